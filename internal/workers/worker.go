@@ -1,0 +1,281 @@
+// Package workers is the fleet as the router sees it: which engine processes
+// exist, what each one is, how many data-parallel ranks it has, how it feels
+// and what it says of its own load.
+//
+// A Worker is an immutable description; everything that changes with time
+// (health, drain, load) lives in the State and Rank values that a Worker
+// points to and that survive a change of its description. Readers take a
+// Snapshot, which never changes under them.
+package workers
+
+import (
+	"fmt"
+	"net/url"
+	"strings"
+	"sync/atomic"
+	"time"
+)
+
+// Engine is the serving program behind a worker.
+type Engine string
+
+// The engines that dynctl knows. Sim is dynctl's own simulated engine; it
+// speaks the wire of one of the others, which its Dialect names.
+const (
+	VLLM   Engine = "vllm"
+	SGLang Engine = "sglang"
+	TRTLLM Engine = "trtllm"
+	Sim    Engine = "sim"
+)
+
+// Role says which phase of a request a worker may run.
+type Role string
+
+// The roles of a worker.
+const (
+	Prefill    Role = "prefill"
+	Decode     Role = "decode"
+	Aggregated Role = "aggregated"
+)
+
+// CanPrefill reports whether the role may run a remote prefill leg. An
+// aggregated worker prefills only what it decodes itself.
+func (r Role) CanPrefill() bool { return r == Prefill }
+
+// CanDecode reports whether the role may answer a client.
+func (r Role) CanDecode() bool { return r == Decode || r == Aggregated }
+
+// Connector is the way in which KV blocks move from a prefill to a decode
+// worker.
+type Connector string
+
+// The connectors that a worker can be set to. ConnectorNone stands for a
+// worker that takes no part in a transfer.
+const (
+	ConnectorNone          Connector = ""
+	ConnectorNIXL          Connector = "nixl"
+	ConnectorSGLang        Connector = "sglang"
+	ConnectorLMCache       Connector = "lmcache"
+	ConnectorSharedStorage Connector = "shared-storage"
+)
+
+// EventSource is where the KV-cache events of one rank come from.
+type EventSource struct {
+	// DP is the data-parallel rank that publishes here.
+	DP int
+	// Endpoint is the ZeroMQ endpoint of the PUB socket, as the router
+	// reaches it ("tcp://10.0.0.1:5557"), or, when Bind is set, the one on
+	// which the router listens for publishers.
+	Endpoint string
+	// Replay is the ROUTER endpoint that replays old batches; empty if none.
+	Replay string
+	// Topic is the subscription prefix; empty for everything.
+	Topic string
+	// Bind says that the publisher dials and the router listens.
+	Bind bool
+}
+
+// Bootstrap is the rendezvous server of an SGLang prefill worker.
+type Bootstrap struct {
+	Host string
+	Port int
+}
+
+// LMCacheDecoder is the receiver of one decode worker in LMCache's
+// prefill/decode mode ("disagg_spec"): lists hold one entry per TP rank.
+type LMCacheDecoder struct {
+	Host       string
+	InitPorts  []int
+	AllocPorts []int
+}
+
+// Worker describes one engine process with one base URL. It is immutable: a
+// change of anything here makes a new Worker that shares State and Ranks with
+// the one before.
+type Worker struct {
+	// Name is unique in the fleet and appears in headers, metrics and logs.
+	Name string
+	// URL is the base of the engine's HTTP API, without a trailing slash.
+	URL *url.URL
+	// Engine is the serving program. For Sim, Dialect tells whose wire it speaks.
+	Engine  Engine
+	Dialect Engine
+	Role    Role
+	// Connector is how this worker moves KV.
+	Connector Connector
+	// Models are the names that this worker answers to, LoRA adapters
+	// included; empty means that it has not told yet.
+	Models []string
+	// LoRAs is the subset of Models that are adapters (folded into block hashes).
+	LoRAs []string
+	// Labels are free words of the operator ("model=prefill").
+	Labels map[string]string
+	// BlockSize is the engine's KV block in tokens; 0 when unknown.
+	BlockSize int
+	// MaxModelLen is the longest sequence in tokens; 0 when unknown.
+	MaxModelLen int
+	// KVBlocks is the size of one rank's cache in engine blocks; 0 when unknown.
+	KVBlocks int
+	// MaxBatchedTokens is the engine's prefill budget of one step in tokens;
+	// 0 when unknown.
+	MaxBatchedTokens int
+	Events           []EventSource
+	Bootstrap        *Bootstrap
+	LMCache          *LMCacheDecoder
+	// APIKey is sent to the engine as bearer token in the place of the
+	// client's Authorization header, and with probes; empty to pass the
+	// client's header on.
+	APIKey string
+	// Source says who put the worker here: "flag", "file", "admin", "sim".
+	Source string
+
+	State *State
+	Ranks []*Rank
+}
+
+// String is the worker's name.
+func (w *Worker) String() string { return w.Name }
+
+// WireEngine is the engine whose wire this worker speaks.
+func (w *Worker) WireEngine() Engine {
+	if w.Engine == Sim {
+		if w.Dialect == "" {
+			return VLLM
+		}
+		return w.Dialect
+	}
+	return w.Engine
+}
+
+// Serves reports whether the worker answers to a model name. A worker that has
+// not told its models yet serves nothing by name, but everything for "".
+func (w *Worker) Serves(model string) bool {
+	if model == "" {
+		return true
+	}
+	for _, m := range w.Models {
+		if m == model {
+			return true
+		}
+	}
+	return false
+}
+
+// Rank is the pair (worker, data-parallel rank): the unit of index, load and
+// choice. A Rank lives as long as its worker is in the fleet, across changes
+// of the worker's description.
+type Rank struct {
+	// Slot is a small dense number, unique among the ranks of the fleet at any
+	// time and reused after the worker has gone.
+	Slot uint32
+	// WorkerName and DP name the rank; Label is "name/dpN".
+	WorkerName string
+	DP         int
+	Label      string
+
+	load atomic.Pointer[Load]
+}
+
+// Load is what an engine says of one of its ranks.
+type Load struct {
+	// Running and Waiting count requests.
+	Running, Waiting int
+	// KVUsage is the used share of the KV cache, 0 to 1; NaN when not told.
+	KVUsage float64
+	// PrefixQueries and PrefixHits count tokens looked up and found in the
+	// prefix cache since the engine's start.
+	PrefixQueries, PrefixHits float64
+	// ExternalHits counts tokens that came over a KV connector.
+	ExternalHits float64
+	// At is when the engine was asked.
+	At time.Time
+}
+
+// Load is the newest load that the engine told, or nil when it never did.
+func (r *Rank) Load() *Load { return r.load.Load() }
+
+// SetLoad keeps l as the rank's newest load; nil forgets it.
+func (r *Rank) SetLoad(l *Load) { r.load.Store(l) }
+
+// Health is what probes and traffic say of a worker.
+type Health uint32
+
+// The health states. A worker starts as Unknown and takes traffic only once it
+// is Healthy. Ejected is the state of a worker that answers probes but failed
+// too many requests; it comes back after a penalty.
+const (
+	Unknown Health = iota
+	Healthy
+	Unhealthy
+	Ejected
+	Asleep
+)
+
+var healthNames = [...]string{"unknown", "healthy", "unhealthy", "ejected", "asleep"}
+
+// String is the lower-case name of the state, as in metrics and JSON.
+func (h Health) String() string {
+	if int(h) < len(healthNames) {
+		return healthNames[h]
+	}
+	return "invalid"
+}
+
+// MarshalText writes the name of the state.
+func (h Health) MarshalText() ([]byte, error) { return []byte(h.String()), nil }
+
+// UnmarshalText reads a name that MarshalText wrote.
+func (h *Health) UnmarshalText(b []byte) error {
+	for i, n := range healthNames {
+		if n == string(b) {
+			*h = Health(i)
+			return nil
+		}
+	}
+	return fmt.Errorf("unknown health %q (one of %s)", b, strings.Join(healthNames[:], ", "))
+}
+
+// Condition is a worker's health with the reason for it in plain words.
+type Condition struct {
+	Health Health
+	Reason string
+	Since  time.Time
+}
+
+// State is the part of a worker that changes with time. It is safe for
+// concurrent use and shared by successive descriptions of the same worker.
+type State struct {
+	condition atomic.Pointer[Condition]
+	draining  atomic.Bool
+}
+
+// Condition is the worker's present health.
+func (s *State) Condition() Condition {
+	if c := s.condition.Load(); c != nil {
+		return *c
+	}
+	return Condition{Health: Unknown, Reason: "not probed yet"}
+}
+
+// SetCondition replaces the worker's health.
+func (s *State) SetCondition(c Condition) { s.condition.Store(&c) }
+
+// Draining reports whether the worker takes no new requests while it finishes
+// the running ones.
+func (s *State) Draining() bool { return s.draining.Load() }
+
+// SetDraining starts or ends a drain.
+func (s *State) SetDraining(on bool) { s.draining.Store(on) }
+
+// Usable reports whether new requests may go to the worker, and if not, why.
+func (s *State) Usable() (ok bool, reason string) {
+	if s.Draining() {
+		return false, "draining"
+	}
+	switch c := s.Condition(); c.Health {
+	case Healthy:
+		return true, ""
+	default:
+		return false, c.Health.String()
+	}
+}
