@@ -1,0 +1,180 @@
+package blockhash
+
+import (
+	"encoding/json"
+	"math/rand/v2"
+	"os"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+type vectors struct {
+	Cases []struct {
+		Name      string
+		BlockSize int `json:"block_size"`
+		LoRA      string
+		Salt      string
+		Extra     []uint64
+		Tokens    []uint32
+		Locals    []uint64
+		Chain     []uint64
+	}
+	Text struct {
+		Text       string
+		ChunkBytes int `json:"chunk_bytes"`
+		Hashes     []uint64
+	}
+}
+
+func load(t testing.TB) *vectors {
+	t.Helper()
+	b, err := os.ReadFile("testdata/vectors.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	v := &vectors{}
+	if err := json.Unmarshal(b, v); err != nil {
+		t.Fatal(err)
+	}
+	return v
+}
+
+func TestVectors(t *testing.T) {
+	t.Parallel()
+	v := load(t)
+	for _, c := range v.Cases {
+		t.Run(c.Name, func(t *testing.T) {
+			t.Parallel()
+			key := Key{LoRA: c.LoRA, Salt: c.Salt}
+			locals := LocalsAt([]uint64{}, c.Tokens, c.BlockSize, 0, c.Extra, key)
+			if d := cmp.Diff(c.Locals, locals); d != "" {
+				t.Errorf("local hashes (-want +got):\n%s", d)
+			}
+			if len(c.Extra) == 0 {
+				if d := cmp.Diff(c.Locals, Locals([]uint64{}, c.Tokens, c.BlockSize, key)); d != "" {
+					t.Errorf("Locals (-want +got):\n%s", d)
+				}
+			}
+			if d := cmp.Diff(c.Chain, Chain([]uint64{}, locals)); d != "" {
+				t.Errorf("sequence hashes (-want +got):\n%s", d)
+			}
+			// A chain cut anywhere and continued from its parent is the same chain.
+			for cut := 1; cut < len(locals); cut++ {
+				tail := LocalsAt(nil, c.Tokens[cut*c.BlockSize:], c.BlockSize, cut, c.Extra[min(cut, len(c.Extra)):], key)
+				got := ChainFrom(Chain([]uint64{}, locals[:cut]), c.Chain[cut-1], tail)
+				if d := cmp.Diff(c.Chain, got); d != "" {
+					t.Errorf("continued at block %d (-want +got):\n%s", cut, d)
+				}
+			}
+		})
+	}
+	got := TextChunks([]uint64{}, []byte(v.Text.Text), v.Text.ChunkBytes)
+	if d := cmp.Diff(v.Text.Hashes, got); d != "" {
+		t.Errorf("text chunks (-want +got):\n%s", d)
+	}
+}
+
+// The view of tokens as bytes must hash like the bytes written out one by one.
+func TestViewEqualsPortable(t *testing.T) {
+	t.Parallel()
+	if !littleEndian {
+		t.Skip("big-endian host: only the portable form is used")
+	}
+	r := rand.New(rand.NewPCG(1, 2))
+	for size := range 300 {
+		block := make([]uint32, size)
+		for i := range block {
+			block[i] = r.Uint32()
+		}
+		seed := r.Uint64()
+		if got, want := Local(block, 0, seed), localPortable(block, 0, seed); got != want {
+			t.Fatalf("block of %d tokens: view hashes to %x, portable form to %x", size, got, want)
+		}
+	}
+}
+
+func TestKeysSeparate(t *testing.T) {
+	t.Parallel()
+	tokens := make([]uint32, 48)
+	hash := func(k Key) []uint64 { return Chain(nil, Locals(nil, tokens, 16, k)) }
+	text := func(k Key) []uint64 { return Chain(nil, TextChunksKey(nil, make([]byte, 192), 64, k)) }
+	seen := map[uint64]string{}
+	for _, k := range []Key{{}, {LoRA: "a"}, {LoRA: "b"}, {Salt: "a"}, {Salt: "b"}, {LoRA: "a", Salt: "b"}, {LoRA: "b", Salt: "a"}} {
+		for form, chain := range map[string][]uint64{"tokens": hash(k), "text": text(k)} {
+			for i, s := range chain {
+				if by, ok := seen[s]; ok {
+					t.Errorf("%s block %d under %+v has the sequence hash of %s", form, i, k, by)
+				}
+				seen[s] = form
+			}
+		}
+	}
+	// The salt is in block 0 only: what follows differs through the chain, not through the local hash.
+	a, b := Locals(nil, tokens, 16, Key{}), Locals(nil, tokens, 16, Key{Salt: "s"})
+	if a[0] == b[0] || a[1] != b[1] || a[2] != b[2] {
+		t.Errorf("salt changes local hashes %v, want block 0 only (plain %x, salted %x)", []bool{a[0] != b[0], a[1] != b[1], a[2] != b[2]}, a, b)
+	}
+}
+
+func TestNoBlocks(t *testing.T) {
+	t.Parallel()
+	tokens := make([]uint32, 32)
+	for name, got := range map[string][]uint64{
+		"block size 0":   Locals(nil, tokens, 0, Key{}),
+		"block size -1":  Locals(nil, tokens, -1, Key{}),
+		"chunk size 0":   TextChunks(nil, make([]byte, 9), 0),
+		"partial block":  Locals(nil, tokens, 33, Key{}),
+		"no tokens":      Locals(nil, nil, 16, Key{}),
+		"empty chain":    Chain(nil, nil),
+		"empty text":     TextChunks(nil, nil, 4),
+		"nothing to add": ChainFrom(nil, 1, nil),
+	} {
+		if len(got) != 0 {
+			t.Errorf("%s: got %d hashes, want none", name, len(got))
+		}
+	}
+}
+
+func TestNoAllocations(t *testing.T) {
+	tokens := make([]uint32, 8192)
+	text := make([]byte, 32<<10)
+	extra := []uint64{1, 2, 3}
+	key := Key{LoRA: "adapter", Salt: "tenant"}
+	locals := make([]uint64, 0, 512)
+	chain := make([]uint64, 0, 512)
+	got := testing.AllocsPerRun(20, func() {
+		locals = LocalsAt(locals[:0], tokens, 16, 0, extra, key)
+		chain = Chain(chain[:0], locals)
+		chain = ChainFrom(chain[:0], 1, locals)
+		locals = TextChunks(locals[:0], text, 64)
+	})
+	if got != 0 {
+		t.Errorf("%v allocations per prompt with reused buffers, want 0", got)
+	}
+}
+
+func BenchmarkPrompt8k(b *testing.B) {
+	tokens := make([]uint32, 8192)
+	for i := range tokens {
+		tokens[i] = uint32(i * 7919)
+	}
+	locals, chain := make([]uint64, 0, 512), make([]uint64, 0, 512)
+	b.ReportAllocs()
+	b.SetBytes(int64(4 * len(tokens)))
+	for b.Loop() {
+		locals = Locals(locals[:0], tokens, 16, Key{})
+		chain = Chain(chain[:0], locals)
+	}
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/512, "ns/block")
+}
+
+func BenchmarkTextChunks32K(b *testing.B) {
+	text := make([]byte, 32<<10)
+	dst := make([]uint64, 0, 512)
+	b.ReportAllocs()
+	b.SetBytes(int64(len(text)))
+	for b.Loop() {
+		dst = TextChunks(dst[:0], text, 64)
+	}
+}
