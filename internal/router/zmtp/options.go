@@ -1,0 +1,180 @@
+package zmtp
+
+import (
+	"errors"
+	"fmt"
+	"time"
+)
+
+var (
+	// ErrClosed is returned by operations on a socket or connection that its
+	// own side has closed.
+	ErrClosed = errors.New("zmtp: closed")
+	// ErrProtocol marks bytes that break ZMTP, or a peer of the wrong kind.
+	// Dialling the same peer again will most likely meet it again.
+	ErrProtocol = errors.New("zmtp: protocol violation")
+	// ErrLimit marks a peer that went over one of the Limits. An error that is
+	// ErrLimit is not also ErrProtocol.
+	ErrLimit = errors.New("zmtp: limit exceeded")
+	// ErrHeartbeat is returned when the peer sent nothing in answer to a PING.
+	ErrHeartbeat = errors.New("zmtp: peer does not answer heartbeats")
+)
+
+// Defaults that a zero field of Options or Limits stands for.
+const (
+	DefaultMaxFrameBytes    = 16 << 20
+	DefaultMaxMessageBytes  = 32 << 20
+	DefaultMaxFrames        = 16
+	DefaultMaxCommandBytes  = 4 << 10
+	DefaultMaxSubscriptions = 256
+
+	DefaultDialTimeout      = 5 * time.Second
+	DefaultHandshakeTimeout = 5 * time.Second
+	DefaultWriteTimeout     = 10 * time.Second
+
+	DefaultMaxPeers       = 256
+	DefaultSendQueue      = 4096
+	DefaultSendQueueBytes = 64 << 20
+	DefaultRedialMin      = 50 * time.Millisecond
+	DefaultRedialMax      = 2 * time.Second
+)
+
+// Limits bound what one peer can make this process hold. A zero field means
+// its default.
+type Limits struct {
+	// MaxFrameBytes is the largest body of one message frame.
+	MaxFrameBytes int
+	// MaxMessageBytes is the largest sum of the frame bodies of one message.
+	MaxMessageBytes int
+	// MaxFrames is the largest number of frames of one message.
+	MaxFrames int
+	// MaxCommandBytes is the largest body of one command frame, READY included.
+	MaxCommandBytes int
+	// MaxSubscriptions is the largest number of distinct topics that one
+	// subscriber may hold on a Pub.
+	MaxSubscriptions int
+}
+
+// Options configure a socket of any role; each field says where it matters.
+// The zero value is usable.
+type Options struct {
+	// Topics are the prefixes that a SUB subscribes to. None means everything.
+	Topics []string
+	// Identity is announced by DEALER and ROUTER; at most 255 bytes.
+	Identity string
+	// Limits bound what a peer may send.
+	Limits Limits
+
+	// DialTimeout bounds the transport connect, HandshakeTimeout the greeting
+	// and READY exchange after it.
+	DialTimeout, HandshakeTimeout time.Duration
+	// WriteTimeout bounds one write (a command, a Send, one batch of a Pub).
+	// A peer that takes nothing for so long is disconnected.
+	WriteTimeout time.Duration
+
+	// Heartbeat is the silence after which Recv sends a PING; zero sends none.
+	// PINGs of the peer are answered either way.
+	Heartbeat time.Duration
+	// HeartbeatTimeout is how long after a PING any byte must have arrived;
+	// zero means Heartbeat.
+	HeartbeatTimeout time.Duration
+
+	// MaxPeers is the number of peers, those in their handshake included, that a
+	// bound socket holds at a time. Further ones are disconnected at once and
+	// counted.
+	MaxPeers int
+
+	// SendQueue and SendQueueBytes bound the messages waiting for one subscriber
+	// of a Pub, in messages and in encoded bytes. A message that finds the queue
+	// full is dropped for that subscriber and counted.
+	SendQueue, SendQueueBytes int
+	// RedialMin and RedialMax are the first and the longest pause between the
+	// attempts of a dialling Pub; pauses double and are jittered downwards.
+	RedialMin, RedialMax time.Duration
+}
+
+func (o Options) withDefaults() (Options, error) {
+	ints := []struct {
+		name string
+		p    *int
+		def  int
+	}{
+		{"MaxFrameBytes", &o.Limits.MaxFrameBytes, DefaultMaxFrameBytes},
+		{"MaxMessageBytes", &o.Limits.MaxMessageBytes, DefaultMaxMessageBytes},
+		{"MaxFrames", &o.Limits.MaxFrames, DefaultMaxFrames},
+		{"MaxCommandBytes", &o.Limits.MaxCommandBytes, DefaultMaxCommandBytes},
+		{"MaxSubscriptions", &o.Limits.MaxSubscriptions, DefaultMaxSubscriptions},
+		{"MaxPeers", &o.MaxPeers, DefaultMaxPeers},
+		{"SendQueue", &o.SendQueue, DefaultSendQueue},
+		{"SendQueueBytes", &o.SendQueueBytes, DefaultSendQueueBytes},
+	}
+	var errs []error
+	for _, f := range ints {
+		if *f.p < 0 {
+			errs = append(errs, fmt.Errorf("zmtp: option %s is negative: %d", f.name, *f.p))
+		}
+		if *f.p == 0 {
+			*f.p = f.def
+		}
+	}
+	if o.HeartbeatTimeout == 0 {
+		o.HeartbeatTimeout = o.Heartbeat
+	}
+	durations := []struct {
+		name string
+		p    *time.Duration
+		def  time.Duration
+	}{
+		{"DialTimeout", &o.DialTimeout, DefaultDialTimeout},
+		{"HandshakeTimeout", &o.HandshakeTimeout, DefaultHandshakeTimeout},
+		{"WriteTimeout", &o.WriteTimeout, DefaultWriteTimeout},
+		{"Heartbeat", &o.Heartbeat, 0},
+		{"HeartbeatTimeout", &o.HeartbeatTimeout, 0},
+		{"RedialMin", &o.RedialMin, DefaultRedialMin},
+		{"RedialMax", &o.RedialMax, DefaultRedialMax},
+	}
+	for _, f := range durations {
+		if *f.p < 0 {
+			errs = append(errs, fmt.Errorf("zmtp: option %s is negative: %v", f.name, *f.p))
+		}
+		if *f.p == 0 {
+			*f.p = f.def
+		}
+	}
+	if o.RedialMax < o.RedialMin {
+		o.RedialMax = o.RedialMin
+	}
+	if len(o.Identity) > 255 {
+		errs = append(errs, fmt.Errorf("zmtp: identity of %d bytes is longer than 255", len(o.Identity)))
+	}
+	if len(o.Topics) == 0 {
+		o.Topics = []string{""}
+	}
+	return o, errors.Join(errs...)
+}
+
+// roleKind is a socket type of the ZMTP specification, spelled as on the wire.
+type roleKind string
+
+const (
+	roleSub    roleKind = "SUB"
+	rolePub    roleKind = "PUB"
+	roleDealer roleKind = "DEALER"
+	roleRouter roleKind = "ROUTER"
+)
+
+// accepts says whether a peer of the given socket type may talk to this role,
+// by the compatibility table of ZMTP 3.1.
+func (r roleKind) accepts(peer string) bool {
+	switch r {
+	case roleSub:
+		return peer == "PUB" || peer == "XPUB"
+	case rolePub:
+		return peer == "SUB" || peer == "XSUB"
+	case roleDealer:
+		return peer == "ROUTER" || peer == "DEALER" || peer == "REP"
+	case roleRouter:
+		return peer == "DEALER" || peer == "ROUTER" || peer == "REQ"
+	}
+	return false
+}
