@@ -1,0 +1,269 @@
+// Package telemetry is what the router tells machines of itself: Prometheus
+// metrics with bounded labels, and OpenTelemetry spans when a collector is
+// configured.
+package telemetry
+
+import (
+	"net/http"
+	"runtime"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+)
+
+// maxLabelValues bounds the distinct values of a label that clients can
+// choose (the model); further ones are counted as "other".
+const maxLabelValues = 256
+
+// Metrics holds the router's counters and histograms. All names begin with
+// "dynctl_". Gauges that can be read from the router's state are collected at
+// scrape time by the collectors passed to New.
+type Metrics struct {
+	registry *prometheus.Registry
+
+	requests   *prometheus.CounterVec   // endpoint, model, path, code
+	duration   *prometheus.HistogramVec // model, path
+	ttft       *prometheus.HistogramVec // model, path
+	itl        *prometheus.HistogramVec // model
+	stage      *prometheus.HistogramVec // stage
+	decisions  *prometheus.CounterVec   // path, reason
+	fallbacks  *prometheus.CounterVec   // reason
+	legs       *prometheus.CounterVec   // leg, worker, outcome
+	legTime    *prometheus.HistogramVec // leg, worker
+	legTTFB    *prometheus.HistogramVec // leg, worker
+	retries    *prometheus.CounterVec   // leg, reason
+	aborts     *prometheus.CounterVec   // reason
+	recompute  *prometheus.CounterVec   // worker
+	events     *prometheus.CounterVec   // kind, severity
+	tokens     *prometheus.CounterVec   // model, kind
+	tokenize   *prometheus.CounterVec   // source
+	predicted  *prometheus.CounterVec   // kind: predicted, actual
+	reloads    *prometheus.CounterVec   // result
+	excluded   *prometheus.CounterVec   // phase, reason
+	rejections *prometheus.CounterVec   // reason
+
+	models bounded
+	handle sync.Map // key -> resolved handle
+}
+
+type bounded struct {
+	mu   sync.Mutex
+	seen map[string]struct{}
+}
+
+func (b *bounded) value(v string) string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if _, ok := b.seen[v]; ok {
+		return v
+	}
+	if len(b.seen) >= maxLabelValues {
+		return "other"
+	}
+	if b.seen == nil {
+		b.seen = map[string]struct{}{}
+	}
+	b.seen[v] = struct{}{}
+	return v
+}
+
+var (
+	latencyBuckets = []float64{.005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 120, 300}
+	itlBuckets     = []float64{.001, .0025, .005, .01, .02, .03, .05, .075, .1, .2, .5, 1, 5}
+	stageBuckets   = []float64{1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 5e-3, 2e-2, .1, 1}
+)
+
+// New makes the metrics with a registry of their own. The build info is that
+// of this binary; extra collectors add the gauges of the router's state.
+func New(version, revision string, extra ...prometheus.Collector) *Metrics {
+	reg := prometheus.NewRegistry()
+	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
+		c := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "dynctl_" + name, Help: help}, labels)
+		reg.MustRegister(c)
+		return c
+	}
+	histogram := func(name, help string, buckets []float64, labels ...string) *prometheus.HistogramVec {
+		h := prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "dynctl_" + name, Help: help, Buckets: buckets}, labels)
+		reg.MustRegister(h)
+		return h
+	}
+	m := &Metrics{
+		registry:   reg,
+		requests:   counter("requests_total", "Requests answered, by the path that was taken and the status that the client saw (499: the client left).", "endpoint", "model", "path", "code"),
+		duration:   histogram("request_duration_seconds", "Time from the request's first byte to the answer's last.", latencyBuckets, "model", "path"),
+		ttft:       histogram("ttft_seconds", "Time from the request's first byte to the first token sent on to the client.", latencyBuckets, "model", "path"),
+		itl:        histogram("itl_seconds", "Mean gap between streamed events of one answer.", itlBuckets, "model"),
+		stage:      histogram("stage_seconds", "Time that the router itself spent in one stage of a request.", stageBuckets, "stage"),
+		decisions:  counter("decisions_total", "Routing decisions by path and reason.", "path", "reason"),
+		fallbacks:  counter("prefill_fallbacks_total", "Requests that should have been prefilled remotely and were prefilled by the decode rank.", "reason"),
+		legs:       counter("legs_total", "HTTP calls to workers by outcome.", "leg", "worker", "outcome"),
+		legTime:    histogram("leg_duration_seconds", "Time of one HTTP call to a worker.", latencyBuckets, "leg", "worker"),
+		legTTFB:    histogram("leg_first_byte_seconds", "Time to the first byte of a worker's answer.", latencyBuckets, "leg", "worker"),
+		retries:    counter("retries_total", "Attempts beyond the first, by the failure that caused them.", "leg", "reason"),
+		aborts:     counter("aborts_total", "Requests that ended early, by who ended them.", "reason"),
+		recompute:  counter("silent_recompute_total", "Remote prefills whose KV the decode worker seems not to have used.", "worker"),
+		events:     counter("events_total", "Events of the event log.", "kind", "severity"),
+		tokens:     counter("tokens_total", "Tokens that engines reported in usage.", "model", "kind"),
+		tokenize:   counter("tokenize_total", "Prompts by the source of their tokens.", "source"),
+		predicted:  counter("cached_tokens_total", "Prompt tokens expected from, and reported by, prefix caches.", "kind"),
+		reloads:    counter("config_reloads_total", "Reloads of the configuration.", "result"),
+		excluded:   counter("candidates_excluded_total", "Ranks left out of a choice.", "phase", "reason"),
+		rejections: counter("rejections_total", "Requests refused before routing.", "reason"),
+	}
+	info := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "dynctl_build_info", Help: "The version that runs; the value is 1."}, []string{"version", "revision", "go"})
+	info.WithLabelValues(version, revision, runtime.Version()).Set(1)
+	reg.MustRegister(info, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	reg.MustRegister(extra...)
+	return m
+}
+
+// Handler serves the metrics page.
+func (m *Metrics) Handler() http.Handler {
+	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{EnableOpenMetrics: true, MaxRequestsInFlight: 4, Timeout: 10 * time.Second})
+}
+
+// Gatherer gives access to the metric families, for tests.
+func (m *Metrics) Gatherer() prometheus.Gatherer { return m.registry }
+
+type handleKey struct{ kind, a, b, c, d string }
+
+// cached resolves a labelled metric once.
+func cached[T any](m *Metrics, k handleKey, resolve func() T) T {
+	if h, ok := m.handle.Load(k); ok {
+		return h.(T)
+	}
+	h, _ := m.handle.LoadOrStore(k, resolve())
+	return h.(T)
+}
+
+// Request counts a finished request and its time. path is "local", "remote"
+// or "none"; code is the client's status.
+func (m *Metrics) Request(endpoint, model, path, code string, took time.Duration) {
+	model = m.models.value(model)
+	cached(m, handleKey{"req", endpoint, model, path, code}, func() prometheus.Counter {
+		return m.requests.WithLabelValues(endpoint, model, path, code)
+	}).Inc()
+	cached(m, handleKey{kind: "dur", a: model, b: path}, func() prometheus.Observer {
+		return m.duration.WithLabelValues(model, path)
+	}).Observe(took.Seconds())
+}
+
+// FirstToken records a time to first token.
+func (m *Metrics) FirstToken(model, path string, ttft time.Duration) {
+	model = m.models.value(model)
+	cached(m, handleKey{kind: "ttft", a: model, b: path}, func() prometheus.Observer {
+		return m.ttft.WithLabelValues(model, path)
+	}).Observe(ttft.Seconds())
+}
+
+// InterToken records the mean gap between the streamed events of an answer.
+func (m *Metrics) InterToken(model string, gap time.Duration) {
+	model = m.models.value(model)
+	cached(m, handleKey{kind: "itl", a: model}, func() prometheus.Observer {
+		return m.itl.WithLabelValues(model)
+	}).Observe(gap.Seconds())
+}
+
+// Stage records the router's own time in a stage: "read", "parse", "tokenize",
+// "hash", "overlap", "plan".
+func (m *Metrics) Stage(stage string, took time.Duration) {
+	cached(m, handleKey{kind: "stage", a: stage}, func() prometheus.Observer {
+		return m.stage.WithLabelValues(stage)
+	}).Observe(took.Seconds())
+}
+
+// Decision counts a decision.
+func (m *Metrics) Decision(path, reason string) {
+	cached(m, handleKey{kind: "dec", a: path, b: reason}, func() prometheus.Counter {
+		return m.decisions.WithLabelValues(path, reason)
+	}).Inc()
+}
+
+// Fallback counts a wanted remote prefill that became a local one.
+func (m *Metrics) Fallback(reason string) { m.fallbacks.WithLabelValues(reason).Inc() }
+
+// Leg counts a finished leg; firstByte 0 means that none came.
+func (m *Metrics) Leg(leg, worker, outcome string, took, firstByte time.Duration) {
+	cached(m, handleKey{kind: "leg", a: leg, b: worker, c: outcome}, func() prometheus.Counter {
+		return m.legs.WithLabelValues(leg, worker, outcome)
+	}).Inc()
+	cached(m, handleKey{kind: "legt", a: leg, b: worker}, func() prometheus.Observer {
+		return m.legTime.WithLabelValues(leg, worker)
+	}).Observe(took.Seconds())
+	if firstByte > 0 {
+		cached(m, handleKey{kind: "legf", a: leg, b: worker}, func() prometheus.Observer {
+			return m.legTTFB.WithLabelValues(leg, worker)
+		}).Observe(firstByte.Seconds())
+	}
+}
+
+// ForgetWorker drops the series of a worker that has left the fleet.
+func (m *Metrics) ForgetWorker(worker string) {
+	m.handle.Range(func(k, _ any) bool {
+		if key := k.(handleKey); (key.kind == "leg" || key.kind == "legt" || key.kind == "legf") && key.b == worker {
+			m.handle.Delete(k)
+		}
+		return true
+	})
+	l := prometheus.Labels{"worker": worker}
+	m.legs.DeletePartialMatch(l)
+	m.legTime.DeletePartialMatch(l)
+	m.legTTFB.DeletePartialMatch(l)
+	m.recompute.DeletePartialMatch(l)
+}
+
+// Retry counts an attempt beyond the first.
+func (m *Metrics) Retry(leg, reason string) { m.retries.WithLabelValues(leg, reason).Inc() }
+
+// Abort counts a request that ended early.
+func (m *Metrics) Abort(reason string) { m.aborts.WithLabelValues(reason).Inc() }
+
+// SilentRecompute counts a remote prefill whose KV was not used.
+func (m *Metrics) SilentRecompute(worker string) { m.recompute.WithLabelValues(worker).Inc() }
+
+// Event counts an event.
+func (m *Metrics) Event(kind, severity string) { m.events.WithLabelValues(kind, severity).Inc() }
+
+// Usage adds what an engine reported of one request, in tokens.
+func (m *Metrics) Usage(model string, prompt, cachedTokens, completion int) {
+	model = m.models.value(model)
+	add := func(kind string, n int) {
+		if n > 0 {
+			cached(m, handleKey{kind: "tok", a: model, b: kind}, func() prometheus.Counter {
+				return m.tokens.WithLabelValues(model, kind)
+			}).Add(float64(n))
+		}
+	}
+	add("prompt", prompt)
+	add("cached", cachedTokens)
+	add("completion", completion)
+}
+
+// Tokenized counts a prompt by the source of its tokens.
+func (m *Metrics) Tokenized(source string) {
+	cached(m, handleKey{kind: "tz", a: source}, func() prometheus.Counter {
+		return m.tokenize.WithLabelValues(source)
+	}).Inc()
+}
+
+// Cached adds predicted and actual cached tokens of one request.
+func (m *Metrics) Cached(predicted, actual int) {
+	m.predicted.WithLabelValues("predicted").Add(float64(max(0, predicted)))
+	m.predicted.WithLabelValues("actual").Add(float64(max(0, actual)))
+}
+
+// Reload counts a reload: "ok" or "refused".
+func (m *Metrics) Reload(result string) { m.reloads.WithLabelValues(result).Inc() }
+
+// Excluded counts a rank left out of a choice.
+func (m *Metrics) Excluded(phase, reason string) {
+	cached(m, handleKey{kind: "exc", a: phase, b: reason}, func() prometheus.Counter {
+		return m.excluded.WithLabelValues(phase, reason)
+	}).Inc()
+}
+
+// Rejected counts a request refused before routing.
+func (m *Metrics) Rejected(reason string) { m.rejections.WithLabelValues(reason).Inc() }

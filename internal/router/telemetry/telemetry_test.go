@@ -1,0 +1,107 @@
+package telemetry
+
+import (
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/sdk/trace/tracetest"
+)
+
+func page(t *testing.T, m *Metrics) string {
+	t.Helper()
+	rec := httptest.NewRecorder()
+	m.Handler().ServeHTTP(rec, httptest.NewRequest("GET", "/metrics", nil))
+	if rec.Code != 200 {
+		t.Fatalf("metrics page: %d", rec.Code)
+	}
+	return rec.Body.String()
+}
+
+func TestMetricsPage(t *testing.T) {
+	m := New("v0", "abc")
+	m.Request("chat", "m", "remote", "200", time.Second)
+	m.Leg("decode", "d0", "ok", time.Second, time.Millisecond)
+	m.Decision("remote", "over_threshold")
+	p := page(t, m)
+	for _, want := range []string{
+		`dynctl_requests_total{code="200",endpoint="chat",model="m",path="remote"} 1`,
+		`dynctl_leg_first_byte_seconds_count{leg="decode",worker="d0"} 1`,
+		`dynctl_decisions_total{path="remote",reason="over_threshold"} 1`,
+		`dynctl_build_info{`, "go_goroutines",
+	} {
+		if !strings.Contains(p, want) {
+			t.Errorf("page lacks %s", want)
+		}
+	}
+	m.ForgetWorker("d0")
+	if p := page(t, m); strings.Contains(p, `worker="d0"`) {
+		t.Error("series of a worker that left are still there")
+	}
+	m.Leg("decode", "d0", "ok", time.Second, 0)
+	if p := page(t, m); !strings.Contains(p, `dynctl_legs_total{leg="decode",outcome="ok",worker="d0"} 1`) {
+		t.Error("a worker that came back is not counted afresh")
+	}
+}
+
+// TestModelLabelIsBounded: clients choose the model, so they must not choose
+// how many series there are (invariant 7).
+func TestModelLabelIsBounded(t *testing.T) {
+	m := New("v0", "abc")
+	for i := range 3 * maxLabelValues {
+		m.Request("chat", fmt.Sprint("m", i), "local", "404", time.Millisecond)
+	}
+	if n := strings.Count(page(t, m), "dynctl_requests_total{"); n != maxLabelValues+1 {
+		t.Fatalf("%d series", n)
+	}
+}
+
+func TestSpansFollowTheClientsTrace(t *testing.T) {
+	rec := tracetest.NewSpanRecorder()
+	tr := newTracer(rec, 1, "v0")
+	defer func() { _ = tr.Close(t.Context()) }()
+	h := http.Header{"Traceparent": {"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}}
+	s := tr.Server(t.Context(), h, "POST /v1/chat/completions")
+	legHeader := http.Header{}
+	leg := s.Leg("prefill", legHeader)
+	leg.String("dynctl.worker", "p0")
+	leg.End(fmt.Errorf("refused"))
+	s.End(nil)
+	ended := rec.Ended()
+	if len(ended) != 2 {
+		t.Fatalf("%d spans", len(ended))
+	}
+	for _, e := range ended {
+		if got := e.SpanContext().TraceID().String(); got != "0af7651916cd43dd8448eb211c80319c" {
+			t.Errorf("%s is in trace %s", e.Name(), got)
+		}
+	}
+	if ended[0].Parent().SpanID() != ended[1].SpanContext().SpanID() {
+		t.Error("the leg is not a child of the request")
+	}
+	if want := ended[0].SpanContext().SpanID().String(); !strings.Contains(legHeader.Get("Traceparent"), want) {
+		t.Errorf("leg header %v lacks span %s", legHeader, want)
+	}
+	if ended[0].Status().Description != "refused" {
+		t.Errorf("leg status %+v", ended[0].Status())
+	}
+	var none *Tracer
+	none.Server(t.Context(), h, "x").Leg("y", h).End(nil)
+	if got := h.Get("Traceparent"); !strings.HasSuffix(got, "b7ad6b7169203331-01") {
+		t.Errorf("a nil tracer changed the client's traceparent to %s", got)
+	}
+	var _ sdktrace.SpanProcessor = rec
+}
+
+func BenchmarkRequest(b *testing.B) {
+	m := New("v0", "abc")
+	b.ReportAllocs()
+	for b.Loop() {
+		m.Request("chat", "m", "remote", "200", time.Second)
+		m.Leg("decode", "d0", "ok", time.Second, time.Millisecond)
+	}
+}
