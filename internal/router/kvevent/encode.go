@@ -1,0 +1,460 @@
+package kvevent
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+)
+
+// Form is the shape in which an engine writes its batches.
+type Form uint8
+
+// The forms that exist in the field.
+const (
+	// VLLMMap is vLLM since 0.24: an array batch of map events.
+	VLLMMap Form = iota
+	// VLLMArray is vLLM 0.9.1 to 0.23: an array batch of array events, trailing
+	// defaults left out.
+	VLLMArray
+	// SGLangArray is SGLang up to 0.5.2x: an array batch of array events with the
+	// medium last, or a map with the cache salt after it.
+	SGLangArray
+	// SGLangMap is SGLang since September 2026: an array batch of map events.
+	SGLangMap
+)
+
+// String returns the name that ParseForm accepts.
+func (f Form) String() string {
+	switch f {
+	case VLLMMap:
+		return "vllm-map"
+	case VLLMArray:
+		return "vllm-array"
+	case SGLangArray:
+		return "sglang-array"
+	case SGLangMap:
+		return "sglang-map"
+	}
+	return "unknown"
+}
+
+// ParseForm returns the Form with the given name.
+func ParseForm(name string) (Form, error) {
+	for f := VLLMMap; f <= SGLangMap; f++ {
+		if f.String() == name {
+			return f, nil
+		}
+	}
+	return 0, fmt.Errorf("kvevent: unknown form %q: want vllm-map, vllm-array, sglang-array or sglang-map", name)
+}
+
+// Encoding says how AppendBatch writes.
+type Encoding struct {
+	Form Form
+	// BinHash writes hashes as 32-byte bin that end in the hash, as vLLM does
+	// with VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES=0. Otherwise they are integers:
+	// unsigned from vLLM, signed from SGLang.
+	BinHash bool
+}
+
+// AppendBatch appends b as one payload. What the form has no place for is left
+// out: the group and cache kind in SGLang's forms, the LoRA name in SGLangArray,
+// the locality, ownership and session in array forms. ExtraKeys digests, which
+// have no way back to the keys, are written as made-up items that differ where
+// the digests differ. Events of Kind Unknown are left out.
+func AppendBatch(dst []byte, b *Batch, enc Encoding) []byte {
+	w := writer{dst, enc}
+	sglang := enc.Form == SGLangArray || enc.Form == SGLangMap
+	if b.Rank < 0 && !sglang {
+		w.array(2)
+	} else {
+		w.array(3)
+	}
+	w.float(b.TS)
+	n := 0
+	for i := range b.Events {
+		if b.Events[i].Kind != Unknown {
+			n++
+		}
+	}
+	w.array(n)
+	for i := range b.Events {
+		e := &b.Events[i]
+		switch {
+		case e.Kind == Unknown:
+		case enc.Form == VLLMMap || enc.Form == SGLangMap:
+			w.mapEvent(e, sglang)
+		default:
+			w.arrayEvent(e, sglang)
+		}
+	}
+	switch {
+	case b.Rank >= 0:
+		w.int(int64(b.Rank))
+	case sglang:
+		w.null()
+	}
+	return w.p
+}
+
+type writer struct {
+	p   []byte
+	enc Encoding
+}
+
+func (w *writer) null() { w.p = append(w.p, 0xc0) }
+
+func (w *writer) float(v float64) {
+	w.p = binary.BigEndian.AppendUint64(append(w.p, 0xcb), math.Float64bits(v))
+}
+
+func (w *writer) uint(v uint64) {
+	switch {
+	case v <= 0x7f:
+		w.p = append(w.p, byte(v))
+	case v <= math.MaxUint8:
+		w.p = append(w.p, 0xcc, byte(v))
+	case v <= math.MaxUint16:
+		w.p = append(w.p, 0xcd, byte(v>>8), byte(v))
+	case v <= math.MaxUint32:
+		w.p = binary.BigEndian.AppendUint32(append(w.p, 0xce), uint32(v))
+	default:
+		w.p = binary.BigEndian.AppendUint64(append(w.p, 0xcf), v)
+	}
+}
+
+func (w *writer) int(v int64) {
+	switch {
+	case v >= 0:
+		w.uint(uint64(v))
+	case v >= -32:
+		w.p = append(w.p, byte(v))
+	case v >= math.MinInt8:
+		w.p = append(w.p, 0xd0, byte(v))
+	case v >= math.MinInt16:
+		w.p = append(w.p, 0xd1, byte(v>>8), byte(v))
+	case v >= math.MinInt32:
+		w.p = binary.BigEndian.AppendUint32(append(w.p, 0xd2), uint32(v))
+	default:
+		w.p = binary.BigEndian.AppendUint64(append(w.p, 0xd3), uint64(v))
+	}
+}
+
+// sized writes the header of a container: fix+n up to 15 elements, else the
+// 16-bit type or the 32-bit type after it.
+func (w *writer) sized(fix, wide byte, n int) {
+	switch {
+	case n <= 15:
+		w.p = append(w.p, fix|byte(n))
+	case n <= math.MaxUint16:
+		w.p = append(w.p, wide, byte(n>>8), byte(n))
+	default:
+		w.p = binary.BigEndian.AppendUint32(append(w.p, wide+1), uint32(n))
+	}
+}
+
+func (w *writer) array(n int) { w.sized(0x90, 0xdc, n) }
+func (w *writer) mapOf(n int) { w.sized(0x80, 0xde, n) }
+
+func (w *writer) str(s string) {
+	switch n := len(s); {
+	case n <= 31:
+		w.p = append(w.p, 0xa0|byte(n))
+	case n <= math.MaxUint8:
+		w.p = append(w.p, 0xd9, byte(n))
+	case n <= math.MaxUint16:
+		w.p = append(w.p, 0xda, byte(n>>8), byte(n))
+	default:
+		w.p = binary.BigEndian.AppendUint32(append(w.p, 0xdb), uint32(n))
+	}
+	w.p = append(w.p, s...)
+}
+
+func (w *writer) strOrNull(s string) {
+	if s == "" {
+		w.null()
+		return
+	}
+	w.str(s)
+}
+
+func (w *writer) hash(h Hash) {
+	switch {
+	case w.enc.BinHash:
+		w.p = append(w.p, 0xc4, 32)
+		w.p = append(w.p, make([]byte, 24)...)
+		w.p = binary.BigEndian.AppendUint64(w.p, h)
+	case w.enc.Form == SGLangArray || w.enc.Form == SGLangMap:
+		w.int(int64(h))
+	default:
+		w.uint(h)
+	}
+}
+
+func (w *writer) hashes(hs []Hash) {
+	w.array(len(hs))
+	for _, h := range hs {
+		w.hash(h)
+	}
+}
+
+func (w *writer) parent(e *Event) {
+	if !e.HasParent {
+		w.null()
+		return
+	}
+	w.hash(e.Parent)
+}
+
+// tokens writes the token ids, of bigrams as pairs with the following token.
+func (w *writer) tokens(e *Event) {
+	w.array(len(e.Tokens))
+	for i, t := range e.Tokens {
+		if e.Bigram {
+			w.array(2)
+		}
+		w.uint(uint64(t))
+		if e.Bigram {
+			w.uint(uint64(e.Tokens[min(i+1, len(e.Tokens)-1)]))
+		}
+	}
+}
+
+func (w *writer) loraID(e *Event) {
+	if !e.HasLoRAID {
+		w.null()
+		return
+	}
+	w.int(e.LoRAID)
+}
+
+// mediumName is the engine's spelling of the tier.
+func mediumName(e *Event, sglang bool) string {
+	switch {
+	case e.MediumName != "" || e.Kind == Cleared:
+		return e.MediumName
+	case e.Medium == GPU:
+		return "GPU"
+	case e.Medium == CPU && sglang:
+		return "CPU_PINNED"
+	case e.Medium == CPU:
+		return "CPU"
+	case e.Medium == Disk && sglang:
+		return "DISK"
+	case e.Medium == Disk:
+		return "STORAGE"
+	case e.Medium == External:
+		return "EXTERNAL"
+	}
+	return "OTHER"
+}
+
+func cacheKindName(k CacheKind) string {
+	switch k {
+	case FullAttention, SlidingWindow, Mamba:
+		return k.String()
+	case OtherCache:
+		return "other"
+	}
+	return ""
+}
+
+func localityName(l Locality) string {
+	switch l {
+	case Local:
+		return "LOCAL"
+	case Remote:
+		return "REMOTE"
+	}
+	return ""
+}
+
+// extraKeys writes one entry per block: LoRA name, item, salt.
+func (w *writer) extraKeys(e *Event) {
+	w.array(len(e.Hashes))
+	for i := range e.Hashes {
+		item := i < len(e.ExtraKeys) && e.ExtraKeys[i] != 0
+		salt := i == 0 && !e.HasParent && e.Salt != ""
+		n := 0
+		for _, has := range []bool{e.LoRAName != "", item, salt} {
+			if has {
+				n++
+			}
+		}
+		if n == 0 {
+			w.null()
+			continue
+		}
+		w.array(n)
+		if e.LoRAName != "" {
+			w.str(e.LoRAName)
+		}
+		if item {
+			w.array(2)
+			w.str(fmt.Sprintf("%016x", e.ExtraKeys[i]))
+			w.uint(0)
+		}
+		if salt {
+			w.str(e.Salt)
+		}
+	}
+}
+
+func (w *writer) hasExtraKeys(e *Event) bool {
+	return e.LoRAName != "" || e.Salt != "" && !e.HasParent || len(e.ExtraKeys) > 0
+}
+
+func (w *writer) arrayEvent(e *Event, sglang bool) {
+	medium := mediumName(e, sglang)
+	switch e.Kind {
+	case Removed:
+		n := 3
+		if !sglang && e.Group >= 0 {
+			n = 4
+		}
+		w.array(n)
+		w.str("BlockRemoved")
+		w.hashes(e.Hashes)
+		w.strOrNull(medium)
+		if n == 4 {
+			w.int(int64(e.Group))
+		}
+		return
+	case Cleared:
+		n := 1
+		if medium != "" {
+			n = 2
+		}
+		w.array(n)
+		w.str("AllBlocksCleared")
+		if n == 2 {
+			w.str(medium)
+		}
+		return
+	}
+	n := 8
+	switch {
+	case sglang && e.Salt == "":
+		n = 7
+	case sglang:
+	case e.SlidingWindow > 0:
+		n = 12
+	case e.CacheKind != CacheAbsent:
+		n = 11
+	case e.Group >= 0:
+		n = 10
+	case w.hasExtraKeys(e):
+		n = 9
+	}
+	w.array(n)
+	w.str("BlockStored")
+	w.hashes(e.Hashes)
+	w.parent(e)
+	w.tokens(e)
+	w.int(int64(e.BlockSize))
+	w.loraID(e)
+	w.strOrNull(medium)
+	if sglang {
+		if n == 8 {
+			w.mapOf(1)
+			w.str("cache_salt")
+			w.str(e.Salt)
+		}
+		return
+	}
+	w.strOrNull(e.LoRAName)
+	if n > 8 {
+		w.extraKeys(e)
+	}
+	if n > 9 {
+		w.intOrNull(e.Group >= 0, e.Group)
+	}
+	if n > 10 {
+		w.strOrNull(cacheKindName(e.CacheKind))
+	}
+	if n > 11 {
+		w.int(int64(e.SlidingWindow))
+	}
+}
+
+func (w *writer) intOrNull(has bool, v int32) {
+	if !has {
+		w.null()
+		return
+	}
+	w.int(int64(v))
+}
+
+// mapEvent writes the fields in the engines' order. Fields with a default are
+// absent when they have it.
+func (w *writer) mapEvent(e *Event, sglang bool) {
+	start := len(w.p)
+	w.p = append(w.p, 0xde, 0, 0) // patched below; narrowed when it fits
+	n := 0
+	key := func(name string) { n++; w.str(name) }
+	text := func(name, value string) {
+		if value != "" {
+			key(name)
+			w.str(value)
+		}
+	}
+	key("type")
+	switch e.Kind {
+	case Cleared:
+		w.str("AllBlocksCleared")
+		text("medium", e.MediumName)
+	case Removed:
+		w.str("BlockRemoved")
+		key("block_hashes")
+		w.hashes(e.Hashes)
+		key("medium")
+		w.str(mediumName(e, sglang))
+	default:
+		w.str("BlockStored")
+		key("block_hashes")
+		w.hashes(e.Hashes)
+		key("parent_block_hash")
+		w.parent(e)
+		key("token_ids")
+		w.tokens(e)
+		key("block_size")
+		w.int(int64(e.BlockSize))
+		key("lora_id")
+		w.loraID(e)
+		key("medium")
+		w.str(mediumName(e, sglang))
+		if sglang {
+			text("cache_salt", e.Salt)
+			text("lora_name", e.LoRAName)
+		} else {
+			key("lora_name")
+			w.strOrNull(e.LoRAName)
+			key("extra_keys")
+			w.extraKeys(e)
+		}
+	}
+	if !sglang && e.Kind != Cleared {
+		if e.Group >= 0 {
+			key("group_idx")
+			w.int(int64(e.Group))
+		}
+		if e.Kind == Stored {
+			text("kv_cache_spec_kind", cacheKindName(e.CacheKind))
+			if e.SlidingWindow > 0 {
+				key("kv_cache_spec_sliding_window")
+				w.int(int64(e.SlidingWindow))
+			}
+		}
+		text("locality", localityName(e.Locality))
+		text("ownership", e.Ownership)
+	}
+	if e.Kind == Stored {
+		text("session_id", string(e.SessionID))
+	}
+	if n <= 15 { // as msgspec writes it
+		w.p[start] = 0x80 | byte(n)
+		w.p = append(w.p[:start+1], w.p[start+3:]...)
+		return
+	}
+	w.p[start+2] = byte(n)
+}

@@ -1,0 +1,156 @@
+package kvevent
+
+// foldExtras reads the extra_keys and block_mm_infos that were noted while the
+// event was read: LoRA name and parent, which decide what a bare string means,
+// may come after them in a map.
+func (d *Decoder) foldExtras(e *Event) error {
+	if d.extras != nil {
+		if err := d.foldKeys(e); err != nil {
+			return err
+		}
+	}
+	if d.mm != nil {
+		if err := d.foldInfos(e); err != nil {
+			return err
+		}
+	}
+	for _, x := range e.ExtraKeys {
+		if x != 0 {
+			return nil
+		}
+	}
+	e.ExtraKeys = nil
+	return nil
+}
+
+// foldKeys reads vLLM's extra keys: per block the LoRA name, multimodal items as
+// [identifier, offset] (before 0.17 or so: a bare identifier), on the first
+// block of a prompt the salt, and hashes of prompt embeddings as bin. The last
+// bare string of the first block without a parent is taken as the salt. On a
+// version with bare identifiers that can be an image's: the block then matches
+// only prompts with that salt, which undercounts and never overcounts.
+func (d *Decoder) foldKeys(e *Event) error {
+	c := cursor{p: d.extras}
+	if c.null() {
+		return nil
+	}
+	n, ok := c.arrayLen()
+	if !ok {
+		return errType
+	}
+	if n > d.lim.Blocks {
+		return errBlocks
+	}
+	e.ExtraKeys = d.b.hashes.take(n)
+	for i := range n {
+		digest, err := d.foldBlock(&c, e, i == 0 && !e.HasParent)
+		if err != nil {
+			e.ExtraKeys = nil
+			return err
+		}
+		e.ExtraKeys[i] = digest
+	}
+	return nil
+}
+
+// foldBlock reads the keys of one block.
+func (d *Decoder) foldBlock(c *cursor, e *Event, first bool) (uint64, error) {
+	if c.null() {
+		return 0, nil
+	}
+	if !isArray(c.peek()) { // a form not known yet still tells blocks apart
+		return foldValue(c, 0)
+	}
+	n, ok := c.arrayLen()
+	if !ok {
+		return 0, errTruncated
+	}
+	salt := -1 // index of the salt
+	if first && e.Salt == "" {
+		probe := *c
+		for i := range n {
+			if !isStr(probe.peek()) {
+				if !probe.skip() {
+					return 0, errTruncated
+				}
+				continue
+			}
+			s, ok := probe.str()
+			if !ok {
+				return 0, errTruncated
+			}
+			if i > 0 || string(s) != e.LoRAName {
+				salt = i
+			}
+		}
+	}
+	var digest uint64
+	for i := range n {
+		if isStr(c.peek()) {
+			start := c.pos
+			s, ok := c.str()
+			switch {
+			case !ok:
+				return 0, errTruncated
+			case i == 0 && string(s) == e.LoRAName, first && string(s) == e.Salt && salt < 0:
+				continue // told by fields of their own
+			case i == salt:
+				if len(s) > d.lim.Text {
+					return 0, errText
+				}
+				e.Salt = d.intern(s)
+				continue
+			}
+			c.pos = start
+		}
+		var err error
+		if digest, err = foldValue(c, digest); err != nil {
+			return 0, err
+		}
+	}
+	return digest, nil
+}
+
+// foldInfos adds the per-block multimodal infos of Dynamo's form to the digests.
+func (d *Decoder) foldInfos(e *Event) error {
+	c := cursor{p: d.mm}
+	n, ok := c.arrayLen()
+	if !ok {
+		return errType
+	}
+	if n > d.lim.Blocks {
+		return errBlocks
+	}
+	if len(e.ExtraKeys) < n {
+		digests := d.b.hashes.take(n)
+		clear(digests[copy(digests, e.ExtraKeys):])
+		e.ExtraKeys = digests
+	}
+	for i := range n {
+		if b := c.peek(); b == 0xc0 || b == 0x90 || b == 0x80 { // null or empty
+			c.pos++
+			continue
+		}
+		var err error
+		if e.ExtraKeys[i], err = foldValue(&c, e.ExtraKeys[i]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// foldValue continues digest, 0 at the start, over the msgpack bytes of the
+// next value. The result is never 0.
+func foldValue(c *cursor, digest uint64) (uint64, error) {
+	start := c.pos
+	if !c.skip() {
+		return 0, errTruncated
+	}
+	if digest == 0 {
+		digest = fnvOffset
+	}
+	if digest = fnv1a(digest, c.p[start:c.pos]); digest == 0 {
+		digest = 1
+	}
+	return digest, nil
+}
