@@ -1,0 +1,185 @@
+package kvfeed
+
+import (
+	"fmt"
+
+	"github.com/dynctl/dynctl/internal/router/kvevent"
+	"github.com/dynctl/dynctl/internal/router/kvindex"
+)
+
+// Stream is everything that one rank's batches do to the index, in order: it
+// judges numbers, decodes, applies, and empties the rank whenever its entries
+// can no longer be true. It has no socket and no clock, so live feeds and the
+// replay of a recording share it. It is for one goroutine at a time.
+//
+// Offer never applies a batch that does not follow the one before. After a Gap
+// or Restart the caller either offers the missing batches or gives them up with
+// Skip or Reset; both empty the rank.
+type Stream struct {
+	index *kvindex.Index
+	rank  kvindex.Rank
+	seq   Sequence
+	app   *Applier
+	dec   kvevent.Decoder
+	batch kvevent.Batch
+	ops   kvindex.Batch
+
+	complete bool // every batch since the publisher's first was applied
+	fault    string
+	counters StreamCounters
+}
+
+// StreamCounters count what a Stream did. They only grow.
+type StreamCounters struct {
+	Batches uint64 `json:"batches"`
+	Counters
+	// Unreadable counts batches that could not be decoded, Skipped events that
+	// could not be; both empty the rank. Unknown counts events of unknown kinds.
+	Unreadable uint64 `json:"unreadable_batches"`
+	Skipped    uint64 `json:"skipped_events"`
+	Unknown    uint64 `json:"unknown_events"`
+	// Orphans are blocks whose parent the rank does not hold, Refused those
+	// beyond the limits of the index, Renamed those that lost their name to
+	// another block. None of them is held.
+	Orphans uint64 `json:"orphan_blocks"`
+	Refused uint64 `json:"refused_blocks"`
+	Renamed uint64 `json:"renamed_blocks"`
+	// Dropped counts how often the rank was emptied because its entries could
+	// not be trusted.
+	Dropped uint64 `json:"dropped"`
+}
+
+// NewStream makes the Stream of a rank that has a slot in the index, for router
+// blocks of blockSize tokens.
+func NewStream(index *kvindex.Index, rank kvindex.Rank, blockSize int) *Stream {
+	return &Stream{index: index, rank: rank, app: NewApplier(blockSize)}
+}
+
+// Offer judges the next batch and applies it if the verdict is Apply.
+func (s *Stream) Offer(seq uint64, payload []byte) Verdict {
+	first := !s.seq.started
+	v := s.seq.Observe(seq, Stamp(payload))
+	if v.Kind != Apply {
+		return v
+	}
+	if first {
+		s.complete = true
+	}
+	s.counters.Batches++
+	if err := s.dec.Decode(payload, &s.batch); err != nil {
+		s.counters.Unreadable++
+		s.distrust(fmt.Sprintf("batch %d cannot be read: %v", seq, err))
+		return v
+	}
+	s.apply(seq)
+	return v
+}
+
+func (s *Stream) apply(seq uint64) {
+	mismatch := s.app.parts == 0 && s.app.engine != 0
+	s.ops.Reset()
+	s.app.Apply(&s.batch, &s.ops)
+	r := s.index.Apply(s.rank, &s.ops)
+	s.counters.Orphans += uint64(r.Orphaned)
+	s.counters.Refused += uint64(r.Refused)
+	s.counters.Renamed += uint64(r.Renamed)
+	s.counters.Unknown += uint64(s.batch.Unknown)
+	if s.batch.Skipped > 0 {
+		// One of them may have been a removal.
+		s.counters.Skipped += uint64(s.batch.Skipped)
+		s.distrust(fmt.Sprintf("%d events of batch %d cannot be read: %v", s.batch.Skipped, seq, s.batch.Reason))
+	}
+	if !mismatch && s.app.parts == 0 && s.app.engine != 0 {
+		s.counters.Dropped++
+		s.fault = s.app.Mismatch()
+	}
+}
+
+// distrust empties the rank and keeps the reason for TakeFault.
+func (s *Stream) distrust(reason string) {
+	s.drop()
+	s.fault = reason
+}
+
+func (s *Stream) drop() {
+	s.index.ClearRank(s.rank)
+	s.counters.Dropped++
+	s.complete = false
+}
+
+// TakeFault returns why the latest batches emptied the rank, and forgets it;
+// "" when they did not.
+func (s *Stream) TakeFault() string {
+	f := s.fault
+	s.fault = ""
+	return f
+}
+
+// Skip gives up the batches before seq: the rank is emptied and seq is the next
+// batch. A Stream that has seen nothing yet has nothing to empty.
+func (s *Stream) Skip(seq uint64) {
+	if s.seq.started {
+		s.drop()
+	}
+	s.seq.Skip(seq)
+	s.complete = false
+}
+
+// Reset empties the rank and waits for the first batch of a publisher that
+// began anew.
+func (s *Stream) Reset() {
+	if s.seq.started {
+		s.drop()
+	}
+	s.seq.Reset()
+	s.app.Reset()
+	s.complete = false
+}
+
+// Position is where a Stream stands and what it has learned: enough to go on
+// with entries of the index that were kept in a file.
+type Position struct {
+	Seq   uint64 `json:"seq"`
+	Stamp uint64 `json:"stamp"`
+	Shape
+	Group int32 `json:"group"`
+}
+
+// Position returns the Stream's position, false before its first batch.
+func (s *Stream) Position() (Position, bool) {
+	last, ok := s.seq.Last()
+	if !ok {
+		return Position{}, false
+	}
+	stamp, ok := s.seq.stampOf(last)
+	return Position{Seq: last, Stamp: stamp, Shape: s.app.Shape(), Group: s.app.group}, ok
+}
+
+// Resume makes a new Stream continue at p.
+func (s *Stream) Resume(p Position) {
+	s.seq.Resume(p.Seq, p.Stamp)
+	s.app.engine, s.app.parts, s.app.bigram, s.app.group = p.EngineBlock, p.Parts, p.Bigram, p.Group
+	if p.EngineBlock%s.app.size != 0 || p.Parts != p.EngineBlock/s.app.size {
+		s.Reset() // kept by a router with another block size
+	}
+}
+
+// Last returns the number of the newest batch applied, false before the first.
+func (s *Stream) Last() (uint64, bool) { return s.seq.Last() }
+
+// Complete reports whether the rank's entries come from every batch that its
+// publisher ever sent; otherwise blocks stored before are missing from them.
+func (s *Stream) Complete() bool { return s.complete }
+
+// Shape returns the shape of the rank's blocks.
+func (s *Stream) Shape() Shape { return s.app.Shape() }
+
+// Mismatch returns why the rank's blocks cannot be held, or "".
+func (s *Stream) Mismatch() string { return s.app.Mismatch() }
+
+// Counters returns what the Stream did so far.
+func (s *Stream) Counters() StreamCounters {
+	c := s.counters
+	c.Counters = s.app.Counters
+	return c
+}
