@@ -10,6 +10,7 @@ package workers
 
 import (
 	"fmt"
+	"math"
 	"net/url"
 	"strings"
 	"sync/atomic"
@@ -128,6 +129,13 @@ type Worker struct {
 	APIKey string
 	// Source says who put the worker here: "flag", "file", "admin", "sim".
 	Source string
+	// Origin is the place in the source, such as "workers.yaml:12"; may be empty.
+	Origin string
+	// Version is what the engine says of its own version; may be empty.
+	Version string
+	// Conflict says which stated facts the engine contradicts; empty if none.
+	// A worker in conflict is unhealthy for that reason.
+	Conflict string
 
 	State *State
 	Ranks []*Rank
@@ -178,14 +186,15 @@ type Rank struct {
 
 // Load is what an engine says of one of its ranks.
 type Load struct {
-	// Running and Waiting count requests.
+	// Running and Waiting count requests; -1 when not told. An engine that
+	// tells neither these nor KVUsage has no Load at all.
 	Running, Waiting int
 	// KVUsage is the used share of the KV cache, 0 to 1; NaN when not told.
 	KVUsage float64
 	// PrefixQueries and PrefixHits count tokens looked up and found in the
-	// prefix cache since the engine's start.
+	// prefix cache since the engine's start; NaN when not told.
 	PrefixQueries, PrefixHits float64
-	// ExternalHits counts tokens that came over a KV connector.
+	// ExternalHits counts tokens that came over a KV connector; NaN when not told.
 	ExternalHits float64
 	// At is when the engine was asked.
 	At time.Time
@@ -196,6 +205,51 @@ func (r *Rank) Load() *Load { return r.load.Load() }
 
 // SetLoad keeps l as the rank's newest load; nil forgets it.
 func (r *Rank) SetLoad(l *Load) { r.load.Store(l) }
+
+// MergeLoad lays the told parts of l over the rank's newest load, as when a
+// response header tells a part of it between two scrapes.
+func (r *Rank) MergeLoad(l Load) {
+	for {
+		old := r.load.Load()
+		merged := l
+		if old != nil {
+			merged = old.merge(l)
+		}
+		if r.load.CompareAndSwap(old, &merged) {
+			return
+		}
+	}
+}
+
+// UnknownLoad is a Load in which nothing is told.
+func UnknownLoad(at time.Time) Load {
+	nan := math.NaN()
+	return Load{Running: -1, Waiting: -1, KVUsage: nan, PrefixQueries: nan, PrefixHits: nan, ExternalHits: nan, At: at}
+}
+
+// Told reports whether the load says anything that a choice can use.
+func (l Load) Told() bool { return l.Running >= 0 || l.Waiting >= 0 || !math.IsNaN(l.KVUsage) }
+
+func (l Load) merge(n Load) Load {
+	if n.At.Before(l.At) {
+		l, n = n, l
+	}
+	if n.Running < 0 {
+		n.Running = l.Running
+	}
+	if n.Waiting < 0 {
+		n.Waiting = l.Waiting
+	}
+	for _, f := range [][2]*float64{
+		{&n.KVUsage, &l.KVUsage}, {&n.PrefixQueries, &l.PrefixQueries},
+		{&n.PrefixHits, &l.PrefixHits}, {&n.ExternalHits, &l.ExternalHits},
+	} {
+		if math.IsNaN(*f[0]) {
+			*f[0] = *f[1]
+		}
+	}
+	return n
+}
 
 // Health is what probes and traffic say of a worker.
 type Health uint32
@@ -244,21 +298,60 @@ type Condition struct {
 
 // State is the part of a worker that changes with time. It is safe for
 // concurrent use and shared by successive descriptions of the same worker.
+//
+// Three parties write it, each its own part: the prober the condition, the
+// registry the conflict, the outlier detector the ejection. Condition folds
+// them into one.
 type State struct {
 	condition atomic.Pointer[Condition]
+	conflict  atomic.Pointer[Condition]
+	ejection  atomic.Pointer[Ejection]
 	draining  atomic.Bool
 }
 
-// Condition is the worker's present health.
+// Condition is the worker's present health: a conflict comes before what the
+// probes say, and an ejection matters only while the probes are content.
 func (s *State) Condition() Condition {
+	if c := s.conflict.Load(); c != nil {
+		return *c
+	}
+	c := s.Probed()
+	if c.Health == Healthy {
+		if e := s.ejection.Load(); e != nil {
+			return Condition{Health: Ejected, Reason: e.Reason, Since: e.Since}
+		}
+	}
+	return c
+}
+
+// Probed is what the probes alone say of the worker.
+func (s *State) Probed() Condition {
 	if c := s.condition.Load(); c != nil {
 		return *c
 	}
 	return Condition{Health: Unknown, Reason: "not probed yet"}
 }
 
-// SetCondition replaces the worker's health.
+// SetCondition replaces what the probes say of the worker.
 func (s *State) SetCondition(c Condition) { s.condition.Store(&c) }
+
+// setConflict makes the worker unhealthy for a reason that probes cannot heal;
+// an empty reason takes that back.
+func (s *State) setConflict(reason string, now time.Time) {
+	old := s.conflict.Load()
+	switch {
+	case reason == "":
+		s.conflict.Store(nil)
+	case old == nil || old.Reason != reason:
+		s.conflict.Store(&Condition{Health: Unhealthy, Reason: reason, Since: now})
+	}
+}
+
+// Ejection is the worker's present ejection, or nil.
+func (s *State) Ejection() *Ejection { return s.ejection.Load() }
+
+// SetEjection ejects the worker; nil takes it back.
+func (s *State) SetEjection(e *Ejection) { s.ejection.Store(e) }
 
 // Draining reports whether the worker takes no new requests while it finishes
 // the running ones.
@@ -268,6 +361,7 @@ func (s *State) Draining() bool { return s.draining.Load() }
 func (s *State) SetDraining(on bool) { s.draining.Store(on) }
 
 // Usable reports whether new requests may go to the worker, and if not, why.
+// An ejected worker whose penalty is over is usable for one trial request.
 func (s *State) Usable() (ok bool, reason string) {
 	if s.Draining() {
 		return false, "draining"
@@ -275,7 +369,41 @@ func (s *State) Usable() (ok bool, reason string) {
 	switch c := s.Condition(); c.Health {
 	case Healthy:
 		return true, ""
+	case Ejected:
+		if e := s.Ejection(); e == nil || e.trial.Load() == trialOpen {
+			return true, ""
+		}
+		return false, "ejected"
 	default:
 		return false, c.Health.String()
 	}
 }
+
+// Ejection is the penalty of a worker that failed too many requests: closed
+// until its penalty is over, then open for one trial request at a time.
+type Ejection struct {
+	// Since and Until bound the penalty.
+	Since, Until time.Time
+	// Reason says what the worker did.
+	Reason string
+
+	trial atomic.Uint32
+}
+
+const (
+	trialClosed uint32 = iota
+	trialOpen
+	trialRunning
+)
+
+// OfferTrial ends the penalty: one request may try the worker.
+func (e *Ejection) OfferTrial() { e.trial.CompareAndSwap(trialClosed, trialOpen) }
+
+// TakeTrial claims the trial; at most one caller gets it.
+func (e *Ejection) TakeTrial() bool { return e.trial.CompareAndSwap(trialOpen, trialRunning) }
+
+// ReturnTrial gives an unused trial back, for another request to take.
+func (e *Ejection) ReturnTrial() { e.trial.CompareAndSwap(trialRunning, trialOpen) }
+
+// OnTrial reports whether the penalty is over, the trial open or running.
+func (e *Ejection) OnTrial() bool { return e.trial.Load() != trialClosed }

@@ -1,0 +1,262 @@
+package workers
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// Field names a fact about a worker in messages and in Learned.From.
+type Field string
+
+// The facts that can be stated and learned.
+const (
+	FieldEngine    Field = "engine"
+	FieldVersion   Field = "version"
+	FieldRole      Field = "role"
+	FieldConnector Field = "connector"
+	FieldModels    Field = "models"
+	FieldModelLen  Field = "max_model_len"
+	FieldDP        Field = "dp"
+	FieldBlockSize Field = "block_size"
+	FieldKVBlocks  Field = "kv_blocks"
+	FieldBatched   Field = "max_batched_tokens"
+	FieldEvents    Field = "events"
+	FieldBootstrap Field = "bootstrap"
+	FieldLabels    Field = "labels"
+	FieldLMCache   Field = "lmcache"
+	FieldAPIKey    Field = "api_key"
+	FieldSource    Field = "source"
+)
+
+// Learned is what an engine told of itself. A zero field was not told and
+// leaves what was known before.
+type Learned struct {
+	Engine    Engine
+	Version   string
+	Role      Role
+	Connector Connector
+	// Models are all names that the engine answers to; LoRAs is the subset of
+	// them that are adapters. Both are taken together.
+	Models, LoRAs []string
+	MaxModelLen   int
+	DP            int
+	BlockSize     int
+	KVBlocks      int
+	// MaxBatchedTokens is as in Worker.
+	MaxBatchedTokens int
+	// Events is nil when not told, and empty when the engine told that it
+	// publishes none.
+	Events    []EventSource
+	Bootstrap *Bootstrap
+	// From names the page that told each fact ("vllm:cache_config_info",
+	// "/server_info").
+	From map[Field]string
+}
+
+// merge lays what n tells over l.
+func (l Learned) merge(n Learned) Learned {
+	from := make(map[Field]string, len(l.From)+len(n.From))
+	for k, v := range l.From {
+		from[k] = v
+	}
+	for k, v := range n.From {
+		from[k] = v
+	}
+	keep(&n.Engine, l.Engine)
+	keep(&n.Version, l.Version)
+	keep(&n.Role, l.Role)
+	keep(&n.Connector, l.Connector)
+	keep(&n.MaxModelLen, l.MaxModelLen)
+	keep(&n.DP, l.DP)
+	keep(&n.BlockSize, l.BlockSize)
+	keep(&n.KVBlocks, l.KVBlocks)
+	keep(&n.MaxBatchedTokens, l.MaxBatchedTokens)
+	if n.Models == nil {
+		n.Models, n.LoRAs = l.Models, l.LoRAs
+	}
+	if n.Events == nil {
+		n.Events = l.Events
+	}
+	if n.Bootstrap == nil {
+		n.Bootstrap = l.Bootstrap
+	}
+	n.From = from
+	return n
+}
+
+func keep[T comparable](dst *T, old T) {
+	var zero T
+	if *dst == zero {
+		*dst = old
+	}
+}
+
+// clone copies what a caller could change later.
+func (l Learned) clone() Learned {
+	c := Learned{}.merge(l)
+	c.Models, c.LoRAs, c.Events = slices.Clone(l.Models), slices.Clone(l.LoRAs), slices.Clone(l.Events)
+	if l.Bootstrap != nil {
+		b := *l.Bootstrap
+		c.Bootstrap = &b
+	}
+	return c
+}
+
+// Contradiction is a fact that was stated one way and that the engine tells
+// another.
+type Contradiction struct {
+	Worker   string
+	Field    Field
+	Stated   string
+	StatedBy string
+	Told     string
+	ToldBy   string
+}
+
+// Error names both sides.
+func (c *Contradiction) Error() string {
+	told := c.Told
+	if c.ToldBy != "" {
+		told += " (" + c.ToldBy + ")"
+	}
+	words := strings.ReplaceAll(string(c.Field), "_", " ")
+	switch c.Field {
+	case FieldDP:
+		words = "data-parallel size"
+	case FieldModels:
+		words = "model"
+	}
+	return fmt.Sprintf("worker %s: %s %s stated %s, engine says %s", c.Worker, words, c.Stated, c.StatedBy, told)
+}
+
+// contradictions compares what was stated with what the engine told.
+func contradictions(s *Spec, source string, l *Learned) error {
+	by := statedBy(source, s.Origin)
+	var errs []error
+	check := func(f Field, differs bool, stated, told string) {
+		if differs {
+			errs = append(errs, &Contradiction{Worker: s.Name, Field: f, Stated: stated, StatedBy: by, Told: told, ToldBy: l.From[f]})
+		}
+	}
+	ints := func(f Field, stated, told int) {
+		check(f, stated != 0 && told != 0 && stated != told, strconv.Itoa(stated), strconv.Itoa(told))
+	}
+	if s.Engine == Sim {
+		dialect := s.Dialect
+		keep(&dialect, VLLM)
+		check(FieldEngine, l.Engine != "" && l.Engine != Sim && l.Engine != dialect, "sim with the wire of "+string(dialect), string(l.Engine))
+	} else {
+		check(FieldEngine, s.Engine != "" && l.Engine != "" && s.Engine != l.Engine, string(s.Engine), string(l.Engine))
+	}
+	check(FieldRole, s.Role != "" && l.Role != "" && s.Role != l.Role, string(s.Role), string(l.Role))
+	ints(FieldDP, s.DP, l.DP)
+	ints(FieldBlockSize, s.BlockSize, l.BlockSize)
+	check(FieldModelLen, l.MaxModelLen > 0 && s.MaxModelLen > l.MaxModelLen, strconv.Itoa(s.MaxModelLen), strconv.Itoa(l.MaxModelLen))
+	if l.Models != nil {
+		for _, m := range s.Models {
+			check(FieldModels, !slices.Contains(l.Models, m), strconv.Quote(m), strings.Join(quoted(l.Models), ", "))
+		}
+	}
+	if s.Bootstrap != nil && l.Bootstrap != nil {
+		check(FieldBootstrap, s.Bootstrap.Port != l.Bootstrap.Port, "port "+strconv.Itoa(s.Bootstrap.Port), "port "+strconv.Itoa(l.Bootstrap.Port))
+	}
+	return errors.Join(errs...)
+}
+
+func quoted(words []string) []string {
+	if len(words) == 0 {
+		return []string{"none"}
+	}
+	const most = 8
+	var out []string
+	for i, w := range words {
+		if i == most {
+			return append(out, fmt.Sprintf("and %d more", len(words)-most))
+		}
+		out = append(out, strconv.Quote(w))
+	}
+	return out
+}
+
+func statedBy(source, origin string) string {
+	switch {
+	case source == "flag":
+		return "on the command line"
+	case source == "admin":
+		return "through the admin API"
+	case source == "sim":
+		return "by the simulator"
+	case origin != "":
+		return "in " + origin
+	default:
+		return "by source " + source
+	}
+}
+
+// describe makes a worker out of what was stated and what was learned. State
+// and Ranks are left to the caller.
+func describe(s *Spec, source string, l *Learned) (*Worker, error) {
+	conflict := contradictions(s, source, l)
+	w := &Worker{
+		Name: s.Name, URL: s.URL, Engine: s.Engine, Dialect: s.Dialect, Role: s.Role,
+		Connector: s.Connector, Labels: s.Labels, BlockSize: s.BlockSize, MaxModelLen: s.MaxModelLen,
+		KVBlocks: s.KVBlocks, MaxBatchedTokens: s.MaxBatchedTokens, LMCache: s.LMCache,
+		APIKey: s.APIKey, Source: source, Origin: s.Origin, Version: l.Version,
+		Models: s.Models,
+	}
+	keep(&w.Engine, l.Engine)
+	keep(&w.Engine, VLLM)
+	if w.Engine == Sim {
+		if l.Engine != Sim {
+			keep(&w.Dialect, l.Engine)
+		}
+		keep(&w.Dialect, VLLM)
+	}
+	keep(&w.Role, l.Role)
+	keep(&w.Role, Aggregated)
+	keep(&w.Connector, l.Connector)
+	keep(&w.BlockSize, l.BlockSize)
+	keep(&w.MaxModelLen, l.MaxModelLen)
+	keep(&w.KVBlocks, l.KVBlocks)
+	keep(&w.MaxBatchedTokens, l.MaxBatchedTokens)
+	if l.Models != nil {
+		w.Models, w.LoRAs = l.Models, l.LoRAs
+	}
+	if b := s.Bootstrap; b != nil {
+		w.Bootstrap = &Bootstrap{Host: b.Host, Port: b.Port}
+	} else if b := l.Bootstrap; b != nil {
+		w.Bootstrap = &Bootstrap{Host: b.Host, Port: b.Port}
+	}
+	if w.Bootstrap != nil && w.Bootstrap.Host == "" {
+		w.Bootstrap.Host = s.Host()
+	}
+	var eventErr error
+	switch {
+	case s.EventsOff:
+	case len(s.Events) > 0:
+		w.Events, eventErr = s.eventSources(ranksOf(s, l))
+		if eventErr != nil {
+			eventErr = fmt.Errorf("worker %s: %w", s.Name, eventErr)
+		}
+	default:
+		w.Events = l.Events
+	}
+	conflict = errors.Join(conflict, eventErr)
+	if conflict != nil {
+		w.Conflict = oneLine(conflict).Error()
+	}
+	return w, conflict
+}
+
+// ranksOf is the number of ranks: stated, else told, else one.
+func ranksOf(s *Spec, l *Learned) int {
+	n := s.DP
+	keep(&n, l.DP)
+	if n == 0 {
+		n = len(s.Events) // several endpoints are one for each rank
+	}
+	return min(max(n, 1), maxDP)
+}

@@ -1,0 +1,321 @@
+package engine
+
+import (
+	"math/bits"
+
+	"github.com/dynctl/dynctl/internal/router/blockhash"
+	"github.com/dynctl/dynctl/internal/workers/sim/cache"
+	"github.com/dynctl/dynctl/internal/workers/sim/timing"
+)
+
+// start begins a step when the rank is idle and has work.
+func (r *Rank) start() {
+	for !r.busy && !r.dead && !r.asleep {
+		b, ok := r.schedule()
+		if !ok {
+			return
+		}
+		r.busy = true
+		r.stepEnd = r.now + r.scaled(r.cfg.Timing.Step(b))
+	}
+}
+
+// schedule fills the batch of the next step and reports what is in it.
+func (r *Rank) schedule() (timing.Batch, bool) {
+	r.batch = r.batch[:0]
+	budget := r.cfg.MaxBatchedTokens
+	preempted := false
+	for i := 0; i < len(r.running) && budget > 0; i++ {
+		p := r.running[i]
+		n := min(len(p.tokens)-p.computed, budget)
+		for !r.grow(p, p.computed+n) {
+			victim := r.running[len(r.running)-1]
+			r.preempt(victim)
+			preempted = true
+			if victim == p {
+				break
+			}
+		}
+		if p.state != running {
+			break // p was the last one, and gave way itself
+		}
+		p.step = n
+		r.batch = append(r.batch, p)
+		budget -= n
+	}
+	for !preempted && len(r.waiting) > 0 && budget > 0 && len(r.running) < r.cfg.MaxSeqs && !r.dead {
+		p := r.waiting[0]
+		admitted, wait := r.admit(p, budget)
+		if wait {
+			break
+		}
+		if admitted {
+			budget -= p.step
+		}
+	}
+	if len(r.batch) == 0 || r.dead {
+		return timing.Batch{}, false
+	}
+	b := timing.Batch{KVUsage: r.cache.Usage()}
+	for _, p := range r.batch {
+		if p.step == 1 {
+			b.DecodeRequests++
+			b.DecodeTokens += p.computed + 1
+		} else {
+			b.PrefillTokens += p.step
+			from, to := float64(p.computed), float64(p.computed+p.step)
+			b.PrefillSquares += to*to - from*from
+		}
+		r.compute(p, p.computed+p.step)
+		r.stats.StepTokens += uint64(p.step)
+	}
+	r.stats.Steps++
+	return b, true
+}
+
+// admit takes the first waiting request into the batch, or sends it off to
+// fetch its KV. wait says that it must stay where it is for lack of blocks.
+func (r *Rank) admit(p *request, budget int) (admitted, wait bool) {
+	bs := r.cfg.BlockSize
+	if p.computed == 0 && len(p.blocks) == 0 {
+		hits := r.cache.Lookup(nil, p.seqs[:min((len(p.tokens)-1)/bs, len(p.seqs))])
+		if p.Pull != nil && !p.pulled {
+			return r.admitPull(p, hits)
+		}
+		n := min(len(p.tokens)-len(hits)*bs, budget)
+		need := blocksFor(len(hits)*bs+n, bs) - len(hits)
+		if need+r.cache.Idle(hits) > r.cache.Free() {
+			return false, true
+		}
+		r.cache.Take(hits)
+		p.blocks, p.computed, p.named = hits, len(hits)*bs, len(hits)
+		r.fold(p, len(hits))
+		if p.admitted == 0 {
+			p.cached = p.computed
+		}
+		r.loadStore(p)
+	}
+	n := min(len(p.tokens)-p.computed, budget)
+	if !r.grow(p, p.computed+n) {
+		if !p.pulled { // keep pulled blocks, give back looked-up ones
+			r.cache.Release(p.blocks)
+			p.blocks, p.computed, p.named, p.ctx, p.loaded, p.external = nil, 0, 0, 0, false, 0
+		}
+		return false, true
+	}
+	r.waiting = r.waiting[1:]
+	p.state = running
+	p.step = n
+	r.running = append(r.running, p)
+	r.batch = append(r.batch, p)
+	if p.admitted == 0 {
+		p.admitted = r.now
+		r.countPrompt(p)
+	}
+	return true, false
+}
+
+// grow makes sure that p has blocks for so many tokens.
+func (r *Rank) grow(p *request, tokens int) bool {
+	need := blocksFor(tokens, r.cfg.BlockSize) - len(p.blocks)
+	if need <= 0 {
+		return true
+	}
+	var ok bool
+	p.blocks, ok = r.cache.Alloc(p.blocks, need)
+	return ok
+}
+
+// preempt takes a running request's blocks and sends it back to the head of
+// the queue; it will compute everything again that is not cached by then.
+func (r *Rank) preempt(p *request) {
+	r.running = without(r.running, p)
+	r.batch = without(r.batch, p)
+	r.cache.Release(p.blocks)
+	p.blocks, p.computed, p.named, p.step, p.ctx = nil, 0, 0, 0, 0
+	p.state = waiting
+	p.pulled = p.Pull != nil // a second pull of the same blocks is not tried
+	r.waiting = append([]*request{p}, r.waiting...)
+	r.stats.Preemptions++
+}
+
+// compute writes the KV of p's tokens up to position to, and names the blocks
+// that became full.
+func (r *Rank) compute(p *request, to int) {
+	bs := r.cfg.BlockSize
+	if p.computed == 0 {
+		p.ctx = r.root(p)
+	}
+	for pos := p.computed; pos < to; {
+		id := p.blocks[pos/bs]
+		c := r.cache.Content(id)
+		off := pos % bs
+		if off == 0 {
+			c = cache.Content{}
+		}
+		end := min(bs, off+to-pos)
+		for ; off < end; off++ {
+			if off < c.Fill {
+				continue // a pulled block: this slot holds what was pulled
+			}
+			c.Digest += slot(p.ctx, off, p.tokens[pos-pos%bs+off])
+			c.Fill = off + 1
+		}
+		pos += end - pos%bs
+		r.cache.SetContent(id, c)
+		if end == bs {
+			p.ctx = mix(p.ctx, c.Digest)
+		}
+	}
+	r.name(p, to/bs)
+}
+
+// name commits p's blocks up to number full.
+func (r *Rank) name(p *request, full int) {
+	if full <= p.named {
+		return
+	}
+	bs := r.cfg.BlockSize
+	for i := len(p.seqs); i < full; i++ {
+		local := blockhash.Local(p.tokens[i*bs:(i+1)*bs], 0, p.Key.Seed(i))
+		if i == 0 {
+			p.seqs = append(p.seqs, local)
+		} else {
+			p.seqs = append(p.seqs, blockhash.Next(p.seqs[i-1], local))
+		}
+	}
+	run := cache.Run{
+		Blocks: p.blocks[p.named:full], Seqs: p.seqs[p.named:full],
+		Tokens: p.tokens[p.named*bs : full*bs], LoRA: p.Key.LoRA, Salt: p.Key.Salt,
+	}
+	if p.named > 0 {
+		run.Parent, run.HasParent = p.seqs[p.named-1], true
+	}
+	r.cache.Commit(run)
+	p.named = full
+}
+
+// fold sets p's context to the contents of its first n blocks.
+func (r *Rank) fold(p *request, n int) {
+	p.ctx = r.root(p)
+	for _, id := range p.blocks[:n] {
+		p.ctx = mix(p.ctx, r.cache.Content(id).Digest)
+	}
+}
+
+// finishStep ends the step in progress.
+func (r *Rank) finishStep() {
+	r.busy = false
+	for _, p := range r.batch {
+		p.computed += p.step
+		p.step = 0
+		if p.aborted {
+			r.remove(p)
+			r.finish(p, FinishAbort, nil)
+			continue
+		}
+		if p.computed < len(p.tokens) {
+			continue
+		}
+		if p.Embed {
+			r.remove(p)
+			r.finish(p, FinishStop, nil)
+			continue
+		}
+		r.sample(p)
+	}
+	r.batch = r.batch[:0]
+	r.publish()
+}
+
+func (r *Rank) publish() {
+	if r.cfg.Publish == nil {
+		return
+	}
+	if e := r.cache.Events(); len(e) > 0 {
+		r.cfg.Publish(r.now, e)
+	}
+}
+
+// sample gives p its next token.
+func (r *Rank) sample(p *request) {
+	d := p.ctx
+	if off := p.computed % r.cfg.BlockSize; off != 0 {
+		d = mix(d, r.cache.Content(p.blocks[len(p.blocks)-1]).Digest)
+	}
+	if p.Choice != 0 {
+		d = mix(d, uint64(p.Choice))
+	}
+	d = mix(d, 0x746f6b656e)
+	made := len(p.tokens) - len(p.Tokens) + 1
+	token := r.cfg.Words[d%uint64(len(r.cfg.Words))]
+	finish := Running
+	// Answers have at least four tokens, so a prefill leg of one token always
+	// ends by length, as it practically always does on a real engine.
+	if !p.IgnoreEOS && made > 4 && made > p.MinTokens && (d>>40)%uint64(r.cfg.OSL) == 0 {
+		token, finish = r.cfg.EOS, FinishStop
+	}
+	p.tokens = append(p.tokens, token)
+	if finish == Running && made >= p.MaxTokens {
+		finish = FinishLength
+	}
+	r.countToken(p, made)
+	out := Output{At: r.now, Token: token, HasToken: true, Finish: finish, Cached: p.cached, External: p.external}
+	if finish == Running {
+		if p.Sink != nil {
+			p.Sink(out)
+		}
+		return
+	}
+	r.remove(p)
+	r.end(p, out)
+}
+
+// finish ends p without a token.
+func (r *Rank) finish(p *request, why Finish, err error) {
+	r.end(p, Output{At: r.now, Finish: why, Err: err, Cached: p.cached, External: p.external})
+}
+
+// end frees what p holds and delivers its last output. p is in no queue.
+func (r *Rank) end(p *request, out Output) {
+	p.state = done
+	delete(r.reqs, p.ID)
+	if p.Pin && (out.Finish == FinishLength || out.Finish == FinishStop && out.HasToken) {
+		r.pin(p)
+		out.Pinned = append([]int(nil), p.blocks...)
+	} else {
+		r.cache.Release(p.blocks)
+	}
+	r.saveStore(p)
+	p.blocks = nil
+	r.countEnd(p, out)
+	if p.Sink != nil {
+		p.Sink(out)
+		p.Sink = nil
+	}
+}
+
+func blocksFor(tokens, blockSize int) int { return (tokens + blockSize - 1) / blockSize }
+
+// root is the digest before the first block: the model and its adapter.
+func (r *Rank) root(p *request) uint64 {
+	d := r.cfg.Seed
+	for _, s := range [...]string{r.cfg.Model, p.Key.LoRA} {
+		d = mix(d, uint64(len(s)))
+		for i := range len(s) {
+			d = mix(d, uint64(s[i]))
+		}
+	}
+	return d
+}
+
+// slot is the digest of one token at an offset of a block.
+func slot(ctx uint64, off int, token uint32) uint64 {
+	return mix(ctx^uint64(off)<<32, uint64(token)+1)
+}
+
+// mix is one round of wyhash: a product of 128 bits folded to 64.
+func mix(a, b uint64) uint64 {
+	hi, lo := bits.Mul64(a^0x9e3779b97f4a7c15, b^0xe7037ed1a0b428db)
+	return hi ^ lo
+}

@@ -1,0 +1,307 @@
+package engine
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/dynctl/dynctl/internal/workers/sim/cache"
+)
+
+// Pull is a remote prefill to take the prompt's KV from: NIXL's
+// kv_transfer_params on the decode side, or SGLang's bootstrap triple.
+type Pull struct {
+	// EngineID names the prefill rank, RequestID the request there.
+	EngineID, RequestID string
+	// Host and Port are its side channel, or the bootstrap server.
+	Host string
+	Port int
+	// Blocks are the remote blocks, by number. Broken says that the list was
+	// not one list of numbers, which vLLM finds out too late.
+	Blocks []int
+	Broken bool
+	// TPSize is the remote tensor parallel size, 0 if it was not given.
+	TPSize int
+	// Incomplete says that a field is missing whose absence makes vLLM 0.32
+	// wait for ever.
+	Incomplete bool
+	// Bootstrap says that this is SGLang's rendezvous in room Room; the blocks
+	// are then those of the room's prefill. Fake is the health probe's room,
+	// which has no prefill: the decode computes nothing and uses what is there.
+	Bootstrap bool
+	Room      uint64
+	Fake      bool
+}
+
+// PullRequest asks the network for remote blocks.
+type PullRequest struct {
+	// Request is the local request's id, to be named in PullDone.
+	Request string
+	// Blocks are the remote blocks to read, in order. In a bootstrap it is nil,
+	// and the last Want blocks of the room are read.
+	Blocks []int
+	Want   int
+	Pull   Pull
+}
+
+// Note is a message to a prefill rank about one of its pinned requests.
+type Note uint8
+
+// The notes. NoteBeat extends the lease, NoteDone ends it.
+const (
+	NoteBeat Note = iota
+	NoteDone
+)
+
+// Network reaches other ranks. Its methods return at once; the answer to Pull
+// comes by Rank.PullDone, never from within Pull.
+type Network interface {
+	Pull(now Time, q PullRequest)
+	Note(now Time, p Pull, n Note)
+}
+
+// Store is a storage connector: contents of blocks by sequence hash, shared by
+// several engines.
+type Store interface {
+	// Load returns the contents of as many leading blocks of the chain as the
+	// store can give, from block number from on; nil if none.
+	Load(seqs []uint64, from int) []cache.Content
+	// Save keeps the contents of the whole chain.
+	Save(seqs []uint64, contents []cache.Content)
+}
+
+// ErrPull is a failed KV load.
+var ErrPull = errors.New("KV load failed")
+
+// admitPull allocates the blocks of a prompt whose KV comes from elsewhere
+// and asks for them.
+func (r *Rank) admitPull(p *request, hits []int) (admitted, wait bool) {
+	bs := r.cfg.BlockSize
+	need := blocksFor(len(p.tokens), bs) - len(hits)
+	if need+r.cache.Idle(hits) > r.cache.Free() {
+		return false, true
+	}
+	r.cache.Take(hits)
+	p.blocks, _ = r.cache.Alloc(hits, need)
+	p.named = len(hits)
+	p.cached = len(hits) * bs
+	p.external = len(p.tokens) - p.cached
+	p.state = pulling
+	r.waiting = r.waiting[1:]
+	r.countPrompt(p)
+
+	q := PullRequest{Request: p.ID, Want: need, Pull: *p.Pull}
+	switch {
+	case p.Pull.Fake:
+		p.admitted = r.now
+		r.after(0, func() { r.pulledAll(p) })
+		return false, false
+	case p.Pull.Incomplete:
+		p.hung = true
+		return false, false
+	case p.Pull.Bootstrap:
+	case p.Pull.Broken, len(p.Pull.Blocks) < need:
+		// vLLM 0.32 asserts in the worker; the whole engine goes down with it.
+		r.exit(fmt.Sprintf("kv_transfer_params of request %s name %d blocks where %d are needed", p.ID, len(p.Pull.Blocks), need))
+		return false, false
+	default:
+		// With more blocks than needed, the connector takes the last ones: the
+		// others are supposed to be the local prefix.
+		q.Blocks = p.Pull.Blocks[len(p.Pull.Blocks)-need:]
+	}
+	p.admitted = r.now
+	if r.cfg.Network == nil {
+		r.after(0, func() { r.pullFailed(p, errors.New("no KV connector")) })
+		return false, false
+	}
+	r.cfg.Network.Pull(r.now, q)
+	return false, false
+}
+
+// PullDone is the network's answer: the contents of the blocks asked for, or
+// an error.
+func (r *Rank) PullDone(now Time, id string, contents []cache.Content, err error) {
+	r.Advance(now)
+	p := r.reqs[id]
+	if p == nil || p.state != pulling || p.hung || r.dead {
+		return
+	}
+	need := len(p.blocks) - p.named
+	if err == nil && len(contents) < need {
+		err = fmt.Errorf("%d remote blocks where %d are needed", len(contents), need)
+	}
+	if err != nil {
+		r.pullFailed(p, err)
+		r.start()
+		return
+	}
+	for i, id := range p.blocks[p.named:] {
+		r.cache.SetContent(id, contents[i])
+	}
+	tokens := len(p.tokens) - p.cached
+	took := r.scaled(r.cfg.Timing.Transfer(tokens))
+	// The wire's own time counts too: the transfer has begun at admission.
+	wait := max(p.admitted+took-r.now, 0)
+	r.stats.Transfers++
+	r.stats.TransferBytes += float64(tokens * r.cfg.KVBytesPerToken)
+	r.stats.TransferSeconds += (r.now + wait - p.admitted).Seconds()
+	r.stats.Descriptors += uint64(need)
+	r.after(wait, func() { r.pulledAll(p) })
+}
+
+// pulledAll lets a request whose blocks have come go on with its last token.
+func (r *Rank) pulledAll(p *request) {
+	if p.aborted {
+		r.finish(p, FinishAbort, nil)
+		return
+	}
+	bs := r.cfg.BlockSize
+	p.pulled = true
+	p.computed = len(p.tokens) - 1
+	if p.Pull.Fake {
+		// Nothing was transferred: the blocks are what the model would have
+		// computed, so that a probe of a lone engine gets a sane answer.
+		p.computed = p.named * bs
+		r.fold(p, p.named)
+		r.compute(p, len(p.tokens)-1)
+		p.computed = len(p.tokens) - 1
+	} else {
+		r.name(p, p.computed/bs)
+	}
+	r.fold(p, p.computed/bs)
+	r.requeue(p)
+	r.stats.External += uint64(p.external)
+}
+
+func (r *Rank) pullFailed(p *request, err error) {
+	r.stats.FailedTransfers++
+	if p.aborted {
+		r.finish(p, FinishAbort, nil)
+		return
+	}
+	p.external = 0
+	if !r.cfg.Recompute {
+		r.finish(p, FinishError, fmt.Errorf("%w: %w", ErrPull, err))
+		return
+	}
+	p.pulled = true
+	p.computed = p.named * r.cfg.BlockSize
+	r.fold(p, p.named)
+	r.stats.Local += uint64(len(p.tokens) - p.computed)
+	r.requeue(p)
+}
+
+// requeue puts a request that has its blocks at the head of the queue.
+func (r *Rank) requeue(p *request) {
+	p.state = waiting
+	r.waiting = append([]*request{p}, r.waiting...)
+}
+
+// beat keeps the remote lease of a request alive until its blocks have come.
+func (r *Rank) beat(p *request) {
+	if p.Pull.Bootstrap || p.Pull.Incomplete || r.cfg.Network == nil {
+		return
+	}
+	r.after(r.cfg.Lease/6, func() {
+		if r.reqs[p.ID] == p && !p.pulled && !p.aborted {
+			r.cfg.Network.Note(r.now, *p.Pull, NoteBeat)
+			r.beat(p)
+		}
+	})
+}
+
+// pin keeps p's blocks for a remote decode until it has pulled them or the
+// lease ends.
+func (r *Rank) pin(p *request) {
+	n := &pin{blocks: p.blocks, until: r.now + r.cfg.Lease}
+	r.pinned[p.ID] = n
+	r.lease(p.ID, n)
+}
+
+func (r *Rank) lease(id string, n *pin) {
+	r.after(n.until-r.now, func() {
+		switch {
+		case r.pinned[id] != n:
+		case n.until > r.now: // extended meanwhile
+			r.lease(id, n)
+		default:
+			delete(r.pinned, id)
+			r.cache.Release(n.blocks)
+			r.stats.Expired++
+		}
+	})
+}
+
+// Pinned is the number of requests whose blocks wait for a remote decode.
+func (r *Rank) Pinned() int { return len(r.pinned) }
+
+// Read returns the contents of blocks for a remote decode, whoever they
+// belong to by now: like NIXL it asks for no proof. Only numbers outside the
+// cache are an error.
+func (r *Rank) Read(now Time, ids []int) ([]cache.Content, error) {
+	r.Advance(now)
+	out := make([]cache.Content, len(ids))
+	for i, id := range ids {
+		if id != 0 && !r.cache.Valid(id) {
+			return nil, fmt.Errorf("block %d is not in the cache of %d blocks", id, r.cache.Capacity()+1)
+		}
+		out[i] = r.cache.Content(id)
+	}
+	return out, nil
+}
+
+// Noted is a decode's message about a pinned request.
+func (r *Rank) Noted(now Time, id string, n Note) {
+	r.Advance(now)
+	p := r.pinned[id]
+	switch {
+	case n == NoteBeat && p != nil:
+		p.until = max(p.until, r.now+r.cfg.Lease*2/3)
+	case n == NoteDone && p != nil:
+		delete(r.pinned, id)
+		r.cache.Release(p.blocks)
+		r.start()
+	case n == NoteDone:
+		r.stats.LateNotes++
+	}
+}
+
+// loadStore takes further leading blocks of a prompt from the store.
+func (r *Rank) loadStore(p *request) {
+	if !r.cfg.LoadStore || p.loaded || p.admitted != 0 {
+		return
+	}
+	p.loaded = true
+	bs := r.cfg.BlockSize
+	last := (len(p.tokens) - 1) / bs
+	if last <= p.named {
+		return
+	}
+	contents := r.cfg.Store.Load(p.seqs[:last], p.named)
+	if len(contents) == 0 || !r.grow(p, (p.named+len(contents))*bs) {
+		return
+	}
+	for i, c := range contents {
+		r.cache.SetContent(p.blocks[p.named+i], c)
+	}
+	p.external = len(contents) * bs
+	p.computed += p.external
+	r.fold(p, p.computed/bs)
+	r.name(p, p.computed/bs)
+	r.stats.External += uint64(p.external)
+}
+
+// saveStore writes the prompt's whole blocks to the store when p has ended.
+func (r *Rank) saveStore(p *request) {
+	if !r.cfg.SaveStore || p.computed < len(p.Tokens) || p.aborted {
+		return
+	}
+	n := (len(p.Tokens) - 1) / r.cfg.BlockSize
+	if n == 0 || n > len(p.blocks) {
+		return
+	}
+	contents := make([]cache.Content, n)
+	for i, id := range p.blocks[:n] {
+		contents[i] = r.cache.Content(id)
+	}
+	r.cfg.Store.Save(p.seqs[:n], contents)
+}

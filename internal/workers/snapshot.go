@@ -1,0 +1,340 @@
+package workers
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Snapshot is the fleet at one moment. It never changes; what its workers'
+// State and Ranks hold does.
+type Snapshot struct {
+	// Revision grows with every change of the fleet.
+	Revision uint64
+	// Workers are sorted by name, Ranks by worker and data-parallel rank.
+	Workers []*Worker
+	Ranks   []*Rank
+	// MaxSlot is the largest slot that is in use or not yet released; -1 when
+	// there is none. An array of MaxSlot+1 entries has room for every rank.
+	MaxSlot int
+
+	byName  map[string]*Worker
+	byRole  map[Role][]*Worker
+	byModel map[string][]*Worker
+	models  []string
+	aliases map[string]string
+	bySlot  []slotOwner
+}
+
+type slotOwner struct {
+	worker *Worker
+	rank   *Rank
+}
+
+// Worker finds a worker by name.
+func (s *Snapshot) Worker(name string) (*Worker, bool) {
+	w, ok := s.byName[name]
+	return w, ok
+}
+
+// Role lists the workers of a role, by name. The list is shared: do not change it.
+func (s *Snapshot) Role(r Role) []*Worker { return s.byRole[r] }
+
+// Model lists the workers that answer to a model name or an alias of one, by
+// name; for "" all workers. The list is shared: do not change it.
+func (s *Snapshot) Model(name string) []*Worker {
+	if name == "" {
+		return s.Workers
+	}
+	return s.byModel[s.Canonical(name)]
+}
+
+// Canonical is the name under which the engines know a model: the target of an
+// alias, else the name itself. A served model is never hidden by an alias.
+func (s *Snapshot) Canonical(name string) string {
+	if _, served := s.byModel[name]; served {
+		return name
+	}
+	if target, ok := s.aliases[name]; ok {
+		return target
+	}
+	return name
+}
+
+// Models are the names of all served models and of the aliases of served
+// models, sorted. The list is shared: do not change it.
+func (s *Snapshot) Models() []string { return s.models }
+
+// Slot finds the worker and rank that hold a slot; ok is false when nobody of
+// this snapshot does.
+func (s *Snapshot) Slot(slot uint32) (w *Worker, r *Rank, ok bool) {
+	if int64(slot) >= int64(len(s.bySlot)) || s.bySlot[slot].rank == nil {
+		return nil, nil, false
+	}
+	o := s.bySlot[slot]
+	return o.worker, o.rank, true
+}
+
+// newSnapshot indexes workers, which must be sorted by name.
+func newSnapshot(rev uint64, list []*Worker, aliases map[string]string, maxSlot int) *Snapshot {
+	s := &Snapshot{
+		Revision: rev, Workers: list, MaxSlot: maxSlot, aliases: aliases,
+		byName:  make(map[string]*Worker, len(list)),
+		byRole:  make(map[Role][]*Worker, 3),
+		byModel: map[string][]*Worker{},
+		bySlot:  make([]slotOwner, maxSlot+1),
+	}
+	for _, w := range list {
+		s.byName[w.Name] = w
+		s.byRole[w.Role] = append(s.byRole[w.Role], w)
+		for _, m := range w.Models {
+			if l := s.byModel[m]; len(l) == 0 || l[len(l)-1] != w {
+				s.byModel[m] = append(l, w)
+			}
+		}
+		for _, r := range w.Ranks {
+			s.Ranks = append(s.Ranks, r)
+			s.bySlot[r.Slot] = slotOwner{w, r}
+		}
+	}
+	s.models = slices.Collect(maps.Keys(s.byModel))
+	for a, target := range aliases {
+		if _, served := s.byModel[a]; !served && s.byModel[target] != nil {
+			s.models = append(s.models, a)
+		}
+	}
+	slices.Sort(s.models)
+	return s
+}
+
+// ChangeKind says what became of a worker.
+type ChangeKind string
+
+// The kinds of a Change.
+const (
+	Added   ChangeKind = "added"
+	Removed ChangeKind = "removed"
+	Changed ChangeKind = "changed"
+)
+
+// Change is the difference of one worker between two snapshots. A worker whose
+// URL changed is another process: it is removed and added.
+type Change struct {
+	Kind ChangeKind
+	// Old is nil for an added worker, New for a removed one.
+	Old, New *Worker
+	// Fields are the facts that changed; for Changed only.
+	Fields []Field
+	// Started and Retired are the ranks that came and went. A retired rank's
+	// slot stays reserved until Registry.ReleaseSlots.
+	Started, Retired []*Rank
+}
+
+// Worker is the newest description of the worker.
+func (c Change) Worker() *Worker {
+	if c.New != nil {
+		return c.New
+	}
+	return c.Old
+}
+
+// Diff lists what changed from one snapshot to another, by name; removals of a
+// name come before its addition. A nil old stands for an empty fleet.
+func Diff(old, now *Snapshot) []Change {
+	var before []*Worker
+	if old != nil {
+		before = old.Workers
+	}
+	var out []Change
+	i, j := 0, 0
+	for i < len(before) || j < len(now.Workers) {
+		order := 0
+		switch {
+		case i == len(before):
+			order = 1
+		case j == len(now.Workers):
+			order = -1
+		default:
+			order = cmp.Compare(before[i].Name, now.Workers[j].Name)
+		}
+		switch {
+		case order < 0:
+			out = append(out, removed(before[i]))
+			i++
+		case order > 0:
+			out = append(out, added(now.Workers[j]))
+			j++
+		default:
+			out = append(out, compare(before[i], now.Workers[j])...)
+			i, j = i+1, j+1
+		}
+	}
+	return out
+}
+
+func added(w *Worker) Change { return Change{Kind: Added, New: w, Started: w.Ranks} }
+
+func removed(w *Worker) Change { return Change{Kind: Removed, Old: w, Retired: w.Ranks} }
+
+// compare lists what became of one name.
+func compare(old, now *Worker) []Change {
+	if old == now {
+		return nil
+	}
+	if old.State != now.State {
+		return []Change{removed(old), added(now)}
+	}
+	c := Change{Kind: Changed, Old: old, New: now, Fields: changedFields(old, now)}
+	for _, r := range now.Ranks {
+		if !slices.Contains(old.Ranks, r) {
+			c.Started = append(c.Started, r)
+		}
+	}
+	for _, r := range old.Ranks {
+		if !slices.Contains(now.Ranks, r) {
+			c.Retired = append(c.Retired, r)
+		}
+	}
+	return []Change{c}
+}
+
+// facts are the comparable facts of a worker, in the order of messages.
+func facts(w *Worker) []struct {
+	field Field
+	value any
+} {
+	type fact = struct {
+		field Field
+		value any
+	}
+	return []fact{
+		{FieldEngine, string(w.Engine) + "/" + string(w.Dialect)},
+		{FieldVersion, w.Version},
+		{FieldRole, w.Role},
+		{FieldConnector, w.Connector},
+		{FieldModels, [2][]string{w.Models, w.LoRAs}},
+		{FieldModelLen, w.MaxModelLen},
+		{FieldDP, len(w.Ranks)},
+		{FieldBlockSize, w.BlockSize},
+		{FieldKVBlocks, w.KVBlocks},
+		{FieldBatched, w.MaxBatchedTokens},
+		{FieldEvents, w.Events},
+		{FieldBootstrap, w.Bootstrap},
+		{FieldLabels, w.Labels},
+		{FieldLMCache, w.LMCache},
+		{FieldAPIKey, w.APIKey},
+		{FieldSource, [2]string{w.Source, w.Origin}},
+		{"conflict", w.Conflict},
+	}
+}
+
+func changedFields(old, now *Worker) []Field {
+	var out []Field
+	a, b := facts(old), facts(now)
+	for i := range a {
+		if !sameFact(a[i].value, b[i].value) {
+			out = append(out, a[i].field)
+		}
+	}
+	return out
+}
+
+// sameFact takes nil and empty lists for the same.
+func sameFact(a, b any) bool {
+	va, vb := reflect.ValueOf(a), reflect.ValueOf(b)
+	switch va.Kind() {
+	case reflect.Slice, reflect.Map:
+		if va.Len() == 0 && vb.Len() == 0 {
+			return true
+		}
+	}
+	return reflect.DeepEqual(a, b)
+}
+
+// Event puts the change into words.
+func (c Change) Event(at time.Time) Event {
+	w := c.Worker()
+	e := Event{At: at, Severity: Info, Kind: "worker." + string(c.Kind), Worker: w.Name, Fields: map[string]any{
+		"url": w.URL.String(), "role": string(w.Role), "engine": string(w.Engine), "source": w.Source, "ranks": len(w.Ranks),
+	}}
+	switch c.Kind {
+	case Added:
+		e.Text = fmt.Sprintf("worker %s added: %s %s at %s (%s)", w.Name, w.Role, w.Engine, w.URL, w.Source)
+	case Removed:
+		e.Text = fmt.Sprintf("worker %s removed: %s %s at %s (%s)", w.Name, w.Role, w.Engine, w.URL, w.Source)
+	case Changed:
+		names := make([]string, 0, len(c.Fields))
+		words := make([]string, 0, len(c.Fields))
+		for _, f := range c.Fields {
+			names = append(names, string(f))
+			if f != "conflict" {
+				words = append(words, c.words(f))
+			}
+		}
+		e.Fields["changed"] = names
+		e.Text = fmt.Sprintf("worker %s changed: %s", w.Name, strings.Join(words, ", "))
+		if slices.Contains(names, "conflict") {
+			if w.Conflict != "" {
+				e.Severity, e.Kind, e.Text = Error, "worker.conflict", w.Conflict
+			} else {
+				e.Kind, e.Text = "worker.conflict.solved", fmt.Sprintf("worker %s agrees with what was stated again", w.Name)
+			}
+		}
+	}
+	return e
+}
+
+// words tells one changed fact.
+func (c Change) words(f Field) string {
+	show := func(w *Worker) string {
+		switch f {
+		case FieldEngine:
+			return string(w.Engine)
+		case FieldVersion:
+			return w.Version
+		case FieldRole:
+			return string(w.Role)
+		case FieldConnector:
+			return string(w.Connector)
+		case FieldModels:
+			return strings.Join(w.Models, "+")
+		case FieldModelLen:
+			return count(w.MaxModelLen)
+		case FieldDP:
+			return count(len(w.Ranks))
+		case FieldBlockSize:
+			return count(w.BlockSize)
+		case FieldKVBlocks:
+			return count(w.KVBlocks)
+		case FieldBatched:
+			return count(w.MaxBatchedTokens)
+		case FieldSource:
+			return w.Source
+		case FieldEvents:
+			if len(w.Events) == 0 {
+				return "none"
+			}
+			return w.Events[0].Endpoint
+		default:
+			return ""
+		}
+	}
+	a, b := show(c.Old), show(c.New)
+	if a == b {
+		return string(f)
+	}
+	keep(&a, "unknown")
+	keep(&b, "unknown")
+	return fmt.Sprintf("%s %s to %s", f, a, b)
+}
+
+func count(n int) string {
+	if n == 0 {
+		return ""
+	}
+	return fmt.Sprint(n)
+}

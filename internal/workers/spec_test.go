@@ -1,0 +1,241 @@
+package workers
+
+import (
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func mustURL(t testing.TB, s string) *url.URL {
+	t.Helper()
+	u, err := url.Parse(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return u
+}
+
+func TestParseSpec(t *testing.T) {
+	tests := []struct {
+		name string
+		role Role
+		text string
+		want Spec
+	}{
+		{"url alone", Decode, "http://10.0.0.1:8000", Spec{Name: "10.0.0.1:8000", URL: mustURL(t, "http://10.0.0.1:8000"), Role: Decode}},
+		{"slash and default port", "", "https://engine.example/", Spec{Name: "engine.example:443", URL: mustURL(t, "https://engine.example")}},
+		{"path", "", "http://Host/api/", Spec{Name: "host:80.api", URL: mustURL(t, "http://host/api")}},
+		{"ipv6", Aggregated, "http://[::1]:8000", Spec{Name: "[::1]:8000", URL: mustURL(t, "http://[::1]:8000"), Role: Aggregated}},
+		{"role as a key", "", "http://a:1,role=prefill", Spec{Name: "a:1", URL: mustURL(t, "http://a:1"), Role: Prefill}},
+		{
+			"everything", Decode,
+			"http://a:1, name=d0, engine=vllm,connector=nixl,dp=2,events=tcp://*:5557,replay=tcp://*:5657,topic=kv@,model=llama;lora-1,model=m2," +
+				"labels=gpu:h200;pool:a,bootstrap=10.0.0.9:8998,block_size=16,kv_blocks=100,max_model_len=4096,max_batched_tokens=8192,lmcache=10.0.0.2/7300;7301/7400;7401",
+			Spec{
+				Name: "d0", URL: mustURL(t, "http://a:1"), Engine: VLLM, Role: Decode, Connector: ConnectorNIXL, DP: 2,
+				Events: []string{"tcp://*:5557"}, Replay: []string{"tcp://*:5657"}, Topic: "kv@",
+				Models: []string{"llama", "lora-1", "m2"}, Labels: map[string]string{"gpu": "h200", "pool": "a"},
+				Bootstrap: &Bootstrap{"10.0.0.9", 8998}, BlockSize: 16, KVBlocks: 100, MaxModelLen: 4096, MaxBatchedTokens: 8192,
+				LMCache: &LMCacheDecoder{Host: "10.0.0.2", InitPorts: []int{7300, 7301}, AllocPorts: []int{7400, 7401}},
+			},
+		},
+		{"router listens", Prefill, "http://a:1,events=bind:tcp://127.0.0.1:5557", Spec{
+			Name: "a:1", URL: mustURL(t, "http://a:1"), Role: Prefill, Events: []string{"tcp://127.0.0.1:5557"}, EventsBind: true,
+		}},
+		{"no events", Prefill, "http://a:1,events=none,bootstrap=8998,connector=none", Spec{
+			Name: "a:1", URL: mustURL(t, "http://a:1"), Role: Prefill, EventsOff: true, Bootstrap: &Bootstrap{Port: 8998},
+		}},
+		{"simulated sglang", Prefill, "http://a:1,engine=sim,dialect=sglang", Spec{
+			Name: "a:1", URL: mustURL(t, "http://a:1"), Role: Prefill, Engine: Sim, Dialect: SGLang,
+		}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			got, err := ParseSpec(tt.role, tt.text)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(tt.want, got); diff != "" {
+				t.Errorf("spec (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestParseSpecRefuses(t *testing.T) {
+	tests := []struct{ text, want string }{
+		{"", "the URL is empty"},
+		{"10.0.0.1:8000", "did you mean http://10.0.0.1:8000?"},
+		{"localhost:8000", "did you mean http://localhost:8000?"},
+		{"ftp://a:1", `scheme "ftp" is neither http nor https`},
+		{"http://", "has no host"},
+		{"http://:8000", "has no host"},
+		{"http://a:", "empty port"},
+		{"http://a:0", "is no port"},
+		{"http://a:70000", "is no port"},
+		{"http://a:8000x", "invalid port"},
+		{"http://a:1/?x=1", "has a query"},
+		{"http://a:1#top", "has a fragment"},
+		{"http://a b:1", "space or a control character"},
+		{"http://[::zz]:1", "invalid host"},
+		{"http://me:secret@a:1", "user name or password"},
+		{"http://a:1,", "an empty option"},
+		{"http://a:1,dp", `option "dp" is not key=value`},
+		{"http://a:1,dp=2,dp=2", "dp is given twice"},
+		{"http://a:1,dp=0", `"0" is no whole number from 1 to 1024`},
+		{"http://a:1,blocksize=16", `unknown key "blocksize" (did you mean "block_size"?)`},
+		{"http://a:1,block-size=16", `did you mean "block_size"?`},
+		{"http://a:1,event=tcp://*:5557", `did you mean "events"?`},
+		{"http://a:1,api_key=sk-1", `did you mean "api_key_file"?`},
+		{"http://a:1,zzzzzzzzzzzz=1", "(valid: api_key_file, block_size,"},
+		{"http://a:1,engine=vlm", `"vlm" is none of vllm, sglang, trtllm, sim (did you mean "vllm"?)`},
+		{"http://a:1,connector=shared_storage", `did you mean "shared-storage"?`},
+		{"http://a:1,role=decode", "but the flag says prefill"},
+		{"http://a:1,events=ipc:///tmp/x", "does not begin with tcp://"},
+		{"http://a:1,events=tcp://a", "not tcp://host:port"},
+		{"http://a:1,events=tcp://a:1,events=bind:tcp://a:2", "some endpoints with bind:"},
+		{"http://a:1,events=none,events=tcp://a:1", "events=none beside"},
+		{"http://a:1,replay=tcp://a:1", "replay without events"},
+		{"http://a:1,dp=3,events=tcp://a:1;tcp://a:2", "2 endpoints for 3 data-parallel ranks"},
+		{"http://a:1,dp=8,events=tcp://a:65530", "above 65535"},
+		{"http://a:1,labels=x", `"x" is not key:value`},
+		{"http://a:1,labels=x:1;x:2", `label "x" is given twice`},
+		{"http://a:1,bootstrap=a:b", `"b" is no port`},
+		{"http://a:1,lmcache=h/1", "is not host/init-port/alloc-port"},
+		{"http://a:1,lmcache=h/1;2/3", "2 init ports but 1 alloc ports"},
+		{"http://a:1,name=a/b", `holds '/'`},
+		{"http://a:1,dialect=vllm", "dialect is for engine=sim only"},
+		{"http://a:1,model=", "model is empty"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.text, func(t *testing.T) {
+			_, err := ParseSpec(Prefill, tt.text)
+			if err == nil {
+				t.Fatal("accepted")
+			}
+			if !strings.Contains(err.Error(), tt.want) {
+				t.Errorf("error %q lacks %q", err, tt.want)
+			}
+			if strings.Contains(err.Error(), "secret") || strings.Contains(err.Error(), "\n") {
+				t.Errorf("error %q holds a secret or a line break", err)
+			}
+		})
+	}
+}
+
+func TestParseSpecReportsAllProblems(t *testing.T) {
+	_, err := ParseSpec(Decode, "ftp://a:1,dp=x,roel=decode")
+	for _, want := range []string{"ftp", `"x" is no whole number`, `did you mean "role"?`} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("error %v lacks %q", err, want)
+		}
+	}
+}
+
+func TestEventSources(t *testing.T) {
+	tests := []struct {
+		name string
+		text string
+		dp   int
+		want []EventSource
+	}{
+		{"wildcard host, port counts up", "http://10.0.0.1:8000,events=tcp://*:5557,replay=tcp://0.0.0.0:5657,topic=t", 2, []EventSource{
+			{DP: 0, Endpoint: "tcp://10.0.0.1:5557", Replay: "tcp://10.0.0.1:5657", Topic: "t"},
+			{DP: 1, Endpoint: "tcp://10.0.0.1:5558", Replay: "tcp://10.0.0.1:5658", Topic: "t"},
+		}},
+		{"ipv6 worker", "http://[fd00::1]:8000,events=tcp://[::]:5557", 1, []EventSource{{Endpoint: "tcp://[fd00::1]:5557"}}},
+		{"one for each rank", "http://a:1,events=tcp://x:7;tcp://y:9", 2, []EventSource{{DP: 0, Endpoint: "tcp://x:7"}, {DP: 1, Endpoint: "tcp://y:9"}}},
+		{"router listens on all", "http://a:1,events=bind:tcp://*:5557", 2, []EventSource{
+			{DP: 0, Endpoint: "tcp://*:5557", Bind: true}, {DP: 1, Endpoint: "tcp://*:5558", Bind: true},
+		}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			s, err := ParseSpec(Decode, tt.text)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, err := s.eventSources(tt.dp)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(tt.want, got); diff != "" {
+				t.Errorf("sources (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestReadAPIKey(t *testing.T) {
+	dir := t.TempDir()
+	tests := []struct {
+		name, content, key, want string
+	}{
+		{"good", "sk-123\n", "sk-123", ""},
+		{"empty", "\n", "", "is empty"},
+		{"two lines", "a\nb", "", "more than one word"},
+		{"header injection", "a\r\nX-Evil: 1", "", "more than one word"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			path := filepath.Join(dir, tt.name)
+			if err := os.WriteFile(path, []byte(tt.content), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			s := Spec{Name: "w", APIKeyFile: path}
+			err := s.ReadAPIKey()
+			if tt.want == "" && (err != nil || s.APIKey != tt.key) {
+				t.Errorf("got %q, %v", s.APIKey, err)
+			}
+			if tt.want != "" && (err == nil || !strings.Contains(err.Error(), tt.want)) {
+				t.Errorf("error %v lacks %q", err, tt.want)
+			}
+		})
+	}
+	s := Spec{Name: "w", APIKeyFile: filepath.Join(dir, "none")}
+	if err := s.ReadAPIKey(); err == nil || !strings.Contains(err.Error(), "worker w: api_key_file") {
+		t.Errorf("missing file: %v", err)
+	}
+}
+
+func TestNearest(t *testing.T) {
+	for word, want := range map[string]string{
+		"roel": "role", "max-model-len": "max_model_len", "replays": "replay", "lbels": "labels", "qqqqqq": "", "ROLE": "role",
+	} {
+		if got := Nearest(word, specKeys); got != want {
+			t.Errorf("Nearest(%q) = %q, want %q", word, got, want)
+		}
+	}
+}
+
+func FuzzParseSpec(f *testing.F) {
+	for _, s := range []string{
+		"http://10.0.0.1:8000,engine=vllm,dp=2,events=tcp://*:5557,replay=tcp://*:5657",
+		"https://[::1]:8000/x,labels=a:b;c:d,lmcache=h/1;2/3;4,bootstrap=h:1,model=a;b",
+		"http://a:1,events=bind:tcp://*:65535,dp=2", "http://u:p@a", ",,,", "http://a:1,=",
+	} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		s, err := ParseSpec("", text)
+		if err != nil {
+			if strings.Contains(err.Error(), "%!") {
+				t.Fatalf("bad message: %s", err)
+			}
+			return
+		}
+		if s.URL == nil || s.Name == "" {
+			t.Fatalf("accepted without URL or name: %+v", s)
+		}
+		if _, err := ParseURL(s.URL.String()); err != nil {
+			t.Fatalf("own URL %s is refused: %v", s.URL, err)
+		}
+		if _, err := NewRegistry(nil).Apply("flag", []Spec{s}); err != nil && s.APIKeyFile == "" {
+			t.Fatalf("parsed but not applicable: %v", err)
+		}
+	})
+}
