@@ -1,0 +1,294 @@
+package admin
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// maxAnswer bounds an answer of the admin API.
+const maxAnswer = 64 << 20
+
+// Client calls the admin API of one router. It is safe for concurrent use.
+type Client struct {
+	base  string
+	token string
+	http  *http.Client
+}
+
+// UnreachableError says that no router answered.
+type UnreachableError struct {
+	URL string
+	Err error
+}
+
+// Error names the address and what to check.
+func (e *UnreachableError) Error() string {
+	return fmt.Sprintf("no router answers at %s: %v (is it running, and is this its --admin-listen address?)", e.URL, e.Err)
+}
+
+// Unwrap is the cause.
+func (e *UnreachableError) Unwrap() error { return e.Err }
+
+// StatusError is an answer that is not 2xx.
+type StatusError struct {
+	Status  int
+	Code    string
+	Message string
+}
+
+// Error is the router's own message.
+func (e *StatusError) Error() string {
+	switch e.Status {
+	case http.StatusUnauthorized:
+		return "the router asks for a token: give --token-file (" + e.Message + ")"
+	case http.StatusNotFound:
+		if e.Message == "" {
+			return "not found: this router may be older than this dynctl"
+		}
+	}
+	if e.Message == "" {
+		return fmt.Sprintf("the router answered %d %s", e.Status, http.StatusText(e.Status))
+	}
+	return e.Message
+}
+
+// NewClient makes a client for a router's admin address: a URL, or HOST:PORT
+// for http. A token file, when given, holds the bearer token.
+func NewClient(router, tokenFile string) (*Client, error) {
+	if !strings.Contains(router, "://") {
+		router = "http://" + router
+	}
+	u, err := url.Parse(router)
+	if err != nil || u.Host == "" || (u.Scheme != "http" && u.Scheme != "https") {
+		return nil, fmt.Errorf("router %q is not a URL such as http://127.0.0.1:8001", router)
+	}
+	c := &Client{base: strings.TrimRight(u.Scheme+"://"+u.Host+u.Path, "/")}
+	if tokenFile != "" {
+		raw, err := os.ReadFile(tokenFile)
+		if err != nil {
+			return nil, fmt.Errorf("token file: %w", err)
+		}
+		c.token = strings.TrimSpace(string(raw))
+	}
+	c.http = &http.Client{Transport: &http.Transport{
+		DialContext:           (&net.Dialer{Timeout: 3 * time.Second}).DialContext,
+		ResponseHeaderTimeout: 40 * time.Second,
+		MaxIdleConnsPerHost:   4,
+		IdleConnTimeout:       time.Minute,
+	}}
+	return c, nil
+}
+
+// URL is the base address of the router's admin API.
+func (c *Client) URL() string { return c.base }
+
+// Close drops idle connections.
+func (c *Client) Close() { c.http.CloseIdleConnections() }
+
+func (c *Client) call(ctx context.Context, method, path string, query url.Values, in, out any) error {
+	target := c.base + path
+	if len(query) > 0 {
+		target += "?" + query.Encode()
+	}
+	var body io.Reader
+	if in != nil {
+		raw, err := json.Marshal(in)
+		if err != nil {
+			return err
+		}
+		body = bytes.NewReader(raw)
+	}
+	req, err := http.NewRequestWithContext(ctx, method, target, body)
+	if err != nil {
+		return err
+	}
+	if in != nil {
+		req.Header.Set("Content-Type", "application/json")
+	}
+	if c.token != "" {
+		req.Header.Set("Authorization", "Bearer "+c.token)
+	}
+	resp, err := c.http.Do(req)
+	if err != nil {
+		if ctx.Err() != nil && !errors.Is(ctx.Err(), context.DeadlineExceeded) {
+			return ctx.Err()
+		}
+		var ue *url.Error
+		if errors.As(err, &ue) {
+			err = ue.Err
+		}
+		return &UnreachableError{URL: c.base, Err: err}
+	}
+	defer resp.Body.Close()
+	raw, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer+1))
+	if err != nil {
+		return &UnreachableError{URL: c.base, Err: err}
+	}
+	if len(raw) > maxAnswer {
+		return fmt.Errorf("%s %s: the answer is larger than %d bytes", method, path, maxAnswer)
+	}
+	if resp.StatusCode/100 != 2 {
+		e := &StatusError{Status: resp.StatusCode}
+		var p Problem
+		if json.Unmarshal(raw, &p) == nil {
+			e.Code, e.Message = p.Error.Code, p.Error.Message
+		}
+		return e
+	}
+	if out == nil {
+		return nil
+	}
+	if err := json.Unmarshal(raw, out); err != nil {
+		return fmt.Errorf("%s%s does not answer like a dynctl router: %w", c.base, path, err)
+	}
+	return nil
+}
+
+// Status asks for the router at one glance.
+func (c *Client) Status(ctx context.Context) (*Status, error) {
+	return get[Status](ctx, c, "/admin/v1/status", nil)
+}
+
+// Workers lists the fleet.
+func (c *Client) Workers(ctx context.Context) (*WorkerList, error) {
+	return get[WorkerList](ctx, c, "/admin/v1/workers", nil)
+}
+
+// Ranks lists the ranks of all workers.
+func (c *Client) Ranks(ctx context.Context) (*RankList, error) {
+	return get[RankList](ctx, c, "/admin/v1/ranks", nil)
+}
+
+// AddWorker adds a worker and answers with its description.
+func (c *Client) AddWorker(ctx context.Context, a AddWorker) (*Worker, error) {
+	var w Worker
+	return &w, c.call(ctx, http.MethodPost, "/admin/v1/workers", nil, a, &w)
+}
+
+// RemoveWorker removes a worker that was added by the admin API or a flag.
+func (c *Client) RemoveWorker(ctx context.Context, name string) error {
+	return c.call(ctx, http.MethodDelete, "/admin/v1/workers/"+url.PathEscape(name), nil, nil, nil)
+}
+
+// DrainWorker stops new requests to a worker; its streams go on.
+func (c *Client) DrainWorker(ctx context.Context, name string) (*Worker, error) {
+	var w Worker
+	return &w, c.call(ctx, http.MethodPost, "/admin/v1/workers/"+url.PathEscape(name)+"/drain", nil, DrainRequest{}, &w)
+}
+
+// ResumeWorker ends a drain.
+func (c *Client) ResumeWorker(ctx context.Context, name string) (*Worker, error) {
+	var w Worker
+	return &w, c.call(ctx, http.MethodPost, "/admin/v1/workers/"+url.PathEscape(name)+"/resume", nil, nil, &w)
+}
+
+// Decisions lists receipts, newest first. filter is as in the API's
+// documentation ("path=remote worker=d0 status>=500"); cursor is Next of the
+// answer before.
+func (c *Client) Decisions(ctx context.Context, limit int, filter, cursor string) (*DecisionList, error) {
+	q := url.Values{"limit": {strconv.Itoa(limit)}}
+	if filter != "" {
+		q.Set("filter", filter)
+	}
+	if cursor != "" {
+		q.Set("cursor", cursor)
+	}
+	return get[DecisionList](ctx, c, "/admin/v1/decisions", q)
+}
+
+// Decision finds one receipt by decision id or request id.
+func (c *Client) Decision(ctx context.Context, id string) (json.RawMessage, error) {
+	r, err := get[json.RawMessage](ctx, c, "/admin/v1/decisions/"+url.PathEscape(id), nil)
+	if err != nil {
+		return nil, err
+	}
+	return *r, nil
+}
+
+// IndexStats asks for the index's figures, rank by rank.
+func (c *Client) IndexStats(ctx context.Context) (*IndexStats, error) {
+	return get[IndexStats](ctx, c, "/admin/v1/index/stats", nil)
+}
+
+// BrowseQuery chooses children of a node of the radix tree; zero fields take
+// the router's defaults.
+type BrowseQuery struct {
+	Node, Sort, Rank string
+	Limit, MinDepth  int
+}
+
+// IndexChildren lists the runs below a node; Node "" is the root.
+func (c *Client) IndexChildren(ctx context.Context, b BrowseQuery) (*IndexChildren, error) {
+	q := url.Values{}
+	for k, v := range map[string]string{"node": b.Node, "sort": b.Sort, "rank": b.Rank} {
+		if v != "" {
+			q.Set(k, v)
+		}
+	}
+	if b.Limit > 0 {
+		q.Set("limit", strconv.Itoa(b.Limit))
+	}
+	if b.MinDepth > 0 {
+		q.Set("min_depth", strconv.Itoa(b.MinDepth))
+	}
+	return get[IndexChildren](ctx, c, "/admin/v1/index/children", q)
+}
+
+// Events lists events after a sequence number, oldest first. With wait above 0
+// the answer may take that long, up to 30 s, until there is one.
+func (c *Client) Events(ctx context.Context, after uint64, limit int, wait time.Duration) (*EventList, error) {
+	q := url.Values{"after": {strconv.FormatUint(after, 10)}, "limit": {strconv.Itoa(limit)}}
+	if wait > 0 {
+		q.Set("wait", wait.String())
+	}
+	return get[EventList](ctx, c, "/admin/v1/events", q)
+}
+
+// Snapshot asks for all that a screen shows; decisions and events bound the
+// two lists, after is the newest event that the caller knows.
+func (c *Client) Snapshot(ctx context.Context, decisions, events int, after uint64) (*Snapshot, error) {
+	return get[Snapshot](ctx, c, "/admin/v1/snapshot", url.Values{
+		"decisions": {strconv.Itoa(decisions)}, "events": {strconv.Itoa(events)}, "after": {strconv.FormatUint(after, 10)},
+	})
+}
+
+// Route asks what would be decided for a request now.
+func (c *Client) Route(ctx context.Context, r RouteRequest) (*RouteAnswer, error) {
+	var a RouteAnswer
+	return &a, c.call(ctx, http.MethodPost, "/admin/v1/route", nil, r, &a)
+}
+
+// Config asks for the effective configuration.
+func (c *Client) Config(ctx context.Context) (*ConfigView, error) {
+	return get[ConfigView](ctx, c, "/admin/v1/config", nil)
+}
+
+// SetConfig changes settings of the running router, all or none.
+func (c *Client) SetConfig(ctx context.Context, settings map[string]any) (*ConfigView, error) {
+	var v ConfigView
+	return &v, c.call(ctx, http.MethodPost, "/admin/v1/config", nil, ConfigPatch{settings}, &v)
+}
+
+// Drain makes the router stop: no new requests, running streams finish.
+func (c *Client) Drain(ctx context.Context, timeout time.Duration) error {
+	return c.call(ctx, http.MethodPost, "/admin/v1/drain", nil, DrainRequest{timeout.Seconds()}, nil)
+}
+
+func get[T any](ctx context.Context, c *Client, path string, q url.Values) (*T, error) {
+	var v T
+	if err := c.call(ctx, http.MethodGet, path, q, nil, &v); err != nil {
+		return nil, err
+	}
+	return &v, nil
+}

@@ -1,0 +1,396 @@
+// Package admin is the router's admin API as its users see it: the JSON types
+// under /admin/v1/ and a client for them. The handler lives with the router.
+//
+// Schema: "dynctl.admin/v1". Keys carry their unit (_tokens, _blocks,
+// _seconds, _ms, _bytes, _share between 0 and 1); a share or figure that is
+// unknown is null or absent, never 0. New keys may appear within v1; a key
+// never changes its meaning.
+package admin
+
+import (
+	"encoding/json"
+	"time"
+)
+
+// Schema names this version of the API.
+const Schema = "dynctl.admin/v1"
+
+// Status is the router at one glance (GET /admin/v1/status).
+type Status struct {
+	Schema  string    `json:"schema"`
+	Version string    `json:"version"`
+	Name    string    `json:"name"` // of this replica; host:port of the data plane by default
+	Now     time.Time `json:"now"`
+	Started time.Time `json:"started"`
+	// State is "starting", "ready", "degraded" or "draining"; Reasons say why
+	// it is not "ready", in plain words.
+	State   string   `json:"state"`
+	Reasons []string `json:"reasons"`
+
+	ConfigRevision uint64   `json:"config_revision"`
+	FleetRevision  uint64   `json:"fleet_revision"`
+	Listen         string   `json:"listen"`
+	Models         []string `json:"models"`
+
+	Policy          string `json:"policy"`
+	PrefillPolicy   string `json:"prefill_policy"`
+	DecodePolicy    string `json:"decode_policy"`
+	ThresholdTokens int    `json:"threshold_tokens"`
+	ThresholdOn     string `json:"threshold_on"`
+	PrefillFallback string `json:"prefill_fallback"`
+	Tokenizer       string `json:"tokenizer"` // "local", "engine", "estimate", with its state in Reasons
+	BlockSizeTokens int    `json:"block_size_tokens"`
+
+	Workers  WorkerCounts `json:"workers"`
+	Traffic  Traffic      `json:"traffic"`
+	Index    IndexTotals  `json:"index"`
+	Ledger   LedgerTotals `json:"ledger"`
+	Runtime  Runtime      `json:"runtime"`
+	Recorder *Recorder    `json:"recorder,omitempty"`
+}
+
+// WorkerCounts counts workers by role and condition.
+type WorkerCounts struct {
+	Total      int `json:"total"`
+	Prefill    int `json:"prefill"`
+	Decode     int `json:"decode"`
+	Aggregated int `json:"aggregated"`
+	Usable     int `json:"usable"`
+	Ranks      int `json:"ranks"`
+}
+
+// Traffic holds counters since the start; rates are differences of two
+// answers divided by the difference of their "now".
+type Traffic struct {
+	Requests   uint64 `json:"requests_total"`
+	Completed  uint64 `json:"completed_total"`
+	Failed     uint64 `json:"failed_total"`    // answered 5xx or cut
+	Cancelled  uint64 `json:"cancelled_total"` // the client left
+	Rejected   uint64 `json:"rejected_total"`  // 4xx of the router
+	Inflight   int    `json:"inflight_requests"`
+	Queued     int    `json:"queued_requests"`
+	Local      uint64 `json:"local_total"`
+	Remote     uint64 `json:"remote_total"`
+	Fallbacks  uint64 `json:"fallback_total"`
+	Retries    uint64 `json:"retry_total"`
+	Recomputes uint64 `json:"silent_recompute_total"`
+	// Tokens as engines reported them in usage.
+	PromptTokens     uint64 `json:"prompt_tokens_total"`
+	CachedTokens     uint64 `json:"cached_tokens_total"`
+	PredictedTokens  uint64 `json:"predicted_cached_tokens_total"`
+	CompletionTokens uint64 `json:"completion_tokens_total"`
+	// TTFT and ITL are quantiles over the last minute; absent without samples.
+	TTFT *Quantiles `json:"ttft_ms,omitempty"`
+	ITL  *Quantiles `json:"itl_ms,omitempty"`
+	E2E  *Quantiles `json:"e2e_ms,omitempty"`
+	// Overhead is the router's own time for a decision, read to dispatch.
+	Overhead *Quantiles `json:"overhead_us,omitempty"`
+}
+
+// Quantiles of a sample.
+type Quantiles struct {
+	Count uint64  `json:"count"`
+	P50   float64 `json:"p50"`
+	P90   float64 `json:"p90"`
+	P99   float64 `json:"p99"`
+	Max   float64 `json:"max"`
+}
+
+// IndexTotals are the figures of the KV index.
+type IndexTotals struct {
+	Blocks        int64   `json:"blocks"`
+	Memberships   int64   `json:"memberships"`
+	Nodes         int64   `json:"nodes"`
+	Bytes         int64   `json:"memory_bytes"`
+	MaxBlocks     int64   `json:"max_memberships"`
+	Lookups       uint64  `json:"lookups_total"`
+	Stored        uint64  `json:"stored_total"`
+	Removed       uint64  `json:"removed_total"`
+	Orphaned      uint64  `json:"orphaned_total"`
+	Refused       uint64  `json:"refused_total"`
+	UntrustedRank int     `json:"untrusted_ranks"`
+	HitShare      float64 `json:"hit_share"` // predicted cached tokens / prompt tokens since the start
+}
+
+// LedgerTotals are the router's own account of work in flight.
+type LedgerTotals struct {
+	Requests      int   `json:"active_requests"`
+	PrefillTokens int64 `json:"prefill_tokens"`
+	DecodeBlocks  int64 `json:"decode_blocks"`
+	Reservations  int64 `json:"open_reservations"`
+}
+
+// Runtime is the process.
+type Runtime struct {
+	Goroutines int     `json:"goroutines"`
+	HeapBytes  uint64  `json:"heap_bytes"`
+	RSSBytes   uint64  `json:"rss_bytes"`
+	CPUSeconds float64 `json:"cpu_seconds"`
+	OpenFiles  int     `json:"open_files"`
+}
+
+// Recorder is the state of a running recording.
+type Recorder struct {
+	Path    string `json:"path"`
+	Bytes   int64  `json:"bytes"`
+	Records uint64 `json:"records"`
+	Dropped uint64 `json:"dropped"`
+	Error   string `json:"error,omitempty"`
+}
+
+// Worker is one engine process (GET /admin/v1/workers).
+type Worker struct {
+	Name            string            `json:"name"`
+	URL             string            `json:"url"`
+	Engine          string            `json:"engine"`
+	Version         string            `json:"version,omitempty"`
+	Role            string            `json:"role"`
+	Connector       string            `json:"connector,omitempty"`
+	Models          []string          `json:"models"`
+	LoRAs           []string          `json:"loras,omitempty"`
+	Labels          map[string]string `json:"labels,omitempty"`
+	DP              int               `json:"dp"`
+	BlockSizeTokens int               `json:"block_size_tokens"`
+	MaxModelLen     int               `json:"max_model_len_tokens"`
+	KVBlocks        int               `json:"kv_blocks_per_rank"` // engine blocks; 0 unknown
+	Source          string            `json:"source"`
+	Origin          string            `json:"origin,omitempty"`
+	Health          string            `json:"health"`
+	Reason          string            `json:"reason,omitempty"`
+	Since           time.Time         `json:"since,omitzero"`
+	Draining        bool              `json:"draining"`
+	Usable          bool              `json:"usable"`
+	Conflict        string            `json:"conflict,omitempty"`
+	Ranks           []Rank            `json:"ranks"`
+}
+
+// Rank is one data-parallel rank, as the router sees it and as its engine
+// does (GET /admin/v1/ranks).
+type Rank struct {
+	Label  string `json:"label"` // "worker/dpN"
+	Worker string `json:"worker"`
+	DP     int    `json:"dp"`
+	Slot   uint32 `json:"slot"`
+	Role   string `json:"role"`
+	Health string `json:"health"`
+	Usable bool   `json:"usable"`
+	Reason string `json:"reason,omitempty"`
+
+	// The router's account.
+	ActiveRequests int    `json:"active_requests"`
+	PrefillTokens  int64  `json:"prefill_tokens"`
+	DecodeBlocks   int64  `json:"decode_blocks"`
+	Requests       uint64 `json:"requests_total"`
+	Failures       uint64 `json:"failures_total"`
+
+	// The index and its feed.
+	IndexBlocks   int64 `json:"index_blocks"` // router blocks
+	CapacityBlock int64 `json:"capacity_blocks,omitempty"`
+	Feed          Feed  `json:"feed"`
+
+	// What the engine says; null while it has not told.
+	Engine *EngineLoad `json:"engine"`
+}
+
+// EngineLoad is the newest scrape of a rank.
+type EngineLoad struct {
+	Running       *int      `json:"running_requests"`
+	Waiting       *int      `json:"waiting_requests"`
+	KVUsage       *float64  `json:"kv_usage_share"`
+	PrefixQueries *float64  `json:"prefix_queries_tokens_total"`
+	PrefixHits    *float64  `json:"prefix_hits_tokens_total"`
+	ExternalHits  *float64  `json:"external_hits_tokens_total"`
+	At            time.Time `json:"at"`
+}
+
+// Feed is the state of a rank's KV event feed.
+type Feed struct {
+	// State is "none", "connecting", "live", "gap", "replaying", "stale" or
+	// "unknown".
+	State    string    `json:"state"`
+	Trusted  bool      `json:"trusted"`
+	Reason   string    `json:"reason,omitempty"`
+	Since    time.Time `json:"since,omitzero"`
+	Endpoint string    `json:"endpoint,omitempty"`
+	LastSeq  uint64    `json:"last_seq"`
+	LastAt   time.Time `json:"last_at,omitzero"`
+	Batches  uint64    `json:"batches_total"`
+	Events   uint64    `json:"events_total"`
+	Blocks   uint64    `json:"blocks_total"`
+	Gaps     uint64    `json:"gaps_total"`
+	Replayed uint64    `json:"replayed_batches_total"`
+	Restarts uint64    `json:"restarts_total"`
+	Errors   uint64    `json:"decode_errors_total"`
+	Orphans  uint64    `json:"orphaned_blocks_total"`
+	Lost     uint64    `json:"lost_batches_total"`
+}
+
+// WorkerList answers GET /admin/v1/workers.
+type WorkerList struct {
+	Schema   string    `json:"schema"`
+	Now      time.Time `json:"now"`
+	Revision uint64    `json:"fleet_revision"`
+	Workers  []Worker  `json:"workers"`
+}
+
+// RankList answers GET /admin/v1/ranks.
+type RankList struct {
+	Schema string    `json:"schema"`
+	Now    time.Time `json:"now"`
+	Ranks  []Rank    `json:"ranks"`
+}
+
+// AddWorker is the body of POST /admin/v1/workers: the flag form of a worker.
+type AddWorker struct {
+	Role string `json:"role,omitempty"`
+	Spec string `json:"spec"`
+}
+
+// DecisionList answers GET /admin/v1/decisions, newest first. Decisions are
+// receipts (schema dynctl.receipt/v1), given as they are so that this package
+// does not repeat their shape.
+type DecisionList struct {
+	Schema    string            `json:"schema"`
+	Now       time.Time         `json:"now"`
+	Decisions []json.RawMessage `json:"decisions"`
+	// Next is the cursor of older decisions; empty at the end.
+	Next string `json:"next,omitempty"`
+	// Total counts the decisions since the start.
+	Total uint64 `json:"decisions_total"`
+}
+
+// IndexStats answers GET /admin/v1/index/stats.
+type IndexStats struct {
+	Schema string      `json:"schema"`
+	Now    time.Time   `json:"now"`
+	Totals IndexTotals `json:"totals"`
+	Ranks  []IndexRank `json:"ranks"`
+}
+
+// IndexRank is what the index holds of one rank.
+type IndexRank struct {
+	Label    string `json:"label"`
+	Slot     uint32 `json:"slot"`
+	Blocks   int64  `json:"blocks"`
+	Stored   uint64 `json:"stored_total"`
+	Removed  uint64 `json:"removed_total"`
+	Orphaned uint64 `json:"orphaned_total"`
+	Refused  uint64 `json:"refused_total"`
+	Lost     bool   `json:"lost"`
+}
+
+// IndexChildren answers GET /admin/v1/index/children?node=&sort=&limit=&rank=.
+type IndexChildren struct {
+	Schema   string      `json:"schema"`
+	Now      time.Time   `json:"now"`
+	Node     *IndexNode  `json:"node"` // null for the root
+	Children []IndexNode `json:"children"`
+	Total    int         `json:"total"`
+	Partial  bool        `json:"partial"`
+}
+
+// IndexNode is one run of blocks in the radix tree.
+type IndexNode struct {
+	ID           string   `json:"id"`
+	OffsetBlocks int      `json:"offset_blocks"`
+	DepthBlocks  int      `json:"depth_blocks"`
+	LengthBlocks int      `json:"length_blocks"`
+	Local        string   `json:"local_hash"` // of the first block, 16 hex digits
+	Children     int      `json:"children"`
+	Blocks       int      `json:"subtree_blocks"`
+	Exact        bool     `json:"subtree_exact"`
+	Ranks        int      `json:"ranks"`
+	Longest      int      `json:"longest_blocks"`
+	Hits         uint64   `json:"hits_total"`
+	RankLabels   []string `json:"rank_labels"` // at most 64
+}
+
+// Event is one entry of the event log.
+type Event struct {
+	Seq      uint64         `json:"seq"`
+	At       time.Time      `json:"at"`
+	Kind     string         `json:"kind"`
+	Severity string         `json:"severity"` // "info", "warn", "error"
+	Worker   string         `json:"worker,omitempty"`
+	Rank     string         `json:"rank,omitempty"`
+	Text     string         `json:"text"`
+	Request  string         `json:"request,omitempty"` // decision id
+	Fields   map[string]any `json:"fields,omitempty"`
+}
+
+// EventList answers GET /admin/v1/events?after=&limit=&wait=, oldest first.
+type EventList struct {
+	Schema string    `json:"schema"`
+	Now    time.Time `json:"now"`
+	Events []Event   `json:"events"`
+	Newest uint64    `json:"newest_seq"`
+	Lost   uint64    `json:"lost"` // overwritten between "after" and the first event
+}
+
+// Snapshot answers GET /admin/v1/snapshot?decisions=&events=&after=: all that
+// a screen needs for one refresh, taken at one moment.
+type Snapshot struct {
+	Schema    string            `json:"schema"`
+	Status    Status            `json:"status"`
+	Workers   []Worker          `json:"workers"` // with their ranks
+	Decisions []json.RawMessage `json:"decisions"`
+	Events    []Event           `json:"events"`
+}
+
+// RouteRequest is the body of POST /admin/v1/route, a dry run: what would be
+// decided for this request now. Exactly one of Body, Prompt and Tokens is set.
+type RouteRequest struct {
+	// Endpoint is the path that the body is for; /v1/completions by default.
+	Endpoint string          `json:"endpoint,omitempty"`
+	Body     json.RawMessage `json:"body,omitempty"`
+	Model    string          `json:"model,omitempty"`
+	Prompt   string          `json:"prompt,omitempty"`
+	Tokens   []uint32        `json:"tokens,omitempty"`
+	// Path forces "local" or "remote"; Session is the session key.
+	Path    string `json:"path,omitempty"`
+	Session string `json:"session,omitempty"`
+}
+
+// RouteAnswer answers a dry run. Receipt has the form of a decision's receipt,
+// without an outcome; Text is the same in plain words.
+type RouteAnswer struct {
+	Schema  string          `json:"schema"`
+	Receipt json.RawMessage `json:"receipt"`
+	Text    string          `json:"text"`
+}
+
+// ConfigView answers GET /admin/v1/config.
+type ConfigView struct {
+	Schema   string        `json:"schema"`
+	Revision uint64        `json:"config_revision"`
+	Settings []ConfigValue `json:"settings"`
+}
+
+// ConfigValue is one effective setting.
+type ConfigValue struct {
+	Key    string `json:"key"`
+	Value  any    `json:"value"`
+	Origin string `json:"origin"`
+}
+
+// ConfigPatch is the body of POST /admin/v1/config: settings that may change
+// while the router runs ("routing.threshold", "routing.policy", …). All are
+// applied at once or none.
+type ConfigPatch struct {
+	Settings map[string]any `json:"settings"`
+}
+
+// DrainRequest is the body of POST /admin/v1/drain (the router itself) and of
+// POST /admin/v1/workers/{name}/drain.
+type DrainRequest struct {
+	TimeoutSeconds float64 `json:"timeout_seconds,omitempty"`
+}
+
+// Problem is the body of an answer that is not 2xx.
+type Problem struct {
+	Error struct {
+		Message string `json:"message"`
+		Type    string `json:"type"`
+		Code    string `json:"code"`
+	} `json:"error"`
+}
