@@ -1,0 +1,74 @@
+// Package tokenize turns the prompt of a request into the token ids that an
+// engine would compute for it.
+//
+// Two tokenizers do this: [Local] runs a model's tokenizer.json in process,
+// and [Engine] asks an engine's POST /tokenize. When neither is there, a
+// request is measured with [Estimate] and its routing text is taken with
+// [Text], which are pure functions over the request body.
+//
+// Wire formats: POST /tokenize in the prompt form and the chat form as read
+// from vLLM 0.32.0; SGLang answers the prompt form with the same keys.
+package tokenize
+
+import (
+	"context"
+	"errors"
+)
+
+// Source says where a request's token ids, or the count that stands for them,
+// came from. Receipts carry it, so that an estimate is never taken for a fact.
+type Source string
+
+// The closed set of sources.
+const (
+	SourceLocal    Source = "local"    // computed in process from tokenizer.json
+	SourceEngine   Source = "engine"   // answered by an engine's /tokenize
+	SourceIDs      Source = "ids"      // the client sent token ids
+	SourceEstimate Source = "estimate" // code points / 4; there are no ids
+)
+
+// Result is a tokenized prompt.
+type Result struct {
+	IDs    []uint32 // the prompt's token ids; nil when Source is SourceEstimate; not to be modified
+	Tokens int      // the prompt's length in tokens: len(IDs), or the estimate
+	Source Source
+	Cached bool // the engine tokenizer answered from its cache
+}
+
+// Tokenizer computes the ids of a prompt. Implementations are safe for
+// concurrent use.
+type Tokenizer interface {
+	// Prompt tokenizes plain text. addSpecial adds what the model's
+	// post-processor adds to a prompt, such as a begin-of-sequence token.
+	Prompt(ctx context.Context, text string, addSpecial bool) (Result, error)
+
+	// Chat tokenizes the rendered form of an OpenAI chat completion request,
+	// given as the raw JSON body.
+	Chat(ctx context.Context, body []byte) (Result, error)
+}
+
+// Errors a caller branches on. They are wrapped with details.
+var (
+	// ErrUnsupported: this tokenizer cannot produce exact ids for the request
+	// (an image in a message, a chat template it does not have). Another
+	// tokenizer may.
+	ErrUnsupported = errors.New("not supported by this tokenizer")
+
+	// ErrTooLarge: the text or the answer is over a configured limit.
+	ErrTooLarge = errors.New("over the size limit")
+
+	// ErrBadRequest: the body is not a request that can be tokenized.
+	ErrBadRequest = errors.New("bad request")
+
+	// ErrUnavailable: the engine could not be reached, timed out or answered
+	// 5xx; trying again later may work.
+	ErrUnavailable = errors.New("engine tokenizer unavailable")
+
+	// ErrRefused: the engine answered 4xx to this request; trying the same
+	// again will not work.
+	ErrRefused = errors.New("engine refused to tokenize")
+
+	// ErrBadAnswer: the engine answered 200 with something that is not a
+	// tokenization.
+	ErrBadAnswer = errors.New("engine gave a malformed tokenization")
+)
