@@ -1,0 +1,85 @@
+package api
+
+import (
+	"encoding/json"
+	"fmt"
+)
+
+// Alias is another name under which a model is offered.
+type Alias struct{ Name, Target string }
+
+// ModelList is the merged answer to /v1/models.
+type ModelList struct {
+	ids     []string
+	objects map[string]json.RawMessage
+}
+
+// MergeModels joins the answers of several workers to /v1/models: every model
+// once, in the order in which it is first seen, described as the first worker
+// that has it does. An alias whose target some worker has is added under its
+// own id with "root" naming the target. The error names the answers that could
+// not be read (by index); the list then holds what the others told.
+func MergeModels(answers [][]byte, aliases []Alias) (*ModelList, error) {
+	l := &ModelList{objects: make(map[string]json.RawMessage)}
+	var bad error
+	for i, raw := range answers {
+		var list struct {
+			Data []json.RawMessage `json:"data"`
+		}
+		if err := json.Unmarshal(raw, &list); err != nil {
+			bad = fmt.Errorf("model list %d: %w", i, err)
+			continue
+		}
+		for _, m := range list.Data {
+			var head struct {
+				ID string `json:"id"`
+			}
+			if json.Unmarshal(m, &head) != nil || head.ID == "" {
+				bad = fmt.Errorf("model list %d: an entry has no id", i)
+				continue
+			}
+			l.add(head.ID, m)
+		}
+	}
+	for _, a := range aliases {
+		target, ok := l.objects[a.Target]
+		if !ok {
+			continue
+		}
+		var v View
+		if v.Parse(target, Unknown, Limits{}) != nil {
+			continue
+		}
+		l.add(a.Name, Splice(nil, &v, []Edit{Set("id", RawString(a.Name)), Set("root", RawString(a.Target))}))
+	}
+	return l, bad
+}
+
+func (l *ModelList) add(id string, object json.RawMessage) {
+	if _, ok := l.objects[id]; ok {
+		return
+	}
+	l.ids = append(l.ids, id)
+	l.objects[id] = object
+}
+
+// IDs are the names of the models in the list.
+func (l *ModelList) IDs() []string { return l.ids }
+
+// JSON is the body of the answer to /v1/models.
+func (l *ModelList) JSON() []byte {
+	out := []byte(`{"object":"list","data":[`)
+	for i, id := range l.ids {
+		if i > 0 {
+			out = append(out, ',')
+		}
+		out = append(out, l.objects[id]...)
+	}
+	return append(out, ']', '}')
+}
+
+// Model is the body of the answer to /v1/models/{id}.
+func (l *ModelList) Model(id string) (body []byte, ok bool) {
+	body, ok = l.objects[id]
+	return body, ok
+}

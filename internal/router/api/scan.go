@@ -1,0 +1,337 @@
+package api
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math/bits"
+	"unicode/utf8"
+)
+
+// scanner walks JSON text and validates what it passes. All its methods take
+// the index at which to begin and return the index after what they read, or -1
+// when the text is bad; at and what then say where and why.
+type scanner struct {
+	b        []byte
+	depth    int
+	maxDepth int
+	at       int
+	what     string
+	// bad, when set, is an error about valid JSON of the wrong shape.
+	bad *Error
+}
+
+func (s *scanner) fail(at int, what string) int {
+	s.at, s.what = at, what
+	return -1
+}
+
+// found names the byte at i for an error message.
+func found(b []byte, i int) string {
+	if i >= len(b) {
+		return "the end of the body"
+	}
+	if c := b[i]; c >= 0x20 && c < 0x7f {
+		return fmt.Sprintf("%q", c)
+	}
+	return fmt.Sprintf("byte 0x%02x", b[i])
+}
+
+// reject stops the walk with an error that is not one of syntax.
+func (s *scanner) reject(e *Error) int {
+	s.bad = e
+	return -1
+}
+
+func (s *scanner) err() *Error {
+	if s.bad != nil {
+		return s.bad
+	}
+	return &Error{
+		Status: 400, Code: CodeInvalidJSON,
+		Message: fmt.Sprintf("the request body is not valid JSON: %s, found %s at byte %d", s.what, found(s.b, s.at), s.at),
+	}
+}
+
+func (s *scanner) space(i int) int {
+	b := s.b
+	for i < len(b) {
+		switch b[i] {
+		case ' ', '\n', '\r', '\t':
+			i++
+		default:
+			return i
+		}
+	}
+	return i
+}
+
+const (
+	ones  = 0x0101010101010101
+	highs = 0x8080808080808080
+)
+
+// str reads a string whose opening quote is at i-1 and returns the index after
+// the closing quote, and whether there were escapes. It takes eight bytes at a
+// time, because prompts are long and mostly free of anything special.
+func (s *scanner) str(i int) (end int, escaped bool) {
+	b := s.b
+	start := i
+	var seen uint64
+	for {
+		for i+8 <= len(b) {
+			x := binary.LittleEndian.Uint64(b[i:])
+			q := x ^ (ones * '"')
+			e := x ^ (ones * '\\')
+			// A byte's high bit is set where it is a quote, a backslash or
+			// below 0x20. A borrow can set a wrong bit only above a right
+			// one, so that the lowest bit is always right.
+			m := ((q-ones)&^q | (e-ones)&^e | (x-ones*0x20)&^x) & highs
+			if m == 0 {
+				seen |= x
+				i += 8
+				continue
+			}
+			k := bits.TrailingZeros64(m) &^ 7
+			seen |= x & (1<<k - 1)
+			i += k >> 3
+			break
+		}
+		if i >= len(b) {
+			return s.fail(i, "a string is not closed"), false
+		}
+		c := b[i]
+		switch {
+		case c == '"':
+			if seen&highs != 0 && !utf8.Valid(b[start:i]) {
+				return s.fail(badUTF8(b, start, i), "a string is not valid UTF-8"), false
+			}
+			return i + 1, escaped
+		case c == '\\':
+			escaped = true
+			if i+1 >= len(b) {
+				return s.fail(i+1, "a string is not closed"), false
+			}
+			switch b[i+1] {
+			case '"', '\\', '/', 'b', 'f', 'n', 'r', 't':
+				i += 2
+			case 'u':
+				for k := i + 2; k < i+6; k++ {
+					if k >= len(b) || !isHex(b[k]) {
+						return s.fail(k, "expected four hexadecimal digits after \\u"), false
+					}
+				}
+				i += 6
+			default:
+				return s.fail(i+1, "expected one of \"\\/bfnrtu after a backslash"), false
+			}
+		case c < 0x20:
+			return s.fail(i, "a control character in a string must be escaped"), false
+		default:
+			seen |= uint64(c) // the last few bytes of the body
+			i++
+		}
+	}
+}
+
+func isHex(c byte) bool {
+	return c >= '0' && c <= '9' || c >= 'a' && c <= 'f' || c >= 'A' && c <= 'F'
+}
+
+func badUTF8(b []byte, i, end int) int {
+	for i < end {
+		r, n := utf8.DecodeRune(b[i:end])
+		if r == utf8.RuneError && n <= 1 {
+			return i
+		}
+		i += n
+	}
+	return i
+}
+
+func (s *scanner) digits(i int) int {
+	for i < len(s.b) && s.b[i]-'0' <= 9 {
+		i++
+	}
+	return i
+}
+
+func (s *scanner) number(i int) int {
+	b := s.b
+	if b[i] == '-' {
+		i++
+	}
+	switch {
+	case i >= len(b) || b[i]-'0' > 9:
+		return s.fail(i, "expected a digit")
+	case b[i] == '0':
+		i++
+		if i < len(b) && b[i]-'0' <= 9 {
+			return s.fail(i, "a number must not begin with 0")
+		}
+	default:
+		i = s.digits(i)
+	}
+	if i < len(b) && b[i] == '.' {
+		j := s.digits(i + 1)
+		if j == i+1 {
+			return s.fail(j, "expected a digit after the decimal point")
+		}
+		i = j
+	}
+	if i < len(b) && b[i]|0x20 == 'e' {
+		i++
+		if i < len(b) && (b[i] == '+' || b[i] == '-') {
+			i++
+		}
+		j := s.digits(i)
+		if j == i {
+			return s.fail(j, "expected a digit in the exponent")
+		}
+		i = j
+	}
+	return i
+}
+
+func (s *scanner) literal(i int, word string) int {
+	if len(s.b)-i >= len(word) && string(s.b[i:i+len(word)]) == word {
+		return i + len(word)
+	}
+	return s.fail(i, "expected a JSON value")
+}
+
+// value reads any value that begins at i (no white space before it).
+func (s *scanner) value(i int) int {
+	if i >= len(s.b) {
+		return s.fail(i, "expected a JSON value")
+	}
+	switch c := s.b[i]; c {
+	case '"':
+		end, _ := s.str(i + 1)
+		return end
+	case '{':
+		return s.object(i, nil)
+	case '[':
+		return s.array(i, nil)
+	case 't':
+		return s.literal(i, "true")
+	case 'f':
+		return s.literal(i, "false")
+	case 'n':
+		return s.literal(i, "null")
+	default:
+		if c == '-' || c-'0' <= 9 {
+			return s.number(i)
+		}
+		return s.fail(i, "expected a JSON value")
+	}
+}
+
+// member is called with the span of a key between its quotes and the index of
+// its value; it reads the value and returns the index after it.
+type member func(key Span, escaped bool, value int) int
+
+// object reads an object that begins at i; on, when not nil, reads its values.
+func (s *scanner) object(i int, on member) int {
+	if s.depth++; s.depth > s.maxDepth {
+		return s.fail(i, fmt.Sprintf("values are nested deeper than %d", s.maxDepth))
+	}
+	i = s.space(i + 1)
+	if i < len(s.b) && s.b[i] == '}' {
+		s.depth--
+		return i + 1
+	}
+	for {
+		if i >= len(s.b) || s.b[i] != '"' {
+			return s.fail(i, "expected a string as the key of an object's member")
+		}
+		key := Span{Start: i + 1}
+		end, escaped := s.str(i + 1)
+		if end < 0 {
+			return -1
+		}
+		key.End = end - 1
+		i = s.space(end)
+		if i >= len(s.b) || s.b[i] != ':' {
+			return s.fail(i, "expected ':' after a key")
+		}
+		i = s.space(i + 1)
+		if on != nil {
+			i = on(key, escaped, i)
+		} else {
+			i = s.value(i)
+		}
+		if i < 0 {
+			return -1
+		}
+		i = s.space(i)
+		if i >= len(s.b) {
+			return s.fail(i, "expected ',' or '}' after a member of an object")
+		}
+		switch s.b[i] {
+		case ',':
+			i = s.space(i + 1)
+		case '}':
+			s.depth--
+			return i + 1
+		default:
+			return s.fail(i, "expected ',' or '}' after a member of an object")
+		}
+	}
+}
+
+// array reads an array that begins at i; on, when not nil, reads its elements.
+func (s *scanner) array(i int, on func(i int) int) int {
+	if s.depth++; s.depth > s.maxDepth {
+		return s.fail(i, fmt.Sprintf("values are nested deeper than %d", s.maxDepth))
+	}
+	i = s.space(i + 1)
+	if i < len(s.b) && s.b[i] == ']' {
+		s.depth--
+		return i + 1
+	}
+	for {
+		switch {
+		case on != nil:
+			i = on(i)
+		default:
+			i = s.value(i)
+		}
+		if i < 0 {
+			return -1
+		}
+		i = s.space(i)
+		if i >= len(s.b) {
+			return s.fail(i, "expected ',' or ']' after an element of an array")
+		}
+		switch s.b[i] {
+		case ',':
+			i = s.space(i + 1)
+		case ']':
+			s.depth--
+			return i + 1
+		default:
+			return s.fail(i, "expected ',' or ']' after an element of an array")
+		}
+	}
+}
+
+// kindOf names the JSON type of a valid value for messages.
+func kindOf(v []byte) string {
+	if len(v) == 0 {
+		return "nothing"
+	}
+	switch v[0] {
+	case '"':
+		return "a string"
+	case '{':
+		return "an object"
+	case '[':
+		return "a list"
+	case 't', 'f':
+		return "a boolean"
+	case 'n':
+		return "null"
+	default:
+		return "a number"
+	}
+}
