@@ -1,0 +1,334 @@
+// Package ledger is the router's own account of work in flight: per rank, how
+// many requests it runs, how many prompt tokens it has still to prefill and how
+// many KV blocks its requests hold.
+//
+// Work is entered by Reserve when a request is routed and leaves through its
+// Reservation: FirstToken ends the prefill, Progress grows the blocks, Release
+// ends it all, once. There are no timers: an entry lives exactly as long as
+// its stream. After a drain the ledger is zero, and Balanced names every rank
+// where it is not.
+//
+// An account belongs to a *workers.Rank, not to its slot: when a slot is used
+// again by another rank, reservations on the old rank still settle against the
+// old account.
+//
+// Blocks are counted per request, also where running requests share a prompt
+// prefix: a decode step reads the whole context of every sequence, so this is
+// the load that decoding feels. It is an upper bound of the memory in use; the
+// engine's own KV usage, scraped beside it, is the measure of that.
+package ledger
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"sync"
+	"sync/atomic"
+
+	"github.com/dynctl/dynctl/internal/workers"
+)
+
+// HalfLifeTokens is how fast Load.Fresh fades: it halves each time the ledger's
+// ranks were given this many uncached prompt tokens each, on average.
+const HalfLifeTokens = 512 * 512
+
+// Amounts is work in flight on a rank.
+type Amounts struct {
+	// Requests is the number of reservations.
+	Requests int
+	// PrefillTokens is the uncached prompt tokens without a first token yet.
+	PrefillTokens int
+	// DecodeBlocks is the KV blocks that the requests hold.
+	DecodeBlocks int
+}
+
+// zero reports whether nothing is in flight.
+func (a Amounts) zero() bool { return a == Amounts{} }
+
+// Load is a rank's state for a decision.
+type Load struct {
+	Amounts
+	// Fresh is the uncached prompt tokens that the rank was given of late,
+	// see HalfLifeTokens.
+	Fresh int
+	// LastTurn is the number of the rank's newest reservation among all of the
+	// ledger's, 0 for none.
+	LastTurn uint64
+}
+
+// Claim is what one request will take of a rank.
+type Claim struct {
+	// PrefillTokens is the uncached prompt tokens that this rank computes; 0
+	// on the decode rank of a remote prefill.
+	PrefillTokens int
+	// ContextTokens is the prompt's length, if the rank holds its KV while it
+	// decodes; 0 on a prefill leg.
+	ContextTokens int
+	// BlockSize is the router's block in tokens; without one no blocks are
+	// counted.
+	BlockSize int
+}
+
+// blocks is how many blocks the claim's context fills after generated tokens.
+func (c *Claim) blocks(generated int) int {
+	if c.BlockSize <= 0 || c.ContextTokens <= 0 {
+		return 0
+	}
+	return (c.ContextTokens + generated + c.BlockSize - 1) / c.BlockSize
+}
+
+// account is one rank's figures. The counters are read without a lock; a
+// reader may see one of them before and another after a concurrent change.
+type account struct {
+	rank     *workers.Rank
+	requests atomic.Int64
+	prefill  atomic.Int64
+	blocks   atomic.Int64
+	lastTurn atomic.Uint64
+	fresh    atomic.Pointer[fresh]
+}
+
+// fresh is a fading sum and the ledger's clock at the time it was right.
+type fresh struct{ tokens, at float64 }
+
+func (a *account) amounts() Amounts {
+	return Amounts{Requests: int(a.requests.Load()), PrefillTokens: int(a.prefill.Load()), DecodeBlocks: int(a.blocks.Load())}
+}
+
+// Ledger is the account of a fleet. It is safe for concurrent use.
+type Ledger struct {
+	// slots is indexed by Rank.Slot and copied on write.
+	slots atomic.Pointer[[]*account]
+	// clock is the uncached tokens given to all ranks so far.
+	clock atomic.Uint64
+	turn  atomic.Uint64
+	ranks atomic.Int64 // accounts in slots
+
+	doubles atomic.Uint64
+
+	mu sync.Mutex // guards writes of slots, and:
+	// retired are accounts whose slot went to another rank while they had
+	// work in flight; settled ones are dropped at the next change.
+	retired []*account
+}
+
+// New is an empty ledger.
+func New() *Ledger {
+	l := &Ledger{}
+	l.slots.Store(new([]*account))
+	return l
+}
+
+// find is the rank's account, or nil if it has none.
+func (l *Ledger) find(r *workers.Rank) *account {
+	s := *l.slots.Load()
+	if int(r.Slot) < len(s) {
+		if a := s[r.Slot]; a != nil && a.rank == r {
+			return a
+		}
+	}
+	return nil
+}
+
+// open is the rank's account, made if needed.
+func (l *Ledger) open(r *workers.Rank) *account {
+	if a := l.find(r); a != nil {
+		return a
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if a := l.find(r); a != nil {
+		return a
+	}
+	l.settle()
+	// A rank that lost its slot may still get work from a decision made
+	// before; it keeps its account.
+	for _, a := range l.retired {
+		if a.rank == r {
+			return a
+		}
+	}
+	old := *l.slots.Load()
+	s := make([]*account, max(len(old), int(r.Slot)+1))
+	copy(s, old)
+	if was := s[r.Slot]; was != nil {
+		l.retired = append(l.retired, was)
+	} else {
+		l.ranks.Add(1)
+	}
+	a := &account{rank: r}
+	s[r.Slot] = a
+	l.slots.Store(&s)
+	return a
+}
+
+// settle drops retired accounts without work. The caller holds mu.
+func (l *Ledger) settle() {
+	kept := l.retired[:0]
+	for _, a := range l.retired {
+		if !a.amounts().zero() {
+			kept = append(kept, a)
+		}
+	}
+	clear(l.retired[len(kept):])
+	l.retired = kept
+}
+
+// Reserve enters the work of one request on a rank. The reservation must be
+// released, whatever becomes of the request.
+func (l *Ledger) Reserve(r *workers.Rank, c Claim) *Reservation {
+	a := l.open(r)
+	c.PrefillTokens = max(c.PrefillTokens, 0)
+	v := &Reservation{ledger: l, account: a, claim: c, prefill: c.PrefillTokens, blocks: c.blocks(0)}
+	a.requests.Add(1)
+	a.prefill.Add(int64(v.prefill))
+	a.blocks.Add(int64(v.blocks))
+	a.lastTurn.Store(l.turn.Add(1))
+	if v.prefill > 0 {
+		now := float64(l.clock.Add(uint64(v.prefill)))
+		for {
+			old := a.fresh.Load()
+			if a.fresh.CompareAndSwap(old, &fresh{tokens: l.faded(old, now) + float64(v.prefill), at: now}) {
+				break
+			}
+		}
+	}
+	return v
+}
+
+// faded is what is left of f at a time of the ledger's clock.
+func (l *Ledger) faded(f *fresh, now float64) float64 {
+	if f == nil {
+		return 0
+	}
+	return f.tokens * math.Exp2(-max(now-f.at, 0)/(HalfLifeTokens*float64(max(l.ranks.Load(), 1))))
+}
+
+// Load is the rank's present state. It takes no lock.
+func (l *Ledger) Load(r *workers.Rank) Load {
+	a := l.find(r)
+	if a == nil {
+		return Load{}
+	}
+	return Load{
+		Amounts:  a.amounts(),
+		Fresh:    int(l.faded(a.fresh.Load(), float64(l.clock.Load()))),
+		LastTurn: a.lastTurn.Load(),
+	}
+}
+
+// Forget drops the account of a rank that left the fleet. Work still in flight
+// on it stays on the books until it is released.
+func (l *Ledger) Forget(r *workers.Rank) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.settle()
+	a := l.find(r)
+	if a == nil {
+		return
+	}
+	s := append([]*account(nil), *l.slots.Load()...)
+	s[r.Slot] = nil
+	l.slots.Store(&s)
+	l.ranks.Add(-1)
+	if !a.amounts().zero() {
+		l.retired = append(l.retired, a)
+	}
+}
+
+// each calls on for every account.
+func (l *Ledger) each(on func(a *account)) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, a := range *l.slots.Load() {
+		if a != nil {
+			on(a)
+		}
+	}
+	for _, a := range l.retired {
+		on(a)
+	}
+}
+
+// Total is the work in flight on all ranks.
+func (l *Ledger) Total() Amounts {
+	var t Amounts
+	l.each(func(a *account) {
+		v := a.amounts()
+		t.Requests += v.Requests
+		t.PrefillTokens += v.PrefillTokens
+		t.DecodeBlocks += v.DecodeBlocks
+	})
+	return t
+}
+
+// DoubleReleases counts calls of Release on reservations that were released
+// before: each is a bug in the caller, harmless to the figures.
+func (l *Ledger) DoubleReleases() uint64 { return l.doubles.Load() }
+
+// Balanced is nil when nothing is in flight; else it names every rank that has
+// work on the books. It is meant for after a drain.
+func (l *Ledger) Balanced() error {
+	var errs []error
+	l.each(func(a *account) {
+		if v := a.amounts(); !v.zero() {
+			errs = append(errs, fmt.Errorf("ledger: %s holds %d requests, %d prefill tokens, %d decode blocks",
+				a.rank.Label, v.Requests, v.PrefillTokens, v.DecodeBlocks))
+		}
+	})
+	return errors.Join(errs...)
+}
+
+// Reservation is the work of one request on one rank. Its methods are safe for
+// concurrent use, in any order and number; after Release they do nothing.
+type Reservation struct {
+	ledger  *Ledger
+	account *account
+	claim   Claim
+
+	mu       sync.Mutex // guards the fields below
+	released bool
+	prefill  int // tokens still on the books
+	blocks   int // blocks on the books
+}
+
+// FirstToken ends the prefill: its tokens leave the books. Calls after the
+// first do nothing.
+func (v *Reservation) FirstToken() {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.account.prefill.Add(-int64(v.prefill))
+	v.prefill = 0
+}
+
+// Progress says how many tokens were generated so far; the blocks on the books
+// grow when another is begun, and never shrink.
+func (v *Reservation) Progress(generated int) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.released {
+		return
+	}
+	if n := v.claim.blocks(generated); n > v.blocks {
+		v.account.blocks.Add(int64(n - v.blocks))
+		v.blocks = n
+	}
+}
+
+// Release takes everything off the books. It reports whether this call did;
+// a second one is counted as a bug and changes nothing.
+func (v *Reservation) Release() bool {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.released {
+		v.ledger.doubles.Add(1)
+		return false
+	}
+	v.released = true
+	a := v.account
+	a.prefill.Add(-int64(v.prefill))
+	a.blocks.Add(-int64(v.blocks))
+	a.requests.Add(-1)
+	v.prefill, v.blocks = 0, 0
+	return true
+}

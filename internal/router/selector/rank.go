@@ -1,0 +1,367 @@
+package selector
+
+import (
+	"cmp"
+	"math"
+	"math/bits"
+	"slices"
+)
+
+// Rank orders the candidates of in by its policy and fills out, whose slices
+// it reuses. An unknown policy ranks as KV; ParsePolicy keeps them out.
+func Rank(in *Input, out *Ranking) {
+	n := len(in.Candidates)
+	out.Policy = in.Policy
+	out.Order = out.Order[:0]
+	out.Scores = slices.Grow(out.Scores[:0], n)[:n]
+	clear(out.Scores)
+	out.Tied, out.TieBreak, out.Sampled = 0, TieNone, false
+	if n == 0 {
+		out.Verdict, out.Eligible = NoCandidates, 0
+		return
+	}
+	busy := 0
+	for i := range in.Candidates {
+		e := exclusion(in, i)
+		out.Scores[i].Excluded = e
+		switch {
+		case e.Code == "":
+			out.Order = append(out.Order, i)
+		case e.Busy():
+			busy++
+		}
+	}
+	out.Eligible = len(out.Order)
+	switch {
+	case out.Eligible > 0:
+		out.Verdict = Chosen
+	case busy > 0:
+		out.Verdict = AllBusy
+		return
+	default:
+		out.Verdict = AllExcluded
+		return
+	}
+	switch in.Policy {
+	case LeastLoaded:
+		rankLeastLoaded(in, out)
+	case RoundRobin:
+		rankRoundRobin(in, out)
+	case PowerOfTwo:
+		rankPowerOfTwo(in, out)
+	case Random:
+		sortByLabel(in, out.Order)
+		rotate(out.Order, below(in.Draw, len(out.Order)))
+	case Session:
+		rankSession(in, out)
+	case KVDynamo:
+		rankKV(in, out, false)
+	default:
+		out.Policy = KV
+		rankKV(in, out, true)
+	}
+	if in.Limit > 0 && len(out.Order) > in.Limit {
+		out.Order = out.Order[:in.Limit]
+	}
+}
+
+// exclusion says why candidate i cannot be chosen.
+func exclusion(in *Input, i int) Exclusion {
+	c, b := &in.Candidates[i], &in.Busy
+	if c.Excluded != "" {
+		return Exclusion{Code: ExcludedGiven, Reason: c.Excluded}
+	}
+	if i < len(in.Veto) && in.Veto[i] != "" {
+		return Exclusion{Code: ExcludedGiven, Reason: in.Veto[i]}
+	}
+	if b.DecodeBlocksShare > 0 && c.KVBlocks > 0 {
+		if v := float64(c.DecodeBlocks) / float64(c.KVBlocks); v > b.DecodeBlocksShare {
+			return Exclusion{Code: ExcludedDecodeBlocks, Value: v, Limit: b.DecodeBlocksShare}
+		}
+	}
+	if b.PrefillTokens > 0 && c.PrefillTokens > b.PrefillTokens {
+		return Exclusion{Code: ExcludedPrefillTokens, Value: float64(c.PrefillTokens), Limit: float64(b.PrefillTokens)}
+	}
+	if c.HasLoad {
+		if b.Waiting > 0 && c.Waiting > b.Waiting {
+			return Exclusion{Code: ExcludedWaiting, Value: float64(c.Waiting), Limit: float64(b.Waiting)}
+		}
+		if b.KVUsage > 0 && c.KVUsage > b.KVUsage { // false for NaN
+			return Exclusion{Code: ExcludedKVUsage, Value: c.KVUsage, Limit: b.KVUsage}
+		}
+	}
+	return Exclusion{}
+}
+
+// rankKV is both kv policies; ours selects KV.
+func rankKV(in *Input, out *Ranking, ours bool) {
+	w := &in.Weights
+	bs := float64(max(in.BlockSize, 1))
+	blocks := math.Ceil(float64(in.ISL) / bs)
+	least := math.MaxInt
+	for _, i := range out.Order {
+		least = min(least, in.Candidates[i].PrefillTokens)
+	}
+	for _, i := range out.Order {
+		c, s := &in.Candidates[i], &out.Scores[i]
+		decay := 1.0
+		if w.CreditDecay > 0 && blocks > 0 {
+			decay = 1 / (1 + w.CreditDecay*float64(c.PrefillTokens-least)/bs/blocks)
+		}
+		t := &s.Terms
+		t.OverlapCredit = w.OverlapCredit * decay * float64(c.OverlapBlocks)
+		t.RequestTerm = w.ActiveRequest * float64(c.ActiveRequests)
+		prompt, queued := float64(in.ISL)/bs, float64(c.PrefillTokens)/bs
+		if ours {
+			// The prompt's own uncached work is clamped by itself: a cached
+			// prefix does not pay for the work of others.
+			t.PrefillBlocks = prompt
+			t.QueueBlocks = w.Queue * queued
+			t.SpreadBlocks = w.Spread * float64(c.FreshTokens) / bs
+			if in.Phase != Prefill {
+				t.DecodeBlocks = w.DecodeLoad * float64(c.DecodeBlocks)
+			}
+			s.Cost = w.PrefillLoadScale*max(prompt-t.OverlapCredit, 0) + t.QueueBlocks + t.DecodeBlocks + t.SpreadBlocks + t.RequestTerm
+			continue
+		}
+		// Dynamo's routers: prefill does not track blocks; decode, with
+		// conditional disaggregation, does not track prefill and takes the
+		// credit off its decode blocks. Blocks that the prompt shares with
+		// running requests are counted again, as the ledger does.
+		if in.Phase != Prefill {
+			t.DecodeBlocks = float64(c.DecodeBlocks) + blocks
+		}
+		if in.Phase == Decode {
+			s.Cost = max(t.DecodeBlocks-t.OverlapCredit, 0) + t.RequestTerm
+			continue
+		}
+		t.PrefillBlocks, t.QueueBlocks = prompt, queued
+		s.Cost = w.PrefillLoadScale*max(prompt+queued-t.OverlapCredit, 0) + t.DecodeBlocks + t.RequestTerm
+	}
+	limit := in.Limit
+	if !ours {
+		limit = 0 // the draw needs all that share the lead
+	}
+	order(out.Order, limit, func(a, b int) (int, TieBreak) { return compareKV(in, out, a, b) })
+	out.Tied = tied(out)
+	switch {
+	case w.Temperature > 0:
+		sample(in, out)
+	case out.Tied > 1 && !ours:
+		moveToFront(out.Order, below(in.Draw, out.Tied))
+		out.TieBreak = TieDraw
+	case out.Tied > 1:
+		_, out.TieBreak = compareKV(in, out, out.Order[0], out.Order[1])
+	}
+}
+
+// compareKV is the documented order of policy kv.
+func compareKV(in *Input, out *Ranking, a, b int) (int, TieBreak) {
+	if c := cmp.Compare(out.Scores[a].Cost, out.Scores[b].Cost); c != 0 {
+		return c, TieNone
+	}
+	x, y := &in.Candidates[a], &in.Candidates[b]
+	if c := cmp.Compare(y.OverlapBlocks, x.OverlapBlocks); c != 0 {
+		return c, TieOverlap
+	}
+	if c := cmp.Compare(x.ResidentBlocks, y.ResidentBlocks); c != 0 {
+		return c, TieResident
+	}
+	if c := cmp.Compare(x.LastTurn, y.LastTurn); c != 0 {
+		return c, TieTurn
+	}
+	return cmp.Compare(x.Label, y.Label), TieLabel
+}
+
+// sample draws the first rank from a softmax over costs, scaled by their
+// range as Dynamo does, and leaves the others in order behind it.
+func sample(in *Input, out *Ranking) {
+	lo := out.Scores[out.Order[0]].Cost
+	hi := lo
+	for _, i := range out.Order {
+		hi = max(hi, out.Scores[i].Cost)
+	}
+	weight := func(i int) float64 {
+		if hi == lo {
+			return 1
+		}
+		return math.Exp(-(out.Scores[i].Cost - lo) / ((hi - lo) * in.Weights.Temperature))
+	}
+	sum := 0.0
+	for _, i := range out.Order {
+		sum += weight(i)
+	}
+	u := float64(in.Draw>>11) / (1 << 53) * sum
+	pick := len(out.Order) - 1
+	for k, i := range out.Order {
+		if u -= weight(i); u < 0 {
+			pick = k
+			break
+		}
+	}
+	moveToFront(out.Order, pick)
+	out.Sampled = true
+}
+
+// load is the number of requests on a rank: what its engine told, or what this
+// router sent there if that is more (the engine's figure is a scrape old, and
+// a burst within one scrape must not land on one rank).
+func load(c *Candidate) int {
+	if c.HasLoad {
+		return max(c.Running+c.Waiting, c.ActiveRequests)
+	}
+	return c.ActiveRequests
+}
+
+func rankLeastLoaded(in *Input, out *Ranking) {
+	for _, i := range out.Order {
+		if !in.Candidates[i].HasLoad {
+			rankRoundRobin(in, out)
+			return
+		}
+	}
+	byLoad(in, out, in.Limit)
+}
+
+// byLoad orders by load, the router's own account breaking ties.
+func byLoad(in *Input, out *Ranking, limit int) {
+	for _, i := range out.Order {
+		out.Scores[i].Cost = float64(load(&in.Candidates[i]))
+	}
+	order(out.Order, limit, func(a, b int) (int, TieBreak) { return compareLoad(in, out, a, b) })
+	out.Tied = tied(out)
+	if out.Tied > 1 {
+		_, out.TieBreak = compareLoad(in, out, out.Order[0], out.Order[1])
+	}
+}
+
+func compareLoad(in *Input, out *Ranking, a, b int) (int, TieBreak) {
+	if c := cmp.Compare(out.Scores[a].Cost, out.Scores[b].Cost); c != 0 {
+		return c, TieNone
+	}
+	x, y := &in.Candidates[a], &in.Candidates[b]
+	if c := cmp.Compare(x.ActiveRequests, y.ActiveRequests); c != 0 {
+		return c, TieRequests
+	}
+	if c := cmp.Compare(x.DecodeBlocks, y.DecodeBlocks); c != 0 {
+		return c, TieDecode
+	}
+	if c := cmp.Compare(x.LastTurn, y.LastTurn); c != 0 {
+		return c, TieTurn
+	}
+	return cmp.Compare(x.Label, y.Label), TieLabel
+}
+
+func rankRoundRobin(in *Input, out *Ranking) {
+	out.Policy = RoundRobin
+	sortByLabel(in, out.Order)
+	rotate(out.Order, int(in.Turn%uint64(len(out.Order))))
+}
+
+// rankPowerOfTwo draws two different ranks, puts the less loaded first and the
+// other second; the rest follow by load.
+func rankPowerOfTwo(in *Input, out *Ranking) {
+	n := len(out.Order)
+	sortByLabel(in, out.Order)
+	first, second := out.Order[0], out.Order[0]
+	if n > 1 {
+		a := below(in.Draw, n)
+		b := below(mix(in.Draw), n-1)
+		if b >= a {
+			b++
+		}
+		first, second = out.Order[a], out.Order[b]
+	}
+	byLoad(in, out, 0)
+	out.Tied, out.TieBreak = 0, TieNone
+	if n == 1 {
+		return
+	}
+	less, tie := compareLoad(in, out, first, second)
+	if less > 0 {
+		first, second = second, first
+	}
+	if tie != TieNone {
+		out.Tied, out.TieBreak = 2, tie
+	}
+	moveToFront(out.Order, slices.Index(out.Order, second))
+	moveToFront(out.Order, slices.Index(out.Order, first))
+}
+
+// rankSession orders by rendezvous hash: when a rank goes, only its own
+// sessions move, each to its second choice.
+func rankSession(in *Input, out *Ranking) {
+	if in.SessionKey == 0 {
+		out.Policy = LeastLoaded
+		rankLeastLoaded(in, out)
+		return
+	}
+	for _, i := range out.Order {
+		// 53 bits of the hash, as a share of 1: exact in a float64.
+		out.Scores[i].Cost = float64(mix(in.SessionKey^fnv(in.Candidates[i].Label))>>11) / (1 << 53)
+	}
+	order(out.Order, in.Limit, func(a, b int) (int, TieBreak) {
+		if c := cmp.Compare(out.Scores[a].Cost, out.Scores[b].Cost); c != 0 {
+			return c, TieNone
+		}
+		return cmp.Compare(in.Candidates[a].Label, in.Candidates[b].Label), TieLabel
+	})
+}
+
+// order sorts s, or, when only a few of many are wanted, moves the best limit
+// of them to the front in order.
+func order(s []int, limit int, compare func(a, b int) (int, TieBreak)) {
+	if limit <= 0 || limit*4 > len(s) {
+		slices.SortFunc(s, func(a, b int) int {
+			c, _ := compare(a, b)
+			return c
+		})
+		return
+	}
+	for k := range limit {
+		best := k
+		for i := k + 1; i < len(s); i++ {
+			if c, _ := compare(s[i], s[best]); c < 0 {
+				best = i
+			}
+		}
+		s[k], s[best] = s[best], s[k]
+	}
+}
+
+// tied counts the ranks that share the cost of the first in order.
+func tied(out *Ranking) int {
+	n, lead := 0, out.Scores[out.Order[0]].Cost
+	for _, i := range out.Order {
+		if out.Scores[i].Cost == lead {
+			n++
+		}
+	}
+	return n
+}
+
+func sortByLabel(in *Input, order []int) {
+	slices.SortFunc(order, func(a, b int) int {
+		return cmp.Compare(in.Candidates[a].Label, in.Candidates[b].Label)
+	})
+}
+
+// rotate moves the first k elements behind the others.
+func rotate(s []int, k int) {
+	slices.Reverse(s[:k])
+	slices.Reverse(s[k:])
+	slices.Reverse(s)
+}
+
+// moveToFront puts element k first and keeps the order of the others.
+func moveToFront(s []int, k int) {
+	v := s[k]
+	copy(s[1:k+1], s[:k])
+	s[0] = v
+}
+
+// below maps a draw to 0..n-1 without a division.
+func below(draw uint64, n int) int {
+	hi, _ := bits.Mul64(draw, uint64(n))
+	return int(hi)
+}

@@ -1,0 +1,370 @@
+// Package selector is the choice: it ranks the candidates of one phase of one
+// request by a policy and says why.
+//
+// Rank is a pure function. Everything that could differ between two runs (the
+// random draw, the round-robin turn, every load figure) is part of the Input,
+// by value, so that a recorded decision gives the same answer when it is
+// replayed, explained or simulated. Rank allocates nothing when the Ranking is
+// reused.
+//
+// Costs are in blocks of the router's block size; fractions are kept, as the
+// terms are tokens divided by the block size.
+package selector
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+)
+
+// Policy names a way of ranking.
+type Policy string
+
+// The policies.
+const (
+	// KV ranks by uncached prefill work, queued prefill work and decode load,
+	// with a tie-break that keeps cold prefixes evenly spread.
+	KV Policy = "kv"
+	// KVDynamo is the cost function of NVIDIA Dynamo's router with its
+	// defaults and its random tie-break: the baseline that KV is measured by.
+	KVDynamo Policy = "kv_dynamo"
+	// LeastLoaded takes the rank with the fewest requests running or waiting.
+	LeastLoaded Policy = "least_loaded"
+	// RoundRobin takes the ranks in turn, in the order of their labels.
+	RoundRobin Policy = "round_robin"
+	// PowerOfTwo draws two ranks and takes the less loaded of them.
+	PowerOfTwo Policy = "power_of_two"
+	// Random draws one rank.
+	Random Policy = "random"
+	// Session keeps a session on one rank by rendezvous hashing.
+	Session Policy = "session"
+)
+
+// Policies lists every policy, in the order of the documentation.
+func Policies() []Policy {
+	return []Policy{KV, KVDynamo, LeastLoaded, RoundRobin, PowerOfTwo, Random, Session}
+}
+
+// ParsePolicy reads a policy's name.
+func ParsePolicy(s string) (Policy, error) {
+	all := Policies()
+	names := make([]string, len(all))
+	for i, p := range all {
+		if string(p) == s {
+			return p, nil
+		}
+		names[i] = string(p)
+	}
+	return "", fmt.Errorf("unknown policy %q (one of %s)", s, strings.Join(names, ", "))
+}
+
+// Phase says which work of a request a rank is chosen for.
+type Phase string
+
+// The phases.
+const (
+	Prefill    Phase = "prefill"
+	Decode     Phase = "decode"
+	Aggregated Phase = "aggregated"
+)
+
+// Weights are the knobs of the kv cost functions. Start from DefaultWeights;
+// the zero value ignores everything.
+type Weights struct {
+	// OverlapCredit is what one cached block takes off the prefill term.
+	OverlapCredit float64 `json:"overlap_credit"`
+	// CreditDecay lowers the credit of ranks with more queued prefill work
+	// than the least busy candidate: credit / (1 + CreditDecay × excess), the
+	// excess counted in lengths of this prompt.
+	CreditDecay float64 `json:"credit_decay"`
+	// PrefillLoadScale multiplies the prefill term.
+	PrefillLoadScale float64 `json:"prefill_load_scale"`
+	// Queue multiplies the prompt blocks that are queued or being prefilled on
+	// the rank, in policy kv; kv_dynamo counts them in full.
+	Queue float64 `json:"queue"`
+	// DecodeLoad multiplies the rank's active decode blocks in policy kv;
+	// kv_dynamo counts them in full.
+	DecodeLoad float64 `json:"decode_load"`
+	// Spread multiplies the blocks that were computed on the rank of late
+	// (Candidate.FreshTokens), in policy kv.
+	Spread float64 `json:"spread"`
+	// ActiveRequest is added for every active request, in blocks.
+	ActiveRequest float64 `json:"active_request"`
+	// Temperature of the softmax over normalised costs; 0 takes the cheapest.
+	Temperature float64 `json:"temperature"`
+}
+
+// DefaultWeights are the weights that the router starts with; see
+// docs/adr/0004-cost-function.md for how Queue, DecodeLoad and Spread were
+// chosen. OverlapCredit, PrefillLoadScale and the zeros are Dynamo's defaults.
+func DefaultWeights() Weights {
+	return Weights{OverlapCredit: 1, PrefillLoadScale: 1, Queue: 1.0 / 4, DecodeLoad: 1.0 / 64, Spread: 1.0 / 128}
+}
+
+// Busy holds the limits beyond which a rank takes no new work. A limit of 0 is
+// off; any one that is passed excludes the rank.
+type Busy struct {
+	// DecodeBlocksShare limits active decode blocks as a share of the rank's
+	// KV blocks, 0 to 1.
+	DecodeBlocksShare float64 `json:"decode_blocks_share"`
+	// PrefillTokens limits the prompt tokens being prefilled or queued.
+	PrefillTokens int `json:"prefill_tokens"`
+	// Waiting limits the requests that the engine says are waiting.
+	Waiting int `json:"waiting_requests"`
+	// KVUsage limits the used share of the KV cache as told by the engine.
+	KVUsage float64 `json:"kv_usage"`
+}
+
+// Candidate is one rank as it looks at the time of the decision.
+type Candidate struct {
+	// Label is the rank's name, "worker/dpN"; Slot its number in the fleet.
+	Label string
+	Slot  uint32
+	// OverlapBlocks is how many leading full blocks of the prompt it holds.
+	OverlapBlocks int
+
+	// ActiveRequests, PrefillTokens and DecodeBlocks are the router's own
+	// account of work in flight on the rank (see package ledger).
+	ActiveRequests int
+	PrefillTokens  int
+	DecodeBlocks   int
+	// FreshTokens is how many uncached prompt tokens the rank was given of
+	// late, fading as the fleet gets more (ledger.Load): how fast its cache
+	// turns over. 0 when not known.
+	FreshTokens int
+	// LastTurn is the ledger's number of the newest reservation on the rank,
+	// 0 for none: the last tie-break but one.
+	LastTurn uint64
+	// ResidentBlocks is how many blocks the index says the rank holds.
+	ResidentBlocks int
+	// KVBlocks is the rank's KV capacity in router blocks; 0 when unknown.
+	KVBlocks int
+
+	// HasLoad says that the engine told Running, Waiting and KVUsage. KVUsage
+	// is negative or NaN when the engine tells the others only.
+	HasLoad          bool
+	Running, Waiting int
+	KVUsage          float64
+
+	// Excluded, when not empty, keeps the rank out and says why ("draining").
+	Excluded string
+}
+
+// Input is all that a choice depends on.
+type Input struct {
+	Phase   Phase
+	Policy  Policy
+	Weights Weights
+	Busy    Busy
+	// ISL is the prompt's length in tokens, BlockSize the router's block in
+	// tokens (1 is assumed when it is not positive).
+	ISL, BlockSize int
+	// Candidates are the ranks of the phase. Order does not matter: every tie
+	// ends at the label.
+	Candidates []Candidate
+	// Veto, when not nil, is parallel to Candidates; an entry that is not
+	// empty keeps that rank out, as Candidate.Excluded does, without touching
+	// the candidate.
+	Veto []string
+	// SessionKey is HashSession of the session's name; 0 when there is none.
+	SessionKey uint64
+	// Draw is this decision's random number, Turn its number in the phase's
+	// round-robin sequence.
+	Draw, Turn uint64
+	// Limit is how many ranks need to be ordered; 0 orders all of them.
+	Limit int
+}
+
+// Terms are the parts of a kv cost, in blocks.
+type Terms struct {
+	// PrefillBlocks is the whole prompt.
+	PrefillBlocks float64
+	// OverlapCredit is what the cached prefix takes off it.
+	OverlapCredit float64
+	// QueueBlocks is the weighted prefill work that the rank has already.
+	QueueBlocks float64
+	// DecodeBlocks is the weighted decode load.
+	DecodeBlocks float64
+	// SpreadBlocks is the weighted turnover of the rank's cache.
+	SpreadBlocks float64
+	// RequestTerm is the weighted number of active requests.
+	RequestTerm float64
+}
+
+// Exclusion says why a rank was not eligible; the zero value is eligible.
+type Exclusion struct {
+	// Code is "" for an eligible rank, "given" when the caller excluded it,
+	// or the metric that is over its limit: "decode_blocks_share",
+	// "prefill_tokens", "waiting_requests", "kv_usage".
+	Code string
+	// Value and Limit are the metric's figures.
+	Value, Limit float64
+	// Reason is the caller's word for "given".
+	Reason string
+}
+
+// The exclusion codes.
+const (
+	ExcludedGiven         = "given"
+	ExcludedDecodeBlocks  = "decode_blocks_share"
+	ExcludedPrefillTokens = "prefill_tokens"
+	ExcludedWaiting       = "waiting_requests"
+	ExcludedKVUsage       = "kv_usage"
+)
+
+// Busy reports whether a busy limit excluded the rank.
+func (e Exclusion) Busy() bool { return e.Code != "" && e.Code != ExcludedGiven }
+
+// String is the exclusion in plain words, empty for an eligible rank.
+func (e Exclusion) String() string {
+	switch e.Code {
+	case "":
+		return ""
+	case ExcludedGiven:
+		return e.Reason
+	case ExcludedDecodeBlocks:
+		return fmt.Sprintf("busy: %.0f%% of its KV blocks are decoding, limit %.0f%%", 100*e.Value, 100*e.Limit)
+	case ExcludedPrefillTokens:
+		return fmt.Sprintf("busy: %.0f prompt tokens in prefill, limit %.0f", e.Value, e.Limit)
+	case ExcludedWaiting:
+		return fmt.Sprintf("busy: %.0f requests waiting, limit %.0f", e.Value, e.Limit)
+	case ExcludedKVUsage:
+		return fmt.Sprintf("busy: kv %.0f%% > %.0f%%", 100*e.Value, 100*e.Limit)
+	}
+	return "excluded: " + e.Code
+}
+
+// Score is what a policy thought of one candidate.
+type Score struct {
+	// Cost is what the policy compared, lower is better: blocks for the kv
+	// policies, requests for the load policies, 0 where nothing is compared.
+	Cost float64
+	// Terms are the parts of a kv cost.
+	Terms Terms
+	// Excluded says why the rank was not eligible.
+	Excluded Exclusion
+}
+
+// Verdict says how a ranking ended.
+type Verdict string
+
+// The verdicts.
+const (
+	// Chosen: at least one rank is eligible.
+	Chosen Verdict = "chosen"
+	// NoCandidates: the phase has no ranks at all.
+	NoCandidates Verdict = "no_candidates"
+	// AllExcluded: every rank is excluded, at least one for another reason
+	// than a busy limit.
+	AllExcluded Verdict = "all_excluded"
+	// AllBusy: every rank that was not excluded otherwise is over a limit.
+	AllBusy Verdict = "all_busy"
+)
+
+// Errors that Ranking.Err returns.
+var (
+	ErrNoCandidates = errors.New("no rank serves this phase")
+	ErrAllExcluded  = errors.New("every rank is excluded")
+	ErrAllBusy      = errors.New("every eligible rank is busy")
+)
+
+// TieBreak says what decided between ranks of equal cost.
+type TieBreak string
+
+// The tie-breaks, in the order in which policy kv applies them.
+const (
+	TieNone     TieBreak = ""
+	TieOverlap  TieBreak = "overlap"  // more cached blocks of this prompt
+	TieRequests TieBreak = "requests" // fewer active requests
+	TieDecode   TieBreak = "decode"   // fewer active decode blocks
+	TieResident TieBreak = "resident" // fewer blocks in the cache
+	TieTurn     TieBreak = "turn"     // least recently given work
+	TieLabel    TieBreak = "label"    // first by name
+	TieDraw     TieBreak = "draw"     // drawn among equals (kv_dynamo)
+)
+
+// Ranking is the answer. Reuse one to avoid allocation.
+type Ranking struct {
+	Verdict Verdict
+	// Policy is the policy that was applied in the end: least_loaded answers
+	// as round_robin when a candidate has no load figure.
+	Policy Policy
+	// Order holds indices into Input.Candidates, best first: all eligible
+	// ranks, or the best Input.Limit of them.
+	Order []int
+	// Scores is parallel to Input.Candidates.
+	Scores []Score
+	// Eligible is how many ranks could have been chosen.
+	Eligible int
+	// Tied is how many ranks shared the best cost; TieBreak is what told the
+	// chosen one from the runner-up among them.
+	Tied     int
+	TieBreak TieBreak
+	// Sampled says that the first rank was drawn by temperature and need not
+	// be the cheapest.
+	Sampled bool
+
+	ties []int
+}
+
+// Best is the index of the chosen candidate; ok is false when there is none.
+func (r *Ranking) Best() (i int, ok bool) {
+	if len(r.Order) == 0 {
+		return 0, false
+	}
+	return r.Order[0], true
+}
+
+// Err is nil when a rank was chosen, else one of the package's errors.
+func (r *Ranking) Err() error {
+	switch r.Verdict {
+	case Chosen:
+		return nil
+	case NoCandidates:
+		return ErrNoCandidates
+	case AllBusy:
+		return ErrAllBusy
+	default:
+		return ErrAllExcluded
+	}
+}
+
+// Margin is by how much the runner-up costs more than the chosen rank; ok is
+// false when there is no runner-up.
+func (r *Ranking) Margin() (blocks float64, ok bool) {
+	if len(r.Order) < 2 {
+		return 0, false
+	}
+	return r.Scores[r.Order[1]].Cost - r.Scores[r.Order[0]].Cost, true
+}
+
+// HashSession turns a session's name into the key of policy session. It is the
+// same on every router replica. The empty name gives 0, which means none.
+func HashSession(name string) uint64 {
+	if name == "" {
+		return 0
+	}
+	if h := mix(fnv(name)); h != 0 {
+		return h
+	}
+	return 1
+}
+
+// fnv is FNV-1a with 64 bits.
+func fnv(s string) uint64 {
+	h := uint64(14695981039346656037)
+	for i := 0; i < len(s); i++ {
+		h ^= uint64(s[i])
+		h *= 1099511628211
+	}
+	return h
+}
+
+// mix is the finaliser of splitmix64: it spreads every input bit over all
+// output bits, which FNV does not.
+func mix(x uint64) uint64 {
+	x += 0x9e3779b97f4a7c15
+	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
+	x = (x ^ x>>27) * 0x94d049bb133111eb
+	return x ^ x>>31
+}
