@@ -381,8 +381,14 @@ func tailField(b byte, i int, present fields) field {
 	case isArray(b):
 		return fTail
 	case isStr(b):
+		if present&(1<<fCacheKind) != 0 {
+			return fNone
+		}
 		return fCacheKind
 	case isInt(b):
+		if present&(1<<fWindow) != 0 {
+			return fNone
+		}
 		if i >= 11 || present&(1<<fCacheKind|1<<fGroup) != 0 {
 			return fWindow
 		}

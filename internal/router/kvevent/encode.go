@@ -389,7 +389,7 @@ func (w *writer) intOrNull(has bool, v int32) {
 // absent when they have it.
 func (w *writer) mapEvent(e *Event, sglang bool) {
 	start := len(w.p)
-	w.p = append(w.p, 0xde, 0, 0) // patched below; narrowed when it fits
+	w.p = append(w.p, 0x80) // the count is added below; there are 15 fields at most
 	n := 0
 	key := func(name string) { n++; w.str(name) }
 	text := func(name, value string) {
@@ -451,10 +451,5 @@ func (w *writer) mapEvent(e *Event, sglang bool) {
 	if e.Kind == Stored {
 		text("session_id", string(e.SessionID))
 	}
-	if n <= 15 { // as msgspec writes it
-		w.p[start] = 0x80 | byte(n)
-		w.p = append(w.p[:start+1], w.p[start+3:]...)
-		return
-	}
-	w.p[start+2] = byte(n)
+	w.p[start] |= byte(n)
 }
