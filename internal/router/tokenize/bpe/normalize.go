@@ -7,15 +7,50 @@ import (
 	"golang.org/x/text/unicode/norm"
 )
 
-// normalizer applies NFC or NFKC. The form of x/text breaks up more than 30
-// combining marks in a row (Unicode's stream-safe format) and the reference
-// does not, so such text takes a slow path of its own.
+// normalizer applies NFC or NFKC as the reference does, which differs from
+// x/text in two ways: x/text breaks up more than 30 combining marks in a row
+// (Unicode's stream-safe format), and it knows characters that are younger
+// than the reference's tables. Text with either takes a slow path of its own.
 type normalizer struct {
 	form    norm.Form        // NFC or NFKC
 	decomp  norm.Form        // NFD or NFKD
 	compose map[[2]rune]rune // primary composites
 	ccc     map[rune]uint8   // only non-starters
 	full    map[rune][]rune  // full decompositions, Hangul excluded
+}
+
+// young lists the characters for which x/text's tables (Unicode 15) have a
+// combining class, a decomposition or a composition and those of the
+// reference (Unicode 9, tokenizers 0.23.3) have none. Found by asking it about
+// every code point and every primary composite.
+var young = [][2]rune{
+	{0x7fd, 0x7fd}, {0x898, 0x89f}, {0x8ca, 0x8d3}, {0x9fe, 0x9fe}, {0xc3c, 0xc3c}, {0xd3b, 0xd3c}, {0xeba, 0xeba},
+	{0x1715, 0x1715}, {0x1abf, 0x1ace}, {0x1df6, 0x1dfa}, {0x32ff, 0x32ff}, {0xa7f2, 0xa7f4}, {0xa82c, 0xa82c},
+	{0xab69, 0xab69}, {0x10781, 0x10785}, {0x10787, 0x107b0}, {0x107b2, 0x107ba}, {0x10d24, 0x10d27}, {0x10eab, 0x10eac},
+	{0x10efd, 0x10eff}, {0x10f46, 0x10f50}, {0x10f82, 0x10f85}, {0x11070, 0x11070}, {0x1133b, 0x1133b}, {0x1145e, 0x1145e},
+	{0x11839, 0x1183a}, {0x11930, 0x11938}, {0x1193d, 0x1193e}, {0x11943, 0x11943}, {0x119e0, 0x119e0}, {0x11a34, 0x11a34},
+	{0x11a47, 0x11a47}, {0x11a99, 0x11a99}, {0x11d42, 0x11d42}, {0x11d44, 0x11d45}, {0x11d97, 0x11d97}, {0x11f41, 0x11f42},
+	{0x16ff0, 0x16ff1}, {0x1e030, 0x1e06d}, {0x1e08f, 0x1e08f}, {0x1e130, 0x1e136}, {0x1e2ae, 0x1e2ae}, {0x1e2ec, 0x1e2ef},
+	{0x1e4ec, 0x1e4ef}, {0x1f16c, 0x1f16c}, {0x1fbf0, 0x1fbf9},
+}
+
+func isYoung(r rune) bool {
+	if r < young[0][0] {
+		return false
+	}
+	lo, hi := 0, len(young)
+	for lo < hi {
+		m := (lo + hi) / 2
+		switch {
+		case r < young[m][0]:
+			hi = m
+		case r > young[m][1]:
+			lo = m + 1
+		default:
+			return true
+		}
+	}
+	return false
 }
 
 // maxMarks is well below the stream-safe limit; a decomposition adds few
@@ -29,7 +64,7 @@ func newNormalizer(form norm.Form) *normalizer {
 	}
 	var buf [utf8.UTFMax]byte
 	for r := rune(0x80); r <= utf8.MaxRune; r++ {
-		if r >= hangulBase && r < hangulEnd || r >= 0xd800 && r < 0xe000 {
+		if r >= hangulBase && r < hangulEnd || r >= 0xd800 && r < 0xe000 || isYoung(r) {
 			continue
 		}
 		b := buf[:utf8.EncodeRune(buf[:], r)]
@@ -58,22 +93,26 @@ func (n *normalizer) apply(buf, b []byte) []byte {
 	if q == len(b) {
 		return b
 	}
-	if n.longRun(b) {
+	if n.needsSlow(b) {
 		return n.slow(buf[:0], b)
 	}
 	return n.form.Append(buf[:0], b...)
 }
 
-// longRun reports whether b has more than maxMarks combining marks in a row.
-func (n *normalizer) longRun(b []byte) bool {
+// needsSlow reports whether b has more than maxMarks combining marks in a row
+// or a young character.
+func (n *normalizer) needsSlow(b []byte) bool {
 	marks := 0
 	for i := 0; i < len(b); {
 		if b[i] < 0xcc { // below U+0300: no combining mark
 			marks, i = 0, i+1
 			continue
 		}
+		r, size := utf8.DecodeRune(b[i:])
+		if isYoung(r) {
+			return true
+		}
 		p := n.decomp.Properties(b[i:])
-		size := max(p.Size(), 1)
 		if p.CCC() == 0 && p.LeadCCC() == 0 && p.TrailCCC() == 0 {
 			marks = 0
 		} else if marks++; marks > maxMarks {
