@@ -22,6 +22,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -162,6 +163,15 @@ func (l *Ledger) open(r *workers.Rank) *account {
 	return a
 }
 
+// relist keeps an account that has lost its slot on the books.
+func (l *Ledger) relist(a *account) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.find(a.rank) != a && !slices.Contains(l.retired, a) {
+		l.retired = append(l.retired, a)
+	}
+}
+
 // settle drops retired accounts without work. The caller holds mu.
 func (l *Ledger) settle() {
 	kept := l.retired[:0]
@@ -183,6 +193,9 @@ func (l *Ledger) Reserve(r *workers.Rank, c Claim) *Reservation {
 	a.requests.Add(1)
 	a.prefill.Add(int64(v.prefill))
 	a.blocks.Add(int64(v.blocks))
+	if l.find(r) != a {
+		l.relist(a) // the rank left between open and here
+	}
 	a.lastTurn.Store(l.turn.Add(1))
 	if v.prefill > 0 {
 		now := float64(l.clock.Add(uint64(v.prefill)))

@@ -303,8 +303,6 @@ type Ranking struct {
 	// Sampled says that the first rank was drawn by temperature and need not
 	// be the cheapest.
 	Sampled bool
-
-	ties []int
 }
 
 // Best is the index of the chosen candidate; ok is false when there is none.
@@ -367,4 +365,9 @@ func mix(x uint64) uint64 {
 	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
 	x = (x ^ x>>27) * 0x94d049bb133111eb
 	return x ^ x>>31
+}
+
+// Reset empties the ranking and keeps its memory.
+func (r *Ranking) Reset() {
+	*r = Ranking{Verdict: NoCandidates, Order: r.Order[:0], Scores: r.Scores[:0]}
 }

@@ -1,0 +1,364 @@
+package disagg
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"net/url"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/dynctl/dynctl/internal/router/api"
+	"github.com/dynctl/dynctl/internal/workers"
+)
+
+// Mode says how the two legs of a remote plan follow each other.
+type Mode string
+
+// The modes.
+const (
+	// Sequential: the decode leg starts when the prefill leg has answered and
+	// CheckPrefill has passed.
+	Sequential Mode = "sequential"
+	// Concurrent: both legs start at once; the prefill's answer is read to its
+	// end and discarded, its failure cancels the decode leg.
+	Concurrent Mode = "concurrent"
+)
+
+// Errors of a Transfer.
+var (
+	// ErrUsed: the transfer fed a decode leg before. A retry needs a new
+	// prefill.
+	ErrUsed = errors.New("transfer was used before: a retry needs a new prefill")
+	// ErrUnchecked: a sequential transfer without a prefill answer that passed
+	// CheckPrefill.
+	ErrUnchecked = errors.New("transfer has no checked prefill answer")
+	// ErrMissingParams: the prefill answered well but gave no transfer
+	// parameters, so the decode engine would compute everything again.
+	ErrMissingParams = errors.New("prefill answer has no transfer parameters")
+	// ErrBadParams: the parameters must not reach a decode engine. A
+	// *ParamsError says which of them and why.
+	ErrBadParams = errors.New("prefill answer has wrong transfer parameters")
+	// ErrExpired: the prefill engine has freed the blocks.
+	ErrExpired = errors.New("transfer parameters have expired")
+	// ErrPrefillFailed: the prefill engine ended the request without the
+	// prompt's KV.
+	ErrPrefillFailed = errors.New("prefill did not finish")
+)
+
+// ParamsError is one wrong transfer parameter. It is an ErrBadParams.
+type ParamsError struct {
+	// Field is the member's name.
+	Field string
+	// Problem says what is wrong with it.
+	Problem string
+}
+
+func (e *ParamsError) Error() string {
+	return fmt.Sprintf("%v: %s: %s", ErrBadParams, e.Field, e.Problem)
+}
+
+// Is makes a ParamsError an ErrBadParams.
+func (e *ParamsError) Is(target error) bool { return target == ErrBadParams }
+
+// Options set up a connector.
+type Options struct {
+	// Rand makes transfer ids and rooms; nil uses the runtime's generator,
+	// which is seeded by the system. A simulation passes a seeded one.
+	Rand func() uint64
+	// Decoders finds the receiver of a decode worker for LMCache; nil leaves
+	// the workers' own.
+	Decoders *DecoderRegistry
+	// FirstToken lets LMCache prefills return the first token where the
+	// request allows it: the router then sends it to the client, and the
+	// decode leg goes on behind it.
+	FirstToken bool
+}
+
+// Dispatch is one try to serve one request in two legs.
+type Dispatch struct {
+	// RequestID is sent as X-Request-Id on both legs.
+	RequestID string
+	Facts     Facts
+	Prefill   Peer
+	Decode    Peer
+}
+
+// Connector is one way in which KV moves.
+type Connector interface {
+	// Kind is the connector's name.
+	Kind() workers.Connector
+	// Mode says how the legs follow each other.
+	Mode() Mode
+	// Begin makes the transfer of one dispatch, with fresh ids.
+	Begin(d Dispatch) (*Transfer, error)
+}
+
+// NewConnector makes the connector of a kind.
+func NewConnector(kind workers.Connector, o Options) (Connector, error) {
+	if o.Rand == nil {
+		o.Rand = rand.Uint64
+	}
+	switch kind {
+	case workers.ConnectorNIXL:
+		return nixl{}, nil
+	case workers.ConnectorSGLang:
+		return sglang{rand: o.Rand}, nil
+	case workers.ConnectorLMCache:
+		return lmcache{decoders: o.Decoders, firstToken: o.FirstToken}, nil
+	case workers.ConnectorSharedStorage:
+		return sharedStorage{}, nil
+	}
+	return nil, fmt.Errorf("unknown connector %q (one of nixl, sglang, lmcache, shared-storage)", kind)
+}
+
+// Transfer is the KV transfer of one dispatch. It gives the edits of the
+// prefill leg, judges its answer, and gives the edits of the decode leg
+// exactly once: a decode engine that is handed the parameters of another
+// prompt, or the same ones twice, answers 200 with another prompt's text, or
+// exits. It is safe for concurrent use.
+type Transfer struct {
+	kind     workers.Connector
+	mode     Mode
+	dispatch Dispatch
+	// ID is the fresh id of the transfer: SGLang's room, 0 where the engines
+	// make their own.
+	id      uint64
+	prefill []api.Edit
+	decode  []api.Edit
+	// check judges a prefill answer and sets decode; nil if there is nothing
+	// to judge.
+	check func(t *Transfer, a *answer, now time.Time) error
+	facts Checked
+	first *FirstToken
+
+	state atomic.Uint32
+}
+
+// The states of a transfer.
+const (
+	stateNew uint32 = iota
+	stateChecking
+	stateReady
+	stateTaken
+	stateBad
+)
+
+// Checked is what a prefill's answer said, for receipts and metrics.
+type Checked struct {
+	// PromptTokens and CachedTokens are from the answer's usage, -1 when it
+	// did not say.
+	PromptTokens, CachedTokens int
+	// EngineID, RequestID, Host and Port name the KV on the prefill side.
+	EngineID, RequestID, Host string
+	Port                      int
+	// Blocks is how many of the prefill engine's blocks hold the prompt.
+	Blocks int
+}
+
+// FirstToken is the token that the prefill has sampled and the client must get
+// before the decode leg's answer.
+type FirstToken struct {
+	ID   int
+	Text string
+}
+
+// Mode says how the legs follow each other.
+func (t *Transfer) Mode() Mode { return t.mode }
+
+// ID is the room of the transfer, 0 for a connector that has none.
+func (t *Transfer) ID() uint64 { return t.id }
+
+// PrefillEdits are the changes of the client's body for the prefill leg. They
+// must not be changed.
+func (t *Transfer) PrefillEdits() []api.Edit { return t.prefill }
+
+// Facts are what CheckPrefill has read.
+func (t *Transfer) Facts() Checked { return t.facts }
+
+// FirstToken is the token that the client must get first; ok is false when the
+// decode leg gives all of them.
+func (t *Transfer) FirstToken() (FirstToken, bool) {
+	if t.first == nil {
+		return FirstToken{}, false
+	}
+	return *t.first, true
+}
+
+// CheckPrefill judges the body of a prefill's 2xx answer; after an error the
+// transfer is of no use. A concurrent transfer needs no check, but a failed
+// answer is told here, too. The body is not kept.
+func (t *Transfer) CheckPrefill(body []byte, now time.Time) error {
+	if t.mode == Concurrent {
+		_, err := parseAnswer(body)
+		return err
+	}
+	if !t.state.CompareAndSwap(stateNew, stateChecking) {
+		return ErrUsed
+	}
+	a, err := parseAnswer(body)
+	if err == nil {
+		t.facts.PromptTokens, t.facts.CachedTokens = a.promptTokens, a.cachedTokens
+		err = t.check(t, a, now)
+	}
+	if err != nil {
+		t.state.Store(stateBad)
+		return err
+	}
+	t.state.Store(stateReady)
+	return nil
+}
+
+// DecodeEdits are the changes of the client's body for the decode leg. Only
+// the first call gets them; a second one is an ErrUsed.
+func (t *Transfer) DecodeEdits() ([]api.Edit, error) {
+	if t.state.CompareAndSwap(stateReady, stateTaken) {
+		return t.decode, nil
+	}
+	if t.state.Load() == stateTaken {
+		return nil, ErrUsed
+	}
+	return nil, ErrUnchecked
+}
+
+// oneToken are the edits that make a prefill leg of any engine of vLLM's kind:
+// a short answer in one piece.
+func oneToken(k api.Kind, more ...api.Edit) []api.Edit {
+	e := []api.Edit{api.Set("stream", api.RawFalse)}
+	if k == api.Generate {
+		e = append(e, api.Set("sampling_params.max_tokens", api.RawOne), api.Delete("sampling_params.min_tokens"))
+		return append(e, more...)
+	}
+	e = append(e, api.Delete("stream_options"), api.Set("max_tokens", api.RawOne))
+	if k != api.Messages {
+		e = append(e, api.Replace("max_completion_tokens", api.RawOne), api.Delete("min_tokens"), api.Delete("min_completion_tokens"))
+	}
+	return append(e, more...)
+}
+
+const transferParams = "kv_transfer_params"
+
+// nixl is vLLM's NixlConnector in its pull form: the prefill answer names the
+// blocks, the decode engine reads them.
+type nixl struct{}
+
+func (nixl) Kind() workers.Connector { return workers.ConnectorNIXL }
+func (nixl) Mode() Mode              { return Sequential }
+
+// askNIXL is the object by which a prefill engine keeps its blocks for a
+// decode engine.
+var askNIXL = []byte(`{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}`)
+
+func (n nixl) Begin(d Dispatch) (*Transfer, error) {
+	return &Transfer{kind: n.Kind(), mode: Sequential, dispatch: d, check: checkNIXL,
+		prefill: oneToken(d.Facts.Kind, api.Set(transferParams, askNIXL))}, nil
+}
+
+// sharedStorage is vLLM's ExampleConnector (once SharedStorageConnector): the
+// prefill engine writes KV files, the decode engine finds them by the prompt's
+// hash. Nothing is handed over.
+type sharedStorage struct{}
+
+func (sharedStorage) Kind() workers.Connector { return workers.ConnectorSharedStorage }
+func (sharedStorage) Mode() Mode              { return Sequential }
+
+func (s sharedStorage) Begin(d Dispatch) (*Transfer, error) {
+	return &Transfer{kind: s.Kind(), mode: Sequential, dispatch: d, prefill: oneToken(d.Facts.Kind),
+		check: func(*Transfer, *answer, time.Time) error { return nil }}, nil
+}
+
+// sglang is SGLang's bootstrap: both legs carry the address of the prefill's
+// rendezvous server and a room that no other request has.
+type sglang struct{ rand func() uint64 }
+
+func (sglang) Kind() workers.Connector { return workers.ConnectorSGLang }
+func (sglang) Mode() Mode              { return Concurrent }
+
+func (s sglang) Begin(d Dispatch) (*Transfer, error) {
+	w := d.Prefill.Worker
+	if w == nil || w.Bootstrap == nil && w.URL == nil {
+		return nil, fmt.Errorf("sglang: prefill worker %v has no bootstrap address", w)
+	}
+	host, port := "", api.RawNull
+	if w.Bootstrap != nil {
+		host = w.Bootstrap.Host
+		if w.Bootstrap.Port > 0 {
+			port = api.RawInt(int64(w.Bootstrap.Port))
+		}
+	}
+	if host == "" {
+		host = hostname(w.URL)
+	}
+	if host == "" {
+		return nil, fmt.Errorf("sglang: prefill worker %s has no bootstrap address", w.Name)
+	}
+	ranks, rank := 1, 0
+	if len(w.Ranks) > 1 && d.Prefill.Rank != nil {
+		ranks, rank = len(w.Ranks), d.Prefill.Rank.DP
+	}
+	id := room(s.rand(), ranks, rank)
+	t := &Transfer{kind: s.Kind(), mode: Concurrent, dispatch: d, id: id}
+	t.prefill = []api.Edit{
+		api.Set("bootstrap_host", api.RawString(bracketed(host))),
+		api.Set("bootstrap_port", port),
+		api.Set("bootstrap_room", api.RawInt(int64(id))),
+	}
+	t.decode = t.prefill
+	if ranks > 1 {
+		// The decode engine need not ask where the prompt was prefilled.
+		t.decode = append(t.prefill[:3:3], api.Set("disagg_prefill_dp_rank", api.RawInt(int64(rank))))
+	}
+	t.facts = Checked{PromptTokens: -1, CachedTokens: -1}
+	t.state.Store(stateReady)
+	return t, nil
+}
+
+// room makes a room number in [0, 2^63) with room ≡ rank (mod ranks), by which
+// SGLang's prefill server finds the rank.
+func room(draw uint64, ranks, rank int) uint64 {
+	n, r := uint64(ranks), uint64(rank)
+	v := draw >> 1
+	v = v - v%n + r%n
+	if v >= 1<<63 {
+		v -= n
+	}
+	return v
+}
+
+// bracketed puts an IPv6 address between brackets.
+func bracketed(host string) string {
+	if strings.Contains(host, ":") && !strings.HasPrefix(host, "[") {
+		return "[" + host + "]"
+	}
+	return host
+}
+
+func hostname(u *url.URL) string {
+	if u == nil {
+		return ""
+	}
+	return u.Hostname()
+}
+
+// isLoopback reports whether a host name means this machine only.
+func isLoopback(host string) bool {
+	if strings.EqualFold(host, "localhost") {
+		return true
+	}
+	ip := net.ParseIP(strings.Trim(host, "[]"))
+	return ip != nil && ip.IsLoopback()
+}
+
+func appendInts(dst []byte, v []int) []byte {
+	dst = append(dst, '[')
+	for i, n := range v {
+		if i > 0 {
+			dst = append(dst, ',')
+		}
+		dst = strconv.AppendInt(dst, int64(n), 10)
+	}
+	return append(dst, ']')
+}

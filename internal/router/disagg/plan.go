@@ -1,0 +1,376 @@
+// Package disagg is the plan: it decides whether the prompt of a request is
+// prefilled by the decode rank itself (local) or by a prefill rank from which
+// the KV cache moves (remote), chooses both ranks, and knows what each
+// connector puts into the bodies of the two legs.
+//
+// Make is a pure function; its Input carries everything, random draws
+// included. Begin of a Connector starts one dispatch: every call makes new
+// transfer ids, and the Transfer that it returns can feed one decode leg only.
+package disagg
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/dynctl/dynctl/internal/router/api"
+	"github.com/dynctl/dynctl/internal/router/selector"
+	"github.com/dynctl/dynctl/internal/workers"
+)
+
+// Path says where the prompt is prefilled.
+type Path string
+
+// The paths.
+const (
+	Local  Path = "local"
+	Remote Path = "remote"
+)
+
+// Force is a wish for a path from outside (header X-Dynctl-Path).
+type Force string
+
+// The wishes; the empty Force is Auto.
+const (
+	Auto        Force = "auto"
+	ForceLocal  Force = "local"
+	ForceRemote Force = "remote"
+)
+
+// ParseForce reads a wish; the empty string is Auto.
+func ParseForce(s string) (Force, error) {
+	switch f := Force(s); f {
+	case "":
+		return Auto, nil
+	case Auto, ForceLocal, ForceRemote:
+		return f, nil
+	}
+	return "", fmt.Errorf("unknown path %q (one of auto, local, remote)", s)
+}
+
+// Measure names what is compared with the threshold.
+type Measure string
+
+// The measures.
+const (
+	// OnEffISL compares the tokens that the decode rank does not hold.
+	OnEffISL Measure = "eff_isl"
+	// OnISL compares the whole prompt, as production-stack does.
+	OnISL Measure = "isl"
+)
+
+// Fallback says what becomes of a request that should go remote when no
+// prefill rank can take it.
+type Fallback string
+
+// The fallbacks.
+const (
+	FallbackLocal Fallback = "local"
+	FallbackError Fallback = "error"
+)
+
+// Source says where a prompt's length comes from.
+type Source string
+
+// The sources, from the surest to none at all.
+const (
+	FromIDs      Source = "ids"      // the client sent token ids
+	FromEngine   Source = "engine"   // an engine tokenized the prompt
+	FromLocal    Source = "local"    // the router's own tokenizer did
+	FromEstimate Source = "estimate" // code points / 4
+	FromNothing  Source = "none"
+)
+
+// exact reports whether an engine must count the same number of tokens.
+func (s Source) exact() bool { return s == FromIDs || s == FromEngine }
+
+// Estimate is the estimated length in tokens of a prompt of so many Unicode
+// code points: floor(codePoints / 4), as production-stack has it.
+func Estimate(codePoints int) int { return max(codePoints, 0) / 4 }
+
+// Config is the operator's part of the decision.
+type Config struct {
+	// Threshold in tokens: remote when the measure is at least this; 0 or
+	// less is always remote.
+	Threshold int
+	// On is what the threshold is compared with; empty is OnEffISL.
+	On Measure
+	// Fallback applies when there is no prefill rank; empty is FallbackLocal.
+	Fallback Fallback
+	// PrefillGate keeps a request local while the prefill rank that would be
+	// chosen has more prompt tokens in work than this; 0 is off.
+	PrefillGate int
+	// DecodeGate sends a request remote that would stay local while the chosen
+	// decode rank uses more than this share of its KV cache; 0 is off. A rank
+	// that does not tell its usage is not gated.
+	DecodeGate float64
+	// Connector overrides the workers' own; empty leaves it to them.
+	Connector workers.Connector
+}
+
+// Facts are what the plan needs to know of a request.
+type Facts struct {
+	Kind api.Kind
+	// Splittable says that the endpoint may be served by two legs.
+	Splittable bool
+	// ISL is the prompt's length in tokens, from Source.
+	ISL    int
+	Source Source
+	// N is the number of answers to each prompt, Prompts the number of
+	// prompts in the body; 0 counts as 1.
+	N, Prompts int
+	// Multimodal says that the prompt holds more than text.
+	Multimodal bool
+	// PromptLogprobs says that the answer tells of the prompt's own tokens,
+	// which a rank that did not compute them cannot (echo with logprobs too).
+	PromptLogprobs bool
+	// MaxTokens is the longest answer asked for, -1 when not told;
+	// MaxTokensKey is the body's member that told it.
+	MaxTokens    int64
+	MaxTokensKey string
+	// MinTokens is the shortest answer asked for, -1 when not told.
+	MinTokens int64
+	// Logprobs and Echo are the client's wishes of those names.
+	Logprobs, Echo bool
+	// TokenIDs are the prompt's ids where they are known; LMCache's first
+	// token mode needs them.
+	TokenIDs []uint32
+}
+
+// Peer is the rank behind a candidate.
+type Peer struct {
+	Worker *workers.Worker
+	Rank   *workers.Rank
+}
+
+// Input is all that a plan depends on. The peers are parallel to the
+// candidates of their phase.
+type Input struct {
+	Config Config
+	Facts  Facts
+	Force  Force
+
+	Decode       selector.Input
+	DecodePeers  []Peer
+	Prefill      selector.Input
+	PrefillPeers []Peer
+}
+
+// Work is what one path would cost, in tokens.
+type Work struct {
+	// Compute is the prompt tokens to prefill, Queued those that stand before
+	// them on the rank, Transfer those whose KV moves between ranks.
+	Compute, Queued, Transfer int
+}
+
+// Plan is the answer. Reuse one to avoid allocation.
+type Plan struct {
+	Path   Path
+	Reason Reason
+	// Err says why nothing can be done; Path is empty then. It wraps
+	// ErrNoDecode or ErrNoPrefill and an error of package selector.
+	Err error
+
+	// EffISL is ISL minus CachedTokens; Threshold and On are the rule that
+	// was applied.
+	EffISL    int
+	Threshold int
+	On        Measure
+	// CachedTokens is what the decode rank is predicted to find in its cache,
+	// PrefillCached what the prefill rank is.
+	CachedTokens, PrefillCached int
+	// Connector is how KV moves, if it does.
+	Connector workers.Connector
+
+	// Decode and Prefill are the rankings of the phases. Prefill is filled
+	// whenever the request could be split, also when it stays local.
+	Decode, Prefill selector.Ranking
+	// DecodeIndex and PrefillIndex are the chosen candidates, -1 for none.
+	// PrefillIndex is set for a local plan, too, if remote was possible.
+	DecodeIndex, PrefillIndex int
+	// Local and Remote are the predicted work of both paths; HasRemote tells
+	// whether remote was possible. The one that was not taken is the what-if.
+	Local, Remote Work
+	HasRemote     bool
+
+	veto []string
+}
+
+// Errors of a plan.
+var (
+	ErrNoDecode  = errors.New("no decode worker")
+	ErrNoPrefill = errors.New("no prefill worker")
+)
+
+// CachedTokens is how many tokens of a prompt a rank with overlap leading
+// blocks takes from its cache. The last token is always computed, because its
+// logits give the first token of the answer; as caches hold whole blocks, a
+// prompt that is cached to its end loses its last block.
+func CachedTokens(isl, overlapBlocks, blockSize int) int {
+	if isl <= 0 || overlapBlocks <= 0 || blockSize <= 0 {
+		return 0
+	}
+	return min(overlapBlocks, (isl-1)/blockSize) * blockSize
+}
+
+// Make fills out with the plan for in, reusing its memory.
+func Make(in *Input, out *Plan) {
+	c, f := &in.Config, &in.Facts
+	*out = Plan{Decode: out.Decode, Prefill: out.Prefill, veto: out.veto[:0], DecodeIndex: -1, PrefillIndex: -1,
+		Threshold: c.Threshold, On: c.On, Connector: c.Connector}
+	if out.On == "" {
+		out.On = OnEffISL
+	}
+	out.Prefill.Reset()
+	selector.Rank(&in.Decode, &out.Decode)
+	d, ok := out.Decode.Best()
+	if !ok {
+		out.Err = fmt.Errorf("%w: %w", ErrNoDecode, out.Decode.Err())
+		return
+	}
+	out.DecodeIndex = d
+	decode := &in.Decode.Candidates[d]
+	out.CachedTokens = CachedTokens(f.ISL, decode.OverlapBlocks, in.Decode.BlockSize)
+	out.EffISL = f.ISL - out.CachedTokens
+	out.Local = Work{Compute: out.EffISL, Queued: decode.PrefillTokens}
+	if out.Connector == workers.ConnectorNone {
+		out.Connector = in.DecodePeers[d].Worker.Connector
+	}
+
+	whole := mustStayWhole(in, out.Connector)
+	if whole == "" {
+		out.rankPrefill(in, d)
+	}
+	path, reason := wanted(in, out)
+	switch {
+	case in.Force == ForceLocal:
+		path, reason = Local, ReasonForcedLocal
+	case whole != "":
+		path, reason = Local, whole
+	}
+	if path == Remote && !out.HasRemote {
+		reason = noPrefill(&out.Prefill)
+		if c.Fallback == FallbackError {
+			out.Reason = reason
+			out.Err = fmt.Errorf("%w: %w", ErrNoPrefill, out.Prefill.Err())
+			return
+		}
+		path = Local
+	}
+	out.Path, out.Reason = path, reason
+}
+
+// rankPrefill ranks the prefill ranks that can send to decode rank d.
+func (p *Plan) rankPrefill(in *Input, d int) {
+	to := in.DecodePeers[d].Worker
+	p.veto = slices.Grow(p.veto, len(in.PrefillPeers))[:len(in.PrefillPeers)]
+	for i := range in.PrefillPeers {
+		p.veto[i] = mismatch(in.PrefillPeers[i].Worker, to, in.Config.Connector)
+	}
+	pin := in.Prefill
+	pin.Veto = p.veto
+	selector.Rank(&pin, &p.Prefill)
+	best, ok := p.Prefill.Best()
+	if !ok {
+		return
+	}
+	c := &in.Prefill.Candidates[best]
+	p.PrefillIndex, p.HasRemote = best, true
+	p.PrefillCached = CachedTokens(in.Facts.ISL, c.OverlapBlocks, in.Prefill.BlockSize)
+	p.Remote = Work{Compute: in.Facts.ISL - p.PrefillCached, Queued: c.PrefillTokens, Transfer: p.EffISL}
+}
+
+// mismatch says why KV cannot move between two workers; "" if it can.
+func mismatch(from, to *workers.Worker, override workers.Connector) string {
+	switch {
+	case from == to:
+		return "is the decode worker itself"
+	case from.WireEngine() != to.WireEngine():
+		return "another engine than the decode worker's"
+	case override == workers.ConnectorNone && from.Connector != to.Connector:
+		return "another connector than the decode worker's"
+	case from.BlockSize != 0 && to.BlockSize != 0 && from.BlockSize != to.BlockSize:
+		return "another KV block size than the decode worker's"
+	}
+	return ""
+}
+
+// mustStayWhole says why a request cannot be served in two legs; "" if it can.
+func mustStayWhole(in *Input, c workers.Connector) Reason {
+	f := &in.Facts
+	switch {
+	case !f.Splittable || !carries(c, f.Kind) && c != workers.ConnectorNone:
+		return ReasonEndpoint
+	case f.Prompts > 1:
+		return ReasonPrompts
+	case f.N > 1:
+		return ReasonAnswers
+	case f.Multimodal:
+		return ReasonMultimodal
+	case f.PromptLogprobs:
+		return ReasonPromptLogprobs
+	case f.MaxTokens == 0:
+		return ReasonNoOutput
+	case c == workers.ConnectorNone:
+		return ReasonNoConnector
+	case f.Source != FromEstimate && f.Source != FromNothing && f.ISL < in.Decode.BlockSize &&
+		(c == workers.ConnectorSharedStorage || in.Config.Threshold > 0 && in.Force != ForceRemote):
+		return ReasonShort
+	}
+	return ""
+}
+
+// carries reports whether a connector's fields exist on an endpoint.
+func carries(c workers.Connector, k api.Kind) bool {
+	switch k {
+	case api.Chat, api.Completion:
+		return true
+	case api.Generate:
+		return c == workers.ConnectorNIXL || c == workers.ConnectorSharedStorage
+	case api.SGLangGenerate:
+		return c == workers.ConnectorSGLang
+	case api.Messages:
+		return c == workers.ConnectorSharedStorage
+	}
+	return false
+}
+
+// wanted is the path by force, threshold and gates, as if every path could be
+// had.
+func wanted(in *Input, out *Plan) (Path, Reason) {
+	c, f := &in.Config, &in.Facts
+	if in.Force == ForceRemote {
+		return Remote, ReasonForcedRemote
+	}
+	path, reason := Local, ReasonBelow
+	switch {
+	case c.Threshold <= 0:
+		path, reason = Remote, ReasonAlways
+	case f.Source == FromNothing:
+		reason = ReasonLengthUnknown
+	case out.On == OnISL && f.ISL >= c.Threshold:
+		path, reason = Remote, ReasonISLAbove
+	case out.On == OnISL:
+		reason = ReasonISLBelow
+	case out.EffISL >= c.Threshold:
+		path, reason = Remote, ReasonAbove
+	}
+	if d := &in.Decode.Candidates[out.DecodeIndex]; path == Local && c.DecodeGate > 0 && d.HasLoad && d.KVUsage > c.DecodeGate {
+		path, reason = Remote, ReasonDecodeBusy
+	}
+	if path == Remote && c.PrefillGate > 0 && out.HasRemote && out.Remote.Queued > c.PrefillGate {
+		path, reason = Local, ReasonPrefillBusy
+	}
+	return path, reason
+}
+
+// noPrefill is the reason for a prefill ranking without a choice.
+func noPrefill(r *selector.Ranking) Reason {
+	switch r.Verdict {
+	case selector.AllBusy:
+		return ReasonPrefillAllBusy
+	case selector.AllExcluded:
+		return ReasonPrefillExcluded
+	}
+	return ReasonNoPrefill
+}
