@@ -152,6 +152,9 @@ func (c *Conn) fail(op string, err error) error {
 // Close, and the context's cause after its end.
 func (c *Conn) Recv(m *Message) error {
 	m.reset()
+	if c.isClosing() { // what is still buffered stays unread
+		return c.fail("receive from", c.cause)
+	}
 	if len(c.rbuf) == handshakeBuffer {
 		c.growBuffer()
 	}
