@@ -9,7 +9,7 @@ func Nearest(word string, list []string) string {
 		return ""
 	}
 	word = strings.ToLower(word)
-	best, bestCost := "", len(word)/2+2
+	best, bestCost := "", len(word)/5+2
 	for _, w := range list {
 		cost := distance(word, strings.ToLower(w))
 		if strings.ReplaceAll(word, "-", "_") == w {

@@ -223,7 +223,7 @@ func FuzzParseSpec(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text string) {
 		s, err := ParseSpec("", text)
 		if err != nil {
-			if strings.Contains(err.Error(), "%!") {
+			if strings.Contains(err.Error(), "%!") && !strings.Contains(text, "%!") {
 				t.Fatalf("bad message: %s", err)
 			}
 			return

@@ -1,0 +1,241 @@
+// Package discovery puts workers into the registry: those stated on the command
+// line once, those of a file again whenever the file changes.
+//
+// The file is YAML or JSON with one key, workers, a list of entries with the
+// keys of the flags:
+//
+//	workers:
+//	  - url: http://10.0.0.1:8000
+//	    role: prefill
+//	    dp: 2
+//	    events: tcp://*:5557
+//	    labels: {gpu: h200}
+//	  - http://10.0.0.2:8000,role=decode
+package discovery
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+
+	"github.com/dynctl/dynctl/internal/workers"
+)
+
+// Static puts the workers of one source into the registry, in the place of
+// those that the source stated before.
+func Static(reg *workers.Registry, source string, specs []workers.Spec) error {
+	_, err := reg.Apply(source, specs)
+	return err
+}
+
+// FileOptions are the settings of a File.
+type FileOptions struct {
+	// Path of the file; a symbolic link, or a file in a directory that is
+	// swapped by one, as a Kubernetes ConfigMap, is followed anew each time.
+	Path string
+	// Source is the name of this source in the registry; "file" when empty.
+	Source string
+	// Poll is how often the file is looked at when the system reports nothing;
+	// 5 s when zero.
+	Poll time.Duration
+	// Settle is how long the file must have been left alone before it is read;
+	// 50 ms when zero.
+	Settle time.Duration
+}
+
+// File is a watched file of workers.
+type File struct {
+	reg  *workers.Registry
+	opts FileOptions
+	sink workers.Sink
+
+	mu   sync.Mutex // one load at a time; guards what follows
+	last [sha256.Size]byte
+	seen bool   // last is set
+	bad  string // the error of the last load; empty when it went well
+}
+
+// NewFile prepares a watched file. Nothing is read before Load or Run.
+func NewFile(reg *workers.Registry, opts FileOptions, sink workers.Sink) *File {
+	if opts.Source == "" {
+		opts.Source = "file"
+	}
+	if opts.Poll <= 0 {
+		opts.Poll = 5 * time.Second
+	}
+	if opts.Settle <= 0 {
+		opts.Settle = 50 * time.Millisecond
+	}
+	opts.Path = filepath.Clean(opts.Path)
+	return &File{reg: reg, opts: opts, sink: sink}
+}
+
+// Load reads the file and puts its workers into the registry, even if the file
+// has not changed. A bad file leaves the registry as it is; the error names all
+// of its problems, each a *Problem where the file itself is wrong.
+func (f *File) Load() error { return f.load(true) }
+
+func (f *File) load(force bool) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	content, err := f.read()
+	if err == nil {
+		sum := sha256.Sum256(content)
+		if f.seen && sum == f.last && !force {
+			return nil
+		}
+		f.last, f.seen = sum, true
+	} else {
+		f.seen = false // an unreadable file is looked at again
+	}
+	var specs []workers.Spec
+	if err == nil {
+		specs, err = Parse(f.opts.Path, content)
+	}
+	var changes []workers.Change
+	if err == nil {
+		changes, err = f.reg.Apply(f.opts.Source, specs)
+	}
+	f.report(err, len(specs), len(changes))
+	if err != nil {
+		return fmt.Errorf("workers file: %w", err)
+	}
+	return nil
+}
+
+// report tells the sink of a problem once, and of its end.
+func (f *File) report(err error, count, changes int) {
+	switch {
+	case err != nil && err.Error() != f.bad:
+		f.bad = err.Error()
+		lines := strings.Split(f.bad, "\n")
+		f.sink.Emit(workers.Event{
+			Severity: workers.Error, Kind: "discovery.file.bad",
+			Text:   fmt.Sprintf("%s is not taken over, the workers stay as they are: %s", f.opts.Path, strings.Join(lines, "; ")),
+			Fields: map[string]any{"path": f.opts.Path, "problems": lines},
+		})
+	case err == nil && f.bad != "":
+		f.bad = ""
+		f.sink.Emit(workers.Event{
+			Kind: "discovery.file.fixed", Text: fmt.Sprintf("%s is in order again: %d workers, %d changes", f.opts.Path, count, changes),
+			Fields: map[string]any{"path": f.opts.Path, "workers": count, "changes": changes},
+		})
+	case err == nil && changes > 0:
+		f.sink.Emit(workers.Event{
+			Kind: "discovery.file.loaded", Text: fmt.Sprintf("%s is taken over: %d workers, %d changes", f.opts.Path, count, changes),
+			Fields: map[string]any{"path": f.opts.Path, "workers": count, "changes": changes},
+		})
+	}
+}
+
+func (f *File) read() ([]byte, error) {
+	h, err := os.Open(f.opts.Path)
+	if err != nil {
+		return nil, err
+	}
+	defer h.Close()
+	info, err := h.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() {
+		return nil, &Problem{File: f.opts.Path, Text: "is not a regular file"}
+	}
+	var b bytes.Buffer
+	_, err = b.ReadFrom(io.LimitReader(h, maxFileBytes+1))
+	return b.Bytes(), err
+}
+
+// Run watches the file until ctx ends and takes every good change over. It
+// returns nil when ctx ends; problems of the file are events, not errors.
+//
+// The directory is watched rather than the file, because editors and
+// Kubernetes put a new file or a new link in its place. Where the system cannot
+// watch, and for links into other directories, polling notices the change.
+func (f *File) Run(ctx context.Context) error {
+	w, err := fsnotify.NewWatcher()
+	if err == nil {
+		if err = w.Add(filepath.Dir(f.opts.Path)); err != nil {
+			err = errors.Join(err, w.Close())
+		}
+	}
+	var events <-chan fsnotify.Event
+	var failures <-chan error
+	if err != nil {
+		f.sink.Emit(workers.Event{
+			Severity: workers.Warn, Kind: "discovery.file.unwatched",
+			Text:   fmt.Sprintf("%s cannot be watched and is read every %s instead: %v", f.opts.Path, f.opts.Poll, err),
+			Fields: map[string]any{"path": f.opts.Path},
+		})
+	} else {
+		defer w.Close()
+		events, failures = w.Events, w.Errors
+	}
+	poll := time.NewTicker(f.opts.Poll)
+	defer poll.Stop()
+	settle := time.NewTimer(0) // the file may have changed since Load
+	defer settle.Stop()
+	before := f.fingerprint()
+	var latest time.Time // when to read even if writing goes on
+	touch := func() {
+		now := time.Now()
+		if latest.IsZero() {
+			latest = now.Add(20 * f.opts.Settle)
+		}
+		settle.Reset(min(f.opts.Settle, max(0, latest.Sub(now))))
+	}
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case e, ok := <-events:
+			switch {
+			case !ok:
+				events = nil
+			case filepath.Clean(e.Name) == f.opts.Path || f.fingerprint() != before:
+				// Anything else in the directory matters only if it is a link on
+				// the way to the file.
+				touch()
+			}
+		case _, ok := <-failures:
+			if !ok {
+				failures = nil
+				continue
+			}
+			touch() // events were lost: look
+		case <-poll.C:
+			if f.fingerprint() != before {
+				touch()
+			}
+		case <-settle.C:
+			latest = time.Time{}
+			before = f.fingerprint()
+			// The error has become an event in load.
+			_ = f.load(false)
+		}
+	}
+}
+
+// fingerprint is what stat tells of the file behind all links; it changes
+// whenever the content may have.
+func (f *File) fingerprint() string {
+	info, err := os.Stat(f.opts.Path)
+	if err != nil {
+		return err.Error()
+	}
+	real, err := filepath.EvalSymlinks(f.opts.Path)
+	if err != nil {
+		return err.Error()
+	}
+	return fmt.Sprint(real, info.ModTime().UnixNano(), info.Size(), info.Mode())
+}
