@@ -24,7 +24,9 @@ type Stream struct {
 	batch kvevent.Batch
 	ops   kvindex.Batch
 
-	complete bool // every batch since the publisher's first was applied
+	said     int32   // the rank that the latest batch claims, -1 for none
+	at       float64 // the publisher's time of the latest batch, Unix seconds
+	complete bool    // every batch since the publisher's first was applied
 	fault    string
 	counters StreamCounters
 }
@@ -57,6 +59,11 @@ func NewStream(index *kvindex.Index, rank kvindex.Rank, blockSize int) *Stream {
 
 // Offer judges the next batch and applies it if the verdict is Apply.
 func (s *Stream) Offer(seq uint64, payload []byte) Verdict {
+	return s.offer(seq, payload, nil)
+}
+
+// offer is Offer for a payload that may have been decoded already.
+func (s *Stream) offer(seq uint64, payload []byte, decoded *kvevent.Batch) Verdict {
 	first := !s.seq.started
 	v := s.seq.Observe(seq, Stamp(payload))
 	if v.Kind != Apply {
@@ -66,28 +73,33 @@ func (s *Stream) Offer(seq uint64, payload []byte) Verdict {
 		s.complete = true
 	}
 	s.counters.Batches++
-	if err := s.dec.Decode(payload, &s.batch); err != nil {
-		s.counters.Unreadable++
-		s.distrust(fmt.Sprintf("batch %d cannot be read: %v", seq, err))
-		return v
+	if decoded == nil {
+		decoded = &s.batch
+		if err := s.dec.Decode(payload, decoded); err != nil {
+			s.counters.Unreadable++
+			s.said, s.at = -1, 0
+			s.distrust(fmt.Sprintf("batch %d cannot be read: %v", seq, err))
+			return v
+		}
 	}
-	s.apply(seq)
+	s.said, s.at = decoded.Rank, decoded.TS
+	s.apply(seq, decoded)
 	return v
 }
 
-func (s *Stream) apply(seq uint64) {
+func (s *Stream) apply(seq uint64, b *kvevent.Batch) {
 	mismatch := s.app.parts == 0 && s.app.engine != 0
 	s.ops.Reset()
-	s.app.Apply(&s.batch, &s.ops)
+	s.app.Apply(b, &s.ops)
 	r := s.index.Apply(s.rank, &s.ops)
 	s.counters.Orphans += uint64(r.Orphaned)
 	s.counters.Refused += uint64(r.Refused)
 	s.counters.Renamed += uint64(r.Renamed)
-	s.counters.Unknown += uint64(s.batch.Unknown)
-	if s.batch.Skipped > 0 {
+	s.counters.Unknown += uint64(b.Unknown)
+	if b.Skipped > 0 {
 		// One of them may have been a removal.
-		s.counters.Skipped += uint64(s.batch.Skipped)
-		s.distrust(fmt.Sprintf("%d events of batch %d cannot be read: %v", s.batch.Skipped, seq, s.batch.Reason))
+		s.counters.Skipped += uint64(b.Skipped)
+		s.distrust(fmt.Sprintf("%d events of batch %d cannot be read: %v", b.Skipped, seq, b.Reason))
 	}
 	if !mismatch && s.app.parts == 0 && s.app.engine != 0 {
 		s.counters.Dropped++

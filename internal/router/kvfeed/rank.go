@@ -1,0 +1,461 @@
+package kvfeed
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/dynctl/dynctl/internal/router/kvevent"
+	"github.com/dynctl/dynctl/internal/router/kvindex"
+	"github.com/dynctl/dynctl/internal/router/zmtp"
+	"github.com/dynctl/dynctl/internal/workers"
+)
+
+// rank is the feed of one rank. The goroutine that receives (dial's, or that of
+// a listener's connection) calls attach, receive and detach; tend runs replays.
+type rank struct {
+	m          *Manager
+	id         kvindex.Rank
+	key        Key
+	label      string
+	word       *atomic.Uint64
+	boundTopic string        // topic of a rank whose publisher dials in
+	wake       chan struct{} // something for tend to do; never blocks the waker
+	wg         sync.WaitGroup
+	cancel     context.CancelFunc // guarded by m.mu, as hub is
+	hub        *hub
+
+	mu     sync.Mutex // guards the fields below
+	src    workers.EventSource
+	stream *Stream
+	n      FeedCounters
+
+	state     State
+	reason    string
+	since     time.Time
+	published uint64
+
+	closed   bool   // the feed has ended
+	conn     uint64 // number of the connection in use, 0 for none
+	peer     string
+	lostAt   time.Time // when the rank was last without connection
+	proven   bool      // the connection continues what the stream has seen
+	resynced bool      // it was started over because of orphans
+	accept   bool      // take the first batch as it comes: a replay has failed
+
+	catching     bool // live batches wait in held for a replay
+	held         []heldBatch
+	heldBytes    int64
+	cancelReplay context.CancelFunc
+	tokens       float64 // replays allowed now
+	refilled     time.Time
+
+	lastEvent  time.Time
+	lag        float64
+	nextVerify time.Time
+	told       map[string]time.Time // when an event of a kind was last emitted
+	untold     map[string]int       // and how many were kept back since
+}
+
+// heldBatch is a live batch that waits for the end of a replay.
+type heldBatch struct {
+	seq            uint64
+	topic, payload []byte
+	at             time.Time
+}
+
+// size is what the batch counts for in bytes, with an allowance for the rest.
+func (b *heldBatch) size() int64 { return int64(len(b.topic)+len(b.payload)) + 128 }
+
+func newRank(m *Manager, id kvindex.Rank, key Key, src workers.EventSource, word *atomic.Uint64) *rank {
+	now := m.now()
+	r := &rank{
+		m: m, id: id, key: key, label: key.String(), src: src, boundTopic: src.Topic, word: word,
+		wake:   make(chan struct{}, 1),
+		stream: NewStream(m.o.Index, id, m.o.BlockSize),
+		state:  Connecting, reason: "not connected yet", since: now,
+		lostAt: now, tokens: float64(m.o.ReplayBurst), refilled: now,
+		told: map[string]time.Time{}, untold: map[string]int{},
+	}
+	r.publish()
+	return r
+}
+
+func (r *rank) poke() {
+	select {
+	case r.wake <- struct{}{}:
+	default: // tend has not seen the last one yet and will see this with it
+	}
+}
+
+// emitEvery is the least pause between two events of one kind and rank, so that
+// a publisher that misbehaves cannot flood the log.
+const emitEvery = 5 * time.Second
+
+// emit tells the operator. The caller holds r.mu.
+func (r *rank) emit(sev workers.Severity, kind, format string, args ...any) {
+	now := r.m.now()
+	if last, ok := r.told[kind]; ok && now.Sub(last) < emitEvery {
+		r.untold[kind]++
+		return
+	}
+	text := fmt.Sprintf(format, args...)
+	if n := r.untold[kind]; n > 0 {
+		text += fmt.Sprintf(" (and %d more like this since the last one told)", n)
+		delete(r.untold, kind)
+	}
+	r.told[kind] = now
+	r.m.o.Events.Emit(workers.Event{At: now, Severity: sev, Kind: kind, Worker: r.key.Worker, Rank: r.label, Text: text})
+}
+
+// observe hands a batch that was applied to the observer. The caller holds r.mu.
+func (r *rank) observe(seq uint64, topic, payload []byte, at time.Time, replayed bool) {
+	if r.m.o.Observer != nil {
+		r.m.o.Observer(Observation{Rank: r.id, Worker: r.key.Worker, DP: r.key.DP, At: at, Seq: seq, Topic: topic, Payload: payload, Replayed: replayed})
+	}
+}
+
+// dropped reports that the rank's entries were dropped. The caller holds r.mu.
+func (r *rank) dropped(reason string) {
+	if r.m.o.Observer != nil {
+		r.m.o.Observer(Observation{Rank: r.id, Worker: r.key.Worker, DP: r.key.DP, At: r.m.now(), Cleared: true, Reason: reason})
+	}
+	r.emit(workers.Warn, "feed.unknown", "%s: entries dropped and built anew: %s", r.label, reason)
+}
+
+// startOver empties the rank and waits for the first batch of a publisher. The
+// caller holds r.mu.
+func (r *rank) startOver(reason string) {
+	_, had := r.stream.Last()
+	r.set(Unknown, reason)
+	r.stream.Reset()
+	r.proven = true
+	r.publish()
+	if had {
+		r.dropped(reason)
+	}
+}
+
+// lose gives up the batches before seq. The caller holds r.mu.
+func (r *rank) lose(seq uint64, why string) {
+	last, had := r.stream.Last()
+	if had {
+		reason := fmt.Sprintf("batches %d to %d are lost: %s", last+1, seq-1, why)
+		r.n.Lost += seq - 1 - last
+		r.set(Unknown, reason)
+		r.stream.Skip(seq)
+		r.dropped(reason)
+		return
+	}
+	r.stream.Skip(seq)
+}
+
+// attach begins to use a connection to the publisher. The caller of receive and
+// detach passes the same number.
+func (r *rank) attach(conn uint64, peer string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.attachLocked(conn, peer)
+}
+
+func (r *rank) attachLocked(conn uint64, peer string) {
+	r.conn, r.peer = conn, peer
+	r.n.Connects++
+	_, had := r.stream.Last()
+	r.proven, r.resynced, r.accept = !had, false, false
+	if r.src.Replay != "" {
+		r.catching = true
+		r.set(Replaying, "connected, asking for what was missed")
+		r.poke()
+		return
+	}
+	if had {
+		r.startOver("the connection was lost, and without a replay socket nothing tells what was missed")
+	}
+	r.goLive()
+}
+
+// detach ends the use of connection conn, because of err.
+func (r *rank) detach(conn uint64, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.conn != conn {
+		return
+	}
+	r.conn = 0
+	r.lostAt = r.m.now()
+	r.catching = false
+	r.release()
+	if r.cancelReplay != nil {
+		r.cancelReplay()
+	}
+	r.set(Connecting, "connection lost: "+err.Error())
+	r.emit(workers.Warn, "feed.disconnected", "%s: connection to %s lost: %v", r.label, r.src.Endpoint, err)
+	r.poke()
+}
+
+// goLive ends a resync. The caller holds r.mu.
+func (r *rank) goLive() {
+	r.catching = false
+	was := r.state
+	if why := r.stream.Mismatch(); why != "" {
+		r.set(Unknown, why)
+		return
+	}
+	switch _, had := r.stream.Last(); {
+	case !had:
+		r.set(Live, "connected, no batch yet")
+	case r.stream.Complete():
+		r.set(Live, "every batch since the publisher's start was applied")
+	case was == Unknown:
+		r.set(Live, "rebuilding: "+r.reason)
+	default:
+		r.set(Live, "blocks stored before the feed began are missing until they are stored again")
+	}
+	r.nextVerify = r.m.now().Add(r.m.o.VerifyAfter)
+	r.poke()
+}
+
+// receive takes a live batch of connection conn. decoded is its content if the
+// caller has decoded it already. Nothing is kept of topic and payload.
+func (r *rank) receive(conn uint64, topic []byte, seq uint64, payload []byte, decoded *kvevent.Batch) {
+	now := r.m.now()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.conn != conn {
+		r.n.Foreign++
+		r.emit(workers.Warn, "feed.foreign", "%s: a second publisher claims this rank while %s is connected; its batches are dropped", r.label, r.peer)
+		return
+	}
+	r.lastEvent = now
+	if r.catching {
+		r.hold(topic, seq, payload, now)
+		return
+	}
+	v := r.stream.offer(seq, payload, decoded)
+	if v.Kind == Apply {
+		r.applied(seq, topic, payload, now, false)
+		return
+	}
+	r.outOfOrder(v, topic, seq, payload, now)
+}
+
+// applied does what follows every applied batch. The caller holds r.mu.
+func (r *rank) applied(seq uint64, topic, payload []byte, at time.Time, replayed bool) {
+	r.observe(seq, topic, payload, at, replayed)
+	s := r.stream
+	if s.said >= 0 && int(s.said) != r.key.DP {
+		if r.n.RankDisagree == 0 {
+			r.emit(workers.Warn, "feed.rank_disagree", "%s: batches from %s claim dp rank %d; the socket's rank is used", r.label, r.src.Endpoint, s.said)
+		}
+		r.n.RankDisagree++
+	}
+	if !replayed && s.at > 0 {
+		r.lag = float64(at.UnixNano())/1e9 - s.at
+	}
+	if f := s.TakeFault(); f != "" {
+		r.dropped(f)
+		if !r.catching {
+			if s.Mismatch() != "" {
+				r.set(Unknown, f)
+			} else {
+				r.set(Live, "rebuilding: "+f)
+			}
+		}
+	} else if r.state == Unknown && !r.catching && s.Mismatch() == "" {
+		r.set(Live, "the engine's blocks fit again")
+	}
+	r.publish()
+	if s.counters.Orphans > 0 && !r.resynced && !r.catching && s.complete && r.src.Replay != "" && s.counters.Refused == 0 && !s.app.bigram {
+		// Every batch was applied and yet a parent is missing: either the engine
+		// names blocks in a way not understood here, or something was lost
+		// without a trace. Starting over tells, once.
+		r.resynced = true
+		r.startOver(fmt.Sprintf("batch %d has a child of a block that was never stored", seq))
+		r.catching = true
+		r.poke()
+	}
+}
+
+// outOfOrder meets a live batch that does not follow the one before. The caller
+// holds r.mu.
+func (r *rank) outOfOrder(v Verdict, topic []byte, seq uint64, payload []byte, now time.Time) {
+	_, had := r.stream.Last()
+	switch {
+	case v.Kind == Duplicate:
+		r.n.Duplicates++
+		return
+	case v.Kind == Restart:
+		r.n.Restarts++
+		r.startOver(fmt.Sprintf("the publisher began anew: batch %d came again with another content", seq))
+		r.emit(workers.Warn, "feed.restart", "%s: %s", r.label, r.reason)
+	case had:
+		r.n.Gaps++
+		r.n.Missing += v.To - v.From + 1
+		r.set(InGap, fmt.Sprintf("batches %d to %d are missing", v.From, v.To))
+		r.emit(workers.Warn, "feed.gap", "%s: %s", r.label, r.reason)
+	}
+	if r.src.Replay != "" && !r.accept {
+		r.catching = true
+		r.hold(topic, seq, payload, now)
+		r.poke()
+		return
+	}
+	r.force(heldBatch{seq, topic, payload, now}, "there is no replay socket")
+	r.goLive()
+}
+
+// force applies a live batch whatever came before it. The caller holds r.mu.
+func (r *rank) force(b heldBatch, why string) {
+	v := r.stream.Offer(b.seq, b.payload)
+	if v.Kind == Restart {
+		r.n.Restarts++
+		r.startOver(fmt.Sprintf("the publisher began anew: batch %d came again with another content", b.seq))
+		v = r.stream.Offer(b.seq, b.payload)
+	}
+	if v.Kind == Gap {
+		r.lose(b.seq, why)
+		v = r.stream.Offer(b.seq, b.payload)
+	}
+	if v.Kind == Duplicate {
+		r.n.Duplicates++
+		return
+	}
+	r.applied(b.seq, b.topic, b.payload, b.at, false)
+}
+
+// hold keeps a live batch until the replay has ended. Beyond the limits all
+// that wait are dropped: the next replay brings them. The caller holds r.mu.
+func (r *rank) hold(topic []byte, seq uint64, payload []byte, at time.Time) {
+	b := heldBatch{seq, topic, payload, at}
+	size := b.size()
+	if r.heldBytes+size > r.m.o.HoldBytes || r.m.held.Load()+size > r.m.o.HoldTotal {
+		r.n.Overrun += uint64(len(r.held))
+		r.release()
+		if size > r.m.o.HoldBytes || r.m.held.Load()+size > r.m.o.HoldTotal {
+			r.n.Overrun++
+			return
+		}
+	}
+	r.heldBytes += size
+	r.m.held.Add(size)
+	own := make([]byte, 0, len(topic)+len(payload))
+	own = append(append(own, topic...), payload...)
+	b.topic, b.payload = own[:len(topic):len(topic)], own[len(topic):]
+	r.held = append(r.held, b)
+}
+
+// release forgets the batches that wait. The caller holds r.mu.
+func (r *rank) release() {
+	r.m.held.Add(-r.heldBytes)
+	r.held, r.heldBytes = nil, 0
+}
+
+// dial keeps a connection to a publisher that listens.
+func (r *rank) dial(ctx context.Context) {
+	pause := r.m.o.BackoffMin
+	for first := true; ; first = false {
+		r.ask(ctx, first)
+		began := r.m.now()
+		err := r.connection(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		if r.m.now().Sub(began) >= r.m.o.StableAfter {
+			pause = r.m.o.BackoffMin
+		}
+		r.m.o.Logger.Debug("kv event connection ended", "rank", r.label, "error", err, "retry_in", pause)
+		t := time.NewTimer(pause/2 + rand.N(pause/2+1))
+		select {
+		case <-ctx.Done():
+			t.Stop()
+			return
+		case <-t.C:
+		}
+		pause = min(2*pause, r.m.o.BackoffMax)
+	}
+}
+
+// ask finds out where the rank publishes now. On an error the last known
+// endpoint stays.
+func (r *rank) ask(ctx context.Context, first bool) {
+	r.mu.Lock()
+	known := r.src.Endpoint != ""
+	r.mu.Unlock()
+	if r.m.o.Sources == nil || first && known {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, r.m.o.BackoffMax)
+	defer cancel()
+	all, err := r.m.o.Sources(ctx, r.key.Worker)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err != nil {
+		r.n.SourceErrors++
+		if !known {
+			r.set(r.state, "where the rank publishes is not known: "+err.Error())
+		}
+		return
+	}
+	for _, s := range all {
+		if s.DP != r.key.DP || s.Bind || s.Endpoint == "" {
+			continue
+		}
+		if known && s.Endpoint != r.src.Endpoint {
+			r.emit(workers.Info, "feed.source", "%s: publishes at %s now, not at %s", r.label, s.Endpoint, r.src.Endpoint)
+		}
+		r.src = s
+		return
+	}
+	if !known {
+		r.set(r.state, "the worker names no event endpoint for this rank")
+	}
+}
+
+// connection receives from one connection until it ends.
+func (r *rank) connection(ctx context.Context) error {
+	r.mu.Lock()
+	src := r.src
+	r.mu.Unlock()
+	if src.Endpoint == "" {
+		return errors.New("no event endpoint")
+	}
+	o := r.m.o.Socket
+	o.Topics = []string{src.Topic}
+	c, err := zmtp.DialSub(ctx, src.Endpoint, o)
+	if err != nil {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.n.ConnectErrors++
+		r.set(r.state, err.Error())
+		return err
+	}
+	defer c.Close()
+	conn := r.m.conns.Add(1)
+	r.attach(conn, c.RemoteAddr())
+	var msg zmtp.Message
+	for {
+		if err = c.Recv(&msg); err != nil {
+			break
+		}
+		topic, seq, payload, perr := kvevent.ParseLive(msg.Frames())
+		if perr == nil && seq == kvevent.EndSeq {
+			perr = fmt.Errorf("%w: live batch with the number of a replay's end", kvevent.ErrFrames)
+		}
+		if perr != nil {
+			// Not a publisher of events, or not only: hang up rather than guess.
+			r.mu.Lock()
+			r.n.Malformed++
+			r.mu.Unlock()
+			err = perr
+			break
+		}
+		r.receive(conn, topic, seq, payload, nil)
+	}
+	r.detach(conn, err)
+	return err
+}

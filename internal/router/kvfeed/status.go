@@ -1,0 +1,155 @@
+package kvfeed
+
+import (
+	"time"
+
+	"github.com/dynctl/dynctl/internal/router/kvindex"
+)
+
+// State is what is known of a rank's entries in the index.
+type State string
+
+// The states of a rank. Only in Live are its entries those of the engine as of
+// the newest batch that arrived.
+const (
+	// Connecting: no connection to the publisher.
+	Connecting State = "connecting"
+	// Live: every batch since the last reset of the rank was applied.
+	Live State = "live"
+	// InGap: batches are missing and not asked for yet.
+	InGap State = "gap"
+	// Replaying: missing batches are being fetched.
+	Replaying State = "replaying"
+	// Stale: no connection for longer than Options.StaleAfter.
+	Stale State = "stale"
+	// Unknown: the rank's blocks cannot be known; its entries were dropped.
+	Unknown State = "unknown"
+)
+
+// Status is the account of one rank's feed. Counters only grow while the rank
+// is with the Manager.
+type Status struct {
+	Rank   kvindex.Rank `json:"rank"`
+	Worker string       `json:"worker"`
+	DP     int          `json:"dp_rank"`
+	State  State        `json:"state"`
+	// Reason says in plain words why the rank is in its state.
+	Reason string    `json:"reason"`
+	Since  time.Time `json:"since"`
+	// Trusted says that routing may use the rank's overlap.
+	Trusted bool `json:"trusted"`
+	// Complete says that the entries come from every batch the publisher ever
+	// sent; if not, blocks stored before may be missing.
+	Complete bool   `json:"complete"`
+	Endpoint string `json:"endpoint"`
+	Replay   string `json:"replay_endpoint,omitempty"`
+	Peer     string `json:"peer,omitempty"`
+
+	// LastSeq is the newest batch applied, -1 before the first.
+	LastSeq   int64     `json:"last_seq"`
+	LastEvent time.Time `json:"last_event,omitzero"`
+	// LagSeconds is receipt minus publication of the newest live batch, by two
+	// clocks.
+	LagSeconds float64 `json:"lag_seconds"`
+
+	Shape
+	StreamCounters
+	FeedCounters
+}
+
+// FeedCounters count what happened between the socket and the stream.
+type FeedCounters struct {
+	Connects      uint64 `json:"connects"`
+	ConnectErrors uint64 `json:"connect_errors"`
+	// SourceErrors counts failed questions for the current event endpoint.
+	SourceErrors uint64 `json:"source_errors"`
+	// Malformed messages were not those of a KV event socket.
+	Malformed  uint64 `json:"malformed_messages"`
+	Duplicates uint64 `json:"duplicate_batches"`
+	Restarts   uint64 `json:"restarts"`
+	Gaps       uint64 `json:"gaps"`
+	// Missing counts the batches inside gaps, Lost those of them that no replay
+	// brought back.
+	Missing         uint64 `json:"missing_batches"`
+	Lost            uint64 `json:"lost_batches"`
+	Replays         uint64 `json:"replays"`
+	ReplayErrors    uint64 `json:"replay_errors"`
+	ReplayedBatches uint64 `json:"replayed_batches"`
+	// Overrun counts live batches dropped because too many waited for a replay;
+	// they are fetched again by the next one.
+	Overrun uint64 `json:"overrun_batches"`
+	// Foreign counts batches of a second publisher that claims the rank.
+	Foreign uint64 `json:"foreign_batches"`
+	// RankDisagree counts batches that claim another rank than the socket's.
+	RankDisagree uint64 `json:"rank_disagree_batches"`
+}
+
+// Observation is something that changed a rank's entries, in the order in which
+// it did. Slices belong to the feed and are valid during the call only.
+type Observation struct {
+	Rank   kvindex.Rank
+	Worker string
+	DP     int
+	At     time.Time
+	// Cleared says that the rank's entries were dropped, for Reason; there is no
+	// batch then.
+	Cleared bool
+	Reason  string
+
+	Seq     uint64
+	Topic   []byte // nil for a replayed batch
+	Payload []byte
+	// Replayed says that the batch came from the replay socket.
+	Replayed bool
+}
+
+// set moves the rank to a state. The caller holds r.mu.
+func (r *rank) set(s State, reason string) {
+	if r.state != s {
+		r.since = r.m.now()
+	}
+	r.state, r.reason = s, reason
+	r.publish()
+}
+
+// The word in which a rank's trust and shape are read without a lock.
+const (
+	wordTrusted = 1 << iota
+	wordBigram
+	wordParts = iota // shift
+)
+
+// publish makes state and shape visible to Trusted and Usable. The caller holds
+// r.mu.
+func (r *rank) publish() {
+	s := r.stream.Shape()
+	w := uint64(s.Parts) << wordParts
+	if s.Bigram {
+		w |= wordBigram
+	}
+	if r.state == Live {
+		w |= wordTrusted
+	}
+	if w != r.published {
+		r.published = w
+		r.word.Store(w)
+	}
+}
+
+// status returns the rank's account.
+func (r *rank) status() Status {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	s := Status{
+		Rank: r.id, Worker: r.key.Worker, DP: r.key.DP,
+		State: r.state, Reason: r.reason, Since: r.since,
+		Trusted: r.state == Live, Complete: r.stream.Complete(),
+		Endpoint: r.src.Endpoint, Replay: r.src.Replay, Peer: r.peer,
+		LastSeq: -1, LastEvent: r.lastEvent, LagSeconds: r.lag,
+		Shape: r.stream.Shape(), StreamCounters: r.stream.Counters(), FeedCounters: r.n,
+	}
+	if last, ok := r.stream.Last(); ok {
+		s.LastSeq = int64(last)
+	}
+	return s
+}
