@@ -294,13 +294,6 @@ func TestNoAllocations(t *testing.T) {
 	}
 }
 
-// captured is one line of a capture of a KV event socket.
-type captured struct {
-	Src    string
-	Frames []string `json:"frames_b64"`
-	Seq    any // a number, or the text of an end marker
-}
-
 func readCapture(t testing.TB, name string) []captured {
 	t.Helper()
 	f, err := os.Open(filepath.Join("..", "..", "..", "..", "shared", "captures", name))
@@ -396,6 +389,7 @@ func TestCaptures(t *testing.T) {
 				if b.Skipped+b.Unknown != 0 || b.Rank < 0 || b.TS < 1e9 {
 					t.Fatalf("message %d: %d skipped (%v), %d unknown, rank %d, time %v", i, b.Skipped, b.Reason, b.Unknown, b.Rank, b.TS)
 				}
+				checkDecoded(t, &b, c.Decoded)
 				for k := range b.Events {
 					e := &b.Events[k]
 					switch e.Kind {
