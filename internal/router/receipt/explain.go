@@ -1,0 +1,270 @@
+package receipt
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+)
+
+// Explain writes the decision in plain words: the text of dynctl explain.
+func (r *Receipt) Explain(w io.Writer) error {
+	b := &strings.Builder{}
+	fmt.Fprintf(b, "decision %s  request %s  %s\n", r.ID, orDash(r.RequestID), r.Time.UTC().Format("2006-01-02 15:04:05.000"))
+	fmt.Fprintf(b, "%s  model %s  %s  config revision %d\n\n", orDash(r.Endpoint), orDash(r.Model), pick(r.Stream, "streamed", "not streamed"), r.ConfigRevision)
+
+	in := &r.Inputs
+	switch {
+	case in.Approximate:
+		fmt.Fprintf(b, "1 prompt     %d tokens (%s), %d text chunks: overlaps are approximate\n", in.ISL, orDash(in.ISLSource), in.HashedBlocks)
+	default:
+		fmt.Fprintf(b, "1 prompt     %d tokens (%s) -> %d full blocks of %d\n", in.ISL, orDash(in.ISLSource), in.HashedBlocks, in.BlockSize)
+	}
+	r.phase(b, "2 decode  ", &r.Decode)
+	r.path(b)
+	if r.Prefill.Policy != "" {
+		r.phase(b, "4 prefill ", &r.Prefill)
+	}
+	r.whatIf(b)
+	r.legs(b)
+	r.outcome(b)
+	for _, n := range r.Notes {
+		fmt.Fprintf(b, "  note       %s\n", n)
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+// phase tells the choice of one rank and why.
+func (r *Receipt) phase(b *strings.Builder, title string, p *Phase) {
+	switch {
+	case p.Verdict == "chosen":
+		fmt.Fprintf(b, "%s   %s by %s: %s\n", title, p.Chosen, p.Policy, why(p))
+	case p.Verdict == "no_candidates":
+		fmt.Fprintf(b, "%s   no rank serves this\n", title)
+	case p.Verdict == "all_busy":
+		fmt.Fprintf(b, "%s   every rank is busy\n", title)
+	case p.Verdict == "all_excluded":
+		fmt.Fprintf(b, "%s   every rank is excluded\n", title)
+	default:
+		fmt.Fprintf(b, "%s   not ranked\n", title)
+	}
+	if len(p.Candidates) == 0 {
+		return
+	}
+	t := tabwriter.NewWriter(b, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintln(t, "\tRANK\tOVERLAP\tPREFILL\tCREDIT\tQUEUE\tDECODE\tSPREAD\tREQS\tCOST\t STATE\t")
+	for i := range p.Candidates {
+		c := &p.Candidates[i]
+		state := ""
+		switch {
+		case c.Rank == p.Chosen:
+			state = "chosen"
+		case c.Excluded != "":
+			state = "excluded: " + c.Excluded
+		case c.Rank == p.RunnerUp:
+			state = "runner-up"
+		}
+		fmt.Fprintf(t, "%s\t%s\t%d\t%.1f\t%.1f\t%.1f\t%.1f\t%.1f\t%.1f\t%.2f\t %s\t\n", pick(c.Rank == p.Chosen, ">", ""), c.Rank, c.OverlapBlocks,
+			c.PrefillTerm, c.OverlapCredit, c.QueueTerm, c.DecodeTerm, c.SpreadTerm, c.RequestTerm, c.Cost, state)
+	}
+	t.Flush()
+	if p.Omitted > 0 {
+		fmt.Fprintf(b, "             and %d more ranks\n", p.Omitted)
+	}
+}
+
+// why tells what spoke for the chosen rank.
+func why(p *Phase) string {
+	var chosen, second *Candidate
+	for i := range p.Candidates {
+		switch p.Candidates[i].Rank {
+		case p.Chosen:
+			chosen = &p.Candidates[i]
+		case p.RunnerUp:
+			second = &p.Candidates[i]
+		}
+	}
+	switch {
+	case chosen == nil:
+		return "the decision has no figures"
+	case p.Eligible == 1:
+		return "the only rank that could be chosen"
+	case p.Policy == "round_robin":
+		return "its turn"
+	case p.Policy == "random":
+		return "drawn"
+	case p.Policy == "session":
+		return "the session lives there"
+	case p.Sampled:
+		return fmt.Sprintf("cost %.2f, drawn by temperature", chosen.Cost)
+	case p.Policy == "least_loaded", p.Policy == "power_of_two":
+		s := fmt.Sprintf("%.0f requests", chosen.Cost)
+		if second != nil {
+			s += fmt.Sprintf(", runner-up %s has %.0f", second.Rank, second.Cost)
+		}
+		return s + tie(p)
+	}
+	s := fmt.Sprintf("cost %.2f blocks", chosen.Cost)
+	if second == nil {
+		return s + tie(p)
+	}
+	s += fmt.Sprintf(", %.2f less than %s", p.MarginBlocks, second.Rank)
+	if p.Tied > 1 {
+		return s + tie(p)
+	}
+	// The largest difference between the two is what decided.
+	best, word := 0.0, ""
+	for _, d := range [...]struct {
+		by   float64
+		word string
+	}{
+		{chosen.OverlapCredit - second.OverlapCredit, fmt.Sprintf("%d more blocks in its cache", chosen.OverlapBlocks-second.OverlapBlocks)},
+		{second.QueueTerm - chosen.QueueTerm, fmt.Sprintf("%d fewer prompt tokens queued", second.PrefillTokens-chosen.PrefillTokens)},
+		{second.DecodeTerm - chosen.DecodeTerm, fmt.Sprintf("%d fewer blocks decoding", second.DecodeBlocks-chosen.DecodeBlocks)},
+		{second.SpreadTerm - chosen.SpreadTerm, "less new work of late"},
+		{second.RequestTerm - chosen.RequestTerm, "fewer requests"},
+	} {
+		if d.by > best {
+			best, word = d.by, d.word
+		}
+	}
+	if word != "" {
+		s += ": " + word
+	}
+	return s
+}
+
+func tie(p *Phase) string {
+	if p.Tied <= 1 {
+		return ""
+	}
+	words := map[string]string{
+		"overlap": "more of the prompt in its cache", "requests": "fewer active requests", "decode": "fewer blocks decoding",
+		"resident": "fewer blocks in its cache", "turn": "least recently used", "label": "first by name", "draw": "drawn",
+	}
+	return fmt.Sprintf("; tie of %d ranks, %s", p.Tied, words[p.TieBreak])
+}
+
+func (r *Receipt) path(b *strings.Builder) {
+	cached := r.Inputs.ISL - r.EffISL
+	switch r.Path {
+	case "":
+		fmt.Fprintf(b, "3 path       none: %s\n", orDash(r.ReasonText))
+	default:
+		fmt.Fprintf(b, "3 path       %s: %s (%d of %d tokens cached on the decode rank)", r.Path, orDash(r.ReasonText), cached, r.Inputs.ISL)
+		if r.Path == "remote" && r.Connector != "" {
+			fmt.Fprintf(b, ", KV over %s", r.Connector)
+		}
+		b.WriteByte('\n')
+	}
+}
+
+func (r *Receipt) whatIf(b *strings.Builder) {
+	p := &r.Predicted
+	if r.Path == "" {
+		return
+	}
+	if !p.HasRemote {
+		b.WriteString("5 what if    remote was not possible\n")
+		return
+	}
+	tell := func(path string, w Work, where string) {
+		fmt.Fprintf(b, "5 what if %s  %s would compute %d tokens behind %d queued", path, orDash(where), w.Compute, w.Queued)
+		if w.Transfer > 0 {
+			fmt.Fprintf(b, " and move %d", w.Transfer)
+		}
+	}
+	taken := p.Local
+	if r.Path == "remote" {
+		tell("local", p.Local, r.Decode.Chosen)
+		taken = p.Remote
+	} else {
+		tell("remote", p.Remote, r.Prefill.Chosen)
+	}
+	fmt.Fprintf(b, "; taken: %d tokens behind %d\n", taken.Compute, taken.Queued)
+}
+
+func (r *Receipt) legs(b *strings.Builder) {
+	for i := range r.Legs {
+		l := &r.Legs[i]
+		fmt.Fprintf(b, "6 leg        %s on %s, attempt %d: ", l.Kind, l.Rank, l.Attempt)
+		switch {
+		case l.Status > 0:
+			fmt.Fprintf(b, "HTTP %d", l.Status)
+		case l.EndMS >= 0:
+			b.WriteString("no answer")
+		default:
+			b.WriteString("running")
+		}
+		for _, t := range [...]struct {
+			name string
+			ms   float64
+		}{{"sent", l.DispatchMS}, {"first byte", l.FirstByteMS}, {"end", l.EndMS}} {
+			if t.ms >= 0 {
+				fmt.Fprintf(b, ", %s %.1f ms", t.name, t.ms)
+			}
+		}
+		if l.Error != "" {
+			fmt.Fprintf(b, "; %s", l.Error)
+		}
+		if l.RetryReason != "" {
+			fmt.Fprintf(b, "; given up: %s", l.RetryReason)
+		}
+		b.WriteByte('\n')
+	}
+	if r.LegsOmitted > 0 {
+		fmt.Fprintf(b, "             and %d more legs\n", r.LegsOmitted)
+	}
+}
+
+func (r *Receipt) outcome(b *strings.Builder) {
+	o := &r.Outcome
+	if r.Live {
+		b.WriteString("7 outcome    still running\n")
+		return
+	}
+	fmt.Fprintf(b, "7 outcome    HTTP %d", o.Status)
+	if o.Finish != "" {
+		fmt.Fprintf(b, ", finish %s", o.Finish)
+	}
+	if o.TTFTMS >= 0 {
+		fmt.Fprintf(b, ", TTFT %.1f ms", o.TTFTMS)
+	}
+	if o.E2EMS >= 0 {
+		fmt.Fprintf(b, ", E2E %.1f ms", o.E2EMS)
+	}
+	if o.ITL.Count > 0 {
+		fmt.Fprintf(b, ", ITL mean %.1f p99 %.1f ms", o.ITL.MeanMS, o.ITL.P99MS)
+	}
+	if o.CompletionTokens >= 0 {
+		fmt.Fprintf(b, ", %d tokens out", o.CompletionTokens)
+	}
+	b.WriteByte('\n')
+	if o.CachedTokens >= 0 {
+		fmt.Fprintf(b, "             cached tokens: predicted %d, the engine says %d\n", r.Predicted.CachedTokens, o.CachedTokens)
+	}
+	switch {
+	case o.SilentRecompute:
+		b.WriteString("             the KV did not arrive: the decode engine computed the prompt again\n")
+	case o.Cancelled:
+		b.WriteString("             the client left before the end\n")
+	}
+	if o.ErrorCode != "" || o.Error != "" {
+		fmt.Fprintf(b, "             error %s: %s\n", orDash(o.ErrorCode), orDash(o.Error))
+	}
+}
+
+func orDash(s string) string {
+	if s == "" {
+		return "-"
+	}
+	return s
+}
+
+func pick(c bool, yes, no string) string {
+	if c {
+		return yes
+	}
+	return no
+}
