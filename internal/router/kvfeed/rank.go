@@ -120,9 +120,9 @@ func (r *rank) observe(seq uint64, topic, payload []byte, at time.Time, replayed
 }
 
 // dropped reports that the rank's entries were dropped. The caller holds r.mu.
-func (r *rank) dropped(reason string) {
+func (r *rank) dropped(reason string, anew bool) {
 	if r.m.o.Observer != nil {
-		r.m.o.Observer(Observation{Rank: r.id, Worker: r.key.Worker, DP: r.key.DP, At: r.m.now(), Cleared: true, Reason: reason})
+		r.m.o.Observer(Observation{Rank: r.id, Worker: r.key.Worker, DP: r.key.DP, At: r.m.now(), Cleared: true, Anew: anew, Reason: reason})
 	}
 	r.emit(workers.Warn, "feed.unknown", "%s: entries dropped and built anew: %s", r.label, reason)
 }
@@ -136,7 +136,7 @@ func (r *rank) startOver(reason string) {
 	r.proven = true
 	r.publish()
 	if had {
-		r.dropped(reason)
+		r.dropped(reason, true)
 	}
 }
 
@@ -148,7 +148,7 @@ func (r *rank) lose(seq uint64, why string) {
 		r.n.Lost += seq - 1 - last
 		r.set(Unknown, reason)
 		r.stream.Skip(seq)
-		r.dropped(reason)
+		r.dropped(reason, false)
 		return
 	}
 	r.stream.Skip(seq)
@@ -258,7 +258,7 @@ func (r *rank) applied(seq uint64, topic, payload []byte, at time.Time, replayed
 		r.lag = float64(at.UnixNano())/1e9 - s.at
 	}
 	if f := s.TakeFault(); f != "" {
-		r.dropped(f)
+		r.dropped(f, false)
 		if !r.catching {
 			if s.Mismatch() != "" {
 				r.set(Unknown, f)

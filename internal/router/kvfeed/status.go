@@ -92,9 +92,10 @@ type Observation struct {
 	DP     int
 	At     time.Time
 	// Cleared says that the rank's entries were dropped, for Reason; there is no
-	// batch then.
-	Cleared bool
-	Reason  string
+	// batch then. Anew says that what was learned of the publisher was dropped
+	// with them.
+	Cleared, Anew bool
+	Reason        string
 
 	Seq     uint64
 	Topic   []byte // nil for a replayed batch

@@ -148,6 +148,24 @@ func (s *Stream) Reset() {
 	s.complete = false
 }
 
+// Playback does again what a feed did and its observer saw, in the same order
+// and from the same beginning. The slices of o are not kept.
+func (s *Stream) Playback(o Observation) {
+	switch {
+	case o.Cleared && o.Anew:
+		s.Reset()
+	case o.Cleared:
+		s.drop()
+	default:
+		if v := s.Offer(o.Seq, o.Payload); v.Kind == Gap {
+			// What was dropped for it has been observed.
+			s.seq.Skip(o.Seq)
+			s.complete = false
+			s.Offer(o.Seq, o.Payload)
+		}
+	}
+}
+
 // Position is where a Stream stands and what it has learned: enough to go on
 // with entries of the index that were kept in a file.
 type Position struct {

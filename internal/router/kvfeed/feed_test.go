@@ -1,0 +1,498 @@
+package kvfeed
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/dynctl/dynctl/internal/router/kvevent"
+	"github.com/dynctl/dynctl/internal/router/zmtp"
+	"github.com/dynctl/dynctl/internal/workers"
+)
+
+func TestFeedJoinsLateAndReplays(t *testing.T) {
+	t.Parallel()
+	for _, parts := range []int{1, 3} {
+		p := newPublisher(t, uint64(parts), parts)
+		for range 30 {
+			p.step(false)
+		}
+		f := newFixture(t, nil)
+		f.add(p.source(true))
+		p.subscribed()
+		p.steps(30)
+		s := f.settled(p)
+		f.equals(p)
+		if !s.Complete || !s.Trusted || !f.Trusted(0) || s.Dropped != 0 || s.Parts != parts {
+			t.Errorf("status %+v", s)
+		}
+		if got := f.Usable(0, 2*parts+parts-1); got != 2*parts {
+			t.Errorf("usable %d, want %d", got, 2*parts)
+		}
+	}
+}
+
+func TestFeedWithoutReplay(t *testing.T) {
+	t.Parallel()
+	p := newPublisher(t, 1, 1)
+	for range 20 {
+		p.step(false)
+	}
+	f := newFixture(t, nil)
+	f.add(p.source(false))
+	p.subscribed()
+	p.steps(20)
+	s := f.settled(p)
+	f.within(p)
+	if s.Complete || s.Gaps != 0 {
+		t.Errorf("joined late without a replay: %+v", s)
+	}
+	p.step(false) // lost
+	p.steps(20)
+	s = f.settled(p)
+	f.within(p)
+	if s.Gaps != 1 || s.Missing != 1 || s.Lost != 1 || s.Dropped != 1 {
+		t.Errorf("after a gap: %+v", s)
+	}
+	if f.told("feed.gap") != 1 || f.told("feed.unknown") != 1 {
+		t.Errorf("events %+v", f.events)
+	}
+}
+
+func TestFeedClosesGap(t *testing.T) {
+	t.Parallel()
+	p := newPublisher(t, 2, 2)
+	f := newFixture(t, nil)
+	f.add(p.source(true))
+	p.subscribed()
+	f.until(func(s Status) bool { return s.State == Live })
+	for range 10 {
+		p.steps(5)
+		p.step(false)
+		p.step(false)
+		p.steps(3)
+		f.settled(p)
+		f.equals(p)
+	}
+	s := f.one()
+	if s.Gaps == 0 || s.Lost != 0 || s.Dropped != 0 || !s.Complete || s.ReplayedBatches < 20 {
+		t.Errorf("status %+v", s)
+	}
+}
+
+func TestFeedGapBeyondTheReplay(t *testing.T) {
+	t.Parallel()
+	p := newPublisher(t, 3, 1)
+	f := newFixture(t, nil)
+	f.add(p.source(true))
+	p.subscribed()
+	p.steps(20)
+	f.settled(p)
+	for range 10 {
+		p.step(false)
+	}
+	p.set(func() { p.window = 25 })
+	p.steps(5)
+	s := f.settled(p)
+	f.within(p)
+	if s.Dropped == 0 || s.Lost != 5 || s.Complete {
+		t.Errorf("status %+v", s)
+	}
+}
+
+func TestFeedNoticesRestart(t *testing.T) {
+	t.Parallel()
+	for name, replay := range map[string]bool{"replay": true, "no replay": false} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := newPublisher(t, 4, 1)
+			f := newFixture(t, nil)
+			f.add(p.source(replay))
+			p.subscribed()
+			f.until(func(s Status) bool { return s.State == Live })
+			p.steps(20)
+			f.settled(p)
+			p.hangUp(func() {
+				f.until(func(s Status) bool { return s.State == Connecting })
+				if f.Trusted(0) {
+					t.Error("trusted without a connection")
+				}
+				// The new life is further than the old one, so that the next
+				// number is the one expected: only the replay tells.
+				p.set(func() { p.e.restart() })
+				for range 20 {
+					p.step(false)
+				}
+			})
+			p.subscribed()
+			p.steps(10)
+			s := f.settled(p)
+			if replay {
+				f.equals(p)
+				if !s.Complete || s.Restarts != 1 {
+					t.Errorf("status %+v", s)
+				}
+			} else {
+				f.within(p)
+			}
+			if s.Dropped == 0 {
+				t.Errorf("entries of the old life were kept: %+v", s)
+			}
+		})
+	}
+}
+
+// A reconnect to the same life fetches what was missed and drops nothing.
+func TestFeedReconnects(t *testing.T) {
+	t.Parallel()
+	p := newPublisher(t, 5, 2)
+	f := newFixture(t, nil)
+	f.add(p.source(true))
+	p.subscribed()
+	f.until(func(s Status) bool { return s.State == Live })
+	p.steps(20)
+	f.settled(p)
+	p.hangUp(func() {
+		f.until(func(s Status) bool { return s.State == Connecting })
+		for range 300 { // more than the feed remembers stamps of
+			p.step(false)
+		}
+	})
+	p.subscribed()
+	s := f.settled(p)
+	f.equals(p)
+	if s.Dropped != 0 || s.Restarts != 0 || !s.Complete || s.Connects != 2 {
+		t.Errorf("status %+v", s)
+	}
+}
+
+func TestFeedWithoutEndMarker(t *testing.T) {
+	t.Parallel()
+	p := newPublisher(t, 6, 1)
+	p.set(func() { p.noEnd = true })
+	for range 10 {
+		p.step(false)
+	}
+	f := newFixture(t, nil)
+	f.add(p.source(true))
+	// Nothing live comes: the deadline ends the replay, and since nothing tells
+	// whether it was all, nothing is kept.
+	s := f.until(func(s Status) bool { return s.State == Live })
+	f.within(p)
+	if s.ReplayErrors == 0 || s.Complete {
+		t.Errorf("quiet publisher: %+v", s)
+	}
+	// With live batches that join the replay no end marker is needed.
+	p.hangUp(func() { f.until(func(s Status) bool { return s.State == Connecting }) })
+	p.subscribed()
+	p.steps(10)
+	f.settled(p)
+	f.within(p)
+}
+
+func TestFeedSilentReplay(t *testing.T) {
+	t.Parallel()
+	p := newPublisher(t, 7, 1)
+	p.set(func() { p.silent = true })
+	f := newFixture(t, nil)
+	f.add(p.source(true))
+	p.subscribed()
+	p.steps(20)
+	s := f.settled(p)
+	f.within(p)
+	if s.ReplayErrors == 0 {
+		t.Errorf("status %+v", s)
+	}
+	p.step(false)
+	p.steps(10)
+	f.settled(p)
+	f.within(p)
+}
+
+// What a publisher's full queue dropped right before it fell silent shows by
+// asking.
+func TestFeedVerifiesQuietPublisher(t *testing.T) {
+	t.Parallel()
+	p := newPublisher(t, 8, 1)
+	f := newFixture(t, func(o *Options) { o.VerifyAfter, o.VerifyEvery = 20*time.Millisecond, 20*time.Millisecond })
+	f.add(p.source(true))
+	p.subscribed()
+	p.steps(10)
+	f.settled(p)
+	for range 5 {
+		p.step(false)
+	}
+	s := f.settled(p)
+	f.equals(p)
+	if s.Dropped != 0 || s.Gaps != 0 {
+		t.Errorf("status %+v", s)
+	}
+}
+
+func TestFeedGoesStale(t *testing.T) {
+	t.Parallel()
+	p := newPublisher(t, 9, 1)
+	f := newFixture(t, func(o *Options) { o.StaleAfter = 60 * time.Millisecond })
+	f.add(p.source(true))
+	p.subscribed()
+	p.steps(5)
+	f.settled(p)
+	p.hangUp(func() {
+		s := f.until(func(s Status) bool { return s.State == Stale })
+		if s.Trusted || f.Trusted(0) || f.Usable(0, 9) != 0 || s.Reason == "" || f.told("feed.stale") != 1 {
+			t.Errorf("status %+v", s)
+		}
+	})
+	f.settled(p)
+	f.equals(p)
+}
+
+// The event port changes with the engine's restart; the hook tells the new one.
+func TestFeedAsksForSources(t *testing.T) {
+	t.Parallel()
+	p := newPublisher(t, 10, 1)
+	var now atomic.Pointer[workers.EventSource]
+	asked := atomic.Int64{}
+	f := newFixture(t, func(o *Options) {
+		o.Sources = func(_ context.Context, worker string) ([]workers.EventSource, error) {
+			if worker != "w" {
+				return nil, fmt.Errorf("asked for %q", worker)
+			}
+			if asked.Add(1) == 1 {
+				return nil, errors.New("not up yet")
+			}
+			s := now.Load()
+			return []workers.EventSource{{DP: 1, Endpoint: "tcp://127.0.0.1:1"}, *s}, nil
+		}
+	})
+	src := p.source(true)
+	now.Store(&src)
+	f.add(workers.EventSource{}) // not known at all
+	p.subscribed()
+	p.steps(5)
+	f.settled(p)
+
+	q := newPublisher(t, 11, 1)
+	src2 := q.source(true)
+	now.Store(&src2)
+	p.hangUp(func() {
+		q.subscribed()
+		q.steps(7)
+		s := f.settled(q)
+		f.equals(q)
+		if s.Endpoint != q.pubAt || f.told("feed.source") != 1 || s.SourceErrors != 1 {
+			t.Errorf("status %+v", s)
+		}
+	})
+}
+
+// A rank that goes on from a snapshot keeps its entries if the publisher proves
+// to be the same.
+func TestFeedResumes(t *testing.T) {
+	t.Parallel()
+	for name, same := range map[string]bool{"same life": true, "another life": false} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := newPublisher(t, 12, 2)
+			f := newFixture(t, nil)
+			f.add(p.source(true))
+			p.subscribed()
+			p.steps(20)
+			f.settled(p)
+			pos, ok := f.Position(0)
+			if !ok || !f.Remove(0) || f.Remove(0) {
+				t.Fatalf("position %+v, %v", pos, ok)
+			}
+			if f.Trusted(0) || len(f.Status()) != 0 {
+				t.Fatal("removed rank is still there")
+			}
+			if !same {
+				p.set(func() { p.e.restart() })
+			}
+			for range 30 {
+				p.step(false)
+			}
+			if err := f.Add(0, Key{Worker: "w"}, p.source(true), &pos); err != nil {
+				t.Fatal(err)
+			}
+			s := f.settled(p)
+			equalSet(t, "index", p.e.set(), holds(t, f.x))
+			if (s.Dropped == 0) != same {
+				t.Errorf("status %+v", s)
+			}
+		})
+	}
+}
+
+func TestFeedBlockSizeMismatch(t *testing.T) {
+	t.Parallel()
+	p := newPublisher(t, 13, 1)
+	f := newFixture(t, func(o *Options) { o.BlockSize = 3; o.Observer = nil })
+	f.add(p.source(true))
+	p.subscribed()
+	p.steps(10)
+	s := f.until(func(s Status) bool { return s.State == Unknown && s.LastSeq == 9 })
+	if !strings.Contains(s.Reason, "4 tokens") || !strings.Contains(s.Reason, "3 tokens") || f.Trusted(0) || len(holds(t, f.x)) != 0 {
+		t.Errorf("status %+v", s)
+	}
+}
+
+// A long random story: drops, hang-ups and restarts, with and without replay.
+func TestFeedStory(t *testing.T) {
+	if testing.Short() {
+		t.Skip("a long story over sockets")
+	}
+	t.Parallel()
+	for _, replay := range []bool{true, false} {
+		t.Run(fmt.Sprintf("replay=%v", replay), func(t *testing.T) {
+			t.Parallel()
+			p := newPublisher(t, 14, 2)
+			f := newFixture(t, nil)
+			f.add(p.source(replay))
+			p.subscribed()
+			n := 0
+			rng := rapid.Custom(func(t *rapid.T) []string {
+				return rapid.SliceOfN(rapid.SampledFrom([]string{"send", "send", "drop", "hang up", "restart"}), 40, 40).Draw(t, "story")
+			}).Example(7)
+			for _, act := range rng {
+				n++
+				switch act {
+				case "send":
+					p.steps(5)
+				case "drop":
+					p.step(false)
+				case "hang up":
+					p.hangUp(func() { p.step(false) })
+					p.subscribed()
+				case "restart":
+					p.hangUp(func() {
+						f.until(func(s Status) bool { return s.State == Connecting || s.State == Stale })
+						p.set(func() { p.e.restart() })
+					})
+					p.subscribed()
+				}
+				if n%4 == 0 {
+					p.steps(1)
+					f.settled(p)
+					if replay {
+						f.equals(p)
+					} else {
+						f.within(p)
+					}
+				}
+			}
+		})
+	}
+}
+
+// Publishers dial one listener; topic, rank and host tell whose batches are whose.
+func TestFeedListens(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	f := newFixture(t, func(o *Options) { o.Observer = nil })
+	const at = "tcp://127.0.0.1:0"
+	type pair struct {
+		topic string
+		dp    int
+	}
+	ranks := []pair{{"kv@a", 0}, {"kv@a", 1}, {"kv@b", 0}}
+	for i, k := range ranks {
+		if i > 0 {
+			if err := f.x.AddRank(kvRank(i), fmt.Sprintf("rank %d", i)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		src := workers.EventSource{DP: k.dp, Endpoint: at, Topic: k.topic, Bind: true}
+		if err := f.Add(kvRank(i), Key{Worker: k.topic, DP: k.dp}, src, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	bound := ""
+	eventually(t, f.show, func() bool {
+		if l := f.Listeners(); len(l) == 1 {
+			bound = l[0].Bound
+		}
+		return bound != ""
+	})
+	pubs := map[string]*zmtp.Pub{}
+	for _, topic := range []string{"kv@a", "kv@b"} {
+		pub, err := zmtp.DialPub(ctx, bound, zmtp.Options{RedialMin: time.Millisecond})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = pub.Close() })
+		pubs[topic] = pub
+		if err := pub.WaitSubscribers(t.Context(), 1); err != nil {
+			t.Fatal(err)
+		}
+	}
+	send := func(topic string, dp int32, seq, hash uint64) {
+		b := kvevent.Batch{TS: float64(seq), Rank: dp, Events: []kvevent.Event{stored(0, []uint64{hash}, tokens(int(hash), modelBlock), modelBlock)}}
+		pubs[topic[:4]].Send([]byte(topic), kvevent.AppendSeq(nil, seq), kvevent.AppendBatch(nil, &b, kvevent.Encoding{}))
+	}
+	for seq := range uint64(3) {
+		for i, k := range ranks {
+			send(k.topic+"@model", int32(k.dp), seq, 100*uint64(i+1)+seq)
+		}
+	}
+	send("kv@a", 7, 0, 1) // no such rank
+	send("kv@b", -1, 3, 399)
+	eventually(t, func() string { return fmt.Sprintf("%+v %+v", f.Status(), f.Listeners()) }, func() bool {
+		s := f.Status()
+		return len(s) == 3 && s[0].LastSeq == 2 && s[1].LastSeq == 2 && s[2].LastSeq == 3 && f.Listeners()[0].Unrouted == 1
+	})
+	for i := range ranks {
+		n := 0
+		err := f.x.RankBlocks(kvRank(i), func(_, name uint64) bool {
+			if int(name/100) != i+1 {
+				t.Errorf("rank %d has block %d", i, name)
+			}
+			n++
+			return true
+		})
+		if err != nil || n < 3 {
+			t.Errorf("rank %d has %d blocks: %v", i, n, err)
+		}
+	}
+	// A second publisher of b's topic is not listened to while the first is there.
+	second, err := zmtp.DialPub(ctx, bound, zmtp.Options{RedialMin: time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer second.Close()
+	if err := second.WaitSubscribers(t.Context(), 1); err != nil {
+		t.Fatal(err)
+	}
+	first := pubs["kv@b"]
+	pubs["kv@b"] = second
+	send("kv@b", 0, 0, 301)
+	eventually(t, f.show, func() bool { return f.Status()[2].Foreign == 1 })
+	if s := f.Status()[2]; s.LastSeq != 3 || s.State != Live {
+		t.Errorf("status %+v", s)
+	}
+	// Once the first is gone, the second is taken on, from scratch.
+	if err := first.Close(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, f.show, func() bool { return f.Status()[2].State == Connecting })
+	send("kv@b", 0, 4, 302)
+	eventually(t, f.show, func() bool { s := f.Status()[2]; return s.State == Live && s.LastSeq == 4 })
+	n := 0
+	if err := f.x.RankBlocks(2, func(_, _ uint64) bool { n++; return true }); err != nil || n != 1 {
+		t.Errorf("%d blocks after the change of publisher, want 1 (%v)", n, err)
+	}
+	// The listener goes with its last rank.
+	for i := range ranks {
+		f.Remove(kvRank(i))
+	}
+	if l := f.Listeners(); len(l) != 0 {
+		t.Errorf("listeners left: %+v", l)
+	}
+}

@@ -1,0 +1,312 @@
+package kvfeed
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/dynctl/dynctl/internal/router/kvevent"
+	"github.com/dynctl/dynctl/internal/router/kvindex"
+	"github.com/dynctl/dynctl/internal/router/zmtp"
+	"github.com/dynctl/dynctl/internal/workers"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// publisher is an engine's event sockets: a PUB for its batches and a ROUTER
+// that replays them.
+type publisher struct {
+	t     *testing.T
+	pubAt string
+	repAt string
+	topic string
+	pub   *zmtp.Pub
+	rep   *zmtp.Router
+
+	mu     sync.Mutex // guards the fields below
+	e      *engine
+	window int  // first batch that the replay still has
+	noEnd  bool // the end marker gets lost
+	silent bool // the replay socket does not answer
+	topics bool // replies carry the topic, as vLLM's since 0.24
+	asked  int
+}
+
+func newPublisher(t *testing.T, seed uint64, parts int) *publisher {
+	t.Helper()
+	p := &publisher{t: t, e: newEngine(seed, parts), topic: "kv@test", topics: seed%2 == 0}
+	p.pubAt, p.repAt = "tcp://127.0.0.1:0", "tcp://127.0.0.1:0"
+	p.open()
+	t.Cleanup(p.close)
+	return p
+}
+
+func (p *publisher) open() {
+	p.t.Helper()
+	p.openPub()
+	rep, err := zmtp.ListenRouter(context.Background(), p.repAt, zmtp.Options{}, p.serve)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	p.rep, p.repAt = rep, rep.Endpoint()
+}
+
+func (p *publisher) openPub() {
+	p.t.Helper()
+	pub, err := zmtp.ListenPub(context.Background(), p.pubAt, zmtp.Options{})
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	p.pub, p.pubAt = pub, pub.Endpoint()
+}
+
+func (p *publisher) close() {
+	if err := errors.Join(p.pub.Close(), p.rep.Close()); err != nil {
+		p.t.Errorf("close publisher: %v", err)
+	}
+}
+
+func (p *publisher) serve(ctx context.Context, c *zmtp.Conn) error {
+	var m zmtp.Message
+	for {
+		if err := c.Recv(&m); err != nil {
+			return err
+		}
+		start, err := kvevent.ParseReplayRequest(m.Frames())
+		if err != nil {
+			return err
+		}
+		p.mu.Lock()
+		p.asked++
+		log, from, silent, noEnd, topics := p.e.log, max(int(min(start, 1<<40)), p.window), p.silent, p.noEnd, p.topics
+		p.mu.Unlock()
+		if silent {
+			continue
+		}
+		for i := from; i < len(log); i++ {
+			frames := [][]byte{{}, kvevent.AppendSeq(nil, uint64(i)), log[i]}
+			if topics {
+				frames = slices.Insert(frames, 1, []byte(p.topic))
+			}
+			if err := c.Send(frames...); err != nil {
+				return err
+			}
+		}
+		if !noEnd {
+			frames := [][]byte{{}, kvevent.AppendSeq(nil, kvevent.EndSeq), {}}
+			if topics {
+				frames = slices.Insert(frames, 1, nil)
+			}
+			if err := c.Send(frames...); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+func (p *publisher) set(f func()) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	f()
+}
+
+// step makes a batch and sends it, or keeps it from the subscribers.
+func (p *publisher) step(send bool) {
+	p.mu.Lock()
+	p.e.step()
+	seq := uint64(len(p.e.log) - 1)
+	payload := p.e.log[seq]
+	p.mu.Unlock()
+	if send {
+		p.send(seq, payload)
+	}
+}
+
+func (p *publisher) send(seq uint64, payload []byte) {
+	p.pub.Send([]byte(p.topic), kvevent.AppendSeq(nil, seq), payload)
+}
+
+func (p *publisher) steps(n int) {
+	for range n {
+		p.step(true)
+	}
+}
+
+// hangUp closes the PUB socket, with what f does meanwhile, and opens it again
+// on the same port.
+func (p *publisher) hangUp(f func()) {
+	p.t.Helper()
+	if err := p.pub.Close(); err != nil {
+		p.t.Fatal(err)
+	}
+	f()
+	p.openPub()
+}
+
+// subscribed waits for the feed's subscription.
+func (p *publisher) subscribed() {
+	p.t.Helper()
+	ctx, cancel := context.WithTimeout(p.t.Context(), waitLimit)
+	defer cancel()
+	if err := p.pub.WaitSubscribers(ctx, 1); err != nil {
+		p.t.Fatalf("no subscriber: %v", err)
+	}
+}
+
+func (p *publisher) source(replay bool) workers.EventSource {
+	s := workers.EventSource{Endpoint: p.pubAt}
+	if replay {
+		s.Replay = p.repAt
+	}
+	return s
+}
+
+const waitLimit = 10 * time.Second
+
+// eventually waits until ok, which it asks now and again.
+func eventually(t *testing.T, what func() string, ok func() bool) {
+	t.Helper()
+	tick := time.NewTicker(2 * time.Millisecond)
+	defer tick.Stop()
+	limit := time.After(waitLimit)
+	for !ok() {
+		select {
+		case <-tick.C:
+		case <-limit:
+			t.Fatalf("did not come to pass: %s", what())
+		}
+	}
+}
+
+// fixture is a running Manager with an index that has one rank.
+type fixture struct {
+	*Manager
+	t      *testing.T
+	x      *kvindex.Index
+	again  *Stream // plays back what the observer saw
+	copied *kvindex.Index
+	mu     sync.Mutex // guards events
+	events []workers.Event
+	worst  error // set by the observer
+}
+
+func newFixture(t *testing.T, change func(*Options)) *fixture {
+	t.Helper()
+	f := &fixture{t: t, x: newIndex(t), copied: newIndex(t)}
+	f.again = NewStream(f.copied, 0, modelBlock)
+	o := Options{
+		Index: f.x, BlockSize: modelBlock,
+		BackoffMin: 4 * time.Millisecond, BackoffMax: 20 * time.Millisecond,
+		ReplayIdle: 150 * time.Millisecond, ReplayEvery: time.Millisecond, ReplayBurst: 50,
+		VerifyAfter: time.Hour, VerifyEvery: time.Hour, StaleAfter: time.Hour,
+		Observer: func(o Observation) {
+			if o.Rank == 0 {
+				f.again.Playback(o)
+			}
+		},
+		Events: func(e workers.Event) {
+			f.mu.Lock()
+			f.events = append(f.events, e)
+			f.mu.Unlock()
+		},
+	}
+	if change != nil {
+		change(&o)
+	}
+	m, err := New(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.Manager = m
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- m.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("run: %v", err)
+		}
+		if n := m.held.Load(); n != 0 {
+			t.Errorf("%d bytes of batches are held at the end", n)
+		}
+	})
+	return f
+}
+
+func (f *fixture) add(src workers.EventSource) {
+	f.t.Helper()
+	if err := f.Add(0, Key{Worker: "w"}, src, nil); err != nil {
+		f.t.Fatal(err)
+	}
+}
+
+func (f *fixture) one() Status {
+	all := f.Status()
+	if len(all) == 0 {
+		return Status{}
+	}
+	return all[0]
+}
+
+func (f *fixture) show() string { return fmt.Sprintf("%+v", f.one()) }
+
+// until waits until the rank's status is as asked.
+func (f *fixture) until(ok func(Status) bool) Status {
+	f.t.Helper()
+	var s Status
+	eventually(f.t, f.show, func() bool { s = f.one(); return ok(s) })
+	return s
+}
+
+// settled waits until the rank is live and has applied all of p's batches.
+func (f *fixture) settled(p *publisher) Status {
+	f.t.Helper()
+	return f.until(func(s Status) bool { return s.State == Live && s.LastSeq == int64(len(p.e.log))-1 })
+}
+
+// equals checks that the index has what the engine has, and that the recording
+// played back has it too.
+func (f *fixture) equals(p *publisher) {
+	f.t.Helper()
+	equalSet(f.t, "index", p.e.set(), holds(f.t, f.x))
+	equalSet(f.t, "played back", p.e.set(), holds(f.t, f.copied))
+}
+
+// within checks that the index has nothing that the engine has not.
+func (f *fixture) within(p *publisher) {
+	f.t.Helper()
+	subset(f.t, "index", p.e.set(), holds(f.t, f.x))
+	equalSet(f.t, "played back", holds(f.t, f.x), holds(f.t, f.copied))
+}
+
+func (f *fixture) told(kind string) int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	n := 0
+	for _, e := range f.events {
+		if e.Kind == kind {
+			n++
+		}
+	}
+	return n
+}
+
+// repoFile returns a path below ../shared, beside the repository's root.
+func sharedFile(t testing.TB, name string) string {
+	t.Helper()
+	path := filepath.Join("..", "..", "..", "..", "shared", name)
+	if _, err := os.Stat(path); err != nil {
+		t.Skipf("no ../shared/%s beside the repository", name)
+	}
+	return path
+}
+
+func kvRank(i int) kvindex.Rank { return kvindex.Rank(i) }
