@@ -152,14 +152,14 @@ func (l *Ledger) open(r *workers.Rank) *account {
 	old := *l.slots.Load()
 	s := make([]*account, max(len(old), int(r.Slot)+1))
 	copy(s, old)
-	if was := s[r.Slot]; was != nil {
-		l.retired = append(l.retired, was)
-	} else {
-		l.ranks.Add(1)
-	}
-	a := &account{rank: r}
+	was, a := s[r.Slot], &account{rank: r}
 	s[r.Slot] = a
 	l.slots.Store(&s)
+	if was == nil {
+		l.ranks.Add(1)
+	} else if !was.amounts().zero() { // looked at after the store, see Reserve
+		l.retired = append(l.retired, was)
+	}
 	return a
 }
 
@@ -194,7 +194,9 @@ func (l *Ledger) Reserve(r *workers.Rank, c Claim) *Reservation {
 	a.prefill.Add(int64(v.prefill))
 	a.blocks.Add(int64(v.blocks))
 	if l.find(r) != a {
-		l.relist(a) // the rank left between open and here
+		// The rank left between open and here; whoever took its slot either
+		// saw the work above, or is seen here.
+		l.relist(a)
 	}
 	a.lastTurn.Store(l.turn.Add(1))
 	if v.prefill > 0 {

@@ -47,7 +47,10 @@ type Ring struct {
 
 // entry holds one receipt. Its memory is used again when nothing refers to it.
 type entry struct {
-	refs int // guarded by Ring.mu: one each for the owner, recent and done
+	// Guarded by Ring.mu: one reference each for the owner, recent and done,
+	// and whether the owner still has it.
+	refs    int
+	running bool
 
 	mu   sync.Mutex // guards the fields below
 	seq  uint64
@@ -110,10 +113,10 @@ func (r *Ring) Begin(now time.Time) Live {
 	e.mu.Unlock()
 
 	r.mu.Lock()
-	e.refs = 2
+	e.refs, e.running = 2, true
 	at := &r.recent[seq%uint64(len(r.recent))]
 	if *at != nil {
-		if (*at).refs > 1 {
+		if (*at).running {
 			r.pushed++
 		}
 		r.drop(*at)
@@ -173,6 +176,7 @@ func (l Live) Finish(change func(*Receipt)) bool {
 		r.drop(*at)
 	}
 	*at = l.e // takes over the owner's reference
+	l.e.running = false
 	return true
 }
 

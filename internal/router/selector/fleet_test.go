@@ -1,4 +1,4 @@
-package selector
+package selector_test
 
 import (
 	"bufio"
@@ -11,6 +11,10 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
+
+	"github.com/dynctl/dynctl/internal/router/ledger"
+	"github.com/dynctl/dynctl/internal/router/selector"
+	"github.com/dynctl/dynctl/internal/workers"
 )
 
 // request is one line of a Mooncake request trace: one hash id per prefix
@@ -118,15 +122,14 @@ func (c *lru) unlink(n *lruNode) {
 
 // fleet describes one simulated run: aggregated ranks with the mocker's
 // published timing polynomials, prefill first come first served in chunks of
-// 8192 tokens, KV stored (and known to the router) when a prefill ends.
+// 8192 tokens, KV stored (and known to the router) when a prefill ends. The
+// router's side is the shipped code: Rank and the ledger.
 type fleet struct {
 	ranks    int
 	capacity int     // cache of one rank in trace blocks, 0 = unlimited
 	speedup  float64 // arrivals this many times faster
-	policy   Policy
-	weights  Weights
-	rank     func(*Input, *Ranking) // nil: Rank
-	predict  bool
+	policy   selector.Policy
+	weights  selector.Weights
 }
 
 type outcome struct {
@@ -183,18 +186,18 @@ const kvTokens = 16384 * 64
 
 func (f fleet) run(reqs []request) outcome {
 	type rankState struct {
-		cache                    *lru
-		free                     float64 // when its prefill queue is empty
-		requests, prefill, block int
-		last                     uint64
-		prefillMS                float64
-		decoding                 int
+		cache     *lru
+		rank      *workers.Rank
+		free      float64 // when its prefill queue is empty
+		prefillMS float64
+		decoding  int
 	}
 	ranks := make([]rankState, f.ranks)
-	cands := make([]Candidate, f.ranks)
+	cands := make([]selector.Candidate, f.ranks)
 	for i := range ranks {
 		ranks[i].cache = newLRU(f.capacity)
-		cands[i] = Candidate{Label: fmt.Sprintf("sim-%02d/dp0", i), Slot: uint32(i), HasLoad: true, KVBlocks: kvTokens / traceBlock}
+		ranks[i].rank = &workers.Rank{Slot: uint32(i), Label: fmt.Sprintf("sim-%02d/dp0", i)}
+		cands[i] = selector.Candidate{Label: ranks[i].rank.Label, Slot: uint32(i), HasLoad: true, KVUsage: math.NaN(), KVBlocks: kvTokens / traceBlock}
 	}
 	h := make(events, 0, len(reqs)*2)
 	for i, r := range reqs {
@@ -203,75 +206,56 @@ func (f fleet) run(reqs []request) outcome {
 	heap.Init(&h)
 	seq := len(reqs)
 	var (
-		out   outcome
-		rk    Ranking
-		total int
-		hits  int
-		turn  uint64
-		fresh = make([]int, len(reqs)) // uncached tokens at routing
-		itls  float64
+		out         outcome
+		rk          selector.Ranking
+		total, hits int
+		itls        float64
+		book        = ledger.New()
+		held        = make([]*ledger.Reservation, len(reqs))
 	)
-	choose := f.rank
-	if choose == nil {
-		choose = Rank
-	}
 	for h.Len() > 0 {
 		e := heap.Pop(&h).(event)
 		r := &reqs[e.req]
+		seq++
 		switch e.kind {
 		case 0:
 			for i := range ranks {
 				s, c := &ranks[i], &cands[i]
-				c.OverlapBlocks = s.cache.overlap(r.HashIDs)
-				c.ActiveRequests, c.PrefillTokens, c.DecodeBlocks = s.requests, s.prefill, s.block
-				c.LastTurn, c.ResidentBlocks = s.last, len(s.cache.at)
-				c.Running = s.requests
-				c.KVUsage = math.NaN()
+				l := book.Load(s.rank)
+				c.OverlapBlocks, c.ResidentBlocks = s.cache.overlap(r.HashIDs), len(s.cache.at)
+				c.ActiveRequests, c.PrefillTokens, c.DecodeBlocks = l.Requests, l.PrefillTokens, l.DecodeBlocks
+				c.FreshTokens, c.LastTurn, c.Running = l.Fresh, l.LastTurn, l.Requests
 			}
-			in := Input{Phase: Aggregated, Policy: f.policy, Weights: f.weights, ISL: r.InputLength, BlockSize: traceBlock,
-				Candidates: cands, Draw: mix(uint64(e.req)), Turn: uint64(e.req)}
-			choose(&in, &rk)
+			in := selector.Input{Phase: selector.Aggregated, Policy: f.policy, Weights: f.weights, ISL: r.InputLength, BlockSize: traceBlock,
+				Candidates: cands, Draw: splitmix(uint64(e.req)), Turn: uint64(e.req)}
+			selector.Rank(&in, &rk)
 			b, _ := rk.Best()
 			s := &ranks[b]
-			turn++
-			s.last = turn
 			cached := min(cands[b].OverlapBlocks*traceBlock, r.InputLength)
-			fresh[e.req] = r.InputLength - cached
-			s.requests++
-			s.prefill += fresh[e.req]
-			s.block += len(r.HashIDs)
-			// The engine looks up its cache when the prefill starts.
-			if f.predict {
-				s.cache.store(r.HashIDs)
-			}
-			start := max(e.at, s.free)
-			u := min(float64(s.block*traceBlock)/kvTokens, 1)
+			fresh := r.InputLength - cached
+			held[e.req] = book.Reserve(s.rank, ledger.Claim{PrefillTokens: fresh, ContextTokens: r.InputLength, BlockSize: traceBlock})
 			step := 0.0
 			if s.decoding > 0 {
-				step = decodeMS(u)
+				step = decodeMS(f.usage(book, s.rank))
 			}
-			ms := prefillMS(max(fresh[e.req], 1), step)
-			s.free = start + ms
+			ms := prefillMS(max(fresh, 1), step)
+			s.free = max(e.at, s.free) + ms
 			s.prefillMS += ms
 			out.ttft = append(out.ttft, s.free-e.at)
 			hits += cached
 			total += r.InputLength
-			seq++
 			heap.Push(&h, event{at: s.free, seq: seq, kind: 1, req: e.req, rank: b})
 		case 1:
 			s := &ranks[e.rank]
-			s.prefill -= fresh[e.req]
+			held[e.req].FirstToken()
 			s.cache.store(r.HashIDs)
 			s.decoding++
-			itl := decodeMS(min(float64(s.block*traceBlock)/kvTokens, 1))
+			itl := decodeMS(f.usage(book, s.rank))
 			itls += itl
-			seq++
 			heap.Push(&h, event{at: e.at + itl*float64(r.OutputLength), seq: seq, kind: 2, req: e.req, rank: e.rank})
 		case 2:
-			s := &ranks[e.rank]
-			s.requests--
-			s.decoding--
-			s.block -= len(r.HashIDs)
+			ranks[e.rank].decoding--
+			held[e.req].Release()
 		}
 	}
 	slices.Sort(out.ttft)
@@ -286,6 +270,18 @@ func (f fleet) run(reqs []request) outcome {
 	return out
 }
 
+// usage is the share of a rank's KV cache that running requests hold.
+func (fleet) usage(book *ledger.Ledger, r *workers.Rank) float64 {
+	return min(float64(book.Load(r).DecodeBlocks*traceBlock)/kvTokens, 1)
+}
+
+func splitmix(x uint64) uint64 {
+	x += 0x9e3779b97f4a7c15
+	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
+	x = (x ^ x>>27) * 0x94d049bb133111eb
+	return x ^ x>>31
+}
+
 // sharedCache is the hit rate of one cache of the given size (0 = unlimited)
 // that all requests share, stored at arrival: the bound.
 func sharedCache(reqs []request, capacity int) float64 {
@@ -297,4 +293,61 @@ func sharedCache(reqs []request, capacity int) float64 {
 		c.store(r.HashIDs)
 	}
 	return float64(hits) / float64(total)
+}
+
+// TestQuality runs the hour of real conversations over 16 ranks and holds the
+// kv policy to its goals; with -v it prints the table of
+// docs/adr/0004-cost-function.md.
+func TestQuality(t *testing.T) {
+	reqs := conversationTrace(t)
+	if testing.Short() {
+		t.Skip("a whole trace, eighteen times and more")
+	}
+	blocks := 0
+	for _, r := range reqs {
+		blocks += len(r.HashIDs)
+	}
+	if len(reqs) != 12031 || blocks != 288500 {
+		t.Fatalf("trace has %d requests and %d blocks, want 12031 and 288500", len(reqs), blocks)
+	}
+	const n = 16
+	for _, capacity := range []int{0, 2048, 512} {
+		bound := sharedCache(reqs, capacity*n)
+		t.Logf("cache of a rank: %d blocks of 512 tokens (0 = unlimited); one shared cache hits %.2f%% of tokens", capacity, 100*bound)
+		for _, speedup := range []float64{1, 4, 10} {
+			run := func(name string, p selector.Policy, w selector.Weights) *outcome {
+				o := fleet{ranks: n, capacity: capacity, speedup: speedup, policy: p, weights: w}.run(reqs)
+				t.Logf("| %4d | x%-2.0f | %-26s | %5.1f%% | %5.1f%% | %4.0f | %4.0f | %4.2f | %4.1f |",
+					capacity, speedup, name, 100*o.hit, 100*o.hit/bound, o.p(.5), o.p(.99), o.imbalance, o.itl)
+				return &o
+			}
+			w := selector.DefaultWeights()
+			least := run("least_loaded", selector.LeastLoaded, w)
+			run("round_robin", selector.RoundRobin, w)
+			run("power_of_two", selector.PowerOfTwo, w)
+			run("kv_dynamo", selector.KVDynamo, w)
+			kv := run("kv", selector.KV, w)
+			if kv.p(.99) > least.p(.99) {
+				t.Errorf("cache %d, x%v: kv has p99 TTFT %.0f ms, least_loaded %.0f ms", capacity, speedup, kv.p(.99), least.p(.99))
+			}
+			goal := 0.95
+			if capacity == 0 {
+				goal = 0.98
+			}
+			if speedup == 1 && kv.hit < goal*bound {
+				t.Errorf("cache %d: kv hits %.2f%% of the shared cache's tokens, want %.0f%%", capacity, 100*kv.hit/bound, 100*goal)
+			}
+			if speedup != 1 || !testing.Verbose() {
+				continue
+			}
+			for _, v := range []struct {
+				name                string
+				queue, load, spread float64
+			}{{"kv queue=1", 1, w.DecodeLoad, w.Spread}, {"kv decode_load=1", w.Queue, 1, w.Spread}, {"kv spread=0", w.Queue, w.DecodeLoad, 0}, {"kv all of dynamo's", 1, 1, 0}} {
+				x := w
+				x.Queue, x.DecodeLoad, x.Spread = v.queue, v.load, v.spread
+				run(v.name, selector.KV, x)
+			}
+		}
+	}
 }
