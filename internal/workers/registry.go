@@ -204,6 +204,9 @@ func (r *Registry) Update(w *Worker, l Learned) ([]Change, error) {
 	if e == nil || e.worker.State != w.State {
 		return nil, fmt.Errorf("worker %s: %w", w.Name, ErrGone)
 	}
+	if l.Engine != "" && e.learned.Engine != "" && l.Engine != e.learned.Engine {
+		e.learned = Learned{} // another program answers now: nothing of the old one holds
+	}
 	e.learned = e.learned.merge(l)
 	err := r.rebuild(e)
 	return r.publish(), err

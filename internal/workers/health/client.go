@@ -1,0 +1,124 @@
+package health
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"sync"
+	"time"
+
+	"github.com/dynctl/dynctl/internal/workers"
+)
+
+// maxAnswer bounds every answer that a worker can make the router keep.
+const maxAnswer = 8 << 20
+
+// asker sends the small GET requests of probes to workers.
+type asker struct {
+	client  *http.Client
+	timeout time.Duration
+	bodies  sync.Pool // *bytes.Buffer
+}
+
+// newAsker makes an asker; a nil transport stands for one of its own, which
+// takes no proxy from the environment: engines are neighbours.
+func newAsker(rt http.RoundTripper, timeout time.Duration) *asker {
+	if rt == nil {
+		rt = &http.Transport{
+			DialContext:            (&net.Dialer{KeepAlive: 15 * time.Second}).DialContext,
+			MaxIdleConnsPerHost:    2,
+			IdleConnTimeout:        30 * time.Second,
+			DisableCompression:     true,
+			MaxResponseHeaderBytes: 64 << 10,
+		}
+	}
+	return &asker{
+		client: &http.Client{
+			Transport:     rt,
+			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+		},
+		timeout: timeout,
+		bodies:  sync.Pool{New: func() any { return new(bytes.Buffer) }},
+	}
+}
+
+func (a *asker) close() { a.client.CloseIdleConnections() }
+
+// statusError is an answer other than 2xx.
+type statusError struct {
+	path   string
+	status int
+}
+
+func (e *statusError) Error() string {
+	text := fmt.Sprintf("GET %s answers %d", e.path, e.status)
+	if e.status == http.StatusUnauthorized || e.status == http.StatusForbidden {
+		text += " (state api_key_file if the engine wants a key)"
+	}
+	return text
+}
+
+// notThere reports whether the error says that the engine lacks the path, or
+// keeps it from us, so that asking again soon is of no use.
+func notThere(err error) bool {
+	e, ok := errors.AsType[*statusError](err)
+	return ok && e.status >= 300 && e.status < 500 && e.status != http.StatusTooManyRequests && e.status != http.StatusRequestTimeout
+}
+
+// get asks the worker and hands the body of a 2xx answer to use, which must not
+// keep it.
+func (a *asker) get(ctx context.Context, w *workers.Worker, path string, use func(body []byte) error) error {
+	ctx, cancel := context.WithTimeout(ctx, a.timeout)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, w.URL.String()+path, nil)
+	if err != nil {
+		return fmt.Errorf("GET %s: %w", path, err)
+	}
+	req.Header.Set("User-Agent", "dynctl")
+	if w.APIKey != "" {
+		req.Header.Set("Authorization", "Bearer "+w.APIKey)
+	}
+	resp, err := a.client.Do(req)
+	if err != nil {
+		return a.explain(path, err)
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode < 200 || resp.StatusCode > 299 {
+		// What is left of a short answer is read, so that the connection serves again.
+		_, _ = io.CopyN(io.Discard, resp.Body, 4<<10)
+		return &statusError{path, resp.StatusCode}
+	}
+	buf := a.bodies.Get().(*bytes.Buffer)
+	buf.Reset()
+	defer func() {
+		if buf.Cap() <= 1<<20 {
+			a.bodies.Put(buf)
+		}
+	}()
+	n, err := buf.ReadFrom(io.LimitReader(resp.Body, maxAnswer+1))
+	switch {
+	case err != nil:
+		return a.explain(path, err)
+	case n > maxAnswer:
+		return fmt.Errorf("GET %s: the answer is longer than %d bytes", path, maxAnswer)
+	case use == nil:
+		return nil
+	}
+	return use(buf.Bytes())
+}
+
+// explain shortens what net/http says of a failed request.
+func (a *asker) explain(path string, err error) error {
+	if u, ok := errors.AsType[*url.Error](err); ok {
+		err = u.Err
+	}
+	if errors.Is(err, context.DeadlineExceeded) {
+		return fmt.Errorf("GET %s: no answer within %s: %w", path, a.timeout, context.DeadlineExceeded)
+	}
+	return fmt.Errorf("GET %s: %w", path, err)
+}

@@ -1,0 +1,336 @@
+package health
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/dynctl/dynctl/internal/workers"
+)
+
+// engine answers GET requests from a map of pages.
+func engine(t *testing.T, pages map[string]string) *workers.Worker {
+	t.Helper()
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, ok := pages[r.URL.Path]
+		switch {
+		case r.Method != http.MethodGet || r.Header.Get("Authorization") != "Bearer key":
+			w.WriteHeader(http.StatusUnauthorized)
+		case !ok:
+			w.WriteHeader(http.StatusNotFound)
+		default:
+			fmt.Fprint(w, body)
+		}
+	}))
+	t.Cleanup(srv.Close)
+	u, err := url.Parse(srv.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &workers.Worker{Name: "w", URL: u, APIKey: "key", State: &workers.State{}, Ranks: []*workers.Rank{{}}}
+}
+
+func learnFrom(t *testing.T, w *workers.Worker) *answer {
+	t.Helper()
+	a := newAsker(nil, 10*time.Second)
+	defer a.close()
+	return a.learn(t.Context(), w)
+}
+
+var ignoreFrom = cmpopts.IgnoreFields(workers.Learned{}, "From")
+
+func TestLearnVLLM(t *testing.T) {
+	w := engine(t, map[string]string{
+		"/v1/models":        string(data(t, "vllm-0.32.0-models.json")),
+		"/metrics":          string(data(t, "vllm-0.32.0-decode.prom")),
+		"/version":          `{"version":"0.32.0"}`,
+		"/kv_event_sources": string(data(t, "vllm-0.32.0-kv_event_sources.json")),
+	})
+	ans := learnFrom(t, w)
+	want := workers.Learned{
+		Engine: workers.VLLM, Version: "0.32.0", Connector: workers.ConnectorNIXL, Models: []string{"small"}, MaxModelLen: 8192,
+		DP: 1, BlockSize: 32, KVBlocks: 1024,
+		Events: []workers.EventSource{{Endpoint: "tcp://127.0.0.1:40331", Replay: "tcp://127.0.0.1:39137"}},
+	}
+	if diff := cmp.Diff(want, ans.learned, ignoreFrom); diff != "" {
+		t.Errorf("learned (-want +got):\n%s", diff)
+	}
+	if ans.notes != nil || ans.retry || ans.asleep || ans.sleepPath || ans.loads[0] == nil {
+		t.Errorf("answer %+v", ans)
+	}
+	from := map[workers.Field]string{
+		workers.FieldBlockSize: "vllm:cache_config_info", workers.FieldModels: "/v1/models", workers.FieldEvents: "/kv_event_sources",
+	}
+	for f, page := range from {
+		if ans.learned.From[f] != page {
+			t.Errorf("%s comes from %q", f, ans.learned.From[f])
+		}
+	}
+}
+
+func TestLearnRanksAndAdapters(t *testing.T) {
+	w := engine(t, map[string]string{
+		"/v1/models": `{"data":[{"id":"base","owned_by":"vllm","max_model_len":4096},{"id":"sql","parent":"base","max_model_len":null},{"id":"base"},{"id":""}]}`,
+		"/metrics":   string(data(t, "vllm-0.32.0-dp2.prom")),
+		"/kv_event_sources": `[{"data_parallel_rank":1,"endpoint":"tcp://0.0.0.0:5558","replay_endpoint":null,"topic":"kv"},
+			{"data_parallel_rank":0,"endpoint":"tcp://*:5557","replay_endpoint":"tcp://[::]:5657","topic":""}]`,
+	})
+	ans := learnFrom(t, w)
+	want := workers.Learned{
+		Engine: workers.VLLM, Models: []string{"base", "sql"}, LoRAs: []string{"sql"}, MaxModelLen: 4096, DP: 2, BlockSize: 32, KVBlocks: 96,
+		Events: []workers.EventSource{
+			{DP: 0, Endpoint: "tcp://127.0.0.1:5557", Replay: "tcp://127.0.0.1:5657"}, {DP: 1, Endpoint: "tcp://127.0.0.1:5558", Topic: "kv"},
+		},
+	}
+	if diff := cmp.Diff(want, ans.learned, ignoreFrom); diff != "" {
+		t.Errorf("learned (-want +got):\n%s", diff)
+	}
+	if len(ans.loads) != 2 || ans.loads[1] == nil {
+		t.Errorf("loads of a rank that is new are lost: %v", ans.loads)
+	}
+}
+
+func TestLearnSGLang(t *testing.T) {
+	for _, path := range []string{"/server_info", "/get_server_info"} {
+		t.Run(path, func(t *testing.T) {
+			w := engine(t, map[string]string{
+				"/v1/models": `{"data":[{"id":"small","owned_by":"sglang","max_model_len":32768}]}`,
+				path:         string(data(t, "sglang-server_info.json")),
+			})
+			ans := learnFrom(t, w)
+			want := workers.Learned{
+				Engine: workers.SGLang, Version: "0.5.23", Role: workers.Prefill, Connector: workers.ConnectorSGLang, Models: []string{"small"},
+				MaxModelLen: 32768, DP: 2, BlockSize: 64, KVBlocks: 10000, MaxBatchedTokens: 8192,
+				Bootstrap: &workers.Bootstrap{Host: "127.0.0.1", Port: 8998},
+				Events: []workers.EventSource{
+					{DP: 0, Endpoint: "tcp://127.0.0.1:5557", Replay: "tcp://127.0.0.1:5657", Topic: "kv"},
+					{DP: 1, Endpoint: "tcp://127.0.0.1:5558", Replay: "tcp://127.0.0.1:5658", Topic: "kv"},
+				},
+			}
+			if diff := cmp.Diff(want, ans.learned, ignoreFrom); diff != "" {
+				t.Errorf("learned (-want +got):\n%s", diff)
+			}
+			if s := fmt.Sprintf("%+v", ans); strings.Contains(s, "must-not-leak") {
+				t.Error("the engine's key is kept")
+			}
+		})
+	}
+}
+
+func TestSGLangEvents(t *testing.T) {
+	base := &url.URL{Scheme: "http", Host: "[fd00::1]:30000"}
+	tests := []struct {
+		name, raw string
+		dp        int
+		want      []workers.EventSource
+	}{
+		{"none", "null", 1, []workers.EventSource{}},
+		{"other publisher", `{"publisher":"null","endpoint_port_base":1}`, 1, []workers.EventSource{}},
+		{"own host", `{"publisher":"zmq","endpoint_host":"10.0.0.9","endpoint_port_base":5557}`, 1, []workers.EventSource{{Endpoint: "tcp://10.0.0.9:5557"}}},
+		{"all IPv6", `{"publisher":"zmq","endpoint_host":"[::]","endpoint_port_base":5557}`, 2, []workers.EventSource{
+			{Endpoint: "tcp://[fd00::1]:5557"}, {DP: 1, Endpoint: "tcp://[fd00::1]:5558"},
+		}},
+		{"publishers", `{"publisher":"zmq","endpoint_host":"*","endpoint_port_base":5557,"publishers":[{"dp_rank":1,"endpoint":"tcp://10.0.0.2:7777"}]}`, 2, []workers.EventSource{
+			{Endpoint: "tcp://[fd00::1]:5557"}, {DP: 1, Endpoint: "tcp://10.0.0.2:7777"},
+		}},
+		{"no port", `{"publisher":"zmq","endpoint_host":"*"}`, 1, []workers.EventSource{}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			got, notes, err := sglangEvents(json.RawMessage(tt.raw), base, tt.dp)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(tt.want, got); diff != "" {
+				t.Errorf("sources (-want +got):\n%s", diff)
+			}
+			if (tt.name == "no port") != (len(notes) == 1) {
+				t.Errorf("notes %q", notes)
+			}
+		})
+	}
+	if _, _, err := sglangEvents(json.RawMessage(`[]`), base, 1); err == nil {
+		t.Error("a list is accepted")
+	}
+}
+
+func TestParseEventSources(t *testing.T) {
+	for _, bad := range []string{"", "12", `{"x":{}}`, `{"0":null}`, `[{"data_parallel_rank":-1}]`, `[{"data_parallel_rank":1},{"data_parallel_rank":1}]`, "{"} {
+		if got, err := parseEventSources([]byte(bad)); err == nil {
+			t.Errorf("%s is taken for %+v", bad, got)
+		}
+	}
+	got, err := parseEventSources([]byte(`{"10":{"endpoint":"c"},"2":{"endpoint":"b"},"0":{"endpoint":"a"}}`))
+	if err != nil || len(got) != 3 || *got[0].Endpoint != "a" || *got[2].Endpoint != "c" {
+		t.Errorf("ranks are not in order: %+v, %v", got, err)
+	}
+}
+
+func FuzzParseEventSources(f *testing.F) {
+	f.Add(data(f, "vllm-0.32.0-kv_event_sources.json"))
+	f.Add([]byte(`[{"data_parallel_rank":1,"endpoint":"tcp://*:5557"}]`))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		list, err := parseEventSources(b)
+		if err != nil {
+			return
+		}
+		for i, s := range list {
+			if s.Rank == nil || *s.Rank < 0 || i > 0 && *list[i-1].Rank >= *s.Rank {
+				t.Fatalf("ranks out of order: %+v", list)
+			}
+		}
+	})
+}
+
+func TestLearnFromEnginesThatTellLittle(t *testing.T) {
+	tests := []struct {
+		name  string
+		pages map[string]string
+		want  workers.Learned
+		notes []string
+	}{
+		{"nothing at all", nil, workers.Learned{}, nil},
+		{
+			"events are off", map[string]string{"/kv_event_sources": `{"0":{"enable_kv_cache_events":false,"publisher":"null","endpoint":"tcp://*:5557"}}`},
+			workers.Learned{Events: []workers.EventSource{}, DP: 1}, nil,
+		},
+		{
+			"rank 3 of a group elsewhere", map[string]string{"/kv_event_sources": `[{"data_parallel_rank":3,"endpoint":"tcp://*:5560"}]`},
+			workers.Learned{Events: []workers.EventSource{{DP: 0, Endpoint: "tcp://127.0.0.1:5560"}}, DP: 1}, nil,
+		},
+		{
+			"event endpoints that cannot be reached", map[string]string{"/kv_event_sources": `[{"endpoint":"ipc:///tmp/x"},{"endpoint":"tcp://*:0"}]`},
+			workers.Learned{Events: []workers.EventSource{}, DP: 2}, []string{
+				`/kv_event_sources: rank 0: endpoint "ipc:///tmp/x" does not begin with tcp://`,
+				`/kv_event_sources: rank 1: endpoint "tcp://*:0": "0" is no port (1 to 65535)`,
+			},
+		},
+		{
+			"pages of other programs", map[string]string{
+				"/v1/models": "<html>", "/metrics": "<html>", "/version": "[]", "/server_info": `"x"`, "/is_sleeping": "{}", "/kv_event_sources": "12",
+			},
+			workers.Learned{}, []string{
+				"/is_sleeping is not understood: no is_sleeping",
+				"/kv_event_sources is not understood: json: cannot unmarshal number into Go value of type []health.eventSource",
+				"/server_info is not understood: no JSON object",
+				"/v1/models is not understood: invalid character '<' looking for beginning of value",
+				"/version is not understood: json: cannot unmarshal array into Go value of type struct { Version string }",
+			},
+		},
+		{
+			"vLLM's own /server_info", map[string]string{"/server_info": `{"vllm_config":"…"}`, "/v1/models": `{"data":[]}`},
+			workers.Learned{Models: []string{}}, nil,
+		},
+		{"TensorRT-LLM", map[string]string{"/v1/models": `{"data":[{"id":"m","owned_by":"tensorrt_llm"}]}`}, workers.Learned{Engine: workers.TRTLLM, Models: []string{"m"}}, nil},
+		{
+			"SGLang without disaggregation", map[string]string{"/server_info": `{"page_size":"x","dp_size":-4,"disaggregation_mode":"null","kv_events":null}`},
+			workers.Learned{Engine: workers.SGLang, Role: workers.Aggregated, Events: []workers.EventSource{}}, nil,
+		},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			ans := learnFrom(t, engine(t, tt.pages))
+			if diff := cmp.Diff(tt.want, ans.learned, ignoreFrom); diff != "" {
+				t.Errorf("learned (-want +got):\n%s", diff)
+			}
+			if diff := cmp.Diff(tt.notes, ans.notes, cmpopts.EquateEmpty()); diff != "" {
+				t.Errorf("notes (-want +got):\n%s", diff)
+			}
+			if ans.retry {
+				t.Error("a page that is not there is asked for again")
+			}
+		})
+	}
+}
+
+func TestAskerLimits(t *testing.T) {
+	stop := make(chan struct{})
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch r.URL.Path {
+		case "/huge":
+			chunk := make([]byte, 1<<16)
+			for range maxAnswer/len(chunk) + 2 {
+				if _, err := w.Write(chunk); err != nil {
+					return
+				}
+			}
+		case "/hang":
+			select {
+			case <-stop:
+			case <-r.Context().Done():
+			}
+		case "/redirect":
+			http.Redirect(w, r, "/ok", http.StatusFound)
+		case "/busy":
+			w.WriteHeader(http.StatusServiceUnavailable)
+		case "/locked":
+			w.WriteHeader(http.StatusUnauthorized)
+		case "/ok":
+		}
+	}))
+	defer srv.Close()
+	defer close(stop)
+	u, err := url.Parse(srv.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &workers.Worker{Name: "w", URL: u}
+	a := newAsker(nil, time.Minute)
+	defer a.close()
+	tests := []struct {
+		path, want string
+		gone       bool
+	}{
+		{"/ok", "", false},
+		{"/huge", "longer than 8388608 bytes", false},
+		{"/hang", "no answer within 300ms", false},
+		{"/redirect", "answers 302", true},
+		{"/busy", "answers 503", false},
+		{"/locked", "answers 401 (state api_key_file if the engine wants a key)", true},
+	}
+	for _, tt := range tests {
+		a.timeout = time.Minute
+		if tt.path == "/hang" {
+			a.timeout = 300 * time.Millisecond
+		}
+		err := a.get(t.Context(), w, tt.path, func([]byte) error { return nil })
+		if tt.want == "" && err != nil || tt.want != "" && (err == nil || !strings.Contains(err.Error(), tt.want)) {
+			t.Errorf("%s: error %v lacks %q", tt.path, err, tt.want)
+		}
+		if notThere(err) != tt.gone {
+			t.Errorf("%s: not there: %v", tt.path, notThere(err))
+		}
+	}
+	u2, err := url.Parse("http://127.0.0.1:1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := a.get(t.Context(), &workers.Worker{URL: u2}, "/health", nil); err == nil || !strings.Contains(err.Error(), "connection refused") {
+		t.Errorf("closed port: %v", err)
+	}
+}
+
+func TestParseLoads(t *testing.T) {
+	got, err := parseLoads([]byte(`{"loads":[{"dp_rank":1,"num_running_reqs":4,"num_waiting_reqs":2,"token_usage":0.5,"max_total_num_tokens":100},
+		{"dp_rank":0,"num_running_reqs":9,"max_total_num_tokens":0},{"dp_rank":7,"num_running_reqs":1},{"dp_rank":-1}]}`), 2, time.Time{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got[0] != nil {
+		t.Errorf("a rank that is not ready has load %+v", got[0])
+	}
+	if l := got[1]; l == nil || l.Running != 4 || l.Waiting != 2 || l.KVUsage != 0.5 {
+		t.Errorf("rank 1: %+v", l)
+	}
+	if _, err := parseLoads([]byte("[]"), 1, time.Time{}); err == nil {
+		t.Error("a list is accepted")
+	}
+}

@@ -1,0 +1,306 @@
+package health
+
+import (
+	"compress/gzip"
+	"io"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"go.uber.org/goleak"
+
+	"github.com/dynctl/dynctl/internal/workers"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func data(t testing.TB, name string) []byte {
+	t.Helper()
+	b, err := os.ReadFile(filepath.Join("testdata", name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+func TestScan(t *testing.T) {
+	text := "# HELP a text with a{b=\"c\"} 1\n" +
+		"a 1\n" +
+		"b{} 2.5e3\r\n" +
+		`c{x="brace } and quote \" here",y="2"} NaN 1712` + "\n" +
+		`d{x="1"} +Inf # {trace_id="x"} 0.5` + "\n" +
+		"\n{utf=\"8\"} 1\nnovalue\nbad x\ncut{x=\"1\n e 4\n" +
+		"f{a=\"1\",} 5\n" +
+		"last\t7"
+	type sample struct {
+		Name, Labels string
+		Value        float64
+	}
+	var got []sample
+	scan([]byte(text), func([]byte) bool { return true }, func(name []byte, l labels, v float64) {
+		got = append(got, sample{string(name), string(l), v})
+	})
+	want := []sample{
+		{"a", "", 1}, {"b", "", 2500}, {"c", `x="brace } and quote \" here",y="2"`, math.NaN()},
+		{"d", `x="1"`, math.Inf(1)}, {"f", `a="1",`, 5}, {"last", "", 7},
+	}
+	if diff := cmp.Diff(want, got, cmpopts.EquateNaNs()); diff != "" {
+		t.Errorf("samples (-want +got):\n%s", diff)
+	}
+}
+
+func TestLabels(t *testing.T) {
+	l := labels(`a="1", b="x\"y=\",c",engine="07",none="None",big="99999999999"`)
+	for key, want := range map[string]string{"a": "1", "b": `x\"y=\",c`, "engine": "07", "none": "None"} {
+		if got, ok := l.get(key); !ok || string(got) != want {
+			t.Errorf("%s = %q, %v", key, got, ok)
+		}
+	}
+	for _, key := range []string{"c", "", "zz"} {
+		if got, ok := l.get(key); ok {
+			t.Errorf("%s = %q", key, got)
+		}
+	}
+	if n, ok := l.number("engine"); !ok || n != 7 {
+		t.Errorf("engine = %d, %v", n, ok)
+	}
+	for _, key := range []string{"none", "big", "zz"} {
+		if n, ok := l.number(key); ok {
+			t.Errorf("%s = %d", key, n)
+		}
+	}
+	for _, broken := range []string{"a", "a=", "a=1", `a="1`, `a="1\`, "=", `="1"`} {
+		if _, ok := labels(broken).get("a"); ok {
+			t.Errorf("%s is taken", broken)
+		}
+	}
+}
+
+func load(running, waiting int, usage, queries, hits, external float64) *workers.Load {
+	return &workers.Load{Running: running, Waiting: waiting, KVUsage: usage, PrefixQueries: queries, PrefixHits: hits, ExternalHits: external}
+}
+
+func TestParsePage(t *testing.T) {
+	nan := math.NaN()
+	tests := []struct {
+		name   string
+		text   string
+		ranks  int
+		engine workers.Engine
+		labels []int
+		block  int
+		blocks int
+		asleep bool
+		nixl   bool
+		want   []*workers.Load
+	}{
+		{
+			"vLLM 0.32 with two ranks: num_gpu_blocks is a sum", string(data(t, "vllm-0.32.0-dp2.prom")), 2,
+			workers.VLLM, []int{0, 1}, 32, 96, false, false,
+			[]*workers.Load{load(0, 0, 0, 14203, 8256, 0), load(0, 0, 0, 10942, 7392, 0)},
+		},
+		{
+			"vLLM 0.32 behind NIXL", string(data(t, "vllm-0.32.0-decode.prom")), 1,
+			workers.VLLM, []int{0}, 32, 1024, false, true,
+			[]*workers.Load{load(0, 0, 0, 20099, 448, 13247)},
+		},
+		{
+			"sum without the size in tokens", `vllm:cache_config_info{block_size="16",engine="0",num_gpu_blocks="200"} 1
+vllm:cache_config_info{block_size="16",engine="1",num_gpu_blocks="200"} 1
+`, 2, workers.VLLM, []int{0, 1}, 16, 100, false, false, []*workers.Load{nil, nil},
+		},
+		{
+			"old vLLM names, no rank label", `vllm:num_requests_running{model_name="m"} 3
+vllm:num_requests_waiting{model_name="m"} 1
+vllm:gpu_cache_usage_perc{model_name="m"} 0.5
+vllm:gpu_prefix_cache_queries_total{model_name="m"} 10
+vllm:gpu_prefix_cache_hits_total{model_name="m"} 4
+vllm:cache_config_info{block_size="16",num_gpu_blocks="10"} 1
+`, 1, workers.VLLM, nil, 16, 10, false, false, []*workers.Load{load(3, 1, 0.5, 10, 4, nan)},
+		},
+		{
+			"a sum over ranks is no rank's load", "vllm:num_requests_running 3\n", 2, workers.VLLM, nil, 0, 0, false, false, []*workers.Load{nil, nil},
+		},
+		{
+			"rank 3 of a group that runs elsewhere", `vllm:num_requests_running{engine="3"} 2` + "\n", 1,
+			workers.VLLM, []int{3}, 0, 0, false, false, []*workers.Load{load(2, -1, nan, nan, nan, nan)},
+		},
+		{
+			"two models add up, usage does not", `vllm:num_requests_running{engine="0",model_name="a"} 2
+vllm:num_requests_running{engine="0",model_name="b"} 3
+vllm:kv_cache_usage_perc{engine="0",model_name="a"} 0.2
+vllm:kv_cache_usage_perc{engine="0",model_name="b"} 0.7
+`, 1, workers.VLLM, []int{0}, 0, 0, false, false, []*workers.Load{load(5, -1, 0.7, nan, nan, nan)},
+		},
+		{
+			"asleep", `vllm:engine_sleep_state{engine="0",sleep_state="awake"} 0
+vllm:engine_sleep_state{engine="0",sleep_state="discard_all"} 1
+vllm:cache_config_info{block_size="None",num_gpu_blocks="None"} 1
+`, 1, workers.VLLM, nil, 0, 0, true, false, []*workers.Load{nil},
+		},
+		{
+			"Ray Serve", `ray_vllm_num_requests_waiting{engine="0"} 4` + "\n", 1,
+			workers.VLLM, []int{0}, 0, 0, false, false, []*workers.Load{load(-1, 4, nan, nan, nan, nan)},
+		},
+		{
+			"no statistics: unknown, not idle", "python_gc_objects_collected_total 1\nprocess_start_time_seconds 12\n", 1, "", nil, 0, 0, false, false, []*workers.Load{nil},
+		},
+		{
+			"nonsense values", `vllm:num_requests_running{engine="0"} -1
+vllm:num_requests_waiting{engine="0"} NaN
+vllm:kv_cache_usage_perc{engine="0"} 77
+vllm:num_requests_running{engine="1"} 1e99
+`, 2, workers.VLLM, []int{0, 1}, 0, 0, false, false, []*workers.Load{nil, nil},
+		},
+		{
+			"SGLang with data-parallel attention", string(data(t, "sglang-dp2.prom")), 2,
+			workers.SGLang, []int{0, 1}, 64, 10000, false, false,
+			[]*workers.Load{load(5, 2, 0.28, 400, 120, nan), load(7, 0, 0.5, nan, nan, nan)},
+		},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			p := parsePage([]byte(tt.text))
+			if p.engine != tt.engine || p.blockSize != tt.block || p.kvBlocks() != tt.blocks || p.asleep != tt.asleep || p.nixl != tt.nixl {
+				t.Errorf("engine %q, block %d, blocks %d, asleep %v, nixl %v", p.engine, p.blockSize, p.kvBlocks(), p.asleep, p.nixl)
+			}
+			if diff := cmp.Diff(tt.labels, p.rankLabels()); diff != "" {
+				t.Errorf("rank labels (-want +got):\n%s", diff)
+			}
+			if diff := cmp.Diff(tt.want, p.loads(tt.ranks, time.Time{}), cmpopts.EquateNaNs()); diff != "" {
+				t.Errorf("loads (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestWholeCapturedPages reads complete pages of a real engine, where the
+// captures are at hand.
+func TestWholeCapturedPages(t *testing.T) {
+	dir := filepath.Join("..", "..", "..", "..", "shared", "captures")
+	for name, ranks := range map[string]int{"metrics-vllm-0.32.0-dp2.prom.gz": 2, "metrics-vllm-0.32.0-prefill.prom.gz": 1, "metrics-vllm-0.32.0-decode.prom.gz": 1} {
+		t.Run(name, func(t *testing.T) {
+			f, err := os.Open(filepath.Join(dir, name))
+			if err != nil {
+				t.Skipf("captures are not at hand: %v", err)
+			}
+			defer f.Close()
+			z, err := gzip.NewReader(f)
+			if err != nil {
+				t.Fatal(err)
+			}
+			b, err := io.ReadAll(z)
+			if err != nil {
+				t.Fatal(err)
+			}
+			p := parsePage(b)
+			if p.engine != workers.VLLM || p.blockSize != 32 || p.kvBlocks() == 0 || len(p.rankLabels()) != ranks || !p.sleepTold || p.asleep {
+				t.Errorf("page %+v", p)
+			}
+			for i, l := range p.loads(ranks, time.Now()) {
+				if l == nil || l.Running < 0 || l.Waiting < 0 || math.IsNaN(l.KVUsage) || !(l.PrefixQueries > 0) {
+					t.Errorf("rank %d: %+v", i, l)
+				}
+			}
+		})
+	}
+}
+
+func TestScanAllocatesNothing(t *testing.T) {
+	text := data(t, "vllm-0.32.0-dp2.prom")
+	n := 0
+	allocs := testing.AllocsPerRun(100, func() {
+		scan(text, wanted, func(_ []byte, l labels, _ float64) {
+			if _, ok := l.number("engine"); ok {
+				n++
+			}
+		})
+	})
+	if allocs != 0 || n == 0 {
+		t.Errorf("%v allocations, %d samples", allocs, n)
+	}
+}
+
+func FuzzScan(f *testing.F) {
+	f.Add(data(f, "vllm-0.32.0-dp2.prom"))
+	f.Add(data(f, "sglang-dp2.prom"))
+	f.Add([]byte("a{b=\"\\"))
+	f.Add([]byte(`vllm:num_requests_running{engine="99999999999"} 1e400`))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		p := parsePage(text)
+		if len(p.figures) > maxRanks || p.kvBlocks() < 0 {
+			t.Fatalf("page %+v", p)
+		}
+		for _, l := range p.loads(4, time.Time{}) {
+			if l == nil {
+				continue
+			}
+			if l.Running < -1 || l.Waiting < -1 || l.KVUsage < 0 || l.KVUsage > 1 || !l.Told() {
+				t.Fatalf("load %+v", l)
+			}
+		}
+	})
+}
+
+func TestParseORCA(t *testing.T) {
+	nan := math.NaN()
+	tests := []struct {
+		name, value, err string
+		want             *workers.Load
+	}{
+		{"JSON as captured", `JSON {"named_metrics": {"num_requests_waiting": 3.0, "kv_cache_usage_perc": 0.25}}`, "", load(-1, 3, 0.25, nan, nan, nan)},
+		{"TEXT as captured", "TEXT named_metrics.num_requests_waiting=2.0, named_metrics.kv_cache_usage_perc=0.5", "", load(-1, 2, 0.5, nan, nan, nan)},
+		{"no format word", `{"named_metrics":{"num_requests_running":1}}`, "", load(1, -1, nan, nan, nan, nan)},
+		{"text without format word", "named_metrics.kv_cache_usage_perc=0", "", load(-1, -1, 0, nan, nan, nan)},
+		{"more than is known", `json {"cpu_utilization":1,"named_metrics":{"x":1,"num_requests_waiting":0}}`, "", load(-1, 0, nan, nan, nan, nan)},
+		{"nothing", "", "not name=value", nil},
+		{"nothing of use", `JSON {"named_metrics":{}}`, "tells no load", nil},
+		{"bad JSON", `JSON {"named_metrics":`, "unexpected end", nil},
+		{"bad number", "TEXT named_metrics.num_requests_waiting=x", `"x" is no number`, nil},
+		{"impossible", "TEXT named_metrics.kv_cache_usage_perc=-3", "tells no load", nil},
+		{"binary", "BIN AAAA", "binary form", nil},
+		{"huge", strings.Repeat("x", maxORCA+1), "at most", nil},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			got, err := ParseORCA(tt.value, time.Time{})
+			if tt.err != "" {
+				if err == nil || !strings.Contains(err.Error(), tt.err) {
+					t.Errorf("error %v lacks %q", err, tt.err)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(tt.want, &got, cmpopts.EquateNaNs()); diff != "" {
+				t.Errorf("load (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func FuzzParseORCA(f *testing.F) {
+	f.Add(`JSON {"named_metrics": {"num_requests_waiting": 0.0}}`)
+	f.Add("TEXT named_metrics.num_requests_waiting=0.0, named_metrics.kv_cache_usage_perc=1e308")
+	f.Fuzz(func(t *testing.T, value string) {
+		l, err := ParseORCA(value, time.Time{})
+		if err == nil && (!l.Told() || l.Waiting < -1 || l.KVUsage > 1 || l.KVUsage < 0) {
+			t.Fatalf("load %+v", l)
+		}
+	})
+}
+
+func BenchmarkParsePage(b *testing.B) {
+	text := data(b, "vllm-0.32.0-dp2.prom")
+	b.SetBytes(int64(len(text)))
+	b.ReportAllocs()
+	for b.Loop() {
+		parsePage(text).loads(2, time.Time{})
+	}
+}

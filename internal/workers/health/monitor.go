@@ -1,0 +1,469 @@
+// Package health finds out what workers are and how they feel: it asks each one
+// for its models, block size, ranks and event sources, probes it, scrapes its
+// load, and ejects those that fail the requests they are given.
+//
+// Everything that an engine may lack is optional, and what is not told stays
+// unknown rather than zero. The formats were read from vLLM 0.32 (captures) and
+// from the sources of SGLang 0.5.
+package health
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/dynctl/dynctl/internal/workers"
+)
+
+// Options are the settings of a Monitor. Zero values stand for the defaults.
+type Options struct {
+	Interval    time.Duration // between probes of one worker: 1 s
+	Timeout     time.Duration // of one request to a worker: 2 s
+	Down        int           // failed probes in a row that make a worker unhealthy: 2
+	Up          int           // good probes in a row that make it healthy: 1
+	Scrape      time.Duration // between scrapes of the load: 1 s
+	Relearn     time.Duration // between questions what a healthy worker is: 60 s
+	Concurrency int           // requests at the same time, for probes and for scrapes: 256
+	// Transport sends the requests; nil for one of the monitor's own.
+	Transport http.RoundTripper
+}
+
+func (o *Options) defaults() {
+	set := func(d *time.Duration, v time.Duration) {
+		if *d <= 0 {
+			*d = v
+		}
+	}
+	set(&o.Interval, time.Second)
+	set(&o.Timeout, 2*time.Second)
+	set(&o.Scrape, time.Second)
+	set(&o.Relearn, time.Minute)
+	if o.Down <= 0 {
+		o.Down = 2
+	}
+	if o.Up <= 0 {
+		o.Up = 1
+	}
+	if o.Concurrency <= 0 {
+		o.Concurrency = 256
+	}
+}
+
+// Monitor watches every worker of a registry: its probes write the worker's
+// condition, its scrapes the load of the ranks, and what the worker tells of
+// itself goes to Registry.Update.
+type Monitor struct {
+	reg     *workers.Registry
+	opts    Options
+	sink    workers.Sink
+	ask     *asker
+	probes  chan struct{} // semaphores
+	scrapes chan struct{}
+}
+
+// NewMonitor makes a monitor; it does nothing before Run.
+func NewMonitor(reg *workers.Registry, opts Options, sink workers.Sink) *Monitor {
+	opts.defaults()
+	return &Monitor{
+		reg: reg, opts: opts, sink: sink,
+		ask:     newAsker(opts.Transport, opts.Timeout),
+		probes:  make(chan struct{}, opts.Concurrency),
+		scrapes: make(chan struct{}, opts.Concurrency),
+	}
+}
+
+// Run watches the workers until ctx ends, and returns nil when all of its
+// goroutines have ended.
+func (m *Monitor) Run(ctx context.Context) error {
+	changed, cancel := m.reg.Subscribe()
+	defer cancel()
+	watches := map[*workers.State]*watch{}
+	var wg sync.WaitGroup
+	defer m.ask.close()
+	defer wg.Wait()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-changed:
+		}
+		snap := m.reg.Snapshot()
+		live := make(map[*workers.State]bool, len(snap.Workers))
+		for _, w := range snap.Workers {
+			live[w.State] = true
+			if h := watches[w.State]; h != nil {
+				h.worker.Store(w)
+				continue
+			}
+			h := &watch{m: m, relearn: make(chan struct{}, 1)}
+			h.worker.Store(w)
+			var own context.Context
+			own, h.stop = context.WithCancel(ctx)
+			watches[w.State] = h
+			wg.Go(func() { h.probeLoop(own) })
+			wg.Go(func() { h.scrapeLoop(own) })
+		}
+		for state, h := range watches {
+			if !live[state] {
+				h.stop()
+				delete(watches, state)
+			}
+		}
+	}
+}
+
+// watch is one worker's part of the monitor. A probe loop and a scrape loop
+// share it.
+type watch struct {
+	m       *Monitor
+	stop    context.CancelFunc
+	worker  atomic.Pointer[workers.Worker] // the newest description
+	relearn chan struct{}                  // one token: ask again soon
+
+	mu     sync.Mutex
+	good   int // probes in a row
+	bad    int
+	asleep bool
+	// learnAt is when a healthy worker is asked again what it is.
+	learnAt  time.Time
+	learnGap time.Duration
+	notes    string // as last reported
+
+	// Only the probe loop uses these.
+	sleepPath bool
+	// Only the scrape loop uses these.
+	misses   int
+	silent   bool // reported that no load is told
+	noLoads  bool // /v1/loads is not there
+	started  float64
+	lastHits map[*workers.Rank]float64
+}
+
+// pause waits about d; jitter keeps a thousand workers from being asked at the
+// same moment. It reports false when ctx has ended.
+func pause(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d - d/10 + rand.N(d/5+1))
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-t.C:
+	}
+	return true
+}
+
+func enter(ctx context.Context, sem chan struct{}) bool {
+	select {
+	case sem <- struct{}{}:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+func (h *watch) probeLoop(ctx context.Context) {
+	for {
+		if !enter(ctx, h.m.probes) {
+			return
+		}
+		h.probe(ctx)
+		<-h.m.probes
+		if !pause(ctx, h.m.opts.Interval) {
+			return
+		}
+	}
+}
+
+// probe asks once and draws the consequences.
+func (h *watch) probe(ctx context.Context) {
+	w := h.worker.Load()
+	err := h.alive(ctx, w)
+	if ctx.Err() != nil {
+		return
+	}
+	if err != nil {
+		h.failed(w, err)
+		return
+	}
+	h.mu.Lock()
+	h.good++
+	h.bad = 0
+	was := w.State.Probed().Health
+	up := was == workers.Healthy || was == workers.Asleep
+	due := !up && h.good >= h.m.opts.Up
+	if up {
+		select {
+		case <-h.relearn:
+			due = true
+		default:
+			due = !time.Now().Before(h.learnAt)
+		}
+	}
+	h.mu.Unlock()
+	if due {
+		h.learn(ctx, w, !up)
+	} else if up && h.sleepPath {
+		h.askSleep(ctx, w)
+	}
+	if ctx.Err() == nil && (up || due) {
+		h.fold(w, "", false)
+	}
+}
+
+// alive asks GET /health; where an engine has none, /v1/models does.
+func (h *watch) alive(ctx context.Context, w *workers.Worker) error {
+	err := h.m.ask.get(ctx, w, "/health", nil)
+	if e, ok := errors.AsType[*statusError](err); ok && (e.status == http.StatusNotFound || e.status == http.StatusMethodNotAllowed) {
+		return h.m.ask.get(ctx, w, "/v1/models", nil)
+	}
+	return err
+}
+
+func (h *watch) failed(w *workers.Worker, err error) {
+	h.mu.Lock()
+	h.bad++
+	h.good = 0
+	was := w.State.Probed().Health
+	down := h.bad >= h.m.opts.Down || was == workers.Unknown
+	h.mu.Unlock()
+	if !down {
+		return
+	}
+	if was != workers.Unhealthy {
+		for _, r := range h.worker.Load().Ranks {
+			r.SetLoad(nil)
+		}
+	}
+	h.fold(w, err.Error(), false)
+}
+
+// fold writes the condition that follows from what is known; failure is the
+// reason why the worker is down, empty when it is up. With ifUp a worker that
+// is not up stays as it is.
+func (h *watch) fold(w *workers.Worker, failure string, ifUp bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	old := w.State.Probed()
+	if ifUp && old.Health != workers.Healthy && old.Health != workers.Asleep {
+		return
+	}
+	c := workers.Condition{Health: workers.Healthy, Since: time.Now()}
+	switch {
+	case failure != "":
+		c.Health, c.Reason = workers.Unhealthy, failure
+	case h.asleep:
+		c.Health, c.Reason = workers.Asleep, "the engine sleeps"
+	}
+	if c.Health == old.Health {
+		if c.Reason != old.Reason {
+			c.Since = old.Since
+			w.State.SetCondition(c)
+		}
+		return
+	}
+	w.State.SetCondition(c)
+	e := workers.Event{
+		At: c.Since, Severity: workers.Info, Kind: "health.changed", Worker: w.Name,
+		Text:   fmt.Sprintf("worker %s is %s", w.Name, c.Health),
+		Fields: map[string]any{"from": old.Health.String(), "to": c.Health.String(), "reason": c.Reason},
+	}
+	if c.Reason != "" {
+		e.Text += ": " + c.Reason
+	}
+	if c.Health == workers.Unhealthy {
+		e.Severity = workers.Error
+	} else if old.Health == workers.Unhealthy && !old.Since.IsZero() {
+		e.Text += fmt.Sprintf(" after %s", c.Since.Sub(old.Since).Round(time.Millisecond))
+	}
+	h.m.sink.Emit(e)
+}
+
+// learn asks the worker what it is and tells the registry; fresh says that it
+// was down before, so that the pages that failed are asked again soon.
+func (h *watch) learn(ctx context.Context, w *workers.Worker, fresh bool) {
+	ans := h.m.ask.learn(ctx, w)
+	if ctx.Err() != nil {
+		return
+	}
+	// A contradiction and its end are events of the registry; a worker that is
+	// gone is stopped by Run.
+	if _, err := h.m.reg.Update(w, ans.learned); err == nil || !errors.Is(err, workers.ErrGone) {
+		if now, ok := h.m.reg.Snapshot().Worker(w.Name); ok && now.State == w.State {
+			h.worker.Store(now)
+			w = now
+		}
+	}
+	for i, l := range ans.loads {
+		if l != nil && i < len(w.Ranks) {
+			w.Ranks[i].SetLoad(l)
+		}
+	}
+	h.sleepPath = ans.sleepPath
+	h.mu.Lock()
+	h.asleep = ans.asleep
+	switch {
+	case !ans.retry:
+		h.learnGap = h.m.opts.Relearn
+	case fresh || h.learnGap == 0:
+		h.learnGap = h.m.opts.Interval
+	default:
+		h.learnGap = min(2*h.learnGap, h.m.opts.Relearn)
+	}
+	h.learnAt = time.Now().Add(h.learnGap)
+	notes := strings.Join(ans.notes, "; ")
+	news := notes != h.notes
+	h.notes = notes
+	h.mu.Unlock()
+	if news && notes != "" {
+		h.m.sink.Emit(workers.Event{
+			Severity: workers.Warn, Kind: "worker.odd", Worker: w.Name,
+			Text: fmt.Sprintf("worker %s: %s", w.Name, notes), Fields: map[string]any{"notes": ans.notes},
+		})
+	}
+}
+
+func (h *watch) askSleep(ctx context.Context, w *workers.Worker) {
+	err := h.m.ask.get(ctx, w, "/is_sleeping", func(b []byte) error {
+		asleep, err := parseSleeping(b)
+		if err == nil {
+			h.mu.Lock()
+			h.asleep = asleep
+			h.mu.Unlock()
+		}
+		return err
+	})
+	if notThere(err) {
+		h.sleepPath = false
+	}
+}
+
+// askAgain has the worker asked what it is at the next probe.
+func (h *watch) askAgain() {
+	select {
+	case h.relearn <- struct{}{}:
+	default: // already to be asked
+	}
+}
+
+func (h *watch) scrapeLoop(ctx context.Context) {
+	h.started = math.NaN()
+	for {
+		gap := h.m.opts.Scrape
+		if h.silent {
+			gap *= 10
+		}
+		if !pause(ctx, gap) {
+			return
+		}
+		w := h.worker.Load()
+		if p := w.State.Probed().Health; p != workers.Healthy && p != workers.Asleep {
+			h.lastHits, h.started, h.misses = nil, math.NaN(), 0
+			continue
+		}
+		if !enter(ctx, h.m.scrapes) {
+			return
+		}
+		h.scrape(ctx, w)
+		<-h.m.scrapes
+	}
+}
+
+func (h *watch) scrape(ctx context.Context, w *workers.Worker) {
+	var loads []*workers.Load
+	var err error
+	read := false
+	if w.WireEngine() == workers.SGLang && !h.noLoads {
+		err = h.m.ask.get(ctx, w, "/v1/loads", func(b []byte) (err error) {
+			loads, err = parseLoads(b, len(w.Ranks), time.Now())
+			return err
+		})
+		read = err == nil
+		h.noLoads = notThere(err)
+	}
+	if !read {
+		err = h.m.ask.get(ctx, w, "/metrics", func(b []byte) error {
+			p := parsePage(b)
+			loads = p.loads(len(w.Ranks), time.Now())
+			h.observe(w, p, loads)
+			return nil
+		})
+	}
+	if ctx.Err() != nil {
+		return
+	}
+	told := false
+	for i, r := range w.Ranks {
+		if i < len(loads) && loads[i] != nil {
+			r.SetLoad(loads[i])
+			told = true
+		}
+	}
+	if told {
+		h.misses = 0
+		if h.silent {
+			h.silent = false
+			h.m.sink.Emit(workers.Event{Kind: "load.told", Worker: w.Name, Text: fmt.Sprintf("worker %s tells its load again", w.Name)})
+		}
+		return
+	}
+	const patience = 3
+	if h.misses++; h.misses < patience {
+		return
+	}
+	for _, r := range w.Ranks {
+		r.SetLoad(nil)
+	}
+	if !h.silent {
+		h.silent = true
+		why := "no series that is known"
+		if err != nil {
+			why = err.Error()
+		}
+		h.m.sink.Emit(workers.Event{
+			Severity: workers.Warn, Kind: "load.unknown", Worker: w.Name,
+			Text: fmt.Sprintf("worker %s tells no load: %s", w.Name, why), Fields: map[string]any{"reason": why},
+		})
+	}
+}
+
+// observe takes from a page what concerns the worker as a whole: sleep, and
+// the signs of a restart that no probe saw.
+func (h *watch) observe(w *workers.Worker, p *page, loads []*workers.Load) {
+	if p.sleepTold {
+		h.mu.Lock()
+		h.asleep = p.asleep
+		h.mu.Unlock()
+		h.fold(w, "", true)
+	}
+	restarted := !math.IsNaN(h.started) && !math.IsNaN(p.started) && math.Abs(h.started-p.started) > 0.5
+	if !math.IsNaN(p.started) {
+		h.started = p.started
+	}
+	if h.lastHits == nil {
+		h.lastHits = map[*workers.Rank]float64{}
+	}
+	for i, l := range loads {
+		if l == nil || math.IsNaN(l.PrefixQueries) {
+			continue
+		}
+		r := w.Ranks[i]
+		if last, ok := h.lastHits[r]; ok && l.PrefixQueries < last {
+			restarted = true
+		}
+		h.lastHits[r] = l.PrefixQueries
+	}
+	if restarted {
+		h.askAgain()
+		h.m.sink.Emit(workers.Event{
+			Severity: workers.Warn, Kind: "worker.restarted", Worker: w.Name,
+			Text: fmt.Sprintf("worker %s has restarted unnoticed by the probes: its counters began anew", w.Name),
+		})
+	}
+}

@@ -1,0 +1,368 @@
+package health
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/dynctl/dynctl/internal/workers"
+)
+
+// Outcome is how a request that was sent to a worker ended.
+type Outcome uint8
+
+// The outcomes. Only ConnectError, ServerError and Timeout count against a
+// worker: what a client did wrong, or that it left, says nothing of the worker.
+const (
+	Success Outcome = iota
+	ConnectError
+	ServerError
+	Timeout
+	ClientError
+	Canceled
+)
+
+var outcomeNames = [...]string{"success", "connect error", "server error", "timeout", "client error", "canceled"}
+
+// String is the outcome in words.
+func (o Outcome) String() string {
+	if int(o) < len(outcomeNames) {
+		return outcomeNames[o]
+	}
+	return "invalid"
+}
+
+func (o Outcome) failure() bool { return o == ConnectError || o == ServerError || o == Timeout }
+
+// OutlierOptions are the settings of Outliers. Zero values stand for the
+// defaults.
+type OutlierOptions struct {
+	Consecutive int           // failures in a row that eject: 5
+	Connects    int           // connect errors in a row that eject: 2
+	Share       float64       // share of failures in a window that ejects: 0.5
+	MinRequests int           // requests that a window must have for Share: 20
+	Window      time.Duration // 10 s
+	Penalty     time.Duration // of the first ejection, doubled each time: 5 s
+	MaxPenalty  time.Duration // 5 min
+	Forget      time.Duration // good time after which the penalty starts small again: 5 min
+	Trial       time.Duration // after which an unreported trial request counts for none: 30 s
+}
+
+func (o *OutlierOptions) defaults() {
+	for _, p := range []struct {
+		dst *int
+		v   int
+	}{{&o.Consecutive, 5}, {&o.Connects, 2}, {&o.MinRequests, 20}} {
+		if *p.dst <= 0 {
+			*p.dst = p.v
+		}
+	}
+	if o.Share <= 0 || o.Share > 1 {
+		o.Share = 0.5
+	}
+	for _, p := range []struct {
+		dst *time.Duration
+		v   time.Duration
+	}{
+		{&o.Window, 10 * time.Second}, {&o.Penalty, 5 * time.Second}, {&o.MaxPenalty, 5 * time.Minute},
+		{&o.Forget, 5 * time.Minute}, {&o.Trial, 30 * time.Second},
+	} {
+		if *p.dst <= 0 {
+			*p.dst = p.v
+		}
+	}
+}
+
+// Outliers ejects workers that answer probes but fail requests. An ejected
+// worker gets one trial request after its penalty: success brings it back,
+// failure doubles the penalty. The last usable worker for a role and model is
+// never ejected: a bad worker is better than none.
+type Outliers struct {
+	reg  *workers.Registry
+	opts OutlierOptions
+	sink workers.Sink
+	wake chan struct{}
+
+	mu      sync.Mutex
+	records map[*workers.State]*record
+}
+
+// record is what is known of one worker's requests.
+type record struct {
+	worker      *workers.Worker
+	failures    int // in a row
+	connects    int // in a row
+	windows     [2]window
+	windowStart time.Time
+	ejections   int // since the last good time
+	returned    time.Time
+	trialSince  time.Time // zero without a trial
+	spared      bool      // reported that it was not ejected
+}
+
+type window struct{ total, failed int }
+
+// NewOutliers makes a detector for the workers of a registry. Run must run for
+// penalties to end.
+func NewOutliers(reg *workers.Registry, opts OutlierOptions, sink workers.Sink) *Outliers {
+	opts.defaults()
+	return &Outliers{reg: reg, opts: opts, sink: sink, wake: make(chan struct{}, 1), records: map[*workers.State]*record{}}
+}
+
+// Admit asks whether a request may be sent to the worker; it is called after
+// the choice and right before the dispatch. It is false for an ejected worker,
+// and for all but one of the requests that want to try it. Whoever got true
+// must Report.
+func (o *Outliers) Admit(w *workers.Worker) bool {
+	e := w.State.Ejection()
+	if e == nil {
+		return true
+	}
+	if !e.TakeTrial() {
+		return false
+	}
+	o.mu.Lock()
+	o.record(w).trialSince = time.Now()
+	o.mu.Unlock()
+	o.poke() // Run gives the trial back if no report comes
+	return true
+}
+
+// Report tells how a request to the worker ended. For a stream, its first byte
+// is the success.
+func (o *Outliers) Report(w *workers.Worker, out Outcome) {
+	now := time.Now()
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	r := o.record(w)
+	if e := w.State.Ejection(); e != nil {
+		o.judgeTrial(r, e, out, now)
+		return
+	}
+	o.count(r, out, now)
+	if !out.failure() {
+		return
+	}
+	reason := ""
+	a, b := r.windows[0], r.windows[1]
+	total, failed := a.total+b.total, a.failed+b.failed
+	switch {
+	case out == ConnectError && r.connects >= o.opts.Connects:
+		reason = fmt.Sprintf("%d connect errors in a row", r.connects)
+	case r.failures >= o.opts.Consecutive:
+		reason = fmt.Sprintf("%d failures in a row, the last a %s", r.failures, out)
+	case total >= o.opts.MinRequests && float64(failed) >= o.opts.Share*float64(total):
+		reason = fmt.Sprintf("%d of %d requests failed within %s", failed, total, o.opts.Window)
+	default:
+		return
+	}
+	o.eject(r, reason, now)
+}
+
+func (o *Outliers) record(w *workers.Worker) *record {
+	r := o.records[w.State]
+	if r == nil {
+		r = &record{}
+		o.records[w.State] = r
+	}
+	r.worker = w
+	return r
+}
+
+// count adds an outcome to the streaks and to the sliding window, which is two
+// halves of which the older one falls away.
+func (o *Outliers) count(r *record, out Outcome, now time.Time) {
+	half := o.opts.Window / 2
+	switch age := now.Sub(r.windowStart); {
+	case age >= 2*half:
+		r.windows, r.windowStart = [2]window{}, now
+	case age >= half:
+		r.windows[0], r.windows[1] = window{}, r.windows[0]
+		r.windowStart = r.windowStart.Add(half)
+	}
+	switch {
+	case out == Success:
+		r.failures, r.connects, r.spared = 0, 0, false
+		r.windows[0].total++
+	case out.failure():
+		r.failures++
+		if out == ConnectError {
+			r.connects++
+		} else {
+			r.connects = 0
+		}
+		r.windows[0].total++
+		r.windows[0].failed++
+	}
+}
+
+// eject takes the worker out unless nobody else could do its work.
+func (o *Outliers) eject(r *record, reason string, now time.Time) {
+	w := r.worker
+	if !o.replaceable(w) {
+		if !r.spared {
+			r.spared = true
+			o.sink.Emit(workers.Event{
+				At: now, Severity: workers.Warn, Kind: "outlier.spared", Worker: w.Name,
+				Text:   fmt.Sprintf("worker %s is not ejected although it had %s: it is the last usable one for its role and models", w.Name, reason),
+				Fields: map[string]any{"reason": reason, "role": string(w.Role)},
+			})
+		}
+		return
+	}
+	if !r.returned.IsZero() && now.Sub(r.returned) >= o.opts.Forget {
+		r.ejections = 0
+	}
+	r.ejections++
+	penalty := o.penalty(r.ejections)
+	w.State.SetEjection(&workers.Ejection{Since: now, Until: now.Add(penalty), Reason: reason})
+	r.failures, r.connects, r.windows, r.trialSince = 0, 0, [2]window{}, time.Time{}
+	o.sink.Emit(workers.Event{
+		At: now, Severity: workers.Error, Kind: "outlier.ejected", Worker: w.Name,
+		Text:   fmt.Sprintf("worker %s is ejected for %s: %s", w.Name, penalty, reason),
+		Fields: map[string]any{"reason": reason, "penalty_ms": penalty.Milliseconds(), "ejections": r.ejections},
+	})
+	o.poke()
+}
+
+func (o *Outliers) penalty(n int) time.Duration {
+	d := o.opts.Penalty
+	for ; n > 1 && d < o.opts.MaxPenalty; n-- {
+		d *= 2
+	}
+	return min(d, o.opts.MaxPenalty)
+}
+
+// judgeTrial draws the consequences of a request to an ejected worker. During
+// the penalty, late ends of older requests change nothing.
+func (o *Outliers) judgeTrial(r *record, e *workers.Ejection, out Outcome, now time.Time) {
+	if !e.OnTrial() {
+		return
+	}
+	r.trialSince = time.Time{}
+	switch {
+	case out == Success:
+		o.reinstate(r, e, now, "its trial request succeeded")
+	case out.failure():
+		o.eject(r, "the trial request ended with a "+out.String(), now)
+		if r.worker.State.Ejection() == e { // spared: the others went down meanwhile
+			o.reinstate(r, e, now, "nobody else is left for its role and models")
+		}
+	default:
+		e.ReturnTrial()
+	}
+}
+
+func (o *Outliers) reinstate(r *record, e *workers.Ejection, now time.Time, why string) {
+	r.worker.State.SetEjection(nil)
+	r.returned, r.failures, r.connects, r.spared = now, 0, 0, false
+	o.sink.Emit(workers.Event{
+		At: now, Kind: "outlier.reinstated", Worker: r.worker.Name,
+		Text:   fmt.Sprintf("worker %s is back after %s: %s", r.worker.Name, now.Sub(e.Since).Round(time.Millisecond), why),
+		Fields: map[string]any{"ejected_ms": now.Sub(e.Since).Milliseconds()},
+	})
+}
+
+// replaceable reports whether each of the worker's models keeps another worker
+// that does the same work, usable and not on trial.
+func (o *Outliers) replaceable(w *workers.Worker) bool {
+	snap := o.reg.Snapshot()
+	models := w.Models
+	if len(models) == 0 {
+		models = []string{""}
+	}
+	for _, model := range models {
+		if !slices.ContainsFunc(snap.Model(model), func(other *workers.Worker) bool {
+			if other.State == w.State || other.Role.CanDecode() != w.Role.CanDecode() {
+				return false
+			}
+			ok, _ := other.State.Usable()
+			return ok && other.State.Ejection() == nil
+		}) {
+			return false
+		}
+	}
+	return true
+}
+
+func (o *Outliers) poke() {
+	select {
+	case o.wake <- struct{}{}:
+	default: // Run looks anyway
+	}
+}
+
+// Run ends penalties until ctx ends, and forgets workers that left the fleet.
+func (o *Outliers) Run(ctx context.Context) error {
+	changed, cancel := o.reg.Subscribe()
+	defer cancel()
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-changed:
+			o.prune()
+			continue
+		case <-o.wake:
+		case <-timer.C:
+		}
+		if next, ok := o.step(time.Now()); ok {
+			timer.Reset(max(0, time.Until(next)))
+		} else {
+			timer.Stop()
+		}
+	}
+}
+
+// step opens what is due and tells when it must be called next.
+func (o *Outliers) step(now time.Time) (next time.Time, ok bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, r := range o.records {
+		e := r.worker.State.Ejection()
+		if e == nil {
+			continue
+		}
+		due := e.Until
+		switch {
+		case !e.OnTrial() && !now.Before(e.Until):
+			e.OfferTrial()
+			o.sink.Emit(workers.Event{
+				At: now, Kind: "outlier.trial", Worker: r.worker.Name,
+				Text: fmt.Sprintf("worker %s gets one trial request", r.worker.Name),
+			})
+			continue
+		case !e.OnTrial():
+		case r.trialSince.IsZero():
+			continue
+		default:
+			if due = r.trialSince.Add(o.opts.Trial); !now.Before(due) {
+				r.trialSince = time.Time{}
+				e.ReturnTrial()
+				continue
+			}
+		}
+		if !ok || due.Before(next) {
+			next, ok = due, true
+		}
+	}
+	return next, ok
+}
+
+func (o *Outliers) prune() {
+	live := map[*workers.State]bool{}
+	for _, w := range o.reg.Snapshot().Workers {
+		live[w.State] = true
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for state := range o.records {
+		if !live[state] {
+			delete(o.records, state)
+		}
+	}
+}
