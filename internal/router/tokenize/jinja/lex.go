@@ -1,0 +1,343 @@
+package jinja
+
+import (
+	"fmt"
+	"strings"
+	"unicode/utf8"
+)
+
+type tokKind uint8
+
+const (
+	tkEOF   tokKind = iota
+	tkData          // template text
+	tkBegin         // {%
+	tkEnd           // %}
+	tkPrint         // {{
+	tkPrintEnd
+	tkName
+	tkString
+	tkInt
+	tkFloat
+	tkOp
+)
+
+type token struct {
+	kind tokKind
+	text string
+	line int
+}
+
+// lex cuts a template into tokens, with trim_blocks and lstrip_blocks on and
+// the last newline dropped, as transformers renders chat templates.
+func lex(src string) ([]token, error) {
+	src = strings.ReplaceAll(strings.ReplaceAll(src, "\r\n", "\n"), "\r", "\n")
+	src = strings.TrimSuffix(src, "\n")
+	l := &lexer{src: src, line: 1, lineStart: true}
+	for l.pos < len(l.src) {
+		if err := l.data(); err != nil {
+			return nil, err
+		}
+	}
+	return append(l.toks, token{tkEOF, "", l.line}), nil
+}
+
+type lexer struct {
+	src       string
+	pos, line int
+	toks      []token
+	lineStart bool // the text at pos starts a line
+	trimNext  bool // the text at pos loses its leading white space
+}
+
+const pySpace = " \t\n\r\x0b\x0c"
+
+func (l *lexer) errorf(format string, a ...any) error {
+	return fmt.Errorf("line %d: %s", l.line, fmt.Sprintf(format, a...))
+}
+
+// data lexes template text up to a tag, and the tag.
+func (l *lexer) data() error {
+	rest := l.src[l.pos:]
+	at := -1
+	for i := 0; ; {
+		k := strings.IndexByte(rest[i:], '{')
+		if k < 0 || i+k+1 >= len(rest) {
+			break
+		}
+		i += k
+		if c := rest[i+1]; c == '{' || c == '%' || c == '#' {
+			at = i
+			break
+		}
+		i++
+	}
+	if at < 0 {
+		l.text(rest, "", 0)
+		l.pos = len(l.src)
+		return nil
+	}
+	kind := rest[at+1]
+	after := rest[at+2:]
+	var sign byte
+	if after != "" && (after[0] == '-' || after[0] == '+') {
+		sign = after[0]
+		after = after[1:]
+	}
+	l.text(rest[:at], string(kind), sign)
+	l.line += strings.Count(rest[:at], "\n")
+	l.pos = len(l.src) - len(after)
+	switch kind {
+	case '#':
+		end := strings.Index(after, "#}")
+		if end < 0 {
+			return l.errorf("comment does not end")
+		}
+		l.line += strings.Count(after[:end], "\n")
+		l.pos += end + 2
+		if end > 0 {
+			l.tagEnd(after[end-1], true)
+		} else {
+			l.tagEnd(0, true)
+		}
+		return nil
+	case '%':
+		if raw, err := l.raw(after); raw || err != nil {
+			return err
+		}
+		l.toks = append(l.toks, token{tkBegin, "", l.line})
+		return l.code("%}", tkEnd)
+	}
+	l.toks = append(l.toks, token{tkPrint, "", l.line})
+	return l.code("}}", tkPrintEnd)
+}
+
+// text adds template text that is followed by a tag of the given kind.
+func (l *lexer) text(s, next string, sign byte) {
+	if l.trimNext {
+		s = strings.TrimLeft(s, pySpace)
+	}
+	switch {
+	case sign == '-':
+		s = strings.TrimRight(s, pySpace)
+	case sign != '+' && (next == "%" || next == "#"):
+		nl := strings.LastIndexByte(s, '\n') + 1
+		if (nl > 0 || l.lineStart && !l.trimNext) && strings.Trim(s[nl:], pySpace) == "" {
+			s = s[:nl]
+		}
+	}
+	l.trimNext, l.lineStart = false, false
+	if s != "" {
+		l.toks = append(l.toks, token{tkData, s, l.line})
+	}
+}
+
+// tagEnd handles what a tag's end does to the text after it.
+func (l *lexer) tagEnd(sign byte, block bool) {
+	l.trimNext = sign == '-'
+	if block && sign != '-' && sign != '+' && strings.HasPrefix(l.src[l.pos:], "\n") {
+		l.pos++
+		l.line++
+		l.lineStart = true
+	}
+}
+
+// raw handles {% raw %}, whose text is taken as it stands.
+func (l *lexer) raw(after string) (bool, error) {
+	body := strings.TrimLeft(after, pySpace)
+	if !strings.HasPrefix(body, "raw") {
+		return false, nil
+	}
+	head := strings.TrimLeft(body[3:], pySpace)
+	sign := byte(0)
+	if head != "" && (head[0] == '-' || head[0] == '+') {
+		sign, head = head[0], head[1:]
+	}
+	if !strings.HasPrefix(head, "%}") {
+		return false, nil
+	}
+	l.pos = len(l.src) - len(head) + 2
+	l.tagEnd(sign, true)
+	rest := l.src[l.pos:]
+	for i := 0; ; {
+		k := strings.Index(rest[i:], "{%")
+		if k < 0 {
+			return true, l.errorf("raw block does not end")
+		}
+		i += k
+		t := rest[i+2:]
+		var open byte
+		if t != "" && (t[0] == '-' || t[0] == '+') {
+			open, t = t[0], t[1:]
+		}
+		if t = strings.TrimLeft(t, pySpace); strings.HasPrefix(t, "endraw") {
+			t = strings.TrimLeft(t[6:], pySpace)
+			end := byte(0)
+			if t != "" && (t[0] == '-' || t[0] == '+') {
+				end, t = t[0], t[1:]
+			}
+			if strings.HasPrefix(t, "%}") {
+				l.text(rest[:i], "%", open)
+				l.line += strings.Count(rest[:i], "\n")
+				l.pos = len(l.src) - len(t) + 2
+				l.tagEnd(end, true)
+				return true, nil
+			}
+		}
+		i += 2
+	}
+}
+
+// code lexes the inside of a tag up to its end.
+func (l *lexer) code(end string, kind tokKind) error {
+	depth := 0
+	for {
+		for l.pos < len(l.src) && strings.IndexByte(pySpace, l.src[l.pos]) >= 0 {
+			if l.src[l.pos] == '\n' {
+				l.line++
+			}
+			l.pos++
+		}
+		s := l.src[l.pos:]
+		if s == "" {
+			return l.errorf("tag does not end")
+		}
+		if depth == 0 {
+			if strings.HasPrefix(s, end) {
+				l.pos += 2
+				l.toks = append(l.toks, token{kind, "", l.line})
+				l.tagEnd(0, kind == tkEnd)
+				return nil
+			}
+			if (s[0] == '-' || s[0] == '+') && strings.HasPrefix(s[1:], end) {
+				l.pos += 3
+				l.toks = append(l.toks, token{kind, "", l.line})
+				l.tagEnd(s[0], kind == tkEnd)
+				return nil
+			}
+		}
+		n, err := l.one(s)
+		if err != nil {
+			return err
+		}
+		switch t := l.toks[len(l.toks)-1]; {
+		case t.kind == tkOp && strings.Contains("([{", t.text):
+			depth++
+		case t.kind == tkOp && strings.Contains(")]}", t.text):
+			depth--
+		}
+		l.pos += n
+	}
+}
+
+var operators = []string{"**", "//", "==", "!=", "<=", ">=", "+", "-", "*", "/", "%", "~", "<", ">", "=", "(", ")", "[", "]", "{", "}", ",", ":", ".", "|"}
+
+// one lexes one token at the start of s and returns its length.
+func (l *lexer) one(s string) (int, error) {
+	add := func(k tokKind, text string) { l.toks = append(l.toks, token{k, text, l.line}) }
+	c := s[0]
+	switch {
+	case c == '\'' || c == '"':
+		text, n, err := unquote(s)
+		if err != nil {
+			return 0, l.errorf("%s", err)
+		}
+		add(tkString, text)
+		l.line += strings.Count(s[:n], "\n")
+		return n, nil
+	case c >= '0' && c <= '9':
+		n, kind := 1, tkInt
+		for n < len(s) && (s[n] >= '0' && s[n] <= '9' || s[n] == '_') {
+			n++
+		}
+		if n+1 < len(s) && s[n] == '.' && s[n+1] >= '0' && s[n+1] <= '9' {
+			kind = tkFloat
+			for n++; n < len(s) && s[n] >= '0' && s[n] <= '9'; n++ {
+			}
+		}
+		if n < len(s) && (s[n] == 'e' || s[n] == 'E') {
+			k := n + 1
+			if k < len(s) && (s[k] == '+' || s[k] == '-') {
+				k++
+			}
+			if k < len(s) && s[k] >= '0' && s[k] <= '9' {
+				for kind = tkFloat; k < len(s) && s[k] >= '0' && s[k] <= '9'; k++ {
+				}
+				n = k
+			}
+		}
+		add(kind, strings.ReplaceAll(s[:n], "_", ""))
+		return n, nil
+	case c == '_' || c|0x20 >= 'a' && c|0x20 <= 'z':
+		n := 1
+		for n < len(s) && (s[n] == '_' || s[n]|0x20 >= 'a' && s[n]|0x20 <= 'z' || s[n] >= '0' && s[n] <= '9') {
+			n++
+		}
+		add(tkName, s[:n])
+		return n, nil
+	}
+	for _, op := range operators {
+		if strings.HasPrefix(s, op) {
+			add(tkOp, op)
+			return len(op), nil
+		}
+	}
+	r, _ := utf8.DecodeRuneInString(s)
+	return 0, l.errorf("unexpected character %q", r)
+}
+
+// unquote reads a Python string literal and returns its text and length.
+func unquote(s string) (string, int, error) {
+	var b strings.Builder
+	for i := 1; i < len(s); i++ {
+		c := s[i]
+		if c == s[0] {
+			return b.String(), i + 1, nil
+		}
+		if c != '\\' || i+1 >= len(s) {
+			b.WriteByte(c)
+			continue
+		}
+		i++
+		switch e := s[i]; e {
+		case 'n':
+			b.WriteByte('\n')
+		case 't':
+			b.WriteByte('\t')
+		case 'r':
+			b.WriteByte('\r')
+		case 'b':
+			b.WriteByte('\b')
+		case 'f':
+			b.WriteByte('\f')
+		case 'v':
+			b.WriteByte('\v')
+		case 'a':
+			b.WriteByte('\a')
+		case '\n':
+		case '\\', '\'', '"':
+			b.WriteByte(e)
+		case 'x', 'u', 'U':
+			n := map[byte]int{'x': 2, 'u': 4, 'U': 8}[e]
+			var r rune
+			if i+n >= len(s) {
+				return "", 0, fmt.Errorf("bad escape")
+			}
+			for _, h := range s[i+1 : i+1+n] {
+				d := strings.IndexRune("0123456789abcdef", h|0x20)
+				if d < 0 {
+					return "", 0, fmt.Errorf("bad escape")
+				}
+				r = r<<4 | rune(d)
+			}
+			b.WriteRune(r)
+			i += n
+		case '0', '1', '2', '3', '4', '5', '6', '7', 'N':
+			return "", 0, fmt.Errorf("escape \\%c is not implemented", e)
+		default:
+			b.WriteByte('\\')
+			b.WriteByte(e)
+		}
+	}
+	return "", 0, fmt.Errorf("string does not end")
+}
