@@ -599,3 +599,17 @@ func BenchmarkUpdate1000Workers(b *testing.B) {
 		}
 	}
 }
+
+func TestAnotherEngineAtTheSameURL(t *testing.T) {
+	r := NewRegistry(nil)
+	apply(t, r, "flag", spec(t, "", "http://a:1,name=w"))
+	if _, err := r.Update(worker(t, r, "w"), Learned{Engine: SGLang, Role: Prefill, DP: 2, Bootstrap: &Bootstrap{Port: 8998}}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.Update(worker(t, r, "w"), Learned{Engine: VLLM}); err != nil {
+		t.Fatal(err)
+	}
+	if w := worker(t, r, "w"); w.Engine != VLLM || w.Role != Aggregated || w.Bootstrap != nil || len(w.Ranks) != 1 {
+		t.Errorf("facts of the old engine are kept: %+v", w)
+	}
+}

@@ -118,7 +118,7 @@ func (a *asker) explain(path string, err error) error {
 		err = u.Err
 	}
 	if errors.Is(err, context.DeadlineExceeded) {
-		return fmt.Errorf("GET %s: no answer within %s: %w", path, a.timeout, context.DeadlineExceeded)
+		return fmt.Errorf("GET %s: no answer within %s", path, a.timeout)
 	}
 	return fmt.Errorf("GET %s: %w", path, err)
 }

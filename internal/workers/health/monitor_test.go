@@ -1,0 +1,544 @@
+package health
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/dynctl/dynctl/internal/workers"
+)
+
+// fleet is a transport behind which engines live that answer from memory, so
+// that time may be virtual.
+type fleet struct {
+	mu    sync.Mutex
+	pages map[string]map[string]string // by host, by path; a host that is not there refuses
+	asked map[string]int               // by host and path
+	delay time.Duration
+	now   atomic.Int32 // requests in flight
+	most  atomic.Int32
+}
+
+func newFleet() *fleet {
+	return &fleet{pages: map[string]map[string]string{}, asked: map[string]int{}}
+}
+
+func (f *fleet) RoundTrip(req *http.Request) (*http.Response, error) {
+	n := f.now.Add(1)
+	defer f.now.Add(-1)
+	for old := f.most.Load(); n > old && !f.most.CompareAndSwap(old, n); old = f.most.Load() {
+	}
+	f.mu.Lock()
+	delay := f.delay
+	f.asked[req.URL.Host+req.URL.Path]++
+	engine, up := f.pages[req.URL.Host]
+	body, there := engine[req.URL.Path]
+	f.mu.Unlock()
+	if delay > 0 {
+		select {
+		case <-time.After(delay):
+		case <-req.Context().Done():
+			return nil, req.Context().Err()
+		}
+	}
+	if !up {
+		return nil, errors.New("connection refused")
+	}
+	status := http.StatusOK
+	if !there {
+		status = http.StatusNotFound
+	} else if s, ok := strings.CutPrefix(body, "status "); ok {
+		if _, err := fmt.Sscan(s, &status); err != nil {
+			return nil, err
+		}
+	}
+	return &http.Response{StatusCode: status, Body: io.NopCloser(strings.NewReader(body)), Request: req}, nil
+}
+
+func (f *fleet) set(host string, pages map[string]string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if pages == nil {
+		delete(f.pages, host)
+	} else {
+		f.pages[host] = pages
+	}
+}
+
+func (f *fleet) count(page string) int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.asked[page]
+}
+
+func vllmPages(port int, extra string) map[string]string {
+	return map[string]string{
+		"/health":           "",
+		"/v1/models":        `{"data":[{"id":"m","owned_by":"vllm","max_model_len":100}]}`,
+		"/kv_event_sources": fmt.Sprintf(`{"0":{"publisher":"zmq","endpoint":"tcp://*:%d"}}`, port),
+		"/metrics": `vllm:num_requests_running{engine="0"} 2
+vllm:cache_config_info{engine="0",block_size="16",num_gpu_blocks="64"} 1
+` + extra,
+	}
+}
+
+// log collects events in one line each.
+type log struct {
+	mu    sync.Mutex
+	lines []string
+}
+
+func (l *log) sink(e workers.Event) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.lines = append(l.lines, e.Kind+": "+e.Text)
+}
+
+func (l *log) take() []string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	out := l.lines
+	l.lines = nil
+	return out
+}
+
+func specs(t testing.TB, texts ...string) []workers.Spec {
+	t.Helper()
+	var out []workers.Spec
+	for _, text := range texts {
+		s, err := workers.ParseSpec("", text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		out = append(out, s)
+	}
+	return out
+}
+
+func registry(t testing.TB, sink workers.Sink, texts ...string) *workers.Registry {
+	t.Helper()
+	reg := workers.NewRegistry(sink)
+	if _, err := reg.Apply("flag", specs(t, texts...)); err != nil {
+		t.Fatal(err)
+	}
+	return reg
+}
+
+func get(t testing.TB, reg *workers.Registry, name string) *workers.Worker {
+	t.Helper()
+	w, ok := reg.Snapshot().Worker(name)
+	if !ok {
+		t.Fatalf("no worker %s", name)
+	}
+	return w
+}
+
+// start runs a monitor inside a synctest bubble until the returned function is
+// called.
+func start(t *testing.T, reg *workers.Registry, opts Options, sink workers.Sink) (stop func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- NewMonitor(reg, opts, sink).Run(ctx) }()
+	return func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("Run: %v", err)
+		}
+	}
+}
+
+// expect compares the health of a worker once everything has come to rest.
+func expect(t *testing.T, w *workers.Worker, h workers.Health, reason string) {
+	t.Helper()
+	synctest.Wait()
+	c := w.State.Condition()
+	if c.Health != h || c.Reason != reason {
+		t.Errorf("condition %s %q, want %s %q", c.Health, c.Reason, h, reason)
+	}
+}
+
+func TestMonitorLife(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, events := newFleet(), &log{}
+		reg := registry(t, nil, "http://a:1,name=a")
+		w := get(t, reg, "a")
+		f.set("a:1", vllmPages(5557, ""))
+		stop := start(t, reg, Options{Transport: f}, events.sink)
+
+		// The first probe comes at once, and with it all that the engine tells.
+		expect(t, w, workers.Healthy, "")
+		now := get(t, reg, "a")
+		if now.BlockSize != 16 || now.KVBlocks != 64 || !now.Serves("m") || len(now.Events) != 1 || now.Events[0].Endpoint != "tcp://a:5557" {
+			t.Errorf("learned %+v", now)
+		}
+		if l := now.Ranks[0].Load(); l == nil || l.Running != 2 || l.Waiting != -1 {
+			t.Errorf("load %+v", l)
+		}
+
+		// One failure is none; two are.
+		f.set("a:1", map[string]string{"/health": "status 503"})
+		time.Sleep(1050 * time.Millisecond)
+		expect(t, w, workers.Healthy, "")
+		time.Sleep(1150 * time.Millisecond)
+		expect(t, w, workers.Unhealthy, "GET /health answers 503")
+		if w.Ranks[0].Load() != nil {
+			t.Error("the load of a dead engine is kept")
+		}
+		f.set("a:1", nil)
+		time.Sleep(1150 * time.Millisecond)
+		expect(t, w, workers.Unhealthy, "GET /health: connection refused")
+
+		// The engine comes back with other event ports.
+		f.set("a:1", vllmPages(6000, ""))
+		time.Sleep(1150 * time.Millisecond)
+		expect(t, w, workers.Healthy, "")
+		if got := get(t, reg, "a").Events[0].Endpoint; got != "tcp://a:6000" {
+			t.Errorf("event endpoint %s after the restart", got)
+		}
+		lines := events.take()
+		if len(lines) != 3 || lines[0] != "health.changed: worker a is healthy" ||
+			lines[1] != "health.changed: worker a is unhealthy: GET /health answers 503" ||
+			!strings.HasPrefix(lines[2], "health.changed: worker a is healthy after ") {
+			t.Errorf("events %q", lines)
+		}
+
+		// A worker that leaves is left alone.
+		if _, err := reg.Apply("flag", nil); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		before := f.count("a:1/health")
+		time.Sleep(5 * time.Second)
+		if after := f.count("a:1/health"); after != before {
+			t.Errorf("%d probes after the worker left", after-before)
+		}
+		stop()
+	})
+}
+
+func TestMonitorThresholdsAndTimeout(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet()
+		reg := registry(t, nil, "http://a:1,name=a")
+		w := get(t, reg, "a")
+		f.set("a:1", vllmPages(1, ""))
+		f.delay = 3 * time.Second
+		stop := start(t, reg, Options{Transport: f, Up: 3, Down: 2}, nil)
+		time.Sleep(2 * time.Second)
+		expect(t, w, workers.Unhealthy, "GET /health: no answer within 2s")
+		f.mu.Lock()
+		f.delay = 0
+		f.mu.Unlock()
+		time.Sleep(2250 * time.Millisecond) // one or two good probes
+		synctest.Wait()
+		if h := w.State.Condition().Health; h != workers.Unhealthy {
+			t.Errorf("%s before the third good probe", h)
+		}
+		time.Sleep(1200 * time.Millisecond)
+		expect(t, w, workers.Healthy, "")
+		stop()
+	})
+}
+
+func TestMonitorContradiction(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, events := newFleet(), &log{}
+		reg := registry(t, events.sink, "http://a:1,name=decode-0,block_size=32")
+		f.set("a:1", vllmPages(1, ""))
+		stop := start(t, reg, Options{Transport: f}, events.sink)
+		const want = "block size 32 stated on the command line, engine says 16 (vllm:cache_config_info)"
+		time.Sleep(5 * time.Second)
+		w := get(t, reg, "decode-0")
+		expect(t, w, workers.Unhealthy, want)
+		if ok, _ := w.State.Usable(); ok {
+			t.Error("the worker is usable")
+		}
+		n := 0
+		for _, line := range events.take() {
+			if line == "worker.conflict: worker decode-0: "+want {
+				n++
+			}
+		}
+		if n != 1 {
+			t.Errorf("%d events of the contradiction", n)
+		}
+		stop()
+	})
+}
+
+func TestMonitorSleep(t *testing.T) {
+	const awake = `vllm:engine_sleep_state{engine="0",sleep_state="awake"} `
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet()
+		reg := registry(t, nil, "http://a:1,name=a", "http://b:1,name=b")
+		a, b := get(t, reg, "a"), get(t, reg, "b")
+		f.set("a:1", vllmPages(1, awake+"0\n"))
+		withPath := func(asleep bool) map[string]string {
+			p := vllmPages(2, "")
+			p["/is_sleeping"] = fmt.Sprintf(`{"is_sleeping":%v}`, asleep)
+			return p
+		}
+		f.set("b:1", withPath(false))
+		stop := start(t, reg, Options{Transport: f}, nil)
+		expect(t, a, workers.Asleep, "the engine sleeps")
+		expect(t, b, workers.Healthy, "")
+		f.set("a:1", vllmPages(1, awake+"1\n"))
+		f.set("b:1", withPath(true))
+		time.Sleep(2500 * time.Millisecond)
+		expect(t, a, workers.Healthy, "")
+		expect(t, b, workers.Asleep, "the engine sleeps")
+		f.set("b:1", withPath(false))
+		time.Sleep(2500 * time.Millisecond)
+		expect(t, b, workers.Healthy, "")
+		if f.count("a:1/is_sleeping") != 0 {
+			t.Error("/is_sleeping is asked although /metrics tells")
+		}
+		stop()
+	})
+}
+
+func TestMonitorUnknownLoad(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, events := newFleet(), &log{}
+		reg := registry(t, nil, "http://a:1,name=a", "http://b:1,name=b")
+		f.set("a:1", vllmPages(1, ""))
+		f.set("b:1", map[string]string{"/health": ""})
+		stop := start(t, reg, Options{Transport: f}, events.sink)
+		synctest.Wait()
+		quiet := vllmPages(1, "")
+		quiet["/metrics"] = "python_info 1\n"
+		f.set("a:1", quiet)
+		time.Sleep(5 * time.Second)
+		synctest.Wait()
+		for _, name := range []string{"a", "b"} {
+			if l := get(t, reg, name).Ranks[0].Load(); l != nil {
+				t.Errorf("%s: load %+v", name, l)
+			}
+			expect(t, get(t, reg, name), workers.Healthy, "")
+		}
+		var unknown []string
+		for _, line := range events.take() {
+			if strings.HasPrefix(line, "load.unknown") {
+				unknown = append(unknown, line)
+			}
+		}
+		if len(unknown) != 2 || !strings.Contains(strings.Join(unknown, "\n"), "worker a tells no load: no series that is known") ||
+			!strings.Contains(strings.Join(unknown, "\n"), "worker b tells no load: GET /metrics answers 404") {
+			t.Errorf("events %q", unknown)
+		}
+		f.set("a:1", vllmPages(1, ""))
+		time.Sleep(15 * time.Second)
+		synctest.Wait()
+		if l := get(t, reg, "a").Ranks[0].Load(); l == nil || l.Running != 2 {
+			t.Errorf("load %+v after it is told again", l)
+		}
+		stop()
+	})
+}
+
+func TestMonitorSeesAFastRestart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, events := newFleet(), &log{}
+		reg := registry(t, nil, "http://a:1,name=a")
+		f.set("a:1", vllmPages(5557, "process_start_time_seconds 100\n"))
+		stop := start(t, reg, Options{Transport: f}, events.sink)
+		time.Sleep(3 * time.Second)
+		f.set("a:1", vllmPages(7000, "process_start_time_seconds 200\n"))
+		time.Sleep(3 * time.Second)
+		synctest.Wait()
+		if got := get(t, reg, "a").Events[0].Endpoint; got != "tcp://a:7000" {
+			t.Errorf("event endpoint %s", got)
+		}
+		if lines := strings.Join(events.take(), "\n"); strings.Count(lines, "worker.restarted") != 1 {
+			t.Errorf("events %s", lines)
+		}
+		f.set("a:1", vllmPages(7000, "process_start_time_seconds 200\nvllm:prefix_cache_queries_total{engine=\"0\"} 50\n"))
+		time.Sleep(2500 * time.Millisecond)
+		f.set("a:1", vllmPages(8000, "process_start_time_seconds 200\nvllm:prefix_cache_queries_total{engine=\"0\"} 5\n"))
+		time.Sleep(3 * time.Second)
+		synctest.Wait()
+		if got := get(t, reg, "a").Events[0].Endpoint; got != "tcp://a:8000" {
+			t.Errorf("event endpoint %s after the counters began anew", got)
+		}
+		stop()
+	})
+}
+
+func TestMonitorRelearns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet()
+		reg := registry(t, nil, "http://a:1,name=a")
+		pages := vllmPages(1, "")
+		pages["/v1/models"] = "status 500"
+		f.set("a:1", pages)
+		stop := start(t, reg, Options{Transport: f}, nil)
+		synctest.Wait()
+		if w := get(t, reg, "a"); w.State.Condition().Health != workers.Healthy || w.Serves("m") {
+			t.Errorf("worker %+v", w)
+		}
+		// A page that failed is asked again soon; a whole answer, once a minute.
+		f.set("a:1", vllmPages(1, ""))
+		time.Sleep(2500 * time.Millisecond)
+		synctest.Wait()
+		if !get(t, reg, "a").Serves("m") {
+			t.Error("the models were not asked for again")
+		}
+		before := f.count("a:1/v1/models")
+		time.Sleep(30 * time.Second)
+		if n := f.count("a:1/v1/models") - before; n != 0 {
+			t.Errorf("asked %d times in half a minute", n)
+		}
+		time.Sleep(45 * time.Second)
+		if n := f.count("a:1/v1/models") - before; n != 1 {
+			t.Errorf("asked %d times in more than a minute", n)
+		}
+		stop()
+	})
+}
+
+func TestMonitorSGLangLoads(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet()
+		reg := registry(t, nil, "http://a:1,name=a")
+		f.set("a:1", map[string]string{
+			"/health": "", "/v1/models": `{"data":[{"id":"m","owned_by":"sglang"}]}`,
+			"/server_info": string(data(t, "sglang-server_info.json")),
+			"/v1/loads":    `{"loads":[{"dp_rank":0,"num_running_reqs":3,"num_waiting_reqs":1,"token_usage":0.5},{"dp_rank":1,"num_running_reqs":4}]}`,
+		})
+		stop := start(t, reg, Options{Transport: f}, nil)
+		time.Sleep(2500 * time.Millisecond)
+		synctest.Wait()
+		w := get(t, reg, "a")
+		if len(w.Ranks) != 2 || w.Engine != workers.SGLang || w.Role != workers.Prefill {
+			t.Fatalf("worker %+v", w)
+		}
+		if a, b := w.Ranks[0].Load(), w.Ranks[1].Load(); a == nil || b == nil || a.Running != 3 || a.Waiting != 1 || b.Running != 4 || b.Waiting != -1 {
+			t.Errorf("loads %+v %+v", a, b)
+		}
+		stop()
+	})
+}
+
+func TestMonitorThousandWorkers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet()
+		f.delay = 10 * time.Millisecond
+		var texts []string
+		for i := range 1000 {
+			host := fmt.Sprintf("h%d:1", i)
+			texts = append(texts, "http://"+host)
+			f.set(host, vllmPages(1, ""))
+		}
+		reg := registry(t, nil, texts...)
+		stop := start(t, reg, Options{Transport: f, Concurrency: 64}, nil)
+		begin := time.Now()
+		for {
+			time.Sleep(50 * time.Millisecond)
+			synctest.Wait()
+			ready := 0
+			for _, w := range reg.Snapshot().Workers {
+				if w.State.Condition().Health == workers.Healthy {
+					ready++
+				}
+			}
+			if ready == 1000 {
+				break
+			}
+			if time.Since(begin) > 2*time.Second {
+				t.Fatalf("%d workers are ready after 2 s", ready)
+			}
+		}
+		time.Sleep(3 * time.Second)
+		stop()
+		// A learning worker sends three requests at once within its turn.
+		if most := f.most.Load(); most > 64*4 {
+			t.Errorf("%d requests at the same time", most)
+		}
+	})
+}
+
+// TestMonitorOverHTTP runs against real sockets, with a key, and stops while
+// requests hang.
+func TestMonitorOverHTTP(t *testing.T) {
+	pages := vllmPages(5557, "")
+	hang := make(chan struct{})
+	var hanging atomic.Bool
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Authorization") != "Bearer key" {
+			w.WriteHeader(http.StatusUnauthorized)
+			return
+		}
+		if hanging.Load() {
+			select {
+			case hang <- struct{}{}:
+			default:
+			}
+			<-r.Context().Done()
+			return
+		}
+		body, ok := pages[r.URL.Path]
+		if !ok {
+			w.WriteHeader(http.StatusNotFound)
+		}
+		fmt.Fprint(w, body)
+	}))
+	defer srv.Close()
+	events := make(chan workers.Event, 100)
+	s := specs(t, srv.URL+",name=a", "http://127.0.0.1:1,name=closed")
+	s[0].APIKey = "key"
+	reg := workers.NewRegistry(nil)
+	if _, err := reg.Apply("flag", s); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() {
+		done <- NewMonitor(reg, Options{Interval: 5 * time.Millisecond, Scrape: 5 * time.Millisecond, Timeout: time.Minute}, func(e workers.Event) {
+			select {
+			case events <- e:
+			default:
+			}
+		}).Run(ctx)
+	}()
+	want := map[string]string{"a": "healthy", "closed": "unhealthy"}
+	got := map[string]string{}
+	for len(got) < 2 {
+		select {
+		case e := <-events:
+			if e.Kind == "health.changed" {
+				got[e.Worker] = fmt.Sprint(e.Fields["to"])
+			}
+		case <-time.After(20 * time.Second):
+			t.Fatalf("only %v", got)
+		}
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+	if w := get(t, reg, "a"); !w.Serves("m") || w.BlockSize != 16 {
+		t.Errorf("worker %+v", w)
+	}
+	hanging.Store(true)
+	<-hang
+	cancel()
+	select {
+	case err := <-done:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(20 * time.Second):
+		t.Fatal("Run does not end while a request hangs")
+	}
+}
