@@ -21,10 +21,11 @@ import (
 //     it, because names are opaque. (A simulator is known that lists the refilled
 //     holes of a chain in one event. Its blocks are put where the event says;
 //     such a chain matches no prompt that the engine would recompute.)
-//   - An engine block of k router blocks has k names: the last part carries the
-//     engine's name, so that children find their parent by it, the others names
-//     derived from it. A removal removes all k. A k that changes empties the rank
-//     first, so no part of an old size stays behind.
+//   - An engine block of k router blocks becomes k blocks of the index. The last
+//     one carries the engine's name, so that children find their parent by it;
+//     the others may be shared by engine blocks that begin alike and go with the
+//     last of them. A k that changes empties the rank first, so no part of an old
+//     size stays behind.
 //   - An engine block that is not a whole number of router blocks cannot be held.
 //     The rank is emptied and Mismatch says why until blocks that fit arrive.
 //   - Blocks smaller than the engine's block size are partial entries, kept by
@@ -40,7 +41,9 @@ type Applier struct {
 	group  int32
 	bigram bool
 
+	split                parts
 	names, locals, extra []uint64
+	gone                 []uint64
 	loras                map[int64]string
 
 	// Counters only grow.
@@ -67,6 +70,8 @@ type Counters struct {
 	Misfit uint64 `json:"misfit_blocks"`
 	// Mismatched blocks are not a whole number of router blocks.
 	Mismatched uint64 `json:"mismatched_blocks"`
+	// Crowded blocks came when too many blocks of several parts were held.
+	Crowded uint64 `json:"crowded_blocks"`
 	// Resized counts changes of the engine's block size.
 	Resized uint64 `json:"resized"`
 }
@@ -88,7 +93,12 @@ func NewApplier(blockSize int) *Applier {
 // anew. Counters stay.
 func (a *Applier) Reset() {
 	a.engine, a.parts, a.group, a.bigram = 0, 0, -1, false
+	a.split.reset()
 }
+
+// Emptied tells that the rank's blocks were dropped from the index by someone
+// else than the operations made here.
+func (a *Applier) Emptied() { a.split.reset() }
 
 // Shape is what one must know of a rank's blocks to read its overlap.
 type Shape struct {
@@ -142,7 +152,7 @@ func (a *Applier) Apply(b *kvevent.Batch, ops *kvindex.Batch) {
 			a.remove(e, ops)
 		case kvevent.Cleared:
 			a.Counters.Clears++
-			ops.Clear()
+			a.clear(ops)
 		}
 	}
 }
@@ -199,14 +209,48 @@ func (a *Applier) store(e *kvevent.Event, ops *kvindex.Batch) {
 	if e.HasParent {
 		first = 1 // any block but 0: the salt is in block 0 only
 	}
-	names, extra := e.Hashes[:full], e.ExtraKeys
+	extra := e.ExtraKeys
 	if a.parts > 1 {
-		names, extra = a.split(names), a.spread(extra)
+		extra = a.spread(extra)
 	}
 	key := blockhash.Key{LoRA: a.lora(e), Salt: e.Salt}
 	a.locals = blockhash.LocalsAt(a.locals[:0], e.Tokens[:full*bs], a.size, first, extra, key)
-	a.Counters.Stored += uint64(len(names))
-	ops.Store(e.Parent, e.HasParent, names, a.locals)
+	a.Counters.Stored += uint64(len(a.locals))
+	if a.parts == 1 {
+		ops.Store(e.Parent, e.HasParent, e.Hashes[:full], a.locals)
+		return
+	}
+	a.storeParts(e, full, ops)
+}
+
+// storeParts stores engine blocks of several router blocks.
+func (a *Applier) storeParts(e *kvevent.Event, full int, ops *kvindex.Batch) {
+	parent := uint64(rootName)
+	if e.HasParent {
+		parent = e.Parent
+	}
+	names := a.names[:0]
+	for i, h := range e.Hashes[:full] {
+		from := len(names)
+		names = a.split.names(names, h, parent, a.locals[i*a.parts:(i+1)*a.parts])
+		var room bool
+		if a.gone, room = a.split.add(names[from:], a.gone[:0]); !room {
+			a.Counters.Crowded += uint64(full - i)
+			names = names[:from]
+			break
+		}
+		if len(a.gone) > 0 {
+			ops.Remove(a.gone...)
+		}
+		parent = h
+	}
+	ops.Store(e.Parent, e.HasParent, names, a.locals[:len(names)])
+	a.names = names
+}
+
+func (a *Applier) clear(ops *kvindex.Batch) {
+	a.split.reset()
+	ops.Clear()
 }
 
 // learn meets an engine block size other than the one known. It returns false
@@ -220,13 +264,13 @@ func (a *Applier) learn(bs int, ops *kvindex.Batch) bool {
 		// changed its mind: nothing that is held can be removed part by part
 		// any more.
 		a.Counters.Resized++
-		ops.Clear()
+		a.clear(ops)
 	}
 	a.engine, a.parts = bs, 0
 	if bs%a.size == 0 {
 		a.parts = bs / a.size
 	} else {
-		ops.Clear()
+		a.clear(ops)
 	}
 	return true
 }
@@ -236,35 +280,16 @@ func (a *Applier) remove(e *kvevent.Event, ops *kvindex.Batch) {
 		a.Counters.OtherGroup++
 		return
 	}
-	names := e.Hashes
+	gone := e.Hashes
 	if a.parts > 1 {
-		names = a.split(names)
-		// Leaves first, as engines evict.
-		for i, j := 0, len(names)-1; i < j; i, j = i+1, j-1 {
-			names[i], names[j] = names[j], names[i]
+		a.gone = a.gone[:0]
+		for _, h := range e.Hashes {
+			a.gone = a.split.remove(h, a.gone)
 		}
+		gone = a.gone
 	}
-	a.Counters.Removed += uint64(len(names))
-	ops.Remove(names...)
-}
-
-// split returns the names of the router blocks of the named engine blocks.
-func (a *Applier) split(hashes []uint64) []uint64 {
-	dst := a.names[:0]
-	for _, h := range hashes {
-		for i := 1; i < a.parts; i++ {
-			dst = append(dst, partName(h, i))
-		}
-		dst = append(dst, h)
-	}
-	a.names = dst
-	return dst
-}
-
-// partName is the name of the part number i, from 1, of the engine block h. The
-// last part is named h itself.
-func partName(h uint64, i int) uint64 {
-	return mix64(h ^ mix64(uint64(i)*0x9e3779b97f4a7c15))
+	a.Counters.Removed += uint64(len(gone))
+	ops.Remove(gone...)
 }
 
 // spread repeats each engine block's digest for its router blocks.

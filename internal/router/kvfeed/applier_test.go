@@ -147,7 +147,7 @@ func TestApplierShapes(t *testing.T) {
 				stored(0, []uint64{10}, tokens(0, 2*bs), 2*bs),
 				removed(11),
 			},
-			want: want{overlap: 2, held: 2, counters: Counters{Events: 3, Stored: 3, Removed: 2, Resized: 1}},
+			want: want{overlap: 2, held: 2, counters: Counters{Events: 3, Stored: 3, Removed: 1, Resized: 1}},
 		},
 		"more tokens than blocks": {
 			events: []kvevent.Event{stored(0, []uint64{1, 2}, tokens(0, 3*bs), bs)},
@@ -257,16 +257,46 @@ func TestUsable(t *testing.T) {
 	}
 }
 
-func TestPartNames(t *testing.T) {
+// Engine blocks that begin alike share parts, which go with the last of them.
+func TestPartsAreShared(t *testing.T) {
 	t.Parallel()
-	seen := map[uint64]bool{}
-	for h := uint64(0); h < 500; h++ {
-		for i := 1; i < 64; i++ {
-			n := partName(h, i)
-			if seen[n] || n == h {
-				t.Fatalf("part %d of block %d has the name of another", i, h)
-			}
-			seen[n] = true
+	const bs = 4 * modelBlock
+	x := newIndex(t)
+	a := NewApplier(modelBlock)
+	apply := func(events ...kvevent.Event) {
+		var ops kvindex.Batch
+		a.Apply(&kvevent.Batch{Events: events}, &ops)
+		x.Apply(0, &ops)
+	}
+	like := func(same, other int) []uint32 { // same tokens of the first prompt, then others
+		return append(tokens(0, same), tokens(other, bs-same)...)
+	}
+	one, two, three := like(bs, 0), like(2*modelBlock, 1000), like(3*modelBlock, 2000)
+	check := func(when string, want ...int) {
+		t.Helper()
+		got := []int{overlap(x, one, blockhash.Key{}), overlap(x, two, blockhash.Key{}), overlap(x, three, blockhash.Key{})}
+		if d := cmp.Diff(want, got); d != "" {
+			t.Errorf("%s (-want +got):\n%s", when, d)
 		}
+	}
+	apply(stored(0, []uint64{1}, one, bs), stored(0, []uint64{2}, two, bs), stored(0, []uint64{3}, three, bs))
+	check("all", 4, 4, 4)
+	apply(stored(2, []uint64{4}, tokens(5000, bs), bs))
+	if n := overlap(x, append(append([]uint32(nil), two...), tokens(5000, bs)...), blockhash.Key{}); n != 8 {
+		t.Errorf("child: %d blocks", n)
+	}
+	apply(stored(0, []uint64{1}, one, bs)) // once more
+	apply(removed(1))
+	check("first gone", 3, 4, 4)
+	apply(removed(3), removed(3))
+	check("third gone", 2, 4, 2)
+	apply(removed(2))
+	check("second gone", 0, 0, 0)
+	apply(stored(0, []uint64{2}, one, bs), stored(0, []uint64{2}, two, bs)) // another content under one name
+	check("renamed", 2, 4, 2)
+	apply(removed(2), removed(4))
+	check("empty", 0, 0, 0)
+	if n := len(holds(t, x)); n != 0 || len(a.split.refs)+len(a.split.tail) != 0 {
+		t.Errorf("%d blocks and %d accounts left behind", n, len(a.split.refs)+len(a.split.tail))
 	}
 }

@@ -299,7 +299,7 @@ func TestFeedResumes(t *testing.T) {
 	for name, same := range map[string]bool{"same life": true, "another life": false} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			p := newPublisher(t, 12, 2)
+			p := newPublisher(t, 12, 1)
 			f := newFixture(t, nil)
 			f.add(p.source(true))
 			p.subscribed()

@@ -50,6 +50,7 @@ type rank struct {
 	catching     bool // live batches wait in held for a replay
 	held         []heldBatch
 	heldBytes    int64
+	heldFrom     uint64 // from here on, held has no gap
 	cancelReplay context.CancelFunc
 	tokens       float64 // replays allowed now
 	refilled     time.Time
@@ -346,6 +347,9 @@ func (r *rank) hold(topic []byte, seq uint64, payload []byte, at time.Time) {
 	own := make([]byte, 0, len(topic)+len(payload))
 	own = append(append(own, topic...), payload...)
 	b.topic, b.payload = own[:len(topic):len(topic)], own[len(topic):]
+	if n := len(r.held); n == 0 || seq != r.held[n-1].seq+1 {
+		r.heldFrom = seq
+	}
 	r.held = append(r.held, b)
 }
 

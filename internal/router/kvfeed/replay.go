@@ -70,13 +70,14 @@ func (r *rank) allow(now time.Time) bool {
 	return true
 }
 
-// catchUpAttempts bounds the replays for one gap; each must bring news.
-const catchUpAttempts = 4
+// catchUpAttempts bounds the replays in a row; each but one must bring news.
+const catchUpAttempts = 16
 
 // catchUp fetches what is missing, applies the live batches that waited and
 // goes live. What cannot be fetched is given up.
 func (r *rank) catchUp(ctx context.Context, conn uint64) {
 	why := ""
+	idle := 0 // attempts that brought nothing
 	for attempt := range catchUpAttempts {
 		r.mu.Lock()
 		if r.conn != conn || !r.catching {
@@ -115,10 +116,13 @@ func (r *rank) catchUp(ctx context.Context, conn uint64) {
 		}
 		stuck := r.stream.seq.Next() == before
 		r.mu.Unlock()
-		if stuck && err == nil {
+		if !stuck {
+			continue
+		}
+		if err == nil {
 			why = "the replay does not have them"
 		}
-		if stuck && (err != nil || attempt > 0) {
+		if idle++; err != nil || idle > 1 {
 			break
 		}
 	}
@@ -324,7 +328,7 @@ func (r *rank) replayed(p *playback, seq uint64, payload []byte) (done bool, err
 // joins reports whether the replay has reached the live batches that wait. The
 // caller holds r.mu.
 func (r *rank) joins(p *playback) bool {
-	p.joined = len(r.held) > 0 && r.stream.seq.Next() >= r.held[0].seq
+	p.joined = len(r.held) > 0 && r.stream.seq.Next() >= r.heldFrom
 	return p.joined
 }
 

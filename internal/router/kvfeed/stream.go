@@ -115,6 +115,7 @@ func (s *Stream) distrust(reason string) {
 
 func (s *Stream) drop() {
 	s.index.ClearRank(s.rank)
+	s.app.Emptied()
 	s.counters.Dropped++
 	s.complete = false
 }
@@ -175,10 +176,11 @@ type Position struct {
 	Group int32 `json:"group"`
 }
 
-// Position returns the Stream's position, false before its first batch.
+// Position returns the Stream's position, false before its first batch and for
+// blocks of several parts, whose account is in no snapshot of the index.
 func (s *Stream) Position() (Position, bool) {
 	last, ok := s.seq.Last()
-	if !ok {
+	if !ok || s.app.parts > 1 {
 		return Position{}, false
 	}
 	stamp, ok := s.seq.stampOf(last)
@@ -189,7 +191,7 @@ func (s *Stream) Position() (Position, bool) {
 func (s *Stream) Resume(p Position) {
 	s.seq.Resume(p.Seq, p.Stamp)
 	s.app.engine, s.app.parts, s.app.bigram, s.app.group = p.EngineBlock, p.Parts, p.Bigram, p.Group
-	if p.EngineBlock%s.app.size != 0 || p.Parts != p.EngineBlock/s.app.size {
+	if p.EngineBlock != 0 && p.EngineBlock != s.app.size {
 		s.Reset() // kept by a router with another block size
 	}
 }

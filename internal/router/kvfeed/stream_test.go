@@ -149,7 +149,7 @@ func TestStreamDistrusts(t *testing.T) {
 
 func TestStreamResume(t *testing.T) {
 	t.Parallel()
-	e := newEngine(3, 2)
+	e := newEngine(3, 1)
 	for range 20 {
 		e.step()
 	}
@@ -159,7 +159,7 @@ func TestStreamResume(t *testing.T) {
 		s.Offer(uint64(i), e.log[i])
 	}
 	p, ok := s.Position()
-	if !ok || p.Seq != 9 || p.Parts != 2 {
+	if !ok || p.Seq != 9 || p.Parts != 1 {
 		t.Fatalf("position %+v, %v", p, ok)
 	}
 	again := NewStream(x, 0, modelBlock)
