@@ -1,0 +1,189 @@
+package kvfeed
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"sync/atomic"
+	"testing"
+
+	"github.com/dynctl/dynctl/internal/router/kvevent"
+	"github.com/dynctl/dynctl/internal/router/kvindex"
+	"github.com/dynctl/dynctl/internal/workers"
+)
+
+// traffic is what a busy rank with a full cache publishes: chains of blocks of
+// 16 tokens, each batch storing some and removing as many of the oldest, one
+// event per removal as vLLM sends them. It returns payloads for one round; a
+// round leaves the cache as it found it, so that it can be repeated.
+func traffic(engineBlock, chain, batches int) (payloads [][]byte, blocks int) {
+	const kept = 64 // chains in the cache
+	serial := uint64(0)
+	hash := func(c, i int) uint64 { return mix64(uint64(c%(batches+kept))<<20 | uint64(i) + 1) }
+	for c := range batches + kept {
+		b := kvevent.Batch{TS: 1.7e9 + float64(c), Rank: 0}
+		e := stored(0, nil, nil, int32(engineBlock))
+		for i := range chain {
+			e.Hashes = append(e.Hashes, hash(c, i))
+		}
+		for range chain * engineBlock {
+			serial++
+			e.Tokens = append(e.Tokens, uint32(mix64(serial)%150000))
+		}
+		for i := chain - 1; i >= 0; i-- {
+			b.Events = append(b.Events, removed(hash(c+batches, i)))
+		}
+		b.Events = append(b.Events, e)
+		blocks += 2 * chain
+		payloads = append(payloads, kvevent.AppendBatch(nil, &b, kvevent.Encoding{}))
+	}
+	return payloads, blocks
+}
+
+// BenchmarkStream is the path from a batch's bytes to the index: number, msgpack,
+// hashes, index. A block is one stored or removed.
+func BenchmarkStream(b *testing.B) {
+	for _, bb := range []struct {
+		name               string
+		engineBlock, chain int
+		removals           bool
+		router             int
+	}{
+		{"16 tokens, 32 blocks a batch", 16, 32, true, 16},
+		{"16 tokens, 4 blocks a batch", 16, 4, true, 16},
+		{"64 tokens in 4 parts, 32 blocks a batch", 64, 32, true, 16},
+	} {
+		b.Run(bb.name, func(b *testing.B) {
+			x := kvindex.New(kvindex.Options{})
+			defer x.Close()
+			if err := x.AddRank(0, "w/dp0"); err != nil {
+				b.Fatal(err)
+			}
+			payloads, blocks := traffic(bb.engineBlock, bb.chain, 256)
+			bytes := 0
+			for _, p := range payloads {
+				bytes += len(p)
+			}
+			s := NewStream(x, 0, bb.router)
+			seq := uint64(0)
+			round := func() {
+				for _, p := range payloads {
+					if v := s.Offer(seq, p); v.Kind != Apply {
+						b.Fatalf("batch %d is %v", seq, v.Kind)
+					}
+					seq++
+				}
+			}
+			round()
+			b.ReportAllocs()
+			b.SetBytes(int64(bytes))
+			for b.Loop() {
+				round()
+			}
+			b.ReportMetric(float64(blocks)*float64(b.N)/b.Elapsed().Seconds()/1e6, "Mblocks/s")
+			if c := s.Counters(); c.Orphans+c.Skipped+c.Dropped+c.Unreadable != 0 {
+				b.Fatalf("counters %+v", c)
+			}
+		})
+	}
+}
+
+// BenchmarkFeed is the whole way from a TCP socket to the index. The publisher
+// writes frames made beforehand as fast as they are taken; both ends share the
+// cores.
+func BenchmarkFeed(b *testing.B) {
+	payloads, blocks := traffic(16, 32, 256)
+	x := kvindex.New(kvindex.Options{})
+	defer x.Close()
+	if err := x.AddRank(0, "w/dp0"); err != nil {
+		b.Fatal(err)
+	}
+	m, err := New(Options{Index: x, BlockSize: 16})
+	if err != nil {
+		b.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error)
+	go func() { done <- m.Run(ctx) }()
+	defer func() {
+		cancel()
+		<-done
+	}()
+	var seq atomic.Uint64
+	start, written := make(chan int), make(chan error)
+	endpoint, closePub := rawPublisher(b, func(w *bufio.Writer) error {
+		var frame []byte
+		for rounds := range start {
+			for range rounds {
+				for _, p := range payloads {
+					frame = append(frame[:0], 1, 0, 1, 8)
+					frame = kvevent.AppendSeq(frame, seq.Add(1)-1)
+					frame = append(frame, 2)
+					frame = kvevent.AppendSeq(frame, uint64(len(p)))
+					if _, err := w.Write(frame); err != nil {
+						return err
+					}
+					if _, err := w.Write(p); err != nil {
+						return err
+					}
+				}
+			}
+			written <- w.Flush()
+		}
+		return nil
+	})
+	defer closePub()
+	defer close(start)
+	if err := m.Add(0, Key{Worker: "w"}, workers.EventSource{Endpoint: endpoint}, nil); err != nil {
+		b.Fatal(err)
+	}
+	send := func(rounds int) {
+		start <- rounds
+		if err := <-written; err != nil {
+			b.Fatal(err)
+		}
+		for m.Status()[0].LastSeq != int64(seq.Load())-1 {
+		}
+	}
+	send(2)
+	b.ReportAllocs()
+	b.ResetTimer()
+	send(b.N)
+	b.ReportMetric(float64(blocks)*float64(b.N)/b.Elapsed().Seconds()/1e6, "Mblocks/s")
+}
+
+// rawPublisher is a PUB socket by hand, for one subscriber.
+func rawPublisher(tb testing.TB, serve func(*bufio.Writer) error) (endpoint string, stop func()) {
+	tb.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		tb.Fatal(err)
+	}
+	done := make(chan error, 1)
+	go func() {
+		c, err := ln.Accept()
+		if err != nil {
+			done <- err
+			return
+		}
+		defer c.Close()
+		greeting := make([]byte, 64)
+		greeting[0], greeting[9], greeting[10] = 0xff, 0x7f, 3
+		copy(greeting[12:], "NULL")
+		ready := "\x04\x19\x05READY\x0bSocket-Type\x00\x00\x00\x03PUB"
+		if _, err := c.Write(append(greeting, ready...)); err != nil {
+			done <- err
+			return
+		}
+		go func() { _, _ = io.Copy(io.Discard, c) }()
+		done <- serve(bufio.NewWriterSize(c, 256<<10))
+	}()
+	return fmt.Sprintf("tcp://%s", ln.Addr()), func() {
+		_ = ln.Close()
+		if err := <-done; err != nil {
+			tb.Errorf("publisher: %v", err)
+		}
+	}
+}

@@ -1,0 +1,254 @@
+package kvfeed
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"math"
+	"math/rand/v2"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/dynctl/dynctl/internal/router/kvevent"
+	"github.com/dynctl/dynctl/internal/router/kvindex"
+	"github.com/dynctl/dynctl/internal/router/zmtp"
+	"github.com/dynctl/dynctl/internal/workers"
+)
+
+// A publisher that sends nonsense costs its own rank the trust, and no more.
+func TestHostilePublisher(t *testing.T) {
+	t.Parallel()
+	good := newPublisher(t, 30, 1)
+	bad := newPublisher(t, 31, 1)
+	f := newFixture(t, func(o *Options) {
+		o.ReplayBurst, o.ReplayEvery = 4, time.Hour
+		o.HoldBytes, o.HoldTotal = 64<<10, 64<<10
+	})
+	f.add(good.source(true))
+	if err := f.x.AddRank(1, "bad/dp0"); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Add(1, Key{Worker: "bad"}, bad.source(true), nil); err != nil {
+		t.Fatal(err)
+	}
+	good.subscribed()
+	bad.subscribed()
+	rng := rand.New(rand.NewPCG(1, 1))
+	payload := func() []byte {
+		if len(bad.e.log) == 0 || rng.IntN(3) == 0 {
+			bad.e.step()
+		}
+		p := bytes.Clone(bad.e.log[rng.IntN(len(bad.e.log))])
+		for range rng.IntN(4) {
+			p[rng.IntN(len(p))] = byte(rng.Uint32())
+		}
+		return p[:rng.IntN(len(p)+1)]
+	}
+	seqs := []func() uint64{
+		func() uint64 { return 0 }, func() uint64 { return math.MaxUint64 - 1 }, rng.Uint64,
+		func() uint64 { return rng.Uint64N(100) },
+	}
+	for i := range 3000 {
+		bad.set(func() {
+			p := payload()
+			bad.pub.Send([]byte("kv"), kvevent.AppendSeq(nil, seqs[rng.IntN(len(seqs))]()), p)
+		})
+		if i%100 == 0 {
+			good.steps(1)
+		}
+	}
+	f.settled(good)
+	f.equals(good)
+	s := f.until(func(Status) bool { return f.Status()[1].Batches+f.Status()[1].Duplicates > 100 })
+	if s.Dropped != 0 {
+		t.Errorf("the good rank lost its entries: %+v", s)
+	}
+	b := f.Status()[1]
+	if b.Replays > 4 {
+		t.Errorf("%d replays, the budget is 4", b.Replays)
+	}
+	if n := f.told("feed.unknown") + f.told("feed.gap") + f.told("feed.restart"); n > 10 {
+		t.Errorf("%d events for one rank in a moment", n)
+	}
+	if n := len(f.one().Reason); n > 1000 {
+		t.Errorf("reason of %d bytes", n)
+	}
+}
+
+// What is not a KV event message ends the connection, and reconnects back off.
+func TestHostileFrames(t *testing.T) {
+	t.Parallel()
+	p := newPublisher(t, 32, 1)
+	f := newFixture(t, func(o *Options) { o.BackoffMin, o.BackoffMax = 20*time.Millisecond, time.Hour })
+	f.add(p.source(false))
+	for _, frames := range [][][]byte{
+		{{}, {1, 2, 3}, {}},
+		{{}, make([]byte, 8)},
+		{{}, bytes.Repeat([]byte{0xff}, 8), {}},
+	} {
+		p.subscribed()
+		n := f.one().Connects
+		p.pub.Send(frames...)
+		f.until(func(s Status) bool { return s.State == Connecting || s.Connects > n })
+	}
+	s := f.one()
+	if s.Malformed != 3 || !strings.Contains(s.Reason, "frames") {
+		t.Errorf("status %+v", s)
+	}
+}
+
+// A port that speaks no ZMTP, or accepts and says nothing, or closes at once.
+func TestHostilePort(t *testing.T) {
+	t.Parallel()
+	for name, greet := range map[string]string{"another protocol": "HTTP/1.1 400 Bad Request\r\n\r\n", "silence": ""} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			ln, err := net.Listen("tcp", "127.0.0.1:0")
+			if err != nil {
+				t.Fatal(err)
+			}
+			ctx, cancel := context.WithCancel(context.Background())
+			done := make(chan int)
+			go func() {
+				var conns []net.Conn
+				for {
+					c, err := ln.Accept()
+					if err != nil {
+						break
+					}
+					conns = append(conns, c)
+					_, _ = c.Write([]byte(greet))
+				}
+				<-ctx.Done()
+				for _, c := range conns {
+					_ = c.Close()
+				}
+				done <- len(conns)
+			}()
+			f := newFixture(t, func(o *Options) {
+				o.BackoffMin, o.BackoffMax = 10*time.Millisecond, 40*time.Millisecond
+				o.Socket.HandshakeTimeout = 30 * time.Millisecond
+				o.StaleAfter = 200 * time.Millisecond
+			})
+			f.add(workers.EventSource{Endpoint: "tcp://" + ln.Addr().String()})
+			s := f.until(func(s Status) bool { return s.State == Stale })
+			_ = ln.Close()
+			cancel()
+			if n := <-done; n > 30 || s.ConnectErrors == 0 {
+				t.Errorf("%d connections, status %+v", n, s)
+			}
+		})
+	}
+}
+
+// A replay socket that answers with what nobody asked for.
+func TestHostileReplay(t *testing.T) {
+	t.Parallel()
+	batch := func(seq uint64) []byte {
+		return kvevent.AppendBatch(nil, &kvevent.Batch{TS: 5, Rank: 0, Events: []kvevent.Event{
+			stored(0, []uint64{seq + 1000}, tokens(int(seq%1000), modelBlock), modelBlock),
+		}}, kvevent.Encoding{})
+	}
+	type answer func(c *zmtp.Conn, start uint64) error
+	for name, a := range map[string]answer{
+		"old batches without end": func(c *zmtp.Conn, _ uint64) error {
+			for {
+				if err := c.Send([]byte{}, kvevent.AppendSeq(nil, 0), batch(0)); err != nil {
+					return err
+				}
+			}
+		},
+		"new batches without end": func(c *zmtp.Conn, start uint64) error {
+			for seq := start; ; seq++ {
+				if err := c.Send([]byte{}, kvevent.AppendSeq(nil, seq), batch(seq)); err != nil {
+					return err
+				}
+			}
+		},
+		"numbers that jump": func(c *zmtp.Conn, start uint64) error {
+			for seq := start; ; seq += 1 << 40 {
+				if err := c.Send([]byte{}, kvevent.AppendSeq(nil, seq), batch(seq)); err != nil {
+					return err
+				}
+			}
+		},
+		"wrong frames": func(c *zmtp.Conn, _ uint64) error { return c.Send([]byte("x")) },
+		"hang up":      func(*zmtp.Conn, uint64) error { return nil },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := newPublisher(t, 33, 1)
+			rep, err := zmtp.ListenRouter(context.Background(), "tcp://127.0.0.1:0", zmtp.Options{}, func(_ context.Context, c *zmtp.Conn) error {
+				var m zmtp.Message
+				if err := c.Recv(&m); err != nil {
+					return err
+				}
+				start := binary.BigEndian.Uint64(m.Frames()[1])
+				return a(c, start)
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = rep.Close() })
+			f := newFixture(t, func(o *Options) {
+				o.ReplayBatches, o.ReplayTotal = 2000, time.Second
+				o.ReplayBurst, o.ReplayEvery = 3, time.Hour
+			})
+			f.add(workers.EventSource{Endpoint: p.pubAt, Replay: rep.Endpoint()})
+			p.subscribed()
+			p.steps(5)
+			s := f.until(func(s Status) bool { return s.State == Live })
+			if s.Replays > 3 {
+				t.Errorf("%d replays", s.Replays)
+			}
+			p.steps(20)
+			f.until(func(s Status) bool { return s.State == Live && s.LastSeq == 24 })
+		})
+	}
+}
+
+// Whatever bytes come, a stream neither fails nor keeps what it cannot know.
+func FuzzStream(f *testing.F) {
+	e := newEngine(40, 2)
+	for range 6 {
+		e.step()
+	}
+	for i, p := range e.log {
+		f.Add(uint64(i), p, uint64(i)+1, e.log[0])
+	}
+	f.Add(uint64(0), []byte("\x93"), uint64(1<<63), []byte{})
+	x := kvindex.New(kvindex.Options{MaxBlocks: 1 << 16})
+	f.Cleanup(func() { _ = x.Close() })
+	if err := x.AddRank(0, "w/dp0"); err != nil {
+		f.Fatal(err)
+	}
+	f.Fuzz(func(t *testing.T, seq1 uint64, p1 []byte, seq2 uint64, p2 []byte) {
+		s := NewStream(x, 0, modelBlock)
+		x.ClearRank(0)
+		for _, b := range []struct {
+			seq     uint64
+			payload []byte
+		}{{0, e.log[0]}, {1, e.log[1]}, {seq1, p1}, {seq2, p2}, {2, e.log[2]}} {
+			before := s.Counters().Batches
+			v := s.Offer(b.seq, b.payload)
+			if v.Kind == Gap {
+				s.Skip(b.seq)
+				if v = s.Offer(b.seq, b.payload); v.Kind != Apply {
+					t.Fatalf("batch %d after a skip to it is %v", b.seq, v.Kind)
+				}
+			}
+			if (v.Kind == Apply) != (s.Counters().Batches == before+1) {
+				t.Fatalf("verdict %v, %d batches after %d", v.Kind, s.Counters().Batches, before)
+			}
+			if s.TakeFault() != "" && s.Mismatch() == "" && len(holds(t, x)) != 0 {
+				t.Fatal("entries survived a fault")
+			}
+		}
+		s.Reset()
+		if n := len(holds(t, x)); n != 0 {
+			t.Fatalf("%d blocks survived a reset", n)
+		}
+	})
+}
