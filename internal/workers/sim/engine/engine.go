@@ -167,10 +167,10 @@ type request struct {
 	ctx      uint64 // digest of the blocks that are full and computed
 	cached   int
 	external int
-	pulled   bool // the remote blocks are here, or were given up
-	loaded   bool // the store was asked
-	aborted  bool // while a step or a pull holds its blocks
-	hung     bool // its pull never ends
+	pulled   bool   // the remote blocks are here, or were given up
+	loaded   bool   // the store was asked
+	ending   Finish // set when it ends as soon as a step or a pull lets go of its blocks
+	hung     bool   // its pull never ends
 	arrived  Time
 	admitted Time
 	first    Time
@@ -326,7 +326,7 @@ func (r *Rank) Submit(now Time, q Request) error {
 func (r *Rank) Abort(now Time, id string) {
 	r.Advance(now)
 	p := r.reqs[id]
-	if p == nil || p.aborted {
+	if p == nil || p.ending != Running {
 		return
 	}
 	switch {
@@ -335,12 +335,15 @@ func (r *Rank) Abort(now Time, id string) {
 		// connector still waits for.
 		r.exit("client left a request whose remote KV parameters were incomplete")
 	case p.state == pulling, p.state == running && p.step > 0:
-		p.aborted = true
+		p.ending = FinishAbort
 		if p.Sink != nil {
 			p.Sink(Output{At: r.now, Finish: FinishAbort})
 			p.Sink = nil
 		}
 	default:
+		if p.Pull != nil && !p.pulled && !p.Pull.Bootstrap && r.cfg.Network != nil {
+			r.cfg.Network.Note(r.now, *p.Pull, NoteDone)
+		}
 		r.remove(p)
 		r.finish(p, FinishAbort, nil)
 		r.start()
@@ -352,16 +355,14 @@ func (r *Rank) Abort(now Time, id string) {
 func (r *Rank) Finish(now Time, id string) {
 	r.Advance(now)
 	p := r.reqs[id]
-	if p == nil || p.aborted {
-		return
-	}
-	if p.step > 0 || p.state == pulling {
-		p.aborted, p.Sink = true, nil
-		r.stats.Finished[FinishStop]++
-		r.stats.Finished[FinishAbort]-- // counted when its step ends
+	if p == nil || p.ending != Running {
 		return
 	}
 	p.Sink = nil
+	if p.step > 0 || p.state == pulling {
+		p.ending = FinishStop
+		return
+	}
 	r.remove(p)
 	r.finish(p, FinishStop, nil)
 	r.start()

@@ -137,6 +137,7 @@ func (r *Rank) countPrompt(p *request) {
 	}
 	if p.Pull == nil {
 		s.Local += n - uint64(p.cached) - uint64(p.external)
+		s.External += uint64(p.external)
 	}
 }
 
@@ -163,7 +164,9 @@ func (r *Rank) countEnd(p *request, out Output) {
 	s.Queue.Observe(since(p.arrived, p.admitted))
 	s.PromptLen.Observe(float64(len(p.Tokens)))
 	s.AnswerLen.Observe(float64(len(p.tokens) - len(p.Tokens)))
-	if !p.Embed {
+	if p.Embed {
+		s.Prompt += uint64(len(p.Tokens))
+	} else {
 		s.Prefill.Observe(since(p.admitted, p.first))
 		s.Decode.Observe(since(p.first, r.now))
 	}

@@ -97,10 +97,9 @@ func (r *Rank) admit(p *request, budget int) (admitted, wait bool) {
 	}
 	n := min(len(p.tokens)-p.computed, budget)
 	if !r.grow(p, p.computed+n) {
-		if !p.pulled { // keep pulled blocks, give back looked-up ones
-			r.cache.Release(p.blocks)
-			p.blocks, p.computed, p.named, p.ctx, p.loaded, p.external = nil, 0, 0, 0, false, 0
-		}
+		// Only after a look-up: a request that has pulled owns all its blocks.
+		r.cache.Release(p.blocks)
+		p.blocks, p.computed, p.named, p.ctx, p.loaded, p.external = nil, 0, 0, 0, false, 0
 		return false, true
 	}
 	r.waiting = r.waiting[1:]
@@ -155,11 +154,12 @@ func (r *Rank) compute(p *request, to int) {
 		}
 		end := min(bs, off+to-pos)
 		for ; off < end; off++ {
-			if off < c.Fill {
+			at := pos - pos%bs + off
+			if off < c.Fill && at < len(p.Tokens) {
 				continue // a pulled block: this slot holds what was pulled
 			}
-			c.Digest += slot(p.ctx, off, p.tokens[pos-pos%bs+off])
-			c.Fill = off + 1
+			c.Digest += slot(p.ctx, off, p.tokens[at])
+			c.Fill = max(c.Fill, off+1)
 		}
 		pos += end - pos%bs
 		r.cache.SetContent(id, c)
@@ -209,9 +209,9 @@ func (r *Rank) finishStep() {
 	for _, p := range r.batch {
 		p.computed += p.step
 		p.step = 0
-		if p.aborted {
+		if p.ending != Running {
 			r.remove(p)
-			r.finish(p, FinishAbort, nil)
+			r.finish(p, p.ending, nil)
 			continue
 		}
 		if p.computed < len(p.tokens) {

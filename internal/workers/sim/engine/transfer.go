@@ -150,8 +150,8 @@ func (r *Rank) PullDone(now Time, id string, contents []cache.Content, err error
 
 // pulledAll lets a request whose blocks have come go on with its last token.
 func (r *Rank) pulledAll(p *request) {
-	if p.aborted {
-		r.finish(p, FinishAbort, nil)
+	if p.ending != Running {
+		r.finish(p, p.ending, nil)
 		return
 	}
 	bs := r.cfg.BlockSize
@@ -174,8 +174,8 @@ func (r *Rank) pulledAll(p *request) {
 
 func (r *Rank) pullFailed(p *request, err error) {
 	r.stats.FailedTransfers++
-	if p.aborted {
-		r.finish(p, FinishAbort, nil)
+	if p.ending != Running {
+		r.finish(p, p.ending, nil)
 		return
 	}
 	p.external = 0
@@ -202,7 +202,7 @@ func (r *Rank) beat(p *request) {
 		return
 	}
 	r.after(r.cfg.Lease/6, func() {
-		if r.reqs[p.ID] == p && !p.pulled && !p.aborted {
+		if r.reqs[p.ID] == p && !p.pulled && p.ending == Running {
 			r.cfg.Network.Note(r.now, *p.Pull, NoteBeat)
 			r.beat(p)
 		}
@@ -287,12 +287,11 @@ func (r *Rank) loadStore(p *request) {
 	p.computed += p.external
 	r.fold(p, p.computed/bs)
 	r.name(p, p.computed/bs)
-	r.stats.External += uint64(p.external)
 }
 
 // saveStore writes the prompt's whole blocks to the store when p has ended.
 func (r *Rank) saveStore(p *request) {
-	if !r.cfg.SaveStore || p.computed < len(p.Tokens) || p.aborted {
+	if !r.cfg.SaveStore || p.computed < len(p.Tokens) || p.ending != Running {
 		return
 	}
 	n := (len(p.Tokens) - 1) / r.cfg.BlockSize

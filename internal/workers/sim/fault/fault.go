@@ -1,0 +1,163 @@
+// Package fault is what can go wrong with a simulated engine on purpose.
+package fault
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"sync"
+	"time"
+)
+
+// Duration is a time.Duration that JSON writes as text ("1.5s") and reads as
+// text or as a number of seconds.
+type Duration time.Duration
+
+// MarshalJSON writes the duration as text.
+func (d Duration) MarshalJSON() ([]byte, error) { return json.Marshal(time.Duration(d).String()) }
+
+// UnmarshalJSON reads text or a number of seconds.
+func (d *Duration) UnmarshalJSON(b []byte) error {
+	var v any
+	if err := json.Unmarshal(b, &v); err != nil {
+		return err
+	}
+	switch v := v.(type) {
+	case nil:
+		return nil
+	case float64:
+		*d = Duration(v * float64(time.Second))
+		return nil
+	case string:
+		x, err := time.ParseDuration(v)
+		*d = Duration(x)
+		return err
+	}
+	return fmt.Errorf("duration %s is neither text nor a number of seconds", b)
+}
+
+// Set is the faults of one engine. The zero Set is a healthy engine. Rates are
+// shares from 0 to 1, drawn from the engine's seeded source.
+type Set struct {
+	// Refuse closes the HTTP listener: connections are refused.
+	Refuse bool `json:"refuse,omitempty"`
+	// Hang leaves every request unanswered, as a stopped process does.
+	Hang bool `json:"hang,omitempty"`
+	// Delay holds every answer back, by up to Jitter more.
+	Delay  Duration `json:"delay,omitempty"`
+	Jitter Duration `json:"delay_jitter,omitempty"`
+	// ErrorRate of the requests get ErrorStatus (500 if 0) at once.
+	ErrorRate   float64 `json:"error_rate,omitempty"`
+	ErrorStatus int     `json:"error_status,omitempty"`
+	// HangRate of the requests are never answered.
+	HangRate float64 `json:"hang_rate,omitempty"`
+	// DieRate of the answers are cut off after DieAfter tokens: the
+	// connection is reset.
+	DieRate  float64 `json:"die_rate,omitempty"`
+	DieAfter int     `json:"die_after_tokens,omitempty"`
+	// All extends delay, error and hang rates from generation requests to every path.
+	All bool `json:"all_paths,omitempty"`
+	// Slow multiplies the times of all steps and transfers; 0 and 1 do nothing.
+	Slow float64 `json:"slow,omitempty"`
+	// DropEvents, ReorderEvents and CorruptEvents are shares of the event batches.
+	DropEvents    float64 `json:"drop_events,omitempty"`
+	ReorderEvents float64 `json:"reorder_events,omitempty"`
+	CorruptEvents float64 `json:"corrupt_events,omitempty"`
+	// For clears the faults after a time; 0 keeps them.
+	For Duration `json:"for,omitempty"`
+}
+
+// Validate reports every value that makes no sense.
+func (s Set) Validate() error {
+	var errs []error
+	for _, r := range []struct {
+		key string
+		v   float64
+	}{
+		{"error_rate", s.ErrorRate}, {"hang_rate", s.HangRate}, {"die_rate", s.DieRate},
+		{"drop_events", s.DropEvents}, {"reorder_events", s.ReorderEvents}, {"corrupt_events", s.CorruptEvents},
+	} {
+		if math.IsNaN(r.v) || r.v < 0 || r.v > 1 {
+			errs = append(errs, fmt.Errorf("%s: %v is not a share from 0 to 1", r.key, r.v))
+		}
+	}
+	if math.IsNaN(s.Slow) || s.Slow < 0 || s.Slow > 1e6 {
+		errs = append(errs, fmt.Errorf("slow: %v is not between 0 and 1e6", s.Slow))
+	}
+	if s.ErrorStatus != 0 && (s.ErrorStatus < 400 || s.ErrorStatus > 599) {
+		errs = append(errs, fmt.Errorf("error_status: %d is not between 400 and 599", s.ErrorStatus))
+	}
+	if s.DieAfter < 0 {
+		errs = append(errs, fmt.Errorf("die_after_tokens: %d is negative", s.DieAfter))
+	}
+	for _, d := range []struct {
+		key string
+		v   Duration
+	}{{"delay", s.Delay}, {"delay_jitter", s.Jitter}, {"for", s.For}} {
+		if d.v < 0 {
+			errs = append(errs, fmt.Errorf("%s: %v is negative", d.key, time.Duration(d.v)))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Source draws from rates. It is safe for concurrent use and deterministic in
+// its seed and the order of the draws.
+type Source struct {
+	mu  sync.Mutex
+	set Set
+	rnd *rand.Rand
+	// change is closed and replaced when the set changes.
+	change chan struct{}
+}
+
+// NewSource returns a Source of a set.
+func NewSource(seed uint64, set Set) *Source {
+	return &Source{set: set, rnd: rand.New(rand.NewPCG(seed, 0x6661756c74)), change: make(chan struct{})}
+}
+
+// Set is the present set, and a channel that is closed when it changes.
+func (s *Source) Set() (Set, <-chan struct{}) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.set, s.change
+}
+
+// Replace changes the set.
+func (s *Source) Replace(set Set) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.set = set
+	close(s.change)
+	s.change = make(chan struct{})
+}
+
+// Hit draws whether something with a rate happens.
+func (s *Source) Hit(rate float64) bool {
+	if rate <= 0 {
+		return false
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.rnd.Float64() < rate
+}
+
+// Delay draws the present delay.
+func (s *Source) Delay() time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	d := time.Duration(s.set.Delay)
+	if s.set.Jitter > 0 {
+		d += time.Duration(s.rnd.Int64N(int64(s.set.Jitter)))
+	}
+	return d
+}
+
+// IntN draws a number below n.
+func (s *Source) IntN(n int) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.rnd.IntN(n)
+}

@@ -1,0 +1,370 @@
+package front
+
+import (
+	"encoding/json"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+)
+
+type chatRequest struct {
+	sampling
+	Messages            []chatMessage   `json:"messages"`
+	Tools               json.RawMessage `json:"tools"`
+	ToolChoice          json.RawMessage `json:"tool_choice"`
+	Logprobs            bool            `json:"logprobs"`
+	TopLogprobs         int             `json:"top_logprobs"`
+	AddGenerationPrompt *bool           `json:"add_generation_prompt"`
+}
+
+type toolCall struct {
+	ID       string       `json:"id"`
+	Type     string       `json:"type"`
+	Function toolFunction `json:"function"`
+}
+
+type toolFunction struct {
+	Name      string `json:"name"`
+	Arguments string `json:"arguments"`
+}
+
+type chatAnswerMessage struct {
+	Role         string     `json:"role"`
+	Content      *string    `json:"content"`
+	Refusal      *string    `json:"refusal"`
+	Annotations  *string    `json:"annotations"`
+	Audio        *string    `json:"audio"`
+	FunctionCall *string    `json:"function_call"`
+	ToolCalls    []toolCall `json:"tool_calls,omitempty"`
+	Reasoning    *string    `json:"reasoning"`
+}
+
+type chatChoice struct {
+	Index         int               `json:"index"`
+	Message       chatAnswerMessage `json:"message"`
+	Logprobs      any               `json:"logprobs"`
+	FinishReason  string            `json:"finish_reason"`
+	StopReason    any               `json:"stop_reason"`
+	TokenIDs      []uint32          `json:"token_ids"`
+	RoutedExperts any               `json:"routed_experts"`
+}
+
+type chatAnswer struct {
+	ID                string       `json:"id"`
+	Object            string       `json:"object"`
+	Created           int64        `json:"created"`
+	Model             string       `json:"model"`
+	Choices           []chatChoice `json:"choices"`
+	ServiceTier       *string      `json:"service_tier"`
+	SystemFingerprint string       `json:"system_fingerprint"`
+	Usage             usage        `json:"usage"`
+	PromptLogprobs    any          `json:"prompt_logprobs"`
+	PromptTokenIDs    []uint32     `json:"prompt_token_ids"`
+	PromptText        any          `json:"prompt_text"`
+	KVTransferParams  any          `json:"kv_transfer_params"`
+	ECTransferParams  any          `json:"ec_transfer_params"`
+	Metrics           any          `json:"metrics"`
+}
+
+// forced is the function that the answer must call.
+type forced struct {
+	name   string
+	before string // arguments up to the text of the answer
+	after  string
+	named  bool // by name: vLLM then says "stop", not "tool_calls"
+}
+
+// chat is POST /v1/chat/completions.
+func (s *Server) chat(w http.ResponseWriter, r *http.Request) {
+	var q chatRequest
+	if err := s.readJSON(r, &q); err != nil {
+		s.refuse(w, err)
+		return
+	}
+	msgs, err := render(q.Messages)
+	if err != nil {
+		s.refuse(w, err)
+		return
+	}
+	call, err := forcedCall(q.Tools, q.ToolChoice)
+	if err != nil {
+		s.refuse(w, err)
+		return
+	}
+	if q.TopLogprobs < 0 || q.TopLogprobs > 20 || q.TopLogprobs > 0 && !q.Logprobs {
+		s.refuse(w, badRequest("top_logprobs", "when using `top_logprobs`, `logprobs` must be set to true and top_logprobs be between 0 and 20."))
+		return
+	}
+	prompt := s.cfg.Vocab.Chat(nil, compactTools(q.Tools), msgs, q.AddGenerationPrompt == nil || *q.AddGenerationPrompt)
+	j, err := s.check(r, q.sampling, [][]uint32{prompt})
+	if err != nil {
+		s.refuse(w, err)
+		return
+	}
+	base := "chatcmpl-" + s.requestID(r)
+	if j.stream {
+		s.streamChat(w, r, base, j, &q, call)
+		return
+	}
+	all, ok := s.whole(w, r, base, j)
+	if !ok {
+		return
+	}
+	a := chatAnswer{
+		ID: base, Object: "chat.completion", Created: time.Now().Unix(), Model: j.shown,
+		SystemFingerprint: fingerprint, Usage: usageOf(j, all), KVTransferParams: s.handBack(j, all),
+	}
+	if j.ReturnTokenIDs {
+		a.PromptTokenIDs = prompt
+	}
+	for _, c := range all {
+		out := chatChoice{Index: c.index, FinishReason: c.finish, StopReason: c.stop, Message: chatAnswerMessage{Role: "assistant"}}
+		text := c.text.String()
+		if call != nil {
+			out.Message.ToolCalls = []toolCall{{"chatcmpl-tool-" + s.id(), "function", toolFunction{call.name, call.before + inner(text) + call.after}}}
+			out.FinishReason = call.finish(c.finish)
+			text = ""
+		}
+		out.Message.Content = &text
+		if j.ReturnTokenIDs {
+			out.TokenIDs = c.tokens
+		}
+		if q.Logprobs {
+			out.Logprobs = s.chatLogprobs(c.tokens, q.TopLogprobs)
+		}
+		a.Choices = append(a.Choices, out)
+	}
+	writeJSON(w, http.StatusOK, a)
+}
+
+// inner is text as it stands inside a JSON string.
+func inner(text string) string {
+	q := appendJSON(nil, text)
+	return string(q[1 : len(q)-1])
+}
+
+func (f *forced) finish(why string) string {
+	if f.named && why == "stop" || why == "length" {
+		return why
+	}
+	return "tool_calls"
+}
+
+// forcedCall is the call that tool_choice asks for, nil if it is free.
+func forcedCall(rawTools, rawChoice json.RawMessage) (*forced, *apiError) {
+	var tools []struct {
+		Type     string `json:"type"`
+		Name     string `json:"name"` // Anthropic and Responses
+		Function struct {
+			Name       string          `json:"name"`
+			Parameters json.RawMessage `json:"parameters"`
+		} `json:"function"`
+		Parameters  json.RawMessage `json:"parameters"`
+		InputSchema json.RawMessage `json:"input_schema"`
+	}
+	if !absent(rawTools) && json.Unmarshal(rawTools, &tools) != nil {
+		return nil, badRequest("tools", "tools must be a list of functions.")
+	}
+	if absent(rawChoice) {
+		return nil, nil
+	}
+	want, named := "", false
+	var word string
+	var choice struct {
+		Type     string `json:"type"`
+		Name     string `json:"name"`
+		Function struct {
+			Name string `json:"name"`
+		} `json:"function"`
+	}
+	switch {
+	case json.Unmarshal(rawChoice, &word) == nil:
+		switch word {
+		case "auto", "none":
+			return nil, nil
+		case "required", "any":
+		default:
+			return nil, badRequest("tool_choice", "Invalid value for `tool_choice`: %s! Only named tools, \"none\", \"auto\" or \"required\" are supported.", word)
+		}
+	case json.Unmarshal(rawChoice, &choice) == nil:
+		switch choice.Type {
+		case "auto", "none":
+			return nil, nil
+		case "any":
+		default:
+			want, named = choice.Function.Name, true
+			if want == "" {
+				want = choice.Name
+			}
+		}
+	default:
+		return nil, badRequest("tool_choice", "tool_choice must be a string or an object.")
+	}
+	if len(tools) == 0 {
+		return nil, badRequest("tool_choice", "When using `tool_choice`, `tools` must be set.")
+	}
+	for _, t := range tools {
+		name, schema := t.Function.Name, t.Function.Parameters
+		if name == "" {
+			name = t.Name
+			if schema = t.Parameters; schema == nil {
+				schema = t.InputSchema
+			}
+		}
+		if want == "" || name == want {
+			f := &forced{name: name, named: named}
+			f.before, f.after = arguments(schema)
+			return f, nil
+		}
+	}
+	return nil, badRequest("tool_choice", "The tool specified in `tool_choice` does not match any of the specified `tools`")
+}
+
+// arguments makes an object that fits a simple schema, in two halves around the
+// answer's text, which becomes the value of the first text property.
+func arguments(raw json.RawMessage) (before, after string) {
+	var schema struct {
+		Properties map[string]struct {
+			Type string            `json:"type"`
+			Enum []json.RawMessage `json:"enum"`
+		} `json:"properties"`
+		Required []string `json:"required"`
+	}
+	if absent(raw) || json.Unmarshal(raw, &schema) != nil {
+		return `{"text": "`, `"}`
+	}
+	textKey := ""
+	var fixed []string
+	for _, k := range schema.Required {
+		p := schema.Properties[k]
+		key := string(appendJSON(nil, k)) + ": "
+		switch {
+		case len(p.Enum) > 0:
+			fixed = append(fixed, key+string(p.Enum[0]))
+		case p.Type == "integer" || p.Type == "number":
+			fixed = append(fixed, key+"1")
+		case p.Type == "boolean":
+			fixed = append(fixed, key+"true")
+		case p.Type == "array":
+			fixed = append(fixed, key+"[]")
+		case p.Type == "object":
+			fixed = append(fixed, key+"{}")
+		case textKey == "":
+			textKey = key
+		default:
+			fixed = append(fixed, key+`""`)
+		}
+	}
+	before = "{" + strings.Join(fixed, ", ")
+	if textKey == "" {
+		return before, "}"
+	}
+	if len(fixed) > 0 {
+		before += ", "
+	}
+	return before + textKey + `"`, `"}`
+}
+
+type chatLogprob struct {
+	Token       string        `json:"token"`
+	Logprob     float64       `json:"logprob"`
+	Bytes       []int         `json:"bytes"`
+	TopLogprobs []chatLogprob `json:"top_logprobs,omitempty"`
+}
+
+func (s *Server) chatLogprobs(tokens []uint32, top int) map[string]any {
+	list := make([]chatLogprob, len(tokens))
+	for i, t := range tokens {
+		text := s.cfg.Vocab.Text(t)
+		b := make([]int, len(text))
+		for k := range len(text) {
+			b[k] = int(text[k])
+		}
+		list[i] = chatLogprob{Token: text, Logprob: logprob, Bytes: b}
+		if top > 0 {
+			list[i].TopLogprobs = []chatLogprob{{Token: text, Logprob: logprob, Bytes: b}}
+		}
+	}
+	return map[string]any{"content": list}
+}
+
+func (s *Server) streamChat(w http.ResponseWriter, r *http.Request, base string, j *job, q *chatRequest, call *forced) {
+	e := newEvents(w)
+	head := `data: {"id":` + string(appendJSON(nil, base)) + `,"object":"chat.completion.chunk","created":` + unix() + `,"model":` + string(appendJSON(nil, j.shown)) + `,"choices":[`
+	begun := make([]bool, j.n)
+	e.prelude = func() { s.chatRole(e, head, 0, j) }
+	s.streaming(w, r, base, j, e, nil, func(c *choice, d delta) error {
+		if !begun[c.index] {
+			begun[c.index] = true
+			s.chatRole(e, head, c.index, j)
+			if call != nil {
+				e.str(head)
+				e.str(`{"index":`)
+				e.num(c.index)
+				e.str(`,"delta":{"tool_calls":[{"id":"chatcmpl-tool-` + s.id() + `","type":"function","index":0,"function":{"name":`)
+				e.json(call.name)
+				e.str(`,"arguments":`)
+				e.json(call.before)
+				e.str("}}]},\"logprobs\":null,\"finish_reason\":null,\"token_ids\":null}]}\n\n")
+			}
+		}
+		e.str(head)
+		e.str(`{"index":`)
+		e.num(c.index)
+		if call != nil {
+			e.str(`,"delta":{"tool_calls":[{"index":0,"function":{"arguments":`)
+			text := inner(d.text)
+			if c.finish != "" {
+				text += call.after
+				c.finish = call.finish(c.finish)
+			}
+			e.json(text)
+			e.str(`}}]}`)
+		} else {
+			e.str(`,"delta":{"content":`)
+			e.json(d.text)
+			e.str(`}`)
+		}
+		e.str(`,"logprobs":`)
+		if q.Logprobs {
+			b, err := json.Marshal(s.chatLogprobs(d.tokens, q.TopLogprobs))
+			if err != nil {
+				return err
+			}
+			e.buf = append(e.buf, b...)
+		} else {
+			e.str("null")
+		}
+		s.tail(e, j, c, d)
+		return e.send()
+	}, func(u usage) {
+		e.str(head)
+		e.str(`],"usage":`)
+		e.usage(u)
+		e.str(`,"system_fingerprint":"` + fingerprint + "\"}\n\n")
+	})
+}
+
+// chatRole writes the first chunk of a choice. vLLM 0.32 sends it when the
+// first token is there; after a failed KV load it comes before the error.
+func (s *Server) chatRole(e *events, head string, index int, j *job) {
+	e.str(head)
+	e.str(`{"index":`)
+	e.num(index)
+	e.str(`,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]`)
+	if j.everyUsage {
+		n := len(j.prompts[0])
+		e.str(`,"usage":`)
+		e.usage(usage{PromptTokens: n, TotalTokens: n})
+	}
+	e.str(",\"prompt_token_ids\":")
+	if j.ReturnTokenIDs {
+		e.ids(j.prompts[0])
+	} else {
+		e.str("null")
+	}
+	e.str(",\"prompt_text\":null}\n\n")
+}
+
+func appendInt(b []byte, n int64) []byte { return strconv.AppendInt(b, n, 10) }

@@ -1,0 +1,277 @@
+package front
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync"
+
+	"github.com/dynctl/dynctl/internal/router/blockhash"
+	"github.com/dynctl/dynctl/internal/workers/sim/engine"
+	"github.com/dynctl/dynctl/internal/workers/sim/live"
+	"github.com/dynctl/dynctl/internal/workers/sim/vocab"
+)
+
+// choice is one answer in the making.
+type choice struct {
+	index  int
+	id     string
+	rank   int
+	prompt []uint32
+	stream *live.Stream
+
+	tokens []uint32
+	text   strings.Builder // what may be shown of the answer
+	held   string          // the end of the text, which may be a stop string's head
+	finish string          // "" while running
+	stop   any             // stop_reason: the stop string, or nil
+	cached int
+	pinned []int
+	die    int // tokens after which the connection dies; -1 = never
+}
+
+// delta is what one step adds to a choice.
+type delta struct {
+	text   string
+	tokens []uint32
+}
+
+// errPull is a failed KV load under the policy "fail".
+var errPull = errors.New("KV load failed")
+
+// submit starts all choices of a job. On an error none is left running.
+func (s *Server) submit(base string, j *job) ([]*choice, error) {
+	set, _ := s.cfg.Faults.Set()
+	var all []*choice
+	for pi, p := range j.prompts {
+		for n := range j.n {
+			c := &choice{index: pi*j.n + n, rank: j.rank, prompt: p, die: -1}
+			if s.cfg.Faults.Hit(set.DieRate) {
+				c.die = set.DieAfter
+			}
+			// vLLM names the engine's request after the answer and adds a
+			// random suffix.
+			c.id = fmt.Sprintf("%s-%s", base, s.id()[:8])
+			if len(j.prompts)*j.n > 1 || strings.HasPrefix(base, "cmpl-") {
+				c.id = fmt.Sprintf("%s-%d-%s", base, c.index, s.id()[:8])
+			}
+			q := engine.Request{
+				ID: c.id, Tokens: p, MaxTokens: j.max, MinTokens: j.MinTokens, IgnoreEOS: j.IgnoreEOS,
+				Key: blockhash.Key{LoRA: j.lora, Salt: j.CacheSalt}, Choice: n, Embed: j.embed,
+				Pin: j.pin || j.rooms != nil || j.spec != nil && j.spec.host != "",
+			}
+			if j.pulls != nil {
+				q.Pull = j.pulls[pi]
+			}
+			if j.embed {
+				q.MaxTokens = 1
+			}
+			st, err := s.cfg.Ranks[c.rank].Submit(q)
+			if err != nil {
+				abort(all)
+				if errors.Is(err, engine.ErrTooLong) {
+					return nil, badRequest("input_tokens", "%s", err.Error())
+				}
+				return nil, err
+			}
+			c.stream = st
+			all = append(all, c)
+		}
+	}
+	return all, nil
+}
+
+func abort(all []*choice) {
+	for _, c := range all {
+		if c.finish == "" {
+			c.stream.Abort()
+		}
+	}
+}
+
+// run follows all choices to their end and calls emit for each piece, never
+// from two goroutines at a time. An error of emit, or the end of ctx, aborts
+// what still runs.
+func (s *Server) run(ctx context.Context, j *job, all []*choice, emit func(*choice, delta) error) error {
+	defer abort(all)
+	if len(all) == 1 {
+		return s.follow(ctx, j, all[0], emit)
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	var first error
+	for _, c := range all {
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			err := s.follow(ctx, j, c, func(c *choice, d delta) error {
+				mu.Lock()
+				defer mu.Unlock()
+				return emit(c, d)
+			})
+			if err != nil {
+				mu.Lock()
+				if first == nil {
+					first = err
+				}
+				mu.Unlock()
+				cancel()
+			}
+		}()
+	}
+	wg.Wait()
+	return first
+}
+
+// errDie is the fault that cuts an answer off.
+var errDie = errors.New("connection cut by fault injection")
+
+func (s *Server) follow(ctx context.Context, j *job, c *choice, emit func(*choice, delta) error) error {
+	hold := 0
+	for _, w := range j.stops {
+		hold = max(hold, len(w)-1)
+	}
+	var buf []engine.Output
+	for {
+		var err error
+		if buf, err = c.stream.Next(ctx, buf); err != nil {
+			return err
+		}
+		var d delta
+		for _, o := range buf {
+			// vLLM counts what a synchronous store brought as cached, but not
+			// the tokens that NIXL pulls.
+			if c.cached = o.Cached; j.pulls == nil {
+				c.cached += o.External
+			}
+			if o.HasToken {
+				c.tokens = append(c.tokens, o.Token)
+				d.tokens = append(d.tokens, o.Token)
+				if o.Token != vocab.End {
+					c.held += vocab.Printable(s.cfg.Vocab.Text(o.Token))
+				}
+				if c.die >= 0 && len(c.tokens) > c.die {
+					return errDie
+				}
+			}
+			if cut, word := stopAt(c.held, j.stops); cut >= 0 && len(c.tokens) >= j.MinTokens {
+				c.held, c.stop, c.finish = c.held[:cut], word, string(engine.FinishStop)
+				c.stream.Stop()
+				break
+			}
+			switch o.Finish {
+			case engine.Running:
+			case engine.FinishError:
+				c.finish = string(o.Finish)
+				return fmt.Errorf("%w: %w", errPull, o.Err)
+			case engine.FinishStop, engine.FinishLength, engine.FinishAbort:
+				c.finish, c.pinned = string(o.Finish), o.Pinned
+			}
+		}
+		show := c.held
+		if c.finish == "" {
+			show = c.held[:max(len(c.held)-hold, 0)]
+		}
+		c.held = c.held[len(show):]
+		c.text.WriteString(show)
+		d.text = show
+		if err := emit(c, d); err != nil {
+			return err
+		}
+		if c.finish != "" {
+			return nil
+		}
+	}
+}
+
+// stopAt finds the first stop string in text.
+func stopAt(text string, stops []string) (int, string) {
+	at, word := -1, ""
+	for _, w := range stops {
+		if i := strings.Index(text, w); i >= 0 && (at < 0 || i < at) {
+			at, word = i, w
+		}
+	}
+	return at, word
+}
+
+// whole runs a job to its end without streaming and returns its choices.
+func (s *Server) whole(w http.ResponseWriter, r *http.Request, base string, j *job) ([]*choice, bool) {
+	s.inflight.Add(1)
+	defer s.inflight.Add(-1)
+	ctx, done := s.mergeDead(r)
+	defer done()
+	defer s.leaveRooms(j)
+	var all []*choice
+	err := s.awaitRooms(ctx, j)
+	if err == nil {
+		all, err = s.submit(base, j)
+	}
+	if err == nil {
+		err = s.run(ctx, j, all, func(*choice, delta) error { return nil })
+	}
+	if err == nil {
+		err = s.handOver(ctx, j, all)
+	}
+	if err != nil {
+		s.release(all)
+		s.giveUp(w, r, err)
+		return nil, false
+	}
+	if j.pin && len(all) > 1 { // parameters are returned for one choice only
+		s.release(all[1:])
+	}
+	s.orca(w, r, j.rank)
+	return all, true
+}
+
+// release frees the pinned blocks of answers that nobody will get.
+func (s *Server) release(all []*choice) {
+	for _, c := range all {
+		if c.pinned != nil {
+			s.cfg.Ranks[c.rank].Do(func(core *engine.Rank, now engine.Time) { core.Noted(now, c.id, engine.NoteDone) })
+			c.pinned = nil
+		}
+	}
+}
+
+// giveUp answers a request that failed before its first byte.
+func (s *Server) giveUp(w http.ResponseWriter, r *http.Request, err error) {
+	if errors.Is(err, errDie) || r.Context().Err() != nil && !errors.Is(err, ErrDead) {
+		panic(http.ErrAbortHandler)
+	}
+	s.refuse(w, err)
+}
+
+// usageOf sums the tokens of the choices; a prompt counts once.
+func usageOf(j *job, all []*choice) usage {
+	var u usage
+	for _, p := range j.prompts {
+		u.PromptTokens += len(p)
+	}
+	cached := 0
+	for _, c := range all {
+		u.CompletionTokens += len(c.tokens)
+		if c.index%j.n == 0 {
+			cached += c.cached
+		}
+	}
+	u.TotalTokens = u.PromptTokens + u.CompletionTokens
+	u.PromptTokensDetails = &promptDetails{CachedTokens: cached}
+	return u
+}
+
+type usage struct {
+	PromptTokens        int            `json:"prompt_tokens"`
+	TotalTokens         int            `json:"total_tokens"`
+	CompletionTokens    int            `json:"completion_tokens"`
+	PromptTokensDetails *promptDetails `json:"prompt_tokens_details,omitempty"`
+}
+
+type promptDetails struct {
+	CachedTokens int `json:"cached_tokens"`
+}

@@ -1,0 +1,132 @@
+package front
+
+import (
+	"bytes"
+	"encoding/json"
+	"net/http"
+
+	"github.com/dynctl/dynctl/internal/workers"
+	"github.com/dynctl/dynctl/internal/workers/sim/engine"
+)
+
+// lmcacheSpec is what an LMCache prefill is told (disagg_spec, ret_first_tok).
+type lmcacheSpec struct {
+	first     bool // return first_tok
+	reqID     string
+	host      string
+	initPorts []int
+}
+
+// transfer reads kv_transfer_params into the job.
+func (s *Server) transfer(j *job) *apiError {
+	raw := bytes.TrimSpace(j.KVTransferParams)
+	if absent(raw) {
+		return nil
+	}
+	if raw[0] != '{' {
+		return &apiError{http.StatusBadRequest, "1 validation error:\n  {'type': 'dict_type', 'loc': 'body.kv_transfer_params', 'msg': 'Input should be a valid dictionary', 'input': " + quotePy(raw) + "}", "Bad Request", "body.kv_transfer_params"}
+	}
+	var p map[string]json.RawMessage
+	if json.Unmarshal(raw, &p) != nil {
+		return badRequest("body.kv_transfer_params", "kv_transfer_params is not valid JSON.")
+	}
+	switch s.cfg.Connector {
+	case workers.ConnectorNIXL:
+		j.pin = truthy(p["do_remote_decode"])
+		if truthy(p["do_remote_prefill"]) {
+			for range j.prompts {
+				j.pulls = append(j.pulls, parsePull(p))
+			}
+		}
+	case workers.ConnectorLMCache:
+		j.spec = parseSpec(p)
+	case workers.ConnectorNone, workers.ConnectorSGLang, workers.ConnectorSharedStorage:
+	}
+	return nil
+}
+
+func quotePy(raw []byte) string {
+	var text string
+	if json.Unmarshal(raw, &text) == nil {
+		return "'" + text + "'"
+	}
+	return string(raw)
+}
+
+// truthy is Python's idea of it, for what JSON can hold.
+func truthy(raw json.RawMessage) bool {
+	switch string(bytes.TrimSpace(raw)) {
+	case "", "null", "false", "0", `""`, "[]", "{}":
+		return false
+	}
+	return true
+}
+
+// parsePull reads what the NIXL connector reads. It never fails: what is
+// wrong shows later, as in vLLM 0.32.
+func parsePull(p map[string]json.RawMessage) *engine.Pull {
+	q := &engine.Pull{}
+	text := func(key string, dst *string) {
+		if json.Unmarshal(p[key], dst) != nil || *dst == "" {
+			q.Incomplete = true
+		}
+	}
+	text("remote_engine_id", &q.EngineID)
+	text("remote_request_id", &q.RequestID)
+	text("remote_host", &q.Host)
+	if absent(p["remote_port"]) || json.Unmarshal(p["remote_port"], &q.Port) != nil {
+		q.Incomplete = true
+	}
+	if !absent(p["tp_size"]) && json.Unmarshal(p["tp_size"], &q.TPSize) != nil {
+		q.TPSize = -1
+	}
+	var groups [][]int
+	if absent(p["remote_block_ids"]) || json.Unmarshal(p["remote_block_ids"], &groups) != nil || len(groups) != 1 {
+		q.Broken = true
+	} else {
+		q.Blocks = groups[0]
+	}
+	return q
+}
+
+func parseSpec(p map[string]json.RawMessage) *lmcacheSpec {
+	spec := &lmcacheSpec{first: truthy(p["ret_first_tok"])}
+	var d struct {
+		ReqID         string `json:"req_id"`
+		ReceiverHost  string `json:"receiver_host"`
+		ReceiverInit  []int  `json:"receiver_init_port"`
+		ReceiverAlloc []int  `json:"receiver_alloc_port"`
+	}
+	if !absent(p["disagg_spec"]) && json.Unmarshal(p["disagg_spec"], &d) == nil {
+		spec.reqID, spec.host, spec.initPorts = d.ReqID, d.ReceiverHost, d.ReceiverInit
+	}
+	return spec
+}
+
+// transferParams is what a NIXL prefill hands to the router, in vLLM's order.
+type transferParams struct {
+	DoRemotePrefill           bool     `json:"do_remote_prefill"`
+	DoRemoteDecode            bool     `json:"do_remote_decode"`
+	RemoteBlockIDs            [][]int  `json:"remote_block_ids"`
+	RemoteEngineID            string   `json:"remote_engine_id"`
+	RemoteRequestID           string   `json:"remote_request_id"`
+	RemoteHost                string   `json:"remote_host"`
+	RemotePort                int      `json:"remote_port"`
+	TPSize                    int      `json:"tp_size"`
+	DCPSize                   int      `json:"dcp_size"`
+	PPSize                    int      `json:"pp_size"`
+	RemoteNumTokens           int      `json:"remote_num_tokens"`
+	RemoteBlocksExpiryTime    *float64 `json:"remote_blocks_expiry_time"`
+	TransferMode              string   `json:"transfer_mode"`
+	RemotePrefillCachedTokens int      `json:"remote_prefill_cached_tokens"`
+}
+
+func (s *Server) paramsOf(c *choice) *transferParams {
+	l := s.cfg.Links[c.rank]
+	return &transferParams{
+		DoRemotePrefill: true, RemoteBlockIDs: [][]int{c.pinned},
+		RemoteEngineID: l.EngineID, RemoteRequestID: c.id, RemoteHost: l.Host, RemotePort: l.Port,
+		TPSize: 1, DCPSize: 1, PPSize: 1, RemoteNumTokens: len(c.prompt) + len(c.tokens) - 1,
+		TransferMode: "pull", RemotePrefillCachedTokens: c.cached,
+	}
+}

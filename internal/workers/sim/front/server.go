@@ -1,0 +1,432 @@
+// Package front is the HTTP face of a simulated engine: vLLM's API (0.32) or
+// SGLang's, in front of ranks that run in real time.
+//
+// Answers have the fields, the order and the errors of the real engine as far
+// as clients and routers look at them. /sim/v1/faults, /sim/v1/restart and
+// /sim/v1/exit are the simulator's own.
+package front
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"net"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/dynctl/dynctl/internal/workers"
+	"github.com/dynctl/dynctl/internal/workers/sim/fault"
+	"github.com/dynctl/dynctl/internal/workers/sim/live"
+	"github.com/dynctl/dynctl/internal/workers/sim/vocab"
+)
+
+// Version is the engine version that the front claims, by dialect.
+var Version = map[workers.Engine]string{workers.VLLM: "0.32.0", workers.SGLang: "0.5.23"}
+
+// Source tells where the events of one rank are.
+type Source struct {
+	Endpoint, Replay, Topic string
+	Steps                   int
+}
+
+// Link is the side channel of one rank.
+type Link struct {
+	EngineID string
+	Host     string
+	Port     int
+}
+
+// Config is what a Server fronts.
+type Config struct {
+	Dialect workers.Engine
+	Role    workers.Role
+	// Models are the names of the base model, LoRAs those of adapters.
+	Models, LoRAs []string
+	MaxModelLen   int
+	// BlockSize, Blocks, MaxSeqs and MaxBatchedTokens are of one rank.
+	BlockSize, Blocks, MaxSeqs, MaxBatchedTokens int
+	Connector                                    workers.Connector
+	Vocab                                        *vocab.Vocab
+	Ranks                                        []*live.Rank
+	// Links and Sources have one element per rank; Sources is empty without events.
+	Links   []Link
+	Sources []Source
+	Faults  *fault.Source
+	// Rooms is SGLang's rendezvous, nil in the other dialect.
+	Rooms *Rooms
+	// Push sends a prompt's KV to an LMCache receiver, nil without one.
+	Push func(ctx context.Context, host string, port int, rank int, prompt []uint32, blocks []int) error
+	// Dead ends, with ErrDead as its cause, when the engine core has died.
+	Dead context.Context
+	// SetFaults, Restart and Exit are the simulator's own admin calls.
+	SetFaults     func(fault.Set) error
+	Restart, Exit func()
+	// Seed makes request ids deterministic.
+	Seed uint64
+	// MaxBody is the largest request body in bytes; 0 means 256 MiB.
+	MaxBody int64
+	// EmbedSize is the length of an embedding; 0 means 64.
+	EmbedSize int
+	Started   time.Time
+}
+
+// ErrDead is the cause of the end of everything when the engine core died.
+var ErrDead = errors.New("EngineCore encountered an issue. See stack trace (above) for the root cause.") //nolint:staticcheck // the engine's own words
+
+// Server is the HTTP handler of one engine process.
+type Server struct {
+	cfg      Config
+	mux      *http.ServeMux
+	ids      atomic.Uint64
+	inflight atomic.Int64
+	next     atomic.Uint64
+	level    atomic.Int32 // sleep level, 0 = awake
+
+	mu     sync.Mutex
+	counts map[string]uint64 // HTTP requests by handler and status class
+}
+
+// New returns a Server.
+func New(cfg Config) *Server {
+	if cfg.MaxBody <= 0 {
+		cfg.MaxBody = 256 << 20
+	}
+	if cfg.EmbedSize <= 0 {
+		cfg.EmbedSize = 64
+	}
+	s := &Server{cfg: cfg, mux: http.NewServeMux(), counts: make(map[string]uint64)}
+	s.routes()
+	return s
+}
+
+func (s *Server) sglang() bool { return s.cfg.Dialect == workers.SGLang }
+
+func (s *Server) routes() {
+	both := map[string]http.HandlerFunc{
+		"POST /v1/chat/completions":      s.chat,
+		"POST /v1/completions":           s.completions,
+		"POST /v1/embeddings":            s.embeddings,
+		"POST /rerank":                   s.rerank,
+		"POST /v1/rerank":                s.rerank,
+		"POST /v2/rerank":                s.rerank,
+		"POST /score":                    s.score,
+		"POST /v1/score":                 s.score,
+		"POST /v1/responses":             s.responses,
+		"POST /v1/messages":              s.messages,
+		"POST /v1/messages/count_tokens": s.countTokens,
+		"POST /tokenize":                 s.tokenize,
+		"POST /detokenize":               s.detokenize,
+		"GET /v1/models":                 s.models,
+		"GET /v1/models/{id...}":         s.modelCard,
+		"GET /health":                    s.health,
+		"GET /ping":                      s.health,
+		"POST /ping":                     s.health,
+		"GET /version":                   s.version,
+		"GET /metrics":                   s.metrics,
+		"GET /sim/v1/faults":             s.getFaults,
+		"POST /sim/v1/faults":            s.setFaults,
+		"DELETE /sim/v1/faults":          s.clearFaults,
+		"POST /sim/v1/restart":           s.restart,
+		"POST /sim/v1/exit":              s.exit,
+	}
+	vllm := map[string]http.HandlerFunc{
+		"POST /inference/v1/generate": s.generateTokens,
+		"GET /load":                   s.load,
+		"GET /kv_event_sources":       s.eventSources,
+		"GET /is_sleeping":            s.isSleeping,
+		"POST /sleep":                 s.sleep,
+		"POST /wake_up":               s.wakeUp,
+		"POST /reset_prefix_cache":    s.resetCache,
+	}
+	sglang := map[string]http.HandlerFunc{
+		"POST /generate":       s.sglGenerate,
+		"GET /server_info":     s.sglServerInfo,
+		"GET /get_server_info": s.sglServerInfo,
+		"GET /model_info":      s.sglModelInfo,
+		"GET /get_model_info":  s.sglModelInfo,
+		"GET /health_generate": s.health,
+		"GET /v1/loads":        s.sglLoads,
+		"GET /get_load":        s.sglGetLoad,
+		"POST /flush_cache":    s.sglFlush,
+		"GET /flush_cache":     s.sglFlush,
+		"POST /v1/tokenize":    s.tokenize,
+		"POST /v1/detokenize":  s.detokenize,
+	}
+	add := func(m map[string]http.HandlerFunc) {
+		for pattern, h := range m {
+			s.mux.HandleFunc(pattern, h)
+		}
+	}
+	add(both)
+	if s.sglang() {
+		add(sglang)
+	} else {
+		add(vllm)
+	}
+	s.mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
+		// What FastAPI answers to a path or method it does not know.
+		for _, m := range []string{http.MethodGet, http.MethodPost} {
+			if m == r.Method {
+				continue
+			}
+			probe := r.Clone(r.Context())
+			probe.Method = m
+			if _, pattern := s.mux.Handler(probe); pattern != "/" {
+				w.Header().Set("Allow", m)
+				writeJSON(w, http.StatusMethodNotAllowed, map[string]string{"detail": "Method Not Allowed"})
+				return
+			}
+		}
+		writeJSON(w, http.StatusNotFound, map[string]string{"detail": "Not Found"})
+	})
+}
+
+// ServeHTTP applies the faults and answers.
+func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if !strings.HasPrefix(r.URL.Path, "/sim/") && !s.faulty(w, r) {
+		return
+	}
+	w.Header().Set("Server", "uvicorn")
+	if r.Body != nil {
+		r.Body = http.MaxBytesReader(w, r.Body, s.cfg.MaxBody)
+	}
+	s.mux.ServeHTTP(w, r)
+}
+
+// faulty waits, fails or hangs as the faults say; false means that the request
+// is over.
+func (s *Server) faulty(w http.ResponseWriter, r *http.Request) bool {
+	set, changed := s.cfg.Faults.Set()
+	for set.Hang {
+		select {
+		case <-r.Context().Done():
+			return false
+		case <-changed:
+		}
+		set, changed = s.cfg.Faults.Set()
+	}
+	if r.Method != http.MethodPost && !set.All {
+		return true
+	}
+	if d := s.cfg.Faults.Delay(); d > 0 {
+		t := time.NewTimer(d)
+		defer t.Stop()
+		select {
+		case <-r.Context().Done():
+			return false
+		case <-t.C:
+		}
+	}
+	if s.cfg.Faults.Hit(set.HangRate) {
+		<-r.Context().Done()
+		return false
+	}
+	if s.cfg.Faults.Hit(set.ErrorRate) {
+		status := set.ErrorStatus
+		if status == 0 {
+			status = http.StatusInternalServerError
+		}
+		s.fail(w, status, "Internal server error", "InternalServerError", nil)
+		return false
+	}
+	return true
+}
+
+// fail writes an error in the dialect's form: nested from vLLM, flat from
+// SGLang. param is a string or nil.
+func (s *Server) fail(w http.ResponseWriter, status int, message, kind string, param any) {
+	if s.sglang() {
+		writeJSON(w, status, flatError{"error", message, kind, param, status})
+		return
+	}
+	writeJSON(w, status, nestedError{errorBody{message, kind, param, status}})
+}
+
+type errorBody struct {
+	Message string `json:"message"`
+	Type    string `json:"type"`
+	Param   any    `json:"param"`
+	Code    int    `json:"code"`
+}
+
+type nestedError struct {
+	Error errorBody `json:"error"`
+}
+
+type flatError struct {
+	Object  string `json:"object"`
+	Message string `json:"message"`
+	Type    string `json:"type"`
+	Param   any    `json:"param"`
+	Code    int    `json:"code"`
+}
+
+// apiError is a refusal with its status.
+type apiError struct {
+	status        int
+	message, kind string
+	param         any
+}
+
+func (e *apiError) Error() string { return e.message }
+
+func badRequest(param any, format string, args ...any) *apiError {
+	return &apiError{http.StatusBadRequest, fmt.Sprintf(format, args...), "BadRequestError", param}
+}
+
+// refuse writes err, which is an *apiError or an internal one.
+func (s *Server) refuse(w http.ResponseWriter, err error) {
+	var a *apiError
+	switch {
+	case errors.As(err, &a):
+		s.fail(w, a.status, a.message, a.kind, a.param)
+	case errors.Is(err, ErrDead):
+		s.fail(w, http.StatusInternalServerError, ErrDead.Error(), "InternalServerError", nil)
+	default:
+		s.fail(w, http.StatusInternalServerError, "Internal server error", "InternalServerError", nil)
+	}
+}
+
+func writeJSON(w http.ResponseWriter, status int, v any) {
+	b, err := json.Marshal(v)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	writeBody(w, status, "application/json", b)
+}
+
+func writeBody(w http.ResponseWriter, status int, contentType string, b []byte) {
+	w.Header().Set("Content-Type", contentType)
+	w.Header().Set("Content-Length", strconv.Itoa(len(b)))
+	w.WriteHeader(status)
+	_, _ = w.Write(b) // a client that is gone needs no answer
+}
+
+// readJSON reads the whole body into v, or says what is wrong with it.
+func (s *Server) readJSON(r *http.Request, v any) *apiError {
+	b, err := io.ReadAll(r.Body)
+	if err != nil {
+		var big *http.MaxBytesError
+		if errors.As(err, &big) {
+			return &apiError{http.StatusRequestEntityTooLarge, fmt.Sprintf("Request body is larger than %d bytes.", big.Limit), "BadRequestError", nil}
+		}
+		return badRequest(nil, "Request body could not be read.")
+	}
+	return decodeJSON(b, v)
+}
+
+func decodeJSON(b []byte, v any) *apiError {
+	err := json.Unmarshal(b, v)
+	var wrong *json.UnmarshalTypeError
+	var syntax *json.SyntaxError
+	switch {
+	case err == nil:
+		return nil
+	case errors.As(err, &wrong):
+		field := wrong.Field
+		return &apiError{http.StatusBadRequest, fmt.Sprintf("1 validation error:\n  {'type': '%s_type', 'loc': 'body.%s', 'msg': 'Input should be a valid %s', 'input': %s}",
+			wrong.Type.Kind(), field, wrong.Type.Kind(), strconv.Quote(wrong.Value)), "Bad Request", "body." + field}
+	case errors.As(err, &syntax):
+		return &apiError{http.StatusBadRequest, fmt.Sprintf("1 validation error:\n  {'type': 'json_invalid', 'loc': 'body.%d', 'msg': 'JSON decode error', 'ctx': {'error': %s}}",
+			syntax.Offset, strconv.Quote(syntax.Error())), "Bad Request", "body"}
+	}
+	return &apiError{http.StatusBadRequest, "1 validation error:\n  " + err.Error(), "Bad Request", "body"}
+}
+
+// pickRank is the rank that the request names, or the least loaded one, in
+// turn when they are equal (vLLM's internal balancer: 4·waiting + running).
+func (s *Server) pickRank(r *http.Request) (int, *apiError) {
+	if h := r.Header.Get("X-data-parallel-rank"); h != "" {
+		if n, err := strconv.Atoi(strings.TrimSpace(h)); err == nil {
+			return s.rankInRange(n)
+		}
+	}
+	return s.leastLoaded(), nil
+}
+
+func (s *Server) rankInRange(n int) (int, *apiError) {
+	if n < 0 || n >= len(s.cfg.Ranks) {
+		return 0, badRequest(nil, "data_parallel_rank %d is out of range [0, %d).", n, len(s.cfg.Ranks))
+	}
+	return n, nil
+}
+
+func (s *Server) leastLoaded() int {
+	n := len(s.cfg.Ranks)
+	if n == 1 {
+		return 0
+	}
+	best, score := 0, math.MaxInt
+	first := int(s.next.Add(1) % uint64(n))
+	for i := range n {
+		k := (first + i) % n
+		running, waiting, _ := s.cfg.Ranks[k].Load()
+		if sc := 4*waiting + running; sc < score {
+			best, score = k, sc
+		}
+	}
+	return best
+}
+
+// id returns 16 hex digits, in a sequence that the seed fixes.
+func (s *Server) id() string {
+	x := s.cfg.Seed + s.ids.Add(1)*0x9e3779b97f4a7c15
+	x ^= x >> 30
+	x *= 0xbf58476d1ce4e5b9
+	x ^= x >> 27
+	x *= 0x94d049bb133111eb
+	x ^= x >> 31
+	return fmt.Sprintf("%016x", x)
+}
+
+// requestID is the base of the answer's id: the caller's, or a new one.
+func (s *Server) requestID(r *http.Request) string {
+	if h := r.Header.Get("X-Request-Id"); h != "" && !s.sglang() {
+		return h
+	}
+	return s.id()
+}
+
+// model checks the model of a request and returns the adapter's name, if it is one.
+func (s *Server) model(name string) (shown, lora string, err *apiError) {
+	if name == "" {
+		return s.cfg.Models[0], "", nil
+	}
+	for _, m := range s.cfg.Models {
+		if m == name {
+			return name, "", nil
+		}
+	}
+	for _, m := range s.cfg.LoRAs {
+		if m == name {
+			return name, name, nil
+		}
+	}
+	if s.sglang() { // does not check
+		return name, "", nil
+	}
+	return "", "", &apiError{http.StatusNotFound, fmt.Sprintf("The model `%s` does not exist. Valid aliases: %s.", name, strings.Join(append(append([]string(nil), s.cfg.Models...), s.cfg.LoRAs...), ", ")), "NotFoundError", "model"}
+}
+
+// mergeDead returns the request's context, ended also by the death of the engine.
+func (s *Server) mergeDead(r *http.Request) (context.Context, func()) {
+	ctx, cancel := context.WithCancelCause(r.Context())
+	stop := context.AfterFunc(s.cfg.Dead, func() { cancel(context.Cause(s.cfg.Dead)) })
+	return ctx, func() { stop(); cancel(nil) }
+}
+
+func hostOf(addr net.Addr) string {
+	host, _, err := net.SplitHostPort(addr.String())
+	if err != nil {
+		return addr.String()
+	}
+	return host
+}

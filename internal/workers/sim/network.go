@@ -1,0 +1,163 @@
+package sim
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strconv"
+
+	"github.com/dynctl/dynctl/internal/router/blockhash"
+	"github.com/dynctl/dynctl/internal/workers"
+	"github.com/dynctl/dynctl/internal/workers/sim/cache"
+	"github.com/dynctl/dynctl/internal/workers/sim/engine"
+	"github.com/dynctl/dynctl/internal/workers/sim/front"
+	"github.com/dynctl/dynctl/internal/workers/sim/sidechannel"
+)
+
+// network moves KV for one rank of a process, over real sockets.
+type network struct {
+	p    *process
+	rank int
+}
+
+// Pull fetches remote blocks in the background.
+func (n *network) Pull(_ engine.Time, q engine.PullRequest) {
+	n.p.wg.Add(1)
+	go func() {
+		defer n.p.wg.Done()
+		contents, err := n.p.pull(n.p.ctx, q)
+		if n.p.ctx.Err() == nil {
+			n.p.ranks[n.rank].PullDone(q.Request, contents, err)
+		}
+	}()
+}
+
+// Note sends a message to a prefill that is known already; to one that is not,
+// there is nothing to say that it would miss.
+func (n *network) Note(_ engine.Time, p engine.Pull, note engine.Note) {
+	if n.p.ctx.Err() != nil {
+		return
+	}
+	op := sidechannel.OpBeat
+	if note == engine.NoteDone {
+		op = sidechannel.OpDone
+	}
+	n.p.wg.Add(1)
+	go func() {
+		defer n.p.wg.Done()
+		// Best effort: a prefill that cannot be reached has nothing to keep.
+		_, _ = n.p.links.Call(n.p.ctx, target(p), sidechannel.Request{Op: op, RequestID: p.RequestID})
+	}()
+}
+
+func target(p engine.Pull) sidechannel.Target {
+	return sidechannel.Target{EngineID: p.EngineID, Host: p.Host, Port: p.Port, TPSize: p.TPSize}
+}
+
+func (p *process) pull(ctx context.Context, q engine.PullRequest) ([]cache.Content, error) {
+	if q.Pull.Bootstrap {
+		return p.claim(ctx, q)
+	}
+	for _, id := range q.Blocks {
+		if id < 0 {
+			return nil, fmt.Errorf("remote block %d does not exist", id)
+		}
+	}
+	a, err := p.links.Call(ctx, target(q.Pull), sidechannel.Request{Op: sidechannel.OpRead, RequestID: q.Pull.RequestID, Blocks: q.Blocks})
+	return a.Contents, err
+}
+
+// claim meets the prefill of an SGLang room at its bootstrap server.
+func (p *process) claim(ctx context.Context, q engine.PullRequest) ([]cache.Content, error) {
+	ctx, cancel := context.WithTimeout(ctx, p.e.group.BootstrapWait)
+	defer cancel()
+	body, err := json.Marshal(front.KVRequest{Room: q.Pull.Room})
+	if err != nil {
+		return nil, err
+	}
+	url := "http://" + net.JoinHostPort(trimBrackets(q.Pull.Host), strconv.Itoa(q.Pull.Port)) + "/sim/kv"
+	r, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(body))
+	if err != nil {
+		return nil, err
+	}
+	resp, err := p.e.fleet.client.Do(r)
+	if err != nil {
+		return nil, fmt.Errorf("bootstrap: %w", err)
+	}
+	defer resp.Body.Close()
+	var a front.KVAnswer
+	if err := json.NewDecoder(io.LimitReader(resp.Body, sidechannel.MaxFrame)).Decode(&a); err != nil {
+		return nil, fmt.Errorf("bootstrap: %w", err)
+	}
+	if a.Error != "" {
+		return nil, errors.New(a.Error)
+	}
+	if len(a.Contents) < q.Want {
+		return nil, fmt.Errorf("room %d holds %d blocks, not %d", q.Pull.Room, len(a.Contents), q.Want)
+	}
+	return a.Contents[len(a.Contents)-q.Want:], nil
+}
+
+func trimBrackets(host string) string {
+	if len(host) > 1 && host[0] == '[' && host[len(host)-1] == ']' {
+		return host[1 : len(host)-1]
+	}
+	return host
+}
+
+// receiver opens the port on which an LMCache decode takes KV.
+func (p *process) receiver() error {
+	g := &p.e.group
+	if g.Connector != workers.ConnectorLMCache || g.Role == workers.Prefill {
+		return nil
+	}
+	s, err := sidechannel.Listen(p.ctx, p.e.ports.recv, func(q sidechannel.Request) (a sidechannel.Response) {
+		switch q.Op {
+		case sidechannel.OpHello:
+			a.EngineID, a.TPSize, a.BlockSize = receiverID, 1, g.BlockSize
+		case sidechannel.OpPut:
+			if len(q.Seqs) != len(q.Contents) {
+				a.Error = "as many names as blocks are needed"
+				break
+			}
+			p.store.Save(q.Seqs, q.Contents)
+		default:
+			a.Error = "unknown operation " + q.Op
+		}
+		return a
+	})
+	if err != nil {
+		return err
+	}
+	p.recv = s
+	p.e.ports.recv = s.Addr().String()
+	return nil
+}
+
+// receiverID is the engine id that every LMCache receiver answers to; links to
+// them are made anew for each push.
+const receiverID = "lmcache-receiver"
+
+// push sends the KV of a prompt's full blocks to an LMCache receiver.
+func (p *process) push(ctx context.Context, host string, port, rank int, prompt []uint32, blocks []int) error {
+	bs := p.e.group.BlockSize
+	full := min(len(prompt)/bs, len(blocks))
+	var contents []cache.Content
+	var err error
+	p.ranks[rank].Do(func(core *engine.Rank, now engine.Time) { contents, err = core.Read(now, blocks[:full]) })
+	if err != nil {
+		return err
+	}
+	locals := blockhash.Locals(nil, prompt, bs, blockhash.Key{})
+	links := sidechannel.Links{Patience: p.e.group.Patience}
+	defer links.Close()
+	_, err = links.Call(ctx, sidechannel.Target{EngineID: receiverID, Host: host, Port: port}, sidechannel.Request{
+		Op: sidechannel.OpPut, Seqs: blockhash.Chain(nil, locals)[:full], Contents: contents,
+	})
+	return err
+}

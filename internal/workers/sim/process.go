@@ -1,0 +1,330 @@
+package sim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/dynctl/dynctl/internal/router/kvevent"
+	"github.com/dynctl/dynctl/internal/workers"
+	"github.com/dynctl/dynctl/internal/workers/sim/cache"
+	"github.com/dynctl/dynctl/internal/workers/sim/engine"
+	"github.com/dynctl/dynctl/internal/workers/sim/front"
+	"github.com/dynctl/dynctl/internal/workers/sim/live"
+	"github.com/dynctl/dynctl/internal/workers/sim/publish"
+	"github.com/dynctl/dynctl/internal/workers/sim/sidechannel"
+)
+
+// process is one incarnation of an engine: everything that dies with it.
+type process struct {
+	e      *Engine
+	ctx    context.Context // ends when the process is killed
+	cancel context.CancelFunc
+	dead   context.Context // ends earlier, when the engine core dies
+	die    context.CancelCauseFunc
+
+	ranks []*live.Rank
+	ids   []string // engine id of each rank
+	pubs  []*publish.Publisher
+	side  []*sidechannel.Server
+	links sidechannel.Links
+	boot  *http.Server
+	recv  *sidechannel.Server // LMCache receiver
+	store engine.Store
+	web   *web
+	wg    sync.WaitGroup
+	over  chan struct{} // closed when all of it is gone
+}
+
+// ports are the sockets of an engine, kept over restarts.
+type ports struct {
+	http, boot, recv  string
+	side, events, rep []string
+}
+
+// boot starts an incarnation. number is 0 for the first one.
+func (e *Engine) boot(number uint64) (*process, error) {
+	g := &e.group
+	p := &process{e: e, over: make(chan struct{}), links: sidechannel.Links{Patience: g.Patience}}
+	p.ctx, p.cancel = context.WithCancel(context.Background())
+	p.dead, p.die = context.WithCancelCause(p.ctx)
+	ok := false
+	defer func() {
+		if !ok {
+			p.kill()
+		}
+	}()
+	model, noise, speed, err := g.timing()
+	if err != nil {
+		return nil, err
+	}
+	// Everything random in this incarnation comes from these.
+	seed := mixSeed(g.Seed, uint64(e.index), number)
+	names := seed
+	if g.FixedNames {
+		names = g.Seed
+	}
+	switch g.Connector {
+	case workers.ConnectorSharedStorage:
+		p.store = e.fleet.store(g.Store)
+	case workers.ConnectorLMCache:
+		p.store = newBlockStore()
+	case workers.ConnectorNone, workers.ConnectorNIXL, workers.ConnectorSGLang:
+	}
+	for i := range g.DP {
+		id := uuid(mixSeed(seed, 0x656e67696e65, uint64(i)))
+		if g.DP > 1 {
+			id += "_dp" + strconv.Itoa(i)
+		}
+		p.ids = append(p.ids, id)
+		if err := p.events(i); err != nil {
+			return nil, err
+		}
+		started := time.Now()
+		cfg := engine.Config{
+			BlockSize: g.BlockSize, Blocks: g.Blocks, MaxSeqs: g.MaxSeqs, MaxBatchedTokens: g.MaxBatchedTokens,
+			MaxModelLen: g.MaxModelLen, Model: g.Model, Seed: g.Weights, NameSeed: mixSeed(names, 0x6e616d65, uint64(i)),
+			Timing: model, Noise: noise, Speed: speed, Words: e.fleet.vocab.Words(), EOS: eos, OSL: g.OSL,
+			Recompute: g.Recompute, Lease: g.Lease, Connector: g.Connector != workers.ConnectorNone,
+			Exit: func(_ engine.Time, reason string) { p.exitSoon(reason) },
+		}
+		if g.FixedNames {
+			cfg.NameSeed = mixSeed(g.Seed, 0x6e616d65, 0)
+		}
+		if len(p.pubs) > i {
+			pub := p.pubs[i]
+			cfg.Publish = func(now engine.Time, events []cache.Event) {
+				pub.Publish(float64(started.Add(now).UnixMicro())/1e6, events)
+			}
+		}
+		switch g.Connector {
+		case workers.ConnectorNIXL, workers.ConnectorSGLang:
+			cfg.Network = &network{p: p, rank: i}
+		case workers.ConnectorSharedStorage:
+			cfg.Store, cfg.LoadStore, cfg.SaveStore = p.store, true, true
+		case workers.ConnectorLMCache:
+			cfg.Store, cfg.LoadStore = p.store, true
+		case workers.ConnectorNone:
+		}
+		core, err := engine.New(cfg)
+		if err != nil {
+			return nil, err
+		}
+		set, _ := e.faults.Set()
+		core.SetSlow(set.Slow)
+		p.ranks = append(p.ranks, live.New(core))
+		if g.Connector == workers.ConnectorNIXL {
+			if err := p.sideChannel(i); err != nil {
+				return nil, err
+			}
+		}
+	}
+	rooms, err := p.bootstrap()
+	if err != nil {
+		return nil, err
+	}
+	if err := p.receiver(); err != nil {
+		return nil, err
+	}
+	srv := front.New(p.frontConfig(seed, rooms))
+	p.web = newWeb(p.ctx, srv)
+	set, _ := e.faults.Set()
+	if err := p.web.listen(e.ports.http); err != nil {
+		return nil, err
+	}
+	e.ports.http = p.web.addr
+	if set.Refuse {
+		p.web.refuse(true)
+	}
+	for _, r := range p.ranks {
+		p.wg.Add(1)
+		go func() {
+			defer p.wg.Done()
+			r.Run(p.ctx)
+		}()
+	}
+	ok = true
+	return p, nil
+}
+
+func (p *process) frontConfig(seed uint64, rooms *front.Rooms) front.Config {
+	e, g := p.e, &p.e.group
+	cfg := front.Config{
+		Dialect: g.Engine, Role: g.Role, Models: append([]string{g.Model}, g.Aliases...), LoRAs: g.LoRAs,
+		BlockSize: g.BlockSize, Blocks: g.Blocks, MaxSeqs: g.MaxSeqs, MaxBatchedTokens: g.MaxBatchedTokens,
+		MaxModelLen: min(g.MaxModelLen, (g.Blocks-1)*g.BlockSize), Connector: g.Connector, Vocab: e.fleet.vocab,
+		Ranks: p.ranks, Faults: e.faults, Rooms: rooms, Dead: p.dead, Seed: seed, Started: time.Now(),
+		SetFaults: e.SetFaults,
+		Restart:   func() { e.command(true) },
+		Exit:      func() { e.command(false) },
+	}
+	for i := range p.pubs {
+		cfg.Sources = append(cfg.Sources, front.Source{Endpoint: p.pubs[i].Endpoint(), Replay: p.pubs[i].Replay(), Topic: g.Topic, Steps: g.Steps})
+	}
+	for i, s := range p.side {
+		cfg.Links = append(cfg.Links, front.Link{EngineID: p.ids[i], Host: s.Addr().IP.String(), Port: s.Addr().Port})
+	}
+	if p.boot != nil {
+		_, port, _ := net.SplitHostPort(e.ports.boot) // written by bootstrap
+		n, _ := strconv.Atoi(port)
+		cfg.Links = append(cfg.Links, front.Link{Host: loopback, Port: n})
+	}
+	if g.Connector == workers.ConnectorLMCache {
+		cfg.Push = p.push
+	}
+	return cfg
+}
+
+// events opens the publisher of rank i.
+func (p *process) events(i int) error {
+	g := &p.e.group
+	if g.Events == EventsOff {
+		return nil
+	}
+	form := map[EventForm]kvevent.Form{EventsMap: kvevent.VLLMMap, EventsArray: kvevent.VLLMArray}[g.Events]
+	if g.Engine == workers.SGLang {
+		form = map[EventForm]kvevent.Form{EventsMap: kvevent.SGLangMap, EventsArray: kvevent.SGLangArray}[g.Events]
+	}
+	cfg := publish.Config{
+		Endpoint: "tcp://" + p.e.ports.events[i], Topic: g.Topic, Rank: i, BlockSize: g.BlockSize, Steps: g.Steps,
+		Encoding: kvevent.Encoding{Form: form, BinHash: g.BinHash}, Faults: p.e.faults,
+	}
+	if len(g.Dial) > 0 {
+		k := p.e.firstRank + i
+		if k >= len(g.Dial) {
+			return fmt.Errorf("%d endpoints to dial are not enough for rank %d of the fleet", len(g.Dial), k)
+		}
+		cfg.Endpoint, cfg.Dial = g.Dial[k], true
+	}
+	if !g.NoReplay {
+		cfg.Replay = "tcp://" + p.e.ports.rep[i]
+	}
+	pub, err := publish.Open(p.ctx, cfg)
+	if err != nil {
+		return err
+	}
+	p.pubs = append(p.pubs, pub)
+	if !cfg.Dial {
+		p.e.ports.events[i] = pub.Endpoint()[len("tcp://"):]
+	}
+	if !g.NoReplay {
+		p.e.ports.rep[i] = pub.Replay()[len("tcp://"):]
+	}
+	return nil
+}
+
+// sideChannel serves the blocks of rank i to other engines.
+func (p *process) sideChannel(i int) error {
+	r := p.ranks[i]
+	s, err := sidechannel.Listen(p.ctx, p.e.ports.side[i], func(q sidechannel.Request) (a sidechannel.Response) {
+		r.Do(func(core *engine.Rank, now engine.Time) {
+			switch q.Op {
+			case sidechannel.OpHello:
+				a.EngineID, a.TPSize, a.BlockSize = p.ids[i], 1, p.e.group.BlockSize
+			case sidechannel.OpRead:
+				contents, err := core.Read(now, q.Blocks)
+				if err != nil {
+					a.Error = err.Error()
+					return
+				}
+				a.Contents = contents
+				core.Noted(now, q.RequestID, engine.NoteDone)
+			case sidechannel.OpBeat:
+				core.Noted(now, q.RequestID, engine.NoteBeat)
+			case sidechannel.OpDone:
+				core.Noted(now, q.RequestID, engine.NoteDone)
+			default:
+				a.Error = "unknown operation " + q.Op
+			}
+		})
+		return a
+	})
+	if err != nil {
+		return err
+	}
+	p.side = append(p.side, s)
+	p.e.ports.side[i] = s.Addr().String()
+	return nil
+}
+
+// bootstrap starts the rendezvous server of an SGLang prefill.
+func (p *process) bootstrap() (*front.Rooms, error) {
+	g := &p.e.group
+	if g.Engine != workers.SGLang || g.Role != workers.Prefill {
+		return nil, nil
+	}
+	rooms := &front.Rooms{Claim: g.BootstrapWait, Wait: g.BootstrapWait}
+	var lc net.ListenConfig
+	ln, err := lc.Listen(p.ctx, "tcp", p.e.ports.boot)
+	if err != nil {
+		return nil, fmt.Errorf("bootstrap server: %w", err)
+	}
+	p.e.ports.boot = ln.Addr().String()
+	p.boot = &http.Server{
+		Handler:           joined(&p.wg, rooms.Handler(g.DP, g.BlockSize)),
+		ReadHeaderTimeout: 10 * time.Second, MaxHeaderBytes: 64 << 10,
+		BaseContext: func(net.Listener) context.Context { return p.ctx },
+	}
+	p.wg.Add(1)
+	go func() {
+		defer p.wg.Done()
+		_ = p.boot.Serve(ln) // ends with kill
+	}()
+	return rooms, nil
+}
+
+// exitSoon lets the engine die of itself: whoever waits for an answer gets the
+// error, then the process is gone. It is called with a rank's lock held.
+func (p *process) exitSoon(reason string) {
+	p.die(front.ErrDead)
+	p.e.died(p, reason)
+}
+
+// drain waits, for a moment only, until the answers that the death of the
+// engine core has ended are out.
+func (p *process) drain() {
+	t := time.NewTimer(500 * time.Millisecond)
+	defer t.Stop()
+	select {
+	case <-p.web.idle():
+	case <-t.C:
+	}
+}
+
+// kill closes every socket and joins every goroutine of the process.
+func (p *process) kill() {
+	p.cancel()
+	p.die(errors.New("engine was killed"))
+	if p.web != nil {
+		p.web.close()
+	}
+	if p.boot != nil {
+		_ = p.boot.Close() // everything is going
+	}
+	for _, s := range p.side {
+		_ = s.Close()
+	}
+	if p.recv != nil {
+		_ = p.recv.Close()
+	}
+	for _, pub := range p.pubs {
+		pub.Close()
+	}
+	p.links.Close()
+	p.wg.Wait()
+	close(p.over)
+}
+
+// joined counts the handlers in wg, so that kill can wait for them.
+func joined(wg *sync.WaitGroup, h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		wg.Add(1)
+		defer wg.Done()
+		h.ServeHTTP(w, r)
+	})
+}

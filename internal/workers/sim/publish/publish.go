@@ -1,0 +1,232 @@
+// Package publish is the KV event publisher of one simulated rank: a ZeroMQ
+// PUB socket with vLLM's frames (topic, sequence, payload), and the ROUTER that
+// replays the latest batches.
+package publish
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"sync"
+
+	"github.com/dynctl/dynctl/internal/router/kvevent"
+	"github.com/dynctl/dynctl/internal/router/zmtp"
+	"github.com/dynctl/dynctl/internal/workers/sim/cache"
+	"github.com/dynctl/dynctl/internal/workers/sim/fault"
+)
+
+// Config says where and how to publish.
+type Config struct {
+	// Endpoint is bound ("tcp://127.0.0.1:0"), or dialled if Dial is set.
+	Endpoint string
+	Dial     bool
+	// Replay is the endpoint of the replay ROUTER; empty for none.
+	Replay string
+	// Topic is the first frame.
+	Topic string
+	// Rank is the data-parallel rank; BlockSize the tokens of a block.
+	Rank, BlockSize int
+	Encoding        kvevent.Encoding
+	// Steps is how many batches are kept for replay; 0 means 10000.
+	Steps int
+	// Faults may drop, reorder and corrupt batches.
+	Faults *fault.Source
+}
+
+// Publisher publishes the batches of one rank. Publish may be called from one
+// goroutine at a time.
+type Publisher struct {
+	cfg    Config
+	pub    *zmtp.Pub
+	router *zmtp.Router
+
+	mu     sync.Mutex
+	seq    uint64
+	ring   []entry // replay buffer, oldest first from head
+	head   int
+	late   *entry // a batch that waits to be overtaken by the next
+	closed bool
+}
+
+type entry struct {
+	seq     uint64
+	payload []byte
+}
+
+// Open starts the sockets.
+func Open(ctx context.Context, cfg Config) (*Publisher, error) {
+	if cfg.Steps <= 0 {
+		cfg.Steps = 10000
+	}
+	p := &Publisher{cfg: cfg}
+	var err error
+	o := zmtp.Options{SendQueue: 100000, SendQueueBytes: 256 << 20}
+	if cfg.Dial {
+		p.pub, err = zmtp.DialPub(ctx, cfg.Endpoint, o)
+	} else {
+		p.pub, err = zmtp.ListenPub(ctx, cfg.Endpoint, o)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("kv events of rank %d: %w", cfg.Rank, err)
+	}
+	if cfg.Replay != "" {
+		p.router, err = zmtp.ListenRouter(ctx, cfg.Replay, o, p.replay)
+		if err != nil {
+			_ = p.pub.Close()
+			return nil, fmt.Errorf("kv event replay of rank %d: %w", cfg.Rank, err)
+		}
+	}
+	return p, nil
+}
+
+// Endpoint is the endpoint of the events, with its real port.
+func (p *Publisher) Endpoint() string { return p.pub.Endpoint() }
+
+// Replay is the endpoint of the replay socket; empty if there is none.
+func (p *Publisher) Replay() string {
+	if p.router == nil {
+		return ""
+	}
+	return p.router.Endpoint()
+}
+
+// Subscribers is the number of connected subscribers.
+func (p *Publisher) Subscribers() int { return p.pub.Subscribers() }
+
+// WaitSubscribers returns once n subscribers are there.
+func (p *Publisher) WaitSubscribers(ctx context.Context, n int) error {
+	return p.pub.WaitSubscribers(ctx, n)
+}
+
+// Next is the sequence number of the next batch.
+func (p *Publisher) Next() uint64 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.seq
+}
+
+// Close closes the sockets and joins their goroutines.
+func (p *Publisher) Close() {
+	p.mu.Lock()
+	p.closed = true
+	p.mu.Unlock()
+	_ = p.pub.Close() // nothing is read from these; a late error changes nothing
+	if p.router != nil {
+		_ = p.router.Close()
+	}
+}
+
+// Publish sends the events of one step as one batch.
+func (p *Publisher) Publish(ts float64, events []cache.Event) {
+	b := kvevent.Batch{TS: ts, Rank: int32(p.cfg.Rank), Events: make([]kvevent.Event, len(events))}
+	for i, e := range events {
+		b.Events[i] = Convert(e, p.cfg.BlockSize)
+	}
+	payload := kvevent.AppendBatch(nil, &b, p.cfg.Encoding)
+
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return
+	}
+	e := entry{p.seq, payload}
+	p.seq++
+	if len(p.ring) < p.cfg.Steps {
+		p.ring = append(p.ring, e)
+	} else {
+		p.ring[p.head] = e
+		p.head = (p.head + 1) % len(p.ring)
+	}
+	if p.cfg.Faults == nil {
+		p.send(e)
+		return
+	}
+	set, _ := p.cfg.Faults.Set()
+	switch {
+	case p.cfg.Faults.Hit(set.DropEvents):
+	case p.cfg.Faults.Hit(set.CorruptEvents):
+		bad := append([]byte(nil), payload...)
+		bad[p.cfg.Faults.IntN(len(bad))] ^= byte(1 + p.cfg.Faults.IntN(255))
+		p.send(entry{e.seq, bad})
+	case p.late == nil && p.cfg.Faults.Hit(set.ReorderEvents):
+		p.late = &e
+		return
+	default:
+		p.send(e)
+	}
+	if p.late != nil {
+		p.send(*p.late)
+		p.late = nil
+	}
+}
+
+func (p *Publisher) send(e entry) {
+	var seq [8]byte
+	binary.BigEndian.PutUint64(seq[:], e.seq)
+	p.pub.Send([]byte(p.cfg.Topic), seq[:], e.payload)
+}
+
+// replay answers the requests of one DEALER.
+func (p *Publisher) replay(_ context.Context, c *zmtp.Conn) error {
+	var m zmtp.Message
+	for {
+		if err := c.Recv(&m); err != nil {
+			return err
+		}
+		start, err := kvevent.ParseReplayRequest(m.Frames())
+		if err != nil {
+			continue // like vLLM: not answered
+		}
+		sglang := p.cfg.Encoding.Form == kvevent.SGLangArray || p.cfg.Encoding.Form == kvevent.SGLangMap
+		topic := []byte(p.cfg.Topic)
+		for _, e := range p.since(start) {
+			seq := kvevent.AppendSeq(nil, e.seq)
+			if sglang {
+				err = c.Send(nil, seq, e.payload)
+			} else {
+				err = c.Send(nil, topic, seq, e.payload)
+			}
+			if err != nil {
+				return err
+			}
+		}
+		end := kvevent.AppendSeq(nil, kvevent.EndSeq)
+		if sglang {
+			err = c.Send(nil, end, nil)
+		} else {
+			err = c.Send(nil, nil, end, nil)
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// since copies the kept batches from sequence start on.
+func (p *Publisher) since(start uint64) []entry {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var out []entry
+	for i := range p.ring {
+		if e := p.ring[(p.head+i)%len(p.ring)]; e.seq >= start {
+			out = append(out, e)
+		}
+	}
+	return out
+}
+
+// Convert gives a cache event the form that is published.
+func Convert(e cache.Event, blockSize int) kvevent.Event {
+	k := kvevent.Event{Kind: kvevent.Removed, Group: 0, Hashes: e.Names}
+	switch e.Kind {
+	case cache.Cleared:
+		k.Kind, k.Group = kvevent.Cleared, -1
+	case cache.Stored:
+		k.Kind, k.CacheKind = kvevent.Stored, kvevent.FullAttention
+		k.Parent, k.HasParent = e.Parent, e.HasParent
+		k.Tokens, k.BlockSize = e.Tokens, int32(blockSize)
+		k.LoRAName, k.Salt = e.LoRA, e.Salt
+	case cache.Removed:
+	}
+	return k
+}

@@ -1,0 +1,491 @@
+package sim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/dynctl/dynctl/internal/workers"
+	"github.com/dynctl/dynctl/internal/workers/sim/engine"
+	"github.com/dynctl/dynctl/internal/workers/sim/fault"
+	"github.com/dynctl/dynctl/internal/workers/sim/publish"
+	"github.com/dynctl/dynctl/internal/workers/sim/vocab"
+)
+
+const (
+	loopback = "127.0.0.1"
+	eos      = vocab.End
+)
+
+// Running is a fleet that runs.
+type Running struct {
+	vocab   *vocab.Vocab
+	client  *http.Client
+	engines []*Engine
+
+	mu     sync.Mutex
+	stores map[string]*promptStore
+}
+
+// Start starts every engine of a fleet. The fleet runs until Close, or until
+// ctx ends and Close is called.
+func Start(ctx context.Context, f Fleet) (*Running, error) {
+	r := &Running{
+		vocab:  vocab.New(),
+		client: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 64, DisableCompression: true}},
+		stores: make(map[string]*promptStore),
+	}
+	counts := make(map[workers.Role]int)
+	rank, port := 0, 0
+	for _, g := range f.Groups {
+		if err := g.Validate(); err != nil {
+			return nil, errors.Join(fmt.Errorf("simulated %s engines: %w", g.Role, err), r.Close())
+		}
+		if g.BasePort != 0 {
+			port = g.BasePort
+		}
+		for range g.Count {
+			if err := ctx.Err(); err != nil {
+				return nil, errors.Join(context.Cause(ctx), r.Close())
+			}
+			e := &Engine{
+				fleet: r, group: g, index: len(r.engines), firstRank: rank,
+				name:   fmt.Sprintf("%s-%d", g.Role, counts[g.Role]),
+				ports:  newPorts(g, port),
+				faults: fault.NewSource(mixSeed(g.Seed, uint64(len(r.engines)), 0x6661756c74), g.Faults),
+				calls:  make(chan call, 64),
+				stop:   make(chan struct{}),
+			}
+			counts[g.Role]++
+			rank += g.DP
+			if port != 0 {
+				port++
+			}
+			p, err := e.boot(0)
+			if err != nil {
+				return nil, errors.Join(fmt.Errorf("simulated engine %s: %w", e.name, err), r.Close())
+			}
+			e.proc = p
+			e.wg.Add(1)
+			go e.supervise()
+			r.engines = append(r.engines, e)
+		}
+	}
+	return r, nil
+}
+
+func newPorts(g Group, http int) ports {
+	any := net.JoinHostPort(loopback, "0")
+	p := ports{http: net.JoinHostPort(loopback, strconv.Itoa(http)), boot: any, recv: any}
+	for range g.DP {
+		p.side = append(p.side, any)
+		p.events = append(p.events, any)
+		p.rep = append(p.rep, any)
+	}
+	return p
+}
+
+// Close stops every engine and joins everything that Start started.
+func (r *Running) Close() error {
+	var wg sync.WaitGroup
+	for _, e := range r.engines {
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			e.close()
+		}()
+	}
+	wg.Wait()
+	r.client.CloseIdleConnections()
+	return nil
+}
+
+// Engines are the engines, in the order of the fleet's text.
+func (r *Running) Engines() []*Engine { return r.engines }
+
+// Engine is engine number i.
+func (r *Running) Engine(i int) *Engine { return r.engines[i] }
+
+// Named is the engine with a name, nil if there is none.
+func (r *Running) Named(name string) *Engine {
+	for _, e := range r.engines {
+		if e.name == name {
+			return e
+		}
+	}
+	return nil
+}
+
+// Vocab is the fleet's tokenizer.
+func (r *Running) Vocab() *vocab.Vocab { return r.vocab }
+
+// Workers describes the engines as the router's fleet. The values are fresh:
+// State and Ranks are not set.
+func (r *Running) Workers() []*workers.Worker {
+	out := make([]*workers.Worker, len(r.engines))
+	for i, e := range r.engines {
+		out[i] = e.Worker()
+	}
+	return out
+}
+
+// store is the fleet's shared storage in a folder, or in memory for "".
+func (r *Running) store(dir string) *promptStore {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	s := r.stores[dir]
+	if s == nil {
+		s = &promptStore{dir: dir}
+		if dir != "" {
+			_ = os.MkdirAll(dir, 0o700) // a folder that cannot be made keeps nothing
+		}
+		r.stores[dir] = s
+	}
+	return s
+}
+
+// Engine is one simulated engine over all its incarnations. Its methods are
+// safe for concurrent use.
+type Engine struct {
+	fleet     *Running
+	group     Group
+	index     int
+	firstRank int
+	name      string
+	faults    *fault.Source
+	calls     chan call
+	stop      chan struct{} // closed by close
+	wg        sync.WaitGroup
+	ports     ports // written under mu, by boot
+
+	mu     sync.Mutex
+	proc   *process // nil while down
+	number uint64   // incarnation
+	reason string   // why it is down
+	exits  int
+	closed bool
+	clear  *time.Timer // ends faults with a limit
+}
+
+// call is something for the supervisor to do, because whoever wants it cannot
+// wait for it: a handler of the process itself, or a rank with its lock held.
+type call struct {
+	proc    *process // the incarnation that is meant
+	restart bool
+	died    bool
+	reason  string
+	again   bool // bring up again after AutoRestart
+}
+
+// Name is the engine's name in the fleet, like "prefill-0".
+func (e *Engine) Name() string { return e.name }
+
+// Group is what the engine was made from.
+func (e *Engine) Group() Group { return e.group }
+
+// URL is the base of its HTTP API.
+func (e *Engine) URL() string {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return "http://" + e.ports.http
+}
+
+// Worker describes the engine as the router's fleet; State and Ranks are not set.
+func (e *Engine) Worker() *workers.Worker {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	g := &e.group
+	w := &workers.Worker{
+		Name: e.name, URL: &url.URL{Scheme: "http", Host: e.ports.http}, Engine: workers.Sim, Dialect: g.Engine,
+		Role: g.Role, Connector: g.Connector, LoRAs: g.LoRAs, BlockSize: g.BlockSize,
+		MaxModelLen: min(g.MaxModelLen, (g.Blocks-1)*g.BlockSize), KVBlocks: g.Blocks, MaxBatchedTokens: g.MaxBatchedTokens, Source: "sim",
+	}
+	w.Models = append(append([]string{g.Model}, g.Aliases...), g.LoRAs...)
+	if g.Events != EventsOff {
+		for i := range g.DP {
+			s := workers.EventSource{DP: i, Endpoint: "tcp://" + e.ports.events[i], Topic: g.Topic}
+			if !g.NoReplay {
+				s.Replay = "tcp://" + e.ports.rep[i]
+			}
+			if k := e.firstRank + i; k < len(g.Dial) {
+				s.Endpoint, s.Bind = g.Dial[k], true
+			}
+			w.Events = append(w.Events, s)
+		}
+	}
+	if g.Engine == workers.SGLang && g.Role == workers.Prefill {
+		w.Bootstrap = &workers.Bootstrap{Host: loopback, Port: portOf(e.ports.boot)}
+	}
+	if g.Connector == workers.ConnectorLMCache && g.Role != workers.Prefill {
+		n := portOf(e.ports.recv)
+		w.LMCache = &workers.LMCacheDecoder{Host: loopback, InitPorts: []int{n}, AllocPorts: []int{n}}
+	}
+	return w
+}
+
+func portOf(addr string) int {
+	_, port, _ := net.SplitHostPort(addr) // our own listeners' addresses
+	n, _ := strconv.Atoi(port)
+	return n
+}
+
+// Running reports whether the engine is up, and if not, why.
+func (e *Engine) Running() (bool, string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.proc != nil, e.reason
+}
+
+// Exits is how often the engine has died by itself.
+func (e *Engine) Exits() int {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.exits
+}
+
+// Incarnation counts the starts before the present one.
+func (e *Engine) Incarnation() uint64 {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.number
+}
+
+// ErrDown is what is asked of an engine that does not run.
+var ErrDown = errors.New("simulated engine is down")
+
+// Kill ends the process at once: sockets close, requests die, caches are gone.
+// It returns when all of it is over.
+func (e *Engine) Kill() {
+	e.mu.Lock()
+	p := e.proc
+	if p != nil {
+		e.proc, e.reason = nil, "killed"
+	}
+	e.mu.Unlock()
+	if p != nil {
+		p.kill()
+	}
+}
+
+// Restart kills the process if it runs and starts a new one on the same ports:
+// an empty cache, new block names, event sequences from 0.
+func (e *Engine) Restart() error {
+	e.Kill()
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.closed {
+		return ErrDown
+	}
+	if e.proc != nil { // someone else was faster
+		return nil
+	}
+	p, err := e.boot(e.number + 1)
+	if err != nil {
+		e.reason = err.Error()
+		return fmt.Errorf("restart of %s: %w", e.name, err)
+	}
+	e.number++
+	e.proc, e.reason = p, ""
+	return nil
+}
+
+// SetFaults replaces the engine's faults.
+func (e *Engine) SetFaults(set fault.Set) error {
+	if err := set.Validate(); err != nil {
+		return err
+	}
+	e.mu.Lock()
+	if e.closed {
+		e.mu.Unlock()
+		return ErrDown
+	}
+	e.faults.Replace(set)
+	p := e.proc
+	if e.clear != nil {
+		e.clear.Stop()
+		e.clear = nil
+	}
+	if set.For > 0 {
+		var t *time.Timer
+		t = time.AfterFunc(time.Duration(set.For), func() {
+			e.mu.Lock()
+			mine := e.clear == t
+			e.mu.Unlock()
+			if mine {
+				_ = e.SetFaults(fault.Set{}) // an empty set is valid
+			}
+		})
+		e.clear = t
+	}
+	e.mu.Unlock()
+	if p == nil {
+		return nil
+	}
+	p.web.refuse(set.Refuse)
+	for _, r := range p.ranks {
+		r.Do(func(core *engine.Rank, _ engine.Time) { core.SetSlow(set.Slow) })
+	}
+	return nil
+}
+
+// Faults is the engine's present set of faults.
+func (e *Engine) Faults() fault.Set {
+	set, _ := e.faults.Set()
+	return set
+}
+
+// Counters are the counters of each rank since its process started.
+func (e *Engine) Counters() ([]engine.Stats, error) {
+	p, err := e.up()
+	if err != nil {
+		return nil, err
+	}
+	out := make([]engine.Stats, len(p.ranks))
+	for i, r := range p.ranks {
+		out[i] = r.Stats()
+	}
+	return out, nil
+}
+
+// Cached is what the cache of a rank holds: the sequence hashes (package
+// blockhash) of its blocks, each once, in no order.
+func (e *Engine) Cached(rank int) ([]uint64, error) {
+	p, err := e.up()
+	if err != nil {
+		return nil, err
+	}
+	if rank < 0 || rank >= len(p.ranks) {
+		return nil, fmt.Errorf("%s has no rank %d", e.name, rank)
+	}
+	return p.ranks[rank].Seqs(), nil
+}
+
+// Publisher is the event publisher of a rank, nil without events.
+func (e *Engine) Publisher(rank int) (*publish.Publisher, error) {
+	p, err := e.up()
+	if err != nil {
+		return nil, err
+	}
+	if rank < 0 || rank >= len(p.pubs) {
+		return nil, nil
+	}
+	return p.pubs[rank], nil
+}
+
+func (e *Engine) up() (*process, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.proc == nil {
+		return nil, fmt.Errorf("%w: %s: %s", ErrDown, e.name, e.reason)
+	}
+	return e.proc, nil
+}
+
+// command is the admin call of a handler to end its own process.
+func (e *Engine) command(restart bool) {
+	e.mu.Lock()
+	p := e.proc
+	e.mu.Unlock()
+	e.post(call{proc: p, restart: restart, reason: "told to exit"})
+}
+
+// died tells the supervisor that the engine core of p is dead.
+func (e *Engine) died(p *process, reason string) {
+	e.post(call{proc: p, died: true, reason: reason, again: e.group.AutoRestart > 0})
+}
+
+// post hands a call to the supervisor. A full queue means that the process is
+// told to end many times over, so nothing is lost by dropping it.
+func (e *Engine) post(c call) {
+	select {
+	case e.calls <- c:
+	default:
+	}
+}
+
+// supervise ends and restarts processes on behalf of those who cannot wait.
+func (e *Engine) supervise() {
+	defer e.wg.Done()
+	for {
+		var c call
+		select {
+		case c = <-e.calls:
+		case <-e.stop:
+			return
+		}
+		e.mu.Lock()
+		current := e.proc == c.proc && c.proc != nil && !e.closed
+		if current && c.died {
+			e.exits++
+		}
+		e.mu.Unlock()
+		if !current {
+			continue
+		}
+		c.proc.drain()
+		if c.restart {
+			_ = e.Restart() // the reason is kept for Running
+			continue
+		}
+		e.Kill()
+		e.mu.Lock()
+		e.reason = c.reason
+		e.mu.Unlock()
+		if c.again && e.pause(e.group.AutoRestart) {
+			_ = e.Restart() // the reason is kept for Running
+		}
+	}
+}
+
+// pause waits; false means that the engine is closed.
+func (e *Engine) pause(d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-e.stop:
+		return false
+	}
+}
+
+// close ends the engine for good.
+func (e *Engine) close() {
+	e.mu.Lock()
+	e.closed = true
+	if e.clear != nil {
+		e.clear.Stop()
+		e.clear = nil
+	}
+	e.mu.Unlock()
+	close(e.stop)
+	e.wg.Wait()
+	e.Kill()
+}
+
+// mixSeed makes an independent seed out of several numbers.
+func mixSeed(parts ...uint64) uint64 {
+	h := uint64(0x9e3779b97f4a7c15)
+	for _, p := range parts {
+		h ^= p
+		h ^= h >> 30
+		h *= 0xbf58476d1ce4e5b9
+		h ^= h >> 27
+		h *= 0x94d049bb133111eb
+		h ^= h >> 31
+	}
+	return h
+}
+
+// uuid is a version 4 UUID that the seed fixes.
+func uuid(seed uint64) string {
+	a, b := mixSeed(seed, 1), mixSeed(seed, 2)
+	return fmt.Sprintf("%08x-%04x-4%03x-%04x-%012x", a>>32, a>>16&0xffff, a&0xfff, 0x8000|b>>48&0x3fff, b&0xffffffffffff)
+}

@@ -1,0 +1,128 @@
+package sim
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+)
+
+// web is the HTTP server of a process, whose listener can be taken away and
+// given back.
+type web struct {
+	ctx  context.Context
+	srv  *http.Server
+	addr string
+	wg   sync.WaitGroup // Serve loops and handlers
+
+	mu      sync.Mutex
+	ln      net.Listener
+	closed  bool
+	active  int
+	settled chan struct{} // closed when active falls to 0, replaced after
+}
+
+func newWeb(ctx context.Context, h http.Handler) *web {
+	w := &web{ctx: ctx}
+	w.srv = &http.Server{
+		Handler:           http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) { w.serve(h, rw, r) }),
+		ReadHeaderTimeout: 30 * time.Second,
+		MaxHeaderBytes:    256 << 10,
+		BaseContext:       func(net.Listener) context.Context { return ctx },
+		ErrorLog:          log.New(io.Discard, "", 0), // aborted handlers are wanted here
+	}
+	return w
+}
+
+func (w *web) serve(h http.Handler, rw http.ResponseWriter, r *http.Request) {
+	w.mu.Lock()
+	if w.closed {
+		w.mu.Unlock()
+		panic(http.ErrAbortHandler)
+	}
+	w.wg.Add(1)
+	w.active++
+	w.mu.Unlock()
+	defer func() {
+		w.mu.Lock()
+		w.active--
+		if w.active == 0 && w.settled != nil {
+			close(w.settled)
+			w.settled = nil
+		}
+		w.mu.Unlock()
+		w.wg.Done()
+	}()
+	h.ServeHTTP(rw, r)
+}
+
+// idle is closed when no handler runs.
+func (w *web) idle() <-chan struct{} {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.settled == nil {
+		w.settled = make(chan struct{})
+		if w.active == 0 {
+			c := w.settled
+			close(c)
+			w.settled = nil
+			return c
+		}
+	}
+	return w.settled
+}
+
+// listen binds addr and serves it.
+func (w *web) listen(addr string) error {
+	var lc net.ListenConfig
+	ln, err := lc.Listen(w.ctx, "tcp", addr)
+	if err != nil {
+		return fmt.Errorf("http: %w", err)
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.closed {
+		_ = ln.Close()
+		return http.ErrServerClosed
+	}
+	w.ln, w.addr = ln, ln.Addr().String()
+	w.wg.Add(1)
+	go func() {
+		defer w.wg.Done()
+		_ = w.srv.Serve(ln) // ends when ln or the server is closed
+	}()
+	return nil
+}
+
+// refuse takes the listener away, and idle connections with it, or gives it
+// back. Requests that run go on.
+func (w *web) refuse(on bool) {
+	w.mu.Lock()
+	ln := w.ln
+	if on {
+		w.ln = nil
+	}
+	w.mu.Unlock()
+	if on == (ln == nil) {
+		return
+	}
+	w.srv.SetKeepAlivesEnabled(!on)
+	if on {
+		_ = ln.Close()
+		return
+	}
+	_ = w.listen(w.addr) // a port lost to someone else stays refused
+}
+
+// close cuts every connection and waits for the handlers.
+func (w *web) close() {
+	w.mu.Lock()
+	w.closed = true
+	w.mu.Unlock()
+	_ = w.srv.Close() // everything is going
+	w.wg.Wait()
+}
