@@ -1,0 +1,147 @@
+package upstream
+
+import (
+	"errors"
+	"io"
+	"net/http"
+	"strings"
+	"time"
+)
+
+// StreamOptions say how an answer is forwarded.
+type StreamOptions struct {
+	// Observe, when not nil, sees every piece of the body before it is
+	// written. It must not change or keep it.
+	Observe func(p []byte)
+	// WriteTimeout bounds every write to the client, so that one that does
+	// not read cannot hold a connection for ever; 0 for none. It may last up
+	// to a quarter longer.
+	WriteTimeout time.Duration
+}
+
+// knownSmall is the size in bytes up to which an answer of known length is
+// written without a deadline: it fits into the buffers below.
+const knownSmall = 16 << 10
+
+// Flushes reports whether each piece of an answer must go out at once: it is an
+// event stream, or nobody knows how long it will be.
+func (r *Response) Flushes() bool {
+	return r.ContentLength < 0 || strings.HasPrefix(r.Header.Get("Content-Type"), "text/event-stream")
+}
+
+// WriteHead sends status and headers of the answer to the client, in addition
+// to the headers already set on w.
+func (r *Response) WriteHead(w http.ResponseWriter) {
+	h := w.Header()
+	r.Header.CopyTo(h)
+	if r.ContentLength >= 0 {
+		h["Content-Length"] = []string{r.Header.Get("Content-Length")}
+	}
+	w.WriteHeader(r.Status)
+}
+
+// Stream forwards the body to the client, whose head must have been written,
+// piece by piece as it arrives, in the calling goroutine. The error is a
+// [*Failure] when the engine broke off, a [*ClientError] when the client did.
+func Stream(w http.ResponseWriter, r *Response, opt StreamOptions) error {
+	out := newWriter(w, opt.WriteTimeout)
+	if r.ContentLength >= 0 && r.ContentLength <= knownSmall {
+		out.timeout = 0
+	}
+	flush := r.Flushes()
+	for {
+		p, err := r.Next()
+		if err != nil {
+			out.done()
+			if errors.Is(err, io.EOF) {
+				return nil
+			}
+			return err
+		}
+		if opt.Observe != nil {
+			opt.Observe(p)
+		}
+		// What is written last goes out with the end of the answer, when the
+		// handler returns.
+		if err := out.write(p, flush && !r.Done()); err != nil {
+			return &ClientError{Err: err}
+		}
+	}
+}
+
+// Writer writes pieces of an answer to a client and sends each on its way,
+// with a deadline for each.
+type Writer struct {
+	w       http.ResponseWriter
+	flusher interface{ FlushError() error }
+	rc      *http.ResponseController
+	timeout time.Duration
+	by      time.Time
+}
+
+// NewWriter makes a writer; timeout is that of StreamOptions.WriteTimeout.
+func NewWriter(w http.ResponseWriter, timeout time.Duration) *Writer {
+	out := newWriter(w, timeout)
+	return &out
+}
+
+func newWriter(w http.ResponseWriter, timeout time.Duration) Writer {
+	out := Writer{w: w, timeout: timeout, rc: http.NewResponseController(w)}
+	out.flusher = out.rcFlusher()
+	return out
+}
+
+type controllerFlusher struct{ rc *http.ResponseController }
+
+func (c controllerFlusher) FlushError() error { return c.rc.Flush() }
+
+// rcFlusher finds the flush method once instead of with each piece.
+func (o *Writer) rcFlusher() interface{ FlushError() error } {
+	if f, ok := o.w.(interface{ FlushError() error }); ok {
+		return f
+	}
+	return controllerFlusher{o.rc}
+}
+
+// Write writes p and flushes it to the client.
+func (o *Writer) Write(p []byte) (int, error) {
+	if err := o.write(p, true); err != nil {
+		return 0, &ClientError{Err: err}
+	}
+	return len(p), nil
+}
+
+// Done takes back the deadline, which would otherwise hit a later request on
+// the same connection.
+func (o *Writer) Done() { o.done() }
+
+func (o *Writer) write(p []byte, flush bool) error {
+	if o.timeout > 0 {
+		if by, move := due(o.by, time.Now(), o.timeout); move {
+			if err := o.rc.SetWriteDeadline(by); err != nil {
+				if !errors.Is(err, http.ErrNotSupported) {
+					return err
+				}
+				o.timeout = 0 // a writer of a test, say
+			}
+			o.by = by
+		}
+	}
+	if _, err := o.w.Write(p); err != nil {
+		return err
+	}
+	if flush {
+		if err := o.flusher.FlushError(); err != nil && !errors.Is(err, http.ErrNotSupported) {
+			return err
+		}
+	}
+	return nil
+}
+
+func (o *Writer) done() {
+	if o.by.IsZero() {
+		return
+	}
+	o.by = time.Time{}
+	_ = o.rc.SetWriteDeadline(o.by) // the client is gone if this fails
+}
