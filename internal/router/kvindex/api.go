@@ -16,12 +16,12 @@ const (
 	DefaultMaxBytes  = 8 << 30
 )
 
-// maxRanks bounds [Options.MaxRanks]: the slot table is an array.
-const maxRanks = 1 << 16
+// maxRanks bounds [Options.MaxRanks]: the ranks of a run have to fit the largest array.
+const maxRanks = 8191
 
 // Options are the limits of an [Index]. A zero field means its default.
 type Options struct {
-	// MaxRanks is the number of rank slots. Default [DefaultMaxRanks], at most 65,536.
+	// MaxRanks is the number of rank slots. Default [DefaultMaxRanks], at most 8,191.
 	MaxRanks int
 	// MaxBlocks is the number of memberships, (block, rank) pairs, that may be held at a time. Stores
 	// beyond it are refused and counted, the newest first, and the rank is marked as lost.

@@ -1,324 +1,361 @@
-// Package kvindex answers how many leading blocks of a prompt each rank holds.
+// Package kvindex answers how many leading blocks of a prompt each rank holds in its KV cache.
+//
+// The index is a tree of runs of blocks, found by local hashes, so the identity of a block is its
+// whole prefix (what [blockhash] calls its sequence hash). Beside it each rank has a table from its
+// engine's own names to blocks, because removals and parents come by name. A name means something for
+// its rank only; where the name that the first rank gave to a block is also what a later rank calls
+// that same block (same parent, same tokens), it is kept once.
+//
+// The index may know less than the ranks hold, never more. A block counts for a rank only under
+// blocks that the rank holds too: when an engine evicts from the middle, what hangs below is kept but
+// not counted until the gap is filled again. A chain whose parent the rank does not hold is not stored
+// but reported. An engine that stores a block twice and removes one copy is taken to have none.
+//
+// Lookups take no lock and do not wait for writers. Writers of different ranks run side by side: the
+// lock of a rank is held for a batch, that of a run for a few blocks. See docs/adr/0001-kvindex.md.
 package kvindex
 
 import (
-	"errors"
 	"fmt"
-	"hash/crc32"
-	"io"
-	"slices"
+	"math/rand/v2"
 	"sync"
-
-	"github.com/dynctl/dynctl/internal/router/blockhash"
+	"sync/atomic"
 )
 
-type block struct {
-	parent, local uint64
-	depth         int
-	kids          map[uint64]struct{}
-	ranks         map[Rank]uint64 // name
-	hits          uint64
-}
-
-type rank struct {
-	RankStats
-	names map[uint64]uint64 // engine name to sequence hash
-}
-
 // Index is the per-rank prefix overlap index. Its methods are safe for concurrent use.
+//
+// Locks, in order: Index.mu, rankState.mu, cache.mu, node.mu or edgeShard.mu (one at a time, except
+// that nothing else is locked under an edgeShard), extras.mu, memory.mu.
 type Index struct {
-	o       Options
-	mu      sync.RWMutex
-	blocks  map[uint64]*block // by sequence hash; 0 = root
-	ranks   map[Rank]*rank
-	total   int64
-	stats   Stats
-	lookups uint64
+	o      Options
+	m      memory
+	ep     epochs
+	edges  edges
+	extra  [64]extras
+	caches [stripes]cache
+
+	held   atomic.Int64 // memberships
+	blocks atomic.Int64
+	nodes  atomic.Int64
+	stripe atomic.Uint32
+
+	mu    sync.Mutex // serialises AddRank and RemoveRank
+	ranks []atomic.Pointer[rankState]
+	gone  counters // of ranks that were removed
+	live  atomic.Int64
+}
+
+// rankState is what belongs to one rank.
+type rankState struct {
+	slot Rank
+	name string
+	counters
+	lost   atomic.Bool
+	blocks atomic.Int64
+
+	mu      sync.Mutex
+	removed bool
+	tab     table
+	hints   [16]struct{ node, place uint32 } // places of the rank in runs used lately
+}
+
+// counters are those of [RankStats].
+type counters struct {
+	stored, duplicate, evicted, renamed, unknown, orphaned, refused, cleared atomic.Uint64
+}
+
+func (c *counters) add(r *Result) {
+	for _, p := range [...]struct {
+		c *atomic.Uint64
+		n int
+	}{
+		{&c.stored, r.Stored},
+		{&c.duplicate, r.Duplicate},
+		{&c.evicted, r.Removed},
+		{&c.renamed, r.Renamed},
+		{&c.unknown, r.Unknown},
+		{&c.orphaned, r.Orphaned},
+		{&c.refused, r.Refused},
+		{&c.cleared, r.Cleared},
+	} {
+		if p.n != 0 {
+			p.c.Add(uint64(p.n))
+		}
+	}
 }
 
 // New returns an empty index.
 func New(o Options) *Index {
-	x := &Index{o: o.withDefaults(), ranks: map[Rank]*rank{}}
-	x.blocks = map[uint64]*block{uint64(Root): {kids: map[uint64]struct{}{}}}
+	x := &Index{o: o.withDefaults()}
+	x.m.init(x.o.MaxBytes)
+	x.edges.m, x.edges.seed = &x.m, rand.Uint64()
+	for i := range x.caches {
+		c := &x.caches[i]
+		c.m, c.ep, c.stripe = &x.m, &x.ep, uint32(i)
+	}
+	x.ranks = make([]atomic.Pointer[rankState], x.o.MaxRanks)
+	// Node 0 is the root: an empty run that never dies.
+	x.m.mu.Lock()
+	x.m.fresh(kindNode, 1)
+	x.m.mu.Unlock()
 	return x
 }
 
-// Close frees the index's memory. The index may not be used any more.
-func (x *Index) Close() error { return nil }
+// Close frees the index's memory. No method may be running or called afterwards.
+func (x *Index) Close() error {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for i := range x.ranks {
+		if k := x.ranks[i].Swap(nil); k != nil {
+			k.tab.reset()
+		}
+	}
+	return x.m.close()
+}
 
 // AddRank gives slot r to the rank called name.
 func (x *Index) AddRank(r Rank, name string) error {
+	if int64(r) >= int64(len(x.ranks)) {
+		return fmt.Errorf("add rank %s in slot %d of %d: %w", name, r, len(x.ranks), ErrRankRange)
+	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if int64(r) >= int64(x.o.MaxRanks) {
-		return fmt.Errorf("add rank %s in slot %d of %d: %w", name, r, x.o.MaxRanks, ErrRankRange)
+	if k := x.ranks[r].Load(); k != nil {
+		return fmt.Errorf("add rank %s in slot %d of %s: %w", name, r, k.name, ErrRankInUse)
 	}
-	if x.ranks[r] != nil {
-		return fmt.Errorf("add rank %s in slot %d: %w", name, r, ErrRankInUse)
-	}
-	x.ranks[r] = &rank{RankStats: RankStats{Rank: r, Name: name}, names: map[uint64]uint64{}}
+	k := &rankState{slot: r, name: name}
+	k.tab.m, k.tab.seed = &x.m, rand.Uint64()
+	x.ranks[r].Store(k)
+	x.live.Add(1)
 	return nil
 }
 
-// RemoveRank drops all that rank r holds and frees its slot.
+// RemoveRank drops all that rank r holds and frees its slot. A free slot is left as it is.
 func (x *Index) RemoveRank(r Rank) {
+	if int64(r) >= int64(len(x.ranks)) {
+		return
+	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if k := x.ranks[r]; k != nil {
-		x.clear(k)
-		delete(x.ranks, r)
+	k := x.ranks[r].Load()
+	if k == nil {
+		return
+	}
+	var b Batch
+	b.Clear()
+	x.apply(k, &b, true)
+	x.ranks[r].Store(nil)
+	x.live.Add(-1)
+	for _, p := range [...][2]*atomic.Uint64{
+		{&x.gone.stored, &k.stored},
+		{&x.gone.duplicate, &k.duplicate},
+		{&x.gone.evicted, &k.evicted},
+		{&x.gone.renamed, &k.renamed},
+		{&x.gone.unknown, &k.unknown},
+		{&x.gone.orphaned, &k.orphaned},
+		{&x.gone.refused, &k.refused},
+		{&x.gone.cleared, &k.cleared},
+	} {
+		p[0].Add(p[1].Load())
 	}
 }
 
-// ClearRank drops all that rank r holds.
+// ClearRank drops all that rank r holds and trusts it again.
 func (x *Index) ClearRank(r Rank) {
 	var b Batch
 	b.Clear()
 	x.Apply(r, &b)
 }
 
-func (x *Index) drop(k *rank, name uint64) {
-	s := k.names[name]
-	delete(k.names, name)
-	delete(x.blocks[s].ranks, k.Rank)
-	x.total--
-	k.Blocks--
-	for s != 0 {
-		b := x.blocks[s]
-		if len(b.ranks) > 0 || len(b.kids) > 0 {
-			return
-		}
-		delete(x.blocks, s)
-		delete(x.blocks[b.parent].kids, s)
-		s = b.parent
-	}
-}
-
-func (x *Index) clear(k *rank) int {
-	n := len(k.names)
-	for name := range k.names {
-		x.drop(k, name)
-	}
-	return n
-}
-
-// Apply performs the batch's events for rank r, in order.
+// Apply performs the batch's events for rank r, in order. The batch may be reused afterwards.
 func (x *Index) Apply(r Rank, b *Batch) Result {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	var res Result
-	k := x.ranks[r]
+	var k *rankState
+	if int64(r) < int64(len(x.ranks)) {
+		k = x.ranks[r].Load()
+	}
+	if k == nil {
+		return refuse(b)
+	}
+	return x.apply(k, b, false)
+}
+
+// refuse is the result of a batch for a rank that is not there.
+func refuse(b *Batch) (res Result) {
 	for i := range b.ops {
-		o := &b.ops[i]
-		names := b.names[o.from : o.from+o.n]
-		if k == nil {
-			if o.kind == opStore {
-				res.Refused += len(names) + int(o.short)
-			} else {
-				res.Unknown += len(names)
-			}
-			continue
-		}
-		switch o.kind {
+		switch o := &b.ops[i]; o.kind {
 		case opStore:
-			x.store(k, o, names, b.locals[o.lfrom:o.lfrom+o.n], &res)
-			res.Refused += int(o.short)
+			res.Refused += int(o.n) + int(o.short)
 		case opRemove:
-			for _, name := range names {
-				if _, ok := k.names[name]; ok {
-					x.drop(k, name)
-					res.Removed++
-				} else {
-					res.Unknown++
-				}
-			}
-		case opClear:
-			res.Cleared += x.clear(k)
-			k.Lost = false
-		}
-		if res.Orphaned+res.Refused+res.Renamed > 0 {
-			res.Lost = true
+			res.Unknown += int(o.n)
 		}
 	}
-	if k != nil {
-		k.Lost = k.Lost || res.Lost
-		k.Stored += uint64(res.Stored)
-		k.Duplicate += uint64(res.Duplicate)
-		k.Removed += uint64(res.Removed)
-		k.Renamed += uint64(res.Renamed)
-		k.Unknown += uint64(res.Unknown)
-		k.Orphaned += uint64(res.Orphaned)
-		k.Refused += uint64(res.Refused)
-		k.Cleared += uint64(res.Cleared)
-	}
-	x.stats.Stored += uint64(res.Stored)
-	x.stats.Duplicate += uint64(res.Duplicate)
-	x.stats.Removed += uint64(res.Removed)
-	x.stats.Renamed += uint64(res.Renamed)
-	x.stats.Unknown += uint64(res.Unknown)
-	x.stats.Orphaned += uint64(res.Orphaned)
-	x.stats.Refused += uint64(res.Refused)
-	x.stats.Cleared += uint64(res.Cleared)
+	res.Lost = res.Refused > 0
 	return res
 }
 
-func (x *Index) store(k *rank, o *op, names, locals []uint64, res *Result) {
-	s, depth := uint64(Root), 0
+func (x *Index) apply(k *rankState, b *Batch, last bool) (res Result) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.removed {
+		return refuse(b)
+	}
+	k.removed = last
+	c := x.cache(k.slot)
+	defer c.mu.Unlock()
+	v := x.ep.enter(c.stripe)
+	for i := range b.ops {
+		o := &b.ops[i]
+		switch o.kind {
+		case opStore:
+			bad := res.Orphaned + res.Refused + res.Renamed
+			x.store(k, c, o, b, &res)
+			if res.Orphaned+res.Refused+res.Renamed > bad {
+				res.Lost = true
+				k.lost.Store(true)
+			}
+		case opRemove:
+			x.remove(k, c, b.names[o.from:o.from+o.n], &res)
+		case opClear:
+			res.Cleared += k.tab.count
+			x.clear(k, c)
+			res.Lost = false
+			k.lost.Store(false)
+		}
+	}
+	x.ep.exit(c.stripe, v)
+	c.settle()
+	x.count(k, 0)
+	k.counters.add(&res)
+	if c.blocks != 0 {
+		x.blocks.Add(c.blocks)
+		c.blocks = 0
+	}
+	if c.nodes != 0 {
+		x.nodes.Add(c.nodes)
+		c.nodes = 0
+	}
+	return res
+}
+
+// count brings the number of memberships up to date and gives back reserved ones.
+func (x *Index) count(k *rankState, reserved int64) {
+	n := int64(k.tab.count)
+	if d := n - k.blocks.Load() - reserved; d != 0 {
+		x.held.Add(d)
+	}
+	k.blocks.Store(n)
+}
+
+// cache locks and returns an allocator, that of the rank if it is free.
+func (x *Index) cache(r Rank) *cache {
+	for i := range uint32(stripes) {
+		if c := &x.caches[(uint32(r)+i)%stripes]; c.mu.TryLock() {
+			return c
+		}
+	}
+	c := &x.caches[r%stripes]
+	c.mu.Lock()
+	return c
+}
+
+func (x *Index) store(k *rankState, c *cache, o *op, b *Batch, res *Result) {
+	names := b.names[o.from : o.from+o.n]
+	locals := b.locals[o.lfrom : o.lfrom+o.n]
+	res.Refused += int(o.short)
+	n, off := uint32(0), uint32(0)
 	if o.hasParent {
-		var ok bool
-		if s, ok = k.names[o.parent]; !ok {
+		ref := k.tab.find(o.parent)
+		if ref == 0 {
 			res.Orphaned += len(names)
 			return
 		}
-		depth = x.blocks[s].depth
+		n, off = x.m.at(ref)
+		off++
 	}
-	for i, name := range names {
-		if x.total >= x.o.MaxBlocks {
-			res.Refused += len(names) - i
-			return
-		}
-		p := s
-		if s = locals[i]; p != 0 {
-			s = blockhash.Next(p, locals[i])
-		}
-		depth++
-		b := x.blocks[s]
-		if b == nil {
-			b = &block{parent: p, local: locals[i], depth: depth, kids: map[uint64]struct{}{}, ranks: map[Rank]uint64{}}
-			x.blocks[s] = b
-			x.blocks[p].kids[s] = struct{}{}
-		}
-		if _, held := b.ranks[k.Rank]; held {
-			res.Duplicate++
-			continue
-		}
-		b.ranks[k.Rank] = name
-		x.total++
-		k.Blocks++
-		if _, ok := k.names[name]; ok {
-			x.drop(k, name)
-			res.Renamed++
-		}
-		k.names[name] = s
-		res.Stored++
+	if len(names) == 0 {
+		return
 	}
+	if !k.tab.reserve(len(names)) {
+		res.Refused += len(names)
+		return
+	}
+	x.count(k, 0)
+	// Take room for all of it first and give back what was not needed.
+	want := int64(len(names))
+	budget := want
+	if over := x.held.Add(want) - x.o.MaxBlocks; over > 0 {
+		budget = max(0, want-over)
+	}
+	c.pend = c.pend[:0]
+	done, fresh := x.walk(k, c, n, off, names, locals, uint32(budget))
+	res.Stored += int(fresh)
+	res.Duplicate += int(done - fresh)
+	res.Refused += len(names) - int(done)
+	x.name(k, c, names, res)
+	x.count(k, want)
 }
 
-// Overlap finds, for every rank, how many leading blocks of the prompt with these local hashes it holds.
-func (x *Index) Overlap(locals []uint64, q *Query) {
-	x.mu.RLock()
-	defer x.mu.RUnlock()
-	q.reset(x.o.MaxRanks)
-	s := uint64(Root)
-	for i, l := range locals {
-		if i == 0 {
-			s = l
-		} else {
-			s = blockhash.Next(s, l)
+// name puts the names of the pending blocks into the rank's table.
+func (x *Index) name(k *rankState, c *cache, names []uint64, res *Result) {
+	seen := uint32(0)
+	for i := range c.pend {
+		p := &c.pend[i]
+		if p.at+uint32(p.n) > seen {
+			k.tab.prefetch(names[max(p.at, seen):min(int(p.at)+ahead, len(names))])
+			seen = p.at + ahead
 		}
-		b := x.blocks[s]
-		if b == nil {
-			return
-		}
-		for r := range b.ranks {
-			if q.depth[r] == uint32(i) {
-				if i == 0 {
-					q.touched = append(q.touched, uint32(r))
-				}
-				q.depth[r] = uint32(i) + 1
+		for j := range uint32(p.n) {
+			name, ref := names[p.at+j], p.ref+j
+			own := p.own && x.m.name(ref) != name
+			if was := k.tab.put(name, ref, own); was != 0 {
+				res.Renamed++
+				n, off := x.m.at(was)
+				x.release(k, c, n, off, off+1)
 			}
 		}
 	}
 }
 
-// Stats returns the figures of the whole index.
-func (x *Index) Stats() Stats {
-	x.mu.RLock()
-	defer x.mu.RUnlock()
-	s := x.stats
-	s.Ranks, s.Memberships, s.Blocks = len(x.ranks), x.total, int64(len(x.blocks)-1)
-	s.Nodes, s.MaxBlocks, s.MaxBytes = s.Blocks, x.o.MaxBlocks, x.o.MaxBytes
-	return s
-}
-
-// RankStats returns the counters of rank r, and false when the slot is free.
-func (x *Index) RankStats(r Rank) (RankStats, bool) {
-	x.mu.RLock()
-	defer x.mu.RUnlock()
-	if k := x.ranks[r]; k != nil {
-		return k.RankStats, true
-	}
-	return RankStats{}, false
-}
-
-// RankBlocks calls yield with the sequence hash and the engine's name of every block that rank r
-// holds, in no special order, until it returns false.
-func (x *Index) RankBlocks(r Rank, yield func(seq, name uint64) bool) error {
-	x.mu.RLock()
-	defer x.mu.RUnlock()
-	k := x.ranks[r]
-	if k == nil {
-		return fmt.Errorf("blocks of rank %d: %w", r, ErrUnknownRank)
-	}
-	for n, s := range k.names {
-		if !yield(s, n) {
-			return nil
+func (x *Index) remove(k *rankState, c *cache, names []uint64, res *Result) {
+	var n, lo, hi uint32 // blocks taken from the table and not yet from the tree
+	for i, name := range names {
+		if i%ahead == 0 {
+			k.tab.prefetch(names[i:min(i+ahead, len(names))])
+		}
+		ref := k.tab.take(name)
+		if ref == 0 {
+			res.Unknown++
+			continue
+		}
+		res.Removed++
+		m, off := x.m.at(ref)
+		switch {
+		case m == n && off+1 == lo && hi > 0:
+			lo = off
+		case m == n && off == hi && hi > 0:
+			hi = off + 1
+		default:
+			if hi > 0 {
+				x.release(k, c, n, lo, hi)
+			}
+			n, lo, hi = m, off, off+1
 		}
 	}
-	return nil
+	if hi > 0 {
+		x.release(k, c, n, lo, hi)
+	}
 }
 
-// RankChecksum returns the sum of a mix of the sequence hashes of all blocks that rank r holds, 0 for
-// an empty or free slot. It does not depend on names or on the order of events.
-func (x *Index) RankChecksum(r Rank) uint64 {
-	sum := uint64(0)
-	_ = x.RankBlocks(r, func(seq, _ uint64) bool {
-		sum += blockhash.Next(seq, 1)
+func (x *Index) clear(k *rankState, c *cache) {
+	last := uint32(0)
+	k.tab.all(func(ref uint32) bool {
+		// A block whose run was given up already may be free by now, but not in use again: the epoch
+		// cannot end before this Apply.
+		if n, _ := x.m.at(ref); n != last {
+			x.abandon(k, c, n)
+			last = n
+		}
 		return true
 	})
-	return sum
+	k.tab.reset()
 }
-
-// Checksum returns a checksum of who holds what: of rank names and sequence hashes.
-func (x *Index) Checksum() uint64 {
-	sum := uint64(0)
-	for r := range Rank(x.o.MaxRanks) {
-		if s, ok := x.RankStats(r); ok {
-			sum += rankTerm(s.Name, x.RankChecksum(r))
-		}
-	}
-	return sum
-}
-
-func rankTerm(name string, sum uint64) uint64 {
-	return blockhash.Next(uint64(crc32.ChecksumIEEE([]byte(name))), sum)
-}
-
-// Children returns the runs that hang off node.
-func (x *Index) Children(node NodeID, o BrowseOptions) (Browse, error) {
-	x.mu.RLock()
-	defer x.mu.RUnlock()
-	b := x.blocks[uint64(node)]
-	if b == nil {
-		return Browse{}, fmt.Errorf("children of node %x: %w", uint64(node), ErrUnknownNode)
-	}
-	var out Browse
-	for s := range b.kids {
-		k := x.blocks[s]
-		out.Children = append(out.Children, Child{ID: NodeID(s), Depth: k.depth - 1, Local: k.local, Length: 1,
-			Children: len(k.kids), Blocks: 1, Ranks: len(k.ranks), Longest: min(1, len(k.ranks))})
-	}
-	out.Total = len(out.Children)
-	slices.SortFunc(out.Children, func(a, b Child) int { return b.Ranks - a.Ranks })
-	if o.Limit <= 0 {
-		o.Limit = 100
-	}
-	out.Children = out.Children[:min(len(out.Children), o.Limit)]
-	return out, nil
-}
-
-// Snapshot writes ranks and memberships with their engine names.
-func (x *Index) Snapshot(w io.Writer) error { return errors.ErrUnsupported }
-
-// Restore fills an empty index from a snapshot.
-func (x *Index) Restore(r io.Reader) error { return errors.ErrUnsupported }

@@ -1,0 +1,150 @@
+package kvindex
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+)
+
+func seqOf(from, n uint64) []uint64 {
+	out := make([]uint64, n)
+	for i := range out {
+		out[i] = from + uint64(i)
+	}
+	return out
+}
+
+func TestChildren(t *testing.T) {
+	t.Parallel()
+	x := New(Options{MaxRanks: 100})
+	defer x.Close()
+	var b Batch
+	store := func(r Rank, chains ...[]uint64) {
+		t.Helper()
+		if _, ok := x.RankStats(r); !ok {
+			if err := x.AddRank(r, "r"); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, c := range chains {
+			names := make([]uint64, len(c))
+			h := uint64(r) + 1
+			for i, l := range c {
+				h = h*31 + l
+				names[i] = h
+			}
+			b.Reset()
+			b.Store(0, false, names, c)
+			x.Apply(r, &b)
+		}
+	}
+	head := seqOf(1, 40)
+	with := func(at int, tail ...uint64) []uint64 { return append(head[:at:at], tail...) }
+	store(0, head, with(20, 101, 102, 103), with(40, 201, 202))
+	store(1, with(30))
+	store(2, with(20, 301), seqOf(1000, 3))
+	for r := Rank(3); r < 90; r++ {
+		store(r, seqOf(1000, 2))
+	}
+	var q Query
+	for range 5 {
+		x.Overlap(with(20, 301, 9), &q)
+	}
+	x.Overlap(seqOf(1000, 2), &q)
+
+	get := func(n NodeID, o BrowseOptions) Browse {
+		t.Helper()
+		out, err := x.Children(n, o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return out
+	}
+	noID := cmpopts.IgnoreFields(Child{}, "ID")
+	top := get(Root, BrowseOptions{Sort: ByBlocks})
+	mask := make([]Rank, 64)
+	for i := range mask {
+		mask[i] = Rank(i + 2)
+	}
+	want := []Child{
+		{Depth: 0, Local: 1, Length: 42, Children: 2, Blocks: 46, Exact: true, Ranks: 3, Longest: 42, Hits: 5, Mask: []Rank{0, 1, 2}},
+		{Depth: 0, Local: 1000, Length: 3, Blocks: 3, Exact: true, Ranks: 88, Longest: 3, Hits: 1, Mask: mask},
+	}
+	if d := cmp.Diff(want, top.Children, noID); d != "" {
+		t.Errorf("top by blocks (-want +got):\n%s", d)
+	}
+	if top = get(Root, BrowseOptions{Sort: ByRanks, Limit: 1}); top.Total != 2 || len(top.Children) != 1 || top.Children[0].Local != 1000 {
+		t.Errorf("top by ranks, one of them: %+v", top)
+	}
+	one := Rank(1)
+	if top = get(Root, BrowseOptions{Rank: &one}); top.Total != 1 || top.Children[0].Local != 1 {
+		t.Errorf("top of rank 1: %+v", top)
+	}
+	if top = get(Root, BrowseOptions{MinDepth: 4}); top.Total != 1 || top.Children[0].Local != 1 {
+		t.Errorf("top of at least 4 blocks: %+v", top)
+	}
+	below := get(top.Children[0].ID, BrowseOptions{Sort: ByHits})
+	want = []Child{
+		{Offset: 20, Depth: 20, Local: 301, Length: 1, Blocks: 1, Exact: true, Ranks: 1, Longest: 1, Hits: 5, Mask: []Rank{2}},
+		{Offset: 20, Depth: 20, Local: 101, Length: 3, Blocks: 3, Exact: true, Ranks: 1, Longest: 3, Mask: []Rank{0}},
+	}
+	if d := cmp.Diff(want, below.Children, noID); d != "" {
+		t.Errorf("below by hits (-want +got):\n%s", d)
+	}
+	if below.Node.Blocks != 46 || !below.Node.Exact {
+		t.Errorf("node is %+v, want 46 blocks", below.Node)
+	}
+	gone := top.Children[0].ID
+	for r := range Rank(3) {
+		x.RemoveRank(r)
+	}
+	for name, id := range map[string]NodeID{"gone": gone, "never there": 1 << 31, "huge": 1<<64 - 1} {
+		if _, err := x.Children(id, BrowseOptions{}); !errors.Is(err, ErrUnknownNode) {
+			t.Errorf("children of a node that is %s: %v, want ErrUnknownNode", name, err)
+		}
+	}
+	if _, err := x.Children(Root, BrowseOptions{Sort: "size"}); err == nil {
+		t.Error("unknown sort: no error")
+	}
+}
+
+// A node with more children than are looked at, and a subtree larger than is counted.
+func TestChildrenBounds(t *testing.T) {
+	t.Parallel()
+	x := New(Options{MaxRanks: 1})
+	defer x.Close()
+	if err := x.AddRank(0, "r"); err != nil {
+		t.Fatal(err)
+	}
+	var b Batch
+	const n = 20000
+	name := uint64(1)
+	for i := range uint64(n) {
+		b.Store(0, false, []uint64{name, name + 1}, []uint64{7, 10 + i})
+		b.Store(0, false, []uint64{name + 2}, []uint64{10 + i})
+		name += 3
+	}
+	x.Apply(0, &b)
+	top, err := x.Children(Root, BrowseOptions{Sort: ByBlocks, Limit: 1 << 30})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !top.Partial || top.Total != browseChildren || len(top.Children) != browseMost {
+		t.Errorf("partial %v, total %d, %d returned", top.Partial, top.Total, len(top.Children))
+	}
+	var id NodeID
+	for n := uint32(1); id == 0; n++ {
+		if nd := x.m.node(n); nd.first == 7 {
+			id = x.id(n, nd)
+		}
+	}
+	below, err := x.Children(id, BrowseOptions{Limit: 3})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if below.Node.Exact || below.Node.Blocks < browseChildren || below.Node.Blocks > browseSubtrees+3 || below.Node.Children != n-1 {
+		t.Errorf("node with %d children: %+v", n, below.Node)
+	}
+}

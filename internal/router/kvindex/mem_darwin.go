@@ -1,0 +1,5 @@
+//go:build darwin && !race
+
+package kvindex
+
+func adviseHuge([]byte) {}

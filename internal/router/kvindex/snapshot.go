@@ -1,0 +1,379 @@
+package kvindex
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"slices"
+)
+
+// A snapshot is, all integers little-endian and uv an unsigned LEB128 varint:
+//
+//	"DYNKVIX1"
+//	frames: u32 length, u32 CRC-32C of kind and body, u8 kind, body
+//
+//	kind 'R', a rank:  uv slot, u8 lost, name
+//	kind 'B', a run of the rank before, its parent's run first:
+//	          uv parent (0 = none, else 1 + number of the run within its rank), uv offset in the parent,
+//	          uv n, stretches of (uv held, uv not held) that add up to n, n × u64 local hash,
+//	          u64 name of each held block
+//	kind 'E', the end: uv ranks, uv memberships
+//
+// Blocks that are not held are there because held ones follow them. Each rank is consistent in itself;
+// ranks are written one after the other while the others go on.
+const (
+	snapMagic = "DYNKVIX1"
+	snapFrame = 4 << 20 // bytes of a frame at most; the longest run needs less
+	snapName  = 4096    // bytes of a rank's name at most
+	snapBatch = 1 << 16 // blocks applied at a time
+)
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+func appendFrame(b []byte, kind byte, body []byte) []byte {
+	crc := crc32.Update(crc32.Update(0, castagnoli, []byte{kind}), castagnoli, body)
+	b = binary.LittleEndian.AppendUint32(b, uint32(len(body)))
+	b = binary.LittleEndian.AppendUint32(b, crc)
+	b = append(b, kind)
+	return append(b, body...)
+}
+
+// Snapshot writes all ranks and what they hold, with the engines' names. Events of a rank wait while it
+// is copied, not while it is written; nothing else waits.
+func (x *Index) Snapshot(w io.Writer) error {
+	if _, err := io.WriteString(w, snapMagic); err != nil {
+		return fmt.Errorf("write snapshot: %w", err)
+	}
+	var ranks, total uint64
+	var buf []byte
+	for i := range x.ranks {
+		k := x.ranks[i].Load()
+		if k == nil || len(k.name) > snapName {
+			continue
+		}
+		var held int
+		buf, held = x.dumpRank(k, buf[:0])
+		ranks++
+		total += uint64(held)
+		if _, err := w.Write(buf); err != nil {
+			return fmt.Errorf("write snapshot of rank %s: %w", k.name, err)
+		}
+	}
+	body := binary.AppendUvarint(binary.AppendUvarint(nil, ranks), total)
+	if _, err := w.Write(appendFrame(nil, 'E', body)); err != nil {
+		return fmt.Errorf("write snapshot: %w", err)
+	}
+	return nil
+}
+
+// dumpRank appends the frames of one rank.
+func (x *Index) dumpRank(k *rankState, out []byte) (_ []byte, held int) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	v := x.ep.enter(uint32(k.slot))
+	defer x.ep.exit(uint32(k.slot), v)
+	type place struct{ n, off, ref uint32 }
+	places := make([]place, 0, k.tab.count)
+	k.tab.all(func(ref uint32) bool {
+		n, off := x.m.at(ref)
+		places = append(places, place{n, off, ref})
+		return true
+	})
+	slices.SortFunc(places, func(a, b place) int {
+		if a.n != b.n {
+			return int(int64(a.n) - int64(b.n))
+		}
+		return int(a.off) - int(b.off)
+	})
+	type run struct {
+		need   uint32 // blocks
+		number uint64 // 1 + place in the file
+		from   int    // first of its places
+		to     int
+	}
+	runs := map[uint32]*run{}
+	var ids []uint32
+	need := func(n, blocks uint32) *run {
+		r := runs[n]
+		if r == nil {
+			r = &run{}
+			runs[n] = r
+			ids = append(ids, n)
+		}
+		r.need = max(r.need, blocks)
+		return r
+	}
+	for i, p := range places {
+		r := need(p.n, p.off+1)
+		if r.to == 0 {
+			r.from = i
+		}
+		r.to = i + 1
+	}
+	for i := 0; i < len(ids); i++ {
+		if nd := x.m.node(ids[i]); nd.parent != 0 {
+			need(nd.parent, nd.off)
+		}
+	}
+	// A run's parent has less depth.
+	slices.SortFunc(ids, func(a, b uint32) int {
+		return int(int64(x.m.node(a).depth) - int64(x.m.node(b).depth))
+	})
+	lost := byte(0)
+	if k.lost.Load() {
+		lost = 1
+	}
+	body := append(binary.AppendUvarint(nil, uint64(k.slot)), lost)
+	out = appendFrame(out, 'R', append(body, k.name...))
+	for i, n := range ids {
+		nd, r := x.m.node(n), runs[n]
+		r.number = uint64(i) + 1
+		parent := uint64(0)
+		if nd.parent != 0 {
+			parent = runs[nd.parent].number
+		}
+		body = binary.AppendUvarint(body[:0], parent)
+		body = binary.AppendUvarint(body, uint64(nd.off))
+		body = binary.AppendUvarint(body, uint64(r.need))
+		mine := places[r.from:r.to]
+		for at, j := uint32(0), 0; at < r.need; {
+			start := at
+			for j < len(mine) && mine[j].off == at {
+				at, j = at+1, j+1
+			}
+			body = binary.AppendUvarint(body, uint64(at-start))
+			end := r.need
+			if j < len(mine) {
+				end = mine[j].off
+			}
+			body = binary.AppendUvarint(body, uint64(end-at))
+			at = end
+		}
+		dir := x.m.dir(nd.dir.Load())
+		for o := range r.need {
+			body = binary.LittleEndian.AppendUint64(body, loadWord(&x.m.locals(loadHalf(&dir[o/chunkLen]))[o%chunkLen]))
+		}
+		for _, p := range mine {
+			body = binary.LittleEndian.AppendUint64(body, k.tab.nameOf(p.ref))
+		}
+		out = appendFrame(out, 'B', body)
+	}
+	return out, len(places)
+}
+
+// Restore fills an index that has no ranks from a snapshot: its ranks come back in their slots under
+// their names. What the engines did since the snapshot was written is up to the caller to find out. When
+// the snapshot is cut, damaged or of another version, or does not fit the limits, the index is left
+// empty and the error wraps [ErrSnapshot].
+func (x *Index) Restore(r io.Reader) error {
+	if x.live.Load() > 0 {
+		return fmt.Errorf("restore: %w", ErrNotEmpty)
+	}
+	s := restorer{x: x, r: bufio.NewReaderSize(r, 1<<16)}
+	if err := s.run(); err != nil {
+		for _, r := range s.added {
+			x.RemoveRank(r)
+		}
+		return fmt.Errorf("restore: %w", err)
+	}
+	return nil
+}
+
+type restorer struct {
+	x     *Index
+	r     *bufio.Reader
+	body  []byte
+	added []Rank
+	total uint64
+
+	// of the rank being read
+	batch Batch
+	lost  bool
+	runs  [][]uint64 // names of its runs' blocks
+	gaps  []uint64   // names made up for blocks that are not held
+	salt  uint64
+}
+
+func bad(what string) error { return fmt.Errorf("%s: %w", what, ErrSnapshot) }
+
+func (s *restorer) run() error {
+	magic := make([]byte, len(snapMagic))
+	if _, err := io.ReadFull(s.r, magic); err != nil || string(magic) != snapMagic {
+		return bad("not a snapshot of this version")
+	}
+	for {
+		kind, err := s.frame()
+		if err != nil {
+			return err
+		}
+		switch kind {
+		case 'R':
+			err = errors.Join(s.endRank(), s.rank())
+		case 'B':
+			err = s.blocks()
+		case 'E':
+			if err := s.endRank(); err != nil {
+				return err
+			}
+			ranks, n := binary.Uvarint(s.body)
+			total, m := binary.Uvarint(s.body[max(n, 0):])
+			if n <= 0 || m <= 0 || ranks != uint64(len(s.added)) || total != s.total {
+				return bad("the end does not fit what came before")
+			}
+			if _, err := s.r.ReadByte(); err != io.EOF {
+				return bad("data after the end")
+			}
+			return nil
+		default:
+			return bad("unknown frame")
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// frame reads the next frame into s.body.
+func (s *restorer) frame() (kind byte, err error) {
+	var head [9]byte
+	if _, err := io.ReadFull(s.r, head[:]); err != nil {
+		return 0, bad("cut in a frame's head")
+	}
+	n := binary.LittleEndian.Uint32(head[:])
+	if n > snapFrame {
+		return 0, bad("frame too long")
+	}
+	// The buffer grows with what is really there, not with what the head claims.
+	b := bytes.NewBuffer(s.body[:0])
+	if _, err := io.CopyN(b, s.r, int64(n)); err != nil {
+		return 0, bad("cut in a frame")
+	}
+	s.body = b.Bytes()
+	crc := crc32.Update(crc32.Update(0, castagnoli, head[8:]), castagnoli, s.body)
+	if crc != binary.LittleEndian.Uint32(head[4:]) {
+		return 0, bad("wrong checksum")
+	}
+	return head[8], nil
+}
+
+func (s *restorer) uvarint() (uint64, error) {
+	v, n := binary.Uvarint(s.body)
+	if n <= 0 {
+		return 0, bad("cut in a number")
+	}
+	s.body = s.body[n:]
+	return v, nil
+}
+
+func (s *restorer) rank() error {
+	slot, err := s.uvarint()
+	if err != nil || len(s.body) < 1 || len(s.body) > snapName+1 || slot >= uint64(len(s.x.ranks)) {
+		return bad("rank")
+	}
+	if err := s.x.AddRank(Rank(slot), string(s.body[1:])); err != nil {
+		return errors.Join(err, ErrSnapshot)
+	}
+	s.added = append(s.added, Rank(slot))
+	s.lost = s.body[0] != 0
+	return nil
+}
+
+// apply performs what the batch has.
+func (s *restorer) apply() error {
+	res := s.x.Apply(s.added[len(s.added)-1], &s.batch)
+	s.batch.Reset()
+	switch {
+	case res.Refused > 0:
+		return bad("more blocks than the index may hold")
+	case res.Lost || res.Duplicate > 0 || res.Unknown > 0:
+		return bad("runs contradict each other")
+	}
+	return nil
+}
+
+func (s *restorer) endRank() error {
+	if len(s.added) == 0 {
+		return nil
+	}
+	s.batch.Remove(s.gaps...)
+	if err := s.apply(); err != nil {
+		return err
+	}
+	k := s.x.ranks[s.added[len(s.added)-1]].Load()
+	s.total += uint64(k.blocks.Load())
+	k.lost.Store(s.lost)
+	s.runs, s.gaps = s.runs[:0], s.gaps[:0]
+	return nil
+}
+
+func (s *restorer) blocks() error {
+	if len(s.added) == 0 {
+		return bad("run without a rank")
+	}
+	var v [3]uint64
+	for i := range v {
+		var err error
+		if v[i], err = s.uvarint(); err != nil {
+			return err
+		}
+	}
+	parent, off, n := v[0], v[1], v[2]
+	if n == 0 || n > maxRun || parent > uint64(len(s.runs)) || (parent == 0) != (off == 0) ||
+		parent > 0 && off > uint64(len(s.runs[parent-1])) {
+		return bad("run")
+	}
+	names := make([]uint64, 0, min(n, uint64(len(s.body))))
+	var held uint64
+	var stretches []uint64
+	for at := uint64(0); at < n; {
+		for range 2 {
+			c, err := s.uvarint()
+			if err != nil || c > n-at {
+				return bad("stretch")
+			}
+			at += c
+			stretches = append(stretches, c)
+		}
+		if l := len(stretches); stretches[l-1]+stretches[l-2] == 0 {
+			return bad("empty stretch")
+		}
+		held += stretches[len(stretches)-2]
+	}
+	if uint64(len(s.body)) != 8*(n+held) {
+		return bad("length of a run")
+	}
+	word := func(i uint64) uint64 { return binary.LittleEndian.Uint64(s.body[8*i:]) }
+	at := n
+	for i, c := range stretches {
+		for range c {
+			if i%2 == 0 {
+				names = append(names, word(at))
+				at++
+				continue
+			}
+			// The block gets a name that is as good as unique, and loses it when the rank is complete.
+			s.salt++
+			gap := (s.salt ^ 0x5bd1e9955bd1e995) * 0x9e3779b97f4a7c15
+			s.gaps = append(s.gaps, gap)
+			names = append(names, gap)
+		}
+	}
+	locals := make([]uint64, n)
+	for i := range locals {
+		locals[i] = word(uint64(i))
+	}
+	up := uint64(0)
+	if parent > 0 {
+		up = s.runs[parent-1][off-1]
+	}
+	s.batch.Store(up, parent > 0, names, locals)
+	s.runs = append(s.runs, names)
+	if s.batch.Blocks() >= snapBatch {
+		return s.apply()
+	}
+	return nil
+}

@@ -1,0 +1,193 @@
+package kvindex
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/dynctl/dynctl/internal/router/blockhash"
+)
+
+// scramble fills an index and a model with the same random history: three ranks, two of which use the
+// same names, with gaps in the middle of chains.
+func scramble(t testing.TB, x *Index, seed uint64, steps int) (*model, [][]uint64) {
+	t.Helper()
+	m := newModel(1 << 40)
+	groups := []uint64{1, 1, 2}
+	for r := range groups {
+		name := fmt.Sprint("rank-", r)
+		if err := x.AddRank(Rank(r), name); err != nil {
+			t.Fatal(err)
+		}
+		m.add(Rank(r), name)
+	}
+	rnd := rand.New(rand.NewPCG(seed, 1))
+	var prompts [][]uint64
+	for range steps {
+		var p []uint64
+		if len(prompts) > 0 && rnd.IntN(4) > 0 {
+			p = prompts[rnd.IntN(len(prompts))]
+			p = p[: 1+rnd.IntN(len(p)) : len(p)]
+			p = p[:len(p):len(p)]
+		}
+		for range rnd.IntN(60) + 1 {
+			p = append(p, rnd.Uint64N(1000))
+		}
+		prompts = append(prompts, p)
+		r := rnd.IntN(len(groups))
+		seq := blockhash.Chain(nil, p)
+		names := make([]uint64, len(seq))
+		for i, s := range seq {
+			names[i] = nameOf(groups[r], s, false)
+		}
+		var b Batch
+		b.Store(0, false, names, p)
+		if rnd.IntN(2) == 0 {
+			b.Remove(names[rnd.IntN(len(names)):]...)
+		}
+		if rnd.IntN(3) == 0 {
+			at := rnd.IntN(len(names))
+			b.Remove(names[at])
+		}
+		if d := cmp.Diff(m.apply(Rank(r), &b), x.Apply(Rank(r), &b)); d != "" {
+			t.Fatalf("result (-want +got):\n%s", d)
+		}
+	}
+	return m, prompts
+}
+
+func TestSnapshot(t *testing.T) {
+	t.Parallel()
+	x := New(Options{MaxRanks: 8})
+	defer x.Close()
+	m, prompts := scramble(t, x, 1, 400)
+	var b Batch
+	b.Store(99, true, []uint64{1}, []uint64{1}) // rank 2 loses trust
+	m.apply(2, &b)
+	x.Apply(2, &b)
+	compare(t, x, m, prompts)
+
+	var file bytes.Buffer
+	if err := x.Snapshot(&file); err != nil {
+		t.Fatal(err)
+	}
+	y := New(Options{MaxRanks: 8})
+	defer y.Close()
+	if err := y.Restore(bytes.NewReader(file.Bytes())); err != nil {
+		t.Fatal(err)
+	}
+	compare(t, y, m, prompts)
+	if x.Checksum() != y.Checksum() || x.Checksum() == 0 {
+		t.Errorf("checksums %x before and %x after", x.Checksum(), y.Checksum())
+	}
+	if err := y.Restore(bytes.NewReader(file.Bytes())); !errors.Is(err, ErrNotEmpty) {
+		t.Errorf("restore into a full index: %v, want ErrNotEmpty", err)
+	}
+	// Names came along: a removal that comes after the restart finds its block.
+	b.Reset()
+	for _, n := range m.ranks[1].held {
+		b.Remove(n)
+	}
+	if res := y.Apply(1, &b); res.Removed != len(m.ranks[1].held) || res.Unknown != 0 {
+		t.Errorf("removals after restore: %+v, want %d removed", res, len(m.ranks[1].held))
+	}
+
+	// Every cut and every flipped byte is refused, and leaves nothing behind.
+	z := New(Options{MaxRanks: 8})
+	defer z.Close()
+	step := file.Len()/150 + 1
+	for n := 0; n < file.Len(); n += step {
+		flipped := bytes.Clone(file.Bytes())
+		flipped[n] ^= 0x10
+		for what, data := range map[string][]byte{"cut": file.Bytes()[:n], "flipped": flipped} {
+			if err := z.Restore(bytes.NewReader(data)); !errors.Is(err, ErrSnapshot) {
+				t.Fatalf("%s at byte %d of %d: %v, want ErrSnapshot", what, n, file.Len(), err)
+			}
+			if s := z.Stats(); s.Ranks != 0 || s.Memberships != 0 || s.Blocks != 0 {
+				t.Fatalf("%s at byte %d left %+v", what, n, s)
+			}
+		}
+	}
+	if err := z.Restore(bytes.NewReader(append(bytes.Clone(file.Bytes()), 0))); !errors.Is(err, ErrSnapshot) {
+		t.Errorf("data after the end: %v, want ErrSnapshot", err)
+	}
+	small := New(Options{MaxRanks: 8, MaxBlocks: 10})
+	defer small.Close()
+	if err := small.Restore(bytes.NewReader(file.Bytes())); !errors.Is(err, ErrSnapshot) {
+		t.Errorf("restore beyond MaxBlocks: %v, want ErrSnapshot", err)
+	}
+	few := New(Options{MaxRanks: 1})
+	defer few.Close()
+	if err := few.Restore(bytes.NewReader(file.Bytes())); !errors.Is(err, ErrSnapshot) {
+		t.Errorf("restore beyond MaxRanks: %v, want ErrSnapshot", err)
+	}
+	if err := x.Snapshot(failing{}); err == nil {
+		t.Error("writer that fails: no error")
+	}
+}
+
+type failing struct{}
+
+func (failing) Write([]byte) (int, error) { return 0, errors.New("disk full") }
+
+func TestSnapshotOfNothing(t *testing.T) {
+	t.Parallel()
+	x := New(Options{})
+	defer x.Close()
+	var file bytes.Buffer
+	if err := x.Snapshot(&file); err != nil {
+		t.Fatal(err)
+	}
+	if err := x.Restore(&file); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func FuzzRestore(f *testing.F) {
+	x := New(Options{MaxRanks: 8})
+	scramble(f, x, 2, 12)
+	var file bytes.Buffer
+	if err := x.Snapshot(&file); err != nil {
+		f.Fatal(err)
+	}
+	x.Close()
+	f.Add(file.Bytes())
+	f.Add([]byte(snapMagic))
+	y := New(Options{MaxRanks: 8, MaxBlocks: 10000})
+	f.Fuzz(func(t *testing.T, data []byte) {
+		// Most mutations die at a checksum, so another copy gets its checksums mended.
+		for _, d := range [][]byte{data, mend(data)} {
+			err := y.Restore(bytes.NewReader(d))
+			if err != nil && !errors.Is(err, ErrSnapshot) {
+				t.Fatalf("error is not ErrSnapshot: %v", err)
+			}
+			if s := y.Stats(); err != nil && (s.Ranks != 0 || s.Memberships != 0 || s.Blocks != 0) {
+				t.Fatalf("refused snapshot left %+v", s)
+			}
+			checkTree(t, y)
+			for _, r := range y.Ranks() {
+				y.RemoveRank(r.Rank)
+			}
+		}
+	})
+}
+
+// mend recomputes the checksums of all whole frames.
+func mend(data []byte) []byte {
+	if len(data) < len(snapMagic) {
+		return data
+	}
+	out := bytes.Clone(data[:len(snapMagic)])
+	rest := data[len(snapMagic):]
+	for len(rest) > 9 {
+		n := int(uint32(rest[0]) | uint32(rest[1])<<8 | uint32(rest[2])<<16)
+		n = min(n, len(rest)-9)
+		out = appendFrame(out, rest[8], rest[9:9+n])
+		rest = rest[9+n:]
+	}
+	return append(out, rest...)
+}
