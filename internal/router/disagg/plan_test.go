@@ -1,0 +1,300 @@
+package disagg
+
+import (
+	"errors"
+	"fmt"
+	"net/url"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
+
+	"github.com/dynctl/dynctl/internal/router/api"
+	"github.com/dynctl/dynctl/internal/router/selector"
+	"github.com/dynctl/dynctl/internal/workers"
+)
+
+// worker makes a worker with one rank; dp more than 1 makes several.
+func worker(name string, role workers.Role, c workers.Connector, dp int) *workers.Worker {
+	u, err := url.Parse("http://127.0.0.1:8" + fmt.Sprint(100+len(name)))
+	if err != nil {
+		panic(err)
+	}
+	w := &workers.Worker{Name: name, URL: u, Engine: workers.VLLM, Role: role, Connector: c, BlockSize: 32, State: &workers.State{}}
+	for i := range dp {
+		w.Ranks = append(w.Ranks, &workers.Rank{WorkerName: name, DP: i, Label: fmt.Sprintf("%s/dp%d", name, i)})
+	}
+	return w
+}
+
+// add makes the ranks of w candidates of a phase.
+func add(in *selector.Input, peers *[]Peer, w *workers.Worker, c selector.Candidate) {
+	for _, r := range w.Ranks {
+		c.Label = r.Label
+		in.Candidates = append(in.Candidates, c)
+		*peers = append(*peers, Peer{Worker: w, Rank: r})
+	}
+}
+
+// pair is a chat of 4096 tokens for one prefill and one decode worker.
+func pair(threshold int) *Input {
+	in := &Input{
+		Config: Config{Threshold: threshold},
+		Facts:  Facts{Kind: api.Chat, Splittable: true, ISL: 4096, Source: FromLocal, N: 1, Prompts: 1, MaxTokens: -1, MinTokens: -1},
+	}
+	for _, s := range []*selector.Input{&in.Decode, &in.Prefill} {
+		s.Policy, s.Weights, s.ISL, s.BlockSize = selector.KV, selector.DefaultWeights(), 4096, 32
+	}
+	in.Decode.Phase, in.Prefill.Phase = selector.Decode, selector.Prefill
+	add(&in.Decode, &in.DecodePeers, worker("decode-0", workers.Decode, workers.ConnectorNIXL, 1), selector.Candidate{})
+	add(&in.Prefill, &in.PrefillPeers, worker("prefill-0", workers.Prefill, workers.ConnectorNIXL, 1), selector.Candidate{})
+	return in
+}
+
+func isl(n int) func(*Input) {
+	return func(in *Input) { in.Facts.ISL, in.Decode.ISL, in.Prefill.ISL = n, n, n }
+}
+
+func chars(n int) func(*Input) {
+	return func(in *Input) { isl(Estimate(n))(in); in.Facts.Source = FromEstimate }
+}
+
+func do(f ...func(*Input)) []func(*Input) { return f }
+
+// Restated tests 1, 3 and 4 count code points; what the body holds is api's
+// part.
+func TestEstimate(t *testing.T) {
+	for points, want := range map[int]int{0: 0, 3: 0, 4: 1, 7: 1, 8: 2, 400: 100, 800 + 1200: 500, -1: 0} {
+		if got := Estimate(points); got != want {
+			t.Errorf("Estimate(%d) = %d, want %d", points, got, want)
+		}
+	}
+}
+
+func TestCachedTokensKeepsTheLastToken(t *testing.T) {
+	for _, tt := range []struct{ isl, overlap, bs, want int }{
+		{0, 5, 32, 0}, {100, 0, 32, 0}, {100, 3, 32, 96}, {100, 9, 32, 96}, {128, 4, 32, 96}, {129, 4, 32, 128},
+		{128, 3, 32, 96}, {1, 1, 1, 0}, {2, 2, 1, 1}, {100, 3, 0, 0}, {100, -1, 32, 0},
+	} {
+		if got := CachedTokens(tt.isl, tt.overlap, tt.bs); got != tt.want {
+			t.Errorf("CachedTokens(%d, %d, %d) = %d, want %d", tt.isl, tt.overlap, tt.bs, got, tt.want)
+		}
+	}
+}
+
+func TestPath(t *testing.T) {
+	cached := func(blocks int) func(*Input) {
+		return func(in *Input) { in.Decode.Candidates[0].OverlapBlocks = blocks }
+	}
+	noPrefillRanks := func(in *Input) { in.Prefill.Candidates, in.PrefillPeers = nil, nil }
+	for _, tt := range []struct {
+		name      string
+		threshold int
+		change    []func(*Input)
+		path      Path
+		reason    Reason
+	}{
+		{"6: threshold 0, short prompt", 0, do(chars(5)), Remote, ReasonAlways},
+		{"6: threshold 0, one token by count", 0, do(isl(1)), Remote, ReasonAlways},
+		{"6: threshold 0, 100,000 characters", 0, do(chars(100_000)), Remote, ReasonAlways},
+		{"7: 20,000 characters at 4096", 4096, do(chars(20_000)), Remote, ReasonAbove},
+		{"8: 400 characters at 4096", 4096, do(chars(400)), Local, ReasonBelow},
+		{"9: 4000 characters at 1000", 1000, do(chars(4000)), Remote, ReasonAbove},
+		{"9: 3999 characters at 1000", 1000, do(chars(3999)), Local, ReasonBelow},
+		{"9: 4003 characters at 1001", 1001, do(chars(4003)), Local, ReasonBelow},
+		{"10: negative threshold", -1, do(isl(40)), Remote, ReasonAlways},
+		{"cached prefix counts", 4096, do(cached(1)), Local, ReasonBelow},
+		{"eff_isl at the threshold", 4096 - 32, do(cached(1)), Remote, ReasonAbove},
+		{"eff_isl one below the threshold", 4096 - 31, do(cached(1)), Local, ReasonBelow},
+		{"on isl the cache does not count", 4096, do(cached(100), func(in *Input) { in.Config.On = OnISL }), Remote, ReasonISLAbove},
+		{"on isl below", 4097, do(func(in *Input) { in.Config.On = OnISL }), Local, ReasonISLBelow},
+		{"length unknown", 1, do(isl(0), func(in *Input) { in.Facts.Source = FromNothing }), Local, ReasonLengthUnknown},
+		{"length unknown, always remote", 0, do(isl(0), func(in *Input) { in.Facts.Source = FromNothing }), Remote, ReasonAlways},
+		{"forced local", 0, do(func(in *Input) { in.Force = ForceLocal }), Local, ReasonForcedLocal},
+		{"forced remote", 9999, do(func(in *Input) { in.Force = ForceRemote }), Remote, ReasonForcedRemote},
+		{"auto", 9999, do(func(in *Input) { in.Force = Auto }), Local, ReasonBelow},
+		{"forced remote cannot split", 0, do(func(in *Input) { in.Force, in.Facts.N = ForceRemote, 2 }), Local, ReasonAnswers},
+		{"A12: embeddings", 0, do(func(in *Input) { in.Facts.Kind, in.Facts.Splittable = api.Embeddings, false }), Local, ReasonEndpoint},
+		{"A12: rerank", 0, do(func(in *Input) { in.Facts.Kind, in.Facts.Splittable = api.Rerank, false }), Local, ReasonEndpoint},
+		{"responses have no transfer fields", 0, do(func(in *Input) { in.Facts.Kind = api.Responses }), Local, ReasonEndpoint},
+		{"several prompts", 0, do(func(in *Input) { in.Facts.Prompts = 3 }), Local, ReasonPrompts},
+		{"n > 1", 0, do(func(in *Input) { in.Facts.N = 3 }), Local, ReasonAnswers},
+		{"multimodal", 0, do(func(in *Input) { in.Facts.Multimodal = true }), Local, ReasonMultimodal},
+		{"prompt logprobs", 0, do(func(in *Input) { in.Facts.PromptLogprobs = true }), Local, ReasonPromptLogprobs},
+		{"no output", 0, do(func(in *Input) { in.Facts.MaxTokens = 0 }), Local, ReasonNoOutput},
+		{"less than a block", 16, do(isl(31)), Local, ReasonShort},
+		{"less than a block in shared storage", 0, do(isl(31), func(in *Input) { in.Config.Connector = workers.ConnectorSharedStorage }), Local, ReasonShort},
+		{"decode without connector", 0, do(func(in *Input) { in.DecodePeers[0].Worker.Connector = workers.ConnectorNone }), Local, ReasonNoConnector},
+		{"no prefill worker", 0, do(noPrefillRanks), Local, ReasonNoPrefill},
+		{"no prefill worker, below", 9999, do(noPrefillRanks), Local, ReasonBelow},
+		{"every prefill rank busy", 0, do(func(in *Input) { in.Prefill.Busy.PrefillTokens, in.Prefill.Candidates[0].PrefillTokens = 10, 11 }), Local, ReasonPrefillAllBusy},
+		{"every prefill rank draining", 0, do(func(in *Input) { in.Prefill.Candidates[0].Excluded = "draining" }), Local, ReasonPrefillExcluded},
+		{"another connector", 0, do(func(in *Input) { in.PrefillPeers[0].Worker.Connector = workers.ConnectorLMCache }), Local, ReasonPrefillExcluded},
+		{"another engine", 0, do(func(in *Input) { in.PrefillPeers[0].Worker.Engine = workers.SGLang }), Local, ReasonPrefillExcluded},
+		{"another block size", 0, do(func(in *Input) { in.PrefillPeers[0].Worker.BlockSize = 64 }), Local, ReasonPrefillExcluded},
+		{"prefill gate", 0, do(func(in *Input) { in.Config.PrefillGate, in.Prefill.Candidates[0].PrefillTokens = 100, 101 }), Local, ReasonPrefillBusy},
+		{"prefill gate at its limit", 0, do(func(in *Input) { in.Config.PrefillGate, in.Prefill.Candidates[0].PrefillTokens = 100, 100 }), Remote, ReasonAlways},
+		{"prefill gate does not stop the forced", 0, do(func(in *Input) {
+			in.Force, in.Config.PrefillGate, in.Prefill.Candidates[0].PrefillTokens = ForceRemote, 1, 50
+		}), Remote, ReasonForcedRemote},
+		{"decode gate", 9999, do(func(in *Input) {
+			in.Config.DecodeGate, in.Decode.Candidates[0].HasLoad, in.Decode.Candidates[0].KVUsage = 0.8, true, 0.81
+		}), Remote, ReasonDecodeBusy},
+		{"decode gate without a figure", 9999, do(func(in *Input) { in.Config.DecodeGate, in.Decode.Candidates[0].KVUsage = 0.8, 0.99 }), Local, ReasonBelow},
+		{"both gates", 9999, do(func(in *Input) {
+			in.Config.DecodeGate, in.Decode.Candidates[0].HasLoad, in.Decode.Candidates[0].KVUsage = 0.8, true, 0.81
+			in.Config.PrefillGate, in.Prefill.Candidates[0].PrefillTokens = 100, 101
+		}), Local, ReasonPrefillBusy},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			in := pair(tt.threshold)
+			for _, f := range tt.change {
+				f(in)
+			}
+			var p Plan
+			Make(in, &p)
+			if p.Err != nil || p.Path != tt.path || p.Reason != tt.reason {
+				t.Fatalf("%s because %s, error %v; want %s because %s", p.Path, p.Reason, p.Err, tt.path, tt.reason)
+			}
+			if p.Path == Remote && p.PrefillIndex < 0 {
+				t.Error("a remote plan without a prefill rank")
+			}
+			if words := p.Words(in); words == "" || words == string(p.Reason) {
+				t.Errorf("no words for %s", p.Reason)
+			}
+			in.Config.Fallback = FallbackError
+			Make(in, &p)
+			if wantErr := tt.reason.Degraded(); wantErr != (p.Err != nil) {
+				t.Errorf("with fallback error: %v", p.Err)
+			} else if wantErr && (!errors.Is(p.Err, ErrNoPrefill) || p.Path != "") {
+				t.Errorf("with fallback error: path %q, error %v", p.Path, p.Err)
+			}
+		})
+	}
+}
+
+// Restated tests 14, 15 and A5: which pool is empty is told apart.
+func TestEmptyPools(t *testing.T) {
+	in := pair(0)
+	in.Config.Fallback = FallbackError
+	in.Prefill.Candidates, in.PrefillPeers = nil, nil
+	var p Plan
+	Make(in, &p)
+	if !errors.Is(p.Err, ErrNoPrefill) || errors.Is(p.Err, ErrNoDecode) || p.Reason != ReasonNoPrefill {
+		t.Errorf("no prefill: %v, %s", p.Err, p.Reason)
+	}
+	in.Decode.Candidates, in.DecodePeers = nil, nil
+	Make(in, &p)
+	if !errors.Is(p.Err, ErrNoDecode) || !errors.Is(p.Err, selector.ErrNoCandidates) || p.DecodeIndex != -1 || p.PrefillIndex != -1 {
+		t.Errorf("no decode: %v, indices %d %d", p.Err, p.DecodeIndex, p.PrefillIndex)
+	}
+	in = pair(0)
+	in.Decode.Busy.PrefillTokens, in.Decode.Candidates[0].PrefillTokens = 1, 2
+	Make(in, &p)
+	if !errors.Is(p.Err, selector.ErrAllBusy) {
+		t.Errorf("busy decode: %v", p.Err)
+	}
+}
+
+// Restated test 18: threshold 0 with one of each goes through both.
+func TestOldBehaviour(t *testing.T) {
+	var p Plan
+	in := pair(0)
+	Make(in, &p)
+	got := []any{p.Path, in.Decode.Candidates[p.DecodeIndex].Label, in.Prefill.Candidates[p.PrefillIndex].Label, p.Connector}
+	if d := cmp.Diff([]any{Remote, "decode-0/dp0", "prefill-0/dp0", workers.ConnectorNIXL}, got); d != "" {
+		t.Error(d)
+	}
+}
+
+// The prefill rank is chosen among those that can send to the decode rank, and
+// what was predicted is in the plan.
+func TestPlanFigures(t *testing.T) {
+	in := pair(1024)
+	add(&in.Prefill, &in.PrefillPeers, worker("prefill-lm", workers.Prefill, workers.ConnectorLMCache, 1), selector.Candidate{OverlapBlocks: 128})
+	add(&in.Prefill, &in.PrefillPeers, worker("prefill-dp", workers.Prefill, workers.ConnectorNIXL, 2), selector.Candidate{OverlapBlocks: 64, PrefillTokens: 96})
+	in.Decode.Candidates[0].OverlapBlocks, in.Decode.Candidates[0].PrefillTokens = 32, 50
+	var p Plan
+	Make(in, &p)
+	if got := in.Prefill.Candidates[p.PrefillIndex].Label; got != "prefill-dp/dp0" {
+		t.Errorf("prefill on %s", got)
+	}
+	if got := p.Prefill.Scores[1].Excluded.String(); got != "another connector than the decode worker's" {
+		t.Errorf("prefill-lm: %q", got)
+	}
+	type figures struct {
+		Eff, Cached, PrefillCached int
+		Local, Remote              Work
+	}
+	want := figures{3072, 1024, 2048, Work{Compute: 3072, Queued: 50}, Work{Compute: 2048, Queued: 96, Transfer: 3072}}
+	if d := cmp.Diff(want, figures{p.EffISL, p.CachedTokens, p.PrefillCached, p.Local, p.Remote}); d != "" {
+		t.Error(d)
+	}
+	if in.Prefill.Veto != nil {
+		t.Error("Make changed its input")
+	}
+}
+
+// Invariant 11 for plans: the same input gives the same plan, also in a Plan
+// that was used before; a remote plan has both ranks; a path that the request
+// cannot take is never taken.
+func TestPlanProperties(t *testing.T) {
+	var reused Plan
+	rapid.Check(t, func(t *rapid.T) {
+		in := pair(rapid.IntRange(-1, 5000).Draw(t, "threshold"))
+		isl(rapid.IntRange(0, 6000).Draw(t, "isl"))(in)
+		in.Decode.Candidates[0].OverlapBlocks = rapid.IntRange(0, 200).Draw(t, "overlap")
+		in.Force = rapid.SampledFrom([]Force{Auto, ForceLocal, ForceRemote}).Draw(t, "force")
+		in.Facts.N = rapid.IntRange(1, 2).Draw(t, "n")
+		in.Facts.Kind = rapid.SampledFrom([]api.Kind{api.Chat, api.Completion, api.Responses, api.Generate}).Draw(t, "kind")
+		in.Config.On = rapid.SampledFrom([]Measure{OnEffISL, OnISL, ""}).Draw(t, "on")
+		if rapid.Bool().Draw(t, "no prefill") {
+			in.Prefill.Candidates[0].Excluded = "draining"
+		}
+		var p Plan
+		Make(in, &p)
+		Make(in, &reused)
+		if p.Path != reused.Path || p.Reason != reused.Reason || p.EffISL != reused.EffISL || p.PrefillIndex != reused.PrefillIndex {
+			t.Fatalf("a reused plan differs: %s %s, %s %s", p.Path, p.Reason, reused.Path, reused.Reason)
+		}
+		if p.EffISL < 0 || p.EffISL > in.Facts.ISL || in.Facts.ISL > 0 && p.EffISL == 0 {
+			t.Fatalf("eff_isl %d of %d", p.EffISL, in.Facts.ISL)
+		}
+		if p.Path == Remote && (p.PrefillIndex < 0 || in.Facts.N > 1 || in.Force == ForceLocal || in.Facts.Kind == api.Responses) {
+			t.Fatalf("remote because %s", p.Reason)
+		}
+	})
+}
+
+func TestReasonsAreClosed(t *testing.T) {
+	seen := map[Reason]bool{}
+	for _, r := range Reasons() {
+		if seen[r] || strings.ToLower(string(r)) != string(r) || strings.ContainsAny(string(r), " -") {
+			t.Errorf("reason %q is not a fit label or stands twice", r)
+		}
+		seen[r] = true
+	}
+}
+
+func TestMakeAllocatesNothing(t *testing.T) {
+	in, p := pair(1000), &Plan{}
+	Make(in, p)
+	if n := testing.AllocsPerRun(100, func() { Make(in, p) }); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
+
+func BenchmarkMake64x64(b *testing.B) {
+	in := pair(1000)
+	for i := range 63 {
+		add(&in.Decode, &in.DecodePeers, worker(fmt.Sprintf("decode-%d", i+1), workers.Decode, workers.ConnectorNIXL, 1), selector.Candidate{OverlapBlocks: i, DecodeBlocks: 1000 - i})
+		add(&in.Prefill, &in.PrefillPeers, worker(fmt.Sprintf("prefill-%d", i+1), workers.Prefill, workers.ConnectorNIXL, 1), selector.Candidate{OverlapBlocks: i, PrefillTokens: 100 * i})
+	}
+	in.Decode.Limit, in.Prefill.Limit = 4, 4
+	var p Plan
+	b.ReportAllocs()
+	for b.Loop() {
+		Make(in, &p)
+	}
+}
