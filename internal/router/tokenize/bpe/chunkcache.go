@@ -72,22 +72,26 @@ func asciiPunct(c byte) bool { return '!' <= c && c <= '~' && !asciiLetter(c) &&
 // safe place. text has at least minChunk bytes.
 func (t *Tokenizer) cut(text []byte) int {
 	for i := minChunk; i < len(text)-2; i++ {
-		switch c := text[i]; {
-		case c == ' ':
-			if t.cuts&cutSpace != 0 && asciiLetter(text[i-1]) {
-				return i
-			}
-		case text[i-1] == '\n':
-			if p := text[i-2]; t.cuts&cutLine != 0 && asciiLetter(c) && p > ' ' && p < 0x7f {
-				return i
-			}
-		case c == 0xe3 || c == 0xef:
-			if t.cuts&cutCJK != 0 && cjkPunct(text[i:]) && ideograph(text[i-3:]) {
-				return i
-			}
+		if t.cutAt(text, i) {
+			return i
 		}
 	}
 	return 0
+}
+
+// cutAt reports whether text may be cut at i, which has three bytes on either
+// side.
+func (t *Tokenizer) cutAt(text []byte, i int) bool {
+	switch c := text[i]; {
+	case c == ' ':
+		return t.cuts&cutSpace != 0 && asciiLetter(text[i-1])
+	case text[i-1] == '\n':
+		p := text[i-2]
+		return t.cuts&cutLine != 0 && asciiLetter(c) && p > ' ' && p < 0x7f
+	case c == 0xe3 || c == 0xef:
+		return t.cuts&cutCJK != 0 && cjkPunct(text[i:]) && ideograph(text[i-3:])
+	}
+	return false
 }
 
 // cjkPunct: 、 。 ， ！ ？ at b.

@@ -2,6 +2,7 @@ package bpe
 
 import (
 	"sort"
+	"sync"
 	"unicode/utf8"
 
 	"golang.org/x/text/unicode/norm"
@@ -58,10 +59,16 @@ func isYoung(r rune) bool {
 const maxMarks = 12
 
 func newNormalizer(form norm.Form) *normalizer {
-	n := &normalizer{form: form, decomp: norm.NFD, compose: map[[2]rune]rune{}, ccc: map[rune]uint8{}, full: map[rune][]rune{}}
+	n := &normalizer{form: form, decomp: norm.NFD}
 	if form == norm.NFKC {
 		n.decomp = norm.NFKD
 	}
+	return n
+}
+
+// build fills the tables of the slow path.
+func (n *normalizer) build() {
+	n.compose, n.ccc, n.full = map[[2]rune]rune{}, map[rune]uint8{}, map[rune][]rune{}
 	var buf [utf8.UTFMax]byte
 	for r := rune(0x80); r <= utf8.MaxRune; r++ {
 		if r >= hangulBase && r < hangulEnd || r >= 0xd800 && r < 0xe000 || isYoung(r) {
@@ -83,7 +90,6 @@ func newNormalizer(form norm.Form) *normalizer {
 			n.compose[[2]rune{head[0], full[len(full)-1]}] = r
 		}
 	}
-	return n
 }
 
 // apply returns the normal form of b: b itself when it already is, else
@@ -132,6 +138,7 @@ const (
 
 // slow is normalization by the book: decompose, order marks, compose.
 func (n *normalizer) slow(dst, b []byte) []byte {
+	n.tables.Do(n.build)
 	var rs []rune
 	for i := 0; i < len(b); {
 		r, size := utf8.DecodeRune(b[i:])
