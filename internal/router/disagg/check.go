@@ -1,14 +1,16 @@
 package disagg
 
 import (
-	"encoding/json"
 	"fmt"
 	"math"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
 	"unicode/utf8"
+
+	"github.com/tidwall/gjson"
 
 	"github.com/dynctl/dynctl/internal/router/api"
 )
@@ -21,12 +23,13 @@ import (
 //	 "kv_transfer_params": {…} | null}
 type answer struct {
 	id, finish, text           string
-	promptTokens, cachedTokens int // -1 when not told
-	params                     json.RawMessage
+	promptTokens, cachedTokens int          // -1 when not told
+	params                     gjson.Result // not existing when absent or null
 }
 
-// Limits on a prefill's parameters.
+// Limits on a prefill's answer.
 const (
+	maxDepth       = 128
 	maxParamsBytes = 4 << 20
 	maxNameBytes   = 512
 	maxBlockID     = math.MaxInt32
@@ -36,39 +39,125 @@ const (
 // the last one, as the engines' own parser does.
 func parseAnswer(body []byte) (*answer, error) {
 	a := &answer{promptTokens: -1, cachedTokens: -1}
-	top, err := object(body)
-	if err != nil {
+	if !shallow(body) || !gjson.ValidBytes(body) {
 		return nil, fmt.Errorf("%w: the answer is not a JSON object", ErrPrefillFailed)
 	}
-	if raw, ok := top["error"]; ok && string(raw) != "null" {
-		return nil, fmt.Errorf("%w: the answer is an error: %s", ErrPrefillFailed, clip(raw))
+	top := gjson.ParseBytes(body)
+	if !top.IsObject() {
+		return nil, fmt.Errorf("%w: the answer is not a JSON object", ErrPrefillFailed)
 	}
-	a.id, _ = text(top["id"])
-	var choices []json.RawMessage
-	if json.Unmarshal(top["choices"], &choices) == nil && len(choices) > 0 {
-		if c, err := object(choices[0]); err == nil {
-			a.finish, _ = text(c["finish_reason"])
-			a.text, _ = text(c["text"])
+	var wrong, choice, usage gjson.Result
+	members(top, func(key string, v gjson.Result) {
+		switch key {
+		case "error":
+			wrong = v
+		case "id":
+			a.id = word(v)
+		case "choices":
+			choice = gjson.Result{}
+			if v.IsArray() {
+				v.ForEach(func(_, first gjson.Result) bool {
+					choice = first
+					return false
+				})
+			}
+		case "usage":
+			usage = v
+		case transferParams:
+			a.params = v
 		}
+	})
+	if told(wrong) {
+		return nil, fmt.Errorf("%w: the answer is an error: %s", ErrPrefillFailed, clip(wrong.Raw))
 	}
+	members(choice, func(key string, v gjson.Result) {
+		switch key {
+		case "finish_reason":
+			a.finish = word(v)
+		case "text":
+			a.text = word(v)
+		}
+	})
 	switch a.finish {
 	case "error", "abort", "cancelled":
 		return nil, fmt.Errorf("%w: finish_reason is %q", ErrPrefillFailed, a.finish)
 	}
-	if u, err := object(top["usage"]); err == nil {
-		if n, ok := integer(u["prompt_tokens"]); ok {
-			a.promptTokens = n
+	count := func(v gjson.Result) int {
+		if n, ok := integer(v); ok && n >= 0 {
+			return n
 		}
-		if d, err := object(u["prompt_tokens_details"]); err == nil {
-			if n, ok := integer(d["cached_tokens"]); ok {
-				a.cachedTokens = n
-			}
-		}
+		return -1
 	}
-	if p := top[transferParams]; len(p) > 0 && string(p) != "null" {
-		a.params = p
+	members(usage, func(key string, v gjson.Result) {
+		switch key {
+		case "prompt_tokens":
+			a.promptTokens = count(v)
+		case "prompt_tokens_details":
+			members(v, func(key string, v gjson.Result) {
+				if key == "cached_tokens" {
+					a.cachedTokens = count(v)
+				}
+			})
+		}
+	})
+	if !told(a.params) {
+		a.params = gjson.Result{}
 	}
 	return a, nil
+}
+
+// shallow reports whether nesting stays within bounds; the parser behind it
+// descends by recursion.
+func shallow(body []byte) bool {
+	depth, quoted := 0, false
+	for i := 0; i < len(body); i++ {
+		switch c := body[i]; {
+		case quoted && c == '\\':
+			i++
+		case c == '"':
+			quoted = !quoted
+		case quoted:
+		case c == '{' || c == '[':
+			if depth++; depth > maxDepth {
+				return false
+			}
+		case c == '}' || c == ']':
+			depth--
+		}
+	}
+	return true
+}
+
+// The members of kv_transfer_params that are looked at.
+const (
+	fieldRemotePrefill = iota
+	fieldRemoteDecode
+	fieldBlockIDs
+	fieldEngineID
+	fieldRequestID
+	fieldHost
+	fieldPort
+	fieldTP
+	fieldPP
+	fieldDCP
+	fieldPCP
+	fieldTokens
+	fieldBlockSize
+	fieldExpiry
+	fieldMode
+	fieldCount
+)
+
+var fieldNames = [fieldCount]string{
+	"do_remote_prefill", "do_remote_decode", "remote_block_ids", "remote_engine_id", "remote_request_id", "remote_host", "remote_port",
+	"tp_size", "pp_size", "dcp_size", "pcp_size", "remote_num_tokens", "remote_block_size", "remote_blocks_expiry_time", "transfer_mode",
+}
+
+// params are the members by field; the first problem is kept.
+type params struct {
+	m     [fieldCount]gjson.Result
+	count int // members, unknown ones included
+	err   error
 }
 
 // checkNIXL judges the parameters row by row as the table of what a vLLM
@@ -76,28 +165,35 @@ func parseAnswer(body []byte) (*answer, error) {
 // text, hang, or make the engine exit is refused here. What passes is handed
 // on byte for byte.
 func checkNIXL(t *Transfer, a *answer, now time.Time) error {
-	if a.params == nil {
+	if !a.params.Exists() {
 		return ErrMissingParams
 	}
-	if len(a.params) > maxParamsBytes {
-		return &ParamsError{transferParams, fmt.Sprintf("%d bytes, at most %d", len(a.params), maxParamsBytes)}
+	if len(a.params.Raw) > maxParamsBytes {
+		return &ParamsError{transferParams, fmt.Sprintf("%d bytes, at most %d", len(a.params.Raw), maxParamsBytes)}
 	}
-	m, err := object(a.params)
-	if err != nil {
+	if !a.params.IsObject() {
 		return &ParamsError{transferParams, "not an object"}
 	}
-	if len(m) == 0 {
+	var p params
+	members(a.params, func(key string, v gjson.Result) {
+		p.count++
+		for i, name := range fieldNames {
+			if key == name {
+				p.m[i] = v
+			}
+		}
+	})
+	if p.count == 0 {
 		return ErrMissingParams
 	}
-	p := params{m: m}
-	p.flag("do_remote_prefill", true)
-	p.flag("do_remote_decode", false)
+	p.flag(fieldRemotePrefill, gjson.True)
+	p.flag(fieldRemoteDecode, gjson.False)
 	f := &t.facts
-	f.EngineID = p.name("remote_engine_id")
-	f.RequestID = p.name("remote_request_id")
-	f.Host = p.name("remote_host")
-	f.Port = p.between("remote_port", true, 1, 65535)
-	for _, k := range [...]string{"tp_size", "pp_size", "dcp_size", "pcp_size"} {
+	f.EngineID = p.name(fieldEngineID)
+	f.RequestID = p.name(fieldRequestID)
+	f.Host = p.name(fieldHost)
+	f.Port = p.between(fieldPort, true, 1, 65535)
+	for k := fieldTP; k <= fieldPCP; k++ {
 		p.between(k, false, 1, 1<<16)
 	}
 	if p.err != nil {
@@ -117,10 +213,10 @@ func checkNIXL(t *Transfer, a *answer, now time.Time) error {
 	if err := checkBlocks(f, &p, tokens, d); err != nil {
 		return err
 	}
-	if err := checkExpiry(m["remote_blocks_expiry_time"], now); err != nil {
+	if err := checkExpiry(p.m[fieldExpiry], now); err != nil {
 		return err
 	}
-	t.decode = append(t.decode, api.Set(transferParams, a.params))
+	t.decode = []api.Edit{api.Set(transferParams, []byte(a.params.Raw))}
 	return nil
 }
 
@@ -129,10 +225,10 @@ func checkNIXL(t *Transfer, a *answer, now time.Time) error {
 // with an id that the internal one begins with.
 func checkRequestID(remote, sent, answered string) error {
 	if sent != "" && !strings.Contains(remote, sent) {
-		return &ParamsError{"remote_request_id", fmt.Sprintf("%q is not of request %q", clipString(remote), clipString(sent))}
+		return &ParamsError{"remote_request_id", fmt.Sprintf("%q is not of request %q", clip(remote), clip(sent))}
 	}
 	if sent == "" && answered != "" && !strings.HasPrefix(remote, answered) {
-		return &ParamsError{"remote_request_id", fmt.Sprintf("%q is not of answer %q", clipString(remote), clipString(answered))}
+		return &ParamsError{"remote_request_id", fmt.Sprintf("%q is not of answer %q", clip(remote), clip(answered))}
 	}
 	return nil
 }
@@ -142,7 +238,7 @@ func checkRequestID(remote, sent, answered string) error {
 // one machine, and elsewhere makes the decode engine wait and then exit.
 func checkHost(host string, prefill, decode *url.URL) error {
 	if strings.ContainsAny(host, " /?#@\\") || host == "0.0.0.0" || host == "::" {
-		return &ParamsError{"remote_host", fmt.Sprintf("%q is not a host", clipString(host))}
+		return &ParamsError{"remote_host", fmt.Sprintf("%q is not a host", clip(host))}
 	}
 	p, d := hostname(prefill), hostname(decode)
 	if p != "" && d != "" && p != d && isLoopback(host) && (!isLoopback(p) || !isLoopback(d)) {
@@ -155,7 +251,7 @@ func checkHost(host string, prefill, decode *url.URL) error {
 // source that tells it must agree.
 func promptTokens(a *answer, p *params, f *Facts) (int, error) {
 	n := a.promptTokens
-	if raw, ok := p.m["remote_num_tokens"]; ok && string(raw) != "null" {
+	if raw := p.m[fieldTokens]; told(raw) {
 		v, ok := integer(raw)
 		if !ok || v < 1 {
 			return 0, &ParamsError{"remote_num_tokens", "not a positive whole number"}
@@ -188,73 +284,92 @@ func promptTokens(a *answer, p *params, f *Facts) (int, error) {
 func checkBlocks(f *Checked, p *params, tokens int, d *Dispatch) error {
 	const field = "remote_block_ids"
 	bad := func(format string, a ...any) error { return &ParamsError{field, fmt.Sprintf(format, a...)} }
-	raw := p.m[field]
-	var list []json.RawMessage
-	if err := json.Unmarshal(raw, &list); err != nil || list == nil {
+	list := p.m[fieldBlockIDs]
+	if !list.IsArray() {
 		return bad("not a list")
 	}
-	if len(list) == 0 {
-		return bad("empty")
-	}
 	size := 0
-	if v, ok := integer(p.m["remote_block_size"]); ok && v > 0 {
+	if v, ok := integer(p.m[fieldBlockSize]); ok && v > 0 {
 		size = v
 	} else if w := d.Prefill.Worker; w != nil {
 		size = w.BlockSize
 	}
-	_, hasTokens := p.m["remote_num_tokens"]
-	flat := list[0][0] != '['
+	groups, flat := 0, false
+	list.ForEach(func(_, v gjson.Result) bool {
+		flat = !v.IsArray()
+		groups++
+		return false
+	})
+	if groups == 0 {
+		return bad("empty")
+	}
 	if flat {
-		for _, k := range [...]string{"transfer_mode", "pp_size", "dcp_size", "pcp_size", "remote_block_size"} {
-			if _, newer := p.m[k]; newer {
-				return bad("a flat list, but an engine that tells %s gives a list for every KV-cache group", k)
+		for _, k := range [...]int{fieldMode, fieldPP, fieldDCP, fieldPCP, fieldBlockSize} {
+			if p.m[k].Exists() {
+				return bad("a flat list, but an engine that tells %s gives a list for every KV-cache group", fieldNames[k])
 			}
 		}
-		list = []json.RawMessage{raw}
 	}
 	want := 0
 	if size > 0 {
 		want = (tokens + size - 1) / size
 	}
 	full := false
-	for _, group := range list {
-		n, err := countBlocks(group)
+	var problem error
+	group := func(_, v gjson.Result) bool {
+		n, err := countBlocks(v)
 		if err != nil {
-			return bad("%v", err)
+			problem = bad("%v", err)
+			return false
 		}
 		f.Blocks = max(f.Blocks, n)
 		switch {
 		case want > 0 && n > want:
-			return bad("%d blocks, but %d tokens fill %d blocks of %d", n, tokens, want, size)
+			problem = bad("%d blocks, but %d tokens fill %d blocks of %d", n, tokens, want, size)
 		case want == 0 && n > tokens:
-			return bad("%d blocks for %d tokens", n, tokens)
-		case n == want, want == 0 && n > 0, flat && !hasTokens && n > 0 && n == tokens/max(size, 1):
+			problem = bad("%d blocks for %d tokens", n, tokens)
+		case n == want, want == 0 && n > 0, flat && !p.m[fieldTokens].Exists() && n > 0 && n == tokens/max(size, 1):
 			full = true
 		}
+		return problem == nil
 	}
-	if !full {
-		return bad("%d blocks, but %d tokens fill %d blocks of %d", f.Blocks, tokens, want, size)
+	if flat {
+		group(gjson.Result{}, list)
+	} else {
+		list.ForEach(group)
 	}
-	return nil
+	if problem == nil && !full {
+		problem = bad("%d blocks, but %d tokens fill %d blocks of %d", f.Blocks, tokens, want, size)
+	}
+	return problem
 }
 
 // countBlocks counts the ids of one group; each must be a whole number from 0
 // on and stand once.
-func countBlocks(raw json.RawMessage) (int, error) {
-	var ids []json.RawMessage
-	if err := json.Unmarshal(raw, &ids); err != nil || ids == nil {
+func countBlocks(list gjson.Result) (int, error) {
+	if !list.IsArray() {
 		return 0, fmt.Errorf("a group is not a list")
 	}
-	seen := make(map[uint64]struct{}, len(ids))
-	for _, r := range ids {
-		id, err := strconv.ParseUint(string(r), 10, 63)
-		if err != nil || id > maxBlockID {
-			return 0, fmt.Errorf("%s is not a block id", clip(r))
+	var few [512]int
+	ids := few[:0]
+	wrong := ""
+	list.ForEach(func(_, v gjson.Result) bool {
+		id, ok := integer(v)
+		if !ok || id < 0 || id > maxBlockID {
+			wrong = v.Raw
+			return false
 		}
-		if _, twice := seen[id]; twice && id != 0 { // 0 is vLLM's null block
-			return 0, fmt.Errorf("block %d stands twice", id)
+		ids = append(ids, id)
+		return true
+	})
+	if wrong != "" {
+		return 0, fmt.Errorf("%s is not a block id", clip(wrong))
+	}
+	slices.Sort(ids)
+	for i := 1; i < len(ids); i++ {
+		if ids[i] == ids[i-1] && ids[i] != 0 { // 0 is vLLM's null block
+			return 0, fmt.Errorf("block %d stands twice", ids[i])
 		}
-		seen[id] = struct{}{}
 	}
 	return len(ids), nil
 }
@@ -262,11 +377,11 @@ func countBlocks(raw json.RawMessage) (int, error) {
 // checkExpiry refuses blocks whose lease has ended. The time is null in pull
 // mode; a figure of the size of Unix seconds is one, smaller ones are of the
 // engine's own clock and tell nothing here.
-func checkExpiry(raw json.RawMessage, now time.Time) error {
-	if len(raw) == 0 || string(raw) == "null" {
+func checkExpiry(v gjson.Result, now time.Time) error {
+	if !told(v) {
 		return nil
 	}
-	at, err := strconv.ParseFloat(string(raw), 64)
+	at, err := strconv.ParseFloat(v.Raw, 64)
 	if err != nil || at < 0 || math.IsInf(at, 0) {
 		return &ParamsError{"remote_blocks_expiry_time", "not a time"}
 	}
@@ -283,28 +398,22 @@ func workerURL(p Peer) *url.URL {
 	return p.Worker.URL
 }
 
-// params reads members and keeps the first problem.
-type params struct {
-	m   map[string]json.RawMessage
-	err error
-}
-
-func (p *params) bad(field, format string, a ...any) {
+func (p *params) bad(field int, format string, a ...any) {
 	if p.err == nil {
-		p.err = &ParamsError{field, fmt.Sprintf(format, a...)}
+		p.err = &ParamsError{fieldNames[field], fmt.Sprintf(format, a...)}
 	}
 }
 
-func (p *params) flag(field string, want bool) {
-	if string(p.m[field]) != strconv.FormatBool(want) {
-		p.bad(field, "must be %v", want)
+func (p *params) flag(field int, want gjson.Type) {
+	if p.m[field].Type != want {
+		p.bad(field, "must be %v", want == gjson.True)
 	}
 }
 
 // name is a member that must be a short, not empty, printable string.
-func (p *params) name(field string) string {
-	s, ok := text(p.m[field])
-	if !ok || s == "" {
+func (p *params) name(field int) string {
+	s := word(p.m[field])
+	if s == "" {
 		p.bad(field, "not told")
 		return ""
 	}
@@ -315,51 +424,54 @@ func (p *params) name(field string) string {
 	return s
 }
 
-func (p *params) between(field string, needed bool, lo, hi int) int {
-	raw, ok := p.m[field]
-	if !ok || string(raw) == "null" {
+func (p *params) between(field int, needed bool, lo, hi int) int {
+	v := p.m[field]
+	if !told(v) {
 		if needed {
 			p.bad(field, "not told")
 		}
 		return 0
 	}
-	n, ok := integer(raw)
+	n, ok := integer(v)
 	if !ok || n < lo || n > hi {
-		p.bad(field, "%s is not a whole number from %d to %d", clip(raw), lo, hi)
+		p.bad(field, "%s is not a whole number from %d to %d", clip(v.Raw), lo, hi)
 		return 0
 	}
 	return n
 }
 
-func object(raw []byte) (map[string]json.RawMessage, error) {
-	var m map[string]json.RawMessage
-	if err := json.Unmarshal(raw, &m); err != nil {
-		return nil, err
+// members calls on for every member of v, if that is an object.
+func members(v gjson.Result, on func(key string, v gjson.Result)) {
+	if !v.IsObject() {
+		return
 	}
-	if m == nil {
-		return nil, fmt.Errorf("null")
-	}
-	return m, nil
+	v.ForEach(func(key, value gjson.Result) bool {
+		on(key.Str, value)
+		return true
+	})
 }
 
-func text(raw json.RawMessage) (string, bool) {
-	if len(raw) == 0 || raw[0] != '"' {
-		return "", false
+// told reports whether a member is there and not null.
+func told(v gjson.Result) bool { return v.Exists() && v.Type != gjson.Null }
+
+// word is a string, or "" for any other value.
+func word(v gjson.Result) string {
+	if v.Type != gjson.String {
+		return ""
 	}
-	var s string
-	err := json.Unmarshal(raw, &s)
-	return s, err == nil
+	return v.Str
 }
 
 // integer is a JSON number without fraction or exponent.
-func integer(raw json.RawMessage) (int, bool) {
-	n, err := strconv.ParseInt(string(raw), 10, 64)
+func integer(v gjson.Result) (int, bool) {
+	if v.Type != gjson.Number {
+		return 0, false
+	}
+	n, err := strconv.ParseInt(v.Raw, 10, 64)
 	return int(n), err == nil
 }
 
-func clip(raw []byte) string { return clipString(string(raw)) }
-
-func clipString(s string) string {
+func clip(s string) string {
 	if len(s) > 120 {
 		return s[:117] + "..."
 	}

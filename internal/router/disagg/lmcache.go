@@ -6,9 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/tidwall/gjson"
 
 	"github.com/dynctl/dynctl/internal/router/api"
 	"github.com/dynctl/dynctl/internal/workers"
@@ -66,26 +69,30 @@ func checkLMCache(t *Transfer, a *answer, _ time.Time) error {
 		// out by itself from the whole prompt.
 		return nil
 	}
-	if a.params == nil {
+	if !a.params.Exists() {
 		return ErrMissingParams
 	}
-	var m map[string]json.RawMessage
-	if err := json.Unmarshal(a.params, &m); err != nil {
+	var first gjson.Result
+	members(a.params, func(key string, v gjson.Result) {
+		if key == "first_tok" {
+			first = v
+		}
+	})
+	if !a.params.IsObject() {
 		return &ParamsError{transferParams, "not an object"}
 	}
-	raw, ok := m["first_tok"]
-	if !ok || string(raw) == "null" {
+	if !told(first) {
 		return fmt.Errorf("%w: no first_tok", ErrMissingParams)
 	}
-	id, err := strconv.ParseUint(string(raw), 10, 31)
-	if err != nil {
+	id, ok := integer(first)
+	if !ok || id < 0 || id > math.MaxInt32 {
 		return &ParamsError{"first_tok", "not a token id"}
 	}
 	f := &t.dispatch.Facts
-	t.first = &FirstToken{ID: int(id), Text: a.text}
+	t.first = &FirstToken{ID: id, Text: a.text}
 	ids := appendIDs(nil, f.TokenIDs)
 	ids = append(ids[:len(ids)-1], ',')
-	ids = append(strconv.AppendUint(ids, id, 10), ']')
+	ids = append(strconv.AppendInt(ids, int64(id), 10), ']')
 	t.decode = []api.Edit{api.Set("prompt", ids), api.Set(f.MaxTokensKey, api.RawInt(f.MaxTokens-1))}
 	if f.MinTokens > 0 {
 		t.decode = append(t.decode, api.Replace("min_tokens", api.RawInt(f.MinTokens-1)))
