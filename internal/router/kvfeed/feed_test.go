@@ -1,6 +1,7 @@
 package kvfeed
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -196,6 +197,71 @@ func TestFeedWithoutEndMarker(t *testing.T) {
 	f.within(p)
 }
 
+// A replay that reached the live batches is done, end marker or not.
+func TestFeedReplayJoinsLive(t *testing.T) {
+	t.Parallel()
+	p := newPublisher(t, 16, 1)
+	f := newFixture(t, nil)
+	f.add(p.source(true))
+	p.subscribed()
+	f.until(func(s Status) bool { return s.State == Live })
+	p.set(func() { p.noEnd = true })
+	p.steps(5)
+	p.step(false)
+	p.steps(5)
+	s := f.settled(p)
+	f.equals(p)
+	if s.ReplayErrors != 0 || s.Dropped != 0 || !s.Complete {
+		t.Errorf("status %+v", s)
+	}
+}
+
+// A quiet publisher whose replay ends before the batch known last is another one.
+func TestFeedNoticesYoungerPublisher(t *testing.T) {
+	t.Parallel()
+	p := newPublisher(t, 17, 1)
+	f := newFixture(t, nil)
+	f.add(p.source(true))
+	p.subscribed()
+	p.steps(20)
+	f.settled(p)
+	p.hangUp(func() {
+		f.until(func(s Status) bool { return s.State == Connecting })
+		p.set(func() { p.e.restart() })
+		for range 5 {
+			p.step(false)
+		}
+	})
+	s := f.settled(p)
+	f.equals(p)
+	if s.Restarts != 1 || !s.Complete {
+		t.Errorf("status %+v", s)
+	}
+}
+
+// The publisher is the same, but it has forgotten what was missed.
+func TestFeedReconnectsTooLate(t *testing.T) {
+	t.Parallel()
+	p := newPublisher(t, 18, 1)
+	f := newFixture(t, nil)
+	f.add(p.source(true))
+	p.subscribed()
+	p.steps(20)
+	f.settled(p)
+	p.hangUp(func() {
+		f.until(func(s Status) bool { return s.State == Connecting })
+		for range 20 {
+			p.step(false)
+		}
+		p.set(func() { p.window = 30 })
+	})
+	s := f.settled(p)
+	f.within(p)
+	if s.Lost != 10 || s.Dropped != 1 || s.Complete {
+		t.Errorf("status %+v", s)
+	}
+}
+
 func TestFeedSilentReplay(t *testing.T) {
 	t.Parallel()
 	p := newPublisher(t, 7, 1)
@@ -343,6 +409,11 @@ func TestFeedBlockSizeMismatch(t *testing.T) {
 	}
 }
 
+// fatal makes the failure of a check on another goroutine an error.
+type fatal struct{ *testing.T }
+
+func (f fatal) Fatalf(format string, args ...any) { f.Errorf(format, args...) }
+
 // A long random story: drops, hang-ups and restarts, with and without replay.
 func TestFeedStory(t *testing.T) {
 	if testing.Short() {
@@ -353,7 +424,27 @@ func TestFeedStory(t *testing.T) {
 		t.Run(fmt.Sprintf("replay=%v", replay), func(t *testing.T) {
 			t.Parallel()
 			p := newPublisher(t, 14, 2)
-			f := newFixture(t, nil)
+			// At no moment does the index have what the engine had not.
+			var f *fixture
+			var checks atomic.Int64
+			f = newFixture(t, func(o *Options) {
+				record := o.Observer
+				o.Observer = func(o Observation) {
+					record(o)
+					p.mu.Lock()
+					defer p.mu.Unlock()
+					if o.Cleared || o.Seq >= uint64(len(p.e.log)) || !bytes.Equal(p.e.log[o.Seq], o.Payload) {
+						return // of a life that is over
+					}
+					checks.Add(1)
+					for seq := range holds(fatal{t}, f.x) {
+						if !p.e.after[o.Seq][seq] {
+							t.Errorf("after batch %d the index has block %x, the engine has not", o.Seq, seq)
+							return
+						}
+					}
+				}
+			})
 			f.add(p.source(replay))
 			p.subscribed()
 			n := 0
@@ -386,6 +477,9 @@ func TestFeedStory(t *testing.T) {
 						f.within(p)
 					}
 				}
+			}
+			if checks.Load() < 50 {
+				t.Errorf("only %d checks", checks.Load())
 			}
 		})
 	}
