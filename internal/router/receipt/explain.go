@@ -53,7 +53,8 @@ func (r *Receipt) phase(b *strings.Builder, title string, p *Phase) {
 		return
 	}
 	t := tabwriter.NewWriter(b, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(t, "\tRANK\tOVERLAP\tPREFILL\tCREDIT\tQUEUE\tDECODE\tSPREAD\tREQS\tCOST\t STATE\t")
+	// The last cell is no column of the table: it is not aligned.
+	fmt.Fprintln(t, "\tRANK\tOVERLAP\tPREFILL\tCREDIT\tQUEUE\tDECODE\tSPREAD\tREQS\tCOST\t  STATE")
 	for i := range p.Candidates {
 		c := &p.Candidates[i]
 		state := ""
@@ -65,7 +66,11 @@ func (r *Receipt) phase(b *strings.Builder, title string, p *Phase) {
 		case c.Rank == p.RunnerUp:
 			state = "runner-up"
 		}
-		fmt.Fprintf(t, "%s\t%s\t%d\t%.1f\t%.1f\t%.1f\t%.1f\t%.1f\t%.1f\t%.2f\t %s\t\n", pick(c.Rank == p.Chosen, ">", ""), c.Rank, c.OverlapBlocks,
+		if c.Excluded != "" {
+			fmt.Fprintf(t, "\t%s\t%d\t-\t-\t-\t-\t-\t-\t-\t  %s\n", c.Rank, c.OverlapBlocks, state)
+			continue
+		}
+		fmt.Fprintf(t, "%s\t%s\t%d\t%.1f\t%.1f\t%.1f\t%.1f\t%.1f\t%.1f\t%.2f\t  %s\n", pick(c.Rank == p.Chosen, ">", ""), c.Rank, c.OverlapBlocks,
 			c.PrefillTerm, c.OverlapCredit, c.QueueTerm, c.DecodeTerm, c.SpreadTerm, c.RequestTerm, c.Cost, state)
 	}
 	t.Flush()
@@ -109,10 +114,10 @@ func why(p *Phase) string {
 	if second == nil {
 		return s + tie(p)
 	}
-	s += fmt.Sprintf(", %.2f less than %s", p.MarginBlocks, second.Rank)
 	if p.Tied > 1 {
-		return s + tie(p)
+		return s + ", as " + second.Rank + tie(p)
 	}
+	s += fmt.Sprintf(", %.2f less than %s", p.MarginBlocks, second.Rank)
 	// The largest difference between the two is what decided.
 	best, word := 0.0, ""
 	for _, d := range [...]struct {
@@ -170,7 +175,7 @@ func (r *Receipt) whatIf(b *strings.Builder) {
 		return
 	}
 	tell := func(path string, w Work, where string) {
-		fmt.Fprintf(b, "5 what if %s  %s would compute %d tokens behind %d queued", path, orDash(where), w.Compute, w.Queued)
+		fmt.Fprintf(b, "5 what if    %s: %s would compute %d tokens behind %d queued", path, orDash(where), w.Compute, w.Queued)
 		if w.Transfer > 0 {
 			fmt.Fprintf(b, " and move %d", w.Transfer)
 		}

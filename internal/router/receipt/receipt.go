@@ -213,8 +213,9 @@ type Outcome struct {
 
 // Bounds on one receipt.
 const (
-	// DefaultCandidates is how many candidates of each phase are kept.
-	DefaultCandidates = 64
+	// DefaultCandidates is how many candidates of each phase are kept: with
+	// 4096 receipts and larger fleets, about 50 MB.
+	DefaultCandidates = 32
 	maxLegs           = 16
 	maxNotes          = 16
 	maxText           = 1024 // bytes of one free text
