@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"sync"
 	"sync/atomic"
@@ -45,7 +46,7 @@ type rank struct {
 	lostAt   time.Time // when the rank was last without connection
 	proven   bool      // the connection continues what the stream has seen
 	resynced bool      // it was started over because of orphans
-	accept   bool      // take the first batch as it comes: a replay has failed
+	accept   bool      // take the first batch as it comes: the replay has failed
 
 	catching     bool // live batches wait in held for a replay
 	held         []heldBatch
@@ -58,8 +59,7 @@ type rank struct {
 	lastEvent  time.Time
 	lag        float64
 	nextVerify time.Time
-	told       map[string]time.Time // when an event of a kind was last emitted
-	untold     map[string]int       // and how many were kept back since
+	told       map[string]*quota // by kind of event
 }
 
 // heldBatch is a live batch that waits for the end of a replay.
@@ -80,7 +80,7 @@ func newRank(m *Manager, id kvindex.Rank, key Key, src workers.EventSource, word
 		stream: NewStream(m.o.Index, id, m.o.BlockSize),
 		state:  Connecting, reason: "not connected yet", since: now,
 		lostAt: now, tokens: float64(m.o.ReplayBurst), refilled: now,
-		told: map[string]time.Time{}, untold: map[string]int{},
+		told: map[string]*quota{},
 	}
 	r.publish()
 	return r
@@ -93,23 +93,40 @@ func (r *rank) poke() {
 	}
 }
 
-// emitEvery is the least pause between two events of one kind and rank, so that
-// a publisher that misbehaves cannot flood the log.
-const emitEvery = 5 * time.Second
+// Of one kind and rank, so many events are told at once and one more in each
+// interval: a publisher that misbehaves cannot flood the log.
+const (
+	emitBurst = 10
+	emitEvery = 5 * time.Second
+)
+
+// quota is what may be told of one kind of event. The kinds are a closed set.
+type quota struct {
+	left   float64
+	last   time.Time
+	untold int // kept back since the last one told
+}
 
 // emit tells the operator. The caller holds r.mu.
 func (r *rank) emit(sev workers.Severity, kind, format string, args ...any) {
 	now := r.m.now()
-	if last, ok := r.told[kind]; ok && now.Sub(last) < emitEvery {
-		r.untold[kind]++
+	q := r.told[kind]
+	if q == nil {
+		q = &quota{left: emitBurst, last: now}
+		r.told[kind] = q
+	}
+	q.left = min(emitBurst, q.left+now.Sub(q.last).Seconds()/emitEvery.Seconds())
+	q.last = now
+	if q.left < 1 {
+		q.untold++
 		return
 	}
+	q.left--
 	text := fmt.Sprintf(format, args...)
-	if n := r.untold[kind]; n > 0 {
-		text += fmt.Sprintf(" (and %d more like this since the last one told)", n)
-		delete(r.untold, kind)
+	if q.untold > 0 {
+		text += fmt.Sprintf(" (and %d more like this since the last one told)", q.untold)
+		q.untold = 0
 	}
-	r.told[kind] = now
 	r.m.o.Events.Emit(workers.Event{At: now, Severity: sev, Kind: kind, Worker: r.key.Worker, Rank: r.label, Text: text})
 }
 
@@ -141,12 +158,15 @@ func (r *rank) startOver(reason string) {
 	}
 }
 
+// countable keeps a made-up number from wrapping a counter.
+func countable(n uint64) uint64 { return min(n, 1<<32) }
+
 // lose gives up the batches before seq. The caller holds r.mu.
 func (r *rank) lose(seq uint64, why string) {
 	last, had := r.stream.Last()
 	if had {
 		reason := fmt.Sprintf("batches %d to %d are lost: %s", last+1, seq-1, why)
-		r.n.Lost += seq - 1 - last
+		r.n.Lost += countable(seq - 1 - last)
 		r.set(Unknown, reason)
 		r.stream.Skip(seq)
 		r.dropped(reason, false)
@@ -218,6 +238,9 @@ func (r *rank) goLive() {
 		r.set(Live, "blocks stored before the feed began are missing until they are stored again")
 	}
 	r.nextVerify = r.m.now().Add(r.m.o.VerifyAfter)
+	if was != Live {
+		r.emit(workers.Info, "feed.live", "%s: live: %s", r.label, r.reason)
+	}
 	r.poke()
 }
 
@@ -227,6 +250,9 @@ func (r *rank) receive(conn uint64, topic []byte, seq uint64, payload []byte, de
 	now := r.m.now()
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if r.conn == 0 {
+		return // the connection was given up meanwhile
+	}
 	if r.conn != conn {
 		r.n.Foreign++
 		r.emit(workers.Warn, "feed.foreign", "%s: a second publisher claims this rank while %s is connected; its batches are dropped", r.label, r.peer)
@@ -255,8 +281,8 @@ func (r *rank) applied(seq uint64, topic, payload []byte, at time.Time, replayed
 		}
 		r.n.RankDisagree++
 	}
-	if !replayed && s.at > 0 {
-		r.lag = float64(at.UnixNano())/1e9 - s.at
+	if lag := float64(at.UnixNano())/1e9 - s.at; !replayed && math.Abs(lag) < 1e9 { // else the publisher has no clock
+		r.lag = lag
 	}
 	if f := s.TakeFault(); f != "" {
 		r.dropped(f, false)
@@ -271,7 +297,7 @@ func (r *rank) applied(seq uint64, topic, payload []byte, at time.Time, replayed
 		r.set(Live, "the engine's blocks fit again")
 	}
 	r.publish()
-	if s.counters.Orphans > 0 && !r.resynced && !r.catching && s.complete && r.src.Replay != "" && s.counters.Refused == 0 && !s.app.bigram {
+	if s.counters.Orphans > 0 && !r.resynced && !r.catching && !replayed && s.complete && r.src.Replay != "" && s.counters.Refused == 0 && !s.app.bigram {
 		// Every batch was applied and yet a parent is missing: either the engine
 		// names blocks in a way not understood here, or something was lost
 		// without a trace. Starting over tells, once.
@@ -296,11 +322,11 @@ func (r *rank) outOfOrder(v Verdict, topic []byte, seq uint64, payload []byte, n
 		r.emit(workers.Warn, "feed.restart", "%s: %s", r.label, r.reason)
 	case had:
 		r.n.Gaps++
-		r.n.Missing += v.To - v.From + 1
+		r.n.Missing += countable(v.To - v.From + 1)
 		r.set(InGap, fmt.Sprintf("batches %d to %d are missing", v.From, v.To))
 		r.emit(workers.Warn, "feed.gap", "%s: %s", r.label, r.reason)
 	}
-	if r.src.Replay != "" && !r.accept {
+	if r.src.Replay != "" && (had || !r.accept) {
 		r.catching = true
 		r.hold(topic, seq, payload, now)
 		r.poke()

@@ -1,6 +1,7 @@
 package kvfeed
 
 import (
+	"math"
 	"time"
 
 	"github.com/dynctl/dynctl/internal/router/kvindex"
@@ -150,7 +151,7 @@ func (r *rank) status() Status {
 		Shape: r.stream.Shape(), StreamCounters: r.stream.Counters(), FeedCounters: r.n,
 	}
 	if last, ok := r.stream.Last(); ok {
-		s.LastSeq = int64(last)
+		s.LastSeq = int64(min(last, math.MaxInt64))
 	}
 	return s
 }

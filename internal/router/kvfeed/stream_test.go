@@ -171,6 +171,12 @@ func TestStreamResume(t *testing.T) {
 	}
 	equalSet(t, "resumed", e.after[19], holds(t, x))
 
+	split := NewStream(x, 0, modelBlock/2)
+	split.Offer(0, e.log[0])
+	if p, ok := split.Position(); ok {
+		t.Fatalf("position %+v for blocks of two parts", p)
+	}
+
 	other := NewStream(x, 0, 3)
 	other.Resume(p)
 	if n := len(holds(t, x)); n != 0 {
