@@ -131,10 +131,7 @@ func (e *Engine) Chat(ctx context.Context, body []byte) (Result, error) {
 	return e.ask(ctx, b)
 }
 
-type answer struct {
-	ids    []uint32
-	cached bool
-}
+type answer struct{ ids []uint32 }
 
 // ask answers from the cache or calls the engine. A caller that leaves does
 // not end the call for others that wait for it.
@@ -153,11 +150,14 @@ func (e *Engine) ask(ctx context.Context, body []byte) (Result, error) {
 	ch := e.group.DoChan(string(sum[:]), func() (any, error) {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), e.o.Timeout)
 		defer cancel()
+		if ids, ok := e.cache.get(sum); ok { // answered since this caller looked
+			return answer{ids}, nil
+		}
 		ids, err := e.call(ctx, body)
 		if err == nil {
 			e.cache.put(sum, ids)
 		}
-		return answer{ids: ids}, err
+		return answer{ids}, err
 	})
 	done := func(r singleflight.Result) (Result, error) {
 		e.wg.Done()

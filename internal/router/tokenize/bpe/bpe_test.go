@@ -323,13 +323,11 @@ func FuzzAppend(f *testing.F) {
 	}
 	var toks []*Tokenizer
 	for _, fam := range families {
+		if fam.dir == "flags" {
+			continue // its added tokens swallow spaces
+		}
 		t := load(f, fam.dir, Options{WordCacheWords: 64})
 		t.norm = nil // bytes in, bytes out
-		for _, m := range []*matcher{t.rawAdded, t.normAdded} {
-			for i := range m.tokensOrNil() {
-				m.tokens[i].lstrip, m.tokens[i].rstrip = false, false
-			}
-		}
 		toks = append(toks, t)
 	}
 	f.Fuzz(func(t *testing.T, b []byte, k uint8) {
@@ -342,13 +340,6 @@ func FuzzAppend(f *testing.F) {
 			t.Fatalf("%s: ids of %q changed", tok.family, b)
 		}
 	})
-}
-
-func (m *matcher) tokensOrNil() []addedToken {
-	if m == nil {
-		return nil
-	}
-	return m.tokens
 }
 
 // FuzzParse: no file makes the loader panic, and what it accepts tokenizes.

@@ -13,8 +13,10 @@ import (
 // (Unicode's stream-safe format), and it knows characters that are younger
 // than the reference's tables. Text with either takes a slow path of its own.
 type normalizer struct {
-	form    norm.Form        // NFC or NFKC
-	decomp  norm.Form        // NFD or NFKD
+	form   norm.Form // NFC or NFKC
+	decomp norm.Form // NFD or NFKD
+
+	tables  sync.Once        // builds what follows, for the slow path only
 	compose map[[2]rune]rune // primary composites
 	ccc     map[rune]uint8   // only non-starters
 	full    map[rune][]rune  // full decompositions, Hangul excluded

@@ -1,0 +1,87 @@
+package rawjson
+
+import (
+	"bytes"
+	"encoding/json"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestObject(t *testing.T) {
+	t.Parallel()
+	for in, want := range map[string][]string{
+		` { "a" : 1 , "b\"c":[1,{"x":"]}"}], "d":"\\"} `: {"a", "1", `b\"c`, `[1,{"x":"]}"}]`, "d", `"\\"`},
+		`{}`:            nil,
+		`{"a":null}`:    {"a", "null"},
+		`{"a":1,"a":2}`: {"a", "1", "a", "2"},
+		`{"a":-1.5e3,}`: {"a", "-1.5e3", "!"},
+		`{"a"}`:         {"!"},
+		`{"a":}`:        {"!"},
+		`{"a":1`:        {"a", "1", "!"},
+		`{"a":"x`:       {"!"},
+		`{"a":[1,2}`:    {"!"},
+		`[]`:            {"!"},
+		``:              {"!"},
+	} {
+		var got []string
+		if err := Object([]byte(in), func(k, v []byte) bool { got = append(got, string(k), string(v)); return true }); err != nil {
+			got = append(got, "!")
+		}
+		if d := cmp.Diff(want, got); d != "" {
+			t.Errorf("%s (-want +got):\n%s", in, d)
+		}
+	}
+}
+
+func TestUint32(t *testing.T) {
+	t.Parallel()
+	for in, want := range map[string]bool{"0": true, "4294967295": true, "4294967296": false, "": false, "-1": false, "1.0": false, "01": false, "1e3": false, `"1"`: false} {
+		if _, ok := Uint32([]byte(in)); ok != want {
+			t.Errorf("%q: %v, want %v", in, ok, want)
+		}
+	}
+}
+
+// FuzzAgainstStdlib: strings and objects read as encoding/json reads them.
+func FuzzAgainstStdlib(f *testing.F) {
+	f.Add([]byte(`{"a":"\u00e9\ud83d\ude00\ud800x\/\b","b":[1,"2",{"c":null}]}`))
+	f.Add([]byte(`"\\\""`))
+	f.Add([]byte(`[true,false,[[]],"]"]`))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		var any1 any
+		valid := json.Unmarshal(b, &any1) == nil && utf8.Valid(b)
+		v := Trim(b)
+		n, m := 0, 0
+		errO := Object(v, func(_, e []byte) bool { n++; return true })
+		errA := Array(v, func(e []byte) bool { m++; return true })
+		text, ok := Unquote(nil, v)
+		if !valid {
+			return
+		}
+		switch x := any1.(type) {
+		case string:
+			if !ok || string(text) != x {
+				t.Fatalf("Unquote(%s) = %q, %v; want %q", v, text, ok, x)
+			}
+			if got := CodePoints(v); got != utf8.RuneCountInString(x) {
+				t.Fatalf("CodePoints(%s) = %d", v, got)
+			}
+			if q := AppendQuote(nil, x); json.Unmarshal(q, &any1) != nil || any1 != x {
+				t.Fatalf("AppendQuote(%q) = %s", x, q)
+			}
+		case map[string]any:
+			if errO != nil || n < len(x) {
+				t.Fatalf("Object(%s): %d members, %v", v, n, errO)
+			}
+		case []any:
+			if errA != nil || m != len(x) {
+				t.Fatalf("Array(%s): %d elements, %v; want %d", v, m, errA, len(x))
+			}
+		}
+		if !bytes.Equal(Trim(v), v) {
+			t.Fatal("Trim is not idempotent")
+		}
+	})
+}
