@@ -1,0 +1,90 @@
+package sse
+
+import "time"
+
+// Verdict says what is to be done with a stream whose head is held.
+type Verdict uint8
+
+// The verdicts.
+const (
+	// Hold: neither content nor an error has come yet; read on.
+	Hold Verdict = iota
+	// Forward: content has come, or as much was held as is allowed; send what
+	// is held and forward the rest as it arrives.
+	Forward
+	// Failed: an error event came before any content. Nothing was sent, so
+	// that the request can still be tried in another way.
+	Failed
+)
+
+// Defaults of Head.
+const (
+	DefaultHeadBytes = 64 << 10
+	DefaultHeadTime  = 10 * time.Second
+)
+
+// Head holds back the first bytes of a stream until its first token or error
+// event: an engine that could not load a prompt's KV blocks answers 200, sends
+// the chunk with the role, and only then the error (vLLM 0.32).
+type Head struct {
+	// Scanner reads along, and goes on doing so after the head.
+	Scanner Scanner
+	// MaxBytes and MaxTime bound what is held; 0 means the defaults. MaxTime
+	// runs from the first byte, and is looked at when bytes arrive: a role
+	// chunk that waits for the first token is not sent alone.
+	MaxBytes int
+	MaxTime  time.Duration
+
+	held  []byte
+	since time.Time
+	out   Verdict
+}
+
+// Reset makes the head ready for another stream and keeps its memory.
+func (h *Head) Reset() {
+	h.Scanner.Reset()
+	if cap(h.held) > 16<<10 {
+		h.held = nil
+	}
+	h.held, h.since, h.out = h.held[:0], time.Time{}, Hold
+}
+
+// Held are the bytes that were held back. They are valid until Reset.
+func (h *Head) Held() []byte { return h.held }
+
+// Feed takes the next piece, which arrived at now, copies it to what is held,
+// and decides. It must not be called after another verdict than Hold.
+func (h *Head) Feed(p []byte, now time.Time) Verdict {
+	if h.since.IsZero() {
+		h.since = now
+	}
+	maxBytes, maxTime := h.MaxBytes, h.MaxTime
+	if maxBytes <= 0 {
+		maxBytes = DefaultHeadBytes
+	}
+	if maxTime <= 0 {
+		maxTime = DefaultHeadTime
+	}
+	h.Scanner.Feed(p)
+	h.held = append(h.held, p...)
+	switch {
+	case h.Scanner.sum.ErrorFirst:
+		h.out = Failed
+	case h.Scanner.Started(), len(h.held) >= maxBytes, now.Sub(h.since) >= maxTime:
+		h.out = Forward
+	}
+	return h.out
+}
+
+// End is the verdict on a stream that ended while its head was held: nothing
+// more will come, so that what is held is all there is. A stream that broke
+// off is the caller's to judge.
+func (h *Head) End() Verdict {
+	h.Scanner.Finish()
+	if h.Scanner.sum.ErrorFirst {
+		h.out = Failed
+	} else {
+		h.out = Forward
+	}
+	return h.out
+}

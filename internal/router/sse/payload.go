@@ -1,0 +1,444 @@
+package sse
+
+import "bytes"
+
+// Usage is an engine's own count of tokens; -1 stands for not told.
+type Usage struct {
+	PromptTokens, CompletionTokens, CachedTokens int64
+}
+
+// noUsage is what is known before an engine tells.
+var noUsage = Usage{-1, -1, -1}
+
+// Known reports whether the engine told anything.
+func (u Usage) Known() bool { return u != noUsage }
+
+// maxError is how much of an error event is kept, in bytes.
+const maxError = 2 << 10
+
+// payload is what one event's JSON says.
+type payload struct {
+	token  bool // holds generated content
+	fails  bool // tells an error
+	ends   bool // the last event of its protocol
+	finish []byte
+	usage  Usage
+}
+
+// walker steps through JSON text that an engine sent. It trusts the text to be
+// JSON only as far as it never reads beyond it: on anything odd it stops.
+type walker struct {
+	b []byte
+	i int
+}
+
+func (w *walker) space() {
+	for w.i < len(w.b) && (w.b[w.i] == ' ' || w.b[w.i] == '\n' || w.b[w.i] == '\r' || w.b[w.i] == '\t') {
+		w.i++
+	}
+}
+
+// text reads a string at i and returns what is between its quotes, escapes not
+// resolved; nil if it is not closed.
+func (w *walker) text() []byte {
+	start := w.i + 1
+	for k := start; k < len(w.b); {
+		q := bytes.IndexByte(w.b[k:], '"')
+		if q < 0 {
+			break
+		}
+		k += q
+		n := k
+		for n > start && w.b[n-1] == '\\' {
+			n--
+		}
+		k++
+		if (k-1-n)%2 == 0 {
+			w.i = k
+			return w.b[start : k-1 : k-1]
+		}
+	}
+	w.i = len(w.b)
+	return nil
+}
+
+// value passes over any value and returns it.
+func (w *walker) value() []byte {
+	start, depth := w.i, 0
+	for w.i < len(w.b) {
+		switch w.b[w.i] {
+		case '"':
+			w.text()
+			if depth == 0 {
+				return w.b[start:w.i]
+			}
+			continue
+		case '{', '[':
+			depth++
+		case '}', ']':
+			if depth--; depth < 0 { // the end of what is around a scalar
+				return w.b[start:w.i]
+			}
+			if depth == 0 {
+				w.i++
+				return w.b[start:w.i]
+			}
+		case ',', ' ', '\n', '\r', '\t':
+			if depth == 0 {
+				return w.b[start:w.i]
+			}
+		}
+		w.i++
+	}
+	return w.b[start:]
+}
+
+// open enters an object or a list and reports whether it has anything in it.
+func (w *walker) open(bracket byte) bool {
+	w.space()
+	if w.i >= len(w.b) || w.b[w.i] != bracket {
+		return false
+	}
+	w.i++
+	w.space()
+	return w.i < len(w.b) && w.b[w.i] != '}' && w.b[w.i] != ']'
+}
+
+// next goes on to the next member or element and reports whether there is one.
+func (w *walker) next() bool {
+	w.space()
+	if w.i >= len(w.b) || w.b[w.i] != ',' {
+		return false
+	}
+	w.i++
+	w.space()
+	return w.i < len(w.b)
+}
+
+// key reads a member's key and stops at its value.
+func (w *walker) key() []byte {
+	if w.i >= len(w.b) || w.b[w.i] != '"' {
+		w.i = len(w.b)
+		return nil
+	}
+	k := w.text()
+	w.space()
+	if w.i >= len(w.b) || w.b[w.i] != ':' {
+		w.i = len(w.b)
+		return nil
+	}
+	w.i++
+	w.space()
+	return k
+}
+
+// members calls on for each member of the object v.
+func members(v []byte, on func(key, value []byte)) {
+	w := walker{b: v}
+	if !w.open('{') {
+		return
+	}
+	for {
+		k := w.key()
+		if k == nil {
+			return
+		}
+		on(k, w.value())
+		if !w.next() {
+			return
+		}
+	}
+}
+
+// filled reports whether a value is there and is neither null nor empty.
+func filled(v []byte) bool {
+	if len(v) == 0 {
+		return false
+	}
+	switch v[0] {
+	case '"':
+		return len(v) > 2
+	case '{', '[':
+		w := walker{b: v}
+		return w.open(v[0])
+	case 'n', 'f':
+		return false
+	}
+	return true
+}
+
+func inner(v []byte) []byte {
+	if len(v) >= 2 && v[0] == '"' && v[len(v)-1] == '"' {
+		return v[1 : len(v)-1]
+	}
+	return nil
+}
+
+// whole reads a number that is a count; -1 for anything else.
+func whole(v []byte) int64 {
+	if len(v) == 0 || len(v) > 18 {
+		return -1
+	}
+	var n int64
+	for _, c := range v {
+		if c < '0' || c > '9' {
+			return -1
+		}
+		n = n*10 + int64(c-'0')
+	}
+	return n
+}
+
+// read walks one event's payload, or the body of an answer that is not
+// streamed.
+func (p *payload) read(b []byte) {
+	*p = payload{usage: noUsage}
+	var kind, response, message, delta []byte
+	w := walker{b: b}
+	if !w.open('{') {
+		return
+	}
+	for {
+		k := w.key()
+		if k == nil {
+			break
+		}
+		switch string(k) {
+		case "choices":
+			p.choices(&w)
+		case "error":
+			if v := w.value(); filled(v) {
+				p.fails = true
+			}
+		case "usage":
+			p.count(w.value())
+		case "type":
+			kind = inner(w.value())
+		case "response":
+			response = w.value()
+		case "message":
+			message = w.value()
+		case "delta":
+			delta = w.value()
+		case "text", "output_ids", "content", "output", "token_ids":
+			// SGLang's native answer, and the bodies of answers that are not
+			// streamed.
+			if filled(w.value()) {
+				p.token = true
+			}
+		case "meta_info":
+			p.meta(w.value())
+		case "stop_reason":
+			p.stop(w.value())
+		case "status":
+			if v := inner(w.value()); string(v) == "completed" || string(v) == "incomplete" || string(v) == "failed" {
+				p.finish = v
+			}
+		default:
+			w.value()
+		}
+		if !w.next() {
+			break
+		}
+	}
+	if kind != nil {
+		p.typed(kind, response, message, delta)
+	}
+}
+
+// choices reads OpenAI's list of choices.
+func (p *payload) choices(w *walker) {
+	if w.i < len(w.b) && w.b[w.i] != '[' {
+		w.value() // null, or nothing that is known
+		return
+	}
+	more := w.open('[')
+	for more {
+		inside := w.open('{')
+		for inside {
+			k := w.key()
+			if k == nil {
+				break
+			}
+			v := w.value()
+			switch string(k) {
+			case "delta", "message":
+				p.delta(v)
+			case "text":
+				// Completions have no chunk without a token; a token's text may
+				// be empty, when it is a part of a character.
+				p.token = true
+			case "token_ids":
+				if filled(v) {
+					p.token = true
+				}
+			case "finish_reason":
+				p.stop(v)
+			}
+			inside = w.next()
+		}
+		if w.i >= len(w.b) || w.b[w.i] != '}' {
+			w.i = len(w.b)
+			return
+		}
+		w.i++
+		more = w.next()
+	}
+	w.space()
+	if w.i < len(w.b) && w.b[w.i] == ']' {
+		w.i++
+	}
+}
+
+func (p *payload) delta(v []byte) {
+	w := walker{b: v}
+	if !w.open('{') {
+		return
+	}
+	for {
+		k := w.key()
+		if k == nil {
+			return
+		}
+		switch v := w.value(); string(k) {
+		case "content", "reasoning_content", "reasoning", "tool_calls", "refusal", "function_call", "audio":
+			if filled(v) {
+				p.token = true
+			}
+		}
+		if !w.next() {
+			return
+		}
+	}
+}
+
+// stop reads a finish reason: a string, or in SGLang's native answer an object
+// with a type.
+func (p *payload) stop(v []byte) {
+	if len(v) == 0 || v[0] == 'n' {
+		return
+	}
+	if v[0] == '{' {
+		members(v, func(key, value []byte) {
+			if string(key) == "type" {
+				p.finish = inner(value)
+			}
+		})
+	} else {
+		p.finish = inner(v)
+	}
+	if string(p.finish) == "abort" || string(p.finish) == "error" {
+		p.fails = true
+	}
+}
+
+func (p *payload) count(v []byte) {
+	members(v, func(key, value []byte) {
+		switch string(key) {
+		case "prompt_tokens", "input_tokens":
+			p.usage.PromptTokens = whole(value)
+		case "completion_tokens", "output_tokens":
+			p.usage.CompletionTokens = whole(value)
+		case "cached_tokens", "cache_read_input_tokens":
+			if n := whole(value); n >= 0 {
+				p.usage.CachedTokens = n
+			}
+		case "prompt_tokens_details", "input_tokens_details":
+			members(value, func(key, value []byte) {
+				if string(key) == "cached_tokens" {
+					p.usage.CachedTokens = whole(value)
+				}
+			})
+		}
+	})
+}
+
+func (p *payload) meta(v []byte) {
+	p.count(v)
+	members(v, func(key, value []byte) {
+		if string(key) == "finish_reason" {
+			p.stop(value)
+		}
+	})
+}
+
+// typed reads the events of the Responses and Messages APIs, which say in
+// "type" what they are.
+func (p *payload) typed(kind, response, message, delta []byte) {
+	switch string(kind) {
+	case "error":
+		p.fails = true
+	case "response.failed":
+		p.fails, p.ends = true, true
+		p.nested(response)
+	case "response.completed", "response.incomplete":
+		p.ends = true
+		p.nested(response)
+	case "message_start":
+		p.nested(message)
+	case "message":
+		// the whole answer of the Messages API, not streamed
+	case "message_delta":
+		members(delta, func(key, value []byte) {
+			if string(key) == "stop_reason" {
+				p.stop(value)
+			}
+		})
+	case "message_stop":
+		p.ends = true
+	case "content_block_delta":
+		p.token = true
+	default:
+		// Events that close a part repeat its text; only deltas are new.
+		p.token = bytes.HasPrefix(kind, []byte("response.")) && bytes.HasSuffix(kind, []byte(".delta"))
+	}
+}
+
+func (p *payload) nested(v []byte) {
+	members(v, func(key, value []byte) {
+		switch string(key) {
+		case "usage":
+			p.count(value)
+		case "status":
+			if s := inner(value); string(s) != "in_progress" {
+				p.finish = s
+			}
+		}
+	})
+}
+
+// reason is a finish reason as a string, without a new one for those that all
+// engines use.
+func reason(b []byte) string {
+	switch string(b) {
+	case "stop":
+		return "stop"
+	case "length":
+		return "length"
+	case "tool_calls":
+		return "tool_calls"
+	case "end_turn":
+		return "end_turn"
+	case "max_tokens":
+		return "max_tokens"
+	case "completed":
+		return "completed"
+	}
+	if len(b) > 64 {
+		b = b[:64]
+	}
+	return string(b)
+}
+
+// merge takes over what a later event tells.
+func (u *Usage) merge(n Usage) {
+	if n.PromptTokens >= 0 {
+		u.PromptTokens = n.PromptTokens
+	}
+	if n.CompletionTokens >= 0 {
+		u.CompletionTokens = n.CompletionTokens
+	}
+	if n.CachedTokens >= 0 {
+		u.CachedTokens = n.CachedTokens
+	}
+}
