@@ -16,7 +16,7 @@ const (
 	nodeSlab   = 1 << 15 // nodes in a slab: 2 MiB
 	arenaUnit  = 2       // words in an arena unit
 	arenaSlab  = 1 << 17 // units in a slab: 2 MiB
-	arenaPage  = 1 << 12 // units handed to a cache at a time: 64 KiB
+	arenaPage  = 1 << 10 // units handed to a cache at a time: 16 KiB
 	maxUnits   = 1 << 28
 	maxClass   = 12 // largest array of the arena: 8,192 words
 )
@@ -355,7 +355,7 @@ type epochs struct {
 	}
 }
 
-const stripes = 16
+const stripes = 8
 
 // Words that readers see without a lock are loaded and stored through these.
 func loadWord(p *uint64) uint64     { return atomic.LoadUint64(p) }

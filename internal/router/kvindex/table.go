@@ -20,16 +20,21 @@ type table struct {
 	touch uint64            // sum of touched words, so that touching is not optimised away
 }
 
+// A line is 8 words: tags 0-7; tags 8-11 and the overflow; 12 references. Tag 0 marks an empty place.
+//
+// The overflow is about entries that belong here but lie in a later line: their number in the low 16
+// bits (65,535 stays), and above it a set of the low 4 bits of their tags, so that a search for what is
+// not there ends here as a rule.
 type line struct {
-	tags [lineLen]uint8 // 0 = empty
-	over uint32         // entries that belong here but lie in a later line
+	tags uint64
+	more uint64 // tags 8-11 | overflow<<32
 	refs [lineLen]uint32
 }
 
 const (
 	lineLen = 12
-	// mapped tables start at 64 KiB; below, the heap is cheaper than whole pages.
-	mapLines = 1024
+	// Tables of less than a page are on the heap.
+	mapLines = 64
 	loBytes  = 0x0101010101010101
 	hiBytes  = 0x8080808080808080
 	ahead    = 32 // names whose lines are touched before the first is used
@@ -41,24 +46,50 @@ func (t *table) home(name uint64) (at uint32, tag uint8) {
 	return uint32(h >> 32 * uint64(len(t.lines)) >> 32), max(1, uint8(h))
 }
 
-// match returns a bit at the top of each byte of the tags that may equal tag. The lowest is exact,
-// one above another may be false.
-func (l *line) match(tag uint8) (lo uint64, hi uint32) {
-	p := loBytes * uint64(tag)
-	a := l.low() ^ p
-	b := l.high() ^ uint32(p)
-	return (a - loBytes) &^ a & hiBytes, (b - loBytes&0xffffffff) &^ b & (hiBytes & 0xffffffff)
+// match returns the top bit of each byte of the tags that may equal those of p, which has the same tag
+// in all bytes. The lowest bit of either is exact, one above another may be false.
+func (l *line) match(p uint64) (lo, hi uint64) {
+	a := l.tags ^ p
+	b := (l.more ^ p) | 0xffffffff<<32
+	return (a - loBytes) &^ a & hiBytes, (b - loBytes) &^ b & hiBytes
 }
 
-func (l *line) low() uint64 {
-	t := &l.tags
-	return uint64(t[0]) | uint64(t[1])<<8 | uint64(t[2])<<16 | uint64(t[3])<<24 |
-		uint64(t[4])<<32 | uint64(t[5])<<40 | uint64(t[6])<<48 | uint64(t[7])<<56
+func (l *line) tag(i int) uint8 {
+	if i < 8 {
+		return uint8(l.tags >> (8 * i))
+	}
+	return uint8(l.more >> (8 * (i - 8)))
 }
 
-func (l *line) high() uint32 {
-	t := &l.tags
-	return uint32(t[8]) | uint32(t[9])<<8 | uint32(t[10])<<16 | uint32(t[11])<<24
+func (l *line) set(i int, tag uint8, ref uint32) {
+	if i < 8 {
+		s := 8 * i
+		l.tags = l.tags&^(0xff<<s) | uint64(tag)<<s
+	} else {
+		s := 8 * (i - 8)
+		l.more = l.more&^(0xff<<s) | uint64(tag)<<s
+	}
+	l.refs[i] = ref
+}
+
+// spilled reports whether an entry with this tag that belongs here may lie in a later line.
+func (l *line) spilled(tag uint8) bool { return l.more>>(48+tag&15)&1 != 0 }
+
+func (l *line) spill(tag uint8) {
+	if l.more>>32&0xffff != 0xffff {
+		l.more += 1 << 32
+	}
+	l.more |= 1 << (48 + tag&15)
+}
+
+func (l *line) unspill() {
+	switch l.more >> 32 & 0xffff {
+	case 0xffff: // too many to count; the set stays
+	case 1:
+		l.more &= 0xffffffff
+	default:
+		l.more -= 1 << 32
+	}
 }
 
 // named reports whether the rank calls the block name. The rank holds the block.
@@ -79,29 +110,35 @@ func (t *table) locate(name uint64) (at uint32, i int, ok bool) {
 		return 0, 0, false
 	}
 	at, tag := t.home(name)
+	p := loBytes * uint64(tag)
 	for range t.lines {
 		l := &t.lines[at]
-		lo, hi := l.match(tag)
+		lo, hi := l.match(p)
 		for ; lo != 0; lo &= lo - 1 {
-			i := bits.TrailingZeros64(lo) / 8
-			if l.tags[i] == tag && t.named(l.refs[i], name) {
+			i := bits.TrailingZeros64(lo) >> 3
+			if l.tag(i) == tag && t.named(l.refs[i], name) {
 				return at, i, true
 			}
 		}
 		for ; hi != 0; hi &= hi - 1 {
-			i := 8 + bits.TrailingZeros32(hi)/8
-			if l.tags[i] == tag && t.named(l.refs[i], name) {
+			i := 8 + bits.TrailingZeros64(hi)>>3
+			if l.tag(i) == tag && t.named(l.refs[i], name) {
 				return at, i, true
 			}
 		}
-		if l.over == 0 {
+		if !l.spilled(tag) {
 			return 0, 0, false
 		}
-		if at++; at == uint32(len(t.lines)) {
-			at = 0
-		}
+		at = t.after(at)
 	}
 	return 0, 0, false
+}
+
+func (t *table) after(at uint32) uint32 {
+	if at++; at == uint32(len(t.lines)) {
+		return 0
+	}
+	return at
 }
 
 // find returns the block that the rank calls name, 0 if there is none.
@@ -120,11 +157,9 @@ func (t *table) take(name uint64) uint32 {
 	}
 	l := &t.lines[at]
 	ref := l.refs[i]
-	l.tags[i] = 0
-	if h, _ := t.home(name); h != at {
-		for ; h != at; h = (h + 1) % uint32(len(t.lines)) {
-			t.lines[h].over--
-		}
+	l.set(i, 0, 0)
+	for h, _ := t.home(name); h != at; h = t.after(h) {
+		t.lines[h].unspill()
 	}
 	t.count--
 	if t.alias != nil {
@@ -137,14 +172,20 @@ func (t *table) take(name uint64) uint32 {
 // block, lets it stand for this one and returns the other. own says that the block's chunk does not
 // have the name.
 func (t *table) put(name uint64, ref uint32, own bool) (was uint32) {
-	if at, i, ok := t.locate(name); ok {
-		l := &t.lines[at]
+	at, tag := t.home(name)
+	l := &t.lines[at]
+	lo, hi := l.match(loBytes * uint64(tag))
+	if lo|hi == 0 && !l.spilled(tag) {
+		// The name is new, as nearly always.
+		t.insert(at, tag, ref)
+	} else if found, i, ok := t.locate(name); ok {
+		l := &t.lines[found]
 		was, l.refs[i] = l.refs[i], ref
 		if t.alias != nil {
 			delete(t.alias, was)
 		}
 	} else {
-		t.insert(name, ref)
+		t.insert(at, tag, ref)
 	}
 	if own {
 		if t.alias == nil {
@@ -155,26 +196,26 @@ func (t *table) put(name uint64, ref uint32, own bool) (was uint32) {
 	return was
 }
 
-func (t *table) insert(name uint64, ref uint32) {
-	at, tag := t.home(name)
+// insert adds an entry that belongs to line at.
+func (t *table) insert(at uint32, tag uint8, ref uint32) {
 	t.count++
 	for {
 		l := &t.lines[at]
 		lo, hi := l.match(0)
-		i := -1
 		if lo != 0 {
-			i = bits.TrailingZeros64(lo) / 8
-		} else if hi != 0 {
-			i = 8 + bits.TrailingZeros32(hi)/8
-		}
-		if i >= 0 {
-			l.tags[i], l.refs[i] = tag, ref
+			s := bits.TrailingZeros64(lo) &^ 7
+			l.tags |= uint64(tag) << s
+			l.refs[s>>3] = ref
 			return
 		}
-		l.over++
-		if at++; at == uint32(len(t.lines)) {
-			at = 0
+		if hi != 0 {
+			s := bits.TrailingZeros64(hi) &^ 7
+			l.more |= uint64(tag) << s
+			l.refs[8+s>>3] = ref
+			return
 		}
+		l.spill(tag)
+		at = t.after(at)
 	}
 }
 
@@ -186,22 +227,25 @@ func (t *table) prefetch(names []uint64) {
 	s := t.touch
 	for _, n := range names {
 		at, _ := t.home(n)
-		s += uint64(t.lines[at].over)
+		s += t.lines[at].tags
 	}
 	t.touch = s
 }
 
-// reserve makes room for n more entries: at most 85 % of the places are used.
+// reserve makes room for n more entries: at most 90 % of the places are used. Large tables grow by
+// small steps, as they are most of the index's memory.
 func (t *table) reserve(n int) bool {
-	need := ((t.count+n)*20 + 17*lineLen - 1) / (17 * lineLen)
-	if need <= len(t.lines) {
-		return true
-	}
+	need := ((t.count+n)*10 + 9*lineLen - 1) / (9 * lineLen)
 	size := len(t.lines)
-	if size < mapLines {
+	switch {
+	case need <= size:
+		return true
+	case size < 1024:
 		size *= 2
-	} else {
-		size += size / 4
+	case size < 4096:
+		size += size / 2
+	default:
+		size += size / 8
 	}
 	return t.resize(max(size, need, 8))
 }
@@ -215,9 +259,10 @@ func (t *table) resize(lines int) bool {
 	t.words, t.lines, t.count = w, linesOf(w), 0
 	for i := range old {
 		l := &old[i]
-		for j, tag := range l.tags {
-			if tag != 0 {
-				t.insert(t.nameOf(l.refs[j]), l.refs[j])
+		for j, ref := range l.refs {
+			if tag := l.tag(j); tag != 0 {
+				at, tag := t.home(t.nameOf(ref))
+				t.insert(at, tag, ref)
 			}
 		}
 	}
@@ -254,8 +299,8 @@ func (t *table) reset() {
 func (t *table) all(yield func(ref uint32) bool) {
 	for i := range t.lines {
 		l := &t.lines[i]
-		for j, tag := range l.tags {
-			if tag != 0 && !yield(l.refs[j]) {
+		for j, ref := range l.refs {
+			if l.tag(j) != 0 && !yield(ref) {
 				return
 			}
 		}
