@@ -218,6 +218,7 @@ func describe(s *Spec, source string, l *Learned) (*Worker, error) {
 	keep(&w.Role, l.Role)
 	keep(&w.Role, Aggregated)
 	keep(&w.Connector, l.Connector)
+	keep(&w.Connector, defaultConnector(w))
 	keep(&w.BlockSize, l.BlockSize)
 	keep(&w.MaxModelLen, l.MaxModelLen)
 	keep(&w.KVBlocks, l.KVBlocks)
@@ -249,6 +250,22 @@ func describe(s *Spec, source string, l *Learned) (*Worker, error) {
 		w.Conflict = oneLine(conflict).Error()
 	}
 	return w, conflict
+}
+
+// defaultConnector is how KV moves where neither the operator nor the engine
+// said so: the way in which an engine of a pool does it by default. A wrong
+// guess shows in the first prefill, which then has no transfer parameters.
+func defaultConnector(w *Worker) Connector {
+	if w.Role == Aggregated {
+		return ConnectorNone
+	}
+	switch w.WireEngine() {
+	case VLLM:
+		return ConnectorNIXL
+	case SGLang:
+		return ConnectorSGLang
+	}
+	return ConnectorNone
 }
 
 // ranksOf is the number of ranks: stated, else told, else one.

@@ -542,6 +542,12 @@ func unquote(raw []byte) string {
 	return string(in)
 }
 
+// Text is text number i of the prompt, its escapes resolved.
+func (v *View) Text(i int) string {
+	t := v.Texts[i]
+	return unquote(v.Body[t.Start-1 : t.End+1])
+}
+
 // eachMember walks the members of a valid object. Names come with their
 // escapes resolved.
 func eachMember(body []byte, at Span, on func(name []byte, value Span) bool) {

@@ -35,6 +35,8 @@ type Event struct {
 	Text string `json:"text"`
 	// Request is the decision id of the request that it belongs to, if any.
 	Request string `json:"request,omitempty"`
+	// Fields hold the same facts for machines.
+	Fields map[string]any `json:"fields,omitempty"`
 }
 
 // Log is a ring of events. It is safe for concurrent use.

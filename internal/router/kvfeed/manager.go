@@ -47,7 +47,7 @@ import (
 // elsewhere means the default in parentheses, or none.
 type Options struct {
 	Index *kvindex.Index
-	// BlockSize of the router in tokens.
+	// BlockSize of the router in tokens, for ranks whose Key does not say another.
 	BlockSize int
 	// Sources returns where a worker's ranks publish now. It is asked before
 	// every reconnect, because ports may change with a restart, and for ranks
@@ -142,6 +142,9 @@ type Key struct {
 	// Host is where the worker runs, to tell publishers apart that dial into one
 	// listener with the same topic; empty if unknown.
 	Host string
+	// BlockSize in tokens in which the rank's blocks are named; 0 for that of
+	// the Options. It is no part of the rank's name.
+	BlockSize int
 }
 
 func (k Key) String() string { return fmt.Sprintf("%s/dp%d", k.Worker, k.DP) }

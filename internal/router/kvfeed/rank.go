@@ -1,6 +1,7 @@
 package kvfeed
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -77,7 +78,7 @@ func newRank(m *Manager, id kvindex.Rank, key Key, src workers.EventSource, word
 	r := &rank{
 		m: m, id: id, key: key, label: key.String(), src: src, boundTopic: src.Topic, word: word,
 		wake:   make(chan struct{}, 1),
-		stream: NewStream(m.o.Index, id, m.o.BlockSize),
+		stream: NewStream(m.o.Index, id, cmp.Or(key.BlockSize, m.o.BlockSize)),
 		state:  Connecting, reason: "not connected yet", since: now,
 		lostAt: now, tokens: float64(m.o.ReplayBurst), refilled: now,
 		told: map[string]*quota{},

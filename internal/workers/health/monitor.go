@@ -467,3 +467,18 @@ func (h *watch) observe(w *workers.Worker, p *page, loads []*workers.Load) {
 		})
 	}
 }
+
+// Learn asks a worker what it is, at once, and tells the registry, as Run does
+// by itself every now and then. It is for those who have seen that what they
+// know of the worker no longer holds, such as an event port after a restart.
+func (m *Monitor) Learn(ctx context.Context, w *workers.Worker) error {
+	ans := m.ask.learn(ctx, w)
+	if err := ctx.Err(); err != nil {
+		return fmt.Errorf("ask worker %s: %w", w.Name, err)
+	}
+	_, err := m.reg.Update(w, ans.learned)
+	if err == nil && ans.retry {
+		err = fmt.Errorf("worker %s did not answer all questions: %s", w.Name, strings.Join(ans.notes, "; "))
+	}
+	return err
+}

@@ -1,0 +1,16 @@
+package main
+
+import "github.com/spf13/cobra"
+
+// commands lists the subcommands, in the order of the help.
+func commands() []*cobra.Command {
+	return []*cobra.Command{
+		newServeCmd(),
+		newExplainCmd(),
+		newWorkersCmd(),
+		newSimCmd(),
+		newConfigCmd(),
+		newVersionCmd(),
+		newDocsCmd(),
+	}
+}

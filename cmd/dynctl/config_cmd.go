@@ -1,0 +1,171 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/dynctl/dynctl/internal/router"
+)
+
+func newConfigCmd() *cobra.Command {
+	cmd := &cobra.Command{Use: "config", Short: "Make, check and show configuration files"}
+	cmd.AddCommand(newConfigInitCmd(), newConfigValidateCmd(), newConfigViewCmd())
+	return cmd
+}
+
+func newConfigInitCmd() *cobra.Command {
+	var force bool
+	cmd := &cobra.Command{
+		Use:   "init [FILE]",
+		Short: "Write a configuration file with every key, its default and its meaning",
+		Long:  "Write a commented configuration file (default dynctl.yaml; - for standard output).",
+		Args:  cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			path := "dynctl.yaml"
+			if len(args) == 1 {
+				path = args[0]
+			}
+			text := configTemplate()
+			if path == "-" {
+				_, err := fmt.Fprint(cmd.OutOrStdout(), text)
+				return err
+			}
+			mode := os.O_WRONLY | os.O_CREATE | os.O_EXCL
+			if force {
+				mode = os.O_WRONLY | os.O_CREATE | os.O_TRUNC
+			}
+			f, err := os.OpenFile(path, mode, 0o644)
+			if errors.Is(err, fs.ErrExist) {
+				return fmt.Errorf("%s exists; use --force to overwrite it", path)
+			}
+			if err != nil {
+				return err
+			}
+			if _, err := f.WriteString(text); err != nil {
+				return errors.Join(err, f.Close())
+			}
+			if err := f.Close(); err != nil {
+				return err
+			}
+			fmt.Fprintf(cmd.ErrOrStderr(), "wrote %s; start with: dynctl serve --config %s\n", path, path)
+			return nil
+		},
+	}
+	cmd.Flags().BoolVar(&force, "force", false, "overwrite an existing file")
+	return cmd
+}
+
+// configTemplate is a file with every key commented out at its default.
+func configTemplate() string {
+	var b strings.Builder
+	b.WriteString("# Configuration of dynctl. Every key is shown with its default; remove the # to\n# change it. Flags and environment variables (DYNCTL_ROUTING_THRESHOLD, …) win\n# over this file. Check it with: dynctl config validate FILE\n")
+	defaults := router.DefaultConfig()
+	section := ""
+	for _, s := range settings {
+		group, name, nested := strings.Cut(s.key, ".")
+		if !nested {
+			group, name = "", s.key
+		}
+		indent := ""
+		if group != "" {
+			indent = "  "
+		}
+		if group != section {
+			section = group
+			b.WriteString("\n")
+			if group != "" {
+				b.WriteString(group + ":\n")
+			}
+		}
+		fmt.Fprintf(&b, "%s# %s%s (flag --%s)\n", indent, strings.ToUpper(s.help[:1]), strings.ReplaceAll(s.help[1:], "`", ""), s.flag)
+		fmt.Fprintf(&b, "%s# %s: %s\n", indent, name, yamlValue(field(&defaults, s.key).Interface()))
+	}
+	b.WriteString("\n# Further names for models.\n# aliases:\n#   - name: gpt-4o\n#     model: Qwen/Qwen3-32B\n")
+	return b.String()
+}
+
+func yamlValue(v any) string {
+	switch v := v.(type) {
+	case string:
+		return fmt.Sprintf("%q", v)
+	case []string:
+		return "[]"
+	case time.Duration:
+		return v.String()
+	default:
+		return fmt.Sprint(v)
+	}
+}
+
+func newConfigValidateCmd() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "validate FILE",
+		Short: "Check a configuration file and name every problem",
+		Args:  cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			flags := newServeCmd().Flags()
+			if _, err := loadConfig(args[0], flags); err != nil {
+				return withCode(exitInvalid, errors.Unwrap(err))
+			}
+			fmt.Fprintf(cmd.ErrOrStderr(), "%s is valid\n", args[0])
+			return nil
+		},
+	}
+	return cmd
+}
+
+func newConfigViewCmd() *cobra.Command {
+	var path, output string
+	var origin bool
+	cmd := &cobra.Command{
+		Use:   "view",
+		Short: "Show the effective configuration",
+		Long:  "Show the configuration that serve would run with, from defaults, file, environment and flags.",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			l, err := loadConfig(path, cmd.Flags())
+			if err != nil {
+				return err
+			}
+			type row struct {
+				Key    string `json:"key"`
+				Value  any    `json:"value"`
+				Origin string `json:"origin,omitempty"`
+			}
+			var rows []row
+			for _, k := range configKeys() {
+				v := field(&l.config, k).Interface()
+				if d, ok := v.(time.Duration); ok {
+					v = d.String()
+				}
+				r := row{Key: k, Value: v}
+				if origin {
+					r.Origin = l.origin[k]
+				}
+				rows = append(rows, r)
+			}
+			if output != "table" {
+				return writeData(cmd.OutOrStdout(), output, rows)
+			}
+			for _, r := range rows {
+				line := fmt.Sprintf("%-30s %v", r.Key, r.Value)
+				if origin {
+					line = fmt.Sprintf("%-70s %s", line, r.Origin)
+				}
+				fmt.Fprintln(cmd.OutOrStdout(), strings.TrimRight(line, " "))
+			}
+			return nil
+		},
+	}
+	settingFlags(cmd)
+	cmd.Flags().StringVar(&path, "config", os.Getenv("DYNCTL_CONFIG"), "configuration `FILE`")
+	cmd.Flags().BoolVar(&origin, "origin", false, "tell where each value comes from")
+	outputFlag(cmd, &output, "table", "json", "yaml")
+	return cmd
+}

@@ -1,0 +1,123 @@
+package main
+
+import (
+	"encoding/json"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const module = "github.com/dynctl/dynctl/"
+
+// allowed says which packages of this module a package may import. A name that
+// ends in "/..." stands for everything below it. Data flows one way: cmd →
+// {tui, bench, router, workers}; router → its stages → workers; the stages do
+// not know each other except where stated here.
+var allowed = map[string][]string{
+	"cmd/dynctl":       {"internal/..."},
+	"cmd/kvindexbench": {"internal/router/kvindex", "internal/router/blockhash"},
+
+	"internal/workers":           {},
+	"internal/workers/discovery": {"internal/workers"},
+	"internal/workers/health":    {"internal/workers"},
+	"internal/workers/sim":       {"internal/workers", "internal/workers/sim/...", "internal/router/zmtp", "internal/router/kvevent", "internal/router/blockhash", "internal/router/api"},
+	"internal/workers/sim/...":   {"internal/workers", "internal/workers/sim/...", "internal/router/zmtp", "internal/router/kvevent", "internal/router/blockhash", "internal/router/api"},
+
+	"internal/router": {"internal/router/...", "internal/workers", "internal/workers/discovery", "internal/workers/health"},
+
+	"internal/router/admin":     {},
+	"internal/router/admission": {},
+	"internal/router/api":       {},
+	"internal/router/approx":    {"internal/router/kvindex", "internal/router/blockhash"},
+	"internal/router/blockhash": {},
+	"internal/router/disagg":    {"internal/router/selector", "internal/router/api", "internal/workers"},
+	"internal/router/eventlog":  {},
+	"internal/router/kvevent":   {},
+	"internal/router/kvfeed":    {"internal/router/zmtp", "internal/router/kvevent", "internal/router/blockhash", "internal/router/kvindex", "internal/workers"},
+	"internal/router/kvindex":   {"internal/router/blockhash", "internal/router/kvindex/..."},
+	"internal/router/ledger":    {"internal/workers"},
+	"internal/router/receipt":   {},
+	"internal/router/selector":  {},
+	"internal/router/sse":       {},
+	"internal/router/telemetry": {},
+	"internal/router/tokenize":  {"internal/router/tokenize/..."},
+	"internal/router/trace":     {"internal/router/receipt", "internal/router/kvevent"},
+	"internal/router/upstream":  {"internal/router/api"},
+	"internal/router/zmtp":      {},
+
+	"internal/router/tokenize/...": {"internal/router/tokenize/..."},
+	"internal/router/kvindex/...":  {},
+
+	"internal/bench":     {"internal/bench/...", "internal/router/...", "internal/workers", "internal/workers/sim", "internal/workers/sim/..."},
+	"internal/bench/...": {"internal/bench/...", "internal/router/...", "internal/workers", "internal/workers/sim", "internal/workers/sim/..."},
+	"internal/tui":       {"internal/tui/...", "internal/router/admin", "internal/router/receipt"},
+	"internal/tui/...":   {"internal/tui/...", "internal/router/admin", "internal/router/receipt"},
+}
+
+// TestImportDirections keeps the picture of ARCHITECTURE.md true: a package
+// that is not listed above, or an import that is not allowed, fails here.
+func TestImportDirections(t *testing.T) {
+	if testing.Short() {
+		t.Skip("runs the go tool; .ci/run calls it by name")
+	}
+	out, err := exec.Command("go", "list", "-json=ImportPath,Imports", module+"...").Output()
+	if err != nil {
+		t.Fatalf("go list: %v", err)
+	}
+	type pkg struct {
+		ImportPath string
+		Imports    []string
+	}
+	seen := 0
+	for dec := json.NewDecoder(strings.NewReader(string(out))); dec.More(); {
+		var p pkg
+		if err := dec.Decode(&p); err != nil {
+			t.Fatal(err)
+		}
+		path, ok := strings.CutPrefix(p.ImportPath, module)
+		if !ok {
+			continue
+		}
+		seen++
+		rules, ok := rulesOf(path)
+		if !ok {
+			t.Errorf("%s has no import rule: add it to the table above and to ARCHITECTURE.md", path)
+			continue
+		}
+		for _, i := range p.Imports {
+			if i, ours := strings.CutPrefix(i, module); ours && i != path && !slices.ContainsFunc(rules, func(r string) bool { return matches(r, i) }) {
+				t.Errorf("%s must not import %s", path, i)
+			}
+		}
+		if path != "cmd/dynctl" && slices.Contains(p.Imports, "github.com/spf13/viper") {
+			t.Errorf("%s reads viper; only cmd/dynctl may", path)
+		}
+	}
+	if seen < 10 {
+		t.Fatalf("saw only %d packages", seen)
+	}
+}
+
+func rulesOf(path string) ([]string, bool) {
+	if r, ok := allowed[path]; ok {
+		return r, true
+	}
+	for dir := path; ; {
+		i := strings.LastIndexByte(dir, '/')
+		if i < 0 {
+			return nil, false
+		}
+		dir = dir[:i]
+		if r, ok := allowed[dir+"/..."]; ok {
+			return r, true
+		}
+	}
+}
+
+func matches(rule, path string) bool {
+	if base, ok := strings.CutSuffix(rule, "/..."); ok {
+		return strings.HasPrefix(path, base+"/")
+	}
+	return rule == path
+}

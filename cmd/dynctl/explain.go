@@ -1,0 +1,137 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/dynctl/dynctl/internal/router/admin"
+	"github.com/dynctl/dynctl/internal/router/receipt"
+)
+
+func newExplainCmd() *cobra.Command {
+	var (
+		router                               routerFlags
+		output, model, prompt, path, session string
+		tokens, bodyFile, endpoint           string
+	)
+	cmd := &cobra.Command{
+		Use:   "explain [REQUEST]",
+		Short: "Tell why a request went where it went, or would go",
+		Long: `Tell why the router chose what it chose.
+
+With REQUEST, the id of a decision (header X-Dynctl-Decision) or of a request
+(X-Request-Id), the receipt of that request is shown. With --prompt, --tokens or
+--body the router decides for that prompt now, by the very stages of a request,
+and sends nothing.`,
+		Example: `  dynctl explain 5f3a9c01-00000000002a
+  dynctl explain --model Qwen/Qwen3-32B --prompt "You are a helpful assistant."
+  dynctl explain --tokens 1,2,3,4 --path local
+  dynctl explain --body request.json --endpoint /v1/chat/completions`,
+		Args: cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			given := len(args)
+			for _, s := range []string{prompt, tokens, bodyFile} {
+				if s != "" {
+					given++
+				}
+			}
+			if given != 1 {
+				return withCode(exitUsage, fmt.Errorf("give exactly one of REQUEST, --prompt, --tokens and --body"))
+			}
+			c, err := router.client()
+			if err != nil {
+				return err
+			}
+			defer c.Close()
+			var raw json.RawMessage
+			if len(args) == 1 {
+				raw, err = c.Decision(cmd.Context(), args[0])
+			} else {
+				var in admin.RouteRequest
+				if in, err = routeRequest(cmd.InOrStdin(), endpoint, model, prompt, tokens, bodyFile); err != nil {
+					return withCode(exitUsage, err)
+				}
+				in.Path, in.Session = path, session
+				var a *admin.RouteAnswer
+				if a, err = c.Route(cmd.Context(), in); err == nil {
+					raw = a.Receipt
+				}
+			}
+			if err != nil {
+				return adminError(err)
+			}
+			if output != "text" {
+				return writeData(cmd.OutOrStdout(), output, raw)
+			}
+			var r receipt.Receipt
+			if err := json.Unmarshal(raw, &r); err != nil {
+				return fmt.Errorf("the router's receipt is not understood: %w", err)
+			}
+			return r.Explain(cmd.OutOrStdout())
+		},
+	}
+	router.add(cmd)
+	f := cmd.Flags()
+	f.StringVar(&prompt, "prompt", "", "decide for this `TEXT` (- reads standard input)")
+	f.StringVar(&tokens, "tokens", "", "decide for these token `IDS`, separated by commas")
+	f.StringVar(&bodyFile, "body", "", "decide for the request body in `FILE` (- reads standard input)")
+	f.StringVar(&endpoint, "endpoint", "", "path that the body is for (default /v1/completions, or by what the body holds)")
+	f.StringVar(&model, "model", "", "model of the prompt; not needed when there is only one")
+	f.StringVar(&path, "path", "", "force the path: local|remote")
+	f.StringVar(&session, "session", "", "session `KEY` of the prompt")
+	outputFlag(cmd, &output, "text", "json", "jsonl", "yaml")
+	return cmd
+}
+
+func routeRequest(stdin io.Reader, endpoint, model, prompt, tokens, bodyFile string) (admin.RouteRequest, error) {
+	in := admin.RouteRequest{Endpoint: endpoint, Model: model}
+	read := func(name string) ([]byte, error) {
+		if name == "-" {
+			return io.ReadAll(io.LimitReader(stdin, 32<<20))
+		}
+		return os.ReadFile(name)
+	}
+	switch {
+	case tokens != "":
+		for _, t := range strings.FieldsFunc(tokens, func(r rune) bool { return r == ',' || r == ' ' || r == '\n' }) {
+			id, err := strconv.ParseUint(t, 10, 32)
+			if err != nil {
+				return in, fmt.Errorf("--tokens: %q is not a token id", t)
+			}
+			in.Tokens = append(in.Tokens, uint32(id))
+		}
+	case bodyFile != "":
+		raw, err := read(bodyFile)
+		if err != nil {
+			return in, err
+		}
+		raw = bytes.TrimSpace(raw)
+		if !json.Valid(raw) {
+			return in, fmt.Errorf("--body %s: not JSON", bodyFile)
+		}
+		in.Body = raw
+		if endpoint == "" {
+			var keys map[string]json.RawMessage
+			if json.Unmarshal(raw, &keys) == nil && keys["messages"] != nil {
+				in.Endpoint = "/v1/chat/completions"
+			}
+		}
+	default:
+		if prompt == "-" {
+			raw, err := read("-")
+			if err != nil {
+				return in, err
+			}
+			prompt = string(raw)
+		}
+		in.Prompt = prompt
+	}
+	return in, nil
+}

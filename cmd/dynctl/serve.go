@@ -1,0 +1,223 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/mattn/go-isatty"
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/dynctl/dynctl/internal/router"
+	"github.com/dynctl/dynctl/internal/workers"
+	"github.com/dynctl/dynctl/internal/workers/sim"
+)
+
+func newServeCmd() *cobra.Command {
+	var path string
+	cmd := &cobra.Command{
+		Use:   "serve",
+		Short: "Run the router",
+		Long: `Run the router: an OpenAI-compatible endpoint in front of a fleet of engines.
+
+Settings come from flags, then environment (DYNCTL_ROUTING_THRESHOLD, …), then
+the file given by --config, then defaults. SIGHUP reads them again and applies
+them whole or not at all; SIGTERM and ctrl-c finish running streams, a second
+one ends them.`,
+		Example: `  dynctl serve --sim 2p2d
+  dynctl serve --prefill http://10.0.0.1:8000 --decode http://10.0.0.2:8000 --routing-threshold 2048
+  dynctl serve --worker http://10.0.0.1:8000,dp=2 --worker http://10.0.0.2:8000,dp=2
+  dynctl serve --config dynctl.yaml`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			l, err := loadConfig(path, cmd.Flags())
+			if err != nil {
+				return err
+			}
+			return serve(cmd.Context(), l, cmd.Flags(), cmd.ErrOrStderr())
+		},
+	}
+	settingFlags(cmd)
+	cmd.Flags().StringVar(&path, "config", os.Getenv("DYNCTL_CONFIG"), "configuration `FILE` (YAML or JSON)")
+	return cmd
+}
+
+// newLogger logs text to a terminal and JSON elsewhere, unless told.
+func newLogger(c router.LogConfig, w io.Writer) *slog.Logger {
+	var level slog.Level
+	_ = level.UnmarshalText([]byte(c.Level)) // validated with the config
+	o := &slog.HandlerOptions{Level: level}
+	text := c.Format == "text"
+	if c.Format == "auto" {
+		f, ok := w.(*os.File)
+		text = ok && isatty.IsTerminal(f.Fd())
+	}
+	if text {
+		return slog.New(slog.NewTextHandler(w, o))
+	}
+	return slog.New(slog.NewJSONHandler(w, o))
+}
+
+// serve runs a router until the context ends, the admin API drains it or a
+// listener fails.
+func serve(ctx context.Context, l *loadedConfig, flags *pflag.FlagSet, stderr io.Writer) (err error) {
+	log := newLogger(l.config.Log, stderr)
+	var specs []workers.Spec
+	if l.config.Sim != "" {
+		fleet, err := sim.ParseFleet(l.config.Sim)
+		if err != nil {
+			return withCode(exitUsage, fmt.Errorf("--sim %s: %w", l.config.Sim, err))
+		}
+		engines, err := sim.Start(ctx, fleet)
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, engines.Close()) }()
+		specs = engines.Specs()
+	}
+	v := buildVersion()
+	r, err := router.New(ctx, router.Options{
+		Config: l.config, Origin: l.origin, Sim: specs, Version: v.Version, Revision: v.Revision, Logger: log,
+	})
+	if err != nil {
+		return withCode(exitUsage, err)
+	}
+	data, err := listen("--listen", l.config.Listen)
+	if err != nil {
+		return err
+	}
+	admin, err := listen("--admin-listen", l.config.AdminListen)
+	if err != nil {
+		data.Close()
+		return err
+	}
+	adminHandler, err := r.AdminHandler(router.AdminOptions{TokenFile: l.config.AdminTokenFile, DataAddress: data.Addr().String()})
+	if err != nil {
+		data.Close()
+		admin.Close()
+		return withCode(exitUsage, err)
+	}
+	banner(stderr, l, r, data.Addr(), admin.Addr())
+
+	// The router outlives the listeners: requests in progress need its feeds
+	// and probes until the drain is over.
+	runCtx, stopRun := context.WithCancel(context.WithoutCancel(ctx))
+	defer stopRun()
+	var g errgroup.Group
+	g.Go(func() error { defer stopRun(); return r.Run(runCtx) })
+	dataServer := &http.Server{
+		Handler: r, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10,
+		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug),
+	}
+	adminServer := &http.Server{
+		Handler: adminHandler, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10,
+		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug),
+	}
+	failed := make(chan error, 2)
+	serveOn := func(s *http.Server, ln net.Listener) {
+		if err := s.Serve(ln); !errors.Is(err, http.ErrServerClosed) {
+			failed <- fmt.Errorf("listener %s: %w", ln.Addr(), err)
+		}
+	}
+	g.Go(func() error { serveOn(dataServer, data); return nil })
+	g.Go(func() error { serveOn(adminServer, admin); return nil })
+
+	hup := make(chan os.Signal, 1)
+	signal.Notify(hup, syscall.SIGHUP)
+	defer signal.Stop(hup)
+	var cause error
+loop:
+	for {
+		select {
+		case <-hup:
+			n, err := loadConfig(l.path, flags)
+			if err != nil {
+				r.ReloadRefused(err)
+				continue
+			}
+			_ = r.Reload(n.config, n.origin) // an event tells the outcome
+		case <-ctx.Done():
+			break loop
+		case <-r.Draining():
+			break loop
+		case <-runCtx.Done():
+			break loop
+		case cause = <-failed:
+			break loop
+		}
+	}
+
+	// A second signal ends the drain at once.
+	drainCtx, stopSignals := signal.NotifyContext(context.WithoutCancel(ctx), os.Interrupt, syscall.SIGTERM)
+	defer stopSignals()
+	drainCtx, cancel := context.WithTimeout(drainCtx, l.config.Timeouts.Drain)
+	defer cancel()
+	drained := r.Drain(drainCtx)
+	if drained != nil {
+		log.Warn("streams were cut by the end of the drain", "err", drained)
+	}
+	if err := dataServer.Shutdown(drainCtx); err != nil {
+		_ = dataServer.Close()
+	}
+	_ = adminServer.Close()
+	r.CancelRequests()
+	stopRun()
+	cause = errors.Join(cause, g.Wait())
+	if err := r.Balanced(); err != nil {
+		log.Error("the ledger is not zero after the drain", "err", err)
+		cause = errors.Join(cause, err)
+	}
+	closeCtx, cancelClose := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+	defer cancelClose()
+	cause = errors.Join(cause, r.Close(closeCtx))
+	if cause == nil {
+		log.Info("stopped", "drained", drained == nil)
+	}
+	return cause
+}
+
+func listen(flag, addr string) (net.Listener, error) {
+	ln, err := net.Listen("tcp", addr)
+	if err == nil {
+		return ln, nil
+	}
+	if errors.Is(err, syscall.EADDRINUSE) {
+		return nil, fmt.Errorf("%s %s is in use by another program; choose another address", flag, addr)
+	}
+	return nil, fmt.Errorf("%s: %w", flag, err)
+}
+
+// banner tells a new user what runs and gives a command to paste.
+func banner(w io.Writer, l *loadedConfig, r *router.Router, data, admin net.Addr) {
+	f, ok := w.(*os.File)
+	if !ok || !isatty.IsTerminal(f.Fd()) {
+		if l.config.Sim == "" {
+			return
+		}
+	}
+	model := "MODEL"
+	if l.config.Sim != "" {
+		if models := r.SimModels(); len(models) > 0 {
+			model = models[0]
+		}
+	}
+	fmt.Fprintf(w, `dynctl routes on http://%s (admin API and /metrics on http://%s)
+
+  curl -i http://%s/v1/chat/completions -H 'Content-Type: application/json' \
+    -d '{"model": "%s", "stream": true, "max_tokens": 32, "messages": [{"role": "user", "content": "%s"}]}'
+
+Then:  dynctl explain ID   with the X-Dynctl-Decision header of the answer
+       dynctl workers list
+`, data, admin, data, model, "Why did the router choose this engine? "+strings.Repeat("Please explain in detail. ", 4))
+}

@@ -1,0 +1,164 @@
+package main
+
+import (
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/dynctl/dynctl/internal/router"
+)
+
+// A setting is one key of the configuration with the flag that sets it.
+type setting struct {
+	key  string // as in the file: "routing.threshold"
+	flag string // without the dashes
+	help string
+}
+
+// settings lists every key. The flags keep the names that users of other
+// routers already type where there is one.
+var settings = []setting{
+	{"listen", "listen", "address of the data plane, `HOST:PORT`"},
+	{"admin_listen", "admin-listen", "address of the admin API and /metrics, `HOST:PORT`"},
+	{"admin_token_file", "admin-token-file", "`FILE` with the bearer token of the admin API"},
+	{"worker", "worker", "engine that prefills and decodes, `URL[,key=value…]` (repeatable)"},
+	{"prefill", "prefill", "engine that prefills, `URL[,key=value…]` (repeatable)"},
+	{"decode", "decode", "engine that decodes, `URL[,key=value…]` (repeatable)"},
+	{"workers_file", "workers-file", "watched `FILE` with a list of workers"},
+	{"sim", "sim", "start simulated engines in this process, `FLEET` such as 2p2d or 2p4d:dp=2,engine=sglang"},
+	{"routing.policy", "policy", "how ranks are chosen: kv|kv_dynamo|least_loaded|round_robin|power_of_two|random|session"},
+	{"routing.prefill_policy", "prefill-policy", "policy for prefill ranks, when it differs"},
+	{"routing.decode_policy", "decode-policy", "policy for decode ranks, when it differs"},
+	{"routing.threshold", "routing-threshold", "remote prefill from this many `TOKENS` on; 0 is always remote"},
+	{"routing.threshold_on", "routing-threshold-on", "what the threshold counts: eff_isl (uncached tokens) or isl (the whole prompt)"},
+	{"routing.prefill_fallback", "prefill-fallback", "when no prefill worker can be had: local|error"},
+	{"routing.missing_params", "missing-params", "when a prefill answers without transfer parameters: error|local"},
+	{"routing.overlap_credit", "overlap-credit", "weight of cached blocks in the kv cost"},
+	{"routing.credit_decay", "overlap-credit-decay", "how fast the credit fades on ranks with more prefill work"},
+	{"routing.prefill_load_scale", "prefill-load-scale", "weight of prefill work in the kv cost"},
+	{"routing.request_weight", "request-weight", "blocks that each active request adds to the kv cost"},
+	{"routing.temperature", "temperature", "0 takes the best rank; more draws among near ones"},
+	{"routing.busy_decode_blocks", "busy-decode-blocks", "leave out ranks whose active blocks exceed this share of their cache; 0 is off"},
+	{"routing.busy_prefill_tokens", "busy-prefill-tokens", "leave out ranks with more active prefill `TOKENS`; 0 is off"},
+	{"routing.busy_waiting", "busy-waiting", "leave out ranks with more waiting requests; 0 is off"},
+	{"routing.busy_kv_usage", "busy-kv-usage", "leave out ranks whose engine reports a higher cache usage; 0 is off"},
+	{"routing.prefill_gate", "prefill-gate", "stay local when the prefill rank has more active `TOKENS`; 0 is off"},
+	{"routing.decode_gate", "decode-gate", "go remote when the decode rank's cache usage is higher than this share; 0 is off"},
+	{"routing.session_header", "session-key", "`HEADER` that names the session for the session policy"},
+	{"routing.session_field", "session-field", "body `FIELD` that names the session when the header is absent"},
+	{"routing.allow_headers", "allow-routing-headers", "let clients steer with X-Dynctl-Path, X-Dynctl-Worker and X-data-parallel-rank"},
+	{"routing.allow_transfer_fields", "allow-transfer-fields", "pass kv_transfer_params and the like from clients to engines"},
+	{"routing.connector", "disagg-connector-type", "how KV moves, for all workers: nixl|sglang|lmcache|shared-storage"},
+	{"routing.decoder_registry", "decoder-registry", "`JSON` object from decoder URL to LMCache receiver"},
+	{"routing.prefill_labels", "prefill-model-labels", "values of a worker's label \"model\" that make it a prefill worker"},
+	{"routing.decode_labels", "decode-model-labels", "values of a worker's label \"model\" that make it a decode worker"},
+	{"routing.seed", "seed", "seed of random choices; 0 takes one from the clock"},
+	{"tokens.tokenizer", "tokenizer", "where token ids come from: auto|local|engine|estimate"},
+	{"tokens.path", "tokenizer-path", "`PATH` of tokenizer.json or of the folder that holds it"},
+	{"tokens.block_size", "block-size", "`TOKENS` per block; 0 learns it from the engines"},
+	{"tokens.chunk_bytes", "chunk-bytes", "`BYTES` of a text chunk when there are no tokens"},
+	{"tokens.approx_ttl", "approx-ttl", "how long a text chunk is assumed to stay cached"},
+	{"index.max_blocks", "index-max-blocks", "greatest number of (block, rank) entries in the index"},
+	{"index.snapshot", "index-snapshot", "`FILE` that keeps the index across restarts"},
+	{"index.stale_after", "stale-after", "how long a rank's cache view is trusted without connection"},
+	{"limits.body_bytes", "max-body-bytes", "greatest request body in `BYTES`"},
+	{"limits.inflight", "max-inflight", "greatest number of requests in progress; 0 is no limit"},
+	{"limits.queue", "queue-size", "how many requests wait beyond that"},
+	{"limits.queue_timeout", "queue-timeout", "longest wait in the queue"},
+	{"timeouts.dial", "dial-timeout", "to connect to a worker"},
+	{"timeouts.prefill", "prefill-timeout", "for a prefill leg"},
+	{"timeouts.response", "response-timeout", "to the first byte of a decode answer"},
+	{"timeouts.idle", "idle-timeout", "between two reads of a stream"},
+	{"timeouts.body", "body-timeout", "to read a client's body"},
+	{"timeouts.write", "write-timeout", "for one write to a slow client"},
+	{"timeouts.drain", "drain-timeout", "for running streams when the router stops"},
+	{"retry.attempts", "attempts", "greatest number of tries before the first byte"},
+	{"retry.budget", "retry-budget", "share of requests that may be retried"},
+	{"health.interval", "health-interval", "between two probes of a worker"},
+	{"health.timeout", "health-timeout", "for one probe"},
+	{"health.scrape", "scrape-interval", "between two reads of a worker's metrics"},
+	{"trace.endpoint", "otlp-endpoint", "`URL` of an OTLP/HTTP collector; empty is off"},
+	{"trace.sample", "trace-sample", "share of requests traced, 0 to 1"},
+	{"log.level", "log-level", "debug|info|warn|error"},
+	{"log.format", "log-format", "auto|text|json"},
+	{"receipts", "receipts", "how many decisions are kept in memory"},
+	{"events", "events", "how many events are kept in memory"},
+}
+
+// settingFlags adds a flag for every setting, with the default of the config.
+func settingFlags(cmd *cobra.Command) {
+	defaults := router.DefaultConfig()
+	for _, s := range settings {
+		f := cmd.Flags()
+		switch v := field(&defaults, s.key).Interface().(type) {
+		case string:
+			f.String(s.flag, v, s.help)
+		case []string:
+			f.StringArray(s.flag, v, s.help)
+		case bool:
+			f.Bool(s.flag, v, s.help)
+		case int:
+			f.Int(s.flag, v, s.help)
+		case int64:
+			f.Int64(s.flag, v, s.help)
+		case uint64:
+			f.Uint64(s.flag, v, s.help)
+		case float64:
+			f.Float64(s.flag, v, s.help)
+		case time.Duration:
+			f.Duration(s.flag, v, s.help)
+		default:
+			panic(fmt.Sprintf("setting %s has type %T", s.key, v))
+		}
+	}
+	f := cmd.Flags()
+	for flag, values := range map[string][]string{
+		"policy": policyNames, "prefill-policy": policyNames, "decode-policy": policyNames,
+		"routing-threshold-on": {"eff_isl", "isl"}, "prefill-fallback": {"local", "error"}, "missing-params": {"error", "local"},
+		"disagg-connector-type": {"nixl", "sglang", "lmcache", "shared-storage"},
+		"tokenizer":             {"auto", "local", "engine", "estimate"}, "log-level": {"debug", "info", "warn", "error"}, "log-format": {"auto", "text", "json"},
+	} {
+		_ = cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
+	}
+	// Names that users of production-stack type; they mean the same.
+	f.SetNormalizeFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
+		if name == "load-balancing-strategy" {
+			name = "policy"
+		}
+		return pflag.NormalizedName(name)
+	})
+}
+
+var policyNames = []string{"kv", "kv_dynamo", "least_loaded", "round_robin", "power_of_two", "random", "session"}
+
+// field finds the value of a dotted key in the config by its mapstructure
+// tags; the zero Value when there is none.
+func field(c *router.Config, key string) reflect.Value {
+	v := reflect.ValueOf(c).Elem()
+	for part := range strings.SplitSeq(key, ".") {
+		if v.Kind() != reflect.Struct {
+			return reflect.Value{}
+		}
+		i := slices.IndexFunc(reflect.VisibleFields(v.Type()), func(f reflect.StructField) bool { return f.Tag.Get("mapstructure") == part })
+		if i < 0 {
+			return reflect.Value{}
+		}
+		v = v.Field(i)
+	}
+	return v
+}
+
+// flagOf is the flag that sets a key; empty when none does.
+func flagOf(key string) string {
+	for _, s := range settings {
+		if s.key == key {
+			return s.flag
+		}
+	}
+	return ""
+}

@@ -1,0 +1,268 @@
+package router
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/tidwall/gjson"
+
+	"github.com/dynctl/dynctl/internal/router/api"
+	"github.com/dynctl/dynctl/internal/router/disagg"
+	"github.com/dynctl/dynctl/internal/router/ledger"
+	"github.com/dynctl/dynctl/internal/router/selector"
+	"github.com/dynctl/dynctl/internal/router/sse"
+	"github.com/dynctl/dynctl/internal/router/upstream"
+	"github.com/dynctl/dynctl/internal/workers/health"
+)
+
+// maxWholeAnswer is the largest answer of known length that is read whole
+// before it is sent on, to learn usage from it; larger ones are forwarded as
+// they arrive.
+const maxWholeAnswer = 4 << 20
+
+// maxErrorAnswer bounds an answer that is not 2xx.
+const maxErrorAnswer = 1 << 20
+
+// progressEvery is how many streamed tokens pass between two updates of the
+// ledger.
+const progressEvery = 16
+
+// decodeLeg runs the leg whose answer the client gets. t is nil for a local
+// plan.
+func (x *exchange) decodeLeg(ctx context.Context, p disagg.Peer, held *ledger.Reservation, body [][]byte, t *disagg.Transfer) (err error) {
+	r, s := x.r, x.d.settings
+	leg := x.leg(p, body, s.Timeouts.Response)
+	record := x.beginLeg(selector.Decode, p, leg)
+	defer func() { record.end(err) }()
+	resp, err := r.client.Do(ctx, leg)
+	if err != nil {
+		return x.legFailed(selector.Decode, p.Worker, err)
+	}
+	defer resp.Close()
+	record.head(resp.Status)
+	if resp.Status/100 != 2 {
+		answer, err := resp.ReadAll(maxErrorAnswer)
+		if err != nil {
+			return x.legFailed(selector.Decode, p.Worker, err)
+		}
+		return x.legRefused(selector.Decode, p.Worker, resp, answer)
+	}
+	x.answer.prompt, x.answer.cached, x.answer.completion = -1, -1, -1
+	if strings.HasPrefix(resp.Header.Get("Content-Type"), "text/event-stream") {
+		return x.streamed(p, held, resp, t)
+	}
+	return x.whole(p, held, resp, t)
+}
+
+// decisionHeaders tell the client what was decided.
+func (x *exchange) decisionHeaders() {
+	h := x.w.Header()
+	h["X-Dynctl-Decision"] = []string{x.decision}
+	p := &x.d.plan
+	if p.Err != nil || p.DecodeIndex < 0 || p.Path == "" {
+		return
+	}
+	h["X-Dynctl-Path"] = []string{string(p.Path)}
+	h["X-Dynctl-Worker"] = []string{x.d.in.DecodePeers[p.DecodeIndex].Rank.Label}
+	if p.Path == disagg.Remote {
+		h["X-Dynctl-Prefill-Worker"] = []string{x.d.in.PrefillPeers[p.PrefillIndex].Rank.Label}
+	}
+	h["X-Dynctl-Cached-Tokens"] = []string{strconv.Itoa(p.CachedTokens)}
+}
+
+// commit sends the head of the answer.
+func (x *exchange) commit(resp *upstream.Response) {
+	x.decisionHeaders()
+	x.status, x.committed = resp.Status, true
+	resp.WriteHead(x.w)
+}
+
+// streamed forwards an event stream. Its head is held until the first token
+// or error: what fails before can be tried again elsewhere.
+func (x *exchange) streamed(p disagg.Peer, held *ledger.Reservation, resp *upstream.Response, t *disagg.Transfer) error {
+	head := heads.Get().(*sse.Head)
+	defer func() { head.Reset(); heads.Put(head) }()
+	verdict := sse.Hold
+	for verdict == sse.Hold {
+		piece, err := resp.Next()
+		switch {
+		case errors.Is(err, io.EOF):
+			verdict = head.End()
+		case err != nil:
+			return x.legFailed(selector.Decode, p.Worker, err)
+		default:
+			verdict = head.Feed(piece, time.Now())
+		}
+	}
+	if verdict == sse.Failed {
+		x.r.outliers.Report(p.Worker, health.ServerError)
+		return &failure{phase: selector.Decode, worker: p.Worker, reason: "stream_error", retry: true,
+			err: &api.Error{Status: http.StatusBadGateway, Code: api.CodeUpstreamError, Message: "the engine's stream began with an error: " + head.Scanner.Summary().Error}}
+	}
+	x.r.outliers.Report(p.Worker, health.Success)
+	first := time.Now()
+	x.answer.stream = true
+	if head.Scanner.Summary().Tokens > 0 {
+		x.answer.firstToken = first
+	}
+	held.FirstToken()
+	x.answer.gaps.tick(first)
+	x.commit(resp)
+	if x.view.Kind == api.Responses {
+		x.r.sticky.put(streamResponseID(head.Held()), p.Worker.Name)
+	}
+	out := upstream.NewWriter(x.w, x.d.settings.Timeouts.Write)
+	if t != nil {
+		if tok, ok := t.FirstToken(); ok {
+			if _, err := out.Write(x.firstTokenEvent(tok)); err != nil {
+				return err
+			}
+		}
+	}
+	if _, err := out.Write(head.Held()); err != nil {
+		return err
+	}
+	out.Done()
+	tokens, told := head.Scanner.Summary().Tokens, 0
+	err := upstream.Stream(x.w, resp, upstream.StreamOptions{WriteTimeout: x.d.settings.Timeouts.Write, Observe: func(b []byte) {
+		got := head.Scanner.Feed(b)
+		if got.Events == 0 {
+			return
+		}
+		x.answer.gaps.tick(time.Now())
+		if tokens += got.Tokens; tokens-told >= progressEvery {
+			told = tokens
+			held.Progress(tokens)
+		}
+	}})
+	head.Scanner.Finish()
+	x.learn(head.Scanner.Summary())
+	if err == nil && head.Scanner.Summary().Failed {
+		// The engine told the client by itself; the receipt shall say so too.
+		x.answer.finish = "error"
+		x.note("the engine's stream ended with an error: " + head.Scanner.Summary().Error)
+	}
+	return x.streamError(p, err)
+}
+
+// streamError judges how a stream ended that the client has a part of.
+func (x *exchange) streamError(p disagg.Peer, err error) error {
+	var f *upstream.Failure
+	if errors.As(err, &f) && f.Kind != upstream.Canceled {
+		x.r.outliers.Report(p.Worker, health.ServerError)
+		e := *f.APIError()
+		e.Message = fmt.Sprintf("%s broke off in the middle of the answer: %s", p.Worker.Name, e.Message)
+		e.Err = f
+		return &e
+	}
+	return err
+}
+
+// whole forwards an answer that is not a stream.
+func (x *exchange) whole(p disagg.Peer, held *ledger.Reservation, resp *upstream.Response, t *disagg.Transfer) error {
+	if resp.ContentLength > maxWholeAnswer || resp.ContentLength < 0 && x.req.Method != http.MethodHead && !strings.HasPrefix(resp.Header.Get("Content-Type"), "application/json") {
+		x.r.outliers.Report(p.Worker, health.Success)
+		held.FirstToken()
+		x.commit(resp)
+		return x.streamError(p, upstream.Stream(x.w, resp, upstream.StreamOptions{WriteTimeout: x.d.settings.Timeouts.Write}))
+	}
+	body, err := resp.ReadAll(maxPrefillAnswer)
+	if err != nil {
+		return x.legFailed(selector.Decode, p.Worker, err)
+	}
+	x.r.outliers.Report(p.Worker, health.Success)
+	held.FirstToken()
+	if strings.HasPrefix(resp.Header.Get("Content-Type"), "application/json") {
+		x.learn(sse.Inspect(body))
+	}
+	if x.view.Kind == api.Responses {
+		x.r.sticky.put(gjson.GetBytes(body, "id").String(), p.Worker.Name)
+	}
+	if t != nil {
+		if tok, ok := t.FirstToken(); ok {
+			body = withFirstToken(body, tok)
+		}
+	}
+	x.decisionHeaders()
+	x.status, x.committed = resp.Status, true
+	h := x.w.Header()
+	resp.Header.CopyTo(h)
+	h["Content-Length"] = []string{strconv.Itoa(len(body))}
+	x.w.WriteHeader(resp.Status)
+	if x.req.Method == http.MethodHead {
+		return nil
+	}
+	out := upstream.NewWriter(x.w, x.d.settings.Timeouts.Write)
+	defer out.Done()
+	if len(body) <= 16<<10 {
+		// It fits into the buffers below, which net/http flushes at the end.
+		_, err = x.w.Write(body)
+	} else {
+		_, err = out.Write(body)
+	}
+	if err != nil {
+		return &upstream.ClientError{Err: err}
+	}
+	return nil
+}
+
+// learn keeps what an answer said of itself.
+func (x *exchange) learn(s sse.Summary) {
+	a := &x.answer
+	a.finish = s.FinishReason
+	a.prompt, a.cached, a.completion = int(s.Usage.PromptTokens), int(s.Usage.CachedTokens), int(s.Usage.CompletionTokens)
+}
+
+// streamResponseID finds the id of a response of the Responses API in the
+// first events of its stream.
+func streamResponseID(head []byte) string {
+	_, data, ok := bytes.Cut(head, []byte("data:"))
+	if !ok {
+		return ""
+	}
+	line, _, _ := bytes.Cut(data, []byte("\n"))
+	return gjson.GetBytes(bytes.TrimSpace(line), "response.id").String()
+}
+
+// firstTokenEvent is the event by which the client gets the token that the
+// prefill has sampled (LMCache), before the decode leg's own.
+func (x *exchange) firstTokenEvent(t disagg.FirstToken) []byte {
+	raw, err := json.Marshal(map[string]any{
+		"id": "cmpl-" + x.id, "object": "text_completion", "created": x.start.Unix(), "model": x.model,
+		"choices": []any{map[string]any{"index": 0, "text": t.Text, "logprobs": nil, "finish_reason": nil}},
+	})
+	if err != nil { // strings and numbers only: cannot happen
+		return nil
+	}
+	return append(append([]byte("data: "), raw...), "\n\n"...)
+}
+
+// withFirstToken puts the token that the prefill has sampled in front of a
+// completion's text, and counts it as generated rather than as prompt.
+func withFirstToken(body []byte, t disagg.FirstToken) []byte {
+	put := func(path string, raw []byte) {
+		v := gjson.GetBytes(body, path)
+		if !v.Exists() || v.Index <= 0 {
+			return
+		}
+		out := make([]byte, 0, len(body)+len(raw))
+		out = append(append(append(out, body[:v.Index]...), raw...), body[v.Index+len(v.Raw):]...)
+		body = out
+	}
+	put("choices.0.text", api.RawString(t.Text+gjson.GetBytes(body, "choices.0.text").String()))
+	if n := gjson.GetBytes(body, "usage.completion_tokens"); n.Exists() {
+		put("usage.completion_tokens", api.RawInt(n.Int()+1))
+	}
+	if n := gjson.GetBytes(body, "usage.prompt_tokens"); n.Exists() {
+		put("usage.prompt_tokens", api.RawInt(n.Int()-1))
+	}
+	return body
+}

@@ -1,0 +1,321 @@
+package router
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/dynctl/dynctl/internal/router/api"
+	"github.com/dynctl/dynctl/internal/router/blockhash"
+	"github.com/dynctl/dynctl/internal/router/disagg"
+	"github.com/dynctl/dynctl/internal/router/kvindex"
+	"github.com/dynctl/dynctl/internal/router/ledger"
+	"github.com/dynctl/dynctl/internal/router/selector"
+	"github.com/dynctl/dynctl/internal/workers"
+)
+
+// defaultBlock is the block size in tokens while no engine has told its own.
+const defaultBlock = 16
+
+// routing is the part of the settings that decisions read, in the types of the
+// stages.
+type routing struct {
+	prefill, decode selector.Policy
+	weights         selector.Weights
+	busy            selector.Busy
+	plan            disagg.Config
+	connectors      map[workers.Connector]disagg.Connector
+}
+
+func newSettings(c Config, origin map[string]string, revision uint64) (*settings, error) {
+	s := &settings{Config: c, origin: origin, revision: revision}
+	r := &c.Routing
+	policy := func(own string) (selector.Policy, error) {
+		if own == "" {
+			own = r.Policy
+		}
+		return selector.ParsePolicy(own)
+	}
+	var err error
+	if s.routing.prefill, err = policy(r.PrefillPolicy); err != nil {
+		return nil, err
+	}
+	if s.routing.decode, err = policy(r.DecodePolicy); err != nil {
+		return nil, err
+	}
+	w := selector.DefaultWeights()
+	w.OverlapCredit, w.CreditDecay, w.PrefillLoadScale = r.OverlapCredit, r.CreditDecay, r.PrefillLoadScale
+	w.ActiveRequest, w.Temperature = r.RequestWeight, r.Temperature
+	s.routing.weights = w
+	s.routing.busy = selector.Busy{DecodeBlocksShare: r.BusyDecodeBlocks, PrefillTokens: r.BusyPrefillTokens, Waiting: r.BusyWaiting, KVUsage: r.BusyKVUsage}
+	s.routing.plan = disagg.Config{
+		Threshold: r.Threshold, On: disagg.Measure(r.ThresholdOn), Fallback: disagg.Fallback(r.PrefillFallback),
+		PrefillGate: r.PrefillGate, DecodeGate: r.DecodeGate, Connector: workers.Connector(r.Connector),
+	}
+	o := disagg.Options{FirstToken: true}
+	if r.DecoderRegistry != "" {
+		if o.Decoders, err = disagg.ParseDecoderRegistry([]byte(r.DecoderRegistry), nil); err != nil {
+			return nil, fmt.Errorf("routing.decoder_registry: %w", err)
+		}
+	}
+	s.routing.connectors = map[workers.Connector]disagg.Connector{}
+	for _, k := range []workers.Connector{workers.ConnectorNIXL, workers.ConnectorSGLang, workers.ConnectorLMCache, workers.ConnectorSharedStorage} {
+		if s.routing.connectors[k], err = disagg.NewConnector(k, o); err != nil {
+			return nil, err
+		}
+	}
+	return s, nil
+}
+
+// blockOf is the block size in which the router names a worker's blocks.
+func (s *settings) blockOf(w *workers.Worker) int {
+	switch own := s.Tokens.BlockSize; {
+	case own > 0 && (w.BlockSize == 0 || w.BlockSize%own == 0):
+		return own
+	case w.BlockSize > 0:
+		return w.BlockSize
+	default:
+		return defaultBlock
+	}
+}
+
+// hashes are the block names of one prompt at one block size, and who holds
+// them.
+type hashes struct {
+	blockSize   int
+	locals, seq []uint64
+	exact       kvindex.Query // from KV events
+	guess       kvindex.Query // from what was sent
+}
+
+// question is everything that a decision is made from. It is reused from
+// request to request.
+type decision struct {
+	settings *settings
+	fleet    *workers.Snapshot
+	model    string
+	lora     string
+	list     []*workers.Worker
+
+	prompt tokenized
+	ids    []uint32
+	// chunked says that blocks are text chunks, not tokens.
+	chunked bool
+	views   []hashes
+	used    int
+
+	in   disagg.Input
+	plan disagg.Plan
+
+	// pins and bans of this request.
+	pinDecode, pinPrefill string // worker names
+	pinRank               int    // -1 for any
+	banned                []ban
+	// fallback is why remote prefill was given up in this request.
+	fallback string
+	// localWhenMissing says that a prefill gave no transfer parameters, and
+	// that by policy the decode rank then prefills by itself.
+	localWhenMissing bool
+	took             stageTimes
+}
+
+// ban keeps a worker out of further attempts of one request.
+type ban struct {
+	worker *workers.Worker
+	phase  selector.Phase // "" for both
+	why    string
+}
+
+// stageTimes is the router's own time in its stages.
+type stageTimes struct{ read, parse, tokenize, hash, overlap, plan time.Duration }
+
+func (d *decision) reset() {
+	*d = decision{
+		ids: d.ids[:0], views: d.views, banned: d.banned[:0], pinRank: -1,
+		in: disagg.Input{
+			Decode:      selector.Input{Candidates: d.in.Decode.Candidates[:0]},
+			DecodePeers: d.in.DecodePeers[:0],
+			Prefill:     selector.Input{Candidates: d.in.Prefill.Candidates[:0]}, PrefillPeers: d.in.PrefillPeers[:0],
+		},
+		plan: d.plan,
+	}
+}
+
+// view finds or makes the hashes of a block size.
+func (d *decision) view(blockSize int) *hashes {
+	for i := range d.views[:d.used] {
+		if d.views[i].blockSize == blockSize {
+			return &d.views[i]
+		}
+	}
+	if d.used == len(d.views) {
+		d.views = append(d.views, hashes{})
+	}
+	h := &d.views[d.used]
+	d.used++
+	h.blockSize, h.locals, h.seq = blockSize, h.locals[:0], h.seq[:0]
+	return h
+}
+
+// hash names the prompt's blocks at every block size of the candidates, and
+// asks the index who holds them.
+func (r *Router) hash(d *decision, v *api.View) {
+	start := time.Now()
+	key := blockhash.Key{LoRA: d.lora, Salt: v.CacheSalt}
+	d.used = 0
+	d.chunked = d.prompt.ids == nil && d.prompt.source == disagg.FromEstimate
+	if d.chunked {
+		// A text chunk stands for the tokens it is estimated to have.
+		bytes := d.settings.Tokens.ChunkBytes
+		h := d.view(max(1, bytes/4))
+		h.locals = blockhash.TextChunksKey(h.locals, v.PromptValue.Of(v.Body), bytes, key)
+		h.seq = blockhash.Chain(h.seq, h.locals)
+	} else {
+		for _, w := range d.list {
+			size := d.settings.blockOf(w)
+			if h := d.view(size); len(h.locals) == 0 {
+				h.locals = blockhash.Locals(h.locals, d.prompt.ids, size, key)
+				h.seq = blockhash.Chain(h.seq, h.locals)
+			}
+		}
+	}
+	now := time.Now()
+	d.took.hash = now.Sub(start)
+	for i := range d.views[:d.used] {
+		h := &d.views[i]
+		if !d.chunked {
+			r.index.Overlap(h.locals, &h.exact)
+		}
+		r.guesses.Overlap(h.locals, &h.guess)
+	}
+	d.took.overlap = time.Since(now)
+}
+
+// decide fills the plan. It may be called again after ranks were banned.
+func (r *Router) decide(d *decision, facts disagg.Facts, force disagg.Force, session uint64) {
+	start := time.Now()
+	s := d.settings
+	d.in.Config, d.in.Facts, d.in.Force = s.routing.plan, facts, force
+	unit := math.MaxInt
+	for i := range d.views[:d.used] {
+		unit = min(unit, d.views[i].blockSize)
+	}
+	if unit == math.MaxInt {
+		unit = defaultBlock
+	}
+	phase := func(in *selector.Input, peers *[]disagg.Peer, p selector.Phase, policy selector.Policy, turn int) {
+		in.Phase, in.Policy, in.Weights, in.Busy = p, policy, s.routing.weights, s.routing.busy
+		in.ISL, in.BlockSize, in.SessionKey = facts.ISL, unit, session
+		in.Draw = r.rng.next()
+		in.Turn = r.turns[turn].Add(1) - 1
+		in.Candidates, *peers = in.Candidates[:0], (*peers)[:0]
+		for _, w := range d.list {
+			if p == selector.Prefill && !w.Role.CanPrefill() || p == selector.Decode && !w.Role.CanDecode() {
+				continue
+			}
+			r.candidates(d, w, p, unit, in, peers)
+		}
+	}
+	phase(&d.in.Decode, &d.in.DecodePeers, selector.Decode, s.routing.decode, 1)
+	phase(&d.in.Prefill, &d.in.PrefillPeers, selector.Prefill, s.routing.prefill, 0)
+	disagg.Make(&d.in, &d.plan)
+	d.took.plan += time.Since(start)
+}
+
+// candidates adds the ranks of a worker to a phase.
+func (r *Router) candidates(d *decision, w *workers.Worker, p selector.Phase, unit int, in *selector.Input, peers *[]disagg.Peer) {
+	excluded := ""
+	if ok, why := w.State.Usable(); !ok {
+		excluded = why
+	}
+	for _, b := range d.banned {
+		if b.worker == w && (b.phase == "" || b.phase == p) {
+			excluded = b.why
+		}
+	}
+	pin := d.pinDecode
+	if p == selector.Prefill {
+		pin = d.pinPrefill
+	}
+	if pin != "" && w.Name != pin && excluded == "" {
+		excluded = "another worker was asked for"
+	}
+	size := d.settings.blockOf(w)
+	for _, k := range w.Ranks {
+		c := selector.Candidate{Label: k.Label, Slot: k.Slot, Excluded: excluded}
+		if p == selector.Decode && d.pinRank >= 0 && k.DP != d.pinRank && c.Excluded == "" {
+			c.Excluded = "another rank was asked for"
+		}
+		c.OverlapBlocks = r.overlapOf(d, k, size) / unit
+		l := r.ledger.Load(k)
+		fillLoad(&c, k, l)
+		c.ResidentBlocks = r.residentBlocks(k)
+		if w.KVBlocks > 0 && w.BlockSize > 0 {
+			c.KVBlocks = w.KVBlocks * w.BlockSize / unit
+		}
+		in.Candidates = append(in.Candidates, c)
+		*peers = append(*peers, disagg.Peer{Worker: w, Rank: k})
+	}
+}
+
+func fillLoad(c *selector.Candidate, k *workers.Rank, l ledger.Load) {
+	c.ActiveRequests, c.PrefillTokens, c.DecodeBlocks = l.Requests, l.PrefillTokens, l.DecodeBlocks
+	c.FreshTokens, c.LastTurn = l.Fresh, l.LastTurn
+	if e := k.Load(); e != nil && e.Told() {
+		c.HasLoad = true
+		c.Running, c.Waiting, c.KVUsage = max(0, e.Running), max(0, e.Waiting), e.KVUsage
+	}
+}
+
+// overlapOf is how many leading tokens of the prompt a rank is known, or where
+// its engine tells no events is guessed, to hold.
+func (r *Router) overlapOf(d *decision, k *workers.Rank, size int) int {
+	slot := kvindex.Rank(k.Slot)
+	if d.chunked {
+		h := &d.views[0]
+		return h.guess.Depth(slot) * h.blockSize
+	}
+	for i := range d.views[:d.used] {
+		h := &d.views[i]
+		if h.blockSize != size {
+			continue
+		}
+		if r.fleet.fed(k) {
+			return r.feeds.Usable(slot, h.exact.Depth(slot)) * size
+		}
+		return h.guess.Depth(slot) * size
+	}
+	return 0
+}
+
+func (r *Router) residentBlocks(k *workers.Rank) int {
+	if s, ok := r.index.RankStats(kvindex.Rank(k.Slot)); ok {
+		return int(s.Blocks)
+	}
+	return 0
+}
+
+// sent notes for approximate routing that a prompt went to a rank.
+func (r *Router) sent(d *decision, w *workers.Worker, k *workers.Rank, now time.Time) {
+	if !d.chunked && r.fleet.fed(k) {
+		return
+	}
+	size := d.settings.blockOf(w)
+	for i := range d.views[:d.used] {
+		if h := &d.views[i]; d.chunked || h.blockSize == size {
+			r.guesses.Sent(kvindex.Rank(k.Slot), h.locals, h.seq, now)
+			return
+		}
+	}
+}
+
+// loraOf is the model's name if it is an adapter on the workers that serve it.
+func loraOf(model string, list []*workers.Worker) string {
+	for _, w := range list {
+		if slices.Contains(w.LoRAs, model) {
+			return model
+		}
+	}
+	return ""
+}

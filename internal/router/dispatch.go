@@ -1,0 +1,428 @@
+package router
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/dynctl/dynctl/internal/router/api"
+	"github.com/dynctl/dynctl/internal/router/disagg"
+	"github.com/dynctl/dynctl/internal/router/eventlog"
+	"github.com/dynctl/dynctl/internal/router/ledger"
+	"github.com/dynctl/dynctl/internal/router/receipt"
+	"github.com/dynctl/dynctl/internal/router/selector"
+	"github.com/dynctl/dynctl/internal/router/upstream"
+	"github.com/dynctl/dynctl/internal/workers"
+	"github.com/dynctl/dynctl/internal/workers/health"
+)
+
+// maxPrefillAnswer bounds the answer of a prefill leg; it is read whole.
+const maxPrefillAnswer = 32 << 20
+
+// prefillGrace is how long a concurrent prefill leg may outlast its decode leg.
+const prefillGrace = time.Second
+
+// failure is a leg that failed before the client got a byte.
+type failure struct {
+	phase  selector.Phase
+	worker *workers.Worker
+	// reason is a closed set, fit for labels: "connect", "timeout", "reset",
+	// "protocol", "status_5xx", "overloaded", "stream_error",
+	// "missing_params", "bad_params", "expired", "ejected", "no_connector".
+	reason string
+	// retry says that another attempt elsewhere may do better.
+	retry bool
+	err   error
+}
+
+func (f *failure) Error() string {
+	return fmt.Sprintf("%s leg on %s: %v", f.phase, f.worker.Name, f.err)
+}
+
+func (f *failure) Unwrap() error { return f.err }
+
+// APIError is the failure as the client is told it.
+func (f *failure) APIError() *api.Error {
+	e := *api.FromError(f.err)
+	if f.phase == selector.Prefill && e.Status >= 500 {
+		if e.Status == http.StatusInternalServerError {
+			e.Status = http.StatusBadGateway
+		}
+		e.Code = api.CodePrefillFailed
+		e.Message = fmt.Sprintf("remote prefill on %s failed: %v", f.worker.Name, f.err)
+	} else if e.Status >= 500 && e.Status != api.StatusClientClosed {
+		if e.Status == http.StatusInternalServerError {
+			e.Status, e.Code = http.StatusBadGateway, api.CodeUpstreamError
+		}
+		e.Message = fmt.Sprintf("%s: %v", f.worker.Name, f.err)
+	}
+	e.Err = f
+	return &e
+}
+
+// dispatch decides and carries out, again elsewhere when an attempt fails
+// before the client got a byte.
+func (x *exchange) dispatch() error {
+	r, d, s := x.r, &x.d, x.d.settings
+	var last error
+	for x.attempt = 1; ; x.attempt++ {
+		r.decide(d, x.facts, x.force, x.session)
+		x.record()
+		if d.plan.Err != nil {
+			if last != nil {
+				return last // why the workers are banned says more
+			}
+			return planError(&d.plan)
+		}
+		err := x.carryOut()
+		if err == nil || x.committed || x.ctx.Err() != nil {
+			return err
+		}
+		var f *failure
+		if !errors.As(err, &f) || !f.retry {
+			return err
+		}
+		last = err
+		if f.reason == "ejected" {
+			d.banned = append(d.banned, ban{worker: f.worker, why: "ejected"})
+			x.attempt--
+			continue
+		}
+		d.banned = append(d.banned, ban{worker: f.worker, phase: f.phase, why: "failed in this request"})
+		if f.reason == "missing_params" {
+			if !d.localWhenMissing {
+				return err
+			}
+			x.fallBack(f)
+			continue
+		}
+		if f.phase == selector.Prefill && x.lastPrefill() {
+			// Nobody is left who could prefill: by policy the decode rank does
+			// it, visibly.
+			if s.Routing.PrefillFallback != "local" {
+				return err
+			}
+			x.fallBack(f)
+			continue
+		}
+		if x.attempt >= s.Retry.Attempts {
+			if f.phase == selector.Prefill && s.Routing.PrefillFallback == "local" && !x.fellBack() {
+				x.fallBack(f)
+				continue
+			}
+			return err
+		}
+		if !r.budget.take(time.Now(), s.Retry.Budget) {
+			x.note("no retry: the budget for retries is used up")
+			return err
+		}
+		r.traffic.retries.Add(1)
+		r.metrics.Retry(string(f.phase), f.reason)
+		x.note(fmt.Sprintf("attempt %d failed: %v", x.attempt, err))
+		x.held = nil
+	}
+}
+
+// lastPrefill reports whether every prefill worker is banned.
+func (x *exchange) lastPrefill() bool {
+	for _, w := range x.d.list {
+		if !w.Role.CanPrefill() {
+			continue
+		}
+		if ok, _ := w.State.Usable(); ok && !x.d.isBanned(w, selector.Prefill) {
+			return false
+		}
+	}
+	return true
+}
+
+func (d *decision) isBanned(w *workers.Worker, p selector.Phase) bool {
+	for _, b := range d.banned {
+		if b.worker == w && (b.phase == "" || b.phase == p) {
+			return true
+		}
+	}
+	return false
+}
+
+func (x *exchange) fellBack() bool { return x.d.fallback != "" }
+
+// fallBack makes the next attempt local because remote prefill failed.
+func (x *exchange) fallBack(f *failure) {
+	x.d.fallback = f.reason
+	x.force = disagg.ForceLocal
+	x.held = nil
+	x.note(fmt.Sprintf("fallback to local prefill: %v", f))
+}
+
+func planError(p *disagg.Plan) error {
+	e := &api.Error{Status: http.StatusServiceUnavailable, RetryAfter: time.Second, Err: p.Err}
+	phase := &p.Decode
+	if errors.Is(p.Err, disagg.ErrNoPrefill) {
+		phase = &p.Prefill
+		e.Code, e.Message = api.CodeNoPrefillWorker, "no prefill worker can take the request"
+	} else {
+		e.Code, e.Message = api.CodeNoDecodeWorker, "no decode worker can take the request"
+	}
+	switch phase.Verdict {
+	case selector.AllBusy:
+		e.Status, e.Code = http.StatusTooManyRequests, api.CodeOverloaded
+		e.Message += ": all are busy; try again later"
+	case selector.AllExcluded:
+		reasons := map[string]int{}
+		for i := range phase.Scores {
+			reasons[phase.Scores[i].Excluded.String()]++
+		}
+		for why, n := range reasons {
+			e.Message += fmt.Sprintf("; %d rank(s): %s", n, why)
+		}
+	default:
+		e.Message += ": there is none for this model"
+	}
+	return e
+}
+
+// carryOut executes the plan once.
+func (x *exchange) carryOut() error {
+	r, d := x.r, &x.d
+	p := &d.plan
+	decode := d.in.DecodePeers[p.DecodeIndex]
+	x.path = string(p.Path)
+	if !r.outliers.Admit(decode.Worker) {
+		return &failure{phase: selector.Decode, worker: decode.Worker, reason: "ejected", retry: true, err: errors.New("the worker is ejected")}
+	}
+	claim := ledger.Claim{ContextTokens: d.prompt.isl, BlockSize: d.in.Decode.BlockSize}
+	if p.Path == disagg.Local {
+		claim.PrefillTokens = p.EffISL
+	}
+	held := r.ledger.Reserve(decode.Rank, claim)
+	defer held.Release()
+	if p.Path == disagg.Local {
+		r.sent(d, decode.Worker, decode.Rank, time.Now())
+		return x.decodeLeg(x.ctx, decode, held, x.edit(nil, decode, selector.Decode), nil)
+	}
+	prefill := d.in.PrefillPeers[p.PrefillIndex]
+	if !r.outliers.Admit(prefill.Worker) {
+		r.outliers.Report(decode.Worker, health.Canceled)
+		return &failure{phase: selector.Prefill, worker: prefill.Worker, reason: "ejected", retry: true, err: errors.New("the worker is ejected")}
+	}
+	connector := d.settings.routing.connectors[p.Connector]
+	if connector == nil {
+		return &failure{phase: selector.Prefill, worker: prefill.Worker, reason: "no_connector", err: fmt.Errorf("unknown connector %q", p.Connector)}
+	}
+	transfer, err := connector.Begin(disagg.Dispatch{RequestID: x.id, Facts: x.facts, Prefill: prefill, Decode: decode})
+	if err != nil {
+		r.outliers.Report(decode.Worker, health.Canceled)
+		r.outliers.Report(prefill.Worker, health.Canceled)
+		return &failure{phase: selector.Prefill, worker: prefill.Worker, reason: "no_connector", retry: true, err: err}
+	}
+	r.sent(d, prefill.Worker, prefill.Rank, time.Now())
+	r.sent(d, decode.Worker, decode.Rank, time.Now())
+	if transfer.Mode() == disagg.Concurrent {
+		return x.concurrent(transfer, prefill, decode, held)
+	}
+	if err := x.prefillLeg(x.ctx, transfer, prefill); err != nil {
+		r.outliers.Report(decode.Worker, health.Canceled) // nothing was sent to it
+		return err
+	}
+	edits, err := transfer.DecodeEdits()
+	if err != nil {
+		r.outliers.Report(decode.Worker, health.Canceled)
+		return &failure{phase: selector.Prefill, worker: prefill.Worker, reason: "bad_params", retry: true, err: err}
+	}
+	return x.decodeLeg(x.ctx, decode, held, x.edit(edits, decode, selector.Decode), transfer)
+}
+
+// concurrent sends both legs at once. The failure of one cancels the other.
+func (x *exchange) concurrent(t *disagg.Transfer, prefill, decode disagg.Peer, held *ledger.Reservation) error {
+	edits, err := t.DecodeEdits()
+	if err != nil {
+		return err
+	}
+	dctx, stopDecode := context.WithCancelCause(x.ctx)
+	defer stopDecode(nil)
+	pctx, stopPrefill := context.WithCancel(x.ctx)
+	defer stopPrefill()
+	done := make(chan error, 1)
+	decodeBody := x.edit(edits, decode, selector.Decode)
+	var legErr error
+	go func() {
+		err := x.prefillLeg(pctx, t, prefill)
+		if err != nil {
+			stopDecode(err)
+		}
+		done <- err
+	}()
+	decodeErr := x.decodeLeg(dctx, decode, held, decodeBody, t)
+	if decodeErr != nil {
+		stopPrefill()
+		legErr = <-done
+	} else {
+		timer := time.NewTimer(prefillGrace)
+		select {
+		case legErr = <-done:
+		case <-timer.C:
+			stopPrefill()
+			legErr = <-done
+		}
+		timer.Stop()
+	}
+	if decodeErr != nil && legErr != nil && x.ctx.Err() == nil && context.Cause(dctx) == legErr {
+		return legErr // the decode leg failed because it was cancelled
+	}
+	return decodeErr
+}
+
+// edit is the body of a leg in pieces.
+func (x *exchange) edit(more []api.Edit, p disagg.Peer, phase selector.Phase) [][]byte {
+	if x.body == nil {
+		return nil
+	}
+	if x.ep.Body != api.JSONBody {
+		return [][]byte{x.body.B}
+	}
+	edits := make([]api.Edit, 0, 8+len(more))
+	if !x.d.settings.Routing.AllowTransferFields {
+		edits = x.view.AppendStrip(edits)
+	}
+	if x.model != x.asked && x.asked != "" {
+		edits = append(edits, api.Set("model", api.RawString(x.model)))
+	}
+	if len(p.Worker.Ranks) > 1 && p.Worker.WireEngine() == workers.SGLang && x.ep.Streamable {
+		edits = append(edits, api.Set("routed_dp_rank", api.RawInt(int64(p.Rank.DP))))
+	}
+	edits = append(edits, more...)
+	return x.view.Segments(make([][]byte, 0, 2*len(edits)+1), edits)
+}
+
+// leg makes the HTTP call of a phase.
+func (x *exchange) leg(p disagg.Peer, body [][]byte, headTimeout time.Duration) *upstream.Leg {
+	s := x.d.settings
+	set := make([]upstream.HeaderField, 0, 4)
+	set = append(set, upstream.HeaderField{Key: api.HeaderRequestID, Value: x.id})
+	if len(p.Worker.Ranks) > 1 {
+		set = append(set, upstream.HeaderField{Key: "X-Data-Parallel-Rank", Value: strconv.Itoa(p.Rank.DP)})
+	}
+	return &upstream.Leg{
+		Base: p.Worker.URL, Path: x.req.URL.RequestURI(), Method: x.req.Method, Header: x.req.Header, Set: set, APIKey: p.Worker.APIKey,
+		Body: body, HeadTimeout: headTimeout, IdleTimeout: s.Timeouts.Idle,
+	}
+}
+
+// prefillLeg runs the prefill and judges its answer. The error is a *failure,
+// or an answer that the client shall get (4xx).
+func (x *exchange) prefillLeg(ctx context.Context, t *disagg.Transfer, p disagg.Peer) (err error) {
+	r, s := x.r, x.d.settings
+	held := r.ledger.Reserve(p.Rank, ledger.Claim{PrefillTokens: x.d.prompt.isl - x.d.plan.PrefillCached, BlockSize: x.d.in.Prefill.BlockSize})
+	defer held.Release()
+	leg := x.leg(p, x.edit(t.PrefillEdits(), p, selector.Prefill), s.Timeouts.Prefill)
+	record := x.beginLeg(selector.Prefill, p, leg)
+	defer func() { record.end(err) }()
+
+	resp, err := r.client.Do(ctx, leg)
+	if err != nil {
+		return x.legFailed(selector.Prefill, p.Worker, err)
+	}
+	defer resp.Close()
+	record.head(resp.Status)
+	body, err := resp.ReadAll(maxPrefillAnswer)
+	if err != nil {
+		return x.legFailed(selector.Prefill, p.Worker, err)
+	}
+	if resp.Status/100 != 2 {
+		return x.legRefused(selector.Prefill, p.Worker, resp, body)
+	}
+	r.outliers.Report(p.Worker, health.Success)
+	err = t.CheckPrefill(body, time.Now())
+	facts := t.Facts()
+	record.facts(facts)
+	if err == nil {
+		return nil
+	}
+	f := &failure{phase: selector.Prefill, worker: p.Worker, reason: "bad_params", retry: true, err: err}
+	switch {
+	case errors.Is(err, disagg.ErrMissingParams):
+		f.reason = "missing_params"
+		r.event(eventlog.Event{Kind: "prefill_without_params", Severity: eventlog.Error, Worker: p.Worker.Name, Request: x.decision,
+			Text: fmt.Sprintf("%s answered a remote prefill with 200 but without transfer parameters, so its KV cannot move; check its --kv-transfer-config", p.Worker.Name)})
+		if s.Routing.MissingParams == "local" {
+			x.d.localWhenMissing = true
+		}
+	case errors.Is(err, disagg.ErrExpired):
+		f.reason = "expired"
+	default:
+		r.event(eventlog.Event{Kind: "prefill_bad_params", Severity: eventlog.Error, Worker: p.Worker.Name, Request: x.decision,
+			Text: fmt.Sprintf("%s answered a remote prefill with transfer parameters that do not fit the prompt; they were not used: %v", p.Worker.Name, err)})
+	}
+	return f
+}
+
+// legFailed turns a transport failure into one of the request.
+func (x *exchange) legFailed(phase selector.Phase, w *workers.Worker, err error) error {
+	f := &failure{phase: phase, worker: w, err: err, reason: "protocol"}
+	var u *upstream.Failure
+	if !errors.As(err, &u) {
+		return f
+	}
+	f.reason, f.retry = string(u.Kind), u.Retryable()
+	switch u.Kind {
+	case upstream.Connect:
+		x.r.outliers.Report(w, health.ConnectError)
+	case upstream.Timeout:
+		x.r.outliers.Report(w, health.Timeout)
+	case upstream.Canceled, upstream.Invalid:
+		x.r.outliers.Report(w, health.Canceled)
+	default:
+		x.r.outliers.Report(w, health.ServerError)
+	}
+	if phase == selector.Prefill && u.Kind != upstream.Canceled && u.Kind != upstream.Invalid {
+		// Nothing of a prefill's answer reaches the client.
+		f.retry = true
+	}
+	return f
+}
+
+// legRefused turns an answer that is not 2xx into a failure. It is kept for
+// the client in case that nothing better comes.
+func (x *exchange) legRefused(phase selector.Phase, w *workers.Worker, resp *upstream.Response, body []byte) error {
+	h := http.Header{}
+	resp.Header.CopyTo(h)
+	held := &heldAnswer{status: resp.Status, header: h, body: body, worker: w.Name}
+	f := &failure{phase: phase, worker: w, err: &upstream.Failure{Kind: upstream.Status, Addr: resp.Addr(), Op: "answer of", Status: resp.Status}}
+	switch {
+	case resp.Status >= 500:
+		x.r.outliers.Report(w, health.ServerError)
+		f.reason, f.retry = "status_5xx", true
+	case resp.Status == http.StatusTooManyRequests:
+		x.r.outliers.Report(w, health.ClientError)
+		f.reason, f.retry = "overloaded", true
+	default:
+		// The request itself is at fault; nobody else will like it better.
+		x.r.outliers.Report(w, health.ClientError)
+		f.reason = "status_4xx"
+	}
+	if phase == selector.Decode || resp.Status < 500 {
+		x.hold(held)
+	}
+	return f
+}
+
+// hold keeps an engine's answer for the client. With concurrent legs both may
+// come at the same time; the first one counts.
+func (x *exchange) hold(a *heldAnswer) { x.live.Update(func(*receipt.Receipt) { x.held = a }) }
+
+// sendHeld gives the client the engine's own words.
+func (x *exchange) sendHeld() {
+	a := x.held
+	h := x.w.Header()
+	for k, v := range a.header {
+		h[k] = v
+	}
+	h.Set("Content-Length", strconv.Itoa(len(a.body)))
+	x.status = a.status
+	x.w.WriteHeader(a.status)
+	_, _ = x.w.Write(a.body) // a client that is gone is no news here
+}

@@ -1,0 +1,468 @@
+package router
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"runtime/debug"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/dynctl/dynctl/internal/router/admission"
+	"github.com/dynctl/dynctl/internal/router/api"
+	"github.com/dynctl/dynctl/internal/router/disagg"
+	"github.com/dynctl/dynctl/internal/router/eventlog"
+	"github.com/dynctl/dynctl/internal/router/receipt"
+	"github.com/dynctl/dynctl/internal/router/selector"
+	"github.com/dynctl/dynctl/internal/router/sse"
+	"github.com/dynctl/dynctl/internal/router/telemetry"
+	"github.com/dynctl/dynctl/internal/workers"
+)
+
+// exchange is one client request from its first byte to its last. Exchanges
+// are reused; everything that outlives a request is cleared in reset.
+type exchange struct {
+	r     *Router
+	w     http.ResponseWriter
+	req   *http.Request
+	ctx   context.Context
+	start time.Time
+
+	id   string // X-Request-Id
+	ep   *api.Endpoint
+	body *api.Body
+	view api.View
+	// asked is the model in the client's words, model in the engines'.
+	asked, model string
+	force        disagg.Force
+	session      uint64
+
+	d     decision
+	facts disagg.Facts
+	edits []api.Edit
+
+	// dry asks what would be done, and does nothing.
+	dry      bool
+	live     receipt.Live
+	decision string // its id
+	span     *telemetry.Span
+	attempt  int
+
+	// What the client got.
+	committed bool // the head of the answer is sent
+	status    int
+	path      string // "none" until a decision is made
+	answer    answerFacts
+	// held is the newest answer of an engine that is not 2xx, sent on when no
+	// attempt brings a better one.
+	held *heldAnswer
+	buf  [][]byte
+}
+
+// heldAnswer is a complete answer of an engine.
+type heldAnswer struct {
+	status int
+	header http.Header
+	body   []byte
+	worker string
+}
+
+var (
+	exchanges = sync.Pool{New: func() any { return new(exchange) }}
+	heads     = sync.Pool{New: func() any { return new(sse.Head) }}
+)
+
+// maxKeep bounds the memory that a pooled exchange keeps, in ids and hashes.
+const maxKeep = 1 << 18
+
+func (x *exchange) reset() {
+	x.view.Release()
+	if x.body != nil {
+		x.body.Release()
+	}
+	if cap(x.d.ids) > maxKeep {
+		x.d.ids = nil
+	}
+	for i := range x.d.views {
+		if h := &x.d.views[i]; cap(h.locals) > maxKeep/4 {
+			h.locals, h.seq = nil, nil
+		}
+	}
+	x.d.reset()
+	clear(x.edits)
+	clear(x.buf)
+	*x = exchange{view: x.view, d: x.d, edits: x.edits[:0], buf: x.buf[:0]}
+}
+
+// ServeHTTP is the data plane.
+func (r *Router) ServeHTTP(w http.ResponseWriter, req *http.Request) {
+	x := exchanges.Get().(*exchange)
+	x.d.reset()
+	x.r, x.w, x.req, x.start, x.path = r, w, req, time.Now(), "none"
+	// Requests end with their client, or when the router stops waiting.
+	ctx, cancel := context.WithCancel(req.Context())
+	stop := context.AfterFunc(r.requests, cancel)
+	x.ctx = ctx
+	x.id = api.RequestID(req.Header)
+	w.Header()["X-Request-Id"] = []string{x.id}
+	if r.tracer != nil {
+		x.span = r.tracer.Server(ctx, req.Header, req.Method+" "+req.URL.Path)
+		x.span.String("dynctl.request_id", x.id)
+	}
+	defer func() {
+		p := recover()
+		stop()
+		cancel()
+		if p != nil && p != http.ErrAbortHandler {
+			r.event(eventlog.Event{Kind: "panic", Severity: eventlog.Error, Request: x.decision, Text: fmt.Sprintf("a request ended with an internal error: %v", p)})
+			r.log.Error("panic", "request", x.id, "panic", p, "stack", string(debug.Stack()))
+			x.finish(fmt.Errorf("panic: %v", p))
+			if !x.committed {
+				api.WriteError(w, req, errors.New("internal error"))
+				p = nil
+			} else {
+				p = http.ErrAbortHandler
+			}
+		}
+		x.reset()
+		exchanges.Put(x)
+		if p != nil {
+			panic(http.ErrAbortHandler)
+		}
+	}()
+	err := x.serve()
+	x.finish(err)
+	if err != nil && x.committed {
+		x.abort(err)
+	}
+}
+
+// serve answers the request. After an error the client has got nothing yet,
+// unless committed says so.
+func (x *exchange) serve() error {
+	r := x.r
+	r.traffic.requests.Add(1)
+	ep, err := api.Lookup(x.req.Method, x.req.URL.Path)
+	if err != nil {
+		return x.refuse("path", err)
+	}
+	x.ep = ep
+	x.d.settings = r.settings.Load()
+	if ep.Local {
+		return x.local()
+	}
+	if err := r.gate.Enter(x.ctx); err != nil {
+		return x.refuse("overload", gateError(err))
+	}
+	defer r.gate.Leave()
+	if err := x.read(); err != nil {
+		return err
+	}
+	if err := x.resolve(); err != nil {
+		return err
+	}
+	x.tokenize()
+	return x.dispatch()
+}
+
+func gateError(err error) error {
+	switch {
+	case errors.Is(err, admission.ErrClosed):
+		return &api.Error{Status: http.StatusServiceUnavailable, Code: api.CodeDraining, Message: "this router is stopping; send the request to another one", RetryAfter: time.Second, Err: err}
+	case errors.Is(err, admission.ErrFull), errors.Is(err, admission.ErrTimeout):
+		return &api.Error{Status: http.StatusTooManyRequests, Code: api.CodeOverloaded, Message: err.Error() + "; try again later", RetryAfter: time.Second, Err: err}
+	}
+	return err
+}
+
+// refuse answers with an error before anything was routed.
+func (x *exchange) refuse(reason string, err error) error {
+	x.r.metrics.Rejected(reason)
+	return err
+}
+
+// read takes the body in and parses it.
+func (x *exchange) read() error {
+	s := x.d.settings
+	if x.ep.Body == api.NoBody {
+		return nil
+	}
+	rc := http.NewResponseController(x.w)
+	if x.req.ContentLength != 0 {
+		// Small bodies have usually arrived with the head; the deadline is for
+		// clients that write slowly.
+		_ = rc.SetReadDeadline(x.start.Add(s.Timeouts.Body))
+	}
+	body, err := api.ReadBody(x.req, s.Limits.BodyBytes)
+	if err != nil {
+		return x.refuse("body", err)
+	}
+	if x.req.ContentLength != 0 {
+		_ = rc.SetReadDeadline(time.Time{})
+	}
+	x.body = body
+	now := time.Now()
+	x.d.took.read = now.Sub(x.start)
+	if x.ep.Body == api.MultipartBody {
+		x.view.Body = body.B
+		x.view.Kind = x.ep.Kind
+		x.asked, err = api.MultipartModel(x.req.Header.Get("Content-Type"), body.B)
+	} else {
+		err = x.view.Parse(body.B, x.ep.Kind, api.Limits{})
+		x.asked = x.view.Model
+	}
+	x.d.took.parse = time.Since(now)
+	if err != nil {
+		return x.refuse("request", err)
+	}
+	return nil
+}
+
+// resolve finds the workers that may serve the request, and what the client
+// asks of the router.
+func (x *exchange) resolve() error {
+	r, d := x.r, &x.d
+	d.fleet = r.registry.Snapshot()
+	x.model = d.fleet.Canonical(x.asked)
+	d.model = x.model
+	d.list = d.fleet.Model(x.model)
+	if len(d.list) == 0 {
+		return x.refuse("model", x.noModel())
+	}
+	d.lora = loraOf(x.model, d.list)
+	if x.view.LoRA != "" {
+		d.lora = x.view.LoRA
+	}
+	s := d.settings
+	if s.Routing.AllowHeaders {
+		if err := x.steer(); err != nil {
+			return x.refuse("request", err)
+		}
+	}
+	if h := s.Routing.SessionHeader; h != "" {
+		x.session = selector.HashSession(x.req.Header.Get(h))
+	}
+	if f := s.Routing.SessionField; x.session == 0 && f != "" && x.ep.Body == api.JSONBody {
+		if v, ok := x.view.String(f); ok {
+			x.session = selector.HashSession(v)
+		}
+	}
+	return x.pinResponse()
+}
+
+func (x *exchange) noModel() error {
+	known := x.d.fleet.Models()
+	if len(known) == 0 {
+		return &api.Error{Status: http.StatusServiceUnavailable, Code: api.CodeNoDecodeWorker, RetryAfter: time.Second,
+			Message: "no worker has told yet which models it serves"}
+	}
+	e := &api.Error{Status: http.StatusNotFound, Code: api.CodeModelNotFound, Param: "model"}
+	if x.asked == "" {
+		e.Message = "the request names no model and there is none to choose from"
+	} else {
+		e.Message = fmt.Sprintf("no worker serves the model %q", clipName(x.asked))
+	}
+	if near := workers.Nearest(x.asked, known); near != "" {
+		e.Message += fmt.Sprintf("; did you mean %q?", near)
+	} else if len(known) <= 8 {
+		e.Message += fmt.Sprintf("; served here: %q", known)
+	}
+	return e
+}
+
+func clipName(s string) string {
+	if len(s) > 100 {
+		return s[:100] + "..."
+	}
+	return s
+}
+
+// steer reads the headers by which a client may choose, when allowed.
+func (x *exchange) steer() error {
+	h, d := x.req.Header, &x.d
+	var err error
+	if x.force, err = disagg.ParseForce(h.Get("X-Dynctl-Path")); err != nil {
+		return &api.Error{Status: http.StatusBadRequest, Code: api.CodeInvalidRequest, Param: "X-Dynctl-Path", Message: "header X-Dynctl-Path: " + err.Error()}
+	}
+	for _, p := range []struct {
+		header string
+		pin    *string
+	}{{"X-Dynctl-Worker", &d.pinDecode}, {"X-Dynctl-Prefill-Worker", &d.pinPrefill}} {
+		name := h.Get(p.header)
+		if name == "" {
+			continue
+		}
+		if _, ok := d.fleet.Worker(name); !ok {
+			return &api.Error{Status: http.StatusNotFound, Code: api.CodeWorkerNotFound, Param: p.header, Message: fmt.Sprintf("header %s: there is no worker %q", p.header, clipName(name))}
+		}
+		*p.pin = name
+	}
+	if v := h.Get("X-Data-Parallel-Rank"); v != "" {
+		n, err := strconv.Atoi(v)
+		if err != nil || n < 0 {
+			return &api.Error{Status: http.StatusBadRequest, Code: api.CodeInvalidRequest, Param: "X-data-parallel-rank", Message: fmt.Sprintf("header X-data-parallel-rank: %q is not a rank", clipName(v))}
+		}
+		d.pinRank = n
+	}
+	return nil
+}
+
+// pinResponse sends what belongs to a stored response to the worker that has
+// it.
+func (x *exchange) pinResponse() error {
+	id := ""
+	switch x.ep.Kind {
+	case api.ResponseObject:
+		id = responseID(x.req.URL.Path)
+	case api.Responses:
+		id = x.view.PreviousResponseID
+	}
+	if id == "" {
+		return nil
+	}
+	if name, ok := x.r.sticky.get(id); ok {
+		x.d.pinDecode = name
+		return nil
+	}
+	able := 0
+	for _, w := range x.d.list {
+		if w.Role.CanDecode() {
+			able++
+		}
+	}
+	if able > 1 {
+		return x.refuse("request", &api.Error{Status: http.StatusNotFound, Code: api.CodeInvalidRequest, Param: "previous_response_id",
+			Message: fmt.Sprintf("response %q is not known here: it was made by another router, or too long ago", clipName(id))})
+	}
+	return nil
+}
+
+// tokenize finds ids and block names, and begins the receipt.
+func (x *exchange) tokenize() {
+	x.findPrompt()
+	x.live = x.r.receipts.Begin(x.start)
+	x.decision = x.live.ID()
+	x.r.budget.request(x.start)
+}
+
+// findPrompt finds what a decision needs to know of the request.
+func (x *exchange) findPrompt() {
+	r, d, v := x.r, &x.d, &x.view
+	now := time.Now()
+	if x.ep.Splittable || x.ep.Streamable {
+		d.prompt = r.tokens.find(x.ctx, v, x.model, d.list, d.ids)
+		if d.prompt.source == disagg.FromIDs {
+			d.ids = d.prompt.ids
+		}
+	} else {
+		d.prompt = tokenized{source: disagg.FromNothing}
+		if x.ep.Body == api.JSONBody && v.Prompt != api.PromptNone {
+			d.prompt = tokenized{isl: v.EstimateTokens(), source: disagg.FromEstimate}
+		}
+	}
+	d.took.tokenize = time.Since(now)
+	r.metrics.Tokenized(string(d.prompt.source))
+	r.hash(d, v)
+	x.facts = disagg.Facts{
+		Kind: x.ep.Kind, Splittable: x.ep.Splittable && x.ep.Body == api.JSONBody,
+		ISL: d.prompt.isl, Source: d.prompt.source,
+		N: int(max(1, v.N)), Prompts: v.Prompts(), Multimodal: v.Multimodal,
+		PromptLogprobs: v.PromptLogprobs || v.Echo && v.Logprobs,
+		MaxTokens:      v.MaxTokens, MaxTokensKey: v.MaxTokensKey, MinTokens: v.MinTokens,
+		Logprobs: v.Logprobs, Echo: v.Echo, TokenIDs: d.prompt.ids,
+	}
+	if x.ep.Body != api.JSONBody {
+		x.facts.MaxTokens, x.facts.MinTokens = -1, -1
+	}
+}
+
+// finish closes the books of the request. Nothing of it is sent any more,
+// except an error when nothing was.
+func (x *exchange) finish(err error) {
+	r := x.r
+	var e *api.Error
+	if err != nil {
+		e = api.FromError(err)
+		if x.ctx.Err() != nil && x.req.Context().Err() != nil && !x.committed {
+			e = &api.Error{Status: api.StatusClientClosed, Code: api.CodeClientClosed, Message: "the client closed the connection", Err: err}
+		}
+		if !x.committed {
+			if x.decision != "" {
+				x.decisionHeaders()
+			}
+			x.status = e.Status
+			if x.held != nil && e.Code != api.CodeClientClosed {
+				x.sendHeld()
+			} else {
+				api.WriteError(x.w, x.req, e)
+			}
+		}
+	}
+	took := time.Since(x.start)
+	status := x.status
+	if e != nil && e.Status == api.StatusClientClosed {
+		status = e.Status
+	}
+	r.count(x, status, e, took)
+	endpoint := "unknown"
+	if x.ep != nil {
+		endpoint = x.ep.Kind.String()
+	}
+	model := x.model
+	if model != "" && len(x.d.list) == 0 {
+		model = "unknown"
+	}
+	r.metrics.Request(endpoint, model, x.path, strconv.Itoa(status), took)
+	if x.span != nil {
+		x.span.String("dynctl.decision", x.decision)
+		x.span.String("dynctl.path", x.path)
+		x.span.Int("http.response.status_code", status)
+		x.span.End(err)
+	}
+	if x.live.ID() != "" {
+		x.live.Finish(func(c *receipt.Receipt) { x.outcome(c, status, e, took) })
+	}
+	if err != nil && r.log.Enabled(x.ctx, slog.LevelDebug) {
+		r.log.Debug("request failed", "request", x.id, "decision", x.decision, "status", status, "err", err)
+	}
+}
+
+// count adds the request to the traffic figures.
+func (r *Router) count(x *exchange, status int, e *api.Error, took time.Duration) {
+	t := &r.traffic
+	switch {
+	case status == api.StatusClientClosed:
+		t.cancelled.Add(1)
+		r.metrics.Abort("client_gone")
+	case status >= 500 || e != nil && x.committed:
+		t.failed.Add(1)
+		if x.committed {
+			r.metrics.Abort("upstream_broke")
+		}
+	case status >= 400:
+		t.rejected.Add(1)
+	default:
+		t.completed.Add(1)
+		t.e2e.add(took)
+	}
+}
+
+// abort ends an answer that has begun and cannot be completed: a stream gets a
+// last error event, anything else is cut so that the client notices.
+func (x *exchange) abort(err error) {
+	e := api.FromError(err)
+	if e.Status == api.StatusClientClosed {
+		panic(http.ErrAbortHandler)
+	}
+	if x.answer.stream {
+		rc := http.NewResponseController(x.w)
+		_ = rc.SetWriteDeadline(time.Now().Add(5 * time.Second))
+		if _, werr := x.w.Write(e.StreamEvent(x.ep.Kind)); werr == nil && rc.Flush() == nil {
+			return
+		}
+	}
+	panic(http.ErrAbortHandler)
+}

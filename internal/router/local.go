@@ -1,0 +1,116 @@
+package router
+
+import (
+	"context"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/dynctl/dynctl/internal/router/api"
+	"github.com/dynctl/dynctl/internal/router/upstream"
+	"github.com/dynctl/dynctl/internal/workers"
+)
+
+// modelCache keeps the merged answer to /v1/models for a moment, so that
+// clients that poll it do not multiply into the fleet.
+type modelCache struct {
+	mu       sync.Mutex
+	revision uint64
+	at       time.Time
+	list     *api.ModelList
+}
+
+const (
+	modelCacheTime  = 5 * time.Second
+	modelAskTimeout = 2 * time.Second
+	maxModelAnswer  = 8 << 20
+)
+
+// local answers what the router knows by itself.
+func (x *exchange) local() error {
+	list, err := x.r.models(x.ctx)
+	if err != nil {
+		return err
+	}
+	var body []byte
+	if x.ep.Kind == api.Model {
+		id := strings.TrimPrefix(x.req.URL.Path, "/v1/models/")
+		var ok bool
+		if body, ok = list.Model(id); !ok {
+			x.asked, x.d.fleet = id, x.r.registry.Snapshot()
+			return x.noModel()
+		}
+	} else {
+		body = list.JSON()
+	}
+	h := x.w.Header()
+	h.Set("Content-Type", "application/json")
+	h.Set("Content-Length", strconv.Itoa(len(body)))
+	x.status, x.committed = http.StatusOK, true
+	x.w.WriteHeader(http.StatusOK)
+	if x.req.Method != http.MethodHead {
+		_, _ = x.w.Write(body) // a client that is gone is no news here
+	}
+	return nil
+}
+
+// models merges the model lists of the fleet.
+func (r *Router) models(ctx context.Context) (*api.ModelList, error) {
+	snap := r.registry.Snapshot()
+	c := &r.modelCache
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.list != nil && c.revision == snap.Revision && time.Since(c.at) < modelCacheTime {
+		return c.list, nil
+	}
+	// One worker for each set of models is enough.
+	var ask []*workers.Worker
+	var sets [][]string
+	for _, w := range snap.Workers {
+		if ok, _ := w.State.Usable(); ok && !slices.ContainsFunc(sets, func(s []string) bool { return slices.Equal(s, w.Models) }) {
+			ask, sets = append(ask, w), append(sets, w.Models)
+		}
+	}
+	answers := make([][]byte, len(ask))
+	ctx, cancel := context.WithTimeout(ctx, modelAskTimeout)
+	defer cancel()
+	var g errgroup.Group
+	g.SetLimit(16)
+	for i, w := range ask {
+		g.Go(func() error {
+			resp, err := r.client.Do(ctx, &upstream.Leg{Base: w.URL, Path: "/v1/models", Method: http.MethodGet, APIKey: w.APIKey})
+			if err != nil {
+				return nil // the worker's models are missing; probes tell why
+			}
+			defer resp.Close()
+			if body, err := resp.ReadAll(maxModelAnswer); err == nil && resp.Status == http.StatusOK {
+				answers[i] = body
+			}
+			return nil
+		})
+	}
+	_ = g.Wait()
+	answers = slices.DeleteFunc(answers, func(b []byte) bool { return b == nil })
+	s := r.settings.Load()
+	aliases := make([]api.Alias, len(s.Aliases))
+	for i, a := range s.Aliases {
+		aliases[i] = api.Alias{Name: a.Name, Target: a.Model}
+	}
+	list, err := api.MergeModels(answers, aliases)
+	if err != nil {
+		r.log.Warn("a model list could not be read", "err", err)
+	}
+	c.list, c.revision, c.at = list, snap.Revision, time.Now()
+	return list, nil
+}
+
+// responseID is the id in the path of a stored response.
+func responseID(path string) string {
+	id, _, _ := strings.Cut(strings.TrimPrefix(path, "/v1/responses/"), "/")
+	return id
+}

@@ -1,0 +1,360 @@
+package router
+
+import (
+	"sync"
+	"time"
+
+	"github.com/dynctl/dynctl/internal/router/api"
+	"github.com/dynctl/dynctl/internal/router/disagg"
+	"github.com/dynctl/dynctl/internal/router/receipt"
+	"github.com/dynctl/dynctl/internal/router/selector"
+	"github.com/dynctl/dynctl/internal/router/telemetry"
+	"github.com/dynctl/dynctl/internal/router/upstream"
+)
+
+// record writes the newest plan into the receipt and the metrics.
+func (x *exchange) record() {
+	r, d := x.r, &x.d
+	p := &d.plan
+	reason := p.Reason
+	if x.fellBack() && reason == disagg.ReasonForcedLocal {
+		reason = disagg.ReasonFallback
+	}
+	if x.attempt == 1 {
+		x.observeStages()
+	}
+	x.live.Update(func(c *receipt.Receipt) {
+		if x.attempt == 1 {
+			c.RequestID, c.Endpoint, c.Model, c.Stream = x.id, x.ep.Kind.String(), x.model, x.view.Stream
+			c.ConfigRevision = d.settings.revision
+			if d.prompt.note != "" {
+				c.Note(d.prompt.note)
+			}
+		}
+		fillPlan(c, d, reason)
+		c.Inputs.SessionKey, c.Inputs.Force = x.session, string(x.force)
+	})
+	if p.Err == nil {
+		r.metrics.Decision(string(p.Path), string(reason))
+		if p.Path == disagg.Remote {
+			r.traffic.remote.Add(1)
+		} else {
+			r.traffic.local.Add(1)
+		}
+		if reason.Degraded() {
+			r.traffic.fallbacks.Add(1)
+			r.metrics.Fallback(string(reason))
+		}
+	}
+	for i := range p.Decode.Scores {
+		if e := p.Decode.Scores[i].Excluded; e.Code != "" {
+			r.metrics.Excluded("decode", e.Code)
+		}
+	}
+	for i := range p.Prefill.Scores {
+		if e := p.Prefill.Scores[i].Excluded; e.Code != "" {
+			r.metrics.Excluded("prefill", e.Code)
+		}
+	}
+	if r.opts.Observer.Decision != nil {
+		rec := DecisionRecord{Tokens: d.prompt.ids}
+		if d.used > 0 {
+			rec.Locals, rec.BlockSize = d.views[0].locals, d.views[0].blockSize
+		}
+		x.live.Update(func(c *receipt.Receipt) {
+			rec.Receipt = c
+			r.opts.Observer.Decision(rec)
+		})
+	}
+}
+
+func (x *exchange) observeStages() {
+	m, t := x.r.metrics, &x.d.took
+	m.Stage("read", t.read)
+	m.Stage("parse", t.parse)
+	m.Stage("tokenize", t.tokenize)
+	m.Stage("hash", t.hash)
+	m.Stage("overlap", t.overlap)
+	m.Stage("plan", t.plan)
+	x.r.traffic.overhead.add(t.parse + t.tokenize + t.hash + t.overlap + t.plan)
+}
+
+// fillPlan copies a plan and what it was made from into a receipt.
+func fillPlan(c *receipt.Receipt, d *decision, reason disagg.Reason) {
+	p, in := &d.plan, &d.in
+	blocks := 0
+	if d.used > 0 {
+		blocks = len(d.views[0].locals)
+	}
+	c.Inputs = receipt.Inputs{
+		ISL: in.Facts.ISL, ISLSource: string(in.Facts.Source), BlockSize: in.Decode.BlockSize, HashedBlocks: blocks,
+		Approximate: d.chunked, Threshold: p.Threshold, ThresholdOn: string(p.On),
+		Draw: in.Decode.Draw, DecodeTurn: in.Decode.Turn, PrefillTurn: in.Prefill.Turn,
+	}
+	c.Path, c.Reason, c.ReasonText = string(p.Path), string(reason), p.Words(in)
+	if reason == disagg.ReasonFallback {
+		c.ReasonText = "remote prefill failed (" + d.fallback + "); the decode rank prefills by itself"
+	}
+	if p.Err != nil {
+		c.ReasonText = p.Err.Error()
+	}
+	c.EffISL, c.Connector = p.EffISL, ""
+	if p.Path == disagg.Remote {
+		c.Connector = string(p.Connector)
+	}
+	fillPhase(c, &c.Decode, &in.Decode, &p.Decode)
+	fillPhase(c, &c.Prefill, &in.Prefill, &p.Prefill)
+	c.Predicted = receipt.Prediction{
+		CachedTokens: p.CachedTokens, PrefillCachedTokens: p.PrefillCached,
+		Local: receipt.Work(p.Local), Remote: receipt.Work(p.Remote), HasRemote: p.HasRemote,
+	}
+	if p.Path == disagg.Remote {
+		c.Predicted.RemoteTokens = p.Remote.Transfer
+	}
+}
+
+func fillPhase(c *receipt.Receipt, out *receipt.Phase, in *selector.Input, r *selector.Ranking) {
+	*out = receipt.Phase{
+		Policy: string(r.Policy), Verdict: string(r.Verdict), Eligible: r.Eligible, Tied: r.Tied, TieBreak: string(r.TieBreak), Sampled: r.Sampled,
+		Candidates: out.Candidates[:0],
+	}
+	if r.Verdict == "" || len(r.Scores) != len(in.Candidates) {
+		out.Policy = ""
+		return
+	}
+	if best, ok := r.Best(); ok {
+		out.Chosen = in.Candidates[best].Label
+	}
+	if len(r.Order) > 1 {
+		out.RunnerUp = in.Candidates[r.Order[1]].Label
+	}
+	out.MarginBlocks, _ = r.Margin()
+	add := func(i int) {
+		k, s := &in.Candidates[i], &r.Scores[i]
+		usage := k.KVUsage
+		if !k.HasLoad {
+			usage = -1
+		}
+		c.AddCandidate(out, receipt.Candidate{
+			Rank: k.Label, Slot: k.Slot, OverlapBlocks: k.OverlapBlocks, Cost: s.Cost,
+			PrefillTerm: s.Terms.PrefillBlocks, OverlapCredit: s.Terms.OverlapCredit, QueueTerm: s.Terms.QueueBlocks,
+			DecodeTerm: s.Terms.DecodeBlocks, SpreadTerm: s.Terms.SpreadBlocks, RequestTerm: s.Terms.RequestTerm,
+			ActiveRequests: k.ActiveRequests, PrefillTokens: k.PrefillTokens, DecodeBlocks: k.DecodeBlocks,
+			FreshTokens: k.FreshTokens, LastTurn: k.LastTurn, ResidentBlocks: k.ResidentBlocks, KVBlocks: k.KVBlocks,
+			HasLoad: k.HasLoad, Running: k.Running, Waiting: k.Waiting, KVUsage: usage,
+			Excluded: s.Excluded.String(), ExcludedCode: s.Excluded.Code,
+		})
+	}
+	for _, i := range r.Order {
+		add(i)
+	}
+	for i := range in.Candidates {
+		if r.Scores[i].Excluded.Code != "" {
+			add(i)
+		}
+	}
+}
+
+// note adds plain words to the receipt.
+func (x *exchange) note(text string) { x.live.Update(func(c *receipt.Receipt) { c.Note(text) }) }
+
+// legRecord is one leg in the receipt, the metrics and the trace.
+type legRecord struct {
+	x     *exchange
+	phase selector.Phase
+	peer  disagg.Peer
+	at    int
+	start time.Time
+	first time.Time
+	span  *telemetry.Span
+	once  sync.Once
+}
+
+func (x *exchange) beginLeg(phase selector.Phase, p disagg.Peer, leg *upstream.Leg) *legRecord {
+	l := &legRecord{x: x, phase: phase, peer: p, start: time.Now(), at: -1}
+	if x.span != nil {
+		leg.Header = leg.Header.Clone()
+		l.span = x.span.Leg(string(phase)+" leg", leg.Header)
+		l.span.String("dynctl.worker", p.Worker.Name)
+		l.span.Int("dynctl.dp_rank", p.Rank.DP)
+		l.span.Int("dynctl.attempt", x.attempt)
+	}
+	x.live.Update(func(c *receipt.Receipt) {
+		rec := receipt.NewLeg(string(phase), p.Worker.Name, p.Rank.Label, x.attempt)
+		rec.DispatchMS = c.Since(l.start)
+		l.at = c.AddLeg(rec)
+	})
+	x.r.fleet.began(p.Rank)
+	return l
+}
+
+// head notes the status of the answer.
+func (l *legRecord) head(status int) {
+	l.first = time.Now()
+	l.x.live.Update(func(c *receipt.Receipt) {
+		leg := c.Leg(l.at)
+		leg.Status, leg.FirstByteMS = status, c.Since(l.first)
+	})
+}
+
+// facts notes what a prefill's answer said.
+func (l *legRecord) facts(f disagg.Checked) {
+	l.x.live.Update(func(c *receipt.Receipt) {
+		leg := c.Leg(l.at)
+		leg.PromptTokens, leg.CachedTokens, leg.Blocks = f.PromptTokens, f.CachedTokens, f.Blocks
+	})
+}
+
+// end closes the leg; only the first call counts.
+func (l *legRecord) end(err error) {
+	l.once.Do(func() {
+		now := time.Now()
+		outcome := "ok"
+		if err != nil {
+			outcome = "failed"
+			if f, ok := err.(*failure); ok {
+				outcome = f.reason
+			}
+			l.x.r.fleet.failed(l.peer.Rank)
+		}
+		l.x.live.Update(func(c *receipt.Receipt) {
+			leg := c.Leg(l.at)
+			leg.EndMS = c.Since(now)
+			if err != nil {
+				leg.Error = err.Error()
+				leg.RetryReason = outcome
+			}
+		})
+		first := time.Duration(0)
+		if !l.first.IsZero() {
+			first = l.first.Sub(l.start)
+		}
+		l.x.r.metrics.Leg(string(l.phase), l.peer.Worker.Name, outcome, now.Sub(l.start), first)
+		l.span.End(err)
+	})
+}
+
+// answerFacts is what was seen of the answer while it was forwarded.
+type answerFacts struct {
+	stream     bool
+	firstToken time.Time
+	finish     string
+	prompt     int // tokens as the engine reports them; -1 when it does not
+	cached     int
+	completion int
+	gaps       gapStats
+}
+
+// gapStats sums up the time between the pieces of a stream.
+type gapStats struct {
+	last  time.Time
+	count int
+	sum   time.Duration
+	max   time.Duration
+	hist  histogramLite
+}
+
+// histogramLite counts gaps in 32 buckets, two to a power of two from 128 µs.
+type histogramLite [32]uint16
+
+func (g *gapStats) tick(now time.Time) {
+	if !g.last.IsZero() {
+		d := now.Sub(g.last)
+		g.count++
+		g.sum += d
+		g.max = max(g.max, d)
+		i := min(bucketOf(d)/4, 63) - 20
+		if h := &g.hist[max(0, min(i, 31))]; *h < 65535 {
+			*h++
+		}
+	}
+	g.last = now
+}
+
+func (g *gapStats) quantile(q float64) time.Duration {
+	total := 0
+	for _, n := range g.hist {
+		total += int(n)
+	}
+	rank, seen := int(q*float64(total)+0.999999), 0
+	for i, n := range g.hist {
+		if seen += int(n); seen >= rank && n > 0 {
+			return min(bucketTop((i+20)*4+3), g.max)
+		}
+	}
+	return g.max
+}
+
+func ms(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
+
+// outcome writes what came of the request into the receipt.
+func (x *exchange) outcome(c *receipt.Receipt, status int, e *api.Error, took time.Duration) {
+	a := &x.answer
+	o := &c.Outcome
+	o.Status, o.E2EMS = status, ms(took)
+	o.Finish, o.PromptTokens, o.CachedTokens, o.CompletionTokens = a.finish, a.prompt, a.cached, a.completion
+	if !a.firstToken.IsZero() {
+		o.TTFTMS = c.Since(a.firstToken)
+	}
+	if g := &a.gaps; g.count > 0 {
+		o.ITL = receipt.Gaps{Count: g.count, MeanMS: ms(g.sum / time.Duration(g.count)), P50MS: ms(g.quantile(.5)), P99MS: ms(g.quantile(.99)), MaxMS: ms(g.max)}
+	}
+	o.Cancelled = status == api.StatusClientClosed
+	if e != nil {
+		o.ErrorCode, o.Error = string(e.Code), e.Error()
+	}
+	p := &x.d.plan
+	// An engine that counts transferred tokens as cached and reports fewer
+	// than were sent has computed them again. NIXL's do not count them; the
+	// watch on the engine's own counters is for those.
+	if e == nil && p.Path == disagg.Remote && a.cached >= 0 && countsTransfers(p) && a.cached+c.Inputs.BlockSize < p.Remote.Transfer {
+		o.SilentRecompute = true
+	}
+	if e == nil {
+		x.r.settle(x, c)
+	}
+	if x.r.opts.Observer.Outcome != nil {
+		x.r.opts.Observer.Outcome(c)
+	}
+}
+
+// settle adds the engine's figures of a good request to the router's.
+func (r *Router) settle(x *exchange, c *receipt.Receipt) {
+	a, p, t := &x.answer, &x.d.plan, &r.traffic
+	if a.prompt >= 0 {
+		t.prompt.Add(uint64(a.prompt))
+	}
+	if a.cached > 0 {
+		t.cached.Add(uint64(a.cached))
+	}
+	if a.completion > 0 {
+		t.completion.Add(uint64(a.completion))
+	}
+	r.metrics.Usage(x.model, a.prompt, a.cached, a.completion)
+	if x.ep.Streamable {
+		t.predicted.Add(uint64(p.CachedTokens))
+		t.planned.Add(uint64(max(0, x.d.prompt.isl)))
+		if a.cached >= 0 {
+			r.metrics.Cached(p.CachedTokens, a.cached)
+		}
+	}
+	if !a.firstToken.IsZero() {
+		t.ttft.add(a.firstToken.Sub(x.start))
+		r.metrics.FirstToken(x.model, x.path, a.firstToken.Sub(x.start))
+	}
+	if g := &a.gaps; g.count > 0 {
+		gap := g.sum / time.Duration(g.count)
+		t.itl.add(gap)
+		r.metrics.InterToken(x.model, gap)
+	}
+	if p.Path == disagg.Remote && p.DecodeIndex >= 0 {
+		switch {
+		case c.Outcome.SilentRecompute:
+			k := x.d.in.DecodePeers[p.DecodeIndex]
+			t.recomputes.Add(1)
+			r.metrics.SilentRecompute(k.Worker.Name)
+		case !countsTransfers(p) && p.Remote.Transfer >= x.d.in.Decode.BlockSize:
+			r.compute.ended(x.d.in.DecodePeers[p.DecodeIndex].Rank, p.Remote.Transfer, time.Now())
+		}
+	}
+}

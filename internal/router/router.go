@@ -1,0 +1,387 @@
+// Package router is the whole router: it joins the stages of a request (api,
+// admission, tokenize, blockhash, kvindex, selector, disagg, ledger, upstream,
+// sse) and owns everything that runs beside them (discovery, health, KV event
+// feeds, snapshots, the admin API).
+//
+// A request passes the stages in one direction; only this package knows their
+// order. What a stage decides is a value with its reasons, so that the admin
+// API, explain and replay show the very thing that was done.
+package router
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"net/http"
+	"os"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/dynctl/dynctl/internal/router/admission"
+	"github.com/dynctl/dynctl/internal/router/approx"
+	"github.com/dynctl/dynctl/internal/router/eventlog"
+	"github.com/dynctl/dynctl/internal/router/kvfeed"
+	"github.com/dynctl/dynctl/internal/router/kvindex"
+	"github.com/dynctl/dynctl/internal/router/ledger"
+	"github.com/dynctl/dynctl/internal/router/receipt"
+	"github.com/dynctl/dynctl/internal/router/telemetry"
+	"github.com/dynctl/dynctl/internal/router/upstream"
+	"github.com/dynctl/dynctl/internal/workers"
+	"github.com/dynctl/dynctl/internal/workers/discovery"
+	"github.com/dynctl/dynctl/internal/workers/health"
+)
+
+// Sources of workers in the registry.
+const (
+	sourceFlag  = "flag"
+	sourceFile  = "file"
+	sourceAdmin = "admin"
+	sourceSim   = "sim"
+)
+
+// Options make a Router.
+type Options struct {
+	// Config is validated by New.
+	Config Config
+	// Origin tells where each key of the config came from; may be nil.
+	Origin map[string]string
+	// Sim are the simulated engines that run in this process; may be nil.
+	Sim []workers.Spec
+	// Version and Revision of the binary, for status and metrics.
+	Version, Revision string
+	Logger            *slog.Logger
+	// Observer sees every KV batch, decision and outcome, for a recorder; the
+	// zero value sees nothing.
+	Observer Observer
+}
+
+// Observer is told what a recording needs. Its functions may be nil; they are
+// called on hot paths, must not block and must not keep what they are given.
+type Observer struct {
+	// Batch is a change of a rank's entries in the index.
+	Batch func(o kvfeed.Observation)
+	// Decision is a decision with the hashes it was made from; the receipt is
+	// not final yet.
+	Decision func(d DecisionRecord)
+	// Outcome is a finished receipt.
+	Outcome func(r *receipt.Receipt)
+}
+
+// DecisionRecord is a decision and the inputs that its receipt does not hold.
+type DecisionRecord struct {
+	Receipt   *receipt.Receipt
+	Locals    []uint64 // local hashes of the prompt's full blocks
+	BlockSize int      // tokens
+	Tokens    []uint32 // the prompt's ids; nil when it has none
+}
+
+// Router is the router. Make it with New, run it with Run.
+type Router struct {
+	log      *slog.Logger
+	opts     Options
+	started  time.Time
+	settings atomic.Pointer[settings]
+	reloadMu sync.Mutex
+
+	registry          *workers.Registry
+	index             *kvindex.Index
+	guesses           *approx.Index
+	feeds             *kvfeed.Manager
+	ledger            *ledger.Ledger
+	receipts          *receipt.Ring
+	events            *eventlog.Log
+	metrics           *telemetry.Metrics
+	tracer            *telemetry.Tracer
+	gate              *admission.Gate
+	client            *upstream.Client
+	monitor           *health.Monitor
+	outliers          *health.Outliers
+	tokenizeTransport *http.Transport
+	requests          context.Context // ends when the router stops waiting for requests
+	cancelRequests    context.CancelFunc
+	modelCache        modelCache
+	name              string // of this replica
+	tokens            *tokenStage
+	budget            retryBudget
+	sticky            *stickyResponses
+	traffic           traffic
+	compute           recomputeWatch
+
+	fleet    fleet
+	drain    chan struct{} // closed by Drain
+	draining atomic.Bool
+	turns    [2]atomic.Uint64 // round-robin turns of the prefill and decode phase
+	rng      *drawer
+}
+
+// settings is a config with what is derived from it; a reload swaps it whole.
+type settings struct {
+	Config
+	revision uint64
+	origin   map[string]string
+	routing  routing
+}
+
+// New makes a router from a config. It opens no sockets.
+func New(ctx context.Context, o Options) (*Router, error) {
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	if err := o.Config.Validate(); err != nil {
+		return nil, err
+	}
+	r := &Router{log: o.Logger, opts: o, started: time.Now(), drain: make(chan struct{})}
+	s, err := newSettings(o.Config, o.Origin, 1)
+	if err != nil {
+		return nil, err
+	}
+	r.settings.Store(s)
+	r.rng = newDrawer(o.Config.Routing.Seed)
+	r.metrics = telemetry.New(o.Version, o.Revision, &stateCollector{r})
+	r.events = eventlog.New(o.Config.Events, nil, func(e eventlog.Event) {
+		r.metrics.Event(e.Kind, string(e.Severity))
+		r.logEvent(e)
+	})
+	r.registry = workers.NewRegistry(r.workerEvent)
+	r.ledger = ledger.New()
+	r.receipts = receipt.NewRing(receipt.Options{Capacity: o.Config.Receipts})
+	r.gate = admission.New(gateLimits(&o.Config))
+	r.sticky = newStickyResponses(1 << 16)
+	r.index = kvindex.New(kvindex.Options{MaxBlocks: int64(o.Config.Index.MaxBlocks)})
+	r.guesses = approx.New(approx.Options{TTL: o.Config.Tokens.ApproxTTL})
+	r.compute.init(r)
+	r.fleet.init(r)
+	if r.tracer, err = telemetry.NewTracer(ctx, o.Config.Trace.Endpoint, o.Config.Trace.Sample, o.Version); err != nil {
+		return nil, err
+	}
+	if err := r.buildClients(&o.Config); err != nil {
+		return nil, err
+	}
+	if r.tokens, err = newTokenStage(r); err != nil {
+		return nil, err
+	}
+	specs, err := flagSpecs(&o.Config)
+	if err != nil {
+		return nil, err
+	}
+	if err := r.applyAliases(&o.Config); err != nil {
+		return nil, err
+	}
+	if _, err := r.registry.Apply(sourceFlag, specs); err != nil {
+		return nil, err
+	}
+	if len(o.Sim) > 0 {
+		if _, err := r.registry.Apply(sourceSim, o.Sim); err != nil {
+			return nil, err
+		}
+	}
+	return r, nil
+}
+
+// flagSpecs reads the worker specs of the config.
+func flagSpecs(c *Config) ([]workers.Spec, error) {
+	var specs []workers.Spec
+	var errs []error
+	add := func(role workers.Role, flag string, texts []string) {
+		for _, t := range texts {
+			s, err := workers.ParseSpec(role, t)
+			if err != nil {
+				errs = append(errs, fmt.Errorf("%s %s: %w", flag, t, err))
+				continue
+			}
+			s.Origin = flag
+			specs = append(specs, s)
+		}
+	}
+	add("", "--worker", c.Worker)
+	add(workers.Prefill, "--prefill", c.Prefill)
+	add(workers.Decode, "--decode", c.Decode)
+	for i := range specs {
+		labelRole(&specs[i], &c.Routing)
+	}
+	return specs, errors.Join(errs...)
+}
+
+// Run runs everything beside the requests until ctx ends: discovery, health,
+// feeds, snapshots. It joins all of it before it returns.
+func (r *Router) Run(ctx context.Context) error {
+	g, ctx := errgroup.WithContext(ctx)
+	cfg := &r.settings.Load().Config
+	r.fleet.restore(cfg.Index.Snapshot)
+	g.Go(func() error { return r.fleet.run(ctx) })
+	g.Go(func() error { return r.feeds.Run(ctx) })
+	g.Go(func() error { return r.runHealth(ctx) })
+	if cfg.WorkersFile != "" {
+		f := discovery.NewFile(r.registry, discovery.FileOptions{Path: cfg.WorkersFile, Source: sourceFile}, r.workerEvent)
+		g.Go(func() error { return f.Run(ctx) })
+	}
+	g.Go(func() error { return r.traffic.run(ctx) })
+	g.Go(func() error { return r.tokens.run(ctx) })
+	g.Go(func() error { return r.compute.run(ctx) })
+	if path := cfg.Index.Snapshot; path != "" {
+		g.Go(func() error { return r.fleet.saveEvery(ctx, path) })
+	}
+	r.event(eventlog.Event{Kind: "router_started", Text: fmt.Sprintf("the router started with %d worker(s)", len(r.registry.Snapshot().Workers))})
+	err := g.Wait()
+	if cfg.Index.Snapshot != "" {
+		if serr := r.fleet.save(cfg.Index.Snapshot); serr != nil {
+			r.log.Error("index snapshot not written", "path", cfg.Index.Snapshot, "err", serr)
+			err = errors.Join(err, serr)
+		}
+	}
+	return err
+}
+
+// Close frees what New took. Run must have returned.
+func (r *Router) Close(ctx context.Context) error {
+	r.cancelRequests()
+	r.client.Close()
+	r.tokenizeTransport.CloseIdleConnections()
+	return errors.Join(r.index.Close(), r.guesses.Close(), r.tracer.Close(ctx))
+}
+
+// Drain takes no new requests and waits until the running ones have ended or
+// ctx does. It may be called more than once.
+func (r *Router) Drain(ctx context.Context) error {
+	if r.draining.CompareAndSwap(false, true) {
+		r.event(eventlog.Event{Kind: "router_draining", Text: fmt.Sprintf("the router drains: %d request(s) in progress may finish, new ones are refused", r.gate.Inflight())})
+		r.gate.Close()
+		close(r.drain)
+	}
+	select {
+	case <-r.gate.Idle():
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("%d request(s) still running when the drain ended: %w", r.gate.Inflight(), ctx.Err())
+	}
+}
+
+// Draining is closed when a drain begins, so that serve can stop its listener.
+func (r *Router) Draining() <-chan struct{} { return r.drain }
+
+// Reload replaces the configuration. Addresses and sizes that are fixed at the
+// start may not change; everything else takes effect at once, or the old
+// configuration stays in force and the error says why.
+func (r *Router) Reload(c Config, origin map[string]string) error {
+	r.reloadMu.Lock()
+	defer r.reloadMu.Unlock()
+	err := r.reload(c, origin)
+	if err != nil {
+		r.metrics.Reload("refused")
+		r.event(eventlog.Event{Kind: "config_refused", Severity: eventlog.Error, Text: "the new configuration was refused, the old one stays in force: " + oneLine(err)})
+		return err
+	}
+	r.metrics.Reload("ok")
+	r.event(eventlog.Event{Kind: "config_reloaded", Text: fmt.Sprintf("configuration revision %d is in force", r.settings.Load().revision)})
+	return nil
+}
+
+func (r *Router) reload(c Config, origin map[string]string) error {
+	if err := c.Validate(); err != nil {
+		return err
+	}
+	old := r.settings.Load()
+	var errs []error
+	for _, f := range []struct {
+		key      string
+		old, now any
+	}{
+		{"listen", old.Listen, c.Listen}, {"admin_listen", old.AdminListen, c.AdminListen}, {"sim", old.Sim, c.Sim},
+		{"workers_file", old.WorkersFile, c.WorkersFile}, {"index.max_blocks", old.Index.MaxBlocks, c.Index.MaxBlocks},
+		{"index.snapshot", old.Index.Snapshot, c.Index.Snapshot}, {"receipts", old.Receipts, c.Receipts}, {"events", old.Events, c.Events},
+		{"tokens", old.Tokens, c.Tokens}, {"health", old.Health, c.Health}, {"trace", old.Trace, c.Trace},
+	} {
+		if f.old != f.now {
+			errs = append(errs, fmt.Errorf("%s cannot change while the router runs (now %v): restart it", f.key, f.old))
+		}
+	}
+	specs, err := flagSpecs(&c)
+	if err := errors.Join(append(errs, err)...); err != nil {
+		return err
+	}
+	s, err := newSettings(c, origin, old.revision+1)
+	if err != nil {
+		return err
+	}
+	if err := r.applyAliases(&c); err != nil {
+		return err
+	}
+	if _, err := r.registry.Apply(sourceFlag, specs); err != nil {
+		return errors.Join(err, r.applyAliases(&old.Config))
+	}
+	r.gate.SetLimits(gateLimits(&c))
+	r.settings.Store(s)
+	return nil
+}
+
+func (r *Router) applyAliases(c *Config) error {
+	aliases := make(map[string]string, len(c.Aliases))
+	for _, a := range c.Aliases {
+		aliases[a.Name] = a.Model
+	}
+	return r.registry.SetAliases(aliases)
+}
+
+func gateLimits(c *Config) admission.Limits {
+	return admission.Limits{Inflight: c.Limits.Inflight, Queue: c.Limits.Queue, Timeout: c.Limits.QueueTimeout}
+}
+
+// event adds to the event log.
+func (r *Router) event(e eventlog.Event) { r.events.Add(e) }
+
+// workerEvent takes what happens to the fleet.
+func (r *Router) workerEvent(e workers.Event) {
+	r.events.Add(eventlog.Event{
+		At: e.At, Kind: strings.ReplaceAll(e.Kind, ".", "_"), Severity: eventlog.Severity(e.Severity),
+		Worker: e.Worker, Rank: e.Rank, Text: e.Text, Fields: e.Fields,
+	})
+}
+
+func (r *Router) logEvent(e eventlog.Event) {
+	level := slog.LevelInfo
+	switch e.Severity {
+	case eventlog.Warn:
+		level = slog.LevelWarn
+	case eventlog.Error:
+		level = slog.LevelError
+	}
+	attrs := make([]slog.Attr, 0, 4)
+	attrs = append(attrs, slog.String("kind", e.Kind))
+	if e.Worker != "" {
+		attrs = append(attrs, slog.String("worker", e.Worker))
+	}
+	if e.Rank != "" {
+		attrs = append(attrs, slog.String("rank", e.Rank))
+	}
+	if e.Request != "" {
+		attrs = append(attrs, slog.String("request", e.Request))
+	}
+	r.log.LogAttrs(context.Background(), level, e.Text, attrs...)
+}
+
+func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
+
+// drawer gives the random numbers of decisions.
+type drawer struct {
+	mu  sync.Mutex
+	rng *rand.PCG
+}
+
+func newDrawer(seed uint64) *drawer {
+	if seed == 0 {
+		seed = uint64(time.Now().UnixNano()) ^ uint64(os.Getpid())<<32
+	}
+	return &drawer{rng: rand.NewPCG(seed, 0x9e3779b97f4a7c15)}
+}
+
+func (d *drawer) next() uint64 {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.rng.Uint64()
+}

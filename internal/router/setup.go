@@ -1,0 +1,82 @@
+package router
+
+import (
+	"context"
+	"net"
+	"net/http"
+	"slices"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/dynctl/dynctl/internal/router/eventlog"
+	"github.com/dynctl/dynctl/internal/router/kvfeed"
+	"github.com/dynctl/dynctl/internal/router/upstream"
+	"github.com/dynctl/dynctl/internal/workers"
+	"github.com/dynctl/dynctl/internal/workers/health"
+)
+
+// buildClients makes everything that talks to workers.
+func (r *Router) buildClients(c *Config) error {
+	r.requests, r.cancelRequests = context.WithCancel(context.Background())
+	r.client = upstream.New(upstream.Options{DialTimeout: c.Timeouts.Dial})
+	// Questions to /tokenize are large bodies both ways; they share nothing
+	// with the legs.
+	r.tokenizeTransport = &http.Transport{
+		DialContext: (&net.Dialer{Timeout: c.Timeouts.Dial}).DialContext, MaxIdleConnsPerHost: 64, IdleConnTimeout: 4 * time.Second,
+		ResponseHeaderTimeout: 10 * time.Second, DisableCompression: true,
+	}
+	r.monitor = health.NewMonitor(r.registry, health.Options{Interval: c.Health.Interval, Timeout: c.Health.Timeout, Scrape: c.Health.Scrape}, r.workerEvent)
+	r.outliers = health.NewOutliers(r.registry, health.OutlierOptions{}, r.workerEvent)
+	var err error
+	o := kvfeed.Options{
+		Index: r.index, BlockSize: defaultBlock, Sources: r.fleet.sources, Events: r.workerEvent, Logger: r.log, StaleAfter: c.Index.StaleAfter,
+	}
+	if c.Tokens.BlockSize > 0 {
+		o.BlockSize = c.Tokens.BlockSize
+	}
+	if batch := r.opts.Observer.Batch; batch != nil {
+		o.Observer = batch
+	}
+	r.feeds, err = kvfeed.New(o)
+	return err
+}
+
+// runHealth probes, scrapes and ejects until ctx ends.
+func (r *Router) runHealth(ctx context.Context) error {
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return r.monitor.Run(ctx) })
+	g.Go(func() error { return r.outliers.Run(ctx) })
+	return g.Wait()
+}
+
+// learn asks a worker again what it is.
+func (r *Router) learn(ctx context.Context, w *workers.Worker) error { return r.monitor.Learn(ctx, w) }
+
+// Balanced is nil when no request is on the ledger.
+func (r *Router) Balanced() error { return r.ledger.Balanced() }
+
+// CancelRequests ends every request that still runs.
+func (r *Router) CancelRequests() { r.cancelRequests() }
+
+// ReloadRefused notes that a new configuration could not even be read.
+func (r *Router) ReloadRefused(err error) {
+	r.metrics.Reload("refused")
+	r.event(eventlog.Event{Kind: "config_refused", Severity: eventlog.Error, Text: "the new configuration was refused, the old one stays in force: " + oneLine(err)})
+}
+
+// labelRole gives a worker the role that its label "model" stands for, as
+// production-stack does.
+func labelRole(s *workers.Spec, c *RoutingConfig) {
+	if s.Role != "" {
+		return
+	}
+	label, ok := s.Labels["model"]
+	switch {
+	case !ok:
+	case slices.Contains(c.PrefillLabels, label):
+		s.Role = workers.Prefill
+	case slices.Contains(c.DecodeLabels, label):
+		s.Role = workers.Decode
+	}
+}

@@ -1,0 +1,299 @@
+package router
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/dynctl/dynctl/internal/router/api"
+	"github.com/dynctl/dynctl/internal/router/disagg"
+	"github.com/dynctl/dynctl/internal/router/eventlog"
+	"github.com/dynctl/dynctl/internal/router/tokenize"
+	"github.com/dynctl/dynctl/internal/workers"
+)
+
+// maxTokenizers bounds the models that have a tokenizer of their own.
+const maxTokenizers = 256
+
+// tokenStage finds the token ids of prompts: from the client, from a local
+// tokenizer.json, or from an engine's /tokenize. What it cannot find is left
+// to an estimate of the length and to approximate routing over text.
+type tokenStage struct {
+	r     *Router
+	mode  string
+	local *tokenize.Local // nil without tokenizer.json
+
+	mu     sync.Mutex
+	models map[string]*modelTokens
+}
+
+// modelTokens is the tokenizer of one model.
+type modelTokens struct {
+	engine *tokenize.Engine
+	turn   atomic.Uint64
+	// gated uses the local tokenizer for what it was found to agree on with
+	// the engines, and for plain text until that is known; nil without one.
+	gated atomic.Pointer[tokenize.Gated]
+	// agrees is what was found; nil while it is not known.
+	agrees atomic.Pointer[tokenize.Agreement]
+	// degraded is since when the model's prompts are estimated for want of a
+	// tokenizer, in Unix nanoseconds; 0 while all is well.
+	degraded atomic.Int64
+}
+
+func newTokenStage(r *Router) (*tokenStage, error) {
+	c := &r.settings.Load().Tokens
+	t := &tokenStage{r: r, mode: c.Tokenizer, models: map[string]*modelTokens{}}
+	if c.Path != "" && c.Tokenizer != "estimate" && c.Tokenizer != "engine" {
+		l, err := tokenize.Load(c.Path, tokenize.Options{})
+		if err != nil {
+			return nil, fmt.Errorf("tokens.path (--tokenizer-path): %w", err)
+		}
+		t.local = l
+	}
+	return t, nil
+}
+
+// model is the tokenizer of a model, nil when there are too many.
+func (t *tokenStage) model(name string) *modelTokens {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	m := t.models[name]
+	if m == nil {
+		if len(t.models) >= maxTokenizers {
+			return nil
+		}
+		m = &modelTokens{}
+		m.engine = tokenize.NewEngine(tokenize.EngineOptions{
+			Client: &http.Client{Transport: anyWorker{t.r, name, m}}, BaseURL: "http://engine", Model: name,
+		})
+		if t.local != nil {
+			m.gated.Store(tokenize.NewGated(t.local, m.engine, tokenize.Agreement{Agreed: []tokenize.Aspect{tokenize.AspectPrompt}}))
+		}
+		t.models[name] = m
+	}
+	return m
+}
+
+// anyWorker sends a request to a usable worker of a model, in turn.
+type anyWorker struct {
+	r     *Router
+	model string
+	m     *modelTokens
+}
+
+// RoundTrip implements http.RoundTripper.
+func (a anyWorker) RoundTrip(req *http.Request) (*http.Response, error) {
+	list := a.r.registry.Snapshot().Model(a.model)
+	start := int(a.m.turn.Add(1) % uint64(max(1, len(list))))
+	for i := range list {
+		w := list[(start+i)%len(list)]
+		if ok, _ := w.State.Usable(); !ok {
+			continue
+		}
+		req = req.Clone(req.Context())
+		req.URL.Scheme, req.URL.Host = w.URL.Scheme, w.URL.Host
+		req.URL.Path = w.URL.Path + req.URL.Path
+		req.Host = ""
+		if w.APIKey != "" {
+			req.Header.Set("Authorization", "Bearer "+w.APIKey)
+		}
+		return a.r.tokenizeTransport.RoundTrip(req)
+	}
+	return nil, fmt.Errorf("no usable worker for model %q", a.model)
+}
+
+// tokenized is what the stage found out.
+type tokenized struct {
+	ids    []uint32
+	isl    int
+	source disagg.Source
+	// note says why there are no ids where some were wanted.
+	note string
+}
+
+// find finds the ids of the request's first prompt. dst is reused for ids that
+// the client sent; other ids belong to a cache and must not be changed.
+func (t *tokenStage) find(ctx context.Context, v *api.View, model string, list []*workers.Worker, dst []uint32) tokenized {
+	switch v.Prompt {
+	case api.PromptIDs, api.PromptIDLists:
+		ids := v.AppendIDs(dst[:0], 0)
+		return tokenized{ids: ids, isl: v.IDs, source: disagg.FromIDs}
+	case api.PromptNone:
+		return tokenized{source: disagg.FromNothing}
+	}
+	estimate := func(note string) tokenized {
+		return tokenized{isl: v.EstimateTokens(), source: disagg.FromEstimate, note: note}
+	}
+	if v.Multimodal {
+		return estimate("the prompt holds more than text")
+	}
+	if t.mode == "estimate" {
+		return estimate("")
+	}
+	var m *modelTokens
+	if m = t.model(model); m == nil {
+		return estimate(fmt.Sprintf("more than %d models", maxTokenizers))
+	}
+	if t.mode == "auto" && t.local == nil && !anyFed(list) {
+		return estimate("") // nobody tells KV events: ids would name no block
+	}
+	ask := question(v)
+	if ask == nil {
+		return estimate("this kind of request is not tokenized")
+	}
+	var tk tokenize.Tokenizer = m.engine
+	if t.local != nil {
+		tk = m.gated.Load()
+	}
+	res, err := ask(ctx, tk)
+	if err != nil {
+		if ctx.Err() == nil && !errors.Is(err, tokenize.ErrRefused) && !errors.Is(err, tokenize.ErrBadRequest) {
+			t.degrade(m, model, err)
+		}
+		return estimate("tokenizer: " + oneLine(err))
+	}
+	if res.Source == tokenize.SourceLocal {
+		return tokenized{ids: res.IDs, isl: res.Tokens, source: disagg.FromLocal}
+	}
+	t.recover(m, model)
+	return tokenized{ids: res.IDs, isl: res.Tokens, source: disagg.FromEngine}
+}
+
+// question is how a prompt is put to a tokenizer; nil when it cannot be.
+func question(v *api.View) func(context.Context, tokenize.Tokenizer) (tokenize.Result, error) {
+	switch v.Prompt {
+	case api.PromptText, api.PromptTexts:
+		if len(v.Texts) == 0 || v.Kind == api.Responses {
+			return nil
+		}
+		return func(ctx context.Context, tk tokenize.Tokenizer) (tokenize.Result, error) {
+			special := true
+			if raw, ok := v.Get("add_special_tokens"); ok {
+				special = string(raw) != "false"
+			}
+			return tk.Prompt(ctx, v.Text(0), special)
+		}
+	case api.PromptMessages:
+		if v.Kind != api.Chat {
+			return nil
+		}
+		return func(ctx context.Context, tk tokenize.Tokenizer) (tokenize.Result, error) { return tk.Chat(ctx, v.Body) }
+	}
+	return nil
+}
+
+// anyFed reports whether a worker of the list tells KV events.
+func anyFed(list []*workers.Worker) bool {
+	for _, w := range list {
+		if len(w.Events) > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+func (t *tokenStage) degrade(m *modelTokens, model string, err error) {
+	if m.degraded.CompareAndSwap(0, time.Now().UnixNano()) {
+		t.r.event(eventlog.Event{Kind: "tokenizer_degraded", Severity: eventlog.Warn,
+			Text: fmt.Sprintf("prompts of %s are estimated and routed by text, because no engine tokenizes them: %s", model, oneLine(err))})
+	}
+}
+
+func (t *tokenStage) recover(m *modelTokens, model string) {
+	if since := m.degraded.Swap(0); since != 0 {
+		t.r.event(eventlog.Event{Kind: "tokenizer_recovered",
+			Text: fmt.Sprintf("prompts of %s are tokenized again, after %s", model, time.Since(time.Unix(0, since)).Round(time.Millisecond))})
+	}
+}
+
+// state tells what is wrong with the stage; empty when nothing is.
+func (t *tokenStage) state() []string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	var out []string
+	for name, m := range t.models {
+		if m.degraded.Load() != 0 {
+			out = append(out, fmt.Sprintf("prompts of %s are estimated: engines do not tokenize", name))
+		}
+		if a := m.agrees.Load(); a != nil && !a.Has(tokenize.AspectPrompt) {
+			out = append(out, fmt.Sprintf("the local tokenizer is not used for %s: %s", name, disagreement(a)))
+		}
+	}
+	return out
+}
+
+// run compares the local tokenizer with the engines of every model as they
+// appear, until ctx ends.
+func (t *tokenStage) run(ctx context.Context) error {
+	if t.local == nil {
+		<-ctx.Done()
+		return nil
+	}
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	var g errgroup.Group
+	g.SetLimit(4)
+	pending := sync.Map{}
+	for {
+		for _, name := range t.r.registry.Snapshot().Models() {
+			m := t.model(t.r.registry.Snapshot().Canonical(name))
+			if m == nil || m.agrees.Load() != nil {
+				continue
+			}
+			if _, busy := pending.LoadOrStore(name, true); busy {
+				continue
+			}
+			if !g.TryGo(func() error {
+				defer pending.Delete(name)
+				t.check(ctx, m, name)
+				return nil
+			}) {
+				pending.Delete(name)
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return g.Wait()
+		case <-tick.C:
+		}
+	}
+}
+
+func (t *tokenStage) check(ctx context.Context, m *modelTokens, name string) {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	a, err := tokenize.SelfCheck(ctx, t.local, m.engine, tokenize.DefaultProbes(name))
+	if err != nil {
+		return // no engine answers yet; asked again
+	}
+	m.gated.Store(tokenize.NewGated(t.local, m.engine, a))
+	m.agrees.Store(&a)
+	e := eventlog.Event{Kind: "tokenizer_checked", Text: fmt.Sprintf("the local tokenizer gives the ids of the engines of %s", name)}
+	if why := disagreement(&a); why != "" {
+		e.Severity = eventlog.Warn
+		e.Text = fmt.Sprintf("the engines of %s tokenize what the local tokenizer gives other ids for: %s", name, why)
+		if !a.Has(tokenize.AspectPrompt) {
+			e.Severity, e.Text = eventlog.Error, fmt.Sprintf("the local tokenizer is not that of %s and is not used for it: %s", name, why)
+		}
+	}
+	t.r.event(e)
+}
+
+// disagreement tells the probes that gave other ids; empty when none did.
+func disagreement(a *tokenize.Agreement) string {
+	var out []string
+	for _, p := range a.Probes {
+		if !p.Agree {
+			out = append(out, fmt.Sprintf("%s: %s", p.Name, p.Reason))
+		}
+	}
+	return strings.Join(out, "; ")
+}
