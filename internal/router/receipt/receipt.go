@@ -68,15 +68,16 @@ type Inputs struct {
 	HashedBlocks int    `json:"hashed_blocks"`
 	// Approximate says that overlaps come from text chunks, not from blocks.
 	Approximate bool   `json:"approximate,omitempty"`
-	SessionKey  uint64 `json:"session_key_hash,omitempty"`
+	SessionKey  uint64 `json:"session_key_hash,omitempty,string"`
 	Threshold   int    `json:"threshold_tokens"`
 	// ThresholdOn is "eff_isl" or "isl".
 	ThresholdOn string `json:"threshold_on"`
 	// Force is the path that the client asked for, if any.
 	Force string `json:"force,omitempty"`
 	// Draw and the turns are the decision's random number and its places in
-	// the round-robin sequences.
-	Draw        uint64 `json:"draw"`
+	// the round-robin sequences. Draw and SessionKey use all 64 bits and are
+	// strings in JSON, where many readers round large numbers.
+	Draw        uint64 `json:"draw,string"`
 	DecodeTurn  uint64 `json:"decode_turn"`
 	PrefillTurn uint64 `json:"prefill_turn"`
 }
