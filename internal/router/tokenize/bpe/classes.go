@@ -1,6 +1,7 @@
 package bpe
 
 import (
+	"sync"
 	"unicode"
 	"unicode/utf8"
 )
@@ -57,13 +58,16 @@ var unicode16 = []struct {
 }
 
 // classTable maps a code point to its class: pages of 128 code points, equal
-// pages shared. One table serves every tokenizer of a process that asks for
-// it through newClassTable's caller; it is read-only after it was built.
+// pages shared. It is read-only after it was built.
 type classTable struct {
 	ascii [128]class
 	page  [(unicode.MaxRune + 1) >> 7]uint16
 	pages [][128]class
 }
+
+// sharedClasses returns the one table of the process, which is a constant that
+// is cheaper to build on first use than to keep in the binary.
+var sharedClasses = sync.OnceValue(newClassTable)
 
 func newClassTable() *classTable {
 	flat := make([]class, unicode.MaxRune+1)

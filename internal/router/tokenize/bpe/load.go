@@ -97,7 +97,7 @@ func Parse(data []byte, o Options) (*Tokenizer, error) {
 	if !root.IsObject() || !root.Get("model").IsObject() {
 		return nil, fmt.Errorf("no model object: %w", ErrMalformed)
 	}
-	t := &Tokenizer{classes: newClassTable()}
+	t := &Tokenizer{}
 	form, normalizes, err := parseNormalizer(root.Get("normalizer"))
 	if err != nil {
 		return nil, err
@@ -118,6 +118,7 @@ func Parse(data []byte, o Options) (*Tokenizer, error) {
 	if err := t.parsePost(root.Get("post_processor")); err != nil {
 		return nil, err
 	}
+	t.classes = sharedClasses()
 	t.cuts = t.safeCuts()
 	t.words = newWordCache(o.WordCacheWords)
 	if o.ChunkCacheBytes > 0 {
