@@ -124,8 +124,7 @@ type Transfer struct {
 	kind     workers.Connector
 	mode     Mode
 	dispatch Dispatch
-	// ID is the fresh id of the transfer: SGLang's room, 0 where the engines
-	// make their own.
+	// id is fresh: SGLang's room, 0 where the engines make their own.
 	id      uint64
 	prefill []api.Edit
 	decode  []api.Edit
@@ -165,6 +164,9 @@ type FirstToken struct {
 	ID   int
 	Text string
 }
+
+// Kind is the connector that the transfer is of.
+func (t *Transfer) Kind() workers.Connector { return t.kind }
 
 // Mode says how the legs follow each other.
 func (t *Transfer) Mode() Mode { return t.mode }

@@ -73,7 +73,7 @@ func (r *Receipt) phase(b *strings.Builder, title string, p *Phase) {
 		fmt.Fprintf(t, "%s\t%s\t%d\t%.1f\t%.1f\t%.1f\t%.1f\t%.1f\t%.1f\t%.2f\t  %s\n", pick(c.Rank == p.Chosen, ">", ""), c.Rank, c.OverlapBlocks,
 			c.PrefillTerm, c.OverlapCredit, c.QueueTerm, c.DecodeTerm, c.SpreadTerm, c.RequestTerm, c.Cost, state)
 	}
-	t.Flush()
+	_ = t.Flush() // a strings.Builder takes everything
 	if p.Omitted > 0 {
 		fmt.Fprintf(b, "             and %d more ranks\n", p.Omitted)
 	}
