@@ -11,7 +11,7 @@ import (
 
 	"github.com/spf13/pflag"
 	"github.com/spf13/viper"
-	"gopkg.in/yaml.v3"
+	"go.yaml.in/yaml/v3"
 
 	"github.com/dynctl/dynctl/internal/router"
 	"github.com/dynctl/dynctl/internal/workers"

@@ -84,7 +84,7 @@ func serve(ctx context.Context, l *loadedConfig, flags *pflag.FlagSet, stderr io
 			return err
 		}
 		defer func() { err = errors.Join(err, engines.Close()) }()
-		specs = engines.Specs()
+		specs = simSpecs(engines)
 	}
 	v := buildVersion()
 	r, err := router.New(ctx, router.Options{
@@ -102,13 +102,15 @@ func serve(ctx context.Context, l *loadedConfig, flags *pflag.FlagSet, stderr io
 		data.Close()
 		return err
 	}
-	adminHandler, err := r.AdminHandler(router.AdminOptions{TokenFile: l.config.AdminTokenFile, DataAddress: data.Addr().String()})
+	adminHandler, err := r.AdminHandler(router.AdminOptions{
+		TokenFile: l.config.AdminTokenFile, Name: data.Addr().String(), Settings: settingValues, Patch: patchConfig,
+	})
 	if err != nil {
 		data.Close()
 		admin.Close()
 		return withCode(exitUsage, err)
 	}
-	banner(stderr, l, r, data.Addr(), admin.Addr())
+	banner(stderr, l, data.Addr(), admin.Addr())
 
 	// The router outlives the listeners: requests in progress need its feeds
 	// and probes until the drain is over.
@@ -199,7 +201,7 @@ func listen(flag, addr string) (net.Listener, error) {
 }
 
 // banner tells a new user what runs and gives a command to paste.
-func banner(w io.Writer, l *loadedConfig, r *router.Router, data, admin net.Addr) {
+func banner(w io.Writer, l *loadedConfig, data, admin net.Addr) {
 	f, ok := w.(*os.File)
 	if !ok || !isatty.IsTerminal(f.Fd()) {
 		if l.config.Sim == "" {
@@ -208,8 +210,9 @@ func banner(w io.Writer, l *loadedConfig, r *router.Router, data, admin net.Addr
 	}
 	model := "MODEL"
 	if l.config.Sim != "" {
-		if models := r.SimModels(); len(models) > 0 {
-			model = models[0]
+		model = sim.DefaultModel
+		if fleet, err := sim.ParseFleet(l.config.Sim); err == nil && len(fleet.Groups) > 0 {
+			model = fleet.Groups[0].Model
 		}
 	}
 	fmt.Fprintf(w, `dynctl routes on http://%s (admin API and /metrics on http://%s)

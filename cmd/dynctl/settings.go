@@ -1,7 +1,9 @@
 package main
 
 import (
+	"errors"
 	"fmt"
+	"maps"
 	"reflect"
 	"slices"
 	"strings"
@@ -11,6 +13,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/dynctl/dynctl/internal/router"
+	"github.com/dynctl/dynctl/internal/router/admin"
 )
 
 // A setting is one key of the configuration with the flag that sets it.
@@ -161,4 +164,36 @@ func flagOf(key string) string {
 		}
 	}
 	return ""
+}
+
+// settingValues lists the effective configuration for the admin API.
+func settingValues(c *router.Config) []admin.ConfigValue {
+	var out []admin.ConfigValue
+	for _, k := range configKeys() {
+		v := field(c, k).Interface()
+		if d, ok := v.(time.Duration); ok {
+			v = d.String()
+		}
+		out = append(out, admin.ConfigValue{Key: k, Value: v})
+	}
+	return out
+}
+
+// patchConfig changes settings of a configuration by their keys.
+func patchConfig(c router.Config, changes map[string]any) (router.Config, error) {
+	var errs []error
+	for _, key := range slices.Sorted(maps.Keys(changes)) {
+		f := field(&c, key)
+		if !f.IsValid() || f.Kind() == reflect.Struct {
+			errs = append(errs, fmt.Errorf("unknown key %q%s", key, suggest(key, configKeys())))
+			continue
+		}
+		value, err := parseValue(f.Interface(), fmt.Sprint(changes[key]))
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", key, err))
+			continue
+		}
+		f.Set(reflect.ValueOf(value))
+	}
+	return c, errors.Join(errs...)
 }

@@ -1,0 +1,116 @@
+package main
+
+import (
+	"fmt"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+
+	"github.com/dynctl/dynctl/internal/workers"
+	"github.com/dynctl/dynctl/internal/workers/sim"
+)
+
+// simSpecs are the engines of a simulated fleet as a router is told of them:
+// name, address, role and connector; the rest it learns, as of real engines.
+func simSpecs(r *sim.Running) []workers.Spec {
+	var specs []workers.Spec
+	for _, w := range r.Workers() {
+		s := workers.Spec{
+			Name: w.Name, URL: w.URL, Engine: w.Engine, Dialect: w.Dialect, Role: w.Role, Connector: w.Connector,
+			Bootstrap: w.Bootstrap, LMCache: w.LMCache, Origin: "--sim",
+		}
+		if len(w.Events) > 0 && w.Events[0].Bind {
+			// The publishers dial; only the operator knows where the router listens.
+			s.EventsBind = true
+			for _, e := range w.Events {
+				s.Events = append(s.Events, e.Endpoint)
+			}
+		}
+		specs = append(specs, s)
+	}
+	return specs
+}
+
+func newSimCmd() *cobra.Command {
+	var output string
+	cmd := &cobra.Command{
+		Use:   "sim FLEET",
+		Short: "Run simulated engines",
+		Long: `Run simulated engines on loopback sockets until interrupted: OpenAI HTTP, KV
+events over ZeroMQ, KV transfer between prefill and decode. FLEET is a number of
+(p)refill, (d)ecode and (a)ggregated engines with options, such as 2p2d,
+3a:dp=2 or 2p4d:engine=sglang,block=16,kv_blocks=4096,speed=10. What each one
+listens on is written to standard output; docs/simulator.md lists the options,
+the timing model and the faults that can be set at run time.`,
+		Example: "  dynctl sim 1p1d:port=18100\n  dynctl sim 2d:dp=2 -o json",
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			fleet, err := sim.ParseFleet(args[0])
+			if err != nil {
+				return withCode(exitUsage, err)
+			}
+			r, err := sim.Start(cmd.Context(), fleet)
+			if err != nil {
+				return err
+			}
+			defer r.Close()
+			type engine struct {
+				Name   string   `json:"name"`
+				Role   string   `json:"role"`
+				URL    string   `json:"url"`
+				Events []string `json:"events"`
+				Replay []string `json:"replay"`
+				Flag   string   `json:"flag"`
+			}
+			var list []engine
+			for _, w := range r.Workers() {
+				e := engine{Name: w.Name, Role: string(w.Role), URL: w.URL.String(), Events: []string{}, Replay: []string{}}
+				for _, s := range w.Events {
+					e.Events = append(e.Events, s.Endpoint)
+					if s.Replay != "" {
+						e.Replay = append(e.Replay, s.Replay)
+					}
+				}
+				flag := "--worker"
+				switch w.Role {
+				case workers.Prefill:
+					flag = "--prefill"
+				case workers.Decode:
+					flag = "--decode"
+				}
+				e.Flag = fmt.Sprintf("%s %s,name=%s", flag, w.URL, w.Name)
+				list = append(list, e)
+			}
+			if output != "table" {
+				if err := writeData(cmd.OutOrStdout(), output, list); err != nil {
+					return err
+				}
+			} else {
+				w := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 2, ' ', 0)
+				fmt.Fprintln(w, "NAME\tROLE\tURL\tEVENTS")
+				for _, e := range list {
+					events := "-"
+					if len(e.Events) > 0 {
+						events = e.Events[0]
+					}
+					if len(e.Events) > 1 {
+						events += fmt.Sprintf(" and %d more", len(e.Events)-1)
+					}
+					fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", e.Name, e.Role, e.URL, events)
+				}
+				if err := w.Flush(); err != nil {
+					return err
+				}
+				flags := ""
+				for _, e := range list {
+					flags += " " + e.Flag
+				}
+				fmt.Fprintf(cmd.ErrOrStderr(), "\nroute to them with: dynctl serve%s\nctrl-c ends them\n", flags)
+			}
+			<-cmd.Context().Done()
+			return nil
+		},
+	}
+	outputFlag(cmd, &output, "table", "json", "yaml")
+	return cmd
+}
