@@ -255,8 +255,10 @@ func (nixl) Mode() Mode              { return Sequential }
 var askNIXL = []byte(`{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}`)
 
 func (n nixl) Begin(d Dispatch) (*Transfer, error) {
-	return &Transfer{kind: n.Kind(), mode: Sequential, dispatch: d, check: checkNIXL,
-		prefill: oneToken(d.Facts.Kind, api.Set(transferParams, askNIXL))}, nil
+	return &Transfer{
+		kind: n.Kind(), mode: Sequential, dispatch: d, check: checkNIXL,
+		prefill: oneToken(d.Facts.Kind, api.Set(transferParams, askNIXL)),
+	}, nil
 }
 
 // sharedStorage is vLLM's ExampleConnector (once SharedStorageConnector): the
@@ -268,8 +270,10 @@ func (sharedStorage) Kind() workers.Connector { return workers.ConnectorSharedSt
 func (sharedStorage) Mode() Mode              { return Sequential }
 
 func (s sharedStorage) Begin(d Dispatch) (*Transfer, error) {
-	return &Transfer{kind: s.Kind(), mode: Sequential, dispatch: d, prefill: oneToken(d.Facts.Kind),
-		check: func(*Transfer, *answer, time.Time) error { return nil }}, nil
+	return &Transfer{
+		kind: s.Kind(), mode: Sequential, dispatch: d, prefill: oneToken(d.Facts.Kind),
+		check: func(*Transfer, *answer, time.Time) error { return nil },
+	}, nil
 }
 
 // sglang is SGLang's bootstrap: both legs carry the address of the prefill's

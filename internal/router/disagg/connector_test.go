@@ -35,8 +35,10 @@ const captured = `{"id":"cmpl-810f561d65b277a9","object":"text_completion","crea
 
 func dispatch(c workers.Connector) Dispatch {
 	p, d := worker("prefill-0", workers.Prefill, c, 1), worker("decode-0", workers.Decode, c, 1)
-	return Dispatch{RequestID: "810f561d65b277a9", Prefill: Peer{p, p.Ranks[0]}, Decode: Peer{d, d.Ranks[0]},
-		Facts: Facts{Kind: api.Completion, Splittable: true, ISL: 200, Source: FromIDs, N: 1, Prompts: 1, MaxTokens: 8, MaxTokensKey: "max_tokens", MinTokens: -1}}
+	return Dispatch{
+		RequestID: "810f561d65b277a9", Prefill: Peer{p, p.Ranks[0]}, Decode: Peer{d, d.Ranks[0]},
+		Facts: Facts{Kind: api.Completion, Splittable: true, ISL: 200, Source: FromIDs, N: 1, Prompts: 1, MaxTokens: 8, MaxTokensKey: "max_tokens", MinTokens: -1},
+	}
 }
 
 func begin(t testing.TB, kind workers.Connector, o Options, d Dispatch) *Transfer {
@@ -80,12 +82,18 @@ func sameJSON(t testing.TB, want, got string) {
 func TestA1PrefillBody(t *testing.T) {
 	tr := begin(t, workers.ConnectorNIXL, Options{}, dispatch(workers.ConnectorNIXL))
 	for _, tt := range []struct{ name, body, want string }{
-		{"everything", `{"model":"m","prompt":[1,2],"stream":true,"stream_options":{"include_usage":true},"max_tokens":50,"max_completion_tokens":60,"min_tokens":5,"n":1,"x":18446744073709551615}`,
-			`{"model":"m","prompt":[1,2],"stream":false,"max_tokens":1,"max_completion_tokens":1,"n":1,"x":18446744073709551615,"kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}}`},
-		{"nothing but a prompt", `{"prompt":"a"}`,
-			`{"prompt":"a","stream":false,"max_tokens":1,"kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}}`},
-		{"the client's own transfer fields", `{"prompt":"a","kv_transfer_params":{"do_remote_prefill":true,"remote_host":"evil"}}`,
-			`{"prompt":"a","stream":false,"max_tokens":1,"kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}}`},
+		{
+			"everything", `{"model":"m","prompt":[1,2],"stream":true,"stream_options":{"include_usage":true},"max_tokens":50,"max_completion_tokens":60,"min_tokens":5,"n":1,"x":18446744073709551615}`,
+			`{"model":"m","prompt":[1,2],"stream":false,"max_tokens":1,"max_completion_tokens":1,"n":1,"x":18446744073709551615,"kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}}`,
+		},
+		{
+			"nothing but a prompt", `{"prompt":"a"}`,
+			`{"prompt":"a","stream":false,"max_tokens":1,"kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}}`,
+		},
+		{
+			"the client's own transfer fields", `{"prompt":"a","kv_transfer_params":{"do_remote_prefill":true,"remote_host":"evil"}}`,
+			`{"prompt":"a","stream":false,"max_tokens":1,"kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}}`,
+		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			got := spliced(t, api.Completion, tt.body, tr.PrefillEdits())
@@ -198,8 +206,10 @@ func TestCheckPrefill(t *testing.T) {
 		{"our own count may differ", captured, func(d *Dispatch) { d.Facts.ISL, d.Facts.Source = 199, FromLocal }, nil, ""},
 		{"wrong remote_num_tokens", sub(`"remote_num_tokens": 200`, `"remote_num_tokens": 199`), nil, ErrBadParams, "remote_num_tokens"},
 		{"remote_num_tokens a string", sub(`"remote_num_tokens": 200`, `"remote_num_tokens": "200"`), nil, ErrBadParams, "remote_num_tokens"},
-		{"length told by nobody", strings.Replace(sub(`"remote_num_tokens": 200`, `"other": 200`), `"prompt_tokens":200`, `"other":200`, 1),
-			func(d *Dispatch) { d.Facts.Source = FromEstimate }, ErrBadParams, "prompt_tokens"},
+		{
+			"length told by nobody", strings.Replace(sub(`"remote_num_tokens": 200`, `"other": 200`), `"prompt_tokens":200`, `"other":200`, 1),
+			func(d *Dispatch) { d.Facts.Source = FromEstimate }, ErrBadParams, "prompt_tokens",
+		},
 
 		{"engine id missing", sub(`"remote_engine_id"`, `"engine_id"`), nil, ErrBadParams, "remote_engine_id"},
 		{"engine id null", sub(`"23e3e443-45fd-4472-b476-5bf4cd33f119"`, `null`), nil, ErrBadParams, "remote_engine_id"},

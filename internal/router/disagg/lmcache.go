@@ -44,8 +44,10 @@ func (l lmcache) Begin(d Dispatch) (*Transfer, error) {
 	ask = appendInts(append(ask, `,"receiver_init_port":`...), spec.InitPorts)
 	ask = appendInts(append(ask, `,"receiver_alloc_port":`...), spec.AllocPorts)
 	ask = append(ask, "}}"...)
-	t := &Transfer{kind: l.Kind(), mode: Sequential, dispatch: d, check: checkLMCache,
-		prefill: oneToken(d.Facts.Kind, api.Set(transferParams, ask))}
+	t := &Transfer{
+		kind: l.Kind(), mode: Sequential, dispatch: d, check: checkLMCache,
+		prefill: oneToken(d.Facts.Kind, api.Set(transferParams, ask)),
+	}
 	if first {
 		t.prefill = append(t.prefill, api.Set("prompt", appendIDs(nil, d.Facts.TokenIDs)))
 	} else {

@@ -216,8 +216,10 @@ func CachedTokens(isl, overlapBlocks, blockSize int) int {
 // Make fills out with the plan for in, reusing its memory.
 func Make(in *Input, out *Plan) {
 	c, f := &in.Config, &in.Facts
-	*out = Plan{Decode: out.Decode, Prefill: out.Prefill, veto: out.veto[:0], DecodeIndex: -1, PrefillIndex: -1,
-		Threshold: c.Threshold, On: c.On, Connector: c.Connector}
+	*out = Plan{
+		Decode: out.Decode, Prefill: out.Prefill, veto: out.veto[:0], DecodeIndex: -1, PrefillIndex: -1,
+		Threshold: c.Threshold, On: c.On, Connector: c.Connector,
+	}
 	if out.On == "" {
 		out.On = OnEffISL
 	}

@@ -74,8 +74,17 @@ func TestEstimate(t *testing.T) {
 
 func TestCachedTokensKeepsTheLastToken(t *testing.T) {
 	for _, tt := range []struct{ isl, overlap, bs, want int }{
-		{0, 5, 32, 0}, {100, 0, 32, 0}, {100, 3, 32, 96}, {100, 9, 32, 96}, {128, 4, 32, 96}, {129, 4, 32, 128},
-		{128, 3, 32, 96}, {1, 1, 1, 0}, {2, 2, 1, 1}, {100, 3, 0, 0}, {100, -1, 32, 0},
+		{0, 5, 32, 0},
+		{100, 0, 32, 0},
+		{100, 3, 32, 96},
+		{100, 9, 32, 96},
+		{128, 4, 32, 96},
+		{129, 4, 32, 128},
+		{128, 3, 32, 96},
+		{1, 1, 1, 0},
+		{2, 2, 1, 1},
+		{100, 3, 0, 0},
+		{100, -1, 32, 0},
 	} {
 		if got := CachedTokens(tt.isl, tt.overlap, tt.bs); got != tt.want {
 			t.Errorf("CachedTokens(%d, %d, %d) = %d, want %d", tt.isl, tt.overlap, tt.bs, got, tt.want)

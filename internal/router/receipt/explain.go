@@ -37,14 +37,14 @@ func (r *Receipt) Explain(w io.Writer) error {
 
 // phase tells the choice of one rank and why.
 func (r *Receipt) phase(b *strings.Builder, title string, p *Phase) {
-	switch {
-	case p.Verdict == "chosen":
+	switch p.Verdict {
+	case "chosen":
 		fmt.Fprintf(b, "%s   %s by %s: %s\n", title, p.Chosen, p.Policy, why(p))
-	case p.Verdict == "no_candidates":
+	case "no_candidates":
 		fmt.Fprintf(b, "%s   no rank serves this\n", title)
-	case p.Verdict == "all_busy":
+	case "all_busy":
 		fmt.Fprintf(b, "%s   every rank is busy\n", title)
-	case p.Verdict == "all_excluded":
+	case "all_excluded":
 		fmt.Fprintf(b, "%s   every rank is excluded\n", title)
 	default:
 		fmt.Fprintf(b, "%s   not ranked\n", title)

@@ -249,8 +249,10 @@ func (r *Receipt) AddLeg(l Leg) int {
 
 // NewLeg is a leg of which nothing has happened yet.
 func NewLeg(kind, worker, rank string, attempt int) Leg {
-	return Leg{Kind: kind, Worker: worker, Rank: rank, Attempt: attempt,
-		QueueMS: -1, DispatchMS: -1, FirstByteMS: -1, EndMS: -1, PromptTokens: -1, CachedTokens: -1}
+	return Leg{
+		Kind: kind, Worker: worker, Rank: rank, Attempt: attempt,
+		QueueMS: -1, DispatchMS: -1, FirstByteMS: -1, EndMS: -1, PromptTokens: -1, CachedTokens: -1,
+	}
 }
 
 // Leg is the leg at a place that AddLeg gave; changes of the leg at -1 go

@@ -226,8 +226,10 @@ func (f fleet) run(reqs []request) outcome {
 				c.ActiveRequests, c.PrefillTokens, c.DecodeBlocks = l.Requests, l.PrefillTokens, l.DecodeBlocks
 				c.FreshTokens, c.LastTurn, c.Running = l.Fresh, l.LastTurn, l.Requests
 			}
-			in := selector.Input{Phase: selector.Aggregated, Policy: f.policy, Weights: f.weights, ISL: r.InputLength, BlockSize: traceBlock,
-				Candidates: cands, Draw: splitmix(uint64(e.req)), Turn: uint64(e.req)}
+			in := selector.Input{
+				Phase: selector.Aggregated, Policy: f.policy, Weights: f.weights, ISL: r.InputLength, BlockSize: traceBlock,
+				Candidates: cands, Draw: splitmix(uint64(e.req)), Turn: uint64(e.req),
+			}
 			selector.Rank(&in, &rk)
 			b, _ := rk.Best()
 			s := &ranks[b]

@@ -105,13 +105,17 @@ func TestLeastLoaded(t *testing.T) {
 		{"20: and only eligible ranks count", Input{Policy: LeastLoaded, Candidates: []Candidate{loaded("b", 9, 9), loaded("c", 1, 1), {Label: "a", Excluded: "draining"}}}, []string{"c", "b"}, LeastLoaded, TieNone},
 		{"21: round robin ignores figures", Input{Policy: RoundRobin, Candidates: []Candidate{loaded("a", 99, 9), loaded("b", 0, 0)}}, []string{"a", "b"}, RoundRobin, TieNone},
 		{"the router's own account counts what the engine has not told yet", Input{Policy: LeastLoaded, Candidates: []Candidate{
-			{Label: "a", HasLoad: true, ActiveRequests: 3}, {Label: "b", HasLoad: true, Running: 2}}}, []string{"b", "a"}, LeastLoaded, TieNone},
+			{Label: "a", HasLoad: true, ActiveRequests: 3}, {Label: "b", HasLoad: true, Running: 2},
+		}}, []string{"b", "a"}, LeastLoaded, TieNone},
 		{"ties go by the router's own requests", Input{Policy: LeastLoaded, Candidates: []Candidate{
-			{Label: "a", HasLoad: true, Running: 3, ActiveRequests: 2}, {Label: "b", HasLoad: true, Running: 3, ActiveRequests: 1}}}, []string{"b", "a"}, LeastLoaded, TieRequests},
+			{Label: "a", HasLoad: true, Running: 3, ActiveRequests: 2}, {Label: "b", HasLoad: true, Running: 3, ActiveRequests: 1},
+		}}, []string{"b", "a"}, LeastLoaded, TieRequests},
 		{"then by decode blocks", Input{Policy: LeastLoaded, Candidates: []Candidate{
-			{Label: "a", HasLoad: true, DecodeBlocks: 9}, {Label: "b", HasLoad: true, DecodeBlocks: 8}}}, []string{"b", "a"}, LeastLoaded, TieDecode},
+			{Label: "a", HasLoad: true, DecodeBlocks: 9}, {Label: "b", HasLoad: true, DecodeBlocks: 8},
+		}}, []string{"b", "a"}, LeastLoaded, TieDecode},
 		{"then by who waited longest", Input{Policy: LeastLoaded, Candidates: []Candidate{
-			{Label: "a", HasLoad: true, LastTurn: 2}, {Label: "b", HasLoad: true, LastTurn: 1}}}, []string{"b", "a"}, LeastLoaded, TieTurn},
+			{Label: "a", HasLoad: true, LastTurn: 2}, {Label: "b", HasLoad: true, LastTurn: 1},
+		}}, []string{"b", "a"}, LeastLoaded, TieTurn},
 		{"then by name", Input{Policy: LeastLoaded, Candidates: []Candidate{loaded("b", 1, 0), loaded("a", 0, 1)}}, []string{"a", "b"}, LeastLoaded, TieLabel},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -211,8 +215,10 @@ func TestKVTieBreaks(t *testing.T) {
 func TestDynamoDrawsAmongEquals(t *testing.T) {
 	n := map[string]int{}
 	for i := range uint64(3000) {
-		in := Input{Policy: KVDynamo, Weights: DefaultWeights(), ISL: 64, BlockSize: 64, Draw: mix(i),
-			Candidates: []Candidate{{Label: "a"}, {Label: "b"}, {Label: "c"}, {Label: "worse", DecodeBlocks: 1}}}
+		in := Input{
+			Policy: KVDynamo, Weights: DefaultWeights(), ISL: 64, BlockSize: 64, Draw: mix(i),
+			Candidates: []Candidate{{Label: "a"}, {Label: "b"}, {Label: "c"}, {Label: "worse", DecodeBlocks: 1}},
+		}
 		got, out := rank(in)
 		n[got[0]]++
 		if out.Tied != 3 || out.TieBreak != TieDraw || got[3] != "worse" {
@@ -405,9 +411,11 @@ func drawInput(t *rapid.T) Input {
 	in.Weights.Temperature = rapid.SampledFrom([]float64{0, 0, 0.5}).Draw(t, "temperature")
 	small := rapid.IntRange(0, 3)
 	for i := range rapid.IntRange(0, 40).Draw(t, "n") {
-		c := Candidate{Label: fmt.Sprintf("w%03d", i), Slot: uint32(i), OverlapBlocks: small.Draw(t, "o"), ActiveRequests: small.Draw(t, "r"),
+		c := Candidate{
+			Label: fmt.Sprintf("w%03d", i), Slot: uint32(i), OverlapBlocks: small.Draw(t, "o"), ActiveRequests: small.Draw(t, "r"),
 			PrefillTokens: 100 * rapid.IntRange(0, 5).Draw(t, "p"), DecodeBlocks: small.Draw(t, "d"), LastTurn: uint64(small.Draw(t, "t")),
-			ResidentBlocks: small.Draw(t, "b"), HasLoad: rapid.Bool().Draw(t, "l"), Running: small.Draw(t, "run")}
+			ResidentBlocks: small.Draw(t, "b"), HasLoad: rapid.Bool().Draw(t, "l"), Running: small.Draw(t, "run"),
+		}
 		if rapid.IntRange(0, 9).Draw(t, "x") == 0 {
 			c.Excluded = "draining"
 		}
@@ -480,8 +488,10 @@ func TestKVOrderMatchesModel(t *testing.T) {
 func benchInput(n int, p Policy) Input {
 	in := Input{Phase: Aggregated, Policy: p, Weights: DefaultWeights(), ISL: 8192, BlockSize: 16, SessionKey: 42, Draw: 1 << 60, Limit: 4}
 	for i := range n {
-		in.Candidates = append(in.Candidates, Candidate{Label: fmt.Sprintf("worker-%03d/dp%d", (i*37)%n, i%8), Slot: uint32(i),
-			OverlapBlocks: (i * 31) % 400, PrefillTokens: (i * 997) % 20000, DecodeBlocks: (i * 613) % 9000, HasLoad: true, Running: i % 13, FreshTokens: (i * 7919) % 300000})
+		in.Candidates = append(in.Candidates, Candidate{
+			Label: fmt.Sprintf("worker-%03d/dp%d", (i*37)%n, i%8), Slot: uint32(i),
+			OverlapBlocks: (i * 31) % 400, PrefillTokens: (i * 997) % 20000, DecodeBlocks: (i * 613) % 9000, HasLoad: true, Running: i % 13, FreshTokens: (i * 7919) % 300000,
+		})
 	}
 	return in
 }
