@@ -18,8 +18,10 @@ import (
 	"time"
 
 	"github.com/dynctl/dynctl/internal/workers"
+	"github.com/dynctl/dynctl/internal/workers/sim/engine"
 	"github.com/dynctl/dynctl/internal/workers/sim/fault"
 	"github.com/dynctl/dynctl/internal/workers/sim/timing"
+	"github.com/dynctl/dynctl/internal/workers/sim/vocab"
 )
 
 // Group is a number of equal engines.
@@ -357,4 +359,26 @@ func (g *Group) timing() (m timing.Model, noise, speed float64, err error) {
 		speed *= p.Speed
 	}
 	return p, noise, speed, nil
+}
+
+// RankConfig is the model of one rank of an engine, index being the engine's
+// number in the fleet and incarnation the number of its restarts. What connects
+// the rank to others (Publish, Network, Store, Exit) is the caller's. The same
+// configuration serves real time and a virtual clock.
+func (g *Group) RankConfig(v *vocab.Vocab, index, rank int, incarnation uint64) (engine.Config, error) {
+	model, noise, speed, err := g.timing()
+	if err != nil {
+		return engine.Config{}, err
+	}
+	names := mixSeed(g.Seed, uint64(index), incarnation, 0x6e616d65, uint64(rank))
+	if g.FixedNames {
+		names = mixSeed(g.Seed, 0x6e616d65)
+	}
+	return engine.Config{
+		BlockSize: g.BlockSize, Blocks: g.Blocks, MaxSeqs: g.MaxSeqs, MaxBatchedTokens: g.MaxBatchedTokens,
+		MaxModelLen: g.MaxModelLen, Model: g.Model, Seed: g.Weights, NameSeed: names,
+		NoiseSeed: mixSeed(g.Seed, uint64(index), incarnation, 0x6e6f697365, uint64(rank)),
+		Timing:    model, Noise: noise, Speed: speed, Words: v.Words(), EOS: vocab.End, OSL: g.OSL,
+		Recompute: g.Recompute, Lease: g.Lease, Connector: g.Connector != workers.ConnectorNone,
+	}, nil
 }

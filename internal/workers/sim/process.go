@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
-	"net/http"
 	"strconv"
 	"sync"
 	"time"
@@ -33,12 +31,12 @@ type process struct {
 	pubs  []*publish.Publisher
 	side  []*sidechannel.Server
 	links sidechannel.Links
-	boot  *http.Server
+	boot  *web
 	recv  *sidechannel.Server // LMCache receiver
 	store engine.Store
 	web   *web
 	wg    sync.WaitGroup
-	over  chan struct{} // closed when all of it is gone
+	once  sync.Once
 }
 
 // ports are the sockets of an engine, kept over restarts.
@@ -50,7 +48,7 @@ type ports struct {
 // boot starts an incarnation. number is 0 for the first one.
 func (e *Engine) boot(number uint64) (*process, error) {
 	g := &e.group
-	p := &process{e: e, over: make(chan struct{}), links: sidechannel.Links{Patience: g.Patience}}
+	p := &process{e: e, links: sidechannel.Links{Patience: g.Patience}}
 	p.ctx, p.cancel = context.WithCancel(context.Background())
 	p.dead, p.die = context.WithCancelCause(p.ctx)
 	ok := false
@@ -59,16 +57,8 @@ func (e *Engine) boot(number uint64) (*process, error) {
 			p.kill()
 		}
 	}()
-	model, noise, speed, err := g.timing()
-	if err != nil {
-		return nil, err
-	}
-	// Everything random in this incarnation comes from these.
+	// Everything random in this incarnation comes from this.
 	seed := mixSeed(g.Seed, uint64(e.index), number)
-	names := seed
-	if g.FixedNames {
-		names = g.Seed
-	}
 	switch g.Connector {
 	case workers.ConnectorSharedStorage:
 		p.store = e.fleet.store(g.Store)
@@ -86,16 +76,11 @@ func (e *Engine) boot(number uint64) (*process, error) {
 			return nil, err
 		}
 		started := time.Now()
-		cfg := engine.Config{
-			BlockSize: g.BlockSize, Blocks: g.Blocks, MaxSeqs: g.MaxSeqs, MaxBatchedTokens: g.MaxBatchedTokens,
-			MaxModelLen: g.MaxModelLen, Model: g.Model, Seed: g.Weights, NameSeed: mixSeed(names, 0x6e616d65, uint64(i)),
-			Timing: model, Noise: noise, Speed: speed, Words: e.fleet.vocab.Words(), EOS: eos, OSL: g.OSL,
-			Recompute: g.Recompute, Lease: g.Lease, Connector: g.Connector != workers.ConnectorNone,
-			Exit: func(_ engine.Time, reason string) { p.exitSoon(reason) },
+		cfg, err := g.RankConfig(e.fleet.vocab, e.index, i, number)
+		if err != nil {
+			return nil, err
 		}
-		if g.FixedNames {
-			cfg.NameSeed = mixSeed(g.Seed, 0x6e616d65, 0)
-		}
+		cfg.Exit = func(_ engine.Time, reason string) { p.exitSoon(reason) }
 		if len(p.pubs) > i {
 			pub := p.pubs[i]
 			cfg.Publish = func(now engine.Time, events []cache.Event) {
@@ -170,9 +155,7 @@ func (p *process) frontConfig(seed uint64, rooms *front.Rooms) front.Config {
 		cfg.Links = append(cfg.Links, front.Link{EngineID: p.ids[i], Host: s.Addr().IP.String(), Port: s.Addr().Port})
 	}
 	if p.boot != nil {
-		_, port, _ := net.SplitHostPort(e.ports.boot) // written by bootstrap
-		n, _ := strconv.Atoi(port)
-		cfg.Links = append(cfg.Links, front.Link{Host: loopback, Port: n})
+		cfg.Links = append(cfg.Links, front.Link{Host: loopback, Port: portOf(e.ports.boot)})
 	}
 	if g.Connector == workers.ConnectorLMCache {
 		cfg.Push = p.push
@@ -259,22 +242,11 @@ func (p *process) bootstrap() (*front.Rooms, error) {
 		return nil, nil
 	}
 	rooms := &front.Rooms{Claim: g.BootstrapWait, Wait: g.BootstrapWait}
-	var lc net.ListenConfig
-	ln, err := lc.Listen(p.ctx, "tcp", p.e.ports.boot)
-	if err != nil {
+	p.boot = newWeb(p.ctx, rooms.Handler(g.DP, g.BlockSize))
+	if err := p.boot.listen(p.e.ports.boot); err != nil {
 		return nil, fmt.Errorf("bootstrap server: %w", err)
 	}
-	p.e.ports.boot = ln.Addr().String()
-	p.boot = &http.Server{
-		Handler:           joined(&p.wg, rooms.Handler(g.DP, g.BlockSize)),
-		ReadHeaderTimeout: 10 * time.Second, MaxHeaderBytes: 64 << 10,
-		BaseContext: func(net.Listener) context.Context { return p.ctx },
-	}
-	p.wg.Add(1)
-	go func() {
-		defer p.wg.Done()
-		_ = p.boot.Serve(ln) // ends with kill
-	}()
+	p.e.ports.boot = p.boot.addr
 	return rooms, nil
 }
 
@@ -296,15 +268,18 @@ func (p *process) drain() {
 	}
 }
 
-// kill closes every socket and joins every goroutine of the process.
-func (p *process) kill() {
+// kill closes every socket and joins every goroutine of the process. Later
+// callers wait for the first one.
+func (p *process) kill() { p.once.Do(p.teardown) }
+
+func (p *process) teardown() {
 	p.cancel()
 	p.die(errors.New("engine was killed"))
 	if p.web != nil {
 		p.web.close()
 	}
 	if p.boot != nil {
-		_ = p.boot.Close() // everything is going
+		p.boot.close()
 	}
 	for _, s := range p.side {
 		_ = s.Close()
@@ -317,14 +292,4 @@ func (p *process) kill() {
 	}
 	p.links.Close()
 	p.wg.Wait()
-	close(p.over)
-}
-
-// joined counts the handlers in wg, so that kill can wait for them.
-func joined(wg *sync.WaitGroup, h http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		wg.Add(1)
-		defer wg.Done()
-		h.ServeHTTP(w, r)
-	})
 }

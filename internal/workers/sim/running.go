@@ -19,10 +19,7 @@ import (
 	"github.com/dynctl/dynctl/internal/workers/sim/vocab"
 )
 
-const (
-	loopback = "127.0.0.1"
-	eos      = vocab.End
-)
+const loopback = "127.0.0.1"
 
 // Running is a fleet that runs.
 type Running struct {
@@ -262,16 +259,21 @@ var ErrDown = errors.New("simulated engine is down")
 
 // Kill ends the process at once: sockets close, requests die, caches are gone.
 // It returns when all of it is over.
-func (e *Engine) Kill() {
+func (e *Engine) Kill() { e.end("killed") }
+
+func (e *Engine) end(reason string) {
 	e.mu.Lock()
 	p := e.proc
-	if p != nil {
-		e.proc, e.reason = nil, "killed"
+	e.mu.Unlock()
+	if p == nil {
+		return
+	}
+	p.kill()
+	e.mu.Lock()
+	if e.proc == p {
+		e.proc, e.reason = nil, reason
 	}
 	e.mu.Unlock()
-	if p != nil {
-		p.kill()
-	}
 }
 
 // Restart kills the process if it runs and starts a new one on the same ports:
@@ -434,10 +436,7 @@ func (e *Engine) supervise() {
 			_ = e.Restart() // the reason is kept for Running
 			continue
 		}
-		e.Kill()
-		e.mu.Lock()
-		e.reason = c.reason
-		e.mu.Unlock()
+		e.end(c.reason)
 		if c.again && e.pause(e.group.AutoRestart) {
 			_ = e.Restart() // the reason is kept for Running
 		}

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"io"
 	"net/http"
+	"os"
 	"strings"
 	"testing"
 
@@ -162,5 +163,12 @@ func TestRemotePrefillMovesKV(t *testing.T) {
 	page, _ := io.ReadAll(resp.Body)
 	if !strings.Contains(string(page), `vllm:prompt_tokens_by_source_total{engine="0",model_name="sim",source="external_kv_transfer"} `) {
 		t.Errorf("metrics page:\n%s", page)
+	}
+}
+
+func write(t *testing.T, path, text string) {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
 	}
 }

@@ -22,17 +22,18 @@ type web struct {
 	mu      sync.Mutex
 	ln      net.Listener
 	closed  bool
-	active  int
-	settled chan struct{} // closed when active falls to 0, replaced after
+	active  map[net.Conn]struct{} // connections with a request or an answer on them
+	settled chan struct{}         // closed when active becomes empty; nil when nobody waits
 }
 
 func newWeb(ctx context.Context, h http.Handler) *web {
-	w := &web{ctx: ctx}
+	w := &web{ctx: ctx, active: make(map[net.Conn]struct{})}
 	w.srv = &http.Server{
 		Handler:           http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) { w.serve(h, rw, r) }),
 		ReadHeaderTimeout: 30 * time.Second,
 		MaxHeaderBytes:    256 << 10,
 		BaseContext:       func(net.Listener) context.Context { return ctx },
+		ConnState:         w.state,
 		ErrorLog:          log.New(io.Discard, "", 0), // aborted handlers are wanted here
 	}
 	return w
@@ -45,35 +46,41 @@ func (w *web) serve(h http.Handler, rw http.ResponseWriter, r *http.Request) {
 		panic(http.ErrAbortHandler)
 	}
 	w.wg.Add(1)
-	w.active++
 	w.mu.Unlock()
-	defer func() {
-		w.mu.Lock()
-		w.active--
-		if w.active == 0 && w.settled != nil {
-			close(w.settled)
-			w.settled = nil
-		}
-		w.mu.Unlock()
-		w.wg.Done()
-	}()
+	defer w.wg.Done()
 	h.ServeHTTP(rw, r)
 }
 
-// idle is closed when no handler runs.
+// state follows the connections. An answer is out only when its connection has
+// become idle or closed, which is after its handler has returned.
+func (w *web) state(c net.Conn, s http.ConnState) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if s == http.StateActive {
+		w.active[c] = struct{}{}
+		return
+	}
+	delete(w.active, c)
+	if len(w.active) == 0 && w.settled != nil {
+		close(w.settled)
+		w.settled = nil
+	}
+}
+
+// idle returns a channel that is closed when no connection is active.
 func (w *web) idle() <-chan struct{} {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.settled == nil {
-		w.settled = make(chan struct{})
-		if w.active == 0 {
-			c := w.settled
+	c := w.settled
+	if c == nil {
+		c = make(chan struct{})
+		if len(w.active) == 0 {
 			close(c)
-			w.settled = nil
 			return c
 		}
+		w.settled = c
 	}
-	return w.settled
+	return c
 }
 
 // listen binds addr and serves it.

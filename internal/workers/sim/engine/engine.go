@@ -53,9 +53,9 @@ type Config struct {
 	// Model and Seed make the output: equal on equal ranks.
 	Model string
 	Seed  uint64
-	// NameSeed makes the block names of this incarnation its own, and seeds
-	// the noise.
-	NameSeed uint64
+	// NameSeed makes the block names of this incarnation its own; NoiseSeed
+	// seeds the noise of the timing.
+	NameSeed, NoiseSeed uint64
 	// Timing is the length of steps; Noise their relative standard deviation
 	// (0.05 for 5 %); Speed divides all times, 0 means 1.
 	Timing timing.Model
@@ -242,7 +242,7 @@ func New(cfg Config) (*Rank, error) {
 	return &Rank{
 		cfg:    cfg,
 		cache:  c,
-		noise:  rand.New(rand.NewPCG(cfg.NameSeed, 0x6e6f697365)),
+		noise:  rand.New(rand.NewPCG(cfg.NoiseSeed, 0x6e6f697365)),
 		slow:   1,
 		reqs:   make(map[string]*request),
 		pinned: make(map[string]*pin),

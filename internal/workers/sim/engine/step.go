@@ -47,7 +47,12 @@ func (r *Rank) schedule() (timing.Batch, bool) {
 		p := r.waiting[0]
 		admitted, wait := r.admit(p, budget)
 		if wait {
-			break
+			// A request further back that has pulled its blocks already holds
+			// what this one waits for, so it must go first.
+			if !r.advanceHolder() {
+				break
+			}
+			continue
 		}
 		if admitted {
 			budget -= p.step
@@ -71,6 +76,19 @@ func (r *Rank) schedule() (timing.Batch, bool) {
 	}
 	r.stats.Steps++
 	return b, true
+}
+
+// advanceHolder brings the first waiting request that owns blocks to the head
+// of the queue. Its admission needs no more blocks, so it cannot wait.
+func (r *Rank) advanceHolder() bool {
+	for i, p := range r.waiting {
+		if len(p.blocks) > 0 {
+			copy(r.waiting[1:i+1], r.waiting[:i])
+			r.waiting[0] = p
+			return true
+		}
+	}
+	return false
 }
 
 // admit takes the first waiting request into the batch, or sends it off to
