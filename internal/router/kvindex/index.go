@@ -318,6 +318,7 @@ func (x *Index) name(k *rankState, c *cache, names []uint64, res *Result) {
 
 func (x *Index) remove(k *rankState, c *cache, names []uint64, res *Result) {
 	var n, lo, hi uint32 // blocks taken from the table and not yet from the tree
+	chunk := uint32(0)   // of the last block
 	for i, name := range names {
 		if i%ahead == 0 {
 			k.tab.prefetch(names[i:min(i+ahead, len(names))])
@@ -329,6 +330,10 @@ func (x *Index) remove(k *rankState, c *cache, names []uint64, res *Result) {
 		}
 		res.Removed++
 		m, off := x.m.at(ref)
+		if ref/chunkLen != chunk {
+			chunk = ref / chunkLen
+			x.prefetch(k, m, off)
+		}
 		switch {
 		case m == n && off+1 == lo && hi > 0:
 			lo = off
@@ -343,6 +348,21 @@ func (x *Index) remove(k *rankState, c *cache, names []uint64, res *Result) {
 	}
 	if hi > 0 {
 		x.release(k, c, n, lo, hi)
+	}
+}
+
+// prefetch touches the names of the chunk before the one of a block that the rank removes: engines
+// evict tails first, so they are needed next.
+func (x *Index) prefetch(k *rankState, n, off uint32) {
+	if off < chunkLen {
+		return
+	}
+	nd := x.m.node(n)
+	// What the rank holds does not change under our eyes; what it does not hold is not ours to read.
+	if _, e := x.member(k, n, nd); uint32(e>>32) >= off {
+		ch := x.chunkAt(nd, off-chunkLen)
+		names := x.m.names(ch)
+		k.tab.touch += names[0] + names[chunkLen/2] + uint64(x.m.meta(ch).node)
 	}
 }
 

@@ -6,13 +6,15 @@ import (
 	"unsafe"
 )
 
-// Blocks live in chunks of 16. A block reference (ref) is chunk<<4 | index; chunk 0 is never used, so
-// ref 0 means none. The parts of a chunk that different paths need lie in different slabs: readers
+// Blocks live in chunks of 16. A block reference (ref) is chunk<<4 | index, of 28 bits; chunk 0 is never
+// used, so ref 0 means none. The parts of a chunk that different paths need lie in different slabs: readers
 // touch local hashes only, removals names only.
 const (
 	chunkLen   = 16
 	slabChunks = 1 << 14 // local hashes of a slab fill one 2 MiB page
-	maxChunks  = 1 << 28
+	refBits    = 28
+	refMask    = 1<<refBits - 1
+	maxChunks  = 1 << refBits / chunkLen
 	nodeSlab   = 1 << 15 // nodes in a slab: 2 MiB
 	arenaUnit  = 2       // words in an arena unit
 	arenaSlab  = 1 << 17 // units in a slab: 2 MiB

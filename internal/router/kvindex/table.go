@@ -6,7 +6,7 @@ import (
 )
 
 // A rank's table maps the engine's names to blocks and so is the set of blocks that the rank holds. It
-// is made of 64-byte lines of 12 entries, an 8-bit tag and a 32-bit block reference each; an operation
+// is made of 64-byte lines of 12 entries, an 8-bit tag and a 28-bit block reference each; an operation
 // touches one line as a rule, and a deletion moves nothing. A tag that fits is checked against the name
 // in the block's chunk, or against the rank's alias if this rank calls the block by another name than
 // the rank that stored it first.
@@ -20,7 +20,8 @@ type table struct {
 	touch uint64            // sum of touched words, so that touching is not optimised away
 }
 
-// A line is 8 words: tags 0-7; tags 8-11 and the overflow; 12 references. Tag 0 marks an empty place.
+// A line is 8 words: tags 0-7; tags 8-11 and the overflow; 12 references, each with four more bits to
+// tell names apart on top. Tag 0 marks an empty place.
 //
 // The overflow is about entries that belong here but lie in a later line: their number in the low 16
 // bits (65,535 stays), and above it a set of the low 4 bits of their tags, so that a search for what is
@@ -40,10 +41,11 @@ const (
 	ahead    = 32 // names whose lines are touched before the first is used
 )
 
-func (t *table) home(name uint64) (at uint32, tag uint8) {
+// home returns the line where a name belongs, its tag, and its upper bits in an entry.
+func (t *table) home(name uint64) (at uint32, tag uint8, up uint32) {
 	hi, lo := bits.Mul64(name^t.seed, 0x9e3779b97f4a7c15)
 	h := hi ^ lo
-	return uint32(h >> 32 * uint64(len(t.lines)) >> 32), max(1, uint8(h))
+	return uint32(h >> 32 * uint64(len(t.lines)) >> 32), max(1, uint8(h)), uint32(h) >> 8 << refBits
 }
 
 // match returns the top bit of each byte of the tags that may equal those of p, which has the same tag
@@ -61,15 +63,12 @@ func (l *line) tag(i int) uint8 {
 	return uint8(l.more >> (8 * (i - 8)))
 }
 
-func (l *line) set(i int, tag uint8, ref uint32) {
+func (l *line) empty(i int) {
 	if i < 8 {
-		s := 8 * i
-		l.tags = l.tags&^(0xff<<s) | uint64(tag)<<s
+		l.tags &^= 0xff << (8 * i)
 	} else {
-		s := 8 * (i - 8)
-		l.more = l.more&^(0xff<<s) | uint64(tag)<<s
+		l.more &^= 0xff << (8 * (i - 8))
 	}
-	l.refs[i] = ref
 }
 
 // spilled reports whether an entry with this tag that belongs here may lie in a later line.
@@ -109,20 +108,20 @@ func (t *table) locate(name uint64) (at uint32, i int, ok bool) {
 	if len(t.lines) == 0 {
 		return 0, 0, false
 	}
-	at, tag := t.home(name)
+	at, tag, up := t.home(name)
 	p := loBytes * uint64(tag)
 	for range t.lines {
 		l := &t.lines[at]
 		lo, hi := l.match(p)
 		for ; lo != 0; lo &= lo - 1 {
 			i := bits.TrailingZeros64(lo) >> 3
-			if l.tag(i) == tag && t.named(l.refs[i], name) {
+			if l.tag(i) == tag && l.refs[i]>>refBits == up>>refBits && t.named(l.refs[i]&refMask, name) {
 				return at, i, true
 			}
 		}
 		for ; hi != 0; hi &= hi - 1 {
 			i := 8 + bits.TrailingZeros64(hi)>>3
-			if l.tag(i) == tag && t.named(l.refs[i], name) {
+			if l.tag(i) == tag && l.refs[i]>>refBits == up>>refBits && t.named(l.refs[i]&refMask, name) {
 				return at, i, true
 			}
 		}
@@ -144,7 +143,7 @@ func (t *table) after(at uint32) uint32 {
 // find returns the block that the rank calls name, 0 if there is none.
 func (t *table) find(name uint64) uint32 {
 	if at, i, ok := t.locate(name); ok {
-		return t.lines[at].refs[i]
+		return t.lines[at].refs[i] & refMask
 	}
 	return 0
 }
@@ -156,9 +155,9 @@ func (t *table) take(name uint64) uint32 {
 		return 0
 	}
 	l := &t.lines[at]
-	ref := l.refs[i]
-	l.set(i, 0, 0)
-	for h, _ := t.home(name); h != at; h = t.after(h) {
+	ref := l.refs[i] & refMask
+	l.empty(i)
+	for h, _, _ := t.home(name); h != at; h = t.after(h) {
 		t.lines[h].unspill()
 	}
 	t.count--
@@ -172,20 +171,20 @@ func (t *table) take(name uint64) uint32 {
 // block, lets it stand for this one and returns the other. own says that the block's chunk does not
 // have the name.
 func (t *table) put(name uint64, ref uint32, own bool) (was uint32) {
-	at, tag := t.home(name)
+	at, tag, up := t.home(name)
 	l := &t.lines[at]
 	lo, hi := l.match(loBytes * uint64(tag))
 	if lo|hi == 0 && !l.spilled(tag) {
 		// The name is new, as nearly always.
-		t.insert(at, tag, ref)
+		t.insert(at, tag, up|ref)
 	} else if found, i, ok := t.locate(name); ok {
 		l := &t.lines[found]
-		was, l.refs[i] = l.refs[i], ref
+		was, l.refs[i] = l.refs[i]&refMask, up|ref
 		if t.alias != nil {
 			delete(t.alias, was)
 		}
 	} else {
-		t.insert(at, tag, ref)
+		t.insert(at, tag, up|ref)
 	}
 	if own {
 		if t.alias == nil {
@@ -197,7 +196,7 @@ func (t *table) put(name uint64, ref uint32, own bool) (was uint32) {
 }
 
 // insert adds an entry that belongs to line at.
-func (t *table) insert(at uint32, tag uint8, ref uint32) {
+func (t *table) insert(at uint32, tag uint8, entry uint32) {
 	t.count++
 	for {
 		l := &t.lines[at]
@@ -205,13 +204,13 @@ func (t *table) insert(at uint32, tag uint8, ref uint32) {
 		if lo != 0 {
 			s := bits.TrailingZeros64(lo) &^ 7
 			l.tags |= uint64(tag) << s
-			l.refs[s>>3] = ref
+			l.refs[s>>3] = entry
 			return
 		}
 		if hi != 0 {
 			s := bits.TrailingZeros64(hi) &^ 7
 			l.more |= uint64(tag) << s
-			l.refs[8+s>>3] = ref
+			l.refs[8+s>>3] = entry
 			return
 		}
 		l.spill(tag)
@@ -226,7 +225,7 @@ func (t *table) prefetch(names []uint64) {
 	}
 	s := t.touch
 	for _, n := range names {
-		at, _ := t.home(n)
+		at, _, _ := t.home(n)
 		s += t.lines[at].tags
 	}
 	t.touch = s
@@ -240,10 +239,8 @@ func (t *table) reserve(n int) bool {
 	switch {
 	case need <= size:
 		return true
-	case size < 1024:
-		size *= 2
 	case size < 4096:
-		size += size / 2
+		size *= 2
 	default:
 		size += size / 8
 	}
@@ -259,10 +256,16 @@ func (t *table) resize(lines int) bool {
 	t.words, t.lines, t.count = w, linesOf(w), 0
 	for i := range old {
 		l := &old[i]
-		for j, ref := range l.refs {
-			if tag := l.tag(j); tag != 0 {
-				at, tag := t.home(t.nameOf(ref))
-				t.insert(at, tag, ref)
+		var names [lineLen]uint64 // read first, so that the misses overlap
+		for j, e := range l.refs {
+			if l.tag(j) != 0 {
+				names[j] = t.nameOf(e & refMask)
+			}
+		}
+		for j, e := range l.refs {
+			if l.tag(j) != 0 {
+				at, tag, up := t.home(names[j])
+				t.insert(at, tag, up|e&refMask)
 			}
 		}
 	}
@@ -299,8 +302,8 @@ func (t *table) reset() {
 func (t *table) all(yield func(ref uint32) bool) {
 	for i := range t.lines {
 		l := &t.lines[i]
-		for j, ref := range l.refs {
-			if l.tag(j) != 0 && !yield(ref) {
+		for j, e := range l.refs {
+			if l.tag(j) != 0 && !yield(e&refMask) {
 				return
 			}
 		}
