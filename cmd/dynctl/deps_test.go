@@ -16,6 +16,7 @@ const module = "github.com/dynctl/dynctl/"
 // not know each other except where stated here.
 var allowed = map[string][]string{
 	"cmd/dynctl":       {"internal/..."},
+	"e2e":              {"internal/router/admin", "internal/router/receipt"},
 	"cmd/kvindexbench": {"internal/router/kvindex", "internal/router/blockhash"},
 
 	"internal/workers":           {},

@@ -1,0 +1,322 @@
+package e2e
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/dynctl/dynctl/internal/router/admin"
+	"github.com/dynctl/dynctl/internal/router/receipt"
+)
+
+const enginesDir = "../../shared/engines"
+
+// need skips a test that was not asked for.
+func need(t *testing.T) {
+	t.Helper()
+	if os.Getenv("DYNCTL_E2E") == "" {
+		t.Skip("skipped: end-to-end tests run with make e2e (DYNCTL_E2E=1)")
+	}
+}
+
+// engine is one entry of what the engines' start script prints.
+type engine struct {
+	Name, Role, Model, URL string
+}
+
+// startEngines starts real engines and stops them when the test ends.
+func startEngines(t *testing.T, env []string, spec string, args ...string) []engine {
+	t.Helper()
+	need(t)
+	up := filepath.Join(enginesDir, "up")
+	if _, err := os.Stat(up); err != nil {
+		t.Skipf("skipped: no real engines here (%v)", err)
+	}
+	home := os.Getenv("DYNCTL_ENGINES_HOME")
+	if home == "" {
+		dir, _ := os.UserHomeDir()
+		home = filepath.Join(dir, ".cache", "dynctl-engines")
+	}
+	if _, err := os.Stat(filepath.Join(home, "venv")); err != nil {
+		t.Skipf("skipped: real engines are not installed; run %s/install (%v)", enginesDir, err)
+	}
+	down := func() {
+		if out, err := exec.Command(filepath.Join(enginesDir, "down")).CombinedOutput(); err != nil {
+			t.Logf("engines down: %v\n%s", err, out)
+		}
+	}
+	down()
+	cmd := exec.Command(up, append([]string{spec}, args...)...)
+	cmd.Env = append(os.Environ(), env...)
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	start := time.Now()
+	out, err := cmd.Output()
+	t.Cleanup(down)
+	if err != nil {
+		t.Fatalf("engines up %s: %v\n%s", spec, err, stderr.String())
+	}
+	var list []engine
+	if err := json.Unmarshal(out, &list); err != nil {
+		t.Fatalf("engines up %s printed %q: %v", spec, out, err)
+	}
+	t.Logf("engines %s are up after %s", spec, time.Since(start).Round(time.Second))
+	return list
+}
+
+var build = sync.OnceValues(func() (string, error) {
+	dir, err := os.MkdirTemp("", "dynctl-e2e")
+	if err != nil {
+		return "", err
+	}
+	bin := filepath.Join(dir, "dynctl")
+	out, err := exec.Command("go", "build", "-o", bin, "../cmd/dynctl").CombinedOutput()
+	if err != nil {
+		return "", fmt.Errorf("go build: %w\n%s", err, out)
+	}
+	return bin, nil
+})
+
+// router is a running dynctl serve.
+type router struct {
+	t     *testing.T
+	url   string
+	admin *admin.Client
+}
+
+func freeAddr(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().String()
+}
+
+// serve runs the binary until the test ends and waits until it is ready.
+func serve(t *testing.T, args ...string) *router {
+	t.Helper()
+	bin, err := build()
+	if err != nil {
+		t.Fatal(err)
+	}
+	data, adm := freeAddr(t), freeAddr(t)
+	cmd := exec.Command(bin, append([]string{"serve", "--listen", data, "--admin-listen", adm}, args...)...)
+	log, err := os.Create(filepath.Join(t.TempDir(), "serve.log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd.Stderr, cmd.Stdout = log, log
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Signal(syscall.SIGTERM)
+		if err := cmd.Wait(); err != nil {
+			t.Errorf("serve ended with %v", err)
+		}
+		if t.Failed() {
+			raw, _ := os.ReadFile(log.Name())
+			t.Logf("log of serve:\n%s", raw[max(0, len(raw)-8000):])
+		}
+	})
+	c, err := admin.NewClient(adm, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.Close)
+	r := &router{t: t, url: "http://" + data, admin: c}
+	r.until("the router is ready", func() bool {
+		s, err := c.Status(t.Context())
+		return err == nil && s.State == "ready"
+	})
+	return r
+}
+
+// until polls a condition for up to a minute.
+func (r *router) until(what string, ok func() bool) {
+	r.t.Helper()
+	ctx, cancel := context.WithTimeout(r.t.Context(), time.Minute)
+	defer cancel()
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for !ok() {
+		select {
+		case <-ctx.Done():
+			s, _ := r.admin.Status(r.t.Context())
+			r.t.Fatalf("not in a minute: %s; status %+v", what, s)
+		case <-tick.C:
+		}
+	}
+}
+
+// settled waits until every feed is live and no batch has come for a while.
+func (r *router) settled() {
+	r.t.Helper()
+	var last string
+	var since time.Time
+	r.until("the KV event feeds are settled", func() bool {
+		l, err := r.admin.Ranks(r.t.Context())
+		if err != nil {
+			return false
+		}
+		now := ""
+		for _, k := range l.Ranks {
+			if k.Feed.State != "live" || k.ActiveRequests > 0 {
+				return false
+			}
+			if k.Engine != nil && (k.Engine.Running != nil && *k.Engine.Running > 0) {
+				last = "" // the scrape is older than the answer
+				return false
+			}
+			now += fmt.Sprint(k.Label, k.Feed.Batches, ";")
+		}
+		if now != last {
+			last, since = now, time.Now()
+		}
+		return time.Since(since) >= 150*time.Millisecond
+	})
+}
+
+// answer is what a client gets.
+type answer struct {
+	status int
+	header http.Header
+	body   []byte
+	text   string
+	prompt int
+	cached int
+}
+
+func post(t *testing.T, url, path string, body any) answer {
+	t.Helper()
+	raw, err := json.Marshal(body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url+path, bytes.NewReader(raw))
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Content-Type", "application/json")
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatalf("POST %s%s: %v", url, path, err)
+	}
+	defer resp.Body.Close()
+	a := answer{status: resp.StatusCode, header: resp.Header, cached: -1}
+	if a.body, err = io.ReadAll(resp.Body); err != nil {
+		t.Fatalf("POST %s%s: %v", url, path, err)
+	}
+	if strings.HasPrefix(resp.Header.Get("Content-Type"), "text/event-stream") {
+		for line := range strings.SplitSeq(string(a.body), "\n") {
+			if data, ok := strings.CutPrefix(line, "data: "); ok && data != "[DONE]" {
+				a.add([]byte(data))
+			}
+		}
+	} else {
+		a.add(a.body)
+	}
+	return a
+}
+
+func (a *answer) add(raw []byte) {
+	var v struct {
+		Choices []struct {
+			Text    string
+			Message struct{ Content string }
+			Delta   struct{ Content string }
+		}
+		Usage *struct {
+			Prompt  int `json:"prompt_tokens"`
+			Details *struct {
+				Cached int `json:"cached_tokens"`
+			} `json:"prompt_tokens_details"`
+		}
+	}
+	if json.Unmarshal(raw, &v) != nil {
+		return
+	}
+	for _, c := range v.Choices {
+		a.text += c.Text + c.Message.Content + c.Delta.Content
+	}
+	if v.Usage != nil {
+		a.prompt = v.Usage.Prompt
+		if v.Usage.Details != nil {
+			a.cached = v.Usage.Details.Cached
+		}
+	}
+}
+
+// must fails the test unless the answer is 200.
+func (a answer) must(t *testing.T) answer {
+	t.Helper()
+	if a.status != http.StatusOK {
+		t.Fatalf("status %d: %s", a.status, a.body)
+	}
+	return a
+}
+
+// counter sums the series of a metric on an engine's page whose labels hold
+// all given pieces.
+func counter(t *testing.T, url, name string, labels ...string) float64 {
+	t.Helper()
+	resp, err := http.Get(url + "/metrics")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	sum := 0.0
+	for s := bufio.NewScanner(resp.Body); s.Scan(); {
+		line := s.Text()
+		rest, ok := strings.CutPrefix(line, name)
+		if !ok || rest == "" || rest[0] != '{' && rest[0] != ' ' {
+			continue
+		}
+		all := true
+		for _, l := range labels {
+			all = all && strings.Contains(rest, l)
+		}
+		if !all {
+			continue
+		}
+		v, err := strconv.ParseFloat(rest[strings.LastIndexByte(rest, ' ')+1:], 64)
+		if err != nil {
+			t.Fatalf("%s: %q: %v", url, line, err)
+		}
+		sum += v
+	}
+	return sum
+}
+
+// explain fetches the receipt of an answer.
+func (r *router) explain(a answer) receipt.Receipt {
+	r.t.Helper()
+	var c receipt.Receipt
+	r.until("the receipt is final", func() bool {
+		raw, err := r.admin.Decision(r.t.Context(), a.header.Get("X-Dynctl-Decision"))
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		if err := json.Unmarshal(raw, &c); err != nil {
+			r.t.Fatal(err)
+		}
+		return !c.Live
+	})
+	return c
+}

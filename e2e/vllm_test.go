@@ -1,0 +1,256 @@
+package e2e
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"testing"
+)
+
+// The counters by which a real vLLM engine proves what it did.
+const (
+	externalHits = "vllm:external_prefix_cache_hits_total"
+	prefixHits   = "vllm:prefix_cache_hits_total"
+	promptTokens = "vllm:prompt_tokens_total"
+	bySource     = "vllm:prompt_tokens_by_source_total"
+	nixlBytes    = "vllm:nixl_bytes_transferred_sum"
+)
+
+func ids(rng *rand.Rand, n int) []int {
+	out := make([]int, n)
+	for i := range out {
+		out[i] = 10 + rng.IntN(400)
+	}
+	return out
+}
+
+// completion asks for greedy tokens after a prompt of token ids.
+func completion(model string, prompt []int, n int, stream bool) map[string]any {
+	return map[string]any{"model": model, "prompt": prompt, "max_tokens": n, "temperature": 0, "ignore_eos": true, "stream": stream}
+}
+
+func by(list []engine, role string) (out []engine) {
+	for _, e := range list {
+		if e.Role == role {
+			out = append(out, e)
+		}
+	}
+	return out
+}
+
+// TestRemotePrefillOnVLLM: requests over the threshold are prefilled remotely,
+// the decode engine's own counters prove the pull, the text is that of one
+// engine alone, and below the threshold the prefill engine is not touched.
+func TestRemotePrefillOnVLLM(t *testing.T) {
+	list := startEngines(t, nil, "1p1d")
+	p, d := by(list, "prefill")[0], by(list, "decode")[0]
+	r := serve(t, "--prefill", p.URL+",name=p0", "--decode", d.URL+",name=d0", "--routing-threshold", "256")
+	rng := rand.New(rand.NewPCG(1, 1))
+	prefix := ids(rng, 320)
+
+	before := counter(t, d.URL, externalHits)
+	bytesBefore := counter(t, d.URL, nixlBytes)
+	pulled := 0
+	for i := range 6 {
+		prompt := append(append([]int{}, prefix...), ids(rng, 256+32*i)...)
+		a := post(t, r.url, "/v1/completions", completion(d.Model, prompt, 12, i%2 == 1)).must(t)
+		c := r.explain(a)
+		if c.Path != "remote" || c.Outcome.SilentRecompute {
+			t.Fatalf("prompt %d of %d tokens went %s (%s)", i, len(prompt), c.Path, c.ReasonText)
+		}
+		pulled += c.Predicted.RemoteTokens
+		// The prefill engine computes the whole prompt by itself.
+		alone := post(t, p.URL, "/v1/completions", completion(p.Model, prompt, 12, false)).must(t)
+		if a.text != alone.text || a.text == "" {
+			t.Errorf("prompt %d: %q through the router, %q from one engine", i, a.text, alone.text)
+		}
+		r.settled()
+	}
+	if got := counter(t, d.URL, externalHits) - before; int(got) < pulled-6 || int(got) > pulled {
+		t.Errorf("the decode engine pulled %v tokens, the router planned %d", got, pulled)
+	}
+	if got := counter(t, d.URL, nixlBytes) - bytesBefore; got <= 0 {
+		t.Errorf("no bytes were transferred")
+	}
+	t.Logf("decode engine: %v tokens over the connector, %v bytes; planned %d tokens",
+		counter(t, d.URL, externalHits)-before, counter(t, d.URL, nixlBytes)-bytesBefore, pulled)
+
+	touched := counter(t, p.URL, promptTokens)
+	for range 5 {
+		a := post(t, r.url, "/v1/completions", completion(d.Model, ids(rng, 200), 4, false)).must(t)
+		if got := a.header.Get("X-Dynctl-Path"); got != "local" {
+			t.Errorf("a short prompt went %s", got)
+		}
+	}
+	// A long prompt whose head is cached on the decode engine is short, too.
+	a := post(t, r.url, "/v1/completions", completion(d.Model, append(append([]int{}, prefix...), ids(rng, 100)...), 4, false)).must(t)
+	if got := a.header.Get("X-Dynctl-Path"); got != "local" {
+		t.Errorf("420 tokens of which 320 are cached went %s: %s", got, r.explain(a).ReasonText)
+	}
+	if got := counter(t, p.URL, promptTokens); got != touched {
+		t.Errorf("the prefill engine computed %v tokens for requests below the threshold", got-touched)
+	}
+
+	chat := map[string]any{"model": d.Model, "max_tokens": 8, "temperature": 0, "stream": true,
+		"messages": []any{map[string]any{"role": "user", "content": strings.Repeat("Tell me about disaggregated prefill. ", 60)}}}
+	c := post(t, r.url, "/v1/chat/completions", chat).must(t)
+	chat["stream"] = false
+	alone := post(t, p.URL, "/v1/chat/completions", chat).must(t)
+	if c.header.Get("X-Dynctl-Path") != "remote" || c.text != alone.text {
+		t.Errorf("chat went %s: %q through the router, %q from one engine", c.header.Get("X-Dynctl-Path"), c.text, alone.text)
+	}
+	_ = bySource
+}
+
+// TestPredictionOnVLLM: for 200 prompts with shared heads, on an engine whose
+// cache is far too small for them, the overlap predicted from the engine's own
+// events equals the cached tokens that it reports.
+func TestPredictionOnVLLM(t *testing.T) {
+	list := startEngines(t, []string{"KV_BLOCKS=96"}, "1d")
+	e := list[0]
+	r := serve(t, "--worker", e.URL+",name=a0")
+	rng := rand.New(rand.NewPCG(7, 7))
+	var heads [12][]int
+	for i := range heads {
+		heads[i] = ids(rng, 320)
+	}
+	reused, evictions := 0, 0
+	for i := range 200 {
+		h := heads[min(rng.IntN(12), rng.IntN(12))]
+		prompt := append([]int{}, h[:64+32*rng.IntN(9)]...)
+		if rng.IntN(4) > 0 {
+			prompt = append(prompt, ids(rng, rng.IntN(160))...)
+		}
+		r.settled()
+		a := post(t, r.url, "/v1/completions", completion(e.Model, prompt, 1+rng.IntN(8), false)).must(t)
+		if a.cached < 0 {
+			t.Fatal("the engine does not report cached tokens")
+		}
+		c := r.explain(a)
+		if c.Predicted.CachedTokens != a.cached {
+			t.Errorf("prompt %d of %d tokens: predicted %d cached tokens, the engine reports %d", i, len(prompt), c.Predicted.CachedTokens, a.cached)
+		}
+		if a.cached > 0 {
+			reused++
+		}
+	}
+	s, err := r.admin.IndexStats(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	evictions = int(s.Totals.Removed)
+	if evictions == 0 || reused < 50 {
+		t.Errorf("%d blocks evicted, %d prompts reused blocks: the test proved little", evictions, reused)
+	}
+	t.Logf("200 prompts, %d with cached tokens, %d blocks evicted: prediction equal each time", reused, evictions)
+}
+
+// TestAffinityOnVLLM: two aggregated engines, groups of prompts with a common
+// head: each group stays on one engine, and the engines' own hit counters show
+// it.
+func TestAffinityOnVLLM(t *testing.T) {
+	list := startEngines(t, nil, "2d")
+	args := []string{}
+	for i, e := range list {
+		args = append(args, "--worker", fmt.Sprintf("%s,name=a%d", e.URL, i))
+	}
+	r := serve(t, args...)
+	affinity(t, r, list[0].Model, func() float64 {
+		sum := 0.0
+		for _, e := range list {
+			sum += counter(t, e.URL, prefixHits)
+		}
+		return sum
+	})
+}
+
+// affinity sends groups of prompts with common heads and checks, by the
+// engines' own counters, that each head was computed once.
+func affinity(t *testing.T, r *router, model string, hits func() float64) {
+	t.Helper()
+	rng := rand.New(rand.NewPCG(3, 3))
+	before := hits()
+	where := map[int]map[string]bool{}
+	want := 0
+	var heads [6][]int
+	for g := range heads {
+		heads[g] = ids(rng, 256)
+	}
+	for round := range 4 {
+		for g, h := range heads {
+			a := post(t, r.url, "/v1/completions", completion(model, append(append([]int{}, h...), ids(rng, 40)...), 4, false)).must(t)
+			if where[g] == nil {
+				where[g] = map[string]bool{}
+			}
+			where[g][a.header.Get("X-Dynctl-Worker")] = true
+			if round > 0 {
+				want += 256
+			}
+			r.settled()
+		}
+	}
+	used := map[string]bool{}
+	for g, w := range where {
+		if len(w) != 1 {
+			t.Errorf("group %d was spread over %v", g, w)
+		}
+		for k := range w {
+			used[k] = true
+		}
+	}
+	if len(used) < 2 {
+		t.Errorf("all groups went to %v", used)
+	}
+	if got := hits() - before; int(got) != want {
+		t.Errorf("the engines' prefix caches hit %v tokens, want %d", got, want)
+	}
+	t.Logf("%d groups over %v, %d tokens hit by the engines' counters", len(where), used, want)
+}
+
+// TestDataParallelRanksOnVLLM: the ranks of one engine behind one port are
+// routed to one by one.
+func TestDataParallelRanksOnVLLM(t *testing.T) {
+	list := startEngines(t, nil, "1d:dp=2")
+	r := serve(t, "--worker", list[0].URL+",name=a0")
+	r.until("both ranks are known", func() bool {
+		l, err := r.admin.Ranks(t.Context())
+		return err == nil && len(l.Ranks) == 2 && l.Ranks[0].Feed.State == "live" && l.Ranks[1].Feed.State == "live"
+	})
+	affinity(t, r, list[0].Model, func() float64 { return counter(t, list[0].URL, prefixHits) })
+	for rank := range 2 {
+		if got := counter(t, list[0].URL, promptTokens, fmt.Sprintf(`engine="%d"`, rank)); got == 0 {
+			t.Errorf("rank %d computed nothing", rank)
+		}
+	}
+}
+
+// TestTwoByTwoOnVLLM: any prefill engine serves any decode engine.
+func TestTwoByTwoOnVLLM(t *testing.T) {
+	list := startEngines(t, nil, "2p2d")
+	args := []string{"--policy", "round_robin"}
+	for _, e := range list {
+		args = append(args, "--"+e.Role, e.URL+",name="+e.Name)
+	}
+	r := serve(t, args...)
+	rng := rand.New(rand.NewPCG(5, 5))
+	pairs := map[string]bool{}
+	before := map[string]float64{}
+	for _, e := range list {
+		before[e.Name] = counter(t, e.URL, externalHits)
+	}
+	for i := range 8 {
+		prompt := ids(rng, 300)
+		a := post(t, r.url, "/v1/completions", completion(list[0].Model, prompt, 8, i%2 == 0)).must(t)
+		pairs[a.header.Get("X-Dynctl-Prefill-Worker")+" "+a.header.Get("X-Dynctl-Worker")] = true
+		alone := post(t, by(list, "prefill")[0].URL, "/v1/completions", completion(list[0].Model, prompt, 8, false)).must(t)
+		if a.text != alone.text {
+			t.Errorf("prompt %d: %q through the router, %q from one engine", i, a.text, alone.text)
+		}
+	}
+	for _, e := range by(list, "decode") {
+		if got := counter(t, e.URL, externalHits) - before[e.Name]; got < 4*299-8 {
+			t.Errorf("%s pulled %v tokens", e.Name, got)
+		}
+	}
+	t.Logf("pairs used: %v", pairs)
+}
