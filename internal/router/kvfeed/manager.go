@@ -209,6 +209,9 @@ func (m *Manager) Add(id kvindex.Rank, key Key, src workers.EventSource, resume 
 	if id >= maxRanks {
 		return fmt.Errorf("kvfeed: add %s: rank %d is not below %d", key, id, maxRanks)
 	}
+	if key.BlockSize < 0 {
+		return fmt.Errorf("kvfeed: add %s: block size %d is below 1", key, key.BlockSize)
+	}
 	if src.Endpoint == "" && m.o.Sources == nil {
 		return fmt.Errorf("kvfeed: add %s: no event endpoint", key)
 	}

@@ -31,6 +31,9 @@ func TestManagerRefuses(t *testing.T) {
 	if err := m.Add(1<<20, Key{Worker: "w"}, src, nil); err == nil {
 		t.Error("a rank beyond the limit was taken")
 	}
+	if err := m.Add(0, Key{Worker: "w", BlockSize: -1}, src, nil); err == nil {
+		t.Error("a rank with a negative block size was taken")
+	}
 	if err := m.Add(3, Key{Worker: "w"}, src, nil); err != nil {
 		t.Fatal(err)
 	}
