@@ -19,6 +19,8 @@ const (
 // maxRanks bounds [Options.MaxRanks]: the ranks of a run have to fit the largest array.
 const maxRanks = 8191
 
+const minBytes = 16 << 20
+
 // Options are the limits of an [Index]. A zero field means its default.
 type Options struct {
 	// MaxRanks is the number of rank slots. Default [DefaultMaxRanks], at most 8,191.
@@ -27,7 +29,8 @@ type Options struct {
 	// beyond it are refused and counted, the newest first, and the rank is marked as lost.
 	MaxBlocks int64
 	// MaxBytes is the memory that the index may map for its tables, in bytes. Stores beyond it are
-	// refused as for MaxBlocks. The memory is taken as needed, in steps of a few MiB.
+	// refused as for MaxBlocks. The memory is taken as needed, in steps of a few MiB. Less than 16 MiB
+	// counts as 16 MiB.
 	MaxBytes int64
 }
 
@@ -42,6 +45,7 @@ func (o Options) withDefaults() Options {
 	if o.MaxBytes <= 0 {
 		o.MaxBytes = DefaultMaxBytes
 	}
+	o.MaxBytes = max(o.MaxBytes, minBytes)
 	return o
 }
 

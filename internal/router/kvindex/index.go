@@ -96,7 +96,10 @@ func New(o Options) *Index {
 	x.ranks = make([]atomic.Pointer[rankState], x.o.MaxRanks)
 	// Node 0 is the root: an empty run that never dies.
 	x.m.mu.Lock()
-	x.m.fresh(kindNode, 1)
+	if x.m.fresh(kindNode, 1); x.m.nodes[0] == nil {
+		x.m.nodes[0] = new([nodeSlab]node) // the host maps nothing; stores will say so
+		x.m.next[1] = 1
+	}
 	x.m.mu.Unlock()
 	return x
 }
