@@ -15,6 +15,7 @@ import (
 
 	"github.com/dynctl/dynctl/internal/router/admin"
 	"github.com/dynctl/dynctl/internal/router/kvfeed"
+	"github.com/dynctl/dynctl/internal/router/kvindex"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
@@ -398,4 +399,21 @@ func (f *fleet) counted(k *workers.Rank) *rankCount {
 		f.count[k] = c
 	}
 	return c
+}
+
+// IndexedBlocks are the sequence hashes of the blocks that the index holds of
+// the rank with a label, in no order: what an audit compares with the engine's
+// own cache. ok is false for a rank that has no place in the index.
+func (r *Router) IndexedBlocks(label string) (seqs []uint64, ok bool) {
+	for _, k := range r.registry.Snapshot().Ranks {
+		if k.Label != label {
+			continue
+		}
+		err := r.index.RankBlocks(kvindex.Rank(k.Slot), func(seq, _ uint64) bool {
+			seqs = append(seqs, seq)
+			return true
+		})
+		return seqs, err == nil
+	}
+	return nil, false
 }

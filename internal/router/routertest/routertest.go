@@ -1,0 +1,309 @@
+// Package routertest is a router with its engines on real loopback sockets in
+// one process: the stand on which tests and endurance runs put the whole
+// router, with the engines' own counters beside it.
+package routertest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/dynctl/dynctl/internal/router"
+	"github.com/dynctl/dynctl/internal/router/admin"
+	"github.com/dynctl/dynctl/internal/workers"
+	"github.com/dynctl/dynctl/internal/workers/sim"
+)
+
+// Options make a Rig.
+type Options struct {
+	// Fleet is the simulated engines ("2p2d:dp=2"); empty for none.
+	Fleet string
+	// Specs changes what the router is told of the engines; nil leaves it.
+	Specs func([]workers.Spec) []workers.Spec
+	// Configure changes the configuration, which is the default one with fast
+	// probes; nil leaves it.
+	Configure func(*router.Config)
+	// Admin is passed on to the admin API.
+	Admin    router.AdminOptions
+	Observer router.Observer
+	Logger   *slog.Logger
+}
+
+// Rig is a running router in front of simulated engines.
+type Rig struct {
+	// Sim is the engines, nil without a fleet.
+	Sim *sim.Running
+	// Router is the present router; StartRouter replaces it.
+	Router *router.Router
+	// URL is the base of the data plane, AdminURL that of the admin API. They
+	// stay the same when the router is restarted.
+	URL, AdminURL string
+	// Admin talks to the admin API. It is nil when that asks for a token.
+	Admin *admin.Client
+	// Client sends requests to the data plane.
+	Client *http.Client
+	// Config is what the router was started with.
+	Config router.Config
+
+	o          Options
+	stopRun    context.CancelFunc
+	wg         sync.WaitGroup
+	runErr     error
+	data, ctrl *http.Server
+}
+
+// FastConfig is the default configuration with probes that are fast enough to
+// wait for.
+func FastConfig() router.Config {
+	c := router.DefaultConfig()
+	c.Listen, c.AdminListen = "127.0.0.1:0", "127.0.0.1:0"
+	c.Health.Interval, c.Health.Scrape = 50*time.Millisecond, 50*time.Millisecond
+	c.Routing.Seed = 1
+	return c
+}
+
+// Start starts the engines and a router in front of them. Close ends both.
+func Start(ctx context.Context, o Options) (*Rig, error) {
+	g := &Rig{o: o, Config: FastConfig()}
+	if o.Fleet != "" {
+		f, err := sim.ParseFleet(o.Fleet)
+		if err != nil {
+			return nil, err
+		}
+		if g.Sim, err = sim.Start(ctx, f); err != nil {
+			return nil, err
+		}
+	}
+	if o.Configure != nil {
+		o.Configure(&g.Config)
+	}
+	g.Client = &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 256, DisableCompression: true}}
+	if err := g.StartRouter(ctx); err != nil {
+		return nil, errors.Join(err, g.Close(ctx))
+	}
+	return g, nil
+}
+
+// Specs are the engines of a simulated fleet as a router is told of them: name,
+// address, role and connector; the rest it learns, as of real engines.
+func Specs(r *sim.Running) []workers.Spec {
+	var specs []workers.Spec
+	for _, w := range r.Workers() {
+		s := workers.Spec{
+			Name: w.Name, URL: w.URL, Engine: w.Engine, Dialect: w.Dialect, Role: w.Role, Connector: w.Connector,
+			Bootstrap: w.Bootstrap, LMCache: w.LMCache, Origin: "rig",
+		}
+		if len(w.Events) > 0 && w.Events[0].Bind {
+			s.EventsBind = true
+			for _, e := range w.Events {
+				s.Events = append(s.Events, e.Endpoint)
+			}
+		}
+		specs = append(specs, s)
+	}
+	return specs
+}
+
+// StartRouter starts a router on the addresses of the one before.
+func (g *Rig) StartRouter(ctx context.Context) error {
+	var specs []workers.Spec
+	if g.Sim != nil {
+		specs = Specs(g.Sim)
+	}
+	if g.o.Specs != nil {
+		specs = g.o.Specs(specs)
+	}
+	r, err := router.New(ctx, router.Options{Config: g.Config, Sim: specs, Version: "test", Logger: g.o.Logger, Observer: g.o.Observer})
+	if err != nil {
+		return err
+	}
+	data, err := listen(g.URL)
+	if err != nil {
+		return errors.Join(err, r.Close(ctx))
+	}
+	ctrl, err := listen(g.AdminURL)
+	if err != nil {
+		return errors.Join(err, data.Close(), r.Close(ctx))
+	}
+	o := g.o.Admin
+	o.Name = data.Addr().String()
+	h, err := r.AdminHandler(o)
+	if err != nil {
+		return errors.Join(err, data.Close(), ctrl.Close(), r.Close(ctx))
+	}
+	g.Router, g.URL, g.AdminURL = r, "http://"+data.Addr().String(), "http://"+ctrl.Addr().String()
+	if g.Admin == nil && o.TokenFile == "" {
+		if g.Admin, err = admin.NewClient(g.AdminURL, ""); err != nil {
+			return errors.Join(err, data.Close(), ctrl.Close(), r.Close(ctx))
+		}
+	}
+	quiet := slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug)
+	g.data = &http.Server{Handler: r, ReadHeaderTimeout: 10 * time.Second, MaxHeaderBytes: 64 << 10, ErrorLog: quiet}
+	g.ctrl = &http.Server{Handler: h, ReadHeaderTimeout: 10 * time.Second, MaxHeaderBytes: 64 << 10, ErrorLog: quiet}
+	runCtx, stop := context.WithCancel(context.WithoutCancel(ctx))
+	g.stopRun, g.runErr = stop, nil
+	g.wg.Add(3)
+	go func() { defer g.wg.Done(); g.runErr = r.Run(runCtx) }()
+	go func() { defer g.wg.Done(); _ = g.data.Serve(data) }() // ends with Shutdown
+	go func() { defer g.wg.Done(); _ = g.ctrl.Serve(ctrl) }() // ends with Close
+	return nil
+}
+
+func listen(url string) (net.Listener, error) {
+	addr := "127.0.0.1:0"
+	if url != "" {
+		addr = strings.TrimPrefix(url, "http://")
+	}
+	return net.Listen("tcp", addr)
+}
+
+// StopRouter drains the router for as long as ctx lasts, stops it as serve
+// does, and reports what is left on its ledger.
+func (g *Rig) StopRouter(ctx context.Context) error {
+	if g.Router == nil {
+		return nil
+	}
+	var errs []error
+	if err := g.Router.Drain(ctx); err != nil {
+		errs = append(errs, err)
+	}
+	if err := g.data.Shutdown(ctx); err != nil {
+		_ = g.data.Close()
+	}
+	_ = g.ctrl.Close()
+	g.Router.CancelRequests()
+	g.stopRun()
+	g.wg.Wait()
+	errs = append(errs, g.runErr, g.Router.Balanced(), g.Router.Close(context.WithoutCancel(ctx)))
+	g.Router = nil
+	return errors.Join(errs...)
+}
+
+// Close stops the router, then the engines.
+func (g *Rig) Close(ctx context.Context) error {
+	if g.Admin != nil {
+		g.Admin.Close()
+	}
+	if g.Client != nil {
+		g.Client.CloseIdleConnections()
+	}
+	err := g.StopRouter(ctx)
+	if g.Client != nil {
+		g.Client.CloseIdleConnections()
+	}
+	if g.Sim != nil {
+		err = errors.Join(err, g.Sim.Close())
+	}
+	return err
+}
+
+// Wait waits until the condition holds, asking every few milliseconds. The
+// error of a wait that ends with ctx has the condition's last words.
+func Wait(ctx context.Context, what string, cond func() error) error {
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		err := cond()
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("waited in vain for %s: %w (%w)", what, err, ctx.Err())
+		case <-tick.C:
+		}
+	}
+}
+
+// Ready waits until every worker is usable and every feed is trusted.
+func (g *Rig) Ready(ctx context.Context) error {
+	return Wait(ctx, "the fleet", func() error {
+		snap, err := g.Admin.Workers(ctx)
+		if err != nil {
+			return err
+		}
+		for _, w := range snap.Workers {
+			if !w.Usable {
+				return fmt.Errorf("%s is not usable: %s", w.Name, w.Reason)
+			}
+			for _, k := range w.Ranks {
+				if k.Feed.State != "none" && !k.Feed.Trusted {
+					return fmt.Errorf("the feed of %s is %s: %s", k.Label, k.Feed.State, k.Feed.Reason)
+				}
+				if k.Engine == nil {
+					return fmt.Errorf("%s has not told its load", k.Label)
+				}
+			}
+			if e := g.engine(w.Name); e != nil {
+				for _, k := range w.Ranks {
+					if pub, err := e.Publisher(k.DP); err == nil && pub != nil && k.Feed.State == "none" {
+						return fmt.Errorf("the events of %s are not followed yet", k.Label)
+					}
+				}
+			}
+		}
+		return nil
+	})
+}
+
+func (g *Rig) engine(name string) *sim.Engine {
+	if g.Sim == nil {
+		return nil
+	}
+	return g.Sim.Named(name)
+}
+
+// Synced waits until what the index holds of every rank is what its engine's
+// cache holds.
+func (g *Rig) Synced(ctx context.Context) error {
+	return Wait(ctx, "the index to equal the caches", func() error { return g.Differ() })
+}
+
+// Differ says where the index and the engines' caches are not equal; nil when
+// they are. Engines without events are left out.
+func (g *Rig) Differ() error {
+	var errs []error
+	for _, e := range g.Sim.Engines() {
+		for dp := range e.Group().DP {
+			pub, err := e.Publisher(dp)
+			if err != nil {
+				errs = append(errs, err)
+				continue
+			}
+			if pub == nil {
+				continue
+			}
+			want, err := e.Cached(dp)
+			if err != nil {
+				errs = append(errs, err)
+				continue
+			}
+			label := fmt.Sprintf("%s/dp%d", e.Name(), dp)
+			got, ok := g.Router.IndexedBlocks(label)
+			if !ok {
+				errs = append(errs, fmt.Errorf("the index knows no rank %s", label))
+				continue
+			}
+			slices.Sort(want)
+			slices.Sort(got)
+			want, got = slices.Compact(want), slices.Compact(got)
+			if !slices.Equal(want, got) {
+				over := 0
+				for _, s := range got {
+					if _, ok := slices.BinarySearch(want, s); !ok {
+						over++
+					}
+				}
+				errs = append(errs, fmt.Errorf("%s: the index holds %d block(s), %d of them not in the engine's cache of %d", label, len(got), over, len(want)))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
