@@ -13,6 +13,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/dynctl/dynctl/internal/router/kvevent"
+	"github.com/dynctl/dynctl/internal/router/kvindex"
 	"github.com/dynctl/dynctl/internal/router/zmtp"
 	"github.com/dynctl/dynctl/internal/workers"
 )
@@ -356,6 +357,20 @@ func TestFeedAsksForSources(t *testing.T) {
 			t.Errorf("status %+v", s)
 		}
 	})
+}
+
+// Entries that no position vouches for are dropped.
+func TestFeedBeginsEmpty(t *testing.T) {
+	t.Parallel()
+	p := newPublisher(t, 19, 1)
+	p.steps(5)
+	f := newFixture(t, func(o *Options) { o.Observer = nil })
+	var ops kvindex.Batch
+	ops.Store(0, false, []uint64{1}, []uint64{2})
+	f.x.Apply(0, &ops)
+	f.add(p.source(true))
+	f.settled(p)
+	equalSet(t, "index", p.e.set(), holds(t, f.x))
 }
 
 // A rank that goes on from a snapshot keeps its entries if the publisher proves

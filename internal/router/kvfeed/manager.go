@@ -204,7 +204,8 @@ func (m *Manager) Run(ctx context.Context) error {
 
 // Add starts to feed rank id, which has a slot in the index already, from src.
 // With a resume position the index already holds the rank's entries as of that
-// batch; they are used once the publisher has proven to know it.
+// batch; they are used once the publisher has proven to know it. Without one the
+// rank begins empty.
 func (m *Manager) Add(id kvindex.Rank, key Key, src workers.EventSource, resume *Position) error {
 	if id >= maxRanks {
 		return fmt.Errorf("kvfeed: add %s: rank %d is not below %d", key, id, maxRanks)
@@ -236,6 +237,8 @@ func (m *Manager) Add(id kvindex.Rank, key Key, src workers.EventSource, resume 
 	r := newRank(m, id, key, src, words[id])
 	if resume != nil {
 		r.stream.Resume(*resume)
+	} else {
+		m.o.Index.ClearRank(id) // whatever it holds, no feed vouches for it
 	}
 	m.ranks[id] = r
 	if m.ctx != nil {
