@@ -44,10 +44,10 @@ var allowed = map[string][]string{
 	"internal/router/telemetry": {},
 	// The stand for tests and endurance runs; nothing of the product imports it.
 	"internal/router/routertest": {"internal/router", "internal/router/admin", "internal/workers", "internal/workers/sim"},
-	"internal/router/tokenize":  {"internal/router/tokenize/..."},
-	"internal/router/trace":     {"internal/router/receipt", "internal/router/kvevent"},
-	"internal/router/upstream":  {"internal/router/api"},
-	"internal/router/zmtp":      {},
+	"internal/router/tokenize":   {"internal/router/tokenize/..."},
+	"internal/router/trace":      {"internal/router/receipt", "internal/router/kvevent"},
+	"internal/router/upstream":   {"internal/router/api"},
+	"internal/router/zmtp":       {},
 
 	"internal/router/tokenize/...": {"internal/router/tokenize/..."},
 	"internal/router/kvindex/...":  {},

@@ -44,6 +44,9 @@ var settings = []setting{
 	{"routing.overlap_credit", "overlap-credit", "weight of cached blocks in the kv cost"},
 	{"routing.credit_decay", "overlap-credit-decay", "how fast the credit fades on ranks with more prefill work"},
 	{"routing.prefill_load_scale", "prefill-load-scale", "weight of prefill work in the kv cost"},
+	{"routing.queue_weight", "queue-weight", "weight of prefill work that a rank has already in the kv cost"},
+	{"routing.decode_load", "decode-load", "weight of a rank's active blocks in the kv cost"},
+	{"routing.spread", "spread", "weight of a rank's recent share of uncached prompts in the kv cost"},
 	{"routing.request_weight", "request-weight", "blocks that each active request adds to the kv cost"},
 	{"routing.temperature", "temperature", "0 takes the best rank; more draws among near ones"},
 	{"routing.busy_decode_blocks", "busy-decode-blocks", "leave out ranks whose active blocks exceed this share of their cache; 0 is off"},
@@ -68,7 +71,7 @@ var settings = []setting{
 	{"tokens.approx_ttl", "approx-ttl", "how long a text chunk is assumed to stay cached"},
 	{"index.max_blocks", "index-max-blocks", "greatest number of (block, rank) entries in the index"},
 	{"index.snapshot", "index-snapshot", "`FILE` that keeps the index across restarts"},
-	{"index.stale_after", "stale-after", "how long a rank's cache view is trusted without connection"},
+	{"index.stale_after", "stale-after", "how long a rank may be without event connection before it is called stale"},
 	{"limits.body_bytes", "max-body-bytes", "greatest request body in `BYTES`"},
 	{"limits.inflight", "max-inflight", "greatest number of requests in progress; 0 is no limit"},
 	{"limits.queue", "queue-size", "how many requests wait beyond that"},
@@ -154,16 +157,6 @@ func field(c *router.Config, key string) reflect.Value {
 		v = v.Field(i)
 	}
 	return v
-}
-
-// flagOf is the flag that sets a key; empty when none does.
-func flagOf(key string) string {
-	for _, s := range settings {
-		if s.key == key {
-			return s.flag
-		}
-	}
-	return ""
 }
 
 // settingValues lists the effective configuration for the admin API.

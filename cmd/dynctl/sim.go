@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"text/tabwriter"
 
@@ -44,7 +45,7 @@ listens on is written to standard output; docs/simulator.md lists the options,
 the timing model and the faults that can be set at run time.`,
 		Example: "  dynctl sim 1p1d:port=18100\n  dynctl sim 2d:dp=2 -o json",
 		Args:    cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
+		RunE: func(cmd *cobra.Command, args []string) (err error) {
 			fleet, err := sim.ParseFleet(args[0])
 			if err != nil {
 				return withCode(exitUsage, err)
@@ -53,7 +54,7 @@ the timing model and the faults that can be set at run time.`,
 			if err != nil {
 				return err
 			}
-			defer r.Close()
+			defer func() { err = errors.Join(err, r.Close()) }()
 			type engine struct {
 				Name   string   `json:"name"`
 				Role   string   `json:"role"`

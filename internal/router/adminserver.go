@@ -107,8 +107,10 @@ func (r *Router) AdminHandler(o AdminOptions) (http.Handler, error) {
 		mux.Handle(path, a.guard(h))
 	}
 	mux.HandleFunc("/", func(w http.ResponseWriter, q *http.Request) {
-		api.WriteError(w, q, &api.Error{Status: http.StatusNotFound, Code: api.CodeUnknownPath,
-			Message: fmt.Sprintf("%s %s is not part of the admin API; clients' requests go to the data plane", q.Method, q.URL.Path)})
+		api.WriteError(w, q, &api.Error{
+			Status: http.StatusNotFound, Code: api.CodeUnknownPath,
+			Message: fmt.Sprintf("%s %s is not part of the admin API; clients' requests go to the data plane", q.Method, q.URL.Path),
+		})
 	})
 	return mux, nil
 }
@@ -349,8 +351,10 @@ func (a *adminAPI) decision(q *http.Request) (any, error) {
 		c, ok = a.r.receipts.ByRequest(id)
 	}
 	if !ok {
-		return nil, &api.Error{Status: http.StatusNotFound, Code: "decision_not_found", Param: "id",
-			Message: fmt.Sprintf("no decision or request %q is kept here: the last %d are (--receipts)", clipName(id), a.r.receipts.Stats().Capacity)}
+		return nil, &api.Error{
+			Status: http.StatusNotFound, Code: "decision_not_found", Param: "id",
+			Message: fmt.Sprintf("no decision or request %q is kept here: the last %d are (--receipts)", clipName(id), a.r.receipts.Stats().Capacity),
+		}
 	}
 	return c, nil
 }

@@ -104,8 +104,10 @@ func (x *exchange) streamed(p disagg.Peer, held *ledger.Reservation, resp *upstr
 	}
 	if verdict == sse.Failed {
 		x.r.outliers.Report(p.Worker, health.ServerError)
-		return &failure{phase: selector.Decode, worker: p.Worker, reason: "stream_error", retry: true,
-			err: &api.Error{Status: http.StatusBadGateway, Code: api.CodeUpstreamError, Message: "the engine's stream began with an error: " + head.Scanner.Summary().Error}}
+		return &failure{
+			phase: selector.Decode, worker: p.Worker, reason: "stream_error", retry: true,
+			err: &api.Error{Status: http.StatusBadGateway, Code: api.CodeUpstreamError, Message: "the engine's stream began with an error: " + head.Scanner.Summary().Error},
+		}
 	}
 	x.r.outliers.Report(p.Worker, health.Success)
 	first := time.Now()

@@ -6,6 +6,8 @@ import (
 	"net"
 	"strings"
 	"time"
+
+	"github.com/dynctl/dynctl/internal/router/selector"
 )
 
 // Config is everything that an operator can set. The zero value is not
@@ -76,6 +78,9 @@ type RoutingConfig struct {
 	OverlapCredit    float64 `mapstructure:"overlap_credit"`
 	CreditDecay      float64 `mapstructure:"credit_decay"`
 	PrefillLoadScale float64 `mapstructure:"prefill_load_scale"`
+	QueueWeight      float64 `mapstructure:"queue_weight"`
+	DecodeLoad       float64 `mapstructure:"decode_load"`
+	Spread           float64 `mapstructure:"spread"`
 	RequestWeight    float64 `mapstructure:"request_weight"`
 	Temperature      float64 `mapstructure:"temperature"`
 	// Busy limits exclude a rank; 0 turns one off.
@@ -130,7 +135,8 @@ type IndexConfig struct {
 	MaxBlocks int `mapstructure:"max_blocks"`
 	// Snapshot is a file that keeps the index across restarts; empty for none.
 	Snapshot string `mapstructure:"snapshot"`
-	// StaleAfter is how long a rank without connection stays trusted.
+	// StaleAfter is how long a rank may be without connection to its events
+	// before it is called stale; it is not trusted from the first moment.
 	StaleAfter time.Duration `mapstructure:"stale_after"`
 }
 
@@ -189,12 +195,15 @@ type LogConfig struct {
 
 // DefaultConfig is a config with every default in place and no workers.
 func DefaultConfig() Config {
+	weights := selector.DefaultWeights()
 	return Config{
 		Listen:      "127.0.0.1:8000",
 		AdminListen: "127.0.0.1:8001",
 		Routing: RoutingConfig{
 			Policy: "kv", ThresholdOn: "eff_isl", PrefillFallback: "local", MissingParams: "error",
-			OverlapCredit: 1, PrefillLoadScale: 1,
+			OverlapCredit: weights.OverlapCredit, CreditDecay: weights.CreditDecay, PrefillLoadScale: weights.PrefillLoadScale,
+			QueueWeight: weights.Queue, DecodeLoad: weights.DecodeLoad, Spread: weights.Spread,
+			RequestWeight: weights.ActiveRequest, Temperature: weights.Temperature,
 			SessionHeader: "X-Session-ID", SessionField: "user",
 		},
 		Tokens:   TokensConfig{Tokenizer: "auto", ChunkBytes: 256, ApproxTTL: 2 * time.Minute},
@@ -260,6 +269,9 @@ func (c *Config) Validate() error {
 	nonNeg("routing.overlap_credit", r.OverlapCredit)
 	nonNeg("routing.credit_decay", r.CreditDecay)
 	nonNeg("routing.prefill_load_scale", r.PrefillLoadScale)
+	nonNeg("routing.queue_weight", r.QueueWeight)
+	nonNeg("routing.decode_load", r.DecodeLoad)
+	nonNeg("routing.spread", r.Spread)
 	nonNeg("routing.request_weight", r.RequestWeight)
 	nonNeg("routing.temperature", r.Temperature)
 	share("routing.busy_decode_blocks", r.BusyDecodeBlocks)

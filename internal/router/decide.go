@@ -44,10 +44,10 @@ func newSettings(c Config, origin map[string]string, revision uint64) (*settings
 	if s.routing.decode, err = policy(r.DecodePolicy); err != nil {
 		return nil, err
 	}
-	w := selector.DefaultWeights()
-	w.OverlapCredit, w.CreditDecay, w.PrefillLoadScale = r.OverlapCredit, r.CreditDecay, r.PrefillLoadScale
-	w.ActiveRequest, w.Temperature = r.RequestWeight, r.Temperature
-	s.routing.weights = w
+	s.routing.weights = selector.Weights{
+		OverlapCredit: r.OverlapCredit, CreditDecay: r.CreditDecay, PrefillLoadScale: r.PrefillLoadScale, Queue: r.QueueWeight,
+		DecodeLoad: r.DecodeLoad, Spread: r.Spread, ActiveRequest: r.RequestWeight, Temperature: r.Temperature,
+	}
 	s.routing.busy = selector.Busy{DecodeBlocksShare: r.BusyDecodeBlocks, PrefillTokens: r.BusyPrefillTokens, Waiting: r.BusyWaiting, KVUsage: r.BusyKVUsage}
 	s.routing.plan = disagg.Config{
 		Threshold: r.Threshold, On: disagg.Measure(r.ThresholdOn), Fallback: disagg.Fallback(r.PrefillFallback),

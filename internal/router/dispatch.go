@@ -270,7 +270,7 @@ func (x *exchange) concurrent(t *disagg.Transfer, prefill, decode disagg.Peer, h
 		}
 		timer.Stop()
 	}
-	if decodeErr != nil && legErr != nil && x.ctx.Err() == nil && context.Cause(dctx) == legErr {
+	if decodeErr != nil && legErr != nil && x.ctx.Err() == nil && errors.Is(context.Cause(dctx), legErr) {
 		return legErr // the decode leg failed because it was cancelled
 	}
 	return decodeErr
@@ -346,16 +346,20 @@ func (x *exchange) prefillLeg(ctx context.Context, t *disagg.Transfer, p disagg.
 	switch {
 	case errors.Is(err, disagg.ErrMissingParams):
 		f.reason = "missing_params"
-		r.event(eventlog.Event{Kind: "prefill_without_params", Severity: eventlog.Error, Worker: p.Worker.Name, Request: x.decision,
-			Text: fmt.Sprintf("%s answered a remote prefill with 200 but without transfer parameters, so its KV cannot move; check its --kv-transfer-config", p.Worker.Name)})
+		r.event(eventlog.Event{
+			Kind: "prefill_without_params", Severity: eventlog.Error, Worker: p.Worker.Name, Request: x.decision,
+			Text: fmt.Sprintf("%s answered a remote prefill with 200 but without transfer parameters, so its KV cannot move; check its --kv-transfer-config", p.Worker.Name),
+		})
 		if s.Routing.MissingParams == "local" {
 			x.d.localWhenMissing = true
 		}
 	case errors.Is(err, disagg.ErrExpired):
 		f.reason = "expired"
 	default:
-		r.event(eventlog.Event{Kind: "prefill_bad_params", Severity: eventlog.Error, Worker: p.Worker.Name, Request: x.decision,
-			Text: fmt.Sprintf("%s answered a remote prefill with transfer parameters that do not fit the prompt; they were not used: %v", p.Worker.Name, err)})
+		r.event(eventlog.Event{
+			Kind: "prefill_bad_params", Severity: eventlog.Error, Worker: p.Worker.Name, Request: x.decision,
+			Text: fmt.Sprintf("%s answered a remote prefill with transfer parameters that do not fit the prompt; they were not used: %v", p.Worker.Name, err),
+		})
 	}
 	return f
 }

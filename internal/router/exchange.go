@@ -116,7 +116,7 @@ func (r *Router) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		p := recover()
 		stop()
 		cancel()
-		if p != nil && p != http.ErrAbortHandler {
+		if cut, _ := p.(error); p != nil && !errors.Is(cut, http.ErrAbortHandler) {
 			r.event(eventlog.Event{Kind: "panic", Severity: eventlog.Error, Request: x.decision, Text: fmt.Sprintf("a request ended with an internal error: %v", p)})
 			r.log.Error("panic", "request", x.id, "panic", p, "stack", string(debug.Stack()))
 			x.finish(fmt.Errorf("panic: %v", p))
@@ -256,8 +256,10 @@ func (x *exchange) resolve() error {
 func (x *exchange) noModel() error {
 	known := x.d.fleet.Models()
 	if len(known) == 0 {
-		return &api.Error{Status: http.StatusServiceUnavailable, Code: api.CodeNoDecodeWorker, RetryAfter: time.Second,
-			Message: "no worker has told yet which models it serves"}
+		return &api.Error{
+			Status: http.StatusServiceUnavailable, Code: api.CodeNoDecodeWorker, RetryAfter: time.Second,
+			Message: "no worker has told yet which models it serves",
+		}
 	}
 	e := &api.Error{Status: http.StatusNotFound, Code: api.CodeModelNotFound, Param: "model"}
 	if x.asked == "" {
@@ -334,8 +336,10 @@ func (x *exchange) pinResponse() error {
 		}
 	}
 	if able > 1 {
-		return x.refuse("request", &api.Error{Status: http.StatusNotFound, Code: api.CodeInvalidRequest, Param: "previous_response_id",
-			Message: fmt.Sprintf("response %q is not known here: it was made by another router, or too long ago", clipName(id))})
+		return x.refuse("request", &api.Error{
+			Status: http.StatusNotFound, Code: api.CodeInvalidRequest, Param: "previous_response_id",
+			Message: fmt.Sprintf("response %q is not known here: it was made by another router, or too long ago", clipName(id)),
+		})
 	}
 	return nil
 }

@@ -86,8 +86,10 @@ func (f *fleet) follow(now *workers.Snapshot) {
 		for _, k := range c.Started {
 			slot := kvindex.Rank(k.Slot)
 			if err := errors.Join(f.claim(k), f.r.guesses.AddRank(slot, k.Label)); err != nil {
-				f.r.event(eventlog.Event{Kind: "rank_refused", Severity: eventlog.Error, Worker: k.WorkerName, Rank: k.Label,
-					Text: fmt.Sprintf("rank %s has no place in the index and is routed without cache knowledge: %v", k.Label, err)})
+				f.r.event(eventlog.Event{
+					Kind: "rank_refused", Severity: eventlog.Error, Worker: k.WorkerName, Rank: k.Label,
+					Text: fmt.Sprintf("rank %s has no place in the index and is routed without cache knowledge: %v", k.Label, err),
+				})
 			}
 		}
 	}
@@ -125,8 +127,10 @@ func (f *fleet) feed(w *workers.Worker, k *workers.Rank) {
 	}
 	key := kvfeed.Key{Worker: w.Name, DP: k.DP, Host: w.URL.Hostname(), BlockSize: block}
 	if err := f.r.feeds.Add(kvindex.Rank(k.Slot), key, want, f.resume(k, want, block)); err != nil {
-		f.r.event(eventlog.Event{Kind: "feed_refused", Severity: eventlog.Error, Worker: w.Name, Rank: k.Label,
-			Text: fmt.Sprintf("the KV events of %s are not followed: %v", k.Label, err)})
+		f.r.event(eventlog.Event{
+			Kind: "feed_refused", Severity: eventlog.Error, Worker: w.Name, Rank: k.Label,
+			Text: fmt.Sprintf("the KV events of %s are not followed: %v", k.Label, err),
+		})
 		return
 	}
 	f.mu.Lock()

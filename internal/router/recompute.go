@@ -97,8 +97,10 @@ func (w *recomputeWatch) compare() {
 			s.open, s.tokens = 0, 0
 			if s.alarmed && grew {
 				s.alarmed = false
-				events = append(events, eventlog.Event{Kind: "silent_recompute_ended", Worker: s.worker, Rank: k.Label,
-					Text: fmt.Sprintf("%s loads KV from prefill workers again", k.Label)})
+				events = append(events, eventlog.Event{
+					Kind: "silent_recompute_ended", Worker: s.worker, Rank: k.Label,
+					Text: fmt.Sprintf("%s loads KV from prefill workers again", k.Label),
+				})
 			}
 		case s.open >= recomputeProof && l.At.After(s.last.Add(500*time.Millisecond)):
 			w.r.traffic.recomputes.Add(uint64(s.open))
@@ -107,8 +109,10 @@ func (w *recomputeWatch) compare() {
 			}
 			if !s.alarmed {
 				s.alarmed = true
-				events = append(events, eventlog.Event{Kind: "silent_recompute", Severity: eventlog.Error, Worker: s.worker, Rank: k.Label,
-					Text: fmt.Sprintf("%s answered %d request(s) whose %d prompt tokens a prefill worker had computed, but its counter of tokens loaded over the connector did not grow: it computes the prompts again, so remote prefill costs time and gains nothing; check --kv-transfer-config on both sides", k.Label, s.open, s.tokens)})
+				events = append(events, eventlog.Event{
+					Kind: "silent_recompute", Severity: eventlog.Error, Worker: s.worker, Rank: k.Label,
+					Text: fmt.Sprintf("%s answered %d request(s) whose %d prompt tokens a prefill worker had computed, but its counter of tokens loaded over the connector did not grow: it computes the prompts again, so remote prefill costs time and gains nothing; check --kv-transfer-config on both sides", k.Label, s.open, s.tokens),
+				})
 			}
 			s.open, s.tokens = 0, 0
 		}

@@ -1,6 +1,7 @@
 package router
 
 import (
+	"errors"
 	"sync"
 	"time"
 
@@ -212,7 +213,8 @@ func (l *legRecord) end(err error) {
 		outcome := "ok"
 		if err != nil {
 			outcome = "failed"
-			if f, ok := err.(*failure); ok {
+			var f *failure
+			if errors.As(err, &f) {
 				outcome = f.reason
 			}
 			l.x.r.fleet.failed(l.peer.Rank)

@@ -292,10 +292,17 @@ func (r *Router) reload(c Config, origin map[string]string) error {
 		key      string
 		old, now any
 	}{
-		{"listen", old.Listen, c.Listen}, {"admin_listen", old.AdminListen, c.AdminListen}, {"sim", old.Sim, c.Sim},
-		{"workers_file", old.WorkersFile, c.WorkersFile}, {"index.max_blocks", old.Index.MaxBlocks, c.Index.MaxBlocks},
-		{"index.snapshot", old.Index.Snapshot, c.Index.Snapshot}, {"receipts", old.Receipts, c.Receipts}, {"events", old.Events, c.Events},
-		{"tokens", old.Tokens, c.Tokens}, {"health", old.Health, c.Health}, {"trace", old.Trace, c.Trace},
+		{"listen", old.Listen, c.Listen},
+		{"admin_listen", old.AdminListen, c.AdminListen},
+		{"sim", old.Sim, c.Sim},
+		{"workers_file", old.WorkersFile, c.WorkersFile},
+		{"index.max_blocks", old.Index.MaxBlocks, c.Index.MaxBlocks},
+		{"index.snapshot", old.Index.Snapshot, c.Index.Snapshot},
+		{"receipts", old.Receipts, c.Receipts},
+		{"events", old.Events, c.Events},
+		{"tokens", old.Tokens, c.Tokens},
+		{"health", old.Health, c.Health},
+		{"trace", old.Trace, c.Trace},
 	} {
 		if f.old != f.now {
 			errs = append(errs, fmt.Errorf("%s cannot change while the router runs (now %v): restart it", f.key, f.old))

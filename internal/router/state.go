@@ -177,7 +177,7 @@ func (r *Router) workerList() []admin.Worker {
 			if f, ok := feeds[k.Slot]; ok {
 				rank.Feed = admin.Feed{
 					State: string(f.State), Trusted: f.Trusted, Reason: f.Reason, Since: f.Since, Endpoint: f.Endpoint,
-					LastSeq: uint64(max(0, f.LastSeq)), LastAt: f.LastEvent, Batches: f.Batches, Events: f.Counters.Events, Blocks: f.Counters.Stored + f.Counters.Removed,
+					LastSeq: uint64(max(0, f.LastSeq)), LastAt: f.LastEvent, Batches: f.Batches, Events: f.Events, Blocks: f.Stored + f.Removed,
 					Gaps: f.Gaps, Replayed: f.ReplayedBatches, Restarts: f.Restarts, Errors: f.Unreadable + f.Malformed, Orphans: f.Orphans, Lost: f.Lost,
 				}
 			}

@@ -202,15 +202,19 @@ func anyFed(list []*workers.Worker) bool {
 
 func (t *tokenStage) degrade(m *modelTokens, model string, err error) {
 	if m.degraded.CompareAndSwap(0, time.Now().UnixNano()) {
-		t.r.event(eventlog.Event{Kind: "tokenizer_degraded", Severity: eventlog.Warn,
-			Text: fmt.Sprintf("prompts of %s are estimated and routed by text, because no engine tokenizes them: %s", model, oneLine(err))})
+		t.r.event(eventlog.Event{
+			Kind: "tokenizer_degraded", Severity: eventlog.Warn,
+			Text: fmt.Sprintf("prompts of %s are estimated and routed by text, because no engine tokenizes them: %s", model, oneLine(err)),
+		})
 	}
 }
 
 func (t *tokenStage) recover(m *modelTokens, model string) {
 	if since := m.degraded.Swap(0); since != 0 {
-		t.r.event(eventlog.Event{Kind: "tokenizer_recovered",
-			Text: fmt.Sprintf("prompts of %s are tokenized again, after %s", model, time.Since(time.Unix(0, since)).Round(time.Millisecond))})
+		t.r.event(eventlog.Event{
+			Kind: "tokenizer_recovered",
+			Text: fmt.Sprintf("prompts of %s are tokenized again, after %s", model, time.Since(time.Unix(0, since)).Round(time.Millisecond)),
+		})
 	}
 }
 

@@ -22,9 +22,9 @@ import (
 func TestConcurrent(t *testing.T) {
 	t.Parallel()
 	const writers, still = 8, Rank(20)
-	steps := 3000
+	steps := 1500
 	if testing.Short() {
-		steps = 400
+		steps = 300
 	}
 	x := New(Options{MaxRanks: 32})
 	defer x.Close()

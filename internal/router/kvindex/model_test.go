@@ -1,10 +1,6 @@
 package kvindex
 
-import (
-	"maps"
-
-	"github.com/dynctl/dynctl/internal/router/blockhash"
-)
+import "github.com/dynctl/dynctl/internal/router/blockhash"
 
 // model is the index as its documentation says it: maps only, one thread, nothing shared.
 type model struct {
@@ -130,5 +126,3 @@ func (m *model) overlap(locals []uint64) map[Rank]int {
 	}
 	return out
 }
-
-func (m *model) blocks(r Rank) map[uint64]uint64 { return maps.Clone(m.ranks[r].held) }

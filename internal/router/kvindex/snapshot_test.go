@@ -64,7 +64,7 @@ func TestSnapshot(t *testing.T) {
 	t.Parallel()
 	x := New(Options{MaxRanks: 8})
 	defer x.Close()
-	m, prompts := scramble(t, x, 1, 400)
+	m, prompts := scramble(t, x, 1, 150)
 	var b Batch
 	b.Store(99, true, []uint64{1}, []uint64{1}) // rank 2 loses trust
 	m.apply(2, &b)
@@ -149,7 +149,7 @@ func TestSnapshotOfNothing(t *testing.T) {
 
 func FuzzRestore(f *testing.F) {
 	x := New(Options{MaxRanks: 8})
-	scramble(f, x, 2, 12)
+	scramble(f, x, 2, 3)
 	var file bytes.Buffer
 	if err := x.Snapshot(&file); err != nil {
 		f.Fatal(err)

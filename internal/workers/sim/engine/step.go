@@ -43,7 +43,14 @@ func (r *Rank) schedule() (timing.Batch, bool) {
 		r.batch = append(r.batch, p)
 		budget -= n
 	}
-	for !preempted && len(r.waiting) > 0 && budget > 0 && len(r.running) < r.cfg.MaxSeqs && !r.dead {
+	// After a preemption nobody new is admitted, unless the preempted one was
+	// alone: the step must not stay empty while someone could run. Whoever has
+	// pulled its blocks goes first then, or the preempted one would take the
+	// same few blocks again, for ever.
+	if preempted {
+		r.advanceHolder()
+	}
+	for (!preempted || len(r.batch) == 0) && len(r.waiting) > 0 && budget > 0 && len(r.running) < r.cfg.MaxSeqs && !r.dead {
 		p := r.waiting[0]
 		admitted, wait := r.admit(p, budget)
 		if wait {

@@ -72,6 +72,7 @@ type forced struct {
 	name   string
 	before string // arguments up to the text of the answer
 	after  string
+	quiet  bool // the arguments have no place for the text
 	named  bool // by name: vLLM then says "stop", not "tool_calls"
 }
 
@@ -122,7 +123,7 @@ func (s *Server) chat(w http.ResponseWriter, r *http.Request) {
 		out := chatChoice{Index: c.index, FinishReason: c.finish, StopReason: c.stop, Message: chatAnswerMessage{Role: "assistant"}}
 		text := c.text.String()
 		if call != nil {
-			out.Message.ToolCalls = []toolCall{{"chatcmpl-tool-" + s.id(), "function", toolFunction{call.name, call.before + inner(text) + call.after}}}
+			out.Message.ToolCalls = []toolCall{{"chatcmpl-tool-" + s.id(), "function", toolFunction{call.name, call.before + call.text(text) + call.after}}}
 			out.FinishReason = call.finish(c.finish)
 			text = ""
 		}
@@ -136,6 +137,14 @@ func (s *Server) chat(w http.ResponseWriter, r *http.Request) {
 		a.Choices = append(a.Choices, out)
 	}
 	writeJSON(w, http.StatusOK, a)
+}
+
+// text is what a piece of the answer adds to the arguments.
+func (f *forced) text(piece string) string {
+	if f.quiet {
+		return ""
+	}
+	return inner(piece)
 }
 
 // inner is text as it stands inside a JSON string.
@@ -214,7 +223,7 @@ func forcedCall(rawTools, rawChoice json.RawMessage) (*forced, *apiError) {
 		}
 		if want == "" || name == want {
 			f := &forced{name: name, named: named}
-			f.before, f.after = arguments(schema)
+			f.before, f.after, f.quiet = arguments(schema)
 			return f, nil
 		}
 	}
@@ -222,8 +231,9 @@ func forcedCall(rawTools, rawChoice json.RawMessage) (*forced, *apiError) {
 }
 
 // arguments makes an object that fits a simple schema, in two halves around the
-// answer's text, which becomes the value of the first text property.
-func arguments(raw json.RawMessage) (before, after string) {
+// answer's text, which becomes the value of the first text property; quiet if
+// there is none.
+func arguments(raw json.RawMessage) (before, after string, quiet bool) {
 	var schema struct {
 		Properties map[string]struct {
 			Type string            `json:"type"`
@@ -232,7 +242,7 @@ func arguments(raw json.RawMessage) (before, after string) {
 		Required []string `json:"required"`
 	}
 	if absent(raw) || json.Unmarshal(raw, &schema) != nil {
-		return `{"text": "`, `"}`
+		return `{"text": "`, `"}`, false
 	}
 	textKey := ""
 	var fixed []string
@@ -258,12 +268,12 @@ func arguments(raw json.RawMessage) (before, after string) {
 	}
 	before = "{" + strings.Join(fixed, ", ")
 	if textKey == "" {
-		return before, "}"
+		return before, "}", true
 	}
 	if len(fixed) > 0 {
 		before += ", "
 	}
-	return before + textKey + `"`, `"}`
+	return before + textKey + `"`, `"}`, false
 }
 
 type chatLogprob struct {
@@ -314,7 +324,7 @@ func (s *Server) streamChat(w http.ResponseWriter, r *http.Request, base string,
 		e.num(c.index)
 		if call != nil {
 			e.str(`,"delta":{"tool_calls":[{"index":0,"function":{"arguments":`)
-			text := inner(d.text)
+			text := call.text(d.text)
 			if c.finish != "" {
 				text += call.after
 				c.finish = call.finish(c.finish)

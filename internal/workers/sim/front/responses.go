@@ -190,7 +190,7 @@ func (s *Server) messages(w http.ResponseWriter, r *http.Request) {
 		c := all[0]
 		content := map[string]any{"type": "text", "text": c.text.String()}
 		if call != nil {
-			content = map[string]any{"type": "tool_use", "id": "toolu_" + s.id(), "name": call.name, "input": json.RawMessage(call.before + inner(c.text.String()) + call.after)}
+			content = map[string]any{"type": "tool_use", "id": "toolu_" + s.id(), "name": call.name, "input": json.RawMessage(call.before + call.text(c.text.String()) + call.after)}
 		}
 		why, word := reason(c)
 		writeJSON(w, http.StatusOK, map[string]any{"id": id, "type": "message", "role": "assistant", "model": j.shown, "content": []any{content}, "stop_reason": why, "stop_sequence": word, "usage": counts(c)})
@@ -225,7 +225,7 @@ func (s *Server) messages(w http.ResponseWriter, r *http.Request) {
 			}
 		}
 		if call != nil {
-			part := inner(d.text)
+			part := call.text(d.text)
 			if c.finish != "" {
 				part += call.after
 			}
