@@ -1,0 +1,285 @@
+package tui
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/dynctl/dynctl/internal/tui/feed"
+	"github.com/dynctl/dynctl/internal/tui/keys"
+	"github.com/dynctl/dynctl/internal/tui/page"
+	"github.com/dynctl/dynctl/internal/tui/theme"
+	"github.com/dynctl/dynctl/internal/tui/widget"
+)
+
+// drawHeader says which router this is and how fresh its figures are.
+func (a *app) drawHeader(c *page.Ctx, p *widget.Painter) {
+	r := c.R
+	link, style := string(r.Link), page.LinkStyle(r.Link)
+	if r.AgeSeconds.Known() {
+		link += " " + widget.Seconds(r.AgeSeconds.F())
+	}
+	if a.frozen != nil {
+		link, style = "PAUSED", theme.Warn
+		if d := a.now.Sub(a.frozen.At); d >= time.Second {
+			link += " " + widget.Age(d) + " ago"
+		}
+	}
+	right := "every " + strings.TrimSuffix(a.rate.String(), "0ms") + "  "
+	if a.rate >= time.Second || a.rate%(100*time.Millisecond) == 0 {
+		right = fmt.Sprintf("every %gs  ", a.rate.Seconds())
+	}
+	if a.w < 100 {
+		right = fmt.Sprintf("%gs  ", a.rate.Seconds())
+	}
+	p.Put(theme.Bold, " dynctl top")
+	if a.opts.Note != "" {
+		p.Put(theme.Warn, "  "+a.opts.Note)
+	}
+	if a.opts.Context != "" {
+		p.Put(theme.Plain, "  ctx "+a.opts.Context)
+	}
+	name := r.Name
+	if name == "" {
+		name = r.URL
+	}
+	if n := len(c.View.Routers); n > 1 {
+		name = fmt.Sprintf("%s (%d of %d, R next)", name, a.sel+1, n)
+	}
+	room := a.w - widget.Width(right) - widget.Width(link) - 2
+	put := func(st theme.Style, s string) {
+		if p.X()+widget.Width(s) <= room {
+			p.Put(st, s)
+		}
+	}
+	put(theme.Plain, "  ")
+	put(theme.Accent, p.Cut(name, max(10, room-p.X())))
+	if r.State != "" {
+		st := theme.Warn
+		if r.State == "ready" {
+			st = theme.Good
+		}
+		put(st, "  "+r.State)
+	}
+	if r.Workers.Total > 0 {
+		w := r.Workers
+		parts := ""
+		for _, x := range []struct {
+			n int
+			s string
+		}{{w.Prefill, "P"}, {w.Decode, "D"}, {w.Aggregated, "A"}} {
+			if x.n > 0 {
+				parts += fmt.Sprintf(" %d%s", x.n, x.s)
+			}
+		}
+		put(theme.Plain, fmt.Sprintf("  workers %d (%s)  ranks %d", w.Total, strings.TrimSpace(parts), w.Ranks))
+	}
+	if r.Version != "" {
+		put(theme.Dim, "  v"+strings.TrimPrefix(r.Version, "v"))
+	}
+	if r.UptimeSeconds.Known() {
+		put(theme.Dim, "  up "+widget.Seconds(r.UptimeSeconds.F()))
+	}
+	p.To(a.w - widget.Width(right) - widget.Width(link) - 1)
+	p.Put(theme.Dim, right)
+	p.Put(style, link)
+	p.End()
+}
+
+// drawTabs lists the views, and the state of the present one.
+func (a *app) drawTabs(c *page.Ctx, p *widget.Painter) {
+	p.Put(theme.Plain, " ")
+	for i, pg := range a.pages {
+		name := fmt.Sprintf("%d %s", i+1, pg.Name())
+		if a.w < 100 && len(pg.Name()) > 6 {
+			name = fmt.Sprintf("%d %s", i+1, pg.Name()[:6])
+		}
+		if i == a.tab {
+			p.Put(theme.Accent, "["+name+"]")
+		} else {
+			p.Put(theme.Plain, " "+name+" ")
+		}
+		if a.w >= 100 {
+			p.Put(theme.Plain, " ")
+		}
+	}
+	errors, warnings := 0, 0
+	for _, x := range c.R.Attention {
+		switch x.Severity {
+		case feed.Error:
+			errors++
+		case feed.Warn:
+			warnings++
+		}
+	}
+	alert, style := "", theme.Good
+	switch {
+	case errors > 0:
+		alert, style = fmt.Sprintf("%d ERR %d warn", errors, warnings), theme.Bad
+	case warnings > 0:
+		alert, style = fmt.Sprintf("%d warn", warnings), theme.Warn
+	case c.R.Link == feed.Live:
+		alert = "all well"
+	}
+	state := "sort " + a.pages[a.tab].Order()
+	if f := a.pages[a.tab].Filter(); f != "" {
+		state += "  filter " + f
+	}
+	room := a.w - p.X() - widget.Width(alert) - 4
+	state = p.Cut(state, max(room, 0))
+	p.To(a.w - widget.Width(state) - widget.Width(alert) - 3)
+	p.Put(theme.Dim, state)
+	p.Put(theme.Plain, "  ")
+	p.Put(style, alert)
+	p.End()
+}
+
+// drawFooter holds the input, a message or the hints.
+func (a *app) drawFooter(p *widget.Painter) {
+	switch {
+	case a.asking != "":
+		sign := map[string]string{"filter": "/", "command": ":", "save": "save as "}[a.asking]
+		p.Put(theme.Accent, " "+sign)
+		value := a.input.Value()
+		at := min(a.input.Position(), len([]rune(value)))
+		runes := []rune(value)
+		// Keep the end in sight when the text is longer than the line.
+		if over := widget.Width(value) + p.X() + 2 - a.w; over > 0 && over < len(runes) {
+			runes = runes[over:]
+			at = max(0, at-over)
+		}
+		p.Put(theme.Plain, string(runes[:at]))
+		if at < len(runes) {
+			p.Put(theme.Selected, string(runes[at:at+1]))
+			p.Put(theme.Plain, string(runes[at+1:]))
+		} else {
+			p.Put(theme.Selected, " ")
+		}
+		if value == "" {
+			p.Put(theme.Dim, "  "+a.hint())
+		}
+	case a.message != "":
+		st := theme.Good
+		sign := " "
+		if a.fault {
+			st, sign = theme.Warn, " ! "
+		}
+		p.Put(st, p.Cut(sign+a.message, a.w))
+	default:
+		list := a.pages[a.tab].Keys()
+		if a.overlay != nil {
+			list = []string{"j/k scroll", "esc back", "q quit"}
+		} else if a.frozen != nil {
+			list = append([]string{"p go on", "[ ] history"}, list...)
+		}
+		for _, k := range list[:min(len(list), 9)] {
+			key, word, _ := strings.Cut(k, " ")
+			if p.X()+widget.Width(k)+2 > a.w {
+				break
+			}
+			p.Put(theme.Plain, " ")
+			p.Put(theme.Accent, key)
+			p.Put(theme.Dim, " "+word)
+		}
+	}
+	p.End()
+}
+
+// hint tells what can be typed.
+func (a *app) hint() string {
+	switch a.asking {
+	case "filter":
+		switch a.tab {
+		case 2:
+			return "head of a hash, rank:LABEL, depth>N"
+		case 3:
+			return "word !not path:remote worker:decode-0 isl>4000 status>=500 re:..."
+		case 4:
+			return "word severity:error kind:feed rank:decode-0/dp1"
+		}
+		return "word !not role:decode kv>80 wait>=1 st:stale re:..."
+	case "command":
+		return "view [filter], sort NAME, rate 2s, save FILE, router N, theme NAME, ascii, quit"
+	}
+	return "FILE.json, FILE.csv or FILE.txt"
+}
+
+func (a *app) drawOverlay(p *widget.Painter, h int) {
+	o := a.overlay
+	p.Rule(o.title)
+	var lines []string
+	for _, l := range o.lines {
+		lines = append(lines, page.Wrap(l, a.w-4, "    ")...)
+	}
+	if strings.HasPrefix(o.title, "help") {
+		lines = o.lines
+	}
+	room := h - 2
+	o.off = max(0, min(o.off, len(lines)-room))
+	for i := o.off; i < len(lines) && i < o.off+room; i++ {
+		p.Line(theme.Plain, "  "+lines[i])
+	}
+	p.Fill(h - 1)
+	if rest := len(lines) - o.off - room; rest > 0 {
+		p.Line(theme.Dim, fmt.Sprintf("  %d more lines (j scrolls)", rest))
+	}
+}
+
+// helpLines is the help screen, in two columns when there is room.
+func (a *app) helpLines() []string {
+	var cells []string
+	group := ""
+	for _, e := range keys.Entries() {
+		if e.Group != group {
+			if group != "" {
+				cells = append(cells, "")
+			}
+			group = e.Group
+			cells = append(cells, group)
+		}
+		h := e.Binding.Help()
+		cells = append(cells, fmt.Sprintf("  %-14s %s", h.Key, h.Desc))
+	}
+	tail := []string{
+		"", "This screen only reads: no key here changes a router.",
+		"LIVE fresh figures, LAG late ones, STALE older than 10 s, DOWN no answer, PAUSED they stand still.",
+		"Marks: X broken, ! worth a look. ST: ok FULL QUEUE (load) CONN GAP RESYNC STALE LOST (events)",
+		"DOWN EJECT ASLEEP DRAIN NEW HELD (health) BLIND (no load figures).",
+	}
+	cols := 1
+	if a.w >= 100 {
+		cols = 2
+	}
+	per := (len(cells) + cols - 1) / cols
+	var out []string
+	for i := range per {
+		l := fmt.Sprintf("%-*s", a.w/cols-2, cells[i])
+		if cols == 2 && i+per < len(cells) {
+			l += cells[i+per]
+		}
+		out = append(out, strings.TrimRight(l, " "))
+	}
+	for _, t := range tail {
+		out = append(out, page.Wrap(t, a.w-4, "")...)
+	}
+	return out
+}
+
+// warningLines is the whole list of what needs attention.
+func (a *app) warningLines() []string {
+	v := a.shown()
+	var out []string
+	for i := range v.Routers {
+		r := &v.Routers[i]
+		if len(v.Routers) > 1 {
+			out = append(out, r.Name+" "+r.URL)
+		}
+		for _, x := range r.Attention {
+			out = append(out, fmt.Sprintf("%-5s %s %s: %s", strings.ToUpper(x.Severity.String()), x.Since.Local().Format(time.TimeOnly), x.Subject, x.Text), "")
+		}
+		if len(r.Attention) == 0 {
+			out = append(out, "nothing needs attention")
+		}
+	}
+	return out
+}

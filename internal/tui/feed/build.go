@@ -1,0 +1,521 @@
+package feed
+
+import (
+	"encoding/json"
+	"math"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/dynctl/dynctl/internal/router/admin"
+	"github.com/dynctl/dynctl/internal/router/receipt"
+)
+
+// The windows of rates and of troubles.
+const (
+	rateWindow    = 10 * time.Second
+	troubleWindow = time.Minute
+	maxSamples    = 80 // kept for both windows; at faster rates older ones are thinned
+	maxEvents     = 1000
+)
+
+// Sample is one answer of a router, or the reason why there is none.
+type Sample struct {
+	Snapshot *admin.Snapshot
+	// Prefixes are the most used runs below the root of the index, when they
+	// were asked for; PrefixesAsked tells that they were.
+	Prefixes      []admin.IndexNode
+	PrefixesAsked bool
+	Err           error
+	At            time.Time     // when the answer was there, by this machine's clock
+	Took          time.Duration // of the question
+}
+
+// point is what is kept of a sample for rates.
+type point struct {
+	at      time.Time // the router's clock
+	started time.Time
+	traffic admin.Traffic
+	index   admin.IndexTotals
+	cpu     float64
+	ranks   map[string]rankPoint
+}
+
+type rankPoint struct {
+	requests, failures, events, blocks, gaps uint64
+	queries, hits, external                  float64 // NaN unknown
+	loadAt                                   time.Time
+}
+
+// Builder makes the views of one router out of successive samples. It is not
+// safe for concurrent use.
+type Builder struct {
+	url    string
+	router Router
+	last   time.Time // of the newest answer, by this machine's clock
+	points []point
+	order  map[string]int // places of ranks in the last view
+	hot    hotWatch
+	seen   map[string]time.Time // attention lines and since when
+	events []admin.Event
+
+	// History of figures for graphs, by rank label.
+	history map[string]*Series
+	total   *Series
+}
+
+// NewBuilder is a builder for the router at url.
+func NewBuilder(url string) *Builder {
+	return &Builder{url: url, router: Router{URL: url, Link: Waiting, AgeSeconds: Unknown, AnswerMS: Unknown},
+		order: map[string]int{}, seen: map[string]time.Time{}, history: map[string]*Series{}, total: NewSeries()}
+}
+
+// LastEvent is the sequence number of the newest event that is known, for the
+// next question.
+func (b *Builder) LastEvent() uint64 {
+	if len(b.events) == 0 {
+		return 0
+	}
+	return b.events[len(b.events)-1].Seq
+}
+
+// Events are the events that were seen, oldest first, at most 1,000. The
+// result must not be changed.
+func (b *Builder) Events() []admin.Event { return b.events }
+
+// History is the series of a rank; nil when the rank is not known. The label
+// "" is the router's own.
+func (b *Builder) History(label string) *Series {
+	if label == "" {
+		return b.total
+	}
+	return b.history[label]
+}
+
+// Add takes in a sample and makes the router's view.
+func (b *Builder) Add(s Sample, interval time.Duration) *Router {
+	if s.Err != nil || s.Snapshot == nil {
+		b.router.Error = sentence(s.Err)
+		b.router.Link = Down
+		return b.finish(s.At, interval)
+	}
+	snap := s.Snapshot
+	if len(b.points) > 0 && !b.points[len(b.points)-1].started.Equal(snap.Status.Started) {
+		// Another process: its counters and events begin anew.
+		b.points, b.events, b.hot = nil, nil, hotWatch{}
+	}
+	b.last = s.At
+	b.router.Error = ""
+	b.router.AnswerMS = Num(float64(s.Took.Microseconds()) / 1000)
+	b.remember(snap)
+	if s.PrefixesAsked {
+		b.hot.add(s.Prefixes, snap.Status.Now)
+	}
+	b.addEvents(snap.Events)
+	b.describe(&snap.Status)
+	b.fillTraffic(snap)
+	b.fillFleet(snap)
+	b.router.Decisions = b.router.Decisions[:0:0]
+	for _, raw := range snap.Decisions {
+		if d, ok := ParseDecision(raw); ok {
+			b.router.Decisions = append(b.router.Decisions, d)
+		}
+	}
+	b.record()
+	return b.finish(s.At, interval)
+}
+
+// Tick makes the view again without a new sample, since ages pass.
+func (b *Builder) Tick(now time.Time, interval time.Duration) *Router { return b.finish(now, interval) }
+
+// finish judges the link and the attention, and copies the router.
+func (b *Builder) finish(now time.Time, interval time.Duration) *Router {
+	r := b.router
+	if !b.last.IsZero() {
+		age := now.Sub(b.last)
+		r.AgeSeconds = Num(math.Max(0, math.Round(age.Seconds()*10)/10))
+		switch {
+		case r.Link == Down && r.Error != "":
+		case age < max(2*time.Second, 2*interval):
+			r.Link = Live
+		case age < max(10*time.Second, 5*interval):
+			r.Link = Lag
+		default:
+			r.Link = Stale
+		}
+	}
+	r.Attention = b.attention(&r, now)
+	return &r
+}
+
+// describe takes over what the router says of itself.
+func (b *Builder) describe(st *admin.Status) {
+	r := &b.router
+	r.Link = Live
+	r.Name, r.Version, r.Schema, r.State, r.Reasons = st.Name, st.Version, st.Schema, st.State, st.Reasons
+	if r.Reasons == nil {
+		r.Reasons = []string{}
+	}
+	r.UptimeSeconds = Num(math.Max(0, st.Now.Sub(st.Started).Seconds()))
+	r.Models, r.Policy, r.ThresholdTokens, r.ThresholdOn = st.Models, st.Policy, st.ThresholdTokens, st.ThresholdOn
+	if r.Models == nil {
+		r.Models = []string{}
+	}
+	r.Tokenizer, r.BlockSize, r.ConfigRevision, r.Workers = st.Tokenizer, st.BlockSizeTokens, st.ConfigRevision, st.Workers
+	r.Process = Process{CPU: Unknown, HeapBytes: st.Runtime.HeapBytes, RSSBytes: st.Runtime.RSSBytes, Goroutines: st.Runtime.Goroutines, OpenFiles: st.Runtime.OpenFiles}
+}
+
+// remember keeps the counters of a snapshot.
+func (b *Builder) remember(snap *admin.Snapshot) {
+	p := point{at: snap.Status.Now, started: snap.Status.Started, traffic: snap.Status.Traffic, index: snap.Status.Index,
+		cpu: snap.Status.Runtime.CPUSeconds, ranks: make(map[string]rankPoint, snap.Status.Workers.Ranks)}
+	for i := range snap.Workers {
+		for j := range snap.Workers[i].Ranks {
+			k := &snap.Workers[i].Ranks[j]
+			q := rankPoint{requests: k.Requests, failures: k.Failures, events: k.Feed.Events, blocks: k.Feed.Blocks, gaps: k.Feed.Gaps,
+				queries: math.NaN(), hits: math.NaN(), external: math.NaN()}
+			if e := k.Engine; e != nil {
+				q.queries, q.hits, q.external, q.loadAt = value(e.PrefixQueries), value(e.PrefixHits), value(e.ExternalHits), e.At
+			}
+			p.ranks[k.Label] = q
+		}
+	}
+	if n := len(b.points); n > 0 && !p.at.After(b.points[n-1].at) {
+		b.points[n-1] = p // the same moment, or a clock that was set back
+		if n > 1 && !p.at.After(b.points[n-2].at) {
+			b.points = []point{p}
+		}
+		return
+	}
+	b.points = append(b.points, p)
+	for len(b.points) > 2 && p.at.Sub(b.points[1].at) >= troubleWindow {
+		b.points = slices.Delete(b.points, 0, 1)
+	}
+	if len(b.points) > maxSamples {
+		// Thin the older half out; the newest stay for the rate window.
+		kept := b.points[:0]
+		for i, q := range b.points {
+			if i == 0 || i > len(b.points)/2 || i%2 == 0 {
+				kept = append(kept, q)
+			}
+		}
+		clear(b.points[len(kept):])
+		b.points = kept
+	}
+}
+
+func value(f *float64) float64 {
+	if f == nil {
+		return math.NaN()
+	}
+	return *f
+}
+
+// since is the newest point that is at least d old, the oldest one if none is.
+func (b *Builder) since(d time.Duration) *point {
+	now := b.points[len(b.points)-1].at
+	for i := len(b.points) - 2; i >= 0; i-- {
+		if now.Sub(b.points[i].at) >= d {
+			return &b.points[i]
+		}
+	}
+	return &b.points[0]
+}
+
+// grew is how much a counter grew; one that went back has begun anew.
+func grew(from, to uint64) float64 {
+	if to < from {
+		return float64(to)
+	}
+	return float64(to - from)
+}
+
+// share is part of whole, unknown when there was nothing.
+func share(part, whole float64) Num {
+	if whole <= 0 {
+		return Unknown
+	}
+	return Num(part / whole)
+}
+
+func (b *Builder) fillTraffic(snap *admin.Snapshot) {
+	st := &snap.Status
+	t := &st.Traffic
+	r := &b.router
+	r.Traffic = Traffic{
+		Requests: t.Requests, Inflight: t.Inflight, Queued: t.Queued,
+		ActiveRequests: st.Ledger.Requests, ActivePrefill: st.Ledger.PrefillTokens, ActiveDecode: st.Ledger.DecodeBlocks, OpenReservations: st.Ledger.Reservations,
+	}
+	v := &r.Traffic
+	v.TTFTP50, v.TTFTP90, v.TTFTP99 = quantiles(t.TTFT)
+	v.ITLP50, v.ITLP90, v.ITLP99 = quantiles(t.ITL)
+	v.E2EP50, _, v.E2EP99 = quantiles(t.E2E)
+	v.OverheadP50, _, v.OverheadP99 = quantiles(t.Overhead)
+	x := &st.Index
+	r.Index = Index{Blocks: x.Blocks, Memberships: x.Memberships, MaxBlocks: x.MaxBlocks, Nodes: x.Nodes, Bytes: x.Bytes, Untrusted: x.UntrustedRank}
+	r.Index.HottestShare, r.Index.HottestPrefix = b.hot.share(), b.hot.name()
+
+	now, was, old := &b.points[len(b.points)-1], b.since(rateWindow), b.since(troubleWindow)
+	seconds := now.at.Sub(was.at).Seconds()
+	r.RateWindow, r.TroubleWindow = Unknown, Unknown
+	rate := func(from, to uint64) Num {
+		if seconds <= 0 {
+			return Unknown
+		}
+		return Num(grew(from, to) / seconds)
+	}
+	if seconds > 0 {
+		r.RateWindow, r.TroubleWindow = Num(seconds), Num(now.at.Sub(old.at).Seconds())
+		r.Process.CPU = Num(math.Max(0, now.cpu-was.cpu) / seconds)
+	}
+	a := &was.traffic
+	v.RequestRate, v.CompletedRate, v.FailedRate = rate(a.Requests, t.Requests), rate(a.Completed, t.Completed), rate(a.Failed, t.Failed)
+	v.CancelledRate, v.RejectedRate = rate(a.Cancelled, t.Cancelled), rate(a.Rejected, t.Rejected)
+	v.PromptRate, v.CompletionRate = rate(a.PromptTokens, t.PromptTokens), rate(a.CompletionTokens, t.CompletionTokens)
+	local, remote := grew(a.Local, t.Local), grew(a.Remote, t.Remote)
+	v.LocalShare, v.RemoteShare = share(local, local+remote), share(remote, local+remote)
+	prompt := grew(a.PromptTokens, t.PromptTokens)
+	v.HitShare, v.PredictedShare = share(grew(a.CachedTokens, t.CachedTokens), prompt), share(grew(a.PredictedTokens, t.PredictedTokens), prompt)
+	r.Index.StoredRate, r.Index.RemovedRate, r.Index.LookupRate = rate(was.index.Stored, x.Stored), rate(was.index.Removed, x.Removed), rate(was.index.Lookups, x.Lookups)
+
+	o := &old.traffic
+	requests := grew(o.Requests, t.Requests)
+	v.Failed, v.Fallbacks, v.Retries, v.Recomputes = Num(grew(o.Failed, t.Failed)), Num(grew(o.Fallbacks, t.Fallbacks)), Num(grew(o.Retries, t.Retries)), Num(grew(o.Recomputes, t.Recomputes))
+	v.FallbackShare = share(float64(v.Fallbacks), grew(o.Remote, t.Remote)+float64(v.Fallbacks))
+	v.RetryShare = share(float64(v.Retries), requests)
+	r.Index.Refused, r.Index.Orphaned = Num(grew(old.index.Refused, x.Refused)), Num(grew(old.index.Orphaned, x.Orphaned))
+	if seconds <= 0 {
+		for _, n := range []*Num{&v.LocalShare, &v.RemoteShare, &v.HitShare, &v.PredictedShare, &v.Failed, &v.Fallbacks, &v.Retries, &v.Recomputes, &v.FallbackShare, &v.RetryShare, &r.Index.Refused, &r.Index.Orphaned} {
+			*n = Unknown
+		}
+	}
+}
+
+func quantiles(q *admin.Quantiles) (p50, p90, p99 Num) {
+	if q == nil {
+		return Unknown, Unknown, Unknown
+	}
+	return Num(q.P50), Num(q.P90), Num(q.P99)
+}
+
+// fillFleet describes workers and ranks, worst ranks first.
+func (b *Builder) fillFleet(snap *admin.Snapshot) {
+	now, was, old := &b.points[len(b.points)-1], b.since(rateWindow), b.since(troubleWindow)
+	r := &b.router
+	r.WorkerList = make([]Worker, 0, len(snap.Workers))
+	r.Ranks = make([]Rank, 0, snap.Status.Workers.Ranks)
+	events, gaps := 0.0, 0.0
+	for i := range snap.Workers {
+		w := &snap.Workers[i]
+		r.WorkerList = append(r.WorkerList, Worker{Name: w.Name, URL: w.URL, Engine: w.Engine, Version: w.Version, Role: w.Role, Connector: w.Connector,
+			Models: orEmpty(w.Models), DP: w.DP, BlockSize: w.BlockSizeTokens, KVBlocks: w.KVBlocks, Source: w.Source, Health: w.Health, Reason: w.Reason,
+			Draining: w.Draining, Usable: w.Usable, Conflict: w.Conflict})
+		for j := range w.Ranks {
+			k := rankView(w, &w.Ranks[j], now, was, old)
+			if k.Feed.EventRate.Known() {
+				events += k.Feed.EventRate.F()
+			}
+			if k.Feed.RecentGaps.Known() {
+				gaps += k.Feed.RecentGaps.F()
+			}
+			r.Ranks = append(r.Ranks, k)
+		}
+	}
+	r.Index.EventRate, r.Index.Gaps = Unknown, Unknown
+	if r.RateWindow.Known() {
+		r.Index.EventRate, r.Index.Gaps = Num(events), Num(gaps)
+	}
+	judgeRanks(r.Ranks, r.WorkerList)
+	b.sort(r.Ranks)
+}
+
+func rankView(w *admin.Worker, k *admin.Rank, now, was, old *point) Rank {
+	v := Rank{
+		Label: k.Label, Worker: k.Worker, DP: k.DP, Role: k.Role, Usable: k.Usable, Health: k.Health, Reason: k.Reason,
+		Running: Unknown, Waiting: Unknown, KVUsage: Unknown, EngineUsed: Unknown, HitShare: Unknown, LifeHit: Unknown, PromptRate: Unknown,
+		ExternalHit: Unknown, LoadAge: Unknown, RequestRate: Unknown, Failures: Unknown, RequestDiff: Unknown, BlockDiff: Unknown,
+		Active: k.ActiveRequests, PrefillTokens: k.PrefillTokens, DecodeBlocks: k.DecodeBlocks, IndexBlocks: k.IndexBlocks, Capacity: k.CapacityBlock,
+		Feed: Feed{State: k.Feed.State, Trusted: k.Feed.Trusted, Reason: k.Feed.Reason, Endpoint: k.Feed.Endpoint, LastSeq: k.Feed.LastSeq,
+			AgeSeconds: Unknown, SinceSeconds: Unknown, EventRate: Unknown, BlockRate: Unknown, RecentGaps: Unknown,
+			Gaps: k.Feed.Gaps, Replayed: k.Feed.Replayed, Lost: k.Feed.Lost, Restarts: k.Feed.Restarts, Errors: k.Feed.Errors, Orphans: k.Feed.Orphans},
+	}
+	if len(w.Models) > 0 {
+		v.Model = w.Models[0]
+	}
+	if !k.Feed.LastAt.IsZero() {
+		v.Feed.AgeSeconds = Num(math.Max(0, now.at.Sub(k.Feed.LastAt).Seconds()))
+	}
+	if !k.Feed.Since.IsZero() {
+		v.Feed.SinceSeconds = Num(math.Max(0, now.at.Sub(k.Feed.Since).Seconds()))
+	}
+	if e := k.Engine; e != nil {
+		v.Running, v.Waiting, v.KVUsage = whole(e.Running), whole(e.Waiting), Num(value(e.KVUsage))
+		v.LifeHit = share(value(e.PrefixHits), value(e.PrefixQueries))
+		if !e.At.IsZero() {
+			v.LoadAge = Num(math.Max(0, now.at.Sub(e.At).Seconds()))
+		}
+		if v.KVUsage.Known() && k.CapacityBlock > 0 {
+			v.EngineUsed = Num(math.Round(v.KVUsage.F() * float64(k.CapacityBlock)))
+			v.BlockDiff = v.EngineUsed - Num(k.DecodeBlocks)
+		}
+		if v.Running.Known() && v.Waiting.Known() {
+			v.RequestDiff = v.Running + v.Waiting - Num(k.ActiveRequests)
+		}
+	}
+	p := now.ranks[k.Label]
+	if q, ok := was.ranks[k.Label]; ok && now != was {
+		seconds := now.at.Sub(was.at).Seconds()
+		v.RequestRate = Num(grew(q.requests, p.requests) / seconds)
+		v.Feed.EventRate, v.Feed.BlockRate = Num(grew(q.events, p.events)/seconds), Num(grew(q.blocks, p.blocks)/seconds)
+		// The engine's counters were read at moments of their own.
+		if d := p.loadAt.Sub(q.loadAt).Seconds(); d > 0 && p.queries >= q.queries && p.hits >= q.hits {
+			v.HitShare = share(p.hits-q.hits, p.queries-q.queries)
+			v.PromptRate = Num((p.queries - q.queries) / d)
+			if p.external >= q.external {
+				v.ExternalHit = Num((p.external - q.external) / d)
+			}
+		}
+	}
+	if q, ok := old.ranks[k.Label]; ok && now != old {
+		v.Failures, v.Feed.RecentGaps = Num(grew(q.failures, p.failures)), Num(grew(q.gaps, p.gaps))
+	}
+	return v
+}
+
+func whole(n *int) Num {
+	if n == nil {
+		return Unknown
+	}
+	return Num(*n)
+}
+
+func orEmpty(s []string) []string {
+	if s == nil {
+		return []string{}
+	}
+	return s
+}
+
+// swapBy is by how much the pressure of two ranks must differ before they
+// change places: rows that jump at every refresh cannot be read.
+const swapBy = 15
+
+// sort orders ranks worst first and keeps the order of the last view where it
+// is nearly right.
+func (b *Builder) sort(ranks []Rank) {
+	worse := func(a, c *Rank, by float64) bool {
+		if a.Severity != c.Severity {
+			return a.Severity > c.Severity
+		}
+		return a.Pressure > c.Pressure+by
+	}
+	slices.SortFunc(ranks, func(a, c Rank) int {
+		i, ok := b.order[a.Label]
+		j, ok2 := b.order[c.Label]
+		switch {
+		case ok && ok2:
+			return i - j
+		case worse(&a, &c, 0):
+			return -1
+		case worse(&c, &a, 0):
+			return 1
+		}
+		return strings.Compare(a.Label, c.Label)
+	})
+	for i := range ranks {
+		for j := i; j > 0 && worse(&ranks[j], &ranks[j-1], swapBy); j-- {
+			ranks[j], ranks[j-1] = ranks[j-1], ranks[j]
+		}
+	}
+	clear(b.order)
+	for i := range ranks {
+		b.order[ranks[i].Label] = i
+	}
+}
+
+func (b *Builder) addEvents(events []admin.Event) {
+	last := b.LastEvent()
+	for _, e := range events {
+		if e.Seq > last {
+			b.events = append(b.events, e)
+			last = e.Seq
+		}
+	}
+	if n := len(b.events); n > maxEvents {
+		b.events = slices.Clone(b.events[n-maxEvents:])
+	}
+	b.router.Events = b.events[max(0, len(b.events)-50):]
+}
+
+// ParseDecision reads a receipt, whole or brief.
+func ParseDecision(raw json.RawMessage) (Decision, bool) {
+	var r receipt.Receipt
+	if json.Unmarshal(raw, &r) != nil || r.ID == "" {
+		return Decision{}, false
+	}
+	d := Decision{
+		ID: r.ID, Request: r.RequestID, At: r.Time, Live: r.Live, Model: r.Model, Path: r.Path, Reason: r.Reason, ReasonText: r.ReasonText,
+		ISL: r.Inputs.ISL, EffISL: r.EffISL, Predicted: r.Predicted.CachedTokens, Cached: told(float64(r.Outcome.CachedTokens)),
+		Decode: r.Decode.Chosen, Prefill: r.Prefill.Chosen, RunnerUp: r.Decode.RunnerUp, Margin: Unknown, Eligible: r.Decode.Eligible,
+		TTFT: told(r.Outcome.TTFTMS), E2E: told(r.Outcome.E2EMS), Tokens: told(float64(r.Outcome.CompletionTokens)),
+		Status: r.Outcome.Status, Legs: len(r.Legs), Error: r.Outcome.Error, Recompute: r.Outcome.SilentRecompute, Cancelled: r.Outcome.Cancelled,
+	}
+	if r.Decode.RunnerUp != "" {
+		d.Margin = Num(r.Decode.MarginBlocks)
+	}
+	if r.Path == "local" {
+		d.Prefill = ""
+	}
+	return d, true
+}
+
+func told(v float64) Num {
+	if v < 0 {
+		return Unknown
+	}
+	return Num(v)
+}
+
+// Sum adds routers up.
+func Sum(at time.Time, routers []Router) View {
+	v := View{Schema: Schema, At: at, Routers: routers, Fleet: Fleet{Routers: len(routers)}}
+	f := &v.Fleet
+	f.Requests, f.PromptTokensPerSecond, f.CompletionTokensPerSecond = Unknown, Unknown, Unknown
+	add := func(to *Num, n Num) {
+		if n.Known() {
+			if !to.Known() {
+				*to = 0
+			}
+			*to += n
+		}
+	}
+	workers := map[string]bool{}
+	for i := range routers {
+		r := &routers[i]
+		for _, a := range r.Attention {
+			switch a.Severity {
+			case Error:
+				f.Errors++
+			case Warn:
+				f.Warnings++
+			}
+		}
+		if r.Link == Down || r.Link == Waiting {
+			continue
+		}
+		f.RoutersUp++
+		for _, w := range r.WorkerList {
+			if !workers[w.URL] {
+				workers[w.URL] = true
+				f.Workers++
+				f.Ranks += w.DP
+			}
+		}
+		add(&f.Requests, r.Traffic.RequestRate)
+		add(&f.PromptTokensPerSecond, r.Traffic.PromptRate)
+		add(&f.CompletionTokensPerSecond, r.Traffic.CompletionRate)
+		f.Inflight += r.Traffic.Inflight
+		f.Queued += r.Traffic.Queued
+	}
+	return v
+}

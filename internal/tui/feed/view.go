@@ -1,0 +1,352 @@
+// Package feed turns the answers of routers' admin APIs into the view: the
+// plain values that the screen draws and that dynctl top --once prints. Rates
+// are differences of two answers, so a view is complete from the second on.
+//
+// The JSON form of View is schema "dynctl.top/v1" (docs/schema/top-v1.json):
+// numbers are numbers, units are in the keys, what is not known is null.
+package feed
+
+import (
+	"encoding/json"
+	"math"
+	"time"
+
+	"github.com/dynctl/dynctl/internal/router/admin"
+)
+
+// Schema names the JSON form of View.
+const Schema = "dynctl.top/v1"
+
+// Num is a figure that may be unknown: NaN, null in JSON.
+type Num float64
+
+// Unknown is the figure that nobody told.
+var Unknown = Num(math.NaN())
+
+// Known tells whether there is a figure.
+func (n Num) Known() bool { return !math.IsNaN(float64(n)) && !math.IsInf(float64(n), 0) }
+
+// F is the figure as a float, NaN when unknown.
+func (n Num) F() float64 { return float64(n) }
+
+// MarshalJSON writes null for what is unknown.
+func (n Num) MarshalJSON() ([]byte, error) {
+	if !n.Known() {
+		return []byte("null"), nil
+	}
+	return json.Marshal(float64(n))
+}
+
+// UnmarshalJSON reads null as unknown.
+func (n *Num) UnmarshalJSON(b []byte) error {
+	if string(b) == "null" {
+		*n = Unknown
+		return nil
+	}
+	return json.Unmarshal(b, (*float64)(n))
+}
+
+// View is everything at one moment.
+type View struct {
+	Schema  string    `json:"schema"`
+	At      time.Time `json:"at"`
+	Fleet   Fleet     `json:"fleet"`
+	Routers []Router  `json:"routers"`
+}
+
+// Fleet sums up the routers that answer. Replicas share workers, so workers
+// are counted by address.
+type Fleet struct {
+	Routers                   int `json:"routers"`
+	RoutersUp                 int `json:"routers_up"`
+	Workers                   int `json:"workers"`
+	Ranks                     int `json:"ranks"`
+	Requests                  Num `json:"requests_per_second"`
+	PromptTokensPerSecond     Num `json:"prompt_tokens_per_second"`
+	CompletionTokensPerSecond Num `json:"completion_tokens_per_second"`
+	Inflight                  int `json:"inflight_requests"`
+	Queued                    int `json:"queued_requests"`
+	Errors                    int `json:"attention_errors"`
+	Warnings                  int `json:"attention_warnings"`
+}
+
+// Link says how fresh a router's figures are.
+type Link string
+
+// The links. The names are in capitals because they stand on the screen so.
+const (
+	Waiting Link = "WAIT"  // no answer yet
+	Live    Link = "LIVE"  // younger than two intervals and at least 2 s
+	Lag     Link = "LAG"   // younger than 10 s
+	Stale   Link = "STALE" // older
+	Down    Link = "DOWN"  // the last question failed
+)
+
+// Router is one replica.
+type Router struct {
+	URL  string `json:"url"`
+	Link Link   `json:"link"`
+	// Error says in plain words why the link is down.
+	Error      string `json:"error,omitempty"`
+	AgeSeconds Num    `json:"age_seconds"`
+	// AnswerMS is how long the router took to answer.
+	AnswerMS Num `json:"answer_ms"`
+
+	Name            string             `json:"name"`
+	Version         string             `json:"version"`
+	Schema          string             `json:"admin_schema"`
+	State           string             `json:"state"`
+	Reasons         []string           `json:"reasons"`
+	UptimeSeconds   Num                `json:"uptime_seconds"`
+	Models          []string           `json:"models"`
+	Policy          string             `json:"policy"`
+	ThresholdTokens int                `json:"threshold_tokens"`
+	ThresholdOn     string             `json:"threshold_on"`
+	Tokenizer       string             `json:"tokenizer"`
+	BlockSize       int                `json:"block_size_tokens"`
+	ConfigRevision  uint64             `json:"config_revision"`
+	Workers         admin.WorkerCounts `json:"worker_counts"`
+
+	// RateWindow is the time that rates and shares are taken over,
+	// TroubleWindow the longer one of the counts of what went wrong.
+	RateWindow    Num     `json:"rate_window_seconds"`
+	TroubleWindow Num     `json:"trouble_window_seconds"`
+	Traffic       Traffic `json:"traffic"`
+	Index         Index   `json:"index"`
+	Process       Process `json:"process"`
+
+	Attention  []Attention   `json:"attention"`
+	Ranks      []Rank        `json:"ranks"` // worst first
+	WorkerList []Worker      `json:"workers"`
+	Decisions  []Decision    `json:"decisions"` // newest first
+	Events     []admin.Event `json:"events"`    // oldest first
+
+	// Cause is Error as an error, for exit codes.
+	Cause error `json:"-"`
+}
+
+// Traffic is what goes through a router.
+type Traffic struct {
+	Requests         uint64 `json:"requests_total"`
+	RequestRate      Num    `json:"requests_per_second"`
+	CompletedRate    Num    `json:"completed_per_second"`
+	FailedRate       Num    `json:"failed_per_second"`
+	CancelledRate    Num    `json:"cancelled_per_second"`
+	RejectedRate     Num    `json:"rejected_per_second"`
+	PromptRate       Num    `json:"prompt_tokens_per_second"`
+	CompletionRate   Num    `json:"completion_tokens_per_second"`
+	Inflight         int    `json:"inflight_requests"`
+	Queued           int    `json:"queued_requests"`
+	LocalShare       Num    `json:"local_share"`
+	RemoteShare      Num    `json:"remote_share"`
+	HitShare         Num    `json:"cached_tokens_share"`
+	PredictedShare   Num    `json:"predicted_cached_tokens_share"`
+	Failed           Num    `json:"recent_failed"`
+	Fallbacks        Num    `json:"recent_fallbacks"`
+	FallbackShare    Num    `json:"recent_fallback_share"`
+	Retries          Num    `json:"recent_retries"`
+	RetryShare       Num    `json:"recent_retry_share"`
+	Recomputes       Num    `json:"recent_silent_recomputes"`
+	TTFTP50          Num    `json:"ttft_p50_ms"`
+	TTFTP90          Num    `json:"ttft_p90_ms"`
+	TTFTP99          Num    `json:"ttft_p99_ms"`
+	ITLP50           Num    `json:"itl_p50_ms"`
+	ITLP90           Num    `json:"itl_p90_ms"`
+	ITLP99           Num    `json:"itl_p99_ms"`
+	E2EP50           Num    `json:"e2e_p50_ms"`
+	E2EP99           Num    `json:"e2e_p99_ms"`
+	OverheadP50      Num    `json:"overhead_p50_us"`
+	OverheadP99      Num    `json:"overhead_p99_us"`
+	ActiveRequests   int    `json:"ledger_active_requests"`
+	ActivePrefill    int64  `json:"ledger_prefill_tokens"`
+	ActiveDecode     int64  `json:"ledger_decode_blocks"`
+	OpenReservations int64  `json:"ledger_open_reservations"`
+}
+
+// Index is the router's picture of the caches.
+type Index struct {
+	Blocks        int64  `json:"blocks"`
+	Memberships   int64  `json:"memberships"`
+	MaxBlocks     int64  `json:"max_memberships"`
+	Nodes         int64  `json:"nodes"`
+	Bytes         int64  `json:"memory_bytes"`
+	StoredRate    Num    `json:"stored_blocks_per_second"`
+	RemovedRate   Num    `json:"removed_blocks_per_second"`
+	LookupRate    Num    `json:"lookups_per_second"`
+	EventRate     Num    `json:"events_per_second"`
+	Refused       Num    `json:"recent_refused_blocks"`
+	Orphaned      Num    `json:"recent_orphaned_blocks"`
+	Gaps          Num    `json:"recent_gaps"`
+	Untrusted     int    `json:"untrusted_ranks"`
+	HottestShare  Num    `json:"hottest_prefix_share"`
+	HottestPrefix string `json:"hottest_prefix,omitempty"`
+}
+
+// Process is the router as a process.
+type Process struct {
+	CPU        Num    `json:"cpu_cores"`
+	HeapBytes  uint64 `json:"heap_bytes"`
+	RSSBytes   uint64 `json:"rss_bytes"`
+	Goroutines int    `json:"goroutines"`
+	OpenFiles  int    `json:"open_files"`
+}
+
+// Severity orders attention and ranks; it is a word in JSON.
+type Severity int
+
+// The severities.
+const (
+	OK Severity = iota
+	Info
+	Warn
+	Error
+)
+
+var severityNames = [...]string{"ok", "info", "warn", "error"}
+
+// String is the word.
+func (s Severity) String() string { return severityNames[min(max(int(s), 0), len(severityNames)-1)] }
+
+// MarshalText writes the word.
+func (s Severity) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
+
+// UnmarshalText reads the word; one that is not known is a warning.
+func (s *Severity) UnmarshalText(b []byte) error {
+	*s = ParseSeverity(string(b))
+	return nil
+}
+
+// ParseSeverity reads a word of the API or of this package.
+func ParseSeverity(word string) Severity {
+	for i, n := range severityNames {
+		if n == word {
+			return Severity(i)
+		}
+	}
+	return Warn
+}
+
+// Attention is one thing that somebody should know, in plain words.
+type Attention struct {
+	Severity Severity `json:"severity"`
+	// Code is a closed set: see attention.go.
+	Code    string `json:"code"`
+	Subject string `json:"subject"`
+	Text    string `json:"text"`
+	// Since is when this screen saw it first.
+	Since  time.Time `json:"since"`
+	Worker string    `json:"worker,omitempty"`
+	Rank   string    `json:"rank,omitempty"`
+}
+
+// Worker is one engine process.
+type Worker struct {
+	Name      string   `json:"name"`
+	URL       string   `json:"url"`
+	Engine    string   `json:"engine"`
+	Version   string   `json:"version"`
+	Role      string   `json:"role"`
+	Connector string   `json:"connector"`
+	Models    []string `json:"models"`
+	DP        int      `json:"dp"`
+	BlockSize int      `json:"block_size_tokens"`
+	KVBlocks  int      `json:"kv_blocks_per_rank"`
+	Source    string   `json:"source"`
+	Health    string   `json:"health"`
+	Reason    string   `json:"reason"`
+	Draining  bool     `json:"draining"`
+	Usable    bool     `json:"usable"`
+	Conflict  string   `json:"conflict,omitempty"`
+}
+
+// Rank is one data-parallel rank: the router's view and the engine's own.
+type Rank struct {
+	Label    string   `json:"label"`
+	Worker   string   `json:"worker"`
+	DP       int      `json:"dp_rank"`
+	Role     string   `json:"role"`
+	Status   string   `json:"status"` // one word, see attention.go
+	Severity Severity `json:"severity"`
+	Reason   string   `json:"reason,omitempty"`
+	Usable   bool     `json:"usable"`
+	Health   string   `json:"health"`
+	Model    string   `json:"model"`
+
+	// What the engine says.
+	Running     Num `json:"engine_running_requests"`
+	Waiting     Num `json:"engine_waiting_requests"`
+	KVUsage     Num `json:"engine_kv_usage_share"`
+	EngineUsed  Num `json:"engine_kv_used_blocks"` // usage of capacity, in router blocks
+	HitShare    Num `json:"engine_prefix_hit_share"`
+	LifeHit     Num `json:"engine_prefix_hit_lifetime_share"`
+	PromptRate  Num `json:"engine_prompt_tokens_per_second"`
+	ExternalHit Num `json:"engine_external_hit_tokens_per_second"`
+	LoadAge     Num `json:"engine_load_age_seconds"`
+
+	// What the router's own account says.
+	Active        int   `json:"router_active_requests"`
+	PrefillTokens int64 `json:"router_prefill_tokens"`
+	DecodeBlocks  int64 `json:"router_decode_blocks"`
+	RequestRate   Num   `json:"router_requests_per_second"`
+	Failures      Num   `json:"router_recent_failures"`
+	IndexBlocks   int64 `json:"index_blocks"`
+	Capacity      int64 `json:"capacity_blocks"`
+
+	// The differences, engine minus router.
+	RequestDiff Num `json:"requests_difference"`
+	BlockDiff   Num `json:"blocks_difference"`
+
+	Feed Feed `json:"feed"`
+
+	// Pressure orders ranks that are equally bad; it has no unit.
+	Pressure float64 `json:"pressure"`
+}
+
+// Feed is the state of a rank's KV events.
+type Feed struct {
+	State        string `json:"state"`
+	Trusted      bool   `json:"trusted"`
+	Reason       string `json:"reason,omitempty"`
+	Endpoint     string `json:"endpoint,omitempty"`
+	LastSeq      uint64 `json:"last_seq"`
+	AgeSeconds   Num    `json:"age_seconds"` // of the newest batch
+	SinceSeconds Num    `json:"state_seconds"`
+	EventRate    Num    `json:"events_per_second"`
+	BlockRate    Num    `json:"blocks_per_second"`
+	Gaps         uint64 `json:"gaps_total"`
+	RecentGaps   Num    `json:"recent_gaps"`
+	Replayed     uint64 `json:"replayed_batches_total"`
+	Lost         uint64 `json:"lost_batches_total"`
+	Restarts     uint64 `json:"restarts_total"`
+	Errors       uint64 `json:"decode_errors_total"`
+	Orphans      uint64 `json:"orphaned_blocks_total"`
+}
+
+// Decision is the short form of a receipt.
+type Decision struct {
+	ID         string    `json:"id"`
+	Request    string    `json:"request_id"`
+	At         time.Time `json:"at"`
+	Live       bool      `json:"live"`
+	Model      string    `json:"model"`
+	Path       string    `json:"path"`
+	Reason     string    `json:"reason"`
+	ReasonText string    `json:"reason_text"`
+	ISL        int       `json:"isl_tokens"`
+	EffISL     int       `json:"eff_isl_tokens"`
+	Predicted  int       `json:"predicted_cached_tokens"`
+	Cached     Num       `json:"cached_tokens"`
+	Decode     string    `json:"decode_rank"`
+	Prefill    string    `json:"prefill_rank"`
+	RunnerUp   string    `json:"runner_up_rank"`
+	Margin     Num       `json:"margin_blocks"`
+	Eligible   int       `json:"eligible_ranks"`
+	TTFT       Num       `json:"ttft_ms"`
+	E2E        Num       `json:"e2e_ms"`
+	Tokens     Num       `json:"completion_tokens"`
+	Status     int       `json:"status"`
+	Legs       int       `json:"legs"`
+	Error      string    `json:"error,omitempty"`
+	Recompute  bool      `json:"silent_recompute"`
+	Cancelled  bool      `json:"cancelled"`
+}

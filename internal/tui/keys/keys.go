@@ -1,0 +1,149 @@
+// Package keys says which keys do what, and is the one source of the help
+// screen and of the hints in the last line.
+package keys
+
+import "github.com/charmbracelet/bubbles/key"
+
+// Action is what a key does.
+type Action int
+
+// The actions.
+const (
+	None Action = iota
+	Quit
+	Help
+	Warnings
+	View1
+	View2
+	View3
+	View4
+	View5
+	NextView
+	PrevView
+	LastView
+	Up
+	Down
+	Top
+	Bottom
+	HalfUp
+	HalfDown
+	Left
+	Right
+	Enter
+	Back
+	Filter
+	Command
+	FindNext
+	FindPrev
+	Sort
+	Reverse
+	Wide
+	Faults
+	Idle
+	Pause
+	StepBack
+	StepForward
+	Faster
+	Slower
+	Refresh
+	Expand
+	ZoomUp
+	Icicle
+	RankMask
+	Metric
+	Copy
+	CopyRow
+	Save
+	SaveText
+	Theme
+	Mouse
+	Redraw
+	NextRouter
+	Follow
+)
+
+// Entry is one action with its keys.
+type Entry struct {
+	Action  Action
+	Group   string
+	Binding key.Binding
+}
+
+func bind(a Action, group, help string, keys ...string) Entry {
+	shown := keys[0]
+	for _, k := range keys[1:] {
+		shown += " " + k
+	}
+	return Entry{a, group, key.NewBinding(key.WithKeys(keys...), key.WithHelp(shown, help))}
+}
+
+// Entries lists every key, in the order of the help screen.
+func Entries() []Entry {
+	space := key.NewBinding(key.WithKeys("p", " "), key.WithHelp("p space", "pause: data stands still, keys work"))
+	return []Entry{
+		bind(View1, "VIEWS", "overview", "1"),
+		bind(View2, "VIEWS", "workers and ranks", "2"),
+		bind(View3, "VIEWS", "radix index", "3"),
+		bind(View4, "VIEWS", "decisions", "4"),
+		bind(View5, "VIEWS", "events", "5"),
+		bind(NextView, "VIEWS", "next view", "tab"),
+		bind(PrevView, "VIEWS", "view before", "shift+tab"),
+		bind(LastView, "VIEWS", "view that was shown last", "`", "backspace"),
+		bind(NextRouter, "VIEWS", "next router of several", "R"),
+		bind(Down, "MOVE", "down", "j", "down"),
+		bind(Up, "MOVE", "up", "k", "up"),
+		bind(Left, "MOVE", "left, close", "h", "left"),
+		bind(Right, "MOVE", "right, open", "l", "right"),
+		bind(Top, "MOVE", "first", "g", "home"),
+		bind(Bottom, "MOVE", "last", "G", "end"),
+		bind(HalfDown, "MOVE", "half a page down", "ctrl+d", "pgdown"),
+		bind(HalfUp, "MOVE", "half a page up", "ctrl+u", "pgup"),
+		bind(Enter, "MOVE", "open, zoom in", "enter"),
+		bind(Back, "MOVE", "back, clear", "esc"),
+		bind(Filter, "FIND", "filter: word !not key:value key>n re:x", "/"),
+		bind(FindNext, "FIND", "next finding", "n"),
+		bind(FindPrev, "FIND", "finding before", "N"),
+		bind(Command, "FIND", "command, such as :radix 7f3a", ":"),
+		bind(Warnings, "FIND", "all that needs attention", "!"),
+		bind(Sort, "TABLE", "sort by the next column", "s"),
+		bind(Reverse, "TABLE", "turn the order round", "S"),
+		bind(Wide, "TABLE", "more or fewer columns", "z"),
+		bind(Faults, "TABLE", "only what is not ok", "F"),
+		bind(Idle, "TABLE", "hide what is idle", "H"),
+		{Pause, "TIME", space},
+		bind(StepBack, "TIME", "one step back in history", "["),
+		bind(StepForward, "TIME", "one step forward", "]"),
+		bind(Faster, "TIME", "ask twice as often", "+", "="),
+		bind(Slower, "TIME", "ask half as often", "-", "_"),
+		bind(Refresh, "TIME", "ask now", "r"),
+		bind(Follow, "TIME", "follow the newest", "f"),
+		bind(Expand, "TREE", "open two levels", "E"),
+		bind(ZoomUp, "TREE", "zoom out", "u"),
+		bind(Icicle, "TREE", "icicle strip", "i"),
+		bind(RankMask, "TREE", "which ranks hold it", "w"),
+		bind(Metric, "TREE", "metric of the graph", "m"),
+		bind(Copy, "OUT", "copy the name (OSC 52)", "y"),
+		bind(CopyRow, "OUT", "copy the row", "Y"),
+		bind(Save, "OUT", "save this view: .json .csv .txt", "o"),
+		bind(SaveText, "OUT", "save the screen as text", "ctrl+s"),
+		bind(Help, "APP", "this help", "?"),
+		bind(Theme, "APP", "colours", "T"),
+		bind(Mouse, "APP", "mouse on or off", "M"),
+		bind(Redraw, "APP", "draw anew", "ctrl+l"),
+		bind(Quit, "APP", "quit", "q", "ctrl+c"),
+	}
+}
+
+// Map finds the action of a key.
+type Map map[string]Action
+
+// NewMap is the map of Entries.
+func NewMap() Map {
+	m := Map{}
+	for _, e := range Entries() {
+		for _, k := range e.Binding.Keys() {
+			m[k] = e.Action
+		}
+	}
+	return m
+}

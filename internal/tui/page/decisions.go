@@ -1,0 +1,555 @@
+package page
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	tea "github.com/charmbracelet/bubbletea"
+
+	"github.com/dynctl/dynctl/internal/router/receipt"
+	"github.com/dynctl/dynctl/internal/tui/feed"
+	"github.com/dynctl/dynctl/internal/tui/keys"
+	"github.com/dynctl/dynctl/internal/tui/theme"
+	"github.com/dynctl/dynctl/internal/tui/widget"
+)
+
+// Decisions is the view of routing decisions: a live list, and the full
+// explanation of the one under the cursor.
+type Decisions struct {
+	cursor
+	filter feed.Filter
+	follow bool
+	full   bool // the explanation has the page for itself
+	scroll int
+	shift  int
+
+	router int
+	all    []feed.Decision // newest first; nil until the router answered
+	total  uint64
+	err    error
+	rows   []*feed.Decision
+
+	receipts map[string]*receipt.Receipt
+	asked    []string // ids in receipts, oldest first
+	asking   string
+	missing  string // why the receipt of asking is not there
+}
+
+const maxReceipts = 64
+
+// NewDecisions is the view of decisions.
+func NewDecisions() *Decisions {
+	return &Decisions{follow: true, receipts: map[string]*receipt.Receipt{}}
+}
+
+// Name implements Page.
+func (d *Decisions) Name() string { return "Decisions" }
+
+// Keys implements Page.
+func (d *Decisions) Keys() []string {
+	if d.full {
+		return []string{"esc list", "j/k scroll", "h/l sideways", "n/N other decision", "y copy id", "? help", "q quit"}
+	}
+	return []string{"j/k move", "enter explain", "f follow", "/ filter", "y copy id", "p pause", "[ ] history", "? help", "q quit"}
+}
+
+// Act implements Page.
+func (d *Decisions) Act(c *Ctx, a keys.Action) (tea.Cmd, bool) {
+	rows := d.Rows(c)
+	if d.full {
+		switch a {
+		case keys.Down:
+			d.scroll++
+			return nil, true
+		case keys.Up:
+			d.scroll = max(0, d.scroll-1)
+			return nil, true
+		case keys.HalfDown:
+			d.scroll += c.H / 2
+			return nil, true
+		case keys.HalfUp:
+			d.scroll = max(0, d.scroll-c.H/2)
+			return nil, true
+		case keys.Top:
+			d.scroll = 0
+			return nil, true
+		case keys.Bottom:
+			d.scroll = 1 << 20 // cut when drawn
+			return nil, true
+		case keys.Enter, keys.Back:
+			d.full, d.scroll, d.shift = false, 0, 0
+			return nil, true
+		case keys.FindNext:
+			a = keys.Down
+		case keys.FindPrev:
+			a = keys.Up
+		}
+	}
+	switch a {
+	case keys.Enter:
+		d.full = len(rows) > 0
+	case keys.Right:
+		d.shift = min(d.shift+10, 400)
+	case keys.Left:
+		d.shift = max(0, d.shift-10)
+	case keys.Follow:
+		d.follow = !d.follow
+		if d.follow {
+			d.at, d.key = 0, ""
+		}
+	default:
+		if !d.act(a, len(rows), d.keyAt) {
+			return nil, false
+		}
+		d.follow = d.key == ""
+		d.scroll = 0
+	}
+	return d.ask(c), true
+}
+
+func (d *Decisions) keyAt(i int) string { return d.rows[i].ID }
+
+// Tick asks for the newest decisions.
+func (d *Decisions) Tick(c *Ctx) tea.Cmd {
+	if d.router != c.Sel {
+		*d = Decisions{follow: true, filter: d.filter, router: c.Sel, receipts: map[string]*receipt.Receipt{}}
+	}
+	if c.Frozen || c.Load.Decisions == nil {
+		return nil
+	}
+	return tea.Batch(c.Load.Decisions(d.filter.Text), d.ask(c))
+}
+
+// ask asks for the receipt under the cursor, if it is not there or not final.
+func (d *Decisions) ask(c *Ctx) tea.Cmd {
+	rows := d.Rows(c)
+	if d.at >= len(rows) || c.Load.Decision == nil {
+		return nil
+	}
+	row := rows[d.at]
+	r := d.receipts[row.ID]
+	if d.asking == row.ID || r != nil && (!r.Live || r.Live == row.Live && c.Frozen) {
+		return nil
+	}
+	d.asking, d.missing = row.ID, ""
+	return c.Load.Decision(row.ID)
+}
+
+// Take implements Page.
+func (d *Decisions) Take(c *Ctx, msg tea.Msg) tea.Cmd {
+	switch m := msg.(type) {
+	case DecisionsMsg:
+		if m.Router != d.router || m.Filter != d.filter.Text {
+			return nil
+		}
+		d.err = m.Err
+		if m.Err == nil {
+			d.all, d.total = m.List, m.Total
+		}
+		return d.ask(c)
+	case DecisionMsg:
+		if m.Router != d.router {
+			return nil
+		}
+		if d.asking == m.ID {
+			d.asking = ""
+		}
+		var r receipt.Receipt
+		err := m.Err
+		if err == nil {
+			err = json.Unmarshal(m.Raw, &r)
+		}
+		if err != nil {
+			d.missing = err.Error()
+			return nil
+		}
+		if d.receipts[m.ID] == nil {
+			d.asked = append(d.asked, m.ID)
+			if len(d.asked) > maxReceipts {
+				delete(d.receipts, d.asked[0])
+				d.asked = slices.Delete(d.asked, 0, 1)
+			}
+		}
+		d.receipts[m.ID] = &r
+		return d.ask(c) // the cursor may have moved on
+	}
+	return nil
+}
+
+// Rows are the decisions that the filter leaves, newest first.
+func (d *Decisions) Rows(c *Ctx) []*feed.Decision {
+	all := d.all
+	if all == nil || c.Frozen || d.router != c.Sel {
+		all = c.R.Decisions
+	}
+	d.rows = d.rows[:0]
+	for i := range all {
+		if d.filter.Match(&all[i]) {
+			d.rows = append(d.rows, &all[i])
+		}
+	}
+	d.sync(len(d.rows), d.keyAt)
+	return d.rows
+}
+
+// Filter implements Page.
+func (d *Decisions) Filter() string { return d.filter.Text }
+
+// SetFilter implements Page.
+func (d *Decisions) SetFilter(c *Ctx, text string) (tea.Cmd, error) {
+	f, err := feed.ParseFilter(text, feed.DecisionKeys)
+	if err != nil {
+		return nil, err
+	}
+	d.filter, d.all = f, nil
+	d.at, d.key = 0, ""
+	if c.Load.Decisions == nil || c.Frozen {
+		return nil, nil
+	}
+	return c.Load.Decisions(f.Text), nil
+}
+
+// Order implements Page.
+func (d *Decisions) Order() string {
+	if d.follow {
+		return "newest, follow on"
+	}
+	return "newest, follow off"
+}
+
+// SetOrder implements Page.
+func (d *Decisions) SetOrder(string) bool { return false }
+
+// Focus implements Page.
+func (d *Decisions) Focus(c *Ctx, name string) tea.Cmd {
+	if name == "" {
+		return nil
+	}
+	d.key, d.follow = name, false
+	d.Rows(c)
+	return d.ask(c)
+}
+
+// Row implements Page.
+func (d *Decisions) Row(c *Ctx) (string, string) {
+	rows := d.Rows(c)
+	if d.at >= len(rows) {
+		return "", ""
+	}
+	x := rows[d.at]
+	return x.ID, fmt.Sprintf("%s %s request=%s path=%s (%s) isl=%d eff_isl=%d cached=%d decode=%s prefill=%s status=%d", x.At.UTC().Format("2006-01-02T15:04:05.000Z"), x.ID,
+		x.Request, x.Path, x.ReasonText, x.ISL, x.EffISL, x.Predicted, x.Decode, x.Prefill, x.Status)
+}
+
+// Click implements Page.
+func (d *Decisions) Click(c *Ctx, line int) {
+	if !d.full {
+		d.click(line, len(d.Rows(c)), d.keyAt)
+		d.follow = false
+	}
+}
+
+// Draw implements Page.
+func (d *Decisions) Draw(c *Ctx, p *widget.Painter) {
+	rows := d.Rows(c)
+	list := max(4, c.H*2/5)
+	if d.full {
+		list = 0
+	} else {
+		before := p.Len()
+		h := list - 1
+		from, to := d.window(len(rows), h-1)
+		visible := rows[from:to]
+		drawDecisions(c, p, nil, visible, h, d.at-from)
+		d.first = before + 1
+		if len(rows) == 0 {
+			text := "no decision fits the filter (esc clears it)"
+			switch {
+			case d.err != nil:
+				text = d.err.Error()
+			case d.filter.Empty():
+				text = "no decisions yet: nothing was routed"
+			}
+			p.Line(theme.Dim, "  "+text)
+		}
+		p.Fill(before + h)
+		shown := fmt.Sprintf("%d shown", len(rows))
+		if d.total > 0 && !c.Frozen {
+			shown += fmt.Sprintf(" of %d taken", d.total)
+		}
+		if d.err != nil {
+			shown += "; " + d.err.Error()
+		}
+		p.Line(theme.Dim, "  "+shown)
+	}
+	if d.at >= len(rows) {
+		return
+	}
+	row := rows[d.at]
+	p.Rule("explain " + row.ID + " (same text: dynctl explain " + row.ID + ")")
+	d.explain(c, p, row)
+}
+
+// drawDecisions writes a header and rows into h lines; list or rows is given.
+func drawDecisions(c *Ctx, p *widget.Painter, list []feed.Decision, rows []*feed.Decision, h, selected int) {
+	wide := p.W >= 118
+	rank := 16
+	if !wide {
+		rank = 13
+	}
+	if p.W >= 150 {
+		rank = 22
+	}
+	p.Put(theme.Title, "  ")
+	p.Cell(theme.Title, "TIME", 13)
+	if wide {
+		p.Cell(theme.Title, "REQUEST", 13)
+	}
+	p.Right(theme.Title, "ISL", 6)
+	p.Right(theme.Title, "CACHED", 7)
+	p.Right(theme.Title, "EFF", 6)
+	p.Put(theme.Title, "  ")
+	p.Cell(theme.Title, "PATH", 7)
+	p.Cell(theme.Title, "DECODE", rank)
+	p.Cell(theme.Title, "PREFILL", rank)
+	if wide {
+		p.Right(theme.Title, "MARGIN", 7)
+		p.Right(theme.Title, "TTFT", 7)
+	}
+	p.Put(theme.Title, " ")
+	p.Put(theme.Title, "OUTCOME / WHY")
+	p.End()
+	n := len(rows)
+	if list != nil {
+		n = len(list)
+	}
+	for i := range min(n, h-1) {
+		var d *feed.Decision
+		if list != nil {
+			d = &list[i]
+		} else {
+			d = rows[i]
+		}
+		st, word := outcome(d)
+		sev := feed.OK
+		if st == theme.Bad {
+			sev = feed.Error
+		} else if st == theme.Warn {
+			sev = feed.Warn
+		}
+		p.Select(i == selected)
+		mark(p, i == selected, sev)
+		p.Cell(theme.Dim, d.At.Local().Format("15:04:05.000"), 13)
+		if wide {
+			id := d.Request
+			if id == "" {
+				id = d.ID
+			}
+			p.Cell(theme.Plain, p.Cut(id, 12), 13)
+		}
+		p.Right(theme.Plain, strconv.Itoa(d.ISL), 6)
+		cached := strconv.Itoa(d.Predicted)
+		p.Right(theme.Plain, cached, 7)
+		p.Right(theme.Plain, strconv.Itoa(d.EffISL), 6)
+		p.Put(theme.Plain, "  ")
+		p.Cell(theme.Plain, orDash(d.Path), 7)
+		p.Cell(theme.Plain, p.Cut(orDash(d.Decode), rank-1), rank)
+		p.Cell(theme.Plain, p.Cut(orDash(d.Prefill), rank-1), rank)
+		if wide {
+			p.Right(theme.Plain, widget.Rate(d.Margin.F()), 7)
+			p.Right(theme.Plain, widget.Millis(d.TTFT.F()), 7)
+		}
+		p.Put(theme.Plain, " ")
+		p.Put(st, word)
+		p.Put(theme.Dim, "  "+d.ReasonText)
+		p.End()
+	}
+}
+
+// outcome is what became of a request, in a word or two.
+func outcome(d *feed.Decision) (theme.Style, string) {
+	switch {
+	case d.Recompute:
+		return theme.Bad, "RECOMPUTED"
+	case d.Live:
+		return theme.Plain, "running"
+	case d.Cancelled:
+		return theme.Plain, "client left"
+	case d.Status >= 500:
+		return theme.Bad, "HTTP " + strconv.Itoa(d.Status)
+	case d.Status >= 400:
+		return theme.Warn, "HTTP " + strconv.Itoa(d.Status)
+	case d.Error != "":
+		return theme.Bad, "cut"
+	}
+	return theme.Good, "ok"
+}
+
+// explain draws the receipt of a row, or says why there is none yet.
+func (d *Decisions) explain(c *Ctx, p *widget.Painter, row *feed.Decision) {
+	r := d.receipts[row.ID]
+	if r == nil {
+		text := "  loading the receipt"
+		switch {
+		case d.missing != "":
+			text = "  " + d.missing
+		case c.Frozen:
+			text = "  the receipt was not loaded before the pause; go back to live data to load it"
+		}
+		p.Line(theme.Dim, text)
+		return
+	}
+	lines := explainLines(r, p)
+	h := c.H - p.Len()
+	d.scroll = max(0, min(d.scroll, len(lines)-h))
+	more := len(lines) - d.scroll - h
+	for i := d.scroll; i < len(lines) && i < d.scroll+h; i++ {
+		if i == d.scroll+h-1 && more > 0 {
+			p.Line(theme.Dim, fmt.Sprintf("  %d more lines: enter gives the explanation the whole page", more+1))
+			break
+		}
+		l := lines[i]
+		st := theme.Plain
+		switch {
+		case strings.HasPrefix(strings.TrimSpace(l), "> "):
+			st = theme.Bold
+		case strings.Contains(l, "excluded: "):
+			st = theme.Dim
+		case strings.Contains(l, "RANK") && strings.Contains(l, "COST"):
+			st = theme.Title
+		}
+		if d.shift > 0 {
+			l = cutLeft(l, d.shift)
+		}
+		p.Line(st, l)
+	}
+}
+
+func cutLeft(s string, n int) string {
+	for i := range s {
+		if n == 0 {
+			return s[i:]
+		}
+		n--
+	}
+	return ""
+}
+
+// explainLines is the text of dynctl explain, with its tables made narrow
+// where the screen is, and predicted against real added.
+func explainLines(r *receipt.Receipt, p *widget.Painter) []string {
+	var b strings.Builder
+	_ = r.Explain(&b) // a Builder takes everything
+	var out []string
+	phases := []*receipt.Phase{&r.Decode, &r.Prefill}
+	skip := 0
+	for l := range strings.Lines(b.String()) {
+		l = strings.TrimRight(l, "\n ")
+		if skip > 0 {
+			skip--
+			continue
+		}
+		if strings.Contains(l, "RANK") && strings.Contains(l, "OVERLAP") && strings.Contains(l, "COST") {
+			for len(phases) > 0 && len(phases[0].Candidates) == 0 {
+				phases = phases[1:]
+			}
+			if len(phases) > 0 {
+				skip = len(phases[0].Candidates)
+				out = append(out, candidateTable(phases[0], p.W, &p.Th.Glyphs)...)
+				phases = phases[1:]
+				continue
+			}
+		}
+		if l == "" && len(out) > 1 {
+			continue
+		}
+		out = append(out, wrapHeaded(l, p.W-1)...)
+	}
+	return append(out, versus(r)...)
+}
+
+// wrapHeaded wraps a line that may begin with a title of 13 columns, which is kept.
+func wrapHeaded(l string, w int) []string {
+	if widget.Width(l) <= w || w < 30 || len(l) < 13 {
+		return []string{l}
+	}
+	head, rest := l[:13], l[13:]
+	var out []string
+	for i, part := range Wrap(rest, w-13, "") {
+		if i == 0 {
+			out = append(out, head+part)
+		} else {
+			out = append(out, strings.Repeat(" ", 13)+part)
+		}
+	}
+	return out
+}
+
+// candidateTable lists the candidates of a phase with the terms of their cost.
+func candidateTable(ph *receipt.Phase, w int, g *theme.Glyphs) []string {
+	rank := 4
+	for i := range ph.Candidates {
+		rank = max(rank, widget.Width(ph.Candidates[i].Rank))
+	}
+	rank = min(rank, 28)
+	wide := w >= rank+86
+	head := fmt.Sprintf("  %-*s %7s %7s %7s %7s %7s", rank, "RANK", "OVERLAP", "PREFILL", "CREDIT", "QUEUE", "DECODE")
+	if wide {
+		head += fmt.Sprintf(" %7s %6s %5s %5s", "SPREAD", "REQS", "RUN", "KV%")
+	}
+	head += fmt.Sprintf(" %7s  STATE", "COST")
+	out := []string{head}
+	for i := range ph.Candidates {
+		c := &ph.Candidates[i]
+		sign, state := " ", ""
+		switch {
+		case c.Rank == ph.Chosen:
+			sign, state = ">", "chosen"
+		case c.Excluded != "":
+			state = "excluded: " + c.Excluded
+		case c.Rank == ph.RunnerUp:
+			state = fmt.Sprintf("runner-up, +%.2f", ph.MarginBlocks)
+		}
+		name := c.Rank
+		if widget.Width(name) > rank {
+			name = name[:rank-1] + g.Ellipsis
+		}
+		l := fmt.Sprintf("%s %-*s %7d %7.1f %7.1f %7.1f %7.1f", sign, rank, name, c.OverlapBlocks, c.PrefillTerm, -c.OverlapCredit, c.QueueTerm, c.DecodeTerm)
+		if wide {
+			kv := "-"
+			if c.HasLoad && c.KVUsage >= 0 {
+				kv = fmt.Sprintf("%.0f", 100*c.KVUsage)
+			}
+			l += fmt.Sprintf(" %7.1f %6.1f %5d %5s", c.SpreadTerm, c.RequestTerm, c.ActiveRequests, kv)
+		}
+		out = append(out, l+fmt.Sprintf(" %7.2f  %s", c.Cost, state))
+	}
+	return out
+}
+
+// versus compares what was predicted with what came.
+func versus(r *receipt.Receipt) []string {
+	if r.Path == "" || r.Live {
+		return nil
+	}
+	o := &r.Outcome
+	if o.CachedTokens < 0 {
+		return []string{"8 verdict    the engine did not tell how many prompt tokens were cached"}
+	}
+	real, predicted := o.CachedTokens, r.Predicted.CachedTokens
+	if r.Path == "remote" {
+		// The decode engine counts what came over the connector as cached.
+		predicted += r.Predicted.RemoteTokens
+	}
+	switch d := real - predicted; {
+	case d == 0:
+		return []string{fmt.Sprintf("8 verdict    as predicted: the decode engine computed nothing that the plan had as cached or moved (%d tokens)", real)}
+	case d < 0:
+		return []string{fmt.Sprintf("8 verdict    %d tokens fewer than predicted were there (%d of %d): blocks were evicted before the request came, or the KV did not arrive", -d, real, predicted)}
+	default:
+		return []string{fmt.Sprintf("8 verdict    %d tokens more than predicted were there (%d of %d): the index undercounts, never overcounts", d, real, predicted)}
+	}
+}

@@ -1,0 +1,217 @@
+package page
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	tea "github.com/charmbracelet/bubbletea"
+
+	"github.com/dynctl/dynctl/internal/router/admin"
+	"github.com/dynctl/dynctl/internal/tui/feed"
+	"github.com/dynctl/dynctl/internal/tui/keys"
+	"github.com/dynctl/dynctl/internal/tui/theme"
+	"github.com/dynctl/dynctl/internal/tui/widget"
+)
+
+// Events is the view of the router's event log, newest first.
+type Events struct {
+	cursor
+	filter feed.Filter
+	faults bool
+	rows   []*admin.Event
+}
+
+// NewEvents is the view of events.
+func NewEvents() *Events { return &Events{} }
+
+// Name implements Page.
+func (e *Events) Name() string { return "Events" }
+
+// Keys implements Page.
+func (e *Events) Keys() []string {
+	return []string{"j/k move", "enter all of it", "/ filter", "F faults only", "f follow", "y copy", "p pause", "? help", "q quit"}
+}
+
+// Rows are the events that the filter leaves, newest first.
+func (e *Events) Rows(c *Ctx) []*admin.Event {
+	list := c.Events
+	if c.Frozen {
+		list = c.R.Events
+	}
+	e.rows = e.rows[:0]
+	for i := len(list) - 1; i >= 0; i-- {
+		x := &list[i]
+		if e.faults && x.Severity == "info" || !e.filter.Match(feed.EventRow{Event: x}) {
+			continue
+		}
+		e.rows = append(e.rows, x)
+	}
+	e.sync(len(e.rows), e.keyAt)
+	return e.rows
+}
+
+func (e *Events) keyAt(i int) string { return fmt.Sprint(e.rows[i].Seq) }
+
+// Act implements Page.
+func (e *Events) Act(c *Ctx, a keys.Action) (tea.Cmd, bool) {
+	rows := e.Rows(c)
+	switch a {
+	case keys.Faults:
+		e.faults = !e.faults
+	case keys.Follow:
+		e.at, e.key = 0, ""
+	case keys.Enter:
+		if e.at < len(rows) {
+			x := rows[e.at]
+			if x.Request != "" {
+				return open(3, x.Request), true
+			}
+			return func() tea.Msg { return ShowMsg{"event " + fmt.Sprint(x.Seq), eventText(x)} }, true
+		}
+	default:
+		return nil, e.act(a, len(rows), e.keyAt)
+	}
+	return nil, true
+}
+
+func eventText(x *admin.Event) []string {
+	out := []string{
+		"time      " + x.At.UTC().Format("2006-01-02 15:04:05.000 UTC"), "kind      " + x.Kind, "severity  " + x.Severity,
+		"worker    " + orDash(x.Worker), "rank      " + orDash(x.Rank), "text      " + x.Text,
+	}
+	if len(x.Fields) > 0 {
+		raw, err := json.Marshal(x.Fields)
+		if err == nil {
+			out = append(out, "fields    "+string(raw))
+		}
+	}
+	return out
+}
+
+// Tick implements Page.
+func (e *Events) Tick(*Ctx) tea.Cmd { return nil }
+
+// Take implements Page.
+func (e *Events) Take(*Ctx, tea.Msg) tea.Cmd { return nil }
+
+// Filter implements Page.
+func (e *Events) Filter() string { return e.filter.Text }
+
+// SetFilter implements Page.
+func (e *Events) SetFilter(_ *Ctx, text string) (tea.Cmd, error) {
+	f, err := feed.ParseFilter(text, feed.EventKeys)
+	if err == nil {
+		e.filter = f
+	}
+	return nil, err
+}
+
+// Order implements Page.
+func (e *Events) Order() string {
+	s := "newest"
+	if e.faults {
+		s += " faults"
+	}
+	if e.key == "" {
+		return s + ", follow on"
+	}
+	return s + ", follow off"
+}
+
+// SetOrder implements Page.
+func (e *Events) SetOrder(string) bool { return false }
+
+// Focus implements Page.
+func (e *Events) Focus(*Ctx, string) tea.Cmd { return nil }
+
+// Row implements Page.
+func (e *Events) Row(c *Ctx) (string, string) {
+	rows := e.Rows(c)
+	if e.at >= len(rows) {
+		return "", ""
+	}
+	x := rows[e.at]
+	return x.Kind, strings.Join([]string{x.At.UTC().Format(time.RFC3339Nano), x.Severity, orDash(x.Rank + x.Worker), x.Kind, x.Text}, " ")
+}
+
+// Click implements Page.
+func (e *Events) Click(c *Ctx, line int) { e.click(line, len(e.Rows(c)), e.keyAt) }
+
+// Draw implements Page.
+func (e *Events) Draw(c *Ctx, p *widget.Painter) {
+	rows := e.Rows(c)
+	who := 18
+	if c.W < 100 {
+		who = 14
+	}
+	kind := 22
+	if c.W < 100 {
+		kind = 16
+	}
+	p.Put(theme.Title, "  ")
+	p.Cell(theme.Title, "TIME", 13)
+	p.Cell(theme.Title, "LEVEL", 6)
+	p.Cell(theme.Title, "WHO", who)
+	p.Cell(theme.Title, "KIND", kind)
+	p.Put(theme.Title, "WHAT")
+	p.End()
+	// The event under the cursor is told in full below.
+	var detail []string
+	if e.at < len(rows) && c.H >= 12 {
+		detail = Wrap(rows[e.at].Text, c.W-4, "")
+		detail = detail[:min(len(detail), 4)]
+	}
+	h := c.H - 2
+	if len(detail) > 0 {
+		h -= len(detail) + 1
+	}
+	e.first = p.Len()
+	from, to := e.window(len(rows), h)
+	for i := from; i < to; i++ {
+		x := rows[i]
+		sev := feed.ParseSeverity(x.Severity)
+		p.Select(i == e.at)
+		mark(p, i == e.at, sev)
+		p.Cell(theme.Dim, x.At.Local().Format("15:04:05.000"), 13)
+		p.Cell(severityStyle(sev), severityWord(sev), 6)
+		name := x.Rank
+		if name == "" {
+			name = x.Worker
+		}
+		if name == "" {
+			name = "router"
+		}
+		p.Cell(theme.Plain, p.Cut(name, who-1), who)
+		p.Cell(theme.Plain, p.Cut(x.Kind, kind-1), kind)
+		p.Put(theme.Plain, p.Cut(x.Text, p.W-p.X()))
+		p.End()
+	}
+	if len(rows) == 0 {
+		text := "no events yet"
+		if len(c.Events) > 0 {
+			text = "no event fits the filter (esc clears it)"
+		}
+		p.Line(theme.Dim, "  "+text)
+	}
+	if len(detail) > 0 {
+		p.Fill(h + 1)
+		p.Rule("event " + fmt.Sprint(rows[e.at].Seq))
+		for _, l := range detail {
+			p.Line(theme.Plain, "  "+l)
+		}
+	}
+	counts := map[string]int{}
+	for i := range c.Events {
+		counts[c.Events[i].Severity]++
+	}
+	p.Fill(c.H - 1)
+	words := make([]string, 0, len(counts))
+	for k, n := range counts {
+		words = append(words, fmt.Sprintf("%s %d", k, n))
+	}
+	slices.Sort(words)
+	p.Line(theme.Dim, fmt.Sprintf("  %d of %d events shown   %s", len(rows), len(c.Events), strings.Join(words, "  ")))
+}

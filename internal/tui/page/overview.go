@@ -1,0 +1,356 @@
+package page
+
+import (
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+	"time"
+
+	tea "github.com/charmbracelet/bubbletea"
+
+	"github.com/dynctl/dynctl/internal/tui/feed"
+	"github.com/dynctl/dynctl/internal/tui/keys"
+	"github.com/dynctl/dynctl/internal/tui/theme"
+	"github.com/dynctl/dynctl/internal/tui/widget"
+)
+
+// Overview is the first view: traffic, routing, ranks, attention, decisions.
+type Overview struct {
+	table *RankTable
+	dark  *theme.Theme
+}
+
+// NewOverview is the overview over a table of ranks.
+func NewOverview(t *RankTable) *Overview { return &Overview{table: t} }
+
+// Name implements Page.
+func (o *Overview) Name() string { return "Overview" }
+
+// Keys implements Page.
+func (o *Overview) Keys() []string {
+	return []string{"1-5 view", "j/k move", "enter rank", "/ filter", "s sort", "! warnings", "p pause", "? help", "q quit"}
+}
+
+// Act implements Page.
+func (o *Overview) Act(c *Ctx, a keys.Action) (tea.Cmd, bool) {
+	if a == keys.Enter {
+		if k := o.table.Current(c.R); k != nil {
+			return open(1, k.Label), true
+		}
+		return nil, true
+	}
+	return nil, o.table.Act(c.R, a)
+}
+
+// Tick implements Page.
+func (o *Overview) Tick(*Ctx) tea.Cmd { return nil }
+
+// Take implements Page.
+func (o *Overview) Take(*Ctx, tea.Msg) tea.Cmd { return nil }
+
+// Filter implements Page.
+func (o *Overview) Filter() string { return o.table.filter.Text }
+
+// SetFilter implements Page.
+func (o *Overview) SetFilter(_ *Ctx, text string) (tea.Cmd, error) {
+	return nil, o.table.SetFilter(text)
+}
+
+// Order implements Page.
+func (o *Overview) Order() string {
+	if o.dark == nil {
+		return orders[o.table.order].name
+	}
+	return o.table.Order(o.dark)
+}
+
+// SetOrder implements Page.
+func (o *Overview) SetOrder(name string) bool { return o.table.SetOrder(name) }
+
+// Focus implements Page.
+func (o *Overview) Focus(c *Ctx, name string) tea.Cmd {
+	o.table.key, o.table.dirty = name, true
+	o.table.Rows(c.R)
+	return nil
+}
+
+// Row implements Page.
+func (o *Overview) Row(c *Ctx) (string, string) { return o.table.row(c) }
+
+func (t *RankTable) row(c *Ctx) (string, string) {
+	k := t.Current(c.R)
+	if k == nil {
+		return "", ""
+	}
+	return k.Label, fmt.Sprintf("%s %s %s run=%s wait=%s kv=%s%% hit=%s%% active=%d index=%d events=%s", k.Label, k.Role, k.Status,
+		widget.Count(k.Running.F()), widget.Count(k.Waiting.F()), widget.Percent(k.KVUsage.F()), widget.Percent(k.HitShare.F()), k.Active, k.IndexBlocks, k.Feed.State)
+}
+
+// Click implements Page.
+func (o *Overview) Click(c *Ctx, line int) {
+	o.table.click(line, len(o.table.Rows(c.R)), o.table.keyAt)
+}
+
+// Draw implements Page.
+func (o *Overview) Draw(c *Ctx, p *widget.Painter) {
+	o.dark = c.Th
+	if len(c.View.Routers) > 1 {
+		drawFleet(c, p)
+	}
+	if c.W >= 100 && c.H >= 24 {
+		l, r := p.Sub((c.W+1)/2), p.Sub(c.W/2)
+		trafficBox(c, l)
+		routingBox(c, r)
+		p.Beside(l, r)
+	} else {
+		trafficLines(c, p)
+	}
+	left := c.H - p.Len()
+	attention := attentionLines(c.R, c.W, left/4+1)
+	ask := 1 + len(attention)
+	table := len(o.table.Rows(c.R)) + 2
+	decisions := 0
+	if left >= 21 && len(c.R.Decisions) > 0 {
+		decisions = 2 + max(3, min(left-ask-table-2, min(len(c.R.Decisions), 12)))
+	}
+	space := left - ask - decisions
+	h := min(space, max(table, 4))
+	summary := h >= 6
+	if summary {
+		h--
+	}
+	before := p.Len()
+	o.table.Draw(c.R, p, h)
+	p.Fill(before + h)
+	if summary {
+		p.Line(theme.Dim, "  "+rankSummary(c.R, len(o.table.Rows(c.R))))
+	}
+	p.Rule(fmt.Sprintf("Attention (%d)", len(c.R.Attention)))
+	for _, l := range attention {
+		if l.head > 0 {
+			p.Put(severityStyle(l.sev), l.text[:l.head])
+			p.Put(theme.Plain, l.text[l.head:])
+			p.End()
+		} else {
+			p.Line(theme.Plain, l.text)
+		}
+	}
+	if decisions > 0 {
+		p.Rule("Last decisions")
+		drawDecisions(c, p, c.R.Decisions, nil, c.H-p.Len(), -1)
+	}
+}
+
+// drawFleet lists the replicas when there are several.
+func drawFleet(c *Ctx, p *widget.Painter) {
+	const name = 24
+	p.Cell(theme.Title, fmt.Sprintf("  ROUTER (%d of %d up)", c.View.Fleet.RoutersUp, c.View.Fleet.Routers), name+2)
+	for _, h := range []struct {
+		t string
+		w int
+	}{{"LINK", 6}, {"STATE", 9}} {
+		p.Put(theme.Title, " ")
+		p.Cell(theme.Title, h.t, h.w)
+	}
+	for _, t := range []string{"REQ/s", "IN t/s", "ACTIVE", "QUEUE", "HIT%", "TTFT99", "ITL99", "ALERTS"} {
+		p.Put(theme.Title, " ")
+		p.Right(theme.Title, t, 6)
+	}
+	p.End()
+	first := max(0, min(c.Sel-2, len(c.View.Routers)-6))
+	for i := first; i < min(first+6, len(c.View.Routers)); i++ {
+		r := &c.View.Routers[i]
+		sev := feed.OK
+		alerts := 0
+		for _, a := range r.Attention {
+			sev = max(sev, a.Severity)
+			if a.Severity >= feed.Warn {
+				alerts++
+			}
+		}
+		p.Select(i == c.Sel)
+		mark(p, i == c.Sel, sev)
+		title := r.Name
+		if title == "" {
+			title = r.URL
+		}
+		p.Cell(theme.Plain, title, name)
+		p.Put(theme.Plain, " ")
+		p.Cell(LinkStyle(r.Link), string(r.Link), 6)
+		p.Put(theme.Plain, " ")
+		p.Cell(theme.Plain, r.State, 9)
+		t := &r.Traffic
+		for _, s := range []string{
+			widget.Rate(t.RequestRate.F()), widget.Count(t.PromptRate.F()), strconv.Itoa(t.Inflight), strconv.Itoa(t.Queued),
+			widget.Percent(t.HitShare.F()), widget.Millis(t.TTFTP99.F()), widget.Millis(t.ITLP99.F()), strconv.Itoa(alerts),
+		} {
+			p.Put(theme.Plain, " ")
+			p.Right(theme.Plain, s, 6)
+		}
+		p.End()
+	}
+}
+
+// LinkStyle is the style of a link's word.
+func LinkStyle(l feed.Link) theme.Style {
+	switch l {
+	case feed.Live:
+		return theme.Good
+	case feed.Down:
+		return theme.Bad
+	}
+	return theme.Warn
+}
+
+func trafficBox(c *Ctx, p *widget.Painter) {
+	t := &c.R.Traffic
+	in := p.Sub(p.W - 4)
+	in.Put(theme.Bold, fmt.Sprintf("req/s   %-7s", widget.Rate(t.RequestRate.F())))
+	in.Put(theme.Plain, " ")
+	in.Spark(theme.Bar, c.Series("").Values(feed.Flow), in.W-in.X()-1)
+	in.End()
+	in.Line(theme.Plain, fmt.Sprintf("tokens  in %s/s  out %s/s  active %d  queued %d", widget.Count(t.PromptRate.F()), widget.Count(t.CompletionRate.F()), t.Inflight, t.Queued))
+	in.Line(theme.Plain, fmt.Sprintf("TTFT    p50 %-7s p90 %-7s p99 %s", widget.Millis(t.TTFTP50.F()), widget.Millis(t.TTFTP90.F()), widget.Millis(t.TTFTP99.F())))
+	in.Line(theme.Plain, fmt.Sprintf("ITL     p50 %-7s p90 %-7s p99 %s", widget.Millis(t.ITLP50.F()), widget.Millis(t.ITLP90.F()), widget.Millis(t.ITLP99.F())))
+	in.Line(theme.Plain, fmt.Sprintf("failed  %s/s  refused %s/s  left %s/s  retries %s/min", widget.Rate(t.FailedRate.F()), widget.Rate(t.RejectedRate.F()), widget.Rate(t.CancelledRate.F()), widget.Count(perMinute(c.R, t.Retries))))
+	p.Box("Traffic, last "+window(c.R.RateWindow), in)
+}
+
+// perMinute scales a count of the trouble window.
+func perMinute(r *feed.Router, n feed.Num) float64 {
+	if !r.TroubleWindow.Known() || r.TroubleWindow <= 0 {
+		return math.NaN()
+	}
+	return n.F() * math.Min(1, 60/r.TroubleWindow.F())
+}
+
+func window(n feed.Num) string {
+	if !n.Known() {
+		return "-"
+	}
+	return strconv.Itoa(int(math.Round(n.F()))) + "s"
+}
+
+func routingBox(c *Ctx, p *widget.Painter) {
+	t, x, r := &c.R.Traffic, &c.R.Index, c.R
+	in := p.Sub(p.W - 4)
+	in.Put(theme.Bold, fmt.Sprintf("prefix hit %5s%% of prompt tokens  ", widget.Percent(t.HitShare.F())))
+	in.Bar(theme.Bar, t.HitShare.F(), in.W-in.X())
+	in.End()
+	in.Line(theme.Plain, fmt.Sprintf("prefill    local %s%%  remote %s%%  fell back %s%%", widget.Percent(t.LocalShare.F()), widget.Percent(t.RemoteShare.F()), widget.Percent(t.FallbackShare.F())))
+	in.Line(theme.Plain, fmt.Sprintf("rule       %s, remote from %s %d", orDash(r.Policy), orDash(r.ThresholdOn), r.ThresholdTokens))
+	in.Line(theme.Plain, fmt.Sprintf("index      %s blocks  %s runs  +%s -%s blk/s", widget.Count(float64(x.Blocks)), widget.Count(float64(x.Nodes)), widget.Rate(x.StoredRate.F()), widget.Rate(x.RemovedRate.F())))
+	in.Line(theme.Plain, fmt.Sprintf("events     %s/s  gaps %s  untrusted %d  decide p99 %s", widget.Rate(x.EventRate.F()), widget.Count(x.Gaps.F()), x.Untrusted, widget.Millis(t.OverheadP99.F()/1000)))
+	p.Box("Routing, last "+window(c.R.RateWindow), in)
+}
+
+func orDash(s string) string {
+	if s == "" {
+		return "-"
+	}
+	return s
+}
+
+// trafficLines is the short form of both boxes.
+func trafficLines(c *Ctx, p *widget.Painter) {
+	t, x := &c.R.Traffic, &c.R.Index
+	p.Put(theme.Bold, " req/s "+widget.Rate(t.RequestRate.F()))
+	p.Put(theme.Plain, fmt.Sprintf("  in %s out %s t/s  TTFT99 %s  ITL99 %s  fail %s/s", widget.Count(t.PromptRate.F()), widget.Count(t.CompletionRate.F()), widget.Millis(t.TTFTP99.F()), widget.Millis(t.ITLP99.F()), widget.Rate(t.FailedRate.F())))
+	p.End()
+	p.Put(theme.Bold, " hit "+widget.Percent(t.HitShare.F())+"%")
+	p.Put(theme.Plain, fmt.Sprintf("  local %s / remote %s  thr %d  gaps %s  active %d  queued %d", percent0(t.LocalShare), percent0(t.RemoteShare), c.R.ThresholdTokens, widget.Count(x.Gaps.F()), t.Inflight, t.Queued))
+	p.End()
+}
+
+func percent0(n feed.Num) string {
+	if !n.Known() {
+		return widget.Unknown
+	}
+	return strconv.Itoa(int(math.Round(100 * n.F())))
+}
+
+// rankSummary compares the ranks of each role.
+func rankSummary(r *feed.Router, shown int) string {
+	s := ""
+	for _, role := range []string{"decode", "prefill", "aggregated"} {
+		var n, waiting int
+		usage, most := 0.0, math.NaN()
+		seen := 0
+		for i := range r.Ranks {
+			k := &r.Ranks[i]
+			if k.Role != role {
+				continue
+			}
+			n++
+			if k.Waiting.Known() {
+				waiting += int(k.Waiting)
+			}
+			if k.KVUsage.Known() {
+				usage += k.KVUsage.F()
+				seen++
+				if !(most >= k.KVUsage.F()) {
+					most = k.KVUsage.F()
+				}
+			}
+		}
+		if n > 0 {
+			s += fmt.Sprintf("%s: %d ranks, kv mean %s%% max %s%%, waiting %d   ", role, n, widget.Percent(usage/float64(seen)), widget.Percent(most), waiting)
+		}
+	}
+	if shown < len(r.Ranks) {
+		s += fmt.Sprintf("(%d shown)", shown)
+	}
+	return s
+}
+
+// attentionLine is one line of the attention block: the first head bytes are
+// in the style of the severity.
+type attentionLine struct {
+	sev  feed.Severity
+	head int
+	text string
+}
+
+// attentionLines fits the most important lines into limit lines.
+func attentionLines(r *feed.Router, w, limit int) []attentionLine {
+	limit = max(limit, 1)
+	if len(r.Attention) == 0 {
+		if r.Link == feed.Waiting {
+			return []attentionLine{{text: "  waiting for the first answer"}}
+		}
+		return []attentionLine{{text: "  nothing needs attention"}}
+	}
+	var out []attentionLine
+	for i, a := range r.Attention {
+		rest := len(r.Attention) - i
+		head := fmt.Sprintf("  %-5s %s ", severityWord(a.Severity), a.Since.Local().Format(time.TimeOnly))
+		lines := Wrap(a.Subject+": "+a.Text, w-len(head)-1, "")
+		// Every further trouble gets at least one line, if there is room.
+		room := limit - len(out)
+		if room > 1 {
+			room = max(1, min(room, room-(rest-1)))
+		}
+		if room <= 0 || room == 1 && rest > 1 && len(out) == limit-1 {
+			out = append(out, attentionLine{text: fmt.Sprintf("  and %d more: press !", rest)})
+			break
+		}
+		for j, l := range lines {
+			if j == room {
+				// What does not fit is cut at the end, visibly.
+				last := &out[len(out)-1]
+				if widget.Width(last.text) > w-5 {
+					last.text = last.text[:strings.LastIndexByte(last.text, ' ')]
+				}
+				last.text += " ..."
+				break
+			}
+			if j == 0 {
+				out = append(out, attentionLine{a.Severity, len("  ERROR"), head + l})
+			} else {
+				out = append(out, attentionLine{text: strings.Repeat(" ", len(head)) + l})
+			}
+		}
+	}
+	return out
+}

@@ -1,0 +1,257 @@
+// Package page holds the five views of the screen. A page keeps what belongs
+// to the person in front of it (cursor, filter, order, what is open) and draws
+// the newest view model; it never talks to a router itself.
+package page
+
+import (
+	"strings"
+	"time"
+
+	tea "github.com/charmbracelet/bubbletea"
+
+	"github.com/dynctl/dynctl/internal/router/admin"
+	"github.com/dynctl/dynctl/internal/tui/feed"
+	"github.com/dynctl/dynctl/internal/tui/keys"
+	"github.com/dynctl/dynctl/internal/tui/theme"
+	"github.com/dynctl/dynctl/internal/tui/widget"
+)
+
+// Ctx is what a page needs to draw and to act.
+type Ctx struct {
+	Th   *theme.Theme
+	View *feed.View
+	R    *feed.Router // the router that is looked at; never nil
+	Sel  int          // its place in View.Routers
+	// Series finds the history of a rank; "" is the router.
+	Series func(label string) *feed.Series
+	Events []admin.Event
+	W, H   int // of the page
+	Now    time.Time
+	// Frozen says that the data stands still: nothing may be loaded for it.
+	Frozen bool
+	Load   Loader
+}
+
+// Loader makes the questions that pages need answered. The answers come back
+// as ChildrenMsg, DecisionsMsg and DecisionMsg.
+type Loader struct {
+	Children  func(q admin.BrowseQuery) tea.Cmd
+	Decisions func(filter string) tea.Cmd
+	Decision  func(id string) tea.Cmd
+}
+
+// ChildrenMsg answers a question for the children of a node.
+type ChildrenMsg struct {
+	Router int
+	Query  admin.BrowseQuery
+	Answer *admin.IndexChildren
+	Err    error
+}
+
+// DecisionsMsg answers a question for the list of decisions.
+type DecisionsMsg struct {
+	Router int
+	Filter string
+	List   []feed.Decision
+	Total  uint64
+	Err    error
+}
+
+// DecisionMsg answers a question for a whole receipt.
+type DecisionMsg struct {
+	Router int
+	ID     string
+	Raw    []byte
+	Err    error
+}
+
+// OpenMsg asks for another view with the cursor on something.
+type OpenMsg struct {
+	View  int // from 0
+	Focus string
+}
+
+func open(view int, focus string) tea.Cmd {
+	return func() tea.Msg { return OpenMsg{view, focus} }
+}
+
+// ShowMsg asks for a text over the page.
+type ShowMsg struct {
+	Title string
+	Lines []string
+}
+
+// Page is one of the views.
+type Page interface {
+	// Name is the short title in the tab.
+	Name() string
+	// Keys are the hints of the last line, as "key word".
+	Keys() []string
+	// Act does what a key asks for; ok is false when the page does not know it.
+	Act(c *Ctx, a keys.Action) (cmd tea.Cmd, ok bool)
+	// Tick follows every new sample while the page is on the screen.
+	Tick(c *Ctx) tea.Cmd
+	// Take hands over an answer.
+	Take(c *Ctx, msg tea.Msg) tea.Cmd
+	Draw(c *Ctx, p *widget.Painter)
+	Filter() string
+	SetFilter(c *Ctx, text string) (tea.Cmd, error)
+	// Order is the present order in a word, with a sign when it is reversed.
+	Order() string
+	SetOrder(name string) bool
+	// Focus puts the cursor on something by its name.
+	Focus(c *Ctx, name string) tea.Cmd
+	// Row is the thing under the cursor: its name and itself as text.
+	Row(c *Ctx) (name, row string)
+	// Click moves the cursor to a line of the page.
+	Click(c *Ctx, line int)
+}
+
+// cursor is a place in a list of rows that change. While it was not moved it
+// stays at the top; then it stays with its row.
+type cursor struct {
+	at, off int
+	key     string
+	first   int // line of the first row on the page, for clicks
+	rows    int // rows on the page
+}
+
+// sync finds the row again among n rows.
+func (l *cursor) sync(n int, keyAt func(int) string) {
+	if l.key != "" && (l.at >= n || keyAt(l.at) != l.key) {
+		for i := range n {
+			if keyAt(i) == l.key {
+				l.at = i
+				break
+			}
+		}
+	}
+	l.at = max(0, min(l.at, n-1))
+}
+
+// window is the part of n rows that h lines show.
+func (l *cursor) window(n, h int) (from, to int) {
+	h = max(h, 1)
+	l.rows = h
+	if l.at < l.off {
+		l.off = l.at
+	}
+	if l.at >= l.off+h {
+		l.off = l.at - h + 1
+	}
+	l.off = max(0, min(l.off, n-h))
+	return l.off, min(n, l.off+h)
+}
+
+// act moves the cursor; ok is false when the action is no move.
+func (l *cursor) act(a keys.Action, n int, keyAt func(int) string) (ok bool) {
+	switch a {
+	case keys.Down:
+		l.at++
+	case keys.Up:
+		l.at--
+	case keys.HalfDown:
+		l.at += max(1, l.rows/2)
+	case keys.HalfUp:
+		l.at -= max(1, l.rows/2)
+	case keys.Top:
+		l.at, l.key = 0, ""
+		return true
+	case keys.Bottom:
+		l.at = n - 1
+	default:
+		return false
+	}
+	l.set(l.at, n, keyAt)
+	return true
+}
+
+func (l *cursor) set(at, n int, keyAt func(int) string) {
+	l.at = max(0, min(at, n-1))
+	l.key = ""
+	if n > 0 {
+		l.key = keyAt(l.at)
+	}
+}
+
+// click moves to the row on a line of the page.
+func (l *cursor) click(line, n int, keyAt func(int) string) {
+	if i := line - l.first + l.off; line >= l.first && line < l.first+l.rows && i < n {
+		l.set(i, n, keyAt)
+	}
+}
+
+// Wrap breaks text into lines of at most w columns; the lines after the first
+// one begin with indent.
+func Wrap(text string, w int, indent string) []string {
+	if w < 8 {
+		return []string{text}
+	}
+	var lines []string
+	line, used := "", 0
+	for _, word := range strings.Fields(text) {
+		n := widget.Width(word)
+		if used > 0 && used+1+n > w {
+			lines = append(lines, line)
+			line, used = "", 0
+		}
+		if used == 0 {
+			if len(lines) > 0 {
+				line, used = indent, widget.Width(indent)
+			}
+			for used+n > w { // a word longer than a line
+				cut, x := 0, used
+				for i, r := range word {
+					if x += widget.Width(string(r)); x > w {
+						cut = i
+						break
+					}
+				}
+				if cut == 0 {
+					break
+				}
+				lines = append(lines, line+word[:cut])
+				word, line, used = word[cut:], indent, widget.Width(indent)
+				n = widget.Width(word)
+			}
+			line += word
+			used += n
+			continue
+		}
+		line += " " + word
+		used += 1 + n
+	}
+	return append(lines, line)
+}
+
+func severityStyle(s feed.Severity) theme.Style {
+	switch s {
+	case feed.Error:
+		return theme.Bad
+	case feed.Warn:
+		return theme.Warn
+	case feed.OK:
+		return theme.Good
+	}
+	return theme.Plain
+}
+
+// severityWord is the word in a column of five.
+func severityWord(s feed.Severity) string {
+	return [...]string{"ok", "INFO", "WARN", "ERROR"}[min(max(int(s), 0), 3)]
+}
+
+// mark is the sign at the left of a row.
+func mark(p *widget.Painter, selected bool, s feed.Severity) {
+	switch {
+	case selected:
+		p.Put(theme.Accent, p.Th.Cursor)
+	case s == feed.Error:
+		p.Put(theme.Bad, "X")
+	case s == feed.Warn:
+		p.Put(theme.Warn, "!")
+	default:
+		p.Put(theme.Plain, " ")
+	}
+	p.Put(theme.Plain, " ")
+}

@@ -1,0 +1,648 @@
+package page
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	tea "github.com/charmbracelet/bubbletea"
+
+	"github.com/dynctl/dynctl/internal/router/admin"
+	"github.com/dynctl/dynctl/internal/tui/feed"
+	"github.com/dynctl/dynctl/internal/tui/keys"
+	"github.com/dynctl/dynctl/internal/tui/theme"
+	"github.com/dynctl/dynctl/internal/tui/widget"
+)
+
+// Radix is the view of the radix index: a path-compressed tree that loads what
+// is opened, and an icicle strip of its shape.
+type Radix struct {
+	cursor
+	tree    *tree
+	rows    []row
+	router  int
+	sort    int
+	text    string // the filter as written
+	find    string
+	rank    string // only what this rank holds
+	depth   int    // only runs that end at or below it
+	noStrip bool
+	mask    bool
+	expand  map[string]int // nodes to open when they are loaded, and how deep
+}
+
+var treeOrders = []string{"blocks", "hits", "ranks", "offset"}
+
+// NewRadix is the view of the radix index.
+func NewRadix() *Radix {
+	return &Radix{tree: newTree(), mask: true, expand: map[string]int{}}
+}
+
+// Name implements Page.
+func (x *Radix) Name() string { return "Radix" }
+
+// Keys implements Page.
+func (x *Radix) Keys() []string {
+	return []string{"h/l close open", "E two levels", "enter zoom", "u out", "s sort", "w mask", "i icicle", "/ hash rank:", "? help"}
+}
+
+// Act implements Page.
+func (x *Radix) Act(c *Ctx, a keys.Action) (tea.Cmd, bool) {
+	var cur *row
+	if x.at < len(x.rows) {
+		cur = &x.rows[x.at]
+	}
+	switch a {
+	case keys.Sort:
+		x.sort = (x.sort + 1) % len(treeOrders)
+		return x.reload(c), true
+	case keys.Icicle:
+		x.noStrip = !x.noStrip
+		return nil, true
+	case keys.RankMask:
+		x.mask = !x.mask
+		return nil, true
+	case keys.ZoomUp:
+		return x.zoomTo(c, x.tree.zoom.parent), true
+	case keys.FindNext, keys.FindPrev:
+		if x.find != "" && len(x.rows) > 0 {
+			step := 1
+			if a == keys.FindPrev {
+				step = -1
+			}
+			if i, ok := find(x.rows, x.find, x.at+step, step); ok {
+				x.set(i, len(x.rows), x.keyAt)
+			}
+		}
+		return nil, true
+	case keys.Back:
+		if x.tree.zoom != x.tree.root {
+			return x.zoomTo(c, x.tree.zoom.parent), true
+		}
+		return nil, false
+	}
+	if cur != nil {
+		switch a {
+		case keys.Enter:
+			if cur.more > 0 {
+				return x.more(c, cur.k), true
+			}
+			if cur.k.n.Children == 0 {
+				return nil, true
+			}
+			return x.zoomTo(c, cur.k), true
+		case keys.Right:
+			if cur.more > 0 {
+				return x.more(c, cur.k), true
+			}
+			if cur.k.open || cur.k.n.Children == 0 {
+				x.act(keys.Down, len(x.rows), x.keyAt)
+				return nil, true
+			}
+			return x.openNode(c, cur.k), true
+		case keys.Left:
+			if cur.more == 0 && cur.k.open {
+				x.tree.close(cur.k)
+			} else if p := cur.k.parent; cur.more == 0 && p != nil && p != x.tree.zoom {
+				x.key = p.n.ID
+			}
+			x.refresh()
+			return nil, true
+		case keys.Expand:
+			if cur.more == 0 && cur.k.n.Children > 0 {
+				x.expand[cur.k.n.ID] = 2
+				if cur.k.open {
+					return x.opened(c, cur.k), true
+				}
+				return x.openNode(c, cur.k), true
+			}
+			return nil, true
+		}
+	}
+	return nil, x.act(a, len(x.rows), x.keyAt)
+}
+
+func (x *Radix) keyAt(i int) string { return x.rows[i].key() }
+
+// refresh makes the rows again and finds the cursor's.
+func (x *Radix) refresh() {
+	x.rows = x.tree.rows(x.rows)
+	x.sync(len(x.rows), x.keyAt)
+}
+
+func (x *Radix) zoomTo(c *Ctx, k *node) tea.Cmd {
+	if k == nil {
+		return nil
+	}
+	from := x.tree.zoom
+	x.tree.zoom = k
+	k.open = true
+	x.at, x.off, x.key = 0, 0, ""
+	if from.parent == k {
+		x.key = from.n.ID // zooming out keeps the place
+	}
+	x.refresh()
+	if !k.loaded {
+		return x.ask(c, k)
+	}
+	return nil
+}
+
+func (x *Radix) openNode(c *Ctx, k *node) tea.Cmd {
+	k.open = true
+	return x.ask(c, k)
+}
+
+func (x *Radix) more(c *Ctx, k *node) tea.Cmd {
+	k.limit = min(maxLimit, k.limit*4)
+	return x.ask(c, k)
+}
+
+// ask asks for the children of a node.
+func (x *Radix) ask(c *Ctx, k *node) tea.Cmd {
+	if k.asking || c.Load.Children == nil || c.Frozen {
+		return nil
+	}
+	k.asking, k.asked = true, c.Now
+	return c.Load.Children(admin.BrowseQuery{Node: k.n.ID, Sort: treeOrders[x.sort], Limit: k.limit, Rank: x.rank, MinDepth: x.depth})
+}
+
+// opened goes on with opening several levels.
+func (x *Radix) opened(c *Ctx, k *node) tea.Cmd {
+	levels := x.expand[k.n.ID]
+	delete(x.expand, k.n.ID)
+	if levels < 2 {
+		return nil
+	}
+	var cmds []tea.Cmd
+	for i, kid := range k.kids {
+		if i == 10 {
+			break // more would be a download of the tree
+		}
+		if kid.n.Children > 0 && !kid.open {
+			x.expand[kid.n.ID] = levels - 1
+			cmds = append(cmds, x.openNode(c, kid))
+		}
+	}
+	return tea.Batch(cmds...)
+}
+
+// reload forgets all and asks for the root again.
+func (x *Radix) reload(c *Ctx) tea.Cmd {
+	x.tree = newTree()
+	x.rows, x.at, x.key = nil, 0, ""
+	clear(x.expand)
+	return x.ask(c, x.tree.root)
+}
+
+// Tick asks again for what is on the screen, a few nodes at a time.
+func (x *Radix) Tick(c *Ctx) tea.Cmd {
+	if x.router != c.Sel {
+		x.router = c.Sel
+		return x.reload(c)
+	}
+	if c.Frozen {
+		return nil
+	}
+	to := min(len(x.rows), x.off+max(x.cursor.rows, 1))
+	var cmds []tea.Cmd
+	for _, k := range x.tree.due(x.rows[min(x.off, to):to], c.Now, 2*time.Second, 3) {
+		cmds = append(cmds, x.ask(c, k))
+	}
+	return tea.Batch(cmds...)
+}
+
+// Take implements Page.
+func (x *Radix) Take(c *Ctx, msg tea.Msg) tea.Cmd {
+	m, ok := msg.(ChildrenMsg)
+	if !ok || m.Router != x.router || m.Query.Sort != treeOrders[x.sort] || m.Query.Rank != x.rank || m.Query.MinDepth != x.depth {
+		return nil
+	}
+	k := x.tree.nodes[m.Query.Node]
+	x.tree.take(m.Query, m.Answer, m.Err)
+	x.refresh()
+	if x.find != "" && x.key == "" && len(x.rows) > 0 {
+		if i, ok := find(x.rows, x.find, 0, 1); ok {
+			x.set(i, len(x.rows), x.keyAt)
+		}
+	}
+	if k != nil && m.Err == nil {
+		return x.opened(c, k)
+	}
+	return nil
+}
+
+// Filter implements Page.
+func (x *Radix) Filter() string { return x.text }
+
+// SetFilter takes "HASH", "rank:LABEL" and "depth>N"; the last two are
+// answered by the router.
+func (x *Radix) SetFilter(c *Ctx, text string) (tea.Cmd, error) {
+	hash, rank, depth := "", "", 0
+	for _, w := range strings.Fields(text) {
+		switch {
+		case strings.HasPrefix(w, "rank:"):
+			rank = w[len("rank:"):]
+			if !slices.ContainsFunc(c.R.Ranks, func(k feed.Rank) bool { return k.Label == rank }) {
+				return nil, fmt.Errorf("filter: there is no rank %q; ranks are called WORKER/dpN", rank)
+			}
+		case strings.HasPrefix(w, "depth>"):
+			n, err := strconv.Atoi(w[len("depth>"):])
+			if err != nil || n < 0 {
+				return nil, fmt.Errorf("filter: %q needs a number of blocks", w)
+			}
+			depth = n
+		default:
+			for _, r := range strings.ToLower(w) {
+				if !strings.ContainsRune("0123456789abcdef", r) {
+					return nil, fmt.Errorf("filter: %q is no head of a hash; give hex digits, rank:LABEL or depth>N", w)
+				}
+			}
+			hash = strings.ToLower(w)
+		}
+	}
+	again := rank != x.rank || depth != x.depth
+	x.text, x.find, x.rank, x.depth = strings.TrimSpace(text), hash, rank, depth
+	if again {
+		return x.reload(c), nil
+	}
+	if hash != "" && len(x.rows) > 0 {
+		i, ok := find(x.rows, hash, 0, 1)
+		if !ok {
+			return nil, fmt.Errorf("no open run begins with %s: open more (E), or zoom in", hash)
+		}
+		x.set(i, len(x.rows), x.keyAt)
+	}
+	return nil, nil
+}
+
+// Order implements Page.
+func (x *Radix) Order() string { return treeOrders[x.sort] }
+
+// SetOrder implements Page.
+func (x *Radix) SetOrder(name string) bool {
+	i := slices.Index(treeOrders, name)
+	if i >= 0 {
+		x.sort = i
+		x.tree = newTree()
+	}
+	return i >= 0
+}
+
+// Focus implements Page.
+func (x *Radix) Focus(c *Ctx, name string) tea.Cmd {
+	cmd, _ := x.SetFilter(c, name)
+	return cmd
+}
+
+// Row implements Page.
+func (x *Radix) Row(*Ctx) (string, string) {
+	if x.at >= len(x.rows) || x.rows[x.at].more > 0 {
+		return "", ""
+	}
+	n := &x.rows[x.at].k.n
+	return n.Local, fmt.Sprintf("%s id=%s depth=%d length=%d subtree=%d children=%d ranks=%d hits=%d on=%s", n.Local, n.ID, n.DepthBlocks, n.LengthBlocks, n.Blocks, n.Children, n.Ranks, n.Hits, strings.Join(n.RankLabels, ","))
+}
+
+// Click implements Page.
+func (x *Radix) Click(_ *Ctx, line int) { x.click(line, len(x.rows), x.keyAt) }
+
+// Draw implements Page.
+func (x *Radix) Draw(c *Ctx, p *widget.Painter) {
+	ix := &c.R.Index
+	block := max(c.R.BlockSize, 1)
+	p.Put(theme.Bold, "  "+x.crumbs())
+	p.Put(theme.Dim, fmt.Sprintf("   index %s blocks in %s runs, %s, %s lookups/s, +%s -%s blk/s", widget.Count(float64(ix.Blocks)), widget.Count(float64(ix.Nodes)), widget.Bytes(float64(ix.Bytes)),
+		widget.Rate(ix.LookupRate.F()), widget.Rate(ix.StoredRate.F()), widget.Rate(ix.RemovedRate.F())))
+	p.End()
+	ranks := maskOrder(c.R)
+	mask := len(ranks)
+	name := min(46, max(24, c.W-76-mask))
+	// Prefix, tokens, subtree, bar, share, hits, ranks always; the rest with room.
+	fixed := 2 + name + 1 + 7 + 1 + 7 + 1 + 5 + 1 + 7 + 1 + 3
+	room := c.W - fixed
+	bar := 0
+	if room >= 11 {
+		bar = 10
+		room -= 11
+	}
+	showMask := x.mask && mask > 0 && mask <= 64 && room >= mask+1
+	if showMask {
+		room -= mask + 1
+	}
+	showKids := room >= 7
+
+	p.Put(theme.Title, "  ")
+	p.Cell(theme.Title, "PREFIX", name)
+	p.Put(theme.Title, " ")
+	p.Right(theme.Title, "TOKENS", 7)
+	p.Put(theme.Title, " ")
+	p.Right(theme.Title, "SUBTREE", 7)
+	if bar > 0 {
+		p.Put(theme.Title, " ")
+		p.Cell(theme.Title, "", bar)
+	}
+	p.Put(theme.Title, " ")
+	p.Right(theme.Title, "%PAR", 5)
+	p.Put(theme.Title, " ")
+	p.Right(theme.Title, "HITS/s", 7)
+	p.Put(theme.Title, " ")
+	p.Right(theme.Title, "RK", 3)
+	if showKids {
+		p.Put(theme.Title, " ")
+		p.Right(theme.Title, "RUNS", 6)
+	}
+	if showMask {
+		p.Put(theme.Title, " ")
+		p.Cell(theme.Title, maskTitle(ranks), mask)
+	}
+	p.End()
+
+	strip := 0
+	if !x.noStrip && c.W >= 100 && c.H >= 22 && len(x.rows) > 0 {
+		strip = 6
+	}
+	detail := 0
+	if c.H >= 16 && len(x.rows) > 0 {
+		detail = 5
+	}
+	h := c.H - p.Len() - strip - detail
+	from, to := x.window(len(x.rows), h)
+	x.first = p.Len()
+	for i := from; i < to; i++ {
+		x.drawRow(p, i, name, bar, block, showKids, showMask, ranks, ix.Blocks)
+	}
+	if len(x.rows) == 0 {
+		text := "loading"
+		switch z := x.tree.zoom; {
+		case z.err != "":
+			text = z.err
+		case z.loaded && x.rank+strconv.Itoa(x.depth) != "0":
+			text = "nothing in the index fits the filter (esc clears it)"
+		case z.loaded:
+			text = "the index is empty here: no KV events, or nothing was cached yet"
+		case c.Frozen:
+			text = "data stands still: the tree is loaded from the live index only"
+		}
+		p.Line(theme.Dim, "  "+text)
+		return
+	}
+	p.Fill(c.H - strip - detail)
+	if detail > 0 {
+		x.drawDetail(c, p, block)
+		p.Fill(c.H - strip)
+	}
+	if strip > 0 {
+		p.Rule("icicle (key i): width = blocks, one line per level")
+		x.icicle(p, strip-1)
+	}
+}
+
+// crumbs is the way from the root to the zoom.
+func (x *Radix) crumbs() string {
+	s := "root"
+	path := x.tree.zoom.path()
+	if len(path) > 5 {
+		s += " > .."
+		path = path[len(path)-5:]
+	}
+	for _, k := range path {
+		s += " > " + k.label()
+	}
+	return s
+}
+
+func (x *Radix) drawRow(p *widget.Painter, i, name, bar, block int, showKids, showMask bool, ranks []string, all int64) {
+	r := x.rows[i]
+	g := &p.Th.Glyphs
+	p.Select(i == x.at)
+	mark(p, i == x.at, feed.OK)
+	end := p.X() + name
+	p.Put(theme.Dim, strings.Repeat(g.Pipe, min(r.depth, name/4)))
+	if r.more > 0 {
+		text := fmt.Sprintf("%s %s more (enter loads them)", g.Ellipsis, widget.Count(float64(r.more)))
+		if r.k.limit >= maxLimit {
+			text = fmt.Sprintf("%s %s more: narrow with rank: or depth>", g.Ellipsis, widget.Count(float64(r.more)))
+		}
+		p.Put(theme.Dim, text)
+		p.End()
+		return
+	}
+	n := &r.k.n
+	sign := g.Leaf
+	switch {
+	case r.k.open:
+		sign = g.Open
+	case n.Children > 0:
+		sign = g.Closed
+	}
+	p.Put(theme.Accent, sign+" ")
+	label := r.k.label() + ".."
+	if n.OffsetBlocks > 0 || n.DepthBlocks > 0 {
+		label += fmt.Sprintf(" at %s", widget.Count(float64(n.DepthBlocks*block)))
+	}
+	if r.k.asking && !r.k.loaded {
+		label += " loading"
+	}
+	if r.k.err != "" {
+		label += " " + r.k.err
+	}
+	p.Put(theme.Plain, p.Cut(label, max(end-p.X(), 0)))
+	p.To(end)
+	p.Put(theme.Plain, " ")
+	p.Right(theme.Plain, widget.Count(float64(n.LengthBlocks*block)), 7)
+	p.Put(theme.Plain, " ")
+	subtree := widget.Count(float64(n.Blocks))
+	if !n.Exact {
+		subtree = ">" + subtree
+	}
+	p.Right(theme.Plain, subtree, 7)
+	whole := float64(all)
+	if r.k.parent != nil && r.k.parent.parent != nil {
+		whole = float64(r.k.parent.n.Blocks)
+	}
+	part := math.NaN()
+	if whole > 0 {
+		part = math.Min(1, float64(n.Blocks)/whole)
+	}
+	if bar > 0 {
+		p.Put(theme.Plain, " ")
+		p.Bar(theme.Bar, part, bar)
+	}
+	p.Put(theme.Plain, " ")
+	p.Right(theme.Plain, widget.Percent(part), 5)
+	p.Put(theme.Plain, " ")
+	p.Right(theme.Plain, widget.Rate(r.k.rate), 7)
+	p.Put(theme.Plain, " ")
+	p.Right(theme.Plain, strconv.Itoa(n.Ranks), 3)
+	if showKids {
+		p.Put(theme.Plain, " ")
+		p.Right(theme.Plain, widget.Count(float64(n.Children)), 6)
+	}
+	if showMask {
+		p.Put(theme.Plain, " ")
+		var b strings.Builder
+		for _, label := range ranks {
+			if slices.Contains(n.RankLabels, label) {
+				b.WriteString(g.Held)
+			} else {
+				b.WriteString(g.NotHeld)
+			}
+		}
+		p.Put(theme.Plain, b.String())
+	}
+	p.End()
+}
+
+// maskOrder lists all ranks, prefill first, then by name.
+func maskOrder(r *feed.Router) []string {
+	type item struct{ role, label string }
+	list := make([]item, 0, len(r.Ranks))
+	for i := range r.Ranks {
+		list = append(list, item{r.Ranks[i].Role, r.Ranks[i].Label})
+	}
+	slices.SortFunc(list, func(a, b item) int {
+		if a.role != b.role {
+			return strings.Compare(b.role, a.role) // prefill before decode before aggregated
+		}
+		return strings.Compare(a.label, b.label)
+	})
+	out := make([]string, len(list))
+	for i := range list {
+		out[i] = list[i].label
+	}
+	return out
+}
+
+// maskTitle marks the first rank of every worker with the worker's initial.
+func maskTitle(ranks []string) string {
+	var b strings.Builder
+	last := ""
+	for _, label := range ranks {
+		w, _, _ := strings.Cut(label, "/")
+		if w != last {
+			last = w
+			head := w[:min(1, len(w))]
+			b.WriteString(strings.ToUpper(head))
+			continue
+		}
+		b.WriteByte(' ')
+	}
+	return b.String()
+}
+
+// drawDetail tells all of the run under the cursor.
+func (x *Radix) drawDetail(c *Ctx, p *widget.Painter, block int) {
+	r := x.rows[x.at]
+	if r.more > 0 {
+		p.Rule("not loaded")
+		p.Line(theme.Plain, fmt.Sprintf("  %d of %d children are loaded, the largest by %s first", len(r.k.kids), r.k.total, treeOrders[x.sort]))
+		return
+	}
+	n := &r.k.n
+	p.Rule("run " + n.Local)
+	var path []string
+	for _, k := range r.k.path() {
+		path = append(path, k.label())
+	}
+	end := n.DepthBlocks + n.LengthBlocks
+	p.Line(theme.Plain, fmt.Sprintf("  path %s   blocks %d to %d of the prompt (%s tokens from its start)", strings.Join(path, " > "), n.DepthBlocks, end, widget.Count(float64(end*block))))
+	p.Line(theme.Plain, fmt.Sprintf("  %d lookups passed through it   %d run(s) leave it   the longest copy holds %d of its %d blocks   id %s", n.Hits, n.Children, n.Longest, n.LengthBlocks, n.ID))
+	held := fmt.Sprintf("  held by %d: %s", n.Ranks, strings.Join(n.RankLabels, " "))
+	if n.Ranks > len(n.RankLabels) {
+		held += fmt.Sprintf(" and %d more", n.Ranks-len(n.RankLabels))
+	}
+	if n.Ranks == 1 {
+		held += fmt.Sprintf("   only copy: losing it costs %s tokens of prefill", widget.Count(float64(end*block)))
+	}
+	p.Line(theme.Plain, p.Cut(held, c.W))
+}
+
+// icicle draws the loaded part below the zoom as bars, one line per level.
+func (x *Radix) icicle(p *widget.Painter, h int) {
+	w := p.W - 2
+	text := make([][]rune, h)
+	style := make([][]theme.Style, h)
+	for i := range text {
+		text[i] = []rune(strings.Repeat(" ", w))
+		style[i] = make([]theme.Style, w)
+	}
+	onPath := map[*node]bool{}
+	if cur := x.rows[x.at]; cur.more == 0 {
+		for k := cur.k; k != nil; k = k.parent {
+			onPath[k] = true
+		}
+	}
+	var draw func(k *node, level, from, to int)
+	draw = func(k *node, level, from, to int) {
+		if level >= h {
+			return
+		}
+		sum := 0
+		for _, c := range k.kids {
+			sum += c.n.Blocks
+		}
+		whole := max(k.n.Blocks, sum)
+		if k.parent == nil {
+			whole = sum
+		}
+		if whole == 0 {
+			return
+		}
+		at := from
+		for _, c := range k.kids {
+			width := c.n.Blocks * (to - from) / whole
+			if width < 3 {
+				break // the rest, sorted by size or not, is too thin to name
+			}
+			last := min(at+width, to)
+			for i := at; i < last-1; i++ {
+				text[level][i] = ' '
+				style[level][i] = theme.Bar
+				if onPath[c] {
+					style[level][i] = theme.Accent
+				}
+			}
+			label := []rune(c.label())
+			count := []rune(widget.Count(float64(c.n.Blocks)))
+			inner := last - at - 2
+			if len(label) > inner {
+				label = label[:max(inner, 0)]
+			}
+			open, shut := '|', '|'
+			if onPath[c] {
+				open, shut = '[', ']'
+			}
+			text[level][at] = open
+			copy(text[level][at+1:], label)
+			if inner >= len(label)+len(count)+2 {
+				copy(text[level][last-1-len(count):], count)
+			}
+			text[level][last-1] = shut
+			if c.open {
+				draw(c, level+1, at, last)
+			}
+			at = last
+		}
+		for i := at; i < to; i++ {
+			text[level][i] = '.'
+			style[level][i] = theme.Dim
+		}
+	}
+	draw(x.tree.zoom, 0, 0, w)
+	for i := range text {
+		p.Put(theme.Plain, "  ")
+		for a := 0; a < w; {
+			b := a
+			for b < w && style[i][b] == style[i][a] {
+				b++
+			}
+			p.Put(style[i][a], string(text[i][a:b]))
+			a = b
+		}
+		p.End()
+	}
+}

@@ -1,0 +1,344 @@
+package page
+
+import (
+	"math"
+	"slices"
+	"strings"
+
+	"github.com/dynctl/dynctl/internal/tui/feed"
+	"github.com/dynctl/dynctl/internal/tui/keys"
+	"github.com/dynctl/dynctl/internal/tui/theme"
+	"github.com/dynctl/dynctl/internal/tui/widget"
+)
+
+// RankTable is the table of ranks that the overview and the workers page
+// share: one cursor, one filter, one order.
+type RankTable struct {
+	cursor
+	filter  feed.Filter
+	order   int // in orders
+	reverse bool
+	faults  bool
+	noIdle  bool
+	wide    bool
+	plain   bool // without cursor
+
+	from  *feed.Router // what rows were made of
+	rows  []*feed.Rank
+	dirty bool
+}
+
+// column is a column of the rank table.
+type column struct {
+	title string
+	w     int
+	left  bool
+	wide  bool // only shown in the wide form or with room
+	cell  func(p *widget.Painter, k *feed.Rank, w int)
+}
+
+func num(st theme.Style, s string) func(*widget.Painter, int) {
+	return func(p *widget.Painter, w int) { p.Right(st, s, w) }
+}
+
+func figure(f func(k *feed.Rank) string) func(*widget.Painter, *feed.Rank, int) {
+	return func(p *widget.Painter, k *feed.Rank, w int) { num(theme.Plain, f(k))(p, w) }
+}
+
+// columns in the order of their importance; the name comes before them all.
+var columns = []column{
+	{title: "ST", w: 6, left: true, cell: func(p *widget.Painter, k *feed.Rank, w int) { p.Cell(severityStyle(k.Severity), k.Status, w) }},
+	{title: "RUN", w: 4, cell: figure(func(k *feed.Rank) string { return widget.Count(k.Running.F()) })},
+	{title: "WAIT", w: 4, cell: func(p *widget.Painter, k *feed.Rank, w int) {
+		st := theme.Plain
+		if k.Waiting >= 1 {
+			st = theme.Warn
+		}
+		p.Right(st, widget.Count(k.Waiting.F()), w)
+	}},
+	{title: "KV%", w: 5, cell: func(p *widget.Painter, k *feed.Rank, w int) { p.Right(kvStyle(k), widget.Percent(k.KVUsage.F()), w) }},
+	{title: "KV", w: 10, left: true, cell: func(p *widget.Painter, k *feed.Rank, w int) {
+		st := theme.Bar
+		if k.KVUsage >= 0.9 {
+			st = theme.Warn
+		}
+		p.Bar(st, k.KVUsage.F(), w)
+	}},
+	{title: "HIT%", w: 5, cell: figure(func(k *feed.Rank) string { return widget.Percent(k.HitShare.F()) })},
+	{title: "IN t/s", w: 6, cell: figure(func(k *feed.Rank) string { return widget.Count(k.PromptRate.F()) })},
+	{title: "REQ/s", w: 6, cell: figure(func(k *feed.Rank) string { return widget.Rate(k.RequestRate.F()) })},
+	{title: "ACT", w: 4, cell: figure(func(k *feed.Rank) string { return widget.Count(float64(k.Active)) })},
+	{title: "PREFILL", w: 7, cell: figure(func(k *feed.Rank) string { return widget.Count(float64(k.PrefillTokens)) })},
+	{title: "INDEX", w: 6, cell: figure(func(k *feed.Rank) string { return widget.Count(float64(k.IndexBlocks)) })},
+	{title: "EV/s", w: 6, cell: figure(func(k *feed.Rank) string { return widget.Rate(k.Feed.EventRate.F()) })},
+	{title: "EVENTS", w: 8, left: true, cell: func(p *widget.Painter, k *feed.Rank, w int) {
+		st := theme.Plain
+		if k.Feed.State != "none" && !k.Feed.Trusted {
+			st = theme.Warn
+		}
+		p.Cell(st, k.Feed.State, w)
+	}},
+	{title: "EVAGE", w: 6, wide: true, cell: figure(func(k *feed.Rank) string { return widget.Seconds(k.Feed.AgeSeconds.F()) })},
+	{title: "DECBLK", w: 6, wide: true, cell: figure(func(k *feed.Rank) string { return widget.Count(float64(k.DecodeBlocks)) })},
+	{title: "CAPACITY", w: 8, wide: true, cell: figure(func(k *feed.Rank) string { return widget.Count(known(k.Capacity)) })},
+	{title: "XFER t/s", w: 8, wide: true, cell: figure(func(k *feed.Rank) string { return widget.Count(k.ExternalHit.F()) })},
+	{title: "GAPS", w: 5, wide: true, cell: figure(func(k *feed.Rank) string { return widget.Count(float64(k.Feed.Gaps)) })},
+	{title: "LOST", w: 5, wide: true, cell: figure(func(k *feed.Rank) string { return widget.Count(float64(k.Feed.Lost)) })},
+	{title: "LIFE%", w: 5, wide: true, cell: figure(func(k *feed.Rank) string { return widget.Percent(k.LifeHit.F()) })},
+	{title: "DIFF", w: 5, wide: true, cell: figure(func(k *feed.Rank) string { return signed(k.RequestDiff) })},
+	{title: "MODEL", w: 20, left: true, wide: true, cell: func(p *widget.Painter, k *feed.Rank, w int) { p.Cell(theme.Plain, k.Model, w) }},
+}
+
+func kvStyle(k *feed.Rank) theme.Style {
+	if k.KVUsage >= 0.9 {
+		return theme.Warn
+	}
+	return theme.Plain
+}
+
+// known is a count of which 0 means that nobody told.
+func known(n int64) float64 {
+	if n == 0 {
+		return math.NaN()
+	}
+	return float64(n)
+}
+
+func signed(n feed.Num) string {
+	if n > 0 {
+		return "+" + widget.Count(n.F())
+	}
+	return widget.Count(n.F())
+}
+
+type order struct {
+	name  string
+	value func(*feed.Rank) float64 // greatest first; nil orders by name
+}
+
+var orders = []order{
+	{"worst", func(*feed.Rank) float64 { return 0 }},
+	{"rank", nil},
+	{"kv", func(k *feed.Rank) float64 { return k.KVUsage.F() }},
+	{"wait", func(k *feed.Rank) float64 { return k.Waiting.F() }},
+	{"run", func(k *feed.Rank) float64 { return k.Running.F() }},
+	{"hit", func(k *feed.Rank) float64 { return k.HitShare.F() }},
+	{"in", func(k *feed.Rank) float64 { return k.PromptRate.F() }},
+	{"req", func(k *feed.Rank) float64 { return k.RequestRate.F() }},
+	{"act", func(k *feed.Rank) float64 { return float64(k.Active) }},
+	{"prefill", func(k *feed.Rank) float64 { return float64(k.PrefillTokens) }},
+	{"index", func(k *feed.Rank) float64 { return float64(k.IndexBlocks) }},
+	{"events", func(k *feed.Rank) float64 { return k.Feed.EventRate.F() }},
+}
+
+// Orders lists the names of the orders of ranks.
+func Orders() []string {
+	out := make([]string, len(orders))
+	for i := range orders {
+		out[i] = orders[i].name
+	}
+	return out
+}
+
+// SortRanks orders ranks by a name of Orders, "worst" leaving them as they
+// are. It reports whether there is such an order.
+func SortRanks(ranks []*feed.Rank, name string, reverse bool) bool {
+	i := slices.IndexFunc(orders, func(o order) bool { return o.name == name })
+	if i < 0 {
+		return false
+	}
+	if o := orders[i]; i > 0 {
+		slices.SortStableFunc(ranks, func(a, b *feed.Rank) int {
+			if o.value == nil {
+				return strings.Compare(a.Label, b.Label)
+			}
+			x, y := o.value(a), o.value(b)
+			switch {
+			case math.IsNaN(x) && math.IsNaN(y) || x == y:
+				return strings.Compare(a.Label, b.Label)
+			case math.IsNaN(x):
+				return 1
+			case math.IsNaN(y) || x > y:
+				return -1
+			}
+			return 1
+		})
+	}
+	if reverse {
+		slices.Reverse(ranks)
+	}
+	return true
+}
+
+// Rows are the ranks that the filter leaves, in order.
+func (t *RankTable) Rows(r *feed.Router) []*feed.Rank {
+	if t.from == r && !t.dirty {
+		return t.rows
+	}
+	t.from, t.dirty = r, false
+	t.rows = t.rows[:0]
+	for i := range r.Ranks {
+		k := &r.Ranks[i]
+		if t.faults && k.Severity == feed.OK || t.noIdle && k.Active == 0 && !(k.Running > 0) && !(k.RequestRate > 0) || !t.filter.Match(k) {
+			continue
+		}
+		t.rows = append(t.rows, k)
+	}
+	SortRanks(t.rows, orders[t.order].name, t.reverse)
+	t.sync(len(t.rows), t.keyAt)
+	return t.rows
+}
+
+func (t *RankTable) keyAt(i int) string { return t.rows[i].Label }
+
+// Current is the rank under the cursor; nil when there is none.
+func (t *RankTable) Current(r *feed.Router) *feed.Rank {
+	rows := t.Rows(r)
+	if t.at >= len(rows) {
+		return nil
+	}
+	return rows[t.at]
+}
+
+// Act does what a key asks for, and reports whether it knew it.
+func (t *RankTable) Act(r *feed.Router, a keys.Action) bool {
+	rows := t.Rows(r)
+	switch a {
+	case keys.Sort:
+		t.order = (t.order + 1) % len(orders)
+		t.reverse = false
+	case keys.Reverse:
+		t.reverse = !t.reverse
+	case keys.Faults:
+		t.faults = !t.faults
+	case keys.Idle:
+		t.noIdle = !t.noIdle
+	case keys.Wide:
+		t.wide = !t.wide
+	default:
+		return t.act(a, len(rows), t.keyAt)
+	}
+	t.dirty = true
+	return true
+}
+
+// Plain makes the table one for a file: it has no cursor.
+func (t *RankTable) Plain() { t.plain = true }
+
+// SetFilter takes a filter over.
+func (t *RankTable) SetFilter(text string) error {
+	f, err := feed.ParseFilter(text, feed.RankKeys)
+	if err != nil {
+		return err
+	}
+	t.filter, t.dirty = f, true
+	return nil
+}
+
+// SetOrder takes an order of Orders over.
+func (t *RankTable) SetOrder(name string) bool {
+	i := slices.IndexFunc(orders, func(o order) bool { return o.name == name })
+	if i < 0 {
+		return false
+	}
+	t.order, t.reverse, t.dirty = i, false, true
+	return true
+}
+
+// Order names the order.
+func (t *RankTable) Order(th *theme.Theme) string {
+	s := orders[t.order].name
+	if t.reverse {
+		s += " " + th.Up
+	}
+	if t.faults {
+		s += " faults"
+	}
+	if t.noIdle {
+		s += " busy"
+	}
+	return s
+}
+
+// Draw writes the header and the visible rows into h lines.
+func (t *RankTable) Draw(r *feed.Router, p *widget.Painter, h int) {
+	rows := t.Rows(r)
+	name := 11
+	for _, k := range rows {
+		name = max(name, widget.Width(k.Label))
+	}
+	name = min(name, max(14, p.W/4))
+	role := 1
+	if p.W >= 100 {
+		role = 10
+	}
+	room := p.W - 2 - name - 1 - role
+	show := make([]*column, 0, len(columns))
+	for i := range columns {
+		c := &columns[i]
+		if room < c.w+1 || c.wide && !t.wide && p.W < 160 {
+			break
+		}
+		if t.wide && c.title == "KV" && p.W < 160 {
+			continue // the bar gives way to more figures
+		}
+		room -= c.w + 1
+		show = append(show, c)
+	}
+	// What is left makes the bar longer.
+	extra := max(0, min(room, 10))
+
+	p.Put(theme.Title, "  ")
+	p.Cell(theme.Title, "WORKER/RANK", name)
+	p.Put(theme.Title, " ")
+	p.Cell(theme.Title, "ROLE"[:min(4, max(role, 1))], role)
+	for _, c := range show {
+		w := c.w
+		if c.title == "KV" {
+			w += extra
+		}
+		p.Put(theme.Title, " ")
+		if c.left {
+			p.Cell(theme.Title, c.title, w)
+		} else {
+			p.Right(theme.Title, c.title, w)
+		}
+	}
+	p.End()
+	t.first = p.Len()
+	from, to := t.window(len(rows), h-1)
+	for i := from; i < to; i++ {
+		k := rows[i]
+		selected := i == t.at && !t.plain
+		p.Select(selected)
+		mark(p, selected, k.Severity)
+		p.Cell(theme.Plain, k.Label, name)
+		p.Put(theme.Plain, " ")
+		text := k.Role
+		if role == 1 && text != "" {
+			text = strings.ToUpper(text[:1])
+		}
+		p.Cell(theme.Dim, text, role)
+		for _, c := range show {
+			w := c.w
+			if c.title == "KV" {
+				w += extra
+			}
+			p.Put(theme.Plain, " ")
+			c.cell(p, k, w)
+		}
+		p.End()
+	}
+	if len(rows) == 0 {
+		why := "no ranks: the router has no workers yet"
+		switch {
+		case len(r.Ranks) > 0:
+			why = "no rank fits the filter (esc clears it)"
+		case r.Link == feed.Waiting:
+			why = "waiting for the router's first answer"
+		case r.Link == feed.Down:
+			why = "the router does not answer"
+		}
+		p.Line(theme.Dim, "  "+why)
+	}
+}

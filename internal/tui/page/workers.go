@@ -1,0 +1,254 @@
+package page
+
+import (
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+
+	tea "github.com/charmbracelet/bubbletea"
+
+	"github.com/dynctl/dynctl/internal/tui/feed"
+	"github.com/dynctl/dynctl/internal/tui/keys"
+	"github.com/dynctl/dynctl/internal/tui/theme"
+	"github.com/dynctl/dynctl/internal/tui/widget"
+)
+
+// Workers is the view of workers and their ranks: history graphs, and the
+// router's view beside the engine's own.
+type Workers struct {
+	table  *RankTable
+	metric feed.Metric
+	th     *theme.Theme
+}
+
+// NewWorkers is the workers page over a table of ranks.
+func NewWorkers(t *RankTable) *Workers { return &Workers{table: t} }
+
+// Name implements Page.
+func (w *Workers) Name() string { return "Workers" }
+
+// Keys implements Page.
+func (w *Workers) Keys() []string {
+	return []string{"j/k rank", "m metric", "enter its decisions", "/ filter", "s sort", "z wide", "[ ] history", "? help", "q quit"}
+}
+
+// Act implements Page.
+func (w *Workers) Act(c *Ctx, a keys.Action) (tea.Cmd, bool) {
+	switch a {
+	case keys.Metric:
+		w.metric = (w.metric + 1) % feed.Metric(len(feed.Metrics()))
+		return nil, true
+	case keys.Enter:
+		if k := w.table.Current(c.R); k != nil {
+			label := k.Label
+			return func() tea.Msg { return FilterMsg{View: 3, Filter: "worker:" + label} }, true
+		}
+		return nil, true
+	}
+	return nil, w.table.Act(c.R, a)
+}
+
+// FilterMsg asks for another view with a filter.
+type FilterMsg struct {
+	View   int
+	Filter string
+}
+
+// Tick implements Page.
+func (w *Workers) Tick(*Ctx) tea.Cmd { return nil }
+
+// Take implements Page.
+func (w *Workers) Take(*Ctx, tea.Msg) tea.Cmd { return nil }
+
+// Filter implements Page.
+func (w *Workers) Filter() string { return w.table.filter.Text }
+
+// SetFilter implements Page.
+func (w *Workers) SetFilter(_ *Ctx, text string) (tea.Cmd, error) {
+	return nil, w.table.SetFilter(text)
+}
+
+// Order implements Page.
+func (w *Workers) Order() string {
+	if w.th == nil {
+		return orders[w.table.order].name
+	}
+	return w.table.Order(w.th)
+}
+
+// SetOrder implements Page.
+func (w *Workers) SetOrder(name string) bool { return w.table.SetOrder(name) }
+
+// Focus implements Page.
+func (w *Workers) Focus(c *Ctx, name string) tea.Cmd {
+	if name != "" {
+		w.table.key, w.table.dirty = name, true
+		w.table.Rows(c.R)
+	}
+	return nil
+}
+
+// Row implements Page.
+func (w *Workers) Row(c *Ctx) (string, string) { return w.table.row(c) }
+
+// Click implements Page.
+func (w *Workers) Click(c *Ctx, line int) {
+	w.table.click(line, len(w.table.Rows(c.R)), w.table.keyAt)
+}
+
+// Draw implements Page.
+func (w *Workers) Draw(c *Ctx, p *widget.Painter) {
+	w.th = c.Th
+	rows := len(w.table.Rows(c.R)) + 1
+	detail := 17
+	if c.H < 30 {
+		detail = 13
+	}
+	h := max(5, min(rows, c.H-detail))
+	w.table.Draw(c.R, p, h)
+	p.Fill(h)
+	k := w.table.Current(c.R)
+	if k == nil {
+		return
+	}
+	p.Rule(k.Label)
+	w.describe(c, p, k)
+	compare := compareLines(k)
+	graph := max(3, min(c.H-p.Len()-len(compare)-3, 12))
+	s := c.Series(k.Label)
+	if c.W >= 110 {
+		l, r := p.Sub((c.W+1)/2), p.Sub(c.W/2)
+		graphOf(l, s, w.metric, graph)
+		next := (w.metric + 1) % feed.Metric(len(feed.Metrics()))
+		graphOf(r, s, next, graph)
+		p.Beside(l, r)
+	} else {
+		graphOf(p, s, w.metric, graph)
+	}
+	p.Rule("Router's view against the engine's own")
+	for i, l := range compare {
+		if i == 0 {
+			p.Line(theme.Title, l)
+		} else {
+			p.Line(theme.Plain, l)
+		}
+	}
+}
+
+// describe tells the worker's facts in two lines.
+func (w *Workers) describe(c *Ctx, p *widget.Painter, k *feed.Rank) {
+	for i := range c.R.WorkerList {
+		o := &c.R.WorkerList[i]
+		if o.Name != k.Worker {
+			continue
+		}
+		version := strings.TrimSpace(o.Engine + " " + o.Version)
+		connector := ""
+		if o.Connector != "" {
+			connector = "  KV over " + o.Connector
+		}
+		p.Line(theme.Plain, fmt.Sprintf("  %s  %s  %s  dp %d  block %d  %s blocks/rank%s  %s", o.URL, version, strings.Join(o.Models, ","), o.DP, o.BlockSize,
+			widget.Count(known(int64(o.KVBlocks))), connector, o.Source))
+	}
+	p.Put(theme.Plain, "  ")
+	p.Put(severityStyle(k.Severity), k.Status)
+	because := k.Reason
+	if because == "" {
+		because = k.Feed.Reason
+	}
+	if because != "" && k.Severity > feed.OK {
+		p.Put(theme.Plain, ": "+because)
+	}
+	p.Put(theme.Plain, fmt.Sprintf("  health %s  events %s for %s, seq %d, %s/s, gaps %d, replayed %d, lost %d", orDash(k.Health), orDash(k.Feed.State), widget.Seconds(k.Feed.SinceSeconds.F()), k.Feed.LastSeq,
+		widget.Rate(k.Feed.EventRate.F()), k.Feed.Gaps, k.Feed.Replayed, k.Feed.Lost))
+	p.End()
+}
+
+// graphOf draws the history of a metric with its title.
+func graphOf(p *widget.Painter, s *feed.Series, m feed.Metric, h int) {
+	values := s.Values(m)
+	top := 0.0
+	now := math.NaN()
+	for _, v := range values {
+		if v > top {
+			top = v
+		}
+		now = v
+	}
+	scale := func(v float64) string { return widget.Count(v) }
+	unit := ""
+	switch m {
+	case feed.KV, feed.Hit:
+		top = 1
+		scale = func(v float64) string { return strconv.Itoa(int(math.Round(100 * v))) }
+		unit = "%"
+		now *= 100
+	default:
+		top = nice(top)
+	}
+	text := widget.Rate(now)
+	p.Put(theme.Title, fmt.Sprintf(" %s%s now %s", m, unit, text))
+	p.Put(theme.Dim, fmt.Sprintf("  last %d samples", len(values)))
+	p.End()
+	p.Graph(theme.Bar, values, h, top, scale, 5)
+}
+
+// nice is the next of 1, 2, 5, 10, 20, … that is not below v, at least 4.
+func nice(v float64) float64 {
+	if !(v > 4) {
+		return 4
+	}
+	e := math.Pow(10, math.Floor(math.Log10(v)))
+	for _, m := range []float64{1, 2, 5, 10} {
+		if m*e >= v {
+			return m * e
+		}
+	}
+	return v
+}
+
+// compareLines is the table of both views of a rank.
+func compareLines(k *feed.Rank) []string {
+	row := func(what, router, engine, diff, words string) string {
+		return strings.TrimRight(fmt.Sprintf("  %-18s %9s %9s %8s  %s", what, router, engine, diff, words), " ")
+	}
+	requests := "-"
+	if k.Running.Known() && k.Waiting.Known() {
+		requests = widget.Count(k.Running.F() + k.Waiting.F())
+	}
+	words := "the same"
+	switch d := k.RequestDiff; {
+	case !d.Known():
+		words = "the engine does not tell"
+	case d > 0:
+		words = "more in the engine: in between, or others use it"
+	case d < 0:
+		words = "more in the router: on the way, or prefilling elsewhere"
+	}
+	out := []string{
+		row("", "ROUTER", "ENGINE", "DIFF", ""),
+		row("requests", strconv.Itoa(k.Active), requests, signed(k.RequestDiff), words),
+		row("blocks in use", widget.Count(float64(k.DecodeBlocks)), widget.Count(k.EngineUsed.F()), signed(k.BlockDiff), "of "+widget.Count(known(k.Capacity))+" blocks of room; the router knows its own requests only"),
+	}
+	room, index := "the index never holds more than the engine has room for", float64(k.IndexBlocks)
+	free := "-"
+	if k.Capacity > 0 {
+		free = widget.Percent(index/float64(k.Capacity)) + "%"
+		if k.IndexBlocks > k.Capacity {
+			room = "MORE than there is room for: the index overcounts"
+		}
+	}
+	trust := "trusted"
+	if !k.Feed.Trusted {
+		trust = "not trusted now"
+	}
+	if k.Feed.State == "none" {
+		trust = "no events: guessed from what was sent"
+	}
+	return append(out,
+		row("blocks indexed", widget.Count(index), widget.Count(known(k.Capacity)), free, room),
+		row("cache view", trust, "", "", ""),
+		row("prefix hits now/life", "-", widget.Percent(k.HitShare.F())+"%", widget.Percent(k.LifeHit.F())+"%", fmt.Sprintf("engine's counters; figures are %s old", widget.Seconds(k.LoadAge.F()))),
+	)
+}

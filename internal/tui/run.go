@@ -1,0 +1,141 @@
+package tui
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"sync"
+	"time"
+
+	tea "github.com/charmbracelet/bubbletea"
+	"golang.org/x/term"
+
+	"github.com/dynctl/dynctl/internal/router/admin"
+	"github.com/dynctl/dynctl/internal/tui/feed"
+)
+
+// ErrNoTerminal says that the screen needs a terminal.
+var ErrNoTerminal = errors.New("the screen needs a terminal on standard input and output; use --once, --watch or -o json")
+
+// terminal is the output file with writes that do not interleave.
+type terminal struct {
+	*os.File
+	mu sync.Mutex
+}
+
+// Write implements io.Writer.
+func (t *terminal) Write(b []byte) (int, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.File.Write(b)
+}
+
+// Run shows the screen until it is left or ctx ends. The terminal is restored
+// whatever happens.
+func Run(ctx context.Context, o Options, in io.Reader, out io.Writer) error {
+	inFile, ok1 := in.(*os.File)
+	outFile, ok2 := out.(*os.File)
+	if !ok1 || !ok2 || !term.IsTerminal(int(inFile.Fd())) || !term.IsTerminal(int(outFile.Fd())) {
+		return ErrNoTerminal
+	}
+	t := &terminal{File: outFile}
+	o.Out = t
+	return runProgram(ctx, o, tea.WithInput(inFile), tea.WithOutput(t))
+}
+
+// runProgram runs the model with a program that the options complete.
+func runProgram(ctx context.Context, o Options, options ...tea.ProgramOption) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel() // ends the questions that are on their way
+	p := tea.NewProgram(newApp(ctx, o), append([]tea.ProgramOption{tea.WithContext(ctx), tea.WithAltScreen(), tea.WithFPS(60)}, options...)...)
+	_, err := p.Run()
+	switch {
+	case errors.Is(err, tea.ErrProgramPanic):
+		return fmt.Errorf("the screen broke down, the router goes on: %w", err)
+	case ctx.Err() != nil && errors.Is(err, tea.ErrProgramKilled):
+		return context.Cause(ctx)
+	}
+	return err
+}
+
+// Collector makes views without a terminal: what --once and --watch print.
+type Collector struct {
+	replicas []*replica
+	interval time.Duration
+}
+
+// NewCollector asks the routers of o.
+func NewCollector(o Options) *Collector {
+	c := &Collector{interval: o.Rate}
+	for _, client := range o.Clients {
+		c.replicas = append(c.replicas, &replica{poller: &feed.Poller{Client: client, Timeout: o.Timeout}, builder: feed.NewBuilder(client.URL())})
+	}
+	return c
+}
+
+// firstGap is the time between the two answers that the first rates are made
+// of.
+const firstGap = 500 * time.Millisecond
+
+// Collect asks every router once and sums up. The first time it asks twice,
+// so that rates are there from the first view.
+func (c *Collector) Collect(ctx context.Context) (feed.View, error) {
+	first := false
+	for _, r := range c.replicas {
+		first = first || r.view == nil
+	}
+	if first {
+		c.ask(ctx)
+		up := false
+		for _, r := range c.replicas {
+			up = up || r.view.Link == feed.Live
+		}
+		if up {
+			timer := time.NewTimer(firstGap)
+			defer timer.Stop()
+			select {
+			case <-ctx.Done():
+				return feed.View{}, ctx.Err()
+			case <-timer.C:
+			}
+			c.ask(ctx)
+		}
+	} else {
+		c.ask(ctx)
+	}
+	if ctx.Err() != nil {
+		return feed.View{}, ctx.Err()
+	}
+	routers := make([]feed.Router, len(c.replicas))
+	for i, r := range c.replicas {
+		routers[i] = *r.view
+	}
+	return feed.Sum(time.Now(), routers), nil
+}
+
+func (c *Collector) ask(ctx context.Context) {
+	var wg sync.WaitGroup
+	for _, r := range c.replicas {
+		wg.Go(func() {
+			s := r.poller.Poll(ctx, r.builder.LastEvent())
+			r.view = r.builder.Add(s, c.interval)
+			r.view.Cause = s.Err
+		})
+	}
+	wg.Wait()
+}
+
+// Clients makes a client for every address.
+func Clients(routers []string, tokenFile string) ([]*admin.Client, error) {
+	var out []*admin.Client
+	for _, u := range routers {
+		c, err := admin.NewClient(u, tokenFile)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, c)
+	}
+	return out, nil
+}

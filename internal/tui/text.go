@@ -1,0 +1,160 @@
+package tui
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/muesli/termenv"
+
+	"github.com/dynctl/dynctl/internal/router/admin"
+	"github.com/dynctl/dynctl/internal/tui/feed"
+	"github.com/dynctl/dynctl/internal/tui/page"
+	"github.com/dynctl/dynctl/internal/tui/theme"
+	"github.com/dynctl/dynctl/internal/tui/widget"
+)
+
+// TextOptions say how a view is written.
+type TextOptions struct {
+	// Format is "table", "json" or "jsonl".
+	Format string
+	// Width of the table in columns; 0 does not limit it.
+	Width int
+	// ASCII keeps everything else out of the table.
+	ASCII bool
+	// Filter and Sort apply to ranks, in every format.
+	Filter, Sort string
+	Reverse      bool
+}
+
+// Check finds mistakes in the options before anything is asked.
+func (o TextOptions) Check() error {
+	if _, err := feed.ParseFilter(o.Filter, feed.RankKeys); err != nil {
+		return err
+	}
+	if o.Sort != "" && !page.SortRanks(nil, o.Sort, false) {
+		return fmt.Errorf("--sort %s: not one of %s", o.Sort, strings.Join(page.Orders(), ", "))
+	}
+	return nil
+}
+
+// Write writes a view.
+func Write(w io.Writer, v *feed.View, o TextOptions) error {
+	f, err := feed.ParseFilter(o.Filter, feed.RankKeys)
+	if err != nil {
+		return err
+	}
+	picked := *v
+	picked.Routers = append([]feed.Router(nil), v.Routers...)
+	for i := range picked.Routers {
+		pickRanks(&picked.Routers[i], &f, o)
+	}
+	switch o.Format {
+	case "json":
+		enc := json.NewEncoder(w)
+		enc.SetIndent("", "  ")
+		enc.SetEscapeHTML(false)
+		return enc.Encode(&picked)
+	case "jsonl":
+		enc := json.NewEncoder(w)
+		enc.SetEscapeHTML(false)
+		return enc.Encode(&picked)
+	}
+	return writeTable(w, &picked, o)
+}
+
+func pickRanks(r *feed.Router, f *feed.Filter, o TextOptions) {
+	var rows []*feed.Rank
+	for i := range r.Ranks {
+		if f.Match(&r.Ranks[i]) {
+			rows = append(rows, &r.Ranks[i])
+		}
+	}
+	if o.Sort != "" {
+		page.SortRanks(rows, o.Sort, o.Reverse)
+	}
+	ranks := make([]feed.Rank, len(rows))
+	for i, k := range rows {
+		ranks[i] = *k
+	}
+	r.Ranks = ranks
+	// null is no list: a reader should not have to check.
+	if r.WorkerList == nil {
+		r.WorkerList = []feed.Worker{}
+	}
+	if r.Decisions == nil {
+		r.Decisions = []feed.Decision{}
+	}
+	if r.Events == nil {
+		r.Events = []admin.Event{}
+	}
+	if r.Reasons == nil {
+		r.Reasons = []string{}
+	}
+	if r.Models == nil {
+		r.Models = []string{}
+	}
+}
+
+// writeTable writes the view as plain text: facts, ranks, attention.
+func writeTable(w io.Writer, v *feed.View, o TextOptions) error {
+	width := o.Width
+	if width <= 0 {
+		width = 200
+	}
+	th := theme.New("mono", termenv.Ascii, o.ASCII)
+	var b strings.Builder
+	for i := range v.Routers {
+		r := &v.Routers[i]
+		if i > 0 {
+			b.WriteByte('\n')
+		}
+		name := r.Name
+		if name == "" {
+			name = r.URL
+		}
+		fmt.Fprintf(&b, "router    %s  %s  %s  %s\n", name, r.Link, r.State, r.Version)
+		if r.Error != "" {
+			fmt.Fprintf(&b, "error     %s\n", clean(r.Error))
+		}
+		if r.Schema != "" {
+			t, x := &r.Traffic, &r.Index
+			fmt.Fprintf(&b, "workers   %d (%d prefill, %d decode, %d aggregated), %d usable, %d ranks\n", r.Workers.Total, r.Workers.Prefill, r.Workers.Decode, r.Workers.Aggregated, r.Workers.Usable, r.Workers.Ranks)
+			fmt.Fprintf(&b, "traffic   %s req/s, in %s tok/s, out %s tok/s, active %d, queued %d (last %s s)\n", widget.Rate(t.RequestRate.F()), widget.Count(t.PromptRate.F()), widget.Count(t.CompletionRate.F()), t.Inflight, t.Queued, widget.Rate(r.RateWindow.F()))
+			fmt.Fprintf(&b, "latency   TTFT p50 %s p99 %s, ITL p50 %s p99 %s, router's decision p99 %s\n", widget.Millis(t.TTFTP50.F()), widget.Millis(t.TTFTP99.F()), widget.Millis(t.ITLP50.F()), widget.Millis(t.ITLP99.F()), widget.Millis(t.OverheadP99.F()/1000))
+			fmt.Fprintf(&b, "routing   hit %s%%, local %s%%, remote %s%%, remote from %s %d tokens\n", widget.Percent(t.HitShare.F()), widget.Percent(t.LocalShare.F()), widget.Percent(t.RemoteShare.F()), r.ThresholdOn, r.ThresholdTokens)
+			fmt.Fprintf(&b, "index     %d blocks, %d entries, %s events/s, gaps %s, untrusted ranks %d\n\n", x.Blocks, x.Memberships, widget.Rate(x.EventRate.F()), widget.Count(x.Gaps.F()), x.Untrusted)
+			table := page.RankTable{}
+			table.SetOrder("worst") // the ranks are in their order already
+			p := widget.NewPainter(th, width)
+			table.Plain()
+			table.Draw(r, p, len(r.Ranks)+1)
+			for _, l := range p.Lines() {
+				b.WriteString(stripStyles(l))
+				b.WriteByte('\n')
+			}
+		}
+		b.WriteByte('\n')
+		for _, a := range r.Attention {
+			fmt.Fprintf(&b, "%-5s %s: %s\n", strings.ToUpper(a.Severity.String()), clean(a.Subject), clean(a.Text))
+		}
+		if len(r.Attention) == 0 {
+			b.WriteString("nothing needs attention\n")
+		}
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+func stripStyles(s string) string { return strings.TrimRight(escapes.ReplaceAllString(s, ""), " ") }
+
+// clean keeps control characters of the data off the terminal.
+func clean(s string) string {
+	return strings.Map(func(r rune) rune {
+		if r < ' ' || r >= 0x7f && r < 0xa0 {
+			return '?'
+		}
+		return r
+	}, s)
+}

@@ -1,0 +1,296 @@
+// Package widget draws lines of exact width: text in columns, bars, sparklines
+// and graphs. It never lets a control character or an escape sequence of the
+// data reach the terminal.
+package widget
+
+import (
+	"strings"
+	"unicode/utf8"
+
+	"github.com/mattn/go-runewidth"
+
+	"github.com/dynctl/dynctl/internal/tui/theme"
+)
+
+// Painter builds lines from left to right. Text beyond the width is cut.
+type Painter struct {
+	Th *theme.Theme
+	W  int // columns
+
+	lines  []string
+	widths []int
+	b      []byte
+	x      int
+	marked bool
+}
+
+// NewPainter paints lines of at most w columns.
+func NewPainter(th *theme.Theme, w int) *Painter {
+	return &Painter{Th: th, W: w, b: make([]byte, 0, 512)}
+}
+
+// Sub is a painter of the same theme for a part of the screen.
+func (p *Painter) Sub(w int) *Painter { return NewPainter(p.Th, max(w, 0)) }
+
+// Lines are the finished lines.
+func (p *Painter) Lines() []string { return p.lines }
+
+// Len is the number of finished lines.
+func (p *Painter) Len() int { return len(p.lines) }
+
+// X is the column of the next cell.
+func (p *Painter) X() int { return p.x }
+
+// Select makes the line that is being built, up to End, the one under the
+// cursor: one style over the whole width.
+func (p *Painter) Select(on bool) {
+	if on {
+		p.marked = true
+		p.b = append(p.b, p.Th.Prefix(theme.Selected)...)
+	}
+}
+
+// Put writes text in a style.
+func (p *Painter) Put(st theme.Style, s string) {
+	if s == "" || p.x >= p.W {
+		return
+	}
+	pre := ""
+	if !p.marked && st != theme.Plain {
+		pre = p.Th.Prefix(st)
+	}
+	p.b = append(p.b, pre...)
+	p.text(s, p.W-p.x)
+	if pre != "" {
+		p.b = append(p.b, theme.Reset...)
+	}
+}
+
+// text appends at most room columns of s, cleaned.
+func (p *Painter) text(s string, room int) {
+	for i := 0; i < len(s); {
+		c := s[i]
+		if c < utf8.RuneSelf {
+			if room < 1 {
+				return
+			}
+			if c < ' ' || c == 0x7f {
+				c = ' '
+				if s[i] != '\t' && s[i] != '\n' {
+					c = '?'
+				}
+			}
+			p.b = append(p.b, c)
+			p.x++
+			room--
+			i++
+			continue
+		}
+		r, n := utf8.DecodeRuneInString(s[i:])
+		w := runeWidth(r)
+		if r == utf8.RuneError || r < 0xa0 || w == 0 {
+			i += n // invalid, C1 control or combining: nothing that a cell could hold
+			continue
+		}
+		if w > room {
+			return
+		}
+		if p.Th.ASCII {
+			for range w {
+				p.b = append(p.b, '?')
+			}
+		} else {
+			p.b = append(p.b, s[i:i+n]...)
+		}
+		p.x += w
+		room -= w
+		i += n
+	}
+}
+
+// runeWidth does not depend on the locale: signs whose width is ambiguous are
+// narrow, as terminals draw them.
+func runeWidth(r rune) int {
+	if r >= 0x2500 && r <= 0x25ff { // lines and blocks, most of what is drawn
+		return 1
+	}
+	return narrow.RuneWidth(r)
+}
+
+var narrow = &runewidth.Condition{StrictEmojiNeutral: true}
+
+// Width is the number of columns of s after cleaning.
+func Width(s string) int {
+	w := 0
+	for i := 0; i < len(s); {
+		if s[i] < utf8.RuneSelf {
+			w++
+			i++
+			continue
+		}
+		r, n := utf8.DecodeRuneInString(s[i:])
+		if r != utf8.RuneError && r >= 0xa0 {
+			w += runeWidth(r)
+		}
+		i += n
+	}
+	return w
+}
+
+// Cell writes s into exactly w columns, cut with a sign when it is longer.
+func (p *Painter) Cell(st theme.Style, s string, w int) {
+	end := p.x + w
+	p.Put(st, p.Cut(s, w))
+	p.To(end)
+}
+
+// Right writes s into exactly w columns, aligned right. Numbers are not cut:
+// what does not fit becomes a row of dots.
+func (p *Painter) Right(st theme.Style, s string, w int) {
+	n := Width(s)
+	if n > w {
+		s, n = strings.Repeat(".", w), w
+	}
+	p.To(p.x + w - n)
+	p.Put(st, s)
+}
+
+// Cut shortens s to w columns and marks that it did.
+func (p *Painter) Cut(s string, w int) string {
+	if Width(s) <= w {
+		return s
+	}
+	if w <= 1 {
+		return ""
+	}
+	at := 0
+	for i, r := range s {
+		at += runeWidth(r)
+		if at > w-1 {
+			return s[:i] + p.Th.Ellipsis
+		}
+	}
+	return s
+}
+
+const blanks = "                                                                                "
+
+// To fills with blanks up to a column.
+func (p *Painter) To(x int) {
+	x = min(x, p.W)
+	for n := x - p.x; n > 0; n -= len(blanks) {
+		p.b = append(p.b, blanks[:min(n, len(blanks))]...)
+	}
+	p.x = max(p.x, x)
+}
+
+// Repeat writes n copies of a glyph of one column.
+func (p *Painter) Repeat(st theme.Style, glyph string, n int) {
+	n = min(n, p.W-p.x)
+	if n <= 0 {
+		return
+	}
+	p.Put(st, strings.Repeat(glyph, n))
+}
+
+// End finishes the line.
+func (p *Painter) End() {
+	if p.marked {
+		p.To(p.W)
+		p.b = append(p.b, theme.Reset...)
+		p.marked = false
+	} else {
+		// Blanks at the end cost bytes and show nothing.
+		n := len(p.b)
+		for n > 0 && p.b[n-1] == ' ' {
+			n--
+			p.x--
+		}
+		p.b = p.b[:n]
+	}
+	p.lines = append(p.lines, string(p.b))
+	p.widths = append(p.widths, p.x)
+	p.b, p.x = p.b[:0], 0
+}
+
+// Line writes one whole line.
+func (p *Painter) Line(st theme.Style, s string) {
+	p.Put(st, s)
+	p.End()
+}
+
+// Blank writes n empty lines.
+func (p *Painter) Blank(n int) {
+	for range n {
+		p.End()
+	}
+}
+
+// Fill adds empty lines up to n lines, and cuts what is beyond.
+func (p *Painter) Fill(n int) {
+	for len(p.lines) < n {
+		p.End()
+	}
+	if len(p.lines) > n {
+		p.lines, p.widths = p.lines[:n], p.widths[:n]
+	}
+}
+
+// Rule writes a title on a line across the width.
+func (p *Painter) Rule(title string) {
+	p.Repeat(theme.Dim, p.Th.H, 2)
+	if title != "" {
+		p.Put(theme.Plain, " ")
+		p.Put(theme.Title, title)
+		p.Put(theme.Plain, " ")
+	}
+	p.Repeat(theme.Dim, p.Th.H, p.W-p.x)
+	p.End()
+}
+
+// Append takes over the finished lines of another painter.
+func (p *Painter) Append(q *Painter) {
+	p.lines = append(p.lines, q.lines...)
+	p.widths = append(p.widths, q.widths...)
+}
+
+// Beside appends two painters' lines next to each other.
+func (p *Painter) Beside(l, r *Painter) {
+	for i := range max(len(l.lines), len(r.lines)) {
+		if i < len(l.lines) {
+			p.b = append(p.b, l.lines[i]...)
+			p.x = l.widths[i]
+		}
+		if i < len(r.lines) {
+			p.To(l.W)
+			p.b = append(p.b, r.lines[i]...)
+			p.x += r.widths[i]
+		}
+		p.lines = append(p.lines, string(p.b))
+		p.widths = append(p.widths, p.x)
+		p.b, p.x = p.b[:0], 0
+	}
+}
+
+// Box frames the finished lines of inner, whose width should be W-4.
+func (p *Painter) Box(title string, inner *Painter) {
+	g := &p.Th.Glyphs
+	p.Put(theme.Dim, g.TopLeft+g.H)
+	p.Put(theme.Title, " "+title+" ")
+	p.Repeat(theme.Dim, g.H, p.W-p.x-1)
+	p.Put(theme.Dim, g.TopRight)
+	p.End()
+	for i, l := range inner.lines {
+		p.Put(theme.Dim, g.V)
+		p.Put(theme.Plain, " ")
+		p.b = append(p.b, l...)
+		p.x += inner.widths[i]
+		p.To(p.W - 1)
+		p.Put(theme.Dim, g.V)
+		p.End()
+	}
+	p.Put(theme.Dim, g.BotLeft)
+	p.Repeat(theme.Dim, g.H, p.W-2)
+	p.Put(theme.Dim, g.BotRight)
+	p.End()
+}
