@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net/http"
 	"strconv"
 	"strings"
@@ -408,5 +409,44 @@ func (s *suite) disconnect(t *testing.T) {
 		return v, v == 0
 	}); v != 0 {
 		t.Errorf("%v requests still run", v)
+	}
+}
+
+// SameCaching sends one random series of prompts with shared beginnings, long
+// enough to evict, to two engines with caches of the same size, and reports
+// where they disagree on the cached tokens. blocks is the size of the caches.
+func SameCaching(t *testing.T, client *http.Client, one, two string, blocks, requests int) {
+	a := &suite{Target: Target{URL: one, Client: client, Timeout: time.Minute}, salt: strconv.FormatInt(time.Now().UnixNano(), 36)}
+	b := &suite{Target: Target{URL: two, Client: client, Timeout: time.Minute}, salt: a.salt}
+	a.discovery(t)
+	b.discovery(t)
+	if a.blockSize != b.blockSize {
+		t.Fatalf("block sizes %d and %d", a.blockSize, b.blockSize)
+	}
+	rnd := rand.New(rand.NewPCG(uint64(blocks), 1))
+	longest := min(a.maxLen, b.maxLen, blocks*a.blockSize/8)
+	hits := 0
+	for i := range requests {
+		var prompt []int
+		for part := range 1 + rnd.IntN(3) {
+			prompt = append(prompt, a.prompt(1+rnd.IntN(longest/3), fmt.Sprintf("caching-%d-%d", part, rnd.IntN(4)))...)
+		}
+		prompt = prompt[:min(len(prompt), longest-1)]
+		ask := func(s *suite) int {
+			var c completion
+			s.post(t, "/v1/completions", object{"model": s.model, "prompt": prompt, "max_tokens": 1}, "X-data-parallel-rank", "0").into(t, &c)
+			if c.Usage == nil || c.Usage.Details == nil {
+				t.Fatal("no cached_tokens in the usage")
+			}
+			return c.Usage.Details.Cached
+		}
+		x, y := ask(a), ask(b)
+		if x != y {
+			t.Fatalf("request %d of %d tokens: %d cached by %s, %d by %s", i, len(prompt), x, one, y, two)
+		}
+		hits += x
+	}
+	if hits == 0 {
+		t.Error("nothing was cached")
 	}
 }
