@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net/http"
 	"runtime/debug"
@@ -97,8 +98,14 @@ func (x *exchange) reset() {
 	*x = exchange{view: x.view, d: x.d, edits: x.edits[:0], buf: x.buf[:0]}
 }
 
-// ServeHTTP is the data plane.
+// ServeHTTP is the data plane. Probes are answered here, too, because load
+// balancers ask the port that they send to.
 func (r *Router) ServeHTTP(w http.ResponseWriter, req *http.Request) {
+	switch req.URL.Path {
+	case "/health", "/healthz", "/readyz":
+		r.probe(w, req)
+		return
+	}
 	x := exchanges.Get().(*exchange)
 	x.d.reset()
 	x.r, x.w, x.req, x.start, x.path = r, w, req, time.Now(), "none"
@@ -138,6 +145,16 @@ func (r *Router) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	if err != nil && x.committed {
 		x.abort(err)
 	}
+}
+
+// probe answers /healthz (the process lives) and /health and /readyz (requests
+// can be served).
+func (r *Router) probe(w http.ResponseWriter, req *http.Request) {
+	if ok, why := r.ready(); !ok && req.URL.Path != "/healthz" {
+		http.Error(w, why, http.StatusServiceUnavailable)
+		return
+	}
+	_, _ = io.WriteString(w, "ok\n") // a prober that is gone is no news here
 }
 
 // serve answers the request. After an error the client has got nothing yet,

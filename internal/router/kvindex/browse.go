@@ -67,13 +67,13 @@ func (x *Index) Children(node NodeID, o BrowseOptions) (Browse, error) {
 	}
 	out := Browse{}
 	if n != 0 {
-		out.Node, _ = x.describe(n, nd, nil)
+		out.Node, _ = x.describe(n, nd, nil, true)
 	}
 	ids, partial := x.kidsOf(nil, n, nd, browseChildren)
 	out.Partial = partial
 	kids := make([]Child, 0, min(len(ids), browseChildren))
 	for _, id := range ids {
-		c, holds := x.describe(id, x.m.node(id), o.Rank)
+		c, holds := x.describe(id, x.m.node(id), o.Rank, false)
 		if c.Length > 0 && holds && c.Depth+c.Length >= o.MinDepth {
 			kids = append(kids, c)
 		}
@@ -87,6 +87,12 @@ func (x *Index) Children(node NodeID, o BrowseOptions) (Browse, error) {
 		slices.SortFunc(kids, less)
 		kids = kids[:min(len(kids), o.Limit)]
 		x.measure(kids)
+	}
+	for i := range kids {
+		n := uint32(kids[i].ID)
+		// A child that is gone by now keeps an empty mask.
+		c, _ := x.describe(n, x.m.node(n), nil, true)
+		kids[i].Mask = c.Mask
 	}
 	out.Children = kids
 	if n != 0 {
@@ -140,8 +146,8 @@ func (x *Index) kidsOf(ids []uint32, n uint32, nd *node, limit int) (_ []uint32,
 }
 
 // describe returns what is known of one run without its subtree, and whether the rank, if any is
-// given, holds some of it. A run that is gone has length 0.
-func (x *Index) describe(n uint32, nd *node, by *Rank) (c Child, holds bool) {
+// given, holds some of it. A run that is gone has length 0. The mask is filled in if asked for.
+func (x *Index) describe(n uint32, nd *node, by *Rank, mask bool) (c Child, holds bool) {
 	nd.mu.Lock()
 	defer nd.mu.Unlock()
 	h := nd.mem.Load()
@@ -167,7 +173,9 @@ func (x *Index) describe(n uint32, nd *node, by *Rank) (c Child, holds bool) {
 		if cut := int(e >> 32); cut > 0 {
 			c.Ranks++
 			c.Longest = max(c.Longest, cut)
-			c.Mask = append(c.Mask, r)
+			if mask {
+				c.Mask = append(c.Mask, r)
+			}
 		}
 	}
 	slices.Sort(c.Mask)
