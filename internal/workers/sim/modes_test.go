@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"net/http"
+	"net/http/httptest"
 	"slices"
 	"strings"
 	"sync"
@@ -625,5 +626,55 @@ func TestSameSeedSameEngine(t *testing.T) {
 	}
 	if d := cmp.Diff(run(), run()); d != "" {
 		t.Errorf("two runs differ:\n%s", d)
+	}
+}
+
+func TestControl(t *testing.T) {
+	r := start(t, "1p1d:profile=instant")
+	srv := httptest.NewServer(r.Control())
+	defer srv.Close()
+	p, d := r.Engine(0), r.Engine(1)
+	call := func(path string, body any, want int) []byte {
+		t.Helper()
+		status, b := post(t, srv.URL+"/sim/v1/engines/"+path, body)
+		if status != want {
+			t.Errorf("%s: %d %s, want %d", path, status, b, want)
+		}
+		return b
+	}
+	call("decode-0/kill", nil, 200)
+	if up, why := d.Running(); up || why != "killed" {
+		t.Error(up, why)
+	}
+	if s := decode[sim.Status](t, call("decode-0/restart", nil, 200)); !s.Running || s.Incarnation != 1 {
+		t.Errorf("%+v", s)
+	}
+	call("prefill-0/faults", object{"refuse": true}, 200)
+	eventually(t, "connections are refused", func() bool {
+		_, _, err := tryPost(t.Context(), p.URL()+"/tokenize", object{"prompt": "x"})
+		return err != nil
+	})
+	call("prefill-0/faults", object{"refuse": "yes"}, 400)
+	call("prefill-9/faults", object{}, 404)
+	call("prefill-0/faults", object{}, 200)
+	eventually(t, "connections are taken", func() bool {
+		_, _, err := tryPost(t.Context(), p.URL()+"/tokenize", object{"prompt": "x"})
+		return err == nil
+	})
+	// Faults may be set while an engine is down; they hold from its start.
+	call("decode-0/kill", nil, 200)
+	call("decode-0/faults", object{"error_rate": 1}, 200)
+	call("decode-0/restart", nil, 200)
+	if status, _, _ := complete(t, d, ids(5, 1), nil); status != 500 {
+		t.Errorf("%d", status)
+	}
+	resp, err := http.Get(srv.URL + "/sim/v1/engines")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	var list struct{ Engines []sim.Status }
+	if err := json.NewDecoder(resp.Body).Decode(&list); err != nil || len(list.Engines) != 2 || list.Engines[1].Faults.ErrorRate != 1 {
+		t.Errorf("%+v %v", list, err)
 	}
 }

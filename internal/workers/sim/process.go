@@ -15,6 +15,7 @@ import (
 	"github.com/dynctl/dynctl/internal/workers/sim/front"
 	"github.com/dynctl/dynctl/internal/workers/sim/live"
 	"github.com/dynctl/dynctl/internal/workers/sim/publish"
+	"github.com/dynctl/dynctl/internal/workers/sim/rooms"
 	"github.com/dynctl/dynctl/internal/workers/sim/sidechannel"
 )
 
@@ -137,7 +138,7 @@ func (e *Engine) boot(number uint64) (*process, error) {
 	return p, nil
 }
 
-func (p *process) frontConfig(seed uint64, rooms *front.Rooms) front.Config {
+func (p *process) frontConfig(seed uint64, rooms *rooms.Rooms) front.Config {
 	e, g := p.e, &p.e.group
 	cfg := front.Config{
 		Dialect: g.Engine, Role: g.Role, Models: append([]string{g.Model}, g.Aliases...), LoRAs: g.LoRAs,
@@ -236,12 +237,12 @@ func (p *process) sideChannel(i int) error {
 }
 
 // bootstrap starts the rendezvous server of an SGLang prefill.
-func (p *process) bootstrap() (*front.Rooms, error) {
+func (p *process) bootstrap() (*rooms.Rooms, error) {
 	g := &p.e.group
 	if g.Engine != workers.SGLang || g.Role != workers.Prefill {
 		return nil, nil
 	}
-	rooms := &front.Rooms{Claim: g.BootstrapWait, Wait: g.BootstrapWait}
+	rooms := &rooms.Rooms{Claim: g.BootstrapWait, Wait: g.BootstrapWait}
 	p.boot = newWeb(p.ctx, rooms.Handler(g.DP, g.BlockSize))
 	if err := p.boot.listen(p.e.ports.boot); err != nil {
 		return nil, fmt.Errorf("bootstrap server: %w", err)

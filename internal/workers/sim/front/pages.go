@@ -9,6 +9,7 @@ import (
 
 	"github.com/dynctl/dynctl/internal/workers/sim/engine"
 	"github.com/dynctl/dynctl/internal/workers/sim/fault"
+	"github.com/dynctl/dynctl/internal/workers/sim/page"
 	"github.com/dynctl/dynctl/internal/workers/sim/vocab"
 )
 
@@ -95,6 +96,24 @@ func (s *Server) version(w http.ResponseWriter, _ *http.Request) {
 	writeJSON(w, http.StatusOK, map[string]string{"version": Version[s.cfg.Dialect]})
 }
 
+func (s *Server) metrics(w http.ResponseWriter, _ *http.Request) {
+	all := make([]engine.Stats, len(s.cfg.Ranks))
+	for i, r := range s.cfg.Ranks {
+		all[i] = r.Stats()
+	}
+	f := page.Facts{
+		Model: s.cfg.Models[0], Role: s.cfg.Role, Connector: s.cfg.Connector, BlockSize: s.cfg.BlockSize,
+		Blocks: s.cfg.Blocks, MaxModelLen: s.cfg.MaxModelLen, SleepLevel: int(s.level.Load()),
+	}
+	text := ""
+	if s.sglang() {
+		text = page.SGLang(f, all)
+	} else {
+		text = page.VLLM(f, all)
+	}
+	writeBody(w, http.StatusOK, "text/plain; version=1.0.0; charset=utf-8", []byte(text))
+}
+
 func (s *Server) load(w http.ResponseWriter, _ *http.Request) {
 	writeJSON(w, http.StatusOK, map[string]int64{"server_load": s.inflight.Load()})
 }
@@ -176,19 +195,10 @@ func (s *Server) orca(w http.ResponseWriter, r *http.Request, rank int) {
 	_, waiting, usage := s.cfg.Ranks[rank].Load()
 	switch format {
 	case "JSON":
-		w.Header()["endpoint-load-metrics"] = []string{fmt.Sprintf(`JSON {"named_metrics": {"num_requests_waiting": %s, "kv_cache_usage_perc": %s}}`, pyFloat(float64(waiting)), pyFloat(usage))}
+		w.Header()["endpoint-load-metrics"] = []string{fmt.Sprintf(`JSON {"named_metrics": {"num_requests_waiting": %s, "kv_cache_usage_perc": %s}}`, page.Float(float64(waiting)), page.Float(usage))}
 	case "TEXT":
-		w.Header()["endpoint-load-metrics"] = []string{fmt.Sprintf("TEXT named_metrics.num_requests_waiting=%s, named_metrics.kv_cache_usage_perc=%s", pyFloat(float64(waiting)), pyFloat(usage))}
+		w.Header()["endpoint-load-metrics"] = []string{fmt.Sprintf("TEXT named_metrics.num_requests_waiting=%s, named_metrics.kv_cache_usage_perc=%s", page.Float(float64(waiting)), page.Float(usage))}
 	}
-}
-
-// pyFloat writes a float as Python does.
-func pyFloat(v float64) string {
-	t := strconv.FormatFloat(v, 'g', -1, 64)
-	if !strings.ContainsAny(t, ".e") {
-		t += ".0"
-	}
-	return t
 }
 
 type tokenizeRequest struct {

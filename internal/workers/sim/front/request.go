@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/dynctl/dynctl/internal/workers/sim/engine"
+	"github.com/dynctl/dynctl/internal/workers/sim/rooms"
 	"github.com/dynctl/dynctl/internal/workers/sim/vocab"
 )
 
@@ -54,7 +55,7 @@ type job struct {
 	rank        int
 	pin         bool
 	pulls       []*engine.Pull // per prompt, or none
-	rooms       []*room        // per prompt, or none: SGLang prefill
+	rooms       []*rooms.Room  // per prompt, or none: SGLang prefill
 	spec        *lmcacheSpec
 	embed       bool
 }

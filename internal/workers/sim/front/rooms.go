@@ -5,8 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net/http"
-	"sync"
 	"time"
 
 	"github.com/dynctl/dynctl/internal/workers"
@@ -16,136 +14,6 @@ import (
 
 // FakeHost is the bootstrap host of SGLang's health probes: no transfer.
 const FakeHost = "2.2.2.2"
-
-// Rooms is the bootstrap server of an SGLang prefill: where its prefills and
-// their decodes meet. It serves GET /route like SGLang's, and POST /sim/kv, by
-// which a simulated decode claims a room and waits for the room's KV.
-type Rooms struct {
-	// Claim bounds how long a prefill waits for its decode, Wait how long a
-	// decode waits for KV; 0 means 300 s for both.
-	Claim, Wait time.Duration
-
-	mu    sync.Mutex
-	rooms map[uint64]*room
-}
-
-// maxRooms bounds the rooms that exist at a time.
-const maxRooms = 65536
-
-// room is one request's rendezvous. The side that comes first makes it.
-type room struct {
-	id      uint64
-	claimed chan struct{} // closed when the decode is here
-	done    chan struct{} // closed when contents or err is set
-	prefill bool          // the prefill was here
-	taken   bool          // claimed is closed
-	over    bool          // done is closed
-
-	contents []cache.Content
-	err      error
-}
-
-var errRoomUsed = errors.New("bootstrap room is already in use")
-
-// enter returns the room, made if need be, as seen by one of its two sides.
-func (t *Rooms) enter(id uint64, prefill bool) (*room, error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	k := t.rooms[id]
-	if k == nil {
-		if len(t.rooms) >= maxRooms {
-			return nil, fmt.Errorf("%d bootstrap rooms are open", maxRooms)
-		}
-		if t.rooms == nil {
-			t.rooms = make(map[uint64]*room)
-		}
-		k = &room{id: id, claimed: make(chan struct{}), done: make(chan struct{})}
-		t.rooms[id] = k
-	}
-	if prefill && k.prefill || !prefill && k.taken {
-		return nil, errRoomUsed
-	}
-	if prefill {
-		k.prefill = true
-	} else {
-		k.taken = true
-		close(k.claimed)
-	}
-	return k, nil
-}
-
-// settle gives the room its result, once, and forgets it.
-func (t *Rooms) settle(k *room, contents []cache.Content, err error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if k.over {
-		return
-	}
-	k.over, k.contents, k.err = true, contents, err
-	close(k.done)
-	if t.rooms[k.id] == k {
-		delete(t.rooms, k.id)
-	}
-}
-
-func (t *Rooms) claimTime() time.Duration { return orDefault(t.Claim) }
-func (t *Rooms) waitTime() time.Duration  { return orDefault(t.Wait) }
-
-func orDefault(d time.Duration) time.Duration {
-	if d <= 0 {
-		return 300 * time.Second
-	}
-	return d
-}
-
-// KVRequest and KVAnswer are the bodies of POST /sim/kv.
-type KVRequest struct {
-	Room uint64 `json:"room"`
-}
-
-// KVAnswer is the room's KV, or why there is none.
-type KVAnswer struct {
-	Error    string          `json:"error,omitempty"`
-	Contents []cache.Content `json:"contents,omitempty"`
-}
-
-// Handler is the bootstrap server.
-func (t *Rooms) Handler(dp, pageSize int) http.Handler {
-	mux := http.NewServeMux()
-	mux.HandleFunc("GET /route", func(w http.ResponseWriter, _ *http.Request) {
-		writeJSON(w, http.StatusOK, map[string]any{"attn_tp_size": 1, "attn_cp_size": 1, "dp_size": dp, "pp_size": 1, "page_size": pageSize, "follow_bootstrap_room": true})
-	})
-	mux.HandleFunc("GET /health", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) })
-	mux.HandleFunc("POST /sim/kv", func(w http.ResponseWriter, r *http.Request) {
-		var q KVRequest
-		if json.NewDecoder(http.MaxBytesReader(w, r.Body, 1<<16)).Decode(&q) != nil {
-			writeJSON(w, http.StatusBadRequest, KVAnswer{Error: "not a KV request"})
-			return
-		}
-		k, err := t.enter(q.Room, false)
-		if err != nil {
-			writeJSON(w, http.StatusConflict, KVAnswer{Error: err.Error()})
-			return
-		}
-		give := time.NewTimer(t.waitTime())
-		defer give.Stop()
-		select {
-		case <-k.done:
-		case <-give.C:
-			t.settle(k, nil, fmt.Errorf("no prefill in room %d", q.Room))
-		case <-r.Context().Done():
-			t.settle(k, nil, errors.New("the decode left"))
-			return
-		}
-		<-k.done
-		if k.err != nil {
-			writeJSON(w, http.StatusBadGateway, KVAnswer{Error: k.err.Error()})
-			return
-		}
-		writeJSON(w, http.StatusOK, KVAnswer{Contents: k.contents})
-	})
-	return mux
-}
 
 // bootstrap reads SGLang's fields into the job and picks its rank.
 func (s *Server) bootstrap(j *job) *apiError {
@@ -200,7 +68,7 @@ func (s *Server) bootstrap(j *job) *apiError {
 		if host == FakeHost {
 			continue
 		}
-		k, err := s.cfg.Rooms.enter(*rooms[i], true)
+		k, err := s.cfg.Rooms.Enter(*rooms[i], true)
 		if err != nil {
 			s.leaveRooms(j)
 			return badRequest("bootstrap_room", "room %d: %v", *rooms[i], err)
@@ -235,15 +103,15 @@ func (s *Server) awaitRooms(ctx context.Context, j *job) error {
 	if len(j.rooms) == 0 {
 		return nil
 	}
-	give := time.NewTimer(s.cfg.Rooms.claimTime())
+	give := time.NewTimer(s.cfg.Rooms.ClaimTime())
 	defer give.Stop()
 	for _, k := range j.rooms {
 		select {
-		case <-k.claimed:
-		case <-k.done:
-			return k.err
+		case <-k.Claimed():
+		case <-k.Done():
+			return k.Err()
 		case <-give.C:
-			return fmt.Errorf("no decode came to room %d", k.id)
+			return fmt.Errorf("no decode came to room %d", k.ID)
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
@@ -254,7 +122,7 @@ func (s *Server) awaitRooms(ctx context.Context, j *job) error {
 // leaveRooms fails the rooms that have no result yet.
 func (s *Server) leaveRooms(j *job) {
 	for _, k := range j.rooms {
-		s.cfg.Rooms.settle(k, nil, errors.New("the prefill failed or was aborted"))
+		s.cfg.Rooms.Settle(k, nil, errors.New("the prefill failed or was aborted"))
 	}
 }
 
@@ -282,10 +150,10 @@ func (s *Server) handOver(ctx context.Context, j *job, all []*choice) error {
 		var contents []cache.Content
 		var err error
 		s.cfg.Ranks[c.rank].Do(func(core *engine.Rank, now engine.Time) { contents, err = core.Read(now, c.pinned[:blocks]) })
-		s.cfg.Rooms.settle(k, contents, err)
-		<-k.done
-		if k.err != nil { // settled before, by a decode that left
-			return k.err
+		s.cfg.Rooms.Settle(k, contents, err)
+		<-k.Done()
+		if k.Err() != nil { // settled before, by a decode that left
+			return k.Err()
 		}
 	}
 	return nil

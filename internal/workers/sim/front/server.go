@@ -13,17 +13,16 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"net"
 	"net/http"
 	"strconv"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/sim/fault"
 	"github.com/dynctl/dynctl/internal/workers/sim/live"
+	"github.com/dynctl/dynctl/internal/workers/sim/rooms"
 	"github.com/dynctl/dynctl/internal/workers/sim/vocab"
 )
 
@@ -60,7 +59,7 @@ type Config struct {
 	Sources []Source
 	Faults  *fault.Source
 	// Rooms is SGLang's rendezvous, nil in the other dialect.
-	Rooms *Rooms
+	Rooms *rooms.Rooms
 	// Push sends a prompt's KV to an LMCache receiver, nil without one.
 	Push func(ctx context.Context, host string, port int, rank int, prompt []uint32, blocks []int) error
 	// Dead ends, with ErrDead as its cause, when the engine core has died.
@@ -89,8 +88,6 @@ type Server struct {
 	next     atomic.Uint64
 	level    atomic.Int32 // sleep level, 0 = awake
 
-	mu     sync.Mutex
-	counts map[string]uint64 // HTTP requests by handler and status class
 }
 
 // New returns a Server.
@@ -101,7 +98,7 @@ func New(cfg Config) *Server {
 	if cfg.EmbedSize <= 0 {
 		cfg.EmbedSize = 64
 	}
-	s := &Server{cfg: cfg, mux: http.NewServeMux(), counts: make(map[string]uint64)}
+	s := &Server{cfg: cfg, mux: http.NewServeMux()}
 	s.routes()
 	return s
 }
@@ -421,12 +418,4 @@ func (s *Server) mergeDead(r *http.Request) (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(r.Context())
 	stop := context.AfterFunc(s.cfg.Dead, func() { cancel(context.Cause(s.cfg.Dead)) })
 	return ctx, func() { stop(); cancel(nil) }
-}
-
-func hostOf(addr net.Addr) string {
-	host, _, err := net.SplitHostPort(addr.String())
-	if err != nil {
-		return addr.String()
-	}
-	return host
 }

@@ -1,8 +1,9 @@
-package front
+// Package page writes the /metrics page of a simulated engine in Prometheus'
+// text format, under the names and labels of vLLM 0.32 or SGLang 0.5.
+package page
 
 import (
 	"fmt"
-	"net/http"
 	"strconv"
 	"strings"
 
@@ -25,7 +26,7 @@ func (p *page) sample(name string, v float64, labels ...string) {
 	p.b.WriteString(name)
 	p.labels(labels...)
 	p.b.WriteByte(' ')
-	p.b.WriteString(pyFloat(v))
+	p.b.WriteString(Float(v))
 	p.b.WriteByte('\n')
 }
 
@@ -51,7 +52,7 @@ func (p *page) histogram(name string, h engine.Histogram, labels ...string) {
 		n += c
 		le := "+Inf"
 		if i < len(h.Bounds) {
-			le = pyFloat(h.Bounds[i])
+			le = Float(h.Bounds[i])
 		}
 		p.sample(name+"_bucket", float64(n), append([]string{"le", le}, labels...)...)
 	}
@@ -59,24 +60,22 @@ func (p *page) histogram(name string, h engine.Histogram, labels ...string) {
 	p.sample(name+"_sum", h.Sum, labels...)
 }
 
-func (s *Server) metrics(w http.ResponseWriter, _ *http.Request) {
-	all := make([]engine.Stats, len(s.cfg.Ranks))
-	for i, r := range s.cfg.Ranks {
-		all[i] = r.Stats()
-	}
-	var p page
-	if s.sglang() {
-		s.sglMetrics(&p, all)
-	} else {
-		s.vllmMetrics(&p, all)
-	}
-	writeBody(w, http.StatusOK, "text/plain; version=1.0.0; charset=utf-8", []byte(p.b.String()))
+// Facts are what the page says beside the counters.
+type Facts struct {
+	Model     string
+	Role      workers.Role
+	Connector workers.Connector
+	// BlockSize and Blocks are of one rank.
+	BlockSize, Blocks, MaxModelLen int
+	// SleepLevel is 0 for an engine that is awake.
+	SleepLevel int
 }
 
-// vllmMetrics writes the series of vLLM 0.32 that a router reads, and the
-// common histograms, under vLLM's names and labels.
-func (s *Server) vllmMetrics(p *page, all []engine.Stats) {
-	model := s.cfg.Models[0]
+// VLLM is the page of a vLLM engine with the counters of its ranks: the series
+// that a router reads, and the common histograms.
+func VLLM(f Facts, all []engine.Stats) string {
+	p := &page{}
+	model := f.Model
 	each := func(name, kind, help string, value func(*engine.Stats) float64, extra ...string) {
 		if help != "" {
 			p.family(name, kind, help)
@@ -94,7 +93,7 @@ func (s *Server) vllmMetrics(p *page, all []engine.Stats) {
 			p.histogram(name, value(&all[i]), "engine", strconv.Itoa(i), "model_name", model)
 		}
 	}
-	if s.cfg.Connector == workers.ConnectorNIXL {
+	if f.Connector == workers.ConnectorNIXL {
 		for _, h := range []struct {
 			name, help string
 			sum        func(*engine.Stats) float64
@@ -119,14 +118,13 @@ func (s *Server) vllmMetrics(p *page, all []engine.Stats) {
 	each("vllm:num_requests_waiting", "gauge", "Number of requests waiting to be processed.", func(t *engine.Stats) float64 { return float64(t.Waiting) })
 	each("vllm:num_requests_waiting_by_reason", "gauge", "Number of waiting requests by reason.", func(t *engine.Stats) float64 { return float64(t.Waiting - t.Deferred) }, "reason", "capacity")
 	each("vllm:num_requests_waiting_by_reason", "gauge", "", func(t *engine.Stats) float64 { return float64(t.Deferred) }, "reason", "deferred")
-	level := s.level.Load()
 	for i, state := range []string{"awake", "weights_offloaded", "discard_all"} {
 		help := ""
 		if i == 0 {
 			help = "Engine sleep state."
 		}
 		each("vllm:engine_sleep_state", "gauge", help, func(*engine.Stats) float64 {
-			if int(level) == i {
+			if f.SleepLevel == i {
 				return 1
 			}
 			return 0
@@ -136,11 +134,11 @@ func (s *Server) vllmMetrics(p *page, all []engine.Stats) {
 	p.family("vllm:cache_config_info", "gauge", "Information of the LLMEngine CacheConfig")
 	for i := range all {
 		p.sample("vllm:cache_config_info", 1,
-			"_block_size_resolved", "True", "block_size", strconv.Itoa(s.cfg.BlockSize), "cache_dtype", "auto",
+			"_block_size_resolved", "True", "block_size", strconv.Itoa(f.BlockSize), "cache_dtype", "auto",
 			"enable_prefix_caching", "True", "engine", strconv.Itoa(i), "gpu_memory_utilization", "0.92",
-			"kv_cache_size_tokens", strconv.Itoa(s.cfg.BlockSize*s.cfg.Blocks),
+			"kv_cache_size_tokens", strconv.Itoa(f.BlockSize*f.Blocks),
 			// With several ranks vLLM shows the sum of their blocks.
-			"num_gpu_blocks", strconv.Itoa(s.cfg.Blocks*len(all)), "prefix_caching_hash_algo", "sha256")
+			"num_gpu_blocks", strconv.Itoa(f.Blocks*len(all)), "prefix_caching_hash_algo", "sha256")
 	}
 	counter("vllm:prefix_cache_queries_total", "Prefix cache queries, in terms of number of queried tokens.", func(t *engine.Stats) uint64 { return t.PrefixQueries })
 	counter("vllm:prefix_cache_hits_total", "Prefix cache hits, in terms of number of cached tokens.", func(t *engine.Stats) uint64 { return t.PrefixHits })
@@ -168,12 +166,14 @@ func (s *Server) vllmMetrics(p *page, all []engine.Stats) {
 	hist("vllm:request_queue_time_seconds", "Histogram of time spent in WAITING phase for request.", func(t *engine.Stats) engine.Histogram { return t.Queue })
 	hist("vllm:request_prefill_time_seconds", "Histogram of time spent in PREFILL phase for request.", func(t *engine.Stats) engine.Histogram { return t.Prefill })
 	hist("vllm:request_decode_time_seconds", "Histogram of time spent in DECODE phase for request.", func(t *engine.Stats) engine.Histogram { return t.Decode })
+	return p.b.String()
 }
 
-// sglMetrics writes SGLang's names.
-func (s *Server) sglMetrics(p *page, all []engine.Stats) {
+// SGLang is the page of an SGLang engine with the counters of its ranks.
+func SGLang(f Facts, all []engine.Stats) string {
+	p := &page{}
 	kind := "unified"
-	switch s.cfg.Role {
+	switch f.Role {
 	case workers.Prefill:
 		kind = "prefill"
 	case workers.Decode:
@@ -181,7 +181,7 @@ func (s *Server) sglMetrics(p *page, all []engine.Stats) {
 	case workers.Aggregated:
 	}
 	labels := func(i int) []string {
-		l := []string{"engine_type", kind, "model_name", s.cfg.Models[0], "moe_ep_rank", "0", "pp_rank", "0", "tp_rank", "0"}
+		l := []string{"engine_type", kind, "model_name", f.Model, "moe_ep_rank", "0", "pp_rank", "0", "tp_rank", "0"}
 		if len(all) > 1 {
 			l = append([]string{"dp_rank", strconv.Itoa(i)}, l...)
 		}
@@ -195,11 +195,11 @@ func (s *Server) sglMetrics(p *page, all []engine.Stats) {
 	}
 	each("sglang:num_running_reqs", "gauge", "The number of running requests.", func(t *engine.Stats) float64 { return float64(t.Running) })
 	each("sglang:num_queue_reqs", "gauge", "The number of requests in the waiting queue.", func(t *engine.Stats) float64 { return float64(t.Waiting) })
-	each("sglang:num_used_tokens", "gauge", "The number of used tokens.", func(t *engine.Stats) float64 { return float64(t.UsedBlocks * s.cfg.BlockSize) })
+	each("sglang:num_used_tokens", "gauge", "The number of used tokens.", func(t *engine.Stats) float64 { return float64(t.UsedBlocks * f.BlockSize) })
 	each("sglang:token_usage", "gauge", "The token usage.", func(t *engine.Stats) float64 { return t.KVUsage })
-	each("sglang:max_total_num_tokens", "gauge", "Maximum total number of tokens in the KV cache pool.", func(*engine.Stats) float64 { return float64((s.cfg.Blocks - 1) * s.cfg.BlockSize) })
-	each("sglang:page_size", "gauge", "The page size of the KV cache.", func(*engine.Stats) float64 { return float64(s.cfg.BlockSize) })
-	each("sglang:context_len", "gauge", "The context length.", func(*engine.Stats) float64 { return float64(s.cfg.MaxModelLen) })
+	each("sglang:max_total_num_tokens", "gauge", "Maximum total number of tokens in the KV cache pool.", func(*engine.Stats) float64 { return float64((f.Blocks - 1) * f.BlockSize) })
+	each("sglang:page_size", "gauge", "The page size of the KV cache.", func(*engine.Stats) float64 { return float64(f.BlockSize) })
+	each("sglang:context_len", "gauge", "The context length.", func(*engine.Stats) float64 { return float64(f.MaxModelLen) })
 	each("sglang:cached_tokens_total", "counter", "Number of cached prompt tokens.", func(t *engine.Stats) float64 { return float64(t.Cached) })
 	each("sglang:prompt_tokens_total", "counter", "Number of prefill tokens processed.", func(t *engine.Stats) float64 { return float64(t.Prompt) })
 	each("sglang:generation_tokens_total", "counter", "Number of generation tokens processed.", func(t *engine.Stats) float64 { return float64(t.Generated) })
@@ -218,4 +218,14 @@ func (s *Server) sglMetrics(p *page, all []engine.Stats) {
 			p.histogram(h.name, h.get(&all[i]), labels(i)...)
 		}
 	}
+	return p.b.String()
+}
+
+// Float writes a float as Python does: 1.0, never 1.
+func Float(v float64) string {
+	t := strconv.FormatFloat(v, 'g', -1, 64)
+	if !strings.ContainsAny(t, ".eIN") {
+		t += ".0"
+	}
+	return t
 }
