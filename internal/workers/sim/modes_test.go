@@ -236,15 +236,14 @@ func (v *view) apply(t *testing.T, seq uint64, payload []byte) {
 	for _, e := range b.Events {
 		switch e.Kind {
 		case kvevent.Stored:
-			first, seqs := 0, []uint64(nil)
+			first := 0
 			if e.HasParent {
 				first = 1
 			}
 			locals := blockhash.LocalsAt(nil, e.Tokens, int(e.BlockSize), first, nil, blockhash.Key{LoRA: e.LoRAName, Salt: e.Salt})
+			seqs := blockhash.Chain(nil, locals)
 			if e.HasParent {
 				seqs = blockhash.ChainFrom(nil, v.nodes[e.Parent], locals)
-			} else {
-				seqs = blockhash.Chain(nil, locals)
 			}
 			for i, h := range e.Hashes {
 				v.nodes[h] = seqs[i]

@@ -1,14 +1,13 @@
 package conformance
 
 import (
+	"context"
 	"encoding/json"
 	"net/http"
 	"slices"
 	"strings"
 	"testing"
 	"time"
-
-	"context"
 
 	"github.com/dynctl/dynctl/internal/router/kvevent"
 	"github.com/dynctl/dynctl/internal/router/zmtp"
@@ -34,7 +33,7 @@ func (s *suite) events(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer sub.Close()
+	defer func() { _ = sub.Close() }() // the test is over
 	prompt := s.prompt(4*s.blockSize+3, "events")
 	// The first batches may be lost while the subscription is on its way, so
 	// the prompt is sent under new salts until its events come.
@@ -66,7 +65,9 @@ func (s *suite) events(t *testing.T) {
 	}()
 	defer func() {
 		cancel()
-		<-fail
+		if err := <-fail; err == nil {
+			t.Error("the subscription ended without a reason")
+		}
 	}()
 	wait := time.NewTicker(500 * time.Millisecond)
 	defer wait.Stop()
@@ -132,7 +133,7 @@ func (s *suite) events(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer c.Close()
+	defer func() { _ = c.Close() }() // the test is over
 	if err := c.Send(kvevent.ReplayRequest(first)...); err != nil {
 		t.Fatal(err)
 	}

@@ -76,8 +76,12 @@ func (s Set) Validate() error {
 		key string
 		v   float64
 	}{
-		{"error_rate", s.ErrorRate}, {"hang_rate", s.HangRate}, {"die_rate", s.DieRate},
-		{"drop_events", s.DropEvents}, {"reorder_events", s.ReorderEvents}, {"corrupt_events", s.CorruptEvents},
+		{"error_rate", s.ErrorRate},
+		{"hang_rate", s.HangRate},
+		{"die_rate", s.DieRate},
+		{"drop_events", s.DropEvents},
+		{"reorder_events", s.ReorderEvents},
+		{"corrupt_events", s.CorruptEvents},
 	} {
 		if math.IsNaN(r.v) || r.v < 0 || r.v > 1 {
 			errs = append(errs, fmt.Errorf("%s: %v is not a share from 0 to 1", r.key, r.v))

@@ -105,13 +105,11 @@ func (s *Server) metrics(w http.ResponseWriter, _ *http.Request) {
 		Model: s.cfg.Models[0], Role: s.cfg.Role, Connector: s.cfg.Connector, BlockSize: s.cfg.BlockSize,
 		Blocks: s.cfg.Blocks, MaxModelLen: s.cfg.MaxModelLen, SleepLevel: int(s.level.Load()),
 	}
-	text := ""
+	text := page.VLLM
 	if s.sglang() {
-		text = page.SGLang(f, all)
-	} else {
-		text = page.VLLM(f, all)
+		text = page.SGLang
 	}
-	writeBody(w, http.StatusOK, "text/plain; version=1.0.0; charset=utf-8", []byte(text))
+	writeBody(w, http.StatusOK, "text/plain; version=1.0.0; charset=utf-8", []byte(text(f, all)))
 }
 
 func (s *Server) load(w http.ResponseWriter, _ *http.Request) {

@@ -87,7 +87,6 @@ type Server struct {
 	inflight atomic.Int64
 	next     atomic.Uint64
 	level    atomic.Int32 // sleep level, 0 = awake
-
 }
 
 // New returns a Server.

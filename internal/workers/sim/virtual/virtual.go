@@ -358,6 +358,7 @@ func (h rankHeap) Len() int { return len(h) }
 func (h rankHeap) Less(i, j int) bool {
 	return h[i].next < h[j].next || h[i].next == h[j].next && h[i].index < h[j].index
 }
+
 func (h rankHeap) Swap(i, j int) {
 	h[i], h[j] = h[j], h[i]
 	h[i].place, h[j].place = i, j
