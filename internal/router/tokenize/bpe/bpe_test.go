@@ -130,8 +130,8 @@ func TestCutsAreSafe(t *testing.T) {
 			t.Parallel()
 			tok := load(t, f.dir, Options{ChunkCacheBytes: -1})
 			cuts := 0
-			for _, s := range texts {
-				if len(s) > 1500 {
+			for k, s := range texts {
+				if len(s) > 1500 || testing.Short() && k%5 != 0 {
 					continue
 				}
 				want := tok.AppendString(nil, s)

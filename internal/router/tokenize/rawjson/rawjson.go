@@ -195,6 +195,7 @@ func Pieces(val []byte, f func([]byte)) bool {
 		return false
 	}
 	b := val[1 : len(val)-1]
+	var buf []byte // one for all escapes, because f makes it escape
 	for len(b) > 0 {
 		k := bytes.IndexByte(b, '\\')
 		if k < 0 {
@@ -204,47 +205,44 @@ func Pieces(val []byte, f func([]byte)) bool {
 		if k > 0 {
 			f(b[:k])
 		}
-		c, n, ok := escape(b[k:])
-		if !ok {
+		if buf == nil {
+			buf = make([]byte, 0, utf8.UTFMax)
+		}
+		var n int
+		if buf, n = escape(buf[:0], b[k:]); n == 0 {
 			return false
 		}
-		f(c.buf[:c.n])
+		f(buf)
 		b = b[k+n:]
 	}
 	return true
 }
 
-// char is one character in UTF-8.
-type char struct {
-	buf [utf8.UTFMax]byte
-	n   int
-}
-
-// escape decodes the escape at the start of b and returns its length.
-func escape(b []byte) (c char, n int, ok bool) {
+// escape appends the character of the escape at the start of b and returns
+// the escape's length, 0 for a bad one.
+func escape(dst, b []byte) ([]byte, int) {
 	if len(b) < 2 {
-		return c, 0, false
+		return dst, 0
 	}
-	c.n = 1
 	switch b[1] {
 	case '"', '\\', '/':
-		c.buf[0] = b[1]
+		return append(dst, b[1]), 2
 	case 'b':
-		c.buf[0] = '\b'
+		return append(dst, '\b'), 2
 	case 'f':
-		c.buf[0] = '\f'
+		return append(dst, '\f'), 2
 	case 'n':
-		c.buf[0] = '\n'
+		return append(dst, '\n'), 2
 	case 'r':
-		c.buf[0] = '\r'
+		return append(dst, '\r'), 2
 	case 't':
-		c.buf[0] = '\t'
+		return append(dst, '\t'), 2
 	case 'u':
 		r, ok := hex4(b)
 		if !ok {
-			return c, 0, false
+			return dst, 0
 		}
-		n = 6
+		n := 6
 		if utf16.IsSurrogate(r) {
 			r2, ok := hex4(b[6:])
 			if r = utf16.DecodeRune(r, r2); ok && r != utf8.RuneError {
@@ -253,12 +251,9 @@ func escape(b []byte) (c char, n int, ok bool) {
 				r = utf8.RuneError
 			}
 		}
-		c.n = utf8.EncodeRune(c.buf[:], r)
-		return c, n, true
-	default:
-		return c, 0, false
+		return utf8.AppendRune(dst, r), n
 	}
-	return c, 2, true
+	return dst, 0
 }
 
 // hex4 parses \uXXXX at the start of b.
