@@ -68,6 +68,8 @@ type Result struct {
 	Unknown   int // removed names that the rank does not hold
 	Orphaned  int // blocks whose chain hangs off a parent that the rank does not hold; not stored
 	Refused   int // blocks not stored because a limit is reached, the rank is unknown, or the lengths of names and locals differ
+	Copied    int // blocks stored again that count as a further copy, see [Batch.StoreCopies]
+	Kept      int // removed names of which another copy is left
 	Cleared   int // memberships dropped by a Clear
 	// Lost reports that the index now knows less than the rank holds (orphaned, renamed or refused blocks).
 	Lost bool
@@ -81,6 +83,8 @@ func (r *Result) add(o Result) {
 	r.Unknown += o.Unknown
 	r.Orphaned += o.Orphaned
 	r.Refused += o.Refused
+	r.Copied += o.Copied
+	r.Kept += o.Kept
 	r.Cleared += o.Cleared
 	r.Lost = r.Lost || o.Lost
 }
@@ -97,6 +101,7 @@ const (
 type op struct {
 	kind      opKind
 	hasParent bool
+	copies    bool   // store: a block that is held already is one more copy
 	short     uint32 // store: blocks left out because names and locals differ in length
 	from, n   uint32
 	lfrom     uint32
@@ -135,6 +140,15 @@ func (b *Batch) Store(parent uint64, hasParent bool, names, locals []uint64) {
 	})
 	b.names = append(b.names, names[:n]...)
 	b.locals = append(b.locals, locals[:n]...)
+}
+
+// StoreCopies is Store for engines that keep a block in memory as often as it was stored and tell the
+// removal of each copy (vLLM up to 0.33): a block that the rank holds already under the same name counts
+// as a further copy, and is gone when as many removals have come. The number of such blocks is bounded;
+// beyond it, and after a [Index.Restore], the first removal counts, so that the index undercounts.
+func (b *Batch) StoreCopies(parent uint64, hasParent bool, names, locals []uint64) {
+	b.Store(parent, hasParent, names, locals)
+	b.ops[len(b.ops)-1].copies = true
 }
 
 // Remove adds the removal of blocks by name, in the order of the engine's evictions.
@@ -206,6 +220,7 @@ type RankStats struct {
 	Rank      Rank
 	Name      string
 	Blocks    int64 // held now
+	Copies    int64 // further copies of them, see [Batch.StoreCopies]
 	Stored    uint64
 	Duplicate uint64
 	Removed   uint64

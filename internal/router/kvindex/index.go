@@ -56,6 +56,8 @@ type rankState struct {
 	mu      sync.Mutex
 	removed bool
 	tab     table
+	copies  map[uint64]uint32                // further copies of held blocks, by name; few
+	extra   atomic.Int64                     // sum of copies
 	hints   [16]struct{ node, place uint32 } // places of the rank in runs used lately
 }
 
@@ -294,8 +296,60 @@ func (x *Index) store(k *rankState, c *cache, o *op, b *Batch, res *Result) {
 	res.Stored += int(fresh)
 	res.Duplicate += int(done - fresh)
 	res.Refused += len(names) - int(done)
+	if o.copies && done > fresh {
+		k.copy(names[:done], res)
+	}
 	x.name(k, c, names, res)
 	x.count(k, want)
+}
+
+// maxCopies bounds the blocks of one rank of which copies are counted.
+const maxCopies = 1 << 16
+
+// copy counts one more copy of every block of a store that the rank held before. The pending ones are
+// new and have no name yet.
+func (k *rankState) copy(names []uint64, res *Result) {
+	for _, name := range names {
+		if k.tab.find(name) == 0 {
+			continue
+		}
+		n, known := k.copies[name]
+		if !known && len(k.copies) >= maxCopies || n == 1<<32-1 {
+			continue
+		}
+		if k.copies == nil {
+			k.copies = map[uint64]uint32{}
+		}
+		k.copies[name] = n + 1
+		k.extra.Add(1)
+		res.Copied++
+	}
+}
+
+// uncopy takes one copy off a block that is removed, and reports whether another is left.
+func (k *rankState) uncopy(name uint64) bool {
+	n, ok := k.copies[name]
+	if !ok {
+		return false
+	}
+	if n == 1 {
+		delete(k.copies, name)
+	} else {
+		k.copies[name] = n - 1
+	}
+	k.extra.Add(-1)
+	return true
+}
+
+// forgetCopies drops the copies of one block, or of all.
+func (k *rankState) forgetCopies(name uint64, all bool) {
+	if all {
+		clear(k.copies)
+		k.extra.Store(0)
+	} else if n, ok := k.copies[name]; ok {
+		delete(k.copies, name)
+		k.extra.Add(-int64(n))
+	}
 }
 
 // name puts the names of the pending blocks into the rank's table.
@@ -312,6 +366,9 @@ func (x *Index) name(k *rankState, c *cache, names []uint64, res *Result) {
 			own := p.own && x.m.name(ref) != name
 			if was := k.tab.put(name, ref, own); was != 0 {
 				res.Renamed++
+				if len(k.copies) > 0 {
+					k.forgetCopies(name, false)
+				}
 				n, off := x.m.at(was)
 				x.release(k, c, n, off, off+1)
 			}
@@ -325,6 +382,10 @@ func (x *Index) remove(k *rankState, c *cache, names []uint64, res *Result) {
 	for i, name := range names {
 		if i%ahead == 0 {
 			k.tab.prefetch(names[i:min(i+ahead, len(names))])
+		}
+		if len(k.copies) > 0 && k.uncopy(name) {
+			res.Kept++
+			continue
 		}
 		ref := k.tab.take(name)
 		if ref == 0 {
@@ -380,5 +441,6 @@ func (x *Index) clear(k *rankState, c *cache) {
 		}
 		return true
 	})
+	k.forgetCopies(0, true)
 	k.tab.reset()
 }

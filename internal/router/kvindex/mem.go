@@ -223,9 +223,9 @@ type cache struct {
 	head   int
 	page   [2]uint32 // unused arena units
 	pend   []pending
-	dead   []uint32
 	blocks int64 // distinct blocks added less removed, since the last Apply
 	nodes  int64
+	touch  uint64 // sum of touched words, so that touching is not optimised away
 	_      [64]byte
 }
 

@@ -59,7 +59,7 @@ func (x *Index) RankStats(r Rank) (RankStats, bool) {
 		return RankStats{}, false
 	}
 	return RankStats{
-		Rank: r, Name: k.name, Blocks: k.blocks.Load(),
+		Rank: r, Name: k.name, Blocks: k.blocks.Load(), Copies: k.extra.Load(),
 		Stored: k.stored.Load(), Duplicate: k.duplicate.Load(), Removed: k.evicted.Load(),
 		Renamed: k.renamed.Load(), Unknown: k.unknown.Load(), Orphaned: k.orphaned.Load(),
 		Refused: k.refused.Load(), Cleared: k.cleared.Load(), Lost: k.lost.Load(),

@@ -21,7 +21,8 @@ type table struct {
 }
 
 // A line is 8 words: tags 0-7; tags 8-11 and the overflow; 12 references, each with four more bits to
-// tell names apart on top. Tag 0 marks an empty place.
+// tell names apart on top. Tag 0 and
+// reference 0 mark an empty place.
 //
 // The overflow is about entries that belong here but lie in a later line: their number in the low 16
 // bits (65,535 stays), and above it a set of the low 4 bits of their tags, so that a search for what is
@@ -36,9 +37,11 @@ const (
 	lineLen = 12
 	// Tables of less than a page are on the heap.
 	mapLines = 64
-	loBytes  = 0x0101010101010101
-	hiBytes  = 0x8080808080808080
-	ahead    = 32 // names whose lines are touched before the first is used
+	// Large tables, of 256 KiB and more, hold about 40,000 blocks and more.
+	largeLines = 4096
+	loBytes    = 0x0101010101010101
+	hiBytes    = 0x8080808080808080
+	ahead      = 32 // names whose lines are touched before the first is used
 )
 
 // home returns the line where a name belongs, its tag, and its upper bits in an entry.
@@ -64,6 +67,7 @@ func (l *line) tag(i int) uint8 {
 }
 
 func (l *line) empty(i int) {
+	l.refs[i] = 0
 	if i < 8 {
 		l.tags &^= 0xff << (8 * i)
 	} else {
@@ -231,20 +235,33 @@ func (t *table) prefetch(names []uint64) {
 	t.touch = s
 }
 
-// reserve makes room for n more entries: at most 90 % of the places are used. Large tables grow by
-// small steps, as they are most of the index's memory.
+// reserve makes room for n more entries. Large tables are filled further and grow by small steps, as
+// they are most of the index's memory.
 func (t *table) reserve(n int) bool {
-	need := ((t.count+n)*10 + 9*lineLen - 1) / (9 * lineLen)
-	size := len(t.lines)
-	switch {
-	case need <= size:
+	n += t.count
+	if n <= room(len(t.lines)) {
 		return true
-	case size < 4096:
-		size *= 2
-	default:
-		size += size / 8
 	}
-	return t.resize(max(size, need, 8))
+	size := 8
+	for room(size) < n {
+		switch {
+		case size < 512:
+			size *= 4
+		case size < largeLines:
+			size *= 2
+		default:
+			size += size / 8
+		}
+	}
+	return t.resize(size)
+}
+
+// room returns how many entries a table may have.
+func room(lines int) int {
+	if lines < largeLines {
+		return lines * lineLen * 8 / 10
+	}
+	return lines * lineLen * 9 / 10
 }
 
 func (t *table) resize(lines int) bool {
@@ -254,20 +271,27 @@ func (t *table) resize(lines int) bool {
 		return false
 	}
 	t.words, t.lines, t.count = w, linesOf(w), 0
-	for i := range old {
-		l := &old[i]
-		var names [lineLen]uint64 // read first, so that the misses overlap
-		for j, e := range l.refs {
-			if l.tag(j) != 0 {
-				names[j] = t.nameOf(e & refMask)
+	// Names are read for some lines at once, so that the misses overlap; writes go on in order, as a
+	// name's place in a table is proportional to its hash.
+	const some = 4
+	var names [some * lineLen]uint64
+	var refs [some * lineLen]uint32
+	for len(old) > 0 {
+		n := 0
+		for i := range old[:min(some, len(old))] {
+			l := &old[i]
+			for _, e := range l.refs {
+				if ref := e & refMask; ref != 0 {
+					names[n], refs[n] = t.nameOf(ref), ref
+					n++
+				}
 			}
 		}
-		for j, e := range l.refs {
-			if l.tag(j) != 0 {
-				at, tag, up := t.home(names[j])
-				t.insert(at, tag, up|e&refMask)
-			}
+		for j, ref := range refs[:n] {
+			at, tag, up := t.home(names[j])
+			t.insert(at, tag, up|ref)
 		}
+		old = old[min(some, len(old)):]
 	}
 	t.release(words)
 	return true
@@ -302,8 +326,8 @@ func (t *table) reset() {
 func (t *table) all(yield func(ref uint32) bool) {
 	for i := range t.lines {
 		l := &t.lines[i]
-		for j, e := range l.refs {
-			if l.tag(j) != 0 && !yield(e&refMask) {
+		for _, e := range l.refs {
+			if ref := e & refMask; ref != 0 && !yield(ref) {
 				return
 			}
 		}

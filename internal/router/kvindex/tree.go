@@ -388,6 +388,12 @@ func (x *Index) extend(c *cache, n uint32, nd *node, names, locals []uint64) uin
 			if !ok {
 				break
 			}
+			if f := c.free[kindChunk]; len(f) >= 4 {
+				// The misses on chunks to come overlap with the copying.
+				next := f[len(f)-4]
+				to, nm := x.m.locals(next), x.m.names(next)
+				c.touch += to[0] + to[chunkLen/2] + nm[0] + nm[chunkLen/2] + uint64(x.m.meta(next).node)
+			}
 			meta := x.m.meta(id)
 			*meta = chunkMeta{node: n, index: uint16(at / chunkLen), high: uint16(m)}
 			copy(x.m.locals(id)[:m], locals[done:])
