@@ -144,7 +144,7 @@ func (p *process) receiver() error {
 const receiverID = "lmcache-receiver"
 
 // push sends the KV of a prompt's full blocks to an LMCache receiver.
-func (p *process) push(ctx context.Context, host string, port, rank int, prompt []uint32, blocks []int) error {
+func (p *process) push(ctx context.Context, host string, port, rank int, key blockhash.Key, prompt []uint32, blocks []int) error {
 	bs := p.e.group.BlockSize
 	full := min(len(prompt)/bs, len(blocks))
 	var contents []cache.Content
@@ -153,7 +153,7 @@ func (p *process) push(ctx context.Context, host string, port, rank int, prompt 
 	if err != nil {
 		return err
 	}
-	locals := blockhash.Locals(nil, prompt, bs, blockhash.Key{})
+	locals := blockhash.Locals(nil, prompt, bs, key)
 	links := sidechannel.Links{Patience: p.e.group.Patience}
 	defer links.Close()
 	_, err = links.Call(ctx, sidechannel.Target{EngineID: receiverID, Host: host, Port: port}, sidechannel.Request{

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/dynctl/dynctl/internal/router/blockhash"
 	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/sim/cache"
 	"github.com/dynctl/dynctl/internal/workers/sim/engine"
@@ -139,7 +140,7 @@ func (s *Server) handOver(ctx context.Context, j *job, all []*choice) error {
 			return errors.New("disagg_spec names no receiver")
 		}
 		c := all[0]
-		return s.cfg.Push(ctx, j.spec.host, j.spec.initPorts[0], c.rank, c.prompt, c.pinned)
+		return s.cfg.Push(ctx, j.spec.host, j.spec.initPorts[0], c.rank, blockhash.Key{LoRA: j.lora, Salt: j.CacheSalt}, c.prompt, c.pinned)
 	}
 	for i, k := range j.rooms {
 		c := all[i]

@@ -19,6 +19,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/dynctl/dynctl/internal/router/blockhash"
 	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/sim/fault"
 	"github.com/dynctl/dynctl/internal/workers/sim/live"
@@ -61,7 +62,7 @@ type Config struct {
 	// Rooms is SGLang's rendezvous, nil in the other dialect.
 	Rooms *rooms.Rooms
 	// Push sends a prompt's KV to an LMCache receiver, nil without one.
-	Push func(ctx context.Context, host string, port int, rank int, prompt []uint32, blocks []int) error
+	Push func(ctx context.Context, host string, port int, rank int, key blockhash.Key, prompt []uint32, blocks []int) error
 	// Dead ends, with ErrDead as its cause, when the engine core has died.
 	Dead context.Context
 	// SetFaults, Restart and Exit are the simulator's own admin calls.

@@ -396,6 +396,55 @@ func TestPreemptionCountsAndRecovers(t *testing.T) {
 	}
 }
 
+// The lease of a prefill lasts as long as its decode waits in a queue, and ends
+// when the decode gives up.
+func TestLeaseLastsWhileTheDecodeWaits(t *testing.T) {
+	for _, leave := range []bool{false, true} {
+		w := virtual.NewWorld()
+		cfg := config()
+		cfg.Lease, cfg.MaxSeqs = time.Second, 1
+		cfg.Timing = timing.Profile{Decode: [3]float64{100, 0, 0}}
+		d, p := add(t, w, cfg), add(t, w, cfg)
+		if err := d.Submit(engine.Request{ID: "long", Tokens: prompt(5, 1), MaxTokens: 50, IgnoreEOS: true}); err != nil {
+			t.Fatal(err)
+		}
+		q := engine.Request{ID: "x", Tokens: prompt(40, 2), MaxTokens: 1}
+		leg := q
+		leg.Pin = true
+		var end engine.Output
+		leg.Sink = func(o engine.Output) {
+			q.Pull = p.Pull("x", o.Pinned)
+			q.Sink = func(o engine.Output) { end = o }
+			w.At(w.Now(), func() {
+				if err := d.Submit(q); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		if err := p.Submit(leg); err != nil {
+			t.Fatal(err)
+		}
+		w.Run(3 * time.Second)
+		if s := p.Core().Stats(w.Now()); s.Pinned != 1 || s.Expired != 0 {
+			t.Errorf("while it waits: %d pinned, %d expired", s.Pinned, s.Expired)
+		}
+		if leave {
+			d.Abort("x")
+			w.Run(3*time.Second + time.Millisecond)
+			if s := p.Core().Stats(w.Now()); s.Pinned != 0 || s.Expired != 0 {
+				t.Errorf("after it left: %d pinned, %d expired", s.Pinned, s.Expired)
+			}
+		}
+		drain(t, w)
+		if want := map[bool]engine.Finish{false: engine.FinishLength, true: engine.FinishAbort}[leave]; end.Finish != want {
+			t.Errorf("ended with %q, want %q: %v", end.Finish, want, end.Err)
+		}
+		if s := p.Core().Stats(w.Now()); s.Pinned != 0 || s.Expired != 0 || s.UsedBlocks != 0 {
+			t.Errorf("at the end: %+v", s)
+		}
+	}
+}
+
 func BenchmarkWorld(b *testing.B) {
 	// One request of 2,000 tokens, half shared, 100 answered, on 16 ranks.
 	cfg := config()
