@@ -20,6 +20,7 @@ import (
 type fleet struct {
 	r *Router
 	// Only the goroutine of run touches these.
+	once     map[*workers.Rank]bool // ranks whose engine does not tell of single copies
 	last     *workers.Snapshot
 	restored map[uint32]snapshotRank // by slot: what a snapshot brought back
 
@@ -40,6 +41,7 @@ type feedOf struct {
 }
 
 func (f *fleet) init(r *Router) {
+	f.once = map[*workers.Rank]bool{}
 	f.r, f.open, f.count = r, map[*workers.Rank]feedOf{}, map[*workers.Rank]*rankCount{}
 	f.feeding.Store(&map[uint32]*workers.Rank{})
 }
@@ -54,12 +56,16 @@ func (f *fleet) run(ctx context.Context) error {
 	defer cancel()
 	expire := time.NewTimer(restoredKeep)
 	defer expire.Stop()
+	audit := time.NewTicker(auditEvery)
+	defer audit.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-expire.C:
 			f.expire()
+		case <-audit.C:
+			f.audit()
 		case <-changed:
 			f.follow(f.r.registry.Snapshot())
 		}
@@ -74,6 +80,7 @@ func (f *fleet) follow(now *workers.Snapshot) {
 			f.mu.Lock()
 			delete(f.count, k)
 			f.mu.Unlock()
+			delete(f.once, k)
 			slot := kvindex.Rank(k.Slot)
 			f.r.index.RemoveRank(slot)
 			f.r.guesses.RemoveRank(slot)
@@ -125,7 +132,7 @@ func (f *fleet) feed(w *workers.Worker, k *workers.Rank) {
 	if !has {
 		return
 	}
-	key := kvfeed.Key{Worker: w.Name, DP: k.DP, Host: w.URL.Hostname(), BlockSize: block}
+	key := kvfeed.Key{Worker: w.Name, DP: k.DP, Host: w.URL.Hostname(), BlockSize: block, Once: f.once[k]}
 	if err := f.r.feeds.Add(kvindex.Rank(k.Slot), key, want, f.resume(k, want, block)); err != nil {
 		f.r.event(eventlog.Event{
 			Kind: "feed_refused", Severity: eventlog.Error, Worker: w.Name, Rank: k.Label,
@@ -136,6 +143,37 @@ func (f *fleet) feed(w *workers.Worker, k *workers.Rank) {
 	f.mu.Lock()
 	f.open[k] = feedOf{want, block, w}
 	f.mu.Unlock()
+}
+
+// auditEvery is how often the index is held against the engines' capacity.
+const auditEvery = 5 * time.Second
+
+// audit looks for ranks of which the index knows more blocks than fit into the
+// engine's memory. The count of copies (kvindex.Batch.StoreCopies) is then
+// wrong: the engine tells the removal of the last copy only. Such a rank begins
+// anew without that count.
+func (f *fleet) audit() {
+	if f.last == nil {
+		return
+	}
+	for _, w := range f.last.Workers {
+		if w.KVBlocks <= 0 {
+			continue
+		}
+		for _, k := range w.Ranks {
+			s, ok := f.r.index.RankStats(kvindex.Rank(k.Slot))
+			if !ok || f.once[k] || s.Copies == 0 || f.r.settings.Load().blockOf(w) != w.BlockSize || s.Blocks+s.Copies <= int64(w.KVBlocks) {
+				continue
+			}
+			f.once[k] = true
+			f.unfeed(k)
+			f.r.index.ClearRank(kvindex.Rank(k.Slot))
+			f.feed(w, k)
+			f.publish()
+			f.r.event(eventlog.Event{Kind: "copies_disbelieved", Severity: eventlog.Warn, Worker: w.Name, Rank: k.Label,
+				Text: fmt.Sprintf("the events of %s add up to %d blocks and %d further copies, but it has room for %d: it does not tell the removal of single copies; its entries are built anew without counting them", k.Label, s.Blocks, s.Copies, w.KVBlocks)})
+		}
+	}
 }
 
 func (f *fleet) unfeed(k *workers.Rank) {

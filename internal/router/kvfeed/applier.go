@@ -46,6 +46,9 @@ type Applier struct {
 	gone                 []uint64
 	loras                map[int64]string
 
+	// Once says that a removal ends a block however often it was stored: the
+	// publisher does not tell of single copies.
+	Once bool
 	// Counters only grow.
 	Counters Counters
 }
@@ -217,7 +220,14 @@ func (a *Applier) store(e *kvevent.Event, ops *kvindex.Batch) {
 	a.locals = blockhash.LocalsAt(a.locals[:0], e.Tokens[:full*bs], a.size, first, extra, key)
 	a.Counters.Stored += uint64(len(a.locals))
 	if a.parts == 1 {
-		ops.Store(e.Parent, e.HasParent, e.Hashes[:full], a.locals)
+		if e.HasParent && e.Group >= 0 && !a.Once {
+			// vLLM (the only one with cache groups) keeps a block that it computed
+			// twice in two places and tells the removal of each. Stores without
+			// parent may be reports of hits (kv_cache_report_mode), which are no copies.
+			ops.StoreCopies(e.Parent, true, e.Hashes[:full], a.locals)
+		} else {
+			ops.Store(e.Parent, e.HasParent, e.Hashes[:full], a.locals)
+		}
 		return
 	}
 	a.storeParts(e, full, ops)

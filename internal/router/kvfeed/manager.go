@@ -145,6 +145,8 @@ type Key struct {
 	// BlockSize in tokens in which the rank's blocks are named; 0 for that of
 	// the Options. It is no part of the rank's name.
 	BlockSize int
+	// Once takes the first removal of a block for its end, see [Applier].
+	Once bool
 }
 
 func (k Key) String() string { return fmt.Sprintf("%s/dp%d", k.Worker, k.DP) }

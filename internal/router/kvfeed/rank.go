@@ -83,6 +83,7 @@ func newRank(m *Manager, id kvindex.Rank, key Key, src workers.EventSource, word
 		lostAt: now, tokens: float64(m.o.ReplayBurst), refilled: now,
 		told: map[string]*quota{},
 	}
+	r.stream.app.Once = key.Once
 	r.publish()
 	return r
 }
