@@ -2,6 +2,7 @@ package tui
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -91,8 +92,8 @@ func (a *app) drawTabs(c *page.Ctx, p *widget.Painter) {
 	p.Put(theme.Plain, " ")
 	for i, pg := range a.pages {
 		name := fmt.Sprintf("%d %s", i+1, pg.Name())
-		if a.w < 100 && len(pg.Name()) > 6 {
-			name = fmt.Sprintf("%d %s", i+1, pg.Name()[:6])
+		if a.w < 80 {
+			name = fmt.Sprintf("%d %s", i+1, [...]string{"Over", "Work", "Tree", "Dec", "Evt"}[i])
 		}
 		if i == a.tab {
 			p.Put(theme.Accent, "["+name+"]")
@@ -103,13 +104,15 @@ func (a *app) drawTabs(c *page.Ctx, p *widget.Painter) {
 			p.Put(theme.Plain, " ")
 		}
 	}
-	errors, warnings := 0, 0
+	errors, warnings, infos := 0, 0, 0
 	for _, x := range c.R.Attention {
 		switch x.Severity {
 		case feed.Error:
 			errors++
 		case feed.Warn:
 			warnings++
+		default:
+			infos++
 		}
 	}
 	alert, style := "", theme.Good
@@ -118,10 +121,15 @@ func (a *app) drawTabs(c *page.Ctx, p *widget.Painter) {
 		alert, style = fmt.Sprintf("%d ERR %d warn", errors, warnings), theme.Bad
 	case warnings > 0:
 		alert, style = fmt.Sprintf("%d warn", warnings), theme.Warn
+	case infos > 0:
+		alert, style = fmt.Sprintf("%d info", infos), theme.Plain
 	case c.R.Link == feed.Live:
 		alert = "all well"
 	}
-	state := "sort " + a.pages[a.tab].Order()
+	state := a.pages[a.tab].Order()
+	if a.w >= 100 {
+		state = "sort " + state
+	}
 	if f := a.pages[a.tab].Filter(); f != "" {
 		state += "  filter " + f
 	}
@@ -172,10 +180,13 @@ func (a *app) drawFooter(p *widget.Painter) {
 		} else if a.frozen != nil {
 			list = append([]string{"p go on", "[ ] history"}, list...)
 		}
-		for _, k := range list[:min(len(list), 9)] {
+		const last = "? help q quit" // always in sight
+		list = slices.DeleteFunc(slices.Clone(list), func(k string) bool { return strings.Contains(last, k) })
+		list = append(list[:min(len(list), 7)], "? help", "q quit")
+		for i, k := range list {
 			key, word, _ := strings.Cut(k, " ")
-			if p.X()+widget.Width(k)+2 > a.w {
-				break
+			if i < len(list)-2 && p.X()+widget.Width(k)+1 > a.w-len(last)-2 {
+				continue
 			}
 			p.Put(theme.Plain, " ")
 			p.Put(theme.Accent, key)

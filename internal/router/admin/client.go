@@ -208,10 +208,10 @@ func (c *Client) Decisions(ctx context.Context, limit int, filter, cursor string
 }
 
 // DecisionsBrief is Decisions with receipts whose lists of candidates are left
-// out (the API's parameter brief=1): what a list on a screen needs, at a small
+// out (the API's parameter brief=true): what a list on a screen needs, at a small
 // part of the cost. A router that does not know the parameter sends them whole.
 func (c *Client) DecisionsBrief(ctx context.Context, limit int, filter, cursor string) (*DecisionList, error) {
-	q := url.Values{"limit": {strconv.Itoa(limit)}, "brief": {"1"}}
+	q := url.Values{"limit": {strconv.Itoa(limit)}, "brief": {"true"}}
 	if filter != "" {
 		q.Set("filter", filter)
 	}
@@ -280,7 +280,7 @@ func (c *Client) Snapshot(ctx context.Context, decisions, events int, after uint
 // SnapshotBrief is Snapshot with brief receipts, see DecisionsBrief.
 func (c *Client) SnapshotBrief(ctx context.Context, decisions, events int, after uint64) (*Snapshot, error) {
 	return get[Snapshot](ctx, c, "/admin/v1/snapshot", url.Values{
-		"decisions": {strconv.Itoa(decisions)}, "events": {strconv.Itoa(events)}, "after": {strconv.FormatUint(after, 10)}, "brief": {"1"},
+		"decisions": {strconv.Itoa(decisions)}, "events": {strconv.Itoa(events)}, "after": {strconv.FormatUint(after, 10)}, "brief": {"true"},
 	})
 }
 

@@ -252,7 +252,10 @@ func (b *Builder) attendRanks(c *collector, r *Router) {
 		case "gap", "replaying":
 			c.rank(Warn, CodeGap, k, "event gap: batches are missing (%s); it is being brought up to date and routed by load alone meanwhile", because)
 		default:
-			if k.Feed.RecentGaps >= 1 {
+			switch {
+			case k.Feed.RecentLost >= 1:
+				c.rank(Warn, CodeGap, k, "event gap: %.0f in the last minute, and %.0f batches that no replay brought back: its entries were dropped and are rebuilt from new events, until then hits are missed", k.Feed.RecentGaps.F(), k.Feed.RecentLost.F())
+			case k.Feed.RecentGaps >= 1:
 				c.rank(Info, CodeGap, k, "event gap: %.0f in the last minute; %d batches were replayed and %d lost since the start; its view is whole again", k.Feed.RecentGaps.F(), k.Feed.Replayed, k.Feed.Lost)
 			}
 		}

@@ -42,9 +42,9 @@ type point struct {
 }
 
 type rankPoint struct {
-	requests, failures, events, blocks, gaps uint64
-	queries, hits, external                  float64 // NaN unknown
-	loadAt                                   time.Time
+	requests, failures, events, blocks, gaps, lost uint64
+	queries, hits, external                        float64 // NaN unknown
+	loadAt                                         time.Time
 }
 
 // Builder makes the views of one router out of successive samples. It is not
@@ -172,7 +172,7 @@ func (b *Builder) remember(snap *admin.Snapshot) {
 	for i := range snap.Workers {
 		for j := range snap.Workers[i].Ranks {
 			k := &snap.Workers[i].Ranks[j]
-			q := rankPoint{requests: k.Requests, failures: k.Failures, events: k.Feed.Events, blocks: k.Feed.Blocks, gaps: k.Feed.Gaps,
+			q := rankPoint{requests: k.Requests, failures: k.Failures, events: k.Feed.Events, blocks: k.Feed.Blocks, gaps: k.Feed.Gaps, lost: k.Feed.Lost,
 				queries: math.NaN(), hits: math.NaN(), external: math.NaN()}
 			if e := k.Engine; e != nil {
 				q.queries, q.hits, q.external, q.loadAt = value(e.PrefixQueries), value(e.PrefixHits), value(e.ExternalHits), e.At
@@ -272,6 +272,10 @@ func (b *Builder) fillTraffic(snap *admin.Snapshot) {
 	v.RequestRate, v.CompletedRate, v.FailedRate = rate(a.Requests, t.Requests), rate(a.Completed, t.Completed), rate(a.Failed, t.Failed)
 	v.CancelledRate, v.RejectedRate = rate(a.Cancelled, t.Cancelled), rate(a.Rejected, t.Rejected)
 	v.PromptRate, v.CompletionRate = rate(a.PromptTokens, t.PromptTokens), rate(a.CompletionTokens, t.CompletionTokens)
+	if v.CompletionRate == 0 && v.CompletedRate > 0 {
+		// Requests end but engines report no usage: clients did not ask for it.
+		v.PromptRate, v.CompletionRate = Unknown, Unknown
+	}
 	local, remote := grew(a.Local, t.Local), grew(a.Remote, t.Remote)
 	v.LocalShare, v.RemoteShare = share(local, local+remote), share(remote, local+remote)
 	prompt := grew(a.PromptTokens, t.PromptTokens)
@@ -325,8 +329,31 @@ func (b *Builder) fillFleet(snap *admin.Snapshot) {
 	if r.RateWindow.Known() {
 		r.Index.EventRate, r.Index.Gaps = Num(events), Num(gaps)
 	}
+	r.Traffic.EnginePromptRate, r.Traffic.EngineHitShare = engineFlow(r.Ranks)
 	judgeRanks(r.Ranks, r.WorkerList)
 	b.sort(r.Ranks)
+}
+
+// engineFlow adds up the engines' own counters. Every request's prompt passes
+// through one rank that decodes, so those are counted and prefill ranks not.
+func engineFlow(ranks []Rank) (rate, hits Num) {
+	rate, hits = Unknown, Unknown
+	flow, found := 0.0, 0.0
+	for i := range ranks {
+		k := &ranks[i]
+		if k.Role == "prefill" || !k.PromptRate.Known() {
+			continue
+		}
+		rate = 0
+		flow += k.PromptRate.F()
+		if k.HitShare.Known() {
+			found += k.PromptRate.F() * k.HitShare.F()
+		}
+	}
+	if rate.Known() {
+		rate, hits = Num(flow), share(found, flow)
+	}
+	return rate, hits
 }
 
 func rankView(w *admin.Worker, k *admin.Rank, now, was, old *point) Rank {
@@ -336,7 +363,7 @@ func rankView(w *admin.Worker, k *admin.Rank, now, was, old *point) Rank {
 		ExternalHit: Unknown, LoadAge: Unknown, RequestRate: Unknown, Failures: Unknown, RequestDiff: Unknown, BlockDiff: Unknown,
 		Active: k.ActiveRequests, PrefillTokens: k.PrefillTokens, DecodeBlocks: k.DecodeBlocks, IndexBlocks: k.IndexBlocks, Capacity: k.CapacityBlock,
 		Feed: Feed{State: k.Feed.State, Trusted: k.Feed.Trusted, Reason: k.Feed.Reason, Endpoint: k.Feed.Endpoint, LastSeq: k.Feed.LastSeq,
-			AgeSeconds: Unknown, SinceSeconds: Unknown, EventRate: Unknown, BlockRate: Unknown, RecentGaps: Unknown,
+			AgeSeconds: Unknown, SinceSeconds: Unknown, EventRate: Unknown, BlockRate: Unknown, RecentGaps: Unknown, RecentLost: Unknown,
 			Gaps: k.Feed.Gaps, Replayed: k.Feed.Replayed, Lost: k.Feed.Lost, Restarts: k.Feed.Restarts, Errors: k.Feed.Errors, Orphans: k.Feed.Orphans},
 	}
 	if len(w.Models) > 0 {
@@ -377,7 +404,7 @@ func rankView(w *admin.Worker, k *admin.Rank, now, was, old *point) Rank {
 		}
 	}
 	if q, ok := old.ranks[k.Label]; ok && now != old {
-		v.Failures, v.Feed.RecentGaps = Num(grew(q.failures, p.failures)), Num(grew(q.gaps, p.gaps))
+		v.Failures, v.Feed.RecentGaps, v.Feed.RecentLost = Num(grew(q.failures, p.failures)), Num(grew(q.gaps, p.gaps)), Num(grew(q.lost, p.lost))
 	}
 	return v
 }

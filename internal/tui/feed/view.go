@@ -141,6 +141,8 @@ type Traffic struct {
 	RemoteShare      Num    `json:"remote_share"`
 	HitShare         Num    `json:"cached_tokens_share"`
 	PredictedShare   Num    `json:"predicted_cached_tokens_share"`
+	EngineHitShare   Num    `json:"engine_prefix_hit_share"` // of the ranks that decode
+	EnginePromptRate Num    `json:"engine_prompt_tokens_per_second"`
 	Failed           Num    `json:"recent_failed"`
 	Fallbacks        Num    `json:"recent_fallbacks"`
 	FallbackShare    Num    `json:"recent_fallback_share"`
@@ -315,6 +317,7 @@ type Feed struct {
 	BlockRate    Num    `json:"blocks_per_second"`
 	Gaps         uint64 `json:"gaps_total"`
 	RecentGaps   Num    `json:"recent_gaps"`
+	RecentLost   Num    `json:"recent_lost_batches"`
 	Replayed     uint64 `json:"replayed_batches_total"`
 	Lost         uint64 `json:"lost_batches_total"`
 	Restarts     uint64 `json:"restarts_total"`

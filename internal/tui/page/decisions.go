@@ -215,9 +215,9 @@ func (d *Decisions) SetFilter(c *Ctx, text string) (tea.Cmd, error) {
 // Order implements Page.
 func (d *Decisions) Order() string {
 	if d.follow {
-		return "newest, follow on"
+		return "follow on"
 	}
-	return "newest, follow off"
+	return "follow off"
 }
 
 // SetOrder implements Page.
@@ -295,19 +295,34 @@ func (d *Decisions) Draw(c *Ctx, p *widget.Painter) {
 
 // drawDecisions writes a header and rows into h lines; list or rows is given.
 func drawDecisions(c *Ctx, p *widget.Painter, list []feed.Decision, rows []*feed.Decision, h, selected int) {
-	wide := p.W >= 118
-	rank := 16
-	if !wide {
-		rank = 13
+	wide := p.W >= 110
+	n := len(rows)
+	if list != nil {
+		n = len(list)
+	}
+	n = min(n, h-1)
+	at := func(i int) *feed.Decision {
+		if list != nil {
+			return &list[i]
+		}
+		return rows[i]
+	}
+	// The names of ranks get what they need, within reason.
+	rank := 8
+	for i := range n {
+		rank = max(rank, 1+widget.Width(at(i).Decode), 1+widget.Width(at(i).Prefill))
+	}
+	rank = min(rank, max(14, p.W/6))
+	clock, layout, request := 9, "15:04:05", 0
+	if wide {
+		clock, layout, request = 13, "15:04:05.000", 10
 	}
 	if p.W >= 150 {
-		rank = 22
+		request = 20
 	}
 	p.Put(theme.Title, "  ")
-	p.Cell(theme.Title, "TIME", 13)
-	if wide {
-		p.Cell(theme.Title, "REQUEST", 13)
-	}
+	p.Cell(theme.Title, "TIME", clock)
+	p.Cell(theme.Title, "REQUEST"[:min(7, request)], request)
 	p.Right(theme.Title, "ISL", 6)
 	p.Right(theme.Title, "CACHED", 7)
 	p.Right(theme.Title, "EFF", 6)
@@ -322,17 +337,8 @@ func drawDecisions(c *Ctx, p *widget.Painter, list []feed.Decision, rows []*feed
 	p.Put(theme.Title, " ")
 	p.Put(theme.Title, "OUTCOME / WHY")
 	p.End()
-	n := len(rows)
-	if list != nil {
-		n = len(list)
-	}
-	for i := range min(n, h-1) {
-		var d *feed.Decision
-		if list != nil {
-			d = &list[i]
-		} else {
-			d = rows[i]
-		}
+	for i := range n {
+		d := at(i)
 		st, word := outcome(d)
 		sev := feed.OK
 		if st == theme.Bad {
@@ -342,13 +348,13 @@ func drawDecisions(c *Ctx, p *widget.Painter, list []feed.Decision, rows []*feed
 		}
 		p.Select(i == selected)
 		mark(p, i == selected, sev)
-		p.Cell(theme.Dim, d.At.Local().Format("15:04:05.000"), 13)
+		p.Cell(theme.Dim, d.At.Local().Format(layout), clock)
 		if wide {
 			id := d.Request
 			if id == "" {
 				id = d.ID
 			}
-			p.Cell(theme.Plain, p.Cut(id, 12), 13)
+			p.Cell(theme.Plain, p.Cut(id, request-1), request)
 		}
 		p.Right(theme.Plain, strconv.Itoa(d.ISL), 6)
 		cached := strconv.Itoa(d.Predicted)
@@ -517,7 +523,7 @@ func candidateTable(ph *receipt.Phase, w int, g *theme.Glyphs) []string {
 		if widget.Width(name) > rank {
 			name = name[:rank-1] + g.Ellipsis
 		}
-		l := fmt.Sprintf("%s %-*s %7d %7.1f %7.1f %7.1f %7.1f", sign, rank, name, c.OverlapBlocks, c.PrefillTerm, -c.OverlapCredit, c.QueueTerm, c.DecodeTerm)
+		l := fmt.Sprintf("%s %-*s %7d %7.1f %7.1f %7.1f %7.1f", sign, rank, name, c.OverlapBlocks, c.PrefillTerm, 0-c.OverlapCredit, c.QueueTerm, c.DecodeTerm)
 		if wide {
 			kv := "-"
 			if c.HasLoad && c.KVUsage >= 0 {

@@ -111,14 +111,14 @@ func (e *Events) SetFilter(_ *Ctx, text string) (tea.Cmd, error) {
 
 // Order implements Page.
 func (e *Events) Order() string {
-	s := "newest"
-	if e.faults {
-		s += " faults"
-	}
+	s := "follow off"
 	if e.key == "" {
-		return s + ", follow on"
+		s = "follow on"
 	}
-	return s + ", follow off"
+	if e.faults {
+		s += ", faults"
+	}
+	return s
 }
 
 // SetOrder implements Page.
@@ -186,7 +186,7 @@ func (e *Events) Draw(c *Ctx, p *widget.Painter) {
 		}
 		p.Cell(theme.Plain, p.Cut(name, who-1), who)
 		p.Cell(theme.Plain, p.Cut(x.Kind, kind-1), kind)
-		p.Put(theme.Plain, p.Cut(x.Text, p.W-p.X()))
+		p.Put(theme.Plain, p.Cut(strings.TrimPrefix(x.Text, name+": "), p.W-p.X()))
 		p.End()
 	}
 	if len(rows) == 0 {

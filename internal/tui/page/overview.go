@@ -124,7 +124,7 @@ func (o *Overview) Draw(c *Ctx, p *widget.Painter) {
 	o.table.Draw(c.R, p, h)
 	p.Fill(before + h)
 	if summary {
-		p.Line(theme.Dim, "  "+rankSummary(c.R, len(o.table.Rows(c.R))))
+		p.Line(theme.Dim, "  "+rankSummary(c.R, len(o.table.Rows(c.R)), c.W < 110))
 	}
 	p.Rule(fmt.Sprintf("Attention (%d)", len(c.R.Attention)))
 	for _, l := range attention {
@@ -182,8 +182,8 @@ func drawFleet(c *Ctx, p *widget.Painter) {
 		p.Cell(theme.Plain, r.State, 9)
 		t := &r.Traffic
 		for _, s := range []string{
-			widget.Rate(t.RequestRate.F()), widget.Count(t.PromptRate.F()), strconv.Itoa(t.Inflight), strconv.Itoa(t.Queued),
-			widget.Percent(t.HitShare.F()), widget.Millis(t.TTFTP99.F()), widget.Millis(t.ITLP99.F()), strconv.Itoa(alerts),
+			widget.Rate(t.RequestRate.F()), widget.Count(promptRate(t)), strconv.Itoa(t.Inflight), strconv.Itoa(t.Queued),
+			widget.Percent(hitShare(t)), widget.Millis(t.TTFTP99.F()), widget.Millis(t.ITLP99.F()), strconv.Itoa(alerts),
 		} {
 			p.Put(theme.Plain, " ")
 			p.Right(theme.Plain, s, 6)
@@ -210,7 +210,7 @@ func trafficBox(c *Ctx, p *widget.Painter) {
 	in.Put(theme.Plain, " ")
 	in.Spark(theme.Bar, c.Series("").Values(feed.Flow), in.W-in.X()-1)
 	in.End()
-	in.Line(theme.Plain, fmt.Sprintf("tokens  in %s/s  out %s/s  active %d  queued %d", widget.Count(t.PromptRate.F()), widget.Count(t.CompletionRate.F()), t.Inflight, t.Queued))
+	in.Line(theme.Plain, fmt.Sprintf("tokens  in %s/s  out %s/s  active %d  queued %d", widget.Count(promptRate(t)), widget.Count(t.CompletionRate.F()), t.Inflight, t.Queued))
 	in.Line(theme.Plain, fmt.Sprintf("TTFT    p50 %-7s p90 %-7s p99 %s", widget.Millis(t.TTFTP50.F()), widget.Millis(t.TTFTP90.F()), widget.Millis(t.TTFTP99.F())))
 	in.Line(theme.Plain, fmt.Sprintf("ITL     p50 %-7s p90 %-7s p99 %s", widget.Millis(t.ITLP50.F()), widget.Millis(t.ITLP90.F()), widget.Millis(t.ITLP99.F())))
 	in.Line(theme.Plain, fmt.Sprintf("failed  %s/s  refused %s/s  left %s/s  retries %s/min", widget.Rate(t.FailedRate.F()), widget.Rate(t.RejectedRate.F()), widget.Rate(t.CancelledRate.F()), widget.Count(perMinute(c.R, t.Retries))))
@@ -235,13 +235,13 @@ func window(n feed.Num) string {
 func routingBox(c *Ctx, p *widget.Painter) {
 	t, x, r := &c.R.Traffic, &c.R.Index, c.R
 	in := p.Sub(p.W - 4)
-	in.Put(theme.Bold, fmt.Sprintf("prefix hit %5s%% of prompt tokens  ", widget.Percent(t.HitShare.F())))
-	in.Bar(theme.Bar, t.HitShare.F(), in.W-in.X())
+	in.Put(theme.Bold, fmt.Sprintf("prefix hit %5s%% of prompt tokens  ", widget.Percent(hitShare(t))))
+	in.Bar(theme.Bar, hitShare(t), in.W-in.X())
 	in.End()
 	in.Line(theme.Plain, fmt.Sprintf("prefill    local %s%%  remote %s%%  fell back %s%%", widget.Percent(t.LocalShare.F()), widget.Percent(t.RemoteShare.F()), widget.Percent(t.FallbackShare.F())))
 	in.Line(theme.Plain, fmt.Sprintf("rule       %s, remote from %s %d", orDash(r.Policy), orDash(r.ThresholdOn), r.ThresholdTokens))
 	in.Line(theme.Plain, fmt.Sprintf("index      %s blocks  %s runs  +%s -%s blk/s", widget.Count(float64(x.Blocks)), widget.Count(float64(x.Nodes)), widget.Rate(x.StoredRate.F()), widget.Rate(x.RemovedRate.F())))
-	in.Line(theme.Plain, fmt.Sprintf("events     %s/s  gaps %s  untrusted %d  decide p99 %s", widget.Rate(x.EventRate.F()), widget.Count(x.Gaps.F()), x.Untrusted, widget.Millis(t.OverheadP99.F()/1000)))
+	in.Line(theme.Plain, fmt.Sprintf("events     %s/s gaps %s untrusted %d decide p99 %s", widget.Rate(x.EventRate.F()), widget.Count(x.Gaps.F()), x.Untrusted, widget.Millis(t.OverheadP99.F()/1000)))
 	p.Box("Routing, last "+window(c.R.RateWindow), in)
 }
 
@@ -252,13 +252,29 @@ func orDash(s string) string {
 	return s
 }
 
+// hitShare is what the engines' answers say; clients that do not ask for usage
+// leave that open, and the engines' own counters tell then.
+func hitShare(t *feed.Traffic) float64 {
+	if t.HitShare.Known() {
+		return t.HitShare.F()
+	}
+	return t.EngineHitShare.F()
+}
+
+func promptRate(t *feed.Traffic) float64 {
+	if t.PromptRate > 0 {
+		return t.PromptRate.F()
+	}
+	return t.EnginePromptRate.F()
+}
+
 // trafficLines is the short form of both boxes.
 func trafficLines(c *Ctx, p *widget.Painter) {
 	t, x := &c.R.Traffic, &c.R.Index
 	p.Put(theme.Bold, " req/s "+widget.Rate(t.RequestRate.F()))
-	p.Put(theme.Plain, fmt.Sprintf("  in %s out %s t/s  TTFT99 %s  ITL99 %s  fail %s/s", widget.Count(t.PromptRate.F()), widget.Count(t.CompletionRate.F()), widget.Millis(t.TTFTP99.F()), widget.Millis(t.ITLP99.F()), widget.Rate(t.FailedRate.F())))
+	p.Put(theme.Plain, fmt.Sprintf("  in %s out %s t/s  TTFT99 %s  ITL99 %s  fail %s/s", widget.Count(promptRate(t)), widget.Count(t.CompletionRate.F()), widget.Millis(t.TTFTP99.F()), widget.Millis(t.ITLP99.F()), widget.Rate(t.FailedRate.F())))
 	p.End()
-	p.Put(theme.Bold, " hit "+widget.Percent(t.HitShare.F())+"%")
+	p.Put(theme.Bold, " hit "+widget.Percent(hitShare(t))+"%")
 	p.Put(theme.Plain, fmt.Sprintf("  local %s / remote %s  thr %d  gaps %s  active %d  queued %d", percent0(t.LocalShare), percent0(t.RemoteShare), c.R.ThresholdTokens, widget.Count(x.Gaps.F()), t.Inflight, t.Queued))
 	p.End()
 }
@@ -271,7 +287,7 @@ func percent0(n feed.Num) string {
 }
 
 // rankSummary compares the ranks of each role.
-func rankSummary(r *feed.Router, shown int) string {
+func rankSummary(r *feed.Router, shown int, short bool) string {
 	s := ""
 	for _, role := range []string{"decode", "prefill", "aggregated"} {
 		var n, waiting int
@@ -294,7 +310,10 @@ func rankSummary(r *feed.Router, shown int) string {
 				}
 			}
 		}
-		if n > 0 {
+		switch {
+		case n > 0 && short:
+			s += fmt.Sprintf("%s %d: kv mean %s%% max %s%% wait %d   ", strings.ToUpper(role[:1]), n, widget.Percent(usage/float64(seen)), widget.Percent(most), waiting)
+		case n > 0:
 			s += fmt.Sprintf("%s: %d ranks, kv mean %s%% max %s%%, waiting %d   ", role, n, widget.Percent(usage/float64(seen)), widget.Percent(most), waiting)
 		}
 	}

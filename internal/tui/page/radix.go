@@ -549,8 +549,8 @@ func (x *Radix) drawDetail(c *Ctx, p *widget.Painter, block int) {
 		path = append(path, k.label())
 	}
 	end := n.DepthBlocks + n.LengthBlocks
-	p.Line(theme.Plain, fmt.Sprintf("  path %s   blocks %d to %d of the prompt (%s tokens from its start)", strings.Join(path, " > "), n.DepthBlocks, end, widget.Count(float64(end*block))))
-	p.Line(theme.Plain, fmt.Sprintf("  %d lookups passed through it   %d run(s) leave it   the longest copy holds %d of its %d blocks   id %s", n.Hits, n.Children, n.Longest, n.LengthBlocks, n.ID))
+	p.Line(theme.Plain, fmt.Sprintf("  path %s   blocks %d to %d, %s tokens from the start", strings.Join(path, " > "), n.DepthBlocks, end, widget.Count(float64(end*block))))
+	p.Line(theme.Plain, fmt.Sprintf("  hits %d   runs below %d   longest copy %d of %d blocks   id %s", n.Hits, n.Children, n.Longest, n.LengthBlocks, n.ID))
 	held := fmt.Sprintf("  held by %d: %s", n.Ranks, strings.Join(n.RankLabels, " "))
 	if n.Ranks > len(n.RankLabels) {
 		held += fmt.Sprintf(" and %d more", n.Ranks-len(n.RankLabels))

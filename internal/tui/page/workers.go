@@ -114,7 +114,7 @@ func (w *Workers) Draw(c *Ctx, p *widget.Painter) {
 	}
 	p.Rule(k.Label)
 	w.describe(c, p, k)
-	compare := compareLines(k)
+	compare := compareLines(k, c.W >= 110, c.H >= 24)
 	graph := max(3, min(c.H-p.Len()-len(compare)-3, 12))
 	s := c.Series(k.Label)
 	if c.W >= 110 {
@@ -148,8 +148,8 @@ func (w *Workers) describe(c *Ctx, p *widget.Painter, k *feed.Rank) {
 		if o.Connector != "" {
 			connector = "  KV over " + o.Connector
 		}
-		p.Line(theme.Plain, fmt.Sprintf("  %s  %s  %s  dp %d  block %d  %s blocks/rank%s  %s", o.URL, version, strings.Join(o.Models, ","), o.DP, o.BlockSize,
-			widget.Count(known(int64(o.KVBlocks))), connector, o.Source))
+		p.Line(theme.Plain, p.Cut(fmt.Sprintf("  %s  engine %s  dp %d  block %d  %s blocks%s  model %s  from %s", strings.TrimPrefix(o.URL, "http://"), version, o.DP, o.BlockSize,
+			widget.Count(known(int64(o.KVBlocks))), connector, strings.Join(o.Models, ","), o.Source), c.W))
 	}
 	p.Put(theme.Plain, "  ")
 	p.Put(severityStyle(k.Severity), k.Status)
@@ -160,8 +160,8 @@ func (w *Workers) describe(c *Ctx, p *widget.Painter, k *feed.Rank) {
 	if because != "" && k.Severity > feed.OK {
 		p.Put(theme.Plain, ": "+because)
 	}
-	p.Put(theme.Plain, fmt.Sprintf("  health %s  events %s for %s, seq %d, %s/s, gaps %d, replayed %d, lost %d", orDash(k.Health), orDash(k.Feed.State), widget.Seconds(k.Feed.SinceSeconds.F()), k.Feed.LastSeq,
-		widget.Rate(k.Feed.EventRate.F()), k.Feed.Gaps, k.Feed.Replayed, k.Feed.Lost))
+	p.Put(theme.Plain, fmt.Sprintf("  events %s for %s, %s/s, gaps %d, replayed %d, lost %d, seq %d", orDash(k.Feed.State), widget.Seconds(k.Feed.SinceSeconds.F()),
+		widget.Rate(k.Feed.EventRate.F()), k.Feed.Gaps, k.Feed.Replayed, k.Feed.Lost, k.Feed.LastSeq))
 	p.End()
 }
 
@@ -176,12 +176,17 @@ func graphOf(p *widget.Painter, s *feed.Series, m feed.Metric, h int) {
 		}
 		now = v
 	}
-	scale := func(v float64) string { return widget.Count(v) }
+	scale := func(v float64) string {
+		if v > 0 && v < 10 {
+			return strconv.FormatFloat(math.Round(10*v)/10, 'f', -1, 64)
+		}
+		return widget.Count(v)
+	}
 	unit := ""
 	switch m {
 	case feed.KV, feed.Hit:
 		top = 1
-		scale = func(v float64) string { return strconv.Itoa(int(math.Round(100 * v))) }
+		scale = func(v float64) string { return strconv.FormatFloat(math.Round(1000*v)/10, 'f', -1, 64) }
 		unit = "%"
 		now *= 100
 	default:
@@ -208,8 +213,15 @@ func nice(v float64) float64 {
 	return v
 }
 
-// compareLines is the table of both views of a rank.
-func compareLines(k *feed.Rank) []string {
+// compareLines is the table of both views of a rank; wide says it in longer
+// words, tall in one more line.
+func compareLines(k *feed.Rank, wide, tall bool) []string {
+	words2 := func(long, short string) string {
+		if wide {
+			return long
+		}
+		return short
+	}
 	row := func(what, router, engine, diff, words string) string {
 		return strings.TrimRight(fmt.Sprintf("  %-18s %9s %9s %8s  %s", what, router, engine, diff, words), " ")
 	}
@@ -222,21 +234,21 @@ func compareLines(k *feed.Rank) []string {
 	case !d.Known():
 		words = "the engine does not tell"
 	case d > 0:
-		words = "more in the engine: in between, or others use it"
+		words = words2("more in the engine: in between, or others use it", "more in the engine")
 	case d < 0:
-		words = "more in the router: on the way, or prefilling elsewhere"
+		words = words2("more in the router: on the way, or prefilling elsewhere", "more in the router")
 	}
 	out := []string{
 		row("", "ROUTER", "ENGINE", "DIFF", ""),
 		row("requests", strconv.Itoa(k.Active), requests, signed(k.RequestDiff), words),
-		row("blocks in use", widget.Count(float64(k.DecodeBlocks)), widget.Count(k.EngineUsed.F()), signed(k.BlockDiff), "of "+widget.Count(known(k.Capacity))+" blocks of room; the router knows its own requests only"),
+		row("blocks in use", widget.Count(float64(k.DecodeBlocks)), widget.Count(k.EngineUsed.F()), signed(k.BlockDiff), "of "+widget.Count(known(k.Capacity))+words2(" blocks of room; the router knows its own requests only", " blocks of room")),
 	}
-	room, index := "the index never holds more than the engine has room for", float64(k.IndexBlocks)
+	room, index := words2("the index never holds more than the engine has room for", "of the room"), float64(k.IndexBlocks)
 	free := "-"
 	if k.Capacity > 0 {
 		free = widget.Percent(index/float64(k.Capacity)) + "%"
 		if k.IndexBlocks > k.Capacity {
-			room = "MORE than there is room for: the index overcounts"
+			room = words2("MORE than there is room for: the index overcounts", "MORE than the room")
 		}
 	}
 	trust := "trusted"
@@ -246,9 +258,11 @@ func compareLines(k *feed.Rank) []string {
 	if k.Feed.State == "none" {
 		trust = "no events: guessed from what was sent"
 	}
-	return append(out,
+	out = append(out,
 		row("blocks indexed", widget.Count(index), widget.Count(known(k.Capacity)), free, room),
-		row("cache view", trust, "", "", ""),
-		row("prefix hits now/life", "-", widget.Percent(k.HitShare.F())+"%", widget.Percent(k.LifeHit.F())+"%", fmt.Sprintf("engine's counters; figures are %s old", widget.Seconds(k.LoadAge.F()))),
-	)
+		row("prefix hit now/life", widget.Percent(k.HitShare.F())+"%", widget.Percent(k.LifeHit.F())+"%", "", fmt.Sprintf("engine's counters, %s old", widget.Seconds(k.LoadAge.F()))))
+	if tall {
+		out = append(out, row("cache view", trust, "", "", ""))
+	}
+	return out
 }

@@ -51,7 +51,7 @@ func Rate(v float64) string {
 		return "0"
 	case v < 9.995:
 		return strconv.FormatFloat(v, 'f', 2, 64)
-	case v < 999.5:
+	case v < 99.95:
 		return strconv.FormatFloat(v, 'f', 1, 64)
 	}
 	return Count(v)

@@ -1,0 +1,263 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/muesli/termenv"
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+
+	"github.com/dynctl/dynctl/internal/router/admin"
+	"github.com/dynctl/dynctl/internal/tui"
+	"github.com/dynctl/dynctl/internal/tui/feed"
+	"github.com/dynctl/dynctl/internal/tui/theme"
+)
+
+// topFlags are the flags of top.
+type topFlags struct {
+	routers                    []string
+	tokenFile, context         string
+	output, color, theme, view string
+	once, ascii, demo, reverse bool
+	watch, rate, timeout       time.Duration
+	count                      int
+	filter, sort               string
+}
+
+func newTopCmd() *cobra.Command {
+	var f topFlags
+	cmd := &cobra.Command{
+		Use:   "top",
+		Short: "Watch ranks, the radix index and every decision",
+		Long: `Watch one router, or several replicas, on one screen: traffic, every rank with
+its load as the router and as the engine sees it, the radix index, decisions
+with their full explanation, and events. What needs attention is said in words.
+
+With --once, --watch or -o json|jsonl the same figures are written without a
+terminal; rates are right from the first output. The JSON form is schema
+dynctl.top/v1. Press ? on the screen for the keys. The screen only reads.
+
+Exit codes: 0; 2 for wrong flags or a missing terminal; 4 when no router
+answers.`,
+		Example: `  dynctl top
+  dynctl top --router http://10.0.0.1:8001 --router http://10.0.0.2:8001 --token-file token
+  dynctl top --context prod
+  dynctl top --once -o json | jq '.routers[0].attention'
+  dynctl top --watch 5s -o jsonl --filter 'role:decode kv>80'
+  dynctl top --demo`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return runTop(cmd, &f) },
+	}
+	fl := cmd.Flags()
+	fl.StringArrayVar(&f.routers, "router", nil, "admin `URL` of a router (repeatable; environment DYNCTL_ROUTER; default "+defaultRouter+")")
+	fl.StringVar(&f.tokenFile, "token-file", os.Getenv("DYNCTL_TOKEN_FILE"), "`FILE` with the routers' bearer token")
+	fl.StringVar(&f.context, "context", "", "`NAME` of a context in "+contextsPath())
+	fl.BoolVar(&f.once, "once", false, "write the figures once and exit")
+	fl.DurationVar(&f.watch, "watch", 0, "write the figures again every `INTERVAL` until interrupted")
+	fl.IntVar(&f.count, "count", 0, "end --watch after this many outputs; 0 is never")
+	fl.StringVar(&f.filter, "filter", "", "`TERMS` that pick ranks, such as \"role:decode kv>80 !st:ok\"")
+	fl.StringVar(&f.sort, "sort", "", "order of ranks; default worst first")
+	fl.BoolVar(&f.reverse, "reverse", false, "turn the order of ranks round")
+	fl.StringVar(&f.view, "view", "overview", "first view: overview|workers|radix|decisions|events")
+	fl.DurationVar(&f.rate, "rate", time.Second, "time between two questions to a router")
+	fl.DurationVar(&f.timeout, "timeout", 2*time.Second, "longest wait for an answer")
+	fl.BoolVar(&f.ascii, "ascii", false, "draw with ASCII only")
+	fl.StringVar(&f.color, "color", "auto", "auto|always|never; auto obeys NO_COLOR and the terminal")
+	fl.StringVar(&f.theme, "theme", theme.Names()[0], "colours: dark|light|mono")
+	fl.BoolVar(&f.demo, "demo", false, "show a router with simulated engines under load, all in this process")
+	outputFlag(cmd, &f.output, "table", "json", "jsonl")
+	for flag, values := range map[string][]string{"view": topViews, "color": {"auto", "always", "never"}, "theme": theme.Names()} {
+		_ = cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
+	}
+	_ = cmd.RegisterFlagCompletionFunc("context", func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+		var names []string
+		if c, err := readContexts(contextsPath()); err == nil {
+			for _, x := range c.Contexts {
+				names = append(names, x.Name)
+			}
+		}
+		return names, cobra.ShellCompDirectiveNoFileComp
+	})
+	cmd.MarkFlagsMutuallyExclusive("once", "watch")
+	cmd.MarkFlagsMutuallyExclusive("router", "context")
+	cmd.MarkFlagsMutuallyExclusive("demo", "router")
+	cmd.MarkFlagsMutuallyExclusive("demo", "context")
+	return cmd
+}
+
+var topViews = []string{"overview", "workers", "radix", "decisions", "events"}
+
+func runTop(cmd *cobra.Command, f *topFlags) (err error) {
+	usage := func(format string, a ...any) error { return withCode(exitUsage, fmt.Errorf(format, a...)) }
+	view := slices.Index(topViews, f.view)
+	switch {
+	case view < 0:
+		return usage("--view %s: not one of %v", f.view, topViews)
+	case !slices.Contains([]string{"auto", "always", "never"}, f.color):
+		return usage("--color %s: not one of auto, always, never", f.color)
+	case !slices.Contains(theme.Names(), f.theme):
+		return usage("--theme %s: not one of %v", f.theme, theme.Names())
+	case cmd.Flags().Changed("watch") && f.watch < 100*time.Millisecond:
+		return usage("--watch %s: less than 100ms", f.watch)
+	case f.count < 0 || f.count > 0 && f.watch == 0:
+		return usage("--count needs --watch and a number above 0")
+	case f.rate < 100*time.Millisecond || f.rate > time.Minute:
+		return usage("--rate %s: not between 100ms and 1m", f.rate)
+	case f.timeout <= 0:
+		return usage("--timeout %s: must be above 0", f.timeout)
+	}
+	plain := f.once || f.watch > 0 || f.output != "table"
+	text := tui.TextOptions{Format: f.output, ASCII: f.ascii, Filter: f.filter, Sort: f.sort, Reverse: f.reverse}
+	if err := text.Check(); err != nil && (plain || view < 2) {
+		return withCode(exitUsage, err)
+	}
+	o := tui.Options{Rate: f.rate, Timeout: f.timeout, ASCII: f.ascii, Theme: f.theme, View: view, Filter: f.filter, Dir: "."}
+	if !plain && !(isTerminal(cmd.InOrStdin()) && isTerminal(cmd.OutOrStdout())) {
+		return withCode(exitUsage, tui.ErrNoTerminal)
+	}
+	ctx := cmd.Context()
+	if f.demo {
+		demo, err := startDemo(ctx)
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, demo.Close()) }()
+		o.Note, f.routers = "DEMO", []string{demo.URL}
+	}
+	if o.Context, err = f.resolve(); err != nil {
+		return withCode(exitUsage, err)
+	}
+	if o.Clients, err = tui.Clients(f.routers, f.tokenFile); err != nil {
+		return withCode(exitUsage, err)
+	}
+	defer func() {
+		for _, c := range o.Clients {
+			c.Close()
+		}
+	}()
+	if plain {
+		return printTop(ctx, cmd.OutOrStdout(), o, text, f)
+	}
+	o.Profile = colorProfile(f.color, cmd.OutOrStdout())
+	return tui.Run(ctx, o, cmd.InOrStdin(), cmd.OutOrStdout())
+}
+
+// resolve finds the routers to ask: flags, then the context, then the
+// environment, then the current context, then the default.
+func (f *topFlags) resolve() (name string, err error) {
+	if len(f.routers) > 0 {
+		return "", nil
+	}
+	if env := os.Getenv("DYNCTL_ROUTER"); env != "" && f.context == "" {
+		f.routers = []string{env}
+		return "", nil
+	}
+	path := contextsPath()
+	c, err := readContexts(path)
+	if err != nil {
+		return "", err
+	}
+	name = f.context
+	if name == "" {
+		name = c.Current
+	}
+	if name == "" {
+		f.routers = []string{defaultRouter}
+		return "", nil
+	}
+	x, err := c.find(name, path)
+	if err != nil {
+		return "", err
+	}
+	f.routers = x.Routers
+	if f.tokenFile == "" {
+		f.tokenFile = x.TokenFile
+	}
+	return name, nil
+}
+
+func isTerminal(v any) bool {
+	f, ok := v.(*os.File)
+	return ok && term.IsTerminal(int(f.Fd()))
+}
+
+// colorProfile tells which colours the terminal has.
+func colorProfile(mode string, out io.Writer) termenv.Profile {
+	o := termenv.NewOutput(out)
+	if mode == "never" || mode == "auto" && (o.EnvNoColor() || os.Getenv("TERM") == "dumb" || os.Getenv("DYNCTL_NO_COLOR") != "") {
+		return termenv.Ascii
+	}
+	if p := o.EnvColorProfile(); p != termenv.Ascii {
+		return p
+	}
+	if mode == "always" {
+		return termenv.ANSI256
+	}
+	return termenv.Ascii
+}
+
+// printTop writes views without a terminal.
+func printTop(ctx context.Context, w io.Writer, o tui.Options, text tui.TextOptions, f *topFlags) error {
+	if file, ok := w.(*os.File); ok {
+		if width, _, err := term.GetSize(int(file.Fd())); err == nil {
+			text.Width = width
+		}
+	}
+	if f.watch > 0 {
+		o.Rate = f.watch
+		if text.Format == "json" {
+			text.Format = "jsonl" // several documents: one to a line
+		}
+	}
+	c := tui.NewCollector(o)
+	var tick *time.Ticker
+	if f.watch > 0 {
+		tick = time.NewTicker(f.watch)
+		defer tick.Stop()
+	}
+	for n := 1; ; n++ {
+		v, err := c.Collect(ctx)
+		if err != nil {
+			return err
+		}
+		if n > 1 && text.Format == "table" {
+			fmt.Fprintln(w)
+		}
+		if err := tui.Write(w, &v, text); err != nil {
+			return err
+		}
+		if f.watch == 0 {
+			return unreachable(&v)
+		}
+		if f.count > 0 && n == f.count {
+			return unreachable(&v)
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-tick.C:
+		}
+	}
+}
+
+// unreachable is an error when no router answered.
+func unreachable(v *feed.View) error {
+	if v.Fleet.RoutersUp > 0 {
+		return nil
+	}
+	var cause error
+	for i := range v.Routers {
+		cause = errors.Join(cause, v.Routers[i].Cause)
+	}
+	var status *admin.StatusError
+	if errors.As(cause, &status) {
+		return cause // it answers, and refuses
+	}
+	return withCode(exitUnreachable, cause)
+}
