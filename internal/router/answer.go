@@ -109,6 +109,7 @@ func (x *exchange) streamed(p disagg.Peer, held *ledger.Reservation, resp *upstr
 			err: &api.Error{Status: http.StatusBadGateway, Code: api.CodeUpstreamError, Message: "the engine's stream began with an error: " + head.Scanner.Summary().Error},
 		}
 	}
+	x.begun.Store(true)
 	x.r.outliers.Report(p.Worker, health.Success)
 	first := time.Now()
 	x.answer.stream = true
@@ -171,6 +172,7 @@ func (x *exchange) streamError(p disagg.Peer, err error) error {
 // whole forwards an answer that is not a stream.
 func (x *exchange) whole(p disagg.Peer, held *ledger.Reservation, resp *upstream.Response, t *disagg.Transfer) error {
 	if resp.ContentLength > maxWholeAnswer || resp.ContentLength < 0 && x.req.Method != http.MethodHead && !strings.HasPrefix(resp.Header.Get("Content-Type"), "application/json") {
+		x.begun.Store(true)
 		x.r.outliers.Report(p.Worker, health.Success)
 		held.FirstToken()
 		x.commit(resp)
@@ -180,6 +182,7 @@ func (x *exchange) whole(p disagg.Peer, held *ledger.Reservation, resp *upstream
 	if err != nil {
 		return x.legFailed(selector.Decode, p.Worker, err)
 	}
+	x.begun.Store(true)
 	x.r.outliers.Report(p.Worker, health.Success)
 	held.FirstToken()
 	if strings.HasPrefix(resp.Header.Get("Content-Type"), "application/json") {

@@ -236,7 +236,9 @@ func (x *exchange) carryOut() error {
 	return x.decodeLeg(x.ctx, decode, held, x.edit(edits, decode, selector.Decode), transfer)
 }
 
-// concurrent sends both legs at once. The failure of one cancels the other.
+// concurrent sends both legs at once. The failure of one cancels the other,
+// except that a decode leg that has begun to answer has the KV it needs. The
+// prefill leg is joined whatever happens, a panic of the decode leg included.
 func (x *exchange) concurrent(t *disagg.Transfer, prefill, decode disagg.Peer, held *ledger.Reservation) error {
 	edits, err := t.DecodeEdits()
 	if err != nil {
@@ -245,35 +247,42 @@ func (x *exchange) concurrent(t *disagg.Transfer, prefill, decode disagg.Peer, h
 	dctx, stopDecode := context.WithCancelCause(x.ctx)
 	defer stopDecode(nil)
 	pctx, stopPrefill := context.WithCancel(x.ctx)
-	defer stopPrefill()
-	done := make(chan error, 1)
+	done := make(chan struct{})
+	defer func() { stopPrefill(); <-done }()
 	decodeBody := x.edit(edits, decode, selector.Decode)
-	var legErr error
 	go func() {
-		err := x.prefillLeg(pctx, t, prefill)
-		if err != nil {
+		defer close(done)
+		if err := x.guarded(func() error { return x.prefillLeg(pctx, t, prefill) }); err != nil && !x.begun.Load() {
 			stopDecode(err)
 		}
-		done <- err
 	}()
-	decodeErr := x.decodeLeg(dctx, decode, held, decodeBody, t)
-	if decodeErr != nil {
-		stopPrefill()
-		legErr = <-done
-	} else {
-		timer := time.NewTimer(prefillGrace)
-		select {
-		case legErr = <-done:
-		case <-timer.C:
-			stopPrefill()
-			legErr = <-done
+	if err := x.decodeLeg(dctx, decode, held, decodeBody, t); err != nil {
+		// Asked before the prefill leg is stopped: what that says then is our
+		// own doing.
+		if cause := context.Cause(dctx); cause != nil && x.ctx.Err() == nil {
+			return cause // the decode leg failed because it was cancelled
 		}
-		timer.Stop()
+		return err
 	}
-	if decodeErr != nil && legErr != nil && x.ctx.Err() == nil && errors.Is(context.Cause(dctx), legErr) {
-		return legErr // the decode leg failed because it was cancelled
+	timer := time.NewTimer(prefillGrace)
+	defer timer.Stop()
+	select {
+	case <-done:
+	case <-timer.C:
 	}
-	return decodeErr
+	return nil
+}
+
+// guarded turns a panic on another goroutine than the handler's, which would
+// end the process, into an error.
+func (x *exchange) guarded(f func() error) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			x.r.panicked(x, p)
+			err = fmt.Errorf("panic: %v", p)
+		}
+	}()
+	return f()
 }
 
 // edit is the body of a leg in pieces.

@@ -10,6 +10,7 @@ import (
 	"runtime/debug"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/dynctl/dynctl/internal/router/admission"
@@ -54,9 +55,12 @@ type exchange struct {
 
 	// What the client got.
 	committed bool // the head of the answer is sent
-	status    int
-	path      string // "none" until a decision is made
-	answer    answerFacts
+	// begun is set with the first byte from the decode leg that counts; it is
+	// read by the prefill leg that runs beside it.
+	begun  atomic.Bool
+	status int
+	path   string // "none" until a decision is made
+	answer answerFacts
 	// held is the newest answer of an engine that is not 2xx, sent on when no
 	// attempt brings a better one.
 	held *heldAnswer
@@ -124,8 +128,7 @@ func (r *Router) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		stop()
 		cancel()
 		if cut, _ := p.(error); p != nil && !errors.Is(cut, http.ErrAbortHandler) {
-			r.event(eventlog.Event{Kind: "panic", Severity: eventlog.Error, Request: x.decision, Text: fmt.Sprintf("a request ended with an internal error: %v", p)})
-			r.log.Error("panic", "request", x.id, "panic", p, "stack", string(debug.Stack()))
+			r.panicked(x, p)
 			x.finish(fmt.Errorf("panic: %v", p))
 			if !x.committed {
 				api.WriteError(w, req, errors.New("internal error"))
@@ -183,6 +186,12 @@ func (x *exchange) serve() error {
 	}
 	x.tokenize()
 	return x.dispatch()
+}
+
+// panicked tells of a panic; it is called where the stack still shows it.
+func (r *Router) panicked(x *exchange, p any) {
+	r.event(eventlog.Event{Kind: "panic", Severity: eventlog.Error, Request: x.decision, Text: fmt.Sprintf("a request ended with an internal error: %v", p)})
+	r.log.Error("panic", "request", x.id, "panic", p, "stack", string(debug.Stack()))
 }
 
 func gateError(err error) error {
