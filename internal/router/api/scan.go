@@ -70,30 +70,57 @@ const (
 	highs = 0x8080808080808080
 )
 
+// special sets the high bit of each byte of x that ends or interrupts a plain
+// run within a string: a quote, a backslash, or a control character. The other
+// bits mean nothing. A borrow can set a wrong bit only above a right one, so
+// that the lowest is always right.
+func special(x uint64) uint64 {
+	y := x ^ ones*0x02 // the quote becomes 0x20, next to the control characters
+	e := x ^ ones*'\\'
+	return (y-ones*0x21)&^y | (e-ones)&^e
+}
+
 // str reads a string whose opening quote is at i-1 and returns the index after
-// the closing quote, and whether there were escapes. It takes eight bytes at a
-// time, because prompts are long and mostly free of anything special.
+// the closing quote, and whether there were escapes. It takes 32 or 8 bytes at
+// a time, because prompts are long and mostly free of anything special.
 func (s *scanner) str(i int) (end int, escaped bool) {
 	b := s.b
 	start := i
 	var seen uint64
 	for {
+		clean := 4 // words in a row without anything special
 		for i+8 <= len(b) {
+			for clean >= 4 && i+32 <= len(b) {
+				p := b[i : i+32 : i+32]
+				x0, x1 := binary.LittleEndian.Uint64(p), binary.LittleEndian.Uint64(p[8:])
+				x2, x3 := binary.LittleEndian.Uint64(p[16:]), binary.LittleEndian.Uint64(p[24:])
+				if (special(x0)|special(x1)|special(x2)|special(x3))&highs != 0 {
+					clean = 0
+					break
+				}
+				seen |= x0 | x1 | x2 | x3
+				i += 32
+			}
+			if i+8 > len(b) {
+				break
+			}
 			x := binary.LittleEndian.Uint64(b[i:])
-			q := x ^ (ones * '"')
-			e := x ^ (ones * '\\')
-			// A byte's high bit is set where it is a quote, a backslash or
-			// below 0x20. A borrow can set a wrong bit only above a right
-			// one, so that the lowest bit is always right.
-			m := ((q-ones)&^q | (e-ones)&^e | (x-ones*0x20)&^x) & highs
+			m := special(x) & highs
 			if m == 0 {
 				seen |= x
 				i += 8
+				clean++
 				continue
 			}
 			k := bits.TrailingZeros64(m) &^ 7
 			seen |= x & (1<<k - 1)
 			i += k >> 3
+			if b[i] == '\\' && i+1 < len(b) && plainEscape[b[i+1]] {
+				escaped = true
+				i += 2
+				clean = 0
+				continue
+			}
 			break
 		}
 		if i >= len(b) {
@@ -111,10 +138,10 @@ func (s *scanner) str(i int) (end int, escaped bool) {
 			if i+1 >= len(b) {
 				return s.fail(i+1, "a string is not closed"), false
 			}
-			switch b[i+1] {
-			case '"', '\\', '/', 'b', 'f', 'n', 'r', 't':
+			switch {
+			case plainEscape[b[i+1]]:
 				i += 2
-			case 'u':
+			case b[i+1] == 'u':
 				for k := i + 2; k < i+6; k++ {
 					if k >= len(b) || !isHex(b[k]) {
 						return s.fail(k, "expected four hexadecimal digits after \\u"), false
@@ -132,6 +159,9 @@ func (s *scanner) str(i int) (end int, escaped bool) {
 		}
 	}
 }
+
+// plainEscape are the characters that make an escape of two bytes.
+var plainEscape = [256]bool{'"': true, '\\': true, '/': true, 'b': true, 'f': true, 'n': true, 'r': true, 't': true}
 
 func isHex(c byte) bool {
 	return c >= '0' && c <= '9' || c >= 'a' && c <= 'f' || c >= 'A' && c <= 'F'
