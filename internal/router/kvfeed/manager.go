@@ -29,6 +29,7 @@
 package kvfeed
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -242,6 +243,7 @@ func (m *Manager) Add(id kvindex.Rank, key Key, src workers.EventSource, resume 
 	} else {
 		m.o.Index.ClearRank(id) // whatever it holds, no feed vouches for it
 	}
+	r.tell(Observation{Began: true, Kept: resume != nil, Once: key.Once, BlockSize: cmp.Or(key.BlockSize, m.o.BlockSize)})
 	m.ranks[id] = r
 	if m.ctx != nil {
 		m.start(r)
@@ -263,6 +265,7 @@ func (m *Manager) Remove(id kvindex.Rank) bool {
 	r.mu.Lock()
 	r.state, r.published = Unknown, 0
 	r.word.Store(0)
+	r.tell(Observation{})
 	r.mu.Unlock()
 	return true
 }

@@ -47,6 +47,7 @@ type rank struct {
 	lostAt   time.Time // when the rank was last without connection
 	proven   bool      // the connection continues what the stream has seen
 	resynced bool      // it was started over because of orphans
+	refetch  bool      // a live batch came damaged: the replay has a good copy
 	accept   bool      // take the first batch as it comes: the replay has failed
 
 	catching     bool // live batches wait in held for a replay
@@ -189,7 +190,7 @@ func (r *rank) attachLocked(conn uint64, peer string) {
 	r.conn, r.peer = conn, peer
 	r.n.Connects++
 	_, had := r.stream.Last()
-	r.proven, r.resynced, r.accept = !had, false, false
+	r.proven, r.resynced, r.accept, r.refetch = !had, false, false, false
 	if r.src.Replay != "" {
 		r.catching = true
 		r.set(Replaying, "connected, asking for what was missed")
@@ -217,7 +218,9 @@ func (r *rank) detach(conn uint64, err error) {
 		r.cancelReplay()
 	}
 	r.set(Connecting, "connection lost: "+err.Error())
-	r.emit(workers.Warn, "feed.disconnected", "%s: connection to %s lost: %v", r.label, r.src.Endpoint, err)
+	if !errors.Is(err, context.Canceled) { // else the feed itself was ended
+		r.emit(workers.Warn, "feed.disconnected", "%s: connection to %s lost: %v", r.label, r.src.Endpoint, err)
+	}
 	r.poke()
 }
 
@@ -288,6 +291,10 @@ func (r *rank) applied(seq uint64, topic, payload []byte, at time.Time, replayed
 	}
 	if f := s.TakeFault(); f != "" {
 		r.dropped(f, false)
+		if !replayed && r.src.Replay != "" && s.Mismatch() == "" {
+			r.refetch = true
+			r.poke()
+		}
 		if !r.catching {
 			if s.Mismatch() != "" {
 				r.set(Unknown, f)

@@ -36,6 +36,14 @@ func (r *rank) tend(ctx context.Context) {
 				r.set(Stale, fmt.Sprintf("no connection for %v: %s", r.m.o.StaleAfter, r.reason))
 				r.emit(workers.Error, "feed.stale", "%s: %s", r.label, r.reason)
 			}
+		case !catching && r.refetch:
+			// Built anew from what follows the rank would miss what it held
+			// until that is stored again; the replay tells it at once.
+			if next = r.untilReplay(now); next <= 0 {
+				r.refetch = false
+				r.startOver("fetching again what came damaged")
+				r.catching, catching = true, true
+			}
 		case !catching && r.src.Replay != "":
 			if quiet := r.lastEvent.Add(r.m.o.VerifyEvery); r.nextVerify.Before(quiet) && r.lastEvent.After(r.nextVerify.Add(-r.m.o.VerifyAfter)) {
 				r.nextVerify = quiet
@@ -59,11 +67,20 @@ func (r *rank) tend(ctx context.Context) {
 	}
 }
 
-// allow takes from the budget of replays. The caller holds r.mu.
-func (r *rank) allow(now time.Time) bool {
+// untilReplay is how long the budget of replays forbids another one. The caller
+// holds r.mu.
+func (r *rank) untilReplay(now time.Time) time.Duration {
 	r.tokens = min(float64(r.m.o.ReplayBurst), r.tokens+now.Sub(r.refilled).Seconds()/r.m.o.ReplayEvery.Seconds())
 	r.refilled = now
-	if r.tokens < 1 {
+	if r.tokens >= 1 {
+		return 0
+	}
+	return time.Duration((1-r.tokens)*float64(r.m.o.ReplayEvery)) + time.Millisecond
+}
+
+// allow takes from the budget of replays. The caller holds r.mu.
+func (r *rank) allow(now time.Time) bool {
+	if r.untilReplay(now) > 0 {
 		return false
 	}
 	r.tokens--

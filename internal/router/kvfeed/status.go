@@ -103,6 +103,16 @@ type Observation struct {
 	Payload []byte
 	// Replayed says that the batch came from the replay socket.
 	Replayed bool
+
+	// Told says that this is about the feed itself, with neither batch nor
+	// clearing: it began, or its entries are trusted from now on, or no more.
+	Told bool
+	// Began says that the feed begins, with entries from a snapshot if Kept, with
+	// none otherwise, in blocks of BlockSize tokens; Once is that of its Key.
+	Began, Kept, Once bool
+	BlockSize         int
+	// Trusted is whether routing may use the entries.
+	Trusted bool
 }
 
 // set moves the rank to a state. The caller holds r.mu.
@@ -132,9 +142,23 @@ func (r *rank) publish() {
 	if r.state == Live {
 		w |= wordTrusted
 	}
-	if w != r.published {
-		r.published = w
-		r.word.Store(w)
+	if w == r.published {
+		return
+	}
+	turned := (w^r.published)&wordTrusted != 0
+	r.published = w
+	r.word.Store(w)
+	if turned {
+		r.tell(Observation{Trusted: w&wordTrusted != 0})
+	}
+}
+
+// tell hands what happens to the feed itself to the observer. The caller holds
+// r.mu, or r is not known to anybody yet.
+func (r *rank) tell(o Observation) {
+	if r.m.o.Observer != nil {
+		o.Rank, o.Worker, o.DP, o.At, o.Told = r.id, r.key.Worker, r.key.DP, r.m.now(), true
+		r.m.o.Observer(o)
 	}
 }
 

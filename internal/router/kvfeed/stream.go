@@ -57,6 +57,9 @@ func NewStream(index *kvindex.Index, rank kvindex.Rank, blockSize int) *Stream {
 	return &Stream{index: index, rank: rank, app: NewApplier(blockSize)}
 }
 
+// Once sets that of the Stream's [Applier]; call it before the first batch.
+func (s *Stream) Once(on bool) { s.app.Once = on }
+
 // Offer judges the next batch and applies it if the verdict is Apply.
 func (s *Stream) Offer(seq uint64, payload []byte) Verdict {
 	return s.offer(seq, payload, nil)
@@ -153,6 +156,7 @@ func (s *Stream) Reset() {
 // and from the same beginning. The slices of o are not kept.
 func (s *Stream) Playback(o Observation) {
 	switch {
+	case o.Told:
 	case o.Cleared && o.Anew:
 		s.Reset()
 	case o.Cleared:

@@ -145,9 +145,7 @@ func (p *Publisher) Publish(ts float64, events []cache.Event) {
 	switch {
 	case p.cfg.Faults.Hit(set.DropEvents):
 	case p.cfg.Faults.Hit(set.CorruptEvents):
-		bad := append([]byte(nil), payload...)
-		bad[p.cfg.Faults.IntN(len(bad))] ^= byte(1 + p.cfg.Faults.IntN(255))
-		p.send(entry{e.seq, bad})
+		p.send(entry{e.seq, p.damage(payload)})
 	case p.late == nil && p.cfg.Faults.Hit(set.ReorderEvents):
 		p.late = &e
 		return
@@ -158,6 +156,16 @@ func (p *Publisher) Publish(ts float64, events []cache.Event) {
 		p.send(*p.late)
 		p.late = nil
 	}
+}
+
+// damage returns a payload that cannot be read: cut short, or with bytes behind
+// its end. TCP's checksum lets no changed byte through, and one that gives
+// another valid batch could not be told from a batch.
+func (p *Publisher) damage(payload []byte) []byte {
+	if p.cfg.Faults.IntN(2) == 0 {
+		return payload[:p.cfg.Faults.IntN(len(payload))]
+	}
+	return append(append([]byte(nil), payload...), byte(p.cfg.Faults.IntN(256)))
 }
 
 func (p *Publisher) send(e entry) {
