@@ -308,6 +308,9 @@ func latency(w *workload, rate float64) (string, error) {
 		}
 	}
 	f.flush()
+	if len(asked) == 0 {
+		return "", fmt.Errorf("no prompt of %d blocks to look up", chainQuery)
+	}
 	// Prompts of 50 to 800 ops of the file ago; events are more than ops in the vLLM form.
 	scale := float64(len(w.events)) / float64(w.ops)
 	far, near := int(800*scale), int(50*scale)
@@ -364,7 +367,8 @@ func latency(w *workload, rate float64) (string, error) {
 		i := int(at.Load())
 		lo, _ := slices.BinarySearch(asked, i-far)
 		hi, _ := slices.BinarySearch(asked, i-near)
-		e := &w.events[asked[lo+int(rnd%uint64(hi-lo))]]
+		lo = min(lo, len(asked)-1)
+		e := &w.events[asked[lo+int(rnd%uint64(max(1, hi-lo)))]]
 		prompt := w.locals[e.at : e.at+chainQuery]
 		t := time.Now()
 		x.Overlap(prompt, &q)
@@ -377,6 +381,9 @@ func latency(w *workload, rate float64) (string, error) {
 	wg.Wait()
 	own, host := cpu()
 	wall := time.Since(began).Seconds()
+	if len(ns) == 0 {
+		return "", errors.New("the writer was done before the first lookup")
+	}
 	slices.Sort(ns)
 	us := func(p float64) float64 { return float64(ns[int(float64(len(ns)-1)*p)]) / 1e3 }
 	k := float64(max(1, len(ns)/64))
