@@ -105,8 +105,9 @@ type decision struct {
 	views   []hashes
 	used    int
 
-	in   disagg.Input
-	plan disagg.Plan
+	asked time.Time // when the index was about to be asked
+	in    disagg.Input
+	plan  disagg.Plan
 
 	// pins and bans of this request.
 	pinDecode, pinPrefill string // worker names
@@ -162,6 +163,7 @@ func (d *decision) view(blockSize int) *hashes {
 // asks the index who holds them.
 func (r *Router) hash(d *decision, v *api.View) {
 	start := time.Now()
+	d.asked = start
 	key := blockhash.Key{LoRA: d.lora, Salt: v.CacheSalt}
 	d.used = 0
 	d.chunked = d.prompt.ids == nil && d.prompt.source == disagg.FromEstimate

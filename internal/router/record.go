@@ -58,7 +58,7 @@ func (x *exchange) record() {
 		}
 	}
 	if r.opts.Observer.Decision != nil {
-		rec := DecisionRecord{Tokens: d.prompt.ids}
+		rec := DecisionRecord{Tokens: d.prompt.ids, Approximate: d.chunked, Attempt: x.attempt, Asked: d.asked, Input: &d.in, Plan: p}
 		if d.used > 0 {
 			rec.Locals, rec.BlockSize = d.views[0].locals, d.views[0].blockSize
 		}

@@ -25,6 +25,7 @@ import (
 
 	"github.com/dynctl/dynctl/internal/router/admission"
 	"github.com/dynctl/dynctl/internal/router/approx"
+	"github.com/dynctl/dynctl/internal/router/disagg"
 	"github.com/dynctl/dynctl/internal/router/eventlog"
 	"github.com/dynctl/dynctl/internal/router/kvfeed"
 	"github.com/dynctl/dynctl/internal/router/kvindex"
@@ -79,6 +80,13 @@ type DecisionRecord struct {
 	Locals    []uint64 // local hashes of the prompt's full blocks
 	BlockSize int      // tokens
 	Tokens    []uint32 // the prompt's ids; nil when it has none
+	// Approximate says that the hashes are those of text chunks.
+	Approximate bool
+	Attempt     int
+	// Asked is when the index was about to be asked.
+	Asked time.Time
+	Input *disagg.Input
+	Plan  *disagg.Plan
 }
 
 // Router is the router. Make it with New, run it with Run.
