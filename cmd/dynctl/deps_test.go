@@ -46,6 +46,7 @@ var allowed = map[string][]string{
 	"internal/router/routertest": {"internal/router", "internal/router/admin", "internal/workers", "internal/workers/sim"},
 	"internal/router/tokenize":   {"internal/router/tokenize/..."},
 	"internal/router/trace":      {"internal/router/receipt", "internal/router/kvevent"},
+	"internal/router/trace/...":  {"internal/router/trace", "internal/router/receipt"},
 	"internal/router/upstream":   {"internal/router/api"},
 	"internal/router/zmtp":       {},
 

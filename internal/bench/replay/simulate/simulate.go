@@ -1,0 +1,581 @@
+// Package simulate runs recorded requests through the router's stages and
+// simulated engines under a virtual clock, and measures what a policy, a
+// threshold or another fleet would have made of them.
+package simulate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"math/rand/v2"
+	"net/url"
+	"strconv"
+	"time"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+
+	"github.com/dynctl/dynctl/internal/bench/replay/workload"
+	"github.com/dynctl/dynctl/internal/router/api"
+	"github.com/dynctl/dynctl/internal/router/blockhash"
+	"github.com/dynctl/dynctl/internal/router/disagg"
+	"github.com/dynctl/dynctl/internal/router/kvevent"
+	"github.com/dynctl/dynctl/internal/router/kvfeed"
+	"github.com/dynctl/dynctl/internal/router/kvindex"
+	"github.com/dynctl/dynctl/internal/router/ledger"
+	"github.com/dynctl/dynctl/internal/router/selector"
+	"github.com/dynctl/dynctl/internal/workers"
+	"github.com/dynctl/dynctl/internal/workers/sim"
+	"github.com/dynctl/dynctl/internal/workers/sim/cache"
+	"github.com/dynctl/dynctl/internal/workers/sim/engine"
+	"github.com/dynctl/dynctl/internal/workers/sim/virtual"
+	"github.com/dynctl/dynctl/internal/workers/sim/vocab"
+)
+
+// Setup is what a simulated run is made of, besides the requests.
+type Setup struct {
+	Fleet   sim.Fleet
+	Policy  selector.Policy
+	Weights selector.Weights
+	Busy    selector.Busy
+	Plan    disagg.Config
+	// Speedup makes requests arrive this many times faster (0 means 1).
+	Speedup float64
+	Seed    uint64
+	// Scrape is how old the engines' own load figures may be (default 1 s).
+	Scrape time.Duration
+	// From and To cut the trace; 0 is open.
+	From, To time.Duration
+	// SLO is what a good request keeps.
+	TTFT, ITL time.Duration
+}
+
+// Quantiles of a latency, in milliseconds.
+type Quantiles struct {
+	Mean float64 `json:"mean_ms"`
+	P50  float64 `json:"p50_ms"`
+	P90  float64 `json:"p90_ms"`
+	P95  float64 `json:"p95_ms"`
+	P99  float64 `json:"p99_ms"`
+	Max  float64 `json:"max_ms"`
+}
+
+// Result is what came of a simulated run.
+type Result struct {
+	Policy    string `json:"policy"`
+	Threshold int    `json:"threshold_tokens"`
+	// KVBlocks is one rank's cache in blocks, 0 without limit.
+	KVBlocks int    `json:"kv_blocks"`
+	Label    string `json:"label,omitempty"`
+
+	Requests  uint64 `json:"requests"`
+	Completed uint64 `json:"completed"`
+	Failed    uint64 `json:"failed"`
+	Remote    uint64 `json:"remote"`
+	Degraded  uint64 `json:"degraded"`
+	// HitRatio is the share of prompt tokens that engines took from their own
+	// prefix caches; Bound what one shared cache would give, OfBound the ratio.
+	HitRatio float64 `json:"hit_ratio"`
+	Bound    float64 `json:"bound_ratio"`
+	OfBound  float64 `json:"hit_of_bound_ratio"`
+	// Predicted is the router's own expectation of HitRatio.
+	Predicted float64 `json:"predicted_hit_ratio"`
+
+	TTFT Quantiles `json:"ttft"`
+	ITL  Quantiles `json:"itl"`
+	E2E  Quantiles `json:"e2e"`
+	// Good requests kept both limits; Goodput is their number per second.
+	Good     float64 `json:"good_ratio"`
+	Goodput  float64 `json:"goodput_rps"`
+	TokensPS float64 `json:"output_tokens_per_s"`
+	// Imbalance is the busiest rank's computed prompt tokens over the mean of
+	// the ranks that prefill; RequestImbalance the same of requests answered.
+	Imbalance        float64 `json:"prefill_imbalance"`
+	RequestImbalance float64 `json:"request_imbalance"`
+	// Regret is by how many blocks, by kv's cost function, the chosen rank cost
+	// more than the cheapest, on average; Missed is the share of prompt tokens
+	// that another rank had and the chosen one had not.
+	Regret float64 `json:"regret_blocks"`
+	Missed float64 `json:"missed_hit_ratio"`
+
+	Evictions   uint64  `json:"evicted_blocks"`
+	Preemptions uint64  `json:"preemptions"`
+	VirtualS    float64 `json:"virtual_s"`
+	WallS       float64 `json:"wall_s"`
+}
+
+// maxFailures ends a run in which nothing works.
+const maxFailures = 1 << 20
+
+// Run runs the requests of a source through the router's stages and
+// simulated engines under a virtual clock. The same setup and requests give the
+// same result, but for WallS.
+func Run(ctx context.Context, src workload.Source, s Setup) (*Result, error) {
+	began := time.Now()
+	r, err := newRun(s)
+	if err != nil {
+		return nil, err
+	}
+	defer r.index.Close()
+	next, done, err := src()
+	if err != nil {
+		return nil, err
+	}
+	defer done()
+	r.next = next
+	if err := r.arrive(); err != nil {
+		return nil, err
+	}
+	r.scrape()
+	for steps := 0; r.world.Step(); steps++ {
+		if r.err != nil {
+			return nil, r.err
+		}
+		if steps&0xfff == 0 && ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+	}
+	if r.err != nil {
+		return nil, r.err
+	}
+	if err := r.book.Balanced(); err != nil {
+		return nil, fmt.Errorf("simulation ended with work in flight: %w", err)
+	}
+	res := r.result()
+	res.WallS = time.Since(began).Seconds()
+	return res, nil
+}
+
+// run is one simulation in progress.
+type run struct {
+	s     Setup
+	world *virtual.World
+	index *kvindex.Index
+	book  *ledger.Ledger
+	rng   *rand.PCG
+	ranks []*simRank
+	block int
+	split bool // there are prefill ranks
+
+	next   func(*workload.Request) error
+	ended  bool
+	base   time.Duration
+	based  bool
+	open   int
+	err    error
+	turn   uint64
+	locals []uint64
+	query  kvindex.Query
+	in     disagg.Input
+	plan   disagg.Plan
+	ref    selector.Ranking
+
+	res             Result
+	prompt, hits    uint64
+	predicted, lost uint64
+	regret          float64
+	decisions       uint64
+	output          uint64
+	good            uint64
+	last            time.Duration
+	ttft, itl, e2e  *hdrhistogram.Histogram
+}
+
+// simRank is one rank with the router's view of it.
+type simRank struct {
+	worker *workers.Worker
+	rank   *workers.Rank
+	eng    *virtual.Rank
+	app    *kvfeed.Applier
+	batch  kvevent.Batch
+	ops    kvindex.Batch
+
+	running, waiting int
+	usage            float64
+	kvBlocks         int
+	computed         uint64
+	requests         uint64
+}
+
+func newRun(s Setup) (*run, error) {
+	if s.Speedup <= 0 {
+		s.Speedup = 1
+	}
+	if s.Scrape <= 0 {
+		s.Scrape = time.Second
+	}
+	if len(s.Fleet.Groups) == 0 {
+		return nil, errors.New("simulation without engines")
+	}
+	r := &run{
+		s: s, world: virtual.NewWorld(), index: kvindex.New(kvindex.Options{}), book: ledger.New(),
+		rng: rand.NewPCG(s.Seed, 0x9e3779b97f4a7c15), block: s.Fleet.Groups[0].BlockSize,
+		// 1 µs to 3 h.
+		ttft: hdrhistogram.New(1, 1e10, 3), itl: hdrhistogram.New(1, 1e10, 3), e2e: hdrhistogram.New(1, 1e10, 3),
+	}
+	v := vocab.New()
+	number, engines := map[workers.Role]int{}, 0
+	for _, g := range s.Fleet.Groups {
+		if g.BlockSize != r.block {
+			r.index.Close()
+			return nil, fmt.Errorf("simulation of engines with blocks of %d and %d tokens: want one size", r.block, g.BlockSize)
+		}
+		for range g.Count {
+			name := string(g.Role) + "-" + strconv.Itoa(number[g.Role])
+			w := &workers.Worker{Name: name, URL: &url.URL{Scheme: "http", Host: name}, Engine: workers.Sim, Dialect: g.Engine, Role: g.Role,
+				Connector: g.Connector, BlockSize: g.BlockSize, KVBlocks: g.Blocks}
+			for dp := range g.DP {
+				if err := r.add(&g, v, w, engines, dp); err != nil {
+					r.index.Close()
+					return nil, err
+				}
+			}
+			number[g.Role]++
+			engines++
+			r.split = r.split || g.Role.CanPrefill()
+		}
+	}
+	return r, nil
+}
+
+func (r *run) add(g *sim.Group, v *vocab.Vocab, w *workers.Worker, index, dp int) error {
+	cfg, err := g.RankConfig(v, index, dp, 0)
+	if err != nil {
+		return err
+	}
+	slot := uint32(len(r.ranks))
+	k := &simRank{worker: w, app: kvfeed.NewApplier(r.block), kvBlocks: g.Blocks - 1,
+		rank: &workers.Rank{Slot: slot, WorkerName: w.Name, DP: dp, Label: fmt.Sprintf("%s/dp%d", w.Name, dp)}}
+	cfg.Publish = func(_ engine.Time, events []cache.Event) { r.publish(k, events) }
+	if k.eng, err = r.world.Add(cfg); err != nil {
+		return err
+	}
+	w.Ranks = append(w.Ranks, k.rank)
+	r.ranks = append(r.ranks, k)
+	return r.index.AddRank(kvindex.Rank(slot), k.rank.Label)
+}
+
+// publish brings a rank's cache events to the index, as its feed would.
+func (r *run) publish(k *simRank, events []cache.Event) {
+	b := &k.batch
+	b.Events, b.Rank = b.Events[:0], -1
+	for i := range events {
+		e := &events[i]
+		v := kvevent.Event{Group: -1, Hashes: e.Names}
+		switch e.Kind {
+		case cache.Stored:
+			v.Kind, v.Parent, v.HasParent = kvevent.Stored, e.Parent, e.HasParent
+			v.Tokens, v.BlockSize, v.LoRAName, v.Salt = e.Tokens, int32(r.block), e.LoRA, e.Salt
+		case cache.Removed:
+			v.Kind = kvevent.Removed
+			r.res.Evictions += uint64(len(e.Names))
+		case cache.Cleared:
+			v.Kind = kvevent.Cleared
+		}
+		b.Events = append(b.Events, v)
+	}
+	k.ops.Reset()
+	k.app.Apply(b, &k.ops)
+	r.index.Apply(kvindex.Rank(k.rank.Slot), &k.ops)
+}
+
+// scrape reads the engines' own load figures, as the router does once in a
+// while, until the last request has ended.
+func (r *run) scrape() {
+	for _, k := range r.ranks {
+		if c := k.eng.Core(); c != nil {
+			k.running, k.waiting, k.usage = c.Load()
+		}
+	}
+	if !r.ended || r.open > 0 {
+		r.world.At(r.world.Now()+r.s.Scrape, r.scrape)
+	}
+}
+
+// arrive has the next request of the source arrive at its time.
+func (r *run) arrive() error {
+	q := new(workload.Request)
+	for {
+		err := r.next(q)
+		if errors.Is(err, io.EOF) {
+			r.ended = true
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if q.ISL > 0 && q.At >= r.s.From && (r.s.To == 0 || q.At < r.s.To) {
+			break
+		}
+	}
+	if !r.based {
+		r.base, r.based = q.At, true
+	}
+	at := time.Duration(float64(q.At-r.base) / r.s.Speedup)
+	r.world.At(at, func() {
+		r.route(q)
+		if err := r.arrive(); err != nil {
+			r.err = err
+		}
+	})
+	return nil
+}
+
+// flight is one request on its way.
+type flight struct {
+	r       *run
+	q       *workload.Request
+	id      string
+	tokens  []uint32
+	start   time.Duration
+	first   time.Duration
+	last    time.Duration
+	decode  *simRank
+	held    *ledger.Reservation
+	made    int
+	slow    bool
+	counted bool
+}
+
+// route decides on a request and sends it off.
+func (r *run) route(q *workload.Request) {
+	r.res.Requests++
+	r.open++
+	f := &flight{r: r, q: q, id: strconv.Itoa(q.Number), tokens: q.Expand(nil), start: r.world.Now()}
+	r.locals = blockhash.Locals(r.locals[:0], f.tokens, r.block, blockhash.Key{})
+	r.index.Overlap(r.locals, &r.query)
+	in := &r.in
+	in.Config = r.s.Plan
+	in.Facts = disagg.Facts{Kind: api.Completion, Splittable: true, ISL: q.ISL, Source: disagg.FromIDs, MaxTokens: int64(max(q.OSL, 1)), MinTokens: -1}
+	phase := selector.Decode
+	if !r.split {
+		phase = selector.Aggregated
+	}
+	in.DecodePeers = r.candidates(&in.Decode, in.DecodePeers[:0], phase)
+	in.PrefillPeers = r.candidates(&in.Prefill, in.PrefillPeers[:0], selector.Prefill)
+	r.turn++
+	disagg.Make(in, &r.plan)
+	if r.plan.Err != nil {
+		f.fail()
+		return
+	}
+	r.judge()
+	p := &r.plan
+	f.decode = r.ranks[in.Decode.Candidates[p.DecodeIndex].Slot]
+	claim := ledger.Claim{ContextTokens: q.ISL, BlockSize: r.block}
+	if p.Path == disagg.Local {
+		claim.PrefillTokens = p.EffISL
+	}
+	if p.Reason.Degraded() && r.split {
+		r.res.Degraded++
+	}
+	f.held = r.book.Reserve(f.decode.rank, claim)
+	if p.Path == disagg.Local {
+		f.answer(nil)
+		return
+	}
+	r.res.Remote++
+	f.prefill(r.ranks[in.Prefill.Candidates[p.PrefillIndex].Slot], q.ISL-p.PrefillCached)
+}
+
+func (r *run) candidates(in *selector.Input, peers []disagg.Peer, phase selector.Phase) []disagg.Peer {
+	*in = selector.Input{Phase: phase, Policy: r.s.Policy, Weights: r.s.Weights, Busy: r.s.Busy, ISL: r.in.Facts.ISL, BlockSize: r.block,
+		Draw: r.rng.Uint64(), Turn: r.turn, Candidates: in.Candidates[:0]}
+	for _, k := range r.ranks {
+		if phase == selector.Prefill && !k.worker.Role.CanPrefill() || phase != selector.Prefill && !k.worker.Role.CanDecode() {
+			continue
+		}
+		slot := kvindex.Rank(k.rank.Slot)
+		l := r.book.Load(k.rank)
+		c := selector.Candidate{
+			Label: k.rank.Label, Slot: k.rank.Slot, OverlapBlocks: r.query.Depth(slot), KVBlocks: k.kvBlocks,
+			ActiveRequests: l.Requests, PrefillTokens: l.PrefillTokens, DecodeBlocks: l.DecodeBlocks, FreshTokens: l.Fresh, LastTurn: l.LastTurn,
+			HasLoad: true, Running: k.running, Waiting: k.waiting, KVUsage: k.usage,
+		}
+		if s, ok := r.index.RankStats(slot); ok {
+			c.ResidentBlocks = int(s.Blocks)
+		}
+		in.Candidates = append(in.Candidates, c)
+		peers = append(peers, disagg.Peer{Worker: k.worker, Rank: k.rank})
+	}
+	return peers
+}
+
+// judge compares the choice of the rank that computes the prompt with what kv's
+// cost function would have said of the same candidates.
+func (r *run) judge() {
+	p := &r.plan
+	in, chosen := r.in.Decode, p.DecodeIndex
+	if p.Path == disagg.Remote {
+		in, chosen = r.in.Prefill, p.PrefillIndex
+	}
+	in.Policy, in.Weights, in.Busy = selector.KV, selector.DefaultWeights(), selector.Busy{}
+	selector.Rank(&in, &r.ref)
+	best, ok := r.ref.Best()
+	if !ok {
+		return
+	}
+	r.decisions++
+	r.regret += r.ref.Scores[chosen].Cost - r.ref.Scores[best].Cost
+	most := 0
+	for i := range in.Candidates {
+		most = max(most, in.Candidates[i].OverlapBlocks)
+	}
+	had := disagg.CachedTokens(r.in.Facts.ISL, in.Candidates[chosen].OverlapBlocks, r.block)
+	r.lost += uint64(disagg.CachedTokens(r.in.Facts.ISL, most, r.block) - had)
+	r.predicted += uint64(had)
+}
+
+// prefill sends the prompt to a prefill rank first.
+func (f *flight) prefill(k *simRank, tokens int) {
+	r := f.r
+	held := r.book.Reserve(k.rank, ledger.Claim{PrefillTokens: tokens, BlockSize: r.block})
+	err := k.eng.Submit(engine.Request{ID: f.id, Tokens: f.tokens, MaxTokens: 1, Pin: true, IgnoreEOS: true, Sink: func(o engine.Output) {
+		if o.Finish == engine.Running {
+			return
+		}
+		held.Release()
+		r.world.At(r.world.Now(), func() {
+			if o.Finish != engine.FinishLength {
+				f.fail()
+				return
+			}
+			f.count(k, o.Cached)
+			f.answer(k.eng.Pull(f.id, o.Pinned))
+		})
+	}})
+	if err != nil {
+		held.Release()
+		f.fail()
+	}
+}
+
+// count notes who computed the prompt, and how much of it was cached.
+func (f *flight) count(k *simRank, cached int) {
+	if f.counted {
+		return
+	}
+	f.counted = true
+	f.r.prompt += uint64(f.q.ISL)
+	f.r.hits += uint64(cached)
+	k.computed += uint64(f.q.ISL - cached)
+}
+
+// answer sends the prompt to the decode rank.
+func (f *flight) answer(pull *engine.Pull) {
+	err := f.decode.eng.Submit(engine.Request{ID: f.id, Tokens: f.tokens, MaxTokens: max(f.q.OSL, 1), IgnoreEOS: true, Pull: pull, Sink: f.token})
+	if err != nil {
+		f.fail()
+	}
+}
+
+// token takes the decode rank's outputs.
+func (f *flight) token(o engine.Output) {
+	r := f.r
+	if o.HasToken {
+		f.made++
+		if f.made == 1 {
+			f.first = o.At
+			f.held.FirstToken()
+			f.count(f.decode, o.Cached)
+			record(r.ttft, o.At-f.start)
+		} else {
+			gap := o.At - f.last
+			record(r.itl, gap)
+		}
+		f.held.Progress(f.made)
+		f.last = o.At
+	}
+	if o.Finish == engine.Running {
+		return
+	}
+	if o.Finish != engine.FinishLength && o.Finish != engine.FinishStop {
+		f.fail()
+		return
+	}
+	f.held.Release()
+	f.decode.requests++
+	r.open--
+	r.res.Completed++
+	r.output += uint64(f.made)
+	r.last = max(r.last, o.At)
+	record(r.e2e, o.At-f.start)
+	mean := time.Duration(0)
+	if f.made > 1 {
+		mean = (f.last - f.first) / time.Duration(f.made-1)
+	}
+	if (r.s.TTFT == 0 || f.first-f.start <= r.s.TTFT) && (r.s.ITL == 0 || mean <= r.s.ITL) {
+		r.good++
+	}
+}
+
+func (f *flight) fail() {
+	r := f.r
+	if f.held != nil {
+		f.held.Release()
+	}
+	r.open--
+	if r.res.Failed++; r.res.Failed > maxFailures {
+		r.err = fmt.Errorf("simulation stopped: %d requests failed", r.res.Failed)
+	}
+}
+
+func record(h *hdrhistogram.Histogram, d time.Duration) {
+	_ = h.RecordValue(min(max(d.Microseconds(), 1), 1e10)) // within the bounds
+}
+
+func quantiles(h *hdrhistogram.Histogram) Quantiles {
+	q := func(p float64) float64 { return float64(h.ValueAtQuantile(p)) / 1000 }
+	if h.TotalCount() == 0 {
+		return Quantiles{}
+	}
+	return Quantiles{Mean: h.Mean() / 1000, P50: q(50), P90: q(90), P95: q(95), P99: q(99), Max: float64(h.Max()) / 1000}
+}
+
+func (r *run) result() *Result {
+	res := &r.res
+	res.Policy, res.Threshold = string(r.s.Policy), r.s.Plan.Threshold
+	res.TTFT, res.ITL, res.E2E = quantiles(r.ttft), quantiles(r.itl), quantiles(r.e2e)
+	share := func(n, of uint64) float64 {
+		if of == 0 {
+			return 0
+		}
+		return float64(n) / float64(of)
+	}
+	res.HitRatio, res.Predicted, res.Missed = share(r.hits, r.prompt), share(r.predicted, r.prompt), share(r.lost, r.prompt)
+	res.Good = share(r.good, res.Requests)
+	if r.decisions > 0 {
+		res.Regret = r.regret / float64(r.decisions)
+	}
+	if s := r.last.Seconds(); s > 0 {
+		res.Goodput, res.TokensPS, res.VirtualS = float64(r.good)/s, float64(r.output)/s, s
+	}
+	var computed, requests []uint64
+	for _, k := range r.ranks {
+		if k.worker.Role.CanDecode() {
+			requests = append(requests, k.requests)
+		}
+		if k.worker.Role.CanPrefill() || !r.split {
+			computed = append(computed, k.computed)
+		}
+		if c := k.eng.Core(); c != nil {
+			res.Preemptions += c.Stats(r.world.Now()).Preemptions
+		}
+	}
+	res.Imbalance, res.RequestImbalance = imbalance(computed), imbalance(requests)
+	return res
+}
+
+// imbalance is the greatest over the mean.
+func imbalance(n []uint64) float64 {
+	var sum, top uint64
+	for _, v := range n {
+		sum += v
+		top = max(top, v)
+	}
+	if sum == 0 {
+		return 0
+	}
+	return math.Round(float64(top)/(float64(sum)/float64(len(n)))*1e6) / 1e6
+}

@@ -1,0 +1,470 @@
+package replay
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/dynctl/dynctl/internal/router/disagg"
+	"github.com/dynctl/dynctl/internal/router/kvindex"
+	"github.com/dynctl/dynctl/internal/router/selector"
+	"github.com/dynctl/dynctl/internal/router/trace"
+)
+
+// VerifyReport says how many recorded decisions come out the same.
+type VerifyReport struct {
+	Decisions uint64 `json:"decisions"`
+	Equal     uint64 `json:"equal"`
+	// InputsDiffer counts decisions that saw other caches than the replay has,
+	// whether or not they came out the same.
+	InputsDiffer uint64 `json:"inputs_differ"`
+	// Raced counts decisions that were made while events of their ranks were
+	// being applied, and come out the same with one of the states of that time.
+	Raced uint64 `json:"raced"`
+	// Unknown counts decisions of which some caches cannot be known, because
+	// the recording began after them; they take the recorded figures.
+	Unknown uint64 `json:"partly_unknown"`
+	// TieBreaks and Real are the divergences: another rank of equal cost, and
+	// everything else.
+	TieBreaks uint64 `json:"tie_breaks"`
+	Real      uint64 `json:"real"`
+	// First is the first divergence, FirstInput the first decision with other
+	// inputs; nil when there is none.
+	First      *Divergence `json:"first_divergence,omitempty"`
+	FirstInput *Divergence `json:"first_other_input,omitempty"`
+
+	// RecordedHit and ReplayedHit are the shares of prompt tokens found in the
+	// chosen ranks' caches.
+	RecordedHit float64 `json:"recorded_hit_ratio"`
+	ReplayedHit float64 `json:"replayed_hit_ratio"`
+
+	prompt, recorded, replayed uint64
+}
+
+// Match is the share of decisions that were reproduced, 1 for none at all.
+func (r *VerifyReport) Match() float64 {
+	if r.Decisions == 0 {
+		return 1
+	}
+	return float64(r.Equal) / float64(r.Decisions)
+}
+
+// Divergence is one decision that comes out differently, and why.
+type Divergence struct {
+	Line    int64         `json:"line"`
+	Time    time.Duration `json:"t_ns"`
+	ID      string        `json:"decision"`
+	Request string        `json:"request_id,omitempty"`
+	// Recorded and Replayed are "path rank" with the cost of the decode rank.
+	Recorded string `json:"recorded"`
+	Replayed string `json:"replayed"`
+	// Because are the reasons, most telling first.
+	Because []string `json:"because"`
+}
+
+// Bounds of a Verifier.
+const (
+	// horizon is how long events are held back for decisions that were made
+	// before them and recorded after them.
+	horizon     = 500 * time.Millisecond
+	maxHeld     = 1 << 15
+	maxHeldSize = 64 << 20
+	maxSeen     = 64
+)
+
+// Verifier plays a trace and makes its decisions again.
+//
+// A decision is recorded after it was made, and batches are applied by others
+// meanwhile. The trace bounds what it can have seen: all that was applied when
+// the request came, nothing that arrived after the decision was recorded.
+// Between the two every state of a rank's entries counts as reproduced.
+type Verifier struct {
+	p      *Player
+	m      *maker
+	q      kvindex.Query
+	report VerifyReport
+
+	held   []*heldRecord
+	size   int
+	free   []*heldRecord
+	open   []*openDecision
+	newest time.Duration
+	// earlier are the overlaps of first attempts, which later ones share.
+	earlier map[string]*trace.Decision
+	order   []string
+}
+
+type heldRecord struct {
+	rec  trace.Record
+	own  []byte
+	hash []uint64
+	dec  *openDecision
+}
+
+// openDecision is a decision whose possible states are being gathered.
+type openDecision struct {
+	rec     trace.Record
+	d       *trace.Decision
+	began   time.Duration
+	passed  bool // its own place in the trace was reached
+	started bool
+	seen    map[string]*seen
+}
+
+// seen are the figures that a rank had while a decision may have been made.
+type seen struct {
+	overlap, resident []int
+	// at are the figures at the decision's own place.
+	overlapAt, residentAt int
+}
+
+// NewVerifier verifies with a player that has played nothing yet.
+func NewVerifier(p *Player) *Verifier {
+	return &Verifier{p: p, m: newMaker(), earlier: map[string]*trace.Decision{}}
+}
+
+// Play takes the next record.
+func (v *Verifier) Play(rec *trace.Record) error {
+	h := v.take(rec)
+	v.newest = max(v.newest, rec.Time)
+	if rec.Kind == trace.KindDecision && rec.Decision != nil {
+		d := rec.Decision
+		o := &openDecision{rec: *rec, d: d, began: time.Duration(d.BeganUS) * time.Microsecond, seen: map[string]*seen{}}
+		h.dec = o
+		v.open = append(v.open, o)
+	}
+	v.held = append(v.held, h)
+	for len(v.held) > 0 && (v.newest-v.held[0].rec.Time > horizon || len(v.held) > maxHeld || v.size > maxHeldSize) {
+		if err := v.step(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// take copies a record, whose slices are the reader's.
+func (v *Verifier) take(rec *trace.Record) *heldRecord {
+	var h *heldRecord
+	if n := len(v.free); n > 0 {
+		h, v.free = v.free[n-1], v.free[:n-1]
+	} else {
+		h = new(heldRecord)
+	}
+	h.rec, h.dec = *rec, nil
+	h.own = append(h.own[:0], rec.Batch.Payload...)
+	h.rec.Batch.Payload = h.own
+	h.hash = append(append(h.hash[:0], rec.Event.Names...), rec.Event.Locals...)
+	h.rec.Event.Names = h.hash[:len(rec.Event.Names)]
+	h.rec.Event.Locals = h.hash[len(rec.Event.Names):]
+	v.size += len(h.own) + 8*len(h.hash) + 256
+	return h
+}
+
+// step plays the oldest record that is held.
+func (v *Verifier) step() error {
+	h := v.held[0]
+	v.held = v.held[1:]
+	v.size -= len(h.own) + 8*len(h.hash) + 256
+	if err := v.settle(h.rec.Time); err != nil {
+		return err
+	}
+	if h.dec != nil {
+		v.start(h.dec)
+		v.look(h.dec, "")
+		h.dec.passed = true
+		return nil
+	}
+	switch h.rec.Kind {
+	case trace.KindBatch, trace.KindClear, trace.KindFeed, trace.KindEvent, trace.KindRank, trace.KindDropped:
+	default:
+		v.free = append(v.free, h)
+		return nil
+	}
+	// What the feed says of itself can be read a little before it is recorded.
+	received := h.rec.Time - 10*time.Millisecond
+	if h.rec.Kind == trace.KindBatch {
+		received = h.rec.Batch.Received
+	}
+	for _, o := range v.open {
+		if h.rec.Time >= o.began {
+			v.start(o)
+		}
+	}
+	if err := v.p.Play(&h.rec); err != nil {
+		return err
+	}
+	for _, o := range v.open {
+		if o.started && (!o.passed || received <= o.rec.Time) {
+			v.look(o, h.rec.Rank)
+		}
+	}
+	if len(v.free) < 1024 {
+		v.free = append(v.free, h)
+	}
+	return nil
+}
+
+// start notes the figures before the first event that a decision may or may
+// not have seen.
+func (v *Verifier) start(o *openDecision) {
+	if o.started {
+		return
+	}
+	o.started = true
+	v.look(o, "")
+}
+
+// look adds the present figures of one rank, or of all.
+func (v *Verifier) look(o *openDecision, rank string) {
+	asked := false
+	for _, phase := range []*trace.Phase{&o.d.Decode, &o.d.Prefill} {
+		for i := range phase.Candidates {
+			c := &phase.Candidates[i]
+			if rank != "" && c.Rank != rank {
+				continue
+			}
+			r := v.p.ranks[c.Rank]
+			if r == nil || !r.fed {
+				continue
+			}
+			if !asked {
+				v.p.Overlap(o.d.Locals, &v.q)
+				asked = true
+			}
+			s := o.seen[c.Rank]
+			if s == nil {
+				s = &seen{}
+				o.seen[c.Rank] = s
+			}
+			stats, _ := v.p.index.RankStats(r.slot)
+			s.add(v.overlap(o.d, r, phase), int(stats.Blocks), !o.passed)
+		}
+	}
+}
+
+func (s *seen) add(overlap, resident int, here bool) {
+	if !slices.Contains(s.overlap, overlap) && len(s.overlap) < maxSeen {
+		s.overlap = append(s.overlap, overlap)
+	}
+	if !slices.Contains(s.resident, resident) && len(s.resident) < maxSeen {
+		s.resident = append(s.resident, resident)
+	}
+	if here {
+		s.overlapAt, s.residentAt = overlap, resident
+	}
+}
+
+// overlap is a rank's overlap in the phase's blocks, as the router counts it.
+func (v *Verifier) overlap(d *trace.Decision, r *playRank, p *trace.Phase) int {
+	if r.size != d.BlockSize || d.Approximate {
+		return 0
+	}
+	return r.usable(&v.q) / max(p.BlockSize, 1)
+}
+
+// settle judges the decisions that are so long ago at a time that nothing to
+// come arrived before they were made.
+func (v *Verifier) settle(now time.Duration) error {
+	kept := v.open[:0]
+	for _, o := range v.open {
+		if !o.passed || now-o.rec.Time <= horizon/2 {
+			kept = append(kept, o)
+			continue
+		}
+		if err := v.judge(o); err != nil {
+			return err
+		}
+	}
+	clear(v.open[len(kept):])
+	v.open = kept
+	return nil
+}
+
+// Finish plays what is still held and returns the report.
+func (v *Verifier) Finish() (*VerifyReport, error) {
+	for len(v.held) > 0 {
+		if err := v.step(); err != nil {
+			return nil, err
+		}
+	}
+	for _, o := range v.open {
+		if err := v.judge(o); err != nil {
+			return nil, err
+		}
+	}
+	v.open = nil
+	if v.report.prompt > 0 {
+		v.report.RecordedHit = float64(v.report.recorded) / float64(v.report.prompt)
+		v.report.ReplayedHit = float64(v.report.replayed) / float64(v.report.prompt)
+	}
+	return &v.report, nil
+}
+
+// judge makes a decision again and compares.
+func (v *Verifier) judge(o *openDecision) error {
+	d := o.d
+	if err := v.m.load(d); err != nil {
+		return &trace.LineError{Name: "trace", Line: o.rec.Line, Byte: o.rec.Offset, Err: err}
+	}
+	first := v.earlier[d.ID]
+	if d.Attempt <= 1 {
+		v.remember(d)
+		first = nil
+	}
+	raced, unknown := false, false
+	var why []string
+	for _, ph := range []struct {
+		in *selector.Input
+		p  *trace.Phase
+	}{{&v.m.in.Decode, &d.Decode}, {&v.m.in.Prefill, &d.Prefill}} {
+		for i := range ph.p.Candidates {
+			c := &ph.p.Candidates[i]
+			s := o.seen[c.Rank]
+			r := v.p.ranks[c.Rank]
+			if s == nil || r == nil || d.Approximate || r.size != d.BlockSize {
+				continue // a guess, or blocks of another size: as recorded
+			}
+			in := &ph.in.Candidates[i]
+			if !slices.Contains(s.resident, c.Resident) {
+				in.ResidentBlocks = s.residentAt
+			} else if s.residentAt != c.Resident {
+				raced = true
+			}
+			switch {
+			case s.overlapAt == c.Overlap:
+			case slices.Contains(s.overlap, c.Overlap), first != nil && sameOverlap(first, c):
+				raced = true
+			case r.partial && c.Overlap > s.overlapAt:
+				unknown = true
+			default:
+				in.OverlapBlocks = s.overlapAt
+				why = append(why, v.because(r, c, s))
+			}
+			if r.partial && in.ResidentBlocks != c.Resident {
+				in.ResidentBlocks, unknown = c.Resident, true
+			}
+		}
+	}
+	plan := v.m.decide()
+	v.count(o, plan, raced, unknown, why)
+	return nil
+}
+
+func (v *Verifier) remember(d *trace.Decision) {
+	if len(v.order) >= 1024 {
+		delete(v.earlier, v.order[0])
+		v.order = v.order[1:]
+	}
+	v.earlier[d.ID] = d
+	v.order = append(v.order, d.ID)
+}
+
+// sameOverlap reports whether an earlier attempt saw the candidate's overlap.
+func sameOverlap(d *trace.Decision, c *trace.Candidate) bool {
+	for _, p := range []*trace.Phase{&d.Decode, &d.Prefill} {
+		for i := range p.Candidates {
+			if k := &p.Candidates[i]; k.Rank == c.Rank {
+				return k.Overlap == c.Overlap
+			}
+		}
+	}
+	return false
+}
+
+// because says why a rank's replayed overlap is another than the recorded one.
+func (v *Verifier) because(r *playRank, c *trace.Candidate, s *seen) string {
+	text := fmt.Sprintf("%s: recorded overlap %d blocks, replayed %d", c.Rank, c.Overlap, s.overlapAt)
+	switch {
+	case r.gap != nil && r.gap.from == r.gap.to:
+		return text + fmt.Sprintf("; batch %d of this rank is missing from the trace (between lines %d and %d)", r.gap.from, r.gap.after, r.gap.atLine)
+	case r.gap != nil:
+		return text + fmt.Sprintf("; batches %d to %d of this rank are missing from the trace (between lines %d and %d)", r.gap.from, r.gap.to, r.gap.after, r.gap.atLine)
+	case v.p.counts.Dropped > 0:
+		return text + fmt.Sprintf("; %d records were dropped while recording", v.p.counts.Dropped)
+	case !r.trustTold:
+		return text + "; the trace does not tell whether the router trusted this rank's feed"
+	case r.lastLine > 0:
+		return text + fmt.Sprintf("; the rank's entries last changed at line %d", r.lastLine)
+	}
+	return text
+}
+
+func (v *Verifier) count(o *openDecision, plan *disagg.Plan, raced, unknown bool, why []string) {
+	d, rep := o.d, &v.report
+	var now trace.Decision
+	fillPlan(&now, &v.m.in, plan)
+	rep.Decisions++
+	rep.prompt += uint64(max(d.Facts.ISL, 0))
+	rep.recorded += uint64(max(d.Cached, 0))
+	rep.replayed += uint64(max(now.Cached, 0))
+	// The reason and the cached tokens are consequences; path, ranks and error
+	// are what was done.
+	equal := d.Path == now.Path && d.DecodeRank == now.DecodeRank && d.PrefillRank == now.PrefillRank && (d.Error == "") == (now.Error == "")
+	if unknown {
+		rep.Unknown++
+	}
+	var div *Divergence
+	if len(why) > 0 || !equal {
+		div = &Divergence{Line: o.rec.Line, Time: o.rec.Time, ID: d.ID, Request: d.RequestID, Because: why,
+			Recorded: describe(d, costIn(&d.Decode, d.DecodeRank)), Replayed: describe(&now, planCost(plan))}
+		if len(why) == 0 {
+			div.Because = []string{"the inputs are the same: this dynctl decides otherwise than the one that recorded (another version or policy)"}
+			if unknown {
+				div.Because = []string{"some ranks' caches before the recording began are not known"}
+			}
+		}
+	}
+	if len(why) > 0 {
+		rep.InputsDiffer++
+		if rep.FirstInput == nil {
+			rep.FirstInput = div
+		}
+	}
+	if equal {
+		rep.Equal++
+		if raced {
+			rep.Raced++
+		}
+		return
+	}
+	if rep.First == nil {
+		rep.First = div
+	}
+	if d.Path == now.Path && d.PrefillRank == now.PrefillRank && v.sameCost(plan, d.DecodeRank) {
+		rep.TieBreaks++
+	} else {
+		rep.Real++
+	}
+}
+
+func describe(d *trace.Decision, cost float64) string {
+	switch {
+	case d.Error != "":
+		return "error: " + d.Error
+	case d.PrefillRank != "":
+		return fmt.Sprintf("%s %s, prefill on %s, cost %.4g", d.Path, d.DecodeRank, d.PrefillRank, cost)
+	}
+	return fmt.Sprintf("%s %s, cost %.4g", d.Path, d.DecodeRank, cost)
+}
+
+func costIn(p *trace.Phase, rank string) float64 {
+	for i := range p.Candidates {
+		if p.Candidates[i].Rank == rank {
+			return p.Candidates[i].Cost
+		}
+	}
+	return 0
+}
+
+// sameCost reports whether the recorded rank costs as much as the chosen one.
+func (v *Verifier) sameCost(plan *disagg.Plan, rank string) bool {
+	if plan.DecodeIndex < 0 || plan.Decode.Verdict != selector.Chosen {
+		return false
+	}
+	for i := range v.m.in.Decode.Candidates {
+		if v.m.in.Decode.Candidates[i].Label == rank {
+			return plan.Decode.Scores[i].Cost == planCost(plan)
+		}
+	}
+	return false
+}

@@ -1,0 +1,472 @@
+package trace
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/klauspost/compress/gzip"
+	"github.com/klauspost/compress/zstd"
+)
+
+// Options configure a Reader; the zero value reads any format and stops at the
+// first bad line.
+type Options struct {
+	// Format is how the lines are written; empty is Auto.
+	Format Format
+	// MaxBad is how many bad lines are skipped before the reading ends with
+	// ErrTooManyBad; negative is any number.
+	MaxBad int
+	// MaxLine bounds a line in bytes (default 64 MiB); longer ones are bad.
+	MaxLine int
+	// OnBad is told of each bad line that is skipped; may be nil.
+	OnBad func(*LineError)
+	// Start, when set, is the time that records' times count from in the place
+	// of the header's own: that of a recording's first part.
+	Start time.Time
+}
+
+// DefaultMaxLine is the longest line in bytes unless told otherwise.
+const DefaultMaxLine = 64 << 20
+
+// maxZstdWindow bounds what a compressed file makes the reader allocate.
+const maxZstdWindow = 128 << 20
+
+// maxNames bounds the remembered rank names.
+const maxNames = 1 << 16
+
+// Stats are what a Reader has met so far.
+type Stats struct {
+	// Lines and Bytes of the uncompressed file.
+	Lines, Bytes int64
+	// Bad lines were skipped; FirstBad is the first one's number.
+	Bad, FirstBad int64
+	// Unknown lines are of a kind that is not known here, Skipped ones are not
+	// part of what is read (replay answers in a capture).
+	Unknown, Skipped int64
+	// Reordered counts records that are earlier than the one before them.
+	Reordered int64
+	// Cut says that the file ends within a line or within its compression, as
+	// after a crash. All before was read.
+	Cut bool
+	// Parts counts headers after the first: files put together.
+	Parts int64
+}
+
+// Reader reads the records of one trace.
+type Reader struct {
+	name   string
+	o      Options
+	raw    *counter
+	br     *bufio.Reader
+	closer []func() error
+
+	format Format
+	header Header
+	stats  Stats
+	last   int64 // time of the record before
+	long   []byte
+	first  []byte        // the line that told the format, still to be read
+	shift  time.Duration // of this part's start after the first one's
+	base   int64         // of formats with absolute times
+	based  bool
+
+	payload       []byte
+	names, locals []uint64
+	ranks         map[string]string
+}
+
+// counter counts the bytes that are taken from a file.
+type counter struct {
+	r io.Reader
+	n atomic.Int64
+}
+
+func (c *counter) Read(p []byte) (int, error) {
+	n, err := c.r.Read(p)
+	c.n.Add(int64(n))
+	return n, err
+}
+
+// Open opens a trace file; "-" is stdin, which is not closed. Compression is
+// told by the first bytes, not by the name.
+func Open(path string, stdin io.Reader, o Options) (*Reader, error) {
+	if path == "-" {
+		return NewReader(stdin, "stdin", o)
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("open trace: %w", err)
+	}
+	r, err := NewReader(f, path, o)
+	if err != nil {
+		f.Close()
+		return nil, err
+	}
+	r.closer = append(r.closer, f.Close)
+	return r, nil
+}
+
+// NewReader reads a trace from in, which is called name in messages. It reads
+// the header and tells the format; a file that is no trace is ErrSchema.
+func NewReader(in io.Reader, name string, o Options) (*Reader, error) {
+	if o.MaxLine <= 0 {
+		o.MaxLine = DefaultMaxLine
+	}
+	if o.Format == "" {
+		o.Format = Auto
+	}
+	r := &Reader{name: name, o: o, raw: &counter{r: in}, ranks: map[string]string{}}
+	br := bufio.NewReaderSize(r.raw, 1<<16)
+	magic, _ := br.Peek(4)
+	var plain io.Reader = br
+	switch {
+	case len(magic) >= 2 && magic[0] == 0x1f && magic[1] == 0x8b:
+		z, err := gzip.NewReader(br)
+		if err != nil {
+			return nil, fmt.Errorf("%s: gzip: %w", name, err)
+		}
+		plain = z
+	case bytes.Equal(magic, []byte{0x28, 0xb5, 0x2f, 0xfd}):
+		z, err := zstd.NewReader(br, zstd.WithDecoderMaxWindow(maxZstdWindow), zstd.WithDecoderConcurrency(2), zstd.WithDecoderLowmem(true))
+		if err != nil {
+			return nil, fmt.Errorf("%s: zstd: %w", name, err)
+		}
+		plain = z
+		r.closer = append(r.closer, func() error { z.Close(); return nil })
+	}
+	r.br = bufio.NewReaderSize(plain, 1<<18)
+	if err := r.begin(); err != nil {
+		r.Close()
+		return nil, err
+	}
+	return r, nil
+}
+
+// Close frees the reader's resources, the file it opened included.
+func (r *Reader) Close() error {
+	var errs []error
+	for _, c := range r.closer {
+		errs = append(errs, c())
+	}
+	r.closer = nil
+	return errors.Join(errs...)
+}
+
+// Header is the newest header; zero for formats without one.
+func (r *Reader) Header() Header { return r.header }
+
+// Format is the format that was found.
+func (r *Reader) Format() Format { return r.format }
+
+// Stats is what was met so far.
+func (r *Reader) Stats() Stats { return r.stats }
+
+// Name is the file's name in messages.
+func (r *Reader) Name() string { return r.name }
+
+// Consumed is how many bytes of the file, as it is stored, were taken. It may
+// be called while Next runs.
+func (r *Reader) Consumed() int64 { return r.raw.n.Load() }
+
+// line reads the next line, without its end, and where it begins. A line that
+// is too long is read to its end and returned as errLong. The text is valid
+// until the next call.
+func (r *Reader) line() (text []byte, err error) {
+	p, err := r.br.ReadSlice('\n')
+	if err == nil {
+		return p[:len(p)-1], nil
+	}
+	r.long = r.long[:0]
+	for {
+		if len(r.long)+len(p) <= r.o.MaxLine {
+			r.long = append(r.long, p...)
+		} else {
+			// Count it, keep no more of it.
+			r.stats.Bytes += int64(len(p))
+			err = r.skip(err)
+			if err != nil && !errors.Is(err, io.EOF) {
+				return nil, err
+			}
+			return nil, errLong
+		}
+		if !errors.Is(err, bufio.ErrBufferFull) {
+			break
+		}
+		p, err = r.br.ReadSlice('\n')
+	}
+	switch {
+	case err == nil:
+		return r.long[:len(r.long)-1], nil
+	case errors.Is(err, io.EOF) && len(r.long) == 0:
+		return nil, io.EOF
+	default:
+		return r.long, err
+	}
+}
+
+var errLong = errors.New("the line is too long")
+
+// skip reads the rest of a line.
+func (r *Reader) skip(err error) error {
+	for errors.Is(err, bufio.ErrBufferFull) {
+		var p []byte
+		p, err = r.br.ReadSlice('\n')
+		r.stats.Bytes += int64(len(p))
+	}
+	return err
+}
+
+// begin reads the first line and tells the format.
+func (r *Reader) begin() error {
+	p, err := r.line()
+	for err == nil && len(bytes.TrimSpace(p)) == 0 {
+		r.stats.Lines++
+		r.stats.Bytes += int64(len(p)) + 1
+		p, err = r.line()
+	}
+	switch {
+	case errors.Is(err, io.EOF) && len(p) == 0:
+		return fmt.Errorf("%s: %w", r.name, ErrEmpty)
+	case errors.Is(err, errLong):
+		return &LineError{r.name, 1, 0, fmt.Errorf("%w: longer than %d bytes", ErrSchema, r.o.MaxLine)}
+	case err != nil && !errors.Is(err, io.EOF):
+		return fmt.Errorf("%s: %w", r.name, err)
+	}
+	whole := err == nil
+	format, ferr := detect(p)
+	if r.o.Format != Auto {
+		if format == Own && ferr != nil || ferr == nil && format != r.o.Format {
+			if ferr == nil {
+				ferr = fmt.Errorf("%w: this is %s, not %s", ErrSchema, format, r.o.Format)
+			}
+		} else {
+			ferr = nil
+		}
+		format = r.o.Format
+	}
+	if ferr != nil {
+		return &LineError{r.name, r.stats.Lines + 1, r.stats.Bytes + jsonOffset(ferr), ferr}
+	}
+	r.format = format
+	if format != Own {
+		// The line is a record: Next begins with it.
+		r.first = append([]byte{}, p...)
+		if !whole {
+			r.stats.Cut = !json.Valid(p)
+		}
+		return nil
+	}
+	r.count(len(p), whole)
+	if err := json.Unmarshal(p, &r.header); err != nil {
+		return &LineError{r.name, r.stats.Lines, 0, fmt.Errorf("header: %w", err)}
+	}
+	if r.o.Start.IsZero() {
+		r.o.Start = r.header.Start
+	}
+	r.shift = r.header.Start.Sub(r.o.Start)
+	return nil
+}
+
+func (r *Reader) count(n int, whole bool) {
+	r.stats.Lines++
+	r.stats.Bytes += int64(n)
+	if whole {
+		r.stats.Bytes++
+	}
+}
+
+// detect tells the format by a file's first line.
+func detect(p []byte) (Format, error) {
+	var keys map[string]json.RawMessage
+	if err := json.Unmarshal(p, &keys); err != nil {
+		return "", fmt.Errorf("%w: the first line is no JSON object: %w", ErrSchema, err)
+	}
+	if raw, ok := keys["schema"]; ok {
+		var schema string
+		if err := json.Unmarshal(raw, &schema); err != nil {
+			return "", fmt.Errorf("%w: schema is no string", ErrSchema)
+		}
+		switch {
+		case schema == Schema:
+			return Own, nil
+		case schema == dynamoReqSchema:
+			return DynamoRequests, nil
+		case strings.HasPrefix(schema, schemaName):
+			return Own, fmt.Errorf("%w: it has schema %s, this dynctl reads %s (a newer dynctl may read it)", ErrSchema, schema, Schema)
+		}
+		return "", fmt.Errorf("%w: it has schema %q", ErrSchema, schema)
+	}
+	has := func(names ...string) bool {
+		for _, n := range names {
+			if _, ok := keys[n]; !ok {
+				return false
+			}
+		}
+		return true
+	}
+	switch {
+	case has("frames_b64"):
+		return Capture, nil
+	case has("timestamp", "event"):
+		return DynamoEvents, nil
+	case has("input_length"):
+		return Mooncake, nil
+	case has("kind", "t_us"):
+		return "", fmt.Errorf("%w: the header line is missing (%q expected in the first line)", ErrSchema, Schema)
+	}
+	return "", fmt.Errorf("%w: none of the known formats (%s)", ErrSchema, "dynctl, dynamo-events, dynamo-requests, mooncake, capture")
+}
+
+// restart meets a header within a file: parts that were put together.
+func (r *Reader) restart(p []byte) error {
+	var h Header
+	if err := json.Unmarshal(p, &h); err != nil {
+		return err
+	}
+	if h.Schema != Schema {
+		return fmt.Errorf("%w: schema %q within the file", ErrSchema, h.Schema)
+	}
+	r.stats.Parts++
+	r.header = h
+	r.shift = h.Start.Sub(r.o.Start)
+	return nil
+}
+
+// Next reads the next record into rec. At the end it returns io.EOF; a file
+// that was cut ends in the same way, see Stats.
+func (r *Reader) Next(rec *Record) error {
+	for {
+		var p []byte
+		var err error
+		at := r.stats.Bytes
+		if r.first != nil {
+			p, r.first = r.first, nil
+		} else {
+			p, err = r.line()
+		}
+		whole := err == nil
+		switch {
+		case errors.Is(err, errLong):
+			// Its bytes beyond MaxLine are counted already.
+			r.stats.Lines++
+			r.stats.Bytes += int64(len(r.long))
+			if berr := r.bad(at, fmt.Errorf("%w: more than %d bytes", errLong, r.o.MaxLine)); berr != nil {
+				return berr
+			}
+			continue
+		case errors.Is(err, io.EOF) && len(p) == 0:
+			return io.EOF
+		case err != nil && !errors.Is(err, io.EOF):
+			if cutShort(err) {
+				r.stats.Cut = true
+				return io.EOF
+			}
+			return &LineError{r.name, r.stats.Lines + 1, at, err}
+		}
+		r.count(len(p), whole)
+		if p = bytes.TrimRight(p, "\r \t"); len(p) == 0 {
+			continue
+		}
+		*rec = Record{Line: r.stats.Lines, Offset: at}
+		if err := r.parse(p, rec); err != nil {
+			if !whole {
+				r.stats.Cut = true // a last line without its end
+				return io.EOF
+			}
+			if berr := r.bad(at+jsonOffset(err), err); berr != nil {
+				return berr
+			}
+			continue
+		}
+		if rec.Kind == "" {
+			continue
+		}
+		if r.shift != 0 {
+			rec.Time += r.shift
+			rec.Batch.Received += r.shift
+			if rec.Decision != nil {
+				rec.Decision.BeganUS += r.shift.Microseconds()
+			}
+		}
+		if t := int64(rec.Time); t < r.last {
+			r.stats.Reordered++
+		} else {
+			r.last = t
+		}
+		return nil
+	}
+}
+
+// parse reads one line of the file's format.
+func (r *Reader) parse(p []byte, rec *Record) error {
+	switch r.format {
+	case DynamoEvents:
+		return r.parseDynamoEvent(p, rec)
+	case DynamoRequests:
+		return r.parseDynamoRequest(p, rec)
+	case Mooncake:
+		return r.parseMooncake(p, rec)
+	case Capture:
+		return r.parseCapture(p, rec)
+	default:
+		return r.parseOwn(p, rec)
+	}
+}
+
+// bad counts a bad line. It returns an error when there are too many.
+func (r *Reader) bad(at int64, err error) error {
+	e := &LineError{r.name, r.stats.Lines, at, err}
+	if errors.Is(err, ErrSchema) {
+		return e
+	}
+	if r.stats.Bad == 0 {
+		r.stats.FirstBad = r.stats.Lines
+	}
+	r.stats.Bad++
+	if r.o.MaxBad >= 0 && r.stats.Bad > int64(r.o.MaxBad) {
+		if r.o.MaxBad > 0 {
+			e.Err = fmt.Errorf("%w (%d allowed): %w", ErrTooManyBad, r.o.MaxBad, err)
+		}
+		return e
+	}
+	if r.o.OnBad != nil {
+		r.o.OnBad(e)
+	}
+	return nil
+}
+
+// cutShort tells the end of a compressed file that was not finished.
+func cutShort(err error) bool {
+	return errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, gzip.ErrHeader)
+}
+
+// jsonOffset is where in a line a JSON error is.
+func jsonOffset(err error) int64 {
+	if e, ok := errors.AsType[*json.SyntaxError](err); ok {
+		return max(0, e.Offset-1)
+	}
+	if e, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
+		return max(0, e.Offset-1)
+	}
+	return 0
+}
+
+// intern is the string of a rank's name, made once.
+func (r *Reader) intern(name []byte) string {
+	if s, ok := r.ranks[string(name)]; ok {
+		return s
+	}
+	s := string(name)
+	if len(r.ranks) < maxNames {
+		r.ranks[s] = s
+	}
+	return s
+}

@@ -1,0 +1,345 @@
+// Package recorder records a running router: a Tap makes trace lines of what
+// the router observes, a File keeps them.
+package recorder
+
+import (
+	"context"
+	"errors"
+	"math"
+	"net/http"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/dynctl/dynctl/internal/router/receipt"
+	"github.com/dynctl/dynctl/internal/router/trace"
+)
+
+// Limits of a Tap.
+const (
+	// DefaultBuffer is how many bytes of lines wait for a slow listener.
+	DefaultBuffer = 64 << 20
+	streamBuffer  = 16 << 20
+	maxListeners  = 16
+	maxRanks      = 1 << 16
+)
+
+// ErrListeners is a Tap with as many listeners as it takes.
+var ErrListeners = errors.New("too many listeners to the recording")
+
+// ErrClosed ends a Subscription.
+var ErrClosed = errors.New("the recording has ended")
+
+// Tap turns what a router observes into lines of a trace and hands them to
+// those who listen: a file, a stream of the admin API. Its methods never block
+// on a listener: each has a bounded buffer, beyond which the newest lines are
+// dropped for it, counted, and reported in its recording. Without a listener a
+// call costs an atomic load. It is safe for concurrent use.
+type Tap struct {
+	header trace.Header
+	active atomic.Bool
+	pool   sync.Pool // *[]byte
+
+	mu    sync.Mutex // guards the fields below; before Subscription.mu
+	subs  []*Subscription
+	ranks map[string]*tapRank
+	order []string
+}
+
+type tapRank struct {
+	info    trace.RankInfo
+	trusted bool
+}
+
+// NewTap makes a Tap for a recording that begins now.
+func NewTap(h trace.Header) *Tap {
+	if h.Start.IsZero() {
+		h.Start = time.Now()
+	}
+	h.Schema = trace.Schema
+	return &Tap{header: h, ranks: map[string]*tapRank{}, pool: sync.Pool{New: func() any { return new([]byte) }}}
+}
+
+// Active reports whether anybody listens; if not, there is no need to gather
+// what a record needs.
+func (t *Tap) Active() bool { return t.active.Load() }
+
+func (t *Tap) since(at time.Time) time.Duration { return at.Sub(t.header.Start) }
+
+// Rank tells of a rank of the fleet. Every new listener is told, too.
+func (t *Tap) Rank(rank string, info trace.RankInfo) {
+	t.mu.Lock()
+	k := t.ranks[rank]
+	if k == nil && len(t.ranks) < maxRanks {
+		k = &tapRank{}
+		t.ranks[rank] = k
+		t.order = append(t.order, rank)
+	}
+	known := k != nil && k.info == info && info != trace.RankInfo{}
+	if k != nil {
+		k.info = info
+	}
+	t.mu.Unlock()
+	if !known {
+		t.put(&trace.Record{Kind: trace.KindRank, Rank: rank, RankInfo: info})
+	}
+}
+
+// Forget ends what new listeners are told of a rank that left the fleet.
+func (t *Tap) Forget(rank string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	delete(t.ranks, rank)
+	if i := slices.Index(t.order, rank); i >= 0 {
+		t.order = slices.Delete(t.order, i, i+1)
+	}
+}
+
+// Batch records a batch that was applied to the index. Call it in the order in
+// which a rank's batches are applied, after the index has changed.
+func (t *Tap) Batch(rank string, seq uint64, received time.Time, replayed bool, payload []byte) {
+	if t.active.Load() {
+		t.put(&trace.Record{Kind: trace.KindBatch, Rank: rank, Batch: trace.Batch{Seq: seq, Received: t.since(received), Replayed: replayed, Payload: payload}})
+	}
+}
+
+// Clear records that a rank's entries were dropped.
+func (t *Tap) Clear(rank string, anew bool, reason string) {
+	if t.active.Load() {
+		t.put(&trace.Record{Kind: trace.KindClear, Rank: rank, Clear: trace.Clear{Anew: anew, Reason: reason}})
+	}
+}
+
+// Feed records that a rank's entries are trusted from now on, or are not.
+func (t *Tap) Feed(rank string, trusted bool) {
+	t.mu.Lock()
+	if k := t.ranks[rank]; k != nil {
+		k.trusted = trusted
+	}
+	t.mu.Unlock()
+	if t.active.Load() {
+		t.put(&trace.Record{Kind: trace.KindFeed, Rank: rank, Trusted: trusted})
+	}
+}
+
+// Decision records a decision on a request that came at a time. It sets BeganUS
+// and keeps nothing of d.
+func (t *Tap) Decision(began time.Time, d *trace.Decision) {
+	if t.active.Load() {
+		d.BeganUS = t.since(began).Microseconds()
+		t.put(&trace.Record{Kind: trace.KindDecision, Decision: d})
+	}
+}
+
+// Outcome records a receipt that is final. It keeps nothing of it.
+func (t *Tap) Outcome(id string, r *receipt.Receipt) {
+	if !t.active.Load() {
+		return
+	}
+	c := *r
+	c.Live = false
+	c.Decode.Candidates, c.Prefill.Candidates = nil, nil
+	c.Decode.MarginBlocks, c.Prefill.MarginBlocks = finite(c.Decode.MarginBlocks), finite(c.Prefill.MarginBlocks)
+	t.put(&trace.Record{Kind: trace.KindOutcome, Outcome: &trace.Outcome{ID: id, Receipt: &c}})
+}
+
+func finite(v float64) float64 {
+	if math.IsNaN(v) || math.IsInf(v, 0) {
+		return -1
+	}
+	return v
+}
+
+// put makes the line of a record and gives it to the listeners.
+func (t *Tap) put(r *trace.Record) {
+	if !t.active.Load() {
+		return
+	}
+	r.Time = t.since(time.Now())
+	buf := t.pool.Get().(*[]byte)
+	line, err := trace.AppendRecord((*buf)[:0], r)
+	t.mu.Lock()
+	for _, s := range t.subs {
+		if err != nil {
+			s.drop()
+		} else {
+			s.add(line)
+		}
+	}
+	t.mu.Unlock()
+	if cap(line) > cap(*buf) && cap(line) < 1<<20 {
+		*buf = line
+	}
+	t.pool.Put(buf)
+}
+
+// preamble is the header and what is known of the ranks. The caller holds mu.
+func (t *Tap) preamble(part int) []byte {
+	h := t.header
+	h.Part = part
+	p, err := trace.AppendHeader(nil, h)
+	if err != nil {
+		p, _ = trace.AppendHeader(nil, trace.Header{Start: t.header.Start, Part: part}) // cannot fail
+	}
+	now := t.since(time.Now())
+	for _, name := range t.order {
+		k := t.ranks[name]
+		p, _ = trace.AppendRecord(p, &trace.Record{Kind: trace.KindRank, Time: now, Rank: name, RankInfo: k.info})
+		p, _ = trace.AppendRecord(p, &trace.Record{Kind: trace.KindFeed, Time: now, Rank: name, Trusted: k.trusted})
+	}
+	return p
+}
+
+// Subscribe begins a recording with at most buffer bytes that wait to be taken
+// (0 means DefaultBuffer). Its first lines are a header and the ranks.
+func (t *Tap) Subscribe(buffer int) (*Subscription, error) {
+	if buffer <= 0 {
+		buffer = DefaultBuffer
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if len(t.subs) >= maxListeners {
+		return nil, ErrListeners
+	}
+	s := &Subscription{tap: t, max: buffer, wake: make(chan struct{}, 1)}
+	s.buf = t.preamble(0)
+	s.wake <- struct{}{}
+	t.subs = append(t.subs, s)
+	t.active.Store(true)
+	return s, nil
+}
+
+// ServeHTTP streams a recording (GET /admin/v1/stream): newline-delimited JSON
+// until the client or the server ends it.
+func (t *Tap) ServeHTTP(w http.ResponseWriter, q *http.Request) {
+	s, err := t.Subscribe(streamBuffer)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusServiceUnavailable)
+		return
+	}
+	defer s.Close()
+	w.Header().Set("Content-Type", "application/x-ndjson")
+	w.Header().Set("Cache-Control", "no-store")
+	flush := http.NewResponseController(w)
+	for {
+		p, err := s.Next(q.Context())
+		if err != nil {
+			return
+		}
+		if _, err := w.Write(p); err != nil {
+			return
+		}
+		if err := flush.Flush(); err != nil {
+			return
+		}
+	}
+}
+
+// Subscription is one listener's part of a recording. Next and Close may be
+// called by different goroutines; Next by one at a time.
+type Subscription struct {
+	tap  *Tap
+	max  int
+	wake chan struct{}
+	out  []byte // what Next gave last; its own
+
+	mu      sync.Mutex // guards the fields below
+	buf     []byte
+	lost    uint64 // dropped and not reported yet
+	dropped uint64
+	records uint64
+	closed  bool
+}
+
+func (s *Subscription) add(line []byte) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return
+	}
+	if len(s.buf)+len(line) > s.max {
+		s.lost++
+		s.dropped++
+		return
+	}
+	if s.lost > 0 {
+		// 60 bytes beyond the limit at most.
+		s.buf, _ = trace.AppendRecord(s.buf, &trace.Record{Kind: trace.KindDropped, Time: s.tap.since(time.Now()), Dropped: s.lost})
+		s.lost = 0
+	}
+	if len(s.buf) == 0 {
+		select {
+		case s.wake <- struct{}{}:
+		default:
+		}
+	}
+	s.buf = append(s.buf, line...)
+	s.records++
+}
+
+// drop counts a record that has no line.
+func (s *Subscription) drop() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.lost++
+	s.dropped++
+}
+
+// Next waits for lines and returns all there are; they are valid until the next
+// call. The error is the context's, or ErrClosed.
+func (s *Subscription) Next(ctx context.Context) ([]byte, error) {
+	for {
+		if p := s.take(); len(p) > 0 {
+			return p, nil
+		}
+		s.mu.Lock()
+		closed := s.closed
+		s.mu.Unlock()
+		if closed {
+			return nil, ErrClosed
+		}
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-s.wake:
+		}
+	}
+}
+
+// take returns what waits, without waiting.
+func (s *Subscription) take() []byte {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	spare := s.out[:0]
+	if cap(spare) > 4<<20 && cap(spare) > 8*len(s.buf) {
+		spare = nil // the memory of a burst
+	}
+	s.out, s.buf = s.buf, spare
+	return s.out
+}
+
+// Counts are the records that were taken or wait, and those that were dropped.
+func (s *Subscription) Counts() (records, dropped uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.records, s.dropped
+}
+
+// Close ends the subscription; what waits can still be taken.
+func (s *Subscription) Close() {
+	t := s.tap
+	t.mu.Lock()
+	if i := slices.Index(t.subs, s); i >= 0 {
+		t.subs = slices.Delete(t.subs, i, i+1)
+	}
+	t.active.Store(len(t.subs) > 0)
+	t.mu.Unlock()
+	s.mu.Lock()
+	s.closed = true
+	s.mu.Unlock()
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+}
