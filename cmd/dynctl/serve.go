@@ -74,6 +74,7 @@ func newLogger(c router.LogConfig, w io.Writer) *slog.Logger {
 func serve(ctx context.Context, l *loadedConfig, flags *pflag.FlagSet, stderr io.Writer) (err error) {
 	log := newLogger(l.config.Log, stderr)
 	var specs []workers.Spec
+	var control http.Handler
 	if l.config.Sim != "" {
 		fleet, err := sim.ParseFleet(l.config.Sim)
 		if err != nil {
@@ -84,7 +85,7 @@ func serve(ctx context.Context, l *loadedConfig, flags *pflag.FlagSet, stderr io
 			return err
 		}
 		defer func() { err = errors.Join(err, engines.Close()) }()
-		specs = simSpecs(engines)
+		specs, control = simSpecs(engines), engines.Control()
 	}
 	v := buildVersion()
 	r, err := router.New(ctx, router.Options{
@@ -103,7 +104,7 @@ func serve(ctx context.Context, l *loadedConfig, flags *pflag.FlagSet, stderr io
 		return err
 	}
 	adminHandler, err := r.AdminHandler(router.AdminOptions{
-		TokenFile: l.config.AdminTokenFile, Name: data.Addr().String(), Settings: settingValues, Patch: patchConfig,
+		TokenFile: l.config.AdminTokenFile, Name: data.Addr().String(), Sim: control, Settings: settingValues, Patch: patchConfig,
 	})
 	if err != nil {
 		data.Close()

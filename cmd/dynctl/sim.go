@@ -1,9 +1,12 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"text/tabwriter"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -33,7 +36,7 @@ func simSpecs(r *sim.Running) []workers.Spec {
 }
 
 func newSimCmd() *cobra.Command {
-	var output string
+	var output, control string
 	cmd := &cobra.Command{
 		Use:   "sim FLEET",
 		Short: "Run simulated engines",
@@ -108,10 +111,25 @@ the timing model and the faults that can be set at run time.`,
 				}
 				fmt.Fprintf(cmd.ErrOrStderr(), "\nroute to them with: dynctl serve%s\nctrl-c ends them\n", flags)
 			}
-			<-cmd.Context().Done()
+			if control == "" {
+				<-cmd.Context().Done()
+				return nil
+			}
+			ln, err := listen("--control-listen", control)
+			if err != nil {
+				return err
+			}
+			fmt.Fprintf(cmd.ErrOrStderr(), "faults: curl http://%s/sim/v1/engines\n", ln.Addr())
+			server := &http.Server{Handler: r.Control(), ReadHeaderTimeout: 10 * time.Second}
+			stop := context.AfterFunc(cmd.Context(), func() { _ = server.Close() })
+			defer stop()
+			if err := server.Serve(ln); !errors.Is(err, http.ErrServerClosed) {
+				return err
+			}
 			return nil
 		},
 	}
+	cmd.Flags().StringVar(&control, "control-listen", "", "`HOST:PORT` of an API that kills, restarts and breaks engines")
 	outputFlag(cmd, &output, "table", "json", "yaml")
 	return cmd
 }

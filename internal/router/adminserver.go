@@ -39,11 +39,16 @@ type AdminOptions struct {
 	TokenFile string
 	// Name of this replica in status; the data plane's address.
 	Name string
+	// Sim controls the simulated engines of this process, under /sim/v1/; nil
+	// without them.
+	Sim http.Handler
 	// Settings lists the effective configuration; nil for none.
 	Settings func(c *Config) []admin.ConfigValue
 	// Patch makes the configuration with some settings changed; nil refuses
 	// changes.
 	Patch func(c Config, settings map[string]any) (Config, error)
+	// Stream answers GET /admin/v1/stream with a recording; nil for none.
+	Stream http.Handler
 }
 
 // adminAPI serves /admin/v1/*, /metrics and the probes.
@@ -91,7 +96,13 @@ func (r *Router) AdminHandler(o AdminOptions) (http.Handler, error) {
 	} {
 		mux.Handle(pattern, a.guard(jsonHandler(h)))
 	}
+	if o.Stream != nil {
+		mux.Handle("GET /admin/v1/stream", a.guard(o.Stream))
+	}
 	mux.Handle("GET /metrics", a.guard(r.metrics.Handler()))
+	if o.Sim != nil {
+		mux.Handle("/sim/v1/", a.guard(o.Sim))
+	}
 	mux.HandleFunc("GET /healthz", r.probe)
 	mux.HandleFunc("GET /readyz", r.probe)
 	for path, h := range map[string]http.HandlerFunc{

@@ -133,7 +133,6 @@ func (x *exchange) streamed(p disagg.Peer, held *ledger.Reservation, resp *upstr
 	if _, err := out.Write(head.Held()); err != nil {
 		return err
 	}
-	out.Done()
 	tokens, told := head.Scanner.Summary().Tokens, 0
 	err := upstream.Stream(x.w, resp, upstream.StreamOptions{WriteTimeout: x.d.settings.Timeouts.Write, Observe: func(b []byte) {
 		got := head.Scanner.Feed(b)
@@ -206,7 +205,6 @@ func (x *exchange) whole(p disagg.Peer, held *ledger.Reservation, resp *upstream
 		return nil
 	}
 	out := upstream.NewWriter(x.w, x.d.settings.Timeouts.Write)
-	defer out.Done()
 	if len(body) <= 16<<10 {
 		// It fits into the buffers below, which net/http flushes at the end.
 		_, err = x.w.Write(body)
