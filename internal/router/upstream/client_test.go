@@ -598,34 +598,3 @@ func TestTLSAndIPv6(t *testing.T) {
 		t.Errorf("an unknown certificate is accepted: %v", err)
 	}
 }
-
-func TestReadAllIsBounded(t *testing.T) {
-	t.Parallel()
-	s := serve(t, func(c net.Conn, r request) bool {
-		if r.req.Header.Get("X-Chunked") != "" {
-			say(t, c, "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n5\r\nhello\r\n0\r\n\r\n")
-		} else {
-			say(t, c, "HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhellohello")
-		}
-		return true
-	})
-	c := newClient(t, Options{})
-	for _, set := range [][]HeaderField{nil, {{"X-Chunked", "1"}}} {
-		for _, limit := range []int64{9, 10} {
-			leg := s.leg()
-			leg.Set = set
-			r, err := c.Do(patience(t), leg)
-			if err != nil {
-				t.Fatal(err)
-			}
-			b, err := r.ReadAll(limit)
-			r.Close()
-			if limit == 10 && (err != nil || string(b) != "hellohello") {
-				t.Errorf("ReadAll: %q, %v", b, err)
-			}
-			if f := new(Failure); limit == 9 && (!errors.As(err, &f) || f.Kind != Protocol) {
-				t.Errorf("ReadAll over the limit: %q, %v", b, err)
-			}
-		}
-	}
-}

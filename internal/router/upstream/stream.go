@@ -52,7 +52,6 @@ func Stream(w http.ResponseWriter, r *Response, opt StreamOptions) error {
 	for {
 		p, err := r.Next()
 		if err != nil {
-			out.done()
 			if errors.Is(err, io.EOF) {
 				return nil
 			}
@@ -70,7 +69,8 @@ func Stream(w http.ResponseWriter, r *Response, opt StreamOptions) error {
 }
 
 // Writer writes pieces of an answer to a client and sends each on its way,
-// with a deadline for each.
+// with a deadline for each. The deadline that it leaves behind ends with the
+// request: net/http's server takes it back before the next one.
 type Writer struct {
 	w       http.ResponseWriter
 	flusher interface{ FlushError() error }
@@ -111,10 +111,6 @@ func (o *Writer) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Done takes back the deadline, which would otherwise hit a later request on
-// the same connection.
-func (o *Writer) Done() { o.done() }
-
 func (o *Writer) write(p []byte, flush bool) error {
 	if o.timeout > 0 {
 		if by, move := due(o.by, time.Now(), o.timeout); move {
@@ -136,12 +132,4 @@ func (o *Writer) write(p []byte, flush bool) error {
 		}
 	}
 	return nil
-}
-
-func (o *Writer) done() {
-	if o.by.IsZero() {
-		return
-	}
-	o.by = time.Time{}
-	_ = o.rc.SetWriteDeadline(o.by) // the client is gone if this fails
 }
