@@ -179,6 +179,8 @@ func planError(p *disagg.Plan) error {
 		for why, n := range reasons {
 			e.Message += fmt.Sprintf("; %d rank(s): %s", n, why)
 		}
+	case selector.Chosen:
+		e.Message = p.Err.Error()
 	default:
 		e.Message += ": there is none for this model"
 	}

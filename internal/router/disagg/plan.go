@@ -215,7 +215,7 @@ func CachedTokens(isl, overlapBlocks, blockSize int) int {
 
 // Make fills out with the plan for in, reusing its memory.
 func Make(in *Input, out *Plan) {
-	c, f := &in.Config, &in.Facts
+	c := &in.Config
 	*out = Plan{
 		Decode: out.Decode, Prefill: out.Prefill, veto: out.veto[:0], DecodeIndex: -1, PrefillIndex: -1,
 		Threshold: c.Threshold, On: c.On, Connector: c.Connector,
@@ -230,16 +230,9 @@ func Make(in *Input, out *Plan) {
 		out.Err = fmt.Errorf("%w: %w", ErrNoDecode, out.Decode.Err())
 		return
 	}
-	out.DecodeIndex = d
-	decode := &in.Decode.Candidates[d]
-	out.CachedTokens = CachedTokens(f.ISL, decode.OverlapBlocks, in.Decode.BlockSize)
-	out.EffISL = f.ISL - out.CachedTokens
-	out.Local = Work{Compute: out.EffISL, Queued: decode.PrefillTokens}
-	if out.Connector == workers.ConnectorNone {
-		out.Connector = in.DecodePeers[d].Worker.Connector
-	}
-
-	whole := mustStayWhole(in, out.Connector)
+	out.chose(in, d)
+	alone := !needsPrefill(in.DecodePeers[d].Worker)
+	whole := mustStayWhole(in, out.Connector, alone)
 	if whole == "" {
 		out.rankPrefill(in, d)
 	}
@@ -250,6 +243,9 @@ func Make(in *Input, out *Plan) {
 	case whole != "":
 		path, reason = Local, whole
 	}
+	if path == Local && !alone && whole == "" && in.Force != ForceLocal && out.HasRemote {
+		path, reason = Remote, ReasonDecodeOnly
+	}
 	if path == Remote && !out.HasRemote {
 		reason = noPrefill(&out.Prefill)
 		if c.Fallback == FallbackError {
@@ -259,7 +255,58 @@ func Make(in *Input, out *Plan) {
 		}
 		path = Local
 	}
+	if path == Local && !alone && !out.chooseAlone(in) && whole == "" {
+		out.Reason = reason
+		if in.Force == ForceLocal {
+			out.Err = fmt.Errorf("%w can prefill by itself: %w", ErrNoDecode, selector.ErrAllExcluded)
+		} else {
+			out.Err = fmt.Errorf("%w: %w", ErrNoPrefill, out.Prefill.Err())
+		}
+		return
+	}
 	out.Path, out.Reason = path, reason
+}
+
+// chose notes decode rank d and what its prompt costs there.
+func (p *Plan) chose(in *Input, d int) {
+	f, decode := &in.Facts, &in.Decode.Candidates[d]
+	p.DecodeIndex = d
+	p.CachedTokens = CachedTokens(f.ISL, decode.OverlapBlocks, in.Decode.BlockSize)
+	p.EffISL = f.ISL - p.CachedTokens
+	p.Local = Work{Compute: p.EffISL, Queued: decode.PrefillTokens}
+	if p.Connector = in.Config.Connector; p.Connector == workers.ConnectorNone {
+		p.Connector = in.DecodePeers[d].Worker.Connector
+	}
+}
+
+// needsPrefill reports whether a decode worker refuses a request that no
+// prefill worker works on with it, as SGLang's do.
+func needsPrefill(w *workers.Worker) bool {
+	return w.Role == workers.Decode && w.WireEngine() == workers.SGLang
+}
+
+// chooseAlone chooses the best decode rank that can prefill by itself, if there
+// is one.
+func (p *Plan) chooseAlone(in *Input) bool {
+	rest := in.Decode
+	rest.Veto = make([]string, len(in.DecodePeers))
+	found := false
+	for i := range in.DecodePeers {
+		if needsPrefill(in.DecodePeers[i].Worker) {
+			rest.Veto[i] = "cannot prefill by itself"
+		} else {
+			found = true
+		}
+	}
+	if !found {
+		return false
+	}
+	selector.Rank(&rest, &p.Decode)
+	d, ok := p.Decode.Best()
+	if ok {
+		p.chose(in, d)
+	}
+	return ok
 }
 
 // rankPrefill ranks the prefill ranks that can send to decode rank d.
@@ -298,7 +345,8 @@ func mismatch(from, to *workers.Worker, override workers.Connector) string {
 }
 
 // mustStayWhole says why a request cannot be served in two legs; "" if it can.
-func mustStayWhole(in *Input, c workers.Connector) Reason {
+// A short prompt is not worth two legs where the decode rank could do it alone.
+func mustStayWhole(in *Input, c workers.Connector, alone bool) Reason {
 	f := &in.Facts
 	switch {
 	case !f.Splittable || !carries(c, f.Kind) && c != workers.ConnectorNone:
@@ -315,7 +363,7 @@ func mustStayWhole(in *Input, c workers.Connector) Reason {
 		return ReasonNoOutput
 	case c == workers.ConnectorNone:
 		return ReasonNoConnector
-	case f.Source != FromEstimate && f.Source != FromNothing && f.ISL < in.Decode.BlockSize &&
+	case alone && f.Source != FromEstimate && f.Source != FromNothing && f.ISL < in.Decode.BlockSize &&
 		(c == workers.ConnectorSharedStorage || in.Config.Threshold > 0 && in.Force != ForceRemote):
 		return ReasonShort
 	}

@@ -92,6 +92,56 @@ func TestCachedTokensKeepsTheLastToken(t *testing.T) {
 	}
 }
 
+// TestDecodeWorkerThatNeedsPrefill: SGLang's decode workers refuse a request
+// without a rendezvous, so that "local" needs another worker.
+func TestDecodeWorkerThatNeedsPrefill(t *testing.T) {
+	sglang := func(in *Input) {
+		for _, p := range append(in.DecodePeers, in.PrefillPeers...) {
+			p.Worker.Engine, p.Worker.Connector = workers.SGLang, workers.ConnectorSGLang
+		}
+		in.DecodePeers[0].Worker.Role = workers.Decode
+	}
+	noPrefillRanks := func(in *Input) { in.Prefill.Candidates, in.PrefillPeers = nil, nil }
+	aggregated := func(in *Input) {
+		c := in.Decode.Candidates[0]
+		c.Label, c.Slot, c.ActiveRequests = "both/dp0", 77, 50
+		w := *in.DecodePeers[0].Worker
+		w.Role = workers.Aggregated
+		in.Decode.Candidates = append(in.Decode.Candidates, c)
+		in.DecodePeers = append(in.DecodePeers, Peer{Worker: &w, Rank: in.DecodePeers[0].Rank})
+	}
+	for _, tt := range []struct {
+		name   string
+		change []func(*Input)
+		path   Path
+		reason Reason
+		decode int
+		err    error
+	}{
+		{"below the threshold goes remote", do(isl(500)), Remote, ReasonDecodeOnly, 0, nil},
+		{"so does less than a block", do(isl(5)), Remote, ReasonDecodeOnly, 0, nil},
+		{"without prefill nobody can", do(isl(500), noPrefillRanks), "", ReasonNoPrefill, 0, ErrNoPrefill},
+		{"forced local nobody can", do(isl(500), func(in *Input) { in.Force = ForceLocal }), "", ReasonForcedLocal, 0, ErrNoDecode},
+		{"forced local an aggregated one can", do(isl(500), aggregated, func(in *Input) { in.Force = ForceLocal }), Local, ReasonForcedLocal, 1, nil},
+		{"without prefill an aggregated one can", do(isl(50_000), aggregated, noPrefillRanks), Local, ReasonNoPrefill, 1, nil},
+		{"an aggregated one takes what is not split", do(isl(500), aggregated, func(in *Input) { in.Facts.Splittable = false }), Local, ReasonEndpoint, 1, nil},
+		{"what is not split goes on without one", do(isl(500), func(in *Input) { in.Facts.Splittable = false }), Local, ReasonEndpoint, 0, nil},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			in := pair(1000)
+			sglang(in)
+			for _, f := range tt.change {
+				f(in)
+			}
+			var p Plan
+			Make(in, &p)
+			if !errors.Is(p.Err, tt.err) || p.Path != tt.path || tt.err == nil && p.Reason != tt.reason || tt.err == nil && p.DecodeIndex != tt.decode {
+				t.Fatalf("%q because %s on %d, error %v; want %q because %s on %d", p.Path, p.Reason, p.DecodeIndex, p.Err, tt.path, tt.reason, tt.decode)
+			}
+		})
+	}
+}
+
 func TestPath(t *testing.T) {
 	cached := func(blocks int) func(*Input) {
 		return func(in *Input) { in.Decode.Candidates[0].OverlapBlocks = blocks }

@@ -12,6 +12,7 @@ const (
 	ReasonAlways       Reason = "always_remote"
 	ReasonForcedRemote Reason = "forced_remote"
 	ReasonDecodeBusy   Reason = "decode_busy"
+	ReasonDecodeOnly   Reason = "decode_cannot_prefill"
 )
 
 // Those of a local path by choice:
@@ -49,7 +50,7 @@ const ReasonFallback Reason = "prefill_failed"
 // Reasons lists the closed set.
 func Reasons() []Reason {
 	return []Reason{
-		ReasonAbove, ReasonISLAbove, ReasonAlways, ReasonForcedRemote, ReasonDecodeBusy,
+		ReasonAbove, ReasonISLAbove, ReasonAlways, ReasonForcedRemote, ReasonDecodeBusy, ReasonDecodeOnly,
 		ReasonBelow, ReasonISLBelow, ReasonForcedLocal, ReasonPrefillBusy, ReasonLengthUnknown,
 		ReasonEndpoint, ReasonPrompts, ReasonAnswers, ReasonMultimodal, ReasonPromptLogprobs, ReasonNoOutput, ReasonNoConnector, ReasonShort,
 		ReasonNoPrefill, ReasonPrefillAllBusy, ReasonPrefillExcluded, ReasonFallback,
@@ -76,6 +77,8 @@ func (p *Plan) Words(in *Input) string {
 		return fmt.Sprintf("isl %d >= %d", in.Facts.ISL, p.Threshold)
 	case ReasonISLBelow:
 		return fmt.Sprintf("isl %d < %d", in.Facts.ISL, p.Threshold)
+	case ReasonDecodeOnly:
+		return "the decode worker cannot prefill by itself"
 	case ReasonAlways:
 		return fmt.Sprintf("threshold %d: every prompt is prefilled remotely", p.Threshold)
 	case ReasonForcedRemote:
