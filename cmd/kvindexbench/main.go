@@ -7,6 +7,7 @@
 // the environment delivers each removed block as an event of its own and stores of at most 512 blocks.
 // Events are put into the index one by one as an event feed does it: those of one rank go into a batch
 // of at most 256 events, which is applied at the latest before the next query of the same thread.
+// NAMES=opaque gives each rank names of its own (the file has the same name for a block on all ranks).
 // CPUPROFILE names a file for a profile of the whole run.
 package main
 
@@ -63,6 +64,10 @@ func run(args []string, out io.Writer) (err error) {
 	w, err := load(args[2], form == "vllm")
 	if err != nil {
 		return err
+	}
+	if os.Getenv("NAMES") == "opaque" {
+		form += "-opaque"
+		w.opaque()
 	}
 	if p := os.Getenv("CPUPROFILE"); p != "" {
 		f, err := os.Create(p)

@@ -74,8 +74,11 @@ func tiny(t testing.TB, wrong uint64) string {
 
 func TestModes(t *testing.T) {
 	path := tiny(t, 0)
-	for _, form := range []string{"grouped", "vllm"} {
-		t.Setenv("FORM", form)
+	for _, form := range []string{"grouped", "vllm", "vllm-opaque"} {
+		t.Setenv("FORM", strings.TrimSuffix(form, "-opaque"))
+		if strings.HasSuffix(form, "-opaque") {
+			t.Setenv("NAMES", "opaque")
+		}
 		for mode, key := range map[string]string{
 			"check": "checked", "throughput": "mops", "throughput-noshare": "mops", "memory": "distinct",
 		} {

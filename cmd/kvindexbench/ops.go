@@ -79,6 +79,22 @@ func load(path string, vllm bool) (*workload, error) {
 	return w, nil
 }
 
+// opaque gives each rank names of its own for the same blocks, as engines do that do not share a hash
+// seed.
+func (w *workload) opaque() {
+	for i := range w.events {
+		e := &w.events[i]
+		if e.kind != kindStore && e.kind != kindRemove {
+			continue
+		}
+		key := uint64(e.rank+1) * 0x9e3779b97f4a7c15
+		e.parent ^= key
+		for j := e.at; j < e.at+e.n; j++ {
+			w.seqs[j] ^= key
+		}
+	}
+}
+
 type decoder struct {
 	b     []byte
 	table []byte
