@@ -104,10 +104,12 @@ func (x *exchange) streamed(p disagg.Peer, held *ledger.Reservation, resp *upstr
 	}
 	if verdict == sse.Failed {
 		x.r.outliers.Report(p.Worker, health.ServerError)
-		return &failure{
+		f := &failure{
 			phase: selector.Decode, worker: p.Worker, reason: "stream_error", retry: true,
 			err: &api.Error{Status: http.StatusBadGateway, Code: api.CodeUpstreamError, Message: "the engine's stream began with an error: " + head.Scanner.Summary().Error},
 		}
+		x.failed(f.phase, f.worker, f.reason, f.err)
+		return f
 	}
 	x.begun.Store(true)
 	x.r.outliers.Report(p.Worker, health.Success)
@@ -160,6 +162,7 @@ func (x *exchange) streamError(p disagg.Peer, err error) error {
 	var f *upstream.Failure
 	if errors.As(err, &f) && f.Kind != upstream.Canceled {
 		x.r.outliers.Report(p.Worker, health.ServerError)
+		x.failed(selector.Decode, p.Worker, string(f.Kind), err)
 		e := *f.APIError()
 		e.Message = fmt.Sprintf("%s broke off in the middle of the answer: %s", p.Worker.Name, e.Message)
 		e.Err = f

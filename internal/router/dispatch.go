@@ -382,7 +382,7 @@ func (x *exchange) legFailed(phase selector.Phase, w *workers.Worker, err error)
 	if !errors.As(err, &u) {
 		return f
 	}
-	f.reason, f.retry = string(u.Kind), u.Retryable()
+	f.reason = string(u.Kind)
 	switch u.Kind {
 	case upstream.Connect:
 		x.r.outliers.Report(w, health.ConnectError)
@@ -393,8 +393,11 @@ func (x *exchange) legFailed(phase selector.Phase, w *workers.Worker, err error)
 	default:
 		x.r.outliers.Report(w, health.ServerError)
 	}
-	if phase == selector.Prefill && u.Kind != upstream.Canceled && u.Kind != upstream.Invalid {
-		// Nothing of a prefill's answer reaches the client.
+	if u.Kind != upstream.Canceled && u.Kind != upstream.Invalid {
+		x.failed(phase, w, f.reason, err)
+		// The client has got nothing so far: of a prefill's answer nothing
+		// reaches it, and a decode's is held until it is whole or has its
+		// first token. So a part of it that has arrived here is no obstacle.
 		f.retry = true
 	}
 	return f
@@ -411,6 +414,7 @@ func (x *exchange) legRefused(phase selector.Phase, w *workers.Worker, resp *ups
 	case resp.Status >= 500:
 		x.r.outliers.Report(w, health.ServerError)
 		f.reason, f.retry = "status_5xx", true
+		x.failed(phase, w, f.reason, f.err)
 	case resp.Status == http.StatusTooManyRequests:
 		x.r.outliers.Report(w, health.ClientError)
 		f.reason, f.retry = "overloaded", true

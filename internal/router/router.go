@@ -120,6 +120,7 @@ type Router struct {
 	sticky            *stickyResponses
 	traffic           traffic
 	compute           recomputeWatch
+	failing           failings
 
 	fleet    fleet
 	drain    chan struct{} // closed by Drain
