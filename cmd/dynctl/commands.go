@@ -9,6 +9,7 @@ func commands() []*cobra.Command {
 		newExplainCmd(),
 		newWorkersCmd(),
 		newTopCmd(),
+		newRecordCmd(),
 		newSimCmd(),
 		newConfigCmd(),
 		newVersionCmd(),

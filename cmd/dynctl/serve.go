@@ -26,6 +26,7 @@ import (
 
 func newServeCmd() *cobra.Command {
 	var path string
+	var recording recordFlags
 	cmd := &cobra.Command{
 		Use:   "serve",
 		Short: "Run the router",
@@ -45,10 +46,12 @@ one ends them.`,
 			if err != nil {
 				return err
 			}
-			return serve(cmd.Context(), l, cmd.Flags(), cmd.ErrOrStderr())
+			return serve(cmd.Context(), l, cmd.Flags(), &recording, cmd.ErrOrStderr())
 		},
 	}
 	settingFlags(cmd)
+	recording.add(cmd, "record")
+	cmd.Flags().BoolVar(&recording.tokens, "record-tokens", false, "record prompts as token ids, too, not only as block hashes")
 	cmd.Flags().StringVar(&path, "config", os.Getenv("DYNCTL_CONFIG"), "configuration `FILE` (YAML or JSON)")
 	return cmd
 }
@@ -71,7 +74,7 @@ func newLogger(c router.LogConfig, w io.Writer) *slog.Logger {
 
 // serve runs a router until the context ends, the admin API drains it or a
 // listener fails.
-func serve(ctx context.Context, l *loadedConfig, flags *pflag.FlagSet, stderr io.Writer) (err error) {
+func serve(ctx context.Context, l *loadedConfig, flags *pflag.FlagSet, recording *recordFlags, stderr io.Writer) (err error) {
 	log := newLogger(l.config.Log, stderr)
 	var specs []workers.Spec
 	var control http.Handler
@@ -87,9 +90,18 @@ func serve(ctx context.Context, l *loadedConfig, flags *pflag.FlagSet, stderr io
 		defer func() { err = errors.Join(err, engines.Close()) }()
 		specs, control = simSpecs(engines), engines.Control()
 	}
+	tap := newTap("serve")
+	if recording.path != "" {
+		stop, rerr := startRecording(tap, recording, log)
+		if rerr != nil {
+			return rerr
+		}
+		defer func() { err = errors.Join(err, stop()) }()
+	}
 	v := buildVersion()
 	r, err := router.New(ctx, router.Options{
 		Config: l.config, Origin: l.origin, Sim: specs, Version: v.Version, Revision: v.Revision, Logger: log,
+		Observer: observer(tap, recording.tokens),
 	})
 	if err != nil {
 		return withCode(exitUsage, err)
@@ -104,7 +116,7 @@ func serve(ctx context.Context, l *loadedConfig, flags *pflag.FlagSet, stderr io
 		return err
 	}
 	adminHandler, err := r.AdminHandler(router.AdminOptions{
-		TokenFile: l.config.AdminTokenFile, Name: data.Addr().String(), Sim: control, Settings: settingValues, Patch: patchConfig,
+		TokenFile: l.config.AdminTokenFile, Name: data.Addr().String(), Sim: control, Settings: settingValues, Patch: patchConfig, Stream: tap,
 	})
 	if err != nil {
 		data.Close()

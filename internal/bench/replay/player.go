@@ -66,6 +66,7 @@ type playRank struct {
 	size   int // router block in tokens, 0 not known yet
 	stream *kvfeed.Stream
 
+	once      bool
 	fed       bool // there were records of its KV events
 	trust     bool // what the newest feed record said
 	trustTold bool
@@ -141,6 +142,7 @@ func (p *Player) Play(rec *trace.Record) error {
 		if rec.RankInfo.New {
 			p.renew(r)
 		}
+		r.once = rec.RankInfo.Once
 		if s := rec.RankInfo.BlockSize; s > 0 && s != r.size {
 			r.size, r.stream = s, nil
 			p.index.ClearRank(r.slot)
@@ -206,6 +208,7 @@ func (p *Player) playBatch(r *playRank, rec *trace.Record) {
 			}
 		}
 		r.stream = kvfeed.NewStream(p.index, r.slot, r.size)
+		r.stream.Once(r.once)
 		r.last = kvfeed.StreamCounters{}
 	}
 	before, had := r.stream.Last()

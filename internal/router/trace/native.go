@@ -37,6 +37,7 @@ func AppendRecord(dst []byte, r *Record) ([]byte, error) {
 		o.some("block_size_tokens", r.RankInfo.BlockSize)
 		o.some("kv_blocks", r.RankInfo.KVBlocks)
 		o.yes("new", r.RankInfo.New)
+		o.yes("once", r.RankInfo.Once)
 	case KindBatch:
 		o.str("rank", r.Rank)
 		o.uint("seq", r.Batch.Seq)

@@ -110,8 +110,10 @@ type RankInfo struct {
 	// such blocks; 0 when unknown.
 	BlockSize int `json:"block_size_tokens,omitempty"`
 	KVBlocks  int `json:"kv_blocks,omitempty"`
-	// New says that the rank's entries begin empty: it joined the fleet.
+	// New says that the rank's entries begin empty: its feed begins.
 	New bool `json:"new,omitempty"`
+	// Once says that one removal ends a block however often it was stored.
+	Once bool `json:"once,omitempty"`
 }
 
 // Batch is one message of a rank's KV event socket.

@@ -188,10 +188,7 @@ func (r *File) rotate() error {
 	if err := r.open(); err != nil {
 		return err
 	}
-	t := r.sub.tap
-	t.mu.Lock()
-	p := t.preamble(r.part)
-	t.mu.Unlock()
+	p := r.sub.preamble(r.part)
 	r.size = int64(len(p)) // not counted against the limit twice
 	if r.o.MaxBytes > 0 && r.size >= r.o.MaxBytes {
 		r.size = r.o.MaxBytes - 1
@@ -216,7 +213,7 @@ func (r *File) finish() error {
 		return errors.Join(err, r.f.Close())
 	}
 	records, dropped := r.sub.Counts()
-	end, _ := trace.AppendRecord(nil, &trace.Record{Kind: trace.KindEnd, Time: r.sub.tap.since(time.Now()), End: &trace.End{Records: records, Dropped: dropped}})
+	end, _ := trace.AppendRecord(nil, &trace.Record{Kind: trace.KindEnd, Time: r.sub.now(), End: &trace.End{Records: records, Dropped: dropped}})
 	if err := r.write(end); err != nil {
 		return errors.Join(err, r.f.Close())
 	}

@@ -76,14 +76,13 @@ func (t *Tap) Rank(rank string, info trace.RankInfo) {
 		t.ranks[rank] = k
 		t.order = append(t.order, rank)
 	}
-	known := k != nil && k.info == info && info != trace.RankInfo{}
 	if k != nil {
-		k.info = info
+		// A listener to come finds the rank in the middle of its life.
+		k.info, k.trusted = info, false
+		k.info.New = false
 	}
 	t.mu.Unlock()
-	if !known {
-		t.put(&trace.Record{Kind: trace.KindRank, Rank: rank, RankInfo: info})
-	}
+	t.put(&trace.Record{Kind: trace.KindRank, Rank: rank, RankInfo: info})
 }
 
 // Forget ends what new listeners are told of a rank that left the fleet.
@@ -202,7 +201,13 @@ func (t *Tap) Subscribe(buffer int) (*Subscription, error) {
 	if len(t.subs) >= maxListeners {
 		return nil, ErrListeners
 	}
-	s := &Subscription{tap: t, max: buffer, wake: make(chan struct{}, 1)}
+	s := &Subscription{max: buffer, wake: make(chan struct{}, 1), now: func() time.Duration { return t.since(time.Now()) }}
+	s.preamble = func(part int) []byte {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		return t.preamble(part)
+	}
+	s.leave = func() { t.leave(s) }
 	s.buf = t.preamble(0)
 	s.wake <- struct{}{}
 	t.subs = append(t.subs, s)
@@ -239,10 +244,14 @@ func (t *Tap) ServeHTTP(w http.ResponseWriter, q *http.Request) {
 // Subscription is one listener's part of a recording. Next and Close may be
 // called by different goroutines; Next by one at a time.
 type Subscription struct {
-	tap  *Tap
 	max  int
 	wake chan struct{}
 	out  []byte // what Next gave last; its own
+
+	// Of the Tap, or of the Copy, that fills it.
+	preamble func(part int) []byte
+	now      func() time.Duration
+	leave    func()
 
 	mu      sync.Mutex // guards the fields below
 	buf     []byte
@@ -265,7 +274,7 @@ func (s *Subscription) add(line []byte) {
 	}
 	if s.lost > 0 {
 		// 60 bytes beyond the limit at most.
-		s.buf, _ = trace.AppendRecord(s.buf, &trace.Record{Kind: trace.KindDropped, Time: s.tap.since(time.Now()), Dropped: s.lost})
+		s.buf, _ = trace.AppendRecord(s.buf, &trace.Record{Kind: trace.KindDropped, Time: s.now(), Dropped: s.lost})
 		s.lost = 0
 	}
 	if len(s.buf) == 0 {
@@ -328,13 +337,7 @@ func (s *Subscription) Counts() (records, dropped uint64) {
 
 // Close ends the subscription; what waits can still be taken.
 func (s *Subscription) Close() {
-	t := s.tap
-	t.mu.Lock()
-	if i := slices.Index(t.subs, s); i >= 0 {
-		t.subs = slices.Delete(t.subs, i, i+1)
-	}
-	t.active.Store(len(t.subs) > 0)
-	t.mu.Unlock()
+	s.leave()
 	s.mu.Lock()
 	s.closed = true
 	s.mu.Unlock()
@@ -342,4 +345,13 @@ func (s *Subscription) Close() {
 	case s.wake <- struct{}{}:
 	default:
 	}
+}
+
+func (t *Tap) leave(s *Subscription) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if i := slices.Index(t.subs, s); i >= 0 {
+		t.subs = slices.Delete(t.subs, i, i+1)
+	}
+	t.active.Store(len(t.subs) > 0)
 }

@@ -1,0 +1,124 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"sync"
+
+	"github.com/spf13/cobra"
+
+	"github.com/dynctl/dynctl/internal/bench/replay"
+	"github.com/dynctl/dynctl/internal/router"
+	"github.com/dynctl/dynctl/internal/router/kvfeed"
+	"github.com/dynctl/dynctl/internal/router/receipt"
+	"github.com/dynctl/dynctl/internal/router/trace"
+	"github.com/dynctl/dynctl/internal/router/trace/recorder"
+)
+
+// recordFlags say what is recorded, and where to.
+type recordFlags struct {
+	path   string
+	file   recorder.FileOptions
+	tokens bool
+	buffer int
+}
+
+func (f *recordFlags) add(cmd *cobra.Command, path string) {
+	flags := cmd.Flags()
+	flags.StringVar(&f.path, path, "", "record KV events, decisions and outcomes to `FILE` (.gz and .zst compress)")
+	prefix := ""
+	if path == "record" {
+		prefix = "record-"
+	}
+	flags.Int64Var(&f.file.MaxBytes, prefix+"max-bytes", 1<<30, "begin a new file after so many `BYTES`, before compression; 0 is never")
+	flags.DurationVar(&f.file.MaxAge, prefix+"max-age", 0, "begin a new file after so long; 0 is never")
+	flags.IntVar(&f.file.Keep, prefix+"keep", 0, "keep only the newest so many files; 0 keeps all")
+	flags.IntVar(&f.buffer, prefix+"buffer", recorder.DefaultBuffer, "`BYTES` that may wait for the disk; more is dropped and counted")
+}
+
+// newTap makes the tap of a router.
+func newTap(source string) *recorder.Tap {
+	return recorder.NewTap(trace.Header{Source: source, Version: buildVersion().Version})
+}
+
+// observer feeds a tap with what a router does. With tokens, decisions have the
+// prompts' token ids, not only their hashes.
+func observer(t *recorder.Tap, tokens bool) router.Observer {
+	pool := sync.Pool{New: func() any { return new(trace.Decision) }}
+	return router.Observer{
+		Batch: func(o kvfeed.Observation) { observeBatch(t, o) },
+		Decision: func(r router.DecisionRecord) {
+			if !t.Active() || r.Input == nil || r.Plan == nil {
+				return
+			}
+			d := pool.Get().(*trace.Decision)
+			*d = trace.Decision{
+				ID: r.Receipt.ID, RequestID: r.Receipt.RequestID, Attempt: r.Attempt, Model: r.Receipt.Model,
+				BlockSize: r.BlockSize, Locals: r.Locals, Approximate: r.Approximate,
+				Decode: trace.Phase{Candidates: d.Decode.Candidates[:0]}, Prefill: trace.Phase{Candidates: d.Prefill.Candidates[:0]},
+			}
+			if tokens {
+				d.Tokens = r.Tokens
+			}
+			replay.FillDecision(d, r.Input, r.Plan)
+			t.Decision(r.Asked, d)
+			d.Locals, d.Tokens = nil, nil // the router's
+			pool.Put(d)
+		},
+		Outcome: func(r *receipt.Receipt) { t.Outcome(r.ID, r) },
+	}
+}
+
+// observeBatch records what a feed did.
+func observeBatch(t *recorder.Tap, o kvfeed.Observation) {
+	rank := kvfeed.Key{Worker: o.Worker, DP: o.DP}.String()
+	switch {
+	case o.Told && o.Began:
+		t.Rank(rank, trace.RankInfo{Slot: uint32(o.Rank), BlockSize: o.BlockSize, Once: o.Once, New: !o.Kept})
+	case o.Told:
+		t.Feed(rank, o.Trusted)
+	case o.Cleared:
+		t.Clear(rank, o.Anew, o.Reason)
+	default:
+		t.Batch(rank, o.Seq, o.At, o.Replayed, o.Payload)
+	}
+}
+
+// startRecording begins to write a tap's lines to a file. The function that it
+// returns ends the recording and waits for the file to be complete.
+func startRecording(t *recorder.Tap, f *recordFlags, log *slog.Logger) (stop func() error, err error) {
+	sub, err := t.Subscribe(f.buffer)
+	if err != nil {
+		return nil, err
+	}
+	f.file.Path = f.path
+	file, err := recorder.NewFile(sub, f.file)
+	if err != nil {
+		sub.Close()
+		return nil, err
+	}
+	log.Info("recording", "file", file.Path())
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() {
+		err := file.Run(ctx)
+		if err != nil {
+			log.Error("the recording ended", "err", err)
+		}
+		done <- err
+	}()
+	return func() error {
+		cancel()
+		err := <-done
+		records, dropped := sub.Counts()
+		if err != nil {
+			return fmt.Errorf("recording: %w", err)
+		}
+		log.Info("recorded", "file", file.Path(), "records", records, "bytes", file.Bytes(), "dropped", dropped)
+		if dropped > 0 {
+			log.Warn("records were dropped: give --record-buffer more bytes, or a faster disk", "dropped", dropped)
+		}
+		return nil
+	}, nil
+}
