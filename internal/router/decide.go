@@ -109,6 +109,8 @@ type decision struct {
 	in    disagg.Input
 	plan  disagg.Plan
 
+	// dry asks without changing anything.
+	dry bool
 	// pins and bans of this request.
 	pinDecode, pinPrefill string // worker names
 	pinRank               int    // -1 for any
@@ -211,18 +213,61 @@ func (r *Router) decide(d *decision, facts disagg.Facts, force disagg.Force, ses
 		in.ISL, in.BlockSize, in.SessionKey = facts.ISL, unit, session
 		in.Draw = r.rng.next()
 		in.Turn = r.turns[turn].Add(1) - 1
-		in.Candidates, *peers = in.Candidates[:0], (*peers)[:0]
-		for _, w := range d.list {
-			if p == selector.Prefill && !w.Role.CanPrefill() || p == selector.Decode && !w.Role.CanDecode() {
-				continue
-			}
-			r.candidates(d, w, p, unit, in, peers)
+		r.collect(d, p, unit, in, peers)
+		if r.spare(d, p, in) {
+			r.collect(d, p, unit, in, peers)
 		}
 	}
 	phase(&d.in.Decode, &d.in.DecodePeers, selector.Decode, s.routing.decode, 1)
 	phase(&d.in.Prefill, &d.in.PrefillPeers, selector.Prefill, s.routing.prefill, 0)
 	disagg.Make(&d.in, &d.plan)
 	d.took.plan += time.Since(start)
+}
+
+// collect lists the ranks that can do a phase.
+func (r *Router) collect(d *decision, p selector.Phase, unit int, in *selector.Input, peers *[]disagg.Peer) {
+	in.Candidates, *peers = in.Candidates[:0], (*peers)[:0]
+	for _, w := range d.list {
+		if can(w, p) {
+			r.candidates(d, w, p, unit, in, peers)
+		}
+	}
+}
+
+func can(w *workers.Worker, p selector.Phase) bool {
+	if p == selector.Prefill {
+		return w.Role.CanPrefill()
+	}
+	return w.Role.CanDecode()
+}
+
+// spare brings ejected workers back when a phase has nobody else. It reports
+// whether it did.
+func (r *Router) spare(d *decision, p selector.Phase, in *selector.Input) (changed bool) {
+	for i := range in.Candidates {
+		if in.Candidates[i].Excluded == "" {
+			return false
+		}
+	}
+	for _, w := range d.list {
+		if pin := d.pin(p); d.dry || pin != "" && pin != w.Name {
+			continue
+		}
+		if ok, _ := w.State.Usable(); ok || !can(w, p) || d.isBanned(w, p) || w.State.Draining() || w.State.Condition().Health != workers.Ejected {
+			continue
+		}
+		r.outliers.Last(w)
+		changed = true
+	}
+	return changed
+}
+
+// pin is the worker that was asked for; "" for any.
+func (d *decision) pin(p selector.Phase) string {
+	if p == selector.Prefill {
+		return d.pinPrefill
+	}
+	return d.pinDecode
 }
 
 // candidates adds the ranks of a worker to a phase.
@@ -236,11 +281,7 @@ func (r *Router) candidates(d *decision, w *workers.Worker, p selector.Phase, un
 			excluded = b.why
 		}
 	}
-	pin := d.pinDecode
-	if p == selector.Prefill {
-		pin = d.pinPrefill
-	}
-	if pin != "" && w.Name != pin && excluded == "" {
+	if pin := d.pin(p); pin != "" && w.Name != pin && excluded == "" {
 		excluded = "another worker was asked for"
 	}
 	size := d.settings.blockOf(w)

@@ -55,6 +55,7 @@ type exchange struct {
 
 	// What the client got.
 	committed bool // the head of the answer is sent
+	closed    bool // the books are
 	// begun is set with the first byte from the decode leg that counts; it is
 	// read by the prefill leg that runs beside it.
 	begun  atomic.Bool
@@ -129,11 +130,9 @@ func (r *Router) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		cancel()
 		if cut, _ := p.(error); p != nil && !errors.Is(cut, http.ErrAbortHandler) {
 			r.panicked(x, p)
+			told := x.committed
 			x.finish(fmt.Errorf("panic: %v", p))
-			if !x.committed {
-				api.WriteError(w, req, errors.New("internal error"))
-				p = nil
-			} else {
+			if p = nil; told {
 				p = http.ErrAbortHandler
 			}
 		}
@@ -144,8 +143,9 @@ func (r *Router) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		}
 	}()
 	err := x.serve()
+	begun := x.committed
 	x.finish(err)
-	if err != nil && x.committed {
+	if err != nil && begun {
 		x.abort(err)
 	}
 }
@@ -409,10 +409,9 @@ func (x *exchange) findPrompt() {
 	}
 }
 
-// finish closes the books of the request. Nothing of it is sent any more,
-// except an error when nothing was.
+// finish closes the books of the request, once, and then tells the client of
+// the error if it has got nothing yet.
 func (x *exchange) finish(err error) {
-	r := x.r
 	var e *api.Error
 	if err != nil {
 		e = api.FromError(err)
@@ -420,17 +419,33 @@ func (x *exchange) finish(err error) {
 			e = &api.Error{Status: api.StatusClientClosed, Code: api.CodeClientClosed, Message: "the client closed the connection", Err: err}
 		}
 		if !x.committed {
-			if x.decision != "" {
-				x.decisionHeaders()
-			}
 			x.status = e.Status
-			if x.held != nil && e.Code != api.CodeClientClosed {
-				x.sendHeld()
-			} else {
-				api.WriteError(x.w, x.req, e)
+			if x.held != nil && e.Status != api.StatusClientClosed {
+				x.status = x.held.status
 			}
 		}
 	}
+	if !x.closed {
+		x.closed = true
+		x.close(e, err)
+	}
+	if e == nil || x.committed {
+		return
+	}
+	if x.decision != "" {
+		x.decisionHeaders()
+	}
+	x.committed = true
+	if x.held != nil && e.Status != api.StatusClientClosed {
+		x.sendHeld()
+	} else {
+		api.WriteError(x.w, x.req, e)
+	}
+}
+
+// close writes what came of the request into metrics, spans and the receipt.
+func (x *exchange) close(e *api.Error, err error) {
+	r := x.r
 	took := time.Since(x.start)
 	status := x.status
 	if e != nil && e.Status == api.StatusClientClosed {

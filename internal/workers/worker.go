@@ -317,7 +317,7 @@ func (s *State) Condition() Condition {
 	}
 	c := s.Probed()
 	if c.Health == Healthy {
-		if e := s.ejection.Load(); e != nil {
+		if e := s.ejection.Load(); e != nil && !e.Outlived(c) {
 			return Condition{Health: Ejected, Reason: e.Reason, Since: e.Since}
 		}
 	}
@@ -370,7 +370,7 @@ func (s *State) Usable() (ok bool, reason string) {
 	case Healthy:
 		return true, ""
 	case Ejected:
-		if e := s.Ejection(); e == nil || e.trial.Load() == trialOpen {
+		if e := s.Ejection(); e == nil || e.trial.Load() == trialOpen { // ended meanwhile, or open
 			return true, ""
 		}
 		return false, "ejected"
@@ -395,6 +395,12 @@ const (
 	trialOpen
 	trialRunning
 )
+
+// Outlived reports whether probes have found the worker down and up again since
+// it was ejected: what it did before says nothing of what runs now.
+func (e *Ejection) Outlived(probed Condition) bool {
+	return probed.Health == Healthy && probed.Since.After(e.Since)
+}
 
 // OfferTrial ends the penalty: one request may try the worker.
 func (e *Ejection) OfferTrial() { e.trial.CompareAndSwap(trialClosed, trialOpen) }

@@ -120,6 +120,10 @@ func (o *Outliers) Admit(w *workers.Worker) bool {
 	if e == nil {
 		return true
 	}
+	if e.Outlived(w.State.Probed()) {
+		o.end(w, e, "probes have seen it go down and come up again")
+		return true
+	}
 	if !e.TakeTrial() {
 		return false
 	}
@@ -128,6 +132,26 @@ func (o *Outliers) Admit(w *workers.Worker) bool {
 	o.mu.Unlock()
 	o.poke() // Run gives the trial back if no report comes
 	return true
+}
+
+// Last brings an ejected worker back because a request has nobody else: the
+// others went down after it was ejected, and a bad worker is better than none.
+func (o *Outliers) Last(w *workers.Worker) {
+	if e := w.State.Ejection(); e != nil {
+		o.end(w, e, "nobody else is left for its role and models")
+	}
+}
+
+// end ends ejection e of a worker, once.
+func (o *Outliers) end(w *workers.Worker, e *workers.Ejection, why string) {
+	now := time.Now()
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if w.State.Ejection() == e {
+		r := o.record(w)
+		r.trialSince = time.Time{}
+		o.reinstate(r, e, now, why)
+	}
 }
 
 // Report tells how a request to the worker ended. For a stream, its first byte
@@ -328,6 +352,10 @@ func (o *Outliers) step(now time.Time) (next time.Time, ok bool) {
 			continue
 		}
 		due := e.Until
+		if e.Outlived(r.worker.State.Probed()) {
+			o.reinstate(r, e, now, "probes have seen it go down and come up again")
+			continue
+		}
 		switch {
 		case !e.OnTrial() && !now.Before(e.Until):
 			e.OfferTrial()
