@@ -418,12 +418,16 @@ func (x *exchange) legRefused(phase selector.Phase, w *workers.Worker, resp *ups
 	case resp.Status == http.StatusTooManyRequests:
 		x.r.outliers.Report(w, health.ClientError)
 		f.reason, f.retry = "overloaded", true
+	case phase == selector.Prefill && resp.Status < 400:
+		// A redirect is no prefill, and none of the client's business.
+		x.r.outliers.Report(w, health.ServerError)
+		f.reason, f.retry = "protocol", true
 	default:
 		// The request itself is at fault; nobody else will like it better.
 		x.r.outliers.Report(w, health.ClientError)
 		f.reason = "status_4xx"
 	}
-	if phase == selector.Decode || resp.Status < 500 {
+	if phase == selector.Decode || resp.Status/100 == 4 {
 		x.hold(held)
 	}
 	return f

@@ -84,7 +84,8 @@ func Start(ctx context.Context, o Options) (*Rig, error) {
 	if o.Configure != nil {
 		o.Configure(&g.Config)
 	}
-	g.Client = &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 256, DisableCompression: true}}
+	g.Client = &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 256, DisableCompression: true},
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 	if err := g.StartRouter(ctx); err != nil {
 		return nil, errors.Join(err, g.Close(ctx))
 	}
