@@ -47,7 +47,7 @@ type rank struct {
 	lostAt   time.Time // when the rank was last without connection
 	proven   bool      // the connection continues what the stream has seen
 	resynced bool      // it was started over because of orphans
-	refetch  bool      // a live batch came damaged: the replay has a good copy
+	refetch  bool      // fetch everything again when the budget of replays allows
 	accept   bool      // take the first batch as it comes: the replay has failed
 
 	catching     bool // live batches wait in held for a replay

@@ -41,7 +41,7 @@ func (r *rank) tend(ctx context.Context) {
 			// until that is stored again; the replay tells it at once.
 			if next = r.untilReplay(now); next <= 0 {
 				r.refetch = false
-				r.startOver("fetching again what came damaged")
+				r.startOver("fetching again what came damaged or was given up")
 				r.catching, catching = true, true
 			}
 		case !catching && r.src.Replay != "":
@@ -94,7 +94,8 @@ const catchUpAttempts = 16
 // goes live. What cannot be fetched is given up.
 func (r *rank) catchUp(ctx context.Context, conn uint64) {
 	why := ""
-	idle := 0 // attempts that brought nothing
+	idle := 0       // attempts that brought nothing
+	broken := false // the replay socket does not work
 	for attempt := range catchUpAttempts {
 		r.mu.Lock()
 		if r.conn != conn || !r.catching {
@@ -122,6 +123,7 @@ func (r *rank) catchUp(ctx context.Context, conn uint64) {
 			r.n.ReplayErrors++
 			why = err.Error()
 		}
+		broken = err != nil
 		if p.restarted {
 			r.mu.Unlock()
 			continue
@@ -156,6 +158,9 @@ func (r *rank) catchUp(ctx context.Context, conn uint64) {
 		r.startOver("what was missed cannot be fetched: " + why)
 	}
 	r.proven, r.accept = true, true
+	// What was given up for want of budget can be fetched later; from a socket
+	// that does not answer it cannot, and the rank is built anew without it.
+	r.refetch = !broken
 	for _, b := range r.held {
 		r.force(b, why)
 	}
