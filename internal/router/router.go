@@ -120,6 +120,7 @@ type Router struct {
 	sticky            *stickyResponses
 	traffic           traffic
 	compute           recomputeWatch
+	failures          toldFailures
 	failing           failings
 
 	fleet    fleet
