@@ -2,14 +2,11 @@ package router
 
 import (
 	"errors"
-	"fmt"
-	"strings"
 	"sync"
 	"time"
 
 	"github.com/dynctl/dynctl/internal/router/api"
 	"github.com/dynctl/dynctl/internal/router/disagg"
-	"github.com/dynctl/dynctl/internal/router/eventlog"
 	"github.com/dynctl/dynctl/internal/router/receipt"
 	"github.com/dynctl/dynctl/internal/router/selector"
 	"github.com/dynctl/dynctl/internal/router/telemetry"
@@ -221,7 +218,6 @@ func (l *legRecord) end(err error) {
 				outcome = f.reason
 			}
 			l.x.r.fleet.failed(l.peer.Rank)
-			l.x.r.tellFailure(l, outcome, now, err)
 		}
 		l.x.live.Update(func(c *receipt.Receipt) {
 			leg := c.Leg(l.at)
@@ -238,69 +234,6 @@ func (l *legRecord) end(err error) {
 		l.x.r.metrics.Leg(string(l.phase), l.peer.Worker.Name, outcome, now.Sub(l.start), first)
 		l.span.End(err)
 	})
-}
-
-// Failed legs are told at once, then at most one in this time for each worker
-// and outcome, with the number of those between: a worker that fails a thousand
-// requests a second shall be seen, not flood the log.
-const tellEvery = time.Second
-
-// maxTold bounds the (worker, outcome) pairs that are remembered.
-const maxTold = 1 << 12
-
-// toldFailures remembers what was told of failed legs.
-type toldFailures struct {
-	mu   sync.Mutex // guards last
-	last map[[2]string]*toldFailure
-}
-
-type toldFailure struct {
-	at     time.Time
-	untold int
-}
-
-// take reports whether to tell now, and of how many failures nothing was told.
-func (t *toldFailures) take(worker, outcome string, now time.Time) (untold int, tell bool) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	key := [2]string{worker, outcome}
-	f := t.last[key]
-	if f == nil {
-		if t.last == nil || len(t.last) >= maxTold {
-			t.last = map[[2]string]*toldFailure{}
-		}
-		t.last[key] = &toldFailure{at: now}
-		return 0, true
-	}
-	if now.Sub(f.at) < tellEvery {
-		f.untold++
-		return 0, false
-	}
-	untold, f.untold, f.at = f.untold, 0, now
-	return untold, true
-}
-
-// tellFailure makes the failure of a worker an event. What a client did, or
-// the router itself, is none.
-func (r *Router) tellFailure(l *legRecord, outcome string, now time.Time, err error) {
-	switch outcome {
-	case "status_4xx", "canceled", "invalid":
-		return
-	}
-	var gone *upstream.ClientError
-	if l.x.ctx.Err() != nil || errors.As(err, &gone) {
-		return
-	}
-	worker := l.peer.Worker.Name
-	untold, tell := r.failures.take(worker, outcome, now)
-	if !tell {
-		return
-	}
-	text := fmt.Sprintf("a %s leg on %s failed (%s): %s", l.phase, l.peer.Rank.Label, strings.ReplaceAll(outcome, "_", " "), oneLine(err))
-	if untold > 0 {
-		text += fmt.Sprintf(" (and %d more like this since the last one told)", untold)
-	}
-	r.event(eventlog.Event{Kind: "leg_failed", Severity: eventlog.Warn, Worker: worker, Rank: l.peer.Rank.Label, Request: l.x.decision, Text: text})
 }
 
 // answerFacts is what was seen of the answer while it was forwarded.

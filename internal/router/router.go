@@ -120,7 +120,6 @@ type Router struct {
 	sticky            *stickyResponses
 	traffic           traffic
 	compute           recomputeWatch
-	failures          toldFailures
 	failing           failings
 
 	fleet    fleet
