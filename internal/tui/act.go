@@ -160,8 +160,8 @@ func (a *app) freeze(back int) {
 		return
 	}
 	a.back = min(back, len(a.history)-1)
-	v := a.history[len(a.history)-1-a.back]
-	a.frozen = &v
+	p := a.history[len(a.history)-1-a.back]
+	a.frozen = &p
 }
 
 func (a *app) resume() { a.frozen, a.back = nil, 0 }

@@ -82,9 +82,9 @@ type app struct {
 	tab    int
 	before int
 
-	history []feed.View
-	frozen  *feed.View // what is shown while the data stands still
-	back    int        // steps back in history, 0 is the newest
+	history []past
+	frozen  *past // what is shown while the data stands still
+	back    int   // steps back in history, 0 is the newest
 
 	input   textinput.Model
 	asking  string // "", "filter", "command" or "save"
@@ -100,15 +100,21 @@ type app struct {
 	finished bool
 }
 
+// past is a view of before, and how many answers each router had given.
+type past struct {
+	view    feed.View
+	answers []int
+}
+
 // replica is one router with what was learned of it.
 type replica struct {
 	poller  *feed.Poller
 	builder *feed.Builder
 	view    *feed.Router
 	failed  int // questions in a row
-	after   uint64
 	polling bool
 	wanted  bool // asked for by a key while polling
+	answers int  // that came, for histories that stand still
 	gen     int  // of the waiting timer
 }
 
@@ -215,9 +221,20 @@ func (a *app) sum() {
 // shown is the view on the screen: the newest, or one that stands still.
 func (a *app) shown() *feed.View {
 	if a.frozen != nil {
-		return a.frozen
+		return &a.frozen.view
 	}
 	return &a.view
+}
+
+// series is the history of a rank's figures up to what is shown.
+func (a *app) series(label string, m feed.Metric) []float64 {
+	r := a.replicas[a.sel]
+	values := r.builder.History(label).Values(m)
+	if a.frozen != nil {
+		later := r.answers - a.frozen.answers[a.sel]
+		values = values[:max(0, len(values)-later)]
+	}
+	return values
 }
 
 // page is what the pages get.
@@ -226,7 +243,7 @@ func (a *app) page() *page.Ctx {
 	r := a.replicas[a.sel]
 	i := a.sel
 	c := &page.Ctx{
-		Th: a.th, View: v, R: &v.Routers[a.sel], Sel: a.sel, Series: r.builder.History, Events: r.builder.Events(),
+		Th: a.th, View: v, R: &v.Routers[a.sel], Sel: a.sel, Series: a.series, Events: r.builder.Events(),
 		W: a.w, H: max(0, a.h-3), Now: a.now, Frozen: a.frozen != nil,
 	}
 	client := r.poller.Client
@@ -364,12 +381,16 @@ func (a *app) sample(m sampleMsg) tea.Cmd {
 		r.failed++
 	} else {
 		r.failed = 0
+		r.answers++
 		a.reached = true
 	}
 	a.sum()
-	a.history = append(a.history, a.view)
+	answers := make([]int, len(a.replicas))
+	for i, r := range a.replicas {
+		answers[i] = r.answers
+	}
+	a.history = append(a.history, past{a.view, answers})
 	if len(a.history) > historyLen {
-		a.history[0] = feed.View{}
 		a.history = slices.Delete(a.history, 0, 1)
 	}
 	if a.frozen != nil {

@@ -22,7 +22,7 @@ func (a *app) drawHeader(c *page.Ctx, p *widget.Painter) {
 	}
 	if a.frozen != nil {
 		link, style = "PAUSED", theme.Warn
-		if d := a.now.Sub(a.frozen.At); d >= time.Second {
+		if d := a.now.Sub(a.frozen.view.At); d >= time.Second {
 			link += " " + widget.Age(d) + " ago"
 		}
 	}

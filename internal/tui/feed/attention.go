@@ -361,6 +361,9 @@ func (b *Builder) stamp(lines []Attention, now time.Time) []Attention {
 		if x.Severity != y.Severity {
 			return int(y.Severity - x.Severity)
 		}
+		if d := weight(x.Code) - weight(y.Code); d != 0 {
+			return d
+		}
 		if d := y.Since.Compare(x.Since); d != 0 {
 			return d
 		}
@@ -373,6 +376,16 @@ func (b *Builder) stamp(lines []Attention, now time.Time) []Attention {
 		lines = []Attention{}
 	}
 	return lines
+}
+
+// weight orders what is equally severe: first what is the cause of much else.
+func weight(code string) int {
+	for i, c := range [...]string{CodeRouterDown, CodeRouterStalls, CodeNoWorker, CodeWorkerDown, CodeRecompute, CodeSaturated, CodeFeed, CodeGap, CodeHotPrefix, CodeFallback, CodeRetries, CodeFailures} {
+		if c == code {
+			return i
+		}
+	}
+	return 100
 }
 
 // hotWatch finds prefixes that take a large part of the lookups.

@@ -15,7 +15,8 @@ import (
 const (
 	rateWindow    = 10 * time.Second
 	troubleWindow = time.Minute
-	maxSamples    = 80 // kept for both windows; at faster rates older ones are thinned
+	spacing       = 900 * time.Millisecond // between two points that are kept
+	maxSamples    = 80                     // points that spacing leaves in the longer window, and some more
 	maxEvents     = 1000
 )
 
@@ -187,20 +188,13 @@ func (b *Builder) remember(snap *admin.Snapshot) {
 		}
 		return
 	}
-	b.points = append(b.points, p)
+	if n := len(b.points); n > 1 && b.points[n-1].at.Sub(b.points[n-2].at) < spacing {
+		b.points[n-1] = p // at fast rates the newest point moves
+	} else {
+		b.points = append(b.points, p)
+	}
 	for len(b.points) > 2 && p.at.Sub(b.points[1].at) >= troubleWindow {
 		b.points = slices.Delete(b.points, 0, 1)
-	}
-	if len(b.points) > maxSamples {
-		// Thin the older half out; the newest stay for the rate window.
-		kept := b.points[:0]
-		for i, q := range b.points {
-			if i == 0 || i > len(b.points)/2 || i%2 == 0 {
-				kept = append(kept, q)
-			}
-		}
-		clear(b.points[len(kept):])
-		b.points = kept
 	}
 }
 

@@ -331,8 +331,8 @@ func drawDecisions(c *Ctx, p *widget.Painter, list []feed.Decision, rows []*feed
 	p.Cell(theme.Title, "DECODE", rank)
 	p.Cell(theme.Title, "PREFILL", rank)
 	if wide {
-		p.Right(theme.Title, "MARGIN", 7)
-		p.Right(theme.Title, "TTFT", 7)
+		p.Right(theme.Title, "MARGIN", 6)
+		p.Right(theme.Title, "TTFT", 6)
 	}
 	p.Put(theme.Title, " ")
 	p.Put(theme.Title, "OUTCOME / WHY")
@@ -365,12 +365,12 @@ func drawDecisions(c *Ctx, p *widget.Painter, list []feed.Decision, rows []*feed
 		p.Cell(theme.Plain, p.Cut(orDash(d.Decode), rank-1), rank)
 		p.Cell(theme.Plain, p.Cut(orDash(d.Prefill), rank-1), rank)
 		if wide {
-			p.Right(theme.Plain, widget.Rate(d.Margin.F()), 7)
-			p.Right(theme.Plain, widget.Millis(d.TTFT.F()), 7)
+			p.Right(theme.Plain, widget.Rate(d.Margin.F()), 6)
+			p.Right(theme.Plain, widget.Millis(d.TTFT.F()), 6)
 		}
 		p.Put(theme.Plain, " ")
 		p.Put(st, word)
-		p.Put(theme.Dim, "  "+d.ReasonText)
+		p.Put(theme.Dim, " "+d.ReasonText)
 		p.End()
 	}
 }
@@ -414,7 +414,11 @@ func (d *Decisions) explain(c *Ctx, p *widget.Painter, row *feed.Decision) {
 	more := len(lines) - d.scroll - h
 	for i := d.scroll; i < len(lines) && i < d.scroll+h; i++ {
 		if i == d.scroll+h-1 && more > 0 {
-			p.Line(theme.Dim, fmt.Sprintf("  %d more lines: enter gives the explanation the whole page", more+1))
+			text := "  %d more lines: enter gives the explanation the whole page"
+			if d.full {
+				text = "  %d more lines (j scrolls)"
+			}
+			p.Line(theme.Dim, fmt.Sprintf(text, more+1))
 			break
 		}
 		l := lines[i]

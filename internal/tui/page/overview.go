@@ -190,6 +190,20 @@ func drawFleet(c *Ctx, p *widget.Painter) {
 		}
 		p.End()
 	}
+	fleetTotal(c, p, name-1)
+}
+
+// fleetTotal is the line that adds the replicas up.
+func fleetTotal(c *Ctx, p *widget.Painter, name int) {
+	f := &c.View.Fleet
+	p.Put(theme.Bold, "  ")
+	p.Cell(theme.Bold, "all together", name+18)
+	for _, s := range []string{widget.Rate(f.Requests.F()), widget.Count(f.PromptTokensPerSecond.F()), strconv.Itoa(f.Inflight), strconv.Itoa(f.Queued)} {
+		p.Put(theme.Plain, " ")
+		p.Right(theme.Bold, s, 6)
+	}
+	p.Put(theme.Dim, fmt.Sprintf("   %d workers, %d ranks", f.Workers, f.Ranks))
+	p.End()
 }
 
 // LinkStyle is the style of a link's word.
@@ -208,12 +222,12 @@ func trafficBox(c *Ctx, p *widget.Painter) {
 	in := p.Sub(p.W - 4)
 	in.Put(theme.Bold, fmt.Sprintf("req/s   %-7s", widget.Rate(t.RequestRate.F())))
 	in.Put(theme.Plain, " ")
-	in.Spark(theme.Bar, c.Series("").Values(feed.Flow), in.W-in.X()-1)
+	in.Spark(theme.Bar, c.Series("", feed.Flow), in.W-in.X()-1)
 	in.End()
 	in.Line(theme.Plain, fmt.Sprintf("tokens  in %s/s  out %s/s  active %d  queued %d", widget.Count(promptRate(t)), widget.Count(t.CompletionRate.F()), t.Inflight, t.Queued))
 	in.Line(theme.Plain, fmt.Sprintf("TTFT    p50 %-7s p90 %-7s p99 %s", widget.Millis(t.TTFTP50.F()), widget.Millis(t.TTFTP90.F()), widget.Millis(t.TTFTP99.F())))
 	in.Line(theme.Plain, fmt.Sprintf("ITL     p50 %-7s p90 %-7s p99 %s", widget.Millis(t.ITLP50.F()), widget.Millis(t.ITLP90.F()), widget.Millis(t.ITLP99.F())))
-	in.Line(theme.Plain, fmt.Sprintf("failed  %s/s  refused %s/s  left %s/s  retries %s/min", widget.Rate(t.FailedRate.F()), widget.Rate(t.RejectedRate.F()), widget.Rate(t.CancelledRate.F()), widget.Count(perMinute(c.R, t.Retries))))
+	in.Line(theme.Plain, fmt.Sprintf("failed  %s/s refused %s/s left %s/s retries %s/min", widget.Rate(t.FailedRate.F()), widget.Rate(t.RejectedRate.F()), widget.Rate(t.CancelledRate.F()), widget.Count(perMinute(c.R, t.Retries))))
 	p.Box("Traffic, last "+window(c.R.RateWindow), in)
 }
 
@@ -320,7 +334,7 @@ func rankSummary(r *feed.Router, shown int, short bool) string {
 	if shown < len(r.Ranks) {
 		s += fmt.Sprintf("(%d shown)", shown)
 	}
-	return s
+	return strings.TrimRight(s, " ")
 }
 
 // attentionLine is one line of the attention block: the first head bytes are

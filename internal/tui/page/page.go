@@ -22,8 +22,9 @@ type Ctx struct {
 	View *feed.View
 	R    *feed.Router // the router that is looked at; never nil
 	Sel  int          // its place in View.Routers
-	// Series finds the history of a rank; "" is the router.
-	Series func(label string) *feed.Series
+	// Series is the history of a rank's figures up to the view; "" is the
+	// router.
+	Series func(label string, m feed.Metric) []float64
 	Events []admin.Event
 	W, H   int // of the page
 	Now    time.Time

@@ -116,15 +116,15 @@ func (w *Workers) Draw(c *Ctx, p *widget.Painter) {
 	w.describe(c, p, k)
 	compare := compareLines(k, c.W >= 110, c.H >= 24)
 	graph := max(3, min(c.H-p.Len()-len(compare)-3, 12))
-	s := c.Series(k.Label)
+	values := func(m feed.Metric) []float64 { return c.Series(k.Label, m) }
 	if c.W >= 110 {
 		l, r := p.Sub((c.W+1)/2), p.Sub(c.W/2)
-		graphOf(l, s, w.metric, graph)
+		graphOf(l, values(w.metric), w.metric, graph)
 		next := (w.metric + 1) % feed.Metric(len(feed.Metrics()))
-		graphOf(r, s, next, graph)
+		graphOf(r, values(next), next, graph)
 		p.Beside(l, r)
 	} else {
-		graphOf(p, s, w.metric, graph)
+		graphOf(p, values(w.metric), w.metric, graph)
 	}
 	p.Rule("Router's view against the engine's own")
 	for i, l := range compare {
@@ -166,8 +166,7 @@ func (w *Workers) describe(c *Ctx, p *widget.Painter, k *feed.Rank) {
 }
 
 // graphOf draws the history of a metric with its title.
-func graphOf(p *widget.Painter, s *feed.Series, m feed.Metric, h int) {
-	values := s.Values(m)
+func graphOf(p *widget.Painter, values []float64, m feed.Metric, h int) {
 	top := 0.0
 	now := math.NaN()
 	for _, v := range values {

@@ -69,8 +69,7 @@ func (p *Painter) Put(st theme.Style, s string) {
 // text appends at most room columns of s, cleaned.
 func (p *Painter) text(s string, room int) {
 	for i := 0; i < len(s); {
-		c := s[i]
-		if c < utf8.RuneSelf {
+		if c := s[i]; c < utf8.RuneSelf {
 			if room < 1 {
 				return
 			}
@@ -119,20 +118,22 @@ func runeWidth(r rune) int {
 
 var narrow = &runewidth.Condition{StrictEmojiNeutral: true}
 
+// cleanWidth is the number of columns that a rune takes after cleaning.
+func cleanWidth(r rune) int {
+	switch {
+	case r < utf8.RuneSelf:
+		return 1
+	case r == utf8.RuneError || r < 0xa0:
+		return 0
+	}
+	return runeWidth(r)
+}
+
 // Width is the number of columns of s after cleaning.
 func Width(s string) int {
 	w := 0
-	for i := 0; i < len(s); {
-		if s[i] < utf8.RuneSelf {
-			w++
-			i++
-			continue
-		}
-		r, n := utf8.DecodeRuneInString(s[i:])
-		if r != utf8.RuneError && r >= 0xa0 {
-			w += runeWidth(r)
-		}
-		i += n
+	for _, r := range s {
+		w += cleanWidth(r)
 	}
 	return w
 }
@@ -165,7 +166,7 @@ func (p *Painter) Cut(s string, w int) string {
 	}
 	at := 0
 	for i, r := range s {
-		at += runeWidth(r)
+		at += cleanWidth(r)
 		if at > w-1 {
 			return s[:i] + p.Th.Ellipsis
 		}

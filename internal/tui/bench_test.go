@@ -1,0 +1,186 @@
+package tui
+
+import (
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	tea "github.com/charmbracelet/bubbletea"
+	"github.com/muesli/termenv"
+
+	"github.com/dynctl/dynctl/internal/tui/feed"
+)
+
+// big is a fleet of 256 ranks.
+var big = stage{prefill: 8, decode: 24, dp: 8, troubles: true}
+
+// BenchmarkView draws every view anew at 200x60 with 256 ranks; the budget is
+// 8 ms.
+func BenchmarkView(b *testing.B) {
+	for i, v := range views[:4] {
+		b.Run(v.name, func(b *testing.B) {
+			a := newStage(b, big, 200, 60, 20, Options{Profile: termenv.TrueColor})
+			views[i].show(a, big)
+			b.ReportAllocs()
+			for b.Loop() {
+				a.dirty = true
+				if len(a.View()) < 1000 {
+					b.Fatal("no frame")
+				}
+			}
+		})
+	}
+}
+
+// BenchmarkSample takes an answer of 256 ranks in.
+func BenchmarkSample(b *testing.B) {
+	a := newStage(b, big, 200, 60, 20, Options{Profile: termenv.TrueColor})
+	samples := make([]feed.Sample, 64)
+	for i := range samples {
+		samples[i] = feed.Sample{Snapshot: big.snapshot(20 + i), At: start.Add(time.Duration(20+i) * time.Second)}
+	}
+	n := 0
+	b.ReportAllocs()
+	for b.Loop() {
+		s := samples[n%len(samples)]
+		s.Snapshot.Status.Now = start.Add(time.Duration(20+n) * time.Second)
+		s.At = s.Snapshot.Status.Now
+		a.Update(sampleMsg{0, s})
+		n++
+	}
+}
+
+// BenchmarkKey is a key press and the frame after it.
+func BenchmarkKey(b *testing.B) {
+	a := newStage(b, big, 200, 60, 20, Options{Profile: termenv.TrueColor})
+	down, up := tea.KeyMsg{Type: tea.KeyDown}, tea.KeyMsg{Type: tea.KeyUp}
+	var worst time.Duration
+	n := 0
+	for b.Loop() {
+		k := down
+		if n%100 >= 50 {
+			k = up
+		}
+		n++
+		t := time.Now()
+		a.Update(k)
+		a.View()
+		worst = max(worst, time.Since(t))
+	}
+	b.ReportMetric(float64(worst.Microseconds()), "worst-us")
+}
+
+// TestViewBudget keeps drawing far below its budget, on any machine.
+func TestViewBudget(t *testing.T) {
+	if testing.Short() {
+		t.Skip("measures time")
+	}
+	for _, v := range views {
+		a := newStage(t, big, 200, 60, 20, Options{Profile: termenv.TrueColor})
+		v.show(a, big)
+		var took []time.Duration
+		for range 50 {
+			a.dirty = true
+			began := time.Now()
+			a.View()
+			took = append(took, time.Since(began))
+		}
+		slices.Sort(took)
+		if m := took[len(took)/2]; m > 8*time.Millisecond {
+			t.Errorf("%s takes %s to draw, more than 8 ms", v.name, m)
+		}
+	}
+}
+
+// TestFrameIsCached checks that nothing is drawn for messages that change
+// nothing.
+func TestFrameIsCached(t *testing.T) {
+	a := newStage(t, fleet, 120, 40, 5, plainOptions)
+	a.View()
+	n := a.draws
+	for range 10 {
+		a.Update(struct{}{})
+		a.Update(pollMsg{0, -1})
+		a.View()
+	}
+	if a.draws != n {
+		t.Errorf("%d frames were drawn for nothing", a.draws-n)
+	}
+}
+
+// TestBytesPerRefresh counts what a refresh writes to the terminal: bubbletea
+// rewrites the lines that changed, each with a few bytes of cursor movement.
+func TestBytesPerRefresh(t *testing.T) {
+	for name, g := range map[string]stage{"12 ranks": {prefill: 2, decode: 4, dp: 2, troubles: true}, "64 ranks": {prefill: 4, decode: 12, dp: 4, troubles: true}, "256 ranks": big} {
+		for _, size := range [][2]int{{80, 24}, {120, 40}, {200, 60}} {
+			a := newStage(t, g, size[0], size[1], 15, Options{Profile: termenv.TrueColor})
+			old := strings.Split(a.View(), "\n")
+			bytes, refreshes := 0, 10
+			for s := range refreshes {
+				sendSample(a, g, 0, 15+s)
+				lines := strings.Split(a.View(), "\n")
+				for i, l := range lines {
+					bytes += 2
+					if l != old[i] {
+						bytes += len(l) + len("\x1b[K")
+					}
+				}
+				old = lines
+			}
+			per := bytes / refreshes
+			t.Logf("%s at %dx%d: %d bytes per refresh", name, size[0], size[1], per)
+			if per > 8<<10 {
+				t.Errorf("%s at %dx%d: %d bytes per refresh, more than 8 KiB", name, size[0], size[1], per)
+			}
+		}
+	}
+}
+
+// TestFirstFrame checks that something is on the screen within 100 ms, without
+// waiting for a router.
+func TestFirstFrame(t *testing.T) {
+	c := clients(t, "http://127.0.0.1:1")
+	began := time.Now()
+	a := newApp(t.Context(), Options{Clients: c})
+	a.Update(tea.WindowSizeMsg{Width: 120, Height: 40})
+	frame := screen(a)
+	if took := time.Since(began); took > 100*time.Millisecond {
+		t.Errorf("the first frame took %s", took)
+	}
+	mustContain(t, frame, "WAIT", "waiting for the router's first answer")
+}
+
+// TestHeapIsBounded takes in answers of 256 ranks until every ring is full,
+// and as many again: from then on an hour is like a day.
+func TestHeapIsBounded(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes seconds")
+	}
+	a := newStage(t, big, 200, 60, 1, Options{Profile: termenv.ANSI256})
+	snap := big.snapshot(1)
+	s := 1
+	heap := func(to int) uint64 {
+		for ; s < to; s++ {
+			now := start.Add(time.Duration(s) * time.Second)
+			snap.Status.Now = now
+			for i := range snap.Events {
+				snap.Events[i].Seq = uint64(4*s + i)
+			}
+			snap.Status.Traffic.Requests += 42
+			a.Update(sampleMsg{0, feed.Sample{Snapshot: snap, At: now}})
+		}
+		a.View()
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return m.HeapAlloc
+	}
+	full, later := heap(350), heap(700)
+	t.Logf("heap %d MiB when all is full, %d MiB later", full>>20, later>>20)
+	if full > 64<<20 || later > full+full/10 {
+		t.Errorf("heap %d MiB, later %d MiB: not below 64 MiB and steady", full>>20, later>>20)
+	}
+	runtime.KeepAlive(a)
+}

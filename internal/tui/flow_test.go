@@ -1,0 +1,548 @@
+package tui
+
+import (
+	"bytes"
+	"encoding/csv"
+	"encoding/json"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	tea "github.com/charmbracelet/bubbletea"
+	"github.com/charmbracelet/x/exp/teatest"
+
+	"github.com/dynctl/dynctl/internal/router/admin"
+	"github.com/dynctl/dynctl/internal/tui/feed"
+	"github.com/dynctl/dynctl/internal/tui/keys"
+	"github.com/dynctl/dynctl/internal/tui/page"
+)
+
+var fleet = stage{prefill: 2, decode: 4, dp: 2}
+
+// cursorLine is the row under the cursor.
+func cursorLine(a *app) string {
+	for l := range strings.Lines(screen(a)) {
+		if strings.HasPrefix(l, a.th.Cursor+" ") {
+			return l
+		}
+	}
+	return ""
+}
+
+func TestSwitchViews(t *testing.T) {
+	a := newStage(t, fleet, 120, 40, 5, plainOptions)
+	for _, c := range []struct{ key, tab string }{
+		{"2", "[2 Workers]"}, {"5", "[5 Events]"}, {"tab", "[1 Overview]"}, {"shift+tab", "[5 Events]"}, {"`", "[1 Overview]"}, {"4", "[4 Decisions]"}, {"3", "[3 Radix]"}, {"1", "[1 Overview]"},
+	} {
+		press(a, c.key)
+		mustContain(t, screen(a), c.tab)
+	}
+	press(a, "?")
+	mustContain(t, screen(a), "help, esc closes", "two levels")
+	press(a, "G")
+	mustContain(t, screen(a), "DOWN EJECT ASLEEP")
+	press(a, "esc")
+	if strings.Contains(screen(a), "help, esc closes") {
+		t.Error("esc does not close the help")
+	}
+}
+
+func TestFilterSortAndMove(t *testing.T) {
+	a := newStage(t, fleet, 120, 40, 5, plainOptions)
+	press(a, "/")
+	typed(a, "role:decode dp1")
+	press(a, "enter")
+	got := screen(a)
+	mustContain(t, got, "filter role:decode dp1", "(4 shown)", "decode-3/dp1")
+	if strings.Contains(got, "  prefill-0/dp") {
+		t.Error("the filter lets prefill through")
+	}
+	// A wrong filter says what is wrong and leaves the old one.
+	press(a, "/")
+	press(a, "ctrl+u")
+	typed(a, "nosuch>3")
+	press(a, "enter")
+	mustContain(t, screen(a), `there is no field "nosuch"`, "filter role:decode dp1")
+	press(a, "esc")
+	if strings.Contains(screen(a), "filter role:decode") {
+		t.Error("esc does not clear the filter")
+	}
+	// Sort by name: the first row is decode-0/dp0; reversed it is prefill-1/dp1.
+	press(a, ":")
+	typed(a, "sort rank")
+	press(a, "enter")
+	mustContain(t, cursorLine(a), "decode-0/dp0")
+	press(a, "S")
+	mustContain(t, cursorLine(a), "prefill-1/dp1")
+	press(a, "S", "j", "j")
+	mustContain(t, cursorLine(a), "decode-1/dp0")
+	// The cursor stays with its rank when the order changes and data arrives.
+	press(a, ":")
+	typed(a, "sort kv")
+	press(a, "enter")
+	mustContain(t, cursorLine(a), "decode-1/dp0")
+	for s := 5; s < 12; s++ {
+		sendSample(a, fleet, 0, s)
+		mustContain(t, cursorLine(a), "decode-1/dp0")
+	}
+	press(a, "G", "j", "j")
+	last := cursorLine(a)
+	press(a, "g")
+	if first := cursorLine(a); first == last || first == "" {
+		t.Errorf("g and G show the same line %q", first)
+	}
+	press(a, ":")
+	typed(a, "sort nosuch")
+	press(a, "enter")
+	mustContain(t, screen(a), `"nosuch" is not one of worst, rank, kv`)
+	press(a, "F")
+	mustContain(t, screen(a), "no rank fits the filter")
+	press(a, "F", "z")
+	mustContain(t, screen(a), "EVAGE")
+}
+
+func TestPauseAndHistory(t *testing.T) {
+	a := newStage(t, fleet, 120, 40, 10, plainOptions)
+	press(a, "p")
+	mustContain(t, screen(a), "PAUSED")
+	body := func() string { // without the clock in the first line
+		_, rest, _ := strings.Cut(screen(a), "\n")
+		return rest
+	}
+	before := body()
+	for s := 10; s < 20; s++ {
+		sendSample(a, fleet, 0, s)
+	}
+	if body() != before {
+		t.Errorf("paused data moved:\n%s\n--- then\n%s", before, body())
+	}
+	mustContain(t, screen(a), "PAUSED 10s ago")
+	press(a, "[")
+	mustContain(t, screen(a), "PAUSED 11s ago")
+	press(a, "[", "]", "]", "]")
+	mustContain(t, screen(a), "PAUSED 9.0s ago")
+	press(a, " ")
+	if got := screen(a); strings.Contains(got, "PAUSED") {
+		t.Error("space does not go on")
+	}
+	for range 30 {
+		press(a, "[")
+	}
+	mustContain(t, screen(a), "there is no older one")
+	press(a, "p")
+	press(a, "+")
+	if a.rate != 500*time.Millisecond {
+		t.Errorf("rate %s", a.rate)
+	}
+	press(a, "-", "-")
+	if a.rate != 2*time.Second {
+		t.Errorf("rate %s", a.rate)
+	}
+	press(a, ":")
+	typed(a, "rate 3")
+	press(a, "enter")
+	if a.rate != 3*time.Second {
+		t.Errorf("rate %s", a.rate)
+	}
+	for range 20 {
+		press(a, "-")
+	}
+	if a.rate != maxRate {
+		t.Errorf("rate %s", a.rate)
+	}
+}
+
+func TestHistoryIsBounded(t *testing.T) {
+	a := newStage(t, stage{decode: 1, dp: 1}, 120, 40, 3*historyLen, plainOptions)
+	if len(a.history) != historyLen {
+		t.Errorf("%d views are kept", len(a.history))
+	}
+	if n := len(a.replicas[0].builder.Events()); n > 1000 {
+		t.Errorf("%d events are kept", n)
+	}
+	if n := len(a.replicas[0].builder.History("decode-0/dp0").Values(feed.KV)); n != 300 {
+		t.Errorf("%d samples are kept", n)
+	}
+}
+
+func TestRadixKeys(t *testing.T) {
+	a := newStage(t, fleet, 120, 40, 3, plainOptions)
+	press(a, "3")
+	mustContain(t, screen(a), "loading")
+	loadTree(a, fleet, "")
+	mustContain(t, cursorLine(a), "7f3a19c2", "602k", "85.8")
+	press(a, "l")
+	loadTree(a, fleet, "1")
+	press(a, "j", "l")
+	loadTree(a, fleet, "11")
+	mustContain(t, screen(a), "02ab0000", "37 more (enter loads them)", "icicle")
+	press(a, "enter")
+	mustContain(t, screen(a), "root > 7f3a19c2 > 91c2aa55")
+	mustContain(t, cursorLine(a), "02ab0000")
+	press(a, "u")
+	mustContain(t, cursorLine(a), "91c2aa55")
+	press(a, "esc")
+	mustContain(t, cursorLine(a), "7f3a19c2")
+	press(a, "h")
+	if got := screen(a); strings.Contains(got, "91c2aa55") {
+		t.Errorf("h does not close:\n%s", got)
+	}
+	press(a, "/")
+	typed(a, "aa01")
+	press(a, "enter")
+	mustContain(t, cursorLine(a), "aa01b27f")
+	press(a, "/", "ctrl+u")
+	typed(a, "zz")
+	press(a, "enter")
+	mustContain(t, screen(a), "no head of a hash")
+	press(a, "/", "ctrl+u")
+	typed(a, "rank:decode-0/dp0")
+	press(a, "enter")
+	mustContain(t, screen(a), "loading")
+	// An answer to an older question is not taken for a newer one.
+	loadTree(a, fleet, "")
+	mustContain(t, screen(a), "loading")
+	a.Update(page.ChildrenMsg{Query: admin.BrowseQuery{Sort: "blocks", Limit: 50, Rank: "decode-0/dp0"}, Answer: fleet.children("")})
+	mustContain(t, screen(a), "7f3a19c2")
+	press(a, "i")
+	if strings.Contains(screen(a), "icicle (key i)") {
+		t.Error("i does not hide the icicle")
+	}
+}
+
+// TestRadixForgets checks that a run that is gone leaves the tree.
+func TestRadixForgets(t *testing.T) {
+	a := newStage(t, fleet, 120, 40, 3, plainOptions)
+	press(a, "3")
+	loadTree(a, fleet, "")
+	press(a, "enter")
+	loadTree(a, fleet, "1")
+	mustContain(t, screen(a), "root > 7f3a19c2")
+	answer := fleet.children("")
+	answer.Children = answer.Children[1:]
+	a.Update(page.ChildrenMsg{Query: admin.BrowseQuery{Sort: "blocks", Limit: 50}, Answer: answer})
+	got := screen(a)
+	mustContain(t, got, "aa01b27f")
+	if strings.Contains(got, "7f3a19c2") {
+		t.Errorf("the run is still there:\n%s", got)
+	}
+}
+
+func TestDecisionKeys(t *testing.T) {
+	a := newStage(t, fleet, 120, 40, 20, plainOptions)
+	settle(a, press(a, "2", "enter"))
+	mustContain(t, screen(a), "[4 Decisions]", "filter worker:")
+	press(a, "esc")
+	loadList(a, fleet, "", 19)
+	mustContain(t, screen(a), "follow on", "30 shown of 5000 taken", "loading the receipt")
+	loadReceipt(a, fleet, 19*42+100)
+	mustContain(t, screen(a), "chosen", "runner-up, +3.90", "excluded: KV usage 91% > 90%", "5 what if    local", "8 verdict")
+	// Moving stops following; the cursor stays with its decision.
+	press(a, "j", "j")
+	row := cursorLine(a)
+	mustContain(t, screen(a), "follow off")
+	loadList(a, fleet, "", 19)
+	if got := cursorLine(a); got != row {
+		t.Errorf("the cursor moved from %q to %q", row, got)
+	}
+	press(a, "f")
+	mustContain(t, screen(a), "follow on")
+	press(a, "enter", "n")
+	mustContain(t, screen(a), "esc list")
+	press(a, "esc", "/")
+	typed(a, "path:local eff<100")
+	press(a, "enter")
+	loadList(a, fleet, "path:local eff<100", 19)
+	got := screen(a)
+	if strings.Contains(got, " remote ") {
+		t.Errorf("the filter lets remote through:\n%s", got)
+	}
+	// A receipt that the router no longer has.
+	a.Update(page.DecisionMsg{ID: a.pages[3].(*page.Decisions).Rows(a.page())[0].ID, Err: &admin.StatusError{Status: 404, Message: "the decision is no longer kept"}})
+	mustContain(t, screen(a), "the decision is no longer kept")
+}
+
+func TestOverviewOpensRank(t *testing.T) {
+	a := newStage(t, fleet, 120, 40, 5, plainOptions)
+	press(a, "j", "j", "j")
+	name := strings.Fields(cursorLine(a))[1]
+	settle(a, press(a, "enter"))
+	mustContain(t, screen(a), "[2 Workers]", "── "+name, "ROUTER    ENGINE     DIFF")
+	mustContain(t, cursorLine(a), name)
+}
+
+func TestEventDetail(t *testing.T) {
+	a := newStage(t, fleet, 120, 40, 10, plainOptions)
+	press(a, "5", "/")
+	typed(a, "kind:gap")
+	press(a, "enter")
+	settle(a, press(a, "enter"))
+	mustContain(t, screen(a), "event 9", `{"missing":17}`)
+	press(a, "esc", "esc", "F")
+	if strings.Contains(screen(a), " INFO ") {
+		t.Error("F leaves infos")
+	}
+}
+
+func TestSave(t *testing.T) {
+	dir := t.TempDir()
+	a := newStage(t, fleet, 120, 40, 5, Options{Dir: dir})
+	save := func(name string) {
+		press(a, "o", "ctrl+u")
+		typed(a, name)
+		press(a, "enter")
+	}
+	save("view.json")
+	mustContain(t, screen(a), "saved "+filepath.Join(dir, "view.json"))
+	raw, err := os.ReadFile(filepath.Join(dir, "view.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var v feed.View
+	if err := json.Unmarshal(raw, &v); err != nil || len(v.Routers[0].Ranks) != 12 || v.Schema != feed.Schema {
+		t.Errorf("%v: %d ranks", err, len(v.Routers[0].Ranks))
+	}
+	save("ranks.csv")
+	f, err := os.Open(filepath.Join(dir, "ranks.csv"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	rows, err := csv.NewReader(f).ReadAll()
+	if err != nil || len(rows) != 13 {
+		t.Errorf("%d rows, %v", len(rows), err)
+	}
+	press(a, "ctrl+s")
+	list, err := filepath.Glob(filepath.Join(dir, "dynctl-top-overview-*.txt"))
+	if err != nil || len(list) != 1 {
+		t.Fatalf("%v %v", list, err)
+	}
+	text, err := os.ReadFile(list[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	mustContain(t, string(text), "[1 Overview]")
+	// Nothing is overwritten, and failures are told.
+	save("view.json")
+	mustContain(t, screen(a), "! not saved")
+}
+
+func TestCopy(t *testing.T) {
+	var out bytes.Buffer
+	a := newStage(t, fleet, 120, 40, 5, Options{Out: &out})
+	press(a, ":")
+	typed(a, "sort rank")
+	press(a, "enter", "y")
+	if got := out.String(); got != "\x1b]52;c;ZGVjb2RlLTAvZHAw\a" { // decode-0/dp0
+		t.Errorf("copied %q", got)
+	}
+	mustContain(t, screen(a), "copied decode-0/dp0")
+	press(a, "3", "y")
+	mustContain(t, screen(a), "nothing to copy")
+}
+
+func TestCommands(t *testing.T) {
+	a := newStage(t, fleet, 120, 40, 5, plainOptions)
+	run := func(s string) string {
+		press(a, ":")
+		typed(a, s)
+		press(a, "enter")
+		return screen(a)
+	}
+	mustContain(t, run("workers role:prefill"), "[2 Workers]", "filter role:prefill")
+	mustContain(t, run("events severity:warn"), "[5 Events]")
+	mustContain(t, run("d"), "[4 Decisions]")
+	mustContain(t, run("sort kv"), "always newest first")
+	mustContain(t, run("radix"), "[3 Radix]")
+	mustContain(t, run("help"), "help, esc closes")
+	press(a, "esc")
+	mustContain(t, run("nosuch"), `there is no command "nosuch"`)
+	mustContain(t, run("rate never"), "is not a duration")
+	mustContain(t, run("router 7"), "give a number from 1 to 1")
+	mustContain(t, run("theme pink"), "not one of dark, light, mono")
+	run("overview")
+	mustContain(t, run("theme light"), "theme light")
+	run("ascii")
+	checkFrame(t, screen(a), 120, 40, true)
+	// What is typed can be edited and given up.
+	press(a, ":")
+	typed(a, "quit")
+	press(a, "backspace", "esc")
+	if a.finished {
+		t.Error("esc ran the command")
+	}
+	run("quit")
+	if !a.finished {
+		t.Error("quit does not")
+	}
+}
+
+// TestResizeStorm draws every view at every size down to nothing.
+func TestResizeStorm(t *testing.T) {
+	g := stage{prefill: 2, decode: 4, dp: 2, troubles: true}
+	for _, v := range views {
+		a := newStage(t, g, 120, 40, 5, plainOptions)
+		v.show(a, g)
+		for _, w := range []int{0, 1, 7, 59, 60, 61, 79, 80, 99, 100, 101, 109, 110, 119, 120, 159, 160, 200, 320} {
+			for _, h := range []int{0, 1, 2, 14, 15, 16, 20, 23, 24, 29, 30, 31, 40, 60, 120} {
+				a.Update(tea.WindowSizeMsg{Width: w, Height: h})
+				got := screen(a)
+				if w == 0 || h == 0 {
+					continue
+				}
+				if w < minWidth || h < minHeight {
+					if w >= 40 && h >= 4 {
+						mustContain(t, strings.Join(strings.Fields(got), " "), "needs 60x15", "dynctl top --once")
+					}
+				}
+				checkFrame(t, got, w, h, false)
+			}
+		}
+	}
+}
+
+// TestEveryKey presses every key on every view, with and without data.
+func TestEveryKey(t *testing.T) {
+	g := stage{prefill: 2, decode: 4, dp: 2, troubles: true}
+	for _, seconds := range []int{0, 1, 5} {
+		for _, v := range views {
+			a := newStage(t, g, 100, 30, seconds, Options{Dir: t.TempDir()})
+			if seconds > 0 {
+				v.show(a, g)
+			} else {
+				press(a, string(rune('1'+len(v.name)%5)))
+			}
+			for _, e := range keys.Entries() {
+				if e.Action == keys.Quit {
+					continue
+				}
+				for _, k := range e.Binding.Keys() {
+					press(a, k)
+					if a.asking != "" {
+						typed(a, "x y")
+						press(a, "esc")
+					}
+					checkFrame(t, screen(a), 100, 30, false)
+				}
+			}
+		}
+	}
+}
+
+func TestKeysAreUnique(t *testing.T) {
+	seen := map[string]string{}
+	for _, e := range keys.Entries() {
+		for _, k := range e.Binding.Keys() {
+			if was, ok := seen[k]; ok {
+				t.Errorf("%q is both %q and %q", k, was, e.Binding.Help().Desc)
+			}
+			seen[k] = e.Binding.Help().Desc
+		}
+	}
+}
+
+func TestMouse(t *testing.T) {
+	a := newStage(t, fleet, 120, 40, 5, plainOptions)
+	press(a, ":")
+	typed(a, "sort rank")
+	press(a, "enter")
+	line := -1
+	for i, l := range strings.Split(screen(a), "\n") {
+		if strings.Contains(l, "decode-2/dp1 ") {
+			line = i
+		}
+	}
+	a.Update(tea.MouseMsg{Button: tea.MouseButtonLeft, Action: tea.MouseActionPress, Y: line})
+	mustContain(t, cursorLine(a), "decode-2/dp1")
+	a.Update(tea.MouseMsg{Button: tea.MouseButtonWheelDown})
+	mustContain(t, cursorLine(a), "decode-3/dp0")
+}
+
+// TestProgram runs the whole program against a router: keys come from a
+// terminal and answers from a socket.
+func TestProgram(t *testing.T) {
+	f := newRouter(t, stage{prefill: 2, decode: 4, dp: 2, troubles: true})
+	a := newApp(t.Context(), Options{Clients: clients(t, f.URL), Rate: 100 * time.Millisecond})
+	tm := teatest.NewTestModel(t, a, teatest.WithInitialTermSize(120, 40))
+	see := func(words ...string) {
+		t.Helper()
+		var all strings.Builder
+		teatest.WaitFor(t, tm.Output(), func(b []byte) bool {
+			all.Write(b)
+			for _, w := range words {
+				if !strings.Contains(all.String(), w) {
+					return false
+				}
+			}
+			return true
+		}, teatest.WithDuration(10*time.Second), teatest.WithCheckInterval(5*time.Millisecond))
+	}
+	see("decode-3/dp1", "LIVE", "Attention (")
+	tm.Type("3")
+	see("7f3a19c2")
+	tm.Type("l")
+	see("91c2aa55")
+	tm.Type("4")
+	see("explain 0badcafe", "excluded: draining")
+	tm.Type("5")
+	see("feed_gap")
+	f.CloseClientConnections()
+	f.Listener.Close()
+	see("DOWN")
+	tm.Type("q")
+	tm.WaitFinished(t, teatest.WithFinalTimeout(5*time.Second))
+}
+
+// tape records what a program writes to its terminal.
+type tape struct {
+	mu  sync.Mutex
+	all bytes.Buffer
+}
+
+func (p *tape) Write(b []byte) (int, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.all.Write(b)
+}
+
+func (p *tape) String() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.all.String()
+}
+
+// panicky is a model that breaks when a key is pressed.
+type panicky struct{ *app }
+
+func (p panicky) Update(m tea.Msg) (tea.Model, tea.Cmd) {
+	if k, ok := m.(tea.KeyMsg); ok && k.String() == "x" {
+		panic("broken on purpose")
+	}
+	_, cmd := p.app.Update(m)
+	return p, cmd
+}
+
+func TestPanicRestoresTheTerminal(t *testing.T) {
+	f := newRouter(t, fleet)
+	in, keyboard := io.Pipe()
+	defer keyboard.Close()
+	var out tape
+	p := tea.NewProgram(panicky{newApp(t.Context(), Options{Clients: clients(t, f.URL)})}, tea.WithInput(in), tea.WithOutput(&out), tea.WithAltScreen(), tea.WithoutSignalHandler())
+	done := make(chan error, 1)
+	go func() { _, err := p.Run(); done <- err }()
+	p.Send(tea.WindowSizeMsg{Width: 100, Height: 30})
+	if _, err := io.WriteString(keyboard, "x"); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-done; err == nil {
+		t.Error("the panic is not told")
+	}
+	entered, left := strings.LastIndex(out.String(), "\x1b[?1049h"), strings.LastIndex(out.String(), "\x1b[?1049l")
+	if entered < 0 || left < entered || !strings.Contains(out.String()[left:], "\x1b[?25h") && strings.LastIndex(out.String(), "\x1b[?25h") < strings.LastIndex(out.String(), "\x1b[?25l") {
+		t.Errorf("the terminal is not restored: %q", out.String())
+	}
+}

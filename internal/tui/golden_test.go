@@ -1,0 +1,190 @@
+package tui
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/muesli/termenv"
+	"go.uber.org/goleak"
+
+	"github.com/dynctl/dynctl/internal/tui/widget"
+)
+
+// updating tells whether -update was given, a flag that teatest brings along:
+// golden files are written anew.
+func updating() bool {
+	on, ok := flag.Lookup("update").Value.(flag.Getter).Get().(bool)
+	return ok && on
+}
+
+func leakMain(m *testing.M) {
+	goleak.VerifyTestMain(m,
+		// teatest waits for interrupts for the rest of the process.
+		goleak.IgnoreTopFunction("github.com/charmbracelet/x/exp/teatest.NewTestModel.func2"),
+		// bubbletea's reader of a terminal that never sends anything.
+		goleak.IgnoreAnyFunction("github.com/charmbracelet/bubbletea.(*Program).readLoop"))
+}
+
+// views brings every view onto the screen.
+var views = []struct {
+	name string
+	show func(a *app, g stage)
+}{
+	{"overview", func(*app, stage) {}},
+	{"workers", func(a *app, _ stage) { press(a, "2", "j", "j", "m") }},
+	{"radix", func(a *app, g stage) {
+		press(a, "3")
+		loadTree(a, g, "")
+		press(a, "l")
+		loadTree(a, g, "1")
+		press(a, "j", "l")
+		loadTree(a, g, "11")
+	}},
+	{"decisions", func(a *app, g stage) {
+		press(a, "4")
+		loadList(a, g, "", 19)
+		loadReceipt(a, g, 19*42+100)
+	}},
+	{"decision", func(a *app, g stage) {
+		press(a, "4")
+		loadList(a, g, "", 19)
+		loadReceipt(a, g, 19*42+100)
+		press(a, "enter")
+	}},
+	{"events", func(a *app, _ stage) { press(a, "5", "j") }},
+	{"help", func(a *app, _ stage) { press(a, "?") }},
+	{"attention", func(a *app, _ stage) { press(a, "!") }},
+}
+
+func golden(t *testing.T, name, got string) {
+	t.Helper()
+	path := filepath.Join("testdata", "golden", name+".txt")
+	if updating() {
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := cmp.Diff(strings.Split(string(want), "\n"), strings.Split(got, "\n")); d != "" {
+		t.Errorf("%s differs (-want +got); -update writes it anew:\n%s", path, d)
+	}
+}
+
+func TestViews(t *testing.T) {
+	for _, size := range [][2]int{{120, 40}, {80, 24}} {
+		for _, ascii := range []bool{false, true} {
+			for _, v := range views {
+				name := fmt.Sprintf("%s-%dx%d", v.name, size[0], size[1])
+				if ascii {
+					name += "-ascii"
+				}
+				t.Run(name, func(t *testing.T) {
+					g := stage{prefill: 2, decode: 4, dp: 2, troubles: true}
+					a := newStage(t, g, size[0], size[1], 20, Options{Profile: termenv.Ascii, ASCII: ascii})
+					v.show(a, g)
+					got := screen(a)
+					checkFrame(t, got, size[0], size[1], ascii)
+					golden(t, name, got+"\n")
+				})
+			}
+		}
+	}
+}
+
+// checkFrame is what holds of every frame.
+func checkFrame(t *testing.T, frame string, w, h int, ascii bool) {
+	t.Helper()
+	lines := strings.Split(frame, "\n")
+	if len(lines) != h {
+		t.Errorf("the frame has %d lines, not %d", len(lines), h)
+	}
+	if !utf8.ValidString(frame) {
+		t.Error("the frame is not UTF-8")
+	}
+	for i, l := range lines {
+		if n := widget.Width(l); n > w {
+			t.Errorf("line %d has %d columns, more than %d: %q", i+1, n, w, l)
+		}
+		for _, r := range l {
+			if r < ' ' || r == 0x7f || ascii && r > 0x7e {
+				t.Errorf("line %d holds %U: %q", i+1, r, l)
+				break
+			}
+		}
+	}
+}
+
+func TestHealthyOverview(t *testing.T) {
+	g := stage{prefill: 2, decode: 4, dp: 2}
+	got := screen(newStage(t, g, 120, 40, 20, plainOptions))
+	golden(t, "healthy-120x40", got+"\n")
+	mustContain(t, got, "req/s   42.0", "p50 188ms", "prefix hit  63.1%")
+}
+
+// TestTroubles demands that the overview tells every trouble in plain words.
+func TestTroubles(t *testing.T) {
+	g := stage{prefill: 2, decode: 4, dp: 2, troubles: true}
+	a := newStage(t, g, 120, 40, 3, plainOptions)
+	press(a, "!")
+	text := strings.Join(strings.Fields(screen(a)), " ")
+	mustContain(t, text,
+		"decode-2: engine down: connect: connection refused; its 2 ranks get no requests",
+		"decode-0/dp0: saturated: 91% of its KV cache is in use (median of decode ranks 60%)",
+		"and 6 requests wait in the engine",
+		"decode-3/dp1: stale: its KV events are cut off (no connection for 7.2s)",
+		"decode-1/dp0: computes remotely prefilled prompts again",
+		"hot prefix: ", "fell back to local", "retries in the last minute", "failed in the last minute", "prefill-1: drains",
+		"tokens of Qwen/Qwen3-32B are estimated")
+	for s := 3; s < 5; s++ {
+		sendSample(a, g, 0, s)
+	}
+	press(a, "esc", "!")
+	mustContain(t, strings.Join(strings.Fields(screen(a)), " "), "decode-1/dp1: event gap: 1 in the last minute")
+	// The worst ranks come first, and the marks need no colour.
+	press(a, "esc")
+	var first string
+	for l := range strings.Lines(screen(a)) {
+		if strings.HasPrefix(l, "▶ ") || strings.HasPrefix(l, "X ") {
+			first = l
+			break
+		}
+	}
+	if !strings.Contains(first, "decode-2/") || !strings.Contains(first, "DOWN") {
+		t.Errorf("the first rank is %q", first)
+	}
+}
+
+func TestColours(t *testing.T) {
+	g := stage{prefill: 1, decode: 2, dp: 2, troubles: false}
+	for _, c := range []struct {
+		name    string
+		profile termenv.Profile
+		theme   string
+		colours bool
+	}{{"none", termenv.Ascii, "dark", false}, {"mono", termenv.TrueColor, "mono", false}, {"16", termenv.ANSI, "dark", true}, {"256", termenv.ANSI256, "light", true}} {
+		t.Run(c.name, func(t *testing.T) {
+			a := newStage(t, g, 120, 40, 5, Options{Profile: c.profile, Theme: c.theme})
+			frame := a.View()
+			got := strings.Contains(frame, "\x1b[3") || strings.Contains(frame, ";3") || strings.Contains(frame, "\x1b[9")
+			if got != c.colours {
+				t.Errorf("colours = %v, want %v", got, c.colours)
+			}
+			plain := screen(newStage(t, g, 120, 40, 5, plainOptions))
+			if d := cmp.Diff(plain, screen(a)); d != "" {
+				t.Errorf("the text depends on colours:\n%s", d)
+			}
+		})
+	}
+}

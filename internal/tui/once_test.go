@@ -1,0 +1,311 @@
+package tui
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"math"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/dynctl/dynctl/internal/router/admin"
+	"github.com/dynctl/dynctl/internal/tui/feed"
+)
+
+// fakeRouter answers like a router with the stage's figures; every snapshot is
+// a second later than the one before.
+type fakeRouter struct {
+	*httptest.Server
+	g     stage
+	asked atomic.Int64
+	// answer, when set, replaces the answer to everything.
+	mu     sync.Mutex
+	answer http.HandlerFunc
+}
+
+func newRouter(t testing.TB, g stage) *fakeRouter {
+	f := &fakeRouter{g: g}
+	f.Server = httptest.NewServer(f)
+	t.Cleanup(f.Close)
+	return f
+}
+
+func (f *fakeRouter) replace(h http.HandlerFunc) {
+	f.mu.Lock()
+	f.answer = h
+	f.mu.Unlock()
+}
+
+func (f *fakeRouter) ServeHTTP(w http.ResponseWriter, q *http.Request) {
+	f.mu.Lock()
+	other := f.answer
+	f.mu.Unlock()
+	if other != nil {
+		other(w, q)
+		return
+	}
+	f.serve(w, q)
+}
+
+func (f *fakeRouter) serve(w http.ResponseWriter, q *http.Request) {
+	var v any
+	switch path := q.URL.Path; {
+	case path == "/admin/v1/snapshot":
+		v = f.g.snapshot(int(f.asked.Add(1)))
+	case path == "/admin/v1/status":
+		v = f.g.snapshot(int(f.asked.Add(1))).Status
+	case path == "/admin/v1/workers":
+		v = admin.WorkerList{Schema: admin.Schema, Workers: f.g.snapshot(int(f.asked.Load())).Workers}
+	case path == "/admin/v1/events":
+		v = admin.EventList{Schema: admin.Schema, Events: f.g.snapshot(int(f.asked.Load())).Events}
+	case path == "/admin/v1/decisions":
+		s := int(f.asked.Load())
+		list := admin.DecisionList{Schema: admin.Schema, Total: 5000}
+		for i := range 40 {
+			list.Decisions = append(list.Decisions, encode(f.g.receipt(s*42+100-i, start.Add(time.Duration(s)*time.Second), false)))
+		}
+		v = list
+	case strings.HasPrefix(path, "/admin/v1/decisions/"):
+		var n int
+		if _, err := fmt.Sscanf(path, "/admin/v1/decisions/0badcafe%012x", &n); err != nil {
+			http.NotFound(w, q)
+			return
+		}
+		v = f.g.receipt(n, start, true)
+	case path == "/admin/v1/index/children":
+		if q.URL.Query().Get("sort") == "hits" && q.URL.Query().Get("node") == "" {
+			v = admin.IndexChildren{Schema: admin.Schema, Now: start.Add(time.Duration(f.asked.Load()) * time.Second), Children: f.g.prefixes(int(f.asked.Load()))}
+			break
+		}
+		v = f.g.children(q.URL.Query().Get("node"))
+	default:
+		http.NotFound(w, q)
+		return
+	}
+	_ = json.NewEncoder(w).Encode(v)
+}
+
+func clients(t testing.TB, urls ...string) []*admin.Client {
+	t.Helper()
+	list, err := Clients(urls, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		for _, c := range list {
+			c.Close()
+		}
+	})
+	return list
+}
+
+func collect(t *testing.T, urls ...string) feed.View {
+	t.Helper()
+	v, err := NewCollector(Options{Clients: clients(t, urls...), Rate: time.Second, Timeout: time.Second}).Collect(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return v
+}
+
+// TestOnceMatchesItsSchema checks what --once -o json writes against the
+// published schema, both ways: no key is missing, none is undocumented.
+func TestOnceMatchesItsSchema(t *testing.T) {
+	raw, err := os.ReadFile(filepath.Join("..", "..", "docs", "schema", "top-v1.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var s map[string]any
+	if err := json.Unmarshal(raw, &s); err != nil {
+		t.Fatal(err)
+	}
+	down := httptest.NewServer(http.NotFoundHandler())
+	down.Close()
+	for name, urls := range map[string][]string{
+		"healthy": {newRouter(t, stage{prefill: 2, decode: 4, dp: 2}).URL},
+		"trouble": {newRouter(t, stage{prefill: 2, decode: 4, dp: 2, troubles: true}).URL},
+		"empty":   {newRouter(t, stage{}).URL},
+		"down":    {down.URL},
+		"fleet":   {newRouter(t, stage{prefill: 1, decode: 1, dp: 1}).URL, down.URL},
+	} {
+		for _, format := range []string{"json", "jsonl"} {
+			t.Run(name+"-"+format, func(t *testing.T) {
+				t.Parallel()
+				v := collect(t, urls...)
+				var b bytes.Buffer
+				if err := Write(&b, &v, TextOptions{Format: format}); err != nil {
+					t.Fatal(err)
+				}
+				if format == "jsonl" && strings.Count(b.String(), "\n") != 1 {
+					t.Errorf("jsonl is not one line")
+				}
+				var doc any
+				if err := json.Unmarshal(b.Bytes(), &doc); err != nil {
+					t.Fatal(err)
+				}
+				for _, p := range validate(s, s, doc, "$") {
+					t.Error(p)
+				}
+			})
+		}
+	}
+}
+
+// validate checks the part of JSON Schema that the schema uses, and that every
+// key is documented.
+func validate(root, s map[string]any, v any, at string) (problems []string) {
+	if ref, ok := s["$ref"].(string); ok {
+		def := root["$defs"].(map[string]any)[strings.TrimPrefix(ref, "#/$defs/")].(map[string]any)
+		return validate(root, def, v, at)
+	}
+	if c, ok := s["const"]; ok && c != v {
+		return []string{fmt.Sprintf("%s is %v, not %v", at, v, c)}
+	}
+	if e, ok := s["enum"].([]any); ok && !slices.Contains(e, v) {
+		return []string{fmt.Sprintf("%s is %v, not one of %v", at, v, e)}
+	}
+	if want, ok := s["type"]; ok {
+		names, ok := want.([]any)
+		if !ok {
+			names = []any{want}
+		}
+		got := "null"
+		switch x := v.(type) {
+		case string:
+			got = "string"
+		case bool:
+			got = "boolean"
+		case float64:
+			got = "number"
+			if x == math.Trunc(x) && slices.Contains(names, "integer") {
+				got = "integer"
+			}
+		case []any:
+			got = "array"
+		case map[string]any:
+			got = "object"
+		}
+		if !slices.Contains(names, any(got)) {
+			return []string{fmt.Sprintf("%s is %s, not %v", at, got, names)}
+		}
+	}
+	if s["format"] == "date-time" {
+		if _, err := time.Parse(time.RFC3339Nano, v.(string)); err != nil {
+			problems = append(problems, fmt.Sprintf("%s: %v", at, err))
+		}
+	}
+	if list, ok := v.([]any); ok {
+		for i, x := range list {
+			problems = append(problems, validate(root, s["items"].(map[string]any), x, fmt.Sprintf("%s[%d]", at, i))...)
+		}
+	}
+	if props, ok := s["properties"].(map[string]any); ok {
+		object := v.(map[string]any)
+		for _, k := range s["required"].([]any) {
+			if _, ok := object[k.(string)]; !ok {
+				problems = append(problems, fmt.Sprintf("%s lacks %s", at, k))
+			}
+		}
+		for k, x := range object {
+			p, ok := props[k].(map[string]any)
+			if !ok {
+				problems = append(problems, fmt.Sprintf("%s.%s is not in the schema", at, k))
+				continue
+			}
+			problems = append(problems, validate(root, p, x, at+"."+k)...)
+		}
+	}
+	return problems
+}
+
+func TestValidateFindsMistakes(t *testing.T) {
+	s := map[string]any{"type": "object", "required": []any{"a"}, "properties": map[string]any{"a": map[string]any{"type": "integer"}}}
+	for doc, want := range map[string]int{`{"a":1}`: 0, `{"a":1.5}`: 1, `{}`: 1, `{"a":1,"b":2}`: 1, `[]`: 1} {
+		var v any
+		if err := json.Unmarshal([]byte(doc), &v); err != nil {
+			t.Fatal(err)
+		}
+		if got := validate(s, s, v, "$"); len(got) != want {
+			t.Errorf("%s: %v, want %d problem(s)", doc, got, want)
+		}
+	}
+}
+
+// TestFirstRates checks that rates are right from the first output.
+func TestFirstRates(t *testing.T) {
+	v := collect(t, newRouter(t, stage{prefill: 2, decode: 4, dp: 2}).URL)
+	r := &v.Routers[0]
+	if r.Link != feed.Live || r.Traffic.RequestRate != 42 || r.Traffic.CompletionRate != 11600 || r.Index.StoredRate != 1300 {
+		t.Errorf("link %s, %v requests/s, %v tokens/s, %v stored/s", r.Link, r.Traffic.RequestRate, r.Traffic.CompletionRate, r.Index.StoredRate)
+	}
+	if got, want := r.Traffic.HitShare.F(), 80500./127600; math.Abs(got-want) > 1e-9 {
+		t.Errorf("hit share %v, want %v", got, want)
+	}
+	for _, k := range r.Ranks {
+		if math.Abs(k.HitShare.F()-.64) > 1e-9 || k.PromptRate != 10000 || k.RequestRate != 5 || k.Feed.EventRate != 80 {
+			t.Errorf("%s: hit %v, prompt %v, requests %v, events %v", k.Label, k.HitShare, k.PromptRate, k.RequestRate, k.Feed.EventRate)
+		}
+	}
+}
+
+func TestTable(t *testing.T) {
+	v := collect(t, newRouter(t, stage{prefill: 2, decode: 4, dp: 2, troubles: true}).URL)
+	for _, w := range []int{80, 120, 0} {
+		for _, ascii := range []bool{false, true} {
+			var b bytes.Buffer
+			if err := Write(&b, &v, TextOptions{Format: "table", Width: w, ASCII: ascii}); err != nil {
+				t.Fatal(err)
+			}
+			mustContain(t, b.String(), "42.0 req/s", "decode-0/dp0", "ERROR decode-2: engine down: connect: connection refused")
+			if strings.ContainsRune(b.String(), '\x1b') {
+				t.Error("the table holds escapes")
+			}
+			for l := range strings.Lines(b.String()) {
+				for _, r := range l {
+					if ascii && r > 0x7e {
+						t.Errorf("not ASCII: %q", l)
+						break
+					}
+				}
+			}
+		}
+	}
+}
+
+func TestTextFilterAndSort(t *testing.T) {
+	v := collect(t, newRouter(t, stage{prefill: 2, decode: 4, dp: 2, troubles: true}).URL)
+	var b bytes.Buffer
+	if err := Write(&b, &v, TextOptions{Format: "json", Filter: "role:decode !st:down kv>50", Sort: "kv"}); err != nil {
+		t.Fatal(err)
+	}
+	var got feed.View
+	if err := json.Unmarshal(b.Bytes(), &got); err != nil {
+		t.Fatal(err)
+	}
+	if len(got.Routers[0].Ranks) == 0 || len(got.Routers[0].Ranks) >= len(v.Routers[0].Ranks) {
+		t.Fatalf("%d ranks of %d", len(got.Routers[0].Ranks), len(v.Routers[0].Ranks))
+	}
+	last := feed.Num(2)
+	for _, k := range got.Routers[0].Ranks {
+		if k.Role != "decode" || k.Status == "DOWN" || k.KVUsage > last || k.KVUsage <= .5 {
+			t.Errorf("%s %s %s kv %v", k.Label, k.Role, k.Status, k.KVUsage)
+		}
+		last = k.KVUsage
+	}
+	for _, o := range []TextOptions{{Filter: "nosuch:1"}, {Filter: "kv>x"}, {Filter: "re:("}, {Sort: "nosuch"}} {
+		if o.Check() == nil {
+			t.Errorf("%+v was taken", o)
+		}
+	}
+	if err := (TextOptions{Filter: "a !b", Sort: "kv"}).Check(); err != nil {
+		t.Error(err)
+	}
+}
