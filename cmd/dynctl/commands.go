@@ -10,6 +10,7 @@ func commands() []*cobra.Command {
 		newWorkersCmd(),
 		newTopCmd(),
 		newRecordCmd(),
+		newReplayCmd(),
 		newSimCmd(),
 		newConfigCmd(),
 		newVersionCmd(),

@@ -124,23 +124,12 @@ func NewReader(in io.Reader, name string, o Options) (*Reader, error) {
 		o.Format = Auto
 	}
 	r := &Reader{name: name, o: o, raw: &counter{r: in}, ranks: map[string]string{}}
-	br := bufio.NewReaderSize(r.raw, 1<<16)
-	magic, _ := br.Peek(4)
-	var plain io.Reader = br
-	switch {
-	case len(magic) >= 2 && magic[0] == 0x1f && magic[1] == 0x8b:
-		z, err := gzip.NewReader(br)
-		if err != nil {
-			return nil, fmt.Errorf("%s: gzip: %w", name, err)
-		}
-		plain = z
-	case bytes.Equal(magic, []byte{0x28, 0xb5, 0x2f, 0xfd}):
-		z, err := zstd.NewReader(br, zstd.WithDecoderMaxWindow(maxZstdWindow), zstd.WithDecoderConcurrency(2), zstd.WithDecoderLowmem(true))
-		if err != nil {
-			return nil, fmt.Errorf("%s: zstd: %w", name, err)
-		}
-		plain = z
-		r.closer = append(r.closer, func() error { z.Close(); return nil })
+	plain, done, err := decompress(r.raw)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	if done != nil {
+		r.closer = append(r.closer, done)
 	}
 	r.br = bufio.NewReaderSize(plain, 1<<18)
 	if err := r.begin(); err != nil {
@@ -148,6 +137,103 @@ func NewReader(in io.Reader, name string, o Options) (*Reader, error) {
 		return nil, err
 	}
 	return r, nil
+}
+
+// decompress tells the compression of a file by its first bytes.
+func decompress(in io.Reader) (plain io.Reader, done func() error, err error) {
+	br := bufio.NewReaderSize(in, 1<<16)
+	magic, _ := br.Peek(4)
+	switch {
+	case len(magic) >= 2 && magic[0] == 0x1f && magic[1] == 0x8b:
+		z, err := gzip.NewReader(br)
+		if err != nil {
+			return nil, nil, fmt.Errorf("gzip: %w", err)
+		}
+		return z, nil, nil
+	case bytes.Equal(magic, []byte{0x28, 0xb5, 0x2f, 0xfd}):
+		z, err := zstd.NewReader(br, zstd.WithDecoderMaxWindow(maxZstdWindow), zstd.WithDecoderConcurrency(2), zstd.WithDecoderLowmem(true))
+		if err != nil {
+			return nil, nil, fmt.Errorf("zstd: %w", err)
+		}
+		return z, func() error { z.Close(); return nil }, nil
+	}
+	return br, nil, nil
+}
+
+// OpenAll opens the parts of one recording, in their order, as one trace. Lines
+// and bytes are counted over all of them.
+func OpenAll(paths []string, o Options) (*Reader, error) {
+	if len(paths) == 0 {
+		return nil, errors.New("no trace file")
+	}
+	p := &parts{paths: paths}
+	r, err := NewReader(p, fmt.Sprintf("%s and %d more", paths[0], len(paths)-1), o)
+	if err != nil {
+		return nil, errors.Join(err, p.close())
+	}
+	r.raw = &p.raw
+	r.closer = append(r.closer, p.close)
+	return r, nil
+}
+
+// parts reads files one after the other, uncompressed. A file that is cut is
+// followed by the next on a line of its own.
+type parts struct {
+	paths []string
+	raw   counter
+	plain io.Reader
+	file  *os.File
+	done  func() error
+	last  byte
+}
+
+func (p *parts) Read(b []byte) (int, error) {
+	for len(b) > 0 {
+		if p.plain == nil {
+			if len(p.paths) == 0 {
+				return 0, io.EOF
+			}
+			f, err := os.Open(p.paths[0])
+			if err != nil {
+				return 0, err
+			}
+			p.paths, p.file, p.raw.r = p.paths[1:], f, f
+			if p.plain, p.done, err = decompress(&p.raw); err != nil {
+				return 0, fmt.Errorf("%s: %w", f.Name(), err)
+			}
+		}
+		n, err := p.plain.Read(b)
+		if n > 0 {
+			p.last = b[n-1]
+			return n, nil
+		}
+		if err != nil && !errors.Is(err, io.EOF) && (!cutShort(err) || len(p.paths) == 0) {
+			return 0, err
+		}
+		if err != nil {
+			if err := p.close(); err != nil {
+				return 0, err
+			}
+			if p.last != '\n' && len(p.paths) > 0 {
+				p.last, b[0] = '\n', '\n'
+				return 1, nil
+			}
+		}
+	}
+	return 0, nil
+}
+
+// close ends the present file.
+func (p *parts) close() error {
+	var err error
+	if p.done != nil {
+		err = p.done()
+	}
+	if p.file != nil {
+		err = errors.Join(err, p.file.Close())
+	}
+	p.plain, p.done, p.file = nil, nil, nil
+	return err
 }
 
 // Close frees the reader's resources, the file it opened included.

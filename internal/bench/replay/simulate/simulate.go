@@ -262,7 +262,7 @@ func (r *run) publish(k *simRank, events []cache.Event) {
 	b.Events, b.Rank = b.Events[:0], -1
 	for i := range events {
 		e := &events[i]
-		v := kvevent.Event{Group: -1, Hashes: e.Names}
+		v := kvevent.Event{Group: 0, Hashes: e.Names} // a group, as of vLLM: copies of a block are told one by one
 		switch e.Kind {
 		case cache.Stored:
 			v.Kind, v.Parent, v.HasParent = kvevent.Stored, e.Parent, e.HasParent

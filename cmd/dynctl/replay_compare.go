@@ -1,0 +1,263 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/dynctl/dynctl/internal/bench/replay"
+	"github.com/dynctl/dynctl/internal/bench/replay/simulate"
+	"github.com/dynctl/dynctl/internal/bench/replay/workload"
+	"github.com/dynctl/dynctl/internal/router/disagg"
+	"github.com/dynctl/dynctl/internal/router/selector"
+	"github.com/dynctl/dynctl/internal/workers/sim"
+)
+
+// compareFlags describe simulated runs; every combination is a row.
+type compareFlags struct {
+	policies   []string
+	thresholds []int
+	kvBlocks   []string
+	fleet      string
+	on         string
+	speedup    float64
+	seed       uint64
+	scrape     time.Duration
+	ttft, itl  time.Duration
+	jobs       int
+}
+
+func (c *compareFlags) add(cmd *cobra.Command) {
+	f := cmd.Flags()
+	f.StringSliceVar(&c.policies, "policy", nil, "simulate the requests under these policies: "+strings.Join(policyNames, ","))
+	f.IntSliceVar(&c.thresholds, "routing-threshold", nil, "simulate with these thresholds, in `TOKENS`")
+	f.StringSliceVar(&c.kvBlocks, "kv-blocks", nil, "simulate with caches of so many blocks a rank; \"unlimited\" evicts nothing")
+	f.StringVar(&c.fleet, "fleet", "16a", "simulated engines, as in serve --sim; blocks are of 64 tokens and a cache holds 16384 unless told")
+	f.StringVar(&c.on, "routing-threshold-on", "eff_isl", "what the threshold counts: eff_isl|isl")
+	f.Float64Var(&c.speedup, "arrival-speedup", 1, "let requests arrive so many times faster")
+	f.Uint64Var(&c.seed, "seed", 1, "seed of random choices in a simulation")
+	f.DurationVar(&c.scrape, "scrape-interval", time.Second, "how old engines' load figures may be in a simulation")
+	f.DurationVar(&c.ttft, "slo-ttft", 2*time.Second, "a good request has its first token within this")
+	f.DurationVar(&c.itl, "slo-itl", 25*time.Millisecond, "a good request has its tokens within this of each other, on average")
+	f.IntVar(&c.jobs, "jobs", runtime.NumCPU(), "simulations at a time")
+	_ = cmd.RegisterFlagCompletionFunc("policy", cobra.FixedCompletions(policyNames, cobra.ShellCompDirectiveNoFileComp))
+}
+
+// asked reports whether a simulation is wanted.
+func (c *compareFlags) asked(cmd *cobra.Command) bool {
+	for _, name := range []string{"policy", "routing-threshold", "kv-blocks", "fleet", "arrival-speedup"} {
+		if cmd.Flags().Changed(name) {
+			return true
+		}
+	}
+	return false
+}
+
+// simulatedDefaults are options of simulated engines that fit long prompts.
+const simulatedDefaults = "block=64,kv_blocks=16384,max_model_len=1048576,max_batched_tokens=8192,max_seqs=256"
+
+// parseFleet reads a fleet with defaults for simulations.
+func (c *compareFlags) parseFleet() (sim.Fleet, error) {
+	var parts []string
+	for part := range strings.SplitSeq(c.fleet, "+") {
+		counts, options, _ := strings.Cut(part, ":")
+		parts = append(parts, strings.TrimSuffix(counts+":"+simulatedDefaults+","+options, ","))
+	}
+	f, err := sim.ParseFleet(strings.Join(parts, "+"))
+	if err != nil {
+		return f, withCode(exitUsage, fmt.Errorf("--fleet %s: %w", c.fleet, err))
+	}
+	return f, nil
+}
+
+// row is one simulated run to be made.
+type row struct {
+	setup  simulate.Setup
+	blocks int // a rank's cache, 0 for unlimited
+	label  string
+	result *simulate.Result
+}
+
+// rows are all combinations.
+func (c *compareFlags) rows(changes []replay.Change, from, to time.Duration, stat *workload.Stat) ([]row, error) {
+	fleet, err := c.parseFleet()
+	if err != nil {
+		return nil, err
+	}
+	policies, thresholds, caches := c.policies, c.thresholds, c.kvBlocks
+	if len(policies) == 0 {
+		policies = []string{string(selector.KV)}
+	}
+	if len(thresholds) == 0 {
+		thresholds = []int{0}
+	}
+	if len(caches) == 0 {
+		caches = []string{""}
+	}
+	if c.on != "eff_isl" && c.on != "isl" {
+		return nil, withCode(exitUsage, fmt.Errorf("--routing-threshold-on %s: not one of eff_isl, isl", c.on))
+	}
+	var rows []row
+	for _, cache := range caches {
+		f, blocks, err := withCache(fleet, cache, stat)
+		if err != nil {
+			return nil, withCode(exitUsage, err)
+		}
+		for _, t := range thresholds {
+			for _, p := range policies {
+				policy, err := selector.ParsePolicy(p)
+				if err != nil {
+					return nil, withCode(exitUsage, err)
+				}
+				s := simulate.Setup{Fleet: f, Policy: policy, Weights: selector.DefaultWeights(), Plan: disagg.Config{Threshold: t, On: disagg.Measure(c.on)},
+					Speedup: c.speedup, Seed: c.seed, Scrape: c.scrape, From: from, To: to, TTFT: c.ttft, ITL: c.itl}
+				rows = append(rows, row{setup: s, blocks: blocks})
+				if len(changes) == 0 {
+					continue
+				}
+				if err := replay.ApplyTo(&s, changes); err != nil {
+					return nil, withCode(exitUsage, err)
+				}
+				var names []string
+				for _, ch := range changes {
+					names = append(names, ch.Key+"="+ch.Value)
+				}
+				rows = append(rows, row{setup: s, blocks: blocks, label: strings.Join(names, " ")})
+			}
+		}
+	}
+	return rows, nil
+}
+
+// withCache sets the caches of a fleet's ranks.
+func withCache(f sim.Fleet, text string, stat *workload.Stat) (sim.Fleet, int, error) {
+	groups := append([]sim.Group(nil), f.Groups...)
+	blocks := groups[0].Blocks
+	switch text {
+	case "":
+		for _, g := range groups {
+			blocks = max(blocks, g.Blocks)
+		}
+		return f, blocks, nil
+	case "unlimited", "0":
+		// Enough for twice an even share of everything ever computed, with the
+		// longest prompt on top; the table shows evictions, should there be any.
+		ranks, tokens := 0, uint64(stat.ISL.Mean*float64(stat.Requests)+stat.OSL.Mean*float64(stat.Requests))
+		for _, g := range groups {
+			ranks += g.Count * g.DP
+		}
+		blocks = int(2*tokens/uint64(ranks)/uint64(groups[0].BlockSize)) + int(stat.ISL.Max+stat.OSL.Max)/groups[0].BlockSize + 64*groups[0].MaxSeqs
+		blocks = min(blocks, 1<<24)
+	default:
+		n, err := strconv.Atoi(text)
+		if err != nil || n < 2 {
+			return f, 0, fmt.Errorf("--kv-blocks %s: want a number of blocks or \"unlimited\"", text)
+		}
+		blocks = n
+	}
+	for i := range groups {
+		groups[i].Blocks = blocks
+	}
+	if text == "unlimited" || text == "0" {
+		return sim.Fleet{Groups: groups}, 0, nil
+	}
+	return sim.Fleet{Groups: groups}, blocks, nil
+}
+
+// simulate runs the rows and prints their table.
+func (f *replayFlags) simulate(cmd *cobra.Command, files *traceFiles, changes []replay.Change) error {
+	if err := files.again(); err != nil {
+		return err
+	}
+	src, err := workload.FromTrace(files.open)
+	if err != nil {
+		return traceError(err)
+	}
+	stat, err := workload.Describe(src)
+	if err != nil {
+		return traceError(err)
+	}
+	rows, err := f.compare.rows(changes, f.from, f.to, stat)
+	if err != nil {
+		return err
+	}
+	if f.compare.jobs < 1 {
+		return withCode(exitUsage, errors.New("--jobs must be at least 1"))
+	}
+	if err := f.bounds(rows, src); err != nil {
+		return traceError(err)
+	}
+	g, ctx := errgroup.WithContext(cmd.Context())
+	g.SetLimit(f.compare.jobs)
+	for i := range rows {
+		g.Go(func() error {
+			res, err := simulate.Run(ctx, src, rows[i].setup)
+			if err != nil {
+				return err
+			}
+			bound := rows[i].result.Bound
+			res.Bound, res.KVBlocks, res.Label = bound, rows[i].blocks, rows[i].label
+			if bound > 0 {
+				res.OfBound = res.HitRatio / bound
+			}
+			rows[i].result = res
+			if !f.trace.quiet {
+				fmt.Fprintf(cmd.ErrOrStderr(), "%s threshold %d: %s requests, %s of trace in %.1f s\n", res.Policy, res.Threshold, num(res.Requests),
+					time.Duration(res.VirtualS*float64(time.Second)).Round(time.Second), res.WallS)
+			}
+			return nil
+		})
+	}
+	if err := g.Wait(); err != nil {
+		return traceError(err)
+	}
+	results := make([]*simulate.Result, len(rows))
+	for i := range rows {
+		results[i] = rows[i].result
+	}
+	switch f.output {
+	case "json", "yaml":
+		return writeData(cmd.OutOrStdout(), f.output, results)
+	case "jsonl":
+		for _, r := range results {
+			if err := writeData(cmd.OutOrStdout(), "jsonl", r); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	return compareTable(cmd.OutOrStdout(), f.output, results)
+}
+
+// bounds finds what one shared cache of all ranks' blocks would give, once for
+// each size.
+func (f *replayFlags) bounds(rows []row, src workload.Source) error {
+	type key struct{ size, blocks int }
+	known := map[key]float64{}
+	for i := range rows {
+		all := 0
+		for _, g := range rows[i].setup.Fleet.Groups {
+			all += g.Count * g.DP * (g.Blocks - 1)
+		}
+		k := key{rows[i].setup.Fleet.Groups[0].BlockSize, all}
+		if rows[i].blocks == 0 {
+			k.blocks = 0
+		}
+		b, ok := known[k]
+		if !ok {
+			var err error
+			if b, err = workload.Bound(src, k.size, k.blocks); err != nil {
+				return err
+			}
+			known[k] = b
+		}
+		rows[i].result = &simulate.Result{Bound: b}
+	}
+	return nil
+}

@@ -1,0 +1,101 @@
+package replay
+
+import (
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"github.com/dynctl/dynctl/internal/router/kvevent"
+	"github.com/dynctl/dynctl/internal/router/kvindex"
+	"github.com/dynctl/dynctl/internal/router/trace"
+)
+
+// Show writes a record in words, with the state that it left.
+func Show(w io.Writer, rec *trace.Record, p *Player) error {
+	var b strings.Builder
+	fmt.Fprintf(&b, "line %d  t=%s  %s", rec.Line, rec.Time, rec.Kind)
+	if rec.Rank != "" {
+		fmt.Fprintf(&b, "  %s", rec.Rank)
+	}
+	switch rec.Kind {
+	case trace.KindBatch:
+		fmt.Fprintf(&b, "  batch %d", rec.Batch.Seq)
+		var dec kvevent.Decoder
+		var batch kvevent.Batch
+		if err := dec.Decode(rec.Batch.Payload, &batch); err != nil {
+			fmt.Fprintf(&b, ": %v", err)
+			break
+		}
+		for i := range batch.Events {
+			e := &batch.Events[i]
+			fmt.Fprintf(&b, "\n    %s %d", e.Kind, len(e.Hashes))
+			if e.HasParent {
+				fmt.Fprintf(&b, " after %016x", e.Parent)
+			}
+			for _, h := range e.Hashes[:min(4, len(e.Hashes))] {
+				fmt.Fprintf(&b, " %016x", h)
+			}
+			if len(e.Hashes) > 4 {
+				b.WriteString(" …")
+			}
+		}
+	case trace.KindEvent:
+		fmt.Fprintf(&b, "  %s %d blocks", rec.Event.Op, len(rec.Event.Names))
+	case trace.KindClear:
+		fmt.Fprintf(&b, "  entries dropped: %s", rec.Clear.Reason)
+	case trace.KindFeed:
+		fmt.Fprintf(&b, "  trusted: %v", rec.Trusted)
+	case trace.KindRequest:
+		q := rec.Request
+		fmt.Fprintf(&b, "  %s isl %d osl %d, %d blocks of %d", q.ID, q.ISL, q.OSL, len(q.Blocks), q.BlockSize)
+	case trace.KindOutcome:
+		o := &rec.Outcome.Receipt.Outcome
+		fmt.Fprintf(&b, "  %s status %d, ttft %.1f ms, %d tokens", rec.Outcome.ID, o.Status, o.TTFTMS, o.CompletionTokens)
+	case trace.KindDropped:
+		fmt.Fprintf(&b, "  %d records were lost here", rec.Dropped)
+	case trace.KindDecision:
+		showDecision(&b, rec.Decision, p)
+	default:
+	}
+	s := p.index.Stats()
+	fmt.Fprintf(&b, "\n    index: %d blocks on %d ranks, %d distinct\n", s.Memberships, len(p.list), s.Blocks)
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+func showDecision(b *strings.Builder, d *trace.Decision, p *Player) {
+	fmt.Fprintf(b, "  %s isl %d: %s (%s)\n    %s", d.ID, d.Facts.ISL, d.Path, d.Reason, describe(d, costIn(&d.Decode, d.DecodeRank)))
+	var q kvindex.Query
+	p.Overlap(d.Locals, &q)
+	for _, ph := range []*trace.Phase{&d.Decode, &d.Prefill} {
+		if len(ph.Candidates) == 0 {
+			continue
+		}
+		fmt.Fprintf(b, "\n    %s by %s", ph.Phase, ph.Policy)
+		list := slices.Clone(ph.Candidates)
+		slices.SortStableFunc(list, func(x, y trace.Candidate) int {
+			switch {
+			case x.Cost < y.Cost:
+				return -1
+			case x.Cost > y.Cost:
+				return 1
+			}
+			return strings.Compare(x.Rank, y.Rank)
+		})
+		for i := range list[:min(len(list), 16)] {
+			c := &list[i]
+			now := "-"
+			if r := p.ranks[c.Rank]; r != nil && r.fed {
+				now = fmt.Sprint(r.usable(&q) / max(ph.BlockSize, 1))
+			}
+			fmt.Fprintf(b, "\n      %-24s cost %-10.4g overlap %d (here %s)  requests %d  prefill %d tok  decode %d blk", c.Rank, c.Cost, c.Overlap, now, c.Requests, c.Prefill, c.Decode)
+			if c.Excluded != "" {
+				fmt.Fprintf(b, "  excluded: %s", c.Excluded)
+			}
+		}
+		if len(list) > 16 {
+			fmt.Fprintf(b, "\n      … %d more", len(list)-16)
+		}
+	}
+}
