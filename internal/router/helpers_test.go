@@ -12,6 +12,7 @@ import (
 	"net/http/httptest"
 	"net/http/httputil"
 	"net/url"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -323,14 +324,20 @@ func (r *rig) receipt(id string) (c receipt.Receipt) {
 	return c
 }
 
-// events are the events of a kind so far.
-func (r *rig) events(kind string) (out []admin.Event) {
+// allEvents are the events so far.
+func (r *rig) allEvents() []admin.Event {
 	r.t.Helper()
 	l, err := r.Admin.Events(r.t.Context(), 0, 10000, 0)
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	for _, e := range l.Events {
+	return l.Events
+}
+
+// events are the events of a kind so far.
+func (r *rig) events(kind string) (out []admin.Event) {
+	r.t.Helper()
+	for _, e := range r.allEvents() {
 		if e.Kind == kind {
 			out = append(out, e)
 		}
@@ -396,7 +403,7 @@ func readMetric(in io.Reader, series string) float64 {
 // tap stands between the router and engines and keeps what passes.
 type tap struct {
 	mu    sync.Mutex
-	calls []tapped
+	calls []*tapped
 	// answer, when set, may answer instead of the engine, by returning true.
 	answer func(engine string, w http.ResponseWriter, q *http.Request, body []byte) bool
 }
@@ -409,6 +416,7 @@ type tapped struct {
 	body   []byte
 	status int
 	answer []byte
+	done   bool
 }
 
 // generation reports whether the call is one of a request's legs.
@@ -420,16 +428,25 @@ func (c *tapped) generation() bool {
 	return true
 }
 
-// legs are the generation calls so far.
+// legs are the generation calls so far, once all of them have ended: the
+// router may be ready with an answer before the engine's handler is.
 func (p *tap) legs() (out []tapped) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for _, c := range p.calls {
-		if c.generation() {
-			out = append(out, c)
+	for end := time.Now().Add(patience); ; {
+		p.mu.Lock()
+		ended := true
+		out = out[:0]
+		for _, c := range p.calls {
+			if c.generation() {
+				out = append(out, *c)
+				ended = ended && c.done
+			}
 		}
+		p.mu.Unlock()
+		if ended || time.Now().After(end) {
+			return out
+		}
+		runtime.Gosched()
 	}
-	return out
 }
 
 // legsOf are the generation calls to engines whose name has a prefix.
@@ -479,14 +496,16 @@ func (p *tap) before(t *testing.T, name string, to *url.URL) *url.URL {
 		}
 		q.Body = io.NopCloser(bytes.NewReader(body))
 		rec := &recorder{ResponseWriter: w, status: http.StatusOK}
-		defer func() {
-			p.mu.Lock()
-			p.calls = append(p.calls, tapped{name, q.URL.RequestURI(), q.Header.Clone(), body, rec.status, rec.body.Bytes()})
-			p.mu.Unlock()
-		}()
+		call := &tapped{engine: name, path: q.URL.RequestURI(), header: q.Header.Clone(), body: body}
 		p.mu.Lock()
+		p.calls = append(p.calls, call)
 		answer := p.answer
 		p.mu.Unlock()
+		defer func() {
+			p.mu.Lock()
+			call.status, call.answer, call.done = rec.status, rec.body.Bytes(), true
+			p.mu.Unlock()
+		}()
 		if answer != nil && answer(name, rec, q, body) {
 			return
 		}
@@ -530,4 +549,13 @@ func tappedRig(t *testing.T, fleet string, configure ...func(*router.Config)) (*
 	t.Helper()
 	p := &tap{}
 	return startWith(t, routertest.Options{Fleet: fleet, Specs: p.specs(t)}, configure...), p
+}
+
+// adminRoute asks for a dry run of a completion.
+func adminRoute(prompt []int, session string) admin.RouteRequest {
+	tokens := make([]uint32, len(prompt))
+	for i, id := range prompt {
+		tokens[i] = uint32(id)
+	}
+	return admin.RouteRequest{Model: "sim", Tokens: tokens, Session: session}
 }

@@ -1,0 +1,1071 @@
+package router_test
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/tidwall/gjson"
+
+	"github.com/dynctl/dynctl/internal/router"
+	"github.com/dynctl/dynctl/internal/router/routertest"
+	"github.com/dynctl/dynctl/internal/workers/sim/fault"
+)
+
+// remoteParams are the transfer parameters that a decode leg carries.
+func remoteParams(body []byte) gjson.Result {
+	p := gjson.GetBytes(body, "kv_transfer_params")
+	if !p.Get("do_remote_prefill").Bool() {
+		return gjson.Result{}
+	}
+	return p
+}
+
+// TestInvariant01OnePrefillOneDecode: what a prefill gave feeds one decode leg
+// at most; a retry of either leg begins with a new prefill.
+func TestInvariant01OnePrefillOneDecode(t *testing.T) {
+	t.Parallel()
+	t.Run("nixl", func(t *testing.T) {
+		t.Parallel()
+		r, p := tappedRig(t, "2p3d:profile=instant")
+		var fails atomic.Int32
+		p.set(func(engine string, w http.ResponseWriter, q *http.Request, body []byte) bool {
+			if strings.HasPrefix(engine, "decode") && strings.HasPrefix(q.URL.Path, "/v1/completions") && fails.Add(-1) >= 0 {
+				w.WriteHeader(http.StatusInternalServerError)
+				return true
+			}
+			return false
+		})
+		used := map[string]bool{}
+		for i := range 10 {
+			p.reset()
+			fails.Store(int32(i % 3)) // of three attempts
+			prompt := ids(200, i)
+			_, text := r.complete(prompt)
+			if want := direct(t, r.Sim.Named("prefill-0").URL(), prompt); text != want {
+				t.Errorf("text %q, want %q", text, want)
+			}
+			prefills, decodes := p.legsOf("prefill"), p.legsOf("decode")
+			if len(decodes) != i%3+1 || len(prefills) != len(decodes) {
+				t.Fatalf("%d prefill legs and %d decode legs for %d failures", len(prefills), len(decodes), i%3)
+			}
+			for _, d := range decodes {
+				id := remoteParams(d.body).Get("remote_request_id").String()
+				if id == "" || used[id] {
+					t.Errorf("transfer %q is missing or fed a decode leg before", id)
+				}
+				used[id] = true
+			}
+		}
+	})
+	t.Run("sglang", func(t *testing.T) {
+		t.Parallel()
+		r, p := tappedRig(t, "2p3d:profile=instant,engine=sglang,bootstrap_wait=1s")
+		var fails atomic.Int32
+		p.set(func(engine string, w http.ResponseWriter, q *http.Request, body []byte) bool {
+			if strings.HasPrefix(engine, "decode") && strings.HasPrefix(q.URL.Path, "/v1/completions") && fails.Add(-1) >= 0 {
+				w.WriteHeader(http.StatusServiceUnavailable)
+				return true
+			}
+			return false
+		})
+		rooms := map[int64]bool{}
+		for i := range 6 {
+			p.reset()
+			fails.Store(int32(i % 3))
+			r.complete(ids(200, i))
+			for _, d := range p.legsOf("decode") {
+				room := gjson.GetBytes(d.body, "bootstrap_room").Int()
+				if room == 0 || rooms[room] {
+					t.Errorf("room %d is missing or was used before", room)
+				}
+				rooms[room] = true
+			}
+		}
+		if len(rooms) != 0+6+6 { // 6 requests and 0+1+2+0+1+2 failures
+			t.Errorf("%d rooms", len(rooms))
+		}
+	})
+}
+
+// steering are members by which a client could reach into the transfer.
+const steering = `"kv_transfer_params":{"do_remote_prefill":true,"remote_engine_id":"evil","remote_block_ids":[1,2],"remote_host":"10.9.9.9","remote_port":1},` +
+	`"bootstrap_host":"10.9.9.9","bootstrap_port":4,"bootstrap_room":77,"disaggregated_params":{"x":1},"routed_dp_rank":3,"disagg_prefill_dp_rank":3,"data_parallel_rank":3,` +
+	`"kv_transfer_param\u0073":{"do_remote_prefill":true,"remote_host":"10.9.9.9"},` +
+	`"vllm_xargs":{"kv_transfer_params":{"remote_host":"10.9.9.9"},"harmless":5},`
+
+// TestInvariant02ClientCannotSteerTheTransfer: no transfer field and no routing
+// header of a client reaches an engine, on no path and on no endpoint.
+func TestInvariant02ClientCannotSteerTheTransfer(t *testing.T) {
+	t.Parallel()
+	for _, engine := range []string{"vllm", "sglang"} {
+		t.Run(engine, func(t *testing.T) {
+			t.Parallel()
+			r, p := tappedRig(t, "1p1d:profile=instant,engine="+engine, func(c *router.Config) { c.Routing.Threshold = 64 })
+			for _, n := range []int{16, 200} {
+				for _, path := range []string{"/v1/completions", "/v1/chat/completions"} {
+					p.reset()
+					prompt := fmt.Sprintf(`"prompt":%s`, encode(t, ids(n, n)))
+					if path == "/v1/chat/completions" {
+						prompt = fmt.Sprintf(`"messages":[{"role":"user","content":%q}]`, strings.Repeat("one two three four five ", n/5))
+					}
+					// The escaped twin would be a duplicate, which is refused as such.
+					body := strings.Replace(`{`+steering+`"model":"sim","max_tokens":3,`+prompt+`}`, `"kv_transfer_param\u0073":{"do_remote_prefill":true,"remote_host":"10.9.9.9"},`, "", 1)
+					a := r.send(http.MethodPost, path, []byte(body),
+						"X-Dynctl-Worker", "decode-9", "X-Dynctl-Path", "local", "X-data-parallel-rank", "7", "X-Dynctl-Prefill-Worker", "nobody", "Endpoint-Load-Metrics-Format", "TEXT")
+					if a.status != 200 {
+						t.Fatalf("%s", a)
+					}
+					for _, c := range p.legs() {
+						for _, evil := range []string{"10.9.9.9", "evil", "disaggregated_params", "data_parallel_rank", "disagg_prefill_dp_rank", `"bootstrap_room":77`} {
+							if bytes.Contains(c.body, []byte(evil)) {
+								t.Errorf("%s got %q from the client in %s", c.engine, evil, c.body)
+							}
+						}
+						if !bytes.Contains(c.body, []byte(`"harmless":5`)) {
+							t.Errorf("%s lost what is nobody's business: %s", c.engine, c.body)
+						}
+						for k := range c.header {
+							if strings.HasPrefix(k, "X-Dynctl-") || k == "X-Data-Parallel-Rank" || k == "Endpoint-Load-Metrics-Format" {
+								t.Errorf("%s got header %s: %q", c.engine, k, c.header[k])
+							}
+						}
+					}
+					// SGLang's decode workers cannot prefill by themselves.
+					if want := 1 + n/200; path == "/v1/completions" && len(p.legs()) != want && engine == "vllm" {
+						t.Errorf("%d legs for %d tokens, want %d", len(p.legs()), n, want)
+					}
+				}
+			}
+			// Twice the same member, in whatever spelling, is no way around.
+			a := r.send(http.MethodPost, "/v1/completions", []byte(`{`+steering+`"model":"sim","prompt":"x"}`))
+			a.refused(t, http.StatusBadRequest, "duplicate_key")
+		})
+	}
+}
+
+// TestInvariant03BytesInBytesOut: the engine gets the client's very bytes but
+// for what was spliced, and the client the engine's.
+func TestInvariant03BytesInBytesOut(t *testing.T) {
+	t.Parallel()
+	r, p := tappedRig(t, "1p1d:profile=instant", func(c *router.Config) { c.Routing.Threshold = 64 })
+	odd := func(prompt string, stream bool) string {
+		return fmt.Sprintf("  {\t\"zeta\" : 12345678901234567890123456789.000e-3,\r\n \"model\":\"sim\", \"seed\": 9007199254740993, "+
+			"\"\\u0061bc\": \"\\ud83d\\ude00 \u00e9\", \"max_tokens\":4 , \"stream\":%v, \"nothing\":null,\"alpha\":[ 1 , {\"b\":-0.0} ], %s, \"ignore_eos\":true, \"last\":1e400}\n", stream, prompt)
+	}
+	short := `"prompt": "a few words"`
+	long := `"prompt": ` + string(encode(t, ids(100, 5)))
+	for _, stream := range []bool{false, true} {
+		for _, c := range []struct{ name, prompt string }{{"local", short}, {"remote", long}} {
+			name := c.name
+			p.reset()
+			body := odd(c.prompt, stream)
+			a := r.send(http.MethodPost, "/v1/completions", []byte(body), "X-Custom", "kept as it is", "traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
+			if a.status != 200 || a.header.Get("X-Dynctl-Path") != name {
+				t.Fatalf("%s: %s %v", name, a, a.header)
+			}
+			legs := p.legsOf("decode")
+			if len(legs) != 1 {
+				t.Fatalf("%d decode legs", len(legs))
+			}
+			got := string(legs[0].body)
+			if name == "remote" {
+				params := gjson.Get(got, "kv_transfer_params").Raw
+				if params == "" {
+					t.Fatal("no transfer parameters")
+				}
+				cut := strings.Replace(got, `,"kv_transfer_params":`+params, "", 1)
+				if cut == got {
+					cut = strings.Replace(got, `"kv_transfer_params":`+params+`,`, "", 1)
+				}
+				got = cut
+			}
+			if d := cmp.Diff(body, got); d != "" {
+				t.Errorf("%s, stream %v: the decode leg's body differs (-client +engine):\n%s", name, stream, d)
+			}
+			if !bytes.Equal(a.body, legs[0].answer) {
+				t.Errorf("%s, stream %v: answer %q, the engine said %q", name, stream, a.body, legs[0].answer)
+			}
+			for _, l := range p.legs() {
+				if l.header.Get("X-Custom") != "kept as it is" || l.header.Get("Traceparent") == "" {
+					t.Errorf("%s lost a header: %v", l.engine, l.header)
+				}
+				if l.header.Get("X-Request-Id") != a.header.Get("X-Request-Id") {
+					t.Errorf("%s got request id %q, the client %q", l.engine, l.header.Get("X-Request-Id"), a.header.Get("X-Request-Id"))
+				}
+			}
+		}
+	}
+	// An answer of unusual form passes unchanged too.
+	strange := []byte("{\"choices\" : [ ] ,\t\"n\":1e999, \"u\":\"\\u0000\"}\n\n")
+	p.set(func(engine string, w http.ResponseWriter, q *http.Request, _ []byte) bool {
+		if q.URL.Path != "/v1/completions" || engine != "decode-0" {
+			return false
+		}
+		w.Header().Set("Content-Type", "application/json; charset=utf-8")
+		w.Header().Add("X-Engine", "one")
+		w.Header().Add("X-Engine", "two")
+		w.WriteHeader(http.StatusAccepted)
+		_, _ = w.Write(strange)
+		return true
+	})
+	a := r.send(http.MethodPost, "/v1/completions", []byte(`{"model":"sim","prompt":"x"}`))
+	if a.status != http.StatusAccepted || !bytes.Equal(a.body, strange) || len(a.header.Values("X-Engine")) != 2 {
+		t.Errorf("%s %v", a, a.header)
+	}
+}
+
+// brokenPrefill answers of a prefill worker that must not lead to a decode leg.
+var brokenPrefills = []struct {
+	name   string
+	answer func(w http.ResponseWriter, q *http.Request, good []byte)
+	// whole says that this is the request's own fault: told to the client.
+	status int
+}{
+	{name: "500", answer: func(w http.ResponseWriter, _ *http.Request, _ []byte) {
+		w.WriteHeader(500)
+		_, _ = io.WriteString(w, `{"error":"boom"}`)
+	}},
+	{name: "503", answer: func(w http.ResponseWriter, _ *http.Request, _ []byte) { w.WriteHeader(503) }},
+	{name: "429", answer: func(w http.ResponseWriter, _ *http.Request, _ []byte) { w.WriteHeader(429) }},
+	{name: "302", answer: func(w http.ResponseWriter, _ *http.Request, _ []byte) {
+		w.Header().Set("Location", "/x")
+		w.WriteHeader(302)
+	}},
+	{name: "no params", answer: func(w http.ResponseWriter, _ *http.Request, good []byte) {
+		writeJSON(w, edit(good, "kv_transfer_params", nil))
+	}},
+	{name: "empty answer", answer: func(w http.ResponseWriter, _ *http.Request, _ []byte) { writeJSON(w, nil) }},
+	{name: "not JSON", answer: func(w http.ResponseWriter, _ *http.Request, _ []byte) { writeJSON(w, []byte("<html>hello</html>")) }},
+	{name: "cut JSON", answer: func(w http.ResponseWriter, _ *http.Request, good []byte) { writeJSON(w, good[:len(good)-9]) }},
+	{name: "too few blocks", answer: func(w http.ResponseWriter, _ *http.Request, good []byte) {
+		writeJSON(w, edit(good, "kv_transfer_params.remote_block_ids", []any{[]int{1}}))
+	}},
+	{name: "blocks of another type", answer: func(w http.ResponseWriter, _ *http.Request, good []byte) {
+		writeJSON(w, edit(good, "kv_transfer_params.remote_block_ids", "1,2,3"))
+	}},
+	{name: "another host", answer: func(w http.ResponseWriter, _ *http.Request, good []byte) {
+		writeJSON(w, edit(good, "kv_transfer_params.remote_port", "http"))
+	}},
+	{name: "no engine id", answer: func(w http.ResponseWriter, _ *http.Request, good []byte) {
+		writeJSON(w, edit(good, "kv_transfer_params.remote_engine_id", nil))
+	}},
+	{name: "no request id", answer: func(w http.ResponseWriter, _ *http.Request, good []byte) {
+		writeJSON(w, edit(good, "kv_transfer_params.remote_request_id", nil))
+	}},
+	{name: "reset", answer: func(http.ResponseWriter, *http.Request, []byte) { panic(http.ErrAbortHandler) }},
+	{name: "cut off", answer: func(w http.ResponseWriter, _ *http.Request, good []byte) {
+		w.Header().Set("Content-Length", "100000")
+		_, _ = w.Write(good)
+		panic(http.ErrAbortHandler)
+	}},
+	{name: "timeout", answer: func(_ http.ResponseWriter, q *http.Request, _ []byte) {
+		<-q.Context().Done()
+		panic(http.ErrAbortHandler)
+	}},
+}
+
+func writeJSON(w http.ResponseWriter, b []byte) {
+	w.Header().Set("Content-Type", "application/json")
+	_, _ = w.Write(b)
+}
+
+// edit sets a member of an object, nil deletes it.
+func edit(b []byte, path string, v any) []byte {
+	var o map[string]any
+	if err := json.Unmarshal(b, &o); err != nil {
+		panic(err)
+	}
+	at := o
+	parts := strings.Split(path, ".")
+	for _, k := range parts[:len(parts)-1] {
+		at = at[k].(map[string]any)
+	}
+	if v == nil {
+		delete(at, parts[len(parts)-1])
+	} else {
+		at[parts[len(parts)-1]] = v
+	}
+	out, err := json.Marshal(o)
+	if err != nil {
+		panic(err)
+	}
+	return out
+}
+
+// TestInvariant04FailedPrefillNeverReachesDecodeSilently: every way in which a
+// prefill can fail ends, by policy, in an error, in a retry with another
+// prefill worker, or in a counted and labelled local prefill.
+func TestInvariant04FailedPrefillNeverReachesDecodeSilently(t *testing.T) {
+	t.Parallel()
+	for _, policy := range []string{"error", "local"} {
+		t.Run(policy, func(t *testing.T) {
+			t.Parallel()
+			r, p := tappedRig(t, "2p1d:profile=instant", func(c *router.Config) {
+				c.Routing.PrefillFallback, c.Routing.MissingParams = policy, policy
+				c.Timeouts.Prefill = 150 * time.Millisecond
+				c.Retry = router.RetryConfig{Attempts: 4, Budget: 1}
+			})
+			oracle := start(t, "1a:profile=instant")
+			var broken atomic.Value // name of the engine, "" for none, "*" for all
+			var how atomic.Pointer[func(http.ResponseWriter, *http.Request, []byte)]
+			broken.Store("")
+			p.set(func(engine string, w http.ResponseWriter, q *http.Request, body []byte) bool {
+				b := broken.Load().(string)
+				if q.URL.Path != "/v1/completions" || !strings.HasPrefix(engine, "prefill") || b != "*" && b != engine {
+					return false
+				}
+				good := &recorder{ResponseWriter: &nowhere{}}
+				resp, err := http.Post(r.Sim.Named(engine).URL()+q.URL.Path, "application/json", bytes.NewReader(body)) //nolint:noctx // the engine is in this process
+				if err == nil {
+					_, _ = io.Copy(good, resp.Body)
+					resp.Body.Close()
+				}
+				(*how.Load())(w, q, good.body.Bytes())
+				return true
+			})
+			t.Cleanup(http.DefaultClient.CloseIdleConnections)
+			for i, c := range brokenPrefills {
+				how.Store(&c.answer)
+				prompt := ids(150, 31*i+7)
+				want := direct(t, oracle.Sim.Engine(0).URL(), prompt)
+				body := encode(t, object{"model": "sim", "prompt": prompt, "max_tokens": 12, "ignore_eos": true})
+
+				// Both prefill workers are broken in this way.
+				r.heal()
+				broken.Store("*")
+				p.reset()
+				fallbacks := r.status().Traffic.Fallbacks
+				a := r.send(http.MethodPost, "/v1/completions", body)
+				decodes := p.legsOf("decode")
+				for _, d := range decodes {
+					if remoteParams(d.body).Exists() {
+						t.Errorf("%s: a decode leg carries transfer parameters: %s", c.name, d.body)
+					}
+				}
+				if a.header.Get("X-Dynctl-Decision") == "" {
+					t.Fatalf("%s: an answer without a decision: %s %v", c.name, a, a.header)
+				}
+				rec := r.receipt(a.header.Get("X-Dynctl-Decision"))
+				if policy == "error" {
+					if len(decodes) != 0 {
+						t.Errorf("%s: %d decode legs", c.name, len(decodes))
+					}
+					if c.name == "429" {
+						if a.status != 429 {
+							t.Errorf("%s: %s", c.name, a)
+						}
+					} else if a.status < 500 {
+						t.Errorf("%s: %s", c.name, a)
+					} else if e := a.refused(t, a.status, "prefill_failed"); a.status != 502 && a.status != 504 || !strings.Contains(e.Error.Message, "prefill-") {
+						t.Errorf("%s: %s", c.name, a)
+					}
+				} else {
+					if a.status != 200 || a.completion(t).Choices[0].Text != want {
+						t.Errorf("%s: %s, want text %q", c.name, a, want)
+						continue
+					}
+					if a.header.Get("X-Dynctl-Path") != "local" || rec.Reason != "prefill_failed" || len(rec.Notes) == 0 {
+						t.Errorf("%s: the fallback is not labelled: %s %s %q", c.name, a.header.Get("X-Dynctl-Path"), rec.Reason, rec.Notes)
+					}
+					if n := r.status().Traffic.Fallbacks; n != fallbacks+1 {
+						t.Errorf("%s: %d fallbacks counted", c.name, n-fallbacks)
+					}
+				}
+				for _, l := range rec.Legs {
+					if l.Kind == "prefill" && l.Error == "" {
+						t.Errorf("%s: a failed prefill leg stands in the receipt without an error", c.name)
+					}
+				}
+
+				// One of them is: the other one does it, with a prefill of its own.
+				if c.name == "no params" {
+					continue // by policy at once: the worker's setup is at fault
+				}
+				for _, bad := range []string{"prefill-0", "prefill-1"} {
+					r.heal()
+					broken.Store(bad)
+					p.reset()
+					a := r.send(http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": ids(150, 5000+31*i), "max_tokens": 12, "ignore_eos": true}))
+					if a.status != 200 || a.header.Get("X-Dynctl-Path") != "remote" || strings.HasPrefix(a.header.Get("X-Dynctl-Prefill-Worker"), bad) {
+						t.Errorf("%s on %s: %s %v", c.name, bad, a, a.header)
+					}
+				}
+			}
+			broken.Store("")
+		})
+	}
+}
+
+// heal waits until no worker is ejected or otherwise unusable.
+func (r *rig) heal() {
+	r.t.Helper()
+	for _, w := range []string{"prefill-0", "prefill-1", "decode-0", "decode-1"} {
+		if r.Sim.Named(w) == nil {
+			continue
+		}
+		r.Router.Heal(w)
+	}
+}
+
+// nowhere is a ResponseWriter that keeps nothing.
+type nowhere struct{ h http.Header }
+
+func (n *nowhere) Header() http.Header {
+	if n.h == nil {
+		n.h = http.Header{}
+	}
+	return n.h
+}
+func (n *nowhere) Write(b []byte) (int, error) { return len(b), nil }
+func (n *nowhere) WriteHeader(int)             {}
+
+// panicky is a ResponseWriter that panics at a chosen place.
+type panicky struct {
+	nowhere
+	at    string
+	after int
+}
+
+func (p *panicky) Write(b []byte) (int, error) {
+	if p.after--; p.at == "write" && p.after < 0 {
+		panic("the writer broke")
+	}
+	return len(b), nil
+}
+
+func (p *panicky) WriteHeader(int) {
+	if p.at == "head" {
+		p.at = ""
+		panic("the head broke")
+	}
+}
+
+func (p *panicky) Flush() {}
+
+// TestInvariant05ReservationsBalance: whatever ends requests, the ledger is
+// zero afterwards and nothing was released twice.
+func TestInvariant05ReservationsBalance(t *testing.T) {
+	t.Parallel()
+	for _, fleet := range []string{"2p2d:speed=3,osl=60", "2p2d:speed=3,osl=60,engine=sglang,bootstrap_wait=2s"} {
+		t.Run(fleet, func(t *testing.T) {
+			t.Parallel()
+			r := start(t, fleet, func(c *router.Config) { c.Routing.Threshold = 100; c.Timeouts.Drain = time.Second })
+			var wg sync.WaitGroup
+			body := func(i int) []byte {
+				return encode(t, object{"model": "sim", "prompt": ids(40+i%5*60, i), "max_tokens": 40, "ignore_eos": true, "stream": i%2 == 0})
+			}
+			stop := make(chan struct{})
+			for c := range 12 {
+				wg.Add(1)
+				go func() {
+					defer wg.Done()
+					for i := c; ; i += 12 {
+						select {
+						case <-stop:
+							return
+						default:
+						}
+						ctx, cancel := context.WithCancel(t.Context())
+						switch i % 4 {
+						case 0: // hangs up at once or a little later
+							time.AfterFunc(time.Duration(i%7)*3*time.Millisecond, cancel)
+							_, _ = r.try(ctx, http.MethodPost, "/v1/completions", body(i))
+						case 1: // reads a part of the answer
+							if resp, err := r.open(ctx, http.MethodPost, "/v1/completions", body(i+1)); err == nil {
+								_, _ = io.CopyN(io.Discard, resp.Body, 300)
+								resp.Body.Close()
+							}
+						case 2: // panics in the middle
+							q, _ := http.NewRequestWithContext(ctx, http.MethodPost, "/v1/completions", bytes.NewReader(body(i)))
+							func() {
+								defer func() { _ = recover() }()
+								r.Router.ServeHTTP(&panicky{at: []string{"head", "write"}[i/4%2], after: i % 3}, q)
+							}()
+						case 3:
+							_, _ = r.try(ctx, http.MethodPost, "/v1/completions", body(i))
+						}
+						cancel()
+					}
+				}()
+			}
+			reload := r.Config
+			for i := range 6 {
+				reload.Routing.Threshold = 50 + 40*i
+				if err := r.Router.Reload(reload, nil); err != nil {
+					t.Error(err)
+				}
+				e := r.Sim.Engine(i % 4)
+				e.Kill()
+				if err := routertest.Wait(r.wait(), "traffic", trafficOf(r, 20)); err != nil {
+					t.Error(err)
+				}
+				if err := e.Restart(); err != nil {
+					t.Error(err)
+				}
+			}
+			close(stop)
+			wg.Wait()
+			r.eventually("an empty ledger", r.Router.Balanced)
+			r.eventually("no open requests in the gauges", func() error {
+				for _, m := range []string{"dynctl_ledger_open_requests", "dynctl_inflight_requests", "dynctl_ledger_double_releases_total"} {
+					if v := r.metric(m); v != 0 {
+						return fmt.Errorf("%s = %v", m, v)
+					}
+				}
+				return nil
+			})
+			r.eventually("figures that add up", func() error {
+				if tr := r.status().Traffic; tr.Completed == 0 || tr.Cancelled == 0 || tr.Requests != tr.Completed+tr.Failed+tr.Cancelled+tr.Rejected {
+					return fmt.Errorf("%+v", tr)
+				}
+				return nil
+			})
+			if len(r.events("panic")) == 0 {
+				t.Error("panics are not told")
+			}
+			// Nothing is poisoned: the fleet comes back and serves.
+			if err := r.Ready(r.wait()); err != nil {
+				t.Fatal(err)
+			}
+			r.complete(ids(300, 1))
+		})
+	}
+}
+
+// trafficOf holds once so many more requests have ended.
+func trafficOf(r *rig, n uint64) func() error {
+	from := r.status().Traffic
+	return func() error {
+		now := r.status().Traffic
+		if done := now.Completed + now.Failed + now.Cancelled - from.Completed - from.Failed - from.Cancelled; done < n {
+			return fmt.Errorf("%d of %d requests", done, n)
+		}
+		return nil
+	}
+}
+
+// TestInvariant06IndexMayUndercountNeverOvercount: with events dropped,
+// reordered and corrupted and an engine restarted, what the index counts of a
+// rank whose feed is trusted is in the engine's cache, and afterwards all of it
+// is equal.
+func TestInvariant06IndexMayUndercountNeverOvercount(t *testing.T) {
+	t.Parallel()
+	r := start(t, "2a:profile=instant,kv_blocks=128")
+	for round := range 5 {
+		set := fault.Set{}
+		switch round {
+		case 0:
+			set.DropEvents = .3
+		case 1:
+			set.ReorderEvents = .3
+		case 2:
+			set.CorruptEvents = .3
+		case 3:
+			set.DropEvents, set.ReorderEvents = .2, .2
+		}
+		for _, e := range r.Sim.Engines() {
+			if err := e.SetFaults(set); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for i := range 25 {
+			a, _ := r.complete(ids(160+i*8, round*100+i/2))
+			c := r.receipt(a.header.Get("X-Dynctl-Decision"))
+			if c.Predicted.CachedTokens > c.Outcome.CachedTokens {
+				t.Errorf("round %d: %d cached tokens predicted on %s, the engine had %d", round, c.Predicted.CachedTokens, c.Decode.Chosen, c.Outcome.CachedTokens)
+			}
+			// The next decision is made on what has arrived of this one.
+			if i%5 == 4 {
+				r.settle()
+			}
+		}
+		if round == 3 {
+			if err := r.Sim.Engine(0).Restart(); err != nil {
+				t.Fatal(err)
+			}
+			r.eventually("the engine to be back", func() error {
+				if !r.worker("aggregated-0").Usable {
+					return errors.New("not usable")
+				}
+				return nil
+			})
+		}
+		for _, e := range r.Sim.Engines() {
+			if err := e.SetFaults(fault.Set{}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		// New blocks show what is missing; then the index is rebuilt.
+		for i := range 8 {
+			r.complete(ids(64, 7000+round*10+i))
+		}
+		if err := r.Synced(r.wait()); err != nil {
+			for _, e := range r.allEvents() {
+				t.Log(e.Kind, e.Text)
+			}
+			for _, w := range []string{"aggregated-0", "aggregated-1"} {
+				t.Logf("%+v", r.worker(w).Ranks[0].Feed)
+			}
+			t.Fatalf("round %d: %v", round, err)
+		}
+	}
+	told := map[string]int{}
+	for _, e := range r.allEvents() {
+		told[e.Kind]++
+	}
+	if told["feed_gap"] == 0 || told["feed_malformed"]+told["feed_unreadable"]+told["feed_reset"] == 0 && len(told) < 5 {
+		t.Errorf("what went wrong is not told: %v", told)
+	}
+}
+
+// settle waits until the feeds have taken in what the engines have published.
+func (r *rig) settle() {
+	r.t.Helper()
+	r.eventually("the feeds to settle", func() error {
+		for _, w := range []string{"aggregated-0", "aggregated-1"} {
+			for _, k := range r.worker(w).Ranks {
+				pub, err := r.Sim.Named(w).Publisher(k.DP)
+				if err != nil {
+					return err
+				}
+				if next := pub.Next(); k.Feed.Trusted && next > 0 && k.Feed.LastSeq+1 < next && r.Sim.Named(w).Faults() == (fault.Set{}) {
+					return fmt.Errorf("%s is at %d of %d", k.Label, k.Feed.LastSeq, next)
+				}
+			}
+		}
+		return nil
+	})
+}
+
+// TestInvariant07NothingIsUnbounded: what comes from outside meets its limit,
+// with a stated answer and a figure.
+func TestInvariant07NothingIsUnbounded(t *testing.T) {
+	t.Parallel()
+	r, p := tappedRig(t, "1a:profile=instant", func(c *router.Config) {
+		c.Limits = router.LimitsConfig{BodyBytes: 64 << 10, Inflight: 2, Queue: 3, QueueTimeout: 50 * time.Millisecond}
+		c.Receipts, c.Events = 16, 32
+	})
+	t.Run("body", func(t *testing.T) {
+		big := encode(t, object{"model": "sim", "prompt": strings.Repeat("a", 70<<10)})
+		r.send(http.MethodPost, "/v1/completions", big).refused(t, http.StatusRequestEntityTooLarge, "body_too_large")
+	})
+	t.Run("receipts and events", func(t *testing.T) {
+		for i := range 40 {
+			r.complete(ids(20, i))
+		}
+		l, err := r.Admin.Decisions(t.Context(), 1000, "", "")
+		if err != nil || len(l.Decisions) > 16 || l.Total < 40 {
+			t.Errorf("%d decisions of %d kept (%v)", len(l.Decisions), l.Total, err)
+		}
+		for i := range 60 {
+			_ = r.Router.Reload(router.Config{}, nil)
+			_ = i
+		}
+		e, err := r.Admin.Events(t.Context(), 0, 10000, 0)
+		if err != nil || len(e.Events) > 32 || e.Lost == 0 {
+			t.Errorf("%d events kept, %d lost (%v)", len(e.Events), e.Lost, err)
+		}
+	})
+	t.Run("labels", func(t *testing.T) {
+		for i := range 400 {
+			r.send(http.MethodPost, "/v1/completions", fmt.Appendf(nil, `{"model":"nobody-%d","prompt":"x"}`, i)).refused(t, http.StatusNotFound, "model_not_found")
+			r.send(http.MethodGet, fmt.Sprintf("/nowhere/%d", i), nil).refused(t, http.StatusNotFound, "unknown_path")
+		}
+		q, err := http.NewRequestWithContext(t.Context(), http.MethodGet, r.AdminURL+"/metrics", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp, err := r.Client.Do(q)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		page, err := io.ReadAll(resp.Body)
+		if err != nil || bytes.Contains(page, []byte("nobody-")) || bytes.Contains(page, []byte("nowhere")) {
+			t.Error("a client's words became labels")
+		}
+	})
+	t.Run("requests in progress and the queue", func(t *testing.T) {
+		held := make(chan struct{})
+		p.set(func(_ string, _ http.ResponseWriter, q *http.Request, _ []byte) bool {
+			if q.URL.Path != "/v1/completions" {
+				return false
+			}
+			select {
+			case <-held:
+			case <-q.Context().Done():
+			}
+			return false
+		})
+		var wg sync.WaitGroup
+		var full, good atomic.Int32
+		for i := range 12 {
+			wg.Add(1)
+			go func() {
+				defer wg.Done()
+				a, err := r.try(t.Context(), http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": ids(20, 900+i), "max_tokens": 2}))
+				switch {
+				case err != nil:
+					t.Error(err)
+				case a.status == http.StatusTooManyRequests && a.header.Get("Retry-After") != "":
+					full.Add(1)
+				case a.status == 200:
+					good.Add(1)
+				default:
+					t.Errorf("%s", a)
+				}
+			}()
+		}
+		r.eventually("ten refusals", func() error {
+			if n := full.Load(); n != 10 {
+				return fmt.Errorf("%d refused", n)
+			}
+			return nil
+		})
+		if st := r.status(); st.Traffic.Inflight != 2 {
+			t.Errorf("%d in progress", st.Traffic.Inflight)
+		}
+		close(held)
+		wg.Wait()
+		if good.Load() != 2 {
+			t.Errorf("%d served", good.Load())
+		}
+	})
+}
+
+// TestInvariant08CancelReachesEveryone: a client that leaves ends every leg of
+// its request on the engines within a bound, at every stage; so does shutdown.
+func TestInvariant08CancelReachesEveryone(t *testing.T) {
+	t.Parallel()
+	const bound = 2 * time.Second
+	for _, c := range []struct {
+		name, fleet string
+		hang        string // engines that hang
+		legs        int
+		stream      bool
+	}{
+		{"prefill leg, sequential", "1p1d:profile=instant", "prefill", 1, true},
+		{"decode leg before its head", "1p1d:profile=instant", "decode", 1, true},
+		{"both legs, concurrent", "1p1d:profile=instant,engine=sglang", "", 2, true},
+		{"whole answer", "1a:profile=instant", "aggregated", 1, false},
+	} {
+		for _, how := range []string{"disconnect", "shutdown"} {
+			t.Run(c.name+"/"+how, func(t *testing.T) {
+				t.Parallel()
+				r, p := tappedRig(t, c.fleet)
+				reached, left := make(chan string, 8), make(chan string, 8)
+				p.set(func(engine string, _ http.ResponseWriter, q *http.Request, _ []byte) bool {
+					if q.URL.Path != "/v1/completions" || !strings.HasPrefix(engine, c.hang) {
+						return false
+					}
+					reached <- engine
+					<-q.Context().Done()
+					left <- engine
+					panic(http.ErrAbortHandler)
+				})
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				done := make(chan struct{})
+				go func() {
+					defer close(done)
+					_, _ = r.try(ctx, http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": ids(200, 1), "stream": c.stream}))
+				}()
+				for range c.legs {
+					<-reached
+				}
+				start := time.Now()
+				if how == "disconnect" {
+					cancel()
+				} else {
+					r.Router.CancelRequests()
+				}
+				for range c.legs {
+					select {
+					case <-left:
+					case <-time.After(bound):
+						t.Fatalf("a leg still runs %s after the end", bound)
+					}
+				}
+				<-done
+				r.eventually("an empty ledger", r.Router.Balanced)
+				if d := time.Since(start); d > bound {
+					t.Errorf("took %s", d)
+				}
+				if how == "disconnect" {
+					r.eventually("the count", func() error {
+						if n := r.status().Traffic.Cancelled; n != 1 {
+							return fmt.Errorf("%d cancelled requests counted", n)
+						}
+						return nil
+					})
+				}
+				p.set(nil)
+			})
+		}
+	}
+	t.Run("in the middle of a stream the engine stops", func(t *testing.T) {
+		t.Parallel()
+		r := start(t, "1p1d:speed=1")
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		resp, err := r.open(ctx, http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": ids(200, 1), "stream": true, "max_tokens": 5000, "ignore_eos": true}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		if _, err := io.ReadFull(resp.Body, make([]byte, 500)); err != nil {
+			t.Fatal(err)
+		}
+		cancel()
+		ctx, stop := context.WithTimeout(t.Context(), bound)
+		defer stop()
+		if err := routertest.Wait(ctx, "the engine to abort", func() error {
+			if s := r.counters("decode-0"); s.Running+s.Waiting != 0 || s.Pinned != 0 {
+				return fmt.Errorf("%d running, %d waiting", s.Running, s.Waiting)
+			}
+			if s := r.counters("prefill-0"); s.Pinned != 0 {
+				return fmt.Errorf("%d request(s) still pinned on the prefill side", s.Pinned)
+			}
+			return nil
+		}); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// TestInvariant09FirstByteEarlyAndLiveStreamsAreNotCut: a byte of an answer
+// reaches the client while the engine still works, and a stream may last
+// longer than every timeout as long as it lives.
+func TestInvariant09FirstByteEarlyAndLiveStreamsAreNotCut(t *testing.T) {
+	t.Parallel()
+	r, p := tappedRig(t, "1a:profile=instant", func(c *router.Config) {
+		c.Timeouts.Prefill, c.Timeouts.Response, c.Timeouts.Idle, c.Timeouts.Write = 200*time.Millisecond, 200*time.Millisecond, 400*time.Millisecond, 200*time.Millisecond
+		c.Timeouts.Body = 200 * time.Millisecond
+	})
+	event := func(i int) string { return fmt.Sprintf("data: {\"choices\":[{\"index\":0,\"text\":\"t%d\"}]}\n\n", i) }
+	next, mode := make(chan bool), atomic.Value{}
+	mode.Store("early")
+	p.set(func(_ string, w http.ResponseWriter, q *http.Request, _ []byte) bool {
+		if q.URL.Path != "/v1/completions" {
+			return false
+		}
+		w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
+		rc := http.NewResponseController(w)
+		for i := 0; ; i++ {
+			_, _ = io.WriteString(w, event(i))
+			_ = rc.Flush()
+			switch mode.Load() {
+			case "early":
+				if !<-next {
+					_, _ = io.WriteString(w, "data: [DONE]\n\n")
+					return true
+				}
+			case "long":
+				if i == 30 {
+					_, _ = io.WriteString(w, "data: [DONE]\n\n")
+					return true
+				}
+				select {
+				case <-time.After(50 * time.Millisecond): // the pace of the engine under test
+				case <-q.Context().Done():
+					return true
+				}
+			case "stall":
+				<-q.Context().Done()
+				panic(http.ErrAbortHandler)
+			}
+		}
+	})
+	body := []byte(`{"model":"sim","prompt":"x","stream":true}`)
+
+	resp, err := r.open(t.Context(), http.MethodPost, "/v1/completions", body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	in := bufio.NewReader(resp.Body)
+	for i := range 5 {
+		// The engine has written event i and nothing else, and waits for us.
+		got, err := in.ReadString('\n')
+		if err != nil || got+"\n" != event(i) {
+			t.Fatalf("event %d: %q %v", i, got, err)
+		}
+		if _, err := in.ReadString('\n'); err != nil {
+			t.Fatal(err)
+		}
+		next <- i < 4
+	}
+	rest, err := io.ReadAll(in)
+	resp.Body.Close()
+	if err != nil || string(rest) != "data: [DONE]\n\n" {
+		t.Errorf("the end is %q (%v)", rest, err)
+	}
+
+	mode.Store("long")
+	begin := time.Now()
+	a := r.send(http.MethodPost, "/v1/completions", body)
+	if d := time.Since(begin); a.err != nil || !bytes.HasSuffix(a.body, []byte("data: [DONE]\n\n")) || bytes.Count(a.body, []byte("\n\n")) != 32 || d < 1500*time.Millisecond {
+		t.Errorf("a stream of %s with pauses below the idle timeout was cut: %q %v", d, a.body, a.err)
+	}
+
+	mode.Store("stall")
+	a = r.send(http.MethodPost, "/v1/completions", body)
+	if !bytes.HasPrefix(a.body, []byte(event(0))) || !bytes.Contains(a.body, []byte(`"error"`)) || !bytes.HasSuffix(a.body, []byte("data: [DONE]\n\n")) {
+		t.Errorf("a stream that stalls must end with an error event: %q", a.body)
+	}
+	c := r.receipt(a.header.Get("X-Dynctl-Decision"))
+	if c.Outcome.ErrorCode == "" {
+		t.Errorf("the receipt does not tell of the stall: %+v", c.Outcome)
+	}
+}
+
+// TestInvariant10ConfigChangesAreAtomic: a reload is wholly in force or not at
+// all, and told; requests see one revision each. SIGHUP takes the same way
+// (TestSIGHUPReloads in cmd/dynctl).
+func TestInvariant10ConfigChangesAreAtomic(t *testing.T) {
+	t.Parallel()
+	r := start(t, "1p1d:profile=instant", func(c *router.Config) { c.Routing.Threshold = 1000; c.Routing.ThresholdOn = "isl" })
+	old := r.Config
+	for name, breakIt := range map[string]func(c *router.Config){
+		"policy":   func(c *router.Config) { c.Routing.Policy = "magic" },
+		"worker":   func(c *router.Config) { c.Worker = []string{"http://127.0.0.1:1,engin=vllm"} },
+		"fixed":    func(c *router.Config) { c.Listen = "127.0.0.1:1" },
+		"registry": func(c *router.Config) { c.Routing.DecoderRegistry = "{" },
+		"alias":    func(c *router.Config) { c.Aliases = []router.Alias{{Name: "a", Model: "a"}, {Name: "a", Model: "b"}} },
+		"two fault": func(c *router.Config) {
+			c.Retry.Attempts = 0
+			c.Routing.Threshold = 5
+			c.Aliases = []router.Alias{{Name: "q", Model: "sim"}}
+		},
+	} {
+		c := old
+		c.Routing.Threshold = 7
+		breakIt(&c)
+		if err := r.Router.Reload(c, nil); err == nil {
+			t.Errorf("%s: a bad configuration was taken", name)
+		}
+		if s := r.status(); s.ThresholdTokens != 1000 || s.ConfigRevision != 1 {
+			t.Errorf("%s: a part of a bad configuration is in force: %d, revision %d", name, s.ThresholdTokens, s.ConfigRevision)
+		}
+		if a := r.send(http.MethodPost, "/v1/completions", []byte(`{"model":"q","prompt":"x"}`)); a.status != 404 {
+			t.Errorf("%s: an alias of a bad configuration is in force: %s", name, a)
+		}
+	}
+	if n := len(r.events("config_refused")); n != 6 {
+		t.Errorf("%d refusals are told, want 6", n)
+	}
+
+	// Odd revisions have threshold 1000 and the rule isl, even ones 0 and
+	// eff_isl; no request may see a mixture.
+	var wg sync.WaitGroup
+	stop := make(chan struct{})
+	for w := range 4 {
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			for i := 0; ; i++ {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				a, err := r.try(t.Context(), http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": ids(40, w*1000+i), "max_tokens": 2}))
+				if err != nil || a.status != 200 {
+					t.Errorf("%v %v", a, err)
+					return
+				}
+			}
+		}()
+	}
+	for i := range 40 {
+		c := old
+		if i%2 == 0 {
+			c.Routing.Threshold, c.Routing.ThresholdOn = 0, "eff_isl"
+		}
+		if err := r.Router.Reload(c, nil); err != nil {
+			t.Error(err)
+		}
+		if i%5 == 4 {
+			if err := routertest.Wait(r.wait(), "traffic", trafficOf(r, 4)); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	close(stop)
+	wg.Wait()
+	l, err := r.Admin.Decisions(t.Context(), 1000, "", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := [2]int{}
+	for _, raw := range l.Decisions {
+		rev, in, path := gjson.GetBytes(raw, "config_revision").Uint(), gjson.GetBytes(raw, "inputs"), gjson.GetBytes(raw, "path").String()
+		seen[rev%2]++
+		want := [2]string{"0 eff_isl remote", "1000 isl local"}[rev%2]
+		if got := fmt.Sprintf("%d %s %s", in.Get("threshold_tokens").Int(), in.Get("threshold_on").String(), path); got != want {
+			t.Fatalf("revision %d decided with %q, want %q", rev, got, want)
+		}
+	}
+	if seen[0] == 0 || seen[1] == 0 {
+		t.Errorf("decisions by revision: %v", seen)
+	}
+	if n := len(r.events("config_reloaded")); n != 40 {
+		t.Errorf("%d reloads are told, want 40", n)
+	}
+}
+
+// TestInvariant11SameDecisionTwice: two routers that see the same requests with
+// the same seed decide alike, in every policy, with the same costs; and a dry
+// run says what the request then does.
+func TestInvariant11SameDecisionTwice(t *testing.T) {
+	t.Parallel()
+	type step struct {
+		path, reason, decode, prefill string
+		cost                          float64
+		draw                          uint64
+		overlap                       int
+	}
+	for _, policy := range []string{"kv", "round_robin", "random", "session"} {
+		t.Run(policy, func(t *testing.T) {
+			t.Parallel()
+			run := func() (steps []step) {
+				r := start(t, "2p2d:profile=instant,kv_blocks=256", func(c *router.Config) {
+					c.Routing.Policy, c.Routing.Seed, c.Routing.Threshold = policy, 4711, 100
+				})
+				for i := range 24 {
+					prompt := append(ids(96, i%4), ids(32+i%3*64, i)...)
+					before, err := r.Admin.Route(t.Context(), adminRoute(prompt, "s"+fmt.Sprint(i%3)))
+					if err != nil {
+						t.Fatal(err)
+					}
+					a, _ := r.complete(prompt, "X-Session-ID", "s"+fmt.Sprint(i%3))
+					c := r.receipt(a.header.Get("X-Dynctl-Decision"))
+					s := step{c.Path, c.Reason, c.Decode.Chosen, c.Prefill.Chosen, c.Decode.Candidates[0].Cost, c.Inputs.Draw, c.Decode.Candidates[0].OverlapBlocks}
+					steps = append(steps, s)
+					if dry := gjson.ParseBytes(before.Receipt); policy == "kv" || policy == "session" {
+						if dry.Get("path").String() != c.Path || dry.Get("decode.chosen").String() != c.Decode.Chosen {
+							t.Errorf("request %d: the dry run said %s on %s, the request went %s on %s", i, dry.Get("path"), dry.Get("decode.chosen"), c.Path, c.Decode.Chosen)
+						}
+					}
+					r.synced()
+				}
+				return steps
+			}
+			one, two := run(), run()
+			if d := cmp.Diff(one, two, cmp.AllowUnexported(step{})); d != "" {
+				t.Errorf("the second run decided otherwise (-first +second):\n%s", d)
+			}
+		})
+	}
+}
