@@ -1,6 +1,7 @@
 package disagg
 
 import (
+	"bytes"
 	"fmt"
 	"math"
 	"net/url"
@@ -104,6 +105,34 @@ func parseAnswer(body []byte) (*answer, error) {
 		a.params = gjson.Result{}
 	}
 	return a, nil
+}
+
+// checkDiscarded looks for a failure in an answer of which nothing is used: an
+// object, or the event stream that the client has asked for, since SGLang's
+// prefill leg carries the client's own "stream".
+func checkDiscarded(body []byte) error {
+	if rest := bytes.TrimLeft(body, " \t\r\n"); bytes.HasPrefix(rest, []byte("{")) {
+		_, err := parseAnswer(body)
+		return err
+	}
+	events := 0
+	for line := range bytes.Lines(body) {
+		data, ok := bytes.CutPrefix(bytes.TrimRight(line, "\r\n"), []byte("data:"))
+		if data = bytes.TrimSpace(data); !ok || len(data) == 0 {
+			continue
+		}
+		events++
+		if string(data) == "[DONE]" {
+			continue
+		}
+		if _, err := parseAnswer(data); err != nil {
+			return err
+		}
+	}
+	if events == 0 {
+		return fmt.Errorf("%w: the answer is neither a JSON object nor an event stream", ErrPrefillFailed)
+	}
+	return nil
 }
 
 // shallow reports whether nesting stays within bounds; the parser behind it

@@ -195,8 +195,7 @@ func (t *Transfer) FirstToken() (FirstToken, bool) {
 // answer is told here, too. The body is not kept.
 func (t *Transfer) CheckPrefill(body []byte, now time.Time) error {
 	if t.mode == Concurrent {
-		_, err := parseAnswer(body)
-		return err
+		return checkDiscarded(body)
 	}
 	if !t.state.CompareAndSwap(stateNew, stateChecking) {
 		return ErrUsed

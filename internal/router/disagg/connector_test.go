@@ -386,6 +386,18 @@ func TestSGLang(t *testing.T) {
 	if err := tr.CheckPrefill([]byte(`{"error":{"message":"x"}}`), now); !errors.Is(err, ErrPrefillFailed) {
 		t.Errorf("a failed prefill answer: %v", err)
 	}
+	for body, want := range map[string]error{
+		"data: {\"choices\":[{\"delta\":{}}]}\n\ndata: {\"choices\":[{\"finish_reason\":\"length\"}]}\r\n\r\ndata: [DONE]\n\n": nil,
+		"data: {\"choices\":[]}\n\ndata: {\"error\":{\"message\":\"gone\"}}\n\ndata: [DONE]\n\n":                               ErrPrefillFailed,
+		"data: {\"choices\":[{\"finish_reason\":\"abort\"}]}\n\n":                                                              ErrPrefillFailed,
+		"data: {\"choices\n\n": ErrPrefillFailed,
+		"<html>":               ErrPrefillFailed,
+		"":                     ErrPrefillFailed,
+	} {
+		if err := tr.CheckPrefill([]byte(body), now); !errors.Is(err, want) {
+			t.Errorf("prefill answer %q: %v, want %v", body, err, want)
+		}
+	}
 	d.Prefill.Worker.Bootstrap = nil
 	got := spliced(t, api.Chat, body, begin(t, workers.ConnectorSGLang, Options{}, d).PrefillEdits())
 	if !strings.Contains(got, `"bootstrap_host":"127.0.0.1","bootstrap_port":null`) {
