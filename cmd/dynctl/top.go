@@ -84,10 +84,6 @@ answers.`,
 		}
 		return names, cobra.ShellCompDirectiveNoFileComp
 	})
-	cmd.MarkFlagsMutuallyExclusive("once", "watch")
-	cmd.MarkFlagsMutuallyExclusive("router", "context")
-	cmd.MarkFlagsMutuallyExclusive("demo", "router")
-	cmd.MarkFlagsMutuallyExclusive("demo", "context")
 	return cmd
 }
 
@@ -95,6 +91,11 @@ var topViews = []string{"overview", "workers", "radix", "decisions", "events"}
 
 func runTop(cmd *cobra.Command, f *topFlags) (err error) {
 	usage := func(format string, a ...any) error { return withCode(exitUsage, fmt.Errorf(format, a...)) }
+	for _, pair := range [][2]string{{"once", "watch"}, {"router", "context"}, {"demo", "router"}, {"demo", "context"}} {
+		if cmd.Flags().Changed(pair[0]) && cmd.Flags().Changed(pair[1]) {
+			return usage("--%s and --%s exclude each other", pair[0], pair[1])
+		}
+	}
 	view := slices.Index(topViews, f.view)
 	switch {
 	case view < 0:
