@@ -1,0 +1,419 @@
+// Package fleet is what a benchmark knows of its target: the router's data
+// plane and admin API, and the engines' own counters behind it.
+package fleet
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"net"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/dynctl/dynctl/internal/bench/workload"
+	"github.com/dynctl/dynctl/internal/router/admin"
+	"github.com/dynctl/dynctl/internal/router/receipt"
+)
+
+// Target is a router.
+type Target struct {
+	// URL is the data plane, Admin the admin API.
+	URL   string
+	Admin *admin.Client
+	http  *http.Client
+}
+
+// maxPage bounds an answer that is read whole.
+const maxPage = 32 << 20
+
+// New makes a target. dataURL may be empty: the router is asked for it then.
+func New(ctx context.Context, adminClient *admin.Client, dataURL string) (*Target, error) {
+	t := &Target{URL: dataURL, Admin: adminClient, http: &http.Client{Transport: &http.Transport{
+		DialContext: (&net.Dialer{Timeout: 3 * time.Second}).DialContext, MaxIdleConnsPerHost: 4, IdleConnTimeout: 10 * time.Second,
+	}, Timeout: 60 * time.Second}}
+	if t.URL == "" {
+		s, err := adminClient.Status(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if t.URL, err = dataOf(adminClient.URL(), s.Listen); err != nil {
+			return nil, err
+		}
+	}
+	return t, nil
+}
+
+// dataOf is the data plane's URL from what the router listens on, seen from
+// where its admin API was reached.
+func dataOf(adminURL, listen string) (string, error) {
+	u, err := url.Parse(adminURL)
+	if err != nil {
+		return "", err
+	}
+	host, port, err := net.SplitHostPort(listen)
+	if err != nil {
+		return "", fmt.Errorf("the router says that it listens on %q; give --data URL", listen)
+	}
+	if ip := net.ParseIP(host); host == "" || ip != nil && ip.IsUnspecified() {
+		host = u.Hostname()
+	}
+	return "http://" + net.JoinHostPort(host, port), nil
+}
+
+// Close drops idle connections.
+func (t *Target) Close() { t.http.CloseIdleConnections() }
+
+// Facts are what the target is.
+type Facts struct {
+	Router  admin.Status   `json:"-"`
+	Workers []admin.Worker `json:"-"`
+
+	Version      string   `json:"router_version"`
+	Model        string   `json:"model"`
+	Block        int      `json:"block_size_tokens"`
+	MaxModelLen  int      `json:"max_model_len_tokens"`
+	KVTokens     int      `json:"kv_tokens_per_decode_rank"`
+	Prefill      int      `json:"prefill_workers"`
+	Decode       int      `json:"decode_workers"`
+	Aggregated   int      `json:"aggregated_workers"`
+	PrefillRanks int      `json:"prefill_ranks"`
+	DecodeRanks  int      `json:"decode_ranks"`
+	Engines      []string `json:"engines"`
+	Running      int      `json:"running_requests"`
+}
+
+// Describe asks the router for what it is and what it routes to. model may be
+// empty when only one is served.
+func (t *Target) Describe(ctx context.Context, model string) (*Facts, error) {
+	s, err := t.Admin.Status(ctx)
+	if err != nil {
+		return nil, err
+	}
+	w, err := t.Admin.Workers(ctx)
+	if err != nil {
+		return nil, err
+	}
+	f := &Facts{Router: *s, Workers: w.Workers, Version: s.Version, Model: model, Block: s.BlockSizeTokens, Running: s.Traffic.Inflight, Engines: []string{}}
+	if f.Model == "" {
+		if len(s.Models) != 1 {
+			return nil, fmt.Errorf("the router serves %d models (%s): choose one with --model", len(s.Models), strings.Join(s.Models, ", "))
+		}
+		f.Model = s.Models[0]
+	}
+	seen := map[string]bool{}
+	for _, w := range w.Workers {
+		serves := false
+		for _, m := range w.Models {
+			serves = serves || m == f.Model
+		}
+		if !serves || !w.Usable {
+			continue
+		}
+		if name := strings.TrimSpace(w.Engine + " " + w.Version); !seen[name] {
+			seen[name] = true
+			f.Engines = append(f.Engines, name)
+		}
+		if w.MaxModelLen > 0 && (f.MaxModelLen == 0 || w.MaxModelLen < f.MaxModelLen) {
+			f.MaxModelLen = w.MaxModelLen
+		}
+		switch w.Role {
+		case "prefill":
+			f.Prefill++
+			f.PrefillRanks += w.DP
+		default:
+			if w.Role == "decode" {
+				f.Decode++
+			} else {
+				f.Aggregated++
+			}
+			f.DecodeRanks += w.DP
+			if kv := w.KVBlocks * w.BlockSizeTokens; kv > 0 && (f.KVTokens == 0 || kv < f.KVTokens) {
+				f.KVTokens = kv
+			}
+			if f.Block == 0 {
+				f.Block = w.BlockSizeTokens
+			}
+		}
+	}
+	if f.Decode+f.Aggregated == 0 {
+		return nil, fmt.Errorf("no usable worker decodes model %q", f.Model)
+	}
+	return f, nil
+}
+
+// Counters are sums of the engines' own counters over all workers of a kind;
+// NaN for what no engine told. Tokens unless said.
+type Counters struct {
+	Prefill, Decode Sums
+}
+
+// Sums are counters of one kind of workers.
+type Sums struct {
+	Queries, Hits, ExternalHits, Prompt, Generated, Preemptions float64
+	Local, Cached, External                                     float64 // prompt tokens by source
+	QueueSum, QueueCount, PrefillSum, PrefillCount              float64 // seconds
+	TransferSum, TransferCount, TransferBytes, TransferFailed   float64
+	Running, Waiting                                            float64
+}
+
+// newSums are sums of which nothing is known.
+func newSums() Sums {
+	n := math.NaN()
+	return Sums{n, n, n, n, n, n, n, n, n, n, n, n, n, n, n, n, n, n, n}
+}
+
+// Minus is the growth since an earlier reading.
+func (s Sums) Minus(o Sums) Sums {
+	return Sums{
+		s.Queries - o.Queries, s.Hits - o.Hits, s.ExternalHits - o.ExternalHits, s.Prompt - o.Prompt, s.Generated - o.Generated, s.Preemptions - o.Preemptions,
+		s.Local - o.Local, s.Cached - o.Cached, s.External - o.External,
+		s.QueueSum - o.QueueSum, s.QueueCount - o.QueueCount, s.PrefillSum - o.PrefillSum, s.PrefillCount - o.PrefillCount,
+		s.TransferSum - o.TransferSum, s.TransferCount - o.TransferCount, s.TransferBytes - o.TransferBytes, s.TransferFailed - o.TransferFailed,
+		s.Running, s.Waiting,
+	}
+}
+
+// Counters reads the /metrics page of every worker that serves the model. A
+// worker that does not answer makes an error: a cell without counters proves
+// nothing.
+func (t *Target) Counters(ctx context.Context, f *Facts) (Counters, error) {
+	c := Counters{newSums(), newSums()}
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	var errs []error
+	for i := range f.Workers {
+		w := &f.Workers[i]
+		wg.Go(func() {
+			page, err := t.get(ctx, strings.TrimRight(w.URL, "/")+"/metrics")
+			mu.Lock()
+			defer mu.Unlock()
+			if err != nil {
+				errs = append(errs, fmt.Errorf("counters of %s: %w", w.Name, err))
+				return
+			}
+			if w.Role == "prefill" {
+				addPage(&c.Prefill, page)
+			} else {
+				addPage(&c.Decode, page)
+			}
+		})
+	}
+	wg.Wait()
+	return c, errors.Join(errs...)
+}
+
+// Settled reads the counters once no engine runs anything any more, or wait is
+// over: engines book a request's figures a little after its last token.
+func (t *Target) Settled(ctx context.Context, f *Facts, wait time.Duration) (Counters, error) {
+	ctx2, cancel := context.WithTimeout(ctx, wait)
+	defer cancel()
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		c, err := t.Counters(ctx, f)
+		busy := c.Decode.Running > 0 || c.Decode.Waiting > 0 || c.Prefill.Running > 0 || c.Prefill.Waiting > 0
+		if err != nil || !busy {
+			return c, err
+		}
+		select {
+		case <-ctx2.Done():
+			return c, ctx.Err()
+		case <-tick.C:
+		}
+	}
+}
+
+func (t *Target) get(ctx context.Context, u string) ([]byte, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u, nil)
+	if err != nil {
+		return nil, err
+	}
+	resp, err := t.http.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(io.LimitReader(resp.Body, maxPage))
+	if err != nil {
+		return nil, err
+	}
+	if resp.StatusCode != http.StatusOK {
+		return nil, fmt.Errorf("GET %s: status %d", u, resp.StatusCode)
+	}
+	return b, nil
+}
+
+// addPage adds the series of one Prometheus text page (vLLM 0.32, SGLang 0.5).
+func addPage(s *Sums, page []byte) {
+	add := func(dst *float64, v float64) {
+		if math.IsNaN(*dst) {
+			*dst = 0
+		}
+		*dst += v
+	}
+	for len(page) > 0 {
+		var line []byte
+		line, page, _ = bytes.Cut(page, []byte("\n"))
+		if len(line) == 0 || line[0] == '#' {
+			continue
+		}
+		name := line
+		if i := bytes.IndexAny(line, "{ "); i >= 0 {
+			name = line[:i]
+		}
+		i := bytes.LastIndexByte(line, ' ')
+		if i < 0 {
+			continue
+		}
+		v, err := strconv.ParseFloat(string(bytes.TrimSpace(line[i:])), 64)
+		if err != nil {
+			continue
+		}
+		switch string(name) {
+		case "vllm:prefix_cache_queries_total":
+			add(&s.Queries, v)
+		case "vllm:prefix_cache_hits_total":
+			add(&s.Hits, v)
+		case "vllm:external_prefix_cache_hits_total":
+			add(&s.ExternalHits, v)
+		case "vllm:prompt_tokens_total":
+			add(&s.Prompt, v)
+		case "sglang:prompt_tokens_total":
+			add(&s.Prompt, v)
+			add(&s.Queries, v)
+		case "sglang:cached_tokens_total":
+			add(&s.Hits, v)
+			add(&s.Cached, v)
+		case "sglang:kv_transfer_total_tokens_total":
+			add(&s.ExternalHits, v)
+			add(&s.External, v)
+		case "vllm:prompt_tokens_by_source_total":
+			switch {
+			case bytes.Contains(line, []byte(`source="local_compute"`)):
+				add(&s.Local, v)
+			case bytes.Contains(line, []byte(`source="local_cache_hit"`)):
+				add(&s.Cached, v)
+			case bytes.Contains(line, []byte(`source="external_kv_transfer"`)):
+				add(&s.External, v)
+			}
+		case "vllm:generation_tokens_total", "sglang:generation_tokens_total":
+			add(&s.Generated, v)
+		case "vllm:num_preemptions_total", "sglang:num_retracted_requests_total":
+			add(&s.Preemptions, v)
+		case "vllm:request_queue_time_seconds_sum":
+			add(&s.QueueSum, v)
+		case "vllm:request_queue_time_seconds_count":
+			add(&s.QueueCount, v)
+		case "vllm:request_prefill_time_seconds_sum":
+			add(&s.PrefillSum, v)
+		case "vllm:request_prefill_time_seconds_count":
+			add(&s.PrefillCount, v)
+		case "vllm:nixl_xfer_time_seconds_sum":
+			add(&s.TransferSum, v)
+		case "vllm:nixl_xfer_time_seconds_count":
+			add(&s.TransferCount, v)
+		case "vllm:nixl_bytes_transferred_sum":
+			add(&s.TransferBytes, v)
+		case "vllm:nixl_num_failed_transfers_total":
+			add(&s.TransferFailed, v)
+		case "vllm:num_requests_running", "sglang:num_running_reqs":
+			add(&s.Running, v)
+		case "vllm:num_requests_waiting", "sglang:num_queue_reqs":
+			add(&s.Waiting, v)
+		}
+	}
+}
+
+// Receipts fetches the newest receipts and gives those that want accepts, by
+// request id. It looks at no more than limit of them.
+func (t *Target) Receipts(ctx context.Context, limit int, want func(requestID string) bool) (map[string]*receipt.Receipt, error) {
+	out := make(map[string]*receipt.Receipt)
+	cursor := ""
+	for seen := 0; seen < limit; {
+		l, err := t.Admin.DecisionsBrief(ctx, min(500, limit-seen), "", cursor)
+		if err != nil {
+			return out, err
+		}
+		for _, raw := range l.Decisions {
+			var r receipt.Receipt
+			if err := json.Unmarshal(raw, &r); err != nil {
+				return out, fmt.Errorf("the router's receipt is not understood: %w", err)
+			}
+			if want(r.RequestID) {
+				out[r.RequestID] = &r
+			}
+		}
+		seen += len(l.Decisions)
+		if cursor = l.Next; cursor == "" || len(l.Decisions) == 0 {
+			break
+		}
+	}
+	return out, nil
+}
+
+// words are text of which a vocabulary gives ids that are plain words.
+const words = "the of and to in a is that for it as was with be by on not he this are or his from at which but have an had they you were their one all we can her has there been if more when will would who so no said what up its about into than them only other new some could time these two may then do first any my now such like our over man me even most made after also did many before must through back years where much your way well down should because each just those people how too little state good very make world still own see men work long get here between both life being under never day same another know while last might us great old year off come since against go came right used take three"
+
+// Pool asks the target to tokenize plain words and gives the ids; the default
+// pool, and false, when it cannot.
+func (t *Target) Pool(ctx context.Context, model string) (workload.Pool, bool) {
+	ids, err := t.Tokenize(ctx, t.URL, model, words)
+	if err != nil {
+		return workload.DefaultPool(), false
+	}
+	seen := map[uint32]bool{}
+	var pool workload.Pool
+	for i, id := range ids {
+		// The first may be a beginning-of-text token.
+		if i > 0 && !seen[id] {
+			seen[id] = true
+			pool = append(pool, id)
+		}
+	}
+	if len(pool) < 32 {
+		return workload.DefaultPool(), false
+	}
+	return pool, true
+}
+
+// Tokenize asks a router or an engine for the ids of a text.
+func (t *Target) Tokenize(ctx context.Context, base, model, text string) ([]uint32, error) {
+	var out struct {
+		Tokens []uint32 `json:"tokens"`
+	}
+	err := t.post(ctx, strings.TrimRight(base, "/")+"/tokenize", map[string]any{"model": model, "prompt": text}, &out)
+	return out.Tokens, err
+}
+
+func (t *Target) post(ctx context.Context, u string, in, out any) error {
+	raw, err := json.Marshal(in)
+	if err != nil {
+		return err
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, u, bytes.NewReader(raw))
+	if err != nil {
+		return err
+	}
+	req.Header.Set("Content-Type", "application/json")
+	resp, err := t.http.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(io.LimitReader(resp.Body, maxPage))
+	if err != nil {
+		return err
+	}
+	if resp.StatusCode/100 != 2 {
+		return fmt.Errorf("POST %s: status %d: %s", u, resp.StatusCode, bytes.TrimSpace(b[:min(len(b), 300)]))
+	}
+	return json.Unmarshal(b, out)
+}

@@ -1,0 +1,65 @@
+package fleet
+
+import (
+	"compress/gzip"
+	"io"
+	"math"
+	"os"
+	"testing"
+)
+
+// The pages are those of real engines after one remote prefill.
+func TestCountersOfRealPages(t *testing.T) {
+	read := func(name string) []byte {
+		f, err := os.Open("../../../../shared/captures/" + name)
+		if err != nil {
+			t.Skipf("the captured pages are not here: %v", err)
+		}
+		defer f.Close()
+		z, err := gzip.NewReader(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, err := io.ReadAll(z)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return b
+	}
+	s := newSums()
+	addPage(&s, read("metrics-vllm-0.32.0-decode.prom.gz"))
+	for what, v := range map[string]float64{"queries": s.Queries, "external hits": s.ExternalHits, "prompt": s.Prompt, "generated": s.Generated, "external": s.External, "transfers": s.TransferCount, "bytes": s.TransferBytes} {
+		if math.IsNaN(v) || v <= 0 {
+			t.Errorf("%s = %v", what, v)
+		}
+	}
+	if math.Abs(s.Local+s.Cached+s.External-s.Prompt) > 0.5 {
+		t.Errorf("sources %v + %v + %v do not add up to %v", s.Local, s.Cached, s.External, s.Prompt)
+	}
+	two := newSums()
+	addPage(&two, read("metrics-vllm-0.32.0-decode.prom.gz"))
+	addPage(&two, read("metrics-vllm-0.32.0-decode.prom.gz"))
+	if two.Prompt != 2*s.Prompt || two.Minus(s).Prompt != s.Prompt {
+		t.Error("two workers do not add up")
+	}
+}
+
+func TestUnknownIsNotZero(t *testing.T) {
+	s := newSums()
+	addPage(&s, []byte("# HELP x\nfoo 1\nvllm:prompt_tokens_total{a=\"b c\"} 7.0\nvllm:prompt_tokens_total nonsense\n"))
+	if s.Prompt != 7 || !math.IsNaN(s.Hits) {
+		t.Errorf("%+v", s)
+	}
+}
+
+func TestDataURL(t *testing.T) {
+	for _, c := range [][3]string{
+		{"http://10.0.0.5:8001", "0.0.0.0:8000", "http://10.0.0.5:8000"},
+		{"http://127.0.0.1:8001", "127.0.0.1:8000", "http://127.0.0.1:8000"},
+		{"http://[::1]:8001", ":8000", "http://[::1]:8000"},
+	} {
+		if got, err := dataOf(c[0], c[1]); err != nil || got != c[2] {
+			t.Errorf("%v: %s %v", c, got, err)
+		}
+	}
+}
