@@ -95,7 +95,9 @@ func (x *exchange) streamed(p disagg.Peer, held *ledger.Reservation, resp *upstr
 		piece, err := resp.Next()
 		switch {
 		case errors.Is(err, io.EOF):
-			verdict = head.End()
+			if verdict = head.End(); verdict != sse.Failed && len(head.Held()) == 0 {
+				return x.legFailed(selector.Decode, p.Worker, &upstream.Failure{Kind: upstream.Reset, Addr: resp.Addr(), Op: "read the answer of", Sent: true, Started: true, Err: errors.New("the stream ended before its first event")})
+			}
 		case err != nil:
 			return x.legFailed(selector.Decode, p.Worker, err)
 		default:
@@ -106,7 +108,7 @@ func (x *exchange) streamed(p disagg.Peer, held *ledger.Reservation, resp *upstr
 		x.r.outliers.Report(p.Worker, health.ServerError)
 		f := &failure{
 			phase: selector.Decode, worker: p.Worker, reason: "stream_error", retry: true,
-			err: &api.Error{Status: http.StatusBadGateway, Code: api.CodeUpstreamError, Message: "the engine's stream began with an error: " + head.Scanner.Summary().Error},
+			err: errors.New("the engine's stream began with an error: " + head.Scanner.Summary().Error),
 		}
 		x.failed(f.phase, f.worker, f.reason, f.err)
 		return f

@@ -144,9 +144,8 @@ func (r *Router) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	}()
 	err := x.serve()
 	begun := x.committed
-	x.finish(err)
-	if err != nil && begun {
-		x.abort(err)
+	if e := x.finish(err); e != nil && (begun || e.Status == api.StatusClientClosed) {
+		x.abort(e)
 	}
 }
 
@@ -409,15 +408,28 @@ func (x *exchange) findPrompt() {
 	}
 }
 
-// finish closes the books of the request, once, and then tells the client of
-// the error if it has got nothing yet.
-func (x *exchange) finish(err error) {
-	var e *api.Error
-	if err != nil {
-		e = api.FromError(err)
-		if x.ctx.Err() != nil && x.req.Context().Err() != nil && !x.committed {
+// errorOf is what the client is told of an error, or would be.
+func (x *exchange) errorOf(err error) *api.Error {
+	e := api.FromError(err)
+	switch {
+	case x.ctx.Err() == nil, e.Status < 499:
+		// What is the request's own fault stays so: net/http ends the context
+		// also for a body that came too slowly or ended early.
+	case x.req.Context().Err() != nil:
+		if !x.committed {
 			e = &api.Error{Status: api.StatusClientClosed, Code: api.CodeClientClosed, Message: "the client closed the connection", Err: err}
 		}
+	case x.r.requests.Err() != nil:
+		e = &api.Error{Status: http.StatusServiceUnavailable, Code: api.CodeDraining, Message: "this router stopped before the request was done; send it to another one", RetryAfter: time.Second, Err: err}
+	}
+	return e
+}
+
+// finish closes the books of the request, once, and then tells the client of
+// the error if it has got nothing yet.
+func (x *exchange) finish(err error) (e *api.Error) {
+	if err != nil {
+		e = x.errorOf(err)
 		if !x.committed {
 			x.status = e.Status
 			if x.held != nil && e.Status != api.StatusClientClosed {
@@ -430,7 +442,7 @@ func (x *exchange) finish(err error) {
 		x.close(e, err)
 	}
 	if e == nil || x.committed {
-		return
+		return e
 	}
 	if x.decision != "" {
 		x.decisionHeaders()
@@ -441,6 +453,7 @@ func (x *exchange) finish(err error) {
 	} else {
 		api.WriteError(x.w, x.req, e)
 	}
+	return e
 }
 
 // close writes what came of the request into metrics, spans and the receipt.
@@ -496,9 +509,9 @@ func (r *Router) count(x *exchange, status int, e *api.Error, took time.Duration
 }
 
 // abort ends an answer that has begun and cannot be completed: a stream gets a
-// last error event, anything else is cut so that the client notices.
-func (x *exchange) abort(err error) {
-	e := api.FromError(err)
+// last error event, anything else is cut so that the client notices. So is the
+// connection of a client that is gone: net/http would send an empty 200.
+func (x *exchange) abort(e *api.Error) {
 	if e.Status == api.StatusClientClosed {
 		panic(http.ErrAbortHandler)
 	}
