@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/dynctl/dynctl/internal/router"
+	"github.com/dynctl/dynctl/internal/router/quicksock"
 	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/sim"
 )
@@ -145,7 +146,7 @@ func serve(ctx context.Context, l *loadedConfig, flags *pflag.FlagSet, recording
 			failed <- fmt.Errorf("listener %s: %w", ln.Addr(), err)
 		}
 	}
-	g.Go(func() error { serveOn(dataServer, data); return nil })
+	g.Go(func() error { serveOn(dataServer, quicksock.Listen(data)); return nil })
 	g.Go(func() error { serveOn(adminServer, admin); return nil })
 
 	hup := make(chan os.Signal, 1)

@@ -8,6 +8,8 @@ import (
 	"net/url"
 	"sync"
 	"time"
+
+	"github.com/dynctl/dynctl/internal/router/quicksock"
 )
 
 // Options set up a Client. A zero field means its default.
@@ -277,7 +279,7 @@ func (c *Client) dial(ctx context.Context, p *pool) (*conn, error) {
 		return nil, err
 	}
 	if p.key.scheme != "https" {
-		return newConn(nc), nil
+		return newConn(quicksock.New(nc)), nil
 	}
 	conf := &tls.Config{MinVersion: tls.VersionTLS12}
 	if c.opt.TLS != nil {

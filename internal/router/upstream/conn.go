@@ -5,6 +5,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/dynctl/dynctl/internal/router/quicksock"
 )
 
 // conn is one connection to an engine. Only close may be called by another
@@ -25,6 +27,10 @@ func newConn(nc net.Conn) *conn {
 	}
 	return cn
 }
+
+// alive reports whether an unused connection can take a request: the engine
+// has neither closed it nor sent anything that nobody asked for.
+func (c *conn) alive() bool { return c.raw == nil || quicksock.Quiet(c.raw) }
 
 func (c *conn) close() {
 	c.closeOnce.Do(func() {
