@@ -61,7 +61,6 @@ crash can be read up to the cut. See also: dynctl serve --record FILE.`,
 		},
 	}
 	flags.add(cmd, "write")
-	cmd.Flags().Lookup("write").Shorthand = "w"
 	target.add(cmd)
 	cmd.Flags().StringArrayVar(&events, "events", nil, "record a rank's socket: `NAME=ENDPOINT[,REPLAY]`, NAME being worker or worker/dpN (repeatable)")
 	cmd.Flags().IntVar(&blockSize, "block-size", 16, "`TOKENS` per router block, with --events")

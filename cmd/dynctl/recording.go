@@ -24,13 +24,15 @@ type recordFlags struct {
 	buffer int
 }
 
+// add adds the flags; path names the one of the file: "record" of serve, "write"
+// of record.
 func (f *recordFlags) add(cmd *cobra.Command, path string) {
 	flags := cmd.Flags()
-	flags.StringVar(&f.path, path, "", "record KV events, decisions and outcomes to `FILE` (.gz and .zst compress)")
-	prefix := ""
+	short, prefix := "w", ""
 	if path == "record" {
-		prefix = "record-"
+		short, prefix = "", "record-"
 	}
+	flags.StringVarP(&f.path, path, short, "", "record KV events, decisions and outcomes to `FILE` (.gz and .zst compress)")
 	flags.Int64Var(&f.file.MaxBytes, prefix+"max-bytes", 1<<30, "begin a new file after so many `BYTES`, before compression; 0 is never")
 	flags.DurationVar(&f.file.MaxAge, prefix+"max-age", 0, "begin a new file after so long; 0 is never")
 	flags.IntVar(&f.file.Keep, prefix+"keep", 0, "keep only the newest so many files; 0 keeps all")

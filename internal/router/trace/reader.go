@@ -146,6 +146,9 @@ func decompress(in io.Reader) (plain io.Reader, done func() error, err error) {
 	switch {
 	case len(magic) >= 2 && magic[0] == 0x1f && magic[1] == 0x8b:
 		z, err := gzip.NewReader(br)
+		if err != nil && (cutShort(err) || errors.Is(err, io.EOF)) {
+			return nil, nil, fmt.Errorf("%w: the file is cut within its first line", ErrEmpty)
+		}
 		if err != nil {
 			return nil, nil, fmt.Errorf("gzip: %w", err)
 		}
@@ -323,6 +326,8 @@ func (r *Reader) begin() error {
 		return fmt.Errorf("%s: %w", r.name, ErrEmpty)
 	case errors.Is(err, errLong):
 		return &LineError{r.name, 1, 0, fmt.Errorf("%w: longer than %d bytes", ErrSchema, r.o.MaxLine)}
+	case err != nil && cutShort(err):
+		return fmt.Errorf("%s: %w: the file is cut within its first line", r.name, ErrEmpty)
 	case err != nil && !errors.Is(err, io.EOF):
 		return fmt.Errorf("%s: %w", r.name, err)
 	}

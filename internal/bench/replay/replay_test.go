@@ -1,0 +1,531 @@
+package replay
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/dynctl/dynctl/internal/bench/replay/workload"
+	"github.com/dynctl/dynctl/internal/router/api"
+	"github.com/dynctl/dynctl/internal/router/blockhash"
+	"github.com/dynctl/dynctl/internal/router/disagg"
+	"github.com/dynctl/dynctl/internal/router/kvevent"
+	"github.com/dynctl/dynctl/internal/router/kvindex"
+	"github.com/dynctl/dynctl/internal/router/selector"
+	"github.com/dynctl/dynctl/internal/router/trace"
+	"github.com/dynctl/dynctl/internal/workers"
+)
+
+// recording is a made-up run of a router over a few ranks, written as serve
+// would: batches of real msgpack, decisions with what the index knew then.
+type recording struct {
+	t     testing.TB
+	p     *Player
+	rng   *rand.Rand
+	now   time.Duration
+	recs  []trace.Record
+	seq   map[string]uint64
+	names map[string][]uint64
+	made  int
+}
+
+const (
+	testBlock = 16
+	testRanks = 4
+)
+
+func rankName(i int) string { return fmt.Sprintf("w-%d/dp0", i) }
+
+func newRecording(t testing.TB) *recording {
+	r := &recording{t: t, p: NewPlayer(PlayerOptions{}), rng: rand.New(rand.NewPCG(1, 2)), seq: map[string]uint64{}, names: map[string][]uint64{}}
+	t.Cleanup(func() { r.p.Close() })
+	for i := range testRanks {
+		r.add(trace.Record{Kind: trace.KindRank, Rank: rankName(i), RankInfo: trace.RankInfo{Slot: uint32(i), BlockSize: testBlock, New: true}})
+		r.add(trace.Record{Kind: trace.KindFeed, Rank: rankName(i), Trusted: true})
+	}
+	return r
+}
+
+func (r *recording) add(rec trace.Record) {
+	r.t.Helper()
+	r.now += time.Duration(r.rng.IntN(900)+100) * time.Microsecond
+	rec.Time = r.now
+	if rec.Kind == trace.KindBatch {
+		rec.Batch.Received = r.now - 50*time.Microsecond
+	}
+	if err := r.p.Play(&rec); err != nil {
+		r.t.Fatal(err)
+	}
+	r.recs = append(r.recs, rec)
+}
+
+// prompt is one of a few that share prefixes.
+func (r *recording) prompt() []uint32 {
+	group, n := r.rng.IntN(6), testBlock*(1+r.rng.IntN(12))
+	out := make([]uint32, n)
+	for i := range out {
+		out[i] = uint32(group*1000 + i)
+	}
+	return out
+}
+
+// batch stores what a rank misses of a prompt, and now and then removes.
+func (r *recording) batch(i int, tokens []uint32) {
+	name := rankName(i)
+	var names []uint64
+	for k := range len(tokens) / testBlock {
+		names = append(names, workload.Mix(uint64(i)<<32^uint64(tokens[0])<<8^uint64(k)))
+	}
+	b := kvevent.Batch{TS: 1, Rank: 0, Events: []kvevent.Event{{Kind: kvevent.Stored, Group: -1, Hashes: names, Tokens: tokens, BlockSize: testBlock}}}
+	if len(r.names[name]) > 0 && r.rng.IntN(4) == 0 {
+		last := len(r.names[name]) - 1
+		b.Events = append(b.Events, kvevent.Event{Kind: kvevent.Removed, Group: -1, Hashes: r.names[name][last:]})
+		r.names[name] = r.names[name][:last]
+	}
+	r.names[name] = append(r.names[name], names...)
+	r.add(trace.Record{Kind: trace.KindBatch, Rank: name, Batch: trace.Batch{Seq: r.seq[name], Payload: kvevent.AppendBatch(nil, &b, kvevent.Encoding{})}})
+	r.seq[name]++
+}
+
+// decide makes a decision from the index as it is.
+func (r *recording) decide(tokens []uint32) {
+	locals := blockhash.Locals(nil, tokens, testBlock, blockhash.Key{})
+	var q kvindex.Query
+	r.p.Overlap(locals, &q)
+	m := newMaker()
+	in := &m.in
+	in.Config = disagg.Config{Threshold: 1 << 20}
+	in.Facts = disagg.Facts{Kind: api.Completion, ISL: len(tokens), Source: disagg.FromIDs, MaxTokens: 5, Splittable: true}
+	in.Decode = selector.Input{Phase: selector.Decode, Policy: selector.KV, Weights: selector.DefaultWeights(), ISL: len(tokens), BlockSize: testBlock, Draw: r.rng.Uint64(), Turn: uint64(r.made)}
+	in.Prefill = selector.Input{Phase: selector.Prefill, Policy: selector.KV}
+	for i := range testRanks {
+		rank := r.p.ranks[rankName(i)]
+		s, _ := r.p.index.RankStats(rank.slot)
+		in.Decode.Candidates = append(in.Decode.Candidates, selector.Candidate{Label: rank.name, Slot: uint32(i), OverlapBlocks: rank.usable(&q) / testBlock,
+			ResidentBlocks: int(s.Blocks), ActiveRequests: r.rng.IntN(3)})
+		in.DecodePeers = append(in.DecodePeers, disagg.Peer{Worker: &workers.Worker{Name: fmt.Sprint("w-", i), Engine: workers.VLLM}})
+	}
+	plan := m.decide()
+	d := &trace.Decision{ID: fmt.Sprint("d", r.made), Attempt: 1, BeganUS: (r.now - 20*time.Microsecond).Microseconds(), BlockSize: testBlock, Locals: locals}
+	FillDecision(d, in, plan)
+	r.made++
+	r.add(trace.Record{Kind: trace.KindDecision, Decision: d})
+}
+
+func (r *recording) run(n int) *recording {
+	for range n {
+		p := r.prompt()
+		r.decide(p)
+		r.batch(r.rng.IntN(testRanks), p)
+	}
+	return r
+}
+
+// file writes the records but those left out.
+func (r *recording) file(skip ...int) []byte {
+	p, err := trace.AppendHeader(nil, trace.Header{Source: "test", Start: time.Unix(1_800_000_000, 0)})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	for i := range r.recs {
+		if len(skip) > 0 && i == skip[0] {
+			continue
+		}
+		if p, err = trace.AppendRecord(p, &r.recs[i]); err != nil {
+			r.t.Fatal(err)
+		}
+	}
+	return p
+}
+
+func open(t testing.TB, raw []byte) *trace.Reader {
+	t.Helper()
+	r, err := trace.NewReader(bytes.NewReader(raw), "t", trace.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { r.Close() })
+	return r
+}
+
+func play(t testing.TB, raw []byte, o Options) *Report {
+	t.Helper()
+	rep, err := Play(t.Context(), open(t, raw), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return rep
+}
+
+// TestVerify: a whole recording comes out the same; without one of its batches
+// the first decision that suffers is named with the batch that is missing.
+func TestVerify(t *testing.T) {
+	rec := newRecording(t).run(400)
+	rep := play(t, rec.file(), Options{Verify: true})
+	if v := rep.Verify; v.Equal != 400 || v.Decisions != 400 || v.InputsDiffer != 0 || v.First != nil || v.FirstInput != nil {
+		t.Fatalf("%d of %d equal, %d other inputs, first %+v", v.Equal, v.Decisions, v.InputsDiffer, v.First)
+	}
+	if want := fmt.Sprintf("%016x", rec.p.index.Checksum()); rep.Checksum != want {
+		t.Errorf("checksum %s, want %s", rep.Checksum, want)
+	}
+	// Leave out each of some batches: whoever decides next on that rank's
+	// blocks must be told.
+	told := 0
+	for i := range rec.recs {
+		if rec.recs[i].Kind != trace.KindBatch || i%7 != 0 {
+			continue
+		}
+		v := play(t, rec.file(i), Options{Verify: true}).Verify
+		if v.FirstInput == nil {
+			continue // nothing ever asked for these blocks
+		}
+		told++
+		b := rec.recs[i].Batch
+		text := strings.Join(v.FirstInput.Because, "\n")
+		if want := fmt.Sprintf("%s: recorded overlap", rec.recs[i].Rank); !strings.Contains(text, want) {
+			t.Errorf("without batch %d of %s: %s", b.Seq, rec.recs[i].Rank, text)
+		}
+		last := b.Seq+1 == rec.seq[rec.recs[i].Rank]
+		if want := fmt.Sprintf("batch %d of this rank is missing", b.Seq); !last && v.FirstInput.Line > int64(i)+40 && !strings.Contains(text, want) {
+			t.Errorf("without batch %d of %s: no word of it in %s", b.Seq, rec.recs[i].Rank, text)
+		}
+		if v.Equal != v.Decisions && v.First == nil {
+			t.Error("divergence without the first one")
+		}
+	}
+	if told < 20 {
+		t.Errorf("only %d left out batches were noticed", told)
+	}
+}
+
+// TestVerifyRace: a decision that saw a batch before it was recorded, or was
+// recorded after one that it did not see, is reproduced; one that saw what
+// arrived later is not.
+func TestVerifyRace(t *testing.T) {
+	build := func(t *testing.T, swap bool, late time.Duration) []byte {
+		r := newRecording(t)
+		p := make([]uint32, 4*testBlock)
+		for i := range p {
+			p[i] = uint32(i)
+		}
+		r.batch(0, p)
+		r.batch(1, p[:testBlock])
+		r.now += time.Second // out of everybody's sight
+		r.batch(1, p)
+		r.decide(p)
+		n := len(r.recs)
+		b, d := &r.recs[n-2], &r.recs[n-1]
+		if swap {
+			// The decision is recorded first, the batch afterwards.
+			*b, *d = *d, *b
+			b.Time, d.Time = d.Time-100*time.Microsecond, b.Time+200*time.Microsecond
+			b.Decision.BeganUS = (b.Time - 20*time.Microsecond).Microseconds()
+			d.Batch.Received = b.Time + late
+		} else {
+			// The batch was being applied while the decision was made.
+			d.Decision.BeganUS = (b.Time - 10*time.Microsecond).Microseconds()
+		}
+		return r.file()
+	}
+	for _, tt := range []struct {
+		name   string
+		swap   bool
+		late   time.Duration
+		differ uint64
+	}{
+		{"applied meanwhile", false, 0, 0},
+		{"arrived before, recorded after", true, -30 * time.Microsecond, 0},
+		{"arrived after", true, 30 * time.Microsecond, 1},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			v := play(t, build(t, tt.swap, tt.late), Options{Verify: true}).Verify
+			if v.Decisions != 1 || v.InputsDiffer != tt.differ {
+				t.Errorf("%d decisions, %d with other inputs, want %d; %+v", v.Decisions, v.InputsDiffer, tt.differ, v.FirstInput)
+			}
+		})
+	}
+}
+
+// TestUntrusted: entries of a feed that is not trusted count for nothing.
+func TestUntrusted(t *testing.T) {
+	r := newRecording(t)
+	p := r.prompt()
+	r.batch(0, p)
+	r.decide(p)
+	r.add(trace.Record{Kind: trace.KindFeed, Rank: rankName(0), Trusted: false})
+	r.decide(p)
+	r.add(trace.Record{Kind: trace.KindClear, Rank: rankName(0), Clear: trace.Clear{Anew: true, Reason: "gone"}})
+	r.seq[rankName(0)], r.names[rankName(0)] = 0, nil
+	r.add(trace.Record{Kind: trace.KindFeed, Rank: rankName(0), Trusted: true})
+	r.batch(0, p)
+	r.decide(p)
+	var seen []int
+	for _, rec := range r.recs {
+		if rec.Kind == trace.KindDecision {
+			seen = append(seen, rec.Decision.Decode.Candidates[0].Overlap)
+		}
+	}
+	if seen[0] == 0 || seen[1] != 0 || seen[2] != seen[0] {
+		t.Fatalf("overlaps %v", seen)
+	}
+	if v := play(t, r.file(), Options{Verify: true}).Verify; v.Equal != 3 || v.InputsDiffer != 0 {
+		t.Errorf("%+v", v)
+	}
+}
+
+func TestPlay(t *testing.T) {
+	rec := newRecording(t).run(100)
+	raw := rec.file()
+	whole := play(t, raw, Options{})
+	if whole.Decisions != 100 || whole.Counts.Batches != 100 || whole.Counts.Gaps != 0 || len(whole.Ranks) != testRanks || whole.ApplyMax == 0 {
+		t.Errorf("%+v", whole)
+	}
+	// Up to a line.
+	var at int64
+	rep := play(t, raw, Options{At: 50, Each: func(rec *trace.Record, p *Player) error {
+		at = rec.Line
+		return Show(io.Discard, rec, p)
+	}})
+	if at != 50 || rep.Lines != 50 {
+		t.Errorf("stopped at line %d of %d", at, rep.Lines)
+	}
+	// A window of time.
+	from, to := whole.Span/3, 2*whole.Span/3
+	if rep = play(t, raw, Options{From: from, To: to}); rep.Decisions >= 60 || rep.Decisions < 10 || rep.Span > to {
+		t.Errorf("%d decisions in a third, span %v", rep.Decisions, rep.Span)
+	}
+	// A gap that nothing accounts for.
+	for i := range rec.recs {
+		if rec.recs[i].Kind == trace.KindBatch && rec.recs[i].Batch.Seq == 3 {
+			if rep = play(t, rec.file(i), Options{}); rep.Counts.Gaps != 1 || rep.Counts.Missing != 1 {
+				t.Errorf("gaps %d, missing %d", rep.Counts.Gaps, rep.Counts.Missing)
+			}
+			break
+		}
+	}
+	// In time: ten times faster than recorded.
+	start := time.Now()
+	play(t, raw, Options{Speed: 10})
+	if took := time.Since(start); took < whole.Span/10-10*time.Millisecond {
+		t.Errorf("%v of trace at 10x took %v", whole.Span, took)
+	}
+}
+
+// TestRedecide: the same settings change nothing, round robin nearly all.
+func TestRedecide(t *testing.T) {
+	raw := newRecording(t).run(200).file()
+	change := func(text string) []Change {
+		c, err := ParseChange(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return []Change{c}
+	}
+	d, err := Redecide(t.Context(), open(t, raw), change("policy=kv"))
+	if err != nil || d.Decisions != 200 || d.Changed != 0 || d.RecordedHit != d.WhatIfHit {
+		t.Errorf("%+v, %v", d, err)
+	}
+	d, err = Redecide(t.Context(), open(t, raw), change("routing.policy=round_robin"))
+	if err != nil || d.Ranks < 100 || d.WhatIfHit >= d.RecordedHit || d.Regret <= 0 || len(d.Examples) != 5 {
+		t.Errorf("%+v, %v", d, err)
+	}
+	for _, bad := range []string{"policy", "policy=best", "moon=1", "threshold=-1", "temperature=x"} {
+		if _, err := ParseChange(bad); err == nil {
+			t.Errorf("%s is taken", bad)
+		}
+	}
+}
+
+// TestConvert: own batches become Dynamo's recorder lines, and playing those
+// leaves the very index that the batches left.
+func TestConvert(t *testing.T) {
+	rec := newRecording(t).run(150)
+	raw := rec.file()
+	again := func(p []byte) func() (*trace.Reader, error) {
+		return func() (*trace.Reader, error) { return trace.NewReader(bytes.NewReader(p), "t", trace.Options{}) }
+	}
+	var dynamo, own, dynamo2 bytes.Buffer
+	c, err := Convert(again(raw), &dynamo, ConvertOptions{To: trace.DynamoEvents})
+	if err != nil || c.Inexact != 0 || c.Left[trace.KindDecision] != 150 {
+		t.Fatalf("%+v, %v", c, err)
+	}
+	want := play(t, raw, Options{})
+	got := play(t, dynamo.Bytes(), Options{Player: PlayerOptions{BlockSize: testBlock}})
+	if want.Checksum == "" || got.Blocks != want.Blocks || got.Distinct != want.Distinct {
+		t.Errorf("%d blocks (%d distinct) after the conversion, %d (%d) before", got.Blocks, got.Distinct, want.Blocks, want.Distinct)
+	}
+	if _, err := Convert(again(dynamo.Bytes()), &own, ConvertOptions{To: trace.Own}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Convert(again(own.Bytes()), &dynamo2, ConvertOptions{To: trace.DynamoEvents}); err != nil {
+		t.Fatal(err)
+	}
+	if d := cmp.Diff(dynamo.String(), dynamo2.String()); d != "" {
+		t.Errorf("Dynamo → own → Dynamo differs:\n%.2000s", d)
+	}
+	// Decisions are requests, too.
+	var moon bytes.Buffer
+	if _, err := Convert(again(raw), &moon, ConvertOptions{To: trace.Mooncake}); err != nil {
+		t.Fatal(err)
+	}
+	src, err := workload.FromTrace(again(moon.Bytes()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s, err := workload.Describe(src); err != nil || s.Requests != 150 || s.BlockSize != 512 {
+		t.Errorf("%+v, %v", s, err)
+	}
+	if _, err := Convert(again(raw), &moon, ConvertOptions{To: trace.Capture}); err == nil {
+		t.Error("captures can be written")
+	}
+}
+
+// TestCaptures plays the captures of real engines and of an independent
+// simulator.
+func TestCaptures(t *testing.T) {
+	for name, blocks := range map[string]int64{"kvevents-vllm-0.32.0-real.jsonl.gz": 1, "kvevents-vllm-format.jsonl.gz": 1} {
+		path := filepath.Join("..", "..", "..", "..", "shared", "captures", name)
+		if _, err := os.Stat(path); err != nil {
+			t.Skipf("the captures are not here: %v", err)
+		}
+		r, err := trace.Open(path, nil, trace.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		rep, err := Play(t.Context(), r, Options{})
+		r.Close()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if rep.Blocks < blocks || rep.Counts.Unreadable != 0 || rep.Counts.Gaps != 0 || len(rep.Ranks) != 5 {
+			t.Errorf("%s: %+v", name, rep.Counts)
+		}
+	}
+}
+
+// TestOwnCapture verifies the recordings that are kept in testdata: runs of a
+// router before real vLLM engines with evictions.
+func TestOwnCapture(t *testing.T) {
+	paths, err := filepath.Glob(filepath.Join("..", "..", "..", "testdata", "trace", "*.jsonl.*"))
+	if err != nil || len(paths) == 0 {
+		t.Fatalf("no recordings: %v", err)
+	}
+	for _, path := range paths {
+		r, err := trace.Open(path, nil, trace.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		rep, err := Play(t.Context(), r, Options{Verify: true})
+		r.Close()
+		if err != nil {
+			t.Fatal(err)
+		}
+		v := rep.Verify
+		if v.Decisions == 0 || v.Equal != v.Decisions || v.InputsDiffer != 0 || v.Unknown != 0 {
+			t.Errorf("%s: %d of %d decisions, %d other inputs, %d unknown; %+v", path, v.Equal, v.Decisions, v.InputsDiffer, v.Unknown, v.First)
+		}
+		if rep.Counts.Removed == 0 {
+			t.Errorf("%s has no evictions", path)
+		}
+	}
+}
+
+// TestReportJSON: the report can be written, whatever is in it.
+func TestReportJSON(t *testing.T) {
+	rep := play(t, newRecording(t).run(3).file(), Options{Verify: true})
+	if _, err := json.Marshal(rep); err != nil {
+		t.Error(err)
+	}
+	if _, err := Play(t.Context(), open(t, append(newRecording(t).file(), "{bad\n"...)), Options{}); err == nil {
+		t.Error("a bad line is passed over")
+	} else if line := new(trace.LineError); !errors.As(err, &line) || line.Line != 10 {
+		t.Errorf("error %v", err)
+	}
+}
+
+// BenchmarkReplay is what a core does with a recording in the project's own
+// format, parsing included: blocks stored or removed per second.
+func BenchmarkReplay(b *testing.B) {
+	for _, form := range []string{"batches", "hashes"} {
+		b.Run(form, func(b *testing.B) {
+			raw, blocks := benchTrace(b, form == "hashes")
+			b.SetBytes(int64(len(raw)))
+			b.ReportAllocs()
+			for b.Loop() {
+				r, err := trace.NewReader(bytes.NewReader(raw), "t", trace.Options{})
+				if err != nil {
+					b.Fatal(err)
+				}
+				rep, err := Play(b.Context(), r, Options{})
+				if err != nil {
+					b.Fatal(err)
+				}
+				if n := rep.Counts.Stored + rep.Counts.Removed; n != blocks {
+					b.Fatalf("%d blocks, want %d", n, blocks)
+				}
+			}
+			b.ReportMetric(float64(blocks)*float64(b.N)/b.Elapsed().Seconds(), "blocks/s")
+		})
+	}
+}
+
+// benchTrace is 16 ranks that store chains of 32 blocks and remove the oldest.
+func benchTrace(b *testing.B, hashes bool) ([]byte, uint64) {
+	const chains, ranks, keep = 500, 16, 200
+	p, _ := trace.AppendHeader(nil, trace.Header{BlockSize: testBlock})
+	rng := rand.New(rand.NewPCG(3, 4))
+	blocks := uint64(0)
+	var held [ranks][][]uint64
+	for seq := range uint64(chains) {
+		for rank := range ranks {
+			tokens := make([]uint32, 32*testBlock)
+			names := make([]uint64, 32)
+			for i := range tokens {
+				tokens[i] = rng.Uint32N(150000)
+			}
+			for i := range names {
+				names[i] = rng.Uint64()
+			}
+			rec := trace.Record{Kind: trace.KindBatch, Rank: rankName(rank), Batch: trace.Batch{Seq: seq}}
+			batch := kvevent.Batch{Rank: -1, Events: []kvevent.Event{{Kind: kvevent.Stored, Group: -1, Hashes: names, Tokens: tokens, BlockSize: testBlock}}}
+			blocks += 32
+			held[rank] = append(held[rank], names)
+			var gone []uint64
+			if len(held[rank]) > keep {
+				for i := range held[rank][0] {
+					gone = append(gone, held[rank][0][31-i])
+				}
+				held[rank] = held[rank][1:]
+				batch.Events = append(batch.Events, kvevent.Event{Kind: kvevent.Removed, Group: -1, Hashes: gone})
+				blocks += 32
+			}
+			var err error
+			if hashes {
+				rec.Kind, rec.Event = trace.KindEvent, trace.Event{ID: seq, Op: trace.Stored, Names: names, Locals: blockhash.Locals(nil, tokens, testBlock, blockhash.Key{}), Start: -1}
+				if p, err = trace.AppendRecord(p, &rec); err != nil {
+					b.Fatal(err)
+				}
+				if gone == nil {
+					continue
+				}
+				rec.Event = trace.Event{ID: seq, Op: trace.Removed, Names: gone, Start: -1}
+			} else {
+				rec.Batch.Payload = kvevent.AppendBatch(nil, &batch, kvevent.Encoding{})
+			}
+			if p, err = trace.AppendRecord(p, &rec); err != nil {
+				b.Fatal(err)
+			}
+		}
+	}
+	return p, blocks
+}

@@ -1,0 +1,328 @@
+package recorder
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/dynctl/dynctl/internal/router/receipt"
+	"github.com/dynctl/dynctl/internal/router/trace"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func read(t *testing.T, paths ...string) ([]trace.Record, *trace.Reader) {
+	t.Helper()
+	r, err := trace.OpenAll(paths, trace.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { r.Close() })
+	var all []trace.Record
+	for {
+		var rec trace.Record
+		err := r.Next(&rec)
+		if errors.Is(err, io.EOF) {
+			return all, r
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		rec.Batch.Payload = bytes.Clone(rec.Batch.Payload)
+		all = append(all, rec)
+	}
+}
+
+func kinds(all []trace.Record) []trace.Kind {
+	out := make([]trace.Kind, len(all))
+	for i := range all {
+		out[i] = all[i].Kind
+	}
+	return out
+}
+
+// TestRecording writes every kind to a file and reads it again.
+func TestRecording(t *testing.T) {
+	tap := NewTap(trace.Header{Source: "test"})
+	if tap.Active() {
+		t.Error("active without a listener")
+	}
+	tap.Batch("w/dp0", 1, time.Now(), false, []byte{1}) // nobody listens
+	tap.Rank("w/dp0", trace.RankInfo{Slot: 1, BlockSize: 16, New: true})
+	tap.Feed("w/dp0", true)
+	sub, err := tap.Subscribe(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "t.jsonl.zst")
+	f, err := NewFile(sub, FileOptions{Path: path})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- f.Run(ctx) }()
+	payload := []byte{1, 2, 3}
+	tap.Batch("w/dp0", 2, time.Now(), true, payload)
+	payload[0] = 9 // not kept
+	tap.Clear("w/dp0", true, "why")
+	tap.Feed("w/dp0", false)
+	began := time.Now()
+	tap.Decision(began, &trace.Decision{ID: "d", Facts: trace.Facts{Kind: "chat"}})
+	rc := &receipt.Receipt{ID: "d", Decode: receipt.Phase{MarginBlocks: posInf(), Candidates: []receipt.Candidate{{}}}}
+	tap.Outcome("d", rc)
+	if len(rc.Decode.Candidates) != 1 {
+		t.Error("the receipt was changed")
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	if tap.Active() {
+		t.Error("still active after the end")
+	}
+	all, r := read(t, path)
+	want := []trace.Kind{trace.KindRank, trace.KindFeed, trace.KindBatch, trace.KindClear, trace.KindFeed, trace.KindDecision, trace.KindOutcome, trace.KindEnd}
+	if got := kinds(all); !slices.Equal(got, want) {
+		t.Fatalf("kinds %v, want %v", got, want)
+	}
+	if all[0].RankInfo.New || !all[1].Trusted {
+		t.Errorf("the listener that came later was told %+v, trusted %v", all[0].RankInfo, all[1].Trusted)
+	}
+	if b := all[2].Batch; b.Seq != 2 || !b.Replayed || !bytes.Equal(b.Payload, []byte{1, 2, 3}) {
+		t.Errorf("batch %+v", b)
+	}
+	if e := all[7].End; e.Records != 5 || e.Dropped != 0 {
+		t.Errorf("end %+v", e)
+	}
+	if h := r.Header(); h.Source != "test" || all[5].Decision.BeganUS != began.Sub(h.Start).Microseconds() {
+		t.Errorf("header %+v, began %d", h, all[5].Decision.BeganUS)
+	}
+}
+
+func posInf() float64 { x := 1e308; return x * 10 }
+
+// TestFullBuffer: what does not fit is dropped, counted and reported.
+func TestFullBuffer(t *testing.T) {
+	tap := NewTap(trace.Header{})
+	sub, err := tap.Subscribe(1000)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 50 {
+		tap.Batch("w/dp0", uint64(i), time.Now(), false, make([]byte, 30))
+	}
+	taken := bytes.Clone(sub.take())
+	tap.Batch("w/dp0", 50, time.Now(), false, nil)
+	taken = append(taken, sub.take()...)
+	records, dropped := sub.Counts()
+	if dropped == 0 || records+dropped != 51 {
+		t.Errorf("%d records and %d dropped of 51", records, dropped)
+	}
+	want := fmt.Sprintf(`"records":%d}`, dropped)
+	lines := strings.Split(strings.TrimSpace(string(taken)), "\n")
+	if n := len(lines); !strings.Contains(lines[n-2], want) || !strings.Contains(lines[n-2], `"dropped"`) {
+		t.Errorf("no word of %d dropped records before the last line: %s", dropped, lines[n-2])
+	}
+	sub.Close()
+	if _, err := sub.Next(t.Context()); !errors.Is(err, ErrClosed) {
+		t.Errorf("after the end: %v", err)
+	}
+}
+
+// TestRotation: parts are whole, can be read alone, and together hold all; the
+// oldest go beyond Keep.
+func TestRotation(t *testing.T) {
+	for _, keep := range []int{0, 2} {
+		tap := NewTap(trace.Header{})
+		tap.Rank("w/dp0", trace.RankInfo{Slot: 4, BlockSize: 16})
+		sub, err := tap.Subscribe(0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		dir := t.TempDir()
+		path := filepath.Join(dir, "t.jsonl.gz")
+		if err := os.WriteFile(filepath.Join(dir, "t.0001.jsonl.gz"), []byte("mine"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		f, err := NewFile(sub, FileOptions{Path: path, MaxBytes: 2000, Keep: keep})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range 60 {
+			tap.Batch("w/dp0", uint64(i), time.Now(), false, make([]byte, 60))
+		}
+		sub.Close()
+		if err := f.Run(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if raw, err := os.ReadFile(filepath.Join(dir, "t.0001.jsonl.gz")); err != nil || string(raw) != "mine" {
+			t.Errorf("a file that was there was touched: %q %v", raw, err)
+		}
+		paths, _ := filepath.Glob(filepath.Join(dir, "t*"))
+		slices.Sort(paths)
+		paths = slices.DeleteFunc(paths, func(p string) bool { return strings.Contains(p, "0001") })
+		if i := slices.Index(paths, path); i >= 0 {
+			paths = append([]string{path}, slices.Delete(paths, i, i+1)...)
+		}
+		if keep > 0 && len(paths) != keep || keep == 0 && len(paths) < 4 {
+			t.Errorf("keep %d: %d parts", keep, len(paths))
+		}
+		next := uint64(0)
+		for i, p := range paths {
+			part, r := read(t, p)
+			if part[0].Kind != trace.KindRank || part[0].RankInfo.Slot != 4 || keep == 0 && i > 0 && r.Header().Part == 0 {
+				t.Errorf("%s begins with %+v, part %d", p, part[0], r.Header().Part)
+			}
+			for _, rec := range part {
+				if rec.Kind == trace.KindBatch {
+					if keep == 0 && rec.Batch.Seq != next {
+						t.Errorf("%s: batch %d, want %d", p, rec.Batch.Seq, next)
+					}
+					next = rec.Batch.Seq + 1
+				}
+			}
+		}
+		if next != 60 {
+			t.Errorf("the last batch is %d", next-1)
+		}
+	}
+}
+
+// TestStream: the admin API's stream is copied to files that are recordings of
+// their own.
+func TestStream(t *testing.T) {
+	tap := NewTap(trace.Header{Source: "serve"})
+	tap.Rank("w/dp0", trace.RankInfo{Slot: 4, BlockSize: 16, New: true})
+	server := httptest.NewServer(tap)
+	defer server.Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, server.URL, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	client := &http.Client{Transport: &http.Transport{}}
+	defer client.CloseIdleConnections()
+	resp, err := client.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	const n = 500
+	for i := range n {
+		tap.Batch("w/dp0", uint64(i), time.Now(), false, make([]byte, 3000))
+	}
+	pr, pw := io.Pipe()
+	go func() {
+		// The stream has no end: cut it after the last batch.
+		br := bufio.NewReader(resp.Body)
+		for range n + 3 { // header, rank, feed
+			line, err := br.ReadBytes('\n')
+			if err == nil {
+				_, err = pw.Write(line)
+			}
+			if err != nil {
+				_ = pw.CloseWithError(err)
+				return
+			}
+		}
+		_ = pw.Close()
+	}()
+	c := NewCopy(0)
+	path := filepath.Join(t.TempDir(), "t.jsonl")
+	f, err := NewFile(c.Subscription(), FileOptions{Path: path, MaxBytes: 1 << 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	copied := make(chan error)
+	go func() { copied <- c.From(pr) }()
+	if err := f.Run(context.WithoutCancel(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-copied; err != nil {
+		t.Fatal(err)
+	}
+	second := strings.Replace(path, ".jsonl", ".0001.jsonl", 1)
+	all, _ := read(t, path, second)
+	got := 0
+	for _, r := range all {
+		if r.Kind == trace.KindBatch {
+			got++
+		}
+	}
+	if got != n {
+		t.Errorf("%d batches of %d", got, n)
+	}
+	part, r := read(t, second)
+	if r.Header().Part != 1 || part[0].Kind != trace.KindRank || part[1].Kind != trace.KindFeed {
+		t.Errorf("the second part begins with %v, part %d", kinds(part)[:2], r.Header().Part)
+	}
+	if err := NewCopy(0).From(strings.NewReader("404 page not found\n")); !errors.Is(err, trace.ErrSchema) {
+		t.Errorf("a page that is no stream: %v", err)
+	}
+}
+
+// BenchmarkBatch is what recording a batch of 32 blocks costs its feed.
+func BenchmarkBatch(b *testing.B) {
+	tap := NewTap(trace.Header{})
+	sub, err := tap.Subscribe(0)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer sub.Close()
+	payload := make([]byte, 2600)
+	now := time.Now()
+	b.ReportAllocs()
+	for i := uint64(0); b.Loop(); i++ {
+		tap.Batch("decode-0/dp0", i, now, false, payload)
+		if i%1024 == 0 {
+			sub.take()
+		}
+	}
+}
+
+// BenchmarkDecision is what recording a decision among 16 ranks costs.
+func BenchmarkDecision(b *testing.B) {
+	tap := NewTap(trace.Header{})
+	sub, err := tap.Subscribe(0)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer sub.Close()
+	d := &trace.Decision{ID: "a754fe24000000000588", Model: "sim", BlockSize: 16, Locals: make(trace.Hashes, 64)}
+	for i := range 16 {
+		d.Decode.Candidates = append(d.Decode.Candidates, trace.Candidate{Rank: fmt.Sprintf("decode-%d/dp0", i), Engine: "vllm", Overlap: i, Cost: float64(i) / 3})
+	}
+	now := time.Now()
+	b.ReportAllocs()
+	for i := 0; b.Loop(); i++ {
+		tap.Decision(now, d)
+		if i%1024 == 0 {
+			sub.take()
+		}
+	}
+}
+
+// BenchmarkIdle is a batch when nobody listens.
+func BenchmarkIdle(b *testing.B) {
+	tap := NewTap(trace.Header{})
+	now := time.Now()
+	b.ReportAllocs()
+	for b.Loop() {
+		tap.Batch("decode-0/dp0", 1, now, false, nil)
+	}
+}
