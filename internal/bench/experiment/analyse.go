@@ -1,0 +1,303 @@
+package experiment
+
+import (
+	"fmt"
+	"math"
+
+	"github.com/dynctl/dynctl/internal/bench/plan"
+	"github.com/dynctl/dynctl/internal/bench/stats"
+)
+
+// analyse turns the cells into the result.
+func (r *Runner) analyse(partial string) *Result {
+	res := &Result{
+		Schema: Schema, Spec: r.Spec, Partial: partial, Warmup: r.warmup, Cells: r.cells, Voided: r.voided,
+		Seconds: r.Now().Seconds(), Groups: []GroupResult{}, Gates: []Gate{}, Cautions: []string{},
+	}
+	if res.Cells == nil {
+		res.Cells = []CellResult{}
+	}
+	if res.Warmup.Drifts == nil {
+		res.Warmup.Drifts = []float64{}
+	}
+	for _, g := range r.Spec.Groups() {
+		if gr := r.group(g); len(gr.Points) > 0 {
+			res.Groups = append(res.Groups, gr)
+		}
+	}
+	if len(r.cells) == 0 {
+		res.Sentence = "nothing was measured"
+		return res
+	}
+	res.Gates, res.AA = r.gates(res)
+	res.Valid = true
+	for _, g := range res.Gates {
+		res.Valid = res.Valid && (g.Passed == nil || *g.Passed)
+	}
+	r.conclude(res)
+	return res
+}
+
+func (r *Runner) group(g plan.Group) GroupResult {
+	eff, cached, arms := r.points(g)
+	c, pts, cv := r.cross(g)
+	out := GroupResult{Group: g, CV: cv, Points: []PointResult{}, Crossings: []Crossing{}}
+	k := 0
+	for i, e := range eff {
+		l, m := arms[e][plan.Local], arms[e][plan.Remote]
+		p := PointResult{EffISL: e, Cached: cached[e], Local: armPoint(l, r.Spec.Level), Remote: armPoint(m, r.Spec.Level), Verdict: "tie"}
+		n := 0
+		for _, d := range pts[i].D {
+			if !math.IsNaN(d) && !math.IsInf(d, 0) {
+				n++
+			}
+		}
+		p.Repeats = n
+		if n > 0 && k < len(c.Diff) {
+			d := c.Diff[k]
+			p.Fit = c.Fit[k]
+			k++
+			p.LogRatio = bounds(d.Value, d.Low, d.High)
+			// The log ratio is local over remote; the difference is remote
+			// against local.
+			p.Diff = bounds(math.Expm1(-d.Value), math.Expm1(-d.High), math.Expm1(-d.Low))
+			if d.Excludes(0) {
+				p.Verdict = "local"
+				if d.Value > 0 {
+					p.Verdict = "remote"
+				}
+			}
+		}
+		out.Points = append(out.Points, p)
+	}
+	out.Crossings = append(out.Crossings, r.crossing("ttft", c, cv, eff))
+	if slo := r.Spec.SLO.ITL; slo > 0 {
+		limit := float64(slo) / 1e6
+		itl := stats.Cross(series(eff, arms, func(l, _ *CellResult) float64 { return math.Log(tail(l) / limit) }), stats.CrossOptions{Level: r.Spec.Level, Seed: r.Spec.Seed})
+		out.Crossings = append(out.Crossings, r.crossing("itl", itl, 0, eff))
+	}
+	if r.Spec.SLO.Any() {
+		pts := series(eff, arms, func(l, m *CellResult) float64 {
+			return math.Log((float64(m.Measure.Good) + 0.5) / (float64(l.Measure.Good) + 0.5) * float64(l.Measure.Requests+1) / float64(m.Measure.Requests+1))
+		})
+		good := stats.Cross(pts, stats.CrossOptions{Level: r.Spec.Level, Seed: r.Spec.Seed})
+		same := true
+		for _, d := range good.Diff {
+			same = same && math.Abs(d.Value) < 0.02
+		}
+		if same {
+			good.Answer = Tie
+		}
+		out.Crossings = append(out.Crossings, r.crossing("goodput", good, 0, eff))
+	}
+	return out
+}
+
+// tail is a cell's ITL p99, or the next best figure of a small cell.
+func tail(c *CellResult) float64 {
+	if d := c.Measure.ITL; d.P99 > 0 {
+		return d.P99
+	}
+	return c.Measure.ITL.Max
+}
+
+func armPoint(cells []*CellResult, level float64) ArmPoint {
+	pick := func(f func(*CellResult) float64) []float64 {
+		var xs []float64
+		for _, c := range cells {
+			if c != nil {
+				xs = append(xs, f(c))
+			}
+		}
+		return xs
+	}
+	med := func(f func(*CellResult) float64) float64 {
+		if v := stats.Median(pick(f)); !math.IsNaN(v) {
+			return v
+		}
+		return 0
+	}
+	stage := func(f func(*Stages) *float64) *float64 {
+		var xs []float64
+		for _, c := range cells {
+			if c != nil && f(&c.Measure.Stages) != nil {
+				xs = append(xs, *f(&c.Measure.Stages))
+			}
+		}
+		return num(stats.Median(xs))
+	}
+	a := ArmPoint{
+		TTFTP50: med(ttft),
+		TTFTP99: med(func(c *CellResult) float64 {
+			d := c.Measure.TTFT
+			if c.Cell.Load.Rate > 0 {
+				d = c.Measure.TTFTIntended
+			}
+			if d.P99 > 0 {
+				return d.P99
+			}
+			return d.Max
+		}),
+		ITLP50:   med(func(c *CellResult) float64 { return c.Measure.ITL.P50 }),
+		ITLP99:   med(tail),
+		TPOTP50:  med(func(c *CellResult) float64 { return c.Measure.TPOT.P50 }),
+		E2EP50:   med(func(c *CellResult) float64 { return c.Measure.E2E.P50 }),
+		GoodPct:  med(func(c *CellResult) float64 { return 100 * share(c.Measure.Good, c.Measure.Requests+c.Measure.Failed) }),
+		GoodRate: med(func(c *CellResult) float64 { return c.Measure.GoodPerSecond }),
+		Rate:     med(func(c *CellResult) float64 { return c.Measure.RequestsPerSecond }),
+		Tokens:   med(func(c *CellResult) float64 { return c.Measure.TokensPerSecond }),
+		Stages: Stages{
+			Router:       stage(func(s *Stages) *float64 { return s.Router }),
+			PrefillQueue: stage(func(s *Stages) *float64 { return s.PrefillQueue }),
+			Prefill:      stage(func(s *Stages) *float64 { return s.Prefill }),
+			Transfer:     stage(func(s *Stages) *float64 { return s.Transfer }),
+			FirstDecode:  stage(func(s *Stages) *float64 { return s.FirstDecode }),
+		},
+	}
+	if cv := stats.CV(pick(ttft)); !math.IsNaN(cv) {
+		a.CV = cv
+	}
+	// The band of the curve: the mean of the logs, back from the logs.
+	logs := pick(func(c *CellResult) float64 { return math.Log(ttft(c)) })
+	if i := stats.MeanInterval(logs, level); len(logs) > 1 && !math.IsInf(i.High, 0) && !math.IsNaN(i.Low) {
+		a.Low, a.High = math.Exp(i.Low), math.Exp(i.High)
+	} else {
+		a.Low, a.High = a.TTFTP50, a.TTFTP50
+	}
+	return a
+}
+
+func share(n, of int) float64 {
+	if of == 0 {
+		return 0
+	}
+	return float64(n) / float64(of)
+}
+
+// crossing puts a crossover into words.
+func (r *Runner) crossing(objective string, c stats.Crossover, cv float64, eff []int) Crossing {
+	out := Crossing{Objective: objective, Answer: c.Answer, Step: c.Step, Margin: c.Margin}
+	if math.IsNaN(c.Margin) {
+		out.Margin = 0
+	}
+	low, high := c.Low, c.High
+	if low <= 0 {
+		low = math.NaN()
+	}
+	out.At = bounds(c.At, low, high)
+	first, last := 0, 0
+	if len(eff) > 0 {
+		first, last = eff[0], eff[len(eff)-1]
+	}
+	ends := func() string {
+		switch {
+		case out.At.Low == nil && out.At.High == nil:
+			return "no bound on either side"
+		case out.At.Low == nil:
+			return fmt.Sprintf("below %s", tokensText(int(high)))
+		case out.At.High == nil:
+			return fmt.Sprintf("above %s", tokensText(int(low)))
+		}
+		return fmt.Sprintf("%s..%s", tokensText(int(low)), tokensText(int(math.Ceil(high))))
+	}
+	what := map[string]string{"ttft": "the lower ttft p50", "goodput": "the higher goodput"}[objective]
+	switch c.Answer {
+	case stats.Crosses:
+		out.Sentence = fmt.Sprintf("remote prefill has %s above about %s effective tokens (%.0f%% CI %s)", what, tokensText(int(math.Round(c.At))), r.Spec.Level*100, ends())
+		if objective == "itl" {
+			out.Sentence = fmt.Sprintf("local prefill breaks the itl target (p99 %s) from about %s effective tokens (%s)", r.Spec.SLO.ITL, tokensText(int(math.Round(c.At))), ends())
+		}
+	case stats.FirstWins:
+		out.Sentence = fmt.Sprintf("local prefill wins everywhere up to %s (by at least %.0f%%)", tokensText(last), c.Margin*100)
+		if objective == "itl" {
+			out.Sentence = "local prefill never breaks the itl target"
+		}
+	case stats.SecondWins:
+		out.Sentence = fmt.Sprintf("remote prefill wins everywhere from %s (by at least %.0f%%)", tokensText(first), c.Margin*100)
+		if objective == "itl" {
+			out.Sentence = fmt.Sprintf("local prefill breaks the itl target at every length from %s", tokensText(first))
+		}
+	case stats.Cliff:
+		out.Sentence = fmt.Sprintf("the arms change places in one jump between %s: something in the engines switches there", ends())
+	case stats.Bracket:
+		why := "the data do not exclude a crossing outside the range"
+		if objective == "ttft" && cv > noisyCV {
+			why = fmt.Sprintf("repeats vary by %.0f%% (limit %.0f%%)", cv*100, noisyCV*100)
+		}
+		out.Sentence = fmt.Sprintf("too noisy for a number, bracket only: %s (%s)", ends(), why)
+	case Tie:
+		out.Sentence = "the arms do not differ"
+	default:
+		out.Sentence = "not enough was measured"
+	}
+	return out
+}
+
+// conclude writes the sentence, the cautions and the recommendation.
+func (r *Runner) conclude(res *Result) {
+	if len(res.Groups) == 0 {
+		res.Sentence = "nothing was measured"
+		return
+	}
+	g := r.choose(res)
+	c := g.Crossing(r.Spec.Objective)
+	if c == nil {
+		c = &g.Crossings[0]
+	}
+	res.Sentence = fmt.Sprintf("%s: %s", g.Group, c.Sentence)
+	for _, gate := range res.Gates {
+		if gate.Passed != nil && !*gate.Passed {
+			res.Sentence = "not valid: " + gate.Text
+			return
+		}
+	}
+	if res.Partial != "" {
+		res.Sentence = "partial (" + res.Partial + "): " + res.Sentence
+		return
+	}
+	if c.Answer != stats.Crosses && c.Answer != stats.Cliff {
+		return
+	}
+	at := *c.At.Value
+	eff := max(round(int(math.Round(at)), max(r.Block, 1)), max(r.Block, 1))
+	res.Recommend = &Recommendation{
+		EffISL: eff, Objective: c.Objective, Group: g.Group,
+		Because: fmt.Sprintf("multiple of block %d nearest to %s", max(r.Block, 1), tokensText(int(math.Round(at)))),
+		Configs: Configs(eff),
+	}
+	for _, o := range res.Groups {
+		oc := o.Crossing(c.Objective)
+		if o.Group == g.Group || oc == nil || oc.Answer != stats.Crosses {
+			continue
+		}
+		if low, high := val(oc.At.Low), val(oc.At.High); float64(eff) < low || float64(eff) > high {
+			res.Cautions = append(res.Cautions, fmt.Sprintf("at %s the crossing is elsewhere: about %s effective tokens", o.Group, tokensText(int(*oc.At.Value))))
+		}
+	}
+}
+
+// choose is the group whose answer is the headline: without cached prefix if
+// there is one, at the highest load.
+func (r *Runner) choose(res *Result) *GroupResult {
+	best := &res.Groups[0]
+	for i := range res.Groups {
+		g := &res.Groups[i]
+		if g.Group.Cached < best.Group.Cached || g.Group.Cached == best.Group.Cached && (g.Group.Load.Concurrency > best.Group.Load.Concurrency || g.Group.Load.Rate > best.Group.Load.Rate) {
+			best = g
+		}
+	}
+	return best
+}
+
+// Configs are the settings that make a router use a threshold.
+func Configs(eff int) []Config {
+	return []Config{
+		{System: "dynctl", Text: fmt.Sprintf("routing: {threshold: %d, threshold_on: eff_isl}", eff), Note: fmt.Sprintf("or serve --routing-threshold %d", eff)},
+		{
+			System: "dynamo", Text: fmt.Sprintf(`--router-conditional-disagg-config '{"policy": "isl_or_load", "eff_isl_threshold": %d, "eff_isl_ratio_threshold": 1.0}'`, eff),
+			Note: "it stays local only when eff_isl/isl is below the ratio too, so a cold prompt (ratio 1) goes remote whatever the threshold",
+		},
+		{System: "llm-d", Text: fmt.Sprintf("- type: prefix-based-pd-decider\n  parameters: {nonCachedTokens: %d}", eff), Note: "counts uncached input tokens, as eff_isl does"},
+		{System: "production-stack", Text: fmt.Sprintf("--routing-logic disaggregated_prefill_orchestrated --routing-threshold %d", eff), Note: "where the router has this flag it counts the whole prompt; dynctl serve takes it in its place"},
+	}
+}

@@ -1,0 +1,239 @@
+package experiment
+
+import (
+	"fmt"
+	"math"
+
+	"github.com/dynctl/dynctl/internal/bench/plan"
+	"github.com/dynctl/dynctl/internal/bench/stats"
+)
+
+// Limits of the gates.
+const (
+	// LateLimit is what counts as a late send, in ms; at most LateShare may be.
+	LateLimit = 10.0
+	LateShare = 0.01
+	rateLimit = 0.01
+	hitLimit  = 0.01
+	errLimit  = 0.001
+	// lengthLimit is the share of requests that may differ in length.
+	lengthLimit    = 0
+	aaLimit        = 0.02
+	driftLimit     = 0.10
+	flightLimit    = 0.95
+	growthLimit    = 1.5
+	transferLimit  = 0.95
+	recomputeShare = 0.01
+)
+
+// gates judges the whole run.
+func (r *Runner) gates(res *Result) ([]Gate, Bounds) {
+	var gates []Gate
+	add := func(name string, passed bool, cells []string, format string, a ...any) {
+		if len(cells) > 10 {
+			cells = cells[:10]
+		}
+		gates = append(gates, Gate{Name: name, Passed: &passed, Text: fmt.Sprintf(format, a...), Cells: cells})
+	}
+	unknown := func(name, text string) { gates = append(gates, Gate{Name: name, Text: text}) }
+
+	var n, late, failed, exactI, exactO, pathOK int
+	var lateCells, hitCells, errCells, lenCells, pathCells, satCells, moveCells []string
+	worstRate, worstHit, worstFlight, worstGrowth, worstDispatch := 0.0, 0.0, 1.0, 0.0, 0.0
+	hitKnown, openLoop := false, false
+	var moved, expected float64
+	moveKnown, remoteCells, recomputes, remoteN := false, 0, 0, 0
+	for i := range r.cells {
+		c := &r.cells[i]
+		m := c.Measure
+		id := c.Cell.ID
+		n += m.Requests
+		late += m.Late
+		failed += m.Failed
+		exactI += m.ExactISL
+		exactO += m.ExactOSL
+		pathOK += m.PathOK
+		worstDispatch = math.Max(worstDispatch, math.Max(m.Dispatch.P95, m.Dispatch.P99))
+		if share(m.Late, m.Requests) > LateShare {
+			lateCells = append(lateCells, id)
+		}
+		if c.Cell.Load.Rate > 0 {
+			openLoop = true
+			if d := math.Abs(1 - m.Achieved); m.Achieved > 0 && d > worstRate {
+				worstRate = d
+			}
+			worstGrowth = math.Max(worstGrowth, m.Growth)
+			if m.Growth > growthLimit {
+				satCells = append(satCells, id)
+			}
+		} else {
+			worstFlight = math.Min(worstFlight, m.InFlight)
+			if m.InFlight < flightLimit {
+				satCells = append(satCells, id)
+			}
+		}
+		if m.HitShare != nil {
+			hitKnown = true
+			d := math.Abs(*m.HitShare - m.ExpectedHit)
+			worstHit = math.Max(worstHit, d)
+			if d > hitLimit+hitSlack(c.Cell, r.Block) {
+				hitCells = append(hitCells, id)
+			}
+		}
+		if m.Failed > 0 {
+			errCells = append(errCells, id)
+		}
+		if m.ExactISL < m.Requests || m.ExactOSL < m.Requests {
+			lenCells = append(lenCells, id)
+		}
+		if m.PathOK < m.Requests {
+			pathCells = append(pathCells, id)
+		}
+		if c.Cell.Arm == plan.Remote {
+			remoteCells++
+			remoteN += m.Requests
+			recomputes += m.Recomputes + m.Fallbacks
+			if m.TransferTokens != nil {
+				moveKnown = true
+				moved += *m.TransferTokens
+				expected += m.ExpectedTransferTokens
+				if *m.TransferTokens < transferLimit*m.ExpectedTransferTokens {
+					moveCells = append(moveCells, id)
+				}
+			}
+		}
+	}
+	lateOf := share(late, n)
+	clientOK := lateOf <= LateShare && worstRate <= rateLimit
+	if openLoop {
+		add("client", clientOK, lateCells, "client sent %.2f%% of requests more than %.0f ms late (limit %.0f%%), rate off by at most %.2f%% (limit %.0f%%)", lateOf*100, LateLimit, LateShare*100, worstRate*100, rateLimit*100)
+	} else {
+		add("client", clientOK, lateCells, "client gap over %.0f ms in %.2f%% of requests (limit %.0f%%), worst cell p95 %.1f ms", LateLimit, lateOf*100, LateShare*100, worstDispatch)
+	}
+	if hitKnown {
+		add("cache", len(hitCells) == 0, hitCells, "prefix cache hits differ from what they should be by at most %.1f%%, in %d cells by more than the limit of %.0f%%", worstHit*100, len(hitCells), hitLimit*100)
+	} else {
+		unknown("cache", "no engine tells its prefix cache hits")
+	}
+	errOf := share(failed, n+failed)
+	add("errors", errOf <= errLimit, errCells, "errors %.2f%% (%d of %d)", errOf*100, failed, n+failed)
+	add("lengths", n > 0 && share(n-exactI, n) <= lengthLimit && share(n-exactO, n) <= lengthLimit, lenCells, "exact isl %.1f%%, exact osl %.1f%% of requests", share(exactI, n)*100, share(exactO, n)*100)
+	add("path", n > 0 && pathOK == n, pathCells, "the forced path was taken by %.1f%% of requests", share(pathOK, n)*100)
+	var cvs []float64
+	for _, g := range res.Groups {
+		cvs = append(cvs, g.CV)
+	}
+	if len(cvs) > 0 {
+		worst := 0.0
+		for _, v := range cvs {
+			worst = math.Max(worst, v)
+		}
+		if r.Spec.Repeats > 1 {
+			add("repeats", worst <= noisyCV, nil, "repeats vary by %.1f%% in the median cell of the noisiest load (limit %.0f%%)", worst*100, noisyCV*100)
+		} else {
+			unknown("repeats", "one repeat shows no variation")
+		}
+	}
+	aa := r.aa()
+	if aa.N >= 2 {
+		bad := aa.Excludes(0) && math.Abs(aa.Value) > aaLimit
+		add("a/a", !bad, nil, "local against local differs by %+.1f%% [%+.1f, %+.1f] over %d pairs", pct(aa.Value), pct(aa.Low), pct(aa.High), aa.N)
+	} else {
+		unknown("a/a", "too few pairs of local against local")
+	}
+	if openLoop {
+		add("saturation", len(satCells) == 0, satCells, "in flight at the end against the middle at most %.2f times (limit %.1f)", worstGrowth, growthLimit)
+	} else {
+		add("saturation", len(satCells) == 0, satCells, "in flight %.1f%% of what was wanted in the worst cell (limit %.0f%%)", worstFlight*100, flightLimit*100)
+	}
+	switch {
+	case remoteCells == 0:
+		unknown("transfer", "no remote cell")
+	case moveKnown:
+		ok := len(moveCells) == 0 && share(recomputes, remoteN) <= recomputeShare
+		add("transfer", ok, moveCells, "decode engines counted %.1f%% of the KV that had to move (limit %.0f%%), recomputed or fell back %d times in %d requests", 100*moved/math.Max(expected, 1), transferLimit*100, recomputes, remoteN)
+	default:
+		if share(recomputes, remoteN) > recomputeShare {
+			add("transfer", false, moveCells, "recomputed or fell back %d times in %d requests", recomputes, remoteN)
+		} else {
+			unknown("transfer", "no decode engine counts what came from elsewhere")
+		}
+	}
+	if d := r.drift(); d.N >= 8 {
+		bad := d.Excludes(0) && math.Abs(d.Value) > driftLimit
+		add("drift", !bad, nil, "ttft of equal cells changed by %+.1f%% [%+.1f, %+.1f] over the run (limit %.0f%%)", pct(d.Value), pct(d.Low), pct(d.High), driftLimit*100)
+	} else {
+		unknown("drift", "too few cells to see a drift")
+	}
+	return gates, bounds(math.Expm1(aa.Value), math.Expm1(aa.Low), math.Expm1(aa.High))
+}
+
+// hitSlack is what a hit share may differ by for the partial last block: an
+// engine finds whole blocks only, and never the last token.
+func hitSlack(c plan.Cell, block int) float64 {
+	if c.CachedTokens == 0 {
+		return 0
+	}
+	return float64(block) / float64(c.ISL())
+}
+
+func pct(logv float64) float64 { return 100 * math.Expm1(logv) }
+
+// aa is the log ratio of the A/A pairs.
+func (r *Runner) aa() stats.Interval {
+	type key struct {
+		load   plan.Load
+		repeat int
+	}
+	first, second := map[key]float64{}, map[key]float64{}
+	var keys []key
+	for i := range r.cells {
+		c := &r.cells[i]
+		if c.Cell.Phase != "aa" {
+			continue
+		}
+		k := key{c.Cell.Load, c.Cell.Repeat}
+		if c.Cell.Second {
+			second[k] = ttft(c)
+		} else {
+			first[k] = ttft(c)
+			keys = append(keys, k)
+		}
+	}
+	var d []float64
+	for _, k := range keys {
+		if a, b := first[k], second[k]; a > 0 && b > 0 {
+			d = append(d, math.Log(b/a))
+		}
+	}
+	return stats.MeanInterval(d, 0.99)
+}
+
+// drift is how the log of ttft changed over the run, once every cell's own
+// level is taken out.
+func (r *Runner) drift() stats.Interval {
+	type key struct {
+		load   plan.Load
+		eff    int
+		cached float64
+		arm    plan.Arm
+	}
+	sum, count := map[key]float64{}, map[key]float64{}
+	at := func(c *CellResult) key { return key{c.Cell.Load, c.Cell.EffISL, c.Cell.CachedShare, c.Cell.Arm} }
+	for i := range r.cells {
+		if v := ttft(&r.cells[i]); v > 0 {
+			sum[at(&r.cells[i])] += math.Log(v)
+			count[at(&r.cells[i])]++
+		}
+	}
+	var x, y []float64
+	for i := range r.cells {
+		c := &r.cells[i]
+		k := at(c)
+		if v := ttft(c); v > 0 && count[k] > 1 {
+			x = append(x, c.Start.Seconds())
+			y = append(y, math.Log(v)-sum[k]/count[k])
+		}
+	}
+	return stats.Line(x, y, 0.99).Rise
+}
