@@ -5,6 +5,7 @@
 package approx
 
 import (
+	"slices"
 	"sync"
 	"time"
 
@@ -24,18 +25,24 @@ type Options struct {
 }
 
 // Index holds guesses. It is safe for concurrent use.
+//
+// What was sent to a rank is kept as a tree of segments, runs of blocks that
+// were sent, and so expire, together: a prompt that is sent again costs a
+// comparison of its hashes and moves a few segments, however long it is.
 type Index struct {
 	ttl time.Duration
 	max int
 	idx *kvindex.Index
 
-	mu sync.Mutex
-	// entries are the guesses in the order of their expiry; a block that was
-	// sent again has a later entry too, and only the newest one counts.
-	entries []entry
-	head    int
-	live    map[key]time.Time
-	batch   kvindex.Batch
+	mu     sync.Mutex
+	starts map[key]*segment // by their first block
+	// list is a ring of all segments in the order of their expiry, itself
+	// excluded: list.next goes first. A segment comes after those that hang
+	// below it, so that a prefix outlives what follows it.
+	list   segment
+	blocks int
+	path   []*segment // of the prompt at hand
+	batch  kvindex.Batch
 }
 
 type key struct {
@@ -43,10 +50,17 @@ type key struct {
 	name uint64
 }
 
-type entry struct {
-	key
-	expires time.Time
+// segment is a run of blocks of one rank.
+type segment struct {
+	rank       kvindex.Rank
+	names      []uint64 // sequence hashes, one at least
+	expires    time.Time
+	prev, next *segment
 }
+
+// maxExpire bounds the blocks that one call forgets because of their age, so
+// that the first request after a pause does not pay for all that came before.
+const maxExpire = 1 << 14
 
 // New makes an empty index.
 func New(o Options) *Index {
@@ -56,10 +70,12 @@ func New(o Options) *Index {
 	if o.MaxBlocks <= 0 {
 		o.MaxBlocks = 4 << 20
 	}
-	return &Index{
-		ttl: o.TTL, max: o.MaxBlocks, live: map[key]time.Time{},
-		idx: kvindex.New(kvindex.Options{MaxRanks: o.MaxRanks, MaxBlocks: int64(o.MaxBlocks) + 1<<16}),
+	x := &Index{
+		ttl: o.TTL, max: o.MaxBlocks, starts: map[key]*segment{},
+		idx: kvindex.New(kvindex.Options{MaxRanks: o.MaxRanks, MaxBlocks: int64(o.MaxBlocks)}),
 	}
+	x.list.prev, x.list.next = &x.list, &x.list
+	return x
 }
 
 // Close frees the index.
@@ -84,12 +100,27 @@ func (x *Index) ClearRank(r kvindex.Rank) {
 	x.idx.ClearRank(r)
 }
 
+// forget drops the segments of a rank; its blocks in the index are the
+// caller's.
 func (x *Index) forget(r kvindex.Rank) {
-	for k := range x.live {
+	for k, s := range x.starts {
 		if k.rank == r {
-			delete(x.live, k)
+			delete(x.starts, k)
+			x.blocks -= len(s.names)
+			s.unlink()
 		}
 	}
+}
+
+func (s *segment) unlink() {
+	s.prev.next, s.next.prev = s.next, s.prev
+	s.prev, s.next = nil, nil
+}
+
+// insert puts s in front of at.
+func (s *segment) insert(at *segment) {
+	s.prev, s.next = at.prev, at
+	s.prev.next, at.prev = s, s
 }
 
 // Sent notes that a prompt with these chained sequence hashes and local hashes
@@ -101,58 +132,115 @@ func (x *Index) Sent(r kvindex.Rank, locals, seq []uint64, now time.Time) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.expire(now)
-	x.batch.Reset()
-	x.batch.Store(0, false, seq, locals)
-	x.idx.Apply(r, &x.batch)
+	known := x.walk(r, seq)
 	expires := now.Add(x.ttl)
-	// Tail first, so that a prefix always outlives what hangs below it.
-	for i := len(seq) - 1; i >= 0; i-- {
-		k := key{r, seq[i]}
-		x.live[k] = expires
-		x.entries = append(x.entries, entry{k, expires})
+	for i := len(x.path) - 1; i >= 0; i-- { // tail first
+		s := x.path[i]
+		s.unlink()
+		s.insert(&x.list)
+		s.expires = expires
 	}
-	for len(x.live) > x.max && x.head < len(x.entries) {
-		x.drop()
+	if known < len(seq) {
+		x.extend(r, locals, seq, known, expires)
 	}
-	x.compact()
+	clear(x.path)
+}
+
+// walk finds the segments that hold the head of a prompt and how many blocks
+// that is. A segment of which the prompt uses a part only is split.
+func (x *Index) walk(r kvindex.Rank, seq []uint64) (known int) {
+	x.path = x.path[:0]
+	for known < len(seq) {
+		s := x.starts[key{r, seq[known]}]
+		if s == nil {
+			break
+		}
+		n := common(s.names, seq[known:])
+		x.path = append(x.path, s)
+		known += n
+		if n < len(s.names) {
+			tail := &segment{rank: r, names: slices.Clone(s.names[n:]), expires: s.expires}
+			s.names = slices.Clone(s.names[:n])
+			tail.insert(s)
+			x.starts[key{r, tail.names[0]}] = tail
+			break
+		}
+	}
+	return known
+}
+
+// common is how many leading values are the same.
+func common(a, b []uint64) int {
+	n := min(len(a), len(b))
+	for i := range n {
+		if a[i] != b[i] {
+			return i
+		}
+	}
+	return n
+}
+
+// extend adds what follows the known blocks of a prompt, below the path.
+func (x *Index) extend(r kvindex.Rank, locals, seq []uint64, known int, expires time.Time) {
+	fresh := seq[known:]
+	at := &x.list
+	if n := len(x.path); n > 0 {
+		at = x.path[n-1]
+	}
+	for oldest := x.list.next; x.blocks+len(fresh) > x.max && oldest != at && oldest != &x.list; oldest = x.list.next {
+		x.cut(oldest, x.blocks+len(fresh)-x.max)
+	}
+	fresh = fresh[:max(0, min(len(fresh), x.max-x.blocks))]
+	if len(fresh) == 0 {
+		return
+	}
+	parent := uint64(0)
+	if known > 0 {
+		parent = seq[known-1]
+	}
+	x.batch.Reset()
+	x.batch.Store(parent, known > 0, fresh, locals[known:known+len(fresh)])
+	if res := x.idx.Apply(r, &x.batch); res.Stored+res.Duplicate != len(fresh) {
+		// The rank is unknown, or the index has lost blocks that the
+		// segments name: begin anew.
+		x.forget(r)
+		x.idx.ClearRank(r)
+		return
+	}
+	s := &segment{rank: r, names: slices.Clone(fresh), expires: expires}
+	s.insert(at)
+	x.starts[key{r, s.names[0]}] = s
+	x.blocks += len(s.names)
 }
 
 // expire forgets what is older than the TTL.
 func (x *Index) expire(now time.Time) {
-	for x.head < len(x.entries) && !x.entries[x.head].expires.After(now) {
-		x.drop()
+	for left := maxExpire; left > 0; {
+		s := x.list.next
+		if s == &x.list || s.expires.After(now) {
+			return
+		}
+		n := min(left, len(s.names))
+		left -= n
+		x.cut(s, n)
 	}
-	x.compact()
 }
 
-// drop takes the oldest entry, and its block if it was not sent again since.
-func (x *Index) drop() {
-	e := x.entries[x.head]
-	x.head++
-	if at, ok := x.live[e.key]; !ok || !at.Equal(e.expires) {
+// cut forgets the last n blocks of a segment, or all of it. Nothing may hang
+// below it.
+func (x *Index) cut(s *segment, n int) {
+	keep := max(0, len(s.names)-n)
+	x.batch.Reset()
+	x.batch.Remove(s.names[keep:]...)
+	x.idx.Apply(s.rank, &x.batch)
+	x.blocks -= len(s.names) - keep
+	if keep == 0 {
+		delete(x.starts, key{s.rank, s.names[0]})
+		s.unlink()
 		return
 	}
-	delete(x.live, e.key)
-	x.batch.Reset()
-	x.batch.Remove(e.name)
-	x.idx.Apply(e.rank, &x.batch)
-}
-
-// compact gives the memory of spent entries back, and folds repeated ones when
-// they outnumber the live blocks.
-func (x *Index) compact() {
-	if x.head > 1024 && x.head > len(x.entries)/2 {
-		x.entries = append(x.entries[:0], x.entries[x.head:]...)
-		x.head = 0
-	}
-	if waiting := len(x.entries) - x.head; waiting > 4*len(x.live)+4096 {
-		kept := x.entries[:0]
-		for _, e := range x.entries[x.head:] {
-			if at, ok := x.live[e.key]; ok && at.Equal(e.expires) {
-				kept = append(kept, e)
-			}
-		}
-		x.entries, x.head = kept, 0
+	if s.names = s.names[:keep]; cap(s.names) > 2*keep {
+		s.names = slices.Clone(s.names)
 	}
 }
 
@@ -164,5 +252,5 @@ func (x *Index) Overlap(locals []uint64, q *kvindex.Query) { x.idx.Overlap(local
 func (x *Index) Blocks() int {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	return len(x.live)
+	return x.blocks
 }

@@ -4,6 +4,8 @@ import (
 	"testing"
 	"time"
 
+	"pgregory.net/rapid"
+
 	"github.com/dynctl/dynctl/internal/router/blockhash"
 	"github.com/dynctl/dynctl/internal/router/kvindex"
 )
@@ -66,8 +68,17 @@ func TestGuessesAreBounded(t *testing.T) {
 	for i := range 100_000 {
 		x.Sent(0, l, s, now.Add(time.Second+time.Duration(i)))
 	}
-	if n := cap(x.entries); n > 1<<15 {
-		t.Fatalf("repeating one prompt left room for %d entries", n)
+	if n := x.segments(); n > 100 {
+		t.Fatalf("repeating one prompt left %d segments", n)
+	}
+	long := make([]uint64, 250) // more than fits: its head is kept
+	for i := range long {
+		long[i] = uint64(1e6 + i)
+	}
+	long, s = chain(long...)
+	x.Sent(1, long, s, now.Add(time.Minute))
+	if got := depth(x, 1, long); got != 100 || x.Blocks() != 100 {
+		t.Fatalf("of a prompt longer than the bound %d blocks are kept, %d in all", got, x.Blocks())
 	}
 }
 
@@ -86,21 +97,101 @@ func TestClearedAndRemovedRanksAreForgotten(t *testing.T) {
 	}
 }
 
-func BenchmarkSent(b *testing.B) {
-	x := New(Options{})
-	defer x.Close()
-	if err := x.AddRank(0, "w/dp0"); err != nil {
-		b.Fatal(err)
-	}
-	locals := make([]uint64, 64)
-	seq := make([]uint64, 64)
-	now := time.Unix(0, 0)
-	b.ReportAllocs()
-	for i := 0; b.Loop(); i++ {
-		for j := range locals {
-			locals[j] = uint64((i%512)*64 + j + 1)
+func (x *Index) segments() int { return len(x.starts) }
+
+// TestLikeAListOfBlocks compares with the plain form: each block of each rank
+// with the time at which it was last sent.
+func TestLikeAListOfBlocks(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		const ttl = 10 * time.Second
+		x := New(Options{TTL: ttl})
+		defer func() { _ = x.Close() }()
+		for r := range kvindex.Rank(2) {
+			if err := x.AddRank(r, "w/dp"+string('0'+rune(r))); err != nil {
+				t.Fatal(err)
+			}
 		}
-		seq = blockhash.Chain(seq[:0], locals)
-		x.Sent(0, locals, seq, now.Add(time.Duration(i)*time.Millisecond))
+		type block struct {
+			rank kvindex.Rank
+			name uint64
+		}
+		model := map[block]time.Time{}
+		now := time.Unix(1000, 0)
+		for range rapid.IntRange(1, 40).Draw(t, "steps") {
+			now = now.Add(time.Duration(rapid.IntRange(0, 4).Draw(t, "seconds")) * time.Second)
+			rank := kvindex.Rank(rapid.IntRange(0, 1).Draw(t, "rank"))
+			locals, seq := chain(rapid.SliceOfN(rapid.Uint64Range(1, 3), 1, 8).Draw(t, "prompt")...)
+			if rapid.IntRange(0, 9).Draw(t, "clear") == 0 {
+				x.ClearRank(rank)
+				for b := range model {
+					if b.rank == rank {
+						delete(model, b)
+					}
+				}
+			}
+			x.Sent(rank, locals, seq, now)
+			for _, s := range seq {
+				model[block{rank, s}] = now
+			}
+			for b, at := range model {
+				if now.Sub(at) >= ttl {
+					delete(model, b)
+				}
+			}
+			if x.Blocks() != len(model) {
+				t.Fatalf("%d guesses, want %d", x.Blocks(), len(model))
+			}
+			probe, names := chain(rapid.SliceOfN(rapid.Uint64Range(1, 3), 1, 8).Draw(t, "probe")...)
+			for r := range kvindex.Rank(2) {
+				want := 0
+				for _, s := range names {
+					if _, ok := model[block{r, s}]; !ok {
+						break
+					}
+					want++
+				}
+				if got := depth(x, r, probe); got != want {
+					t.Fatalf("rank %d holds %d blocks of %v, want %d", r, got, probe, want)
+				}
+			}
+		}
+		now = now.Add(time.Hour)
+		locals, seq := chain(9)
+		x.Sent(0, locals, seq, now)
+		if x.Blocks() != 1 || x.segments() != 1 {
+			t.Fatalf("%d guesses in %d segments left after all expired", x.Blocks(), x.segments())
+		}
+	})
+}
+
+// BenchmarkSent is a prompt of 860 blocks (220 KB of text) of which all but the
+// last block was sent before, and one of which nothing was.
+func BenchmarkSent(b *testing.B) {
+	for _, kind := range []string{"again", "new"} {
+		b.Run(kind, func(b *testing.B) {
+			x := New(Options{MaxBlocks: 1 << 18})
+			defer x.Close()
+			if err := x.AddRank(0, "w/dp0"); err != nil {
+				b.Fatal(err)
+			}
+			locals := make([]uint64, 860)
+			seq := make([]uint64, 0, 860)
+			now := time.Unix(0, 0)
+			b.ReportAllocs()
+			for i := uint64(1); b.Loop(); i++ {
+				b.StopTimer()
+				head := i%64 + 1
+				if kind == "new" {
+					head = i << 20
+				}
+				for j := range locals {
+					locals[j] = head<<10 + uint64(j)
+				}
+				locals[859] = i << 40
+				seq = blockhash.Chain(seq[:0], locals)
+				b.StartTimer()
+				x.Sent(0, locals, seq, now.Add(time.Duration(i)*time.Millisecond))
+			}
+		})
 	}
 }
