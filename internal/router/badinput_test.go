@@ -168,7 +168,7 @@ func (r *rig) dial() net.Conn {
 // engines, towards the client or in the event log.
 func TestHeaderInjection(t *testing.T) {
 	t.Parallel()
-	r, p := tappedRig(t, "1a:profile=instant")
+	r, p := tappedRig(t, "1a:profile=instant", func(c *router.Config) { c.Timeouts.Body = 300 * time.Millisecond })
 	body := `{"model":"sim","prompt":"x","max_tokens":1}`
 	raw := func(head string) *http.Response {
 		t.Helper()

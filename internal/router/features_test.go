@@ -1,0 +1,840 @@
+package router_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/tidwall/gjson"
+
+	"github.com/dynctl/dynctl/internal/router"
+	"github.com/dynctl/dynctl/internal/router/admin"
+	"github.com/dynctl/dynctl/internal/router/routertest"
+	"github.com/dynctl/dynctl/internal/workers"
+	"github.com/dynctl/dynctl/internal/workers/sim/fault"
+)
+
+// TestConnectorsEndToEnd: with every connector, streamed and not, the text is
+// that of a single engine, and the engines' counters show that KV moved.
+func TestConnectorsEndToEnd(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name, fleet string
+		moved       bool // the decode side counts tokens from outside
+	}{
+		{"nixl", "2p2d:profile=instant", true},
+		{"nixl with ranks", "1p1d:profile=instant,dp=2", true},
+		{"sglang", "2p2d:profile=instant,engine=sglang", true},
+		{"sglang with prefill ranks", "1p:profile=instant,engine=sglang,dp=2+1d:profile=instant,engine=sglang", true},
+		{"lmcache", "1p1d:profile=instant,connector=lmcache", true},
+		{"shared storage", "1p1d:profile=instant,connector=shared-storage", true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			r := start(t, c.fleet)
+			engine := "vllm"
+			if strings.Contains(c.fleet, "sglang") {
+				engine = "sglang"
+			}
+			oracle := start(t, "1a:profile=instant,engine="+engine)
+			for i := range 10 {
+				prompt := ids(150+i, i)
+				want := direct(t, oracle.Sim.Engine(0).URL(), prompt)
+				a, got := r.complete(prompt)
+				if got != want || a.header.Get("X-Dynctl-Path") != "remote" {
+					t.Errorf("prompt %d: %q by %s, want %q", i, got, a.header.Get("X-Dynctl-Path"), want)
+				}
+				s := r.post("/v1/completions", object{"model": "sim", "prompt": ids(150+i, 100+i), "max_tokens": 12, "ignore_eos": true, "stream": true})
+				if got, want := streamed(t, s.body), direct(t, oracle.Sim.Engine(0).URL(), ids(150+i, 100+i)); got != want {
+					t.Errorf("prompt %d, streamed: %q, want %q", i, got, want)
+				}
+				chat := object{"model": "sim", "messages": []object{{"role": "user", "content": fmt.Sprintf("tell me about number %d %s", i, strings.Repeat("and some more words ", 20))}}, "max_tokens": 8, "ignore_eos": true}
+				got = r.post("/v1/chat/completions", chat).completion(t).Choices[0].Message.Content
+				if want := oracle.post("/v1/chat/completions", chat).completion(t).Choices[0].Message.Content; got != want {
+					t.Errorf("chat %d: %q, want %q", i, got, want)
+				}
+			}
+			var moved, computed uint64
+			for _, e := range r.Sim.Engines() {
+				s, err := e.Counters()
+				if err != nil {
+					t.Fatal(err)
+				}
+				for i := range s {
+					if e.Group().Role == workers.Decode {
+						moved += s[i].ExternalHits
+						computed += s[i].Local
+					}
+					if s[i].FailedTransfers+s[i].Expired != 0 || s[i].Pinned != 0 {
+						t.Errorf("%s: %d failed transfers, %d expired, %d still pinned", e.Name(), s[i].FailedTransfers, s[i].Expired, s[i].Pinned)
+					}
+				}
+			}
+			if c.moved && moved < 30*100 {
+				t.Errorf("%d tokens came from outside, %d were computed by decode engines", moved, computed)
+			}
+			r.synced()
+		})
+	}
+}
+
+// streamed joins the texts of a stream of completions.
+func streamed(t *testing.T, body []byte) string {
+	t.Helper()
+	var text strings.Builder
+	for _, line := range bytes.Split(body, []byte("\n")) {
+		data, ok := bytes.CutPrefix(line, []byte("data: "))
+		if !ok || string(data) == "[DONE]" {
+			continue
+		}
+		if e := gjson.GetBytes(data, "error"); e.Exists() {
+			t.Errorf("the stream has an error: %s", data)
+		}
+		text.WriteString(gjson.GetBytes(data, "choices.0.text").String())
+	}
+	if !bytes.HasSuffix(body, []byte("data: [DONE]\n\n")) {
+		t.Errorf("the stream has no end: %.200q", body)
+	}
+	return text.String()
+}
+
+// TestSGLangPrefillFailureCancelsDecode: with concurrent legs the failure of the
+// prefill ends the decode leg at once, and the retry has a new room.
+func TestSGLangPrefillFailureCancelsDecode(t *testing.T) {
+	t.Parallel()
+	r, p := tappedRig(t, "1p1d:profile=instant,engine=sglang", func(c *router.Config) { c.Retry.Attempts = 1 })
+	p.set(func(engine string, w http.ResponseWriter, q *http.Request, _ []byte) bool {
+		if engine != "prefill-0" || q.URL.Path != "/v1/completions" {
+			return false
+		}
+		w.WriteHeader(http.StatusInternalServerError)
+		return true
+	})
+	begin := time.Now()
+	a := r.send(http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": ids(200, 1)}))
+	a.refused(t, http.StatusBadGateway, "prefill_failed")
+	if d := time.Since(begin); d > 3*time.Second { // the rendezvous alone would wait 300 s
+		t.Errorf("took %s", d)
+	}
+	r.eventually("an idle decode engine", func() error {
+		if s := r.counters("decode-0"); s.Running+s.Waiting != 0 {
+			return fmt.Errorf("%d requests", s.Running+s.Waiting)
+		}
+		return nil
+	})
+}
+
+// TestModelsAliasesAndLoRA: several models behind one router, each on its own
+// workers, under its own names.
+func TestModelsAliasesAndLoRA(t *testing.T) {
+	t.Parallel()
+	r, p := tappedRig(t, "1p1d:profile=instant,model=red+2a:profile=instant,model=blue,loras=navy|sky", func(c *router.Config) {
+		c.Aliases = []router.Alias{{Name: "gpt-x", Model: "red"}}
+	})
+	ask := func(model string) *answer {
+		return r.send(http.MethodPost, "/v1/completions", encode(t, object{"model": model, "prompt": ids(64, 1), "max_tokens": 2}))
+	}
+	for model, on := range map[string]string{"red": "decode-0", "gpt-x": "decode-0", "blue": "aggregated", "navy": "aggregated"} {
+		p.reset()
+		if a := ask(model); a.status != 200 || !strings.HasPrefix(a.header.Get("X-Dynctl-Worker"), on) {
+			t.Errorf("%s: %s on %s", model, a, a.header.Get("X-Dynctl-Worker"))
+		}
+		for _, l := range p.legs() {
+			if m := gjson.GetBytes(l.body, "model").String(); model == "gpt-x" && m != "red" {
+				t.Errorf("the alias went to the engine as %q", m)
+			}
+		}
+	}
+	ask("green").refused(t, http.StatusNotFound, "model_not_found")
+	var names []string
+	for _, m := range gjson.GetBytes(r.send(http.MethodGet, "/v1/models", nil).body, "data.#.id").Array() {
+		names = append(names, m.String())
+	}
+	slices.Sort(names)
+	if got := strings.Join(names, " "); got != "blue gpt-x navy red sky" {
+		t.Errorf("models: %s", got)
+	}
+	if a := r.send(http.MethodGet, "/v1/models/navy", nil); a.status != 200 || gjson.GetBytes(a.body, "id").String() != "navy" {
+		t.Errorf("%s", a)
+	}
+	r.send(http.MethodGet, "/v1/models/nobody", nil).refused(t, http.StatusNotFound, "model_not_found")
+	// An adapter's blocks are its own: the base model's cache is no use to it.
+	r.synced()
+	c := r.receipt(ask("blue").header.Get("X-Dynctl-Decision"))
+	if c.Predicted.CachedTokens == 0 {
+		t.Error("the base model finds nothing of its own prompt")
+	}
+	c = r.receipt(ask("sky").header.Get("X-Dynctl-Decision"))
+	if c.Predicted.CachedTokens != 0 {
+		t.Errorf("an adapter is promised %d tokens of another one's cache", c.Predicted.CachedTokens)
+	}
+}
+
+// TestRanksOfOneWorkerHoldTheirOwn: with data-parallel ranks a prompt goes back
+// to the rank that holds it, and the engine says so too.
+func TestRanksOfOneWorkerHoldTheirOwn(t *testing.T) {
+	t.Parallel()
+	for _, engine := range []string{"vllm", "sglang"} {
+		t.Run(engine, func(t *testing.T) {
+			t.Parallel()
+			r := start(t, "1a:profile=instant,dp=4,engine="+engine)
+			home := map[int]string{}
+			for round := range 3 {
+				for i := range 8 {
+					a, _ := r.complete(ids(320, i))
+					rank := a.header.Get("X-Dynctl-Worker")
+					cached := a.completion(t).Usage.PromptTokensDetails.CachedTokens
+					if round == 0 {
+						home[i] = rank
+					} else if rank != home[i] || cached != 304 {
+						t.Errorf("prompt %d went to %s with %d cached tokens, its home is %s", i, rank, cached, home[i])
+					}
+					r.synced()
+				}
+			}
+			used := map[string]bool{}
+			for _, k := range home {
+				used[k] = true
+			}
+			if len(used) != 4 {
+				t.Errorf("eight prompts live on %v of four ranks", used)
+			}
+		})
+	}
+}
+
+// TestSessionPolicy: a session stays on its rank, by header or by body field,
+// and most sessions stay when a worker comes.
+func TestSessionPolicy(t *testing.T) {
+	t.Parallel()
+	r := start(t, "4a:profile=instant", func(c *router.Config) { c.Routing.Policy = "session" })
+	home := map[string]string{}
+	for round := range 3 {
+		for i := range 16 {
+			s := fmt.Sprint("session-", i)
+			body := object{"model": "sim", "prompt": ids(50, round*100+i), "max_tokens": 1}
+			var a *answer
+			if i%2 == 0 {
+				a = r.post("/v1/completions", body, "X-Session-ID", s)
+			} else {
+				body["user"] = s
+				a = r.post("/v1/completions", body)
+			}
+			rank := a.header.Get("X-Dynctl-Worker")
+			if home[s] == "" {
+				home[s] = rank
+			}
+			if home[s] != rank {
+				t.Errorf("%s moved from %s to %s", s, home[s], rank)
+			}
+		}
+	}
+	used := map[string]bool{}
+	for _, k := range home {
+		used[k] = true
+	}
+	if len(used) < 3 {
+		t.Errorf("16 sessions live on %d of 4 workers", len(used))
+	}
+}
+
+// TestBusyThresholds: ranks over a limit get nothing; when all are, the client
+// is told to come back.
+func TestBusyThresholds(t *testing.T) {
+	t.Parallel()
+	r, p := tappedRig(t, "2a:profile=instant", func(c *router.Config) { c.Routing.BusyPrefillTokens = 100; c.Routing.Policy = "round_robin" })
+	held := make(chan struct{})
+	p.set(func(_ string, _ http.ResponseWriter, q *http.Request, _ []byte) bool {
+		if q.URL.Path == "/v1/completions" {
+			select {
+			case <-held:
+			case <-q.Context().Done():
+			}
+		}
+		return false
+	})
+	var wg sync.WaitGroup
+	for i := range 2 {
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			if a, err := r.try(t.Context(), http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": ids(200, i), "max_tokens": 1})); err != nil || a.status != 200 {
+				t.Errorf("%v %v", a, err)
+			}
+		}()
+		r.eventually("a busy rank", func() error {
+			if n := len(p.callsOf("/v1/completions")); n != i+1 {
+				return fmt.Errorf("%d calls", n)
+			}
+			return nil
+		})
+	}
+	a := r.send(http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": ids(200, 9), "max_tokens": 1}))
+	a.refused(t, http.StatusTooManyRequests, "overloaded")
+	if a.header.Get("Retry-After") == "" {
+		t.Error("no Retry-After")
+	}
+	c := r.receipt(a.header.Get("X-Dynctl-Decision"))
+	for _, k := range c.Decode.Candidates {
+		if k.Excluded == "" {
+			t.Errorf("%s stands in the receipt without a reason", k.Rank)
+		}
+	}
+	close(held)
+	wg.Wait()
+	r.complete(ids(200, 10))
+}
+
+// callsOf are the calls to a path that have begun.
+func (p *tap) callsOf(path string) (out []*tapped) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, c := range p.calls {
+		if c.path == path {
+			out = append(out, c)
+		}
+	}
+	return out
+}
+
+// TestFleetByAdminAPI: drain, resume, add and remove, with a stream in
+// progress that is not disturbed.
+func TestFleetByAdminAPI(t *testing.T) {
+	t.Parallel()
+	r := start(t, "2a:speed=2")
+	more := start(t, "1a:profile=instant")
+	ctx := t.Context()
+	resp, err := r.open(ctx, http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": ids(30, 1), "max_tokens": 60, "ignore_eos": true, "stream": true}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	busy, _, _ := strings.Cut(resp.Header.Get("X-Dynctl-Worker"), "/")
+	w, err := r.Admin.DrainWorker(ctx, busy)
+	if err != nil || !w.Draining || w.Usable {
+		t.Fatalf("%+v %v", w, err)
+	}
+	for i := range 6 {
+		if a, _ := r.complete(ids(30, 1+i)); strings.HasPrefix(a.header.Get("X-Dynctl-Worker"), busy) {
+			t.Errorf("a draining worker got a request")
+		}
+	}
+	body, err := io.ReadAll(resp.Body)
+	if err != nil || !bytes.HasSuffix(body, []byte("data: [DONE]\n\n")) {
+		t.Errorf("the running stream was disturbed: %.200q %v", body, err)
+	}
+	if w, err := r.Admin.ResumeWorker(ctx, busy); err != nil || !w.Usable {
+		t.Fatalf("%+v %v", w, err)
+	}
+	added, err := r.Admin.AddWorker(ctx, admin.AddWorker{Spec: more.Sim.Engine(0).URL() + ",name=newcomer"})
+	if err != nil || added.Name != "newcomer" {
+		t.Fatalf("%+v %v", added, err)
+	}
+	if _, err := r.Admin.AddWorker(ctx, admin.AddWorker{Spec: more.Sim.Engine(0).URL() + ",name=newcomer"}); err == nil {
+		t.Error("the same worker was added twice")
+	}
+	if _, err := r.Admin.AddWorker(ctx, admin.AddWorker{Spec: "http://127.0.0.1:1,engin=vllm"}); err == nil || !strings.Contains(err.Error(), "engine") {
+		t.Errorf("a misspelt option: %v", err)
+	}
+	for _, name := range []string{"aggregated-0", "aggregated-1"} {
+		if err := r.Admin.RemoveWorker(ctx, name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := r.Admin.RemoveWorker(ctx, "agregated-0"); err == nil {
+		t.Error("a worker that is not there was removed")
+	}
+	r.eventually("the new worker", func() error {
+		if w := r.worker("newcomer"); !w.Usable || w.Ranks[0].Feed.State != "live" {
+			return fmt.Errorf("%s, feed %s", w.Reason, w.Ranks[0].Feed.State)
+		}
+		return nil
+	})
+	if a, _ := r.complete(ids(100, 77)); !strings.HasPrefix(a.header.Get("X-Dynctl-Worker"), "newcomer") {
+		t.Errorf("went to %s", a.header.Get("X-Dynctl-Worker"))
+	}
+	for kind, n := range map[string]int{"worker_draining": 1, "worker_resumed": 1, "worker_added": 3, "worker_removed": 2} {
+		if got := len(r.events(kind)); got != n {
+			t.Errorf("%d events %s, want %d", got, kind, n)
+		}
+	}
+	if err := r.Admin.RemoveWorker(ctx, "newcomer"); err != nil {
+		t.Fatal(err)
+	}
+	a := r.send(http.MethodPost, "/v1/completions", []byte(`{"model":"sim","prompt":"x"}`))
+	if a.status != http.StatusServiceUnavailable {
+		t.Errorf("a router without workers answers %s", a)
+	}
+}
+
+// TestSnapshotAndRestart: a router that comes back knows at once what the
+// engines hold, and takes the feeds up where it left them.
+func TestSnapshotAndRestart(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "index.snapshot")
+	r := start(t, "2a:profile=instant", func(c *router.Config) { c.Index.Snapshot = path })
+	for i := range 10 {
+		r.complete(ids(300, i))
+	}
+	r.synced()
+	ctx := r.wait()
+	if err := r.StopRouter(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(path); err != nil {
+		t.Fatal(err)
+	}
+	// While it is away one engine goes on, the other is replaced.
+	direct(t, r.Sim.Engine(0).URL(), ids(200, 500))
+	if err := r.Sim.Engine(1).Restart(); err != nil {
+		t.Fatal(err)
+	}
+	direct(t, r.Sim.Engine(1).URL(), ids(200, 600))
+	if err := r.StartRouter(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.Ready(ctx); err != nil {
+		t.Fatal(err)
+	}
+	r.synced()
+	if len(r.events("snapshot_restored")) != 1 {
+		t.Error("the restore is not told")
+	}
+	w := r.worker("aggregated-0").Ranks[0]
+	if w.Feed.Restarts != 0 || w.Feed.Lost != 0 {
+		t.Errorf("the engine that went on was taken for a new one: %+v", w.Feed)
+	}
+	for i := range 10 {
+		a, _ := r.complete(ids(300, i))
+		c := r.receipt(a.header.Get("X-Dynctl-Decision"))
+		if c.Predicted.CachedTokens != c.Outcome.CachedTokens {
+			t.Errorf("prompt %d: %d cached tokens predicted, %d found", i, c.Predicted.CachedTokens, c.Outcome.CachedTokens)
+		}
+	}
+	// A snapshot that was damaged is refused whole.
+	if err := r.StopRouter(ctx); err != nil {
+		t.Fatal(err)
+	}
+	raw, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	raw[len(raw)/2] ^= 0x40
+	if err := os.WriteFile(path, raw, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.StartRouter(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.Ready(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if len(r.events("snapshot_refused")) != 1 {
+		t.Error("a damaged snapshot is not told")
+	}
+	r.synced() // from the engines' replay
+}
+
+// TestSilentRecomputeIsDetected: a decode engine that answers well but does not
+// use the KV that was computed for it is found out by its own counters.
+func TestSilentRecomputeIsDetected(t *testing.T) {
+	t.Parallel()
+	r, p := tappedRig(t, "1p1d:profile=instant")
+	p.set(func(engine string, w http.ResponseWriter, q *http.Request, body []byte) bool {
+		if engine != "decode-0" || q.URL.Path != "/v1/completions" {
+			return false
+		}
+		// As an engine without --kv-transfer-config does: the parameters are
+		// not looked at.
+		resp, err := http.Post(r.Sim.Named(engine).URL()+q.URL.Path, "application/json", bytes.NewReader(edit(body, "kv_transfer_params", nil))) //nolint:noctx // in this process
+		if err != nil {
+			panic(http.ErrAbortHandler)
+		}
+		defer resp.Body.Close()
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = io.Copy(w, resp.Body)
+		return true
+	})
+	t.Cleanup(http.DefaultClient.CloseIdleConnections)
+	for i := range 4 {
+		r.complete(ids(200, i))
+	}
+	r.eventually("the alarm", func() error {
+		if n := len(r.events("silent_recompute")); n != 1 {
+			return fmt.Errorf("%d events", n)
+		}
+		return nil
+	})
+	s := r.status()
+	if s.Traffic.Recomputes == 0 || s.State != "degraded" || !strings.Contains(strings.Join(s.Reasons, " "), "decode-0/dp0") {
+		t.Errorf("status does not tell: %+v", s)
+	}
+	if r.metric(`dynctl_silent_recompute_total{worker="decode-0"}`) < 3 {
+		t.Error("not counted")
+	}
+	p.set(nil)
+	r.eventually("the all-clear", func() error {
+		r.complete(ids(200, int(time.Now().UnixNano()%1e6)))
+		if len(r.events("silent_recompute_ended")) == 0 {
+			return fmt.Errorf("still alarmed")
+		}
+		return nil
+	})
+}
+
+// TestPassiveEjection: a worker whose probes are fine but whose answers fail is
+// taken out, visibly, and comes back by a trial.
+func TestPassiveEjection(t *testing.T) {
+	t.Parallel()
+	r := start(t, "2a:profile=instant", func(c *router.Config) { c.Retry.Budget = 1; c.Routing.Policy = "round_robin" })
+	bad := r.Sim.Named("aggregated-0")
+	if err := bad.SetFaults(fault.Set{ErrorRate: 1}); err != nil {
+		t.Fatal(err)
+	}
+	for i := range 20 {
+		r.complete(ids(20, i)) // none of them fails
+	}
+	if w := r.worker("aggregated-0"); w.Health != "ejected" || w.Usable {
+		t.Errorf("%s %s", w.Health, w.Reason)
+	}
+	if e := r.events("outlier_ejected"); len(e) != 1 || e[0].Worker != "aggregated-0" {
+		t.Errorf("%+v", e)
+	}
+	before := r.touched("aggregated-1")
+	r.complete(ids(20, 99))
+	if r.touched("aggregated-1") != before+1 {
+		t.Error("the good worker did not get the request")
+	}
+	// The other one dies: a bad worker is better than none, and this one has
+	// recovered meanwhile.
+	if err := bad.SetFaults(fault.Set{}); err != nil {
+		t.Fatal(err)
+	}
+	r.Sim.Named("aggregated-1").Kill()
+	r.complete(ids(20, 100))
+	if len(r.events("outlier_reinstated")) != 1 {
+		t.Error("the return is not told")
+	}
+}
+
+// TestRetryBeforeTheFirstByte: connections refused, resets and 5xx cost the
+// client nothing while another worker is there.
+func TestRetryBeforeTheFirstByte(t *testing.T) {
+	t.Parallel()
+	for name, set := range map[string]fault.Set{
+		"refused": {Refuse: true}, "500": {ErrorRate: 1}, "503": {ErrorRate: 1, ErrorStatus: 503}, "429": {ErrorRate: 1, ErrorStatus: 429},
+		"cut before the first token": {DieRate: 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := start(t, "2p2d:profile=instant", func(c *router.Config) { c.Retry.Budget = 1; c.Routing.Policy = "round_robin" })
+			for _, e := range []string{"prefill-1", "decode-0"} {
+				if err := r.Sim.Named(e).SetFaults(set); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for i := range 6 {
+				a := r.post("/v1/completions", object{"model": "sim", "prompt": ids(100, i), "max_tokens": 3, "stream": i%2 == 0})
+				if a.header.Get("X-Dynctl-Worker") != "decode-1/dp0" || a.header.Get("X-Dynctl-Prefill-Worker") != "prefill-0/dp0" {
+					t.Errorf("answered by %s and %s", a.header.Get("X-Dynctl-Prefill-Worker"), a.header.Get("X-Dynctl-Worker"))
+				}
+			}
+		})
+	}
+}
+
+// TestTokenizers: with engine tokens the prediction is exact; without events or
+// tokens the router still brings a prompt back to where it went.
+func TestTokenizers(t *testing.T) {
+	t.Parallel()
+	text := strings.Repeat("shared words of a long system prompt that many requests have. ", 40)
+	chat := func(tail string) object {
+		return object{"model": "sim", "messages": []object{{"role": "system", "content": text}, {"role": "user", "content": tail}}, "max_tokens": 2}
+	}
+	t.Run("engine is exact", func(t *testing.T) {
+		t.Parallel()
+		r := start(t, "2a:profile=instant", func(c *router.Config) { c.Tokens.Tokenizer = "engine" })
+		for i := range 6 {
+			a := r.post("/v1/chat/completions", chat(fmt.Sprint("question ", i)))
+			c := r.receipt(a.header.Get("X-Dynctl-Decision"))
+			if c.Inputs.ISLSource != "engine" || c.Inputs.ISL != c.Outcome.PromptTokens || c.Predicted.CachedTokens != c.Outcome.CachedTokens {
+				t.Errorf("isl %d by %s, the engine counts %d; %d cached tokens predicted, %d found", c.Inputs.ISL, c.Inputs.ISLSource, c.Outcome.PromptTokens, c.Predicted.CachedTokens, c.Outcome.CachedTokens)
+			}
+			if i > 0 && c.Outcome.CachedTokens == 0 {
+				t.Error("no affinity")
+			}
+			r.synced()
+		}
+	})
+	t.Run("approximate without events", func(t *testing.T) {
+		t.Parallel()
+		r := start(t, "3a:profile=instant,events=off", func(c *router.Config) { c.Tokens.Tokenizer = "estimate" })
+		first := r.post("/v1/chat/completions", chat("first")).header.Get("X-Dynctl-Worker")
+		for i := range 6 {
+			a := r.post("/v1/chat/completions", chat(fmt.Sprint("question ", i)))
+			c := r.receipt(a.header.Get("X-Dynctl-Decision"))
+			if a.header.Get("X-Dynctl-Worker") != first || !c.Inputs.Approximate || c.Outcome.CachedTokens == 0 {
+				t.Errorf("went to %s, the prefix is on %s; approximate %v, %d cached", a.header.Get("X-Dynctl-Worker"), first, c.Inputs.Approximate, c.Outcome.CachedTokens)
+			}
+		}
+	})
+	t.Run("ids without events", func(t *testing.T) {
+		t.Parallel()
+		r := start(t, "3a:profile=instant,events=off")
+		a, _ := r.complete(append(ids(320, 1), 1, 2, 3))
+		for i := range 5 {
+			b, _ := r.complete(append(ids(320, 1), ids(30, 50+i)...))
+			if b.header.Get("X-Dynctl-Worker") != a.header.Get("X-Dynctl-Worker") {
+				t.Errorf("went to %s, not %s", b.header.Get("X-Dynctl-Worker"), a.header.Get("X-Dynctl-Worker"))
+			}
+		}
+	})
+	t.Run("local that disagrees is not used", func(t *testing.T) {
+		t.Parallel()
+		file := tokenizerFile(t)
+		r := start(t, "1a:profile=instant", func(c *router.Config) { c.Tokens.Tokenizer, c.Tokens.Path = "local", file })
+		r.eventually("the self-check", func() error {
+			if len(r.events("tokenizer_checked")) == 0 {
+				return fmt.Errorf("not told")
+			}
+			return nil
+		})
+		a := r.post("/v1/chat/completions", chat("who counts"))
+		c := r.receipt(a.header.Get("X-Dynctl-Decision"))
+		if c.Inputs.ISLSource != "engine" || c.Inputs.ISL != c.Outcome.PromptTokens {
+			t.Errorf("isl %d by %s, the engine counts %d", c.Inputs.ISL, c.Inputs.ISLSource, c.Outcome.PromptTokens)
+		}
+		if s := r.status(); !strings.Contains(strings.Join(s.Reasons, " "), "local tokenizer") {
+			t.Errorf("status does not tell of the disagreement: %v", s.Reasons)
+		}
+	})
+}
+
+// tokenizerFile finds a tokenizer.json among the test data.
+func tokenizerFile(t *testing.T) string {
+	t.Helper()
+	found := ""
+	_ = filepath.WalkDir(filepath.Join("..", "..", "testdata", "tokenizer"), func(p string, d os.DirEntry, err error) error {
+		if err == nil && !d.IsDir() && d.Name() == "tokenizer.json" && found == "" {
+			found = p
+		}
+		return nil
+	})
+	if found == "" {
+		t.Skip("no tokenizer.json under testdata/tokenizer")
+	}
+	return found
+}
+
+// TestEndpoints: what is not generation is never split; responses stick to the
+// worker that has them; other APIs pass.
+func TestEndpoints(t *testing.T) {
+	t.Parallel()
+	r := start(t, "1p2d:profile=instant")
+	for path, body := range map[string]object{
+		"/v1/embeddings":            {"model": "sim", "input": []string{"one", "two"}},
+		"/v1/rerank":                {"model": "sim", "query": "q", "documents": []string{"a", "b"}},
+		"/rerank":                   {"model": "sim", "query": "q", "documents": []string{"a", "b"}},
+		"/v1/score":                 {"model": "sim", "text_1": "a", "text_2": []string{"b", "c"}},
+		"/tokenize":                 {"model": "sim", "prompt": "some words"},
+		"/detokenize":               {"model": "sim", "tokens": ids(5, 1)},
+		"/v1/messages":              {"model": "sim", "max_tokens": 4, "messages": []object{{"role": "user", "content": strings.Repeat("many words ", 100)}}},
+		"/v1/messages/count_tokens": {"model": "sim", "messages": []object{{"role": "user", "content": "hello"}}},
+		"/v1/responses":             {"model": "sim", "input": strings.Repeat("many words ", 100), "max_output_tokens": 4},
+		"/inference/v1/generate":    {"model": "sim", "token_ids": ids(100, 3), "sampling_params": object{"max_tokens": 3}},
+	} {
+		a := r.post(path, body)
+		split := path == "/inference/v1/generate"
+		if got := a.header.Get("X-Dynctl-Path"); (got == "remote") != split {
+			t.Errorf("%s went %s", path, got)
+		}
+	}
+	if n := r.touched("prefill-0"); n != 1 {
+		t.Errorf("the prefill worker got %d requests, want the one of /inference/v1/generate", n)
+	}
+	// Anthropic's clients get errors in their own shape.
+	a := r.send(http.MethodPost, "/v1/messages", []byte(`{"model":"nobody","max_tokens":1,"messages":[]}`))
+	if a.status != 404 || gjson.GetBytes(a.body, "type").String() != "error" || gjson.GetBytes(a.body, "error.type").String() == "" {
+		t.Errorf("%s", a)
+	}
+
+	for i := range 6 {
+		first := r.post("/v1/responses", object{"model": "sim", "input": fmt.Sprint("conversation ", i), "max_output_tokens": 3, "store": true, "stream": i%2 == 1})
+		id := gjson.GetBytes(first.body, "id").String()
+		if i%2 == 1 {
+			_, data, _ := bytes.Cut(first.body, []byte("data: "))
+			line, _, _ := bytes.Cut(data, []byte("\n"))
+			id = gjson.GetBytes(line, "response.id").String()
+		}
+		if id == "" {
+			t.Fatalf("no id in %s", first)
+		}
+		next := r.send(http.MethodPost, "/v1/responses", encode(t, object{"model": "sim", "input": "and then", "max_output_tokens": 3, "previous_response_id": id}))
+		if w := next.header.Get("X-Dynctl-Worker"); w != first.header.Get("X-Dynctl-Worker") {
+			t.Errorf("the next turn went to %s, its past is on %s: %s", w, first.header.Get("X-Dynctl-Worker"), next)
+		}
+	}
+	b := r.send(http.MethodPost, "/v1/responses", []byte(`{"model":"sim","input":"x","previous_response_id":"resp_nobody"}`))
+	if b.status != 404 {
+		t.Errorf("an unknown response: %s", b)
+	}
+}
+
+// TestAdminAuth: with a token nothing but the probes answers without it, and
+// without a token no web page can change anything.
+func TestAdminAuth(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "token")
+	if err := os.WriteFile(file, []byte("a-long-enough-token-42\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r := startCold(t, routertest.Options{Fleet: "1a:profile=instant", Admin: router.AdminOptions{TokenFile: file}})
+	get := func(path, token string) int {
+		q, err := http.NewRequestWithContext(t.Context(), http.MethodGet, r.AdminURL+path, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if token != "" {
+			q.Header.Set("Authorization", token)
+		}
+		resp, err := r.Client.Do(q)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, _ = io.Copy(io.Discard, resp.Body)
+		resp.Body.Close()
+		return resp.StatusCode
+	}
+	for _, path := range []string{"/admin/v1/status", "/admin/v1/config", "/metrics", "/debug/pprof/cmdline", "/admin/v1/decisions/x"} {
+		for _, token := range []string{"", "a-long-enough-token-42", "Bearer wrong", "Bearer a-long-enough-token-42x", "bearer"} {
+			if got := get(path, token); got != http.StatusUnauthorized {
+				t.Errorf("%s with %q: %d", path, token, got)
+			}
+		}
+	}
+	if get("/admin/v1/status", "Bearer a-long-enough-token-42") != 200 || get("/healthz", "") != 200 {
+		t.Error("the right token, or a probe without one, is refused")
+	}
+	c, err := admin.NewClient(r.AdminURL, file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if _, err := c.Status(t.Context()); err != nil {
+		t.Error(err)
+	}
+
+	open := start(t, "1a:profile=instant")
+	for _, h := range []string{"Origin", "Sec-Fetch-Site"} {
+		q, err := http.NewRequestWithContext(t.Context(), http.MethodPost, open.AdminURL+"/admin/v1/drain", strings.NewReader("{}"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		q.Header.Set(h, "http://evil.example")
+		resp, err := open.Client.Do(q)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp.Body.Close()
+		if resp.StatusCode != http.StatusForbidden {
+			t.Errorf("a web page drained the router: %d", resp.StatusCode)
+		}
+	}
+	if open.status().State == "draining" {
+		t.Error("drained")
+	}
+}
+
+// TestSteeringHeaders: where the operator allows it, clients choose path,
+// workers and rank; a wrong choice is told.
+func TestSteeringHeaders(t *testing.T) {
+	t.Parallel()
+	r := start(t, "2p2d:profile=instant,dp=2", func(c *router.Config) { c.Routing.AllowHeaders = true; c.Routing.Threshold = 100 })
+	for i, c := range []struct{ path, decode, prefill, rank, wantPath string }{
+		{"remote", "decode-1", "prefill-1", "1", "remote"}, {"local", "decode-0", "", "0", "local"}, {"auto", "decode-0", "prefill-0", "1", "remote"},
+	} {
+		a, _ := r.complete(ids(200, i), "X-Dynctl-Path", c.path, "X-Dynctl-Worker", c.decode, "X-Dynctl-Prefill-Worker", c.prefill, "X-data-parallel-rank", c.rank)
+		if a.header.Get("X-Dynctl-Path") != c.wantPath || a.header.Get("X-Dynctl-Worker") != c.decode+"/dp"+c.rank || c.wantPath == "remote" && !strings.HasPrefix(a.header.Get("X-Dynctl-Prefill-Worker"), c.prefill) {
+			t.Errorf("%+v went %s on %s from %s", c, a.header.Get("X-Dynctl-Path"), a.header.Get("X-Dynctl-Worker"), a.header.Get("X-Dynctl-Prefill-Worker"))
+		}
+	}
+	body := []byte(`{"model":"sim","prompt":"x"}`)
+	r.send(http.MethodPost, "/v1/completions", body, "X-Dynctl-Path", "sideways").refused(t, 400, "invalid_request")
+	r.send(http.MethodPost, "/v1/completions", body, "X-Dynctl-Worker", "nobody").refused(t, 404, "worker_not_found")
+	r.send(http.MethodPost, "/v1/completions", body, "X-data-parallel-rank", "minus").refused(t, 400, "invalid_request")
+	if a := r.send(http.MethodPost, "/v1/completions", body, "X-data-parallel-rank", "9"); a.status != 503 {
+		t.Errorf("a rank that is not there: %s", a)
+	}
+}
+
+// TestDrainOfTheRouter: running streams finish, new requests are told to go
+// elsewhere, and what does not finish is told so.
+func TestDrainOfTheRouter(t *testing.T) {
+	t.Parallel()
+	r, p := tappedRig(t, "1a:profile=instant")
+	reached, held := make(chan struct{}, 2), make(chan struct{})
+	p.set(func(_ string, _ http.ResponseWriter, q *http.Request, _ []byte) bool {
+		if q.URL.Path == "/v1/completions" {
+			reached <- struct{}{}
+			select {
+			case <-held:
+			case <-q.Context().Done():
+			}
+		}
+		return false
+	})
+	got := make(chan *answer, 2)
+	ask := func() {
+		a, err := r.try(t.Context(), http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": "x", "max_tokens": 2}))
+		if err != nil {
+			t.Error(err)
+		}
+		got <- a
+	}
+	go ask()
+	<-reached
+	if err := r.Admin.Drain(t.Context(), 0); err != nil {
+		t.Fatal(err)
+	}
+	r.send(http.MethodPost, "/v1/completions", []byte(`{"model":"sim","prompt":"x"}`)).refused(t, 503, "draining")
+	q, _ := http.NewRequestWithContext(t.Context(), http.MethodGet, r.AdminURL+"/readyz", nil)
+	if resp, err := r.Client.Do(q); err != nil || resp.StatusCode != 503 {
+		t.Errorf("readyz while draining: %v %v", resp, err)
+	} else {
+		resp.Body.Close()
+	}
+	r.Router.CancelRequests()
+	if a := <-got; a != nil {
+		a.refused(t, 503, "draining")
+	}
+}
+
+// TestReceiptsAreFoundByBothIDs: every answer's decision is found by its id and by the request's own.
+func TestReceiptsAreFoundByBothIDs(t *testing.T) {
+	t.Parallel()
+	r := start(t, "1p1d:profile=instant")
+	a, _ := r.complete(ids(100, 1), "X-Request-Id", "my-own-id")
+	if a.header.Get("X-Request-Id") != "my-own-id" {
+		t.Errorf("id %q", a.header.Get("X-Request-Id"))
+	}
+	one, err := r.Admin.Decision(t.Context(), a.header.Get("X-Dynctl-Decision"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	two, err := r.Admin.Decision(t.Context(), "my-own-id")
+	if err != nil || gjson.GetBytes(one, "id").String() != gjson.GetBytes(two, "id").String() || !json.Valid(one) {
+		t.Errorf("%s %s %v", one, two, err)
+	}
+	if len(gjson.GetBytes(one, "legs").Array()) != 2 {
+		t.Errorf("legs: %s", gjson.GetBytes(one, "legs"))
+	}
+}
