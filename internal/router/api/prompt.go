@@ -462,6 +462,19 @@ func (v *View) EstimateTokens() int {
 func codePoints(b []byte) int {
 	n, i := 0, 0
 	for i+8 <= len(b) {
+		for i+32 <= len(b) {
+			p := b[i : i+32 : i+32]
+			x0, x1 := binary.LittleEndian.Uint64(p), binary.LittleEndian.Uint64(p[8:])
+			x2, x3 := binary.LittleEndian.Uint64(p[16:]), binary.LittleEndian.Uint64(p[24:])
+			if (unplain(x0)|unplain(x1)|unplain(x2)|unplain(x3))&highs != 0 {
+				break
+			}
+			n += 32
+			i += 32
+		}
+		if i+8 > len(b) {
+			break
+		}
 		x := binary.LittleEndian.Uint64(b[i:])
 		e := x ^ (ones * '\\')
 		if m := (e - ones) & ^e & highs; m != 0 {
@@ -490,6 +503,9 @@ func codePoints(b []byte) int {
 	}
 	return n
 }
+
+// unplain has a high bit set if a byte of x is a backslash or not ASCII.
+func unplain(x uint64) uint64 { return x | ((x ^ ones*'\\') - ones) }
 
 // continuations counts the bytes 10xxxxxx of a word.
 func continuations(x uint64) int {
