@@ -1,10 +1,14 @@
 package main
 
 import (
+	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"net/http"
 	"os"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -37,7 +41,65 @@ func adminError(err error) error {
 	if errors.As(err, &unreachable) {
 		return withCode(exitUnreachable, err)
 	}
+	var status *admin.StatusError
+	if errors.As(err, &status) && status.Status == http.StatusBadRequest {
+		return withCode(exitUsage, err)
+	}
 	return err
+}
+
+// completeLive completes the first argument with names that the router knows.
+func completeLive(f *routerFlags, names func(context.Context, *admin.Client) ([]string, error)) func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+	return func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+		if len(args) > 0 {
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		}
+		c, err := f.client()
+		if err != nil {
+			return nil, cobra.ShellCompDirectiveError
+		}
+		defer c.Close()
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(cmd.Context()), time.Second)
+		defer cancel()
+		list, err := names(ctx, c)
+		if err != nil {
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		}
+		return list, cobra.ShellCompDirectiveNoFileComp | cobra.ShellCompDirectiveKeepOrder
+	}
+}
+
+// workerNames are the workers of the router, with role and health.
+func workerNames(ctx context.Context, c *admin.Client) ([]string, error) {
+	l, err := c.Workers(ctx)
+	if err != nil {
+		return nil, err
+	}
+	names := make([]string, len(l.Workers))
+	for i, w := range l.Workers {
+		names[i] = cobra.CompletionWithDesc(w.Name, w.Role+", "+w.Health)
+	}
+	return names, nil
+}
+
+// decisionIDs are the newest decisions of the router.
+func decisionIDs(ctx context.Context, c *admin.Client) ([]string, error) {
+	l, err := c.DecisionsBrief(ctx, 20, "", "")
+	if err != nil {
+		return nil, err
+	}
+	var ids []string
+	for _, raw := range l.Decisions {
+		var d struct {
+			ID       string `json:"id"`
+			Endpoint string `json:"endpoint"`
+			Path     string `json:"path"`
+		}
+		if json.Unmarshal(raw, &d) == nil && d.ID != "" {
+			ids = append(ids, cobra.CompletionWithDesc(d.ID, d.Endpoint+" "+d.Path))
+		}
+	}
+	return ids, nil
 }
 
 // plural is "1 worker" or "2 workers".

@@ -6,6 +6,7 @@ import (
 	"os"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -14,7 +15,9 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/dynctl/dynctl/internal/router"
+	"github.com/dynctl/dynctl/internal/router/disagg"
 	"github.com/dynctl/dynctl/internal/workers"
+	"github.com/dynctl/dynctl/internal/workers/sim"
 )
 
 // maxConfigBytes bounds a configuration file.
@@ -27,6 +30,8 @@ type loadedConfig struct {
 	// "flag --…".
 	origin map[string]string
 	path   string
+	// warnings are what looks wrong and does no harm.
+	warnings []string
 }
 
 // envName is the environment variable of a key.
@@ -75,9 +80,12 @@ func loadConfig(path string, flags *pflag.FlagSet) (*loadedConfig, error) {
 			}
 		}
 		for k, line := range lines {
-			l.origin[k] = fmt.Sprintf("file %s:%d", path, line)
+			if !strings.Contains(k, "[") {
+				l.origin[k] = fmt.Sprintf("file %s:%d", path, line)
+			}
 		}
 	}
+	l.warnings = strangeVariables(os.Environ())
 	for _, s := range settings {
 		env := envName(s.key)
 		if raw, ok := os.LookupEnv(env); ok {
@@ -90,26 +98,65 @@ func loadConfig(path string, flags *pflag.FlagSet) (*loadedConfig, error) {
 			l.origin[s.key] = "env " + env
 		}
 		if f := flags.Lookup(s.flag); f != nil && f.Changed {
-			v.Set(s.key, flagValue(flags, f))
+			value := f.Value.(*settingValue)
+			if value.err != nil {
+				problems = append(problems, fmt.Errorf("flag --%s: %w", f.Name, value.err))
+				continue
+			}
+			v.Set(s.key, value.value)
 			l.origin[s.key] = "flag --" + f.Name
 		}
 	}
 	if err := v.UnmarshalExact(&l.config); err != nil {
 		problems = append(problems, err)
 	}
+	located := func(key string, err error) {
+		base, _, _ := strings.Cut(key, "[")
+		at := l.origin[base]
+		if line := lines[key]; line > 0 && strings.HasPrefix(at, "file ") {
+			at = fmt.Sprintf("file %s:%d", path, line)
+		}
+		if at != "" && at != "default" {
+			err = fmt.Errorf("%s: %w", at, err)
+		}
+		problems = append(problems, err)
+	}
 	if err := l.config.Validate(); err != nil {
 		for _, e := range unjoin(err) {
 			key, _, _ := strings.Cut(e.Error(), ":")
-			if at := l.origin[key]; at != "" && at != "default" {
-				e = fmt.Errorf("%s: %w", at, e)
-			}
-			problems = append(problems, e)
+			located(key, e)
 		}
 	}
+	checkTexts(&l.config, located)
 	if len(problems) > 0 {
-		return nil, withCode(exitUsage, fmt.Errorf("%d problem(s) in the configuration:\n  %w", len(problems), indent(problems)))
+		return nil, withCode(exitUsage, fmt.Errorf("%s in the configuration:\n  %w", plural(len(problems), "problem"), indent(problems)))
 	}
 	return l, nil
+}
+
+// checkTexts reads the settings that have a grammar of their own.
+func checkTexts(c *router.Config, bad func(key string, err error)) {
+	for _, list := range []struct {
+		key   string
+		role  workers.Role
+		specs []string
+	}{{"worker", "", c.Worker}, {"prefill", workers.Prefill, c.Prefill}, {"decode", workers.Decode, c.Decode}} {
+		for i, text := range list.specs {
+			if _, err := workers.ParseSpec(list.role, text); err != nil {
+				bad(fmt.Sprintf("%s[%d]", list.key, i), err)
+			}
+		}
+	}
+	if c.Sim != "" {
+		if _, err := sim.ParseFleet(c.Sim); err != nil {
+			bad("sim", fmt.Errorf("sim: %w", err))
+		}
+	}
+	if c.Routing.DecoderRegistry != "" {
+		if _, err := disagg.ParseDecoderRegistry([]byte(c.Routing.DecoderRegistry), nil); err != nil {
+			bad("routing.decoder_registry", fmt.Errorf("routing.decoder_registry: %w", err))
+		}
+	}
 }
 
 func indent(problems []error) error {
@@ -154,17 +201,38 @@ func readConfigFile(path string, lines map[string]int) (map[string]any, []error)
 	}
 	var problems []error
 	checkNode(path, "", top, reflect.TypeFor[router.Config](), lines, &problems)
-	if len(problems) > 0 {
-		return nil, problems
-	}
 	var tree map[string]any
 	if err := top.Decode(&tree); err != nil {
-		return nil, []error{fmt.Errorf("%s: %w", path, err)}
+		return nil, append(problems, fmt.Errorf("%s: %w", path, err))
 	}
-	return tree, nil
+	return tree, problems
 }
 
-// checkNode compares a mapping with a struct type.
+// strangeVariables finds environment variables that are nearly one of ours.
+// Others that begin with DYNCTL_ are none of our business: Kubernetes makes
+// them for a service of that name.
+func strangeVariables(environ []string) (warnings []string) {
+	var known []string
+	for _, s := range settings {
+		known = append(known, envName(s.key))
+	}
+	for _, v := range otherVariables {
+		known = append(known, strings.Split(v.name, ", ")...)
+	}
+	for _, e := range environ {
+		name, _, _ := strings.Cut(e, "=")
+		if !strings.HasPrefix(name, "DYNCTL_") || slices.Contains(known, name) {
+			continue
+		}
+		if near := workers.Nearest(name, known); near != "" {
+			warnings = append(warnings, fmt.Sprintf("environment %s is no setting; did you mean %s?", name, near))
+		}
+	}
+	return warnings
+}
+
+// checkNode compares a mapping with a struct type. What is wrong is told and
+// taken out, so that the rest can be checked, too.
 func checkNode(path, prefix string, n *yaml.Node, t reflect.Type, lines map[string]int, problems *[]error) {
 	bad := func(line int, format string, a ...any) {
 		*problems = append(*problems, fmt.Errorf("%s:%d: %s", path, line, fmt.Sprintf(format, a...)))
@@ -177,6 +245,7 @@ func checkNode(path, prefix string, n *yaml.Node, t reflect.Type, lines map[stri
 		names = append(names, name)
 	}
 	seen := map[string]bool{}
+	var good []*yaml.Node
 	for i := 0; i+1 < len(n.Content); i += 2 {
 		k, val := n.Content[i], n.Content[i+1]
 		f, ok := fields[k.Value]
@@ -186,45 +255,69 @@ func checkNode(path, prefix string, n *yaml.Node, t reflect.Type, lines map[stri
 		}
 		if seen[k.Value] {
 			bad(k.Line, "key %q stands twice", prefix+k.Value)
+			continue
 		}
 		seen[k.Value] = true
 		key := prefix + k.Value
-		switch {
-		case f.Type.Kind() == reflect.Struct:
+		if kind := f.Type.Kind(); val.ShortTag() == "!!null" && (kind == reflect.Struct || kind == reflect.Slice) {
+			continue // a section whose keys are all commented out
+		}
+		if f.Type.Kind() == reflect.Struct {
 			if val.Kind != yaml.MappingNode {
 				bad(val.Line, "%s must hold keys and values", key)
 				continue
 			}
 			checkNode(path, key+".", val, f.Type, lines, problems)
-		case f.Type.Kind() == reflect.Slice && f.Type.Elem().Kind() == reflect.Struct:
-			lines[key] = k.Line
-			if val.Kind != yaml.SequenceNode {
-				bad(val.Line, "%s must be a list", key)
-				continue
-			}
-			for j, item := range val.Content {
-				if item.Kind != yaml.MappingNode {
-					bad(item.Line, "%s[%d] must hold keys and values", key, j)
+			good = append(good, k, val)
+			continue
+		}
+		lines[key] = k.Line
+		if f.Type.Kind() == reflect.Slice && val.Kind != yaml.SequenceNode {
+			bad(val.Line, "%s must be a list", key)
+			continue
+		}
+		if f.Type.Kind() == reflect.Slice {
+			items := val.Content[:0:0]
+			for _, item := range val.Content {
+				at := fmt.Sprintf("%s[%d]", key, len(items))
+				if f.Type.Elem().Kind() == reflect.Struct {
+					if item.Kind != yaml.MappingNode {
+						bad(item.Line, "%s must hold keys and values", at)
+						continue
+					}
+					checkNode(path, at+".", item, f.Type.Elem(), lines, problems)
+				} else if why := scalarProblem(item, f.Type.Elem()); why != "" {
+					bad(item.Line, "%s: %s", at, why)
 					continue
 				}
-				checkNode(path, fmt.Sprintf("%s[%d].", key, j), item, f.Type.Elem(), map[string]int{}, problems)
+				lines[at] = item.Line
+				items = append(items, item)
 			}
-		case f.Type == reflect.TypeFor[time.Duration]():
-			lines[key] = k.Line
-			if d, err := time.ParseDuration(val.Value); err != nil || d < 0 {
-				bad(val.Line, "%s: %q is not a duration such as 500ms, 10s or 2m", key, val.Value)
-			}
-		default:
-			lines[key] = k.Line
-			p := reflect.New(f.Type)
-			if err := val.Decode(p.Interface()); err != nil {
-				bad(val.Line, "%s: %q is not %s", key, val.Value, typeName(f.Type))
-			}
+			val.Content = items
+		} else if why := scalarProblem(val, f.Type); why != "" {
+			bad(val.Line, "%s: %s", key, why)
+			continue
 		}
+		good = append(good, k, val)
 	}
+	n.Content = good
+}
+
+// scalarProblem says why a node is not a value of a type; "" when it is one.
+func scalarProblem(n *yaml.Node, t reflect.Type) string {
+	if n.Kind != yaml.ScalarNode || n.ShortTag() == "!!null" {
+		return "want " + typeName(t)
+	}
+	if _, err := parseValue(reflect.Zero(t).Interface(), n.Value); err != nil {
+		return err.Error()
+	}
+	return ""
 }
 
 func typeName(t reflect.Type) string {
+	if t == reflect.TypeFor[time.Duration]() {
+		return "a duration such as 500ms, 10s or 2m"
+	}
 	switch t.Kind() {
 	case reflect.Bool:
 		return "true or false"
@@ -247,32 +340,34 @@ func suggest(wrong string, known []string) string {
 	return "; known here: " + strings.Join(slices.Sorted(slices.Values(known)), ", ")
 }
 
-// parseValue reads the text of an environment variable as the type of like.
-// Lists are separated by blanks, since worker specs hold commas.
+// parseValue reads the text of a flag, an environment variable or a scalar of
+// the file as the type of like. Lists are separated by blanks, since worker
+// specs hold commas.
 func parseValue(like any, raw string) (any, error) {
-	if _, ok := like.([]string); ok {
+	var value any
+	var err error
+	switch like.(type) {
+	case []string:
 		return strings.Fields(raw), nil
-	}
-	if _, ok := like.(string); ok {
+	case string:
 		return raw, nil
+	case time.Duration:
+		value, err = time.ParseDuration(raw)
+	case bool:
+		value, err = strconv.ParseBool(raw)
+	case int:
+		value, err = strconv.Atoi(raw)
+	case int64:
+		value, err = strconv.ParseInt(raw, 10, 64)
+	case uint64:
+		value, err = strconv.ParseUint(raw, 10, 64)
+	case float64:
+		value, err = strconv.ParseFloat(raw, 64)
+	default:
+		return nil, fmt.Errorf("a setting has the type %T", like)
 	}
-	if _, ok := like.(time.Duration); ok {
-		return time.ParseDuration(raw)
-	}
-	p := reflect.New(reflect.TypeOf(like))
-	if err := yaml.Unmarshal([]byte(raw), p.Interface()); err != nil {
+	if err != nil {
 		return nil, fmt.Errorf("%q is not %s", raw, typeName(reflect.TypeOf(like)))
 	}
-	return p.Elem().Interface(), nil
-}
-
-func flagValue(flags *pflag.FlagSet, f *pflag.Flag) any {
-	if s, ok := f.Value.(pflag.SliceValue); ok {
-		return s.GetSlice()
-	}
-	if f.Value.Type() == "duration" {
-		d, _ := flags.GetDuration(f.Name)
-		return d
-	}
-	return f.Value.String()
+	return value, nil
 }

@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"strings"
+	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -110,8 +111,15 @@ func newConfigValidateCmd() *cobra.Command {
 		Args:  cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			flags := newServeCmd().Flags()
-			if _, err := loadConfig(args[0], flags); err != nil {
+			if _, err := os.Stat(args[0]); err != nil {
+				return withCode(exitUsage, fmt.Errorf("config file: %w", err))
+			}
+			l, err := loadConfig(args[0], flags)
+			if err != nil {
 				return withCode(exitInvalid, errors.Unwrap(err))
+			}
+			for _, w := range l.warnings {
+				fmt.Fprintln(cmd.ErrOrStderr(), "warning:", w)
 			}
 			fmt.Fprintf(cmd.ErrOrStderr(), "%s is valid\n", args[0])
 			return nil
@@ -133,6 +141,9 @@ func newConfigViewCmd() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			for _, w := range l.warnings {
+				fmt.Fprintln(cmd.ErrOrStderr(), "warning:", w)
+			}
 			type row struct {
 				Key    string `json:"key"`
 				Value  any    `json:"value"`
@@ -151,16 +162,29 @@ func newConfigViewCmd() *cobra.Command {
 				rows = append(rows, r)
 			}
 			if output != "table" {
-				return writeData(cmd.OutOrStdout(), output, rows)
+				return writeData(cmd.OutOrStdout(), output, struct {
+					Schema   string `json:"schema"`
+					Settings []row  `json:"settings"`
+				}{"dynctl.config/v1", rows})
 			}
+			w := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 2, ' ', 0)
+			head := "KEY\tVALUE"
+			if origin {
+				head += "\tORIGIN"
+			}
+			fmt.Fprintln(w, head)
 			for _, r := range rows {
-				line := fmt.Sprintf("%-30s %v", r.Key, r.Value)
-				if origin {
-					line = fmt.Sprintf("%-70s %s", line, r.Origin)
+				text := fmt.Sprint(r.Value)
+				if list, ok := r.Value.([]string); ok {
+					text = strings.Join(list, " ")
 				}
-				fmt.Fprintln(cmd.OutOrStdout(), strings.TrimRight(line, " "))
+				fmt.Fprintf(w, "%s\t%s", r.Key, orDash(text))
+				if origin {
+					fmt.Fprintf(w, "\t%s", r.Origin)
+				}
+				fmt.Fprintln(w)
 			}
-			return nil
+			return w.Flush()
 		},
 	}
 	settingFlags(cmd)

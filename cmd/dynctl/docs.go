@@ -13,6 +13,7 @@ import (
 // newDocsCmd writes what a release packs: man pages and completions.
 func newDocsCmd() *cobra.Command {
 	var man, completions string
+	var date int64
 	cmd := &cobra.Command{
 		Use:    "docs",
 		Short:  "Write man pages and shell completions",
@@ -24,8 +25,8 @@ func newDocsCmd() *cobra.Command {
 				if err := os.MkdirAll(man, 0o755); err != nil {
 					return err
 				}
-				date := time.Unix(0, 0).UTC()
-				if err := doc.GenManTree(root, &doc.GenManHeader{Title: "DYNCTL", Section: "1", Source: "dynctl " + buildVersion().Version, Date: &date}, man); err != nil {
+				when := time.Unix(date, 0).UTC()
+				if err := doc.GenManTree(root, &doc.GenManHeader{Title: "DYNCTL", Section: "1", Source: "dynctl " + buildVersion().Version, Date: &when}, man); err != nil {
 					return err
 				}
 			}
@@ -40,6 +41,7 @@ func newDocsCmd() *cobra.Command {
 					{"dynctl.bash", func(f string) error { return root.GenBashCompletionFileV2(f, true) }},
 					{"_dynctl", root.GenZshCompletionFile},
 					{"dynctl.fish", func(f string) error { return root.GenFishCompletionFile(f, true) }},
+					{"dynctl.ps1", root.GenPowerShellCompletionFileWithDesc},
 				} {
 					if err := c.write(filepath.Join(completions, c.file)); err != nil {
 						return fmt.Errorf("%s: %w", c.file, err)
@@ -50,6 +52,7 @@ func newDocsCmd() *cobra.Command {
 		},
 	}
 	cmd.Flags().StringVar(&man, "man", "", "`FOLDER` for man pages")
+	cmd.Flags().Int64Var(&date, "date", 0, "date of the man pages in `SECONDS` since 1970")
 	cmd.Flags().StringVar(&completions, "completions", "", "`FOLDER` for shell completions")
 	return cmd
 }

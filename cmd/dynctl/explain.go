@@ -43,7 +43,7 @@ and sends nothing.`,
 				}
 			}
 			if given != 1 {
-				return withCode(exitUsage, fmt.Errorf("give exactly one of REQUEST, --prompt, --tokens and --body"))
+				return withCode(exitUsage, fmt.Errorf("give exactly one of REQUEST, --prompt, --tokens and --body; the header X-Dynctl-Decision of an answer is a REQUEST"))
 			}
 			c, err := router.client()
 			if err != nil {
@@ -78,6 +78,7 @@ and sends nothing.`,
 		},
 	}
 	router.add(cmd)
+	cmd.ValidArgsFunction = completeLive(&router, decisionIDs)
 	f := cmd.Flags()
 	f.StringVar(&prompt, "prompt", "", "decide for this `TEXT` (- reads standard input)")
 	f.StringVar(&tokens, "tokens", "", "decide for these token `IDS`, separated by commas")

@@ -60,7 +60,7 @@ func runMain(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	case errors.Is(err, context.Canceled) && ctx.Err() != nil:
 		code = exitInterrupted
 	}
-	if code != exitInterrupted {
+	if code != exitInterrupted || coded != nil {
 		fmt.Fprintln(stderr, "dynctl:", err)
 	}
 	return code

@@ -10,11 +10,9 @@ import (
 	"net/http"
 	"os"
 	"os/signal"
-	"strings"
 	"syscall"
 	"time"
 
-	"github.com/mattn/go-isatty"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"golang.org/x/sync/errgroup"
@@ -57,26 +55,23 @@ one ends them.`,
 	return cmd
 }
 
-// newLogger logs text to a terminal and JSON elsewhere, unless told.
-func newLogger(c router.LogConfig, w io.Writer) *slog.Logger {
-	var level slog.Level
-	_ = level.UnmarshalText([]byte(c.Level)) // validated with the config
-	o := &slog.HandlerOptions{Level: level}
-	text := c.Format == "text"
-	if c.Format == "auto" {
-		f, ok := w.(*os.File)
-		text = ok && isatty.IsTerminal(f.Fd())
-	}
-	if text {
-		return slog.New(slog.NewTextHandler(w, o))
-	}
-	return slog.New(slog.NewJSONHandler(w, o))
-}
-
 // serve runs a router until the context ends, the admin API drains it or a
 // listener fails.
 func serve(ctx context.Context, l *loadedConfig, flags *pflag.FlagSet, recording *recordFlags, stderr io.Writer) (err error) {
 	log := newLogger(l.config.Log, stderr)
+	for _, w := range l.warnings {
+		log.Warn(w)
+	}
+	data, err := listen("--listen", l.config.Listen)
+	if err != nil {
+		return err
+	}
+	defer data.Close()
+	admin, err := listen("--admin-listen", l.config.AdminListen)
+	if err != nil {
+		return err
+	}
+	defer admin.Close()
 	var specs []workers.Spec
 	var control http.Handler
 	if l.config.Sim != "" {
@@ -107,24 +102,16 @@ func serve(ctx context.Context, l *loadedConfig, flags *pflag.FlagSet, recording
 	if err != nil {
 		return withCode(exitUsage, err)
 	}
-	data, err := listen("--listen", l.config.Listen)
-	if err != nil {
-		return err
-	}
-	admin, err := listen("--admin-listen", l.config.AdminListen)
-	if err != nil {
-		data.Close()
-		return err
-	}
 	adminHandler, err := r.AdminHandler(router.AdminOptions{
 		TokenFile: l.config.AdminTokenFile, Name: data.Addr().String(), Sim: control, Settings: settingValues, Patch: patchConfig, Stream: tap,
 	})
 	if err != nil {
-		data.Close()
-		admin.Close()
 		return withCode(exitUsage, err)
 	}
-	banner(stderr, l, data.Addr(), admin.Addr())
+	log.Info(fmt.Sprintf("dynctl %s routes on http://%s, admin API and /metrics on http://%s", v.Version, data.Addr(), admin.Addr()))
+	if c := l.config; len(c.Worker)+len(c.Prefill)+len(c.Decode)+len(specs) == 0 && c.WorkersFile == "" {
+		log.Warn("there are no workers: name them with --worker, --prefill, --decode or --workers-file, add them with dynctl workers add, or try --sim 2p2d")
+	}
 
 	// The router outlives the listeners: requests in progress need its feeds
 	// and probes until the drain is over.
@@ -132,6 +119,9 @@ func serve(ctx context.Context, l *loadedConfig, flags *pflag.FlagSet, recording
 	defer stopRun()
 	var g errgroup.Group
 	g.Go(func() error { defer stopRun(); return r.Run(runCtx) })
+	if l.config.Log.Format != "json" && (isTerminal(stderr) || l.config.Sim != "") {
+		g.Go(func() error { greet(runCtx, stderr, r, data.Addr(), admin.Addr()); return nil })
+	}
 	dataServer := &http.Server{
 		Handler: r, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10,
 		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug),
@@ -175,15 +165,25 @@ loop:
 	}
 
 	// A second signal ends the drain at once.
-	drainCtx, stopSignals := signal.NotifyContext(context.WithoutCancel(ctx), os.Interrupt, syscall.SIGTERM)
+	signals, stopSignals := signal.NotifyContext(context.WithoutCancel(ctx), os.Interrupt, syscall.SIGTERM)
 	defer stopSignals()
-	drainCtx, cancel := context.WithTimeout(drainCtx, l.config.Timeouts.Drain)
+	drainCtx, cancel := context.WithTimeout(signals, l.config.Timeouts.Drain)
 	defer cancel()
 	drained := r.Drain(drainCtx)
 	if drained != nil {
-		log.Warn("streams were cut by the end of the drain", "err", drained)
+		// What still runs is told so, in its own stream, and ends.
+		log.Warn("streams are cut: " + drained.Error())
+		r.CancelRequests()
+		if cause == nil {
+			cause = withCode(exitRuntime, drained)
+			if signals.Err() != nil {
+				cause = withCode(exitInterrupted, drained)
+			}
+		}
 	}
-	if err := dataServer.Shutdown(drainCtx); err != nil {
+	endCtx, cancelEnd := context.WithTimeout(context.WithoutCancel(ctx), cutGrace)
+	defer cancelEnd()
+	if err := dataServer.Shutdown(endCtx); err != nil {
 		_ = dataServer.Close()
 	}
 	_ = adminServer.Close()
@@ -214,27 +214,50 @@ func listen(flag, addr string) (net.Listener, error) {
 	return nil, fmt.Errorf("%s: %w", flag, err)
 }
 
-// banner tells a new user what runs and gives a command to paste.
-func banner(w io.Writer, l *loadedConfig, data, admin net.Addr) {
-	f, ok := w.(*os.File)
-	if !ok || !isatty.IsTerminal(f.Fd()) {
-		if l.config.Sim == "" {
-			return
+// cutGrace is how long the last bytes of answers may take once no request is
+// in progress any more.
+const cutGrace = 2 * time.Second
+
+// greetWait is how long the greeting waits for a worker.
+const greetWait = 5 * time.Second
+
+// greet gives a new user a command to paste, once it will work.
+func greet(ctx context.Context, w io.Writer, r *router.Router, data, admin net.Addr) {
+	ctx, cancel := context.WithTimeout(ctx, greetWait)
+	defer cancel()
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	var models []string
+	for {
+		if ok, _ := r.Ready(); ok {
+			if models = r.Models(); len(models) > 0 {
+				break
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return // the log says what the workers are up to
+		case <-tick.C:
 		}
 	}
-	model := "MODEL"
-	if l.config.Sim != "" {
-		model = sim.DefaultModel
-		if fleet, err := sim.ParseFleet(l.config.Sim); err == nil && len(fleet.Groups) > 0 {
-			model = fleet.Groups[0].Model
-		}
-	}
-	fmt.Fprintf(w, `dynctl routes on http://%s (admin API and /metrics on http://%s)
+	fmt.Fprintf(w, `
+Try it:
 
   curl -i http://%s/v1/chat/completions -H 'Content-Type: application/json' \
-    -d '{"model": "%s", "stream": true, "max_tokens": 32, "messages": [{"role": "user", "content": "%s"}]}'
+    -d '{"model": %q, "stream": true, "max_tokens": 32, "messages": [{"role": "user", "content": "Why did the router choose this engine? %s"}]}'
 
-Then:  dynctl explain ID   with the X-Dynctl-Decision header of the answer
-       dynctl workers list
-`, data, admin, data, model, "Why did the router choose this engine? "+strings.Repeat("Please explain in detail. ", 4))
+Then, with the X-Dynctl-Decision header of the answer:
+
+  dynctl explain%s ID
+  dynctl workers list%s
+
+`, data, models[0], "Please explain in detail, with every candidate and its cost.", routerFlag(admin), routerFlag(admin))
+}
+
+// routerFlag names the router for other commands where it is not the default.
+func routerFlag(admin net.Addr) string {
+	if url := "http://" + admin.String(); url != defaultRouter {
+		return " --router " + url
+	}
+	return ""
 }

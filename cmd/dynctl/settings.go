@@ -6,6 +6,7 @@ import (
 	"maps"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -96,30 +97,67 @@ var settings = []setting{
 	{"events", "events", "how many events are kept in memory"},
 }
 
+// settingValue is the value of a setting's flag. A wrong text is no error of the
+// command line yet, so that all wrong settings are told at once.
+type settingValue struct {
+	value any
+	set   bool
+	err   error
+}
+
+// Set implements pflag.Value. Lists grow with every use.
+func (v *settingValue) Set(text string) error {
+	if list, ok := v.value.([]string); ok {
+		if !v.set {
+			list = nil
+		}
+		v.value, v.set = append(slices.Clone(list), text), true
+		return nil
+	}
+	value, err := parseValue(v.value, text)
+	if v.set = true; err != nil {
+		v.err = err
+		return nil
+	}
+	v.value = value
+	return nil
+}
+
+// String implements pflag.Value.
+func (v *settingValue) String() string {
+	if v == nil || v.value == nil {
+		return ""
+	}
+	if list, ok := v.value.([]string); ok {
+		return strings.Join(list, " ")
+	}
+	return fmt.Sprint(v.value)
+}
+
+// Type implements pflag.Value.
+func (v *settingValue) Type() string {
+	switch v.value.(type) {
+	case []string:
+		return "stringArray"
+	case time.Duration:
+		return "duration"
+	}
+	return fmt.Sprintf("%T", v.value)
+}
+
 // settingFlags adds a flag for every setting, with the default of the config.
 func settingFlags(cmd *cobra.Command) {
 	defaults := router.DefaultConfig()
 	for _, s := range settings {
 		f := cmd.Flags()
-		switch v := field(&defaults, s.key).Interface().(type) {
-		case string:
-			f.String(s.flag, v, s.help)
-		case []string:
-			f.StringArray(s.flag, v, s.help)
-		case bool:
-			f.Bool(s.flag, v, s.help)
-		case int:
-			f.Int(s.flag, v, s.help)
-		case int64:
-			f.Int64(s.flag, v, s.help)
-		case uint64:
-			f.Uint64(s.flag, v, s.help)
-		case float64:
-			f.Float64(s.flag, v, s.help)
-		case time.Duration:
-			f.Duration(s.flag, v, s.help)
+		v := &settingValue{value: field(&defaults, s.key).Interface()}
+		switch v.Type() {
+		case "bool":
+			f.VarPF(v, s.flag, "", s.help).NoOptDefVal = "true"
+		case "stringArray":
+			f.VarPF(v, s.flag, "", s.help).DefValue = ""
 		default:
-			panic(fmt.Sprintf("setting %s has type %T", s.key, v))
+			f.Var(v, s.flag, s.help)
 		}
 	}
 	f := cmd.Flags()
@@ -181,7 +219,12 @@ func patchConfig(c router.Config, changes map[string]any) (router.Config, error)
 			errs = append(errs, fmt.Errorf("unknown key %q%s", key, suggest(key, configKeys())))
 			continue
 		}
-		value, err := parseValue(f.Interface(), fmt.Sprint(changes[key]))
+		text, err := plainText(changes[key])
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", key, err))
+			continue
+		}
+		value, err := parseValue(f.Interface(), text)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", key, err))
 			continue
@@ -189,4 +232,26 @@ func patchConfig(c router.Config, changes map[string]any) (router.Config, error)
 		f.Set(reflect.ValueOf(value))
 	}
 	return c, errors.Join(errs...)
+}
+
+// plainText is a JSON value as an environment variable would hold it.
+func plainText(v any) (string, error) {
+	switch v := v.(type) {
+	case float64:
+		return strconv.FormatFloat(v, 'f', -1, 64), nil
+	case []any:
+		words := make([]string, len(v))
+		for i, e := range v {
+			word, ok := e.(string)
+			if !ok || strings.ContainsAny(word, " \t\r\n") {
+				return "", fmt.Errorf("%v is not a text without blanks", e)
+			}
+			words[i] = word
+		}
+		return strings.Join(words, " "), nil
+	case nil, map[string]any:
+		return "", errors.New("want a text, a number, true, false or a list of texts")
+	default:
+		return fmt.Sprint(v), nil
+	}
 }

@@ -6,21 +6,30 @@ import (
 	"runtime/debug"
 
 	"github.com/spf13/cobra"
+
+	"github.com/dynctl/dynctl/internal/router/admin"
+	"github.com/dynctl/dynctl/internal/router/trace"
 )
 
 // version is set by the release build; other builds tell their commit.
 var version = ""
 
 type versionInfo struct {
+	Schema   string `json:"schema"`
 	Version  string `json:"version"`
 	Revision string `json:"revision"`
 	Modified bool   `json:"modified"`
 	Go       string `json:"go"`
 	Platform string `json:"platform"`
+	// Schemas are what this binary writes and reads.
+	Schemas []string `json:"schemas"`
 }
 
 func buildVersion() versionInfo {
-	v := versionInfo{Version: version, Go: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH}
+	v := versionInfo{
+		Schema: "dynctl.version/v1", Schemas: []string{admin.Schema, trace.Schema},
+		Version: version, Go: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH,
+	}
 	if info, ok := debug.ReadBuildInfo(); ok {
 		if v.Version == "" {
 			v.Version = info.Main.Version
@@ -40,6 +49,19 @@ func buildVersion() versionInfo {
 	return v
 }
 
+// String is the version in one line.
+func (v versionInfo) String() string {
+	out := "dynctl " + v.Version
+	if rev := v.Revision; rev != "" {
+		rev = rev[:min(12, len(rev))]
+		if v.Modified {
+			rev += ", modified"
+		}
+		out += " (" + rev + ")"
+	}
+	return out + " " + v.Go + " " + v.Platform
+}
+
 func newVersionCmd() *cobra.Command {
 	var output string
 	cmd := &cobra.Command{
@@ -51,17 +73,7 @@ func newVersionCmd() *cobra.Command {
 			if output != "table" {
 				return writeData(cmd.OutOrStdout(), output, v)
 			}
-			rev := v.Revision
-			if len(rev) > 12 {
-				rev = rev[:12]
-			}
-			if rev == "" {
-				rev = "unknown revision"
-			}
-			if v.Modified {
-				rev += ", modified"
-			}
-			_, err := fmt.Fprintf(cmd.OutOrStdout(), "dynctl %s (%s) %s %s\n", v.Version, rev, v.Go, v.Platform)
+			_, err := fmt.Fprintln(cmd.OutOrStdout(), v)
 			return err
 		},
 	}

@@ -17,13 +17,11 @@ func newWorkersCmd() *cobra.Command {
 	var router routerFlags
 	cmd := &cobra.Command{Use: "workers", Short: "List, drain, resume, add and remove the workers of a running router"}
 	router.add(cmd)
-	cmd.AddCommand(
-		newWorkersListCmd(&router),
-		newWorkersDrainCmd(&router),
-		newWorkersResumeCmd(&router),
-		newWorkersAddCmd(&router),
-		newWorkersRemoveCmd(&router),
-	)
+	drain, resume, remove := newWorkersDrainCmd(&router), newWorkersResumeCmd(&router), newWorkersRemoveCmd(&router)
+	for _, c := range []*cobra.Command{drain, resume, remove} {
+		c.ValidArgsFunction = completeLive(&router, workerNames)
+	}
+	cmd.AddCommand(newWorkersListCmd(&router), drain, resume, newWorkersAddCmd(&router), remove)
 	return cmd
 }
 

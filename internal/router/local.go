@@ -77,7 +77,9 @@ func (r *Router) models(ctx context.Context) (*api.ModelList, error) {
 		}
 	}
 	answers := make([][]byte, len(ask))
-	ctx, cancel := context.WithTimeout(ctx, modelAskTimeout)
+	// The answer is for other clients, too; this one going away must not make
+	// it empty.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), modelAskTimeout)
 	defer cancel()
 	var g errgroup.Group
 	g.SetLimit(16)

@@ -53,6 +53,13 @@ func (r *Router) runHealth(ctx context.Context) error {
 // learn asks a worker again what it is.
 func (r *Router) learn(ctx context.Context, w *workers.Worker) error { return r.monitor.Learn(ctx, w) }
 
+// Ready reports whether requests can be served, and why not.
+func (r *Router) Ready() (bool, string) { return r.ready() }
+
+// Models are the models that the fleet serves, by the names that clients may
+// use.
+func (r *Router) Models() []string { return r.registry.Snapshot().Models() }
+
 // Balanced is nil when no request is on the ledger.
 func (r *Router) Balanced() error { return r.ledger.Balanced() }
 

@@ -1,0 +1,31 @@
+package main
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+)
+
+// otherVariables are the environment variables beside those of the settings.
+var otherVariables = []struct{ name, help string }{
+	{"DYNCTL_CONFIG", "configuration file of serve (--config)"},
+	{"DYNCTL_ROUTER", "admin URL of the router that commands talk to (--router)"},
+	{"DYNCTL_TOKEN_FILE", "file with that router's bearer token (--token-file)"},
+	{"DYNCTL_CONTEXTS", "file with the contexts of top (--context)"},
+	{"DYNCTL_NO_COLOR, NO_COLOR", "no colour, whatever the value"},
+}
+
+// newEnvironmentTopic is the help topic "environment".
+func newEnvironmentTopic() *cobra.Command {
+	var b strings.Builder
+	b.WriteString("Environment variables that dynctl reads. Every setting of serve has one; flags win\nover them, they win over the file. Lists are separated by blanks.\n\n")
+	for _, v := range otherVariables {
+		fmt.Fprintf(&b, "  %-36s %s\n", v.name, v.help)
+	}
+	b.WriteString("\n")
+	for _, s := range settings {
+		fmt.Fprintf(&b, "  %-36s --%s\n", envName(s.key), s.flag)
+	}
+	return &cobra.Command{Use: "environment", Short: "Environment variables", Long: strings.TrimRight(b.String(), "\n")}
+}
