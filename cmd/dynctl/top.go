@@ -119,7 +119,7 @@ func runTop(cmd *cobra.Command, f *topFlags) (err error) {
 		return withCode(exitUsage, err)
 	}
 	o := tui.Options{Rate: f.rate, Timeout: f.timeout, ASCII: f.ascii, Theme: f.theme, View: view, Filter: f.filter, Dir: "."}
-	if !plain && !(isTerminal(cmd.InOrStdin()) && isTerminal(cmd.OutOrStdout())) {
+	if !plain && (!isTerminal(cmd.InOrStdin()) || !isTerminal(cmd.OutOrStdout())) {
 		return withCode(exitUsage, tui.ErrNoTerminal)
 	}
 	ctx := cmd.Context()

@@ -272,8 +272,10 @@ func TestTopEqualsTheEngines(t *testing.T) {
 				what      string
 				got, want float64
 			}{
-				{"running", k.Running.F(), engine("vllm:num_requests_running")}, {"waiting", k.Waiting.F(), engine("vllm:num_requests_waiting")},
-				{"kv usage", k.KVUsage.F(), engine("vllm:kv_cache_usage_perc")}, {"lifetime hit share", k.LifeHit.F(), life},
+				{"running", k.Running.F(), engine("vllm:num_requests_running")},
+				{"waiting", k.Waiting.F(), engine("vllm:num_requests_waiting")},
+				{"kv usage", k.KVUsage.F(), engine("vllm:kv_cache_usage_perc")},
+				{"lifetime hit share", k.LifeHit.F(), life},
 				{"indexed blocks", float64(k.IndexBlocks), float64(len(cached))},
 			} {
 				if math.Abs(c.got-c.want) > 1e-9 || math.IsNaN(c.got) != math.IsNaN(c.want) {
@@ -472,6 +474,48 @@ func TestTopWatch(t *testing.T) {
 	code, stdout, stderr = top(t, "--router", s.AdminURL, "--once", "--ascii")
 	if code != 0 || !strings.Contains(stdout, "aggregated-0/dp0") && !strings.Contains(stdout, "WORKER/RANK") {
 		t.Errorf("code %d, %q %s", code, stdout, stderr)
+	}
+}
+
+// TestTopIsCheap asks a router of 64 ranks for what the screen asks for, at the
+// handler, without network or client. The budgets are 2 ms for the snapshot
+// and a hundredth of a core for all questions of a second; the fastest of many
+// tries is taken, since other work runs on this machine.
+func TestTopIsCheap(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	s := newStand(t, ctx, "8p8d:dp=4,speed=50")
+	for i := range 100 {
+		if err := s.complete(ctx, prompt(i%50, 600), 4); err != nil {
+			t.Fatal(err)
+		}
+	}
+	h, err := s.Router.AdminHandler(router.AdminOptions{Name: "r"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cost := func(path string) time.Duration {
+		best := time.Hour
+		for range 100 {
+			w := httptest.NewRecorder()
+			began := time.Now()
+			h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, nil))
+			best = min(best, time.Since(began))
+			if w.Code != http.StatusOK {
+				t.Fatalf("%s: %d %s", path, w.Code, w.Body)
+			}
+		}
+		return best
+	}
+	snapshot := cost("/admin/v1/snapshot?decisions=20&events=200&after=1000000&brief=true")
+	tree := cost("/admin/v1/index/children?sort=hits&limit=8")
+	list := cost("/admin/v1/decisions?limit=200&brief=true")
+	t.Logf("snapshot %s, prefixes %s, 200 decisions %s", snapshot, tree, list)
+	if snapshot > 2*time.Millisecond {
+		t.Errorf("a snapshot of 64 ranks costs %s", snapshot)
+	}
+	if sum := snapshot + tree + list; sum > 10*time.Millisecond {
+		t.Errorf("the questions of a second cost %s", sum)
 	}
 }
 

@@ -79,7 +79,7 @@ func (a *app) common(c *page.Ctx, act keys.Action) (tea.Cmd, bool) {
 	case keys.Help:
 		a.overlay = &overlay{title: "help, esc closes", lines: a.helpLines()}
 	case keys.Warnings:
-		a.overlay = &overlay{title: "all that needs attention", lines: a.warningLines()}
+		a.overlay = &overlay{title: "all that needs attention", live: a.warningLines}
 	case keys.View1, keys.View2, keys.View3, keys.View4, keys.View5:
 		return a.show(int(act-keys.View1), nil), true
 	case keys.NextView:

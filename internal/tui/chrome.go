@@ -76,7 +76,7 @@ func (a *app) drawHeader(c *page.Ctx, p *widget.Painter) {
 		put(theme.Plain, fmt.Sprintf("  workers %d (%s)  ranks %d", w.Total, strings.TrimSpace(parts), w.Ranks))
 	}
 	if r.Version != "" {
-		put(theme.Dim, "  v"+strings.TrimPrefix(r.Version, "v"))
+		put(theme.Dim, "  "+r.Version)
 	}
 	if r.UptimeSeconds.Known() {
 		put(theme.Dim, "  up "+widget.Seconds(r.UptimeSeconds.F()))
@@ -218,6 +218,9 @@ func (a *app) hint() string {
 func (a *app) drawOverlay(p *widget.Painter, h int) {
 	o := a.overlay
 	p.Rule(o.title)
+	if o.live != nil {
+		o.lines = o.live()
+	}
 	var lines []string
 	for _, l := range o.lines {
 		lines = append(lines, page.Wrap(l, a.w-4, "    ")...)
@@ -254,7 +257,7 @@ func (a *app) helpLines() []string {
 	tail := []string{
 		"", "This screen only reads: no key here changes a router.",
 		"LIVE fresh figures, LAG late ones, STALE older than 10 s, DOWN no answer, PAUSED they stand still.",
-		"Marks: X broken, ! worth a look. ST: ok FULL QUEUE (load) CONN GAP RESYNC STALE LOST (events)",
+		"Marks: X broken, ! worth a look. ST: ok FULL QUEUE (load) CONN GAP RESYNC REBLD STALE LOST (events)",
 		"DOWN EJECT ASLEEP DRAIN NEW HELD (health) BLIND (no load figures).",
 	}
 	cols := 1

@@ -54,11 +54,14 @@ func (g stage) snapshot(s int) *admin.Snapshot {
 	}
 	add := func(role string, i int) {
 		name := fmt.Sprintf("%s-%d", role, i)
-		w := admin.Worker{Name: name, URL: fmt.Sprintf("http://10.0.4.%d:8000", 10+i), Engine: "vllm", Version: "0.32.0", Role: role, Connector: "nixl", Models: st.Models, DP: g.dp,
-			BlockSizeTokens: 64, MaxModelLen: 40960, KVBlocks: 14570, Source: "flag", Health: "healthy", Usable: true, Ranks: []admin.Rank{}}
+		w := admin.Worker{
+			Name: name, URL: fmt.Sprintf("http://10.0.4.%d:8000", 10+i), Engine: "vllm", Version: "0.32.0", Role: role, Connector: "nixl", Models: st.Models, DP: g.dp,
+			BlockSizeTokens: 64, MaxModelLen: 40960, KVBlocks: 14570, Source: "flag", Health: "healthy", Usable: true, Ranks: []admin.Rank{},
+		}
 		for dp := range g.dp {
 			n := i*g.dp + dp
-			k := admin.Rank{Label: fmt.Sprintf("%s/dp%d", name, dp), Worker: name, DP: dp, Slot: uint32(n), Role: role, Health: "healthy", Usable: true,
+			k := admin.Rank{
+				Label: fmt.Sprintf("%s/dp%d", name, dp), Worker: name, DP: dp, Slot: uint32(n), Role: role, Health: "healthy", Usable: true,
 				ActiveRequests: 12 + n%5, PrefillTokens: int64(200 * (n % 3)), DecodeBlocks: int64(8000 + 97*n), Requests: 500 + 5*u, IndexBlocks: int64(13204 + 11*n), CapacityBlock: 14570,
 				Feed:   admin.Feed{State: "live", Trusted: true, Since: start.Add(-time.Hour), Endpoint: "tcp://10.0.4.11:5557", LastSeq: 88_120_441 + 8*u, LastAt: now.Add(-9 * time.Millisecond), Batches: 1000 + 8*u, Events: 2000 + 80*u, Blocks: 4000 + 300*u},
 				Engine: &admin.EngineLoad{Running: ptr(11 + n%5), Waiting: ptr(0), KVUsage: ptr(.5 + .01*float64((n*7+s)%13)), PrefixQueries: ptr(1e6 + 10_000*float64(s)), PrefixHits: ptr(6e5 + 6_400*float64(s)), ExternalHits: ptr(0.), At: now.Add(-300 * time.Millisecond)},

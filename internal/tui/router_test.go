@@ -181,7 +181,7 @@ func TestHostileTexts(t *testing.T) {
 			r.RequestID, r.ReasonText, r.Decode.Chosen, r.Path = evil, evil, evil, evil
 			s.Decisions = []json.RawMessage{encode(r)}
 			a.Update(sampleMsg{0, feed.Sample{Snapshot: s, At: start.Add(3 * time.Second)}})
-			if strings.ContainsAny(a.View(), "\x07\x00\r\x9b\t") || strings.Contains(a.View(), "\x1b]") {
+			if strings.ContainsAny(a.View(), "\x07\x00\r\u009b\t") || strings.Contains(a.View(), "\x1b]") {
 				t.Errorf("view %d lets control characters through: %q", tab+1, a.View())
 			}
 			checkFrame(t, screen(a), 100, 30, ascii)

@@ -82,6 +82,8 @@ func judgeRanks(ranks []Rank, workers []Worker) {
 			k.Status, k.Severity = "LOST", Warn
 		case k.Feed.State == "connecting":
 			k.Status, k.Severity = "CONN", Warn
+		case k.Feed.RecentLost >= 1:
+			k.Status, k.Severity = "REBLD", Warn // its entries were dropped
 		case k.KVUsage >= saturatedKV:
 			k.Status, k.Severity = "FULL", Warn
 		case k.Waiting >= saturatedQueue:

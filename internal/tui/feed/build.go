@@ -67,8 +67,10 @@ type Builder struct {
 
 // NewBuilder is a builder for the router at url.
 func NewBuilder(url string) *Builder {
-	return &Builder{url: url, router: Router{URL: url, Link: Waiting, AgeSeconds: Unknown, AnswerMS: Unknown},
-		order: map[string]int{}, seen: map[string]time.Time{}, history: map[string]*Series{}, total: NewSeries()}
+	return &Builder{
+		url: url, router: Router{URL: url, Link: Waiting, AgeSeconds: Unknown, AnswerMS: Unknown},
+		order: map[string]int{}, seen: map[string]time.Time{}, history: map[string]*Series{}, total: NewSeries(),
+	}
 }
 
 // LastEvent is the sequence number of the newest event that is known, for the
@@ -168,13 +170,17 @@ func (b *Builder) describe(st *admin.Status) {
 
 // remember keeps the counters of a snapshot.
 func (b *Builder) remember(snap *admin.Snapshot) {
-	p := point{at: snap.Status.Now, started: snap.Status.Started, traffic: snap.Status.Traffic, index: snap.Status.Index,
-		cpu: snap.Status.Runtime.CPUSeconds, ranks: make(map[string]rankPoint, snap.Status.Workers.Ranks)}
+	p := point{
+		at: snap.Status.Now, started: snap.Status.Started, traffic: snap.Status.Traffic, index: snap.Status.Index,
+		cpu: snap.Status.Runtime.CPUSeconds, ranks: make(map[string]rankPoint, snap.Status.Workers.Ranks),
+	}
 	for i := range snap.Workers {
 		for j := range snap.Workers[i].Ranks {
 			k := &snap.Workers[i].Ranks[j]
-			q := rankPoint{requests: k.Requests, failures: k.Failures, events: k.Feed.Events, blocks: k.Feed.Blocks, gaps: k.Feed.Gaps, lost: k.Feed.Lost,
-				queries: math.NaN(), hits: math.NaN(), external: math.NaN()}
+			q := rankPoint{
+				requests: k.Requests, failures: k.Failures, events: k.Feed.Events, blocks: k.Feed.Blocks, gaps: k.Feed.Gaps, lost: k.Feed.Lost,
+				queries: math.NaN(), hits: math.NaN(), external: math.NaN(),
+			}
 			if e := k.Engine; e != nil {
 				q.queries, q.hits, q.external, q.loadAt = value(e.PrefixQueries), value(e.PrefixHits), value(e.ExternalHits), e.At
 			}
@@ -305,9 +311,11 @@ func (b *Builder) fillFleet(snap *admin.Snapshot) {
 	events, gaps := 0.0, 0.0
 	for i := range snap.Workers {
 		w := &snap.Workers[i]
-		r.WorkerList = append(r.WorkerList, Worker{Name: w.Name, URL: w.URL, Engine: w.Engine, Version: w.Version, Role: w.Role, Connector: w.Connector,
+		r.WorkerList = append(r.WorkerList, Worker{
+			Name: w.Name, URL: w.URL, Engine: w.Engine, Version: w.Version, Role: w.Role, Connector: w.Connector,
 			Models: orEmpty(w.Models), DP: w.DP, BlockSize: w.BlockSizeTokens, KVBlocks: w.KVBlocks, Source: w.Source, Health: w.Health, Reason: w.Reason,
-			Draining: w.Draining, Usable: w.Usable, Conflict: w.Conflict})
+			Draining: w.Draining, Usable: w.Usable, Conflict: w.Conflict,
+		})
 		for j := range w.Ranks {
 			k := rankView(w, &w.Ranks[j], now, was, old)
 			if k.Feed.EventRate.Known() {
@@ -356,9 +364,11 @@ func rankView(w *admin.Worker, k *admin.Rank, now, was, old *point) Rank {
 		Running: Unknown, Waiting: Unknown, KVUsage: Unknown, EngineUsed: Unknown, HitShare: Unknown, LifeHit: Unknown, PromptRate: Unknown,
 		ExternalHit: Unknown, LoadAge: Unknown, RequestRate: Unknown, Failures: Unknown, RequestDiff: Unknown, BlockDiff: Unknown,
 		Active: k.ActiveRequests, PrefillTokens: k.PrefillTokens, DecodeBlocks: k.DecodeBlocks, IndexBlocks: k.IndexBlocks, Capacity: k.CapacityBlock,
-		Feed: Feed{State: k.Feed.State, Trusted: k.Feed.Trusted, Reason: k.Feed.Reason, Endpoint: k.Feed.Endpoint, LastSeq: k.Feed.LastSeq,
+		Feed: Feed{
+			State: k.Feed.State, Trusted: k.Feed.Trusted, Reason: k.Feed.Reason, Endpoint: k.Feed.Endpoint, LastSeq: k.Feed.LastSeq,
 			AgeSeconds: Unknown, SinceSeconds: Unknown, EventRate: Unknown, BlockRate: Unknown, RecentGaps: Unknown, RecentLost: Unknown,
-			Gaps: k.Feed.Gaps, Replayed: k.Feed.Replayed, Lost: k.Feed.Lost, Restarts: k.Feed.Restarts, Errors: k.Feed.Errors, Orphans: k.Feed.Orphans},
+			Gaps: k.Feed.Gaps, Replayed: k.Feed.Replayed, Lost: k.Feed.Lost, Restarts: k.Feed.Restarts, Errors: k.Feed.Errors, Orphans: k.Feed.Orphans,
+		},
 	}
 	if len(w.Models) > 0 {
 		v.Model = w.Models[0]

@@ -255,12 +255,9 @@ func (d *Decisions) Click(c *Ctx, line int) {
 // Draw implements Page.
 func (d *Decisions) Draw(c *Ctx, p *widget.Painter) {
 	rows := d.Rows(c)
-	list := max(4, c.H*2/5)
-	if d.full {
-		list = 0
-	} else {
+	if !d.full {
 		before := p.Len()
-		h := list - 1
+		h := max(4, c.H*2/5) - 1
 		from, to := d.window(len(rows), h-1)
 		visible := rows[from:to]
 		drawDecisions(c, p, nil, visible, h, d.at-from)
@@ -340,12 +337,7 @@ func drawDecisions(c *Ctx, p *widget.Painter, list []feed.Decision, rows []*feed
 	for i := range n {
 		d := at(i)
 		st, word := outcome(d)
-		sev := feed.OK
-		if st == theme.Bad {
-			sev = feed.Error
-		} else if st == theme.Warn {
-			sev = feed.Warn
-		}
+		sev := map[theme.Style]feed.Severity{theme.Bad: feed.Error, theme.Warn: feed.Warn}[st]
 		p.Select(i == selected)
 		mark(p, i == selected, sev)
 		p.Cell(theme.Dim, d.At.Local().Format(layout), clock)

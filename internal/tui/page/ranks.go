@@ -71,7 +71,7 @@ var columns = []column{
 	{title: "PREFILL", w: 7, cell: figure(func(k *feed.Rank) string { return widget.Count(float64(k.PrefillTokens)) })},
 	{title: "INDEX", w: 6, cell: figure(func(k *feed.Rank) string { return widget.Count(float64(k.IndexBlocks)) })},
 	{title: "EV/s", w: 6, cell: figure(func(k *feed.Rank) string { return widget.Rate(k.Feed.EventRate.F()) })},
-	{title: "EVENTS", w: 8, left: true, cell: func(p *widget.Painter, k *feed.Rank, w int) {
+	{title: "EVENTS", w: 10, left: true, cell: func(p *widget.Painter, k *feed.Rank, w int) {
 		st := theme.Plain
 		if k.Feed.State != "none" && !k.Feed.Trusted {
 			st = theme.Warn
