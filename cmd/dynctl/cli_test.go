@@ -17,8 +17,8 @@ import (
 	"github.com/dynctl/dynctl/internal/router"
 )
 
-// command runs a command line without a terminal.
-func command(args ...string) (code int, stdout, stderr string) {
+// typed runs a command line without a terminal.
+func typed(args ...string) (code int, stdout, stderr string) {
 	var out, errs bytes.Buffer
 	code = runMain(args, strings.NewReader(""), &out, &errs)
 	return code, out.String(), errs.String()
@@ -49,7 +49,7 @@ func TestCommandLineMistakes(t *testing.T) {
 		{"workers list --router " + nobody, exitUnreachable, "dynctl: no router answers at " + nobody},
 	} {
 		t.Run(c.args, func(t *testing.T) {
-			code, stdout, stderr := command(strings.Fields(c.args)...)
+			code, stdout, stderr := typed(strings.Fields(c.args)...)
 			if code != c.code || stdout != "" || !strings.HasPrefix(stderr, c.say) || strings.Count(stderr, "dynctl: ") != 1 {
 				t.Errorf("code %d, want %d\nstdout %q\nstderr %q\nwant   %q", code, c.code, stdout, stderr, c.say)
 			}
@@ -61,7 +61,7 @@ func TestCommandLineMistakes(t *testing.T) {
 // are, and no command hides behind another's name.
 func TestHelpOfEveryCommand(t *testing.T) {
 	for _, args := range []string{"", "serve", "sim", "explain", "workers", "workers list", "workers drain", "config", "config view", "top", "record", "replay", "version", "environment"} {
-		code, stdout, stderr := command(append([]string{"help"}, strings.Fields(args)...)...)
+		code, stdout, stderr := typed(append([]string{"help"}, strings.Fields(args)...)...)
 		if code != exitOK || stderr != "" || len(stdout) < 100 && args != "version" {
 			t.Errorf("help %s: code %d, %q, %q", args, code, stdout, stderr)
 		}
@@ -102,7 +102,7 @@ aliases:
 	if err := os.WriteFile("bad.yaml", []byte(file), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	code, _, stderr := command("config", "validate", "bad.yaml")
+	code, _, stderr := typed("config", "validate", "bad.yaml")
 	want := `dynctl: 15 problems in the configuration:
   bad.yaml:2: unknown key "lissten"; did you mean "listen"?
   bad.yaml:5: routing.threshold: "many" is not a whole number
@@ -124,7 +124,7 @@ aliases:
 		t.Errorf("code %d, (-want +got)\n%s", code, d)
 	}
 
-	code, _, stderr = command("serve", "--routing-threshold", "abc", "--policy", "foo", "--drain-timeout", "5", "--worker", "nonsense", "--allow-routing-headers=maybe")
+	code, _, stderr = typed("serve", "--routing-threshold", "abc", "--policy", "foo", "--drain-timeout", "5", "--worker", "nonsense", "--allow-routing-headers=maybe")
 	want = `dynctl: 5 problems in the configuration:
   flag --policy: routing.policy: "foo" is not one of kv, kv_dynamo, least_loaded, round_robin, power_of_two, random, session
   flag --routing-threshold: "abc" is not a whole number
