@@ -47,12 +47,15 @@ func (a Adaptive) Next(have map[int]int, c stats.Crossover) []Want {
 	}
 	home := a.bracket(at)
 	var wants []Want
+	step := math.Inf(1)
 	for i := range len(a.Coarse) - 1 {
 		lo, hi := a.Coarse[i], a.Coarse[i+1]
 		reach := c.Low < float64(hi) && c.High > float64(lo)
 		if i != home && (!reach || i < home-1 || i > home+1) {
 			continue
 		}
+		// The crossing may be in any of these: the finest decides.
+		step = math.Min(step, float64(hi-lo)/4)
 		for q := 1; q <= 3; q++ {
 			x := round(lo+(hi-lo)*q/4, a.Grain)
 			if x > lo && x < hi && have[x] == 0 {
@@ -63,7 +66,6 @@ func (a Adaptive) Next(have map[int]int, c stats.Crossover) []Want {
 	if len(wants) > 0 {
 		return wants
 	}
-	step := float64(a.Coarse[home+1]-a.Coarse[home]) / 4
 	if c.Answer == stats.Cliff || c.High-at <= step && at-c.Low <= step {
 		return nil
 	}

@@ -136,8 +136,7 @@ func (r *Runner) gates(res *Result) ([]Gate, Bounds) {
 	}
 	aa := r.aa()
 	if aa.N >= 2 {
-		bad := aa.Excludes(0) && math.Abs(aa.Value) > aaLimit
-		add("a/a", !bad, nil, "local against local differs by %+.1f%% [%+.1f, %+.1f] over %d pairs", pct(aa.Value), pct(aa.Low), pct(aa.High), aa.N)
+		add("a/a", !r.aaFails(aa), nil, "local against local differs by %+.1f%% [%+.1f, %+.1f] over %d pairs", pct(aa.Value), pct(aa.Low), pct(aa.High), aa.N)
 	} else {
 		unknown("a/a", "too few pairs of local against local")
 	}
@@ -178,6 +177,10 @@ func hitSlack(c plan.Cell, block int) float64 {
 }
 
 func pct(logv float64) float64 { return 100 * math.Expm1(logv) }
+
+func (r *Runner) aaFails(aa stats.Interval) bool {
+	return aa.N >= 2 && aa.Excludes(0) && math.Abs(aa.Value) > aaLimit
+}
 
 // aa is the log ratio of the A/A pairs.
 func (r *Runner) aa() stats.Interval {

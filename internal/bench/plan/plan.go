@@ -349,11 +349,12 @@ func (s *Spec) Grid(g Group, block int) []Wanted {
 }
 
 // AAPairs are local against local at the middle of the grid for each load: what
-// they differ by is the experiment's own bias.
-func (s *Spec) AAPairs() []Pair {
+// they differ by is the experiment's own bias. set counts further sets of them.
+func (s *Spec) AAPairs(set int) []Pair {
 	isl := s.ISL[len(s.ISL)/2]
 	var out []Pair
-	for r := range max(s.Repeats, 3) {
+	n := max(s.Repeats, 3)
+	for r := set * n; r < (set+1)*n; r++ {
 		for _, l := range s.Loads {
 			a := s.NewCell("aa", l, 0, isl, 0, Local, r)
 			b := a

@@ -1,0 +1,333 @@
+// Package report shows a benchmark's result: a table and a forest plot for a
+// terminal, one self-contained HTML file, CSV, and the comparison of two runs.
+package report
+
+import (
+	"fmt"
+	"io"
+	"math"
+	"strings"
+
+	"github.com/dynctl/dynctl/internal/bench/experiment"
+	"github.com/dynctl/dynctl/internal/bench/plan"
+	"github.com/dynctl/dynctl/internal/bench/stats"
+)
+
+// TextOptions shape the terminal's form.
+type TextOptions struct {
+	// Width of the terminal in columns; 0 means 120.
+	Width int
+	// Wide shows every column whatever the width.
+	Wide bool
+	// Folder is named at the end; may be empty.
+	Folder string
+	// Live is how many requests the router had under way before the run.
+	Live int
+}
+
+// Text writes the result for a terminal, in ASCII.
+func Text(w io.Writer, r *experiment.Result, o TextOptions) error {
+	if o.Width <= 0 {
+		o.Width = 120
+	}
+	b := &strings.Builder{}
+	head := "RESULT"
+	if !r.Valid {
+		head = "RESULT (no recommendation)"
+	}
+	fmt.Fprintf(b, "%s  %s\n", head, r.Sentence)
+	fmt.Fprintf(b, "        osl %d, %d repeats per cell, %.0f%% intervals; * = interval excludes zero\n", r.Spec.OSL, r.Spec.Repeats, r.Spec.Level*100)
+	for i := range r.Groups {
+		group(b, r, &r.Groups[i], o)
+	}
+	if g := widest(r); g != nil {
+		forest(b, g, o.Width)
+	}
+	crossings(b, r)
+	if rec := r.Recommend; rec != nil {
+		fmt.Fprintf(b, "\n  RECOMMEND  eff_isl %d   (%s; at %s, objective %s)\n", rec.EffISL, rec.Because, rec.Group, rec.Objective)
+		for _, c := range rec.Configs {
+			for i, line := range strings.Split(c.Text, "\n") {
+				name := c.System
+				if i > 0 {
+					name = ""
+				}
+				fmt.Fprintf(b, "    %-17s %s\n", name, line)
+			}
+			if c.Note != "" {
+				fmt.Fprintf(b, "    %-17s (%s)\n", "", c.Note)
+			}
+		}
+	}
+	for _, c := range Cautions(r, o.Live) {
+		fmt.Fprintf(b, "  CAUTION    %s\n", c)
+	}
+	gates(b, r)
+	if r.Partial != "" {
+		fmt.Fprintf(b, "  PARTIAL    %s after %d cells; dynctl bench --resume %s goes on\n", r.Partial, len(r.Cells), orFolder(o.Folder))
+	}
+	if o.Folder != "" {
+		fmt.Fprintf(b, "  FILES      %s/  report.html  result.json  cells.csv  requests.jsonl.zst  plot.svg  plan.yaml\n", o.Folder)
+		if r.Recommend != nil {
+			fmt.Fprintf(b, "  NEXT       dynctl bench apply %s   shows the difference and sets the threshold of a running router\n", o.Folder)
+		}
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+func orFolder(s string) string {
+	if s == "" {
+		return "FOLDER"
+	}
+	return s
+}
+
+// Cautions are the run's and those of the load that was live before it.
+func Cautions(r *experiment.Result, live int) []string {
+	out := append([]string{}, r.Cautions...)
+	most := 0
+	for _, l := range r.Spec.Loads {
+		most = max(most, l.Concurrency)
+	}
+	if live > most && most > 0 {
+		out = append(out, fmt.Sprintf("live load (%d running) is above the highest level tested (%d): add --concurrency %d", live, most, pow2(live)))
+	}
+	if live > 0 {
+		out = append(out, fmt.Sprintf("%d other requests were running: their tokens are in the engines' counters", live))
+	}
+	return out
+}
+
+func pow2(n int) int {
+	p := 1
+	for p < n {
+		p *= 2
+	}
+	return p
+}
+
+// widest is the group whose plot is shown: the one of the headline.
+func widest(r *experiment.Result) *experiment.GroupResult {
+	var best *experiment.GroupResult
+	for i := range r.Groups {
+		g := &r.Groups[i]
+		if best == nil || g.Group.Cached < best.Group.Cached || g.Group.Cached == best.Group.Cached && g.Group.Load.Concurrency+int(g.Group.Load.Rate) > best.Group.Load.Concurrency+int(best.Group.Load.Rate) {
+			best = g
+		}
+	}
+	return best
+}
+
+func group(b *strings.Builder, r *experiment.Result, g *experiment.GroupResult, o TextOptions) {
+	narrow := o.Width < 118 && !o.Wide
+	fmt.Fprintf(b, "\n  %s\n", strings.ToUpper(g.Group.String()))
+	slo := r.Spec.SLO.Any()
+	if narrow {
+		fmt.Fprintf(b, "  %8s %11s %11s %24s %s\n", "EFF_ISL", "LOCAL p50", "REMOTE p50", "DIFF p50", "VERDICT")
+	} else {
+		good := ""
+		if slo {
+			good = fmt.Sprintf("%12s", "GOOD% L/R")
+		}
+		fmt.Fprintf(b, "  %8s  %-20s %-20s %-24s %15s%s %8s  %s\n", "EFF_ISL", "LOCAL ttft p50/tail", "REMOTE ttft p50/tail", "DIFF p50 [interval]", "ITL tail L/R", good, "XFER", "VERDICT")
+	}
+	for i := range g.Points {
+		p := &g.Points[i]
+		star := " "
+		if p.Verdict != "tie" {
+			star = "*"
+		}
+		diff := "-"
+		if p.Diff.Value != nil {
+			diff = fmt.Sprintf("%+.0f%% [%s,%s] %s", *p.Diff.Value*100, percent(p.Diff.Low), percent(p.Diff.High), star)
+		}
+		if narrow {
+			fmt.Fprintf(b, "  %8d %8s ms %8s ms %24s %s\n", p.EffISL, ms(p.Local.TTFTP50), ms(p.Remote.TTFTP50), diff, p.Verdict)
+			continue
+		}
+		good := ""
+		if slo {
+			good = fmt.Sprintf("%12s", fmt.Sprintf("%.0f / %.0f", p.Local.GoodPct, p.Remote.GoodPct))
+		}
+		xfer := "-"
+		if t := p.Remote.Stages.Transfer; t != nil {
+			xfer = ms(*t) + " ms"
+		}
+		fmt.Fprintf(b, "  %8d  %-20s %-20s %-24s %15s%s %8s  %s\n", p.EffISL,
+			ms(p.Local.TTFTP50)+" / "+ms(p.Local.TTFTP99)+" ms", ms(p.Remote.TTFTP50)+" / "+ms(p.Remote.TTFTP99)+" ms",
+			diff, ms(p.Local.ITLP99)+" / "+ms(p.Remote.ITLP99), good, xfer, p.Verdict)
+	}
+}
+
+// ms is a time in ms with about three digits.
+func ms(v float64) string {
+	switch {
+	case v >= 100:
+		return fmt.Sprintf("%.0f", v)
+	case v >= 10:
+		return fmt.Sprintf("%.1f", v)
+	default:
+		return fmt.Sprintf("%.2f", v)
+	}
+}
+
+func percent(p *float64) string {
+	if p == nil {
+		return "?"
+	}
+	return fmt.Sprintf("%+.0f", *p*100)
+}
+
+// forest draws each point's difference with its interval around zero.
+func forest(b *strings.Builder, g *experiment.GroupResult, width int) {
+	most := 0.05
+	for i := range g.Points {
+		for _, v := range []*float64{g.Points[i].Diff.Value} {
+			if v != nil {
+				most = math.Max(most, math.Abs(*v))
+			}
+		}
+	}
+	most = math.Min(most, 0.6)
+	cols := max(31, (width-24)/2*2+1)
+	at := func(v float64) int {
+		x := int(math.Round((math.Max(-most, math.Min(most, v))/most + 1) / 2 * float64(cols-1)))
+		return min(max(x, 0), cols-1)
+	}
+	axis := fmt.Sprintf("%+.0f%%", -most*100)
+	fmt.Fprintf(b, "\n  DIFF in ttft p50, remote against local, %s\n  %10s %s%*s%*s\n", g.Group, "", axis, cols/2-len(axis)+1, "0", cols/2, fmt.Sprintf("%+.0f%%", most*100))
+	for i := range g.Points {
+		p := &g.Points[i]
+		if p.Diff.Value == nil {
+			continue
+		}
+		row := []byte(strings.Repeat(" ", cols))
+		row[cols/2] = '|'
+		lo, hi := -most, most
+		if p.Diff.Low != nil {
+			lo = *p.Diff.Low
+		}
+		if p.Diff.High != nil {
+			hi = *p.Diff.High
+		}
+		for x := at(lo); x <= at(hi); x++ {
+			row[x] = '='
+		}
+		row[at(lo)], row[at(hi)] = '[', ']'
+		row[at(*p.Diff.Value)] = '*'
+		fmt.Fprintf(b, "  %10d %s\n", p.EffISL, strings.TrimRight(string(row), " "))
+	}
+}
+
+func crossings(b *strings.Builder, r *experiment.Result) {
+	if len(r.Groups) == 0 {
+		return
+	}
+	b.WriteString("\n  CROSSOVER BY LOAD\n")
+	for i := range r.Groups {
+		g := &r.Groups[i]
+		for _, c := range g.Crossings {
+			name := c.Objective
+			switch {
+			case name == "itl":
+				name = fmt.Sprintf("itl p99 <= %s", r.Spec.SLO.ITL)
+			case name == "ttft":
+				name = "ttft p50"
+			}
+			fmt.Fprintf(b, "    %-26s %-18s %s\n", g.Group, name, short(&c))
+		}
+	}
+}
+
+// short is a crossing in a few characters.
+func short(c *experiment.Crossing) string {
+	ends := func() string {
+		end := func(p *float64) string {
+			if p == nil {
+				return "?"
+			}
+			return fmt.Sprintf("%.0f", *p)
+		}
+		return "[" + end(c.At.Low) + ", " + end(c.At.High) + "]"
+	}
+	switch c.Answer {
+	case stats.Crosses:
+		return fmt.Sprintf("%.0f  %s", *c.At.Value, ends())
+	case stats.Bracket:
+		return "bracket only " + ends()
+	case stats.Cliff:
+		return "cliff " + ends()
+	}
+	return "none: " + c.Sentence
+}
+
+func gates(b *strings.Builder, r *experiment.Result) {
+	passed, total := 0, 0
+	for _, g := range r.Gates {
+		if g.Passed != nil {
+			total++
+			if *g.Passed {
+				passed++
+			}
+		}
+	}
+	name := "VALID"
+	if !r.Valid {
+		name = "NOT VALID"
+	}
+	fmt.Fprintf(b, "\n  %s %d/%d\n", name, passed, total)
+	for _, g := range r.Gates {
+		mark := "?"
+		if g.Passed != nil {
+			mark = map[bool]string{true: "ok", false: "FAIL"}[*g.Passed]
+		}
+		fmt.Fprintf(b, "    %-4s %-10s %s\n", mark, g.Name, g.Text)
+		if g.Passed != nil && !*g.Passed && len(g.Cells) > 0 {
+			fmt.Fprintf(b, "                    in %s\n", strings.Join(g.Cells, " "))
+		}
+	}
+}
+
+// CellLine is one finished cell on one line.
+func CellLine(c *experiment.CellResult) string {
+	m := c.Measure
+	t := m.TTFT
+	if c.Cell.Load.Rate > 0 {
+		t = m.TTFTIntended
+	}
+	name := string(c.Cell.Arm)
+	if c.Cell.Phase == "aa" {
+		name = "a/a"
+	}
+	s := fmt.Sprintf("%-8s isl %6d %-14s %-6s rep %d  ttft p50 %s p95 %s ms  itl p50 %s ms  %d req", c.Cell.Phase, c.Cell.ISL(), c.Cell.Load, name, c.Cell.Repeat+1, ms(t.P50), ms(t.P95), ms(m.ITL.P50), m.Requests)
+	if m.Failed > 0 {
+		s += fmt.Sprintf("  %d failed", m.Failed)
+	}
+	if len(c.Voids) > 0 {
+		s += fmt.Sprintf("  redone %d times", len(c.Voids))
+	}
+	return s
+}
+
+// PlanText is the plan with its cost.
+func PlanText(s *plan.Spec, base, aa plan.Cost, eta string) string {
+	refine := "refinement follows"
+	if s.NoRefine {
+		refine = "no refinement"
+	}
+	return fmt.Sprintf("%d isl x %d loads x %d cached x 2 arms x %d repeats = %d cells + %d A/A | ABBA order, seed %d | %s req, %s tokens in | est %s, %s",
+		len(s.ISL), len(s.Loads), len(s.Cached), s.Repeats, base.Cells, aa.Cells, s.Seed, si(float64(base.Requests+aa.Requests)), si(float64(base.InputTokens+aa.InputTokens)), eta, refine)
+}
+
+func si(v float64) string {
+	switch {
+	case v >= 1e9:
+		return fmt.Sprintf("%.1fG", v/1e9)
+	case v >= 1e6:
+		return fmt.Sprintf("%.1fM", v/1e6)
+	case v >= 1e4:
+		return fmt.Sprintf("%.0fk", v/1e3)
+	}
+	return fmt.Sprintf("%.0f", v)
+}
