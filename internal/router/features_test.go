@@ -111,18 +111,14 @@ func streamed(t *testing.T, body []byte) string {
 // prefill ends the decode leg at once, and the retry has a new room.
 func TestSGLangPrefillFailureCancelsDecode(t *testing.T) {
 	t.Parallel()
-	r, p := tappedRig(t, "1p1d:profile=instant,engine=sglang", func(c *router.Config) { c.Retry.Attempts = 1 })
-	p.set(func(engine string, w http.ResponseWriter, q *http.Request, _ []byte) bool {
-		if engine != "prefill-0" || q.URL.Path != "/v1/completions" {
-			return false
-		}
-		w.WriteHeader(http.StatusInternalServerError)
-		return true
-	})
+	r := start(t, "1p1d:profile=instant,engine=sglang,bootstrap_wait=5s", func(c *router.Config) { c.Retry.Attempts = 1; c.Routing.PrefillFallback = "error" })
+	if err := r.Sim.Named("prefill-0").SetFaults(fault.Set{ErrorRate: 1}); err != nil {
+		t.Fatal(err)
+	}
 	begin := time.Now()
 	a := r.send(http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": ids(200, 1)}))
 	a.refused(t, http.StatusBadGateway, "prefill_failed")
-	if d := time.Since(begin); d > 3*time.Second { // the rendezvous alone would wait 300 s
+	if d := time.Since(begin); d > 3*time.Second { // the rendezvous alone would wait 5 s
 		t.Errorf("took %s", d)
 	}
 	r.eventually("an idle decode engine", func() error {

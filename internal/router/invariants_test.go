@@ -165,8 +165,8 @@ func TestInvariant03BytesInBytesOut(t *testing.T) {
 			"\"\\u0061bc\": \"\\ud83d\\ude00 \u00e9\", \"max_tokens\":4 , \"stream\":%v, \"nothing\":null,\"alpha\":[ 1 , {\"b\":-0.0} ], %s, \"ignore_eos\":true, \"last\":1e400}\n", stream, prompt)
 	}
 	short := `"prompt": "a few words"`
-	long := `"prompt": ` + string(encode(t, ids(100, 5)))
-	for _, stream := range []bool{false, true} {
+	for i, stream := range []bool{false, true} {
+		long := `"prompt": ` + string(encode(t, ids(100, 5+i)))
 		for _, c := range []struct{ name, prompt string }{{"local", short}, {"remote", long}} {
 			name := c.name
 			p.reset()
@@ -314,7 +314,7 @@ func TestInvariant04FailedPrefillNeverReachesDecodeSilently(t *testing.T) {
 			t.Parallel()
 			r, p := tappedRig(t, "2p1d:profile=instant", func(c *router.Config) {
 				c.Routing.PrefillFallback, c.Routing.MissingParams = policy, policy
-				c.Timeouts.Prefill = 150 * time.Millisecond
+				c.Timeouts.Prefill = 700 * time.Millisecond
 				c.Retry = router.RetryConfig{Attempts: 4, Budget: 1}
 			})
 			oracle := start(t, "1a:profile=instant")
