@@ -1,6 +1,11 @@
 package router
 
-import "github.com/dynctl/dynctl/internal/workers/health"
+import (
+	"time"
+
+	"github.com/dynctl/dynctl/internal/workers"
+	"github.com/dynctl/dynctl/internal/workers/health"
+)
 
 // Heal ends a worker's ejection and lets good reports outweigh the bad ones,
 // so that a table of failures does not depend on its order.
@@ -12,5 +17,15 @@ func (r *Router) Heal(name string) {
 	w.State.SetEjection(nil)
 	for range 200 {
 		r.outliers.Report(w, health.Success)
+	}
+}
+
+// ForgetLoad makes the ranks of a worker tell nothing until the next scrape.
+func (r *Router) ForgetLoad(name string) {
+	if w, ok := r.registry.Snapshot().Worker(name); ok {
+		for _, k := range w.Ranks {
+			l := workers.UnknownLoad(time.Now())
+			k.SetLoad(&l)
+		}
 	}
 }

@@ -484,11 +484,7 @@ func (p *tap) specs(t *testing.T) func([]workers.Spec) []workers.Spec {
 // before starts a tap in front of an engine.
 func (p *tap) before(t *testing.T, name string, to *url.URL) *url.URL {
 	transport := &http.Transport{DisableCompression: true, MaxIdleConnsPerHost: 16}
-	proxy := &httputil.ReverseProxy{
-		Rewrite:       func(q *httputil.ProxyRequest) { q.SetURL(to); q.Out.Host = q.In.Host },
-		FlushInterval: -1, Transport: transport, ErrorLog: quietLog,
-		ErrorHandler: func(w http.ResponseWriter, _ *http.Request, _ error) { panic(http.ErrAbortHandler) },
-	}
+	proxy := proxyTo(to, transport)
 	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
 		body, err := io.ReadAll(q.Body)
 		if err != nil {
@@ -520,6 +516,14 @@ func (p *tap) before(t *testing.T, name string, to *url.URL) *url.URL {
 		t.Fatal(err)
 	}
 	return u
+}
+
+func proxyTo(to *url.URL, transport http.RoundTripper) *httputil.ReverseProxy {
+	return &httputil.ReverseProxy{
+		Rewrite:       func(q *httputil.ProxyRequest) { q.SetURL(to); q.Out.Host = q.In.Host },
+		FlushInterval: -1, Transport: transport, ErrorLog: quietLog,
+		ErrorHandler: func(w http.ResponseWriter, _ *http.Request, _ error) { panic(http.ErrAbortHandler) },
+	}
 }
 
 // recorder keeps what an engine answers.
@@ -558,4 +562,10 @@ func adminRoute(prompt []int, session string) admin.RouteRequest {
 		tokens[i] = uint32(id)
 	}
 	return admin.RouteRequest{Model: "sim", Tokens: tokens, Session: session}
+}
+
+// routeOf asks for a dry run of a body.
+func routeOf(t *testing.T, endpoint string, body object) admin.RouteRequest {
+	t.Helper()
+	return admin.RouteRequest{Endpoint: endpoint, Body: encode(t, body)}
 }
