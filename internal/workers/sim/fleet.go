@@ -379,6 +379,6 @@ func (g *Group) RankConfig(v *vocab.Vocab, index, rank int, incarnation uint64) 
 		MaxModelLen: g.MaxModelLen, Model: g.Model, Seed: g.Weights, NameSeed: names,
 		NoiseSeed: mixSeed(g.Seed, uint64(index), incarnation, 0x6e6f697365, uint64(rank)),
 		Timing:    model, Noise: noise, Speed: speed, Words: v.Words(), EOS: vocab.End, OSL: g.OSL,
-		Recompute: g.Recompute, Lease: g.Lease, Connector: g.Connector != workers.ConnectorNone,
+		Recompute: g.Recompute, Lease: g.Lease, Connector: g.Connector != workers.ConnectorNone, Unique: g.Engine == workers.SGLang,
 	}, nil
 }

@@ -67,6 +67,9 @@ type Config struct {
 	NameSeed uint64
 	// Quiet drops events instead of queueing them.
 	Quiet bool
+	// Unique gives a block that is known by its content no second place, as
+	// SGLang's radix tree does; vLLM keeps both.
+	Unique bool
 }
 
 type block struct {
@@ -201,6 +204,36 @@ type Run struct {
 // Commit names the blocks of a run, so that others can find them, and queues
 // one Stored event for all of them.
 func (c *Cache) Commit(r Run) {
+	if c.cfg.Unique {
+		c.commitUnique(r)
+		return
+	}
+	c.commit(r)
+}
+
+// commitUnique names only what is not there yet, in runs of its own.
+func (c *Cache) commitUnique(r Run) {
+	from := 0
+	part := func(to int) {
+		if from < to {
+			p := r
+			p.Blocks, p.Seqs, p.Tokens = r.Blocks[from:to], r.Seqs[from:to], r.Tokens[from*c.cfg.BlockSize:to*c.cfg.BlockSize]
+			if from > 0 {
+				p.Parent, p.HasParent = r.Seqs[from-1], true
+			}
+			c.commit(p)
+		}
+		from = to + 1
+	}
+	for i, s := range r.Seqs {
+		if _, ok := c.index[s]; ok {
+			part(i)
+		}
+	}
+	part(len(r.Seqs))
+}
+
+func (c *Cache) commit(r Run) {
 	if len(r.Blocks) == 0 {
 		return
 	}

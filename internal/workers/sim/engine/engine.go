@@ -85,6 +85,8 @@ type Config struct {
 	// Connector says that the engine has a KV connector, so that it counts
 	// external cache queries.
 	Connector bool
+	// Unique keeps one block of each content, as SGLang does; see cache.Config.
+	Unique bool
 	// Exit is called when the engine process would have died.
 	Exit func(now Time, reason string)
 }
@@ -230,7 +232,7 @@ func New(cfg Config) (*Rank, error) {
 	if cfg.OSL <= 0 {
 		cfg.OSL = 128
 	}
-	c, err := cache.New(cache.Config{Blocks: cfg.Blocks, BlockSize: cfg.BlockSize, NameSeed: cfg.NameSeed, Quiet: cfg.Publish == nil})
+	c, err := cache.New(cache.Config{Blocks: cfg.Blocks, BlockSize: cfg.BlockSize, NameSeed: cfg.NameSeed, Quiet: cfg.Publish == nil, Unique: cfg.Unique})
 	if err != nil {
 		return nil, fmt.Errorf("engine: %w", err)
 	}
