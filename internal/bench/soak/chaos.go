@@ -1,0 +1,388 @@
+package soak
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/dynctl/dynctl/internal/router"
+	"github.com/dynctl/dynctl/internal/workers"
+	"github.com/dynctl/dynctl/internal/workers/sim"
+	"github.com/dynctl/dynctl/internal/workers/sim/fault"
+)
+
+// Kinds of what is done to the fleet.
+const (
+	doKill          = "kill"
+	doRestart       = "restart"
+	doRefuse        = "refuse connections"
+	doHang          = "hang"
+	doSlow          = "slow"
+	doErrors        = "5xx"
+	doDie           = "cut answers"
+	doDrop          = "drop events"
+	doReorder       = "reorder events"
+	doCorrupt       = "corrupt events"
+	doDrain         = "drain"
+	doRemove        = "remove worker"
+	doAdd           = "add worker"
+	doReload        = "reload"
+	doBadReload     = "bad reload"
+	doRestartRouter = "restart router"
+)
+
+// shows says which events prove that a fault was seen. A fault needs one of
+// them, of its worker, within its time.
+var shows = map[string][]string{
+	doKill:          {"health_changed", "worker_failing", "worker_restarted", "feed_disconnected", "feed_restart"},
+	doRestart:       {"health_changed", "worker_failing", "worker_restarted", "feed_disconnected", "feed_restart"},
+	doRefuse:        {"health_changed", "worker_failing", "outlier_ejected"},
+	doHang:          {"health_changed", "worker_failing", "outlier_ejected"},
+	doSlow:          {"worker_failing", "outlier_ejected", "health_changed"},
+	doErrors:        {"worker_failing", "outlier_ejected"},
+	doDie:           {"worker_failing", "outlier_ejected"},
+	doDrop:          {"feed_gap", "feed_unknown", "feed_stale"},
+	doReorder:       {"feed_gap", "feed_unknown", "feed_stale"},
+	doCorrupt:       {"feed_gap", "feed_unknown", "feed_stale", "feed_damaged"},
+	doDrain:         {"worker_draining"},
+	doRemove:        {"worker_removed"},
+	doAdd:           {"worker_added"},
+	doReload:        {"config_reloaded"},
+	doBadReload:     {"config_refused"},
+	doRestartRouter: {"router_draining"},
+}
+
+// Fault is one thing that was done on purpose.
+type Fault struct {
+	// From and To are when it began and when its worker was well again.
+	From time.Time `json:"from"`
+	To   time.Time `json:"to"`
+	Kind string    `json:"kind"`
+	// Worker is empty for what is done to the router itself.
+	Worker string `json:"worker,omitempty"`
+	Detail string `json:"detail,omitempty"`
+	// Seen is the event by which an operator can find it.
+	Seen   string    `json:"seen,omitempty"`
+	SeenAt time.Time `json:"seen_at,omitzero"`
+	Text   string    `json:"text,omitempty"`
+}
+
+// group is engines of which always one is left alone: the alternative that
+// every request has.
+type group struct {
+	model   string
+	prefill bool
+	engines []*sim.Engine
+}
+
+// chaos does things to the fleet.
+type chaos struct {
+	s      *soak
+	groups []*group
+	spare  *sim.Engine
+
+	mu     sync.Mutex
+	faults []*Fault
+	active map[string]*Fault // by worker
+	away   []*Fault          // restarts of the router
+	errs   []error
+	wg     sync.WaitGroup
+}
+
+// faulty reports whether something was done to a worker in a time.
+func (c *chaos) faulty(worker string, from, to time.Time) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for i := len(c.faults) - 1; i >= 0; i-- {
+		f := c.faults[i]
+		if f.Worker == worker && !f.From.After(to) && (f.To.IsZero() || !f.To.Before(from)) {
+			return true
+		}
+	}
+	return false
+}
+
+// restarting reports whether the router was away at any time in between.
+func (c *chaos) restarting(from, to time.Time) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, f := range c.away {
+		if !f.From.After(to) && (f.To.IsZero() || !f.To.Before(from)) {
+			return true
+		}
+	}
+	return false
+}
+
+func (c *chaos) begin(kind, worker, detail string) *Fault {
+	f := &Fault{From: time.Now(), Kind: kind, Worker: worker, Detail: detail}
+	c.mu.Lock()
+	c.faults = append(c.faults, f)
+	if worker != "" {
+		c.active[worker] = f
+	}
+	if kind == doRestartRouter {
+		c.away = append(c.away, f)
+	}
+	c.mu.Unlock()
+	return f
+}
+
+func (c *chaos) end(f *Fault) {
+	c.mu.Lock()
+	f.To = time.Now()
+	if c.active[f.Worker] == f {
+		delete(c.active, f.Worker)
+	}
+	c.mu.Unlock()
+}
+
+func (c *chaos) failed(f *Fault, err error) {
+	if err == nil {
+		return
+	}
+	c.mu.Lock()
+	c.errs = append(c.errs, fmt.Errorf("%s %s at %s: %w", f.Kind, f.Worker, f.From.Format(time.TimeOnly), err))
+	c.mu.Unlock()
+}
+
+// run does one thing after the other, several at a time, until ctx ends; then it
+// makes everything whole again.
+func (c *chaos) run(ctx context.Context) {
+	rng := rand.New(rand.NewPCG(c.s.o.Seed, 0x6368616f73))
+	nextRestart := time.Now().Add(c.s.o.RouterEvery)
+	for ctx.Err() == nil {
+		pause(ctx, time.Duration((0.5+rng.ExpFloat64())*float64(c.s.o.Gap)))
+		if ctx.Err() != nil {
+			break
+		}
+		if time.Now().After(nextRestart) {
+			c.wg.Wait() // a restart must find what it left
+			c.restartRouter(ctx)
+			nextRestart = time.Now().Add(c.s.o.RouterEvery)
+			continue
+		}
+		switch k := rng.IntN(100); {
+		case k < 6:
+			c.reload(rng.IntN(4) == 0, rng)
+		case k < 12:
+			c.swapSpare(ctx)
+		default:
+			c.strike(ctx, rng)
+		}
+	}
+	c.wg.Wait()
+}
+
+// strike picks a worker that can be missed and does something to it.
+func (c *chaos) strike(ctx context.Context, rng *rand.Rand) {
+	g := c.groups[rng.IntN(len(c.groups))]
+	target := g.engines[rng.IntN(len(g.engines))]
+	kind := []string{
+		doKill, doKill, doRestart, doRestart, doRefuse, doHang, doSlow, doErrors, doErrors, doDie, doDie,
+		doDrop, doDrop, doReorder, doReorder, doCorrupt, doCorrupt, doDrain,
+	}[rng.IntN(18)]
+	hold := time.Duration((1 + rng.Float64()*2) * float64(c.s.o.Hold))
+	number, status := rng.Float64(), []int{500, 502, 503, 504}[rng.IntN(4)]
+	if !c.spareable(ctx, g, target.Name()) {
+		return
+	}
+	f := c.begin(kind, target.Name(), "")
+	c.wg.Add(1)
+	go func() {
+		defer c.wg.Done()
+		defer c.end(f)
+		c.failed(f, c.carry(ctx, f, g, target, hold, number, status))
+	}()
+}
+
+// spareable reports whether another worker of the group is left that the router
+// would use and to which nothing is done.
+func (c *chaos) spareable(ctx context.Context, g *group, target string) bool {
+	usable := map[string]bool{}
+	l, err := c.s.rig.Admin.Workers(ctx)
+	if err != nil {
+		return false
+	}
+	for _, w := range l.Workers {
+		usable[w.Name] = w.Usable
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.active[target] != nil || !usable[target] {
+		return false
+	}
+	for _, e := range g.engines {
+		if e.Name() != target && c.active[e.Name()] == nil && usable[e.Name()] {
+			return true
+		}
+	}
+	return false
+}
+
+func (c *chaos) carry(ctx context.Context, f *Fault, g *group, e *sim.Engine, hold time.Duration, number float64, status int) error {
+	var set fault.Set
+	switch f.Kind {
+	case doKill:
+		e.Kill()
+	case doRestart:
+		if err := e.Restart(); err != nil {
+			return err
+		}
+		hold = 0
+	case doDrain:
+		if _, err := c.s.rig.Admin.DrainWorker(ctx, e.Name()); err != nil {
+			return err
+		}
+	case doRefuse:
+		set.Refuse = true
+	case doHang:
+		set.Hang = true
+	case doSlow:
+		set.Slow = 2000 + 2000*number
+	case doErrors:
+		set.ErrorRate, set.ErrorStatus = 0.3+0.7*number, status
+	case doDie:
+		set.DieRate, set.DieAfter = 0.3+0.7*number, int(number*20)%6
+	case doDrop:
+		set.DropEvents = 0.2 + 0.6*number
+	case doReorder:
+		set.ReorderEvents = 0.2 + 0.6*number
+	case doCorrupt:
+		set.CorruptEvents = 0.2 + 0.6*number
+	}
+	if set != (fault.Set{}) {
+		f.Detail = fmt.Sprintf("%+v", set)
+		if err := e.SetFaults(set); err != nil {
+			return err
+		}
+	}
+	// Requests of our own make sure that it is felt.
+	until := time.Now().Add(hold)
+	for time.Now().Before(until) && ctx.Err() == nil {
+		if f.Kind != doDrain && f.Kind != doKill {
+			_ = c.poke(ctx, g, e, 2500, max(time.Until(until), 8*time.Second)) // that it fails is the purpose
+		}
+		pause(ctx, 100*time.Millisecond)
+	}
+	ctx = context.WithoutCancel(ctx)
+	switch f.Kind {
+	case doKill:
+		if err := e.Restart(); err != nil {
+			return err
+		}
+	case doDrain:
+		if _, err := c.s.rig.Admin.ResumeWorker(ctx, e.Name()); err != nil {
+			return err
+		}
+	case doRestart:
+	default:
+		if err := e.SetFaults(fault.Set{}); err != nil {
+			return err
+		}
+	}
+	// It is well again when it answers.
+	for end := time.Now().Add(2 * time.Minute); ; {
+		err := c.poke(ctx, g, e, 200, 20*time.Second)
+		if err == nil {
+			return nil
+		}
+		if time.Now().After(end) {
+			return fmt.Errorf("does not recover: %w", err)
+		}
+		pause(ctx, 250*time.Millisecond)
+	}
+}
+
+// poke sends a request through the router that must pass one engine.
+func (c *chaos) poke(ctx context.Context, g *group, e *sim.Engine, tokens int, wait time.Duration) error {
+	if g.prefill {
+		return c.s.pinned(ctx, g.model, "", e.Name(), tokens, wait)
+	}
+	return c.s.pinned(ctx, g.model, e.Name(), "", tokens, wait)
+}
+
+// reload changes the configuration in force, or tries to with one that must be
+// refused.
+func (c *chaos) reload(broken bool, rng *rand.Rand) {
+	cfg := c.s.rig.Config
+	if broken {
+		f := c.begin(doBadReload, "", "")
+		defer c.end(f)
+		cfg.Routing.Policy = "whatever"
+		if c.s.rig.Router.Reload(cfg, nil) == nil {
+			c.failed(f, errors.New("a configuration that makes no sense was taken"))
+		}
+		return
+	}
+	cfg.Routing.Threshold = []int{0, 64, 512, 4096}[rng.IntN(4)]
+	cfg.Routing.Policy = []string{"kv", "kv", "kv", "least_loaded", "round_robin", "power_of_two"}[rng.IntN(6)]
+	f := c.begin(doReload, "", fmt.Sprintf("policy %s, threshold %d", cfg.Routing.Policy, cfg.Routing.Threshold))
+	defer c.end(f)
+	c.failed(f, c.s.rig.Router.Reload(cfg, nil))
+}
+
+// swapSpare removes the spare worker after a drain, or adds it again.
+func (c *chaos) swapSpare(ctx context.Context) {
+	l, err := c.s.rig.Admin.Workers(ctx)
+	if err != nil {
+		return
+	}
+	name := c.spare.Name()
+	there := false
+	for _, w := range l.Workers {
+		there = there || w.Name == name
+	}
+	if !there {
+		f := c.begin(doAdd, name, "")
+		defer c.end(f)
+		c.failed(f, c.addSpare(ctx))
+		return
+	}
+	f := c.begin(doDrain, name, "before it is removed")
+	_, err = c.s.rig.Admin.DrainWorker(ctx, name)
+	c.failed(f, err)
+	pause(ctx, c.s.o.Hold/2)
+	c.end(f)
+	f = c.begin(doRemove, name, "")
+	defer c.end(f)
+	c.failed(f, c.s.rig.Admin.RemoveWorker(context.WithoutCancel(ctx), name))
+}
+
+// restartRouter stops the router in the midst of everything and starts it anew
+// with the snapshot that it left.
+func (c *chaos) restartRouter(ctx context.Context) {
+	f := c.begin(doRestartRouter, "", "")
+	defer c.end(f)
+	ctx = context.WithoutCancel(ctx)
+	c.failed(f, c.s.restart(ctx))
+}
+
+// specs are the engines that the router knows from the start: all but the spare.
+func (c *chaos) specs(spare string) func([]workers.Spec) []workers.Spec {
+	return func(in []workers.Spec) (out []workers.Spec) {
+		for _, w := range in {
+			if w.Name != spare {
+				out = append(out, w)
+			}
+		}
+		return out
+	}
+}
+
+// retries of the soak are generous: what is tested is that a request gets
+// through when it can.
+func configure(snapshot string) func(*router.Config) {
+	return func(c *router.Config) {
+		c.Health.Interval, c.Health.Scrape, c.Health.Timeout = 300*time.Millisecond, 500*time.Millisecond, 2*time.Second
+		c.Index.Snapshot = snapshot
+		c.Routing.AllowHeaders = true
+		c.Retry = router.RetryConfig{Attempts: 6, Budget: 1}
+		c.Timeouts.Prefill, c.Timeouts.Response, c.Timeouts.Idle = 8*time.Second, 6*time.Second, 6*time.Second
+		c.Receipts, c.Events = 512, 4096
+		c.Tokens.ApproxTTL = 30 * time.Second
+	}
+}

@@ -1,0 +1,14 @@
+// Package soak is endurance: hours of mixed load over simulated engines while
+// everything around it is broken on purpose, and the books that must balance
+// afterwards.
+//
+// There are two forms of it. [Endure] is real time: a router on real sockets in
+// front of engines on real sockets, clients that read slowly, hang up or send
+// garbage, engines that are killed, restarted, slowed, made to answer 5xx and
+// to lose, reorder and corrupt their events, a router that is reloaded and
+// restarted. [Play] is the same schedule of faults under a virtual clock: the
+// stages of the router and the simulated engines in one goroutine, thousands of
+// seeds a minute, each of them repeatable to the byte.
+//
+// docs/reliability.md says what is checked, and what a full run has shown.
+package soak

@@ -1,0 +1,438 @@
+package soak
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"os"
+	"path/filepath"
+	"runtime"
+	"runtime/metrics"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/dynctl/dynctl/internal/router/admin"
+	"github.com/dynctl/dynctl/internal/router/routertest"
+	"github.com/dynctl/dynctl/internal/workers/sim"
+)
+
+// Options shape an endurance run. Zero values stand for the defaults.
+type Options struct {
+	// Duration is how long load and faults last: 1 h.
+	Duration time.Duration
+	// Clients is the number of requests at a time, Think the mean pause of a
+	// client between two: 10 and 60 ms.
+	Clients int
+	Think   time.Duration
+	// Seed makes requests and faults; when they meet is up to the machine.
+	Seed uint64
+	// Gap is the mean time between two faults, Hold half the mean time that one
+	// lasts, RouterEvery the time between two restarts of the router: 2 s, 4 s
+	// and an eighth of Duration.
+	Gap, Hold, RouterEvery time.Duration
+	// Epoch is how long the same requests come again: 1 min.
+	Epoch time.Duration
+	// Dir takes the events, the receipts of what went wrong, and the snapshot
+	// of the index.
+	Dir string
+	// Log gets a line now and then; nil for none.
+	Log func(format string, a ...any)
+}
+
+func (o *Options) defaults() {
+	for _, p := range []struct {
+		dst *time.Duration
+		v   time.Duration
+	}{
+		{&o.Duration, time.Hour}, {&o.Think, 60 * time.Millisecond}, {&o.Gap, 2 * time.Second}, {&o.Hold, 4 * time.Second}, {&o.Epoch, time.Minute},
+	} {
+		if *p.dst <= 0 {
+			*p.dst = p.v
+		}
+	}
+	if o.RouterEvery <= 0 {
+		o.RouterEvery = o.Duration / 8
+	}
+	if o.Clients <= 0 {
+		o.Clients = 10
+	}
+	if o.Seed == 0 {
+		o.Seed = 1
+	}
+	if o.Log == nil {
+		o.Log = func(string, ...any) {}
+	}
+}
+
+// fleetText is the engines: five of vLLM that are split, one that is not (the
+// spare that comes and goes), and four of SGLang. The caches are small, so that
+// they evict, and leave room for the longest prompt.
+const fleetText = "2p3d:speed=20,kv_blocks=6000,max_model_len=90000,steps=400,osl=24" +
+	"+2p2d:engine=sglang,model=sgl,speed=20,kv_blocks=6000,max_model_len=90000,steps=400,osl=24,bootstrap_wait=20s" +
+	"+1a:speed=20,kv_blocks=6000,max_model_len=90000,steps=400,osl=24"
+
+// referenceText is the engines that nothing is done to.
+const referenceText = "1a:profile=instant,kv_blocks=8000,max_model_len=90000,events=off,osl=24" +
+	"+1a:engine=sglang,model=sgl,profile=instant,kv_blocks=8000,max_model_len=90000,events=off,osl=24"
+
+const spareName = "aggregated-0"
+
+// soak is a run.
+type soak struct {
+	o      Options
+	rig    *routertest.Rig
+	ref    *sim.Running
+	oracle *oracle
+	chaos  *chaos
+	http   *http.Client
+	began  time.Time
+	pins   atomic.Uint64
+
+	// gate is held for reading by every request; who holds it for writing is
+	// alone with an idle router.
+	gate sync.RWMutex
+
+	counts     counts
+	mu         sync.Mutex
+	violations []Violation
+	more       int      // violations that were not kept
+	notes      *os.File // violations.jsonl
+	events     *os.File // events.jsonl
+}
+
+// Violation is something that must not happen.
+type Violation struct {
+	At       time.Time `json:"at"`
+	What     string    `json:"what"`
+	Detail   string    `json:"detail"`
+	Request  string    `json:"request,omitempty"`
+	Decision string    `json:"decision,omitempty"`
+}
+
+const maxViolations = 200
+
+func (s *soak) violation(what string, t *try, detail string) {
+	v := Violation{At: time.Now(), What: what, Detail: detail}
+	var receipt json.RawMessage
+	if t != nil {
+		v.Request = fmt.Sprintf("%s %s %s, %d bytes, stream %v, took %s, answered by %q, path %q", t.way, t.job.model, t.job.kind, t.job.bytes, t.job.stream, t.to.Sub(t.from).Round(time.Millisecond), t.worker, t.path)
+		v.Decision = t.decision
+		if t.decision != "" {
+			ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+			receipt, _ = s.rig.Admin.Decision(ctx, t.decision) // it may be gone by now
+			cancel()
+		}
+	}
+	s.o.Log("VIOLATION %s: %s (%s %s)", what, detail, v.Request, v.Decision)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.violations) >= maxViolations {
+		s.more++
+		return
+	}
+	s.violations = append(s.violations, v)
+	if s.notes != nil {
+		b, err := json.Marshal(struct {
+			Violation
+			Receipt json.RawMessage `json:"receipt,omitempty"`
+		}{v, receipt})
+		if err == nil {
+			_, _ = s.notes.Write(append(b, '\n')) // the summary has it too
+		}
+	}
+}
+
+// Endure runs the endurance test and says what it has seen. The error is nil
+// when everything held; the summary is there in any case unless the run could
+// not even begin.
+func Endure(ctx context.Context, o Options) (*Summary, error) {
+	o.defaults()
+	if o.Dir == "" {
+		return nil, errors.New("soak: no folder to write to")
+	}
+	sum := &Summary{Schema: SummarySchema, Started: time.Now(), Seed: o.Seed, Clients: o.Clients, Fleet: fleetText, Go: runtime.Version(), CPUs: runtime.NumCPU()}
+	sum.Before = usageNow()
+	s := &soak{o: o}
+	if err := s.open(ctx); err != nil {
+		return nil, errors.Join(err, s.close(ctx))
+	}
+	s.began = time.Now()
+	s.load(ctx, sum)
+	if err := s.close(context.WithoutCancel(ctx)); err != nil {
+		s.violation("close", nil, err.Error())
+	}
+	sum.After = settle(sum.Before)
+	s.leaks(sum)
+	s.findFaults(sum)
+	s.fill(sum)
+	return sum, sum.Err()
+}
+
+func (s *soak) open(ctx context.Context) (err error) {
+	if s.notes, err = os.Create(filepath.Join(s.o.Dir, "violations.jsonl")); err != nil {
+		return err
+	}
+	if s.events, err = os.Create(filepath.Join(s.o.Dir, "events.jsonl")); err != nil {
+		return err
+	}
+	f, err := sim.ParseFleet(referenceText)
+	if err != nil {
+		return err
+	}
+	if s.ref, err = sim.Start(ctx, f); err != nil {
+		return err
+	}
+	s.http = &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 128, DisableCompression: true}}
+	s.oracle = &oracle{
+		urls:   map[string]string{modelVLLM: s.ref.Engine(0).URL(), modelSGLang: s.ref.Engine(1).URL()},
+		client: s.http, seed: s.o.Seed,
+	}
+	s.chaos = &chaos{s: s, active: map[string]*Fault{}}
+	s.rig, err = routertest.Start(ctx, routertest.Options{
+		Fleet: fleetText, Specs: s.chaos.specs(spareName), Configure: configure(filepath.Join(s.o.Dir, "index.snapshot")),
+		// The event log is bounded; what it has told is kept in a file.
+		Logger: slog.New(slog.NewJSONHandler(s.events, &slog.HandlerOptions{Level: slog.LevelInfo})),
+	})
+	if err != nil {
+		return err
+	}
+	s.chaos.spare = s.rig.Sim.Named(spareName)
+	named := func(model string, prefill bool, names ...string) *group {
+		g := &group{model: model, prefill: prefill}
+		for _, n := range names {
+			g.engines = append(g.engines, s.rig.Sim.Named(n))
+		}
+		return g
+	}
+	s.chaos.groups = []*group{
+		named(modelVLLM, true, "prefill-0", "prefill-1"), named(modelVLLM, false, "decode-0", "decode-1", "decode-2"),
+		named(modelSGLang, true, "prefill-2", "prefill-3"), named(modelSGLang, false, "decode-3", "decode-4"),
+	}
+	ready, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	return s.rig.Ready(ready)
+}
+
+func (s *soak) close(ctx context.Context) error {
+	var err error
+	if s.rig != nil {
+		ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+		defer cancel()
+		err = s.rig.Close(ctx)
+	}
+	if s.http != nil {
+		s.http.CloseIdleConnections()
+	}
+	if s.ref != nil {
+		err = errors.Join(err, s.ref.Close())
+	}
+	if s.notes != nil {
+		err = errors.Join(err, s.notes.Close())
+		s.notes = nil
+	}
+	if s.events != nil {
+		err = errors.Join(err, s.events.Close())
+	}
+	return err
+}
+
+// load runs clients and faults for the duration, with checks in between: the
+// first after a twelfth of it (five minutes of an hour), the last at the end.
+func (s *soak) load(ctx context.Context, sum *Summary) {
+	run, cancel := context.WithTimeout(ctx, s.o.Duration)
+	defer cancel()
+	var clients sync.WaitGroup
+	for i := range s.o.Clients {
+		clients.Go(func() { s.client(run, i) })
+	}
+	first := s.o.Duration / 12
+	for _, at := range []time.Duration{first, s.o.Duration / 3, s.o.Duration * 2 / 3, s.o.Duration} {
+		broken, stop := context.WithDeadline(run, s.began.Add(at))
+		s.chaos.run(broken)
+		stop()
+		if ctx.Err() != nil {
+			break
+		}
+		if at == s.o.Duration {
+			break
+		}
+		sum.Checks = append(sum.Checks, s.check(ctx, fmt.Sprintf("after %s", at.Round(time.Second))))
+	}
+	cancel()
+	clients.Wait()
+	if ctx.Err() != nil {
+		s.violation("interrupted", nil, "the run was ended before its time")
+		return
+	}
+	sum.Checks = append(sum.Checks, s.check(ctx, "at the end"))
+	sum.Duration = Seconds(time.Since(s.began))
+}
+
+// restart stops the router and starts it with the snapshot that it left.
+func (s *soak) restart(ctx context.Context) error {
+	stop, cancel := context.WithTimeout(ctx, 15*time.Second)
+	defer cancel()
+	// A drain that needs longer cuts what is left; the ledger must balance even so.
+	err := s.rig.StopRouter(stop)
+	if errors.Is(err, context.DeadlineExceeded) && s.rig.Router == nil {
+		s.o.Log("the drain was cut: %v", err)
+		err = nil
+	}
+	if err = errors.Join(err, s.rig.StartRouter(ctx)); err != nil {
+		return err
+	}
+	ready, done := context.WithTimeout(ctx, time.Minute)
+	defer done()
+	return s.rig.Ready(ready)
+}
+
+func (c *chaos) addSpare(ctx context.Context) error {
+	w := c.spare.Worker()
+	_, err := c.s.rig.Admin.AddWorker(context.WithoutCancel(ctx), admin.AddWorker{Role: string(w.Role), Spec: w.URL.String() + ",name=" + c.spare.Name()})
+	return err
+}
+
+// check waits for an idle moment and looks at everything that must hold then.
+func (s *soak) check(ctx context.Context, when string) Check {
+	s.gate.Lock()
+	defer s.gate.Unlock()
+	c := Check{When: when, At: time.Now()}
+	wrong := func(what string, err error) {
+		if err != nil {
+			s.violation(what, nil, when+": "+err.Error())
+		}
+	}
+	ctx, cancel := context.WithTimeout(ctx, 3*time.Minute)
+	defer cancel()
+	if l, err := s.rig.Admin.Workers(ctx); err != nil {
+		wrong("admin API", err)
+	} else if !slices.ContainsFunc(l.Workers, func(w admin.Worker) bool { return w.Name == spareName }) {
+		wrong("spare", s.chaos.addSpare(ctx))
+	}
+	wrong("fleet", s.whole(ctx))
+	// A lost event at the very end is known with the next one only, in real
+	// fleets as well: give every rank a next one.
+	for range 2 {
+		for _, g := range s.chaos.groups {
+			for _, e := range g.engines {
+				wrong("pinned request", s.chaos.poke(ctx, g, e, 200, 30*time.Second))
+			}
+		}
+		wrong("pinned request", s.pinned(ctx, modelVLLM, spareName, "", 200, 30*time.Second))
+	}
+	from := time.Now()
+	wrong("index", s.rig.Synced(ctx))
+	c.Sync = Seconds(time.Since(from))
+	wrong("ledger", routertest.Wait(ctx, "an empty ledger", s.rig.Router.Balanced))
+	for _, e := range s.rig.Sim.Engines() {
+		if st, err := e.Counters(); err == nil {
+			c.Exits += e.Exits()
+			for _, r := range st {
+				c.Held += r.Running + r.Waiting
+			}
+		}
+	}
+	if l, err := s.rig.Admin.IndexStats(ctx); err == nil {
+		c.Index = l.Totals.Memberships
+	}
+	s.http.CloseIdleConnections()
+	s.rig.Client.CloseIdleConnections()
+	c.Usage = usageNow()
+	s.o.Log("check %s: heap %.1f MiB, %d goroutines, %d files, index %d, %d violations so far", when, float64(c.Usage.Heap)/(1<<20), c.Usage.Goroutines, c.Usage.Files, c.Index, len(s.violations))
+	return c
+}
+
+// whole waits until all workers are usable again: ejections take their time.
+func (s *soak) whole(ctx context.Context) error {
+	ready, cancel := context.WithTimeout(ctx, 2*time.Minute)
+	defer cancel()
+	return routertest.Wait(ready, "all workers", func() error {
+		l, err := s.rig.Admin.Workers(ready)
+		if err != nil {
+			return err
+		}
+		for _, w := range l.Workers {
+			if w.Health == "ejected" {
+				continue // a penalty may last for minutes; a request of ours ends it below
+			}
+			if !w.Usable {
+				return fmt.Errorf("%s is not usable: %s", w.Name, w.Reason)
+			}
+			for _, k := range w.Ranks {
+				if k.Feed.State != "none" && !k.Feed.Trusted {
+					return fmt.Errorf("the feed of %s is %s: %s", k.Label, k.Feed.State, k.Feed.Reason)
+				}
+			}
+		}
+		return nil
+	})
+}
+
+// Usage is what the process holds.
+type Usage struct {
+	Heap       uint64 `json:"heap_bytes"` // live after a collection
+	Goroutines int    `json:"goroutines"`
+	Files      int    `json:"open_files"` // sockets included
+	Sockets    int    `json:"open_sockets"`
+}
+
+func usageNow() Usage {
+	runtime.GC()
+	runtime.GC() // what the first one has handed to finalizers
+	m := []metrics.Sample{{Name: "/memory/classes/heap/objects:bytes"}}
+	metrics.Read(m)
+	u := Usage{Heap: m[0].Value.Uint64(), Goroutines: runtime.NumGoroutine()}
+	if list, err := os.ReadDir("/proc/self/fd"); err == nil {
+		for _, e := range list {
+			u.Files++
+			if to, err := os.Readlink("/proc/self/fd/" + e.Name()); err == nil && strings.HasPrefix(to, "socket:") {
+				u.Sockets++
+			}
+		}
+	}
+	return u
+}
+
+// settle waits until as much is left as there was before, or does not shrink
+// any more.
+func settle(before Usage) (now Usage) {
+	for end := time.Now().Add(20 * time.Second); ; {
+		now = usageNow()
+		if now.Goroutines <= before.Goroutines && now.Sockets <= before.Sockets || time.Now().After(end) {
+			return now
+		}
+		pause(context.Background(), 50*time.Millisecond)
+	}
+}
+
+// heapSlack is how much the heap may grow between five minutes and the end, as
+// a share of it, and absolutely for runs so short that it is still filling.
+const heapSlack = 0.10
+
+func (s *soak) leaks(sum *Summary) {
+	b, a := sum.Before, sum.After
+	if a.Goroutines > b.Goroutines {
+		buf := make([]byte, 1<<20)
+		_ = os.WriteFile(filepath.Join(s.o.Dir, "goroutines.txt"), buf[:runtime.Stack(buf, true)], 0o600)
+		s.violation("leak", nil, fmt.Sprintf("%d goroutines before, %d after (goroutines.txt)", b.Goroutines, a.Goroutines))
+	}
+	if a.Sockets > b.Sockets {
+		s.violation("leak", nil, fmt.Sprintf("%d sockets before, %d after", b.Sockets, a.Sockets))
+	}
+	if a.Files > b.Files+1 { // the runtime's own poller opens one
+		s.violation("leak", nil, fmt.Sprintf("%d open files before, %d after", b.Files, a.Files))
+	}
+	if len(sum.Checks) > 1 {
+		first, last := sum.Checks[0].Usage, sum.Checks[len(sum.Checks)-1].Usage
+		sum.HeapGrowth = float64(last.Heap)/float64(first.Heap) - 1
+		if s.o.Duration >= 30*time.Minute && sum.HeapGrowth > heapSlack {
+			s.violation("heap", nil, fmt.Sprintf("%d bytes after %s, %d at the end (%+.1f %%)", first.Heap, sum.Checks[0].When, last.Heap, 100*sum.HeapGrowth))
+		}
+	}
+}

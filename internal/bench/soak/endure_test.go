@@ -1,0 +1,59 @@
+package soak
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+)
+
+// TestEndurance is the real-time form: ten seconds here, as long as
+// DYNCTL_SOAK says with `make soak`. DYNCTL_SOAK_DIR keeps its files.
+func TestEndurance(t *testing.T) {
+	o := Options{Duration: 10 * time.Second, Seed: 1, Log: t.Logf}
+	if testing.Short() {
+		o.Duration = 4 * time.Second
+	}
+	text := os.Getenv("DYNCTL_SOAK")
+	if text != "" {
+		var err error
+		if o.Duration, err = time.ParseDuration(text); err != nil {
+			t.Fatalf("DYNCTL_SOAK: %v", err)
+		}
+		began := time.Now()
+		o.Log = func(format string, a ...any) {
+			t.Logf("%8s "+format, append([]any{time.Since(began).Round(time.Second)}, a...)...)
+		}
+	}
+	if o.Duration < time.Minute {
+		o.Gap, o.Hold, o.RouterEvery = 300*time.Millisecond, 800*time.Millisecond, o.Duration/3
+	}
+	if o.Dir = os.Getenv("DYNCTL_SOAK_DIR"); o.Dir == "" {
+		o.Dir = t.TempDir()
+	} else if err := os.MkdirAll(o.Dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	sum, err := Endure(t.Context(), o)
+	if sum == nil {
+		t.Fatal(err)
+	}
+	if text != "" {
+		t.Logf("\n%s", sum.Text())
+		raw, jerr := json.MarshalIndent(sum, "", "  ")
+		if jerr != nil {
+			t.Fatal(jerr)
+		}
+		for name, b := range map[string][]byte{"summary.json": raw, "summary.txt": []byte(sum.Text())} {
+			if werr := os.WriteFile(filepath.Join(o.Dir, name), b, 0o600); werr != nil {
+				t.Error(werr)
+			}
+		}
+	}
+	if err != nil {
+		t.Error(err)
+	}
+	if sum.Requests["end: completed"] == 0 || sum.Requests["outputs compared"] == 0 {
+		t.Errorf("nothing was served:\n%s", sum.Text())
+	}
+}
