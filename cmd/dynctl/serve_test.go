@@ -1,0 +1,218 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/dynctl/dynctl/internal/router/admin"
+)
+
+// screen is a stderr that can be read while a command writes to it.
+type screen struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (s *screen) Write(b []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.buf.Write(b)
+}
+
+func (s *screen) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.buf.String()
+}
+
+// until waits for a condition.
+func until(t *testing.T, what string, cond func() error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		err := cond()
+		if err == nil {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			t.Fatalf("waited in vain for %s: %v", what, err)
+		case <-tick.C:
+		}
+	}
+}
+
+var routesOn = regexp.MustCompile(`routes on (http://[^\s,]+), admin API and /metrics on (http://[^\s",]+)`)
+
+// TestServeFromSignalToSignal runs serve as a user does: it answers, is
+// reloaded by SIGHUP (wholly or, with a bad file, not at all), is asked by the
+// other commands, and ends well by SIGTERM. It is not parallel: signals go to
+// the whole process.
+func TestServeFromSignalToSignal(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "dynctl.yaml")
+	write := func(text string) {
+		t.Helper()
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("routing:\n  threshold: 100000\n")
+	var out bytes.Buffer
+	stderr := &screen{}
+	code := make(chan int, 1)
+	go func() {
+		code <- runMain([]string{"serve", "--config", file, "--sim", "1p1d:profile=instant", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"}, strings.NewReader(""), &out, stderr)
+	}()
+	var data, ctrl string
+	until(t, "the banner", func() error {
+		m := routesOn.FindStringSubmatch(stderr.String())
+		if m == nil {
+			return fmt.Errorf("%q", stderr)
+		}
+		data, ctrl = m[1], m[2]
+		return nil
+	})
+	ended := false
+	defer func() {
+		if !ended {
+			_ = syscall.Kill(os.Getpid(), syscall.SIGTERM)
+			<-code
+		}
+	}()
+	client, err := admin.NewClient(ctrl, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	defer http.DefaultClient.CloseIdleConnections()
+	until(t, "the fleet", func() error {
+		s, err := client.Status(t.Context())
+		if err == nil && s.Workers.Usable != 2 {
+			err = fmt.Errorf("%v", s.Reasons)
+		}
+		return err
+	})
+	ask := func(words string) (path, decision string) {
+		t.Helper()
+		q, err := http.NewRequestWithContext(t.Context(), http.MethodPost, data+"/v1/completions", strings.NewReader(fmt.Sprintf(`{"model":"sim","max_tokens":3,"prompt":%q}`, strings.Repeat(words+" ", 50))))
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp, err := http.DefaultClient.Do(q)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		b, err := io.ReadAll(resp.Body)
+		if err != nil || resp.StatusCode != 200 {
+			t.Fatalf("%d %s %v", resp.StatusCode, b, err)
+		}
+		return resp.Header.Get("X-Dynctl-Path"), resp.Header.Get("X-Dynctl-Decision")
+	}
+	if path, _ := ask("below"); path != "local" {
+		t.Errorf("below the threshold: %s", path)
+	}
+
+	hup := func(kind string) {
+		t.Helper()
+		count := func() (n int) {
+			l, err := client.Events(t.Context(), 0, 1000, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, e := range l.Events {
+				if e.Kind == kind {
+					n++
+				}
+			}
+			return n
+		}
+		was := count()
+		if err := syscall.Kill(os.Getpid(), syscall.SIGHUP); err != nil {
+			t.Fatal(err)
+		}
+		until(t, kind, func() error {
+			if count() == was {
+				return fmt.Errorf("not told")
+			}
+			return nil
+		})
+	}
+	write("routing:\n  threshold: 0\naliases:\n  - {name: also, model: sim}\n")
+	hup("config_reloaded")
+	if path, _ := ask("always"); path != "remote" {
+		t.Errorf("after the reload: %s", path)
+	}
+	for _, bad := range []string{"routing:\n  threshold: 5\n  polcy: kv\n", "routing: [", "receipts: 99\nrouting:\n  threshold: 100000\n"} {
+		write(bad)
+		hup("config_refused")
+		s, err := client.Status(t.Context())
+		if err != nil || s.ConfigRevision != 2 || s.ThresholdTokens != 0 {
+			t.Errorf("%q left revision %d with threshold %d (%v)", bad, s.ConfigRevision, s.ThresholdTokens, err)
+		}
+	}
+	path, decision := ask("still")
+	if path != "remote" {
+		t.Errorf("after refused reloads: %s", path)
+	}
+
+	// The other commands against it.
+	for _, c := range []struct {
+		args []string
+		code int
+		says string
+	}{
+		{[]string{"explain", decision}, exitOK, "remote"},
+		{[]string{"explain", "--prompt", "some words to route", "--model", "sim"}, exitOK, "decode-0"},
+		{[]string{"explain", "nothing-like-it"}, exitRuntime, ""},
+		{[]string{"workers", "list"}, exitOK, "prefill-0"},
+		{[]string{"workers", "list", "-o", "json"}, exitOK, `"decode-0"`},
+		{[]string{"workers", "drain", "prefill-0"}, exitOK, ""},
+		{[]string{"workers", "resume", "prefill-0"}, exitOK, ""},
+		{[]string{"workers", "drain", "prefil-0"}, exitRuntime, ""},
+		{[]string{"workers", "add", "http://127.0.0.1:9,name=spare"}, exitOK, ""},
+		{[]string{"workers", "remove", "spare"}, exitOK, ""},
+	} {
+		got, stdout, errs := typed(append(c.args, "--router", ctrl)...)
+		if got != c.code || !strings.Contains(stdout, c.says) || got != exitOK && errs == "" {
+			t.Errorf("dynctl %s: exit %d\n%s%s", strings.Join(c.args, " "), got, stdout, errs)
+		}
+	}
+	if _, stdout, _ := typed("workers", "list", "-o", "json", "--router", ctrl); !json.Valid([]byte(stdout)) {
+		t.Errorf("not JSON: %s", stdout)
+	}
+	if _, stdout, _ := typed("__complete", "workers", "--router", ctrl, "drain", ""); !strings.Contains(stdout, "decode-0") {
+		t.Errorf("completion offers no workers: %s", stdout)
+	}
+
+	if err := syscall.Kill(os.Getpid(), syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	ended = true
+	select {
+	case c := <-code:
+		if c != exitOK {
+			t.Errorf("exit code %d after SIGTERM: %s", c, stderr)
+		}
+	case <-time.After(20 * time.Second):
+		t.Fatalf("serve does not end: %s", stderr)
+	}
+	if out.Len() != 0 {
+		t.Errorf("serve wrote to standard output: %q", &out)
+	}
+}
