@@ -183,7 +183,22 @@ func (a *app) Init() tea.Cmd {
 
 // tick moves the ages on the screen.
 func (a *app) tick() tea.Cmd {
-	return tea.Tick(time.Second, func(t time.Time) tea.Msg { return tickMsg(t) })
+	return a.after(time.Second, func(t time.Time) tea.Msg { return tickMsg(t) })
+}
+
+// after is tea.Tick that ends with the program.
+func (a *app) after(d time.Duration, f func(time.Time) tea.Msg) tea.Cmd {
+	ctx := a.ctx
+	return func() tea.Msg {
+		timer := time.NewTimer(d)
+		defer timer.Stop()
+		select {
+		case <-ctx.Done():
+			return nil
+		case t := <-timer.C:
+			return f(t)
+		}
+	}
 }
 
 // poll asks one router, unless a question to it is on its way.
@@ -207,7 +222,7 @@ func (a *app) again(i int) tea.Cmd {
 		wait = max(a.rate, min(500*time.Millisecond<<min(r.failed-1, 8), maxWait))
 	}
 	gen := r.gen
-	return tea.Tick(wait, func(time.Time) tea.Msg { return pollMsg{i, gen} })
+	return a.after(wait, func(time.Time) tea.Msg { return pollMsg{i, gen} })
 }
 
 // sum makes the view of the newest answers.

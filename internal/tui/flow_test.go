@@ -2,13 +2,18 @@ package tui
 
 import (
 	"bytes"
+	"context"
 	"encoding/csv"
 	"encoding/json"
+	"errors"
 	"io"
 	"os"
+	"os/signal"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -513,6 +518,40 @@ func (p *tape) String() string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.all.String()
+}
+
+// TestSignalsEndTheScreen sends the process a signal, as kill does, and expects
+// the terminal back at once.
+func TestSignalsEndTheScreen(t *testing.T) {
+	f := newRouter(t, fleet)
+	for range 10 {
+		ctx, stop := signal.NotifyContext(t.Context(), syscall.SIGTERM)
+		in, keyboard := io.Pipe()
+		var out tape
+		done := make(chan error, 1)
+		go func() {
+			done <- runProgram(ctx, Options{Clients: clients(t, f.URL)}, tea.WithInput(in), tea.WithOutput(&out))
+		}()
+		for !strings.Contains(out.String(), "\x1b[?1049h") {
+			runtime.Gosched()
+		}
+		if err := syscall.Kill(os.Getpid(), syscall.SIGTERM); err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case err := <-done:
+			if !errors.Is(err, context.Canceled) {
+				t.Errorf("err = %v", err)
+			}
+		case <-time.After(10 * time.Second):
+			t.Fatal("the screen does not end")
+		}
+		if !strings.Contains(out.String(), "\x1b[?1049l") {
+			t.Error("the terminal is not restored")
+		}
+		keyboard.Close()
+		stop()
+	}
 }
 
 // panicky is a model that breaks when a key is pressed.

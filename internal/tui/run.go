@@ -49,7 +49,9 @@ func Run(ctx context.Context, o Options, in io.Reader, out io.Writer) error {
 func runProgram(ctx context.Context, o Options, options ...tea.ProgramOption) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel() // ends the questions that are on their way
-	p := tea.NewProgram(newApp(ctx, o), append([]tea.ProgramOption{tea.WithContext(ctx), tea.WithAltScreen(), tea.WithFPS(60)}, options...)...)
+	// Signals end ctx. bubbletea's own handler of signals would wait for ever to
+	// hand its message to a program that the end of ctx has stopped already.
+	p := tea.NewProgram(newApp(ctx, o), append([]tea.ProgramOption{tea.WithContext(ctx), tea.WithoutSignalHandler(), tea.WithAltScreen(), tea.WithFPS(60)}, options...)...)
 	_, err := p.Run()
 	switch {
 	case errors.Is(err, tea.ErrProgramPanic):

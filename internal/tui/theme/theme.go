@@ -141,6 +141,6 @@ func (g *Glyphs) Empty() string { return g.empty }
 // Part is the glyph of a cell that is filled by a share below 1, "" when that
 // is less than the smallest part.
 func (g *Glyphs) Part(v float64) string {
-	i := int(v * float64(len(g.bar)-1))
+	i := int(v*float64(len(g.bar)-1) + 0.5)
 	return g.bar[min(max(i, 0), len(g.bar)-1)]
 }

@@ -25,7 +25,7 @@ func (p *Painter) Bar(st theme.Style, share float64, w int) {
 	for range full {
 		b.WriteString(p.Th.Full())
 	}
-	if part != "" && part != p.Th.Full() {
+	if part != "" {
 		b.WriteString(part)
 		full++
 	}

@@ -138,7 +138,7 @@ func TestBar(t *testing.T) {
 		share float64
 		ascii bool
 		want  string
-	}{{0, true, "........"}, {.5, true, "####...."}, {1, true, "########"}, {2, true, "########"}, {math.NaN(), true, "--------"}, {.5, false, "████░░░░"}, {.56, false, "████▍░░░"}, {-1, false, "░░░░░░░░"}} {
+	}{{0, true, "........"}, {.5, true, "####...."}, {1, true, "########"}, {2, true, "########"}, {math.NaN(), true, "--------"}, {.5, false, "████░░░░"}, {.56, false, "████▌░░░"}, {.99, true, "########"}, {.3, true, "##......"}, {-1, false, "░░░░░░░░"}} {
 		p := painter(8, c.ascii)
 		p.Bar(theme.Plain, c.share, 8)
 		p.End()
