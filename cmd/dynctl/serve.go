@@ -123,7 +123,7 @@ func serve(ctx context.Context, l *loadedConfig, flags *pflag.FlagSet, recording
 		g.Go(func() error { greet(runCtx, stderr, r, data.Addr(), admin.Addr()); return nil })
 	}
 	dataServer := &http.Server{
-		Handler: r, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10,
+		Handler: r, BaseContext: r.BaseContext, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10,
 		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug),
 	}
 	adminServer := &http.Server{

@@ -39,7 +39,7 @@ const progressEvery = 16
 // plan.
 func (x *exchange) decodeLeg(ctx context.Context, p disagg.Peer, held *ledger.Reservation, body [][]byte, t *disagg.Transfer) (err error) {
 	r, s := x.r, x.d.settings
-	leg := x.leg(p, body, s.Timeouts.Response)
+	leg := x.leg(selector.Decode, p, body, s.Timeouts.Response)
 	record := x.beginLeg(selector.Decode, p, leg)
 	defer func() { record.end(err) }()
 	resp, err := r.client.Do(ctx, leg)
@@ -65,17 +65,22 @@ func (x *exchange) decodeLeg(ctx context.Context, p disagg.Peer, held *ledger.Re
 // decisionHeaders tell the client what was decided.
 func (x *exchange) decisionHeaders() {
 	h := x.w.Header()
-	h["X-Dynctl-Decision"] = []string{x.decision}
+	values := make([]string, 0, 5) // one allocation for all
+	set := func(key, value string) {
+		values = append(values, value)
+		h[key] = values[len(values)-1 : len(values) : len(values)]
+	}
+	set("X-Dynctl-Decision", x.decision)
 	p := &x.d.plan
 	if p.Err != nil || p.DecodeIndex < 0 || p.Path == "" {
 		return
 	}
-	h["X-Dynctl-Path"] = []string{string(p.Path)}
-	h["X-Dynctl-Worker"] = []string{x.d.in.DecodePeers[p.DecodeIndex].Rank.Label}
+	set("X-Dynctl-Path", string(p.Path))
+	set("X-Dynctl-Worker", x.d.in.DecodePeers[p.DecodeIndex].Rank.Label)
 	if p.Path == disagg.Remote {
-		h["X-Dynctl-Prefill-Worker"] = []string{x.d.in.PrefillPeers[p.PrefillIndex].Rank.Label}
+		set("X-Dynctl-Prefill-Worker", x.d.in.PrefillPeers[p.PrefillIndex].Rank.Label)
 	}
-	h["X-Dynctl-Cached-Tokens"] = []string{strconv.Itoa(p.CachedTokens)}
+	set("X-Dynctl-Cached-Tokens", strconv.Itoa(p.CachedTokens))
 }
 
 // commit sends the head of the answer.
@@ -209,12 +214,11 @@ func (x *exchange) whole(p disagg.Peer, held *ledger.Reservation, resp *upstream
 	if x.req.Method == http.MethodHead {
 		return nil
 	}
-	out := upstream.NewWriter(x.w, x.d.settings.Timeouts.Write)
 	if len(body) <= 16<<10 {
 		// It fits into the buffers below, which net/http flushes at the end.
 		_, err = x.w.Write(body)
 	} else {
-		_, err = out.Write(body)
+		_, err = upstream.NewWriter(x.w, x.d.settings.Timeouts.Write).Write(body)
 	}
 	if err != nil {
 		return &upstream.ClientError{Err: err}

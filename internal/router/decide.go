@@ -26,6 +26,8 @@ type routing struct {
 	busy            selector.Busy
 	plan            disagg.Config
 	connectors      map[workers.Connector]disagg.Connector
+	// blind says that no decision looks at caches.
+	blind bool
 }
 
 func newSettings(c Config, origin map[string]string, revision uint64) (*settings, error) {
@@ -44,6 +46,9 @@ func newSettings(c Config, origin map[string]string, revision uint64) (*settings
 	if s.routing.decode, err = policy(r.DecodePolicy); err != nil {
 		return nil, err
 	}
+	looks := func(p selector.Policy) bool { return p == selector.KV || p == selector.KVDynamo }
+	s.routing.blind = !looks(s.routing.prefill) && !looks(s.routing.decode) && r.BusyPrefillTokens == 0 && r.PrefillGate == 0 &&
+		(r.Threshold <= 0 || r.ThresholdOn == string(disagg.OnISL))
 	s.routing.weights = selector.Weights{
 		OverlapCredit: r.OverlapCredit, CreditDecay: r.CreditDecay, PrefillLoadScale: r.PrefillLoadScale, Queue: r.QueueWeight,
 		DecodeLoad: r.DecodeLoad, Spread: r.Spread, ActiveRequest: r.RequestWeight, Temperature: r.Temperature,
@@ -169,13 +174,16 @@ func (r *Router) hash(d *decision, v *api.View) {
 	key := blockhash.Key{LoRA: d.lora, Salt: v.CacheSalt}
 	d.used = 0
 	d.chunked = d.prompt.ids == nil && d.prompt.source == disagg.FromEstimate
-	if d.chunked {
+	switch {
+	case d.chunked && d.settings.routing.blind:
+		// Guesses that nobody asks for are not worth reading the prompt.
+	case d.chunked:
 		// A text chunk stands for the tokens it is estimated to have.
 		bytes := d.settings.Tokens.ChunkBytes
 		h := d.view(max(1, bytes/4))
 		h.locals = blockhash.TextChunksKey(h.locals, v.PromptValue.Of(v.Body), bytes, key)
 		h.seq = blockhash.Chain(h.seq, h.locals)
-	} else {
+	default:
 		for _, w := range d.list {
 			size := d.settings.blockOf(w)
 			if h := d.view(size); len(h.locals) == 0 {
@@ -316,6 +324,9 @@ func fillLoad(c *selector.Candidate, k *workers.Rank, l ledger.Load) {
 func (r *Router) overlapOf(d *decision, k *workers.Rank, size int) int {
 	slot := kvindex.Rank(k.Slot)
 	if d.chunked {
+		if d.used == 0 {
+			return 0
+		}
 		h := &d.views[0]
 		return h.guess.Depth(slot) * h.blockSize
 	}

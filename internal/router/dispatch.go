@@ -295,7 +295,8 @@ func (x *exchange) edit(more []api.Edit, p disagg.Peer, phase selector.Phase) []
 	if x.ep.Body != api.JSONBody {
 		return [][]byte{x.body.B}
 	}
-	edits := make([]api.Edit, 0, 8+len(more))
+	s := x.scratch(phase)
+	edits := s.edits[:0]
 	if !x.d.settings.Routing.AllowTransferFields {
 		edits = x.view.AppendStrip(edits)
 	}
@@ -305,22 +306,24 @@ func (x *exchange) edit(more []api.Edit, p disagg.Peer, phase selector.Phase) []
 	if len(p.Worker.Ranks) > 1 && p.Worker.WireEngine() == workers.SGLang && x.ep.Streamable {
 		edits = append(edits, api.Set("routed_dp_rank", api.RawInt(int64(p.Rank.DP))))
 	}
-	edits = append(edits, more...)
-	return x.view.Segments(make([][]byte, 0, 2*len(edits)+1), edits)
+	s.edits = append(edits, more...)
+	s.body = x.view.Segments(s.body[:0], s.edits)
+	return s.body
 }
 
 // leg makes the HTTP call of a phase.
-func (x *exchange) leg(p disagg.Peer, body [][]byte, headTimeout time.Duration) *upstream.Leg {
+func (x *exchange) leg(phase selector.Phase, p disagg.Peer, body [][]byte, headTimeout time.Duration) *upstream.Leg {
 	s := x.d.settings
-	set := make([]upstream.HeaderField, 0, 4)
-	set = append(set, upstream.HeaderField{Key: api.HeaderRequestID, Value: x.id})
+	m := x.scratch(phase)
+	set := append(m.set[:0], upstream.HeaderField{Key: api.HeaderRequestID, Value: x.id})
 	if len(p.Worker.Ranks) > 1 {
 		set = append(set, upstream.HeaderField{Key: "X-Data-Parallel-Rank", Value: strconv.Itoa(p.Rank.DP)})
 	}
-	return &upstream.Leg{
+	m.set, m.leg = set, upstream.Leg{
 		Base: p.Worker.URL, Path: x.req.URL.RequestURI(), Method: x.req.Method, Header: x.req.Header, Set: set, APIKey: p.Worker.APIKey,
 		Body: body, HeadTimeout: headTimeout, IdleTimeout: s.Timeouts.Idle,
 	}
+	return &m.leg
 }
 
 // prefillLeg runs the prefill and judges its answer. The error is a *failure,
@@ -329,7 +332,7 @@ func (x *exchange) prefillLeg(ctx context.Context, t *disagg.Transfer, p disagg.
 	r, s := x.r, x.d.settings
 	held := r.ledger.Reserve(p.Rank, ledger.Claim{PrefillTokens: x.d.prompt.isl - x.d.plan.PrefillCached, BlockSize: x.d.in.Prefill.BlockSize})
 	defer held.Release()
-	leg := x.leg(p, x.edit(t.PrefillEdits(), p, selector.Prefill), s.Timeouts.Prefill)
+	leg := x.leg(selector.Prefill, p, x.edit(t.PrefillEdits(), p, selector.Prefill), s.Timeouts.Prefill)
 	record := x.beginLeg(selector.Prefill, p, leg)
 	defer func() { record.end(err) }()
 

@@ -21,6 +21,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/selector"
 	"github.com/dynctl/dynctl/internal/router/sse"
 	"github.com/dynctl/dynctl/internal/router/telemetry"
+	"github.com/dynctl/dynctl/internal/router/upstream"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
@@ -44,7 +45,6 @@ type exchange struct {
 
 	d     decision
 	facts disagg.Facts
-	edits []api.Edit
 
 	// dry asks what would be done, and does nothing.
 	dry      bool
@@ -65,7 +65,32 @@ type exchange struct {
 	// held is the newest answer of an engine that is not 2xx, sent on when no
 	// attempt brings a better one.
 	held *heldAnswer
-	buf  [][]byte
+	// legs is the memory of the requests to engines, decode and prefill.
+	legs [2]legScratch
+}
+
+// legScratch is what one request to an engine is made of.
+type legScratch struct {
+	edits []api.Edit
+	body  [][]byte
+	set   []upstream.HeaderField
+	leg   upstream.Leg
+}
+
+func (s *legScratch) reset() {
+	clear(s.edits)
+	clear(s.body)
+	clear(s.set)
+	*s = legScratch{edits: s.edits[:0], body: s.body[:0], set: s.set[:0]}
+}
+
+// scratch is the memory of a phase's request; the legs of one phase follow
+// each other.
+func (x *exchange) scratch(p selector.Phase) *legScratch {
+	if p == selector.Prefill {
+		return &x.legs[1]
+	}
+	return &x.legs[0]
 }
 
 // heldAnswer is a complete answer of an engine.
@@ -98,9 +123,9 @@ func (x *exchange) reset() {
 		}
 	}
 	x.d.reset()
-	clear(x.edits)
-	clear(x.buf)
-	*x = exchange{view: x.view, d: x.d, edits: x.edits[:0], buf: x.buf[:0]}
+	x.legs[0].reset()
+	x.legs[1].reset()
+	*x = exchange{view: x.view, d: x.d, legs: x.legs}
 }
 
 // ServeHTTP is the data plane. Probes are answered here, too, because load
@@ -115,19 +140,21 @@ func (r *Router) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	x.d.reset()
 	x.r, x.w, x.req, x.start, x.path = r, w, req, time.Now(), "none"
 	// Requests end with their client, or when the router stops waiting.
-	ctx, cancel := context.WithCancel(req.Context())
-	stop := context.AfterFunc(r.requests, cancel)
-	x.ctx = ctx
+	release := func() {}
+	if x.ctx = req.Context(); x.ctx.Value(routerKey{}) != r {
+		ctx, cancel := context.WithCancel(x.ctx)
+		stop := context.AfterFunc(r.requests, cancel)
+		x.ctx, release = ctx, func() { stop(); cancel() }
+	}
 	x.id = api.RequestID(req.Header)
 	w.Header()["X-Request-Id"] = []string{x.id}
 	if r.tracer != nil {
-		x.span = r.tracer.Server(ctx, req.Header, req.Method+" "+req.URL.Path)
+		x.span = r.tracer.Server(x.ctx, req.Header, req.Method+" "+req.URL.Path)
 		x.span.String("dynctl.request_id", x.id)
 	}
 	defer func() {
 		p := recover()
-		stop()
-		cancel()
+		release()
 		if cut, _ := p.(error); p != nil && !errors.Is(cut, http.ErrAbortHandler) {
 			r.panicked(x, p)
 			told := x.committed
@@ -215,7 +242,7 @@ func (x *exchange) read() error {
 	if x.ep.Body == api.NoBody {
 		return nil
 	}
-	rc := http.NewResponseController(x.w)
+	rc := deadliner(x.w)
 	if x.req.ContentLength != 0 {
 		// Small bodies have usually arrived with the head; the deadline is for
 		// clients that write slowly.
@@ -244,6 +271,14 @@ func (x *exchange) read() error {
 		return x.refuse("request", err)
 	}
 	return nil
+}
+
+// deadliner is the writer's own method, or what finds it below wrappers.
+func deadliner(w http.ResponseWriter) interface{ SetReadDeadline(time.Time) error } {
+	if d, ok := w.(interface{ SetReadDeadline(time.Time) error }); ok {
+		return d
+	}
+	return http.NewResponseController(w)
 }
 
 // resolve finds the workers that may serve the request, and what the client
@@ -415,7 +450,7 @@ func (x *exchange) errorOf(err error) *api.Error {
 	case x.ctx.Err() == nil, e.Status < 499:
 		// What is the request's own fault stays so: net/http ends the context
 		// also for a body that came too slowly or ended early.
-	case x.req.Context().Err() != nil:
+	case x.req.Context().Err() != nil && x.r.requests.Err() == nil:
 		if !x.committed {
 			e = &api.Error{Status: api.StatusClientClosed, Code: api.CodeClientClosed, Message: "the client closed the connection", Err: err}
 		}
@@ -480,7 +515,7 @@ func (x *exchange) close(e *api.Error, err error) {
 		x.span.Int("http.response.status_code", status)
 		x.span.End(err)
 	}
-	if x.live.ID() != "" {
+	if x.decision != "" {
 		x.live.Finish(func(c *receipt.Receipt) { x.outcome(c, status, e, took) })
 	}
 	if err != nil && r.log.Enabled(x.ctx, slog.LevelDebug) {

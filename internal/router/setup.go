@@ -63,6 +63,17 @@ func (r *Router) Models() []string { return r.registry.Snapshot().Models() }
 // Balanced is nil when no request is on the ledger.
 func (r *Router) Balanced() error { return r.ledger.Balanced() }
 
+// routerKey is the key of a context under which the router that cancels it is
+// found.
+type routerKey struct{}
+
+// BaseContext is for [net/http.Server.BaseContext]: requests that descend from
+// it end with the router by themselves. Without it each request pays for a
+// context of its own.
+func (r *Router) BaseContext(net.Listener) context.Context {
+	return context.WithValue(r.requests, routerKey{}, r)
+}
+
 // CancelRequests ends every request that still runs.
 func (r *Router) CancelRequests() { r.cancelRequests() }
 

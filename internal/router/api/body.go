@@ -31,26 +31,32 @@ type Body struct {
 	// B is the whole body. It must not be used after Release.
 	B     []byte
 	class int // of a pooled buffer; -1 if it is not
+	box   *[]byte
 }
 
 // Release gives the buffer back. It may be called more than once.
 func (b *Body) Release() {
 	if b.class >= 0 && b.B != nil {
-		buf := b.B[:0]
-		bufferPool[b.class].Put(&buf)
+		if b.box == nil {
+			b.box = new([]byte)
+		}
+		*b.box = b.B[:0]
+		bufferPool[b.class].Put(b.box)
 	}
-	b.B, b.class = nil, -1
+	b.B, b.class, b.box = nil, -1, nil
 }
 
-func newBuffer(size int) ([]byte, int) {
+// newBuffer is an empty buffer, its class, and the box in which the pool keeps
+// it if it came from there.
+func newBuffer(size int) ([]byte, int, *[]byte) {
 	class := max(bits.Len(uint(max(size-1, 0))), minClass)
 	if class > maxClass {
-		return make([]byte, 0, size), -1
+		return make([]byte, 0, size), -1, nil
 	}
 	if p, ok := bufferPool[class-minClass].Get().(*[]byte); ok {
-		return (*p)[:0], class - minClass
+		return (*p)[:0], class - minClass, p
 	}
-	return make([]byte, 0, 1<<class), class - minClass
+	return make([]byte, 0, 1<<class), class - minClass, nil
 }
 
 // ReadBody reads a request's body of at most limit bytes (0: DefaultBodyLimit).
@@ -78,7 +84,7 @@ func ReadBody(r *http.Request, limit int64) (*Body, error) {
 		want = 1 << minClass
 	}
 	body := new(Body)
-	body.B, body.class = newBuffer(min(want, 1<<maxClass))
+	body.B, body.class, body.box = newBuffer(min(want, 1<<maxClass))
 	for {
 		if len(body.B) == cap(body.B) {
 			if len(body.B) == want { // all of it: only the end is missing
@@ -124,10 +130,10 @@ func (b *Body) grow(want int, limit int64) {
 		size = min(size, want)
 	}
 	size = min(size, int(min(limit+1, 1<<62)))
-	next, class := newBuffer(max(size, len(b.B)+1))
+	next, class, box := newBuffer(max(size, len(b.B)+1))
 	next = append(next, b.B...)
 	b.Release()
-	b.B, b.class = next, class
+	b.B, b.class, b.box = next, class, box
 }
 
 func tooLarge(limit int64) *Error {

@@ -151,11 +151,8 @@ func TestPeerCloseAndReset(t *testing.T) {
 
 func TestQuiet(t *testing.T) {
 	c, peer := pair(t)
-	raw, err := c.(syscall.Conn).SyscallConn()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if !Quiet(raw) {
+	probe := NewProbe(c)
+	if !probe.Quiet() {
 		t.Fatal("an idle connection is not quiet")
 	}
 	if _, err := peer.Write([]byte("x")); err != nil {
@@ -164,14 +161,14 @@ func TestQuiet(t *testing.T) {
 	if _, err := io.ReadFull(c, make([]byte, 1)); err != nil {
 		t.Fatal(err)
 	}
-	if !Quiet(raw) {
+	if !probe.Quiet() {
 		t.Fatal("a connection is not quiet after all was read")
 	}
 	_ = peer.CloseWrite()
 	if _, err := c.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
 		t.Fatal(err)
 	}
-	if Quiet(raw) {
+	if probe.Quiet() {
 		t.Fatal("a closed connection is quiet")
 	}
 }

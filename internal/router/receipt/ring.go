@@ -92,11 +92,13 @@ type Live struct {
 	ring *Ring
 	e    *entry
 	seq  uint64
+	id   string
 }
 
 // Begin makes the receipt of a new decision. It must be finished.
 func (r *Ring) Begin(now time.Time) Live {
 	seq := r.seq.Add(1)
+	id := r.id(seq)
 	r.live.Add(1)
 	r.mu.Lock()
 	var e *entry
@@ -109,7 +111,7 @@ func (r *Ring) Begin(now time.Time) Live {
 	}
 	e.mu.Lock()
 	e.seq, e.live = seq, true
-	e.rec.reset(r.id(seq), now, r.options.Candidates)
+	e.rec.reset(id, now, r.options.Candidates)
 	e.mu.Unlock()
 
 	r.mu.Lock()
@@ -123,7 +125,7 @@ func (r *Ring) Begin(now time.Time) Live {
 	}
 	*at = e
 	r.mu.Unlock()
-	return Live{ring: r, e: e, seq: seq}
+	return Live{ring: r, e: e, seq: seq, id: id}
 }
 
 // drop takes one reference off e. The caller holds mu.
@@ -134,12 +136,7 @@ func (r *Ring) drop(e *entry) {
 }
 
 // ID is the decision's id; "" for the zero Live.
-func (l Live) ID() string {
-	if l.ring == nil {
-		return ""
-	}
-	return l.ring.id(l.seq)
-}
+func (l Live) ID() string { return l.id }
 
 // Update changes the receipt of a running request and reports whether it
 // could: a finished receipt does not change. The function must not keep the

@@ -146,7 +146,7 @@ func (g *Rig) StartRouter(ctx context.Context) error {
 		}
 	}
 	quiet := slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug)
-	g.data = &http.Server{Handler: r, ReadHeaderTimeout: 10 * time.Second, MaxHeaderBytes: 64 << 10, ErrorLog: quiet}
+	g.data = &http.Server{Handler: r, BaseContext: r.BaseContext, ReadHeaderTimeout: 10 * time.Second, MaxHeaderBytes: 64 << 10, ErrorLog: quiet}
 	g.ctrl = &http.Server{Handler: h, ReadHeaderTimeout: 10 * time.Second, MaxHeaderBytes: 64 << 10, ErrorLog: quiet}
 	runCtx, stop := context.WithCancel(context.WithoutCancel(ctx))
 	g.stopRun, g.runErr = stop, nil

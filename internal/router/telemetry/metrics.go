@@ -45,6 +45,10 @@ type Metrics struct {
 	excluded   *prometheus.CounterVec   // phase, reason
 	rejections *prometheus.CounterVec   // reason
 
+	// Of fixed labels, resolved at the start.
+	stages            map[string]prometheus.Observer
+	foretold, counted prometheus.Counter
+
 	models bounded
 	handle sync.Map // key -> resolved handle
 }
@@ -113,6 +117,11 @@ func New(version, revision string, extra ...prometheus.Collector) *Metrics {
 		excluded:   counter("candidates_excluded_total", "Ranks left out of a choice.", "phase", "reason"),
 		rejections: counter("rejections_total", "Requests refused before routing.", "reason"),
 	}
+	m.stages = map[string]prometheus.Observer{}
+	for _, s := range []string{"read", "parse", "tokenize", "hash", "overlap", "plan"} {
+		m.stages[s] = m.stage.WithLabelValues(s)
+	}
+	m.foretold, m.counted = m.predicted.WithLabelValues("predicted"), m.predicted.WithLabelValues("actual")
 	info := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "dynctl_build_info", Help: "The version that runs; the value is 1."}, []string{"version", "revision", "go"})
 	info.WithLabelValues(version, revision, runtime.Version()).Set(1)
 	reg.MustRegister(info, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
@@ -170,9 +179,9 @@ func (m *Metrics) InterToken(model string, gap time.Duration) {
 // Stage records the router's own time in a stage: "read", "parse", "tokenize",
 // "hash", "overlap", "plan".
 func (m *Metrics) Stage(stage string, took time.Duration) {
-	cached(m, handleKey{kind: "stage", a: stage}, func() prometheus.Observer {
-		return m.stage.WithLabelValues(stage)
-	}).Observe(took.Seconds())
+	if o := m.stages[stage]; o != nil {
+		o.Observe(took.Seconds())
+	}
 }
 
 // Decision counts a decision.
@@ -251,8 +260,8 @@ func (m *Metrics) Tokenized(source string) {
 
 // Cached adds predicted and actual cached tokens of one request.
 func (m *Metrics) Cached(predicted, actual int) {
-	m.predicted.WithLabelValues("predicted").Add(float64(max(0, predicted)))
-	m.predicted.WithLabelValues("actual").Add(float64(max(0, actual)))
+	m.foretold.Add(float64(max(0, predicted)))
+	m.counted.Add(float64(max(0, actual)))
 }
 
 // Reload counts a reload: "ok" or "refused".

@@ -304,8 +304,9 @@ func (c *Client) dial(ctx context.Context, p *pool) (*conn, error) {
 func (c *Client) Do(ctx context.Context, leg *Leg) (*Response, error) {
 	p := c.pool(leg.Base)
 	resend := leg.Resend || leg.Method == http.MethodGet || leg.Method == http.MethodHead
-	head, err := appendHead(headBuffer(), leg)
-	defer keepHeadBuffer(head)
+	buf := headPool.Get().(*[]byte)
+	head, err := appendHead((*buf)[:0], leg)
+	defer keepHeadBuffer(buf, head)
 	if err != nil {
 		return nil, &Failure{Kind: Invalid, Addr: p.addr, Op: "send the request", Err: err}
 	}

@@ -3,7 +3,6 @@ package upstream
 import (
 	"net"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/dynctl/dynctl/internal/router/quicksock"
@@ -13,7 +12,7 @@ import (
 // goroutine than the one that uses it.
 type conn struct {
 	nc        net.Conn
-	raw       syscall.RawConn // nil where there is none (TLS)
+	probe     *quicksock.Probe // nil where there is none (TLS)
 	idleSince time.Time
 	closeOnce sync.Once
 	// The deadlines that are set on nc; zero for none.
@@ -21,16 +20,12 @@ type conn struct {
 }
 
 func newConn(nc net.Conn) *conn {
-	cn := &conn{nc: nc}
-	if sc, ok := nc.(syscall.Conn); ok {
-		cn.raw, _ = sc.SyscallConn()
-	}
-	return cn
+	return &conn{nc: nc, probe: quicksock.NewProbe(nc)}
 }
 
 // alive reports whether an unused connection can take a request: the engine
 // has neither closed it nor sent anything that nobody asked for.
-func (c *conn) alive() bool { return c.raw == nil || quicksock.Quiet(c.raw) }
+func (c *conn) alive() bool { return c.probe == nil || c.probe.Quiet() }
 
 func (c *conn) close() {
 	c.closeOnce.Do(func() {

@@ -16,11 +16,12 @@ import (
 
 var headPool = sync.Pool{New: func() any { b := make([]byte, 0, joinBelow); return &b }}
 
-func headBuffer() []byte { return (*headPool.Get().(*[]byte))[:0] }
-
-func keepHeadBuffer(b []byte) {
+// keepHeadBuffer gives back the buffer that came from headPool as at and has
+// perhaps grown to b.
+func keepHeadBuffer(at *[]byte, b []byte) {
 	if cap(b) <= 4*joinBelow {
-		headPool.Put(&b)
+		*at = b[:0]
+		headPool.Put(at)
 	}
 }
 

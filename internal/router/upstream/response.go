@@ -28,20 +28,18 @@ const (
 )
 
 var (
-	smallPool = sync.Pool{New: func() any { b := make([]byte, smallSize); return &b }}
-	largePool = sync.Pool{New: func() any { b := make([]byte, largeSize); return &b }}
+	smallPool = sync.Pool{New: func() any { return new([smallSize]byte) }}
+	largePool = sync.Pool{New: func() any { return new([largeSize]byte) }}
 )
 
-func smallBuffer() []byte { return *smallPool.Get().(*[]byte) }
+func smallBuffer() []byte { return smallPool.Get().(*[smallSize]byte)[:] }
 
 func keepBuffer(b []byte) {
 	switch cap(b) {
 	case smallSize:
-		b = b[:smallSize]
-		smallPool.Put(&b)
+		smallPool.Put((*[smallSize]byte)(b[:smallSize]))
 	case largeSize:
-		b = b[:largeSize]
-		largePool.Put(&b)
+		largePool.Put((*[largeSize]byte)(b[:largeSize]))
 	}
 }
 
@@ -131,7 +129,7 @@ func (r *Response) Next() ([]byte, error) {
 		}
 		if len(r.buf) == smallSize && r.r == r.w && (r.state == bodyLength || r.state == chunkData) && r.left > smallSize {
 			keepBuffer(r.buf)
-			r.buf, r.r, r.w = *largePool.Get().(*[]byte), 0, 0
+			r.buf, r.r, r.w = largePool.Get().(*[largeSize]byte)[:], 0, 0
 		}
 		if err := r.conn.readWithin(r.idle); err != nil {
 			return nil, r.fail(err)
