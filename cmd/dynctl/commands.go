@@ -11,6 +11,7 @@ func commands() []*cobra.Command {
 		newTopCmd(),
 		newRecordCmd(),
 		newReplayCmd(),
+		newBenchCmd(),
 		newSimCmd(),
 		newConfigCmd(),
 		newVersionCmd(),

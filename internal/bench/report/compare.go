@@ -235,3 +235,15 @@ func (c Condition) Failed(changes []Change) []string {
 	}
 	return out
 }
+
+// Finite replaces open ends by the estimate's own value, for JSON; such a change
+// has the verdict "same".
+func Finite(changes []Change) []Change {
+	out := slices.Clone(changes)
+	for i := range out {
+		if c := &out[i].Change; math.IsInf(c.High, 0) || math.IsInf(c.Low, 0) {
+			c.Low, c.High = c.Value, c.Value
+		}
+	}
+	return out
+}

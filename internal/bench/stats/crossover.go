@@ -65,6 +65,10 @@ type CrossOptions struct {
 	Noisy bool
 }
 
+// maxSpread is the widest interval, high over low, that is given as a number
+// with limits; a wider one, or one that is open, is a bracket.
+const maxSpread = 8
+
 // priorDF is the weight, in degrees of freedom, that the pooled variance has
 // in the variance of one point: five repeats alone know little about it.
 const priorDF = 4
@@ -139,7 +143,7 @@ func Cross(points []Point, o CrossOptions) Crossover {
 	case side != 0:
 		// The fit has no crossing, but the data do not exclude one.
 		c.Answer = Bracket
-	case o.Noisy:
+	case o.Noisy, low == 0, math.IsInf(high, 1), high > maxSpread*low:
 		c.Answer = Bracket
 	default:
 		c.Answer, c.At = Crosses, math.Exp2(at)

@@ -1,0 +1,212 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"strings"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/dynctl/dynctl/internal/bench/fleet"
+	"github.com/dynctl/dynctl/internal/router"
+	"github.com/dynctl/dynctl/internal/router/admin"
+	"github.com/dynctl/dynctl/internal/router/quicksock"
+	"github.com/dynctl/dynctl/internal/workers"
+	"github.com/dynctl/dynctl/internal/workers/sim"
+)
+
+// targetFlags say what a measurement is taken of: a router that runs, engines
+// behind a router in this process, or simulated engines behind one.
+type targetFlags struct {
+	router, data, token string
+	prefill, decode     []string
+	worker              []string
+	sim, connector      string
+	model               string
+	verbose             bool
+}
+
+// target is what the flags led to.
+type target struct {
+	*fleet.Target
+	// what it is in a few words, and how to give it again on a command line.
+	what  string
+	close func() error
+}
+
+// open reaches or starts the target. defaultSim is what runs when nothing is
+// named.
+func (f *targetFlags) open(ctx context.Context, stderr io.Writer, defaultSim string) (*target, error) {
+	engines := len(f.prefill)+len(f.decode)+len(f.worker) > 0
+	given := 0
+	for _, b := range []bool{f.router != "", engines, f.sim != ""} {
+		if b {
+			given++
+		}
+	}
+	if given > 1 {
+		return nil, withCode(exitUsage, errors.New("give only one of --router, --sim and engines (--prefill, --decode, --worker)"))
+	}
+	if f.router != "" {
+		c, err := admin.NewClient(f.router, f.token)
+		if err != nil {
+			return nil, withCode(exitUsage, err)
+		}
+		t, err := fleet.New(ctx, c, strings.TrimRight(f.data, "/"))
+		if err != nil {
+			c.Close()
+			return nil, adminError(err)
+		}
+		return &target{Target: t, what: "router " + f.router, close: func() error { t.Close(); c.Close(); return nil }}, nil
+	}
+	if !engines && f.sim == "" {
+		f.sim = defaultSim
+	}
+	if f.sim == "" {
+		return nil, withCode(exitUsage, errors.New("name a target: --router URL, --prefill URL --decode URL, or --sim FLEET"))
+	}
+	return f.embed(ctx, stderr)
+}
+
+// embed starts a router in this process, with loopback listeners of its own.
+func (f *targetFlags) embed(ctx context.Context, stderr io.Writer) (t *target, err error) {
+	config := router.DefaultConfig()
+	config.Routing.AllowHeaders = true
+	// A prefill that fails must show as an error, not as a local prefill.
+	config.Routing.PrefillFallback = "error"
+	config.Routing.Connector = f.connector
+	config.Prefill, config.Decode, config.Worker = f.prefill, f.decode, f.worker
+	log := slog.New(slog.DiscardHandler)
+	if f.verbose {
+		log = slog.New(slog.NewTextHandler(stderr, nil))
+	}
+	var closers []func() error
+	closeAll := func() error {
+		var errs []error
+		for i := len(closers) - 1; i >= 0; i-- {
+			errs = append(errs, closers[i]())
+		}
+		return errors.Join(errs...)
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, closeAll())
+		}
+	}()
+	// What runs here outlives an interrupt: the run ends first, in order.
+	life, end := context.WithCancel(context.WithoutCancel(ctx))
+	closers = append(closers, func() error { end(); return nil })
+	what := fmt.Sprintf("engines %s", strings.Join(append(append(append([]string{}, f.prefill...), f.decode...), f.worker...), " "))
+	var specs []workers.Spec
+	if f.sim != "" {
+		what = "simulated engines " + f.sim
+		parsed, err := sim.ParseFleet(f.sim)
+		if err != nil {
+			return nil, withCode(exitUsage, fmt.Errorf("--sim %s: %w", f.sim, err))
+		}
+		engines, err := sim.Start(life, parsed)
+		if err != nil {
+			return nil, err
+		}
+		closers = append(closers, engines.Close)
+		specs = simSpecs(engines)
+	}
+	v := buildVersion()
+	r, err := router.New(life, router.Options{Config: config, Sim: specs, Version: v.Version, Revision: v.Revision, Logger: log})
+	if err != nil {
+		return nil, withCode(exitUsage, err)
+	}
+	closers = append(closers, func() error {
+		c, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+		defer cancel()
+		return r.Close(c)
+	})
+	data, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, err
+	}
+	ctrl, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, errors.Join(err, data.Close())
+	}
+	h, err := r.AdminHandler(router.AdminOptions{Name: data.Addr().String(), Settings: settingValues, Patch: patchConfig})
+	if err != nil {
+		return nil, errors.Join(err, data.Close(), ctrl.Close())
+	}
+	quiet := slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug)
+	ds := &http.Server{Handler: r, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 5 * time.Minute, MaxHeaderBytes: 64 << 10, ErrorLog: quiet}
+	cs := &http.Server{Handler: h, ReadHeaderTimeout: 10 * time.Second, MaxHeaderBytes: 64 << 10, ErrorLog: quiet}
+	var g errgroup.Group
+	g.Go(func() error { return r.Run(life) })
+	g.Go(func() error { return ignoreClosed(ds.Serve(quicksock.Listen(data))) })
+	g.Go(func() error { return ignoreClosed(cs.Serve(ctrl)) })
+	closers = append(closers, func() error {
+		c, cancel := context.WithTimeout(context.WithoutCancel(ctx), 3*time.Second)
+		defer cancel()
+		_ = r.Drain(c) // what still runs was given up by the client
+		r.CancelRequests()
+		_ = ds.Close()
+		_ = cs.Close()
+		end()
+		return g.Wait()
+	})
+	c, err := admin.NewClient("http://"+ctrl.Addr().String(), "")
+	if err != nil {
+		return nil, err
+	}
+	closers = append(closers, func() error { c.Close(); return nil })
+	ft, err := fleet.New(ctx, c, "http://"+data.Addr().String())
+	if err != nil {
+		return nil, err
+	}
+	closers = append(closers, func() error { ft.Close(); return nil })
+	if err := ready(ctx, c, len(specs)+len(f.prefill)+len(f.decode)+len(f.worker)); err != nil {
+		return nil, err
+	}
+	return &target{Target: ft, what: what, close: closeAll}, nil
+}
+
+func ignoreClosed(err error) error {
+	if errors.Is(err, http.ErrServerClosed) {
+		return nil
+	}
+	return err
+}
+
+// ready waits until every engine was learned and is usable.
+func ready(ctx context.Context, c *admin.Client, want int) error {
+	ctx2, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	why := "the router does not answer"
+	for {
+		if l, err := c.Workers(ctx2); err == nil {
+			usable := 0
+			for _, w := range l.Workers {
+				if w.Usable && len(w.Models) > 0 {
+					usable++
+				} else {
+					why = fmt.Sprintf("%s (%s) is not usable: %s", w.Name, w.URL, orDash(w.Reason))
+				}
+			}
+			if usable >= want {
+				return nil
+			}
+		}
+		select {
+		case <-ctx2.Done():
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
+			return withCode(exitUnreachable, errors.New(why))
+		case <-tick.C:
+		}
+	}
+}

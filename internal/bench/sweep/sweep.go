@@ -1,0 +1,343 @@
+// Package sweep measures a target by load, without comparing arms: a line of
+// loads, of routing thresholds, or one trace, each repeated, in an order that
+// goes forth and back so that drift favours none.
+package sweep
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/dynctl/dynctl/internal/bench/experiment"
+	"github.com/dynctl/dynctl/internal/bench/fleet"
+	"github.com/dynctl/dynctl/internal/bench/plan"
+	"github.com/dynctl/dynctl/internal/bench/stats"
+)
+
+// Schema is the version of the JSON form.
+const Schema = "dynctl.bench-sweep/v1"
+
+// Options are what is swept.
+type Options struct {
+	Loads []plan.Load
+	// Thresholds are set on the router in turn; empty leaves it alone.
+	Thresholds []int
+	Repeats    int
+	Requests   int // of a cell; 0 derives it from the load
+	Arm        plan.Arm
+	Level      float64
+	// Measure runs one cell; SetThreshold changes the router.
+	Measure      func(ctx context.Context, c plan.Cell) (*experiment.Measure, error)
+	SetThreshold func(ctx context.Context, tokens int) error
+	// Saturated ends the climb to higher loads once the target does not keep
+	// up any more.
+	StopSaturated bool
+	OnCell        func(experiment.CellResult, int, int)
+	Stop          func() bool
+}
+
+// Row is what one load, and threshold, came to: means over the repeats with
+// intervals.
+type Row struct {
+	Load      plan.Load `json:"load"`
+	Threshold int       `json:"threshold_tokens,omitempty"`
+	Repeats   int       `json:"repeats"`
+	Requests  int       `json:"requests"`
+	Failed    int       `json:"failed"`
+	// TTFT counts from the planned time of an open loop.
+	TTFTP50   stats.Interval `json:"ttft_p50_ms"`
+	TTFTP99   stats.Interval `json:"ttft_tail_ms"`
+	TPOTP50   stats.Interval `json:"tpot_p50_ms"`
+	ITLP50    stats.Interval `json:"itl_p50_ms"`
+	ITLTail   stats.Interval `json:"itl_tail_ms"`
+	Rate      stats.Interval `json:"requests_per_second"`
+	Tokens    stats.Interval `json:"output_tokens_per_second"`
+	Good      stats.Interval `json:"goodput_requests_per_second"`
+	GoodPct   float64        `json:"goodput_percent"`
+	Late      float64        `json:"late_send_share"`
+	HitShare  *float64       `json:"cache_hit_share"`
+	Saturated bool           `json:"saturated"`
+}
+
+// Result is a whole sweep.
+type Result struct {
+	Schema   string                  `json:"schema"`
+	Name     string                  `json:"name"`
+	Version  string                  `json:"dynctl_version"`
+	Created  time.Time               `json:"created"`
+	Workload string                  `json:"workload"`
+	Target   *fleet.Facts            `json:"target,omitempty"`
+	Level    float64                 `json:"level"`
+	SLO      plan.SLO                `json:"slo"`
+	Partial  string                  `json:"partial,omitempty"`
+	Stopped  string                  `json:"stopped,omitempty"`
+	Rows     []Row                   `json:"rows"`
+	Cells    []experiment.CellResult `json:"cells"`
+}
+
+// Run measures every cell.
+func Run(ctx context.Context, o Options) (*Result, error) {
+	res := &Result{Schema: Schema, Level: o.Level, Rows: []Row{}, Cells: []experiment.CellResult{}}
+	thresholds := o.Thresholds
+	if len(thresholds) == 0 {
+		thresholds = []int{-1}
+	}
+	type step struct {
+		load      plan.Load
+		threshold int
+	}
+	var steps []step
+	for _, t := range thresholds {
+		for _, l := range o.Loads {
+			steps = append(steps, step{l, t})
+		}
+	}
+	total := len(steps) * o.Repeats
+	start := time.Now()
+	spec := plan.Spec{Requests: o.Requests}
+	set := -2
+	limit := len(steps)
+	var cause error
+measure:
+	for r := range o.Repeats {
+		order := slices.Clone(steps[:limit])
+		if r%2 == 1 {
+			slices.Reverse(order)
+		}
+		for i, s := range order {
+			if o.Stop != nil && o.Stop() {
+				res.Partial = "stopped by hand"
+				break measure
+			}
+			if s.threshold >= 0 && s.threshold != set {
+				if cause = o.SetThreshold(ctx, s.threshold); cause != nil {
+					break measure
+				}
+				set = s.threshold
+			}
+			c := spec.NewCell("sweep", s.load, 0, 0, 0, o.Arm, r)
+			c.Threshold = max(s.threshold, 0)
+			c.ID = fmt.Sprintf("sweep/%s/t%d/r%d", s.load.Key(), s.threshold, r)
+			cell := experiment.CellResult{Cell: c, Start: time.Since(start)}
+			for try := 0; ; try++ {
+				m, err := o.Measure(ctx, c)
+				var void *experiment.VoidError
+				if err != nil && errors.As(err, &void) && try < 3 {
+					cell.Voids = append(cell.Voids, void.Reason)
+					c.ID = fmt.Sprintf("%s#%d", cell.Cell.ID, try+1)
+					continue
+				}
+				if err != nil {
+					cause = err
+					break measure
+				}
+				cell.Measure = m
+				break
+			}
+			cell.End = time.Since(start)
+			res.Cells = append(res.Cells, cell)
+			if o.OnCell != nil {
+				o.OnCell(cell, len(res.Cells), total)
+			}
+			if o.StopSaturated && r == 0 && len(o.Thresholds) == 0 && saturated(&cell) && i+1 < limit {
+				limit = i + 1
+				total = limit * o.Repeats
+				res.Stopped = fmt.Sprintf("the climb ended at %s: the target does not keep up (%s)", s.load, why(&cell))
+				break
+			}
+		}
+	}
+	if ctx.Err() != nil {
+		res.Partial = "interrupted"
+	}
+	res.Rows = rows(res.Cells, o.Level)
+	return res, cause
+}
+
+func saturated(c *experiment.CellResult) bool {
+	m := c.Measure
+	return c.Cell.Load.Rate > 0 && (m.Growth > 1.5 || m.Achieved > 0 && m.RequestsPerSecond < 0.8*c.Cell.Load.Rate) || m.Failed*10 > m.Requests
+}
+
+func why(c *experiment.CellResult) string {
+	m := c.Measure
+	switch {
+	case m.Failed*10 > m.Requests:
+		return fmt.Sprintf("%d of %d requests failed", m.Failed, m.Failed+m.Requests)
+	case m.Growth > 1.5:
+		return fmt.Sprintf("what is in flight grew %.1f-fold", m.Growth)
+	}
+	return fmt.Sprintf("%.2f requests/s ended", m.RequestsPerSecond)
+}
+
+func rows(cells []experiment.CellResult, level float64) []Row {
+	type key struct {
+		load      plan.Load
+		threshold int
+	}
+	by := map[key][]*experiment.CellResult{}
+	var keys []key
+	for i := range cells {
+		k := key{cells[i].Cell.Load, cells[i].Cell.Threshold}
+		if by[k] == nil {
+			keys = append(keys, k)
+		}
+		by[k] = append(by[k], &cells[i])
+	}
+	slices.SortStableFunc(keys, func(a, b key) int {
+		return cmp.Or(cmp.Compare(a.threshold, b.threshold), cmp.Compare(a.load.Concurrency, b.load.Concurrency), cmp.Compare(a.load.Rate, b.load.Rate))
+	})
+	var out []Row
+	for _, k := range keys {
+		list := by[k]
+		r := Row{Load: k.load, Threshold: k.threshold, Repeats: len(list)}
+		over := func(f func(*experiment.Measure) float64) stats.Interval {
+			var xs []float64
+			for _, c := range list {
+				if c.Measure.Requests > 0 {
+					xs = append(xs, f(c.Measure))
+				}
+			}
+			i := stats.MeanInterval(xs, level)
+			if len(xs) < 2 { // JSON has no infinity
+				i.Low, i.High = i.Value, i.Value
+			}
+			if math.IsNaN(i.Value) {
+				i = stats.Interval{}
+			}
+			return i
+		}
+		tail := func(p99, most float64) float64 {
+			if p99 > 0 {
+				return p99
+			}
+			return most
+		}
+		open := k.load.Rate > 0
+		r.TTFTP50 = over(func(m *experiment.Measure) float64 {
+			if open {
+				return m.TTFTIntended.P50
+			}
+			return m.TTFT.P50
+		})
+		r.TTFTP99 = over(func(m *experiment.Measure) float64 {
+			if open {
+				return tail(m.TTFTIntended.P99, m.TTFTIntended.Max)
+			}
+			return tail(m.TTFT.P99, m.TTFT.Max)
+		})
+		r.TPOTP50 = over(func(m *experiment.Measure) float64 { return m.TPOT.P50 })
+		r.ITLP50 = over(func(m *experiment.Measure) float64 { return m.ITL.P50 })
+		r.ITLTail = over(func(m *experiment.Measure) float64 { return tail(m.ITL.P99, m.ITL.Max) })
+		r.Rate = over(func(m *experiment.Measure) float64 { return m.RequestsPerSecond })
+		r.Tokens = over(func(m *experiment.Measure) float64 { return m.TokensPerSecond })
+		r.Good = over(func(m *experiment.Measure) float64 { return m.GoodPerSecond })
+		good, late := 0, 0
+		var hits []float64
+		for _, c := range list {
+			r.Requests += c.Measure.Requests
+			r.Failed += c.Measure.Failed
+			good += c.Measure.Good
+			late += c.Measure.Late
+			r.Saturated = r.Saturated || saturated(c)
+			if c.Measure.HitShare != nil {
+				hits = append(hits, *c.Measure.HitShare)
+			}
+		}
+		if n := r.Requests + r.Failed; n > 0 {
+			r.GoodPct = 100 * float64(good) / float64(n)
+		}
+		if r.Requests > 0 {
+			r.Late = float64(late) / float64(r.Requests)
+		}
+		if len(hits) > 0 {
+			h := stats.Mean(hits)
+			r.HitShare = &h
+		}
+		out = append(out, r)
+	}
+	return out
+}
+
+// Text writes the sweep for a terminal.
+func Text(w io.Writer, r *Result) error {
+	b := &strings.Builder{}
+	fmt.Fprintf(b, "SWEEP  %s\n", r.Workload)
+	fmt.Fprintf(b, "       mean of the repeats with its %.0f%% interval (half width); times in ms, tails are p99 or the largest of a small cell\n\n", r.Level*100)
+	name := "LOAD"
+	for _, row := range r.Rows {
+		if row.Threshold > 0 {
+			name = "THRESHOLD, LOAD"
+		}
+	}
+	fmt.Fprintf(b, "  %-24s %6s %5s %16s %10s %16s %10s %14s %14s %6s %6s\n", name, "REQ", "FAIL", "TTFT p50", "TTFT tail", "ITL p50", "ITL tail", "REQ/S", "TOK/S", "GOOD%", "HIT%")
+	for _, row := range r.Rows {
+		label := row.Load.String()
+		if row.Threshold > 0 {
+			label = fmt.Sprintf("%d, %s", row.Threshold, label)
+		}
+		if row.Saturated {
+			label += " (saturated)"
+		}
+		pm := func(i stats.Interval) string {
+			if i.N < 2 {
+				return fmt.Sprintf("%.2f", i.Value)
+			}
+			return fmt.Sprintf("%.2f +-%.2f", i.Value, (i.High-i.Low)/2)
+		}
+		hit, good := "-", "-"
+		if row.HitShare != nil {
+			hit = fmt.Sprintf("%.1f", *row.HitShare*100)
+		}
+		if r.SLO.Any() {
+			good = fmt.Sprintf("%.1f", row.GoodPct)
+		}
+		fmt.Fprintf(b, "  %-24s %6d %5d %16s %10.1f %16s %10.2f %14s %14s %6s %6s\n", label, row.Requests, row.Failed, pm(row.TTFTP50), row.TTFTP99.Value, pm(row.ITLP50), row.ITLTail.Value, pm(row.Rate), pm(row.Tokens), good, hit)
+	}
+	late := 0.0
+	for _, row := range r.Rows {
+		late = math.Max(late, row.Late)
+	}
+	fmt.Fprintf(b, "\n  client  at most %.2f%% of a row's requests were sent more than %.0f ms late\n", late*100, experiment.LateLimit)
+	if r.Stopped != "" {
+		fmt.Fprintf(b, "  stopped  %s\n", r.Stopped)
+	}
+	if r.Partial != "" {
+		fmt.Fprintf(b, "  PARTIAL  %s after %d cells\n", r.Partial, len(r.Cells))
+	}
+	if best := Best(r); best != "" {
+		fmt.Fprintf(b, "  best     %s\n", best)
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+// Best names the row with the most goodput (or, without a target, the lowest
+// ttft p50 of a threshold sweep); empty when there is nothing to choose.
+func Best(r *Result) string {
+	if len(r.Rows) < 2 {
+		return ""
+	}
+	if r.SLO.Any() {
+		best := slices.MaxFunc(r.Rows, func(a, b Row) int { return cmp.Compare(a.Good.Value, b.Good.Value) })
+		return fmt.Sprintf("%s has the most goodput: %.2f requests/s (%.0f%%)", label(best), best.Good.Value, best.GoodPct)
+	}
+	if r.Rows[0].Threshold > 0 || r.Rows[len(r.Rows)-1].Threshold > 0 {
+		best := slices.MinFunc(r.Rows, func(a, b Row) int { return cmp.Compare(a.TTFTP50.Value, b.TTFTP50.Value) })
+		return fmt.Sprintf("%s has the lowest ttft p50: %.1f ms", label(best), best.TTFTP50.Value)
+	}
+	return ""
+}
+
+func label(r Row) string {
+	if r.Threshold > 0 {
+		return fmt.Sprintf("threshold %d at %s", r.Threshold, r.Load)
+	}
+	return r.Load.String()
+}
