@@ -133,6 +133,8 @@ type ban struct {
 	worker *workers.Worker
 	phase  selector.Phase // "" for both
 	why    string
+	// suspect says that it may have been another worker's fault.
+	suspect bool
 }
 
 // stageTimes is the router's own time in its stages.
@@ -249,6 +251,11 @@ func can(w *workers.Worker, p selector.Phase) bool {
 	return w.Role.CanDecode()
 }
 
+// ejected reports whether nothing but its ejection keeps a worker from use.
+func ejected(w *workers.Worker) bool {
+	return !w.State.Draining() && w.State.Condition().Health == workers.Ejected
+}
+
 // spare brings ejected workers back when a phase has nobody else. It reports
 // whether it did.
 func (r *Router) spare(d *decision, p selector.Phase, in *selector.Input) (changed bool) {
@@ -261,7 +268,7 @@ func (r *Router) spare(d *decision, p selector.Phase, in *selector.Input) (chang
 		if pin := d.pin(p); d.dry || pin != "" && pin != w.Name {
 			continue
 		}
-		if ok, _ := w.State.Usable(); ok || !can(w, p) || d.isBanned(w, p) || w.State.Draining() || w.State.Condition().Health != workers.Ejected {
+		if ok, _ := w.State.Usable(); ok || !can(w, p) || d.isBanned(w, p) || !ejected(w) {
 			continue
 		}
 		r.outliers.Last(w)

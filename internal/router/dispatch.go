@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"strconv"
 	"time"
 
@@ -36,6 +37,9 @@ type failure struct {
 	// retry says that another attempt elsewhere may do better.
 	retry bool
 	err   error
+	// suspect is the worker of the other leg when either of the two may be the
+	// one that does not answer: each waits for the other.
+	suspect *workers.Worker
 }
 
 func (f *failure) Error() string {
@@ -72,6 +76,9 @@ func (x *exchange) dispatch() error {
 		r.decide(d, x.facts, x.force, x.session)
 		x.record()
 		if d.plan.Err != nil {
+			if d.acquit() {
+				continue
+			}
 			if last != nil {
 				return last // why the workers are banned says more
 			}
@@ -91,7 +98,7 @@ func (x *exchange) dispatch() error {
 			x.attempt--
 			continue
 		}
-		d.banned = append(d.banned, ban{worker: f.worker, phase: f.phase, why: "failed in this request"})
+		d.ban(f)
 		if f.reason == "missing_params" {
 			if !d.localWhenMissing {
 				return err
@@ -132,11 +139,40 @@ func (x *exchange) lastPrefill() bool {
 		if !w.Role.CanPrefill() {
 			continue
 		}
-		if ok, _ := w.State.Usable(); ok && !x.d.isBanned(w, selector.Prefill) {
+		// An ejected worker comes back when there is nobody else.
+		if ok, _ := w.State.Usable(); (ok || ejected(w)) && !x.d.isBanned(w, selector.Prefill) {
 			return false
 		}
 	}
 	return true
+}
+
+// ban keeps the worker of a failed leg out of the further attempts. When either
+// leg may be at fault, both are only suspects.
+func (d *decision) ban(f *failure) {
+	b := ban{worker: f.worker, phase: f.phase, why: "failed in this request"}
+	if f.suspect != nil {
+		b.suspect, b.why = true, "did not answer in this request, or waited for the other leg's worker"
+		other := b
+		other.worker, other.phase = f.suspect, selector.Prefill
+		if f.phase == selector.Prefill {
+			other.phase = selector.Decode
+		}
+		d.banned = append(d.banned, other)
+	}
+	d.banned = append(d.banned, b)
+}
+
+// acquit brings the suspects of the phase that has run out of workers back. It
+// reports whether there were any.
+func (d *decision) acquit() bool {
+	phase := selector.Decode
+	if errors.Is(d.plan.Err, disagg.ErrNoPrefill) {
+		phase = selector.Prefill
+	}
+	n := len(d.banned)
+	d.banned = slices.DeleteFunc(d.banned, func(b ban) bool { return b.suspect && b.phase == phase })
+	return len(d.banned) < n
 }
 
 func (d *decision) isBanned(w *workers.Worker, p selector.Phase) bool {
@@ -261,8 +297,20 @@ func (x *exchange) concurrent(t *disagg.Transfer, prefill, decode disagg.Peer, h
 	if err := x.decodeLeg(dctx, decode, held, decodeBody, t); err != nil {
 		// Asked before the prefill leg is stopped: what that says then is our
 		// own doing.
+		other := prefill.Worker
 		if cause := context.Cause(dctx); cause != nil && x.ctx.Err() == nil {
-			return cause // the decode leg failed because it was cancelled
+			err, other = cause, decode.Worker // the decode leg failed because it was cancelled
+		}
+		var f *failure
+		if errors.As(err, &f) && f.reason == string(upstream.Timeout) {
+			select {
+			case <-done:
+				if f.phase == selector.Prefill {
+					f.suspect = other
+				}
+			default:
+				f.suspect = other
+			}
 		}
 		return err
 	}
