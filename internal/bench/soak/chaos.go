@@ -83,6 +83,7 @@ type chaos struct {
 	s      *soak
 	groups []*group
 	spare  *sim.Engine
+	runs   uint64
 
 	mu     sync.Mutex
 	faults []*Fault
@@ -152,7 +153,8 @@ func (c *chaos) failed(f *Fault, err error) {
 // run does one thing after the other, several at a time, until ctx ends; then it
 // makes everything whole again.
 func (c *chaos) run(ctx context.Context) {
-	rng := rand.New(rand.NewPCG(c.s.o.Seed, 0x6368616f73))
+	c.runs++
+	rng := rand.New(rand.NewPCG(c.s.o.Seed, 0x6368616f73+c.runs))
 	nextRestart := time.Now().Add(c.s.o.RouterEvery)
 	for ctx.Err() == nil {
 		pause(ctx, time.Duration((0.5+rng.ExpFloat64())*float64(c.s.o.Gap)))
@@ -215,6 +217,18 @@ func (c *chaos) spareable(ctx context.Context, g *group, target string) bool {
 	if c.active[target] != nil || !usable[target] {
 		return false
 	}
+	if g.model == modelSGLang {
+		// Both legs of SGLang hold memory for each other: a decode that hangs
+		// fills its prefill's cache with KV that waits. With a fault on either
+		// side nobody would be left who is well.
+		for _, other := range c.groups {
+			for _, e := range other.engines {
+				if other.model == g.model && c.active[e.Name()] != nil {
+					return false
+				}
+			}
+		}
+	}
 	for _, e := range g.engines {
 		if e.Name() != target && c.active[e.Name()] == nil && usable[e.Name()] {
 			return true
@@ -247,6 +261,9 @@ func (c *chaos) carry(ctx context.Context, f *Fault, g *group, e *sim.Engine, ho
 		set.ErrorRate, set.ErrorStatus = 0.3+0.7*number, status
 	case doDie:
 		set.DieRate, set.DieAfter = 0.3+0.7*number, int(number*20)%6
+		if g.prefill {
+			set.DieAfter = 0 // it has one token only
+		}
 	case doDrop:
 		set.DropEvents = 0.2 + 0.6*number
 	case doReorder:

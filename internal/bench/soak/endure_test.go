@@ -4,12 +4,14 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"strconv"
 	"testing"
 	"time"
 )
 
 // TestEndurance is the real-time form: ten seconds here, as long as
-// DYNCTL_SOAK says with `make soak`. DYNCTL_SOAK_DIR keeps its files.
+// DYNCTL_SOAK says with `make soak`. DYNCTL_SOAK_DIR keeps its files, DYNCTL_SOAK_SEED
+// changes requests and faults.
 func TestEndurance(t *testing.T) {
 	o := Options{Duration: 10 * time.Second, Seed: 1, Log: t.Logf}
 	if testing.Short() {
@@ -24,6 +26,12 @@ func TestEndurance(t *testing.T) {
 		began := time.Now()
 		o.Log = func(format string, a ...any) {
 			t.Logf("%8s "+format, append([]any{time.Since(began).Round(time.Second)}, a...)...)
+		}
+	}
+	if text := os.Getenv("DYNCTL_SOAK_SEED"); text != "" {
+		var err error
+		if o.Seed, err = strconv.ParseUint(text, 10, 64); err != nil {
+			t.Fatalf("DYNCTL_SOAK_SEED: %v", err)
 		}
 	}
 	if o.Duration < time.Minute {

@@ -65,8 +65,11 @@ type Check struct {
 	Usage Usage     `json:"usage"`
 	// Index is the number of (block, rank) memberships, equal to the caches.
 	Index int64 `json:"index_memberships"`
-	// Sync is how long the index needed to equal the caches.
-	Sync Seconds `json:"sync_seconds"`
+	// Sync is how long the index held a block that an engine did not have any
+	// more. Refilled is how often the caches had to be filled anew until the
+	// index knew all of their blocks.
+	Sync     Seconds `json:"sync_seconds"`
+	Refilled int     `json:"caches_refilled"`
 	// Exits counts engines that died by themselves, Held the requests that
 	// engines still worked on.
 	Exits int `json:"engine_exits"`
@@ -107,7 +110,7 @@ func (s *Summary) Text() string {
 		c := s.Faults[k]
 		fmt.Fprintf(&b, "  %-28s %6d %14d   %8.2f s / %.2f s\n", k, c.Done, c.Found, time.Duration(c.P50).Seconds(), time.Duration(c.Max).Seconds())
 	}
-	fmt.Fprintf(&b, "\nidle moments       heap MiB  goroutines  files  sockets  index = caches  synced after\n")
+	fmt.Fprintf(&b, "\nidle moments       heap MiB  goroutines  files  sockets  index = caches  synced after  refills\n")
 	row := func(when string, u Usage) {
 		fmt.Fprintf(&b, "  %-16s %9.1f %11d %6d %8d", when, float64(u.Heap)/(1<<20), u.Goroutines, u.Files, u.Sockets)
 	}
@@ -115,7 +118,7 @@ func (s *Summary) Text() string {
 	b.WriteByte('\n')
 	for _, c := range s.Checks {
 		row(c.When, c.Usage)
-		fmt.Fprintf(&b, " %15d %9.3f s\n", c.Index, time.Duration(c.Sync).Seconds())
+		fmt.Fprintf(&b, " %15d %9.3f s %9d\n", c.Index, time.Duration(c.Sync).Seconds(), c.Refilled)
 	}
 	row("after", s.After)
 	fmt.Fprintf(&b, "\n  heap from the first to the last check: %+.1f %%\n", 100*s.HeapGrowth)
