@@ -118,6 +118,8 @@ type replayFlags struct {
 	whatIf    []string
 	compare   compareFlags
 	output    string
+	tui       bool
+	listen    string
 }
 
 func newReplayCmd() *cobra.Command {
@@ -158,6 +160,8 @@ The parts of one recording are given in their order.`,
 	flags.StringVar(&f.minMatch, "min-match", "100%", "with --verify: exit with 5 when fewer decisions come out the same")
 	flags.IntVar(&f.blockSize, "block-size", 0, "`TOKENS` per router block; 0 takes what the trace says")
 	flags.StringArrayVar(&f.whatIf, "what-if", nil, "change a setting, `KEY=VALUE` (repeatable): "+strings.Join(replay.ChangeKeys(), ", "))
+	flags.BoolVar(&f.tui, "tui", false, "watch the recording with top, in time unless --speed says otherwise")
+	flags.StringVar(&f.listen, "admin-listen", "", "serve the recording as a router's admin API on this loopback `HOST:PORT`; pause, step and back by POST /admin/v1/replay")
 	f.compare.add(cmd)
 	outputFlag(cmd, &f.output, "table", "json", "jsonl", "csv", "markdown", "yaml")
 	cmd.AddCommand(newReplayConvertCmd(&f.trace), newReplayStatCmd(&f.trace))
@@ -180,6 +184,9 @@ func (f *replayFlags) run(cmd *cobra.Command, args []string) error {
 	minMatch, err := share(f.minMatch)
 	if err != nil {
 		return withCode(exitUsage, fmt.Errorf("--min-match %s: %w", f.minMatch, err))
+	}
+	if f.tui || f.listen != "" {
+		return f.show(cmd, files)
 	}
 	if f.compare.asked(cmd) {
 		return f.simulate(cmd, files, changes)

@@ -1,0 +1,71 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/dynctl/dynctl/internal/bench/replay"
+)
+
+// show serves a trace as the admin API of the router that was recorded, and
+// drives top from it.
+func (f *replayFlags) show(cmd *cobra.Command, files *traceFiles) (err error) {
+	if err := files.again(); err != nil {
+		return err
+	}
+	speed, err := parseSpeed(f.speed)
+	if err != nil {
+		return withCode(exitUsage, err)
+	}
+	if !cmd.Flags().Changed("speed") {
+		speed = 1
+	}
+	addr := f.listen
+	if addr == "" {
+		addr = "127.0.0.1:0"
+	}
+	if host, _, err := net.SplitHostPort(addr); err != nil || net.ParseIP(host) == nil || !net.ParseIP(host).IsLoopback() {
+		return withCode(exitUsage, fmt.Errorf("--admin-listen %s: want a loopback HOST:PORT, since it asks for no token", addr))
+	}
+	stage, err := replay.NewStage(files.open, replay.PlayerOptions{BlockSize: f.blockSize}, speed)
+	if err != nil {
+		return traceError(err)
+	}
+	defer stage.Close()
+	ln, err := listen("--admin-listen", addr)
+	if err != nil {
+		return err
+	}
+	server := &http.Server{Handler: stage.Handler(), ReadHeaderTimeout: 10 * time.Second}
+	ctx, stop := context.WithCancel(cmd.Context())
+	defer stop()
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error {
+		if err := server.Serve(ln); !errors.Is(err, http.ErrServerClosed) {
+			return err
+		}
+		return nil
+	})
+	g.Go(func() error { return traceError(stage.Run(ctx)) })
+	url := "http://" + ln.Addr().String()
+	if f.tui {
+		top := newTopCmd()
+		top.SetArgs([]string{"--router", url, "--rate", "250ms"})
+		top.SetIn(cmd.InOrStdin())
+		top.SetOut(cmd.OutOrStdout())
+		top.SetErr(cmd.ErrOrStderr())
+		err = top.ExecuteContext(ctx)
+	} else {
+		fmt.Fprintf(cmd.ErrOrStderr(), "dynctl top --router %s\ncurl -X POST '%s/admin/v1/replay?do=pause'   (play, step&n=1, back&n=100)\n", url, url)
+		<-ctx.Done()
+	}
+	stop()
+	return errors.Join(err, server.Close(), g.Wait())
+}

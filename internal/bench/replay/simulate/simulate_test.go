@@ -1,0 +1,160 @@
+package simulate
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/dynctl/dynctl/internal/bench/replay/workload"
+	"github.com/dynctl/dynctl/internal/router/disagg"
+	"github.com/dynctl/dynctl/internal/router/selector"
+	"github.com/dynctl/dynctl/internal/router/trace"
+	"github.com/dynctl/dynctl/internal/workers/sim"
+)
+
+func fleet(t testing.TB, text string) sim.Fleet {
+	t.Helper()
+	f, err := sim.ParseFleet(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+// sessions are requests of which each turn repeats the one before.
+func sessions(n, turns int) []workload.Request {
+	var all []workload.Request
+	for turn := range turns {
+		for s := range n {
+			q := workload.Request{Number: len(all), At: time.Duration(turn*n+s) * 100 * time.Millisecond}
+			q.BlockSize, q.IDs, q.OSL = 64, trace.LocalIDs, 5+s%7
+			for b := range 4 + 3*turn {
+				q.Blocks = append(q.Blocks, uint64(s)<<32|uint64(b))
+			}
+			q.ISL = 64*len(q.Blocks) + 10
+			q.Blocks = append(q.Blocks, uint64(s)<<48|uint64(turn))
+			all = append(all, q)
+		}
+	}
+	return all
+}
+
+func TestRun(t *testing.T) {
+	all := sessions(30, 6)
+	src := workload.FromSlice(all)
+	setup := Setup{Fleet: fleet(t, "4a:block=16,kv_blocks=4096"), Policy: selector.KV, Weights: selector.DefaultWeights(), Seed: 1, TTFT: 2 * time.Second, ITL: 25 * time.Millisecond}
+	bound, err := workload.Bound(src, 16, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	run := func(s Setup) *Result {
+		t.Helper()
+		r, err := Run(t.Context(), src, s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r.Requests != uint64(len(all)) || r.Completed != r.Requests || r.Failed != 0 {
+			t.Errorf("%d requests, %d completed, %d failed, want %d", r.Requests, r.Completed, r.Failed, len(all))
+		}
+		return r
+	}
+	kv := run(setup)
+	if kv.HitRatio < 0.97*bound || kv.HitRatio > bound+1e-9 || kv.Regret != 0 {
+		t.Errorf("kv hits %.3f of a bound of %.3f, regret %v", kv.HitRatio, bound, kv.Regret)
+	}
+	if kv.TTFT.P50 <= 0 || kv.TTFT.P99 < kv.TTFT.P50 || kv.E2E.P50 < kv.TTFT.P50 || kv.Good == 0 {
+		t.Errorf("times %+v", kv)
+	}
+	if d := cmp.Diff(kv, run(setup), cmpopts.IgnoreFields(Result{}, "WallS")); d != "" {
+		t.Errorf("the same run twice:\n%s", d)
+	}
+	rr := setup
+	rr.Policy = selector.RoundRobin
+	if r := run(rr); r.HitRatio >= kv.HitRatio || r.Regret <= 0 || r.Missed <= 0 {
+		t.Errorf("round robin hits %.3f, kv %.3f; regret %v", r.HitRatio, kv.HitRatio, r.Regret)
+	}
+	// Remote prefill: all of it, none of it, and what lies between.
+	pd := setup
+	pd.Fleet = fleet(t, "2p2d:block=16,kv_blocks=4096")
+	always := run(pd)
+	pd.Plan = disagg.Config{Threshold: 1 << 20}
+	never := run(pd)
+	pd.Plan.Threshold = 250
+	some := run(pd)
+	if always.Remote != uint64(len(all)) || never.Remote != 0 || some.Remote == 0 || some.Remote == always.Remote {
+		t.Errorf("remote %d, %d, %d of %d", always.Remote, never.Remote, some.Remote, len(all))
+	}
+	// Faster arrivals wait longer.
+	hot := setup
+	hot.Speedup = 50
+	if r := run(hot); r.TTFT.P99 <= kv.TTFT.P99 || r.VirtualS >= kv.VirtualS {
+		t.Errorf("50 times faster: p99 %v after %v", r.TTFT.P99, kv.TTFT.P99)
+	}
+	cut := setup
+	cut.From, cut.To = 3*time.Second, 6*time.Second
+	if r, err := Run(t.Context(), src, cut); err != nil || r.Requests != 30 {
+		t.Errorf("a window of 3 s: %+v, %v", r, err)
+	}
+}
+
+func TestRunFails(t *testing.T) {
+	long := sessions(1, 1)
+	long[0].ISL = 1 << 17
+	r, err := Run(t.Context(), workload.FromSlice(long), Setup{Fleet: fleet(t, "1a"), Policy: selector.KV, Weights: selector.DefaultWeights()})
+	if err != nil || r.Failed != 1 || r.Completed != 0 {
+		t.Errorf("a prompt beyond the model: %+v, %v", r, err)
+	}
+	if _, err := Run(t.Context(), workload.FromSlice(nil), Setup{}); err == nil {
+		t.Error("a run without engines")
+	}
+	if _, err := Run(t.Context(), workload.FromSlice(nil), Setup{Fleet: fleet(t, "1a:block=16+1a:block=32")}); err == nil {
+		t.Error("a run with two block sizes")
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := Run(ctx, workload.FromSlice(sessions(2, 2)), Setup{Fleet: fleet(t, "1a"), Policy: selector.KV}); !errors.Is(err, context.Canceled) {
+		t.Errorf("cancelled: %v", err)
+	}
+}
+
+// TestConversation runs the hour of real conversations over 16 ranks: the kv
+// policy keeps its promises of docs/policies.md, and fast enough.
+func TestConversation(t *testing.T) {
+	if testing.Short() {
+		t.Skip("an hour of requests, twice")
+	}
+	path := filepath.Join("..", "..", "..", "..", "..", "shared", "traces", "conversation_trace.jsonl.gz")
+	if _, err := os.Stat(path); err != nil {
+		t.Skipf("the conversation trace is not here: %v", err)
+	}
+	src, err := workload.FromTrace(func() (*trace.Reader, error) { return trace.Open(path, nil, trace.Options{}) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	const ranks, blocks = 16, 16384
+	bound, err := workload.Bound(src, 64, ranks*(blocks-1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := fleet(t, "16a:block=64,kv_blocks=16384,max_model_len=1048576")
+	var got [2]*Result
+	for i, p := range []selector.Policy{selector.KV, selector.LeastLoaded} {
+		if got[i], err = Run(t.Context(), src, Setup{Fleet: f, Policy: p, Weights: selector.DefaultWeights(), Seed: 1}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	kv, least := got[0], got[1]
+	t.Logf("kv %.2f%% of the bound %.2f%%, p99 TTFT %.0f ms, least_loaded %.0f ms; %.1f s", 100*kv.HitRatio/bound, 100*bound, kv.TTFT.P99, least.TTFT.P99, kv.WallS)
+	if kv.HitRatio < 0.95*bound {
+		t.Errorf("kv hits %.2f%% of prompt tokens, less than 95%% of %.2f%%", 100*kv.HitRatio, 100*bound)
+	}
+	if kv.TTFT.P99 > least.TTFT.P99 {
+		t.Errorf("kv has p99 TTFT %.0f ms, least_loaded %.0f ms", kv.TTFT.P99, least.TTFT.P99)
+	}
+}

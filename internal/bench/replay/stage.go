@@ -1,0 +1,340 @@
+package replay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/dynctl/dynctl/internal/router/admin"
+	"github.com/dynctl/dynctl/internal/router/receipt"
+	"github.com/dynctl/dynctl/internal/router/trace"
+)
+
+// Bounds of a Stage.
+const (
+	stageReceipts = 2000
+	stageEvents   = 2000
+	stagePause    = 50 * time.Millisecond
+)
+
+// Stage shows a recorded run as a router's admin API would have shown it: it
+// plays a trace in time and can be paused, stepped and taken back. Handler
+// serves it; Run plays.
+type Stage struct {
+	open func() (*trace.Reader, error)
+	o    PlayerOptions
+	wake chan struct{}
+
+	mu     sync.Mutex // guards the fields below
+	r      *trace.Reader
+	p      *Player
+	m      *maker
+	err    error
+	ended  bool
+	paused bool
+	speed  float64
+	played int64         // records
+	now    time.Duration // of the trace
+	start  time.Time
+
+	traffic  admin.Traffic
+	policy   string
+	thresh   int
+	on       string
+	receipts []*receipt.Receipt
+	byID     map[string]*receipt.Receipt
+	total    uint64
+	events   []admin.Event
+	eventSeq uint64
+	ranks    map[string]*stageRank
+	inflight map[string]bool
+}
+
+// stageRank is what decisions and records told of a rank.
+type stageRank struct {
+	role      string
+	engine    string
+	connector string
+	block     int
+	c         trace.Candidate
+	requests  uint64
+	batches   uint64
+	lastSeq   uint64
+	lastAt    time.Duration
+	clears    uint64
+	reason    string
+}
+
+// NewStage opens a trace to be shown; speed 0 is as fast as it goes.
+func NewStage(open func() (*trace.Reader, error), o PlayerOptions, speed float64) (*Stage, error) {
+	s := &Stage{open: open, o: o, speed: speed, wake: make(chan struct{}, 1)}
+	return s, s.rewind()
+}
+
+// rewind begins anew. The caller holds mu, or is the only one.
+func (s *Stage) rewind() error {
+	r, err := s.open()
+	if err != nil {
+		return err
+	}
+	s.closeLocked()
+	o := s.o
+	if o.BlockSize == 0 {
+		o.BlockSize = r.Header().BlockSize
+	}
+	s.r, s.p, s.m = r, NewPlayer(o), newMaker()
+	if s.start = r.Header().Start; s.start.IsZero() {
+		s.start = time.Unix(0, 0).UTC()
+	}
+	s.ended, s.err, s.played, s.now, s.traffic, s.total = false, nil, 0, 0, admin.Traffic{}, 0
+	s.receipts, s.byID, s.events, s.eventSeq = nil, map[string]*receipt.Receipt{}, nil, 0
+	s.ranks, s.inflight = map[string]*stageRank{}, map[string]bool{}
+	return nil
+}
+
+func (s *Stage) closeLocked() {
+	if s.r != nil {
+		s.r.Close()
+		s.p.Close()
+		s.r, s.p = nil, nil
+	}
+}
+
+// Close frees the stage. Run and the handler must have ended.
+func (s *Stage) Close() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.closeLocked()
+}
+
+// Run plays until ctx ends; at the end of the trace it stays there.
+func (s *Stage) Run(ctx context.Context) error {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	var wallAt time.Time // when the trace was at traceAt; zero to begin anew
+	var traceAt time.Duration
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-s.wake:
+			wallAt = time.Time{}
+		case <-timer.C:
+		}
+		s.mu.Lock()
+		if s.paused || s.ended {
+			wallAt = time.Time{}
+		} else {
+			if wallAt.IsZero() {
+				wallAt, traceAt = time.Now(), s.now
+			}
+			until := s.now + time.Hour
+			if s.speed > 0 {
+				until = traceAt + time.Duration(float64(time.Since(wallAt))*s.speed)
+			}
+			// A bounded piece at a time, so that questions are answered.
+			for n := 0; n < 20000 && !s.ended && s.now < until; n++ {
+				s.next()
+			}
+		}
+		err := s.err
+		s.mu.Unlock()
+		if err != nil {
+			return err
+		}
+		timer.Reset(stagePause)
+	}
+}
+
+// Control does "pause", "play", "step" or "back", the latter two n records and
+// with a pause.
+func (s *Stage) Control(do string, n int) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n = max(n, 1)
+	switch do {
+	case "pause":
+		s.paused = true
+	case "play":
+		s.paused = false
+	case "toggle":
+		s.paused = !s.paused
+	case "step":
+		s.paused = true
+		for range n {
+			s.next()
+		}
+	case "back":
+		s.paused = true
+		target := max(s.played-int64(n), 0)
+		if err := s.rewind(); err != nil {
+			return err
+		}
+		for s.played < target && !s.ended {
+			s.next()
+		}
+	default:
+		return fmt.Errorf("%q is not one of pause, play, toggle, step, back", do)
+	}
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+	return s.err
+}
+
+// next plays one record. The caller holds mu.
+func (s *Stage) next() {
+	if s.ended {
+		return
+	}
+	var rec trace.Record
+	if err := s.r.Next(&rec); err != nil {
+		s.ended = true
+		if !errors.Is(err, io.EOF) {
+			s.err = err
+		}
+		return
+	}
+	s.played++
+	s.now = max(s.now, rec.Time)
+	if err := s.p.Play(&rec); err != nil {
+		s.err, s.ended = err, true
+		return
+	}
+	at := s.start.Add(rec.Time)
+	switch rec.Kind {
+	case trace.KindRank:
+		k := s.rank(rec.Rank)
+		if rec.RankInfo.New {
+			s.event(at, "feed_began", "info", rec.Rank, rec.Rank+": the feed of KV events began")
+		}
+		k.block = rec.RankInfo.BlockSize
+	case trace.KindBatch:
+		k := s.rank(rec.Rank)
+		k.batches, k.lastSeq, k.lastAt = k.batches+1, rec.Batch.Seq, rec.Time
+	case trace.KindClear:
+		k := s.rank(rec.Rank)
+		k.clears, k.reason = k.clears+1, rec.Clear.Reason
+		s.event(at, "feed_unknown", "warn", rec.Rank, rec.Rank+": entries dropped and built anew: "+rec.Clear.Reason)
+	case trace.KindFeed:
+		if rec.Trusted {
+			s.event(at, "feed_trusted", "info", rec.Rank, rec.Rank+": entries are trusted")
+		} else {
+			s.event(at, "feed_untrusted", "warn", rec.Rank, rec.Rank+": entries are not trusted")
+		}
+	case trace.KindDropped:
+		s.event(at, "records_dropped", "warn", "", fmt.Sprintf("%d records were lost while recording", rec.Dropped))
+	case trace.KindDecision:
+		s.decision(&rec, at)
+	case trace.KindOutcome:
+		s.outcome(rec.Outcome)
+	default:
+	}
+}
+
+func (s *Stage) rank(label string) *stageRank {
+	k := s.ranks[label]
+	if k == nil {
+		k = &stageRank{role: "aggregated", engine: "vllm"}
+		s.ranks[label] = k
+	}
+	return k
+}
+
+func (s *Stage) event(at time.Time, kind, severity, rank, text string) {
+	s.eventSeq++
+	worker, _, _ := trace.SplitRank(rank)
+	s.events = append(s.events, admin.Event{Seq: s.eventSeq, At: at, Kind: kind, Severity: severity, Worker: worker, Rank: rank, Text: text})
+	if len(s.events) > stageEvents {
+		s.events = slices.Delete(s.events, 0, len(s.events)-stageEvents)
+	}
+}
+
+func (s *Stage) decision(rec *trace.Record, at time.Time) {
+	d := rec.Decision
+	r, err := s.m.Receipt(d, at)
+	if err != nil {
+		s.event(at, "decision_unreadable", "error", "", err.Error())
+		return
+	}
+	s.policy, s.thresh, s.on = d.Decode.Policy, d.Config.Threshold, d.Config.On
+	for _, p := range []*trace.Phase{&d.Decode, &d.Prefill} {
+		for i := range p.Candidates {
+			k := s.rank(p.Candidates[i].Rank)
+			k.c = p.Candidates[i]
+			k.engine, k.connector = k.c.Engine, k.c.Connector
+			if p == &d.Prefill {
+				k.role = "prefill"
+			} else if len(d.Prefill.Candidates) > 0 {
+				k.role = "decode"
+			}
+		}
+	}
+	for _, label := range []string{d.DecodeRank, d.PrefillRank} {
+		if label != "" {
+			s.rank(label).requests++
+		}
+	}
+	if d.Attempt <= 1 {
+		s.traffic.Requests++
+		s.total++
+		s.traffic.PredictedTokens += uint64(max(d.Cached, 0))
+		if len(s.inflight) < 1<<16 {
+			s.inflight[d.ID] = true
+		}
+	} else {
+		s.traffic.Retries++
+	}
+	switch d.Path {
+	case "local":
+		s.traffic.Local++
+	case "remote":
+		s.traffic.Remote++
+	}
+	s.keep(r)
+}
+
+// keep adds a receipt or takes the place of the one before.
+func (s *Stage) keep(r *receipt.Receipt) {
+	if old := s.byID[r.ID]; old != nil {
+		s.receipts[slices.Index(s.receipts, old)] = r
+	} else {
+		s.receipts = append(s.receipts, r)
+		if len(s.receipts) > stageReceipts {
+			delete(s.byID, s.receipts[0].ID)
+			s.receipts = slices.Delete(s.receipts, 0, 1)
+		}
+	}
+	s.byID[r.ID] = r
+}
+
+func (s *Stage) outcome(o *trace.Outcome) {
+	r := o.Receipt
+	if was := s.byID[o.ID]; was != nil {
+		r.Decode.Candidates, r.Prefill.Candidates = was.Decode.Candidates, was.Prefill.Candidates
+		s.keep(r)
+	}
+	delete(s.inflight, o.ID)
+	t, out := &s.traffic, &r.Outcome
+	switch {
+	case out.Cancelled:
+		t.Cancelled++
+	case out.Status >= 500:
+		t.Failed++
+	case out.Status >= 400:
+		t.Rejected++
+	default:
+		t.Completed++
+	}
+	t.PromptTokens += uint64(max(out.PromptTokens, 0))
+	t.CachedTokens += uint64(max(out.CachedTokens, 0))
+	t.CompletionTokens += uint64(max(out.CompletionTokens, 0))
+	if out.SilentRecompute {
+		t.Recomputes++
+	}
+}

@@ -1,0 +1,123 @@
+package replay
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/dynctl/dynctl/internal/router/admin"
+	"github.com/dynctl/dynctl/internal/router/trace"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// TestStage shows a recording through the admin API's own client, and takes it
+// back and forth.
+func TestStage(t *testing.T) {
+	rec := newRecording(t).run(60)
+	raw := rec.file()
+	stage, err := NewStage(func() (*trace.Reader, error) { return trace.NewReader(bytes.NewReader(raw), "t", trace.Options{}) }, PlayerOptions{}, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stage.Close()
+	server := httptest.NewServer(stage.Handler())
+	defer server.Close()
+	c, err := admin.NewClient(server.URL, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	do := func(what string) map[string]any {
+		t.Helper()
+		resp, err := server.Client().Post(server.URL+"/admin/v1/replay?do="+what, "", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		var v map[string]any
+		if err := json.NewDecoder(resp.Body).Decode(&v); err != nil {
+			t.Fatal(err)
+		}
+		v["status"] = resp.StatusCode
+		return v
+	}
+	do("step&n=" + "100")
+	first, err := c.Snapshot(t.Context(), 5, 100, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if first.Status.Workers.Ranks != testRanks || len(first.Decisions) != 5 || len(first.Events) == 0 || first.Status.Index.Memberships == 0 || !first.Status.Now.After(first.Status.Started) {
+		t.Errorf("snapshot %+v", first.Status)
+	}
+	sum := stage.p.index.Checksum()
+	do("step&n=20")
+	if stage.p.index.Checksum() == sum {
+		t.Error("steps change nothing")
+	}
+	if v := do("back&n=20"); v["records"] != 100.0 || v["paused"] != true {
+		t.Errorf("back: %v", v)
+	}
+	if stage.p.index.Checksum() != sum {
+		t.Error("20 records on and 20 back is another place")
+	}
+	again, err := c.Snapshot(t.Context(), 5, 100, 0)
+	if err != nil || string(again.Decisions[0]) != string(first.Decisions[0]) {
+		t.Errorf("another decision after going back: %v", err)
+	}
+	var r struct {
+		ID     string `json:"id"`
+		Decode struct {
+			Chosen     string            `json:"chosen"`
+			Candidates []json.RawMessage `json:"candidates"`
+		} `json:"decode"`
+	}
+	if err := json.Unmarshal(first.Decisions[0], &r); err != nil || r.Decode.Chosen == "" || len(r.Decode.Candidates) != testRanks {
+		t.Errorf("decision %s: %v", first.Decisions[0], err)
+	}
+	if _, err := c.Decision(t.Context(), r.ID); err != nil {
+		t.Error(err)
+	}
+	if _, err := c.Decision(t.Context(), "none"); err == nil {
+		t.Error("a decision that there is not")
+	}
+	kids, err := c.IndexChildren(t.Context(), admin.BrowseQuery{})
+	if err != nil || len(kids.Children) == 0 || len(kids.Children[0].RankLabels) == 0 {
+		t.Errorf("children %+v, %v", kids, err)
+	}
+	if st, err := c.IndexStats(t.Context()); err != nil || len(st.Ranks) != testRanks {
+		t.Errorf("index %+v, %v", st, err)
+	}
+	if v := do("dance"); v["status"] != http.StatusBadRequest {
+		t.Errorf("dance: %v", v)
+	}
+
+	// By itself to the end, where it stays.
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- stage.Run(ctx) }()
+	do("play")
+	deadline := time.Now().Add(10 * time.Second)
+	for !strings.Contains(stage.Where(), "at the end") {
+		if time.Now().After(deadline) {
+			t.Fatal("the end never comes: " + stage.Where())
+		}
+		if _, err := c.Status(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	if st, err := c.Status(t.Context()); err != nil || st.Traffic.Requests != 60 {
+		t.Errorf("%d requests at the end, %v", st.Traffic.Requests, err)
+	}
+}
