@@ -72,13 +72,15 @@ crash can be read up to the cut. See also: dynctl serve --record FILE.`,
 func recordEvents(ctx context.Context, flags *recordFlags, sources []string, blockSize int, stderr io.Writer) error {
 	log := newLogger(router.LogConfig{Level: "info", Format: "text"}, stderr)
 	index := kvindex.New(kvindex.Options{})
-	defer index.Close()
+	defer func() { _ = index.Close() }() // memory only
 	tap := newTap("record")
-	m, err := kvfeed.New(kvfeed.Options{Index: index, BlockSize: blockSize, Logger: log,
+	m, err := kvfeed.New(kvfeed.Options{
+		Index: index, BlockSize: blockSize, Logger: log,
 		Observer: func(o kvfeed.Observation) { observeBatch(tap, o) },
 		Events: func(e workers.Event) {
 			log.Info(e.Text, "kind", e.Kind, "rank", e.Rank)
-		}})
+		},
+	})
 	if err != nil {
 		return withCode(exitUsage, err)
 	}

@@ -115,8 +115,10 @@ func (c *compareFlags) rows(changes []replay.Change, from, to time.Duration, sta
 				if err != nil {
 					return nil, withCode(exitUsage, err)
 				}
-				s := simulate.Setup{Fleet: f, Policy: policy, Weights: selector.DefaultWeights(), Plan: disagg.Config{Threshold: t, On: disagg.Measure(c.on)},
-					Speedup: c.speedup, Seed: c.seed, Scrape: c.scrape, From: from, To: to, TTFT: c.ttft, ITL: c.itl}
+				s := simulate.Setup{
+					Fleet: f, Policy: policy, Weights: selector.DefaultWeights(), Plan: disagg.Config{Threshold: t, On: disagg.Measure(c.on)},
+					Speedup: c.speedup, Seed: c.seed, Scrape: c.scrape, From: from, To: to, TTFT: c.ttft, ITL: c.itl,
+				}
 				rows = append(rows, row{setup: s, blocks: blocks})
 				if len(changes) == 0 {
 					continue

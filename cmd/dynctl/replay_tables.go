@@ -241,9 +241,11 @@ func compareTable(out io.Writer, format string, results []*simulate.Result) erro
 			blocks += fmt.Sprintf(" (%s evicted)", num(r.Evictions))
 		}
 		ms := func(v float64) string { return fmt.Sprintf("%.0f", v) }
-		rows = append(rows, []string{name, strconv.Itoa(r.Threshold), blocks, percent(r.HitRatio), percent(r.Bound), percent(r.OfBound),
+		rows = append(rows, []string{
+			name, strconv.Itoa(r.Threshold), blocks, percent(r.HitRatio), percent(r.Bound), percent(r.OfBound),
 			ms(r.TTFT.P50), ms(r.TTFT.P95), ms(r.TTFT.P99), fmt.Sprintf("%.1f", r.ITL.P50), fmt.Sprintf("%.1f", r.ITL.P99), ms(r.E2E.P50), ms(r.E2E.P99),
-			percent(r.Good), fmt.Sprintf("%.2f", r.Goodput), fmt.Sprintf("%.2f", r.Imbalance), fmt.Sprintf("%.1f", r.Regret), percent(r.Missed), num(r.Remote), num(r.Failed)})
+			percent(r.Good), fmt.Sprintf("%.2f", r.Goodput), fmt.Sprintf("%.2f", r.Imbalance), fmt.Sprintf("%.1f", r.Regret), percent(r.Missed), num(r.Remote), num(r.Failed),
+		})
 	}
 	if err := tableOf(out, format, head, rows); err != nil || format != "table" {
 		return err

@@ -151,8 +151,10 @@ func (m *maker) worker(c *trace.Candidate, role workers.Role) *workers.Worker {
 		if len(m.workers) > 1<<16 {
 			clear(m.workers)
 		}
-		w = &workers.Worker{Name: name, URL: &url.URL{Scheme: "http", Host: name}, Engine: workers.Engine(c.Engine), Role: role,
-			Connector: workers.Connector(c.Connector), BlockSize: c.EngineBlock}
+		w = &workers.Worker{
+			Name: name, URL: &url.URL{Scheme: "http", Host: name}, Engine: workers.Engine(c.Engine), Role: role,
+			Connector: workers.Connector(c.Connector), BlockSize: c.EngineBlock,
+		}
 		m.workers[key] = w
 	}
 	return w

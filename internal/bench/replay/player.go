@@ -94,7 +94,7 @@ func NewPlayer(o PlayerOptions) *Player {
 }
 
 // Close frees the index.
-func (p *Player) Close() error { return p.index.Close() }
+func (p *Player) Close() { _ = p.index.Close() } // memory only
 
 // Index is the index; it must not be changed.
 func (p *Player) Index() *kvindex.Index { return p.index }
@@ -301,8 +301,10 @@ func (p *Player) Ranks() []RankState {
 	out := make([]RankState, 0, len(p.list))
 	for _, r := range p.list {
 		s, _ := p.index.RankStats(r.slot)
-		out = append(out, RankState{Rank: r.name, Blocks: s.Blocks, BlockSize: r.size, Partial: r.partial,
-			Checksum: fmt.Sprintf("%016x", p.index.RankChecksum(r.slot))})
+		out = append(out, RankState{
+			Rank: r.name, Blocks: s.Blocks, BlockSize: r.size, Partial: r.partial,
+			Checksum: fmt.Sprintf("%016x", p.index.RankChecksum(r.slot)),
+		})
 	}
 	return out
 }

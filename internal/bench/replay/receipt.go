@@ -25,8 +25,10 @@ func (m *maker) Receipt(d *trace.Decision, at time.Time) (*receipt.Receipt, erro
 			Draw: d.Decode.Draw, DecodeTurn: d.Decode.Turn, PrefillTurn: d.Prefill.Turn,
 		},
 		Path: d.Path, Reason: d.Reason, ReasonText: p.Words(in), EffISL: d.EffISL, Legs: []receipt.Leg{},
-		Predicted: receipt.Prediction{CachedTokens: p.CachedTokens, PrefillCachedTokens: p.PrefillCached,
-			Local: receipt.Work(p.Local), Remote: receipt.Work(p.Remote), HasRemote: p.HasRemote},
+		Predicted: receipt.Prediction{
+			CachedTokens: p.CachedTokens, PrefillCachedTokens: p.PrefillCached,
+			Local: receipt.Work(p.Local), Remote: receipt.Work(p.Remote), HasRemote: p.HasRemote,
+		},
 		Outcome: receipt.Outcome{PromptTokens: -1, CachedTokens: -1, CompletionTokens: -1, TTFTMS: -1, E2EMS: -1},
 	}
 	if d.Error != "" {

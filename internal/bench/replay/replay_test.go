@@ -111,8 +111,10 @@ func (r *recording) decide(tokens []uint32) {
 	for i := range testRanks {
 		rank := r.p.ranks[rankName(i)]
 		s, _ := r.p.index.RankStats(rank.slot)
-		in.Decode.Candidates = append(in.Decode.Candidates, selector.Candidate{Label: rank.name, Slot: uint32(i), OverlapBlocks: rank.usable(&q) / testBlock,
-			ResidentBlocks: int(s.Blocks), ActiveRequests: r.rng.IntN(3)})
+		in.Decode.Candidates = append(in.Decode.Candidates, selector.Candidate{
+			Label: rank.name, Slot: uint32(i), OverlapBlocks: rank.usable(&q) / testBlock,
+			ResidentBlocks: int(s.Blocks), ActiveRequests: r.rng.IntN(3),
+		})
 		in.DecodePeers = append(in.DecodePeers, disagg.Peer{Worker: &workers.Worker{Name: fmt.Sprint("w-", i), Engine: workers.VLLM}})
 	}
 	plan := m.decide()

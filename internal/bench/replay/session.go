@@ -93,8 +93,10 @@ func Play(ctx context.Context, r *trace.Reader, o Options) (*Report, error) {
 	}
 	p := NewPlayer(o.Player)
 	defer p.Close()
-	s := &session{o: o, p: p, r: r, apply: hdrhistogram.New(1, 1e11, 3), began: time.Now(),
-		report: &Report{Records: map[trace.Kind]uint64{}}}
+	s := &session{
+		o: o, p: p, r: r, apply: hdrhistogram.New(1, 1e11, 3), began: time.Now(),
+		report: &Report{Records: map[trace.Kind]uint64{}},
+	}
 	if o.Verify {
 		s.v = NewVerifier(p)
 	}

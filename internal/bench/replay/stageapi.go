@@ -130,8 +130,10 @@ func (s *Stage) status() admin.Status {
 
 func (s *Stage) totals() admin.IndexTotals {
 	x := s.p.index.Stats()
-	t := admin.IndexTotals{Blocks: x.Blocks, Memberships: x.Memberships, Nodes: x.Nodes, Bytes: x.Bytes, MaxBlocks: x.MaxBlocks, Lookups: s.total,
-		Stored: x.Stored, Removed: x.Removed, Orphaned: x.Orphaned, Refused: x.Refused}
+	t := admin.IndexTotals{
+		Blocks: x.Blocks, Memberships: x.Memberships, Nodes: x.Nodes, Bytes: x.Bytes, MaxBlocks: x.MaxBlocks, Lookups: s.total,
+		Stored: x.Stored, Removed: x.Removed, Orphaned: x.Orphaned, Refused: x.Refused,
+	}
 	if s.traffic.PromptTokens > 0 {
 		t.HitShare = float64(s.traffic.PredictedTokens) / float64(s.traffic.PromptTokens)
 	}
@@ -146,15 +148,19 @@ func (s *Stage) workers() []admin.Worker {
 		name, dp, _ := trace.SplitRank(label)
 		w := byName[name]
 		if w == nil {
-			w = &admin.Worker{Name: name, Engine: k.engine, Role: k.role, Connector: k.connector, Models: []string{}, BlockSizeTokens: k.block,
-				Source: "trace", Health: "healthy", Usable: true, Ranks: []admin.Rank{}}
+			w = &admin.Worker{
+				Name: name, Engine: k.engine, Role: k.role, Connector: k.connector, Models: []string{}, BlockSizeTokens: k.block,
+				Source: "trace", Health: "healthy", Usable: true, Ranks: []admin.Rank{},
+			}
 			byName[name] = w
 			names = append(names, name)
 		}
 		w.DP++
-		r := admin.Rank{Label: label, Worker: name, DP: dp, Slot: k.c.Slot, Role: k.role, Health: "healthy", Usable: k.c.Excluded == "", Reason: k.c.Excluded,
+		r := admin.Rank{
+			Label: label, Worker: name, DP: dp, Slot: k.c.Slot, Role: k.role, Health: "healthy", Usable: k.c.Excluded == "", Reason: k.c.Excluded,
 			ActiveRequests: k.c.Requests, PrefillTokens: int64(k.c.Prefill), DecodeBlocks: int64(k.c.Decode), Requests: k.requests, CapacityBlock: int64(k.c.KVBlocks),
-			Feed: admin.Feed{State: "none"}}
+			Feed: admin.Feed{State: "none"},
+		}
 		if k.c.HasLoad {
 			usage := k.c.KVUsage
 			r.Engine = &admin.EngineLoad{Running: &k.c.Running, Waiting: &k.c.Waiting, At: s.at()}
@@ -165,8 +171,10 @@ func (s *Stage) workers() []admin.Worker {
 		if pr := s.p.ranks[label]; pr != nil && pr.fed {
 			stats, _ := s.p.index.RankStats(pr.slot)
 			r.IndexBlocks = stats.Blocks
-			r.Feed = admin.Feed{State: "live", Trusted: !pr.trustTold || pr.trust, LastSeq: k.lastSeq, LastAt: s.start.Add(k.lastAt), Batches: k.batches,
-				Blocks: stats.Stored + stats.Removed, Orphans: stats.Orphaned, Restarts: k.clears}
+			r.Feed = admin.Feed{
+				State: "live", Trusted: !pr.trustTold || pr.trust, LastSeq: k.lastSeq, LastAt: s.start.Add(k.lastAt), Batches: k.batches,
+				Blocks: stats.Stored + stats.Removed, Orphans: stats.Orphaned, Restarts: k.clears,
+			}
 			if !r.Feed.Trusted {
 				r.Feed.State, r.Feed.Reason = "unknown", k.reason
 			}
@@ -269,8 +277,10 @@ func (s *Stage) eventList(q *http.Request) (any, error) {
 func (s *Stage) indexStats(*http.Request) (any, error) {
 	out := admin.IndexStats{Schema: admin.Schema, Now: s.at(), Totals: s.totals(), Ranks: []admin.IndexRank{}}
 	for _, k := range s.p.index.Ranks() {
-		out.Ranks = append(out.Ranks, admin.IndexRank{Label: k.Name, Slot: uint32(k.Rank), Blocks: k.Blocks, Stored: k.Stored, Removed: k.Removed,
-			Orphaned: k.Orphaned, Refused: k.Refused, Lost: k.Lost})
+		out.Ranks = append(out.Ranks, admin.IndexRank{
+			Label: k.Name, Slot: uint32(k.Rank), Blocks: k.Blocks, Stored: k.Stored, Removed: k.Removed,
+			Orphaned: k.Orphaned, Refused: k.Refused, Lost: k.Lost,
+		})
 	}
 	return out, nil
 }
@@ -309,8 +319,10 @@ func (s *Stage) children(q *http.Request) (any, error) {
 		return nil, err
 	}
 	convert := func(c kvindex.Child) admin.IndexNode {
-		n := admin.IndexNode{ID: strconv.FormatUint(uint64(c.ID), 16), OffsetBlocks: c.Offset, DepthBlocks: c.Depth, LengthBlocks: c.Length,
-			Local: fmt.Sprintf("%016x", c.Local), Children: c.Children, Blocks: c.Blocks, Exact: c.Exact, Ranks: c.Ranks, Longest: c.Longest, Hits: c.Hits, RankLabels: []string{}}
+		n := admin.IndexNode{
+			ID: strconv.FormatUint(uint64(c.ID), 16), OffsetBlocks: c.Offset, DepthBlocks: c.Depth, LengthBlocks: c.Length,
+			Local: fmt.Sprintf("%016x", c.Local), Children: c.Children, Blocks: c.Blocks, Exact: c.Exact, Ranks: c.Ranks, Longest: c.Longest, Hits: c.Hits, RankLabels: []string{},
+		}
 		for _, k := range c.Mask {
 			if int(k) < len(s.p.list) {
 				n.RankLabels = append(n.RankLabels, s.p.list[k].name)

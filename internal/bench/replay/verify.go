@@ -405,8 +405,10 @@ func (v *Verifier) count(o *openDecision, plan *disagg.Plan, raced, unknown bool
 	}
 	var div *Divergence
 	if len(why) > 0 || !equal {
-		div = &Divergence{Line: o.rec.Line, Time: o.rec.Time, ID: d.ID, Request: d.RequestID, Because: why,
-			Recorded: describe(d, costIn(&d.Decode, d.DecodeRank)), Replayed: describe(&now, planCost(plan))}
+		div = &Divergence{
+			Line: o.rec.Line, Time: o.rec.Time, ID: d.ID, Request: d.RequestID, Because: why,
+			Recorded: describe(d, costIn(&d.Decode, d.DecodeRank)), Replayed: describe(&now, planCost(plan)),
+		}
 		if len(why) == 0 {
 			div.Because = []string{"the inputs are the same: this dynctl decides otherwise than the one that recorded (another version or policy)"}
 			if unknown {

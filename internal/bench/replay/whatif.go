@@ -218,8 +218,10 @@ func Redecide(ctx context.Context, r *trace.Reader, list []Change) (*Redecision,
 			var x, y trace.Decision
 			fillPlan(&x, &was.in, a)
 			fillPlan(&y, &now.in, b)
-			out.Examples = append(out.Examples, Divergence{Line: rec.Line, Time: rec.Time, ID: d.ID, Request: d.RequestID,
-				Recorded: describe(&x, planCost(a)), Replayed: describe(&y, planCost(b)), Because: slices.Clone(out.Changes)})
+			out.Examples = append(out.Examples, Divergence{
+				Line: rec.Line, Time: rec.Time, ID: d.ID, Request: d.RequestID,
+				Recorded: describe(&x, planCost(a)), Replayed: describe(&y, planCost(b)), Because: slices.Clone(out.Changes),
+			})
 		}
 	}
 	if prompt > 0 {

@@ -55,7 +55,7 @@ func CreateFile(path string, stdout io.Writer) (*FileWriter, error) {
 	z, err := Compress(tmp, path)
 	if err != nil {
 		tmp.Close()
-		os.Remove(tmp.Name())
+		_ = os.Remove(tmp.Name())
 		return nil, fmt.Errorf("create %s: %w", path, err)
 	}
 	return &FileWriter{path: path, tmp: tmp, z: z}, nil
@@ -78,7 +78,7 @@ func (f *FileWriter) Commit() error {
 		err = os.Rename(f.tmp.Name(), f.path)
 	}
 	if err != nil {
-		os.Remove(f.tmp.Name())
+		_ = os.Remove(f.tmp.Name())
 		return fmt.Errorf("write %s: %w", f.path, err)
 	}
 	f.tmp = nil
@@ -89,7 +89,7 @@ func (f *FileWriter) Commit() error {
 func (f *FileWriter) Discard() {
 	if f.tmp != nil {
 		f.tmp.Close()
-		os.Remove(f.tmp.Name())
+		_ = os.Remove(f.tmp.Name())
 		f.tmp = nil
 	}
 }

@@ -240,13 +240,11 @@ func (p *parts) close() error {
 }
 
 // Close frees the reader's resources, the file it opened included.
-func (r *Reader) Close() error {
-	var errs []error
+func (r *Reader) Close() {
 	for _, c := range r.closer {
-		errs = append(errs, c())
+		_ = c() // nothing was written
 	}
 	r.closer = nil
-	return errors.Join(errs...)
 }
 
 // Header is the newest header; zero for formats without one.

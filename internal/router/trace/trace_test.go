@@ -50,15 +50,21 @@ func manyHashes(n int) []uint64 {
 }
 
 func fullDecision() *Decision {
-	c := Candidate{Rank: "a/dp0", Slot: 1, Engine: "vllm", Connector: "nixl", EngineBlock: 16, Overlap: 2, Requests: 3, Prefill: 4, Decode: 5, Fresh: 6,
-		LastTurn: 7, Resident: 8, KVBlocks: 9, HasLoad: true, Running: 10, Waiting: 11, KVUsage: 0.125, Excluded: "draining", Cost: 1.0 / 3}
-	p := Phase{Phase: "decode", Policy: "kv", Weights: Weights{1, 2, 3, .25, 1. / 64, 1e-9, 7, 8}, Busy: Busy{.9, 1, 2, .5}, ISL: 100, BlockSize: 16,
-		SessionKey: 1 << 63, Draw: 1<<64 - 1, Turn: 12, Candidates: []Candidate{c, {Rank: "b/dp0", KVUsage: -1}}}
+	c := Candidate{
+		Rank: "a/dp0", Slot: 1, Engine: "vllm", Connector: "nixl", EngineBlock: 16, Overlap: 2, Requests: 3, Prefill: 4, Decode: 5, Fresh: 6,
+		LastTurn: 7, Resident: 8, KVBlocks: 9, HasLoad: true, Running: 10, Waiting: 11, KVUsage: 0.125, Excluded: "draining", Cost: 1.0 / 3,
+	}
+	p := Phase{
+		Phase: "decode", Policy: "kv", Weights: Weights{1, 2, 3, .25, 1. / 64, 1e-9, 7, 8}, Busy: Busy{.9, 1, 2, .5}, ISL: 100, BlockSize: 16,
+		SessionKey: 1 << 63, Draw: 1<<64 - 1, Turn: 12, Candidates: []Candidate{c, {Rank: "b/dp0", KVUsage: -1}},
+	}
 	q := p
 	q.Phase, q.Candidates = "prefill", []Candidate{c}
-	return &Decision{ID: "d1", RequestID: "q\"1", Attempt: 2, Model: "m", BeganUS: 12, BlockSize: 16, Locals: manyHashes(41), Approximate: true, Tokens: Tokens{1, 2, 3},
+	return &Decision{
+		ID: "d1", RequestID: "q\"1", Attempt: 2, Model: "m", BeganUS: 12, BlockSize: 16, Locals: manyHashes(41), Approximate: true, Tokens: Tokens{1, 2, 3},
 		Config: Config{100, "isl", "error", 5, .5, "nixl"}, Facts: Facts{"chat", true, 100, "ids", 1, 2, true, true, -1}, Force: "remote", Decode: p, Prefill: q,
-		Path: "remote", Reason: "forced_remote", Error: "x", EffISL: 68, Cached: 32, DecodeRank: "a/dp0", PrefillRank: "b/dp0"}
+		Path: "remote", Reason: "forced_remote", Error: "x", EffISL: 68, Cached: 32, DecodeRank: "a/dp0", PrefillRank: "b/dp0",
+	}
 }
 
 func write(t testing.TB, recs []Record) []byte {

@@ -117,7 +117,7 @@ func Run(ctx context.Context, src workload.Source, s Setup) (*Result, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer r.index.Close()
+	defer r.close()
 	next, done, err := src()
 	if err != nil {
 		return nil, err
@@ -218,16 +218,18 @@ func newRun(s Setup) (*run, error) {
 	number, engines := map[workers.Role]int{}, 0
 	for _, g := range s.Fleet.Groups {
 		if g.BlockSize != r.block {
-			r.index.Close()
+			r.close()
 			return nil, fmt.Errorf("simulation of engines with blocks of %d and %d tokens: want one size", r.block, g.BlockSize)
 		}
 		for range g.Count {
 			name := string(g.Role) + "-" + strconv.Itoa(number[g.Role])
-			w := &workers.Worker{Name: name, URL: &url.URL{Scheme: "http", Host: name}, Engine: workers.Sim, Dialect: g.Engine, Role: g.Role,
-				Connector: g.Connector, BlockSize: g.BlockSize, KVBlocks: g.Blocks}
+			w := &workers.Worker{
+				Name: name, URL: &url.URL{Scheme: "http", Host: name}, Engine: workers.Sim, Dialect: g.Engine, Role: g.Role,
+				Connector: g.Connector, BlockSize: g.BlockSize, KVBlocks: g.Blocks,
+			}
 			for dp := range g.DP {
 				if err := r.add(&g, v, w, engines, dp); err != nil {
-					r.index.Close()
+					r.close()
 					return nil, err
 				}
 			}
@@ -239,14 +241,19 @@ func newRun(s Setup) (*run, error) {
 	return r, nil
 }
 
+// close frees the index; it is memory only.
+func (r *run) close() { _ = r.index.Close() }
+
 func (r *run) add(g *sim.Group, v *vocab.Vocab, w *workers.Worker, index, dp int) error {
 	cfg, err := g.RankConfig(v, index, dp, 0)
 	if err != nil {
 		return err
 	}
 	slot := uint32(len(r.ranks))
-	k := &simRank{worker: w, app: kvfeed.NewApplier(r.block), kvBlocks: g.Blocks - 1,
-		rank: &workers.Rank{Slot: slot, WorkerName: w.Name, DP: dp, Label: fmt.Sprintf("%s/dp%d", w.Name, dp)}}
+	k := &simRank{
+		worker: w, app: kvfeed.NewApplier(r.block), kvBlocks: g.Blocks - 1,
+		rank: &workers.Rank{Slot: slot, WorkerName: w.Name, DP: dp, Label: fmt.Sprintf("%s/dp%d", w.Name, dp)},
+	}
 	cfg.Publish = func(_ engine.Time, events []cache.Event) { r.publish(k, events) }
 	if k.eng, err = r.world.Add(cfg); err != nil {
 		return err
@@ -334,7 +341,6 @@ type flight struct {
 	decode  *simRank
 	held    *ledger.Reservation
 	made    int
-	slow    bool
 	counted bool
 }
 
@@ -380,8 +386,10 @@ func (r *run) route(q *workload.Request) {
 }
 
 func (r *run) candidates(in *selector.Input, peers []disagg.Peer, phase selector.Phase) []disagg.Peer {
-	*in = selector.Input{Phase: phase, Policy: r.s.Policy, Weights: r.s.Weights, Busy: r.s.Busy, ISL: r.in.Facts.ISL, BlockSize: r.block,
-		Draw: r.rng.Uint64(), Turn: r.turn, Candidates: in.Candidates[:0]}
+	*in = selector.Input{
+		Phase: phase, Policy: r.s.Policy, Weights: r.s.Weights, Busy: r.s.Busy, ISL: r.in.Facts.ISL, BlockSize: r.block,
+		Draw: r.rng.Uint64(), Turn: r.turn, Candidates: in.Candidates[:0],
+	}
 	for _, k := range r.ranks {
 		if phase == selector.Prefill && !k.worker.Role.CanPrefill() || phase != selector.Prefill && !k.worker.Role.CanDecode() {
 			continue
@@ -556,7 +564,7 @@ func (r *run) result() *Result {
 		if k.worker.Role.CanDecode() {
 			requests = append(requests, k.requests)
 		}
-		if k.worker.Role.CanPrefill() || !r.split {
+		if k.worker.Role.CanPrefill() == (res.Remote > 0) {
 			computed = append(computed, k.computed)
 		}
 		if c := k.eng.Core(); c != nil {

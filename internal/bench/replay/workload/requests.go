@@ -25,11 +25,11 @@ type Request struct {
 // Source gives the requests of a trace in the order of their arrival; io.EOF
 // ends it. A Source can be opened again and again, so that a trace need not fit
 // into memory.
-type Source func() (next func(*Request) error, close func() error, err error)
+type Source func() (next func(*Request) error, done func(), err error)
 
 // FromSlice is a Source of requests in memory.
 func FromSlice(all []Request) Source {
-	return func() (func(*Request) error, func() error, error) {
+	return func() (func(*Request) error, func(), error) {
 		i := 0
 		return func(q *Request) error {
 			if i >= len(all) {
@@ -38,7 +38,7 @@ func FromSlice(all []Request) Source {
 			*q = all[i]
 			i++
 			return nil
-		}, func() error { return nil }, nil
+		}, func() {}, nil
 	}
 }
 
@@ -62,7 +62,7 @@ func FromTrace(open func() (*trace.Reader, error)) (Source, error) {
 		}
 		switch rec.Kind {
 		case trace.KindRequest:
-			return func() (func(*Request) error, func() error, error) { return stream(open) }, nil
+			return func() (func(*Request) error, func(), error) { return stream(open) }, nil
 		case trace.KindDecision:
 			all, err := joined(open)
 			return FromSlice(all), err
@@ -71,7 +71,7 @@ func FromTrace(open func() (*trace.Reader, error)) (Source, error) {
 	}
 }
 
-func stream(open func() (*trace.Reader, error)) (func(*Request) error, func() error, error) {
+func stream(open func() (*trace.Reader, error)) (func(*Request) error, func(), error) {
 	r, err := open()
 	if err != nil {
 		return nil, nil, err

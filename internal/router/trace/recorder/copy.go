@@ -82,7 +82,7 @@ func (c *Copy) From(r io.Reader) error {
 
 // note remembers what every part must tell again.
 func (c *Copy) note(p []byte) {
-	which := -1
+	var which int
 	switch {
 	case bytes.HasPrefix(p, []byte(`{"kind":"rank",`)):
 		which = 0
