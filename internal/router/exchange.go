@@ -158,7 +158,7 @@ func (r *Router) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		if cut, _ := p.(error); p != nil && !errors.Is(cut, http.ErrAbortHandler) {
 			r.panicked(x, p)
 			told := x.committed
-			x.finish(fmt.Errorf("panic: %v", p))
+			_ = x.finish(fmt.Errorf("panic: %v", p))
 			if p = nil; told {
 				p = http.ErrAbortHandler
 			}

@@ -187,7 +187,7 @@ func (r *Registry) apply(source string, specs []Spec) ([]Change, error) {
 			r.entries[s.Name] = e
 		}
 		e.spec = s
-		r.rebuild(e)
+		_ = r.rebuild(e) // a conflict is the worker's, who is in the fleet with it
 	}
 	return r.publish(), nil
 }

@@ -60,7 +60,6 @@ type Runner struct {
 
 	cells  []CellResult
 	total  int
-	fresh  int
 	spent  float64 // seconds of fresh cells
 	weight float64 // their tokens
 	left   float64 // tokens still to come

@@ -15,7 +15,6 @@ import (
 // few makes n requests in all.
 type few struct {
 	left atomic.Int64
-	warm int
 	size int
 }
 

@@ -94,16 +94,28 @@ func TestErrorsAsTheClientSeesThem(t *testing.T) {
 		header http.Header
 		body   string
 	}{
-		{&Error{Status: 503, Code: CodeNoPrefillWorker, Message: "no prefill worker for \"m\"", RetryAfter: 1500 * time.Millisecond}, "/v1/completions", 503,
-			http.Header{"Retry-After": {"2"}}, `{"error":{"message":"no prefill worker for \"m\"","type":"service_unavailable_error","code":"no_prefill_worker","param":null}}`},
-		{fmt.Errorf("wrapped: %w", badRequest("messages[3]", "bad")), "/v1/chat/completions", 400, nil,
-			`{"error":{"message":"bad","type":"invalid_request_error","code":"invalid_request","param":"messages[3]"}}`},
-		{&Error{Status: 429, Code: CodeOverloaded, Message: "m"}, "/v1/messages", 429, nil,
-			`{"type":"error","error":{"type":"rate_limit_error","message":"m","code":"overloaded"}}`},
-		{&Error{Status: 404, Code: CodeModelNotFound, Message: "m"}, "/v1/messages/count_tokens", 404, nil,
-			`{"type":"error","error":{"type":"not_found_error","message":"m","code":"model_not_found"}}`},
-		{&Error{Status: 413, Code: CodeBodyTooLarge, Message: "m"}, "/generate", 413, http.Header{"Connection": {"close"}},
-			`{"error":{"message":"m","type":"invalid_request_error","code":"body_too_large","param":null}}`},
+		{
+			&Error{Status: 503, Code: CodeNoPrefillWorker, Message: "no prefill worker for \"m\"", RetryAfter: 1500 * time.Millisecond}, "/v1/completions", 503,
+			http.Header{"Retry-After": {"2"}},
+			`{"error":{"message":"no prefill worker for \"m\"","type":"service_unavailable_error","code":"no_prefill_worker","param":null}}`,
+		},
+		{
+			fmt.Errorf("wrapped: %w", badRequest("messages[3]", "bad")), "/v1/chat/completions", 400, nil,
+			`{"error":{"message":"bad","type":"invalid_request_error","code":"invalid_request","param":"messages[3]"}}`,
+		},
+		{
+			&Error{Status: 429, Code: CodeOverloaded, Message: "m"}, "/v1/messages", 429, nil,
+			`{"type":"error","error":{"type":"rate_limit_error","message":"m","code":"overloaded"}}`,
+		},
+		{
+			&Error{Status: 404, Code: CodeModelNotFound, Message: "m"}, "/v1/messages/count_tokens", 404, nil,
+			`{"type":"error","error":{"type":"not_found_error","message":"m","code":"model_not_found"}}`,
+		},
+		{
+			&Error{Status: 413, Code: CodeBodyTooLarge, Message: "m"}, "/generate", 413,
+			http.Header{"Connection": {"close"}},
+			`{"error":{"message":"m","type":"invalid_request_error","code":"body_too_large","param":null}}`,
+		},
 		{fmt.Errorf("leg: %w", toldError{}), "/generate", 502, nil, `{"error":{"message":"told","type":"server_error","code":"upstream_error","param":null}}`},
 		{context.DeadlineExceeded, "/generate", 504, nil, `{"error":{"message":"the request took longer than its time limit","type":"server_error","code":"timeout","param":null}}`},
 		{os.ErrDeadlineExceeded, "/generate", 504, nil, `{"error":{"message":"the request took longer than its time limit","type":"server_error","code":"timeout","param":null}}`},
@@ -166,7 +178,7 @@ func TestRequestID(t *testing.T) {
 			t.Errorf("%q: %q", c.ids, got)
 		}
 	}
-	if NewRequestID() == NewRequestID() || len(NewRequestID()) != 32 {
+	if a, b := NewRequestID(), NewRequestID(); a == b || len(a) != 32 {
 		t.Error("request ids repeat")
 	}
 }

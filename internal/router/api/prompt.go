@@ -480,8 +480,7 @@ func codePoints(b []byte) int {
 		if m := (e - ones) & ^e & highs; m != 0 {
 			k := bits.TrailingZeros64(m) &^ 7
 			n += k>>3 - continuations(x&(1<<k-1))
-			var used int
-			used = escapeLen(b[i+k>>3:])
+			used := escapeLen(b[i+k>>3:])
 			n++
 			i += k>>3 + used
 			continue

@@ -121,7 +121,7 @@ func (d *Decoder) mapBatch(c *cursor, b *Batch) error {
 	found := false
 	for range n {
 		if !isStr(c.peek()) {
-			if !c.skip() || !c.skip() {
+			if !c.skip() || !c.skip() { //nolint:staticcheck // key and value: each call moves on
 				return errTruncated
 			}
 			continue

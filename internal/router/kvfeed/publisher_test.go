@@ -195,7 +195,6 @@ type fixture struct {
 	copied *kvindex.Index
 	mu     sync.Mutex // guards events
 	events []workers.Event
-	worst  error // set by the observer
 }
 
 func newFixture(t *testing.T, change func(*Options)) *fixture {

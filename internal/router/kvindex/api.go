@@ -75,20 +75,6 @@ type Result struct {
 	Lost bool
 }
 
-func (r *Result) add(o Result) {
-	r.Stored += o.Stored
-	r.Duplicate += o.Duplicate
-	r.Removed += o.Removed
-	r.Renamed += o.Renamed
-	r.Unknown += o.Unknown
-	r.Orphaned += o.Orphaned
-	r.Refused += o.Refused
-	r.Copied += o.Copied
-	r.Kept += o.Kept
-	r.Cleared += o.Cleared
-	r.Lost = r.Lost || o.Lost
-}
-
 type opKind uint8
 
 const (

@@ -2,6 +2,7 @@ package upstream
 
 import (
 	"context"
+	"errors"
 	"io"
 	"math/bits"
 	"sync"
@@ -135,7 +136,7 @@ func (r *Response) Next() ([]byte, error) {
 			return nil, r.fail(err)
 		}
 		if err := r.fill(); err != nil {
-			if err == io.EOF {
+			if errors.Is(err, io.EOF) {
 				if r.state == bodyToEnd {
 					r.state = bodyDone
 					return nil, io.EOF
@@ -311,7 +312,7 @@ func (r *Response) ReadAll(limit int64) ([]byte, error) {
 	out := make([]byte, 0, max(r.ContentLength, 512))
 	for {
 		p, err := r.Next()
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			return out, nil
 		}
 		if err != nil {

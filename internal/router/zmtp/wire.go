@@ -3,6 +3,7 @@ package zmtp
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 	"strings"
@@ -216,7 +217,7 @@ func clip(b []byte) []byte {
 
 // noEOF turns the end of the stream inside a unit into the error for it.
 func noEOF(err error) error {
-	if err == io.EOF {
+	if errors.Is(err, io.EOF) {
 		return io.ErrUnexpectedEOF
 	}
 	return err

@@ -33,7 +33,7 @@ func newMatcher(tokens []addedToken) *matcher {
 		at := int32(0)
 		for j := range len(tok.content) {
 			c := tok.content[j]
-			next := int32(-1)
+			var next int32
 			if k := bytes.IndexByte(m.nodes[at].edge, c); k >= 0 {
 				next = m.nodes[at].child[k]
 			} else {

@@ -69,7 +69,7 @@ func (t *Tokenizer) TokenID(content string) (uint32, bool) {
 // Prefix and Suffix are the ids that the post-processor puts around a prompt.
 func (t *Tokenizer) Prefix() []uint32 { return t.prefix }
 
-// Suffix: see Prefix.
+// Suffix is what follows a prompt; see Prefix.
 func (t *Tokenizer) Suffix() []uint32 { return t.suffix }
 
 // Append appends the ids of text, without what the post-processor adds.

@@ -78,7 +78,7 @@ type Config struct {
 }
 
 // ErrDead is the cause of the end of everything when the engine core died.
-var ErrDead = errors.New("EngineCore encountered an issue. See stack trace (above) for the root cause.") //nolint:staticcheck // the engine's own words
+var ErrDead = errors.New("EngineCore encountered an issue. See stack trace (above) for the root cause.")
 
 // Server is the HTTP handler of one engine process.
 type Server struct {
