@@ -141,6 +141,7 @@ func shallow(body []byte) bool {
 	depth, quoted := 0, false
 	for i := 0; i < len(body); i++ {
 		switch c := body[i]; {
+		case plainByte[c]:
 		case quoted && c == '\\':
 			i++
 		case c == '"':
@@ -156,6 +157,14 @@ func shallow(body []byte) bool {
 	}
 	return true
 }
+
+// plainByte are the bytes that neither nest nor quote.
+var plainByte = func() (t [256]bool) {
+	for c := range t {
+		t[c] = !strings.ContainsRune(`"\{}[]`, rune(c)) || c >= 0x80
+	}
+	return t
+}()
 
 // The members of kv_transfer_params that are looked at.
 const (
@@ -380,19 +389,22 @@ func countBlocks(list gjson.Result) (int, error) {
 		return 0, fmt.Errorf("a group is not a list")
 	}
 	var few [512]int
-	ids := few[:0]
-	wrong := ""
-	list.ForEach(func(_, v gjson.Result) bool {
-		id, ok := integer(v)
-		if !ok || id < 0 || id > maxBlockID {
-			wrong = v.Raw
-			return false
+	ids, plain := readBlockIDs(few[:0], list.Raw)
+	if !plain {
+		wrong := ""
+		ids = ids[:0]
+		list.ForEach(func(_, v gjson.Result) bool {
+			id, ok := integer(v)
+			if !ok || id < 0 || id > maxBlockID {
+				wrong = v.Raw
+				return false
+			}
+			ids = append(ids, id)
+			return true
+		})
+		if wrong != "" {
+			return 0, fmt.Errorf("%s is not a block id", clip(wrong))
 		}
-		ids = append(ids, id)
-		return true
-	})
-	if wrong != "" {
-		return 0, fmt.Errorf("%s is not a block id", clip(wrong))
 	}
 	slices.Sort(ids)
 	for i := 1; i < len(ids); i++ {
@@ -401,6 +413,38 @@ func countBlocks(list gjson.Result) (int, error) {
 		}
 	}
 	return len(ids), nil
+}
+
+// readBlockIDs reads a valid JSON list of plain block ids, of which a long prompt
+// has thousands. Of anything else it reports false: the slow way then finds
+// out what it is.
+func readBlockIDs(dst []int, raw string) ([]int, bool) {
+	if n := strings.Count(raw, ",") + 1; n > cap(dst) {
+		dst = make([]int, 0, n)
+	}
+	last := len(raw) - 1
+	if last < 1 || raw[0] != '[' || raw[last] != ']' {
+		return dst, false
+	}
+	for i := 1; i < last; {
+		id, from := 0, i
+		for ; i < last && raw[i]-'0' <= 9 && id <= maxBlockID; i++ {
+			id = 10*id + int(raw[i]-'0')
+		}
+		if i == from || id > maxBlockID {
+			return dst, false
+		}
+		dst = append(dst, id)
+		if i < last && raw[i] == ',' {
+			i++
+			if i < last && raw[i] == ' ' { // as Python writes lists
+				i++
+			}
+		} else if i < last {
+			return dst, false
+		}
+	}
+	return dst, true
 }
 
 // checkExpiry refuses blocks whose lease has ended. The time is null in pull
