@@ -196,7 +196,7 @@ func (c *converter) requests(open func() (*trace.Reader, error)) (*Conversion, e
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = done() }() // it was only read
+	defer done()
 	size := c.o.BlockSize
 	if c.o.To == trace.Mooncake {
 		if size != 0 && size != mooncakeTokens {

@@ -122,7 +122,7 @@ func Run(ctx context.Context, src workload.Source, s Setup) (*Result, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = done() }() // it was only read
+	defer done()
 	r.next = next
 	if err := r.arrive(); err != nil {
 		return nil, err

@@ -17,7 +17,7 @@ func Bound(src Source, blockSize, blocks int) (float64, error) {
 	if err != nil {
 		return 0, err
 	}
-	defer func() { _ = done() }() // it was only read
+	defer done()
 	c := lru{limit: blocks, at: map[uint64]*list.Element{}}
 	var q Request
 	var tokens []uint32

@@ -93,7 +93,7 @@ func Describe(src Source) (*Stat, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = done() }() // it was only read
+	defer done()
 	s := &Stat{RateBucket: time.Second}
 	isl, osl, gaps := hdrhistogram.New(1, 1<<28, 3), hdrhistogram.New(1, 1<<28, 3), hdrhistogram.New(1, 1e10, 3)
 	blocks := map[uint64]*statBlock{}
