@@ -186,6 +186,7 @@ func ready(ctx context.Context, c *admin.Client, want int) error {
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
 	why := "the router does not answer"
+	began := time.Now()
 	for {
 		if l, err := c.Workers(ctx2); err == nil {
 			usable := 0
@@ -196,7 +197,8 @@ func ready(ctx context.Context, c *admin.Client, want int) error {
 					why = fmt.Sprintf("%s (%s) is not usable: %s", w.Name, w.URL, orDash(w.Reason))
 				}
 			}
-			if usable >= want {
+			// Feeds that come up need a moment more; what stays behind shows later.
+			if usable >= want && (settled(l.Workers) || time.Since(began) > 5*time.Second) {
 				return nil
 			}
 		}
@@ -209,4 +211,17 @@ func ready(ctx context.Context, c *admin.Client, want int) error {
 		case <-tick.C:
 		}
 	}
+}
+
+// settled reports whether no event feed is on its way up.
+func settled(ws []admin.Worker) bool {
+	for _, w := range ws {
+		for _, r := range w.Ranks {
+			switch r.Feed.State {
+			case "connecting", "replaying", "gap":
+				return false
+			}
+		}
+	}
+	return true
 }

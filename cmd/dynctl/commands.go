@@ -8,6 +8,7 @@ func commands() []*cobra.Command {
 		newServeCmd(),
 		newExplainCmd(),
 		newWorkersCmd(),
+		newDoctorCmd(),
 		newTopCmd(),
 		newRecordCmd(),
 		newReplayCmd(),

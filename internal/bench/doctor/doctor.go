@@ -1,0 +1,636 @@
+// Package doctor examines a router and its engines: what is broken, what
+// contradicts itself, and whether the KV cache and its transfer do what they
+// should. Every finding comes from the fleet itself; nothing is changed.
+package doctor
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"math"
+	"math/rand/v2"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/dynctl/dynctl/internal/bench/fleet"
+	"github.com/dynctl/dynctl/internal/bench/loadgen"
+	"github.com/dynctl/dynctl/internal/bench/workload"
+	"github.com/dynctl/dynctl/internal/router/admin"
+	"github.com/dynctl/dynctl/internal/router/receipt"
+)
+
+// Schema is the version of the JSON form.
+const Schema = "dynctl.doctor/v1"
+
+// State is how a check came out.
+type State string
+
+// The states.
+const (
+	OK   State = "ok"
+	Warn State = "warn"
+	Fail State = "fail"
+	Skip State = "skip"
+)
+
+// Finding is one check.
+type Finding struct {
+	Check string `json:"check"`
+	// Subject is the router, a worker or a rank.
+	Subject string `json:"subject"`
+	State   State  `json:"state"`
+	Text    string `json:"text"`
+	// Advice says what to do; empty when there is nothing.
+	Advice string `json:"advice,omitempty"`
+}
+
+// Report is an examination.
+type Report struct {
+	Schema   string    `json:"schema"`
+	Target   string    `json:"target"`
+	Created  time.Time `json:"created"`
+	Findings []Finding `json:"findings"`
+	Failed   int       `json:"failed"`
+	Warned   int       `json:"warned"`
+}
+
+// Options set what is done.
+type Options struct {
+	Target *fleet.Target
+	Model  string
+	// Passive sends no request that an engine would have to compute.
+	Passive bool
+	// Tokens of the prompts of the probes; 0 means 40 blocks.
+	Tokens int
+	// OnFinding is told of each finding as it is made; may be nil.
+	OnFinding func(Finding)
+}
+
+// exam is an examination under way.
+type exam struct {
+	o      Options
+	r      *Report
+	facts  *fleet.Facts
+	http   *http.Client
+	pool   workload.Pool
+	salt   string
+	number int
+}
+
+// Run examines a target. The error is of what made the examination impossible.
+func Run(ctx context.Context, o Options) (*Report, error) {
+	e := &exam{
+		o: o, r: &Report{Schema: Schema, Target: o.Target.URL, Created: time.Now(), Findings: []Finding{}},
+		http: &http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}},
+		salt: fmt.Sprint(time.Now().UnixNano()),
+	}
+	status, err := e.clock(ctx)
+	if err != nil {
+		return nil, err
+	}
+	e.router(ctx, status)
+	workers, err := o.Target.Admin.Workers(ctx)
+	if err != nil {
+		return nil, err
+	}
+	e.reach(ctx, workers.Workers)
+	e.contradictions(workers.Workers)
+	e.feeds(workers.Workers)
+	model := o.Model
+	if model == "" && len(status.Models) > 0 {
+		model = status.Models[0]
+	}
+	if e.facts, err = o.Target.Describe(ctx, model); err != nil {
+		e.add("engines", "router", Fail, err.Error(), "")
+		return e.r, nil
+	}
+	var own bool
+	e.pool, own = o.Target.Pool(ctx, e.facts.Model)
+	e.tokenizer(ctx, own)
+	if o.Passive {
+		e.add("cache probe", "engines", Skip, "passive: no request was sent", "")
+		e.add("transfer", "engines", Skip, "passive: no request was sent", "")
+		return e.r, ctx.Err()
+	}
+	e.cacheProbe(ctx)
+	e.transfer(ctx)
+	return e.r, ctx.Err()
+}
+
+func (e *exam) add(check, subject string, s State, text, advice string) {
+	f := Finding{check, subject, s, text, advice}
+	e.r.Findings = append(e.r.Findings, f)
+	switch s {
+	case Fail:
+		e.r.Failed++
+	case Warn:
+		e.r.Warned++
+	case OK, Skip:
+	}
+	if e.o.OnFinding != nil {
+		e.o.OnFinding(f)
+	}
+}
+
+// clock asks for the status and sees by how much the router's clock is off:
+// the middle of the question against the time in the answer.
+func (e *exam) clock(ctx context.Context) (*admin.Status, error) {
+	var s *admin.Status
+	best, skew := time.Duration(math.MaxInt64), time.Duration(0)
+	for range 5 {
+		t0 := time.Now()
+		got, err := e.o.Target.Admin.Status(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if took := time.Since(t0); took < best {
+			best, skew, s = took, got.Now.Sub(t0.Add(took/2)), got
+		}
+	}
+	text := fmt.Sprintf("the router's clock is %+.1f ms from this one (+-%.1f)", float64(skew.Microseconds())/1000, float64(best.Microseconds())/2000)
+	if skew.Abs() > best/2+50*time.Millisecond {
+		e.add("clock", "router", Warn, text, "events and receipts are hard to put beside logs of other machines: run a time service")
+	} else {
+		e.add("clock", "router", OK, text, "")
+	}
+	return s, nil
+}
+
+func (e *exam) router(ctx context.Context, s *admin.Status) {
+	switch s.State {
+	case "ready":
+		e.add("router", s.Name, OK, fmt.Sprintf("ready, version %s, %d workers, policy %s, threshold %d on %s", s.Version, s.Workers.Total, s.Policy, s.ThresholdTokens, s.ThresholdOn), "")
+	default:
+		e.add("router", s.Name, Warn, fmt.Sprintf("%s: %s", s.State, strings.Join(s.Reasons, "; ")), "dynctl workers list shows each worker")
+	}
+	code, _, err := e.get(ctx, e.o.Target.URL+"/v1/models")
+	switch {
+	case err != nil:
+		e.add("data plane", e.o.Target.URL, Fail, err.Error(), "is this the address that clients use? give --data URL")
+	case code != http.StatusOK:
+		e.add("data plane", e.o.Target.URL, Fail, fmt.Sprintf("GET /v1/models answers %d", code), "")
+	default:
+		e.add("data plane", e.o.Target.URL, OK, "answers; models "+strings.Join(s.Models, ", "), "")
+	}
+	if s.Traffic.Recomputes > 0 {
+		e.add("silent recompute", "router", Fail, fmt.Sprintf("%d requests were prefilled remotely and computed again by the decode engine since the start", s.Traffic.Recomputes), "dynctl explain of one of them shows its workers; check the KV connector of both sides")
+	}
+	if s.Traffic.Fallbacks > 0 {
+		e.add("fallback", "router", Warn, fmt.Sprintf("%d requests fell back to local prefill since the start", s.Traffic.Fallbacks), "")
+	}
+}
+
+func (e *exam) get(ctx context.Context, u string) (code int, date time.Time, err error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u, nil)
+	if err != nil {
+		return 0, date, err
+	}
+	resp, err := e.http.Do(req)
+	if err != nil {
+		return 0, date, err
+	}
+	defer resp.Body.Close()
+	_, _ = io.Copy(io.Discard, io.LimitReader(resp.Body, 8<<20)) // only the status counts
+	date, _ = http.ParseTime(resp.Header.Get("Date"))
+	return resp.StatusCode, date, nil
+}
+
+// reach asks every engine directly: is it there, healthy, and what time is it.
+func (e *exam) reach(ctx context.Context, ws []admin.Worker) {
+	if len(ws) == 0 {
+		e.add("engines", "router", Fail, "the router has no worker", "dynctl workers add, or --worker, --prefill and --decode")
+	}
+	for _, w := range ws {
+		if !w.Usable {
+			e.add("engine", w.Name, Fail, fmt.Sprintf("not usable: %s (%s)", w.Health, orNone(w.Reason)), "")
+		}
+		base := strings.TrimRight(w.URL, "/")
+		code, date, err := e.get(ctx, base+"/health")
+		switch {
+		case err != nil && w.Usable:
+			e.add("reachable", w.Name, Warn, fmt.Sprintf("the router reaches it, this machine does not: %v", err), "counters cannot be read from here: run doctor and bench beside the router")
+			continue
+		case err != nil:
+			e.add("reachable", w.Name, Fail, err.Error(), "is the engine running at "+w.URL+"?")
+			continue
+		case code != http.StatusOK:
+			e.add("reachable", w.Name, Fail, fmt.Sprintf("GET /health answers %d", code), "")
+			continue
+		}
+		text := fmt.Sprintf("%s %s, %s, dp %d, block %d", w.Engine, w.Version, w.Role, w.DP, w.BlockSizeTokens)
+		if !date.IsZero() {
+			// The Date header has whole seconds.
+			if off := time.Until(date); off > 2*time.Second || off < -3*time.Second {
+				e.add("clock", w.Name, Warn, fmt.Sprintf("the engine's clock is about %.0f s from this one", off.Seconds()), "run a time service there")
+			}
+		}
+		e.add("reachable", w.Name, OK, text, "")
+	}
+}
+
+func orNone(s string) string {
+	if s == "" {
+		return "no reason given"
+	}
+	return s
+}
+
+// contradictions compares what workers of one model say of themselves.
+func (e *exam) contradictions(ws []admin.Worker) {
+	type seen struct {
+		value int
+		who   string
+	}
+	blocks := map[string]seen{}
+	lens := map[string]seen{}
+	roles := map[string]map[string]bool{}
+	bad := false
+	for _, w := range ws {
+		if w.Conflict != "" {
+			bad = true
+			e.add("contradiction", w.Name, Fail, w.Conflict, "")
+		}
+		for _, m := range w.Models {
+			if roles[m] == nil {
+				roles[m] = map[string]bool{}
+			}
+			roles[m][w.Role] = true
+			if b := w.BlockSizeTokens; b > 0 {
+				if s, ok := blocks[m]; ok && s.value != b {
+					bad = true
+					e.add("block size", w.Name, Fail, fmt.Sprintf("model %s: block size %d here, %d on %s", m, b, s.value, s.who), "transfer between them fails or gives wrong text: give all engines of a model the same --block-size")
+				} else {
+					blocks[m] = seen{b, w.Name}
+				}
+			}
+			if n := w.MaxModelLen; n > 0 {
+				if s, ok := lens[m]; ok && s.value != n {
+					e.add("model length", w.Name, Warn, fmt.Sprintf("model %s: %d tokens here, %d on %s", m, n, s.value, s.who), "long prompts are refused by some workers only")
+				} else {
+					lens[m] = seen{n, w.Name}
+				}
+			}
+		}
+		if w.DP != len(w.Ranks) {
+			bad = true
+			e.add("dp", w.Name, Fail, fmt.Sprintf("the worker has dp %d and the router follows %d ranks", w.DP, len(w.Ranks)), "give the worker's dp=N")
+		}
+		told, silent := 0, []string{}
+		for _, r := range w.Ranks {
+			if r.Engine != nil {
+				told++
+			} else {
+				silent = append(silent, r.Label)
+			}
+		}
+		if told > 0 && len(silent) > 0 {
+			bad = true
+			e.add("dp", w.Name, Fail, fmt.Sprintf("its metrics have no figures of %s", strings.Join(silent, ", ")), "the engine may have fewer data-parallel ranks than dp says")
+		}
+	}
+	for m, r := range roles {
+		switch {
+		case r["prefill"] && !r["decode"] && !r["aggregated"]:
+			bad = true
+			e.add("roles", m, Fail, "the model has prefill workers and nobody to decode", "")
+		case r["decode"] && !r["prefill"] && !r["aggregated"]:
+			e.add("roles", m, Warn, "the model has decode workers and no prefill worker: every prompt is prefilled locally", "")
+		}
+	}
+	if !bad {
+		e.add("contradictions", "engines", OK, "block sizes, ranks and roles agree", "")
+	}
+}
+
+// feeds looks at every rank's KV event feed.
+func (e *exam) feeds(ws []admin.Worker) {
+	followed, fine := 0, 0
+	for _, w := range ws {
+		if w.Role == "prefill" && !w.Usable {
+			continue
+		}
+		some := false
+		for _, r := range w.Ranks {
+			some = some || r.Feed.State != "none"
+		}
+		for _, r := range w.Ranks {
+			f := r.Feed
+			switch {
+			case f.State == "none" && some:
+				e.add("events", r.Label, Fail, "no event feed, though other ranks of the worker have one", "each rank publishes on a port of its own: give events=… for every rank")
+				continue
+			case f.State == "none":
+				e.add("events", r.Label, Warn, "no KV events: the router guesses what this rank holds", "start the engine with --kv-events-config, or give events=tcp://…")
+				continue
+			}
+			followed++
+			switch {
+			case !f.Trusted:
+				e.add("events", r.Label, Fail, fmt.Sprintf("the index does not trust the feed: %s (%s)", f.State, orNone(f.Reason)), "")
+			case f.Gaps > 0 && f.Lost > 0:
+				e.add("events", r.Label, Warn, fmt.Sprintf("%d gaps, %d batches lost for good, %d replayed", f.Gaps, f.Lost, f.Replayed), "raise the engine's buffer_steps, or give it a replay endpoint")
+			case f.Errors > 0:
+				e.add("events", r.Label, Warn, fmt.Sprintf("%d messages could not be read", f.Errors), "is the engine's version one that dynctl knows?")
+			case f.Orphans > 0:
+				e.add("events", r.Label, Warn, fmt.Sprintf("%d blocks came without their parent", f.Orphans), "events were lost before the router began to follow; a replay endpoint brings them back")
+			default:
+				fine++
+			}
+		}
+	}
+	if followed > 0 && fine == followed {
+		e.add("events", "engines", OK, fmt.Sprintf("%d feeds live and trusted, no gap", followed), "")
+	}
+}
+
+// texts are what tokenizers like to disagree about.
+var texts = []string{
+	"The quick brown fox jumps over the lazy dog.", "  leading and trailing  ", "naïve café — “quotes” … €5", "日本語のテキスト、混ぜて。", "def f(x):\n\treturn x ** 2  # square\n",
+	"1234567890 3.14159 0x7fff", "emoji 👩‍👩‍👧‍👦 and flags 🇨🇭", "CamelCase snake_case kebab-case", "https://example.org/a?b=c&d=%20e", "\n\n\nnew\r\nlines\n", "Привет, мир", "ﬁ ligature ½ Ⅷ", "a", "<|im_start|>user\nhi<|im_end|>",
+	`{"json": [1, 2, {"x": null}]}`, strings.Repeat("word ", 200), strings.Repeat("=", 80), "it's we'll I'd they've", "ＦＵＬＬ width", "\u200bzero\u200bwidth",
+}
+
+// tokenizer compares the router's count of tokens with each engine's.
+func (e *exam) tokenizer(ctx context.Context, own bool) {
+	if !own {
+		e.add("tokenizer", "router", Skip, "nobody answers /tokenize", "")
+		return
+	}
+	agree, total, source := 0, 0, ""
+	var differ []string
+	for _, text := range texts {
+		a, err := e.o.Target.Admin.Route(ctx, admin.RouteRequest{Model: e.facts.Model, Prompt: text})
+		if err != nil {
+			e.add("tokenizer", "router", Skip, "the dry run of a text failed: "+err.Error(), "")
+			return
+		}
+		var r receipt.Receipt
+		if json.Unmarshal(a.Receipt, &r) != nil {
+			e.add("tokenizer", "router", Skip, "the router's receipt is not understood", "")
+			return
+		}
+		source = r.Inputs.ISLSource
+		for i := range e.facts.Workers {
+			w := &e.facts.Workers[i]
+			if !w.Usable || !slices.Contains(w.Models, e.facts.Model) {
+				continue
+			}
+			ids, err := e.o.Target.Tokenize(ctx, w.URL, e.facts.Model, text)
+			if err != nil {
+				continue
+			}
+			total++
+			if len(ids) == r.Inputs.ISL {
+				agree++
+			} else if len(differ) < 3 {
+				differ = append(differ, fmt.Sprintf("%q: router %d, %s %d", short(text), r.Inputs.ISL, w.Name, len(ids)))
+			}
+		}
+	}
+	switch {
+	case total == 0:
+		e.add("tokenizer", "engines", Skip, "no engine answers /tokenize", "")
+	case agree == total:
+		e.add("tokenizer", "router", OK, fmt.Sprintf("counts agree with the engines' %d/%d (source %s)", agree, total, source), "")
+	case source == "estimate" || source == "none":
+		e.add("tokenizer", "router", Warn, fmt.Sprintf("the router estimates: %d of %d counts differ from the engines', as %s", total-agree, total, strings.Join(differ, "; ")), "give --tokenizer-file, or --tokenizer engine")
+	default:
+		e.add("tokenizer", "router", Fail, fmt.Sprintf("%d of %d counts differ from the engines' (source %s): %s", total-agree, total, source, strings.Join(differ, "; ")), "cached prefixes will not be found: use the model's own tokenizer file")
+	}
+}
+
+func short(s string) string {
+	if len(s) > 24 {
+		return s[:24] + "…"
+	}
+	return s
+}
+
+// one sends one prompt and gives what became of it with its receipt.
+func (e *exam) one(ctx context.Context, header string, prompt []uint32, osl int) (*loadgen.Result, *receipt.Receipt, error) {
+	e.number++
+	src := &fixed{pool: e.pool, req: loadgen.Request{
+		ID: workload.RequestID(e.salt, "doctor", e.number), Header: header, ISL: len(prompt), OSL: osl, Body: workload.Body(nil, e.facts.Model, prompt, osl),
+	}}
+	sum, err := loadgen.Run(ctx, loadgen.Options{Base: e.o.Target.URL, Concurrency: 1, Keep: 1, Timeout: 2 * time.Minute}, src)
+	if err != nil {
+		return nil, nil, err
+	}
+	if len(sum.Kept) == 0 {
+		return nil, nil, fmt.Errorf("nothing was sent")
+	}
+	r := &sum.Kept[0]
+	if r.Err != "" {
+		return r, nil, fmt.Errorf("%s", r.Err)
+	}
+	// The receipt is final a little after the stream.
+	deadline := time.NewTimer(2 * time.Second)
+	defer deadline.Stop()
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		raw, err := e.o.Target.Admin.Decision(ctx, src.req.ID)
+		var rec receipt.Receipt
+		if err == nil && json.Unmarshal(raw, &rec) == nil && !rec.Live {
+			return r, &rec, nil
+		}
+		select {
+		case <-tick.C:
+		case <-deadline.C:
+			return r, nil, nil
+		case <-ctx.Done():
+			return r, nil, ctx.Err()
+		}
+	}
+}
+
+type fixed struct {
+	pool workload.Pool
+	req  loadgen.Request
+	sent bool
+}
+
+// Fill gives the one request once.
+func (f *fixed) Fill(_ int, q *loadgen.Request) bool {
+	if f.sent {
+		return false
+	}
+	f.sent = true
+	q.ID, q.Header, q.ISL, q.OSL = f.req.ID, f.req.Header, f.req.ISL, f.req.OSL
+	q.Body = append(q.Body[:0], f.req.Body...)
+	return true
+}
+
+func (e *exam) prompt() []uint32 {
+	n := e.o.Tokens
+	if n <= 0 {
+		n = 40 * max(e.facts.Block, 1)
+		if e.facts.MaxModelLen > 0 {
+			n = min(n, e.facts.MaxModelLen/2)
+		}
+		n = n/max(e.facts.Block, 1)*max(e.facts.Block, 1) + 1
+	}
+	e.number++
+	return e.pool.Tokens(nil, rand.New(rand.NewPCG(workload.Seed(e.salt, "prompt"), uint64(e.number))), n)
+}
+
+// cacheProbe sends each decode rank a fresh prompt twice: the first must find
+// nothing, the second nearly all of it, and the router must have known.
+func (e *exam) cacheProbe(ctx context.Context) {
+	for i := range e.facts.Workers {
+		w := &e.facts.Workers[i]
+		if !w.Usable || w.Role == "prefill" || !slices.Contains(w.Models, e.facts.Model) {
+			continue
+		}
+		for dp := range max(w.DP, 1) {
+			label := fmt.Sprintf("%s/dp%d", w.Name, dp)
+			header := fmt.Sprintf("X-Dynctl-Path: local\r\nX-Dynctl-Worker: %s\r\n", w.Name)
+			if w.DP > 1 {
+				header += fmt.Sprintf("X-data-parallel-rank: %d\r\n", dp)
+			}
+			e.probeRank(ctx, label, header)
+		}
+	}
+}
+
+func (e *exam) probeRank(ctx context.Context, label, header string) {
+	prompt := e.prompt()
+	block := max(e.facts.Block, 1)
+	full := (len(prompt) - 1) / block * block
+	first, rec, err := e.one(ctx, header, prompt, 2)
+	if err != nil {
+		e.add("cache probe", label, Fail, "a request failed: "+err.Error(), "")
+		return
+	}
+	if rec != nil && rec.Decode.Chosen != label {
+		e.add("cache probe", label, Skip, fmt.Sprintf("the request went to %s: the router does not let clients steer", orNone(rec.Decode.Chosen)), "start it with --allow-routing-headers")
+		return
+	}
+	if first.CachedTokens > 0 {
+		e.add("cache probe", label, Fail, fmt.Sprintf("a prompt that nobody has seen found %d of %d tokens cached", first.CachedTokens, len(prompt)), "")
+		return
+	}
+	// Events of the first answer take a moment to reach the index.
+	second, rec2, err := e.again(ctx, header, prompt, full)
+	if err != nil {
+		e.add("cache probe", label, Fail, "the second request failed: "+err.Error(), "")
+		return
+	}
+	predicted := -1
+	if rec2 != nil {
+		predicted = rec2.Predicted.CachedTokens
+	}
+	switch {
+	case second.CachedTokens < 0:
+		e.add("cache probe", label, Warn, fmt.Sprintf("the engine does not tell its cached tokens; the router expected %d of %d", predicted, len(prompt)), "start vLLM with --enable-prompt-tokens-details")
+	case second.CachedTokens == 0:
+		e.add("cache probe", label, Warn, "a repeated prompt found nothing cached", "is prefix caching switched off on the engine?")
+	case predicted != second.CachedTokens:
+		e.add("cache probe", label, Warn, fmt.Sprintf("a repeated prompt found %d of %d tokens cached, the router expected %d", second.CachedTokens, len(prompt), predicted), "the index and the engine disagree: see the events and the tokenizer above")
+	default:
+		e.add("cache probe", label, OK, fmt.Sprintf("a repeated prompt found %d of %d tokens cached, as the router expected", second.CachedTokens, len(prompt)), "")
+	}
+}
+
+// again repeats a prompt until the router expects what it should, three times
+// at most.
+func (e *exam) again(ctx context.Context, header string, prompt []uint32, full int) (*loadgen.Result, *receipt.Receipt, error) {
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for range 20 {
+		a, err := e.o.Target.Admin.Route(ctx, admin.RouteRequest{Model: e.facts.Model, Tokens: prompt, Path: "local"})
+		var r receipt.Receipt
+		if err == nil && json.Unmarshal(a.Receipt, &r) == nil {
+			for _, c := range r.Decode.Candidates {
+				if c.OverlapBlocks*max(r.Inputs.BlockSize, 1) >= full {
+					return e.one(ctx, header, prompt, 2)
+				}
+			}
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return nil, nil, ctx.Err()
+		}
+	}
+	return e.one(ctx, header, prompt, 2)
+}
+
+// transfer sends a fresh prompt over the remote path and proves by the engines'
+// own counters that its KV moved.
+func (e *exam) transfer(ctx context.Context) {
+	if e.facts.Prefill == 0 {
+		e.add("transfer", "engines", Skip, "there is no prefill worker", "")
+		return
+	}
+	for i := range e.facts.Workers {
+		w := &e.facts.Workers[i]
+		if !w.Usable || w.Role != "decode" || !slices.Contains(w.Models, e.facts.Model) {
+			continue
+		}
+		for j := range e.facts.Workers {
+			p := &e.facts.Workers[j]
+			if !p.Usable || p.Role != "prefill" || !slices.Contains(p.Models, e.facts.Model) {
+				continue
+			}
+			e.pair(ctx, p.Name, w.Name)
+		}
+	}
+}
+
+func (e *exam) pair(ctx context.Context, prefill, decode string) {
+	subject := prefill + " to " + decode
+	before, berr := e.o.Target.Settled(ctx, e.facts, time.Second)
+	prompt := e.prompt()
+	_, rec, err := e.one(ctx, fmt.Sprintf("X-Dynctl-Path: remote\r\nX-Dynctl-Prefill-Worker: %s\r\nX-Dynctl-Worker: %s\r\n", prefill, decode), prompt, 2)
+	if err != nil {
+		e.add("transfer", subject, Fail, "a remote prefill failed: "+err.Error(), "")
+		return
+	}
+	if rec == nil || rec.Path != "remote" {
+		e.add("transfer", subject, Skip, "the router took the local path: it does not let clients steer", "start it with --allow-routing-headers")
+		return
+	}
+	after, aerr := e.o.Target.Settled(ctx, e.facts, time.Second)
+	d := after.Decode.Minus(before.Decode)
+	moved := d.ExternalHits
+	if math.IsNaN(moved) {
+		moved = d.External
+	}
+	block := max(e.facts.Block, 1)
+	want := float64(len(prompt) / block * block)
+	switch {
+	case rec.Outcome.SilentRecompute:
+		e.add("transfer", subject, Fail, "the decode engine computed the prompt again and said nothing", "check the KV connector's role and address on both engines")
+	case berr != nil || aerr != nil || math.IsNaN(moved):
+		e.add("transfer", subject, Warn, "the decode engine counts nothing that comes from elsewhere, so the transfer is not proven", "")
+	case moved < 0.9*want:
+		e.add("transfer", subject, Fail, fmt.Sprintf("the decode engine took %.0f of %d tokens from the prefill engine and computed the rest again", max(moved, 0), len(prompt)), "check the KV connector's role and address on both engines")
+	default:
+		text := fmt.Sprintf("%.0f of %d tokens moved, by the decode engine's own count", moved, len(prompt))
+		if !math.IsNaN(d.TransferBytes) && d.TransferBytes > 0 && d.TransferCount > 0 {
+			text += fmt.Sprintf(" (%.1f MiB in %.1f ms)", d.TransferBytes/(1<<20), 1000*d.TransferSum/d.TransferCount)
+		}
+		e.add("transfer", subject, OK, text, "")
+	}
+}
+
+// Text writes the report for a terminal.
+func Text(w io.Writer, r *Report, verbose bool) error {
+	b := &strings.Builder{}
+	for _, f := range r.Findings {
+		if f.State == OK && !verbose && f.Check == "reachable" && len(r.Findings) > 40 {
+			continue
+		}
+		fmt.Fprintf(b, "  %-4s %-16s %-22s %s\n", strings.ToUpper(string(f.State)), f.Check, f.Subject, f.Text)
+		if f.Advice != "" && f.State != OK {
+			fmt.Fprintf(b, "  %-4s %-16s %-22s -> %s\n", "", "", "", f.Advice)
+		}
+	}
+	fmt.Fprintf(b, "%d checks, %d failed, %d warnings\n", len(r.Findings), r.Failed, r.Warned)
+	_, err := io.WriteString(w, b.String())
+	return err
+}

@@ -1,0 +1,112 @@
+package doctor_test
+
+import (
+	"bytes"
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/dynctl/dynctl/internal/bench/doctor"
+	"github.com/dynctl/dynctl/internal/bench/fleet"
+	"github.com/dynctl/dynctl/internal/router"
+	"github.com/dynctl/dynctl/internal/router/routertest"
+	"github.com/dynctl/dynctl/internal/workers"
+)
+
+func examine(t *testing.T, o routertest.Options, passive bool) *doctor.Report {
+	t.Helper()
+	o.Configure = func(c *router.Config) { c.Routing.AllowHeaders = true; c.Tokens.Tokenizer = "engine" }
+	g, err := routertest.Start(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		defer cancel()
+		if err := g.Close(ctx); err != nil {
+			t.Error(err)
+		}
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	wait, stop := context.WithTimeout(ctx, 3*time.Second)
+	_ = g.Ready(wait) // broken fleets never are
+	stop()
+	tgt, err := fleet.New(ctx, g.Admin, g.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tgt.Close()
+	r, err := doctor.Run(ctx, doctor.Options{Target: tgt, Passive: passive})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+func states(r *doctor.Report, check string) map[doctor.State][]string {
+	out := map[doctor.State][]string{}
+	for _, f := range r.Findings {
+		if f.Check == check {
+			out[f.State] = append(out[f.State], f.Subject+": "+f.Text)
+		}
+	}
+	return out
+}
+
+func TestHealthyFleet(t *testing.T) {
+	r := examine(t, routertest.Options{Fleet: "1p1d:dp=2,profile=instant"}, false)
+	if r.Failed > 0 || r.Warned > 0 {
+		var b bytes.Buffer
+		_ = doctor.Text(&b, r, true)
+		t.Fatalf("a healthy fleet has faults:\n%s", b.String())
+	}
+	for check, n := range map[string]int{"cache probe": 2, "transfer": 1, "tokenizer": 1, "events": 1, "contradictions": 1, "clock": 1, "data plane": 1} {
+		if got := len(states(r, check)[doctor.OK]); got != n {
+			t.Errorf("%s: %d ok, want %d: %v", check, got, n, states(r, check))
+		}
+	}
+}
+
+func TestBlockSizesContradict(t *testing.T) {
+	r := examine(t, routertest.Options{Fleet: "1p:block=16,profile=instant+1d:block=32,profile=instant"}, true)
+	if got := states(r, "block size")[doctor.Fail]; len(got) != 1 || !strings.Contains(got[0], "block size") {
+		t.Errorf("block sizes 16 and 32 pass: %v", r.Findings)
+	}
+}
+
+func TestNoEvents(t *testing.T) {
+	r := examine(t, routertest.Options{Fleet: "1a:events=off,profile=instant"}, true)
+	if len(states(r, "events")[doctor.Warn]) != 1 {
+		t.Errorf("%v", r.Findings)
+	}
+}
+
+// Without a connector on the engines nothing moves; the decode engine's own
+// counters say so.
+func TestSilentRecomputeIsFound(t *testing.T) {
+	r := examine(t, routertest.Options{
+		Fleet: "1p1d:connector=none,profile=instant",
+		Specs: func(s []workers.Spec) []workers.Spec {
+			for i := range s {
+				s[i].Connector = workers.ConnectorSharedStorage
+			}
+			return s
+		},
+	}, false)
+	if got := states(r, "transfer"); len(got[doctor.Fail]) != 1 {
+		t.Errorf("%v", got)
+	}
+}
+
+func TestUnreachableEngine(t *testing.T) {
+	u, err := workers.ParseSpec(workers.Decode, "http://127.0.0.1:1,name=ghost")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := examine(t, routertest.Options{Fleet: "1a:profile=instant", Specs: func(s []workers.Spec) []workers.Spec { return append(s, u) }}, true)
+	if r.Failed == 0 || len(states(r, "reachable")[doctor.Fail]) != 1 {
+		t.Errorf("%v", r.Findings)
+	}
+}
