@@ -178,7 +178,7 @@ func (r *Router) workerList() []admin.Worker {
 				rank.Feed = admin.Feed{
 					State: string(f.State), Trusted: f.Trusted, Reason: f.Reason, Since: f.Since, Endpoint: f.Endpoint,
 					LastSeq: uint64(max(0, f.LastSeq)), LastAt: f.LastEvent, Batches: f.Batches, Events: f.Events, Blocks: f.Stored + f.Removed,
-					Gaps: f.Gaps, Replayed: f.ReplayedBatches, Restarts: f.Restarts, Errors: f.Unreadable + f.Malformed, Orphans: f.Orphans, Lost: f.Lost,
+					Gaps: f.Gaps, Replayed: f.ReplayedBatches, Restarts: f.Restarts, Errors: f.Unreadable + f.Malformed, Orphans: f.Orphans, Lost: f.Lost, Lag: f.LagSeconds,
 				}
 			}
 			a.Ranks = append(a.Ranks, rank)
@@ -344,6 +344,9 @@ func (c *stateCollector) Collect(ch chan<- prometheus.Metric) {
 			if k.Feed.State != "none" {
 				for _, st := range feedStates {
 					gauge(descs.feed, flag(string(st) == k.Feed.State), w.Name, l[1], string(st))
+				}
+				if k.Feed.Batches > 0 {
+					gauge(descs.lag, k.Feed.Lag, l...)
 				}
 				counter(descs.gaps, k.Feed.Gaps, l...)
 				counter(descs.lost, k.Feed.Lost, l...)

@@ -223,6 +223,9 @@ type Feed struct {
 	Errors   uint64    `json:"decode_errors_total"`
 	Orphans  uint64    `json:"orphaned_blocks_total"`
 	Lost     uint64    `json:"lost_batches_total"`
+	// Lag is receipt minus publication of the newest batch, by two clocks, in
+	// seconds.
+	Lag float64 `json:"lag_seconds"`
 }
 
 // WorkerList answers GET /admin/v1/workers.

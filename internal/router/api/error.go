@@ -32,7 +32,6 @@ const (
 	CodeOverloaded       Code = "overloaded"
 	CodeNoPrefillWorker  Code = "no_prefill_worker"
 	CodeNoDecodeWorker   Code = "no_decode_worker"
-	CodeNoWorker         Code = "no_worker"
 	CodeUpstreamError    Code = "upstream_error"
 	CodePrefillFailed    Code = "prefill_failed"
 	CodeTimeout          Code = "timeout"
