@@ -106,7 +106,7 @@ func (x *exchange) dispatch() error {
 			x.fallBack(f)
 			continue
 		}
-		if f.phase == selector.Prefill && x.lastPrefill() {
+		if f.phase == selector.Prefill && x.lastPrefill() && !d.relent(selector.Prefill) {
 			// Nobody is left who could prefill: by policy the decode rank does
 			// it, visibly.
 			if s.Routing.PrefillFallback != "local" {
@@ -170,6 +170,11 @@ func (d *decision) acquit() bool {
 	if errors.Is(d.plan.Err, disagg.ErrNoPrefill) {
 		phase = selector.Prefill
 	}
+	return d.relent(phase)
+}
+
+// relent brings the suspects of a phase back. It reports whether there were any.
+func (d *decision) relent(phase selector.Phase) bool {
 	n := len(d.banned)
 	d.banned = slices.DeleteFunc(d.banned, func(b ban) bool { return b.suspect && b.phase == phase })
 	return len(d.banned) < n
