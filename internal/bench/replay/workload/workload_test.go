@@ -21,6 +21,9 @@ func TestConversationFacts(t *testing.T) {
 	if _, err := os.Stat(path); err != nil {
 		t.Skipf("the conversation trace is not here: %v", err)
 	}
+	if testing.Short() {
+		t.Skip("145 million tokens, twice")
+	}
 	src, err := FromTrace(func() (*trace.Reader, error) { return trace.Open(path, nil, trace.Options{}) })
 	if err != nil {
 		t.Fatal(err)
