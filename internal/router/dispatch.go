@@ -42,6 +42,13 @@ type failure struct {
 	suspect *workers.Worker
 }
 
+// mutual reports whether a leg may have failed in this way because of the other
+// leg's worker: KV that cannot be fetched, or a rendezvous that nobody comes to,
+// is told as an internal error or not at all.
+func (f *failure) mutual() bool {
+	return f.reason == string(upstream.Timeout) || f.reason == "status_5xx" || f.reason == "stream_error"
+}
+
 func (f *failure) Error() string {
 	return fmt.Sprintf("%s leg on %s: %v", f.phase, f.worker.Name, f.err)
 }
@@ -99,6 +106,10 @@ func (x *exchange) dispatch() error {
 			continue
 		}
 		d.ban(f)
+		alone := x.lastPrefill()
+		if alone && d.relent(selector.Prefill) {
+			alone = x.lastPrefill()
+		}
 		if f.reason == "missing_params" {
 			if !d.localWhenMissing {
 				return err
@@ -106,7 +117,7 @@ func (x *exchange) dispatch() error {
 			x.fallBack(f)
 			continue
 		}
-		if f.phase == selector.Prefill && x.lastPrefill() && !d.relent(selector.Prefill) {
+		if f.phase == selector.Prefill && alone {
 			// Nobody is left who could prefill: by policy the decode rank does
 			// it, visibly.
 			if s.Routing.PrefillFallback != "local" {
@@ -152,7 +163,7 @@ func (x *exchange) lastPrefill() bool {
 func (d *decision) ban(f *failure) {
 	b := ban{worker: f.worker, phase: f.phase, why: "failed in this request"}
 	if f.suspect != nil {
-		b.suspect, b.why = true, "did not answer in this request, or waited for the other leg's worker"
+		b.suspect, b.why = true, "failed in this request, or the other leg's worker did"
 		other := b
 		other.worker, other.phase = f.suspect, selector.Prefill
 		if f.phase == selector.Prefill {
@@ -276,7 +287,12 @@ func (x *exchange) carryOut() error {
 		r.outliers.Report(decode.Worker, health.Canceled)
 		return &failure{phase: selector.Prefill, worker: prefill.Worker, reason: "bad_params", retry: true, err: err}
 	}
-	return x.decodeLeg(x.ctx, decode, held, x.edit(edits, decode, selector.Decode), transfer)
+	err = x.decodeLeg(x.ctx, decode, held, x.edit(edits, decode, selector.Decode), transfer)
+	var f *failure
+	if errors.As(err, &f) && f.mutual() {
+		f.suspect = prefill.Worker // its KV may be what was missing
+	}
+	return err
 }
 
 // concurrent sends both legs at once. The failure of one cancels the other,
@@ -307,15 +323,8 @@ func (x *exchange) concurrent(t *disagg.Transfer, prefill, decode disagg.Peer, h
 			err, other = cause, decode.Worker // the decode leg failed because it was cancelled
 		}
 		var f *failure
-		if errors.As(err, &f) && f.reason == string(upstream.Timeout) {
-			select {
-			case <-done:
-				if f.phase == selector.Prefill {
-					f.suspect = other
-				}
-			default:
-				f.suspect = other
-			}
+		if errors.As(err, &f) && f.mutual() {
+			f.suspect = other
 		}
 		return err
 	}
