@@ -336,6 +336,11 @@ func (r *Rank) Abort(now Time, id string) {
 		// vLLM 0.32 dies here: the scheduler frees a request that the
 		// connector still waits for.
 		r.exit("client left a request whose remote KV parameters were incomplete")
+	case p.state == pulling && p.Pull != nil && p.Pull.Bootstrap:
+		// SGLang gives the memory of an aborted transfer back at once; nothing
+		// writes into it before PullDone, which does not find the request then.
+		r.finish(p, FinishAbort, nil)
+		r.start()
 	case p.state == pulling, p.state == running && p.step > 0:
 		p.ending = FinishAbort
 		if p.Sink != nil {
