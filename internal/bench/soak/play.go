@@ -1,0 +1,507 @@
+package soak
+
+import (
+	"bytes"
+	"fmt"
+	"hash/fnv"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/dynctl/dynctl/internal/router/approx"
+	"github.com/dynctl/dynctl/internal/router/disagg"
+	"github.com/dynctl/dynctl/internal/router/kvindex"
+	"github.com/dynctl/dynctl/internal/router/ledger"
+	"github.com/dynctl/dynctl/internal/router/selector"
+	"github.com/dynctl/dynctl/internal/workers"
+	"github.com/dynctl/dynctl/internal/workers/sim"
+	"github.com/dynctl/dynctl/internal/workers/sim/engine"
+	"github.com/dynctl/dynctl/internal/workers/sim/virtual"
+	"github.com/dynctl/dynctl/internal/workers/sim/vocab"
+)
+
+// plant is a bug put in on purpose, to prove that it would be found.
+type plant uint8
+
+const (
+	nothing plant = iota
+	// skipRelease forgets to release a reservation now and then.
+	skipRelease
+	// applyTwice applies a batch of events again that was applied long before.
+	applyTwice
+	// applyEarly applies a batch although the one before it is missing.
+	applyEarly
+	// reuseTransfer gives a decode leg the transfer parameters of an earlier
+	// request.
+	reuseTransfer
+)
+
+// Outcome is what one seed has done. Two runs of a seed give equal Outcomes.
+type Outcome struct {
+	Seed uint64
+	// Requests end as Completed, Left (by their client), Cut (after the first
+	// token, by a fault or a restart of the router) or Hopeless (nobody was
+	// well).
+	Requests, Completed, Left, Cut, Hopeless int
+	Attempts, Remote, Fallbacks              int
+	Faults, Batches, Gaps, Resyncs           int
+	Reused, Restarts                         int // of the router, with a snapshot
+	Checks                                   int // of the index against the events
+	// Steps is the number of things that happened, Digest a digest of them all.
+	Steps  int
+	Digest uint64
+	// Violations are what must not happen; the run ends with the first one.
+	Violations []string
+	// History is what happened, if it was asked for.
+	History []string
+}
+
+// Err is nil when nothing happened that must not.
+func (o *Outcome) Err() error {
+	if len(o.Violations) == 0 {
+		return nil
+	}
+	return fmt.Errorf("seed %d: %s", o.Seed, o.Violations[0])
+}
+
+// Play runs one seed under a virtual clock: a schedule of requests and faults
+// over the router's own stages (kvevent, kvfeed.Stream, kvindex, approx,
+// selector, disagg with its transfers, ledger) and simulated engines, all of it
+// in the calling goroutine. What the router does with sockets, retries and
+// health is modelled here; see docs/reliability.md.
+func Play(seed uint64, history bool) *Outcome { return play(seed, nothing, history) }
+
+// words is the simulator's tokenizer, which takes long to build.
+var tokenizer = sync.OnceValue(vocab.New)
+
+// clock turns the world's time into that of the stages that want one.
+var clockBase = time.Unix(1_700_000_000, 0)
+
+// stage is one run.
+type stage struct {
+	out     *Outcome
+	plant   plant
+	keep    bool // history
+	rng     *rand.Rand
+	w       *virtual.World
+	group   sim.Group
+	ref     *reference
+	nodes   []*node // the fleet, those that left included
+	slots   []bool  // taken
+	index   *kvindex.Index
+	guesses *approx.Index
+	ledger  *ledger.Ledger
+	conn    disagg.Connector
+	plan    disagg.Config
+	policy  selector.Policy
+	weights selector.Weights
+	turn    [2]uint64
+	open    map[*request]bool
+	started int
+	total   int
+	used    map[string]string // transfers by the request that used them
+	old     *engine.Pull      // for reuseTransfer
+	prompts [][]uint32
+	digest  uint64
+	buf     []byte
+	away    bool // the router is being restarted
+}
+
+const (
+	schedule = 3 * time.Second // in which everything begins
+	quiet    = 4 * time.Second // after which all of it is over
+	maxSteps = 200_000
+)
+
+func play(seed uint64, p plant, history bool) *Outcome {
+	s := &stage{
+		out: &Outcome{Seed: seed}, plant: p, keep: history, rng: rand.New(rand.NewPCG(seed, 0x736f616b)), w: virtual.NewWorld(),
+		open: map[*request]bool{}, used: map[string]string{}, ledger: ledger.New(),
+	}
+	defer s.close()
+	s.build()
+	s.plot()
+	for s.out.Steps < maxSteps && len(s.out.Violations) == 0 {
+		at, ok := s.w.Next()
+		if !ok || at > schedule+quiet {
+			break
+		}
+		s.out.Steps++
+		s.w.Step()
+	}
+	if len(s.out.Violations) == 0 {
+		s.final()
+	}
+	s.out.Digest = s.digest
+	return s.out
+}
+
+func (s *stage) close() {
+	_ = s.index.Close() // nothing is mapped that could fail to be given back
+	_ = s.guesses.Close()
+	s.ref.close()
+}
+
+// note adds to the history; all of it goes into the digest.
+func (s *stage) note(format string, a ...any) {
+	s.buf = fmt.Appendf(s.buf[:0], format, a...)
+	h := fnv.New64a()
+	_, _ = h.Write(s.buf) // never fails
+	s.digest = s.digest*1099511628211 ^ h.Sum64() ^ uint64(s.w.Now())
+	if s.keep {
+		s.out.History = append(s.out.History, fmt.Sprintf("%10.3f ms  %s", float64(s.w.Now())/1e6, s.buf))
+	}
+}
+
+func (s *stage) violate(format string, a ...any) {
+	s.note("VIOLATION: "+format, a...)
+	s.out.Violations = append(s.out.Violations, fmt.Sprintf(format, a...)+fmt.Sprintf(" (at %v)", s.w.Now()))
+}
+
+func (s *stage) now() time.Time { return clockBase.Add(s.w.Now()) }
+
+// between draws a time.
+func (s *stage) between(low, high time.Duration) time.Duration {
+	return low + time.Duration(s.rng.Int64N(int64(high-low)+1))
+}
+
+// chance draws whether something happens.
+func (s *stage) chance(share float64) bool { return s.rng.Float64() < share }
+
+// build makes the fleet and the router's stages.
+func (s *stage) build() {
+	g := sim.DefaultGroup()
+	g.Connector = workers.ConnectorNIXL
+	g.BlockSize, g.Blocks = 8, 24+s.rng.IntN(60)
+	g.MaxSeqs, g.MaxBatchedTokens = 2+s.rng.IntN(8), 32+s.rng.IntN(200)
+	g.Profile, g.Speed, g.OSL, g.Seed = "mocker", 10, 6, s.out.Seed
+	g.Recompute = s.chance(0.3)
+	g.Lease = s.between(200*time.Millisecond, 2*time.Second)
+	s.group = g
+	s.w.Patience = 100 * time.Millisecond
+	s.ref = newReference(g)
+	s.openRouter()
+	var err error
+	if s.conn, err = disagg.NewConnector(workers.ConnectorNIXL, disagg.Options{Rand: s.rng.Uint64}); err != nil {
+		panic(err) // a connector that exists
+	}
+	s.plan = disagg.Config{Threshold: []int{0, 0, 24, 64}[s.rng.IntN(4)], Fallback: disagg.FallbackLocal}
+	s.policy = selector.Policies()[s.rng.IntN(len(selector.Policies()))]
+	s.weights = selector.DefaultWeights()
+	if s.chance(0.2) {
+		s.weights.Temperature = 0.5
+	}
+	for range 1 + s.rng.IntN(3) {
+		s.join(workers.Prefill)
+	}
+	for range 2 + s.rng.IntN(2) {
+		s.join(workers.Decode)
+	}
+	if s.chance(0.3) {
+		s.join(workers.Aggregated)
+	}
+	s.total = 20 + s.rng.IntN(40)
+	// Prompts are turns of few conversations: the same again, or longer, or new.
+	room := (g.Blocks - 1) * g.BlockSize
+	for range 3 + s.rng.IntN(12) {
+		n := 4 + s.rng.IntN(room/3)
+		var p []uint32
+		if len(s.prompts) > 0 && s.chance(0.6) {
+			old := s.prompts[s.rng.IntN(len(s.prompts))]
+			p = append(p, old[:s.rng.IntN(len(old)+1)]...)
+		}
+		for len(p) < n {
+			p = append(p, 300+uint32(s.rng.IntN(3000)))
+		}
+		s.prompts = append(s.prompts, p)
+	}
+}
+
+func (s *stage) openRouter() {
+	s.index = kvindex.New(kvindex.Options{MaxRanks: 32})
+	s.guesses = approx.New(approx.Options{TTL: time.Second, MaxRanks: 32})
+}
+
+// plot writes the schedule: when requests come, and what breaks when.
+func (s *stage) plot() {
+	for range s.total {
+		s.w.At(s.between(0, schedule), s.request)
+	}
+	for range 2 + s.rng.IntN(10) {
+		s.w.At(s.between(0, schedule), s.strike)
+	}
+	if s.chance(0.3) {
+		s.w.At(s.between(schedule/4, schedule), s.restartRouter)
+	}
+	s.w.At(20*time.Millisecond, s.probe)
+	// Everything is well again at last, and every rank says something once
+	// more, so that a loss at the end shows.
+	s.w.At(schedule+quiet/2, func() {
+		for _, n := range s.nodes {
+			if n.member {
+				n.heal()
+			}
+		}
+	})
+	for i := range 2 {
+		s.w.At(schedule+quiet/2+time.Duration(i+1)*quiet/8, func() {
+			for _, n := range s.nodes {
+				if n.member {
+					n.stir(s.rng.Uint32())
+				}
+			}
+		})
+	}
+}
+
+// final looks at everything that must hold when nothing happens any more.
+func (s *stage) final() {
+	for q := range s.open {
+		s.violate("request %s never ended", q.id)
+		return
+	}
+	if s.started != s.out.Requests || s.started != s.out.Completed+s.out.Left+s.out.Cut+s.out.Hopeless {
+		s.violate("%d requests began, %d ended (%+v)", s.started, s.out.Completed+s.out.Left+s.out.Cut+s.out.Hopeless, *s.out)
+	}
+	if err := s.ledger.Balanced(); err != nil {
+		s.violate("%v", err)
+	}
+	if n := s.ledger.DoubleReleases(); n > 0 {
+		s.violate("%d reservations were released twice", n)
+	}
+	for _, n := range s.nodes {
+		if n.member {
+			n.audit()
+		}
+	}
+}
+
+// strike breaks something for a while.
+func (s *stage) strike() {
+	if s.chance(0.1) {
+		s.changeFleet()
+		return
+	}
+	var list []*node
+	for _, n := range s.nodes {
+		if n.member && n.well() {
+			list = append(list, n)
+		}
+	}
+	if len(list) == 0 {
+		return
+	}
+	n := list[s.rng.IntN(len(list))]
+	s.out.Faults++
+	for_ := s.between(20*time.Millisecond, 800*time.Millisecond)
+	n.hurt()
+	switch k := s.rng.IntN(10); k {
+	case 0, 1:
+		s.note("%s is killed for %v", n.name, for_)
+		n.kill("killed")
+		s.w.At(s.w.Now()+for_, n.boot)
+		return
+	case 2:
+		s.note("%s restarts at once", n.name)
+		n.kill("restarted")
+		n.boot()
+		return
+	case 3:
+		s.note("%s hangs for %v", n.name, for_)
+		n.hang = true
+	case 4:
+		n.errors = 0.3 + 0.7*s.rng.Float64()
+		s.note("%s answers 5xx to %.2f for %v", n.name, n.errors, for_)
+	case 5:
+		n.die = 0.3 + 0.7*s.rng.Float64()
+		s.note("%s cuts %.2f of its answers for %v", n.name, n.die, for_)
+	case 6:
+		slow := 2 + 50*s.rng.Float64()
+		s.note("%s is %.1f times slower for %v", n.name, slow, for_)
+		if c := n.v.Core(); c != nil {
+			c.SetSlow(slow)
+			n.v.Touch()
+		}
+	default:
+		n.drop, n.late, n.spoil = 0, 0, 0
+		rate := 0.1 + 0.8*s.rng.Float64()
+		*[]*float64{&n.drop, &n.late, &n.spoil}[k-7] = rate
+		s.note("%s loses %.2f, reorders %.2f, spoils %.2f of its events for %v", n.name, n.drop, n.late, n.spoil, for_)
+	}
+	inc := n.inc
+	s.w.At(s.w.Now()+for_, func() {
+		if n.inc == inc {
+			n.heal()
+		}
+	})
+}
+
+// changeFleet adds a worker, drains one, or takes one away.
+func (s *stage) changeFleet() {
+	var able []*node
+	for _, n := range s.nodes {
+		if n.member && !n.draining {
+			able = append(able, n)
+		}
+	}
+	decode := 0
+	for _, n := range able {
+		if n.worker.Role.CanDecode() {
+			decode++
+		}
+	}
+	n := able[s.rng.IntN(len(able))]
+	switch {
+	case len(s.nodes) < 12 && (s.chance(0.4) || n.worker.Role.CanDecode() && decode < 3):
+		s.out.Faults++
+		s.join([]workers.Role{workers.Prefill, workers.Decode, workers.Aggregated}[s.rng.IntN(3)])
+	case s.chance(0.5):
+		s.out.Faults++
+		s.note("%s drains", n.name)
+		n.draining = true
+		n.hurt()
+		s.w.At(s.w.Now()+s.between(10*time.Millisecond, 300*time.Millisecond), func() {
+			if n.draining {
+				s.note("%s takes requests again", n.name)
+				n.draining = false
+			}
+		})
+	case !n.worker.Role.CanDecode() || decode >= 3:
+		s.out.Faults++
+		s.note("%s is taken away", n.name)
+		s.leave(n)
+	}
+}
+
+// probe is the router's view of health: twice a fault must be seen.
+func (s *stage) probe() {
+	for _, n := range s.nodes {
+		if n.up && !n.hang {
+			n.missed = 0
+			n.usable = true
+		} else if n.missed++; n.missed >= 2 {
+			n.usable = false
+		}
+	}
+	if s.w.Now() < schedule+quiet {
+		s.w.At(s.w.Now()+20*time.Millisecond, s.probe)
+	}
+}
+
+// restartRouter saves the index and the positions of the feeds, cuts what is
+// under way, and goes on with a new router that has nothing but the snapshot.
+func (s *stage) restartRouter() {
+	s.out.Restarts++
+	s.note("the router restarts with its snapshot")
+	for _, q := range s.inOrder() {
+		q.cut("the router was restarted")
+	}
+	if err := s.ledger.Balanced(); err != nil {
+		s.violate("after a drain: %v", err)
+	}
+	var file bytes.Buffer
+	for _, n := range s.nodes {
+		if n.member {
+			n.feed.save()
+		}
+	}
+	if err := s.index.Snapshot(&file); err != nil {
+		s.violate("snapshot: %v", err)
+		return
+	}
+	_ = s.index.Close() // nothing is mapped that could fail to be given back
+	_ = s.guesses.Close()
+	s.openRouter()
+	s.ledger = ledger.New()
+	if err := s.index.Restore(&file); err != nil {
+		s.violate("restore: %v", err)
+		return
+	}
+	for _, n := range s.nodes {
+		if n.member {
+			if err := s.guesses.AddRank(n.slot(), n.name); err != nil {
+				s.violate("%v", err)
+			}
+			n.feed = n.feed.again()
+		}
+	}
+	s.away = true
+	s.w.At(s.w.Now()+s.between(0, 100*time.Millisecond), func() {
+		s.away = false
+		for _, n := range s.nodes {
+			if n.member {
+				n.feed.connect()
+			}
+		}
+	})
+}
+
+// inOrder are the open requests by age: the order of a map is not the same
+// twice.
+func (s *stage) inOrder() []*request {
+	list := make([]*request, 0, len(s.open))
+	for q := range s.open {
+		list = append(list, q)
+	}
+	slices.SortFunc(list, func(a, b *request) int { return a.no - b.no })
+	return list
+}
+
+// reference is an engine that nothing is done to.
+type reference struct {
+	w    *virtual.World
+	r    *virtual.Rank
+	n    int
+	room int
+	said map[string]answerOf
+}
+
+type answerOf struct {
+	tokens []uint32
+	finish engine.Finish
+}
+
+func newReference(g sim.Group) *reference {
+	g.Blocks, g.Profile, g.MaxSeqs = 256, "instant", 4
+	ref := &reference{w: virtual.NewWorld(), said: map[string]answerOf{}}
+	cfg, err := g.RankConfig(tokenizer(), 1000, 0, 0)
+	if err == nil {
+		ref.r, err = ref.w.Add(cfg)
+	}
+	if err != nil {
+		panic(err) // the group is ours
+	}
+	return ref
+}
+
+func (ref *reference) close() {}
+
+// answer is the right answer to a prompt.
+func (ref *reference) answer(prompt []uint32, limit int) answerOf {
+	key := fmt.Sprint(limit, prompt)
+	if a, ok := ref.said[key]; ok {
+		return a
+	}
+	var a answerOf
+	ref.n++
+	err := ref.r.Submit(engine.Request{
+		ID: fmt.Sprint(ref.n), Tokens: prompt, MaxTokens: limit,
+		Sink: func(o engine.Output) {
+			if o.HasToken {
+				a.tokens = append(a.tokens, o.Token)
+			}
+			if o.Finish != engine.Running {
+				a.finish = o.Finish
+			}
+		},
+	})
+	if err == nil {
+		err = ref.w.Drain(maxSteps)
+	}
+	if err != nil {
+		panic(err) // a prompt that fits the others fits here
+	}
+	ref.said[key] = a
+	return a
+}

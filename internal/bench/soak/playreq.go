@@ -1,0 +1,546 @@
+package soak
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/dynctl/dynctl/internal/router/api"
+	"github.com/dynctl/dynctl/internal/router/blockhash"
+	"github.com/dynctl/dynctl/internal/router/disagg"
+	"github.com/dynctl/dynctl/internal/router/kvindex"
+	"github.com/dynctl/dynctl/internal/router/ledger"
+	"github.com/dynctl/dynctl/internal/router/selector"
+	"github.com/dynctl/dynctl/internal/workers/sim/engine"
+)
+
+// maxTries bounds the attempts of a request.
+const maxTries = 8
+
+// legTimeout is how long a leg may be without its first output.
+const legTimeout = 400 * time.Millisecond
+
+// request is one client request and its way through the router.
+type request struct {
+	s       *stage
+	no      int
+	id      string
+	tokens  []uint32
+	limit   int
+	arrived time.Duration
+
+	tries   int
+	banned  []banned
+	force   disagg.Force
+	in      disagg.Input
+	plan    disagg.Plan
+	current []*leg
+	held    []*ledger.Reservation
+	got     []uint32
+	ended   int
+}
+
+// banned keeps a worker out of further attempts; see router.dispatch.
+type banned struct {
+	n       *node
+	phase   selector.Phase
+	suspect bool
+}
+
+// request begins a request.
+func (s *stage) request() {
+	q := &request{s: s, no: s.started, id: fmt.Sprintf("r%d", s.started), arrived: s.w.Now(), limit: 1 + s.rng.IntN(12)}
+	s.started++
+	q.tokens = s.prompts[s.rng.IntN(len(s.prompts))]
+	if s.chance(0.3) { // a turn of its own
+		q.tokens = append(slices.Clone(q.tokens), uint32(5000+q.no), uint32(6000+q.no))
+	}
+	s.open[q] = true
+	s.out.Requests++
+	s.note("%s arrives with %d tokens, wants %d", q.id, len(q.tokens), q.limit)
+	if s.chance(0.1) {
+		s.w.At(s.w.Now()+s.between(0, 100*time.Millisecond), func() {
+			if q.ended == 0 {
+				q.stop()
+				q.prefix()
+				s.out.Left++
+				q.end("its client has left")
+			}
+		})
+	}
+	if s.away {
+		s.out.Cut++
+		q.end("the router is away")
+		return
+	}
+	q.try()
+}
+
+// try decides and carries out; the loop of router.exchange.dispatch.
+func (q *request) try() {
+	s := q.s
+	q.tries++
+	s.out.Attempts++
+	q.decide()
+	if q.plan.Err != nil {
+		if q.acquit() {
+			q.try()
+			return
+		}
+		q.hopeless(q.plan.Err)
+		return
+	}
+	d := q.node(q.in.DecodePeers[q.plan.DecodeIndex])
+	claim := ledger.Claim{ContextTokens: len(q.tokens), BlockSize: s.group.BlockSize}
+	if q.plan.Path == disagg.Local {
+		claim.PrefillTokens = q.plan.EffISL
+	}
+	held := q.reserve(d, claim)
+	if q.plan.Path == disagg.Local {
+		s.note("%s: try %d, local on %s (%s), %d cached", q.id, q.tries, d.name, q.plan.Reason, q.plan.CachedTokens)
+		s.sent(q, d)
+		q.decode(d, nil, nil, held)
+		return
+	}
+	p := q.node(q.in.PrefillPeers[q.plan.PrefillIndex])
+	s.note("%s: try %d, prefill on %s, decode on %s (%s)", q.id, q.tries, p.name, d.name, q.plan.Reason)
+	s.out.Remote++
+	t, err := s.conn.Begin(disagg.Dispatch{
+		RequestID: q.transferID(), Facts: q.in.Facts,
+		Prefill: q.in.PrefillPeers[q.plan.PrefillIndex], Decode: q.in.DecodePeers[q.plan.DecodeIndex],
+	})
+	if err != nil {
+		s.violate("%s: %v", q.id, err)
+		return
+	}
+	s.sent(q, p)
+	s.sent(q, d)
+	q.prefill(t, p, d, held)
+}
+
+// transferID is the request's id on the wire; it names no other request.
+func (q *request) transferID() string { return fmt.Sprintf("%s.%d.", q.id, q.tries) }
+
+func (q *request) node(p disagg.Peer) *node {
+	for _, n := range q.s.nodes {
+		if n.worker == p.Worker {
+			return n
+		}
+	}
+	return nil
+}
+
+// sent tells the guesses of ranks without events.
+func (s *stage) sent(q *request, n *node) {
+	if !n.silent || !n.member {
+		return
+	}
+	locals := blockhash.Locals(nil, q.tokens, s.group.BlockSize, blockhash.Key{})
+	s.guesses.Sent(n.slot(), locals, blockhash.Chain(nil, locals), s.now())
+}
+
+// decide asks the stages.
+func (q *request) decide() {
+	s := q.s
+	size := s.group.BlockSize
+	locals := blockhash.Locals(nil, q.tokens, size, blockhash.Key{})
+	var exact, guess kvindex.Query
+	s.index.Overlap(locals, &exact)
+	s.guesses.Overlap(locals, &guess)
+	q.in = disagg.Input{Config: s.plan, Force: q.force, Facts: disagg.Facts{
+		Kind: api.Completion, Splittable: true, ISL: len(q.tokens), Source: disagg.FromIDs, N: 1, Prompts: 1,
+		MaxTokens: int64(q.limit), MinTokens: -1,
+	}}
+	fill := func(in *selector.Input, peers *[]disagg.Peer, p selector.Phase, turn int) {
+		*in = selector.Input{Phase: p, Policy: s.policy, Weights: s.weights, ISL: len(q.tokens), BlockSize: size, Draw: s.rng.Uint64(), Turn: s.turn[turn]}
+		s.turn[turn]++
+		for _, n := range s.nodes {
+			if !n.member || p == selector.Prefill && !n.worker.Role.CanPrefill() || p == selector.Decode && !n.worker.Role.CanDecode() {
+				continue
+			}
+			c := selector.Candidate{Label: n.rank.Label, Slot: n.rank.Slot, KVBlocks: s.group.Blocks}
+			switch {
+			case n.draining:
+				c.Excluded = "draining"
+			case !n.usable:
+				c.Excluded = "unhealthy"
+			case q.isBanned(n, p):
+				c.Excluded = "failed in this request"
+			}
+			if c.OverlapBlocks = exact.Depth(n.slot()); n.silent {
+				c.OverlapBlocks = guess.Depth(n.slot())
+			}
+			l := s.ledger.Load(n.rank)
+			c.ActiveRequests, c.PrefillTokens, c.DecodeBlocks, c.FreshTokens, c.LastTurn = l.Requests, l.PrefillTokens, l.DecodeBlocks, l.Fresh, l.LastTurn
+			in.Candidates = append(in.Candidates, c)
+			*peers = append(*peers, disagg.Peer{Worker: n.worker, Rank: n.rank})
+		}
+	}
+	fill(&q.in.Decode, &q.in.DecodePeers, selector.Decode, 1)
+	fill(&q.in.Prefill, &q.in.PrefillPeers, selector.Prefill, 0)
+	disagg.Make(&q.in, &q.plan)
+}
+
+func (q *request) isBanned(n *node, p selector.Phase) bool {
+	return slices.ContainsFunc(q.banned, func(b banned) bool { return b.n == n && b.phase == p })
+}
+
+// acquit brings back the suspects of the phase that has run out of workers.
+func (q *request) acquit() bool {
+	phase := selector.Decode
+	if errors.Is(q.plan.Err, disagg.ErrNoPrefill) {
+		phase = selector.Prefill
+	}
+	return q.relent(phase)
+}
+
+func (q *request) relent(phase selector.Phase) bool {
+	n := len(q.banned)
+	q.banned = slices.DeleteFunc(q.banned, func(b banned) bool { return b.suspect && b.phase == phase })
+	return len(q.banned) < n
+}
+
+func (q *request) reserve(n *node, c ledger.Claim) *ledger.Reservation {
+	r := q.s.ledger.Reserve(n.rank, c)
+	q.held = append(q.held, r)
+	return r
+}
+
+// release ends all reservations of an attempt.
+func (q *request) release() {
+	for i, r := range q.held {
+		if q.s.plant == skipRelease && i == 0 && q.s.chance(0.05) {
+			q.s.note("PLANTED: a reservation of %s is not released", q.id)
+			continue
+		}
+		r.Release()
+	}
+	q.held = nil
+}
+
+// stop gives up what is under way at the engines.
+func (q *request) stop() {
+	for _, l := range q.current {
+		l.abort()
+	}
+	q.current = nil
+}
+
+// end is the end of a request, which has exactly one.
+func (q *request) end(how string) {
+	s := q.s
+	s.note("%s ends: %s", q.id, how)
+	q.release()
+	if q.ended++; q.ended > 1 {
+		s.violate("%s ended %d times", q.id, q.ended)
+	}
+	delete(s.open, q)
+}
+
+// cut ends a request from outside.
+func (q *request) cut(why string) {
+	q.stop()
+	q.prefix()
+	q.s.out.Cut++
+	q.end(why)
+}
+
+// prefix wants what the client has got so far to be right.
+func (q *request) prefix() {
+	want := q.s.ref.answer(q.tokens, q.limit)
+	if len(q.got) > len(want.tokens) || !slices.Equal(q.got, want.tokens[:len(q.got)]) {
+		q.s.violate("%s got the tokens %v, the answer is %v", q.id, q.got, want.tokens)
+	}
+}
+
+// hopeless ends a request that failed before its first token. Somebody who was
+// well all the time must not have been left.
+func (q *request) hopeless(err error) {
+	s := q.s
+	for _, n := range s.nodes {
+		if n.member && !n.draining && n.worker.Role.CanDecode() && n.since <= q.arrived {
+			s.violate("%s failed although %s was well since %v: %v; kept out: %v", q.id, n.name, n.since, err, q.why())
+			return
+		}
+	}
+	s.out.Hopeless++
+	q.stop()
+	q.end(fmt.Sprintf("nobody is left: %v", err))
+}
+
+func (q *request) why() (list []string) {
+	for i, c := range q.in.Decode.Candidates {
+		list = append(list, c.Label+": "+q.plan.Decode.Scores[i].Excluded.String())
+	}
+	return list
+}
+
+// failed is the failure of a leg before the first token.
+func (q *request) failed(l *leg, reason string) {
+	s := q.s
+	s.note("%s: %s leg on %s failed: %s", q.id, l.phase, l.n.name, reason)
+	q.stop()
+	q.release()
+	b := banned{n: l.n, phase: l.phase}
+	if l.from != nil && (reason == "status_5xx" || reason == "timeout") {
+		// The decode leg may have failed because the prefill's KV was gone.
+		b.suspect = true
+		q.banned = append(q.banned, banned{l.from, selector.Prefill, true})
+	}
+	q.banned = append(q.banned, b)
+	left := map[selector.Phase]bool{}
+	for _, n := range s.nodes {
+		for _, p := range []selector.Phase{selector.Prefill, selector.Decode} {
+			can := p == selector.Prefill && n.worker.Role.CanPrefill() || p == selector.Decode && n.worker.Role.CanDecode()
+			if can && n.member && n.usable && !n.draining && !q.isBanned(n, p) {
+				left[p] = true
+			}
+		}
+	}
+	for _, p := range []selector.Phase{selector.Prefill, selector.Decode} {
+		if !left[p] && q.relent(p) {
+			left[p] = true
+		}
+	}
+	if l.phase == selector.Prefill && !left[selector.Prefill] {
+		q.force = disagg.ForceLocal
+		s.out.Fallbacks++
+	}
+	if q.tries >= maxTries {
+		q.hopeless(fmt.Errorf("%d tries", q.tries))
+		return
+	}
+	q.try()
+}
+
+// leg is one call of an engine.
+type leg struct {
+	q     *request
+	n     *node
+	from  *node // the prefill whose KV a decode leg pulls
+	phase selector.Phase
+	id    string
+	inc   int
+	delay time.Duration // one way
+	over  bool
+	heard bool // an output has come
+	cutAt int  // tokens after which the answer is cut, -1 for never
+	on    func(o engine.Output)
+}
+
+// call sends a leg to its engine.
+func (q *request) call(l *leg, r engine.Request) {
+	s := q.s
+	l.q, l.cutAt, l.delay = q, -1, s.between(50*time.Microsecond, time.Millisecond)
+	q.current = append(q.current, l)
+	fail := func(reason string) {
+		if !l.over {
+			l.over = true
+			q.failed(l, reason)
+		}
+	}
+	s.w.At(s.w.Now()+legTimeout, func() {
+		if !l.over && !l.heard {
+			l.abort()
+			l.over = false
+			fail("timeout")
+		}
+	})
+	s.w.At(s.w.Now()+l.delay, func() {
+		switch {
+		case l.over:
+			return
+		case !l.n.up:
+			s.w.At(s.w.Now()+l.delay, func() { fail("connect") })
+			return
+		case l.n.hang:
+			return
+		case s.chance(l.n.errors):
+			s.w.At(s.w.Now()+l.delay, func() { fail("status_5xx") })
+			return
+		case s.chance(l.n.die):
+			l.cutAt = s.rng.IntN(4)
+		}
+		l.inc = l.n.inc
+		r.ID = l.id
+		r.Sink = func(o engine.Output) {
+			s.w.At(s.w.Now()+l.delay, func() { l.output(o) })
+		}
+		if err := l.n.v.Submit(r); err != nil {
+			s.w.At(s.w.Now()+l.delay, func() { fail("status_5xx") })
+		}
+	})
+}
+
+// output is what the engine says.
+func (l *leg) output(o engine.Output) {
+	if l.over {
+		return
+	}
+	if o.Finish == engine.FinishError || o.Finish == engine.FinishAbort {
+		l.over = true
+		l.q.lost(l, fmt.Sprint(o.Err))
+		return
+	}
+	if o.HasToken && l.cutAt == 0 {
+		l.abort()
+		l.q.lost(l, "the answer was cut")
+		return
+	}
+	l.cutAt--
+	l.heard = true
+	if o.Finish != engine.Running {
+		l.over = true
+	}
+	l.on(o)
+}
+
+// lost is a leg that broke while the engine worked on it.
+func (q *request) lost(l *leg, why string) {
+	s := q.s
+	if l.phase == selector.Prefill || len(q.got) == 0 {
+		q.failed(l, "status_5xx")
+		return
+	}
+	// The client has a part of the answer: nothing can be tried again.
+	q.prefix()
+	if l.n.since <= q.arrived && (l.from == nil || l.from.since <= q.arrived) {
+		s.violate("%s was cut although %s is well: %s", q.id, l.n.name, why)
+	}
+	s.out.Cut++
+	q.stop()
+	q.end("cut in the middle: " + why)
+}
+
+// abort gives up a leg.
+func (l *leg) abort() {
+	if l.over {
+		return
+	}
+	l.over = true
+	s := l.q.s
+	s.w.At(s.w.Now()+l.delay, func() {
+		if l.n.up && l.n.inc == l.inc {
+			l.n.v.Abort(l.id)
+		}
+	})
+}
+
+// prefill sends the first leg of a remote plan.
+func (q *request) prefill(t *disagg.Transfer, p, d *node, held *ledger.Reservation) {
+	s := q.s
+	mine := q.reserve(p, ledger.Claim{PrefillTokens: len(q.tokens) - q.plan.PrefillCached, BlockSize: s.group.BlockSize})
+	l := &leg{n: p, phase: selector.Prefill, id: "cmpl-" + q.transferID() + "p"}
+	l.on = func(o engine.Output) {
+		if o.Finish == engine.Running {
+			return
+		}
+		mine.Release()
+		q.held = slices.DeleteFunc(q.held, func(r *ledger.Reservation) bool { return r == mine })
+		body := q.prefillAnswer(l, o)
+		if err := t.CheckPrefill(body, s.now()); err != nil {
+			s.violate("%s: the answer of %s was refused: %v", q.id, p.name, err)
+			return
+		}
+		edits, err := t.DecodeEdits()
+		if err != nil {
+			s.violate("%s: %v", q.id, err)
+			return
+		}
+		if _, err := t.DecodeEdits(); !errors.Is(err, disagg.ErrUsed) {
+			s.violate("%s: the parameters of a transfer were given twice", q.id)
+			return
+		}
+		q.decode(d, p, edits, held)
+	}
+	q.call(l, engine.Request{Tokens: q.tokens, MaxTokens: 1, Pin: true})
+}
+
+// prefillAnswer is the body with which vLLM answers a remote prefill.
+func (q *request) prefillAnswer(l *leg, o engine.Output) []byte {
+	raw, err := json.Marshal(map[string]any{
+		"id": "cmpl-" + q.transferID(), "choices": []any{map[string]any{"index": 0, "text": " x", "finish_reason": o.Finish}},
+		"usage": map[string]any{"prompt_tokens": len(q.tokens), "completion_tokens": 1, "prompt_tokens_details": map[string]any{"cached_tokens": o.Cached}},
+		"kv_transfer_params": map[string]any{
+			"do_remote_prefill": true, "do_remote_decode": false, "remote_block_ids": [][]int{o.Pinned}, "remote_engine_id": l.n.v.EngineID(),
+			"remote_request_id": l.id, "remote_host": "127.0.0.1", "remote_port": 5600, "tp_size": 1, "remote_num_tokens": len(q.tokens),
+		},
+	})
+	if err != nil {
+		panic(err) // strings and numbers
+	}
+	return raw
+}
+
+// pull reads what a decode engine of vLLM reads of the spliced parameters.
+func pull(edits []api.Edit) (*engine.Pull, error) {
+	for _, e := range edits {
+		if e.Key != "kv_transfer_params" {
+			continue
+		}
+		var p struct {
+			Blocks  [][]int `json:"remote_block_ids"`
+			Engine  string  `json:"remote_engine_id"`
+			Request string  `json:"remote_request_id"`
+			Host    string  `json:"remote_host"`
+			Port    int     `json:"remote_port"`
+		}
+		if err := json.Unmarshal(e.Value, &p); err != nil {
+			return nil, err
+		}
+		if len(p.Blocks) != 1 {
+			return nil, fmt.Errorf("%d groups of blocks", len(p.Blocks))
+		}
+		return &engine.Pull{EngineID: p.Engine, RequestID: p.Request, Host: p.Host, Port: p.Port, Blocks: p.Blocks[0]}, nil
+	}
+	return nil, errors.New("no transfer parameters")
+}
+
+// decode sends the leg whose answer the client gets.
+func (q *request) decode(d, p *node, edits []api.Edit, held *ledger.Reservation) {
+	s := q.s
+	l := &leg{n: d, from: p, phase: selector.Decode, id: fmt.Sprintf("cmpl-%sd", q.transferID())}
+	r := engine.Request{Tokens: q.tokens, MaxTokens: q.limit}
+	if p != nil {
+		var err error
+		if r.Pull, err = pull(edits); err != nil {
+			s.violate("%s: %v", q.id, err)
+			return
+		}
+		if s.plant == reuseTransfer && s.old != nil && len(s.old.Blocks) >= len(r.Pull.Blocks) && s.chance(0.2) {
+			s.note("PLANTED: %s gets the transfer parameters of %s", q.id, s.old.RequestID)
+			r.Pull = s.old
+		} else {
+			s.old = r.Pull
+			name := r.Pull.EngineID + " " + r.Pull.RequestID
+			if who, ok := s.used[name]; ok {
+				s.violate("the transfer %s feeds %s, but has fed %s", name, q.id, who)
+				return
+			}
+			s.used[name] = q.id
+		}
+	}
+	l.on = func(o engine.Output) {
+		if o.HasToken {
+			if len(q.got) == 0 {
+				held.FirstToken()
+			}
+			q.got = append(q.got, o.Token)
+			if len(q.got)%16 == 0 {
+				held.Progress(len(q.got))
+			}
+		}
+		if o.Finish == engine.Running {
+			return
+		}
+		want := s.ref.answer(q.tokens, q.limit)
+		if !slices.Equal(q.got, want.tokens) || o.Finish != want.finish {
+			s.violate("%s got %v (%s) from %s, the answer is %v (%s)", q.id, q.got, o.Finish, d.name, want.tokens, want.finish)
+		}
+		s.out.Completed++
+		q.end("complete")
+	}
+	q.call(l, r)
+}
