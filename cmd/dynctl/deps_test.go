@@ -47,7 +47,8 @@ var allowed = map[string][]string{
 	"internal/router/tokenize":   {"internal/router/tokenize/..."},
 	"internal/router/trace":      {"internal/router/receipt", "internal/router/kvevent"},
 	"internal/router/trace/...":  {"internal/router/trace", "internal/router/receipt"},
-	"internal/router/upstream":   {"internal/router/api"},
+	"internal/router/quicksock":  {},
+	"internal/router/upstream":   {"internal/router/api", "internal/router/quicksock"},
 	"internal/router/zmtp":       {},
 
 	"internal/router/tokenize/...": {"internal/router/tokenize/..."},
