@@ -346,6 +346,18 @@ func (s *scanner) text() []byte {
 	return t
 }
 
+// name is text that needs no decoding; for
+// other bytes it gives up, so that encoding/json says what they are.
+func (s *scanner) name() []byte {
+	t := s.text()
+	for _, c := range t {
+		if c < 0x20 || c >= 0x80 {
+			s.ok = false
+		}
+	}
+	return t
+}
+
 // fastBatch reads a kv line as AppendRecord writes it.
 func (r *Reader) fastBatch(p []byte, rec *Record) bool {
 	s := scanner{p: p, ok: true}
@@ -354,7 +366,7 @@ func (r *Reader) fastBatch(p []byte, rec *Record) bool {
 	}
 	at := s.time()
 	s.want(`,"rank":"`)
-	rank := s.text()
+	rank := s.name()
 	s.want(`,"seq":`)
 	seq := s.uint()
 	s.want(`,"at_us":`)
@@ -386,7 +398,7 @@ func (r *Reader) fastEvent(p []byte, rec *Record) bool {
 	e := Event{Start: -1}
 	at := s.time()
 	s.want(`,"rank":"`)
-	rank := s.text()
+	rank := s.name()
 	s.want(`,"id":`)
 	e.ID = s.uint()
 	s.want(`,"op":"`)

@@ -477,7 +477,8 @@ func fuzzFormat(f *testing.F, format Format, seeds ...[]byte) {
 
 func FuzzOwn(f *testing.F) {
 	raw := write(f, every())
-	fuzzFormat(f, Auto, raw, raw[:len(raw)/2], write(f, nil))
+	odd := append(write(f, nil), "{\"kind\":\"kv\",\"t_us\":9,\"rank\":\"d\xc5\xee/dp1\",\"seq\":7,\"at_us\":8,\"payload\":\"\"}\n"...)
+	fuzzFormat(f, Auto, raw, raw[:len(raw)/2], write(f, nil), odd)
 }
 
 func FuzzDynamoEvents(f *testing.F) {
