@@ -325,6 +325,13 @@ func (x *exchange) concurrent(t *disagg.Transfer, prefill, decode disagg.Peer, h
 		var f *failure
 		if errors.As(err, &f) && f.mutual() {
 			f.suspect = other
+			select {
+			case <-done:
+			default:
+				if f.phase == selector.Decode && f.reason == string(upstream.Timeout) {
+					x.failed(selector.Prefill, other, f.reason, errors.New("no answer when the decode leg's time was up"))
+				}
+			}
 		}
 		return err
 	}
