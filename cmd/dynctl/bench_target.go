@@ -68,7 +68,7 @@ func (f *targetFlags) open(ctx context.Context, stderr io.Writer, defaultSim str
 	if !engines && f.sim == "" {
 		f.sim = defaultSim
 	}
-	if f.sim == "" {
+	if f.sim == "" && !engines {
 		return nil, withCode(exitUsage, errors.New("name a target: --router URL, --prefill URL --decode URL, or --sim FLEET"))
 	}
 	return f.embed(ctx, stderr)

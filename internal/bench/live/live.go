@@ -331,8 +331,20 @@ func growth(rs []loadgen.Result, span time.Duration) float64 {
 // lost turns an error of the counters into a void cell, after the fleet is
 // whole again.
 func (b *Bench) lost(ctx context.Context, cause error) error {
-	if ctx.Err() != nil {
-		return ctx.Err()
+	// The router may not have noticed yet, so the engines are asked first.
+	ctx2, cancel := context.WithTimeout(ctx, b.patience())
+	defer cancel()
+	tick := time.NewTicker(200 * time.Millisecond)
+	defer tick.Stop()
+	for err := cause; err != nil; _, err = b.Target.Counters(ctx2, b.Facts) {
+		select {
+		case <-ctx2.Done():
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
+			return fmt.Errorf("the fleet did not come back within %s: %w", b.patience(), cause)
+		case <-tick.C:
+		}
 	}
 	if err := b.whole(ctx); err != nil {
 		return err
@@ -340,14 +352,17 @@ func (b *Bench) lost(ctx context.Context, cause error) error {
 	return &experiment.VoidError{Reason: cause.Error()}
 }
 
+func (b *Bench) patience() time.Duration {
+	if b.Patience > 0 {
+		return b.Patience
+	}
+	return 2 * time.Minute
+}
+
 // whole waits until every worker that was there at the start is usable. When
 // one was missing the cell is void.
 func (b *Bench) whole(ctx context.Context) error {
-	patience := b.Patience
-	if patience <= 0 {
-		patience = 2 * time.Minute
-	}
-	ctx2, cancel := context.WithTimeout(ctx, patience)
+	ctx2, cancel := context.WithTimeout(ctx, b.patience())
 	defer cancel()
 	tick := time.NewTicker(200 * time.Millisecond)
 	defer tick.Stop()
@@ -369,7 +384,7 @@ func (b *Bench) whole(ctx context.Context) error {
 			if ctx.Err() != nil {
 				return ctx.Err()
 			}
-			return fmt.Errorf("the fleet did not come back within %s: %s", patience, missed)
+			return fmt.Errorf("the fleet did not come back within %s: %s", b.patience(), missed)
 		case <-tick.C:
 		}
 	}

@@ -250,10 +250,10 @@ func (s *Spec) RequestsFor(l Load) int {
 }
 
 // rampFor is how many go before: they meet a fleet that is not loaded yet.
-func rampFor(l Load) int {
+func (s *Spec) rampFor(l Load) int {
 	switch {
 	case l.Rate > 0:
-		return max(2, int(l.Rate))
+		return max(2, min(int(l.Rate), s.RequestsFor(l)))
 	case l.Concurrency == 1:
 		return 1
 	default:
@@ -265,7 +265,7 @@ func rampFor(l Load) int {
 func (s *Spec) NewCell(phase string, l Load, share float64, eff, cached int, arm Arm, repeat int) Cell {
 	c := Cell{
 		Phase: phase, EffISL: eff, CachedTokens: cached, CachedShare: share, OSL: s.OSL, Load: l, Arm: arm, Repeat: repeat,
-		Requests: s.RequestsFor(l), Ramp: rampFor(l),
+		Requests: s.RequestsFor(l), Ramp: s.rampFor(l),
 	}
 	c.ID = fmt.Sprintf("%s/k%g/e%d/r%d/%s", l.Key(), share, eff, repeat, arm)
 	return c

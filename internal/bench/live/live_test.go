@@ -1,0 +1,252 @@
+package live_test
+
+import (
+	"context"
+	"errors"
+	"math"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/dynctl/dynctl/internal/bench/experiment"
+	"github.com/dynctl/dynctl/internal/bench/fleet"
+	"github.com/dynctl/dynctl/internal/bench/live"
+	"github.com/dynctl/dynctl/internal/bench/loadgen"
+	"github.com/dynctl/dynctl/internal/bench/plan"
+	"github.com/dynctl/dynctl/internal/router"
+	"github.com/dynctl/dynctl/internal/router/routertest"
+	"github.com/dynctl/dynctl/internal/workers"
+	"github.com/dynctl/dynctl/internal/workers/sim/fault"
+)
+
+// stand is a router with simulated engines and a bench in front of it.
+func stand(t *testing.T, o routertest.Options, headers bool) (*routertest.Rig, *live.Bench) {
+	t.Helper()
+	o.Configure = func(c *router.Config) {
+		c.Routing.AllowHeaders = headers
+		c.Routing.PrefillFallback = "error"
+	}
+	g, err := routertest.Start(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		defer cancel()
+		if err := g.Close(ctx); err != nil {
+			t.Error(err)
+		}
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), 15*time.Second)
+	defer cancel()
+	if err := g.Ready(ctx); err != nil {
+		t.Fatal(err)
+	}
+	tgt, err := fleet.New(ctx, g.Admin, g.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(tgt.Close)
+	facts, err := tgt.Describe(ctx, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	pool, _ := tgt.Pool(ctx, facts.Model)
+	return g, &live.Bench{
+		Target: tgt, Facts: facts, Pool: pool, Patience: 10 * time.Second,
+		Spec: plan.Spec{ISL: []int{64, 256}, OSL: 4, Salt: t.Name(), Seed: 1, Arrival: "constant"},
+	}
+}
+
+func cell(arm plan.Arm, eff, cached, n int) plan.Cell {
+	return plan.Cell{ID: "test/" + string(arm), EffISL: eff, CachedTokens: cached, OSL: 4, Load: plan.Load{Concurrency: 2}, Arm: arm, Requests: n, Ramp: 2}
+}
+
+func TestArmsAreForcedAndProven(t *testing.T) {
+	_, b := stand(t, routertest.Options{Fleet: "1p1d:profile=cpu,speed=20"}, true)
+	for _, arm := range []plan.Arm{plan.Local, plan.Remote} {
+		m, err := b.Measure(t.Context(), cell(arm, 200, 0, 8))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if m.Requests != 8 || m.Failed != 0 || m.PathOK != 8 || m.ExactISL != 8 || m.ExactOSL != 8 {
+			t.Errorf("%s: %d requests, %d failed %v, path %d, isl %d, osl %d", arm, m.Requests, m.Failed, m.Errors, m.PathOK, m.ExactISL, m.ExactOSL)
+		}
+		if m.HitShare == nil || *m.HitShare != 0 {
+			t.Errorf("%s: fresh prompts found a share cached: %v", arm, m.HitShare)
+		}
+		if m.Stages.Router == nil || m.Stages.Prefill == nil || (arm == plan.Remote) != (m.Stages.Transfer != nil) {
+			t.Errorf("%s: stages %+v", arm, m.Stages)
+		}
+		if arm == plan.Remote && (m.TransferTokens == nil || *m.TransferTokens < m.ExpectedTransferTokens) {
+			t.Errorf("moved %v of %v tokens", m.TransferTokens, m.ExpectedTransferTokens)
+		}
+	}
+}
+
+func TestCachedShareIsWhatItShouldBe(t *testing.T) {
+	_, b := stand(t, routertest.Options{Fleet: "1p2d:profile=instant,dp=2"}, true)
+	for _, arm := range []plan.Arm{plan.Local, plan.Remote} {
+		m, err := b.Measure(t.Context(), cell(arm, 256, 256, 6))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if m.HitShare == nil || math.Abs(*m.HitShare-0.5) > 0.02 || m.ExpectedHit != 0.5 {
+			t.Errorf("%s: hit share %v, expected %v", arm, *m.HitShare, m.ExpectedHit)
+		}
+	}
+}
+
+func TestRouterWithoutTheHeader(t *testing.T) {
+	_, b := stand(t, routertest.Options{Fleet: "1p1d:profile=instant"}, false)
+	if _, _, err := b.Preflight(t.Context(), []plan.Arm{plan.Local, plan.Remote}); !errors.Is(err, live.ErrNotForced) {
+		t.Errorf("%v", err)
+	}
+}
+
+func TestPreflightEstimates(t *testing.T) {
+	_, b := stand(t, routertest.Options{Fleet: "1p1d:profile=cpu,speed=10"}, true)
+	checks, seconds, err := b.Preflight(t.Context(), []plan.Arm{plan.Local, plan.Remote})
+	if err != nil || len(checks) != 4 {
+		t.Fatal(err, checks)
+	}
+	small, large := seconds(cell(plan.Local, 64, 0, 10)), seconds(cell(plan.Local, 16384, 0, 10))
+	if small <= 0 || large <= small {
+		t.Errorf("estimates %v and %v", small, large)
+	}
+}
+
+// A worker that dies in the middle of a cell makes the cell void, once the
+// worker is back.
+func TestLostWorkerVoidsTheCell(t *testing.T) {
+	g, b := stand(t, routertest.Options{Fleet: "1p1d:profile=cpu"}, true)
+	killed := false
+	b.OnResult = func(plan.Cell, *loadgen.Result) {
+		if !killed {
+			killed = true
+			g.Sim.Named("decode-0").Kill()
+		}
+	}
+	restarted := make(chan struct{})
+	go func() {
+		defer close(restarted)
+		e := g.Sim.Named("decode-0")
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		defer cancel()
+		// It comes back only after the bench has seen that it is gone.
+		_ = routertest.Wait(ctx, "the router to see it", func() error {
+			l, err := g.Admin.Workers(ctx)
+			if err != nil {
+				return err
+			}
+			for _, w := range l.Workers {
+				if w.Name == "decode-0" && !w.Usable {
+					return e.Restart()
+				}
+			}
+			return errors.New("the router has not noticed")
+		})
+	}()
+	_, err := b.Measure(t.Context(), cell(plan.Local, 400, 0, 30))
+	<-restarted
+	var void *experiment.VoidError
+	if !errors.As(err, &void) || !strings.Contains(void.Reason, "decode-0") {
+		t.Errorf("%v", err)
+	}
+	if m, err := b.Measure(t.Context(), cell(plan.Local, 100, 0, 3)); err != nil || m.Failed > 0 {
+		t.Errorf("after it came back: %v", err)
+	}
+}
+
+func TestCancelledCell(t *testing.T) {
+	_, b := stand(t, routertest.Options{Fleet: "1p1d:profile=mocker"}, true)
+	ctx, cancel := context.WithTimeout(t.Context(), 150*time.Millisecond)
+	defer cancel()
+	if _, err := b.Measure(ctx, cell(plan.Local, 256, 0, 1000)); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("%v", err)
+	}
+}
+
+// runGates runs a small experiment and names the gates that failed.
+func runGates(t *testing.T, b *live.Bench, change func(*plan.Spec)) (*experiment.Result, []string) {
+	t.Helper()
+	s := plan.Spec{
+		Schema: plan.Schema, ISL: []int{64, 128, 256}, OSL: 4, Loads: []plan.Load{{Concurrency: 1}}, Cached: []float64{0}, Repeats: 3, MaxRepeats: 3,
+		Requests: 4, Level: 0.95, Objective: "ttft", Seed: 1, Salt: t.Name(), NoRefine: true, Arrival: "constant",
+	}
+	if change != nil {
+		change(&s)
+	}
+	b.Spec = s
+	start := time.Now()
+	r := &experiment.Runner{Spec: s, Block: b.Facts.Block, Bench: b, Now: func() time.Duration { return time.Since(start) }}
+	res, err := r.Run(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var bad []string
+	for _, g := range res.Gates {
+		if g.Passed != nil && !*g.Passed {
+			bad = append(bad, g.Name)
+		}
+	}
+	return res, bad
+}
+
+// The broken set-ups over real sockets; each must fail at least its own gate
+// and leave no recommendation.
+func TestBrokenSetUps(t *testing.T) {
+	if testing.Short() {
+		t.Skip("runs whole experiments")
+	}
+	for _, c := range []struct {
+		gate    string
+		options routertest.Options
+		prepare func(t *testing.T, g *routertest.Rig, b *live.Bench)
+		spec    func(*plan.Spec)
+	}{
+		{gate: "cache", options: routertest.Options{Fleet: "1p1d:profile=cpu,speed=10"}, prepare: func(_ *testing.T, _ *routertest.Rig, b *live.Bench) { b.SaltAll = true }},
+		{
+			gate: "client", options: routertest.Options{Fleet: "1p1d:profile=cpu,speed=10"},
+			// Ten times as much is planned as the one slot of the client can send.
+			spec: func(s *plan.Spec) {
+				s.Loads, s.Cap, s.Requests = []plan.Load{{Rate: 1000}}, 1, 20
+				s.ISL, s.Repeats, s.MaxRepeats = []int{64, 128}, 2, 2
+			},
+		},
+		{
+			gate: "transfer",
+			options: routertest.Options{Fleet: "1p1d:connector=none,profile=cpu,speed=10", Specs: func(s []workers.Spec) []workers.Spec {
+				for i := range s {
+					s[i].Connector = workers.ConnectorSharedStorage
+				}
+				return s
+			}},
+		},
+		{
+			gate: "drift", options: routertest.Options{Fleet: "1p1d:profile=cpu,speed=4"},
+			prepare: func(t *testing.T, g *routertest.Rig, b *live.Bench) {
+				n := 0.0
+				b.OnResult = func(plan.Cell, *loadgen.Result) {
+					n++
+					for _, e := range g.Sim.Engines() {
+						if err := e.SetFaults(fault.Set{Slow: 1 + n/60}); err != nil {
+							t.Error(err)
+						}
+					}
+				}
+			},
+		},
+	} {
+		t.Run(c.gate, func(t *testing.T) {
+			g, b := stand(t, c.options, true)
+			if c.prepare != nil {
+				c.prepare(t, g, b)
+			}
+			res, bad := runGates(t, b, c.spec)
+			if !strings.Contains(strings.Join(bad, " "), c.gate) || res.Valid || res.Recommend != nil {
+				t.Errorf("failed gates %v, want %s; valid %v, recommendation %v", bad, c.gate, res.Valid, res.Recommend)
+			}
+		})
+	}
+}
