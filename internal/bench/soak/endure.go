@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"runtime/metrics"
+	"runtime/pprof"
 	"slices"
 	"strings"
 	"sync"
@@ -41,6 +42,8 @@ type Options struct {
 	// Dir takes the events, the receipts of what went wrong, and the snapshot
 	// of the index.
 	Dir string
+	// End, when closed, ends the load before its time; all checks are made.
+	End <-chan struct{}
 	// Log gets a line now and then; nil for none.
 	Log func(format string, a ...any)
 }
@@ -73,9 +76,9 @@ func (o *Options) defaults() {
 // fleetText is the engines: five of vLLM that are split, one that is not (the
 // spare that comes and goes), and four of SGLang. The caches are small, so that
 // they evict, and leave room for the longest prompt.
-const fleetText = "2p3d:speed=20,kv_blocks=6000,max_model_len=90000,steps=2000,osl=24" +
-	"+2p2d:engine=sglang,model=sgl,speed=20,kv_blocks=12000,max_model_len=90000,steps=2000,osl=24,bootstrap_wait=20s" +
-	"+1a:speed=20,kv_blocks=6000,max_model_len=90000,steps=2000,osl=24"
+const fleetText = "2p3d:speed=20,kv_blocks=6000,max_model_len=90000,steps=100,osl=24" +
+	"+2p2d:engine=sglang,model=sgl,speed=20,kv_blocks=12000,max_model_len=90000,steps=100,osl=24,bootstrap_wait=20s" +
+	"+1a:speed=20,kv_blocks=6000,max_model_len=90000,steps=100,osl=24"
 
 // referenceText is the engines that nothing is done to.
 const referenceText = "1a:profile=instant,kv_blocks=8000,max_model_len=90000,events=off,osl=24" +
@@ -248,6 +251,13 @@ func (s *soak) load(ctx context.Context, sum *Summary) {
 	run, cancel := context.WithTimeout(ctx, s.o.Duration)
 	defer cancel()
 	var clients sync.WaitGroup
+	clients.Go(func() {
+		select {
+		case <-s.o.End:
+			cancel()
+		case <-run.Done():
+		}
+	})
 	for i := range s.o.Clients {
 		clients.Go(func() { s.client(run, i) })
 	}
@@ -259,7 +269,7 @@ func (s *soak) load(ctx context.Context, sum *Summary) {
 		if ctx.Err() != nil {
 			break
 		}
-		if at == s.o.Duration {
+		if at == s.o.Duration || run.Err() != nil {
 			break
 		}
 		sum.Checks = append(sum.Checks, s.check(ctx, fmt.Sprintf("after %s", at.Round(time.Second))))
@@ -270,8 +280,8 @@ func (s *soak) load(ctx context.Context, sum *Summary) {
 		s.violation("interrupted", nil, "the run was ended before its time")
 		return
 	}
-	sum.Checks = append(sum.Checks, s.check(ctx, "at the end"))
 	sum.Duration = Seconds(time.Since(s.began))
+	sum.Checks = append(sum.Checks, s.check(ctx, "at the end"))
 }
 
 // restart stops the router and starts it with the snapshot that it left.
@@ -347,6 +357,9 @@ func (s *soak) check(ctx context.Context, when string) Check {
 	s.http.CloseIdleConnections()
 	s.rig.Client.CloseIdleConnections()
 	c.Usage = usageNow()
+	if f, err := os.Create(filepath.Join(s.o.Dir, "heap-"+strings.ReplaceAll(when, " ", "-")+".pprof")); err == nil {
+		wrong("heap profile", errors.Join(pprof.WriteHeapProfile(f), f.Close()))
+	}
 	s.o.Log("check %s: heap %.1f MiB, %d goroutines, %d files, index %d, %d violations so far", when, float64(c.Usage.Heap)/(1<<20), c.Usage.Goroutines, c.Usage.Files, c.Index, len(s.violations))
 	return c
 }
@@ -474,7 +487,7 @@ func (s *soak) leaks(sum *Summary) {
 	if len(sum.Checks) > 1 {
 		first, last := sum.Checks[0].Usage, sum.Checks[len(sum.Checks)-1].Usage
 		sum.HeapGrowth = float64(last.Heap)/float64(first.Heap) - 1
-		if s.o.Duration >= 30*time.Minute && sum.HeapGrowth > heapSlack {
+		if time.Duration(sum.Duration) >= 30*time.Minute && sum.HeapGrowth > heapSlack {
 			s.violation("heap", nil, fmt.Sprintf("%d bytes after %s, %d at the end (%+.1f %%)", first.Heap, sum.Checks[0].When, last.Heap, 100*sum.HeapGrowth))
 		}
 	}

@@ -3,6 +3,7 @@ package soak
 import (
 	"encoding/json"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"strconv"
 	"testing"
@@ -41,6 +42,12 @@ func TestEndurance(t *testing.T) {
 		o.Dir = t.TempDir()
 	} else if err := os.MkdirAll(o.Dir, 0o700); err != nil {
 		t.Fatal(err)
+	}
+	if text != "" {
+		// An interrupt ends the load early, with all checks.
+		ctx, stop := signal.NotifyContext(t.Context(), os.Interrupt)
+		defer stop()
+		o.End = ctx.Done()
 	}
 	sum, err := Endure(t.Context(), o)
 	if sum == nil {
