@@ -43,7 +43,7 @@ var allowed = map[string][]string{
 	"internal/router/sse":       {},
 	"internal/router/telemetry": {},
 	// The stand for tests and endurance runs; nothing of the product imports it.
-	"internal/router/routertest": {"internal/router", "internal/router/admin", "internal/workers", "internal/workers/sim"},
+	"internal/router/routertest": {"internal/router", "internal/router/admin", "internal/router/quicksock", "internal/workers", "internal/workers/sim"},
 	"internal/router/tokenize":   {"internal/router/tokenize/..."},
 	"internal/router/trace":      {"internal/router/receipt", "internal/router/kvevent"},
 	"internal/router/trace/...":  {"internal/router/trace", "internal/router/receipt"},

@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"os"
 	"os/signal"
+	"runtime/debug"
 	"syscall"
 	"time"
 
@@ -55,10 +56,19 @@ one ends them.`,
 	return cmd
 }
 
+// gcPercent is GOGC unless the environment has it.
+const gcPercent = 200
+
 // serve runs a router until the context ends, the admin API drains it or a
 // listener fails.
 func serve(ctx context.Context, l *loadedConfig, flags *pflag.FlagSet, recording *recordFlags, stderr io.Writer) (err error) {
 	log := newLogger(l.config.Log, stderr)
+	if os.Getenv("GOGC") == "" {
+		// Little of what a request allocates outlives it, and what lives long
+		// is bounded: collecting half as often costs some ten MiB and saves a
+		// tenth of the CPU. GOGC and GOMEMLIMIT overrule it as ever.
+		debug.SetGCPercent(gcPercent)
+	}
 	for _, w := range l.warnings {
 		log.Warn(w)
 	}

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 	"unicode/utf8"
+	"unsafe"
 
 	"github.com/tidwall/gjson"
 
@@ -43,7 +44,8 @@ func parseAnswer(body []byte) (*answer, error) {
 	if !shallow(body) || !gjson.ValidBytes(body) {
 		return nil, fmt.Errorf("%w: the answer is not a JSON object", ErrPrefillFailed)
 	}
-	top := gjson.ParseBytes(body)
+	// Not a copy of what may be many block ids; the body does not change.
+	top := gjson.Parse(unsafe.String(unsafe.SliceData(body), len(body)))
 	if !top.IsObject() {
 		return nil, fmt.Errorf("%w: the answer is not a JSON object", ErrPrefillFailed)
 	}
@@ -388,23 +390,23 @@ func countBlocks(list gjson.Result) (int, error) {
 	if !list.IsArray() {
 		return 0, fmt.Errorf("a group is not a list")
 	}
+	if n, ok := countRising(list.Raw); ok {
+		return n, nil
+	}
 	var few [512]int
-	ids, plain := readBlockIDs(few[:0], list.Raw)
-	if !plain {
-		wrong := ""
-		ids = ids[:0]
-		list.ForEach(func(_, v gjson.Result) bool {
-			id, ok := integer(v)
-			if !ok || id < 0 || id > maxBlockID {
-				wrong = v.Raw
-				return false
-			}
-			ids = append(ids, id)
-			return true
-		})
-		if wrong != "" {
-			return 0, fmt.Errorf("%s is not a block id", clip(wrong))
+	ids := few[:0]
+	wrong := ""
+	list.ForEach(func(_, v gjson.Result) bool {
+		id, ok := integer(v)
+		if !ok || id < 0 || id > maxBlockID {
+			wrong = v.Raw
+			return false
 		}
+		ids = append(ids, id)
+		return true
+	})
+	if wrong != "" {
+		return 0, fmt.Errorf("%s is not a block id", clip(wrong))
 	}
 	slices.Sort(ids)
 	for i := 1; i < len(ids); i++ {
@@ -415,36 +417,35 @@ func countBlocks(list gjson.Result) (int, error) {
 	return len(ids), nil
 }
 
-// readBlockIDs reads a valid JSON list of plain block ids, of which a long prompt
-// has thousands. Of anything else it reports false: the slow way then finds
-// out what it is.
-func readBlockIDs(dst []int, raw string) ([]int, bool) {
-	if n := strings.Count(raw, ",") + 1; n > cap(dst) {
-		dst = make([]int, 0, n)
+// countRising counts the ids of a valid JSON list in which each is greater than
+// the one before, as an engine gives them that has room: a long prompt has
+// thousands, and this needs neither memory nor a sort. Of any other list it
+// reports false.
+func countRising(raw string) (n int, ok bool) {
+	last, end := -1, len(raw)-1
+	if end < 1 || raw[0] != '[' || raw[end] != ']' {
+		return 0, false
 	}
-	last := len(raw) - 1
-	if last < 1 || raw[0] != '[' || raw[last] != ']' {
-		return dst, false
-	}
-	for i := 1; i < last; {
+	for i := 1; i < end; n++ {
 		id, from := 0, i
-		for ; i < last && raw[i]-'0' <= 9 && id <= maxBlockID; i++ {
+		for ; i < end && raw[i]-'0' <= 9 && id <= maxBlockID; i++ {
 			id = 10*id + int(raw[i]-'0')
 		}
-		if i == from || id > maxBlockID {
-			return dst, false
+		if i == from || id > maxBlockID || id <= last {
+			return 0, false
 		}
-		dst = append(dst, id)
-		if i < last && raw[i] == ',' {
+		last = id
+		if i == end {
+			continue
+		}
+		if raw[i] != ',' {
+			return 0, false
+		}
+		if i++; raw[i] == ' ' { // as Python writes lists
 			i++
-			if i < last && raw[i] == ' ' { // as Python writes lists
-				i++
-			}
-		} else if i < last {
-			return dst, false
 		}
 	}
-	return dst, true
+	return n, true
 }
 
 // checkExpiry refuses blocks whose lease has ended. The time is null in pull

@@ -192,7 +192,7 @@ func (t *Transfer) FirstToken() (FirstToken, bool) {
 
 // CheckPrefill judges the body of a prefill's 2xx answer; after an error the
 // transfer is of no use. A concurrent transfer needs no check, but a failed
-// answer is told here, too. The body is not kept.
+// answer is told here, too. The body must not change afterwards.
 func (t *Transfer) CheckPrefill(body []byte, now time.Time) error {
 	if t.mode == Concurrent {
 		return checkDiscarded(body)

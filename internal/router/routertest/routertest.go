@@ -17,6 +17,7 @@ import (
 
 	"github.com/dynctl/dynctl/internal/router"
 	"github.com/dynctl/dynctl/internal/router/admin"
+	"github.com/dynctl/dynctl/internal/router/quicksock"
 	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/sim"
 )
@@ -152,8 +153,8 @@ func (g *Rig) StartRouter(ctx context.Context) error {
 	g.stopRun, g.runErr = stop, nil
 	g.wg.Add(3)
 	go func() { defer g.wg.Done(); g.runErr = r.Run(runCtx) }()
-	go func() { defer g.wg.Done(); _ = g.data.Serve(data) }() // ends with Shutdown
-	go func() { defer g.wg.Done(); _ = g.ctrl.Serve(ctrl) }() // ends with Close
+	go func() { defer g.wg.Done(); _ = g.data.Serve(quicksock.Listen(data)) }() // ends with Shutdown
+	go func() { defer g.wg.Done(); _ = g.ctrl.Serve(ctrl) }()                   // ends with Close
 	return nil
 }
 
