@@ -153,7 +153,7 @@ func (zeros) Read(b []byte) (int, error) {
 // dial opens a bare connection to the data plane.
 func (r *rig) dial() net.Conn {
 	r.t.Helper()
-	c, err := net.Dial("tcp", strings.TrimPrefix(r.URL, "http://")) //nolint:noctx // a bare socket is the point
+	c, err := net.Dial("tcp", strings.TrimPrefix(r.URL, "http://"))
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -437,7 +437,7 @@ func TestGarbageEngines(t *testing.T) {
 // newGarbage starts an engine that is healthy and answers nonsense.
 func newGarbage(t *testing.T) *garbage {
 	t.Helper()
-	ln, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // for the time of the test
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -51,7 +51,7 @@ func TestChaos(t *testing.T) {
 		t.Skip("takes seconds; .ci/run runs it")
 	}
 	t.Parallel()
-	for _, fleet := range []string{"2p3d:speed=20,kv_blocks=256", "2p3d:speed=20,kv_blocks=256,engine=sglang,bootstrap_wait=1s"} {
+	for _, fleet := range []string{"2p3d:speed=20,kv_blocks=256", "2p3d:speed=20,kv_blocks=256,engine=sglang,bootstrap_wait=4s"} {
 		t.Run(fleet, func(t *testing.T) {
 			t.Parallel()
 			seed := uint64(time.Now().UnixNano())
@@ -59,8 +59,8 @@ func TestChaos(t *testing.T) {
 			r := start(t, fleet, func(c *router.Config) {
 				c.Routing.Threshold = 128
 				c.Retry = router.RetryConfig{Attempts: 8, Budget: 1}
-				c.Timeouts.Prefill, c.Timeouts.Response, c.Timeouts.Idle = 2*time.Second, 2*time.Second, 2*time.Second
-				c.Health.Timeout = 500 * time.Millisecond
+				c.Timeouts.Prefill, c.Timeouts.Response, c.Timeouts.Idle = 5*time.Second, 5*time.Second, 5*time.Second
+				c.Health.Timeout = time.Second
 			})
 			oracle := start(t, strings.Replace("1a:profile=instant,engine=vllm", "vllm", string(r.Sim.Engine(0).Group().Engine), 1))
 			want := make([]string, chaosPrompts)

@@ -451,7 +451,7 @@ func TestSilentRecomputeIsDetected(t *testing.T) {
 		}
 		// As an engine without --kv-transfer-config does: the parameters are
 		// not looked at.
-		resp, err := http.Post(r.Sim.Named(engine).URL()+q.URL.Path, "application/json", bytes.NewReader(edit(body, "kv_transfer_params", nil))) //nolint:noctx // in this process
+		resp, err := http.Post(r.Sim.Named(engine).URL()+q.URL.Path, "application/json", bytes.NewReader(edit(body, "kv_transfer_params", nil)))
 		if err != nil {
 			panic(http.ErrAbortHandler)
 		}
@@ -541,7 +541,8 @@ func TestRetryBeforeTheFirstByte(t *testing.T) {
 			for i := range 6 {
 				a := r.post("/v1/completions", object{"model": "sim", "prompt": ids(100, i), "max_tokens": 3, "stream": i%2 == 0})
 				if a.header.Get("X-Dynctl-Worker") != "decode-1/dp0" || a.header.Get("X-Dynctl-Prefill-Worker") != "prefill-0/dp0" {
-					t.Errorf("answered by %s and %s", a.header.Get("X-Dynctl-Prefill-Worker"), a.header.Get("X-Dynctl-Worker"))
+					c := r.receipt(a.header.Get("X-Dynctl-Decision"))
+					t.Errorf("answered by %q and %q because %s (%s), %q, legs %+v, prefill %+v", a.header.Get("X-Dynctl-Prefill-Worker"), a.header.Get("X-Dynctl-Worker"), c.Reason, c.ReasonText, c.Notes, c.Legs, c.Prefill.Candidates)
 				}
 			}
 		})
