@@ -1,0 +1,179 @@
+package main
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/dynctl/dynctl/internal/bench/experiment"
+	"github.com/dynctl/dynctl/internal/bench/report"
+)
+
+func TestBenchUsage(t *testing.T) {
+	for _, c := range []struct{ args, say string }{
+		{"bench --isl 256:100:x2", "--isl"},
+		{"bench --concurrency 0", "--concurrency"},
+		{"bench --rate fast", "--rate"},
+		{"bench --slo ttft=800", "--slo"},
+		{"bench --cached 1", "--cached"},
+		{"bench --objective goodput", "--slo"},
+		{"bench --arrival uniform", "--arrival"},
+		{"bench --threshold --sweep", "--threshold"},
+		{"bench --turns 2 --rate 1", "--turns"},
+		{"bench --sweep --isl N(1,", "--isl"},
+		{"bench --router http://127.0.0.1:1 --sim 1p1d", "only one of"},
+		{"bench --sim 1x", "--sim"},
+		{"bench --sim 1a --isl 64 --osl 1", "no usable prefill worker"},
+		{"bench --sim 1p1d:max_model_len=512 --isl 256:4096:x2", "lower the end of --isl to 480"},
+		{"bench --resume /no/such/run", "not the folder of a run"},
+		{"bench --progress fancy", "--progress"},
+		{"bench compare a b", "no result"},
+		{"bench compare a b --fail-if nonsense", "--fail-if"},
+		{"bench apply /no/such/run", "no result"},
+		{"bench --trace /no/such/file --sim 1p1d", "--trace"},
+		{"doctor --sim 1x", "--sim"},
+		{"doctor -o xml", "-o xml"},
+	} {
+		t.Run(c.args, func(t *testing.T) {
+			code, stdout, stderr := typed(strings.Fields(c.args)...)
+			if code != exitUsage || stdout != "" || !strings.Contains(stderr, c.say) {
+				t.Errorf("code %d\nstdout %q\nstderr %q, want %q", code, stdout, stderr, c.say)
+			}
+		})
+	}
+	for _, args := range []string{"bench --router http://127.0.0.1:1", "doctor --router http://127.0.0.1:1"} {
+		if code, _, stderr := typed(strings.Fields(args)...); code != exitUnreachable {
+			t.Errorf("%s: code %d %s", args, code, stderr)
+		}
+	}
+}
+
+// TestBenchFromEndToEnd runs the experiment against simulated engines on real
+// sockets, and everything that works on its result.
+func TestBenchFromEndToEnd(t *testing.T) {
+	if testing.Short() {
+		t.Skip("runs a whole experiment in real time")
+	}
+	dir := filepath.Join(t.TempDir(), "run")
+	base := []string{"bench", "--sim", "1p1d:profile=cpu,speed=4", "--isl", "64,256", "--osl", "4", "--concurrency", "1", "--repeat", "3", "--requests", "3", "--no-refine"}
+	code, stdout, stderr := typed(append(base, "--dry-run")...)
+	if code != exitOK || !strings.Contains(stdout, "= 12 cells + 6 A/A") {
+		t.Fatalf("dry run: code %d %s %s", code, stdout, stderr)
+	}
+	// On a machine that does other things at the same time a gate may fail
+	// honestly; everything else must work all the same.
+	code, stdout, stderr = typed(append(base, "--out", dir)...)
+	if code != exitOK && code != exitInvalid || !strings.HasPrefix(stdout, "RESULT") || strings.Count(stderr, "isl ") < 18 {
+		t.Fatalf("code %d\n%s\n%s", code, stdout, stderr)
+	}
+	r, err := report.ReadResult(dir)
+	if err != nil || len(r.Cells) < 18 || r.Valid != (code == exitOK) {
+		t.Fatal(err, len(r.Cells))
+	}
+	for _, g := range r.Gates {
+		for _, must := range []string{"cache", "errors", "lengths", "path", "transfer"} {
+			if g.Name == must && (g.Passed == nil || !*g.Passed) {
+				t.Errorf("gate %s: %s", g.Name, g.Text)
+			}
+		}
+	}
+	if _, err := os.Stat(filepath.Join(dir, "report.html")); err != nil {
+		t.Error(err)
+	}
+	if code, stdout, stderr = typed("bench", "compare", dir, dir, "--fail-if", "ttft_p50>5%"); code != exitOK || !strings.Contains(stdout, "COMPARE") {
+		t.Errorf("compare with itself: code %d %s %s", code, stdout, stderr)
+	}
+	for _, format := range []string{"table", "html", "csv", "json"} {
+		if code, stdout, stderr = typed("bench", "report", dir, "-o", format); code != exitOK || len(stdout) < 500 {
+			t.Errorf("report -o %s: code %d, %d bytes %s", format, code, len(stdout), stderr)
+		}
+	}
+	// A run that was cut goes on: half of its cells are taken away again.
+	journal := filepath.Join(dir, "cells.jsonl")
+	raw, err := os.ReadFile(journal)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := strings.SplitAfter(string(raw), "\n")
+	if err := os.WriteFile(journal, []byte(strings.Join(lines[:len(lines)/2], "")), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	code, _, stderr = typed("bench", "--sim", "1p1d:profile=cpu,speed=4", "--resume", dir, "-o", "json")
+	if code != exitOK && code != exitInvalid {
+		t.Errorf("resume: code %d %s", code, stderr)
+	}
+	again, err := report.ReadResult(dir)
+	if err != nil || len(again.Cells) < 18 || again.Cells[0].Measure.TTFT.P50 != r.Cells[0].Measure.TTFT.P50 {
+		t.Errorf("after the resumption: %v, %d cells", err, len(again.Cells))
+	}
+}
+
+// TestBenchSweepAndTrace runs a load sweep, a threshold sweep and a trace.
+func TestBenchSweepAndTrace(t *testing.T) {
+	if testing.Short() {
+		t.Skip("runs in real time")
+	}
+	dir := t.TempDir()
+	file := filepath.Join(dir, "t.jsonl")
+	trace := ""
+	for i := range 10 {
+		line, _ := json.Marshal(map[string]any{"timestamp": 20 * i, "input_length": 600 + i, "output_length": 3, "hash_ids": []int{1, i + 2}})
+		trace += string(line) + "\n"
+	}
+	if err := os.WriteFile(file, []byte(trace), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	const fleet = "1p1d:profile=cpu,speed=20"
+	for name, args := range map[string][]string{
+		"load":       {"--sweep", "--concurrency", "1,2", "--isl", "U(32,64)", "--osl", "4"},
+		"rate":       {"--sweep", "--rate", "20", "--requests", "10", "--arrival", "gamma", "--burstiness", "0.5", "--isl", "32", "--osl", "4"},
+		"turns":      {"--turns", "3", "--prefix-groups", "2", "--prefix-tokens", "32", "--concurrency", "2", "--isl", "48", "--osl", "4"},
+		"thresholds": {"--thresholds", "32,1024", "--concurrency", "1", "--isl", "200", "--osl", "4"},
+		"trace":      {"--trace", file},
+	} {
+		t.Run(name, func(t *testing.T) {
+			args := append([]string{"bench", "--sim", fleet, "--repeat", "2", "--out", filepath.Join(dir, name), "-o", "json"}, args...)
+			code, stdout, stderr := typed(args...)
+			if code != exitOK {
+				t.Fatalf("code %d %s", code, stderr)
+			}
+			var r struct {
+				Rows []struct {
+					Requests, Failed int
+					Threshold        int      `json:"threshold_tokens"`
+					Hit              *float64 `json:"cache_hit_share"`
+				}
+				Cells []experiment.CellResult
+			}
+			if err := json.Unmarshal([]byte(stdout), &r); err != nil {
+				t.Fatal(err)
+			}
+			want := map[string]int{"load": 2, "rate": 1, "turns": 1, "thresholds": 2, "trace": 1}[name]
+			if len(r.Rows) != want {
+				t.Fatalf("%d rows, want %d", len(r.Rows), want)
+			}
+			for _, row := range r.Rows {
+				if row.Requests == 0 || row.Failed > 0 {
+					t.Errorf("%+v", row)
+				}
+				if name == "turns" && (row.Hit == nil || *row.Hit < 0.2) {
+					t.Errorf("turns share their past, yet the hit share is %v", row.Hit)
+				}
+			}
+		})
+	}
+}
+
+func TestDoctorOfSimulatedEngines(t *testing.T) {
+	code, stdout, stderr := typed("doctor", "--sim", "1p1d:profile=instant")
+	if code != exitOK || !strings.Contains(stdout, " 0 failed") || !strings.Contains(stdout, "tokens moved") {
+		t.Errorf("code %d\n%s\n%s", code, stdout, stderr)
+	}
+	code, stdout, _ = typed("doctor", "--sim", "1p:block=16,profile=instant+1d:block=32,profile=instant", "--passive", "-o", "json")
+	var r struct{ Failed int }
+	if err := json.Unmarshal([]byte(stdout), &r); err != nil || code != exitInvalid || r.Failed == 0 {
+		t.Errorf("contradicting block sizes: code %d, %d failed, %v", code, r.Failed, err)
+	}
+}
