@@ -128,7 +128,7 @@ func TestInvariant02ClientCannotSteerTheTransfer(t *testing.T) {
 						t.Fatalf("%s", a)
 					}
 					for _, c := range p.legs() {
-						for _, evil := range []string{"10.9.9.9", "evil", "disaggregated_params", "data_parallel_rank", "disagg_prefill_dp_rank", `"bootstrap_room":77`} {
+						for _, evil := range []string{"10.9.9.9", "evil", "disaggregated_params", "data_parallel_rank", "disagg_prefill_dp_rank", `"bootstrap_room":77,`} {
 							if bytes.Contains(c.body, []byte(evil)) {
 								t.Errorf("%s got %q from the client in %s", c.engine, evil, c.body)
 							}
@@ -327,7 +327,7 @@ func TestInvariant04FailedPrefillNeverReachesDecodeSilently(t *testing.T) {
 					return false
 				}
 				good := &recorder{ResponseWriter: &nowhere{}}
-				resp, err := http.Post(r.Sim.Named(engine).URL()+q.URL.Path, "application/json", bytes.NewReader(body)) //nolint:noctx // the engine is in this process
+				resp, err := http.Post(r.Sim.Named(engine).URL()+q.URL.Path, "application/json", bytes.NewReader(body))
 				if err == nil {
 					_, _ = io.Copy(good, resp.Body)
 					resp.Body.Close()
