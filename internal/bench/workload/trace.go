@@ -64,13 +64,16 @@ func ReadTrace(path string, stdin io.Reader, o TraceOptions) ([]Item, TraceInfo,
 		}
 		q := rec.Request
 		it := Item{At: rec.Time, ISL: q.ISL, OSL: max(q.OSL, 1), Block: q.BlockSize, Blocks: slices.Clone([]uint64(q.Blocks))}
-		if o.MaxOSL > 0 && it.OSL > o.MaxOSL {
+		cut := o.MaxOSL > 0 && it.OSL > o.MaxOSL
+		if cut {
 			it.OSL = o.MaxOSL
-			info.Cut++
 		}
 		if o.MaxLen > 0 && it.ISL+it.OSL > o.MaxLen {
 			info.TooLong++
 			continue
+		}
+		if cut {
+			info.Cut++
 		}
 		items = append(items, it)
 	}
