@@ -150,6 +150,9 @@ func (r *Rank) PullDone(now Time, id string, contents []cache.Content, err error
 
 // pulledAll lets a request whose blocks have come go on with its last token.
 func (r *Rank) pulledAll(p *request) {
+	if r.reqs[p.ID] != p {
+		return // aborted meanwhile
+	}
 	if p.ending != Running {
 		r.finish(p, p.ending, nil)
 		return
