@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
+	"path/filepath"
 	"sync"
 	"time"
 
@@ -84,6 +86,7 @@ type chaos struct {
 	groups []*group
 	spare  *sim.Engine
 	runs   uint64
+	watch  watch
 
 	mu     sync.Mutex
 	faults []*Fault
@@ -91,6 +94,50 @@ type chaos struct {
 	away   []*Fault          // restarts of the router
 	errs   []error
 	wg     sync.WaitGroup
+}
+
+// felt reports whether an event tells of a fault.
+func (c *chaos) felt(f *Fault) bool {
+	for _, kind := range shows[f.Kind] {
+		if c.watch.since(kind, f.Worker, f.From) {
+			return true
+		}
+	}
+	return false
+}
+
+// watch is where the router's log goes: to the file of events, and into a note
+// of when each worker last had one of each kind.
+type watch struct {
+	slog.Handler
+	mu   sync.Mutex
+	last map[[2]string]time.Time
+}
+
+// Handle implements slog.Handler.
+func (w *watch) Handle(ctx context.Context, r slog.Record) error {
+	var kind, worker string
+	r.Attrs(func(a slog.Attr) bool {
+		switch a.Key {
+		case "kind":
+			kind = a.Value.String()
+		case "worker":
+			worker = a.Value.String()
+		}
+		return true
+	})
+	if kind != "" {
+		w.mu.Lock()
+		w.last[[2]string{kind, worker}] = time.Now()
+		w.mu.Unlock()
+	}
+	return w.Handler.Handle(ctx, r)
+}
+
+func (w *watch) since(kind, worker string, t time.Time) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.last[[2]string{kind, worker}].After(t)
 }
 
 // faulty reports whether something was done to a worker in a time.
@@ -277,15 +324,15 @@ func (c *chaos) carry(ctx context.Context, f *Fault, g *group, e *sim.Engine, ho
 			return err
 		}
 	}
-	// Requests of our own make sure that it is felt.
-	until := time.Now().Add(hold)
-	for time.Now().Before(until) && ctx.Err() == nil {
+	// It lasts until it is felt, and requests of our own help with that: a
+	// fault that hits nobody need not leave a trace.
+	ctx = context.WithoutCancel(ctx)
+	for began := time.Now(); time.Since(began) < hold || !c.felt(f) && time.Since(began) < 4*hold+4*c.s.o.Timeout; {
 		if f.Kind != doDrain && f.Kind != doKill {
-			_ = c.poke(ctx, g, e, 2500, max(time.Until(until), 8*time.Second)) // that it fails is the purpose
+			_ = c.poke(ctx, g, e, 2500, 2*c.s.o.Timeout) // that it fails is the purpose
 		}
 		pause(ctx, 100*time.Millisecond)
 	}
-	ctx = context.WithoutCancel(ctx)
 	switch f.Kind {
 	case doKill:
 		if err := e.Restart(); err != nil {
@@ -392,13 +439,13 @@ func (c *chaos) specs(spare string) func([]workers.Spec) []workers.Spec {
 
 // retries of the soak are generous: what is tested is that a request gets
 // through when it can.
-func configure(snapshot string) func(*router.Config) {
+func configure(o *Options) func(*router.Config) {
 	return func(c *router.Config) {
-		c.Health.Interval, c.Health.Scrape, c.Health.Timeout = 300*time.Millisecond, 500*time.Millisecond, 2*time.Second
-		c.Index.Snapshot = snapshot
+		c.Health.Interval, c.Health.Scrape, c.Health.Timeout = 300*time.Millisecond, 500*time.Millisecond, o.Timeout/3
+		c.Index.Snapshot = filepath.Join(o.Dir, "index.snapshot")
 		c.Routing.AllowHeaders = true
 		c.Retry = router.RetryConfig{Attempts: 6, Budget: 1}
-		c.Timeouts.Prefill, c.Timeouts.Response, c.Timeouts.Idle = 8*time.Second, 6*time.Second, 6*time.Second
+		c.Timeouts.Prefill, c.Timeouts.Response, c.Timeouts.Idle = o.Timeout*4/3, o.Timeout, o.Timeout
 		c.Receipts, c.Events = 512, 4096
 		c.Tokens.ApproxTTL = 30 * time.Second
 	}

@@ -37,6 +37,8 @@ type Options struct {
 	// lasts, RouterEvery the time between two restarts of the router: 2 s, 4 s
 	// and an eighth of Duration.
 	Gap, Hold, RouterEvery time.Duration
+	// Timeout is how long the router waits for an engine: 6 s.
+	Timeout time.Duration
 	// Epoch is how long the same requests come again: 1 min.
 	Epoch time.Duration
 	// Dir takes the events, the receipts of what went wrong, and the snapshot
@@ -53,7 +55,7 @@ func (o *Options) defaults() {
 		dst *time.Duration
 		v   time.Duration
 	}{
-		{&o.Duration, time.Hour}, {&o.Think, 60 * time.Millisecond}, {&o.Gap, 2 * time.Second}, {&o.Hold, 4 * time.Second}, {&o.Epoch, time.Minute},
+		{&o.Duration, time.Hour}, {&o.Think, 60 * time.Millisecond}, {&o.Gap, 2 * time.Second}, {&o.Hold, 4 * time.Second}, {&o.Epoch, time.Minute}, {&o.Timeout, 6 * time.Second},
 	} {
 		if *p.dst <= 0 {
 			*p.dst = p.v
@@ -197,10 +199,12 @@ func (s *soak) open(ctx context.Context) (err error) {
 		client: s.http, seed: s.o.Seed,
 	}
 	s.chaos = &chaos{s: s, active: map[string]*Fault{}}
+	s.chaos.watch.Handler = slog.NewJSONHandler(s.events, &slog.HandlerOptions{Level: slog.LevelInfo})
+	s.chaos.watch.last = map[[2]string]time.Time{}
 	s.rig, err = routertest.Start(ctx, routertest.Options{
-		Fleet: fleetText, Specs: s.chaos.specs(spareName), Configure: configure(filepath.Join(s.o.Dir, "index.snapshot")),
+		Fleet: fleetText, Specs: s.chaos.specs(spareName), Configure: configure(&s.o),
 		// The event log is bounded; what it has told is kept in a file.
-		Logger: slog.New(slog.NewJSONHandler(s.events, &slog.HandlerOptions{Level: slog.LevelInfo})),
+		Logger: slog.New(&s.chaos.watch),
 	})
 	if err != nil {
 		return err
