@@ -108,6 +108,19 @@ func powers(lo, hi float64) []float64 {
 	return out
 }
 
+// decades are 1, 2 and 5 times powers of ten over a range.
+func decades(lo, hi float64) []float64 {
+	var out []float64
+	for mag := math.Pow(10, math.Floor(math.Log10(lo))); mag <= hi; mag *= 10 {
+		for _, k := range []float64{1, 2, 5} {
+			if v := k * mag; v >= lo && v <= hi {
+				out = append(out, v)
+			}
+		}
+	}
+	return out
+}
+
 // curves draws two lines with bands over eff_isl.
 func curves(g *experiment.GroupResult, title, unit string, band bool, of func(*experiment.ArmPoint) float64, limit float64) string {
 	s := newSVG(760, 330, title)
@@ -138,7 +151,7 @@ func curves(g *experiment.GroupResult, title, unit string, band bool, of func(*e
 		s.line(x.at(v), 30, x.at(v), 285, light, 1, "")
 		s.text(x.at(v), 303, "middle", grey, fmt.Sprintf("%.0f", v))
 	}
-	for _, v := range powers(y.lo, y.hi) {
+	for _, v := range decades(y.lo, y.hi) {
 		s.line(60, y.at(v), 730, y.at(v), light, 1, "")
 		s.text(54, y.at(v)+4, "end", grey, ms(v))
 	}
@@ -286,7 +299,7 @@ func stagesSVG(g *experiment.GroupResult) string {
 	for _, v := range ticks(0, most, 6) {
 		s.text(x.at(v), h-10, "middle", grey, ms(v))
 	}
-	s.text(142, h-10, "end", grey, "ms")
+	s.text(120, h-10, "end", grey, "ms")
 	return s.end()
 }
 
