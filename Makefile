@@ -1,5 +1,5 @@
 # What the README names; CI runs .ci/run.
-.PHONY: test race lint e2e bench soak fuzz build
+.PHONY: test race lint e2e bench soak soak-virtual fuzz build
 
 build:
 	CGO_ENABLED=0 go build -trimpath -o bin/dynctl ./cmd/dynctl
@@ -17,3 +17,11 @@ lint:
 # Real engines and real clients; every test says why it is skipped.
 e2e:
 	DYNCTL_E2E=1 go test -count=1 -timeout 60m -v ./e2e
+
+# An hour of abuse over simulated engines (an interrupt ends it early, with all
+# checks), and the same faults under a virtual clock. docs/reliability.md.
+soak:
+	DYNCTL_SOAK=$${DYNCTL_SOAK:-1h} DYNCTL_SOAK_DIR=$${DYNCTL_SOAK_DIR:-$(CURDIR)/bin/soak} go test -count=1 -timeout 0 -run '^TestEndurance$$' -v ./internal/bench/soak
+
+soak-virtual:
+	DYNCTL_SOAK_SEEDS=$${DYNCTL_SOAK_SEEDS:-10000} go test -count=1 -timeout 0 -run '^TestVirtual$$' -v ./internal/bench/soak
