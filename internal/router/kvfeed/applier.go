@@ -220,11 +220,11 @@ func (a *Applier) store(e *kvevent.Event, ops *kvindex.Batch) {
 	a.locals = blockhash.LocalsAt(a.locals[:0], e.Tokens[:full*bs], a.size, first, extra, key)
 	a.Counters.Stored += uint64(len(a.locals))
 	if a.parts == 1 {
-		if e.HasParent && e.Group >= 0 && !a.Once {
+		if e.Group >= 0 && !a.Once {
 			// vLLM (the only one with cache groups) keeps a block that it computed
-			// twice in two places and tells the removal of each. Stores without
-			// parent may be reports of hits (kv_cache_report_mode), which are no copies.
-			ops.StoreCopies(e.Parent, true, e.Hashes[:full], a.locals)
+			// twice in two places, as with requests that arrive together with a
+			// common head, and tells the removal of each.
+			ops.StoreCopies(e.Parent, e.HasParent, e.Hashes[:full], a.locals)
 		} else {
 			ops.Store(e.Parent, e.HasParent, e.Hashes[:full], a.locals)
 		}

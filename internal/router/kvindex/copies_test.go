@@ -55,3 +55,28 @@ func TestCopiesOutliveTheirRemovals(t *testing.T) {
 	}
 	x.RemoveRank(0)
 }
+
+// TestReportsOfHitsAreNoCopies: an engine that tells a hit as a store again and
+// again is found out, and the first removal counts from then on.
+func TestReportsOfHitsAreNoCopies(t *testing.T) {
+	x := New(Options{})
+	defer x.Close()
+	if err := x.AddRank(0, "a/dp0"); err != nil {
+		t.Fatal(err)
+	}
+	names, locals := []uint64{11, 12}, []uint64{1, 2}
+	var b Batch
+	for range maxCopy + 2 {
+		b.Reset()
+		b.StoreCopies(0, false, names, locals)
+		x.Apply(0, &b)
+	}
+	if s, _ := x.RankStats(0); s.Copies != 0 || s.Blocks != 2 {
+		t.Fatalf("%d copies of %d blocks", s.Copies, s.Blocks)
+	}
+	b.Reset()
+	b.Remove(12, 11)
+	if r := x.Apply(0, &b); r.Removed != 2 || r.Kept != 0 {
+		t.Fatalf("removal: %+v", r)
+	}
+}

@@ -58,6 +58,7 @@ type rankState struct {
 	tab     table
 	copies  map[uint64]uint32                // further copies of held blocks, by name; few
 	extra   atomic.Int64                     // sum of copies
+	single  bool                             // copies are not counted: the engine reports hits as stores
 	hints   [16]struct{ node, place uint32 } // places of the rank in runs used lately
 }
 
@@ -296,7 +297,7 @@ func (x *Index) store(k *rankState, c *cache, o *op, b *Batch, res *Result) {
 	res.Stored += int(fresh)
 	res.Duplicate += int(done - fresh)
 	res.Refused += len(names) - int(done)
-	if o.copies && done > fresh {
+	if o.copies && done > fresh && !k.single {
 		k.copy(names[:done], res)
 	}
 	x.name(k, c, names, res)
@@ -306,6 +307,11 @@ func (x *Index) store(k *rankState, c *cache, o *op, b *Batch, res *Result) {
 // maxCopies bounds the blocks of one rank of which copies are counted.
 const maxCopies = 1 << 16
 
+// maxCopy bounds the copies of one block. An engine cannot compute a block that often before it is
+// found in the cache; one that reports hits as stores (vLLM's kv_cache_report_mode "full") soon gets
+// there, and copies of that rank are not counted from then on.
+const maxCopy = 64
+
 // copy counts one more copy of every block of a store that the rank held before. The pending ones are
 // new and have no name yet.
 func (k *rankState) copy(names []uint64, res *Result) {
@@ -314,7 +320,12 @@ func (k *rankState) copy(names []uint64, res *Result) {
 			continue
 		}
 		n, known := k.copies[name]
-		if !known && len(k.copies) >= maxCopies || n == 1<<32-1 {
+		if n >= maxCopy {
+			k.single = true
+			k.forgetCopies(0, true)
+			return
+		}
+		if !known && len(k.copies) >= maxCopies {
 			continue
 		}
 		if k.copies == nil {
