@@ -38,7 +38,7 @@ type benchFlags struct {
 	cached, slo, arrival, objective   string
 	burstiness, level                 float64
 	seed                              uint64
-	noRefine, dryRun, quiet           bool
+	noRefine, dryRun                  bool
 	out, resume, progress, note       string
 	thresholds, trace, arm            string
 	traceScale                        float64

@@ -28,7 +28,6 @@ type benchProgress struct {
 	mu    sync.Mutex // guards the following
 	drawn int        // lines of the region on the screen
 	last  experiment.Event
-	note  string
 	lastN string
 	stop  chan struct{}
 	done  chan struct{}
