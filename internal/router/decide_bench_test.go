@@ -5,6 +5,7 @@ package router
 import (
 	"context"
 	"fmt"
+	"net/http"
 	"syscall"
 	"testing"
 	"time"
@@ -13,6 +14,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/blockhash"
 	"github.com/dynctl/dynctl/internal/router/disagg"
 	"github.com/dynctl/dynctl/internal/router/kvindex"
+	"github.com/dynctl/dynctl/internal/router/selector"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
@@ -26,33 +28,45 @@ func cpuTime(b *testing.B) time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
+// benchRouter is a router that runs nothing, with healthy workers.
+func benchRouter(b *testing.B, kind string, ranks int) *Router {
+	b.Helper()
+	c := DefaultConfig()
+	for i := range ranks {
+		spec := fmt.Sprintf("http://127.0.0.1:%d,engine=vllm,model=bench,block_size=%d,events=tcp://127.0.0.1:%d", 20000+i, benchBlock, 30000+i)
+		switch {
+		case kind == "aggregated":
+			c.Worker = append(c.Worker, spec)
+		case i%2 == 0:
+			c.Prefill = append(c.Prefill, spec+",connector=nixl")
+		default:
+			c.Decode = append(c.Decode, spec+",connector=nixl")
+		}
+	}
+	r, err := New(context.Background(), Options{Config: c})
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() {
+		if err := r.Close(context.Background()); err != nil {
+			b.Error(err)
+		}
+	})
+	for _, w := range r.registry.Snapshot().Workers {
+		w.State.SetCondition(workers.Condition{Health: workers.Healthy})
+	}
+	return r
+}
+
+const benchBlock = 16 // tokens
+
 // BenchmarkDecision is hash, overlap, select and plan for a prompt of 8,192
 // tokens over 64 ranks that hold different parts of it.
 func BenchmarkDecision(b *testing.B) {
-	const ranks, tokens, block = 64, 8192, 16
+	const ranks, tokens, block = 64, 8192, benchBlock
 	for _, kind := range []string{"aggregated", "disaggregated"} {
 		b.Run(kind, func(b *testing.B) {
-			c := DefaultConfig()
-			for i := range ranks {
-				spec := fmt.Sprintf("http://127.0.0.1:%d,engine=vllm,model=bench,block_size=%d,events=tcp://127.0.0.1:%d", 20000+i, block, 30000+i)
-				switch {
-				case kind == "aggregated":
-					c.Worker = append(c.Worker, spec)
-				case i%2 == 0:
-					c.Prefill = append(c.Prefill, spec+",connector=nixl")
-				default:
-					c.Decode = append(c.Decode, spec+",connector=nixl")
-				}
-			}
-			r, err := New(context.Background(), Options{Config: c})
-			if err != nil {
-				b.Fatal(err)
-			}
-			defer func() {
-				if err := r.Close(context.Background()); err != nil {
-					b.Error(err)
-				}
-			}()
+			r := benchRouter(b, kind, ranks)
 			ids := make([]uint32, tokens)
 			for i := range ids {
 				ids[i] = uint32(i * 7919)
@@ -60,7 +74,6 @@ func BenchmarkDecision(b *testing.B) {
 			locals := blockhash.Locals(nil, ids, block, blockhash.Key{})
 			names := blockhash.Chain(nil, locals)
 			for i, w := range r.registry.Snapshot().Workers {
-				w.State.SetCondition(workers.Condition{Health: workers.Healthy})
 				for _, k := range w.Ranks {
 					slot := kvindex.Rank(k.Slot)
 					if err := r.index.AddRank(slot, k.Label); err != nil {
@@ -99,6 +112,47 @@ func BenchmarkDecision(b *testing.B) {
 			start := cpuTime(b)
 			for b.Loop() {
 				one()
+			}
+			b.ReportMetric(float64(cpuTime(b)-start)/1e3/float64(b.N), "cpu-µs/op")
+		})
+	}
+}
+
+// BenchmarkObserved is what receipts, metrics and traffic figures cost one
+// request, without the request: to be set against BenchmarkRequest.
+func BenchmarkObserved(b *testing.B) {
+	for _, ranks := range []int{2, 64} {
+		b.Run(fmt.Sprintf("%d-ranks", ranks), func(b *testing.B) {
+			r := benchRouter(b, "aggregated", ranks)
+			ep, err := api.Lookup(http.MethodPost, "/v1/chat/completions")
+			if err != nil {
+				b.Fatal(err)
+			}
+			facts := disagg.Facts{Kind: api.Chat, Splittable: true, ISL: 256, Source: disagg.FromEstimate, N: 1, Prompts: 1, MaxTokens: 16}
+			x := &exchange{}
+			x.d.reset()
+			x.r, x.ep, x.ctx, x.model, x.path, x.attempt = r, ep, b.Context(), "bench", "local", 1
+			x.d.settings, x.d.fleet, x.d.model = r.settings.Load(), r.registry.Snapshot(), "bench"
+			x.d.list = x.d.fleet.Model("bench")
+			x.d.prompt = tokenized{isl: 256, source: disagg.FromEstimate}
+			r.decide(&x.d, facts, "", 0)
+			if x.d.plan.Err != nil {
+				b.Fatal(x.d.plan.Err)
+			}
+			peer := x.d.in.DecodePeers[x.d.plan.DecodeIndex]
+			x.answer = answerFacts{finish: "stop", prompt: 256, completion: 16}
+			b.ReportAllocs()
+			start := cpuTime(b)
+			for b.Loop() {
+				x.start, x.closed, x.status = time.Now(), false, http.StatusOK
+				x.live = r.receipts.Begin(x.start)
+				x.decision = x.live.ID()
+				r.metrics.Tokenized(string(x.d.prompt.source))
+				x.record()
+				leg := x.beginLeg(selector.Decode, peer, nil)
+				leg.head(http.StatusOK)
+				leg.end(nil)
+				x.finish(nil)
 			}
 			b.ReportMetric(float64(cpuTime(b)-start)/1e3/float64(b.N), "cpu-µs/op")
 		})
