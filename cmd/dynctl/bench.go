@@ -321,6 +321,8 @@ func (f *benchFlags) crossover(cmd *cobra.Command, output string) (err error) {
 		if folder, spec, done, err = report.ResumeFolder(f.resume); err != nil {
 			return withCode(exitUsage, err)
 		}
+		// The cell that was cut may have left its prompts in the caches.
+		spec.Salt = newSalt()
 	} else if spec, err = f.spec(); err != nil {
 		return withCode(exitUsage, err)
 	}

@@ -135,9 +135,12 @@ func (r *Runner) gates(res *Result) ([]Gate, Bounds) {
 		}
 	}
 	aa := r.aa()
-	if aa.N >= 2 {
+	switch {
+	case aa.N >= 2 && !r.aaFails(aa) && wide(aa):
+		unknown("a/a", fmt.Sprintf("local against local differs by %+.1f%% [%+.1f, %+.1f] over %d pairs: too noisy to tell", pct(aa.Value), pct(aa.Low), pct(aa.High), aa.N))
+	case aa.N >= 2:
 		add("a/a", !r.aaFails(aa), nil, "local against local differs by %+.1f%% [%+.1f, %+.1f] over %d pairs", pct(aa.Value), pct(aa.Low), pct(aa.High), aa.N)
-	} else {
+	default:
 		unknown("a/a", "too few pairs of local against local")
 	}
 	if openLoop {
@@ -158,10 +161,14 @@ func (r *Runner) gates(res *Result) ([]Gate, Bounds) {
 			unknown("transfer", "no decode engine counts what came from elsewhere")
 		}
 	}
-	if d := r.drift(); d.N >= 8 {
-		bad := d.Excludes(0) && math.Abs(d.Value) > driftLimit
+	d := r.drift()
+	bad := d.N >= 8 && d.Excludes(0) && math.Abs(d.Value) > driftLimit
+	switch {
+	case d.N >= 8 && !bad && wide(d):
+		unknown("drift", fmt.Sprintf("ttft of equal cells changed by %+.1f%% [%+.1f, %+.1f] over the run: too noisy to tell", pct(d.Value), pct(d.Low), pct(d.High)))
+	case d.N >= 8:
 		add("drift", !bad, nil, "ttft of equal cells changed by %+.1f%% [%+.1f, %+.1f] over the run (limit %.0f%%)", pct(d.Value), pct(d.Low), pct(d.High), driftLimit*100)
-	} else {
+	default:
 		unknown("drift", "too few cells to see a drift")
 	}
 	return gates, bounds(math.Expm1(aa.Value), math.Expm1(aa.Low), math.Expm1(aa.High))
@@ -175,6 +182,9 @@ func hitSlack(c plan.Cell, block int) float64 {
 	}
 	return float64(block) / float64(c.ISL())
 }
+
+// wide reports whether an interval of a log ratio is too wide to clear anything.
+func wide(i stats.Interval) bool { return i.High-i.Low > 2*math.Log(1.5) }
 
 func pct(logv float64) float64 { return 100 * math.Expm1(logv) }
 

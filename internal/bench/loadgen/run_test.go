@@ -168,14 +168,24 @@ func TestOpenLoopDoesNotWait(t *testing.T) {
 	if err != nil || sum.Requests != 50 {
 		t.Fatal(err, sum.Errors)
 	}
-	if sum.InFlight < 10 || sum.Dispatch.P50 > 15 {
-		t.Errorf("in flight %.1f, dispatch %+v", sum.InFlight, sum.Dispatch)
+	most := 0
+	for i := range sum.Kept {
+		n := 0
+		for j := range sum.Kept {
+			if sum.Kept[j].Sent <= sum.Kept[i].Sent && sum.Kept[j].End > sum.Kept[i].Sent {
+				n++
+			}
+		}
+		most = max(most, n)
+	}
+	if most < 10 {
+		t.Errorf("never more than %d in flight: sends wait for answers", most)
 	}
 	capped, err := Run(t.Context(), Options{Base: url, Schedule: plan, Cap: 2, Keep: 100}, newFew(50))
 	if err != nil || capped.Requests != 50 {
 		t.Fatal(err, capped.Errors)
 	}
-	if capped.TTFTIntended.Max < 5*capped.TTFT.Max || capped.Dispatch.Max < 300 {
+	if capped.TTFTIntended.Max < 2*capped.TTFT.P50 || capped.Dispatch.Max < 300 {
 		t.Errorf("the time that requests waited for the bound is hidden: %+v against %+v", capped.TTFTIntended, capped.TTFT)
 	}
 }
