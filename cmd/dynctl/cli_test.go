@@ -316,7 +316,7 @@ func TestPatchConfig(t *testing.T) {
 // is JSON.
 func TestLogLines(t *testing.T) {
 	var b bytes.Buffer
-	log := newLogger(router.LogConfig{Level: "info", Format: "text"}, &b)
+	log, level := newLevelLogger(router.LogConfig{Level: "info", Format: "text"}, &b)
 	at := time.Date(2026, 11, 21, 15, 0, 0, 0, time.UTC)
 	r := slog.NewRecord(at, slog.LevelWarn, "worker p0 is unhealthy", 0)
 	r.AddAttrs(slog.String("kind", "health_changed"), slog.String("worker", "p0"), slog.String("request", "r 1"), slog.Any("err", errors.New("gone")))
@@ -329,7 +329,13 @@ func TestLogLines(t *testing.T) {
 		t.Errorf("%q\nwant %q", got, want)
 	}
 	b.Reset()
-	newLogger(router.LogConfig{Level: "info", Format: "auto"}, &b).Info("hello", "k", "v")
+	level.Set(slog.LevelDebug)
+	if log.Debug("shown"); !strings.HasSuffix(b.String(), " DEBUG shown\n") {
+		t.Errorf("after the level changed: %q", b.String())
+	}
+	b.Reset()
+	log = newLogger(router.LogConfig{Level: "info", Format: "auto"}, &b)
+	log.Info("hello", "k", "v")
 	if got := b.String(); !strings.HasPrefix(got, `{"time":`) || !strings.HasSuffix(got, `"msg":"hello","k":"v"}`+"\n") {
 		t.Errorf("a pipe gets %q", got)
 	}

@@ -18,7 +18,14 @@ import (
 // newLogger logs lines for people to a terminal and JSON elsewhere, unless
 // told.
 func newLogger(c router.LogConfig, w io.Writer) *slog.Logger {
-	var level slog.Level
+	log, _ := newLevelLogger(c, w)
+	return log
+}
+
+// newLevelLogger is newLogger with a level that can be changed while it is
+// used.
+func newLevelLogger(c router.LogConfig, w io.Writer) (*slog.Logger, *slog.LevelVar) {
+	level := new(slog.LevelVar)
 	_ = level.UnmarshalText([]byte(c.Level)) // validated with the config
 	tty := isTerminal(w)
 	if c.Format == "text" || c.Format == "auto" && tty {
@@ -26,9 +33,9 @@ func newLogger(c router.LogConfig, w io.Writer) *slog.Logger {
 		if tty {
 			h.layout, h.colour = time.TimeOnly, wantColour()
 		}
-		return slog.New(h)
+		return slog.New(h), level
 	}
-	return slog.New(slog.NewJSONHandler(w, &slog.HandlerOptions{Level: level}))
+	return slog.New(slog.NewJSONHandler(w, &slog.HandlerOptions{Level: level})), level
 }
 
 // wantColour obeys NO_COLOR (https://no-color.org) and dumb terminals.
@@ -41,7 +48,7 @@ func wantColour() bool {
 type lineHandler struct {
 	w      io.Writer
 	mu     *sync.Mutex // shared by the handlers that With makes
-	level  slog.Level
+	level  slog.Leveler
 	layout string
 	colour bool
 	prefix string // of groups
@@ -49,7 +56,7 @@ type lineHandler struct {
 }
 
 // Enabled implements slog.Handler.
-func (h *lineHandler) Enabled(_ context.Context, l slog.Level) bool { return l >= h.level }
+func (h *lineHandler) Enabled(_ context.Context, l slog.Level) bool { return l >= h.level.Level() }
 
 // WithAttrs implements slog.Handler.
 func (h *lineHandler) WithAttrs(attrs []slog.Attr) slog.Handler {

@@ -10,7 +10,9 @@ import (
 	"net/http"
 	"os"
 	"os/signal"
+	"reflect"
 	"runtime/debug"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -62,7 +64,7 @@ const gcPercent = 200
 // serve runs a router until the context ends, the admin API drains it or a
 // listener fails.
 func serve(ctx context.Context, l *loadedConfig, flags *pflag.FlagSet, recording *recordFlags, stderr io.Writer) (err error) {
-	log := newLogger(l.config.Log, stderr)
+	log, level := newLevelLogger(l.config.Log, stderr)
 	if os.Getenv("GOGC") == "" {
 		// Little of what a request allocates outlives it, and what lives long
 		// is bounded: collecting half as often costs some ten MiB and saves a
@@ -105,9 +107,18 @@ func serve(ctx context.Context, l *loadedConfig, flags *pflag.FlagSet, recording
 		defer func() { err = errors.Join(err, stop()) }()
 	}
 	v := buildVersion()
+	var drainTimeout atomic.Int64
+	drainTimeout.Store(int64(l.config.Timeouts.Drain))
 	r, err := router.New(ctx, router.Options{
 		Config: l.config, Origin: l.origin, Sim: specs, Version: v.Version, Revision: v.Revision, Logger: log,
 		Observer: observer(tap, recording.tokens),
+		Reloaded: func(old, now *router.Config) {
+			_ = level.UnmarshalText([]byte(now.Log.Level)) // validated with the config
+			drainTimeout.Store(int64(now.Timeouts.Drain))
+			for _, change := range configChanges(old, now) {
+				log.Info(change)
+			}
+		},
 	})
 	if err != nil {
 		return withCode(exitUsage, err)
@@ -177,7 +188,7 @@ loop:
 	// A second signal ends the drain at once.
 	signals, stopSignals := signal.NotifyContext(context.WithoutCancel(ctx), os.Interrupt, syscall.SIGTERM)
 	defer stopSignals()
-	drainCtx, cancel := context.WithTimeout(signals, l.config.Timeouts.Drain)
+	drainCtx, cancel := context.WithTimeout(signals, time.Duration(drainTimeout.Load()))
 	defer cancel()
 	drained := r.Drain(drainCtx)
 	if drained != nil {
@@ -222,6 +233,17 @@ func listen(flag, addr string) (net.Listener, error) {
 		return nil, fmt.Errorf("%s %s is in use by another program; choose another address", flag, addr)
 	}
 	return nil, fmt.Errorf("%s: %w", flag, err)
+}
+
+// configChanges says what a reload changed, from what to what.
+func configChanges(old, now *router.Config) (changes []string) {
+	for _, key := range configKeys() {
+		a, b := field(old, key).Interface(), field(now, key).Interface()
+		if !reflect.DeepEqual(a, b) {
+			changes = append(changes, fmt.Sprintf("%s: %v -> %v", key, a, b))
+		}
+	}
+	return changes
 }
 
 // cutGrace is how long the last bytes of answers may take once no request is

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -76,7 +77,7 @@ func TestServeFromSignalToSignal(t *testing.T) {
 	stderr := &screen{}
 	code := make(chan int, 1)
 	go func() {
-		code <- runMain([]string{"serve", "--config", file, "--sim", "1p1d:profile=instant", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"}, strings.NewReader(""), &out, stderr)
+		code <- runMain([]string{"serve", "--config", file, "--sim", "1p1d", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"}, strings.NewReader(""), &out, stderr)
 	}()
 	var data, ctrl string
 	until(t, "the banner", func() error {
@@ -155,6 +156,11 @@ func TestServeFromSignalToSignal(t *testing.T) {
 	}
 	write("routing:\n  threshold: 0\naliases:\n  - {name: also, model: sim}\n")
 	hup("config_reloaded")
+	for _, change := range []string{"routing.threshold: 100000 -> 0", "aliases: [] -> [{also sim}]"} {
+		if !strings.Contains(stderr.String(), change) {
+			t.Errorf("the reload does not say %q: %s", change, stderr)
+		}
+	}
 	if path, _ := ask("always"); path != "remote" {
 		t.Errorf("after the reload: %s", path)
 	}
@@ -214,5 +220,82 @@ func TestServeFromSignalToSignal(t *testing.T) {
 	}
 	if out.Len() != 0 {
 		t.Errorf("serve wrote to standard output: %q", &out)
+	}
+}
+
+// TestServeSecondSignal: the first signal lets streams finish, the second ends
+// them with an error event, never with a silent cut.
+func TestServeSecondSignal(t *testing.T) {
+	stderr := &screen{}
+	code := make(chan int, 1)
+	go func() {
+		code <- runMain([]string{"serve", "--sim", "1d", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"}, strings.NewReader(""), io.Discard, stderr)
+	}()
+	var data string
+	until(t, "a worker", func() error {
+		m := routesOn.FindStringSubmatch(stderr.String())
+		if m == nil {
+			return fmt.Errorf("%q", stderr)
+		}
+		data = m[1]
+		resp, err := http.Get(data + "/readyz")
+		if err == nil {
+			resp.Body.Close()
+			if resp.StatusCode != http.StatusOK {
+				err = errors.New(resp.Status)
+			}
+		}
+		return err
+	})
+	defer http.DefaultClient.CloseIdleConnections()
+	signal := func() {
+		t.Helper()
+		if err := syscall.Kill(os.Getpid(), syscall.SIGTERM); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// At the simulator's own pace this takes minutes.
+	resp, err := http.Post(data+"/v1/completions", "application/json", strings.NewReader(`{"model":"sim","max_tokens":30000,"ignore_eos":true,"stream":true,"prompt":"go on"}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	body := &screen{}
+	read := make(chan error, 1)
+	go func() {
+		_, err := io.Copy(body, resp.Body)
+		read <- err
+	}()
+	until(t, "the first token", func() error {
+		if !strings.Contains(body.String(), "data: ") {
+			return errors.New("nothing yet")
+		}
+		return nil
+	})
+	signal()
+	until(t, "the drain", func() error {
+		if !strings.Contains(stderr.String(), "the router drains: 1 request(s)") {
+			return fmt.Errorf("%s", stderr)
+		}
+		return nil
+	})
+	select {
+	case <-read:
+		t.Fatalf("the first signal ended the stream: %s", body)
+	case c := <-code:
+		t.Fatalf("the first signal ended serve with %d", c)
+	default:
+	}
+	signal()
+	if err := <-read; err != nil || !strings.Contains(body.String(), `"code":"draining"`) {
+		t.Errorf("the stream ended without a word: %v, %.300s", err, body.String()[max(0, body.buf.Len()-300):])
+	}
+	select {
+	case c := <-code:
+		if c != exitInterrupted {
+			t.Errorf("exit code %d: %s", c, stderr)
+		}
+	case <-time.After(20 * time.Second):
+		t.Fatalf("serve does not end: %s", stderr)
 	}
 }

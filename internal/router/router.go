@@ -60,6 +60,9 @@ type Options struct {
 	// Observer sees every KV batch, decision and outcome, for a recorder; the
 	// zero value sees nothing.
 	Observer Observer
+	// Reloaded is told of every new configuration that is in force, before the
+	// event; may be nil.
+	Reloaded func(old, now *Config)
 }
 
 // Observer is told what a recording needs. Its functions may be nil; they are
@@ -280,6 +283,7 @@ func (r *Router) Draining() <-chan struct{} { return r.drain }
 func (r *Router) Reload(c Config, origin map[string]string) error {
 	r.reloadMu.Lock()
 	defer r.reloadMu.Unlock()
+	old := r.settings.Load()
 	err := r.reload(c, origin)
 	if err != nil {
 		r.metrics.Reload("refused")
@@ -287,6 +291,9 @@ func (r *Router) Reload(c Config, origin map[string]string) error {
 		return err
 	}
 	r.metrics.Reload("ok")
+	if told := r.opts.Reloaded; told != nil {
+		told(&old.Config, &r.settings.Load().Config)
+	}
 	r.event(eventlog.Event{Kind: "config_reloaded", Text: fmt.Sprintf("configuration revision %d is in force", r.settings.Load().revision)})
 	return nil
 }
@@ -303,10 +310,15 @@ func (r *Router) reload(c Config, origin map[string]string) error {
 	}{
 		{"listen", old.Listen, c.Listen},
 		{"admin_listen", old.AdminListen, c.AdminListen},
+		{"admin_token_file", old.AdminTokenFile, c.AdminTokenFile},
 		{"sim", old.Sim, c.Sim},
 		{"workers_file", old.WorkersFile, c.WorkersFile},
 		{"index.max_blocks", old.Index.MaxBlocks, c.Index.MaxBlocks},
 		{"index.snapshot", old.Index.Snapshot, c.Index.Snapshot},
+		{"index.stale_after", old.Index.StaleAfter, c.Index.StaleAfter},
+		{"routing.seed", old.Routing.Seed, c.Routing.Seed},
+		{"timeouts.dial", old.Timeouts.Dial, c.Timeouts.Dial},
+		{"log.format", old.Log.Format, c.Log.Format},
 		{"receipts", old.Receipts, c.Receipts},
 		{"events", old.Events, c.Events},
 		{"tokens", old.Tokens, c.Tokens},
