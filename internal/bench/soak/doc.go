@@ -6,7 +6,7 @@
 // front of engines on real sockets, clients that read slowly, hang up or send
 // garbage, engines that are killed, restarted, slowed, made to answer 5xx and
 // to lose, reorder and corrupt their events, a router that is reloaded and
-// restarted. [Play] is the same schedule of faults under a virtual clock: the
+// restarted. Package play is the same kind of faults under a virtual clock: the
 // stages of the router and the simulated engines in one goroutine, thousands of
 // seeds a minute, each of them repeatable to the byte.
 //

@@ -1,4 +1,8 @@
-package soak
+// Package play is the endurance test under a virtual clock: the stages of the
+// router and simulated engines in one goroutine, a schedule of requests and
+// faults for every seed, and the same history whenever a seed is run again.
+// Package soak is the same with real sockets in real time.
+package play
 
 import (
 	"bytes"
@@ -72,7 +76,7 @@ func (o *Outcome) Err() error {
 // health is modelled here; see docs/reliability.md.
 func Play(seed uint64, history bool) *Outcome { return play(seed, nothing, history) }
 
-// words is the simulator's tokenizer, which takes long to build.
+// tokenizer is the simulator's, which takes long to build.
 var tokenizer = sync.OnceValue(vocab.New)
 
 // clock turns the world's time into that of the stages that want one.
@@ -140,7 +144,6 @@ func play(seed uint64, p plant, history bool) *Outcome {
 func (s *stage) close() {
 	_ = s.index.Close() // nothing is mapped that could fail to be given back
 	_ = s.guesses.Close()
-	s.ref.close()
 }
 
 // note adds to the history; all of it goes into the digest.
@@ -453,7 +456,6 @@ type reference struct {
 	w    *virtual.World
 	r    *virtual.Rank
 	n    int
-	room int
 	said map[string]answerOf
 }
 
@@ -474,8 +476,6 @@ func newReference(g sim.Group) *reference {
 	}
 	return ref
 }
-
-func (ref *reference) close() {}
 
 // answer is the right answer to a prompt.
 func (ref *reference) answer(prompt []uint32, limit int) answerOf {
