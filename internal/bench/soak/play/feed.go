@@ -478,28 +478,9 @@ func (n *node) audit() {
 	if len(over) > 0 {
 		s.violate("at rest the index holds %d block(s) of %s, the first %x, which the engine does not", len(over), n.name, slices.Min(over))
 	}
-	if f.stream.Complete() && got != len(want) && !n.twins() {
+	if f.stream.Complete() && got != len(want) {
 		s.violate("at rest the index knows %d of the %d blocks of %s, although every batch was applied", got, len(want), n.name)
 	}
-}
-
-// twins reports whether the engine has ever kept a first block twice: of these
-// the index drops the block with the first removal (see kvfeed.Applier).
-func (n *node) twins() bool {
-	first := map[uint64]bool{}
-	for _, m := range n.log {
-		for _, e := range m.events {
-			switch {
-			case e.Kind == cache.Stored && !e.HasParent && first[e.Names[0]]:
-				return true
-			case e.Kind == cache.Stored && !e.HasParent:
-				first[e.Names[0]] = true
-			case e.Kind == cache.Removed:
-				delete(first, e.Names[0])
-			}
-		}
-	}
-	return false
 }
 
 // planted carries out the bugs of the feed. It reports whether the batch is
