@@ -77,8 +77,8 @@ Times: intended is when a request should have been sent, sent is when it was.
   E2E       last - sent
   goodput   requests that meet every --slo target, by second; an answer too
             short for a TPOT is not judged by it
-  tokens/s  tokens of measured requests / (last token - first send); ramp
-            requests are sent before and not counted
+  tokens/s  tokens of all requests / (last token - first send); ramp requests,
+            sent before the measured ones, count here and nowhere else
   dispatch  sent - intended: what the client itself added
 
 In a closed loop (--concurrency) a slower answer also delays the next request,

@@ -44,7 +44,10 @@ type Measure struct {
 	Good              int     `json:"good"`
 	GoodPerSecond     float64 `json:"goodput_requests_per_second"`
 	RequestsPerSecond float64 `json:"requests_per_second"`
-	TokensPerSecond   float64 `json:"output_tokens_per_second"`
+	// Tokens of all requests, ramp included, from the first send to the last
+	// token; and while the wanted number was in flight.
+	TokensPerSecond       float64 `json:"output_tokens_per_second"`
+	SteadyTokensPerSecond float64 `json:"steady_output_tokens_per_second"`
 
 	// Late sends were more than 10 ms after their intended time.
 	Late     int     `json:"late_sends"`

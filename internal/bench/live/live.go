@@ -160,7 +160,7 @@ func measureOf(s *loadgen.Summary, late int) *experiment.Measure {
 	return &experiment.Measure{
 		Requests: s.Requests, Failed: s.Failed, Errors: s.Errors,
 		TTFT: s.TTFT, TTFTIntended: s.TTFTIntended, TPOT: s.TPOT, ITL: s.ITL, E2E: s.E2E, Dispatch: s.Dispatch,
-		Good: s.Good, GoodPerSecond: s.GoodPerSecond(), RequestsPerSecond: s.PerSecond(), TokensPerSecond: s.TokensPerSecond(),
+		Good: s.Good, GoodPerSecond: s.GoodPerSecond(), RequestsPerSecond: s.PerSecond(), TokensPerSecond: s.TokensPerSecond(), SteadyTokensPerSecond: s.SteadyTokensPerSecond(),
 		Late: late, InFlight: s.InFlight, Achieved: s.Achieved, Seconds: s.Wall.Seconds(),
 	}
 }
