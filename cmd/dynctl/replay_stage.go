@@ -56,7 +56,7 @@ func (f *replayFlags) show(cmd *cobra.Command, files *traceFiles) (err error) {
 	g.Go(func() error { return traceError(stage.Run(ctx)) })
 	url := "http://" + ln.Addr().String()
 	if f.tui {
-		top := newTopCmd()
+		top := topCmd(topFlags{control: func(_ context.Context, do string) error { return stage.Control(do, 1) }})
 		top.SetArgs([]string{"--router", url, "--rate", "250ms"})
 		top.SetIn(cmd.InOrStdin())
 		top.SetOut(cmd.OutOrStdout())

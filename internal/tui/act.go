@@ -100,17 +100,26 @@ func (a *app) common(c *page.Ctx, act keys.Action) (tea.Cmd, bool) {
 	case keys.SaveText:
 		a.save(a.fileName("txt"))
 	case keys.Pause:
+		if a.opts.Control != nil {
+			return a.control("toggle"), true
+		}
 		if a.frozen != nil {
 			a.resume()
 		} else {
 			a.freeze(0)
 		}
 	case keys.StepBack:
+		if a.opts.Control != nil {
+			return a.control("back"), true
+		}
 		if a.frozen == nil {
 			a.freeze(0)
 		}
 		a.step(1)
 	case keys.StepForward:
+		if a.opts.Control != nil {
+			return a.control("step"), true
+		}
 		if a.frozen != nil {
 			a.step(-1)
 		}

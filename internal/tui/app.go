@@ -60,6 +60,10 @@ type Options struct {
 	Out io.Writer
 	// Note is shown in the first line, such as "demo".
 	Note string
+	// Control, when not nil, makes the keys of time act on what is watched
+	// rather than on the screen: "toggle" (pause or go on), "step", "back". It
+	// is for a recording that is played, and may take a moment.
+	Control func(ctx context.Context, do string) error
 }
 
 // historyLen is how many views can be stepped back through.
@@ -212,6 +216,22 @@ func (a *app) poll(i int) tea.Cmd {
 	r.gen++
 	ctx, after := a.ctx, r.builder.LastEvent()
 	return func() tea.Msg { return sampleMsg{i, r.poller.Poll(ctx, after)} }
+}
+
+// control acts on a recording that is played, then looks at what it shows.
+func (a *app) control(do string) tea.Cmd {
+	cmds := []tea.Cmd{func() tea.Msg { return a.controlNow(do) }}
+	for i := range a.replicas {
+		cmds = append(cmds, a.poll(i))
+	}
+	return tea.Sequence(cmds...)
+}
+
+func (a *app) controlNow(do string) tea.Msg {
+	if err := a.opts.Control(a.ctx, do); err != nil {
+		return saidMsg{text: err.Error(), fault: true}
+	}
+	return nil
 }
 
 // again waits for the next question: longer each time that none is answered.
