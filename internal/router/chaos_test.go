@@ -237,8 +237,9 @@ func (r *rig) unleash(ctx context.Context, rng *rand.Rand) (done []chaosFault) {
 			f.kind, set.ErrorRate = "5xx", 1
 		case 6:
 			f.kind, set.DieRate, set.DieAfter = "die", 1, rng.IntN(6)
-			// A prefill has one token: cut after more it is not cut.
-			f.mustShow = e.Group().Role != workers.Prefill
+			// An answer that is shorter than what it is cut after is not cut, and a
+			// prefill has one token.
+			f.mustShow = set.DieAfter == 0 && e.Group().Role != workers.Prefill
 		case 7:
 			f.kind, set.DropEvents, set.ReorderEvents, set.CorruptEvents = "events", .3, .2, .2
 		case 8:

@@ -81,8 +81,12 @@ func skip(b []byte, i int) int {
 	case ',', '}', ']', ':':
 		return -1
 	}
+	from := i
 	for i < len(b) && b[i] != ',' && b[i] != '}' && b[i] != ']' && b[i] > ' ' {
 		i++
+	}
+	if i == from {
+		return -1 // a control character
 	}
 	return i
 }
