@@ -415,7 +415,7 @@ func (f *benchFlags) crossover(cmd *cobra.Command, output string) (err error) {
 	}
 	res, runErr := r.Run(ctx)
 	p.close()
-	res.Name, res.Version, res.Created, res.Target, res.Hardware, res.Command = filepath.Base(folder.Path), buildVersion().Version, start, facts, f.hardware(), os.Args
+	res.Name, res.Version, res.Created, res.Target, res.Hardware, res.Command = filepath.Base(folder.Path), buildVersion().Version, start, facts, f.hardware(), append([]string{"dynctl"}, os.Args[1:]...)
 	if runErr != nil && res.Partial == "" {
 		res.Partial = runErr.Error()
 	}

@@ -116,6 +116,8 @@ const (
 	schedule = 3 * time.Second // in which everything begins
 	quiet    = 4 * time.Second // after which all of it is over
 	maxSteps = 200_000
+	// probeEvery is the time between two probes of health.
+	probeEvery = 20 * time.Millisecond
 )
 
 func play(seed uint64, p plant, history bool) *Outcome {
@@ -237,7 +239,7 @@ func (s *stage) plot() {
 	if s.chance(0.3) {
 		s.w.At(s.between(schedule/4, schedule), s.restartRouter)
 	}
-	s.w.At(20*time.Millisecond, s.probe)
+	s.w.At(probeEvery, s.probe)
 	// Everything is well again at last, and every rank says something once
 	// more, so that a loss at the end shows.
 	s.w.At(schedule+quiet/2, func() {
@@ -388,7 +390,7 @@ func (s *stage) probe() {
 		}
 	}
 	if s.w.Now() < schedule+quiet {
-		s.w.At(s.w.Now()+20*time.Millisecond, s.probe)
+		s.w.At(s.w.Now()+probeEvery, s.probe)
 	}
 }
 

@@ -256,11 +256,12 @@ func (q *request) prefix() {
 }
 
 // hopeless ends a request that failed before its first token. Somebody who was
-// well all the time must not have been left.
+// well all the time, and for long enough before that the probes could know, must
+// not have been left.
 func (q *request) hopeless(err error) {
 	s := q.s
 	for _, n := range s.nodes {
-		if n.member && !n.draining && n.worker.Role.CanDecode() && n.since <= q.arrived {
+		if n.member && !n.draining && n.worker.Role.CanDecode() && n.since+probeEvery <= q.arrived {
 			s.violate("%s failed although %s was well since %v: %v; kept out: %v", q.id, n.name, n.since, err, q.why())
 			return
 		}
@@ -323,6 +324,7 @@ type leg struct {
 	phase selector.Phase
 	id    string
 	inc   int
+	life  string        // the engine's id when the leg reached it
 	delay time.Duration // one way
 	over  bool
 	heard bool // an output has come
@@ -363,7 +365,7 @@ func (q *request) call(l *leg, r engine.Request) {
 		case s.chance(l.n.die):
 			l.cutAt = s.rng.IntN(4)
 		}
-		l.inc = l.n.inc
+		l.inc, l.life = l.n.inc, l.n.v.EngineID()
 		r.ID = l.id
 		r.Sink = func(o engine.Output) {
 			s.w.At(s.w.Now()+l.delay, func() { l.output(o) })
@@ -464,7 +466,7 @@ func (q *request) prefillAnswer(l *leg, o engine.Output) []byte {
 		"id": "cmpl-" + q.transferID(), "choices": []any{map[string]any{"index": 0, "text": " x", "finish_reason": o.Finish}},
 		"usage": map[string]any{"prompt_tokens": len(q.tokens), "completion_tokens": 1, "prompt_tokens_details": map[string]any{"cached_tokens": o.Cached}},
 		"kv_transfer_params": map[string]any{
-			"do_remote_prefill": true, "do_remote_decode": false, "remote_block_ids": [][]int{o.Pinned}, "remote_engine_id": l.n.v.EngineID(),
+			"do_remote_prefill": true, "do_remote_decode": false, "remote_block_ids": [][]int{o.Pinned}, "remote_engine_id": l.life,
 			"remote_request_id": l.id, "remote_host": "127.0.0.1", "remote_port": 5600, "tp_size": 1, "remote_num_tokens": len(q.tokens),
 		},
 	})
