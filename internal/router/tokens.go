@@ -89,25 +89,38 @@ type anyWorker struct {
 	m     *modelTokens
 }
 
-// RoundTrip implements http.RoundTripper.
+// RoundTrip implements http.RoundTripper. A worker that cannot be reached is no
+// reason to go without ids while another one can.
 func (a anyWorker) RoundTrip(req *http.Request) (*http.Response, error) {
 	list := a.r.registry.Snapshot().Model(a.model)
 	start := int(a.m.turn.Add(1) % uint64(max(1, len(list))))
+	last := fmt.Errorf("no usable worker for model %q", a.model)
 	for i := range list {
 		w := list[(start+i)%len(list)]
 		if ok, _ := w.State.Usable(); !ok {
 			continue
 		}
-		req = req.Clone(req.Context())
-		req.URL.Scheme, req.URL.Host = w.URL.Scheme, w.URL.Host
-		req.URL.Path = w.URL.Path + req.URL.Path
-		req.Host = ""
-		if w.APIKey != "" {
-			req.Header.Set("Authorization", "Bearer "+w.APIKey)
+		try := req.Clone(req.Context())
+		if req.GetBody != nil {
+			body, err := req.GetBody()
+			if err != nil {
+				return nil, err
+			}
+			try.Body = body
 		}
-		return a.r.tokenizeTransport.RoundTrip(req)
+		try.URL.Scheme, try.URL.Host = w.URL.Scheme, w.URL.Host
+		try.URL.Path = w.URL.Path + req.URL.Path
+		try.Host = ""
+		if w.APIKey != "" {
+			try.Header.Set("Authorization", "Bearer "+w.APIKey)
+		}
+		resp, err := a.r.tokenizeTransport.RoundTrip(try)
+		if err == nil || req.Context().Err() != nil || req.GetBody == nil {
+			return resp, err
+		}
+		last = err
 	}
-	return nil, fmt.Errorf("no usable worker for model %q", a.model)
+	return nil, last
 }
 
 // tokenized is what the stage found out.
