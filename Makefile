@@ -26,7 +26,7 @@ soak:
 soak-virtual:
 	DYNCTL_SOAK_SEEDS=$${DYNCTL_SOAK_SEEDS:-10000} go test -count=1 -timeout 0 -run '^TestVirtual$$' -v ./internal/bench/soak
 
-# The table of docs/benchmarks.md; BENCH and COUNT choose rows and repetitions.
+# The benchmarks of the goals; BENCH and COUNT choose rows and repetitions.
 BENCH ?= Request|Chunk|Decision|Observed
 COUNT ?= 3
 bench:
