@@ -576,6 +576,7 @@ func (r *Router) dryRun(ctx context.Context, in admin.RouteRequest) (*receipt.Re
 	}
 	x := &exchange{r: r, ctx: ctx, start: time.Now(), ep: ep, dry: true}
 	x.d.reset()
+	defer x.d.release()
 	x.d.dry = true
 	x.d.settings = r.settings.Load()
 	if err := x.view.Parse(in.Body, ep.Kind, api.Limits{}); err != nil {

@@ -142,6 +142,9 @@ func (x *exchange) streamed(p disagg.Peer, held *ledger.Reservation, resp *upstr
 	if _, err := out.Write(head.Held()); err != nil {
 		return err
 	}
+	if t == nil || t.Mode() != disagg.Concurrent {
+		x.slim()
+	}
 	tokens, told := head.Scanner.Summary().Tokens, 0
 	err := upstream.Stream(x.w, resp, upstream.StreamOptions{WriteTimeout: x.d.settings.Timeouts.Write, Observe: func(b []byte) {
 		got := head.Scanner.Feed(b)

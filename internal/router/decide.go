@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/dynctl/dynctl/internal/router/api"
@@ -113,6 +114,12 @@ type decision struct {
 	asked time.Time // when the index was about to be asked
 	in    disagg.Input
 	plan  disagg.Plan
+	// chosen are the peers of a settled plan.
+	chosen [2]disagg.Peer
+	// The memory in which in and plan, ids and views stand; nil while it is
+	// not held.
+	ranked *ranked
+	hashed *hashed
 
 	// dry asks without changing anything.
 	dry bool
@@ -140,16 +147,110 @@ type ban struct {
 // stageTimes is the router's own time in its stages.
 type stageTimes struct{ read, parse, tokenize, hash, overlap, plan time.Duration }
 
+// ranked is the memory of a decision's candidates and their ranking: 100 KB in
+// a fleet of 256 ranks. A request has it while it is decided, not while its
+// engine works.
+type ranked struct {
+	in   disagg.Input
+	plan disagg.Plan
+}
+
+// hashed is the memory of a prompt's ids and hashes.
+type hashed struct {
+	ids   []uint32
+	views []hashes
+}
+
+var (
+	rankings = sync.Pool{New: func() any { return new(ranked) }}
+	prompts  = sync.Pool{New: func() any { return new(hashed) }}
+)
+
+// reset makes the decision empty. It must hold no memory.
 func (d *decision) reset() {
-	*d = decision{
-		ids: d.ids[:0], views: d.views, banned: d.banned[:0], pinRank: -1,
-		in: disagg.Input{
-			Decode:      selector.Input{Candidates: d.in.Decode.Candidates[:0]},
-			DecodePeers: d.in.DecodePeers[:0],
-			Prefill:     selector.Input{Candidates: d.in.Prefill.Candidates[:0]}, PrefillPeers: d.in.PrefillPeers[:0],
-		},
-		plan: d.plan,
+	*d = decision{banned: d.banned[:0], pinRank: -1}
+	d.plan.DecodeIndex, d.plan.PrefillIndex = -1, -1
+}
+
+// release gives all memory back.
+func (d *decision) release() {
+	d.giveRanking()
+	d.giveHashes()
+	d.reset()
+}
+
+// takeHashes gets memory for ids and hashes.
+func (d *decision) takeHashes() {
+	if d.hashed == nil {
+		d.hashed = prompts.Get().(*hashed)
+		d.ids, d.views, d.used = d.hashed.ids[:0], d.hashed.views, 0
 	}
+}
+
+func (d *decision) giveHashes() {
+	m := d.hashed
+	if m == nil {
+		return
+	}
+	m.ids, m.views = d.ids, d.views
+	if cap(m.ids) > maxKeep {
+		m.ids = nil
+	}
+	for i := range m.views {
+		if h := &m.views[i]; cap(h.locals) > maxKeep/4 {
+			h.locals, h.seq = nil, nil
+		}
+	}
+	d.hashed, d.ids, d.views, d.used = nil, nil, nil, 0
+	prompts.Put(m)
+}
+
+// takeRanking gets memory for candidates.
+func (d *decision) takeRanking() {
+	if d.ranked == nil {
+		d.ranked = rankings.Get().(*ranked)
+		d.in, d.plan = d.ranked.in, d.ranked.plan
+	}
+}
+
+// settled keeps of a plan that can be carried out what was chosen and its
+// figures, and gives the rest back.
+func (d *decision) settled() {
+	if d.ranked == nil || d.plan.Err != nil {
+		return
+	}
+	p := d.plan
+	kept := disagg.Plan{
+		Path: p.Path, Reason: p.Reason, EffISL: p.EffISL, Threshold: p.Threshold, On: p.On,
+		CachedTokens: p.CachedTokens, PrefillCached: p.PrefillCached, Connector: p.Connector,
+		DecodeIndex: -1, PrefillIndex: -1, Local: p.Local, Remote: p.Remote, HasRemote: p.HasRemote,
+	}
+	var in disagg.Input
+	in.Decode.BlockSize, in.Prefill.BlockSize = d.in.Decode.BlockSize, d.in.Prefill.BlockSize
+	if p.DecodeIndex >= 0 {
+		d.chosen[0], kept.DecodeIndex = d.in.DecodePeers[p.DecodeIndex], 0
+		in.DecodePeers = d.chosen[:1]
+	}
+	if p.PrefillIndex >= 0 {
+		d.chosen[1], kept.PrefillIndex = d.in.PrefillPeers[p.PrefillIndex], 0
+		in.PrefillPeers = d.chosen[1:2]
+	}
+	d.giveRanking() // another request may have it from here on
+	d.in, d.plan = in, kept
+}
+
+func (d *decision) giveRanking() {
+	m := d.ranked
+	if m == nil {
+		return
+	}
+	m.in = disagg.Input{
+		Decode: selector.Input{Candidates: d.in.Decode.Candidates[:0]}, DecodePeers: d.in.DecodePeers[:0],
+		Prefill: selector.Input{Candidates: d.in.Prefill.Candidates[:0]}, PrefillPeers: d.in.PrefillPeers[:0],
+	}
+	m.plan = d.plan
+	d.ranked, d.in, d.plan = nil, disagg.Input{}, disagg.Plan{DecodeIndex: -1, PrefillIndex: -1}
+	rankings.Put(m)
 }
 
 // view finds or makes the hashes of a block size.
@@ -174,6 +275,7 @@ func (r *Router) hash(d *decision, v *api.View) {
 	start := time.Now()
 	d.asked = start
 	key := blockhash.Key{LoRA: d.lora, Salt: v.CacheSalt}
+	d.takeHashes()
 	d.used = 0
 	d.chunked = d.prompt.ids == nil && d.prompt.source == disagg.FromEstimate
 	switch {
@@ -210,6 +312,7 @@ func (r *Router) hash(d *decision, v *api.View) {
 func (r *Router) decide(d *decision, facts disagg.Facts, force disagg.Force, session uint64) {
 	start := time.Now()
 	s := d.settings
+	d.takeRanking()
 	d.in.Config, d.in.Facts, d.in.Force = s.routing.plan, facts, force
 	unit := math.MaxInt
 	for i := range d.views[:d.used] {

@@ -93,7 +93,7 @@ func BenchmarkDecision(b *testing.B) {
 			var d decision
 			var v api.View
 			one := func() {
-				d.reset()
+				d.release()
 				d.settings, d.fleet, d.model = r.settings.Load(), r.registry.Snapshot(), "bench"
 				d.list = d.fleet.Model("bench")
 				d.prompt = tokenized{ids: ids, isl: len(ids), source: disagg.FromIDs}

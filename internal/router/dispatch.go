@@ -91,6 +91,7 @@ func (x *exchange) dispatch() error {
 			}
 			return planError(&d.plan)
 		}
+		d.settled()
 		err := x.carryOut()
 		if err == nil || x.committed || x.ctx.Err() != nil {
 			return err

@@ -106,6 +106,21 @@ var (
 	heads     = sync.Pool{New: func() any { return new(sse.Head) }}
 )
 
+// slim gives back, once the head of a stream is sent, what can only be of use
+// for another attempt: the request's body, its ids and hashes. No leg may run
+// beside the stream.
+func (x *exchange) slim() {
+	x.facts.TokenIDs, x.d.prompt.ids = nil, nil
+	x.d.giveHashes()
+	if x.body != nil {
+		x.body.Release()
+		x.body, x.view.Body = nil, nil
+		for i := range x.legs {
+			x.legs[i].reset()
+		}
+	}
+}
+
 // maxKeep bounds the memory that a pooled exchange keeps, in ids and hashes.
 const maxKeep = 1 << 18
 
@@ -114,15 +129,7 @@ func (x *exchange) reset() {
 	if x.body != nil {
 		x.body.Release()
 	}
-	if cap(x.d.ids) > maxKeep {
-		x.d.ids = nil
-	}
-	for i := range x.d.views {
-		if h := &x.d.views[i]; cap(h.locals) > maxKeep/4 {
-			h.locals, h.seq = nil, nil
-		}
-	}
-	x.d.reset()
+	x.d.release()
 	x.legs[0].reset()
 	x.legs[1].reset()
 	*x = exchange{view: x.view, d: x.d, legs: x.legs}
@@ -415,6 +422,7 @@ func (x *exchange) tokenize() {
 // findPrompt finds what a decision needs to know of the request.
 func (x *exchange) findPrompt() {
 	r, d, v := x.r, &x.d, &x.view
+	d.takeHashes()
 	now := time.Now()
 	if x.ep.Splittable || x.ep.Streamable {
 		d.prompt = r.tokens.find(x.ctx, v, x.model, d.list, d.ids)
