@@ -84,7 +84,7 @@ func recordEvents(ctx context.Context, flags *recordFlags, sources []string, blo
 	if err != nil {
 		return withCode(exitUsage, err)
 	}
-	stop, err := startRecording(tap, flags, log)
+	file, err := startRecording(tap, flags, log)
 	if err != nil {
 		return err
 	}
@@ -92,7 +92,7 @@ func recordEvents(ctx context.Context, flags *recordFlags, sources []string, blo
 		name, rest, ok := strings.Cut(text, "=")
 		endpoint, replay, _ := strings.Cut(rest, ",")
 		if !ok || name == "" || endpoint == "" {
-			return errors.Join(withCode(exitUsage, fmt.Errorf("--events %s: want NAME=ENDPOINT[,REPLAY]", text)), stop())
+			return errors.Join(withCode(exitUsage, fmt.Errorf("--events %s: want NAME=ENDPOINT[,REPLAY]", text)), file.stop())
 		}
 		worker, dp, _ := trace.SplitRank(name)
 		slot := kvindex.Rank(i)
@@ -102,7 +102,7 @@ func recordEvents(ctx context.Context, flags *recordFlags, sources []string, blo
 			err = m.Add(slot, key, workers.EventSource{DP: dp, Endpoint: endpoint, Replay: replay}, nil)
 		}
 		if err != nil {
-			return errors.Join(withCode(exitUsage, fmt.Errorf("--events %s: %w", text, err)), stop())
+			return errors.Join(withCode(exitUsage, fmt.Errorf("--events %s: %w", text, err)), file.stop())
 		}
 	}
 	err = m.Run(ctx)
@@ -110,7 +110,7 @@ func recordEvents(ctx context.Context, flags *recordFlags, sources []string, blo
 		fmt.Fprintf(stderr, "%s/dp%d: %d batches, %d stored and %d removed blocks, %d gaps, %d lost batches\n",
 			s.Worker, s.DP, s.Batches, s.Stored, s.Removed, s.Gaps, s.Lost)
 	}
-	return errors.Join(err, stop())
+	return errors.Join(err, file.stop())
 }
 
 // recordRouter copies the stream of a router's admin API to files.

@@ -10,6 +10,7 @@ import (
 
 	"github.com/dynctl/dynctl/internal/bench/replay"
 	"github.com/dynctl/dynctl/internal/router"
+	"github.com/dynctl/dynctl/internal/router/admin"
 	"github.com/dynctl/dynctl/internal/router/kvfeed"
 	"github.com/dynctl/dynctl/internal/router/receipt"
 	"github.com/dynctl/dynctl/internal/router/trace"
@@ -87,9 +88,18 @@ func observeBatch(t *recorder.Tap, o kvfeed.Observation) {
 	}
 }
 
-// startRecording begins to write a tap's lines to a file. The function that it
-// returns ends the recording and waits for the file to be complete.
-func startRecording(t *recorder.Tap, f *recordFlags, log *slog.Logger) (stop func() error, err error) {
+// recording is a tap's lines on their way to a file.
+type recording struct {
+	log    *slog.Logger
+	sub    *recorder.Subscription
+	file   *recorder.File
+	cancel context.CancelFunc
+	done   chan struct{} // closed when err is set
+	err    error
+}
+
+// startRecording begins to write a tap's lines to a file. stop ends it.
+func startRecording(t *recorder.Tap, f *recordFlags, log *slog.Logger) (*recording, error) {
 	sub, err := t.Subscribe(f.buffer)
 	if err != nil {
 		return nil, err
@@ -102,25 +112,44 @@ func startRecording(t *recorder.Tap, f *recordFlags, log *slog.Logger) (stop fun
 	}
 	log.Info("recording", "file", file.Path())
 	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
+	r := &recording{log: log, sub: sub, file: file, cancel: cancel, done: make(chan struct{})}
 	go func() {
-		err := file.Run(ctx)
-		if err != nil {
-			log.Error("the recording ended", "err", err)
+		defer close(r.done)
+		if r.err = file.Run(ctx); r.err != nil {
+			log.Error("the recording ended", "err", r.err)
 		}
-		done <- err
 	}()
-	return func() error {
-		cancel()
-		err := <-done
-		records, dropped := sub.Counts()
-		if err != nil {
-			return fmt.Errorf("recording: %w", err)
-		}
-		log.Info("recorded", "file", file.Path(), "records", records, "bytes", file.Bytes(), "dropped", dropped)
-		if dropped > 0 {
-			log.Warn("records were dropped: give --record-buffer more bytes, or a faster disk", "dropped", dropped)
-		}
+	return r, nil
+}
+
+// state is the recording as the admin API shows it; nil without one.
+func (r *recording) state() *admin.Recorder {
+	if r == nil {
 		return nil
-	}, nil
+	}
+	s := &admin.Recorder{Path: r.file.Path(), Bytes: r.file.Bytes()}
+	s.Records, s.Dropped = r.sub.Counts()
+	select {
+	case <-r.done:
+		if r.err != nil {
+			s.Error = r.err.Error()
+		}
+	default:
+	}
+	return s
+}
+
+// stop ends the recording and waits for the file to be complete.
+func (r *recording) stop() error {
+	r.cancel()
+	<-r.done
+	records, dropped := r.sub.Counts()
+	if r.err != nil {
+		return fmt.Errorf("recording: %w", r.err)
+	}
+	r.log.Info("recorded", "file", r.file.Path(), "records", records, "bytes", r.file.Bytes(), "dropped", dropped)
+	if dropped > 0 {
+		r.log.Warn("records were dropped: give --record-buffer more bytes, or a faster disk", "dropped", dropped)
+	}
+	return nil
 }

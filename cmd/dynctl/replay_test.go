@@ -107,7 +107,7 @@ func TestRecordAndVerify(t *testing.T) {
 	}
 	defer shut()
 	flags := &recordFlags{path: path}
-	stop, err := startRecording(tap, flags, newLogger(router.LogConfig{Level: "error", Format: "text"}, io.Discard))
+	file, err := startRecording(tap, flags, newLogger(router.LogConfig{Level: "error", Format: "text"}, io.Discard))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -133,8 +133,17 @@ func TestRecordAndVerify(t *testing.T) {
 	}
 	load(ctx, g, 8, 20)
 	shut()
-	if err := stop(); err != nil {
+	if st := file.state(); st == nil || st.Path != path || st.Records < 1400 || st.Dropped != 0 || st.Error != "" {
+		t.Errorf("while it lasts the recording says %+v", st)
+	}
+	if err := file.stop(); err != nil {
 		t.Fatal(err)
+	}
+	if st := file.state(); st.Bytes == 0 || st.Error != "" {
+		t.Errorf("in the end the recording says %+v", st)
+	}
+	if st := (*recording)(nil).state(); st != nil {
+		t.Errorf("no recording says %+v", st)
 	}
 
 	code, out, errs := command(t, "", "replay", path, "--verify", "-o", "json")

@@ -28,7 +28,7 @@ import (
 
 func newServeCmd() *cobra.Command {
 	var path string
-	var recording recordFlags
+	var record recordFlags
 	cmd := &cobra.Command{
 		Use:   "serve",
 		Short: "Run the router",
@@ -48,12 +48,12 @@ one ends them.`,
 			if err != nil {
 				return err
 			}
-			return serve(cmd.Context(), l, cmd.Flags(), &recording, cmd.ErrOrStderr())
+			return serve(cmd.Context(), l, cmd.Flags(), &record, cmd.ErrOrStderr())
 		},
 	}
 	settingFlags(cmd)
-	recording.add(cmd, "record")
-	cmd.Flags().BoolVar(&recording.tokens, "record-tokens", false, "record prompts as token ids, too, not only as block hashes")
+	record.add(cmd, "record")
+	cmd.Flags().BoolVar(&record.tokens, "record-tokens", false, "record prompts as token ids, too, not only as block hashes")
 	cmd.Flags().StringVar(&path, "config", os.Getenv("DYNCTL_CONFIG"), "configuration `FILE` (YAML or JSON)")
 	return cmd
 }
@@ -63,7 +63,7 @@ const gcPercent = 200
 
 // serve runs a router until the context ends, the admin API drains it or a
 // listener fails.
-func serve(ctx context.Context, l *loadedConfig, flags *pflag.FlagSet, recording *recordFlags, stderr io.Writer) (err error) {
+func serve(ctx context.Context, l *loadedConfig, flags *pflag.FlagSet, record *recordFlags, stderr io.Writer) (err error) {
 	log, level := newLevelLogger(l.config.Log, stderr)
 	if os.Getenv("GOGC") == "" {
 		// Little of what a request allocates outlives it, and what lives long
@@ -99,19 +99,19 @@ func serve(ctx context.Context, l *loadedConfig, flags *pflag.FlagSet, recording
 		specs, control = simSpecs(engines), engines.Control()
 	}
 	tap := newTap("serve")
-	if recording.path != "" {
-		stop, rerr := startRecording(tap, recording, log)
-		if rerr != nil {
-			return rerr
+	var file *recording
+	if record.path != "" {
+		if file, err = startRecording(tap, record, log); err != nil {
+			return err
 		}
-		defer func() { err = errors.Join(err, stop()) }()
+		defer func() { err = errors.Join(err, file.stop()) }()
 	}
 	v := buildVersion()
 	var drainTimeout atomic.Int64
 	drainTimeout.Store(int64(l.config.Timeouts.Drain))
 	r, err := router.New(ctx, router.Options{
 		Config: l.config, Origin: l.origin, Sim: specs, Version: v.Version, Revision: v.Revision, Logger: log,
-		Observer: observer(tap, recording.tokens),
+		Observer: observer(tap, record.tokens),
 		Reloaded: func(old, now *router.Config) {
 			_ = level.UnmarshalText([]byte(now.Log.Level)) // validated with the config
 			drainTimeout.Store(int64(now.Timeouts.Drain))
@@ -124,7 +124,7 @@ func serve(ctx context.Context, l *loadedConfig, flags *pflag.FlagSet, recording
 		return withCode(exitUsage, err)
 	}
 	adminHandler, err := r.AdminHandler(router.AdminOptions{
-		TokenFile: l.config.AdminTokenFile, Name: data.Addr().String(), Sim: control, Settings: settingValues, Patch: patchConfig, Stream: tap,
+		TokenFile: l.config.AdminTokenFile, Name: data.Addr().String(), Sim: control, Settings: settingValues, Patch: patchConfig, Stream: tap, Recorder: file.state,
 	})
 	if err != nil {
 		return withCode(exitUsage, err)

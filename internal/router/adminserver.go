@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/http/pprof"
 	"os"
@@ -49,6 +50,9 @@ type AdminOptions struct {
 	Patch func(c Config, settings map[string]any) (Config, error)
 	// Stream answers GET /admin/v1/stream with a recording; nil for none.
 	Stream http.Handler
+	// Recorder tells of the recording of this process, nil while there is
+	// none; may be nil itself.
+	Recorder func() *admin.Recorder
 }
 
 // adminAPI serves /admin/v1/*, /metrics and the probes.
@@ -186,7 +190,22 @@ func number(q *http.Request, name string, def, low, high int) (int, error) {
 	return n, nil
 }
 
-func (a *adminAPI) status(*http.Request) (any, error) { return a.r.status(time.Now()), nil }
+func (a *adminAPI) status(*http.Request) (any, error) { return a.state(), nil }
+
+// state is the router's status, with what only this API's owner knows.
+func (a *adminAPI) state() admin.Status {
+	st := a.r.status(time.Now())
+	if a.o.Recorder == nil {
+		return st
+	}
+	if st.Recorder = a.o.Recorder(); st.Recorder != nil && st.Recorder.Error != "" {
+		st.Reasons = append(st.Reasons, "the recording has ended: "+st.Recorder.Error)
+		if st.State == "ready" {
+			st.State = "degraded"
+		}
+	}
+	return st
+}
 
 func (a *adminAPI) workers(*http.Request) (any, error) {
 	return admin.WorkerList{Schema: admin.Schema, Now: time.Now(), Revision: a.r.registry.Snapshot().Revision, Workers: a.r.workerList()}, nil
@@ -497,7 +516,7 @@ func (a *adminAPI) snapshot(q *http.Request) (any, error) {
 		return nil, err
 	}
 	after, _ := strconv.ParseUint(q.URL.Query().Get("after"), 10, 64)
-	out := admin.Snapshot{Schema: admin.Schema, Status: a.r.status(time.Now()), Workers: a.r.workerList(), Decisions: []json.RawMessage{}}
+	out := admin.Snapshot{Schema: admin.Schema, Status: a.state(), Workers: a.r.workerList(), Decisions: []json.RawMessage{}}
 	if decisions > 0 {
 		list, _, err := a.r.receipts.List(receipt.Query{Limit: decisions})
 		if err != nil {
@@ -628,19 +647,18 @@ func (a *adminAPI) patchConfig(q *http.Request) (any, error) {
 	if a.o.Patch == nil || len(in.Settings) == 0 {
 		return nil, bad("settings", "no settings to change")
 	}
-	old := a.r.settings.Load()
-	c, err := a.o.Patch(old.Config, in.Settings)
+	err := a.r.Change(func(c Config, origin map[string]string) (Config, map[string]string, error) {
+		c, err := a.o.Patch(c, in.Settings)
+		origin = maps.Clone(origin)
+		if origin == nil {
+			origin = map[string]string{}
+		}
+		for k := range in.Settings {
+			origin[k] = "admin API"
+		}
+		return c, origin, err
+	})
 	if err != nil {
-		return nil, bad("settings", "%v", err)
-	}
-	origin := map[string]string{}
-	for k, v := range old.origin {
-		origin[k] = v
-	}
-	for k := range in.Settings {
-		origin[k] = "admin API"
-	}
-	if err := a.r.Reload(c, origin); err != nil {
 		return nil, bad("settings", "%v", err)
 	}
 	return a.config(q)

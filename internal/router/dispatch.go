@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"slices"
 	"strconv"
@@ -229,8 +230,8 @@ func planError(p *disagg.Plan) error {
 		for i := range phase.Scores {
 			reasons[phase.Scores[i].Excluded.String()]++
 		}
-		for why, n := range reasons {
-			e.Message += fmt.Sprintf("; %d rank(s): %s", n, why)
+		for _, why := range slices.Sorted(maps.Keys(reasons)) {
+			e.Message += fmt.Sprintf("; %d rank(s): %s", reasons[why], why)
 		}
 	case selector.Chosen:
 		e.Message = p.Err.Error()

@@ -17,12 +17,33 @@ import (
 )
 
 // modelCache keeps the merged answer to /v1/models for a moment, so that
-// clients that poll it do not multiply into the fleet.
+// clients that poll it do not multiply into the fleet. Those who come while the
+// fleet is asked wait for that answer; no lock is held meanwhile.
 type modelCache struct {
-	mu       sync.Mutex
+	mu     sync.Mutex
+	answer *modelAnswer // the newest, being fetched or done
+}
+
+// modelAnswer is the fleet's answer at one revision. The rest is set when done
+// is closed.
+type modelAnswer struct {
 	revision uint64
+	done     chan struct{}
 	at       time.Time
-	list     *api.ModelList
+	list     *api.ModelList // nil when fetching it failed
+}
+
+// fresh reports whether the answer can be given out at a fleet's revision.
+func (a *modelAnswer) fresh(revision uint64, now time.Time) bool {
+	if a == nil || a.revision != revision {
+		return false
+	}
+	select {
+	case <-a.done:
+		return a.list != nil && now.Sub(a.at) < modelCacheTime
+	default:
+		return true
+	}
 }
 
 const (
@@ -59,15 +80,40 @@ func (x *exchange) local() error {
 	return nil
 }
 
-// models merges the model lists of the fleet.
+// models are the merged model lists of the fleet.
 func (r *Router) models(ctx context.Context) (*api.ModelList, error) {
 	snap := r.registry.Snapshot()
 	c := &r.modelCache
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.list != nil && c.revision == snap.Revision && time.Since(c.at) < modelCacheTime {
-		return c.list, nil
+	for {
+		c.mu.Lock()
+		a := c.answer
+		mine := !a.fresh(snap.Revision, time.Now())
+		if mine {
+			a = &modelAnswer{revision: snap.Revision, done: make(chan struct{})}
+			c.answer = a
+		}
+		c.mu.Unlock()
+		if mine {
+			func() {
+				defer close(a.done)
+				a.list = r.askModels(ctx, snap)
+				a.at = time.Now()
+			}()
+		}
+		select {
+		case <-a.done:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+		if a.list != nil {
+			return a.list, nil
+		}
+		// Whoever asked panicked; ask again.
 	}
+}
+
+// askModels asks the fleet for its models.
+func (r *Router) askModels(ctx context.Context, snap *workers.Snapshot) *api.ModelList {
 	// One worker for each set of models is enough.
 	var ask []*workers.Worker
 	var sets [][]string
@@ -107,8 +153,7 @@ func (r *Router) models(ctx context.Context) (*api.ModelList, error) {
 	if err != nil {
 		r.log.Warn("a model list could not be read", "err", err)
 	}
-	c.list, c.revision, c.at = list, snap.Revision, time.Now()
-	return list, nil
+	return list
 }
 
 // responseID is the id in the path of a stored response.

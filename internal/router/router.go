@@ -283,6 +283,25 @@ func (r *Router) Draining() <-chan struct{} { return r.drain }
 func (r *Router) Reload(c Config, origin map[string]string) error {
 	r.reloadMu.Lock()
 	defer r.reloadMu.Unlock()
+	return r.replace(c, origin)
+}
+
+// Change replaces the configuration by what change makes of the one in force
+// and its origins, which it must not write to. No other change comes between.
+// An error of change is returned as it is, and nothing has happened then.
+func (r *Router) Change(change func(Config, map[string]string) (Config, map[string]string, error)) error {
+	r.reloadMu.Lock()
+	defer r.reloadMu.Unlock()
+	s := r.settings.Load()
+	c, origin, err := change(s.Config, s.origin)
+	if err != nil {
+		return err
+	}
+	return r.replace(c, origin)
+}
+
+// replace is Reload. The caller holds reloadMu.
+func (r *Router) replace(c Config, origin map[string]string) error {
 	old := r.settings.Load()
 	err := r.reload(c, origin)
 	if err != nil {

@@ -1,0 +1,146 @@
+package router_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/tidwall/gjson"
+
+	"github.com/dynctl/dynctl/internal/router"
+	"github.com/dynctl/dynctl/internal/router/admin"
+	"github.com/dynctl/dynctl/internal/router/routertest"
+)
+
+// TestInvariant10NoPatchIsLost: changes of the configuration that come at the
+// same time all take effect, each upon the one before.
+func TestInvariant10NoPatchIsLost(t *testing.T) {
+	t.Parallel()
+	const patches = 32
+	r := startCold(t, routertest.Options{Fleet: "1a:profile=instant", Admin: router.AdminOptions{
+		Patch: func(c router.Config, settings map[string]any) (router.Config, error) {
+			name, ok := settings["alias"].(string)
+			if !ok {
+				return c, errors.New("no alias")
+			}
+			for range 20 {
+				runtime.Gosched() // where another patch could come between
+			}
+			c.Aliases = append(slices.Clone(c.Aliases), router.Alias{Name: name, Model: "sim"})
+			return c, nil
+		},
+		Settings: func(c *router.Config) []admin.ConfigValue {
+			return []admin.ConfigValue{{Key: "alias", Value: len(c.Aliases)}}
+		},
+	}})
+	var wg sync.WaitGroup
+	for i := range patches {
+		wg.Go(func() {
+			if _, err := r.Admin.SetConfig(t.Context(), map[string]any{"alias": fmt.Sprintf("alias-%d", i)}); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	v, err := r.Admin.Config(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n, _ := v.Settings[0].Value.(float64); int(n) != patches || v.Revision != patches+1 || v.Settings[0].Origin != "admin API" {
+		t.Errorf("%v aliases by %q in revision %d, want %d in revision %d", v.Settings[0].Value, v.Settings[0].Origin, v.Revision, patches, patches+1)
+	}
+	var refused *admin.StatusError
+	if _, err := r.Admin.SetConfig(t.Context(), map[string]any{"alias": 1}); !errors.As(err, &refused) || refused.Status != http.StatusBadRequest {
+		t.Errorf("a patch that cannot be made: %v", err)
+	}
+}
+
+// TestModelListIsAskedForOnce: clients who ask for the models at the same time
+// share one question to the fleet, and none of them has to wait for it.
+func TestModelListIsAskedForOnce(t *testing.T) {
+	t.Parallel()
+	r, p := tappedRig(t, "1a:profile=instant")
+	asked, release := make(chan struct{}, 8), make(chan struct{})
+	p.set(func(_ string, _ http.ResponseWriter, q *http.Request, _ []byte) bool {
+		if q.URL.Path == "/v1/models" && q.Header.Get("User-Agent") != "dynctl" { // which the probes are
+			asked <- struct{}{}
+			<-release
+		}
+		return false
+	})
+	type result struct {
+		a   *answer
+		err error
+	}
+	ask := func(ctx context.Context) chan result {
+		got := make(chan result, 1)
+		go func() {
+			a, err := r.try(ctx, http.MethodGet, "/v1/models", nil)
+			got <- result{a, err}
+		}()
+		return got
+	}
+	first := ask(t.Context())
+	<-asked
+	hasty, leave := context.WithCancel(t.Context())
+	gone := ask(hasty)
+	others := []chan result{ask(t.Context()), ask(t.Context())}
+	r.eventually("all to be in", func() error {
+		if st, err := r.Admin.Status(t.Context()); err != nil || st.Traffic.Requests < 4 {
+			return fmt.Errorf("%d requests, %w", st.Traffic.Requests, err)
+		}
+		return nil
+	})
+	leave()
+	if g := <-gone; !errors.Is(g.err, context.Canceled) {
+		t.Errorf("the client who left: %v", g.err)
+	}
+	r.eventually("the books of the client who left to be closed", func() error {
+		if st, err := r.Admin.Status(t.Context()); err != nil || st.Traffic.Cancelled != 1 {
+			return fmt.Errorf("%d cancelled, %w", st.Traffic.Cancelled, err)
+		}
+		return nil
+	})
+	close(release)
+	for _, c := range append(others, first) {
+		if g := <-c; g.err != nil || g.a.status != http.StatusOK || gjson.GetBytes(g.a.body, "data.0.id").String() != "sim" {
+			t.Errorf("%v %v", g.a, g.err)
+		}
+	}
+	if len(asked) != 0 {
+		t.Errorf("the fleet was asked %d times more", len(asked))
+	}
+}
+
+// TestStatusShowsTheRecorder: what the process records is part of the status,
+// and a recording that broke is a reason not to be ready.
+func TestStatusShowsTheRecorder(t *testing.T) {
+	t.Parallel()
+	var mu sync.Mutex
+	rec := &admin.Recorder{Path: "t.jsonl", Bytes: 7, Records: 3, Dropped: 1}
+	r := startWith(t, routertest.Options{Fleet: "1a:profile=instant", Admin: router.AdminOptions{Recorder: func() *admin.Recorder {
+		mu.Lock()
+		defer mu.Unlock()
+		c := *rec
+		return &c
+	}}})
+	if st := r.status(); st.Recorder == nil || *st.Recorder != *rec || st.State != "ready" {
+		t.Errorf("%+v in state %s %q", st.Recorder, st.State, st.Reasons)
+	}
+	mu.Lock()
+	rec.Error = "no space left on device"
+	mu.Unlock()
+	snap, err := r.Admin.Snapshot(t.Context(), 0, 0, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if st := snap.Status; st.Recorder == nil || st.State != "degraded" || !strings.Contains(strings.Join(st.Reasons, "; "), "the recording has ended: no space left on device") {
+		t.Errorf("%+v in state %s %q", st.Recorder, st.State, st.Reasons)
+	}
+}
