@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -105,6 +106,61 @@ func TestFeedGapBeyondTheReplay(t *testing.T) {
 	f.within(p)
 	if s.Dropped == 0 || s.Lost != 5 || s.Complete {
 		t.Errorf("status %+v", s)
+	}
+}
+
+// damaged makes a batch and sends it with its end cut off.
+func (p *publisher) damaged() {
+	p.step(false)
+	seq := uint64(len(p.e.log) - 1)
+	p.send(seq, p.e.log[seq][:len(p.e.log[seq])-3])
+}
+
+// A batch that came damaged empties the rank; the replay fills it again.
+func TestFeedFetchesDamagedAgain(t *testing.T) {
+	t.Parallel()
+	p := newPublisher(t, 40, 1)
+	f := newFixture(t, nil)
+	f.add(p.source(true))
+	p.subscribed()
+	p.steps(20)
+	f.settled(p)
+	p.damaged()
+	f.until(func(s Status) bool { return s.State == Live && s.Complete && s.Dropped == 2 })
+	p.steps(5)
+	f.settled(p)
+	f.equals(p)
+}
+
+// A replay that begins after the damage, or does not come, has nothing to add:
+// what the rank has learned since is kept.
+func TestFeedKeepsWhatTheReplayHasNot(t *testing.T) {
+	t.Parallel()
+	for name, change := range map[string]func(p *publisher){
+		"too short": func(p *publisher) { p.window = len(p.e.log) + 1 },
+		"empty":     func(p *publisher) { p.window = math.MaxInt },
+		"silent":    func(p *publisher) { p.silent = true },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := newPublisher(t, 41, 1)
+			f := newFixture(t, func(o *Options) { o.ReplayBurst, o.ReplayEvery = 1, 20*time.Millisecond })
+			f.add(p.source(true))
+			p.subscribed()
+			p.steps(30)
+			f.settled(p)
+			asked := f.one().Replays
+			p.set(func() { change(p) })
+			p.damaged()
+			p.steps(30)
+			s := f.until(func(s Status) bool {
+				return s.Replays == asked+1 && s.State == Live && s.LastSeq == int64(len(p.e.log))-1
+			})
+			f.within(p)
+			if s.Dropped != 1 || f.told("feed.unknown") != 1 || len(holds(t, f.x)) == 0 {
+				t.Errorf("emptied %d times, told %d, %d blocks left: %s", s.Dropped, f.told("feed.unknown"), len(holds(t, f.x)), f.show())
+			}
+		})
 	}
 }
 

@@ -47,10 +47,11 @@ type rank struct {
 	lostAt   time.Time // when the rank was last without connection
 	proven   bool      // the connection continues what the stream has seen
 	resynced bool      // it was started over because of orphans
-	refetch  bool      // fetch everything again when the budget of replays allows
+	refetch  bool      // see whether the replay tells more, when the budget of replays allows
 	accept   bool      // take the first batch as it comes: the replay has failed
 
 	catching     bool // live batches wait in held for a replay
+	asking       bool // that replay is for what it may have besides what is known
 	held         []heldBatch
 	heldBytes    int64
 	heldFrom     uint64 // from here on, held has no gap
@@ -190,7 +191,7 @@ func (r *rank) attachLocked(conn uint64, peer string) {
 	r.conn, r.peer = conn, peer
 	r.n.Connects++
 	_, had := r.stream.Last()
-	r.proven, r.resynced, r.accept, r.refetch = !had, false, false, false
+	r.proven, r.resynced, r.accept, r.refetch, r.asking = !had, false, false, false, false
 	if r.src.Replay != "" {
 		r.catching = true
 		r.set(Replaying, "connected, asking for what was missed")

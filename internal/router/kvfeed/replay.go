@@ -37,12 +37,12 @@ func (r *rank) tend(ctx context.Context) {
 				r.emit(workers.Error, "feed.stale", "%s: %s", r.label, r.reason)
 			}
 		case !catching && r.refetch:
-			// Built anew from what follows the rank would miss what it held
-			// until that is stored again; the replay tells it at once.
+			// Built anew from what follows, the rank misses what it held until
+			// that is stored again; a replay that reaches further back tells it
+			// at once.
 			if next = r.untilReplay(now); next <= 0 {
 				r.refetch = false
-				r.startOver("fetching again what came damaged or was given up")
-				r.catching, catching = true, true
+				r.asking, r.catching, catching = true, true, true
 			}
 		case !catching && r.src.Replay != "":
 			if quiet := r.lastEvent.Add(r.m.o.VerifyEvery); r.nextVerify.Before(quiet) && r.lastEvent.After(r.nextVerify.Add(-r.m.o.VerifyAfter)) {
@@ -108,11 +108,15 @@ func (r *rank) catchUp(ctx context.Context, conn uint64) {
 			break
 		}
 		before := r.stream.seq.Next()
-		r.set(Replaying, fmt.Sprintf("asking %s for batches from %d on (attempt %d)", r.src.Replay, before, attempt+1))
+		asking := r.asking
+		r.asking = false
+		if !asking {
+			r.set(Replaying, fmt.Sprintf("asking %s for batches from %d on (attempt %d)", r.src.Replay, before, attempt+1))
+		}
 		r.n.Replays++
 		r.mu.Unlock()
 
-		p, err := r.replay(ctx, conn)
+		p, err := r.replay(ctx, conn, asking)
 
 		r.mu.Lock()
 		if r.conn != conn || ctx.Err() != nil {
@@ -122,6 +126,18 @@ func (r *rank) catchUp(ctx context.Context, conn uint64) {
 		if err != nil {
 			r.n.ReplayErrors++
 			why = err.Error()
+		}
+		if p.asking { // it had no more, or did not answer
+			done := r.drain()
+			if done {
+				r.catching = false
+				r.nextVerify = r.m.now().Add(r.m.o.VerifyAfter)
+			}
+			r.mu.Unlock()
+			if done {
+				return
+			}
+			continue
 		}
 		broken = err != nil
 		if p.restarted {
@@ -214,6 +230,7 @@ func (r *rank) forgotten(seq uint64) bool {
 // while it runs.
 type playback struct {
 	from      uint64
+	asking    bool // nothing is taken unless it reaches further back than the rank
 	batches   int
 	bytes     int64
 	joined    bool // it reached the live batches that wait
@@ -229,12 +246,14 @@ var (
 
 // replay asks the replay socket for the newest batch applied and all after it,
 // and applies what comes. That first batch proves that the publisher is in the
-// same life. A nil error means that the replay ended as it should, or that
-// p says why it was left.
-func (r *rank) replay(ctx context.Context, conn uint64) (*playback, error) {
+// same life. Asking, it wants all batches there are, and applies them to an
+// emptied rank if they begin before those that the rank's entries come from;
+// else p is still asking at the end, and nothing has changed. A nil error means
+// that the replay ended as it should, or that p says why it was left.
+func (r *rank) replay(ctx context.Context, conn uint64, asking bool) (*playback, error) {
 	r.mu.Lock()
-	p := &playback{}
-	if last, had := r.stream.Last(); had {
+	p := &playback{asking: asking}
+	if last, had := r.stream.Last(); had && !asking {
 		p.from = last
 	}
 	src := r.src
@@ -304,6 +323,14 @@ func (r *rank) replay(ctx context.Context, conn uint64) (*playback, error) {
 // replayed takes one batch of a replay. It returns true when no more is needed.
 // The caller holds r.mu.
 func (r *rank) replayed(p *playback, seq uint64, payload []byte) (done bool, err error) {
+	if p.asking {
+		if seq >= r.stream.Base() {
+			return true, nil
+		}
+		p.asking = false
+		r.startOver("fetching again what came damaged or was given up")
+		r.set(Replaying, fmt.Sprintf("%s has the batches from %d on", r.src.Replay, seq))
+	}
 	if seq < p.from {
 		if p.batches > remembered {
 			return false, errReplayOrder
@@ -365,7 +392,7 @@ func (r *rank) verify(ctx context.Context, conn uint64) {
 	r.n.Replays++
 	state, reason := r.state, r.reason
 	r.mu.Unlock()
-	p, err := r.replay(ctx, conn)
+	p, err := r.replay(ctx, conn, false)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.conn != conn || ctx.Err() != nil {

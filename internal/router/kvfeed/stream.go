@@ -24,6 +24,7 @@ type Stream struct {
 	batch kvevent.Batch
 	ops   kvindex.Batch
 
+	base     uint64  // no block comes from a batch before this one
 	said     int32   // the rank that the latest batch claims, -1 for none
 	at       float64 // the publisher's time of the latest batch, Unix seconds
 	complete bool    // every batch since the publisher's first was applied
@@ -120,6 +121,7 @@ func (s *Stream) drop() {
 	s.index.ClearRank(s.rank)
 	s.app.Emptied()
 	s.counters.Dropped++
+	s.base = s.seq.Next()
 	s.complete = false
 }
 
@@ -138,6 +140,7 @@ func (s *Stream) Skip(seq uint64) {
 		s.drop()
 	}
 	s.seq.Skip(seq)
+	s.base = seq
 	s.complete = false
 }
 
@@ -148,6 +151,7 @@ func (s *Stream) Reset() {
 		s.drop()
 	}
 	s.seq.Reset()
+	s.base = 0
 	s.app.Reset()
 	s.complete = false
 }
@@ -165,6 +169,7 @@ func (s *Stream) Playback(o Observation) {
 		if v := s.Offer(o.Seq, o.Payload); v.Kind == Gap {
 			// What was dropped for it has been observed.
 			s.seq.Skip(o.Seq)
+			s.base = o.Seq
 			s.complete = false
 			s.Offer(o.Seq, o.Payload)
 		}
@@ -199,6 +204,11 @@ func (s *Stream) Resume(p Position) {
 		s.Reset() // kept by a router with another block size
 	}
 }
+
+// Base returns the number of the first batch that the rank's entries come from:
+// since it, every batch was applied. A replay that reaches no further back has
+// nothing to add.
+func (s *Stream) Base() uint64 { return s.base }
 
 // Last returns the number of the newest batch applied, false before the first.
 func (s *Stream) Last() (uint64, bool) { return s.seq.Last() }

@@ -350,8 +350,7 @@ func (f *feed) applied(m batch, replayed bool) {
 	f.check()
 	if f.refetch && !f.catching {
 		f.refetch = false
-		f.stream.Reset()
-		f.catchUp()
+		f.replay(true)
 	}
 	f.past = append(f.past, m)
 }
@@ -402,7 +401,11 @@ func (f *feed) check() {
 }
 
 // catchUp asks the replay socket for everything from the last known batch on.
-func (f *feed) catchUp() {
+func (f *feed) catchUp() { f.replay(false) }
+
+// replay is catchUp; asking, nothing is taken unless the replay reaches further
+// back than the stream.
+func (f *feed) replay(asking bool) {
 	n, s := f.n, f.n.s
 	f.catching = true
 	life := f.life
@@ -416,7 +419,13 @@ func (f *feed) catchUp() {
 			return
 		}
 		all := n.log[max(0, len(n.log)-n.ring):]
-		if known {
+		switch {
+		case asking && (len(all) == 0 || all[0].seq >= f.stream.Base()):
+			all = nil
+		case asking:
+			f.stream.Reset()
+			from = 0
+		case known:
 			// The last batch must still be the one that was applied; if it is not
 			// there at all, nobody can tell.
 			if len(all) == 0 || all[0].seq > from || uint64(len(n.log)) <= from || f.stream.Offer(from, all[from-all[0].seq].payload).Kind != kvfeed.Duplicate {
