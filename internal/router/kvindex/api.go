@@ -29,7 +29,7 @@ type Options struct {
 	// beyond it are refused and counted, the newest first, and the rank is marked as lost.
 	MaxBlocks int64
 	// MaxBytes is the memory that the index may map for its tables, in bytes. Stores beyond it are
-	// refused as for MaxBlocks. The memory is taken as needed, in steps of a few MiB. Less than 16 MiB
+	// refused as for MaxBlocks. The memory is taken as needed, in steps of 2 MiB. Less than 16 MiB
 	// counts as 16 MiB.
 	MaxBytes int64
 }

@@ -11,13 +11,13 @@ import (
 // touch local hashes only, removals names only.
 const (
 	chunkLen   = 16
-	slabChunks = 1 << 14 // local hashes of a slab fill one 2 MiB page
+	slabChunks = 1 << 11 // chunks in a slab: 536 KiB
 	refBits    = 28
 	refMask    = 1<<refBits - 1
 	maxChunks  = 1 << refBits / chunkLen
-	nodeSlab   = 1 << 15 // nodes in a slab: 2 MiB
+	nodeSlab   = 1 << 12 // nodes in a slab: 256 KiB
 	arenaUnit  = 2       // words in an arena unit
-	arenaSlab  = 1 << 17 // units in a slab: 2 MiB
+	arenaSlab  = 1 << 14 // units in a slab: 256 KiB
 	arenaPage  = 1 << 10 // units handed to a cache at a time: 16 KiB
 	maxUnits   = 1 << 28
 	maxClass   = 12 // largest array of the arena: 8,192 words
@@ -31,9 +31,9 @@ type chunkMeta struct {
 }
 
 type chunkSlab struct {
-	locals *[slabChunks][chunkLen]uint64
-	names  *[slabChunks][chunkLen]uint64
-	meta   *[slabChunks]chunkMeta
+	locals [slabChunks][chunkLen]uint64
+	names  [slabChunks][chunkLen]uint64
+	meta   [slabChunks]chunkMeta
 }
 
 // kinds of things that are allocated and retired: chunks, nodes, and arena arrays by class.
@@ -52,50 +52,23 @@ type memory struct {
 	limit int64
 	bytes atomic.Int64
 
-	chunks []chunkSlab
+	chunks []*chunkSlab
 	nodes  []*[nodeSlab]node
 	arena  []*[arenaSlab * arenaUnit]uint64
 
-	mu     sync.Mutex
-	free   [kinds][]uint32
-	next   [3]uint32 // first never-used chunk, node, arena unit
-	mapped [][]uint64
+	mu      sync.Mutex
+	free    [kinds][]uint32
+	next    [3]uint32 // first never-used chunk, node, arena unit
+	regions []*region
 }
 
 func (m *memory) init(limit int64) {
 	m.limit = limit
 	slabs := func(size, most int64) int64 { return min(limit/size+1, most) }
-	m.chunks = make([]chunkSlab, slabs(slabChunks*chunkLen*8*2, maxChunks/slabChunks))
+	m.chunks = make([]*chunkSlab, slabs(int64(unsafe.Sizeof(chunkSlab{})), maxChunks/slabChunks))
 	m.nodes = make([]*[nodeSlab]node, slabs(nodeSlab*64, 1<<32/nodeSlab))
 	m.arena = make([]*[arenaSlab * arenaUnit]uint64, slabs(arenaSlab*arenaUnit*8, maxUnits/arenaSlab))
 	m.next = [3]uint32{1, 0, 1}
-}
-
-// grab maps n words within the limit, nil when there is no room.
-func (m *memory) grab(n int) []uint64 {
-	if m.bytes.Add(int64(n)*8) <= m.limit {
-		if w := mapWords(n); w != nil {
-			return w
-		}
-	}
-	m.bytes.Add(-int64(n) * 8)
-	return nil
-}
-
-func (m *memory) drop(w []uint64) {
-	if len(w) > 0 {
-		m.bytes.Add(-int64(len(w)) * 8)
-		_ = unmapWords(w) // fails only for a range that is not ours
-	}
-}
-
-// keep is grab for slabs, which live until close. The caller holds mu.
-func (m *memory) keep(n int) []uint64 {
-	w := m.grab(n)
-	if w != nil {
-		m.mapped = append(m.mapped, w)
-	}
-	return w
 }
 
 // fresh returns up to n never-used ids of a kind, as [from, to). The caller holds mu.
@@ -107,17 +80,12 @@ func (m *memory) fresh(k kind, n uint32) (from, to uint32) {
 		if s >= uint32(len(m.chunks)) {
 			return 0, 0
 		}
-		if m.chunks[s].locals == nil {
-			const words = slabChunks * chunkLen
-			w := m.keep(2*words + slabChunks*int(unsafe.Sizeof(chunkMeta{}))/8)
+		if m.chunks[s] == nil {
+			w := m.take(int(unsafe.Sizeof(chunkSlab{}) / 8))
 			if w == nil {
 				return 0, 0
 			}
-			m.chunks[s] = chunkSlab{
-				locals: (*[slabChunks][chunkLen]uint64)(unsafe.Pointer(&w[0])),
-				names:  (*[slabChunks][chunkLen]uint64)(unsafe.Pointer(&w[words])),
-				meta:   (*[slabChunks]chunkMeta)(unsafe.Pointer(&w[2*words])),
-			}
+			m.chunks[s] = (*chunkSlab)(unsafe.Pointer(&w[0]))
 		}
 		to = min(from+n, (s+1)*slabChunks)
 		m.next[0] = to
@@ -128,10 +96,11 @@ func (m *memory) fresh(k kind, n uint32) (from, to uint32) {
 			return 0, 0
 		}
 		if m.nodes[s] == nil {
-			w := m.keep(nodeSlab * int(unsafe.Sizeof(node{})) / 8)
+			w := m.take(nodeSlab * int(unsafe.Sizeof(node{})) / 8)
 			if w == nil {
 				return 0, 0
 			}
+			clear(w)
 			m.nodes[s] = (*[nodeSlab]node)(unsafe.Pointer(&w[0]))
 		}
 		to = min(from+n, (s+1)*nodeSlab)
@@ -144,7 +113,7 @@ func (m *memory) fresh(k kind, n uint32) (from, to uint32) {
 			return 0, 0
 		}
 		if m.arena[s] == nil {
-			w := m.keep(arenaSlab * arenaUnit)
+			w := m.take(arenaSlab * arenaUnit)
 			if w == nil {
 				return 0, 0
 			}
@@ -160,13 +129,13 @@ func (m *memory) close() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	var first error
-	for _, w := range m.mapped {
-		m.bytes.Add(-int64(len(w)) * 8)
-		if err := unmapWords(w); err != nil && first == nil {
+	for _, r := range m.regions {
+		m.bytes.Add(-int64(r.given) * unitWords * 8)
+		if err := unmapRegion(r.raw); err != nil && first == nil {
 			first = err
 		}
 	}
-	m.mapped = nil
+	m.regions = nil
 	return first
 }
 

@@ -2,8 +2,13 @@
 
 package kvindex
 
-// mapWords returns n zeroed words of the ordinary heap. The race detector watches only that memory,
-// so race builds use it too.
-func mapWords(n int) []uint64 { return make([]uint64, n) }
+const regionUnits = hugeUnits
 
-func unmapWords([]uint64) error { return nil }
+// mapRegion returns n zeroed words of the ordinary heap. The race detector watches only that memory, so
+// race builds use it too.
+func mapRegion(n int) (raw, words []uint64) {
+	raw = make([]uint64, n)
+	return raw, raw
+}
+
+func unmapRegion([]uint64) error { return nil }

@@ -8,16 +8,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mapWords returns n zeroed words outside the garbage-collected heap, nil when the host refuses.
-func mapWords(n int) []uint64 {
-	b, err := unix.Mmap(-1, 0, n*8, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
+const regionUnits = 32 * hugeUnits // 64 MiB
+
+// mapRegion returns n words outside the garbage-collected heap that start at a multiple of 2 MiB, and what
+// was mapped for it, nil when the host refuses.
+func mapRegion(n int) (raw, words []uint64) {
+	const huge = hugeUnits * unitWords * 8
+	b, err := unix.Mmap(-1, 0, n*8+huge, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
 	if err != nil {
-		return nil
+		return nil, nil
 	}
 	adviseHuge(b)
-	return unsafe.Slice((*uint64)(unsafe.Pointer(unsafe.SliceData(b))), n)
+	p := unsafe.Pointer(unsafe.SliceData(b))
+	raw = unsafe.Slice((*uint64)(p), len(b)/8)
+	skip := -uintptr(p) % huge / 8
+	return raw, raw[skip : skip+uintptr(n)]
 }
 
-func unmapWords(w []uint64) error {
-	return unix.Munmap(unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(w))), len(w)*8))
+func unmapRegion(raw []uint64) error {
+	return unix.Munmap(unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(raw))), len(raw)*8))
 }
