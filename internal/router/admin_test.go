@@ -16,6 +16,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router"
 	"github.com/dynctl/dynctl/internal/router/admin"
 	"github.com/dynctl/dynctl/internal/router/routertest"
+	"github.com/dynctl/dynctl/internal/router/selector"
 )
 
 // TestInvariant10NoPatchIsLost: changes of the configuration that come at the
@@ -58,6 +59,28 @@ func TestInvariant10NoPatchIsLost(t *testing.T) {
 	var refused *admin.StatusError
 	if _, err := r.Admin.SetConfig(t.Context(), map[string]any{"alias": 1}); !errors.As(err, &refused) || refused.Status != http.StatusBadRequest {
 		t.Errorf("a patch that cannot be made: %v", err)
+	}
+}
+
+// TestPhaseOfTheDecodeRank: the ranks of a fleet without prefill workers are
+// ranked for the whole request, as a simulation does.
+func TestPhaseOfTheDecodeRank(t *testing.T) {
+	t.Parallel()
+	for fleet, want := range map[string]selector.Phase{"2a:profile=instant": selector.Aggregated, "1p2d:profile=instant": selector.Decode} {
+		var mu sync.Mutex
+		var got []selector.Phase
+		r := startWith(t, routertest.Options{Fleet: fleet, Observer: router.Observer{Decision: func(d router.DecisionRecord) {
+			mu.Lock()
+			defer mu.Unlock()
+			got = append(got, d.Input.Decode.Phase)
+		}}})
+		r.complete(ids(100, 1))
+		r.complete(ids(100, 2))
+		mu.Lock()
+		if !slices.Equal(got, []selector.Phase{want, want}) {
+			t.Errorf("%s: phases %q, want %q", fleet, got, want)
+		}
+		mu.Unlock()
 	}
 }
 

@@ -333,6 +333,7 @@ func (r *Router) decide(d *decision, facts disagg.Facts, force disagg.Force, ses
 	}
 	phase(&d.in.Decode, &d.in.DecodePeers, selector.Decode, s.routing.decode, 1)
 	phase(&d.in.Prefill, &d.in.PrefillPeers, selector.Prefill, s.routing.prefill, 0)
+	d.in.Settle()
 	disagg.Make(&d.in, &d.plan)
 	d.took.plan += time.Since(start)
 }

@@ -250,9 +250,9 @@ func (x *exchange) carryOut() error {
 	if !r.outliers.Admit(decode.Worker) {
 		return &failure{phase: selector.Decode, worker: decode.Worker, reason: "ejected", retry: true, err: errors.New("the worker is ejected")}
 	}
-	claim := ledger.Claim{ContextTokens: d.prompt.isl, BlockSize: d.in.Decode.BlockSize}
+	claim := ledger.Claim{ContextTokens: d.prompt.isl, BlockSize: d.in.Decode.BlockSize, LoadTokens: p.EffISL}
 	if p.Path == disagg.Local {
-		claim.PrefillTokens = p.EffISL
+		claim.PrefillTokens, claim.LoadTokens = p.EffISL, 0
 	}
 	held := r.ledger.Reserve(decode.Rank, claim)
 	defer held.Release()

@@ -344,6 +344,13 @@ func TestRedecide(t *testing.T) {
 	if err != nil || d.Ranks < 100 || d.WhatIfHit >= d.RecordedHit || d.Regret <= 0 || len(d.Examples) != 5 {
 		t.Errorf("%+v, %v", d, err)
 	}
+	// Whether cached blocks on a decode rank save computing or a transfer
+	// follows the threshold that is asked about.
+	for _, text := range []string{"threshold=0", "threshold=100000"} {
+		if d, err = Redecide(t.Context(), open(t, raw), change(text)); err != nil || d.Decisions != 200 || d.Failed != 0 {
+			t.Errorf("%s: %+v, %v", text, d, err)
+		}
+	}
 	for _, bad := range []string{"policy", "policy=best", "moon=1", "threshold=-1", "temperature=x"} {
 		if _, err := ParseChange(bad); err == nil {
 			t.Errorf("%s is taken", bad)

@@ -180,7 +180,7 @@ func Redecide(ctx context.Context, r *trace.Reader, list []Change) (*Redecision,
 		if err := errors.Join(was.load(d), now.load(d)); err != nil {
 			return nil, &trace.LineError{Name: r.Name(), Line: rec.Line, Byte: rec.Offset, Err: err}
 		}
-		s := Settings{Plan: now.in.Config, Decode: now.in.Decode.Policy, Prefill: now.in.Prefill.Policy, Weights: now.in.Decode.Weights, Busy: now.in.Decode.Busy}
+		s := Settings{Plan: now.in.Config, Decode: now.in.Decode.Policy, Prefill: now.in.Prefill.Policy, Weights: now.in.Prefill.Weights, Busy: now.in.Decode.Busy}
 		for _, c := range list {
 			if err := c.apply(&s); err != nil {
 				return nil, err
@@ -188,6 +188,11 @@ func Redecide(ctx context.Context, r *trace.Reader, list []Change) (*Redecision,
 		}
 		now.in.Config, now.in.Decode.Policy, now.in.Prefill.Policy = s.Plan, s.Decode, s.Prefill
 		now.in.Decode.Weights, now.in.Prefill.Weights, now.in.Decode.Busy, now.in.Prefill.Busy = s.Weights, s.Weights, s.Busy, s.Busy
+		// A recording from before Settle is left without it, unless the change
+		// is about what that looks at.
+		if was.in.Decode.Weights != was.in.Prefill.Weights || was.in.AlwaysRemote() != now.in.AlwaysRemote() {
+			now.in.Settle()
+		}
 		a, b := was.decide(), now.decide()
 		out.Decisions++
 		prompt += uint64(max(d.Facts.ISL, 0))

@@ -156,6 +156,36 @@ type Input struct {
 	PrefillPeers []Peer
 }
 
+// LoadCredit is what a cached block takes off the cost of a decode rank whose
+// prompt is computed elsewhere in any case, as a share of its ordinary credit:
+// the block then saves its transfer, not its computation.
+const LoadCredit = 1.0 / 32
+
+// Settle tells the ranking of the decode ranks what it must know of the rest;
+// it is called once both phases have their candidates. Without prefill ranks a
+// rank that decodes does the whole request (phase Aggregated). With a threshold
+// that sends every prompt to a prefill rank, cached blocks count as LoadCredit
+// says, and in kv_dynamo not at all, as in Dynamo's decode router without
+// conditional disaggregation.
+func (in *Input) Settle() {
+	able := func(c selector.Candidate) bool { return c.Excluded == "" }
+	switch {
+	case len(in.PrefillPeers) == 0:
+		in.Decode.Phase = selector.Aggregated
+	case !in.AlwaysRemote(), !slices.ContainsFunc(in.Prefill.Candidates, able):
+	case in.Decode.Policy == selector.KVDynamo:
+		in.Decode.Weights.OverlapCredit = 0
+	default:
+		in.Decode.Weights.OverlapCredit *= LoadCredit
+	}
+}
+
+// AlwaysRemote reports whether the request goes to a prefill rank, if there is
+// one, whatever the decode ranks hold.
+func (in *Input) AlwaysRemote() bool {
+	return in.Config.Threshold <= 0 && in.Force != ForceLocal && in.Facts.whole() == ""
+}
+
 // Work is what one path would cost, in tokens.
 type Work struct {
 	// Compute is the prompt tokens to prefill, Queued those that stand before
@@ -348,8 +378,27 @@ func mismatch(from, to *workers.Worker, override workers.Connector) string {
 // A short prompt is not worth two legs where the decode rank could do it alone.
 func mustStayWhole(in *Input, c workers.Connector, alone bool) Reason {
 	f := &in.Facts
+	if f.Splittable && !carries(c, f.Kind) && c != workers.ConnectorNone {
+		return ReasonEndpoint
+	}
+	if r := f.whole(); r != "" {
+		return r
+	}
 	switch {
-	case !f.Splittable || !carries(c, f.Kind) && c != workers.ConnectorNone:
+	case c == workers.ConnectorNone:
+		return ReasonNoConnector
+	case alone && f.Source != FromEstimate && f.Source != FromNothing && f.ISL < in.Decode.BlockSize &&
+		(c == workers.ConnectorSharedStorage || in.Config.Threshold > 0 && in.Force != ForceRemote):
+		return ReasonShort
+	}
+	return ""
+}
+
+// whole says what of a request keeps it from being served in two legs by any
+// rank; "" for nothing.
+func (f *Facts) whole() Reason {
+	switch {
+	case !f.Splittable:
 		return ReasonEndpoint
 	case f.Prompts > 1:
 		return ReasonPrompts
@@ -361,11 +410,6 @@ func mustStayWhole(in *Input, c workers.Connector, alone bool) Reason {
 		return ReasonPromptLogprobs
 	case f.MaxTokens == 0:
 		return ReasonNoOutput
-	case c == workers.ConnectorNone:
-		return ReasonNoConnector
-	case alone && f.Source != FromEstimate && f.Source != FromNothing && f.ISL < in.Decode.BlockSize &&
-		(c == workers.ConnectorSharedStorage || in.Config.Threshold > 0 && in.Force != ForceRemote):
-		return ReasonShort
 	}
 	return ""
 }

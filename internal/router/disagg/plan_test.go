@@ -92,6 +92,38 @@ func TestCachedTokensKeepsTheLastToken(t *testing.T) {
 	}
 }
 
+// TestSettle: a decode rank's cached blocks count in full where they save
+// computing, and little where they save a transfer; without prefill ranks it is
+// an aggregated fleet.
+func TestSettle(t *testing.T) {
+	credit := selector.DefaultWeights().OverlapCredit
+	for _, tt := range []struct {
+		name      string
+		threshold int
+		change    func(*Input)
+		phase     selector.Phase
+		credit    float64
+	}{
+		{"always remote", 0, nil, selector.Decode, credit * LoadCredit},
+		{"always remote, as Dynamo", 0, func(in *Input) { in.Decode.Policy = selector.KVDynamo }, selector.Decode, 0},
+		{"by threshold", 1, nil, selector.Decode, credit},
+		{"forced local", 0, func(in *Input) { in.Force = ForceLocal }, selector.Decode, credit},
+		{"forced remote", 0, func(in *Input) { in.Force = ForceRemote }, selector.Decode, credit * LoadCredit},
+		{"not in two legs", 0, func(in *Input) { in.Facts.N = 2 }, selector.Decode, credit},
+		{"no prefill rank is usable", 0, func(in *Input) { in.Prefill.Candidates[0].Excluded = "draining" }, selector.Decode, credit},
+		{"no prefill ranks", 0, func(in *Input) { in.Prefill.Candidates, in.PrefillPeers = nil, nil }, selector.Aggregated, credit},
+	} {
+		in := pair(tt.threshold)
+		if tt.change != nil {
+			tt.change(in)
+		}
+		in.Settle()
+		if in.Decode.Phase != tt.phase || in.Decode.Weights.OverlapCredit != tt.credit || in.Prefill.Weights != selector.DefaultWeights() || in.Prefill.Phase != selector.Prefill {
+			t.Errorf("%s: phase %s with credit %v, want %s with %v", tt.name, in.Decode.Phase, in.Decode.Weights.OverlapCredit, tt.phase, tt.credit)
+		}
+	}
+}
+
 // TestDecodeWorkerThatNeedsPrefill: SGLang's decode workers refuse a request
 // without a rendezvous, so that "local" needs another worker.
 func TestDecodeWorkerThatNeedsPrefill(t *testing.T) {

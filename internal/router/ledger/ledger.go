@@ -49,8 +49,8 @@ func (a Amounts) zero() bool { return a == Amounts{} }
 // Load is a rank's state for a decision.
 type Load struct {
 	Amounts
-	// Fresh is the uncached prompt tokens that the rank was given of late,
-	// see HalfLifeTokens.
+	// Fresh is the uncached prompt tokens that the rank was given of late, to
+	// compute or to load, see HalfLifeTokens.
 	Fresh int
 	// LastTurn is the number of the rank's newest reservation among all of the
 	// ledger's, 0 for none.
@@ -62,6 +62,10 @@ type Claim struct {
 	// PrefillTokens is the uncached prompt tokens that this rank computes; 0
 	// on the decode rank of a remote prefill.
 	PrefillTokens int
+	// LoadTokens is the uncached prompt tokens whose KV this rank is sent: on
+	// the decode rank of a remote prefill. They are no work, but they take
+	// their place in its cache.
+	LoadTokens int
 	// ContextTokens is the prompt's length, if the rank holds its KV while it
 	// decodes; 0 on a prefill leg.
 	ContextTokens int
@@ -188,7 +192,7 @@ func (l *Ledger) settle() {
 // released, whatever becomes of the request.
 func (l *Ledger) Reserve(r *workers.Rank, c Claim) *Reservation {
 	a := l.open(r)
-	c.PrefillTokens = max(c.PrefillTokens, 0)
+	c.PrefillTokens, c.LoadTokens = max(c.PrefillTokens, 0), max(c.LoadTokens, 0)
 	v := &Reservation{ledger: l, account: a, claim: c, prefill: c.PrefillTokens, blocks: c.blocks(0)}
 	a.requests.Add(1)
 	a.prefill.Add(int64(v.prefill))
@@ -199,11 +203,11 @@ func (l *Ledger) Reserve(r *workers.Rank, c Claim) *Reservation {
 		l.relist(a)
 	}
 	a.lastTurn.Store(l.turn.Add(1))
-	if v.prefill > 0 {
-		now := float64(l.clock.Add(uint64(v.prefill)))
+	if given := c.PrefillTokens + c.LoadTokens; given > 0 {
+		now := float64(l.clock.Add(uint64(given)))
 		for {
 			old := a.fresh.Load()
-			if a.fresh.CompareAndSwap(old, &fresh{tokens: l.faded(old, now) + float64(v.prefill), at: now}) {
+			if a.fresh.CompareAndSwap(old, &fresh{tokens: l.faded(old, now) + float64(given), at: now}) {
 				break
 			}
 		}

@@ -136,6 +136,21 @@ func TestFreshFades(t *testing.T) {
 	}
 }
 
+// TestLoadedTokensAreFresh: KV that is sent to a rank takes its place in the
+// cache as computed KV does, but it is no prefill work.
+func TestLoadedTokensAreFresh(t *testing.T) {
+	l, a := New(), newRank(0, "a")
+	v := l.Reserve(a, Claim{LoadTokens: 1000, ContextTokens: 1000, BlockSize: 16})
+	if got := l.Load(a); got.Fresh != 1000 || got.PrefillTokens != 0 || got.DecodeBlocks != 63 {
+		t.Errorf("%+v, want 1000 fresh tokens and no prefill", got)
+	}
+	v.Release()
+	l.Reserve(a, Claim{PrefillTokens: -5, LoadTokens: -5}).Release()
+	if got := l.Load(a); got.Fresh != 1000 {
+		t.Errorf("%d fresh tokens after less than nothing came", got.Fresh)
+	}
+}
+
 // The ledger agrees with a list of what is in flight, whatever is done in
 // whatever order, slots used again included.
 func TestModel(t *testing.T) {

@@ -354,12 +354,9 @@ func (r *run) route(q *workload.Request) {
 	in := &r.in
 	in.Config = r.s.Plan
 	in.Facts = disagg.Facts{Kind: api.Completion, Splittable: true, ISL: q.ISL, Source: disagg.FromIDs, MaxTokens: int64(max(q.OSL, 1)), MinTokens: -1}
-	phase := selector.Decode
-	if !r.split {
-		phase = selector.Aggregated
-	}
-	in.DecodePeers = r.candidates(&in.Decode, in.DecodePeers[:0], phase)
+	in.DecodePeers = r.candidates(&in.Decode, in.DecodePeers[:0], selector.Decode)
 	in.PrefillPeers = r.candidates(&in.Prefill, in.PrefillPeers[:0], selector.Prefill)
+	in.Settle()
 	r.turn++
 	disagg.Make(in, &r.plan)
 	if r.plan.Err != nil {
@@ -369,9 +366,9 @@ func (r *run) route(q *workload.Request) {
 	r.judge()
 	p := &r.plan
 	f.decode = r.ranks[in.Decode.Candidates[p.DecodeIndex].Slot]
-	claim := ledger.Claim{ContextTokens: q.ISL, BlockSize: r.block}
+	claim := ledger.Claim{ContextTokens: q.ISL, BlockSize: r.block, LoadTokens: p.EffISL}
 	if p.Path == disagg.Local {
-		claim.PrefillTokens = p.EffISL
+		claim.PrefillTokens, claim.LoadTokens = p.EffISL, 0
 	}
 	if p.Reason.Degraded() && r.split {
 		r.res.Degraded++

@@ -103,6 +103,45 @@ func TestRun(t *testing.T) {
 	}
 }
 
+// TestColdRanksGetWork: after a quiet time in which one rank of each kind had
+// all requests, and has the prefix that all of them share, the others get their
+// part of a steady load.
+func TestColdRanksGetWork(t *testing.T) {
+	const shared, own, block = 512, 512, 64
+	var all []workload.Request
+	at := time.Duration(0)
+	for i := range 600 {
+		q := workload.Request{Number: i, At: at}
+		if at += 40 * time.Millisecond; i < 10 {
+			at += 3 * time.Second
+		}
+		q.BlockSize, q.IDs, q.OSL = block, trace.LocalIDs, 100
+		for b := range shared / block {
+			q.Blocks = append(q.Blocks, uint64(b))
+		}
+		for b := range own / block {
+			q.Blocks = append(q.Blocks, uint64(i+1)<<32|uint64(b))
+		}
+		q.ISL = len(q.Blocks) * block
+		all = append(all, q)
+	}
+	for _, c := range []struct {
+		name, fleet string
+		threshold   int
+	}{{"always remote", "2p4d", 0}, {"by threshold", "2p4d", 512}, {"aggregated", "4a", 0}} {
+		for _, p := range []selector.Policy{selector.KV, selector.KVDynamo} {
+			s := Setup{Fleet: fleet(t, c.fleet+":block=16,kv_blocks=8192"), Policy: p, Weights: selector.DefaultWeights(), Seed: 1, Plan: disagg.Config{Threshold: c.threshold}}
+			r, err := Run(t.Context(), workload.FromSlice(all), s)
+			if err != nil || r.Completed != uint64(len(all)) {
+				t.Fatalf("%s: %+v, %v", c.name, r, err)
+			}
+			if r.RequestImbalance > 1.25 {
+				t.Errorf("%s, %s: the busiest of 4 ranks answered %.2f times its part", c.name, p, r.RequestImbalance)
+			}
+		}
+	}
+}
+
 func TestRunFails(t *testing.T) {
 	long := sessions(1, 1)
 	long[0].ISL = 1 << 17

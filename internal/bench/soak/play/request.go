@@ -93,9 +93,9 @@ func (q *request) try() {
 		return
 	}
 	d := q.node(q.in.DecodePeers[q.plan.DecodeIndex])
-	claim := ledger.Claim{ContextTokens: len(q.tokens), BlockSize: s.group.BlockSize}
+	claim := ledger.Claim{ContextTokens: len(q.tokens), BlockSize: s.group.BlockSize, LoadTokens: q.plan.EffISL}
 	if q.plan.Path == disagg.Local {
-		claim.PrefillTokens = q.plan.EffISL
+		claim.PrefillTokens, claim.LoadTokens = q.plan.EffISL, 0
 	}
 	held := q.reserve(d, claim)
 	if q.plan.Path == disagg.Local {
@@ -180,6 +180,7 @@ func (q *request) decide() {
 	}
 	fill(&q.in.Decode, &q.in.DecodePeers, selector.Decode, 1)
 	fill(&q.in.Prefill, &q.in.PrefillPeers, selector.Prefill, 0)
+	q.in.Settle()
 	disagg.Make(&q.in, &q.plan)
 }
 
