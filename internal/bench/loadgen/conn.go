@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/dynctl/dynctl/internal/router/quicksock"
 	"github.com/dynctl/dynctl/internal/router/sse"
 )
 
@@ -64,7 +65,7 @@ func (e *endpoint) dial() (*conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &conn{Conn: c, buf: make([]byte, readBuffer)}, nil
+	return &conn{Conn: quicksock.New(c), buf: make([]byte, readBuffer)}, nil
 }
 
 // conn is one connection and the memory to read an answer.
@@ -77,6 +78,8 @@ type conn struct {
 	kept    []byte
 	used    bool // an answer was read on it before
 	closing bool // the server will close it
+	// until is when it times out. It belongs to who sends on it.
+	until time.Duration
 
 	// Of an open loop: the request under way, and that nobody reads any more.
 	current atomic.Pointer[call]

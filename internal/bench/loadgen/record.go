@@ -38,9 +38,7 @@ type Result struct {
 	Kind, Err string
 	Good      bool
 
-	finish  func(*call, *conn)
-	again   bool
-	counted bool
+	again bool
 }
 
 func (r *Result) fail(kind string, err error) {
@@ -103,18 +101,19 @@ type recorder struct {
 	slo  SLO
 	keep int
 
+	// What a send touches takes no lock: it would wait there for a thread that
+	// the system has put aside in the middle of its figures.
+	inflight atomic.Int64
+	full     atomic.Int64 // when the wanted number was first in flight; -1 not yet
+
 	mu                                                  sync.Mutex // guards the following
 	ttft, ttftIntended, tpot, itl, e2e, dispatch, piece *hdrhistogram.Histogram
 	kept                                                []Result
 	n, warm, failed, good, short                        int
 	tokens                                              int64
-	inflight                                            int
-	area                                                float64 // request·seconds in the window
-	windowArea                                          float64
-	since                                               time.Duration
-	full, dry                                           time.Duration
-	fullKnown, dryKnown                                 bool
-	firstSent, lastSent, lastEnd                        time.Duration
+	area                                                time.Duration // spent in flight by all requests between full and dry
+	dry                                                 time.Duration // from when on fewer are wanted; -1 not yet
+	firstSent, lastSent                                 time.Duration
 	lastToken                                           time.Duration
 	steadyTokens                                        int64 // that came while the wanted number was in flight
 	errs                                                map[string]int
@@ -122,36 +121,18 @@ type recorder struct {
 }
 
 func newRecorder(slo SLO, keep int) *recorder {
-	return &recorder{
-		slo: slo, keep: keep, errs: make(map[string]int),
+	r := &recorder{
+		slo: slo, keep: keep, errs: make(map[string]int), dry: -1,
 		ttft: newHist(), ttftIntended: newHist(), tpot: newHist(), itl: newHist(), e2e: newHist(), dispatch: newHist(), piece: newHist(),
 	}
-}
-
-func (r *recorder) tick(now time.Duration, change int) {
-	if now > r.since {
-		a := float64(r.inflight) * (now - r.since).Seconds()
-		r.area += a
-		if r.fullKnown && !r.dryKnown {
-			r.windowArea += a
-		}
-		r.since = now
-	}
-	r.inflight += change
+	r.full.Store(-1)
+	return r
 }
 
 // sent notes a send; target is the concurrency of a closed loop.
 func (r *recorder) sent(now time.Duration, target int) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.tick(now, 1)
-	if r.sentCount == 0 {
-		r.firstSent = now
-	}
-	r.sentCount++
-	r.lastSent = max(r.lastSent, now)
-	if !r.fullKnown && r.inflight >= target {
-		r.fullKnown, r.full = true, now
+	if n := r.inflight.Add(1); n >= int64(target) && r.full.Load() < 0 {
+		r.full.CompareAndSwap(-1, int64(now))
 	}
 }
 
@@ -159,13 +140,13 @@ func (r *recorder) sent(now time.Duration, target int) {
 func (r *recorder) slotDry(now time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.tick(now, 0)
-	if !r.dryKnown {
-		r.dryKnown, r.dry = true, now
+	if r.dry < 0 {
+		r.dry = now
 	}
 }
 
-func (r *recorder) ended(res *Result, pieces []piece, o Options) {
+// ended notes the end of a request that sent was told of.
+func (r *recorder) ended(res *Result, pieces []piece, now time.Duration, o Options) {
 	var worst time.Duration
 	if res.Err == "" {
 		for i := 1; i < len(pieces); i++ {
@@ -175,14 +156,26 @@ func (r *recorder) ended(res *Result, pieces []piece, o Options) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	inflight := r.inflight.Add(-1)
+	if r.sentCount == 0 {
+		r.firstSent = res.Sent
+	}
+	r.sentCount++
+	r.firstSent, r.lastSent = min(r.firstSent, res.Sent), max(r.lastSent, res.Sent)
 	end := res.End
 	if end == 0 {
-		end = max(res.Sent, res.FirstByte, r.since)
+		end = now
 	}
-	r.tick(end, -1)
-	r.lastEnd = max(r.lastEnd, end)
+	full := time.Duration(r.full.Load())
+	if full >= 0 {
+		to := end
+		if r.dry >= 0 {
+			to = min(to, r.dry)
+		}
+		r.area += max(to-max(res.Sent, full), 0)
+	}
 	if p := o.Progress; p != nil {
-		p.InFlight.Store(int64(r.inflight))
+		p.InFlight.Store(inflight)
 		p.Ended.Add(1)
 		if res.Err != "" {
 			p.Failed.Add(1)
@@ -193,7 +186,7 @@ func (r *recorder) ended(res *Result, pieces []piece, o Options) {
 		r.tokens += int64(res.OutputTokens)
 		r.lastToken = max(r.lastToken, res.Last)
 		for _, p := range pieces {
-			if r.fullKnown && p.at >= r.full && (!r.dryKnown || p.at <= r.dry) {
+			if full >= 0 && p.at >= full && (r.dry < 0 || p.at <= r.dry) {
 				r.steadyTokens += int64(p.tokens)
 			}
 		}
@@ -230,9 +223,7 @@ func (r *recorder) ended(res *Result, pieces []piece, o Options) {
 		}
 	}
 	if len(r.kept) < r.keep {
-		k := *res
-		k.finish = nil
-		r.kept = append(r.kept, k)
+		r.kept = append(r.kept, *res)
 	}
 	if o.OnResult != nil {
 		o.OnResult(res)
@@ -376,13 +367,13 @@ func (r *recorder) summary(now time.Duration, o Options) *Summary {
 		}
 	}
 	s.TTFT, s.TTFTIntended, s.TPOT, s.E2E = exact(s.TTFT, sent), exact(s.TTFTIntended, intended), exact(s.TPOT, tpot), exact(s.E2E, e2e)
-	if r.fullKnown && r.dryKnown && r.dry > r.full {
-		s.Steady = r.dry - r.full
-		s.InFlight = r.windowArea / s.Steady.Seconds()
+	if full := time.Duration(r.full.Load()); full >= 0 && r.dry > full {
+		s.Steady = r.dry - full
+		s.InFlight = r.area.Seconds() / s.Steady.Seconds()
 		if len(o.Schedule) == 0 {
 			s.InFlight /= float64(o.Concurrency)
 		}
-	} else if len(o.Schedule) == 0 && r.fullKnown {
+	} else if len(o.Schedule) == 0 && full >= 0 {
 		s.InFlight = 1 // over before anything could be missing
 	}
 	if n := len(o.Schedule); n > 1 && r.sentCount > 1 {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"sync"
 	"time"
 )
@@ -46,7 +47,8 @@ type Options struct {
 	// the bound is late by its own fault and counted so.
 	Schedule []time.Duration
 	Cap      int
-	// Timeout bounds one request; 0 means 10 minutes.
+	// Timeout bounds one request, which is given up between one and 1.25 times
+	// that; 0 means 10 minutes.
 	Timeout time.Duration
 	// SLO decides what counts as good; zero members are not asked for.
 	SLO SLO
@@ -111,6 +113,12 @@ type generator struct {
 	ctx    context.Context // of this run only
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
+
+	// Of an open loop: what is in flight, places under the bound (nil without
+	// one) and calls to be used again.
+	flying sync.WaitGroup
+	slots  chan struct{}
+	back   chan *call
 
 	mu    sync.Mutex // guards the following
 	conns map[*conn]struct{}
@@ -263,15 +271,14 @@ func (g *generator) exchange(c *conn, q *call) *conn {
 		}
 		stale := c.used
 		q.res.Sent = g.now()
-		_ = c.SetDeadline(g.start.Add(q.res.Sent + g.o.Timeout)) // a closed connection fails the write
-		if q.res.counted = true; !q.res.again {
+		if !q.res.again {
 			g.rec.sent(q.res.Sent, g.o.Concurrency)
 		}
-		_, err := c.Write(q.req.wire)
+		err := g.write(c, q)
 		if err == nil {
 			_, err = c.answer(q, g.now)
 		}
-		if err != nil && stale && q.res.FirstByte == 0 && !q.res.again && g.ctx.Err() == nil {
+		if err != nil && stale && g.harmless(q, err) {
 			// The server had closed the idle connection: nothing was lost.
 			g.drop(c)
 			c, q.res.again = nil, true
@@ -288,12 +295,36 @@ func (g *generator) exchange(c *conn, q *call) *conn {
 	}
 }
 
-func (g *generator) kind(err error) string {
+// write sends a request and sees to it that its connection does not wait for
+// ever. Deadlines are moved only when they have come too near, because moving
+// one costs as much as a short write.
+func (g *generator) write(c *conn, q *call) error {
+	if now := g.now(); c.until < now+g.o.Timeout {
+		c.until = now + g.o.Timeout + g.o.Timeout/4
+		_ = c.SetDeadline(g.start.Add(c.until)) // a closed connection fails the write
+	}
+	_, err := c.Write(q.req.wire)
+	return err
+}
+
+// harmless reports whether a request that failed on a connection which had
+// been idle met its end there, so that nothing was lost and it may be sent
+// again. One that waited for its whole time did not.
+func (g *generator) harmless(q *call, err error) bool {
+	late := timedOut(err) && g.now()-q.res.Sent >= g.o.Timeout
+	return q.res.FirstByte == 0 && !q.res.again && !late && g.ctx.Err() == nil
+}
+
+func timedOut(err error) bool {
 	var t interface{ Timeout() bool }
+	return errors.As(err, &t) && t.Timeout()
+}
+
+func (g *generator) kind(err error) string {
 	switch {
 	case g.ctx.Err() != nil:
 		return kindCancelled
-	case errors.As(err, &t) && t.Timeout():
+	case timedOut(err):
 		return kindTimeout
 	default:
 		return kindFailed
@@ -312,7 +343,7 @@ func (g *generator) done(q *call, c *conn) {
 	if c != nil && q.res.Err == "" {
 		pieces = c.pieces
 	}
-	g.rec.ended(&q.res, pieces, g.o)
+	g.rec.ended(&q.res, pieces, g.now(), g.o)
 }
 
 // smallWrite is what a socket takes at once, so that the pacing goroutine may
@@ -321,62 +352,64 @@ const smallWrite = 16 << 10
 
 // open sends at the planned times whatever the answers do.
 func (g *generator) open() {
-	next, back := g.ahead(0, 256)
-	var flying sync.WaitGroup
-	var slots chan struct{}
 	if g.o.Cap > 0 {
-		slots = make(chan struct{}, g.o.Cap)
+		g.slots = make(chan struct{}, g.o.Cap)
 	}
-	for i, at := range g.o.Schedule {
-		var q *call
-		var ok bool
-		if q, ok = <-next; !ok {
-			break
-		}
-		if q.req.At > 0 {
-			at = q.req.At
-		}
-		if !g.until(at) {
-			break
-		}
-		if slots != nil {
-			select {
-			case slots <- struct{}{}:
-			case <-g.ctx.Done():
-			}
-		}
-		if i == len(g.o.Schedule)-1 {
-			g.rec.slotDry(g.now())
-		}
-		q.begin(at)
-		flying.Add(1)
-		finish := func(q *call, c *conn) {
-			g.done(q, c)
-			if slots != nil {
-				<-slots
-			}
-			select {
-			case back <- q:
-			default: // more in flight than were made ahead
-			}
-			flying.Done()
-		}
-		g.send(q, finish)
-		// What is in flight does not come back in time: make another one.
-		if len(back) == 0 {
-			select {
-			case back <- new(call):
-			default:
-			}
-		}
-	}
+	var next chan *call
+	next, g.back = g.ahead(0, 256)
+	paced := make(chan struct{})
+	go func() {
+		defer close(paced)
+		// The thread is never unlocked: it ends with the goroutine, and so do
+		// its settings.
+		runtime.LockOSThread()
+		punctual()
+		g.pace(next)
+	}()
+	<-paced
 	ended := make(chan struct{})
-	go func() { flying.Wait(); close(ended) }()
+	go func() { g.flying.Wait(); close(ended) }()
 	select {
 	case <-ended:
 	case <-g.ctx.Done():
 		g.closeAll()
 		<-ended
+	}
+}
+
+// pace sends each request at its time.
+func (g *generator) pace(next chan *call) {
+	for i, at := range g.o.Schedule {
+		q, ok := <-next
+		if !ok {
+			return
+		}
+		if q.req.At > 0 {
+			at = q.req.At
+		}
+		if !g.until(at) {
+			return
+		}
+		if g.slots != nil {
+			select {
+			case g.slots <- struct{}{}:
+			case <-g.ctx.Done():
+				return
+			}
+		}
+		q.begin(at)
+		g.flying.Add(1)
+		g.send(q)
+		if i == len(g.o.Schedule)-1 {
+			g.rec.slotDry(g.now())
+		}
+		// What is in flight does not come back in time: make another one.
+		if len(g.back) == 0 {
+			select {
+			case g.back <- new(call):
+			default:
+			}
+		}
 	}
 }
 
@@ -387,7 +420,7 @@ func (g *generator) until(at time.Duration) bool {
 		switch {
 		case g.ctx.Err() != nil:
 			return false
-		case d <= 20*time.Microsecond:
+		case d <= 0:
 			return true
 		case d > 3*time.Millisecond:
 			t := time.NewTimer(d - 2*time.Millisecond)
@@ -398,14 +431,27 @@ func (g *generator) until(at time.Duration) bool {
 				return false
 			}
 		default:
-			nap(max(d-50*time.Microsecond, 5*time.Microsecond))
+			nap(d)
 		}
 	}
 }
 
+// finish ends a request of an open loop.
+func (g *generator) finish(q *call, c *conn) {
+	g.done(q, c)
+	if g.slots != nil {
+		<-g.slots
+	}
+	select {
+	case g.back <- q:
+	default: // more in flight than were made ahead
+	}
+	g.flying.Done()
+}
+
 // send starts a request on an idle connection, from the caller's goroutine if
 // nothing can make it wait.
-func (g *generator) send(q *call, finish func(*call, *conn)) {
+func (g *generator) send(q *call) {
 	g.mu.Lock()
 	var c *conn
 	if n := len(g.idle); n > 0 {
@@ -413,11 +459,7 @@ func (g *generator) send(q *call, finish func(*call, *conn)) {
 	}
 	g.mu.Unlock()
 	if c != nil && len(q.req.wire) <= smallWrite {
-		q.res.finish = finish
-		q.res.Sent = g.now()
-		g.rec.sent(q.res.Sent, 0)
-		q.res.counted = true
-		g.post(c, q, finish)
+		g.post(c, q)
 		return
 	}
 	g.wg.Go(func() {
@@ -427,29 +469,27 @@ func (g *generator) send(q *call, finish func(*call, *conn)) {
 				q.res.Sent = g.now()
 				g.rec.sent(q.res.Sent, 0)
 				q.res.fail(g.connectKind(), err)
-				finish(q, nil)
+				g.finish(q, nil)
 				return
 			}
 			g.wg.Go(func() { g.reader(c) })
 		}
-		q.res.finish = finish
-		q.res.Sent = g.now()
-		g.rec.sent(q.res.Sent, 0)
-		q.res.counted = true
-		g.post(c, q, finish)
+		g.post(c, q)
 	})
 }
 
 // post writes a request on a connection that has a reader. When the server
 // closes the connection at this very moment, the reader may be gone before it
 // sees the request; exactly one of the two then takes care of it.
-func (g *generator) post(c *conn, q *call, finish func(*call, *conn)) {
+func (g *generator) post(c *conn, q *call) {
+	q.res.Sent = g.now()
+	g.rec.sent(q.res.Sent, 0)
 	c.current.Store(q)
-	if _, err := c.Write(q.req.wire); err != nil {
+	if err := g.write(c, q); err != nil {
 		c.Close() // its reader ends the request
 	}
 	if c.dead.Load() && c.current.CompareAndSwap(q, nil) {
-		g.wg.Go(func() { g.retry(q, finish) })
+		g.wg.Go(func() { g.retry(q) })
 	}
 }
 
@@ -467,30 +507,24 @@ func (g *generator) reader(c *conn) {
 			err = errIdle
 		}
 		c.current.Store(nil)
-		again := err != nil && q.res.FirstByte == 0 && !q.res.again && c.used && g.ctx.Err() == nil
-		if err != nil && !again {
+		if err != nil && c.used && g.harmless(q, err) {
+			g.drop(c)
+			g.retry(q)
+			return
+		}
+		if err != nil {
 			q.res.fail(g.kind(err), err)
 		}
-		dead := c.closing || q.res.Status == 0 || errors.Is(err, errCut)
-		finish := q.res.finish
-		switch {
-		case again:
-			g.drop(c)
-			g.retry(q, finish)
-			return
-		case dead:
-			finish(q, c)
-			g.drop(c)
-			return
+		gone := c.closing || q.res.Status == 0 || errors.Is(err, errCut)
+		g.finish(q, c)
+		if !gone {
+			g.mu.Lock()
+			if gone = g.over; !gone {
+				g.idle = append(g.idle, c)
+			}
+			g.mu.Unlock()
 		}
-		finish(q, c)
-		g.mu.Lock()
-		over := g.over
-		if !over {
-			g.idle = append(g.idle, c)
-		}
-		g.mu.Unlock()
-		if over {
+		if gone {
 			g.drop(c)
 			return
 		}
@@ -499,16 +533,15 @@ func (g *generator) reader(c *conn) {
 
 // retry sends a request again that met a connection which the server had
 // closed; its time of sending stays the first one.
-func (g *generator) retry(q *call, finish func(*call, *conn)) {
+func (g *generator) retry(q *call) {
 	sent := q.res.Sent
 	q.res.again = true
 	c, err := g.connect()
 	if err == nil {
-		c.current.Store(q)
-		if _, err = c.Write(q.req.wire); err == nil {
+		if err = g.write(c, q); err == nil {
 			if _, err = c.answer(q, g.now); err == nil {
 				q.res.Sent = sent
-				finish(q, c)
+				g.finish(q, c)
 				g.drop(c)
 				return
 			}
@@ -516,5 +549,5 @@ func (g *generator) retry(q *call, finish func(*call, *conn)) {
 		g.drop(c)
 	}
 	q.res.fail(g.kind(err), fmt.Errorf("sent again on a new connection: %w", err))
-	finish(q, nil)
+	g.finish(q, nil)
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"runtime"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -210,11 +209,31 @@ func TestCancelEndsAtOnce(t *testing.T) {
 	}
 }
 
+// A request that hangs is given up in either loop, and one that had its whole
+// time is not sent again because its connection had been used before.
 func TestTimeout(t *testing.T) {
-	s := &stub{parts: func(int, string) []string { return []string{okHead + chunk(token("a"))} }}
-	sum, err := Run(t.Context(), Options{Base: startStub(t, s), Concurrency: 1, Timeout: 50 * time.Millisecond, Keep: 1}, newFew(1))
-	if err != nil || sum.Failed != 1 || !strings.Contains(fmt.Sprint(sum.Errors), "timeout") {
-		t.Errorf("%v %v", err, sum.Errors)
+	for _, open := range []bool{false, true} {
+		for name, hang := range map[string][]string{"mid-stream": {okHead + chunk(token("a"))}, "silent": nil} {
+			s := &stub{keep: true, parts: func(n int, _ string) []string {
+				if n == 0 {
+					return answer(3)
+				}
+				return hang
+			}}
+			o := Options{Base: startStub(t, s), Concurrency: 1, Timeout: 50 * time.Millisecond, Keep: 2}
+			if open {
+				o.Schedule = []time.Duration{time.Millisecond, 40 * time.Millisecond}
+			}
+			sum, err := Run(t.Context(), o, newFew(2))
+			if err != nil || sum.Requests != 1 || sum.Failed != 1 || !strings.Contains(fmt.Sprint(sum.Errors), "timeout") {
+				t.Errorf("open=%v %s: %v %d %d %v", open, name, err, sum.Requests, sum.Failed, sum.Errors)
+			}
+			s.mu.Lock()
+			if len(s.seen) != 2 {
+				t.Errorf("open=%v %s: %d requests arrived, want 2", open, name, len(s.seen))
+			}
+			s.mu.Unlock()
+		}
 	}
 }
 
@@ -248,75 +267,5 @@ func TestSchedules(t *testing.T) {
 	}
 	if _, err := Schedule(1, 1, GammaGap, 0, 1); err == nil {
 		t.Error("a gamma schedule without shape passed")
-	}
-}
-
-// BenchmarkClosedLoop is the client's ceiling on this machine, the stub's own
-// work included.
-func BenchmarkClosedLoop(b *testing.B) {
-	s := &stub{parts: func(int, string) []string { return canned }}
-	url := startStub(b, s)
-	b.ReportAllocs()
-	b.ResetTimer()
-	sum, err := Run(b.Context(), Options{Base: url, Concurrency: 32, Keep: 1}, newFew(b.N))
-	if err != nil || sum.Failed > 0 {
-		b.Fatal(err, sum.Errors)
-	}
-	b.ReportMetric(float64(sum.Requests)/sum.Wall.Seconds(), "req/s")
-	b.ReportMetric(float64(sum.Tokens)/sum.Wall.Seconds(), "tok/s")
-}
-
-var canned = answer(16)
-
-// BenchmarkOpenLoop sends at half of the promised rate and reports how late.
-func BenchmarkOpenLoop(b *testing.B) {
-	s := &stub{parts: func(int, string) []string { return canned }}
-	url := startStub(b, s)
-	plan, err := Schedule(max(b.N, 2), 2500, Poisson, 0, 1)
-	if err != nil {
-		b.Fatal(err)
-	}
-	b.ReportAllocs()
-	b.ResetTimer()
-	sum, err := Run(b.Context(), Options{Base: url, Schedule: plan, Keep: 1}, newFew(max(b.N, 2)))
-	if err != nil || sum.Failed > 0 {
-		b.Fatal(err, sum.Errors)
-	}
-	b.ReportMetric(sum.Dispatch.P99*1000, "dispatch_p99_µs")
-	b.ReportMetric(sum.Dispatch.P50*1000, "dispatch_p50_µs")
-	b.ReportMetric(sum.Achieved, "achieved")
-}
-
-// Memory must not grow with the number of requests.
-func TestMemoryIsFlat(t *testing.T) {
-	n := 60000
-	if testing.Short() {
-		n = 15000
-	}
-	s := &stub{parts: func(int, string) []string { return canned }}
-	url := startStub(t, s)
-	heap := func() uint64 {
-		runtime.GC()
-		var m runtime.MemStats
-		runtime.ReadMemStats(&m)
-		return m.HeapAlloc
-	}
-	var at [3]uint64
-	src := newFew(n)
-	hits := 0
-	_, err := Run(t.Context(), Options{Base: url, Concurrency: 16, Keep: 10, OnResult: func(*Result) {
-		hits++
-		switch hits {
-		case n / 4:
-			at[0] = heap()
-		case n - 1:
-			at[1] = heap()
-		}
-	}}, src)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if at[1] > at[0]+1<<20 {
-		t.Errorf("heap grew from %d to %d bytes over %d requests", at[0], at[1], n*3/4)
 	}
 }

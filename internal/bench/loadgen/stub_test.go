@@ -10,11 +10,7 @@ import (
 	"sync"
 	"testing"
 	"time"
-
-	"go.uber.org/goleak"
 )
-
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // stub is an engine that costs next to nothing: raw sockets and canned parts.
 type stub struct {
