@@ -9,10 +9,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"math"
 	"net"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -153,6 +155,19 @@ func (t *Target) Describe(ctx context.Context, model string) (*Facts, error) {
 // NaN for what no engine told. Tokens unless said.
 type Counters struct {
 	Prefill, Decode Sums
+	// Prompt has the prompt tokens that each worker counted, by name.
+	Prompt map[string]float64
+}
+
+// Restarted names a worker whose count went backwards since an earlier
+// reading: its engine began anew. Empty when there is none.
+func (c Counters) Restarted(before Counters) string {
+	for _, name := range slices.Sorted(maps.Keys(c.Prompt)) {
+		if c.Prompt[name] < before.Prompt[name] {
+			return name
+		}
+	}
+	return ""
 }
 
 // Sums are counters of one kind of workers.
@@ -185,7 +200,7 @@ func (s Sums) Minus(o Sums) Sums {
 // worker that does not answer makes an error: a cell without counters proves
 // nothing.
 func (t *Target) Counters(ctx context.Context, f *Facts) (Counters, error) {
-	c := Counters{newSums(), newSums()}
+	c := Counters{newSums(), newSums(), make(map[string]float64, len(f.Workers))}
 	var mu sync.Mutex
 	var wg sync.WaitGroup
 	var errs []error
@@ -199,6 +214,9 @@ func (t *Target) Counters(ctx context.Context, f *Facts) (Counters, error) {
 				errs = append(errs, fmt.Errorf("counters of %s: %w", w.Name, err))
 				return
 			}
+			own := newSums()
+			addPage(&own, page)
+			c.Prompt[w.Name] = own.Prompt
 			if w.Role == "prefill" {
 				addPage(&c.Prefill, page)
 			} else {

@@ -20,6 +20,7 @@ import (
 	"github.com/dynctl/dynctl/internal/bench/plan"
 	"github.com/dynctl/dynctl/internal/bench/stats"
 	"github.com/dynctl/dynctl/internal/bench/workload"
+	"github.com/dynctl/dynctl/internal/router/admin"
 	"github.com/dynctl/dynctl/internal/router/receipt"
 )
 
@@ -48,6 +49,9 @@ const keep = 20000
 // maxReceipts is how many receipts are looked at after a cell: what the
 // router's ring holds.
 const maxReceipts = 4096
+
+// maxEvents is how many of the router's events of a cell are looked at.
+const maxEvents = 10000
 
 // Measure runs a threshold cell.
 func (b *Bench) Measure(ctx context.Context, c plan.Cell) (*experiment.Measure, error) {
@@ -107,6 +111,10 @@ func (b *Bench) prime(ctx context.Context, prefix []uint32) error {
 // Run sends what a source makes, as the cell's load says or at the times of a
 // schedule, and reads the engines' counters around it.
 func (b *Bench) Run(ctx context.Context, c plan.Cell, src loadgen.Source, schedule []time.Duration) (*experiment.Measure, error) {
+	mark, err := b.Target.Admin.Events(ctx, 0, 1, 0)
+	if err != nil {
+		return nil, b.lost(ctx, err)
+	}
 	before, err := b.Target.Settled(ctx, b.Facts, 2*time.Second)
 	if err != nil {
 		return nil, b.lost(ctx, err)
@@ -133,15 +141,17 @@ func (b *Bench) Run(ctx context.Context, c plan.Cell, src loadgen.Source, schedu
 	if err != nil {
 		return nil, err
 	}
-	if sum.Failed > 0 || sum.Requests == 0 {
-		// Was it the fleet's fault, and has it changed?
-		if err := b.whole(ctx); err != nil {
-			return nil, err
-		}
-	}
 	after, err := b.Target.Settled(ctx, b.Facts, 2*time.Second)
 	if err != nil {
 		return nil, b.lost(ctx, err)
+	}
+	// Only now, because a worker that was away and answers again has by then
+	// left its trace: in the router's events, or in counters that began anew.
+	if name := after.Restarted(before); name != "" {
+		return nil, b.lost(ctx, fmt.Errorf("%s was restarted", name))
+	}
+	if err := b.steady(ctx, mark.Newest); err != nil {
+		return nil, err
 	}
 	m := measureOf(sum, late)
 	if sum.Requests == 0 {
@@ -359,32 +369,64 @@ func (b *Bench) patience() time.Duration {
 	return 2 * time.Minute
 }
 
-// whole waits until every worker that was there at the start is usable. When
-// one was missing the cell is void.
+// steady reports a void cell when the router has lost a worker since an event,
+// whether it is back or not, after it is.
+func (b *Bench) steady(ctx context.Context, since uint64) error {
+	l, err := b.Target.Admin.Events(ctx, since, maxEvents, 0)
+	if err != nil {
+		return b.lost(ctx, err)
+	}
+	for i := range l.Events {
+		e := &l.Events[i]
+		if b.concerns(e) {
+			return b.lost(ctx, errors.New(e.Text))
+		}
+	}
+	missing, err := b.missing(ctx)
+	if err == nil && missing != "" {
+		err = errors.New(missing)
+	}
+	if err != nil {
+		return b.lost(ctx, err)
+	}
+	return nil
+}
+
+// concerns reports whether an event says that a worker which was usable at the
+// start could not be used any more.
+func (b *Bench) concerns(e *admin.Event) bool {
+	switch e.Kind {
+	case "health_changed", "outlier_ejected":
+		if e.Severity != "error" {
+			return false
+		}
+	case "worker_restarted", "worker_removed":
+	default:
+		return false
+	}
+	return slices.ContainsFunc(b.Facts.Workers, func(w admin.Worker) bool { return w.Usable && w.Name == e.Worker })
+}
+
+// whole waits until every worker that was there at the start is usable.
 func (b *Bench) whole(ctx context.Context) error {
 	ctx2, cancel := context.WithTimeout(ctx, b.patience())
 	defer cancel()
 	tick := time.NewTicker(200 * time.Millisecond)
 	defer tick.Stop()
-	missed := ""
 	for {
 		missing, err := b.missing(ctx2)
 		if err != nil {
 			missing = err.Error()
 		}
 		if missing == "" {
-			if missed == "" {
-				return nil
-			}
-			return &experiment.VoidError{Reason: missed}
+			return nil
 		}
-		missed = missing
 		select {
 		case <-ctx2.Done():
 			if ctx.Err() != nil {
 				return ctx.Err()
 			}
-			return fmt.Errorf("the fleet did not come back within %s: %s", b.patience(), missed)
+			return fmt.Errorf("the fleet did not come back within %s: %s", b.patience(), missing)
 		case <-tick.C:
 		}
 	}

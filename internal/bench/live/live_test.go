@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"math"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -14,6 +16,7 @@ import (
 	"github.com/dynctl/dynctl/internal/bench/loadgen"
 	"github.com/dynctl/dynctl/internal/bench/plan"
 	"github.com/dynctl/dynctl/internal/router"
+	"github.com/dynctl/dynctl/internal/router/admin"
 	"github.com/dynctl/dynctl/internal/router/routertest"
 	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/sim/fault"
@@ -118,47 +121,85 @@ func TestPreflightEstimates(t *testing.T) {
 	}
 }
 
-// A worker that dies in the middle of a cell makes the cell void, once the
-// worker is back.
+// A worker that dies in the middle of a cell makes the cell void, also when it
+// is back before the cell ends, and the next cell finds it whole again.
 func TestLostWorkerVoidsTheCell(t *testing.T) {
 	g, b := stand(t, routertest.Options{Fleet: "1p1d:profile=cpu"}, true)
-	killed := false
-	b.OnResult = func(plan.Cell, *loadgen.Result) {
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	e := g.Sim.Named("decode-0")
+	killed, failed := false, make(chan struct{})
+	var fail sync.Once
+	b.OnResult = func(_ plan.Cell, r *loadgen.Result) {
 		if !killed {
 			killed = true
-			g.Sim.Named("decode-0").Kill()
+			e.Kill()
+		}
+		if r.Err != "" {
+			fail.Do(func() { close(failed) })
 		}
 	}
-	restarted := make(chan struct{})
+	restarted := make(chan error, 1)
 	go func() {
-		defer close(restarted)
-		e := g.Sim.Named("decode-0")
-		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-		defer cancel()
-		// It comes back only after the bench has seen that it is gone.
-		_ = routertest.Wait(ctx, "the router to see it", func() error {
+		// It comes back after a request met its absence and the router saw it.
+		select {
+		case <-failed:
+		case <-ctx.Done():
+		}
+		restarted <- routertest.Wait(ctx, "the router to see that decode-0 is gone", func() error {
 			l, err := g.Admin.Workers(ctx)
 			if err != nil {
 				return err
 			}
-			for _, w := range l.Workers {
-				if w.Name == "decode-0" && !w.Usable {
-					return e.Restart()
-				}
+			if i := slices.IndexFunc(l.Workers, func(w admin.Worker) bool { return w.Name == "decode-0" }); l.Workers[i].Usable {
+				return errors.New("it is usable")
 			}
-			return errors.New("the router has not noticed")
+			return e.Restart()
 		})
 	}()
-	m, err := b.Measure(t.Context(), cell(plan.Local, 400, 0, 30))
-	<-restarted
-	// An engine that is back before the cell ends leaves failed requests, which
-	// the gate for errors sees.
-	var void *experiment.VoidError
-	if err == nil && m.Failed == 0 || err != nil && (!errors.As(err, &void) || !strings.Contains(void.Reason, "decode-0")) {
-		t.Errorf("%v", err)
+	_, err := b.Measure(ctx, cell(plan.Local, 400, 0, 30))
+	if err := <-restarted; err != nil {
+		t.Fatal(err)
 	}
-	if m, err := b.Measure(t.Context(), cell(plan.Local, 100, 0, 3)); err != nil || m.Failed > 0 {
-		t.Errorf("after it came back: %v", err)
+	var void *experiment.VoidError
+	if !errors.As(err, &void) || !strings.Contains(void.Reason, "decode-0") {
+		t.Errorf("%v, want a void cell for decode-0", err)
+	}
+	b.OnResult = nil
+	m, err := b.Measure(ctx, cell(plan.Local, 100, 0, 3))
+	if err != nil {
+		t.Fatalf("after it came back: %v", err)
+	}
+	if m.Requests != 3 || m.Failed > 0 {
+		t.Errorf("after it came back: %d requests, %d failed %v", m.Requests, m.Failed, m.Errors)
+	}
+}
+
+// A worker that was away and is back before the cell ends, without a request
+// that failed: only the router's events and the engine's counters tell.
+func TestWorkerThatIsBackVoidsTheCell(t *testing.T) {
+	g, b := stand(t, routertest.Options{Fleet: "1p1d:profile=cpu"}, true)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	e := g.Sim.Named("prefill-0")
+	if m, err := b.Measure(ctx, cell(plan.Remote, 64, 0, 2)); err != nil || m.Failed > 0 {
+		t.Fatal(err)
+	}
+	bounced := false
+	b.OnResult = func(plan.Cell, *loadgen.Result) {
+		if bounced {
+			return
+		}
+		bounced = true
+		e.Kill()
+		if err := e.Restart(); err != nil {
+			t.Error(err)
+		}
+	}
+	_, err := b.Measure(ctx, cell(plan.Local, 64, 0, 4)) // the prefill engine has no part in it
+	var void *experiment.VoidError
+	if !errors.As(err, &void) || !strings.Contains(void.Reason, "prefill-0") {
+		t.Errorf("%v, want a void cell for prefill-0", err)
 	}
 }
 
