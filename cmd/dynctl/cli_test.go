@@ -42,7 +42,7 @@ func TestCommandLineMistakes(t *testing.T) {
 		{"serve --sim 2x2d", exitUsage, "dynctl: 1 problem in the configuration:\n  flag --sim: sim: fleet \"2x2d\": want counts like 2p2d (p prefill, d decode, a aggregated)"},
 		{"workers drain", exitUsage, "dynctl: accepts 1 arg(s), received 0; see dynctl workers drain --help"},
 		{"workers drain a --wait soon", exitUsage, "dynctl: --wait soon: not a duration such as 500ms, 10s or 2m; see dynctl workers drain --help"},
-		{"workers list -o xml", exitUsage, "dynctl: -o xml: not one of table, wide, json, jsonl, yaml"},
+		{"workers list -o xml", exitUsage, "dynctl: -o xml: not one of table, wide, json, jsonl, csv, markdown, yaml"},
 		{"config validate /no/such/file", exitUsage, "dynctl: config file: stat /no/such/file: no such file or directory"},
 		{"explain --tokens 1,x", exitUsage, `dynctl: --tokens: "x" is not a token id`},
 		{"explain --router " + nobody + " id", exitUnreachable, "dynctl: no router answers at " + nobody},

@@ -6,7 +6,6 @@ import (
 	"io/fs"
 	"os"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -149,47 +148,38 @@ func newConfigViewCmd() *cobra.Command {
 				Value  any    `json:"value"`
 				Origin string `json:"origin,omitempty"`
 			}
-			var rows []row
+			rows := []row{}
+			t := listing{head: []string{"KEY", "VALUE"}}
+			if origin {
+				t.head = append(t.head, "ORIGIN")
+			}
 			for _, k := range configKeys() {
 				v := field(&l.config, k).Interface()
 				if d, ok := v.(time.Duration); ok {
 					v = d.String()
 				}
-				r := row{Key: k, Value: v}
-				if origin {
-					r.Origin = l.origin[k]
-				}
-				rows = append(rows, r)
-			}
-			if output != "table" {
-				return writeData(cmd.OutOrStdout(), output, struct {
-					Schema   string `json:"schema"`
-					Settings []row  `json:"settings"`
-				}{"dynctl.config/v1", rows})
-			}
-			w := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 2, ' ', 0)
-			head := "KEY\tVALUE"
-			if origin {
-				head += "\tORIGIN"
-			}
-			fmt.Fprintln(w, head)
-			for _, r := range rows {
-				text := fmt.Sprint(r.Value)
-				if list, ok := r.Value.([]string); ok {
+				text := fmt.Sprint(v)
+				if list, ok := v.([]string); ok {
 					text = strings.Join(list, " ")
 				}
-				fmt.Fprintf(w, "%s\t%s", r.Key, orDash(text))
+				r, cells := row{Key: k, Value: v}, []string{k, orDash(text)}
 				if origin {
-					fmt.Fprintf(w, "\t%s", r.Origin)
+					r.Origin = l.origin[k]
+					cells = append(cells, r.Origin)
 				}
-				fmt.Fprintln(w)
+				rows = append(rows, r)
+				t.add(r, cells...)
 			}
-			return w.Flush()
+			t.whole = struct {
+				Schema   string `json:"schema"`
+				Settings []row  `json:"settings"`
+			}{"dynctl.config/v1", rows}
+			return t.write(cmd.OutOrStdout(), output)
 		},
 	}
 	settingFlags(cmd)
 	cmd.Flags().StringVar(&path, "config", os.Getenv("DYNCTL_CONFIG"), "configuration `FILE`")
 	cmd.Flags().BoolVar(&origin, "origin", false, "tell where each value comes from")
-	outputFlag(cmd, &output, "table", "json", "yaml")
+	outputFlag(cmd, &output, listFormats...)
 	return cmd
 }

@@ -56,8 +56,9 @@ var allowed = map[string][]string{
 
 	// The endurance run drives a whole router, and nothing but a test asks for it.
 	"internal/bench/soak": {"internal/bench/...", "internal/router", "internal/router/...", "internal/workers", "internal/workers/sim", "internal/workers/sim/..."},
-	"internal/bench":      {"internal/bench/...", "internal/router/...", "internal/workers", "internal/workers/sim", "internal/workers/sim/..."},
-	"internal/bench/...":  {"internal/bench/...", "internal/router/...", "internal/workers", "internal/workers/sim", "internal/workers/sim/..."},
+	"internal/bench":      {"internal/bench/...", "internal/table", "internal/router/...", "internal/workers", "internal/workers/sim", "internal/workers/sim/..."},
+	"internal/bench/...":  {"internal/bench/...", "internal/table", "internal/router/...", "internal/workers", "internal/workers/sim", "internal/workers/sim/..."},
+	"internal/table":      {},
 	"internal/tui":        {"internal/tui/...", "internal/router/admin", "internal/router/receipt"},
 	"internal/tui/...":    {"internal/tui/...", "internal/router/admin", "internal/router/receipt"},
 }

@@ -52,7 +52,11 @@ a check failed, 4 when the router cannot be reached.`,
 			if output == "table" {
 				err = doctor.Text(cmd.OutOrStdout(), r, false)
 			} else {
-				err = writeData(cmd.OutOrStdout(), output, r)
+				l := listing{whole: r, head: []string{"STATE", "CHECK", "SUBJECT", "TEXT", "ADVICE"}}
+				for _, f := range r.Findings {
+					l.add(f, string(f.State), f.Check, f.Subject, f.Text, f.Advice)
+				}
+				err = l.write(cmd.OutOrStdout(), output)
 			}
 			if err == nil && r.Failed > 0 {
 				err = withCode(exitInvalid, fmt.Errorf("%s failed", plural(r.Failed, "check")))
@@ -73,6 +77,6 @@ a check failed, 4 when the router cannot be reached.`,
 	fl.BoolVar(&f.verbose, "verbose", false, "show the log of the router in this process")
 	fl.BoolVar(&passive, "passive", false, "send no request to an engine's model")
 	fl.IntVar(&tokens, "tokens", 0, "length of the probes' prompts in `TOKENS` (default 40 blocks)")
-	outputFlag(cmd, &output, "table", "json", "yaml")
+	outputFlag(cmd, &output, listFormats...)
 	return cmd
 }

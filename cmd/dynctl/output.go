@@ -9,6 +9,8 @@ import (
 
 	"github.com/spf13/cobra"
 	"go.yaml.in/yaml/v3"
+
+	"github.com/dynctl/dynctl/internal/table"
 )
 
 // outputFlag adds -o with the formats that the command can write; the first is
@@ -55,4 +57,39 @@ func writeData(w io.Writer, format string, v any) error {
 		enc.SetEscapeHTML(false)
 		return enc.Encode(v)
 	}
+}
+
+// listFormats are the formats of a command that lists things.
+var listFormats = []string{"table", "json", "jsonl", "csv", "markdown", "yaml"}
+
+// A listing is a list of things in all its forms.
+type listing struct {
+	// whole is the answer as data, items what it lists.
+	whole any
+	items []any
+	// head and rows are the columns for people.
+	head []string
+	rows [][]string
+}
+
+// add adds a thing; what it is made of stands in whole, too.
+func (l *listing) add(item any, cells ...string) {
+	l.items, l.rows = append(l.items, item), append(l.rows, cells)
+}
+
+// write writes the list: JSON and YAML whole, JSON lines a thing to a line, the
+// other formats as rows.
+func (l *listing) write(out io.Writer, format string) error {
+	switch format {
+	case "json", "yaml":
+		return writeData(out, format, l.whole)
+	case "jsonl":
+		for _, item := range l.items {
+			if err := writeData(out, format, item); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	return table.Write(out, format, l.head, l.rows)
 }

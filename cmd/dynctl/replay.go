@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -16,6 +18,7 @@ import (
 	"github.com/dynctl/dynctl/internal/bench/replay"
 	"github.com/dynctl/dynctl/internal/bench/replay/workload"
 	"github.com/dynctl/dynctl/internal/router/trace"
+	"github.com/dynctl/dynctl/internal/table"
 )
 
 // traceFlags say how trace files are read.
@@ -163,7 +166,7 @@ The parts of one recording are given in their order.`,
 	flags.BoolVar(&f.tui, "tui", false, "watch the recording with top, in time unless --speed says otherwise")
 	flags.StringVar(&f.listen, "admin-listen", "", "serve the recording as a router's admin API on this loopback `HOST:PORT`; pause, step and back by POST /admin/v1/replay")
 	f.compare.add(cmd)
-	outputFlag(cmd, &f.output, "table", "json", "jsonl", "csv", "markdown", "yaml")
+	outputFlag(cmd, &f.output, listFormats...)
 	cmd.AddCommand(newReplayConvertCmd(&f.trace), newReplayStatCmd(&f.trace))
 	return cmd
 }
@@ -264,9 +267,9 @@ func (f *replayFlags) play(cmd *cobra.Command, files *traceFiles, minMatch float
 	case "json", "jsonl", "yaml":
 		err = writeData(out, f.output, rep)
 	case "csv", "markdown":
-		err = tableOf(out, f.output, []string{"figure", "value"}, reportRows(rep))
+		err = table.Write(out, f.output, replay.Head, rep.Rows())
 	default:
-		err = reportTable(out, rep)
+		err = rep.Text(out)
 	}
 	if err != nil {
 		return err
@@ -291,30 +294,13 @@ func (f *replayFlags) redecide(cmd *cobra.Command, files *traceFiles, changes []
 	if d.Decisions == 0 {
 		return withCode(exitUsage, errors.New("the trace has no decisions; to simulate its requests, add --policy or --routing-threshold"))
 	}
-	rows := [][]string{
-		{"settings", "recorded", strings.Join(d.Changes, " "), ""},
-		{"decisions", num(d.Decisions), num(d.Decisions), ""},
-		{"changed", "", num(d.Changed), percent(float64(d.Changed) / float64(d.Decisions))},
-		{"  to local", "", num(d.ToLocal), ""},
-		{"  to remote", "", num(d.ToRemote), ""},
-		{"  other rank", "", num(d.Ranks), fmt.Sprintf("%.2f blocks dearer by the recorded cost", d.Regret)},
-		{"  to an error", "", num(d.Failed), ""},
-		{"remote", percent(d.RecordedRemote), percent(d.WhatIfRemote), ""},
-		{"predicted hit rate", percent(d.RecordedHit), percent(d.WhatIfHit), ""},
-	}
 	switch f.output {
 	case "json", "jsonl", "yaml":
 		return writeData(cmd.OutOrStdout(), f.output, d)
 	case "csv", "markdown":
-		return tableOf(cmd.OutOrStdout(), f.output, []string{"", "recorded", "what if", "note"}, rows)
+		return table.Write(cmd.OutOrStdout(), f.output, replay.RedecisionHead, d.Rows())
 	}
-	if err := tableOf(cmd.OutOrStdout(), "table", []string{"", "RECORDED", "WHAT IF", ""}, rows); err != nil {
-		return err
-	}
-	for _, e := range d.Examples {
-		fmt.Fprintf(cmd.OutOrStdout(), "  line %d  t=%s  %s\n    recorded %s\n    what if  %s\n", e.Line, e.Time, e.ID, e.Recorded, e.Replayed)
-	}
-	return nil
+	return d.Text(cmd.OutOrStdout())
 }
 
 // stepper shows records one by one from a line on.
@@ -374,9 +360,9 @@ func (b *bar) show(p replay.Progress) {
 		return
 	}
 	b.last, b.shown = time.Now(), true
-	line := fmt.Sprintf("%s records  %s blocks", num(p.Records), num(p.Blocks))
+	line := fmt.Sprintf("%s records  %s blocks", table.Count(p.Records), table.Count(p.Blocks))
 	if s := p.Wall.Seconds(); s > 0 {
-		line += fmt.Sprintf("  %s records/s  %s blocks/s  x%.0f real time", num(uint64(float64(p.Records)/s)), num(uint64(float64(p.Blocks)/s)), p.Trace.Seconds()/s)
+		line += fmt.Sprintf("  %s records/s  %s blocks/s  x%.0f real time", table.Count(uint64(float64(p.Records)/s)), table.Count(uint64(float64(p.Blocks)/s)), p.Trace.Seconds()/s)
 	}
 	if b.size > 0 {
 		done := min(float64(p.Consumed)/float64(b.size), 1)
@@ -435,8 +421,8 @@ appears under its name when it is whole, or not at all.`,
 			if err := w.Commit(); err != nil {
 				return err
 			}
-			fmt.Fprintf(cmd.ErrOrStderr(), "%s records written", num(uint64(c.Records)))
-			for _, k := range sortedKinds(c.Left) {
+			fmt.Fprintf(cmd.ErrOrStderr(), "%s records written", table.Count(c.Records))
+			for _, k := range slices.Sorted(maps.Keys(c.Left)) {
 				fmt.Fprintf(cmd.ErrOrStderr(), ", %d %s left out", c.Left[k], k)
 			}
 			if c.Inexact > 0 {
@@ -491,10 +477,10 @@ func newReplayStatCmd(tf *traceFlags) *cobra.Command {
 			case "json", "jsonl", "yaml":
 				return writeData(cmd.OutOrStdout(), output, s)
 			}
-			return tableOf(cmd.OutOrStdout(), output, []string{"FIGURE", "VALUE"}, statRows(s))
+			return table.Write(cmd.OutOrStdout(), output, []string{"FIGURE", "VALUE"}, s.Rows())
 		},
 	}
-	outputFlag(cmd, &output, "table", "json", "jsonl", "csv", "markdown", "yaml")
+	outputFlag(cmd, &output, listFormats...)
 	cmd.Flags().StringVar(&html, "html", "", "write a report of the trace as one HTML `FILE`")
 	cmd.Flags().BoolVar(&caches, "caches", false, "also tell what shared caches of several sizes would hit")
 	return cmd

@@ -16,6 +16,7 @@ import (
 	"github.com/dynctl/dynctl/internal/bench/replay/workload"
 	"github.com/dynctl/dynctl/internal/router/disagg"
 	"github.com/dynctl/dynctl/internal/router/selector"
+	"github.com/dynctl/dynctl/internal/table"
 	"github.com/dynctl/dynctl/internal/workers/sim"
 )
 
@@ -210,7 +211,7 @@ func (f *replayFlags) simulate(cmd *cobra.Command, files *traceFiles, changes []
 			}
 			rows[i].result = res
 			if !f.trace.quiet {
-				fmt.Fprintf(cmd.ErrOrStderr(), "%s threshold %d: %s requests, %s of trace in %.1f s\n", res.Policy, res.Threshold, num(res.Requests),
+				fmt.Fprintf(cmd.ErrOrStderr(), "%s threshold %d: %s requests, %s of trace in %.1f s\n", res.Policy, res.Threshold, table.Count(res.Requests),
 					time.Duration(res.VirtualS*float64(time.Second)).Round(time.Second), res.WallS)
 			}
 			return nil
@@ -234,7 +235,7 @@ func (f *replayFlags) simulate(cmd *cobra.Command, files *traceFiles, changes []
 		}
 		return nil
 	}
-	return compareTable(cmd.OutOrStdout(), f.output, results)
+	return simulate.WriteTable(cmd.OutOrStdout(), f.output, results)
 }
 
 // bounds finds what one shared cache of all ranks' blocks would give, once for

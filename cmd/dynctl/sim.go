@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -85,30 +84,23 @@ the timing model and the faults that can be set at run time.`,
 				e.Flag = fmt.Sprintf("%s %s,name=%s", flag, w.URL, w.Name)
 				list = append(list, e)
 			}
-			if output != "table" {
-				if err := writeData(cmd.OutOrStdout(), output, list); err != nil {
-					return err
+			t := listing{whole: list, head: []string{"NAME", "ROLE", "URL", "EVENTS"}}
+			flags := ""
+			for _, e := range list {
+				events := "-"
+				if len(e.Events) > 0 {
+					events = e.Events[0]
 				}
-			} else {
-				w := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 2, ' ', 0)
-				fmt.Fprintln(w, "NAME\tROLE\tURL\tEVENTS")
-				for _, e := range list {
-					events := "-"
-					if len(e.Events) > 0 {
-						events = e.Events[0]
-					}
-					if len(e.Events) > 1 {
-						events += fmt.Sprintf(" and %d more", len(e.Events)-1)
-					}
-					fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", e.Name, e.Role, e.URL, events)
+				if len(e.Events) > 1 {
+					events += fmt.Sprintf(" and %d more", len(e.Events)-1)
 				}
-				if err := w.Flush(); err != nil {
-					return err
-				}
-				flags := ""
-				for _, e := range list {
-					flags += " " + e.Flag
-				}
+				t.add(e, e.Name, e.Role, e.URL, events)
+				flags += " " + e.Flag
+			}
+			if err := t.write(cmd.OutOrStdout(), output); err != nil {
+				return err
+			}
+			if output == "table" {
 				fmt.Fprintf(cmd.ErrOrStderr(), "\nroute to them with: dynctl serve%s\nctrl-c ends them\n", flags)
 			}
 			if control == "" {
@@ -130,6 +122,6 @@ the timing model and the faults that can be set at run time.`,
 		},
 	}
 	cmd.Flags().StringVar(&control, "control-listen", "", "`HOST:PORT` of an API that kills, restarts and breaks engines")
-	outputFlag(cmd, &output, "table", "json", "yaml")
+	outputFlag(cmd, &output, listFormats...)
 	return cmd
 }

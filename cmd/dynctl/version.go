@@ -77,6 +77,6 @@ func newVersionCmd() *cobra.Command {
 			return err
 		},
 	}
-	outputFlag(cmd, &output, "table", "json", "yaml")
+	outputFlag(cmd, &output, "table", "json", "jsonl", "yaml")
 	return cmd
 }

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -41,40 +40,34 @@ func newWorkersListCmd(router *routerFlags) *cobra.Command {
 			if err != nil {
 				return adminError(err)
 			}
-			switch output {
-			case "table", "wide":
-				return workerTable(cmd.OutOrStdout(), l, output == "wide")
-			case "jsonl":
-				for _, w := range l.Workers {
-					if err := writeData(cmd.OutOrStdout(), "jsonl", w); err != nil {
-						return err
-					}
-				}
-				return nil
-			default:
-				return writeData(cmd.OutOrStdout(), output, l)
-			}
+			return listWorkers(cmd.OutOrStdout(), output, l)
 		},
 	}
-	outputFlag(cmd, &output, "table", "wide", "json", "jsonl", "yaml")
+	outputFlag(cmd, &output, append([]string{"table", "wide"}, listFormats[1:]...)...)
 	return cmd
 }
 
-func workerTable(out io.Writer, l *admin.WorkerList, wide bool) error {
-	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	head := "RANK\tROLE\tENGINE\tHEALTH\tREQUESTS\tPREFILL TOKENS\tDECODE BLOCKS\tINDEX BLOCKS\tEVENTS"
-	if wide {
-		head += "\tRUNNING\tWAITING\tKV USED\tBLOCK\tCONNECTOR\tMODELS\tURL\tREASON"
+// listWorkers writes the fleet: workers as data, their ranks as rows. The wide
+// table and CSV have all columns.
+func listWorkers(out io.Writer, format string, l *admin.WorkerList) error {
+	all := format == "wide" || format == "csv"
+	t := listing{whole: l, head: []string{"RANK", "ROLE", "ENGINE", "HEALTH", "REQUESTS", "PREFILL TOKENS", "DECODE BLOCKS", "INDEX BLOCKS", "EVENTS"}}
+	if all {
+		t.head = append(t.head, "RUNNING", "WAITING", "KV USED", "BLOCK", "CONNECTOR", "MODELS", "URL", "REASON")
 	}
-	fmt.Fprintln(w, head)
-	for _, k := range l.Workers {
-		health := k.Health
-		if k.Draining {
+	for i := range l.Workers {
+		w := &l.Workers[i]
+		t.items = append(t.items, w)
+		health := w.Health
+		if w.Draining {
 			health = "draining"
 		}
-		for _, r := range k.Ranks {
-			fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%d\t%d\t%d\t%d\t%s", r.Label, k.Role, k.Engine, health, r.ActiveRequests, r.PrefillTokens, r.DecodeBlocks, r.IndexBlocks, r.Feed.State)
-			if wide {
+		for _, r := range w.Ranks {
+			row := []string{
+				r.Label, w.Role, w.Engine, health, fmt.Sprint(r.ActiveRequests), fmt.Sprint(r.PrefillTokens), fmt.Sprint(r.DecodeBlocks),
+				fmt.Sprint(r.IndexBlocks), r.Feed.State,
+			}
+			if all {
 				running, waiting, used := "-", "-", "-"
 				if e := r.Engine; e != nil {
 					if e.Running != nil {
@@ -87,15 +80,15 @@ func workerTable(out io.Writer, l *admin.WorkerList, wide bool) error {
 						used = fmt.Sprintf("%.0f%%", 100**e.KVUsage)
 					}
 				}
-				fmt.Fprintf(w, "\t%s\t%s\t%s\t%d\t%s\t%s\t%s\t%s", running, waiting, used, k.BlockSizeTokens, orDash(k.Connector), orDash(strings.Join(k.Models, ",")), k.URL, orDash(k.Reason))
+				row = append(row, running, waiting, used, fmt.Sprint(w.BlockSizeTokens), orDash(w.Connector), orDash(strings.Join(w.Models, ",")), w.URL, orDash(w.Reason))
 			}
-			fmt.Fprintln(w)
+			t.rows = append(t.rows, row)
 		}
 	}
-	if err := w.Flush(); err != nil {
+	if err := t.write(out, format); err != nil {
 		return err
 	}
-	if len(l.Workers) == 0 {
+	if len(l.Workers) == 0 && (format == "table" || format == "wide") {
 		fmt.Fprintln(out, "(no workers)")
 	}
 	return nil

@@ -1,0 +1,117 @@
+package main
+
+import (
+	"encoding/csv"
+	"encoding/json"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/spf13/cobra"
+	"go.yaml.in/yaml/v3"
+
+	"github.com/dynctl/dynctl/internal/router/admin"
+)
+
+// TestOutputFormats: whoever knows the formats of one command knows those of
+// the others. All data commands write JSON, JSON lines and YAML; lists are
+// tables, CSV and markdown, too.
+func TestOutputFormats(t *testing.T) {
+	data := []string{"json", "jsonl", "yaml"}
+	want := map[string][]string{
+		"dynctl explain": data, "dynctl version": data,
+		"dynctl workers list": listFormats, "dynctl config view": listFormats, "dynctl sim": listFormats, "dynctl doctor": listFormats,
+		"dynctl replay": listFormats, "dynctl replay stat": listFormats,
+		// The screen's figures are a tree of tables: YAML is of no use to jq,
+		// and rows of one kind are what workers list is for.
+		"dynctl top": {"table", "json", "jsonl"},
+	}
+	var walk func(c *cobra.Command)
+	walk = func(c *cobra.Command) {
+		for _, sub := range c.Commands() {
+			walk(sub)
+		}
+		path := c.CommandPath()
+		// bench writes its cells as files of a run's folder.
+		if c.Flags().Lookup("output") == nil || strings.HasPrefix(path, "dynctl bench") {
+			return
+		}
+		formats, known := want[path]
+		if !known {
+			t.Errorf("%s has -o: say here which formats it has", path)
+		}
+		complete, _ := c.GetFlagCompletionFunc("output")
+		has, _ := complete(c, nil, "")
+		for _, f := range formats {
+			if !slices.Contains(has, f) {
+				t.Errorf("%s has no -o %s", path, f)
+			}
+		}
+		delete(want, path)
+	}
+	walk(newRoot())
+	for path := range want {
+		t.Errorf("%s has no -o", path)
+	}
+}
+
+func TestListWorkers(t *testing.T) {
+	three, half := 3, 0.5
+	l := &admin.WorkerList{Schema: admin.Schema, Workers: []admin.Worker{
+		{Name: "d0", Role: "decode", Engine: "vllm", Health: "healthy", Models: []string{"a", "b|c"}, URL: "http://h:1", BlockSizeTokens: 16, Ranks: []admin.Rank{
+			{Label: "d0/dp0", ActiveRequests: 2, PrefillTokens: 30, DecodeBlocks: 4, IndexBlocks: 5, Feed: admin.Feed{State: "live"}, Engine: &admin.EngineLoad{Running: &three, KVUsage: &half}},
+			{Label: "d0/dp1", Feed: admin.Feed{State: "none"}},
+		}},
+		{Name: "p0", Role: "prefill", Draining: true, Ranks: []admin.Rank{{Label: "p0/dp0", Feed: admin.Feed{State: "gap"}}}},
+	}}
+	out := func(format string) string {
+		t.Helper()
+		var b strings.Builder
+		if err := listWorkers(&b, format, l); err != nil {
+			t.Fatalf("%s: %v", format, err)
+		}
+		return b.String()
+	}
+	if got, want := out("markdown"), "| d0/dp0 | decode | vllm | healthy | 2 | 30 | 4 | 5 | live |\n"; !strings.Contains(got, want) || strings.Count(got, "\n") != 5 {
+		t.Errorf("markdown\n%s", got)
+	}
+	if got := out("table"); !strings.Contains(got, "RANK    ROLE") || !strings.Contains(got, "draining") || strings.Contains(got, "URL") {
+		t.Errorf("table\n%s", got)
+	}
+	if got := out("wide"); !strings.Contains(got, "URL") || !strings.Contains(got, "50%") {
+		t.Errorf("wide\n%s", got)
+	}
+	rows, err := csv.NewReader(strings.NewReader(out("csv"))).ReadAll()
+	if err != nil || len(rows) != 4 || len(rows[0]) != 17 || rows[1][14] != "a,b|c" || rows[1][9] != "3" || rows[2][9] != "-" {
+		t.Errorf("csv %q, %v", rows, err)
+	}
+	lines := strings.Split(strings.TrimSpace(out("jsonl")), "\n")
+	var w admin.Worker
+	if len(lines) != 2 || json.Unmarshal([]byte(lines[1]), &w) != nil || w.Name != "p0" {
+		t.Errorf("jsonl %q", lines)
+	}
+	var whole map[string]any
+	if err := yaml.Unmarshal([]byte(out("yaml")), &whole); err != nil || whole["schema"] != admin.Schema {
+		t.Errorf("yaml %v, %v", whole, err)
+	}
+	l = &admin.WorkerList{}
+	if got := out("table"); !strings.Contains(got, "(no workers)") {
+		t.Errorf("no workers:\n%s", got)
+	}
+	if got := out("csv"); strings.Count(got, "\n") != 1 {
+		t.Errorf("no workers as csv:\n%s", got)
+	}
+}
+
+func TestConfigViewAsRows(t *testing.T) {
+	for format, want := range map[string]string{
+		"csv":      "routing.threshold,7,flag --routing-threshold\n",
+		"markdown": "| routing.threshold | 7 | flag --routing-threshold |\n",
+		"jsonl":    `{"key":"routing.threshold","value":7,"origin":"flag --routing-threshold"}` + "\n",
+	} {
+		code, out, errs := command(t, "", "config", "view", "--origin", "--routing-threshold", "7", "-o", format)
+		if code != exitOK || !strings.Contains(out, want) {
+			t.Errorf("%s: exit %d %s\n%s", format, code, errs, out)
+		}
+	}
+}

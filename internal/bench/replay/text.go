@@ -1,0 +1,165 @@
+package replay
+
+import (
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/dynctl/dynctl/internal/table"
+)
+
+// Head is the head of Rows.
+var Head = []string{"figure", "value"}
+
+// Rows are the figures of the report, one to a row.
+func (r *Report) Rows() [][]string {
+	rows := [][]string{
+		{"trace", r.Name},
+		{"format", string(r.Format)},
+		{"lines", table.Count(r.Lines)},
+		{"span", r.Span.Round(time.Millisecond).String()},
+		{"bad lines", badLines(r)},
+		{"reordered records", table.Count(r.Order)},
+		{"cut", fmt.Sprint(r.Cut)},
+		{"batches", table.Count(r.Counts.Batches)},
+		{"events", table.Count(r.Counts.Events)},
+		{"blocks stored", table.Count(r.Counts.Stored)},
+		{"blocks removed", table.Count(r.Counts.Removed)},
+		{"clears", table.Count(r.Counts.Clears)},
+		{"gaps", fmt.Sprintf("%s (%s batches)", table.Count(r.Counts.Gaps), table.Count(r.Counts.Missing))},
+		{"orphan blocks", table.Count(r.Counts.Orphans)},
+		{"dropped while recording", table.Count(r.Counts.Dropped)},
+		{"ranks", table.Count(len(r.Ranks))},
+		{"blocks at end", table.Count(r.Blocks)},
+		{"distinct blocks", table.Count(r.Distinct)},
+		{"index checksum", r.Checksum},
+		{"index memory", table.Bytes(r.Memory)},
+		{"heap", table.Bytes(int64(r.Heap))},
+		{"decisions", table.Count(r.Decisions)},
+		{"predicted hit rate", table.Percent(r.Hit)},
+		{"apply p50/p99/max", fmt.Sprintf("%.1f/%.1f/%.0f µs", r.ApplyP50, r.ApplyP99, r.ApplyMax)},
+		{"records/s", table.Count(uint64(r.RecordsPS))},
+		{"blocks/s", table.Count(uint64(r.BlocksPS))},
+	}
+	if v := r.Verify; v != nil {
+		rows = append(rows,
+			[]string{"decisions equal", fmt.Sprintf("%s of %s (%s)", table.Count(v.Equal), table.Count(v.Decisions), table.Percent(v.Match()))},
+			[]string{"other rank, equal cost", table.Count(v.TieBreaks)},
+			[]string{"other choice", table.Count(v.Real)},
+			[]string{"other inputs", table.Count(v.InputsDiffer)},
+		)
+	}
+	return rows
+}
+
+func badLines(r *Report) string {
+	if r.Bad == 0 {
+		return "0"
+	}
+	return fmt.Sprintf("%s (first is line %d)", table.Count(r.Bad), r.FirstBad)
+}
+
+// Text writes the report for people.
+func (r *Report) Text(out io.Writer) error {
+	fmt.Fprintf(out, "trace   %s  %s  %s lines  %s  span %s  ranks %d\n", r.Name, r.Format, table.Count(r.Lines), table.Bytes(r.Bytes), r.Span.Round(time.Millisecond), len(r.Ranks))
+	fmt.Fprintf(out, "        batches %s  stored %s  removed %s  clears %s  decisions %s  bad lines %s  reordered %s%s\n",
+		table.Count(r.Counts.Batches), table.Count(r.Counts.Stored), table.Count(r.Counts.Removed), table.Count(r.Counts.Clears), table.Count(r.Decisions), badLines(r), table.Count(r.Order), map[bool]string{true: "  CUT (read up to the cut)"}[r.Cut])
+	fmt.Fprintf(out, "        gaps %s (%s batches)  orphans %s  duplicates %s  unreadable %s  dropped while recording %s\n",
+		table.Count(r.Counts.Gaps), table.Count(r.Counts.Missing), table.Count(r.Counts.Orphans), table.Count(r.Counts.Duplicates), table.Count(r.Counts.Unreadable), table.Count(r.Counts.Dropped))
+	fmt.Fprintf(out, "speed   %s blocks/s  %s records/s  %.2f s  apply p50/p99/max %.1f/%.1f/%.0f µs  heap %s\n",
+		table.Count(uint64(r.BlocksPS)), table.Count(uint64(r.RecordsPS)), r.WallS, r.ApplyP50, r.ApplyP99, r.ApplyMax, table.Bytes(int64(r.Heap)))
+	fmt.Fprintf(out, "index   %s blocks, %s distinct, %s nodes, %s  checksum %s\n", table.Count(r.Blocks), table.Count(r.Distinct), table.Count(r.Nodes), table.Bytes(r.Memory), r.Checksum)
+	if r.Decisions > 0 {
+		fmt.Fprintf(out, "hits    %s of prompt tokens were predicted as cached\n", table.Percent(r.Hit))
+	}
+	if len(r.Ranks) > 0 {
+		fmt.Fprintln(out)
+		rows := make([][]string, 0, len(r.Ranks))
+		for _, k := range r.Ranks {
+			note := ""
+			if k.Partial {
+				note = "recording began after its cache"
+			}
+			rows = append(rows, []string{k.Rank, table.Count(k.Blocks), strconv.Itoa(k.BlockSize), k.Checksum, note})
+		}
+		if err := table.Write(out, "table", []string{"RANK", "BLOCKS", "TOKENS A BLOCK", "CHECKSUM", ""}, rows); err != nil {
+			return err
+		}
+	}
+	if r.Verify != nil {
+		return r.Verify.Text(out)
+	}
+	return nil
+}
+
+// Text writes the comparison for people.
+func (v *VerifyReport) Text(out io.Writer) error {
+	fmt.Fprintf(out, "\nRESULT  %s of decisions reproduced (%s / %s)\n", table.Percent(v.Match()), table.Count(v.Equal), table.Count(v.Decisions))
+	state := func(n uint64) string {
+		if n == 0 {
+			return "ok"
+		}
+		return "REAL"
+	}
+	rows := [][]string{
+		{"  decisions equal", table.Count(v.Decisions), table.Count(v.Equal), table.Percent(v.Match())},
+		{"    other rank, equal cost", "-", table.Count(v.TieBreaks), map[bool]string{true: "tie-break", false: "ok"}[v.TieBreaks > 0]},
+		{"    other choice, other cost", "-", table.Count(v.Real), state(v.Real)},
+		{"  other caches than recorded", "-", table.Count(v.InputsDiffer), map[bool]string{true: "events are missing", false: "ok"}[v.InputsDiffer > 0]},
+		{"  made while events arrived", "-", table.Count(v.Raced), "equal with a state of that moment"},
+		{"  caches partly unknown", "-", table.Count(v.Unknown), "recorded figures taken"},
+		{"  predicted hit rate", table.Percent(v.RecordedHit), table.Percent(v.ReplayedHit), ""},
+	}
+	if err := table.Write(out, "table", []string{"  CHECK", "RECORDED", "REPLAYED", "STATE"}, rows); err != nil {
+		return err
+	}
+	tell := func(title string, d *Divergence) {
+		fmt.Fprintf(out, "  %s  line %s  t=+%s  %s  req %s\n    recorded %s    replayed %s\n", title, table.Count(d.Line), d.Time, d.ID, d.Request, d.Recorded, d.Replayed)
+		for i, b := range d.Because {
+			if i == 4 {
+				fmt.Fprintf(out, "            and %d more ranks\n", len(d.Because)-i)
+				break
+			}
+			fmt.Fprintf(out, "    because %s\n", b)
+		}
+	}
+	if v.First != nil {
+		tell("FIRST DIVERGENCE", v.First)
+		fmt.Fprintf(out, "  NEXT    dynctl replay TRACE --at %d\n", v.First.Line)
+	}
+	if v.FirstInput != nil && (v.First == nil || v.First.Line != v.FirstInput.Line) {
+		tell("FIRST OTHER INPUT (same choice)", v.FirstInput)
+	}
+	return nil
+}
+
+// RedecisionHead is the head of the rows of a Redecision.
+var RedecisionHead = []string{"", "recorded", "what if", "note"}
+
+// Rows are the figures of the comparison, one to a row.
+func (d *Redecision) Rows() [][]string {
+	return [][]string{
+		{"settings", "recorded", strings.Join(d.Changes, " "), ""},
+		{"decisions", table.Count(d.Decisions), table.Count(d.Decisions), ""},
+		{"changed", "", table.Count(d.Changed), table.Percent(float64(d.Changed) / float64(d.Decisions))},
+		{"  to local", "", table.Count(d.ToLocal), ""},
+		{"  to remote", "", table.Count(d.ToRemote), ""},
+		{"  other rank", "", table.Count(d.Ranks), fmt.Sprintf("%.2f blocks dearer by the recorded cost", d.Regret)},
+		{"  to an error", "", table.Count(d.Failed), ""},
+		{"remote", table.Percent(d.RecordedRemote), table.Percent(d.WhatIfRemote), ""},
+		{"predicted hit rate", table.Percent(d.RecordedHit), table.Percent(d.WhatIfHit), ""},
+	}
+}
+
+// Text writes the comparison for people.
+func (d *Redecision) Text(out io.Writer) error {
+	if err := table.Write(out, "table", []string{"", "RECORDED", "WHAT IF", ""}, d.Rows()); err != nil {
+		return err
+	}
+	for _, e := range d.Examples {
+		fmt.Fprintf(out, "  line %d  t=%s  %s\n    recorded %s\n    what if  %s\n", e.Line, e.Time, e.ID, e.Recorded, e.Replayed)
+	}
+	return nil
+}
