@@ -40,12 +40,12 @@ func TestTopFlags(t *testing.T) {
 	t.Setenv("DYNCTL_CONTEXTS", filepath.Join(t.TempDir(), "none.yaml"))
 	t.Setenv("DYNCTL_ROUTER", "")
 	closed := httptest.NewServer(http.NotFoundHandler())
-	closed.Close()
 	guarded := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.WriteHeader(http.StatusUnauthorized)
 		_, _ = io.WriteString(w, `{"error":{"message":"the admin API needs the bearer token of --admin-token-file"}}`)
 	}))
 	defer guarded.Close()
+	closed.Close() // not before, or its port might be the other one's
 	for _, c := range []struct {
 		name string
 		args []string
