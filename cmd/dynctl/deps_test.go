@@ -34,6 +34,7 @@ var allowed = map[string][]string{
 	"internal/router/blockhash": {},
 	"internal/router/disagg":    {"internal/router/selector", "internal/router/api", "internal/workers"},
 	"internal/router/eventlog":  {},
+	"internal/router/follower":  {"internal/router/approx", "internal/router/eventlog", "internal/router/kvfeed", "internal/router/kvindex", "internal/router/ledger", "internal/workers"},
 	"internal/router/kvevent":   {},
 	"internal/router/kvfeed":    {"internal/router/zmtp", "internal/router/kvevent", "internal/router/blockhash", "internal/router/kvindex", "internal/workers"},
 	"internal/router/kvindex":   {"internal/router/blockhash", "internal/router/kvindex/..."},
@@ -48,6 +49,8 @@ var allowed = map[string][]string{
 	"internal/router/trace":      {"internal/router/receipt", "internal/router/kvevent"},
 	"internal/router/trace/...":  {"internal/router/trace", "internal/router/receipt"},
 	"internal/router/quicksock":  {},
+	"internal/router/traffic":    {"internal/router/admin"},
+	"internal/router/watch":      {"internal/router/eventlog", "internal/workers"},
 	"internal/router/upstream":   {"internal/router/api", "internal/router/quicksock"},
 	"internal/router/zmtp":       {},
 

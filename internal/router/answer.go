@@ -126,7 +126,7 @@ func (x *exchange) streamed(p disagg.Peer, held *ledger.Reservation, resp *upstr
 		x.answer.firstToken = first
 	}
 	held.FirstToken()
-	x.answer.gaps.tick(first)
+	x.answer.gaps.Tick(first)
 	x.commit(resp)
 	if x.view.Kind == api.Responses {
 		x.r.sticky.put(streamResponseID(head.Held()), p.Worker.Name)
@@ -151,7 +151,7 @@ func (x *exchange) streamed(p disagg.Peer, held *ledger.Reservation, resp *upstr
 		if got.Events == 0 {
 			return
 		}
-		x.answer.gaps.tick(time.Now())
+		x.answer.gaps.Tick(time.Now())
 		if tokens += got.Tokens; tokens-told >= progressEvery {
 			told = tokens
 			held.Progress(tokens)

@@ -446,7 +446,7 @@ func (r *Router) overlapOf(d *decision, k *workers.Rank, size int) int {
 		if h.blockSize != size {
 			continue
 		}
-		if r.fleet.fed(k) {
+		if r.fleet.Fed(k) {
 			return r.feeds.Usable(slot, h.exact.Depth(slot)) * size
 		}
 		return h.guess.Depth(slot) * size
@@ -463,7 +463,7 @@ func (r *Router) residentBlocks(k *workers.Rank) int {
 
 // sent notes for approximate routing that a prompt went to a rank.
 func (r *Router) sent(d *decision, w *workers.Worker, k *workers.Rank, now time.Time) {
-	if !d.chunked && r.fleet.fed(k) {
+	if !d.chunked && r.fleet.Fed(k) {
 		return
 	}
 	size := d.settings.blockOf(w)

@@ -139,7 +139,7 @@ func (x *exchange) dispatch() error {
 			x.note("no retry: the budget for retries is used up")
 			return err
 		}
-		r.traffic.retries.Add(1)
+		r.traffic.Retries.Add(1)
 		r.metrics.Retry(string(f.phase), f.reason)
 		x.note(fmt.Sprintf("attempt %d failed: %v", x.attempt, err))
 		x.held = nil

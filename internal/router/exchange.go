@@ -197,7 +197,7 @@ func (r *Router) probe(w http.ResponseWriter, req *http.Request) {
 // unless committed says so.
 func (x *exchange) serve() error {
 	r := x.r
-	r.traffic.requests.Add(1)
+	r.traffic.Requests.Add(1)
 	ep, err := api.Lookup(x.req.Method, x.req.URL.Path)
 	if err != nil {
 		return x.refuse("path", err)
@@ -536,18 +536,18 @@ func (r *Router) count(x *exchange, status int, e *api.Error, took time.Duration
 	t := &r.traffic
 	switch {
 	case status == api.StatusClientClosed:
-		t.cancelled.Add(1)
+		t.Cancelled.Add(1)
 		r.metrics.Abort("client_gone")
 	case status >= 500 || e != nil && x.committed:
-		t.failed.Add(1)
+		t.Failed.Add(1)
 		if x.committed {
 			r.metrics.Abort("upstream_broke")
 		}
 	case status >= 400:
-		t.rejected.Add(1)
+		t.Rejected.Add(1)
 	default:
-		t.completed.Add(1)
-		t.e2e.add(took)
+		t.Completed.Add(1)
+		t.E2E.Add(took)
 	}
 }
 

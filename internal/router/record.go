@@ -10,7 +10,9 @@ import (
 	"github.com/dynctl/dynctl/internal/router/receipt"
 	"github.com/dynctl/dynctl/internal/router/selector"
 	"github.com/dynctl/dynctl/internal/router/telemetry"
+	"github.com/dynctl/dynctl/internal/router/traffic"
 	"github.com/dynctl/dynctl/internal/router/upstream"
+	"github.com/dynctl/dynctl/internal/workers"
 )
 
 // record writes the newest plan into the receipt and the metrics.
@@ -38,12 +40,12 @@ func (x *exchange) record() {
 	if p.Err == nil {
 		r.metrics.Decision(string(p.Path), string(reason))
 		if p.Path == disagg.Remote {
-			r.traffic.remote.Add(1)
+			r.traffic.Remote.Add(1)
 		} else {
-			r.traffic.local.Add(1)
+			r.traffic.Local.Add(1)
 		}
 		if reason.Degraded() {
-			r.traffic.fallbacks.Add(1)
+			r.traffic.Fallbacks.Add(1)
 			r.metrics.Fallback(string(reason))
 		}
 	}
@@ -77,7 +79,7 @@ func (x *exchange) observeStages() {
 	m.Stage("hash", t.hash)
 	m.Stage("overlap", t.overlap)
 	m.Stage("plan", t.plan)
-	x.r.traffic.overhead.add(t.parse + t.tokenize + t.hash + t.overlap + t.plan)
+	x.r.traffic.Overhead.Add(t.parse + t.tokenize + t.hash + t.overlap + t.plan)
 }
 
 // fillPlan copies a plan and what it was made from into a receipt.
@@ -185,7 +187,7 @@ func (x *exchange) beginLeg(phase selector.Phase, p disagg.Peer, leg *upstream.L
 		rec.DispatchMS = c.Since(l.start)
 		l.at = c.AddLeg(rec)
 	})
-	x.r.fleet.began(p.Rank)
+	x.r.fleet.Began(p.Rank)
 	return l
 }
 
@@ -217,7 +219,7 @@ func (l *legRecord) end(err error) {
 			if errors.As(err, &f) {
 				outcome = f.reason
 			}
-			l.x.r.fleet.failed(l.peer.Rank)
+			l.x.r.fleet.Failed(l.peer.Rank)
 		}
 		l.x.live.Update(func(c *receipt.Receipt) {
 			leg := c.Leg(l.at)
@@ -244,47 +246,7 @@ type answerFacts struct {
 	prompt     int // tokens as the engine reports them; -1 when it does not
 	cached     int
 	completion int
-	gaps       gapStats
-}
-
-// gapStats sums up the time between the pieces of a stream.
-type gapStats struct {
-	last  time.Time
-	count int
-	sum   time.Duration
-	max   time.Duration
-	hist  histogramLite
-}
-
-// histogramLite counts gaps in 32 buckets, two to a power of two from 128 µs.
-type histogramLite [32]uint16
-
-func (g *gapStats) tick(now time.Time) {
-	if !g.last.IsZero() {
-		d := now.Sub(g.last)
-		g.count++
-		g.sum += d
-		g.max = max(g.max, d)
-		i := min(bucketOf(d)/4, 63) - 20
-		if h := &g.hist[max(0, min(i, 31))]; *h < 65535 {
-			*h++
-		}
-	}
-	g.last = now
-}
-
-func (g *gapStats) quantile(q float64) time.Duration {
-	total := 0
-	for _, n := range g.hist {
-		total += int(n)
-	}
-	rank, seen := int(q*float64(total)+0.999999), 0
-	for i, n := range g.hist {
-		if seen += int(n); seen >= rank && n > 0 {
-			return min(bucketTop((i+20)*4+3), g.max)
-		}
-	}
-	return g.max
+	gaps       traffic.Gaps
 }
 
 func ms(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
@@ -298,8 +260,8 @@ func (x *exchange) outcome(c *receipt.Receipt, status int, e *api.Error, took ti
 	if !a.firstToken.IsZero() {
 		o.TTFTMS = c.Since(a.firstToken)
 	}
-	if g := &a.gaps; g.count > 0 {
-		o.ITL = receipt.Gaps{Count: g.count, MeanMS: ms(g.sum / time.Duration(g.count)), P50MS: ms(g.quantile(.5)), P99MS: ms(g.quantile(.99)), MaxMS: ms(g.max)}
+	if g := &a.gaps; g.Count() > 0 {
+		o.ITL = receipt.Gaps{Count: g.Count(), MeanMS: ms(g.Mean()), P50MS: ms(g.Quantile(.5)), P99MS: ms(g.Quantile(.99)), MaxMS: ms(g.Max())}
 	}
 	o.Cancelled = status == api.StatusClientClosed
 	if e != nil {
@@ -324,39 +286,49 @@ func (x *exchange) outcome(c *receipt.Receipt, status int, e *api.Error, took ti
 func (r *Router) settle(x *exchange, c *receipt.Receipt) {
 	a, p, t := &x.answer, &x.d.plan, &r.traffic
 	if a.prompt >= 0 {
-		t.prompt.Add(uint64(a.prompt))
+		t.Prompt.Add(uint64(a.prompt))
 	}
 	if a.cached > 0 {
-		t.cached.Add(uint64(a.cached))
+		t.Cached.Add(uint64(a.cached))
 	}
 	if a.completion > 0 {
-		t.completion.Add(uint64(a.completion))
+		t.Completion.Add(uint64(a.completion))
 	}
 	r.metrics.Usage(x.model, a.prompt, a.cached, a.completion)
 	if x.ep.Streamable {
-		t.predicted.Add(uint64(p.CachedTokens))
-		t.planned.Add(uint64(max(0, x.d.prompt.isl)))
+		t.Predicted.Add(uint64(p.CachedTokens))
+		t.Planned.Add(uint64(max(0, x.d.prompt.isl)))
 		if a.cached >= 0 {
 			r.metrics.Cached(p.CachedTokens, a.cached)
 		}
 	}
 	if !a.firstToken.IsZero() {
-		t.ttft.add(a.firstToken.Sub(x.start))
+		t.TTFT.Add(a.firstToken.Sub(x.start))
 		r.metrics.FirstToken(x.model, x.path, a.firstToken.Sub(x.start))
 	}
-	if g := &a.gaps; g.count > 0 {
-		gap := g.sum / time.Duration(g.count)
-		t.itl.add(gap)
+	if g := &a.gaps; g.Count() > 0 {
+		gap := g.Mean()
+		t.ITL.Add(gap)
 		r.metrics.InterToken(x.model, gap)
 	}
 	if p.Path == disagg.Remote && p.DecodeIndex >= 0 {
 		switch {
 		case c.Outcome.SilentRecompute:
-			k := x.d.in.DecodePeers[p.DecodeIndex]
-			t.recomputes.Add(1)
-			r.metrics.SilentRecompute(k.Worker.Name)
+			r.recomputed(x.d.in.DecodePeers[p.DecodeIndex].Worker.Name, 1)
 		case !countsTransfers(p) && p.Remote.Transfer >= x.d.in.Decode.BlockSize:
-			r.compute.ended(x.d.in.DecodePeers[p.DecodeIndex].Rank, p.Remote.Transfer, time.Now())
+			r.compute.Ended(x.d.in.DecodePeers[p.DecodeIndex].Rank, p.Remote.Transfer, time.Now())
 		}
 	}
 }
+
+// failed tells that a worker failed a leg of the request.
+func (x *exchange) failed(phase selector.Phase, w *workers.Worker, reason string, err error) {
+	if e, ok := x.r.failures.Failed(w, string(phase), reason, err, time.Now()); ok {
+		e.Request = x.decision
+		x.r.event(e)
+	}
+}
+
+// countsTransfers reports whether engines count tokens that came over the
+// plan's connector among the cached tokens of usage.
+func countsTransfers(p *disagg.Plan) bool { return p.Connector == workers.ConnectorSharedStorage }

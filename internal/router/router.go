@@ -27,12 +27,15 @@ import (
 	"github.com/dynctl/dynctl/internal/router/approx"
 	"github.com/dynctl/dynctl/internal/router/disagg"
 	"github.com/dynctl/dynctl/internal/router/eventlog"
+	"github.com/dynctl/dynctl/internal/router/follower"
 	"github.com/dynctl/dynctl/internal/router/kvfeed"
 	"github.com/dynctl/dynctl/internal/router/kvindex"
 	"github.com/dynctl/dynctl/internal/router/ledger"
 	"github.com/dynctl/dynctl/internal/router/receipt"
 	"github.com/dynctl/dynctl/internal/router/telemetry"
+	"github.com/dynctl/dynctl/internal/router/traffic"
 	"github.com/dynctl/dynctl/internal/router/upstream"
+	"github.com/dynctl/dynctl/internal/router/watch"
 	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/discovery"
 	"github.com/dynctl/dynctl/internal/workers/health"
@@ -121,11 +124,11 @@ type Router struct {
 	tokens            *tokenStage
 	budget            retryBudget
 	sticky            *stickyResponses
-	traffic           traffic
-	compute           recomputeWatch
-	failing           failings
+	traffic           traffic.Traffic
+	compute           *watch.Recompute
+	failures          watch.Failures
+	fleet             *follower.Follower
 
-	fleet    fleet
 	drain    chan struct{} // closed by Drain
 	draining atomic.Bool
 	turns    [2]atomic.Uint64 // round-robin turns of the prefill and decode phase
@@ -167,8 +170,9 @@ func New(ctx context.Context, o Options) (*Router, error) {
 	r.sticky = newStickyResponses(1 << 16)
 	r.index = kvindex.New(kvindex.Options{MaxBlocks: int64(o.Config.Index.MaxBlocks)})
 	r.guesses = approx.New(approx.Options{TTL: o.Config.Tokens.ApproxTTL})
-	r.compute.init(r)
-	r.fleet.init(r)
+	r.compute = watch.NewRecompute(watch.RecomputeOptions{
+		Ranks: func() []*workers.Rank { return r.registry.Snapshot().Ranks }, Found: r.recomputed, Event: r.event,
+	})
 	if r.tracer, err = telemetry.NewTracer(ctx, o.Config.Trace.Endpoint, o.Config.Trace.Sample, o.Version); err != nil {
 		return nil, err
 	}
@@ -225,29 +229,17 @@ func flagSpecs(c *Config) ([]workers.Spec, error) {
 func (r *Router) Run(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	cfg := &r.settings.Load().Config
-	r.fleet.restore(cfg.Index.Snapshot)
-	g.Go(func() error { return r.fleet.run(ctx) })
-	g.Go(func() error { return r.feeds.Run(ctx) })
+	g.Go(func() error { return r.fleet.Run(ctx) })
 	g.Go(func() error { return r.runHealth(ctx) })
 	if cfg.WorkersFile != "" {
 		f := discovery.NewFile(r.registry, discovery.FileOptions{Path: cfg.WorkersFile, Source: sourceFile}, r.workerEvent)
 		g.Go(func() error { return f.Run(ctx) })
 	}
-	g.Go(func() error { return r.traffic.run(ctx) })
+	g.Go(func() error { return r.traffic.Run(ctx) })
 	g.Go(func() error { return r.tokens.run(ctx) })
-	g.Go(func() error { return r.compute.run(ctx) })
-	if path := cfg.Index.Snapshot; path != "" {
-		g.Go(func() error { return r.fleet.saveEvery(ctx, path) })
-	}
+	g.Go(func() error { return r.compute.Run(ctx) })
 	r.event(eventlog.Event{Kind: "router_started", Text: fmt.Sprintf("the router started with %d worker(s)", len(r.registry.Snapshot().Workers))})
-	err := g.Wait()
-	if cfg.Index.Snapshot != "" {
-		if serr := r.fleet.save(cfg.Index.Snapshot); serr != nil {
-			r.log.Error("index snapshot not written", "path", cfg.Index.Snapshot, "err", serr)
-			err = errors.Join(err, serr)
-		}
-	}
-	return err
+	return g.Wait()
 }
 
 // Close frees what New took. Run must have returned.
@@ -377,6 +369,14 @@ func (r *Router) applyAliases(c *Config) error {
 
 func gateLimits(c *Config) admission.Limits {
 	return admission.Limits{Inflight: c.Limits.Inflight, Queue: c.Limits.Queue, Timeout: c.Limits.QueueTimeout}
+}
+
+// recomputed counts requests whose KV was moved and computed again.
+func (r *Router) recomputed(worker string, requests int) {
+	r.traffic.Recomputes.Add(uint64(requests))
+	for range requests {
+		r.metrics.SilentRecompute(worker)
+	}
 }
 
 // event adds to the event log.

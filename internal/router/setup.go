@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/dynctl/dynctl/internal/router/eventlog"
+	"github.com/dynctl/dynctl/internal/router/follower"
 	"github.com/dynctl/dynctl/internal/router/kvfeed"
 	"github.com/dynctl/dynctl/internal/router/upstream"
 	"github.com/dynctl/dynctl/internal/workers"
@@ -28,18 +29,24 @@ func (r *Router) buildClients(c *Config) error {
 	}
 	r.monitor = health.NewMonitor(r.registry, health.Options{Interval: c.Health.Interval, Timeout: c.Health.Timeout, Scrape: c.Health.Scrape}, r.workerEvent)
 	r.outliers = health.NewOutliers(r.registry, health.OutlierOptions{}, r.workerEvent)
-	var err error
-	o := kvfeed.Options{
-		Index: r.index, BlockSize: defaultBlock, Sources: r.fleet.sources, Events: r.workerEvent, Logger: r.log, StaleAfter: c.Index.StaleAfter,
-	}
+	feeds := kvfeed.Options{BlockSize: defaultBlock, Events: r.workerEvent, Logger: r.log, StaleAfter: c.Index.StaleAfter}
 	if c.Tokens.BlockSize > 0 {
-		o.BlockSize = c.Tokens.BlockSize
+		feeds.BlockSize = c.Tokens.BlockSize
 	}
 	if batch := r.opts.Observer.Batch; batch != nil {
-		o.Observer = batch
+		feeds.Observer = batch
 	}
-	r.feeds, err = kvfeed.New(o)
-	return err
+	var err error
+	r.fleet, err = follower.New(follower.Options{
+		Registry: r.registry, Index: r.index, Guesses: r.guesses, Ledger: r.ledger, Feeds: feeds, Snapshot: c.Index.Snapshot,
+		BlockOf: func(w *workers.Worker) int { return r.settings.Load().blockOf(w) },
+		Learn:   r.monitor.Learn, Gone: r.metrics.ForgetWorker, Event: r.event,
+	})
+	if err != nil {
+		return err
+	}
+	r.feeds = r.fleet.Feeds()
+	return nil
 }
 
 // runHealth probes, scrapes and ejects until ctx ends.
@@ -49,9 +56,6 @@ func (r *Router) runHealth(ctx context.Context) error {
 	g.Go(func() error { return r.outliers.Run(ctx) })
 	return g.Wait()
 }
-
-// learn asks a worker again what it is.
-func (r *Router) learn(ctx context.Context, w *workers.Worker) error { return r.monitor.Learn(ctx, w) }
 
 // Ready reports whether requests can be served, and why not.
 func (r *Router) Ready() (bool, string) { return r.ready() }

@@ -55,14 +55,8 @@ func (r *Router) status(now time.Time) admin.Status {
 			}
 		}
 	}
-	t := &r.traffic
-	st.Traffic = admin.Traffic{
-		Requests: t.requests.Load(), Completed: t.completed.Load(), Failed: t.failed.Load(), Cancelled: t.cancelled.Load(), Rejected: t.rejected.Load(),
-		Inflight: r.gate.Inflight(), Queued: r.gate.Queued(), Local: t.local.Load(), Remote: t.remote.Load(), Fallbacks: t.fallbacks.Load(),
-		Retries: t.retries.Load(), Recomputes: t.recomputes.Load(),
-		PromptTokens: t.prompt.Load(), CachedTokens: t.cached.Load(), PredictedTokens: t.predicted.Load(), CompletionTokens: t.completion.Load(),
-		TTFT: t.ttft.quantiles(time.Millisecond), ITL: t.itl.quantiles(time.Millisecond), E2E: t.e2e.quantiles(time.Millisecond), Overhead: t.overhead.quantiles(time.Microsecond),
-	}
+	st.Traffic = r.traffic.Figures()
+	st.Traffic.Inflight, st.Traffic.Queued = r.gate.Inflight(), r.gate.Queued()
 	st.Index = r.indexTotals(untrusted)
 	l := r.ledger.Total()
 	st.Ledger = admin.LedgerTotals{Requests: l.Requests, PrefillTokens: int64(l.PrefillTokens), DecodeBlocks: int64(l.DecodeBlocks), Reservations: int64(l.Requests)}
@@ -76,9 +70,7 @@ func (r *Router) indexTotals(untrusted int) admin.IndexTotals {
 		Blocks: s.Blocks, Memberships: s.Memberships, Nodes: s.Nodes, Bytes: s.Bytes, MaxBlocks: s.MaxBlocks,
 		Lookups: s.Lookups, Stored: s.Stored, Removed: s.Removed, Orphaned: s.Orphaned, Refused: s.Refused, UntrustedRank: untrusted,
 	}
-	if planned := r.traffic.planned.Load(); planned > 0 {
-		t.HitShare = float64(r.traffic.predicted.Load()) / float64(planned)
-	}
+	t.HitShare = r.traffic.HitShare()
 	return t
 }
 
@@ -108,7 +100,7 @@ func (r *Router) condition(snap *workers.Snapshot, untrusted int) (state string,
 		reasons = append(reasons, strconv.Itoa(untrusted)+" rank(s) are routed without cache knowledge because their KV events are not trusted now")
 	}
 	reasons = append(reasons, r.tokens.state()...)
-	for _, label := range r.compute.alarms() {
+	for _, label := range r.compute.Alarms() {
 		reasons = append(reasons, label+" computes remotely prefilled prompts again")
 	}
 	switch {
@@ -165,7 +157,7 @@ func (r *Router) workerList() []admin.Worker {
 		}
 		for _, k := range w.Ranks {
 			l := r.ledger.Load(k)
-			requests, failures := r.fleet.counts(k)
+			requests, failures := r.fleet.Counts(k)
 			rank := admin.Rank{
 				Label: k.Label, Worker: w.Name, DP: k.DP, Slot: k.Slot, Role: string(w.Role), Health: a.Health, Usable: usable, Reason: why,
 				ActiveRequests: l.Requests, PrefillTokens: int64(l.PrefillTokens), DecodeBlocks: int64(l.DecodeBlocks),
@@ -368,40 +360,6 @@ func (c *stateCollector) Collect(ch chan<- prometheus.Metric) {
 			}
 		}
 	}
-}
-
-// rankCount counts what was sent to a rank.
-type rankCount struct{ requests, failures uint64 }
-
-func (f *fleet) began(k *workers.Rank) {
-	f.mu.Lock()
-	f.counted(k).requests++
-	f.mu.Unlock()
-}
-
-func (f *fleet) failed(k *workers.Rank) {
-	f.mu.Lock()
-	f.counted(k).failures++
-	f.mu.Unlock()
-}
-
-func (f *fleet) counts(k *workers.Rank) (requests, failures uint64) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if c := f.count[k]; c != nil {
-		return c.requests, c.failures
-	}
-	return 0, 0
-}
-
-// counted is the rank's counter. The caller holds mu.
-func (f *fleet) counted(k *workers.Rank) *rankCount {
-	c := f.count[k]
-	if c == nil {
-		c = &rankCount{}
-		f.count[k] = c
-	}
-	return c
 }
 
 // IndexedBlocks are the sequence hashes of the blocks that the index holds of

@@ -1,7 +1,6 @@
-package router
+package traffic
 
 import (
-	"fmt"
 	"math"
 	"math/rand/v2"
 	"sort"
@@ -11,11 +10,11 @@ import (
 
 func TestWindowQuantilesAreWithinNinePercent(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
-	var w window
+	var w Window
 	var all []float64
 	for range 20_000 {
 		d := time.Duration(math.Exp(rng.Float64()*16) * 1000)
-		w.add(d)
+		w.Add(d)
 		all = append(all, float64(d))
 	}
 	sort.Float64s(all)
@@ -43,43 +42,35 @@ func TestWindowQuantilesAreWithinNinePercent(t *testing.T) {
 	}
 }
 
-func TestRetryBudgetIsAShareAboveAFloor(t *testing.T) {
-	var b retryBudget
+// TestGaps: what is told of a stream's pace is what its pieces had.
+func TestGaps(t *testing.T) {
+	var g Gaps
 	now := time.Unix(100, 0)
-	granted := func() (n int) {
-		for range 1000 {
-			if b.take(now, 0.2) {
-				n++
-			}
+	for g.Tick(now); g.Count() < 100; g.Tick(now) {
+		d := 10 * time.Millisecond
+		if g.Count() == 42 {
+			d = time.Second
 		}
-		return n
+		now = now.Add(d)
 	}
-	if n := granted(); n != budgetFloor {
-		t.Fatalf("a quiet router may retry %d times", n)
+	if g.Mean() != 19900*time.Microsecond || g.Max() != time.Second {
+		t.Errorf("mean %v, max %v", g.Mean(), g.Max())
 	}
-	now = now.Add(budgetWindow)
-	for range 100 {
-		b.request(now)
-	}
-	if n := granted(); n != 20 {
-		t.Fatalf("after 100 requests %d more retries", n)
-	}
-	now = now.Add(3 * budgetWindow)
-	if n := granted(); n != budgetFloor {
-		t.Fatalf("after a pause %d retries", n)
+	if p50, p99 := g.Quantile(.5), g.Quantile(.995); p50 < 10*time.Millisecond || p50 > 15*time.Millisecond || p99 != time.Second {
+		t.Errorf("p50 %v, p99.5 %v", p50, p99)
 	}
 }
 
-func TestStickyResponsesAreBounded(t *testing.T) {
-	s := newStickyResponses(3)
-	for i := range 10 {
-		s.put(fmt.Sprint(i), fmt.Sprint("w", i))
+func TestFigures(t *testing.T) {
+	var c Traffic
+	if f := c.Figures(); f.TTFT != nil || c.HitShare() != 0 {
+		t.Errorf("figures of nothing: %+v", f)
 	}
-	s.put("9", "other")
-	if w, ok := s.get("9"); !ok || w != "other" || len(s.byID) != 3 || len(s.order) != 3 {
-		t.Fatalf("%v %v, %d ids", w, ok, len(s.byID))
-	}
-	if _, ok := s.get("6"); ok {
-		t.Fatal("the oldest id is still there")
+	c.Requests.Add(3)
+	c.Predicted.Add(25)
+	c.Planned.Add(100)
+	c.Overhead.Add(20 * time.Microsecond)
+	if f := c.Figures(); f.Requests != 3 || f.PredictedTokens != 25 || c.HitShare() != .25 || f.Overhead.Max != 20 {
+		t.Errorf("%+v, hit share %v", f, c.HitShare())
 	}
 }

@@ -1,4 +1,6 @@
-package router
+// Package watch notices what goes wrong in a fleet although requests are
+// answered: KV that is moved and not used, and workers that fail now and then.
+package watch
 
 import (
 	"context"
@@ -8,19 +10,17 @@ import (
 	"sync"
 	"time"
 
-	"github.com/dynctl/dynctl/internal/router/disagg"
 	"github.com/dynctl/dynctl/internal/router/eventlog"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
-// recomputeWatch finds decode engines that answer correctly but do not use the
+// Recompute finds decode engines that answer correctly but do not use the
 // KV that a prefill worker computed for them. The answer of such a request
 // looks like any other; only the engine's own counters tell. For every decode
 // rank it compares the remote prefills that ended there with the growth of the
 // engine's counter of tokens loaded over a connector.
-type recomputeWatch struct {
-	r *Router
-
+type Recompute struct {
+	o     RecomputeOptions
 	mu    sync.Mutex
 	ranks map[*workers.Rank]*recomputeRank
 }
@@ -42,13 +42,23 @@ type recomputeRank struct {
 // counters are needed before the watch speaks up.
 const recomputeProof = 3
 
-func (w *recomputeWatch) init(r *Router) {
-	w.r, w.ranks = r, map[*workers.Rank]*recomputeRank{}
+// RecomputeOptions are what the watch needs.
+type RecomputeOptions struct {
+	// Ranks are the fleet's ranks of now.
+	Ranks func() []*workers.Rank
+	// Found is told how many more requests a worker has computed again.
+	Found func(worker string, requests int)
+	Event func(eventlog.Event)
 }
 
-// ended notes that a request with tokens computed by a prefill worker ended
+// NewRecompute makes a watch; Run does its work.
+func NewRecompute(o RecomputeOptions) *Recompute {
+	return &Recompute{o: o, ranks: map[*workers.Rank]*recomputeRank{}}
+}
+
+// Ended notes that a request with tokens computed by a prefill worker ended
 // well on a decode rank.
-func (w *recomputeWatch) ended(k *workers.Rank, tokens int, now time.Time) {
+func (w *Recompute) Ended(k *workers.Rank, tokens int, now time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	s := w.ranks[k]
@@ -61,8 +71,8 @@ func (w *recomputeWatch) ended(k *workers.Rank, tokens int, now time.Time) {
 	s.last = now
 }
 
-// run compares until ctx ends.
-func (w *recomputeWatch) run(ctx context.Context) error {
+// Run compares until ctx ends.
+func (w *Recompute) Run(ctx context.Context) error {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
 	for {
@@ -75,10 +85,10 @@ func (w *recomputeWatch) run(ctx context.Context) error {
 	}
 }
 
-func (w *recomputeWatch) compare() {
+func (w *Recompute) compare() {
 	var events []eventlog.Event
 	w.mu.Lock()
-	live := w.r.registry.Snapshot().Ranks
+	live := w.o.Ranks()
 	for k, s := range w.ranks {
 		if !slices.Contains(live, k) {
 			delete(w.ranks, k)
@@ -103,10 +113,7 @@ func (w *recomputeWatch) compare() {
 				})
 			}
 		case s.open >= recomputeProof && l.At.After(s.last.Add(500*time.Millisecond)):
-			w.r.traffic.recomputes.Add(uint64(s.open))
-			for range s.open {
-				w.r.metrics.SilentRecompute(s.worker)
-			}
+			w.o.Found(s.worker, s.open)
 			if !s.alarmed {
 				s.alarmed = true
 				events = append(events, eventlog.Event{
@@ -119,12 +126,12 @@ func (w *recomputeWatch) compare() {
 	}
 	w.mu.Unlock()
 	for _, e := range events {
-		w.r.event(e)
+		w.o.Event(e)
 	}
 }
 
-// alarms are the labels of the ranks that are known to recompute.
-func (w *recomputeWatch) alarms() []string {
+// Alarms are the labels of the ranks that are known to recompute.
+func (w *Recompute) Alarms() []string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	var out []string
@@ -136,7 +143,3 @@ func (w *recomputeWatch) alarms() []string {
 	slices.Sort(out)
 	return out
 }
-
-// countsTransfers reports whether engines count tokens that came over the
-// plan's connector among the cached tokens of usage.
-func countsTransfers(p *disagg.Plan) bool { return p.Connector == workers.ConnectorSharedStorage }

@@ -1,4 +1,4 @@
-package router
+package follower
 
 import (
 	"bufio"
@@ -44,8 +44,9 @@ type snapshotRank struct {
 	Position *kvfeed.Position `json:"position,omitempty"`
 }
 
-// save writes the index and the feeds' positions to a file.
-func (f *fleet) save(path string) (err error) {
+// save writes the index and the feeds' positions to the snapshot file.
+func (f *Follower) save() (err error) {
+	path := f.Snapshot
 	head := snapshotHead{Schema: snapshotSchema, At: time.Now(), Ranks: []snapshotRank{}}
 	f.mu.Lock()
 	for k, o := range f.open {
@@ -55,7 +56,7 @@ func (f *fleet) save(path string) (err error) {
 	// Positions first: what the index takes in after them is applied again
 	// after a restore, which changes nothing.
 	for i := range head.Ranks {
-		if p, ok := f.r.feeds.Position(kvindex.Rank(head.Ranks[i].Slot)); ok {
+		if p, ok := f.feeds.Position(kvindex.Rank(head.Ranks[i].Slot)); ok {
 			head.Ranks[i].Position = &p
 		}
 	}
@@ -74,7 +75,7 @@ func (f *fleet) save(path string) (err error) {
 	if err := json.NewEncoder(w).Encode(head); err != nil {
 		return err
 	}
-	if err := f.r.index.Snapshot(w); err != nil {
+	if err := f.Index.Snapshot(w); err != nil {
 		return err
 	}
 	if err := errors.Join(w.Flush(), tmp.Sync(), tmp.Close()); err != nil {
@@ -83,8 +84,8 @@ func (f *fleet) save(path string) (err error) {
 	return os.Rename(tmp.Name(), path)
 }
 
-// saveEvery writes snapshots until ctx ends, and a last one then.
-func (f *fleet) saveEvery(ctx context.Context, path string) error {
+// saveEvery writes snapshots until ctx ends.
+func (f *Follower) saveEvery(ctx context.Context) error {
 	tick := time.NewTicker(snapshotEvery)
 	defer tick.Stop()
 	failed := false
@@ -94,9 +95,9 @@ func (f *fleet) saveEvery(ctx context.Context, path string) error {
 			return nil
 		case <-tick.C:
 		}
-		err := f.save(path)
+		err := f.save()
 		if err != nil && !failed {
-			f.r.event(eventlog.Event{Kind: "snapshot_failed", Severity: eventlog.Error, Text: fmt.Sprintf("the index is not kept across restarts: %v", err)})
+			f.Event(eventlog.Event{Kind: "snapshot_failed", Severity: eventlog.Error, Text: fmt.Sprintf("the index is not kept across restarts: %v", err)})
 		}
 		failed = err != nil
 	}
@@ -104,27 +105,27 @@ func (f *fleet) saveEvery(ctx context.Context, path string) error {
 
 // restore fills the index from a file, if there is one. A bad one is refused
 // whole and told; the router then begins with an empty index.
-func (f *fleet) restore(path string) {
-	if path == "" {
+func (f *Follower) restore() {
+	if f.Snapshot == "" {
 		return
 	}
-	head, err := f.load(path)
+	head, err := f.load(f.Snapshot)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return
 	case err != nil:
-		f.r.event(eventlog.Event{Kind: "snapshot_refused", Severity: eventlog.Warn, Text: fmt.Sprintf("the index begins empty: %v", err)})
+		f.Event(eventlog.Event{Kind: "snapshot_refused", Severity: eventlog.Warn, Text: fmt.Sprintf("the index begins empty: %v", err)})
 		return
 	}
 	f.restored = map[uint32]snapshotRank{}
 	for _, k := range head.Ranks {
 		f.restored[k.Slot] = k
 	}
-	s := f.r.index.Stats()
-	f.r.event(eventlog.Event{Kind: "snapshot_restored", Text: fmt.Sprintf("the index begins with %d blocks on %d rank(s) as of %s; each rank is used once its engine has proven to be the same", s.Memberships, len(head.Ranks), head.At.Format(time.RFC3339))})
+	s := f.Index.Stats()
+	f.Event(eventlog.Event{Kind: "snapshot_restored", Text: fmt.Sprintf("the index begins with %d blocks on %d rank(s) as of %s; each rank is used once its engine has proven to be the same", s.Memberships, len(head.Ranks), head.At.Format(time.RFC3339))})
 }
 
-func (f *fleet) load(path string) (*snapshotHead, error) {
+func (f *Follower) load(path string) (*snapshotHead, error) {
 	file, err := os.Open(path)
 	if err != nil {
 		return nil, err
@@ -139,7 +140,7 @@ func (f *fleet) load(path string) (*snapshotHead, error) {
 	if err := json.Unmarshal(line, &head); err != nil || head.Schema != snapshotSchema {
 		return nil, fmt.Errorf("index snapshot %s: not a %s file", path, snapshotSchema)
 	}
-	if err := f.r.index.Restore(r); err != nil {
+	if err := f.Index.Restore(r); err != nil {
 		return nil, fmt.Errorf("index snapshot %s: %w", path, err)
 	}
 	return &head, nil
@@ -168,7 +169,7 @@ func readLine(r *bufio.Reader, limit int) ([]byte, error) {
 
 // claim gives a rank its place in the index. It reports whether the place
 // holds what was restored for this very rank.
-func (f *fleet) claim(k *workers.Rank) error {
+func (f *Follower) claim(k *workers.Rank) error {
 	slot := kvindex.Rank(k.Slot)
 	if old, ok := f.restored[k.Slot]; ok {
 		if old.Label == k.Label {
@@ -176,29 +177,29 @@ func (f *fleet) claim(k *workers.Rank) error {
 		}
 		delete(f.restored, k.Slot)
 	}
-	if _, taken := f.r.index.RankStats(slot); taken {
-		f.r.index.RemoveRank(slot)
+	if _, taken := f.Index.RankStats(slot); taken {
+		f.Index.RemoveRank(slot)
 	}
-	return f.r.index.AddRank(slot, k.Label)
+	return f.Index.AddRank(slot, k.Label)
 }
 
 // resume is where a rank's feed goes on, nil to begin anew. What was restored
 // under other circumstances is dropped.
-func (f *fleet) resume(k *workers.Rank, source workers.EventSource, block int) *kvfeed.Position {
+func (f *Follower) resume(k *workers.Rank, source workers.EventSource, block int) *kvfeed.Position {
 	old, ok := f.restored[k.Slot]
 	if !ok || old.Label != k.Label {
 		return nil
 	}
 	delete(f.restored, k.Slot)
 	if old.Block != block || old.Position == nil {
-		f.r.index.ClearRank(kvindex.Rank(k.Slot))
+		f.Index.ClearRank(kvindex.Rank(k.Slot))
 		return nil
 	}
 	return old.Position
 }
 
 // expire drops restored ranks whose worker has not come back.
-func (f *fleet) expire() {
+func (f *Follower) expire() {
 	for slot, k := range f.restored {
 		owned := false
 		if f.last != nil {
@@ -207,9 +208,9 @@ func (f *fleet) expire() {
 			}
 		}
 		if owned {
-			f.r.index.ClearRank(kvindex.Rank(slot))
+			f.Index.ClearRank(kvindex.Rank(slot))
 		} else {
-			f.r.index.RemoveRank(kvindex.Rank(slot))
+			f.Index.RemoveRank(kvindex.Rank(slot))
 		}
 	}
 	f.restored = nil

@@ -1,0 +1,179 @@
+package follower
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"github.com/dynctl/dynctl/internal/router/approx"
+	"github.com/dynctl/dynctl/internal/router/eventlog"
+	"github.com/dynctl/dynctl/internal/router/kvfeed"
+	"github.com/dynctl/dynctl/internal/router/kvindex"
+	"github.com/dynctl/dynctl/internal/router/ledger"
+	"github.com/dynctl/dynctl/internal/workers"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// stand is a follower with all that it works on, and what it told.
+type stand struct {
+	*Follower
+	kinds []string
+	gone  []string
+}
+
+func newStand(t testing.TB, snapshot string) *stand {
+	t.Helper()
+	s := &stand{}
+	o := Options{
+		Registry: workers.NewRegistry(func(workers.Event) {}), Index: kvindex.New(kvindex.Options{}), Guesses: approx.New(approx.Options{}), Ledger: ledger.New(),
+		Feeds: kvfeed.Options{BlockSize: 16}, Snapshot: snapshot,
+		BlockOf: func(*workers.Worker) int { return 16 },
+		Learn:   func(context.Context, *workers.Worker) error { return errors.New("nobody to ask") },
+		Gone:    func(w string) { s.gone = append(s.gone, w) },
+		Event:   func(e eventlog.Event) { s.kinds = append(s.kinds, e.Kind) },
+	}
+	var err error
+	if s.Follower, err = New(o); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := errors.Join(o.Index.Close(), o.Guesses.Close()); err != nil {
+			t.Error(err)
+		}
+	})
+	return s
+}
+
+// set makes the fleet consist of workers, given as they are typed.
+func (s *stand) set(t testing.TB, texts ...string) *workers.Snapshot {
+	t.Helper()
+	var specs []workers.Spec
+	for _, text := range texts {
+		spec, err := workers.ParseSpec(workers.Aggregated, text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		specs = append(specs, spec)
+	}
+	if _, err := s.Registry.Apply("flag", specs); err != nil {
+		t.Fatal(err)
+	}
+	snap := s.Registry.Snapshot()
+	s.follow(snap)
+	return snap
+}
+
+// TestPlaces: a rank has its place everywhere while it is in the fleet, and
+// nothing is left of it afterwards, so that another can have its slot.
+func TestPlaces(t *testing.T) {
+	s := newStand(t, "")
+	snap := s.set(t, "http://127.0.0.1:1,name=a", "http://127.0.0.1:2,name=b,events=tcp://127.0.0.1:3")
+	a, _ := snap.Worker("a")
+	b, _ := snap.Worker("b")
+	for _, w := range []*workers.Worker{a, b} {
+		if _, ok := s.Index.RankStats(kvindex.Rank(w.Ranks[0].Slot)); !ok {
+			t.Errorf("%s has no place in the index", w.Name)
+		}
+	}
+	if s.Fed(a.Ranks[0]) || !s.Fed(b.Ranks[0]) {
+		t.Errorf("fed: a %v, b %v", s.Fed(a.Ranks[0]), s.Fed(b.Ranks[0]))
+	}
+	s.Began(b.Ranks[0])
+	s.Began(b.Ranks[0])
+	s.Failed(b.Ranks[0])
+	if n, failed := s.Counts(b.Ranks[0]); n != 2 || failed != 1 {
+		t.Errorf("%d requests, %d failed", n, failed)
+	}
+	held := s.Ledger.Reserve(b.Ranks[0], ledger.Claim{PrefillTokens: 5})
+	s.set(t, "http://127.0.0.1:1,name=a")
+	held.Release()
+	if _, ok := s.Index.RankStats(kvindex.Rank(b.Ranks[0].Slot)); ok || s.Fed(b.Ranks[0]) || len(s.feeds.Status()) != 0 {
+		t.Error("a rank that left has its place still")
+	}
+	if n, _ := s.Counts(b.Ranks[0]); n != 0 || !slices.Equal(s.gone, []string{"b"}) {
+		t.Errorf("%d requests are counted of who left; gone: %q", n, s.gone)
+	}
+	snap = s.set(t, "http://127.0.0.1:1,name=a", "http://127.0.0.1:4,name=c")
+	if c, _ := snap.Worker("c"); c.Ranks[0].Slot != b.Ranks[0].Slot {
+		t.Errorf("slot %d is not used again but %d", b.Ranks[0].Slot, c.Ranks[0].Slot)
+	}
+	if len(s.kinds) != 0 {
+		t.Errorf("told %q", s.kinds)
+	}
+}
+
+// TestSnapshot: what was saved is there after a restart until it is clear that
+// the worker does not come back; a bad file is told and changes nothing.
+func TestSnapshot(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "index")
+	was := newStand(t, path)
+	snap := was.set(t, "http://127.0.0.1:1,name=a,events=tcp://127.0.0.1:3")
+	slot := kvindex.Rank(snap.Workers[0].Ranks[0].Slot)
+	if err := was.save(); err != nil {
+		t.Fatal(err)
+	}
+	now := newStand(t, path)
+	now.restore()
+	if _, ok := now.Index.RankStats(slot); !ok || !slices.Equal(now.kinds, []string{"snapshot_restored"}) {
+		t.Errorf("after a restart: rank %v, told %q", ok, now.kinds)
+	}
+	now.expire()
+	if _, ok := now.Index.RankStats(slot); ok {
+		t.Error("a rank whose worker did not come back is kept")
+	}
+	raw, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, raw[:len(raw)/2], 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cut := newStand(t, path)
+	cut.restore()
+	if cut.restored != nil || !slices.Equal(cut.kinds, []string{"snapshot_refused"}) {
+		t.Errorf("a file that is cut: %v, told %q", cut.restored, cut.kinds)
+	}
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	none := newStand(t, path)
+	if none.restore(); len(none.kinds) != 0 {
+		t.Errorf("without a file: told %q", none.kinds)
+	}
+}
+
+// FuzzSnapshot: whatever the file holds, it is taken or refused.
+func FuzzSnapshot(f *testing.F) {
+	path := filepath.Join(f.TempDir(), "index")
+	s := newStand(f, path)
+	s.set(f, "http://127.0.0.1:1,name=a,events=tcp://127.0.0.1:3")
+	if err := s.save(); err != nil {
+		f.Fatal(err)
+	}
+	raw, err := os.ReadFile(path)
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(raw)
+	f.Add(raw[:len(raw)-1])
+	f.Add(bytes.Replace(raw, []byte(snapshotSchema), []byte("other/v1"), 1))
+	f.Add([]byte("{}\n"))
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		path := filepath.Join(t.TempDir(), "index")
+		if err := os.WriteFile(path, raw, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		s := newStand(t, path)
+		if s.restore(); len(s.kinds) != 1 {
+			t.Errorf("told %q", s.kinds)
+		}
+		s.expire()
+	})
+}

@@ -1,0 +1,81 @@
+package watch
+
+import (
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/dynctl/dynctl/internal/router/eventlog"
+	"github.com/dynctl/dynctl/internal/workers"
+)
+
+// failureEvery is how often one worker's failures of one kind become an event;
+// every single one is in the receipts and the metrics.
+const failureEvery = 10 * time.Second
+
+// maxFailures bounds the memory of what was told.
+const maxFailures = 4096
+
+// Failures remembers which failures have lately become events, so that a worker
+// that is broken for a moment can be found in the event log although it was
+// never ejected, and one that is broken for long does not fill it.
+// The zero value is ready.
+type Failures struct {
+	mu   sync.Mutex
+	told map[failure]*toldFailure
+}
+
+type failure struct{ worker, phase, reason string }
+
+type toldFailure struct {
+	at   time.Time
+	more int // since then
+}
+
+// note counts a failure. It reports whether to tell it, and how many were kept
+// back since the last one told.
+func (f *Failures) note(k failure, now time.Time) (tell bool, more int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if t := f.told[k]; t != nil {
+		if now.Sub(t.at) < failureEvery {
+			t.more++
+			return false, 0
+		}
+		more, t.at, t.more = t.more, now, 0
+		return true, more
+	}
+	if f.told == nil {
+		f.told = map[failure]*toldFailure{}
+	}
+	if len(f.told) >= maxFailures {
+		for k, t := range f.told {
+			if now.Sub(t.at) >= failureEvery {
+				delete(f.told, k)
+			}
+		}
+		if len(f.told) >= maxFailures {
+			return false, 0
+		}
+	}
+	f.told[k] = &toldFailure{at: now}
+	return true, 0
+}
+
+// Failed is the event by which to tell that a worker failed a leg of a request;
+// ok is false when the like was told a moment ago. The reason is one of a
+// closed set.
+func (f *Failures) Failed(w *workers.Worker, phase, reason string, err error, now time.Time) (e eventlog.Event, ok bool) {
+	tell, more := f.note(failure{w.Name, phase, reason}, now)
+	if !tell {
+		return e, false
+	}
+	text := fmt.Sprintf("%s failed the %s leg of a request: %v", w.Name, phase, err)
+	if more > 0 {
+		text += fmt.Sprintf(" (and %d more like this since the last one told)", more)
+	}
+	return eventlog.Event{
+		Kind: "worker_failing", Severity: eventlog.Warn, Worker: w.Name, Text: text,
+		Fields: map[string]any{"phase": phase, "reason": reason, "more": more},
+	}, true
+}
