@@ -473,15 +473,13 @@ var ErrNotForced = errors.New("the router does not honour X-Dynctl-Path: start i
 
 // Preflight sends a few small requests and finds out whether the experiment is
 // possible: paths can be forced, lengths are exact, a fresh prompt finds
-// nothing cached. It also times one request of either arm at both ends of the
+// nothing cached. It also times requests of either arm at both ends of the
 // grid, for the estimate.
 func (b *Bench) Preflight(ctx context.Context, arms []plan.Arm) (checks []Check, seconds func(plan.Cell) float64, err error) {
-	type timing struct{ base, slope, itl float64 }
-	model := map[plan.Arm]timing{}
+	times := make(map[plan.Arm]timing, len(arms))
 	lo, hi := slices.Min(b.Spec.ISL), slices.Max(b.Spec.ISL)
 	for _, arm := range arms {
-		var at [2]float64
-		var itl float64
+		var ends [2]*experiment.Measure
 		for i, isl := range []int{lo, hi} {
 			c := plan.Cell{ID: fmt.Sprintf("check/%d/%s", isl, arm), Phase: "check", EffISL: isl, OSL: min(b.Spec.OSL, 16), Load: plan.Load{Concurrency: 1}, Arm: arm, Requests: 1, Ramp: 1}
 			m, err := b.Measure(ctx, c)
@@ -500,35 +498,53 @@ func (b *Bench) Preflight(ctx context.Context, arms []plan.Arm) (checks []Check,
 			if m.HitShare != nil {
 				checks = append(checks, Check{Name: "cache", OK: *m.HitShare < 0.01, Text: fmt.Sprintf("fresh prompt of %d tokens, %s: %.1f%% found cached", isl, arm, *m.HitShare*100)})
 			}
-			at[i], itl = m.TTFT.P50, m.TPOT.P50
+			ends[i] = m
 		}
-		t := timing{itl: itl}
-		if hi > lo {
-			t.slope = max(0, (at[1]-at[0])/float64(hi-lo))
-		}
-		t.base = max(0, at[0]-t.slope*float64(lo))
-		model[arm] = t
+		times[arm] = timingOf(lo, hi, ends[0].TTFT.P50, ends[1].TTFT.P50, ends[1].TPOT.P50)
 	}
-	seconds = func(c plan.Cell) float64 {
-		t, ok := model[c.Arm]
+	return checks, func(c plan.Cell) float64 {
+		t, ok := times[c.Arm]
 		if !ok {
-			t = model[arms[0]]
+			t = times[arms[0]]
 		}
-		n := float64(c.Requests + c.Ramp)
-		if c.Load.Rate > 0 {
-			return n/c.Load.Rate + 0.3
-		}
-		// Prefills share their engines, decodes run side by side.
-		workers := float64(max(b.Facts.DecodeRanks, 1))
+		ranks := b.Facts.DecodeRanks
 		if c.Arm == plan.Remote {
-			workers = float64(max(b.Facts.PrefillRanks, 1))
+			ranks = b.Facts.PrefillRanks
 		}
-		k := float64(c.Load.Concurrency)
-		prefill := n / min(workers, k) * (t.base + t.slope*float64(c.EffISL))
-		decode := n / k * t.itl * float64(c.OSL) * (1 + 0.02*k)
-		return (prefill+decode)/1000 + 0.3
+		return t.seconds(c, ranks)
+	}, nil
+}
+
+// timing is what single requests of an arm take, in ms: base + slope for each
+// token to the first one of the answer, then itl for each.
+type timing struct{ base, slope, itl float64 }
+
+// timingOf lays a line through the times at both ends of the grid. A slope
+// that noise made negative is none.
+func timingOf(lo, hi int, atLo, atHi, itl float64) timing {
+	t := timing{itl: itl}
+	if hi > lo {
+		t.slope = max(0, (atHi-atLo)/float64(hi-lo))
 	}
-	return checks, seconds, nil
+	t.base = max(0, atHi-t.slope*float64(hi))
+	return t
+}
+
+// between is what a cell costs besides its requests, in seconds: counters,
+// receipts and the wait for the engines to settle.
+const between = 0.3
+
+// seconds estimates a cell on an arm with so many ranks that prefill.
+func (t timing) seconds(c plan.Cell, ranks int) float64 {
+	n := float64(c.Requests + c.Ramp)
+	if c.Load.Rate > 0 {
+		return n/c.Load.Rate + between
+	}
+	// Prefills share their engines, decodes run side by side.
+	k := float64(c.Load.Concurrency)
+	prefill := n / min(float64(max(ranks, 1)), k) * (t.base + t.slope*float64(c.EffISL))
+	decode := n / k * t.itl * float64(c.OSL) * (1 + 0.02*k)
+	return (prefill+decode)/1000 + between
 }
 
 func firstError(errs map[string]int) string {

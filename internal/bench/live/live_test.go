@@ -20,6 +20,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/routertest"
 	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/sim/fault"
+	"github.com/dynctl/dynctl/internal/workers/sim/timing"
 )
 
 // stand is a router with simulated engines and a bench in front of it.
@@ -107,17 +108,27 @@ func TestRouterWithoutTheHeader(t *testing.T) {
 	}
 }
 
+// The simulated engine is never faster than its profile, and the two ends of
+// the grid are a third of a second apart, which is more than noise.
 func TestPreflightEstimates(t *testing.T) {
-	_, b := stand(t, routertest.Options{Fleet: "1p1d:profile=cpu,speed=10"}, true)
+	_, b := stand(t, routertest.Options{Fleet: "1p1d:profile=cpu"}, true)
+	b.Spec.ISL = []int{64, 2048}
 	checks, seconds, err := b.Preflight(t.Context(), []plan.Arm{plan.Local, plan.Remote})
 	if err != nil || len(checks) != 4 {
 		t.Fatal(err, checks)
 	}
-	small, large := seconds(cell(plan.Local, 64, 0, 10)), seconds(cell(plan.Local, 16384, 0, 10))
-	// On a busy machine the probes' times may hide what the length costs; they
-	// never make a longer prompt cheaper.
-	if small <= 0 || large < small {
-		t.Errorf("estimates %v and %v", small, large)
+	profile, _ := timing.Builtin("cpu")
+	ttft := func(isl float64) float64 { // seconds
+		return (profile.Prefill[0] + profile.Prefill[1]*isl + profile.Prefill[2]*isl*isl) / 1000
+	}
+	for _, arm := range []plan.Arm{plan.Local, plan.Remote} {
+		small, large := seconds(cell(arm, 64, 0, 10)), seconds(cell(arm, 2048, 0, 10))
+		if least := 12 * ttft(2048); large < least {
+			t.Errorf("%s: %.2f s for 12 prompts of 2048 tokens, of which the prefills alone take %.2f", arm, large, least)
+		}
+		if small < 12*ttft(64) || small >= large {
+			t.Errorf("%s: %.2f s for prompts of 64 tokens, %.2f for 2048", arm, small, large)
+		}
 	}
 }
 
