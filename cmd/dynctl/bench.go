@@ -6,15 +6,11 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
 	"os"
-	"os/signal"
 	"path/filepath"
 	"runtime"
 	"strconv"
 	"strings"
-	"sync/atomic"
-	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -86,7 +82,10 @@ so a longer --osl lowers the rate and with it the TTFT. Use --rate to hold the
 rate. docs/bench.md has the method.
 
 ctrl-c ends the run after the cell at hand and keeps what is done; --resume
-goes on. A second ctrl-c ends it at once.`,
+goes on. A second ctrl-c ends it at once. On a terminal there are also keys:
+  p  pause before the next cell, and go on
+  s  skip the cell at hand: it is void, and its pair is left out
+  q  as ctrl-c`,
 		Example: `  dynctl bench
   dynctl bench --threshold --isl 256:16384:x2 --osl 128 --concurrency 1,16,64 --slo ttft=800ms,itl=40ms --router http://127.0.0.1:8001
   dynctl bench --threshold --prefill http://127.0.0.1:18100 --decode http://127.0.0.1:18101 --cached 0,0.5
@@ -272,35 +271,6 @@ func (f *benchFlags) hardware() string {
 	return fmt.Sprintf("client on %s/%s, %d CPU cores%s", runtime.GOOS, runtime.GOARCH, runtime.NumCPU(), model)
 }
 
-// patience turns interrupts into an orderly end: the first one ends the run
-// after the cell at hand, the second one at once.
-func patience(ctx context.Context, stderr io.Writer) (run context.Context, stop func() bool, end func()) {
-	run, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	var asked atomic.Bool
-	signals := make(chan os.Signal, 2)
-	over := make(chan struct{})
-	joined := make(chan struct{})
-	go func() {
-		defer close(joined)
-		select {
-		case <-ctx.Done():
-		case <-over:
-			return
-		}
-		asked.Store(true)
-		// From here on signals are ours: the next one ends it.
-		signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
-		defer signal.Stop(signals)
-		fmt.Fprintln(stderr, "\nending after the cell at hand; ctrl-c again ends at once")
-		select {
-		case <-signals:
-			cancel()
-		case <-over:
-		}
-	}()
-	return run, asked.Load, func() { close(over); <-joined; cancel() }
-}
-
 // look gathers what the target is and refuses what cannot be.
 func (f *benchFlags) look(ctx context.Context, t *target) (*fleet.Facts, workload.Pool, bool, error) {
 	facts, err := t.Describe(ctx, f.target.model)
@@ -332,7 +302,7 @@ func (f *benchFlags) crossover(cmd *cobra.Command, output string) (err error) {
 			err = errors.Join(err, folder.Close())
 		}
 	}()
-	ctx, stop, end := patience(cmd.Context(), stderr)
+	ctx, control, end := newRunControl(cmd.Context(), stderr)
 	defer end()
 	t, err := f.target.open(ctx, stderr, "1p1d")
 	if err != nil {
@@ -352,6 +322,7 @@ func (f *benchFlags) crossover(cmd *cobra.Command, output string) (err error) {
 	}
 	p := newBenchProgress(stderr, f.progress)
 	defer p.close()
+	control.speak(p.say)
 	p.say("check   %s | prefill %d (%d ranks) | decode %d (%d ranks) | %s block %d | %s", t.what, facts.Prefill, facts.PrefillRanks, facts.Decode+facts.Aggregated, facts.DecodeRanks, facts.Model, facts.Block, strings.Join(facts.Engines, ", "))
 	if !own {
 		p.say("check   the target does not tokenize for us: prompts are made of ids 300 to 999")
@@ -411,7 +382,10 @@ func (f *benchFlags) crossover(cmd *cobra.Command, output string) (err error) {
 	start := time.Now()
 	r := &experiment.Runner{
 		Spec: *spec, Block: facts.Block, Bench: b, Now: func() time.Duration { return time.Since(start) }, Done: done,
-		OnCell: folder.Cell, OnEvent: p.event, Stop: stop,
+		OnCell: folder.Cell, OnEvent: p.event, Stop: control.stopped, Enter: control.enter,
+	}
+	if err := p.listen(cmd.InOrStdin(), control); err != nil {
+		return err
 	}
 	res, runErr := r.Run(ctx)
 	p.close()
@@ -427,8 +401,8 @@ func (f *benchFlags) crossover(cmd *cobra.Command, output string) (err error) {
 		return err
 	}
 	switch {
-	case cmd.Context().Err() != nil || ctx.Err() != nil:
-		return withCode(exitInterrupted, errors.New("interrupted: partial results are in "+folder.Path))
+	case control.stopped():
+		return withCode(exitInterrupted, errors.New("ended early: partial results are in "+folder.Path))
 	case runErr != nil:
 		return fmt.Errorf("%w (what was measured before is in %s)", runErr, folder.Path)
 	case !res.Valid:

@@ -25,12 +25,15 @@ type benchProgress struct {
 	mode string // region, lines, jsonl or none
 	cell loadgen.Progress
 
-	mu    sync.Mutex // guards the following
-	drawn int        // lines of the region on the screen
-	last  experiment.Event
-	lastN string
-	stop  chan struct{}
-	done  chan struct{}
+	mu      sync.Mutex  // guards the following
+	control *runControl // set when keys are read
+	unkey   func()
+	drawn   int // lines of the region on the screen
+	last    experiment.Event
+	at      time.Time // of that
+	lastN   string
+	stop    chan struct{}
+	done    chan struct{}
 }
 
 func newBenchProgress(w io.Writer, mode string) *benchProgress {
@@ -43,12 +46,12 @@ func newBenchProgress(w io.Writer, mode string) *benchProgress {
 	}
 	if p.mode == "region" {
 		p.stop, p.done = make(chan struct{}), make(chan struct{})
-		go p.redraw()
+		go p.redraw(p.stop)
 	}
 	return p
 }
 
-func (p *benchProgress) redraw() {
+func (p *benchProgress) redraw(stop <-chan struct{}) {
 	defer close(p.done)
 	tick := time.NewTicker(250 * time.Millisecond)
 	defer tick.Stop()
@@ -58,16 +61,40 @@ func (p *benchProgress) redraw() {
 			p.mu.Lock()
 			p.draw()
 			p.mu.Unlock()
-		case <-p.stop:
+		case <-stop:
 			return
 		}
 	}
 }
 
-// close ends the drawing; what was said stays. It may be called twice.
+// listen lets keys steer the run, where a person sees the live region and can
+// type: anywhere else input is not ours to read.
+func (p *benchProgress) listen(in io.Reader, c *runControl) error {
+	f, ok := in.(*os.File)
+	if p.mode != "region" || !ok || !isTerminal(f) {
+		return nil
+	}
+	stop, err := readKeys(f, c.press)
+	if err != nil {
+		return err
+	}
+	p.mu.Lock()
+	p.control, p.unkey = c, stop
+	p.mu.Unlock()
+	return nil
+}
+
+// close ends the drawing and gives the keyboard back; what was said stays. It
+// may be called twice.
 func (p *benchProgress) close() {
 	if p.mode != "region" {
 		return
+	}
+	p.mu.Lock()
+	unkey := p.unkey
+	p.mu.Unlock()
+	if unkey != nil {
+		unkey()
 	}
 	p.mu.Lock()
 	stopped := p.stop == nil
@@ -104,7 +131,7 @@ func (p *benchProgress) say(format string, a ...any) {
 	default:
 		p.erase()
 		fmt.Fprintln(p.w, text)
-		if p.mode == "region" {
+		if p.stop != nil { // a region that is not closed yet
 			p.draw()
 		}
 	}
@@ -122,6 +149,10 @@ func (p *benchProgress) event(e experiment.Event) {
 		p.say("run     %s", e.Text)
 		return
 	}
+	if e.Kind == "skip" {
+		p.say("skip    %s: void, %s, not measured again", e.Cell.ID, e.Text)
+		return
+	}
 	if e.Kind == "void" {
 		p.say("void    %s: %s, measured again", e.Cell.ID, e.Text)
 		return
@@ -133,7 +164,7 @@ func (p *benchProgress) event(e experiment.Event) {
 		p.cell.Failed.Store(0)
 		e.Remaining = p.last.Remaining
 	}
-	p.last = e
+	p.last, p.at = e, time.Now()
 	if e.Kind != "cell" {
 		return
 	}
@@ -159,14 +190,18 @@ func (p *benchProgress) draw() {
 	if e.Total > 0 {
 		const bar = 24
 		n := bar * e.Done / e.Total
-		lines = append(lines, fmt.Sprintf("run     [%s%s] %d/%d %.1f%%  elapsed %s  eta %s", strings.Repeat("#", n), strings.Repeat("-", bar-n), e.Done, e.Total, 100*float64(e.Done)/float64(e.Total), shortTime(e.Elapsed), shortTime(e.Remaining)))
+		lines = append(lines, fmt.Sprintf("run     [%s%s] %d/%d %.1f%%  elapsed %s  eta %s", strings.Repeat("#", n), strings.Repeat("-", bar-n), e.Done, e.Total, 100*float64(e.Done)/float64(e.Total), shortTime(e.Elapsed+time.Since(p.at)), shortTime(e.Remaining)))
 	}
 	c := e.Cell
 	lines = append(lines, fmt.Sprintf("  now   %s  isl %d  %s  %s  rep %d  in flight %d  ended %d/%d  failed %d", c.Phase, c.ISL(), c.Load, c.Arm, c.Repeat+1, p.cell.InFlight.Load(), p.cell.Ended.Load(), c.Requests+c.Ramp, p.cell.Failed.Load()))
 	if p.lastN != "" {
 		lines = append(lines, "  last  "+p.lastN)
 	}
-	lines = append(lines, "  key   ctrl-c once: finish the cell and keep what is done, twice: end at once")
+	hint := "ctrl-c once: finish the cell and keep what is done, twice: end at once"
+	if p.control != nil {
+		hint = p.control.hint()
+	}
+	lines = append(lines, "  key   "+hint)
 	for _, l := range lines {
 		if len(l) >= width {
 			l = l[:max(width-1, 0)]

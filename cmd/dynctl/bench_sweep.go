@@ -63,7 +63,7 @@ func (f *benchFlags) sweep(cmd *cobra.Command, output string) (err error) {
 	} else if f.turns > 1 || f.prefixGroups > 0 {
 		return withCode(exitUsage, errors.New("--trace brings its own prompts: leave out --turns and --prefix-groups"))
 	}
-	ctx, stop, end := patience(cmd.Context(), stderr)
+	ctx, control, end := newRunControl(cmd.Context(), stderr)
 	defer end()
 	t, err := f.target.open(ctx, stderr, "1p1d")
 	if err != nil {
@@ -76,6 +76,7 @@ func (f *benchFlags) sweep(cmd *cobra.Command, output string) (err error) {
 	}
 	p := newBenchProgress(stderr, f.progress)
 	defer p.close()
+	control.speak(p.say)
 	p.say("check   %s | prefill %d | decode %d | %s block %d", t.what, facts.Prefill, facts.Decode+facts.Aggregated, facts.Model, facts.Block)
 
 	spec := plan.Spec{SLO: slo, Arrival: f.arrival, Burstiness: f.burstiness, Cap: f.cap, Seed: f.seed, Salt: newSalt(), Requests: f.requests}
@@ -84,7 +85,7 @@ func (f *benchFlags) sweep(cmd *cobra.Command, output string) (err error) {
 	if arm != plan.Auto {
 		header = "X-Dynctl-Path: " + string(arm) + "\r\n"
 	}
-	o := sweep.Options{Thresholds: thresholds, Repeats: f.repeat, Requests: f.requests, Arm: arm, Level: f.level, StopSaturated: f.rate != "", Stop: stop}
+	o := sweep.Options{Thresholds: thresholds, Repeats: f.repeat, Requests: f.requests, Arm: arm, Level: f.level, StopSaturated: f.rate != "", Stop: control.stopped, Enter: control.enter}
 	what := ""
 	if f.trace != "" {
 		items, info, err := workload.ReadTrace(f.trace, cmd.InOrStdin(), workload.TraceOptions{Scale: f.traceScale, Limit: f.traceLimit, MaxLen: facts.MaxModelLen})
@@ -141,6 +142,12 @@ func (f *benchFlags) sweep(cmd *cobra.Command, output string) (err error) {
 		left := time.Duration(float64(time.Since(start)) / float64(done) * float64(total-done))
 		p.event(experiment.Event{Kind: "cell", Cell: c.Cell, Result: &c, Done: done, Total: total, Elapsed: time.Since(start), Remaining: left})
 	}
+	o.OnSkip = func(c plan.Cell) {
+		p.event(experiment.Event{Kind: "skip", Cell: c, Text: "skipped by hand"})
+	}
+	if err := p.listen(cmd.InOrStdin(), control); err != nil {
+		return err
+	}
 	res, runErr := sweep.Run(ctx, o)
 	p.close()
 	name := f.out
@@ -159,8 +166,8 @@ func (f *benchFlags) sweep(cmd *cobra.Command, output string) (err error) {
 	switch {
 	case err != nil:
 		return err
-	case cmd.Context().Err() != nil || ctx.Err() != nil:
-		return withCode(exitInterrupted, errors.New("interrupted: partial results are in "+name))
+	case control.stopped():
+		return withCode(exitInterrupted, errors.New("ended early: partial results are in "+name))
 	}
 	return runErr
 }

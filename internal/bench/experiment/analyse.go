@@ -11,7 +11,7 @@ import (
 // analyse turns the cells into the result.
 func (r *Runner) analyse(partial string) *Result {
 	res := &Result{
-		Schema: Schema, Spec: r.Spec, Partial: partial, Warmup: r.warmup, Cells: r.cells, Voided: r.voided,
+		Schema: Schema, Spec: r.Spec, Partial: partial, Warmup: r.warmup, Cells: r.cells, Voided: r.voided, Skipped: r.skipped,
 		Seconds: r.Now().Seconds(), Groups: []GroupResult{}, Gates: []Gate{}, Cautions: []string{},
 	}
 	if res.Cells == nil {
@@ -35,6 +35,9 @@ func (r *Runner) analyse(partial string) *Result {
 		res.Valid = res.Valid && (g.Passed == nil || *g.Passed)
 	}
 	r.conclude(res)
+	if n := r.skipped; n > 0 {
+		res.Cautions = append(res.Cautions, fmt.Sprintf("%d cell(s) were skipped by hand: their pairs are missing, and what was chosen to be skipped may bend the result", n))
+	}
 	return res
 }
 

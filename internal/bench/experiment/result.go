@@ -230,6 +230,7 @@ type Result struct {
 	Recommend *Recommendation `json:"recommend"`
 	Cautions  []string        `json:"cautions"`
 	Voided    int             `json:"voided_cells"`
+	Skipped   int             `json:"skipped_cells,omitempty"`
 	Seconds   float64         `json:"seconds"`
 	Cells     []CellResult    `json:"cells"`
 }

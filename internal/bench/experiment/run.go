@@ -27,9 +27,12 @@ func (e *VoidError) Error() string { return "cell is void: " + e.Reason }
 // ErrStopped ends a run early with what is done so far.
 var ErrStopped = errors.New("stopped")
 
+// errSkipped is a cell that was left out by hand.
+var errSkipped = errors.New("skipped by hand")
+
 // Event is what a run tells while it goes on.
 type Event struct {
-	// Kind is "phase", "start", "cell", "void" or "group".
+	// Kind is "phase", "start", "cell", "void" or "skip".
 	Kind string
 	Text string
 	Cell plan.Cell
@@ -54,17 +57,21 @@ type Runner struct {
 	// OnEvent and OnCell are told of what happens; OnCell keeps finished cells.
 	OnEvent func(Event)
 	OnCell  func(CellResult) error
-	// Stop, when it answers true, ends the run after the cell at hand; Skip
-	// leaves out the pair that would be next.
+	// Stop, when it answers true, ends the run after the cell at hand.
 	Stop func() bool
+	// Enter, when set, is asked before a cell and may wait. The cell is measured
+	// with the context that it gives, until done; when that ends before the
+	// run's, the cell is void, and what is left of its pair is left out too.
+	Enter func(run context.Context) (cell context.Context, done func())
 
-	cells  []CellResult
-	total  int
-	spent  float64 // seconds of fresh cells
-	weight float64 // their tokens
-	left   float64 // tokens still to come
-	voided int
-	warmup Warmup
+	cells   []CellResult
+	total   int
+	spent   float64 // seconds of fresh cells
+	weight  float64 // their tokens
+	left    float64 // tokens still to come
+	voided  int
+	skipped int
+	warmup  Warmup
 }
 
 // maxVoids is how often a cell is tried again.
@@ -163,6 +170,10 @@ func (r *Runner) warm(ctx context.Context) error {
 			// A cold fleet must not be hit by all slots at once for long.
 			c.Requests = min(c.Requests, 32)
 			res, err := r.cell(ctx, c)
+			if errors.Is(err, errSkipped) {
+				r.OnEvent(Event{Kind: "phase", Text: "the warm-up was ended by hand"})
+				return nil
+			}
 			if err != nil {
 				return err
 			}
@@ -228,8 +239,16 @@ func (r *Runner) pairs(ctx context.Context, pairs []plan.Pair) error {
 		}
 	}
 	for _, p := range pairs {
-		for _, c := range p {
+		for i, c := range p {
 			res, err := r.cell(ctx, c)
+			if errors.Is(err, errSkipped) {
+				r.skipped++
+				for _, c := range p[i:] {
+					r.total--
+					r.left -= weight(c)
+				}
+				break
+			}
 			if err != nil {
 				return err
 			}
@@ -250,36 +269,21 @@ func (r *Runner) cell(ctx context.Context, c plan.Cell) (*CellResult, error) {
 	if res, ok := r.Done[c.ID]; ok && res.Measure != nil {
 		return &res, nil
 	}
-	if r.Stop != nil && r.Stop() {
-		return nil, ErrStopped
-	}
 	res := &CellResult{Cell: c}
-	for {
-		if err := ctx.Err(); err != nil {
-			return nil, err
-		}
-		r.OnEvent(Event{Kind: "start", Cell: c, Done: len(r.cells), Total: r.total, Elapsed: r.Now()})
-		res.Start = r.Now()
-		// A cell that is tried again must not meet the prompts of the first try.
-		try := c
-		if n := len(res.Voids); n > 0 {
-			try.ID = fmt.Sprintf("%s#%d", c.ID, n)
-		}
-		m, err := r.Bench.Measure(ctx, try)
-		res.End = r.Now()
-		if err == nil {
-			res.Measure = m
-			break
-		}
+	for res.Measure == nil {
+		err := r.try(ctx, res)
 		var void *VoidError
-		if ctx.Err() != nil || !errors.As(err, &void) {
+		switch {
+		case err == nil:
+		case ctx.Err() == nil && errors.As(err, &void):
+			res.Voids = append(res.Voids, void.Reason)
+			r.voided++
+			r.OnEvent(Event{Kind: "void", Cell: c, Text: void.Reason})
+			if len(res.Voids) > maxVoids {
+				return nil, fmt.Errorf("cell %s was void %d times: %s", c.ID, len(res.Voids), void.Reason)
+			}
+		default:
 			return nil, err
-		}
-		res.Voids = append(res.Voids, void.Reason)
-		r.voided++
-		r.OnEvent(Event{Kind: "void", Cell: c, Text: void.Reason})
-		if len(res.Voids) > maxVoids {
-			return nil, fmt.Errorf("cell %s was void %d times: %s", c.ID, len(res.Voids), void.Reason)
 		}
 	}
 	if c.Phase != "warmup" {
@@ -293,6 +297,40 @@ func (r *Runner) cell(ctx context.Context, c plan.Cell) (*CellResult, error) {
 		}
 	}
 	return res, nil
+}
+
+// try measures a cell once.
+func (r *Runner) try(ctx context.Context, res *CellResult) error {
+	cell := ctx
+	if r.Enter != nil {
+		var done func()
+		cell, done = r.Enter(ctx)
+		defer done()
+	}
+	if r.Stop != nil && r.Stop() {
+		return ErrStopped
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	// A cell that is tried again must not meet the prompts of the first try.
+	c := res.Cell
+	if n := len(res.Voids); n > 0 {
+		c.ID = fmt.Sprintf("%s#%d", c.ID, n)
+	}
+	r.OnEvent(Event{Kind: "start", Cell: res.Cell, Done: len(r.cells), Total: r.total, Elapsed: r.Now()})
+	res.Start = r.Now()
+	m, err := r.Bench.Measure(cell, c)
+	res.End = r.Now()
+	if err != nil {
+		if cell.Err() != nil && ctx.Err() == nil {
+			r.OnEvent(Event{Kind: "skip", Cell: res.Cell, Text: errSkipped.Error()})
+			return errSkipped
+		}
+		return err
+	}
+	res.Measure = m
+	return nil
 }
 
 // points gathers what a group has: for each effective length the log ratios of

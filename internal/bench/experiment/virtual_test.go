@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -153,7 +154,10 @@ func (b *world) one(c plan.Cell, prompt []uint32) (ttft, last time.Duration, tok
 }
 
 // Measure runs a cell with one request in flight.
-func (b *world) Measure(_ context.Context, c plan.Cell) (*Measure, error) {
+func (b *world) Measure(ctx context.Context, c plan.Cell) (*Measure, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
 	if b.measured++; b.measured <= b.void {
 		return nil, &VoidError{"a worker was lost"}
 	}
@@ -402,6 +406,73 @@ func TestVoidCellsAreRedone(t *testing.T) {
 	b.void = 1 << 30
 	if _, err := runner(b, s).Run(t.Context()); err == nil {
 		t.Error("a fleet that is never well passed")
+	}
+}
+
+// A cell that is skipped by hand is void and said to be; its pair is left out
+// of everything, the rest is judged as always.
+func TestSkippedCells(t *testing.T) {
+	for _, second := range []bool{false, true} {
+		b := newWorld(t, profiles[0], 0.02, 2)
+		s := testSpec(2)
+		s.NoRefine = true
+		r := runner(b, s)
+		var skip context.CancelFunc
+		r.Enter = func(run context.Context) (context.Context, func()) {
+			var cell context.Context
+			cell, skip = context.WithCancel(run)
+			return cell, skip
+		}
+		starts, skips, last := 0, 0, Event{}
+		r.OnEvent = func(e Event) {
+			switch e.Kind {
+			case "start":
+				if e.Cell.Phase == "grid" {
+					if starts++; starts == 5 && !second || starts == 6 && second {
+						skip()
+					}
+				}
+			case "skip":
+				skips++
+			case "cell":
+				last = e
+			}
+		}
+		res, err := r.Run(t.Context())
+		pairs := len(s.ISL)*s.Repeats + len(s.AAPairs(0))
+		want := 2*pairs - 2
+		if second {
+			want++
+		}
+		if err != nil || skips != 1 || res.Skipped != 1 || len(res.Cells) != want || last.Done != last.Total || !res.Valid || res.Recommend == nil {
+			t.Errorf("second=%v: %v, %d skipped, %d cells, want %d, done %d of %d, valid %v: %s", second, err, res.Skipped, len(res.Cells), want, last.Done, last.Total, res.Valid, res.Sentence)
+		}
+		n := 0
+		for _, p := range res.Groups[0].Points {
+			n += p.Repeats
+		}
+		if n != len(s.ISL)*s.Repeats-1 || !strings.Contains(strings.Join(res.Cautions, " "), "skipped by hand") {
+			t.Errorf("second=%v: %d pairs, cautions %q", second, n, res.Cautions)
+		}
+	}
+}
+
+func TestSkippedWarmUp(t *testing.T) {
+	s := testSpec(2)
+	s.NoRefine = true
+	r := runner(newWorld(t, profiles[0], 0.02, 2), s)
+	first := true
+	r.Enter = func(run context.Context) (context.Context, func()) {
+		cell, cancel := context.WithCancel(run)
+		if first {
+			first = false
+			cancel()
+		}
+		return cell, cancel
+	}
+	res, err := r.Run(t.Context())
+	if err != nil || res.Warmup.Cells != 0 || res.Warmup.Steady || res.Skipped != 0 || len(res.Cells) == 0 {
+		t.Errorf("%v, warm-up %+v, %d cells", err, res.Warmup, len(res.Cells))
 	}
 }
 

@@ -40,6 +40,10 @@ type Options struct {
 	StopSaturated bool
 	OnCell        func(experiment.CellResult, int, int)
 	Stop          func() bool
+	// Enter is asked before a cell; see [experiment.Runner].
+	Enter func(run context.Context) (cell context.Context, done func())
+	// OnSkip is told of a cell that was skipped by hand; may be nil.
+	OnSkip func(c plan.Cell)
 }
 
 // Row is what one load, and threshold, came to: means over the repeats with
@@ -77,6 +81,7 @@ type Result struct {
 	SLO      plan.SLO                `json:"slo"`
 	Partial  string                  `json:"partial,omitempty"`
 	Stopped  string                  `json:"stopped,omitempty"`
+	Skipped  int                     `json:"skipped_cells,omitempty"`
 	Rows     []Row                   `json:"rows"`
 	Cells    []experiment.CellResult `json:"cells"`
 }
@@ -111,12 +116,18 @@ measure:
 			slices.Reverse(order)
 		}
 		for i, s := range order {
+			one, done := ctx, func() {}
+			if o.Enter != nil {
+				one, done = o.Enter(ctx)
+			}
 			if o.Stop != nil && o.Stop() {
+				done()
 				res.Partial = "stopped by hand"
 				break measure
 			}
 			if s.threshold >= 0 && s.threshold != set {
 				if cause = o.SetThreshold(ctx, s.threshold); cause != nil {
+					done()
 					break measure
 				}
 				set = s.threshold
@@ -126,19 +137,32 @@ measure:
 			c.ID = fmt.Sprintf("sweep/%s/t%d/r%d", s.load.Key(), s.threshold, r)
 			cell := experiment.CellResult{Cell: c, Start: time.Since(start)}
 			for try := 0; ; try++ {
-				m, err := o.Measure(ctx, c)
+				m, err := o.Measure(one, c)
 				var void *experiment.VoidError
 				if err != nil && errors.As(err, &void) && try < 3 {
 					cell.Voids = append(cell.Voids, void.Reason)
 					c.ID = fmt.Sprintf("%s#%d", cell.Cell.ID, try+1)
 					continue
 				}
+				if err != nil && one.Err() != nil && ctx.Err() == nil {
+					break // skipped
+				}
 				if err != nil {
+					done()
 					cause = err
 					break measure
 				}
 				cell.Measure = m
 				break
+			}
+			done()
+			if cell.Measure == nil {
+				res.Skipped++
+				total--
+				if o.OnSkip != nil {
+					o.OnSkip(cell.Cell)
+				}
+				continue
 			}
 			cell.End = time.Since(start)
 			res.Cells = append(res.Cells, cell)
@@ -307,6 +331,9 @@ func Text(w io.Writer, r *Result) error {
 	fmt.Fprintf(b, "\n  client  at most %.2f%% of a row's requests were sent more than %.0f ms late\n", late*100, experiment.LateLimit)
 	if r.Stopped != "" {
 		fmt.Fprintf(b, "  stopped  %s\n", r.Stopped)
+	}
+	if r.Skipped > 0 {
+		fmt.Fprintf(b, "  CAUTION  %d cell(s) were skipped by hand\n", r.Skipped)
 	}
 	if r.Partial != "" {
 		fmt.Fprintf(b, "  PARTIAL  %s after %d cells\n", r.Partial, len(r.Cells))
