@@ -11,7 +11,7 @@ import (
 	"os"
 	"os/signal"
 	"reflect"
-	"runtime/debug"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -58,19 +58,14 @@ one ends them.`,
 	return cmd
 }
 
-// gcPercent is GOGC unless the environment has it.
-const gcPercent = 200
-
 // serve runs a router until the context ends, the admin API drains it or a
 // listener fails.
 func serve(ctx context.Context, l *loadedConfig, flags *pflag.FlagSet, record *recordFlags, stderr io.Writer) (err error) {
 	log, level := newLevelLogger(l.config.Log, stderr)
-	if os.Getenv("GOGC") == "" {
-		// Little of what a request allocates outlives it, and what lives long
-		// is bounded: collecting half as often costs some ten MiB and saves a
-		// tenth of the CPU. GOGC and GOMEMLIMIT overrule it as ever.
-		debug.SetGCPercent(gcPercent)
-	}
+	collector, stopCollector := context.WithCancel(ctx)
+	var tuning sync.WaitGroup
+	tuning.Go(func() { tuneCollector(collector) })
+	defer func() { stopCollector(); tuning.Wait() }()
 	for _, w := range l.warnings {
 		log.Warn(w)
 	}

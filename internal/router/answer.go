@@ -36,17 +36,23 @@ const maxErrorAnswer = 1 << 20
 const progressEvery = 16
 
 // decodeLeg runs the leg whose answer the client gets. t is nil for a local
-// plan.
+// plan. A stream whose head is sent is left in x.flow.
 func (x *exchange) decodeLeg(ctx context.Context, p disagg.Peer, held *ledger.Reservation, body [][]byte, t *disagg.Transfer) (err error) {
 	r, s := x.r, x.d.settings
 	leg := x.leg(selector.Decode, p, body, s.Timeouts.Response)
 	record := x.beginLeg(selector.Decode, p, leg)
-	defer func() { record.end(err) }()
 	resp, err := r.client.Do(ctx, leg)
 	if err != nil {
-		return x.legFailed(selector.Decode, p.Worker, err)
+		err = x.legFailed(selector.Decode, p.Worker, err)
+		record.end(err)
+		return err
 	}
-	defer resp.Close()
+	defer func() {
+		if x.flow.resp == nil {
+			resp.Close()
+			record.end(err)
+		}
+	}()
 	record.head(resp.Status)
 	if resp.Status/100 != 2 {
 		answer, err := resp.ReadAll(maxErrorAnswer)
@@ -57,7 +63,7 @@ func (x *exchange) decodeLeg(ctx context.Context, p disagg.Peer, held *ledger.Re
 	}
 	x.answer.prompt, x.answer.cached, x.answer.completion = -1, -1, -1
 	if strings.HasPrefix(resp.Header.Get("Content-Type"), "text/event-stream") {
-		return x.streamed(p, held, resp, t)
+		return x.streamed(p, held, record, resp, t)
 	}
 	return x.whole(p, held, resp, t)
 }
@@ -90,11 +96,55 @@ func (x *exchange) commit(resp *upstream.Response) {
 	resp.WriteHead(x.w)
 }
 
-// streamed forwards an event stream. Its head is held until the first token
-// or error: what fails before can be tried again elsewhere.
-func (x *exchange) streamed(p disagg.Peer, held *ledger.Reservation, resp *upstream.Response, t *disagg.Transfer) error {
+// flow is a stream whose head the client has.
+type flow struct {
+	peer   disagg.Peer
+	held   *ledger.Reservation
+	record *legRecord
+	resp   *upstream.Response // nil while there is no stream
+	head   *sse.Head
+}
+
+// streamed begins to answer with an event stream. Its head is held until the
+// first token or error: what fails before can be tried again elsewhere. The
+// rest waits in x.flow for forward, which runs where little of the stack is in
+// use: a router has ten thousand streams that wait for a token.
+func (x *exchange) streamed(p disagg.Peer, held *ledger.Reservation, record *legRecord, resp *upstream.Response, t *disagg.Transfer) error {
 	head := heads.Get().(*sse.Head)
-	defer func() { head.Reset(); heads.Put(head) }()
+	err := x.holdHead(p, resp, head)
+	if err == nil {
+		err = x.sendHead(p, held, resp, t, head)
+	}
+	if err != nil {
+		head.Reset()
+		heads.Put(head)
+		return err
+	}
+	x.flow = flow{peer: p, held: held, record: record, resp: resp, head: head}
+	if t != nil && t.Mode() == disagg.Concurrent {
+		return x.forward() // the prefill leg is joined after it
+	}
+	x.slim()
+	return nil
+}
+
+// forward sends the rest of a stream on, and ends its leg.
+func (x *exchange) forward() (err error) {
+	f := &x.flow
+	defer func() {
+		f.head.Reset()
+		heads.Put(f.head)
+		f.resp.Close()
+		f.record.end(err)
+		*f = flow{}
+	}()
+	err = upstream.Stream(x.w, f.resp, upstream.StreamOptions{WriteTimeout: x.d.settings.Timeouts.Write, Observe: x.observer()})
+	return x.endStream(err)
+}
+
+// holdHead reads the head of a stream. The error is that of an attempt that has
+// failed.
+func (x *exchange) holdHead(p disagg.Peer, resp *upstream.Response, head *sse.Head) error {
 	verdict := sse.Hold
 	for verdict == sse.Hold {
 		piece, err := resp.Next()
@@ -118,11 +168,16 @@ func (x *exchange) streamed(p disagg.Peer, held *ledger.Reservation, resp *upstr
 		x.failed(f.phase, f.worker, f.reason, f.err)
 		return f
 	}
+	return nil
+}
+
+// sendHead sends on what was held.
+func (x *exchange) sendHead(p disagg.Peer, held *ledger.Reservation, resp *upstream.Response, t *disagg.Transfer, head *sse.Head) error {
 	x.begun.Store(true)
 	x.r.outliers.Report(p.Worker, health.Success)
 	first := time.Now()
 	x.answer.stream = true
-	if head.Scanner.Summary().Tokens > 0 {
+	if head.Scanner.Tokens() > 0 {
 		x.answer.firstToken = first
 	}
 	held.FirstToken()
@@ -142,29 +197,38 @@ func (x *exchange) streamed(p disagg.Peer, held *ledger.Reservation, resp *upstr
 	if _, err := out.Write(head.Held()); err != nil {
 		return err
 	}
-	if t == nil || t.Mode() != disagg.Concurrent {
-		x.slim()
-	}
-	tokens, told := head.Scanner.Summary().Tokens, 0
-	err := upstream.Stream(x.w, resp, upstream.StreamOptions{WriteTimeout: x.d.settings.Timeouts.Write, Observe: func(b []byte) {
-		got := head.Scanner.Feed(b)
+	return nil
+}
+
+// observer reads along with the rest of a stream.
+func (x *exchange) observer() func([]byte) {
+	f := &x.flow
+	tokens, told := f.head.Scanner.Tokens(), 0
+	return func(b []byte) {
+		got := f.head.Scanner.Feed(b)
 		if got.Events == 0 {
 			return
 		}
 		x.answer.gaps.Tick(time.Now())
 		if tokens += got.Tokens; tokens-told >= progressEvery {
 			told = tokens
-			held.Progress(tokens)
+			f.held.Progress(tokens)
 		}
-	}})
-	head.Scanner.Finish()
-	x.learn(head.Scanner.Summary())
-	if err == nil && head.Scanner.Summary().Failed {
+	}
+}
+
+// endStream keeps what the stream has told, and judges how it ended.
+func (x *exchange) endStream(err error) error {
+	scan := &x.flow.head.Scanner
+	scan.Finish()
+	sum := scan.Summary()
+	x.learn(sum)
+	if err == nil && sum.Failed {
 		// The engine told the client by itself; the receipt shall say so too.
 		x.answer.finish = "error"
-		x.note("the engine's stream ended with an error: " + head.Scanner.Summary().Error)
+		x.note("the engine's stream ended with an error: " + sum.Error)
 	}
-	return x.streamError(p, err)
+	return x.streamError(x.flow.peer, err)
 }
 
 // streamError judges how a stream ended that the client has a part of.

@@ -91,8 +91,12 @@ func (s *settings) blockOf(w *workers.Worker) int {
 type hashes struct {
 	blockSize   int
 	locals, seq []uint64
-	exact       kvindex.Query // from KV events
-	guess       kvindex.Query // from what was sent
+}
+
+// overlaps is who holds the blocks of a prompt at one block size.
+type overlaps struct {
+	exact kvindex.Query // from KV events
+	guess kvindex.Query // from what was sent
 }
 
 // question is everything that a decision is made from. It is reused from
@@ -147,12 +151,13 @@ type ban struct {
 // stageTimes is the router's own time in its stages.
 type stageTimes struct{ read, parse, tokenize, hash, overlap, plan time.Duration }
 
-// ranked is the memory of a decision's candidates and their ranking: 100 KB in
-// a fleet of 256 ranks. A request has it while it is decided, not while its
-// engine works.
+// ranked is the memory of a decision's candidates, their overlaps and their
+// ranking: 100 KB in a fleet of 256 ranks. A request has it while it is decided,
+// not while its engine works.
 type ranked struct {
-	in   disagg.Input
-	plan disagg.Plan
+	overlaps []overlaps // by view
+	in       disagg.Input
+	plan     disagg.Plan
 }
 
 // hashed is the memory of a prompt's ids and hashes.
@@ -269,11 +274,9 @@ func (d *decision) view(blockSize int) *hashes {
 	return h
 }
 
-// hash names the prompt's blocks at every block size of the candidates, and
-// asks the index who holds them.
+// hash names the prompt's blocks at every block size of the candidates.
 func (r *Router) hash(d *decision, v *api.View) {
 	start := time.Now()
-	d.asked = start
 	key := blockhash.Key{LoRA: d.lora, Salt: v.CacheSalt}
 	d.takeHashes()
 	d.used = 0
@@ -296,23 +299,32 @@ func (r *Router) hash(d *decision, v *api.View) {
 			}
 		}
 	}
-	now := time.Now()
-	d.took.hash = now.Sub(start)
-	for i := range d.views[:d.used] {
-		h := &d.views[i]
-		if !d.chunked {
-			r.index.Overlap(h.locals, &h.exact)
-		}
-		r.guesses.Overlap(h.locals, &h.guess)
-	}
-	d.took.overlap = time.Since(now)
+	d.took.hash = time.Since(start)
 }
 
-// decide fills the plan. It may be called again after ranks were banned.
+// ask finds who holds the prompt's blocks.
+func (r *Router) ask(d *decision) {
+	d.asked = time.Now()
+	for len(d.ranked.overlaps) < d.used {
+		d.ranked.overlaps = append(d.ranked.overlaps, overlaps{})
+	}
+	for i := range d.views[:d.used] {
+		locals, o := d.views[i].locals, &d.ranked.overlaps[i]
+		if !d.chunked {
+			r.index.Overlap(locals, &o.exact)
+		}
+		r.guesses.Overlap(locals, &o.guess)
+	}
+	d.took.overlap += time.Since(d.asked)
+}
+
+// decide asks the index and fills the plan. It may be called again after ranks
+// were banned.
 func (r *Router) decide(d *decision, facts disagg.Facts, force disagg.Force, session uint64) {
+	d.takeRanking()
+	r.ask(d)
 	start := time.Now()
 	s := d.settings
-	d.takeRanking()
 	d.in.Config, d.in.Facts, d.in.Force = s.routing.plan, facts, force
 	unit := math.MaxInt
 	for i := range d.views[:d.used] {
@@ -438,18 +450,17 @@ func (r *Router) overlapOf(d *decision, k *workers.Rank, size int) int {
 		if d.used == 0 {
 			return 0
 		}
-		h := &d.views[0]
-		return h.guess.Depth(slot) * h.blockSize
+		return d.ranked.overlaps[0].guess.Depth(slot) * d.views[0].blockSize
 	}
 	for i := range d.views[:d.used] {
-		h := &d.views[i]
-		if h.blockSize != size {
+		if d.views[i].blockSize != size {
 			continue
 		}
+		o := &d.ranked.overlaps[i]
 		if r.fleet.Fed(k) {
-			return r.feeds.Usable(slot, h.exact.Depth(slot)) * size
+			return r.feeds.Usable(slot, o.exact.Depth(slot)) * size
 		}
-		return h.guess.Depth(slot) * size
+		return o.guess.Depth(slot) * size
 	}
 	return 0
 }

@@ -78,10 +78,10 @@ func (f *failure) APIError() *api.Error {
 // dispatch decides and carries out, again elsewhere when an attempt fails
 // before the client got a byte.
 func (x *exchange) dispatch() error {
-	r, d, s := x.r, &x.d, x.d.settings
+	d := &x.d
 	var last error
 	for x.attempt = 1; ; x.attempt++ {
-		r.decide(d, x.facts, x.force, x.session)
+		x.r.decide(d, x.facts, x.force, x.session)
 		x.record()
 		if d.plan.Err != nil {
 			if d.acquit() {
@@ -94,56 +94,62 @@ func (x *exchange) dispatch() error {
 		}
 		d.settled()
 		err := x.carryOut()
-		if err == nil || x.committed || x.ctx.Err() != nil {
-			return err
-		}
-		var f *failure
-		if !errors.As(err, &f) || !f.retry {
+		if err == nil || x.committed || x.ctx.Err() != nil || !x.again(err) {
 			return err
 		}
 		last = err
-		if f.reason == "ejected" {
-			d.banned = append(d.banned, ban{worker: f.worker, why: "ejected"})
-			x.attempt--
-			continue
-		}
-		d.ban(f)
-		alone := x.lastPrefill()
-		if alone && d.relent(selector.Prefill) {
-			alone = x.lastPrefill()
-		}
-		if f.reason == "missing_params" {
-			if !d.localWhenMissing {
-				return err
-			}
-			x.fallBack(f)
-			continue
-		}
-		if f.phase == selector.Prefill && alone {
-			// Nobody is left who could prefill: by policy the decode rank does
-			// it, visibly.
-			if s.Routing.PrefillFallback != "local" {
-				return err
-			}
-			x.fallBack(f)
-			continue
-		}
-		if x.attempt >= s.Retry.Attempts {
-			if f.phase == selector.Prefill && s.Routing.PrefillFallback == "local" && !x.fellBack() {
-				x.fallBack(f)
-				continue
-			}
-			return err
-		}
-		if !r.budget.take(time.Now(), s.Retry.Budget) {
-			x.note("no retry: the budget for retries is used up")
-			return err
-		}
-		r.traffic.Retries.Add(1)
-		r.metrics.Retry(string(f.phase), f.reason)
-		x.note(fmt.Sprintf("attempt %d failed: %v", x.attempt, err))
-		x.held = nil
 	}
+}
+
+// again reports whether another attempt may follow one that has failed, and
+// prepares it.
+func (x *exchange) again(err error) bool {
+	r, d, s := x.r, &x.d, x.d.settings
+	var f *failure
+	if !errors.As(err, &f) || !f.retry {
+		return false
+	}
+	if f.reason == "ejected" {
+		d.banned = append(d.banned, ban{worker: f.worker, why: "ejected"})
+		x.attempt--
+		return true
+	}
+	d.ban(f)
+	alone := x.lastPrefill()
+	if alone && d.relent(selector.Prefill) {
+		alone = x.lastPrefill()
+	}
+	if f.reason == "missing_params" {
+		if d.localWhenMissing {
+			x.fallBack(f)
+		}
+		return d.localWhenMissing
+	}
+	if f.phase == selector.Prefill && alone {
+		// Nobody is left who could prefill: by policy the decode rank does it,
+		// visibly.
+		if s.Routing.PrefillFallback != "local" {
+			return false
+		}
+		x.fallBack(f)
+		return true
+	}
+	if x.attempt >= s.Retry.Attempts {
+		if f.phase == selector.Prefill && s.Routing.PrefillFallback == "local" && !x.fellBack() {
+			x.fallBack(f)
+			return true
+		}
+		return false
+	}
+	if !r.budget.take(time.Now(), s.Retry.Budget) {
+		x.note("no retry: the budget for retries is used up")
+		return false
+	}
+	r.traffic.Retries.Add(1)
+	r.metrics.Retry(string(f.phase), f.reason)
+	x.note(fmt.Sprintf("attempt %d failed: %v", x.attempt, err))
+	x.held = nil
+	return true
 }
 
 // lastPrefill reports whether every prefill worker is banned.
@@ -241,7 +247,8 @@ func planError(p *disagg.Plan) error {
 	return e
 }
 
-// carryOut executes the plan once.
+// carryOut executes the plan once, up to the end of the answer or the head of a
+// stream.
 func (x *exchange) carryOut() error {
 	r, d := x.r, &x.d
 	p := &d.plan
@@ -255,11 +262,22 @@ func (x *exchange) carryOut() error {
 		claim.PrefillTokens, claim.LoadTokens = p.EffISL, 0
 	}
 	held := r.ledger.Reserve(decode.Rank, claim)
-	defer held.Release()
+	defer func() {
+		if x.flow.resp == nil { // else it goes on
+			held.Release()
+		}
+	}()
 	if p.Path == disagg.Local {
 		r.sent(d, decode.Worker, decode.Rank, time.Now())
 		return x.decodeLeg(x.ctx, decode, held, x.edit(nil, decode, selector.Decode), nil)
 	}
+	return x.remote(decode, held)
+}
+
+// remote carries out a plan with remote prefill.
+func (x *exchange) remote(decode disagg.Peer, held *ledger.Reservation) error {
+	r, d := x.r, &x.d
+	p := &d.plan
 	prefill := d.in.PrefillPeers[p.PrefillIndex]
 	if !r.outliers.Admit(prefill.Worker) {
 		r.outliers.Report(decode.Worker, health.Canceled)

@@ -65,6 +65,7 @@ type exchange struct {
 	// held is the newest answer of an engine that is not 2xx, sent on when no
 	// attempt brings a better one.
 	held *heldAnswer
+	flow flow
 	// legs is the memory of the requests to engines, decode and prefill.
 	legs [2]legScratch
 }
@@ -114,7 +115,8 @@ func (x *exchange) slim() {
 	x.d.giveHashes()
 	if x.body != nil {
 		x.body.Release()
-		x.body, x.view.Body = nil, nil
+		x.body = nil
+		x.view.Forget()
 		for i := range x.legs {
 			x.legs[i].reset()
 		}
@@ -218,7 +220,11 @@ func (x *exchange) serve() error {
 		return err
 	}
 	x.tokenize()
-	return x.dispatch()
+	if err := x.dispatch(); err != nil || x.flow.resp == nil {
+		return err
+	}
+	defer x.flow.held.Release()
+	return x.forward()
 }
 
 // panicked tells of a panic; it is called where the stack still shows it.

@@ -142,6 +142,11 @@ func (v *View) oneText(i int) int {
 		return s.reject(badRequest("", fmt.Sprintf("the prompt has more than %d texts", v.limits.Texts)))
 	}
 	v.Texts = append(v.Texts, Span{i + 1, end - 1})
+	if s.points >= 0 {
+		v.points += s.points
+	} else {
+		v.points += codePoints(s.b[i+1 : end-1])
+	}
 	return end
 }
 
@@ -451,11 +456,7 @@ func (v *View) EstimateTokens() int {
 	if v.Prompt == PromptIDs || v.Prompt == PromptIDLists {
 		return v.IDs
 	}
-	n := 0
-	for _, t := range v.Texts {
-		n += codePoints(t.Of(v.Body))
-	}
-	return n / 4
+	return v.points / 4
 }
 
 // codePoints counts the code points of a valid JSON string between its quotes.

@@ -16,6 +16,9 @@ type scanner struct {
 	maxDepth int
 	at       int
 	what     string
+	// points is the number of code points of the string read last, or -1 where
+	// they were not counted on the way.
+	points int
 	// bad, when set, is an error about valid JSON of the wrong shape.
 	bad *Error
 }
@@ -87,6 +90,7 @@ func (s *scanner) str(i int) (end int, escaped bool) {
 	b := s.b
 	start := i
 	var seen uint64
+	escapes, unicode := 0, false
 	for {
 		clean := 4 // words in a row without anything special
 		for i+8 <= len(b) {
@@ -116,7 +120,7 @@ func (s *scanner) str(i int) (end int, escaped bool) {
 			seen |= x & (1<<k - 1)
 			i += k >> 3
 			if b[i] == '\\' && i+1 < len(b) && plainEscape[b[i+1]] {
-				escaped = true
+				escapes++
 				i += 2
 				clean = 0
 				continue
@@ -132,16 +136,20 @@ func (s *scanner) str(i int) (end int, escaped bool) {
 			if seen&highs != 0 && !utf8.Valid(b[start:i]) {
 				return s.fail(badUTF8(b, start, i), "a string is not valid UTF-8"), false
 			}
-			return i + 1, escaped
+			if s.points = i - start - escapes; unicode || seen&highs != 0 {
+				s.points = -1
+			}
+			return i + 1, escapes > 0 || unicode
 		case c == '\\':
-			escaped = true
 			if i+1 >= len(b) {
 				return s.fail(i+1, "a string is not closed"), false
 			}
 			switch {
 			case plainEscape[b[i+1]]:
+				escapes++
 				i += 2
 			case b[i+1] == 'u':
+				unicode = true
 				for k := i + 2; k < i+6; k++ {
 					if k >= len(b) || !isHex(b[k]) {
 						return s.fail(k, "expected four hexadecimal digits after \\u"), false

@@ -132,10 +132,15 @@ type View struct {
 	seen   [keyCount]int32 // 1 + index into Fields
 	// system is the part of Texts that came from system or instructions.
 	system     Span
+	points     int    // code points of Texts
 	hasNested  bool   // transfer fields may hide in sampling_params or vllm_xargs
 	maxFrom    keyID  // member that gave MaxTokens
 	transferIn uint32 // number of top-level transfer fields
 }
+
+// Forget lets go of the body, which is not used any more; what was learned from
+// it stays, but for the values that are read from it.
+func (v *View) Forget() { v.Body, v.scan.b = nil, nil }
 
 // reset forgets the last body but keeps the memory of the lists.
 func (v *View) reset() {

@@ -348,6 +348,14 @@ func TestCodePointsEqualsDecoding(t *testing.T) {
 		if got := codePoints(raw[1 : len(raw)-1]); got != utf8.RuneCountInString(s) {
 			t.Fatalf("codePoints(%s) = %d, want %d", raw, got, utf8.RuneCountInString(s))
 		}
+		// Most are counted while they are read.
+		var v View
+		if err := v.Parse([]byte(`{"prompt":`+string(raw)+`}`), Completion, Limits{}); err != nil {
+			t.Fatal(err)
+		}
+		if v.points != utf8.RuneCountInString(s) {
+			t.Fatalf("%s has %d code points, want %d", raw, v.points, utf8.RuneCountInString(s))
+		}
 	})
 }
 

@@ -29,7 +29,7 @@ func New(nc net.Conn) net.Conn {
 	}
 	c := &conn{TCPConn: tcp, raw: raw}
 	// Made once, because a closure for each call would be an allocation.
-	c.in.try, c.out.try = c.in.read, c.out.write
+	c.in.try, c.out.try, c.out.tryVec = c.in.read, c.out.write, c.out.writeVec
 	return c
 }
 
@@ -49,10 +49,18 @@ type transfer struct {
 	n     int
 	errno syscall.Errno
 	try   func(fd uintptr) bool
+	// tryVec is try for a vectored write.
+	tryVec func(fd uintptr) bool
+	// lender gives the memory for a read when there may be something to read.
+	lender Lender
+	vec    []syscall.Iovec // of a vectored write
 }
 
 // read is called when there may be something to read; false waits.
 func (t *transfer) read(fd uintptr) bool {
+	if t.lender != nil && t.p == nil {
+		t.p = t.lender.Take()
+	}
 	for {
 		n, _, errno := syscall.RawSyscall(syscall.SYS_READ, fd, uintptr(unsafe.Pointer(unsafe.SliceData(t.p))), uintptr(len(t.p)))
 		switch errno {
@@ -61,6 +69,10 @@ func (t *transfer) read(fd uintptr) bool {
 		case syscall.EINTR:
 			continue
 		case syscall.EAGAIN:
+			if t.lender != nil {
+				t.lender.Give(t.p)
+				t.p = nil
+			}
 			return false
 		default:
 			t.errno = errno
@@ -110,6 +122,29 @@ func (c *conn) Read(p []byte) (int, error) {
 	return t.n, nil
 }
 
+// ReadLent implements [LendingReader].
+func (c *conn) ReadLent(l Lender) ([]byte, int, error) {
+	t := &c.in
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.p, t.n, t.errno, t.lender = nil, 0, 0, l
+	err := c.raw.Read(t.try)
+	p := t.p
+	t.p, t.lender = nil, nil
+	if p == nil { // it waited to the end
+		p = l.Take()
+	}
+	switch {
+	case err != nil:
+		return p, 0, renamed(err, "read")
+	case t.errno != 0:
+		return p, 0, c.failed("read", t.errno)
+	case t.n == 0:
+		return p, 0, io.EOF
+	}
+	return p, t.n, nil
+}
+
 // Write implements [net.Conn].
 func (c *conn) Write(p []byte) (int, error) {
 	if len(p) == 0 || len(p) > maxDirect {
@@ -128,6 +163,79 @@ func (c *conn) Write(p []byte) (int, error) {
 		return t.n, c.failed("write", t.errno)
 	}
 	return t.n, nil
+}
+
+// Of a vectored write, one call takes so many pieces and bytes at most: a
+// larger one would keep a stop of the world waiting.
+const (
+	maxVector      = 64
+	maxVectorBytes = 64 << 10
+)
+
+// WriteAll implements [VectorWriter].
+func (c *conn) WriteAll(pieces [][]byte) (int64, error) {
+	t := &c.out
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	defer func() { clear(t.vec[:cap(t.vec)]) }()
+	var done int64
+	skip := 0 // bytes of pieces[0] that are written
+	for {
+		t.vec = t.vec[:0]
+		room := maxVectorBytes
+		for i, p := range pieces {
+			if i == 0 {
+				p = p[skip:]
+			}
+			if p = p[:min(len(p), room)]; len(p) > 0 {
+				v := syscall.Iovec{Base: unsafe.SliceData(p)}
+				v.SetLen(len(p))
+				t.vec = append(t.vec, v)
+				room -= len(p)
+			}
+			if room == 0 || len(t.vec) == maxVector {
+				break
+			}
+		}
+		if len(t.vec) == 0 {
+			return done, nil
+		}
+		t.n, t.errno = 0, 0
+		err := c.raw.Write(t.tryVec)
+		done += int64(t.n)
+		for n := skip + t.n; ; {
+			if len(pieces) == 0 || n < len(pieces[0]) {
+				skip = n
+				break
+			}
+			n -= len(pieces[0])
+			pieces = pieces[1:]
+		}
+		switch {
+		case err != nil:
+			return done, renamed(err, "write")
+		case t.errno != 0:
+			return done, c.failed("write", t.errno)
+		}
+	}
+}
+
+// writeVec is called when there may be room; false waits.
+func (t *transfer) writeVec(fd uintptr) bool {
+	for {
+		n, _, errno := syscall.RawSyscall(syscall.SYS_WRITEV, fd, uintptr(unsafe.Pointer(unsafe.SliceData(t.vec))), uintptr(len(t.vec)))
+		switch errno {
+		case 0:
+			t.n = int(n)
+		case syscall.EINTR:
+			continue
+		case syscall.EAGAIN:
+			return false
+		default:
+			t.errno = errno
+		}
+		return true
+	}
 }
 
 func (c *conn) failed(op string, errno syscall.Errno) error {

@@ -71,6 +71,9 @@ func (s *Scanner) Summary() Summary {
 	return out
 }
 
+// Tokens is that of the Summary.
+func (s *Scanner) Tokens() int { return s.sum.Tokens }
+
 // Started reports whether content has come, or the end without any.
 func (s *Scanner) Started() bool {
 	return s.sum.Tokens > 0 || s.sum.FinishReason != "" || s.sum.Done

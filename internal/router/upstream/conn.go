@@ -12,7 +12,8 @@ import (
 // goroutine than the one that uses it.
 type conn struct {
 	nc        net.Conn
-	probe     *quicksock.Probe // nil where there is none (TLS)
+	lends     quicksock.LendingReader // nc, nil where it cannot
+	probe     *quicksock.Probe        // nil where there is none (TLS)
 	idleSince time.Time
 	closeOnce sync.Once
 	// The deadlines that are set on nc; zero for none.
@@ -20,7 +21,8 @@ type conn struct {
 }
 
 func newConn(nc net.Conn) *conn {
-	return &conn{nc: nc, probe: quicksock.NewProbe(nc)}
+	lends, _ := nc.(quicksock.LendingReader)
+	return &conn{nc: nc, lends: lends, probe: quicksock.NewProbe(nc)}
 }
 
 // alive reports whether an unused connection can take a request: the engine
@@ -97,6 +99,9 @@ func (c *conn) send(head []byte, body [][]byte, pause time.Duration) (int64, err
 	all = append(all, head)
 	all = append(all, body...)
 	if size <= 1<<20 {
+		if w, ok := c.nc.(quicksock.VectorWriter); ok {
+			return w.WriteAll(all)
+		}
 		return all.WriteTo(c.nc)
 	}
 	var sent int64

@@ -80,9 +80,26 @@ func (r *Response) Done() bool { return r.state == bodyDone && len(r.rest) == 0 
 // Received is the number of bytes of the body that were handed out.
 func (r *Response) Received() int64 { return r.total }
 
+// lent makes small buffers the memory of connections that wait.
+type lent struct{}
+
+func (lent) Take() []byte  { return smallBuffer() }
+func (lent) Give(p []byte) { keepBuffer(p) }
+
 // fill reads once more into the buffer, which it first makes room in. What has
-// been used is overwritten.
+// been used is overwritten. An empty small buffer is given back for the wait:
+// ten thousand streams wait for a token most of the time.
 func (r *Response) fill() error {
+	if r.r == r.w && len(r.buf) == smallSize && r.conn.lends != nil {
+		keepBuffer(r.buf)
+		r.buf, r.r, r.w = nil, 0, 0
+		var err error
+		r.buf, r.w, err = r.conn.lends.ReadLent(lent{})
+		if r.w > 0 {
+			return nil
+		}
+		return err
+	}
 	if r.r > 0 && (r.r == r.w || r.w == len(r.buf)) {
 		r.w = copy(r.buf, r.buf[r.r:r.w])
 		r.r = 0
