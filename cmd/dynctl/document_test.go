@@ -102,7 +102,7 @@ func TestDocumentNames(t *testing.T) {
 		find(source(t, "adminserver.go"), `"((?:GET|POST|DELETE) /admin/v1/[^"]+)"`))
 
 	var kinds []string
-	for _, dir := range []string{".", "kvfeed", "../workers", "../workers/health", "../workers/discovery"} {
+	for _, dir := range []string{".", "follower", "watch", "traffic", "kvfeed", "../workers", "../workers/health", "../workers/discovery"} {
 		text := source(t, dir)
 		kinds = append(kinds, find(text, `(?:Event\{|\t|, )Kind: "([a-z_.]*[a-z])"`)...)
 		kinds = append(kinds, find(text, `\.Kind, [a-z]+\.Text = "([a-z_]+)"`)...)
