@@ -145,6 +145,10 @@ func (b *Batch) Remove(names ...uint64) {
 	} else {
 		b.ops = append(b.ops, op{kind: opRemove, from: uint32(len(b.names)), n: uint32(n)})
 	}
+	if n == 1 { // as most engines tell it; a copy of many takes longer to begin
+		b.names = append(b.names, names[0])
+		return
+	}
 	b.names = append(b.names, names[:n]...)
 }
 

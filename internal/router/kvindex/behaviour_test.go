@@ -72,6 +72,17 @@ func TestBehaviour(t *testing.T) {
 			{"remove", 0, func(b *Batch) { b.Remove(a[39]) }, Result{Removed: 1}, map[Rank]int{0: 39}},
 			{"remove the copy", 0, func(b *Batch) { b.Remove(a[39]) }, Result{Unknown: 1}, map[Rank]int{0: 39}},
 		},
+		"tails first, over a hole": {
+			{"store", 0, func(b *Batch) { b.Store(0, false, a, chain) }, Result{Stored: 40}, map[Rank]int{0: 40}},
+			{"a hole", 0, func(b *Batch) { b.Remove(a[20]) }, Result{Removed: 1}, map[Rank]int{0: 20}},
+			{"tails first", 0, func(b *Batch) { b.Remove(a[22], a[21], a[20], a[19], a[19]) }, Result{Removed: 3, Unknown: 2}, map[Rank]int{0: 19}},
+		},
+		"tails first, over a name that means another block by now": {
+			{"store", 0, func(b *Batch) { b.Store(0, false, a, chain) }, Result{Stored: 40}, map[Rank]int{0: 40}},
+			{"name of block 20 for another one", 0, func(b *Batch) { b.Store(0, false, a[20:21], []uint64{999}) }, Result{Stored: 1, Renamed: 1, Lost: true}, map[Rank]int{0: 20}},
+			{"tails first", 0, func(b *Batch) { b.Remove(a[22], a[21], a[20], a[19], a[18]) }, Result{Removed: 5}, map[Rank]int{0: 18}},
+			{"the rest", 0, func(b *Batch) { b.Remove(a[17], a[20], a[16]) }, Result{Removed: 2, Unknown: 1}, map[Rank]int{0: 16}},
+		},
 		"a name given to another block": {
 			{"store", 0, func(b *Batch) { b.Store(0, false, a, chain) }, Result{Stored: 40}, map[Rank]int{0: 40}},
 			{"name of block 5 for another one", 0, func(b *Batch) { b.Store(0, false, a[5:6], []uint64{999}) }, Result{Stored: 1, Renamed: 1, Lost: true}, map[Rank]int{0: 5}},

@@ -390,6 +390,9 @@ func (x *Index) name(k *rankState, c *cache, names []uint64, res *Result) {
 func (x *Index) remove(k *rankState, c *cache, names []uint64, res *Result) {
 	var n, lo, hi uint32 // blocks taken from the table and not yet from the tree
 	chunk := uint32(0)   // of the last block
+	// Engines evict tails first. So the next block is likely to be next, the one before the last, which
+	// is in the same chunk as that one; named are the names of its chunk.
+	next, named := uint32(0), &[chunkLen]uint64{}
 	for i, name := range names {
 		if i%ahead == 0 {
 			k.tab.prefetch(names[i:min(i+ahead, len(names))])
@@ -398,7 +401,15 @@ func (x *Index) remove(k *rankState, c *cache, names []uint64, res *Result) {
 			res.Kept++
 			continue
 		}
-		ref := k.tab.take(name)
+		if next != 0 && named[next%chunkLen] == name && k.tab.take(name, next) != 0 {
+			res.Removed++
+			lo--
+			if next--; next%chunkLen == chunkLen-1 {
+				next = 0
+			}
+			continue
+		}
+		ref := k.tab.take(name, 0)
 		if ref == 0 {
 			res.Unknown++
 			continue
@@ -409,16 +420,21 @@ func (x *Index) remove(k *rankState, c *cache, names []uint64, res *Result) {
 			chunk = ref / chunkLen
 			x.prefetch(k, m, off)
 		}
+		next = 0
 		switch {
-		case m == n && off+1 == lo && hi > 0:
-			lo = off
 		case m == n && off == hi && hi > 0:
 			hi = off + 1
+			continue
+		case m == n && off+1 == lo && hi > 0:
+			lo = off
 		default:
 			if hi > 0 {
 				x.release(k, c, n, lo, hi)
 			}
 			n, lo, hi = m, off, off+1
+		}
+		if ref%chunkLen != 0 && k.tab.alias == nil {
+			next, named = ref-1, x.m.names(chunk)
 		}
 	}
 	if hi > 0 {

@@ -59,13 +59,6 @@ func (l *line) match(p uint64) (lo, hi uint64) {
 	return (a - loBytes) &^ a & hiBytes, (b - loBytes) &^ b & hiBytes
 }
 
-func (l *line) tag(i int) uint8 {
-	if i < 8 {
-		return uint8(l.tags >> (8 * i))
-	}
-	return uint8(l.more >> (8 * (i - 8)))
-}
-
 func (l *line) empty(i int) {
 	l.refs[i] = 0
 	if i < 8 {
@@ -107,34 +100,37 @@ func (t *table) nameOf(ref uint32) uint64 {
 	return t.m.name(ref)
 }
 
-// locate returns the line and index of the entry with this name.
-func (t *table) locate(name uint64) (at uint32, i int, ok bool) {
+// locate returns the line and index of the entry with this name, and the line where it belongs. If the
+// block is known, want is its reference and saves reading names.
+func (t *table) locate(name uint64, want uint32) (home, at uint32, i int, ok bool) {
 	if len(t.lines) == 0 {
-		return 0, 0, false
+		return 0, 0, 0, false
 	}
-	at, tag, up := t.home(name)
-	p := loBytes * uint64(tag)
+	home, tag, up := t.home(name)
+	at = home
 	for range t.lines {
 		l := &t.lines[at]
-		lo, hi := l.match(p)
-		for ; lo != 0; lo &= lo - 1 {
-			i := bits.TrailingZeros64(lo) >> 3
-			if l.tag(i) == tag && l.refs[i]>>refBits == up>>refBits && t.named(l.refs[i]&refMask, name) {
-				return at, i, true
+		lo, hi := l.match(loBytes * uint64(tag))
+		for lo|hi != 0 {
+			if lo != 0 {
+				i = bits.TrailingZeros64(lo) >> 3
+				lo &= lo - 1
+			} else {
+				i = 8 + bits.TrailingZeros64(hi)>>3
+				hi &= hi - 1
 			}
-		}
-		for ; hi != 0; hi &= hi - 1 {
-			i := 8 + bits.TrailingZeros64(hi)>>3
-			if l.tag(i) == tag && l.refs[i]>>refBits == up>>refBits && t.named(l.refs[i]&refMask, name) {
-				return at, i, true
+			e := l.refs[i]
+			if want != 0 && e == up|want ||
+				want == 0 && e>>refBits == up>>refBits && e&refMask != 0 && t.named(e&refMask, name) {
+				return home, at, i, true
 			}
 		}
 		if !l.spilled(tag) {
-			return 0, 0, false
+			break
 		}
 		at = t.after(at)
 	}
-	return 0, 0, false
+	return home, 0, 0, false
 }
 
 func (t *table) after(at uint32) uint32 {
@@ -146,23 +142,24 @@ func (t *table) after(at uint32) uint32 {
 
 // find returns the block that the rank calls name, 0 if there is none.
 func (t *table) find(name uint64) uint32 {
-	if at, i, ok := t.locate(name); ok {
+	if _, at, i, ok := t.locate(name, 0); ok {
 		return t.lines[at].refs[i] & refMask
 	}
 	return 0
 }
 
-// take removes and returns the block that the rank calls name, 0 if there is none.
-func (t *table) take(name uint64) uint32 {
-	at, i, ok := t.locate(name)
+// take removes and returns the block that the rank calls name, 0 if there is none. If want is not 0, it
+// is the only block that may be meant; then it is known to have the name.
+func (t *table) take(name uint64, want uint32) uint32 {
+	home, at, i, ok := t.locate(name, want)
 	if !ok {
 		return 0
 	}
 	l := &t.lines[at]
 	ref := l.refs[i] & refMask
 	l.empty(i)
-	for h, _, _ := t.home(name); h != at; h = t.after(h) {
-		t.lines[h].unspill()
+	for ; home != at; home = t.after(home) {
+		t.lines[home].unspill()
 	}
 	t.count--
 	if t.alias != nil {
@@ -180,8 +177,15 @@ func (t *table) put(name uint64, ref uint32, own bool) (was uint32) {
 	lo, hi := l.match(loBytes * uint64(tag))
 	if lo|hi == 0 && !l.spilled(tag) {
 		// The name is new, as nearly always.
-		t.insert(at, tag, up|ref)
-	} else if found, i, ok := t.locate(name); ok {
+		if free, _ := l.match(0); free != 0 {
+			s := bits.TrailingZeros64(free) &^ 7
+			l.tags |= uint64(tag) << s
+			l.refs[s>>3] = up | ref
+			t.count++
+		} else {
+			t.insert(at, tag, up|ref)
+		}
+	} else if _, found, i, ok := t.locate(name, 0); ok {
 		l := &t.lines[found]
 		was, l.refs[i] = l.refs[i]&refMask, up|ref
 		if t.alias != nil {
@@ -245,7 +249,7 @@ func (t *table) reserve(n int) bool {
 	size := 8
 	for room(size) < n {
 		switch {
-		case size < 512:
+		case size < 2048:
 			size *= 4
 		case size < largeLines:
 			size *= 2
