@@ -165,13 +165,6 @@ func (c *conn) Write(p []byte) (int, error) {
 	return t.n, nil
 }
 
-// Of a vectored write, one call takes so many pieces and bytes at most: a
-// larger one would keep a stop of the world waiting.
-const (
-	maxVector      = 64
-	maxVectorBytes = 64 << 10
-)
-
 // WriteAll implements [VectorWriter].
 func (c *conn) WriteAll(pieces [][]byte) (int64, error) {
 	t := &c.out

@@ -1,5 +1,12 @@
 package quicksock
 
+// Of a vectored write, one call takes so many pieces and bytes at most: a
+// larger one would keep a stop of the world waiting.
+const (
+	maxVector      = 64
+	maxVectorBytes = 64 << 10
+)
+
 // Lender has memory for reads.
 type Lender interface {
 	// Take returns a buffer that is not empty.

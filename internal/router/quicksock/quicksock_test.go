@@ -6,7 +6,10 @@ import (
 	"io"
 	"net"
 	"os"
+	"runtime"
+	"slices"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -210,4 +213,106 @@ func BenchmarkEcho(b *testing.B) {
 	}
 	_ = peer.Close()
 	wg.Wait()
+}
+
+// purse is a Lender that counts what is lent.
+type purse struct {
+	out   atomic.Int64
+	taken chan struct{} // one for each buffer taken
+}
+
+func (l *purse) Take() []byte {
+	l.out.Add(1)
+	l.taken <- struct{}{}
+	return make([]byte, 64)
+}
+func (l *purse) Give([]byte) { l.out.Add(-1) }
+
+func TestWaitingReadHoldsNoMemory(t *testing.T) {
+	c, peer := pair(t)
+	r, ok := c.(LendingReader)
+	if !ok {
+		t.Skip("no direct reads here")
+	}
+	l := &purse{taken: make(chan struct{}, 8)}
+	type result struct {
+		p   []byte
+		n   int
+		err error
+	}
+	done := make(chan result, 1)
+	read := func() {
+		p, n, err := r.ReadLent(l)
+		done <- result{p, n, err}
+	}
+	go read()
+	<-l.taken // it has looked, and found nothing
+	for l.out.Load() != 0 {
+		runtime.Gosched()
+	}
+	if _, err := peer.Write([]byte("token")); err != nil {
+		t.Fatal(err)
+	}
+	if got := <-done; got.err != nil || string(got.p[:got.n]) != "token" || l.out.Load() != 1 {
+		t.Fatalf("%q, %v, %d lent", got.p[:got.n], got.err, l.out.Load())
+	}
+	l.Give(nil)
+
+	_ = c.SetReadDeadline(time.Now().Add(10 * time.Millisecond))
+	go read()
+	if got := <-done; !errors.Is(got.err, os.ErrDeadlineExceeded) || got.p == nil || l.out.Load() != 1 {
+		t.Fatalf("deadline: %v, buffer %v, %d lent", got.err, got.p != nil, l.out.Load())
+	}
+	l.Give(nil)
+
+	_ = c.SetReadDeadline(time.Time{})
+	if err := peer.CloseWrite(); err != nil {
+		t.Fatal(err)
+	}
+	go read()
+	if got := <-done; !errors.Is(got.err, io.EOF) || got.p == nil || l.out.Load() != 1 {
+		t.Fatalf("end: %v, buffer %v, %d lent", got.err, got.p != nil, l.out.Load())
+	}
+}
+
+func TestWriteAllWritesEverything(t *testing.T) {
+	c, peer := pair(t)
+	w, ok := c.(VectorWriter)
+	if !ok {
+		t.Skip("no direct writes here")
+	}
+	for name, sizes := range map[string][]int{
+		"none": {}, "empty ones": {0, 0}, "one": {5}, "around the limit": {maxVectorBytes - 1, 1, 1, maxVectorBytes, maxVectorBytes + 1},
+		"many": slices.Repeat([]int{0, 1, 700, 3}, 100), "more than a socket takes": {100, 3 << 20, 0, 17},
+	} {
+		var pieces [][]byte
+		var want []byte
+		for i, n := range sizes {
+			p := bytes.Repeat([]byte{byte(i + 1)}, n)
+			pieces = append(pieces, p)
+			want = append(want, p...)
+		}
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			got := make([]byte, len(want))
+			if _, err := io.ReadFull(peer, got); err != nil || !bytes.Equal(got, want) {
+				t.Errorf("%s: %d bytes arrived changed, %v", name, len(want), err)
+			}
+		})
+		n, err := w.WriteAll(pieces)
+		wg.Wait()
+		if err != nil || n != int64(len(want)) {
+			t.Fatalf("%s: wrote %d of %d, %v", name, n, len(want), err)
+		}
+	}
+	much := [][]byte{make([]byte, 64<<20)}
+	_ = c.SetWriteDeadline(time.Now().Add(50 * time.Millisecond))
+	n, err := w.WriteAll(much) // nobody reads
+	if !errors.Is(err, os.ErrDeadlineExceeded) || n == 0 || n == 64<<20 {
+		t.Fatalf("wrote %d, %v", n, err)
+	}
+	_ = c.Close()
+	if _, err := w.WriteAll([][]byte{{1}}); !errors.Is(err, net.ErrClosed) {
+		t.Fatalf("closed: %v", err)
+	}
 }
