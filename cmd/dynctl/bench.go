@@ -361,13 +361,17 @@ func (f *benchFlags) crossover(cmd *cobra.Command, output string) (err error) {
 		}
 	}
 	p.say("check   client ceiling %.0f requests/s against a loopback stub, need %.0f", ceiling, need(spec, seconds))
-	p.say("plan    %s", report.PlanText(spec, plan.CostOf(grid), plan.CostOf(aa), shortTime(time.Duration(eta*float64(time.Second)))))
+	text := report.PlanText(spec, plan.CostOf(grid), plan.CostOf(aa), shortTime(time.Duration(eta*float64(time.Second))))
 	if f.dryRun {
 		if output == "json" {
 			return writeData(cmd.OutOrStdout(), "json", map[string]any{"schema": plan.Schema, "plan": spec, "target": facts, "cost": plan.CostOf(append(grid, aa...)), "estimate_seconds": eta, "checks": checks})
 		}
-		fmt.Fprintf(cmd.OutOrStdout(), "plan: %s\n", report.PlanText(spec, plan.CostOf(grid), plan.CostOf(aa), shortTime(time.Duration(eta*float64(time.Second)))))
+		fmt.Fprintf(cmd.OutOrStdout(), "plan    %s\n", text)
 		return nil
+	}
+	p.say("plan    %s", text)
+	if f.resume != "" {
+		p.say("resume  %s: %d cells are done and taken over; the estimate is of the whole run", f.resume, taken(done))
 	}
 	if folder == nil {
 		name := f.out
@@ -416,6 +420,17 @@ func (f *benchFlags) show(cmd *cobra.Command, output string, res *experiment.Res
 		return writeData(cmd.OutOrStdout(), "json", res)
 	}
 	return report.Text(cmd.OutOrStdout(), res, report.TextOptions{Width: terminalWidth(cmd.OutOrStdout()), Wide: output == "wide", Folder: folder, Live: running})
+}
+
+// taken counts the cells of a run that are not measured again.
+func taken(done map[string]experiment.CellResult) int {
+	n := 0
+	for _, c := range done {
+		if c.Cell.Phase != "warmup" {
+			n++
+		}
+	}
+	return n
 }
 
 // need is about how many requests a second the busiest cells send.

@@ -132,11 +132,12 @@ func (f *benchFlags) sweep(cmd *cobra.Command, output string) (err error) {
 			err = errors.Join(err, o.SetThreshold(c, old))
 		}()
 	}
-	p.say("plan    %s | %d loads x %d thresholds x %d repeats", what, len(loads), max(len(thresholds), 1), f.repeat)
+	text := fmt.Sprintf("plan    %s | %d load(s) x %d threshold(s) x %d repeat(s)", what, len(loads), max(len(thresholds), 1), f.repeat)
 	if f.dryRun {
-		fmt.Fprintf(cmd.OutOrStdout(), "plan: %s | %d loads x %d thresholds x %d repeats\n", what, len(loads), max(len(thresholds), 1), f.repeat)
+		fmt.Fprintln(cmd.OutOrStdout(), text)
 		return nil
 	}
+	p.say("%s", text)
 	start := time.Now()
 	o.OnCell = func(c experiment.CellResult, done, total int) {
 		left := time.Duration(float64(time.Since(start)) / float64(done) * float64(total-done))

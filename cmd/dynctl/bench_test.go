@@ -59,7 +59,7 @@ func TestBenchFromEndToEnd(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "run")
 	base := []string{"bench", "--sim", "1p1d:profile=cpu,speed=4", "--isl", "64,256", "--osl", "4", "--concurrency", "1", "--repeat", "3", "--requests", "3", "--no-refine"}
 	code, stdout, stderr := typed(append(base, "--dry-run")...)
-	if code != exitOK || !strings.Contains(stdout, "= 12 cells + 6 A/A") {
+	if code != exitOK || !strings.HasPrefix(stdout, "plan    2 isl") || !strings.Contains(stdout, "= 12 cells + 6 A/A") {
 		t.Fatalf("dry run: code %d %s %s", code, stdout, stderr)
 	}
 	// On a machine that does other things at the same time a gate may fail

@@ -266,7 +266,8 @@ func (r *Runner) pairs(ctx context.Context, pairs []plan.Pair) error {
 // cell measures a cell, again when it is void, or takes it from the run that
 // is resumed.
 func (r *Runner) cell(ctx context.Context, c plan.Cell) (*CellResult, error) {
-	if res, ok := r.Done[c.ID]; ok && res.Measure != nil {
+	// A warm-up warms the engines of now.
+	if res, ok := r.Done[c.ID]; ok && res.Measure != nil && c.Phase != "warmup" {
 		return &res, nil
 	}
 	res := &CellResult{Cell: c}

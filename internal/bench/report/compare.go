@@ -146,6 +146,18 @@ func logs(cells []*experiment.CellResult, m metric) []float64 {
 	return out
 }
 
+// missingGroups names the groups of a that b lacks.
+func missingGroups(a, b *experiment.Result) []string {
+	var names []string
+	for i := range a.Groups {
+		g := a.Groups[i].Group
+		if !slices.ContainsFunc(b.Groups, func(o experiment.GroupResult) bool { return o.Group == g }) {
+			names = append(names, g.String())
+		}
+	}
+	return names
+}
+
 // CompareText writes the comparison for a terminal.
 func CompareText(w io.Writer, a, b *experiment.Result, changes []Change) error {
 	out := &strings.Builder{}
@@ -162,6 +174,14 @@ func CompareText(w io.Writer, a, b *experiment.Result, changes []Change) error {
 	for _, r := range []*experiment.Result{a, b} {
 		if !r.Valid {
 			fmt.Fprintf(out, "  CAUTION  %s is not valid: %s\n", r.Name, r.Sentence)
+		}
+		if r.Partial != "" {
+			fmt.Fprintf(out, "  CAUTION  %s is partial: %s\n", r.Name, r.Partial)
+		}
+	}
+	for _, only := range [][2]*experiment.Result{{a, b}, {b, a}} {
+		if names := missingGroups(only[0], only[1]); len(names) > 0 {
+			fmt.Fprintf(out, "  CAUTION  not compared, because only %s has it: %s\n", only[0].Name, strings.Join(names, ", "))
 		}
 	}
 	if a.Spec.OSL != b.Spec.OSL {

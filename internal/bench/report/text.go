@@ -35,7 +35,7 @@ func Text(w io.Writer, r *experiment.Result, o TextOptions) error {
 	if !r.Valid {
 		head = "RESULT (no recommendation)"
 	}
-	fmt.Fprintf(b, "%s  %s\n", head, r.Sentence)
+	hang(b, head+"  ", r.Sentence, o.Width)
 	fmt.Fprintf(b, "        osl %d, %d repeats per cell, %.0f%% intervals; * = interval excludes zero\n", r.Spec.OSL, r.Spec.Repeats, r.Spec.Level*100)
 	for i := range r.Groups {
 		group(b, r, &r.Groups[i], o)
@@ -60,14 +60,14 @@ func Text(w io.Writer, r *experiment.Result, o TextOptions) error {
 		}
 	}
 	for _, c := range Cautions(r, o.Live) {
-		fmt.Fprintf(b, "  CAUTION    %s\n", c)
+		hang(b, "  CAUTION    ", c, o.Width)
 	}
-	gates(b, r)
+	gates(b, r, o.Width)
 	if r.Partial != "" {
 		fmt.Fprintf(b, "  PARTIAL    %s after %d cells; dynctl bench --resume %s goes on\n", r.Partial, len(r.Cells), orFolder(o.Folder))
 	}
 	if o.Folder != "" {
-		fmt.Fprintf(b, "  FILES      %s/  report.html  result.json  cells.csv  requests.jsonl.zst  plot.svg  plan.yaml\n", o.Folder)
+		hang(b, "  FILES      ", o.Folder+"/ report.html result.json cells.csv requests.jsonl.zst plot.svg plan.yaml", o.Width)
 		if r.Recommend != nil {
 			fmt.Fprintf(b, "  NEXT       dynctl bench apply %s   shows the difference and sets the threshold of a running router\n", o.Folder)
 		}
@@ -204,7 +204,7 @@ func forest(b *strings.Builder, g *experiment.GroupResult, width int) {
 		}
 		row := []byte(strings.Repeat(" ", cols))
 		row[cols/2] = '|'
-		lo, hi := -most, most
+		lo, hi := math.Inf(-1), math.Inf(1)
 		if p.Diff.Low != nil {
 			lo = *p.Diff.Low
 		}
@@ -216,6 +216,13 @@ func forest(b *strings.Builder, g *experiment.GroupResult, width int) {
 		}
 		row[at(lo)], row[at(hi)] = '[', ']'
 		row[at(*p.Diff.Value)] = '*'
+		// What goes on beyond the axis ends in an arrow.
+		if lo < -most {
+			row[0] = '<'
+		}
+		if hi > most {
+			row[cols-1] = '>'
+		}
 		fmt.Fprintf(b, "  %10d %s\n", p.EffISL, strings.TrimRight(string(row), " "))
 	}
 }
@@ -262,7 +269,27 @@ func short(c *experiment.Crossing) string {
 	return "none: " + c.Sentence
 }
 
-func gates(b *strings.Builder, r *experiment.Result) {
+// hang writes a text after a head, its further lines below its first one.
+func hang(b *strings.Builder, head, text string, width int) {
+	room, at := max(width-len(head), 30), 0
+	b.WriteString(head)
+	for i, word := range strings.Fields(text) {
+		switch {
+		case i == 0:
+		case at+1+len(word) > room:
+			fmt.Fprintf(b, "\n%*s", len(head), "")
+			at = 0
+		default:
+			b.WriteByte(' ')
+			at++
+		}
+		b.WriteString(word)
+		at += len(word)
+	}
+	b.WriteByte('\n')
+}
+
+func gates(b *strings.Builder, r *experiment.Result, width int) {
 	passed, total := 0, 0
 	for _, g := range r.Gates {
 		if g.Passed != nil {
@@ -282,9 +309,9 @@ func gates(b *strings.Builder, r *experiment.Result) {
 		if g.Passed != nil {
 			mark = map[bool]string{true: "ok", false: "FAIL"}[*g.Passed]
 		}
-		fmt.Fprintf(b, "    %-4s %-10s %s\n", mark, g.Name, g.Text)
+		hang(b, fmt.Sprintf("    %-4s %-10s ", mark, g.Name), g.Text, width)
 		if g.Passed != nil && !*g.Passed && len(g.Cells) > 0 {
-			fmt.Fprintf(b, "                    in %s\n", strings.Join(g.Cells, " "))
+			hang(b, "                    ", "in "+strings.Join(g.Cells, " "), width)
 		}
 	}
 }
@@ -316,7 +343,7 @@ func PlanText(s *plan.Spec, base, aa plan.Cost, eta string) string {
 	if s.NoRefine {
 		refine = "no refinement"
 	}
-	return fmt.Sprintf("%d isl x %d loads x %d cached x 2 arms x %d repeats = %d cells + %d A/A | ABBA order, seed %d | %s req, %s tokens in | est %s, %s",
+	return fmt.Sprintf("%d isl x %d load(s) x %d cached x 2 arms x %d repeat(s) = %d cells + %d A/A | ABBA order, seed %d | %s req, %s tokens in | est %s, %s",
 		len(s.ISL), len(s.Loads), len(s.Cached), s.Repeats, base.Cells, aa.Cells, s.Seed, si(float64(base.Requests+aa.Requests)), si(float64(base.InputTokens+aa.InputTokens)), eta, refine)
 }
 

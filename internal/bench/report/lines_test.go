@@ -1,0 +1,48 @@
+package report
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/dynctl/dynctl/internal/bench/experiment"
+)
+
+func TestHang(t *testing.T) {
+	b := &strings.Builder{}
+	hang(b, "  head ", "one two three four five six seven eight nine ten", 40)
+	want := "  head one two three four five six seven\n       eight nine ten\n"
+	if b.String() != want {
+		t.Errorf("got\n%swant\n%s", b, want)
+	}
+	b.Reset()
+	hang(b, "h ", strings.Repeat("x", 60), 40) // a word is never cut
+	if b.String() != "h "+strings.Repeat("x", 60)+"\n" {
+		t.Errorf("%q", b)
+	}
+}
+
+// An interval that goes on beyond the axis, or has no end, must not look as if
+// it ended there.
+func TestForestShowsWhatGoesOn(t *testing.T) {
+	f := func(v float64) *float64 { return &v }
+	g := &experiment.GroupResult{Points: []experiment.PointResult{
+		{EffISL: 1, Diff: experiment.Bounds{Value: f(0.1), Low: f(-0.9), High: f(0.2)}},
+		{EffISL: 2, Diff: experiment.Bounds{Value: f(0.3), Low: f(0.2), High: f(0.9)}},
+		{EffISL: 3, Diff: experiment.Bounds{Value: f(0.1)}},
+		{EffISL: 4, Diff: experiment.Bounds{Value: f(0), Low: f(-0.1), High: f(0.1)}},
+	}}
+	b := &strings.Builder{}
+	forest(b, g, 80)
+	rows := strings.Split(strings.TrimRight(b.String(), "\n"), "\n")
+	rows = rows[len(rows)-4:]
+	for i, want := range []struct{ has, not string }{{"<]", ">["}, {"[>", "<]"}, {"<>", "[]"}, {"[]", "<>"}} {
+		for _, c := range want.has {
+			if !strings.ContainsRune(rows[i], c) {
+				t.Errorf("%q lacks %q", rows[i], c)
+			}
+		}
+		if strings.ContainsAny(rows[i], want.not) {
+			t.Errorf("%q has one of %q", rows[i], want.not)
+		}
+	}
+}
