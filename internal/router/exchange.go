@@ -188,7 +188,7 @@ func (r *Router) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 // probe answers /healthz (the process lives) and /health and /readyz (requests
 // can be served).
 func (r *Router) probe(w http.ResponseWriter, req *http.Request) {
-	if ok, why := r.ready(); !ok && req.URL.Path != "/healthz" {
+	if ok, why := r.state.Ready(); !ok && req.URL.Path != "/healthz" {
 		http.Error(w, why, http.StatusServiceUnavailable)
 		return
 	}
@@ -338,7 +338,7 @@ func (x *exchange) noModel() error {
 	if x.asked == "" {
 		e.Message = "the request names no model and there is none to choose from"
 	} else {
-		e.Message = fmt.Sprintf("no worker serves the model %q", clipName(x.asked))
+		e.Message = fmt.Sprintf("no worker serves the model %q", api.Clip(x.asked))
 	}
 	if near := workers.Nearest(x.asked, known); near != "" {
 		e.Message += fmt.Sprintf("; did you mean %q?", near)
@@ -346,13 +346,6 @@ func (x *exchange) noModel() error {
 		e.Message += fmt.Sprintf("; served here: %q", known)
 	}
 	return e
-}
-
-func clipName(s string) string {
-	if len(s) > 100 {
-		return s[:100] + "..."
-	}
-	return s
 }
 
 // steer reads the headers by which a client may choose, when allowed.
@@ -371,14 +364,14 @@ func (x *exchange) steer() error {
 			continue
 		}
 		if _, ok := d.fleet.Worker(name); !ok {
-			return &api.Error{Status: http.StatusNotFound, Code: api.CodeWorkerNotFound, Param: p.header, Message: fmt.Sprintf("header %s: there is no worker %q", p.header, clipName(name))}
+			return &api.Error{Status: http.StatusNotFound, Code: api.CodeWorkerNotFound, Param: p.header, Message: fmt.Sprintf("header %s: there is no worker %q", p.header, api.Clip(name))}
 		}
 		*p.pin = name
 	}
 	if v := h.Get("X-Data-Parallel-Rank"); v != "" {
 		n, err := strconv.Atoi(v)
 		if err != nil || n < 0 {
-			return &api.Error{Status: http.StatusBadRequest, Code: api.CodeInvalidRequest, Param: "X-data-parallel-rank", Message: fmt.Sprintf("header X-data-parallel-rank: %q is not a rank", clipName(v))}
+			return &api.Error{Status: http.StatusBadRequest, Code: api.CodeInvalidRequest, Param: "X-data-parallel-rank", Message: fmt.Sprintf("header X-data-parallel-rank: %q is not a rank", api.Clip(v))}
 		}
 		d.pinRank = n
 	}
@@ -411,7 +404,7 @@ func (x *exchange) pinResponse() error {
 	if able > 1 {
 		return x.refuse("request", &api.Error{
 			Status: http.StatusNotFound, Code: api.CodeInvalidRequest, Param: "previous_response_id",
-			Message: fmt.Sprintf("response %q is not known here: it was made by another router, or too long ago", clipName(id)),
+			Message: fmt.Sprintf("response %q is not known here: it was made by another router, or too long ago", api.Clip(id)),
 		})
 	}
 	return nil

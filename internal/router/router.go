@@ -32,6 +32,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/kvindex"
 	"github.com/dynctl/dynctl/internal/router/ledger"
 	"github.com/dynctl/dynctl/internal/router/receipt"
+	"github.com/dynctl/dynctl/internal/router/state"
 	"github.com/dynctl/dynctl/internal/router/telemetry"
 	"github.com/dynctl/dynctl/internal/router/traffic"
 	"github.com/dynctl/dynctl/internal/router/upstream"
@@ -39,14 +40,6 @@ import (
 	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/discovery"
 	"github.com/dynctl/dynctl/internal/workers/health"
-)
-
-// Sources of workers in the registry.
-const (
-	sourceFlag  = "flag"
-	sourceFile  = "file"
-	sourceAdmin = "admin"
-	sourceSim   = "sim"
 )
 
 // Options make a Router.
@@ -120,7 +113,6 @@ type Router struct {
 	requests          context.Context // ends when the router stops waiting for requests
 	cancelRequests    context.CancelFunc
 	modelCache        modelCache
-	name              string // of this replica
 	tokens            *tokenStage
 	budget            retryBudget
 	sticky            *stickyResponses
@@ -128,6 +120,7 @@ type Router struct {
 	compute           *watch.Recompute
 	failures          watch.Failures
 	fleet             *follower.Follower
+	state             *state.State
 
 	drain    chan struct{} // closed by Drain
 	draining atomic.Bool
@@ -157,8 +150,9 @@ func New(ctx context.Context, o Options) (*Router, error) {
 		return nil, err
 	}
 	r.settings.Store(s)
+	r.state = &state.State{} // filled by describe
 	r.rng = newDrawer(o.Config.Routing.Seed)
-	r.metrics = telemetry.New(o.Version, o.Revision, &stateCollector{r})
+	r.metrics = telemetry.New(o.Version, o.Revision, r.state)
 	r.events = eventlog.New(o.Config.Events, nil, func(e eventlog.Event) {
 		r.metrics.Event(e.Kind, string(e.Severity))
 		r.logEvent(e)
@@ -182,6 +176,7 @@ func New(ctx context.Context, o Options) (*Router, error) {
 	if r.tokens, err = newTokenStage(r); err != nil {
 		return nil, err
 	}
+	r.describe()
 	specs, err := flagSpecs(&o.Config)
 	if err != nil {
 		return nil, err
@@ -189,11 +184,11 @@ func New(ctx context.Context, o Options) (*Router, error) {
 	if err := r.applyAliases(&o.Config); err != nil {
 		return nil, err
 	}
-	if _, err := r.registry.Apply(sourceFlag, specs); err != nil {
+	if _, err := r.registry.Apply(workers.SourceFlag, specs); err != nil {
 		return nil, err
 	}
 	if len(o.Sim) > 0 {
-		if _, err := r.registry.Apply(sourceSim, o.Sim); err != nil {
+		if _, err := r.registry.Apply(workers.SourceSim, o.Sim); err != nil {
 			return nil, err
 		}
 	}
@@ -232,7 +227,7 @@ func (r *Router) Run(ctx context.Context) error {
 	g.Go(func() error { return r.fleet.Run(ctx) })
 	g.Go(func() error { return r.runHealth(ctx) })
 	if cfg.WorkersFile != "" {
-		f := discovery.NewFile(r.registry, discovery.FileOptions{Path: cfg.WorkersFile, Source: sourceFile}, r.workerEvent)
+		f := discovery.NewFile(r.registry, discovery.FileOptions{Path: cfg.WorkersFile, Source: workers.SourceFile}, r.workerEvent)
 		g.Go(func() error { return f.Run(ctx) })
 	}
 	g.Go(func() error { return r.traffic.Run(ctx) })
@@ -351,7 +346,7 @@ func (r *Router) reload(c Config, origin map[string]string) error {
 	if err := r.applyAliases(&c); err != nil {
 		return err
 	}
-	if _, err := r.registry.Apply(sourceFlag, specs); err != nil {
+	if _, err := r.registry.Apply(workers.SourceFlag, specs); err != nil {
 		return errors.Join(err, r.applyAliases(&old.Config))
 	}
 	r.gate.SetLimits(gateLimits(&c))

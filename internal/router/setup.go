@@ -58,7 +58,7 @@ func (r *Router) runHealth(ctx context.Context) error {
 }
 
 // Ready reports whether requests can be served, and why not.
-func (r *Router) Ready() (bool, string) { return r.ready() }
+func (r *Router) Ready() (bool, string) { return r.state.Ready() }
 
 // Models are the models that the fleet serves, by the names that clients may
 // use.

@@ -24,6 +24,13 @@ const (
 	maxBlockTok = 1 << 20
 )
 
+// Sources of workers in a registry.
+const (
+	SourceFlag = "flag"
+	SourceFile = "file"
+	SourceSim  = "sim"
+)
+
 // Spec is what somebody states of a worker. Everything but the URL may be left
 // open; what the engine tells fills it in.
 type Spec struct {

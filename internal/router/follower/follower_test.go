@@ -32,7 +32,7 @@ func newStand(t testing.TB, snapshot string) *stand {
 	t.Helper()
 	s := &stand{}
 	o := Options{
-		Registry: workers.NewRegistry(func(workers.Event) {}), Index: kvindex.New(kvindex.Options{}), Guesses: approx.New(approx.Options{}), Ledger: ledger.New(),
+		Registry: workers.NewRegistry(func(workers.Event) {}), Index: kvindex.New(kvindex.Options{MaxBlocks: 1 << 12}), Guesses: approx.New(approx.Options{}), Ledger: ledger.New(),
 		Feeds: kvfeed.Options{BlockSize: 16}, Snapshot: snapshot,
 		BlockOf: func(*workers.Worker) int { return 16 },
 		Learn:   func(context.Context, *workers.Worker) error { return errors.New("nobody to ask") },

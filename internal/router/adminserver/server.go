@@ -1,4 +1,7 @@
-package router
+// Package adminserver serves the admin API: state, decisions, index and events
+// to read, workers and configuration to change, and beside them the metrics page,
+// the probes and the profiler.
+package adminserver
 
 import (
 	"bytes"
@@ -9,7 +12,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"net/http"
 	"net/http/pprof"
 	"os"
@@ -20,53 +22,67 @@ import (
 
 	"github.com/dynctl/dynctl/internal/router/admin"
 	"github.com/dynctl/dynctl/internal/router/api"
-	"github.com/dynctl/dynctl/internal/router/disagg"
 	"github.com/dynctl/dynctl/internal/router/eventlog"
 	"github.com/dynctl/dynctl/internal/router/kvindex"
 	"github.com/dynctl/dynctl/internal/router/receipt"
-	"github.com/dynctl/dynctl/internal/router/selector"
+	"github.com/dynctl/dynctl/internal/router/state"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
-// maxAdminBody bounds a request to the admin API.
-const maxAdminBody = 32 << 20
+// maxBody bounds a request to the admin API.
+const maxBody = 32 << 20
 
 // maxEventWait bounds a wait for the next event.
 const maxEventWait = 30 * time.Second
 
-// AdminOptions set up the admin API.
-type AdminOptions struct {
+// Options are what the API serves and changes.
+type Options struct {
 	// TokenFile holds the bearer token; empty asks for none.
 	TokenFile string
 	// Name of this replica in status; the data plane's address.
 	Name string
-	// Sim controls the simulated engines of this process, under /sim/v1/; nil
-	// without them.
-	Sim http.Handler
-	// Settings lists the effective configuration; nil for none.
-	Settings func(c *Config) []admin.ConfigValue
-	// Patch makes the configuration with some settings changed; nil refuses
-	// changes.
-	Patch func(c Config, settings map[string]any) (Config, error)
-	// Stream answers GET /admin/v1/stream with a recording; nil for none.
-	Stream http.Handler
-	// Recorder tells of the recording of this process, nil while there is
-	// none; may be nil itself.
+
+	State    *state.State
+	Registry *workers.Registry
+	Receipts *receipt.Ring
+	Events   *eventlog.Log
+	Index    *kvindex.Index
+	// Metrics is the page for Prometheus, Probe answers /healthz and /readyz.
+	Metrics http.Handler
+	Probe   http.HandlerFunc
+
+	// Config is the configuration in force, Patch changes settings of it.
+	Config func() admin.ConfigView
+	Patch  func(settings map[string]any) error
+	// Complete fills in what the configuration says of a worker that is added.
+	Complete func(*workers.Spec)
+	// Route decides about a request and does nothing.
+	Route func(context.Context, admin.RouteRequest) (*receipt.Receipt, error)
+	// Drain begins a drain and tells how many requests are in progress;
+	// Draining is closed when one has begun.
+	Drain    func() int
+	Draining <-chan struct{}
+
+	// The following may be nil. Sim controls the simulated engines of this
+	// process, under /sim/v1/; Stream answers GET /admin/v1/stream with a
+	// recording; Recorder tells of the recording of this process.
+	Sim      http.Handler
+	Stream   http.Handler
 	Recorder func() *admin.Recorder
 }
 
-// adminAPI serves /admin/v1/*, /metrics and the probes.
-type adminAPI struct {
-	r     *Router
-	o     AdminOptions
+// Source is the source of workers that were added by this API.
+const Source = "admin"
+
+type server struct {
+	o     Options
 	token [sha256.Size]byte
 	auth  bool
 }
 
-// AdminHandler is the admin API, the metrics page and the probes.
-func (r *Router) AdminHandler(o AdminOptions) (http.Handler, error) {
-	a := &adminAPI{r: r, o: o}
-	r.name = o.Name
+// New is a handler of the admin API, the metrics page and the probes.
+func New(o Options) (http.Handler, error) {
+	a := &server{o: o}
 	if o.TokenFile != "" {
 		raw, err := os.ReadFile(o.TokenFile)
 		if err != nil {
@@ -103,12 +119,12 @@ func (r *Router) AdminHandler(o AdminOptions) (http.Handler, error) {
 	if o.Stream != nil {
 		mux.Handle("GET /admin/v1/stream", a.guard(o.Stream))
 	}
-	mux.Handle("GET /metrics", a.guard(r.metrics.Handler()))
+	mux.Handle("GET /metrics", a.guard(o.Metrics))
 	if o.Sim != nil {
 		mux.Handle("/sim/v1/", a.guard(o.Sim))
 	}
-	mux.HandleFunc("GET /healthz", r.probe)
-	mux.HandleFunc("GET /readyz", r.probe)
+	mux.HandleFunc("GET /healthz", o.Probe)
+	mux.HandleFunc("GET /readyz", o.Probe)
 	for path, h := range map[string]http.HandlerFunc{
 		"/debug/pprof/": pprof.Index, "/debug/pprof/cmdline": pprof.Cmdline, "/debug/pprof/profile": pprof.Profile,
 		"/debug/pprof/symbol": pprof.Symbol, "/debug/pprof/trace": pprof.Trace,
@@ -126,7 +142,7 @@ func (r *Router) AdminHandler(o AdminOptions) (http.Handler, error) {
 
 // guard asks for the token. A request from a web page is refused where there
 // is none: a page on any site could otherwise steer a router on loopback.
-func (a *adminAPI) guard(h http.Handler) http.Handler {
+func (a *server) guard(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
 		if a.auth {
 			token, ok := strings.CutPrefix(q.Header.Get("Authorization"), "Bearer ")
@@ -146,7 +162,7 @@ func (a *adminAPI) guard(h http.Handler) http.Handler {
 
 func jsonHandler(h func(*http.Request) (any, error)) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
-		q.Body = http.MaxBytesReader(w, q.Body, maxAdminBody)
+		q.Body = http.MaxBytesReader(w, q.Body, maxBody)
 		v, err := h(q)
 		if err != nil {
 			api.WriteError(w, q, err)
@@ -163,9 +179,7 @@ func jsonHandler(h func(*http.Request) (any, error)) http.Handler {
 	})
 }
 
-func bad(param, format string, args ...any) error {
-	return &api.Error{Status: http.StatusBadRequest, Code: api.CodeInvalidRequest, Param: param, Message: fmt.Sprintf(format, args...)}
-}
+func bad(param, format string, args ...any) error { return api.BadRequest(param, format, args...) }
 
 // readJSON decodes a body strictly.
 func readJSON(q *http.Request, v any) error {
@@ -190,11 +204,12 @@ func number(q *http.Request, name string, def, low, high int) (int, error) {
 	return n, nil
 }
 
-func (a *adminAPI) status(*http.Request) (any, error) { return a.state(), nil }
+func (a *server) status(*http.Request) (any, error) { return a.state(), nil }
 
 // state is the router's status, with what only this API's owner knows.
-func (a *adminAPI) state() admin.Status {
-	st := a.r.status(time.Now())
+func (a *server) state() admin.Status {
+	st := a.o.State.Status(time.Now())
+	st.Name, st.Listen = a.o.Name, a.o.Name
 	if a.o.Recorder == nil {
 		return st
 	}
@@ -207,20 +222,20 @@ func (a *adminAPI) state() admin.Status {
 	return st
 }
 
-func (a *adminAPI) workers(*http.Request) (any, error) {
-	return admin.WorkerList{Schema: admin.Schema, Now: time.Now(), Revision: a.r.registry.Snapshot().Revision, Workers: a.r.workerList()}, nil
+func (a *server) workers(*http.Request) (any, error) {
+	return admin.WorkerList{Schema: admin.Schema, Now: time.Now(), Revision: a.o.Registry.Snapshot().Revision, Workers: a.o.State.Workers()}, nil
 }
 
-func (a *adminAPI) ranks(*http.Request) (any, error) {
+func (a *server) ranks(*http.Request) (any, error) {
 	l := admin.RankList{Schema: admin.Schema, Now: time.Now(), Ranks: []admin.Rank{}}
-	for _, w := range a.r.workerList() {
+	for _, w := range a.o.State.Workers() {
 		l.Ranks = append(l.Ranks, w.Ranks...)
 	}
 	return l, nil
 }
 
-func (a *adminAPI) worker(name string) (any, error) {
-	for _, w := range a.r.workerList() {
+func (a *server) worker(name string) (any, error) {
+	for _, w := range a.o.State.Workers() {
 		if w.Name == name {
 			return w, nil
 		}
@@ -228,19 +243,19 @@ func (a *adminAPI) worker(name string) (any, error) {
 	return nil, a.noWorker(name)
 }
 
-func (a *adminAPI) noWorker(name string) error {
+func (a *server) noWorker(name string) error {
 	var names []string
-	for _, w := range a.r.registry.Snapshot().Workers {
+	for _, w := range a.o.Registry.Snapshot().Workers {
 		names = append(names, w.Name)
 	}
-	e := &api.Error{Status: http.StatusNotFound, Code: api.CodeWorkerNotFound, Param: "name", Message: fmt.Sprintf("there is no worker %q", clipName(name))}
+	e := &api.Error{Status: http.StatusNotFound, Code: api.CodeWorkerNotFound, Param: "name", Message: fmt.Sprintf("there is no worker %q", api.Clip(name))}
 	if near := workers.Nearest(name, names); near != "" {
 		e.Message += fmt.Sprintf("; did you mean %q?", near)
 	}
 	return e
 }
 
-func (a *adminAPI) addWorker(q *http.Request) (any, error) {
+func (a *server) addWorker(q *http.Request) (any, error) {
 	var in admin.AddWorker
 	if err := readJSON(q, &in); err != nil {
 		return nil, err
@@ -250,8 +265,8 @@ func (a *adminAPI) addWorker(q *http.Request) (any, error) {
 		return nil, bad("spec", "%v", err)
 	}
 	s.Origin = "admin API"
-	labelRole(&s, &a.r.settings.Load().Routing)
-	changes, err := a.r.registry.Modify(sourceAdmin, func(specs []workers.Spec) ([]workers.Spec, error) { return append(specs, s), nil })
+	a.o.Complete(&s)
+	changes, err := a.o.Registry.Modify(Source, func(specs []workers.Spec) ([]workers.Spec, error) { return append(specs, s), nil })
 	if err != nil {
 		return nil, &api.Error{Status: http.StatusConflict, Code: api.CodeInvalidRequest, Param: "spec", Message: err.Error()}
 	}
@@ -263,16 +278,16 @@ func (a *adminAPI) addWorker(q *http.Request) (any, error) {
 	return nil, &api.Error{Status: http.StatusConflict, Code: api.CodeInvalidRequest, Param: "spec", Message: "the fleet did not change"}
 }
 
-func (a *adminAPI) removeWorker(q *http.Request) (any, error) {
+func (a *server) removeWorker(q *http.Request) (any, error) {
 	name := q.PathValue("name")
-	w, ok := a.r.registry.Snapshot().Worker(name)
+	w, ok := a.o.Registry.Snapshot().Worker(name)
 	if !ok {
 		return nil, a.noWorker(name)
 	}
-	if w.Source == sourceFile {
+	if w.Source == workers.SourceFile {
 		return nil, &api.Error{Status: http.StatusConflict, Code: api.CodeInvalidRequest, Param: "name", Message: fmt.Sprintf("worker %s comes from %s; remove it there, or drain it", name, w.Origin)}
 	}
-	if _, err := a.r.registry.Modify(w.Source, func(specs []workers.Spec) ([]workers.Spec, error) {
+	if _, err := a.o.Registry.Modify(w.Source, func(specs []workers.Spec) ([]workers.Spec, error) {
 		return slices.DeleteFunc(specs, func(s workers.Spec) bool { return s.Name == name || s.Name == "" && s.URL.String() == w.URL.String() }), nil
 	}); err != nil {
 		return nil, err
@@ -280,9 +295,9 @@ func (a *adminAPI) removeWorker(q *http.Request) (any, error) {
 	return map[string]string{"removed": name}, nil
 }
 
-func (a *adminAPI) drainWorker(q *http.Request, on bool) (any, error) {
+func (a *server) drainWorker(q *http.Request, on bool) (any, error) {
 	name := q.PathValue("name")
-	w, ok := a.r.registry.Snapshot().Worker(name)
+	w, ok := a.o.Registry.Snapshot().Worker(name)
 	if !ok {
 		return nil, a.noWorker(name)
 	}
@@ -292,7 +307,7 @@ func (a *adminAPI) drainWorker(q *http.Request, on bool) (any, error) {
 		if !on {
 			e.Kind, e.Text = "worker_resumed", fmt.Sprintf("worker %s takes requests again", name)
 		}
-		a.r.event(e)
+		a.o.Events.Add(e)
 	}
 	return a.worker(name)
 }
@@ -331,7 +346,7 @@ func parseFilter(text string, q *receipt.Query) error {
 	return nil
 }
 
-func (a *adminAPI) decisions(q *http.Request) (any, error) {
+func (a *server) decisions(q *http.Request) (any, error) {
 	limit, err := number(q, "limit", 100, 1, 1000)
 	if err != nil {
 		return nil, err
@@ -340,7 +355,7 @@ func (a *adminAPI) decisions(q *http.Request) (any, error) {
 	if err := parseFilter(q.URL.Query().Get("filter"), &query); err != nil {
 		return nil, err
 	}
-	list, next, err := a.r.receipts.List(query)
+	list, next, err := a.o.Receipts.List(query)
 	if err != nil {
 		return nil, bad("cursor", "%v", err)
 	}
@@ -348,7 +363,7 @@ func (a *adminAPI) decisions(q *http.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return admin.DecisionList{Schema: admin.Schema, Now: time.Now(), Decisions: raw, Next: next, Total: a.r.receipts.Stats().Total}, nil
+	return admin.DecisionList{Schema: admin.Schema, Now: time.Now(), Decisions: raw, Next: next, Total: a.o.Receipts.Stats().Total}, nil
 }
 
 func receipts(list []*receipt.Receipt, brief bool) ([]json.RawMessage, error) {
@@ -368,39 +383,24 @@ func receipts(list []*receipt.Receipt, brief bool) ([]json.RawMessage, error) {
 	return out, nil
 }
 
-func (a *adminAPI) decision(q *http.Request) (any, error) {
+func (a *server) decision(q *http.Request) (any, error) {
 	id := q.PathValue("id")
-	c, ok := a.r.receipts.Get(id)
+	c, ok := a.o.Receipts.Get(id)
 	if !ok {
-		c, ok = a.r.receipts.ByRequest(id)
+		c, ok = a.o.Receipts.ByRequest(id)
 	}
 	if !ok {
 		return nil, &api.Error{
 			Status: http.StatusNotFound, Code: "decision_not_found", Param: "id",
-			Message: fmt.Sprintf("no decision or request %q is kept here: the last %d are (--receipts)", clipName(id), a.r.receipts.Stats().Capacity),
+			Message: fmt.Sprintf("no decision or request %q is kept here: the last %d are (--receipts)", api.Clip(id), a.o.Receipts.Stats().Capacity),
 		}
 	}
 	return c, nil
 }
 
-func (a *adminAPI) indexStats(*http.Request) (any, error) {
-	r := a.r
-	untrusted := 0
-	for _, f := range r.feedStatus() {
-		if !f.Trusted {
-			untrusted++
-		}
-	}
-	out := admin.IndexStats{Schema: admin.Schema, Now: time.Now(), Totals: r.indexTotals(untrusted), Ranks: []admin.IndexRank{}}
-	for _, k := range r.registry.Snapshot().Ranks {
-		if s, ok := r.index.RankStats(kvindex.Rank(k.Slot)); ok {
-			out.Ranks = append(out.Ranks, admin.IndexRank{Label: k.Label, Slot: k.Slot, Blocks: s.Blocks, Stored: s.Stored, Removed: s.Removed, Orphaned: s.Orphaned, Refused: s.Refused, Lost: s.Lost})
-		}
-	}
-	return out, nil
-}
+func (a *server) indexStats(*http.Request) (any, error) { return a.o.State.IndexStats(time.Now()), nil }
 
-func (a *adminAPI) indexChildren(q *http.Request) (any, error) {
+func (a *server) indexChildren(q *http.Request) (any, error) {
 	query := q.URL.Query()
 	limit, err := number(q, "limit", 100, 1, 1000)
 	if err != nil {
@@ -418,7 +418,7 @@ func (a *adminAPI) indexChildren(q *http.Request) (any, error) {
 		return nil, bad("sort", "sort=%q is not one of offset, blocks, ranks, hits", s)
 	}
 	labels := map[kvindex.Rank]string{}
-	for _, k := range a.r.registry.Snapshot().Ranks {
+	for _, k := range a.o.Registry.Snapshot().Ranks {
 		labels[kvindex.Rank(k.Slot)] = k.Label
 		if query.Get("rank") == k.Label {
 			slot := kvindex.Rank(k.Slot)
@@ -426,17 +426,17 @@ func (a *adminAPI) indexChildren(q *http.Request) (any, error) {
 		}
 	}
 	if name := query.Get("rank"); name != "" && o.Rank == nil {
-		return nil, bad("rank", "there is no rank %q", clipName(name))
+		return nil, bad("rank", "there is no rank %q", api.Clip(name))
 	}
 	node := kvindex.Root
 	if raw := query.Get("node"); raw != "" {
 		n, err := strconv.ParseUint(raw, 16, 64)
 		if err != nil {
-			return nil, bad("node", "node=%q is not an id that this API gave", clipName(raw))
+			return nil, bad("node", "node=%q is not an id that this API gave", api.Clip(raw))
 		}
 		node = kvindex.NodeID(n)
 	}
-	b, err := a.r.index.Children(node, o)
+	b, err := a.o.Index.Children(node, o)
 	if errors.Is(err, kvindex.ErrUnknownNode) {
 		return nil, &api.Error{Status: http.StatusNotFound, Code: "node_not_found", Param: "node", Message: "the node is gone: its blocks were evicted or moved"}
 	}
@@ -472,7 +472,7 @@ func convertEvents(in []eventlog.Event) []admin.Event {
 	return out
 }
 
-func (a *adminAPI) events(q *http.Request) (any, error) {
+func (a *server) events(q *http.Request) (any, error) {
 	limit, err := number(q, "limit", 100, 1, 10000)
 	if err != nil {
 		return nil, err
@@ -480,33 +480,33 @@ func (a *adminAPI) events(q *http.Request) (any, error) {
 	var after uint64
 	if raw := q.URL.Query().Get("after"); raw != "" {
 		if after, err = strconv.ParseUint(raw, 10, 64); err != nil {
-			return nil, bad("after", "after=%q is not a sequence number", clipName(raw))
+			return nil, bad("after", "after=%q is not a sequence number", api.Clip(raw))
 		}
 	}
 	var wait time.Duration
 	if raw := q.URL.Query().Get("wait"); raw != "" {
 		if wait, err = time.ParseDuration(raw); err != nil || wait < 0 || wait > maxEventWait {
-			return nil, bad("wait", "wait=%q is not a duration up to %s", clipName(raw), maxEventWait)
+			return nil, bad("wait", "wait=%q is not a duration up to %s", api.Clip(raw), maxEventWait)
 		}
 	}
 	ctx, cancel := context.WithTimeout(q.Context(), wait)
 	defer cancel()
 	for {
-		signal := a.r.events.Wait()
-		list, newest, lost := a.r.events.Since(after, limit)
+		signal := a.o.Events.Wait()
+		list, newest, lost := a.o.Events.Since(after, limit)
 		if len(list) > 0 || ctx.Err() != nil || wait == 0 {
 			return admin.EventList{Schema: admin.Schema, Now: time.Now(), Events: convertEvents(list), Newest: newest, Lost: lost}, nil
 		}
 		select {
 		case <-signal:
 		case <-ctx.Done():
-		case <-a.r.drain:
+		case <-a.o.Draining:
 			cancel()
 		}
 	}
 }
 
-func (a *adminAPI) snapshot(q *http.Request) (any, error) {
+func (a *server) snapshot(q *http.Request) (any, error) {
 	decisions, err := number(q, "decisions", 20, 0, 1000)
 	if err != nil {
 		return nil, err
@@ -516,9 +516,9 @@ func (a *adminAPI) snapshot(q *http.Request) (any, error) {
 		return nil, err
 	}
 	after, _ := strconv.ParseUint(q.URL.Query().Get("after"), 10, 64)
-	out := admin.Snapshot{Schema: admin.Schema, Status: a.state(), Workers: a.r.workerList(), Decisions: []json.RawMessage{}}
+	out := admin.Snapshot{Schema: admin.Schema, Status: a.state(), Workers: a.o.State.Workers(), Decisions: []json.RawMessage{}}
 	if decisions > 0 {
-		list, _, err := a.r.receipts.List(receipt.Query{Limit: decisions})
+		list, _, err := a.o.Receipts.List(receipt.Query{Limit: decisions})
 		if err != nil {
 			return nil, err
 		}
@@ -526,9 +526,9 @@ func (a *adminAPI) snapshot(q *http.Request) (any, error) {
 			return nil, err
 		}
 	}
-	list, newest, _ := a.r.events.Since(after, events)
+	list, newest, _ := a.o.Events.Since(after, events)
 	if after == 0 || newest-after > uint64(events) {
-		list = a.r.events.Last(events)
+		list = a.o.Events.Last(events)
 	}
 	out.Events = convertEvents(list)
 	return out, nil
@@ -536,7 +536,7 @@ func (a *adminAPI) snapshot(q *http.Request) (any, error) {
 
 // route answers what would be decided now, by the very stages of a request,
 // without sending or reserving anything.
-func (a *adminAPI) route(q *http.Request) (any, error) {
+func (a *server) route(q *http.Request) (any, error) {
 	var in admin.RouteRequest
 	if err := readJSON(q, &in); err != nil {
 		return nil, err
@@ -555,7 +555,7 @@ func (a *adminAPI) route(q *http.Request) (any, error) {
 	}
 	if in.Body == nil {
 		if in.Model == "" {
-			if models := a.r.registry.Snapshot().Models(); len(models) == 1 {
+			if models := a.o.Registry.Snapshot().Models(); len(models) == 1 {
 				in.Model = models[0]
 			}
 		}
@@ -569,7 +569,7 @@ func (a *adminAPI) route(q *http.Request) (any, error) {
 		}
 		in.Body = raw
 	}
-	c, err := a.r.dryRun(q.Context(), in)
+	c, err := a.o.Route(q.Context(), in)
 	if err != nil {
 		return nil, err
 	}
@@ -584,93 +584,26 @@ func (a *adminAPI) route(q *http.Request) (any, error) {
 	return admin.RouteAnswer{Schema: admin.Schema, Receipt: raw, Text: text.String()}, nil
 }
 
-// dryRun runs the deciding stages for a request.
-func (r *Router) dryRun(ctx context.Context, in admin.RouteRequest) (*receipt.Receipt, error) {
-	ep, err := api.Lookup(http.MethodPost, in.Endpoint)
-	if err != nil {
-		return nil, err
-	}
-	if ep.Body != api.JSONBody {
-		return nil, bad("endpoint", "%s takes no JSON body", in.Endpoint)
-	}
-	x := &exchange{r: r, ctx: ctx, start: time.Now(), ep: ep, dry: true}
-	x.d.reset()
-	defer x.d.release()
-	x.d.dry = true
-	x.d.settings = r.settings.Load()
-	if err := x.view.Parse(in.Body, ep.Kind, api.Limits{}); err != nil {
-		return nil, err
-	}
-	x.asked = x.view.Model
-	x.d.fleet = r.registry.Snapshot()
-	x.model = x.d.fleet.Canonical(x.asked)
-	x.d.list = x.d.fleet.Model(x.model)
-	if len(x.d.list) == 0 {
-		return nil, x.noModel()
-	}
-	x.d.lora = loraOf(x.model, x.d.list)
-	if x.force, err = disagg.ParseForce(in.Path); err != nil {
-		return nil, bad("path", "%v", err)
-	}
-	x.session = selector.HashSession(in.Session)
-	x.findPrompt()
-	r.decide(&x.d, x.facts, x.force, x.session)
-	c := &receipt.Receipt{
-		Schema: receipt.Schema, ID: "dry-run", Time: x.start, Endpoint: ep.Kind.String(), Model: x.model, Stream: x.view.Stream, ConfigRevision: x.d.settings.revision,
-		Legs: []receipt.Leg{}, Outcome: receipt.Outcome{PromptTokens: -1, CachedTokens: -1, CompletionTokens: -1, TTFTMS: -1, E2EMS: -1},
-	}
-	if x.d.prompt.note != "" {
-		c.Note(x.d.prompt.note)
-	}
-	fillPlan(c, &x.d, x.d.plan.Reason)
-	c.Inputs.SessionKey, c.Inputs.Force = x.session, string(x.force)
-	return c, nil
-}
+func (a *server) config(*http.Request) (any, error) { return a.o.Config(), nil }
 
-func (a *adminAPI) config(*http.Request) (any, error) {
-	s := a.r.settings.Load()
-	v := admin.ConfigView{Schema: admin.Schema, Revision: s.revision, Settings: []admin.ConfigValue{}}
-	if a.o.Settings != nil {
-		v.Settings = a.o.Settings(&s.Config)
-		for i := range v.Settings {
-			v.Settings[i].Origin = s.origin[v.Settings[i].Key]
-		}
-	}
-	return v, nil
-}
-
-func (a *adminAPI) patchConfig(q *http.Request) (any, error) {
+func (a *server) patchConfig(q *http.Request) (any, error) {
 	var in admin.ConfigPatch
 	if err := readJSON(q, &in); err != nil {
 		return nil, err
 	}
-	if a.o.Patch == nil || len(in.Settings) == 0 {
+	if len(in.Settings) == 0 {
 		return nil, bad("settings", "no settings to change")
 	}
-	err := a.r.Change(func(c Config, origin map[string]string) (Config, map[string]string, error) {
-		c, err := a.o.Patch(c, in.Settings)
-		origin = maps.Clone(origin)
-		if origin == nil {
-			origin = map[string]string{}
-		}
-		for k := range in.Settings {
-			origin[k] = "admin API"
-		}
-		return c, origin, err
-	})
-	if err != nil {
+	if err := a.o.Patch(in.Settings); err != nil {
 		return nil, bad("settings", "%v", err)
 	}
 	return a.config(q)
 }
 
-func (a *adminAPI) drain(q *http.Request) (any, error) {
+func (a *server) drain(q *http.Request) (any, error) {
 	var in admin.DrainRequest
 	if err := readJSON(q, &in); err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	cancel() // begin only; serve waits
-	_ = a.r.Drain(ctx)
-	return map[string]any{"draining": true, "inflight_requests": a.r.gate.Inflight()}, nil
+	return map[string]any{"draining": true, "inflight_requests": a.o.Drain()}, nil
 }

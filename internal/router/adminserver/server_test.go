@@ -1,0 +1,131 @@
+package adminserver
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/dynctl/dynctl/internal/router/admin"
+	"github.com/dynctl/dynctl/internal/router/admission"
+	"github.com/dynctl/dynctl/internal/router/approx"
+	"github.com/dynctl/dynctl/internal/router/eventlog"
+	"github.com/dynctl/dynctl/internal/router/kvfeed"
+	"github.com/dynctl/dynctl/internal/router/kvindex"
+	"github.com/dynctl/dynctl/internal/router/ledger"
+	"github.com/dynctl/dynctl/internal/router/receipt"
+	"github.com/dynctl/dynctl/internal/router/state"
+	"github.com/dynctl/dynctl/internal/router/traffic"
+	"github.com/dynctl/dynctl/internal/workers"
+)
+
+// stand is the API of a router that does nothing.
+func stand(t *testing.T) Options {
+	t.Helper()
+	index, guesses := kvindex.New(kvindex.Options{MaxBlocks: 1 << 12}), approx.New(approx.Options{})
+	t.Cleanup(func() {
+		if err := errors.Join(index.Close(), guesses.Close()); err != nil {
+			t.Error(err)
+		}
+	})
+	feeds, err := kvfeed.New(kvfeed.Options{Index: index, BlockSize: 16})
+	if err != nil {
+		t.Fatal(err)
+	}
+	registry := workers.NewRegistry(func(workers.Event) {})
+	none := func(*workers.Rank) (uint64, uint64) { return 0, 0 }
+	return Options{
+		Name: "here:1", Registry: registry, Receipts: receipt.NewRing(receipt.Options{Capacity: 16}), Events: eventlog.New(16, nil, nil), Index: index,
+		State: &state.State{
+			Version: "v1", Registry: registry, Index: index, Guesses: guesses, Feeds: feeds, Ledger: ledger.New(), Gate: admission.New(admission.Limits{}),
+			Traffic: &traffic.Traffic{}, Settings: func() state.Settings { return state.Settings{Revision: 7, Policy: "kv"} },
+			BlockOf: func(*workers.Worker) int { return 16 }, Counts: none,
+			Troubles: func() []string { return []string{"something is odd"} }, Draining: func() bool { return false },
+		},
+		Metrics: http.NotFoundHandler(), Probe: func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) },
+		Config:   func() admin.ConfigView { return admin.ConfigView{Revision: 7} },
+		Patch:    func(map[string]any) error { return errors.New("threshold: no number") },
+		Complete: func(s *workers.Spec) { s.Role = workers.Decode },
+		Route: func(context.Context, admin.RouteRequest) (*receipt.Receipt, error) {
+			return &receipt.Receipt{ID: "dry-run"}, nil
+		},
+		Drain: func() int { return 3 }, Draining: make(chan struct{}),
+	}
+}
+
+// ask sends a request to the API.
+func ask(t *testing.T, h http.Handler, method, path, body string) (int, map[string]any) {
+	t.Helper()
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), method, path, strings.NewReader(body)))
+	var v map[string]any
+	if err := json.Unmarshal(w.Body.Bytes(), &v); err != nil {
+		t.Fatalf("%s %s: %v in %q", method, path, err, w.Body)
+	}
+	return w.Code, v
+}
+
+// TestAnswers: every address answers what it is for, and says what is wrong
+// with a question.
+func TestAnswers(t *testing.T) {
+	h, err := New(stand(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		method, path, body string
+		status             int
+		want               string // somewhere in the answer
+	}{
+		{"GET", "/admin/v1/status", "", 200, `"config_revision":7`},
+		{"GET", "/admin/v1/status", "", 200, `"something is odd"`},
+		{"GET", "/admin/v1/status", "", 200, `"name":"here:1"`},
+		{"GET", "/admin/v1/ranks", "", 200, `"ranks":[]`},
+		{"GET", "/admin/v1/index/stats", "", 200, `"untrusted_ranks":0`},
+		{"GET", "/admin/v1/index/children?sort=size", "", 400, "is not one of offset"},
+		{"GET", "/admin/v1/index/children?rank=x", "", 400, `no rank \"x\"`},
+		{"GET", "/admin/v1/decisions?limit=0", "", 400, "not a number from 1 to 1000"},
+		{"GET", "/admin/v1/decisions?filter=moon%3D1", "", 400, "unknown key"},
+		{"GET", "/admin/v1/decisions/x", "", 404, "decision_not_found"},
+		{"GET", "/admin/v1/events?wait=1h", "", 400, "not a duration up to"},
+		{"GET", "/admin/v1/events?after=x", "", 400, "not a sequence number"},
+		{"GET", "/admin/v1/snapshot", "", 200, `"decisions":[]`},
+		{"POST", "/admin/v1/config", `{"settings":{"a":1}}`, 400, "threshold: no number"},
+		{"POST", "/admin/v1/config", `{}`, 400, "no settings to change"},
+		{"POST", "/admin/v1/config", `{"moon":1}`, 400, "unknown field"},
+		{"POST", "/admin/v1/route", `{}`, 400, "exactly one of body, prompt and tokens"},
+		{"POST", "/admin/v1/route", `{"tokens":[1]}`, 200, "dry-run"},
+		{"POST", "/admin/v1/workers", `{"spec":"http://127.0.0.1:1,name=w"}`, 200, `"role":"decode"`},
+		{"POST", "/admin/v1/workers/w/drain", `{}`, 200, `"draining":true`},
+		{"POST", "/admin/v1/workers/v/drain", `{}`, 404, `did you mean \"w\"`},
+		{"DELETE", "/admin/v1/workers/w", ``, 200, `"removed":"w"`},
+		{"POST", "/admin/v1/drain", `{}`, 200, `"inflight_requests":3`},
+		{"GET", "/v1/models", "", 404, "clients' requests go to the data plane"},
+	} {
+		status, v := ask(t, h, c.method, c.path, c.body)
+		if raw, err := json.Marshal(v); err != nil || status != c.status || !strings.Contains(strings.ReplaceAll(string(raw), `\u003e`, ">"), c.want) {
+			t.Errorf("%s %s: %d %s, want %d with %s", c.method, c.path, status, raw, c.status, c.want)
+		}
+	}
+}
+
+// TestTokenFile: a token that is missing or could be guessed is refused at the
+// start.
+func TestTokenFile(t *testing.T) {
+	o := stand(t)
+	o.TokenFile = filepath.Join(t.TempDir(), "token")
+	if _, err := New(o); err == nil || !strings.Contains(err.Error(), "admin_token_file") {
+		t.Errorf("no file: %v", err)
+	}
+	if err := os.WriteFile(o.TokenFile, []byte("short\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := New(o); err == nil || !strings.Contains(err.Error(), "5 characters, fewer than 16") {
+		t.Errorf("a short token: %v", err)
+	}
+}

@@ -1,0 +1,131 @@
+package state
+
+import (
+	"strconv"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/dynctl/dynctl/internal/router/kvfeed"
+	"github.com/dynctl/dynctl/internal/workers"
+)
+
+var feedStates = []kvfeed.State{kvfeed.Connecting, kvfeed.Live, kvfeed.InGap, kvfeed.Replaying, kvfeed.Stale, kvfeed.Unknown}
+
+var (
+	rankLabels = []string{"worker", "dp_rank"}
+	descs      = struct {
+		inflight, queued, health, draining, active, prefill, blocks, index, capacity, feed, lag, gaps, lost, orphans, restarts,
+		running, waiting, usage, memberships, distinct, bytes, lookups, guesses, threshold, revision, open, doubles, ready *prometheus.Desc
+	}{
+		inflight:    desc("inflight_requests", "Requests in progress."),
+		queued:      desc("queued_requests", "Requests that wait for a place in progress."),
+		health:      desc("worker_health", "1 for the state that the worker is in.", "worker", "role", "state"),
+		draining:    desc("worker_draining", "Whether the worker drains.", "worker"),
+		active:      desc("rank_active_requests", "The router's own count of requests on the rank.", rankLabels...),
+		prefill:     desc("rank_prefill_tokens", "Uncached prompt tokens on the rank without a first token yet.", rankLabels...),
+		blocks:      desc("rank_decode_blocks", "KV blocks that the rank's requests hold, by the router's account.", rankLabels...),
+		index:       desc("rank_index_blocks", "Blocks that the index says the rank holds.", rankLabels...),
+		capacity:    desc("rank_capacity_blocks", "Blocks that the rank has room for, in router blocks.", rankLabels...),
+		feed:        desc("feed_state", "1 for the state that the rank's KV event feed is in.", "worker", "dp_rank", "state"),
+		lag:         desc("feed_lag_seconds", "Receipt minus publication of the newest batch.", rankLabels...),
+		gaps:        desc("feed_gaps_total", "Gaps in the rank's batch numbers.", rankLabels...),
+		lost:        desc("feed_lost_batches_total", "Batches that no replay brought back.", rankLabels...),
+		orphans:     desc("feed_orphan_blocks_total", "Blocks whose parent the rank does not hold.", rankLabels...),
+		restarts:    desc("feed_restarts_total", "Restarts of the rank's publisher.", rankLabels...),
+		running:     desc("engine_running_requests", "Running requests as the engine says.", rankLabels...),
+		waiting:     desc("engine_waiting_requests", "Waiting requests as the engine says.", rankLabels...),
+		usage:       desc("engine_kv_usage_ratio", "Used share of the KV cache as the engine says.", rankLabels...),
+		memberships: desc("index_memberships", "(block, rank) pairs in the index."),
+		distinct:    desc("index_blocks", "Distinct blocks in the index."),
+		bytes:       desc("index_bytes", "Memory of the index."),
+		lookups:     desc("index_lookups_total", "Overlap questions put to the index."),
+		guesses:     desc("approx_blocks", "(block, rank) pairs of approximate routing."),
+		threshold:   desc("routing_threshold_tokens", "The threshold in force."),
+		revision:    desc("config_revision", "The configuration in force."),
+		open:        desc("ledger_open_requests", "Reservations in the ledger."),
+		doubles:     desc("ledger_double_releases_total", "Reservations released twice: each is a defect of the router."),
+		ready:       desc("ready", "Whether requests can be served."),
+	}
+)
+
+func desc(name, help string, labels ...string) *prometheus.Desc {
+	return prometheus.NewDesc("dynctl_"+name, help, labels, nil)
+}
+
+// Describe implements prometheus.Collector: the state is unchecked, since
+// its series follow the fleet.
+func (s *State) Describe(chan<- *prometheus.Desc) {}
+
+// Collect implements prometheus.Collector with the gauges that are read when the
+// page is asked for.
+func (s *State) Collect(ch chan<- prometheus.Metric) {
+	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+	}
+	counter := func(d *prometheus.Desc, v uint64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(v), labels...)
+	}
+	flag := func(b bool) float64 {
+		if b {
+			return 1
+		}
+		return 0
+	}
+	gauge(descs.inflight, float64(s.Gate.Inflight()))
+	gauge(descs.queued, float64(s.Gate.Queued()))
+	ix := s.Index.Stats()
+	gauge(descs.memberships, float64(ix.Memberships))
+	gauge(descs.distinct, float64(ix.Blocks))
+	gauge(descs.bytes, float64(ix.Bytes))
+	counter(descs.lookups, ix.Lookups)
+	gauge(descs.guesses, float64(s.Guesses.Blocks()))
+	c := s.Settings()
+	gauge(descs.threshold, float64(c.Threshold))
+	gauge(descs.revision, float64(c.Revision))
+	gauge(descs.open, float64(s.Ledger.Total().Requests))
+	counter(descs.doubles, s.Ledger.DoubleReleases())
+	ok, _ := s.Ready()
+	gauge(descs.ready, flag(ok))
+	for _, w := range s.Workers() {
+		for _, h := range []workers.Health{workers.Unknown, workers.Healthy, workers.Unhealthy, workers.Ejected, workers.Asleep} {
+			gauge(descs.health, flag(h.String() == w.Health), w.Name, w.Role, h.String())
+		}
+		gauge(descs.draining, flag(w.Draining), w.Name)
+		for i := range w.Ranks {
+			k := &w.Ranks[i]
+			l := []string{w.Name, strconv.Itoa(k.DP)}
+			gauge(descs.active, float64(k.ActiveRequests), l...)
+			gauge(descs.prefill, float64(k.PrefillTokens), l...)
+			gauge(descs.blocks, float64(k.DecodeBlocks), l...)
+			gauge(descs.index, float64(k.IndexBlocks), l...)
+			if k.CapacityBlock > 0 {
+				gauge(descs.capacity, float64(k.CapacityBlock), l...)
+			}
+			if k.Feed.State != "none" {
+				for _, st := range feedStates {
+					gauge(descs.feed, flag(string(st) == k.Feed.State), w.Name, l[1], string(st))
+				}
+				if k.Feed.Batches > 0 {
+					gauge(descs.lag, k.Feed.Lag, l...)
+				}
+				counter(descs.gaps, k.Feed.Gaps, l...)
+				counter(descs.lost, k.Feed.Lost, l...)
+				counter(descs.orphans, k.Feed.Orphans, l...)
+				counter(descs.restarts, k.Feed.Restarts, l...)
+			}
+			if e := k.Engine; e != nil {
+				for _, g := range []struct {
+					d *prometheus.Desc
+					v *int
+				}{{descs.running, e.Running}, {descs.waiting, e.Waiting}} {
+					if g.v != nil {
+						gauge(g.d, float64(*g.v), l...)
+					}
+				}
+				if e.KVUsage != nil {
+					gauge(descs.usage, *e.KVUsage, l...)
+				}
+			}
+		}
+	}
+}

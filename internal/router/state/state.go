@@ -1,0 +1,262 @@
+// Package state describes a router: its condition, its fleet and its index, as
+// the admin API shows them and Prometheus scrapes them. It reads what the stages
+// keep and changes nothing.
+package state
+
+import (
+	"math"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/dynctl/dynctl/internal/router/admin"
+	"github.com/dynctl/dynctl/internal/router/admission"
+	"github.com/dynctl/dynctl/internal/router/approx"
+	"github.com/dynctl/dynctl/internal/router/kvfeed"
+	"github.com/dynctl/dynctl/internal/router/kvindex"
+	"github.com/dynctl/dynctl/internal/router/ledger"
+	"github.com/dynctl/dynctl/internal/router/traffic"
+	"github.com/dynctl/dynctl/internal/workers"
+)
+
+// Settings are what of the configuration is part of the state.
+type Settings struct {
+	Revision uint64
+	// Policy is the one that was set, Prefill and Decode those in force.
+	Policy, Prefill, Decode      string
+	Threshold                    int // tokens
+	ThresholdOn, PrefillFallback string
+	Tokenizer                    string
+}
+
+// State is what a router's state is read from; nothing may be missing.
+type State struct {
+	Version  string
+	Started  time.Time
+	Registry *workers.Registry
+	Index    *kvindex.Index
+	Guesses  *approx.Index
+	Feeds    *kvfeed.Manager
+	Ledger   *ledger.Ledger
+	Gate     *admission.Gate
+	Traffic  *traffic.Traffic
+	// Settings are those in force.
+	Settings func() Settings
+	// BlockOf is the block size in tokens in which a worker's blocks are named.
+	BlockOf func(*workers.Worker) int
+	// Counts are the requests that were sent to a rank, and those that failed.
+	Counts func(*workers.Rank) (requests, failures uint64)
+	// Troubles are further reasons not to be ready.
+	Troubles func() []string
+	// Draining says that the router takes no more requests.
+	Draining func() bool
+}
+
+// Status is the router at one glance.
+func (s *State) Status(now time.Time) admin.Status {
+	c := s.Settings()
+	snap := s.Registry.Snapshot()
+	feeds := s.feedStatus()
+	st := admin.Status{
+		Schema: admin.Schema, Version: s.Version, Now: now, Started: s.Started,
+		ConfigRevision: c.Revision, FleetRevision: snap.Revision, Models: slices.Clone(snap.Models()),
+		Policy: c.Policy, PrefillPolicy: c.Prefill, DecodePolicy: c.Decode,
+		ThresholdTokens: c.Threshold, ThresholdOn: c.ThresholdOn, PrefillFallback: c.PrefillFallback,
+		Tokenizer: c.Tokenizer, Runtime: runtimeFigures(),
+	}
+	untrusted := 0
+	for _, w := range snap.Workers {
+		st.Workers.Total++
+		switch w.Role {
+		case workers.Prefill:
+			st.Workers.Prefill++
+		case workers.Decode:
+			st.Workers.Decode++
+		default:
+			st.Workers.Aggregated++
+		}
+		if ok, _ := w.State.Usable(); ok {
+			st.Workers.Usable++
+		}
+		st.Workers.Ranks += len(w.Ranks)
+		if st.BlockSizeTokens == 0 {
+			st.BlockSizeTokens = s.BlockOf(w)
+		}
+		for _, k := range w.Ranks {
+			if f, ok := feeds[k.Slot]; ok && !f.Trusted {
+				untrusted++
+			}
+		}
+	}
+	st.Traffic = s.Traffic.Figures()
+	st.Traffic.Inflight, st.Traffic.Queued = s.Gate.Inflight(), s.Gate.Queued()
+	st.Index = s.indexTotals(untrusted)
+	l := s.Ledger.Total()
+	st.Ledger = admin.LedgerTotals{Requests: l.Requests, PrefillTokens: int64(l.PrefillTokens), DecodeBlocks: int64(l.DecodeBlocks), Reservations: int64(l.Requests)}
+	st.State, st.Reasons = s.condition(snap, untrusted)
+	return st
+}
+
+func (s *State) indexTotals(untrusted int) admin.IndexTotals {
+	x := s.Index.Stats()
+	t := admin.IndexTotals{
+		Blocks: x.Blocks, Memberships: x.Memberships, Nodes: x.Nodes, Bytes: x.Bytes, MaxBlocks: x.MaxBlocks,
+		Lookups: x.Lookups, Stored: x.Stored, Removed: x.Removed, Orphaned: x.Orphaned, Refused: x.Refused, UntrustedRank: untrusted,
+	}
+	t.HitShare = s.Traffic.HitShare()
+	return t
+}
+
+// condition sums the router's state up in a word, with the reasons when it is
+// not "ready".
+func (s *State) condition(snap *workers.Snapshot, untrusted int) (state string, reasons []string) {
+	reasons = []string{}
+	decode, prefill, wantPrefill := 0, 0, false
+	for _, w := range snap.Workers {
+		ok, why := w.State.Usable()
+		if !ok {
+			c := w.State.Condition()
+			if c.Reason != "" && !w.State.Draining() {
+				why = c.Reason
+			}
+			reasons = append(reasons, "worker "+w.Name+" is not usable: "+why)
+		}
+		wantPrefill = wantPrefill || w.Role.CanPrefill()
+		if ok && w.Role.CanDecode() {
+			decode++
+		}
+		if ok && w.Role.CanPrefill() {
+			prefill++
+		}
+	}
+	if untrusted > 0 {
+		reasons = append(reasons, strconv.Itoa(untrusted)+" rank(s) are routed without cache knowledge because their KV events are not trusted now")
+	}
+	reasons = append(reasons, s.Troubles()...)
+	switch {
+	case s.Draining():
+		return "draining", append(reasons, "the router drains")
+	case decode == 0:
+		if time.Since(s.Started) < 10*time.Second {
+			return "starting", append(reasons, "no worker that can decode is ready yet")
+		}
+		return "degraded", append(reasons, "no worker that can decode is usable")
+	case wantPrefill && prefill == 0:
+		return "degraded", append(reasons, "no prefill worker is usable")
+	case len(reasons) > 0:
+		return "degraded", reasons
+	}
+	return "ready", reasons
+}
+
+// Ready reports whether requests can be served, and why not.
+func (s *State) Ready() (bool, string) {
+	if s.Draining() {
+		return false, "draining"
+	}
+	for _, w := range s.Registry.Snapshot().Workers {
+		if ok, _ := w.State.Usable(); ok && w.Role.CanDecode() {
+			return true, ""
+		}
+	}
+	return false, "no worker that can decode is usable"
+}
+
+func (s *State) feedStatus() map[uint32]kvfeed.Status {
+	out := map[uint32]kvfeed.Status{}
+	for _, s := range s.Feeds.Status() {
+		out[uint32(s.Rank)] = s
+	}
+	return out
+}
+
+// Workers describe the fleet, with its ranks.
+func (s *State) Workers() []admin.Worker {
+	snap := s.Registry.Snapshot()
+	feeds := s.feedStatus()
+	out := make([]admin.Worker, 0, len(snap.Workers))
+	for _, w := range snap.Workers {
+		c := w.State.Condition()
+		usable, why := w.State.Usable()
+		a := admin.Worker{
+			Name: w.Name, URL: w.URL.String(), Engine: string(w.Engine), Version: w.Version, Role: string(w.Role), Connector: string(w.Connector),
+			Models: nonNil(w.Models), LoRAs: w.LoRAs, Labels: w.Labels, DP: len(w.Ranks), BlockSizeTokens: w.BlockSize, MaxModelLen: w.MaxModelLen,
+			KVBlocks: w.KVBlocks, Source: w.Source, Origin: w.Origin, Health: c.Health.String(), Reason: c.Reason, Since: c.Since,
+			Draining: w.State.Draining(), Usable: usable, Conflict: w.Conflict, Ranks: make([]admin.Rank, 0, len(w.Ranks)),
+		}
+		for _, k := range w.Ranks {
+			l := s.Ledger.Load(k)
+			requests, failures := s.Counts(k)
+			rank := admin.Rank{
+				Label: k.Label, Worker: w.Name, DP: k.DP, Slot: k.Slot, Role: string(w.Role), Health: a.Health, Usable: usable, Reason: why,
+				ActiveRequests: l.Requests, PrefillTokens: int64(l.PrefillTokens), DecodeBlocks: int64(l.DecodeBlocks),
+				Requests: requests, Failures: failures, IndexBlocks: s.resident(k), Feed: admin.Feed{State: "none"}, Engine: engineLoad(k.Load()),
+			}
+			if w.KVBlocks > 0 && w.BlockSize > 0 {
+				rank.CapacityBlock = int64(w.KVBlocks) * int64(w.BlockSize) / int64(s.BlockOf(w))
+			}
+			if f, ok := feeds[k.Slot]; ok {
+				rank.Feed = admin.Feed{
+					State: string(f.State), Trusted: f.Trusted, Reason: f.Reason, Since: f.Since, Endpoint: f.Endpoint,
+					LastSeq: uint64(max(0, f.LastSeq)), LastAt: f.LastEvent, Batches: f.Batches, Events: f.Events, Blocks: f.Stored + f.Removed,
+					Gaps: f.Gaps, Replayed: f.ReplayedBatches, Restarts: f.Restarts, Errors: f.Unreadable + f.Malformed, Orphans: f.Orphans, Lost: f.Lost, Lag: f.LagSeconds,
+				}
+			}
+			a.Ranks = append(a.Ranks, rank)
+		}
+		out = append(out, a)
+	}
+	return out
+}
+
+// IndexStats are the index and each rank's part in it.
+func (s *State) IndexStats(now time.Time) admin.IndexStats {
+	untrusted := 0
+	for _, f := range s.feedStatus() {
+		if !f.Trusted {
+			untrusted++
+		}
+	}
+	out := admin.IndexStats{Schema: admin.Schema, Now: now, Totals: s.indexTotals(untrusted), Ranks: []admin.IndexRank{}}
+	for _, k := range s.Registry.Snapshot().Ranks {
+		if x, ok := s.Index.RankStats(kvindex.Rank(k.Slot)); ok {
+			out.Ranks = append(out.Ranks, admin.IndexRank{Label: k.Label, Slot: k.Slot, Blocks: x.Blocks, Stored: x.Stored, Removed: x.Removed, Orphaned: x.Orphaned, Refused: x.Refused, Lost: x.Lost})
+		}
+	}
+	return out
+}
+
+// resident is how many blocks the index says a rank holds.
+func (s *State) resident(k *workers.Rank) int64 {
+	x, _ := s.Index.RankStats(kvindex.Rank(k.Slot))
+	return x.Blocks
+}
+
+func nonNil(s []string) []string {
+	if s == nil {
+		return []string{}
+	}
+	return s
+}
+
+func engineLoad(l *workers.Load) *admin.EngineLoad {
+	if l == nil {
+		return nil
+	}
+	count := func(n int) *int {
+		if n < 0 {
+			return nil
+		}
+		return &n
+	}
+	figure := func(f float64) *float64 {
+		if math.IsNaN(f) || math.IsInf(f, 0) {
+			return nil
+		}
+		return &f
+	}
+	return &admin.EngineLoad{
+		Running: count(l.Running), Waiting: count(l.Waiting), KVUsage: figure(l.KVUsage),
+		PrefixQueries: figure(l.PrefixQueries), PrefixHits: figure(l.PrefixHits), ExternalHits: figure(l.ExternalHits), At: l.At,
+	}
+}
