@@ -40,6 +40,7 @@ var allowed = map[string][]string{
 	"internal/router/kvfeed":      {"internal/router/zmtp", "internal/router/kvevent", "internal/router/blockhash", "internal/router/kvindex", "internal/workers"},
 	"internal/router/kvindex":     {"internal/router/blockhash", "internal/router/kvindex/..."},
 	"internal/router/ledger":      {"internal/workers"},
+	"internal/router/prompt":      {"internal/router/api", "internal/router/disagg", "internal/router/eventlog", "internal/router/tokenize", "internal/workers"},
 	"internal/router/receipt":     {},
 	"internal/router/selector":    {},
 	"internal/router/sse":         {},

@@ -39,7 +39,7 @@ func TestDocumentMetrics(t *testing.T) {
 	var b strings.Builder
 	b.WriteString("\n| metric | labels | meaning |\n|---|---|---|\n")
 	rows := []string{"| `dynctl_build_info` | `version`, `revision`, `go` | The version that runs; the value is 1. |\n"}
-	for _, file := range []string{"telemetry/metrics.go", "state.go"} {
+	for _, file := range []string{"telemetry/metrics.go", "state/collector.go"} {
 		for _, m := range declared.FindAllStringSubmatch(source(t, file), -1) {
 			var labels []string
 			for _, l := range label.FindAllString(m[4], -1) {
@@ -99,10 +99,10 @@ func TestDocumentNames(t *testing.T) {
 	}
 
 	compare("admin request", find(section("Admin API"), "`((?:GET|POST|DELETE) /admin/v1/[^`]+)`"),
-		find(source(t, "adminserver.go"), `"((?:GET|POST|DELETE) /admin/v1/[^"]+)"`))
+		find(source(t, "adminserver/server.go"), `"((?:GET|POST|DELETE) /admin/v1/[^"]+)"`))
 
 	var kinds []string
-	for _, dir := range []string{".", "follower", "watch", "traffic", "kvfeed", "../workers", "../workers/health", "../workers/discovery"} {
+	for _, dir := range []string{".", "adminserver", "follower", "kvfeed", "prompt", "watch", "../workers", "../workers/health", "../workers/discovery"} {
 		text := source(t, dir)
 		kinds = append(kinds, find(text, `(?:Event\{|\t|, )Kind: "([a-z_.]*[a-z])"`)...)
 		kinds = append(kinds, find(text, `\.Kind, [a-z]+\.Text = "([a-z_]+)"`)...)

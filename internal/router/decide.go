@@ -12,6 +12,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/disagg"
 	"github.com/dynctl/dynctl/internal/router/kvindex"
 	"github.com/dynctl/dynctl/internal/router/ledger"
+	"github.com/dynctl/dynctl/internal/router/prompt"
 	"github.com/dynctl/dynctl/internal/router/selector"
 	"github.com/dynctl/dynctl/internal/workers"
 )
@@ -108,7 +109,7 @@ type decision struct {
 	lora     string
 	list     []*workers.Worker
 
-	prompt tokenized
+	prompt prompt.Prompt
 	ids    []uint32
 	// chunked says that blocks are text chunks, not tokens.
 	chunked bool
@@ -280,7 +281,7 @@ func (r *Router) hash(d *decision, v *api.View) {
 	key := blockhash.Key{LoRA: d.lora, Salt: v.CacheSalt}
 	d.takeHashes()
 	d.used = 0
-	d.chunked = d.prompt.ids == nil && d.prompt.source == disagg.FromEstimate
+	d.chunked = d.prompt.IDs == nil && d.prompt.Source == disagg.FromEstimate
 	switch {
 	case d.chunked && d.settings.routing.blind:
 		// Guesses that nobody asks for are not worth reading the prompt.
@@ -294,7 +295,7 @@ func (r *Router) hash(d *decision, v *api.View) {
 		for _, w := range d.list {
 			size := d.settings.blockOf(w)
 			if h := d.view(size); len(h.locals) == 0 {
-				h.locals = blockhash.Locals(h.locals, d.prompt.ids, size, key)
+				h.locals = blockhash.Locals(h.locals, d.prompt.IDs, size, key)
 				h.seq = blockhash.Chain(h.seq, h.locals)
 			}
 		}

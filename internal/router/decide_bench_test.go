@@ -14,6 +14,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/blockhash"
 	"github.com/dynctl/dynctl/internal/router/disagg"
 	"github.com/dynctl/dynctl/internal/router/kvindex"
+	"github.com/dynctl/dynctl/internal/router/prompt"
 	"github.com/dynctl/dynctl/internal/router/selector"
 	"github.com/dynctl/dynctl/internal/workers"
 )
@@ -96,7 +97,7 @@ func BenchmarkDecision(b *testing.B) {
 				d.release()
 				d.settings, d.fleet, d.model = r.settings.Load(), r.registry.Snapshot(), "bench"
 				d.list = d.fleet.Model("bench")
-				d.prompt = tokenized{ids: ids, isl: len(ids), source: disagg.FromIDs}
+				d.prompt = prompt.Prompt{IDs: ids, ISL: len(ids), Source: disagg.FromIDs}
 				facts := disagg.Facts{Kind: api.Completion, Splittable: true, ISL: len(ids), Source: disagg.FromIDs, N: 1, Prompts: 1, MaxTokens: 16, TokenIDs: ids}
 				r.hash(&d, &v)
 				r.decide(&d, facts, "", 0)
@@ -134,7 +135,7 @@ func BenchmarkObserved(b *testing.B) {
 			x.r, x.ep, x.ctx, x.model, x.path, x.attempt = r, ep, b.Context(), "bench", "local", 1
 			x.d.settings, x.d.fleet, x.d.model = r.settings.Load(), r.registry.Snapshot(), "bench"
 			x.d.list = x.d.fleet.Model("bench")
-			x.d.prompt = tokenized{isl: 256, source: disagg.FromEstimate}
+			x.d.prompt = prompt.Prompt{ISL: 256, Source: disagg.FromEstimate}
 			r.decide(&x.d, facts, "", 0)
 			if x.d.plan.Err != nil {
 				b.Fatal(x.d.plan.Err)
@@ -147,7 +148,7 @@ func BenchmarkObserved(b *testing.B) {
 				x.start, x.closed, x.status = time.Now(), false, http.StatusOK
 				x.live = r.receipts.Begin(x.start)
 				x.decision = x.live.ID()
-				r.metrics.Tokenized(string(x.d.prompt.source))
+				r.metrics.Tokenized(string(x.d.prompt.Source))
 				x.record()
 				leg := x.beginLeg(selector.Decode, peer, nil)
 				leg.head(http.StatusOK)

@@ -32,7 +32,7 @@ func (r *Router) describe() {
 			}
 		},
 		Troubles: func() []string {
-			out := r.tokens.state()
+			out := r.tokens.Troubles()
 			for _, label := range r.compute.Alarms() {
 				out = append(out, label+" computes remotely prefilled prompts again")
 			}
@@ -146,8 +146,8 @@ func (r *Router) dryRun(ctx context.Context, in admin.RouteRequest) (*receipt.Re
 		Schema: receipt.Schema, ID: "dry-run", Time: x.start, Endpoint: ep.Kind.String(), Model: x.model, Stream: x.view.Stream, ConfigRevision: x.d.settings.revision,
 		Legs: []receipt.Leg{}, Outcome: receipt.Outcome{PromptTokens: -1, CachedTokens: -1, CompletionTokens: -1, TTFTMS: -1, E2EMS: -1},
 	}
-	if x.d.prompt.note != "" {
-		c.Note(x.d.prompt.note)
+	if x.d.prompt.Note != "" {
+		c.Note(x.d.prompt.Note)
 	}
 	fillPlan(c, &x.d, x.d.plan.Reason)
 	c.Inputs.SessionKey, c.Inputs.Force = x.session, string(x.force)

@@ -257,7 +257,7 @@ func (x *exchange) carryOut() error {
 	if !r.outliers.Admit(decode.Worker) {
 		return &failure{phase: selector.Decode, worker: decode.Worker, reason: "ejected", retry: true, err: errors.New("the worker is ejected")}
 	}
-	claim := ledger.Claim{ContextTokens: d.prompt.isl, BlockSize: d.in.Decode.BlockSize, LoadTokens: p.EffISL}
+	claim := ledger.Claim{ContextTokens: d.prompt.ISL, BlockSize: d.in.Decode.BlockSize, LoadTokens: p.EffISL}
 	if p.Path == disagg.Local {
 		claim.PrefillTokens, claim.LoadTokens = p.EffISL, 0
 	}
@@ -419,7 +419,7 @@ func (x *exchange) leg(phase selector.Phase, p disagg.Peer, body [][]byte, headT
 // or an answer that the client shall get (4xx).
 func (x *exchange) prefillLeg(ctx context.Context, t *disagg.Transfer, p disagg.Peer) (err error) {
 	r, s := x.r, x.d.settings
-	held := r.ledger.Reserve(p.Rank, ledger.Claim{PrefillTokens: x.d.prompt.isl - x.d.plan.PrefillCached, BlockSize: x.d.in.Prefill.BlockSize})
+	held := r.ledger.Reserve(p.Rank, ledger.Claim{PrefillTokens: x.d.prompt.ISL - x.d.plan.PrefillCached, BlockSize: x.d.in.Prefill.BlockSize})
 	defer held.Release()
 	leg := x.leg(selector.Prefill, p, x.edit(t.PrefillEdits(), p, selector.Prefill), s.Timeouts.Prefill)
 	record := x.beginLeg(selector.Prefill, p, leg)

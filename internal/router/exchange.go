@@ -17,6 +17,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/api"
 	"github.com/dynctl/dynctl/internal/router/disagg"
 	"github.com/dynctl/dynctl/internal/router/eventlog"
+	"github.com/dynctl/dynctl/internal/router/prompt"
 	"github.com/dynctl/dynctl/internal/router/receipt"
 	"github.com/dynctl/dynctl/internal/router/selector"
 	"github.com/dynctl/dynctl/internal/router/sse"
@@ -111,7 +112,7 @@ var (
 // for another attempt: the request's body, its ids and hashes. No leg may run
 // beside the stream.
 func (x *exchange) slim() {
-	x.facts.TokenIDs, x.d.prompt.ids = nil, nil
+	x.facts.TokenIDs, x.d.prompt.IDs = nil, nil
 	x.d.giveHashes()
 	if x.body != nil {
 		x.body.Release()
@@ -424,26 +425,26 @@ func (x *exchange) findPrompt() {
 	d.takeHashes()
 	now := time.Now()
 	if x.ep.Splittable || x.ep.Streamable {
-		d.prompt = r.tokens.find(x.ctx, v, x.model, d.list, d.ids)
-		if d.prompt.source == disagg.FromIDs {
-			d.ids = d.prompt.ids
+		d.prompt = r.tokens.Find(x.ctx, v, x.model, d.list, d.ids)
+		if d.prompt.Source == disagg.FromIDs {
+			d.ids = d.prompt.IDs
 		}
 	} else {
-		d.prompt = tokenized{source: disagg.FromNothing}
+		d.prompt = prompt.Prompt{Source: disagg.FromNothing}
 		if x.ep.Body == api.JSONBody && v.Prompt != api.PromptNone {
-			d.prompt = tokenized{isl: v.EstimateTokens(), source: disagg.FromEstimate}
+			d.prompt = prompt.Prompt{ISL: v.EstimateTokens(), Source: disagg.FromEstimate}
 		}
 	}
 	d.took.tokenize = time.Since(now)
-	r.metrics.Tokenized(string(d.prompt.source))
+	r.metrics.Tokenized(string(d.prompt.Source))
 	r.hash(d, v)
 	x.facts = disagg.Facts{
 		Kind: x.ep.Kind, Splittable: x.ep.Splittable && x.ep.Body == api.JSONBody,
-		ISL: d.prompt.isl, Source: d.prompt.source,
+		ISL: d.prompt.ISL, Source: d.prompt.Source,
 		N: int(max(1, v.N)), Prompts: v.Prompts(), Multimodal: v.Multimodal,
 		PromptLogprobs: v.PromptLogprobs || v.Echo && v.Logprobs,
 		MaxTokens:      v.MaxTokens, MaxTokensKey: v.MaxTokensKey, MinTokens: v.MinTokens,
-		Logprobs: v.Logprobs, Echo: v.Echo, TokenIDs: d.prompt.ids,
+		Logprobs: v.Logprobs, Echo: v.Echo, TokenIDs: d.prompt.IDs,
 	}
 	if x.ep.Body != api.JSONBody {
 		x.facts.MaxTokens, x.facts.MinTokens = -1, -1

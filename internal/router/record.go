@@ -30,8 +30,8 @@ func (x *exchange) record() {
 		if x.attempt == 1 {
 			c.RequestID, c.Endpoint, c.Model, c.Stream = x.id, x.ep.Kind.String(), x.model, x.view.Stream
 			c.ConfigRevision = d.settings.revision
-			if d.prompt.note != "" {
-				c.Note(d.prompt.note)
+			if d.prompt.Note != "" {
+				c.Note(d.prompt.Note)
 			}
 		}
 		fillPlan(c, d, reason)
@@ -60,7 +60,7 @@ func (x *exchange) record() {
 		}
 	}
 	if r.opts.Observer.Decision != nil {
-		rec := DecisionRecord{Tokens: d.prompt.ids, Approximate: d.chunked, Attempt: x.attempt, Asked: d.asked, Input: &d.in, Plan: p}
+		rec := DecisionRecord{Tokens: d.prompt.IDs, Approximate: d.chunked, Attempt: x.attempt, Asked: d.asked, Input: &d.in, Plan: p}
 		if d.used > 0 {
 			rec.Locals, rec.BlockSize = d.views[0].locals, d.views[0].blockSize
 		}
@@ -297,7 +297,7 @@ func (r *Router) settle(x *exchange, c *receipt.Receipt) {
 	r.metrics.Usage(x.model, a.prompt, a.cached, a.completion)
 	if x.ep.Streamable {
 		t.Predicted.Add(uint64(p.CachedTokens))
-		t.Planned.Add(uint64(max(0, x.d.prompt.isl)))
+		t.Planned.Add(uint64(max(0, x.d.prompt.ISL)))
 		if a.cached >= 0 {
 			r.metrics.Cached(p.CachedTokens, a.cached)
 		}

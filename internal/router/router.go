@@ -14,7 +14,6 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
-	"net/http"
 	"os"
 	"strings"
 	"sync"
@@ -31,6 +30,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/kvfeed"
 	"github.com/dynctl/dynctl/internal/router/kvindex"
 	"github.com/dynctl/dynctl/internal/router/ledger"
+	"github.com/dynctl/dynctl/internal/router/prompt"
 	"github.com/dynctl/dynctl/internal/router/receipt"
 	"github.com/dynctl/dynctl/internal/router/state"
 	"github.com/dynctl/dynctl/internal/router/telemetry"
@@ -96,31 +96,30 @@ type Router struct {
 	settings atomic.Pointer[settings]
 	reloadMu sync.Mutex
 
-	registry          *workers.Registry
-	index             *kvindex.Index
-	guesses           *approx.Index
-	feeds             *kvfeed.Manager
-	ledger            *ledger.Ledger
-	receipts          *receipt.Ring
-	events            *eventlog.Log
-	metrics           *telemetry.Metrics
-	tracer            *telemetry.Tracer
-	gate              *admission.Gate
-	client            *upstream.Client
-	monitor           *health.Monitor
-	outliers          *health.Outliers
-	tokenizeTransport *http.Transport
-	requests          context.Context // ends when the router stops waiting for requests
-	cancelRequests    context.CancelFunc
-	modelCache        modelCache
-	tokens            *tokenStage
-	budget            retryBudget
-	sticky            *stickyResponses
-	traffic           traffic.Traffic
-	compute           *watch.Recompute
-	failures          watch.Failures
-	fleet             *follower.Follower
-	state             *state.State
+	registry       *workers.Registry
+	index          *kvindex.Index
+	guesses        *approx.Index
+	feeds          *kvfeed.Manager
+	ledger         *ledger.Ledger
+	receipts       *receipt.Ring
+	events         *eventlog.Log
+	metrics        *telemetry.Metrics
+	tracer         *telemetry.Tracer
+	gate           *admission.Gate
+	client         *upstream.Client
+	monitor        *health.Monitor
+	outliers       *health.Outliers
+	requests       context.Context // ends when the router stops waiting for requests
+	cancelRequests context.CancelFunc
+	modelCache     modelCache
+	tokens         *prompt.Stage
+	budget         retryBudget
+	sticky         *stickyResponses
+	traffic        traffic.Traffic
+	compute        *watch.Recompute
+	failures       watch.Failures
+	fleet          *follower.Follower
+	state          *state.State
 
 	drain    chan struct{} // closed by Drain
 	draining atomic.Bool
@@ -173,7 +172,9 @@ func New(ctx context.Context, o Options) (*Router, error) {
 	if err := r.buildClients(&o.Config); err != nil {
 		return nil, err
 	}
-	if r.tokens, err = newTokenStage(r); err != nil {
+	if r.tokens, err = prompt.New(prompt.Options{
+		Mode: o.Config.Tokens.Tokenizer, Path: o.Config.Tokens.Path, Registry: r.registry, Event: r.event, DialTimeout: o.Config.Timeouts.Dial,
+	}); err != nil {
 		return nil, err
 	}
 	r.describe()
@@ -231,7 +232,7 @@ func (r *Router) Run(ctx context.Context) error {
 		g.Go(func() error { return f.Run(ctx) })
 	}
 	g.Go(func() error { return r.traffic.Run(ctx) })
-	g.Go(func() error { return r.tokens.run(ctx) })
+	g.Go(func() error { return r.tokens.Run(ctx) })
 	g.Go(func() error { return r.compute.Run(ctx) })
 	r.event(eventlog.Event{Kind: "router_started", Text: fmt.Sprintf("the router started with %d worker(s)", len(r.registry.Snapshot().Workers))})
 	return g.Wait()
@@ -241,7 +242,7 @@ func (r *Router) Run(ctx context.Context) error {
 func (r *Router) Close(ctx context.Context) error {
 	r.cancelRequests()
 	r.client.Close()
-	r.tokenizeTransport.CloseIdleConnections()
+	r.tokens.Close()
 	return errors.Join(r.index.Close(), r.guesses.Close(), r.tracer.Close(ctx))
 }
 

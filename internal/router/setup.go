@@ -3,9 +3,7 @@ package router
 import (
 	"context"
 	"net"
-	"net/http"
 	"slices"
-	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -21,12 +19,6 @@ import (
 func (r *Router) buildClients(c *Config) error {
 	r.requests, r.cancelRequests = context.WithCancel(context.Background())
 	r.client = upstream.New(upstream.Options{DialTimeout: c.Timeouts.Dial})
-	// Questions to /tokenize are large bodies both ways; they share nothing
-	// with the legs.
-	r.tokenizeTransport = &http.Transport{
-		DialContext: (&net.Dialer{Timeout: c.Timeouts.Dial}).DialContext, MaxIdleConnsPerHost: 64, IdleConnTimeout: 4 * time.Second,
-		ResponseHeaderTimeout: 10 * time.Second, DisableCompression: true,
-	}
 	r.monitor = health.NewMonitor(r.registry, health.Options{Interval: c.Health.Interval, Timeout: c.Health.Timeout, Scrape: c.Health.Scrape}, r.workerEvent)
 	r.outliers = health.NewOutliers(r.registry, health.OutlierOptions{}, r.workerEvent)
 	feeds := kvfeed.Options{BlockSize: defaultBlock, Events: r.workerEvent, Logger: r.log, StaleAfter: c.Index.StaleAfter}

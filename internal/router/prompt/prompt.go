@@ -1,9 +1,14 @@
-package router
+// Package prompt finds the token ids of a request's prompt: from the client,
+// from a local tokenizer.json, or from an engine's /tokenize. What it cannot
+// find is left to an estimate of the length and to approximate routing over
+// text.
+package prompt
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
 	"strings"
 	"sync"
@@ -22,13 +27,23 @@ import (
 // maxTokenizers bounds the models that have a tokenizer of their own.
 const maxTokenizers = 256
 
-// tokenStage finds the token ids of prompts: from the client, from a local
-// tokenizer.json, or from an engine's /tokenize. What it cannot find is left
-// to an estimate of the length and to approximate routing over text.
-type tokenStage struct {
-	r     *Router
-	mode  string
-	local *tokenize.Local // nil without tokenizer.json
+// Options are what a Stage works with.
+type Options struct {
+	// Mode is "auto", "local", "engine" or "estimate".
+	Mode string
+	// Path is the tokenizer.json, or the folder that holds it; may be empty.
+	Path     string
+	Registry *workers.Registry
+	Event    func(eventlog.Event)
+	// DialTimeout bounds connecting to an engine.
+	DialTimeout time.Duration
+}
+
+// Stage finds the token ids of prompts. Make it with New, run it with Run.
+type Stage struct {
+	o         Options
+	local     *tokenize.Local // nil without tokenizer.json
+	transport *http.Transport
 
 	mu     sync.Mutex
 	models map[string]*modelTokens
@@ -48,11 +63,17 @@ type modelTokens struct {
 	degraded atomic.Int64
 }
 
-func newTokenStage(r *Router) (*tokenStage, error) {
-	c := &r.settings.Load().Tokens
-	t := &tokenStage{r: r, mode: c.Tokenizer, models: map[string]*modelTokens{}}
-	if c.Path != "" && c.Tokenizer != "estimate" && c.Tokenizer != "engine" {
-		l, err := tokenize.Load(c.Path, tokenize.Options{})
+// New makes a stage. It reads the tokenizer and opens no sockets.
+func New(o Options) (*Stage, error) {
+	t := &Stage{o: o, models: map[string]*modelTokens{}}
+	// Questions to /tokenize are large bodies both ways; they share nothing
+	// with the legs.
+	t.transport = &http.Transport{
+		DialContext: (&net.Dialer{Timeout: o.DialTimeout}).DialContext, MaxIdleConnsPerHost: 64, IdleConnTimeout: 4 * time.Second,
+		ResponseHeaderTimeout: 10 * time.Second, DisableCompression: true,
+	}
+	if o.Path != "" && o.Mode != "estimate" && o.Mode != "engine" {
+		l, err := tokenize.Load(o.Path, tokenize.Options{})
 		if err != nil {
 			return nil, fmt.Errorf("tokens.path (--tokenizer-path): %w", err)
 		}
@@ -61,8 +82,11 @@ func newTokenStage(r *Router) (*tokenStage, error) {
 	return t, nil
 }
 
+// Close closes idle connections.
+func (t *Stage) Close() { t.transport.CloseIdleConnections() }
+
 // model is the tokenizer of a model, nil when there are too many.
-func (t *tokenStage) model(name string) *modelTokens {
+func (t *Stage) model(name string) *modelTokens {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	m := t.models[name]
@@ -72,7 +96,7 @@ func (t *tokenStage) model(name string) *modelTokens {
 		}
 		m = &modelTokens{}
 		m.engine = tokenize.NewEngine(tokenize.EngineOptions{
-			Client: &http.Client{Transport: anyWorker{t.r, name, m}}, BaseURL: "http://engine", Model: name,
+			Client: &http.Client{Transport: anyWorker{t, name, m}}, BaseURL: "http://engine", Model: name,
 		})
 		if t.local != nil {
 			m.gated.Store(tokenize.NewGated(t.local, m.engine, tokenize.Agreement{Agreed: []tokenize.Aspect{tokenize.AspectPrompt}}))
@@ -84,7 +108,7 @@ func (t *tokenStage) model(name string) *modelTokens {
 
 // anyWorker sends a request to a usable worker of a model, in turn.
 type anyWorker struct {
-	r     *Router
+	t     *Stage
 	model string
 	m     *modelTokens
 }
@@ -92,7 +116,7 @@ type anyWorker struct {
 // RoundTrip implements http.RoundTripper. A worker that cannot be reached is no
 // reason to go without ids while another one can.
 func (a anyWorker) RoundTrip(req *http.Request) (*http.Response, error) {
-	list := a.r.registry.Snapshot().Model(a.model)
+	list := a.t.o.Registry.Snapshot().Model(a.model)
 	start := int(a.m.turn.Add(1) % uint64(max(1, len(list))))
 	last := fmt.Errorf("no usable worker for model %q", a.model)
 	for i := range list {
@@ -114,7 +138,7 @@ func (a anyWorker) RoundTrip(req *http.Request) (*http.Response, error) {
 		if w.APIKey != "" {
 			try.Header.Set("Authorization", "Bearer "+w.APIKey)
 		}
-		resp, err := a.r.tokenizeTransport.RoundTrip(try)
+		resp, err := a.t.transport.RoundTrip(try)
 		if err == nil || req.Context().Err() != nil || req.GetBody == nil {
 			return resp, err
 		}
@@ -123,39 +147,39 @@ func (a anyWorker) RoundTrip(req *http.Request) (*http.Response, error) {
 	return nil, last
 }
 
-// tokenized is what the stage found out.
-type tokenized struct {
-	ids    []uint32
-	isl    int
-	source disagg.Source
-	// note says why there are no ids where some were wanted.
-	note string
+// Prompt is what the stage found out.
+type Prompt struct {
+	IDs    []uint32 // nil when they are not known
+	ISL    int      // tokens, from Source
+	Source disagg.Source
+	// Note says why there are no ids where some were wanted.
+	Note string
 }
 
-// find finds the ids of the request's first prompt. dst is reused for ids that
+// Find finds the ids of the request's first prompt. dst is reused for ids that
 // the client sent; other ids belong to a cache and must not be changed.
-func (t *tokenStage) find(ctx context.Context, v *api.View, model string, list []*workers.Worker, dst []uint32) tokenized {
+func (t *Stage) Find(ctx context.Context, v *api.View, model string, list []*workers.Worker, dst []uint32) Prompt {
 	switch v.Prompt {
 	case api.PromptIDs, api.PromptIDLists:
 		ids := v.AppendIDs(dst[:0], 0)
-		return tokenized{ids: ids, isl: v.IDs, source: disagg.FromIDs}
+		return Prompt{IDs: ids, ISL: v.IDs, Source: disagg.FromIDs}
 	case api.PromptNone:
-		return tokenized{source: disagg.FromNothing}
+		return Prompt{Source: disagg.FromNothing}
 	}
-	estimate := func(note string) tokenized {
-		return tokenized{isl: v.EstimateTokens(), source: disagg.FromEstimate, note: note}
+	estimate := func(note string) Prompt {
+		return Prompt{ISL: v.EstimateTokens(), Source: disagg.FromEstimate, Note: note}
 	}
 	if v.Multimodal {
 		return estimate("the prompt holds more than text")
 	}
-	if t.mode == "estimate" {
+	if t.o.Mode == "estimate" {
 		return estimate("")
 	}
 	var m *modelTokens
 	if m = t.model(model); m == nil {
 		return estimate(fmt.Sprintf("more than %d models", maxTokenizers))
 	}
-	if t.mode == "auto" && t.local == nil && !anyFed(list) {
+	if t.o.Mode == "auto" && t.local == nil && !anyFed(list) {
 		return estimate("") // nobody tells KV events: ids would name no block
 	}
 	ask := question(v)
@@ -174,10 +198,10 @@ func (t *tokenStage) find(ctx context.Context, v *api.View, model string, list [
 		return estimate("tokenizer: " + oneLine(err))
 	}
 	if res.Source == tokenize.SourceLocal {
-		return tokenized{ids: res.IDs, isl: res.Tokens, source: disagg.FromLocal}
+		return Prompt{IDs: res.IDs, ISL: res.Tokens, Source: disagg.FromLocal}
 	}
 	t.recover(m, model)
-	return tokenized{ids: res.IDs, isl: res.Tokens, source: disagg.FromEngine}
+	return Prompt{IDs: res.IDs, ISL: res.Tokens, Source: disagg.FromEngine}
 }
 
 // question is how a prompt is put to a tokenizer; nil when it cannot be.
@@ -213,26 +237,26 @@ func anyFed(list []*workers.Worker) bool {
 	return false
 }
 
-func (t *tokenStage) degrade(m *modelTokens, model string, err error) {
+func (t *Stage) degrade(m *modelTokens, model string, err error) {
 	if m.degraded.CompareAndSwap(0, time.Now().UnixNano()) {
-		t.r.event(eventlog.Event{
+		t.o.Event(eventlog.Event{
 			Kind: "tokenizer_degraded", Severity: eventlog.Warn,
 			Text: fmt.Sprintf("prompts of %s are estimated and routed by text, because no engine tokenizes them: %s", model, oneLine(err)),
 		})
 	}
 }
 
-func (t *tokenStage) recover(m *modelTokens, model string) {
+func (t *Stage) recover(m *modelTokens, model string) {
 	if since := m.degraded.Swap(0); since != 0 {
-		t.r.event(eventlog.Event{
+		t.o.Event(eventlog.Event{
 			Kind: "tokenizer_recovered",
-			Text: fmt.Sprintf("prompts of %s are tokenized again, after %s", model, time.Since(time.Unix(0, since)).Round(time.Millisecond)),
+			Text: fmt.Sprintf("prompts of %s are Prompt again, after %s", model, time.Since(time.Unix(0, since)).Round(time.Millisecond)),
 		})
 	}
 }
 
-// state tells what is wrong with the stage; empty when nothing is.
-func (t *tokenStage) state() []string {
+// Troubles tell what is wrong with the stage; empty when nothing is.
+func (t *Stage) Troubles() []string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	var out []string
@@ -247,9 +271,9 @@ func (t *tokenStage) state() []string {
 	return out
 }
 
-// run compares the local tokenizer with the engines of every model as they
+// Run compares the local tokenizer with the engines of every model as they
 // appear, until ctx ends.
-func (t *tokenStage) run(ctx context.Context) error {
+func (t *Stage) Run(ctx context.Context) error {
 	if t.local == nil {
 		<-ctx.Done()
 		return nil
@@ -260,8 +284,8 @@ func (t *tokenStage) run(ctx context.Context) error {
 	g.SetLimit(4)
 	pending := sync.Map{}
 	for {
-		for _, name := range t.r.registry.Snapshot().Models() {
-			m := t.model(t.r.registry.Snapshot().Canonical(name))
+		for _, name := range t.o.Registry.Snapshot().Models() {
+			m := t.model(t.o.Registry.Snapshot().Canonical(name))
 			if m == nil || m.agrees.Load() != nil {
 				continue
 			}
@@ -284,7 +308,7 @@ func (t *tokenStage) run(ctx context.Context) error {
 	}
 }
 
-func (t *tokenStage) check(ctx context.Context, m *modelTokens, name string) {
+func (t *Stage) check(ctx context.Context, m *modelTokens, name string) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	a, err := tokenize.SelfCheck(ctx, t.local, m.engine, tokenize.DefaultProbes(name))
@@ -301,7 +325,7 @@ func (t *tokenStage) check(ctx context.Context, m *modelTokens, name string) {
 			e.Severity, e.Text = eventlog.Error, fmt.Sprintf("the local tokenizer is not that of %s and is not used for it: %s", name, why)
 		}
 	}
-	t.r.event(e)
+	t.o.Event(e)
 }
 
 // disagreement tells the probes that gave other ids; empty when none did.
@@ -314,3 +338,5 @@ func disagreement(a *tokenize.Agreement) string {
 	}
 	return strings.Join(out, "; ")
 }
+
+func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
