@@ -328,11 +328,10 @@ func (s *scanner) array(i int, on func(i int) int) int {
 		return i + 1
 	}
 	for {
-		switch {
-		case on != nil:
+		if on != nil {
 			i = on(i)
-		default:
-			i = s.value(i)
+		} else {
+			i = s.value(s.space(s.wholes(i)))
 		}
 		if i < 0 {
 			return -1
@@ -351,6 +350,31 @@ func (s *scanner) array(i int, on func(i int) int) int {
 			return s.fail(i, "expected ',' or ']' after an element of an array")
 		}
 	}
+}
+
+// wholes skips the elements of an array from i on that are plain whole numbers
+// and not the last: of token and block ids there are thousands.
+func (s *scanner) wholes(i int) int {
+	for b := s.b; ; {
+		k := i
+		for k < len(b) && b[k]-'0' <= 9 {
+			k++
+		}
+		if k == i || b[i] == '0' || k >= len(b) || b[k] != ',' {
+			return i
+		}
+		if i = k + 1; i < len(b) && b[i] == ' ' {
+			i++
+		}
+	}
+}
+
+// ValidJSON reports whether b is one JSON text, in valid UTF-8 and nested no
+// deeper than depth.
+func ValidJSON(b []byte, depth int) bool {
+	s := scanner{b: b, maxDepth: depth}
+	i := s.value(s.space(0))
+	return i >= 0 && s.space(i) == len(b)
 }
 
 // kindOf names the JSON type of a valid value for messages.

@@ -41,7 +41,7 @@ const (
 // the last one, as the engines' own parser does.
 func parseAnswer(body []byte) (*answer, error) {
 	a := &answer{promptTokens: -1, cachedTokens: -1}
-	if !shallow(body) || !gjson.ValidBytes(body) {
+	if !api.ValidJSON(body, maxDepth) {
 		return nil, fmt.Errorf("%w: the answer is not a JSON object", ErrPrefillFailed)
 	}
 	// Not a copy of what may be many block ids; the body does not change.
@@ -136,37 +136,6 @@ func checkDiscarded(body []byte) error {
 	}
 	return nil
 }
-
-// shallow reports whether nesting stays within bounds; the parser behind it
-// descends by recursion.
-func shallow(body []byte) bool {
-	depth, quoted := 0, false
-	for i := 0; i < len(body); i++ {
-		switch c := body[i]; {
-		case plainByte[c]:
-		case quoted && c == '\\':
-			i++
-		case c == '"':
-			quoted = !quoted
-		case quoted:
-		case c == '{' || c == '[':
-			if depth++; depth > maxDepth {
-				return false
-			}
-		case c == '}' || c == ']':
-			depth--
-		}
-	}
-	return true
-}
-
-// plainByte are the bytes that neither nest nor quote.
-var plainByte = func() (t [256]bool) {
-	for c := range t {
-		t[c] = !strings.ContainsRune(`"\{}[]`, rune(c)) || c >= 0x80
-	}
-	return t
-}()
 
 // The members of kv_transfer_params that are looked at.
 const (

@@ -56,3 +56,22 @@ func BenchmarkCountBlocks(b *testing.B) {
 		}
 	}
 }
+
+// A prefill's answer to 220 KB: what it costs to check and read it.
+func BenchmarkParseAnswer(b *testing.B) {
+	var sb strings.Builder
+	for i := range 3438 {
+		fmt.Fprintf(&sb, ", %d", i+7)
+	}
+	body := []byte(strings.Replace(captured, `"remote_block_ids": [[`, `"remote_block_ids": [[`+sb.String()[2:]+`, `, 1))
+	if len(body) < 20_000 {
+		b.Fatal("the captured answer has no block ids")
+	}
+	b.SetBytes(int64(len(body)))
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := parseAnswer(body); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
