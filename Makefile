@@ -26,9 +26,8 @@ soak:
 soak-virtual:
 	DYNCTL_SOAK_SEEDS=$${DYNCTL_SOAK_SEEDS:-10000} go test -count=1 -timeout 0 -run '^TestVirtual$$' -v ./internal/bench/soak
 
-# The benchmarks of the goals; BENCH and COUNT choose rows and repetitions.
-BENCH ?= Request|Chunk|Decision|Observed
+# The table of goals and figures; COUNT is the number of repetitions, and
+# scripts/bench.sh says which rows need a file. docs/benchmarks.md.
 COUNT ?= 3
 bench:
-	go test -run '^$$' -bench '$(BENCH)' -benchtime 2000x -count $(COUNT) ./internal/router
-	go test -run '^$$' -bench 'Sent|CountBlocks|Echo|Event|Leg' -count 1 ./internal/router/approx ./internal/router/disagg ./internal/router/quicksock ./internal/router/sse ./internal/router/upstream
+	scripts/bench.sh $(COUNT)

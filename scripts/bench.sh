@@ -1,0 +1,77 @@
+#!/usr/bin/env bash
+# Runs the benchmarks that goals are set for and prints a table of medians, the
+# goal beside each. Arguments: number of repetitions (default 3).
+#
+# With KVOPS (a workload file of the shared index harness) the index rows are
+# run, with DYNCTL_TOKENIZER and DYNCTL_BENCH_TEXT (a real tokenizer.json and a
+# text) the tokenizer rows. Client and engine of the request rows run in the
+# same process: the row "direct" is what they need, and is taken off.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+count=${1:-3}
+out=$(mktemp)
+trap 'rm -f "$out"' EXIT
+run() { # package pattern flags...
+	local pkg=$1 pattern=$2; shift 2
+	go test -run '^$' -bench "$pattern" -count "$count" "$@" "./$pkg" | tee -a "$out" | grep '^Benchmark' >&2 || true
+}
+[ -z "${KVOPS:-}" ] || run cmd/kvindexbench Workload -benchtime 1x
+run internal/router/kvfeed 'Stream|Feed'
+run internal/router 'Decision|Observed'
+run internal/router 'Request|Chunk' -benchtime 3000x
+run internal/router/disagg 'ParseAnswer'
+[ -z "${DYNCTL_TOKENIZER:-}" ] || run internal/router/tokenize/bpe 'Cold1MB|Prompt220KB'
+run internal/bench/loadgen 'ClosedLoop|OpenLoop'
+
+awk '
+/^Benchmark/ {
+	name = $1
+	sub(/-[0-9]+$/, "", name); sub(/^Benchmark/, "", name)
+	for (i = 3; i < NF; i += 2) v[name, $(i + 1), ++n[name, $(i + 1)]] = $i
+	if (!(name in seen)) { seen[name]; order[++names] = name }
+}
+function median(name, unit,   k, i, j, t, a) {
+	k = n[name, unit]
+	if (!k) return ""
+	for (i = 1; i <= k; i++) a[i] = v[name, unit, i] + 0
+	for (i = 2; i <= k; i++) { t = a[i]; for (j = i - 1; j > 0 && a[j] > t; j--) a[j + 1] = a[j]; a[j + 1] = t }
+	return k % 2 ? a[(k + 1) / 2] : (a[k / 2] + a[k / 2 + 1]) / 2
+}
+function row(what, goal, value, unit, better,   ok) {
+	if (value == "") { printf "| %s | %s | not run | |\n", what, goal; return }
+	ok = goal == "" ? "" : (better == "more" ? value >= goal : value <= goal) ? "met" : "missed"
+	printf "| %s | %s | %.4g %s | %s |\n", what, goal, value, unit, ok
+}
+function over(name, base,   a, b) {
+	a = median(name, "cpu-µs/op"); b = median(base, "cpu-µs/op")
+	return a == "" || b == "" ? "" : a - b
+}
+END {
+	print "| what | goal | seen | |"
+	print "|---|---|---|---|"
+	row("index, one event per removed hash, 2 threads, at least", 45, median("Workload/vllm", "Mops/s"), "M block operations/s", "more")
+	row("index, grouped, 2 threads, at least", 45, median("Workload/grouped", "Mops/s"), "M block operations/s", "more")
+	for (i = 1; i <= names; i++)
+		if (order[i] ~ /^(Stream|Feed)/) {
+			row("event path, " order[i] ", at least", 5, median(order[i], "Mblocks/s"), "M blocks/s", "more")
+			row("its allocations an operation", "", median(order[i], "allocs/op"), "")
+		}
+	row("decision, 8,192 tokens, 64 ranks", 50, median("Decision/aggregated", "cpu-µs/op"), "µs")
+	row("the same, 32 prefill and 32 decode", 50, median("Decision/disaggregated", "cpu-µs/op"), "µs")
+	row("receipt and metrics of a request, 2 ranks", "", median("Observed/2-ranks", "cpu-µs/op"), "µs")
+	row("pass-through 1 KB, over direct", 60, over("Request/pass-through/1KB", "Request/direct/1KB"), "µs")
+	row("KV-aware 1 KB, over direct", 80, over("Request/kv/1KB", "Request/direct/1KB"), "µs")
+	row("pass-through 220 KB, over direct", 200, over("Request/pass-through/220KB", "Request/direct/220KB"), "µs")
+	row("KV-aware 220 KB, over direct", 400, over("Request/kv/220KB", "Request/direct/220KB"), "µs")
+	row("two legs 1 KB, over one direct", "", over("Request/two-legs/1KB", "Request/direct/1KB"), "µs")
+	row("two legs 220 KB, over one direct", "", over("Request/two-legs/220KB", "Request/direct/220KB"), "µs")
+	row("8,192 token ids, KV-aware", "", median("Request/kv-ids/8k-tokens", "cpu-µs/op"), "µs, all three processes")
+	row("streamed event, over direct", "", over("Chunk/router", "Chunk/direct"), "µs")
+	row("check of a prefill answer with 3,438 block ids", "", median("ParseAnswer", "ns/op") / 1000, "µs")
+	row("tokenizing 1 MB of mixed text, cold", "", median("Cold1MB/real", "MB/cpu-s"), "MB/s", "more")
+	row("220 KB prompt, cold", 20, median("Prompt220KB/real/cold", "cpu-ms/op"), "ms")
+	row("220 KB prompt, 90 % shared", 2, median("Prompt220KB/real/share90", "cpu-ms/op"), "ms")
+	row("load client, closed loop, at least", 5000, median("ClosedLoop", "rps"), "requests/s", "more")
+	row("load client, 2,500/s constant, dispatch p99", 1000, median("OpenLoop/constant", "dispatch_p99_us"), "µs")
+	row("load client, 2,500/s Poisson, dispatch p99", 1000, median("OpenLoop/poisson", "dispatch_p99_us"), "µs")
+}' "$out"
