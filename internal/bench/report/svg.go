@@ -191,8 +191,9 @@ func curves(g *experiment.GroupResult, title, unit string, band bool, of func(*e
 		for i := range xs {
 			fmt.Fprintf(&s.b, `<circle cx="%.1f" cy="%.1f" r="3" fill="%s"/>`, xs[i], ys[i], arm.colour)
 		}
-		s.line(600, 44+18*float64(k), 630, 44+18*float64(k), arm.colour, 2, arm.dash)
-		s.text(636, 48+18*float64(k), "start", arm.colour, arm.name)
+		// Above the plot, where no curve runs through it.
+		s.line(540+100*float64(k), 16, 570+100*float64(k), 16, arm.colour, 2, arm.dash)
+		s.text(576+100*float64(k), 20, "start", arm.colour, arm.name)
 	}
 	if limit > 0 {
 		s.line(60, y.at(limit), 730, y.at(limit), "#b91c1c", 1.5, "2 3")
