@@ -18,7 +18,7 @@ import (
 const (
 	garbageBytes   = 64 << 20 // wanted, whatever lives
 	garbageMost    = 200      // percent of what lives, as GOGC
-	garbageLeast   = 40
+	garbageLeast   = 25
 	garbageStep    = 10 // a change below it is not worth stopping the world for
 	garbageLook    = time.Second
 	liveHeapMetric = "/gc/heap/live:bytes"
