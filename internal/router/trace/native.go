@@ -63,7 +63,11 @@ func AppendRecord(dst []byte, r *Record) ([]byte, error) {
 	case KindRequest:
 		return o.embed(r.Request, start)
 	case KindOutcome:
-		return o.embed(r.Outcome, start)
+		at := len(o.p)
+		if r.Outcome == nil || !r.Outcome.appendTo(&o) {
+			o.p = o.p[:at]
+			return o.embed(r.Outcome, start)
+		}
 	case KindEnd:
 		return o.embed(r.End, start)
 	default:

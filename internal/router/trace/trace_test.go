@@ -6,8 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -502,4 +505,79 @@ func FuzzMooncake(f *testing.F) {
 
 func FuzzCapture(f *testing.F) {
 	fuzzFormat(f, Capture, []byte(`{"src":"prefill","recv_unix_ns":1795261515058407187,"frames_b64":["","AAAAAAAAADs=","k8tB2g=="]}`))
+}
+
+// fill sets every member of v below to something: empty, the given ones, or
+// what is hard to write.
+func fill(v reflect.Value, r *rand.Rand, text string, figure float64) {
+	switch v.Kind() {
+	case reflect.Struct:
+		if v.Type() == reflect.TypeFor[time.Time]() {
+			at := time.Unix(r.Int64N(1<<33), r.Int64N(1e9)).UTC()
+			if r.IntN(4) == 0 {
+				at = at.In(time.FixedZone("", int(r.Int32N(1<<16)-1<<15)))
+			}
+			v.Set(reflect.ValueOf(at))
+			return
+		}
+		for i := range v.NumField() {
+			if v.Field(i).CanSet() {
+				fill(v.Field(i), r, text, figure)
+			}
+		}
+	case reflect.Slice:
+		if n := r.IntN(5); n > 0 {
+			v.Set(reflect.MakeSlice(v.Type(), n-1, n-1))
+		}
+		for i := range v.Len() {
+			fill(v.Index(i), r, text, figure)
+		}
+	case reflect.String:
+		v.SetString([]string{"", "w/dp0", text, "<a&b>\"\\\n\x7f", "é\u2028\xff"}[r.IntN(5)])
+	case reflect.Bool:
+		v.SetBool(r.IntN(2) == 0)
+	case reflect.Float64:
+		v.SetFloat([]float64{0, -1, figure, -figure, float64(r.IntN(1e6)) / 1000, math.Copysign(0, -1), r.NormFloat64(), math.Float64frombits(r.Uint64()), 1 << 53, 1e21, 1e-7, 999999, 1e6}[r.IntN(13)])
+	case reflect.Int:
+		v.SetInt(int64(r.IntN(2)) * int64(r.Uint64()))
+	case reflect.Uint32, reflect.Uint64:
+		v.SetUint(uint64(r.IntN(2)) * (r.Uint64() & (1<<v.Type().Bits() - 1)))
+	default:
+		panic("a receipt has a " + v.Kind().String())
+	}
+}
+
+// FuzzOutcome: the line of an outcome is what encoding/json makes of it, or the
+// error is.
+func FuzzOutcome(f *testing.F) {
+	for i := range uint64(300) {
+		f.Add(i, "text", float64(i)/7)
+	}
+	f.Add(uint64(1), "\x00</script>\ufffd", math.NaN())
+	f.Fuzz(func(t *testing.T, seed uint64, text string, figure float64) {
+		r := rand.New(rand.NewPCG(seed, 1))
+		x := &Outcome{ID: text, Receipt: new(receipt.Receipt)}
+		fill(reflect.ValueOf(x.Receipt).Elem(), r, text, figure)
+		switch r.IntN(8) {
+		case 0:
+			x.Receipt = nil
+		case 1:
+			x.Receipt.Time = time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC) // JSON has no such year
+		}
+		if x.Receipt != nil && r.IntN(4) > 0 {
+			x.Receipt.Decode.Candidates, x.Receipt.Prefill.Candidates = nil, nil
+		}
+		want, wantErr := json.Marshal(x)
+		got, err := AppendRecord([]byte("before"), &Record{Kind: KindOutcome, Time: 5 * time.Microsecond, Outcome: x})
+		if (err == nil) != (wantErr == nil) {
+			t.Fatalf("error %v, encoding/json says %v", err, wantErr)
+		}
+		line := "before"
+		if err == nil {
+			line += `{"kind":"outcome","t_us":5,` + string(want[1:]) + "\n"
+		}
+		if string(got) != line {
+			t.Fatalf("got\n%s, encoding/json writes\n%s", got, line)
+		}
+	})
 }

@@ -33,7 +33,7 @@ func NewCopy(buffer int) *Copy {
 		buffer = DefaultBuffer
 	}
 	c := &Copy{ranks: map[string][2][]byte{}}
-	c.sub = &Subscription{max: buffer, wake: make(chan struct{}, 1), preamble: c.preamble, leave: func() {}, now: func() time.Duration {
+	c.sub = &Subscription{max: buffer, batch: 1, wake: make(chan struct{}, 1), preamble: c.preamble, leave: func() {}, now: func() time.Duration {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		return c.last

@@ -26,7 +26,8 @@ type FileOptions struct {
 	MaxAge   time.Duration
 	// Keep is how many parts are kept, the oldest go first; 0 keeps all.
 	Keep int
-	// FlushEvery is how much a crash may lose (default 1 s).
+	// FlushEvery is how much a crash may lose (default 1 s). Lines that are fewer
+	// than 64 KiB wait as long before they are compressed and written.
 	FlushEvery time.Duration
 }
 
@@ -53,6 +54,7 @@ func NewFile(sub *Subscription, o FileOptions) (*File, error) {
 	if o.FlushEvery <= 0 {
 		o.FlushEvery = time.Second
 	}
+	sub.collect(fileBatch)
 	r := &File{o: o, sub: sub}
 	return r, r.open()
 }
@@ -119,18 +121,21 @@ func (r *File) Run(ctx context.Context) error {
 	defer tick.Stop()
 	dirty := false
 	for {
-		p := r.sub.take()
-		if len(p) > 0 {
-			if err := r.write(p); err != nil {
-				return errors.Join(err, r.f.Close())
-			}
-			dirty = true
-			continue
-		}
+		flush := false
 		select {
 		case <-ctx.Done():
 			return r.finish()
 		case <-tick.C:
+			flush = true
+		case <-r.sub.wake:
+		}
+		if p := r.sub.take(); len(p) > 0 {
+			if err := r.write(p); err != nil {
+				return errors.Join(err, r.f.Close())
+			}
+			dirty = true
+		}
+		if flush {
 			if dirty {
 				if err := r.z.Flush(); err != nil {
 					return errors.Join(fmt.Errorf("recording: %w", err), r.f.Close())
@@ -142,11 +147,9 @@ func (r *File) Run(ctx context.Context) error {
 					return err
 				}
 			}
-			continue
-		case <-r.sub.wake:
 		}
 		r.sub.mu.Lock()
-		done := r.sub.closed && len(r.sub.buf) == 0
+		done := r.sub.closed
 		r.sub.mu.Unlock()
 		if done {
 			return r.finish()

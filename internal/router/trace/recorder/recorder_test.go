@@ -143,6 +143,85 @@ func TestFullBuffer(t *testing.T) {
 	}
 }
 
+// TestWake: a File is woken by a batch, by what is dropped and by the end, and
+// not by each line; a stream by the first line.
+func TestWake(t *testing.T) {
+	tap := NewTap(trace.Header{})
+	woken := func(s *Subscription) bool {
+		select {
+		case <-s.wake:
+			return true
+		default:
+			return false
+		}
+	}
+	stream, err := tap.Subscribe(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sub, err := tap.Subscribe(1000)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := NewFile(sub, FileOptions{Path: filepath.Join(t.TempDir(), "t.jsonl")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !woken(stream) || !woken(sub) {
+		t.Error("the header woke nobody")
+	}
+	stream.take()
+	sub.take()
+	put := func(n int) { tap.Batch("w/dp0", 1, time.Now(), false, make([]byte, n)) }
+	put(0)
+	if !woken(stream) || woken(sub) {
+		t.Error("one short line: want the stream woken, and the file not")
+	}
+	put(400)
+	if woken(stream) || !woken(sub) {
+		t.Error("a batch: want the file woken, and the stream, which took nothing, not again")
+	}
+	put(400)
+	if !woken(sub) {
+		t.Error("a dropped line did not wake the file")
+	}
+	stream.Close()
+	sub.Close()
+	if !woken(sub) {
+		t.Error("the end did not wake the file")
+	}
+	sub.signal()
+	if err := f.Run(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	// What is less than a batch does not wait for more of it.
+	slow, err := tap.Subscribe(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "t.jsonl")
+	if f, err = NewFile(slow, FileOptions{Path: path, FlushEvery: time.Millisecond}); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- f.Run(ctx) }()
+	put(10)
+	for end := time.Now().Add(10 * time.Second); ; {
+		raw, err := os.ReadFile(path)
+		if err != nil || time.Now().After(end) {
+			t.Fatalf("the line did not reach the file: %s %v", raw, err)
+		}
+		if bytes.Contains(raw, []byte(`"kv"`)) {
+			break
+		}
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+}
+
 // TestRotation: parts are whole, can be read alone, and together hold all; the
 // oldest go beyond Keep.
 func TestRotation(t *testing.T) {
@@ -311,6 +390,34 @@ func BenchmarkDecision(b *testing.B) {
 	b.ReportAllocs()
 	for i := 0; b.Loop(); i++ {
 		tap.Decision(now, d)
+		if i%1024 == 0 {
+			sub.take()
+		}
+	}
+}
+
+// BenchmarkOutcome is what recording a receipt costs.
+func BenchmarkOutcome(b *testing.B) {
+	tap := NewTap(trace.Header{})
+	sub, err := tap.Subscribe(0)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer sub.Close()
+	leg := receipt.NewLeg("decode", "decode-0", "decode-0/dp0", 1)
+	leg.Status, leg.QueueMS, leg.DispatchMS, leg.FirstByteMS, leg.EndMS = 200, 0.012, 0.118, 11.402, 40.911
+	r := &receipt.Receipt{
+		Schema: receipt.Schema, ID: "a754fe24000000000588", RequestID: "9b1c04e2f7d84bb0", Time: time.Now().UTC(), Endpoint: "chat", Model: "sim",
+		Inputs: receipt.Inputs{ISL: 1024, ISLSource: "ids", BlockSize: 16, HashedBlocks: 64, ThresholdOn: "eff_isl", Draw: 1 << 63},
+		Path:   "local", Reason: "below_threshold", ReasonText: "the prompt is short", EffISL: 96,
+		Decode: receipt.Phase{Policy: "kv", Verdict: "chosen", Chosen: "decode-0/dp0", RunnerUp: "decode-1/dp0", MarginBlocks: 3.25, Eligible: 16},
+		Legs:   []receipt.Leg{leg},
+		Outcome: receipt.Outcome{Status: 200, Finish: "stop", PromptTokens: 1024, CachedTokens: 928, CompletionTokens: 16,
+			TTFTMS: 11.43, E2EMS: 40.93, ITL: receipt.Gaps{Count: 15, MeanMS: 1.96, P50MS: 1.9, P99MS: 2.4, MaxMS: 2.4}},
+	}
+	b.ReportAllocs()
+	for i := 0; b.Loop(); i++ {
+		tap.Outcome(r.ID, r)
 		if i%1024 == 0 {
 			sub.take()
 		}

@@ -23,6 +23,8 @@ const (
 	streamBuffer  = 16 << 20
 	maxListeners  = 16
 	maxRanks      = 1 << 16
+	// fileBatch is how many bytes wake a File; fewer wait for its next flush.
+	fileBatch = 64 << 10
 )
 
 // ErrListeners is a Tap with as many listeners as it takes.
@@ -41,6 +43,8 @@ type Tap struct {
 	active atomic.Bool
 	pool   sync.Pool // *[]byte
 
+	outcomes sync.Pool // *outcome
+
 	mu    sync.Mutex // guards the fields below; before Subscription.mu
 	subs  []*Subscription
 	ranks map[string]*tapRank
@@ -58,7 +62,7 @@ func NewTap(h trace.Header) *Tap {
 		h.Start = time.Now()
 	}
 	h.Schema = trace.Schema
-	return &Tap{header: h, ranks: map[string]*tapRank{}, pool: sync.Pool{New: func() any { return new([]byte) }}}
+	return &Tap{header: h, ranks: map[string]*tapRank{}, pool: sync.Pool{New: func() any { return new([]byte) }}, outcomes: sync.Pool{New: func() any { return new(outcome) }}}
 }
 
 // Active reports whether anybody listens; if not, there is no need to gather
@@ -136,11 +140,22 @@ func (t *Tap) Outcome(id string, r *receipt.Receipt) {
 	if !t.active.Load() {
 		return
 	}
-	c := *r
+	x := t.outcomes.Get().(*outcome)
+	c := &x.receipt
+	*c = *r
 	c.Live = false
 	c.Decode.Candidates, c.Prefill.Candidates = nil, nil
 	c.Decode.MarginBlocks, c.Prefill.MarginBlocks = finite(c.Decode.MarginBlocks), finite(c.Prefill.MarginBlocks)
-	t.put(&trace.Record{Kind: trace.KindOutcome, Outcome: &trace.Outcome{ID: id, Receipt: &c}})
+	x.outcome = trace.Outcome{ID: id, Receipt: c}
+	t.put(&trace.Record{Kind: trace.KindOutcome, Outcome: &x.outcome})
+	*x = outcome{} // nothing is kept
+	t.outcomes.Put(x)
+}
+
+// outcome is the memory of an Outcome while its line is made.
+type outcome struct {
+	outcome trace.Outcome
+	receipt receipt.Receipt
 }
 
 func finite(v float64) float64 {
@@ -201,7 +216,7 @@ func (t *Tap) Subscribe(buffer int) (*Subscription, error) {
 	if len(t.subs) >= maxListeners {
 		return nil, ErrListeners
 	}
-	s := &Subscription{max: buffer, wake: make(chan struct{}, 1), now: func() time.Duration { return t.since(time.Now()) }}
+	s := &Subscription{max: buffer, batch: 1, wake: make(chan struct{}, 1), now: func() time.Duration { return t.since(time.Now()) }}
 	s.preamble = func(part int) []byte {
 		t.mu.Lock()
 		defer t.mu.Unlock()
@@ -255,6 +270,7 @@ type Subscription struct {
 
 	mu      sync.Mutex // guards the fields below
 	buf     []byte
+	batch   int    // as many waiting bytes wake the listener
 	lost    uint64 // dropped and not reported yet
 	dropped uint64
 	records uint64
@@ -270,6 +286,7 @@ func (s *Subscription) add(line []byte) {
 	if len(s.buf)+len(line) > s.max {
 		s.lost++
 		s.dropped++
+		s.signal() // though there may be less than a batch
 		return
 	}
 	if s.lost > 0 {
@@ -277,14 +294,28 @@ func (s *Subscription) add(line []byte) {
 		s.buf, _ = trace.AppendRecord(s.buf, &trace.Record{Kind: trace.KindDropped, Time: s.now(), Dropped: s.lost})
 		s.lost = 0
 	}
-	if len(s.buf) == 0 {
-		select {
-		case s.wake <- struct{}{}:
-		default:
-		}
-	}
+	before := len(s.buf)
 	s.buf = append(s.buf, line...)
 	s.records++
+	if before < s.batch && len(s.buf) >= s.batch {
+		s.signal()
+	}
+}
+
+// signal wakes the listener, now or when it comes to wait.
+func (s *Subscription) signal() {
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+}
+
+// collect makes the listener's wake-ups rare, for one that takes what waits at
+// times of its own: waking a thread costs more than making a line.
+func (s *Subscription) collect(batch int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.batch = max(1, min(batch, s.max/2))
 }
 
 // drop counts a record that has no line.
@@ -341,10 +372,7 @@ func (s *Subscription) Close() {
 	s.mu.Lock()
 	s.closed = true
 	s.mu.Unlock()
-	select {
-	case s.wake <- struct{}{}:
-	default:
-	}
+	s.signal()
 }
 
 func (t *Tap) leave(s *Subscription) {
