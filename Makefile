@@ -24,7 +24,7 @@ soak:
 	DYNCTL_SOAK=$${DYNCTL_SOAK:-1h} DYNCTL_SOAK_DIR=$${DYNCTL_SOAK_DIR:-$(CURDIR)/bin/soak} go test -count=1 -timeout 0 -run '^TestEndurance$$' -v ./internal/bench/soak
 
 soak-virtual:
-	DYNCTL_SOAK_SEEDS=$${DYNCTL_SOAK_SEEDS:-10000} go test -count=1 -timeout 0 -run '^TestVirtual$$' -v ./internal/bench/soak
+	DYNCTL_SOAK_SEEDS=$${DYNCTL_SOAK_SEEDS:-10000} go test -count=1 -timeout 0 -run '^TestVirtual$$' -v ./internal/bench/soak/play
 
 # The table of goals and figures; COUNT is the number of repetitions, and
 # scripts/bench.sh says which rows need a file. docs/benchmarks.md.
