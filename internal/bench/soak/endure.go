@@ -338,8 +338,11 @@ func (s *soak) check(ctx context.Context, when string) Check {
 	c.Sync = Seconds(time.Since(from))
 	// A rank whose lost events had left its engine's replay buffer was built
 	// anew without them: what it held before is not known until it is stored
-	// again. Fill the caches once with other blocks, and all must be known.
+	// again. Fill the caches once with other blocks, and all must be known. Blocks
+	// of a transfer that nobody fetched are pinned until its lease ends, and no
+	// other block takes their place before.
 	for i := 0; i < 3 && s.rig.Differ() != nil; i++ {
+		wrong("pinned blocks", routertest.Wait(ctx, "the end of all transfers", s.unpinned))
 		c.Refilled++
 		wrong("pinned request", s.visit(ctx, 80_000, 1))
 	}
@@ -403,6 +406,23 @@ func (s *soak) overcount() error {
 		}
 		if over > 0 {
 			errs = append(errs, fmt.Errorf("%s: %d of %d blocks are not in the engine's cache of %d", e.Name(), over, len(got), len(cached)))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// unpinned says which engines hold blocks for requests or transfers.
+func (s *soak) unpinned() error {
+	var errs []error
+	for _, e := range s.rig.Sim.Engines() {
+		stats, err := e.Counters()
+		if err != nil {
+			return err
+		}
+		for _, k := range stats {
+			if k.Running+k.Waiting+k.Pinned > 0 {
+				errs = append(errs, fmt.Errorf("%s: %d running, %d waiting, %d pinned", e.Name(), k.Running, k.Waiting, k.Pinned))
+			}
 		}
 	}
 	return errors.Join(errs...)
