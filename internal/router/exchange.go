@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net/http"
 	"runtime/debug"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -327,8 +328,20 @@ func (x *exchange) resolve() error {
 	return x.pinResponse()
 }
 
+// introduction is how long after its start the router takes a model that nobody
+// serves for one that a worker which has not answered yet may serve: clients try
+// again after a 503, not after a 404.
+const introduction = 10 * time.Second
+
 func (x *exchange) noModel() error {
 	known := x.d.fleet.Models()
+	silent := func(w *workers.Worker) bool { return len(w.Models) == 0 }
+	if n := len(known); n > 0 && time.Since(x.r.started) < introduction && slices.ContainsFunc(x.d.fleet.Workers, silent) {
+		return &api.Error{
+			Status: http.StatusServiceUnavailable, Code: api.CodeNoDecodeWorker, RetryAfter: time.Second,
+			Message: fmt.Sprintf("no worker that has told its models serves %q, and others have not told yet; try again", api.Clip(x.asked)),
+		}
+	}
 	if len(known) == 0 {
 		return &api.Error{
 			Status: http.StatusServiceUnavailable, Code: api.CodeNoDecodeWorker, RetryAfter: time.Second,

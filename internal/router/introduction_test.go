@@ -1,0 +1,46 @@
+package router
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"testing"
+	"time"
+
+	"github.com/dynctl/dynctl/internal/router/api"
+)
+
+// A model that nobody serves may be that of a worker which has not told yet,
+// for a while after the start.
+func TestModelsMayStillBeTold(t *testing.T) {
+	t.Parallel()
+	const told, silent = "http://127.0.0.1:20001,engine=vllm,model=m", "http://127.0.0.1:20002,engine=vllm"
+	for _, c := range []struct {
+		name   string
+		age    time.Duration
+		fleet  []string
+		status int
+	}{
+		{"one is silent", 0, []string{told, silent}, http.StatusServiceUnavailable},
+		{"all have told", 0, []string{told}, http.StatusNotFound},
+		{"one stays silent", time.Minute, []string{told, silent}, http.StatusNotFound},
+		{"nobody has told", time.Minute, []string{silent}, http.StatusServiceUnavailable},
+	} {
+		config := DefaultConfig()
+		config.Worker = c.fleet
+		r, err := New(context.Background(), Options{Config: config})
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.started = time.Now().Add(-c.age)
+		x := &exchange{r: r, asked: "other"}
+		x.d.fleet = r.registry.Snapshot()
+		var e *api.Error
+		if err := x.noModel(); !errors.As(err, &e) || e.Status != c.status || (e.RetryAfter > 0) != (c.status == http.StatusServiceUnavailable) {
+			t.Errorf("%s: %v", c.name, err)
+		}
+		if err := r.Close(context.Background()); err != nil {
+			t.Error(err)
+		}
+	}
+}
