@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/dynctl/dynctl/internal/python"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
@@ -24,10 +25,7 @@ type zmqPublisher struct {
 
 func newZMQPublisher(t *testing.T, args ...string) *zmqPublisher {
 	t.Helper()
-	if out, err := exec.Command("python3", "-c", "import zmq").CombinedOutput(); err != nil {
-		t.Skipf("libzmq is not here: python3 cannot import zmq (pip install pyzmq): %v: %s", err, out)
-	}
-	cmd := exec.Command("python3", append([]string{filepath.Join("testdata", "publisher.py")}, args...)...)
+	cmd := exec.Command(python.With(t, "zmq"), append([]string{filepath.Join("testdata", "publisher.py")}, args...)...)
 	in, err := cmd.StdinPipe()
 	if err != nil {
 		t.Fatal(err)

@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/dynctl/dynctl/internal/python"
 )
 
 // peer is a libzmq socket in a Python process; see testdata/peer.py.
@@ -26,20 +28,9 @@ type peer struct {
 	endpoint string
 }
 
-var haveZMQ = sync.OnceValue(func() error {
-	out, err := exec.Command("python3", "-c", "import zmq").CombinedOutput()
-	if err != nil {
-		return fmt.Errorf("%w: %s", err, out)
-	}
-	return nil
-})
-
 func startPeer(t testing.TB, args ...string) *peer {
 	t.Helper()
-	if err := haveZMQ(); err != nil {
-		t.Skipf("libzmq is not here: python3 cannot import zmq (pip install pyzmq): %v", err)
-	}
-	cmd := exec.Command("python3", append([]string{filepath.Join("testdata", "peer.py")}, args...)...)
+	cmd := exec.Command(python.With(t, "zmq"), append([]string{filepath.Join("testdata", "peer.py")}, args...)...)
 	in, err := cmd.StdinPipe()
 	if err != nil {
 		t.Fatal(err)
