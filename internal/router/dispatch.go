@@ -33,7 +33,8 @@ type failure struct {
 	worker *workers.Worker
 	// reason is a closed set, fit for labels: "connect", "timeout", "reset",
 	// "protocol", "status_5xx", "overloaded", "stream_error",
-	// "missing_params", "bad_params", "expired", "ejected", "no_connector".
+	// "missing_params", "bad_params", "expired", "prefill_ended", "ejected",
+	// "no_connector".
 	reason string
 	// retry says that another attempt elsewhere may do better.
 	retry bool
@@ -108,6 +109,10 @@ func (x *exchange) again(err error) bool {
 	var f *failure
 	if !errors.As(err, &f) || !f.retry {
 		return false
+	}
+	if f.reason == string(disagg.ReasonEnded) { // nobody's fault
+		x.fallBack(f)
+		return true
 	}
 	if f.reason == "ejected" {
 		d.banned = append(d.banned, ban{worker: f.worker, why: "ejected"})
@@ -210,7 +215,8 @@ func (d *decision) isBanned(w *workers.Worker, p selector.Phase) bool {
 
 func (x *exchange) fellBack() bool { return x.d.fallback != "" }
 
-// fallBack makes the next attempt local because remote prefill failed.
+// fallBack makes the next attempt local because remote prefill failed, or left
+// no KV to move.
 func (x *exchange) fallBack(f *failure) {
 	x.d.fallback = f.reason
 	x.force = disagg.ForceLocal
@@ -447,6 +453,9 @@ func (x *exchange) prefillLeg(ctx context.Context, t *disagg.Transfer, p disagg.
 	}
 	f := &failure{phase: selector.Prefill, worker: p.Worker, reason: "bad_params", retry: true, err: err}
 	switch {
+	case errors.Is(err, disagg.ErrEnded):
+		f.reason = string(disagg.ReasonEnded)
+		record.end(nil) // a good answer
 	case errors.Is(err, disagg.ErrMissingParams):
 		f.reason = "missing_params"
 		r.event(eventlog.Event{

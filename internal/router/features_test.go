@@ -129,6 +129,63 @@ func TestSGLangPrefillFailureCancelsDecode(t *testing.T) {
 	})
 }
 
+// TestPrefillThatEndsTheAnswer: a prefill whose first token ends the answer has
+// no KV to move. The decode rank then answers by itself; no engine is blamed,
+// banned or ejected. Only an answer cut by length must have parameters.
+func TestPrefillThatEndsTheAnswer(t *testing.T) {
+	t.Parallel()
+	r := start(t, "1p1d:profile=instant", func(c *router.Config) {
+		c.Retry.Attempts = 1
+		c.Routing.PrefillFallback = "error"
+	})
+	oracle := start(t, "1a:profile=instant")
+	set := func(f fault.Set) {
+		t.Helper()
+		if err := r.Sim.Named("prefill-0").SetFaults(f); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i, reason := range []string{"stop", "repetition"} {
+		set(fault.Set{EndRate: 1, EndReason: reason})
+		for _, stream := range []bool{false, true} {
+			prompt := ids(200, 10+2*i)
+			body := object{"model": "sim", "prompt": prompt, "max_tokens": 12, "ignore_eos": true, "stream": stream}
+			a := r.post("/v1/completions", body)
+			got := ""
+			if stream {
+				got = streamed(t, a.body)
+			} else {
+				got = a.completion(t).Choices[0].Text
+			}
+			if want := direct(t, oracle.Sim.Engine(0).URL(), prompt); got != want {
+				t.Errorf("%s: %q, want %q", reason, got, want)
+			}
+			c := r.receipt(a.header.Get("X-Dynctl-Decision"))
+			if a.header.Get("X-Dynctl-Path") != "local" || c.Reason != "prefill_ended" || len(c.Legs) != 2 || c.Legs[0].Error != "" || len(c.Notes) == 0 {
+				t.Errorf("%s: path %s, receipt %+v", reason, a.header.Get("X-Dynctl-Path"), c)
+			}
+		}
+	}
+	t.Cleanup(http.DefaultClient.CloseIdleConnections)
+	for _, e := range r.allEvents() {
+		if e.Severity == "warn" || e.Severity == "error" {
+			t.Errorf("event %+v", e)
+		}
+	}
+	if s := r.status().Traffic; s.Fallbacks != 0 {
+		t.Errorf("%d fallbacks are counted", s.Fallbacks)
+	}
+	if n := r.metric(`dynctl_decisions_total{path="local",reason="prefill_ended"}`); n != 4 {
+		t.Errorf("%v decisions are counted", n)
+	}
+
+	set(fault.Set{EndRate: 1, EndReason: "length"})
+	r.send(http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": ids(200, 99)})).refused(t, http.StatusBadGateway, "prefill_failed")
+	if len(r.events("prefill_without_params")) != 1 {
+		t.Errorf("events %+v", r.allEvents())
+	}
+}
+
 // TestModelsAliasesAndLoRA: several models behind one router, each on its own
 // workers, under its own names.
 func TestModelsAliasesAndLoRA(t *testing.T) {

@@ -22,6 +22,9 @@ func (x *exchange) record() {
 	reason := p.Reason
 	if x.fellBack() && reason == disagg.ReasonForcedLocal {
 		reason = disagg.ReasonFallback
+		if d.fallback == string(disagg.ReasonEnded) {
+			reason = disagg.ReasonEnded
+		}
 	}
 	if x.attempt == 1 {
 		x.observeStages()
@@ -95,8 +98,11 @@ func fillPlan(c *receipt.Receipt, d *decision, reason disagg.Reason) {
 		Draw: in.Decode.Draw, DecodeTurn: in.Decode.Turn, PrefillTurn: in.Prefill.Turn,
 	}
 	c.Path, c.Reason, c.ReasonText = string(p.Path), string(reason), p.Words(in)
-	if reason == disagg.ReasonFallback {
+	switch reason {
+	case disagg.ReasonFallback:
 		c.ReasonText = "remote prefill failed (" + d.fallback + "); the decode rank prefills by itself"
+	case disagg.ReasonEnded:
+		c.ReasonText = (&disagg.Plan{Reason: reason}).Words(in)
 	}
 	if p.Err != nil {
 		c.ReasonText = p.Err.Error()

@@ -109,6 +109,18 @@ func parseAnswer(body []byte) (*answer, error) {
 	return a, nil
 }
 
+// ended reports whether the answer ended by itself, not by the one token that a
+// prefill leg may have.
+func (a *answer) ended() bool { return a.finish != "" && a.finish != "length" }
+
+// missing is what an answer without transfer parameters means.
+func (a *answer) missing() error {
+	if a.ended() {
+		return fmt.Errorf("%w (finish_reason %q)", ErrEnded, clip(a.finish))
+	}
+	return ErrMissingParams
+}
+
 // checkDiscarded looks for a failure in an answer of which nothing is used: an
 // object, or the event stream that the client has asked for, since SGLang's
 // prefill leg carries the client's own "stream".
@@ -175,7 +187,7 @@ type params struct {
 // on byte for byte.
 func checkNIXL(t *Transfer, a *answer, now time.Time) error {
 	if !a.params.Exists() {
-		return ErrMissingParams
+		return a.missing()
 	}
 	if len(a.params.Raw) > maxParamsBytes {
 		return &ParamsError{transferParams, fmt.Sprintf("%d bytes, at most %d", len(a.params.Raw), maxParamsBytes)}
@@ -193,7 +205,7 @@ func checkNIXL(t *Transfer, a *answer, now time.Time) error {
 		}
 	})
 	if p.count == 0 {
-		return ErrMissingParams
+		return a.missing()
 	}
 	p.flag(fieldRemotePrefill, gjson.True)
 	p.flag(fieldRemoteDecode, gjson.False)

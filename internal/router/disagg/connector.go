@@ -39,6 +39,11 @@ var (
 	// ErrMissingParams: the prefill answered well but gave no transfer
 	// parameters, so the decode engine would compute everything again.
 	ErrMissingParams = errors.New("prefill answer has no transfer parameters")
+	// ErrEnded: the prefill's first token ended the answer, so the engine kept
+	// no KV for another one: vLLM 0.32 gives parameters when an answer ends by
+	// length or stop, older ones by length only. Nothing is wrong with the
+	// engine; the decode engine computes the prompt by itself.
+	ErrEnded = errors.New("the prefill's first token ended the answer, so there is no KV to move")
 	// ErrBadParams: the parameters must not reach a decode engine. A
 	// *ParamsError says which of them and why.
 	ErrBadParams = errors.New("prefill answer has wrong transfer parameters")

@@ -66,7 +66,7 @@ func takesFirstToken(f *Facts) bool {
 }
 
 func checkLMCache(t *Transfer, a *answer, _ time.Time) error {
-	if a.finish == "stop" {
+	if a.ended() {
 		// The answer ended with its first token; the decode leg finds that
 		// out by itself from the whole prompt.
 		return nil

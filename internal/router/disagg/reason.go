@@ -47,13 +47,17 @@ const (
 // failed, and the request went on locally.
 const ReasonFallback Reason = "prefill_failed"
 
+// ReasonEnded is for the caller, too: the remote prefill's first token ended the
+// answer, which leaves no KV to move.
+const ReasonEnded Reason = "prefill_ended"
+
 // Reasons lists the closed set.
 func Reasons() []Reason {
 	return []Reason{
 		ReasonAbove, ReasonISLAbove, ReasonAlways, ReasonForcedRemote, ReasonDecodeBusy, ReasonDecodeOnly,
 		ReasonBelow, ReasonISLBelow, ReasonForcedLocal, ReasonPrefillBusy, ReasonLengthUnknown,
 		ReasonEndpoint, ReasonPrompts, ReasonAnswers, ReasonMultimodal, ReasonPromptLogprobs, ReasonNoOutput, ReasonNoConnector, ReasonShort,
-		ReasonNoPrefill, ReasonPrefillAllBusy, ReasonPrefillExcluded, ReasonFallback,
+		ReasonNoPrefill, ReasonPrefillAllBusy, ReasonPrefillExcluded, ReasonFallback, ReasonEnded,
 	}
 }
 
@@ -117,6 +121,8 @@ func (p *Plan) Words(in *Input) string {
 		return "remote wanted, but every prefill rank is excluded"
 	case ReasonFallback:
 		return "remote prefill failed; the decode rank prefills by itself"
+	case ReasonEnded:
+		return "the remote prefill's first token ended the answer, which leaves no KV to move; the decode rank prefills by itself"
 	}
 	return string(p.Reason)
 }

@@ -187,7 +187,7 @@ func ParseFleet(text string) (Fleet, error) {
 }
 
 // keys are the options of ParseFleet, for messages.
-const keys = "aliases, auto_restart, block, bootstrap_wait, connector, dial, dp, engine, events, fixed_names, hash, kv_blocks, lease, loras, max_batched_tokens, max_model_len, max_seqs, model, noise, osl, patience, policy, port, profile, replay, seed, speed, steps, store, topic, weights, and the faults delay, die_rate, error_rate, hang_rate, drop_events, reorder_events, corrupt_events, slow"
+const keys = "aliases, auto_restart, block, bootstrap_wait, connector, dial, dp, engine, events, fixed_names, hash, kv_blocks, lease, loras, max_batched_tokens, max_model_len, max_seqs, model, noise, osl, patience, policy, port, profile, replay, seed, speed, steps, store, topic, weights, and the faults delay, die_rate, end_rate, error_rate, hang_rate, drop_events, reorder_events, corrupt_events, slow"
 
 func (g *Group) set(key, value string) error {
 	var err error
@@ -291,6 +291,8 @@ func (g *Group) set(key, value string) error {
 		float(&g.Faults.HangRate)
 	case "die_rate":
 		float(&g.Faults.DieRate)
+	case "end_rate":
+		float(&g.Faults.EndRate)
 	case "drop_events":
 		float(&g.Faults.DropEvents)
 	case "reorder_events":

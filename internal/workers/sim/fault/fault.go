@@ -57,6 +57,12 @@ type Set struct {
 	// connection is reset.
 	DieRate  float64 `json:"die_rate,omitempty"`
 	DieAfter int     `json:"die_after_tokens,omitempty"`
+	// EndRate of the prefills for a remote decode end with their first token
+	// for the reason EndReason ("stop" if empty) and give no transfer
+	// parameters: so does an engine whose first token ends the answer, and,
+	// with "length", one without a KV connector.
+	EndRate   float64 `json:"end_rate,omitempty"`
+	EndReason string  `json:"end_reason,omitempty"`
 	// All extends delay, error and hang rates from generation requests to every path.
 	All bool `json:"all_paths,omitempty"`
 	// Slow multiplies the times of all steps and transfers; 0 and 1 do nothing.
@@ -79,6 +85,7 @@ func (s Set) Validate() error {
 		{"error_rate", s.ErrorRate},
 		{"hang_rate", s.HangRate},
 		{"die_rate", s.DieRate},
+		{"end_rate", s.EndRate},
 		{"drop_events", s.DropEvents},
 		{"reorder_events", s.ReorderEvents},
 		{"corrupt_events", s.CorruptEvents},
@@ -95,6 +102,11 @@ func (s Set) Validate() error {
 	}
 	if s.DieAfter < 0 {
 		errs = append(errs, fmt.Errorf("die_after_tokens: %d is negative", s.DieAfter))
+	}
+	switch s.EndReason {
+	case "", "stop", "repetition", "length":
+	default:
+		errs = append(errs, fmt.Errorf("end_reason: %q is none of stop, repetition, length", s.EndReason))
 	}
 	for _, d := range []struct {
 		key string

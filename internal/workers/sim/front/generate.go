@@ -1,6 +1,7 @@
 package front
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -222,6 +223,7 @@ func (s *Server) whole(w http.ResponseWriter, r *http.Request, base string, j *j
 		s.giveUp(w, r, err)
 		return nil, false
 	}
+	s.endEarly(j, all)
 	if j.pin && len(all) > 1 { // parameters are returned for one choice only
 		s.release(all[1:])
 	}
@@ -235,6 +237,16 @@ func (s *Server) release(all []*choice) {
 		if c.pinned != nil {
 			s.cfg.Ranks[c.rank].Do(func(core *engine.Rank, now engine.Time) { core.Noted(now, c.id, engine.NoteDone) })
 			c.pinned = nil
+		}
+	}
+}
+
+// endEarly is the fault by which the first token of a prefill ends the answer.
+func (s *Server) endEarly(j *job, all []*choice) {
+	if set, _ := s.cfg.Faults.Set(); j.pin && s.cfg.Faults.Hit(set.EndRate) {
+		s.release(all)
+		for _, c := range all {
+			c.finish = cmp.Or(set.EndReason, string(engine.FinishStop))
 		}
 	}
 }
