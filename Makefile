@@ -19,8 +19,10 @@ e2e:
 	DYNCTL_E2E=1 go test -count=1 -timeout 60m -v ./e2e
 
 # An hour of abuse over simulated engines (an interrupt ends it early, with all
-# checks), and the same faults under a virtual clock. docs/reliability.md.
+# checks), and the same faults under a virtual clock, each from a new seed unless
+# DYNCTL_SOAK_SEED names one. docs/reliability.md.
 soak:
+	DYNCTL_CHAOS=$${DYNCTL_CHAOS:-5} go test -count=1 -timeout 0 -run '^TestChaos$$' -v ./internal/router
 	DYNCTL_SOAK=$${DYNCTL_SOAK:-1h} DYNCTL_SOAK_DIR=$${DYNCTL_SOAK_DIR:-$(CURDIR)/bin/soak} go test -count=1 -timeout 0 -run '^TestEndurance$$' -v ./internal/bench/soak
 
 soak-virtual:

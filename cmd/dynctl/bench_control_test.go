@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -178,12 +179,12 @@ func TestTerminalIsRestored(t *testing.T) {
 	if err := unix.IoctlSetTermios(int(s.tty.Fd()), termiosSet, &s.was); err != nil {
 		t.Fatal(err)
 	}
-	for s.settings(t).Lflag&unix.ICANON != 0 {
-		if t.Context().Err() != nil {
-			t.Fatal("line editing stays on")
+	until(t, "the end of line editing", func() error {
+		if s.settings(t).Lflag&unix.ICANON != 0 {
+			return errors.New("it stays on")
 		}
-		time.Sleep(5 * time.Millisecond)
-	}
+		return nil
+	})
 	stop()
 	stop()
 	if s.settings(t) != s.was {

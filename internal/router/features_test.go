@@ -535,8 +535,10 @@ func TestSilentRecomputeIsDetected(t *testing.T) {
 		t.Error("not counted")
 	}
 	p.set(nil)
+	fresh := 1000
 	r.eventually("the all-clear", func() error {
-		r.complete(ids(200, int(time.Now().UnixNano()%1e6)))
+		fresh++
+		r.complete(ids(200, fresh))
 		if len(r.events("silent_recompute_ended")) == 0 {
 			return fmt.Errorf("still alarmed")
 		}

@@ -41,7 +41,7 @@ func serveStub() error {
 	}
 	s := NewStub(ln)
 	defer s.Close()
-	if _, err := fmt.Println(ln.Addr()); err != nil {
+	if _, err := fmt.Fprintln(os.Stdout, ln.Addr()); err != nil {
 		return err
 	}
 	_, err = io.Copy(io.Discard, os.Stdin)

@@ -11,23 +11,14 @@ import (
 	"time"
 
 	"github.com/dynctl/dynctl/internal/router"
+	"github.com/dynctl/dynctl/internal/router/routertest"
 	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/sim"
 	"github.com/dynctl/dynctl/internal/workers/sim/fault"
 )
 
-// Kinds of what is done to the fleet.
+// Kinds of what is done to the fleet, beside the faults of engines.
 const (
-	doKill          = "kill"
-	doRestart       = "restart"
-	doRefuse        = "refuse connections"
-	doHang          = "hang"
-	doSlow          = "slow"
-	doErrors        = "5xx"
-	doDie           = "cut answers"
-	doDrop          = "drop events"
-	doReorder       = "reorder events"
-	doCorrupt       = "corrupt events"
 	doDrain         = "drain"
 	doRemove        = "remove worker"
 	doAdd           = "add worker"
@@ -36,25 +27,20 @@ const (
 	doRestartRouter = "restart router"
 )
 
-// shows says which events prove that a fault was seen. A fault needs one of
-// them, of its worker, within its time.
-var shows = map[string][]string{
-	doKill:          {"health_changed", "worker_failing", "worker_restarted", "feed_disconnected", "feed_restart"},
-	doRestart:       {"health_changed", "worker_failing", "worker_restarted", "feed_disconnected", "feed_restart"},
-	doRefuse:        {"health_changed", "worker_failing", "outlier_ejected"},
-	doHang:          {"health_changed", "worker_failing", "outlier_ejected"},
-	doSlow:          {"worker_failing", "outlier_ejected", "health_changed"},
-	doErrors:        {"worker_failing", "outlier_ejected"},
-	doDie:           {"worker_failing", "outlier_ejected"},
-	doDrop:          {"feed_gap", "feed_unknown", "feed_stale"},
-	doReorder:       {"feed_gap", "feed_unknown", "feed_stale"},
-	doCorrupt:       {"feed_gap", "feed_unknown", "feed_stale", "feed_damaged"},
-	doDrain:         {"worker_draining"},
-	doRemove:        {"worker_removed"},
-	doAdd:           {"worker_added"},
-	doReload:        {"config_reloaded"},
-	doBadReload:     {"config_refused"},
-	doRestartRouter: {"router_draining"},
+// shows says which events prove that something was seen. It needs one of them,
+// of its worker, within its time.
+func shows(kind string) []string {
+	if of, ok := routertest.Shows[kind]; ok {
+		return of
+	}
+	return map[string][]string{
+		doDrain:         {"worker_draining"},
+		doRemove:        {"worker_removed"},
+		doAdd:           {"worker_added"},
+		doReload:        {"config_reloaded"},
+		doBadReload:     {"config_refused"},
+		doRestartRouter: {"router_draining"},
+	}[kind]
 }
 
 // Fault is one thing that was done on purpose.
@@ -98,7 +84,7 @@ type chaos struct {
 
 // felt reports whether an event tells of a fault.
 func (c *chaos) felt(f *Fault) bool {
-	for _, kind := range shows[f.Kind] {
+	for _, kind := range shows(f.Kind) {
 		if c.watch.since(kind, f.Worker, f.From) {
 			return true
 		}
@@ -231,8 +217,8 @@ func (c *chaos) strike(ctx context.Context, rng *rand.Rand) {
 	g := c.groups[rng.IntN(len(c.groups))]
 	target := g.engines[rng.IntN(len(g.engines))]
 	kind := []string{
-		doKill, doKill, doRestart, doRestart, doRefuse, doHang, doSlow, doErrors, doErrors, doDie, doDie,
-		doDrop, doDrop, doReorder, doReorder, doCorrupt, doCorrupt, doDrain,
+		routertest.Kill, routertest.Kill, routertest.Restart, routertest.Restart, routertest.Refuse, routertest.Hang, routertest.Slow, routertest.Errors, routertest.Errors, routertest.Die, routertest.Die,
+		routertest.Drop, routertest.Drop, routertest.Reorder, routertest.Reorder, routertest.Corrupt, routertest.Corrupt, doDrain,
 	}[rng.IntN(18)]
 	hold := time.Duration((1 + rng.Float64()*2) * float64(c.s.o.Hold))
 	number, status := rng.Float64(), []int{500, 502, 503, 504}[rng.IntN(4)]
@@ -287,9 +273,9 @@ func (c *chaos) spareable(ctx context.Context, g *group, target string) bool {
 func (c *chaos) carry(ctx context.Context, f *Fault, g *group, e *sim.Engine, hold time.Duration, number float64, status int) error {
 	var set fault.Set
 	switch f.Kind {
-	case doKill:
+	case routertest.Kill:
 		e.Kill()
-	case doRestart:
+	case routertest.Restart:
 		if err := e.Restart(); err != nil {
 			return err
 		}
@@ -298,24 +284,24 @@ func (c *chaos) carry(ctx context.Context, f *Fault, g *group, e *sim.Engine, ho
 		if _, err := c.s.rig.Admin.DrainWorker(ctx, e.Name()); err != nil {
 			return err
 		}
-	case doRefuse:
+	case routertest.Refuse:
 		set.Refuse = true
-	case doHang:
+	case routertest.Hang:
 		set.Hang = true
-	case doSlow:
+	case routertest.Slow:
 		set.Slow = 2000 + 2000*number
-	case doErrors:
+	case routertest.Errors:
 		set.ErrorRate, set.ErrorStatus = 0.3+0.7*number, status
-	case doDie:
+	case routertest.Die:
 		set.DieRate, set.DieAfter = 0.3+0.7*number, int(number*20)%6
 		if g.prefill {
 			set.DieAfter = 0 // it has one token only
 		}
-	case doDrop:
+	case routertest.Drop:
 		set.DropEvents = 0.2 + 0.6*number
-	case doReorder:
+	case routertest.Reorder:
 		set.ReorderEvents = 0.2 + 0.6*number
-	case doCorrupt:
+	case routertest.Corrupt:
 		set.CorruptEvents = 0.2 + 0.6*number
 	}
 	if set != (fault.Set{}) {
@@ -328,13 +314,13 @@ func (c *chaos) carry(ctx context.Context, f *Fault, g *group, e *sim.Engine, ho
 	// fault that hits nobody need not leave a trace.
 	ctx = context.WithoutCancel(ctx)
 	for began := time.Now(); time.Since(began) < hold || !c.felt(f) && time.Since(began) < 4*hold+4*c.s.o.Timeout; {
-		if f.Kind != doDrain && f.Kind != doKill {
+		if f.Kind != doDrain && f.Kind != routertest.Kill {
 			_ = c.poke(ctx, g, e, 2500, 2*c.s.o.Timeout) // that it fails is the purpose
 		}
 		pause(ctx, 100*time.Millisecond)
 	}
 	switch f.Kind {
-	case doKill:
+	case routertest.Kill:
 		if err := e.Restart(); err != nil {
 			return err
 		}
@@ -342,7 +328,7 @@ func (c *chaos) carry(ctx context.Context, f *Fault, g *group, e *sim.Engine, ho
 		if _, err := c.s.rig.Admin.ResumeWorker(ctx, e.Name()); err != nil {
 			return err
 		}
-	case doRestart:
+	case routertest.Restart:
 	default:
 		if err := e.SetFaults(fault.Set{}); err != nil {
 			return err

@@ -11,8 +11,8 @@ import (
 )
 
 // TestEndurance is the real-time form: ten seconds here, as long as
-// DYNCTL_SOAK says with `make soak`. DYNCTL_SOAK_DIR keeps its files, DYNCTL_SOAK_SEED
-// changes requests and faults.
+// DYNCTL_SOAK says with `make soak`, there from a new seed each time. DYNCTL_SOAK_DIR
+// keeps its files, DYNCTL_SOAK_SEED names the seed of requests and faults.
 func TestEndurance(t *testing.T) {
 	o := Options{Duration: 10 * time.Second, Seed: 1, Log: t.Logf}
 	if testing.Short() {
@@ -25,6 +25,7 @@ func TestEndurance(t *testing.T) {
 			t.Fatalf("DYNCTL_SOAK: %v", err)
 		}
 		began := time.Now()
+		o.Seed = uint64(began.UnixNano())
 		o.Log = func(format string, a ...any) {
 			t.Logf("%8s "+format, append([]any{time.Since(began).Round(time.Second)}, a...)...)
 		}

@@ -11,6 +11,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/tidwall/gjson"
+
+	"github.com/dynctl/dynctl/internal/router/routertest"
 )
 
 // TestJobsRepeat: a request follows from its number alone, all kinds and sizes
@@ -119,12 +121,12 @@ func TestFaultsNeedTheirOwnEvent(t *testing.T) {
 		fault Fault
 		want  time.Time
 	}{
-		{Fault{Kind: doErrors, Worker: "d0", From: s(9), To: s(14)}, s(13)},
-		{Fault{Kind: doErrors, Worker: "d0", From: s(1), To: s(2)}, s(1)},
-		{Fault{Kind: doErrors, Worker: "d0", From: s(20), To: s(30)}, time.Time{}},
-		{Fault{Kind: doDrop, Worker: "d0", From: s(9), To: s(9)}, s(11)},
-		{Fault{Kind: doDrop, Worker: "d1", From: s(9), To: s(12)}, time.Time{}},
-		{Fault{Kind: doErrors, Worker: "d2", From: s(0), To: s(99)}, time.Time{}},
+		{Fault{Kind: routertest.Errors, Worker: "d0", From: s(9), To: s(14)}, s(13)},
+		{Fault{Kind: routertest.Errors, Worker: "d0", From: s(1), To: s(2)}, s(1)},
+		{Fault{Kind: routertest.Errors, Worker: "d0", From: s(20), To: s(30)}, time.Time{}},
+		{Fault{Kind: routertest.Drop, Worker: "d0", From: s(9), To: s(9)}, s(11)},
+		{Fault{Kind: routertest.Drop, Worker: "d1", From: s(9), To: s(12)}, time.Time{}},
+		{Fault{Kind: routertest.Errors, Worker: "d2", From: s(0), To: s(99)}, time.Time{}},
 	} {
 		f := c.fault
 		find(&f, events)
@@ -141,7 +143,7 @@ func TestSummaryTellsWhatWasWrong(t *testing.T) {
 	}
 	bad := &Summary{
 		Violations: []Violation{{What: "leak", Detail: "9 goroutines"}, {What: "leak"}}, More: 1,
-		Unseen: []Fault{{Kind: doHang, Worker: "decode-1"}},
+		Unseen: []Fault{{Kind: routertest.Hang, Worker: "decode-1"}},
 	}
 	text := bad.Text()
 	for _, want := range []string{"3 violation(s)", "leak ×2", "9 goroutines", "faults without an event", "hang decode-1"} {

@@ -291,7 +291,7 @@ func find(f *Fault, events []logged) {
 		if e.Time.After(f.To.Add(seenWithin)) {
 			return
 		}
-		if e.Worker == f.Worker && slices.Contains(shows[f.Kind], e.Kind) && strings.Contains(e.Text, f.Worker) {
+		if e.Worker == f.Worker && slices.Contains(shows(f.Kind), e.Kind) && strings.Contains(e.Text, f.Worker) {
 			f.Seen, f.SeenAt, f.Text = e.Kind, e.Time, e.Text
 			return
 		}

@@ -305,8 +305,10 @@ func TestHandshakeDeadline(t *testing.T) {
 		defer peer.Wait()
 		peer.Go(func() { _, _ = io.Copy(io.Discard, theirs) })
 		peer.Go(func() {
+			tick := time.NewTicker(time.Second)
+			defer tick.Stop()
 			for _, b := range greeting() {
-				time.Sleep(time.Second)
+				<-tick.C
 				if _, err := theirs.Write([]byte{b}); err != nil {
 					return
 				}

@@ -144,6 +144,13 @@ func get(t testing.TB, reg *workers.Registry, name string) *workers.Worker {
 	return w
 }
 
+// elapse lets time pass inside a synctest bubble, and everything that it has
+// set off come to rest. Outside of one it panics: no test waits for real time.
+func elapse(d time.Duration) {
+	<-time.After(d)
+	synctest.Wait()
+}
+
 // start runs a monitor inside a synctest bubble until the returned function is
 // called.
 func start(t *testing.T, reg *workers.Registry, opts Options, sink workers.Sink) (stop func()) {
@@ -189,20 +196,20 @@ func TestMonitorLife(t *testing.T) {
 
 		// One failure is none; two are.
 		f.set("a:1", map[string]string{"/health": "status 503"})
-		time.Sleep(1050 * time.Millisecond)
+		elapse(1050 * time.Millisecond)
 		expect(t, w, workers.Healthy, "")
-		time.Sleep(1150 * time.Millisecond)
+		elapse(1150 * time.Millisecond)
 		expect(t, w, workers.Unhealthy, "GET /health answers 503")
 		if w.Ranks[0].Load() != nil {
 			t.Error("the load of a dead engine is kept")
 		}
 		f.set("a:1", nil)
-		time.Sleep(1150 * time.Millisecond)
+		elapse(1150 * time.Millisecond)
 		expect(t, w, workers.Unhealthy, "GET /health: connection refused")
 
 		// The engine comes back with other event ports.
 		f.set("a:1", vllmPages(6000, ""))
-		time.Sleep(1150 * time.Millisecond)
+		elapse(1150 * time.Millisecond)
 		expect(t, w, workers.Healthy, "")
 		if got := get(t, reg, "a").Events[0].Endpoint; got != "tcp://a:6000" {
 			t.Errorf("event endpoint %s after the restart", got)
@@ -220,7 +227,7 @@ func TestMonitorLife(t *testing.T) {
 		}
 		synctest.Wait()
 		before := f.count("a:1/health")
-		time.Sleep(5 * time.Second)
+		elapse(5 * time.Second)
 		if after := f.count("a:1/health"); after != before {
 			t.Errorf("%d probes after the worker left", after-before)
 		}
@@ -236,17 +243,16 @@ func TestMonitorThresholdsAndTimeout(t *testing.T) {
 		f.set("a:1", vllmPages(1, ""))
 		f.delay = 3 * time.Second
 		stop := start(t, reg, Options{Transport: f, Up: 3, Down: 2}, nil)
-		time.Sleep(2 * time.Second)
+		elapse(2 * time.Second)
 		expect(t, w, workers.Unhealthy, "GET /health: no answer within 2s")
 		f.mu.Lock()
 		f.delay = 0
 		f.mu.Unlock()
-		time.Sleep(2250 * time.Millisecond) // one or two good probes
-		synctest.Wait()
+		elapse(2250 * time.Millisecond) // one or two good probes
 		if h := w.State.Condition().Health; h != workers.Unhealthy {
 			t.Errorf("%s before the third good probe", h)
 		}
-		time.Sleep(1200 * time.Millisecond)
+		elapse(1200 * time.Millisecond)
 		expect(t, w, workers.Healthy, "")
 		stop()
 	})
@@ -259,7 +265,7 @@ func TestMonitorContradiction(t *testing.T) {
 		f.set("a:1", vllmPages(1, ""))
 		stop := start(t, reg, Options{Transport: f}, events.sink)
 		const want = "block size 32 stated on the command line, engine says 16 (vllm:cache_config_info)"
-		time.Sleep(5 * time.Second)
+		elapse(5 * time.Second)
 		w := get(t, reg, "decode-0")
 		expect(t, w, workers.Unhealthy, want)
 		if ok, _ := w.State.Usable(); ok {
@@ -296,11 +302,11 @@ func TestMonitorSleep(t *testing.T) {
 		expect(t, b, workers.Healthy, "")
 		f.set("a:1", vllmPages(1, awake+"1\n"))
 		f.set("b:1", withPath(true))
-		time.Sleep(2500 * time.Millisecond)
+		elapse(2500 * time.Millisecond)
 		expect(t, a, workers.Healthy, "")
 		expect(t, b, workers.Asleep, "the engine sleeps")
 		f.set("b:1", withPath(false))
-		time.Sleep(2500 * time.Millisecond)
+		elapse(2500 * time.Millisecond)
 		expect(t, b, workers.Healthy, "")
 		if f.count("a:1/is_sleeping") != 0 {
 			t.Error("/is_sleeping is asked although /metrics tells")
@@ -320,8 +326,7 @@ func TestMonitorUnknownLoad(t *testing.T) {
 		quiet := vllmPages(1, "")
 		quiet["/metrics"] = "python_info 1\n"
 		f.set("a:1", quiet)
-		time.Sleep(5 * time.Second)
-		synctest.Wait()
+		elapse(5 * time.Second)
 		for _, name := range []string{"a", "b"} {
 			if l := get(t, reg, name).Ranks[0].Load(); l != nil {
 				t.Errorf("%s: load %+v", name, l)
@@ -339,8 +344,7 @@ func TestMonitorUnknownLoad(t *testing.T) {
 			t.Errorf("events %q", unknown)
 		}
 		f.set("a:1", vllmPages(1, ""))
-		time.Sleep(15 * time.Second)
-		synctest.Wait()
+		elapse(15 * time.Second)
 		if l := get(t, reg, "a").Ranks[0].Load(); l == nil || l.Running != 2 {
 			t.Errorf("load %+v after it is told again", l)
 		}
@@ -354,10 +358,9 @@ func TestMonitorSeesAFastRestart(t *testing.T) {
 		reg := registry(t, nil, "http://a:1,name=a")
 		f.set("a:1", vllmPages(5557, "process_start_time_seconds 100\n"))
 		stop := start(t, reg, Options{Transport: f}, events.sink)
-		time.Sleep(3 * time.Second)
+		elapse(3 * time.Second)
 		f.set("a:1", vllmPages(7000, "process_start_time_seconds 200\n"))
-		time.Sleep(3 * time.Second)
-		synctest.Wait()
+		elapse(3 * time.Second)
 		if got := get(t, reg, "a").Events[0].Endpoint; got != "tcp://a:7000" {
 			t.Errorf("event endpoint %s", got)
 		}
@@ -365,10 +368,9 @@ func TestMonitorSeesAFastRestart(t *testing.T) {
 			t.Errorf("events %s", lines)
 		}
 		f.set("a:1", vllmPages(7000, "process_start_time_seconds 200\nvllm:prefix_cache_queries_total{engine=\"0\"} 50\n"))
-		time.Sleep(2500 * time.Millisecond)
+		elapse(2500 * time.Millisecond)
 		f.set("a:1", vllmPages(8000, "process_start_time_seconds 200\nvllm:prefix_cache_queries_total{engine=\"0\"} 5\n"))
-		time.Sleep(3 * time.Second)
-		synctest.Wait()
+		elapse(3 * time.Second)
 		if got := get(t, reg, "a").Events[0].Endpoint; got != "tcp://a:8000" {
 			t.Errorf("event endpoint %s after the counters began anew", got)
 		}
@@ -390,17 +392,16 @@ func TestMonitorRelearns(t *testing.T) {
 		}
 		// A page that failed is asked again soon; a whole answer, once a minute.
 		f.set("a:1", vllmPages(1, ""))
-		time.Sleep(2500 * time.Millisecond)
-		synctest.Wait()
+		elapse(2500 * time.Millisecond)
 		if !get(t, reg, "a").Serves("m") {
 			t.Error("the models were not asked for again")
 		}
 		before := f.count("a:1/v1/models")
-		time.Sleep(30 * time.Second)
+		elapse(30 * time.Second)
 		if n := f.count("a:1/v1/models") - before; n != 0 {
 			t.Errorf("asked %d times in half a minute", n)
 		}
-		time.Sleep(45 * time.Second)
+		elapse(45 * time.Second)
 		if n := f.count("a:1/v1/models") - before; n != 1 {
 			t.Errorf("asked %d times in more than a minute", n)
 		}
@@ -418,8 +419,7 @@ func TestMonitorSGLangLoads(t *testing.T) {
 			"/v1/loads":    `{"loads":[{"dp_rank":0,"num_running_reqs":3,"num_waiting_reqs":1,"token_usage":0.5},{"dp_rank":1,"num_running_reqs":4}]}`,
 		})
 		stop := start(t, reg, Options{Transport: f}, nil)
-		time.Sleep(2500 * time.Millisecond)
-		synctest.Wait()
+		elapse(2500 * time.Millisecond)
 		w := get(t, reg, "a")
 		if len(w.Ranks) != 2 || w.Engine != workers.SGLang || w.Role != workers.Prefill {
 			t.Fatalf("worker %+v", w)
@@ -445,8 +445,7 @@ func TestMonitorThousandWorkers(t *testing.T) {
 		stop := start(t, reg, Options{Transport: f, Concurrency: 64}, nil)
 		begin := time.Now()
 		for {
-			time.Sleep(50 * time.Millisecond)
-			synctest.Wait()
+			elapse(50 * time.Millisecond)
 			ready := 0
 			for _, w := range reg.Snapshot().Workers {
 				if w.State.Condition().Health == workers.Healthy {
@@ -460,7 +459,7 @@ func TestMonitorThousandWorkers(t *testing.T) {
 				t.Fatalf("%d workers are ready after 2 s", ready)
 			}
 		}
-		time.Sleep(3 * time.Second)
+		elapse(3 * time.Second)
 		stop()
 		// A learning worker sends three requests at once within its turn.
 		if most := f.most.Load(); most > 64*4 {

@@ -93,7 +93,7 @@ func TestWindowForgets(t *testing.T) {
 		for range 9 {
 			report(o, a, Timeout, Success)
 		}
-		time.Sleep(11 * time.Second)
+		elapse(11 * time.Second)
 		report(o, a, Timeout, Success)
 		if h := a.State.Condition().Health; h != workers.Healthy {
 			t.Errorf("%s for failures of another window", h)
@@ -114,13 +114,11 @@ func TestPenaltyAndTrial(t *testing.T) {
 			t.Error("admitted within the penalty")
 		}
 		report(o, a, Success, ServerError) // late ends of older requests
-		time.Sleep(4900 * time.Millisecond)
-		synctest.Wait()
+		elapse(4900 * time.Millisecond)
 		if usable(a) {
 			t.Error("usable before the penalty is over")
 		}
-		time.Sleep(200 * time.Millisecond)
-		synctest.Wait()
+		elapse(200 * time.Millisecond)
 		if !usable(a) {
 			t.Fatal("not usable after the penalty")
 		}
@@ -132,18 +130,15 @@ func TestPenaltyAndTrial(t *testing.T) {
 			t.Error("a client's error used the trial up")
 		}
 		report(o, a, Timeout) // the second penalty is twice as long
-		time.Sleep(9900 * time.Millisecond)
-		synctest.Wait()
+		elapse(9900 * time.Millisecond)
 		if usable(a) {
 			t.Error("the penalty did not grow")
 		}
-		time.Sleep(200 * time.Millisecond)
-		synctest.Wait()
+		elapse(200 * time.Millisecond)
 		if !o.Admit(a) {
 			t.Fatal("no second trial")
 		}
-		time.Sleep(31 * time.Second) // nobody reports
-		synctest.Wait()
+		elapse(31 * time.Second) // nobody reports
 		if !usable(a) || !o.Admit(a) {
 			t.Error("an unreported trial blocks the worker for ever")
 		}
@@ -151,7 +146,7 @@ func TestPenaltyAndTrial(t *testing.T) {
 		if c := a.State.Condition(); c.Health != workers.Healthy {
 			t.Errorf("condition %+v after a good trial", c)
 		}
-		time.Sleep(6 * time.Minute)
+		elapse(6 * time.Minute)
 		report(o, a, ConnectError, ConnectError)
 		if e := a.State.Ejection(); e == nil || e.Until.Sub(e.Since) != 5*time.Second {
 			t.Errorf("ejection %+v after a long good time", e)
@@ -247,8 +242,7 @@ func TestTrialFailsAsTheLastOne(t *testing.T) {
 		defer stop()
 		a, b := get(t, reg, "a"), get(t, reg, "b")
 		report(o, a, ConnectError, ConnectError)
-		time.Sleep(6 * time.Second)
-		synctest.Wait()
+		elapse(6 * time.Second)
 		b.State.SetCondition(workers.Condition{Health: workers.Unhealthy})
 		if !o.Admit(a) {
 			t.Fatal("no trial")

@@ -1,0 +1,31 @@
+package routertest
+
+// Faults of engines, made on purpose.
+const (
+	Kill    = "kill"
+	Restart = "restart"
+	Refuse  = "refuse connections"
+	Hang    = "hang"
+	Slow    = "slow"
+	Errors  = "5xx"
+	Die     = "cut answers"
+	Drop    = "drop events"
+	Reorder = "reorder events"
+	Corrupt = "corrupt events"
+)
+
+// Shows are the events of a worker by which an operator finds each fault. A
+// fault that nobody met shows nowhere: who makes one lets it last until it is
+// felt.
+var Shows = map[string][]string{
+	Kill:    {"health_changed", "worker_failing", "worker_restarted", "feed_disconnected", "feed_restart"},
+	Restart: {"health_changed", "worker_failing", "worker_restarted", "feed_disconnected", "feed_restart"},
+	Refuse:  {"health_changed", "worker_failing", "outlier_ejected"},
+	Hang:    {"health_changed", "worker_failing", "outlier_ejected"},
+	Slow:    {"worker_failing", "outlier_ejected", "health_changed"},
+	Errors:  {"worker_failing", "outlier_ejected"},
+	Die:     {"worker_failing", "outlier_ejected"},
+	Drop:    {"feed_gap", "feed_unknown", "feed_stale"},
+	Reorder: {"feed_gap", "feed_unknown", "feed_stale"},
+	Corrupt: {"feed_gap", "feed_unknown", "feed_stale", "feed_damaged"},
+}
