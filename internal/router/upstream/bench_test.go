@@ -3,6 +3,8 @@ package upstream
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"fmt"
 	"io"
 	"net"
@@ -10,18 +12,24 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"time"
 )
 
 // engine answers every request with 600 bytes of JSON.
 func engine(b testing.TB) *httptest.Server {
+	srv := newEngine()
+	srv.Start()
+	b.Cleanup(srv.Close)
+	return srv
+}
+
+func newEngine() *httptest.Server {
 	answer := []byte(`{"choices":[{"text":"` + strings.Repeat("x", 570) + `"}]}`)
-	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	return httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(io.Discard, r.Body)
 		w.Header().Set("Content-Type", "application/json")
 		_, _ = w.Write(answer)
 	}))
-	b.Cleanup(srv.Close)
-	return srv
 }
 
 // BenchmarkLeg is one request to an engine in the same process, whose own cost
@@ -80,6 +88,29 @@ func BenchmarkLeg(b *testing.B) {
 	}
 }
 
+// BenchmarkLegTLS is that to an https engine.
+func BenchmarkLegTLS(b *testing.B) {
+	srv := newEngine()
+	srv.StartTLS()
+	defer srv.Close()
+	roots := x509.NewCertPool()
+	roots.AddCert(srv.Certificate())
+	c := newClient(b, Options{TLS: &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12}})
+	leg := legTo(b, srv.URL)
+	leg.Body = [][]byte{bytes.Repeat([]byte("x"), 1<<10)}
+	b.ReportAllocs()
+	for b.Loop() {
+		r, err := c.Do(b.Context(), leg)
+		if err != nil {
+			b.Fatal(err)
+		}
+		if _, err := r.ReadAll(1 << 20); err != nil {
+			b.Fatal(err)
+		}
+		r.Close()
+	}
+}
+
 // BenchmarkAlive is the look at an unused connection before it is used.
 func BenchmarkAlive(b *testing.B) {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
@@ -95,7 +126,7 @@ func BenchmarkAlive(b *testing.B) {
 	defer cn.close()
 	b.ReportAllocs()
 	for b.Loop() {
-		if !cn.alive() {
+		if !cn.alive(time.Second) {
 			b.Fatal("dead")
 		}
 	}

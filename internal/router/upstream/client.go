@@ -168,7 +168,7 @@ func hostPort(u *url.URL) string {
 }
 
 // take gives an unused connection that is still open, or nil.
-func (p *pool) take(now time.Time, keep time.Duration) *conn {
+func (p *pool) take(now time.Time, keep, pause time.Duration) *conn {
 	for {
 		p.mu.Lock()
 		n := len(p.idle)
@@ -180,7 +180,7 @@ func (p *pool) take(now time.Time, keep time.Duration) *conn {
 		p.idle[n-1] = nil
 		p.idle = p.idle[:n-1]
 		p.mu.Unlock()
-		if now.Sub(cn.idleSince) < keep && cn.alive() {
+		if now.Sub(cn.idleSince) < keep && cn.alive(pause) {
 			return cn
 		}
 		cn.close()
@@ -289,12 +289,12 @@ func (c *Client) dial(ctx context.Context, p *pool) (*conn, error) {
 		conf.ServerName, _, _ = net.SplitHostPort(p.addr)
 	}
 	conf.NextProtos = []string{"http/1.1"}
-	tc := tls.Client(nc, conf)
+	tc, cn := overTLS(nc, conf)
 	if err := tc.HandshakeContext(ctx); err != nil {
 		_ = nc.Close()
 		return nil, err
 	}
-	return newConn(tc), nil
+	return cn, nil
 }
 
 // Do sends a leg and waits for the head of its answer, whatever its status.
@@ -316,7 +316,7 @@ func (c *Client) Do(ctx context.Context, leg *Leg) (*Response, error) {
 	for fresh := false; ; fresh = true {
 		var cn *conn
 		if !fresh {
-			cn = p.take(time.Now(), c.opt.IdleConn)
+			cn = p.take(time.Now(), c.opt.IdleConn, c.opt.SendTimeout)
 		}
 		reused := cn != nil
 		if !reused {

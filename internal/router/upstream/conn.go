@@ -13,7 +13,8 @@ import (
 type conn struct {
 	nc        net.Conn
 	lends     quicksock.LendingReader // nc, nil where it cannot
-	probe     *quicksock.Probe        // nil where there is none (TLS)
+	probe     *quicksock.Probe        // of the TCP connection, nil where there is none
+	records   *records                // below a TLS connection, nil without TLS
 	idleSince time.Time
 	closeOnce sync.Once
 	// The deadlines that are set on nc; zero for none.
@@ -26,8 +27,14 @@ func newConn(nc net.Conn) *conn {
 }
 
 // alive reports whether an unused connection can take a request: the engine
-// has neither closed it nor sent anything that nobody asked for.
-func (c *conn) alive() bool { return c.probe == nil || c.probe.Quiet() }
+// has neither closed it nor sent anything that nobody asked for. pause is how
+// long a write may take, for TLS may have something to answer.
+func (c *conn) alive(pause time.Duration) bool {
+	if c.records != nil {
+		return c.writeWithin(pause) == nil && c.records.quiet(c.nc)
+	}
+	return c.probe == nil || c.probe.Quiet()
+}
 
 func (c *conn) close() {
 	c.closeOnce.Do(func() {
