@@ -69,6 +69,10 @@ func listWorkers(out io.Writer, format string, l *admin.WorkerList) error {
 			}
 			if all {
 				running, waiting, used := "-", "-", "-"
+				why := w.Reason
+				if why == "" && r.Feed.State != "none" && !r.Feed.Trusted {
+					why = r.Feed.Reason
+				}
 				if e := r.Engine; e != nil {
 					if e.Running != nil {
 						running = fmt.Sprint(*e.Running)
@@ -80,7 +84,7 @@ func listWorkers(out io.Writer, format string, l *admin.WorkerList) error {
 						used = fmt.Sprintf("%.0f%%", 100**e.KVUsage)
 					}
 				}
-				row = append(row, running, waiting, used, fmt.Sprint(w.BlockSizeTokens), orDash(w.Connector), orDash(strings.Join(w.Models, ",")), w.URL, orDash(w.Reason))
+				row = append(row, running, waiting, used, fmt.Sprint(w.BlockSizeTokens), orDash(w.Connector), orDash(strings.Join(w.Models, ",")), w.URL, orDash(why))
 			}
 			t.rows = append(t.rows, row)
 		}

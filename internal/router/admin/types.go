@@ -212,17 +212,20 @@ type Feed struct {
 	Reason   string    `json:"reason,omitempty"`
 	Since    time.Time `json:"since,omitzero"`
 	Endpoint string    `json:"endpoint,omitempty"`
-	LastSeq  uint64    `json:"last_seq"`
-	LastAt   time.Time `json:"last_at,omitzero"`
-	Batches  uint64    `json:"batches_total"`
-	Events   uint64    `json:"events_total"`
-	Blocks   uint64    `json:"blocks_total"`
-	Gaps     uint64    `json:"gaps_total"`
-	Replayed uint64    `json:"replayed_batches_total"`
-	Restarts uint64    `json:"restarts_total"`
-	Errors   uint64    `json:"decode_errors_total"`
-	Orphans  uint64    `json:"orphaned_blocks_total"`
-	Lost     uint64    `json:"lost_batches_total"`
+	// UnknownKinds are the engine's names of cache kinds that this version does
+	// not know; with one of them the rank's blocks cannot be known.
+	UnknownKinds []string  `json:"unknown_cache_kinds,omitempty"`
+	LastSeq      uint64    `json:"last_seq"`
+	LastAt       time.Time `json:"last_at,omitzero"`
+	Batches      uint64    `json:"batches_total"`
+	Events       uint64    `json:"events_total"`
+	Blocks       uint64    `json:"blocks_total"`
+	Gaps         uint64    `json:"gaps_total"`
+	Replayed     uint64    `json:"replayed_batches_total"`
+	Restarts     uint64    `json:"restarts_total"`
+	Errors       uint64    `json:"decode_errors_total"`
+	Orphans      uint64    `json:"orphaned_blocks_total"`
+	Lost         uint64    `json:"lost_batches_total"`
 	// Lag is receipt minus publication of the newest batch, by two clocks, in
 	// seconds.
 	Lag float64 `json:"lag_seconds"`

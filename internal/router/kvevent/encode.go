@@ -249,14 +249,14 @@ func mediumName(e *Event, sglang bool) string {
 	return "OTHER"
 }
 
-func cacheKindName(k CacheKind) string {
-	switch k {
-	case FullAttention, SlidingWindow, Mamba:
-		return k.String()
-	case OtherCache:
-		return "other"
+func cacheKindName(e *Event) string {
+	switch {
+	case e.CacheKind == CacheAbsent:
+		return ""
+	case e.CacheKind == OtherCache && e.CacheName != "":
+		return e.CacheName
 	}
-	return ""
+	return e.CacheKind.String()
 }
 
 func localityName(l Locality) string {
@@ -370,7 +370,7 @@ func (w *writer) arrayEvent(e *Event, sglang bool) {
 		w.intOrNull(e.Group >= 0, e.Group)
 	}
 	if n > 10 {
-		w.strOrNull(cacheKindName(e.CacheKind))
+		w.strOrNull(cacheKindName(e))
 	}
 	if n > 11 {
 		w.int(int64(e.SlidingWindow))
@@ -439,7 +439,7 @@ func (w *writer) mapEvent(e *Event, sglang bool) {
 			w.int(int64(e.Group))
 		}
 		if e.Kind == Stored {
-			text("kv_cache_spec_kind", cacheKindName(e.CacheKind))
+			text("kv_cache_spec_kind", cacheKindName(e))
 			if e.SlidingWindow > 0 {
 				key("kv_cache_spec_sliding_window")
 				w.int(int64(e.SlidingWindow))

@@ -85,10 +85,11 @@ type CacheKind uint8
 // The kinds of cache groups, from vLLM's kv_cache_spec_kind.
 const (
 	CacheAbsent   CacheKind = iota // not said: an engine with one kind of cache
-	FullAttention                  // "full_attention", "mla_attention"
+	FullAttention                  // "full_attention", "mla_attention", "sink_full_attention"
 	SlidingWindow                  // "sliding_window", "sliding_window_mla"
 	Mamba                          // "mamba"
-	OtherCache                     // any other name
+	ChunkedLocal                   // "chunked_local_attention"
+	OtherCache                     // any other name; see Event.CacheName
 )
 
 // String returns the kind in lower case.
@@ -102,6 +103,8 @@ func (k CacheKind) String() string {
 		return "sliding_window"
 	case Mamba:
 		return "mamba"
+	case ChunkedLocal:
+		return "chunked_local_attention"
 	}
 	return "other"
 }
@@ -133,6 +136,8 @@ type Event struct {
 	// Group is the KV cache group, -1 when absent.
 	Group     int32
 	CacheKind CacheKind
+	// CacheName is the engine's name of the kind if that is OtherCache.
+	CacheName string
 	// SlidingWindow is in tokens, 0 when absent.
 	SlidingWindow int32
 

@@ -64,7 +64,7 @@ func (d *Decoder) known(c *cursor, e *Event, f field) error {
 		e.Medium = mediumOf(e.MediumName)
 		return nil
 	case fCacheKind:
-		return cacheKind(c, e)
+		return d.cacheKind(c, e)
 	case fLocality:
 		return locality(c, e)
 	case fSession:
@@ -370,8 +370,8 @@ func mediumOf(name string) Medium {
 	return OtherMedium
 }
 
-func cacheKind(c *cursor, e *Event) error {
-	e.CacheKind = CacheAbsent
+func (d *Decoder) cacheKind(c *cursor, e *Event) error {
+	e.CacheKind, e.CacheName = CacheAbsent, ""
 	if c.null() {
 		return nil
 	}
@@ -380,14 +380,20 @@ func cacheKind(c *cursor, e *Event) error {
 		return errType
 	}
 	switch string(s) {
-	case "full_attention", "mla_attention":
+	case "":
+	case "full_attention", "mla_attention", "sink_full_attention":
 		e.CacheKind = FullAttention
 	case "sliding_window", "sliding_window_mla":
 		e.CacheKind = SlidingWindow
 	case "mamba":
 		e.CacheKind = Mamba
+	case "chunked_local_attention":
+		e.CacheKind = ChunkedLocal
 	default:
-		e.CacheKind = OtherCache
+		if len(s) > d.lim.Text {
+			return errText
+		}
+		e.CacheKind, e.CacheName = OtherCache, d.intern(s)
 	}
 	return nil
 }

@@ -47,7 +47,10 @@ func genEvent(t *rapid.T, enc Encoding) Event {
 		e.Salt = rapid.SampledFrom([]string{"", "tenant"}).Draw(t, "salt")
 	}
 	if !sglang && rapid.Bool().Draw(t, "spec") {
-		e.CacheKind = rapid.SampledFrom([]CacheKind{FullAttention, SlidingWindow, Mamba, OtherCache}).Draw(t, "cache kind")
+		e.CacheKind = rapid.SampledFrom([]CacheKind{FullAttention, SlidingWindow, Mamba, ChunkedLocal, OtherCache}).Draw(t, "cache kind")
+		if e.CacheKind == OtherCache {
+			e.CacheName = rapid.SampledFrom([]string{"other", "unknown", "quantum_attention"}).Draw(t, "cache name")
+		}
 		e.SlidingWindow = rapid.Int32Range(0, 4096).Draw(t, "window")
 	}
 	if !arrays {

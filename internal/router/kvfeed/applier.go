@@ -2,7 +2,11 @@ package kvfeed
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
+	"strings"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/dynctl/dynctl/internal/router/blockhash"
 	"github.com/dynctl/dynctl/internal/router/kvevent"
@@ -30,8 +34,12 @@ import (
 //     The rank is emptied and Mismatch says why until blocks that fit arrive.
 //   - Blocks smaller than the engine's block size are partial entries, kept by
 //     the engine beside the full block; nothing routes on them.
-//   - Only the device tier is used, and only one group with full attention: the
-//     first that stores. Removals that name no group or tier count for that one.
+//   - Only the device tier is used, and only one group with full attention (sinks
+//     included): the first that stores. Removals that name no group or tier count
+//     for that one. While only groups of other kinds have stored, Mismatch says so.
+//   - A cache kind that is not known here makes every answer doubtful: an engine
+//     reuses only what all its groups can go on from. The rank is emptied and
+//     Mismatch names the kind until the publisher begins anew.
 //   - Pairs of tokens (EAGLE) give blocks by their first tokens. Such a block
 //     depends on one token more than it holds, see [Shape.Usable].
 type Applier struct {
@@ -40,6 +48,10 @@ type Applier struct {
 	parts  int // router blocks per engine block, 0 = mismatch or not seen yet
 	group  int32
 	bigram bool
+	// unknown are the names of cache kinds that nothing is known of, at most
+	// maxKinds of them; aside is the latest kind that is known and not used.
+	unknown []string
+	aside   kvevent.CacheKind
 
 	split                parts
 	names, locals, extra []uint64
@@ -79,8 +91,13 @@ type Counters struct {
 	Resized uint64 `json:"resized"`
 }
 
-// maxLoRAs bounds the remembered names of numbered adapters.
-const maxLoRAs = 1024
+// maxLoRAs bounds the remembered names of numbered adapters, maxKinds those of
+// unknown cache kinds, and maxKindName one of these in bytes.
+const (
+	maxLoRAs    = 1024
+	maxKinds    = 4
+	maxKindName = 64
+)
 
 // NewApplier makes an Applier for router blocks of blockSize tokens, at least 1.
 func NewApplier(blockSize int) *Applier {
@@ -96,6 +113,7 @@ func NewApplier(blockSize int) *Applier {
 // anew. Counters stay.
 func (a *Applier) Reset() {
 	a.engine, a.parts, a.group, a.bigram = 0, 0, -1, false
+	a.unknown, a.aside = nil, kvevent.CacheAbsent
 	a.split.reset()
 }
 
@@ -131,9 +149,18 @@ func (a *Applier) Shape() Shape {
 	return Shape{EngineBlock: a.engine, Parts: a.parts, Bigram: a.bigram}
 }
 
+// UnknownKinds returns the engine's names of cache kinds that nothing is known
+// of here, fit to be shown, in the order in which they came. The slice must not be changed.
+func (a *Applier) UnknownKinds() []string { return a.unknown }
+
 // Mismatch returns why the rank's blocks cannot be held, or "" if they can.
 func (a *Applier) Mismatch() string {
-	if a.engine == 0 || a.parts > 0 {
+	switch {
+	case len(a.unknown) > 0:
+		return fmt.Sprintf("the engine has a cache of kind %s, which this version does not know, so nobody can tell what it reuses: use a newer dynctl, or route to it without KV events", strings.Join(a.unknown, " and "))
+	case a.engine == 0 && a.aside != kvevent.CacheAbsent:
+		return fmt.Sprintf("the engine has told of a cache of kind %s only, whose blocks are not followed", a.aside)
+	case a.engine == 0 || a.parts > 0:
 		return ""
 	}
 	return fmt.Sprintf("the engine's block of %d tokens is not a multiple of the router's block of %d tokens", a.engine, a.size)
@@ -163,7 +190,16 @@ func (a *Applier) Apply(b *kvevent.Batch, ops *kvindex.Batch) {
 func (a *Applier) store(e *kvevent.Event, ops *kvindex.Batch) {
 	switch e.CacheKind {
 	case kvevent.CacheAbsent, kvevent.FullAttention:
+	case kvevent.OtherCache:
+		a.Counters.OtherGroup++
+		a.meet(e.CacheName, ops)
+		return
 	default:
+		a.Counters.OtherGroup++
+		a.aside = e.CacheKind
+		return
+	}
+	if len(a.unknown) > 0 {
 		a.Counters.OtherGroup++
 		return
 	}
@@ -231,6 +267,23 @@ func (a *Applier) store(e *kvevent.Event, ops *kvindex.Batch) {
 		return
 	}
 	a.storeParts(e, full, ops)
+}
+
+// meet takes note of a cache kind that nothing is known of.
+func (a *Applier) meet(name string, ops *kvindex.Batch) {
+	name = strings.Map(func(r rune) rune {
+		if r == utf8.RuneError || !unicode.IsPrint(r) {
+			return '?'
+		}
+		return r
+	}, name[:min(len(name), maxKindName)])
+	if len(a.unknown) >= maxKinds || slices.Contains(a.unknown, name) {
+		return
+	}
+	if len(a.unknown) == 0 {
+		a.clear(ops)
+	}
+	a.unknown = append(a.unknown, name)
 }
 
 // storeParts stores engine blocks of several router blocks.

@@ -96,6 +96,28 @@ func TestApplierShapes(t *testing.T) {
 			},
 			want: want{overlap: 1, held: 1, counters: Counters{Events: 5, Stored: 1, OtherGroup: 4}},
 		},
+		"attention sinks beside a window": {
+			events: []kvevent.Event{
+				with(stored(0, []uint64{1, 2}, tokens(0, 2*bs), bs), func(e *kvevent.Event) { e.Group, e.CacheKind = 1, kvevent.SlidingWindow }),
+				with(stored(0, []uint64{1, 2}, tokens(0, 2*bs), bs), func(e *kvevent.Event) { e.Group, e.CacheKind = 0, kvevent.FullAttention }),
+				with(removed(1), func(e *kvevent.Event) { e.Group = 1 }),
+			},
+			want: want{overlap: 2, held: 2, counters: Counters{Events: 3, Stored: 2, OtherGroup: 2}},
+		},
+		"no full attention": {
+			events: []kvevent.Event{with(stored(0, []uint64{1}, tokens(0, bs), bs), func(e *kvevent.Event) { e.Group, e.CacheKind = 0, kvevent.ChunkedLocal })},
+			want:   want{counters: Counters{Events: 1, OtherGroup: 1}, mismatch: "chunked_local_attention only"},
+		},
+		"an unknown kind beside full attention": {
+			events: []kvevent.Event{
+				with(stored(0, []uint64{1}, tokens(0, bs), bs), func(e *kvevent.Event) { e.Group, e.CacheKind = 0, kvevent.FullAttention }),
+				with(stored(0, []uint64{1}, tokens(0, bs), bs), func(e *kvevent.Event) {
+					e.Group, e.CacheKind, e.CacheName = 1, kvevent.OtherCache, "quantum\n"+strings.Repeat("x", 200)
+				}),
+				with(stored(1, []uint64{2}, tokens(bs, bs), bs), func(e *kvevent.Event) { e.Group, e.CacheKind = 0, kvevent.FullAttention }),
+			},
+			want: want{counters: Counters{Events: 3, Stored: 1, OtherGroup: 2}, mismatch: "quantum?" + strings.Repeat("x", maxKindName-8) + ","},
+		},
 		"removal without a group": {
 			events: []kvevent.Event{
 				with(stored(0, []uint64{1}, tokens(0, bs), bs), func(e *kvevent.Event) { e.Group, e.CacheKind = 1, kvevent.FullAttention }),

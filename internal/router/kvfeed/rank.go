@@ -146,6 +146,10 @@ func (r *rank) dropped(reason string, anew bool) {
 	if r.m.o.Observer != nil {
 		r.m.o.Observer(Observation{Rank: r.id, Worker: r.key.Worker, DP: r.key.DP, At: r.m.now(), Cleared: true, Anew: anew, Reason: reason})
 	}
+	if r.stream.Mismatch() != "" {
+		r.emit(workers.Warn, "feed.unknown", "%s: routed without cache knowledge: %s", r.label, reason)
+		return
+	}
 	r.emit(workers.Warn, "feed.unknown", "%s: entries dropped and built anew: %s", r.label, reason)
 }
 

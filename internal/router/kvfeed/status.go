@@ -2,6 +2,7 @@ package kvfeed
 
 import (
 	"math"
+	"slices"
 	"time"
 
 	"github.com/dynctl/dynctl/internal/router/kvindex"
@@ -45,6 +46,10 @@ type Status struct {
 	Endpoint string `json:"endpoint"`
 	Replay   string `json:"replay_endpoint,omitempty"`
 	Peer     string `json:"peer,omitempty"`
+
+	// UnknownKinds are the engine's names of cache kinds that nothing is known of
+	// here. With one of them the rank's blocks cannot be known.
+	UnknownKinds []string `json:"unknown_cache_kinds,omitempty"`
 
 	// LastSeq is the newest batch applied, -1 before the first.
 	LastSeq   int64     `json:"last_seq"`
@@ -171,7 +176,8 @@ func (r *rank) status() Status {
 		State: r.state, Reason: r.reason, Since: r.since,
 		Trusted: r.state == Live, Complete: r.stream.Complete(),
 		Endpoint: r.src.Endpoint, Replay: r.src.Replay, Peer: r.peer,
-		LastSeq: -1, LastEvent: r.lastEvent, LagSeconds: r.lag,
+		UnknownKinds: slices.Clone(r.stream.app.UnknownKinds()),
+		LastSeq:      -1, LastEvent: r.lastEvent, LagSeconds: r.lag,
 		Shape: r.stream.Shape(), StreamCounters: r.stream.Counters(), FeedCounters: r.n,
 	}
 	if last, ok := r.stream.Last(); ok {

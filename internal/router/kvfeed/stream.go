@@ -92,7 +92,7 @@ func (s *Stream) offer(seq uint64, payload []byte, decoded *kvevent.Batch) Verdi
 }
 
 func (s *Stream) apply(seq uint64, b *kvevent.Batch) {
-	mismatch := s.app.parts == 0 && s.app.engine != 0
+	was := s.app.Mismatch()
 	s.ops.Reset()
 	s.app.Apply(b, &s.ops)
 	r := s.index.Apply(s.rank, &s.ops)
@@ -105,9 +105,9 @@ func (s *Stream) apply(seq uint64, b *kvevent.Batch) {
 		s.counters.Skipped += uint64(b.Skipped)
 		s.distrust(fmt.Sprintf("%d events of batch %d cannot be read: %v", b.Skipped, seq, b.Reason))
 	}
-	if !mismatch && s.app.parts == 0 && s.app.engine != 0 {
+	if why := s.app.Mismatch(); why != "" && why != was {
 		s.counters.Dropped++
-		s.fault = s.app.Mismatch()
+		s.fault = why
 	}
 }
 
@@ -185,11 +185,12 @@ type Position struct {
 	Group int32 `json:"group"`
 }
 
-// Position returns the Stream's position, false before its first batch and for
-// blocks of several parts, whose account is in no snapshot of the index.
+// Position returns the Stream's position, false before its first batch, while
+// the rank's blocks cannot be held, and for blocks of several parts, whose
+// account is in no snapshot of the index.
 func (s *Stream) Position() (Position, bool) {
 	last, ok := s.seq.Last()
-	if !ok || s.app.parts > 1 {
+	if !ok || s.app.parts > 1 || s.app.Mismatch() != "" {
 		return Position{}, false
 	}
 	stamp, ok := s.seq.stampOf(last)

@@ -248,7 +248,7 @@ func (b *Builder) attendRanks(c *collector, r *Router) {
 		case "stale":
 			c.rank(Warn, CodeFeed, k, "stale: its KV events are cut off (%s); its blocks count as unknown and it is routed by load alone", because)
 		case "unknown":
-			c.rank(Warn, CodeFeed, k, "unknown cache: %s; its blocks count as unknown until new events rebuild them", because)
+			c.rank(Warn, CodeFeed, k, "unknown cache: %s; its blocks count as unknown and it is routed by load alone", because)
 		case "connecting":
 			c.rank(Warn, CodeFeed, k, "its KV events are not connected yet (%s); routed by load alone", because)
 		case "gap", "replaying":
