@@ -41,6 +41,7 @@ func (x *exchange) decodeLeg(ctx context.Context, p disagg.Peer, held *ledger.Re
 	r, s := x.r, x.d.settings
 	leg := x.leg(selector.Decode, p, body, s.Timeouts.Response)
 	record := x.beginLeg(selector.Decode, p, leg)
+	x.answer.sent = record.start
 	resp, err := r.client.Do(ctx, leg)
 	if err != nil {
 		err = x.legFailed(selector.Decode, p.Worker, err)
@@ -179,6 +180,7 @@ func (x *exchange) sendHead(p disagg.Peer, held *ledger.Reservation, resp *upstr
 	x.answer.stream = true
 	if head.Scanner.Tokens() > 0 {
 		x.answer.firstToken = first
+		x.decodeBegan(first)
 	}
 	held.FirstToken()
 	x.answer.gaps.Tick(first)

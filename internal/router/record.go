@@ -247,7 +247,9 @@ func (l *legRecord) end(err error) {
 // answerFacts is what was seen of the answer while it was forwarded.
 type answerFacts struct {
 	stream     bool
+	sent       time.Time // the decode leg's request
 	firstToken time.Time
+	begun      bool // see decodeBegan
 	finish     string
 	prompt     int // tokens as the engine reports them; -1 when it does not
 	cached     int
@@ -317,14 +319,23 @@ func (r *Router) settle(x *exchange, c *receipt.Receipt) {
 		t.ITL.Add(gap)
 		r.metrics.InterToken(x.model, gap)
 	}
-	if p.Path == disagg.Remote && p.DecodeIndex >= 0 {
-		switch {
-		case c.Outcome.SilentRecompute:
-			r.recomputed(x.d.in.DecodePeers[p.DecodeIndex].Worker.Name, 1)
-		case !countsTransfers(p) && p.Remote.Transfer >= x.d.in.Decode.BlockSize:
-			r.compute.Ended(x.d.in.DecodePeers[p.DecodeIndex].Rank, p.Remote.Transfer, time.Now())
-		}
+	if c.Outcome.SilentRecompute {
+		r.recomputed(x.d.in.DecodePeers[p.DecodeIndex].Worker.Name, 1)
 	}
+	if a.finish != "error" {
+		x.decodeBegan(time.Now())
+	}
+}
+
+// decodeBegan tells the watch on recomputed prompts, once, that the decode rank
+// has made a token of a remote plan: what it loaded, it has counted by then.
+func (x *exchange) decodeBegan(now time.Time) {
+	a, p := &x.answer, &x.d.plan
+	if a.begun || p.Path != disagg.Remote || p.DecodeIndex < 0 || countsTransfers(p) || p.Remote.Transfer < x.d.in.Decode.BlockSize {
+		return
+	}
+	a.begun = true
+	x.r.compute.Answered(x.d.in.DecodePeers[p.DecodeIndex].Rank, p.Remote.Transfer, a.sent, now)
 }
 
 // failed tells that a worker failed a leg of the request.

@@ -541,7 +541,7 @@ func TestConditionFoldsThreeParties(t *testing.T) {
 func TestMergeLoad(t *testing.T) {
 	t0 := time.Now()
 	r := &Rank{}
-	full := Load{Running: 3, Waiting: 2, KVUsage: 0.5, PrefixQueries: 10, PrefixHits: 5, ExternalHits: 1, At: t0}
+	full := Load{Running: 3, Waiting: 2, KVUsage: 0.5, PrefixQueries: 10, PrefixHits: 5, ExternalHits: 1, At: t0, Asked: t0.Add(-time.Millisecond), Process: 7}
 	r.MergeLoad(full)
 	part := UnknownLoad(t0.Add(time.Second))
 	part.Waiting, part.KVUsage = 7, 0.75

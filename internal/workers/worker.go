@@ -196,8 +196,13 @@ type Load struct {
 	PrefixQueries, PrefixHits float64
 	// ExternalHits counts tokens that came over a KV connector; NaN when not told.
 	ExternalHits float64
-	// At is when the engine was asked.
+	// At is when the engine's answer was read.
 	At time.Time
+	// Asked is when the engine was asked for its counters: they are not older.
+	Asked time.Time
+	// Process is when the process that counts was started, in Unix seconds; NaN
+	// when not told (vLLM with several ranks). Counters of two processes cannot be compared.
+	Process float64
 }
 
 // Load is the newest load that the engine told, or nil when it never did.
@@ -224,7 +229,7 @@ func (r *Rank) MergeLoad(l Load) {
 // UnknownLoad is a Load in which nothing is told.
 func UnknownLoad(at time.Time) Load {
 	nan := math.NaN()
-	return Load{Running: -1, Waiting: -1, KVUsage: nan, PrefixQueries: nan, PrefixHits: nan, ExternalHits: nan, At: at}
+	return Load{Running: -1, Waiting: -1, KVUsage: nan, PrefixQueries: nan, PrefixHits: nan, ExternalHits: nan, At: at, Process: nan}
 }
 
 // Told reports whether the load says anything that a choice can use.
@@ -240,8 +245,11 @@ func (l Load) merge(n Load) Load {
 	if n.Waiting < 0 {
 		n.Waiting = l.Waiting
 	}
+	if n.Asked.IsZero() {
+		n.Asked = l.Asked
+	}
 	for _, f := range [][2]*float64{
-		{&n.KVUsage, &l.KVUsage}, {&n.PrefixQueries, &l.PrefixQueries},
+		{&n.Process, &l.Process}, {&n.KVUsage, &l.KVUsage}, {&n.PrefixQueries, &l.PrefixQueries},
 		{&n.PrefixHits, &l.PrefixHits}, {&n.ExternalHits, &l.ExternalHits},
 	} {
 		if math.IsNaN(*f[0]) {

@@ -68,29 +68,35 @@ func TestRecompute(t *testing.T) {
 	scrape := func(hits float64) {
 		now = now.Add(time.Second)
 		l := workers.UnknownLoad(now)
-		l.ExternalHits = hits
+		l.ExternalHits, l.Asked = hits, now
 		k.SetLoad(&l)
 		u := workers.UnknownLoad(now)
 		silent.SetLoad(&u)
 		w.compare()
 	}
 	end := func(n int) {
+		sent := now.Add(time.Millisecond)
+		now = sent.Add(time.Millisecond)
 		for range n {
-			w.Ended(k, 100, now)
-			w.Ended(silent, 100, now)
+			w.Answered(k, 100, sent, now)
+			w.Answered(silent, 100, sent, now)
 		}
 	}
+	end(recomputeProof) // nothing is known yet of the counter
 	scrape(0)
 	end(recomputeProof - 1)
+	scrape(0)
 	if scrape(0); len(kinds) != 0 {
 		t.Fatalf("told after too little: %q", kinds)
 	}
 	end(1)
 	scrape(0)
+	scrape(0)
 	if !slices.Equal(kinds, []string{"silent_recompute"}) || found != recomputeProof || !slices.Equal(w.Alarms(), []string{"d0/dp0"}) {
 		t.Fatalf("%q, %d found, alarms %q", kinds, found, w.Alarms())
 	}
 	end(recomputeProof)
+	scrape(0)
 	if scrape(0); len(kinds) != 1 || found != 2*recomputeProof {
 		t.Errorf("while it lasts: %q, %d found", kinds, found)
 	}

@@ -38,6 +38,7 @@ func (a *asker) learn(ctx context.Context, w *workers.Worker) *answer {
 	l := &learner{a: a, w: w}
 	l.told.From = map[workers.Field]string{}
 	var wg sync.WaitGroup
+	asked := time.Now()
 	var owner, version string
 	p := parsePage(nil)
 	wg.Go(func() {
@@ -100,7 +101,7 @@ func (a *asker) learn(ctx context.Context, w *workers.Worker) *answer {
 	wg.Wait()
 	slices.Sort(l.notes)
 	ans.learned, ans.notes, ans.retry = l.told, l.notes, l.retry
-	ans.loads = p.loads(max(l.told.DP, len(w.Ranks)), time.Now())
+	ans.loads = p.loads(max(l.told.DP, len(w.Ranks)), asked, time.Now())
 	return ans
 }
 

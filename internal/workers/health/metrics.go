@@ -237,7 +237,7 @@ func (p *page) kvBlocks() int {
 //
 // A process that runs only rank 3 of a larger group labels it "3"; it is the
 // first rank of its worker all the same.
-func (p *page) loads(ranks int, at time.Time) []*workers.Load {
+func (p *page) loads(ranks int, asked, at time.Time) []*workers.Load {
 	out := make([]*workers.Load, ranks)
 	known := p.rankLabels()
 	inOrder := len(known) > 0 && known[len(known)-1] >= ranks && len(known) == ranks
@@ -256,6 +256,7 @@ func (p *page) loads(ranks int, at time.Time) []*workers.Load {
 			continue
 		}
 		l := f.load(at)
+		l.Asked, l.Process = asked, p.started
 		if !l.Told() && out[pos] == nil && math.IsNaN(l.PrefixQueries) {
 			continue
 		}

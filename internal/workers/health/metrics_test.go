@@ -82,7 +82,7 @@ func TestLabels(t *testing.T) {
 }
 
 func load(running, waiting int, usage, queries, hits, external float64) *workers.Load {
-	return &workers.Load{Running: running, Waiting: waiting, KVUsage: usage, PrefixQueries: queries, PrefixHits: hits, ExternalHits: external}
+	return &workers.Load{Running: running, Waiting: waiting, KVUsage: usage, PrefixQueries: queries, PrefixHits: hits, ExternalHits: external, Process: math.NaN()}
 }
 
 func TestParsePage(t *testing.T) {
@@ -172,7 +172,7 @@ vllm:num_requests_running{engine="1"} 1e99
 			if diff := cmp.Diff(tt.labels, p.rankLabels()); diff != "" {
 				t.Errorf("rank labels (-want +got):\n%s", diff)
 			}
-			if diff := cmp.Diff(tt.want, p.loads(tt.ranks, time.Time{}), cmpopts.EquateNaNs()); diff != "" {
+			if diff := cmp.Diff(tt.want, p.loads(tt.ranks, time.Time{}, time.Time{}), cmpopts.EquateNaNs(), cmpopts.IgnoreFields(workers.Load{}, "Process")); diff != "" {
 				t.Errorf("loads (-want +got):\n%s", diff)
 			}
 		})
@@ -202,8 +202,8 @@ func TestWholeCapturedPages(t *testing.T) {
 			if p.engine != workers.VLLM || p.blockSize != 32 || p.kvBlocks() == 0 || len(p.rankLabels()) != ranks || !p.sleepTold || p.asleep {
 				t.Errorf("page %+v", p)
 			}
-			for i, l := range p.loads(ranks, time.Now()) {
-				if l == nil || l.Running < 0 || l.Waiting < 0 || math.IsNaN(l.KVUsage) || !(l.PrefixQueries > 0) {
+			for i, l := range p.loads(ranks, time.Now(), time.Now()) {
+				if l == nil || ranks == 1 && !(l.Process > 1e9) || l.Running < 0 || l.Waiting < 0 || math.IsNaN(l.KVUsage) || !(l.PrefixQueries > 0) {
 					t.Errorf("rank %d: %+v", i, l)
 				}
 			}
@@ -236,7 +236,7 @@ func FuzzScan(f *testing.F) {
 		if len(p.figures) > maxRanks || p.kvBlocks() < 0 {
 			t.Fatalf("page %+v", p)
 		}
-		for _, l := range p.loads(4, time.Time{}) {
+		for _, l := range p.loads(4, time.Time{}, time.Time{}) {
 			if l == nil {
 				continue
 			}
@@ -301,6 +301,6 @@ func BenchmarkParsePage(b *testing.B) {
 	b.SetBytes(int64(len(text)))
 	b.ReportAllocs()
 	for b.Loop() {
-		parsePage(text).loads(2, time.Time{})
+		parsePage(text).loads(2, time.Time{}, time.Time{})
 	}
 }

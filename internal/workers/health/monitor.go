@@ -379,6 +379,7 @@ func (h *watch) scrape(ctx context.Context, w *workers.Worker) {
 	var loads []*workers.Load
 	var err error
 	read := false
+	asked := time.Now()
 	if w.WireEngine() == workers.SGLang && !h.noLoads {
 		err = h.m.ask.get(ctx, w, "/v1/loads", func(b []byte) (err error) {
 			loads, err = parseLoads(b, len(w.Ranks), time.Now())
@@ -390,7 +391,7 @@ func (h *watch) scrape(ctx context.Context, w *workers.Worker) {
 	if !read {
 		err = h.m.ask.get(ctx, w, "/metrics", func(b []byte) error {
 			p := parsePage(b)
-			loads = p.loads(len(w.Ranks), time.Now())
+			loads = p.loads(len(w.Ranks), asked, time.Now())
 			h.observe(w, p, loads)
 			return nil
 		})
