@@ -30,6 +30,8 @@ type Conn struct {
 	r, w       int
 	pinged     bool // a PING is out and no byte has come since
 	heartbeats bool
+	expires    time.Time // when the peer's PING gives this end up, zero for never
+	deadline   time.Time // that of the transport's reads
 
 	wmu  sync.Mutex // guards the fields below and the order of writes
 	wbuf []byte
@@ -85,8 +87,26 @@ func newConn(ctx context.Context, nc net.Conn, role roleKind, o *Options, onClos
 		_ = c.Close()
 		return nil, fmt.Errorf("zmtp: handshake with %s: %w", c.name, err)
 	}
-	c.heartbeats = o.Heartbeat > 0
+	if o.Heartbeat > 0 {
+		c.watchPeer()
+	}
 	return c, nil
+}
+
+// watchPeer sees to it that the loss of a peer is noticed while it is silent.
+// PING came with ZMTP 3.1: a peer of 3.0 need not answer it, nor take it for
+// anything but a fault. There the transport's own probes must do.
+func (c *Conn) watchPeer() {
+	if c.minor >= 1 {
+		c.heartbeats = true
+		return
+	}
+	if nc, ok := c.nc.(*net.TCPConn); ok {
+		// Without them the connection is as before, only slower to be given up.
+		_ = nc.SetKeepAliveConfig(net.KeepAliveConfig{
+			Enable: true, Idle: max(c.o.Heartbeat, time.Second), Interval: max(c.o.HeartbeatTimeout/3, time.Second), Count: 3,
+		})
+	}
 }
 
 // RemoteAddr names the peer: tcp://host:port, or "ipc peer" when the peer's
@@ -203,6 +223,7 @@ func (c *Conn) recv(m *Message) error {
 		if m.buf, err = c.body(m.buf, int(size)); err != nil {
 			return noEOF(err)
 		}
+		c.expires = time.Time{}
 		m.ends = append(m.ends, len(m.buf))
 		if flags&flagMore == 0 {
 			return nil
@@ -228,17 +249,25 @@ func (c *Conn) fill() error {
 }
 
 // read reads at least one byte or fails. With heartbeats on, a silence first
-// sends a PING and then fails.
+// sends a PING and then fails; it fails as well when the time to live of the
+// peer's PING has passed.
 func (c *Conn) read(p []byte) (int, error) {
 	for {
+		deadline := c.expires
 		if c.heartbeats {
 			wait := c.o.Heartbeat
 			if c.pinged {
 				wait = c.o.HeartbeatTimeout
 			}
-			if err := c.nc.SetReadDeadline(time.Now().Add(wait)); err != nil {
+			if at := time.Now().Add(wait); deadline.IsZero() || at.Before(deadline) {
+				deadline = at
+			}
+		}
+		if deadline != c.deadline {
+			if err := c.nc.SetReadDeadline(deadline); err != nil {
 				return 0, err
 			}
+			c.deadline = deadline
 		}
 		n, err := c.nc.Read(p)
 		if n > 0 {
@@ -248,8 +277,12 @@ func (c *Conn) read(p []byte) (int, error) {
 		switch {
 		case err == nil:
 			continue
-		case !c.heartbeats || !errors.Is(err, os.ErrDeadlineExceeded):
+		case deadline.IsZero() || !errors.Is(err, os.ErrDeadlineExceeded):
 			return 0, err
+		case !c.expires.IsZero() && !time.Now().Before(c.expires):
+			return 0, fmt.Errorf("%w: it sent nothing within the time to live of its PING", ErrHeartbeat)
+		case !c.heartbeats:
+			continue
 		case c.pinged:
 			return 0, ErrHeartbeat
 		}
@@ -334,25 +367,30 @@ func (c *Conn) commandBody(size uint64) ([]byte, error) {
 	return c.body(nil, int(size))
 }
 
-// command reads and obeys a command that came between messages or frames.
+// command reads and obeys a command that came between messages or frames. One
+// that means nothing to this role is passed over, as libzmq does it: a later
+// version may have more of them.
 func (c *Conn) command(size uint64) error {
 	body, err := c.commandBody(size)
 	if err != nil {
 		return noEOF(err)
 	}
+	c.expires = time.Time{}
 	name, data, err := splitCommand(body)
 	if err != nil {
 		return err
 	}
 	switch string(name) {
 	case "PING":
-		// Two bytes of time to live, then a context of at most 16 to echo.
-		if len(data) < 2 || len(data) > 2+16 {
+		// Two bytes of time to live, then a context to echo, of at most 16.
+		if len(data) < 2 {
 			return fmt.Errorf("%w: PING of %d bytes", ErrProtocol, len(data))
 		}
+		data = data[:min(len(data), 2+16)]
+		if ttl := timeToLive(data); ttl > 0 {
+			c.expires = time.Now().Add(ttl)
+		}
 		return c.writeCommand("PONG", data[2:])
-	case "PONG":
-		return nil // that bytes came has been noted by read
 	case "SUBSCRIBE", "CANCEL":
 		if c.onSubscribe != nil {
 			return c.onSubscribe(name[0] == 'S', data)
@@ -360,14 +398,20 @@ func (c *Conn) command(size uint64) error {
 	case "ERROR":
 		return fmt.Errorf("%w: peer reports error %s", ErrProtocol, errorReason(data))
 	}
-	return fmt.Errorf("%w: unexpected command %q", ErrProtocol, clip(name))
+	return nil
 }
 
-func (c *Conn) ping() error {
-	ttl := (c.o.Heartbeat + c.o.HeartbeatTimeout) / (100 * time.Millisecond)
-	ttl = min(max(ttl, 1), 65535)
-	return c.writeCommand("PING", []byte{byte(ttl >> 8), byte(ttl)})
+// timeToLive reads that of a PING, in tenths of a second on the wire. libzmq
+// 4.3.5 counts the milliseconds in 16 bits, so that 65.6 s are 64 ms; a
+// simulated engine is to be no kinder.
+func timeToLive(data []byte) time.Duration {
+	return time.Duration(binary.BigEndian.Uint16(data)*100) * time.Millisecond
 }
+
+// ping asks whether the peer is there. It sets no time to live: libzmq would
+// hang up once that has passed without anything from here, and while messages
+// come a SUB has nothing to say.
+func (c *Conn) ping() error { return c.writeCommand("PING", []byte{0, 0}) }
 
 func (c *Conn) writeCommand(name string, data []byte) error {
 	c.wmu.Lock()

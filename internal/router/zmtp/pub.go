@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -31,16 +32,10 @@ type Pub struct {
 // subscriber is one peer of a Pub.
 type subscriber struct {
 	c      *Conn
-	topics []topic // guarded by Pub.mu
+	topics [][]byte // guarded by Pub.mu; each once, however often it was asked for
 	queue  chan []byte
+	full   bool         // guarded by Pub.mu; something was dropped and queue is not half empty yet
 	bytes  atomic.Int64 // encoded bytes in queue
-}
-
-// topic is a subscription; a peer may hold one several times and must then
-// cancel it as often.
-type topic struct {
-	prefix []byte
-	count  int
 }
 
 // ListenPub binds endpoint for subscribers to connect to. The end of ctx closes
@@ -144,26 +139,31 @@ func (p *Pub) Send(frames ...[]byte) {
 
 func (s *subscriber) wants(first []byte) bool {
 	for _, t := range s.topics {
-		if bytes.HasPrefix(first, t.prefix) {
+		if bytes.HasPrefix(first, t) {
 			return true
 		}
 	}
 	return false
 }
 
+// enqueue queues msg unless there is no room. As in libzmq, whoever has lost one
+// message loses all until half of the queue has gone. The caller holds Pub.mu.
 func (s *subscriber) enqueue(msg []byte, limit int64) bool {
 	n := int64(len(msg))
-	if s.bytes.Add(n) > limit {
-		s.bytes.Add(-n)
+	if s.full && (len(s.queue) > cap(s.queue)/2 || s.bytes.Load() > limit/2) {
 		return false
 	}
-	select {
-	case s.queue <- msg:
-		return true
-	default:
-		s.bytes.Add(-n)
-		return false
+	s.full = s.bytes.Add(n) > limit
+	if !s.full {
+		select {
+		case s.queue <- msg:
+			return true
+		default:
+			s.full = true
+		}
 	}
+	s.bytes.Add(-n)
+	return false
 }
 
 // Subscribers returns the number of peers with at least one subscription.
@@ -260,33 +260,22 @@ func (p *Pub) serve(_ context.Context, c *Conn) error {
 	return peerFault(err)
 }
 
-// subscribe adds or removes one subscription of s.
+// subscribe adds or removes one subscription of s. As in libzmq, asking twice
+// is asking once: a SUB counts for itself how often it wants a topic.
 func (p *Pub) subscribe(s *subscriber, on bool, prefix []byte) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for i := range s.topics {
-		t := &s.topics[i]
-		if !bytes.Equal(t.prefix, prefix) {
-			continue
-		}
-		if on {
-			t.count++
-		} else if t.count--; t.count == 0 {
-			last := len(s.topics) - 1
-			s.topics[i] = s.topics[last]
-			s.topics[last] = topic{}
-			s.topics = s.topics[:last]
-			p.notify()
-		}
+	i := slices.IndexFunc(s.topics, func(t []byte) bool { return bytes.Equal(t, prefix) })
+	switch {
+	case on == (i >= 0):
 		return nil
-	}
-	if !on {
-		return nil // cancelling what is not held does nothing
-	}
-	if len(s.topics) >= p.o.Limits.MaxSubscriptions {
+	case !on:
+		s.topics = slices.Delete(s.topics, i, i+1)
+	case len(s.topics) >= p.o.Limits.MaxSubscriptions:
 		return fmt.Errorf("%w: more than %d subscriptions of %s", ErrLimit, p.o.Limits.MaxSubscriptions, s.c.name)
+	default:
+		s.topics = append(s.topics, bytes.Clone(prefix))
 	}
-	s.topics = append(s.topics, topic{prefix: bytes.Clone(prefix), count: 1})
 	p.notify()
 	return nil
 }

@@ -250,10 +250,11 @@ func TestHostilePeer(t *testing.T) {
 		{"wrong type", hello(roleDealer), ErrProtocol},
 		{"empty command name", join(pub, []byte{4, 1, 0}), ErrProtocol},
 		{"empty command", join(pub, []byte{4, 0}), ErrProtocol},
-		{"unknown command", join(pub, appendCommand(nil, "JOIN", []byte("x"))), ErrProtocol},
-		{"SUBSCRIBE to a SUB", join(pub, appendCommand(nil, "SUBSCRIBE", []byte("x"))), ErrProtocol},
+		{"unknown command", join(pub, appendCommand(nil, "JOIN", []byte("x"))), io.EOF},
+		{"SUBSCRIBE to a SUB", join(pub, appendCommand(nil, "SUBSCRIBE", []byte("x"))), io.EOF},
+		{"ERROR later", join(pub, appendCommand(nil, "ERROR", []byte("\x03bad"))), ErrProtocol},
 		{"PING without a time to live", join(pub, appendCommand(nil, "PING")), ErrProtocol},
-		{"PING with a long context", join(pub, appendCommand(nil, "PING", make([]byte, 19))), ErrProtocol},
+		{"PING with a long context", join(pub, appendCommand(nil, "PING", make([]byte, 19))), io.EOF},
 		{"huge command", join(pub, long(flagCommand, 1<<30)), ErrLimit},
 		{"reserved flag", join(pub, []byte{8, 0}), ErrProtocol},
 		{"command with MORE", join(pub, []byte{5, 0}), ErrProtocol},
@@ -352,8 +353,8 @@ func TestHeartbeat(t *testing.T) {
 		failed := make(chan error)
 		go func() { failed <- c.Recv(new(Message)) }()
 		for i := range 3 {
-			if got, want := read(9), "\x04\x07\x04PING\x00\x0d"; string(got) != want {
-				t.Fatalf("got %q, want %q", got, want)
+			if got, want := read(9), "\x04\x07\x04PING\x00\x00"; string(got) != want {
+				t.Errorf("got %q, want %q", got, want)
 			}
 			if d := time.Since(start); d != time.Duration(i+1)*time.Second {
 				t.Errorf("PING %d after %v", i, d)
@@ -366,6 +367,46 @@ func TestHeartbeat(t *testing.T) {
 		}
 		if err := <-failed; !errors.Is(err, ErrHeartbeat) || time.Since(start) != 3300*time.Millisecond {
 			t.Errorf("after %v: %v", time.Since(start), err)
+		}
+	})
+}
+
+// TestPeerWithoutHeartbeats: a publisher of ZMTP 3.0 (the greeting of go-zeromq
+// and of libzmq before 4.3.3) knows no PING. It is sent none, and its silence is
+// no reason to hang up.
+func TestPeerWithoutHeartbeats(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ours, theirs := net.Pipe()
+		failed := make(chan error, 1)
+		go func() {
+			c, err := newConn(t.Context(), ours, roleSub, options(t, Options{Heartbeat: time.Second}), nil)
+			if err == nil {
+				defer c.Close()
+				err = c.opened()
+			}
+			for err == nil {
+				err = c.Recv(new(Message))
+			}
+			failed <- err
+		}()
+		older := hello(rolePub)
+		older[11] = 0
+		go func() { _, _ = theirs.Write(older) }()
+		// Greeting, READY, and the subscription as 3.0 has it: a message.
+		want := append(hello(roleSub), 0, 1, 1)
+		got := make([]byte, len(want))
+		if _, err := io.ReadFull(theirs, got); err != nil || !bytes.Equal(got, want) {
+			t.Errorf("handshake %q, want %q: %v", got, want, err)
+		}
+		if err := theirs.SetReadDeadline(time.Now().Add(time.Hour)); err != nil {
+			t.Fatal(err)
+		}
+		if n, err := theirs.Read(got); !errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("in an hour of silence it was sent %q: %v", got[:n], err)
+		}
+		theirs.Close()
+		if err := <-failed; !errors.Is(err, io.EOF) {
+			t.Error(err)
 		}
 	})
 }
