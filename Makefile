@@ -23,6 +23,7 @@ e2e:
 # DYNCTL_SOAK_SEED names one. docs/reliability.md.
 soak:
 	DYNCTL_CHAOS=$${DYNCTL_CHAOS:-5} go test -count=1 -timeout 0 -run '^TestChaos$$' -v ./internal/router
+	DYNCTL_LIBZMQ_MINUTE=1 go test -count=1 -run '^TestInteropLibzmqSilence$$' ./internal/router/kvfeed
 	DYNCTL_SOAK=$${DYNCTL_SOAK:-1h} DYNCTL_SOAK_DIR=$${DYNCTL_SOAK_DIR:-$(CURDIR)/bin/soak} go test -count=1 -timeout 0 -run '^TestEndurance$$' -v ./internal/bench/soak
 
 soak-virtual:

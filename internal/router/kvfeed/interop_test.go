@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"fmt"
 	"io"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -160,4 +161,36 @@ func TestInteropLibzmqDialsIn(t *testing.T) {
 	if s := f.one(); s.Batches < 50 {
 		t.Errorf("status %+v", s)
 	}
+}
+
+// TestInteropLibzmqSilence: a publisher that is silent and busy in turns keeps
+// the feed it has, for what its libzmq makes of the feed's heartbeats. The times
+// are the real ones, for a minute, if DYNCTL_LIBZMQ_MINUTE is set, else a tenth
+// of them.
+func TestInteropLibzmqSilence(t *testing.T) {
+	t.Parallel()
+	heartbeat, turns := 500*time.Millisecond, 1
+	if os.Getenv("DYNCTL_LIBZMQ_MINUTE") != "" {
+		heartbeat, turns = 5*time.Second, 3
+	}
+	p := newZMQPublisher(t, "bind")
+	f := newFixture(t, func(o *Options) { o.Heartbeat = heartbeat })
+	f.add(workers.EventSource{Endpoint: p.pub, Topic: "k"}) // without replay, which is vLLM's default
+	p.settle(f)
+	began := f.one()
+	for range turns {
+		silent := time.NewTimer(heartbeat * 8 / 5)
+		<-silent.C
+		tick := time.NewTicker(heartbeat / 5)
+		for range 16 {
+			<-tick.C
+			p.step(1)
+		}
+		tick.Stop()
+	}
+	f.until(func(s Status) bool { return s.LastSeq == int64(len(p.e.log))-1 || s.Connects > 1 })
+	if s := f.one(); s.Connects != 1 || s.Dropped != began.Dropped || f.told("feed.disconnected") > 0 {
+		t.Errorf("the feed was lost: %+v\n%+v", s, f.events)
+	}
+	subset(t, "index", p.e.set(), holds(t, f.x))
 }
