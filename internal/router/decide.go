@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/dynctl/dynctl/internal/router/api"
+	"github.com/dynctl/dynctl/internal/router/attempt"
 	"github.com/dynctl/dynctl/internal/router/blockhash"
 	"github.com/dynctl/dynctl/internal/router/disagg"
 	"github.com/dynctl/dynctl/internal/router/kvindex"
@@ -128,25 +129,13 @@ type decision struct {
 
 	// dry asks without changing anything.
 	dry bool
-	// pins and bans of this request.
+	// pins of this request, and what became of its attempts.
 	pinDecode, pinPrefill string // worker names
 	pinRank               int    // -1 for any
-	banned                []ban
+	history               attempt.History
 	// fallback is why remote prefill was given up in this request.
 	fallback string
-	// localWhenMissing says that a prefill gave no transfer parameters, and
-	// that by policy the decode rank then prefills by itself.
-	localWhenMissing bool
-	took             stageTimes
-}
-
-// ban keeps a worker out of further attempts of one request.
-type ban struct {
-	worker *workers.Worker
-	phase  selector.Phase // "" for both
-	why    string
-	// suspect says that it may have been another worker's fault.
-	suspect bool
+	took     stageTimes
 }
 
 // stageTimes is the router's own time in its stages.
@@ -174,7 +163,8 @@ var (
 
 // reset makes the decision empty. It must hold no memory.
 func (d *decision) reset() {
-	*d = decision{banned: d.banned[:0], pinRank: -1}
+	d.history.Reset()
+	*d = decision{history: d.history, pinRank: -1}
 	d.plan.DecodeIndex, d.plan.PrefillIndex = -1, -1
 }
 
@@ -340,7 +330,7 @@ func (r *Router) decide(d *decision, facts disagg.Facts, force disagg.Force, ses
 		in.Draw = r.rng.next()
 		in.Turn = r.turns[turn].Add(1) - 1
 		r.collect(d, p, unit, in, peers)
-		if r.spare(d, p, in) {
+		if r.readmit(d, p, in) {
 			r.collect(d, p, unit, in, peers)
 		}
 	}
@@ -373,9 +363,9 @@ func ejected(w *workers.Worker) bool {
 	return !w.State.Draining() && w.State.Condition().Health == workers.Ejected
 }
 
-// spare brings ejected workers back when a phase has nobody else. It reports
+// readmit brings ejected workers back when a phase has nobody else. It reports
 // whether it did.
-func (r *Router) spare(d *decision, p selector.Phase, in *selector.Input) (changed bool) {
+func (r *Router) readmit(d *decision, p selector.Phase, in *selector.Input) (changed bool) {
 	for i := range in.Candidates {
 		if in.Candidates[i].Excluded == "" {
 			return false
@@ -385,7 +375,10 @@ func (r *Router) spare(d *decision, p selector.Phase, in *selector.Input) (chang
 		if pin := d.pin(p); d.dry || pin != "" && pin != w.Name {
 			continue
 		}
-		if ok, _ := w.State.Usable(); ok || !can(w, p) || d.isBanned(w, p) || !ejected(w) {
+		if ok, _ := w.State.Usable(); ok || !can(w, p) || !ejected(w) {
+			continue
+		}
+		if _, out := d.history.Banned(w.State, p); out {
 			continue
 		}
 		r.outliers.Last(w)
@@ -408,10 +401,8 @@ func (r *Router) candidates(d *decision, w *workers.Worker, p selector.Phase, un
 	if ok, why := w.State.Usable(); !ok {
 		excluded = why
 	}
-	for _, b := range d.banned {
-		if b.worker == w && (b.phase == "" || b.phase == p) {
-			excluded = b.why
-		}
+	if why, out := d.history.Banned(w.State, p); out {
+		excluded = why
 	}
 	if pin := d.pin(p); pin != "" && w.Name != pin && excluded == "" {
 		excluded = "another worker was asked for"

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/dynctl/dynctl/internal/router/api"
+	"github.com/dynctl/dynctl/internal/router/attempt"
 	"github.com/dynctl/dynctl/internal/router/disagg"
 	"github.com/dynctl/dynctl/internal/router/eventlog"
 	"github.com/dynctl/dynctl/internal/router/ledger"
@@ -85,7 +86,12 @@ func (x *exchange) dispatch() error {
 		x.r.decide(d, x.facts, x.force, x.session)
 		x.record()
 		if d.plan.Err != nil {
-			if d.acquit() {
+			missing := selector.Decode
+			if errors.Is(d.plan.Err, disagg.ErrNoPrefill) {
+				missing = selector.Prefill
+			}
+			if next := attempt.AfterNoChoice(&d.history, missing); next.Step == attempt.Recall {
+				d.history.Bans = next.Bans
 				continue
 			}
 			if last != nil {
@@ -102,126 +108,66 @@ func (x *exchange) dispatch() error {
 	}
 }
 
-// again reports whether another attempt may follow one that has failed, and
+// again asks whether another attempt may follow one that has failed, and
 // prepares it.
 func (x *exchange) again(err error) bool {
 	r, d, s := x.r, &x.d, x.d.settings
 	var f *failure
-	if !errors.As(err, &f) || !f.retry {
+	if !errors.As(err, &f) {
 		return false
 	}
-	if f.reason == string(disagg.ReasonEnded) { // nobody's fault
-		x.fallBack(f)
-		return true
+	h := &d.history
+	h.Attempts = x.attempt
+	h.Failures = append(h.Failures, f.told())
+	policy := attempt.Settings{
+		Attempts: s.Retry.Attempts, LocalPrefill: s.Routing.PrefillFallback == "local", LocalWithoutParams: s.Routing.MissingParams == "local",
 	}
-	if f.reason == "ejected" {
-		d.banned = append(d.banned, ban{worker: f.worker, why: "ejected"})
+	prefills := d.prefills()
+	next := attempt.AfterFailure(h, policy, prefills, true)
+	if next.Budgeted && !r.budget.take(time.Now(), s.Retry.Budget) {
+		next = attempt.AfterFailure(h, policy, prefills, false)
+	}
+	h.Bans = next.Bans
+	switch {
+	case next.Step == attempt.GiveUp:
+		if next.Why != "" {
+			x.note("no retry: " + next.Why)
+		}
+		return false
+	case next.Step == attempt.FallBack:
+		// The decode rank prefills by itself, visibly.
+		h.Local, d.fallback = true, f.reason
+		x.force, x.held = disagg.ForceLocal, nil
+		x.note(fmt.Sprintf("fallback to local prefill: %v", f))
+	case next.Free:
 		x.attempt--
-		return true
-	}
-	d.ban(f)
-	alone := x.lastPrefill()
-	if alone && d.relent(selector.Prefill) {
-		alone = x.lastPrefill()
-	}
-	if f.reason == "missing_params" {
-		if d.localWhenMissing {
-			x.fallBack(f)
-		}
-		return d.localWhenMissing
-	}
-	if f.phase == selector.Prefill && alone {
-		// Nobody is left who could prefill: by policy the decode rank does it,
-		// visibly.
-		if s.Routing.PrefillFallback != "local" {
-			return false
-		}
-		x.fallBack(f)
-		return true
-	}
-	if x.attempt >= s.Retry.Attempts {
-		if f.phase == selector.Prefill && s.Routing.PrefillFallback == "local" && !x.fellBack() {
-			x.fallBack(f)
-			return true
-		}
-		return false
-	}
-	if !r.budget.take(time.Now(), s.Retry.Budget) {
-		x.note("no retry: the budget for retries is used up")
-		return false
-	}
-	r.traffic.Retries.Add(1)
-	r.metrics.Retry(string(f.phase), f.reason)
-	x.note(fmt.Sprintf("attempt %d failed: %v", x.attempt, err))
-	x.held = nil
-	return true
-}
-
-// lastPrefill reports whether every prefill worker is banned.
-func (x *exchange) lastPrefill() bool {
-	for _, w := range x.d.list {
-		if !w.Role.CanPrefill() {
-			continue
-		}
-		// An ejected worker comes back when there is nobody else.
-		if ok, _ := w.State.Usable(); (ok || ejected(w)) && !x.d.isBanned(w, selector.Prefill) {
-			return false
-		}
+	default:
+		r.traffic.Retries.Add(1)
+		r.metrics.Retry(string(f.phase), f.reason)
+		x.note(fmt.Sprintf("attempt %d failed: %v", x.attempt, err))
+		x.held = nil
 	}
 	return true
 }
 
-// ban keeps the worker of a failed leg out of the further attempts. When either
-// leg may be at fault, both are only suspects.
-func (d *decision) ban(f *failure) {
-	b := ban{worker: f.worker, phase: f.phase, why: "failed in this request"}
+// told is the failure in the words of the policy.
+func (f *failure) told() attempt.Failure {
+	t := attempt.Failure{Worker: f.worker.State, Phase: f.phase, Reason: f.reason, Final: !f.retry}
 	if f.suspect != nil {
-		b.suspect, b.why = true, "failed in this request, or the other leg's worker did"
-		other := b
-		other.worker, other.phase = f.suspect, selector.Prefill
-		if f.phase == selector.Prefill {
-			other.phase = selector.Decode
-		}
-		d.banned = append(d.banned, other)
+		t.Other = f.suspect.State
 	}
-	d.banned = append(d.banned, b)
+	return t
 }
 
-// acquit brings the suspects of the phase that has run out of workers back. It
-// reports whether there were any.
-func (d *decision) acquit() bool {
-	phase := selector.Decode
-	if errors.Is(d.plan.Err, disagg.ErrNoPrefill) {
-		phase = selector.Prefill
-	}
-	return d.relent(phase)
-}
-
-// relent brings the suspects of a phase back. It reports whether there were any.
-func (d *decision) relent(phase selector.Phase) bool {
-	n := len(d.banned)
-	d.banned = slices.DeleteFunc(d.banned, func(b ban) bool { return b.suspect && b.phase == phase })
-	return len(d.banned) < n
-}
-
-func (d *decision) isBanned(w *workers.Worker, p selector.Phase) bool {
-	for _, b := range d.banned {
-		if b.worker == w && (b.phase == "" || b.phase == p) {
-			return true
+// prefills are the workers that could prefill but for their bans. An ejected
+// one comes back when there is nobody else.
+func (d *decision) prefills() (list []*workers.State) {
+	for _, w := range d.list {
+		if ok, _ := w.State.Usable(); w.Role.CanPrefill() && (ok || ejected(w)) {
+			list = append(list, w.State)
 		}
 	}
-	return false
-}
-
-func (x *exchange) fellBack() bool { return x.d.fallback != "" }
-
-// fallBack makes the next attempt local because remote prefill failed, or left
-// no KV to move.
-func (x *exchange) fallBack(f *failure) {
-	x.d.fallback = f.reason
-	x.force = disagg.ForceLocal
-	x.held = nil
-	x.note(fmt.Sprintf("fallback to local prefill: %v", f))
+	return list
 }
 
 func planError(p *disagg.Plan) error {
@@ -261,7 +207,7 @@ func (x *exchange) carryOut() error {
 	decode := d.in.DecodePeers[p.DecodeIndex]
 	x.path = string(p.Path)
 	if !r.outliers.Admit(decode.Worker) {
-		return &failure{phase: selector.Decode, worker: decode.Worker, reason: "ejected", retry: true, err: errors.New("the worker is ejected")}
+		return &failure{phase: selector.Decode, worker: decode.Worker, reason: attempt.Ejected, retry: true, err: errors.New("the worker is ejected")}
 	}
 	claim := ledger.Claim{ContextTokens: d.prompt.ISL, BlockSize: d.in.Decode.BlockSize, LoadTokens: p.EffISL}
 	if p.Path == disagg.Local {
@@ -287,7 +233,7 @@ func (x *exchange) remote(decode disagg.Peer, held *ledger.Reservation) error {
 	prefill := d.in.PrefillPeers[p.PrefillIndex]
 	if !r.outliers.Admit(prefill.Worker) {
 		r.outliers.Report(decode.Worker, health.Canceled)
-		return &failure{phase: selector.Prefill, worker: prefill.Worker, reason: "ejected", retry: true, err: errors.New("the worker is ejected")}
+		return &failure{phase: selector.Prefill, worker: prefill.Worker, reason: attempt.Ejected, retry: true, err: errors.New("the worker is ejected")}
 	}
 	connector := d.settings.routing.connectors[p.Connector]
 	if connector == nil {
@@ -454,17 +400,14 @@ func (x *exchange) prefillLeg(ctx context.Context, t *disagg.Transfer, p disagg.
 	f := &failure{phase: selector.Prefill, worker: p.Worker, reason: "bad_params", retry: true, err: err}
 	switch {
 	case errors.Is(err, disagg.ErrEnded):
-		f.reason = string(disagg.ReasonEnded)
+		f.reason = attempt.Ended
 		record.end(nil) // a good answer
 	case errors.Is(err, disagg.ErrMissingParams):
-		f.reason = "missing_params"
+		f.reason = attempt.MissingParams
 		r.event(eventlog.Event{
 			Kind: "prefill_without_params", Severity: eventlog.Error, Worker: p.Worker.Name, Request: x.decision,
 			Text: fmt.Sprintf("%s answered a remote prefill with 200 but without transfer parameters, so its KV cannot move; check its --kv-transfer-config", p.Worker.Name),
 		})
-		if s.Routing.MissingParams == "local" {
-			x.d.localWhenMissing = true
-		}
 	case errors.Is(err, disagg.ErrExpired):
 		f.reason = "expired"
 	default:

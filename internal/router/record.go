@@ -20,7 +20,7 @@ func (x *exchange) record() {
 	r, d := x.r, &x.d
 	p := &d.plan
 	reason := p.Reason
-	if x.fellBack() && reason == disagg.ReasonForcedLocal {
+	if d.history.Local && reason == disagg.ReasonForcedLocal {
 		reason = disagg.ReasonFallback
 		if d.fallback == string(disagg.ReasonEnded) {
 			reason = disagg.ReasonEnded

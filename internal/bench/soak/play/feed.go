@@ -82,7 +82,7 @@ func (s *stage) join(role workers.Role) {
 	n.rank = &workers.Rank{Slot: uint32(slot), WorkerName: n.name, Label: n.name + "/dp0"}
 	n.worker = &workers.Worker{
 		Name: n.name, URL: &url.URL{Scheme: "http", Host: "127.0.0.1:1"}, Engine: workers.Sim, Dialect: workers.VLLM, Role: role,
-		Connector: g.Connector, BlockSize: g.BlockSize, KVBlocks: g.Blocks, Ranks: []*workers.Rank{n.rank},
+		Connector: g.Connector, BlockSize: g.BlockSize, KVBlocks: g.Blocks, Ranks: []*workers.Rank{n.rank}, State: &workers.State{},
 	}
 	s.note("%s joins in slot %d (silent %v, replay of %d)", n.name, slot, n.silent, n.ring)
 	if err := s.index.AddRank(n.slot(), n.name); err != nil {

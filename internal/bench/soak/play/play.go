@@ -39,6 +39,8 @@ const (
 	// reuseTransfer gives a decode leg the transfer parameters of an earlier
 	// request.
 	reuseTransfer
+	// giveUpFallBack gives a request up when nobody is left who could prefill.
+	giveUpFallBack
 )
 
 // Outcome is what one seed has done. Two runs of a seed give equal Outcomes.
@@ -71,9 +73,9 @@ func (o *Outcome) Err() error {
 
 // Play runs one seed under a virtual clock: a schedule of requests and faults
 // over the router's own stages (kvevent, kvfeed.Stream, kvindex, approx,
-// selector, disagg with its transfers, ledger) and simulated engines, all of it
-// in the calling goroutine. What the router does with sockets, retries and
-// health is modelled here; see docs/reliability.md.
+// selector, disagg with its transfers, ledger, attempt) and simulated engines, all
+// of it in the calling goroutine. What the router does with sockets and health
+// is modelled here; see docs/reliability.md.
 func Play(seed uint64, history bool) *Outcome { return play(seed, nothing, history) }
 
 // tokenizer is the simulator's, which takes long to build.

@@ -128,11 +128,16 @@ func TestPlantedBugsAreFound(t *testing.T) {
 		{applyTwice, "an event applied twice", []string{"which the engine does not"}},
 		{applyEarly, "an event applied out of order", []string{"which the engine does not"}},
 		{reuseTransfer, "transfer parameters reused", []string{"the answer is", "has exited"}},
+		{giveUpFallBack, "no fallback to local prefill", []string{"failed although"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			_, bad := seeds(1, 24, c.plant)
+			n := uint64(24)
+			if c.plant == giveUpFallBack {
+				n = 80 // every prefill worker must be down at once
+			}
+			_, bad := seeds(1, n, c.plant)
 			if len(bad) == 0 {
-				t.Fatal("not found in 24 seeds")
+				t.Fatalf("not found in %d seeds", n)
 			}
 			told := 0
 			for _, o := range bad {
@@ -146,7 +151,7 @@ func TestPlantedBugsAreFound(t *testing.T) {
 					t.Errorf("seed %d fails in another way when it is run again", o.Seed)
 				}
 			}
-			t.Logf("found by %d of 24 seeds, the first %v", len(bad), bad[0].Err())
+			t.Logf("found by %d of %d seeds, the first %v", len(bad), n, bad[0].Err())
 			if told == 0 {
 				t.Errorf("found, but for other reasons: %v", bad[0].Err())
 			}

@@ -8,11 +8,13 @@ import (
 	"time"
 
 	"github.com/dynctl/dynctl/internal/router/api"
+	"github.com/dynctl/dynctl/internal/router/attempt"
 	"github.com/dynctl/dynctl/internal/router/blockhash"
 	"github.com/dynctl/dynctl/internal/router/disagg"
 	"github.com/dynctl/dynctl/internal/router/kvindex"
 	"github.com/dynctl/dynctl/internal/router/ledger"
 	"github.com/dynctl/dynctl/internal/router/selector"
+	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/sim/engine"
 )
 
@@ -32,7 +34,7 @@ type request struct {
 	arrived time.Duration
 
 	tries   int
-	banned  []banned
+	history attempt.History
 	force   disagg.Force
 	in      disagg.Input
 	plan    disagg.Plan
@@ -40,13 +42,6 @@ type request struct {
 	held    []*ledger.Reservation
 	got     []uint32
 	ended   int
-}
-
-// banned keeps a worker out of further attempts; see router.dispatch.
-type banned struct {
-	n       *node
-	phase   selector.Phase
-	suspect bool
 }
 
 // request begins a request.
@@ -78,18 +73,19 @@ func (s *stage) request() {
 	q.try()
 }
 
-// try decides and carries out; the loop of router.exchange.dispatch.
+// try decides and carries out. What follows when it fails, the policy says that
+// the router asks, too.
 func (q *request) try() {
 	s := q.s
 	q.tries++
 	s.out.Attempts++
 	q.decide()
 	if q.plan.Err != nil {
-		if q.acquit() {
-			q.try()
-			return
+		missing := selector.Decode
+		if errors.Is(q.plan.Err, disagg.ErrNoPrefill) {
+			missing = selector.Prefill
 		}
-		q.hopeless(q.plan.Err)
+		q.follow(attempt.AfterNoChoice(&q.history, missing), q.plan.Err)
 		return
 	}
 	d := q.node(q.in.DecodePeers[q.plan.DecodeIndex])
@@ -161,13 +157,14 @@ func (q *request) decide() {
 				continue
 			}
 			c := selector.Candidate{Label: n.rank.Label, Slot: n.rank.Slot, KVBlocks: s.group.Blocks}
+			why, out := q.history.Banned(n.worker.State, p)
 			switch {
 			case n.draining:
 				c.Excluded = "draining"
 			case !n.usable:
 				c.Excluded = "unhealthy"
-			case q.isBanned(n, p):
-				c.Excluded = "failed in this request"
+			case out:
+				c.Excluded = why
 			}
 			if c.OverlapBlocks = exact.Depth(n.slot()); n.silent {
 				c.OverlapBlocks = guess.Depth(n.slot())
@@ -182,25 +179,6 @@ func (q *request) decide() {
 	fill(&q.in.Prefill, &q.in.PrefillPeers, selector.Prefill, 0)
 	q.in.Settle()
 	disagg.Make(&q.in, &q.plan)
-}
-
-func (q *request) isBanned(n *node, p selector.Phase) bool {
-	return slices.ContainsFunc(q.banned, func(b banned) bool { return b.n == n && b.phase == p })
-}
-
-// acquit brings back the suspects of the phase that has run out of workers.
-func (q *request) acquit() bool {
-	phase := selector.Decode
-	if errors.Is(q.plan.Err, disagg.ErrNoPrefill) {
-		phase = selector.Prefill
-	}
-	return q.relent(phase)
-}
-
-func (q *request) relent(phase selector.Phase) bool {
-	n := len(q.banned)
-	q.banned = slices.DeleteFunc(q.banned, func(b banned) bool { return b.suspect && b.phase == phase })
-	return len(q.banned) < n
 }
 
 func (q *request) reserve(n *node, c ledger.Claim) *ledger.Reservation {
@@ -285,34 +263,37 @@ func (q *request) failed(l *leg, reason string) {
 	s.note("%s: %s leg on %s failed: %s", q.id, l.phase, l.n.name, reason)
 	q.stop()
 	q.release()
-	b := banned{n: l.n, phase: l.phase}
+	f := attempt.Failure{Worker: l.n.worker.State, Phase: l.phase, Reason: reason}
 	if l.from != nil && (reason == "status_5xx" || reason == "timeout") {
 		// The decode leg may have failed because the prefill's KV was gone.
-		b.suspect = true
-		q.banned = append(q.banned, banned{l.from, selector.Prefill, true})
+		f.Other = l.from.worker.State
 	}
-	q.banned = append(q.banned, b)
-	left := map[selector.Phase]bool{}
+	q.history.Failures = append(q.history.Failures, f)
+	q.history.Attempts = q.tries
+	var prefills []*workers.State
 	for _, n := range s.nodes {
-		for _, p := range []selector.Phase{selector.Prefill, selector.Decode} {
-			can := p == selector.Prefill && n.worker.Role.CanPrefill() || p == selector.Decode && n.worker.Role.CanDecode()
-			if can && n.member && n.usable && !n.draining && !q.isBanned(n, p) {
-				left[p] = true
-			}
+		if n.member && n.usable && !n.draining && n.worker.Role.CanPrefill() {
+			prefills = append(prefills, n.worker.State)
 		}
 	}
-	for _, p := range []selector.Phase{selector.Prefill, selector.Decode} {
-		if !left[p] && q.relent(p) {
-			left[p] = true
-		}
+	next := attempt.AfterFailure(&q.history, attempt.Settings{Attempts: maxTries, LocalPrefill: true}, prefills, true)
+	if s.plant == giveUpFallBack && next.Step == attempt.FallBack {
+		next.Step = attempt.GiveUp
 	}
-	if l.phase == selector.Prefill && !left[selector.Prefill] {
-		q.force = disagg.ForceLocal
-		s.out.Fallbacks++
-	}
-	if q.tries >= maxTries {
-		q.hopeless(fmt.Errorf("%d tries", q.tries))
+	q.follow(next, fmt.Errorf("%s leg on %s: %s", l.phase, l.n.name, reason))
+}
+
+// follow carries out what the policy says.
+func (q *request) follow(next attempt.Next, err error) {
+	q.history.Bans = next.Bans
+	switch next.Step {
+	case attempt.GiveUp:
+		q.hopeless(err)
 		return
+	case attempt.FallBack:
+		q.history.Local = true
+		q.force = disagg.ForceLocal
+		q.s.out.Fallbacks++
 	}
 	q.try()
 }

@@ -1,0 +1,226 @@
+// Package attempt decides what follows when an attempt at a request has failed
+// before the client got a byte: another one elsewhere, one without remote
+// prefill, or the end; and which workers are kept out of the next one.
+//
+// It is pure: the same history gives the same answer, no clock is read and
+// nothing is changed. Who asks carries the answer out, with all its effects on
+// budgets, metrics, events and the health of workers.
+package attempt
+
+import (
+	"slices"
+
+	"github.com/dynctl/dynctl/internal/router/disagg"
+	"github.com/dynctl/dynctl/internal/router/selector"
+	"github.com/dynctl/dynctl/internal/workers"
+)
+
+// The reasons that the policy itself knows. Any other one says that a worker
+// failed a leg.
+const (
+	// Ejected: between the choice and the dispatch the worker was ejected; it
+	// was sent nothing.
+	Ejected = "ejected"
+	// MissingParams: a prefill succeeded, but its KV cannot move.
+	MissingParams = "missing_params"
+	// Ended: a prefill's first token ended the answer, which leaves no KV to
+	// move. That is nobody's fault.
+	Ended = string(disagg.ReasonEnded)
+)
+
+// Settings are what the operator has decided.
+type Settings struct {
+	// Attempts is how many there may be of one request.
+	Attempts int
+	// LocalPrefill says that a decode rank prefills by itself when no prefill
+	// worker can.
+	LocalPrefill bool
+	// LocalWithoutParams says that it does so, too, when a prefill gave no
+	// transfer parameters.
+	LocalWithoutParams bool
+}
+
+// Failure is a leg that failed before the client got a byte.
+type Failure struct {
+	// Worker is the one that the leg was sent to. The state names the process:
+	// it is the same through all descriptions of a worker, and another one
+	// when a worker of the same name comes in its place.
+	Worker *workers.State
+	Phase  selector.Phase
+	Reason string
+	// Final says that nobody else would do better.
+	Final bool
+	// Other is the worker of the other leg when either of the two may be at
+	// fault: each waits for the other.
+	Other *workers.State
+}
+
+// Ban keeps a worker out of the further attempts of one request.
+type Ban struct {
+	Worker *workers.State
+	// Phase is the work that it is not given, "" for any.
+	Phase selector.Phase
+	// Why is for people.
+	Why string
+	// Suspect says that the fault may have been another worker's. Suspects
+	// come back when their phase has nobody else.
+	Suspect bool
+}
+
+// History is what is known of the attempts of one request.
+type History struct {
+	// Attempts counts those that were begun.
+	Attempts int
+	// Local says that remote prefill was given up.
+	Local bool
+	// Failures are the failed legs, oldest first.
+	Failures []Failure
+	// Bans are in force.
+	Bans []Ban
+}
+
+// Reset empties the history and keeps its memory.
+func (h *History) Reset() {
+	clear(h.Failures)
+	clear(h.Bans)
+	*h = History{Failures: h.Failures[:0], Bans: h.Bans[:0]}
+}
+
+// Banned says why a worker is kept out of a phase; ok is false when it is not.
+func (h *History) Banned(w *workers.State, p selector.Phase) (why string, ok bool) {
+	return banned(h.Bans, w, p)
+}
+
+func banned(bans []Ban, w *workers.State, p selector.Phase) (why string, ok bool) {
+	for i := range bans {
+		if b := &bans[i]; b.Worker == w && (b.Phase == "" || b.Phase == p) {
+			why, ok = b.Why, true // the newest reason counts
+		}
+	}
+	return why, ok
+}
+
+// Step is what follows.
+type Step uint8
+
+// The steps.
+const (
+	// GiveUp: the client gets the error.
+	GiveUp Step = iota
+	// Retry: decide again, with the new bans.
+	Retry
+	// FallBack: decide again, without remote prefill.
+	FallBack
+	// Recall: decide again, with suspects that are kept out no longer.
+	Recall
+)
+
+var stepNames = [...]string{"give up", "retry", "fall back to local prefill", "bring suspects back"}
+
+// String is the step in words.
+func (s Step) String() string {
+	if int(s) < len(stepNames) {
+		return stepNames[s]
+	}
+	return "invalid"
+}
+
+// Next is the answer.
+type Next struct {
+	Step Step
+	// Bans replace those of the history.
+	Bans []Ban
+	// Free says that what failed was no attempt: no engine was asked.
+	Free bool
+	// Budgeted says that the step is taken out of the budget for retries.
+	Budgeted bool
+	// Why says why there is no further attempt where the failure itself does
+	// not: NoBudget, NoAttempts, or "".
+	Why string
+}
+
+// Why a request is given up although another worker might do better.
+const (
+	NoBudget   = "the budget for retries is used up"
+	NoAttempts = "the attempts are used up"
+)
+
+// AfterFailure says what follows the newest failure of a history. prefills are
+// the workers that could prefill but for their bans; granted says whether the
+// budget has room for a retry, if one is taken out of it.
+func AfterFailure(h *History, s Settings, prefills []*workers.State, granted bool) Next {
+	f := &h.Failures[len(h.Failures)-1]
+	if f.Final {
+		return Next{Bans: h.Bans}
+	}
+	switch f.Reason {
+	case Ended:
+		return Next{Step: FallBack, Bans: h.Bans}
+	case Ejected:
+		return Next{Step: Retry, Free: true, Bans: append(slices.Clone(h.Bans), Ban{Worker: f.Worker, Why: Ejected})}
+	}
+	bans := ban(h.Bans, f)
+	alone := noneLeft(prefills, bans)
+	if alone {
+		if recalled := recall(bans, selector.Prefill); len(recalled) < len(bans) {
+			bans, alone = recalled, noneLeft(prefills, recalled)
+		}
+	}
+	mayFallBack := f.Phase == selector.Prefill && s.LocalPrefill && !h.Local
+	switch {
+	case f.Reason == MissingParams && s.LocalWithoutParams:
+		return Next{Step: FallBack, Bans: bans}
+	case f.Reason == MissingParams:
+		return Next{Bans: bans}
+	case f.Phase == selector.Prefill && alone, h.Attempts >= s.Attempts:
+		if mayFallBack {
+			return Next{Step: FallBack, Bans: bans}
+		}
+		why := NoAttempts
+		if h.Attempts < s.Attempts {
+			why = ""
+		}
+		return Next{Bans: bans, Why: why}
+	case !granted:
+		return Next{Bans: bans, Why: NoBudget}
+	}
+	return Next{Step: Retry, Bans: bans, Budgeted: true}
+}
+
+// AfterNoChoice says what follows a decision that found nobody for a phase.
+func AfterNoChoice(h *History, p selector.Phase) Next {
+	if bans := recall(h.Bans, p); len(bans) < len(h.Bans) {
+		return Next{Step: Recall, Bans: bans}
+	}
+	return Next{Bans: h.Bans}
+}
+
+// ban adds those of a failure: of its worker, and when either leg may be at
+// fault of the other leg's, both as suspects.
+func ban(bans []Ban, f *Failure) []Ban {
+	bans = slices.Clone(bans)
+	b := Ban{Worker: f.Worker, Phase: f.Phase, Why: "failed in this request"}
+	if f.Other != nil {
+		b.Suspect, b.Why = true, "failed in this request, or the other leg's worker did"
+		other := b
+		other.Worker, other.Phase = f.Other, selector.Prefill
+		if f.Phase == selector.Prefill {
+			other.Phase = selector.Decode
+		}
+		bans = append(bans, other)
+	}
+	return append(bans, b)
+}
+
+// recall is bans without the suspects of a phase.
+func recall(bans []Ban, p selector.Phase) []Ban {
+	return slices.DeleteFunc(slices.Clone(bans), func(b Ban) bool { return b.Suspect && b.Phase == p })
+}
+
+// noneLeft reports whether all prefill workers are banned.
+func noneLeft(prefills []*workers.State, bans []Ban) bool {
+	return !slices.ContainsFunc(prefills, func(w *workers.State) bool {
+		_, out := banned(bans, w, selector.Prefill)
+		return !out
+	})
+}

@@ -1,0 +1,237 @@
+package attempt
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
+
+	"github.com/dynctl/dynctl/internal/router/selector"
+	"github.com/dynctl/dynctl/internal/workers"
+)
+
+const (
+	prefill = selector.Prefill
+	decode  = selector.Decode
+)
+
+// TestAfterFailure names each answer of the policy.
+func TestAfterFailure(t *testing.T) {
+	p1, p2, d1, d2 := &workers.State{}, &workers.State{}, &workers.State{}, &workers.State{}
+	both := []*workers.State{p1, p2}
+	usual := Settings{Attempts: 3, LocalPrefill: true}
+	out := func(w *workers.State, p selector.Phase) Ban { return Ban{Worker: w, Phase: p} }
+	suspect := func(w *workers.State, p selector.Phase) Ban { return Ban{Worker: w, Phase: p, Suspect: true} }
+	for _, c := range []struct {
+		name     string
+		history  History
+		failure  Failure
+		settings Settings
+		prefills []*workers.State
+		poor     bool // the budget is used up
+		want     Next
+	}{
+		{"another worker", History{Attempts: 1}, Failure{Worker: d1, Phase: decode, Reason: "connect"}, usual, both, false,
+			Next{Step: Retry, Budgeted: true, Bans: []Ban{out(d1, decode)}}},
+		{"nobody would do better", History{Attempts: 1}, Failure{Worker: d1, Phase: decode, Reason: "status_4xx", Final: true}, usual, both, false,
+			Next{}},
+		{"ejected meanwhile", History{Attempts: 3}, Failure{Worker: d1, Phase: decode, Reason: Ejected}, usual, both, true,
+			Next{Step: Retry, Free: true, Bans: []Ban{out(d1, "")}}},
+		{"no attempt left", History{Attempts: 3}, Failure{Worker: d1, Phase: decode, Reason: "reset"}, usual, both, false,
+			Next{Why: NoAttempts, Bans: []Ban{out(d1, decode)}}},
+		{"no budget", History{Attempts: 1}, Failure{Worker: d1, Phase: decode, Reason: "reset"}, usual, both, true,
+			Next{Why: NoBudget, Bans: []Ban{out(d1, decode)}}},
+		{"either may be at fault", History{Attempts: 1}, Failure{Worker: d1, Phase: decode, Reason: "timeout", Other: p1}, usual, both, false,
+			Next{Step: Retry, Budgeted: true, Bans: []Ban{suspect(p1, prefill), suspect(d1, decode)}}},
+		{"the last prefill worker is only a suspect", History{Attempts: 1}, Failure{Worker: d1, Phase: decode, Reason: "timeout", Other: p1}, usual, both[:1], false,
+			Next{Step: Retry, Budgeted: true, Bans: []Ban{suspect(d1, decode)}}},
+		{"the last prefill worker", History{Attempts: 1}, Failure{Worker: p1, Phase: prefill, Reason: "connect"}, usual, both[:1], true,
+			Next{Step: FallBack, Bans: []Ban{out(p1, prefill)}}},
+		{"the last prefill worker, and no fallback", History{Attempts: 1}, Failure{Worker: p1, Phase: prefill, Reason: "connect"}, Settings{Attempts: 3}, both[:1], false,
+			Next{Bans: []Ban{out(p1, prefill)}}},
+		{"another prefill worker", History{Attempts: 1}, Failure{Worker: p1, Phase: prefill, Reason: "connect"}, usual, both, false,
+			Next{Step: Retry, Budgeted: true, Bans: []Ban{out(p1, prefill)}}},
+		{"prefill failed in the last attempt", History{Attempts: 3}, Failure{Worker: p1, Phase: prefill, Reason: "connect"}, usual, both, true,
+			Next{Step: FallBack, Bans: []Ban{out(p1, prefill)}}},
+		{"a suspect beside a sure one", History{Attempts: 2, Bans: []Ban{suspect(p2, prefill), suspect(d2, decode)}}, Failure{Worker: p1, Phase: prefill, Reason: "connect"}, usual, both, false,
+			Next{Step: Retry, Budgeted: true, Bans: []Ban{suspect(d2, decode), out(p1, prefill)}}},
+		{"no parameters", History{Attempts: 1}, Failure{Worker: p1, Phase: prefill, Reason: MissingParams}, usual, both, false,
+			Next{Bans: []Ban{out(p1, prefill)}}},
+		{"no parameters, by policy local", History{Attempts: 3}, Failure{Worker: p1, Phase: prefill, Reason: MissingParams}, Settings{Attempts: 3, LocalWithoutParams: true}, both, true,
+			Next{Step: FallBack, Bans: []Ban{out(p1, prefill)}}},
+		{"the first token ended the answer", History{Attempts: 3}, Failure{Worker: p1, Phase: prefill, Reason: Ended}, Settings{Attempts: 3}, both, true,
+			Next{Step: FallBack}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			h := c.history
+			h.Failures = append(h.Failures, c.failure)
+			got := AfterFailure(&h, c.settings, c.prefills, !c.poor)
+			for i := range got.Bans {
+				if slices.Contains(c.history.Bans, got.Bans[i]) {
+					continue
+				}
+				if got.Bans[i].Why == "" {
+					t.Errorf("a ban without a reason: %+v", got.Bans[i])
+				}
+				got.Bans[i].Why = ""
+			}
+			if d := cmp.Diff(c.want, got, sameWorker, sameLength); d != "" {
+				t.Errorf("-want +got:\n%s", d)
+			}
+		})
+	}
+}
+
+var (
+	sameWorker = cmp.Comparer(func(a, b *workers.State) bool { return a == b })
+	sameLength = cmp.Transformer("list", func(b []Ban) []Ban {
+		if len(b) == 0 {
+			return nil
+		}
+		return b
+	})
+)
+
+// TestAfterNoChoice: suspects of the phase that has nobody come back, all at
+// once, and nobody else does.
+func TestAfterNoChoice(t *testing.T) {
+	p1, d1, d2 := &workers.State{}, &workers.State{}, &workers.State{}
+	h := History{Bans: []Ban{{Worker: p1, Phase: prefill, Suspect: true}, {Worker: d1, Phase: decode, Suspect: true}, {Worker: d2, Phase: decode}}}
+	next := AfterNoChoice(&h, decode)
+	if next.Step != Recall || len(next.Bans) != 2 || len(h.Bans) != 3 {
+		t.Fatalf("%+v, left %+v", next, h.Bans)
+	}
+	h.Bans = next.Bans
+	if next = AfterNoChoice(&h, decode); next.Step != GiveUp || len(next.Bans) != 2 {
+		t.Fatalf("%+v", next)
+	}
+}
+
+// fleet is a router's work on one request, with engines that fail as drawn.
+type fleet struct {
+	prefills, decodes []*workers.State
+	sick              map[*workers.State]string // the reason, "kv" for KV that is gone
+	h                 History
+	budget            int
+}
+
+func (f *fleet) free(list []*workers.State, p selector.Phase) (free []*workers.State) {
+	for _, w := range list {
+		if _, out := f.h.Banned(w, p); !out {
+			free = append(free, w)
+		}
+	}
+	return free
+}
+
+// run tries until the policy ends it. It reports success and the legs sent.
+func (f *fleet) run(t *rapid.T, s Settings) (ok bool, legs int) {
+	pick := func(list []*workers.State) *workers.State {
+		return list[rapid.IntRange(0, len(list)-1).Draw(t, "pick")]
+	}
+	for steps := 1; ; steps++ {
+		if steps > 100 {
+			t.Fatalf("no end: %+v", f.h)
+		}
+		f.h.Attempts++
+		decodes, prefills := f.free(f.decodes, decode), f.free(f.prefills, prefill)
+		if len(decodes) == 0 {
+			next := AfterNoChoice(&f.h, decode)
+			if next.Step != Recall {
+				return false, legs
+			}
+			f.h.Bans = next.Bans
+			continue
+		}
+		d := pick(decodes)
+		legs++
+		fail := Failure{Worker: d, Phase: decode, Reason: f.sick[d]}
+		if len(prefills) > 0 && !f.h.Local {
+			p := pick(prefills)
+			switch why := f.sick[p]; {
+			case why == "kv" && fail.Reason == "":
+				fail.Reason, fail.Other = "status_5xx", p
+			case why == "kv":
+				fail.Other = p
+			case why != "":
+				fail = Failure{Worker: p, Phase: prefill, Reason: why}
+			default:
+				if fail.Reason != "" && fail.Reason != "connect" {
+					fail.Other = p
+				}
+			}
+		}
+		if fail.Reason == "" {
+			return true, legs
+		}
+		f.h.Failures = append(f.h.Failures, fail)
+		before := slices.Clone(f.h.Bans)
+		granted := f.budget > 0
+		next := AfterFailure(&f.h, s, f.prefills, granted)
+		if again := AfterFailure(&f.h, s, f.prefills, granted); !cmp.Equal(next, again, sameWorker) {
+			t.Fatalf("asked twice: %+v and %+v", next, again)
+		}
+		if !cmp.Equal(before, f.h.Bans, sameWorker, sameLength) {
+			t.Fatalf("the question changed the history")
+		}
+		if next.Budgeted {
+			if !granted {
+				t.Fatal("a retry without budget")
+			}
+			f.budget--
+		}
+		if next.Step == Retry && f.h.Attempts >= s.Attempts {
+			t.Fatalf("retry after %d attempts of %d", f.h.Attempts, s.Attempts)
+		}
+		f.h.Bans = next.Bans
+		switch next.Step {
+		case GiveUp:
+			return false, legs
+		case FallBack:
+			if f.h.Local {
+				t.Fatal("fell back twice")
+			}
+			f.h.Local = true
+		}
+		if _, out := f.h.Banned(fail.Worker, fail.Phase); !out && fail.Other == nil && next.Step != GiveUp {
+			t.Fatalf("a worker failed for certain and is not kept out: %+v", next)
+		}
+	}
+}
+
+// TestRequestsEnd: whatever fails, a request ends within its attempts, its
+// budget and the one fallback; and where somebody who is well could serve it,
+// there are attempts and budget enough and a decode rank may prefill, it is
+// served.
+func TestRequestsEnd(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		f := &fleet{sick: map[*workers.State]string{}}
+		well := false
+		reason := rapid.SampledFrom([]string{"", "", "connect", "timeout", "status_5xx", "kv"})
+		for range rapid.IntRange(0, 3).Draw(t, "prefills") {
+			w := &workers.State{}
+			f.prefills = append(f.prefills, w)
+			f.sick[w] = reason.Draw(t, "prefill")
+		}
+		for range rapid.IntRange(1, 4).Draw(t, "decodes") {
+			w := &workers.State{}
+			f.decodes = append(f.decodes, w)
+			if r := reason.Draw(t, "decode"); r != "kv" {
+				f.sick[w] = r
+			}
+			well = well || f.sick[w] == ""
+		}
+		s := Settings{Attempts: rapid.SampledFrom([]int{1, 3, 16}).Draw(t, "attempts"), LocalPrefill: rapid.Bool().Draw(t, "local")}
+		f.budget = rapid.SampledFrom([]int{0, 2, 100}).Draw(t, "budget")
+		budget := f.budget
+		ok, legs := f.run(t, s)
+		if most := min(s.Attempts, budget+1) + 1; legs > most {
+			t.Fatalf("%d attempts, %d allowed", legs, most)
+		}
+		loses := slices.ContainsFunc(f.prefills, func(w *workers.State) bool { return f.sick[w] == "kv" })
+		if well && !ok && s.LocalPrefill && s.Attempts == 16 && budget == 100 && !loses {
+			t.Fatalf("failed although a decode worker is well: %+v", f.h)
+		}
+	})
+}
