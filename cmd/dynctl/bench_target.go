@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -104,6 +105,7 @@ func (f *targetFlags) embed(ctx context.Context, stderr io.Writer) (t *target, e
 	closers = append(closers, func() error { end(); return nil })
 	what := fmt.Sprintf("engines %s", strings.Join(append(append(append([]string{}, f.prefill...), f.decode...), f.worker...), " "))
 	var specs []workers.Spec
+	var trust *tls.Config
 	if f.sim != "" {
 		what = "simulated engines " + f.sim
 		parsed, err := sim.ParseFleet(f.sim)
@@ -115,10 +117,10 @@ func (f *targetFlags) embed(ctx context.Context, stderr io.Writer) (t *target, e
 			return nil, err
 		}
 		closers = append(closers, engines.Close)
-		specs = simSpecs(engines)
+		specs, trust = simSpecs(engines), engines.ClientTLS()
 	}
 	v := buildVersion()
-	r, err := router.New(life, router.Options{Config: config, Sim: specs, Version: v.Version, Revision: v.Revision, Logger: log})
+	r, err := router.New(life, router.Options{Config: config, Sim: specs, EngineTLS: trust, Version: v.Version, Revision: v.Revision, Logger: log})
 	if err != nil {
 		return nil, withCode(exitUsage, err)
 	}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -81,6 +82,7 @@ func serve(ctx context.Context, l *loadedConfig, flags *pflag.FlagSet, record *r
 	defer admin.Close()
 	var specs []workers.Spec
 	var control http.Handler
+	var trust *tls.Config
 	if l.config.Sim != "" {
 		fleet, err := sim.ParseFleet(l.config.Sim)
 		if err != nil {
@@ -91,7 +93,7 @@ func serve(ctx context.Context, l *loadedConfig, flags *pflag.FlagSet, record *r
 			return err
 		}
 		defer func() { err = errors.Join(err, engines.Close()) }()
-		specs, control = simSpecs(engines), engines.Control()
+		specs, control, trust = simSpecs(engines), engines.Control(), engines.ClientTLS()
 	}
 	tap := newTap("serve")
 	var file *recording
@@ -105,7 +107,7 @@ func serve(ctx context.Context, l *loadedConfig, flags *pflag.FlagSet, record *r
 	var drainTimeout atomic.Int64
 	drainTimeout.Store(int64(l.config.Timeouts.Drain))
 	r, err := router.New(ctx, router.Options{
-		Config: l.config, Origin: l.origin, Sim: specs, Version: v.Version, Revision: v.Revision, Logger: log,
+		Config: l.config, Origin: l.origin, Sim: specs, EngineTLS: trust, Version: v.Version, Revision: v.Revision, Logger: log,
 		Observer: observer(tap, record.tokens),
 		Reloaded: func(old, now *router.Config) {
 			_ = level.UnmarshalText([]byte(now.Log.Level)) // validated with the config

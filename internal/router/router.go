@@ -10,6 +10,7 @@ package router
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -50,6 +51,8 @@ type Options struct {
 	Origin map[string]string
 	// Sim are the simulated engines that run in this process; may be nil.
 	Sim []workers.Spec
+	// EngineTLS is how https engines are spoken to; nil for the system's roots.
+	EngineTLS *tls.Config
 	// Version and Revision of the binary, for status and metrics.
 	Version, Revision string
 	Logger            *slog.Logger
@@ -173,6 +176,7 @@ func New(ctx context.Context, o Options) (*Router, error) {
 		return nil, err
 	}
 	if r.tokens, err = prompt.New(prompt.Options{
+		TLS:  r.opts.EngineTLS,
 		Mode: o.Config.Tokens.Tokenizer, Path: o.Config.Tokens.Path, Registry: r.registry, Event: r.event, DialTimeout: o.Config.Timeouts.Dial,
 	}); err != nil {
 		return nil, err

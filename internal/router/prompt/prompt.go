@@ -6,6 +6,7 @@ package prompt
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
@@ -37,6 +38,8 @@ type Options struct {
 	Event    func(eventlog.Event)
 	// DialTimeout bounds connecting to an engine.
 	DialTimeout time.Duration
+	// TLS is how https engines are spoken to; nil for the system's roots.
+	TLS *tls.Config
 }
 
 // Stage finds the token ids of prompts. Make it with New, run it with Run.
@@ -69,7 +72,7 @@ func New(o Options) (*Stage, error) {
 	// Questions to /tokenize are large bodies both ways; they share nothing
 	// with the legs.
 	t.transport = &http.Transport{
-		DialContext: (&net.Dialer{Timeout: o.DialTimeout}).DialContext, MaxIdleConnsPerHost: 64, IdleConnTimeout: 4 * time.Second,
+		DialContext: (&net.Dialer{Timeout: o.DialTimeout}).DialContext, TLSClientConfig: o.TLS, MaxIdleConnsPerHost: 64, IdleConnTimeout: 4 * time.Second,
 		ResponseHeaderTimeout: 10 * time.Second, DisableCompression: true,
 	}
 	if o.Path != "" && o.Mode != "estimate" && o.Mode != "engine" {

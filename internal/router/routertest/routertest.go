@@ -5,6 +5,7 @@ package routertest
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -122,7 +123,11 @@ func (g *Rig) StartRouter(ctx context.Context) error {
 	if g.o.Specs != nil {
 		specs = g.o.Specs(specs)
 	}
-	r, err := router.New(ctx, router.Options{Config: g.Config, Sim: specs, Version: "test", Logger: g.o.Logger, Observer: g.o.Observer})
+	var trust *tls.Config
+	if g.Sim != nil {
+		trust = g.Sim.ClientTLS()
+	}
+	r, err := router.New(ctx, router.Options{Config: g.Config, Sim: specs, EngineTLS: trust, Version: "test", Logger: g.o.Logger, Observer: g.o.Observer})
 	if err != nil {
 		return err
 	}

@@ -3,6 +3,7 @@ package health
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -27,10 +28,11 @@ type asker struct {
 
 // newAsker makes an asker; a nil transport stands for one of its own, which
 // takes no proxy from the environment: engines are neighbours.
-func newAsker(rt http.RoundTripper, timeout time.Duration) *asker {
+func newAsker(rt http.RoundTripper, conf *tls.Config, timeout time.Duration) *asker {
 	if rt == nil {
 		rt = &http.Transport{
 			DialContext:            (&net.Dialer{KeepAlive: 15 * time.Second}).DialContext,
+			TLSClientConfig:        conf,
 			MaxIdleConnsPerHost:    2,
 			IdleConnTimeout:        30 * time.Second,
 			DisableCompression:     true,

@@ -40,7 +40,7 @@ func engine(t *testing.T, pages map[string]string) *workers.Worker {
 
 func learnFrom(t *testing.T, w *workers.Worker) *answer {
 	t.Helper()
-	a := newAsker(nil, 10*time.Second)
+	a := newAsker(nil, nil, 10*time.Second)
 	defer a.close()
 	return a.learn(t.Context(), w)
 }
@@ -283,7 +283,7 @@ func TestAskerLimits(t *testing.T) {
 		t.Fatal(err)
 	}
 	w := &workers.Worker{Name: "w", URL: u}
-	a := newAsker(nil, time.Minute)
+	a := newAsker(nil, nil, time.Minute)
 	defer a.close()
 	tests := []struct {
 		path, want string

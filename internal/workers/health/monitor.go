@@ -9,6 +9,7 @@ package health
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"math"
@@ -31,8 +32,10 @@ type Options struct {
 	Scrape      time.Duration // between scrapes of the load: 1 s
 	Relearn     time.Duration // between questions what a healthy worker is: 60 s
 	Concurrency int           // requests at the same time, for probes and for scrapes: 256
-	// Transport sends the requests; nil for one of the monitor's own.
+	// Transport sends the requests; nil for one of the monitor's own, which
+	// speaks to https workers by TLS.
 	Transport http.RoundTripper
+	TLS       *tls.Config
 }
 
 func (o *Options) defaults() {
@@ -73,7 +76,7 @@ func NewMonitor(reg *workers.Registry, opts Options, sink workers.Sink) *Monitor
 	opts.defaults()
 	return &Monitor{
 		reg: reg, opts: opts, sink: sink,
-		ask:     newAsker(opts.Transport, opts.Timeout),
+		ask:     newAsker(opts.Transport, opts.TLS, opts.Timeout),
 		probes:  make(chan struct{}, opts.Concurrency),
 		scrapes: make(chan struct{}, opts.Concurrency),
 	}

@@ -78,6 +78,8 @@ type Group struct {
 	// Store is the folder of the shared-storage connector; empty keeps it in
 	// memory, shared by the fleet.
 	Store string
+	// TLS serves HTTP over TLS; Running.ClientTLS trusts it.
+	TLS bool
 	// AutoRestart brings an engine that exited by itself up again after a time;
 	// 0 leaves it down.
 	AutoRestart time.Duration
@@ -187,7 +189,7 @@ func ParseFleet(text string) (Fleet, error) {
 }
 
 // keys are the options of ParseFleet, for messages.
-const keys = "aliases, auto_restart, block, bootstrap_wait, connector, dial, dp, engine, events, fixed_names, hash, kv_blocks, lease, loras, max_batched_tokens, max_model_len, max_seqs, model, noise, osl, patience, policy, port, profile, replay, seed, speed, steps, store, topic, weights, and the faults delay, die_rate, end_rate, error_rate, hang_rate, drop_events, reorder_events, corrupt_events, slow"
+const keys = "aliases, auto_restart, block, bootstrap_wait, connector, dial, dp, engine, events, fixed_names, hash, kv_blocks, lease, loras, max_batched_tokens, max_model_len, max_seqs, model, noise, osl, patience, policy, port, profile, replay, seed, speed, steps, store, tls, topic, weights, and the faults close_idle, delay, die_rate, end_rate, error_rate, hang_rate, late_rate, drop_events, reorder_events, corrupt_events, slow"
 
 func (g *Group) set(key, value string) error {
 	var err error
@@ -277,6 +279,9 @@ func (g *Group) set(key, value string) error {
 		duration(&g.BootstrapWait)
 	case "store":
 		g.Store = value
+	case "tls":
+		oneOf("on", "off")
+		g.TLS = value == "on"
 	case "auto_restart":
 		duration(&g.AutoRestart)
 	case "port":
@@ -291,6 +296,12 @@ func (g *Group) set(key, value string) error {
 		float(&g.Faults.HangRate)
 	case "die_rate":
 		float(&g.Faults.DieRate)
+	case "close_idle":
+		var d time.Duration
+		duration(&d)
+		g.Faults.CloseIdle = fault.Duration(d)
+	case "late_rate":
+		float(&g.Faults.LateRate)
 	case "end_rate":
 		float(&g.Faults.EndRate)
 	case "drop_events":

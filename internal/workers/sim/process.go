@@ -2,6 +2,7 @@ package sim
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"strconv"
@@ -118,7 +119,11 @@ func (e *Engine) boot(number uint64) (*process, error) {
 		return nil, err
 	}
 	srv := front.New(p.frontConfig(seed, rooms))
-	p.web = newWeb(p.ctx, srv)
+	var conf *tls.Config
+	if g.TLS {
+		conf = e.fleet.serverTLS
+	}
+	p.web = newWeb(p.ctx, srv, e.faults, conf)
 	set, _ := e.faults.Set()
 	if err := p.web.listen(e.ports.http); err != nil {
 		return nil, err
@@ -243,7 +248,7 @@ func (p *process) bootstrap() (*rooms.Rooms, error) {
 		return nil, nil
 	}
 	rooms := &rooms.Rooms{Claim: g.BootstrapWait, Wait: g.BootstrapWait}
-	p.boot = newWeb(p.ctx, rooms.Handler(g.DP, g.BlockSize))
+	p.boot = newWeb(p.ctx, rooms.Handler(g.DP, g.BlockSize), nil, nil)
 	if err := p.boot.listen(p.e.ports.boot); err != nil {
 		return nil, fmt.Errorf("bootstrap server: %w", err)
 	}

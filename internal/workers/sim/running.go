@@ -2,12 +2,14 @@ package sim
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
 	"net/http"
 	"net/url"
 	"os"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -26,6 +28,8 @@ type Running struct {
 	vocab   *vocab.Vocab
 	client  *http.Client
 	engines []*Engine
+	// Both ends of engines with TLS; nil without any.
+	serverTLS, clientTLS *tls.Config
 
 	mu     sync.Mutex
 	stores map[string]*promptStore
@@ -38,6 +42,13 @@ func Start(ctx context.Context, f Fleet) (*Running, error) {
 		vocab:  vocab.New(),
 		client: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 64, DisableCompression: true}},
 		stores: make(map[string]*promptStore),
+	}
+	if slices.ContainsFunc(f.Groups, func(g Group) bool { return g.TLS }) {
+		var err error
+		if r.serverTLS, r.clientTLS, err = selfSigned(); err != nil {
+			return nil, err
+		}
+		r.client.Transport.(*http.Transport).TLSClientConfig = r.clientTLS
 	}
 	counts := make(map[workers.Role]int)
 	rank, port := 0, 0
@@ -120,6 +131,9 @@ func (r *Running) Named(name string) *Engine {
 	return nil
 }
 
+// ClientTLS trusts the engines with TLS; nil without any.
+func (r *Running) ClientTLS() *tls.Config { return r.clientTLS }
+
 // Vocab is the fleet's tokenizer.
 func (r *Running) Vocab() *vocab.Vocab { return r.vocab }
 
@@ -191,7 +205,7 @@ func (e *Engine) Group() Group { return e.group }
 func (e *Engine) URL() string {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return "http://" + e.ports.http
+	return e.group.scheme() + "://" + e.ports.http
 }
 
 // Worker describes the engine as the router's fleet; State and Ranks are not set.
@@ -200,7 +214,7 @@ func (e *Engine) Worker() *workers.Worker {
 	defer e.mu.Unlock()
 	g := &e.group
 	w := &workers.Worker{
-		Name: e.name, URL: &url.URL{Scheme: "http", Host: e.ports.http}, Engine: workers.Sim, Dialect: g.Engine,
+		Name: e.name, URL: &url.URL{Scheme: g.scheme(), Host: e.ports.http}, Engine: workers.Sim, Dialect: g.Engine,
 		Role: g.Role, Connector: g.Connector, LoRAs: g.LoRAs, BlockSize: g.BlockSize,
 		MaxModelLen: min(g.MaxModelLen, (g.Blocks-1)*g.BlockSize), KVBlocks: g.Blocks, MaxBatchedTokens: g.MaxBatchedTokens, Source: "sim",
 	}

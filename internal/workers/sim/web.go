@@ -2,22 +2,28 @@ package sim
 
 import (
 	"context"
+	"crypto/tls"
 	"fmt"
 	"io"
 	"log"
 	"net"
 	"net/http"
+	"strings"
 	"sync"
 	"time"
+
+	"github.com/dynctl/dynctl/internal/workers/sim/fault"
 )
 
 // web is the HTTP server of a process, whose listener can be taken away and
 // given back.
 type web struct {
-	ctx  context.Context
-	srv  *http.Server
-	addr string
-	wg   sync.WaitGroup // Serve loops and handlers
+	ctx    context.Context
+	faults *fault.Source // nil without
+	tls    *tls.Config   // nil for plain HTTP
+	srv    *http.Server
+	addr   string
+	wg     sync.WaitGroup // Serve loops and handlers
 
 	mu      sync.Mutex
 	ln      net.Listener
@@ -26,13 +32,14 @@ type web struct {
 	settled chan struct{}         // closed when active becomes empty; nil when nobody waits
 }
 
-func newWeb(ctx context.Context, h http.Handler) *web {
-	w := &web{ctx: ctx, active: make(map[net.Conn]struct{})}
+func newWeb(ctx context.Context, h http.Handler, faults *fault.Source, conf *tls.Config) *web {
+	w := &web{ctx: ctx, faults: faults, tls: conf, active: make(map[net.Conn]struct{})}
 	w.srv = &http.Server{
 		Handler:           http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) { w.serve(h, rw, r) }),
 		ReadHeaderTimeout: 30 * time.Second,
 		MaxHeaderBytes:    256 << 10,
 		BaseContext:       func(net.Listener) context.Context { return ctx },
+		ConnContext:       func(ctx context.Context, c net.Conn) context.Context { return context.WithValue(ctx, connKey{}, c) },
 		ConnState:         w.state,
 		ErrorLog:          log.New(io.Discard, "", 0), // aborted handlers are wanted here
 	}
@@ -49,11 +56,22 @@ func (w *web) serve(h http.Handler, rw http.ResponseWriter, r *http.Request) {
 	w.mu.Unlock()
 	defer w.wg.Done()
 	h.ServeHTTP(rw, r)
+	if w.faults != nil && strings.HasPrefix(r.URL.Path, "/v1/") {
+		if set, _ := w.faults.Set(); w.faults.Hit(set.LateRate) {
+			if c, ok := r.Context().Value(connKey{}).(*conn); ok {
+				c.late.Store(true)
+			}
+		}
+	}
 }
 
 // state follows the connections. An answer is out only when its connection has
 // become idle or closed, which is after its handler has returned.
 func (w *web) state(c net.Conn, s http.ConnState) {
+	if c, ok := c.(*conn); ok && w.faults != nil {
+		set, _ := w.faults.Set()
+		c.rest(s == http.StateIdle, time.Duration(set.CloseIdle))
+	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if s == http.StateActive {
@@ -100,7 +118,7 @@ func (w *web) listen(addr string) error {
 	w.wg.Add(1)
 	go func() {
 		defer w.wg.Done()
-		_ = w.srv.Serve(ln) // ends when ln or the server is closed
+		_ = w.srv.Serve(listener{ln, w.tls}) // ends when ln or the server is closed
 	}()
 	return nil
 }

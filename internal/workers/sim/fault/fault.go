@@ -63,6 +63,11 @@ type Set struct {
 	// with "length", one without a KV connector.
 	EndRate   float64 `json:"end_rate,omitempty"`
 	EndReason string  `json:"end_reason,omitempty"`
+	// LateRate of the generation answers are followed at once by the idle 408
+	// of a server that lost its patience, which answers no request.
+	LateRate float64 `json:"late_rate,omitempty"`
+	// CloseIdle closes connections that were without a request for so long.
+	CloseIdle Duration `json:"close_idle,omitempty"`
 	// All extends delay, error and hang rates from generation requests to every path.
 	All bool `json:"all_paths,omitempty"`
 	// Slow multiplies the times of all steps and transfers; 0 and 1 do nothing.
@@ -86,6 +91,7 @@ func (s Set) Validate() error {
 		{"hang_rate", s.HangRate},
 		{"die_rate", s.DieRate},
 		{"end_rate", s.EndRate},
+		{"late_rate", s.LateRate},
 		{"drop_events", s.DropEvents},
 		{"reorder_events", s.ReorderEvents},
 		{"corrupt_events", s.CorruptEvents},
@@ -111,7 +117,7 @@ func (s Set) Validate() error {
 	for _, d := range []struct {
 		key string
 		v   Duration
-	}{{"delay", s.Delay}, {"delay_jitter", s.Jitter}, {"for", s.For}} {
+	}{{"delay", s.Delay}, {"delay_jitter", s.Jitter}, {"close_idle", s.CloseIdle}, {"for", s.For}} {
 		if d.v < 0 {
 			errs = append(errs, fmt.Errorf("%s: %v is negative", d.key, time.Duration(d.v)))
 		}

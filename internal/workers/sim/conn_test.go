@@ -1,0 +1,69 @@
+package sim_test
+
+import (
+	"bufio"
+	"bytes"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/dynctl/dynctl/internal/workers/sim"
+)
+
+// dial opens a connection to an engine as its own URL says.
+func dial(t *testing.T, r *sim.Running) net.Conn {
+	t.Helper()
+	u := r.Engine(0).Worker().URL
+	raw, err := net.Dial("tcp", u.Host)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = raw.Close() })
+	if err := raw.SetDeadline(time.Now().Add(20 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	if u.Scheme == "http" {
+		return raw
+	}
+	conf := r.ClientTLS().Clone()
+	conf.ServerName = u.Hostname()
+	return tls.Client(raw, conf)
+}
+
+// TestAnswersToNobody: an idle 408 follows an answer, streamed or whole, and
+// what comes is the answer, untouched, and then the 408; connections that are
+// not used are closed. Over TLS and over TCP.
+func TestAnswersToNobody(t *testing.T) {
+	for _, secure := range []string{"on", "off"} {
+		for _, stream := range []bool{true, false} {
+			t.Run(fmt.Sprintf("tls=%s, stream %v", secure, stream), func(t *testing.T) {
+				t.Parallel()
+				r := start(t, "1a:profile=instant,late_rate=1,close_idle=50ms,tls="+secure)
+				c := dial(t, r)
+				body := fmt.Sprintf(`{"model":"sim","prompt":"a b c","max_tokens":4,"ignore_eos":true,"stream":%v}`, stream)
+				if _, err := fmt.Fprintf(c, "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", len(body), body); err != nil {
+					t.Fatal(err)
+				}
+				in := bufio.NewReader(c)
+				a, err := http.ReadResponse(in, nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				b, err := io.ReadAll(a.Body)
+				if err != nil || a.StatusCode != 200 || stream != strings.HasSuffix(string(b), "data: [DONE]\n\n") || !bytes.Contains(b, []byte(`"finish_reason":"length"`)) {
+					t.Errorf("%v %s: %v", a.Status, b, err)
+				}
+				late, err := io.ReadAll(in)
+				if err != nil && !errors.Is(err, io.ErrUnexpectedEOF) || !strings.HasPrefix(string(late), "HTTP/1.1 408 ") || strings.Count(string(late), "HTTP") != 1 {
+					t.Errorf("after the answer: %q, %v", late, err)
+				}
+			})
+		}
+	}
+}
