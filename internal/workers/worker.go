@@ -196,6 +196,11 @@ type Load struct {
 	PrefixQueries, PrefixHits float64
 	// ExternalHits counts tokens that came over a KV connector; NaN when not told.
 	ExternalHits float64
+	// Unused says on what ground the rank counts as idle: its engine exports no
+	// load series of it yet, and its counters say that it has looked up no
+	// prompt since its start. vLLM makes these series with the first request
+	// when it has several ranks.
+	Unused bool
 	// At is when the engine's answer was read.
 	At time.Time
 	// Asked is when the engine was asked for its counters: they are not older.

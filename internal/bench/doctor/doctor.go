@@ -220,7 +220,7 @@ func (e *exam) reach(ctx context.Context, ws []admin.Worker) {
 			e.add("reachable", w.Name, Fail, fmt.Sprintf("GET /health answers %d", code), "")
 			continue
 		}
-		text := fmt.Sprintf("%s %s, %s, dp %d, block %d", w.Engine, w.Version, w.Role, w.DP, w.BlockSizeTokens)
+		text := engineText(&w)
 		if !date.IsZero() {
 			// The Date header has whole seconds.
 			if off := time.Until(date); off > 2*time.Second || off < -3*time.Second {
@@ -229,6 +229,29 @@ func (e *exam) reach(ctx context.Context, ws []admin.Worker) {
 		}
 		e.add("reachable", w.Name, OK, text, "")
 	}
+}
+
+// engineText is what is known of a worker's engine, and nothing of what is not.
+func engineText(w *admin.Worker) string {
+	words := []string{"engine unknown"}
+	if w.Engine != "" {
+		words[0] = strings.TrimSpace(w.Engine + " " + w.Version)
+	}
+	if w.Role != "" {
+		words = append(words, w.Role)
+	}
+	words = append(words, fmt.Sprintf("dp %d", w.DP))
+	if w.BlockSizeTokens > 0 {
+		words = append(words, fmt.Sprintf("block %d", w.BlockSizeTokens))
+	}
+	unused := len(w.Ranks) > 0
+	for _, k := range w.Ranks {
+		unused = unused && k.Engine != nil && k.Engine.Unused
+	}
+	if unused {
+		words = append(words, "idle (no load series yet, and its counters say that it has served nothing)")
+	}
+	return strings.Join(words, ", ")
 }
 
 func orNone(s string) string {

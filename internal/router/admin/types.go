@@ -194,13 +194,16 @@ type Rank struct {
 
 // EngineLoad is the newest scrape of a rank.
 type EngineLoad struct {
-	Running       *int      `json:"running_requests"`
-	Waiting       *int      `json:"waiting_requests"`
-	KVUsage       *float64  `json:"kv_usage_share"`
-	PrefixQueries *float64  `json:"prefix_queries_tokens_total"`
-	PrefixHits    *float64  `json:"prefix_hits_tokens_total"`
-	ExternalHits  *float64  `json:"external_hits_tokens_total"`
-	At            time.Time `json:"at"`
+	Running       *int     `json:"running_requests"`
+	Waiting       *int     `json:"waiting_requests"`
+	KVUsage       *float64 `json:"kv_usage_share"`
+	PrefixQueries *float64 `json:"prefix_queries_tokens_total"`
+	PrefixHits    *float64 `json:"prefix_hits_tokens_total"`
+	ExternalHits  *float64 `json:"external_hits_tokens_total"`
+	// Unused says why the rank counts as idle although its engine exports no
+	// load series of it: its counters say that it has served nothing yet.
+	Unused bool      `json:"unused,omitempty"`
+	At     time.Time `json:"at"`
 }
 
 // Feed is the state of a rank's KV event feed.

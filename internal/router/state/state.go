@@ -257,6 +257,6 @@ func engineLoad(l *workers.Load) *admin.EngineLoad {
 	}
 	return &admin.EngineLoad{
 		Running: count(l.Running), Waiting: count(l.Waiting), KVUsage: figure(l.KVUsage),
-		PrefixQueries: figure(l.PrefixQueries), PrefixHits: figure(l.PrefixHits), ExternalHits: figure(l.ExternalHits), At: l.At,
+		PrefixQueries: figure(l.PrefixQueries), PrefixHits: figure(l.PrefixHits), ExternalHits: figure(l.ExternalHits), Unused: l.Unused, At: l.At,
 	}
 }

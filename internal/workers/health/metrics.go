@@ -261,6 +261,7 @@ func (p *page) loads(ranks int, asked, at time.Time) []*workers.Load {
 			continue
 		}
 		if old := out[pos]; old != nil { // another tensor-parallel rank of the same
+			l.Unused = l.Unused && old.Unused
 			l.Running, l.Waiting = max(l.Running, old.Running), max(l.Waiting, old.Waiting)
 			for _, pair := range [][2]*float64{
 				{&l.KVUsage, &old.KVUsage}, {&l.PrefixQueries, &old.PrefixQueries},
@@ -288,6 +289,9 @@ func (f *figures) load(at time.Time) workers.Load {
 		l.KVUsage = min(f.usage, 1)
 	}
 	l.PrefixQueries, l.PrefixHits, l.ExternalHits = f.queries, f.hits, f.externalHits
+	if math.IsNaN(f.running) && math.IsNaN(f.waiting) && math.IsNaN(f.usage) && f.queries == 0 {
+		l.Unused, l.Running, l.Waiting, l.KVUsage = true, 0, 0, 0
+	}
 	return l
 }
 

@@ -85,6 +85,13 @@ func load(running, waiting int, usage, queries, hits, external float64) *workers
 	return &workers.Load{Running: running, Waiting: waiting, KVUsage: usage, PrefixQueries: queries, PrefixHits: hits, ExternalHits: external, Process: math.NaN()}
 }
 
+// unused is the load of a rank that has served nothing since its start.
+func unused() *workers.Load {
+	l := load(0, 0, 0, 0, 0, 0)
+	l.Unused = true
+	return l
+}
+
 func TestParsePage(t *testing.T) {
 	nan := math.NaN()
 	tests := []struct {
@@ -103,6 +110,20 @@ func TestParsePage(t *testing.T) {
 			"vLLM 0.32 with two ranks: num_gpu_blocks is a sum", string(data(t, "vllm-0.32.0-dp2.prom")), 2,
 			workers.VLLM, []int{0, 1}, 32, 96, false, false,
 			[]*workers.Load{load(0, 0, 0, 14203, 8256, 0), load(0, 0, 0, 10942, 7392, 0)},
+		},
+		{
+			"vLLM 0.32 with two ranks that have served nothing", string(data(t, "vllm-0.32.0-dp2-fresh.prom")), 2,
+			workers.VLLM, []int{0, 1}, 32, 1024, false, false,
+			[]*workers.Load{unused(), unused()},
+		},
+		{
+			"vLLM 0.32 with two ranks after the first request", string(data(t, "vllm-0.32.0-dp2-first-request.prom")), 2,
+			workers.VLLM, []int{0, 1}, 32, 1024, false, false,
+			[]*workers.Load{load(0, 0, 0, 3, 0, 0), unused()},
+		},
+		{
+			"no load series, though prompts were counted: unknown", `vllm:prefix_cache_queries_total{engine="0"} 5` + "\n", 1,
+			workers.VLLM, []int{0}, 0, 0, false, false, []*workers.Load{nil},
 		},
 		{
 			"vLLM 0.32 behind NIXL", string(data(t, "vllm-0.32.0-decode.prom")), 1,

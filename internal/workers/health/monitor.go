@@ -358,11 +358,7 @@ func (h *watch) askAgain() {
 func (h *watch) scrapeLoop(ctx context.Context) {
 	h.started = math.NaN()
 	for {
-		gap := h.m.opts.Scrape
-		if h.silent {
-			gap *= 10
-		}
-		if !pause(ctx, gap) {
+		if !pause(ctx, h.m.opts.Scrape) {
 			return
 		}
 		w := h.worker.Load()

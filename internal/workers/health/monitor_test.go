@@ -344,7 +344,7 @@ func TestMonitorUnknownLoad(t *testing.T) {
 			t.Errorf("events %q", unknown)
 		}
 		f.set("a:1", vllmPages(1, ""))
-		elapse(15 * time.Second)
+		elapse(1200 * time.Millisecond) // at the first scrape
 		if l := get(t, reg, "a").Ranks[0].Load(); l == nil || l.Running != 2 {
 			t.Errorf("load %+v after it is told again", l)
 		}

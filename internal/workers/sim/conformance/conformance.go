@@ -326,11 +326,27 @@ func (s *suite) discovery(t *testing.T) {
 	}
 	s.blockSize = n
 	for _, name := range []string{
-		"vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc",
 		"vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total", "vllm:prompt_tokens_total",
 		"vllm:generation_tokens_total", "vllm:num_preemptions_total", "vllm:external_prefix_cache_hits_total",
 	} {
 		s.metric(t, s.URL, name, `engine="0"`, `model_name="`+s.model+`"`)
+	}
+	// With several ranks the series of a rank's load come with its first request.
+	ranks := 0
+	for strings.Contains(page, fmt.Sprintf("vllm:prefix_cache_queries_total{engine=\"%d\"", ranks)) {
+		ranks++
+	}
+	for i := range ranks {
+		rank := fmt.Sprintf("engine=\"%d\"", i)
+		served, err := Metric(page, "vllm:prefix_cache_queries_total", rank)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range []string{"vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"} {
+			if _, err := Metric(page, name, rank); (err == nil) != (ranks == 1 || served > 0) {
+				t.Errorf("rank %d of %d, whose prompts had %.0f tokens so far, has the series %s: %v", i, ranks, served, name, err == nil)
+			}
+		}
 	}
 }
 

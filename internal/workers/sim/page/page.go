@@ -76,13 +76,23 @@ type Facts struct {
 func VLLM(f Facts, all []engine.Stats) string {
 	p := &page{}
 	model := f.Model
-	each := func(name, kind, help string, value func(*engine.Stats) float64, extra ...string) {
+	series := func(name, kind, help string, has func(*engine.Stats) bool, value func(*engine.Stats) float64, extra ...string) {
 		if help != "" {
 			p.family(name, kind, help)
 		}
 		for i := range all {
+			if !has(&all[i]) {
+				continue
+			}
 			p.sample(name, value(&all[i]), append([]string{"engine", strconv.Itoa(i), "model_name", model}, extra...)...)
 		}
+	}
+	each := func(name, kind, help string, value func(*engine.Stats) float64, extra ...string) {
+		series(name, kind, help, func(*engine.Stats) bool { return true }, value, extra...)
+	}
+	// With several ranks vLLM makes the series of a rank's load at its first step.
+	load := func(name, help string, value func(*engine.Stats) float64, extra ...string) {
+		series(name, "gauge", help, func(t *engine.Stats) bool { return len(all) == 1 || t.Steps > 0 }, value, extra...)
 	}
 	counter := func(name, help string, value func(*engine.Stats) uint64, extra ...string) {
 		each(name, "counter", help, func(t *engine.Stats) float64 { return float64(value(t)) }, extra...)
@@ -114,10 +124,10 @@ func VLLM(f Facts, all []engine.Stats) string {
 		counter("vllm:nixl_num_kv_expired_reqs_total", "Number of requests that had their KV expire. NOTE: This metric is tracked on the P instance.", func(t *engine.Stats) uint64 { return t.Expired })
 		counter("vllm:nixl_num_notifications_after_expiry_total", "Number of completion notifications for requests that were no longer tracked.", func(t *engine.Stats) uint64 { return t.LateNotes })
 	}
-	each("vllm:num_requests_running", "gauge", "Number of requests in model execution batches.", func(t *engine.Stats) float64 { return float64(t.Running) })
-	each("vllm:num_requests_waiting", "gauge", "Number of requests waiting to be processed.", func(t *engine.Stats) float64 { return float64(t.Waiting) })
-	each("vllm:num_requests_waiting_by_reason", "gauge", "Number of waiting requests by reason.", func(t *engine.Stats) float64 { return float64(t.Waiting - t.Deferred) }, "reason", "capacity")
-	each("vllm:num_requests_waiting_by_reason", "gauge", "", func(t *engine.Stats) float64 { return float64(t.Deferred) }, "reason", "deferred")
+	load("vllm:num_requests_running", "Number of requests in model execution batches.", func(t *engine.Stats) float64 { return float64(t.Running) })
+	load("vllm:num_requests_waiting", "Number of requests waiting to be processed.", func(t *engine.Stats) float64 { return float64(t.Waiting) })
+	load("vllm:num_requests_waiting_by_reason", "Number of waiting requests by reason.", func(t *engine.Stats) float64 { return float64(t.Waiting - t.Deferred) }, "reason", "capacity")
+	load("vllm:num_requests_waiting_by_reason", "", func(t *engine.Stats) float64 { return float64(t.Deferred) }, "reason", "deferred")
 	for i, state := range []string{"awake", "weights_offloaded", "discard_all"} {
 		help := ""
 		if i == 0 {
@@ -130,7 +140,7 @@ func VLLM(f Facts, all []engine.Stats) string {
 			return 0
 		}, "sleep_state", state)
 	}
-	each("vllm:kv_cache_usage_perc", "gauge", "KV-cache usage. 1 means 100 percent usage.", func(t *engine.Stats) float64 { return t.KVUsage })
+	load("vllm:kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage.", func(t *engine.Stats) float64 { return t.KVUsage })
 	p.family("vllm:cache_config_info", "gauge", "Information of the LLMEngine CacheConfig")
 	for i := range all {
 		p.sample("vllm:cache_config_info", 1,
