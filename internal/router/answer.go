@@ -133,13 +133,14 @@ func (x *exchange) streamed(p disagg.Peer, held *ledger.Reservation, record *leg
 func (x *exchange) forward() (err error) {
 	f := &x.flow
 	defer func() {
+		x.answer.cut = f.head.Gate.Open()
 		f.head.Reset()
 		heads.Put(f.head)
 		f.resp.Close()
 		f.record.end(err)
 		*f = flow{}
 	}()
-	err = upstream.Stream(x.w, f.resp, upstream.StreamOptions{WriteTimeout: x.d.settings.Timeouts.Write, Observe: x.observer()})
+	err = upstream.Stream(x.w, f.resp, upstream.StreamOptions{WriteTimeout: x.d.settings.Timeouts.Write, Observe: x.observer(), Gate: &f.head.Gate})
 	return x.endStream(err)
 }
 
@@ -196,7 +197,8 @@ func (x *exchange) sendHead(p disagg.Peer, held *ledger.Reservation, resp *upstr
 			}
 		}
 	}
-	if _, err := out.Write(head.Held()); err != nil {
+	_, ready := head.Gate.Pass(head.Held())
+	if _, err := out.Write(ready); err != nil {
 		return err
 	}
 	return nil

@@ -574,7 +574,11 @@ func (x *exchange) abort(e *api.Error) {
 	if x.answer.stream {
 		rc := http.NewResponseController(x.w)
 		_ = rc.SetWriteDeadline(time.Now().Add(5 * time.Second))
-		if _, werr := x.w.Write(e.StreamEvent(x.ep.Kind)); werr == nil && rc.Flush() == nil {
+		event := e.StreamEvent(x.ep.Kind)
+		if x.answer.cut {
+			event = append([]byte("\n\n"), event...)
+		}
+		if _, werr := x.w.Write(event); werr == nil && rc.Flush() == nil {
 			return
 		}
 	}

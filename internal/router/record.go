@@ -248,6 +248,7 @@ func (l *legRecord) end(err error) {
 type answerFacts struct {
 	stream     bool
 	sent       time.Time // the decode leg's request
+	cut        bool      // the stream broke off after the client had got the beginning of an event
 	firstToken time.Time
 	begun      bool // see decodeBegan
 	finish     string

@@ -29,6 +29,8 @@ const (
 type Head struct {
 	// Scanner reads along, and goes on doing so after the head.
 	Scanner Scanner
+	// Gate is for what is sent on of the stream, the head included.
+	Gate Gate
 	// MaxBytes and MaxTime bound what is held; 0 means the defaults. MaxTime
 	// runs from the first byte, and is looked at when bytes arrive: a role
 	// chunk that waits for the first token is not sent alone.
@@ -43,6 +45,7 @@ type Head struct {
 // Reset makes the head ready for another stream and keeps its memory.
 func (h *Head) Reset() {
 	h.Scanner.Reset()
+	h.Gate.Reset()
 	if cap(h.held) > 16<<10 {
 		h.held = nil
 	}

@@ -13,10 +13,22 @@ type StreamOptions struct {
 	// Observe, when not nil, sees every piece of the body before it is
 	// written. It must not change or keep it.
 	Observe func(p []byte)
+	// Gate, when not nil, says what of the body may go on.
+	Gate Gate
 	// WriteTimeout bounds every write to the client, so that one that does
 	// not read cannot hold a connection for ever; 0 for none. It may last up
 	// to a quarter longer.
 	WriteTimeout time.Duration
+}
+
+// Gate holds pieces of a body back until they are worth sending.
+type Gate interface {
+	// Pass takes the next piece and returns what may go on, in this order;
+	// both are used before the next call.
+	Pass(p []byte) (held, ready []byte)
+	// Rest is what was still held back when the body came to its end. It is
+	// sent then, and not when the body broke off.
+	Rest() []byte
 }
 
 // knownSmall is the size in bytes up to which an answer of known length is
@@ -52,13 +64,26 @@ func Stream(w http.ResponseWriter, r *Response, opt StreamOptions) error {
 	for {
 		p, err := r.Next()
 		if err != nil {
-			if errors.Is(err, io.EOF) {
-				return nil
+			if !errors.Is(err, io.EOF) {
+				return err
 			}
-			return err
+			if opt.Gate != nil {
+				if err := out.write(opt.Gate.Rest(), false); err != nil {
+					return &ClientError{Err: err}
+				}
+			}
+			return nil
 		}
 		if opt.Observe != nil {
 			opt.Observe(p)
+		}
+		if opt.Gate != nil {
+			var held []byte
+			if held, p = opt.Gate.Pass(p); len(held) > 0 {
+				if err := out.write(held, flush && len(p) == 0); err != nil {
+					return &ClientError{Err: err}
+				}
+			}
 		}
 		// What is written last goes out with the end of the answer, when the
 		// handler returns.
@@ -112,6 +137,9 @@ func (o *Writer) Write(p []byte) (int, error) {
 }
 
 func (o *Writer) write(p []byte, flush bool) error {
+	if len(p) == 0 {
+		return nil
+	}
 	if o.timeout > 0 {
 		if by, move := due(o.by, time.Now(), o.timeout); move {
 			if err := o.rc.SetWriteDeadline(by); err != nil {

@@ -1,0 +1,92 @@
+package router_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+)
+
+// serverSent reads a stream by the rules of the HTML standard (9.2.6): the data
+// of each event that an empty line has ended.
+func serverSent(text string) (events []string) {
+	data := []string(nil)
+	for line := range strings.Lines(text) {
+		line = strings.TrimRight(line, "\r\n")
+		if value, ok := strings.CutPrefix(line, "data:"); ok {
+			data = append(data, strings.TrimPrefix(value, " "))
+		}
+		if line == "" && data != nil {
+			events, data = append(events, strings.Join(data, "\n")), nil
+		}
+	}
+	return events
+}
+
+// TestStreamThatIsCutAnywhereEndsWithAnError: an engine that dies at any byte of
+// its stream leaves the client with the events that had come whole and the
+// router's error, each of which parses.
+func TestStreamThatIsCutAnywhereEndsWithAnError(t *testing.T) {
+	t.Parallel()
+	r, p := tappedRig(t, "1a:profile=instant")
+	cut := make(chan string, 1)
+	p.set(func(_ string, w http.ResponseWriter, q *http.Request, _ []byte) bool {
+		if !strings.HasPrefix(q.URL.Path, "/v1/") || q.Method != http.MethodPost {
+			return false
+		}
+		w.Header().Set("Content-Type", "text/event-stream")
+		text := <-cut
+		first := strings.Index(text, "t1") + 1 // so that the head ends within an event
+		for _, part := range []string{text[:first], text[first:]} {
+			_, _ = io.WriteString(w, part)
+			_ = http.NewResponseController(w).Flush()
+		}
+		panic(http.ErrAbortHandler)
+	})
+	for path, body := range map[string]string{
+		"/v1/completions": `{"model":"sim","prompt":"x","stream":true}`,
+		"/v1/messages":    `{"model":"sim","max_tokens":5,"stream":true,"messages":[{"role":"user","content":"x"}]}`,
+	} {
+		for _, end := range []string{"\n", "\r\n"} {
+			event := func(text string) string {
+				if path == "/v1/messages" {
+					return fmt.Sprintf("event: content_block_delta%sdata: {\"type\":\"content_block_delta\",\"index\":0,\"delta\":{\"type\":\"text_delta\",\"text\":%q}}%s%s", end, text, end, end)
+				}
+				return fmt.Sprintf("data: {\"choices\":[{\"index\":0,\"text\":%q}]}%s%s", text, end, end)
+			}
+			begin := event("t0")
+			stream := begin + event("t1") + ": ping" + end + end + event("t2")
+			for n := len(begin); n <= len(stream); n++ {
+				r.Router.Heal("a-0")
+				cut <- stream[:n]
+				a := r.send(http.MethodPost, path, []byte(body))
+				if a.status != 200 || a.err != nil {
+					t.Fatalf("cut after %d bytes: %s, %v", n, a, a.err)
+				}
+				whole := serverSent(strings.TrimSuffix(stream[:n], "\r"))
+				got := serverSent(string(a.body))
+				if path == "/v1/completions" && got[len(got)-1] == "[DONE]" {
+					got = got[:len(got)-1]
+				}
+				if fmt.Sprint(got[:len(got)-1]) != fmt.Sprint(whole) {
+					t.Fatalf("%s cut after %q\ngot  %q\nwant %q and an error", path, stream[:n], got, whole)
+				}
+				var e struct {
+					Error struct{ Code, Message string }
+				}
+				if err := json.Unmarshal([]byte(got[len(got)-1]), &e); err != nil || !strings.Contains(e.Error.Message, "broke off") {
+					t.Fatalf("%s cut after %q: the last event is %q (%v)", path, stream[:n], got[len(got)-1], err)
+				}
+			}
+		}
+	}
+	// An event too large to be held back has been begun: an empty line ends it.
+	cut <- "data: {\"choices\":[{\"index\":0,\"text\":\"t0\"}]}\n\ndata: t1" + strings.Repeat("x", 1<<20)
+	a := r.send(http.MethodPost, "/v1/completions", []byte(`{"model":"sim","prompt":"x","stream":true}`))
+	got := serverSent(string(a.body))
+	if len(got) != 4 || !strings.Contains(got[2], "broke off") {
+		t.Errorf("%d events, the last %.200q", len(got), got[len(got)-1])
+	}
+}
