@@ -248,9 +248,34 @@ func (a *answer) add(raw []byte) {
 				Cached int `json:"cached_tokens"`
 			} `json:"prompt_tokens_details"`
 		}
+		// The APIs of messages and responses. A delta of theirs is of another
+		// shape, so that it is read by itself.
+		Type    string
+		Content []struct{ Text string }
+		Output  []struct{ Content []struct{ Text string } }
 	}
 	if json.Unmarshal(raw, &v) != nil {
 		return
+	}
+	switch v.Type {
+	case "content_block_delta":
+		var d struct{ Delta struct{ Text string } }
+		if json.Unmarshal(raw, &d) == nil {
+			a.text += d.Delta.Text
+		}
+	case "response.output_text.delta":
+		var d struct{ Delta string }
+		if json.Unmarshal(raw, &d) == nil {
+			a.text += d.Delta
+		}
+	}
+	for _, c := range v.Content {
+		a.text += c.Text
+	}
+	for _, o := range v.Output {
+		for _, c := range o.Content {
+			a.text += c.Text
+		}
 	}
 	for _, c := range v.Choices {
 		a.text += c.Text + c.Message.Content + c.Delta.Content

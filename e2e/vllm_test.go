@@ -3,6 +3,7 @@ package e2e
 import (
 	"fmt"
 	"math/rand/v2"
+	"path/filepath"
 	"strings"
 	"testing"
 )
@@ -100,6 +101,94 @@ func TestRemotePrefillOnVLLM(t *testing.T) {
 		t.Errorf("chat went %s: %q through the router, %q from one engine", c.header.Get("X-Dynctl-Path"), c.text, alone.text)
 	}
 	_ = bySource
+}
+
+// TestMessagesAndResponsesOnVLLM: requests to /v1/messages and /v1/responses are
+// counted as the engine counts them, whatever they hold, go remote, are pulled in
+// full by the decode engine's own counter, and give the text of one engine alone.
+func TestMessagesAndResponsesOnVLLM(t *testing.T) {
+	template, err := filepath.Abs(filepath.Join("testdata", "tools.jinja"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	list := startEngines(t, nil, "1p1d", "--", "--chat-template", template, "--trust-request-chat-template",
+		"--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--enable-prompt-tokens-details")
+	p, d := by(list, "prefill")[0], by(list, "decode")[0]
+	r := serve(t, "--prefill", p.URL+",name=p0", "--decode", d.URL+",name=d0", "--tokenizer", "engine")
+	type object = map[string]any
+	words := strings.Repeat("Tell me about disaggregated prefill. ", 40)
+	schema := object{"properties": object{"z": object{"type": "string"}, "a": object{"type": "number"}}, "required": []string{"z"}}
+	user := func(content any) object { return object{"role": "user", "content": content} }
+	for i, c := range []struct {
+		name, path string
+		body       object
+	}{
+		{"messages: text", "/v1/messages", object{"messages": []any{user(words)}}},
+		{"messages: system, no thinking", "/v1/messages", object{"system": "be brief", "thinking": object{"type": "disabled"}, "messages": []any{user(words)}}},
+		{"messages: thinking within a budget", "/v1/messages", object{"max_tokens": 1030, "stop_sequences": []string{"a", "e", "i", " "}, "thinking": object{"type": "enabled", "budget_tokens": 1024}, "messages": []any{user(words)}}},
+		{"messages: effort", "/v1/messages", object{"output_config": object{"effort": "high"}, "messages": []any{user(words)}}},
+		{"messages: blocks and tools", "/v1/messages", object{
+			"system": []any{object{"type": "text", "text": "x-anthropic-billing-header: cc=1;"}, object{"type": "text", "text": "be brief. "}, object{"type": "text", "text": "be kind <&>"}},
+			"tools":  []any{object{"name": "weather", "description": "The weather é", "input_schema": schema}, object{"name": "time", "input_schema": object{"type": "object"}}},
+			"messages": []any{
+				user([]any{object{"type": "text", "text": words}, object{"type": "text", "text": "and there?"}}),
+				object{"role": "assistant", "content": []any{object{"type": "thinking", "thinking": "hm", "signature": "s"}, object{"type": "text", "text": "I look"}, object{"type": "tool_use", "id": "t1", "name": "weather", "input": object{"z": "A & B", "a": 1.50}}}},
+				user([]any{object{"type": "tool_result", "tool_use_id": "t1", "content": []any{object{"type": "text", "text": "rain"}, object{"type": "text", "text": "cold"}}}, object{"type": "text", "text": "so?"}}),
+			},
+		}},
+		{"responses: text", "/v1/responses", object{"input": words, "instructions": "be brief"}},
+		{"responses: effort", "/v1/responses", object{"input": words, "reasoning": object{"effort": "low"}}},
+		{"responses: items and tools", "/v1/responses", object{
+			"tools": []any{object{"type": "function", "name": "weather", "description": "d", "parameters": schema, "strict": nil}, object{"type": "function", "name": "time", "parameters": object{"type": "object"}, "strict": true}},
+			"input": []any{
+				object{"role": "developer", "content": "be brief"},
+				user([]any{object{"type": "input_text", "text": words}, object{"type": "input_text", "text": "and there?"}}),
+				object{"type": "reasoning", "id": "r1", "summary": []any{}, "content": []any{object{"type": "reasoning_text", "text": "hm"}}},
+				object{"type": "message", "id": "m1", "role": "assistant", "status": "completed", "content": []any{object{"type": "output_text", "text": "I look", "annotations": []any{}}}},
+				object{"type": "function_call", "call_id": "c1", "name": "weather", "arguments": `{"z": "<X>", "a": 2}`},
+				object{"type": "function_call_output", "call_id": "c1", "output": "rain"},
+			},
+		}},
+		{"responses: an answer to go on with", "/v1/responses", object{"input": []any{
+			user(words), object{"type": "message", "id": "m2", "role": "assistant", "status": "incomplete", "content": []any{object{"type": "output_text", "text": "It is", "annotations": []any{}}}},
+		}}},
+		{"chat: effort", "/v1/chat/completions", object{"reasoning_effort": "low", "messages": []any{user(words)}}},
+		{"chat: no thinking", "/v1/chat/completions", object{"reasoning_effort": "none", "chat_template_kwargs": object{"other": 1}, "messages": []any{user(words)}}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			c.body["model"], c.body["temperature"], c.body["cache_salt"] = d.Model, 0, fmt.Sprint("salt ", i)
+			limit := map[string]string{"/v1/messages": "max_tokens", "/v1/responses": "max_output_tokens", "/v1/chat/completions": "max_tokens"}[c.path]
+			if c.body[limit] == nil {
+				c.body[limit] = 8
+			}
+			c.body["stream"] = i%2 == 1
+			before := counter(t, d.URL, externalHits)
+			a := post(t, r.url, c.path, c.body).must(t)
+			rec := r.explain(a)
+			if rec.Path != "remote" || rec.Inputs.ISLSource != "engine" || rec.Outcome.Status != 200 {
+				t.Fatalf("%s (%s), isl %d by %s, notes %q", rec.Path, rec.ReasonText, rec.Inputs.ISL, rec.Inputs.ISLSource, rec.Notes)
+			}
+			if rec.Inputs.ISL != rec.Legs[0].PromptTokens || rec.Inputs.ISL != rec.Outcome.PromptTokens {
+				t.Errorf("isl %d, prefill counts %d, decode %d", rec.Inputs.ISL, rec.Legs[0].PromptTokens, rec.Outcome.PromptTokens)
+			}
+			pulled := int(counter(t, d.URL, externalHits) - before)
+			if pulled != rec.Inputs.ISL {
+				t.Errorf("the decode engine pulled %d of %d tokens", pulled, rec.Inputs.ISL)
+			}
+			c.body["stream"] = false
+			alone := post(t, p.URL, c.path, c.body).must(t)
+			if a.text != alone.text {
+				t.Errorf("%q through the router, %q from one engine", a.text, alone.text)
+			}
+			// What is cached now is predicted by the engine's events.
+			r.settled()
+			again := r.explain(post(t, r.url, c.path, c.body).must(t))
+			if want := (rec.Inputs.ISL - 1) / again.Inputs.BlockSize * again.Inputs.BlockSize; again.Predicted.CachedTokens != want {
+				t.Errorf("the decode rank is thought to hold %d tokens of %d, want %d", again.Predicted.CachedTokens, again.Inputs.ISL, want)
+			}
+			t.Logf("%d tokens, %d pulled, %q", rec.Inputs.ISL, pulled, a.text)
+		})
+	}
 }
 
 // TestPredictionOnVLLM: for 200 prompts with shared heads, on an engine whose

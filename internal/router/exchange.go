@@ -458,6 +458,10 @@ func (x *exchange) findPrompt() {
 		PromptLogprobs: v.PromptLogprobs || v.Echo && v.Logprobs,
 		MaxTokens:      v.MaxTokens, MaxTokensKey: v.MaxTokensKey, MinTokens: v.MinTokens,
 		Logprobs: v.Logprobs, Echo: v.Echo, TokenIDs: d.prompt.IDs,
+		Truncated: d.prompt.Truncated,
+	}
+	if x.facts.Splittable {
+		x.facts.Continues, x.facts.ServerTools, x.facts.ThinkingBudget = v.Continues(), v.ServerTools(), v.ThinkingBudget()
 	}
 	if x.ep.Body != api.JSONBody {
 		x.facts.MaxTokens, x.facts.MinTokens = -1, -1

@@ -690,6 +690,96 @@ func tokenizerFile(t *testing.T) string {
 	return found
 }
 
+// TestMessagesAndResponsesGoRemote: the other chat endpoints are tokenized as the
+// engine does it, split like a chat, and answer as one engine alone does.
+func TestMessagesAndResponsesGoRemote(t *testing.T) {
+	t.Parallel()
+	r, p := tappedRig(t, "1p1d:profile=instant", func(c *router.Config) { c.Tokens.Tokenizer = "engine" })
+	oracle := start(t, "1a:profile=instant")
+	words := strings.Repeat("a good many words of context ", 30)
+	schema := object{"properties": object{"city": object{"type": "string"}}}
+	for name, c := range map[string]struct {
+		path string
+		body object
+	}{
+		"messages, text":   {"/v1/messages", object{"max_tokens": 8, "messages": []object{{"role": "user", "content": words + "1"}}}},
+		"messages, stream": {"/v1/messages", object{"max_tokens": 8, "stream": true, "system": "be brief", "messages": []object{{"role": "user", "content": words + "2"}}}},
+		"messages, tools": {"/v1/messages", object{"max_tokens": 8, "system": []object{{"type": "text", "text": "x-anthropic-billing-header: " + words}, {"type": "text", "text": words}, {"type": "text", "text": "<more>"}},
+			"tools": []object{{"name": "weather", "description": "the weather", "input_schema": schema}},
+			"messages": []object{
+				{"role": "user", "content": []object{{"type": "text", "text": "how is it"}, {"type": "text", "text": "there"}}},
+				{"role": "assistant", "content": []object{{"type": "thinking", "thinking": "hm", "signature": "s"}, {"type": "text", "text": "I look"}, {"type": "tool_use", "id": "t1", "name": "weather", "input": object{"city": "A & B", "n": 1.5}}}},
+				{"role": "user", "content": []object{{"type": "tool_result", "tool_use_id": "t1", "content": []object{{"type": "text", "text": "rain"}, {"type": "text", "text": "cold"}}}, {"type": "text", "text": "so?"}}},
+			}}},
+		"messages, thinking": {"/v1/messages", object{"max_tokens": 2000, "stop_sequences": []string{"e"}, "thinking": object{"type": "enabled", "budget_tokens": 1024}, "messages": []object{{"role": "user", "content": words + "3"}}}},
+		"responses, text":    {"/v1/responses", object{"max_output_tokens": 8, "input": words + "4", "instructions": "be brief", "store": true}},
+		"responses, stream":  {"/v1/responses", object{"max_output_tokens": 8, "stream": true, "input": []object{{"role": "user", "content": []object{{"type": "input_text", "text": words}, {"type": "input_text", "text": "5"}}}}}},
+		"responses, tools": {"/v1/responses", object{"max_output_tokens": 8, "tools": []object{{"type": "function", "name": "weather", "parameters": schema, "strict": nil}},
+			"input": []object{
+				{"role": "developer", "content": words + "6"}, {"role": "user", "content": "how is it"},
+				{"type": "reasoning", "id": "r1", "summary": []object{}, "content": []object{{"type": "reasoning_text", "text": "hm"}}},
+				{"type": "message", "id": "m1", "role": "assistant", "status": "completed", "content": []object{{"type": "output_text", "text": "I look", "annotations": []object{}}}},
+				{"type": "function_call", "call_id": "c1", "name": "weather", "arguments": `{"city": "<X>"}`}, {"type": "function_call_output", "call_id": "c1", "output": "rain"},
+			}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p.reset()
+			c.body["model"] = "sim"
+			a := r.post(c.path, c.body)
+			rec := r.receipt(a.header.Get("X-Dynctl-Decision"))
+			if rec.Path != "remote" || rec.Inputs.ISLSource != "engine" || len(rec.Legs) != 2 || rec.Legs[0].PromptTokens != rec.Inputs.ISL || rec.Legs[0].Blocks == 0 {
+				t.Fatalf("%s (%s): isl %d by %s, notes %q, legs %+v", rec.Path, rec.ReasonText, rec.Inputs.ISL, rec.Inputs.ISLSource, rec.Notes, rec.Legs)
+			}
+			if rec.Outcome.PromptTokens != rec.Inputs.ISL {
+				t.Errorf("the answer counts %d tokens of %d", rec.Outcome.PromptTokens, rec.Inputs.ISL)
+			}
+			text := func(b []byte) string {
+				if c.body["stream"] == true {
+					var out strings.Builder
+					for _, line := range bytes.Split(b, []byte("\n")) {
+						if data, ok := bytes.CutPrefix(line, []byte("data: ")); ok {
+							out.WriteString(gjson.GetBytes(data, "delta.text").String())
+							if d := gjson.GetBytes(data, "delta"); d.Type == gjson.String {
+								out.WriteString(d.String())
+							}
+						}
+					}
+					return out.String()
+				}
+				return gjson.GetBytes(b, "content.0.text").String() + gjson.GetBytes(b, "output.0.content.0.text").String()
+			}
+			if got, want := text(a.body), text(oracle.post(c.path, c.body).body); got != want || got == "" && c.body["stop_sequences"] == nil {
+				t.Errorf("%q, one engine alone %q", got, want)
+			}
+			leg := p.legsOf("prefill")[0].body
+			if gjson.GetBytes(leg, "stream").Bool() || c.path == "/v1/responses" && (gjson.GetBytes(leg, "max_output_tokens").Int() != 1 || gjson.GetBytes(leg, "store").String() != "false") ||
+				c.path == "/v1/messages" && gjson.GetBytes(leg, "max_tokens").Int() != 1 {
+				t.Errorf("prefill leg %s", leg)
+			}
+			// The prompt is named as the engine names it: the next one like it hits.
+			r.synced()
+			again := r.receipt(r.post(c.path, c.body).header.Get("X-Dynctl-Decision"))
+			if b := again.Inputs.BlockSize; again.Predicted.CachedTokens != (again.Inputs.ISL-1)/b*b {
+				t.Errorf("the decode rank is thought to hold %d of %d tokens", again.Predicted.CachedTokens, again.Inputs.ISL)
+			}
+		})
+	}
+	first := r.post("/v1/responses", object{"model": "sim", "input": words, "max_output_tokens": 3})
+	for reason, body := range map[string]object{
+		"previous_response": {"model": "sim", "input": words, "max_output_tokens": 3, "previous_response_id": gjson.GetBytes(first.body, "id").String()},
+		"server_tools":      {"model": "sim", "input": words, "max_output_tokens": 3, "tools": []object{{"type": "code_interpreter", "container": object{"type": "auto"}}}},
+	} {
+		a := r.post("/v1/responses", body)
+		if c := r.receipt(a.header.Get("X-Dynctl-Decision")); c.Path != "local" || c.Reason != reason || c.Inputs.ISLSource != "estimate" {
+			t.Errorf("%s: %s (%s), isl by %s", reason, c.Path, c.Reason, c.Inputs.ISLSource)
+		}
+	}
+	// An engine that is too old to take transfer parameters there is not asked to.
+	if n := len(r.events("prefill_without_params")); n != 0 {
+		t.Errorf("%d prefills without parameters", n)
+	}
+}
+
 // TestEndpoints: what is not generation is never split; responses stick to the
 // worker that has them; other APIs pass.
 func TestEndpoints(t *testing.T) {
@@ -708,13 +798,13 @@ func TestEndpoints(t *testing.T) {
 		"/inference/v1/generate":    {"model": "sim", "token_ids": ids(100, 3), "sampling_params": object{"max_tokens": 3}},
 	} {
 		a := r.post(path, body)
-		split := path == "/inference/v1/generate"
+		split := path == "/inference/v1/generate" || path == "/v1/messages" || path == "/v1/responses"
 		if got := a.header.Get("X-Dynctl-Path"); (got == "remote") != split {
 			t.Errorf("%s went %s", path, got)
 		}
 	}
-	if n := r.touched("prefill-0"); n != 1 {
-		t.Errorf("the prefill worker got %d requests, want the one of /inference/v1/generate", n)
+	if n := r.touched("prefill-0"); n != 3 {
+		t.Errorf("the prefill worker got %d requests, want the three that generate", n)
 	}
 	// Anthropic's clients get errors in their own shape.
 	a := r.send(http.MethodPost, "/v1/messages", []byte(`{"model":"nobody","max_tokens":1,"messages":[]}`))

@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"math"
 	"net/url"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -153,6 +154,17 @@ func (w *Worker) WireEngine() Engine {
 		return w.Dialect
 	}
 	return w.Engine
+}
+
+// VersionAtLeast reports whether the engine says of itself that it is of this
+// version or a later one ("0.32.1.dev3+g…" is of 0.32). An engine that does not
+// tell its version is of none.
+func (w *Worker) VersionAtLeast(major, minor int) bool {
+	first, rest, _ := strings.Cut(strings.TrimPrefix(w.Version, "v"), ".")
+	second, _, _ := strings.Cut(rest, ".")
+	a, errA := strconv.Atoi(first)
+	b, errB := strconv.Atoi(second)
+	return errA == nil && errB == nil && (a > major || a == major && b >= minor)
 }
 
 // Serves reports whether the worker answers to a model name. A worker that has

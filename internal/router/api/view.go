@@ -293,6 +293,75 @@ func (v *View) String(name string) (value string, ok bool) {
 	return unquote(b), true
 }
 
+// TruncateTo is to how many tokens the client lets the engine cut its prompt: -1
+// for as many as fit the model. cut is false when it does not.
+func (v *View) TruncateTo() (tokens int, cut bool) {
+	switch v.Kind {
+	case Chat, Completion:
+		b, ok := v.Get("truncate_prompt_tokens")
+		if !ok || b[0] == 'n' {
+			return 0, false
+		}
+		n, err := strconv.Atoi(string(b))
+		if err != nil || n < 0 {
+			n = -1
+		}
+		return n, true
+	case Responses:
+		b, ok := v.Get("truncation")
+		return -1, ok && string(b) != `"disabled"`
+	}
+	return 0, false
+}
+
+// Continues reports whether the prompt goes on from an earlier response.
+func (v *View) Continues() bool { return v.Kind == Responses && v.PreviousResponseID != "" }
+
+// ServerTools reports whether the request names tools that the engine may run by
+// itself: those of the Responses API that are neither functions nor custom.
+func (v *View) ServerTools() bool {
+	if v.Kind != Responses {
+		return false
+	}
+	found := false
+	for i := range v.Fields {
+		if f := &v.Fields[i]; v.is(f, "tools") && v.Body[f.Value.Start] == '[' {
+			eachElement(v.Body, f.Value, func(_ int, el Span) bool {
+				kind := ""
+				if v.Body[el.Start] == '{' {
+					eachMember(v.Body, el, func(name []byte, value Span) bool {
+						if string(name) == "type" && v.Body[value.Start] == '"' {
+							kind = unquote(value.Of(v.Body))
+						}
+						return true
+					})
+				}
+				found = found || kind != "function" && kind != "custom" && kind != "namespace"
+				return !found
+			})
+		}
+	}
+	return found
+}
+
+// ThinkingBudget reports whether the client asks for thinking with a number of
+// tokens that its limit of the answer must be above (Anthropic's API).
+func (v *View) ThinkingBudget() bool {
+	if v.Kind != Messages {
+		return false
+	}
+	enabled := false
+	for i := range v.Fields {
+		if f := &v.Fields[i]; v.is(f, "thinking") && v.Body[f.Value.Start] == '{' {
+			eachMember(v.Body, f.Value, func(name []byte, value Span) bool {
+				enabled = enabled || string(name) == "type" && string(value.Of(v.Body)) == `"enabled"`
+				return true
+			})
+		}
+	}
+	return enabled
+}
+
 // note keeps the value of a member that the router reads.
 func (v *View) note(id keyID, at Span) *Error {
 	raw := at.Of(v.Body)

@@ -2,6 +2,7 @@ package disagg
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"math"
 	"net/url"
@@ -17,11 +18,23 @@ import (
 	"github.com/dynctl/dynctl/internal/router/api"
 )
 
-// answer is what the router reads of a prefill's answer (vLLM 0.32
-// /v1/chat/completions and /v1/completions, not streamed):
+// answer is what the router reads of a prefill's answer that is not streamed
+// (vLLM 0.32). /v1/chat/completions and /v1/completions:
 //
 //	{"id": …, "choices": [{"finish_reason": …, "text": …}],
 //	 "usage": {"prompt_tokens": …, "prompt_tokens_details": {"cached_tokens": …}},
+//	 "kv_transfer_params": {…} | null}
+//
+// /v1/messages, where input_tokens are those that the two counts beside it leave:
+//
+//	{"id": …, "type": "message", "stop_reason": "max_tokens" | …,
+//	 "usage": {"input_tokens": …, "cache_read_input_tokens": …, "cache_creation_input_tokens": …},
+//	 "kv_transfer_params": {…}}
+//
+// /v1/responses:
+//
+//	{"id": …, "object": "response", "status": "completed" | "incomplete" | …,
+//	 "usage": {"input_tokens": …, "input_tokens_details": {"cached_tokens": …}},
 //	 "kv_transfer_params": {…} | null}
 type answer struct {
 	id, finish, text           string
@@ -49,7 +62,7 @@ func parseAnswer(body []byte) (*answer, error) {
 	if !top.IsObject() {
 		return nil, fmt.Errorf("%w: the answer is not a JSON object", ErrPrefillFailed)
 	}
-	var wrong, choice, usage gjson.Result
+	var wrong, choice, usage, object, stop, status gjson.Result
 	members(top, func(key string, v gjson.Result) {
 		switch key {
 		case "error":
@@ -66,6 +79,12 @@ func parseAnswer(body []byte) (*answer, error) {
 			}
 		case "usage":
 			usage = v
+		case "object", "type":
+			object = v
+		case "stop_reason":
+			stop = v
+		case "status":
+			status = v
 		case transferParams:
 			a.params = v
 		}
@@ -81,8 +100,21 @@ func parseAnswer(body []byte) (*answer, error) {
 			a.text = word(v)
 		}
 	})
+	message := object.Str == "message"
+	switch {
+	case message:
+		// An end that Anthropic's API has no word for is not told.
+		a.finish = cmp.Or(word(stop), "unnamed")
+		if a.finish == "max_tokens" {
+			a.finish = "length"
+		}
+	case object.Str == "response":
+		if a.finish = word(status); a.finish == "incomplete" {
+			a.finish = "length"
+		}
+	}
 	switch a.finish {
-	case "error", "abort", "cancelled":
+	case "error", "abort", "cancelled", "failed", "queued", "in_progress":
 		return nil, fmt.Errorf("%w: finish_reason is %q", ErrPrefillFailed, a.finish)
 	}
 	count := func(v gjson.Result) int {
@@ -91,11 +123,16 @@ func parseAnswer(body []byte) (*answer, error) {
 		}
 		return -1
 	}
+	created := 0
 	members(usage, func(key string, v gjson.Result) {
 		switch key {
-		case "prompt_tokens":
+		case "prompt_tokens", "input_tokens":
 			a.promptTokens = count(v)
-		case "prompt_tokens_details":
+		case "cache_read_input_tokens":
+			a.cachedTokens = count(v)
+		case "cache_creation_input_tokens":
+			created = max(0, count(v))
+		case "prompt_tokens_details", "input_tokens_details":
 			members(v, func(key string, v gjson.Result) {
 				if key == "cached_tokens" {
 					a.cachedTokens = count(v)
@@ -103,6 +140,9 @@ func parseAnswer(body []byte) (*answer, error) {
 			})
 		}
 	})
+	if message && a.promptTokens >= 0 {
+		a.promptTokens += max(0, a.cachedTokens) + created
+	}
 	if !told(a.params) {
 		a.params = gjson.Result{}
 	}
@@ -221,7 +261,11 @@ func checkNIXL(t *Transfer, a *answer, now time.Time) error {
 		return p.err
 	}
 	d := &t.dispatch
-	if err := checkRequestID(f.RequestID, d.RequestID, a.id); err != nil {
+	sent := d.RequestID
+	if d.Facts.Kind == api.Responses {
+		sent = "" // this endpoint does not look at the header
+	}
+	if err := checkRequestID(f.RequestID, sent, a.id); err != nil {
 		return err
 	}
 	if err := checkHost(f.Host, workerURL(d.Prefill), workerURL(d.Decode)); err != nil {
@@ -282,7 +326,7 @@ func promptTokens(a *answer, p *params, f *Facts) (int, error) {
 		}
 		n = v
 	}
-	if f.Source.exact() && f.ISL > 0 {
+	if f.exact() {
 		if n >= 0 && n != f.ISL {
 			return 0, &ParamsError{"prompt_tokens", fmt.Sprintf("the prefill engine counts %d tokens, the prompt has %d", n, f.ISL)}
 		}

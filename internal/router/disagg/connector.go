@@ -232,18 +232,30 @@ func (t *Transfer) DecodeEdits() ([]api.Edit, error) {
 
 // oneToken are the edits that make a prefill leg of any engine of vLLM's kind:
 // a short answer in one piece.
-func oneToken(k api.Kind, more ...api.Edit) []api.Edit {
+func oneToken(f *Facts, more ...api.Edit) []api.Edit {
 	e := []api.Edit{api.Set("stream", api.RawFalse)}
-	if k == api.Generate {
+	switch f.Kind {
+	case api.Generate:
 		e = append(e, api.Set("sampling_params.max_tokens", api.RawOne), api.Delete("sampling_params.min_tokens"))
-		return append(e, more...)
-	}
-	e = append(e, api.Delete("stream_options"), api.Set("max_tokens", api.RawOne))
-	if k != api.Messages {
-		e = append(e, api.Replace("max_completion_tokens", api.RawOne), api.Delete("min_tokens"), api.Delete("min_completion_tokens"))
+	case api.Responses:
+		// Nobody will ask the prefill engine for the response later on.
+		e = append(e, api.Delete("stream_options"), api.Set("max_output_tokens", api.RawOne),
+			api.Set("store", api.RawFalse), api.Delete("background"))
+	case api.Messages:
+		e = append(e, api.Delete("stream_options"), api.Set("max_tokens", api.RawOne))
+		if f.ThinkingBudget {
+			e = append(e, api.Set("thinking", adaptive))
+		}
+	default:
+		e = append(e, api.Delete("stream_options"), api.Set("max_tokens", api.RawOne),
+			api.Replace("max_completion_tokens", api.RawOne), api.Delete("min_tokens"), api.Delete("min_completion_tokens"))
 	}
 	return append(e, more...)
 }
+
+// adaptive lets the model think as it does by default, without a budget, which
+// would have to be below the one token; the prompt is the same.
+var adaptive = []byte(`{"type":"adaptive"}`)
 
 const transferParams = "kv_transfer_params"
 
@@ -261,7 +273,7 @@ var askNIXL = []byte(`{"do_remote_decode":true,"do_remote_prefill":false,"remote
 func (n nixl) Begin(d Dispatch) (*Transfer, error) {
 	return &Transfer{
 		kind: n.Kind(), mode: Sequential, dispatch: d, check: checkNIXL,
-		prefill: oneToken(d.Facts.Kind, api.Set(transferParams, askNIXL)),
+		prefill: oneToken(&d.Facts, api.Set(transferParams, askNIXL)),
 	}, nil
 }
 
@@ -275,7 +287,7 @@ func (sharedStorage) Mode() Mode              { return Sequential }
 
 func (s sharedStorage) Begin(d Dispatch) (*Transfer, error) {
 	return &Transfer{
-		kind: s.Kind(), mode: Sequential, dispatch: d, prefill: oneToken(d.Facts.Kind),
+		kind: s.Kind(), mode: Sequential, dispatch: d, prefill: oneToken(&d.Facts),
 		check: func(*Transfer, *answer, time.Time) error { return nil },
 	}, nil
 }

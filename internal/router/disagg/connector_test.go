@@ -109,6 +109,80 @@ func TestA1PrefillBody(t *testing.T) {
 	sameJSON(t, `{"token_ids":[1,2],"sampling_params":{"max_tokens":1,"seed":1},"stream":false,"kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}}`, got)
 }
 
+// The prefill bodies of the other chat endpoints: one token under the name that
+// each has for it, no stream, nothing kept.
+func TestPrefillBodyOfMessagesAndResponses(t *testing.T) {
+	for _, tt := range []struct {
+		name       string
+		kind       api.Kind
+		connector  workers.Connector
+		budget     bool
+		body, want string
+	}{
+		{
+			"messages", api.Messages, workers.ConnectorNIXL, true,
+			`{"messages":[],"max_tokens":4000,"stream":true,"thinking":{"type":"enabled","budget_tokens":1024},"stop_sequences":["x"]}`,
+			`{"messages":[],"max_tokens":1,"stream":false,"thinking":{"type":"adaptive"},"stop_sequences":["x"],"kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}}`,
+		},
+		{
+			"messages over shared storage", api.Messages, workers.ConnectorSharedStorage, false,
+			`{"messages":[],"max_tokens":4000,"thinking":{"type":"disabled"}}`, `{"messages":[],"max_tokens":1,"stream":false,"thinking":{"type":"disabled"}}`,
+		},
+		{
+			"responses", api.Responses, workers.ConnectorNIXL, false,
+			`{"input":"a","max_output_tokens":9,"stream":true,"stream_options":{"include_obfuscation":false},"store":true,"background":true}`,
+			`{"input":"a","max_output_tokens":1,"stream":false,"store":false,"kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}}`,
+		},
+		{"responses, nothing told", api.Responses, workers.ConnectorSharedStorage, false, `{"input":"a"}`, `{"input":"a","max_output_tokens":1,"stream":false,"store":false}`},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			d := dispatch(tt.connector)
+			d.Facts.Kind, d.Facts.ThinkingBudget = tt.kind, tt.budget
+			sameJSON(t, tt.want, spliced(t, tt.kind, tt.body, begin(t, tt.connector, Options{}, d).PrefillEdits()))
+		})
+	}
+}
+
+// Answers of the other chat endpoints are judged by the same rules.
+func TestCheckPrefillOfMessagesAndResponses(t *testing.T) {
+	params := captured[strings.Index(captured, `"kv_transfer_params"`):]
+	response := strings.Replace(params, "cmpl-810f561d65b277a9-0-bb15515f", "resp_b5f1_0-bb15515f", 1)
+	for _, tt := range []struct {
+		name   string
+		kind   api.Kind
+		body   string
+		err    error
+		tokens int
+		cached int
+	}{
+		{"messages", api.Messages, `{"id":"chatcmpl-810f561d65b277a9","type":"message","role":"assistant","stop_reason":"max_tokens","usage":{"input_tokens":200,"output_tokens":1},` + params, nil, 200, -1},
+		{"messages, some cached", api.Messages, `{"id":"x","type":"message","stop_reason":"max_tokens","usage":{"input_tokens":30,"cache_read_input_tokens":160,"cache_creation_input_tokens":10,"output_tokens":1},` + params, nil, 200, 160},
+		{"messages, another count", api.Messages, `{"id":"x","type":"message","stop_reason":"max_tokens","usage":{"input_tokens":200,"cache_read_input_tokens":160,"output_tokens":1},` + params, ErrBadParams, 360, 160},
+		{"messages, the end of the turn", api.Messages, `{"id":"x","type":"message","stop_reason":"end_turn","usage":{"input_tokens":200}}`, ErrEnded, 200, -1},
+		{"messages, an end without a name", api.Messages, `{"id":"x","type":"message","usage":{"input_tokens":200}}`, ErrEnded, 200, -1},
+		{"messages without a connector", api.Messages, `{"id":"x","type":"message","stop_reason":"max_tokens","usage":{"input_tokens":200}}`, ErrMissingParams, 200, -1},
+		{"messages, an error", api.Messages, `{"type":"error","error":{"type":"api_error","message":"m"}}`, ErrPrefillFailed, 0, 0},
+		{"responses", api.Responses, `{"id":"resp_b5f1","object":"response","status":"incomplete","error":null,"usage":{"input_tokens":200,"input_tokens_details":{"cached_tokens":32}},` + response, nil, 200, 32},
+		{"responses, another's", api.Responses, `{"id":"resp_c","object":"response","status":"incomplete","usage":{"input_tokens":200},` + response, ErrBadParams, 200, -1},
+		{"responses, complete with its first token", api.Responses, `{"id":"resp_b5f1","object":"response","status":"completed","usage":{"input_tokens":200},"kv_transfer_params":null}`, ErrEnded, 200, -1},
+		{"responses without a connector", api.Responses, `{"id":"resp_b5f1","object":"response","status":"incomplete","usage":{"input_tokens":200},"kv_transfer_params":null}`, ErrMissingParams, 200, -1},
+		{"responses, queued", api.Responses, `{"id":"resp_b5f1","object":"response","status":"queued","usage":null,"kv_transfer_params":null}`, ErrPrefillFailed, 0, 0},
+		{"responses, failed", api.Responses, `{"id":"resp_b5f1","object":"response","status":"failed","error":{"code":"server_error"}}`, ErrPrefillFailed, 0, 0},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			d := dispatch(workers.ConnectorNIXL)
+			d.Facts.Kind, d.Facts.Source = tt.kind, FromEngine
+			tr := begin(t, workers.ConnectorNIXL, Options{}, d)
+			if err := tr.CheckPrefill([]byte(tt.body), now); !errors.Is(err, tt.err) {
+				t.Fatalf("got %v, want %v", err, tt.err)
+			}
+			if f := tr.Facts(); f.PromptTokens != tt.tokens || f.CachedTokens != tt.cached {
+				t.Errorf("facts %+v", f)
+			}
+		})
+	}
+}
+
 // A2: the decode body is the client's, byte for byte, and the prefill's
 // parameters, byte for byte.
 func TestA2DecodeBody(t *testing.T) {
@@ -207,6 +281,8 @@ func TestCheckPrefill(t *testing.T) {
 
 		{"params of a longer prompt", captured, func(d *Dispatch) { d.Facts.ISL = 199 }, ErrBadParams, "prompt_tokens"},
 		{"params of a shorter prompt", captured, func(d *Dispatch) { d.Facts.ISL = 201 }, ErrBadParams, "prompt_tokens"},
+		{"a prompt that the engine cuts", captured, func(d *Dispatch) { d.Facts.ISL, d.Facts.Truncated = 400, true }, nil, ""},
+		{"/tokenize may count otherwise than the request", captured, func(d *Dispatch) { d.Facts.ISL, d.Facts.Source = 190, FromEngine }, nil, ""},
 		{"our own count may differ", captured, func(d *Dispatch) { d.Facts.ISL, d.Facts.Source = 199, FromLocal }, nil, ""},
 		{"wrong remote_num_tokens", sub(`"remote_num_tokens": 200`, `"remote_num_tokens": 199`), nil, ErrBadParams, "remote_num_tokens"},
 		{"remote_num_tokens a string", sub(`"remote_num_tokens": 200`, `"remote_num_tokens": "200"`), nil, ErrBadParams, "remote_num_tokens"},

@@ -46,7 +46,7 @@ func (l lmcache) Begin(d Dispatch) (*Transfer, error) {
 	ask = append(ask, "}}"...)
 	t := &Transfer{
 		kind: l.Kind(), mode: Sequential, dispatch: d, check: checkLMCache,
-		prefill: oneToken(d.Facts.Kind, api.Set(transferParams, ask)),
+		prefill: oneToken(&d.Facts, api.Set(transferParams, ask)),
 	}
 	if first {
 		t.prefill = append(t.prefill, api.Set("prompt", appendIDs(nil, d.Facts.TokenIDs)))

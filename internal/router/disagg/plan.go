@@ -81,8 +81,11 @@ const (
 	FromNothing  Source = "none"
 )
 
-// exact reports whether an engine must count the same number of tokens.
-func (s Source) exact() bool { return s == FromIDs || s == FromEngine }
+// exact reports whether an engine must count ISL tokens. Only ids of the client
+// are counted alike by everybody: /tokenize is not asked with all that a
+// request's own template may look at (the choice of a tool, a format for the
+// answer), and some models do not use a template for it at all.
+func (f *Facts) exact() bool { return f.Source == FromIDs && !f.Truncated && f.ISL > 0 }
 
 // Estimate is the estimated length in tokens of a prompt of so many Unicode
 // code points: floor(codePoints / 4), as production-stack has it.
@@ -119,8 +122,17 @@ type Facts struct {
 	// N is the number of answers to each prompt, Prompts the number of
 	// prompts in the body; 0 counts as 1.
 	N, Prompts int
+	// Truncated says that the engine may cut the prompt before it works on it.
+	Truncated bool
 	// Multimodal says that the prompt holds more than text.
 	Multimodal bool
+	// Continues says that the prompt goes on from a response that one decode
+	// engine has, ServerTools that the engine may run tools and ask itself
+	// again, with the same transfer parameters and a longer prompt.
+	Continues, ServerTools bool
+	// ThinkingBudget says that the answer's limit must be above a number of
+	// tokens for thinking (Anthropic's API).
+	ThinkingBudget bool
 	// PromptLogprobs says that the answer tells of the prompt's own tokens,
 	// which a rank that did not compute them cannot (echo with logprobs too).
 	PromptLogprobs bool
@@ -262,7 +274,7 @@ func Make(in *Input, out *Plan) {
 	}
 	out.chose(in, d)
 	alone := !needsPrefill(in.DecodePeers[d].Worker)
-	whole := mustStayWhole(in, out.Connector, alone)
+	whole := mustStayWhole(in, out, alone)
 	if whole == "" {
 		out.rankPrefill(in, d)
 	}
@@ -345,6 +357,9 @@ func (p *Plan) rankPrefill(in *Input, d int) {
 	p.veto = slices.Grow(p.veto, len(in.PrefillPeers))[:len(in.PrefillPeers)]
 	for i := range in.PrefillPeers {
 		p.veto[i] = mismatch(in.PrefillPeers[i].Worker, to, in.Config.Connector)
+		if from := in.PrefillPeers[i].Worker; p.veto[i] == "" && !carries(p.Connector, in.Facts.Kind, from) {
+			p.veto[i] = "takes no transfer parameters on this endpoint"
+		}
 	}
 	pin := in.Prefill
 	pin.Veto = p.veto
@@ -376,9 +391,10 @@ func mismatch(from, to *workers.Worker, override workers.Connector) string {
 
 // mustStayWhole says why a request cannot be served in two legs; "" if it can.
 // A short prompt is not worth two legs where the decode rank could do it alone.
-func mustStayWhole(in *Input, c workers.Connector, alone bool) Reason {
+func mustStayWhole(in *Input, out *Plan, alone bool) Reason {
+	c := out.Connector
 	f := &in.Facts
-	if f.Splittable && !carries(c, f.Kind) && c != workers.ConnectorNone {
+	if f.Splittable && c != workers.ConnectorNone && !carries(c, f.Kind, in.DecodePeers[out.DecodeIndex].Worker) {
 		return ReasonEndpoint
 	}
 	if r := f.whole(); r != "" {
@@ -406,6 +422,10 @@ func (f *Facts) whole() Reason {
 		return ReasonAnswers
 	case f.Multimodal:
 		return ReasonMultimodal
+	case f.Continues:
+		return ReasonContinues
+	case f.ServerTools:
+		return ReasonServerTools
 	case f.PromptLogprobs:
 		return ReasonPromptLogprobs
 	case f.MaxTokens == 0:
@@ -414,8 +434,8 @@ func (f *Facts) whole() Reason {
 	return ""
 }
 
-// carries reports whether a connector's fields exist on an endpoint.
-func carries(c workers.Connector, k api.Kind) bool {
+// carries reports whether a connector's fields exist on an endpoint of w.
+func carries(c workers.Connector, k api.Kind, w *workers.Worker) bool {
 	switch k {
 	case api.Chat, api.Completion:
 		return true
@@ -423,8 +443,10 @@ func carries(c workers.Connector, k api.Kind) bool {
 		return c == workers.ConnectorNIXL || c == workers.ConnectorSharedStorage
 	case api.SGLangGenerate:
 		return c == workers.ConnectorSGLang
-	case api.Messages:
-		return c == workers.ConnectorSharedStorage
+	case api.Messages, api.Responses:
+		// SGLang's have no bootstrap fields; vLLM's were seen to take and give
+		// transfer parameters in 0.32, and older ones drop what they do not know.
+		return c == workers.ConnectorSharedStorage || (c == workers.ConnectorNIXL || c == workers.ConnectorLMCache) && w.VersionAtLeast(0, 32)
 	}
 	return false
 }

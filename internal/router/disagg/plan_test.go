@@ -60,6 +60,18 @@ func chars(n int) func(*Input) {
 	return func(in *Input) { isl(Estimate(n))(in); in.Facts.Source = FromEstimate }
 }
 
+// version sets the versions of the prefill and the decode workers.
+func version(prefill, decode string) func(*Input) {
+	return func(in *Input) {
+		for _, p := range in.PrefillPeers {
+			p.Worker.Version = prefill
+		}
+		for _, p := range in.DecodePeers {
+			p.Worker.Version = decode
+		}
+	}
+}
+
 func do(f ...func(*Input)) []func(*Input) { return f }
 
 // Restated tests 1, 3 and 4 count code points; what the body holds is api's
@@ -208,7 +220,13 @@ func TestPath(t *testing.T) {
 		{"forced remote cannot split", 0, do(func(in *Input) { in.Force, in.Facts.N = ForceRemote, 2 }), Local, ReasonAnswers},
 		{"A12: embeddings", 0, do(func(in *Input) { in.Facts.Kind, in.Facts.Splittable = api.Embeddings, false }), Local, ReasonEndpoint},
 		{"A12: rerank", 0, do(func(in *Input) { in.Facts.Kind, in.Facts.Splittable = api.Rerank, false }), Local, ReasonEndpoint},
-		{"responses have no transfer fields", 0, do(func(in *Input) { in.Facts.Kind = api.Responses }), Local, ReasonEndpoint},
+		{"an engine of unknown age gets no transfer fields on responses", 0, do(func(in *Input) { in.Facts.Kind = api.Responses }), Local, ReasonEndpoint},
+		{"nor does an old one on messages", 0, do(version("0.31.2", "0.31.2"), func(in *Input) { in.Facts.Kind = api.Messages }), Local, ReasonEndpoint},
+		{"an old prefill engine is not asked", 0, do(version("0.31.2", "0.32.0"), func(in *Input) { in.Facts.Kind = api.Messages }), Local, ReasonPrefillExcluded},
+		{"messages", 0, do(version("0.32.0", "0.33.1rc1.dev9+gabc"), func(in *Input) { in.Facts.Kind = api.Messages }), Remote, ReasonAlways},
+		{"responses", 0, do(version("0.32.0", "v1.0"), func(in *Input) { in.Facts.Kind = api.Responses }), Remote, ReasonAlways},
+		{"a response that goes on from another", 0, do(version("0.32.0", "0.32.0"), func(in *Input) { in.Facts.Kind, in.Facts.Continues = api.Responses, true }), Local, ReasonContinues},
+		{"tools that the engine runs", 0, do(version("0.32.0", "0.32.0"), func(in *Input) { in.Facts.Kind, in.Facts.ServerTools = api.Responses, true }), Local, ReasonServerTools},
 		{"several prompts", 0, do(func(in *Input) { in.Facts.Prompts = 3 }), Local, ReasonPrompts},
 		{"n > 1", 0, do(func(in *Input) { in.Facts.N = 3 }), Local, ReasonAnswers},
 		{"multimodal", 0, do(func(in *Input) { in.Facts.Multimodal = true }), Local, ReasonMultimodal},

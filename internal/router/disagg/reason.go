@@ -30,6 +30,8 @@ const (
 	ReasonPrompts        Reason = "several_prompts"
 	ReasonAnswers        Reason = "several_answers"
 	ReasonMultimodal     Reason = "multimodal"
+	ReasonContinues      Reason = "previous_response"
+	ReasonServerTools    Reason = "server_tools"
 	ReasonPromptLogprobs Reason = "prompt_logprobs"
 	ReasonNoOutput       Reason = "no_output"
 	ReasonNoConnector    Reason = "no_connector"
@@ -56,7 +58,7 @@ func Reasons() []Reason {
 	return []Reason{
 		ReasonAbove, ReasonISLAbove, ReasonAlways, ReasonForcedRemote, ReasonDecodeBusy, ReasonDecodeOnly,
 		ReasonBelow, ReasonISLBelow, ReasonForcedLocal, ReasonPrefillBusy, ReasonLengthUnknown,
-		ReasonEndpoint, ReasonPrompts, ReasonAnswers, ReasonMultimodal, ReasonPromptLogprobs, ReasonNoOutput, ReasonNoConnector, ReasonShort,
+		ReasonEndpoint, ReasonPrompts, ReasonAnswers, ReasonMultimodal, ReasonContinues, ReasonServerTools, ReasonPromptLogprobs, ReasonNoOutput, ReasonNoConnector, ReasonShort,
 		ReasonNoPrefill, ReasonPrefillAllBusy, ReasonPrefillExcluded, ReasonFallback, ReasonEnded,
 	}
 }
@@ -105,6 +107,10 @@ func (p *Plan) Words(in *Input) string {
 		return fmt.Sprintf("the request asks for %d answers", in.Facts.N)
 	case ReasonMultimodal:
 		return "the prompt holds more than text"
+	case ReasonContinues:
+		return "the response goes on from one that only its decode worker has"
+	case ReasonServerTools:
+		return "the engine may run tools by itself and use the transfer parameters again"
 	case ReasonPromptLogprobs:
 		return "the answer needs the prompt's own log probabilities"
 	case ReasonNoOutput:

@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -157,11 +158,25 @@ type Prompt struct {
 	Source disagg.Source
 	// Note says why there are no ids where some were wanted.
 	Note string
+	// Truncated says that the engine may cut the prompt.
+	Truncated bool
 }
 
 // Find finds the ids of the request's first prompt. dst is reused for ids that
 // the client sent; other ids belong to a cache and must not be changed.
 func (t *Stage) Find(ctx context.Context, v *api.View, model string, list []*workers.Worker, dst []uint32) Prompt {
+	p := t.find(ctx, v, model, list, dst)
+	limit, cut := v.TruncateTo()
+	p.Truncated = cut && (limit < 0 || p.ISL > limit)
+	if p.Truncated && limit >= 0 {
+		// Which end is cut is the engine's affair, so the ids are of no use.
+		return Prompt{ISL: limit, Source: disagg.FromEstimate, Truncated: true, Note: fmt.Sprintf("the engine cuts the prompt of %d tokens to %d", p.ISL, limit)}
+	}
+	return p
+}
+
+// find finds the ids as if the engine took the whole prompt.
+func (t *Stage) find(ctx context.Context, v *api.View, model string, list []*workers.Worker, dst []uint32) Prompt {
 	switch v.Prompt {
 	case api.PromptIDs, api.PromptIDLists:
 		ids := v.AppendIDs(dst[:0], 0)
@@ -185,9 +200,9 @@ func (t *Stage) Find(ctx context.Context, v *api.View, model string, list []*wor
 	if t.o.Mode == "auto" && t.local == nil && !anyFed(list) {
 		return estimate("") // nobody tells KV events: ids would name no block
 	}
-	ask := question(v)
-	if ask == nil {
-		return estimate("this kind of request is not tokenized")
+	ask, err := question(v, list)
+	if err != nil {
+		return estimate("not tokenized: " + oneLine(err))
 	}
 	var tk tokenize.Tokenizer = m.engine
 	if t.local != nil {
@@ -207,12 +222,30 @@ func (t *Stage) Find(ctx context.Context, v *api.View, model string, list []*wor
 	return Prompt{IDs: res.IDs, ISL: res.Tokens, Source: disagg.FromEngine}
 }
 
-// question is how a prompt is put to a tokenizer; nil when it cannot be.
-func question(v *api.View) func(context.Context, tokenize.Tokenizer) (tokenize.Result, error) {
-	switch v.Prompt {
-	case api.PromptText, api.PromptTexts:
-		if len(v.Texts) == 0 || v.Kind == api.Responses {
-			return nil
+// errKind: nothing says how an engine makes tokens of such a request.
+var errKind = errors.New("this kind of request")
+
+// question is how a prompt is put to a tokenizer.
+func question(v *api.View, list []*workers.Worker) (func(context.Context, tokenize.Tokenizer) (tokenize.Result, error), error) {
+	chat := v.Body
+	switch v.Kind {
+	case api.Chat:
+	case api.Messages, api.Responses:
+		// The engine makes a chat of it, each in its own way; vLLM's is known.
+		if slices.ContainsFunc(list, func(w *workers.Worker) bool { return w.WireEngine() != workers.VLLM }) {
+			return nil, errKind
+		}
+		convert := tokenize.ChatOfMessages
+		if v.Kind == api.Responses {
+			convert = tokenize.ChatOfResponses
+		}
+		var err error
+		if chat, err = convert(v.Body); err != nil {
+			return nil, err
+		}
+	default:
+		if v.Prompt != api.PromptText && v.Prompt != api.PromptTexts || len(v.Texts) == 0 {
+			return nil, errKind
 		}
 		return func(ctx context.Context, tk tokenize.Tokenizer) (tokenize.Result, error) {
 			special := true
@@ -220,14 +253,9 @@ func question(v *api.View) func(context.Context, tokenize.Tokenizer) (tokenize.R
 				special = string(raw) != "false"
 			}
 			return tk.Prompt(ctx, v.Text(0), special)
-		}
-	case api.PromptMessages:
-		if v.Kind != api.Chat {
-			return nil
-		}
-		return func(ctx context.Context, tk tokenize.Tokenizer) (tokenize.Result, error) { return tk.Chat(ctx, v.Body) }
+		}, nil
 	}
-	return nil
+	return func(ctx context.Context, tk tokenize.Tokenizer) (tokenize.Result, error) { return tk.Chat(ctx, chat) }, nil
 }
 
 // anyFed reports whether a worker of the list tells KV events.

@@ -332,14 +332,29 @@ func (p *payload) stop(v []byte) {
 	}
 }
 
+// count reads an engine's usage. In the Messages API the input tokens are those
+// that are neither read from the cache nor written to it.
 func (p *payload) count(v []byte) {
+	beside := int64(0)
+	defer func() {
+		if p.usage.PromptTokens >= 0 {
+			p.usage.PromptTokens += beside
+		}
+	}()
 	members(v, func(key, value []byte) {
 		switch string(key) {
 		case "prompt_tokens", "input_tokens":
 			p.usage.PromptTokens = whole(value)
 		case "completion_tokens", "output_tokens":
 			p.usage.CompletionTokens = whole(value)
-		case "cached_tokens", "cache_read_input_tokens":
+		case "cache_read_input_tokens":
+			if n := whole(value); n >= 0 {
+				p.usage.CachedTokens = n
+				beside += n
+			}
+		case "cache_creation_input_tokens":
+			beside += max(0, whole(value))
+		case "cached_tokens":
 			if n := whole(value); n >= 0 {
 				p.usage.CachedTokens = n
 			}

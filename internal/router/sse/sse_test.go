@@ -63,7 +63,7 @@ var streams = []struct {
 		"event: content_block_delta\ndata: {\"type\":\"content_block_delta\",\"delta\":{\"type\":\"text_delta\",\"text\":\"Hi\"}}\n\n" +
 		"event: message_delta\ndata: {\"type\":\"message_delta\",\"delta\":{\"stop_reason\":\"end_turn\"},\"usage\":{\"output_tokens\":3}}\n\n" +
 		"event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n",
-		Summary{Events: 6, Tokens: 1, Done: true, FinishReason: "end_turn", Usage: Usage{12, 3, 8}}},
+		Summary{Events: 6, Tokens: 1, Done: true, FinishReason: "end_turn", Usage: Usage{20, 3, 8}}},
 	{"messages error", "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"overloaded_error\",\"message\":\"x\"}}\n\n",
 		Summary{Events: 1, Usage: noUsage, Failed: true, ErrorFirst: true, Error: `{"type":"error","error":{"type":"overloaded_error","message":"x"}}`}},
 	{"error by its event name only", "event: error\ndata: {\"message\":\"x\"}\n\n",
@@ -174,6 +174,8 @@ func TestInspect(t *testing.T) {
 			Summary{Events: 1, Tokens: 1, Done: true, FinishReason: "stop", Usage: Usage{3, 1, -1}}},
 		{"messages", `{"type":"message","content":[{"type":"text","text":"hi"}],"stop_reason":"end_turn","usage":{"input_tokens":3,"output_tokens":1}}`,
 			Summary{Events: 1, Tokens: 1, Done: true, FinishReason: "end_turn", Usage: Usage{3, 1, -1}}},
+		{"messages with a cache", `{"type":"message","content":[],"stop_reason":"end_turn","usage":{"cache_creation_input_tokens":4,"input_tokens":3,"cache_read_input_tokens":32,"output_tokens":1}}`,
+			Summary{Events: 1, Done: true, FinishReason: "end_turn", Usage: Usage{39, 1, 32}}},
 		{"responses", `{"object":"response","status":"completed","error":null,"output":[{"type":"message"}],"usage":{"input_tokens":3,"output_tokens":1,"input_tokens_details":{"cached_tokens":2}}}`,
 			Summary{Events: 1, Tokens: 1, Done: true, FinishReason: "completed", Usage: Usage{3, 1, 2}}},
 		{"error", `{"error":{"message":"m"}}`, Summary{Events: 1, Done: true, Usage: noUsage, Failed: true, ErrorFirst: true, Error: `{"error":{"message":"m"}}`}},

@@ -63,7 +63,7 @@ func parseChat(body []byte) (*chatRequest, error) {
 			if string(v) == "true" {
 				err = fmt.Errorf("%s: %w", key, ErrUnsupported)
 			}
-		case "chat_template", "documents", "mm_processor_kwargs", "media_io_kwargs":
+		case "chat_template", "documents", "reasoning_effort", "mm_processor_kwargs", "media_io_kwargs":
 			err = fmt.Errorf("%s: %w", key, ErrUnsupported)
 		}
 		return err == nil

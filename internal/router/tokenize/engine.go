@@ -103,17 +103,33 @@ func (e *Engine) Prompt(ctx context.Context, text string, addSpecial bool) (Resu
 // chatKeys are the keys of a chat request that POST /tokenize takes.
 var chatKeys = []string{
 	"model", "messages", "tools", "add_generation_prompt", "continue_final_message", "add_special_tokens",
-	"chat_template", "chat_template_kwargs", "mm_processor_kwargs", "media_io_kwargs",
+	"chat_template", "mm_processor_kwargs", "media_io_kwargs",
 }
 
-// Chat implements Tokenizer: the keys that matter are passed on as they stand.
+// Chat implements Tokenizer: the keys that matter are passed on as they stand,
+// and those that /tokenize does not take as arguments of the chat template,
+// which is what the engine makes of them.
 func (e *Engine) Chat(ctx context.Context, body []byte) (Result, error) {
 	b := make([]byte, 1, len(body)+64)
 	b[0] = '{'
 	messages := false
+	var kwargs, effort, documents []byte
 	err := rawjson.Object(body, func(k, v []byte) bool {
+		switch {
+		case rawjson.IsNull(v):
+			return true
+		case string(k) == "reasoning_effort":
+			effort = v
+			return true
+		case string(k) == "documents":
+			documents = v
+			return true
+		case string(k) == "chat_template_kwargs":
+			kwargs = v
+			return true
+		}
 		for _, key := range chatKeys {
-			if string(k) != key || rawjson.IsNull(v) || key == "model" && e.o.Model != "" {
+			if string(k) != key || key == "model" && e.o.Model != "" {
 				continue
 			}
 			messages = messages || key == "messages"
@@ -127,8 +143,51 @@ func (e *Engine) Chat(ctx context.Context, body []byte) (Result, error) {
 	if e.o.Model != "" {
 		b = append(rawjson.AppendQuote(append(b, `"model":`...), e.o.Model), ',')
 	}
+	if b, err = appendKwargs(b, kwargs, effort, documents); err != nil {
+		return Result{}, fmt.Errorf("tokenize chat: chat_template_kwargs: %w: %w", ErrBadRequest, err)
+	}
 	b[len(b)-1] = '}'
 	return e.ask(ctx, b)
+}
+
+// appendKwargs appends the arguments of the chat template, a comma behind them:
+// the client's own, and what vLLM adds for a reasoning effort and for documents.
+func appendKwargs(b, kwargs, effort, documents []byte) ([]byte, error) {
+	if kwargs == nil && effort == nil && documents == nil {
+		return b, nil
+	}
+	b = append(b, `"chat_template_kwargs":{`...)
+	start, thinking := len(b), false
+	put := func(key string, v []byte) {
+		b = append(append(append(append(append(b, '"'), key...), '"', ':'), v...), ',')
+	}
+	if kwargs != nil {
+		if err := rawjson.Object(kwargs, func(k, v []byte) bool {
+			switch {
+			case string(k) == "enable_thinking":
+				thinking = true
+			case string(k) == "reasoning_effort" && effort != nil, string(k) == "documents" && documents != nil:
+				return true
+			}
+			put(string(k), v)
+			return true
+		}); err != nil {
+			return b, err
+		}
+	}
+	if effort != nil {
+		put("reasoning_effort", effort)
+		if !thinking {
+			put("enable_thinking", strconv.AppendBool(nil, string(effort) != `"none"`))
+		}
+	}
+	if documents != nil {
+		put("documents", documents)
+	}
+	if len(b) > start {
+		b = b[:len(b)-1]
+	}
+	return append(b, '}', ','), nil
 }
 
 type answer struct{ ids []uint32 }

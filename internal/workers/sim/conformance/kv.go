@@ -178,6 +178,86 @@ func (s *suite) prefill(t *testing.T, prompt []int) object {
 }
 
 // transfer: prefill on one engine, decode on the other.
+// askParams is the object by which a prefill engine keeps its blocks.
+var askParams = object{"do_remote_decode": true, "do_remote_prefill": false, "remote_engine_id": nil, "remote_block_ids": nil, "remote_host": nil, "remote_port": nil}
+
+// otherAPI: an endpoint that is neither chat nor completions takes both legs. Its
+// limit of tokens has another name, and so has an end by that limit.
+func (s *suite) otherAPI(t *testing.T, path, limit, input, end, ended string) {
+	words := path + s.salt + strings.Repeat(" some words that fill a few blocks of the cache", 3*s.blockSize/8)
+	body := func(tokens int, params any) object {
+		b := object{"model": s.model, input: []object{{"role": "user", "content": words}}, limit: tokens, "temperature": 0}
+		if params != nil {
+			b["kv_transfer_params"] = params
+		}
+		return b
+	}
+	type reply struct {
+		ID     string
+		KV     object `json:"kv_transfer_params"`
+		Usage  map[string]any
+		Output []struct{ Content []struct{ Text string } }
+		// Content is that of a message.
+		Content []struct{ Text string }
+	}
+	tokens := func(r *reply) (n float64) {
+		for _, k := range []string{"input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens"} {
+			if v, ok := r.Usage[k].(float64); ok {
+				n += v
+			}
+		}
+		return n
+	}
+	text := func(r *reply) string {
+		if len(r.Output) > 0 {
+			r.Content = r.Output[0].Content
+		}
+		if len(r.Content) == 0 {
+			t.Fatalf("no text in %+v", r)
+		}
+		return r.Content[0].Text
+	}
+	var alone, prefill, decode reply
+	a := s.do(t, http.MethodPost, s.Prefill+path, body(1, askParams), "X-Request-Id", "other-api-"+s.salt)
+	a.into(t, &prefill)
+	var top map[string]any
+	a.into(t, &top)
+	n := tokens(&prefill)
+	if top[end] != ended || n < float64(3*s.blockSize) || prefill.KV["remote_num_tokens"] != n || prefill.KV["do_remote_prefill"] != true {
+		t.Fatalf("prefill answer %s", a.body)
+	}
+	// The engine's request is named after the answer.
+	if id, ok := prefill.KV["remote_request_id"].(string); !ok || !strings.HasPrefix(id, prefill.ID) {
+		t.Errorf("remote_request_id %v of answer %s", prefill.KV["remote_request_id"], prefill.ID)
+	}
+	if named := strings.Contains(prefill.ID, "other-api-"+s.salt); named != (path == "/v1/messages") {
+		t.Errorf("answer %s to request other-api-%s", prefill.ID, s.salt)
+	}
+	s.do(t, http.MethodPost, s.Prefill+path, body(6, nil)).into(t, &alone)
+	if d := s.grows(t, s.Decode, n, func() {
+		s.do(t, http.MethodPost, s.Decode+path, body(6, prefill.KV)).into(t, &decode)
+	}, "vllm:prompt_tokens_by_source_total", `source="external_kv_transfer"`); d != n {
+		t.Errorf("external tokens grow by %v, want %v", d, n)
+	}
+	if text(&decode) != text(&alone) {
+		t.Errorf("decode says %q, one engine %q", text(&decode), text(&alone))
+	}
+	if path == "/v1/responses" {
+		if a := s.do(t, http.MethodPost, s.Decode+path, object{"model": s.model, "input": "x", "previous_response_id": "resp_nobody"}); a.status != http.StatusNotFound {
+			t.Errorf("an unknown earlier response: %d %s", a.status, a.body)
+		}
+		return
+	}
+	thinking := func(params any) int {
+		b := body(1, params)
+		b["thinking"] = object{"type": "enabled", "budget_tokens": 1024}
+		return s.do(t, http.MethodPost, s.Prefill+path, b).status
+	}
+	if without, with := thinking(nil), thinking(askParams); without != http.StatusBadRequest || with != http.StatusOK {
+		t.Errorf("a thinking budget over one token: %d without transfer parameters, %d with", without, with)
+	}
+}
+
 func (s *suite) transfer(t *testing.T) {
 	n := 5*s.blockSize + 7
 	prompt := s.prompt(n, "transfer")
@@ -234,6 +314,25 @@ func (s *suite) transfer(t *testing.T) {
 		}, "vllm:prompt_tokens_by_source_total", `source="local_compute"`); d != float64(n) {
 			t.Errorf("local tokens grow by %v, want %d", d, n)
 		}
+	})
+	t.Run("a stop string in the first token", func(t *testing.T) {
+		p := s.prompt(n, "stop")
+		first, _ := s.complete(t, s.Prefill, p, 1, nil)
+		stop := strings.TrimSpace(first)
+		if stop == "" {
+			t.Skip("the first token is blank")
+		}
+		var c completion
+		s.do(t, http.MethodPost, s.Prefill+"/v1/completions", object{"model": s.model, "prompt": p, "max_tokens": 1, "temperature": 0, "stop": stop, "kv_transfer_params": askParams}).into(t, &c)
+		if c.finish() != "stop" || len(c.KV) < len("null")+1 {
+			t.Errorf("finish_reason %q, params %s", c.finish(), c.KV)
+		}
+	})
+	t.Run("messages", func(t *testing.T) {
+		s.otherAPI(t, "/v1/messages", "max_tokens", "messages", "stop_reason", "max_tokens")
+	})
+	t.Run("responses", func(t *testing.T) {
+		s.otherAPI(t, "/v1/responses", "max_output_tokens", "input", "status", "incomplete")
 	})
 	bad := func(p []int) object {
 		q := s.prefill(t, p)

@@ -161,7 +161,11 @@ func (s *Server) follow(ctx context.Context, j *job, c *choice, emit func(*choic
 			}
 			if cut, word := stopAt(c.held, j.stops); cut >= 0 && len(c.tokens) >= j.MinTokens {
 				c.held, c.stop, c.finish = c.held[:cut], word, string(engine.FinishStop)
-				c.stream.Stop()
+				if o.Finish == engine.Running {
+					c.stream.Stop()
+				} else { // it has ended by itself with this token
+					c.pinned = o.Pinned
+				}
 				break
 			}
 			switch o.Finish {

@@ -121,6 +121,21 @@ type transferParams struct {
 	RemotePrefillCachedTokens int      `json:"remote_prefill_cached_tokens"`
 }
 
+// told are the parameters without those that are null, which /v1/messages leaves
+// out of its answers.
+func (p *transferParams) told() map[string]any {
+	var m map[string]any
+	if json.Unmarshal(jsonOf(p), &m) != nil {
+		return nil // an object
+	}
+	for k, v := range m {
+		if v == nil {
+			delete(m, k)
+		}
+	}
+	return m
+}
+
 func (s *Server) paramsOf(c *choice) *transferParams {
 	l := s.cfg.Links[c.rank]
 	return &transferParams{

@@ -228,12 +228,7 @@ func render(in []chatMessage) ([]vocab.Message, *apiError) {
 		if err != nil {
 			return nil, err
 		}
-		if !absent(m.ToolCalls) {
-			var c bytes.Buffer
-			if json.Compact(&c, m.ToolCalls) == nil {
-				text += c.String()
-			}
-		}
+		text += canonical(m.ToolCalls)
 		out[i] = vocab.Message{Role: m.Role, Content: text}
 	}
 	return out, nil
@@ -251,8 +246,6 @@ func contentText(raw json.RawMessage) (string, *apiError) {
 	var parts []struct {
 		Type string `json:"type"`
 		Text string `json:"text"`
-		// Content is of Anthropic's tool results.
-		Content json.RawMessage `json:"content"`
 	}
 	if json.Unmarshal(raw, &parts) != nil {
 		return "", badRequest("messages", "message content must be a string or a list of parts.")
@@ -262,13 +255,6 @@ func contentText(raw json.RawMessage) (string, *apiError) {
 		switch p.Type {
 		case "text", "input_text", "output_text":
 			b.WriteString(p.Text)
-		case "tool_result":
-			t, err := contentText(p.Content)
-			if err != nil {
-				return "", err
-			}
-			b.WriteString(t)
-		case "tool_use":
 		default:
 			return "", badRequest("messages", "At most 0 %s(s) may be provided in one prompt.", strings.TrimSuffix(p.Type, "_url"))
 		}
@@ -278,12 +264,48 @@ func contentText(raw json.RawMessage) (string, *apiError) {
 
 // compactTools is the compact JSON of tools for the template; empty for none.
 func compactTools(raw json.RawMessage) string {
-	if absent(raw) {
+	if c := canonical(raw); c != "[]" {
+		return c
+	}
+	return ""
+}
+
+// canonical is the compact JSON of a value whatever its spelling: templates see
+// parsed values, in which arguments of calls are objects and null is as good as
+// absent.
+func canonical(raw json.RawMessage) string {
+	var v any
+	if absent(raw) || json.Unmarshal(raw, &v) != nil {
 		return ""
 	}
-	var c bytes.Buffer
-	if json.Compact(&c, raw) != nil || c.String() == "[]" {
+	b, err := json.Marshal(plain(v))
+	if err != nil {
 		return ""
 	}
-	return c.String()
+	return string(b)
+}
+
+func plain(v any) any {
+	switch v := v.(type) {
+	case []any:
+		for i := range v {
+			v[i] = plain(v[i])
+		}
+	case map[string]any:
+		for k, x := range v {
+			if text, ok := x.(string); ok && k == "arguments" {
+				var parsed any
+				if json.Unmarshal([]byte(text), &parsed) != nil {
+					parsed = map[string]any{}
+				}
+				x = parsed
+			}
+			if x = plain(x); x == nil {
+				delete(v, k)
+			} else {
+				v[k] = x
+			}
+		}
+	}
+	return v
 }

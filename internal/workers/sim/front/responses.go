@@ -3,6 +3,9 @@ package front
 import (
 	"encoding/json"
 	"net/http"
+	"slices"
+	"strings"
+	"sync"
 	"time"
 )
 
@@ -17,9 +20,112 @@ type responsesRequest struct {
 	CacheSalt       string          `json:"cache_salt"`
 	IgnoreEOS       bool            `json:"ignore_eos"`
 	Tools           json.RawMessage `json:"tools"`
+	Stop            json.RawMessage `json:"stop"`
+	RequestID       string          `json:"request_id"`
+	Store           *bool           `json:"store"`
+	Previous        string          `json:"previous_response_id"`
+	KVTransfer      json.RawMessage `json:"kv_transfer_params"`
 }
 
-// responses is POST /v1/responses, without stored state.
+// responseItem is one item of the input: a message, or what an assistant did
+// beside speaking.
+type responseItem struct {
+	Type      string          `json:"type"`
+	Role      string          `json:"role"`
+	Content   json.RawMessage `json:"content"`
+	CallID    string          `json:"call_id"`
+	Name      string          `json:"name"`
+	Arguments string          `json:"arguments"`
+	Output    json.RawMessage `json:"output"`
+}
+
+// responseMessages makes a chat of input items, as vLLM does: an assistant's
+// words and calls in a row are one message.
+func responseMessages(items []responseItem) ([]chatMessage, *apiError) {
+	var out []chatMessage
+	joinable := func() *chatMessage {
+		if n := len(out); n > 0 && out[n-1].Role == "assistant" {
+			return &out[n-1]
+		}
+		out = append(out, chatMessage{Role: "assistant"})
+		return &out[len(out)-1]
+	}
+	for _, it := range items {
+		switch {
+		case it.Type == "function_call":
+			m := joinable()
+			var calls []json.RawMessage
+			if !absent(m.ToolCalls) && json.Unmarshal(m.ToolCalls, &calls) != nil {
+				return nil, badRequest("input", "tool calls are no list.")
+			}
+			m.ToolCalls = jsonOf(append(calls, jsonOf(map[string]any{"id": it.CallID, "type": "function", "function": map[string]string{"name": it.Name, "arguments": it.Arguments}})))
+		case it.Type == "function_call_output":
+			out = append(out, chatMessage{Role: "tool", ToolCallID: it.CallID, Content: it.Output})
+		case it.Type == "reasoning":
+			joinable() // the template does not show what was thought
+		case it.Role == "assistant":
+			// Of an answer's parts only the first is taken.
+			content := it.Content
+			var parts []struct {
+				Text json.RawMessage `json:"text"`
+			}
+			if json.Unmarshal(content, &parts) == nil && len(parts) > 0 {
+				content = parts[0].Text
+			}
+			if m := joinable(); m.Content == nil {
+				m.Content = content
+			} else {
+				out = append(out, chatMessage{Role: "assistant", Content: content})
+			}
+		case it.Role != "":
+			out = append(out, chatMessage{Role: it.Role, Content: it.Content})
+		default:
+			return nil, badRequest("input", "Unsupported input item type: %s", it.Type)
+		}
+	}
+	return out, nil
+}
+
+func jsonOf(v any) json.RawMessage {
+	b, err := json.Marshal(v)
+	if err != nil {
+		return nil // plain values marshal
+	}
+	return b
+}
+
+// maxStored bounds the responses that an engine remembers; the oldest goes first.
+const maxStored = 1024
+
+// stored are the responses that later ones may go on from, as vLLM keeps them
+// with VLLM_ENABLE_RESPONSES_API_STORE=1.
+type stored struct {
+	mu    sync.Mutex
+	chats map[string][]chatMessage
+	order []string
+}
+
+func (s *stored) get(id string) ([]chatMessage, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	m, ok := s.chats[id]
+	return m, ok
+}
+
+func (s *stored) put(id string, m []chatMessage) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.chats == nil {
+		s.chats = map[string][]chatMessage{}
+	}
+	if len(s.order) >= maxStored {
+		delete(s.chats, s.order[0])
+		s.order = s.order[1:]
+	}
+	s.chats[id], s.order = m, append(s.order, id)
+}
+
+// responses is POST /v1/responses.
 func (s *Server) responses(w http.ResponseWriter, r *http.Request) {
 	var q responsesRequest
 	if err := s.readJSON(r, &q); err != nil {
@@ -27,14 +133,30 @@ func (s *Server) responses(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	var msgs []chatMessage
+	var items []responseItem
 	var text string
 	switch {
 	case json.Unmarshal(q.Input, &text) == nil && text != "":
 		msgs = []chatMessage{{Role: "user", Content: q.Input}}
-	case json.Unmarshal(q.Input, &msgs) != nil:
+	case json.Unmarshal(q.Input, &items) != nil:
 		s.refuse(w, badRequest("input", "input must be a string or a list of messages."))
 		return
+	default:
+		var err *apiError
+		if msgs, err = responseMessages(items); err != nil {
+			s.refuse(w, err)
+			return
+		}
 	}
+	if q.Previous != "" {
+		before, ok := s.stored.get(q.Previous)
+		if !ok {
+			s.refuse(w, &apiError{http.StatusNotFound, "Response with id '" + q.Previous + "' not found.", "invalid_request_error", "response_id"})
+			return
+		}
+		msgs = append(slices.Clone(before), msgs...)
+	}
+	history := msgs
 	if q.Instructions != "" {
 		msgs = append([]chatMessage{{Role: "system", Content: appendJSON(nil, q.Instructions)}}, msgs...)
 	}
@@ -43,13 +165,24 @@ func (s *Server) responses(w http.ResponseWriter, r *http.Request) {
 		s.refuse(w, err)
 		return
 	}
-	prompt := s.cfg.Vocab.Chat(nil, compactTools(q.Tools), flat, true)
-	j, err := s.check(r, sampling{Model: q.Model, Stream: q.Stream, MaxTokens: q.MaxOutputTokens, Temperature: q.Temperature, TopP: q.TopP, CacheSalt: q.CacheSalt, IgnoreEOS: q.IgnoreEOS}, [][]uint32{prompt})
+	prompt := s.cfg.Vocab.Chat(nil, compactTools(responseTools(q.Tools)), flat, true)
+	j, err := s.check(r, sampling{Model: q.Model, Stream: q.Stream, MaxTokens: q.MaxOutputTokens, Temperature: q.Temperature, TopP: q.TopP, CacheSalt: q.CacheSalt, IgnoreEOS: q.IgnoreEOS, Stop: q.Stop, KVTransferParams: q.KVTransfer}, [][]uint32{prompt})
 	if err != nil {
 		s.refuse(w, err)
 		return
 	}
-	id := "resp_" + s.requestID(r)
+	// The id is the client's own or a new one, whatever X-Request-Id says.
+	id := q.RequestID
+	if id == "" {
+		id = "resp_" + s.id()
+	}
+	// A request may ask its engine several times, when tools run in between.
+	base := id + "_0"
+	remember := func(c *choice) {
+		if q.Store == nil || *q.Store {
+			s.stored.put(id, append(slices.Clone(history), chatMessage{Role: "assistant", Content: appendJSON(nil, c.text.String())}))
+		}
+	}
 	item := "msg_" + s.id()
 	created := time.Now().Unix()
 	body := func(status, text string, c *choice) map[string]any {
@@ -57,6 +190,10 @@ func (s *Server) responses(w http.ResponseWriter, r *http.Request) {
 			"id": id, "object": "response", "created_at": created, "status": status, "model": j.shown,
 			"output": []any{}, "instructions": nil, "parallel_tool_calls": true, "tool_choice": "auto", "tools": []any{},
 			"temperature": q.Temperature, "top_p": q.TopP, "max_output_tokens": q.MaxOutputTokens, "error": nil, "incomplete_details": nil, "usage": nil,
+			"kv_transfer_params": nil, "previous_response_id": nil,
+		}
+		if q.Previous != "" {
+			m["previous_response_id"] = q.Previous
 		}
 		if c == nil {
 			return m
@@ -76,8 +213,11 @@ func (s *Server) responses(w http.ResponseWriter, r *http.Request) {
 		return m
 	}
 	if !j.stream {
-		if all, ok := s.whole(w, r, id, j); ok {
-			writeJSON(w, http.StatusOK, body("completed", all[0].text.String(), all[0]))
+		if all, ok := s.whole(w, r, base, j); ok {
+			remember(all[0])
+			m := body("completed", all[0].text.String(), all[0])
+			m["kv_transfer_params"] = s.handBack(j, all)
+			writeJSON(w, http.StatusOK, m)
 		}
 		return
 	}
@@ -109,7 +249,7 @@ func (s *Server) responses(w http.ResponseWriter, r *http.Request) {
 		}
 		return m
 	}
-	s.streaming(w, r, id, j, e, func([]*choice) error {
+	s.streaming(w, r, base, j, e, func([]*choice) error {
 		if err := event("response.created", map[string]any{"response": body("in_progress", "", nil)}); err != nil {
 			return err
 		}
@@ -131,6 +271,7 @@ func (s *Server) responses(w http.ResponseWriter, r *http.Request) {
 		}
 		if c.finish != "" {
 			text := c.text.String()
+			remember(c)
 			done := body("completed", text, c)
 			for _, x := range []struct {
 				kind   string
@@ -161,26 +302,35 @@ func (s *Server) messages(w http.ResponseWriter, r *http.Request) {
 		s.refuseAnthropic(w, badRequest("max_tokens", "max_tokens: Field required"))
 		return
 	}
-	f := sampling{Model: q.Model, Stream: q.Stream, MaxTokens: q.MaxTokens, Temperature: q.Temperature, TopP: q.TopP, Stop: q.StopSequences, IgnoreEOS: q.IgnoreEOS}
+	if q.Thinking.Type == "enabled" && q.Thinking.Budget >= *q.MaxTokens && !remoteDecode(q.KVTransfer) {
+		s.refuseAnthropic(w, badRequest("thinking", "thinking.budget_tokens must be less than max_tokens"))
+		return
+	}
+	f := sampling{
+		Model: q.Model, Stream: q.Stream, MaxTokens: q.MaxTokens, Temperature: q.Temperature, TopP: q.TopP, Stop: q.StopSequences, IgnoreEOS: q.IgnoreEOS,
+		CacheSalt: q.CacheSalt, KVTransferParams: q.KVTransfer,
+	}
 	j, err := s.check(r, f, [][]uint32{prompt})
 	if err != nil {
 		s.refuseAnthropic(w, err)
 		return
 	}
-	id := "msg_" + s.requestID(r)
-	reason := func(c *choice) (string, any) {
+	id := "chatcmpl-" + s.requestID(r)
+	reason := func(c *choice) (any, any) {
 		switch {
 		case c.stop != nil:
 			return "stop_sequence", c.stop
 		case c.finish == "length":
 			return "max_tokens", nil
+		case c.finish != "stop":
+			return nil, nil // there is no word for it
 		case call != nil:
 			return "tool_use", nil
 		}
 		return "end_turn", nil
 	}
 	counts := func(c *choice) map[string]any {
-		return map[string]any{"input_tokens": len(c.prompt) - c.cached, "cache_read_input_tokens": c.cached, "cache_creation_input_tokens": nil, "output_tokens": len(c.tokens)}
+		return map[string]any{"input_tokens": len(c.prompt) - c.cached, "cache_read_input_tokens": c.cached, "output_tokens": len(c.tokens)}
 	}
 	if !j.stream {
 		all, ok := s.whole(w, r, id, j)
@@ -193,7 +343,16 @@ func (s *Server) messages(w http.ResponseWriter, r *http.Request) {
 			content = map[string]any{"type": "tool_use", "id": "toolu_" + s.id(), "name": call.name, "input": json.RawMessage(call.before + call.text(c.text.String()) + call.after)}
 		}
 		why, word := reason(c)
-		writeJSON(w, http.StatusOK, map[string]any{"id": id, "type": "message", "role": "assistant", "model": j.shown, "content": []any{content}, "stop_reason": why, "stop_sequence": word, "usage": counts(c)})
+		m := map[string]any{"id": id, "type": "message", "role": "assistant", "model": j.shown, "content": []any{content}, "stop_reason": why, "stop_sequence": word, "usage": counts(c), "kv_transfer_params": s.handBack(j, all)}
+		for k, v := range m {
+			if v == nil { // left out, here and in what is below
+				delete(m, k)
+			}
+		}
+		if p, ok := m["kv_transfer_params"].(*transferParams); ok {
+			m["kv_transfer_params"] = p.told()
+		}
+		writeJSON(w, http.StatusOK, m)
 		return
 	}
 	e := newEvents(w)
@@ -244,17 +403,142 @@ func (s *Server) messages(w http.ResponseWriter, r *http.Request) {
 }
 
 type anthropicRequest struct {
-	Model         string          `json:"model"`
-	System        json.RawMessage `json:"system"`
-	Messages      []chatMessage   `json:"messages"`
-	MaxTokens     *int            `json:"max_tokens"`
-	Stream        bool            `json:"stream"`
-	Temperature   *float64        `json:"temperature"`
-	TopP          *float64        `json:"top_p"`
-	StopSequences json.RawMessage `json:"stop_sequences"`
-	Tools         json.RawMessage `json:"tools"`
-	ToolChoice    json.RawMessage `json:"tool_choice"`
-	IgnoreEOS     bool            `json:"ignore_eos"`
+	Model         string             `json:"model"`
+	System        json.RawMessage    `json:"system"`
+	Messages      []anthropicMessage `json:"messages"`
+	MaxTokens     *int               `json:"max_tokens"`
+	Stream        bool               `json:"stream"`
+	Temperature   *float64           `json:"temperature"`
+	TopP          *float64           `json:"top_p"`
+	StopSequences json.RawMessage    `json:"stop_sequences"`
+	Tools         json.RawMessage    `json:"tools"`
+	ToolChoice    json.RawMessage    `json:"tool_choice"`
+	IgnoreEOS     bool               `json:"ignore_eos"`
+	CacheSalt     string             `json:"cache_salt"`
+	KVTransfer    json.RawMessage    `json:"kv_transfer_params"`
+	Thinking      struct {
+		Type   string `json:"type"`
+		Budget int    `json:"budget_tokens"`
+	} `json:"thinking"`
+}
+
+type anthropicMessage struct {
+	Role    string          `json:"role"`
+	Content json.RawMessage `json:"content"`
+}
+
+type anthropicBlock struct {
+	Type    string          `json:"type"`
+	Text    string          `json:"text"`
+	ID      string          `json:"id"`
+	UseID   string          `json:"tool_use_id"`
+	Name    string          `json:"name"`
+	Input   json.RawMessage `json:"input"`
+	Content json.RawMessage `json:"content"`
+}
+
+// anthropicChat makes a chat of the messages, as vLLM does: what tools found are
+// messages before the user's.
+func anthropicChat(in []anthropicMessage) ([]chatMessage, *apiError) {
+	var out []chatMessage
+	for _, m := range in {
+		var blocks []anthropicBlock
+		if json.Unmarshal(m.Content, &blocks) != nil {
+			out = append(out, chatMessage{Role: m.Role, Content: m.Content})
+			continue
+		}
+		turn := chatMessage{Role: m.Role}
+		var parts, calls []any
+		for _, b := range blocks {
+			switch b.Type {
+			case "text":
+				parts = append(parts, map[string]string{"type": "text", "text": b.Text})
+			case "thinking", "redacted_thinking":
+			case "tool_use":
+				args := "{}"
+				if !absent(b.Input) {
+					args = string(b.Input)
+				}
+				calls = append(calls, map[string]any{"id": b.ID, "type": "function", "function": map[string]string{"name": b.Name, "arguments": args}})
+			case "tool_result":
+				text := ""
+				var found []anthropicBlock
+				if json.Unmarshal(b.Content, &found) == nil {
+					for i, f := range found {
+						if i > 0 {
+							text += "\n"
+						}
+						text += f.Text
+					}
+				} else if !absent(b.Content) && json.Unmarshal(b.Content, &text) != nil {
+					return nil, badRequest("messages", "the content of a tool_result must be a string or a list.")
+				}
+				out = append(out, chatMessage{Role: "tool", ToolCallID: b.UseID, Content: appendJSON(nil, text)})
+			default:
+				return nil, badRequest("messages", "At most 0 %s(s) may be provided in one prompt.", b.Type)
+			}
+		}
+		if calls != nil {
+			turn.ToolCalls = jsonOf(calls)
+		}
+		if parts != nil {
+			turn.Content = jsonOf(parts)
+		}
+		if parts != nil || m.Role != "user" {
+			out = append(out, turn)
+		}
+	}
+	return out, nil
+}
+
+// anthropicTools gives tools the shape of chat requests.
+func anthropicTools(raw json.RawMessage) (json.RawMessage, *apiError) {
+	if absent(raw) {
+		return nil, nil
+	}
+	var in []struct {
+		Name        string         `json:"name"`
+		Description *string        `json:"description"`
+		Schema      map[string]any `json:"input_schema"`
+		Strict      *bool          `json:"strict"`
+	}
+	if json.Unmarshal(raw, &in) != nil {
+		return nil, badRequest("tools", "tools must be a list of tools.")
+	}
+	out := make([]any, len(in))
+	for i, t := range in {
+		if t.Schema == nil {
+			return nil, badRequest("tools", "tools.%d.input_schema: Field required", i)
+		}
+		if t.Schema["type"] == nil {
+			t.Schema["type"] = "object"
+		}
+		out[i] = map[string]any{"type": "function", "function": map[string]any{"name": t.Name, "description": t.Description, "parameters": t.Schema, "strict": t.Strict}}
+	}
+	return jsonOf(out), nil
+}
+
+// responseTools gives the flat tools of the Responses API the shape of chat
+// requests.
+func responseTools(raw json.RawMessage) json.RawMessage {
+	var in []map[string]any
+	if absent(raw) || json.Unmarshal(raw, &in) != nil {
+		return nil
+	}
+	var out []any
+	for _, t := range in {
+		if t["type"] == "function" {
+			delete(t, "type")
+			out = append(out, map[string]any{"type": "function", "function": t})
+		}
+	}
+	return jsonOf(out)
+}
+
+// remoteDecode reports whether transfer parameters ask for a remote decode.
+func remoteDecode(raw json.RawMessage) bool {
+	var p map[string]json.RawMessage
+	return json.Unmarshal(raw, &p) == nil && truthy(p["do_remote_decode"])
 }
 
 func (s *Server) anthropic(r *http.Request) (*anthropicRequest, []uint32, *forced, *apiError) {
@@ -262,25 +546,35 @@ func (s *Server) anthropic(r *http.Request) (*anthropicRequest, []uint32, *force
 	if err := s.readJSON(r, &q); err != nil {
 		return nil, nil, nil, err
 	}
+	var blocks []anthropicBlock
+	if json.Unmarshal(q.System, &blocks) == nil {
+		// A client's bill is other in each request and no part of the prompt.
+		q.System = jsonOf(slices.DeleteFunc(blocks, func(b anthropicBlock) bool { return strings.HasPrefix(b.Text, "x-anthropic-billing-header") }))
+	}
 	system, err := contentText(q.System)
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	msgs, err := render(q.Messages)
+	turns, err := anthropicChat(q.Messages)
 	if err != nil {
 		return nil, nil, nil, err
 	}
 	if system != "" {
-		first := msgs[0]
-		first.Role, first.Content = "system", system
-		msgs = append(msgs[:0:0], append(append(msgs[:0:0], first), msgs...)...)
+		turns = append([]chatMessage{{Role: "system", Content: appendJSON(nil, system)}}, turns...)
 	}
-	choice := q.ToolChoice
-	call, err := forcedCall(q.Tools, choice)
+	msgs, err := render(turns)
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	return &q, s.cfg.Vocab.Chat(nil, compactTools(q.Tools), msgs, true), call, nil
+	tools, err := anthropicTools(q.Tools)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	call, err := forcedCall(q.Tools, q.ToolChoice)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	return &q, s.cfg.Vocab.Chat(nil, compactTools(tools), msgs, true), call, nil
 }
 
 func (s *Server) refuseAnthropic(w http.ResponseWriter, err *apiError) {

@@ -88,6 +88,7 @@ type Server struct {
 	inflight atomic.Int64
 	next     atomic.Uint64
 	level    atomic.Int32 // sleep level, 0 = awake
+	stored   stored
 }
 
 // New returns a Server.
