@@ -607,7 +607,7 @@ func TestFeedListens(t *testing.T) {
 			send(k.topic+"@model", int32(k.dp), seq, 100*uint64(i+1)+seq)
 		}
 	}
-	send("kv@a", 7, 0, 1) // no such rank
+	send("kv@bb", 0, 0, 1) // of nobody
 	send("kv@b", -1, 3, 399)
 	eventually(t, func() string { return fmt.Sprintf("%+v %+v", f.Status(), f.Listeners()) }, func() bool {
 		s := f.Status()
@@ -626,7 +626,7 @@ func TestFeedListens(t *testing.T) {
 			t.Errorf("rank %d has %d blocks: %v", i, n, err)
 		}
 	}
-	// A second publisher of b's topic is not listened to while the first is there.
+	// A later publisher of b's topic takes the place of the first, from scratch.
 	second, err := zmtp.DialPub(ctx, bound, zmtp.Options{RedialMin: time.Millisecond})
 	if err != nil {
 		t.Fatal(err)
@@ -638,17 +638,27 @@ func TestFeedListens(t *testing.T) {
 	first := pubs["kv@b"]
 	pubs["kv@b"] = second
 	send("kv@b", 0, 0, 301)
-	eventually(t, f.show, func() bool { return f.Status()[2].Foreign == 1 })
-	if s := f.Status()[2]; s.LastSeq != 3 || s.State != Live {
+	eventually(t, f.show, func() bool { s := f.Status()[2]; return s.State == Live && s.LastSeq == 0 })
+	// When the first still speaks, nobody knows whose batches are the engine's.
+	pubs["kv@b"] = first
+	send("kv@b", 0, 4, 302)
+	eventually(t, f.show, func() bool {
+		s := f.Status()[2]
+		return s.State == Unknown && strings.Contains(s.Reason, "two publishers")
+	})
+	pubs["kv@b"] = second
+	send("kv@b", 0, 1, 303)
+	eventually(t, f.show, func() bool { return f.Status()[2].Foreign == 2 })
+	if s := f.Status()[2]; s.Trusted {
 		t.Errorf("status %+v", s)
 	}
-	// Once the first is gone, the second is taken on, from scratch.
+	// Once one of them is gone, the other is taken on.
 	if err := first.Close(); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, f.show, func() bool { return f.Status()[2].State == Connecting })
-	send("kv@b", 0, 4, 302)
-	eventually(t, f.show, func() bool { s := f.Status()[2]; return s.State == Live && s.LastSeq == 4 })
+	eventually(t, f.show, func() bool { return f.Status()[2].State == Live })
+	send("kv@b", 0, 2, 304)
+	eventually(t, f.show, func() bool { s := f.Status()[2]; return s.State == Live && s.LastSeq == 2 })
 	n := 0
 	if err := f.x.RankBlocks(2, func(_, _ uint64) bool { n++; return true }); err != nil || n != 1 {
 		t.Errorf("%d blocks after the change of publisher, want 1 (%v)", n, err)

@@ -15,13 +15,15 @@ import (
 
 	"github.com/dynctl/dynctl/internal/router/kvevent"
 	"github.com/dynctl/dynctl/internal/router/zmtp"
+	"github.com/dynctl/dynctl/internal/workers"
 )
 
 // hub is a listener that publishers dial into, shared by the ranks whose source
-// names its endpoint. A message belongs to the rank whose topic is the longest
-// prefix of the message's, whose dp rank is the one that the batch claims, and,
-// where that leaves several, whose host is the peer's. What fits no rank, or
-// several, is dropped and counted.
+// names its endpoint. A message belongs to the worker whose topic fits it best
+// (see topicFits) and, where several have that, whose host is the one in the
+// message's topic, or else the peer's. Of the worker's ranks it is the one that
+// the batch claims (see rankOf). What fits no rank, or several, is dropped and
+// counted.
 type hub struct {
 	m        *Manager
 	endpoint string
@@ -113,7 +115,7 @@ func (h *hub) serve(c *zmtp.Conn) {
 	defer c.Close()
 	conn := h.m.conns.Add(1)
 	host := peerHost(c.RemoteAddr())
-	mine := map[*rank]bool{} // ranks that use this connection; at most those of the hub
+	mine := map[*rank]bool{} // ranks that this connection has spoken for; at most those of the hub
 	var msg zmtp.Message
 	var dec kvevent.Decoder
 	var batch kvevent.Batch
@@ -139,9 +141,8 @@ func (h *hub) serve(c *zmtp.Conn) {
 			h.unrouted.Add(1)
 			continue
 		}
-		if !mine[r] && r.claim(conn, c.RemoteAddr()) {
-			mine[r] = true
-		}
+		mine[r] = true
+		r.claim(conn, c.RemoteAddr(), strings.EqualFold(r.key.Host, host))
 		r.receive(conn, topic, seq, payload, decoded)
 	}
 	for r := range mine {
@@ -154,15 +155,34 @@ func (h *hub) serve(c *zmtp.Conn) {
 	}
 }
 
-// claim attaches r to connection conn if it has none, and reports whether.
-func (r *rank) claim(conn uint64, peer string) bool {
+// claim is connection conn's claim to speak for r; home says that it comes from
+// the worker's host. Who comes from there displaces who does not; otherwise the
+// later connection displaces the earlier, which an engine that has gone without
+// a word leaves behind. When the earlier one speaks all the same, nobody can say
+// whose batches are the engine's: the rank is untrusted until one of them leaves.
+func (r *rank) claim(conn uint64, peer string, home bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.conn != 0 || r.closed {
-		return false
+	switch {
+	case r.closed || r.conn == conn:
+		return
+	case r.conn == 0:
+	case home && !r.home, home == r.home && conn > r.conn:
+		r.emit(workers.Warn, "feed.publisher", "%s: its batches come from %s now, not from %s", r.label, peer, r.peer)
+		r.abandon()
+	case home == r.home && r.rival == 0:
+		r.abandon()
+		r.rival = conn
+		r.startOver(fmt.Sprintf("two publishers claim this rank, %s and %s: end the wrong one, or give each worker a topic of its own", peer, r.peer))
+		return
+	default:
+		return
 	}
+	if r.rival == conn {
+		r.rival = 0
+	}
+	r.home = home
 	r.attachLocked(conn, peer)
-	return true
 }
 
 // route finds the rank that a batch belongs to, nil if that is not certain. A
@@ -179,31 +199,109 @@ func (h *hub) route(topic []byte, b *kvevent.Batch, host string, mine map[*rank]
 		}
 		return found
 	}
-	longest, same := -1, 0
-	for pass := range 2 {
-		for _, r := range h.list() {
-			t := r.boundTopic
-			if len(t) < longest || !bytes.HasPrefix(topic, []byte(t)) || b.Rank >= 0 && int(b.Rank) != r.key.DP {
+	ranks := h.list()
+	longest := -1
+	for _, r := range ranks {
+		if len(r.boundTopic) > longest && topicFits(r.boundTopic, topic) {
+			longest, found = len(r.boundTopic), r
+		}
+	}
+	if found == nil {
+		return nil
+	}
+	fits := func(r *rank) bool { return len(r.boundTopic) == longest && topicFits(r.boundTopic, topic) }
+	one := true
+	for _, r := range ranks {
+		one = one && (r.key.Worker == found.key.Worker || !fits(r))
+	}
+	if one {
+		return rankOf(ranks, found, fits, b.Rank)
+	}
+	for _, at := range [...]string{topicHost(topic), host} {
+		found, one = nil, true
+		for _, r := range ranks {
+			if at == "" || !strings.EqualFold(r.key.Host, at) || !fits(r) {
 				continue
 			}
-			if pass == 1 && !strings.EqualFold(r.key.Host, host) {
-				continue
-			}
-			if len(t) > longest {
-				longest, same = len(t), 0
-			}
+			one = one && (found == nil || found.key.Worker == r.key.Worker)
 			found = r
-			same++
 		}
-		if same == 1 {
-			return found
+		if found != nil {
+			if !one {
+				return nil
+			}
+			return rankOf(ranks, found, fits, b.Rank)
 		}
-		if same == 0 {
-			return nil
-		}
-		same = 0 // several have this topic: only those on the peer's host
 	}
 	return nil
+}
+
+// rankOf is the rank of w's worker, of those that fit, that a batch is of which
+// claims rank said (-1 for none). Engines count the ranks of a deployment, the
+// router those of a worker: a worker that runs ranks 4 to 7 of a larger group
+// has them as 0 to 3.
+func rankOf(ranks []*rank, w *rank, fits func(*rank) bool, said int32) *rank {
+	n := 0
+	for _, r := range ranks {
+		if r.key.Worker == w.key.Worker && fits(r) {
+			n++
+		}
+	}
+	if n == 1 {
+		return w
+	}
+	if said < 0 {
+		return nil
+	}
+	for _, r := range ranks {
+		if r.key.Worker == w.key.Worker && fits(r) && r.key.DP == int(said)%n {
+			return r
+		}
+	}
+	return nil
+}
+
+// topicFits reports whether the topic of a rank is that of a message, part by
+// part between the @s; the rank's may have fewer parts. Only the second, a host
+// ("kv@10.0.0.1@model"), may have a port besides in the message's.
+func topicFits(rank string, topic []byte) bool {
+	rank = strings.TrimSuffix(rank, "@")
+	if rank == "" {
+		return true
+	}
+	for i, last := 0, false; !last; i++ {
+		var part string
+		var more bool
+		part, rank, more = strings.Cut(rank, "@")
+		got, rest, cut := bytes.Cut(topic, []byte{'@'})
+		if string(got) != part && (i != 1 || string(withoutPort(got)) != part) || more && !cut {
+			return false
+		}
+		topic, last = rest, !more
+	}
+	return true
+}
+
+// topicHost is the host that a topic names, "" for none.
+func topicHost(topic []byte) string {
+	_, rest, _ := bytes.Cut(topic, []byte{'@'})
+	part, _, _ := bytes.Cut(rest, []byte{'@'})
+	return strings.Trim(string(withoutPort(part)), "[]")
+}
+
+// withoutPort is host:port without the port. An IPv6 address has one only where
+// it is in brackets.
+func withoutPort(s []byte) []byte {
+	i := bytes.LastIndexByte(s, ':')
+	if i < 0 || i == len(s)-1 || bytes.IndexByte(s[:i], ':') >= 0 && s[i-1] != ']' {
+		return s
+	}
+	for _, c := range s[i+1:] {
+		if c < '0' || c > '9' {
+			return s
+		}
+	}
+	return s[:i]
 }
 
 // peerHost is the host of a peer's name, "" for a local socket.

@@ -44,6 +44,8 @@ type rank struct {
 	closed   bool   // the feed has ended
 	conn     uint64 // number of the connection in use, 0 for none
 	peer     string
+	home     bool      // the peer is on the worker's host
+	rival    uint64    // another connection that speaks for this rank, 0 for none
 	lostAt   time.Time // when the rank was last without connection
 	proven   bool      // the connection continues what the stream has seen
 	resynced bool      // it was started over because of orphans
@@ -212,22 +214,37 @@ func (r *rank) attachLocked(conn uint64, peer string) {
 func (r *rank) detach(conn uint64, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if r.rival == conn && r.conn != 0 {
+		r.rival = 0
+		r.attachLocked(r.conn, r.peer)
+		return
+	}
 	if r.conn != conn {
 		return
 	}
 	r.conn = 0
 	r.lostAt = r.m.now()
-	r.catching = false
-	r.release()
-	if r.cancelReplay != nil {
-		r.cancelReplay()
-	}
+	r.abandon()
 	r.set(Connecting, "connection lost: "+err.Error())
 	if !errors.Is(err, context.Canceled) { // else the feed itself was ended
 		r.emit(workers.Warn, "feed.disconnected", "%s: connection to %s lost: %v", r.label, r.src.Endpoint, err)
 	}
 	r.poke()
 }
+
+// abandon ends what is under way with the connection in use. The caller holds
+// r.mu.
+func (r *rank) abandon() {
+	r.catching = false
+	r.release()
+	if r.cancelReplay != nil {
+		r.cancelReplay()
+	}
+}
+
+// uses reports whether connection conn is the one whose batches count. The
+// caller holds r.mu.
+func (r *rank) uses(conn uint64) bool { return r.conn == conn && r.rival == 0 }
 
 // goLive ends a resync. The caller holds r.mu.
 func (r *rank) goLive() {
@@ -263,7 +280,7 @@ func (r *rank) receive(conn uint64, topic []byte, seq uint64, payload []byte, de
 	if r.conn == 0 {
 		return // the connection was given up meanwhile
 	}
-	if r.conn != conn {
+	if !r.uses(conn) {
 		r.n.Foreign++
 		r.emit(workers.Warn, "feed.foreign", "%s: a second publisher claims this rank while %s is connected; its batches are dropped", r.label, r.peer)
 		return

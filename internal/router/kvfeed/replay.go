@@ -36,7 +36,7 @@ func (r *rank) tend(ctx context.Context) {
 				r.set(Stale, fmt.Sprintf("no connection for %v: %s", r.m.o.StaleAfter, r.reason))
 				r.emit(workers.Error, "feed.stale", "%s: %s", r.label, r.reason)
 			}
-		case !catching && r.refetch:
+		case !catching && r.refetch && r.rival == 0:
 			// Built anew from what follows, the rank misses what it held until
 			// that is stored again; a replay that reaches further back tells it
 			// at once.
@@ -44,6 +44,7 @@ func (r *rank) tend(ctx context.Context) {
 				r.refetch = false
 				r.asking, r.catching, catching = true, true, true
 			}
+		case r.rival != 0:
 		case !catching && r.src.Replay != "":
 			if quiet := r.lastEvent.Add(r.m.o.VerifyEvery); r.nextVerify.Before(quiet) && r.lastEvent.After(r.nextVerify.Add(-r.m.o.VerifyAfter)) {
 				r.nextVerify = quiet
@@ -98,7 +99,7 @@ func (r *rank) catchUp(ctx context.Context, conn uint64) {
 	broken := false // the replay socket does not work
 	for attempt := range catchUpAttempts {
 		r.mu.Lock()
-		if r.conn != conn || !r.catching {
+		if !r.uses(conn) || !r.catching {
 			r.mu.Unlock()
 			return
 		}
@@ -119,7 +120,7 @@ func (r *rank) catchUp(ctx context.Context, conn uint64) {
 		p, err := r.replay(ctx, conn, asking)
 
 		r.mu.Lock()
-		if r.conn != conn || ctx.Err() != nil {
+		if !r.uses(conn) || ctx.Err() != nil {
 			r.mu.Unlock()
 			return
 		}
@@ -163,7 +164,7 @@ func (r *rank) catchUp(ctx context.Context, conn uint64) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.conn != conn {
+	if !r.uses(conn) {
 		return
 	}
 	if why == "" {
@@ -294,7 +295,7 @@ func (r *rank) replay(ctx context.Context, conn uint64, asking bool) (*playback,
 		r.mu.Lock()
 		done := true
 		switch {
-		case r.conn != conn:
+		case !r.uses(conn):
 			err = context.Canceled
 		case end:
 			if !r.proven {
@@ -385,7 +386,7 @@ func (r *rank) joins(p *playback) bool {
 // changes nothing unless there is news.
 func (r *rank) verify(ctx context.Context, conn uint64) {
 	r.mu.Lock()
-	if r.conn != conn || r.catching {
+	if !r.uses(conn) || r.catching {
 		r.mu.Unlock()
 		return
 	}
@@ -395,7 +396,7 @@ func (r *rank) verify(ctx context.Context, conn uint64) {
 	p, err := r.replay(ctx, conn, false)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.conn != conn || ctx.Err() != nil {
+	if !r.uses(conn) || ctx.Err() != nil {
 		return
 	}
 	if err != nil {
