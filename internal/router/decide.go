@@ -129,6 +129,9 @@ type decision struct {
 
 	// dry asks without changing anything.
 	dry bool
+	// chances are those of the decode and of the prefill phase, once taken.
+	chances [2]chance
+	taken   bool
 	// pins of this request, and what became of its attempts.
 	pinDecode, pinPrefill string // worker names
 	pinRank               int    // -1 for any
@@ -137,6 +140,10 @@ type decision struct {
 	fallback string
 	took     stageTimes
 }
+
+// chance is what a choice depends on besides what is known: the request's turn
+// in a phase's round-robin sequence, and its random number.
+type chance struct{ turn, draw uint64 }
 
 // stageTimes is the router's own time in its stages.
 type stageTimes struct{ read, parse, tokenize, hash, overlap, plan time.Duration }
@@ -324,21 +331,37 @@ func (r *Router) decide(d *decision, facts disagg.Facts, force disagg.Force, ses
 	if unit == math.MaxInt {
 		unit = defaultBlock
 	}
-	phase := func(in *selector.Input, peers *[]disagg.Peer, p selector.Phase, policy selector.Policy, turn int) {
+	r.take(d)
+	phase := func(in *selector.Input, peers *[]disagg.Peer, p selector.Phase, policy selector.Policy, own chance) {
 		in.Phase, in.Policy, in.Weights, in.Busy = p, policy, s.routing.weights, s.routing.busy
 		in.ISL, in.BlockSize, in.SessionKey = facts.ISL, unit, session
-		in.Draw = r.rng.next()
-		in.Turn = r.turns[turn].Add(1) - 1
+		in.Draw, in.Turn = own.draw, own.turn
 		r.collect(d, p, unit, in, peers)
 		if r.readmit(d, p, in) {
 			r.collect(d, p, unit, in, peers)
 		}
 	}
-	phase(&d.in.Decode, &d.in.DecodePeers, selector.Decode, s.routing.decode, 1)
-	phase(&d.in.Prefill, &d.in.PrefillPeers, selector.Prefill, s.routing.prefill, 0)
+	phase(&d.in.Decode, &d.in.DecodePeers, selector.Decode, s.routing.decode, d.chances[0])
+	phase(&d.in.Prefill, &d.in.PrefillPeers, selector.Prefill, s.routing.prefill, d.chances[1])
 	d.in.Settle()
 	disagg.Make(&d.in, &d.plan)
 	d.took.plan += time.Since(start)
+}
+
+// take gives a request its turns and random numbers, once: its retries go on
+// from where it began, and shift nobody else's turn. A dry run sees those of the
+// next request and takes none.
+func (r *Router) take(d *decision) {
+	switch {
+	case d.taken:
+		return
+	case d.dry:
+		d.chances = [2]chance{{turn: r.turns[0].Load()}, {turn: r.turns[1].Load()}}
+	default:
+		d.chances = [2]chance{{turn: r.turns[0].Add(1) - 1}, {turn: r.turns[1].Add(1) - 1}}
+	}
+	d.chances[0].draw, d.chances[1].draw = r.rng.pair(!d.dry)
+	d.taken = true
 }
 
 // collect lists the ranks that can do a phase.
@@ -401,7 +424,8 @@ func (r *Router) candidates(d *decision, w *workers.Worker, p selector.Phase, un
 	if ok, why := w.State.Usable(); !ok {
 		excluded = why
 	}
-	if why, out := d.history.Banned(w.State, p); out {
+	why, tried := d.history.Banned(w.State, p)
+	if tried {
 		excluded = why
 	}
 	if pin := d.pin(p); pin != "" && w.Name != pin && excluded == "" {
@@ -409,7 +433,7 @@ func (r *Router) candidates(d *decision, w *workers.Worker, p selector.Phase, un
 	}
 	size := d.settings.blockOf(w)
 	for _, k := range w.Ranks {
-		c := selector.Candidate{Label: k.Label, Slot: k.Slot, Excluded: excluded}
+		c := selector.Candidate{Label: k.Label, Slot: k.Slot, Excluded: excluded, Tried: tried}
 		if p == selector.Decode && d.pinRank >= 0 && k.DP != d.pinRank && c.Excluded == "" {
 			c.Excluded = "another rank was asked for"
 		}

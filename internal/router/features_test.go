@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/tidwall/gjson"
 
 	"github.com/dynctl/dynctl/internal/router"
@@ -183,6 +184,33 @@ func TestPrefillThatEndsTheAnswer(t *testing.T) {
 	r.send(http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": ids(200, 99)})).refused(t, http.StatusBadGateway, "prefill_failed")
 	if len(r.events("prefill_without_params")) != 1 {
 		t.Errorf("events %+v", r.allEvents())
+	}
+}
+
+// TestRoundRobinWithTwoAttempts: a request has one turn in each phase, however
+// many attempts it takes. With a turn for each attempt two attempts go round a
+// fleet of an even number of ranks in step with it, and half of the ranks get
+// all the work.
+func TestRoundRobinWithTwoAttempts(t *testing.T) {
+	t.Parallel()
+	r := start(t, "4p2d:profile=instant", func(c *router.Config) {
+		c.Routing.Policy, c.Routing.MissingParams = "round_robin", "local"
+	})
+	for i := range 4 {
+		if err := r.Sim.Named(fmt.Sprint("prefill-", i)).SetFaults(fault.Set{EndRate: 1, EndReason: "length"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n := map[string]int{}
+	for i := range 24 {
+		a, _ := r.complete(ids(100, i))
+		for _, l := range r.receipt(a.header.Get("X-Dynctl-Decision")).Legs {
+			n[l.Worker]++
+		}
+	}
+	want := map[string]int{"prefill-0": 6, "prefill-1": 6, "prefill-2": 6, "prefill-3": 6, "decode-0": 12, "decode-1": 12}
+	if d := cmp.Diff(want, n); d != "" {
+		t.Errorf("legs by worker, -want +got:\n%s", d)
 	}
 }
 

@@ -1053,10 +1053,9 @@ func TestInvariant11SameDecisionTwice(t *testing.T) {
 					c := r.receipt(a.header.Get("X-Dynctl-Decision"))
 					s := step{c.Path, c.Reason, c.Decode.Chosen, c.Prefill.Chosen, c.Decode.Candidates[0].Cost, c.Inputs.Draw, c.Decode.Candidates[0].OverlapBlocks}
 					steps = append(steps, s)
-					if dry := gjson.ParseBytes(before.Receipt); policy == "kv" || policy == "session" {
-						if dry.Get("path").String() != c.Path || dry.Get("decode.chosen").String() != c.Decode.Chosen {
-							t.Errorf("request %d: the dry run said %s on %s, the request went %s on %s", i, dry.Get("path"), dry.Get("decode.chosen"), c.Path, c.Decode.Chosen)
-						}
+					dry := gjson.ParseBytes(before.Receipt)
+					if dry.Get("path").String() != c.Path || dry.Get("decode.chosen").String() != c.Decode.Chosen || dry.Get("prefill.chosen").String() != c.Prefill.Chosen {
+						t.Errorf("request %d: the dry run said %s on %s, the request went %s on %s", i, dry.Get("path"), dry.Get("decode.chosen"), c.Path, c.Decode.Chosen)
 					}
 					r.synced()
 				}

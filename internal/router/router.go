@@ -126,7 +126,7 @@ type Router struct {
 
 	drain    chan struct{} // closed by Drain
 	draining atomic.Bool
-	turns    [2]atomic.Uint64 // round-robin turns of the prefill and decode phase
+	turns    [2]atomic.Uint64 // round-robin turns of the decode and prefill phase
 	rng      *drawer
 }
 
@@ -427,8 +427,14 @@ func newDrawer(seed uint64) *drawer {
 	return &drawer{rng: rand.NewPCG(seed, 0x9e3779b97f4a7c15)}
 }
 
-func (d *drawer) next() uint64 {
+// pair gives the next two; keep takes them out of the sequence.
+func (d *drawer) pair(keep bool) (a, b uint64) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.rng.Uint64()
+	rng := *d.rng
+	a, b = rng.Uint64(), rng.Uint64()
+	if keep {
+		*d.rng = rng
+	}
+	return a, b
 }

@@ -64,7 +64,7 @@ func fillPhase(out *trace.Phase, in *selector.Input, peers []disagg.Peer, r *sel
 		t := trace.Candidate{
 			Rank: c.Label, Slot: c.Slot, Overlap: c.OverlapBlocks, Requests: c.ActiveRequests, Prefill: c.PrefillTokens,
 			Decode: c.DecodeBlocks, Fresh: c.FreshTokens, LastTurn: c.LastTurn, Resident: c.ResidentBlocks, KVBlocks: c.KVBlocks,
-			HasLoad: c.HasLoad, Running: c.Running, Waiting: c.Waiting, KVUsage: c.KVUsage, Excluded: c.Excluded,
+			HasLoad: c.HasLoad, Running: c.Running, Waiting: c.Waiting, KVUsage: c.KVUsage, Excluded: c.Excluded, Tried: c.Tried,
 		}
 		if math.IsNaN(t.KVUsage) || !c.HasLoad {
 			t.KVUsage = -1
@@ -134,7 +134,7 @@ func (m *maker) phase(in *selector.Input, peers []disagg.Peer, p *trace.Phase, r
 		in.Candidates = append(in.Candidates, selector.Candidate{
 			Label: c.Rank, Slot: c.Slot, OverlapBlocks: c.Overlap, ActiveRequests: c.Requests, PrefillTokens: c.Prefill,
 			DecodeBlocks: c.Decode, FreshTokens: c.Fresh, LastTurn: c.LastTurn, ResidentBlocks: c.Resident, KVBlocks: c.KVBlocks,
-			HasLoad: c.HasLoad, Running: c.Running, Waiting: c.Waiting, KVUsage: c.KVUsage, Excluded: c.Excluded,
+			HasLoad: c.HasLoad, Running: c.Running, Waiting: c.Waiting, KVUsage: c.KVUsage, Excluded: c.Excluded, Tried: c.Tried,
 		})
 		peers = append(peers, disagg.Peer{Worker: m.worker(c, role), Rank: nil})
 	}

@@ -254,8 +254,17 @@ func compareLoad(in *Input, out *Ranking, a, b int) (int, TieBreak) {
 
 func rankRoundRobin(in *Input, out *Ranking) {
 	out.Policy = RoundRobin
+	eligible := len(out.Order)
+	for i := range in.Candidates {
+		if in.Candidates[i].Tried && out.Scores[i].Excluded.Code != "" {
+			out.Order = append(out.Order, i)
+		}
+	}
 	sortByLabel(in, out.Order)
 	rotate(out.Order, int(in.Turn%uint64(len(out.Order))))
+	if len(out.Order) > eligible {
+		out.Order = slices.DeleteFunc(out.Order, func(i int) bool { return out.Scores[i].Excluded.Code != "" })
+	}
 }
 
 // rankPowerOfTwo draws two different ranks, puts the less loaded first and the

@@ -61,6 +61,33 @@ func TestRoundRobinSortedCycles(t *testing.T) {
 	}
 }
 
+// TestRoundRobinRetriesTakeTheNext: who failed a request keeps its place in the
+// order of that request, so that the next attempt goes to the one after it;
+// whoever is out for everybody has none.
+func TestRoundRobinRetriesTakeTheNext(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		var all, live []string
+		c := named("a", "b", "c", "d", "e", "f", "g")[:rapid.IntRange(1, 7).Draw(t, "ranks")]
+		for i := range c {
+			all = append(all, c[i].Label)
+			if rapid.IntRange(0, 3).Draw(t, "down") == 0 {
+				c[i].Excluded = "unhealthy"
+			} else {
+				live = append(live, c[i].Label)
+			}
+		}
+		turn := rapid.Uint64().Draw(t, "turn")
+		for try := range len(live) {
+			got, _ := rank(Input{Policy: RoundRobin, Candidates: c, Turn: turn})
+			if want := live[(turn%uint64(len(live))+uint64(try))%uint64(len(live))]; got[0] != want || len(got) != len(live)-try {
+				t.Fatalf("attempt %d of turn %d goes to %q, want %s; live %q of %q", try+1, turn, got, want, live, all)
+			}
+			i := slices.IndexFunc(c, func(c Candidate) bool { return c.Label == got[0] })
+			c[i].Excluded, c[i].Tried = "failed in this request", true
+		}
+	})
+}
+
 // Restated tests 12, 13, 16 and 17: each phase has its own turn.
 func TestRoundRobinPhasesAreIndependent(t *testing.T) {
 	var got []string

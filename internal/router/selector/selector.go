@@ -148,6 +148,10 @@ type Candidate struct {
 
 	// Excluded, when not empty, keeps the rank out and says why ("draining").
 	Excluded string
+	// Tried says that the rank is excluded because it had its turn in this
+	// request: it keeps its place in the round-robin order, so that a retry
+	// goes to the one after it.
+	Tried bool
 }
 
 // Input is all that a choice depends on.
@@ -168,8 +172,8 @@ type Input struct {
 	Veto []string
 	// SessionKey is HashSession of the session's name; 0 when there is none.
 	SessionKey uint64
-	// Draw is this decision's random number, Turn its number in the phase's
-	// round-robin sequence.
+	// Draw is the request's random number in this phase, Turn its number in the
+	// phase's round-robin sequence. Retries have those of the first attempt.
 	Draw, Turn uint64
 	// Limit is how many ranks need to be ordered; 0 orders all of them.
 	Limit int

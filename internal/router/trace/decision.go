@@ -125,6 +125,7 @@ type Candidate struct {
 	Waiting  int     `json:"waiting,omitempty"`
 	KVUsage  float64 `json:"kv_usage_ratio"` // -1 when not told
 	Excluded string  `json:"excluded,omitempty"`
+	Tried    bool    `json:"tried,omitempty"` // excluded because it failed in this request
 	Cost     float64 `json:"cost"`
 }
 
@@ -421,6 +422,7 @@ func (c *Candidate) appendTo(o *object) {
 	o.some("waiting", c.Waiting)
 	o.num("kv_usage_ratio", c.KVUsage)
 	o.str("excluded", c.Excluded)
+	o.yes("tried", c.Tried)
 	o.num("cost", c.Cost)
 	o.close()
 }

@@ -34,6 +34,9 @@ type request struct {
 	arrived time.Duration
 
 	tries   int
+	taken   bool
+	turn    [2]uint64 // of the prefill and decode phase, and the draws
+	draw    [2]uint64
 	history attempt.History
 	force   disagg.Force
 	in      disagg.Input
@@ -149,15 +152,22 @@ func (q *request) decide() {
 		Kind: api.Completion, Splittable: true, ISL: len(q.tokens), Source: disagg.FromIDs, N: 1, Prompts: 1,
 		MaxTokens: int64(q.limit), MinTokens: -1,
 	}}
+	if !q.taken {
+		q.taken = true
+		for i := range q.turn {
+			q.turn[i], q.draw[i] = s.turn[i], s.rng.Uint64()
+			s.turn[i]++
+		}
+	}
 	fill := func(in *selector.Input, peers *[]disagg.Peer, p selector.Phase, turn int) {
-		*in = selector.Input{Phase: p, Policy: s.policy, Weights: s.weights, ISL: len(q.tokens), BlockSize: size, Draw: s.rng.Uint64(), Turn: s.turn[turn]}
-		s.turn[turn]++
+		*in = selector.Input{Phase: p, Policy: s.policy, Weights: s.weights, ISL: len(q.tokens), BlockSize: size, Draw: q.draw[turn], Turn: q.turn[turn]}
 		for _, n := range s.nodes {
 			if !n.member || p == selector.Prefill && !n.worker.Role.CanPrefill() || p == selector.Decode && !n.worker.Role.CanDecode() {
 				continue
 			}
 			c := selector.Candidate{Label: n.rank.Label, Slot: n.rank.Slot, KVBlocks: s.group.Blocks}
 			why, out := q.history.Banned(n.worker.State, p)
+			c.Tried = out
 			switch {
 			case n.draining:
 				c.Excluded = "draining"
