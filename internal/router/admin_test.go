@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"os"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
@@ -166,4 +168,76 @@ func TestStatusShowsTheRecorder(t *testing.T) {
 	if st := snap.Status; st.Recorder == nil || st.State != "degraded" || !strings.Contains(strings.Join(st.Reasons, "; "), "the recording has ended: no space left on device") {
 		t.Errorf("%+v in state %s %q", st.Recorder, st.State, st.Reasons)
 	}
+}
+
+// TestRoleByLabel: a worker's label "model" gives its role wherever the worker
+// was stated, a stated role comes before it, and a change of the setting counts
+// for the workers that are there.
+func TestRoleByLabel(t *testing.T) {
+	t.Parallel()
+	cases := map[string]struct{ keys, want, after string }{
+		"p": {"labels=model:first", "prefill", "decode"},
+		"d": {"labels=model:second", "decode", "aggregated"},
+		"o": {"labels=model:other", "aggregated", "aggregated"},
+		"n": {"labels=gpu:first", "aggregated", "aggregated"},
+		"s": {"labels=model:first,role=decode", "decode", "decode"},
+	}
+	port := 0
+	spec := func(source, name string) string {
+		port++
+		return fmt.Sprintf("http://127.0.0.1:%d,name=%s-%s,%s", port, source, name, cases[name].keys)
+	}
+	file := filepath.Join(t.TempDir(), "workers.yaml")
+	text := "workers:\n"
+	var flags []string
+	for name := range cases {
+		flags = append(flags, spec("flag", name))
+		text += "  - " + spec("file", name) + "\n"
+	}
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r := startCold(t, routertest.Options{Fleet: "1a:profile=instant"}, func(c *router.Config) {
+		c.Worker, c.WorkersFile = flags, file
+		c.Routing.PrefillLabels, c.Routing.DecodeLabels = []string{"first"}, []string{"second"}
+	})
+	for name := range cases {
+		if _, err := r.Admin.AddWorker(t.Context(), admin.AddWorker{Spec: spec("admin", name)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	roles := func() map[string]string {
+		list, err := r.Admin.Workers(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		out := map[string]string{}
+		for _, w := range list.Workers {
+			out[w.Name] = w.Role
+		}
+		return out
+	}
+	r.eventually("the workers of the file", func() error {
+		if n := len(roles()); n != 3*len(cases)+1 {
+			return fmt.Errorf("%d workers", n)
+		}
+		return nil
+	})
+	check := func(when string, want func(name string) string) {
+		got := roles()
+		for _, source := range []string{"flag", "file", "admin"} {
+			for name, c := range cases {
+				if role := got[source+"-"+name]; role != want(name) {
+					t.Errorf("%s: %s with %s is %s, want %s", when, source, c.keys, role, want(name))
+				}
+			}
+		}
+	}
+	check("at first", func(name string) string { return cases[name].want })
+	c := r.Config
+	c.Routing.PrefillLabels, c.Routing.DecodeLabels = nil, []string{"first"}
+	if err := r.Router.Reload(c, nil); err != nil {
+		t.Fatal(err)
+	}
+	check("after a reload", func(name string) string { return cases[name].after })
 }

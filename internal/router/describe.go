@@ -67,10 +67,9 @@ func (r *Router) AdminHandler(o AdminOptions) (http.Handler, error) {
 	return adminserver.New(adminserver.Options{
 		TokenFile: o.TokenFile, Name: o.Name, Sim: o.Sim, Stream: o.Stream, Recorder: o.Recorder,
 		State: r.state, Registry: r.registry, Receipts: r.receipts, Events: r.events, Index: r.index, Metrics: r.metrics.Handler(), Probe: r.probe,
-		Config:   func() admin.ConfigView { return r.configView(o.Settings) },
-		Patch:    func(settings map[string]any) error { return r.patch(o.Patch, settings) },
-		Complete: func(s *workers.Spec) { labelRole(s, &r.settings.Load().Routing) },
-		Route:    r.dryRun,
+		Config: func() admin.ConfigView { return r.configView(o.Settings) },
+		Patch:  func(settings map[string]any) error { return r.patch(o.Patch, settings) },
+		Route:  r.dryRun,
 		Drain: func() int {
 			ctx, cancel := context.WithCancel(context.Background())
 			cancel() // begin only; serve waits

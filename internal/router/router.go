@@ -189,6 +189,7 @@ func New(ctx context.Context, o Options) (*Router, error) {
 	if err := r.applyAliases(&o.Config); err != nil {
 		return nil, err
 	}
+	r.registry.SetRoleLabels(roleLabels(&o.Config))
 	if _, err := r.registry.Apply(workers.SourceFlag, specs); err != nil {
 		return nil, err
 	}
@@ -218,9 +219,6 @@ func flagSpecs(c *Config) ([]workers.Spec, error) {
 	add("", "--worker", c.Worker)
 	add(workers.Prefill, "--prefill", c.Prefill)
 	add(workers.Decode, "--decode", c.Decode)
-	for i := range specs {
-		labelRole(&specs[i], &c.Routing)
-	}
 	return specs, errors.Join(errs...)
 }
 
@@ -354,6 +352,7 @@ func (r *Router) reload(c Config, origin map[string]string) error {
 	if _, err := r.registry.Apply(workers.SourceFlag, specs); err != nil {
 		return errors.Join(err, r.applyAliases(&old.Config))
 	}
+	r.registry.SetRoleLabels(roleLabels(&c))
 	r.gate.SetLimits(gateLimits(&c))
 	r.settings.Store(s)
 	return nil
@@ -365,6 +364,10 @@ func (r *Router) applyAliases(c *Config) error {
 		aliases[a.Name] = a.Model
 	}
 	return r.registry.SetAliases(aliases)
+}
+
+func roleLabels(c *Config) workers.RoleLabels {
+	return workers.RoleLabels{Prefill: c.Routing.PrefillLabels, Decode: c.Routing.DecodeLabels}
 }
 
 func gateLimits(c *Config) admission.Limits {

@@ -3,7 +3,6 @@ package router
 import (
 	"context"
 	"net"
-	"slices"
 
 	"golang.org/x/sync/errgroup"
 
@@ -77,20 +76,4 @@ func (r *Router) CancelRequests() { r.cancelRequests() }
 func (r *Router) ReloadRefused(err error) {
 	r.metrics.Reload("refused")
 	r.event(eventlog.Event{Kind: "config_refused", Severity: eventlog.Error, Text: "the new configuration was refused, the old one stays in force: " + oneLine(err)})
-}
-
-// labelRole gives a worker the role that its label "model" stands for, as
-// production-stack does.
-func labelRole(s *workers.Spec, c *RoutingConfig) {
-	if s.Role != "" {
-		return
-	}
-	label, ok := s.Labels["model"]
-	switch {
-	case !ok:
-	case slices.Contains(c.PrefillLabels, label):
-		s.Role = workers.Prefill
-	case slices.Contains(c.DecodeLabels, label):
-		s.Role = workers.Decode
-	}
 }

@@ -27,6 +27,7 @@ type Registry struct {
 	mu      sync.Mutex
 	entries map[string]*entry
 	aliases map[string]string
+	roles   RoleLabels
 	slots   slotPool
 	retired map[*Rank]struct{}
 	subs    map[chan struct{}]struct{}
@@ -236,6 +237,18 @@ func (r *Registry) SetAliases(aliases map[string]string) error {
 	return nil
 }
 
+// SetRoleLabels replaces the label values that stand for a role, for the workers
+// of all sources that are there and that come.
+func (r *Registry) SetRoleLabels(l RoleLabels) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.roles = RoleLabels{Prefill: slices.Clone(l.Prefill), Decode: slices.Clone(l.Decode)}
+	for _, e := range r.entries {
+		_ = r.rebuild(e) // a conflict is the worker's, who is in the fleet with it
+	}
+	r.publish()
+}
+
 // ReleaseSlots gives the slots of w's retired ranks free, once nobody keys
 // anything by them any more. Ranks that are still in the fleet are left alone,
 // so it may be called with any description of a worker, and twice.
@@ -269,8 +282,10 @@ func (r *Registry) retire(ranks []*Rank) {
 // rebuild makes the entry's worker anew. The old one stays if nothing differs,
 // so that equal descriptions are one pointer.
 func (r *Registry) rebuild(e *entry) error {
-	w, err := describe(&e.spec, e.source, &e.learned)
-	want := ranksOf(&e.spec, &e.learned)
+	spec := e.spec
+	spec.Role = r.roles.of(&spec)
+	w, err := describe(&spec, e.source, &e.learned)
+	want := ranksOf(&spec, &e.learned)
 	old := e.worker
 	if old == nil {
 		w.State = &State{}

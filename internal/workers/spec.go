@@ -31,6 +31,24 @@ const (
 	SourceSim  = "sim"
 )
 
+// RoleLabels are the values of a worker's label "model" that stand for a role,
+// as in production-stack.
+type RoleLabels struct{ Prefill, Decode []string }
+
+// of is the role that is stated of a worker, wherever it was stated: by itself,
+// else by its label; empty when the engine shall tell.
+func (l RoleLabels) of(s *Spec) Role {
+	value, ok := s.Labels["model"]
+	switch {
+	case s.Role != "" || !ok:
+	case slices.Contains(l.Prefill, value):
+		return Prefill
+	case slices.Contains(l.Decode, value):
+		return Decode
+	}
+	return s.Role
+}
+
 // Spec is what somebody states of a worker. Everything but the URL may be left
 // open; what the engine tells fills it in.
 type Spec struct {
@@ -39,7 +57,8 @@ type Spec struct {
 	// Engine is empty when the engine shall tell; Dialect is for Sim only.
 	Engine  Engine
 	Dialect Engine
-	// Role is empty when the engine shall tell; one that does not is Aggregated.
+	// Role is empty when the label "model" shall say it (see RoleLabels), or else
+	// the engine; one that does not is Aggregated.
 	Role      Role
 	Connector Connector
 	// Models are names that the engine must answer to.

@@ -54,8 +54,6 @@ type Options struct {
 	// Config is the configuration in force, Patch changes settings of it.
 	Config func() admin.ConfigView
 	Patch  func(settings map[string]any) error
-	// Complete fills in what the configuration says of a worker that is added.
-	Complete func(*workers.Spec)
 	// Route decides about a request and does nothing.
 	Route func(context.Context, admin.RouteRequest) (*receipt.Receipt, error)
 	// Drain begins a drain and tells how many requests are in progress;
@@ -265,7 +263,6 @@ func (a *server) addWorker(q *http.Request) (any, error) {
 		return nil, bad("spec", "%v", err)
 	}
 	s.Origin = "admin API"
-	a.o.Complete(&s)
 	changes, err := a.o.Registry.Modify(Source, func(specs []workers.Spec) ([]workers.Spec, error) { return append(specs, s), nil })
 	if err != nil {
 		return nil, &api.Error{Status: http.StatusConflict, Code: api.CodeInvalidRequest, Param: "spec", Message: err.Error()}

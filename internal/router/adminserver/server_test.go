@@ -48,9 +48,8 @@ func stand(t *testing.T) Options {
 			Troubles: func() []string { return []string{"something is odd"} }, Draining: func() bool { return false },
 		},
 		Metrics: http.NotFoundHandler(), Probe: func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) },
-		Config:   func() admin.ConfigView { return admin.ConfigView{Revision: 7} },
-		Patch:    func(map[string]any) error { return errors.New("threshold: no number") },
-		Complete: func(s *workers.Spec) { s.Role = workers.Decode },
+		Config: func() admin.ConfigView { return admin.ConfigView{Revision: 7} },
+		Patch:  func(map[string]any) error { return errors.New("threshold: no number") },
 		Route: func(context.Context, admin.RouteRequest) (*receipt.Receipt, error) {
 			return &receipt.Receipt{ID: "dry-run"}, nil
 		},
@@ -100,7 +99,7 @@ func TestAnswers(t *testing.T) {
 		{"POST", "/admin/v1/config", `{"moon":1}`, 400, "unknown field"},
 		{"POST", "/admin/v1/route", `{}`, 400, "exactly one of body, prompt and tokens"},
 		{"POST", "/admin/v1/route", `{"tokens":[1]}`, 200, "dry-run"},
-		{"POST", "/admin/v1/workers", `{"spec":"http://127.0.0.1:1,name=w"}`, 200, `"role":"decode"`},
+		{"POST", "/admin/v1/workers", `{"spec":"http://127.0.0.1:1,name=w,role=decode"}`, 200, `"role":"decode"`},
 		{"POST", "/admin/v1/workers/w/drain", `{}`, 200, `"draining":true`},
 		{"POST", "/admin/v1/workers/v/drain", `{}`, 404, `did you mean \"w\"`},
 		{"DELETE", "/admin/v1/workers/w", ``, 200, `"removed":"w"`},
