@@ -14,7 +14,6 @@ import (
 	"github.com/dynctl/dynctl/internal/router/routertest"
 	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/sim"
-	"github.com/dynctl/dynctl/internal/workers/sim/fault"
 )
 
 // Kinds of what is done to the fleet, beside the faults of engines.
@@ -271,7 +270,8 @@ func (c *chaos) spareable(ctx context.Context, g *group, target string) bool {
 }
 
 func (c *chaos) carry(ctx context.Context, f *Fault, g *group, e *sim.Engine, hold time.Duration, number float64, status int) error {
-	var set fault.Set
+	always := e.Group().Faults
+	set := always
 	switch f.Kind {
 	case routertest.Kill:
 		e.Kill()
@@ -304,7 +304,7 @@ func (c *chaos) carry(ctx context.Context, f *Fault, g *group, e *sim.Engine, ho
 	case routertest.Corrupt:
 		set.CorruptEvents = 0.2 + 0.6*number
 	}
-	if set != (fault.Set{}) {
+	if set != always {
 		f.Detail = fmt.Sprintf("%+v", set)
 		if err := e.SetFaults(set); err != nil {
 			return err
@@ -330,7 +330,7 @@ func (c *chaos) carry(ctx context.Context, f *Fault, g *group, e *sim.Engine, ho
 		}
 	case routertest.Restart:
 	default:
-		if err := e.SetFaults(fault.Set{}); err != nil {
+		if err := e.SetFaults(always); err != nil {
 			return err
 		}
 	}

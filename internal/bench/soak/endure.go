@@ -77,9 +77,11 @@ func (o *Options) defaults() {
 
 // fleetText is the engines: five of vLLM that are split, one that is not (the
 // spare that comes and goes), and four of SGLang. The caches are small, so that
-// they evict, and leave room for the longest prompt.
-const fleetText = "2p3d:speed=20,kv_blocks=6000,max_model_len=90000,steps=100,osl=24" +
-	"+2p2d:engine=sglang,model=sgl,speed=20,kv_blocks=12000,max_model_len=90000,steps=100,osl=24,bootstrap_wait=20s" +
+// they evict, and leave room for the longest prompt. All the time some write
+// after their answers and close idle connections, which nobody may notice, and
+// some prefills end with their first token, which is no fault either.
+const fleetText = "2p3d:tls=on,late_rate=.1,close_idle=700ms,end_rate=.1,speed=20,kv_blocks=6000,max_model_len=90000,steps=100,osl=24" +
+	"+2p2d:engine=sglang,model=sgl,late_rate=.1,close_idle=700ms,speed=20,kv_blocks=12000,max_model_len=90000,steps=100,osl=24,bootstrap_wait=20s" +
 	"+1a:speed=20,kv_blocks=6000,max_model_len=90000,steps=100,osl=24"
 
 // referenceText is the engines that nothing is done to.
