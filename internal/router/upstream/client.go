@@ -344,22 +344,32 @@ func (c *Client) Do(ctx context.Context, leg *Leg) (*Response, error) {
 func (c *Client) exchange(ctx context.Context, p *pool, cn *conn, leg *Leg, head []byte) (*Response, *Failure) {
 	r := &Response{client: c, pool: p, conn: cn, ctx: ctx, idle: leg.IdleTimeout, maxHead: c.opt.MaxHead}
 	r.stop = context.AfterFunc(ctx, cn.close)
+	e := r.listen(leg)
 	sent, err := cn.send(head, leg.Body, c.opt.SendTimeout)
-	if err != nil && ctx.Err() == nil && sent > 0 && kindOf(context.Background(), err) == Reset {
-		// An engine may answer (413, 400) and close without taking all of the
-		// body; its answer is worth more than the broken pipe.
-		if r.readHead(leg, time.Second) == nil {
+	f := &Failure{Addr: p.addr, Op: "send the request", Sent: sent > 0}
+	switch {
+	case err == nil:
+		if err = r.awaitHead(e, leg, leg.HeadTimeout); err == nil {
+			return r, nil
+		}
+		f.Op = "wait for the answer"
+	case sent == 0:
+		if !e.stop() { // what it may have read answers nothing
+			cn.close()
+			<-e.head
+		}
+	default:
+		// An engine may answer (413, 400) without taking all of the body; its
+		// answer is worth more than the broken pipe.
+		if ctx.Err() != nil {
+			cn.close()
+		}
+		if r.awaitHead(e, leg, lastWord) == nil {
 			r.broken = true
 			return r, nil
 		}
 	}
-	f := &Failure{Addr: p.addr, Op: "send the request", Sent: sent > 0}
-	if err == nil {
-		if err = r.readHead(leg, leg.HeadTimeout); err == nil {
-			return r, nil
-		}
-		f.Op, f.Started = "wait for the answer", r.w > 0
-	}
+	f.Started = f.Sent && r.w > 0
 	f.Kind, f.Err = kindOf(ctx, err), err
 	if ctx.Err() != nil { // the connection was closed for it
 		f.Err = ctx.Err()

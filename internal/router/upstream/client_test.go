@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync"
 	"testing"
 	"testing/iotest"
 	"time"
@@ -596,5 +597,60 @@ func TestTLSAndIPv6(t *testing.T) {
 	_, err := newClient(t, Options{}).Do(patience(t), legTo(t, srv.URL))
 	if f := new(Failure); !errors.As(err, &f) || f.Kind != Connect {
 		t.Errorf("an unknown certificate is accepted: %v", err)
+	}
+}
+
+// An engine that answers before it has read the body, and then neither reads on
+// nor closes, has answered all the same.
+func TestEarlyAnswerOnAnOpenConnection(t *testing.T) {
+	t.Parallel()
+	certFile, keyFile, roots := certificate(t)
+	cert, err := tls.LoadX509KeyPair(certFile, keyFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, scheme := range []string{"http", "https"} {
+		for _, size := range []int{700 << 10, 32 << 20} {
+			for _, interim := range []string{"", "HTTP/1.1 100 Continue\r\n\r\n"} {
+				t.Run(fmt.Sprintf("%s/%d/%d", scheme, size, len(interim)), func(t *testing.T) {
+					t.Parallel()
+					ln, err := net.Listen("tcp", "127.0.0.1:0")
+					if err != nil {
+						t.Fatal(err)
+					}
+					var wg sync.WaitGroup
+					defer wg.Wait()
+					defer func() { _ = ln.Close() }()
+					gone := make(chan struct{})
+					defer close(gone)
+					wg.Go(func() {
+						raw, err := ln.Accept()
+						if err != nil {
+							t.Error(err)
+							return
+						}
+						defer func() { _ = raw.Close() }()
+						_ = raw.(*net.TCPConn).SetReadBuffer(4096)
+						c := raw
+						if scheme == "https" {
+							c = tls.Server(raw, &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12})
+						}
+						_, _ = c.Read(make([]byte, 1000))
+						say(t, c, interim+"HTTP/1.1 413 Too Large\r\nContent-Length: 2\r\n\r\nno")
+						<-gone
+					})
+					leg := legTo(t, scheme+"://"+ln.Addr().String())
+					leg.Body = [][]byte{make([]byte, size/2), make([]byte, size/2)}
+					client := newClient(t, Options{TLS: &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12}})
+					r, got := get(t, client, leg)
+					if r.Status != http.StatusRequestEntityTooLarge || got != "no" {
+						t.Errorf("%d %q", r.Status, got)
+					}
+					if size > 1<<20 && client.Idle() != 0 {
+						t.Error("a connection on which half of a body was sent is kept")
+					}
+				})
+			}
+		}
 	}
 }

@@ -1,8 +1,10 @@
 package upstream
 
 import (
+	"errors"
 	"net"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/dynctl/dynctl/internal/router/quicksock"
@@ -19,6 +21,17 @@ type conn struct {
 	closeOnce sync.Once
 	// The deadlines that are set on nc; zero for none.
 	readBy, writeBy time.Time
+	// enough is set when nothing more of a request shall be sent.
+	enough atomic.Bool
+}
+
+// errEnough ends the sending of a request that has been answered.
+var errEnough = errors.New("the engine has answered already")
+
+// stopSending ends a send that another goroutine is in, for good.
+func (c *conn) stopSending() {
+	c.enough.Store(true)
+	_ = c.nc.SetWriteDeadline(time.Unix(1, 0)) // fails on a closed connection only
 }
 
 func newConn(nc net.Conn) *conn {
@@ -77,7 +90,11 @@ func (c *conn) writeWithin(d time.Duration) error {
 		return nil
 	}
 	c.writeBy = by
-	return c.nc.SetWriteDeadline(by)
+	err := c.nc.SetWriteDeadline(by)
+	if c.enough.Load() { // asked after that, which may have undone what stopSending did
+		return errEnough
+	}
+	return err
 }
 
 // joinBelow is the size in bytes up to which head and body are put into one

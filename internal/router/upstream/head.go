@@ -9,7 +9,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"time"
 
 	"github.com/dynctl/dynctl/internal/router/api"
 )
@@ -166,11 +165,8 @@ func (h *Header) CopyTo(dst http.Header) {
 }
 
 // readHead reads the head of the answer, skipping interim ones (1xx).
-func (r *Response) readHead(leg *Leg, timeout time.Duration) error {
+func (r *Response) readHead(leg *Leg) error {
 	r.buf = smallBuffer()
-	if err := r.conn.readWithin(timeout); err != nil {
-		return err
-	}
 	for interim := 0; ; interim++ {
 		end := -1
 		for scanned := r.r; end < 0; {

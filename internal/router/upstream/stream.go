@@ -67,10 +67,13 @@ func Stream(w http.ResponseWriter, r *Response, opt StreamOptions) error {
 			if !errors.Is(err, io.EOF) {
 				return err
 			}
-			if opt.Gate != nil {
-				if err := out.write(opt.Gate.Rest(), false); err != nil {
-					return &ClientError{Err: err}
-				}
+			// The end goes out after this, perhaps long after the last piece.
+			err = out.allow()
+			if opt.Gate != nil && err == nil {
+				err = out.write(opt.Gate.Rest(), false)
+			}
+			if err != nil {
+				return &ClientError{Err: err}
 			}
 			return nil
 		}
@@ -140,16 +143,8 @@ func (o *Writer) write(p []byte, flush bool) error {
 	if len(p) == 0 {
 		return nil
 	}
-	if o.timeout > 0 {
-		if by, move := due(o.by, time.Now(), o.timeout); move {
-			if err := o.rc.SetWriteDeadline(by); err != nil {
-				if !errors.Is(err, http.ErrNotSupported) {
-					return err
-				}
-				o.timeout = 0 // a writer of a test, say
-			}
-			o.by = by
-		}
+	if err := o.allow(); err != nil {
+		return err
 	}
 	if _, err := o.w.Write(p); err != nil {
 		return err
@@ -160,4 +155,21 @@ func (o *Writer) write(p []byte, flush bool) error {
 		}
 	}
 	return nil
+}
+
+// allow gives what is written next its time.
+func (o *Writer) allow() error {
+	if o.timeout <= 0 {
+		return nil
+	}
+	by, move := due(o.by, time.Now(), o.timeout)
+	if !move {
+		return nil
+	}
+	o.by = by
+	err := o.rc.SetWriteDeadline(by)
+	if errors.Is(err, http.ErrNotSupported) { // a writer of a test, say
+		o.timeout, err = 0, nil
+	}
+	return err
 }

@@ -255,6 +255,31 @@ func TestWriteDeadlineIsTakenBack(t *testing.T) {
 	}
 }
 
+// The end of an answer may come long after its last piece.
+func TestLateEndReachesTheClient(t *testing.T) {
+	t.Parallel()
+	const timeout = 30 * time.Millisecond
+	s := serve(t, func(c net.Conn, _ request) bool {
+		say(t, c, "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n9\r\ndata: 1\n\n\r\n")
+		<-time.After(4 * timeout) // the pace of the engine
+		say(t, c, "0\r\n\r\n")
+		return true
+	})
+	ended := make(chan error, 1)
+	srv := proxy(t, s.leg, StreamOptions{WriteTimeout: timeout}, ended)
+	resp, err := srv.Client().Post(srv.URL, "application/json", strings.NewReader("{}"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	if b, err := io.ReadAll(resp.Body); err != nil || string(b) != "data: 1\n\n" {
+		t.Errorf("%q, %v", b, err)
+	}
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}
+
 func TestReadAllIsBounded(t *testing.T) {
 	t.Parallel()
 	s := serve(t, func(c net.Conn, r request) bool {
@@ -302,7 +327,7 @@ func FuzzAnswer(f *testing.F) {
 			client: New(Options{}), pool: &pool{addr: "x"}, stop: func() bool { return true },
 		}
 		defer r.client.Close()
-		err := r.readHead(&Leg{Method: http.MethodPost}, 0)
+		err := r.readHead(&Leg{Method: http.MethodPost})
 		if err != nil {
 			r.abort()
 			return
