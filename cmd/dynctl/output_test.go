@@ -62,7 +62,7 @@ func TestListWorkers(t *testing.T) {
 			{Label: "d0/dp0", ActiveRequests: 2, PrefillTokens: 30, DecodeBlocks: 4, IndexBlocks: 5, Feed: admin.Feed{State: "live"}, Engine: &admin.EngineLoad{Running: &three, KVUsage: &half}},
 			{Label: "d0/dp1", Feed: admin.Feed{State: "none"}},
 		}},
-		{Name: "p0", Role: "prefill", Draining: true, Ranks: []admin.Rank{{Label: "p0/dp0", Feed: admin.Feed{State: "gap"}}}},
+		{Name: "p0", Role: "prefill", Draining: true, Ranks: []admin.Rank{{Label: "p0/dp0", Feed: admin.Feed{State: "gap", Replay: "tcp://p0:5657"}}}},
 	}}
 	out := func(format string) string {
 		t.Helper()
@@ -72,7 +72,7 @@ func TestListWorkers(t *testing.T) {
 		}
 		return b.String()
 	}
-	if got, want := out("markdown"), "| d0/dp0 | decode | vllm | healthy | 2 | 30 | 4 | 5 | live |\n"; !strings.Contains(got, want) || strings.Count(got, "\n") != 5 {
+	if got, want := out("markdown"), "| d0/dp0 | decode | vllm | healthy | 2 | 30 | 4 | 5 | live, no replay |\n"; !strings.Contains(got, want) || !strings.Contains(got, "| gap |") || !strings.Contains(got, "| none |") || strings.Count(got, "\n") != 5 {
 		t.Errorf("markdown\n%s", got)
 	}
 	if got := out("table"); !strings.Contains(got, "RANK    ROLE") || !strings.Contains(got, "draining") || strings.Contains(got, "URL") {

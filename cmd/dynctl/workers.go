@@ -65,7 +65,7 @@ func listWorkers(out io.Writer, format string, l *admin.WorkerList) error {
 		for _, r := range w.Ranks {
 			row := []string{
 				r.Label, w.Role, w.Engine, health, fmt.Sprint(r.ActiveRequests), fmt.Sprint(r.PrefillTokens), fmt.Sprint(r.DecodeBlocks),
-				fmt.Sprint(r.IndexBlocks), r.Feed.State,
+				fmt.Sprint(r.IndexBlocks), events(&r.Feed),
 			}
 			if all {
 				running, waiting, used := "-", "-", "-"
@@ -96,6 +96,14 @@ func listWorkers(out io.Writer, format string, l *admin.WorkerList) error {
 		fmt.Fprintln(out, "(no workers)")
 	}
 	return nil
+}
+
+// events is the state of a feed, and whether what it loses can be fetched again.
+func events(f *admin.Feed) string {
+	if f.State == "none" || f.Replay != "" {
+		return f.State
+	}
+	return f.State + ", no replay"
 }
 
 func newWorkersDrainCmd(router *routerFlags) *cobra.Command {

@@ -328,6 +328,10 @@ func (e *exam) contradictions(ws []admin.Worker) {
 	}
 }
 
+// noReplay is the advice for a rank whose engine has no replay endpoint, as
+// vLLM's have none unless they are given one.
+const noReplay = `give vLLM a replay_endpoint in --kv-events-config, "replay_endpoint":"tcp://*:5657" say, or state it with replay=tcp://…`
+
 // feeds looks at every rank's KV event feed.
 func (e *exam) feeds(ws []admin.Worker) {
 	followed, fine := 0, 0
@@ -359,6 +363,10 @@ func (e *exam) feeds(ws []admin.Worker) {
 				e.add("events", r.Label, Warn, fmt.Sprintf("%d messages could not be read", f.Errors), "is the engine's version one that dynctl knows?")
 			case f.Orphans > 0:
 				e.add("events", r.Label, Warn, fmt.Sprintf("%d blocks came without their parent", f.Orphans), "events were lost before the router began to follow; a replay endpoint brings them back")
+			case f.Dropped > 0 && f.Replay == "":
+				e.add("events", r.Label, Warn, fmt.Sprintf("its entries were dropped %d times since the start (now: %s), and no replay brings them back", f.Dropped, orNone(f.Reason)), noReplay)
+			case f.Replay == "":
+				e.add("events", r.Label, Warn, "fragile: live, but its engine has no replay endpoint: a lost connection or batch costs all that is known of its cache", noReplay)
 			default:
 				fine++
 			}

@@ -215,6 +215,9 @@ type Feed struct {
 	Reason   string    `json:"reason,omitempty"`
 	Since    time.Time `json:"since,omitzero"`
 	Endpoint string    `json:"endpoint,omitempty"`
+	// Replay is the replay endpoint. Without one, what a lost connection or
+	// batch leaves unknown costs all of the rank's entries.
+	Replay string `json:"replay_endpoint,omitempty"`
 	// UnknownKinds are the engine's names of cache kinds that this version does
 	// not know; with one of them the rank's blocks cannot be known.
 	UnknownKinds []string  `json:"unknown_cache_kinds,omitempty"`
@@ -229,6 +232,8 @@ type Feed struct {
 	Errors       uint64    `json:"decode_errors_total"`
 	Orphans      uint64    `json:"orphaned_blocks_total"`
 	Lost         uint64    `json:"lost_batches_total"`
+	// Dropped is how often the rank's entries were dropped, to be built anew.
+	Dropped uint64 `json:"dropped_total"`
 	// Lag is receipt minus publication of the newest batch, by two clocks, in
 	// seconds.
 	Lag float64 `json:"lag_seconds"`

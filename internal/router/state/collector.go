@@ -14,7 +14,7 @@ var feedStates = []kvfeed.State{kvfeed.Connecting, kvfeed.Live, kvfeed.InGap, kv
 var (
 	rankLabels = []string{"worker", "dp_rank"}
 	descs      = struct {
-		inflight, queued, health, draining, active, prefill, blocks, index, capacity, feed, lag, gaps, lost, orphans, restarts, kinds,
+		inflight, queued, health, draining, active, prefill, blocks, index, capacity, feed, lag, gaps, lost, dropped, orphans, restarts, kinds,
 		running, waiting, usage, memberships, distinct, bytes, lookups, guesses, threshold, revision, open, doubles, ready *prometheus.Desc
 	}{
 		inflight:    desc("inflight_requests", "Requests in progress."),
@@ -29,6 +29,7 @@ var (
 		feed:        desc("feed_state", "1 for the state that the rank's KV event feed is in.", "worker", "dp_rank", "state"),
 		lag:         desc("feed_lag_seconds", "Receipt minus publication of the newest batch.", rankLabels...),
 		gaps:        desc("feed_gaps_total", "Gaps in the rank's batch numbers.", rankLabels...),
+		dropped:     desc("feed_dropped_total", "Times that the rank's entries in the index were dropped because a connection, a batch or its sense was lost.", rankLabels...),
 		lost:        desc("feed_lost_batches_total", "Batches that no replay brought back.", rankLabels...),
 		orphans:     desc("feed_orphan_blocks_total", "Blocks whose parent the rank does not hold.", rankLabels...),
 		restarts:    desc("feed_restarts_total", "Restarts of the rank's publisher.", rankLabels...),
@@ -110,6 +111,7 @@ func (s *State) Collect(ch chan<- prometheus.Metric) {
 					gauge(descs.lag, k.Feed.Lag, l...)
 				}
 				counter(descs.gaps, k.Feed.Gaps, l...)
+				counter(descs.dropped, k.Feed.Dropped, l...)
 				counter(descs.lost, k.Feed.Lost, l...)
 				counter(descs.orphans, k.Feed.Orphans, l...)
 				counter(descs.restarts, k.Feed.Restarts, l...)

@@ -82,7 +82,7 @@ func judgeRanks(ranks []Rank, workers []Worker) {
 			k.Status, k.Severity = "LOST", Warn
 		case k.Feed.State == "connecting":
 			k.Status, k.Severity = "CONN", Warn
-		case k.Feed.RecentLost >= 1:
+		case k.Feed.RecentLost >= 1 || k.Feed.RecentDropped >= 1:
 			k.Status, k.Severity = "REBLD", Warn // its entries were dropped
 		case k.KVUsage >= saturatedKV:
 			k.Status, k.Severity = "FULL", Warn
@@ -257,6 +257,12 @@ func (b *Builder) attendRanks(c *collector, r *Router) {
 			switch {
 			case k.Feed.RecentLost >= 1:
 				c.rank(Warn, CodeGap, k, "event gap: %.0f in the last minute, and %.0f batches that no replay brought back: its entries were dropped and are rebuilt from new events, until then hits are missed", k.Feed.RecentGaps.F(), k.Feed.RecentLost.F())
+			case k.Feed.RecentDropped >= 1:
+				fragile := ""
+				if k.Feed.Replay == "" {
+					fragile = "; its engine has no replay endpoint, so that every lost connection costs all of them"
+				}
+				c.rank(Warn, CodeFeed, k, "its entries were dropped in the last minute (%s) and are rebuilt from new events, until then hits are missed%s", because, fragile)
 			case k.Feed.RecentGaps >= 1:
 				c.rank(Info, CodeGap, k, "event gap: %.0f in the last minute; %d batches were replayed and %d lost since the start; its view is whole again", k.Feed.RecentGaps.F(), k.Feed.Replayed, k.Feed.Lost)
 			}

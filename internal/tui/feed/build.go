@@ -43,9 +43,9 @@ type point struct {
 }
 
 type rankPoint struct {
-	requests, failures, events, blocks, gaps, lost uint64
-	queries, hits, external                        float64 // NaN unknown
-	loadAt                                         time.Time
+	requests, failures, events, blocks, gaps, lost, dropped uint64
+	queries, hits, external                                 float64 // NaN unknown
+	loadAt                                                  time.Time
 }
 
 // Builder makes the views of one router out of successive samples. It is not
@@ -178,7 +178,7 @@ func (b *Builder) remember(snap *admin.Snapshot) {
 		for j := range snap.Workers[i].Ranks {
 			k := &snap.Workers[i].Ranks[j]
 			q := rankPoint{
-				requests: k.Requests, failures: k.Failures, events: k.Feed.Events, blocks: k.Feed.Blocks, gaps: k.Feed.Gaps, lost: k.Feed.Lost,
+				requests: k.Requests, failures: k.Failures, events: k.Feed.Events, blocks: k.Feed.Blocks, gaps: k.Feed.Gaps, lost: k.Feed.Lost, dropped: k.Feed.Dropped,
 				queries: math.NaN(), hits: math.NaN(), external: math.NaN(),
 			}
 			if e := k.Engine; e != nil {
@@ -365,9 +365,9 @@ func rankView(w *admin.Worker, k *admin.Rank, now, was, old *point) Rank {
 		ExternalHit: Unknown, LoadAge: Unknown, RequestRate: Unknown, Failures: Unknown, RequestDiff: Unknown, BlockDiff: Unknown,
 		Active: k.ActiveRequests, PrefillTokens: k.PrefillTokens, DecodeBlocks: k.DecodeBlocks, IndexBlocks: k.IndexBlocks, Capacity: k.CapacityBlock,
 		Feed: Feed{
-			State: k.Feed.State, Trusted: k.Feed.Trusted, Reason: k.Feed.Reason, Endpoint: k.Feed.Endpoint, LastSeq: k.Feed.LastSeq,
-			AgeSeconds: Unknown, SinceSeconds: Unknown, EventRate: Unknown, BlockRate: Unknown, RecentGaps: Unknown, RecentLost: Unknown,
-			Gaps: k.Feed.Gaps, Replayed: k.Feed.Replayed, Lost: k.Feed.Lost, Restarts: k.Feed.Restarts, Errors: k.Feed.Errors, Orphans: k.Feed.Orphans,
+			State: k.Feed.State, Trusted: k.Feed.Trusted, Reason: k.Feed.Reason, Endpoint: k.Feed.Endpoint, Replay: k.Feed.Replay, LastSeq: k.Feed.LastSeq,
+			AgeSeconds: Unknown, SinceSeconds: Unknown, EventRate: Unknown, BlockRate: Unknown, RecentGaps: Unknown, RecentLost: Unknown, RecentDropped: Unknown,
+			Gaps: k.Feed.Gaps, Replayed: k.Feed.Replayed, Lost: k.Feed.Lost, Dropped: k.Feed.Dropped, Restarts: k.Feed.Restarts, Errors: k.Feed.Errors, Orphans: k.Feed.Orphans,
 		},
 	}
 	if len(w.Models) > 0 {
@@ -409,6 +409,7 @@ func rankView(w *admin.Worker, k *admin.Rank, now, was, old *point) Rank {
 	}
 	if q, ok := old.ranks[k.Label]; ok && now != old {
 		v.Failures, v.Feed.RecentGaps, v.Feed.RecentLost = Num(grew(q.failures, p.failures)), Num(grew(q.gaps, p.gaps)), Num(grew(q.lost, p.lost))
+		v.Feed.RecentDropped = Num(grew(q.dropped, p.dropped))
 	}
 	return v
 }
