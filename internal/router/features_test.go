@@ -214,6 +214,39 @@ func TestRoundRobinWithTwoAttempts(t *testing.T) {
 	}
 }
 
+// TestReceiptKeepsEveryAttempt: when all attempts fail, the receipt tells what
+// each of them was decided from, not only that nobody is left.
+func TestReceiptKeepsEveryAttempt(t *testing.T) {
+	t.Parallel()
+	r := start(t, "3a:profile=instant", func(c *router.Config) {
+		c.Routing.Policy, c.Retry.Attempts, c.Retry.Budget = "round_robin", 8, 1
+	})
+	for i := range 3 {
+		if err := r.Sim.Named(fmt.Sprint("aggregated-", i)).SetFaults(fault.Set{ErrorRate: 1}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	a := r.send(http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": ids(100, 1), "max_tokens": 2}))
+	c := r.receipt(a.header.Get("X-Dynctl-Decision"))
+	if c.Decode.Verdict == "chosen" || len(c.Earlier) != 3 || len(c.Legs) != 3 {
+		t.Fatalf("%d earlier decisions, %d legs, the last %+v", len(c.Earlier), len(c.Legs), c.Decode)
+	}
+	for i, d := range c.Earlier {
+		if d.Attempt != i+1 || d.Decode.Chosen != c.Legs[i].Rank || d.Path != "local" || len(d.Decode.Candidates) != 3 || d.Decode.Eligible != 3-i {
+			t.Errorf("attempt %d: %+v", i+1, d)
+		}
+	}
+	var text strings.Builder
+	if err := c.Explain(&text); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"attempt 1\n", "attempt 3\n", "attempt 4, the last\n", "2 decode     every rank is excluded", "failed in this request"} {
+		if !strings.Contains(text.String(), want) {
+			t.Errorf("explain says no %q:\n%s", want, text.String())
+		}
+	}
+}
+
 // TestModelsAliasesAndLoRA: several models behind one router, each on its own
 // workers, under its own names.
 func TestModelsAliasesAndLoRA(t *testing.T) {

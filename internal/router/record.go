@@ -37,6 +37,7 @@ func (x *exchange) record() {
 				c.Note(d.prompt.Note)
 			}
 		}
+		c.Begin(x.attempt)
 		fillPlan(c, d, reason)
 		c.Inputs.SessionKey, c.Inputs.Force = x.session, string(x.force)
 	})

@@ -156,11 +156,11 @@ func encode(v any) json.RawMessage {
 func (g stage) receipt(n int, at time.Time, whole bool) *receipt.Receipt {
 	r := &receipt.Receipt{
 		Schema: receipt.Schema, ID: fmt.Sprintf("0badcafe%012x", n), RequestID: fmt.Sprintf("9c1e%04d7a", n), Time: at, Endpoint: "chat", Model: "Qwen/Qwen3-32B", Stream: true, ConfigRevision: 3,
-		Inputs: receipt.Inputs{ISL: 3010 + n%700, ISLSource: "local", BlockSize: 64, HashedBlocks: 47, Threshold: 2048, ThresholdOn: "eff_isl"},
-		Path:   "remote", Reason: "eff_isl_above_threshold", EffISL: 3010 + n%700, Connector: "nixl",
-		Decode:    receipt.Phase{Policy: "kv", Verdict: "chosen", Chosen: "decode-2/dp0", RunnerUp: "decode-1/dp0", MarginBlocks: 3.9, Eligible: 6},
-		Prefill:   receipt.Phase{Policy: "kv", Verdict: "chosen", Chosen: "prefill-1/dp0", RunnerUp: "prefill-0/dp0", MarginBlocks: 12, Eligible: 4},
-		Predicted: receipt.Prediction{RemoteTokens: 3008, HasRemote: true, Local: receipt.Work{Compute: 3010, Queued: 120}, Remote: receipt.Work{Compute: 2, Queued: 900, Transfer: 3008}},
+		Decision: receipt.Decision{Attempt: 1, Inputs: receipt.Inputs{ISL: 3010 + n%700, ISLSource: "local", BlockSize: 64, HashedBlocks: 47, Threshold: 2048, ThresholdOn: "eff_isl"},
+			Path: "remote", Reason: "eff_isl_above_threshold", EffISL: 3010 + n%700, Connector: "nixl",
+			Decode:    receipt.Phase{Policy: "kv", Verdict: "chosen", Chosen: "decode-2/dp0", RunnerUp: "decode-1/dp0", MarginBlocks: 3.9, Eligible: 6},
+			Prefill:   receipt.Phase{Policy: "kv", Verdict: "chosen", Chosen: "prefill-1/dp0", RunnerUp: "prefill-0/dp0", MarginBlocks: 12, Eligible: 4},
+			Predicted: receipt.Prediction{RemoteTokens: 3008, HasRemote: true, Local: receipt.Work{Compute: 3010, Queued: 120}, Remote: receipt.Work{Compute: 2, Queued: 900, Transfer: 3008}}},
 		Legs: []receipt.Leg{
 			{Kind: "prefill", Worker: "prefill-1", Rank: "prefill-1/dp0", Attempt: 1, Status: 200, QueueMS: .1, DispatchMS: .3, FirstByteMS: 402, EndMS: 570, PromptTokens: 3010, CachedTokens: 0},
 			{Kind: "decode", Worker: "decode-2", Rank: "decode-2/dp0", Attempt: 1, Status: 200, QueueMS: .1, DispatchMS: 571, FirstByteMS: 611, EndMS: 4000, PromptTokens: -1, CachedTokens: -1},

@@ -19,17 +19,16 @@ func (m *maker) Receipt(d *trace.Decision, at time.Time) (*receipt.Receipt, erro
 	in := &m.in
 	r := &receipt.Receipt{
 		Schema: receipt.Schema, ID: d.ID, RequestID: d.RequestID, Time: at, Live: true, Endpoint: d.Facts.Kind, Model: d.Model,
-		Inputs: receipt.Inputs{
+		Decision: receipt.Decision{Attempt: d.Attempt, Inputs: receipt.Inputs{
 			ISL: d.Facts.ISL, ISLSource: d.Facts.Source, BlockSize: in.Decode.BlockSize, HashedBlocks: len(d.Locals), Approximate: d.Approximate,
 			SessionKey: d.Decode.SessionKey, Threshold: p.Threshold, ThresholdOn: string(p.On), Force: d.Force,
 			Draw: d.Decode.Draw, DecodeTurn: d.Decode.Turn, PrefillTurn: d.Prefill.Turn,
 		},
-		Path: d.Path, Reason: d.Reason, ReasonText: p.Words(in), EffISL: d.EffISL, Legs: []receipt.Leg{},
-		Predicted: receipt.Prediction{
-			CachedTokens: p.CachedTokens, PrefillCachedTokens: p.PrefillCached,
-			Local: receipt.Work(p.Local), Remote: receipt.Work(p.Remote), HasRemote: p.HasRemote,
-		},
-		Outcome: receipt.Outcome{PromptTokens: -1, CachedTokens: -1, CompletionTokens: -1, TTFTMS: -1, E2EMS: -1},
+			Path: d.Path, Reason: d.Reason, ReasonText: p.Words(in), EffISL: d.EffISL, Predicted: receipt.Prediction{
+				CachedTokens: p.CachedTokens, PrefillCachedTokens: p.PrefillCached,
+				Local: receipt.Work(p.Local), Remote: receipt.Work(p.Remote), HasRemote: p.HasRemote,
+			}},
+		Legs: []receipt.Leg{}, Outcome: receipt.Outcome{PromptTokens: -1, CachedTokens: -1, CompletionTokens: -1, TTFTMS: -1, E2EMS: -1},
 	}
 	if d.Error != "" {
 		r.ReasonText = d.Error

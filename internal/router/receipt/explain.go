@@ -14,17 +14,26 @@ func (r *Receipt) Explain(w io.Writer) error {
 	fmt.Fprintf(b, "%s  model %s  %s  config revision %d\n\n", orDash(r.Endpoint), orDash(r.Model), pick(r.Stream, "streamed", "not streamed"), r.ConfigRevision)
 
 	in := &r.Inputs
+	if len(r.Earlier) > 0 {
+		in = &r.Earlier[0].Inputs
+	}
 	switch {
 	case in.Approximate:
 		fmt.Fprintf(b, "1 prompt     %d tokens (%s), %d text chunks: overlaps are approximate\n", in.ISL, orDash(in.ISLSource), in.HashedBlocks)
 	default:
 		fmt.Fprintf(b, "1 prompt     %d tokens (%s) -> %d full blocks of %d\n", in.ISL, orDash(in.ISLSource), in.HashedBlocks, in.BlockSize)
 	}
-	r.phase(b, "2 decode  ", &r.Decode)
-	r.path(b)
-	if r.Prefill.Policy != "" {
-		r.phase(b, "4 prefill ", &r.Prefill)
+	for i := range r.Earlier {
+		fmt.Fprintf(b, "attempt %d\n", r.Earlier[i].Attempt)
+		r.Earlier[i].explain(b)
 	}
+	if r.EarlierOmitted > 0 {
+		fmt.Fprintf(b, "and %d attempts more\n", r.EarlierOmitted)
+	}
+	if len(r.Earlier) > 0 {
+		fmt.Fprintf(b, "attempt %d, the last\n", r.Attempt)
+	}
+	r.Decision.explain(b)
 	r.whatIf(b)
 	r.legs(b)
 	r.outcome(b)
@@ -35,8 +44,17 @@ func (r *Receipt) Explain(w io.Writer) error {
 	return err
 }
 
+// explain tells both choices and the path.
+func (d *Decision) explain(b *strings.Builder) {
+	phase(b, "2 decode  ", &d.Decode)
+	d.path(b)
+	if d.Prefill.Policy != "" {
+		phase(b, "4 prefill ", &d.Prefill)
+	}
+}
+
 // phase tells the choice of one rank and why.
-func (r *Receipt) phase(b *strings.Builder, title string, p *Phase) {
+func phase(b *strings.Builder, title string, p *Phase) {
 	switch p.Verdict {
 	case "chosen":
 		fmt.Fprintf(b, "%s   %s by %s: %s\n", title, p.Chosen, p.Policy, why(p))
@@ -151,15 +169,15 @@ func tie(p *Phase) string {
 	return fmt.Sprintf("; tie of %d ranks, %s", p.Tied, words[p.TieBreak])
 }
 
-func (r *Receipt) path(b *strings.Builder) {
-	cached := r.Inputs.ISL - r.EffISL
-	switch r.Path {
+func (d *Decision) path(b *strings.Builder) {
+	cached := d.Inputs.ISL - d.EffISL
+	switch d.Path {
 	case "":
-		fmt.Fprintf(b, "3 path       none: %s\n", orDash(r.ReasonText))
+		fmt.Fprintf(b, "3 path       none: %s\n", orDash(d.ReasonText))
 	default:
-		fmt.Fprintf(b, "3 path       %s: %s (%d of %d tokens cached on the decode rank)", r.Path, orDash(r.ReasonText), cached, r.Inputs.ISL)
-		if r.Path == "remote" && r.Connector != "" {
-			fmt.Fprintf(b, ", KV over %s", r.Connector)
+		fmt.Fprintf(b, "3 path       %s: %s (%d of %d tokens cached on the decode rank)", d.Path, orDash(d.ReasonText), cached, d.Inputs.ISL)
+		if d.Path == "remote" && d.Connector != "" {
+			fmt.Fprintf(b, ", KV over %s", d.Connector)
 		}
 		b.WriteByte('\n')
 	}

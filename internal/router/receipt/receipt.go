@@ -19,7 +19,7 @@ import (
 // Schema is the version of the JSON form.
 const Schema = "dynctl.receipt/v1"
 
-// Receipt is the record of one decision.
+// Receipt is the record of one request's decisions: one for each attempt.
 type Receipt struct {
 	Schema string `json:"schema"`
 	// ID names the decision (header X-Dynctl-Decision).
@@ -35,7 +35,30 @@ type Receipt struct {
 	// ConfigRevision is the revision of the config that decided.
 	ConfigRevision uint64 `json:"config_revision"`
 
-	Inputs Inputs `json:"inputs"`
+	// Decision is the newest one.
+	Decision
+	// Earlier are those before it, whose attempts failed or found nobody,
+	// oldest first; EarlierOmitted counts those that did not fit.
+	Earlier        []Decision `json:"earlier_decisions,omitempty"`
+	EarlierOmitted int        `json:"earlier_decisions_omitted,omitempty"`
+
+	// Legs are the HTTP calls in the order in which they began, LegsOmitted
+	// counts those that did not fit.
+	Legs        []Leg   `json:"legs"`
+	LegsOmitted int     `json:"legs_omitted,omitempty"`
+	Outcome     Outcome `json:"outcome"`
+	// Notes are further plain words ("prefill-0 failed: 500, retried").
+	Notes []string `json:"notes,omitempty"`
+
+	candidates int // the most that a phase keeps
+}
+
+// Decision is what one attempt was made from.
+type Decision struct {
+	// Attempt is its number from 1 on, 0 before there is one. The legs tell
+	// theirs.
+	Attempt int    `json:"attempt,omitempty"`
+	Inputs  Inputs `json:"inputs"`
 	// Path is "local" or "remote", empty when nothing could be done; Reason
 	// is its code and ReasonText the same in plain words.
 	Path       string `json:"path"`
@@ -48,15 +71,6 @@ type Receipt struct {
 	Prefill Phase `json:"prefill"`
 
 	Predicted Prediction `json:"predicted"`
-	// Legs are the HTTP calls in the order in which they began, LegsOmitted
-	// counts those that did not fit.
-	Legs        []Leg   `json:"legs"`
-	LegsOmitted int     `json:"legs_omitted,omitempty"`
-	Outcome     Outcome `json:"outcome"`
-	// Notes are further plain words ("prefill-0 failed: 500, retried").
-	Notes []string `json:"notes,omitempty"`
-
-	candidates int // the most that a phase keeps
 }
 
 // Inputs are the figures that the decision depends on, besides the candidates.
@@ -218,6 +232,10 @@ const (
 	// 4096 receipts and larger fleets, about 50 MB.
 	DefaultCandidates = 32
 	maxLegs           = 16
+	maxEarlier        = 16
+	// earlierCandidates is how many candidates of each phase an earlier
+	// decision keeps.
+	earlierCandidates = 8
 	maxNotes          = 16
 	maxText           = 1024 // bytes of one free text
 )
@@ -234,6 +252,33 @@ func (r *Receipt) AddCandidate(p *Phase, c Candidate) {
 		return
 	}
 	p.Candidates = append(p.Candidates, c)
+}
+
+// Begin puts the newest decision, if there is one, among the earlier ones, and
+// begins that of another attempt.
+func (r *Receipt) Begin(attempt int) {
+	if r.Attempt > 0 {
+		if len(r.Earlier) < maxEarlier {
+			d := r.Decision
+			d.Decode.keep(earlierCandidates)
+			d.Prefill.keep(earlierCandidates)
+			r.Earlier = append(r.Earlier, d)
+		} else {
+			r.EarlierOmitted++
+		}
+	}
+	r.Decision = Decision{
+		Attempt: attempt, Decode: Phase{Candidates: r.Decode.Candidates[:0]}, Prefill: Phase{Candidates: r.Prefill.Candidates[:0]},
+	}
+}
+
+// keep makes the candidates a copy of the first n.
+func (p *Phase) keep(n int) {
+	if more := len(p.Candidates) - n; more > 0 {
+		p.Omitted += more
+		p.Candidates = p.Candidates[:n]
+	}
+	p.Candidates = append([]Candidate{}, p.Candidates...)
 }
 
 // AddLeg begins a leg and gives its place for later changes, or -1 when there
@@ -284,9 +329,8 @@ func (r *Receipt) reset(id string, now time.Time, candidates int) {
 	clear(r.Notes)
 	*r = Receipt{
 		Schema: Schema, ID: id, Time: now, Live: true,
-		Decode:  Phase{Candidates: r.Decode.Candidates[:0]},
-		Prefill: Phase{Candidates: r.Prefill.Candidates[:0]},
-		Legs:    r.Legs[:0], Notes: r.Notes[:0],
+		Decision: Decision{Decode: Phase{Candidates: r.Decode.Candidates[:0]}, Prefill: Phase{Candidates: r.Prefill.Candidates[:0]}},
+		Legs:     r.Legs[:0], Notes: r.Notes[:0],
 		Outcome:    Outcome{PromptTokens: -1, CachedTokens: -1, CompletionTokens: -1, TTFTMS: -1, E2EMS: -1},
 		candidates: candidates,
 	}
@@ -295,16 +339,25 @@ func (r *Receipt) reset(id string, now time.Time, candidates int) {
 // clone is a deep copy that is fit for JSON: bounded texts and finite numbers.
 func (r *Receipt) clone() *Receipt {
 	c := *r
-	c.Decode.Candidates = cloneCandidates(r.Decode.Candidates)
-	c.Prefill.Candidates = cloneCandidates(r.Prefill.Candidates)
+	c.Decision = r.Decision.clone()
+	c.Earlier = slices.Clone(r.Earlier)
+	for i := range c.Earlier {
+		c.Earlier[i] = c.Earlier[i].clone()
+	}
 	c.Legs = append([]Leg{}, r.Legs...)
 	for i := range c.Legs {
 		c.Legs[i].Error, c.Legs[i].RetryReason = clip(c.Legs[i].Error), clip(c.Legs[i].RetryReason)
 	}
 	c.Notes = slices.Clone(r.Notes)
 	c.Outcome.Error = clip(c.Outcome.Error)
-	c.Decode.MarginBlocks, c.Prefill.MarginBlocks = finite(c.Decode.MarginBlocks), finite(c.Prefill.MarginBlocks)
 	return &c
+}
+
+func (d Decision) clone() Decision {
+	for _, p := range [...]*Phase{&d.Decode, &d.Prefill} {
+		p.Candidates, p.MarginBlocks = cloneCandidates(p.Candidates), finite(p.MarginBlocks)
+	}
+	return d
 }
 
 func cloneCandidates(in []Candidate) []Candidate {

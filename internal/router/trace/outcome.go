@@ -36,27 +36,18 @@ func (x *Outcome) appendTo(o *object) bool {
 	o.text("model", r.Model)
 	o.bool("stream", r.Stream)
 	o.uint("config_revision", r.ConfigRevision)
-	o.key("inputs")
-	o.inputs(&r.Inputs)
-	o.text("path", r.Path)
-	o.text("reason", r.Reason)
-	o.text("reason_text", r.ReasonText)
-	o.int("eff_isl_tokens", r.EffISL)
-	o.words("connector", r.Connector)
-	o.key("decode")
-	ok := o.choice(&r.Decode)
-	o.key("prefill")
-	ok = o.choice(&r.Prefill) && ok
-	p := &r.Predicted
-	o.key("predicted")
-	o.open()
-	o.int("cached_tokens", p.CachedTokens)
-	o.int("prefill_cached_tokens", p.PrefillCachedTokens)
-	o.int("remote_tokens", p.RemoteTokens)
-	o.work("local", &p.Local)
-	o.work("remote", &p.Remote)
-	o.bool("has_remote", p.HasRemote)
-	o.close()
+	ok := o.decided(&r.Decision)
+	if len(r.Earlier) > 0 {
+		o.key("earlier_decisions")
+		for i := range r.Earlier {
+			o.p = append(o.p, "[,"[min(i, 1)])
+			o.open()
+			ok = o.decided(&r.Earlier[i]) && ok
+			o.close()
+		}
+		o.p = append(o.p, ']')
+	}
+	o.some("earlier_decisions_omitted", r.EarlierOmitted)
 	o.key("legs")
 	if r.Legs == nil {
 		o.p = append(o.p, "null"...)
@@ -81,6 +72,34 @@ func (x *Outcome) appendTo(o *object) bool {
 		}
 		o.p = append(o.p, ']')
 	}
+	o.close()
+	return ok
+}
+
+// decided writes the members of a decision. It reports false for figures that
+// JSON cannot hold.
+func (o *object) decided(d *receipt.Decision) bool {
+	o.some("attempt", d.Attempt)
+	o.key("inputs")
+	o.inputs(&d.Inputs)
+	o.text("path", d.Path)
+	o.text("reason", d.Reason)
+	o.text("reason_text", d.ReasonText)
+	o.int("eff_isl_tokens", d.EffISL)
+	o.words("connector", d.Connector)
+	o.key("decode")
+	ok := o.choice(&d.Decode)
+	o.key("prefill")
+	ok = o.choice(&d.Prefill) && ok
+	p := &d.Predicted
+	o.key("predicted")
+	o.open()
+	o.int("cached_tokens", p.CachedTokens)
+	o.int("prefill_cached_tokens", p.PrefillCachedTokens)
+	o.int("remote_tokens", p.RemoteTokens)
+	o.work("local", &p.Local)
+	o.work("remote", &p.Remote)
+	o.bool("has_remote", p.HasRemote)
 	o.close()
 	return ok
 }

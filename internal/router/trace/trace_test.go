@@ -38,7 +38,7 @@ func every() []Record {
 		{Kind: KindRequest, Time: us(12), Request: &Request{ID: "r", Model: "m", ISL: 33, OSL: 4, BlockSize: 16, IDs: LocalIDs, Blocks: Hashes{5, 6, 7}, Session: "s"}},
 		{Kind: KindRequest, Time: us(12), Request: &Request{ISL: 3, OSL: 4, Tokens: Tokens{1, 1<<32 - 1, 0}}},
 		{Kind: KindDecision, Time: us(13), Decision: fullDecision()},
-		{Kind: KindOutcome, Time: us(14), Outcome: &Outcome{ID: "d1", Receipt: &receipt.Receipt{Schema: receipt.Schema, ID: "d1", Time: time.Unix(5, 0).UTC(), Path: "remote", Legs: []receipt.Leg{receipt.NewLeg("decode", "w", "w/dp0", 1)}}}},
+		{Kind: KindOutcome, Time: us(14), Outcome: &Outcome{ID: "d1", Receipt: &receipt.Receipt{Schema: receipt.Schema, ID: "d1", Time: time.Unix(5, 0).UTC(), Decision: receipt.Decision{Path: "remote"}, Legs: []receipt.Leg{receipt.NewLeg("decode", "w", "w/dp0", 1)}}}},
 		{Kind: KindDropped, Time: us(15), Dropped: 17},
 		{Kind: KindEnd, Time: us(16), End: &End{Records: 11, Dropped: 17}},
 	}

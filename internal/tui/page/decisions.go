@@ -446,7 +446,11 @@ func explainLines(r *receipt.Receipt, p *widget.Painter) []string {
 	var b strings.Builder
 	_ = r.Explain(&b) // a Builder takes everything
 	var out []string
-	phases := []*receipt.Phase{&r.Decode, &r.Prefill}
+	var phases []*receipt.Phase
+	for i := range r.Earlier {
+		phases = append(phases, &r.Earlier[i].Decode, &r.Earlier[i].Prefill)
+	}
+	phases = append(phases, &r.Decode, &r.Prefill)
 	skip := 0
 	for l := range strings.Lines(b.String()) {
 		l = strings.TrimRight(l, "\n ")

@@ -145,6 +145,12 @@ func (t *Tap) Outcome(id string, r *receipt.Receipt) {
 	*c = *r
 	c.Live = false
 	c.Decode.Candidates, c.Prefill.Candidates = nil, nil
+	if len(c.Earlier) > 0 {
+		c.Earlier = slices.Clone(c.Earlier)
+		for i := range c.Earlier {
+			c.Earlier[i].Decode.Candidates, c.Earlier[i].Prefill.Candidates = nil, nil
+		}
+	}
 	c.Decode.MarginBlocks, c.Prefill.MarginBlocks = finite(c.Decode.MarginBlocks), finite(c.Prefill.MarginBlocks)
 	x.outcome = trace.Outcome{ID: id, Receipt: c}
 	t.put(&trace.Record{Kind: trace.KindOutcome, Outcome: &x.outcome})
