@@ -841,6 +841,28 @@ func TestMessagesAndResponsesGoRemote(t *testing.T) {
 	}
 }
 
+// TestTruncatedPromptsGoRemote: an engine that cuts the prompt counts fewer tokens
+// than the client sent; that is no fault of the prefill.
+func TestTruncatedPromptsGoRemote(t *testing.T) {
+	t.Parallel()
+	r := start(t, "1p1d:profile=instant")
+	oracle := start(t, "1a:profile=instant")
+	for _, limit := range []int{100, -1} {
+		body := object{"model": "sim", "prompt": ids(400, 1), "truncate_prompt_tokens": limit, "max_tokens": 12, "ignore_eos": true}
+		a := r.post("/v1/completions", body)
+		c := r.receipt(a.header.Get("X-Dynctl-Decision"))
+		if c.Path != "remote" || len(c.Legs) != 2 || c.Legs[0].PromptTokens != c.Outcome.PromptTokens || c.Inputs.ISL != c.Outcome.PromptTokens {
+			t.Errorf("%d: %s (%s), isl %d, legs %+v", limit, c.Path, c.ReasonText, c.Inputs.ISL, c.Legs)
+		}
+		if got, want := a.completion(t).Choices[0].Text, oracle.post("/v1/completions", body).completion(t).Choices[0].Text; got != want {
+			t.Errorf("%d: %q, one engine alone %q", limit, got, want)
+		}
+	}
+	if e := r.events("prefill_bad_params"); len(e) != 0 {
+		t.Errorf("events %+v", e)
+	}
+}
+
 // TestEndpoints: what is not generation is never split; responses stick to the
 // worker that has them; other APIs pass.
 func TestEndpoints(t *testing.T) {

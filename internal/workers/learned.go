@@ -29,6 +29,8 @@ const (
 	FieldLMCache   Field = "lmcache"
 	FieldAPIKey    Field = "api_key"
 	FieldSource    Field = "source"
+	// FieldChatTokens is how the engine tokenizes a chat.
+	FieldChatTokens Field = "chat_tokens"
 )
 
 // Learned is what an engine told of itself. A zero field was not told and
@@ -51,6 +53,8 @@ type Learned struct {
 	// publishes none.
 	Events    []EventSource
 	Bootstrap *Bootstrap
+	// ChatTokens is as in Worker.
+	ChatTokens string
 	// From names the page that told each fact ("vllm:cache_config_info",
 	// "/server_info").
 	From map[Field]string
@@ -74,6 +78,7 @@ func (l Learned) merge(n Learned) Learned {
 	keep(&n.BlockSize, l.BlockSize)
 	keep(&n.KVBlocks, l.KVBlocks)
 	keep(&n.MaxBatchedTokens, l.MaxBatchedTokens)
+	keep(&n.ChatTokens, l.ChatTokens)
 	if n.Models == nil {
 		n.Models, n.LoRAs = l.Models, l.LoRAs
 	}
@@ -205,7 +210,7 @@ func describe(s *Spec, source string, l *Learned) (*Worker, error) {
 		Connector: s.Connector, Labels: s.Labels, BlockSize: s.BlockSize, MaxModelLen: s.MaxModelLen,
 		KVBlocks: s.KVBlocks, MaxBatchedTokens: s.MaxBatchedTokens, LMCache: s.LMCache,
 		APIKey: s.APIKey, Source: source, Origin: s.Origin, Version: l.Version,
-		Models: s.Models,
+		Models: s.Models, ChatTokens: l.ChatTokens,
 	}
 	keep(&w.Engine, l.Engine)
 	keep(&w.Engine, VLLM)

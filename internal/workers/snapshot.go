@@ -228,6 +228,7 @@ func facts(w *Worker) []struct {
 		{FieldLMCache, w.LMCache},
 		{FieldAPIKey, w.APIKey},
 		{FieldSource, [2]string{w.Source, w.Origin}},
+		{FieldChatTokens, w.ChatTokens},
 		{"conflict", w.Conflict},
 	}
 }
@@ -312,6 +313,8 @@ func (c Change) words(f Field) string {
 			return count(w.KVBlocks)
 		case FieldBatched:
 			return count(w.MaxBatchedTokens)
+		case FieldChatTokens:
+			return w.ChatTokens
 		case FieldSource:
 			return w.Source
 		case FieldEvents:

@@ -134,6 +134,10 @@ type Worker struct {
 	Origin string
 	// Version is what the engine says of its own version; may be empty.
 	Version string
+	// ChatTokens names the tokens that the engine makes of a certain chat, as
+	// their number and a hash ("37:9c…"); empty when it does not tell. Engines
+	// in which it differs have other chat templates or vocabularies.
+	ChatTokens string
 	// Conflict says which stated facts the engine contradicts; empty if none.
 	// A worker in conflict is unhealthy for that reason.
 	Conflict string
@@ -165,6 +169,12 @@ func (w *Worker) VersionAtLeast(major, minor int) bool {
 	a, errA := strconv.Atoi(first)
 	b, errB := strconv.Atoi(second)
 	return errA == nil && errB == nil && (a > major || a == major && b >= minor)
+}
+
+// ChatDiffers reports whether two workers are known to make other tokens of the
+// same chat.
+func (w *Worker) ChatDiffers(other *Worker) bool {
+	return w.ChatTokens != "" && other.ChatTokens != "" && w.ChatTokens != other.ChatTokens
 }
 
 // Serves reports whether the worker answers to a model name. A worker that has

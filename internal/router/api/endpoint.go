@@ -49,6 +49,9 @@ func (k Kind) String() string {
 	return "invalid"
 }
 
+// IsChat reports whether an engine makes the prompt by a chat template.
+func (k Kind) IsChat() bool { return k == Chat || k == Messages || k == Responses }
+
 // BodyForm is how a request carries its input.
 type BodyForm uint8
 

@@ -357,8 +357,15 @@ func (p *Plan) rankPrefill(in *Input, d int) {
 	p.veto = slices.Grow(p.veto, len(in.PrefillPeers))[:len(in.PrefillPeers)]
 	for i := range in.PrefillPeers {
 		p.veto[i] = mismatch(in.PrefillPeers[i].Worker, to, in.Config.Connector)
-		if from := in.PrefillPeers[i].Worker; p.veto[i] == "" && !carries(p.Connector, in.Facts.Kind, from) {
+		from := in.PrefillPeers[i].Worker
+		switch {
+		case p.veto[i] != "":
+		case !carries(p.Connector, in.Facts.Kind, from):
 			p.veto[i] = "takes no transfer parameters on this endpoint"
+		case in.Facts.Kind.IsChat() && from.ChatDiffers(to):
+			// Its KV would be of another prompt; a longer one makes vLLM's
+			// decode engine exit.
+			p.veto[i] = "makes other tokens of a chat than the decode worker"
 		}
 	}
 	pin := in.Prefill

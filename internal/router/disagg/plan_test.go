@@ -72,6 +72,18 @@ func version(prefill, decode string) func(*Input) {
 	}
 }
 
+// chats sets what the workers make of a chat.
+func chats(prefill, decode string) func(*Input) {
+	return func(in *Input) {
+		for _, p := range in.PrefillPeers {
+			p.Worker.ChatTokens = prefill
+		}
+		for _, p := range in.DecodePeers {
+			p.Worker.ChatTokens = decode
+		}
+	}
+}
+
 func do(f ...func(*Input)) []func(*Input) { return f }
 
 // Restated tests 1, 3 and 4 count code points; what the body holds is api's
@@ -225,6 +237,10 @@ func TestPath(t *testing.T) {
 		{"an old prefill engine is not asked", 0, do(version("0.31.2", "0.32.0"), func(in *Input) { in.Facts.Kind = api.Messages }), Local, ReasonPrefillExcluded},
 		{"messages", 0, do(version("0.32.0", "0.33.1rc1.dev9+gabc"), func(in *Input) { in.Facts.Kind = api.Messages }), Remote, ReasonAlways},
 		{"responses", 0, do(version("0.32.0", "v1.0"), func(in *Input) { in.Facts.Kind = api.Responses }), Remote, ReasonAlways},
+		{"engines that make other tokens of a chat", 0, do(chats("37:aa", "39:bb"), func(in *Input) { in.Facts.Kind = api.Chat }), Local, ReasonPrefillExcluded},
+		{"the same of ids", 0, do(chats("37:aa", "39:bb"), func(in *Input) { in.Facts.Kind = api.Completion }), Remote, ReasonAlways},
+		{"engines that make the same tokens of a chat", 0, do(chats("37:aa", "37:aa"), func(in *Input) { in.Facts.Kind = api.Chat }), Remote, ReasonAlways},
+		{"one that does not tell", 0, do(chats("", "37:aa"), func(in *Input) { in.Facts.Kind = api.Chat }), Remote, ReasonAlways},
 		{"a response that goes on from another", 0, do(version("0.32.0", "0.32.0"), func(in *Input) { in.Facts.Kind, in.Facts.Continues = api.Responses, true }), Local, ReasonContinues},
 		{"tools that the engine runs", 0, do(version("0.32.0", "0.32.0"), func(in *Input) { in.Facts.Kind, in.Facts.ServerTools = api.Responses, true }), Local, ReasonServerTools},
 		{"several prompts", 0, do(func(in *Input) { in.Facts.Prompts = 3 }), Local, ReasonPrompts},

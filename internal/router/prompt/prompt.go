@@ -51,6 +51,8 @@ type Stage struct {
 
 	mu     sync.Mutex
 	models map[string]*modelTokens
+	// pairs are the workers whose chats differ, as last told.
+	pairs []string
 }
 
 // modelTokens is the tokenizer of one model.
@@ -291,6 +293,9 @@ func (t *Stage) Troubles() []string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	var out []string
+	if len(t.pairs) > 0 {
+		out = append(out, "prefill and decode workers make other tokens of the same chat: "+strings.Join(t.pairs, "; "))
+	}
 	for name, m := range t.models {
 		if m.degraded.Load() != 0 {
 			out = append(out, fmt.Sprintf("prompts of %s are estimated: engines do not tokenize", name))
@@ -302,20 +307,69 @@ func (t *Stage) Troubles() []string {
 	return out
 }
 
-// Run compares the local tokenizer with the engines of every model as they
-// appear, until ctx ends.
-func (t *Stage) Run(ctx context.Context) error {
-	if t.local == nil {
-		<-ctx.Done()
-		return nil
+// maxPairs bounds how many pairs of workers are named.
+const maxPairs = 8
+
+// differing names the prefill and decode workers of one model that are known to
+// make other tokens of the same chat.
+func differing(fleet *workers.Snapshot) (out []string) {
+	for _, p := range fleet.Workers {
+		if !p.Role.CanPrefill() || p.ChatTokens == "" {
+			continue
+		}
+		for _, d := range fleet.Workers {
+			if !d.Role.CanDecode() || !p.ChatDiffers(d) || !slices.ContainsFunc(p.Models, d.Serves) {
+				continue
+			}
+			if len(out) == maxPairs {
+				return append(out, "and more")
+			}
+			count := func(w *workers.Worker) string { n, _, _ := strings.Cut(w.ChatTokens, ":"); return n }
+			out = append(out, fmt.Sprintf("%s (%s tokens) and %s (%s)", p.Name, count(p), d.Name, count(d)))
+		}
 	}
+	return out
+}
+
+// compare tells of pairs of workers whose chats differ, when they change.
+func (t *Stage) compare(fleet *workers.Snapshot) {
+	now := differing(fleet)
+	t.mu.Lock()
+	was := t.pairs
+	t.pairs = now
+	t.mu.Unlock()
+	switch {
+	case slices.Equal(was, now):
+	case len(now) == 0:
+		t.o.Event(eventlog.Event{Kind: "chat_tokens_agree", Text: "prefill and decode workers make the same tokens of a chat again"})
+	default:
+		t.o.Event(eventlog.Event{
+			Kind: "chat_tokens_differ", Severity: eventlog.Error,
+			Text: "prefill and decode workers make other tokens of the same chat: " + strings.Join(now, "; ") + "; chats do not go from one to the other; give them the same model, --chat-template and engine version",
+		})
+	}
+}
+
+// Run compares the engines of every model with each other, and the local
+// tokenizer with them, as they appear, until ctx ends.
+func (t *Stage) Run(ctx context.Context) error {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
 	var g errgroup.Group
 	g.SetLimit(4)
 	pending := sync.Map{}
+	var seen *workers.Snapshot
 	for {
-		for _, name := range t.o.Registry.Snapshot().Models() {
+		fleet := t.o.Registry.Snapshot()
+		if fleet != seen {
+			seen = fleet
+			t.compare(fleet)
+		}
+		names := fleet.Models()
+		if t.local == nil {
+			names = nil
+		}
+		for _, name := range names {
 			m := t.model(t.o.Registry.Snapshot().Canonical(name))
 			if m == nil || m.agrees.Load() != nil {
 				continue

@@ -86,3 +86,93 @@ func TestFind(t *testing.T) {
 		t.Errorf("a tokenizer that is not there: %v", err)
 	}
 }
+
+// TestPromptsThatTheEngineCuts: ids are of no use where the engine cuts the
+// prompt, and a limit that changes nothing changes nothing here.
+func TestPromptsThatTheEngineCuts(t *testing.T) {
+	s, err := New(Options{Mode: "estimate", Registry: workers.NewRegistry(func(workers.Event) {})})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	for _, c := range []struct {
+		kind   api.Kind
+		body   string
+		isl    int
+		source disagg.Source
+		cut    bool
+	}{
+		{api.Completion, `{"prompt":[1,2,3,4]}`, 4, disagg.FromIDs, false},
+		{api.Completion, `{"prompt":[1,2,3,4],"truncate_prompt_tokens":3}`, 3, disagg.FromEstimate, true},
+		{api.Completion, `{"prompt":[1,2,3,4],"truncate_prompt_tokens":4}`, 4, disagg.FromIDs, false},
+		{api.Completion, `{"prompt":[1,2,3,4],"truncate_prompt_tokens":-1}`, 4, disagg.FromIDs, true},
+		{api.Completion, `{"prompt":[1,2,3,4],"truncate_prompt_tokens":null}`, 4, disagg.FromIDs, false},
+		{api.Chat, `{"messages":[{"role":"user","content":"sixteen letters!"}],"truncate_prompt_tokens":2}`, 2, disagg.FromEstimate, true},
+		{api.Responses, `{"input":"sixteen letters!","truncation":"auto"}`, 4, disagg.FromEstimate, true},
+		{api.Responses, `{"input":"sixteen letters!","truncation":"disabled"}`, 4, disagg.FromEstimate, false},
+	} {
+		var v api.View
+		if err := v.Parse([]byte(c.body), c.kind, api.Limits{}); err != nil {
+			t.Fatal(err)
+		}
+		if p := s.Find(t.Context(), &v, "m", nil, nil); p.ISL != c.isl || p.Source != c.source || p.Truncated != c.cut || (p.Source == disagg.FromIDs) != (p.IDs != nil) {
+			t.Errorf("%s: %+v", c.body, p)
+		}
+	}
+}
+
+// TestWorkersWhoseChatsDiffer: a prefill and a decode worker of one model that
+// make other tokens of a chat are named, once, until they do not any more.
+func TestWorkersWhoseChatsDiffer(t *testing.T) {
+	registry := workers.NewRegistry(func(workers.Event) {})
+	var events []eventlog.Event
+	s, err := New(Options{Mode: "engine", Registry: registry, Event: func(e eventlog.Event) { events = append(events, e) }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	var specs []workers.Spec
+	for _, name := range []string{"p0", "d0", "d1", "x"} {
+		role := workers.Decode
+		if name == "p0" {
+			role = workers.Prefill
+		}
+		spec, err := workers.ParseSpec(role, "http://"+name+":1,name="+name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		specs = append(specs, spec)
+	}
+	if _, err := registry.Apply("flag", specs); err != nil {
+		t.Fatal(err)
+	}
+	tell := func(name, model, tokens string) {
+		t.Helper()
+		w, ok := registry.Snapshot().Worker(name)
+		if !ok {
+			t.Fatalf("no worker %s", name)
+		}
+		if _, err := registry.Update(w, workers.Learned{Models: []string{model}, ChatTokens: tokens}); err != nil {
+			t.Fatal(err)
+		}
+		s.compare(registry.Snapshot())
+	}
+	tell("p0", "m", "37:aa")
+	tell("d0", "m", "37:aa")
+	tell("x", "other", "99:cc")
+	if len(events) != 0 || len(s.Troubles()) != 0 {
+		t.Errorf("events %+v, troubles %q", events, s.Troubles())
+	}
+	tell("d1", "m", "39:bb")
+	tell("d1", "m", "39:bb")
+	if len(events) != 1 || events[0].Kind != "chat_tokens_differ" || !strings.Contains(events[0].Text, "p0 (37 tokens) and d1 (39)") || strings.Contains(events[0].Text, "d0") {
+		t.Errorf("events %+v", events)
+	}
+	if got := s.Troubles(); len(got) != 1 || !strings.Contains(got[0], "p0 (37 tokens) and d1 (39)") {
+		t.Errorf("troubles %q", got)
+	}
+	tell("d1", "m", "37:aa")
+	if len(events) != 2 || events[1].Kind != "chat_tokens_agree" || len(s.Troubles()) != 0 {
+		t.Errorf("events %+v, troubles %q", events, s.Troubles())
+	}
+}

@@ -19,7 +19,7 @@ import (
 // maxAnswer bounds every answer that a worker can make the router keep.
 const maxAnswer = 8 << 20
 
-// asker sends the small GET requests of probes to workers.
+// asker sends the small requests of probes to workers.
 type asker struct {
 	client  *http.Client
 	timeout time.Duration
@@ -53,12 +53,12 @@ func (a *asker) close() { a.client.CloseIdleConnections() }
 
 // statusError is an answer other than 2xx.
 type statusError struct {
-	path   string
+	what   string // method and path
 	status int
 }
 
 func (e *statusError) Error() string {
-	text := fmt.Sprintf("GET %s answers %d", e.path, e.status)
+	text := fmt.Sprintf("%s answers %d", e.what, e.status)
 	if e.status == http.StatusUnauthorized || e.status == http.StatusForbidden {
 		text += " (state api_key_file if the engine wants a key)"
 	}
@@ -75,11 +75,20 @@ func notThere(err error) bool {
 // get asks the worker and hands the body of a 2xx answer to use, which must not
 // keep it.
 func (a *asker) get(ctx context.Context, w *workers.Worker, path string, use func(body []byte) error) error {
+	return a.send(ctx, w, http.MethodGet, path, nil, use)
+}
+
+// send is get by another method, with a JSON body.
+func (a *asker) send(ctx context.Context, w *workers.Worker, method, path string, body []byte, use func(body []byte) error) error {
+	what := method + " " + path
 	ctx, cancel := context.WithTimeout(ctx, a.timeout)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, w.URL.String()+path, nil)
+	req, err := http.NewRequestWithContext(ctx, method, w.URL.String()+path, bytes.NewReader(body))
 	if err != nil {
-		return fmt.Errorf("GET %s: %w", path, err)
+		return fmt.Errorf("%s: %w", what, err)
+	}
+	if body != nil {
+		req.Header.Set("Content-Type", "application/json")
 	}
 	req.Header.Set("User-Agent", "dynctl")
 	if w.APIKey != "" {
@@ -87,13 +96,13 @@ func (a *asker) get(ctx context.Context, w *workers.Worker, path string, use fun
 	}
 	resp, err := a.client.Do(req)
 	if err != nil {
-		return a.explain(path, err)
+		return a.explain(what, err)
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode < 200 || resp.StatusCode > 299 {
 		// What is left of a short answer is read, so that the connection serves again.
 		_, _ = io.CopyN(io.Discard, resp.Body, 4<<10)
-		return &statusError{path, resp.StatusCode}
+		return &statusError{what, resp.StatusCode}
 	}
 	buf := a.bodies.Get().(*bytes.Buffer)
 	buf.Reset()
@@ -105,9 +114,9 @@ func (a *asker) get(ctx context.Context, w *workers.Worker, path string, use fun
 	n, err := buf.ReadFrom(io.LimitReader(resp.Body, maxAnswer+1))
 	switch {
 	case err != nil:
-		return a.explain(path, err)
+		return a.explain(what, err)
 	case n > maxAnswer:
-		return fmt.Errorf("GET %s: the answer is longer than %d bytes", path, maxAnswer)
+		return fmt.Errorf("%s: the answer is longer than %d bytes", what, maxAnswer)
 	case use == nil:
 		return nil
 	}
@@ -115,12 +124,12 @@ func (a *asker) get(ctx context.Context, w *workers.Worker, path string, use fun
 }
 
 // explain shortens what net/http says of a failed request.
-func (a *asker) explain(path string, err error) error {
+func (a *asker) explain(what string, err error) error {
 	if u, ok := errors.AsType[*url.Error](err); ok {
 		err = u.Err
 	}
 	if errors.Is(err, context.DeadlineExceeded) {
-		return fmt.Errorf("GET %s: no answer within %s", path, a.timeout)
+		return fmt.Errorf("%s: no answer within %s", what, a.timeout)
 	}
-	return fmt.Errorf("GET %s: %w", path, err)
+	return fmt.Errorf("%s: %w", what, err)
 }

@@ -3,11 +3,14 @@ package health
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"maps"
 	"net"
+	"net/http"
 	"net/url"
 	"slices"
 	"strconv"
@@ -85,6 +88,7 @@ func (a *asker) learn(ctx context.Context, w *workers.Worker) *answer {
 	ans := &answer{started: p.started, sleepTold: p.sleepTold, asleep: p.asleep}
 	if engine == workers.VLLM || engine == "" {
 		wg.Go(func() { l.eventSources(ctx) })
+		wg.Go(func() { l.chatTokens(ctx) })
 		if !p.sleepTold {
 			wg.Go(func() {
 				l.ask(ctx, "/is_sleeping", func(b []byte) error {
@@ -131,7 +135,11 @@ type learner struct {
 
 // ask gets one page; what goes wrong is noted.
 func (l *learner) ask(ctx context.Context, path string, use func([]byte) error) bool {
-	err := l.a.get(ctx, l.w, path, func(b []byte) error {
+	return l.askWith(ctx, http.MethodGet, path, nil, use)
+}
+
+func (l *learner) askWith(ctx context.Context, method, path string, body []byte, use func([]byte) error) bool {
+	err := l.a.send(ctx, l.w, method, path, body, func(b []byte) error {
 		if err := use(b); err != nil {
 			return &badPage{path, err}
 		}
@@ -217,6 +225,55 @@ func (l *learner) models(ctx context.Context) (owner string) {
 		return nil
 	})
 	return owner
+}
+
+// chatTokens asks for the tokens of a chat that shows a template's parts: who
+// speaks, what an assistant said before, where the answer begins. The day is
+// given, for templates that would tell today's.
+func (l *learner) chatTokens(ctx context.Context) {
+	const path = "/tokenize"
+	l.mu.Lock()
+	model := ""
+	for _, m := range l.told.Models {
+		if !slices.Contains(l.told.LoRAs, m) {
+			model = m
+			break
+		}
+	}
+	l.mu.Unlock()
+	if model == "" {
+		return
+	}
+	body, err := json.Marshal(map[string]any{
+		"model": model,
+		"messages": []map[string]string{
+			{"role": "user", "content": "Does 1+1 make 2?\n\n  Say «yes» or <no>."},
+			{"role": "assistant", "content": "Yes: 1+1=2."},
+			{"role": "user", "content": "Und 10+10? 🙂"},
+		},
+		"chat_template_kwargs": map[string]string{"date_string": "01 Jan 2025"},
+	})
+	if err != nil {
+		return // strings marshal
+	}
+	l.askWith(ctx, http.MethodPost, path, body, func(b []byte) error {
+		var v struct{ Tokens []uint32 }
+		if err := json.Unmarshal(b, &v); err != nil {
+			return err
+		}
+		if len(v.Tokens) == 0 {
+			return errors.New("no tokens")
+		}
+		h := fnv.New64a()
+		for _, id := range v.Tokens {
+			_, _ = h.Write(binary.LittleEndian.AppendUint32(nil, id)) // a hash takes everything
+		}
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.told.ChatTokens = fmt.Sprintf("%d:%016x", len(v.Tokens), h.Sum64())
+		l.told.From[workers.FieldChatTokens] = path
+		return nil
+	})
 }
 
 // metrics takes what a /metrics page tells beside the load.

@@ -76,6 +76,56 @@ func TestLearnVLLM(t *testing.T) {
 	}
 }
 
+// TestLearnChatTokens: what an engine makes of a chat is remembered as a number
+// and a hash; an engine that does not tokenize chats tells nothing, and that is
+// nothing odd.
+func TestLearnChatTokens(t *testing.T) {
+	ask := func(status int, answer string) *answer {
+		t.Helper()
+		srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			switch r.URL.Path {
+			case "/v1/models":
+				fmt.Fprint(w, `{"data":[{"id":"lora","owned_by":"vllm","parent":"base"},{"id":"base","owned_by":"vllm"}]}`)
+			case "/tokenize":
+				var q struct {
+					Model    string
+					Messages []struct{ Role, Content string }
+				}
+				if err := json.NewDecoder(r.Body).Decode(&q); err != nil || r.Method != http.MethodPost || q.Model != "base" || len(q.Messages) < 2 {
+					t.Errorf("%s %+v %v", r.Method, q, err)
+				}
+				w.WriteHeader(status)
+				fmt.Fprint(w, answer)
+			default:
+				w.WriteHeader(http.StatusNotFound)
+			}
+		}))
+		defer srv.Close()
+		u, err := url.Parse(srv.URL)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return learnFrom(t, &workers.Worker{Name: "w", URL: u, State: &workers.State{}, Ranks: []*workers.Rank{{}}})
+	}
+	one, same, other := ask(200, `{"count":3,"tokens":[1,2,3]}`), ask(200, `{"tokens":[1, 2, 3]}`), ask(200, `{"count":3,"tokens":[1,3,2]}`)
+	if a, b, c := one.learned.ChatTokens, same.learned.ChatTokens, other.learned.ChatTokens; !strings.HasPrefix(a, "3:") || a != b || a == c || !strings.HasPrefix(c, "3:") {
+		t.Errorf("told %q, %q, %q", a, b, c)
+	}
+	if page := one.learned.From[workers.FieldChatTokens]; page != "/tokenize" {
+		t.Errorf("told by %q", page)
+	}
+	for _, a := range []*answer{ask(404, ""), ask(400, `{"error":{}}`)} {
+		if a.learned.ChatTokens != "" || a.retry || a.notes != nil {
+			t.Errorf("answer %+v", a)
+		}
+	}
+	for _, body := range []string{`{"tokens":[]}`, `{}`, `[]`, `{"tokens":[-1]}`} {
+		if a := ask(200, body); a.learned.ChatTokens != "" || len(a.notes) != 1 {
+			t.Errorf("%s: answer %+v", body, a)
+		}
+	}
+}
+
 func TestLearnRanksAndAdapters(t *testing.T) {
 	w := engine(t, map[string]string{
 		"/v1/models": `{"data":[{"id":"base","owned_by":"vllm","max_model_len":4096},{"id":"sql","parent":"base","max_model_len":null},{"id":"base"},{"id":""}]}`,

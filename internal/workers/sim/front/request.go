@@ -26,6 +26,7 @@ type sampling struct {
 	TopP                *float64        `json:"top_p"`
 	CacheSalt           string          `json:"cache_salt"`
 	ReturnTokenIDs      bool            `json:"return_token_ids"`
+	Truncate            *int            `json:"truncate_prompt_tokens"`
 	KVTransferParams    json.RawMessage `json:"kv_transfer_params"`
 
 	// SGLang
@@ -108,8 +109,17 @@ func (s *Server) check(r *http.Request, f sampling, prompts [][]uint32) (*job, *
 	if len(prompts) > 256 {
 		return nil, badRequest("prompt", "at most 256 prompts in one request, got %d.", len(prompts))
 	}
-	for _, p := range prompts {
-		if err := s.fits(p, max); err != nil {
+	for i, p := range prompts {
+		if f.Truncate != nil { // the end stays, as much as fits the model for -1
+			keep := *f.Truncate
+			if keep < 0 {
+				keep = s.cfg.MaxModelLen - j.max
+			}
+			if cut := len(p) - keep; cut > 0 {
+				prompts[i] = p[cut:]
+			}
+		}
+		if err := s.fits(prompts[i], max); err != nil {
 			return nil, err
 		}
 	}
