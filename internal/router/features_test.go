@@ -2,7 +2,9 @@ package router_test
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -1094,6 +1096,74 @@ func TestIdleConnectionsOfEngines(t *testing.T) {
 					t.Errorf("%d ejections", n)
 				}
 			})
+		}
+	}
+}
+
+// TestHangUpIsCanceled: whenever a client hangs up, before the first token or in
+// the middle of a stream, its legs end as canceled; an engine that breaks off
+// itself is another outcome.
+func TestHangUpIsCanceled(t *testing.T) {
+	t.Parallel()
+	r := start(t, "1p1d:profile=cpu,osl=100000", func(c *router.Config) { c.Routing.AllowHeaders = true })
+	legs := func(outcome string) (n float64) {
+		for _, leg := range []string{`leg="decode",outcome="` + outcome + `",worker="decode-0"`, `leg="prefill",outcome="` + outcome + `",worker="prefill-0"`} {
+			n += max(0, r.metric("dynctl_legs_total{"+leg+"}")) // -1 is none
+		}
+		return n
+	}
+	const clients = 30
+	for i := range clients {
+		path := []string{"local", "remote"}[i/2%2]
+		stream := i%2 == 0
+		body := encode(t, map[string]any{"model": "sim", "prompt": ids(100, i), "max_tokens": 4000, "stream": stream})
+		ctx, hangUp := context.WithCancel(t.Context())
+		resp, failed := make(chan *http.Response, 1), make(chan error, 1)
+		go func() {
+			a, e := r.open(ctx, http.MethodPost, "/v1/completions", body, "X-Dynctl-Path", path)
+			resp <- a
+			failed <- e
+		}()
+		if stream {
+			a, e := <-resp, <-failed
+			if e != nil {
+				t.Fatal(e)
+			}
+			if _, e := io.ReadFull(a.Body, make([]byte, 100+10*i)); e != nil {
+				t.Fatal(e)
+			}
+			hangUp()
+			_ = a.Body.Close()
+		} else {
+			r.eventually("the decode leg", func() error {
+				if r.counters("decode-0").Running == 0 {
+					return errors.New("decode runs nothing")
+				}
+				return nil
+			})
+			hangUp()
+			if e := <-failed; e == nil {
+				t.Fatal("an answer of 4000 tokens is there already")
+			}
+		}
+		r.eventually("the end of the leg", func() error {
+			if n := r.status().Traffic.Cancelled; n != uint64(i+1) || r.counters("decode-0").Running != 0 {
+				return fmt.Errorf("%d requests cancelled, want %d", n, i+1)
+			}
+			return nil
+		})
+	}
+	if n := legs("canceled"); n != clients {
+		t.Errorf("%v legs are canceled, want %d", n, clients)
+	}
+	for _, outcome := range []string{"failed", "reset", "timeout"} {
+		if n := legs(outcome); n != 0 {
+			t.Errorf("%v legs are %s", n, outcome)
+		}
+	}
+	for _, k := range r.worker("decode-0").Ranks {
+		if k.Failures != 0 {
+			t.Errorf("%d failures of %s", k.Failures, k.Label)
 		}
 	}
 }

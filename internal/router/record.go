@@ -219,13 +219,8 @@ func (l *legRecord) facts(f disagg.Checked) {
 func (l *legRecord) end(err error) {
 	l.once.Do(func() {
 		now := time.Now()
-		outcome := "ok"
-		if err != nil {
-			outcome = "failed"
-			var f *failure
-			if errors.As(err, &f) {
-				outcome = f.reason
-			}
+		outcome := legOutcome(err)
+		if err != nil && outcome != string(upstream.Canceled) {
 			l.x.r.fleet.Failed(l.peer.Rank)
 		}
 		l.x.live.Update(func(c *receipt.Receipt) {
@@ -243,6 +238,26 @@ func (l *legRecord) end(err error) {
 		l.x.r.metrics.Leg(string(l.phase), l.peer.Worker.Name, outcome, now.Sub(l.start), first)
 		l.span.End(err)
 	})
+}
+
+// legOutcome is what came of a leg: "ok", the reason of a failure, "canceled"
+// where the engine is not to blame because nobody waited for it any more, and
+// otherwise how the engine broke off.
+func legOutcome(err error) string {
+	var f *failure
+	var u *upstream.Failure
+	var client *upstream.ClientError
+	switch {
+	case err == nil:
+		return "ok"
+	case errors.As(err, &f):
+		return f.reason
+	case errors.As(err, &client):
+		return string(upstream.Canceled)
+	case errors.As(err, &u):
+		return string(u.Kind)
+	}
+	return "failed"
 }
 
 // answerFacts is what was seen of the answer while it was forwarded.

@@ -103,7 +103,7 @@ func New(version, revision string, extra ...prometheus.Collector) *Metrics {
 		stage:      histogram("stage_seconds", "Time that the router itself spent in one stage of a request.", stageBuckets, "stage"),
 		decisions:  counter("decisions_total", "Routing decisions by path and reason.", "path", "reason"),
 		fallbacks:  counter("prefill_fallbacks_total", "Requests that should have been prefilled remotely and were prefilled by the decode rank.", "reason"),
-		legs:       counter("legs_total", "HTTP calls to workers by outcome.", "leg", "worker", "outcome"),
+		legs:       counter("legs_total", "HTTP calls to workers by outcome: ok, canceled (the client left or did not read), or how they failed.", "leg", "worker", "outcome"),
 		legTime:    histogram("leg_duration_seconds", "Time of one HTTP call to a worker.", latencyBuckets, "leg", "worker"),
 		legTTFB:    histogram("leg_first_byte_seconds", "Time to the first byte of a worker's answer.", latencyBuckets, "leg", "worker"),
 		retries:    counter("retries_total", "Attempts beyond the first, by the failure that caused them.", "leg", "reason"),
