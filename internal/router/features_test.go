@@ -493,15 +493,20 @@ func TestFleetByAdminAPI(t *testing.T) {
 }
 
 // TestSnapshotAndRestart: a router that comes back knows at once what the
-// engines hold, and takes the feeds up where it left them.
+// engines hold, and takes the feeds up where it left them, although the engines
+// remember their latest few batches only.
 func TestSnapshotAndRestart(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "index.snapshot")
-	r := start(t, "2a:profile=instant", func(c *router.Config) { c.Index.Snapshot = path })
-	for i := range 10 {
+	r := start(t, "2a:profile=instant,steps=8", func(c *router.Config) { c.Index.Snapshot = path })
+	for i := range 40 {
 		r.complete(ids(300, i))
 	}
 	r.synced()
+	before := r.worker("aggregated-0").Ranks[0]
+	if before.Feed.LastSeq < 2*8 || before.IndexBlocks == 0 {
+		t.Fatalf("the replay reaches back to the start: %+v", before)
+	}
 	ctx := r.wait()
 	if err := r.StopRouter(ctx); err != nil {
 		t.Fatal(err)
@@ -526,8 +531,8 @@ func TestSnapshotAndRestart(t *testing.T) {
 		t.Error("the restore is not told")
 	}
 	w := r.worker("aggregated-0").Ranks[0]
-	if w.Feed.Restarts != 0 || w.Feed.Lost != 0 {
-		t.Errorf("the engine that went on was taken for a new one: %+v", w.Feed)
+	if w.Feed.Restarts != 0 || w.Feed.Lost != 0 || w.IndexBlocks <= before.IndexBlocks {
+		t.Errorf("the engine that went on was taken for a new one: %d blocks, %d before, %+v", w.IndexBlocks, before.IndexBlocks, w.Feed)
 	}
 	for i := range 10 {
 		a, _ := r.complete(ids(300, i))
@@ -557,7 +562,12 @@ func TestSnapshotAndRestart(t *testing.T) {
 	if len(r.events("snapshot_refused")) != 1 {
 		t.Error("a damaged snapshot is not told")
 	}
-	r.synced() // from the engines' replay
+	r.eventually("what the engines' replay still has", func() error {
+		if w := r.worker("aggregated-0").Ranks[0]; !w.Feed.Trusted || w.IndexBlocks == 0 || w.IndexBlocks >= before.IndexBlocks {
+			return fmt.Errorf("%d blocks, feed %+v", w.IndexBlocks, w.Feed)
+		}
+		return nil
+	})
 }
 
 // TestSilentRecomputeIsDetected: a decode engine that answers well but does not

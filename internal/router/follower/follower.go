@@ -47,10 +47,13 @@ type Options struct {
 type Follower struct {
 	Options
 	feeds *kvfeed.Manager
-	// Only the goroutine of follow touches these.
+
+	// places is held while ranks get or lose their places, and while one is
+	// copied into a snapshot: what is copied belongs to whom it is said to.
+	places   sync.Mutex             // guards the fields below; before mu
 	once     map[*workers.Rank]bool // ranks whose engine does not tell of single copies
 	last     *workers.Snapshot
-	restored map[uint32]snapshotRank // by slot: what a snapshot brought back
+	restored map[uint32]restoredRank // by slot: what a snapshot brought back
 
 	// feeding maps slots to the rank whose KV events are fed; read on the
 	// request path.
@@ -86,11 +89,23 @@ func (f *Follower) Feeds() *kvfeed.Manager { return f.feeds }
 func (f *Follower) Fed(k *workers.Rank) bool { return (*f.feeding.Load())[k.Slot] == k }
 
 // Run follows the registry and feeds the index until ctx ends. It begins with
-// what the snapshot file holds, and leaves the last state in it.
+// what the snapshot file holds, and leaves the last state in it. The feeds end
+// after that: with them goes what is known of where they stand.
 func (f *Follower) Run(ctx context.Context) error {
 	f.restore()
 	g, ctx := errgroup.WithContext(ctx)
-	g.Go(func() error { return f.feeds.Run(ctx) })
+	feeding, stop := context.WithCancel(context.WithoutCancel(ctx))
+	g.Go(func() error { return f.feeds.Run(feeding) })
+	g.Go(func() error {
+		defer stop()
+		return f.keep(ctx)
+	})
+	return g.Wait()
+}
+
+// keep follows the registry until ctx ends, and saves now and then and at last.
+func (f *Follower) keep(ctx context.Context) error {
+	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return f.watch(ctx) })
 	if f.Snapshot != "" {
 		g.Go(func() error { return f.saveEvery(ctx) })
@@ -126,6 +141,8 @@ func (f *Follower) watch(ctx context.Context) error {
 
 // follow brings everything keyed by rank to the state of a snapshot.
 func (f *Follower) follow(now *workers.Snapshot) {
+	f.places.Lock()
+	defer f.places.Unlock()
 	for _, c := range workers.Diff(f.last, now) {
 		for _, k := range c.Retired {
 			f.unfeed(k)
@@ -161,7 +178,8 @@ func (f *Follower) follow(now *workers.Snapshot) {
 	f.publish()
 }
 
-// feed starts, restarts or stops the feed of a rank as its worker says.
+// feed starts, restarts or stops the feed of a rank as its worker says. The
+// caller holds places.
 func (f *Follower) feed(w *workers.Worker, k *workers.Rank) {
 	var want workers.EventSource
 	has := false
@@ -184,8 +202,9 @@ func (f *Follower) feed(w *workers.Worker, k *workers.Rank) {
 	if !has {
 		return
 	}
+	from := f.resume(k, block)
 	key := kvfeed.Key{Worker: w.Name, DP: k.DP, Host: w.URL.Hostname(), BlockSize: block, Once: f.once[k]}
-	if err := f.feeds.Add(kvindex.Rank(k.Slot), key, want, f.resume(k, want, block)); err != nil {
+	if err := f.feeds.Add(kvindex.Rank(k.Slot), key, want, from); err != nil {
 		f.Event(eventlog.Event{
 			Kind: "feed_refused", Severity: eventlog.Error, Worker: w.Name, Rank: k.Label,
 			Text: fmt.Sprintf("the KV events of %s are not followed: %v", k.Label, err),
@@ -205,6 +224,8 @@ const auditEvery = 5 * time.Second
 // wrong: the engine tells the removal of the last copy only. Such a rank begins
 // anew without that count.
 func (f *Follower) audit() {
+	f.places.Lock()
+	defer f.places.Unlock()
 	if f.last == nil {
 		return
 	}

@@ -51,8 +51,16 @@ func newStand(t testing.TB, snapshot string) *stand {
 	return s
 }
 
-// set makes the fleet consist of workers, given as they are typed.
+// set makes the fleet consist of workers, given as they are typed, and follows.
 func (s *stand) set(t testing.TB, texts ...string) *workers.Snapshot {
+	t.Helper()
+	snap := s.register(t, texts...)
+	s.follow(snap)
+	return snap
+}
+
+// register makes the fleet consist of workers.
+func (s *stand) register(t testing.TB, texts ...string) *workers.Snapshot {
 	t.Helper()
 	var specs []workers.Spec
 	for _, text := range texts {
@@ -65,9 +73,7 @@ func (s *stand) set(t testing.TB, texts ...string) *workers.Snapshot {
 	if _, err := s.Registry.Apply("flag", specs); err != nil {
 		t.Fatal(err)
 	}
-	snap := s.Registry.Snapshot()
-	s.follow(snap)
-	return snap
+	return s.Registry.Snapshot()
 }
 
 // TestPlaces: a rank has its place everywhere while it is in the fleet, and
@@ -113,12 +119,15 @@ func TestPlaces(t *testing.T) {
 // the worker does not come back; a bad file is told and changes nothing.
 func TestSnapshot(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "index")
-	was := newStand(t, path)
-	snap := was.set(t, "http://127.0.0.1:1,name=a,events=tcp://127.0.0.1:3")
-	slot := kvindex.Rank(snap.Workers[0].Ranks[0].Slot)
-	if err := was.save(); err != nil {
+	o := newOutlet(t, pick(t, "sink."), 10)
+	was := begin(t, path, o)
+	was.until(0)
+	o.publish(5)
+	was.until(5)
+	if err := was.stop(); err != nil {
 		t.Fatal(err)
 	}
+	const slot = 0
 	now := newStand(t, path)
 	now.restore()
 	if _, ok := now.Index.RankStats(slot); !ok || !slices.Equal(now.kinds, []string{"snapshot_restored"}) {
@@ -154,6 +163,7 @@ func FuzzSnapshot(f *testing.F) {
 	path := filepath.Join(f.TempDir(), "index")
 	s := newStand(f, path)
 	s.set(f, "http://127.0.0.1:1,name=a,events=tcp://127.0.0.1:3")
+	s.restored = map[uint32]restoredRank{0: {label: "a/dp0", note: []byte(`{"block_size_tokens":16,"position":{"seq":7,"stamp":9}}`)}}
 	if err := s.save(); err != nil {
 		f.Fatal(err)
 	}

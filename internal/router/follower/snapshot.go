@@ -2,6 +2,7 @@ package follower
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -18,48 +19,72 @@ import (
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
-// The snapshot file is one line of JSON, which says which ranks the index
-// holds and up to which batch, followed by the index's own snapshot. It is
-// written to a temporary file and renamed, so that a crash leaves the old one.
+// The snapshot file is one line of JSON, which says what it is, followed by the
+// index's own snapshot, which has for each rank a snapshotRank in JSON: a rank is
+// copied together with where its feed stands. The file is written to a temporary
+// one and renamed, so that a crash leaves the old one.
 const (
-	snapshotSchema = "dynctl.snapshot/v1"
+	snapshotSchema = "dynctl.snapshot/v2"
 	// maxSnapshotHead bounds the line of JSON in bytes.
-	maxSnapshotHead = 64 << 20
+	maxSnapshotHead = 1 << 16
 	snapshotEvery   = time.Minute
 	// restoredKeep is how long a restored rank waits for its worker.
 	restoredKeep = time.Minute
 )
 
 type snapshotHead struct {
-	Schema string         `json:"schema"`
-	At     time.Time      `json:"at"`
-	Ranks  []snapshotRank `json:"ranks"`
+	Schema string    `json:"schema"`
+	At     time.Time `json:"at"`
 }
 
+// snapshotRank is what the feed of a rank needs to go on from its blocks.
 type snapshotRank struct {
-	Slot     uint32           `json:"slot"`
-	Label    string           `json:"label"`
-	Block    int              `json:"block_size_tokens"`
-	Endpoint string           `json:"endpoint"`
-	Position *kvfeed.Position `json:"position,omitempty"`
+	Block    int             `json:"block_size_tokens"`
+	Once     bool            `json:"once,omitempty"`
+	Position kvfeed.Position `json:"position"`
+}
+
+// restoredRank is a rank from a snapshot whose worker has not come yet.
+type restoredRank struct {
+	label string
+	note  []byte
+	snapshotRank
+}
+
+// note copies a rank into a snapshot, with where its feed stands at that very
+// moment. Were the blocks newer than the position, what is told between the two
+// would be told to them again, and a block that is stored once more counts as a
+// further copy. A rank whose feed has nothing to go on from is left out.
+func (f *Follower) note(slot kvindex.Rank, label string, take func()) (note []byte) {
+	f.places.Lock()
+	defer f.places.Unlock()
+	if k, ok := f.restored[uint32(slot)]; ok && k.label == label {
+		take()
+		return k.note // its feed has not begun
+	}
+	k := (*f.feeding.Load())[uint32(slot)]
+	if k == nil || k.Label != label {
+		return nil
+	}
+	f.mu.Lock()
+	of := f.open[k]
+	f.mu.Unlock()
+	f.feeds.Freeze(slot, func(p kvfeed.Position, ok bool) {
+		if !ok {
+			return
+		}
+		b, err := json.Marshal(snapshotRank{Block: of.block, Once: f.once[k], Position: p})
+		if err == nil { // numbers and words always can be
+			take()
+			note = b
+		}
+	})
+	return note
 }
 
 // save writes the index and the feeds' positions to the snapshot file.
 func (f *Follower) save() (err error) {
 	path := f.Snapshot
-	head := snapshotHead{Schema: snapshotSchema, At: time.Now(), Ranks: []snapshotRank{}}
-	f.mu.Lock()
-	for k, o := range f.open {
-		head.Ranks = append(head.Ranks, snapshotRank{Slot: k.Slot, Label: k.Label, Block: o.block, Endpoint: o.source.Endpoint})
-	}
-	f.mu.Unlock()
-	// Positions first: what the index takes in after them is applied again
-	// after a restore, which changes nothing.
-	for i := range head.Ranks {
-		if p, ok := f.feeds.Position(kvindex.Rank(head.Ranks[i].Slot)); ok {
-			head.Ranks[i].Position = &p
-		}
-	}
 	tmp, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".tmp*")
 	if err != nil {
 		return fmt.Errorf("index snapshot: %w", err)
@@ -72,10 +97,10 @@ func (f *Follower) save() (err error) {
 		}
 	}()
 	w := bufio.NewWriterSize(tmp, 1<<20)
-	if err := json.NewEncoder(w).Encode(head); err != nil {
+	if err := json.NewEncoder(w).Encode(snapshotHead{Schema: snapshotSchema, At: time.Now()}); err != nil {
 		return err
 	}
-	if err := f.Index.Snapshot(w); err != nil {
+	if err := f.Index.Snapshot(w, f.note); err != nil {
 		return err
 	}
 	if err := errors.Join(w.Flush(), tmp.Sync(), tmp.Close()); err != nil {
@@ -117,12 +142,8 @@ func (f *Follower) restore() {
 		f.Event(eventlog.Event{Kind: "snapshot_refused", Severity: eventlog.Warn, Text: fmt.Sprintf("the index begins empty: %v", err)})
 		return
 	}
-	f.restored = map[uint32]snapshotRank{}
-	for _, k := range head.Ranks {
-		f.restored[k.Slot] = k
-	}
 	s := f.Index.Stats()
-	f.Event(eventlog.Event{Kind: "snapshot_restored", Text: fmt.Sprintf("the index begins with %d blocks on %d rank(s) as of %s; each rank is used once its engine has proven to be the same", s.Memberships, len(head.Ranks), head.At.Format(time.RFC3339))})
+	f.Event(eventlog.Event{Kind: "snapshot_restored", Text: fmt.Sprintf("the index begins with %d blocks on %d rank(s) as of %s; each rank is used once its engine has proven to be the same", s.Memberships, s.Ranks, head.At.Format(time.RFC3339))})
 }
 
 func (f *Follower) load(path string) (*snapshotHead, error) {
@@ -140,9 +161,18 @@ func (f *Follower) load(path string) (*snapshotHead, error) {
 	if err := json.Unmarshal(line, &head); err != nil || head.Schema != snapshotSchema {
 		return nil, fmt.Errorf("index snapshot %s: not a %s file", path, snapshotSchema)
 	}
-	if err := f.Index.Restore(r); err != nil {
+	restored := map[uint32]restoredRank{}
+	if err := f.Index.Restore(r, func(slot kvindex.Rank, label string, note []byte) error {
+		k := restoredRank{label: label, note: bytes.Clone(note)}
+		if err := json.Unmarshal(note, &k.snapshotRank); err != nil {
+			return fmt.Errorf("where rank %s stands: %w", label, err)
+		}
+		restored[uint32(slot)] = k
+		return nil
+	}); err != nil {
 		return nil, fmt.Errorf("index snapshot %s: %w", path, err)
 	}
+	f.restored = restored
 	return &head, nil
 }
 
@@ -172,7 +202,7 @@ func readLine(r *bufio.Reader, limit int) ([]byte, error) {
 func (f *Follower) claim(k *workers.Rank) error {
 	slot := kvindex.Rank(k.Slot)
 	if old, ok := f.restored[k.Slot]; ok {
-		if old.Label == k.Label {
+		if old.label == k.Label {
 			return nil // AddRank was done by Restore
 		}
 		delete(f.restored, k.Slot)
@@ -185,25 +215,28 @@ func (f *Follower) claim(k *workers.Rank) error {
 
 // resume is where a rank's feed goes on, nil to begin anew. What was restored
 // under other circumstances is dropped.
-func (f *Follower) resume(k *workers.Rank, source workers.EventSource, block int) *kvfeed.Position {
+func (f *Follower) resume(k *workers.Rank, block int) *kvfeed.Position {
 	old, ok := f.restored[k.Slot]
-	if !ok || old.Label != k.Label {
+	if !ok || old.label != k.Label {
 		return nil
 	}
 	delete(f.restored, k.Slot)
-	if old.Block != block || old.Position == nil {
+	if old.Block != block {
 		f.Index.ClearRank(kvindex.Rank(k.Slot))
 		return nil
 	}
-	return old.Position
+	f.once[k] = old.Once
+	return &old.Position
 }
 
 // expire drops restored ranks whose worker has not come back.
 func (f *Follower) expire() {
+	f.places.Lock()
+	defer f.places.Unlock()
 	for slot, k := range f.restored {
 		owned := false
 		if f.last != nil {
-			if _, r, ok := f.last.Slot(slot); ok && r.Label == k.Label {
+			if _, r, ok := f.last.Slot(slot); ok && r.Label == k.label {
 				owned = true
 			}
 		}

@@ -442,7 +442,9 @@ func TestFeedResumes(t *testing.T) {
 			p.subscribed()
 			p.steps(20)
 			f.settled(p)
-			pos, ok := f.Position(0)
+			var pos Position
+			var ok bool
+			f.Freeze(0, func(p Position, known bool) { pos, ok = p, known })
 			if !ok || !f.Remove(0) || f.Remove(0) {
 				t.Fatalf("position %+v, %v", pos, ok)
 			}

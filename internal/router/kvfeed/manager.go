@@ -369,22 +369,23 @@ func (m *Manager) Status() []Status {
 	return all
 }
 
-// Position returns where rank id stands, to resume from after a restart of the
-// router together with a snapshot of the index; false when its entries are not
-// trusted or there are none. Take it before the snapshot is written, never
-// after: batches that the snapshot has beyond it are applied once more, which at
-// worst misses blocks.
-func (m *Manager) Position(id kvindex.Rank) (Position, bool) {
+// Freeze calls f with where rank id stands, while its entries stand still: what
+// f reads of them in the index is the rank as of that very batch, so that a feed
+// can go on from both after a restart of the router. ok is false when there is
+// nothing to go on from. f must be quick and must not call the Manager.
+//
+// The connection does not matter. Entries that are not trusted for want of one
+// are still those of the last batch, and the publisher has to prove that it
+// knows that batch before they are used again.
+func (m *Manager) Freeze(id kvindex.Rank, f func(p Position, ok bool)) {
 	m.mu.Lock()
 	r := m.ranks[id]
 	m.mu.Unlock()
 	if r == nil {
-		return Position{}, false
+		f(Position{}, false)
+		return
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.state != Live {
-		return Position{}, false
-	}
-	return r.stream.Position()
+	f(r.stream.Position())
 }

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/dynctl/dynctl/internal/router/kvindex"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
@@ -46,8 +47,12 @@ func TestManagerRefuses(t *testing.T) {
 	if s := m.Status(); len(s) != 1 || s[0].State != Connecting || s[0].LastSeq != -1 {
 		t.Errorf("status %+v", s)
 	}
-	if _, ok := m.Position(3); ok {
-		t.Error("position before the first batch")
+	for _, id := range []kvindex.Rank{3, 4} {
+		m.Freeze(id, func(p Position, ok bool) {
+			if ok {
+				t.Errorf("rank %d has the position %+v before the first batch", id, p)
+			}
+		})
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)

@@ -183,6 +183,9 @@ type Position struct {
 	Stamp uint64 `json:"stamp"`
 	Shape
 	Group int32 `json:"group"`
+	// Base and Complete are those of the Stream.
+	Base     uint64 `json:"base"`
+	Complete bool   `json:"complete"`
 }
 
 // Position returns the Stream's position, false before its first batch, while
@@ -194,12 +197,13 @@ func (s *Stream) Position() (Position, bool) {
 		return Position{}, false
 	}
 	stamp, ok := s.seq.stampOf(last)
-	return Position{Seq: last, Stamp: stamp, Shape: s.app.Shape(), Group: s.app.group}, ok
+	return Position{Seq: last, Stamp: stamp, Shape: s.app.Shape(), Group: s.app.group, Base: s.base, Complete: s.complete}, ok
 }
 
 // Resume makes a new Stream continue at p.
 func (s *Stream) Resume(p Position) {
 	s.seq.Resume(p.Seq, p.Stamp)
+	s.base, s.complete = p.Base, p.Complete
 	s.app.engine, s.app.parts, s.app.bigram, s.app.group = p.EngineBlock, p.Parts, p.Bigram, p.Group
 	if p.EngineBlock != 0 && p.EngineBlock != s.app.size {
 		s.Reset() // kept by a router with another block size

@@ -131,7 +131,7 @@ func (b *Batch) Store(parent uint64, hasParent bool, names, locals []uint64) {
 // StoreCopies is Store for engines that keep a block in memory as often as it was stored and tell the
 // removal of each copy (vLLM up to 0.33): a block that the rank holds already under the same name counts
 // as a further copy, and is gone when as many removals have come. The number of such blocks is bounded;
-// beyond it, and after a [Index.Restore], the first removal counts, so that the index undercounts.
+// beyond it the first removal counts, so that the index undercounts.
 func (b *Batch) StoreCopies(parent uint64, hasParent bool, names, locals []uint64) {
 	b.Store(parent, hasParent, names, locals)
 	b.ops[len(b.ops)-1].copies = true

@@ -157,7 +157,7 @@ func TestConcurrent(t *testing.T) {
 				}
 				at = out.Children[0].ID
 			}
-			if err := x.Snapshot(io.Discard); err != nil {
+			if err := x.Snapshot(io.Discard, whole); err != nil {
 				t.Error(err)
 			}
 			x.Checksum()
@@ -181,12 +181,12 @@ func TestConcurrent(t *testing.T) {
 	}
 	compare(t, x, all, prompts)
 	var file bytes.Buffer
-	if err := x.Snapshot(&file); err != nil {
+	if err := x.Snapshot(&file, whole); err != nil {
 		t.Fatal(err)
 	}
 	y := New(Options{MaxRanks: 32})
 	defer y.Close()
-	if err := y.Restore(&file); err != nil {
+	if err := y.Restore(&file, unnoted); err != nil {
 		t.Fatal(err)
 	}
 	compare(t, y, all, prompts)

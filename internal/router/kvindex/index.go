@@ -337,6 +337,21 @@ func (k *rankState) copy(names []uint64, res *Result) {
 	}
 }
 
+// recopy gives a block that is held and has no further copies n of them, and reports whether it could.
+func (k *rankState) recopy(name uint64, n uint32) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.copies[name] > 0 || len(k.copies) >= maxCopies || k.tab.find(name) == 0 {
+		return false
+	}
+	if k.copies == nil {
+		k.copies = map[uint64]uint32{}
+	}
+	k.copies[name] = n
+	k.extra.Add(int64(n))
+	return true
+}
+
 // uncopy takes one copy off a block that is removed, and reports whether another is left.
 func (k *rankState) uncopy(name uint64) bool {
 	n, ok := k.copies[name]

@@ -13,23 +13,30 @@ import (
 
 // A snapshot is, all integers little-endian and uv an unsigned LEB128 varint:
 //
-//	"DYNKVIX1"
+//	"DYNKVIX2"
 //	frames: u32 length, u32 CRC-32C of kind and body, u8 kind, body
 //
-//	kind 'R', a rank:  uv slot, u8 lost, name
+//	kind 'R', a rank:  uv slot, u8 flags (1 = lost, 2 = copies are not counted), uv length of name, name,
+//	          the caller's note
 //	kind 'B', a run of the rank before, its parent's run first:
 //	          uv parent (0 = none, else 1 + number of the run within its rank), uv offset in the parent,
 //	          uv n, stretches of (uv held, uv not held) that add up to n, n × u64 local hash,
 //	          u64 name of each held block
+//	kind 'C', copies of the rank before, after its runs: (u64 name, uv further copies) of each block
+//	          that has any
 //	kind 'E', the end: uv ranks, uv memberships
 //
 // Blocks that are not held are there because held ones follow them. Each rank is consistent in itself;
 // ranks are written one after the other while the others go on.
 const (
-	snapMagic = "DYNKVIX1"
-	snapFrame = 4 << 20 // bytes of a frame at most; the longest run needs less
+	snapMagic = "DYNKVIX2"
+	snapFrame = 4 << 20 // bytes of a frame at most; the longest run and all copies need less
 	snapName  = 4096    // bytes of a rank's name at most
+	snapNote  = 1 << 16 // bytes of a rank's note at most
 	snapBatch = 1 << 16 // blocks applied at a time
+
+	flagLost   = 1
+	flagSingle = 2
 )
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
@@ -42,25 +49,42 @@ func appendFrame(b []byte, kind byte, body []byte) []byte {
 	return append(b, body...)
 }
 
-// Snapshot writes all ranks and what they hold, with the engines' names. Events of a rank wait while it
-// is copied, not while it is written; nothing else waits.
-func (x *Index) Snapshot(w io.Writer) error {
+// Snapshot writes ranks and what they hold, with the engines' names and counts of copies. Events of a
+// rank wait while it is copied, not while it is written; nothing else waits.
+//
+// For each rank, note is called with its slot and name. It calls take at the moment at which the rank is
+// to be copied, and returns what Restore is to give back with it: whatever must be true of that very
+// moment, such as the last event that the rank has. A rank is left out whose note does not call take.
+func (x *Index) Snapshot(w io.Writer, note func(r Rank, name string, take func()) []byte) error {
 	if _, err := io.WriteString(w, snapMagic); err != nil {
 		return fmt.Errorf("write snapshot: %w", err)
 	}
 	var ranks, total uint64
-	var buf []byte
+	var d dump
 	for i := range x.ranks {
 		k := x.ranks[i].Load()
 		if k == nil || len(k.name) > snapName {
 			continue
 		}
-		var held int
-		buf, held = x.dumpRank(k, buf[:0])
+		taken := false
+		kept := note(k.slot, k.name, func() {
+			x.dumpRank(k, &d)
+			taken = true
+		})
+		if !taken {
+			continue
+		}
+		if len(kept) > snapNote {
+			return fmt.Errorf("write snapshot of rank %s: a note of %d bytes, at most %d", k.name, len(kept), snapNote)
+		}
+		head := append(binary.AppendUvarint(nil, uint64(k.slot)), d.flags)
+		head = append(binary.AppendUvarint(head, uint64(len(k.name))), k.name...)
 		ranks++
-		total += uint64(held)
-		if _, err := w.Write(buf); err != nil {
-			return fmt.Errorf("write snapshot of rank %s: %w", k.name, err)
+		total += uint64(d.held)
+		for _, b := range [...][]byte{appendFrame(nil, 'R', append(head, kept...)), d.frames} {
+			if _, err := w.Write(b); err != nil {
+				return fmt.Errorf("write snapshot of rank %s: %w", k.name, err)
+			}
 		}
 	}
 	body := binary.AppendUvarint(binary.AppendUvarint(nil, ranks), total)
@@ -70,8 +94,15 @@ func (x *Index) Snapshot(w io.Writer) error {
 	return nil
 }
 
-// dumpRank appends the frames of one rank.
-func (x *Index) dumpRank(k *rankState, out []byte) (_ []byte, held int) {
+// dump is a copy of one rank.
+type dump struct {
+	flags  byte
+	held   int
+	frames []byte // but the first
+}
+
+// dumpRank copies one rank into d.
+func (x *Index) dumpRank(k *rankState, d *dump) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	v := x.ep.enter(uint32(k.slot))
@@ -123,12 +154,15 @@ func (x *Index) dumpRank(k *rankState, out []byte) (_ []byte, held int) {
 	slices.SortFunc(ids, func(a, b uint32) int {
 		return int(int64(x.m.node(a).depth) - int64(x.m.node(b).depth))
 	})
-	lost := byte(0)
+	d.flags, d.held = 0, len(places)
 	if k.lost.Load() {
-		lost = 1
+		d.flags |= flagLost
 	}
-	body := append(binary.AppendUvarint(nil, uint64(k.slot)), lost)
-	out = appendFrame(out, 'R', append(body, k.name...))
+	if k.single {
+		d.flags |= flagSingle
+	}
+	out := d.frames[:0]
+	var body []byte
 	for i, n := range ids {
 		nd, r := x.m.node(n), runs[n]
 		r.number = uint64(i) + 1
@@ -153,27 +187,35 @@ func (x *Index) dumpRank(k *rankState, out []byte) (_ []byte, held int) {
 			body = binary.AppendUvarint(body, uint64(end-at))
 			at = end
 		}
-		dir := x.m.dir(nd.dir.Load())
+		chunks := x.m.dir(nd.dir.Load())
 		for o := range r.need {
-			body = binary.LittleEndian.AppendUint64(body, loadWord(&x.m.locals(loadHalf(&dir[o/chunkLen]))[o%chunkLen]))
+			body = binary.LittleEndian.AppendUint64(body, loadWord(&x.m.locals(loadHalf(&chunks[o/chunkLen]))[o%chunkLen]))
 		}
 		for _, p := range mine {
 			body = binary.LittleEndian.AppendUint64(body, k.tab.nameOf(p.ref))
 		}
 		out = appendFrame(out, 'B', body)
 	}
-	return out, len(places)
+	if len(k.copies) > 0 {
+		body = body[:0]
+		for name, n := range k.copies {
+			body = binary.AppendUvarint(binary.LittleEndian.AppendUint64(body, name), uint64(n))
+		}
+		out = appendFrame(out, 'C', body)
+	}
+	d.frames = out
 }
 
 // Restore fills an index that has no ranks from a snapshot: its ranks come back in their slots under
-// their names. What the engines did since the snapshot was written is up to the caller to find out. When
-// the snapshot is cut, damaged or of another version, or does not fit the limits, the index is left
-// empty and the error wraps [ErrSnapshot].
-func (x *Index) Restore(r io.Reader) error {
+// their names, and noted is told of each with its note, which it must not keep. What the engines did
+// since the snapshot was written is up to the caller to find out. When the snapshot is cut, damaged or
+// of another version, or does not fit the limits, the index is left empty and the error wraps
+// [ErrSnapshot]; an error of noted has the same effect and is returned.
+func (x *Index) Restore(r io.Reader, noted func(r Rank, name string, note []byte) error) error {
 	if x.live.Load() > 0 {
 		return fmt.Errorf("restore: %w", ErrNotEmpty)
 	}
-	s := restorer{x: x, r: bufio.NewReaderSize(r, 1<<16)}
+	s := restorer{x: x, r: bufio.NewReaderSize(r, 1<<16), noted: noted}
 	if err := s.run(); err != nil {
 		for _, r := range s.added {
 			x.RemoveRank(r)
@@ -186,13 +228,14 @@ func (x *Index) Restore(r io.Reader) error {
 type restorer struct {
 	x     *Index
 	r     *bufio.Reader
+	noted func(Rank, string, []byte) error
 	body  []byte
 	added []Rank
 	total uint64
 
 	// of the rank being read
 	batch Batch
-	lost  bool
+	flags byte
 	runs  [][]uint64 // names of its runs' blocks
 	gaps  []uint64   // names made up for blocks that are not held
 	salt  uint64
@@ -215,6 +258,8 @@ func (s *restorer) run() error {
 			err = errors.Join(s.endRank(), s.rank())
 		case 'B':
 			err = s.blocks()
+		case 'C':
+			err = s.copies()
 		case 'E':
 			if err := s.endRank(); err != nil {
 				return err
@@ -271,14 +316,47 @@ func (s *restorer) uvarint() (uint64, error) {
 
 func (s *restorer) rank() error {
 	slot, err := s.uvarint()
-	if err != nil || len(s.body) < 1 || len(s.body) > snapName+1 || slot >= uint64(len(s.x.ranks)) {
+	if err != nil || len(s.body) < 1 || slot >= uint64(len(s.x.ranks)) {
 		return bad("rank")
 	}
-	if err := s.x.AddRank(Rank(slot), string(s.body[1:])); err != nil {
+	s.flags, s.body = s.body[0], s.body[1:]
+	n, err := s.uvarint()
+	if err != nil || n > snapName || n > uint64(len(s.body)) || uint64(len(s.body))-n > snapNote {
+		return bad("name of a rank")
+	}
+	name := string(s.body[:n])
+	if err := s.x.AddRank(Rank(slot), name); err != nil {
 		return errors.Join(err, ErrSnapshot)
 	}
 	s.added = append(s.added, Rank(slot))
-	s.lost = s.body[0] != 0
+	return s.noted(Rank(slot), name, s.body[n:])
+}
+
+// copies gives the rank the copies of its blocks.
+func (s *restorer) copies() error {
+	if len(s.added) == 0 {
+		return bad("copies without a rank")
+	}
+	s.batch.Remove(s.gaps...) // they can have no copies
+	s.gaps = s.gaps[:0]
+	if err := s.apply(); err != nil {
+		return err
+	}
+	k := s.x.ranks[s.added[len(s.added)-1]].Load()
+	for len(s.body) > 0 {
+		if len(s.body) < 8 {
+			return bad("cut in a name")
+		}
+		name := binary.LittleEndian.Uint64(s.body)
+		s.body = s.body[8:]
+		n, err := s.uvarint()
+		if err != nil {
+			return err
+		}
+		if n < 1 || n > maxCopy || s.flags&flagSingle != 0 || !k.recopy(name, uint32(n)) {
+			return bad("copies")
+		}
+	}
 	return nil
 }
 
@@ -305,7 +383,10 @@ func (s *restorer) endRank() error {
 	}
 	k := s.x.ranks[s.added[len(s.added)-1]].Load()
 	s.total += uint64(k.blocks.Load())
-	k.lost.Store(s.lost)
+	k.lost.Store(s.flags&flagLost != 0)
+	k.mu.Lock()
+	k.single = s.flags&flagSingle != 0
+	k.mu.Unlock()
 	s.runs, s.gaps = s.runs[:0], s.gaps[:0]
 	return nil
 }

@@ -60,6 +60,11 @@ func scramble(t testing.TB, x *Index, seed uint64, steps int) (*model, [][]uint6
 	return m, prompts
 }
 
+// whole and unnoted keep every rank and note nothing.
+func whole(_ Rank, _ string, take func()) []byte { take(); return nil }
+
+func unnoted(Rank, string, []byte) error { return nil }
+
 func TestSnapshot(t *testing.T) {
 	t.Parallel()
 	x := New(Options{MaxRanks: 8})
@@ -72,19 +77,19 @@ func TestSnapshot(t *testing.T) {
 	compare(t, x, m, prompts)
 
 	var file bytes.Buffer
-	if err := x.Snapshot(&file); err != nil {
+	if err := x.Snapshot(&file, whole); err != nil {
 		t.Fatal(err)
 	}
 	y := New(Options{MaxRanks: 8})
 	defer y.Close()
-	if err := y.Restore(bytes.NewReader(file.Bytes())); err != nil {
+	if err := y.Restore(bytes.NewReader(file.Bytes()), unnoted); err != nil {
 		t.Fatal(err)
 	}
 	compare(t, y, m, prompts)
 	if x.Checksum() != y.Checksum() || x.Checksum() == 0 {
 		t.Errorf("checksums %x before and %x after", x.Checksum(), y.Checksum())
 	}
-	if err := y.Restore(bytes.NewReader(file.Bytes())); !errors.Is(err, ErrNotEmpty) {
+	if err := y.Restore(bytes.NewReader(file.Bytes()), unnoted); !errors.Is(err, ErrNotEmpty) {
 		t.Errorf("restore into a full index: %v, want ErrNotEmpty", err)
 	}
 	// Names came along: a removal that comes after the restart finds its block.
@@ -104,7 +109,7 @@ func TestSnapshot(t *testing.T) {
 		flipped := bytes.Clone(file.Bytes())
 		flipped[n] ^= 0x10
 		for what, data := range map[string][]byte{"cut": file.Bytes()[:n], "flipped": flipped} {
-			if err := z.Restore(bytes.NewReader(data)); !errors.Is(err, ErrSnapshot) {
+			if err := z.Restore(bytes.NewReader(data), unnoted); !errors.Is(err, ErrSnapshot) {
 				t.Fatalf("%s at byte %d of %d: %v, want ErrSnapshot", what, n, file.Len(), err)
 			}
 			if s := z.Stats(); s.Ranks != 0 || s.Memberships != 0 || s.Blocks != 0 {
@@ -112,20 +117,20 @@ func TestSnapshot(t *testing.T) {
 			}
 		}
 	}
-	if err := z.Restore(bytes.NewReader(append(bytes.Clone(file.Bytes()), 0))); !errors.Is(err, ErrSnapshot) {
+	if err := z.Restore(bytes.NewReader(append(bytes.Clone(file.Bytes()), 0)), unnoted); !errors.Is(err, ErrSnapshot) {
 		t.Errorf("data after the end: %v, want ErrSnapshot", err)
 	}
 	small := New(Options{MaxRanks: 8, MaxBlocks: 10})
 	defer small.Close()
-	if err := small.Restore(bytes.NewReader(file.Bytes())); !errors.Is(err, ErrSnapshot) {
+	if err := small.Restore(bytes.NewReader(file.Bytes()), unnoted); !errors.Is(err, ErrSnapshot) {
 		t.Errorf("restore beyond MaxBlocks: %v, want ErrSnapshot", err)
 	}
 	few := New(Options{MaxRanks: 1})
 	defer few.Close()
-	if err := few.Restore(bytes.NewReader(file.Bytes())); !errors.Is(err, ErrSnapshot) {
+	if err := few.Restore(bytes.NewReader(file.Bytes()), unnoted); !errors.Is(err, ErrSnapshot) {
 		t.Errorf("restore beyond MaxRanks: %v, want ErrSnapshot", err)
 	}
-	if err := x.Snapshot(failing{}); err == nil {
+	if err := x.Snapshot(failing{}, whole); err == nil {
 		t.Error("writer that fails: no error")
 	}
 }
@@ -134,15 +139,97 @@ type failing struct{}
 
 func (failing) Write([]byte) (int, error) { return 0, errors.New("disk full") }
 
+// TestSnapshotKeepsCopiesAndNotes: what was taken with a rank comes back with
+// it, and so do the copies of its blocks, so that the same removals lead to the
+// same index as without a restart; a rank that was not taken is left out.
+func TestSnapshotKeepsCopiesAndNotes(t *testing.T) {
+	t.Parallel()
+	x := New(Options{MaxRanks: 8})
+	defer x.Close()
+	names, locals := []uint64{11, 12, 13}, []uint64{1, 2, 3}
+	var b Batch
+	for r, times := range []int{3, 1, maxCopy + 2} {
+		if err := x.AddRank(Rank(r), fmt.Sprint("rank-", r)); err != nil {
+			t.Fatal(err)
+		}
+		for range times {
+			b.Reset()
+			b.StoreCopies(0, false, names, locals)
+			x.Apply(Rank(r), &b)
+		}
+	}
+	b.Reset()
+	b.Remove(12, 12, 12)
+	b.StoreCopies(12, true, names[2:], locals[2:]) // an orphan, so that its copy must not come along either
+	x.Apply(0, &b)
+	var file bytes.Buffer
+	if err := x.Snapshot(&file, func(r Rank, name string, take func()) []byte {
+		if r != 1 {
+			take()
+		}
+		return []byte("note of " + name)
+	}); err != nil {
+		t.Fatal(err)
+	}
+	y := New(Options{MaxRanks: 8})
+	defer y.Close()
+	notes := map[Rank]string{}
+	if err := y.Restore(&file, func(r Rank, name string, note []byte) error {
+		notes[r] = name + ": " + string(note)
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if d := cmp.Diff(map[Rank]string{0: "rank-0: note of rank-0", 2: "rank-2: note of rank-2"}, notes); d != "" {
+		t.Errorf("notes (-want +got):\n%s", d)
+	}
+	if _, ok := y.RankStats(1); ok {
+		t.Error("a rank that was not taken came back")
+	}
+	for round := range 4 {
+		for _, r := range []Rank{0, 2} {
+			b.Reset()
+			b.Remove(13, 11)
+			if round == 1 {
+				b.StoreCopies(0, false, names, locals)
+			}
+			if d := cmp.Diff(x.Apply(r, &b), y.Apply(r, &b)); d != "" {
+				t.Errorf("rank %d, round %d (-stopped never +restored):\n%s", r, round, d)
+			}
+			was, _ := x.RankStats(r)
+			now, _ := y.RankStats(r)
+			if was.Blocks != now.Blocks || was.Copies != now.Copies || x.RankChecksum(r) != y.RankChecksum(r) {
+				t.Errorf("rank %d, round %d: %d blocks and %d copies, restored %d and %d", r, round, was.Blocks, was.Copies, now.Blocks, now.Copies)
+			}
+		}
+	}
+	if err := y.Restore(&file, unnoted); !errors.Is(err, ErrNotEmpty) {
+		t.Errorf("restore into a full index: %v", err)
+	}
+	file.Reset()
+	if err := x.Snapshot(&file, whole); err != nil {
+		t.Fatal(err)
+	}
+	z := New(Options{MaxRanks: 8})
+	defer z.Close()
+	refused := errors.New("not this one")
+	if err := z.Restore(&file, func(Rank, string, []byte) error { return refused }); !errors.Is(err, refused) || z.Stats().Ranks != 0 {
+		t.Errorf("a note that is refused: %v, %+v", err, z.Stats())
+	}
+	if err := x.Snapshot(&file, func(_ Rank, _ string, take func()) []byte { take(); return make([]byte, snapNote+1) }); err == nil {
+		t.Error("a note beyond the limit was written")
+	}
+}
+
 func TestSnapshotOfNothing(t *testing.T) {
 	t.Parallel()
 	x := New(Options{})
 	defer x.Close()
 	var file bytes.Buffer
-	if err := x.Snapshot(&file); err != nil {
+	if err := x.Snapshot(&file, whole); err != nil {
 		t.Fatal(err)
 	}
-	if err := x.Restore(&file); err != nil {
+	if err := x.Restore(&file, unnoted); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -150,8 +237,13 @@ func TestSnapshotOfNothing(t *testing.T) {
 func FuzzRestore(f *testing.F) {
 	x := New(Options{MaxRanks: 8})
 	scramble(f, x, 2, 3)
+	for range 2 {
+		var b Batch
+		b.StoreCopies(0, false, []uint64{7, 8}, []uint64{1, 2})
+		x.Apply(0, &b)
+	}
 	var file bytes.Buffer
-	if err := x.Snapshot(&file); err != nil {
+	if err := x.Snapshot(&file, whole); err != nil {
 		f.Fatal(err)
 	}
 	x.Close()
@@ -161,7 +253,7 @@ func FuzzRestore(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		// Most mutations die at a checksum, so another copy gets its checksums mended.
 		for _, d := range [][]byte{data, mend(data)} {
-			err := y.Restore(bytes.NewReader(d))
+			err := y.Restore(bytes.NewReader(d), unnoted)
 			if err != nil && !errors.Is(err, ErrSnapshot) {
 				t.Fatalf("error is not ErrSnapshot: %v", err)
 			}

@@ -239,7 +239,7 @@ type feed struct {
 	refetch   bool
 	life      int // connections so far
 	held      []batch
-	resume    *kvfeed.Position
+	promised  *kept // what the latest snapshot should be good for, until it was looked at
 
 	// truth is what the engine holds after the last batch that the stream has
 	// taken, by the engine's names; at is the next batch to add to it.
@@ -253,25 +253,44 @@ func newFeed(n *node) *feed {
 	return &feed{n: n, stream: kvfeed.NewStream(n.s.index, n.slot(), n.s.group.BlockSize), truth: map[uint64]int{}, inc: n.inc}
 }
 
-// save keeps the position for a restart of the router.
-func (f *feed) save() {
-	f.resume = nil
-	if p, ok := f.stream.Position(); ok {
-		f.resume = &p
-	}
+// kept is what a snapshot has of a feed, and what it should be good for: the
+// life of the engine that the position belongs to, and whether all was known.
+type kept struct {
+	slot     kvindex.Rank
+	Position kvfeed.Position `json:"position"`
+	Life     int             `json:"life"`
+	Complete bool            `json:"complete"`
 }
 
-// again is the feed of a router that was restarted.
-func (f *feed) again() *feed {
+// keep is what a snapshot has of the feed, false when there is nothing to go on
+// from.
+func (f *feed) keep() (k kept, ok bool) {
+	k.Position, ok = f.stream.Position()
+	k.Life, k.Complete = f.inc, f.stream.Complete()
+	return k, ok
+}
+
+// again is the feed of a router that was restarted with what it kept, nil for
+// nothing, and should have kept.
+func (f *feed) again(k, promised *kept) *feed {
 	g := newFeed(f.n)
-	g.life = f.life + 1
-	if f.resume != nil {
-		g.stream.Resume(*f.resume)
+	g.life, g.promised = f.life+1, promised
+	if k != nil {
+		g.stream.Resume(k.Position)
 		g.truth, g.at, g.inc = f.truth, f.at, f.inc
-	} else {
-		f.n.s.index.ClearRank(f.n.slot())
 	}
 	return g
+}
+
+// recall looks at a feed that has caught up after a restart of the router: what
+// was known at the snapshot must be known still if the replay goes on from there.
+func (f *feed) recall(replayed []batch) {
+	p := f.promised
+	f.promised = nil
+	if p == nil || !p.Complete || p.Life != f.n.inc || len(replayed) == 0 || replayed[0].seq > p.Position.Seq || f.stream.Complete() {
+		return
+	}
+	f.n.s.violate("the restarted router has forgotten what it knew of %s: all up to batch %d, and the replay begins at %d", f.n.name, p.Position.Seq, replayed[0].seq)
 }
 
 // connect begins a connection after a moment, and asks for what was missed.
@@ -438,6 +457,9 @@ func (f *feed) replay(asking bool) {
 			if m.seq >= from && len(s.out.Violations) == 0 {
 				f.offer(m, true)
 			}
+		}
+		if !asking {
+			f.recall(all)
 		}
 		f.catching, f.refetch = false, false
 		held := f.held

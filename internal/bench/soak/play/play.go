@@ -6,6 +6,7 @@ package play
 
 import (
 	"bytes"
+	"encoding/json"
 	"fmt"
 	"hash/fnv"
 	"math/rand/v2"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/dynctl/dynctl/internal/router/approx"
 	"github.com/dynctl/dynctl/internal/router/disagg"
+	"github.com/dynctl/dynctl/internal/router/kvfeed"
 	"github.com/dynctl/dynctl/internal/router/kvindex"
 	"github.com/dynctl/dynctl/internal/router/ledger"
 	"github.com/dynctl/dynctl/internal/router/selector"
@@ -41,6 +43,12 @@ const (
 	reuseTransfer
 	// giveUpFallBack gives a request up when nobody is left who could prefill.
 	giveUpFallBack
+	// endFirst ends the feeds before the last snapshot is written, so that none
+	// of them has a position any more.
+	endFirst
+	// positionsFirst notes where the feeds stand some time before what the ranks
+	// hold is copied.
+	positionsFirst
 )
 
 // Outcome is what one seed has done. Two runs of a seed give equal Outcomes.
@@ -86,32 +94,35 @@ var clockBase = time.Unix(1_700_000_000, 0)
 
 // stage is one run.
 type stage struct {
-	out     *Outcome
-	plant   plant
-	keep    bool // history
-	rng     *rand.Rand
-	w       *virtual.World
-	group   sim.Group
-	ref     *reference
-	nodes   []*node // the fleet, those that left included
-	slots   []bool  // taken
-	index   *kvindex.Index
-	guesses *approx.Index
-	ledger  *ledger.Ledger
-	conn    disagg.Connector
-	plan    disagg.Config
-	policy  selector.Policy
-	weights selector.Weights
-	turn    [2]uint64
-	open    map[*request]bool
-	started int
-	total   int
-	used    map[string]string // transfers by the request that used them
-	old     *engine.Pull      // for reuseTransfer
-	prompts [][]uint32
-	digest  uint64
-	buf     []byte
-	away    bool // the router is being restarted
+	out      *Outcome
+	plant    plant
+	keep     bool // history
+	rng      *rand.Rand
+	w        *virtual.World
+	group    sim.Group
+	ref      *reference
+	nodes    []*node // the fleet, those that left included
+	slots    []bool  // taken
+	index    *kvindex.Index
+	guesses  *approx.Index
+	ledger   *ledger.Ledger
+	conn     disagg.Connector
+	plan     disagg.Config
+	policy   selector.Policy
+	weights  selector.Weights
+	turn     [2]uint64
+	open     map[*request]bool
+	started  int
+	total    int
+	used     map[string]string // transfers by the request that used them
+	old      *engine.Pull      // for reuseTransfer
+	prompts  [][]uint32
+	digest   uint64
+	buf      []byte
+	away     bool                       // the router is being restarted
+	file     []byte                     // the latest snapshot of the index
+	promises map[string]*kept           // what it should be good for, by worker
+	early    map[*feed]*kvfeed.Position // for positionsFirst
 }
 
 const (
@@ -239,7 +250,21 @@ func (s *stage) plot() {
 		s.w.At(s.between(0, schedule), s.strike)
 	}
 	if s.chance(0.3) {
-		s.w.At(s.between(schedule/4, schedule), s.restartRouter)
+		// It is stopped and leaves a snapshot, or it crashes, and the one that it
+		// wrote in passing is old.
+		at := s.between(schedule/4, schedule)
+		if crash := s.chance(0.5); crash {
+			s.w.At(s.between(schedule/8, at), s.saveIndex)
+			s.w.At(at, s.restartRouter)
+		} else {
+			s.w.At(at, func() {
+				s.saveIndex()
+				s.restartRouter()
+			})
+		}
+		if s.plant == positionsFirst {
+			s.w.At(at-200*time.Millisecond, s.notePositions)
+		}
 	}
 	s.w.At(probeEvery, s.probe)
 	// Everything is well again at last, and every rank says something once
@@ -396,8 +421,49 @@ func (s *stage) probe() {
 	}
 }
 
-// restartRouter saves the index and the positions of the feeds, cuts what is
-// under way, and goes on with a new router that has nothing but the snapshot.
+// saveIndex writes a snapshot, each rank at the moment at which its feed's
+// position is true.
+func (s *stage) saveIndex() {
+	s.note("a snapshot of the index")
+	s.promises = map[string]*kept{}
+	var file bytes.Buffer
+	if err := s.index.Snapshot(&file, func(r kvindex.Rank, _ string, take func()) (note []byte) {
+		for _, n := range s.nodes {
+			if !n.member || n.silent || n.slot() != r {
+				continue
+			}
+			k, ok := n.feed.keep()
+			if ok {
+				s.promises[n.name] = &k
+			}
+			if !ok || s.plant == endFirst {
+				break
+			}
+			if p := s.early[n.feed]; p != nil {
+				k.Position = *p
+			}
+			take()
+			note, _ = json.Marshal(k) // numbers and words always can be
+		}
+		return note
+	}); err != nil {
+		s.violate("snapshot: %v", err)
+	}
+	s.file = file.Bytes()
+}
+
+// notePositions is for positionsFirst.
+func (s *stage) notePositions() {
+	s.early = map[*feed]*kvfeed.Position{}
+	for _, n := range s.nodes {
+		if p, ok := n.feed.stream.Position(); ok && n.member {
+			s.early[n.feed] = &p
+		}
+	}
+}
+
+// restartRouter cuts what is under way, and goes on with a new router that has
+// nothing but the latest snapshot.
 func (s *stage) restartRouter() {
 	s.out.Restarts++
 	s.note("the router restarts with its snapshot")
@@ -407,31 +473,39 @@ func (s *stage) restartRouter() {
 	if err := s.ledger.Balanced(); err != nil {
 		s.violate("after a drain: %v", err)
 	}
-	var file bytes.Buffer
-	for _, n := range s.nodes {
-		if n.member {
-			n.feed.save()
-		}
-	}
-	if err := s.index.Snapshot(&file); err != nil {
-		s.violate("snapshot: %v", err)
-		return
-	}
 	_ = s.index.Close() // nothing is mapped that could fail to be given back
 	_ = s.guesses.Close()
 	s.openRouter()
 	s.ledger = ledger.New()
-	if err := s.index.Restore(&file); err != nil {
+	restored := map[string]*kept{}
+	if err := s.index.Restore(bytes.NewReader(s.file), func(r kvindex.Rank, name string, note []byte) error {
+		restored[name] = &kept{slot: r}
+		return json.Unmarshal(note, restored[name])
+	}); err != nil {
 		s.violate("restore: %v", err)
 		return
 	}
+	// Whoever has another place now, or none, begins anew.
+	for name, k := range restored {
+		if !slices.ContainsFunc(s.nodes, func(n *node) bool { return n.member && n.name == name && n.slot() == k.slot }) {
+			s.index.RemoveRank(k.slot)
+			delete(restored, name)
+		}
+	}
 	for _, n := range s.nodes {
-		if n.member {
-			if err := s.guesses.AddRank(n.slot(), n.name); err != nil {
+		if !n.member {
+			continue
+		}
+		if err := s.guesses.AddRank(n.slot(), n.name); err != nil {
+			s.violate("%v", err)
+		}
+		k := restored[n.name]
+		if k == nil {
+			if err := s.index.AddRank(n.slot(), n.name); err != nil {
 				s.violate("%v", err)
 			}
-			n.feed = n.feed.again()
 		}
+		n.feed = n.feed.again(k, s.promises[n.name])
 	}
 	s.away = true
 	s.w.At(s.w.Now()+s.between(0, 100*time.Millisecond), func() {

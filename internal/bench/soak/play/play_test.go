@@ -122,22 +122,21 @@ func TestPlantedBugsAreFound(t *testing.T) {
 	for _, c := range []struct {
 		plant plant
 		name  string
+		n     uint64 // seeds
 		says  []string
 	}{
-		{skipRelease, "a ledger release skipped", []string{"ledger: "}},
-		{applyTwice, "an event applied twice", []string{"which the engine does not"}},
-		{applyEarly, "an event applied out of order", []string{"which the engine does not"}},
-		{reuseTransfer, "transfer parameters reused", []string{"the answer is", "has exited"}},
-		{giveUpFallBack, "no fallback to local prefill", []string{"failed although"}},
+		{skipRelease, "a ledger release skipped", 24, []string{"ledger: "}},
+		{applyTwice, "an event applied twice", 24, []string{"which the engine does not"}},
+		{applyEarly, "an event applied out of order", 24, []string{"which the engine does not"}},
+		{reuseTransfer, "transfer parameters reused", 24, []string{"the answer is", "has exited"}},
+		{giveUpFallBack, "no fallback to local prefill", 80, []string{"failed although"}}, // every prefill worker must be down at once
+		{endFirst, "feeds ended before the last snapshot", 100, []string{"has forgotten what it knew"}},
+		{positionsFirst, "a snapshot with older positions", 100, []string{"which the engine does not"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			n := uint64(24)
-			if c.plant == giveUpFallBack {
-				n = 80 // every prefill worker must be down at once
-			}
-			_, bad := seeds(1, n, c.plant)
+			_, bad := seeds(1, c.n, c.plant)
 			if len(bad) == 0 {
-				t.Fatalf("not found in %d seeds", n)
+				t.Fatalf("not found in %d seeds", c.n)
 			}
 			told := 0
 			for _, o := range bad {
@@ -151,7 +150,7 @@ func TestPlantedBugsAreFound(t *testing.T) {
 					t.Errorf("seed %d fails in another way when it is run again", o.Seed)
 				}
 			}
-			t.Logf("found by %d of %d seeds, the first %v", len(bad), n, bad[0].Err())
+			t.Logf("found by %d of %d seeds, the first %v", len(bad), c.n, bad[0].Err())
 			if told == 0 {
 				t.Errorf("found, but for other reasons: %v", bad[0].Err())
 			}
