@@ -478,9 +478,9 @@ func TestTopWatch(t *testing.T) {
 }
 
 // TestTopIsCheap asks a router of 64 ranks for what the screen asks for, at the
-// handler, without network or client. The budgets are 2 ms for the snapshot
-// and a hundredth of a core for all questions of a second; the fastest of many
-// tries is taken, since other work runs on this machine.
+// handler, without network or client. What a question costs is counted in
+// allocations and bytes, which are the same on a busy machine; the time of the
+// fastest of many tries is told only.
 func TestTopIsCheap(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -494,28 +494,29 @@ func TestTopIsCheap(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cost := func(path string) time.Duration {
-		best := time.Hour
-		for range 100 {
+	for _, q := range []struct {
+		path          string
+		allocs, bytes int
+	}{
+		{"/admin/v1/snapshot?decisions=20&events=200&after=1000000&brief=true", 14_000, 200_000},
+		{"/admin/v1/index/children?sort=hits&limit=8", 200, 4_000},
+		{"/admin/v1/decisions?limit=200&brief=true", 25_000, 300_000},
+	} {
+		best, size := time.Hour, 0
+		ask := func() {
 			w := httptest.NewRecorder()
 			began := time.Now()
-			h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, nil))
-			best = min(best, time.Since(began))
+			h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, q.path, nil))
+			best, size = min(best, time.Since(began)), w.Body.Len()
 			if w.Code != http.StatusOK {
-				t.Fatalf("%s: %d %s", path, w.Code, w.Body)
+				t.Fatalf("%s: %d %s", q.path, w.Code, w.Body)
 			}
 		}
-		return best
-	}
-	snapshot := cost("/admin/v1/snapshot?decisions=20&events=200&after=1000000&brief=true")
-	tree := cost("/admin/v1/index/children?sort=hits&limit=8")
-	list := cost("/admin/v1/decisions?limit=200&brief=true")
-	t.Logf("snapshot %s, prefixes %s, 200 decisions %s", snapshot, tree, list)
-	if snapshot > 2*time.Millisecond {
-		t.Errorf("a snapshot of 64 ranks costs %s", snapshot)
-	}
-	if sum := snapshot + tree + list; sum > 10*time.Millisecond {
-		t.Errorf("the questions of a second cost %s", sum)
+		allocs := int(testing.AllocsPerRun(100, ask))
+		t.Logf("%s: %d allocations, %d bytes, %s at best", q.path, allocs, size, best)
+		if allocs > q.allocs || size > q.bytes {
+			t.Errorf("%s costs %d allocations and %d bytes, more than %d and %d", q.path, allocs, size, q.allocs, q.bytes)
+		}
 	}
 }
 
@@ -525,13 +526,9 @@ func TestTopDemo(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
-	began := time.Now()
 	d, err := startDemo(ctx)
 	if err != nil {
 		t.Fatal(err)
-	}
-	if took := time.Since(began); took > 3*time.Second {
-		t.Errorf("the demo took %s to start", took)
 	}
 	clients, err := tui.Clients([]string{d.URL}, "")
 	if err != nil {

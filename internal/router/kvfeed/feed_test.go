@@ -237,7 +237,7 @@ func TestFeedWithoutEndMarker(t *testing.T) {
 	for range 10 {
 		p.step(false)
 	}
-	f := newFixture(t, nil)
+	f := newFixture(t, func(o *Options) { o.ReplayIdle = 150 * time.Millisecond })
 	f.add(p.source(true))
 	// Nothing live comes: the deadline ends the replay, and since nothing tells
 	// whether it was all, nothing is kept.
@@ -323,7 +323,7 @@ func TestFeedSilentReplay(t *testing.T) {
 	t.Parallel()
 	p := newPublisher(t, 7, 1)
 	p.set(func() { p.silent = true })
-	f := newFixture(t, nil)
+	f := newFixture(t, func(o *Options) { o.ReplayIdle = 150 * time.Millisecond })
 	f.add(p.source(true))
 	p.subscribed()
 	p.steps(20)

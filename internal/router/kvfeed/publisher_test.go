@@ -204,7 +204,7 @@ func newFixture(t *testing.T, change func(*Options)) *fixture {
 	o := Options{
 		Index: f.x, BlockSize: modelBlock,
 		BackoffMin: 4 * time.Millisecond, BackoffMax: 20 * time.Millisecond,
-		ReplayIdle: 150 * time.Millisecond, ReplayEvery: time.Millisecond, ReplayBurst: 50,
+		ReplayIdle: waitLimit, ReplayEvery: time.Millisecond, ReplayBurst: 50,
 		VerifyAfter: time.Hour, VerifyEvery: time.Hour, StaleAfter: time.Hour,
 		Observer: func(o Observation) {
 			if o.Rank == 0 {
