@@ -171,6 +171,12 @@ func (d *decision) prefills() (list []*workers.State) {
 }
 
 func planError(p *disagg.Plan) error {
+	if errors.Is(p.Err, disagg.ErrWhole) {
+		return &api.Error{
+			Status: http.StatusBadRequest, Code: api.CodeInvalidRequest, Err: p.Err,
+			Message: fmt.Sprintf("%v (%s); change the request, or add a worker that both prefills and decodes", p.Err, p.Reason),
+		}
+	}
 	e := &api.Error{Status: http.StatusServiceUnavailable, RetryAfter: time.Second, Err: p.Err}
 	phase := &p.Decode
 	if errors.Is(p.Err, disagg.ErrNoPrefill) {

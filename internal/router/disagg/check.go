@@ -3,6 +3,7 @@ package disagg
 import (
 	"bytes"
 	"cmp"
+	"encoding/json"
 	"fmt"
 	"math"
 	"net/url"
@@ -168,6 +169,17 @@ func checkDiscarded(body []byte) error {
 	if rest := bytes.TrimLeft(body, " \t\r\n"); bytes.HasPrefix(rest, []byte("{")) {
 		_, err := parseAnswer(body)
 		return err
+	} else if bytes.HasPrefix(rest, []byte("[")) { // of several prompts
+		var answers []json.RawMessage
+		if err := json.Unmarshal(rest, &answers); err != nil {
+			return fmt.Errorf("%w: %w", ErrPrefillFailed, err)
+		}
+		for _, a := range answers {
+			if _, err := parseAnswer(a); err != nil {
+				return err
+			}
+		}
+		return nil
 	}
 	events := 0
 	for line := range bytes.Lines(body) {

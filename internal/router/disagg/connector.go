@@ -321,12 +321,19 @@ func (s sglang) Begin(d Dispatch) (*Transfer, error) {
 	if len(w.Ranks) > 1 && d.Prefill.Rank != nil {
 		ranks, rank = len(w.Ranks), d.Prefill.Rank.DP
 	}
-	id := room(s.rand(), ranks, rank)
-	t := &Transfer{kind: s.Kind(), mode: Concurrent, dispatch: d, id: id}
+	rooms := make([]int, max(d.Facts.Prompts, 1))
+	for i := range rooms {
+		rooms[i] = int(room(s.rand(), ranks, rank))
+	}
+	t := &Transfer{kind: s.Kind(), mode: Concurrent, dispatch: d, id: uint64(rooms[0])}
+	hosts, ids := api.RawString(bracketed(host)), api.RawInt(int64(rooms[0]))
+	if len(rooms) > 1 { // one of each for each prompt
+		hosts, port, ids = repeated(hosts, len(rooms)), repeated(port, len(rooms)), appendInts(nil, rooms)
+	}
 	t.prefill = []api.Edit{
-		api.Set("bootstrap_host", api.RawString(bracketed(host))),
+		api.Set("bootstrap_host", hosts),
 		api.Set("bootstrap_port", port),
-		api.Set("bootstrap_room", api.RawInt(int64(id))),
+		api.Set("bootstrap_room", ids),
 	}
 	t.decode = t.prefill
 	if ranks > 1 {
@@ -348,6 +355,18 @@ func room(draw uint64, ranks, rank int) uint64 {
 		v -= n
 	}
 	return v
+}
+
+// repeated is the list that holds a value n times.
+func repeated(value []byte, n int) []byte {
+	out := append(make([]byte, 0, n*(len(value)+1)+2), '[')
+	for i := range n {
+		if i > 0 {
+			out = append(out, ',')
+		}
+		out = append(out, value...)
+	}
+	return append(out, ']')
 }
 
 // bracketed puts an IPv6 address between brackets.

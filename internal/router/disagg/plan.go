@@ -242,6 +242,9 @@ type Plan struct {
 var (
 	ErrNoDecode  = errors.New("no decode worker")
 	ErrNoPrefill = errors.New("no prefill worker")
+	// ErrWhole: the request cannot be served in two legs, and no decode worker
+	// can serve it in one.
+	ErrWhole = errors.New("the request cannot be split, and every decode worker of its model needs a prefill worker beside it")
 )
 
 // CachedTokens is how many tokens of a prompt a rank with overlap leading
@@ -297,9 +300,14 @@ func Make(in *Input, out *Plan) {
 		}
 		path = Local
 	}
-	if path == Local && !alone && !out.chooseAlone(in) && whole == "" {
+	if path == Local && !alone && !out.chooseAlone(in) && (whole == "" || in.Facts.Splittable) {
 		out.Reason = reason
-		if in.Force == ForceLocal {
+		if whole != "" {
+			out.Err = ErrWhole
+			if slices.ContainsFunc(in.DecodePeers, func(p Peer) bool { return !needsPrefill(p.Worker) }) {
+				out.Err = fmt.Errorf("%w: %w", ErrNoDecode, out.Decode.Err())
+			}
+		} else if in.Force == ForceLocal {
 			out.Err = fmt.Errorf("%w can prefill by itself: %w", ErrNoDecode, selector.ErrAllExcluded)
 		} else {
 			out.Err = fmt.Errorf("%w: %w", ErrNoPrefill, out.Prefill.Err())
@@ -404,7 +412,7 @@ func mustStayWhole(in *Input, out *Plan, alone bool) Reason {
 	if f.Splittable && c != workers.ConnectorNone && !carries(c, f.Kind, in.DecodePeers[out.DecodeIndex].Worker) {
 		return ReasonEndpoint
 	}
-	if r := f.whole(); r != "" {
+	if r := f.whole(); r != "" && (alone || c != workers.ConnectorSGLang || !pairs(r)) {
 		return r
 	}
 	switch {
@@ -423,12 +431,8 @@ func (f *Facts) whole() Reason {
 	switch {
 	case !f.Splittable:
 		return ReasonEndpoint
-	case f.Prompts > 1:
-		return ReasonPrompts
 	case f.N > 1:
 		return ReasonAnswers
-	case f.Multimodal:
-		return ReasonMultimodal
 	case f.Continues:
 		return ReasonContinues
 	case f.ServerTools:
@@ -437,9 +441,19 @@ func (f *Facts) whole() Reason {
 		return ReasonPromptLogprobs
 	case f.MaxTokens == 0:
 		return ReasonNoOutput
+	// What SGLang's connector can do comes last: nothing else is in its way.
+	case f.Prompts > 1:
+		return ReasonPrompts
+	case f.Multimodal:
+		return ReasonMultimodal
 	}
 	return ""
 }
+
+// pairs reports whether SGLang's engines serve in two legs what others do not:
+// each of several prompts has a room of its own, and both engines read the
+// client's whole body.
+func pairs(r Reason) bool { return r == ReasonPrompts || r == ReasonMultimodal }
 
 // carries reports whether a connector's fields exist on an endpoint of w.
 func carries(c workers.Connector, k api.Kind, w *workers.Worker) bool {

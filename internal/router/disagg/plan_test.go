@@ -182,6 +182,14 @@ func TestDecodeWorkerThatNeedsPrefill(t *testing.T) {
 		{"without prefill an aggregated one can", do(isl(50_000), aggregated, noPrefillRanks), Local, ReasonNoPrefill, 1, nil},
 		{"an aggregated one takes what is not split", do(isl(500), aggregated, func(in *Input) { in.Facts.Splittable = false }), Local, ReasonEndpoint, 1, nil},
 		{"what is not split goes on without one", do(isl(500), func(in *Input) { in.Facts.Splittable = false }), Local, ReasonEndpoint, 0, nil},
+		{"several prompts have a room each", do(isl(500), func(in *Input) { in.Facts.Prompts = 3 }), Remote, ReasonDecodeOnly, 0, nil},
+		{"both read images", do(isl(500), func(in *Input) { in.Facts.Multimodal = true }), Remote, ReasonDecodeOnly, 0, nil},
+		{"several answers nobody can", do(isl(500), func(in *Input) { in.Facts.N = 2 }), "", ReasonAnswers, 0, ErrWhole},
+		{"nor several answers to several prompts", do(isl(500), func(in *Input) { in.Facts.N, in.Facts.Prompts = 2, 2 }), "", ReasonAnswers, 0, ErrWhole},
+		{"several answers an aggregated one can", do(isl(500), aggregated, func(in *Input) { in.Facts.N = 2 }), Local, ReasonAnswers, 1, nil},
+		{"several answers wait for an aggregated one", do(isl(500), aggregated, func(in *Input) { in.Facts.N, in.Decode.Candidates[1].Excluded = 2, "draining" }), "", ReasonAnswers, 0, ErrNoDecode},
+		{"messages nobody can", do(isl(500), func(in *Input) { in.Facts.Kind = api.Messages }), "", ReasonEndpoint, 0, ErrWhole},
+		{"responses nobody can", do(isl(500), func(in *Input) { in.Facts.Kind = api.Responses }), "", ReasonEndpoint, 0, ErrWhole},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			in := pair(1000)

@@ -1,0 +1,88 @@
+package router_test
+
+import (
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/tidwall/gjson"
+)
+
+// TestSGLangPairs: a decode engine of SGLang's takes no request by itself, so
+// that everything goes to a pair or is refused before an engine is asked.
+func TestSGLangPairs(t *testing.T) {
+	t.Parallel()
+	for _, dp := range []int{1, 3} {
+		t.Run(fmt.Sprintf("dp=%d", dp), func(t *testing.T) {
+			t.Parallel()
+			r, p := tappedRig(t, fmt.Sprintf("1p:profile=instant,engine=sglang,dp=%d+1d:profile=instant,engine=sglang", dp))
+			oracle := start(t, "1a:profile=instant,engine=sglang")
+			prompts := [][]int{ids(90, 1), ids(130, 2), ids(40, 3)}
+			for _, stream := range []bool{false, true} {
+				p.reset()
+				a := r.post("/v1/completions", object{"model": "sim", "prompt": prompts, "max_tokens": 5, "stream": stream})
+				if got := a.header.Get("X-Dynctl-Path"); got != "remote" {
+					t.Errorf("stream %v: path %q", stream, got)
+				}
+				if stream && strings.Contains(string(a.body), `"error"`) {
+					t.Errorf("%s", a)
+				}
+				if !stream {
+					for i, prompt := range prompts {
+						if got, want := gjson.GetBytes(a.body, fmt.Sprintf("choices.%d.text", i)).String(), direct(t, oracle.Sim.Engine(0).Worker().URL.String(), prompt); got == "" || !strings.HasPrefix(want, got) {
+							t.Errorf("answer %d: %q, want the beginning of %q", i, got, want)
+						}
+					}
+				}
+				rooms := map[int64]int{}
+				for _, leg := range p.legs() {
+					if !leg.generation() {
+						continue
+					}
+					list := gjson.GetBytes(leg.body, "bootstrap_room").Array()
+					if len(list) != len(prompts) || len(gjson.GetBytes(leg.body, "bootstrap_host").Array()) != len(prompts) || len(gjson.GetBytes(leg.body, "bootstrap_port").Array()) != len(prompts) {
+						t.Errorf("%s: %.300s", leg.engine, leg.body)
+					}
+					for _, room := range list {
+						rooms[room.Int()]++
+						if room.Int()%int64(dp) != list[0].Int()%int64(dp) {
+							t.Error("the rooms of one request lead to several prefill ranks")
+						}
+					}
+				}
+				if len(rooms) != len(prompts) {
+					t.Errorf("rooms %v", rooms)
+				}
+			}
+			p.reset()
+			text := func(n int) string { return strings.Repeat("a prompt of words ", n) }
+			a := r.post("/generate", object{"text": []string{text(20), text(30)}, "sampling_params": object{"max_new_tokens": 4}})
+			if len(gjson.ParseBytes(a.body).Array()) != 2 || a.header.Get("X-Dynctl-Path") != "remote" {
+				t.Errorf("/generate: %s", a)
+			}
+
+			p.reset()
+			chat := []object{{"role": "user", "content": text(40)}}
+			for name, c := range map[string]struct {
+				path string
+				body object
+			}{
+				"several answers":            {"/v1/chat/completions", object{"model": "sim", "messages": chat, "n": 2}},
+				"several answers, completed": {"/v1/completions", object{"model": "sim", "prompt": prompts, "n": 2}},
+				"responses":                  {"/v1/responses", object{"model": "sim", "input": text(40)}},
+				"messages":                   {"/v1/messages", object{"model": "sim", "max_tokens": 5, "messages": chat}},
+			} {
+				a := r.send(http.MethodPost, c.path, encode(t, c.body))
+				if a.status != http.StatusBadRequest || !strings.Contains(string(a.body), "cannot be split") {
+					t.Errorf("%s: %s", name, a)
+				}
+			}
+			for _, leg := range p.legs() {
+				if leg.generation() {
+					t.Errorf("%s was asked: %.200s", leg.engine, leg.body)
+				}
+			}
+		})
+	}
+}
