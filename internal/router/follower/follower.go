@@ -9,6 +9,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"reflect"
 	"sync"
 	"sync/atomic"
@@ -75,7 +76,7 @@ type feedOf struct {
 func New(o Options) (*Follower, error) {
 	f := &Follower{Options: o, once: map[*workers.Rank]bool{}, open: map[*workers.Rank]feedOf{}, count: map[*workers.Rank]*rankCount{}}
 	f.feeding.Store(&map[uint32]*workers.Rank{})
-	o.Feeds.Index, o.Feeds.Sources = o.Index, f.sources
+	o.Feeds.Index, o.Feeds.Sources, o.Feeds.Process = o.Index, f.sources, f.process
 	var err error
 	f.feeds, err = kvfeed.New(o.Feeds)
 	return f, err
@@ -267,6 +268,17 @@ func (f *Follower) publish() {
 		m[k.Slot] = k
 	}
 	f.feeding.Store(&m)
+}
+
+// process tells when the engine's process behind a rank was started, and when it
+// was asked; NaN when it does not say.
+func (f *Follower) process(worker string, dp int) (started float64, asked time.Time) {
+	if w, ok := f.Registry.Snapshot().Worker(worker); ok && dp < len(w.Ranks) {
+		if l := w.Ranks[dp].Load(); l != nil {
+			return l.Process, l.Asked
+		}
+	}
+	return math.NaN(), time.Time{}
 }
 
 // sources asks a worker again where its ranks publish; the ports may have

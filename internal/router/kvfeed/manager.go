@@ -16,7 +16,9 @@
 //     missing ends that state before the next batch is applied.
 //   - After a connection was lost, entries are kept only if the publisher proves
 //     that it is in the same life: its replay must hold the very batch that was
-//     applied last. Without a replay socket they are dropped.
+//     applied last. Without a replay socket they are kept if the engine's process
+//     is older than that batch, which only a process of the same life can be, and
+//     the next batch follows; else they are dropped.
 //   - A gap that no replay closes, a number that goes back, a batch or an event
 //     that cannot be read, an engine block that does not fit: the rank's entries
 //     are dropped, counted and reported, and built anew from what follows.
@@ -54,6 +56,11 @@ type Options struct {
 	// every reconnect, because ports may change with a restart, and for ranks
 	// added without an endpoint. It must honour its context.
 	Sources func(ctx context.Context, worker string) ([]workers.EventSource, error)
+	// Process tells when the process that answers for a rank's worker was started,
+	// in Unix seconds and by the engine's clock (NaN when it does not say), and
+	// when it was asked. Without it no rank keeps its entries over a lost
+	// connection, unless a replay shows that nothing was missed.
+	Process func(worker string, dp int) (started float64, asked time.Time)
 	// Observer sees every change of a rank's entries, for a recorder. It is
 	// called with the rank locked: it must not block, call the Manager or keep
 	// the slices.

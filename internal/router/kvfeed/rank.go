@@ -47,6 +47,9 @@ type rank struct {
 	home     bool      // the peer is on the worker's host
 	rival    uint64    // another connection that speaks for this rank, 0 for none
 	lostAt   time.Time // when the rank was last without connection
+	process  float64   // start of the engine's process as told when the last connection was lost
+	began    time.Time // when the connection in use began
+	proving  bool      // entries wait for the proof that they may be kept, see prove
 	proven   bool      // the connection continues what the stream has seen
 	resynced bool      // it was started over because of orphans
 	refetch  bool      // see whether the replay tells more, when the budget of replays allows
@@ -194,7 +197,7 @@ func (r *rank) attach(conn uint64, peer string) {
 }
 
 func (r *rank) attachLocked(conn uint64, peer string) {
-	r.conn, r.peer = conn, peer
+	r.conn, r.peer, r.began = conn, peer, r.m.now()
 	r.n.Connects++
 	_, had := r.stream.Last()
 	r.proven, r.resynced, r.accept, r.refetch, r.asking = !had, false, false, false, false
@@ -204,11 +207,20 @@ func (r *rank) attachLocked(conn uint64, peer string) {
 		r.poke()
 		return
 	}
+	if had && r.provable() {
+		// The proof takes an answer of the engine and a batch, which wait for it.
+		r.proving, r.catching = true, true
+		r.set(InGap, "connected again; its entries are kept, unused, until its engine has told that it is the same process and its next batch follows the last")
+		r.poke()
+		return
+	}
 	if had {
-		r.startOver("the connection was lost, and without a replay socket nothing tells what was missed")
+		r.startOver(lostWithoutReplay)
 	}
 	r.goLive()
 }
+
+const lostWithoutReplay = "the connection was lost, and without a replay socket nothing tells what was missed"
 
 // detach ends the use of connection conn, because of err.
 func (r *rank) detach(conn uint64, err error) {
@@ -224,6 +236,9 @@ func (r *rank) detach(conn uint64, err error) {
 	}
 	r.conn = 0
 	r.lostAt = r.m.now()
+	if r.m.o.Process != nil {
+		r.process, _ = r.m.o.Process(r.key.Worker, r.key.DP)
+	}
 	r.abandon()
 	r.set(Connecting, "connection lost: "+err.Error())
 	if !errors.Is(err, context.Canceled) { // else the feed itself was ended
@@ -235,7 +250,7 @@ func (r *rank) detach(conn uint64, err error) {
 // abandon ends what is under way with the connection in use. The caller holds
 // r.mu.
 func (r *rank) abandon() {
-	r.catching = false
+	r.catching, r.proving = false, false
 	r.release()
 	if r.cancelReplay != nil {
 		r.cancelReplay()
@@ -288,6 +303,9 @@ func (r *rank) receive(conn uint64, topic []byte, seq uint64, payload []byte, de
 	r.lastEvent = now
 	if r.catching {
 		r.hold(topic, seq, payload, now)
+		if r.proving {
+			r.poke()
+		}
 		return
 	}
 	v := r.stream.offer(seq, payload, decoded)

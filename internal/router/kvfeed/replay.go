@@ -24,7 +24,7 @@ func (r *rank) tend(ctx context.Context) {
 		case <-timer.C:
 		}
 		r.mu.Lock()
-		conn, catching := r.conn, r.catching
+		conn, catching := r.conn, r.catching && !r.proving
 		now := r.m.now()
 		verify := false
 		next := r.m.o.VerifyEvery
@@ -44,6 +44,8 @@ func (r *rank) tend(ctx context.Context) {
 				r.refetch = false
 				r.asking, r.catching, catching = true, true, true
 			}
+		case r.proving:
+			next = r.prove(now)
 		case r.rival != 0:
 		case !catching && r.src.Replay != "":
 			if quiet := r.lastEvent.Add(r.m.o.VerifyEvery); r.nextVerify.Before(quiet) && r.lastEvent.After(r.nextVerify.Add(-r.m.o.VerifyAfter)) {
