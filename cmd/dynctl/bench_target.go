@@ -142,8 +142,7 @@ func (f *targetFlags) embed(ctx context.Context, stderr io.Writer) (t *target, e
 		return nil, errors.Join(err, data.Close(), ctrl.Close())
 	}
 	quiet := slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug)
-	ds := &http.Server{Handler: r, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 5 * time.Minute, MaxHeaderBytes: 64 << 10, ErrorLog: quiet}
-	cs := &http.Server{Handler: h, ReadHeaderTimeout: 10 * time.Second, MaxHeaderBytes: 64 << 10, ErrorLog: quiet}
+	ds, cs := router.NewServer(r, quiet), router.NewServer(h, quiet)
 	var g errgroup.Group
 	g.Go(func() error { return r.Run(life) })
 	g.Go(func() error { return ignoreClosed(ds.Serve(quicksock.Listen(data))) })

@@ -140,14 +140,9 @@ func serve(ctx context.Context, l *loadedConfig, flags *pflag.FlagSet, record *r
 	if l.config.Log.Format != "json" && (isTerminal(stderr) || l.config.Sim != "") {
 		g.Go(func() error { greet(runCtx, stderr, r, data.Addr(), admin.Addr()); return nil })
 	}
-	dataServer := &http.Server{
-		Handler: r, BaseContext: r.BaseContext, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10,
-		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug),
-	}
-	adminServer := &http.Server{
-		Handler: adminHandler, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10,
-		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug),
-	}
+	quiet := slog.NewLogLogger(log.Handler(), slog.LevelDebug)
+	dataServer, adminServer := router.NewServer(r, quiet), router.NewServer(adminHandler, quiet)
+	dataServer.BaseContext = r.BaseContext
 	failed := make(chan error, 2)
 	serveOn := func(s *http.Server, ln net.Listener) {
 		if err := s.Serve(ln); !errors.Is(err, http.ErrServerClosed) {

@@ -74,6 +74,7 @@ var settings = []setting{
 	{"index.snapshot", "index-snapshot", "`FILE` that keeps the index across restarts"},
 	{"index.stale_after", "stale-after", "how long a rank may be without event connection before it is called stale"},
 	{"limits.body_bytes", "max-body-bytes", "greatest request body in `BYTES`"},
+	{"limits.body_memory", "body-memory", "`BYTES` that all request bodies may take together; beyond, requests get 503"},
 	{"limits.inflight", "max-inflight", "greatest number of requests in progress; 0 is no limit"},
 	{"limits.queue", "queue-size", "how many requests wait beyond that"},
 	{"limits.queue_timeout", "queue-timeout", "longest wait in the queue"},

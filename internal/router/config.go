@@ -144,6 +144,8 @@ type IndexConfig struct {
 type LimitsConfig struct {
 	// BodyBytes is the greatest request body.
 	BodyBytes int64 `mapstructure:"body_bytes"`
+	// BodyMemory is what the bodies of all requests may take in sum.
+	BodyMemory int64 `mapstructure:"body_memory"`
 	// Inflight is the greatest number of requests in progress; 0 is no limit.
 	Inflight int `mapstructure:"inflight"`
 	// Queue is how many requests wait beyond Inflight; QueueTimeout how long.
@@ -208,7 +210,7 @@ func DefaultConfig() Config {
 		},
 		Tokens:   TokensConfig{Tokenizer: "auto", ChunkBytes: 256, ApproxTTL: 2 * time.Minute},
 		Index:    IndexConfig{MaxBlocks: 64 << 20, StaleAfter: 10 * time.Second},
-		Limits:   LimitsConfig{BodyBytes: 32 << 20, Queue: 1024, QueueTimeout: 30 * time.Second},
+		Limits:   LimitsConfig{BodyBytes: 32 << 20, BodyMemory: 1 << 30, Queue: 1024, QueueTimeout: 30 * time.Second},
 		Timeouts: TimeoutsConfig{Dial: 2 * time.Second, Prefill: 5 * time.Minute, Response: 10 * time.Minute, Idle: 5 * time.Minute, Body: time.Minute, Write: 30 * time.Second, Drain: 30 * time.Second},
 		Retry:    RetryConfig{Attempts: 3, Budget: 0.2},
 		Health:   HealthConfig{Interval: time.Second, Timeout: 2 * time.Second, Scrape: time.Second},
@@ -297,6 +299,9 @@ func (c *Config) Validate() error {
 	positive("index.stale_after", c.Index.StaleAfter)
 	if c.Limits.BodyBytes < 1024 {
 		bad("limits.body_bytes", "%d is less than 1024", c.Limits.BodyBytes)
+	}
+	if c.Limits.BodyMemory < c.Limits.BodyBytes {
+		bad("limits.body_memory", "%d is less than limits.body_bytes (%d): not even one request of that size could be read", c.Limits.BodyMemory, c.Limits.BodyBytes)
 	}
 	nonNeg("limits.inflight", float64(c.Limits.Inflight))
 	nonNeg("limits.queue", float64(c.Limits.Queue))

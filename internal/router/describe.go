@@ -22,7 +22,7 @@ import (
 func (r *Router) describe() {
 	*r.state = state.State{
 		Version: r.opts.Version, Started: r.started, Registry: r.registry, Index: r.index, Guesses: r.guesses, Feeds: r.feeds,
-		Ledger: r.ledger, Gate: r.gate, Traffic: &r.traffic, Counts: r.fleet.Counts, Draining: r.draining.Load,
+		Ledger: r.ledger, Gate: r.gate, Bodies: r.bodies, Traffic: &r.traffic, Counts: r.fleet.Counts, Draining: r.draining.Load,
 		BlockOf: func(w *workers.Worker) int { return r.settings.Load().blockOf(w) },
 		Settings: func() state.Settings {
 			s := r.settings.Load()
@@ -35,6 +35,9 @@ func (r *Router) describe() {
 			out := r.tokens.Troubles()
 			for _, label := range r.compute.Alarms() {
 				out = append(out, label+" computes remotely prefilled prompts again")
+			}
+			if r.bodies.Full() {
+				out = append(out, "requests are refused because the memory for bodies is used up (limits.body_memory)")
 			}
 			return out
 		},
@@ -67,14 +70,15 @@ func (r *Router) AdminHandler(o AdminOptions) (http.Handler, error) {
 	return adminserver.New(adminserver.Options{
 		TokenFile: o.TokenFile, Name: o.Name, Sim: o.Sim, Stream: o.Stream, Recorder: o.Recorder,
 		State: r.state, Registry: r.registry, Receipts: r.receipts, Events: r.events, Index: r.index, Metrics: r.metrics.Handler(), Probe: r.probe,
-		Config: func() admin.ConfigView { return r.configView(o.Settings) },
-		Patch:  func(settings map[string]any) error { return r.patch(o.Patch, settings) },
-		Route:  r.dryRun,
+		BodyTime: func() time.Duration { return r.settings.Load().Timeouts.Body },
+		Config:   func() admin.ConfigView { return r.configView(o.Settings) },
+		Patch:    func(settings map[string]any) error { return r.patch(o.Patch, settings) },
+		Route:    r.dryRun,
 		Drain: func() int {
 			ctx, cancel := context.WithCancel(context.Background())
 			cancel() // begin only; serve waits
 			_ = r.Drain(ctx)
-			return r.gate.Inflight()
+			return r.gate.Present()
 		},
 		Draining: r.drain,
 	})

@@ -142,8 +142,11 @@ func (x *exchange) reset() {
 // ServeHTTP is the data plane. Probes are answered here, too, because load
 // balancers ask the port that they send to.
 func (r *Router) ServeHTTP(w http.ResponseWriter, req *http.Request) {
+	limits := &r.settings.Load().Timeouts
+	api.BoundBody(w, req, limits.Body)
 	switch req.URL.Path {
 	case "/health", "/healthz", "/readyz":
+		api.BoundAnswer(w, limits.Write)
 		r.probe(w, req)
 		return
 	}
@@ -181,6 +184,7 @@ func (r *Router) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		}
 	}()
 	err := x.serve()
+	api.BoundAnswer(w, limits.Write) // what is not written yet
 	begun := x.committed
 	if e := x.finish(err); e != nil && (begun || e.Status == api.StatusClientClosed) {
 		x.abort(e)
@@ -211,13 +215,22 @@ func (x *exchange) serve() error {
 	if ep.Local {
 		return x.local()
 	}
-	if err := r.gate.Enter(x.ctx); err != nil {
+	if err := r.gate.Arrive(); err != nil {
 		return x.refuse("overload", gateError(err))
 	}
-	defer r.gate.Leave()
+	defer r.gate.Depart()
+	// The body first: until it is read nobody can tell whether the client is
+	// still there, and its time is not that of the queue.
 	if err := x.read(); err != nil {
 		return err
 	}
+	if err := r.gate.Enter(x.ctx); err != nil {
+		if x.ctx.Err() != nil { // nobody was refused
+			return err
+		}
+		return x.refuse("overload", gateError(err))
+	}
+	defer r.gate.Leave()
 	if err := x.resolve(); err != nil {
 		return err
 	}
@@ -253,47 +266,38 @@ func (x *exchange) refuse(reason string, err error) error {
 
 // read takes the body in and parses it.
 func (x *exchange) read() error {
-	s := x.d.settings
-	if x.ep.Body == api.NoBody {
+	if x.ep.Body == api.NoBody && x.req.ContentLength == 0 {
 		return nil
 	}
-	rc := deadliner(x.w)
-	if x.req.ContentLength != 0 {
-		// Small bodies have usually arrived with the head; the deadline is for
-		// clients that write slowly.
-		_ = rc.SetReadDeadline(x.start.Add(s.Timeouts.Body))
-	}
-	body, err := api.ReadBody(x.req, s.Limits.BodyBytes)
+	body, err := api.ReadBody(x.req, x.d.settings.Limits.BodyBytes, x.r.bodies)
 	if err != nil {
-		return x.refuse("body", err)
+		reason := "body"
+		if api.FromError(err).Status == http.StatusServiceUnavailable {
+			reason = "body_memory"
+		}
+		return x.refuse(reason, err)
 	}
-	if x.req.ContentLength != 0 {
-		_ = rc.SetReadDeadline(time.Time{})
-	}
-	x.body = body
+	api.UnboundBody(x.w, x.req)
 	now := time.Now()
 	x.d.took.read = now.Sub(x.start)
-	if x.ep.Body == api.MultipartBody {
+	switch x.ep.Body {
+	case api.NoBody: // it was sent all the same, and means nothing
+		body.Release()
+		return nil
+	case api.MultipartBody:
 		x.view.Body = body.B
 		x.view.Kind = x.ep.Kind
 		x.asked, err = api.MultipartModel(x.req.Header.Get("Content-Type"), body.B)
-	} else {
+	default:
 		err = x.view.Parse(body.B, x.ep.Kind, api.Limits{})
 		x.asked = x.view.Model
 	}
+	x.body = body
 	x.d.took.parse = time.Since(now)
 	if err != nil {
 		return x.refuse("request", err)
 	}
 	return nil
-}
-
-// deadliner is the writer's own method, or what finds it below wrappers.
-func deadliner(w http.ResponseWriter) interface{ SetReadDeadline(time.Time) error } {
-	if d, ok := w.(interface{ SetReadDeadline(time.Time) error }); ok {
-		return d
-	}
-	return http.NewResponseController(w)
 }
 
 // resolve finds the workers that may serve the request, and what the client

@@ -374,9 +374,18 @@ func (r *rig) worker(name string) admin.Worker {
 // its labels; -1 when there is none.
 func (r *rig) metric(series string) float64 {
 	r.t.Helper()
+	return r.metricWith(series, "")
+}
+
+// metricWith is metric with the bearer token of the admin API.
+func (r *rig) metricWith(series, token string) float64 {
+	r.t.Helper()
 	q, err := http.NewRequestWithContext(r.t.Context(), http.MethodGet, r.AdminURL+"/metrics", nil)
 	if err != nil {
 		r.t.Fatal(err)
+	}
+	if token != "" {
+		q.Header.Set("Authorization", "Bearer "+token)
 	}
 	resp, err := r.Client.Do(q)
 	if err != nil {

@@ -654,7 +654,7 @@ func (r *rig) settle() {
 func TestInvariant07NothingIsUnbounded(t *testing.T) {
 	t.Parallel()
 	r, p := tappedRig(t, "1a:profile=instant", func(c *router.Config) {
-		c.Limits = router.LimitsConfig{BodyBytes: 64 << 10, Inflight: 2, Queue: 3, QueueTimeout: 50 * time.Millisecond}
+		c.Limits = router.LimitsConfig{BodyBytes: 64 << 10, BodyMemory: 1 << 20, Inflight: 2, Queue: 3, QueueTimeout: 50 * time.Millisecond}
 		c.Receipts, c.Events = 16, 32
 	})
 	t.Run("body", func(t *testing.T) {

@@ -109,6 +109,7 @@ type Router struct {
 	metrics        *telemetry.Metrics
 	tracer         *telemetry.Tracer
 	gate           *admission.Gate
+	bodies         *admission.Memory // of the requests' bodies
 	client         *upstream.Client
 	monitor        *health.Monitor
 	outliers       *health.Outliers
@@ -163,6 +164,7 @@ func New(ctx context.Context, o Options) (*Router, error) {
 	r.ledger = ledger.New()
 	r.receipts = receipt.NewRing(receipt.Options{Capacity: o.Config.Receipts})
 	r.gate = admission.New(gateLimits(&o.Config))
+	r.bodies = admission.NewMemory(o.Config.Limits.BodyMemory, r.bodyMemory)
 	r.sticky = newStickyResponses(1 << 16)
 	r.index = kvindex.New(kvindex.Options{MaxBlocks: int64(o.Config.Index.MaxBlocks)})
 	r.guesses = approx.New(approx.Options{TTL: o.Config.Tokens.ApproxTTL})
@@ -252,7 +254,7 @@ func (r *Router) Close(ctx context.Context) error {
 // ctx does. It may be called more than once.
 func (r *Router) Drain(ctx context.Context) error {
 	if r.draining.CompareAndSwap(false, true) {
-		r.event(eventlog.Event{Kind: "router_draining", Text: fmt.Sprintf("the router drains: %d request(s) in progress may finish, new ones are refused", r.gate.Inflight())})
+		r.event(eventlog.Event{Kind: "router_draining", Text: fmt.Sprintf("the router drains: %d request(s) in progress may finish, new ones are refused", r.gate.Present())})
 		r.gate.Close()
 		close(r.drain)
 	}
@@ -260,7 +262,7 @@ func (r *Router) Drain(ctx context.Context) error {
 	case <-r.gate.Idle():
 		return nil
 	case <-ctx.Done():
-		return fmt.Errorf("%d request(s) still running when the drain ended: %w", r.gate.Inflight(), ctx.Err())
+		return fmt.Errorf("%d request(s) still running when the drain ended: %w", r.gate.Present(), ctx.Err())
 	}
 }
 
@@ -354,6 +356,7 @@ func (r *Router) reload(c Config, origin map[string]string) error {
 	}
 	r.registry.SetRoleLabels(roleLabels(&c))
 	r.gate.SetLimits(gateLimits(&c))
+	r.bodies.SetLimit(c.Limits.BodyMemory)
 	r.settings.Store(s)
 	return nil
 }
@@ -372,6 +375,17 @@ func roleLabels(c *Config) workers.RoleLabels {
 
 func gateLimits(c *Config) admission.Limits {
 	return admission.Limits{Inflight: c.Limits.Inflight, Queue: c.Limits.Queue, Timeout: c.Limits.QueueTimeout}
+}
+
+// bodyMemory tells when requests begin to be refused because the memory for
+// bodies is used up, and when half of it is free again.
+func (r *Router) bodyMemory(full bool) {
+	limit := r.bodies.Limit()
+	if full {
+		r.event(eventlog.Event{Kind: "body_memory_full", Severity: eventlog.Warn, Text: fmt.Sprintf("requests are refused with 503: the bodies of those that are read, wait or run take all of %d bytes (limits.body_memory); raise it, or admit fewer at once (limits.inflight, limits.queue)", limit)})
+		return
+	}
+	r.event(eventlog.Event{Kind: "body_memory_freed", Text: fmt.Sprintf("half of the %d bytes for request bodies is free again", limit)})
 }
 
 // recomputed counts requests whose KV was moved and computed again.

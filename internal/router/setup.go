@@ -2,7 +2,10 @@ package router
 
 import (
 	"context"
+	"log"
 	"net"
+	"net/http"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -67,6 +70,13 @@ type routerKey struct{}
 // context of its own.
 func (r *Router) BaseContext(net.Listener) context.Context {
 	return context.WithValue(r.requests, routerKey{}, r)
+}
+
+// NewServer is a server for the data plane or the admin API: nobody holds one of
+// its connections with a request that does not come. Bodies and answers have
+// their own bounds in the handlers, since a stream may take as long as it takes.
+func NewServer(h http.Handler, errors *log.Logger) *http.Server {
+	return &http.Server{Handler: h, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10, ErrorLog: errors}
 }
 
 // CancelRequests ends every request that still runs.

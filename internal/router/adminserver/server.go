@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"github.com/dynctl/dynctl/internal/router/admin"
+	"github.com/dynctl/dynctl/internal/router/admission"
 	"github.com/dynctl/dynctl/internal/router/api"
 	"github.com/dynctl/dynctl/internal/router/eventlog"
 	"github.com/dynctl/dynctl/internal/router/kvindex"
@@ -29,8 +30,14 @@ import (
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
-// maxBody bounds a request to the admin API.
-const maxBody = 32 << 20
+// maxBody bounds a request to the admin API, maxBodies all of them.
+const (
+	maxBody   = 32 << 20
+	maxBodies = 2 * maxBody
+)
+
+// answerTime is how long an answer may wait for a client that does not read.
+const answerTime = 30 * time.Second
 
 // maxEventWait bounds a wait for the next event.
 const maxEventWait = 30 * time.Second
@@ -51,6 +58,8 @@ type Options struct {
 	Metrics http.Handler
 	Probe   http.HandlerFunc
 
+	// BodyTime is how long the body of a request may take.
+	BodyTime func() time.Duration
 	// Config is the configuration in force, Patch changes settings of it.
 	Config func() admin.ConfigView
 	Patch  func(settings map[string]any) error
@@ -76,11 +85,13 @@ type server struct {
 	o     Options
 	token [sha256.Size]byte
 	auth  bool
+	// bodies is the memory of the requests' bodies.
+	bodies *admission.Memory
 }
 
 // New is a handler of the admin API, the metrics page and the probes.
 func New(o Options) (http.Handler, error) {
-	a := &server{o: o}
+	a := &server{o: o, bodies: admission.NewMemory(maxBodies, nil)}
 	if o.TokenFile != "" {
 		raw, err := os.ReadFile(o.TokenFile)
 		if err != nil {
@@ -117,7 +128,10 @@ func New(o Options) (http.Handler, error) {
 	if o.Stream != nil {
 		mux.Handle("GET /admin/v1/stream", a.guard(o.Stream))
 	}
-	mux.Handle("GET /metrics", a.guard(o.Metrics))
+	mux.Handle("GET /metrics", a.guard(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
+		api.BoundAnswer(w, answerTime)
+		o.Metrics.ServeHTTP(w, q)
+	})))
 	if o.Sim != nil {
 		mux.Handle("/sim/v1/", a.guard(o.Sim))
 	}
@@ -135,10 +149,14 @@ func New(o Options) (http.Handler, error) {
 			Message: fmt.Sprintf("%s %s is not part of the admin API; clients' requests go to the data plane", q.Method, q.URL.Path),
 		})
 	})
-	return mux, nil
+	return http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
+		api.BoundBody(w, q, o.BodyTime())
+		mux.ServeHTTP(w, q)
+		api.BoundAnswer(w, answerTime) // what is not written yet
+	}), nil
 }
 
-// guard asks for the token. A request from a web page is refused where there
+// guard asks for the token, and then for the body, whole. A request from a web page is refused where there
 // is none: a page on any site could otherwise steer a router on loopback.
 func (a *server) guard(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
@@ -154,13 +172,22 @@ func (a *server) guard(h http.Handler) http.Handler {
 			api.WriteError(w, q, &api.Error{Status: http.StatusForbidden, Code: api.CodeForbidden, Message: "the admin API takes no changes from web pages without a token"})
 			return
 		}
+		if q.ContentLength != 0 {
+			body, err := api.ReadBody(q, maxBody, a.bodies)
+			if err != nil {
+				api.WriteError(w, q, err)
+				return
+			}
+			defer body.Release()
+			api.UnboundBody(w, q)
+			q.Body = io.NopCloser(bytes.NewReader(body.B))
+		}
 		h.ServeHTTP(w, q)
 	})
 }
 
 func jsonHandler(h func(*http.Request) (any, error)) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
-		q.Body = http.MaxBytesReader(w, q.Body, maxBody)
 		v, err := h(q)
 		if err != nil {
 			api.WriteError(w, q, err)
@@ -171,6 +198,7 @@ func jsonHandler(h func(*http.Request) (any, error)) http.Handler {
 			api.WriteError(w, q, err)
 			return
 		}
+		api.BoundAnswer(w, answerTime)
 		w.Header().Set("Content-Type", "application/json")
 		w.Header().Set("Content-Length", strconv.Itoa(len(raw)+1))
 		_, _ = w.Write(append(raw, '\n')) // a client that is gone is no news here

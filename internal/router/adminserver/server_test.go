@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/dynctl/dynctl/internal/router/admin"
 	"github.com/dynctl/dynctl/internal/router/admission"
@@ -42,14 +43,15 @@ func stand(t *testing.T) Options {
 	return Options{
 		Name: "here:1", Registry: registry, Receipts: receipt.NewRing(receipt.Options{Capacity: 16}), Events: eventlog.New(16, nil, nil), Index: index,
 		State: &state.State{
-			Version: "v1", Registry: registry, Index: index, Guesses: guesses, Feeds: feeds, Ledger: ledger.New(), Gate: admission.New(admission.Limits{}),
+			Version: "v1", Registry: registry, Index: index, Guesses: guesses, Feeds: feeds, Ledger: ledger.New(), Gate: admission.New(admission.Limits{}), Bodies: admission.NewMemory(1<<20, nil),
 			Traffic: &traffic.Traffic{}, Settings: func() state.Settings { return state.Settings{Revision: 7, Policy: "kv"} },
 			BlockOf: func(*workers.Worker) int { return 16 }, Counts: none,
 			Troubles: func() []string { return []string{"something is odd"} }, Draining: func() bool { return false },
 		},
 		Metrics: http.NotFoundHandler(), Probe: func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) },
-		Config: func() admin.ConfigView { return admin.ConfigView{Revision: 7} },
-		Patch:  func(map[string]any) error { return errors.New("threshold: no number") },
+		BodyTime: func() time.Duration { return time.Second },
+		Config:   func() admin.ConfigView { return admin.ConfigView{Revision: 7} },
+		Patch:    func(map[string]any) error { return errors.New("threshold: no number") },
 		Route: func(context.Context, admin.RouteRequest) (*receipt.Receipt, error) {
 			return &receipt.Receipt{ID: "dry-run"}, nil
 		},

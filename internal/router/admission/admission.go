@@ -1,5 +1,6 @@
-// Package admission decides how many requests may be in progress and lets a
-// bounded number of others wait for a bounded time.
+// Package admission decides how many requests may be in progress, lets a
+// bounded number of others wait for a bounded time, and bounds the memory that
+// all of them take before they are decided about.
 package admission
 
 import (
@@ -30,15 +31,20 @@ type Limits struct {
 }
 
 // Gate admits requests. First come, first served. It is safe for concurrent use.
+//
+// A request comes (Arrive), is read, and then asks for a place (Enter): only
+// once its body is read can its leaving be noticed, and a place that waits for a
+// client that is gone is a place less for one that is there.
 type Gate struct {
+	present  atomic.Int64 // arrived and not gone
 	inflight atomic.Int64
 	rejected atomic.Uint64
+	draining atomic.Bool
 
 	mu     sync.Mutex
 	limits Limits
-	queue  []*waiter // oldest first
-	closed bool
-	idle   chan struct{} // closed when draining and nothing is in progress
+	queue  []*waiter     // oldest first
+	idle   chan struct{} // closed when draining and nobody is present
 }
 
 type waiter struct {
@@ -57,13 +63,46 @@ func (g *Gate) SetLimits(l Limits) {
 	g.admitLocked()
 }
 
-// Enter waits for a place. On success the caller must call Leave exactly once.
-func (g *Gate) Enter(ctx context.Context) error {
-	g.mu.Lock()
-	if g.closed {
-		g.mu.Unlock()
+// Arrive tells that a request has come. On success the caller must call Depart
+// exactly once, when everything else is done. A gate that drains waits for those
+// that have arrived.
+func (g *Gate) Arrive() error {
+	g.present.Add(1) // before the look: either Close sees it, or it sees Close
+	if g.draining.Load() {
+		g.Depart()
 		return ErrClosed
 	}
+	return nil
+}
+
+// Depart ends what Arrive began.
+func (g *Gate) Depart() {
+	if g.present.Add(-1) == 0 && g.draining.Load() {
+		g.rest()
+	}
+}
+
+// rest closes idle once nobody is present.
+func (g *Gate) rest() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.present.Load() != 0 {
+		return
+	}
+	select {
+	case <-g.idle:
+	default:
+		close(g.idle)
+	}
+}
+
+// Enter waits for a place for a request that has arrived. On success the caller
+// must call Leave exactly once. Who gives up meanwhile leaves the queue at once.
+func (g *Gate) Enter(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	g.mu.Lock()
 	if g.limits.Inflight <= 0 || (int(g.inflight.Load()) < g.limits.Inflight && len(g.queue) == 0) {
 		g.inflight.Add(1)
 		g.mu.Unlock()
@@ -84,7 +123,9 @@ func (g *Gate) Enter(ctx context.Context) error {
 	var err error
 	select {
 	case <-w.admitted:
-		return nil
+		if err = ctx.Err(); err == nil {
+			return nil
+		}
 	case <-timer.C:
 		err = ErrTimeout
 	case <-ctx.Done():
@@ -127,25 +168,20 @@ func (g *Gate) admitLocked() {
 	if len(g.queue) == 0 {
 		g.queue = nil
 	}
-	if g.closed && g.inflight.Load() == 0 && len(g.queue) == 0 {
-		select {
-		case <-g.idle:
-		default:
-			close(g.idle)
-		}
-	}
 }
 
-// Close takes no new requests; those that wait are still served.
+// Close takes no new requests; those that have arrived are still served.
 func (g *Gate) Close() {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.closed = true
-	g.admitLocked()
+	g.draining.Store(true)
+	g.rest()
 }
 
-// Idle is closed once the gate is closed and nothing is in progress.
+// Idle is closed once the gate is closed and nobody is present.
 func (g *Gate) Idle() <-chan struct{} { return g.idle }
+
+// Present is the number of requests that have arrived and not departed: being
+// read, waiting, or in progress.
+func (g *Gate) Present() int { return int(g.present.Load()) }
 
 // Inflight is the number of requests in progress.
 func (g *Gate) Inflight() int { return int(g.inflight.Load()) }
@@ -159,10 +195,3 @@ func (g *Gate) Queued() int {
 
 // Rejected counts the requests that found the queue full or waited too long.
 func (g *Gate) Rejected() uint64 { return g.rejected.Load() }
-
-// Closed reports whether the gate drains.
-func (g *Gate) Closed() bool {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return g.closed
-}

@@ -3,7 +3,9 @@ package admission
 import (
 	"context"
 	"errors"
+	"math/rand/v2"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -41,8 +43,11 @@ func TestGateLimitsQueuesAndTimesOut(t *testing.T) {
 		if g.Rejected() != 2 || g.Inflight() != 1 || g.Queued() != 0 {
 			t.Fatalf("rejected %d inflight %d queued %d", g.Rejected(), g.Inflight(), g.Queued())
 		}
+		if err := g.Arrive(); err != nil {
+			t.Fatal(err)
+		}
 		g.Close()
-		if err := g.Enter(ctx); !errors.Is(err, ErrClosed) {
+		if err := g.Arrive(); !errors.Is(err, ErrClosed) {
 			t.Fatalf("closed gate: %v", err)
 		}
 		select {
@@ -51,6 +56,7 @@ func TestGateLimitsQueuesAndTimesOut(t *testing.T) {
 		default:
 		}
 		g.Leave()
+		g.Depart()
 		<-g.Idle()
 	})
 }
@@ -119,5 +125,110 @@ func BenchmarkEnterLeave(b *testing.B) {
 			b.Fatal(err)
 		}
 		g.Leave()
+	}
+}
+
+// TestGateForgetsThoseWhoLeave: however requests come, wait, leave and are
+// admitted, a place is held by those only who are still there.
+func TestGateForgetsThoseWhoLeave(t *testing.T) {
+	for seed := range uint64(200) {
+		synctest.Test(t, func(t *testing.T) {
+			rng := rand.New(rand.NewPCG(seed, 7))
+			l := Limits{Inflight: 1 + rng.IntN(3), Queue: 1 + rng.IntN(4), Timeout: time.Minute}
+			g := New(l)
+			var wg sync.WaitGroup
+			var inside, waiting atomic.Int64
+			for range 60 {
+				ctx, leave := context.WithCancel(t.Context())
+				stay, work := time.Duration(rng.IntN(50))*time.Millisecond, time.Duration(rng.IntN(20))*time.Millisecond
+				left := rng.IntN(2) == 0
+				wg.Go(func() {
+					defer leave()
+					if g.Arrive() != nil {
+						t.Error("the gate is open")
+						return
+					}
+					defer g.Depart()
+					if left {
+						defer time.AfterFunc(stay, leave).Stop()
+					}
+					waiting.Add(1)
+					err := g.Enter(ctx)
+					waiting.Add(-1)
+					if err != nil {
+						if errors.Is(err, ErrFull) && int(inside.Load()+waiting.Load()) < l.Inflight+l.Queue {
+							t.Errorf("full with %d inside and %d waiting", inside.Load(), waiting.Load())
+						}
+						return
+					}
+					if ctx.Err() != nil {
+						t.Error("admitted after it had left")
+					}
+					inside.Add(1)
+					time.Sleep(work)
+					inside.Add(-1)
+					g.Leave()
+				})
+				time.Sleep(time.Duration(rng.IntN(6)) * time.Millisecond)
+				synctest.Wait()
+				if n := g.Inflight(); n > l.Inflight || n != int(inside.Load()) || g.Queued() != int(waiting.Load()) {
+					t.Errorf("seed %d: %d in progress, %d are; %d queued, %d are", seed, n, inside.Load(), g.Queued(), waiting.Load())
+				}
+			}
+			g.Close()
+			wg.Wait()
+			<-g.Idle()
+			if g.Present() != 0 || g.Inflight() != 0 || g.Queued() != 0 {
+				t.Errorf("seed %d: %d present, %d in progress, %d queued", seed, g.Present(), g.Inflight(), g.Queued())
+			}
+		})
+	}
+}
+
+// TestMemory: whatever is taken and given back at once by many, the limit holds,
+// nothing is lost, and the two states are told in turns, the last one rightly.
+func TestMemory(t *testing.T) {
+	const limit = 1000
+	var mu sync.Mutex
+	var told []bool
+	m := NewMemory(limit, func(full bool) { mu.Lock(); told = append(told, full); mu.Unlock() })
+	var wg sync.WaitGroup
+	for i := range 8 {
+		wg.Go(func() {
+			rng := rand.New(rand.NewPCG(uint64(i), 3))
+			var mine []int64
+			for range 5000 {
+				if n := rng.Int64N(300); rng.IntN(2) == 0 && m.Take(n) {
+					mine = append(mine, n)
+				} else if len(mine) > 0 {
+					m.Give(mine[0])
+					mine = mine[1:]
+				}
+				if used := m.Used(); used < 0 || used > limit {
+					t.Errorf("%d of %d used", used, limit)
+				}
+			}
+			for _, n := range mine {
+				m.Give(n)
+			}
+		})
+	}
+	wg.Wait()
+	if m.Used() != 0 || m.Full() {
+		t.Errorf("%d used, full %v", m.Used(), m.Full())
+	}
+	for i, full := range told {
+		if full != (i%2 == 0) {
+			t.Fatalf("told %v", told)
+		}
+	}
+	if len(told) == 0 || told[len(told)-1] {
+		t.Errorf("told %d times, the last time that it is full", len(told))
+	}
+	if !m.Take(limit) || m.Take(1) || !m.Take(0) || !m.Full() {
+		t.Error("the whole memory can be taken, and no more")
+	}
+	if m.SetLimit(2 * limit); m.Full() || !m.Take(limit) {
+		t.Error("a greater limit is not in force")
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"strings"
 	"sync"
+	"time"
 )
 
 // DefaultBodyLimit is the largest request body in bytes unless configured.
@@ -24,6 +25,18 @@ const (
 	maxClass = 20
 )
 
+// firstRead is the largest buffer in bytes that a body gets before any of it
+// has come. From then on a buffer is at most four times what is in it.
+const firstRead = 64 << 10
+
+// Memory is what bodies may take in sum; it must not be nil.
+type Memory interface {
+	// Take takes so many bytes or, if there are not so many left, none.
+	Take(bytes int64) bool
+	// Give gives them back.
+	Give(bytes int64)
+}
+
 var bufferPool [maxClass - minClass + 1]sync.Pool
 
 // Body is a request body in memory. Release gives its buffer back.
@@ -32,10 +45,22 @@ type Body struct {
 	B     []byte
 	class int // of a pooled buffer; -1 if it is not
 	box   *[]byte
+
+	memory Memory
+	taken  int64 // bytes of it
 }
 
-// Release gives the buffer back. It may be called more than once.
+// Release gives the buffer and its memory back. It may be called more than once.
 func (b *Body) Release() {
+	b.recycle()
+	if b.taken > 0 {
+		b.memory.Give(b.taken)
+		b.taken = 0
+	}
+}
+
+// recycle gives the buffer back.
+func (b *Body) recycle() {
 	if b.class >= 0 && b.B != nil {
 		if b.box == nil {
 			b.box = new([]byte)
@@ -46,27 +71,37 @@ func (b *Body) Release() {
 	b.B, b.class, b.box = nil, -1, nil
 }
 
-// newBuffer is an empty buffer, its class, and the box in which the pool keeps
-// it if it came from there.
-func newBuffer(size int) ([]byte, int, *[]byte) {
-	class := max(bits.Len(uint(max(size-1, 0))), minClass)
+// bufferClass is the class of buffers of at least size bytes, or -1, and how
+// long they are.
+func bufferClass(size int) (class, length int) {
+	class = max(bits.Len(uint(max(size-1, 0))), minClass)
 	if class > maxClass {
-		return make([]byte, 0, size), -1, nil
+		return -1, size
 	}
-	if p, ok := bufferPool[class-minClass].Get().(*[]byte); ok {
-		return (*p)[:0], class - minClass, p
-	}
-	return make([]byte, 0, 1<<class), class - minClass, nil
+	return class - minClass, 1 << class
 }
 
-// ReadBody reads a request's body of at most limit bytes (0: DefaultBodyLimit).
-// Memory follows what has arrived, not what was promised: a client that
-// announces a large body and sends nothing holds one MiB at most. How slow a
-// writer may be is the caller's matter (a read deadline on the connection).
+// newBuffer is an empty buffer of a class and length, and the box in which the
+// pool keeps it if it came from there.
+func newBuffer(class, length int) ([]byte, *[]byte) {
+	if class >= 0 {
+		if p, ok := bufferPool[class].Get().(*[]byte); ok {
+			return (*p)[:0], p
+		}
+	}
+	return make([]byte, 0, length), nil
+}
+
+// ReadBody reads a request's body of at most limit bytes (0: DefaultBodyLimit)
+// into memory. What it takes follows what has arrived, not what was promised: a
+// client that announces a large body and sends nothing holds 64 KiB at most, and
+// one that sends slowly four times what it has sent. How slow a writer may be is
+// the caller's matter (see [BoundBody]).
 //
 // The error is an [*Error]: 413 body_too_large, 415 for a compressed body, 408
-// when the read deadline passed, 400 for a body that ended early.
-func ReadBody(r *http.Request, limit int64) (*Body, error) {
+// when the read deadline passed, 400 for a body that ended early, 503 when the
+// memory is used up.
+func ReadBody(r *http.Request, limit int64, memory Memory) (*Body, error) {
 	if limit <= 0 {
 		limit = DefaultBodyLimit
 	}
@@ -83,57 +118,85 @@ func ReadBody(r *http.Request, limit int64) (*Body, error) {
 	if want < 0 {
 		want = 1 << minClass
 	}
-	body := new(Body)
-	body.B, body.class, body.box = newBuffer(min(want, 1<<maxClass))
+	body := &Body{class: -1, memory: memory}
+	if err := body.fill(r.Body, want, limit); err != nil {
+		body.Release()
+		return nil, err
+	}
+	return body, nil
+}
+
+// fill reads to the end of a body of which want bytes are expected.
+func (b *Body) fill(in io.Reader, want int, limit int64) error {
+	if err := b.resize(min(want, firstRead), limit); err != nil {
+		return err
+	}
 	for {
-		if len(body.B) == cap(body.B) {
-			if len(body.B) == want { // all of it: only the end is missing
+		if len(b.B) == cap(b.B) {
+			if len(b.B) == want { // all of it: only the end is missing
 				var one [1]byte
-				n, err := r.Body.Read(one[:])
+				n, err := in.Read(one[:])
 				if n == 0 && errors.Is(err, io.EOF) {
-					return body, nil
+					return nil
 				}
 				if n == 0 && err != nil {
-					body.Release()
-					return nil, readError(err)
+					return readError(err)
 				}
-				body.grow(want, limit)
-				body.B = append(body.B, one[:n]...)
+				if err := b.grow(want, limit); err != nil {
+					return err
+				}
+				b.B = append(b.B, one[:n]...)
 				continue
 			}
-			body.grow(want, limit)
+			if err := b.grow(want, limit); err != nil {
+				return err
+			}
 		}
-		free := body.B[len(body.B):cap(body.B)]
-		if room := limit + 1 - int64(len(body.B)); int64(len(free)) > room {
+		free := b.B[len(b.B):cap(b.B)]
+		if room := limit + 1 - int64(len(b.B)); int64(len(free)) > room {
 			free = free[:room]
 		}
-		n, err := r.Body.Read(free)
-		body.B = body.B[:len(body.B)+n]
+		n, err := in.Read(free)
+		b.B = b.B[:len(b.B)+n]
 		switch {
-		case int64(len(body.B)) > limit:
-			body.Release()
-			return nil, tooLarge(limit)
+		case int64(len(b.B)) > limit:
+			return tooLarge(limit)
 		case errors.Is(err, io.EOF):
-			return body, nil
+			return nil
 		case err != nil:
-			body.Release()
-			return nil, readError(err)
+			return readError(err)
 		}
 	}
 }
 
 // grow makes room for more: four times as much, or just what was announced
 // where that is less.
-func (b *Body) grow(want int, limit int64) {
+func (b *Body) grow(want int, limit int64) error {
 	size := 4 * cap(b.B)
 	if want > cap(b.B) {
 		size = min(size, want)
 	}
 	size = min(size, int(min(limit+1, 1<<62)))
-	next, class, box := newBuffer(max(size, len(b.B)+1))
+	return b.resize(max(size, len(b.B)+1), limit)
+}
+
+// resize moves the body to a buffer of at least size bytes. The longest body is
+// counted with what it may hold, so that one always fits into a memory as large.
+func (b *Body) resize(size int, limit int64) error {
+	class, length := bufferClass(size)
+	more := min(int64(length), limit) - b.taken
+	if !b.memory.Take(more) {
+		return &Error{
+			Status: http.StatusServiceUnavailable, Code: CodeOverloaded, RetryAfter: time.Second,
+			Message: "the memory for request bodies is used up; try again later",
+		}
+	}
+	b.taken += more
+	next, box := newBuffer(class, length)
 	next = append(next, b.B...)
-	b.Release()
+	b.recycle()
 	b.B, b.class, b.box = next, class, box
+	return nil
 }
 
 func tooLarge(limit int64) *Error {

@@ -224,12 +224,14 @@ func errorKind(path string) Kind {
 
 // WriteError answers a request whose response has not begun. It sets the
 // status, Content-Type, Retry-After and Allow, leaves other headers that the
-// caller set (X-Request-Id), and writes nothing when the client is gone.
+// caller set (X-Request-Id), and writes nothing when the client is gone. What is
+// left of the request's body gets a moment to arrive.
 func WriteError(w http.ResponseWriter, r *http.Request, err error) {
 	e := FromError(err)
 	if e == nil || e.Status == StatusClientClosed {
 		return
 	}
+	BoundBody(w, r, refusedBody)
 	body := append(e.JSON(errorKind(r.URL.Path)), '\n')
 	h := w.Header()
 	h.Del("Content-Encoding")

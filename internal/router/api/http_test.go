@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"mime/multipart"
 	"net"
 	"net/http"
@@ -183,6 +184,12 @@ func TestRequestID(t *testing.T) {
 	}
 }
 
+// plenty is a memory without an end.
+type plenty struct{}
+
+func (plenty) Take(int64) bool { return true }
+func (plenty) Give(int64)      {}
+
 func TestReadBody(t *testing.T) {
 	t.Parallel()
 	for _, size := range []int{0, 1, 4095, 4096, 4097, 100_000, 1 << 20, 1<<20 + 1, 3 << 20} {
@@ -196,7 +203,7 @@ func TestReadBody(t *testing.T) {
 				if known {
 					r.ContentLength = int64(size)
 				}
-				b, err := ReadBody(r, 3<<20)
+				b, err := ReadBody(r, 3<<20, plenty{})
 				if err != nil {
 					t.Fatalf("%s of %d bytes: %v", name, size, err)
 				}
@@ -240,7 +247,7 @@ func TestReadBodyRefuses(t *testing.T) {
 		for k, v := range c.header {
 			r.Header[k] = v
 		}
-		_, err := ReadBody(r, 1000)
+		_, err := ReadBody(r, 1000, plenty{})
 		var e *Error
 		if !errors.As(err, &e) || e.Status != c.status || e.Code != c.code {
 			t.Errorf("%s: %v", c.name, err)
@@ -257,7 +264,7 @@ func TestPromisesTakeNoMemory(t *testing.T) {
 	for range 20 {
 		r := httptest.NewRequest(http.MethodPost, "/", slowBody{os.ErrDeadlineExceeded})
 		r.ContentLength = 30 << 20
-		if _, err := ReadBody(r, 32<<20); err == nil {
+		if _, err := ReadBody(r, 32<<20, plenty{}); err == nil {
 			t.Fatal("no error")
 		}
 	}
@@ -352,5 +359,90 @@ func TestMultipartModel(t *testing.T) {
 	_ = mw.Close()
 	if _, err := MultipartModel(mw.FormDataContentType(), long.Bytes()); FromError(err).Status != 400 {
 		t.Errorf("long name: %v", err)
+	}
+}
+
+// account is a memory that checks who takes and gives.
+type account struct {
+	t                  *testing.T
+	limit, used, peak  int64
+	refuseAfter, asked int
+}
+
+func (a *account) Take(n int64) bool {
+	a.asked++
+	if a.used+n > a.limit || a.refuseAfter > 0 && a.asked > a.refuseAfter {
+		return false
+	}
+	a.used += n
+	a.peak = max(a.peak, a.used)
+	return true
+}
+
+func (a *account) Give(n int64) {
+	if a.used -= n; a.used < 0 || n < 0 {
+		a.t.Errorf("%d given back, %d left", n, a.used)
+	}
+}
+
+// dripping is a body that comes in small pieces and perhaps breaks off.
+type dripping struct {
+	rng  *rand.Rand
+	left int
+	err  error
+	sent int
+}
+
+func (d *dripping) Read(p []byte) (int, error) {
+	if d.left == 0 {
+		return 0, d.err
+	}
+	n := min(1+d.rng.IntN(1+d.rng.IntN(200_000)), len(p), d.left)
+	d.left -= n
+	d.sent += n
+	return n, nil
+}
+
+func (*dripping) Close() error { return nil }
+
+// TestBodiesAndMemory: whatever comes of a body, it never takes more than a
+// bounded multiple of what has arrived, and all of it is given back exactly once.
+func TestBodiesAndMemory(t *testing.T) {
+	for seed := range uint64(500) {
+		rng := rand.New(rand.NewPCG(seed, 11))
+		limit := int64(1) << (10 + rng.IntN(13))
+		size := rng.IntN(int(limit) + int(limit)/8)
+		a := &account{t: t, limit: limit, refuseAfter: rng.IntN(8)}
+		if rng.IntN(3) > 0 {
+			a.refuseAfter = 0
+		}
+		in := &dripping{rng: rng, left: size, err: io.EOF}
+		announced := int64(-1)
+		if rng.IntN(2) == 0 {
+			announced = int64(size)
+			if rng.IntN(4) == 0 { // breaks off
+				in.left, in.err = rng.IntN(size+1), io.ErrUnexpectedEOF
+			}
+		}
+		r := &http.Request{Header: http.Header{}, Body: in, ContentLength: announced}
+		b, err := ReadBody(r, limit, a)
+		if most := max(4*int64(in.sent), 64<<10); a.peak > most {
+			t.Errorf("seed %d: %d bytes taken for %d that came", seed, a.peak, in.sent)
+		}
+		e := FromError(err)
+		switch {
+		case err == nil && (len(b.B) != size || a.used < int64(min(size, int(limit)))):
+			t.Errorf("seed %d: %d bytes read of %d, %d taken", seed, len(b.B), size, a.used)
+		case err == nil:
+			b.Release()
+			b.Release()
+		case e.Status == http.StatusServiceUnavailable && (a.refuseAfter == 0 || e.RetryAfter == 0):
+			t.Errorf("seed %d: a body of %d was refused with the memory of the largest, %d, to itself: %v", seed, size, limit, err)
+		case e.Status == http.StatusRequestEntityTooLarge && int64(size) <= limit:
+			t.Errorf("seed %d: %v for %d of %d", seed, err, size, limit)
+		}
+		if a.used != 0 {
+			t.Errorf("seed %d: %d bytes kept (%v)", seed, a.used, err)
+		}
 	}
 }

@@ -152,8 +152,8 @@ func (g *Rig) StartRouter(ctx context.Context) error {
 		}
 	}
 	quiet := slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug)
-	g.data = &http.Server{Handler: r, BaseContext: r.BaseContext, ReadHeaderTimeout: 10 * time.Second, MaxHeaderBytes: 64 << 10, ErrorLog: quiet}
-	g.ctrl = &http.Server{Handler: h, ReadHeaderTimeout: 10 * time.Second, MaxHeaderBytes: 64 << 10, ErrorLog: quiet}
+	g.data, g.ctrl = router.NewServer(r, quiet), router.NewServer(h, quiet)
+	g.data.BaseContext = r.BaseContext
 	runCtx, stop := context.WithCancel(context.WithoutCancel(ctx))
 	g.stopRun, g.runErr = stop, nil
 	g.wg.Add(3)

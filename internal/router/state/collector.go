@@ -16,9 +16,12 @@ var (
 	descs      = struct {
 		inflight, queued, health, draining, active, prefill, blocks, index, capacity, feed, lag, gaps, lost, dropped, orphans, restarts, kinds,
 		running, waiting, usage, memberships, distinct, bytes, lookups, guesses, threshold, revision, open, doubles, ready *prometheus.Desc
+		bodies, bodyLimit *prometheus.Desc
 	}{
 		inflight:    desc("inflight_requests", "Requests in progress."),
 		queued:      desc("queued_requests", "Requests that wait for a place in progress."),
+		bodies:      desc("body_memory_bytes", "Memory that the bodies of requests take."),
+		bodyLimit:   desc("body_memory_limit_bytes", "Memory that the bodies of requests may take."),
 		health:      desc("worker_health", "1 for the state that the worker is in.", "worker", "role", "state"),
 		draining:    desc("worker_draining", "Whether the worker drains.", "worker"),
 		active:      desc("rank_active_requests", "The router's own count of requests on the rank.", rankLabels...),
@@ -75,6 +78,8 @@ func (s *State) Collect(ch chan<- prometheus.Metric) {
 	}
 	gauge(descs.inflight, float64(s.Gate.Inflight()))
 	gauge(descs.queued, float64(s.Gate.Queued()))
+	gauge(descs.bodies, float64(s.Bodies.Used()))
+	gauge(descs.bodyLimit, float64(s.Bodies.Limit()))
 	ix := s.Index.Stats()
 	gauge(descs.memberships, float64(ix.Memberships))
 	gauge(descs.distinct, float64(ix.Blocks))

@@ -39,6 +39,7 @@ type State struct {
 	Feeds    *kvfeed.Manager
 	Ledger   *ledger.Ledger
 	Gate     *admission.Gate
+	Bodies   *admission.Memory
 	Traffic  *traffic.Traffic
 	// Settings are those in force.
 	Settings func() Settings

@@ -1,0 +1,49 @@
+package api
+
+import (
+	"net/http"
+	"time"
+)
+
+// refusedBody is how long the rest of a body may take that nobody wants: long
+// enough for one that is on its way, so that its connection can be used again.
+const refusedBody = time.Second
+
+// BoundBody bounds how long the body of a request may take from now on, whoever
+// reads it: net/http waits for the rest of a body that nobody wanted before it
+// answers, and for ever when there is no deadline. It ends with the request, or
+// with UnboundBody once the body is read.
+func BoundBody(w http.ResponseWriter, r *http.Request, d time.Duration) {
+	if r.ContentLength != 0 {
+		setReadDeadline(w, time.Now().Add(d))
+	}
+}
+
+// UnboundBody ends BoundBody for a body that has been read: the connection is
+// watched for the client's leaving from then on, however long that takes.
+func UnboundBody(w http.ResponseWriter, r *http.Request) {
+	if r.ContentLength != 0 {
+		setReadDeadline(w, time.Time{})
+	}
+}
+
+// setReadDeadline uses the writer's own method, or what is found below wrappers.
+// A writer without a connection has none, and nothing to bound.
+func setReadDeadline(w http.ResponseWriter, at time.Time) {
+	if d, ok := w.(interface{ SetReadDeadline(time.Time) error }); ok {
+		_ = d.SetReadDeadline(at)
+		return
+	}
+	_ = http.NewResponseController(w).SetReadDeadline(at)
+}
+
+// BoundAnswer bounds how long what is written from now on may wait for a client
+// that does not read, until net/http has sent the last of the answer.
+func BoundAnswer(w http.ResponseWriter, d time.Duration) {
+	at := time.Now().Add(d)
+	if s, ok := w.(interface{ SetWriteDeadline(time.Time) error }); ok {
+		_ = s.SetWriteDeadline(at)
+		return
+	}
+	_ = http.NewResponseController(w).SetWriteDeadline(at)
+}

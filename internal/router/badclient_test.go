@@ -1,0 +1,588 @@
+//go:build unix
+
+package router_test
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/dynctl/dynctl/internal/python"
+	"github.com/dynctl/dynctl/internal/router"
+	"github.com/dynctl/dynctl/internal/router/routertest"
+)
+
+// blockEngines lets every completion hang at its engine until the returned
+// function is called.
+func (p *tap) blockEngines() (reached chan struct{}, release func()) {
+	reached, held := make(chan struct{}, 1024), make(chan struct{})
+	p.set(func(_ string, _ http.ResponseWriter, q *http.Request, _ []byte) bool {
+		if q.URL.Path == "/v1/completions" {
+			reached <- struct{}{}
+			select {
+			case <-held:
+			case <-q.Context().Done():
+			}
+		}
+		return false
+	})
+	return reached, sync.OnceFunc(func() { close(held) })
+}
+
+func (r *rig) queued(want int) {
+	r.t.Helper()
+	r.eventually(fmt.Sprintf("%d in the queue", want), func() error {
+		if n := r.status().Traffic.Queued; n != want {
+			return fmt.Errorf("%d wait", n)
+		}
+		return nil
+	})
+}
+
+// quickBody is the body of a completion of two tokens.
+func quickBody(tag int) string {
+	return fmt.Sprintf(`{"model":"sim","prompt":[%d,301,302],"max_tokens":2}`, 300+tag)
+}
+
+// post is a request as a client writes it.
+func rawPost(path, body string, header ...string) string {
+	return fmt.Sprintf("POST %s HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: %d\r\n%s\r\n%s", path, len(body), strings.Join(header, ""), body)
+}
+
+// TestClientsThatLeaveTheQueue: whoever hangs up while waiting frees the place
+// at once, and never reaches an engine.
+func TestClientsThatLeaveTheQueue(t *testing.T) {
+	t.Parallel()
+	r, p := tappedRig(t, "1a:profile=instant", func(c *router.Config) {
+		c.Limits.Inflight, c.Limits.Queue, c.Limits.QueueTimeout = 1, 2, patience
+	})
+	reached, release := p.blockEngines()
+	defer release()
+	first := make(chan *answer, 1)
+	go func() {
+		a, err := r.try(t.Context(), http.MethodPost, "/v1/completions", []byte(quickBody(0)))
+		if err != nil {
+			t.Error(err)
+		}
+		first <- a
+	}()
+	<-reached
+	var gone []net.Conn
+	for i, head := range []string{"", "X-Long: " + strings.Repeat("x", 4000) + "\r\n"} {
+		c := r.dial()
+		fmt.Fprint(c, rawPost("/v1/completions", quickBody(1+i), head))
+		gone = append(gone, c)
+	}
+	r.queued(2)
+	for _, c := range gone {
+		_ = c.Close()
+	}
+	r.queued(0)
+	live := make(chan *answer, 1)
+	go func() {
+		a, err := r.try(t.Context(), http.MethodPost, "/v1/completions", []byte(quickBody(9)))
+		if err != nil {
+			t.Error(err)
+		}
+		live <- a
+	}()
+	r.queued(1)
+	release()
+	for _, got := range []chan *answer{first, live} {
+		if a := <-got; a == nil || a.status != http.StatusOK {
+			t.Errorf("a client that waited got %v", a)
+		}
+	}
+	if n := len(p.legs()); n != 2 {
+		t.Errorf("the engine got %d requests, 2 clients were there", n)
+	}
+	if n := r.metric(`dynctl_rejections_total{reason="overload"}`); n > 0 {
+		t.Errorf("%v clients count as refused", n)
+	}
+}
+
+// TestBodyTimeIsNotQueueTime: a body that was sent is not late because its
+// request waited.
+func TestBodyTimeIsNotQueueTime(t *testing.T) {
+	t.Parallel()
+	const bodyTime = 150 * time.Millisecond
+	r, p := tappedRig(t, "1a:profile=instant", func(c *router.Config) {
+		c.Limits.Inflight, c.Limits.Queue, c.Limits.QueueTimeout = 1, 4, patience
+		c.Timeouts.Body = bodyTime
+	})
+	reached, release := p.blockEngines()
+	defer release()
+	got := make(chan *answer, 2)
+	ask := func(body string) {
+		a, err := r.try(t.Context(), http.MethodPost, "/v1/completions", []byte(body))
+		if err != nil {
+			t.Error(err)
+		}
+		got <- a
+	}
+	go ask(quickBody(1))
+	<-reached
+	// More than fits into the buffers of a server that has read the head only.
+	go ask(`{"model":"sim","max_tokens":2,"prompt":[` + strings.Repeat("301,", 3000) + `302]}`)
+	r.queued(1)
+	over := time.NewTimer(2 * bodyTime)
+	defer over.Stop()
+	<-over.C
+	release()
+	for range 2 {
+		if a := <-got; a == nil || a.status != http.StatusOK && !strings.Contains(string(a.body), "max_model_len") {
+			t.Errorf("%v", a)
+		}
+	}
+}
+
+// badPath is a request that is refused, or answered, without its body.
+type badPath struct {
+	name, plane, head string
+	status            int // 0: whatever
+	header            string
+}
+
+// badPaths are the ways in which a request's body may be of no interest.
+func badPaths() []badPath {
+	return []badPath{
+		{"unknown path", "data", "POST /nope", 404, ""},
+		{"wrong method", "data", "PUT /v1/completions", 405, ""},
+		{"answered by the router", "data", "GET /v1/models", 200, ""},
+		{"probe", "data", "POST /healthz", 200, ""},
+		{"no body expected", "data", "GET /version", 0, ""},
+		{"compressed", "data", "POST /v1/completions", 415, "Content-Encoding: gzip\r\n"},
+		{"body of interest", "data", "POST /v1/completions", 408, ""},
+		{"multipart", "data", "POST /v1/audio/transcriptions", 408, "Content-Type: multipart/form-data; boundary=b\r\n"},
+		{"no token", "admin", "POST /admin/v1/drain", 401, ""},
+		{"no token, GET", "admin", "GET /admin/v1/status", 401, ""},
+		{"unknown admin path", "admin", "POST /admin/nope", 404, ""},
+		{"wrong admin method", "admin", "DELETE /healthz", 404, ""},
+		{"admin probe", "admin", "GET /healthz", 200, ""},
+		{"profiler", "admin", "POST /debug/pprof/symbol", 401, ""},
+		{"admin body of interest", "admin", "POST /admin/v1/config", 408, "Authorization: Bearer " + badClientToken + "\r\n"},
+		{"admin stream", "admin", "GET /admin/v1/events?wait=1s", 408, "Authorization: Bearer " + badClientToken + "\r\n"},
+	}
+}
+
+const badClientToken = "a-long-enough-token-for-bad-clients"
+
+// badBehaviour is what a client does with the body that it has announced.
+type badBehaviour struct {
+	name string
+	// framing of the body that the head announces.
+	framing string
+	// send is called once the head is sent; it returns at the end of the
+	// connection or before.
+	send func(c net.Conn)
+}
+
+func never(net.Conn) {}
+
+// trickle sends a byte now and then until the other end has had enough.
+func trickle(piece string) func(net.Conn) {
+	return func(c net.Conn) {
+		tick := time.NewTicker(20 * time.Millisecond)
+		defer tick.Stop()
+		for range tick.C {
+			if _, err := io.WriteString(c, piece); err != nil {
+				return
+			}
+		}
+	}
+}
+
+func badBehaviours() []badBehaviour {
+	return []badBehaviour{
+		{"never sent", "Content-Length: 1000\r\n", never},
+		{"large, never sent", "Content-Length: 20000000\r\n", never},
+		{"chunks, never sent", "Transfer-Encoding: chunked\r\n", never},
+		{"slowly sent", "Content-Length: 100000\r\n", trickle(" ")},
+		{"slow chunks", "Transfer-Encoding: chunked\r\n", trickle("1\r\n \r\n")},
+		{"half a chunk", "Transfer-Encoding: chunked\r\n", func(c net.Conn) { _, _ = io.WriteString(c, "ffff\r\nabc") }},
+		{"no end of chunks", "Transfer-Encoding: chunked\r\n", func(c net.Conn) { _, _ = io.WriteString(c, "2\r\n{}\r\n0\r\nX: ") }},
+		{"leaves", "Content-Length: 1000\r\n", func(c net.Conn) { _ = c.Close() }},
+		{"half closes", "Content-Length: 1000\r\n", func(c net.Conn) { _ = c.(*net.TCPConn).CloseWrite() }},
+		{"wants to be asked", "Content-Length: 1000\r\nExpect: 100-continue\r\n", never},
+	}
+}
+
+// badRig is a router that has little patience with bodies, and asks for a token.
+func badRig(t *testing.T, configure ...func(*router.Config)) *rig {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "token")
+	if err := os.WriteFile(file, []byte(badClientToken), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	configure = append([]func(*router.Config){func(c *router.Config) { c.Timeouts.Body = 300 * time.Millisecond }}, configure...)
+	r := startCold(t, routertest.Options{Fleet: "1a:profile=instant", Admin: router.AdminOptions{TokenFile: file}}, configure...)
+	r.eventually("a completion", func() error {
+		a, err := r.try(t.Context(), http.MethodPost, "/v1/completions", []byte(quickBody(0)))
+		if err == nil && a.status != http.StatusOK {
+			err = errors.New(a.String())
+		}
+		return err
+	})
+	return r
+}
+
+func (r *rig) dialPlane(plane string) net.Conn {
+	r.t.Helper()
+	url := r.URL
+	if plane == "admin" {
+		url = r.AdminURL
+	}
+	c, err := net.Dial("tcp", strings.TrimPrefix(url, "http://"))
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return c
+}
+
+// openFiles is the number of this process's descriptors, 0 where it cannot be
+// told.
+func openFiles() int {
+	list, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		return 0
+	}
+	return len(list)
+}
+
+// left waits until no more goroutines and descriptors are there than before.
+func (r *rig) left(goroutines, files int) {
+	r.t.Helper()
+	r.eventually("what the clients held to be free", func() error {
+		r.Client.CloseIdleConnections()
+		if g, f := runtime.NumGoroutine(), openFiles(); g > goroutines || f > files {
+			return fmt.Errorf("%d goroutines were %d, %d descriptors were %d", g, goroutines, f, files)
+		}
+		return nil
+	})
+}
+
+// held counts what a router at rest has, once it is at rest.
+func (r *rig) held() (goroutines, files int) {
+	r.Client.CloseIdleConnections()
+	r.eventually("a quiet router", func() error {
+		g, f := runtime.NumGoroutine(), openFiles()
+		if g != goroutines || f != files {
+			goroutines, files = g, f
+			return errors.New("it still changes")
+		}
+		return nil
+	})
+	return goroutines + 4, files + 4 // probes come and go
+}
+
+// misbehave is one bad client. It returns the status that it was told, 0 for
+// none, once the server has ended the connection.
+func misbehave(c net.Conn, p badPath, b badBehaviour) (status int, err error) {
+	defer c.Close()
+	if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
+		return 0, err
+	}
+	if _, err := fmt.Fprintf(c, "%s HTTP/1.1\r\nHost: 127.0.0.1\r\n%s%s\r\n", p.head, b.framing, p.header); err != nil {
+		return 0, err
+	}
+	var wg sync.WaitGroup
+	wg.Go(func() { b.send(c) })
+	defer wg.Wait()
+	in := bufio.NewReader(c)
+	for {
+		resp, err := http.ReadResponse(in, nil)
+		switch {
+		case errors.Is(err, os.ErrDeadlineExceeded):
+			return status, fmt.Errorf("the connection is still held (after status %d)", status)
+		case err != nil:
+			return status, nil
+		case resp.StatusCode >= 200:
+			status = resp.StatusCode
+		}
+		_, err = io.Copy(io.Discard, resp.Body)
+		resp.Body.Close()
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			return status, fmt.Errorf("the answer %d does not end", status)
+		}
+	}
+}
+
+// TestBadClients: whatever is refused or answered without its body, and
+// whatever the client does with that body, ends within a bound and leaves no
+// goroutine, descriptor, place or memory behind. Not parallel: it counts those
+// of the process.
+func TestBadClients(t *testing.T) {
+	r := badRig(t)
+	goroutines, files := r.held()
+	t.Run("all", func(t *testing.T) {
+		var wg sync.WaitGroup
+		defer wg.Wait()
+		for _, p := range badPaths() {
+			for _, b := range badBehaviours() {
+				c := r.dialPlane(p.plane)
+				wg.Go(func() {
+					status, err := misbehave(c, p, b)
+					if err != nil {
+						t.Errorf("%s, %s: %v", p.name, b.name, err)
+					}
+					// Chunks that end badly may be noticed as such first; who
+					// leaves is told nothing.
+					if told := slices.Contains([]string{"never sent", "large, never sent", "slowly sent", "slow chunks", "wants to be asked"}, b.name); told && p.status != 0 && status != p.status {
+						t.Errorf("%s, %s: got %d, want %d", p.name, b.name, status, p.status)
+					}
+				})
+			}
+		}
+	})
+	r.left(goroutines, files)
+	t.Run("a thousand", func(t *testing.T) {
+		var wg sync.WaitGroup
+		defer wg.Wait()
+		paths, how := badPaths(), badBehaviours()
+		for i := range 1000 {
+			p := paths[i%2*8] // an unknown path, no token
+			c := r.dialPlane(p.plane)
+			wg.Go(func() {
+				if status, err := misbehave(c, p, how[i/2%2]); err != nil || status != p.status {
+					t.Errorf("%s: %d %v", p.name, status, err)
+				}
+			})
+		}
+	})
+	r.left(goroutines, files)
+	r.unharmed()
+}
+
+// TestBadClientsAtRandom mixes bad clients of every kind with good ones, who
+// notice nothing, around a small queue and little memory.
+func TestBadClientsAtRandom(t *testing.T) {
+	seed := uint64(0x5eed)
+	if text := os.Getenv("DYNCTL_BAD_CLIENTS"); text != "" {
+		var err error
+		if seed, err = strconv.ParseUint(text, 10, 64); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Logf("DYNCTL_BAD_CLIENTS=%d", seed)
+	rng := rand.New(rand.NewPCG(seed, 1))
+	r := badRig(t, func(c *router.Config) {
+		c.Limits.Inflight, c.Limits.Queue, c.Limits.QueueTimeout = 4, 300, patience
+		c.Limits.BodyBytes, c.Limits.BodyMemory = 1<<20, 8<<20
+	})
+	goroutines, files := r.held()
+	paths, how := badPaths(), badBehaviours()
+	// Those who send everything and leave while they wait or are served.
+	how = append(how, badBehaviour{"sends all and leaves", "", func(c net.Conn) {
+		_ = c.(*net.TCPConn).SetLinger(0)
+		_ = c.Close()
+	}})
+	var wg sync.WaitGroup
+	for i := range 300 {
+		p, b := paths[rng.IntN(len(paths))], how[rng.IntN(len(how))]
+		good := rng.IntN(4) == 0
+		wg.Go(func() {
+			switch {
+			case good:
+				a, err := r.try(t.Context(), http.MethodPost, "/v1/completions", []byte(quickBody(i)))
+				if err != nil || a.status != http.StatusOK {
+					t.Errorf("a good client got %v %v", a, err)
+				}
+			case b.framing == "":
+				c := r.dialPlane("data")
+				_, _ = io.WriteString(c, rawPost("/v1/completions", quickBody(i)))
+				b.send(c)
+			default:
+				if _, err := misbehave(r.dialPlane(p.plane), p, b); err != nil {
+					t.Errorf("%s, %s: %v", p.name, b.name, err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	r.left(goroutines, files)
+	r.unharmed()
+}
+
+// unharmed: nothing is held, and the router serves.
+func (r *rig) unharmed() {
+	r.t.Helper()
+	r.eventually("nothing to be held", func() error {
+		for _, series := range []string{"dynctl_inflight_requests", "dynctl_queued_requests", "dynctl_body_memory_bytes", "dynctl_ledger_open_requests"} {
+			if v := r.metricWith(series, badClientToken); v != 0 {
+				return fmt.Errorf("%s is %v", series, v)
+			}
+		}
+		return nil
+	})
+	r.complete(ids(40, 1))
+}
+
+// TestBodyMemory: the bodies of all requests have one bound; beyond it requests
+// are told to come again, visibly, until there is room.
+func TestBodyMemory(t *testing.T) {
+	t.Parallel()
+	r, p := tappedRig(t, "1a:profile=instant", func(c *router.Config) {
+		c.Limits.BodyBytes, c.Limits.BodyMemory = 64<<10, 256<<10
+	})
+	reached, release := p.blockEngines()
+	defer release()
+	body := []byte(`{"model":"sim","prompt":"x","max_tokens":2,"padding":"` + strings.Repeat("u", 60<<10) + `"}`)
+	const fit = 4
+	got := make(chan *answer, fit)
+	for range fit {
+		go func() {
+			a, err := r.try(t.Context(), http.MethodPost, "/v1/completions", body)
+			if err != nil {
+				t.Error(err)
+			}
+			got <- a
+		}()
+	}
+	for range fit {
+		select {
+		case <-reached:
+		case a := <-got:
+			t.Fatalf("not sent to an engine: %v", a)
+		}
+	}
+	if used := r.metric("dynctl_body_memory_bytes"); used != 256<<10 {
+		t.Errorf("%v bytes are taken", used)
+	}
+	a := r.send(http.MethodPost, "/v1/completions", []byte(quickBody(1)))
+	a.refused(t, http.StatusServiceUnavailable, "overloaded")
+	if a.header.Get("Retry-After") == "" {
+		t.Error("it does not say when to come again")
+	}
+	if n := r.metric(`dynctl_rejections_total{reason="body_memory"}`); n != 1 {
+		t.Errorf("%v refusals are counted", n)
+	}
+	if st := r.status(); st.State != "degraded" || !slices.ContainsFunc(st.Reasons, func(s string) bool { return strings.Contains(s, "limits.body_memory") }) {
+		t.Errorf("the status is %s: %q", st.State, st.Reasons)
+	}
+	release()
+	for range fit {
+		if a := <-got; a == nil || a.status != http.StatusOK {
+			t.Errorf("%v", a)
+		}
+	}
+	r.eventually("room again", func() error {
+		if len(r.events("body_memory_full")) != 1 || len(r.events("body_memory_freed")) != 1 {
+			return errors.New("the events do not tell of it")
+		}
+		if st := r.status(); st.State != "ready" {
+			return fmt.Errorf("still %s: %q", st.State, st.Reasons)
+		}
+		return nil
+	})
+	if a := r.send(http.MethodPost, "/v1/completions", body); a.status != http.StatusOK {
+		t.Errorf("%s", a)
+	}
+}
+
+// TestForeignClientsThatLeave: clients that nobody here wrote hang up while they
+// wait in the queue, and give up on a body.
+func TestForeignClientsThatLeave(t *testing.T) {
+	t.Parallel()
+	interpreter := python.With(t, "http.client")
+	r, p := tappedRig(t, "1a:profile=instant", func(c *router.Config) {
+		c.Limits.Inflight, c.Limits.Queue, c.Limits.QueueTimeout = 1, 2, patience
+		c.Timeouts.Body = 300 * time.Millisecond
+	})
+	reached, release := p.blockEngines()
+	defer release()
+	first := make(chan *answer, 1)
+	go func() {
+		a, err := r.try(t.Context(), http.MethodPost, "/v1/completions", []byte(quickBody(0)))
+		if err != nil {
+			t.Error(err)
+		}
+		first <- a
+	}()
+	<-reached
+	const script = `
+import http.client, json, socket, sys
+host = sys.argv[1]
+body = json.dumps({"model": "sim", "prompt": [301, 302], "max_tokens": 2})
+def answer(c):
+    a = c.getresponse()
+    return a.status, a.read()
+for turn in range(3):
+    waiting = []
+    for n in range(2):
+        c = http.client.HTTPConnection(host, timeout=20)
+        c.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+        waiting.append(c)
+    print("waiting", flush=True)
+    sys.stdin.readline()
+    for c in waiting:
+        c.close()
+    print("left", flush=True)
+    sys.stdin.readline()
+for path in "/nope", "/v1/completions":
+    c = http.client.HTTPConnection(host, timeout=20)
+    c.putrequest("POST", path)
+    c.putheader("Content-Length", "1000")
+    c.endheaders(b"{")
+    print(path, answer(c)[0], flush=True)
+    try:
+        c.sock and c.sock.settimeout(20)
+        print("closed", c.sock is None or c.sock.recv(1) == b"", flush=True)
+    except ConnectionResetError:
+        print("closed True", flush=True)
+`
+	cmd := exec.CommandContext(t.Context(), interpreter, "-c", script, strings.TrimPrefix(r.URL, "http://"))
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd.Stderr = os.Stderr
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	lines := bufio.NewScanner(out)
+	expect := func(want string) {
+		t.Helper()
+		if !lines.Scan() || lines.Text() != want {
+			t.Errorf("python says %q, not %q (%v)", lines.Text(), want, lines.Err())
+		}
+	}
+	for range 3 {
+		expect("waiting")
+		r.queued(2)
+		fmt.Fprintln(in)
+		expect("left")
+		r.queued(0)
+		fmt.Fprintln(in)
+	}
+	for _, want := range []string{"/nope 404", "closed True", "/v1/completions 408", "closed True"} {
+		expect(want)
+	}
+	if err := cmd.Wait(); err != nil {
+		t.Error(err)
+	}
+	release()
+	if a := <-first; a == nil || a.status != http.StatusOK {
+		t.Errorf("%v", a)
+	}
+	if n := len(p.legs()); n != 1 {
+		t.Errorf("the engine got %d requests of one client that stayed", n)
+	}
+}
