@@ -6,6 +6,7 @@ package doctor
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -427,7 +428,7 @@ func (e *exam) tokenizer(ctx context.Context, own bool) {
 	case agree == total:
 		e.add("tokenizer", "router", OK, fmt.Sprintf("counts agree with the engines' %d/%d (source %s)", agree, total, source), "")
 	case source == "estimate" || source == "none":
-		e.add("tokenizer", "router", Warn, fmt.Sprintf("the router estimates: %d of %d counts differ from the engines', as %s", total-agree, total, strings.Join(differ, "; ")), "give --tokenizer-file, or --tokenizer engine")
+		e.add("tokenizer", "router", Warn, fmt.Sprintf("the router estimates: %d of %d counts differ from the engines', as %s", total-agree, total, strings.Join(differ, "; ")), "give --tokenizer-path, or --tokenizer engine")
 	default:
 		e.add("tokenizer", "router", Fail, fmt.Sprintf("%d of %d counts differ from the engines' (source %s): %s", total-agree, total, source, strings.Join(differ, "; ")), "cached prefixes will not be found: use the model's own tokenizer file")
 	}
@@ -455,25 +456,31 @@ func (e *exam) one(ctx context.Context, header string, prompt []uint32, osl int)
 	}
 	r := &sum.Kept[0]
 	if r.Err != "" {
-		return r, nil, fmt.Errorf("%s", r.Err)
+		err = errors.New(r.Err)
 	}
-	// The receipt is final a little after the stream.
+	rec, lost := e.receipt(ctx, src.req.ID)
+	return r, rec, errors.Join(err, lost)
+}
+
+// receipt is that of a request that has been answered; nil when the router has
+// none. It is final a little after the answer.
+func (e *exam) receipt(ctx context.Context, id string) (*receipt.Receipt, error) {
 	deadline := time.NewTimer(2 * time.Second)
 	defer deadline.Stop()
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
 	for {
-		raw, err := e.o.Target.Admin.Decision(ctx, src.req.ID)
+		raw, err := e.o.Target.Admin.Decision(ctx, id)
 		var rec receipt.Receipt
 		if err == nil && json.Unmarshal(raw, &rec) == nil && !rec.Live {
-			return r, &rec, nil
+			return &rec, nil
 		}
 		select {
 		case <-tick.C:
 		case <-deadline.C:
-			return r, nil, nil
+			return nil, nil
 		case <-ctx.Done():
-			return r, nil, ctx.Err()
+			return nil, ctx.Err()
 		}
 	}
 }
@@ -511,6 +518,8 @@ func (e *exam) prompt() []uint32 {
 // cacheProbe sends each decode rank a fresh prompt twice: the first must find
 // nothing, the second nearly all of it, and the router must have known.
 func (e *exam) cacheProbe(ctx context.Context) {
+	probed := map[string]bool{}
+	var missed []string
 	for i := range e.facts.Workers {
 		w := &e.facts.Workers[i]
 		if !w.Usable || w.Role == "prefill" || !slices.Contains(w.Models, e.facts.Model) {
@@ -522,33 +531,50 @@ func (e *exam) cacheProbe(ctx context.Context) {
 			if w.DP > 1 {
 				header += fmt.Sprintf("X-data-parallel-rank: %d\r\n", dp)
 			}
-			e.probeRank(ctx, label, header)
+			if !e.probeRank(ctx, label, header, probed) {
+				missed = append(missed, label)
+			}
 		}
+	}
+	missed = slices.DeleteFunc(missed, func(label string) bool { return probed[label] })
+	if len(missed) > 0 {
+		e.add("cache probe", strings.Join(missed, ", "), Skip, "no probe went there: the router does not let clients steer", "start it with --allow-routing-headers")
 	}
 }
 
-func (e *exam) probeRank(ctx context.Context, label, header string) {
+// probeRank probes a rank, or the one that a router which does not let clients
+// steer chooses in its place, unless that is probed already. It reports whether
+// it was the rank that was meant.
+func (e *exam) probeRank(ctx context.Context, label, header string, probed map[string]bool) bool {
 	prompt := e.prompt()
 	block := max(e.facts.Block, 1)
 	full := (len(prompt) - 1) / block * block
 	first, rec, err := e.one(ctx, header, prompt, 2)
 	if err != nil {
 		e.add("cache probe", label, Fail, "a request failed: "+err.Error(), "")
-		return
+		return true
 	}
+	meant := label
 	if rec != nil && rec.Decode.Chosen != label {
-		e.add("cache probe", label, Skip, fmt.Sprintf("the request went to %s: the router does not let clients steer", orNone(rec.Decode.Chosen)), "start it with --allow-routing-headers")
-		return
+		if rec.Inputs.Force != "" {
+			e.add("cache probe", label, Warn, fmt.Sprintf("a request for it went to %s: %s", orNone(rec.Decode.Chosen), rec.ReasonText), "dynctl explain "+rec.ID+" shows why it was left out")
+			return true
+		}
+		label = rec.Decode.Chosen
 	}
+	if probed[label] {
+		return label == meant
+	}
+	probed[label] = true
 	if first.CachedTokens > 0 {
 		e.add("cache probe", label, Fail, fmt.Sprintf("a prompt that nobody has seen found %d of %d tokens cached", first.CachedTokens, len(prompt)), "")
-		return
+		return label == meant
 	}
 	// Events of the first answer take a moment to reach the index.
 	second, rec2, err := e.again(ctx, header, prompt, full)
 	if err != nil {
 		e.add("cache probe", label, Fail, "the second request failed: "+err.Error(), "")
-		return
+		return label == meant
 	}
 	predicted := -1
 	if rec2 != nil {
@@ -564,6 +590,7 @@ func (e *exam) probeRank(ctx context.Context, label, header string) {
 	default:
 		e.add("cache probe", label, OK, fmt.Sprintf("a repeated prompt found %d of %d tokens cached, as the router expected", second.CachedTokens, len(prompt)), "")
 	}
+	return label == meant
 }
 
 // again repeats a prompt until the router expects what it should, three times
@@ -617,12 +644,22 @@ func (e *exam) pair(ctx context.Context, prefill, decode string) {
 	before, berr := e.o.Target.Settled(ctx, e.facts, time.Second)
 	prompt := e.prompt()
 	_, rec, err := e.one(ctx, fmt.Sprintf("X-Dynctl-Path: remote\r\nX-Dynctl-Prefill-Worker: %s\r\nX-Dynctl-Worker: %s\r\n", prefill, decode), prompt, 2)
-	if err != nil {
-		e.add("transfer", subject, Fail, "a remote prefill failed: "+err.Error(), "")
+	why, advice := prefillFailure(rec)
+	switch {
+	case err != nil:
+		e.add("transfer", subject, Fail, "a remote prefill failed: "+err.Error(), advice)
 		return
-	}
-	if rec == nil || rec.Path != "remote" {
+	case rec == nil:
+		e.add("transfer", subject, Skip, "the router has no receipt of the request", "does it keep enough of them (--receipts)?")
+		return
+	case why != "":
+		e.add("transfer", subject, Fail, "the prefill failed and the decode engine computed the prompt by itself: "+why, advice)
+		return
+	case rec.Path != "remote" && rec.Inputs.Force == "":
 		e.add("transfer", subject, Skip, "the router took the local path: it does not let clients steer", "start it with --allow-routing-headers")
+		return
+	case rec.Path != "remote":
+		e.add("transfer", subject, Fail, "the router took the local path: "+rec.ReasonText, "dynctl explain "+rec.ID+" shows what was considered")
 		return
 	}
 	after, aerr := e.o.Target.Settled(ctx, e.facts, time.Second)
@@ -647,6 +684,28 @@ func (e *exam) pair(ctx context.Context, prefill, decode string) {
 		}
 		e.add("transfer", subject, OK, text, "")
 	}
+}
+
+// prefillFailure is why the last prefill of a request was given up, with what
+// can be done; empty when none was.
+func prefillFailure(rec *receipt.Receipt) (why, advice string) {
+	if rec == nil {
+		return "", ""
+	}
+	for i := range rec.Legs {
+		l := &rec.Legs[i]
+		if l.Kind != "prefill" || l.Error == "" {
+			continue
+		}
+		why, advice = l.Worker+": "+l.Error, "dynctl explain "+rec.ID+" shows both legs"
+		switch l.RetryReason {
+		case "missing_params":
+			advice = "the prefill engine has no KV connector, or not the one that the decode engine has: start both with --kv-transfer-config, kv_role kv_producer (or kv_both) on this one"
+		case "bad_params", "expired":
+			advice = "do block size, model and connector of both engines agree, and their clocks?"
+		}
+	}
+	return why, advice
 }
 
 // Text writes the report for a terminal.

@@ -16,7 +16,13 @@ import (
 
 func examine(t *testing.T, o routertest.Options, passive bool) *doctor.Report {
 	t.Helper()
-	o.Configure = func(c *router.Config) { c.Routing.AllowHeaders = true; c.Tokens.Tokenizer = "engine" }
+	configure := o.Configure
+	o.Configure = func(c *router.Config) {
+		c.Routing.AllowHeaders, c.Tokens.Tokenizer = true, "engine"
+		if configure != nil {
+			configure(c)
+		}
+	}
 	g, err := routertest.Start(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)
@@ -108,5 +114,44 @@ func TestUnreachableEngine(t *testing.T) {
 	r := examine(t, routertest.Options{Fleet: "1a:profile=instant", Specs: func(s []workers.Spec) []workers.Spec { return append(s, u) }}, true)
 	if r.Failed == 0 || len(states(r, "reachable")[doctor.Fail]) != 1 {
 		t.Errorf("%v", r.Findings)
+	}
+}
+
+// TestTwoWorkersAreProbed: both, where clients may steer; where they may not,
+// whichever the router chooses, and what was left out is named.
+func TestTwoWorkersAreProbed(t *testing.T) {
+	for _, steer := range []bool{true, false} {
+		r := examine(t, routertest.Options{Fleet: "2a:profile=instant", Configure: func(c *router.Config) { c.Routing.AllowHeaders = steer }}, false)
+		got := states(r, "cache probe")
+		probed, skipped := len(got[doctor.OK]), len(got[doctor.Skip])
+		if steer && (probed != 2 || skipped != 0) || probed == 0 || probed+skipped != 2 || len(got) > 2 {
+			t.Errorf("steer %v: %v", steer, got)
+		}
+	}
+}
+
+// TestPrefillWithoutConnector: whether the router gives up or falls back to
+// local prefill, the finding names the engine and what it lacks.
+func TestPrefillWithoutConnector(t *testing.T) {
+	for _, policy := range []string{"error", "local"} {
+		r := examine(t, routertest.Options{
+			Fleet:     "1p:connector=none,profile=instant+1d:profile=instant",
+			Configure: func(c *router.Config) { c.Routing.MissingParams = policy },
+			Specs: func(s []workers.Spec) []workers.Spec {
+				for i := range s {
+					s[i].Connector = workers.ConnectorNIXL
+				}
+				return s
+			},
+		}, false)
+		var found []doctor.Finding
+		for _, f := range r.Findings {
+			if f.Check == "transfer" {
+				found = append(found, f)
+			}
+		}
+		if len(found) != 1 || found[0].State != doctor.Fail || strings.Contains(found[0].Text, "steer") || !strings.Contains(found[0].Text, "prefill-0") || !strings.Contains(found[0].Advice, "--kv-transfer-config") {
+			t.Errorf("missing parameters %s: %+v", policy, found)
+		}
 	}
 }
