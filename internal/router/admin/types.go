@@ -232,6 +232,8 @@ type Feed struct {
 	Errors       uint64    `json:"decode_errors_total"`
 	Orphans      uint64    `json:"orphaned_blocks_total"`
 	Lost         uint64    `json:"lost_batches_total"`
+	// Refused counts the blocks that found no room in the index.
+	Refused uint64 `json:"refused_blocks_total"`
 	// Dropped is how often the rank's entries were dropped, to be built anew.
 	Dropped uint64 `json:"dropped_total"`
 	// Lag is receipt minus publication of the newest batch, by two clocks, in

@@ -57,6 +57,8 @@ type rank struct {
 
 	catching     bool // live batches wait in held for a replay
 	asking       bool // that replay is for what it may have besides what is known
+	full         bool // that the index has no room for the rank was told
+	nextFull     time.Time
 	held         []heldBatch
 	heldBytes    int64
 	heldFrom     uint64 // from here on, held has no gap
@@ -274,6 +276,8 @@ func (r *rank) goLive() {
 		r.set(Live, "connected, no batch yet")
 	case r.stream.Complete():
 		r.set(Live, "every batch since the publisher's start was applied")
+	case r.stream.short:
+		r.set(Live, reasonFull)
 	case was == Unknown:
 		r.set(Live, "rebuilding: "+r.reason)
 	default:
@@ -285,6 +289,8 @@ func (r *rank) goLive() {
 	}
 	r.poke()
 }
+
+const reasonFull = "the index is full: some of its blocks are not known until there is room"
 
 // receive takes a live batch of connection conn. decoded is its content if the
 // caller has decoded it already. Nothing is kept of topic and payload.
@@ -344,6 +350,13 @@ func (r *rank) applied(seq uint64, topic, payload []byte, at time.Time, replayed
 		}
 	} else if r.state == Unknown && !r.catching && s.Mismatch() == "" {
 		r.set(Live, "the engine's blocks fit again")
+	}
+	if s.short && !r.full {
+		r.full = true
+		r.emit(workers.Warn, "feed.full", "%s: the index is full, and blocks of this rank are not known until there is room: raise index.max_blocks", r.label)
+		if r.state == Live {
+			r.set(Live, reasonFull)
+		}
 	}
 	r.publish()
 	if s.counters.Orphans > 0 && !r.resynced && !r.catching && !replayed && s.complete && r.src.Replay != "" && s.counters.Refused == 0 && !s.app.bigram {

@@ -47,6 +47,13 @@ func (r *rank) tend(ctx context.Context) {
 		case r.proving:
 			next = r.prove(now)
 		case r.rival != 0:
+		case !catching && r.stream.short && r.src.Replay != "" && !now.Before(r.nextFull) && r.m.o.Index.Roomy():
+			// What was refused comes by no other way: the engine does not store
+			// again what it has.
+			if next = r.untilReplay(now); next <= 0 {
+				r.full, r.nextFull = false, now.Add(r.m.o.VerifyEvery)
+				r.asking, r.catching, catching = true, true, true
+			}
 		case !catching && r.src.Replay != "":
 			if quiet := r.lastEvent.Add(r.m.o.VerifyEvery); r.nextVerify.Before(quiet) && r.lastEvent.After(r.nextVerify.Add(-r.m.o.VerifyAfter)) {
 				r.nextVerify = quiet
@@ -131,6 +138,7 @@ func (r *rank) catchUp(ctx context.Context, conn uint64) {
 			why = err.Error()
 		}
 		if p.asking { // it had no more, or did not answer
+			r.stream.short = r.stream.short && err != nil
 			done := r.drain()
 			if done {
 				r.catching = false
@@ -234,6 +242,7 @@ func (r *rank) forgotten(seq uint64) bool {
 type playback struct {
 	from      uint64
 	asking    bool // nothing is taken unless it reaches further back than the rank
+	short     bool // as far back is enough: some of the rank's blocks were refused
 	batches   int
 	bytes     int64
 	joined    bool // it reached the live batches that wait
@@ -255,7 +264,7 @@ var (
 // that the replay ended as it should, or that p says why it was left.
 func (r *rank) replay(ctx context.Context, conn uint64, asking bool) (*playback, error) {
 	r.mu.Lock()
-	p := &playback{asking: asking}
+	p := &playback{asking: asking, short: r.stream.short}
 	if last, had := r.stream.Last(); had && !asking {
 		p.from = last
 	}
@@ -327,11 +336,11 @@ func (r *rank) replay(ctx context.Context, conn uint64, asking bool) (*playback,
 // The caller holds r.mu.
 func (r *rank) replayed(p *playback, seq uint64, payload []byte) (done bool, err error) {
 	if p.asking {
-		if seq >= r.stream.Base() {
+		if base := r.stream.Base(); seq > base || seq == base && !p.short {
 			return true, nil
 		}
 		p.asking = false
-		r.startOver("fetching again what came damaged or was given up")
+		r.startOver("fetching again what came damaged, was given up or found no room")
 		r.set(Replaying, fmt.Sprintf("%s has the batches from %d on", r.src.Replay, seq))
 	}
 	if seq < p.from {

@@ -28,6 +28,7 @@ type Stream struct {
 	said     int32   // the rank that the latest batch claims, -1 for none
 	at       float64 // the publisher's time of the latest batch, Unix seconds
 	complete bool    // every batch since the publisher's first was applied
+	short    bool    // the index refused blocks of the rank for want of room
 	fault    string
 	counters StreamCounters
 }
@@ -99,6 +100,9 @@ func (s *Stream) apply(seq uint64, b *kvevent.Batch) {
 	s.counters.Orphans += uint64(r.Orphaned)
 	s.counters.Refused += uint64(r.Refused)
 	s.counters.Renamed += uint64(r.Renamed)
+	if r.Refused > 0 {
+		s.short, s.complete = true, false
+	}
 	s.counters.Unknown += uint64(b.Unknown)
 	if b.Skipped > 0 {
 		// One of them may have been a removal.
@@ -122,7 +126,7 @@ func (s *Stream) drop() {
 	s.app.Emptied()
 	s.counters.Dropped++
 	s.base = s.seq.Next()
-	s.complete = false
+	s.complete, s.short = false, false
 }
 
 // TakeFault returns why the latest batches emptied the rank, and forgets it;
@@ -186,6 +190,8 @@ type Position struct {
 	// Base and Complete are those of the Stream.
 	Base     uint64 `json:"base"`
 	Complete bool   `json:"complete"`
+	// Short says that the index had no room for some of the rank's blocks.
+	Short bool `json:"short,omitempty"`
 }
 
 // Position returns the Stream's position, false before its first batch, while
@@ -197,13 +203,13 @@ func (s *Stream) Position() (Position, bool) {
 		return Position{}, false
 	}
 	stamp, ok := s.seq.stampOf(last)
-	return Position{Seq: last, Stamp: stamp, Shape: s.app.Shape(), Group: s.app.group, Base: s.base, Complete: s.complete}, ok
+	return Position{Seq: last, Stamp: stamp, Shape: s.app.Shape(), Group: s.app.group, Base: s.base, Complete: s.complete, Short: s.short}, ok
 }
 
 // Resume makes a new Stream continue at p.
 func (s *Stream) Resume(p Position) {
 	s.seq.Resume(p.Seq, p.Stamp)
-	s.base, s.complete = p.Base, p.Complete
+	s.base, s.complete, s.short = p.Base, p.Complete, p.Short
 	s.app.engine, s.app.parts, s.app.bigram, s.app.group = p.EngineBlock, p.Parts, p.Bigram, p.Group
 	if p.EngineBlock != 0 && p.EngineBlock != s.app.size {
 		s.Reset() // kept by a router with another block size

@@ -45,6 +45,11 @@ func (x *Index) Stats() Stats {
 	return s
 }
 
+// Roomy reports whether an eighth of the limits is free, so that what was refused may be tried again.
+func (x *Index) Roomy() bool {
+	return x.held.Load() <= x.o.MaxBlocks/8*7 && x.m.bytes.Load() <= x.o.MaxBytes/8*7
+}
+
 func (x *Index) rank(r Rank) *rankState {
 	if int64(r) >= int64(len(x.ranks)) {
 		return nil

@@ -14,7 +14,7 @@ var feedStates = []kvfeed.State{kvfeed.Connecting, kvfeed.Live, kvfeed.InGap, kv
 var (
 	rankLabels = []string{"worker", "dp_rank"}
 	descs      = struct {
-		inflight, queued, health, draining, active, prefill, blocks, index, capacity, feed, lag, gaps, lost, dropped, orphans, restarts, kinds,
+		inflight, queued, health, draining, active, prefill, blocks, index, capacity, feed, lag, gaps, lost, dropped, orphans, restarts, kinds, refused,
 		running, waiting, usage, memberships, distinct, bytes, lookups, guesses, threshold, revision, open, doubles, ready *prometheus.Desc
 		bodies, bodyLimit *prometheus.Desc
 	}{
@@ -36,6 +36,7 @@ var (
 		lost:        desc("feed_lost_batches_total", "Batches that no replay brought back.", rankLabels...),
 		orphans:     desc("feed_orphan_blocks_total", "Blocks whose parent the rank does not hold.", rankLabels...),
 		restarts:    desc("feed_restarts_total", "Restarts of the rank's publisher.", rankLabels...),
+		refused:     desc("feed_refused_blocks_total", "Blocks of the rank that found no room in the index.", rankLabels...),
 		kinds:       desc("feed_unknown_cache_kind", "1 for each cache kind of the rank's engine that this version does not know.", "worker", "dp_rank", "kind"),
 		running:     desc("engine_running_requests", "Running requests as the engine says.", rankLabels...),
 		waiting:     desc("engine_waiting_requests", "Waiting requests as the engine says.", rankLabels...),
@@ -120,6 +121,7 @@ func (s *State) Collect(ch chan<- prometheus.Metric) {
 				counter(descs.lost, k.Feed.Lost, l...)
 				counter(descs.orphans, k.Feed.Orphans, l...)
 				counter(descs.restarts, k.Feed.Restarts, l...)
+				counter(descs.refused, k.Feed.Refused, l...)
 				for _, kind := range k.Feed.UnknownKinds {
 					gauge(descs.kinds, 1, w.Name, l[1], kind)
 				}

@@ -200,7 +200,7 @@ func (s *State) Workers() []admin.Worker {
 				rank.Feed = admin.Feed{
 					State: string(f.State), Trusted: f.Trusted, Reason: f.Reason, Since: f.Since, Endpoint: f.Endpoint, Replay: f.Replay, UnknownKinds: f.UnknownKinds,
 					LastSeq: uint64(max(0, f.LastSeq)), LastAt: f.LastEvent, Batches: f.Batches, Events: f.Events, Blocks: f.Stored + f.Removed,
-					Gaps: f.Gaps, Replayed: f.ReplayedBatches, Restarts: f.Restarts, Errors: f.Unreadable + f.Malformed, Orphans: f.Orphans, Lost: f.Lost, Dropped: f.Dropped, Lag: f.LagSeconds,
+					Gaps: f.Gaps, Replayed: f.ReplayedBatches, Restarts: f.Restarts, Errors: f.Unreadable + f.Malformed, Orphans: f.Orphans, Lost: f.Lost, Refused: f.Refused, Dropped: f.Dropped, Lag: f.LagSeconds,
 				}
 			}
 			a.Ranks = append(a.Ranks, rank)
