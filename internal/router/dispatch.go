@@ -83,6 +83,9 @@ func (x *exchange) dispatch() error {
 	d := &x.d
 	var last error
 	for x.attempt = 1; ; x.attempt++ {
+		if x.attempt > 1 {
+			x.look()
+		}
 		x.r.decide(d, x.facts, x.force, x.session)
 		x.record()
 		if d.plan.Err != nil {
@@ -106,6 +109,20 @@ func (x *exchange) dispatch() error {
 		}
 		last = err
 	}
+}
+
+// look takes the fleet as it is now: between two attempts workers may have come
+// and gone.
+func (x *exchange) look() {
+	d, now := &x.d, x.r.registry.Snapshot()
+	if now == d.fleet {
+		return
+	}
+	d.fleet, d.list = now, now.Model(x.model)
+	if x.view.LoRA == "" {
+		d.lora = loraOf(x.model, d.list)
+	}
+	x.r.hash(d, &x.view) // there may be other block sizes
 }
 
 // again asks whether another attempt may follow one that has failed, and

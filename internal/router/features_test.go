@@ -216,6 +216,52 @@ func TestRoundRobinWithTwoAttempts(t *testing.T) {
 	}
 }
 
+// TestRetrySeesTheFleetOfNow: a request whose first attempt takes long goes on
+// with the workers that are there then, not with those that were.
+func TestRetrySeesTheFleetOfNow(t *testing.T) {
+	t.Parallel()
+	r, p := tappedRig(t, "2a:profile=instant", func(c *router.Config) { c.Routing.Policy, c.Retry.Budget = "round_robin", 1 })
+	more := start(t, "1a:profile=instant")
+	changed := make(chan error, 1)
+	p.set(func(engine string, w http.ResponseWriter, q *http.Request, _ []byte) bool {
+		if q.URL.Path != "/v1/completions" || engine != "aggregated-0" {
+			return false
+		}
+		ctx := q.Context()
+		err := r.Admin.RemoveWorker(ctx, "aggregated-1")
+		if err == nil {
+			_, err = r.Admin.AddWorker(ctx, admin.AddWorker{Spec: more.Sim.Engine(0).URL() + ",name=newcomer"})
+		}
+		if err == nil {
+			err = routertest.Wait(ctx, "the newcomer", func() error {
+				list, err := r.Admin.Workers(ctx)
+				if err != nil {
+					return err
+				}
+				for _, k := range list.Workers {
+					if k.Name == "newcomer" && k.Usable && len(k.Models) > 0 {
+						return nil
+					}
+				}
+				return errors.New("not usable yet")
+			})
+		}
+		changed <- err
+		w.WriteHeader(http.StatusInternalServerError)
+		return true
+	})
+	a := r.send(http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": ids(100, 1), "max_tokens": 2}))
+	if err := <-changed; err != nil {
+		t.Fatal(err)
+	}
+	if a.status != http.StatusOK || a.header.Get("X-Dynctl-Worker") != "newcomer/dp0" {
+		t.Errorf("%s from %q", a, a.header.Get("X-Dynctl-Worker"))
+	}
+	if n := len(p.legsOf("aggregated-1")); n != 0 {
+		t.Errorf("%d legs went to a worker that had been removed", n)
+	}
+}
+
 // TestReceiptKeepsEveryAttempt: when all attempts fail, the receipt tells what
 // each of them was decided from, not only that nobody is left.
 func TestReceiptKeepsEveryAttempt(t *testing.T) {

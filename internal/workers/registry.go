@@ -29,6 +29,7 @@ type Registry struct {
 	aliases map[string]string
 	roles   RoleLabels
 	slots   slotPool
+	joined  uint64 // ranks so far
 	retired map[*Rank]struct{}
 	subs    map[chan struct{}]struct{}
 }
@@ -266,6 +267,14 @@ func (r *Registry) ReleaseRanks(ranks ...*Rank) {
 	}
 }
 
+// Retired are the ranks whose slots wait for their release. A rank that came and
+// went between two looks at the fleet is among them and in no Change.
+func (r *Registry) Retired() []*Rank {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Collect(maps.Keys(r.retired))
+}
+
 // RetiredSlots is the number of slots that wait for their release.
 func (r *Registry) RetiredSlots() int {
 	r.mu.Lock()
@@ -297,8 +306,9 @@ func (r *Registry) rebuild(e *entry) error {
 		}
 	}
 	for dp := len(w.Ranks); dp < want; dp++ {
+		r.joined++
 		w.Ranks = append(w.Ranks, &Rank{
-			Slot: r.slots.take(), WorkerName: w.Name, DP: dp, Label: fmt.Sprintf("%s/dp%d", w.Name, dp),
+			Slot: r.slots.take(), Number: r.joined, WorkerName: w.Name, DP: dp, Label: fmt.Sprintf("%s/dp%d", w.Name, dp),
 		})
 	}
 	if old != nil && len(changedFields(old, w)) == 0 {

@@ -198,6 +198,9 @@ type Rank struct {
 	// Slot is a small dense number, unique among the ranks of the fleet at any
 	// time and reused after the worker has gone.
 	Slot uint32
+	// Number grows from rank to rank in the order in which they joined: of two
+	// that had one slot, the one with the larger number has it now.
+	Number uint64
 	// WorkerName and DP name the rank; Label is "name/dpN".
 	WorkerName string
 	DP         int

@@ -9,6 +9,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"reflect"
 	"sync"
@@ -144,19 +145,20 @@ func (f *Follower) watch(ctx context.Context) error {
 func (f *Follower) follow(now *workers.Snapshot) {
 	f.places.Lock()
 	defer f.places.Unlock()
-	for _, c := range workers.Diff(f.last, now) {
+	changes := workers.Diff(f.last, now)
+	for _, c := range changes {
 		for _, k := range c.Retired {
-			f.unfeed(k)
-			f.mu.Lock()
-			delete(f.count, k)
-			f.mu.Unlock()
-			delete(f.once, k)
-			slot := kvindex.Rank(k.Slot)
-			f.Index.RemoveRank(slot)
-			f.Guesses.RemoveRank(slot)
-			f.Ledger.Forget(k)
-			f.Registry.ReleaseRanks(k)
+			f.retire(k)
 		}
+	}
+	// Who came and went since the last look is in no change. Who left after
+	// this one is still in it, and has its turn next time.
+	for _, k := range f.Registry.Retired() {
+		if _, in, ok := now.Slot(k.Slot); !ok || in != k {
+			f.retire(k)
+		}
+	}
+	for _, c := range changes {
 		if c.Kind == workers.Removed {
 			f.Gone(c.Old.Name)
 		}
@@ -171,12 +173,28 @@ func (f *Follower) follow(now *workers.Snapshot) {
 		}
 	}
 	f.last = now
+	f.forgetCounts()
 	for _, w := range now.Workers {
 		for _, k := range w.Ranks {
 			f.feed(w, k)
 		}
 	}
 	f.publish()
+}
+
+// retire takes all places of a rank that has left the fleet away, and then lets
+// others have its slot. The caller holds places.
+func (f *Follower) retire(k *workers.Rank) {
+	f.unfeed(k)
+	f.mu.Lock()
+	delete(f.count, k)
+	f.mu.Unlock()
+	delete(f.once, k)
+	slot := kvindex.Rank(k.Slot)
+	f.Index.RemoveRank(slot)
+	f.Guesses.RemoveRank(slot)
+	f.Ledger.Forget(k)
+	f.Registry.ReleaseRanks(k)
 }
 
 // feed starts, restarts or stops the feed of a rank as its worker says. The
@@ -326,6 +344,17 @@ func (f *Follower) Counts(k *workers.Rank) (requests, failures uint64) {
 		return c.requests, c.failures
 	}
 	return 0, 0
+}
+
+// forgetCounts drops what late requests have counted of ranks that have left.
+func (f *Follower) forgetCounts() {
+	newest := f.Registry.Snapshot()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	maps.DeleteFunc(f.count, func(k *workers.Rank, _ *rankCount) bool {
+		_, in, ok := newest.Slot(k.Slot)
+		return !ok || in != k
+	})
 }
 
 // counted is the rank's counter. The caller holds mu.

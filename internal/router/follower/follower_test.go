@@ -4,12 +4,14 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
 	"testing"
 
 	"go.uber.org/goleak"
+	"pgregory.net/rapid"
 
 	"github.com/dynctl/dynctl/internal/router/approx"
 	"github.com/dynctl/dynctl/internal/router/eventlog"
@@ -113,6 +115,65 @@ func TestPlaces(t *testing.T) {
 	if len(s.kinds) != 0 {
 		t.Errorf("told %q", s.kinds)
 	}
+}
+
+// TestPlacesWhateverComes: workers come and go faster than the follower looks,
+// and late requests go to those that have left. Whenever it has looked, exactly
+// the ranks of the fleet have a place, and every other slot is free.
+func TestPlacesWhateverComes(t *testing.T) {
+	rapid.Check(t, func(r *rapid.T) {
+		s := newStand(t, "")
+		var ever []*workers.Rank
+		var held []*ledger.Reservation
+		working := map[*workers.Rank]int{}
+		for range rapid.IntRange(1, 20).Draw(r, "steps") {
+			switch rapid.IntRange(0, 3).Draw(r, "step") {
+			case 0, 1: // the fleet changes, and the follower does not look
+				var specs []workers.Spec
+				for _, port := range rapid.SliceOfNDistinct(rapid.IntRange(1, 6), 0, 4, rapid.ID[int]).Draw(r, "workers") {
+					spec, err := workers.ParseSpec(workers.Aggregated, fmt.Sprintf("http://127.0.0.1:%d,name=w%d,dp=%d", port, port, rapid.IntRange(1, 2).Draw(r, "ranks")))
+					if err != nil {
+						r.Fatal(err)
+					}
+					specs = append(specs, spec)
+				}
+				if _, err := s.Registry.Apply("flag", specs); err != nil {
+					r.Fatal(err)
+				}
+				ever = append(ever, s.Registry.Snapshot().Ranks...)
+			case 2:
+				if len(ever) > 0 {
+					k := rapid.SampledFrom(ever).Draw(r, "rank")
+					held = append(held, s.Ledger.Reserve(k, ledger.Claim{PrefillTokens: 1}))
+					working[k]++
+					s.Began(k)
+				}
+			default:
+				s.follow(s.Registry.Snapshot())
+				now := s.Registry.Snapshot()
+				if n := s.Registry.RetiredSlots(); n != 0 {
+					r.Fatalf("%d slots are never free again", n)
+				}
+				if n := s.Index.Stats(); n.Ranks != len(now.Ranks) {
+					r.Fatalf("%d ranks have a place in the index, the fleet has %d", n.Ranks, len(now.Ranks))
+				}
+				if len(s.count) > len(now.Ranks) {
+					r.Fatalf("%d ranks are counted, the fleet has %d", len(s.count), len(now.Ranks))
+				}
+			}
+			for _, k := range s.Registry.Snapshot().Ranks {
+				if got := s.Ledger.Load(k).Requests; got != working[k] {
+					r.Fatalf("%s has %d requests on the books, and %d in work", k.Label, got, working[k])
+				}
+			}
+		}
+		for _, v := range held {
+			v.Release()
+		}
+		if err := s.Ledger.Balanced(); err != nil {
+			r.Fatal(err)
+		}
+	})
 }
 
 // TestSnapshot: what was saved is there after a restart until it is clear that

@@ -9,8 +9,8 @@
 // where it is not.
 //
 // An account belongs to a *workers.Rank, not to its slot: when a slot is used
-// again by another rank, reservations on the old rank still settle against the
-// old account.
+// again by another rank, reservations on the old rank, late ones included, still
+// settle against the old account and leave the new one alone.
 //
 // Blocks are counted per request, also where running requests share a prompt
 // prefix: a decode step reads the whole context of every sequence, so this is
@@ -112,9 +112,12 @@ type Ledger struct {
 	doubles atomic.Uint64
 
 	mu sync.Mutex // guards writes of slots, and:
-	// retired are accounts whose slot went to another rank while they had
-	// work in flight; settled ones are dropped at the next change.
+	// retired are accounts without a slot that have work in flight: it went to
+	// another rank, or theirs left the fleet. Settled ones are dropped at the
+	// next change.
 	retired []*account
+	// gone are the numbers of the last ranks that were forgotten, by slot.
+	gone []uint64
 }
 
 // New is an empty ledger.
@@ -153,10 +156,15 @@ func (l *Ledger) open(r *workers.Rank) *account {
 			return a
 		}
 	}
+	a := &account{rank: r}
+	if l.left(r) {
+		l.retired = append(l.retired, a)
+		return a
+	}
 	old := *l.slots.Load()
 	s := make([]*account, max(len(old), int(r.Slot)+1))
 	copy(s, old)
-	was, a := s[r.Slot], &account{rank: r}
+	was := s[r.Slot]
 	s[r.Slot] = a
 	l.slots.Store(&s)
 	if was == nil {
@@ -165,6 +173,15 @@ func (l *Ledger) open(r *workers.Rank) *account {
 		l.retired = append(l.retired, was)
 	}
 	return a
+}
+
+// left reports whether a rank has left the fleet: it was forgotten, or a later
+// one has its slot. The caller holds mu.
+func (l *Ledger) left(r *workers.Rank) bool {
+	if s := *l.slots.Load(); int(r.Slot) < len(s) && s[r.Slot] != nil && s[r.Slot].rank.Number > r.Number {
+		return true
+	}
+	return int(r.Slot) < len(l.gone) && l.gone[r.Slot] >= r.Number
 }
 
 // relist keeps an account that has lost its slot on the books.
@@ -242,6 +259,10 @@ func (l *Ledger) Forget(r *workers.Rank) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.settle()
+	if more := int(r.Slot) + 1 - len(l.gone); more > 0 {
+		l.gone = append(l.gone, make([]uint64, more)...)
+	}
+	l.gone[r.Slot] = max(l.gone[r.Slot], r.Number)
 	a := l.find(r)
 	if a == nil {
 		return

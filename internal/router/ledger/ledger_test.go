@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -12,7 +13,12 @@ import (
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
-func newRank(slot uint32, label string) *workers.Rank { return &workers.Rank{Slot: slot, Label: label} }
+var numbers atomic.Uint64
+
+// newRank is a rank that joins after all others.
+func newRank(slot uint32, label string) *workers.Rank {
+	return &workers.Rank{Slot: slot, Label: label, Number: numbers.Add(1)}
+}
 
 func TestReservationLife(t *testing.T) {
 	l, r := New(), newRank(3, "a/dp0")
@@ -89,6 +95,9 @@ func TestSlotReuse(t *testing.T) {
 	}
 	late := l.Reserve(old, Claim{PrefillTokens: 1}) // from a decision made before
 	v.Release()
+	if d := cmp.Diff(Amounts{Requests: 1, PrefillTokens: 5}, l.Load(now).Amounts); d != "" {
+		t.Errorf("after a late reservation of the old rank: %s", d)
+	}
 	if err := l.Balanced(); err == nil || !strings.Contains(err.Error(), "old/dp0 holds 1 requests") {
 		t.Errorf("Balanced() = %v, want old/dp0 and new/dp0", err)
 	}
@@ -115,6 +124,32 @@ func TestForget(t *testing.T) {
 		t.Errorf("the work in flight on it is %d tokens, want 3", got)
 	}
 	v.Release()
+	if err := l.Balanced(); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestLateReservation: work that is given to a rank after it has left the fleet
+// is on the books, and in nobody's way.
+func TestLateReservation(t *testing.T) {
+	l, old, now := New(), newRank(1, "old/dp0"), newRank(1, "now/dp0")
+	l.Reserve(old, Claim{}).Release()
+	l.Forget(old)
+	late := l.Reserve(old, Claim{PrefillTokens: 7})
+	if n := l.ranks.Load(); n != 0 {
+		t.Errorf("%d ranks have a place", n)
+	}
+	work := l.Reserve(now, Claim{PrefillTokens: 5})
+	again := l.Reserve(old, Claim{PrefillTokens: 1})
+	if got := l.Load(now).PrefillTokens; got != 5 {
+		t.Errorf("the rank that works has %d tokens, want 5", got)
+	}
+	if got := l.Total(); got != (Amounts{Requests: 3, PrefillTokens: 13}) {
+		t.Errorf("total %+v", got)
+	}
+	for _, v := range []*Reservation{late, work, again} {
+		v.Release()
+	}
 	if err := l.Balanced(); err != nil {
 		t.Error(err)
 	}
@@ -168,6 +203,7 @@ func TestModel(t *testing.T) {
 			ranks = append(ranks, newRank(uint32(i), fmt.Sprintf("w%d/dp0", i)))
 		}
 		var live []*entry
+		var left []*workers.Rank // their slots went to others
 		pick := func(t *rapid.T) *entry {
 			if len(live) == 0 {
 				t.Skip("nothing in flight")
@@ -177,6 +213,9 @@ func TestModel(t *testing.T) {
 		t.Repeat(map[string]func(*rapid.T){
 			"reserve": func(t *rapid.T) {
 				r := rapid.SampledFrom(ranks).Draw(t, "rank")
+				if len(left) > 0 && rapid.IntRange(0, 3).Draw(t, "late") == 0 {
+					r = rapid.SampledFrom(left).Draw(t, "left")
+				}
 				c := Claim{PrefillTokens: rapid.IntRange(0, 500).Draw(t, "prefill"), ContextTokens: rapid.IntRange(0, 500).Draw(t, "context"), BlockSize: rapid.SampledFrom([]int{0, 16, 64}).Draw(t, "bs")}
 				live = append(live, &entry{v: l.Reserve(r, c), r: r, claim: c})
 			},
@@ -202,6 +241,7 @@ func TestModel(t *testing.T) {
 				if rapid.Bool().Draw(t, "forget") {
 					l.Forget(ranks[i])
 				}
+				left = append(left, ranks[i])
 				ranks[i] = newRank(uint32(i), ranks[i].Label+"'")
 			},
 			"": func(t *rapid.T) {

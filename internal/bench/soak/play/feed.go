@@ -79,7 +79,7 @@ func (s *stage) join(role workers.Role) {
 	}
 	s.slots[slot] = true
 	g := &s.group
-	n.rank = &workers.Rank{Slot: uint32(slot), WorkerName: n.name, Label: n.name + "/dp0"}
+	n.rank = &workers.Rank{Slot: uint32(slot), Number: uint64(i) + 1, WorkerName: n.name, Label: n.name + "/dp0"}
 	n.worker = &workers.Worker{
 		Name: n.name, URL: &url.URL{Scheme: "http", Host: "127.0.0.1:1"}, Engine: workers.Sim, Dialect: workers.VLLM, Role: role,
 		Connector: g.Connector, BlockSize: g.BlockSize, KVBlocks: g.Blocks, Ranks: []*workers.Rank{n.rank}, State: &workers.State{},
