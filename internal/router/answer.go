@@ -251,7 +251,8 @@ func (x *exchange) streamError(p disagg.Peer, err error) error {
 
 // whole forwards an answer that is not a stream.
 func (x *exchange) whole(p disagg.Peer, held *ledger.Reservation, resp *upstream.Response, t *disagg.Transfer) error {
-	if resp.ContentLength > maxWholeAnswer || resp.ContentLength < 0 && x.req.Method != http.MethodHead && !strings.HasPrefix(resp.Header.Get("Content-Type"), "application/json") {
+	// An answer to HEAD has the length of a body that does not come.
+	if x.req.Method == http.MethodHead || resp.ContentLength > maxWholeAnswer || resp.ContentLength < 0 && !strings.HasPrefix(resp.Header.Get("Content-Type"), "application/json") {
 		x.begun.Store(true)
 		x.r.outliers.Report(p.Worker, health.Success)
 		held.FirstToken()
@@ -282,9 +283,6 @@ func (x *exchange) whole(p disagg.Peer, held *ledger.Reservation, resp *upstream
 	resp.Header.CopyTo(h)
 	h["Content-Length"] = []string{strconv.Itoa(len(body))}
 	x.w.WriteHeader(resp.Status)
-	if x.req.Method == http.MethodHead {
-		return nil
-	}
 	if len(body) <= 16<<10 {
 		// It fits into the buffers below, which net/http flushes at the end.
 		_, err = x.w.Write(body)

@@ -90,3 +90,21 @@ func TestStreamThatIsCutAnywhereEndsWithAnError(t *testing.T) {
 		t.Errorf("%d events, the last %.200q", len(got), got[len(got)-1])
 	}
 }
+
+// TestHeadTellsTheLength: the answer to HEAD tells how long that to GET is.
+func TestHeadTellsTheLength(t *testing.T) {
+	t.Parallel()
+	r, p := tappedRig(t, "1a:profile=instant")
+	p.set(func(_ string, w http.ResponseWriter, q *http.Request, _ []byte) bool {
+		if q.Method != http.MethodHead {
+			return false
+		}
+		w.Header().Set("Content-Type", "application/json")
+		w.Header().Set("Content-Length", "1234")
+		return true
+	})
+	a := r.send(http.MethodHead, "/v1/responses/resp_1", nil)
+	if a.status != http.StatusOK || a.header.Get("Content-Length") != "1234" || len(a.body) != 0 {
+		t.Errorf("%s %v", a, a.header)
+	}
+}

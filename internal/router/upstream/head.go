@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/textproto"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -131,7 +132,10 @@ func isTarget(s string) bool {
 }
 
 // Header are the headers of an answer in their order. Keys are canonical.
-type Header struct{ keys, values []string }
+type Header struct {
+	keys, values []string
+	hops         []string // keys that the Connection header names
+}
 
 // Get is the first value of a header; "" if there is none. The key must be in
 // canonical form.
@@ -150,10 +154,11 @@ func (h *Header) Len() int { return len(h.keys) }
 // At is header line i.
 func (h *Header) At(i int) (key, value string) { return h.keys[i], h.values[i] }
 
-// CopyTo adds to dst the headers that go on to a client.
+// CopyTo adds to dst the headers that go on to a client: those of the answer,
+// not those of the connection.
 func (h *Header) CopyTo(dst http.Header) {
 	for i, k := range h.keys {
-		if !api.ForwardResponseHeader(k) {
+		if !api.ForwardResponseHeader(k) || len(h.hops) > 0 && slices.Contains(h.hops, k) {
 			continue
 		}
 		if old := dst[k]; old != nil {
@@ -237,7 +242,7 @@ func (r *Response) parseHead(head []byte, method string) error {
 	r.Status = int(status)
 	lines := strings.Count(text, "\n")
 	backing := make([]string, 2*lines)
-	h := Header{backing[:0:lines], backing[lines : lines : 2*lines]}
+	h := Header{keys: backing[:0:lines], values: backing[lines : lines : 2*lines]}
 	length, chunked := int64(-1), false
 	closes, keeps := false, line[7] == '1'
 	for {
@@ -270,8 +275,14 @@ func (r *Response) parseHead(head []byte, method string) error {
 		case "Connection":
 			for word := range strings.SplitSeq(value, ",") {
 				word = strings.Trim(word, " \t")
-				closes = closes || strings.EqualFold(word, "close")
-				keeps = keeps || strings.EqualFold(word, "keep-alive")
+				switch {
+				case strings.EqualFold(word, "close"):
+					closes = true
+				case strings.EqualFold(word, "keep-alive"):
+					keeps = true
+				case word != "":
+					h.hops = append(h.hops, textproto.CanonicalMIMEHeaderKey(word))
+				}
 			}
 		}
 		h.keys, h.values = append(h.keys, key), append(h.values, value)
