@@ -21,6 +21,9 @@ type Config struct {
 	// AdminTokenFile holds the bearer token of the admin API; required when
 	// AdminListen is not a loopback address.
 	AdminTokenFile string `mapstructure:"admin_token_file"`
+	// AdminHosts are names besides those of loopback that a request to the admin
+	// API may carry in its Host header where there is no token.
+	AdminHosts []string `mapstructure:"admin_hosts"`
 
 	// Worker, Prefill and Decode are worker specs as typed on the command
 	// line: "URL,key=value,…" (see workers.ParseSpec).

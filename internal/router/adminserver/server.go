@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/http/pprof"
 	"os"
@@ -46,6 +47,8 @@ const maxEventWait = 30 * time.Second
 type Options struct {
 	// TokenFile holds the bearer token; empty asks for none.
 	TokenFile string
+	// Hosts are further names under which the API answers without a token.
+	Hosts func() []string
 	// Name of this replica in status; the data plane's address.
 	Name string
 
@@ -156,8 +159,8 @@ func New(o Options) (http.Handler, error) {
 	}), nil
 }
 
-// guard asks for the token, and then for the body, whole. A request from a web page is refused where there
-// is none: a page on any site could otherwise steer a router on loopback.
+// guard asks for the token, and then for the body, whole. Without a token it
+// refuses what a web page could have sent (see fromPage).
 func (a *server) guard(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
 		if a.auth {
@@ -168,8 +171,8 @@ func (a *server) guard(h http.Handler) http.Handler {
 				api.WriteError(w, q, &api.Error{Status: http.StatusUnauthorized, Code: api.CodeUnauthorized, Message: "the admin API needs the bearer token of --admin-token-file"})
 				return
 			}
-		} else if q.Method != http.MethodGet && (q.Header.Get("Origin") != "" || q.Header.Get("Sec-Fetch-Site") != "") {
-			api.WriteError(w, q, &api.Error{Status: http.StatusForbidden, Code: api.CodeForbidden, Message: "the admin API takes no changes from web pages without a token"})
+		} else if why := a.fromPage(q); why != "" {
+			api.WriteError(w, q, &api.Error{Status: http.StatusForbidden, Code: api.CodeForbidden, Message: why})
 			return
 		}
 		if q.ContentLength != 0 {
@@ -184,6 +187,38 @@ func (a *server) guard(h http.Handler) http.Handler {
 		}
 		h.ServeHTTP(w, q)
 	})
+}
+
+// fromPage says why a request is refused that a web page may have sent: any site
+// could otherwise steer a router on loopback, or read it after its own name was
+// pointed there (DNS rebinding). Pages of this API itself may link to each other.
+func (a *server) fromPage(q *http.Request) string {
+	if !a.local(q.Host) {
+		return fmt.Sprintf("without a token the admin API answers under names of this machine only, not as %q; name it with --admin-host, or set --admin-token-file", api.Clip(q.Host))
+	}
+	origin, site := q.Header.Get("Origin"), q.Header.Get("Sec-Fetch-Site")
+	reads := q.Method == http.MethodGet || q.Method == http.MethodHead
+	switch {
+	case !reads && (origin != "" || site != ""):
+		return "the admin API takes no changes from web pages without a token"
+	case origin != "" && origin != "http://"+q.Host, site != "" && site != "none" && site != "same-origin":
+		return "the admin API shows nothing to other web pages without a token"
+	}
+	return ""
+}
+
+// local reports whether a Host header is a name of this machine that nobody else
+// can take, or one of those that were stated.
+func (a *server) local(host string) bool {
+	name := host
+	if h, _, err := net.SplitHostPort(host); err == nil {
+		name = h
+	}
+	name = strings.TrimSuffix(strings.Trim(name, "[]"), ".")
+	if ip := net.ParseIP(name); ip != nil && ip.IsLoopback() || strings.EqualFold(name, "localhost") {
+		return true
+	}
+	return slices.ContainsFunc(a.o.Hosts(), func(h string) bool { return strings.EqualFold(h, name) || strings.EqualFold(h, host) })
 }
 
 func jsonHandler(h func(*http.Request) (any, error)) http.Handler {

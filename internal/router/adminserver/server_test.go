@@ -49,6 +49,7 @@ func stand(t *testing.T) Options {
 			Troubles: func() []string { return []string{"something is odd"} }, Draining: func() bool { return false },
 		},
 		Metrics: http.NotFoundHandler(), Probe: func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) },
+		Hosts:    func() []string { return []string{"router.test"} },
 		BodyTime: func() time.Duration { return time.Second },
 		Config:   func() admin.ConfigView { return admin.ConfigView{Revision: 7} },
 		Patch:    func(map[string]any) error { return errors.New("threshold: no number") },
@@ -63,7 +64,9 @@ func stand(t *testing.T) Options {
 func ask(t *testing.T, h http.Handler, method, path, body string) (int, map[string]any) {
 	t.Helper()
 	w := httptest.NewRecorder()
-	h.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), method, path, strings.NewReader(body)))
+	q := httptest.NewRequestWithContext(t.Context(), method, path, strings.NewReader(body))
+	q.Host = "localhost:8001"
+	h.ServeHTTP(w, q)
 	var v map[string]any
 	if err := json.Unmarshal(w.Body.Bytes(), &v); err != nil {
 		t.Fatalf("%s %s: %v in %q", method, path, err, w.Body)
@@ -128,5 +131,71 @@ func TestTokenFile(t *testing.T) {
 	}
 	if _, err := New(o); err == nil || !strings.Contains(err.Error(), "5 characters, fewer than 16") {
 		t.Errorf("a short token: %v", err)
+	}
+}
+
+// TestWebPages: without a token, nothing that a web page of another site could
+// send is answered, whatever the site calls itself; programs on this machine are.
+func TestWebPages(t *testing.T) {
+	o := stand(t)
+	file := filepath.Join(t.TempDir(), "token")
+	if err := os.WriteFile(file, []byte("a-long-enough-token-42"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	open, err := New(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	o.TokenFile = file
+	closed, err := New(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	hosts := map[string]bool{
+		"127.0.0.1:8001": true, "127.0.0.1": true, "127.8.9.1:1": true, "[::1]:8001": true, "::1": true, "localhost:8001": true, "LOCALHOST": true, "localhost.": true,
+		"router.test": true, "Router.Test:8001": true,
+		"evil.example": false, "evil.example:8001": false, "127.0.0.1.evil.example": false, "localhost.evil.example": false, "evil-localhost": false,
+		"10.0.0.1:8001": false, "0.0.0.0:8001": false, "": false, "[::]:8001": false,
+	}
+	// What a browser adds, and whether a page may read, or change, by it.
+	type sent struct{ origin, site string }
+	pages := map[sent]struct{ reads, changes bool }{
+		{"", ""}:                        {true, true},
+		{"", "none"}:                    {true, false},
+		{"", "same-origin"}:             {true, false},
+		{"", "same-site"}:               {false, false},
+		{"", "cross-site"}:              {false, false},
+		{"null", ""}:                    {false, false},
+		{"http://evil.example", ""}:     {false, false},
+		{"http://localhost:3000", ""}:   {false, false},
+		{"http://HOST", "same-origin"}:  {true, false},
+		{"http://HOST", "cross-site"}:   {false, false},
+		{"https://HOST", "same-origin"}: {false, false},
+	}
+	for host, ok := range hosts {
+		for page, may := range pages {
+			for _, at := range []string{"GET /admin/v1/status", "HEAD /admin/v1/config", "GET /metrics", "GET /debug/pprof/cmdline", "GET /debug/pprof/symbol", "POST /admin/v1/drain", "POST /debug/pprof/symbol", "DELETE /admin/v1/workers/x"} {
+				method, path, _ := strings.Cut(at, " ")
+				status := func(h http.Handler) int {
+					q := httptest.NewRequestWithContext(t.Context(), method, path, nil)
+					q.Host = host
+					for k, v := range map[string]string{"Origin": strings.ReplaceAll(page.origin, "HOST", host), "Sec-Fetch-Site": page.site} {
+						if v != "" {
+							q.Header.Set(k, v)
+						}
+					}
+					w := httptest.NewRecorder()
+					h.ServeHTTP(w, q)
+					return w.Code
+				}
+				want := ok && (may.changes || may.reads && (method == http.MethodGet || method == http.MethodHead))
+				if got := status(open); (got != http.StatusForbidden) != want {
+					t.Errorf("%s as %q from %+v: %d, allowed: %v", at, host, page, got, want)
+				}
+				if got := status(closed); got != http.StatusUnauthorized {
+					t.Errorf("%s as %q from %+v without its token: %d", at, host, page, got)
+				}
+			}
+		}
 	}
 }
