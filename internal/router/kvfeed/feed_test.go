@@ -700,6 +700,9 @@ func TestFeedListens(t *testing.T) {
 		s := f.Status()
 		return len(s) == 3 && s[0].LastSeq == 2 && s[1].LastSeq == 2 && s[2].LastSeq == 3 && f.Listeners()[0].Unrouted == 1
 	})
+	if f.told("feed.unrouted") != 1 {
+		t.Errorf("of a batch that nobody gets nothing is told: %+v", f.events)
+	}
 	for i := range ranks {
 		n := 0
 		err := f.x.RankBlocks(kvRank(i), func(_, name uint64) bool {

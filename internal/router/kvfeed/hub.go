@@ -30,7 +30,8 @@ type hub struct {
 	cancel   context.CancelFunc
 	wg       sync.WaitGroup
 
-	mu    sync.Mutex // guards writes of ranks
+	mu    sync.Mutex // guards writes of ranks, and told
+	told  quota
 	ranks atomic.Pointer[[]*rank]
 
 	unrouted atomic.Uint64 // messages of no rank, or of an uncertain one
@@ -138,7 +139,7 @@ func (h *hub) serve(c *zmtp.Conn) {
 		}
 		r := h.route(topic, decoded, host, mine)
 		if r == nil {
-			h.unrouted.Add(1)
+			h.unroutable(topic, decoded, c.RemoteAddr())
 			continue
 		}
 		mine[r] = true
@@ -153,6 +154,25 @@ func (h *hub) serve(c *zmtp.Conn) {
 		}
 		r.detach(conn, err)
 	}
+}
+
+// unroutable counts and tells of a batch that belongs to no rank for certain.
+func (h *hub) unroutable(topic []byte, b *kvevent.Batch, peer string) {
+	h.unrouted.Add(1)
+	now := h.m.now()
+	h.mu.Lock()
+	more, ok := h.told.allow(now)
+	h.mu.Unlock()
+	if !ok {
+		return
+	}
+	what := "a batch that cannot be read"
+	if b != nil {
+		what = fmt.Sprintf("a batch of rank %d", b.Rank)
+	}
+	h.m.o.Events.Emit(workers.Event{At: now, Severity: workers.Warn, Kind: "feed.unrouted", Text: fmt.Sprintf(
+		"listener %s: %s with topic %q from %s belongs to no rank, or to several, and is dropped: give each worker that dials in its own topic=kv@HOST%s",
+		h.endpoint, what, topic[:min(len(topic), 100)], peer, more)})
 }
 
 // claim is connection conn's claim to speak for r; home says that it comes from

@@ -118,6 +118,23 @@ type quota struct {
 	untold int // kept back since the last one told
 }
 
+// allow reports whether one more may be told now, and what to add of those that
+// were not.
+func (q *quota) allow(now time.Time) (more string, ok bool) {
+	q.left = min(emitBurst, q.left+now.Sub(q.last).Seconds()/emitEvery.Seconds())
+	q.last = now
+	if q.left < 1 {
+		q.untold++
+		return "", false
+	}
+	q.left--
+	if q.untold > 0 {
+		more = fmt.Sprintf(" (and %d more like this since the last one told)", q.untold)
+		q.untold = 0
+	}
+	return more, true
+}
+
 // emit tells the operator. The caller holds r.mu.
 func (r *rank) emit(sev workers.Severity, kind, format string, args ...any) {
 	now := r.m.now()
@@ -126,18 +143,11 @@ func (r *rank) emit(sev workers.Severity, kind, format string, args ...any) {
 		q = &quota{left: emitBurst, last: now}
 		r.told[kind] = q
 	}
-	q.left = min(emitBurst, q.left+now.Sub(q.last).Seconds()/emitEvery.Seconds())
-	q.last = now
-	if q.left < 1 {
-		q.untold++
+	more, ok := q.allow(now)
+	if !ok {
 		return
 	}
-	q.left--
-	text := fmt.Sprintf(format, args...)
-	if q.untold > 0 {
-		text += fmt.Sprintf(" (and %d more like this since the last one told)", q.untold)
-		q.untold = 0
-	}
+	text := fmt.Sprintf(format, args...) + more
 	r.m.o.Events.Emit(workers.Event{At: now, Severity: sev, Kind: kind, Worker: r.key.Worker, Rank: r.label, Text: text})
 }
 
