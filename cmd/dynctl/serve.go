@@ -13,7 +13,6 @@ import (
 	"os/signal"
 	"reflect"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -104,14 +103,11 @@ func serve(ctx context.Context, l *loadedConfig, flags *pflag.FlagSet, record *r
 		defer func() { err = errors.Join(err, file.stop()) }()
 	}
 	v := buildVersion()
-	var drainTimeout atomic.Int64
-	drainTimeout.Store(int64(l.config.Timeouts.Drain))
 	r, err := router.New(ctx, router.Options{
 		Config: l.config, Origin: l.origin, Sim: specs, EngineTLS: trust, Version: v.Version, Revision: v.Revision, Logger: log,
 		Observer: observer(tap, record.tokens),
 		Reloaded: func(old, now *router.Config) {
 			_ = level.UnmarshalText([]byte(now.Log.Level)) // validated with the config
-			drainTimeout.Store(int64(now.Timeouts.Drain))
 			for _, change := range configChanges(old, now) {
 				log.Info(change)
 			}
@@ -180,9 +176,7 @@ loop:
 	// A second signal ends the drain at once.
 	signals, stopSignals := signal.NotifyContext(context.WithoutCancel(ctx), os.Interrupt, syscall.SIGTERM)
 	defer stopSignals()
-	drainCtx, cancel := context.WithTimeout(signals, time.Duration(drainTimeout.Load()))
-	defer cancel()
-	drained := r.Drain(drainCtx)
+	drained := r.Drain(signals)
 	if drained != nil {
 		// What still runs is told so, in its own stream, and ends.
 		log.Warn("streams are cut: " + drained.Error())

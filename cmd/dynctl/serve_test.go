@@ -223,6 +223,66 @@ func TestServeFromSignalToSignal(t *testing.T) {
 	}
 }
 
+// TestServeDrainTimeout: a drain through the admin API ends when its own time is
+// up, not the configured one, and the status says until when.
+func TestServeDrainTimeout(t *testing.T) {
+	stderr := &screen{}
+	code := make(chan int, 1)
+	go func() {
+		code <- runMain([]string{"serve", "--sim", "1d", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0", "--drain-timeout", "10m"}, strings.NewReader(""), io.Discard, stderr)
+	}()
+	var data, ctrl string
+	until(t, "a worker", func() error {
+		m := routesOn.FindStringSubmatch(stderr.String())
+		if m == nil {
+			return fmt.Errorf("%q", stderr)
+		}
+		data, ctrl = m[1], m[2]
+		resp, err := http.Get(data + "/readyz")
+		if err == nil {
+			resp.Body.Close()
+			if resp.StatusCode != http.StatusOK {
+				err = errors.New(resp.Status)
+			}
+		}
+		return err
+	})
+	defer http.DefaultClient.CloseIdleConnections()
+	resp, err := http.Post(data+"/v1/completions", "application/json", strings.NewReader(`{"model":"sim","max_tokens":30000,"ignore_eos":true,"stream":true,"prompt":"go on"}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	c, err := admin.NewClient(ctrl, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	begun := time.Now()
+	if err := c.Drain(t.Context(), 2*time.Second); err != nil {
+		t.Fatal(err)
+	}
+	s, err := c.Status(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := s.Drain; s.State != "draining" || d == nil || d.Inflight != 1 || d.Until.Sub(d.Since) != 2*time.Second || !strings.Contains(strings.Join(s.Reasons, " "), "1 request(s) may finish until") {
+		t.Errorf("status %q %q, drain %+v", s.State, s.Reasons, d)
+	}
+	body, err := io.ReadAll(resp.Body)
+	if took := time.Since(begun); err != nil || took < time.Second || !strings.Contains(string(body[max(0, len(body)-500):]), `"code":"draining"`) {
+		t.Errorf("the stream ended after %s: %v, %.300s", took, err, body[max(0, len(body)-300):])
+	}
+	select {
+	case c := <-code:
+		if c != exitRuntime {
+			t.Errorf("exit code %d: %s", c, stderr)
+		}
+	case <-time.After(20 * time.Second):
+		t.Fatalf("serve does not end: %s", stderr)
+	}
+}
+
 // TestServeSecondSignal: the first signal lets streams finish, the second ends
 // them with an error event, never with a silent cut.
 func TestServeSecondSignal(t *testing.T) {

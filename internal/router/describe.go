@@ -22,7 +22,7 @@ import (
 func (r *Router) describe() {
 	*r.state = state.State{
 		Version: r.opts.Version, Started: r.started, Registry: r.registry, Index: r.index, Guesses: r.guesses, Feeds: r.feeds,
-		Ledger: r.ledger, Gate: r.gate, Bodies: r.bodies, Traffic: &r.traffic, Counts: r.fleet.Counts, Draining: r.draining.Load,
+		Ledger: r.ledger, Gate: r.gate, Bodies: r.bodies, Traffic: &r.traffic, Counts: r.fleet.Counts, Drain: r.drainState,
 		BlockOf: func(w *workers.Worker) int { return r.settings.Load().blockOf(w) },
 		Settings: func() state.Settings {
 			s := r.settings.Load()
@@ -75,11 +75,9 @@ func (r *Router) AdminHandler(o AdminOptions) (http.Handler, error) {
 		Config:   func() admin.ConfigView { return r.configView(o.Settings) },
 		Patch:    func(settings map[string]any) error { return r.patch(o.Patch, settings) },
 		Route:    r.dryRun,
-		Drain: func() int {
-			ctx, cancel := context.WithCancel(context.Background())
-			cancel() // begin only; serve waits
-			_ = r.Drain(ctx)
-			return r.gate.Present()
+		Drain: func(timeout time.Duration) admin.DrainState { // serve waits
+			r.beginDrain(timeout)
+			return *r.drainState()
 		},
 		Draining: r.drain,
 	})

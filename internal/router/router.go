@@ -23,6 +23,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/dynctl/dynctl/internal/router/admin"
 	"github.com/dynctl/dynctl/internal/router/admission"
 	"github.com/dynctl/dynctl/internal/router/approx"
 	"github.com/dynctl/dynctl/internal/router/disagg"
@@ -126,7 +127,7 @@ type Router struct {
 	state          *state.State
 
 	drain    chan struct{} // closed by Drain
-	draining atomic.Bool
+	draining atomic.Pointer[drainPlan]
 	turns    [2]atomic.Uint64 // round-robin turns of the decode and prefill phase
 	rng      *drawer
 }
@@ -250,14 +251,40 @@ func (r *Router) Close(ctx context.Context) error {
 	return errors.Join(r.index.Close(), r.guesses.Close(), r.tracer.Close(ctx))
 }
 
-// Drain takes no new requests and waits until the running ones have ended or
-// ctx does. It may be called more than once.
-func (r *Router) Drain(ctx context.Context) error {
-	if r.draining.CompareAndSwap(false, true) {
-		r.event(eventlog.Event{Kind: "router_draining", Text: fmt.Sprintf("the router drains: %d request(s) in progress may finish, new ones are refused", r.gate.Present())})
+// drainPlan is when a drain began and when it ends at the latest.
+type drainPlan struct{ since, until time.Time }
+
+// beginDrain takes no new requests any more and gives the running ones some
+// time; 0 stands for the configured one. A drain that has begun goes on as it is.
+func (r *Router) beginDrain(timeout time.Duration) *drainPlan {
+	if timeout <= 0 {
+		timeout = r.settings.Load().Timeouts.Drain
+	}
+	now := time.Now()
+	p := &drainPlan{now, now.Add(timeout)}
+	if r.draining.CompareAndSwap(nil, p) {
+		r.event(eventlog.Event{Kind: "router_draining", Text: fmt.Sprintf("the router drains: %d request(s) in progress may finish within %s, new ones are refused", r.gate.Present(), timeout)})
 		r.gate.Close()
 		close(r.drain)
 	}
+	return r.draining.Load()
+}
+
+// drainState describes the drain; nil unless one has begun.
+func (r *Router) drainState() *admin.DrainState {
+	p := r.draining.Load()
+	if p == nil {
+		return nil
+	}
+	return &admin.DrainState{Since: p.since, Until: p.until, Inflight: r.gate.Present()}
+}
+
+// Drain takes no new requests and waits until the running ones have ended, the
+// time for that is up, or ctx ends. It may be called more than once; whoever
+// began sets the time.
+func (r *Router) Drain(ctx context.Context) error {
+	ctx, cancel := context.WithDeadline(ctx, r.beginDrain(0).until)
+	defer cancel()
 	select {
 	case <-r.gate.Idle():
 		return nil

@@ -184,7 +184,7 @@ func (c *Client) RemoveWorker(ctx context.Context, name string) error {
 // DrainWorker stops new requests to a worker; its streams go on.
 func (c *Client) DrainWorker(ctx context.Context, name string) (*Worker, error) {
 	var w Worker
-	return &w, c.call(ctx, http.MethodPost, "/admin/v1/workers/"+url.PathEscape(name)+"/drain", nil, DrainRequest{}, &w)
+	return &w, c.call(ctx, http.MethodPost, "/admin/v1/workers/"+url.PathEscape(name)+"/drain", nil, nil, &w)
 }
 
 // ResumeWorker ends a drain.
@@ -301,7 +301,8 @@ func (c *Client) SetConfig(ctx context.Context, settings map[string]any) (*Confi
 	return &v, c.call(ctx, http.MethodPost, "/admin/v1/config", nil, ConfigPatch{settings}, &v)
 }
 
-// Drain makes the router stop: no new requests, running streams finish.
+// Drain makes the router stop: no new requests, running streams finish within
+// the timeout; 0 stands for timeouts.drain.
 func (c *Client) Drain(ctx context.Context, timeout time.Duration) error {
 	return c.call(ctx, http.MethodPost, "/admin/v1/drain", nil, DrainRequest{timeout.Seconds()}, nil)
 }

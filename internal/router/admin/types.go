@@ -26,6 +26,8 @@ type Status struct {
 	// it is not "ready", in plain words.
 	State   string   `json:"state"`
 	Reasons []string `json:"reasons"`
+	// Drain is null unless the router drains.
+	Drain *DrainState `json:"drain,omitempty"`
 
 	ConfigRevision uint64   `json:"config_revision"`
 	FleetRevision  uint64   `json:"fleet_revision"`
@@ -396,10 +398,19 @@ type ConfigPatch struct {
 	Settings map[string]any `json:"settings"`
 }
 
-// DrainRequest is the body of POST /admin/v1/drain (the router itself) and of
-// POST /admin/v1/workers/{name}/drain.
+// DrainRequest is the body of POST /admin/v1/drain.
 type DrainRequest struct {
+	// TimeoutSeconds is how long running requests may take; 0 stands for
+	// timeouts.drain.
 	TimeoutSeconds float64 `json:"timeout_seconds,omitempty"`
+}
+
+// DrainState is a drain of the router that has begun.
+type DrainState struct {
+	Since time.Time `json:"since"`
+	// Until is when what still runs is cut.
+	Until    time.Time `json:"until,omitzero"`
+	Inflight int       `json:"inflight_requests"`
 }
 
 // Problem is the body of an answer that is not 2xx.

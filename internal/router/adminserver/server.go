@@ -68,9 +68,9 @@ type Options struct {
 	Patch  func(settings map[string]any) error
 	// Route decides about a request and does nothing.
 	Route func(context.Context, admin.RouteRequest) (*receipt.Receipt, error)
-	// Drain begins a drain and tells how many requests are in progress;
-	// Draining is closed when one has begun.
-	Drain    func() int
+	// Drain begins a drain of a length, 0 for the configured one, unless one has
+	// begun; Draining is closed when one has.
+	Drain    func(timeout time.Duration) admin.DrainState
 	Draining <-chan struct{}
 
 	// The following may be nil. Sim controls the simulated engines of this
@@ -660,10 +660,16 @@ func (a *server) patchConfig(q *http.Request) (any, error) {
 	return a.config(q)
 }
 
+// maxDrainSeconds is a week.
+const maxDrainSeconds = 7 * 24 * 3600
+
 func (a *server) drain(q *http.Request) (any, error) {
 	var in admin.DrainRequest
 	if err := readJSON(q, &in); err != nil {
 		return nil, err
 	}
-	return map[string]any{"draining": true, "inflight_requests": a.o.Drain()}, nil
+	if in.TimeoutSeconds < 0 || in.TimeoutSeconds > maxDrainSeconds {
+		return nil, bad("timeout_seconds", "timeout_seconds: %v is not a number from 0 to %d", in.TimeoutSeconds, maxDrainSeconds)
+	}
+	return a.o.Drain(time.Duration(in.TimeoutSeconds * float64(time.Second))), nil
 }

@@ -46,7 +46,7 @@ func stand(t *testing.T) Options {
 			Version: "v1", Registry: registry, Index: index, Guesses: guesses, Feeds: feeds, Ledger: ledger.New(), Gate: admission.New(admission.Limits{}), Bodies: admission.NewMemory(1<<20, nil),
 			Traffic: &traffic.Traffic{}, Settings: func() state.Settings { return state.Settings{Revision: 7, Policy: "kv"} },
 			BlockOf: func(*workers.Worker) int { return 16 }, Counts: none,
-			Troubles: func() []string { return []string{"something is odd"} }, Draining: func() bool { return false },
+			Troubles: func() []string { return []string{"something is odd"} }, Drain: func() *admin.DrainState { return nil },
 		},
 		Metrics: http.NotFoundHandler(), Probe: func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) },
 		Hosts:    func() []string { return []string{"router.test"} },
@@ -56,7 +56,9 @@ func stand(t *testing.T) Options {
 		Route: func(context.Context, admin.RouteRequest) (*receipt.Receipt, error) {
 			return &receipt.Receipt{ID: "dry-run"}, nil
 		},
-		Drain: func() int { return 3 }, Draining: make(chan struct{}),
+		Drain: func(d time.Duration) admin.DrainState {
+			return admin.DrainState{Until: time.Unix(int64(d.Seconds()), 0).UTC(), Inflight: 3}
+		}, Draining: make(chan struct{}),
 	}
 }
 
@@ -109,6 +111,8 @@ func TestAnswers(t *testing.T) {
 		{"POST", "/admin/v1/workers/v/drain", `{}`, 404, `did you mean \"w\"`},
 		{"DELETE", "/admin/v1/workers/w", ``, 200, `"removed":"w"`},
 		{"POST", "/admin/v1/drain", `{}`, 200, `"inflight_requests":3`},
+		{"POST", "/admin/v1/drain", `{"timeout_seconds":90}`, 200, `"until":"1970-01-01T00:01:30Z"`},
+		{"POST", "/admin/v1/drain", `{"timeout_seconds":-1}`, 400, "not a number from 0"},
 		{"GET", "/v1/models", "", 404, "clients' requests go to the data plane"},
 	} {
 		status, v := ask(t, h, c.method, c.path, c.body)

@@ -4,6 +4,7 @@
 package state
 
 import (
+	"fmt"
 	"math"
 	"slices"
 	"strconv"
@@ -49,8 +50,8 @@ type State struct {
 	Counts func(*workers.Rank) (requests, failures uint64)
 	// Troubles are further reasons not to be ready.
 	Troubles func() []string
-	// Draining says that the router takes no more requests.
-	Draining func() bool
+	// Drain is nil unless the router drains and takes no more requests.
+	Drain func() *admin.DrainState
 }
 
 // Status is the router at one glance.
@@ -63,7 +64,7 @@ func (s *State) Status(now time.Time) admin.Status {
 		ConfigRevision: c.Revision, FleetRevision: snap.Revision, Models: slices.Clone(snap.Models()),
 		Policy: c.Policy, PrefillPolicy: c.Prefill, DecodePolicy: c.Decode,
 		ThresholdTokens: c.Threshold, ThresholdOn: c.ThresholdOn, PrefillFallback: c.PrefillFallback,
-		Tokenizer: c.Tokenizer, Runtime: runtimeFigures(),
+		Tokenizer: c.Tokenizer, Runtime: runtimeFigures(), Drain: s.Drain(),
 	}
 	untrusted := 0
 	for _, w := range snap.Workers {
@@ -135,8 +136,9 @@ func (s *State) condition(snap *workers.Snapshot, untrusted int) (state string, 
 	}
 	reasons = append(reasons, s.Troubles()...)
 	switch {
-	case s.Draining():
-		return "draining", append(reasons, "the router drains")
+	case s.Drain() != nil:
+		d := s.Drain()
+		return "draining", append(reasons, fmt.Sprintf("the router drains: %d request(s) may finish until %s", d.Inflight, d.Until.Format(time.RFC3339)))
 	case decode == 0:
 		if time.Since(s.Started) < 10*time.Second {
 			return "starting", append(reasons, "no worker that can decode is ready yet")
@@ -152,7 +154,7 @@ func (s *State) condition(snap *workers.Snapshot, untrusted int) (state string, 
 
 // Ready reports whether requests can be served, and why not.
 func (s *State) Ready() (bool, string) {
-	if s.Draining() {
+	if s.Drain() != nil {
 		return false, "draining"
 	}
 	for _, w := range s.Registry.Snapshot().Workers {
