@@ -160,7 +160,7 @@ The parts of one recording are given in their order.`,
 	flags.Int64Var(&f.at, "at", 0, "play up to this `LINE` and show the state there")
 	flags.BoolVar(&f.step, "step", false, "go on record by record from there: enter is the next, a number so many, q the end")
 	flags.BoolVar(&f.verify, "verify", false, "make the recorded decisions again and compare")
-	flags.StringVar(&f.minMatch, "min-match", "100%", "with --verify: exit with 5 when fewer decisions come out the same")
+	flags.StringVar(&f.minMatch, "min-match", "100%", "with --verify: exit with 5 when fewer decisions are proven to come out the same")
 	flags.IntVar(&f.blockSize, "block-size", 0, "`TOKENS` per router block; 0 takes what the trace says")
 	flags.StringArrayVar(&f.whatIf, "what-if", nil, "change a setting, `KEY=VALUE` (repeatable): "+strings.Join(replay.ChangeKeys(), ", "))
 	flags.BoolVar(&f.tui, "tui", false, "watch the recording with top, in time unless --speed says otherwise")
@@ -275,7 +275,7 @@ func (f *replayFlags) play(cmd *cobra.Command, files *traceFiles, minMatch float
 		return err
 	}
 	if v := rep.Verify; v != nil && v.Match() < minMatch {
-		return withCode(exitMissed, fmt.Errorf("%.2f%% of %d decisions came out the same, fewer than --min-match %s", 100*v.Match(), v.Decisions, f.minMatch))
+		return withCode(exitMissed, fmt.Errorf("%.2f%% of %d decisions are proven to come out the same (%d more are taken on trust), fewer than --min-match %s", 100*v.Match(), v.Decisions, v.OnTrust, f.minMatch))
 	}
 	return nil
 }

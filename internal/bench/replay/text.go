@@ -45,7 +45,9 @@ func (r *Report) Rows() [][]string {
 	}
 	if v := r.Verify; v != nil {
 		rows = append(rows,
-			[]string{"decisions equal", fmt.Sprintf("%s of %s (%s)", table.Count(v.Equal), table.Count(v.Decisions), table.Percent(v.Match()))},
+			[]string{"decisions proven equal", fmt.Sprintf("%s of %s (%s)", table.Count(v.Proven), table.Count(v.Decisions), table.Percent(v.Match()))},
+			[]string{"equal, taken on trust", table.Count(v.OnTrust)},
+			[]string{"divergent", table.Count(v.Decisions - v.Equal)},
 			[]string{"other rank, equal cost", table.Count(v.TieBreaks)},
 			[]string{"other choice", table.Count(v.Real)},
 			[]string{"other inputs", table.Count(v.InputsDiffer)},
@@ -96,7 +98,7 @@ func (r *Report) Text(out io.Writer) error {
 
 // Text writes the comparison for people.
 func (v *VerifyReport) Text(out io.Writer) error {
-	fmt.Fprintf(out, "\nRESULT  %s of decisions reproduced (%s / %s)\n", table.Percent(v.Match()), table.Count(v.Equal), table.Count(v.Decisions))
+	fmt.Fprintf(out, "\nRESULT  %s of decisions proven (%s / %s), %s taken on trust, %s divergent\n", table.Percent(v.Match()), table.Count(v.Proven), table.Count(v.Decisions), table.Count(v.OnTrust), table.Count(v.Decisions-v.Equal))
 	state := func(n uint64) string {
 		if n == 0 {
 			return "ok"
@@ -104,7 +106,9 @@ func (v *VerifyReport) Text(out io.Writer) error {
 		return "REAL"
 	}
 	rows := [][]string{
-		{"  decisions equal", table.Count(v.Decisions), table.Count(v.Equal), table.Percent(v.Match())},
+		{"  decisions equal", table.Count(v.Decisions), table.Count(v.Equal), ""},
+		{"    proven", "-", table.Count(v.Proven), table.Percent(v.Match())},
+		{"    taken on trust", "-", table.Count(v.OnTrust), map[bool]string{true: "the recording began after the caches", false: "ok"}[v.OnTrust > 0]},
 		{"    other rank, equal cost", "-", table.Count(v.TieBreaks), map[bool]string{true: "tie-break", false: "ok"}[v.TieBreaks > 0]},
 		{"    other choice, other cost", "-", table.Count(v.Real), state(v.Real)},
 		{"  other caches than recorded", "-", table.Count(v.InputsDiffer), map[bool]string{true: "events are missing", false: "ok"}[v.InputsDiffer > 0]},

@@ -14,7 +14,11 @@ import (
 // VerifyReport says how many recorded decisions come out the same.
 type VerifyReport struct {
 	Decisions uint64 `json:"decisions"`
-	Equal     uint64 `json:"equal"`
+	// Equal came out the same: Proven from the caches of the replay, OnTrust
+	// with recorded figures in the place of caches from before the recording.
+	Equal   uint64 `json:"equal"`
+	Proven  uint64 `json:"proven"`
+	OnTrust uint64 `json:"on_trust"`
 	// InputsDiffer counts decisions that saw other caches than the replay has,
 	// whether or not they came out the same.
 	InputsDiffer uint64 `json:"inputs_differ"`
@@ -41,12 +45,13 @@ type VerifyReport struct {
 	prompt, recorded, replayed uint64
 }
 
-// Match is the share of decisions that were reproduced, 1 for none at all.
+// Match is the share of decisions that were proven to come out the same, 1 for
+// none at all. What took recorded figures has proven nothing.
 func (r *VerifyReport) Match() float64 {
 	if r.Decisions == 0 {
 		return 1
 	}
-	return float64(r.Equal) / float64(r.Decisions)
+	return float64(r.Proven) / float64(r.Decisions)
 }
 
 // Divergence is one decision that comes out differently, and why.
@@ -424,6 +429,11 @@ func (v *Verifier) count(o *openDecision, plan *disagg.Plan, raced, unknown bool
 	}
 	if equal {
 		rep.Equal++
+		if unknown {
+			rep.OnTrust++
+		} else {
+			rep.Proven++
+		}
 		if raced {
 			rep.Raced++
 		}
