@@ -43,6 +43,7 @@ var settings = []setting{
 	{"routing.threshold_on", "routing-threshold-on", "what the threshold counts: eff_isl (uncached tokens) or isl (the whole prompt)"},
 	{"routing.prefill_fallback", "prefill-fallback", "when no prefill worker can be had: local|error"},
 	{"routing.missing_params", "missing-params", "when a prefill answers without transfer parameters: error|local"},
+	{"routing.transfer_check", "transfer-check", "transfer parameters that are not as expected and do no known harm: strict (refused) or report (used and told)"},
 	{"routing.overlap_credit", "overlap-credit", "weight of cached blocks in the kv cost"},
 	{"routing.credit_decay", "overlap-credit-decay", "how fast the credit fades on ranks with more prefill work"},
 	{"routing.prefill_load_scale", "prefill-load-scale", "weight of prefill work in the kv cost"},
@@ -165,7 +166,7 @@ func settingFlags(cmd *cobra.Command) {
 	f := cmd.Flags()
 	for flag, values := range map[string][]string{
 		"policy": policyNames, "prefill-policy": policyNames, "decode-policy": policyNames,
-		"routing-threshold-on": {"eff_isl", "isl"}, "prefill-fallback": {"local", "error"}, "missing-params": {"error", "local"},
+		"routing-threshold-on": {"eff_isl", "isl"}, "prefill-fallback": {"local", "error"}, "missing-params": {"error", "local"}, "transfer-check": {"strict", "report"},
 		"disagg-connector-type": {"nixl", "sglang", "lmcache", "shared-storage"},
 		"tokenizer":             {"auto", "local", "engine", "estimate"}, "log-level": {"debug", "info", "warn", "error"}, "log-format": {"auto", "text", "json"},
 	} {

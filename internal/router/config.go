@@ -77,6 +77,10 @@ type RoutingConfig struct {
 	// MissingParams is what happens when a prefill answers 200 without
 	// transfer parameters: "error" or "local".
 	MissingParams string `mapstructure:"missing_params"`
+	// TransferCheck is "strict" or "report": whether transfer parameters of
+	// which a part is not as expected are used where that does no known harm.
+	// A worker may state its own.
+	TransferCheck string `mapstructure:"transfer_check"`
 	// Weights of the kv cost function.
 	OverlapCredit    float64 `mapstructure:"overlap_credit"`
 	CreditDecay      float64 `mapstructure:"credit_decay"`
@@ -205,7 +209,7 @@ func DefaultConfig() Config {
 		Listen:      "127.0.0.1:8000",
 		AdminListen: "127.0.0.1:8001",
 		Routing: RoutingConfig{
-			Policy: "kv", ThresholdOn: "eff_isl", PrefillFallback: "local", MissingParams: "error",
+			Policy: "kv", ThresholdOn: "eff_isl", PrefillFallback: "local", MissingParams: "error", TransferCheck: "strict",
 			OverlapCredit: weights.OverlapCredit, CreditDecay: weights.CreditDecay, PrefillLoadScale: weights.PrefillLoadScale,
 			QueueWeight: weights.Queue, DecodeLoad: weights.DecodeLoad, Spread: weights.Spread,
 			RequestWeight: weights.ActiveRequest, Temperature: weights.Temperature,
@@ -270,6 +274,7 @@ func (c *Config) Validate() error {
 	oneOf("routing.threshold_on", r.ThresholdOn, "eff_isl", "isl")
 	oneOf("routing.prefill_fallback", r.PrefillFallback, "local", "error")
 	oneOf("routing.missing_params", r.MissingParams, "local", "error")
+	oneOf("routing.transfer_check", r.TransferCheck, "strict", "report")
 	oneOf("routing.connector", r.Connector, "", "nixl", "sglang", "lmcache", "shared-storage")
 	nonNeg("routing.overlap_credit", r.OverlapCredit)
 	nonNeg("routing.credit_decay", r.CreditDecay)

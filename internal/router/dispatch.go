@@ -1,6 +1,7 @@
 package router
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -8,6 +9,7 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/dynctl/dynctl/internal/router/api"
@@ -34,7 +36,7 @@ type failure struct {
 	worker *workers.Worker
 	// reason is a closed set, fit for labels: "connect", "timeout", "reset",
 	// "protocol", "status_5xx", "overloaded", "stream_error",
-	// "missing_params", "bad_params", "expired", "prefill_ended", "ejected",
+	// "missing_params", "bad_params", "prefill_ended", "ejected",
 	// "no_connector".
 	reason string
 	// retry says that another attempt elsewhere may do better.
@@ -262,7 +264,10 @@ func (x *exchange) remote(decode disagg.Peer, held *ledger.Reservation) error {
 	if connector == nil {
 		return &failure{phase: selector.Prefill, worker: prefill.Worker, reason: "no_connector", err: fmt.Errorf("unknown connector %q", p.Connector)}
 	}
-	transfer, err := connector.Begin(disagg.Dispatch{RequestID: x.id, Facts: x.facts, Prefill: prefill, Decode: decode})
+	transfer, err := connector.Begin(disagg.Dispatch{
+		RequestID: x.id, Facts: x.facts, Prefill: prefill, Decode: decode,
+		Check: cmp.Or(prefill.Worker.TransferCheck, workers.TransferCheck(d.settings.Routing.TransferCheck)),
+	})
 	if err != nil {
 		r.outliers.Report(decode.Worker, health.Canceled)
 		r.outliers.Report(prefill.Worker, health.Canceled)
@@ -414,10 +419,13 @@ func (x *exchange) prefillLeg(ctx context.Context, t *disagg.Transfer, p disagg.
 		return x.legRefused(selector.Prefill, p.Worker, resp, body)
 	}
 	r.outliers.Report(p.Worker, health.Success)
-	err = t.CheckPrefill(body, time.Now())
+	err = t.CheckPrefill(body)
 	facts := t.Facts()
 	record.facts(facts)
 	if err == nil {
+		if len(facts.Odd) > 0 {
+			x.oddParams(p.Worker, facts.Odd)
+		}
 		return nil
 	}
 	f := &failure{phase: selector.Prefill, worker: p.Worker, reason: "bad_params", retry: true, err: err}
@@ -431,8 +439,6 @@ func (x *exchange) prefillLeg(ctx context.Context, t *disagg.Transfer, p disagg.
 			Kind: "prefill_without_params", Severity: eventlog.Error, Worker: p.Worker.Name, Request: x.decision,
 			Text: fmt.Sprintf("%s answered a remote prefill with 200 but without transfer parameters, so its KV cannot move; check its --kv-transfer-config", p.Worker.Name),
 		})
-	case errors.Is(err, disagg.ErrExpired):
-		f.reason = "expired"
 	default:
 		r.event(eventlog.Event{
 			Kind: "prefill_bad_params", Severity: eventlog.Error, Worker: p.Worker.Name, Request: x.decision,
@@ -440,6 +446,18 @@ func (x *exchange) prefillLeg(ctx context.Context, t *disagg.Transfer, p disagg.
 		})
 	}
 	return f
+}
+
+// oddParams tells of transfer parameters that were used although a part of them
+// is not as expected.
+func (x *exchange) oddParams(w *workers.Worker, odd []string) {
+	what := strings.Join(odd, "; ")
+	x.note(fmt.Sprintf("the transfer parameters of %s are not as expected and were used (transfer_check=report): %s", w.Name, what))
+	x.r.metrics.OddParams(w.Name)
+	if e, ok := x.r.failures.OddParams(w, what, time.Now()); ok {
+		e.Request = x.decision
+		x.r.event(e)
+	}
 }
 
 // legFailed turns a transport failure into one of the request.

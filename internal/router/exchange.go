@@ -462,7 +462,7 @@ func (x *exchange) findPrompt() {
 		PromptLogprobs: v.PromptLogprobs || v.Echo && v.Logprobs,
 		MaxTokens:      v.MaxTokens, MaxTokensKey: v.MaxTokensKey, MinTokens: v.MinTokens,
 		Logprobs: v.Logprobs, Echo: v.Echo, TokenIDs: d.prompt.IDs,
-		Truncated: d.prompt.Truncated,
+		Truncated: d.prompt.Truncated, StreamUsage: v.Stream && v.IncludeUsage,
 	}
 	if x.facts.Splittable {
 		x.facts.Continues, x.facts.ServerTools, x.facts.ThinkingBudget = v.Continues(), v.ServerTools(), v.ThinkingBudget()

@@ -899,6 +899,49 @@ func TestMessagesAndResponsesGoRemote(t *testing.T) {
 	}
 }
 
+// TestTransferCheck: parameters of a shape that is not expected and does no known
+// harm are refused, or used and told, as the worker or else the router says.
+func TestTransferCheck(t *testing.T) {
+	t.Parallel()
+	for _, check := range []string{"strict", "report"} {
+		t.Run(check, func(t *testing.T) {
+			t.Parallel()
+			r, p := tappedRig(t, "1p1d:profile=instant", func(c *router.Config) { c.Routing.TransferCheck = check })
+			p.set(func(engine string, w http.ResponseWriter, q *http.Request, body []byte) bool {
+				if !strings.HasPrefix(engine, "prefill") || q.URL.Path != "/v1/completions" {
+					return false
+				}
+				good := &recorder{ResponseWriter: &nowhere{}}
+				leg, err := http.NewRequest(http.MethodPost, r.Sim.Named(engine).URL()+q.URL.Path, bytes.NewReader(body))
+				if err != nil {
+					return false
+				}
+				leg.Header, leg.Close = q.Header.Clone(), true
+				resp, err := http.DefaultClient.Do(leg)
+				if err != nil {
+					return false
+				}
+				_, _ = io.Copy(good, resp.Body)
+				resp.Body.Close()
+				writeJSON(w, edit(good.body.Bytes(), "kv_transfer_params.remote_num_tokens", object{"prompt": 200}))
+				return true
+			})
+			for i := range 3 {
+				a, _ := r.complete(ids(200, 40+i))
+				c := r.receipt(a.header.Get("X-Dynctl-Decision"))
+				told := strings.Contains(strings.Join(c.Notes, " "), "remote_num_tokens")
+				if check == "report" && (c.Path != "remote" || !told) || check == "strict" && c.Path != "local" {
+					t.Errorf("%s (%s), notes %q", c.Path, c.ReasonText, c.Notes)
+				}
+			}
+			events, n := r.events("prefill_odd_params"), r.metric(`dynctl_transfer_params_odd_total{worker="prefill-0"}`)
+			if check == "report" && (len(events) != 1 || n != 3 || !strings.Contains(events[0].Text, "remote_num_tokens")) || check == "strict" && (len(events) != 0 || n > 0) {
+				t.Errorf("events %+v, %v counted", events, n)
+			}
+		})
+	}
+}
+
 // TestTruncatedPromptsGoRemote: an engine that cuts the prompt counts fewer tokens
 // than the client sent; that is no fault of the prefill.
 func TestTruncatedPromptsGoRemote(t *testing.T) {

@@ -31,6 +31,8 @@ const (
 	FieldSource    Field = "source"
 	// FieldChatTokens is how the engine tokenizes a chat.
 	FieldChatTokens Field = "chat_tokens"
+	// FieldTransferCheck is how the worker's transfer parameters are judged.
+	FieldTransferCheck Field = "transfer_check"
 )
 
 // Learned is what an engine told of itself. A zero field was not told and
@@ -210,7 +212,7 @@ func describe(s *Spec, source string, l *Learned) (*Worker, error) {
 		Connector: s.Connector, Labels: s.Labels, BlockSize: s.BlockSize, MaxModelLen: s.MaxModelLen,
 		KVBlocks: s.KVBlocks, MaxBatchedTokens: s.MaxBatchedTokens, LMCache: s.LMCache,
 		APIKey: s.APIKey, Source: source, Origin: s.Origin, Version: l.Version,
-		Models: s.Models, ChatTokens: l.ChatTokens,
+		Models: s.Models, ChatTokens: l.ChatTokens, TransferCheck: s.TransferCheck,
 	}
 	keep(&w.Engine, l.Engine)
 	keep(&w.Engine, VLLM)

@@ -229,6 +229,7 @@ func facts(w *Worker) []struct {
 		{FieldAPIKey, w.APIKey},
 		{FieldSource, [2]string{w.Source, w.Origin}},
 		{FieldChatTokens, w.ChatTokens},
+		{FieldTransferCheck, w.TransferCheck},
 		{"conflict", w.Conflict},
 	}
 }
@@ -315,6 +316,8 @@ func (c Change) words(f Field) string {
 			return count(w.MaxBatchedTokens)
 		case FieldChatTokens:
 			return w.ChatTokens
+		case FieldTransferCheck:
+			return string(w.TransferCheck)
 		case FieldSource:
 			return w.Source
 		case FieldEvents:

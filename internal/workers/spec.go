@@ -61,6 +61,8 @@ type Spec struct {
 	// the engine; one that does not is Aggregated.
 	Role      Role
 	Connector Connector
+	// TransferCheck is as in Worker; empty for the router's own setting.
+	TransferCheck TransferCheck
 	// Models are names that the engine must answer to.
 	Models []string
 	Labels map[string]string
@@ -90,7 +92,7 @@ type Spec struct {
 var specKeys = []string{
 	"api_key_file", "block_size", "bootstrap", "connector", "dialect", "dp", "engine", "events",
 	"kv_blocks", "labels", "lmcache", "max_batched_tokens", "max_model_len", "model", "name",
-	"replay", "role", "topic",
+	"replay", "role", "topic", "transfer_check",
 }
 
 // SpecKeys are the keys that Spec.Set takes, sorted. A file's entry knows
@@ -218,6 +220,8 @@ func (s *Spec) Set(key, value string) error {
 			break
 		}
 		s.Connector, err = oneOf(value, ConnectorNIXL, ConnectorSGLang, ConnectorLMCache, ConnectorSharedStorage)
+	case "transfer_check":
+		s.TransferCheck, err = oneOf(value, TransferStrict, TransferReport)
 	case "model":
 		s.Models, err = appendList(s.Models, value)
 	case "labels":
@@ -268,7 +272,8 @@ func (s *Spec) Validate() error {
 	errs = append(errs, known("engine", s.Engine, "", VLLM, SGLang, TRTLLM, Sim),
 		known("dialect", s.Dialect, "", VLLM, SGLang),
 		known("role", s.Role, "", Prefill, Decode, Aggregated),
-		known("connector", s.Connector, ConnectorNone, ConnectorNIXL, ConnectorSGLang, ConnectorLMCache, ConnectorSharedStorage))
+		known("connector", s.Connector, ConnectorNone, ConnectorNIXL, ConnectorSGLang, ConnectorLMCache, ConnectorSharedStorage),
+		known("transfer_check", s.TransferCheck, "", TransferStrict, TransferReport))
 	errs = slices.DeleteFunc(errs, func(err error) bool { return err == nil })
 	if s.Dialect != "" && s.Engine != Sim {
 		add("dialect is for engine=sim only")

@@ -61,6 +61,18 @@ const (
 	ConnectorSharedStorage Connector = "shared-storage"
 )
 
+// TransferCheck says what becomes of a prefill worker's transfer parameters of
+// which a part is not as expected.
+type TransferCheck string
+
+// The checks. TransferReport lets pass, and tells, what does no harm to the
+// decode engines that are known; what would make one exit, hang or mix texts is
+// refused by both.
+const (
+	TransferStrict TransferCheck = "strict"
+	TransferReport TransferCheck = "report"
+)
+
 // EventSource is where the KV-cache events of one rank come from.
 type EventSource struct {
 	// DP is the data-parallel rank that publishes here.
@@ -105,6 +117,9 @@ type Worker struct {
 	Role    Role
 	// Connector is how this worker moves KV.
 	Connector Connector
+	// TransferCheck is how strictly this worker's transfer parameters are
+	// judged; empty for the router's own setting.
+	TransferCheck TransferCheck
 	// Models are the names that this worker answers to, LoRA adapters
 	// included; empty means that it has not told yet.
 	Models []string

@@ -4,19 +4,20 @@ import (
 	"bytes"
 	"cmp"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math"
 	"net/url"
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 	"unicode/utf8"
 	"unsafe"
 
 	"github.com/tidwall/gjson"
 
 	"github.com/dynctl/dynctl/internal/router/api"
+	"github.com/dynctl/dynctl/internal/workers"
 )
 
 // answer is what the router reads of a prefill's answer that is not streamed
@@ -231,23 +232,51 @@ type params struct {
 	m     [fieldCount]gjson.Result
 	count int // members, unknown ones included
 	err   error
+	// report lets harmless oddities pass into odd.
+	report bool
+	odd    []string
+}
+
+// harmless notes a problem that no known decode engine comes to harm by: vLLM
+// 0.32 answers right whatever these members say, or at worst (a size that it
+// needs for its first contact with the prefill engine) with an error.
+func (p *params) harmless(field int, format string, a ...any) {
+	e := &ParamsError{Field: fieldNames[field], Problem: fmt.Sprintf(format, a...), Harmless: true}
+	if p.report {
+		p.odd = append(p.odd, e.Field+": "+e.Problem)
+	} else {
+		p.fail(e)
+	}
+}
+
+// fail keeps the first problem, one that does harm before one that does none.
+func (p *params) fail(e *ParamsError) {
+	var was *ParamsError
+	if p.err == nil || errors.As(p.err, &was) && was.Harmless && !e.Harmless {
+		p.err = e
+	}
 }
 
 // checkNIXL judges the parameters row by row as the table of what a vLLM
 // 0.32 decode engine does with wrong ones: whatever would give another prompt's
 // text, hang, or make the engine exit is refused here. What passes is handed
 // on byte for byte.
-func checkNIXL(t *Transfer, a *answer, now time.Time) error {
+//
+// Some members harm nobody, whatever they say. With TransferReport a problem
+// with one of those is told and the parameters are used all the same, so that
+// an engine of a newer version does not turn every remote prefill into a local
+// one.
+func checkNIXL(t *Transfer, a *answer) error {
 	if !a.params.Exists() {
 		return a.missing()
 	}
 	if len(a.params.Raw) > maxParamsBytes {
-		return &ParamsError{transferParams, fmt.Sprintf("%d bytes, at most %d", len(a.params.Raw), maxParamsBytes)}
+		return &ParamsError{Field: transferParams, Problem: fmt.Sprintf("%d bytes, at most %d", len(a.params.Raw), maxParamsBytes)}
 	}
 	if !a.params.IsObject() {
-		return &ParamsError{transferParams, "not an object"}
+		return &ParamsError{Field: transferParams, Problem: "not an object"}
 	}
-	var p params
+	p := params{report: t.dispatch.Check == workers.TransferReport}
 	members(a.params, func(key string, v gjson.Result) {
 		p.count++
 		for i, name := range fieldNames {
@@ -261,13 +290,14 @@ func checkNIXL(t *Transfer, a *answer, now time.Time) error {
 	}
 	p.flag(fieldRemotePrefill, gjson.True)
 	p.flag(fieldRemoteDecode, gjson.False)
+	p.time(fieldExpiry)
 	f := &t.facts
 	f.EngineID = p.name(fieldEngineID)
 	f.RequestID = p.name(fieldRequestID)
 	f.Host = p.name(fieldHost)
-	f.Port = p.between(fieldPort, true, 1, 65535)
+	f.Port = p.port(fieldPort)
 	for k := fieldTP; k <= fieldPCP; k++ {
-		p.between(k, false, 1, 1<<16)
+		p.size(k)
 	}
 	if p.err != nil {
 		return p.err
@@ -283,16 +313,14 @@ func checkNIXL(t *Transfer, a *answer, now time.Time) error {
 	if err := checkHost(f.Host, workerURL(d.Prefill), workerURL(d.Decode)); err != nil {
 		return err
 	}
-	tokens, err := promptTokens(a, &p, &d.Facts)
-	if err != nil {
-		return err
+	tokens := promptTokens(a, &p, &d.Facts)
+	if p.err != nil {
+		return p.err
 	}
 	if err := checkBlocks(f, &p, tokens, d); err != nil {
 		return err
 	}
-	if err := checkExpiry(p.m[fieldExpiry], now); err != nil {
-		return err
-	}
+	f.Odd = p.odd
 	t.decode = []api.Edit{api.Set(transferParams, []byte(a.params.Raw))}
 	return nil
 }
@@ -302,10 +330,10 @@ func checkNIXL(t *Transfer, a *answer, now time.Time) error {
 // with an id that the internal one begins with.
 func checkRequestID(remote, sent, answered string) error {
 	if sent != "" && !strings.Contains(remote, sent) {
-		return &ParamsError{"remote_request_id", fmt.Sprintf("%q is not of request %q", clip(remote), clip(sent))}
+		return &ParamsError{Field: "remote_request_id", Problem: fmt.Sprintf("%q is not of request %q", clip(remote), clip(sent))}
 	}
 	if sent == "" && answered != "" && !strings.HasPrefix(remote, answered) {
-		return &ParamsError{"remote_request_id", fmt.Sprintf("%q is not of answer %q", clip(remote), clip(answered))}
+		return &ParamsError{Field: "remote_request_id", Problem: fmt.Sprintf("%q is not of answer %q", clip(remote), clip(answered))}
 	}
 	return nil
 }
@@ -315,39 +343,44 @@ func checkRequestID(remote, sent, answered string) error {
 // one machine, and elsewhere makes the decode engine wait and then exit.
 func checkHost(host string, prefill, decode *url.URL) error {
 	if strings.ContainsAny(host, " /?#@\\") || host == "0.0.0.0" || host == "::" {
-		return &ParamsError{"remote_host", fmt.Sprintf("%q is not a host", clip(host))}
+		return &ParamsError{Field: "remote_host", Problem: fmt.Sprintf("%q is not a host", clip(host))}
 	}
 	p, d := hostname(prefill), hostname(decode)
 	if p != "" && d != "" && p != d && isLoopback(host) && (!isLoopback(p) || !isLoopback(d)) {
-		return &ParamsError{"remote_host", fmt.Sprintf("%q, but the prefill worker is on %s and the decode worker on %s: set VLLM_NIXL_SIDE_CHANNEL_HOST", host, p, d)}
+		return &ParamsError{Field: "remote_host", Problem: fmt.Sprintf("%q, but the prefill worker is on %s and the decode worker on %s: set VLLM_NIXL_SIDE_CHANNEL_HOST", host, p, d)}
 	}
 	return nil
 }
 
 // promptTokens is the prompt's length as the prefill engine has it; every
-// source that tells it must agree.
-func promptTokens(a *answer, p *params, f *Facts) (int, error) {
+// source that tells it must agree. remote_num_tokens alone may differ: it is not
+// what a decode engine goes by.
+func promptTokens(a *answer, p *params, f *Facts) int {
 	n := a.promptTokens
 	if raw := p.m[fieldTokens]; told(raw) {
 		v, ok := integer(raw)
-		if !ok || v < 1 {
-			return 0, &ParamsError{"remote_num_tokens", "not a positive whole number"}
+		switch {
+		case !ok || v < 1:
+			p.harmless(fieldTokens, "not a positive whole number")
+		case n >= 0 && v != n:
+			p.harmless(fieldTokens, "%d, but the prompt has %d tokens", v, n)
+		default:
+			n = v
 		}
-		if n >= 0 && v != n {
-			return 0, &ParamsError{"remote_num_tokens", fmt.Sprintf("%d, but the prompt has %d tokens", v, n)}
-		}
-		n = v
+	}
+	wrong := func(format string, a ...any) {
+		p.fail(&ParamsError{Field: "prompt_tokens", Problem: fmt.Sprintf(format, a...)})
 	}
 	if f.exact() {
 		if n >= 0 && n != f.ISL {
-			return 0, &ParamsError{"prompt_tokens", fmt.Sprintf("the prefill engine counts %d tokens, the prompt has %d", n, f.ISL)}
+			wrong("the prefill engine counts %d tokens, the prompt has %d", n, f.ISL)
 		}
 		n = f.ISL
 	}
 	if n < 1 {
-		return 0, &ParamsError{"prompt_tokens", "the answer does not tell the prompt's length, so its blocks cannot be checked"}
+		wrong("the answer does not tell the prompt's length, so its blocks cannot be checked")
 	}
-	return n, nil
+	return n
 }
 
 // checkBlocks wants exactly the blocks of the prompt: with fewer of them the
@@ -360,7 +393,9 @@ func promptTokens(a *answer, p *params, f *Facts) (int, error) {
 // since a flat list makes a newer decode engine exit.
 func checkBlocks(f *Checked, p *params, tokens int, d *Dispatch) error {
 	const field = "remote_block_ids"
-	bad := func(format string, a ...any) error { return &ParamsError{field, fmt.Sprintf(format, a...)} }
+	bad := func(format string, a ...any) error {
+		return &ParamsError{Field: field, Problem: fmt.Sprintf(format, a...)}
+	}
 	list := p.m[fieldBlockIDs]
 	if !list.IsArray() {
 		return bad("not a list")
@@ -485,23 +520,6 @@ func countRising(raw string) (n int, ok bool) {
 	return n, true
 }
 
-// checkExpiry refuses blocks whose lease has ended. The time is null in pull
-// mode; a figure of the size of Unix seconds is one, smaller ones are of the
-// engine's own clock and tell nothing here.
-func checkExpiry(v gjson.Result, now time.Time) error {
-	if !told(v) {
-		return nil
-	}
-	at, err := strconv.ParseFloat(v.Raw, 64)
-	if err != nil || at < 0 || math.IsInf(at, 0) {
-		return &ParamsError{"remote_blocks_expiry_time", "not a time"}
-	}
-	if unix := float64(now.UnixMilli()) / 1000; at > 1e9 && at <= unix {
-		return fmt.Errorf("%w %.1f s ago", ErrExpired, unix-at)
-	}
-	return nil
-}
-
 func workerURL(p Peer) *url.URL {
 	if p.Worker == nil {
 		return nil
@@ -510,9 +528,7 @@ func workerURL(p Peer) *url.URL {
 }
 
 func (p *params) bad(field int, format string, a ...any) {
-	if p.err == nil {
-		p.err = &ParamsError{fieldNames[field], fmt.Sprintf(format, a...)}
-	}
+	p.fail(&ParamsError{Field: fieldNames[field], Problem: fmt.Sprintf(format, a...)})
 }
 
 func (p *params) flag(field int, want gjson.Type) {
@@ -535,20 +551,35 @@ func (p *params) name(field int) string {
 	return s
 }
 
-func (p *params) between(field int, needed bool, lo, hi int) int {
-	v := p.m[field]
-	if !told(v) {
-		if needed {
-			p.bad(field, "not told")
-		}
-		return 0
-	}
-	n, ok := integer(v)
-	if !ok || n < lo || n > hi {
-		p.bad(field, "%s is not a whole number from %d to %d", clip(v.Raw), lo, hi)
-		return 0
+// port is a member that must be there.
+func (p *params) port(field int) int {
+	n, ok := integer(p.m[field])
+	switch {
+	case !told(p.m[field]):
+		p.bad(field, "not told")
+	case !ok || n < 1 || n > 65535:
+		p.bad(field, "%s is not a whole number from 1 to 65535", clip(p.m[field].Raw))
 	}
 	return n
+}
+
+// size is a member that may be left out.
+func (p *params) size(field int) {
+	v := p.m[field]
+	if n, ok := integer(v); told(v) && (!ok || n < 1 || n > 1<<16) {
+		p.harmless(field, "%s is not a whole number from 1 to %d", clip(v.Raw), 1<<16)
+	}
+}
+
+// time is a member that may be null. It is on the engine's own clock (vLLM takes
+// it from a counter that has nothing to do with the time of day), which the
+// decode engine knows from its handshake; whether it has passed cannot be judged
+// here.
+func (p *params) time(field int) {
+	v := p.m[field]
+	if at, err := strconv.ParseFloat(v.Raw, 64); told(v) && (v.Type != gjson.Number || err != nil || at < 0 || math.IsInf(at, 0)) {
+		p.harmless(field, "not a time")
+	}
 }
 
 // members calls on for every member of v, if that is an object.

@@ -9,7 +9,6 @@ import (
 	"strconv"
 	"strings"
 	"sync/atomic"
-	"time"
 
 	"github.com/dynctl/dynctl/internal/router/api"
 	"github.com/dynctl/dynctl/internal/workers"
@@ -47,8 +46,6 @@ var (
 	// ErrBadParams: the parameters must not reach a decode engine. A
 	// *ParamsError says which of them and why.
 	ErrBadParams = errors.New("prefill answer has wrong transfer parameters")
-	// ErrExpired: the prefill engine has freed the blocks.
-	ErrExpired = errors.New("transfer parameters have expired")
 	// ErrPrefillFailed: the prefill engine ended the request without the
 	// prompt's KV.
 	ErrPrefillFailed = errors.New("prefill did not finish")
@@ -60,10 +57,16 @@ type ParamsError struct {
 	Field string
 	// Problem says what is wrong with it.
 	Problem string
+	// Harmless says that no known decode engine comes to harm by it.
+	Harmless bool
 }
 
 func (e *ParamsError) Error() string {
-	return fmt.Sprintf("%v: %s: %s", ErrBadParams, e.Field, e.Problem)
+	text := fmt.Sprintf("%v: %s: %s", ErrBadParams, e.Field, e.Problem)
+	if e.Harmless {
+		text += " (no known decode engine comes to harm by it; transfer_check=report on this worker uses such parameters)"
+	}
+	return text
 }
 
 // Is makes a ParamsError an ErrBadParams.
@@ -90,6 +93,8 @@ type Dispatch struct {
 	Facts     Facts
 	Prefill   Peer
 	Decode    Peer
+	// Check is how strictly the prefill's parameters are judged.
+	Check workers.TransferCheck
 }
 
 // Connector is one way in which KV moves.
@@ -135,7 +140,7 @@ type Transfer struct {
 	decode  []api.Edit
 	// check judges a prefill answer and sets decode; nil if there is nothing
 	// to judge.
-	check func(t *Transfer, a *answer, now time.Time) error
+	check func(t *Transfer, a *answer) error
 	facts Checked
 	first *FirstToken
 
@@ -161,6 +166,8 @@ type Checked struct {
 	Port                      int
 	// Blocks is how many of the prefill engine's blocks hold the prompt.
 	Blocks int
+	// Odd are problems with the parameters that were let pass.
+	Odd []string
 }
 
 // FirstToken is the token that the prefill has sampled and the client must get
@@ -198,7 +205,7 @@ func (t *Transfer) FirstToken() (FirstToken, bool) {
 // CheckPrefill judges the body of a prefill's 2xx answer; after an error the
 // transfer is of no use. A concurrent transfer needs no check, but a failed
 // answer is told here, too. The body must not change afterwards.
-func (t *Transfer) CheckPrefill(body []byte, now time.Time) error {
+func (t *Transfer) CheckPrefill(body []byte) error {
 	if t.mode == Concurrent {
 		return checkDiscarded(body)
 	}
@@ -208,7 +215,7 @@ func (t *Transfer) CheckPrefill(body []byte, now time.Time) error {
 	a, err := parseAnswer(body)
 	if err == nil {
 		t.facts.PromptTokens, t.facts.CachedTokens = a.promptTokens, a.cachedTokens
-		err = t.check(t, a, now)
+		err = t.check(t, a)
 	}
 	if err != nil {
 		t.state.Store(stateBad)
@@ -288,7 +295,7 @@ func (sharedStorage) Mode() Mode              { return Sequential }
 func (s sharedStorage) Begin(d Dispatch) (*Transfer, error) {
 	return &Transfer{
 		kind: s.Kind(), mode: Sequential, dispatch: d, prefill: oneToken(&d.Facts),
-		check: func(*Transfer, *answer, time.Time) error { return nil },
+		check: func(*Transfer, *answer) error { return nil },
 	}, nil
 }
 

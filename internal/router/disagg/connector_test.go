@@ -12,16 +12,12 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/dynctl/dynctl/internal/router/api"
 	"github.com/dynctl/dynctl/internal/workers"
 )
-
-// now is a minute after the capture below was made.
-var now = time.Unix(1795261575, 0)
 
 // captured is the answer of a real vLLM 0.32.0 prefill engine (block size 32)
 // to a prompt of 200 token ids.
@@ -173,7 +169,7 @@ func TestCheckPrefillOfMessagesAndResponses(t *testing.T) {
 			d := dispatch(workers.ConnectorNIXL)
 			d.Facts.Kind, d.Facts.Source = tt.kind, FromEngine
 			tr := begin(t, workers.ConnectorNIXL, Options{}, d)
-			if err := tr.CheckPrefill([]byte(tt.body), now); !errors.Is(err, tt.err) {
+			if err := tr.CheckPrefill([]byte(tt.body)); !errors.Is(err, tt.err) {
 				t.Fatalf("got %v, want %v", err, tt.err)
 			}
 			if f := tr.Facts(); f.PromptTokens != tt.tokens || f.CachedTokens != tt.cached {
@@ -187,7 +183,7 @@ func TestCheckPrefillOfMessagesAndResponses(t *testing.T) {
 // parameters, byte for byte.
 func TestA2DecodeBody(t *testing.T) {
 	tr := begin(t, workers.ConnectorNIXL, Options{}, dispatch(workers.ConnectorNIXL))
-	if err := tr.CheckPrefill([]byte(captured), now); err != nil {
+	if err := tr.CheckPrefill([]byte(captured)); err != nil {
 		t.Fatal(err)
 	}
 	edits, err := tr.DecodeEdits()
@@ -315,8 +311,7 @@ func TestCheckPrefill(t *testing.T) {
 		{"asks for a remote decode", sub(`"do_remote_decode": false`, `"do_remote_decode": true`), nil, ErrBadParams, "do_remote_decode"},
 		{"no remote prefill", sub(`"do_remote_prefill": true`, `"do_remote_prefill": false`), nil, ErrBadParams, "do_remote_prefill"},
 		{"a duplicate key counts as the last", sub(`"remote_port": 18200`, `"remote_port": 18200, "remote_port": "x"`), nil, ErrBadParams, "remote_port"},
-		{"lease ended", sub(`"remote_blocks_expiry_time": null`, `"remote_blocks_expiry_time": 1795261574.5`), nil, ErrExpired, ""},
-		{"lease runs", sub(`"remote_blocks_expiry_time": null`, `"remote_blocks_expiry_time": 1795261576`), nil, nil, ""},
+		{"a lease by a clock that is ahead of or behind ours", sub(`"remote_blocks_expiry_time": null`, `"remote_blocks_expiry_time": 1795261574.5`), nil, nil, ""},
 		{"lease on the engine's own clock", sub(`"remote_blocks_expiry_time": null`, `"remote_blocks_expiry_time": 4711.2`), nil, nil, ""},
 		{"lease a string", sub(`"remote_blocks_expiry_time": null`, `"remote_blocks_expiry_time": "soon"`), nil, ErrBadParams, "remote_blocks_expiry_time"},
 	} {
@@ -326,7 +321,7 @@ func TestCheckPrefill(t *testing.T) {
 				tt.change(&d)
 			}
 			tr := begin(t, workers.ConnectorNIXL, Options{}, d)
-			err := tr.CheckPrefill([]byte(tt.body), now)
+			err := tr.CheckPrefill([]byte(tt.body))
 			if !errors.Is(err, tt.err) {
 				t.Fatalf("got %v, want %v", err, tt.err)
 			}
@@ -340,6 +335,53 @@ func TestCheckPrefill(t *testing.T) {
 			edits, decodeErr := tr.DecodeEdits()
 			if err == nil && (decodeErr != nil || len(edits) != 1) || err != nil && (decodeErr == nil || edits != nil) {
 				t.Errorf("check said %v, then DecodeEdits gave %v, %v", err, edits, decodeErr)
+			}
+		})
+	}
+}
+
+// TestTransferCheckReport: what no known decode engine minds is used and told;
+// what would make one exit, hang or mix texts is refused as before, and nothing
+// that passes the strict check is told.
+func TestTransferCheckReport(t *testing.T) {
+	sub := func(pairs ...string) string { return strings.NewReplacer(pairs...).Replace(captured) }
+	for _, tt := range []struct {
+		name, body string
+		odd        []string // nil: refused by both
+	}{
+		{"as captured", captured, []string{}},
+		{"a size of another kind", sub(`"tp_size": 1`, `"tp_size": {"p":2}`), []string{`tp_size: {"p":2} is not a whole number from 1 to 65536`}},
+		{"another count", sub(`"remote_num_tokens": 200`, `"remote_num_tokens": 199`), []string{"remote_num_tokens: 199, but the prompt has 200 tokens"}},
+		{"a count of another kind, and a time", sub(`"remote_num_tokens": 200`, `"remote_num_tokens": [200]`, `"remote_blocks_expiry_time": null`, `"remote_blocks_expiry_time": "soon"`), []string{"remote_blocks_expiry_time: not a time", "remote_num_tokens: not a positive whole number"}},
+		{"a count of another kind, and none beside it", sub(`"remote_num_tokens": 200`, `"remote_num_tokens": [200]`, `"prompt_tokens":200`, `"other":200`), []string{"remote_num_tokens: not a positive whole number"}},
+		{"fewer blocks", sub("[700, 699", "[699"), nil},
+		{"more blocks", sub("[700, 699", "[701, 700, 699"), nil},
+		{"blocks of another shape", sub("[[700, 699, 698, 697, 696, 695, 694]]", `{"from":694,"to":700}`), nil},
+		{"a flat list", sub("[[700, 699, 698, 697, 696, 695, 694]]", "[700, 699, 698, 697, 696, 695, 694]"), nil},
+		{"no host", sub(`"remote_host"`, `"host"`), nil},
+		{"no request", sub(`"remote_request_id"`, `"request"`), nil},
+		{"another's request", sub("cmpl-810f561d65b277a9-0-bb15515f", "cmpl-b613c0807270e37a-0-b4dcea03"), nil},
+		{"no port", sub(`"remote_port"`, `"port"`), nil},
+		{"no engine", sub(`"remote_engine_id"`, `"engine"`), nil},
+		{"another prompt's count", sub(`"prompt_tokens":200`, `"prompt_tokens":201`), nil},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			d := dispatch(workers.ConnectorNIXL)
+			strict := begin(t, workers.ConnectorNIXL, Options{}, d).CheckPrefill([]byte(tt.body))
+			if (strict == nil) != (tt.odd != nil && len(tt.odd) == 0) {
+				t.Errorf("strict: %v", strict)
+			}
+			var bad *ParamsError
+			if errors.As(strict, &bad); strict != nil && bad.Harmless != (tt.odd != nil) {
+				t.Errorf("strict: %v, harmless %v", strict, bad.Harmless)
+			}
+			d.Check = workers.TransferReport
+			tr := begin(t, workers.ConnectorNIXL, Options{}, d)
+			if err := tr.CheckPrefill([]byte(tt.body)); (err == nil) != (tt.odd != nil) {
+				t.Fatalf("report: %v", err)
+			}
+			if diff := cmp.Diff(append([]string{}, tt.odd...), append([]string{}, tr.Facts().Odd...)); tt.odd != nil && diff != "" {
+				t.Errorf("told (-want +got)\n%s", diff)
 			}
 		})
 	}
@@ -389,7 +431,7 @@ func TestCapturedExchanges(t *testing.T) {
 			}
 		}
 		tr := begin(t, workers.ConnectorNIXL, Options{}, d)
-		if err := tr.CheckPrefill(x.Response.Body, now); err != nil {
+		if err := tr.CheckPrefill(x.Response.Body); err != nil {
 			t.Errorf("%s: %v", x.Step, err)
 		}
 		checked++
@@ -411,10 +453,10 @@ func TestTransferIsUsedOnce(t *testing.T) {
 					t.Errorf("before the check: %v", err)
 				}
 			}
-			if err := tr.CheckPrefill([]byte(captured), now); err != nil {
+			if err := tr.CheckPrefill([]byte(captured)); err != nil {
 				t.Fatal(err)
 			}
-			if err := tr.CheckPrefill([]byte(captured), now); tr.Mode() == Sequential && !errors.Is(err, ErrUsed) {
+			if err := tr.CheckPrefill([]byte(captured)); tr.Mode() == Sequential && !errors.Is(err, ErrUsed) {
 				t.Errorf("a second answer: %v", err)
 			}
 			var got, used atomic.Int64
@@ -463,7 +505,7 @@ func TestSGLang(t *testing.T) {
 	if got := spliced(t, api.Chat, body, edits); got != common+`,"disagg_prefill_dp_rank":3}` {
 		t.Errorf("decode %s", got)
 	}
-	if err := tr.CheckPrefill([]byte(`{"error":{"message":"x"}}`), now); !errors.Is(err, ErrPrefillFailed) {
+	if err := tr.CheckPrefill([]byte(`{"error":{"message":"x"}}`)); !errors.Is(err, ErrPrefillFailed) {
 		t.Errorf("a failed prefill answer: %v", err)
 	}
 	for body, want := range map[string]error{
@@ -474,7 +516,7 @@ func TestSGLang(t *testing.T) {
 		"<html>":               ErrPrefillFailed,
 		"":                     ErrPrefillFailed,
 	} {
-		if err := tr.CheckPrefill([]byte(body), now); !errors.Is(err, want) {
+		if err := tr.CheckPrefill([]byte(body)); !errors.Is(err, want) {
 			t.Errorf("prefill answer %q: %v, want %v", body, err, want)
 		}
 	}
@@ -568,7 +610,7 @@ func TestLMCacheFirstToken(t *testing.T) {
 	tr := begin(t, workers.ConnectorLMCache, Options{FirstToken: true}, d)
 	sameJSON(t, `{"prompt":[5,6,4294967295],"max_tokens":1,"stream":false,"kv_transfer_params":{"ret_first_tok":true,"disagg_spec":{"req_id":"810f561d65b277a9","receiver_host":"d","receiver_init_port":[1],"receiver_alloc_port":[2]}}}`,
 		spliced(t, api.Completion, body, tr.PrefillEdits()))
-	if err := tr.CheckPrefill(answer(`{"first_tok":77}`, "length"), now); err != nil {
+	if err := tr.CheckPrefill(answer(`{"first_tok":77}`, "length")); err != nil {
 		t.Fatal(err)
 	}
 	edits, err := tr.DecodeEdits()
@@ -590,7 +632,7 @@ func TestLMCacheFirstToken(t *testing.T) {
 		{"ended at once", `{"first_tok":77}`, "stop", nil},
 	} {
 		tr := begin(t, workers.ConnectorLMCache, Options{FirstToken: true}, d)
-		if err := tr.CheckPrefill(answer(tt.params, tt.finish), now); !errors.Is(err, tt.want) {
+		if err := tr.CheckPrefill(answer(tt.params, tt.finish)); !errors.Is(err, tt.want) {
 			t.Errorf("%s: %v, want %v", tt.name, err, tt.want)
 		}
 		if _, ok := tr.FirstToken(); ok {
@@ -606,7 +648,7 @@ func TestLMCacheFirstToken(t *testing.T) {
 		x := d
 		change(&x.Facts)
 		tr := begin(t, workers.ConnectorLMCache, Options{FirstToken: true}, x)
-		if err := tr.CheckPrefill(answer(`null`, "length"), now); err != nil {
+		if err := tr.CheckPrefill(answer(`null`, "length")); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
 		if edits, err := tr.DecodeEdits(); err != nil || len(edits) != 0 {
@@ -618,7 +660,7 @@ func TestLMCacheFirstToken(t *testing.T) {
 func TestSharedStorage(t *testing.T) {
 	tr := begin(t, workers.ConnectorSharedStorage, Options{}, dispatch(workers.ConnectorSharedStorage))
 	sameJSON(t, `{"prompt":"a","stream":false,"max_tokens":1}`, spliced(t, api.Completion, `{"prompt":"a","stream":true,"max_tokens":9}`, tr.PrefillEdits()))
-	if err := tr.CheckPrefill([]byte(`{"choices":[{"finish_reason":"length"}],"usage":{"prompt_tokens":5}}`), now); err != nil {
+	if err := tr.CheckPrefill([]byte(`{"choices":[{"finish_reason":"length"}],"usage":{"prompt_tokens":5}}`)); err != nil {
 		t.Fatal(err)
 	}
 	if edits, err := tr.DecodeEdits(); err != nil || len(edits) != 0 {
@@ -661,7 +703,7 @@ func FuzzCheckPrefill(f *testing.F) {
 	f.Add([]byte(`{"choices":[null],"usage":null,"kv_transfer_params":[[]]}`))
 	f.Fuzz(func(t *testing.T, body []byte) {
 		tr := begin(t, workers.ConnectorNIXL, Options{}, dispatch(workers.ConnectorNIXL))
-		if tr.CheckPrefill(body, now) != nil {
+		if tr.CheckPrefill(body) != nil {
 			return
 		}
 		if n := tr.Facts().Blocks; n != 7 && n != 6 {
@@ -707,7 +749,7 @@ func BenchmarkBeginCheck(b *testing.B) {
 		if err != nil {
 			b.Fatal(err)
 		}
-		if err := tr.CheckPrefill(body, now); err != nil {
+		if err := tr.CheckPrefill(body); err != nil {
 			b.Fatal(err)
 		}
 	}

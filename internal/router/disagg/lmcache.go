@@ -9,7 +9,6 @@ import (
 	"math"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/tidwall/gjson"
 
@@ -51,7 +50,7 @@ func (l lmcache) Begin(d Dispatch) (*Transfer, error) {
 	if first {
 		t.prefill = append(t.prefill, api.Set("prompt", appendIDs(nil, d.Facts.TokenIDs)))
 	} else {
-		t.check = func(*Transfer, *answer, time.Time) error { return nil }
+		t.check = func(*Transfer, *answer) error { return nil }
 	}
 	return t, nil
 }
@@ -59,13 +58,14 @@ func (l lmcache) Begin(d Dispatch) (*Transfer, error) {
 // takesFirstToken reports whether the first token can be taken from the
 // prefill without a change of what the client sees. A chat cannot: its decode
 // leg has no place for a token behind the messages. Neither can a request whose
-// own limit is not known, as the decode leg must generate one token less.
+// own limit is not known, as the decode leg must generate one token less, nor a
+// stream with usage, which would count the token as prompt.
 func takesFirstToken(f *Facts) bool {
 	return f.Kind == api.Completion && len(f.TokenIDs) > 0 && f.MaxTokens >= 2 && f.MaxTokensKey != "" &&
-		f.N <= 1 && f.Prompts <= 1 && !f.Logprobs && !f.Echo
+		f.N <= 1 && f.Prompts <= 1 && !f.Logprobs && !f.Echo && !f.StreamUsage
 }
 
-func checkLMCache(t *Transfer, a *answer, _ time.Time) error {
+func checkLMCache(t *Transfer, a *answer) error {
 	if a.ended() {
 		// The answer ended with its first token; the decode leg finds that
 		// out by itself from the whole prompt.
@@ -81,14 +81,14 @@ func checkLMCache(t *Transfer, a *answer, _ time.Time) error {
 		}
 	})
 	if !a.params.IsObject() {
-		return &ParamsError{transferParams, "not an object"}
+		return &ParamsError{Field: transferParams, Problem: "not an object"}
 	}
 	if !told(first) {
 		return fmt.Errorf("%w: no first_tok", ErrMissingParams)
 	}
 	id, ok := integer(first)
 	if !ok || id < 0 || id > math.MaxInt32 {
-		return &ParamsError{"first_tok", "not a token id"}
+		return &ParamsError{Field: "first_tok", Problem: "not a token id"}
 	}
 	f := &t.dispatch.Facts
 	t.first = &FirstToken{ID: id, Text: a.text}

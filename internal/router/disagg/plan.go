@@ -142,6 +142,8 @@ type Facts struct {
 	MaxTokensKey string
 	// MinTokens is the shortest answer asked for, -1 when not told.
 	MinTokens int64
+	// StreamUsage says that the answer is a stream that tells the usage.
+	StreamUsage bool
 	// Logprobs and Echo are the client's wishes of those names.
 	Logprobs, Echo bool
 	// TokenIDs are the prompt's ids where they are known; LMCache's first

@@ -31,6 +31,7 @@ type Metrics struct {
 	stage      *prometheus.HistogramVec // stage
 	decisions  *prometheus.CounterVec   // path, reason
 	fallbacks  *prometheus.CounterVec   // reason
+	oddParams  *prometheus.CounterVec   // worker
 	legs       *prometheus.CounterVec   // leg, worker, outcome
 	legTime    *prometheus.HistogramVec // leg, worker
 	legTTFB    *prometheus.HistogramVec // leg, worker
@@ -102,6 +103,7 @@ func New(version, revision string, extra ...prometheus.Collector) *Metrics {
 		itl:        histogram("itl_seconds", "Mean gap between streamed events of one answer.", itlBuckets, "model"),
 		stage:      histogram("stage_seconds", "Time that the router itself spent in one stage of a request.", stageBuckets, "stage"),
 		decisions:  counter("decisions_total", "Routing decisions by path and reason.", "path", "reason"),
+		oddParams:  counter("transfer_params_odd_total", "Remote prefills whose transfer parameters were used although a part of them is not as expected.", "worker"),
 		fallbacks:  counter("prefill_fallbacks_total", "Requests that should have been prefilled remotely and were prefilled by the decode rank.", "reason"),
 		legs:       counter("legs_total", "HTTP calls to workers by outcome: ok, canceled (the client left or did not read), or how they failed.", "leg", "worker", "outcome"),
 		legTime:    histogram("leg_duration_seconds", "Time of one HTTP call to a worker.", latencyBuckets, "leg", "worker"),
@@ -193,6 +195,10 @@ func (m *Metrics) Decision(path, reason string) {
 
 // Fallback counts a wanted remote prefill that became a local one.
 func (m *Metrics) Fallback(reason string) { m.fallbacks.WithLabelValues(reason).Inc() }
+
+// OddParams counts transfer parameters that were used although they are not as
+// expected.
+func (m *Metrics) OddParams(worker string) { m.oddParams.WithLabelValues(worker).Inc() }
 
 // Leg counts a finished leg; firstByte 0 means that none came.
 func (m *Metrics) Leg(leg, worker, outcome string, took, firstByte time.Duration) {

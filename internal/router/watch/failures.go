@@ -62,6 +62,21 @@ func (f *Failures) note(k failure, now time.Time) (tell bool, more int) {
 	return true, 0
 }
 
+// OddParams is the event by which to tell of transfer parameters that were used
+// although they are not as expected; ok is false when it was told of this worker
+// a moment ago.
+func (f *Failures) OddParams(w *workers.Worker, what string, now time.Time) (e eventlog.Event, ok bool) {
+	tell, more := f.note(failure{w.Name, "prefill", "odd_params"}, now)
+	if !tell {
+		return e, false
+	}
+	text := fmt.Sprintf("the transfer parameters of %s are not as expected and were used (transfer_check=report): %s", w.Name, what)
+	if more > 0 {
+		text += fmt.Sprintf(" (and %d more like this since the last one told)", more)
+	}
+	return eventlog.Event{Kind: "prefill_odd_params", Severity: eventlog.Warn, Worker: w.Name, Text: text, Fields: map[string]any{"more": more}}, true
+}
+
 // Failed is the event by which to tell that a worker failed a leg of a request;
 // ok is false when the like was told a moment ago. The reason is one of a
 // closed set.

@@ -434,7 +434,7 @@ func (q *request) prefill(t *disagg.Transfer, p, d *node, held *ledger.Reservati
 		mine.Release()
 		q.held = slices.DeleteFunc(q.held, func(r *ledger.Reservation) bool { return r == mine })
 		body := q.prefillAnswer(l, o)
-		if err := t.CheckPrefill(body, s.now()); err != nil {
+		if err := t.CheckPrefill(body); err != nil {
 			s.violate("%s: the answer of %s was refused: %v", q.id, p.name, err)
 			return
 		}
