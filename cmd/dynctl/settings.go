@@ -31,6 +31,7 @@ var settings = []setting{
 	{"admin_listen", "admin-listen", "address of the admin API and /metrics, `HOST:PORT`"},
 	{"admin_token_file", "admin-token-file", "`FILE` with the bearer token of the admin API"},
 	{"admin_hosts", "admin-host", "`NAME` besides localhost under which the admin API answers without a token (repeatable)"},
+	{"trusted_proxies", "trusted-proxy", "`CIDR` of proxies whose X-Forwarded-For and the like are continued (repeatable)"},
 	{"worker", "worker", "engine that prefills and decodes, `URL[,key=value…]` (repeatable)"},
 	{"prefill", "prefill", "engine that prefills, `URL[,key=value…]` (repeatable)"},
 	{"decode", "decode", "engine that decodes, `URL[,key=value…]` (repeatable)"},

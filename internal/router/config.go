@@ -25,6 +25,10 @@ type Config struct {
 	// API may carry in its Host header where there is no token.
 	AdminHosts []string `mapstructure:"admin_hosts"`
 
+	// TrustedProxies are networks and addresses whose X-Forwarded-For and the
+	// like are continued; those of anybody else are replaced.
+	TrustedProxies []string `mapstructure:"trusted_proxies"`
+
 	// Worker, Prefill and Decode are worker specs as typed on the command
 	// line: "URL,key=value,…" (see workers.ParseSpec).
 	Worker  []string `mapstructure:"worker"`
@@ -265,6 +269,9 @@ func (c *Config) Validate() error {
 	addr("admin_listen", c.AdminListen)
 	if c.AdminTokenFile == "" && !isLoopback(c.AdminListen) {
 		bad("admin_listen", "%s is not a loopback address: set admin_token_file (--admin-token-file) so that not everyone can steer the router", c.AdminListen)
+	}
+	if _, err := parseProxies(c.TrustedProxies); err != nil {
+		bad("trusted_proxies", "%v", err)
 	}
 	r := &c.Routing
 	policies := []string{"kv", "kv_dynamo", "least_loaded", "round_robin", "power_of_two", "random", "session"}

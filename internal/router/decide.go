@@ -43,6 +43,9 @@ func newSettings(c Config, origin map[string]string, revision uint64) (*settings
 		return selector.ParsePolicy(own)
 	}
 	var err error
+	if s.proxies, err = parseProxies(c.TrustedProxies); err != nil {
+		return nil, err
+	}
 	if s.routing.prefill, err = policy(r.PrefillPolicy); err != nil {
 		return nil, err
 	}

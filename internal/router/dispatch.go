@@ -384,7 +384,7 @@ func (x *exchange) edit(more []api.Edit, p disagg.Peer, phase selector.Phase) []
 func (x *exchange) leg(phase selector.Phase, p disagg.Peer, body [][]byte, headTimeout time.Duration) *upstream.Leg {
 	s := x.d.settings
 	m := x.scratch(phase)
-	set := append(m.set[:0], upstream.HeaderField{Key: api.HeaderRequestID, Value: x.id})
+	set := x.appendForwarded(append(m.set[:0], upstream.HeaderField{Key: api.HeaderRequestID, Value: x.id}))
 	if len(p.Worker.Ranks) > 1 {
 		set = append(set, upstream.HeaderField{Key: "X-Data-Parallel-Rank", Value: strconv.Itoa(p.Rank.DP)})
 	}

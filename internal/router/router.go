@@ -15,6 +15,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"net/netip"
 	"os"
 	"strings"
 	"sync"
@@ -138,6 +139,7 @@ type settings struct {
 	revision uint64
 	origin   map[string]string
 	routing  routing
+	proxies  []netip.Prefix
 }
 
 // New makes a router from a config. It opens no sockets.

@@ -281,6 +281,7 @@ func TestHeaders(t *testing.T) {
 		"X-Data-Parallel-Rank": false, "X-Dynctl-Path": false, "X-Dynctl-Worker": false, "Endpoint-Load-Metrics-Format": false,
 		"Connection": false, "Te": false, "Transfer-Encoding": false, "Upgrade": false, "Keep-Alive": false, "Proxy-Authorization": false,
 		"Host": false, "Content-Length": false, "Accept-Encoding": false, "Expect": false, "Trailer": false,
+		"Forwarded": false, "X-Forwarded-For": false, "X-Forwarded-Anything": false, "X-Real-Ip": false,
 	} {
 		if got := ForwardRequestHeader(key); got != want {
 			t.Errorf("ForwardRequestHeader(%s) = %v", key, got)

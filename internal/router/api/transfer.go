@@ -62,7 +62,8 @@ func (v *View) stripIn(dst []Edit, path string, at Span, depth int) []Edit {
 // hop-by-hop headers, those that belong to the message rather than to the
 // request (Host, Content-Length), those by which the router speaks with its
 // client or its engines (X-Dynctl-*, X-Data-Parallel-Rank,
-// Endpoint-Load-Metrics-Format), and Accept-Encoding, so that event streams
+// Endpoint-Load-Metrics-Format) or tell of the hops before ([ForwardedHeader]),
+// and Accept-Encoding, so that event streams
 // are not compressed. Authorization, traceparent, X-Request-Id and whatever
 // else a client sends go on.
 func ForwardRequestHeader(key string) bool {
@@ -71,7 +72,14 @@ func ForwardRequestHeader(key string) bool {
 		"X-Data-Parallel-Rank", "Endpoint-Load-Metrics-Format", "Endpoint-Load-Metrics":
 		return false
 	}
-	return !hopByHop(key) && !ours(key)
+	return !hopByHop(key) && !ours(key) && !ForwardedHeader(key)
+}
+
+// ForwardedHeader reports whether a request header tells where the request came
+// from before, so that an engine may believe it from the router alone.
+func ForwardedHeader(key string) bool {
+	const family = "X-Forwarded-"
+	return key == "Forwarded" || key == "X-Real-Ip" || len(key) > len(family) && key[:len(family)] == family
 }
 
 // ForwardResponseHeader reports whether an engine's response header goes on to

@@ -1,0 +1,100 @@
+package router
+
+import (
+	"fmt"
+	"net/http"
+	"net/netip"
+	"strings"
+
+	"github.com/dynctl/dynctl/internal/router/api"
+	"github.com/dynctl/dynctl/internal/router/upstream"
+)
+
+// parseProxies reads networks ("10.0.0.0/8") and single addresses.
+func parseProxies(texts []string) ([]netip.Prefix, error) {
+	list := make([]netip.Prefix, 0, len(texts))
+	for _, t := range texts {
+		p, err := netip.ParsePrefix(t)
+		if a, e := netip.ParseAddr(t); e == nil {
+			p, err = netip.PrefixFrom(a.Unmap(), a.Unmap().BitLen()), nil
+		}
+		if err != nil {
+			return nil, fmt.Errorf("%q is neither a network such as 10.0.0.0/8 nor an address", t)
+		}
+		list = append(list, p.Masked())
+	}
+	return list, nil
+}
+
+// trusts reports whether what a peer says of the hops before it is believed.
+func (s *settings) trusts(peer string) bool {
+	if len(s.proxies) == 0 {
+		return false
+	}
+	a, err := netip.ParseAddr(peer)
+	if err != nil {
+		return false
+	}
+	a = a.WithZone("").Unmap()
+	for _, p := range s.proxies {
+		if p.Contains(a) {
+			return true
+		}
+	}
+	return false
+}
+
+// appendForwarded adds the headers that tell an engine where a request came
+// from. They are made anew unless the peer is a trusted proxy, whose own are then
+// continued: anybody else could claim to be anybody.
+func (x *exchange) appendForwarded(set []upstream.HeaderField) []upstream.HeaderField {
+	q := x.req
+	peer := q.RemoteAddr
+	if i := strings.LastIndexByte(peer, ':'); i >= 0 {
+		peer = strings.TrimSuffix(strings.TrimPrefix(peer[:i], "["), "]")
+	}
+	chain, proto, host := peer, "http", q.Host
+	if q.TLS != nil {
+		proto = "https"
+	}
+	if x.d.settings.trusts(peer) {
+		set = appendHops(set, q.Header, peer)
+		if before := q.Header["X-Forwarded-For"]; len(before) > 0 {
+			chain = strings.Join(before, ", ") + ", " + peer
+		}
+		proto = first(q.Header["X-Forwarded-Proto"], proto)
+		host = first(q.Header["X-Forwarded-Host"], host)
+	}
+	set = append(set, upstream.HeaderField{Key: "X-Forwarded-For", Value: chain}, upstream.HeaderField{Key: "X-Forwarded-Proto", Value: proto})
+	if host != "" {
+		set = append(set, upstream.HeaderField{Key: "X-Forwarded-Host", Value: host})
+	}
+	return set
+}
+
+// appendHops passes on what else a trusted proxy says of the hops before it, and
+// adds this one to the standard header where there is one.
+func appendHops(set []upstream.HeaderField, h http.Header, peer string) []upstream.HeaderField {
+	for key, values := range h {
+		switch {
+		case !api.ForwardedHeader(key), key == "X-Forwarded-For", key == "X-Forwarded-Proto", key == "X-Forwarded-Host":
+		case key == "Forwarded":
+			if strings.Contains(peer, ":") {
+				peer = `"[` + peer + `]"`
+			}
+			set = append(set, upstream.HeaderField{Key: key, Value: strings.Join(values, ", ") + ", for=" + peer})
+		default:
+			for _, v := range values {
+				set = append(set, upstream.HeaderField{Key: key, Value: v})
+			}
+		}
+	}
+	return set
+}
+
+func first(values []string, or string) string {
+	if len(values) > 0 {
+		return values[0]
+	}
+	return or
+}
