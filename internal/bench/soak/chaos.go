@@ -7,10 +7,12 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/dynctl/dynctl/internal/router"
+	"github.com/dynctl/dynctl/internal/router/admin"
 	"github.com/dynctl/dynctl/internal/router/routertest"
 	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/sim"
@@ -69,9 +71,11 @@ type group struct {
 type chaos struct {
 	s      *soak
 	groups []*group
-	spare  *sim.Engine
-	runs   uint64
-	watch  watch
+	// The spare comes and goes; the understudy takes its slot for a while.
+	spare, understudy *sim.Engine
+
+	runs  uint64
+	watch watch
 
 	mu     sync.Mutex
 	faults []*Fault
@@ -117,6 +121,19 @@ func (w *watch) Handle(ctx context.Context, r slog.Record) error {
 		w.mu.Unlock()
 	}
 	return w.Handler.Handle(ctx, r)
+}
+
+// quiet is nil when no worker had an event of these kinds since t.
+func (w *watch) quiet(t time.Time, kinds ...string) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	var errs []error
+	for of, at := range w.last {
+		if at.After(t) && slices.Contains(kinds, of[0]) {
+			errs = append(errs, fmt.Errorf("%s of %s at %s", of[0], of[1], at.Format(time.TimeOnly)))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 func (w *watch) since(kind, worker string, t time.Time) bool {
@@ -204,6 +221,8 @@ func (c *chaos) run(ctx context.Context) {
 			c.reload(rng.IntN(4) == 0, rng)
 		case k < 12:
 			c.swapSpare(ctx)
+		case k < 20:
+			c.reuseSlot(ctx, rng.IntN(2) == 0)
 		default:
 			c.strike(ctx, rng)
 		}
@@ -402,6 +421,122 @@ func (c *chaos) swapSpare(ctx context.Context) {
 	c.failed(f, c.s.rig.Admin.RemoveWorker(context.WithoutCancel(ctx), name))
 }
 
+// reuseSlot removes the spare while requests hang on it, lets another worker
+// take its slot, and only then lets those requests end, one way or the other:
+// the other's account must not notice.
+func (c *chaos) reuseSlot(ctx context.Context, kill bool) {
+	ctx = context.WithoutCancel(ctx)
+	l, err := c.s.rig.Admin.Workers(ctx)
+	if err != nil {
+		return
+	}
+	if !slices.ContainsFunc(l.Workers, func(w admin.Worker) bool { return w.Name == c.spare.Name() && w.Usable }) {
+		return
+	}
+	out := c.begin(doRemove, c.spare.Name(), "while requests hang on it")
+	defer c.end(out)
+	always := c.spare.Group().Faults
+	hung := always
+	hung.Hang = true
+	c.failed(out, c.spare.SetFaults(hung))
+	var old, now sync.WaitGroup
+	// What becomes of these is not judged: who pins a request to a worker that
+	// goes away gets an error.
+	for range 3 {
+		old.Go(func() { _ = c.s.pinned(ctx, modelVLLM, c.spare.Name(), "", 400, 4*c.s.o.Timeout) })
+	}
+	defer old.Wait()
+	_ = c.working(ctx, c.spare, 3, nil) // whatever has arrived by then
+	c.failed(out, c.s.rig.Admin.RemoveWorker(ctx, c.spare.Name()))
+
+	in := c.begin(doAdd, c.understudy.Name(), "into a slot that requests still hang on")
+	slow := c.understudy.Group().Faults
+	slow.Slow = 1000
+	c.failed(in, c.understudy.SetFaults(slow))
+	c.failed(in, c.add(ctx, c.understudy))
+	c.failed(in, c.usable(ctx, c.understudy))
+	done := make(chan struct{})
+	live, cancel := context.WithCancel(ctx)
+	for range 2 {
+		now.Go(func() { _ = c.s.pinned(live, modelVLLM, c.understudy.Name(), "", 4000, c.s.o.Timeout) })
+	}
+	go func() { now.Wait(); close(done) }()
+	began := c.working(ctx, c.understudy, 2, done)
+	if kill {
+		c.spare.Kill()
+		c.failed(out, c.spare.Restart())
+	}
+	c.failed(out, c.spare.SetFaults(always))
+	old.Wait()
+	// Nothing but the two requests has happened to it since they were counted,
+	// or it serves others as well.
+	if began == nil {
+		if err := c.working(ctx, c.understudy, 2, done); err != nil {
+			c.s.violation("account", nil, "after requests of a worker that is gone had ended: "+err.Error())
+		}
+		c.s.counts.bump("slots used again under hanging requests")
+	}
+	cancel()
+	<-done
+	c.failed(in, c.understudy.SetFaults(c.understudy.Group().Faults))
+	f := c.begin(doRemove, c.understudy.Name(), "")
+	c.failed(f, c.s.rig.Admin.RemoveWorker(ctx, c.understudy.Name()))
+	c.end(f)
+	c.end(in)
+	f = c.begin(doAdd, c.spare.Name(), "")
+	c.failed(f, c.addSpare(ctx))
+	c.failed(f, c.usable(ctx, c.spare))
+	c.end(f)
+}
+
+// working waits until a worker's account has so many requests, or done is
+// closed, after which it need not.
+func (c *chaos) working(ctx context.Context, e *sim.Engine, n int, done <-chan struct{}) error {
+	ctx, cancel := context.WithTimeout(ctx, c.s.o.Timeout)
+	defer cancel()
+	return routertest.Wait(ctx, "requests on "+e.Name(), func() error {
+		l, err := c.s.rig.Admin.Workers(ctx)
+		if err != nil {
+			return err
+		}
+		have := 0
+		for _, w := range l.Workers {
+			if w.Name == e.Name() {
+				for _, k := range w.Ranks {
+					have += k.ActiveRequests
+				}
+			}
+		}
+		select {
+		case <-done:
+			return nil
+		default:
+		}
+		if have < n {
+			return fmt.Errorf("%s has %d requests on its account and works on %d", e.Name(), have, n)
+		}
+		return nil
+	})
+}
+
+// usable waits until the router would send requests to an engine.
+func (c *chaos) usable(ctx context.Context, e *sim.Engine) error {
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	return routertest.Wait(ctx, e.Name()+" to be usable", func() error {
+		l, err := c.s.rig.Admin.Workers(ctx)
+		if err != nil {
+			return err
+		}
+		for _, w := range l.Workers {
+			if w.Name == e.Name() && w.Usable {
+				return nil
+			}
+		}
+		return errors.New("it is not")
+	})
+}
+
 // restartRouter stops the router in the midst of everything and starts it anew
 // with the snapshot that it left.
 func (c *chaos) restartRouter(ctx context.Context) {
@@ -411,11 +546,11 @@ func (c *chaos) restartRouter(ctx context.Context) {
 	c.failed(f, c.s.restart(ctx))
 }
 
-// specs are the engines that the router knows from the start: all but the spare.
-func (c *chaos) specs(spare string) func([]workers.Spec) []workers.Spec {
+// specs are the engines that the router knows from the start: all but some.
+func (c *chaos) specs(without ...string) func([]workers.Spec) []workers.Spec {
 	return func(in []workers.Spec) (out []workers.Spec) {
 		for _, w := range in {
-			if w.Name != spare {
+			if !slices.Contains(without, w.Name) {
 				out = append(out, w)
 			}
 		}
@@ -431,6 +566,9 @@ func configure(o *Options) func(*router.Config) {
 		c.Index.Snapshot = filepath.Join(o.Dir, "index.snapshot")
 		c.Routing.AllowHeaders = true
 		c.Retry = router.RetryConfig{Attempts: 6, Budget: 1}
+		// Fewer than there are clients, so that some queue, and leave the queue.
+		c.Limits.Inflight, c.Limits.Queue, c.Limits.QueueTimeout = max(2, o.Clients*3/4), 1000, patience
+		c.Timeouts.Body = o.Timeout
 		c.Timeouts.Prefill, c.Timeouts.Response, c.Timeouts.Idle = o.Timeout*4/3, o.Timeout, o.Timeout
 		c.Receipts, c.Events = 512, 4096
 		c.Tokens.ApproxTTL = 30 * time.Second

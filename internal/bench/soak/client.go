@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/http"
+	"os"
 	"strings"
 	"time"
 
@@ -22,6 +23,8 @@ var errLeft = errors.New("the client left")
 const (
 	politely = "polite"
 	slowly   = "slow reader"
+	dripping = "slow sender"
+	stuck    = "stuck sender"
 	leaving  = "hang up"
 	rudely   = "garbage"
 	brokenly = "broken request"
@@ -66,6 +69,11 @@ func (s *soak) request(ctx context.Context, rng *rand.Rand) {
 		return
 	case k < 24:
 		s.broken(ctx, rng.Uint64())
+		return
+	case k < 30:
+		way = dripping
+	case k < 31:
+		s.stuck(ctx, rng.Uint64())
 		return
 	}
 	epoch, n := uint64(time.Since(s.began)/s.o.Epoch), rng.IntN(poolSize)
@@ -116,10 +124,17 @@ type try struct {
 }
 
 func (s *soak) send(ctx context.Context, t *try, each func() bool) {
-	q, err := http.NewRequestWithContext(ctx, http.MethodPost, s.rig.URL+t.job.path, bytes.NewReader(t.job.body(t.job.stream)))
+	body := t.job.body(t.job.stream)
+	q, err := http.NewRequestWithContext(ctx, http.MethodPost, s.rig.URL+t.job.path, bytes.NewReader(body))
 	if err != nil {
 		t.err = err
 		return
+	}
+	if t.way == dripping {
+		q.Body, q.GetBody = io.NopCloser(&drip{ctx, body, len(body)/8 + 1, s.o.Timeout / 40}), nil
+		if t.n%2 == 0 {
+			q.ContentLength = -1
+		}
 	}
 	q.Header.Set("Content-Type", "application/json")
 	resp, err := s.http.Do(q)
@@ -254,6 +269,47 @@ func (s *soak) broken(ctx context.Context, n uint64) {
 		return // and away
 	}
 	_, _ = io.Copy(io.Discard, io.LimitReader(c, 64<<10)) // whatever it says
+}
+
+// drip gives a body in parts, with pauses.
+type drip struct {
+	ctx   context.Context
+	rest  []byte
+	part  int
+	pause time.Duration
+}
+
+func (d *drip) Read(p []byte) (int, error) {
+	if len(d.rest) == 0 {
+		return 0, io.EOF
+	}
+	pause(d.ctx, d.pause)
+	n := copy(p, d.rest[:min(d.part, len(d.rest))])
+	d.rest = d.rest[n:]
+	return n, d.ctx.Err()
+}
+
+// stuck sends half a body, to whatever path, and waits: the router must end it.
+func (s *soak) stuck(ctx context.Context, n uint64) {
+	s.counts.ways(stuck)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
+	defer cancel()
+	from := time.Now()
+	var d net.Dialer
+	c, err := d.DialContext(ctx, "tcp", strings.TrimPrefix(s.rig.URL, "http://"))
+	if err != nil {
+		return // the router is being restarted
+	}
+	defer c.Close()
+	end, _ := ctx.Deadline()
+	_ = c.SetDeadline(end)
+	line := []string{"POST /v1/completions", "POST /v1/chat/completions"}[n%2]
+	if _, err := io.WriteString(c, line+" HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 100000\r\n\r\n{\"model\":\"sim\",\"prompt\":\"half a"); err != nil {
+		return
+	}
+	if _, err := io.Copy(io.Discard, c); errors.Is(err, os.ErrDeadlineExceeded) && !s.chaos.restarting(from, time.Now()) {
+		s.violation("stuck sender", nil, fmt.Sprintf("%s without the rest of its body was kept for %s", line, patience))
+	}
 }
 
 // pinned sends a fresh prompt to certain workers and reports how it went. It is

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -76,19 +77,31 @@ func (o *Options) defaults() {
 }
 
 // fleetText is the engines: five of vLLM that are split, one that is not (the
-// spare that comes and goes), and four of SGLang. The caches are small, so that
-// they evict, and leave room for the longest prompt. All the time some write
-// after their answers and close idle connections, which nobody may notice, and
-// some prefills end with their first token, which is no fault either.
-const fleetText = "2p3d:tls=on,late_rate=.1,close_idle=700ms,end_rate=.1,speed=20,kv_blocks=6000,max_model_len=90000,steps=100,osl=24" +
-	"+2p2d:engine=sglang,model=sgl,late_rate=.1,close_idle=700ms,speed=20,kv_blocks=12000,max_model_len=90000,steps=100,osl=24,bootstrap_wait=20s" +
-	"+1a:speed=20,kv_blocks=6000,max_model_len=90000,steps=100,osl=24"
+// spare that comes and goes), four of SGLang, two more of vLLM whose events
+// arrive at one listener of the router, told apart by their topics, and one
+// that takes the spare's slot. The caches are small, so that they evict, and
+// leave room for the longest prompt. All the time some write after their
+// answers and close idle connections, which nobody may notice, and some
+// prefills end with their first token, which is no fault either.
+func fleetText(listener string) string {
+	const vllm = "speed=20,kv_blocks=6000,max_model_len=90000,steps=100,osl=24"
+	dial := ",replay=off,dial=" + listener + strings.Repeat("|"+listener, 11) // by rank of the fleet
+	return "2p3d:tls=on,late_rate=.1,close_idle=700ms,end_rate=.1," + vllm +
+		"+2p2d:engine=sglang,model=sgl,late_rate=.1,close_idle=700ms,speed=20,kv_blocks=12000,max_model_len=90000,steps=100,osl=24,bootstrap_wait=20s" +
+		"+1a:" + vllm +
+		"+1a:topic=kv@10.0.0.1@sim," + vllm + dial + "+1a:topic=kv@10.0.0.10@sim," + vllm + dial +
+		"+1a:events=off," + vllm
+}
 
 // referenceText is the engines that nothing is done to.
 const referenceText = "1a:profile=instant,kv_blocks=8000,max_model_len=90000,events=off,osl=24" +
 	"+1a:engine=sglang,model=sgl,profile=instant,kv_blocks=8000,max_model_len=90000,events=off,osl=24"
 
-const spareName = "aggregated-0"
+// The spare, and who takes its slot while requests still hang on it.
+const (
+	spareName      = "aggregated-0"
+	understudyName = "aggregated-3"
+)
 
 // soak is a run.
 type soak struct {
@@ -108,6 +121,7 @@ type soak struct {
 	counts     counts
 	mu         sync.Mutex
 	violations []Violation
+	checked    []string // idle moments so far
 	more       int      // violations that were not kept
 	notes      *os.File // violations.jsonl
 	events     *os.File // events.jsonl
@@ -163,10 +177,14 @@ func Endure(ctx context.Context, o Options) (*Summary, error) {
 	if o.Dir == "" {
 		return nil, errors.New("soak: no folder to write to")
 	}
-	sum := &Summary{Schema: SummarySchema, Started: time.Now(), Seed: o.Seed, Clients: o.Clients, Fleet: fleetText, Go: runtime.Version(), CPUs: runtime.NumCPU()}
+	listener, err := freeEndpoint()
+	if err != nil {
+		return nil, err
+	}
+	sum := &Summary{Schema: SummarySchema, Started: time.Now(), Seed: o.Seed, Clients: o.Clients, Fleet: fleetText(listener), Go: runtime.Version(), CPUs: runtime.NumCPU()}
 	sum.Before = usageNow()
 	s := &soak{o: o}
-	if err := s.open(ctx); err != nil {
+	if err := s.open(ctx, sum.Fleet); err != nil {
 		return nil, errors.Join(err, s.close(ctx))
 	}
 	s.began = time.Now()
@@ -181,7 +199,18 @@ func Endure(ctx context.Context, o Options) (*Summary, error) {
 	return sum, sum.Err()
 }
 
-func (s *soak) open(ctx context.Context) (err error) {
+// freeEndpoint is an endpoint that a router can listen on, again after every
+// restart.
+func freeEndpoint() (string, error) {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return "", err
+	}
+	defer ln.Close()
+	return "tcp://" + ln.Addr().String(), nil
+}
+
+func (s *soak) open(ctx context.Context, fleet string) (err error) {
 	if s.notes, err = os.Create(filepath.Join(s.o.Dir, "violations.jsonl")); err != nil {
 		return err
 	}
@@ -204,14 +233,14 @@ func (s *soak) open(ctx context.Context) (err error) {
 	s.chaos.watch.Handler = slog.NewJSONHandler(s.events, &slog.HandlerOptions{Level: slog.LevelInfo})
 	s.chaos.watch.last = map[[2]string]time.Time{}
 	s.rig, err = routertest.Start(ctx, routertest.Options{
-		Fleet: fleetText, Specs: s.chaos.specs(spareName), Configure: configure(&s.o),
+		Fleet: fleet, Specs: s.chaos.specs(spareName, understudyName), Configure: configure(&s.o),
 		// The event log is bounded; what it has told is kept in a file.
 		Logger: slog.New(&s.chaos.watch),
 	})
 	if err != nil {
 		return err
 	}
-	s.chaos.spare = s.rig.Sim.Named(spareName)
+	s.chaos.spare, s.chaos.understudy = s.rig.Sim.Named(spareName), s.rig.Sim.Named(understudyName)
 	named := func(model string, prefill bool, names ...string) *group {
 		g := &group{model: model, prefill: prefill}
 		for _, n := range names {
@@ -222,6 +251,7 @@ func (s *soak) open(ctx context.Context) (err error) {
 	s.chaos.groups = []*group{
 		named(modelVLLM, true, "prefill-0", "prefill-1"), named(modelVLLM, false, "decode-0", "decode-1", "decode-2"),
 		named(modelSGLang, true, "prefill-2", "prefill-3"), named(modelSGLang, false, "decode-3", "decode-4"),
+		named(modelVLLM, false, "aggregated-1", "aggregated-2"),
 	}
 	ready, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
@@ -287,7 +317,7 @@ func (s *soak) load(ctx context.Context, sum *Summary) {
 		return
 	}
 	sum.Duration = Seconds(time.Since(s.began))
-	sum.Checks = append(sum.Checks, s.check(ctx, "at the end"))
+	sum.Checks = append(sum.Checks, s.check(ctx, atTheEnd))
 }
 
 // restart stops the router and starts it with the snapshot that it left.
@@ -308,9 +338,11 @@ func (s *soak) restart(ctx context.Context) error {
 	return s.rig.Ready(ready)
 }
 
-func (c *chaos) addSpare(ctx context.Context) error {
-	w := c.spare.Worker()
-	_, err := c.s.rig.Admin.AddWorker(context.WithoutCancel(ctx), admin.AddWorker{Role: string(w.Role), Spec: w.URL.String() + ",name=" + c.spare.Name()})
+func (c *chaos) addSpare(ctx context.Context) error { return c.add(ctx, c.spare) }
+
+func (c *chaos) add(ctx context.Context, e *sim.Engine) error {
+	w := e.Worker()
+	_, err := c.s.rig.Admin.AddWorker(context.WithoutCancel(ctx), admin.AddWorker{Role: string(w.Role), Spec: w.URL.String() + ",name=" + e.Name()})
 	return err
 }
 
@@ -352,6 +384,17 @@ func (s *soak) check(ctx context.Context, when string) Check {
 	wrong("index", s.rig.Synced(sync))
 	stop()
 	wrong("ledger", routertest.Wait(ctx, "an empty ledger", s.rig.Router.Balanced))
+	wrong("queue", routertest.Wait(ctx, "an empty queue", func() error {
+		st, err := s.rig.Admin.Status(ctx)
+		if err == nil && st.Traffic.Inflight+st.Traffic.Queued > 0 {
+			err = fmt.Errorf("%d requests in progress and %d queued, of nobody", st.Traffic.Inflight, st.Traffic.Queued)
+		}
+		return err
+	}))
+	if s.o.Duration >= time.Minute && (len(s.checked) == 0 || when == atTheEnd) {
+		wrong("silence", s.silence(ctx))
+	}
+	s.checked = append(s.checked, when)
 	for _, e := range s.rig.Sim.Engines() {
 		if st, err := e.Counters(); err == nil {
 			c.Exits += e.Exits()
@@ -371,6 +414,23 @@ func (s *soak) check(ctx context.Context, when string) Check {
 	}
 	s.o.Log("check %s: heap %.1f MiB, %d goroutines, %d files, index %d, %d violations so far", when, float64(c.Usage.Heap)/(1<<20), c.Usage.Goroutines, c.Usage.Files, c.Index, len(s.violations))
 	return c
+}
+
+const atTheEnd = "at the end"
+
+// silence leaves all events out for longer than any heartbeat and its answer
+// take, then lets a batch come now and then for as long: no feed may be given
+// up by either side.
+func (s *soak) silence(ctx context.Context) error {
+	from := time.Now()
+	pause(ctx, 16*time.Second)
+	for time.Since(from) < 32*time.Second && ctx.Err() == nil {
+		if err := s.visit(ctx, 200, 1); err != nil {
+			return err
+		}
+		pause(ctx, time.Second)
+	}
+	return s.chaos.watch.quiet(from, "feed_disconnected", "feed_gap", "feed_unknown", "feed_stale")
 }
 
 // visit sends fresh prompts through every engine.
@@ -447,7 +507,7 @@ func (s *soak) whole(ctx context.Context) error {
 				return fmt.Errorf("%s is not usable: %s", w.Name, w.Reason)
 			}
 			for _, k := range w.Ranks {
-				if k.Feed.State != "none" && !k.Feed.Trusted {
+				if k.Feed.State != "none" && !k.Feed.Trusted && !s.rig.DialsIn(w.Name) {
 					return fmt.Errorf("the feed of %s is %s: %s", k.Label, k.Feed.State, k.Feed.Reason)
 				}
 			}

@@ -104,7 +104,7 @@ func Specs(r *sim.Running) []workers.Spec {
 			Bootstrap: w.Bootstrap, LMCache: w.LMCache, Origin: "rig",
 		}
 		if len(w.Events) > 0 && w.Events[0].Bind {
-			s.EventsBind = true
+			s.EventsBind, s.Topic = true, w.Events[0].Topic
 			for _, e := range w.Events {
 				s.Events = append(s.Events, e.Endpoint)
 			}
@@ -241,7 +241,7 @@ func (g *Rig) Ready(ctx context.Context) error {
 				return fmt.Errorf("%s is not usable: %s", w.Name, w.Reason)
 			}
 			for _, k := range w.Ranks {
-				if k.Feed.State != "none" && !k.Feed.Trusted {
+				if k.Feed.State != "none" && !k.Feed.Trusted && !g.DialsIn(w.Name) {
 					return fmt.Errorf("the feed of %s is %s: %s", k.Label, k.Feed.State, k.Feed.Reason)
 				}
 				if k.Engine == nil {
@@ -258,6 +258,13 @@ func (g *Rig) Ready(ctx context.Context) error {
 		}
 		return nil
 	})
+}
+
+// DialsIn says that an engine's publisher dials the router: nobody knows of it
+// before its first batch.
+func (g *Rig) DialsIn(name string) bool {
+	e := g.engine(name)
+	return e != nil && len(e.Group().Dial) > 0
 }
 
 func (g *Rig) engine(name string) *sim.Engine {
