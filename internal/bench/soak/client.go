@@ -303,7 +303,7 @@ func (s *soak) stuck(ctx context.Context, n uint64) {
 	defer c.Close()
 	end, _ := ctx.Deadline()
 	_ = c.SetDeadline(end)
-	line := []string{"POST /v1/completions", "POST /v1/chat/completions"}[n%2]
+	line := []string{"POST /v1/completions", "POST /v1/chat/completions", "POST /nope", "DELETE /v1/completions"}[n%4]
 	if _, err := io.WriteString(c, line+" HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 100000\r\n\r\n{\"model\":\"sim\",\"prompt\":\"half a"); err != nil {
 		return
 	}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"os"
@@ -200,14 +201,20 @@ func Endure(ctx context.Context, o Options) (*Summary, error) {
 }
 
 // freeEndpoint is an endpoint that a router can listen on, again after every
-// restart.
+// restart: below the ports that systems give to connections and to listeners
+// without a wish.
 func freeEndpoint() (string, error) {
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return "", err
+	var last error
+	for range 100 {
+		ln, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", 20_000+rand.IntN(10_000)))
+		if err != nil {
+			last = err
+			continue
+		}
+		defer ln.Close()
+		return "tcp://" + ln.Addr().String(), nil
 	}
-	defer ln.Close()
-	return "tcp://" + ln.Addr().String(), nil
+	return "", fmt.Errorf("soak: no port to listen on: %w", last)
 }
 
 func (s *soak) open(ctx context.Context, fleet string) (err error) {
