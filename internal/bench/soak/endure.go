@@ -440,18 +440,28 @@ func (s *soak) silence(ctx context.Context) error {
 	return s.chaos.watch.quiet(from, "feed_disconnected", "feed_gap", "feed_unknown", "feed_stale")
 }
 
-// visit sends fresh prompts through every engine.
+// visit sends fresh prompts through every engine. Who may be served by one
+// only has no alternative when that is slow, so each is tried a few times.
 func (s *soak) visit(ctx context.Context, tokens, times int) error {
+	pin := func(g *group, e *sim.Engine) error {
+		var err error
+		for range 3 {
+			if err = s.chaos.poke(ctx, g, e, tokens, 30*time.Second); err == nil {
+				return nil
+			}
+		}
+		return fmt.Errorf("%s: %w", e.Name(), err)
+	}
 	for range times {
 		for _, g := range s.chaos.groups {
 			for _, e := range g.engines {
-				if err := s.chaos.poke(ctx, g, e, tokens, 30*time.Second); err != nil {
-					return fmt.Errorf("%s: %w", e.Name(), err)
+				if err := pin(g, e); err != nil {
+					return err
 				}
 			}
 		}
-		if err := s.pinned(ctx, modelVLLM, spareName, "", tokens, 30*time.Second); err != nil {
-			return fmt.Errorf("%s: %w", spareName, err)
+		if err := pin(&group{model: modelVLLM}, s.chaos.spare); err != nil {
+			return err
 		}
 	}
 	return nil
