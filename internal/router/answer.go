@@ -164,7 +164,7 @@ func (x *exchange) holdHead(p disagg.Peer, resp *upstream.Response, head *sse.He
 	if verdict == sse.Failed {
 		x.r.outliers.Report(p.Worker, health.ServerError)
 		f := &failure{
-			phase: selector.Decode, worker: p.Worker, reason: "stream_error", retry: true,
+			phase: selector.Decode, worker: p.Worker, reason: "stream_error", retry: true, broke: true,
 			err: errors.New("the engine's stream began with an error: " + head.Scanner.Summary().Error),
 		}
 		x.failed(f.phase, f.worker, f.reason, f.err)

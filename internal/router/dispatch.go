@@ -41,6 +41,8 @@ type failure struct {
 	reason string
 	// retry says that another attempt elsewhere may do better.
 	retry bool
+	// broke says that the engine had taken the request on before.
+	broke bool
 	err   error
 	// suspect is the worker of the other leg when either of the two may be the
 	// one that does not answer: each waits for the other.
@@ -82,6 +84,39 @@ func (f *failure) APIError() *api.Error {
 // dispatch decides and carries out, again elsewhere when an attempt fails
 // before the client got a byte.
 func (x *exchange) dispatch() error {
+	err := x.attempts()
+	if err != nil && !x.committed {
+		x.excuse()
+	}
+	return err
+}
+
+// excuse takes back what has been counted against engines that broke on a
+// request that failed in the end, when there was more than one.
+func (x *exchange) excuse() {
+	blamed := attempt.Blamed(&x.d.history)
+	if len(blamed) == 0 {
+		return
+	}
+	var names []string
+	for _, f := range blamed {
+		x.r.outliers.Excuse(f.Worker)
+		for _, w := range x.d.fleet.Workers {
+			if w.State == f.Worker && !slices.Contains(names, w.Name) {
+				names = append(names, w.Name)
+			}
+		}
+	}
+	text := fmt.Sprintf("%s broke while they worked on this request; it failed, and counts against none of them", strings.Join(names, ", "))
+	x.note(text)
+	x.r.metrics.Blamed()
+	if e, ok := x.r.failures.Blamed(text, time.Now()); ok {
+		e.Request = x.decision
+		x.r.event(e)
+	}
+}
+
+func (x *exchange) attempts() error {
 	d := &x.d
 	var last error
 	for x.attempt = 1; ; x.attempt++ {
@@ -171,7 +206,7 @@ func (x *exchange) again(err error) bool {
 
 // told is the failure in the words of the policy.
 func (f *failure) told() attempt.Failure {
-	t := attempt.Failure{Worker: f.worker.State, Phase: f.phase, Reason: f.reason, Final: !f.retry}
+	t := attempt.Failure{Worker: f.worker.State, Phase: f.phase, Reason: f.reason, Final: !f.retry, Broke: f.broke}
 	if f.suspect != nil {
 		t.Other = f.suspect.State
 	}
@@ -484,6 +519,7 @@ func (x *exchange) legFailed(phase selector.Phase, w *workers.Worker, err error)
 		// reaches it, and a decode's is held until it is whole or has its
 		// first token. So a part of it that has arrived here is no obstacle.
 		f.retry = true
+		f.broke = u.Kind != upstream.Connect && u.Sent
 	}
 	return f
 }
@@ -498,7 +534,7 @@ func (x *exchange) legRefused(phase selector.Phase, w *workers.Worker, resp *ups
 	switch {
 	case resp.Status >= 500:
 		x.r.outliers.Report(w, health.ServerError)
-		f.reason, f.retry = "status_5xx", true
+		f.reason, f.retry, f.broke = "status_5xx", true, true
 		x.failed(phase, w, f.reason, f.err)
 	case resp.Status == http.StatusTooManyRequests:
 		x.r.outliers.Report(w, health.ClientError)

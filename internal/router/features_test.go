@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -262,25 +263,77 @@ func TestRetrySeesTheFleetOfNow(t *testing.T) {
 	}
 }
 
+// TestRequestThatBreaksEngines: a request that every engine breaks on is tried on
+// three of them and ejects none; two engines that are really sick do not keep a
+// request from a third that is well, and are ejected for it.
+func TestRequestThatBreaksEngines(t *testing.T) {
+	t.Parallel()
+	r, p := tappedRig(t, "5a:profile=instant", func(c *router.Config) {
+		c.Routing.Policy, c.Retry.Attempts, c.Retry.Budget = "round_robin", 8, 1
+	})
+	var sick atomic.Value // engines that fail all requests
+	sick.Store("")
+	poison := ids(100, 66)
+	p.set(func(engine string, w http.ResponseWriter, q *http.Request, body []byte) bool {
+		if q.URL.Path != "/v1/completions" || !strings.Contains(sick.Load().(string), engine) && gjson.GetBytes(body, "prompt.1").Int() != int64(poison[1]) {
+			return false
+		}
+		w.WriteHeader(http.StatusInternalServerError)
+		return true
+	})
+	body := encode(t, object{"model": "sim", "prompt": poison, "max_tokens": 2})
+	const requests = 6
+	for range requests {
+		a := r.send(http.MethodPost, "/v1/completions", body)
+		c := r.receipt(a.header.Get("X-Dynctl-Decision"))
+		if a.status < 500 || len(c.Legs) != 3 || len(c.Earlier) != 2 {
+			t.Fatalf("%s after %d legs", a, len(c.Legs))
+		}
+		if notes := strings.Join(c.Notes, "\n"); !strings.Contains(notes, "counts against none of them") || !strings.Contains(notes, "two engines had broken") {
+			t.Errorf("the receipt does not say so: %q", c.Notes)
+		}
+	}
+	if n := len(r.events("outlier_ejected")); n != 0 {
+		t.Errorf("%d ejections", n)
+	}
+	if n := r.metric("dynctl_requests_blamed_total"); n != requests {
+		t.Errorf("%v requests are counted, want %d", n, requests)
+	}
+	if len(r.events("request_blamed")) != 1 {
+		t.Errorf("events %+v", r.events("request_blamed"))
+	}
+
+	// The ones that are sick are not those that come next in turn only.
+	sick.Store("aggregated-0 aggregated-1")
+	for i := range 25 {
+		if a := r.send(http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": ids(100, i), "max_tokens": 2})); a.status != http.StatusOK {
+			t.Fatalf("request %d: %s", i, a)
+		}
+	}
+	if n := len(r.events("outlier_ejected")); n != 2 {
+		t.Errorf("%d ejections, want those of both sick engines", n)
+	}
+}
+
 // TestReceiptKeepsEveryAttempt: when all attempts fail, the receipt tells what
 // each of them was decided from, not only that nobody is left.
 func TestReceiptKeepsEveryAttempt(t *testing.T) {
 	t.Parallel()
-	r := start(t, "3a:profile=instant", func(c *router.Config) {
+	r := start(t, "2a:profile=instant", func(c *router.Config) {
 		c.Routing.Policy, c.Retry.Attempts, c.Retry.Budget = "round_robin", 8, 1
 	})
-	for i := range 3 {
+	for i := range 2 {
 		if err := r.Sim.Named(fmt.Sprint("aggregated-", i)).SetFaults(fault.Set{ErrorRate: 1}); err != nil {
 			t.Fatal(err)
 		}
 	}
 	a := r.send(http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": ids(100, 1), "max_tokens": 2}))
 	c := r.receipt(a.header.Get("X-Dynctl-Decision"))
-	if c.Decode.Verdict == "chosen" || len(c.Earlier) != 3 || len(c.Legs) != 3 {
+	if c.Decode.Verdict == "chosen" || len(c.Earlier) != 2 || len(c.Legs) != 2 {
 		t.Fatalf("%d earlier decisions, %d legs, the last %+v", len(c.Earlier), len(c.Legs), c.Decode)
 	}
 	for i, d := range c.Earlier {
-		if d.Attempt != i+1 || d.Decode.Chosen != c.Legs[i].Rank || d.Path != "local" || len(d.Decode.Candidates) != 3 || d.Decode.Eligible != 3-i {
+		if d.Attempt != i+1 || d.Decode.Chosen != c.Legs[i].Rank || d.Path != "local" || len(d.Decode.Candidates) != 2 || d.Decode.Eligible != 2-i {
 			t.Errorf("attempt %d: %+v", i+1, d)
 		}
 	}
@@ -288,7 +341,7 @@ func TestReceiptKeepsEveryAttempt(t *testing.T) {
 	if err := c.Explain(&text); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"attempt 1\n", "attempt 3\n", "attempt 4, the last\n", "2 decode     every rank is excluded", "failed in this request"} {
+	for _, want := range []string{"attempt 1\n", "attempt 2\n", "attempt 3, the last\n", "2 decode     every rank is excluded", "failed in this request"} {
 		if !strings.Contains(text.String(), want) {
 			t.Errorf("explain says no %q:\n%s", want, text.String())
 		}

@@ -50,6 +50,10 @@ type Failure struct {
 	Reason string
 	// Final says that nobody else would do better.
 	Final bool
+	// Broke says that the engine had taken the request on: it answered with an
+	// error of its own (5xx), broke off, or did not answer in time. One that
+	// could not be reached did not break on the request.
+	Broke bool
 	// Other is the worker of the other leg when either of the two may be at
 	// fault: each waits for the other.
 	Other *workers.State
@@ -135,7 +139,7 @@ type Next struct {
 	// Budgeted says that the step is taken out of the budget for retries.
 	Budgeted bool
 	// Why says why there is no further attempt where the failure itself does
-	// not: NoBudget, NoAttempts, or "".
+	// not: NoBudget, NoAttempts, NoMoreTry, or "".
 	Why string
 }
 
@@ -143,7 +147,46 @@ type Next struct {
 const (
 	NoBudget   = "the budget for retries is used up"
 	NoAttempts = "the attempts are used up"
+	NoMoreTry  = "two engines had broken while they worked on the request, and so did the next one"
 )
+
+// Blamed lists the failures of a request that has failed, in which engines broke
+// while they worked on it, if there were two such engines or more: then the
+// request is as likely at fault as they are, and its failures count against
+// none of them. Where it succeeds in the end, they do.
+func Blamed(h *History) (list []*Failure) {
+	two := false
+	for i := range h.Failures {
+		if f := &h.Failures[i]; f.Broke {
+			list = append(list, f)
+			two = two || f.Worker != list[0].Worker
+		}
+	}
+	if !two {
+		return nil
+	}
+	return list
+}
+
+// broken reports whether two engines of the newest failure's phase had broken on
+// the request, and so has the one more try that it had then. Those that have
+// broken are kept out of that try, as of any other, while there are others.
+func broken(failures []Failure) (over bool) {
+	var first *workers.State
+	two, phase := false, failures[len(failures)-1].Phase
+	for i := range failures {
+		switch f := &failures[i]; {
+		case !f.Broke || f.Phase != phase:
+		case two:
+			over = true
+		case first == nil:
+			first = f.Worker
+		default:
+			two = f.Worker != first
+		}
+	}
+	return over
+}
 
 // AfterFailure says what follows the newest failure of a history. prefills are
 // the workers that could prefill but for their bans; granted says whether the
@@ -160,6 +203,7 @@ func AfterFailure(h *History, s Settings, prefills []*workers.State, granted boo
 		return Next{Step: Retry, Free: true, Bans: append(slices.Clone(h.Bans), Ban{Worker: f.Worker, Why: Ejected})}
 	}
 	bans := ban(h.Bans, f)
+	over := broken(h.Failures)
 	alone := noneLeft(prefills, bans)
 	if alone {
 		if recalled := recall(bans, selector.Prefill); len(recalled) < len(bans) {
@@ -168,11 +212,13 @@ func AfterFailure(h *History, s Settings, prefills []*workers.State, granted boo
 	}
 	mayFallBack := f.Phase == selector.Prefill && s.LocalPrefill && !h.Local
 	switch {
+	case over && !mayFallBack:
+		return Next{Bans: bans, Why: NoMoreTry}
 	case f.Reason == MissingParams && s.LocalWithoutParams:
 		return Next{Step: FallBack, Bans: bans}
 	case f.Reason == MissingParams:
 		return Next{Bans: bans}
-	case f.Phase == selector.Prefill && alone, h.Attempts >= s.Attempts:
+	case f.Phase == selector.Prefill && alone, h.Attempts >= s.Attempts, over:
 		if mayFallBack {
 			return Next{Step: FallBack, Bans: bans}
 		}

@@ -60,6 +60,18 @@ func TestAfterFailure(t *testing.T) {
 			Next{Bans: []Ban{out(p1, prefill)}}},
 		{"no parameters, by policy local", History{Attempts: 3}, Failure{Worker: p1, Phase: prefill, Reason: MissingParams}, Settings{Attempts: 3, LocalWithoutParams: true}, both, true,
 			Next{Step: FallBack, Bans: []Ban{out(p1, prefill)}}},
+		{"two engines broke: one more try", History{Attempts: 2, Failures: []Failure{{Worker: d2, Phase: decode, Reason: "reset", Broke: true}}}, Failure{Worker: d1, Phase: decode, Reason: "timeout", Broke: true}, Settings{Attempts: 9}, both, false,
+			Next{Step: Retry, Budgeted: true, Bans: []Ban{out(d1, decode)}}},
+		{"three engines broke", History{Attempts: 3, Failures: []Failure{{Worker: d2, Phase: decode, Broke: true}, {Worker: p2, Phase: decode, Broke: true}}}, Failure{Worker: d1, Phase: decode, Reason: "timeout", Broke: true}, Settings{Attempts: 9}, both, false,
+			Next{Why: NoMoreTry, Bans: []Ban{out(d1, decode)}}},
+		{"one of three was not reached", History{Attempts: 3, Failures: []Failure{{Worker: d2, Phase: decode, Broke: true}, {Worker: p2, Phase: decode, Reason: "connect"}}}, Failure{Worker: d1, Phase: decode, Reason: "timeout", Broke: true}, Settings{Attempts: 9}, both, false,
+			Next{Step: Retry, Budgeted: true, Bans: []Ban{out(d1, decode)}}},
+		{"the phases are counted by themselves", History{Attempts: 3, Failures: []Failure{{Worker: p1, Phase: prefill, Broke: true}, {Worker: d2, Phase: decode, Broke: true}}}, Failure{Worker: d1, Phase: decode, Reason: "timeout", Broke: true}, Settings{Attempts: 9}, both, false,
+			Next{Step: Retry, Budgeted: true, Bans: []Ban{out(d1, decode)}}},
+		{"one engine twice is one engine", History{Attempts: 2, Failures: []Failure{{Worker: d1, Phase: decode, Broke: true}, {Worker: d1, Phase: decode, Broke: true}}}, Failure{Worker: d1, Phase: decode, Reason: "timeout", Broke: true}, Settings{Attempts: 9}, both, false,
+			Next{Step: Retry, Budgeted: true, Bans: []Ban{out(d1, decode)}}},
+		{"three prefill engines broke: the decode rank prefills", History{Attempts: 3, Failures: []Failure{{Worker: d2, Phase: prefill, Broke: true}, {Worker: p2, Phase: prefill, Broke: true}}}, Failure{Worker: p1, Phase: prefill, Reason: "reset", Broke: true}, Settings{Attempts: 9, LocalPrefill: true}, both, true,
+			Next{Step: FallBack, Bans: []Ban{out(p1, prefill)}}},
 		{"the first token ended the answer", History{Attempts: 3}, Failure{Worker: p1, Phase: prefill, Reason: Ended}, Settings{Attempts: 3}, both, true,
 			Next{Step: FallBack}},
 	} {
@@ -105,6 +117,24 @@ func TestAfterNoChoice(t *testing.T) {
 	h.Bans = next.Bans
 	if next = AfterNoChoice(&h, decode); next.Step != GiveUp || len(next.Bans) != 2 {
 		t.Fatalf("%+v", next)
+	}
+}
+
+// TestBlamed: two engines must have broken, in whatever phase.
+func TestBlamed(t *testing.T) {
+	a, b := &workers.State{}, &workers.State{}
+	for _, c := range []struct {
+		failures []Failure
+		want     int
+	}{
+		{nil, 0},
+		{[]Failure{{Worker: a, Broke: true}, {Worker: a, Broke: true}}, 0},
+		{[]Failure{{Worker: a, Broke: true}, {Worker: b}}, 0},
+		{[]Failure{{Worker: a, Broke: true, Phase: prefill}, {Worker: b}, {Worker: b, Broke: true, Phase: decode}}, 2},
+	} {
+		if got := Blamed(&History{Failures: c.failures}); len(got) != c.want {
+			t.Errorf("%+v: %d", c.failures, len(got))
+		}
 	}
 }
 
@@ -165,6 +195,7 @@ func (f *fleet) run(t *rapid.T, s Settings) (ok bool, legs int) {
 		if fail.Reason == "" {
 			return true, legs
 		}
+		fail.Broke = fail.Reason != "connect"
 		f.h.Failures = append(f.h.Failures, fail)
 		before := slices.Clone(f.h.Bans)
 		granted := f.budget > 0
@@ -229,8 +260,25 @@ func TestRequestsEnd(t *testing.T) {
 		if most := min(s.Attempts, budget+1) + 1; legs > most {
 			t.Fatalf("%d attempts, %d allowed", legs, most)
 		}
+		for _, p := range []selector.Phase{prefill, decode} {
+			broke := map[*workers.State]bool{}
+			for _, x := range f.h.Failures {
+				if x.Broke && x.Phase == p {
+					broke[x.Worker] = true
+				}
+			}
+			if len(broke) > 3 {
+				t.Fatalf("%d engines broke in phase %s", len(broke), p)
+			}
+		}
+		breaking := 0
+		for _, w := range f.decodes {
+			if f.sick[w] != "" && f.sick[w] != "connect" {
+				breaking++
+			}
+		}
 		loses := slices.ContainsFunc(f.prefills, func(w *workers.State) bool { return f.sick[w] == "kv" })
-		if well && !ok && s.LocalPrefill && s.Attempts == 16 && budget == 100 && !loses {
+		if well && !ok && s.LocalPrefill && s.Attempts == 16 && budget == 100 && !loses && breaking <= 2 {
 			t.Fatalf("failed although a decode worker is well: %+v", f.h)
 		}
 	})

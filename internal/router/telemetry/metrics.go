@@ -45,6 +45,7 @@ type Metrics struct {
 	reloads    *prometheus.CounterVec   // result
 	excluded   *prometheus.CounterVec   // phase, reason
 	rejections *prometheus.CounterVec   // reason
+	blamed     *prometheus.CounterVec
 
 	// Of fixed labels, resolved at the start.
 	stages            map[string]prometheus.Observer
@@ -117,6 +118,7 @@ func New(version, revision string, extra ...prometheus.Collector) *Metrics {
 		predicted:  counter("cached_tokens_total", "Prompt tokens expected from, and reported by, prefix caches.", "kind"),
 		reloads:    counter("config_reloads_total", "Reloads of the configuration.", "result"),
 		excluded:   counter("candidates_excluded_total", "Ranks left out of a choice.", "phase", "reason"),
+		blamed:     counter("requests_blamed_total", "Failed requests on which two engines broke or more; they count against no engine."),
 		rejections: counter("rejections_total", "Requests refused before routing.", "reason"),
 	}
 	m.stages = map[string]prometheus.Observer{}
@@ -192,6 +194,9 @@ func (m *Metrics) Decision(path, reason string) {
 		return m.decisions.WithLabelValues(path, reason)
 	}).Inc()
 }
+
+// Blamed counts a failed request on which several engines broke.
+func (m *Metrics) Blamed() { m.blamed.WithLabelValues().Inc() }
 
 // Fallback counts a wanted remote prefill that became a local one.
 func (m *Metrics) Fallback(reason string) { m.fallbacks.WithLabelValues(reason).Inc() }

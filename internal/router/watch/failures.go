@@ -77,6 +77,19 @@ func (f *Failures) OddParams(w *workers.Worker, what string, now time.Time) (e e
 	return eventlog.Event{Kind: "prefill_odd_params", Severity: eventlog.Warn, Worker: w.Name, Text: text, Fields: map[string]any{"more": more}}, true
 }
 
+// Blamed is the event by which to tell that a request failed on which several
+// engines broke; ok is false when the like was told a moment ago.
+func (f *Failures) Blamed(text string, now time.Time) (e eventlog.Event, ok bool) {
+	tell, more := f.note(failure{reason: "request"}, now)
+	if !tell {
+		return e, false
+	}
+	if more > 0 {
+		text += fmt.Sprintf(" (and %d more requests since the last one told)", more)
+	}
+	return eventlog.Event{Kind: "request_blamed", Severity: eventlog.Warn, Text: text, Fields: map[string]any{"more": more}}, true
+}
+
 // Failed is the event by which to tell that a worker failed a leg of a request;
 // ok is false when the like was told a moment ago. The reason is one of a
 // closed set.

@@ -91,15 +91,21 @@ type Outliers struct {
 
 // record is what is known of one worker's requests.
 type record struct {
-	worker      *workers.Worker
-	failures    int // in a row
-	connects    int // in a row
-	windows     [2]window
+	worker *workers.Worker
+	counts
 	windowStart time.Time
-	ejections   int // since the last good time
+	cause       counts // what ejected it; none when a trial did
+	ejections   int    // since the last good time
 	returned    time.Time
 	trialSince  time.Time // zero without a trial
 	spared      bool      // reported that it was not ejected
+}
+
+// counts are those by which a worker is judged.
+type counts struct {
+	failures int // in a row
+	connects int // in a row
+	windows  [2]window
 }
 
 type window struct{ total, failed int }
@@ -169,20 +175,64 @@ func (o *Outliers) Report(w *workers.Worker, out Outcome) {
 	if !out.failure() {
 		return
 	}
-	reason := ""
-	a, b := r.windows[0], r.windows[1]
+	if reason := o.judge(&r.counts, out); reason != "" {
+		o.eject(r, reason, now)
+	}
+}
+
+// judge says why a worker with these counts is ejected after an outcome, or "".
+func (o *Outliers) judge(c *counts, out Outcome) string {
+	a, b := c.windows[0], c.windows[1]
 	total, failed := a.total+b.total, a.failed+b.failed
 	switch {
-	case out == ConnectError && r.connects >= o.opts.Connects:
-		reason = fmt.Sprintf("%d connect errors in a row", r.connects)
-	case r.failures >= o.opts.Consecutive:
-		reason = fmt.Sprintf("%d failures in a row, the last a %s", r.failures, out)
+	case c.connects > 0 && c.connects >= o.opts.Connects:
+		return fmt.Sprintf("%d connect errors in a row", c.connects)
+	case c.failures >= o.opts.Consecutive:
+		return fmt.Sprintf("%d failures in a row, the last a %s", c.failures, out)
 	case total >= o.opts.MinRequests && float64(failed) >= o.opts.Share*float64(total):
-		reason = fmt.Sprintf("%d of %d requests failed within %s", failed, total, o.opts.Window)
-	default:
+		return fmt.Sprintf("%d of %d requests failed within %s", failed, total, o.opts.Window)
+	}
+	return ""
+}
+
+// Excuse takes back one report of a failure, a server error or a timeout: it was
+// the request's fault. An ejection that would not have come without it ends; a
+// trial that it has failed is given again. A success that came between has
+// already forgiven it.
+func (o *Outliers) Excuse(state *workers.State) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	r := o.records[state]
+	if r == nil {
 		return
 	}
-	o.eject(r, reason, now)
+	e := state.Ejection()
+	if e == nil {
+		r.excuse()
+		return
+	}
+	if r.cause == (counts{}) { // a trial's failure ejected it
+		e.OfferTrial()
+		return
+	}
+	r.cause.excuse()
+	if o.judge(&r.cause, ServerError) == "" {
+		r.ejections--
+		kept := r.cause
+		o.reinstate(r, e, time.Now(), "requests that other engines broke on, too, do not count")
+		r.counts = kept
+	}
+}
+
+// excuse takes a failure out of the counts.
+func (c *counts) excuse() {
+	c.failures = max(0, c.failures-1)
+	for i := range c.windows {
+		if w := &c.windows[i]; w.failed > 0 {
+			w.failed, w.total = w.failed-1, w.total-1
+			return
+		}
+	}
 }
 
 func (o *Outliers) record(w *workers.Worker) *record {
@@ -242,7 +292,7 @@ func (o *Outliers) eject(r *record, reason string, now time.Time) {
 	r.ejections++
 	penalty := o.penalty(r.ejections)
 	w.State.SetEjection(&workers.Ejection{Since: now, Until: now.Add(penalty), Reason: reason})
-	r.failures, r.connects, r.windows, r.trialSince = 0, 0, [2]window{}, time.Time{}
+	r.cause, r.counts, r.trialSince = r.counts, counts{}, time.Time{}
 	o.sink.Emit(workers.Event{
 		At: now, Severity: workers.Error, Kind: "outlier.ejected", Worker: w.Name,
 		Text:   fmt.Sprintf("worker %s is ejected for %s: %s", w.Name, penalty, reason),

@@ -44,6 +44,69 @@ func usable(w *workers.Worker) bool {
 	return ok
 }
 
+// TestExcuse: failures that were a request's fault are taken back: they do not
+// add up with others, an ejection that needed them ends, one that did not stays,
+// and a trial that failed by one is given again.
+func TestExcuse(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o, reg, _, stop := outliers(t, OutlierOptions{}, "http://a:1,name=a", "http://b:1,name=b")
+		defer stop()
+		a := get(t, reg, "a")
+		for range 30 { // each is taken back before the next
+			report(o, a, ServerError)
+			o.Excuse(a.State)
+		}
+		report(o, a, ServerError, Timeout, ServerError, Timeout)
+		if !usable(a) {
+			t.Fatal("ejected by failures that do not count")
+		}
+		report(o, a, ServerError)
+		if usable(a) {
+			t.Fatal("not ejected by five failures")
+		}
+		o.Excuse(a.State)
+		if !usable(a) {
+			t.Fatal("ejected by four failures")
+		}
+		report(o, a, ServerError)
+		if usable(a) {
+			t.Fatal("the four others are forgotten")
+		}
+		time.Sleep(6 * time.Second) // the penalty of a first ejection
+		if !o.Admit(a) {
+			t.Fatal("no trial")
+		}
+		report(o, a, ServerError)
+		if o.Admit(a) {
+			t.Fatal("a trial at once after one that failed")
+		}
+		o.Excuse(a.State)
+		if !o.Admit(a) {
+			t.Fatal("the trial that a request has spoilt is not given again")
+		}
+		report(o, a, Success)
+		if !usable(a) {
+			t.Fatal("not back after a good trial")
+		}
+		// A success has forgiven what is taken back after it.
+		report(o, a, ServerError, Success)
+		o.Excuse(a.State)
+		o.Excuse(&workers.State{}) // has left
+		report(o, a, ServerError, ServerError, ServerError, ServerError)
+		if !usable(a) {
+			t.Fatal("ejected by four failures")
+		}
+		// Ten of twenty eject; nine do not.
+		report(o, a, Success)
+		for range 20 {
+			report(o, a, Success, ServerError)
+		}
+		if usable(a) {
+			t.Fatal("not ejected by half of the requests")
+		}
+	})
+}
+
 func TestWhatEjects(t *testing.T) {
 	repeat := func(n int, outs ...Outcome) []Outcome {
 		var all []Outcome

@@ -273,7 +273,7 @@ func (q *request) failed(l *leg, reason string) {
 	s.note("%s: %s leg on %s failed: %s", q.id, l.phase, l.n.name, reason)
 	q.stop()
 	q.release()
-	f := attempt.Failure{Worker: l.n.worker.State, Phase: l.phase, Reason: reason}
+	f := attempt.Failure{Worker: l.n.worker.State, Phase: l.phase, Reason: reason, Broke: reason != "connect"}
 	if l.from != nil && (reason == "status_5xx" || reason == "timeout") {
 		// The decode leg may have failed because the prefill's KV was gone.
 		f.Other = l.from.worker.State
@@ -293,11 +293,27 @@ func (q *request) failed(l *leg, reason string) {
 	q.follow(next, fmt.Errorf("%s leg on %s: %s", l.phase, l.n.name, reason))
 }
 
+// blamed reports whether three engines of one phase broke on the request.
+func (q *request) blamed() bool {
+	broke := map[selector.Phase]map[*workers.State]bool{selector.Prefill: {}, selector.Decode: {}}
+	for _, f := range q.history.Failures {
+		if f.Broke {
+			broke[f.Phase][f.Worker] = true
+		}
+	}
+	return len(broke[selector.Prefill]) > 2 || len(broke[selector.Decode]) > 2
+}
+
 // follow carries out what the policy says.
 func (q *request) follow(next attempt.Next, err error) {
 	q.history.Bans = next.Bans
 	switch next.Step {
 	case attempt.GiveUp:
+		if next.Why == attempt.NoMoreTry && q.blamed() {
+			q.s.out.Hopeless++
+			q.end("three engines broke on it: " + err.Error())
+			return
+		}
 		q.hopeless(err)
 		return
 	case attempt.FallBack:
