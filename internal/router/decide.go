@@ -334,6 +334,7 @@ func (r *Router) decide(d *decision, facts disagg.Facts, force disagg.Force, ses
 	if unit == math.MaxInt {
 		unit = defaultBlock
 	}
+	first := !d.taken
 	r.take(d)
 	phase := func(in *selector.Input, peers *[]disagg.Peer, p selector.Phase, policy selector.Policy, own chance) {
 		in.Phase, in.Policy, in.Weights, in.Busy = p, policy, s.routing.weights, s.routing.busy
@@ -348,6 +349,12 @@ func (r *Router) decide(d *decision, facts disagg.Facts, force disagg.Force, ses
 	phase(&d.in.Prefill, &d.in.PrefillPeers, selector.Prefill, s.routing.prefill, d.chances[1])
 	d.in.Settle()
 	disagg.Make(&d.in, &d.plan)
+	if first && !d.dry && d.plan.Path != disagg.Remote {
+		// No prefill rank is used, so the turn is the next request's, unless
+		// that has one already.
+		turn := d.chances[1].turn
+		r.turns[1].CompareAndSwap(turn+1, turn)
+	}
 	d.took.plan += time.Since(start)
 }
 

@@ -217,6 +217,27 @@ func TestRoundRobinWithTwoAttempts(t *testing.T) {
 	}
 }
 
+// TestRoundRobinOfSomeRequests: a request that stays local takes no turn from the
+// prefill ranks. If it did, requests that are local and remote in turns would
+// load half of them only.
+func TestRoundRobinOfSomeRequests(t *testing.T) {
+	t.Parallel()
+	r := start(t, "2p2d:profile=instant", func(c *router.Config) {
+		c.Routing.Policy, c.Routing.Threshold, c.Routing.ThresholdOn = "round_robin", 50, "isl"
+	})
+	n := map[string]int{}
+	for i := range 16 {
+		a, _ := r.complete(ids(20+80*(i%2), i))
+		for _, l := range r.receipt(a.header.Get("X-Dynctl-Decision")).Legs {
+			n[l.Worker]++
+		}
+	}
+	want := map[string]int{"prefill-0": 4, "prefill-1": 4, "decode-0": 8, "decode-1": 8}
+	if d := cmp.Diff(want, n); d != "" {
+		t.Errorf("legs by worker, -want +got:\n%s", d)
+	}
+}
+
 // TestRetrySeesTheFleetOfNow: a request whose first attempt takes long goes on
 // with the workers that are there then, not with those that were.
 func TestRetrySeesTheFleetOfNow(t *testing.T) {

@@ -165,11 +165,11 @@ func TestGateForgetsThoseWhoLeave(t *testing.T) {
 						t.Error("admitted after it had left")
 					}
 					inside.Add(1)
-					time.Sleep(work)
+					<-time.After(work)
 					inside.Add(-1)
 					g.Leave()
 				})
-				time.Sleep(time.Duration(rng.IntN(6)) * time.Millisecond)
+				<-time.After(time.Duration(rng.IntN(6)) * time.Millisecond)
 				synctest.Wait()
 				if n := g.Inflight(); n > l.Inflight || n != int(inside.Load()) || g.Queued() != int(waiting.Load()) {
 					t.Errorf("seed %d: %d in progress, %d are; %d queued, %d are", seed, n, inside.Load(), g.Queued(), waiting.Load())
