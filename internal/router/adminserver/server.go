@@ -20,6 +20,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode"
 
 	"github.com/dynctl/dynctl/internal/router/admin"
 	"github.com/dynctl/dynctl/internal/router/admission"
@@ -208,14 +209,32 @@ func (a *server) fromPage(q *http.Request) string {
 }
 
 // local reports whether a Host header is a name of this machine that nobody else
-// can take, or one of those that were stated.
+// can take, or one of those that were stated. What is no host, with a port or
+// without, is neither, however it begins.
 func (a *server) local(host string) bool {
-	name := host
-	if h, _, err := net.SplitHostPort(host); err == nil {
-		name = h
+	if strings.ContainsFunc(host, func(r rune) bool { return r > unicode.MaxASCII }) {
+		return false // letters that fold to those of a name
 	}
-	name = strings.TrimSuffix(strings.Trim(name, "[]"), ".")
-	if ip := net.ParseIP(name); ip != nil && ip.IsLoopback() || strings.EqualFold(name, "localhost") {
+	name, port, err := net.SplitHostPort(host)
+	if err != nil {
+		name, port = host, ""
+		if inner, ok := strings.CutPrefix(host, "["); ok {
+			if name, ok = strings.CutSuffix(inner, "]"); !ok {
+				return false
+			}
+		}
+	}
+	if _, err := strconv.ParseUint(port, 10, 16); port != "" && err != nil {
+		return false
+	}
+	name = strings.TrimSuffix(name, ".")
+	ip := net.ParseIP(name)
+	switch {
+	case ip != nil && ip.IsLoopback():
+		return true
+	case ip == nil && strings.HasPrefix(host, "["): // a name in the place of an address
+		return false
+	case strings.EqualFold(name, "localhost"):
 		return true
 	}
 	return slices.ContainsFunc(a.o.Hosts(), func(h string) bool { return strings.EqualFold(h, name) || strings.EqualFold(h, host) })

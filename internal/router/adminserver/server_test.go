@@ -6,6 +6,8 @@ import (
 	"errors"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -26,7 +28,7 @@ import (
 )
 
 // stand is the API of a router that does nothing.
-func stand(t *testing.T) Options {
+func stand(t testing.TB) Options {
 	t.Helper()
 	index, guesses := kvindex.New(kvindex.Options{MaxBlocks: 1 << 12}), approx.New(approx.Options{})
 	t.Cleanup(func() {
@@ -202,4 +204,64 @@ func TestWebPages(t *testing.T) {
 			}
 		}
 	}
+}
+
+// FuzzFromPage: whatever a request says of where it goes and where it comes from,
+// without a token it is answered only if it goes to a loopback address, localhost
+// or a stated name, and comes from no other page.
+func FuzzFromPage(f *testing.F) {
+	for _, host := range []string{
+		"127.0.0.1:8001", "[::1]:8001", "::1", "[::ffff:127.0.0.1]", "localhost.", "router.test:8001", "evil.example", "127.0.0.1.evil.example",
+		"127.0.0.1:80.evil.example", "localhost:@evil.example", "[localhost]", "[[127.0.0.1]]", "127.1", "2130706433", "0x7f.1", "[::]", "[::1%25lo]", "localho\u017ft",
+	} {
+		for _, origin := range []string{"", "null", "http://" + host, "https://" + host, "http://evil.example"} {
+			f.Add(host, origin, "", true)
+			f.Add(host, origin, "same-origin", false)
+		}
+	}
+	f.Add("localhost", "", "cross-site", true)
+	h, err := New(stand(f))
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Fuzz(func(t *testing.T, host, origin, site string, read bool) {
+		method, path := http.MethodPost, "/debug/pprof/symbol"
+		if read {
+			method, path = http.MethodGet, "/metrics"
+		}
+		q := httptest.NewRequestWithContext(t.Context(), method, path, nil)
+		q.Host = host
+		q.Header["Origin"], q.Header["Sec-Fetch-Site"] = []string{origin}, []string{site}
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, q)
+		if w.Code == http.StatusForbidden {
+			return
+		}
+		if !ours(host, "router.test") {
+			t.Errorf("%s as %q: %d", method, host, w.Code)
+		}
+		if origin != "" && (!read || origin != "http://"+host) {
+			t.Errorf("%s as %q from %q: %d", method, host, origin, w.Code)
+		}
+		if site != "" && (!read || site != "none" && site != "same-origin") {
+			t.Errorf("%s as %q from a page that is %q: %d", method, host, site, w.Code)
+		}
+	})
+}
+
+// ours judges a Host header by what a URL and an address are, strictly: a
+// loopback address, localhost or stated, with a port or without.
+func ours(host, stated string) bool {
+	if ip, err := netip.ParseAddr(host); err == nil {
+		return ip.Unmap().IsLoopback()
+	}
+	u, err := url.Parse("http://" + host)
+	if err != nil || u.Host != host || u.User != nil || u.Path != "" {
+		return false
+	}
+	name := strings.TrimSuffix(strings.ToLower(u.Hostname()), ".")
+	if ip, err := netip.ParseAddr(name); err == nil {
+		return ip.Unmap().IsLoopback()
+	}
+	return !strings.HasPrefix(host, "[") && (name == "localhost" || name == stated)
 }
