@@ -68,6 +68,85 @@ func TestFeedWithoutReplay(t *testing.T) {
 	}
 }
 
+// What the status says of a live rank is true of it now, not of the moment when
+// it became live.
+func TestFeedReasonIsOfNow(t *testing.T) {
+	t.Parallel()
+	const (
+		none  = "connected, no batch yet"
+		all   = "every batch since the publisher's start was applied"
+		since = "blocks stored before the feed began are missing until they are stored again"
+	)
+	for name, c := range map[string]struct {
+		replay bool
+		missed int // batches before the feed
+		do     func(f *fixture, p *publisher)
+		want   string
+	}{
+		"no batch":               {false, 0, func(*fixture, *publisher) {}, none},
+		"the first":              {false, 0, func(_ *fixture, p *publisher) { p.steps(1) }, all},
+		"the first, with replay": {true, 0, func(_ *fixture, p *publisher) { p.steps(1) }, all},
+		"joined late":            {false, 3, func(_ *fixture, p *publisher) { p.steps(1) }, since},
+		"some lost": {false, 0, func(_ *fixture, p *publisher) {
+			p.steps(2)
+			p.step(false)
+			p.steps(1)
+		}, "rebuilding: batches 2 to 2 are lost: there is no replay socket"},
+		"found by a look at the replay": {true, 0, func(_ *fixture, p *publisher) { p.step(false) }, all},
+		"some lost, found by a look at the replay": {true, 0, func(f *fixture, p *publisher) {
+			p.steps(2)
+			f.settled(p)
+			p.set(func() { p.window = 4 })
+			for range 3 {
+				p.step(false)
+			}
+		}, "rebuilding: batches 2 to 3 are lost: the replay goes on with batch 4"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := newPublisher(t, 46, 1)
+			for range c.missed {
+				p.step(false)
+			}
+			f := newFixture(t, func(o *Options) { o.VerifyAfter, o.VerifyEvery = 50*time.Millisecond, 50*time.Millisecond })
+			f.add(p.source(c.replay))
+			p.subscribed()
+			f.until(func(s Status) bool { return s.State == Live })
+			c.do(f, p)
+			f.until(func(s Status) bool {
+				return s.State == Live && s.LastSeq == int64(len(p.e.log))-1 && s.Reason == c.want
+			})
+		})
+	}
+}
+
+// TestFeedOutlivesSilence: a rank without a replay socket has nothing but its
+// connection to go by, and silence costs it neither that nor its entries.
+func TestFeedOutlivesSilence(t *testing.T) {
+	t.Parallel()
+	const beat = 20 * time.Millisecond
+	p := newPublisher(t, 47, 2)
+	f := newFixture(t, func(o *Options) { o.Heartbeat = beat })
+	f.add(p.source(false))
+	p.subscribed()
+	p.steps(20)
+	f.settled(p)
+	silent := time.Now()
+	f.until(func(Status) bool { return time.Since(silent) > 15*beat })
+	p.steps(5)
+	if s := f.settled(p); s.Connects != 1 || s.Dropped != 0 || s.Gaps != 0 || f.told("feed.disconnected") != 0 {
+		t.Errorf("after silence: %+v", s)
+	}
+	f.equals(p)
+	p.hangUp(func() {})
+	p.subscribed()
+	p.steps(5)
+	if s := f.until(func(s Status) bool { return s.State == Live && s.Connects == 2 && s.LastSeq == int64(len(p.e.log))-1 }); s.Dropped != 1 || f.told("feed.disconnected") != 1 {
+		t.Errorf("after a cut: %+v", s)
+	}
+	f.within(p)
+}
+
 func TestFeedClosesGap(t *testing.T) {
 	t.Parallel()
 	p := newPublisher(t, 2, 2)

@@ -57,6 +57,7 @@ type rank struct {
 
 	catching     bool // live batches wait in held for a replay
 	asking       bool // that replay is for what it may have besides what is known
+	misfit       bool // the newest batch left blocks that do not fit
 	full         bool // that the index has no room for the rank was told
 	nextFull     time.Time
 	held         []heldBatch
@@ -281,18 +282,11 @@ func (r *rank) goLive() {
 		r.set(Unknown, why)
 		return
 	}
-	switch _, had := r.stream.Last(); {
-	case !had:
-		r.set(Live, "connected, no batch yet")
-	case r.stream.Complete():
-		r.set(Live, "every batch since the publisher's start was applied")
-	case r.stream.short:
-		r.set(Live, reasonFull)
-	case was == Unknown:
-		r.set(Live, "rebuilding: "+r.reason)
-	default:
-		r.set(Live, "blocks stored before the feed began are missing until they are stored again")
+	why := r.liveReason()
+	if was == Unknown && why == reasonJoined {
+		why = "rebuilding: " + r.reason
 	}
+	r.set(Live, why)
 	r.nextVerify = r.m.now().Add(r.m.o.VerifyAfter)
 	if was != Live {
 		r.emit(workers.Info, "feed.live", "%s: live: %s", r.label, r.reason)
@@ -300,7 +294,24 @@ func (r *rank) goLive() {
 	r.poke()
 }
 
-const reasonFull = "the index is full: some of its blocks are not known until there is room"
+// liveReason is what the stream tells of a live rank. The caller holds r.mu.
+func (r *rank) liveReason() string {
+	switch _, had := r.stream.Last(); {
+	case !had:
+		return reasonNone
+	case r.stream.Complete():
+		return "every batch since the publisher's start was applied"
+	case r.stream.short:
+		return reasonFull
+	}
+	return reasonJoined
+}
+
+const (
+	reasonNone   = "connected, no batch yet"
+	reasonJoined = "blocks stored before the feed began are missing until they are stored again"
+	reasonFull   = "the index is full: some of its blocks are not known until there is room"
+)
 
 // receive takes a live batch of connection conn. decoded is its content if the
 // caller has decoded it already. Nothing is kept of topic and payload.
@@ -358,15 +369,19 @@ func (r *rank) applied(seq uint64, topic, payload []byte, at time.Time, replayed
 				r.set(Live, "rebuilding: "+f)
 			}
 		}
-	} else if r.state == Unknown && !r.catching && s.Mismatch() == "" {
+	} else if r.misfit && r.state == Unknown && !r.catching && s.Mismatch() == "" {
 		r.set(Live, "the engine's blocks fit again")
 	}
+	r.misfit = s.Mismatch() != ""
 	if s.short && !r.full {
 		r.full = true
 		r.emit(workers.Warn, "feed.full", "%s: the index is full, and blocks of this rank are not known until there is room: raise index.max_blocks", r.label)
 		if r.state == Live {
 			r.set(Live, reasonFull)
 		}
+	}
+	if r.state == Live && r.reason == reasonNone {
+		r.set(Live, r.liveReason())
 	}
 	r.publish()
 	if s.counters.Orphans > 0 && !r.resynced && !r.catching && !replayed && s.complete && r.src.Replay != "" && s.counters.Refused == 0 && !s.app.bigram {

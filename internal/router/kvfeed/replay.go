@@ -402,7 +402,7 @@ func (r *rank) verify(ctx context.Context, conn uint64) {
 		return
 	}
 	r.n.Replays++
-	state, reason := r.state, r.reason
+	state := r.state
 	r.mu.Unlock()
 	p, err := r.replay(ctx, conn, false)
 	r.mu.Lock()
@@ -421,7 +421,5 @@ func (r *rank) verify(ctx context.Context, conn uint64) {
 	if !r.catching && r.state == Unknown && state != Unknown {
 		// A hole in the replay emptied the rank; what followed is in it again.
 		r.goLive()
-	} else if !r.catching && r.state == state {
-		r.reason = reason
 	}
 }
