@@ -356,7 +356,7 @@ func (c *Client) exchange(ctx context.Context, p *pool, cn *conn, leg *Leg, head
 	case sent == 0:
 		if !e.stop() { // what it may have read answers nothing
 			cn.close()
-			<-e.head
+			<-e.head //nolint:errcheck // what was read answers nothing
 		}
 	default:
 		// An engine may answer (413, 400) without taking all of the body; its

@@ -29,7 +29,7 @@ type early struct {
 	head  chan error // how reading the head ended, if it was begun
 }
 
-var earlies = sync.Pool{New: func() any { return &early{head: make(chan error, 1)} }}
+var earlyPool = sync.Pool{New: func() any { return &early{head: make(chan error, 1)} }}
 
 // listen prepares for an early answer; nil where none is listened for.
 func (r *Response) listen(leg *Leg) *early {
@@ -39,7 +39,7 @@ func (r *Response) listen(leg *Leg) *early {
 	// The last answer's deadline is none of this one's. If that fails, so does
 	// the sending.
 	_ = r.conn.readWithin(0)
-	e := earlies.Get().(*early)
+	e := earlyPool.Get().(*early)
 	e.r, e.leg = r, leg
 	if e.timer == nil {
 		e.timer = time.AfterFunc(earlyAfter, e.read)
@@ -66,7 +66,7 @@ func (e *early) stop() bool {
 		return false
 	}
 	e.r, e.leg = nil, nil
-	earlies.Put(e)
+	earlyPool.Put(e)
 	return true
 }
 
