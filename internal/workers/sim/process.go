@@ -22,11 +22,12 @@ import (
 
 // process is one incarnation of an engine: everything that dies with it.
 type process struct {
-	e      *Engine
-	ctx    context.Context // ends when the process is killed
-	cancel context.CancelFunc
-	dead   context.Context // ends earlier, when the engine core dies
-	die    context.CancelCauseFunc
+	e       *Engine
+	started time.Time
+	ctx     context.Context // ends when the process is killed
+	cancel  context.CancelFunc
+	dead    context.Context // ends earlier, when the engine core dies
+	die     context.CancelCauseFunc
 
 	ranks []*live.Rank
 	ids   []string // engine id of each rank
@@ -50,7 +51,7 @@ type ports struct {
 // boot starts an incarnation. number is 0 for the first one.
 func (e *Engine) boot(number uint64) (*process, error) {
 	g := &e.group
-	p := &process{e: e, links: sidechannel.Links{Patience: g.Patience}}
+	p := &process{e: e, started: time.Now(), links: sidechannel.Links{Patience: g.Patience}}
 	p.ctx, p.cancel = context.WithCancel(context.Background())
 	p.dead, p.die = context.WithCancelCause(p.ctx)
 	ok := false
@@ -149,7 +150,7 @@ func (p *process) frontConfig(seed uint64, rooms *rooms.Rooms) front.Config {
 		Dialect: g.Engine, Role: g.Role, Models: append([]string{g.Model}, g.Aliases...), LoRAs: g.LoRAs,
 		BlockSize: g.BlockSize, Blocks: g.Blocks, MaxSeqs: g.MaxSeqs, MaxBatchedTokens: g.MaxBatchedTokens,
 		MaxModelLen: min(g.MaxModelLen, (g.Blocks-1)*g.BlockSize), Connector: g.Connector, Vocab: e.fleet.vocab,
-		Ranks: p.ranks, Faults: e.faults, Rooms: rooms, Dead: p.dead, Seed: seed, Started: time.Now(),
+		Ranks: p.ranks, Faults: e.faults, Rooms: rooms, Dead: p.dead, Seed: seed, Started: p.started,
 		SetFaults: e.SetFaults,
 		Restart:   func() { e.command(true) },
 		Exit:      func() { e.command(false) },

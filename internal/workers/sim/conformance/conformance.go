@@ -336,6 +336,13 @@ func (s *suite) discovery(t *testing.T) {
 	for strings.Contains(page, fmt.Sprintf("vllm:prefix_cache_queries_total{engine=\"%d\"", ranks)) {
 		ranks++
 	}
+	started, err := Metric(page, "process_start_time_seconds")
+	if (err == nil) != (ranks == 1) {
+		t.Errorf("an engine with %d ranks tells the start of its process: %v", ranks, err == nil)
+	}
+	if now := float64(time.Now().Unix()) + 1; err == nil && (started < 1e9 || started > now) {
+		t.Errorf("the process was started at %.2f, it is %.0f now", started, now)
+	}
 	for i := range ranks {
 		rank := fmt.Sprintf("engine=\"%d\"", i)
 		served, err := Metric(page, "vllm:prefix_cache_queries_total", rank)

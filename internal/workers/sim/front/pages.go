@@ -104,6 +104,7 @@ func (s *Server) metrics(w http.ResponseWriter, _ *http.Request) {
 	f := page.Facts{
 		Model: s.cfg.Models[0], Role: s.cfg.Role, Connector: s.cfg.Connector, BlockSize: s.cfg.BlockSize,
 		Blocks: s.cfg.Blocks, MaxModelLen: s.cfg.MaxModelLen, SleepLevel: int(s.level.Load()),
+		Started: s.cfg.Started,
 	}
 	text := page.VLLM
 	if s.sglang() {

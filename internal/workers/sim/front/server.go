@@ -74,7 +74,8 @@ type Config struct {
 	MaxBody int64
 	// EmbedSize is the length of an embedding; 0 means 64.
 	EmbedSize int
-	Started   time.Time
+	// Started is when the engine's process was started.
+	Started time.Time
 }
 
 // ErrDead is the cause of the end of everything when the engine core died.

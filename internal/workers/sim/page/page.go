@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/sim/engine"
@@ -69,12 +70,20 @@ type Facts struct {
 	BlockSize, Blocks, MaxModelLen int
 	// SleepLevel is 0 for an engine that is awake.
 	SleepLevel int
+	// Started is when the engine's process was started.
+	Started time.Time
 }
 
 // VLLM is the page of a vLLM engine with the counters of its ranks: the series
 // that a router reads, and the common histograms.
 func VLLM(f Facts, all []engine.Stats) string {
 	p := &page{}
+	// With several ranks vLLM makes the page of several processes' counters, and
+	// the process's own figures are not on it.
+	if len(all) == 1 {
+		p.family("process_start_time_seconds", "gauge", "Start time of the process since unix epoch in seconds.")
+		p.sample("process_start_time_seconds", float64(f.Started.UnixMilli()/10)/100) // in the kernel's ticks
+	}
 	model := f.Model
 	series := func(name, kind, help string, has func(*engine.Stats) bool, value func(*engine.Stats) float64, extra ...string) {
 		if help != "" {

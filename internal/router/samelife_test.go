@@ -1,0 +1,169 @@
+package router_test
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/dynctl/dynctl/internal/router/routertest"
+	"github.com/dynctl/dynctl/internal/workers"
+)
+
+// hop passes TCP connections on, as long as it is open.
+type hop struct {
+	ln net.Listener
+	wg sync.WaitGroup
+
+	mu    sync.Mutex
+	to    string // empty while closed
+	conns []net.Conn
+}
+
+func newHop(t *testing.T) *hop {
+	t.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := &hop{ln: ln}
+	h.wg.Go(func() {
+		for {
+			c, err := ln.Accept()
+			if err != nil {
+				return // closed
+			}
+			h.pass(c)
+		}
+	})
+	t.Cleanup(func() {
+		ln.Close()
+		h.open("")
+		h.wg.Wait()
+	})
+	return h
+}
+
+func (h *hop) pass(in net.Conn) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	out, err := net.Dial("tcp", h.to)
+	if err != nil {
+		in.Close()
+		return
+	}
+	h.conns = append(h.conns, in, out)
+	for _, p := range [][2]net.Conn{{in, out}, {out, in}} {
+		h.wg.Go(func() {
+			_, _ = io.Copy(p[0], p[1]) // an end of either is the end of both
+			in.Close()
+			out.Close()
+		})
+	}
+}
+
+// open cuts what there is and passes new connections on to an address; to none
+// if it is empty.
+func (h *hop) open(to string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, c := range h.conns {
+		c.Close()
+	}
+	h.to, h.conns = to, nil
+}
+
+// TestFeedsOfTheSameProcess: a rank without a replay socket keeps its entries
+// over a lost connection if its engine says that it was there all the while, and
+// drops them if the engine was restarted, even where the new process has come to
+// the very batch that is expected.
+func TestFeedsOfTheSameProcess(t *testing.T) {
+	t.Parallel()
+	for name, restarted := range map[string]bool{"cut": false, "restarted": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			h := newHop(t)
+			r := startCold(t, routertest.Options{Fleet: "1a:profile=instant,replay=off", Specs: func(s []workers.Spec) []workers.Spec {
+				s[0].Events = []string{"tcp://" + h.ln.Addr().String()}
+				return s
+			}})
+			began := time.Now()
+			e := r.Sim.Engine(0)
+			at := strings.TrimPrefix(e.Worker().Events[0].Endpoint, "tcp://")
+			h.open(at)
+			if err := r.Ready(r.wait()); err != nil {
+				t.Fatal(err)
+			}
+			// Only a batch that is clearly younger than its process proves anything.
+			r.eventually("the engine's second second", func() error {
+				if time.Since(began) < 1500*time.Millisecond {
+					return errors.New("too soon")
+				}
+				return nil
+			})
+			const batches = 5
+			for i := range batches {
+				r.complete(ids(64, i))
+			}
+			r.synced()
+			if f := r.worker(e.Name()).Ranks[0].Feed; f.Replay != "" || f.LastSeq != batches-1 {
+				t.Fatalf("before: %+v", f)
+			}
+
+			h.open("")
+			if restarted {
+				if err := e.Restart(); err != nil {
+					t.Fatal(err)
+				}
+				for i := range batches {
+					direct(t, e.URL(), ids(64, 100+i))
+				}
+				if pub, err := e.Publisher(0); err != nil || pub.Next() != batches {
+					t.Fatalf("the new process is at batch %d, not %d (%v)", pub.Next(), batches, err)
+				}
+			}
+			r.eventually("the loss to be told", func() error {
+				if n := len(r.events("feed_disconnected")); n != 1 {
+					return fmt.Errorf("told %d times", n)
+				}
+				return nil
+			})
+			h.open(at)
+			r.eventually("the connection", func() error {
+				f := r.worker(e.Name()).Ranks[0].Feed
+				if waits := f.State == "gap" && strings.HasPrefix(f.Reason, "connected again"); waits == restarted || restarted && f.Dropped != 1 {
+					return fmt.Errorf("%+v", f)
+				}
+				return nil
+			})
+			r.eventually("a usable engine", func() error {
+				if w := r.worker(e.Name()); !w.Usable {
+					return errors.New(w.Reason)
+				}
+				return nil
+			})
+			r.complete(ids(64, 50))
+			r.eventually("the next batch", func() error {
+				if f := r.worker(e.Name()).Ranks[0].Feed; f.State != "live" || f.LastSeq != batches {
+					return fmt.Errorf("%+v", f)
+				}
+				return nil
+			})
+			f, kept := r.worker(e.Name()).Ranks[0].Feed, len(r.events("feed_kept"))
+			if restarted {
+				if kept != 0 || f.Dropped != 1 {
+					t.Errorf("kept %d times after a restart: %+v", kept, f)
+				}
+				return
+			}
+			if kept != 1 || f.Dropped != 0 || f.Gaps != 0 {
+				t.Errorf("kept %d times: %+v", kept, f)
+			}
+			r.synced()
+		})
+	}
+}
