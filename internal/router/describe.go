@@ -31,6 +31,7 @@ func (r *Router) describe() {
 				Threshold: s.Routing.Threshold, ThresholdOn: s.Routing.ThresholdOn, PrefillFallback: s.Routing.PrefillFallback, Tokenizer: s.Tokens.Tokenizer,
 			}
 		},
+		TokenizerRests: r.tokens.AtRest,
 		Troubles: func() []string {
 			out := r.tokens.Troubles()
 			for _, label := range r.compute.Alarms() {

@@ -49,6 +49,7 @@ func stand(t testing.TB) Options {
 			Traffic: &traffic.Traffic{}, Settings: func() state.Settings { return state.Settings{Revision: 7, Policy: "kv"} },
 			BlockOf: func(*workers.Worker) int { return 16 }, Counts: none,
 			Troubles: func() []string { return []string{"something is odd"} }, Drain: func() *admin.DrainState { return nil },
+			TokenizerRests: func(string) bool { return false },
 		},
 		Metrics: http.NotFoundHandler(), Probe: func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) },
 		Hosts:    func() []string { return []string{"router.test"} },

@@ -644,6 +644,7 @@ func TestLMCacheFirstToken(t *testing.T) {
 	for name, change := range map[string]func(*Facts){
 		"no max_tokens": func(f *Facts) { f.MaxTokens = -1 }, "max_tokens 1": func(f *Facts) { f.MaxTokens = 1 }, "chat": func(f *Facts) { f.Kind = api.Chat },
 		"logprobs": func(f *Facts) { f.Logprobs = true }, "echo": func(f *Facts) { f.Echo = true }, "no ids": func(f *Facts) { f.TokenIDs = nil },
+		"usage at the end of the stream": func(f *Facts) { f.StreamUsage = true },
 	} {
 		x := d
 		change(&x.Facts)

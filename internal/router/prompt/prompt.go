@@ -48,6 +48,8 @@ type Stage struct {
 	o         Options
 	local     *tokenize.Local // nil without tokenizer.json
 	transport *http.Transport
+	// timeout bounds one question to an engine.
+	timeout time.Duration
 
 	mu     sync.Mutex
 	models map[string]*modelTokens
@@ -64,14 +66,23 @@ type modelTokens struct {
 	gated atomic.Pointer[tokenize.Gated]
 	// agrees is what was found; nil while it is not known.
 	agrees atomic.Pointer[tokenize.Agreement]
-	// degraded is since when the model's prompts are estimated for want of a
-	// tokenizer, in Unix nanoseconds; 0 while all is well.
-	degraded atomic.Int64
+	// degraded is why the model's prompts are estimated for want of a
+	// tokenizer; nil while all is well.
+	degraded atomic.Pointer[degradation]
+	rests    rests
+	// trying says that an engine is being asked whether degraded is over.
+	trying atomic.Bool
+}
+
+// degradation is why prompts are estimated, and since when.
+type degradation struct {
+	since time.Time
+	why   string
 }
 
 // New makes a stage. It reads the tokenizer and opens no sockets.
 func New(o Options) (*Stage, error) {
-	t := &Stage{o: o, models: map[string]*modelTokens{}}
+	t := &Stage{o: o, timeout: 2 * time.Second, models: map[string]*modelTokens{}}
 	// Questions to /tokenize are large bodies both ways; they share nothing
 	// with the legs.
 	t.transport = &http.Transport{
@@ -102,7 +113,7 @@ func (t *Stage) model(name string) *modelTokens {
 		}
 		m = &modelTokens{}
 		m.engine = tokenize.NewEngine(tokenize.EngineOptions{
-			Client: &http.Client{Transport: anyWorker{t, name, m}}, BaseURL: "http://engine", Model: name,
+			Client: &http.Client{Transport: anyWorker{t, name, m}}, BaseURL: "http://engine", Model: name, Timeout: t.timeout,
 		})
 		if t.local != nil {
 			m.gated.Store(tokenize.NewGated(t.local, m.engine, tokenize.Agreement{Agreed: []tokenize.Aspect{tokenize.AspectPrompt}}))
@@ -119,8 +130,8 @@ type anyWorker struct {
 	m     *modelTokens
 }
 
-// RoundTrip implements http.RoundTripper. A worker that cannot be reached is no
-// reason to go without ids while another one can.
+// RoundTrip implements http.RoundTripper. A worker that fails or is at rest is no
+// reason to go without ids while another one has them.
 func (a anyWorker) RoundTrip(req *http.Request) (*http.Response, error) {
 	list := a.t.o.Registry.Snapshot().Model(a.model)
 	start := int(a.m.turn.Add(1) % uint64(max(1, len(list))))
@@ -130,23 +141,32 @@ func (a anyWorker) RoundTrip(req *http.Request) (*http.Response, error) {
 		if ok, _ := w.State.Usable(); !ok {
 			continue
 		}
-		try := req.Clone(req.Context())
-		if req.GetBody != nil {
-			body, err := req.GetBody()
-			if err != nil {
-				return nil, err
-			}
-			try.Body = body
+		if why := a.m.rests.at(w.Name); why != "" {
+			last = &trouble{why, tokenize.ErrUnavailable}
+			continue
 		}
-		try.URL.Scheme, try.URL.Host = w.URL.Scheme, w.URL.Host
-		try.URL.Path = w.URL.Path + req.URL.Path
-		try.Host = ""
-		if w.APIKey != "" {
-			try.Header.Set("Authorization", "Bearer "+w.APIKey)
+		resp, err := a.t.put(req, w)
+		switch {
+		case err != nil:
+			err = troubleOf(w, err)
+		case busy(resp.StatusCode):
+			_ = resp.Body.Close()
+			err = &trouble{fmt.Sprintf("%s answers /tokenize with %d", w.Name, resp.StatusCode), tokenize.ErrUnavailable}
+		default:
+			resp.Body = &heard{resp.Body, func(err error) error {
+				if err != nil {
+					err = troubleOf(w, err)
+					a.t.failed(a.m, a.model, w, err)
+				} else if a.m.rests.answered(w.Name) {
+					a.t.awake(a.model, w)
+				}
+				return err
+			}}
+			return resp, nil
 		}
-		resp, err := a.t.transport.RoundTrip(try)
-		if err == nil || req.Context().Err() != nil || req.GetBody == nil {
-			return resp, err
+		a.t.failed(a.m, a.model, w, err)
+		if req.Context().Err() != nil || req.GetBody == nil {
+			return nil, err
 		}
 		last = err
 	}
@@ -212,15 +232,17 @@ func (t *Stage) find(ctx context.Context, v *api.View, model string, list []*wor
 	}
 	res, err := ask(ctx, tk)
 	if err != nil {
-		if ctx.Err() == nil && !errors.Is(err, tokenize.ErrRefused) && !errors.Is(err, tokenize.ErrBadRequest) {
-			t.degrade(m, model, err)
+		if ctx.Err() == nil && !errors.Is(err, tokenize.ErrRefused) && !errors.Is(err, tokenize.ErrBadRequest) && !errors.Is(err, tokenize.ErrTooLarge) {
+			t.degrade(m, model, reason(err))
 		}
-		return estimate("tokenizer: " + oneLine(err))
+		return estimate("tokenizer: " + reason(err))
 	}
 	if res.Source == tokenize.SourceLocal {
 		return Prompt{IDs: res.IDs, ISL: res.Tokens, Source: disagg.FromLocal}
 	}
-	t.recover(m, model)
+	if !res.Cached { // a kept answer says nothing about the engines of now
+		t.recover(m, model)
+	}
 	return Prompt{IDs: res.IDs, ISL: res.Tokens, Source: disagg.FromEngine}
 }
 
@@ -270,20 +292,31 @@ func anyFed(list []*workers.Worker) bool {
 	return false
 }
 
-func (t *Stage) degrade(m *modelTokens, model string, err error) {
-	if m.degraded.CompareAndSwap(0, time.Now().UnixNano()) {
+func (t *Stage) degrade(m *modelTokens, model, why string) {
+	was := m.degraded.Load()
+	if was != nil && was.why == why {
+		return
+	}
+	now := &degradation{since: time.Now(), why: why}
+	if was != nil {
+		now.since = was.since
+	}
+	if m.degraded.CompareAndSwap(was, now) && was == nil {
 		t.o.Event(eventlog.Event{
 			Kind: "tokenizer_degraded", Severity: eventlog.Warn,
-			Text: fmt.Sprintf("prompts of %s are estimated and routed by text, because no engine tokenizes them: %s", model, oneLine(err)),
+			Text: fmt.Sprintf("prompts of %s are estimated and routed by text, because no engine has tokenized one: %s", model, why),
 		})
 	}
 }
 
 func (t *Stage) recover(m *modelTokens, model string) {
-	if since := m.degraded.Swap(0); since != 0 {
+	if m.degraded.Load() == nil {
+		return
+	}
+	if was := m.degraded.Swap(nil); was != nil {
 		t.o.Event(eventlog.Event{
 			Kind: "tokenizer_recovered",
-			Text: fmt.Sprintf("prompts of %s are Prompt again, after %s", model, time.Since(time.Unix(0, since)).Round(time.Millisecond)),
+			Text: fmt.Sprintf("prompts of %s are tokenized again, after %s", model, time.Since(was.since).Round(time.Millisecond)),
 		})
 	}
 }
@@ -297,8 +330,11 @@ func (t *Stage) Troubles() []string {
 		out = append(out, "prefill and decode workers make other tokens of the same chat: "+strings.Join(t.pairs, "; "))
 	}
 	for name, m := range t.models {
-		if m.degraded.Load() != 0 {
-			out = append(out, fmt.Sprintf("prompts of %s are estimated: engines do not tokenize", name))
+		if d := m.degraded.Load(); d != nil {
+			out = append(out, fmt.Sprintf("prompts of %s are estimated: %s", name, d.why))
+		}
+		if rest := m.rests.names(); len(rest) > 0 {
+			out = append(out, fmt.Sprintf("engines that are not asked for the tokens of %s until they answer a trial: %s", name, strings.Join(rest, ", ")))
 		}
 		if a := m.agrees.Load(); a != nil && !a.Has(tokenize.AspectPrompt) {
 			out = append(out, fmt.Sprintf("the local tokenizer is not used for %s: %s", name, disagreement(a)))
@@ -357,6 +393,9 @@ func (t *Stage) Run(ctx context.Context) error {
 	defer tick.Stop()
 	var g errgroup.Group
 	g.SetLimit(4)
+	var tried errgroup.Group
+	tried.SetLimit(maxTrials)
+	defer func() { _ = tried.Wait() }() // they end with ctx, and none has an error
 	pending := sync.Map{}
 	var seen *workers.Snapshot
 	for {
@@ -365,6 +404,7 @@ func (t *Stage) Run(ctx context.Context) error {
 			seen = fleet
 			t.compare(fleet)
 		}
+		t.trials(ctx, &tried, time.Now())
 		names := fleet.Models()
 		if t.local == nil {
 			names = nil

@@ -14,7 +14,7 @@ var feedStates = []kvfeed.State{kvfeed.Connecting, kvfeed.Live, kvfeed.InGap, kv
 var (
 	rankLabels = []string{"worker", "dp_rank"}
 	descs      = struct {
-		inflight, queued, health, draining, active, prefill, blocks, index, capacity, feed, lag, gaps, lost, dropped, orphans, restarts, kinds, refused,
+		inflight, queued, health, draining, tokenizer, active, prefill, blocks, index, capacity, feed, lag, gaps, lost, dropped, orphans, restarts, kinds, refused,
 		running, waiting, usage, memberships, distinct, bytes, lookups, guesses, threshold, revision, open, doubles, ready *prometheus.Desc
 		bodies, bodyLimit *prometheus.Desc
 	}{
@@ -24,6 +24,7 @@ var (
 		bodyLimit:   desc("body_memory_limit_bytes", "Memory that the bodies of requests may take."),
 		health:      desc("worker_health", "1 for the state that the worker is in.", "worker", "role", "state"),
 		draining:    desc("worker_draining", "Whether the worker drains.", "worker"),
+		tokenizer:   desc("worker_tokenizer_rests", "Whether the worker's /tokenize failed so often in a row that only trials ask it.", "worker"),
 		active:      desc("rank_active_requests", "The router's own count of requests on the rank.", rankLabels...),
 		prefill:     desc("rank_prefill_tokens", "Uncached prompt tokens on the rank without a first token yet.", rankLabels...),
 		blocks:      desc("rank_decode_blocks", "KV blocks that the rank's requests hold, by the router's account.", rankLabels...),
@@ -99,6 +100,7 @@ func (s *State) Collect(ch chan<- prometheus.Metric) {
 			gauge(descs.health, flag(h.String() == w.Health), w.Name, w.Role, h.String())
 		}
 		gauge(descs.draining, flag(w.Draining), w.Name)
+		gauge(descs.tokenizer, flag(s.TokenizerRests(w.Name)), w.Name)
 		for i := range w.Ranks {
 			k := &w.Ranks[i]
 			l := []string{w.Name, strconv.Itoa(k.DP)}

@@ -50,6 +50,9 @@ type State struct {
 	Counts func(*workers.Rank) (requests, failures uint64)
 	// Troubles are further reasons not to be ready.
 	Troubles func() []string
+	// TokenizerRests tells whether a worker is not asked for tokens, because it
+	// failed to tell them of late.
+	TokenizerRests func(worker string) bool
 	// Drain is nil unless the router drains and takes no more requests.
 	Drain func() *admin.DrainState
 }
