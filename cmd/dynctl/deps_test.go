@@ -35,7 +35,7 @@ var allowed = map[string][]string{
 	"internal/router/admission":   {},
 	"internal/router/api":         {},
 	"internal/router/approx":      {"internal/router/kvindex", "internal/router/blockhash"},
-	"internal/router/attempt":     {"internal/router/disagg", "internal/router/selector", "internal/workers"},
+	"internal/router/attempt":     {"internal/router/disagg", "internal/router/selector", "internal/workers", "internal/workers/health"},
 	"internal/router/blockhash":   {},
 	"internal/router/disagg":      {"internal/router/selector", "internal/router/api", "internal/workers"},
 	"internal/router/eventlog":    {},

@@ -162,7 +162,7 @@ func (x *exchange) holdHead(p disagg.Peer, resp *upstream.Response, head *sse.He
 		}
 	}
 	if verdict == sse.Failed {
-		x.r.outliers.Report(p.Worker, health.ServerError)
+		x.report(selector.Decode, health.ServerError)
 		f := &failure{
 			phase: selector.Decode, worker: p.Worker, reason: "stream_error", retry: true, broke: true,
 			err: errors.New("the engine's stream began with an error: " + head.Scanner.Summary().Error),
@@ -176,7 +176,7 @@ func (x *exchange) holdHead(p disagg.Peer, resp *upstream.Response, head *sse.He
 // sendHead sends on what was held.
 func (x *exchange) sendHead(p disagg.Peer, held *ledger.Reservation, resp *upstream.Response, t *disagg.Transfer, head *sse.Head) error {
 	x.begun.Store(true)
-	x.r.outliers.Report(p.Worker, health.Success)
+	x.report(selector.Decode, health.Success)
 	first := time.Now()
 	x.answer.stream = true
 	if head.Scanner.Tokens() > 0 {
@@ -239,7 +239,7 @@ func (x *exchange) endStream(err error) error {
 func (x *exchange) streamError(p disagg.Peer, err error) error {
 	var f *upstream.Failure
 	if errors.As(err, &f) && f.Kind != upstream.Canceled {
-		x.r.outliers.Report(p.Worker, health.ServerError)
+		x.report(selector.Decode, health.ServerError)
 		x.failed(selector.Decode, p.Worker, string(f.Kind), err)
 		e := *f.APIError()
 		e.Message = fmt.Sprintf("%s broke off in the middle of the answer: %s", p.Worker.Name, e.Message)
@@ -254,7 +254,7 @@ func (x *exchange) whole(p disagg.Peer, held *ledger.Reservation, resp *upstream
 	// An answer to HEAD has the length of a body that does not come.
 	if x.req.Method == http.MethodHead || resp.ContentLength > maxWholeAnswer || resp.ContentLength < 0 && !strings.HasPrefix(resp.Header.Get("Content-Type"), "application/json") {
 		x.begun.Store(true)
-		x.r.outliers.Report(p.Worker, health.Success)
+		x.report(selector.Decode, health.Success)
 		held.FirstToken()
 		x.commit(resp)
 		return x.streamError(p, upstream.Stream(x.w, resp, upstream.StreamOptions{WriteTimeout: x.d.settings.Timeouts.Write}))
@@ -264,7 +264,7 @@ func (x *exchange) whole(p disagg.Peer, held *ledger.Reservation, resp *upstream
 		return x.legFailed(selector.Decode, p.Worker, err)
 	}
 	x.begun.Store(true)
-	x.r.outliers.Report(p.Worker, health.Success)
+	x.report(selector.Decode, health.Success)
 	held.FirstToken()
 	if strings.HasPrefix(resp.Header.Get("Content-Type"), "application/json") {
 		x.learn(sse.Inspect(body))

@@ -100,7 +100,7 @@ func (x *exchange) excuse() {
 	}
 	var names []string
 	for _, f := range blamed {
-		x.r.outliers.Excuse(f.Worker)
+		x.r.outliers.Excuse(f.Admission)
 		for _, w := range x.d.fleet.Workers {
 			if w.State == f.Worker && !slices.Contains(names, w.Name) {
 				names = append(names, w.Name)
@@ -172,7 +172,9 @@ func (x *exchange) again(err error) bool {
 	}
 	h := &d.history
 	h.Attempts = x.attempt
-	h.Failures = append(h.Failures, f.told())
+	told := f.told()
+	told.Admission = *x.admission(f.phase)
+	h.Failures = append(h.Failures, told)
 	policy := attempt.Settings{
 		Attempts: s.Retry.Attempts, LocalPrefill: s.Routing.PrefillFallback == "local", LocalWithoutParams: s.Routing.MissingParams == "local",
 	}
@@ -266,7 +268,7 @@ func (x *exchange) carryOut() error {
 	p := &d.plan
 	decode := d.in.DecodePeers[p.DecodeIndex]
 	x.path = string(p.Path)
-	if !r.outliers.Admit(decode.Worker) {
+	if !x.admit(selector.Decode, decode.Worker) {
 		return &failure{phase: selector.Decode, worker: decode.Worker, reason: attempt.Ejected, retry: true, err: errors.New("the worker is ejected")}
 	}
 	claim := ledger.Claim{ContextTokens: d.prompt.ISL, BlockSize: d.in.Decode.BlockSize, LoadTokens: p.EffISL}
@@ -291,12 +293,14 @@ func (x *exchange) remote(decode disagg.Peer, held *ledger.Reservation) error {
 	r, d := x.r, &x.d
 	p := &d.plan
 	prefill := d.in.PrefillPeers[p.PrefillIndex]
-	if !r.outliers.Admit(prefill.Worker) {
-		r.outliers.Report(decode.Worker, health.Canceled)
+	if !x.admit(selector.Prefill, prefill.Worker) {
+		x.report(selector.Decode, health.Canceled)
 		return &failure{phase: selector.Prefill, worker: prefill.Worker, reason: attempt.Ejected, retry: true, err: errors.New("the worker is ejected")}
 	}
 	connector := d.settings.routing.connectors[p.Connector]
 	if connector == nil {
+		x.report(selector.Decode, health.Canceled)
+		x.report(selector.Prefill, health.Canceled)
 		return &failure{phase: selector.Prefill, worker: prefill.Worker, reason: "no_connector", err: fmt.Errorf("unknown connector %q", p.Connector)}
 	}
 	transfer, err := connector.Begin(disagg.Dispatch{
@@ -304,8 +308,8 @@ func (x *exchange) remote(decode disagg.Peer, held *ledger.Reservation) error {
 		Check: cmp.Or(prefill.Worker.TransferCheck, workers.TransferCheck(d.settings.Routing.TransferCheck)),
 	})
 	if err != nil {
-		r.outliers.Report(decode.Worker, health.Canceled)
-		r.outliers.Report(prefill.Worker, health.Canceled)
+		x.report(selector.Decode, health.Canceled)
+		x.report(selector.Prefill, health.Canceled)
 		return &failure{phase: selector.Prefill, worker: prefill.Worker, reason: "no_connector", retry: true, err: err}
 	}
 	r.sent(d, prefill.Worker, prefill.Rank, time.Now())
@@ -314,12 +318,12 @@ func (x *exchange) remote(decode disagg.Peer, held *ledger.Reservation) error {
 		return x.concurrent(transfer, prefill, decode, held)
 	}
 	if err := x.prefillLeg(x.ctx, transfer, prefill); err != nil {
-		r.outliers.Report(decode.Worker, health.Canceled) // nothing was sent to it
+		x.report(selector.Decode, health.Canceled) // nothing was sent to it
 		return err
 	}
 	edits, err := transfer.DecodeEdits()
 	if err != nil {
-		r.outliers.Report(decode.Worker, health.Canceled)
+		x.report(selector.Decode, health.Canceled)
 		return &failure{phase: selector.Prefill, worker: prefill.Worker, reason: "bad_params", retry: true, err: err}
 	}
 	err = x.decodeLeg(x.ctx, decode, held, x.edit(edits, decode, selector.Decode), transfer)
@@ -336,6 +340,8 @@ func (x *exchange) remote(decode disagg.Peer, held *ledger.Reservation) error {
 func (x *exchange) concurrent(t *disagg.Transfer, prefill, decode disagg.Peer, held *ledger.Reservation) error {
 	edits, err := t.DecodeEdits()
 	if err != nil {
+		x.report(selector.Decode, health.Canceled)
+		x.report(selector.Prefill, health.Canceled)
 		return err
 	}
 	dctx, stopDecode := context.WithCancelCause(x.ctx)
@@ -453,7 +459,7 @@ func (x *exchange) prefillLeg(ctx context.Context, t *disagg.Transfer, p disagg.
 	if resp.Status/100 != 2 {
 		return x.legRefused(selector.Prefill, p.Worker, resp, body)
 	}
-	r.outliers.Report(p.Worker, health.Success)
+	x.report(selector.Prefill, health.Success)
 	err = t.CheckPrefill(body)
 	facts := t.Facts()
 	record.facts(facts)
@@ -505,13 +511,13 @@ func (x *exchange) legFailed(phase selector.Phase, w *workers.Worker, err error)
 	f.reason = string(u.Kind)
 	switch u.Kind {
 	case upstream.Connect:
-		x.r.outliers.Report(w, health.ConnectError)
+		x.report(phase, health.ConnectError)
 	case upstream.Timeout:
-		x.r.outliers.Report(w, health.Timeout)
+		x.report(phase, health.Timeout)
 	case upstream.Canceled, upstream.Invalid:
-		x.r.outliers.Report(w, health.Canceled)
+		x.report(phase, health.Canceled)
 	default:
-		x.r.outliers.Report(w, health.ServerError)
+		x.report(phase, health.ServerError)
 	}
 	if u.Kind != upstream.Canceled && u.Kind != upstream.Invalid {
 		x.failed(phase, w, f.reason, err)
@@ -533,19 +539,19 @@ func (x *exchange) legRefused(phase selector.Phase, w *workers.Worker, resp *ups
 	f := &failure{phase: phase, worker: w, err: &upstream.Failure{Kind: upstream.Status, Addr: resp.Addr(), Op: "answer of", Status: resp.Status}}
 	switch {
 	case resp.Status >= 500:
-		x.r.outliers.Report(w, health.ServerError)
+		x.report(phase, health.ServerError)
 		f.reason, f.retry, f.broke = "status_5xx", true, true
 		x.failed(phase, w, f.reason, f.err)
 	case resp.Status == http.StatusTooManyRequests:
-		x.r.outliers.Report(w, health.ClientError)
+		x.report(phase, health.ClientError)
 		f.reason, f.retry = "overloaded", true
 	case phase == selector.Prefill && resp.Status < 400:
 		// A redirect is no prefill, and none of the client's business.
-		x.r.outliers.Report(w, health.ServerError)
+		x.report(phase, health.ServerError)
 		f.reason, f.retry = "protocol", true
 	default:
 		// The request itself is at fault; nobody else will like it better.
-		x.r.outliers.Report(w, health.ClientError)
+		x.report(phase, health.ClientError)
 		f.reason = "status_4xx"
 	}
 	if phase == selector.Decode || resp.Status/100 == 4 {

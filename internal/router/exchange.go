@@ -25,6 +25,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/telemetry"
 	"github.com/dynctl/dynctl/internal/router/upstream"
 	"github.com/dynctl/dynctl/internal/workers"
+	"github.com/dynctl/dynctl/internal/workers/health"
 )
 
 // exchange is one client request from its first byte to its last. Exchanges
@@ -70,6 +71,8 @@ type exchange struct {
 	flow flow
 	// legs is the memory of the requests to engines, decode and prefill.
 	legs [2]legScratch
+	// admitted is the leave to send them, decode and prefill.
+	admitted [2]health.Admission
 }
 
 // legScratch is what one request to an engine is made of.
@@ -94,6 +97,25 @@ func (x *exchange) scratch(p selector.Phase) *legScratch {
 		return &x.legs[1]
 	}
 	return &x.legs[0]
+}
+
+// admission is the leave of a phase's request.
+func (x *exchange) admission(p selector.Phase) *health.Admission {
+	if p == selector.Prefill {
+		return &x.admitted[1]
+	}
+	return &x.admitted[0]
+}
+
+// admit asks whether a phase's request may go to a worker.
+func (x *exchange) admit(p selector.Phase, w *workers.Worker) (ok bool) {
+	*x.admission(p), ok = x.r.outliers.Admit(w)
+	return ok
+}
+
+// report tells how a phase's request ended, for the health of its worker.
+func (x *exchange) report(p selector.Phase, out health.Outcome) {
+	x.r.outliers.Report(*x.admission(p), out)
 }
 
 // heldAnswer is a complete answer of an engine.

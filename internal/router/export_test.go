@@ -16,7 +16,9 @@ func (r *Router) Heal(name string) {
 	}
 	w.State.SetEjection(nil)
 	for range 200 {
-		r.outliers.Report(w, health.Success)
+		if a, ok := r.outliers.Admit(w); ok {
+			r.outliers.Report(a, health.Success)
+		}
 	}
 }
 

@@ -359,7 +359,9 @@ type State struct {
 	condition atomic.Pointer[Condition]
 	conflict  atomic.Pointer[Condition]
 	ejection  atomic.Pointer[Ejection]
-	draining  atomic.Bool
+	// generation numbers the times between ejections.
+	generation atomic.Uint64
+	draining   atomic.Bool
 }
 
 // Condition is the worker's present health: a conflict comes before what the
@@ -405,6 +407,13 @@ func (s *State) Ejection() *Ejection { return s.ejection.Load() }
 
 // SetEjection ejects the worker; nil takes it back.
 func (s *State) SetEjection(e *Ejection) { s.ejection.Store(e) }
+
+// Generation tells the times apart in which the worker is not ejected: how a
+// request of an earlier one ends says nothing of the worker as it is now.
+func (s *State) Generation() uint64 { return s.generation.Load() }
+
+// SetGeneration begins such a time.
+func (s *State) SetGeneration(n uint64) { s.generation.Store(n) }
 
 // Draining reports whether the worker takes no new requests while it finishes
 // the running ones.

@@ -13,6 +13,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/disagg"
 	"github.com/dynctl/dynctl/internal/router/selector"
 	"github.com/dynctl/dynctl/internal/workers"
+	"github.com/dynctl/dynctl/internal/workers/health"
 )
 
 // The reasons that the policy itself knows. Any other one says that a worker
@@ -48,6 +49,8 @@ type Failure struct {
 	Worker *workers.State
 	Phase  selector.Phase
 	Reason string
+	// Admission is the leave with which the leg was sent.
+	Admission health.Admission
 	// Final says that nobody else would do better.
 	Final bool
 	// Broke says that the engine had taken the request on: it answered with an

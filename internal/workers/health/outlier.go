@@ -86,6 +86,7 @@ type Outliers struct {
 	wake chan struct{}
 
 	mu      sync.Mutex
+	last    uint64 // number given out last: to an ejection, a trial or a generation
 	records map[*workers.State]*record
 }
 
@@ -95,8 +96,11 @@ type record struct {
 	counts
 	windowStart time.Time
 	cause       counts // what ejected it; none when a trial did
+	causeOf     uint64 // the admissions, or the trial, that cause counts
+	ejected     uint64 // number of the ejection; its trials have greater ones
 	ejections   int    // since the last good time
 	returned    time.Time
+	trial       uint64    // number of the latest trial
 	trialSince  time.Time // zero without a trial
 	spared      bool      // reported that it was not ejected
 }
@@ -117,27 +121,50 @@ func NewOutliers(reg *workers.Registry, opts OutlierOptions, sink workers.Sink) 
 	return &Outliers{reg: reg, opts: opts, sink: sink, wake: make(chan struct{}, 1), records: map[*workers.State]*record{}}
 }
 
+// Admission is the leave to send a request to a worker. It goes back with the
+// report of how the request ended, and so tells the request of a trial from
+// those that were sent before.
+type Admission struct {
+	worker *workers.Worker
+	number uint64 // of the worker's generation, or of the trial
+}
+
 // Admit asks whether a request may be sent to the worker; it is called after
 // the choice and right before the dispatch. It is false for an ejected worker,
 // and for all but one of the requests that want to try it. Whoever got true
 // must Report.
-func (o *Outliers) Admit(w *workers.Worker) bool {
+func (o *Outliers) Admit(w *workers.Worker) (a Admission, ok bool) {
+	// Read before the ejection: an ejection that ends in between makes this
+	// admission one of the past, never one of the past a present one.
+	generation := w.State.Generation()
 	e := w.State.Ejection()
 	if e == nil {
-		return true
+		return Admission{w, generation}, true
 	}
 	if e.Outlived(w.State.Probed()) {
 		o.end(w, e, "probes have seen it go down and come up again")
-		return true
+		return Admission{w, w.State.Generation()}, true
 	}
 	if !e.TakeTrial() {
-		return false
+		return Admission{}, false
 	}
 	o.mu.Lock()
-	o.record(w).trialSince = time.Now()
+	if w.State.Ejection() != e { // it has ended, and its trial with it
+		o.mu.Unlock()
+		return o.Admit(w)
+	}
+	r := o.record(w)
+	r.trial, r.trialSince = o.number(), time.Now()
+	a = Admission{w, r.trial}
 	o.mu.Unlock()
 	o.poke() // Run gives the trial back if no report comes
-	return true
+	return a, true
+}
+
+// number is greater than all before it. The caller holds mu.
+func (o *Outliers) number() uint64 {
+	o.last++
+	return o.last
 }
 
 // Last brings an ejected worker back because a request has nobody else: the
@@ -160,15 +187,23 @@ func (o *Outliers) end(w *workers.Worker, e *workers.Ejection, why string) {
 	}
 }
 
-// Report tells how a request to the worker ended. For a stream, its first byte
-// is the success.
-func (o *Outliers) Report(w *workers.Worker, out Outcome) {
+// Report tells how an admitted request ended. For a stream, its first byte is
+// the success. What was sent before the worker was ejected counts neither during
+// the ejection nor after it; a trial is decided by the requests that were
+// admitted to try the worker since it was ejected.
+func (o *Outliers) Report(a Admission, out Outcome) {
+	if a.worker == nil { // nothing was admitted
+		return
+	}
 	now := time.Now()
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	r := o.record(w)
-	if e := w.State.Ejection(); e != nil {
-		o.judgeTrial(r, e, out, now)
+	r := o.record(a.worker)
+	if e := a.worker.State.Ejection(); e != nil {
+		o.judgeTrial(r, e, a, out, now)
+		return
+	}
+	if a.number != a.worker.State.Generation() {
 		return
 	}
 	o.count(r, out, now)
@@ -176,7 +211,7 @@ func (o *Outliers) Report(w *workers.Worker, out Outcome) {
 		return
 	}
 	if reason := o.judge(&r.counts, out); reason != "" {
-		o.eject(r, reason, now)
+		o.eject(r, a.number, reason, now)
 	}
 }
 
@@ -197,30 +232,38 @@ func (o *Outliers) judge(c *counts, out Outcome) string {
 
 // Excuse takes back one report of a failure, a server error or a timeout: it was
 // the request's fault. An ejection that would not have come without it ends; a
-// trial that it has failed is given again. A success that came between has
-// already forgiven it.
-func (o *Outliers) Excuse(state *workers.State) {
+// trial that it has failed is given again. Where its failure no longer counts,
+// because of a success or an ejection since, there is nothing to take back.
+func (o *Outliers) Excuse(a Admission) {
+	if a.worker == nil {
+		return
+	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	state := a.worker.State
 	r := o.records[state]
 	if r == nil {
 		return
 	}
 	e := state.Ejection()
-	if e == nil {
-		r.excuse()
-		return
-	}
-	if r.cause == (counts{}) { // a trial's failure ejected it
+	switch {
+	case e == nil:
+		if a.number == state.Generation() {
+			r.excuse()
+		}
+	case a.number != r.causeOf:
+	case r.cause == (counts{}): // a trial's failure ejected it
 		e.OfferTrial()
-		return
-	}
-	r.cause.excuse()
-	if o.judge(&r.cause, ServerError) == "" {
-		r.ejections--
-		kept := r.cause
-		o.reinstate(r, e, time.Now(), "requests that other engines broke on, too, do not count")
-		r.counts = kept
+	default:
+		r.cause.excuse()
+		if o.judge(&r.cause, ServerError) == "" {
+			r.ejections--
+			kept := r.cause
+			o.reinstate(r, e, time.Now(), "requests that other engines broke on, too, do not count")
+			// As if it had not been: what was sent before counts.
+			r.counts = kept
+			state.SetGeneration(r.causeOf)
+		}
 	}
 }
 
@@ -272,8 +315,9 @@ func (o *Outliers) count(r *record, out Outcome, now time.Time) {
 	}
 }
 
-// eject takes the worker out unless nobody else could do its work.
-func (o *Outliers) eject(r *record, reason string, now time.Time) {
+// eject takes the worker out unless nobody else could do its work. The failures
+// that do it are those of the admissions of a number.
+func (o *Outliers) eject(r *record, of uint64, reason string, now time.Time) {
 	w := r.worker
 	if !o.replaceable(w) {
 		if !r.spared {
@@ -292,7 +336,8 @@ func (o *Outliers) eject(r *record, reason string, now time.Time) {
 	r.ejections++
 	penalty := o.penalty(r.ejections)
 	w.State.SetEjection(&workers.Ejection{Since: now, Until: now.Add(penalty), Reason: reason})
-	r.cause, r.counts, r.trialSince = r.counts, counts{}, time.Time{}
+	r.cause, r.causeOf, r.counts, r.trialSince = r.counts, of, counts{}, time.Time{}
+	r.ejected = o.number()
 	o.sink.Emit(workers.Event{
 		At: now, Severity: workers.Error, Kind: "outlier.ejected", Worker: w.Name,
 		Text:   fmt.Sprintf("worker %s is ejected for %s: %s", w.Name, penalty, reason),
@@ -309,27 +354,31 @@ func (o *Outliers) penalty(n int) time.Duration {
 	return min(d, o.opts.MaxPenalty)
 }
 
-// judgeTrial draws the consequences of a request to an ejected worker. During
-// the penalty, late ends of older requests change nothing.
-func (o *Outliers) judgeTrial(r *record, e *workers.Ejection, out Outcome, now time.Time) {
-	if !e.OnTrial() {
+// judgeTrial draws the consequences of a request to an ejected worker. One that
+// was sent before the ejection changes nothing. Of its trials each may decide,
+// one that took longer than Trial allows for, too.
+func (o *Outliers) judgeTrial(r *record, e *workers.Ejection, a Admission, out Outcome, now time.Time) {
+	if a.number <= r.ejected {
 		return
 	}
-	r.trialSince = time.Time{}
 	switch {
 	case out == Success:
+		r.trialSince = time.Time{}
 		o.reinstate(r, e, now, "its trial request succeeded")
 	case out.failure():
-		o.eject(r, "the trial request ended with a "+out.String(), now)
+		o.eject(r, a.number, "the trial request ended with a "+out.String(), now)
 		if r.worker.State.Ejection() == e { // spared: the others went down meanwhile
+			r.trialSince = time.Time{}
 			o.reinstate(r, e, now, "nobody else is left for its role and models")
 		}
-	default:
+	case a.number == r.trial:
+		r.trialSince = time.Time{}
 		e.ReturnTrial()
 	}
 }
 
 func (o *Outliers) reinstate(r *record, e *workers.Ejection, now time.Time, why string) {
+	r.worker.State.SetGeneration(o.number()) // before anybody is admitted to it
 	r.worker.State.SetEjection(nil)
 	r.returned, r.failures, r.connects, r.spared = now, 0, 0, false
 	o.sink.Emit(workers.Event{

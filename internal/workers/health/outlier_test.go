@@ -2,6 +2,8 @@ package health
 
 import (
 	"context"
+	"math/rand/v2"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -33,10 +35,29 @@ func outliers(t *testing.T, opts OutlierOptions, texts ...string) (o *Outliers, 
 	}
 }
 
-func report(o *Outliers, w *workers.Worker, outs ...Outcome) {
+// report ends requests that a worker is admitted for, and tells the admission
+// of the last one.
+func report(t testing.TB, o *Outliers, w *workers.Worker, outs ...Outcome) (a Admission) {
+	t.Helper()
 	for _, out := range outs {
-		o.Report(w, out)
+		a = admit(t, o, w)
+		o.Report(a, out)
 	}
+	return a
+}
+
+func admit(t testing.TB, o *Outliers, w *workers.Worker) Admission {
+	t.Helper()
+	a, ok := o.Admit(w)
+	if !ok {
+		t.Fatal("not admitted")
+	}
+	return a
+}
+
+func admitted(o *Outliers, w *workers.Worker) bool {
+	_, ok := o.Admit(w)
+	return ok
 }
 
 func usable(w *workers.Worker) bool {
@@ -53,53 +74,60 @@ func TestExcuse(t *testing.T) {
 		defer stop()
 		a := get(t, reg, "a")
 		for range 30 { // each is taken back before the next
-			report(o, a, ServerError)
-			o.Excuse(a.State)
+			o.Excuse(report(t, o, a, ServerError))
 		}
-		report(o, a, ServerError, Timeout, ServerError, Timeout)
+		report(t, o, a, ServerError, Timeout, ServerError, Timeout)
 		if !usable(a) {
 			t.Fatal("ejected by failures that do not count")
 		}
-		report(o, a, ServerError)
+		old := admit(t, o, a)
+		fifth := report(t, o, a, ServerError)
 		if usable(a) {
 			t.Fatal("not ejected by five failures")
 		}
-		o.Excuse(a.State)
+		o.Excuse(fifth)
 		if !usable(a) {
 			t.Fatal("ejected by four failures")
 		}
-		report(o, a, ServerError)
+		o.Report(old, ServerError) // as if there had been no ejection
 		if usable(a) {
 			t.Fatal("the four others are forgotten")
 		}
-		time.Sleep(6 * time.Second) // the penalty of a first ejection
-		if !o.Admit(a) {
-			t.Fatal("no trial")
-		}
-		report(o, a, ServerError)
-		if o.Admit(a) {
+		elapse(6 * time.Second) // the penalty of a first ejection
+		trial := report(t, o, a, ServerError)
+		if admitted(o, a) {
 			t.Fatal("a trial at once after one that failed")
 		}
-		o.Excuse(a.State)
-		if !o.Admit(a) {
-			t.Fatal("the trial that a request has spoilt is not given again")
+		o.Excuse(old)
+		if admitted(o, a) {
+			t.Fatal("a trial is given again that another request has spoilt")
 		}
-		report(o, a, Success)
+		o.Excuse(trial)
+		report(t, o, a, Success)
 		if !usable(a) {
 			t.Fatal("not back after a good trial")
 		}
 		// A success has forgiven what is taken back after it.
-		report(o, a, ServerError, Success)
-		o.Excuse(a.State)
-		o.Excuse(&workers.State{}) // has left
-		report(o, a, ServerError, ServerError, ServerError, ServerError)
+		failed := report(t, o, a, ServerError)
+		report(t, o, a, Success)
+		o.Excuse(failed)
+		o.Excuse(Admission{})
+		o.Excuse(Admission{worker: &workers.Worker{State: &workers.State{}}}) // has left
+		report(t, o, a, ServerError, ServerError, ServerError, ServerError)
+		o.Excuse(old) // counts no more, and takes nothing of what others did back
 		if !usable(a) {
 			t.Fatal("ejected by four failures")
 		}
+		report(t, o, a, Success)
 		// Ten of twenty eject; nine do not.
-		report(o, a, Success)
+		report(t, o, a, Success)
 		for range 20 {
-			report(o, a, Success, ServerError)
+			if usable(a) {
+				report(t, o, a, Success)
+			}
+			if usable(a) {
+				report(t, o, a, ServerError)
+			}
 		}
 		if usable(a) {
 			t.Fatal("not ejected by half of the requests")
@@ -138,7 +166,7 @@ func TestWhatEjects(t *testing.T) {
 				o, reg, _, stop := outliers(t, OutlierOptions{}, "http://a:1,name=a", "http://b:1,name=b")
 				defer stop()
 				a := get(t, reg, "a")
-				report(o, a, tt.outs...)
+				report(t, o, a, tt.outs...)
 				c := a.State.Condition()
 				if tt.reason == "" && c.Health != workers.Healthy || tt.reason != "" && (c.Health != workers.Ejected || c.Reason != tt.reason) {
 					t.Errorf("condition %s %q, want %q", c.Health, c.Reason, tt.reason)
@@ -154,10 +182,10 @@ func TestWindowForgets(t *testing.T) {
 		defer stop()
 		a := get(t, reg, "a")
 		for range 9 {
-			report(o, a, Timeout, Success)
+			report(t, o, a, Timeout, Success)
 		}
 		elapse(11 * time.Second)
-		report(o, a, Timeout, Success)
+		report(t, o, a, Timeout, Success)
 		if h := a.State.Condition().Health; h != workers.Healthy {
 			t.Errorf("%s for failures of another window", h)
 		}
@@ -169,14 +197,13 @@ func TestPenaltyAndTrial(t *testing.T) {
 		o, reg, events, stop := outliers(t, OutlierOptions{}, "http://a:1,name=a", "http://b:1,name=b")
 		defer stop()
 		a := get(t, reg, "a")
-		if !o.Admit(a) {
-			t.Fatal("a good worker is not admitted")
-		}
-		report(o, a, ConnectError, ConnectError)
-		if o.Admit(a) || usable(a) {
+		old := admit(t, o, a)
+		report(t, o, a, ConnectError, ConnectError)
+		if admitted(o, a) || usable(a) {
 			t.Error("admitted within the penalty")
 		}
-		report(o, a, Success, ServerError) // late ends of older requests
+		o.Report(old, Success) // late ends of older requests
+		o.Report(old, ServerError)
 		elapse(4900 * time.Millisecond)
 		if usable(a) {
 			t.Error("usable before the penalty is over")
@@ -185,32 +212,31 @@ func TestPenaltyAndTrial(t *testing.T) {
 		if !usable(a) {
 			t.Fatal("not usable after the penalty")
 		}
-		if !o.Admit(a) || o.Admit(a) || usable(a) {
+		trial := admit(t, o, a)
+		if admitted(o, a) || usable(a) {
 			t.Error("not exactly one trial")
 		}
-		report(o, a, ClientError) // tells nothing: another may try
-		if !usable(a) || !o.Admit(a) {
+		o.Report(trial, ClientError) // tells nothing: another may try
+		if !usable(a) {
 			t.Error("a client's error used the trial up")
 		}
-		report(o, a, Timeout) // the second penalty is twice as long
+		report(t, o, a, Timeout) // the second penalty is twice as long
 		elapse(9900 * time.Millisecond)
 		if usable(a) {
 			t.Error("the penalty did not grow")
 		}
 		elapse(200 * time.Millisecond)
-		if !o.Admit(a) {
-			t.Fatal("no second trial")
-		}
+		admit(t, o, a)
 		elapse(31 * time.Second) // nobody reports
-		if !usable(a) || !o.Admit(a) {
+		if !usable(a) {
 			t.Error("an unreported trial blocks the worker for ever")
 		}
-		report(o, a, Success)
+		report(t, o, a, Success)
 		if c := a.State.Condition(); c.Health != workers.Healthy {
 			t.Errorf("condition %+v after a good trial", c)
 		}
 		elapse(6 * time.Minute)
-		report(o, a, ConnectError, ConnectError)
+		report(t, o, a, ConnectError, ConnectError)
 		if e := a.State.Ejection(); e == nil || e.Until.Sub(e.Since) != 5*time.Second {
 			t.Errorf("ejection %+v after a long good time", e)
 		}
@@ -227,6 +253,130 @@ func TestPenaltyAndTrial(t *testing.T) {
 			t.Errorf("events (-want +got):\n%s", diff)
 		}
 	})
+}
+
+// TestLateReports: how a request ended that was sent before its worker was
+// ejected neither decides the trial nor counts after it.
+func TestLateReports(t *testing.T) {
+	for _, late := range []Outcome{Success, ServerError, Timeout, Canceled} {
+		t.Run(late.String(), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				o, reg, _, stop := outliers(t, OutlierOptions{}, "http://a:1,name=a", "http://b:1,name=b")
+				defer stop()
+				a := get(t, reg, "a")
+				old := admit(t, o, a)
+				report(t, o, a, ConnectError, ConnectError)
+				e := a.State.Ejection()
+				elapse(6 * time.Second)
+				o.Report(old, late) // the trial is open
+				if a.State.Ejection() != e || !usable(a) {
+					t.Fatal("a late report decides a trial that nobody has taken")
+				}
+				trial := admit(t, o, a)
+				o.Report(old, late) // the trial is running
+				if a.State.Ejection() != e || usable(a) {
+					t.Fatal("a late report decides the trial of another request")
+				}
+				o.Report(trial, Success)
+				if a.State.Ejection() != nil {
+					t.Fatal("its own request does not end the ejection")
+				}
+				for range 10 {
+					o.Report(old, late)
+				}
+				if a.State.Ejection() != nil {
+					t.Fatal("late reports eject again")
+				}
+			})
+		})
+	}
+}
+
+// TestSlowTrials: a trial that takes longer than it may is given to another
+// request, but not for nothing: whichever of them ends first decides.
+func TestSlowTrials(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o, reg, _, stop := outliers(t, OutlierOptions{}, "http://a:1,name=a", "http://b:1,name=b")
+		defer stop()
+		a := get(t, reg, "a")
+		report(t, o, a, ConnectError, ConnectError)
+		elapse(6 * time.Second)
+		left, slow := admit(t, o, a), Admission{}
+		elapse(31 * time.Second)
+		slow = admit(t, o, a)
+		elapse(31 * time.Second)
+		admit(t, o, a)
+		o.Report(left, Canceled) // tells nothing, and not of the one that runs
+		if usable(a) {
+			t.Error("two trials at a time")
+		}
+		o.Report(slow, Success)
+		if a.State.Ejection() != nil {
+			t.Error("a slow engine never comes back")
+		}
+	})
+}
+
+// TestTrialsAreDecidedByTheirOwn is any order of requests, ends of requests and
+// waits: while a worker is ejected, only a request that was admitted since then
+// ends that or ejects again, and once it is back, what was sent before counts
+// for nothing.
+func TestTrialsAreDecidedByTheirOwn(t *testing.T) {
+	seeds := 300
+	if testing.Short() {
+		seeds = 60
+	}
+	for seed := range seeds {
+		synctest.Test(t, func(t *testing.T) {
+			o, reg, _, stop := outliers(t, OutlierOptions{Consecutive: 1, Connects: 1, Trial: 8 * time.Second, MaxPenalty: 10 * time.Second}, "http://a:1,name=a", "http://b:1,name=b")
+			defer stop()
+			a := get(t, reg, "a")
+			rng := rand.New(rand.NewPCG(uint64(seed), 1))
+			type request struct {
+				Admission
+				era int // ejections and returns before it was admitted
+			}
+			var open []request
+			era, back, again := 0, 0, 0
+			for step := range 120 {
+				switch k := rng.IntN(10); {
+				case k == 0:
+					elapse(time.Duration(rng.IntN(9)) * time.Second)
+				case k < 5:
+					if adm, ok := o.Admit(a); ok {
+						open = append(open, request{adm, era})
+					}
+				case len(open) > 0:
+					i := rng.IntN(len(open))
+					q := open[i]
+					if rng.IntN(4) > 0 { // else more is told of it later, as of a stream
+						open = slices.Delete(open, i, i+1)
+					}
+					out := []Outcome{Success, ConnectError, ServerError, Timeout, ClientError, Canceled}[rng.IntN(6)]
+					before, onTrial := a.State.Ejection(), usable(a)
+					o.Report(q.Admission, out)
+					after := a.State.Ejection()
+					decides := q.era == era && (out.failure() || before != nil && out == Success)
+					if changed := before != after; changed != decides {
+						t.Fatalf("seed %d, step %d: a %s of a request of era %d in era %d: changed %v", seed, step, out, q.era, era, changed)
+					}
+					if q.era != era && before != nil && usable(a) != onTrial {
+						t.Fatalf("seed %d, step %d: an older request's %s gave the trial away", seed, step, out)
+					}
+					if decides {
+						if era++; before != nil && after == nil {
+							back++
+						} else if before != nil {
+							again++
+						}
+					}
+				}
+			}
+			if seed == 0 && (back == 0 || again == 0) {
+				t.Errorf("%d returns, %d failed trials", back, again)
+			}
+		})
+	}
 }
 
 func TestTheLastUsableWorkerStays(t *testing.T) {
@@ -252,8 +402,8 @@ func TestTheLastUsableWorkerStays(t *testing.T) {
 					get(t, reg, tt.down).State.SetCondition(workers.Condition{Health: workers.Unhealthy})
 				}
 				a := get(t, reg, "a")
-				for range 20 {
-					report(o, a, ServerError)
+				for i := 0; i < 20 && usable(a); i++ {
+					report(t, o, a, ServerError)
 				}
 				if got := a.State.Ejection() == nil; got != tt.stays {
 					t.Fatalf("stays: %v", got)
@@ -277,8 +427,8 @@ func TestSomeoneIsAlwaysLeft(t *testing.T) {
 			for range 4 {
 				wg.Go(func() {
 					for range 50 {
-						if o.Admit(w) {
-							o.Report(w, ConnectError)
+						if a, ok := o.Admit(w); ok {
+							o.Report(a, ConnectError)
 						}
 					}
 				})
@@ -304,13 +454,10 @@ func TestTrialFailsAsTheLastOne(t *testing.T) {
 		o, reg, _, stop := outliers(t, OutlierOptions{}, "http://a:1,name=a", "http://b:1,name=b")
 		defer stop()
 		a, b := get(t, reg, "a"), get(t, reg, "b")
-		report(o, a, ConnectError, ConnectError)
+		report(t, o, a, ConnectError, ConnectError)
 		elapse(6 * time.Second)
 		b.State.SetCondition(workers.Condition{Health: workers.Unhealthy})
-		if !o.Admit(a) {
-			t.Fatal("no trial")
-		}
-		report(o, a, ServerError)
+		report(t, o, a, ServerError)
 		if !usable(a) {
 			t.Error("nobody is left")
 		}
@@ -321,8 +468,8 @@ func TestForgetsWorkersThatLeft(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o, reg, _, stop := outliers(t, OutlierOptions{}, "http://a:1,name=a", "http://b:1,name=b")
 		defer stop()
-		report(o, get(t, reg, "a"), Success)
-		report(o, get(t, reg, "b"), Success)
+		report(t, o, get(t, reg, "a"), Success)
+		report(t, o, get(t, reg, "b"), Success)
 		if _, err := reg.Apply("flag", specs(t, "http://b:1,name=b")); err != nil {
 			t.Fatal(err)
 		}
@@ -342,8 +489,8 @@ func BenchmarkReport(b *testing.B) {
 	b.ReportAllocs()
 	b.RunParallel(func(pb *testing.PB) {
 		for pb.Next() {
-			if o.Admit(w) {
-				o.Report(w, Success)
+			if a, ok := o.Admit(w); ok {
+				o.Report(a, Success)
 			}
 		}
 	})
