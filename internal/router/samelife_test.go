@@ -98,6 +98,18 @@ func TestFeedsOfTheSameProcess(t *testing.T) {
 			if err := r.Ready(r.wait()); err != nil {
 				t.Fatal(err)
 			}
+			// What is published before the subscription has come reaches nobody.
+			subscribers := func(n int) {
+				t.Helper()
+				r.eventually(fmt.Sprintf("%d subscriber(s)", n), func() error {
+					pub, err := e.Publisher(0)
+					if err == nil && pub.Subscribers() != n {
+						err = fmt.Errorf("there are %d", pub.Subscribers())
+					}
+					return err
+				})
+			}
+			subscribers(1)
 			// Only a batch that is clearly younger than its process proves anything.
 			r.eventually("the engine's second second", func() error {
 				if time.Since(began) < 1500*time.Millisecond {
@@ -132,7 +144,9 @@ func TestFeedsOfTheSameProcess(t *testing.T) {
 				}
 				return nil
 			})
+			subscribers(0)
 			h.open(at)
+			subscribers(1)
 			r.eventually("the connection", func() error {
 				f := r.worker(e.Name()).Ranks[0].Feed
 				if waits := f.State == "gap" && strings.HasPrefix(f.Reason, "connected again"); waits == restarted || restarted && f.Dropped != 1 {
