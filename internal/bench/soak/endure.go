@@ -20,6 +20,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/dynctl/dynctl/internal/router"
 	"github.com/dynctl/dynctl/internal/router/admin"
 	"github.com/dynctl/dynctl/internal/router/routertest"
 	"github.com/dynctl/dynctl/internal/workers/sim"
@@ -363,8 +364,10 @@ func (s *soak) check(ctx context.Context, when string) Check {
 			s.violation(what, nil, when+": "+err.Error())
 		}
 	}
-	ctx, cancel := context.WithTimeout(ctx, 3*time.Minute)
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Minute)
 	defer cancel()
+	wrong("reload", s.rig.Router.Reload(s.patient(), nil))
+	defer func() { wrong("reload", s.rig.Router.Reload(s.rig.Config, nil)) }()
 	if l, err := s.rig.Admin.Workers(ctx); err != nil {
 		wrong("admin API", err)
 	} else if !slices.ContainsFunc(l.Workers, func(w admin.Worker) bool { return w.Name == spareName }) {
@@ -387,9 +390,12 @@ func (s *soak) check(ctx context.Context, when string) Check {
 		c.Refilled++
 		wrong("pinned request", s.visit(ctx, 80_000, 1))
 	}
-	sync, stop := context.WithTimeout(ctx, 20*time.Second)
-	wrong("index", s.rig.Synced(sync))
+	synced, stop := context.WithTimeout(ctx, 20*time.Second)
+	wrong("index", s.rig.Synced(synced))
 	stop()
+	if when == atTheEnd {
+		wrong("clients that left the queue", s.leaveQueue(ctx))
+	}
 	wrong("ledger", routertest.Wait(ctx, "an empty ledger", s.rig.Router.Balanced))
 	wrong("queue", routertest.Wait(ctx, "an empty queue", func() error {
 		st, err := s.rig.Admin.Status(ctx)
@@ -440,31 +446,84 @@ func (s *soak) silence(ctx context.Context) error {
 	return s.chaos.watch.quiet(from, "feed_disconnected", "feed_gap", "feed_unknown", "feed_stale")
 }
 
-// visit sends fresh prompts through every engine. Who may be served by one
-// only has no alternative when that is slow, so each is tried a few times.
+// visit sends fresh prompts through every engine.
 func (s *soak) visit(ctx context.Context, tokens, times int) error {
-	pin := func(g *group, e *sim.Engine) error {
-		var err error
-		for range 3 {
-			if err = s.chaos.poke(ctx, g, e, tokens, 30*time.Second); err == nil {
-				return nil
-			}
-		}
-		return fmt.Errorf("%s: %w", e.Name(), err)
-	}
 	for range times {
 		for _, g := range s.chaos.groups {
 			for _, e := range g.engines {
-				if err := pin(g, e); err != nil {
-					return err
+				if err := s.chaos.poke(ctx, g, e, tokens, checkTimeout); err != nil {
+					return fmt.Errorf("%s: %w", e.Name(), err)
 				}
 			}
 		}
-		if err := pin(&group{model: modelVLLM}, s.chaos.spare); err != nil {
-			return err
+		if err := s.pinned(ctx, modelVLLM, spareName, "", tokens, checkTimeout); err != nil {
+			return fmt.Errorf("%s: %w", spareName, err)
 		}
 	}
 	return nil
+}
+
+// checkTimeout is how long the router waits for an engine during a check, whose
+// prompts are the longest and may be served by one engine only: who is slow has
+// done nothing wrong then, and who fails is not asked again.
+const checkTimeout = 2 * time.Minute
+
+// patient is the configuration of a check.
+func (s *soak) patient() router.Config {
+	c := s.rig.Config
+	c.Timeouts.Prefill, c.Timeouts.Response, c.Timeouts.Idle = checkTimeout, checkTimeout, checkTimeout
+	return c
+}
+
+// leaveQueue takes all places with requests that last, lets others queue behind
+// them and leave, and wants the queue empty while no place was given back.
+func (s *soak) leaveQueue(ctx context.Context) error {
+	const leavers = 5
+	e := s.chaos.spare
+	slow := e.Group().Faults
+	slow.Slow = 1000
+	if err := e.SetFaults(slow); err != nil {
+		return err
+	}
+	places := s.rig.Config.Limits.Inflight
+	var all sync.WaitGroup
+	send := func(ctx context.Context, n int) {
+		for range n {
+			all.Go(func() { _ = s.pinned(ctx, modelVLLM, e.Name(), "", 4000, checkTimeout) }) // nobody waits for its answer
+		}
+	}
+	waits := func(inflight, queued int) error {
+		ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
+		defer cancel()
+		return routertest.Wait(ctx, "the queue", func() error {
+			st, err := s.rig.Admin.Status(ctx)
+			if err == nil && (st.Traffic.Inflight != inflight || st.Traffic.Queued != queued) {
+				err = fmt.Errorf("%d requests in progress and %d queued, not %d and %d", st.Traffic.Inflight, st.Traffic.Queued, inflight, queued)
+			}
+			return err
+		})
+	}
+	stay, end := context.WithCancel(ctx)
+	defer end()
+	leave, gone := context.WithCancel(ctx)
+	defer gone()
+	send(stay, places)
+	err := waits(places, 0)
+	if err == nil {
+		send(leave, leavers)
+		err = waits(places, leavers)
+	}
+	gone()
+	if err == nil {
+		if err = waits(places, 0); err == nil {
+			for range leavers {
+				s.counts.bump("places in the queue freed by leaving")
+			}
+		}
+	}
+	end()
+	all.Wait()
+	return errors.Join(err, e.SetFaults(e.Group().Faults))
 }
 
 // overcount says which blocks the index holds that the engine does not.

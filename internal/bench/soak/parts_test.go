@@ -156,3 +156,30 @@ func TestSummaryTellsWhatWasWrong(t *testing.T) {
 		t.Errorf("%s %v", raw, err)
 	}
 }
+
+func TestUnexplained(t *testing.T) {
+	at := time.Date(2026, 1, 2, 3, 4, 0, 0, time.UTC)
+	faults := []*Fault{{Kind: "hang", Worker: "a", From: at, To: at.Add(time.Minute)}}
+	for _, c := range []struct {
+		kind, worker string
+		after        time.Duration
+		want         bool
+	}{
+		{"silent_recompute", "a", time.Second, true},
+		{"prefill_without_params", "b", 0, true},
+		{"prefill_bad_params", "b", 0, true},
+		{"prefill_odd_params", "b", 0, true},
+		{"panic", "", 0, true},
+		{"load_unknown", "a", time.Second, false},
+		{"load_unknown", "a", time.Minute + seenWithin, false},
+		{"load_unknown", "a", time.Minute + seenWithin + 1, true},
+		{"load_unknown", "a", -1, true},
+		{"load_unknown", "b", time.Second, true},
+		{"health_changed", "b", time.Second, false},
+	} {
+		got := unexplained([]logged{{Time: at.Add(c.after), Kind: c.kind, Worker: c.worker}}, faults)
+		if (len(got) == 1) != c.want {
+			t.Errorf("%s of %q after %s: unexplained %v, want %v", c.kind, c.worker, c.after, !c.want, c.want)
+		}
+	}
+}
