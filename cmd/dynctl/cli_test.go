@@ -225,6 +225,7 @@ func TestEnvironmentSetsEverySetting(t *testing.T) {
 		"routing.decode_policy": "random", "routing.threshold_on": "isl", "routing.prefill_fallback": "error", "routing.missing_params": "local", "routing.transfer_check": "report",
 		"routing.connector": "nixl", "routing.decoder_registry": `{}`, "retry.attempts": "5",
 		"tokens.tokenizer": "engine", "log.level": "warn", "log.format": "json",
+		"trusted_proxies": "10.0.0.0/8 192.0.2.1",
 	}
 	defaults := router.DefaultConfig()
 	for _, s := range settings {

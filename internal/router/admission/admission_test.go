@@ -140,7 +140,9 @@ func TestGateForgetsThoseWhoLeave(t *testing.T) {
 			var inside, waiting atomic.Int64
 			for range 60 {
 				ctx, leave := context.WithCancel(t.Context())
-				stay, work := time.Duration(rng.IntN(50))*time.Millisecond, time.Duration(rng.IntN(20))*time.Millisecond
+				// Nobody leaves in the very moment in which somebody is done: who is
+				// first then, nobody can tell.
+				stay, work := time.Duration(rng.IntN(50))*time.Millisecond+time.Microsecond, time.Duration(rng.IntN(20))*time.Millisecond
 				left := rng.IntN(2) == 0
 				wg.Go(func() {
 					defer leave()
