@@ -506,7 +506,7 @@ func (r *Router) sent(d *decision, w *workers.Worker, k *workers.Rank, now time.
 	size := d.settings.blockOf(w)
 	for i := range d.views[:d.used] {
 		if h := &d.views[i]; d.chunked || h.blockSize == size {
-			r.guesses.Sent(kvindex.Rank(k.Slot), h.locals, h.seq, now)
+			r.guesses.Sent(kvindex.Rank(k.Slot), k.Number, h.locals, h.seq, now)
 			return
 		}
 	}

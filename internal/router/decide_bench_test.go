@@ -85,10 +85,10 @@ func BenchmarkDecision(b *testing.B) {
 					batch.Store(0, false, names[:n], locals[:n])
 					r.index.Apply(slot, &batch)
 					// Without a live feed the guesses decide; both are asked.
-					if err := r.guesses.AddRank(slot, k.Label); err != nil {
+					if err := r.guesses.AddRank(slot, k.Number, k.Label); err != nil {
 						b.Fatal(err)
 					}
-					r.guesses.Sent(slot, locals[:n], names[:n], r.started)
+					r.guesses.Sent(slot, k.Number, locals[:n], names[:n], r.started)
 				}
 			}
 			var d decision

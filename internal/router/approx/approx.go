@@ -36,6 +36,8 @@ type Index struct {
 
 	mu     sync.Mutex
 	starts map[key]*segment // by their first block
+	// numbers are those of the ranks that have the slots.
+	numbers map[kvindex.Rank]uint64
 	// list is a ring of all segments in the order of their expiry, itself
 	// excluded: list.next goes first. A segment comes after those that hang
 	// below it, so that a prefix outlives what follows it.
@@ -71,7 +73,7 @@ func New(o Options) *Index {
 		o.MaxBlocks = 4 << 20
 	}
 	x := &Index{
-		ttl: o.TTL, max: o.MaxBlocks, starts: map[key]*segment{},
+		ttl: o.TTL, max: o.MaxBlocks, starts: map[key]*segment{}, numbers: map[kvindex.Rank]uint64{},
 		idx: kvindex.New(kvindex.Options{MaxRanks: o.MaxRanks, MaxBlocks: int64(o.MaxBlocks)}),
 	}
 	x.list.prev, x.list.next = &x.list, &x.list
@@ -81,14 +83,24 @@ func New(o Options) *Index {
 // Close frees the index.
 func (x *Index) Close() error { return x.idx.Close() }
 
-// AddRank begins to take guesses for a rank.
-func (x *Index) AddRank(r kvindex.Rank, name string) error { return x.idx.AddRank(r, name) }
+// AddRank begins to take guesses for a rank. Its number tells it from others
+// that had its slot before.
+func (x *Index) AddRank(r kvindex.Rank, number uint64, name string) error {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if err := x.idx.AddRank(r, name); err != nil {
+		return err
+	}
+	x.numbers[r] = number
+	return nil
+}
 
 // RemoveRank forgets a rank.
 func (x *Index) RemoveRank(r kvindex.Rank) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.forget(r)
+	delete(x.numbers, r)
 	x.idx.RemoveRank(r)
 }
 
@@ -124,14 +136,18 @@ func (s *segment) insert(at *segment) {
 }
 
 // Sent notes that a prompt with these chained sequence hashes and local hashes
-// went to a rank at a time. Both slices have the same length.
-func (x *Index) Sent(r kvindex.Rank, locals, seq []uint64, now time.Time) {
+// went to a rank at a time. Both slices have the same length. When the rank has
+// left meanwhile, and when another one has its slot, nothing is noted.
+func (x *Index) Sent(r kvindex.Rank, number uint64, locals, seq []uint64, now time.Time) {
 	if len(locals) == 0 {
 		return
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.expire(now)
+	if has, ok := x.numbers[r]; !ok || has != number {
+		return
+	}
 	known := x.walk(r, seq)
 	expires := now.Add(x.ttl)
 	for i := len(x.path) - 1; i >= 0; i-- { // tail first

@@ -23,7 +23,7 @@ func newIndex(t *testing.T, o Options) *Index {
 	x := New(o)
 	t.Cleanup(func() { _ = x.Close() })
 	for r := range kvindex.Rank(2) {
-		if err := x.AddRank(r, "w/dp"+string('0'+rune(r))); err != nil {
+		if err := x.AddRank(r, 1, "w/dp"+string('0'+rune(r))); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -34,7 +34,7 @@ func TestGuessesExpireAndAreRefreshed(t *testing.T) {
 	x := newIndex(t, Options{TTL: time.Minute})
 	now := time.Unix(1000, 0)
 	l, s := chain(1, 2, 3, 4)
-	x.Sent(0, l, s, now)
+	x.Sent(0, 1, l, s, now)
 	if got := depth(x, 0, l); got != 4 {
 		t.Fatalf("overlap %d", got)
 	}
@@ -42,13 +42,13 @@ func TestGuessesExpireAndAreRefreshed(t *testing.T) {
 		t.Fatalf("overlap of another rank %d", got)
 	}
 	// The head is sent again half a minute later; the tail is not.
-	x.Sent(0, l[:2], s[:2], now.Add(30*time.Second))
+	x.Sent(0, 1, l[:2], s[:2], now.Add(30*time.Second))
 	other, otherSeq := chain(9)
-	x.Sent(1, other, otherSeq, now.Add(61*time.Second))
+	x.Sent(1, 1, other, otherSeq, now.Add(61*time.Second))
 	if got := depth(x, 0, l); got != 2 {
 		t.Fatalf("overlap after the tail expired: %d", got)
 	}
-	x.Sent(1, other, otherSeq, now.Add(91*time.Second))
+	x.Sent(1, 1, other, otherSeq, now.Add(91*time.Second))
 	if got := depth(x, 0, l); got != 0 || x.Blocks() != 1 {
 		t.Fatalf("overlap %d, %d guesses", got, x.Blocks())
 	}
@@ -59,14 +59,14 @@ func TestGuessesAreBounded(t *testing.T) {
 	now := time.Unix(0, 0)
 	for i := range uint64(1000) {
 		l, s := chain(i*10+1, i*10+2, i*10+3)
-		x.Sent(kvindex.Rank(i%2), l, s, now.Add(time.Duration(i)))
+		x.Sent(kvindex.Rank(i%2), 1, l, s, now.Add(time.Duration(i)))
 		if n := x.Blocks(); n > 100 {
 			t.Fatalf("%d guesses", n)
 		}
 	}
 	l, s := chain(1, 2, 3)
 	for i := range 100_000 {
-		x.Sent(0, l, s, now.Add(time.Second+time.Duration(i)))
+		x.Sent(0, 1, l, s, now.Add(time.Second+time.Duration(i)))
 	}
 	if n := x.segments(); n > 100 {
 		t.Fatalf("repeating one prompt left %d segments", n)
@@ -76,7 +76,7 @@ func TestGuessesAreBounded(t *testing.T) {
 		long[i] = uint64(1e6 + i)
 	}
 	long, s = chain(long...)
-	x.Sent(1, long, s, now.Add(time.Minute))
+	x.Sent(1, 1, long, s, now.Add(time.Minute))
 	if got := depth(x, 1, long); got != 100 || x.Blocks() != 100 {
 		t.Fatalf("of a prompt longer than the bound %d blocks are kept, %d in all", got, x.Blocks())
 	}
@@ -85,8 +85,8 @@ func TestGuessesAreBounded(t *testing.T) {
 func TestClearedAndRemovedRanksAreForgotten(t *testing.T) {
 	x := newIndex(t, Options{})
 	l, s := chain(1, 2)
-	x.Sent(0, l, s, time.Unix(0, 0))
-	x.Sent(1, l, s, time.Unix(0, 0))
+	x.Sent(0, 1, l, s, time.Unix(0, 0))
+	x.Sent(1, 1, l, s, time.Unix(0, 0))
 	x.ClearRank(0)
 	if depth(x, 0, l) != 0 || depth(x, 1, l) != 2 {
 		t.Fatal("clearing one rank must clear that one only")
@@ -94,6 +94,28 @@ func TestClearedAndRemovedRanksAreForgotten(t *testing.T) {
 	x.RemoveRank(1)
 	if x.Blocks() != 0 {
 		t.Fatalf("%d guesses left", x.Blocks())
+	}
+}
+
+// TestLateSends: what was sent to a rank that has left is not guessed to be in
+// the cache of the one that has its slot.
+func TestLateSends(t *testing.T) {
+	x := newIndex(t, Options{})
+	l, s := chain(1, 2)
+	now := time.Unix(0, 0)
+	x.RemoveRank(0)
+	x.Sent(0, 1, l, s, now)
+	if err := x.AddRank(0, 2, "other/dp0"); err != nil {
+		t.Fatal(err)
+	}
+	x.Sent(0, 1, l, s, now)
+	if depth(x, 0, l) != 0 || x.Blocks() != 0 {
+		t.Fatalf("%d guesses about the rank that has the slot", x.Blocks())
+	}
+	x.Sent(0, 2, l, s, now)
+	x.Sent(0, 1, l, s, now) // takes nothing away either
+	if depth(x, 0, l) != 2 {
+		t.Fatal("what was sent to the rank itself is not noted")
 	}
 }
 
@@ -107,7 +129,7 @@ func TestLikeAListOfBlocks(t *testing.T) {
 		x := New(Options{TTL: ttl})
 		defer func() { _ = x.Close() }()
 		for r := range kvindex.Rank(2) {
-			if err := x.AddRank(r, "w/dp"+string('0'+rune(r))); err != nil {
+			if err := x.AddRank(r, 1, "w/dp"+string('0'+rune(r))); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -129,7 +151,7 @@ func TestLikeAListOfBlocks(t *testing.T) {
 					}
 				}
 			}
-			x.Sent(rank, locals, seq, now)
+			x.Sent(rank, 1, locals, seq, now)
 			for _, s := range seq {
 				model[block{rank, s}] = now
 			}
@@ -157,7 +179,7 @@ func TestLikeAListOfBlocks(t *testing.T) {
 		}
 		now = now.Add(time.Hour)
 		locals, seq := chain(9)
-		x.Sent(0, locals, seq, now)
+		x.Sent(0, 1, locals, seq, now)
 		if x.Blocks() != 1 || x.segments() != 1 {
 			t.Fatalf("%d guesses in %d segments left after all expired", x.Blocks(), x.segments())
 		}
@@ -171,7 +193,7 @@ func BenchmarkSent(b *testing.B) {
 		b.Run(kind, func(b *testing.B) {
 			x := New(Options{MaxBlocks: 1 << 18})
 			defer x.Close()
-			if err := x.AddRank(0, "w/dp0"); err != nil {
+			if err := x.AddRank(0, 1, "w/dp0"); err != nil {
 				b.Fatal(err)
 			}
 			locals := make([]uint64, 860)
@@ -190,7 +212,7 @@ func BenchmarkSent(b *testing.B) {
 				locals[859] = i << 40
 				seq = blockhash.Chain(seq[:0], locals)
 				b.StartTimer()
-				x.Sent(0, locals, seq, now.Add(time.Duration(i)*time.Millisecond))
+				x.Sent(0, 1, locals, seq, now.Add(time.Duration(i)*time.Millisecond))
 			}
 		})
 	}

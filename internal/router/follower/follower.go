@@ -164,7 +164,7 @@ func (f *Follower) follow(now *workers.Snapshot) {
 		}
 		for _, k := range c.Started {
 			slot := kvindex.Rank(k.Slot)
-			if err := errors.Join(f.claim(k), f.Guesses.AddRank(slot, k.Label)); err != nil {
+			if err := errors.Join(f.claim(k), f.Guesses.AddRank(slot, k.Number, k.Label)); err != nil {
 				f.Event(eventlog.Event{
 					Kind: "rank_refused", Severity: eventlog.Error, Worker: k.WorkerName, Rank: k.Label,
 					Text: fmt.Sprintf("rank %s has no place in the index and is routed without cache knowledge: %v", k.Label, err),

@@ -88,7 +88,7 @@ func (s *stage) join(role workers.Role) {
 	if err := s.index.AddRank(n.slot(), n.name); err != nil {
 		s.violate("%v", err)
 	}
-	if err := s.guesses.AddRank(n.slot(), n.name); err != nil {
+	if err := s.guesses.AddRank(n.slot(), n.rank.Number, n.name); err != nil {
 		s.violate("%v", err)
 	}
 	n.feed = newFeed(n)

@@ -496,7 +496,7 @@ func (s *stage) restartRouter() {
 		if !n.member {
 			continue
 		}
-		if err := s.guesses.AddRank(n.slot(), n.name); err != nil {
+		if err := s.guesses.AddRank(n.slot(), n.rank.Number, n.name); err != nil {
 			s.violate("%v", err)
 		}
 		k := restored[n.name]

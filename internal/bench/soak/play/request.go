@@ -133,11 +133,11 @@ func (q *request) node(p disagg.Peer) *node {
 
 // sent tells the guesses of ranks without events.
 func (s *stage) sent(q *request, n *node) {
-	if !n.silent || !n.member {
+	if !n.silent {
 		return
 	}
 	locals := blockhash.Locals(nil, q.tokens, s.group.BlockSize, blockhash.Key{})
-	s.guesses.Sent(n.slot(), locals, blockhash.Chain(nil, locals), s.now())
+	s.guesses.Sent(n.slot(), n.rank.Number, locals, blockhash.Chain(nil, locals), s.now())
 }
 
 // decide asks the stages.
