@@ -1,5 +1,3 @@
-//go:build linux && !race
-
 package quicksock
 
 import (
@@ -66,6 +64,7 @@ func (t *transfer) read(fd uintptr) bool {
 		switch errno {
 		case 0:
 			t.n = int(n)
+			raceRead(fd, t.p, t.n)
 		case syscall.EINTR:
 			continue
 		case syscall.EAGAIN:
@@ -85,10 +84,12 @@ func (t *transfer) read(fd uintptr) bool {
 func (t *transfer) write(fd uintptr) bool {
 	for t.n < len(t.p) {
 		rest := t.p[t.n:]
+		raceWrite()
 		n, _, errno := syscall.RawSyscall(syscall.SYS_WRITE, fd, uintptr(unsafe.Pointer(unsafe.SliceData(rest))), uintptr(len(rest)))
 		switch errno {
 		case 0:
 			t.n += int(n)
+			raceWritten(rest, int(n))
 		case syscall.EINTR:
 		case syscall.EAGAIN:
 			return false
@@ -216,10 +217,12 @@ func (c *conn) WriteAll(pieces [][]byte) (int64, error) {
 // writeVec is called when there may be room; false waits.
 func (t *transfer) writeVec(fd uintptr) bool {
 	for {
+		raceWrite()
 		n, _, errno := syscall.RawSyscall(syscall.SYS_WRITEV, fd, uintptr(unsafe.Pointer(unsafe.SliceData(t.vec))), uintptr(len(t.vec)))
 		switch errno {
 		case 0:
 			t.n = int(n)
+			raceWrittenVec(t.vec, t.n)
 		case syscall.EINTR:
 			continue
 		case syscall.EAGAIN:

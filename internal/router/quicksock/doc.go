@@ -8,6 +8,6 @@
 // nearly every one of them: a futex call, a short sleep and two switches of
 // threads for each token. On Linux a Conn makes the call directly and waits
 // for readiness through the poller as before, deadlines and closing included.
-// Elsewhere, and under the race detector, which must see each read and write,
-// New gives back what it was given.
+// Elsewhere New gives back what it was given. The race detector is told of each
+// direct read and write.
 package quicksock
