@@ -282,11 +282,12 @@ func TestBrokenSetUps(t *testing.T) {
 		{
 			gate: "drift", options: routertest.Options{Fleet: "1p1d:profile=cpu,speed=4"},
 			prepare: func(t *testing.T, g *routertest.Rig, b *live.Bench) {
+				// Far more than a busy machine drifts by itself.
 				n := 0.0
 				b.OnResult = func(plan.Cell, *loadgen.Result) {
 					n++
 					for _, e := range g.Sim.Engines() {
-						if err := e.SetFaults(fault.Set{Slow: 1 + n/60}); err != nil {
+						if err := e.SetFaults(fault.Set{Slow: 1 + n/6}); err != nil {
 							t.Error(err)
 						}
 					}
