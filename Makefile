@@ -20,14 +20,16 @@ e2e:
 
 # An hour of abuse over simulated engines (an interrupt ends it early, with all
 # checks), and the same faults under a virtual clock, each from a new seed unless
-# DYNCTL_SOAK_SEED names one. docs/reliability.md.
+# DYNCTL_SOAK_SEED names one. From 1,000 seeds on the virtual form first proves
+# that it finds bugs put in on purpose, the rare ones included: each is tried until
+# it is found, in at most as many seeds. docs/reliability.md.
 soak:
 	DYNCTL_CHAOS=$${DYNCTL_CHAOS:-5} go test -count=1 -timeout 0 -run '^TestChaos$$' -v ./internal/router
 	DYNCTL_LIBZMQ_MINUTE=1 go test -count=1 -run '^TestInteropLibzmqSilence$$' ./internal/router/kvfeed
 	DYNCTL_SOAK=$${DYNCTL_SOAK:-1h} DYNCTL_SOAK_DIR=$${DYNCTL_SOAK_DIR:-$(CURDIR)/bin/soak} go test -count=1 -timeout 0 -run '^TestEndurance$$' -v ./internal/bench/soak
 
 soak-virtual:
-	DYNCTL_SOAK_SEEDS=$${DYNCTL_SOAK_SEEDS:-10000} go test -count=1 -timeout 0 -run '^TestVirtual$$' -v ./internal/bench/soak/play
+	DYNCTL_SOAK_SEEDS=$${DYNCTL_SOAK_SEEDS:-10000} go test -count=1 -timeout 0 -run '^Test(PlantedBugsAreFound|Virtual)$$' -v ./internal/bench/soak/play
 
 # The table of goals and figures; COUNT is the number of repetitions, and
 # scripts/bench.sh says which rows need a file. docs/benchmarks.md.

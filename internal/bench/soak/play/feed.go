@@ -30,6 +30,7 @@ type node struct {
 	up, usable, draining bool
 	member               bool // of the fleet
 	missed               int
+	holds                int           // reservations of requests
 	since                time.Duration // nothing was done to it since
 	hang                 bool
 	errors, die          float64
@@ -106,6 +107,9 @@ func (s *stage) leave(n *node) {
 	s.index.RemoveRank(n.slot())
 	s.guesses.RemoveRank(n.slot())
 	s.ledger.Forget(n.rank)
+	if s.plant == displace {
+		n.rank.Number += 1 << 32
+	}
 	s.slots[n.rank.Slot] = false
 }
 
@@ -301,7 +305,11 @@ func (f *feed) connect() {
 	}
 	f.life++
 	life := f.life
-	s.w.At(s.w.Now()+s.between(time.Millisecond, 30*time.Millisecond), func() {
+	within := 30 * time.Millisecond
+	if s.chance(0.3) { // it was tried in vain, and is not tried again at once
+		within = time.Second
+	}
+	s.w.At(s.w.Now()+s.between(time.Millisecond, within), func() {
 		if f.life == life && !f.closed && f.n.up && f.n.feed == f {
 			f.connected = true
 			f.catchUp()
@@ -444,6 +452,8 @@ func (f *feed) replay(asking bool) {
 		case asking:
 			f.stream.Reset()
 			from = 0
+		case known && s.plant == numbersOnly && uint64(len(n.log)) > from+1:
+			from++
 		case known:
 			// The last batch must still be the one that was applied; if it is not
 			// there at all, nobody can tell.

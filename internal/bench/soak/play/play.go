@@ -49,6 +49,21 @@ const (
 	// positionsFirst notes where the feeds stand some time before what the ranks
 	// hold is copied.
 	positionsFirst
+	// positionsJustBefore is positionsFirst with hardly any time between.
+	positionsJustBefore
+	// keepSuspects never lets a worker come back that was kept out of a request
+	// only because the fault may have been its.
+	keepSuspects
+	// forgetFailed does not keep a worker out of the further tries of a request
+	// that it has failed.
+	forgetFailed
+	// displace takes a rank that has left the fleet for the newest of its slot,
+	// so that a late reservation on it takes the account out of the books that
+	// is there now.
+	displace
+	// numbersOnly goes on with a publisher whose numbers fit, without a look at
+	// whether the last batch is still the same.
+	numbersOnly
 )
 
 // Outcome is what one seed has done. Two runs of a seed give equal Outcomes.
@@ -122,6 +137,8 @@ type stage struct {
 	away     bool                       // the router is being restarted
 	file     []byte                     // the latest snapshot of the index
 	promises map[string]*kept           // what it should be good for, by worker
+	going    *node                      // leaves once a request has chosen it
+	doomed   int                        // prefills whose engine restarts before their KV is pulled
 	early    map[*feed]*kvfeed.Position // for positionsFirst
 }
 
@@ -253,8 +270,10 @@ func (s *stage) plot() {
 		// It is stopped and leaves a snapshot, or it crashes, and the one that it
 		// wrote in passing is old.
 		at := s.between(schedule/4, schedule)
+		saved := at
 		if crash := s.chance(0.5); crash {
-			s.w.At(s.between(schedule/8, at), s.saveIndex)
+			saved = s.between(schedule/8, at)
+			s.w.At(saved, s.saveIndex)
 			s.w.At(at, s.restartRouter)
 		} else {
 			s.w.At(at, func() {
@@ -262,8 +281,11 @@ func (s *stage) plot() {
 				s.restartRouter()
 			})
 		}
-		if s.plant == positionsFirst {
-			s.w.At(at-200*time.Millisecond, s.notePositions)
+		switch s.plant {
+		case positionsFirst:
+			s.w.At(saved-200*time.Millisecond, s.notePositions)
+		case positionsJustBefore:
+			s.w.At(saved-time.Millisecond, s.notePositions)
 		}
 	}
 	s.w.At(probeEvery, s.probe)
@@ -311,8 +333,12 @@ func (s *stage) final() {
 
 // strike breaks something for a while.
 func (s *stage) strike() {
-	if s.chance(0.1) {
+	if s.chance(0.2) {
 		s.changeFleet()
+		return
+	}
+	if s.chance(0.15) {
+		s.doomed = 1 + s.rng.IntN(2)
 		return
 	}
 	var list []*node
@@ -369,6 +395,17 @@ func (s *stage) strike() {
 	})
 }
 
+// doom restarts an engine that has just answered a prefill: the decode engine
+// that comes for the KV is well, and fails all the same.
+func (s *stage) doom(n *node) {
+	s.doomed--
+	s.out.Faults++
+	s.note("%s restarts before its KV is pulled", n.name)
+	n.hurt()
+	n.kill("restarted")
+	n.boot()
+}
+
 // changeFleet adds a worker, drains one, or takes one away.
 func (s *stage) changeFleet() {
 	var able []*node
@@ -401,8 +438,44 @@ func (s *stage) changeFleet() {
 		})
 	case !n.worker.Role.CanDecode() || decode >= 3:
 		s.out.Faults++
+		if s.going == nil && s.chance(0.7) {
+			s.replaceLate(n)
+			return
+		}
 		s.note("%s is taken away", n.name)
 		s.leave(n)
+	}
+}
+
+// replaceLate takes a worker away, and puts another one in its slot, between the
+// decision of a request that has chosen it and the request's reservation; if
+// none chooses it, after a while.
+func (s *stage) replaceLate(n *node) {
+	s.going = n
+	s.w.At(s.w.Now()+200*time.Millisecond, func() {
+		if s.going == n {
+			s.replace()
+		}
+	})
+}
+
+// replace carries it out.
+func (s *stage) replace() {
+	n := s.going
+	s.going = nil
+	s.note("%s is replaced", n.name)
+	s.leave(n)
+	s.join(n.worker.Role)
+}
+
+// accounts wants every rank of the fleet to be booked with exactly the requests
+// that hold a reservation on it.
+func (s *stage) accounts() {
+	for _, n := range s.nodes {
+		if got := s.ledger.Load(n.rank).Requests; n.member && got != n.holds {
+			s.violate("ledger: %s is booked with %d requests and has %d", n.name, got, n.holds)
+			return
+		}
 	}
 }
 
@@ -452,7 +525,7 @@ func (s *stage) saveIndex() {
 	s.file = file.Bytes()
 }
 
-// notePositions is for positionsFirst.
+// notePositions is for positionsFirst and positionsJustBefore.
 func (s *stage) notePositions() {
 	s.early = map[*feed]*kvfeed.Position{}
 	for _, n := range s.nodes {

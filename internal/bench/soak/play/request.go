@@ -42,7 +42,7 @@ type request struct {
 	in      disagg.Input
 	plan    disagg.Plan
 	current []*leg
-	held    []*ledger.Reservation
+	held    []*hold
 	got     []uint32
 	ended   int
 }
@@ -83,6 +83,9 @@ func (q *request) try() {
 	q.tries++
 	s.out.Attempts++
 	q.decide()
+	if g := s.going; g != nil && q.chose(g) {
+		s.replace()
+	}
 	if q.plan.Err != nil {
 		missing := selector.Decode
 		if errors.Is(q.plan.Err, disagg.ErrNoPrefill) {
@@ -191,15 +194,30 @@ func (q *request) decide() {
 	disagg.Make(&q.in, &q.plan)
 }
 
-func (q *request) reserve(n *node, c ledger.Claim) *ledger.Reservation {
-	r := q.s.ledger.Reserve(n.rank, c)
+// chose reports whether the plan has given work to a node.
+func (q *request) chose(n *node) bool {
+	return q.plan.Err == nil && (q.in.DecodePeers[q.plan.DecodeIndex].Worker == n.worker ||
+		q.plan.Path != disagg.Local && q.in.PrefillPeers[q.plan.PrefillIndex].Worker == n.worker)
+}
+
+// hold is a reservation and the node that it is on.
+type hold struct {
+	*ledger.Reservation
+	n *node
+}
+
+func (q *request) reserve(n *node, c ledger.Claim) *hold {
+	r := &hold{q.s.ledger.Reserve(n.rank, c), n}
+	n.holds++
 	q.held = append(q.held, r)
+	q.s.accounts()
 	return r
 }
 
 // release ends all reservations of an attempt.
 func (q *request) release() {
 	for i, r := range q.held {
+		r.n.holds--
 		if q.s.plant == skipRelease && i == 0 && q.s.chance(0.05) {
 			q.s.note("PLANTED: a reservation of %s is not released", q.id)
 			continue
@@ -293,25 +311,39 @@ func (q *request) failed(l *leg, reason string) {
 	q.follow(next, fmt.Errorf("%s leg on %s: %s", l.phase, l.n.name, reason))
 }
 
-// blamed reports whether three engines of one phase broke on the request.
+// blamed reports whether engines of one phase broke on the request three times,
+// and not always the same one.
 func (q *request) blamed() bool {
-	broke := map[selector.Phase]map[*workers.State]bool{selector.Prefill: {}, selector.Decode: {}}
+	broke := map[selector.Phase][]*workers.State{}
 	for _, f := range q.history.Failures {
 		if f.Broke {
-			broke[f.Phase][f.Worker] = true
+			broke[f.Phase] = append(broke[f.Phase], f.Worker)
 		}
 	}
-	return len(broke[selector.Prefill]) > 2 || len(broke[selector.Decode]) > 2
+	for _, list := range broke {
+		if len(list) > 2 && slices.ContainsFunc(list, func(w *workers.State) bool { return w != list[0] }) {
+			return true
+		}
+	}
+	return false
 }
 
 // follow carries out what the policy says.
 func (q *request) follow(next attempt.Next, err error) {
 	q.history.Bans = next.Bans
+	switch q.s.plant {
+	case keepSuspects:
+		for i := range q.history.Bans {
+			q.history.Bans[i].Suspect = false
+		}
+	case forgetFailed:
+		q.history.Bans = nil
+	}
 	switch next.Step {
 	case attempt.GiveUp:
 		if next.Why == attempt.NoMoreTry && q.blamed() {
 			q.s.out.Hopeless++
-			q.end("three engines broke on it: " + err.Error())
+			q.end("engines broke on it three times: " + err.Error())
 			return
 		}
 		q.hopeless(err)
@@ -439,7 +471,7 @@ func (l *leg) abort() {
 }
 
 // prefill sends the first leg of a remote plan.
-func (q *request) prefill(t *disagg.Transfer, p, d *node, held *ledger.Reservation) {
+func (q *request) prefill(t *disagg.Transfer, p, d *node, held *hold) {
 	s := q.s
 	mine := q.reserve(p, ledger.Claim{PrefillTokens: len(q.tokens) - q.plan.PrefillCached, BlockSize: s.group.BlockSize})
 	l := &leg{n: p, phase: selector.Prefill, id: "cmpl-" + q.transferID() + "p"}
@@ -448,7 +480,8 @@ func (q *request) prefill(t *disagg.Transfer, p, d *node, held *ledger.Reservati
 			return
 		}
 		mine.Release()
-		q.held = slices.DeleteFunc(q.held, func(r *ledger.Reservation) bool { return r == mine })
+		p.holds--
+		q.held = slices.DeleteFunc(q.held, func(r *hold) bool { return r == mine })
 		body := q.prefillAnswer(l, o)
 		if err := t.CheckPrefill(body); err != nil {
 			s.violate("%s: the answer of %s was refused: %v", q.id, p.name, err)
@@ -462,6 +495,9 @@ func (q *request) prefill(t *disagg.Transfer, p, d *node, held *ledger.Reservati
 		if _, err := t.DecodeEdits(); !errors.Is(err, disagg.ErrUsed) {
 			s.violate("%s: the parameters of a transfer were given twice", q.id)
 			return
+		}
+		if s.doomed > 0 && p.up && p.well() {
+			s.doom(p)
 		}
 		q.decode(d, p, edits, held)
 	}
@@ -509,7 +545,7 @@ func pull(edits []api.Edit) (*engine.Pull, error) {
 }
 
 // decode sends the leg whose answer the client gets.
-func (q *request) decode(d, p *node, edits []api.Edit, held *ledger.Reservation) {
+func (q *request) decode(d, p *node, edits []api.Edit, held *hold) {
 	s := q.s
 	l := &leg{n: d, from: p, phase: selector.Decode, id: fmt.Sprintf("cmpl-%sd", q.transferID())}
 	r := engine.Request{Tokens: q.tokens, MaxTokens: q.limit}
