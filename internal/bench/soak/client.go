@@ -79,7 +79,7 @@ func (s *soak) request(ctx context.Context, rng *rand.Rand) {
 	epoch, n := uint64(time.Since(s.began)/s.o.Epoch), rng.IntN(poolSize)
 	j := makeJob(s.o.Seed, epoch, n)
 	if way == slowly {
-		j.stream = j.kind != kindEmbedding
+		j.stream = j.streams()
 	}
 	// What this client does is drawn before anything happens, so that it does
 	// not depend on what comes back.

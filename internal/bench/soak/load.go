@@ -28,6 +28,10 @@ const (
 	kindChat       = "chat"
 	kindCompletion = "completion"
 	kindIDs        = "token_ids"
+	kindCut        = "token_ids_cut" // the engine leaves out the beginning
+	kindBatch      = "batch"         // several prompts
+	kindMessages   = "messages"
+	kindResponses  = "responses"
 	kindEmbedding  = "embedding"
 )
 
@@ -66,7 +70,11 @@ func makeJob(seed, epoch uint64, n int) job {
 	encode := func(v map[string]any, stream bool) []byte {
 		v["model"] = j.model
 		if j.kind != kindEmbedding {
-			v["max_tokens"], v["temperature"] = j.maxTokens, 0
+			limit := "max_tokens"
+			if j.kind == kindResponses {
+				limit = "max_output_tokens"
+			}
+			v[limit], v["temperature"] = j.maxTokens, 0
 			if stream {
 				v["stream"] = true
 			}
@@ -77,13 +85,13 @@ func makeJob(seed, epoch uint64, n int) job {
 		}
 		return b
 	}
-	switch k := rng.IntN(20); {
+	conversation := []map[string]string{{"role": "system", "content": "answer in plain words"}, {"role": "user"}}
+	switch k := rng.IntN(24); {
 	case k < 8:
 		j.kind, j.path = kindChat, "/v1/chat/completions"
 		j.body = func(stream bool) []byte {
-			return encode(map[string]any{"messages": []map[string]string{
-				{"role": "system", "content": "answer in plain words"}, {"role": "user", "content": text()},
-			}}, stream)
+			conversation[1]["content"] = text()
+			return encode(map[string]any{"messages": conversation}, stream)
 		}
 	case k < 13:
 		j.kind, j.path = kindCompletion, "/v1/completions"
@@ -93,12 +101,44 @@ func makeJob(seed, epoch uint64, n int) job {
 		j.body = func(stream bool) []byte {
 			return encode(map[string]any{"prompt": numbers(seed^epoch<<8, uint64(family), own, shared/6, j.bytes/6)}, stream)
 		}
+	case k == 18:
+		j.kind, j.path, j.model = kindMessages, "/v1/messages", modelVLLM
+		j.body = func(stream bool) []byte {
+			conversation[1]["content"] = text()
+			return encode(map[string]any{"messages": conversation[1:]}, stream)
+		}
+	case k == 19:
+		j.kind, j.path, j.model = kindResponses, "/v1/responses", modelVLLM
+		j.body = func(stream bool) []byte {
+			conversation[1]["content"] = text()
+			return encode(map[string]any{"input": conversation, "store": false}, stream)
+		}
+	case k == 20:
+		j.kind, j.path, j.model = kindCut, "/v1/completions", modelVLLM
+		j.body = func(stream bool) []byte {
+			n := max(j.bytes/6, 8)
+			return encode(map[string]any{"prompt": numbers(seed^epoch<<8, uint64(family), own, shared/6, n), "truncate_prompt_tokens": 1 + n/2}, stream)
+		}
+	case k == 21:
+		j.kind, j.path, j.stream = kindBatch, "/v1/completions", false
+		j.body = func(bool) []byte {
+			var prompts [3][]uint32
+			for i := range prompts {
+				prompts[i] = numbers(seed^epoch<<8, uint64(family), own+uint64(i), shared/18, j.bytes/18)
+			}
+			return encode(map[string]any{"prompt": prompts}, false)
+		}
 	default:
 		j.kind, j.path, j.model, j.stream = kindEmbedding, "/v1/embeddings", modelVLLM, false
 		j.body = func(bool) []byte { return encode(map[string]any{"input": text()}, false) }
 	}
 	return j
 }
+
+// streams reports whether the answer can be asked for as a stream. That of a
+// batch could, but its parts mingle as the engine likes, so that there is
+// nothing to compare.
+func (j *job) streams() bool { return j.kind != kindEmbedding && j.kind != kindBatch }
 
 var words = strings.Fields(`the of and to in is was for on are with as his they at be this from have or by one had not but what all were when we there can an your which their said if do will each about how up out them then she many some so these would other into has more her two like him see time could no make than first been its who now people my made over did down only way find use may water long little very after called just where most know get through back much before go good new write our used me man too any day same right look think also around another came come work three word must because does part even place well such here take why things help put years different away again off went old number great tell men say small every found still between name should home big give air line set own under read last never us left end along while might next sound below saw something thought both few those always looked show large often together asked house world going want school important until form food keep children feet land side without boy once animals life enough took sometimes four head above kind began almost live page got earth need far hand high year mother light parts country father let night following picture being study second eyes soon times story boys since white days ever paper hard near sentence better best across during today others however sure means knew try told young miles sun ways thing whole hear example heard several change answer room sea against top turned learn point city play toward five using himself usually`)
 
@@ -157,6 +197,12 @@ func (j *job) read(body io.Reader, stream bool, each func() bool) (s said, err e
 			s.text, s.finish = gjson.GetBytes(b, "data.0.embedding").Raw, "embedding"
 		case kindChat:
 			s.text, s.finish = gjson.GetBytes(b, "choices.0.message.content").String(), gjson.GetBytes(b, "choices.0.finish_reason").String()
+		case kindMessages:
+			s.text, s.finish = gjson.GetBytes(b, "content.0.text").String(), gjson.GetBytes(b, "stop_reason").String()
+		case kindResponses:
+			s.text, s.finish = gjson.GetBytes(b, "output.0.content.0.text").String(), gjson.GetBytes(b, "status").String()
+		case kindBatch:
+			s.text, s.finish = gjson.GetBytes(b, "choices.#.text").Raw, gjson.GetBytes(b, "choices.#.finish_reason").Raw
 		default:
 			s.text, s.finish = gjson.GetBytes(b, "choices.0.text").String(), gjson.GetBytes(b, "choices.0.finish_reason").String()
 		}
@@ -181,17 +227,35 @@ func (j *job) read(body io.Reader, stream bool, each func() bool) (s said, err e
 			s.done = s.failed == ""
 			continue
 		}
-		if e := gjson.GetBytes(data, "error"); e.Exists() {
-			s.failed = e.Raw
+		e := gjson.ParseBytes(data)
+		kind := e.Get("type").String() // of the events that have one
+		if failed := e.Get("error"); failed.Exists() || kind == "error" {
+			if s.failed = failed.Raw; s.failed == "" {
+				s.failed = e.Raw
+			}
 			continue
 		}
-		c := gjson.GetBytes(data, "choices.0")
-		if j.kind == kindChat {
+		c, finish := e.Get("choices.0"), "choices.0.finish_reason"
+		switch j.kind {
+		case kindChat:
 			text.WriteString(c.Get("delta.content").String())
-		} else {
+		case kindMessages:
+			text.WriteString(e.Get("delta.text").String())
+			finish = "delta.stop_reason"
+			s.done = kind == "message_stop"
+		case kindResponses:
+			if kind == "response.output_text.delta" {
+				text.WriteString(e.Get("delta").String())
+			}
+			s.done = kind == "response.completed"
+			finish = ""
+			if s.done {
+				finish = "response.status"
+			}
+		default:
 			text.WriteString(c.Get("text").String())
 		}
-		if f := c.Get("finish_reason").String(); f != "" {
+		if f := e.Get(finish).String(); finish != "" && f != "" {
 			s.finish = f
 		}
 		if each != nil && !each() {

@@ -37,14 +37,14 @@ func TestJobsRepeat(t *testing.T) {
 		if !bytes.Equal(body, b.body(true)) {
 			t.Fatalf("request %d is not the same twice", n)
 		}
-		if !json.Valid(body) || gjson.GetBytes(body, "model").String() != a.model || gjson.GetBytes(body, "stream").Bool() != (a.kind != kindEmbedding) {
+		if !json.Valid(body) || gjson.GetBytes(body, "model").String() != a.model || gjson.GetBytes(body, "stream").Bool() != a.streams() {
 			t.Errorf("request %d: %.200s", n, body)
 		}
 		if c := makeJob(7, 4, n).body(true); bytes.Equal(body, c) {
 			t.Errorf("request %d is the same in the next epoch", n)
 		}
 	}
-	for _, k := range []string{kindChat, kindCompletion, kindIDs, kindEmbedding} {
+	for _, k := range []string{kindChat, kindCompletion, kindIDs, kindCut, kindBatch, kindMessages, kindResponses, kindEmbedding} {
 		if kinds[k] < poolSize/50 {
 			t.Errorf("%d of %d requests are of kind %s", kinds[k], poolSize, k)
 		}
@@ -82,6 +82,10 @@ func TestReadingAnswers(t *testing.T) {
 		{"whole text", text, false, strings.NewReader(`{"choices":[{"text":"a b","finish_reason":"length"}]}`), said{text: "a b", finish: "length", done: true}, nil},
 		{"embedding", &job{kind: kindEmbedding}, false, strings.NewReader(`{"data":[{"embedding":[0.5,1]}]}`), said{text: "[0.5,1]", finish: "embedding", done: true}, nil},
 		{"streamed chat", chat, true, oneByte{strings.NewReader("data: {\"choices\":[{\"delta\":{\"content\":\" a\"}}]}\r\n\r\n: note\n\ndata: {\"choices\":[{\"delta\":{\"content\":\" b\"},\"finish_reason\":\"stop\"}]}\n\ndata: [DONE]\n\n")}, said{text: " a b", finish: "stop", done: true}, nil},
+		{"batch", &job{kind: kindBatch}, false, strings.NewReader(`{"choices":[{"text":"a","finish_reason":"stop"},{"text":"b","finish_reason":"length"}]}`), said{text: `["a","b"]`, finish: `["stop","length"]`, done: true}, nil},
+		{"streamed message", &job{kind: kindMessages}, true, strings.NewReader("event: content_block_delta\ndata: {\"type\":\"content_block_delta\",\"delta\":{\"text\":\"a\"}}\n\ndata: {\"type\":\"message_delta\",\"delta\":{\"stop_reason\":\"max_tokens\"}}\n\ndata: {\"type\":\"message_stop\"}\n\n"), said{text: "a", finish: "max_tokens", done: true}, nil},
+		{"streamed response", &job{kind: kindResponses}, true, strings.NewReader("data: {\"type\":\"response.output_text.delta\",\"delta\":\"a\"}\n\ndata: {\"type\":\"response.completed\",\"response\":{\"status\":\"incomplete\",\"error\":null}}\n\n"), said{text: "a", finish: "incomplete", done: true}, nil},
+		{"streamed response that breaks", &job{kind: kindResponses}, true, strings.NewReader("data: {\"type\":\"error\",\"code\":\"x\"}\n\n"), said{failed: `{"type":"error","code":"x"}`}, nil},
 		{"streamed error", text, true, strings.NewReader("data: {\"choices\":[{\"text\":\" a\"}]}\n\ndata: {\"error\":{\"code\":5}}\n\ndata: [DONE]\n\n"), said{text: " a", failed: `{"code":5}`}, nil},
 		{"silent end", text, true, strings.NewReader("data: {\"choices\":[{\"text\":\" a\"}]}\n\n"), said{text: " a"}, nil},
 		{"cut", text, true, io.MultiReader(strings.NewReader("data: {\"choices\":[{\"text\":\" a\"}]}\n\ndata: {"), failing{gone}), said{text: " a"}, gone},
