@@ -73,6 +73,7 @@ var settings = []setting{
 	{"tokens.block_size", "block-size", "`TOKENS` per block; 0 learns it from the engines"},
 	{"tokens.chunk_bytes", "chunk-bytes", "`BYTES` of a text chunk when there are no tokens"},
 	{"tokens.approx_ttl", "approx-ttl", "how long a text chunk is assumed to stay cached"},
+	{"tokens.cache_bytes", "tokenize-cache", "`BYTES` of engines' tokenizer answers that are remembered for each model; 0 is none"},
 	{"index.max_blocks", "index-max-blocks", "greatest number of (block, rank) entries in the index"},
 	{"index.snapshot", "index-snapshot", "`FILE` that keeps the index across restarts"},
 	{"index.stale_after", "stale-after", "how long a rank may be without event connection before it is called stale"},

@@ -512,7 +512,12 @@ func TestTopIsCheap(t *testing.T) {
 				t.Fatalf("%s: %d %s", q.path, w.Code, w.Body)
 			}
 		}
-		allocs := int(testing.AllocsPerRun(100, ask))
+		// The router behind the handler allocates meanwhile, more the longer the
+		// machine takes: the least of many is the handler's own.
+		allocs := math.MaxInt
+		for range 20 {
+			allocs = min(allocs, int(testing.AllocsPerRun(5, ask)))
+		}
 		t.Logf("%s: %d allocations, %d bytes, %s at best", q.path, allocs, size, best)
 		if allocs > q.allocs || size > q.bytes {
 			t.Errorf("%s costs %d allocations and %d bytes, more than %d and %d", q.path, allocs, size, q.allocs, q.bytes)

@@ -138,6 +138,9 @@ type TokensConfig struct {
 	ChunkBytes int `mapstructure:"chunk_bytes"`
 	// ApproxTTL is how long a chunk is assumed to stay cached where it went.
 	ApproxTTL time.Duration `mapstructure:"approx_ttl"`
+	// CacheBytes bounds, for each model, the engines' answers to /tokenize that
+	// are remembered; 0 remembers none.
+	CacheBytes int64 `mapstructure:"cache_bytes"`
 }
 
 // IndexConfig bounds the KV index.
@@ -219,7 +222,7 @@ func DefaultConfig() Config {
 			RequestWeight: weights.ActiveRequest, Temperature: weights.Temperature,
 			SessionHeader: "X-Session-ID", SessionField: "user",
 		},
-		Tokens:   TokensConfig{Tokenizer: "auto", ChunkBytes: 256, ApproxTTL: 2 * time.Minute},
+		Tokens:   TokensConfig{Tokenizer: "auto", ChunkBytes: 256, ApproxTTL: 2 * time.Minute, CacheBytes: 32 << 20},
 		Index:    IndexConfig{MaxBlocks: 64 << 20, StaleAfter: 10 * time.Second},
 		Limits:   LimitsConfig{BodyBytes: 32 << 20, BodyMemory: 1 << 30, Queue: 1024, QueueTimeout: 30 * time.Second},
 		Timeouts: TimeoutsConfig{Dial: 2 * time.Second, Prefill: 5 * time.Minute, Response: 10 * time.Minute, Idle: 5 * time.Minute, Body: time.Minute, Write: 30 * time.Second, Drain: 30 * time.Second},
@@ -308,6 +311,9 @@ func (c *Config) Validate() error {
 		bad("tokens.chunk_bytes", "%d is not between 16 and 1048576 bytes", c.Tokens.ChunkBytes)
 	}
 	positive("tokens.approx_ttl", c.Tokens.ApproxTTL)
+	if c.Tokens.CacheBytes < 0 {
+		bad("tokens.cache_bytes", "%d is negative; 0 remembers nothing", c.Tokens.CacheBytes)
+	}
 	if c.Index.MaxBlocks < 1024 {
 		bad("index.max_blocks", "%d is less than 1024", c.Index.MaxBlocks)
 	}

@@ -183,6 +183,7 @@ func New(ctx context.Context, o Options) (*Router, error) {
 	if r.tokens, err = prompt.New(prompt.Options{
 		TLS:  r.opts.EngineTLS,
 		Mode: o.Config.Tokens.Tokenizer, Path: o.Config.Tokens.Path, Registry: r.registry, Event: r.event, DialTimeout: o.Config.Timeouts.Dial,
+		CacheBytes: o.Config.Tokens.CacheBytes,
 	}); err != nil {
 		return nil, err
 	}

@@ -571,6 +571,7 @@ func configure(o *Options) func(*router.Config) {
 		c.Timeouts.Body = o.Timeout
 		c.Timeouts.Prefill, c.Timeouts.Response, c.Timeouts.Idle = o.Timeout*4/3, o.Timeout, o.Timeout
 		c.Receipts, c.Events = 512, 4096
-		c.Tokens.ApproxTTL = 30 * time.Second
+		// Full before the first check, so that the heap can be compared from then on.
+		c.Tokens.ApproxTTL, c.Tokens.CacheBytes = 30*time.Second, 4<<20
 	}
 }

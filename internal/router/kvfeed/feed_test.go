@@ -223,7 +223,9 @@ func TestFeedKeepsWhatTheReplayHasNot(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			p := newPublisher(t, 41, 1)
-			f := newFixture(t, func(o *Options) { o.ReplayBurst, o.ReplayEvery = 1, 20*time.Millisecond })
+			f := newFixture(t, func(o *Options) {
+				o.ReplayBurst, o.ReplayEvery, o.ReplayIdle = 1, 20*time.Millisecond, 150*time.Millisecond
+			})
 			f.add(p.source(true))
 			p.subscribed()
 			p.steps(30)

@@ -37,6 +37,9 @@ type Options struct {
 	Path     string
 	Registry *workers.Registry
 	Event    func(eventlog.Event)
+	// CacheBytes bounds the remembered answers of engines, for each model; 0 for
+	// none.
+	CacheBytes int64
 	// DialTimeout bounds connecting to an engine.
 	DialTimeout time.Duration
 	// TLS is how https engines are spoken to; nil for the system's roots.
@@ -113,7 +116,7 @@ func (t *Stage) model(name string) *modelTokens {
 		}
 		m = &modelTokens{}
 		m.engine = tokenize.NewEngine(tokenize.EngineOptions{
-			Client: &http.Client{Transport: anyWorker{t, name, m}}, BaseURL: "http://engine", Model: name, Timeout: t.timeout,
+			Client: &http.Client{Transport: anyWorker{t, name, m}}, BaseURL: "http://engine", Model: name, Timeout: t.timeout, CacheBytes: t.o.CacheBytes,
 		})
 		if t.local != nil {
 			m.gated.Store(tokenize.NewGated(t.local, m.engine, tokenize.Agreement{Agreed: []tokenize.Aspect{tokenize.AspectPrompt}}))

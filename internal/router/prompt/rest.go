@@ -269,7 +269,7 @@ func (t *Stage) try(ctx context.Context, model string, w *workers.Worker) error 
 	ctx, cancel := context.WithTimeout(ctx, t.timeout)
 	defer cancel()
 	e := tokenize.NewEngine(tokenize.EngineOptions{
-		Client: &http.Client{Transport: oneWorker{t, w, ctx}}, BaseURL: "http://engine", Model: model, CacheBytes: -1, Timeout: t.timeout,
+		Client: &http.Client{Transport: oneWorker{t, w, ctx}}, BaseURL: "http://engine", Model: model, Timeout: t.timeout,
 	})
 	defer e.Close()
 	_, err := e.Prompt(ctx, "a", true)

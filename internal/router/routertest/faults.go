@@ -27,5 +27,5 @@ var Shows = map[string][]string{
 	Die:     {"worker_failing", "outlier_ejected"},
 	Drop:    {"feed_gap", "feed_unknown", "feed_stale"},
 	Reorder: {"feed_gap", "feed_unknown", "feed_stale"},
-	Corrupt: {"feed_gap", "feed_unknown", "feed_stale", "feed_damaged"},
+	Corrupt: {"feed_gap", "feed_unknown", "feed_stale"},
 }

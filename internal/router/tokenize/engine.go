@@ -30,7 +30,7 @@ type EngineOptions struct {
 	Timeout          time.Duration // for one call, default 2 s
 	MaxRequestBytes  int           // default 32 MiB
 	MaxResponseBytes int64         // default 32 MiB
-	CacheBytes       int64         // bound of the answer cache, default 32 MiB; negative for none
+	CacheBytes       int64         // bound of the answer cache; 0 for none
 }
 
 // Engine asks an engine's POST /tokenize. Equal questions asked at the same
@@ -76,9 +76,6 @@ func NewEngine(o EngineOptions) *Engine {
 	}
 	if o.MaxResponseBytes <= 0 {
 		o.MaxResponseBytes = 32 << 20
-	}
-	if o.CacheBytes == 0 {
-		o.CacheBytes = 32 << 20
 	}
 	return &Engine{o: o, url: strings.TrimRight(o.BaseURL, "/") + o.Path, cache: answerCache{max: o.CacheBytes}}
 }

@@ -30,6 +30,9 @@ func serve(t *testing.T, o EngineOptions, h http.HandlerFunc) *Engine {
 	srv := httptest.NewServer(h)
 	tr := &http.Transport{}
 	o.Client, o.BaseURL = &http.Client{Transport: tr}, srv.URL+"/"
+	if o.CacheBytes == 0 {
+		o.CacheBytes = 1 << 20
+	}
 	e := NewEngine(o)
 	t.Cleanup(func() { e.Close(); tr.CloseIdleConnections(); srv.Close() })
 	return e

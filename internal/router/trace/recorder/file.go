@@ -86,7 +86,7 @@ const maxParts = 1 << 20
 func (r *File) open() error {
 	for ; r.part < maxParts; r.part++ {
 		path := partPath(r.o.Path, r.part)
-		f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o644)
+		f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 		if errors.Is(err, os.ErrExist) {
 			continue
 		}
