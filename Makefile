@@ -1,5 +1,5 @@
 # What the README names; CI runs .ci/run.
-.PHONY: test race lint e2e bench soak soak-virtual fuzz build
+.PHONY: test race lint e2e bench soak soak-virtual build
 
 build:
 	CGO_ENABLED=0 go build -trimpath -o bin/dynctl ./cmd/dynctl
