@@ -89,11 +89,14 @@ func fleetText(listener string) string {
 	const vllm = "speed=20,kv_blocks=6000,max_model_len=90000,steps=100,osl=24"
 	dial := ",replay=off,dial=" + listener + strings.Repeat("|"+listener, 11) // by rank of the fleet
 	return "2p3d:tls=on,late_rate=.1,close_idle=700ms,end_rate=.1," + vllm +
-		"+2p2d:engine=sglang,model=sgl,late_rate=.1,close_idle=700ms,speed=20,kv_blocks=12000,max_model_len=90000,steps=100,osl=24,bootstrap_wait=20s" +
+		"+2p2d:engine=sglang,model=sgl,late_rate=.1,close_idle=700ms,speed=20,kv_blocks=12000,max_model_len=90000,steps=100,osl=24,bootstrap_wait=" + bootstrapWait.String() +
 		"+1a:" + vllm +
 		"+1a:topic=kv@10.0.0.1@sim," + vllm + dial + "+1a:topic=kv@10.0.0.10@sim," + vllm + dial +
 		"+1a:events=off," + vllm
 }
+
+// bootstrapWait is how long a leg of SGLang waits for the other one.
+const bootstrapWait = 20 * time.Second
 
 // referenceText is the engines that nothing is done to.
 const referenceText = "1a:profile=instant,kv_blocks=8000,max_model_len=90000,events=off,osl=24" +
@@ -404,18 +407,19 @@ func (s *soak) check(ctx context.Context, when string) Check {
 		}
 		return err
 	}))
+	// What no client waits for any more must have ended in the engines too: what
+	// was cancelled at once, a decode that waits for its prefill with that wait.
+	c.Held = s.left(ctx, wrong)
+	for _, e := range s.rig.Sim.Engines() {
+		if n := e.Exits(); n > 0 {
+			c.Exits += n
+			wrong("engine died", fmt.Errorf("%s ended by itself %d time(s), which no fault makes it do", e.Name(), n))
+		}
+	}
 	if s.o.Duration >= time.Minute && (len(s.checked) == 0 || when == atTheEnd) {
 		wrong("silence", s.silence(ctx))
 	}
 	s.checked = append(s.checked, when)
-	for _, e := range s.rig.Sim.Engines() {
-		if st, err := e.Counters(); err == nil {
-			c.Exits += e.Exits()
-			for _, r := range st {
-				c.Held += r.Running + r.Waiting
-			}
-		}
-	}
 	if l, err := s.rig.Admin.IndexStats(ctx); err == nil {
 		c.Index = l.Totals.Memberships
 	}
@@ -523,6 +527,13 @@ func (s *soak) leaveQueue(ctx context.Context) error {
 	}
 	end()
 	all.Wait()
+	// At this speed they would last for long: only their cancelling ends them.
+	cut, stop := context.WithTimeout(ctx, 10*time.Second)
+	defer stop()
+	err = errors.Join(err, routertest.Wait(cut, "the end of cancelled requests in "+e.Name(), func() error {
+		_, err := working(e)
+		return err
+	}))
 	return errors.Join(err, e.SetFaults(e.Group().Faults))
 }
 
@@ -547,6 +558,36 @@ func (s *soak) overcount() error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// left waits until no engine works on a request any more and returns how many
+// are left when that takes too long.
+func (s *soak) left(ctx context.Context, wrong func(string, error)) (n int) {
+	ctx, cancel := context.WithTimeout(ctx, bootstrapWait+10*time.Second)
+	defer cancel()
+	wrong("requests left in engines", routertest.Wait(ctx, "engines without requests", func() (err error) {
+		n, err = working(s.rig.Sim.Engines()...)
+		return err
+	}))
+	return n
+}
+
+// working counts the requests that engines work on, and says whose they are.
+func working(engines ...*sim.Engine) (n int, err error) {
+	var errs []error
+	for _, e := range engines {
+		stats, err := e.Counters()
+		if err != nil {
+			errs = append(errs, err)
+		}
+		for dp, k := range stats {
+			if k.Running+k.Waiting > 0 {
+				n += k.Running + k.Waiting
+				errs = append(errs, fmt.Errorf("%s/dp%d: %d requests run and %d wait that nobody has asked for", e.Name(), dp, k.Running, k.Waiting))
+			}
+		}
+	}
+	return n, errors.Join(errs...)
 }
 
 // unpinned says which engines hold blocks for requests or transfers.

@@ -155,6 +155,10 @@ func TestSummaryTellsWhatWasWrong(t *testing.T) {
 			t.Errorf("the summary lacks %q:\n%s", want, text)
 		}
 	}
+	left := (&Summary{Checks: []Check{{When: "at the end", Held: 311, Exits: 712}}}).Text()
+	if !strings.Contains(left, "311") || !strings.Contains(left, "712") {
+		t.Errorf("requests left in engines and engines that died are not told:\n%s", left)
+	}
 	raw, err := json.Marshal(clean)
 	if err != nil || gjson.GetBytes(raw, "duration_seconds").Float() != 3600 {
 		t.Errorf("%s %v", raw, err)

@@ -112,7 +112,7 @@ func (s *Summary) Text() string {
 		c := s.Faults[k]
 		fmt.Fprintf(&b, "  %-28s %6d %14d   %8.2f s / %.2f s\n", k, c.Done, c.Found, time.Duration(c.P50).Seconds(), time.Duration(c.Max).Seconds())
 	}
-	fmt.Fprintf(&b, "\nidle moments       heap MiB  goroutines  files  sockets  index = caches  synced after  refills\n")
+	fmt.Fprintf(&b, "\nidle moments       heap MiB  goroutines  files  sockets  index = caches  synced after  refills  left in engines  engines died\n")
 	row := func(when string, u Usage) {
 		fmt.Fprintf(&b, "  %-16s %9.1f %11d %6d %8d", when, float64(u.Heap)/(1<<20), u.Goroutines, u.Files, u.Sockets)
 	}
@@ -120,7 +120,7 @@ func (s *Summary) Text() string {
 	b.WriteByte('\n')
 	for _, c := range s.Checks {
 		row(c.When, c.Usage)
-		fmt.Fprintf(&b, " %15d %9.3f s %9d\n", c.Index, time.Duration(c.Sync).Seconds(), c.Refilled)
+		fmt.Fprintf(&b, " %15d %11.3f s %8d %16d %13d\n", c.Index, time.Duration(c.Sync).Seconds(), c.Refilled, c.Held, c.Exits)
 	}
 	row("after", s.After)
 	fmt.Fprintf(&b, "\n  heap from the first to the last check: %+.1f %%\n", 100*s.HeapGrowth)
