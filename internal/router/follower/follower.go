@@ -192,6 +192,7 @@ func (f *Follower) retire(k *workers.Rank) {
 	delete(f.once, k)
 	slot := kvindex.Rank(k.Slot)
 	f.Index.RemoveRank(slot)
+	delete(f.restored, k.Slot) // its blocks went with the place
 	f.Guesses.RemoveRank(slot)
 	f.Ledger.Forget(k)
 	f.Registry.ReleaseRanks(k)

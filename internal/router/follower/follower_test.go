@@ -117,12 +117,45 @@ func TestPlaces(t *testing.T) {
 	}
 }
 
+// bringBack puts a rank into a slot as a snapshot would have brought it back.
+func (s *stand) bringBack(t rapid.TB, slot uint32, label string) {
+	if err := s.Index.AddRank(kvindex.Rank(slot), label); err != nil {
+		t.Fatal(err)
+	}
+	if s.restored == nil {
+		s.restored = map[uint32]restoredRank{}
+	}
+	s.restored[slot] = restoredRank{label: label, snapshotRank: snapshotRank{Block: 16}}
+}
+
+// TestRestoredRankLeaves: a worker whose rank was restored and that leaves before
+// its events are known leaves nothing behind; when it comes back, it has a place.
+func TestRestoredRankLeaves(t *testing.T) {
+	s := newStand(t, "")
+	s.bringBack(t, 0, "a/dp0")
+	s.set(t, "http://127.0.0.1:1,name=a") // its events are not known yet
+	s.set(t)
+	if len(s.restored) != 0 {
+		t.Errorf("restored for nobody: %v", s.restored)
+	}
+	snap := s.set(t, "http://127.0.0.1:1,name=a,events=tcp://127.0.0.1:3")
+	a, _ := snap.Worker("a")
+	if k, ok := s.Index.RankStats(kvindex.Rank(a.Ranks[0].Slot)); !ok || k.Name != "a/dp0" || !s.Fed(a.Ranks[0]) {
+		t.Errorf("place %v %+v, fed %v", ok, k, s.Fed(a.Ranks[0]))
+	}
+}
+
 // TestPlacesWhateverComes: workers come and go faster than the follower looks,
-// and late requests go to those that have left. Whenever it has looked, exactly
-// the ranks of the fleet have a place, and every other slot is free.
+// come into slots that a snapshot has brought back for them or for others, and
+// late requests go to those that have left. Whenever the follower has looked,
+// each rank of the fleet has a place under its own name, and every other slot is
+// free or kept for a worker that has not come back.
 func TestPlacesWhateverComes(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		s := newStand(t, "")
+		for slot, port := range rapid.SliceOfNDistinct(rapid.IntRange(1, 6), 0, 4, rapid.ID[int]).Draw(r, "restored") {
+			s.bringBack(r, uint32(slot), fmt.Sprintf("w%d/dp0", port))
+		}
 		var ever []*workers.Rank
 		var held []*ledger.Reservation
 		working := map[*workers.Rank]int{}
@@ -131,7 +164,11 @@ func TestPlacesWhateverComes(t *testing.T) {
 			case 0, 1: // the fleet changes, and the follower does not look
 				var specs []workers.Spec
 				for _, port := range rapid.SliceOfNDistinct(rapid.IntRange(1, 6), 0, 4, rapid.ID[int]).Draw(r, "workers") {
-					spec, err := workers.ParseSpec(workers.Aggregated, fmt.Sprintf("http://127.0.0.1:%d,name=w%d,dp=%d", port, port, rapid.IntRange(1, 2).Draw(r, "ranks")))
+					text := fmt.Sprintf("http://127.0.0.1:%d,name=w%d,dp=%d", port, port, rapid.IntRange(1, 2).Draw(r, "ranks"))
+					if rapid.Bool().Draw(r, "tells events") {
+						text += ",events=tcp://127.0.0.1:7"
+					}
+					spec, err := workers.ParseSpec(workers.Aggregated, text)
 					if err != nil {
 						r.Fatal(err)
 					}
@@ -154,8 +191,21 @@ func TestPlacesWhateverComes(t *testing.T) {
 				if n := s.Registry.RetiredSlots(); n != 0 {
 					r.Fatalf("%d slots are never free again", n)
 				}
-				if n := s.Index.Stats(); n.Ranks != len(now.Ranks) {
-					r.Fatalf("%d ranks have a place in the index, the fleet has %d", n.Ranks, len(now.Ranks))
+				kept := 0
+				for slot, k := range s.restored {
+					if _, owner, ok := now.Slot(slot); !ok {
+						kept++
+					} else if owner.Label != k.label {
+						r.Fatalf("slot %d is kept for %s, and %s has it", slot, k.label, owner.Label)
+					}
+				}
+				for _, k := range now.Ranks {
+					if place, ok := s.Index.RankStats(kvindex.Rank(k.Slot)); !ok || place.Name != k.Label {
+						r.Fatalf("%s has the place %v %q in the index", k.Label, ok, place.Name)
+					}
+				}
+				if n := s.Index.Stats(); n.Ranks != len(now.Ranks)+kept {
+					r.Fatalf("%d ranks have a place in the index, the fleet has %d, and %d are kept", n.Ranks, len(now.Ranks), kept)
 				}
 				if len(s.count) > len(now.Ranks) {
 					r.Fatalf("%d ranks are counted, the fleet has %d", len(s.count), len(now.Ranks))

@@ -201,15 +201,13 @@ func readLine(r *bufio.Reader, limit int) ([]byte, error) {
 // holds what was restored for this very rank.
 func (f *Follower) claim(k *workers.Rank) error {
 	slot := kvindex.Rank(k.Slot)
-	if old, ok := f.restored[k.Slot]; ok {
-		if old.label == k.Label {
+	if _, taken := f.Index.RankStats(slot); taken {
+		if f.restored[k.Slot].label == k.Label {
 			return nil // AddRank was done by Restore
 		}
-		delete(f.restored, k.Slot)
-	}
-	if _, taken := f.Index.RankStats(slot); taken {
 		f.Index.RemoveRank(slot)
 	}
+	delete(f.restored, k.Slot)
 	return f.Index.AddRank(slot, k.Label)
 }
 
