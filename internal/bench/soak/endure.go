@@ -126,10 +126,11 @@ type soak struct {
 	counts     counts
 	mu         sync.Mutex
 	violations []Violation
-	checked    []string // idle moments so far
-	more       int      // violations that were not kept
-	notes      *os.File // violations.jsonl
-	events     *os.File // events.jsonl
+	checked    []string  // idle moments so far
+	looked     time.Time // when the last one began
+	more       int       // violations that were not kept
+	notes      *os.File  // violations.jsonl
+	events     *os.File  // events.jsonl
 }
 
 // Violation is something that must not happen.
@@ -369,6 +370,16 @@ func (s *soak) check(ctx context.Context, when string) Check {
 	}
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Minute)
 	defer cancel()
+	// First of all, before anything could heal it. Of an engine to which nothing
+	// was done since the last such moment every event has arrived.
+	from := time.Now()
+	var over error
+	c.Over, over = s.overcount(s.rig.Sim.Engines())
+	if over != nil {
+		s.o.Log("%s, at first: %v", when, over)
+	}
+	wrong("index of an untouched engine holds too much", s.agree(ctx, 5*time.Second, s.untouched(from)))
+	s.looked = from
 	wrong("reload", s.rig.Router.Reload(s.patient(), nil))
 	defer func() { wrong("reload", s.rig.Router.Reload(s.rig.Config, nil)) }()
 	if l, err := s.rig.Admin.Workers(ctx); err != nil {
@@ -376,13 +387,16 @@ func (s *soak) check(ctx context.Context, when string) Check {
 	} else if !slices.ContainsFunc(l.Workers, func(w admin.Worker) bool { return w.Name == spareName }) {
 		wrong("spare", s.chaos.addSpare(ctx))
 	}
-	wrong("fleet", s.whole(ctx))
+	wrong("fleet", s.whole(ctx, false))
 	// A lost event at the very end is known with the next one only, in real
 	// fleets as well: give every rank a next one.
 	wrong("pinned request", s.visit(ctx, 200, 2))
-	from := time.Now()
-	wrong("index holds too much", routertest.Wait(ctx, "an index without blocks that no engine has", s.overcount))
+	if c.Over == 0 {
+		from = time.Now()
+	}
+	wrong("index holds too much", s.agree(ctx, verifyEvery+5*time.Second, s.rig.Sim.Engines()))
 	c.Sync = Seconds(time.Since(from))
+	wrong("fleet", s.whole(ctx, true))
 	// A rank whose lost events had left its engine's replay buffer was built
 	// anew without them: what it held before is not known until it is stored
 	// again. Fill the caches once with other blocks, and all must be known. Blocks
@@ -537,13 +551,39 @@ func (s *soak) leaveQueue(ctx context.Context) error {
 	return errors.Join(err, e.SetFaults(e.Group().Faults))
 }
 
-// overcount says which blocks the index holds that the engine does not.
-func (s *soak) overcount() error {
+// verifyEvery is after how long at most a feed asks its engine's replay whether
+// it has missed a batch: the default of kvfeed.
+const verifyEvery = 30 * time.Second
+
+// untouched are the engines to which nothing was done since the last check.
+func (s *soak) untouched(now time.Time) []*sim.Engine {
+	since := s.looked
+	if since.IsZero() {
+		since = s.began
+	}
+	return slices.DeleteFunc(slices.Clone(s.rig.Sim.Engines()), func(e *sim.Engine) bool { return s.chaos.faulty(e.Name(), since, now) })
+}
+
+// agree waits, but not for longer than within, until the index holds no block of
+// these engines that they do not have.
+func (s *soak) agree(ctx context.Context, within time.Duration, engines []*sim.Engine) error {
+	ctx, cancel := context.WithTimeout(ctx, within)
+	defer cancel()
+	return routertest.Wait(ctx, "an index without blocks that no engine has", func() error {
+		_, err := s.overcount(engines)
+		return err
+	})
+}
+
+// overcount counts the blocks that the index holds and the engines do not, and
+// says whose they are.
+func (s *soak) overcount(engines []*sim.Engine) (n int, _ error) {
 	var errs []error
-	for _, e := range s.rig.Sim.Engines() {
+	for _, e := range engines {
 		cached, err := e.Cached(0)
 		if err != nil {
-			return err
+			errs = append(errs, err)
+			continue
 		}
 		slices.Sort(cached)
 		got, _ := s.rig.Router.IndexedBlocks(e.Name() + "/dp0")
@@ -554,10 +594,11 @@ func (s *soak) overcount() error {
 			}
 		}
 		if over > 0 {
+			n += over
 			errs = append(errs, fmt.Errorf("%s: %d of %d blocks are not in the engine's cache of %d", e.Name(), over, len(got), len(cached)))
 		}
 	}
-	return errors.Join(errs...)
+	return n, errors.Join(errs...)
 }
 
 // left waits until no engine works on a request any more and returns how many
@@ -607,8 +648,10 @@ func (s *soak) unpinned() error {
 	return errors.Join(errs...)
 }
 
-// whole waits until all workers are usable again: ejections take their time.
-func (s *soak) whole(ctx context.Context) error {
+// whole waits until all workers are usable again: ejections take their time. An
+// engine that dials in is known by its first batch, so its feed must be trusted
+// only once it was visited.
+func (s *soak) whole(ctx context.Context, visited bool) error {
 	ready, cancel := context.WithTimeout(ctx, 2*time.Minute)
 	defer cancel()
 	return routertest.Wait(ready, "all workers", func() error {
@@ -624,7 +667,7 @@ func (s *soak) whole(ctx context.Context) error {
 				return fmt.Errorf("%s is not usable: %s", w.Name, w.Reason)
 			}
 			for _, k := range w.Ranks {
-				if k.Feed.State != "none" && !k.Feed.Trusted && !s.rig.DialsIn(w.Name) {
+				if k.Feed.State != "none" && !k.Feed.Trusted && (visited || !s.rig.DialsIn(w.Name)) {
 					return fmt.Errorf("the feed of %s is %s: %s", k.Label, k.Feed.State, k.Feed.Reason)
 				}
 			}

@@ -155,9 +155,9 @@ func TestSummaryTellsWhatWasWrong(t *testing.T) {
 			t.Errorf("the summary lacks %q:\n%s", want, text)
 		}
 	}
-	left := (&Summary{Checks: []Check{{When: "at the end", Held: 311, Exits: 712}}}).Text()
-	if !strings.Contains(left, "311") || !strings.Contains(left, "712") {
-		t.Errorf("requests left in engines and engines that died are not told:\n%s", left)
+	left := (&Summary{Checks: []Check{{When: "at the end", Held: 311, Exits: 712, Over: 523}}}).Text()
+	if !strings.Contains(left, "311") || !strings.Contains(left, "712") || !strings.Contains(left, "523") {
+		t.Errorf("requests left in engines, engines that died or blocks too many are not told:\n%s", left)
 	}
 	raw, err := json.Marshal(clean)
 	if err != nil || gjson.GetBytes(raw, "duration_seconds").Float() != 3600 {

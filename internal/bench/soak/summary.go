@@ -67,9 +67,13 @@ type Check struct {
 	Usage Usage     `json:"usage"`
 	// Index is the number of (block, rank) memberships, equal to the caches.
 	Index int64 `json:"index_memberships"`
-	// Sync is how long the index held a block that an engine did not have any
-	// more. Refilled is how often the caches had to be filled anew until the
+	// Over is how many blocks the index held that their engines did not, before
+	// anything could heal that: events lost at the very end, or still on their
+	// way. Sync is how long after that look the index was first found without
+	// such a block, the requests that tell every feed of its losses included;
+	// where there was none, how long after those requests. Refilled is how often the caches had to be filled anew until the
 	// index knew all of their blocks.
+	Over     int     `json:"blocks_too_many_at_first"`
 	Sync     Seconds `json:"sync_seconds"`
 	Refilled int     `json:"caches_refilled"`
 	// Exits counts engines that died by themselves, Held the requests that
@@ -112,7 +116,7 @@ func (s *Summary) Text() string {
 		c := s.Faults[k]
 		fmt.Fprintf(&b, "  %-28s %6d %14d   %8.2f s / %.2f s\n", k, c.Done, c.Found, time.Duration(c.P50).Seconds(), time.Duration(c.Max).Seconds())
 	}
-	fmt.Fprintf(&b, "\nidle moments       heap MiB  goroutines  files  sockets  index = caches  synced after  refills  left in engines  engines died\n")
+	fmt.Fprintf(&b, "\nidle moments       heap MiB  goroutines  files  sockets  index = caches  too many at first  healed after  refills  left in engines  engines died\n")
 	row := func(when string, u Usage) {
 		fmt.Fprintf(&b, "  %-16s %9.1f %11d %6d %8d", when, float64(u.Heap)/(1<<20), u.Goroutines, u.Files, u.Sockets)
 	}
@@ -120,7 +124,7 @@ func (s *Summary) Text() string {
 	b.WriteByte('\n')
 	for _, c := range s.Checks {
 		row(c.When, c.Usage)
-		fmt.Fprintf(&b, " %15d %11.3f s %8d %16d %13d\n", c.Index, time.Duration(c.Sync).Seconds(), c.Refilled, c.Held, c.Exits)
+		fmt.Fprintf(&b, " %15d %18d %11.3f s %8d %16d %13d\n", c.Index, c.Over, time.Duration(c.Sync).Seconds(), c.Refilled, c.Held, c.Exits)
 	}
 	row("after", s.After)
 	fmt.Fprintf(&b, "\n  heap from the first to the last check: %+.1f %%\n", 100*s.HeapGrowth)
