@@ -171,10 +171,9 @@ func (x *exchange) again(err error) bool {
 		return false
 	}
 	h := &d.history
-	h.Attempts = x.attempt
 	told := f.told()
 	told.Admission = *x.admission(f.phase)
-	h.Failures = append(h.Failures, told)
+	h.Add(told)
 	policy := attempt.Settings{
 		Attempts: s.Retry.Attempts, LocalPrefill: s.Routing.PrefillFallback == "local", LocalWithoutParams: s.Routing.MissingParams == "local",
 	}
@@ -195,8 +194,7 @@ func (x *exchange) again(err error) bool {
 		h.Local, d.fallback = true, f.reason
 		x.force, x.held = disagg.ForceLocal, nil
 		x.note(fmt.Sprintf("fallback to local prefill: %v", f))
-	case next.Free:
-		x.attempt--
+	case next.Free: // it was no attempt
 	default:
 		r.traffic.Retries.Add(1)
 		r.metrics.Retry(string(f.phase), f.reason)

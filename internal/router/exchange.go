@@ -54,7 +54,7 @@ type exchange struct {
 	live     receipt.Live
 	decision string // its id
 	span     *telemetry.Span
-	attempt  int
+	attempt  int // the number of the newest decision; the history counts what was tried
 
 	// What the client got.
 	committed bool // the head of the answer is sent

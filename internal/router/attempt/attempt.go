@@ -76,7 +76,8 @@ type Ban struct {
 
 // History is what is known of the attempts of one request.
 type History struct {
-	// Attempts counts those that were begun.
+	// Attempts counts those that failed after they were begun: neither a worker
+	// that was sent nothing nor suspects that come back use one up.
 	Attempts int
 	// Local says that remote prefill was given up.
 	Local bool
@@ -84,6 +85,14 @@ type History struct {
 	Failures []Failure
 	// Bans are in force.
 	Bans []Ban
+}
+
+// Add puts a failure, which ended an attempt, into the history.
+func (h *History) Add(f Failure) {
+	h.Failures = append(h.Failures, f)
+	if f.Reason != Ejected {
+		h.Attempts++
+	}
 }
 
 // Reset empties the history and keeps its memory.

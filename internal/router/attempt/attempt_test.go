@@ -164,7 +164,6 @@ func (f *fleet) run(t *rapid.T, s Settings) (ok bool, legs int) {
 		if steps > 100 {
 			t.Fatalf("no end: %+v", f.h)
 		}
-		f.h.Attempts++
 		decodes, prefills := f.free(f.decodes, decode), f.free(f.prefills, prefill)
 		if len(decodes) == 0 {
 			next := AfterNoChoice(&f.h, decode)
@@ -196,7 +195,10 @@ func (f *fleet) run(t *rapid.T, s Settings) (ok bool, legs int) {
 			return true, legs
 		}
 		fail.Broke = fail.Reason != "connect"
-		f.h.Failures = append(f.h.Failures, fail)
+		f.h.Add(fail)
+		if f.h.Attempts != legs {
+			t.Fatalf("%d attempts are counted, engines were asked %d times", f.h.Attempts, legs)
+		}
 		before := slices.Clone(f.h.Bans)
 		granted := f.budget > 0
 		next := AfterFailure(&f.h, s, f.prefills, granted)
@@ -218,6 +220,9 @@ func (f *fleet) run(t *rapid.T, s Settings) (ok bool, legs int) {
 		f.h.Bans = next.Bans
 		switch next.Step {
 		case GiveUp:
+			if next.Why == NoAttempts && legs < s.Attempts {
+				t.Fatalf("the attempts are used up after %d of %d", legs, s.Attempts)
+			}
 			return false, legs
 		case FallBack:
 			if f.h.Local {

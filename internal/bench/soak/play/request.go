@@ -33,7 +33,7 @@ type request struct {
 	limit   int
 	arrived time.Duration
 
-	tries   int
+	tries   int // decisions
 	taken   bool
 	turn    [2]uint64 // of the prefill and decode phase, and the draws
 	draw    [2]uint64
@@ -296,8 +296,7 @@ func (q *request) failed(l *leg, reason string) {
 		// The decode leg may have failed because the prefill's KV was gone.
 		f.Other = l.from.worker.State
 	}
-	q.history.Failures = append(q.history.Failures, f)
-	q.history.Attempts = q.tries
+	q.history.Add(f)
 	var prefills []*workers.State
 	for _, n := range s.nodes {
 		if n.member && n.usable && !n.draining && n.worker.Role.CanPrefill() {

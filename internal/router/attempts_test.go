@@ -1,0 +1,74 @@
+package router_test
+
+import (
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/dynctl/dynctl/internal/router"
+	"github.com/dynctl/dynctl/internal/router/routertest"
+	"github.com/dynctl/dynctl/internal/workers"
+)
+
+// TestDecisionsAreNumbered: a worker that is ejected between the choice and the
+// dispatch costs the request another decision, which has a number of its own;
+// what is told of a request once is not told again.
+func TestDecisionsAreNumbered(t *testing.T) {
+	t.Parallel()
+	var mu sync.Mutex
+	var numbers []int
+	var r *rig
+	r = startWith(t, routertest.Options{Fleet: "2a:profile=instant", Observer: router.Observer{Decision: func(d router.DecisionRecord) {
+		mu.Lock()
+		defer mu.Unlock()
+		if numbers = append(numbers, d.Attempt); len(numbers) == 1 {
+			d.Input.DecodePeers[d.Plan.DecodeIndex].Worker.State.SetEjection(&workers.Ejection{Since: time.Now(), Until: time.Now().Add(time.Hour), Reason: "by the test"})
+		}
+	}}}, func(c *router.Config) { c.Retry.Attempts = 1 })
+	a := r.send(http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": "words", "max_tokens": 2}))
+	if a.status != http.StatusOK {
+		t.Fatalf("%s", a)
+	}
+	mu.Lock()
+	if !slices.Equal(numbers, []int{1, 2}) {
+		t.Errorf("the observer hears of the decisions %d", numbers)
+	}
+	mu.Unlock()
+	c := r.receipt(a.header.Get("X-Dynctl-Decision"))
+	if len(c.Earlier) != 1 || c.Earlier[0].Attempt != 1 || c.Attempt != 2 || len(c.Legs) != 1 || c.Legs[0].Attempt != 2 {
+		t.Errorf("the receipt has attempt %d after %+v, legs %+v", c.Attempt, c.Earlier, c.Legs)
+	}
+	for i, n := range c.Notes {
+		if slices.Contains(c.Notes[:i], n) {
+			t.Errorf("a note twice: %q", c.Notes)
+		}
+	}
+	if n := r.metric(`dynctl_stage_seconds_count{stage="plan"}`); n != 1 {
+		t.Errorf("the stages of one request are counted %v times", n)
+	}
+}
+
+// TestSuspectsThatComeBackCostNoAttempt: with one pair whose legs suspect each
+// other, the engines are asked as often as there are attempts.
+func TestSuspectsThatComeBackCostNoAttempt(t *testing.T) {
+	t.Parallel()
+	const attempts = 3
+	r, p := tappedRig(t, "1p1d:profile=instant", func(c *router.Config) {
+		c.Retry = router.RetryConfig{Attempts: attempts, Budget: 1}
+		c.Routing.PrefillFallback = "error"
+	})
+	p.set(func(engine string, w http.ResponseWriter, q *http.Request, _ []byte) bool {
+		if q.URL.Path != "/v1/completions" || !strings.HasPrefix(engine, "decode") {
+			return false
+		}
+		w.WriteHeader(http.StatusInternalServerError)
+		return true
+	})
+	a := r.send(http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": ids(200, 3), "max_tokens": 2}))
+	if n := len(p.legsOf("decode")); n != attempts {
+		t.Errorf("%d attempts, want %d: %s %q", n, attempts, a, r.receipt(a.header.Get("X-Dynctl-Decision")).Notes)
+	}
+}
