@@ -214,7 +214,8 @@ func ready(ctx context.Context, c *admin.Client, want int) error {
 	}
 }
 
-// settled reports whether no event feed is on its way up.
+// settled reports whether no event feed is on its way up. One that is verifying
+// waits for a batch, which an idle engine does not publish.
 func settled(ws []admin.Worker) bool {
 	for _, w := range ws {
 		for _, r := range w.Ranks {

@@ -356,6 +356,8 @@ func (e *exam) feeds(ws []admin.Worker) {
 			}
 			followed++
 			switch {
+			case f.State == "verifying":
+				e.add("events", r.Label, Warn, "nothing is known to be missing, and the index does not use its entries until that is proven: "+orNone(f.Reason), noReplay)
 			case !f.Trusted:
 				e.add("events", r.Label, Fail, fmt.Sprintf("the index does not trust the feed: %s (%s)", f.State, orNone(f.Reason)), "")
 			case f.Gaps > 0 && f.Lost > 0:
@@ -367,7 +369,7 @@ func (e *exam) feeds(ws []admin.Worker) {
 			case f.Dropped > 0 && f.Replay == "":
 				e.add("events", r.Label, Warn, fmt.Sprintf("its entries were dropped %d times since the start (now: %s), and no replay brings them back", f.Dropped, orNone(f.Reason)), noReplay)
 			case f.Replay == "":
-				e.add("events", r.Label, Warn, "fragile: live, but its engine has no replay endpoint: a lost connection or batch costs all that is known of its cache", noReplay)
+				e.add("events", r.Label, Warn, "fragile: live, but its engine has no replay endpoint: a lost batch costs all that is known of its cache, and so does a lost connection unless the engine's metrics and its next batch prove that nothing was missed", noReplay)
 			default:
 				fine++
 			}

@@ -17,7 +17,8 @@ func TestFragileFeeds(t *testing.T) {
 		words string
 	}{
 		"whole":               {admin.Feed{State: "live", Trusted: true, Replay: replay}, OK, "1 feeds live"},
-		"fragile":             {admin.Feed{State: "live", Trusted: true}, Warn, "fragile"},
+		"fragile":             {admin.Feed{State: "live", Trusted: true}, Warn, "and so does a lost connection unless"},
+		"waits for its proof": {admin.Feed{State: "verifying", Reason: "connected again"}, Warn, "nothing is known to be missing"},
 		"fragile, and lost":   {admin.Feed{State: "live", Trusted: true, Dropped: 3, Reason: "rebuilding: the connection was lost"}, Warn, "dropped 3 times since the start (now: rebuilding: the connection was lost)"},
 		"dropped, brought up": {admin.Feed{State: "live", Trusted: true, Dropped: 3, Replay: replay}, OK, "1 feeds live"},
 		"not trusted":         {admin.Feed{State: "connecting"}, Fail, "does not trust"},

@@ -210,15 +210,16 @@ type EngineLoad struct {
 
 // Feed is the state of a rank's KV event feed.
 type Feed struct {
-	// State is "none", "connecting", "live", "gap", "replaying", "stale" or
-	// "unknown".
+	// State is "none", "connecting", "live", "gap", "replaying", "verifying",
+	// "stale" or "unknown".
 	State    string    `json:"state"`
 	Trusted  bool      `json:"trusted"`
 	Reason   string    `json:"reason,omitempty"`
 	Since    time.Time `json:"since,omitzero"`
 	Endpoint string    `json:"endpoint,omitempty"`
-	// Replay is the replay endpoint. Without one, what a lost connection or
-	// batch leaves unknown costs all of the rank's entries.
+	// Replay is the replay endpoint. Without one, a lost batch costs all of the
+	// rank's entries, and a lost connection does unless the engine's metrics and
+	// its next batch prove that nothing was missed.
 	Replay string `json:"replay_endpoint,omitempty"`
 	// UnknownKinds are the engine's names of cache kinds that this version does
 	// not know; with one of them the rank's blocks cannot be known.

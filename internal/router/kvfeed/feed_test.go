@@ -367,9 +367,10 @@ func TestFeedKeepsWhatIsProven(t *testing.T) {
 			f.until(func(s Status) bool { return s.Connects == 2 })
 			p.steps(1)
 			if provable := c.before == first; provable && c.miss == 0 {
-				// The engine has not been asked since: nothing is used, nothing dropped.
-				f.until(func(s Status) bool { return s.State == InGap })
-				if s := f.one(); s.Trusted || s.Dropped != 0 {
+				// The engine has not been asked since: nothing is used, nothing dropped,
+				// and nothing said to be missing.
+				f.until(func(s Status) bool { return s.State == "verifying" })
+				if s := f.one(); s.Trusted || s.Dropped != 0 || s.Gaps != 0 || f.told("feed.verifying") != 1 {
 					t.Errorf("before the proof: %+v", s)
 				}
 			}

@@ -223,7 +223,8 @@ func (r *rank) attachLocked(conn uint64, peer string) {
 	if had && r.provable() {
 		// The proof takes an answer of the engine and a batch, which wait for it.
 		r.proving, r.catching = true, true
-		r.set(InGap, "connected again; its entries are kept, unused, until its engine has told that it is the same process and its next batch follows the last")
+		r.set(Verifying, "connected again; its entries are kept, unused, until its engine has told that it is the same process and its next batch follows the last")
+		r.emit(workers.Info, "feed.verifying", "%s: %s", r.label, r.reason)
 		r.poke()
 		return
 	}

@@ -22,6 +22,10 @@ const (
 	InGap State = "gap"
 	// Replaying: missing batches are being fetched.
 	Replaying State = "replaying"
+	// Verifying: connected again without a replay socket; nothing is known to be
+	// missing, and the entries wait for the proof, see prove. An engine that is
+	// idle may leave the rank in it for as long.
+	Verifying State = "verifying"
 	// Stale: no connection for longer than Options.StaleAfter.
 	Stale State = "stale"
 	// Unknown: the rank's blocks cannot be known; its entries were dropped.

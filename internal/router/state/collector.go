@@ -9,7 +9,7 @@ import (
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
-var feedStates = []kvfeed.State{kvfeed.Connecting, kvfeed.Live, kvfeed.InGap, kvfeed.Replaying, kvfeed.Stale, kvfeed.Unknown}
+var feedStates = []kvfeed.State{kvfeed.Connecting, kvfeed.Live, kvfeed.InGap, kvfeed.Replaying, kvfeed.Verifying, kvfeed.Stale, kvfeed.Unknown}
 
 var (
 	rankLabels = []string{"worker", "dp_rank"}

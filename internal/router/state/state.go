@@ -69,7 +69,7 @@ func (s *State) Status(now time.Time) admin.Status {
 		ThresholdTokens: c.Threshold, ThresholdOn: c.ThresholdOn, PrefillFallback: c.PrefillFallback,
 		Tokenizer: c.Tokenizer, Runtime: runtimeFigures(), Drain: s.Drain(),
 	}
-	untrusted := 0
+	untrusted, verifying := 0, 0
 	for _, w := range snap.Workers {
 		st.Workers.Total++
 		switch w.Role {
@@ -90,6 +90,9 @@ func (s *State) Status(now time.Time) admin.Status {
 		for _, k := range w.Ranks {
 			if f, ok := feeds[k.Slot]; ok && !f.Trusted {
 				untrusted++
+				if f.State == kvfeed.Verifying {
+					verifying++
+				}
 			}
 		}
 	}
@@ -98,7 +101,9 @@ func (s *State) Status(now time.Time) admin.Status {
 	st.Index = s.indexTotals(untrusted)
 	l := s.Ledger.Total()
 	st.Ledger = admin.LedgerTotals{Requests: l.Requests, PrefillTokens: int64(l.PrefillTokens), DecodeBlocks: int64(l.DecodeBlocks), Reservations: int64(l.Requests)}
-	st.State, st.Reasons = s.condition(snap, untrusted)
+	// That an engine has had nothing to publish since its connection came back is
+	// no trouble.
+	st.State, st.Reasons = s.condition(snap, untrusted-verifying)
 	return st
 }
 

@@ -76,6 +76,8 @@ func judgeRanks(ranks []Rank, workers []Worker) {
 			k.Status, k.Severity = "GAP", Warn
 		case k.Feed.State == "replaying":
 			k.Status, k.Severity = "RESYNC", Warn
+		case k.Feed.State == "verifying":
+			k.Status, k.Severity = "VERIFY", Info
 		case k.Feed.State == "stale":
 			k.Status, k.Severity = "STALE", Warn
 		case k.Feed.State == "unknown":
@@ -251,6 +253,8 @@ func (b *Builder) attendRanks(c *collector, r *Router) {
 			c.rank(Warn, CodeFeed, k, "unknown cache: %s; its blocks count as unknown and it is routed by load alone", because)
 		case "connecting":
 			c.rank(Warn, CodeFeed, k, "its KV events are not connected yet (%s); routed by load alone", because)
+		case "verifying":
+			c.rank(Info, CodeFeed, k, "its KV events are connected again, and nothing is known to be missing (%s); routed by load alone until its next batch", because)
 		case "gap", "replaying":
 			c.rank(Warn, CodeGap, k, "event gap: batches are missing (%s); it is being brought up to date and routed by load alone meanwhile", because)
 		default:
@@ -260,7 +264,7 @@ func (b *Builder) attendRanks(c *collector, r *Router) {
 			case k.Feed.RecentDropped >= 1:
 				fragile := ""
 				if k.Feed.Replay == "" {
-					fragile = "; its engine has no replay endpoint, so that every lost connection costs all of them"
+					fragile = "; its engine has no replay endpoint: a lost batch costs all of them, and so does a lost connection unless its metrics and its next batch prove that nothing was missed"
 				}
 				c.rank(Warn, CodeFeed, k, "its entries were dropped in the last minute (%s) and are rebuilt from new events, until then hits are missed%s", because, fragile)
 			case k.Feed.RecentGaps >= 1:

@@ -85,6 +85,9 @@ func TestAttention(t *testing.T) {
 		{"unknown", func(a *admin.Snapshot) { a.Workers[1].Ranks[0].Feed = admin.Feed{State: "unknown"} }, []string{"warn events_untrusted d1/dp0"}, "count as unknown"},
 		{"connecting", func(a *admin.Snapshot) { a.Workers[1].Ranks[0].Feed = admin.Feed{State: "connecting"} }, []string{"warn events_untrusted d1/dp0"}, "not connected yet"},
 		{"in a gap", func(a *admin.Snapshot) { a.Workers[1].Ranks[0].Feed = admin.Feed{State: "gap"} }, []string{"warn event_gap d1/dp0"}, "batches are missing"},
+		{"verifying", func(a *admin.Snapshot) {
+			a.Workers[1].Ranks[0].Feed = admin.Feed{State: "verifying", Reason: "its next batch is to follow the last"}
+		}, []string{"info events_untrusted d1/dp0"}, "nothing is known to be missing"},
 		{"gap healed", func(a *admin.Snapshot) { a.Workers[1].Ranks[0].Feed.Gaps = 1 }, []string{"info event_gap d1/dp0"}, "its view is whole again"},
 		{"gap lost", func(a *admin.Snapshot) { a.Workers[1].Ranks[0].Feed.Gaps, a.Workers[1].Ranks[0].Feed.Lost = 1, 3 }, []string{"warn event_gap d1/dp0"}, "3 batches that no replay brought back"},
 		{"feed lost and back", func(a *admin.Snapshot) {
