@@ -94,7 +94,10 @@ type Leg struct {
 
 // Client keeps connections to engines. It is safe for concurrent use.
 type Client struct {
-	opt    Options
+	opt Options
+	// earlyAfter is that of the package; a test has less patience.
+	earlyAfter time.Duration
+
 	mu     sync.RWMutex // guards pools, timer and closed
 	pools  map[poolKey]*pool
 	timer  *time.Timer // closes idle connections; nil when there are none
@@ -113,7 +116,7 @@ type pool struct {
 
 // New makes a client.
 func New(opt Options) *Client {
-	return &Client{opt: opt.withDefaults(), pools: make(map[poolKey]*pool)}
+	return &Client{opt: opt.withDefaults(), earlyAfter: earlyAfter, pools: make(map[poolKey]*pool)}
 }
 
 // Close closes all unused connections and makes the client close the used ones
@@ -346,10 +349,14 @@ func (c *Client) exchange(ctx context.Context, p *pool, cn *conn, leg *Leg, head
 	r.stop = context.AfterFunc(ctx, cn.close)
 	e := r.listen(leg)
 	sent, err := cn.send(head, leg.Body, c.opt.SendTimeout)
+	whole := e == nil || cn.sent()
 	f := &Failure{Addr: p.addr, Op: "send the request", Sent: sent > 0}
 	switch {
 	case err == nil:
 		if err = r.awaitHead(e, leg, leg.HeadTimeout); err == nil {
+			// Stopped when nothing was left to send: the body arrived, but
+			// nothing else will.
+			r.broken = r.broken || !whole
 			return r, nil
 		}
 		f.Op = "wait for the answer"

@@ -1,6 +1,7 @@
 package upstream
 
 import (
+	"bufio"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -601,7 +602,8 @@ func TestTLSAndIPv6(t *testing.T) {
 }
 
 // An engine that answers before it has read the body, and then neither reads on
-// nor closes, has answered all the same.
+// nor closes, has answered all the same. One that reads slowly and then refuses
+// leaves a connection that serves the next request, or none.
 func TestEarlyAnswerOnAnOpenConnection(t *testing.T) {
 	t.Parallel()
 	certFile, keyFile, roots := certificate(t)
@@ -610,46 +612,82 @@ func TestEarlyAnswerOnAnOpenConnection(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, scheme := range []string{"http", "https"} {
-		for _, size := range []int{700 << 10, 32 << 20} {
+		for _, size := range []int{40 << 10, 700 << 10, 4 << 20, 32 << 20} {
 			for _, interim := range []string{"", "HTTP/1.1 100 Continue\r\n\r\n"} {
-				t.Run(fmt.Sprintf("%s/%d/%d", scheme, size, len(interim)), func(t *testing.T) {
-					t.Parallel()
-					ln, err := net.Listen("tcp", "127.0.0.1:0")
-					if err != nil {
-						t.Fatal(err)
-					}
-					var wg sync.WaitGroup
-					defer wg.Wait()
-					defer func() { _ = ln.Close() }()
-					gone := make(chan struct{})
-					defer close(gone)
-					wg.Go(func() {
-						raw, err := ln.Accept()
+				for _, reads := range []bool{false, true} {
+					t.Run(fmt.Sprintf("%s/%d/%d/%v", scheme, size, len(interim), reads), func(t *testing.T) {
+						t.Parallel()
+						ln, err := net.Listen("tcp", "127.0.0.1:0")
 						if err != nil {
-							t.Error(err)
-							return
+							t.Fatal(err)
 						}
-						defer func() { _ = raw.Close() }()
-						_ = raw.(*net.TCPConn).SetReadBuffer(4096)
-						c := raw
-						if scheme == "https" {
-							c = tls.Server(raw, &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12})
+						var wg sync.WaitGroup
+						defer wg.Wait()
+						gone := make(chan struct{})
+						defer close(gone)
+						defer func() { _ = ln.Close() }()
+						serve := func(raw net.Conn) {
+							defer func() { _ = raw.Close() }()
+							if !reads {
+								_ = raw.(*net.TCPConn).SetReadBuffer(4096)
+							}
+							c := raw
+							if scheme == "https" {
+								c = tls.Server(raw, &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12})
+							}
+							in := bufio.NewReader(c)
+							for {
+								q, err := http.ReadRequest(in)
+								if err != nil {
+									return
+								}
+								if q.ContentLength <= earlySize {
+									_, _ = io.Copy(io.Discard, q.Body)
+									say(t, c, "HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nyes")
+									continue
+								}
+								say(t, c, interim)
+								if reads {
+									listens := time.NewTimer(2 * earlyAfter)
+									<-listens.C
+									_, _ = io.Copy(io.Discard, q.Body)
+								}
+								say(t, c, "HTTP/1.1 413 Too Large\r\nContent-Length: 2\r\n\r\nno")
+								if !reads {
+									<-gone
+									return
+								}
+							}
 						}
-						_, _ = c.Read(make([]byte, 1000))
-						say(t, c, interim+"HTTP/1.1 413 Too Large\r\nContent-Length: 2\r\n\r\nno")
-						<-gone
+						wg.Go(func() {
+							for {
+								raw, err := ln.Accept()
+								if err != nil {
+									return
+								}
+								wg.Go(func() { serve(raw) })
+							}
+						})
+						leg := legTo(t, scheme+"://"+ln.Addr().String())
+						leg.Body = [][]byte{make([]byte, size/2), make([]byte, size/2)}
+						client := newClient(t, Options{TLS: &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12}})
+						defer client.Close() // ends the engine's reading
+						r, got := get(t, client, leg)
+						if r.Status != http.StatusRequestEntityTooLarge || got != "no" {
+							t.Errorf("%d %q", r.Status, got)
+						}
+						if !reads && size > 4<<20 && client.Idle() != 0 {
+							t.Error("a connection on which half of a body was sent is kept")
+						}
+						if !reads && client.Idle() != 0 {
+							return // all of it was sent, and nobody reads another
+						}
+						leg.Body = [][]byte{[]byte("small")}
+						if r, got = get(t, client, leg); r.Status != http.StatusOK || got != "yes" {
+							t.Errorf("the next request got %d %q", r.Status, got)
+						}
 					})
-					leg := legTo(t, scheme+"://"+ln.Addr().String())
-					leg.Body = [][]byte{make([]byte, size/2), make([]byte, size/2)}
-					client := newClient(t, Options{TLS: &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12}})
-					r, got := get(t, client, leg)
-					if r.Status != http.StatusRequestEntityTooLarge || got != "no" {
-						t.Errorf("%d %q", r.Status, got)
-					}
-					if size > 1<<20 && client.Idle() != 0 {
-						t.Error("a connection on which half of a body was sent is kept")
-					}
-				})
+				}
 			}
 		}
 	}

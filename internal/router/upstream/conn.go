@@ -21,17 +21,33 @@ type conn struct {
 	closeOnce sync.Once
 	// The deadlines that are set on nc; zero for none.
 	readBy, writeBy time.Time
-	// enough is set when nothing more of a request shall be sent.
-	enough atomic.Bool
+	// sending is how the sending of a body stands that an early answer may
+	// end: sendQuiet without one.
+	sending atomic.Uint32
 }
+
+const (
+	sendQuiet uint32 = iota
+	sendRuns
+	sendEnough // ended by stopSending: the connection can send nothing again
+)
 
 // errEnough ends the sending of a request that has been answered.
 var errEnough = errors.New("the engine has answered already")
 
-// stopSending ends a send that another goroutine is in, for good.
+// stopSending ends a send that another goroutine is in, and with it the use of
+// the connection. A send that has come to its end is left alone: the connection
+// may serve the next request.
 func (c *conn) stopSending() {
-	c.enough.Store(true)
+	if !c.sending.CompareAndSwap(sendRuns, sendEnough) {
+		return
+	}
 	_ = c.nc.SetWriteDeadline(time.Unix(1, 0)) // fails on a closed connection only
+}
+
+// sent ends a send and reports whether nobody has stopped it.
+func (c *conn) sent() bool {
+	return c.sending.Swap(sendQuiet) != sendEnough
 }
 
 func newConn(nc net.Conn) *conn {
@@ -91,7 +107,7 @@ func (c *conn) writeWithin(d time.Duration) error {
 	}
 	c.writeBy = by
 	err := c.nc.SetWriteDeadline(by)
-	if c.enough.Load() { // asked after that, which may have undone what stopSending did
+	if c.sending.Load() == sendEnough { // asked after that, which may have undone what stopSending did
 		return errEnough
 	}
 	return err

@@ -39,12 +39,13 @@ func (r *Response) listen(leg *Leg) *early {
 	// The last answer's deadline is none of this one's. If that fails, so does
 	// the sending.
 	_ = r.conn.readWithin(0)
+	r.conn.sending.Store(sendRuns)
 	e := earlyPool.Get().(*early)
 	e.r, e.leg = r, leg
 	if e.timer == nil {
-		e.timer = time.AfterFunc(earlyAfter, e.read)
+		e.timer = time.AfterFunc(r.client.earlyAfter, e.read)
 	} else {
-		e.timer.Reset(earlyAfter)
+		e.timer.Reset(r.client.earlyAfter)
 	}
 	return e
 }

@@ -65,16 +65,21 @@ func hostile(raw net.Conn, conf *tls.Config) {
 		}
 		var does byte
 		_, _ = fmt.Sscanf(req.Header.Get("X-Does"), "%d", &does)
-		id := req.Header.Get("X-Id")
+		id, status := req.Header.Get("X-Id"), req.Header.Get("X-Status")
+		if req.Header.Get("X-Slow") != "" {
+			// The client may have sent all of it, and listens by now.
+			late := time.NewTimer(time.Millisecond)
+			<-late.C
+		}
 		if does&hostileEarly == 0 {
 			if body, err := io.ReadAll(req.Body); err != nil || !strings.HasPrefix(string(body), id) {
 				return
 			}
 		}
-		answer := "HTTP/1.1 200 OK\r\nX-Id: " + id + "\r\nConnection: x-hop, keep-alive\r\nX-Hop: " + id + "\r\n"
+		answer := "HTTP/1.1 " + status + " Told\r\nX-Id: " + id + "\r\nConnection: x-hop, keep-alive\r\nX-Hop: " + id + "\r\n"
 		none := req.Method == http.MethodHead
 		if does&hostileHead != 0 && !none {
-			answer, none = strings.Replace(answer, "200 OK", "204 No Content", 1), true
+			answer, none = strings.Replace(answer, status, "204", 1), true
 		}
 		ends := false
 		switch frame := does & hostileFrame >> 5; {
@@ -160,14 +165,21 @@ func FuzzHostileEngine(f *testing.F) {
 		})
 		client := New(Options{IdleConn: time.Minute, TLS: &tls.Config{RootCAs: roots, CurvePreferences: curves, MinVersion: tls.VersionTLS12}})
 		defer client.Close()
+		client.earlyAfter = 0 // else a slow engine costs this much with each request
 		for i, does := range script[:min(len(script), 24)] {
 			id := fmt.Sprintf("request-%d", i)
 			leg := legTo(t, scheme+"://"+ln.Addr().String())
-			leg.Set = []HeaderField{{"X-Does", fmt.Sprint(does)}, {"X-Id", id}}
+			status := []int{200, 400, 413, 503}[(int(does)*5+i)%4]
+			leg.Set = []HeaderField{{"X-Does", fmt.Sprint(does)}, {"X-Id", id}, {"X-Status", fmt.Sprint(status)}}
+			if (int(does)+i)%3 == 0 {
+				leg.Set = append(leg.Set, HeaderField{"X-Slow", "1"})
+			}
 			leg.Body = [][]byte{[]byte(id), make([]byte, int(does)%3*50_000)}
 			if does&hostileHead != 0 && i%2 == 0 {
 				leg.Method, leg.Body = http.MethodHead, nil
 				leg.Set[0].Value = fmt.Sprint(does | hostileEarly) // there is no body to read
+			} else if does&hostileHead != 0 {
+				status = http.StatusNoContent
 			}
 			honest := does&(hostileCut|hostileEarly|hostileHead) == 0
 			r, err := client.Do(t.Context(), leg)
@@ -176,7 +188,7 @@ func FuzzHostileEngine(f *testing.F) {
 				body, err = r.ReadAll(1 << 20)
 				h := http.Header{}
 				r.Header.CopyTo(h)
-				if r.Header.Get("X-Id") != id || r.Status != http.StatusNoContent && leg.Method != http.MethodHead && !strings.HasPrefix(id, string(body)) || err == nil && len(body) > 0 && string(body) != id {
+				if r.Header.Get("X-Id") != id || r.Status != status || r.Status != http.StatusNoContent && leg.Method != http.MethodHead && !strings.HasPrefix(id, string(body)) || err == nil && len(body) > 0 && string(body) != id {
 					t.Errorf("%s (%08b) got %d %v %q", id, does, r.Status, h, body)
 				}
 				if h.Get("X-Hop") != "" {
