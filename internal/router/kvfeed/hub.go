@@ -30,8 +30,9 @@ type hub struct {
 	cancel   context.CancelFunc
 	wg       sync.WaitGroup
 
-	mu    sync.Mutex // guards writes of ranks, and told
+	mu    sync.Mutex // guards writes of ranks, lines and told; before line.mu
 	told  quota
+	lines map[*line]struct{}
 	ranks atomic.Pointer[[]*rank]
 
 	unrouted atomic.Uint64 // messages of no rank, or of an uncertain one
@@ -50,10 +51,14 @@ func (h *hub) add(r *rank) {
 	defer h.mu.Unlock()
 	next := append(append([]*rank(nil), h.list()...), r)
 	h.ranks.Store(&next)
+	for l := range h.lines {
+		l.review(h)
+	}
 }
 
-// remove takes r off and reports whether no rank is left.
-func (h *hub) remove(r *rank) bool {
+// remove takes r off and reports whether no rank is left. Ending, nobody's
+// batches are anybody else's: what the ranks know is what a snapshot takes.
+func (h *hub) remove(r *rank, ending bool) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	next := make([]*rank, 0, len(h.list()))
@@ -63,6 +68,12 @@ func (h *hub) remove(r *rank) bool {
 		}
 	}
 	h.ranks.Store(&next)
+	for l := range h.lines {
+		l.leave(r)
+		if !ending {
+			l.review(h)
+		}
+	}
 	return len(next) == 0
 }
 
@@ -111,12 +122,84 @@ func (h *hub) say(reason string) {
 	}
 }
 
+// line is a connection of a publisher, with the ranks that it speaks for.
+type line struct {
+	conn uint64
+	peer string
+	host string
+
+	mu   sync.Mutex // guards mine; before rank.mu
+	mine map[*rank]*voice
+}
+
+// voice is as what a connection speaks for a rank: whose batches these are
+// follows from it and from the ranks that there are. Where one connection has
+// spoken for the rank in several ways, that is mixed.
+type voice struct {
+	topic string
+	said  int32
+	mixed bool
+}
+
+const (
+	reasonElsewhere = "since the workers of its listener changed, the batches that it was fed with are those of another rank, or of no certain one: give each worker that dials in a topic of its own"
+	reasonUnrouted  = "a batch that may be its own could not be told from those of other ranks"
+)
+
+// review ends the use of the connection by ranks whose batches it does not bring
+// any more, after the ranks of the listener have changed.
+func (l *line) review(h *hub) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for r, v := range l.mine {
+		if v.mixed || h.route([]byte(v.topic), &kvevent.Batch{Rank: v.said}, l.host, nil) != r {
+			delete(l.mine, r)
+			r.disown(l.conn, reasonElsewhere)
+		}
+	}
+}
+
+// leave forgets a rank that leaves the listener.
+func (l *line) leave(r *rank) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.mine, r)
+}
+
+// take finds the rank that a batch is of and claims it for the connection. The
+// list of ranks cannot change between the two unnoticed. With no rank for
+// certain, all that the connection feeds under this topic may have missed it.
+func (l *line) take(h *hub, topic []byte, b *kvevent.Batch) *rank {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	r := h.route(topic, b, l.host, l.mine)
+	if r == nil {
+		for o, v := range l.mine {
+			if v.topic == string(topic) {
+				delete(l.mine, o)
+				o.disown(l.conn, reasonUnrouted)
+			}
+		}
+		return nil
+	}
+	switch v := l.mine[r]; {
+	case b == nil:
+	case v == nil:
+		l.mine[r] = &voice{topic: string(topic), said: b.Rank}
+	case v.said != b.Rank || v.topic != string(topic):
+		v.mixed = true
+	}
+	r.claim(l.conn, l.peer, strings.EqualFold(r.key.Host, l.host))
+	return r
+}
+
 // serve receives from one publisher until its connection ends.
 func (h *hub) serve(c *zmtp.Conn) {
 	defer c.Close()
-	conn := h.m.conns.Add(1)
-	host := peerHost(c.RemoteAddr())
-	mine := map[*rank]bool{} // ranks that this connection has spoken for; at most those of the hub
+	l := &line{conn: h.m.conns.Add(1), peer: c.RemoteAddr(), host: peerHost(c.RemoteAddr()), mine: map[*rank]*voice{}}
+	h.mu.Lock()
+	h.lines[l] = struct{}{}
+	h.mu.Unlock()
 	var msg zmtp.Message
 	var dec kvevent.Decoder
 	var batch kvevent.Batch
@@ -137,22 +220,23 @@ func (h *hub) serve(c *zmtp.Conn) {
 		if dec.Decode(payload, &batch) != nil {
 			decoded = nil
 		}
-		r := h.route(topic, decoded, host, mine)
+		r := l.take(h, topic, decoded)
 		if r == nil {
-			h.unroutable(topic, decoded, c.RemoteAddr())
+			h.unroutable(topic, decoded, l.peer)
 			continue
 		}
-		mine[r] = true
-		r.claim(conn, c.RemoteAddr(), strings.EqualFold(r.key.Host, host))
-		r.receive(conn, topic, seq, payload, decoded)
+		r.receive(l.conn, topic, seq, payload, decoded)
 	}
-	for r := range mine {
+	h.mu.Lock()
+	delete(h.lines, l) // nobody else sees it any more
+	h.mu.Unlock()
+	for r := range l.mine {
 		if errors.Is(err, kvevent.ErrFrames) {
 			r.mu.Lock()
 			r.n.Malformed++
 			r.mu.Unlock()
 		}
-		r.detach(conn, err)
+		r.detach(l.conn, err)
 	}
 }
 
@@ -187,13 +271,19 @@ func (r *rank) claim(conn uint64, peer string, home bool) {
 	case r.closed || r.conn == conn:
 		return
 	case r.conn == 0:
+		if home && !r.home {
+			r.rival = 0
+		}
 	case home && !r.home, home == r.home && conn > r.conn:
+		if home && !r.home {
+			r.rival = 0 // it came from elsewhere, too
+		}
 		r.emit(workers.Warn, "feed.publisher", "%s: its batches come from %s now, not from %s", r.label, peer, r.peer)
 		r.abandon()
 	case home == r.home && r.rival == 0:
 		r.abandon()
-		r.rival = conn
-		r.startOver(fmt.Sprintf("two publishers claim this rank, %s and %s: end the wrong one, or give each worker a topic of its own", peer, r.peer))
+		r.rival, r.rivalPeer = conn, peer
+		r.startOver(r.contested())
 		return
 	default:
 		return
@@ -205,10 +295,29 @@ func (r *rank) claim(conn uint64, peer string, home bool) {
 	r.attachLocked(conn, peer)
 }
 
+// contested is why a rank with a rival is not trusted. The caller holds r.mu.
+func (r *rank) contested() string {
+	return fmt.Sprintf("two publishers claim this rank, %s and %s: end the wrong one, or give each worker a topic of its own", r.rivalPeer, r.peer)
+}
+
+// disown ends what connection conn has to do with r, which it does not speak for
+// any more. What it brought is not known to be of r.
+func (r *rank) disown(conn uint64, reason string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.withdraw(conn) || r.conn != conn {
+		return
+	}
+	r.abandon()
+	r.conn, r.lostAt = 0, r.m.now()
+	r.startOver(reason)
+	r.poke()
+}
+
 // route finds the rank that a batch belongs to, nil if that is not certain. A
 // batch that cannot be decoded goes to the only rank that the connection has
 // served, which must not go on as if there had been none.
-func (h *hub) route(topic []byte, b *kvevent.Batch, host string, mine map[*rank]bool) *rank {
+func (h *hub) route(topic []byte, b *kvevent.Batch, host string, mine map[*rank]*voice) *rank {
 	var found *rank
 	if b == nil {
 		for r := range mine {

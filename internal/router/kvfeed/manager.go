@@ -304,7 +304,7 @@ func (m *Manager) stop(r *rank) {
 	r.wg.Wait()
 	// A listener's connection may still hold r: nothing of it gets through now.
 	r.mu.Lock()
-	r.closed, r.conn, r.catching = true, 0, false
+	r.closed, r.conn, r.rival, r.catching = true, 0, 0, false
 	r.release()
 	r.mu.Unlock()
 }
@@ -315,7 +315,7 @@ func (m *Manager) join(r *rank) *hub {
 	h := m.hubs[r.src.Endpoint]
 	if h == nil {
 		ctx, cancel := context.WithCancel(m.ctx)
-		h = &hub{m: m, endpoint: r.src.Endpoint, cancel: cancel}
+		h = &hub{m: m, endpoint: r.src.Endpoint, cancel: cancel, lines: map[*line]struct{}{}}
 		m.hubs[h.endpoint] = h
 		h.wg.Go(func() { h.run(ctx) })
 	}
@@ -326,7 +326,7 @@ func (m *Manager) join(r *rank) *hub {
 // leave takes r off the listener and closes it after the last rank.
 func (m *Manager) leave(h *hub, r *rank) {
 	m.mu.Lock()
-	empty := h.remove(r)
+	empty := h.remove(r, m.ctx.Err() != nil)
 	if empty {
 		delete(m.hubs, h.endpoint)
 	}

@@ -41,19 +41,21 @@ type rank struct {
 	since     time.Time
 	published uint64
 
-	closed   bool   // the feed has ended
-	conn     uint64 // number of the connection in use, 0 for none
-	peer     string
-	home     bool      // the peer is on the worker's host
-	rival    uint64    // another connection that speaks for this rank, 0 for none
-	lostAt   time.Time // when the rank was last without connection
-	process  float64   // start of the engine's process as told when the last connection was lost
-	began    time.Time // when the connection in use began
-	proving  bool      // entries wait for the proof that they may be kept, see prove
-	proven   bool      // the connection continues what the stream has seen
-	resynced bool      // it was started over because of orphans
-	refetch  bool      // see whether the replay tells more, when the budget of replays allows
-	accept   bool      // take the first batch as it comes: the replay has failed
+	closed    bool   // the feed has ended
+	conn      uint64 // number of the connection in use, 0 for none
+	peer      string
+	home      bool   // the peer is on the worker's host
+	attached  uint64 // number of the latest attachment; one connection may be attached again
+	rival     uint64 // another connection that speaks for this rank, 0 for none
+	rivalPeer string
+	lostAt    time.Time // when the rank was last without connection
+	process   float64   // start of the engine's process as told when the last connection was lost
+	began     time.Time // when the connection in use began
+	proving   bool      // entries wait for the proof that they may be kept, see prove
+	proven    bool      // the connection continues what the stream has seen
+	resynced  bool      // it was started over because of orphans
+	refetch   bool      // see whether the replay tells more, when the budget of replays allows
+	accept    bool      // take the first batch as it comes: the replay has failed
 
 	catching     bool // live batches wait in held for a replay
 	asking       bool // that replay is for what it may have besides what is known
@@ -211,7 +213,12 @@ func (r *rank) attach(conn uint64, peer string) {
 
 func (r *rank) attachLocked(conn uint64, peer string) {
 	r.conn, r.peer, r.began = conn, peer, r.m.now()
+	r.attached++
 	r.n.Connects++
+	if r.rival != 0 {
+		r.startOver(r.contested())
+		return
+	}
 	_, had := r.stream.Last()
 	r.proven, r.resynced, r.accept, r.refetch, r.asking = !had, false, false, false, false
 	if r.src.Replay != "" {
@@ -240,12 +247,7 @@ const lostWithoutReplay = "the connection was lost, and without a replay socket 
 func (r *rank) detach(conn uint64, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.rival == conn && r.conn != 0 {
-		r.rival = 0
-		r.attachLocked(r.conn, r.peer)
-		return
-	}
-	if r.conn != conn {
+	if r.withdraw(conn) || r.conn != conn {
 		return
 	}
 	r.conn = 0
@@ -261,6 +263,19 @@ func (r *rank) detach(conn uint64, err error) {
 	r.poke()
 }
 
+// withdraw ends the claim of connection conn beside the one in use, and reports
+// whether it had one. The caller holds r.mu.
+func (r *rank) withdraw(conn uint64) bool {
+	if r.rival != conn {
+		return false
+	}
+	r.rival = 0
+	if r.conn != 0 {
+		r.attachLocked(r.conn, r.peer)
+	}
+	return true
+}
+
 // abandon ends what is under way with the connection in use. The caller holds
 // r.mu.
 func (r *rank) abandon() {
@@ -271,9 +286,11 @@ func (r *rank) abandon() {
 	}
 }
 
-// uses reports whether connection conn is the one whose batches count. The
+// current reports whether an attachment is the one whose batches count. The
 // caller holds r.mu.
-func (r *rank) uses(conn uint64) bool { return r.conn == conn && r.rival == 0 }
+func (r *rank) current(attached uint64) bool {
+	return r.attached == attached && r.conn != 0 && r.rival == 0
+}
 
 // goLive ends a resync. The caller holds r.mu.
 func (r *rank) goLive() {
@@ -323,7 +340,7 @@ func (r *rank) receive(conn uint64, topic []byte, seq uint64, payload []byte, de
 	if r.conn == 0 {
 		return // the connection was given up meanwhile
 	}
-	if !r.uses(conn) {
+	if r.conn != conn || r.rival != 0 {
 		r.n.Foreign++
 		r.emit(workers.Warn, "feed.foreign", "%s: a second publisher claims this rank while %s is connected; its batches are dropped", r.label, r.peer)
 		return

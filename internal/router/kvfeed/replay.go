@@ -24,7 +24,7 @@ func (r *rank) tend(ctx context.Context) {
 		case <-timer.C:
 		}
 		r.mu.Lock()
-		conn, catching := r.conn, r.catching && !r.proving
+		conn, attached, catching := r.conn, r.attached, r.catching && !r.proving && r.rival == 0
 		now := r.m.now()
 		verify := false
 		next := r.m.o.VerifyEvery
@@ -36,7 +36,8 @@ func (r *rank) tend(ctx context.Context) {
 				r.set(Stale, fmt.Sprintf("no connection for %v: %s", r.m.o.StaleAfter, r.reason))
 				r.emit(workers.Error, "feed.stale", "%s: %s", r.label, r.reason)
 			}
-		case !catching && r.refetch && r.rival == 0:
+		case r.rival != 0:
+		case !catching && r.refetch:
 			// Built anew from what follows, the rank misses what it held until
 			// that is stored again; a replay that reaches further back tells it
 			// at once.
@@ -46,7 +47,6 @@ func (r *rank) tend(ctx context.Context) {
 			}
 		case r.proving:
 			next = r.prove(now)
-		case r.rival != 0:
 		case !catching && r.stream.short && r.src.Replay != "" && !now.Before(r.nextFull) && r.m.o.Index.Roomy():
 			// What was refused comes by no other way: the engine does not store
 			// again what it has.
@@ -67,10 +67,10 @@ func (r *rank) tend(ctx context.Context) {
 		r.mu.Unlock()
 		switch {
 		case conn != 0 && catching:
-			r.catchUp(ctx, conn)
+			r.catchUp(ctx, attached)
 			next = 0
 		case verify:
-			r.verify(ctx, conn)
+			r.verify(ctx, attached)
 			next = 0
 		}
 		timer.Reset(next)
@@ -102,13 +102,13 @@ const catchUpAttempts = 16
 
 // catchUp fetches what is missing, applies the live batches that waited and
 // goes live. What cannot be fetched is given up.
-func (r *rank) catchUp(ctx context.Context, conn uint64) {
+func (r *rank) catchUp(ctx context.Context, attached uint64) {
 	why := ""
 	idle := 0       // attempts that brought nothing
 	broken := false // the replay socket does not work
 	for attempt := range catchUpAttempts {
 		r.mu.Lock()
-		if !r.uses(conn) || !r.catching {
+		if !r.current(attached) || !r.catching {
 			r.mu.Unlock()
 			return
 		}
@@ -126,10 +126,10 @@ func (r *rank) catchUp(ctx context.Context, conn uint64) {
 		r.n.Replays++
 		r.mu.Unlock()
 
-		p, err := r.replay(ctx, conn, asking)
+		p, err := r.replay(ctx, attached, asking)
 
 		r.mu.Lock()
-		if !r.uses(conn) || ctx.Err() != nil {
+		if !r.current(attached) || ctx.Err() != nil {
 			r.mu.Unlock()
 			return
 		}
@@ -174,7 +174,7 @@ func (r *rank) catchUp(ctx context.Context, conn uint64) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if !r.uses(conn) {
+	if !r.current(attached) {
 		return
 	}
 	if why == "" {
@@ -262,7 +262,7 @@ var (
 // emptied rank if they begin before those that the rank's entries come from;
 // else p is still asking at the end, and nothing has changed. A nil error means
 // that the replay ended as it should, or that p says why it was left.
-func (r *rank) replay(ctx context.Context, conn uint64, asking bool) (*playback, error) {
+func (r *rank) replay(ctx context.Context, attached uint64, asking bool) (*playback, error) {
 	r.mu.Lock()
 	p := &playback{asking: asking, short: r.stream.short}
 	if last, had := r.stream.Last(); had && !asking {
@@ -306,7 +306,7 @@ func (r *rank) replay(ctx context.Context, conn uint64, asking bool) (*playback,
 		r.mu.Lock()
 		done := true
 		switch {
-		case !r.uses(conn):
+		case !r.current(attached):
 			err = context.Canceled
 		case end:
 			if !r.proven {
@@ -395,19 +395,19 @@ func (r *rank) joins(p *playback) bool {
 
 // verify asks the replay of a quiet publisher whether a batch was missed. It
 // changes nothing unless there is news.
-func (r *rank) verify(ctx context.Context, conn uint64) {
+func (r *rank) verify(ctx context.Context, attached uint64) {
 	r.mu.Lock()
-	if !r.uses(conn) || r.catching {
+	if !r.current(attached) || r.catching {
 		r.mu.Unlock()
 		return
 	}
 	r.n.Replays++
 	state := r.state
 	r.mu.Unlock()
-	p, err := r.replay(ctx, conn, false)
+	p, err := r.replay(ctx, attached, false)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if !r.uses(conn) || ctx.Err() != nil {
+	if !r.current(attached) || ctx.Err() != nil {
 		return
 	}
 	if err != nil {
