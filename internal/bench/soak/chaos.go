@@ -71,8 +71,8 @@ type group struct {
 type chaos struct {
 	s      *soak
 	groups []*group
-	// The spare comes and goes; the understudy takes its slot for a while.
-	spare, understudy *sim.Engine
+	// The spare comes and goes; the replacement takes its slot for a while.
+	spare, replacement *sim.Engine
 
 	runs  uint64
 	watch watch
@@ -449,19 +449,19 @@ func (c *chaos) reuseSlot(ctx context.Context, kill bool) {
 	_ = c.working(ctx, c.spare, 3, nil) // whatever has arrived by then
 	c.failed(out, c.s.rig.Admin.RemoveWorker(ctx, c.spare.Name()))
 
-	in := c.begin(doAdd, c.understudy.Name(), "into a slot that requests still hang on")
-	slow := c.understudy.Group().Faults
+	in := c.begin(doAdd, c.replacement.Name(), "into a slot that requests still hang on")
+	slow := c.replacement.Group().Faults
 	slow.Slow = 1000
-	c.failed(in, c.understudy.SetFaults(slow))
-	c.failed(in, c.add(ctx, c.understudy))
-	c.failed(in, c.usable(ctx, c.understudy))
+	c.failed(in, c.replacement.SetFaults(slow))
+	c.failed(in, c.add(ctx, c.replacement))
+	c.failed(in, c.usable(ctx, c.replacement))
 	done := make(chan struct{})
 	live, cancel := context.WithCancel(ctx)
 	for range 2 {
-		now.Go(func() { _ = c.s.pinned(live, modelVLLM, c.understudy.Name(), "", 4000, c.s.o.Timeout) })
+		now.Go(func() { _ = c.s.pinned(live, modelVLLM, c.replacement.Name(), "", 4000, c.s.o.Timeout) })
 	}
 	go func() { now.Wait(); close(done) }()
-	began := c.working(ctx, c.understudy, 2, done)
+	began := c.working(ctx, c.replacement, 2, done)
 	if kill {
 		c.spare.Kill()
 		c.failed(out, c.spare.Restart())
@@ -471,16 +471,16 @@ func (c *chaos) reuseSlot(ctx context.Context, kill bool) {
 	// Nothing but the two requests has happened to it since they were counted,
 	// or it serves others as well.
 	if began == nil {
-		if err := c.working(ctx, c.understudy, 2, done); err != nil {
+		if err := c.working(ctx, c.replacement, 2, done); err != nil {
 			c.s.violation("account", nil, "after requests of a worker that is gone had ended: "+err.Error())
 		}
 		c.s.counts.bump("slots used again under hanging requests")
 	}
 	cancel()
 	<-done
-	c.failed(in, c.understudy.SetFaults(c.understudy.Group().Faults))
-	f := c.begin(doRemove, c.understudy.Name(), "")
-	c.failed(f, c.s.rig.Admin.RemoveWorker(ctx, c.understudy.Name()))
+	c.failed(in, c.replacement.SetFaults(c.replacement.Group().Faults))
+	f := c.begin(doRemove, c.replacement.Name(), "")
+	c.failed(f, c.s.rig.Admin.RemoveWorker(ctx, c.replacement.Name()))
 	c.end(f)
 	c.end(in)
 	f = c.begin(doAdd, c.spare.Name(), "")

@@ -315,11 +315,16 @@ func (s *soak) stuck(ctx context.Context, n uint64) {
 // pinned sends a fresh prompt to certain workers and reports how it went. It is
 // the soak's own finger: nothing of it counts as load.
 func (s *soak) pinned(ctx context.Context, model, decode, prefill string, tokens int, wait time.Duration) error {
+	return s.fresh(ctx, s.rig.URL, model, decode, prefill, tokens, wait)
+}
+
+// fresh sends a prompt that nobody has seen to a router or an engine.
+func (s *soak) fresh(ctx context.Context, to, model, decode, prefill string, tokens int, wait time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
 	n := s.pins.Add(1)
 	j := job{kind: kindIDs}
-	q, err := http.NewRequestWithContext(ctx, http.MethodPost, s.rig.URL+"/v1/completions",
+	q, err := http.NewRequestWithContext(ctx, http.MethodPost, to+"/v1/completions",
 		strings.NewReader(fmt.Sprintf(`{"model":%q,"max_tokens":4,"prompt":%s}`, model, jsonNumbers(numbers(s.o.Seed+0x70696e, n, n, 0, tokens)))))
 	if err != nil {
 		return err

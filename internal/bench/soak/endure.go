@@ -104,8 +104,8 @@ const referenceText = "1a:profile=instant,kv_blocks=8000,max_model_len=90000,eve
 
 // The spare, and who takes its slot while requests still hang on it.
 const (
-	spareName      = "aggregated-0"
-	understudyName = "aggregated-3"
+	spareName       = "aggregated-0"
+	replacementName = "aggregated-3"
 )
 
 // soak is a run.
@@ -245,14 +245,14 @@ func (s *soak) open(ctx context.Context, fleet string) (err error) {
 	s.chaos.watch.Handler = slog.NewJSONHandler(s.events, &slog.HandlerOptions{Level: slog.LevelInfo})
 	s.chaos.watch.last = map[[2]string]time.Time{}
 	s.rig, err = routertest.Start(ctx, routertest.Options{
-		Fleet: fleet, Specs: s.chaos.specs(spareName, understudyName), Configure: configure(&s.o),
+		Fleet: fleet, Specs: s.chaos.specs(spareName, replacementName), Configure: configure(&s.o),
 		// The event log is bounded; what it has told is kept in a file.
 		Logger: slog.New(&s.chaos.watch),
 	})
 	if err != nil {
 		return err
 	}
-	s.chaos.spare, s.chaos.understudy = s.rig.Sim.Named(spareName), s.rig.Sim.Named(understudyName)
+	s.chaos.spare, s.chaos.replacement = s.rig.Sim.Named(spareName), s.rig.Sim.Named(replacementName)
 	named := func(model string, prefill bool, names ...string) *group {
 		g := &group{model: model, prefill: prefill}
 		for _, n := range names {
@@ -354,7 +354,11 @@ func (c *chaos) addSpare(ctx context.Context) error { return c.add(ctx, c.spare)
 
 func (c *chaos) add(ctx context.Context, e *sim.Engine) error {
 	w := e.Worker()
-	_, err := c.s.rig.Admin.AddWorker(context.WithoutCancel(ctx), admin.AddWorker{Role: string(w.Role), Spec: w.URL.String() + ",name=" + e.Name()})
+	spec := w.URL.String() + ",name=" + e.Name()
+	if c.s.rig.DialsIn(e.Name()) { // no engine tells whom it dials
+		spec += ",events=bind:" + w.Events[0].Endpoint + ",topic=" + w.Events[0].Topic
+	}
+	_, err := c.s.rig.Admin.AddWorker(context.WithoutCancel(ctx), admin.AddWorker{Role: string(w.Role), Spec: spec})
 	return err
 }
 
@@ -436,6 +440,9 @@ func (s *soak) check(ctx context.Context, when string) Check {
 	s.checked = append(s.checked, when)
 	if l, err := s.rig.Admin.IndexStats(ctx); err == nil {
 		c.Index = l.Totals.Memberships
+	}
+	if when == atTheEnd { // after it the index need not know all of that engine's cache
+		wrong("late worker", s.joinLate(ctx))
 	}
 	s.http.CloseIdleConnections()
 	s.rig.Client.CloseIdleConnections()
@@ -549,6 +556,51 @@ func (s *soak) leaveQueue(ctx context.Context) error {
 		return err
 	}))
 	return errors.Join(err, e.SetFaults(e.Group().Faults))
+}
+
+// joinLate takes a worker whose engine dials in off the fleet, gives the engine
+// work all the same, whose events come to a listener that does not know it, and
+// adds the worker again. Its neighbour at that listener may hold none of that,
+// neither before nor after.
+func (s *soak) joinLate(ctx context.Context) error {
+	g := s.chaos.groups[len(s.chaos.groups)-1]
+	near, late := g.engines[0], g.engines[1]
+	apart := func() error {
+		cached, err := late.Cached(0)
+		if err != nil {
+			return err
+		}
+		own, err := near.Cached(0)
+		if err != nil {
+			return err
+		}
+		got, _ := s.rig.Router.IndexedBlocks(near.Name() + "/dp0")
+		if i := slices.IndexFunc(got, func(b uint64) bool { return slices.Contains(cached, b) && !slices.Contains(own, b) }); i >= 0 {
+			return fmt.Errorf("the index has block %x of %s, which only %s holds", got[i], near.Name(), late.Name())
+		}
+		return nil
+	}
+	if err := s.rig.Admin.RemoveWorker(ctx, late.Name()); err != nil {
+		return err
+	}
+	from := time.Now()
+	err := s.fresh(ctx, late.URL(), modelVLLM, "", "", 400, checkTimeout)
+	came, stop := context.WithTimeout(ctx, 10*time.Second)
+	defer stop()
+	err = errors.Join(err, routertest.Wait(came, "events of an engine that is no worker", func() error {
+		if !s.chaos.watch.since("feed_unrouted", "", from) {
+			return errors.New("none was refused")
+		}
+		return nil
+	}), apart())
+	err = errors.Join(err, s.chaos.add(ctx, late), s.chaos.usable(ctx, late))
+	if err != nil {
+		return err
+	}
+	if err := s.chaos.poke(ctx, g, late, 400, checkTimeout); err != nil {
+		return err
+	}
+	return errors.Join(s.whole(ctx, true), s.agree(ctx, 5*time.Second, []*sim.Engine{near, late}), apart())
 }
 
 // verifyEvery is after how long at most a feed asks its engine's replay whether
