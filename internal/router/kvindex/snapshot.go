@@ -54,7 +54,8 @@ func appendFrame(b []byte, kind byte, body []byte) []byte {
 //
 // For each rank, note is called with its slot and name. It calls take at the moment at which the rank is
 // to be copied, and returns what Restore is to give back with it: whatever must be true of that very
-// moment, such as the last event that the rank has. A rank is left out whose note does not call take.
+// moment, such as the last event that the rank has. A rank is left out whose note does not call take, or
+// that has been removed by then.
 func (x *Index) Snapshot(w io.Writer, note func(r Rank, name string, take func()) []byte) error {
 	if _, err := io.WriteString(w, snapMagic); err != nil {
 		return fmt.Errorf("write snapshot: %w", err)
@@ -68,6 +69,9 @@ func (x *Index) Snapshot(w io.Writer, note func(r Rank, name string, take func()
 		}
 		taken := false
 		kept := note(k.slot, k.name, func() {
+			if x.ranks[i].Load() != k {
+				return // it has left, and its note is of another that has its slot and maybe its name
+			}
 			x.dumpRank(k, &d)
 			taken = true
 		})

@@ -221,6 +221,46 @@ func TestSnapshotKeepsCopiesAndNotes(t *testing.T) {
 	}
 }
 
+// TestSnapshotWhileRanksAreReplaced: a rank that is removed between the look at it and its copy is not
+// copied: what the note says is of the other, of the same slot and name.
+func TestSnapshotWhileRanksAreReplaced(t *testing.T) {
+	t.Parallel()
+	x := New(Options{MaxRanks: 8})
+	defer x.Close()
+	for r := range Rank(3) {
+		if err := x.AddRank(r, fmt.Sprint("rank-", r)); err != nil {
+			t.Fatal(err)
+		}
+		var b Batch
+		b.Store(0, false, []uint64{11}, []uint64{1})
+		x.Apply(r, &b)
+	}
+	var file bytes.Buffer
+	if err := x.Snapshot(&file, func(r Rank, name string, take func()) []byte {
+		switch r {
+		case 1:
+			x.RemoveRank(r)
+		case 2:
+			x.RemoveRank(r)
+			if err := x.AddRank(r, name); err != nil {
+				t.Error(err)
+			}
+		}
+		take()
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	y := New(Options{MaxRanks: 8})
+	defer y.Close()
+	if err := y.Restore(&file, unnoted); err != nil {
+		t.Fatal(err)
+	}
+	if k, ok := y.RankStats(0); !ok || k.Blocks != 1 || y.Stats().Ranks != 1 {
+		t.Errorf("rank 0 %v %+v, %d ranks", ok, k, y.Stats().Ranks)
+	}
+}
+
 func TestSnapshotOfNothing(t *testing.T) {
 	t.Parallel()
 	x := New(Options{})
