@@ -115,7 +115,8 @@ func (x *exchange) admit(p selector.Phase, w *workers.Worker) (ok bool) {
 
 // report tells how a phase's request ended, for the health of its worker.
 func (x *exchange) report(p selector.Phase, out health.Outcome) {
-	x.r.outliers.Report(*x.admission(p), out)
+	a := x.admission(p)
+	*a = x.r.outliers.Report(*a, out)
 }
 
 // heldAnswer is a complete answer of an engine.

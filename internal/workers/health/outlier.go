@@ -107,8 +107,9 @@ type record struct {
 
 // counts are those by which a worker is judged.
 type counts struct {
-	failures int // in a row
-	connects int // in a row
+	failures int    // in a row
+	connects int    // in a row
+	streak   uint64 // number of the failures in a row
 	windows  [2]window
 }
 
@@ -127,6 +128,7 @@ func NewOutliers(reg *workers.Registry, opts OutlierOptions, sink workers.Sink) 
 type Admission struct {
 	worker *workers.Worker
 	number uint64 // of the worker's generation, or of the trial
+	streak uint64 // of failures that its report has added to
 }
 
 // Admit asks whether a request may be sent to the worker; it is called after
@@ -139,11 +141,11 @@ func (o *Outliers) Admit(w *workers.Worker) (a Admission, ok bool) {
 	generation := w.State.Generation()
 	e := w.State.Ejection()
 	if e == nil {
-		return Admission{w, generation}, true
+		return Admission{worker: w, number: generation}, true
 	}
 	if e.Outlived(w.State.Probed()) {
 		o.end(w, e, "probes have seen it go down and come up again")
-		return Admission{w, w.State.Generation()}, true
+		return Admission{worker: w, number: w.State.Generation()}, true
 	}
 	if !e.TakeTrial() {
 		return Admission{}, false
@@ -155,7 +157,7 @@ func (o *Outliers) Admit(w *workers.Worker) (a Admission, ok bool) {
 	}
 	r := o.record(w)
 	r.trial, r.trialSince = o.number(), time.Now()
-	a = Admission{w, r.trial}
+	a = Admission{worker: w, number: r.trial}
 	o.mu.Unlock()
 	o.poke() // Run gives the trial back if no report comes
 	return a, true
@@ -183,17 +185,18 @@ func (o *Outliers) end(w *workers.Worker, e *workers.Ejection, why string) {
 	if w.State.Ejection() == e {
 		r := o.record(w)
 		r.trialSince = time.Time{}
-		o.reinstate(r, e, now, why)
+		o.reinstate(r, e, o.number(), now, why)
 	}
 }
 
 // Report tells how an admitted request ended. For a stream, its first byte is
 // the success. What was sent before the worker was ejected counts neither during
 // the ejection nor after it; a trial is decided by the requests that were
-// admitted to try the worker since it was ejected.
-func (o *Outliers) Report(a Admission, out Outcome) {
+// admitted to try the worker since it was ejected. What is returned is the
+// admission as Excuse must be given it.
+func (o *Outliers) Report(a Admission, out Outcome) Admission {
 	if a.worker == nil { // nothing was admitted
-		return
+		return a
 	}
 	now := time.Now()
 	o.mu.Lock()
@@ -201,18 +204,20 @@ func (o *Outliers) Report(a Admission, out Outcome) {
 	r := o.record(a.worker)
 	if e := a.worker.State.Ejection(); e != nil {
 		o.judgeTrial(r, e, a, out, now)
-		return
+		return a
 	}
 	if a.number != a.worker.State.Generation() {
-		return
+		return a
 	}
 	o.count(r, out, now)
 	if !out.failure() {
-		return
+		return a
 	}
+	a.streak = r.streak
 	if reason := o.judge(&r.counts, out); reason != "" {
 		o.eject(r, a.number, reason, now)
 	}
+	return a
 }
 
 // judge says why a worker with these counts is ejected after an outcome, or "".
@@ -249,27 +254,30 @@ func (o *Outliers) Excuse(a Admission) {
 	switch {
 	case e == nil:
 		if a.number == state.Generation() {
-			r.excuse()
+			r.excuse(a.streak)
 		}
 	case a.number != r.causeOf:
 	case r.cause == (counts{}): // a trial's failure ejected it
+		r.ejections = max(0, r.ejections-1)
 		e.OfferTrial()
 	default:
-		r.cause.excuse()
+		r.cause.excuse(a.streak)
 		if o.judge(&r.cause, ServerError) == "" {
 			r.ejections--
 			kept := r.cause
-			o.reinstate(r, e, time.Now(), "requests that other engines broke on, too, do not count")
 			// As if it had not been: what was sent before counts.
+			o.reinstate(r, e, r.causeOf, time.Now(), "requests that other engines broke on, too, do not count")
 			r.counts = kept
-			state.SetGeneration(r.causeOf)
 		}
 	}
 }
 
-// excuse takes a failure out of the counts.
-func (c *counts) excuse() {
-	c.failures = max(0, c.failures-1)
+// excuse takes a failure out of the counts; of those in a row only if it is one
+// of them still.
+func (c *counts) excuse(streak uint64) {
+	if c.streak == streak {
+		c.failures = max(0, c.failures-1)
+	}
 	for i := range c.windows {
 		if w := &c.windows[i]; w.failed > 0 {
 			w.failed, w.total = w.failed-1, w.total-1
@@ -304,6 +312,9 @@ func (o *Outliers) count(r *record, out Outcome, now time.Time) {
 		r.failures, r.connects, r.spared = 0, 0, false
 		r.windows[0].total++
 	case out.failure():
+		if r.failures == 0 {
+			r.streak = o.number()
+		}
 		r.failures++
 		if out == ConnectError {
 			r.connects++
@@ -364,12 +375,12 @@ func (o *Outliers) judgeTrial(r *record, e *workers.Ejection, a Admission, out O
 	switch {
 	case out == Success:
 		r.trialSince = time.Time{}
-		o.reinstate(r, e, now, "its trial request succeeded")
+		o.reinstate(r, e, o.number(), now, "its trial request succeeded")
 	case out.failure():
 		o.eject(r, a.number, "the trial request ended with a "+out.String(), now)
 		if r.worker.State.Ejection() == e { // spared: the others went down meanwhile
 			r.trialSince = time.Time{}
-			o.reinstate(r, e, now, "nobody else is left for its role and models")
+			o.reinstate(r, e, o.number(), now, "nobody else is left for its role and models")
 		}
 	case a.number == r.trial:
 		r.trialSince = time.Time{}
@@ -377,8 +388,9 @@ func (o *Outliers) judgeTrial(r *record, e *workers.Ejection, a Admission, out O
 	}
 }
 
-func (o *Outliers) reinstate(r *record, e *workers.Ejection, now time.Time, why string) {
-	r.worker.State.SetGeneration(o.number()) // before anybody is admitted to it
+// reinstate ends ejection e; who is admitted from now on has the generation.
+func (o *Outliers) reinstate(r *record, e *workers.Ejection, generation uint64, now time.Time, why string) {
+	r.worker.State.SetGeneration(generation) // before anybody is admitted to it
 	r.worker.State.SetEjection(nil)
 	r.returned, r.failures, r.connects, r.spared = now, 0, 0, false
 	o.sink.Emit(workers.Event{
@@ -452,7 +464,7 @@ func (o *Outliers) step(now time.Time) (next time.Time, ok bool) {
 		}
 		due := e.Until
 		if e.Outlived(r.worker.State.Probed()) {
-			o.reinstate(r, e, now, "probes have seen it go down and come up again")
+			o.reinstate(r, e, o.number(), now, "probes have seen it go down and come up again")
 			continue
 		}
 		switch {

@@ -41,7 +41,7 @@ func report(t testing.TB, o *Outliers, w *workers.Worker, outs ...Outcome) (a Ad
 	t.Helper()
 	for _, out := range outs {
 		a = admit(t, o, w)
-		o.Report(a, out)
+		a = o.Report(a, out)
 	}
 	return a
 }
@@ -133,6 +133,64 @@ func TestExcuse(t *testing.T) {
 			t.Fatal("not ejected by half of the requests")
 		}
 	})
+}
+
+// TestExcuseOfAnotherStreak: a failure that a success has followed takes nothing
+// of the failures in a row that came after it back.
+func TestExcuseOfAnotherStreak(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o, reg, _, stop := outliers(t, OutlierOptions{}, "http://a:1,name=a", "http://b:1,name=b")
+		defer stop()
+		a := get(t, reg, "a")
+		old := report(t, o, a, ServerError)
+		report(t, o, a, Success, ServerError, ServerError)
+		o.Excuse(old)
+		report(t, o, a, ServerError, ServerError, ServerError)
+		if usable(a) {
+			t.Fatal("five failures in a row do not eject")
+		}
+	})
+}
+
+// TestExcusedEjectionsLengthenNoPenalty: a trial that failed by the request's
+// fault is not among the ejections that double the penalty.
+func TestExcusedEjectionsLengthenNoPenalty(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o, reg, _, stop := outliers(t, OutlierOptions{}, "http://a:1,name=a", "http://b:1,name=b")
+		defer stop()
+		a := get(t, reg, "a")
+		report(t, o, a, ConnectError, ConnectError)
+		elapse(5 * time.Second)
+		for range 3 {
+			o.Excuse(report(t, o, a, ServerError))
+		}
+		report(t, o, a, ServerError)
+		if e := a.State.Ejection(); e == nil || e.Until.Sub(e.Since) != 10*time.Second {
+			t.Fatalf("the second ejection that counts: %+v", e)
+		}
+	})
+}
+
+// TestExcusedGenerationIsTheOldOne: when an excuse ends an ejection, nobody is
+// admitted under a generation that is taken back at once.
+func TestExcusedGenerationIsTheOldOne(t *testing.T) {
+	reg := registry(t, nil, "http://a:1,name=a", "http://b:1,name=b")
+	var o *Outliers
+	var during []uint64
+	for _, w := range reg.Snapshot().Workers {
+		w.State.SetCondition(workers.Condition{Health: workers.Healthy})
+	}
+	a := get(t, reg, "a")
+	o = NewOutliers(reg, OutlierOptions{}, func(e workers.Event) {
+		if e.Kind == "outlier.reinstated" {
+			during = append(during, admit(t, o, a).number)
+		}
+	})
+	last := report(t, o, a, ServerError, ServerError, ServerError, ServerError, ServerError)
+	o.Excuse(last)
+	if !slices.Equal(during, []uint64{last.number}) {
+		t.Errorf("admitted with %d while the ejection ended, want %d", during, last.number)
+	}
 }
 
 func TestWhatEjects(t *testing.T) {
