@@ -6,6 +6,7 @@ package telemetry
 import (
 	"net/http"
 	"runtime"
+	"slices"
 	"sync"
 	"time"
 
@@ -53,6 +54,8 @@ type Metrics struct {
 
 	models bounded
 	handle sync.Map // key -> resolved handle
+
+	ofWorkers []*prometheus.MetricVec // all that have the label worker
 }
 
 type bounded struct {
@@ -86,14 +89,22 @@ var (
 // of this binary; extra collectors add the gauges of the router's state.
 func New(version, revision string, extra ...prometheus.Collector) *Metrics {
 	reg := prometheus.NewRegistry()
+	var ofWorkers []*prometheus.MetricVec
+	keep := func(v *prometheus.MetricVec, labels []string) {
+		if slices.Contains(labels, "worker") {
+			ofWorkers = append(ofWorkers, v)
+		}
+	}
 	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
 		c := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "dynctl_" + name, Help: help}, labels)
 		reg.MustRegister(c)
+		keep(c.MetricVec, labels)
 		return c
 	}
 	histogram := func(name, help string, buckets []float64, labels ...string) *prometheus.HistogramVec {
 		h := prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "dynctl_" + name, Help: help, Buckets: buckets}, labels)
 		reg.MustRegister(h)
+		keep(h.MetricVec, labels)
 		return h
 	}
 	m := &Metrics{
@@ -121,6 +132,7 @@ func New(version, revision string, extra ...prometheus.Collector) *Metrics {
 		blamed:     counter("requests_blamed_total", "Failed requests on which two engines broke or more; they count against no engine."),
 		rejections: counter("rejections_total", "Requests refused before routing.", "reason"),
 	}
+	m.ofWorkers = ofWorkers
 	m.stages = map[string]prometheus.Observer{}
 	for _, s := range []string{"read", "parse", "tokenize", "hash", "overlap", "plan"} {
 		m.stages[s] = m.stage.WithLabelValues(s)
@@ -228,11 +240,9 @@ func (m *Metrics) ForgetWorker(worker string) {
 		}
 		return true
 	})
-	l := prometheus.Labels{"worker": worker}
-	m.legs.DeletePartialMatch(l)
-	m.legTime.DeletePartialMatch(l)
-	m.legTTFB.DeletePartialMatch(l)
-	m.recompute.DeletePartialMatch(l)
+	for _, v := range m.ofWorkers {
+		v.DeletePartialMatch(prometheus.Labels{"worker": worker})
+	}
 }
 
 // Retry counts an attempt beyond the first.

@@ -4,10 +4,13 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 )
@@ -45,6 +48,60 @@ func TestMetricsPage(t *testing.T) {
 	m.Leg("decode", "d0", "ok", time.Second, 0)
 	if p := page(t, m); !strings.Contains(p, `dynctl_legs_total{leg="decode",outcome="ok",worker="d0"} 1`) {
 		t.Error("a worker that came back is not counted afresh")
+	}
+}
+
+// TestNoSeriesOfWorkersThatLeft: whatever is counted by worker ends with the
+// worker; every vector that has the label is tried.
+func TestNoSeriesOfWorkersThatLeft(t *testing.T) {
+	m := New("v0", "abc")
+	fields, tried := reflect.ValueOf(m).Elem(), 0
+	for i := range fields.NumField() {
+		var v *prometheus.MetricVec
+		switch f := reflect.NewAt(fields.Field(i).Type(), fields.Field(i).Addr().UnsafePointer()).Elem().Interface().(type) {
+		case *prometheus.CounterVec:
+			v = f.MetricVec
+		case *prometheus.HistogramVec:
+			v = f.MetricVec
+		default:
+			continue
+		}
+		desc := make(chan *prometheus.Desc, 1)
+		v.Describe(desc)
+		text := (<-desc).String()
+		_, after, ok := strings.Cut(text, "variableLabels: {")
+		if !ok {
+			t.Fatalf("no labels in %s", text)
+		}
+		names, _, _ := strings.Cut(after, "}")
+		labels := strings.Split(names, ",")
+		if !slices.Contains(labels, "worker") {
+			continue
+		}
+		for _, worker := range []string{"d0", "d1"} {
+			with := prometheus.Labels{}
+			for _, l := range labels {
+				with[l] = "x"
+			}
+			with["worker"] = worker
+			if _, err := v.GetMetricWith(with); err != nil {
+				t.Fatal(err)
+			}
+		}
+		tried++
+	}
+	if p := page(t, m); tried < 5 || !strings.Contains(p, `worker="d0"`) {
+		t.Fatalf("%d vectors with the label worker", tried)
+	}
+	m.ForgetWorker("d0")
+	p := page(t, m)
+	for line := range strings.Lines(p) {
+		if strings.Contains(line, `worker="d0"`) {
+			t.Errorf("still there: %s", line)
+		}
+	}
+	if !strings.Contains(p, `worker="d1"`) {
+		t.Error("the series of another worker are gone, too")
 	}
 }
 
