@@ -689,21 +689,25 @@ func (e *exam) pair(ctx context.Context, prefill, decode string) {
 }
 
 // prefillFailure is why the last prefill of a request was given up, with what
-// can be done; empty when none was.
+// can be done; empty when none was, or when another one took its place.
 func prefillFailure(rec *receipt.Receipt) (why, advice string) {
 	if rec == nil {
 		return "", ""
 	}
 	for i := range rec.Legs {
 		l := &rec.Legs[i]
-		if l.Kind != "prefill" || l.Error == "" {
+		if l.Kind != "prefill" {
+			continue
+		}
+		if l.Error == "" {
+			why, advice = "", ""
 			continue
 		}
 		why, advice = l.Worker+": "+l.Error, "dynctl explain "+rec.ID+" shows both legs"
 		switch l.RetryReason {
 		case "missing_params":
 			advice = "the prefill engine has no KV connector, or not the one that the decode engine has: start both with --kv-transfer-config, kv_role kv_producer (or kv_both) on this one"
-		case "bad_params", "expired":
+		case "bad_params":
 			advice = "do block size, model and connector of both engines agree, and their clocks?"
 		}
 	}
