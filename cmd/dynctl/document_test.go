@@ -105,7 +105,8 @@ func TestDocumentNames(t *testing.T) {
 	for _, dir := range []string{".", "adminserver", "follower", "kvfeed", "prompt", "watch", "../workers", "../workers/health", "../workers/discovery"} {
 		text := source(t, dir)
 		kinds = append(kinds, find(text, `(?:Event\{|\t|, )Kind: "([a-z_.]*[a-z])"`)...)
-		kinds = append(kinds, find(text, `\.Kind, [a-z]+\.Text = "([a-z_]+)"`)...)
+		kinds = append(kinds, find(text, `\.Kind, [a-z]+\.Text = "([a-z_.]+)"`)...)
+		kinds = append(kinds, find(text, `\.Severity, [a-z]+\.Kind, [a-z]+\.Text = [A-Z][a-zA-Z.]*, "([a-z_.]+)"`)...)
 		kinds = append(kinds, find(text, `emit\([a-zA-Z.]+, "([a-z_.]+)"`)...)
 		for _, change := range find(text, `ChangeKind = "([a-z]+)"`) {
 			kinds = append(kinds, "worker_"+change)
