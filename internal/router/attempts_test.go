@@ -1,6 +1,7 @@
 package router_test
 
 import (
+	"encoding/json"
 	"net/http"
 	"slices"
 	"strings"
@@ -9,6 +10,7 @@ import (
 	"time"
 
 	"github.com/dynctl/dynctl/internal/router"
+	"github.com/dynctl/dynctl/internal/router/receipt"
 	"github.com/dynctl/dynctl/internal/router/routertest"
 	"github.com/dynctl/dynctl/internal/workers"
 )
@@ -70,5 +72,49 @@ func TestSuspectsThatComeBackCostNoAttempt(t *testing.T) {
 	a := r.send(http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": ids(200, 3), "max_tokens": 2}))
 	if n := len(p.legsOf("decode")); n != attempts {
 		t.Errorf("%d attempts, want %d: %s %q", n, attempts, a, r.receipt(a.header.Get("X-Dynctl-Decision")).Notes)
+	}
+}
+
+// TestRealFailuresCount: where the one more try was not made, nothing says that
+// the request is at fault, and its failures count.
+func TestRealFailuresCount(t *testing.T) {
+	t.Parallel()
+	r, p := tappedRig(t, "5a:profile=instant", func(c *router.Config) {
+		c.Routing.Policy, c.Retry = "round_robin", router.RetryConfig{Attempts: 2, Budget: 1}
+	})
+	p.set(func(_ string, w http.ResponseWriter, q *http.Request, _ []byte) bool {
+		if q.URL.Path == "/v1/completions" {
+			w.WriteHeader(http.StatusInternalServerError)
+			return true
+		}
+		return false
+	})
+	a := r.send(http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": ids(100, 1), "max_tokens": 2}))
+	if c := r.receipt(a.header.Get("X-Dynctl-Decision")); a.status < 500 || len(c.Legs) != 2 || strings.Contains(strings.Join(c.Notes, "\n"), "counts against none") {
+		t.Errorf("%s: %d legs, %q", a, len(c.Legs), c.Notes)
+	}
+	if n := len(r.events("request_blamed")); n != 0 {
+		t.Errorf("%d events blame the request", n)
+	}
+}
+
+// TestDryRunReadsTheRequest: a dry run takes the session and the adapter from the
+// body, as the request itself does.
+func TestDryRunReadsTheRequest(t *testing.T) {
+	t.Parallel()
+	r := start(t, "1a:profile=instant", func(c *router.Config) { c.Routing.SessionField = "user" })
+	body := object{"model": "sim", "prompt": "words", "max_tokens": 2, "user": "ann"}
+	a := r.send(http.MethodPost, "/v1/completions", encode(t, body))
+	c := r.receipt(a.header.Get("X-Dynctl-Decision"))
+	d, err := r.Admin.Route(t.Context(), routeOf(t, "/v1/completions", body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var dry receipt.Receipt
+	if err := json.Unmarshal(d.Receipt, &dry); err != nil {
+		t.Fatal(err)
+	}
+	if c.Inputs.SessionKey == 0 || dry.Inputs.SessionKey != c.Inputs.SessionKey {
+		t.Errorf("session %d, in the dry run %d", c.Inputs.SessionKey, dry.Inputs.SessionKey)
 	}
 }

@@ -132,17 +132,14 @@ func (r *Router) dryRun(ctx context.Context, in admin.RouteRequest) (*receipt.Re
 		return nil, err
 	}
 	x.asked = x.view.Model
-	x.d.fleet = r.registry.Snapshot()
-	x.model = x.d.fleet.Canonical(x.asked)
-	x.d.list = x.d.fleet.Model(x.model)
-	if len(x.d.list) == 0 {
-		return nil, x.noModel()
+	if err := x.findModel(); err != nil {
+		return nil, err
 	}
-	x.d.lora = loraOf(x.model, x.d.list)
 	if x.force, err = disagg.ParseForce(in.Path); err != nil {
 		return nil, api.BadRequest("path", "%v", err)
 	}
 	x.session = selector.HashSession(in.Session)
+	x.findSession()
 	x.findPrompt()
 	r.decide(&x.d, x.facts, x.force, x.session)
 	c := &receipt.Receipt{

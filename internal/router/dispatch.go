@@ -85,14 +85,14 @@ func (f *failure) APIError() *api.Error {
 // before the client got a byte.
 func (x *exchange) dispatch() error {
 	err := x.attempts()
-	if err != nil && !x.committed {
+	if err != nil && !x.committed && x.ctx.Err() == nil {
 		x.excuse()
 	}
 	return err
 }
 
 // excuse takes back what has been counted against engines that broke on a
-// request that failed in the end, when there was more than one.
+// request that failed in the end, when that is as likely the request's fault.
 func (x *exchange) excuse() {
 	blamed := attempt.Blamed(&x.d.history)
 	if len(blamed) == 0 {
@@ -101,10 +101,8 @@ func (x *exchange) excuse() {
 	var names []string
 	for _, f := range blamed {
 		x.r.outliers.Excuse(f.Admission)
-		for _, w := range x.d.fleet.Workers {
-			if w.State == f.Worker && !slices.Contains(names, w.Name) {
-				names = append(names, w.Name)
-			}
+		if !slices.Contains(names, f.Name) {
+			names = append(names, f.Name)
 		}
 	}
 	text := fmt.Sprintf("%s broke while they worked on this request; it failed, and counts against none of them", strings.Join(names, ", "))
@@ -206,7 +204,7 @@ func (x *exchange) again(err error) bool {
 
 // told is the failure in the words of the policy.
 func (f *failure) told() attempt.Failure {
-	t := attempt.Failure{Worker: f.worker.State, Phase: f.phase, Reason: f.reason, Final: !f.retry, Broke: f.broke}
+	t := attempt.Failure{Worker: f.worker.State, Name: f.worker.Name, Phase: f.phase, Reason: f.reason, Final: !f.retry, Broke: f.broke}
 	if f.suspect != nil {
 		t.Other = f.suspect.State
 	}

@@ -239,7 +239,7 @@ func (x *exchange) serve() error {
 		return x.local()
 	}
 	if err := r.gate.Arrive(); err != nil {
-		return x.refuse("overload", gateError(err))
+		return x.refuseAtGate(err)
 	}
 	defer r.gate.Depart()
 	// The body first: until it is read nobody can tell whether the client is
@@ -251,7 +251,7 @@ func (x *exchange) serve() error {
 		if x.ctx.Err() != nil { // nobody was refused
 			return err
 		}
-		return x.refuse("overload", gateError(err))
+		return x.refuseAtGate(err)
 	}
 	defer r.gate.Leave()
 	if err := x.resolve(); err != nil {
@@ -281,6 +281,15 @@ func gateError(err error) error {
 	return err
 }
 
+// refuseAtGate answers a request that the gate does not let in.
+func (x *exchange) refuseAtGate(err error) error {
+	reason := "overload"
+	if errors.Is(err, admission.ErrClosed) {
+		reason = "draining"
+	}
+	return x.refuse(reason, gateError(err))
+}
+
 // refuse answers with an error before anything was routed.
 func (x *exchange) refuse(reason string, err error) error {
 	x.r.metrics.Rejected(reason)
@@ -300,12 +309,14 @@ func (x *exchange) read() error {
 		}
 		return x.refuse(reason, err)
 	}
+	x.body = body // what parses it may panic
 	api.UnboundBody(x.w, x.req)
 	now := time.Now()
 	x.d.took.read = now.Sub(x.start)
 	switch x.ep.Body {
 	case api.NoBody: // it was sent all the same, and means nothing
 		body.Release()
+		x.body = nil
 		return nil
 	case api.MultipartBody:
 		x.view.Body = body.B
@@ -315,7 +326,6 @@ func (x *exchange) read() error {
 		err = x.view.Parse(body.B, x.ep.Kind, api.Limits{})
 		x.asked = x.view.Model
 	}
-	x.body = body
 	x.d.took.parse = time.Since(now)
 	if err != nil {
 		return x.refuse("request", err)
@@ -326,19 +336,10 @@ func (x *exchange) read() error {
 // resolve finds the workers that may serve the request, and what the client
 // asks of the router.
 func (x *exchange) resolve() error {
-	r, d := x.r, &x.d
-	d.fleet = r.registry.Snapshot()
-	x.model = d.fleet.Canonical(x.asked)
-	d.model = x.model
-	d.list = d.fleet.Model(x.model)
-	if len(d.list) == 0 {
-		return x.refuse("model", x.noModel())
+	s := x.d.settings
+	if err := x.findModel(); err != nil {
+		return x.refuse("model", err)
 	}
-	d.lora = loraOf(x.model, d.list)
-	if x.view.LoRA != "" {
-		d.lora = x.view.LoRA
-	}
-	s := d.settings
 	if s.Routing.AllowHeaders {
 		if err := x.steer(); err != nil {
 			return x.refuse("request", err)
@@ -347,12 +348,37 @@ func (x *exchange) resolve() error {
 	if h := s.Routing.SessionHeader; h != "" {
 		x.session = selector.HashSession(x.req.Header.Get(h))
 	}
-	if f := s.Routing.SessionField; x.session == 0 && f != "" && x.ep.Body == api.JSONBody {
-		if v, ok := x.view.String(f); ok {
-			x.session = selector.HashSession(v)
-		}
-	}
+	x.findSession()
 	return x.pinResponse()
+}
+
+// findModel finds the model and its workers, and the adapter that the prompt's
+// blocks belong to.
+func (x *exchange) findModel() error {
+	d := &x.d
+	d.fleet = x.r.registry.Snapshot()
+	x.model = d.fleet.Canonical(x.asked)
+	d.model = x.model
+	d.list = d.fleet.Model(x.model)
+	if len(d.list) == 0 {
+		return x.noModel()
+	}
+	d.lora = loraOf(x.model, d.list)
+	if x.view.LoRA != "" {
+		d.lora = x.view.LoRA
+	}
+	return nil
+}
+
+// findSession takes the session from the body where nothing else named one.
+func (x *exchange) findSession() {
+	f := x.d.settings.Routing.SessionField
+	if x.session != 0 || f == "" || x.ep.Body != api.JSONBody {
+		return
+	}
+	if v, ok := x.view.String(f); ok {
+		x.session = selector.HashSession(v)
+	}
 }
 
 // introduction is how long after its start the router takes a model that nobody

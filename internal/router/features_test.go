@@ -1209,6 +1209,9 @@ func TestDrainOfTheRouter(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.send(http.MethodPost, "/v1/completions", []byte(`{"model":"sim","prompt":"x"}`)).refused(t, 503, "draining")
+	if n, full := r.metric(`dynctl_rejections_total{reason="draining"}`), r.metric(`dynctl_rejections_total{reason="overload"}`); n != 1 || full > 0 {
+		t.Errorf("%v requests refused by the drain, %v by overload", n, full)
+	}
 	q, _ := http.NewRequestWithContext(t.Context(), http.MethodGet, r.AdminURL+"/readyz", nil)
 	if resp, err := r.Client.Do(q); err != nil || resp.StatusCode != 503 {
 		t.Errorf("readyz while draining: %v %v", resp, err)

@@ -47,6 +47,8 @@ type Failure struct {
 	// it is the same through all descriptions of a worker, and another one
 	// when a worker of the same name comes in its place.
 	Worker *workers.State
+	// Name is the worker's, for people: it may have left the fleet since.
+	Name   string
 	Phase  selector.Phase
 	Reason string
 	// Admission is the leave with which the leg was sent.
@@ -163,29 +165,28 @@ const (
 )
 
 // Blamed lists the failures of a request that has failed, in which engines broke
-// while they worked on it, if there were two such engines or more: then the
-// request is as likely at fault as they are, and its failures count against
-// none of them. Where it succeeds in the end, they do.
+// while they worked on it, if two engines of one phase did and so did the one
+// more try that followed: then the request is as likely at fault as they are, and
+// its failures count against none of them. Where it succeeds in the end, or that
+// try was never made, they do.
 func Blamed(h *History) (list []*Failure) {
-	two := false
+	if !broken(h.Failures, selector.Prefill) && !broken(h.Failures, selector.Decode) {
+		return nil
+	}
 	for i := range h.Failures {
 		if f := &h.Failures[i]; f.Broke {
 			list = append(list, f)
-			two = two || f.Worker != list[0].Worker
 		}
-	}
-	if !two {
-		return nil
 	}
 	return list
 }
 
-// broken reports whether two engines of the newest failure's phase had broken on
-// the request, and so has the one more try that it had then. Those that have
-// broken are kept out of that try, as of any other, while there are others.
-func broken(failures []Failure) (over bool) {
+// broken reports whether two engines of a phase had broken on the request, and so
+// has the one more try that it had then. Those that have broken are kept out of
+// that try, as of any other, while there are others.
+func broken(failures []Failure, phase selector.Phase) (over bool) {
 	var first *workers.State
-	two, phase := false, failures[len(failures)-1].Phase
+	two := false
 	for i := range failures {
 		switch f := &failures[i]; {
 		case !f.Broke || f.Phase != phase:
@@ -215,7 +216,7 @@ func AfterFailure(h *History, s Settings, prefills []*workers.State, granted boo
 		return Next{Step: Retry, Free: true, Bans: append(slices.Clone(h.Bans), Ban{Worker: f.Worker, Why: Ejected})}
 	}
 	bans := ban(h.Bans, f)
-	over := broken(h.Failures)
+	over := broken(h.Failures, f.Phase)
 	alone := noneLeft(prefills, bans)
 	if alone {
 		if recalled := recall(bans, selector.Prefill); len(recalled) < len(bans) {

@@ -120,9 +120,9 @@ func TestAfterNoChoice(t *testing.T) {
 	}
 }
 
-// TestBlamed: two engines must have broken, in whatever phase.
+// TestBlamed: two engines of a phase must have broken, and then the one more try.
 func TestBlamed(t *testing.T) {
-	a, b := &workers.State{}, &workers.State{}
+	a, b, third := &workers.State{}, &workers.State{}, &workers.State{}
 	for _, c := range []struct {
 		failures []Failure
 		want     int
@@ -130,7 +130,11 @@ func TestBlamed(t *testing.T) {
 		{nil, 0},
 		{[]Failure{{Worker: a, Broke: true}, {Worker: a, Broke: true}}, 0},
 		{[]Failure{{Worker: a, Broke: true}, {Worker: b}}, 0},
-		{[]Failure{{Worker: a, Broke: true, Phase: prefill}, {Worker: b}, {Worker: b, Broke: true, Phase: decode}}, 2},
+		{[]Failure{{Worker: a, Broke: true, Phase: decode}, {Worker: b, Broke: true, Phase: decode}}, 0},
+		{[]Failure{{Worker: a, Broke: true, Phase: decode}, {Worker: b, Broke: true, Phase: decode}, {Worker: third, Phase: decode}}, 0},
+		{[]Failure{{Worker: a, Broke: true, Phase: prefill}, {Worker: b, Broke: true, Phase: decode}, {Worker: third, Broke: true, Phase: decode}}, 0},
+		{[]Failure{{Worker: a, Broke: true, Phase: decode}, {Worker: b, Broke: true, Phase: decode}, {Worker: third, Broke: true, Phase: decode}}, 3},
+		{[]Failure{{Worker: a, Broke: true, Phase: prefill}, {Worker: b, Broke: true, Phase: prefill}, {Worker: third, Broke: true, Phase: prefill}, {Worker: b, Broke: true, Phase: decode}}, 4},
 	} {
 		if got := Blamed(&History{Failures: c.failures}); len(got) != c.want {
 			t.Errorf("%+v: %d", c.failures, len(got))

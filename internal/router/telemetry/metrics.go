@@ -129,8 +129,8 @@ func New(version, revision string, extra ...prometheus.Collector) *Metrics {
 		predicted:  counter("cached_tokens_total", "Prompt tokens expected from, and reported by, prefix caches.", "kind"),
 		reloads:    counter("config_reloads_total", "Reloads of the configuration.", "result"),
 		excluded:   counter("candidates_excluded_total", "Ranks left out of a choice.", "phase", "reason"),
-		blamed:     counter("requests_blamed_total", "Failed requests on which two engines broke or more; they count against no engine."),
-		rejections: counter("rejections_total", "Requests refused before routing.", "reason"),
+		blamed:     counter("requests_blamed_total", "Failed requests on which two engines broke, and so did that of the one more try; they count against no engine."),
+		rejections: counter("rejections_total", "Requests refused before routing, by reason: path, body, body_memory, request, model, overload, or draining (this router stops).", "reason"),
 	}
 	m.ofWorkers = ofWorkers
 	m.stages = map[string]prometheus.Observer{}
