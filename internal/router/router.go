@@ -195,8 +195,7 @@ func New(ctx context.Context, o Options) (*Router, error) {
 	if err := r.applyAliases(&o.Config); err != nil {
 		return nil, err
 	}
-	r.registry.SetRoleLabels(roleLabels(&o.Config))
-	if _, err := r.registry.Apply(workers.SourceFlag, specs); err != nil {
+	if _, err := r.registry.ApplyWithRoles(workers.SourceFlag, specs, roleLabels(&o.Config)); err != nil {
 		return nil, err
 	}
 	if len(o.Sim) > 0 {
@@ -381,10 +380,9 @@ func (r *Router) reload(c Config, origin map[string]string) error {
 	if err := r.applyAliases(&c); err != nil {
 		return err
 	}
-	if _, err := r.registry.Apply(workers.SourceFlag, specs); err != nil {
+	if _, err := r.registry.ApplyWithRoles(workers.SourceFlag, specs, roleLabels(&c)); err != nil {
 		return errors.Join(err, r.applyAliases(&old.Config))
 	}
-	r.registry.SetRoleLabels(roleLabels(&c))
 	r.gate.SetLimits(gateLimits(&c))
 	r.bodies.SetLimit(c.Limits.BodyMemory)
 	r.settings.Store(s)

@@ -87,6 +87,26 @@ func (r *Registry) Apply(source string, specs []Spec) ([]Change, error) {
 	return r.apply(source, prepared)
 }
 
+// ApplyWithRoles is Apply together with SetRoleLabels, in one step: nobody sees
+// the new workers with roles of the old labels, or the other way round. An error
+// leaves both as they are.
+func (r *Registry) ApplyWithRoles(source string, specs []Spec, l RoleLabels) ([]Change, error) {
+	prepared, err := prepare(specs)
+	if err != nil {
+		return nil, err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	old := r.roles
+	r.roles = l.clone()
+	if err := r.edit(source, prepared); err != nil {
+		r.roles = old
+		return nil, err
+	}
+	r.rebuildAll()
+	return r.publish(), nil
+}
+
 // Modify changes the workers of one source by a function of the present ones,
 // as the admin API does to add or remove a single one. An error of edit leaves
 // the fleet as it is. edit must not call the registry.
@@ -148,8 +168,17 @@ func at(origin string, err error) error {
 }
 
 func (r *Registry) apply(source string, specs []Spec) ([]Change, error) {
+	if err := r.edit(source, specs); err != nil {
+		return nil, err
+	}
+	return r.publish(), nil
+}
+
+// edit replaces the entries of one source; nobody sees it before publish. An
+// error leaves them as they are.
+func (r *Registry) edit(source string, specs []Spec) error {
 	if source == "" {
-		return nil, errors.New("a set of workers without a source")
+		return errors.New("a set of workers without a source")
 	}
 	urls := map[string]string{}
 	for name, e := range r.entries {
@@ -166,7 +195,7 @@ func (r *Registry) apply(source string, specs []Spec) ([]Change, error) {
 		}
 	}
 	if err := errors.Join(errs...); err != nil {
-		return nil, err
+		return err
 	}
 	stays := make(map[string]bool, len(specs))
 	for _, s := range specs {
@@ -191,7 +220,7 @@ func (r *Registry) apply(source string, specs []Spec) ([]Change, error) {
 		e.spec = s
 		_ = r.rebuild(e) // a conflict is the worker's, who is in the fleet with it
 	}
-	return r.publish(), nil
+	return nil
 }
 
 // Update merges what an engine told into the worker w. The error is a
@@ -243,11 +272,15 @@ func (r *Registry) SetAliases(aliases map[string]string) error {
 func (r *Registry) SetRoleLabels(l RoleLabels) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.roles = RoleLabels{Prefill: slices.Clone(l.Prefill), Decode: slices.Clone(l.Decode)}
+	r.roles = l.clone()
+	r.rebuildAll()
+	r.publish()
+}
+
+func (r *Registry) rebuildAll() {
 	for _, e := range r.entries {
 		_ = r.rebuild(e) // a conflict is the worker's, who is in the fleet with it
 	}
-	r.publish()
 }
 
 // ReleaseSlots gives the slots of w's retired ranks free, once nobody keys

@@ -337,6 +337,38 @@ func TestSubscribeCoalesces(t *testing.T) {
 	}
 }
 
+// TestRolesComeWithTheWorkers: workers and the labels that give their roles
+// change in one step, in which no worker has another role than in the end; when
+// the workers are refused, the labels stay, too.
+func TestRolesComeWithTheWorkers(t *testing.T) {
+	var roles []string
+	r := NewRegistry(func(e Event) { roles = append(roles, e.Worker+" "+e.Kind+" "+e.Fields["role"].(string)) })
+	first := RoleLabels{Prefill: []string{"first"}}
+	a, b := spec(t, "", "http://a:1,name=a,labels=model:first"), spec(t, "", "http://b:1,name=b,labels=model:second")
+	if _, err := r.ApplyWithRoles("flag", []Spec{a}, first); err != nil {
+		t.Fatal(err)
+	}
+	was := r.Snapshot().Revision
+	if _, err := r.ApplyWithRoles("flag", []Spec{a, b}, RoleLabels{Prefill: []string{"second"}, Decode: []string{"first"}}); err != nil {
+		t.Fatal(err)
+	}
+	if n := r.Snapshot().Revision - was; n != 1 {
+		t.Errorf("%d fleets were published, want 1", n)
+	}
+	slices.Sort(roles)
+	if d := cmp.Diff([]string{"a worker.added prefill", "a worker.changed decode", "b worker.added prefill"}, roles); d != "" {
+		t.Error(d)
+	}
+	now := r.Snapshot()
+	if _, err := r.ApplyWithRoles("file", []Spec{a}, first); err == nil {
+		t.Error("a worker of another source is taken")
+	}
+	apply(t, r, "flag", a, b) // builds them anew by the labels that are held
+	if r.Snapshot() != now {
+		t.Error("what was refused has changed the labels")
+	}
+}
+
 func TestAliases(t *testing.T) {
 	r := NewRegistry(nil)
 	apply(t, r, "flag", spec(t, Decode, "http://a:1,name=a,model=llama"), spec(t, Decode, "http://b:1,name=b,model=llama;gpt-4"))

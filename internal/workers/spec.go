@@ -35,6 +35,10 @@ const (
 // as in production-stack.
 type RoleLabels struct{ Prefill, Decode []string }
 
+func (l RoleLabels) clone() RoleLabels {
+	return RoleLabels{Prefill: slices.Clone(l.Prefill), Decode: slices.Clone(l.Decode)}
+}
+
 // of is the role that is stated of a worker, wherever it was stated: by itself,
 // else by its label; empty when the engine shall tell.
 func (l RoleLabels) of(s *Spec) Role {
