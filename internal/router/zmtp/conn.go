@@ -387,7 +387,7 @@ func (c *Conn) command(size uint64) error {
 			return fmt.Errorf("%w: PING of %d bytes", ErrProtocol, len(data))
 		}
 		data = data[:min(len(data), 2+16)]
-		if ttl := timeToLive(data); ttl > 0 {
+		if ttl := c.timeToLive(data); ttl > 0 {
 			c.expires = time.Now().Add(ttl)
 		}
 		return c.writeCommand("PONG", data[2:])
@@ -402,10 +402,15 @@ func (c *Conn) command(size uint64) error {
 }
 
 // timeToLive reads that of a PING, in tenths of a second on the wire. libzmq
-// 4.3.5 counts the milliseconds in 16 bits, so that 65.6 s are 64 ms; a
-// simulated engine is to be no kinder.
-func timeToLive(data []byte) time.Duration {
-	return time.Duration(binary.BigEndian.Uint16(data)*100) * time.Millisecond
+// 4.3.5 counts the milliseconds in 16 bits, so that 65.6 s are 64 ms. A
+// simulated engine is to be no kinder; the router's own end takes the peer at
+// its word.
+func (c *Conn) timeToLive(data []byte) time.Duration {
+	tenths := binary.BigEndian.Uint16(data)
+	if c.role == roleSub || c.role == roleDealer {
+		return time.Duration(tenths) * 100 * time.Millisecond
+	}
+	return time.Duration(tenths*100) * time.Millisecond
 }
 
 // ping asks whether the peer is there. It sets no time to live: libzmq would

@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"os"
 	"path/filepath"
@@ -369,6 +370,42 @@ func TestHeartbeat(t *testing.T) {
 			t.Errorf("after %v: %v", time.Since(start), err)
 		}
 	})
+}
+
+// TestTimeToLive: a subscriber and a requester keep to the time that a peer
+// grants itself, however long; a publisher is as hasty as libzmq's, which counts
+// the milliseconds in 16 bits.
+func TestTimeToLive(t *testing.T) {
+	for _, c := range []struct {
+		role, peer roleKind
+		tenths     uint16
+		want       time.Duration
+	}{
+		{roleSub, rolePub, 3, 300 * time.Millisecond},
+		{roleSub, rolePub, 655, 65500 * time.Millisecond},
+		{roleSub, rolePub, 656, 65600 * time.Millisecond},
+		{roleDealer, roleRouter, 656, 65600 * time.Millisecond},
+		{roleSub, rolePub, math.MaxUint16, 6553500 * time.Millisecond},
+		{rolePub, roleSub, 656, 64 * time.Millisecond},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			ours, theirs := net.Pipe()
+			defer theirs.Close()
+			go func() { _, _ = io.Copy(io.Discard, theirs) }()
+			go func() { _, _ = theirs.Write(append(hello(c.peer), ping(c.tenths, "")...)) }()
+			o := options(t, Options{})
+			o.Heartbeat = 0
+			conn, err := newConn(t.Context(), ours, c.role, o, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+			start := time.Now()
+			if err := conn.Recv(new(Message)); !errors.Is(err, ErrHeartbeat) || time.Since(start) != c.want {
+				t.Errorf("%s with %d tenths: after %v: %v", c.role, c.tenths, time.Since(start), err)
+			}
+		})
+	}
 }
 
 // TestPeerWithoutHeartbeats: a publisher of ZMTP 3.0 (the greeting of go-zeromq
