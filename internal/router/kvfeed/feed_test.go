@@ -327,16 +327,18 @@ func TestFeedKeepsWhatIsProven(t *testing.T) {
 		restart bool    // so that the next batch has the number expected
 		before  float64 // start of the process as told before
 		after   float64 // and after the connection came back
+		early   bool    // that was told before the connection was lost
 		kept    bool
 	}{
-		"nothing missed":                      {0, false, first, first, true},
-		"one batch missed":                    {1, false, first, first, false},
-		"another process":                     {0, true, first, first + 1e5, false},
-		"another process, told too soon":      {0, true, first + 1e5, first + 1e5, false},
-		"another process, and clock set back": {0, true, first, first - 10, false},
-		"told no more":                        {0, false, first, math.NaN(), false},
-		"never told":                          {0, false, math.NaN(), math.NaN(), false},
-		"told late only":                      {0, false, math.NaN(), first, false},
+		"nothing missed":                      {0, false, first, first, false, true},
+		"one batch missed":                    {1, false, first, first, false, false},
+		"another process":                     {0, true, first, first + 1e5, false, false},
+		"another process, told too soon":      {0, true, first + 1e5, first + 1e5, false, false},
+		"another process, and clock set back": {0, true, first, first - 10, false, false},
+		"the same, told before the loss":      {0, true, first, first - 10, true, false},
+		"told no more":                        {0, false, first, math.NaN(), false, false},
+		"never told":                          {0, false, math.NaN(), math.NaN(), false, false},
+		"told late only":                      {0, false, math.NaN(), first, false, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -351,6 +353,9 @@ func TestFeedKeepsWhatIsProven(t *testing.T) {
 			f.until(func(s Status) bool { return s.State == Live })
 			p.steps(20)
 			f.settled(p)
+			if c.early {
+				told.Store(&answer{c.after, time.Now()})
+			}
 			p.hangUp(func() {
 				f.until(func(s Status) bool { return s.State == Connecting })
 				if c.restart {

@@ -12,6 +12,66 @@ import (
 func TestFullIndexRecovers(t *testing.T) {
 	t.Parallel()
 	p := newPublisher(t, 31, 1)
+	f, x := fullFixture(t)
+	f.add(p.source(true))
+	p.subscribed()
+	for len(p.e.held) < 8 {
+		p.steps(1)
+	}
+	if s := f.settled(p); s.Refused == 0 {
+		t.Fatalf("nothing was refused: %+v", s)
+	}
+	subset(t, "index", p.e.set(), holds(t, x))
+	x.ClearRank(1)
+	f.until(func(s Status) bool { return s.State == Live && len(holds(t, x)) == len(p.e.set()) })
+	equalSet(t, "index", p.e.set(), holds(t, x))
+}
+
+// What was refused and the replay has no more of is missing still when there is
+// room again, and no longer for want of it.
+func TestFullIndexBeyondTheReplay(t *testing.T) {
+	t.Parallel()
+	p := newPublisher(t, 31, 1)
+	f, x := fullFixture(t)
+	f.add(p.source(true))
+	p.subscribed()
+	for len(p.e.held) < 8 {
+		p.steps(1)
+	}
+	if s := f.settled(p); s.Refused == 0 || s.Reason != reasonFull {
+		t.Fatalf("nothing was refused: %+v", s)
+	}
+	p.set(func() { p.window = len(p.e.log) - 1 })
+	x.ClearRank(1)
+	f.until(func(s Status) bool { return s.State == Live && s.Reason == reasonRefused })
+	subset(t, "index", p.e.set(), holds(t, x))
+}
+
+// That there is no room is told of each life of the publisher.
+func TestFullIndexIsToldAgain(t *testing.T) {
+	t.Parallel()
+	p := newPublisher(t, 31, 1)
+	f, _ := fullFixture(t)
+	f.add(p.source(false))
+	p.subscribed()
+	for life := 1; life <= 2; life++ {
+		for n := 0; f.told("feed.full") < life; n++ {
+			if n == 100 {
+				t.Fatalf("life %d: told %d times: %+v", life, f.told("feed.full"), f.one())
+			}
+			p.steps(1)
+			f.settled(p)
+		}
+		if s := f.one(); s.Reason != reasonFull {
+			t.Errorf("life %d: %+v", life, s)
+		}
+		p.set(func() { p.e.restart() })
+	}
+}
+
+// fullFixture has an index with hardly any room, until its rank 1 is cleared.
+func fullFixture(t *testing.T) (*fixture, *kvindex.Index) {
+	t.Helper()
 	x := kvindex.New(kvindex.Options{MaxBlocks: 64})
 	if err := x.AddRank(0, "w/dp0"); err != nil {
 		t.Fatal(err)
@@ -38,16 +98,5 @@ func TestFullIndexRecovers(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	f.add(p.source(true))
-	p.subscribed()
-	for len(p.e.held) < 8 {
-		p.steps(1)
-	}
-	if s := f.settled(p); s.Refused == 0 {
-		t.Fatalf("nothing was refused: %+v", s)
-	}
-	subset(t, "index", p.e.set(), holds(t, x))
-	x.ClearRank(1)
-	f.until(func(s Status) bool { return s.State == Live && len(holds(t, x)) == len(p.e.set()) })
-	equalSet(t, "index", p.e.set(), holds(t, x))
+	return f, x
 }

@@ -31,7 +31,7 @@ const (
 )
 
 // provable reports whether there can be a proof: the last batch has a date, and
-// the engine has told the start of its process before. Who dials in may be
+// the engine had told the start of its process when that came. Who dials in may be
 // anybody, whatever the engine's process says. The caller holds r.mu.
 func (r *rank) provable() bool {
 	if r.m.o.Process == nil || r.src.Bind || math.IsNaN(r.process) {

@@ -49,7 +49,7 @@ type rank struct {
 	rival     uint64 // another connection that speaks for this rank, 0 for none
 	rivalPeer string
 	lostAt    time.Time // when the rank was last without connection
-	process   float64   // start of the engine's process as told when the last connection was lost
+	process   float64   // start of the engine's process as told when the last batch was applied, see provable
 	began     time.Time // when the connection in use began
 	proving   bool      // entries wait for the proof that they may be kept, see prove
 	proven    bool      // the connection continues what the stream has seen
@@ -92,7 +92,7 @@ func newRank(m *Manager, id kvindex.Rank, key Key, src workers.EventSource, word
 		wake:   make(chan struct{}, 1),
 		stream: NewStream(m.o.Index, id, cmp.Or(key.BlockSize, m.o.BlockSize)),
 		state:  Connecting, reason: "not connected yet", since: now,
-		lostAt: now, tokens: float64(m.o.ReplayBurst), refilled: now,
+		lostAt: now, process: math.NaN(), tokens: float64(m.o.ReplayBurst), refilled: now,
 		told: map[string]*quota{},
 	}
 	r.stream.app.Once = key.Once
@@ -179,7 +179,7 @@ func (r *rank) startOver(reason string) {
 	_, had := r.stream.Last()
 	r.set(Unknown, reason)
 	r.stream.Reset()
-	r.proven = true
+	r.proven, r.full = true, false
 	r.publish()
 	if had {
 		r.dropped(reason, true)
@@ -197,6 +197,7 @@ func (r *rank) lose(seq uint64, why string) {
 		r.n.Lost += countable(seq - 1 - last)
 		r.set(Unknown, reason)
 		r.stream.Skip(seq)
+		r.full = false
 		r.dropped(reason, false)
 		return
 	}
@@ -252,9 +253,6 @@ func (r *rank) detach(conn uint64, err error) {
 	}
 	r.conn = 0
 	r.lostAt = r.m.now()
-	if r.m.o.Process != nil {
-		r.process, _ = r.m.o.Process(r.key.Worker, r.key.DP)
-	}
 	r.abandon()
 	r.set(Connecting, "connection lost: "+err.Error())
 	if !errors.Is(err, context.Canceled) { // else the feed itself was ended
@@ -326,9 +324,10 @@ func (r *rank) liveReason() string {
 }
 
 const (
-	reasonNone   = "connected, no batch yet"
-	reasonJoined = "blocks stored before the feed began are missing until they are stored again"
-	reasonFull   = "the index is full: some of its blocks are not known until there is room"
+	reasonNone    = "connected, no batch yet"
+	reasonJoined  = "blocks stored before the feed began are missing until they are stored again"
+	reasonRefused = "blocks that the index had no room for are missing until they are stored again"
+	reasonFull    = "the index is full: some of its blocks are not known until there is room"
 )
 
 // receive takes a live batch of connection conn. decoded is its content if the
@@ -365,6 +364,9 @@ func (r *rank) receive(conn uint64, topic []byte, seq uint64, payload []byte, de
 func (r *rank) applied(seq uint64, topic, payload []byte, at time.Time, replayed bool) {
 	r.observe(seq, topic, payload, at, replayed)
 	s := r.stream
+	if r.m.o.Process != nil && r.src.Replay == "" && !r.src.Bind {
+		r.process, _ = r.m.o.Process(r.key.Worker, r.key.DP)
+	}
 	if s.said >= 0 && int(s.said) != r.key.DP {
 		if r.n.RankDisagree == 0 {
 			r.emit(workers.Warn, "feed.rank_disagree", "%s: batches from %s claim dp rank %d; the socket's rank is used", r.label, r.src.Endpoint, s.said)
@@ -375,6 +377,7 @@ func (r *rank) applied(seq uint64, topic, payload []byte, at time.Time, replayed
 		r.lag = lag
 	}
 	if f := s.TakeFault(); f != "" {
+		r.full = false
 		r.dropped(f, false)
 		if !replayed && r.src.Replay != "" && s.Mismatch() == "" {
 			r.refetch = true

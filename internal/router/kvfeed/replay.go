@@ -142,6 +142,9 @@ func (r *rank) catchUp(ctx context.Context, attached uint64) {
 			done := r.drain()
 			if done {
 				r.catching = false
+				if r.state == Live && r.reason == reasonFull && !r.stream.short {
+					r.set(Live, reasonRefused)
+				}
 				r.nextVerify = r.m.now().Add(r.m.o.VerifyAfter)
 			}
 			r.mu.Unlock()
