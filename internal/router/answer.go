@@ -282,11 +282,14 @@ func (x *exchange) whole(p disagg.Peer, held *ledger.Reservation, resp *upstream
 	h := x.w.Header()
 	resp.Header.CopyTo(h)
 	h["Content-Length"] = []string{strconv.Itoa(len(body))}
-	x.w.WriteHeader(resp.Status)
 	if len(body) <= 16<<10 {
-		// It fits into the buffers below, which net/http flushes at the end.
+		// net/http flushes it at the end. It waits here for a client that does
+		// not read the answers before it.
+		x.boundAnswer(x.d.settings.Timeouts.Write)
+		x.w.WriteHeader(resp.Status)
 		_, err = x.w.Write(body)
 	} else {
+		x.w.WriteHeader(resp.Status)
 		_, err = upstream.NewWriter(x.w, x.d.settings.Timeouts.Write).Write(body)
 	}
 	if err != nil {

@@ -367,6 +367,48 @@ func TestBadClients(t *testing.T) {
 	r.unharmed()
 }
 
+// TestClientsThatNeverRead: whoever sends request after request and reads no
+// answer loses the connection, and what the last request held is free. Each
+// answer fits into the buffers of a socket that is not full. Not parallel: it
+// counts goroutines and descriptors of the process.
+func TestClientsThatNeverRead(t *testing.T) {
+	r, p := tappedRig(t, "1a:profile=instant", func(c *router.Config) { c.Timeouts.Write = 300 * time.Millisecond })
+	raw := []byte(`{"object":"text_completion","choices":[{"text":"` + strings.Repeat("x", 15<<10) + `"}]}`)
+	p.set(func(_ string, w http.ResponseWriter, q *http.Request, _ []byte) bool {
+		if q.URL.Path != "/v1/completions" {
+			return false
+		}
+		w.Header().Set("Content-Type", "application/json")
+		w.Header().Set("Content-Length", strconv.Itoa(len(raw)))
+		_, _ = w.Write(raw)
+		return true
+	})
+	goroutines, files := r.held()
+	body := quickBody(0)
+	var wg sync.WaitGroup
+	for range 4 {
+		c := r.dialPlane("data")
+		if err := errors.Join(c.(*net.TCPConn).SetReadBuffer(4096), c.SetDeadline(time.Now().Add(patience))); err != nil {
+			t.Fatal(err)
+		}
+		wg.Go(func() {
+			defer c.Close()
+			for {
+				if _, err := io.WriteString(c, rawPost("/v1/completions", body)); errors.Is(err, os.ErrDeadlineExceeded) {
+					t.Error("the connection of a client that never reads is still held")
+					return
+				} else if err != nil {
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	r.left(goroutines, files)
+	p.set(nil)
+	r.unharmed()
+}
+
 // TestBadClientsAtRandom mixes bad clients of every kind with good ones, who
 // notice nothing, around a small queue and little memory.
 func TestBadClientsAtRandom(t *testing.T) {

@@ -63,8 +63,10 @@ type exchange struct {
 	// read by the prefill leg that runs beside it.
 	begun  atomic.Bool
 	status int
-	path   string // "none" until a decision is made
-	answer answerFacts
+	// writeBy is the deadline that boundAnswer has set; zero for none yet.
+	writeBy time.Time
+	path    string // "none" until a decision is made
+	answer  answerFacts
 	// held is the newest answer of an engine that is not 2xx, sent on when no
 	// attempt brings a better one.
 	held *heldAnswer
@@ -207,11 +209,23 @@ func (r *Router) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		}
 	}()
 	err := x.serve()
-	api.BoundAnswer(w, limits.Write) // what is not written yet
+	x.boundAnswer(limits.Write) // what is not written yet
 	begun := x.committed
 	if e := x.finish(err); e != nil && (begun || e.Status == api.StatusClientClosed) {
 		x.abort(e)
 	}
+}
+
+// boundAnswer gives what is written from now on d, or up to a quarter more: moving
+// a deadline costs as much as a short write, so one that leaves d is left alone.
+func (x *exchange) boundAnswer(d time.Duration) {
+	now := time.Now()
+	if x.writeBy.Sub(now) >= d {
+		return
+	}
+	d += d / 4
+	x.writeBy = now.Add(d)
+	api.BoundAnswer(x.w, d)
 }
 
 // probe answers /healthz (the process lives) and /health and /readyz (requests

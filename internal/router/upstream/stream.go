@@ -31,10 +31,6 @@ type Gate interface {
 	Rest() []byte
 }
 
-// knownSmall is the size in bytes up to which an answer of known length is
-// written without a deadline: it fits into the buffers below.
-const knownSmall = 16 << 10
-
 // Flushes reports whether each piece of an answer must go out at once: it is an
 // event stream, or nobody knows how long it will be.
 func (r *Response) Flushes() bool {
@@ -57,9 +53,6 @@ func (r *Response) WriteHead(w http.ResponseWriter) {
 // [*Failure] when the engine broke off, a [*ClientError] when the client did.
 func Stream(w http.ResponseWriter, r *Response, opt StreamOptions) error {
 	out := newWriter(w, opt.WriteTimeout)
-	if r.ContentLength >= 0 && r.ContentLength <= knownSmall {
-		out.timeout = 0
-	}
 	flush := r.Flushes()
 	for {
 		p, err := r.Next()
