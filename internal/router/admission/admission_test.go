@@ -189,7 +189,9 @@ func TestGateForgetsThoseWhoLeave(t *testing.T) {
 
 // TestMemory: whatever is taken and given back at once by many, the limit holds,
 // nothing is lost, and the two states are told in turns, the last one rightly.
-func TestMemory(t *testing.T) {
+func TestMemory(t *testing.T) { synctest.Test(t, testMemory) }
+
+func testMemory(t *testing.T) {
 	const limit = 1000
 	var mu sync.Mutex
 	var told []bool
@@ -216,6 +218,7 @@ func TestMemory(t *testing.T) {
 		})
 	}
 	wg.Wait()
+	<-time.After(2 * fullFor)
 	if m.Used() != 0 || m.Full() {
 		t.Errorf("%d used, full %v", m.Used(), m.Full())
 	}
@@ -233,4 +236,34 @@ func TestMemory(t *testing.T) {
 	if m.SetLimit(2 * limit); m.Full() || !m.Take(limit) {
 		t.Error("a greater limit is not in force")
 	}
+}
+
+// TestMemoryIsNotFullInTurns: one request after another that is refused beside a
+// small one does not tell of it each time, and the state ends without another.
+func TestMemoryIsNotFullInTurns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var told []bool
+		m := NewMemory(100, func(full bool) { told = append(told, full) })
+		if !m.Take(40) {
+			t.Fatal("no room in an empty memory")
+		}
+		for range 100 {
+			if m.Take(70) {
+				t.Fatal("more than there is")
+			}
+			if !m.Take(50) {
+				t.Fatal("refused although it fits")
+			}
+			m.Give(50)
+			<-time.After(fullFor / 10)
+		}
+		if len(told) != 1 || !m.Full() {
+			t.Errorf("told %v, full %v", told, m.Full())
+		}
+		<-time.After(2 * fullFor)
+		synctest.Wait()
+		if len(told) != 2 || told[1] || m.Full() {
+			t.Errorf("told %v, full %v after nobody was refused any more", told, m.Full())
+		}
+	})
 }

@@ -3,7 +3,12 @@ package admission
 import (
 	"sync"
 	"sync/atomic"
+	"time"
 )
+
+// fullFor is how long the memory counts as full after a refusal at least: whoever
+// can have requests refused cannot fill the event log with it.
+const fullFor = 5 * time.Second
 
 // Memory is a number of bytes that requests share. What does not fit is refused
 // at once: who waited for memory would hold memory meanwhile. It is safe for
@@ -12,13 +17,16 @@ type Memory struct {
 	limit, used atomic.Int64
 	full        atomic.Bool
 
-	mu sync.Mutex // orders what told hears
+	mu      sync.Mutex // orders what told hears
+	refused time.Time  // the newest refusal
+	waits   bool       // look runs when the newest refusal may be long enough ago
 	// told hears when the memory is used up, and when half of it is free again.
 	told func(full bool)
 }
 
 // NewMemory is a memory of limit bytes. told may be nil; it is called when a
-// first request is refused, and again once half of the memory is free.
+// first request is refused, and again once half of the memory is free and nobody
+// has been refused for a while.
 func NewMemory(limit int64, told func(full bool)) *Memory {
 	m := &Memory{told: told}
 	m.limit.Store(limit)
@@ -28,7 +36,10 @@ func NewMemory(limit int64, told func(full bool)) *Memory {
 // SetLimit changes the limit; what is taken stays taken.
 func (m *Memory) SetLimit(limit int64) {
 	m.limit.Store(limit)
-	m.eased()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.refused = time.Time{} // those were refused under another limit
+	m.ease()
 }
 
 // Take takes n bytes, or none if they do not fit. What was taken must be given
@@ -54,21 +65,51 @@ func (m *Memory) Give(n int64) {
 
 func (m *Memory) refuse() {
 	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.refused = time.Now()
 	if m.full.CompareAndSwap(false, true) && m.told != nil {
 		m.told(true)
 	}
-	m.mu.Unlock()
-	m.eased() // the others may have given everything back before full was set
+	m.wait(fullFor)
 }
 
-// eased ends the state of being full once half of the memory is free.
+// wait has look run once the newest refusal may be long enough ago. The caller
+// holds mu.
+func (m *Memory) wait(d time.Duration) {
+	if !m.waits {
+		m.waits = true
+		time.AfterFunc(d, m.look)
+	}
+}
+
+// look ends the state of being full after its least time; where there is no room
+// yet, Give does.
+func (m *Memory) look() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.waits = false
+	if left := fullFor - time.Since(m.refused); left > 0 {
+		m.wait(left)
+		return
+	}
+	m.ease()
+}
+
+// eased is ease where nothing is held; it costs nothing while the memory is not
+// full.
 func (m *Memory) eased() {
 	if !m.full.Load() || m.used.Load() > m.limit.Load()/2 {
 		return
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.used.Load() <= m.limit.Load()/2 && m.full.CompareAndSwap(true, false) && m.told != nil {
+	m.ease()
+}
+
+// ease ends the state of being full when half of the memory is free and nobody
+// was refused for a while. The caller holds mu.
+func (m *Memory) ease() {
+	if m.used.Load() <= m.limit.Load()/2 && time.Since(m.refused) >= fullFor && m.full.CompareAndSwap(true, false) && m.told != nil {
 		m.told(false)
 	}
 }
@@ -79,6 +120,6 @@ func (m *Memory) Used() int64 { return m.used.Load() }
 // Limit is the number of bytes that can be taken.
 func (m *Memory) Limit() int64 { return m.limit.Load() }
 
-// Full reports whether a request was refused and less than half of the memory
-// has become free since.
+// Full reports whether a request was refused a moment ago, or before and less
+// than half of the memory has become free since.
 func (m *Memory) Full() bool { return m.full.Load() }
