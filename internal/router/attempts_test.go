@@ -22,8 +22,7 @@ func TestDecisionsAreNumbered(t *testing.T) {
 	t.Parallel()
 	var mu sync.Mutex
 	var numbers []int
-	var r *rig
-	r = startWith(t, routertest.Options{Fleet: "2a:profile=instant", Observer: router.Observer{Decision: func(d router.DecisionRecord) {
+	r := startWith(t, routertest.Options{Fleet: "2a:profile=instant", Observer: router.Observer{Decision: func(d router.DecisionRecord) {
 		mu.Lock()
 		defer mu.Unlock()
 		if numbers = append(numbers, d.Attempt); len(numbers) == 1 {

@@ -289,7 +289,7 @@ func TestListenerTrustsWhatOneEngineHolds(t *testing.T) {
 			} else {
 				p := peers[rng.IntN(len(peers))]
 				b := kvevent.Batch{TS: 1, Rank: p.said}
-				if name := uint64(1000*(p.l.conn+1)) + uint64(step); len(p.has) == 0 || rng.IntN(3) > 0 {
+				if name := 1000*(p.l.conn+1) + uint64(step); len(p.has) == 0 || rng.IntN(3) > 0 {
 					b.Events, p.has[name] = []kvevent.Event{storing(name)}, true
 				} else {
 					for name := range p.has {
