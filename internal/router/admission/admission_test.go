@@ -219,6 +219,7 @@ func testMemory(t *testing.T) {
 	}
 	wg.Wait()
 	<-time.After(2 * fullFor)
+	synctest.Wait()
 	if m.Used() != 0 || m.Full() {
 		t.Errorf("%d used, full %v", m.Used(), m.Full())
 	}
@@ -242,8 +243,14 @@ func testMemory(t *testing.T) {
 // small one does not tell of it each time, and the state ends without another.
 func TestMemoryIsNotFullInTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var told []bool
-		m := NewMemory(100, func(full bool) { told = append(told, full) })
+		var full, free atomic.Int64
+		m := NewMemory(100, func(is bool) {
+			if is {
+				full.Add(1)
+			} else {
+				free.Add(1)
+			}
+		})
 		if !m.Take(40) {
 			t.Fatal("no room in an empty memory")
 		}
@@ -257,13 +264,14 @@ func TestMemoryIsNotFullInTurns(t *testing.T) {
 			m.Give(50)
 			<-time.After(fullFor / 10)
 		}
-		if len(told) != 1 || !m.Full() {
-			t.Errorf("told %v, full %v", told, m.Full())
+		synctest.Wait()
+		if full.Load() != 1 || free.Load() != 0 || !m.Full() {
+			t.Errorf("told %d times that it is full, %d that it is not, full %v", full.Load(), free.Load(), m.Full())
 		}
 		<-time.After(2 * fullFor)
 		synctest.Wait()
-		if len(told) != 2 || told[1] || m.Full() {
-			t.Errorf("told %v, full %v after nobody was refused any more", told, m.Full())
+		if full.Load() != 1 || free.Load() != 1 || m.Full() {
+			t.Errorf("told %d times that it is full, %d that it is not, full %v after nobody was refused any more", full.Load(), free.Load(), m.Full())
 		}
 	})
 }
