@@ -977,10 +977,35 @@ func TestMessagesAndResponsesGoRemote(t *testing.T) {
 // harm are refused, or used and told, as the worker or else the router says.
 func TestTransferCheck(t *testing.T) {
 	t.Parallel()
-	for _, check := range []string{"strict", "report"} {
-		t.Run(check, func(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		config string // "" leaves what the router does by itself
+		worker workers.TransferCheck
+		used   bool
+	}{
+		{"nothing said", "", "", false},
+		{"strict", "strict", "", false},
+		{"report", "report", "", true},
+		{"report for this worker", "strict", workers.TransferReport, true},
+		{"strict for this worker", "report", workers.TransferStrict, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			r, p := tappedRig(t, "1p1d:profile=instant", func(c *router.Config) { c.Routing.TransferCheck = check })
+			p := &tap{}
+			tapped := p.specs(t)
+			r := startWith(t, routertest.Options{Fleet: "1p1d:profile=instant", Specs: func(list []workers.Spec) []workers.Spec {
+				list = tapped(list)
+				for i := range list {
+					if list[i].Role == workers.Prefill {
+						list[i].TransferCheck = c.worker
+					}
+				}
+				return list
+			}}, func(to *router.Config) {
+				if c.config != "" {
+					to.Routing.TransferCheck = c.config
+				}
+			})
 			p.set(func(engine string, w http.ResponseWriter, q *http.Request, body []byte) bool {
 				if !strings.HasPrefix(engine, "prefill") || q.URL.Path != "/v1/completions" {
 					return false
@@ -1002,14 +1027,14 @@ func TestTransferCheck(t *testing.T) {
 			})
 			for i := range 3 {
 				a, _ := r.complete(ids(200, 40+i))
-				c := r.receipt(a.header.Get("X-Dynctl-Decision"))
-				told := strings.Contains(strings.Join(c.Notes, " "), "remote_num_tokens")
-				if check == "report" && (c.Path != "remote" || !told) || check == "strict" && c.Path != "local" {
-					t.Errorf("%s (%s), notes %q", c.Path, c.ReasonText, c.Notes)
+				rec := r.receipt(a.header.Get("X-Dynctl-Decision"))
+				told := strings.Contains(strings.Join(rec.Notes, " "), "remote_num_tokens")
+				if c.used && (rec.Path != "remote" || !told) || !c.used && rec.Path != "local" {
+					t.Errorf("%s (%s), notes %q", rec.Path, rec.ReasonText, rec.Notes)
 				}
 			}
 			events, n := r.events("prefill_odd_params"), r.metric(`dynctl_transfer_params_odd_total{worker="prefill-0"}`)
-			if check == "report" && (len(events) != 1 || n != 3 || !strings.Contains(events[0].Text, "remote_num_tokens")) || check == "strict" && (len(events) != 0 || n > 0) {
+			if c.used && (len(events) != 1 || n != 3 || !strings.Contains(events[0].Text, "remote_num_tokens")) || !c.used && (len(events) != 0 || n > 0) {
 				t.Errorf("events %+v, %v counted", events, n)
 			}
 		})
@@ -1035,6 +1060,53 @@ func TestTruncatedPromptsGoRemote(t *testing.T) {
 	}
 	if e := r.events("prefill_bad_params"); len(e) != 0 {
 		t.Errorf("events %+v", e)
+	}
+	// To its own limit an engine cuts a prompt of which the router has every id.
+	small := start(t, "1p1d:profile=instant,max_model_len=200")
+	a := small.post("/v1/completions", object{"model": "sim", "prompt": ids(400, 2), "truncate_prompt_tokens": -1, "max_tokens": 12, "ignore_eos": true})
+	if c := small.receipt(a.header.Get("X-Dynctl-Decision")); c.Path != "remote" || c.Inputs.ISL != 400 || c.Outcome.PromptTokens >= 200 || c.Legs[0].PromptTokens >= 200 {
+		t.Errorf("%s (%s), isl %d, prompt %d, legs %+v", c.Path, c.ReasonText, c.Inputs.ISL, c.Outcome.PromptTokens, c.Legs)
+	}
+}
+
+// TestChatTemplatesThatDiffer: a prefill and a decode engine that make other tokens
+// of a chat are found before the first request, and told; chats stay with the
+// decode engine, and prompts of ids go on as they did.
+func TestChatTemplatesThatDiffer(t *testing.T) {
+	t.Parallel()
+	p := &tap{}
+	p.set(func(engine string, w http.ResponseWriter, q *http.Request, _ []byte) bool {
+		if engine != "prefill-0" || q.URL.Path != "/tokenize" {
+			return false
+		}
+		writeJSON(w, []byte(`{"count":3,"max_model_len":4096,"tokens":[7,8,9]}`))
+		return true
+	})
+	r := startWith(t, routertest.Options{Fleet: "1p1d:profile=instant", Specs: p.specs(t)}, func(c *router.Config) { c.Tokens.Tokenizer = "estimate" })
+	if err := routertest.Wait(r.wait(), "the event", func() error {
+		e := r.events("chat_tokens_differ")
+		if len(e) == 1 && strings.Contains(e[0].Text, "prefill-0 (3 tokens) and decode-0 (") {
+			return nil
+		}
+		return fmt.Errorf("events %+v", e)
+	}); err != nil {
+		t.Fatal(err)
+	}
+	st, err := r.Admin.Status(t.Context())
+	if err != nil || !strings.Contains(fmt.Sprintf("%+v", st), "make other tokens of the same chat: prefill-0 (3 tokens)") {
+		t.Errorf("status %+v, %v", st, err)
+	}
+	for path, c := range map[string]struct {
+		body object
+		path string
+	}{
+		"/v1/chat/completions": {object{"model": "sim", "messages": []object{{"role": "user", "content": strings.Repeat("a chat ", 50)}}, "max_tokens": 2}, "local"},
+		"/v1/completions":      {object{"model": "sim", "prompt": ids(200, 1), "max_tokens": 2}, "remote"},
+	} {
+		a := r.post(path, c.body)
+		if rec := r.receipt(a.header.Get("X-Dynctl-Decision")); rec.Path != c.path {
+			t.Errorf("%s: %s (%s)", path, rec.Path, rec.ReasonText)
+		}
 	}
 }
 

@@ -205,10 +205,13 @@ func TestA2DecodeBody(t *testing.T) {
 // A3, A4 and the table of what a decode engine does with wrong parameters:
 // every row that gives wrong text, hangs, or makes the engine exit is refused.
 func TestCheckPrefill(t *testing.T) {
-	sub := func(old, new string) string {
-		out := strings.Replace(captured, old, new, 1)
-		if out == captured {
-			panic("nothing to replace: " + old)
+	sub := func(pairs ...string) string {
+		out := captured
+		for i := 0; i < len(pairs); i += 2 {
+			was := out
+			if out = strings.Replace(was, pairs[i], pairs[i+1], 1); out == was {
+				panic("nothing to replace: " + pairs[i])
+			}
 		}
 		return out
 	}
@@ -243,6 +246,8 @@ func TestCheckPrefill(t *testing.T) {
 		{"the first token ended the answer: repetition", strings.Replace(cut, `"length"`, `"repetition"`, 1) + `,"kv_transfer_params":{}}`, nil, ErrEnded, ""},
 		{"the first token ended the answer: tool_calls", strings.Replace(cut, `"length"`, `"tool_calls"`, 1) + "}", nil, ErrEnded, ""},
 		{"nobody says how the answer ended", strings.Replace(cut, `"length"`, `null`, 1) + "}", nil, ErrMissingParams, ""},
+		{"params too large", sub(`"tp_size"`, `"more":"`+strings.Repeat("x", maxParamsBytes)+`","tp_size"`), nil, ErrBadParams, transferParams},
+		{"one problem that does no harm before one that does", sub(`"tp_size": 1`, `"tp_size": 0`, `"remote_request_id"`, `"request_id"`), nil, ErrBadParams, "remote_request_id"},
 		{"params not an object", cut + `,"kv_transfer_params":[1]}`, nil, ErrBadParams, transferParams},
 		{"an error in a 200", `{"error":{"message":"Internal server error","code":500}}`, nil, ErrPrefillFailed, ""},
 		{"finish reason error", sub(`"length"`, `"error"`), nil, ErrPrefillFailed, ""},
@@ -280,6 +285,9 @@ func TestCheckPrefill(t *testing.T) {
 		{"a prompt that the engine cuts", captured, func(d *Dispatch) { d.Facts.ISL, d.Facts.Truncated = 400, true }, nil, ""},
 		{"/tokenize may count otherwise than the request", captured, func(d *Dispatch) { d.Facts.ISL, d.Facts.Source = 190, FromEngine }, nil, ""},
 		{"our own count may differ", captured, func(d *Dispatch) { d.Facts.ISL, d.Facts.Source = 199, FromLocal }, nil, ""},
+		{"blocks of our count where the engine has another", blocks("[" + ids(6) + "]"), func(d *Dispatch) { d.Facts.ISL, d.Facts.Source = 190, FromEngine }, ErrBadParams, "remote_block_ids"},
+		{"blocks of the whole prompt where the engine cuts it", blocks("[" + ids(13) + "]"), func(d *Dispatch) { d.Facts.ISL, d.Facts.Truncated = 400, true }, ErrBadParams, "remote_block_ids"},
+		{"fewer blocks than the engine counts, of an estimate", blocks("[" + ids(6) + "]"), func(d *Dispatch) { d.Facts.ISL, d.Facts.Source = 190, FromEstimate }, ErrBadParams, "remote_block_ids"},
 		{"wrong remote_num_tokens", sub(`"remote_num_tokens": 200`, `"remote_num_tokens": 199`), nil, ErrBadParams, "remote_num_tokens"},
 		{"remote_num_tokens a string", sub(`"remote_num_tokens": 200`, `"remote_num_tokens": "200"`), nil, ErrBadParams, "remote_num_tokens"},
 		{
@@ -331,6 +339,14 @@ func TestCheckPrefill(t *testing.T) {
 			}
 			if errors.Is(err, ErrMissingParams) && errors.Is(err, ErrBadParams) {
 				t.Error("missing and wrong are not told apart")
+			}
+			// Only what is said to do no harm may pass with transfer_check=report.
+			d.Check = workers.TransferReport
+			report := begin(t, workers.ConnectorNIXL, Options{}, d).CheckPrefill([]byte(tt.body))
+			if harmless := bad != nil && bad.Harmless; (report == nil) != (err == nil || harmless) {
+				t.Errorf("strict: %v, harmless %v; report: %v", err, harmless, report)
+			} else if report != nil && report.Error() != err.Error() {
+				t.Errorf("strict: %v; report: %v", err, report)
 			}
 			edits, decodeErr := tr.DecodeEdits()
 			if err == nil && (decodeErr != nil || len(edits) != 1) || err != nil && (decodeErr == nil || edits != nil) {

@@ -84,6 +84,15 @@ func chats(prefill, decode string) func(*Input) {
 	}
 }
 
+// connector sets that of all workers.
+func connector(c workers.Connector) func(*Input) {
+	return func(in *Input) {
+		for _, p := range append(in.PrefillPeers[:1:1], in.DecodePeers...) {
+			p.Worker.Connector = c
+		}
+	}
+}
+
 func do(f ...func(*Input)) []func(*Input) { return f }
 
 // Restated tests 1, 3 and 4 count code points; what the body holds is api's
@@ -245,7 +254,12 @@ func TestPath(t *testing.T) {
 		{"an old prefill engine is not asked", 0, do(version("0.31.2", "0.32.0"), func(in *Input) { in.Facts.Kind = api.Messages }), Local, ReasonPrefillExcluded},
 		{"messages", 0, do(version("0.32.0", "0.33.1rc1.dev9+gabc"), func(in *Input) { in.Facts.Kind = api.Messages }), Remote, ReasonAlways},
 		{"responses", 0, do(version("0.32.0", "v1.0"), func(in *Input) { in.Facts.Kind = api.Responses }), Remote, ReasonAlways},
+		{"messages over LMCache", 0, do(version("0.32.0", "0.32.0"), connector(workers.ConnectorLMCache), func(in *Input) { in.Facts.Kind = api.Messages }), Remote, ReasonAlways},
+		{"responses over LMCache", 0, do(version("0.32.0", "0.32.0"), connector(workers.ConnectorLMCache), func(in *Input) { in.Facts.Kind = api.Responses }), Remote, ReasonAlways},
+		{"messages of any age over shared storage", 0, do(connector(workers.ConnectorSharedStorage), func(in *Input) { in.Facts.Kind = api.Messages }), Remote, ReasonAlways},
 		{"engines that make other tokens of a chat", 0, do(chats("37:aa", "39:bb"), func(in *Input) { in.Facts.Kind = api.Chat }), Local, ReasonPrefillExcluded},
+		{"the same of messages", 0, do(version("0.32.0", "0.32.0"), chats("37:aa", "39:bb"), func(in *Input) { in.Facts.Kind = api.Messages }), Local, ReasonPrefillExcluded},
+		{"the same of responses", 0, do(version("0.32.0", "0.32.0"), chats("37:aa", "39:bb"), func(in *Input) { in.Facts.Kind = api.Responses }), Local, ReasonPrefillExcluded},
 		{"the same of ids", 0, do(chats("37:aa", "39:bb"), func(in *Input) { in.Facts.Kind = api.Completion }), Remote, ReasonAlways},
 		{"engines that make the same tokens of a chat", 0, do(chats("37:aa", "37:aa"), func(in *Input) { in.Facts.Kind = api.Chat }), Remote, ReasonAlways},
 		{"one that does not tell", 0, do(chats("", "37:aa"), func(in *Input) { in.Facts.Kind = api.Chat }), Remote, ReasonAlways},

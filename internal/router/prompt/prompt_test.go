@@ -87,6 +87,55 @@ func TestFind(t *testing.T) {
 	}
 }
 
+// TestMessagesOfEnginesThatAreNotVLLM: what vLLM makes of messages and responses
+// is not what another engine makes of them, so nobody is asked for their tokens.
+func TestMessagesOfEnginesThatAreNotVLLM(t *testing.T) {
+	asked := 0
+	engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		asked++
+		_, _ = w.Write([]byte(`{"count":3,"max_model_len":4096,"tokens":[7,8,9]}`))
+	}))
+	defer engine.Close()
+	for _, c := range []struct {
+		kind   api.Kind
+		body   string
+		engine string
+		source disagg.Source
+	}{
+		{api.Messages, `{"model":"m","messages":[{"role":"user","content":"a"}]}`, "vllm", disagg.FromEngine},
+		{api.Messages, `{"model":"m","messages":[{"role":"user","content":"a"}]}`, "sglang", disagg.FromEstimate},
+		{api.Responses, `{"model":"m","input":"a"}`, "vllm", disagg.FromEngine},
+		{api.Responses, `{"model":"m","input":"a"}`, "sglang", disagg.FromEstimate},
+		{api.Chat, `{"model":"m","messages":[{"role":"user","content":"a"}]}`, "sglang", disagg.FromEngine},
+	} {
+		registry := workers.NewRegistry(func(workers.Event) {})
+		spec, err := workers.ParseSpec(workers.Decode, engine.URL+",name=d0,model=m,engine="+c.engine)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := registry.Apply("flag", []workers.Spec{spec}); err != nil {
+			t.Fatal(err)
+		}
+		w, _ := registry.Snapshot().Worker("d0")
+		w.State.SetCondition(workers.Condition{Health: workers.Healthy})
+		s, err := New(Options{Mode: "engine", Registry: registry, Event: func(eventlog.Event) {}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var v api.View
+		if err := v.Parse([]byte(c.body), c.kind, api.Limits{}); err != nil {
+			t.Fatal(err)
+		}
+		asked = 0
+		p := s.Find(t.Context(), &v, "m", registry.Snapshot().Model("m"), nil)
+		if p.Source != c.source || (p.Source == disagg.FromEngine) != (asked == 1) || (p.Note == "") != (asked == 1) {
+			t.Errorf("%s of %s: %+v, asked %d times", c.kind, c.engine, p, asked)
+		}
+		v.Release()
+		s.Close()
+	}
+}
+
 // TestPromptsThatTheEngineCuts: ids are of no use where the engine cuts the
 // prompt, and a limit that changes nothing changes nothing here.
 func TestPromptsThatTheEngineCuts(t *testing.T) {

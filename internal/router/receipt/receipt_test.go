@@ -145,6 +145,54 @@ func TestLiveAndFinished(t *testing.T) {
 	}
 }
 
+// TestEveryAttemptStays: what an attempt was decided from is not changed by the
+// next one, whose memory it does not share, nor by who holds a copy; there is room
+// for so many attempts and candidates, and what had none is counted and told.
+func TestEveryAttemptStays(t *testing.T) {
+	const attempts, ranks = maxEarlier + 4, earlierCandidates + 3
+	l := NewRing(Options{}).Begin(at)
+	for n := range attempts {
+		l.Update(func(r *Receipt) {
+			r.Begin(n + 1)
+			for _, p := range []*Phase{&r.Decode, &r.Prefill} {
+				p.Policy, p.Verdict = "kv", "chosen"
+				for i := range ranks {
+					r.AddCandidate(p, Candidate{Rank: fmt.Sprintf("attempt-%d/dp%d", n+1, i)})
+				}
+			}
+		})
+	}
+	r, ok := l.ring.Get(l.ID())
+	if !ok || r.Attempt != attempts || len(r.Decode.Candidates) != ranks || len(r.Earlier) != maxEarlier || r.EarlierOmitted != attempts-1-maxEarlier {
+		t.Fatalf("attempt %d with %d candidates after %d earlier ones, %d omitted", r.Attempt, len(r.Decode.Candidates), len(r.Earlier), r.EarlierOmitted)
+	}
+	for n, d := range r.Earlier {
+		for _, p := range []*Phase{&d.Decode, &d.Prefill} {
+			if d.Attempt != n+1 || len(p.Candidates) != earlierCandidates || p.Omitted != ranks-earlierCandidates {
+				t.Errorf("attempt %d is %d, with %d candidates and %d omitted", n+1, d.Attempt, len(p.Candidates), p.Omitted)
+			}
+			for i, c := range p.Candidates {
+				if want := fmt.Sprintf("attempt-%d/dp%d", n+1, i); c.Rank != want {
+					t.Errorf("candidate %s is now %s", want, c.Rank)
+				}
+			}
+		}
+	}
+	var text strings.Builder
+	if err := r.Explain(&text); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"attempt 1\n", "attempt-1/dp0", "attempt 16\n", "attempt-16/dp7", "and 3 attempts more\n", "attempt 20, the last\n", "attempt-20/dp10"} {
+		if !strings.Contains(text.String(), want) {
+			t.Errorf("explain says no %q", want)
+		}
+	}
+	r.Earlier[0].Reason, r.Earlier[0].Decode.Candidates[0].Rank = "changed", "changed"
+	if again, _ := l.ring.Get(l.ID()); again.Earlier[0].Reason == "changed" || again.Earlier[0].Decode.Candidates[0].Rank == "changed" {
+		t.Error("a copy shares memory with the ring")
+	}
+}
+
 // A handle does not reach the receipt that uses its memory next.
 func TestStaleHandle(t *testing.T) {
 	ring := NewRing(Options{Capacity: 1})
