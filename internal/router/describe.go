@@ -71,11 +71,12 @@ func (r *Router) AdminHandler(o AdminOptions) (http.Handler, error) {
 	return adminserver.New(adminserver.Options{
 		TokenFile: o.TokenFile, Name: o.Name, Sim: o.Sim, Stream: o.Stream, Recorder: o.Recorder,
 		State: r.state, Registry: r.registry, Receipts: r.receipts, Events: r.events, Index: r.index, Metrics: r.metrics.Handler(), Probe: r.probe,
-		Hosts:    func() []string { return r.settings.Load().AdminHosts },
-		BodyTime: func() time.Duration { return r.settings.Load().Timeouts.Body },
-		Config:   func() admin.ConfigView { return r.configView(o.Settings) },
-		Patch:    func(settings map[string]any) error { return r.patch(o.Patch, settings) },
-		Route:    r.dryRun,
+		Hosts:     func() []string { return r.settings.Load().AdminHosts },
+		BodyTime:  func() time.Duration { return r.settings.Load().Timeouts.Body },
+		WriteTime: func() time.Duration { return r.settings.Load().Timeouts.Write },
+		Config:    func() admin.ConfigView { return r.configView(o.Settings) },
+		Patch:     func(settings map[string]any) error { return r.patch(o.Patch, settings) },
+		Route:     r.dryRun,
 		Drain: func(timeout time.Duration) admin.DrainState { // serve waits
 			r.beginDrain(timeout)
 			return *r.drainState()

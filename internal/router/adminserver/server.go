@@ -38,9 +38,6 @@ const (
 	maxBodies = 2 * maxBody
 )
 
-// answerTime is how long an answer may wait for a client that does not read.
-const answerTime = 30 * time.Second
-
 // maxEventWait bounds a wait for the next event.
 const maxEventWait = 30 * time.Second
 
@@ -62,8 +59,9 @@ type Options struct {
 	Metrics http.Handler
 	Probe   http.HandlerFunc
 
-	// BodyTime is how long the body of a request may take.
-	BodyTime func() time.Duration
+	// BodyTime is how long the body of a request may take, WriteTime how long a
+	// piece of an answer may wait for a client that does not read.
+	BodyTime, WriteTime func() time.Duration
 	// Config is the configuration in force, Patch changes settings of it.
 	Config func() admin.ConfigView
 	Patch  func(settings map[string]any) error
@@ -130,12 +128,9 @@ func New(o Options) (http.Handler, error) {
 		mux.Handle(pattern, a.guard(jsonHandler(h)))
 	}
 	if o.Stream != nil {
-		mux.Handle("GET /admin/v1/stream", a.guard(o.Stream))
+		mux.Handle("GET /admin/v1/stream", a.guard(http.HandlerFunc(a.stream)))
 	}
-	mux.Handle("GET /metrics", a.guard(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
-		api.BoundAnswer(w, answerTime)
-		o.Metrics.ServeHTTP(w, q)
-	})))
+	mux.Handle("GET /metrics", a.guard(o.Metrics))
 	if o.Sim != nil {
 		mux.Handle("/sim/v1/", a.guard(o.Sim))
 	}
@@ -155,8 +150,9 @@ func New(o Options) (http.Handler, error) {
 	})
 	return http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
 		api.BoundBody(w, q, o.BodyTime())
-		mux.ServeHTTP(w, q)
-		api.BoundAnswer(w, answerTime) // what is not written yet
+		b := &boundWriter{ResponseWriter: w, time: o.WriteTime()}
+		mux.ServeHTTP(b, q)
+		b.bound() // what is not written yet
 	}), nil
 }
 
@@ -252,7 +248,6 @@ func jsonHandler(h func(*http.Request) (any, error)) http.Handler {
 			api.WriteError(w, q, err)
 			return
 		}
-		api.BoundAnswer(w, answerTime)
 		w.Header().Set("Content-Type", "application/json")
 		w.Header().Set("Content-Length", strconv.Itoa(len(raw)+1))
 		_, _ = w.Write(append(raw, '\n')) // a client that is gone is no news here
@@ -582,6 +577,18 @@ func (a *server) events(q *http.Request) (any, error) {
 		case <-a.o.Draining:
 			cancel()
 		}
+	}
+}
+
+// stream sends the recording, and tells of a listener that was dropped: nothing
+// can tell the listener itself.
+func (a *server) stream(w http.ResponseWriter, q *http.Request) {
+	a.o.Stream.ServeHTTP(w, q)
+	if b, ok := w.(*boundWriter); ok && b.late { // New made it
+		a.o.Events.Add(eventlog.Event{
+			Kind: "stream_dropped", Severity: eventlog.Warn,
+			Text: fmt.Sprintf("the listener to /admin/v1/stream at %s was dropped: it took nothing for %s (timeouts.write), so its recording ends there; what reads it must read on, or start it again", q.RemoteAddr, b.time),
+		})
 	}
 }
 

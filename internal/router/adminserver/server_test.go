@@ -53,9 +53,9 @@ func stand(t testing.TB) Options {
 		},
 		Metrics: http.NotFoundHandler(), Probe: func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) },
 		Hosts:    func() []string { return []string{"router.test"} },
-		BodyTime: func() time.Duration { return time.Second },
-		Config:   func() admin.ConfigView { return admin.ConfigView{Revision: 7} },
-		Patch:    func(map[string]any) error { return errors.New("threshold: no number") },
+		BodyTime: func() time.Duration { return time.Second }, WriteTime: func() time.Duration { return time.Second },
+		Config: func() admin.ConfigView { return admin.ConfigView{Revision: 7} },
+		Patch:  func(map[string]any) error { return errors.New("threshold: no number") },
 		Route: func(context.Context, admin.RouteRequest) (*receipt.Receipt, error) {
 			return &receipt.Receipt{ID: "dry-run"}, nil
 		},
