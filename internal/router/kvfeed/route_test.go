@@ -96,38 +96,40 @@ func FuzzTopic(f *testing.F) {
 	})
 }
 
-// TestRouteOneWorker: however workers and topics are drawn, a message that an
-// engine sends under the topic of its own host never ends at another worker.
-func TestRouteOneWorker(t *testing.T) {
-	t.Parallel()
-	rng := rand.New(rand.NewPCG(7, 7))
+// FuzzRoute: however workers and topics are drawn, a message that an engine sends
+// under the topic of its own host is of its worker's rank, counted as a deployment
+// counts them, and never of another worker.
+func FuzzRoute(f *testing.F) {
 	hosts := []string{"10.0.0.1", "10.0.0.11", "10.0.0.111", "110.0.0.1", "h", "h1", "h1.x", "fd00::1", "fd00::1:1"}
-	for range 2000 {
+	rng := rand.New(rand.NewPCG(7, 7))
+	for range 500 {
+		f.Add(rng.Uint64(), uint16(rng.Uint32()), uint8(rng.UintN(3)), uint8(rng.UintN(9)), uint8(rng.UintN(9)), uint8(rng.UintN(8)))
+	}
+	// order shuffles the workers, one for each bit of with that is set.
+	f.Fuzz(func(t *testing.T, order uint64, with uint16, more, from, peer, said uint8) {
 		var ranks [][4]string
-		n := 1 + rng.IntN(len(hosts))
-		dp := 1 + rng.IntN(3)
-		for _, i := range rng.Perm(len(hosts))[:n] {
+		dp, known, host := 1+int(more%4), false, hosts[int(from)%len(hosts)]
+		for _, i := range rand.New(rand.NewPCG(order, 7)).Perm(len(hosts)) {
+			if with>>i&1 == 0 {
+				continue
+			}
+			known = known || hosts[i] == host
 			topic := "kv@" + hosts[i]
-			if rng.IntN(2) == 0 {
+			if order>>i&1 == 0 {
 				topic += "@m"
 			}
 			for d := range dp {
 				ranks = append(ranks, [4]string{hosts[i], string(rune('0' + d)), hosts[i], topic})
 			}
 		}
-		h := hubOf(ranks...)
-		host := hosts[rng.IntN(len(hosts))]
-		said := int32(rng.IntN(8))
-		r := h.route([]byte("kv@"+host+"@m"), &kvevent.Batch{Rank: said}, hosts[rng.IntN(len(hosts))], nil)
-		known := false
-		for _, k := range ranks {
-			known = known || k[0] == host
-		}
+		r := hubOf(ranks...).route([]byte("kv@"+host+"@m"), &kvevent.Batch{Rank: int32(said)}, hosts[int(peer)%len(hosts)], nil)
 		switch {
-		case known != (r != nil):
-			t.Fatalf("batch of %s, %v: %+v", host, ranks, r)
-		case r != nil && (r.key.Worker != host || r.key.DP != int(said)%dp):
-			t.Fatalf("rank %d of %s went to %s", said, host, r.label)
+		case !known && r != nil:
+			t.Errorf("a batch of %s, where no worker is, went to %s of %v", host, r.label, ranks)
+		case known && r == nil:
+			t.Errorf("rank %d of %s went to nobody of %v", said, host, ranks)
+		case known && (r.key.Worker != host || r.key.DP != int(said)%dp):
+			t.Errorf("rank %d of %s went to %s of %v", said, host, r.label, ranks)
 		}
-	}
+	})
 }
