@@ -3,6 +3,12 @@ package doctor_test
 import (
 	"bytes"
 	"context"
+	"encoding/json"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
 	"strings"
 	"testing"
 	"time"
@@ -154,4 +160,55 @@ func TestPrefillWithoutConnector(t *testing.T) {
 			t.Errorf("missing parameters %s: %+v", policy, found)
 		}
 	}
+}
+
+// TestBadParameters: parameters that do not fit are told as that, by the engine
+// that gave them, and not as a router that cannot be steered.
+func TestBadParameters(t *testing.T) {
+	r := examine(t, routertest.Options{
+		Fleet: "1p1d:profile=instant",
+		Specs: func(s []workers.Spec) []workers.Spec {
+			for i := range s {
+				if s[i].Role == workers.Prefill {
+					s[i].URL = wrongLength(t, s[i].URL)
+				}
+			}
+			return s
+		},
+	}, false)
+	var found []doctor.Finding
+	for _, f := range r.Findings {
+		if f.Check == "transfer" {
+			found = append(found, f)
+		}
+	}
+	if len(found) != 1 || found[0].State != doctor.Fail || strings.Contains(found[0].Text, "steer") || !strings.Contains(found[0].Text, "prefill-0") || !strings.Contains(found[0].Advice, "block size") {
+		t.Errorf("%+v", found)
+	}
+}
+
+// wrongLength is an engine whose transfer parameters are of another prompt.
+func wrongLength(t *testing.T, engine *url.URL) *url.URL {
+	proxy := httputil.NewSingleHostReverseProxy(engine)
+	proxy.ModifyResponse = func(resp *http.Response) error {
+		body, err := io.ReadAll(resp.Body)
+		resp.Body.Close()
+		var v map[string]any
+		_ = json.Unmarshal(body, &v) // what is no JSON goes on as it is
+		if params, ok := v["kv_transfer_params"].(map[string]any); ok {
+			params["remote_num_tokens"] = 7
+			body, err = json.Marshal(v)
+			resp.ContentLength = int64(len(body))
+			resp.Header.Del("Content-Length")
+		}
+		resp.Body = io.NopCloser(bytes.NewReader(body))
+		return err
+	}
+	server := httptest.NewServer(proxy)
+	t.Cleanup(server.Close)
+	u, err := url.Parse(server.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return u
 }
