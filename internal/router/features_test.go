@@ -289,7 +289,7 @@ func TestRetrySeesTheFleetOfNow(t *testing.T) {
 // request from a third that is well, and are ejected for it.
 func TestRequestThatBreaksEngines(t *testing.T) {
 	t.Parallel()
-	r, p := tappedRig(t, "5a:profile=instant", func(c *router.Config) {
+	r, p := tappedRig(t, "4a:profile=instant", func(c *router.Config) {
 		c.Routing.Policy, c.Retry.Attempts, c.Retry.Budget = "round_robin", 8, 1
 	})
 	var sick atomic.Value // engines that fail all requests
@@ -303,12 +303,12 @@ func TestRequestThatBreaksEngines(t *testing.T) {
 		return true
 	})
 	body := encode(t, object{"model": "sim", "prompt": poison, "max_tokens": 2})
-	const requests = 6
+	const requests = 9 // six failures of each engine at least, where five in a row eject
 	for range requests {
 		a := r.send(http.MethodPost, "/v1/completions", body)
 		c := r.receipt(a.header.Get("X-Dynctl-Decision"))
 		if a.status < 500 || len(c.Legs) != 3 || len(c.Earlier) != 2 {
-			t.Fatalf("%s after %d legs", a, len(c.Legs))
+			t.Fatalf("%s after %d legs: %q", a, len(c.Legs), c.Notes)
 		}
 		if notes := strings.Join(c.Notes, "\n"); !strings.Contains(notes, "counts against none of them") || !strings.Contains(notes, "two engines had broken") {
 			t.Errorf("the receipt does not say so: %q", c.Notes)
@@ -333,6 +333,43 @@ func TestRequestThatBreaksEngines(t *testing.T) {
 	}
 	if n := len(r.events("outlier_ejected")); n != 2 {
 		t.Errorf("%d ejections, want those of both sick engines", n)
+	}
+}
+
+// TestWhatBreaksEngines: an engine breaks on a request when it answers with an
+// error, breaks off, or gives no answer in time; one that cannot be reached does
+// not, and the request goes on to whoever is left.
+func TestWhatBreaksEngines(t *testing.T) {
+	t.Parallel()
+	const engines = 5
+	for _, c := range []struct {
+		name   string
+		faults fault.Set
+		legs   int
+	}{
+		{"error", fault.Set{ErrorRate: 1}, 3},
+		{"reset", fault.Set{DieRate: 1}, 3},
+		{"timeout", fault.Set{HangRate: 1}, 3},
+		{"refused", fault.Set{Refuse: true}, engines},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			r := start(t, fmt.Sprintf("%da:profile=instant", engines), func(k *router.Config) {
+				k.Routing.Policy, k.Retry.Attempts, k.Retry.Budget = "round_robin", 8, 1
+				k.Health.Interval, k.Timeouts.Response = time.Minute, 500*time.Millisecond
+			})
+			for _, e := range r.Sim.Engines() {
+				if err := e.SetFaults(c.faults); err != nil {
+					t.Fatal(err)
+				}
+			}
+			a := r.send(http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": ids(100, 1), "max_tokens": 2}))
+			got := r.receipt(a.header.Get("X-Dynctl-Decision"))
+			blamed := len(r.events("request_blamed")) == 1 && strings.Contains(strings.Join(got.Notes, "\n"), "counts against none of them")
+			if a.status < 500 || len(got.Legs) != c.legs || blamed != (c.legs == 3) {
+				t.Errorf("%s: %d legs, want %d; the request is blamed: %v, %q", a, len(got.Legs), c.legs, blamed, got.Notes)
+			}
+		})
 	}
 }
 
