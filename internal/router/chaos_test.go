@@ -158,6 +158,9 @@ func TestChaos(t *testing.T) {
 type chaosRig struct {
 	*rig
 	pokes int // prompts of poke, which all differ
+	// running is held for reading by every request. A request that has met one
+	// fault must not meet the next one, too: it would have no alternative.
+	running sync.RWMutex
 }
 
 type chaosCounts struct {
@@ -180,7 +183,9 @@ func (r *chaosRig) chaosRequest(rng *rand.Rand, want []string, counts *chaosCoun
 		stop := time.AfterFunc(time.Duration(rng.IntN(30))*time.Millisecond, cancel)
 		defer stop.Stop()
 	}
+	r.running.RLock()
 	a, err := r.try(ctx, http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": chaosPrompt(n), "max_tokens": 12, "ignore_eos": true, "stream": stream}))
+	r.running.RUnlock()
 	if ctx.Err() != nil && leave {
 		counts.add(&counts.left)
 		return
@@ -195,6 +200,7 @@ func (r *chaosRig) chaosRequest(rng *rand.Rand, want []string, counts *chaosCoun
 			for _, l := range gjson.GetBytes(raw, "legs").Array() {
 				why += fmt.Sprintf("\n  attempt %s: %s on %s: %s", l.Get("attempt"), l.Get("kind"), l.Get("rank"), l.Get("error"))
 			}
+			why += fmt.Sprintf("\n  notes: %s\n  prefill: %s\n  decode: %s", gjson.GetBytes(raw, "notes").Raw, gjson.GetBytes(raw, "prefill").Raw, gjson.GetBytes(raw, "decode").Raw)
 		}
 		t.Errorf("a request failed though another worker was there: %s%s", a, why)
 		return
@@ -310,6 +316,7 @@ func (r *chaosRig) strike(f chaosFault, rng *rand.Rand) {
 	if err := e.SetFaults(fault.Set{}); err != nil {
 		r.t.Error(err)
 	}
+	r.settle()
 	if err := routertest.Wait(r.wait(), e.Name(), func() error {
 		w := r.worker(e.Name())
 		// An ejected worker is back when it is needed: the router knows
@@ -324,6 +331,12 @@ func (r *chaosRig) strike(f chaosFault, rng *rand.Rand) {
 	}); err != nil {
 		r.t.Error(err)
 	}
+}
+
+// settle waits for the requests that are under way.
+func (r *chaosRig) settle() {
+	r.running.Lock()
+	defer r.running.Unlock()
 }
 
 // poke sends a fresh prompt that must pass one engine.
