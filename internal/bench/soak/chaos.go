@@ -571,7 +571,7 @@ func configure(o *Options) func(*router.Config) {
 		c.Timeouts.Body = o.Timeout
 		c.Timeouts.Prefill, c.Timeouts.Response, c.Timeouts.Idle = o.Timeout*4/3, o.Timeout, o.Timeout
 		c.Receipts, c.Events = 512, 4096
-		// Full before the first check, so that the heap can be compared from then on.
+		// Full before the second check, from which on the heap is compared.
 		c.Tokens.ApproxTTL, c.Tokens.CacheBytes = 30*time.Second, 4<<20
 	}
 }

@@ -41,7 +41,7 @@ type Summary struct {
 	Faults     map[string]Count  `json:"faults"`
 	Unseen     []Fault           `json:"unseen_faults"`
 	Checks     []Check           `json:"checks"`
-	HeapGrowth float64           `json:"heap_growth"` // from the first check to the last, as a share
+	HeapGrowth float64           `json:"heap_growth"` // from the second check to the last, as a share
 	Before     Usage             `json:"before"`
 	After      Usage             `json:"after"`
 	Events     map[string]int    `json:"events"`
@@ -127,7 +127,7 @@ func (s *Summary) Text() string {
 		fmt.Fprintf(&b, " %15d %18d %11.3f s %8d %16d %13d\n", c.Index, c.Over, time.Duration(c.Sync).Seconds(), c.Refilled, c.Held, c.Exits)
 	}
 	row("after", s.After)
-	fmt.Fprintf(&b, "\n  heap from the first to the last check: %+.1f %%\n", 100*s.HeapGrowth)
+	fmt.Fprintf(&b, "\n  heap from the second to the last check: %+.1f %%\n", 100*s.HeapGrowth)
 	fmt.Fprintf(&b, "\nevents (%d that no fault explains)\n", s.Unexplained)
 	for _, k := range sorted(s.Events) {
 		fmt.Fprintf(&b, "  %-28s %8d\n", k, s.Events[k])
