@@ -248,7 +248,14 @@ func TestServeDrainTimeout(t *testing.T) {
 		return err
 	})
 	defer http.DefaultClient.CloseIdleConnections()
-	resp, err := http.Post(data+"/v1/completions", "application/json", strings.NewReader(`{"model":"sim","max_tokens":30000,"ignore_eos":true,"stream":true,"prompt":"go on"}`))
+	// Well over the drain's own time, and well under the configured one.
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	q, err := http.NewRequestWithContext(ctx, http.MethodPost, data+"/v1/completions", strings.NewReader(`{"model":"sim","max_tokens":30000,"ignore_eos":true,"stream":true,"prompt":"go on"}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp, err := http.DefaultClient.Do(q)
 	if err != nil {
 		t.Fatal(err)
 	}

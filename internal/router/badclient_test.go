@@ -504,7 +504,25 @@ func TestBodyMemory(t *testing.T) {
 	if used := r.metric("dynctl_body_memory_bytes"); used != 256<<10 {
 		t.Errorf("%v bytes are taken", used)
 	}
-	a := r.send(http.MethodPost, "/v1/completions", []byte(quickBody(1)))
+	beyond := make(chan *answer, 1)
+	go func() {
+		a, err := r.try(t.Context(), http.MethodPost, "/v1/completions", []byte(quickBody(1)))
+		if err != nil {
+			t.Error(err)
+		}
+		beyond <- a
+	}()
+	var a *answer
+	select {
+	case a = <-beyond:
+	case <-reached:
+		release()
+		<-beyond
+		t.Fatal("a body beyond the memory was read and sent to an engine")
+	}
+	if a == nil {
+		t.Fatal("no answer")
+	}
 	a.refused(t, http.StatusServiceUnavailable, "overloaded")
 	if a.header.Get("Retry-After") == "" {
 		t.Error("it does not say when to come again")
