@@ -100,10 +100,15 @@ func listWorkers(out io.Writer, format string, l *admin.WorkerList) error {
 
 // events is the state of a feed, and whether what it loses can be fetched again.
 func events(f *admin.Feed) string {
-	if f.State == "none" || f.Replay != "" {
+	switch {
+	case f.State == "none":
 		return f.State
+	case f.Replay == nil: // an old router
+		return f.State + ", replay unknown"
+	case *f.Replay == "":
+		return f.State + ", no replay"
 	}
-	return f.State + ", no replay"
+	return f.State
 }
 
 func newWorkersDrainCmd(router *routerFlags) *cobra.Command {

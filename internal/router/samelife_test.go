@@ -122,7 +122,7 @@ func TestFeedsOfTheSameProcess(t *testing.T) {
 				r.complete(ids(64, i))
 			}
 			r.synced()
-			if f := r.worker(e.Name()).Ranks[0].Feed; f.Replay != "" || f.LastSeq != batches-1 {
+			if f := r.worker(e.Name()).Ranks[0].Feed; f.Replay == nil || *f.Replay != "" || f.LastSeq != batches-1 {
 				t.Fatalf("before: %+v", f)
 			}
 

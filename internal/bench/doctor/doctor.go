@@ -366,9 +366,11 @@ func (e *exam) feeds(ws []admin.Worker) {
 				e.add("events", r.Label, Warn, fmt.Sprintf("%d messages could not be read", f.Errors), "is the engine's version one that dynctl knows?")
 			case f.Orphans > 0:
 				e.add("events", r.Label, Warn, fmt.Sprintf("%d blocks came without their parent", f.Orphans), "events were lost before the router began to follow; a replay endpoint brings them back")
-			case f.Dropped > 0 && f.Replay == "":
+			case f.Replay == nil:
+				e.add("events", r.Label, Warn, "live, but whether its engine has a replay endpoint is unknown: this router does not tell", "upgrade the router to learn whether a lost batch can be fetched again")
+			case f.Dropped > 0 && *f.Replay == "":
 				e.add("events", r.Label, Warn, fmt.Sprintf("its entries were dropped %d times since the start (now: %s), and no replay brings them back", f.Dropped, orNone(f.Reason)), noReplay)
-			case f.Replay == "":
+			case *f.Replay == "":
 				e.add("events", r.Label, Warn, "fragile: live, but its engine has no replay endpoint: a lost batch costs all that is known of its cache, and so does a lost connection unless the engine's metrics and its next batch prove that nothing was missed", noReplay)
 			default:
 				fine++

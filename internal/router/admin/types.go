@@ -217,10 +217,11 @@ type Feed struct {
 	Reason   string    `json:"reason,omitempty"`
 	Since    time.Time `json:"since,omitzero"`
 	Endpoint string    `json:"endpoint,omitempty"`
-	// Replay is the replay endpoint. Without one, a lost batch costs all of the
-	// rank's entries, and a lost connection does unless the engine's metrics and
-	// its next batch prove that nothing was missed.
-	Replay string `json:"replay_endpoint,omitempty"`
+	// Replay is the replay endpoint, nil where the router is too old to tell.
+	// Without one (""), a lost batch costs all of the rank's entries, and a lost
+	// connection does unless the engine's metrics and its next batch prove that
+	// nothing was missed.
+	Replay *string `json:"replay_endpoint,omitempty"`
 	// UnknownKinds are the engine's names of cache kinds that this version does
 	// not know; with one of them the rank's blocks cannot be known.
 	UnknownKinds []string  `json:"unknown_cache_kinds,omitempty"`

@@ -208,7 +208,7 @@ func (s *State) Workers() []admin.Worker {
 			}
 			if f, ok := feeds[k.Slot]; ok {
 				rank.Feed = admin.Feed{
-					State: string(f.State), Trusted: f.Trusted, Reason: f.Reason, Since: f.Since, Endpoint: f.Endpoint, Replay: f.Replay, UnknownKinds: f.UnknownKinds,
+					State: string(f.State), Trusted: f.Trusted, Reason: f.Reason, Since: f.Since, Endpoint: f.Endpoint, Replay: &f.Replay, UnknownKinds: f.UnknownKinds,
 					LastSeq: uint64(max(0, f.LastSeq)), LastAt: f.LastEvent, Batches: f.Batches, Events: f.Events, Blocks: f.Stored + f.Removed,
 					Gaps: f.Gaps, Replayed: f.ReplayedBatches, Restarts: f.Restarts, Errors: f.Unreadable + f.Malformed, Orphans: f.Orphans, Lost: f.Lost, Refused: f.Refused, Dropped: f.Dropped, Lag: f.LagSeconds,
 				}

@@ -263,7 +263,7 @@ func (b *Builder) attendRanks(c *collector, r *Router) {
 				c.rank(Warn, CodeGap, k, "event gap: %.0f in the last minute, and %.0f batches that no replay brought back: its entries were dropped and are rebuilt from new events, until then hits are missed", k.Feed.RecentGaps.F(), k.Feed.RecentLost.F())
 			case k.Feed.RecentDropped >= 1:
 				fragile := ""
-				if k.Feed.Replay == "" {
+				if k.Feed.Replay != nil && *k.Feed.Replay == "" {
 					fragile = "; its engine has no replay endpoint: a lost batch costs all of them, and so does a lost connection unless its metrics and its next batch prove that nothing was missed"
 				}
 				c.rank(Warn, CodeFeed, k, "its entries were dropped in the last minute (%s) and are rebuilt from new events, until then hits are missed%s", because, fragile)

@@ -91,10 +91,13 @@ func TestAttention(t *testing.T) {
 		{"gap healed", func(a *admin.Snapshot) { a.Workers[1].Ranks[0].Feed.Gaps = 1 }, []string{"info event_gap d1/dp0"}, "its view is whole again"},
 		{"gap lost", func(a *admin.Snapshot) { a.Workers[1].Ranks[0].Feed.Gaps, a.Workers[1].Ranks[0].Feed.Lost = 1, 3 }, []string{"warn event_gap d1/dp0"}, "3 batches that no replay brought back"},
 		{"feed lost and back", func(a *admin.Snapshot) {
-			a.Workers[1].Ranks[0].Feed.Dropped, a.Workers[1].Ranks[0].Feed.Reason = 1, "rebuilding: the connection was lost"
+			a.Workers[1].Ranks[0].Feed.Dropped, a.Workers[1].Ranks[0].Feed.Reason, a.Workers[1].Ranks[0].Feed.Replay = 1, "rebuilding: the connection was lost", new("")
 		}, []string{"warn events_untrusted d1/dp0"}, "dropped in the last minute (rebuilding: the connection was lost) and are rebuilt from new events, until then hits are missed; its engine has no replay endpoint"},
 		{"feed with replay lost and back", func(a *admin.Snapshot) {
-			a.Workers[1].Ranks[0].Feed.Dropped, a.Workers[1].Ranks[0].Feed.Replay = 1, "tcp://d1:5657"
+			a.Workers[1].Ranks[0].Feed.Dropped, a.Workers[1].Ranks[0].Feed.Replay = 1, new("tcp://d1:5657")
+		}, []string{"warn events_untrusted d1/dp0"}, "until then hits are missed\n"},
+		{"feed of an old router lost and back", func(a *admin.Snapshot) {
+			a.Workers[1].Ranks[0].Feed.Dropped = 1
 		}, []string{"warn events_untrusted d1/dp0"}, "until then hits are missed\n"},
 		{"full", func(a *admin.Snapshot) { a.Workers[2].Ranks[0].Engine.KVUsage = ptr(.95) }, []string{"warn rank_saturated d2/dp0"}, "95% of its KV cache is in use (median of decode ranks 50%)"},
 		{"queue", func(a *admin.Snapshot) {

@@ -306,26 +306,26 @@ type Rank struct {
 
 // Feed is the state of a rank's KV events.
 type Feed struct {
-	State         string `json:"state"`
-	Trusted       bool   `json:"trusted"`
-	Reason        string `json:"reason,omitempty"`
-	Endpoint      string `json:"endpoint,omitempty"`
-	Replay        string `json:"replay_endpoint,omitempty"`
-	LastSeq       uint64 `json:"last_seq"`
-	AgeSeconds    Num    `json:"age_seconds"` // of the newest batch
-	SinceSeconds  Num    `json:"state_seconds"`
-	EventRate     Num    `json:"events_per_second"`
-	BlockRate     Num    `json:"blocks_per_second"`
-	Gaps          uint64 `json:"gaps_total"`
-	RecentGaps    Num    `json:"recent_gaps"`
-	RecentLost    Num    `json:"recent_lost_batches"`
-	RecentDropped Num    `json:"recent_dropped"`
-	Replayed      uint64 `json:"replayed_batches_total"`
-	Lost          uint64 `json:"lost_batches_total"`
-	Dropped       uint64 `json:"dropped_total"`
-	Restarts      uint64 `json:"restarts_total"`
-	Errors        uint64 `json:"decode_errors_total"`
-	Orphans       uint64 `json:"orphaned_blocks_total"`
+	State         string  `json:"state"`
+	Trusted       bool    `json:"trusted"`
+	Reason        string  `json:"reason,omitempty"`
+	Endpoint      string  `json:"endpoint,omitempty"`
+	Replay        *string `json:"replay_endpoint,omitempty"` // nil: not known
+	LastSeq       uint64  `json:"last_seq"`
+	AgeSeconds    Num     `json:"age_seconds"` // of the newest batch
+	SinceSeconds  Num     `json:"state_seconds"`
+	EventRate     Num     `json:"events_per_second"`
+	BlockRate     Num     `json:"blocks_per_second"`
+	Gaps          uint64  `json:"gaps_total"`
+	RecentGaps    Num     `json:"recent_gaps"`
+	RecentLost    Num     `json:"recent_lost_batches"`
+	RecentDropped Num     `json:"recent_dropped"`
+	Replayed      uint64  `json:"replayed_batches_total"`
+	Lost          uint64  `json:"lost_batches_total"`
+	Dropped       uint64  `json:"dropped_total"`
+	Restarts      uint64  `json:"restarts_total"`
+	Errors        uint64  `json:"decode_errors_total"`
+	Orphans       uint64  `json:"orphaned_blocks_total"`
 }
 
 // Decision is the short form of a receipt.
