@@ -259,10 +259,14 @@ func (c *Client) IndexChildren(ctx context.Context, b BrowseQuery) (*IndexChildr
 	return get[IndexChildren](ctx, c, "/admin/v1/index/children", q)
 }
 
-// Events lists events after a sequence number, oldest first. With wait above 0
-// the answer may take that long, up to 30 s, until there is one.
+// Events lists up to limit events, oldest first: those that follow a sequence
+// number, or with 0 the newest. With wait above 0 the answer may take that long,
+// up to 30 s, until there is one.
 func (c *Client) Events(ctx context.Context, after uint64, limit int, wait time.Duration) (*EventList, error) {
-	q := url.Values{"after": {strconv.FormatUint(after, 10)}, "limit": {strconv.Itoa(limit)}}
+	q := url.Values{"limit": {strconv.Itoa(limit)}}
+	if after > 0 {
+		q.Set("after", strconv.FormatUint(after, 10))
+	}
 	if wait > 0 {
 		q.Set("wait", wait.String())
 	}

@@ -338,7 +338,8 @@ type Event struct {
 	Fields   map[string]any `json:"fields,omitempty"`
 }
 
-// EventList answers GET /admin/v1/events?after=&limit=&wait=, oldest first.
+// EventList answers GET /admin/v1/events?after=&limit=&wait=, oldest first:
+// the events that follow "after", the newest without it.
 type EventList struct {
 	Schema string    `json:"schema"`
 	Now    time.Time `json:"now"`

@@ -556,6 +556,8 @@ func (a *server) events(q *http.Request) (any, error) {
 		if after, err = strconv.ParseUint(raw, 10, 64); err != nil {
 			return nil, bad("after", "after=%q is not a sequence number", api.Clip(raw))
 		}
+	} else if _, newest, _ := a.o.Events.Since(0, 0); newest > uint64(limit) {
+		after = newest - uint64(limit) // who asks for some wants the newest
 	}
 	var wait time.Duration
 	if raw := q.URL.Query().Get("wait"); raw != "" {
