@@ -1014,6 +1014,11 @@ func TestMessagesAndResponsesGoRemote(t *testing.T) {
 // harm are refused, or used and told, as the worker or else the router says.
 func TestTransferCheck(t *testing.T) {
 	t.Parallel()
+	lax := router.DefaultConfig()
+	lax.Routing.TransferCheck = "lax"
+	if err := lax.Validate(); err == nil || !strings.Contains(err.Error(), `routing.transfer_check`) {
+		t.Errorf("a word that says nothing: %v", err)
+	}
 	for _, c := range []struct {
 		name   string
 		config string // "" leaves what the router does by itself

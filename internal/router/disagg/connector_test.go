@@ -247,7 +247,7 @@ func TestCheckPrefill(t *testing.T) {
 		{"the first token ended the answer: tool_calls", strings.Replace(cut, `"length"`, `"tool_calls"`, 1) + "}", nil, ErrEnded, ""},
 		{"nobody says how the answer ended", strings.Replace(cut, `"length"`, `null`, 1) + "}", nil, ErrMissingParams, ""},
 		{"params too large", sub(`"tp_size"`, `"more":"`+strings.Repeat("x", maxParamsBytes)+`","tp_size"`), nil, ErrBadParams, transferParams},
-		{"one problem that does no harm before one that does", sub(`"tp_size": 1`, `"tp_size": 0`, `"remote_request_id"`, `"request_id"`), nil, ErrBadParams, "remote_request_id"},
+		{"one problem that does no harm before one that does", sub(`"remote_blocks_expiry_time": null`, `"remote_blocks_expiry_time": "soon"`, `"remote_request_id"`, `"request_id"`), nil, ErrBadParams, "remote_request_id"},
 		{"params not an object", cut + `,"kv_transfer_params":[1]}`, nil, ErrBadParams, transferParams},
 		{"an error in a 200", `{"error":{"message":"Internal server error","code":500}}`, nil, ErrPrefillFailed, ""},
 		{"finish reason error", sub(`"length"`, `"error"`), nil, ErrPrefillFailed, ""},
