@@ -89,6 +89,7 @@ var settings = []setting{
 	{"timeouts.body", "body-timeout", "to read a client's body"},
 	{"timeouts.write", "write-timeout", "for one write to a slow client"},
 	{"timeouts.drain", "drain-timeout", "for running streams when the router stops"},
+	{"timeouts.kv_lease", "kv-lease", "how long prefill engines keep KV for a decode engine that is silent (vLLM: kv_lease_duration)"},
 	{"retry.attempts", "attempts", "greatest number of tries before the first byte"},
 	{"retry.budget", "retry-budget", "share of requests that may be retried"},
 	{"health.interval", "health-interval", "between two probes of a worker"},

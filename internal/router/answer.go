@@ -40,6 +40,11 @@ const progressEvery = 16
 func (x *exchange) decodeLeg(ctx context.Context, p disagg.Peer, held *ledger.Reservation, body [][]byte, t *disagg.Transfer) (err error) {
 	r, s := x.r, x.d.settings
 	leg := x.leg(selector.Decode, p, body, s.Timeouts.Response)
+	if t != nil && t.Leased() {
+		// An engine that stands still for longer than the lease and then goes on
+		// would fetch what other prompts have put into the blocks.
+		leg.Alive, leg.AliveBy = p.Worker.State.AnsweredSince, x.aliveBy
+	}
 	record := x.beginLeg(selector.Decode, p, leg)
 	x.answer.sent = record.start
 	resp, err := r.client.Do(ctx, leg)

@@ -72,7 +72,8 @@ func TestChaos(t *testing.T) {
 				c.Routing.Threshold, c.Routing.AllowHeaders = 128, true
 				c.Retry = router.RetryConfig{Attempts: 8, Budget: 1}
 				c.Timeouts.Prefill, c.Timeouts.Response, c.Timeouts.Idle = 5*time.Second, 5*time.Second, 5*time.Second
-				c.Health.Timeout = time.Second
+				// The lease is shorter than an engine hangs.
+				c.Health.Interval, c.Health.Timeout, c.Timeouts.KVLease = 200*time.Millisecond, time.Second, 2*time.Second
 			})}
 			oracle := start(t, strings.Replace("1a:profile=instant,engine=vllm", "vllm", string(r.Sim.Engine(0).Group().Engine), 1))
 			want := make([]string, chaosPrompts)
@@ -316,7 +317,7 @@ func (r *chaosRig) strike(f chaosFault, rng *rand.Rand) {
 	if err := e.SetFaults(fault.Set{}); err != nil {
 		r.t.Error(err)
 	}
-	r.settle()
+	r.calm()
 	if err := routertest.Wait(r.wait(), e.Name(), func() error {
 		w := r.worker(e.Name())
 		// An ejected worker is back when it is needed: the router knows
@@ -333,8 +334,8 @@ func (r *chaosRig) strike(f chaosFault, rng *rand.Rand) {
 	}
 }
 
-// settle waits for the requests that are under way.
-func (r *chaosRig) settle() {
+// calm waits for the requests that are under way.
+func (r *chaosRig) calm() {
 	r.running.Lock()
 	defer r.running.Unlock()
 }

@@ -176,6 +176,9 @@ type TimeoutsConfig struct {
 	Body     time.Duration `mapstructure:"body"`     // to read a client's body
 	Write    time.Duration `mapstructure:"write"`    // one write to a slow client
 	Drain    time.Duration `mapstructure:"drain"`
+	// KVLease is how long prefill engines keep the KV of a prefill for a decode
+	// engine that they have not heard of (vLLM: kv_lease_duration).
+	KVLease time.Duration `mapstructure:"kv_lease"`
 }
 
 // RetryConfig bounds retries before the first byte.
@@ -225,7 +228,7 @@ func DefaultConfig() Config {
 		Tokens:   TokensConfig{Tokenizer: "auto", ChunkBytes: 256, ApproxTTL: 2 * time.Minute, CacheBytes: 32 << 20},
 		Index:    IndexConfig{MaxBlocks: 64 << 20, StaleAfter: 10 * time.Second},
 		Limits:   LimitsConfig{BodyBytes: 32 << 20, BodyMemory: 1 << 30, Queue: 1024, QueueTimeout: 30 * time.Second},
-		Timeouts: TimeoutsConfig{Dial: 2 * time.Second, Prefill: 5 * time.Minute, Response: 10 * time.Minute, Idle: 5 * time.Minute, Body: time.Minute, Write: 30 * time.Second, Drain: 30 * time.Second},
+		Timeouts: TimeoutsConfig{Dial: 2 * time.Second, Prefill: 5 * time.Minute, Response: 10 * time.Minute, Idle: 5 * time.Minute, Body: time.Minute, Write: 30 * time.Second, Drain: 30 * time.Second, KVLease: 30 * time.Second},
 		Retry:    RetryConfig{Attempts: 3, Budget: 0.2},
 		Health:   HealthConfig{Interval: time.Second, Timeout: 2 * time.Second, Scrape: time.Second},
 		Trace:    TraceConfig{Sample: 1},
@@ -334,6 +337,7 @@ func (c *Config) Validate() error {
 	positive("timeouts.body", c.Timeouts.Body)
 	positive("timeouts.write", c.Timeouts.Write)
 	positive("timeouts.drain", c.Timeouts.Drain)
+	positive("timeouts.kv_lease", c.Timeouts.KVLease)
 	if c.Retry.Attempts < 1 || c.Retry.Attempts > 16 {
 		bad("retry.attempts", "%d is not between 1 and 16", c.Retry.Attempts)
 	}

@@ -317,6 +317,7 @@ func (x *exchange) remote(decode disagg.Peer, held *ledger.Reservation) error {
 		x.report(selector.Decode, health.Canceled) // nothing was sent to it
 		return err
 	}
+	x.aliveBy = time.Now().Add(d.settings.Timeouts.KVLease * 4 / 5)
 	edits, err := transfer.DecodeEdits()
 	if err != nil {
 		x.report(selector.Decode, health.Canceled)

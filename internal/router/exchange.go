@@ -70,7 +70,10 @@ type exchange struct {
 	// held is the newest answer of an engine that is not 2xx, sent on when no
 	// attempt brings a better one.
 	held *heldAnswer
-	flow flow
+	// aliveBy is when the decode engine must have shown a sign of life, for the
+	// prefill engine to keep the KV for it.
+	aliveBy time.Time
+	flow    flow
 	// legs is the memory of the requests to engines, decode and prefill.
 	legs [2]legScratch
 	// admitted is the leave to send them, decode and prefill.

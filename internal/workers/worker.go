@@ -362,6 +362,7 @@ type State struct {
 	// generation numbers the times between ejections.
 	generation atomic.Uint64
 	draining   atomic.Bool
+	answered   atomic.Pointer[time.Time]
 }
 
 // Condition is the worker's present health: a conflict comes before what the
@@ -414,6 +415,16 @@ func (s *State) Generation() uint64 { return s.generation.Load() }
 
 // SetGeneration begins such a time.
 func (s *State) SetGeneration(n uint64) { s.generation.Store(n) }
+
+// SetAnswered says that the worker has answered a probe that was sent at a time.
+func (s *State) SetAnswered(sent time.Time) { s.answered.Store(&sent) }
+
+// AnsweredSince reports whether the worker has answered a probe that was sent
+// after a time: it has come to what was sent to it before, too.
+func (s *State) AnsweredSince(t time.Time) bool {
+	sent := s.answered.Load()
+	return sent != nil && sent.After(t)
+}
 
 // Draining reports whether the worker takes no new requests while it finishes
 // the running ones.

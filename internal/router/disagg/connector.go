@@ -183,6 +183,12 @@ func (t *Transfer) Kind() workers.Connector { return t.kind }
 // Mode says how the legs follow each other.
 func (t *Transfer) Mode() Mode { return t.mode }
 
+// Leased reports whether the prefill engine keeps the KV for a limited time only,
+// and the decode engine fetches it by block number, whatever the blocks hold by
+// then. vLLM 0.32 does (kv_lease_duration): from when it has the request the
+// decode engine extends the lease, and before that nobody does.
+func (t *Transfer) Leased() bool { return t.kind == workers.ConnectorNIXL }
+
 // ID is the room of the transfer, 0 for a connector that has none.
 func (t *Transfer) ID() uint64 { return t.id }
 

@@ -86,6 +86,11 @@ type Leg struct {
 	HeadTimeout time.Duration
 	// IdleTimeout bounds every pause within the answer; 0 for none.
 	IdleTimeout time.Duration
+	// Alive, when set, says whether the engine has shown a sign of life since a
+	// time. If it has shown none since the request was sent, and given no head of
+	// an answer, the leg times out at AliveBy.
+	Alive   func(since time.Time) bool
+	AliveBy time.Time
 	// Resend allows to send the request once more on a fresh connection when a
 	// reused one broke before a byte of the answer. Without it that is done
 	// only when no byte of the request was sent. GET and HEAD always may.
@@ -353,7 +358,12 @@ func (c *Client) exchange(ctx context.Context, p *pool, cn *conn, leg *Leg, head
 	f := &Failure{Addr: p.addr, Op: "send the request", Sent: sent > 0}
 	switch {
 	case err == nil:
-		if err = r.awaitHead(e, leg, leg.HeadTimeout); err == nil {
+		life := leg.watch(cn)
+		err = r.awaitHead(e, leg, leg.HeadTimeout)
+		if !life.ended() { // the connection was closed for it
+			err = errNoLife
+		}
+		if err == nil {
 			// Stopped when nothing was left to send: the body arrived, but
 			// nothing else will.
 			r.broken = r.broken || !whole

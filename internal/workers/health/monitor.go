@@ -186,7 +186,7 @@ func (h *watch) probeLoop(ctx context.Context) {
 
 // probe asks once and draws the consequences.
 func (h *watch) probe(ctx context.Context) {
-	w := h.worker.Load()
+	w, sent := h.worker.Load(), time.Now()
 	err := h.alive(ctx, w)
 	if ctx.Err() != nil {
 		return
@@ -195,6 +195,7 @@ func (h *watch) probe(ctx context.Context) {
 		h.failed(w, err)
 		return
 	}
+	w.State.SetAnswered(sent)
 	h.mu.Lock()
 	h.good++
 	h.bad = 0
