@@ -443,6 +443,7 @@ func (s *soak) check(ctx context.Context, when string) Check {
 	}
 	if when == atTheEnd { // after it the index need not know all of that engine's cache
 		wrong("late worker", s.joinLate(ctx))
+		wrong("retry", s.chaos.retryAfterReuse(context.WithoutCancel(ctx)))
 	}
 	s.http.CloseIdleConnections()
 	s.rig.Client.CloseIdleConnections()
