@@ -576,7 +576,9 @@ func (c *chaos) retryAfterReuse(ctx context.Context) error {
 	failed(first.SetFaults(hung))
 	one, cancel := context.WithCancel(ctx)
 	var hangs sync.WaitGroup
-	hangs.Go(func() { _ = c.s.pinned(one, modelVLLM, "", "", 400, checkTimeout) }) // where it goes is judged, not how it ends
+	// Not remote: a prefill that ends with its first token would begin another attempt
+	// too early. Where it goes is judged, not how it ends.
+	hangs.Go(func() { _ = c.s.pinned(one, modelVLLM, "", onPath("local"), 400, checkTimeout) })
 	failed(c.working(ctx, idleWait, first, 1, nil))
 	_, err := c.s.rig.Admin.ResumeWorker(ctx, c.spare.Name())
 	failed(err)

@@ -312,6 +312,9 @@ func (s *soak) stuck(ctx context.Context, n uint64) {
 	}
 }
 
+// onPath stands in the place of a prefill worker for a path without one.
+func onPath(path string) string { return "path: " + path }
+
 // pinned sends a fresh prompt to certain workers and reports how it went. It is
 // the soak's own finger: nothing of it counts as load.
 func (s *soak) pinned(ctx context.Context, model, decode, prefill string, tokens int, wait time.Duration) error {
@@ -330,10 +333,14 @@ func (s *soak) fresh(ctx context.Context, to, model, decode, prefill string, tok
 		return err
 	}
 	q.Header.Set("Content-Type", "application/json")
-	for k, v := range map[string]string{"X-Dynctl-Worker": decode, "X-Dynctl-Prefill-Worker": prefill} {
-		if v != "" {
-			q.Header.Set(k, v)
-		}
+	switch path, ok := strings.CutPrefix(prefill, onPath("")); {
+	case ok:
+		q.Header.Set("X-Dynctl-Path", path)
+	case prefill != "":
+		q.Header.Set("X-Dynctl-Prefill-Worker", prefill)
+	}
+	if decode != "" {
+		q.Header.Set("X-Dynctl-Worker", decode)
 	}
 	resp, err := s.http.Do(q)
 	if err != nil {
