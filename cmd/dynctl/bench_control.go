@@ -129,10 +129,14 @@ func (c *runControl) press(key byte) {
 		}
 	case 's', 'S':
 		c.mu.Lock()
-		defer c.mu.Unlock()
-		if c.skip != nil && !c.cut {
+		none := c.skip == nil
+		if !none && !c.cut {
 			c.cut = true
 			c.skip()
+		}
+		c.mu.Unlock()
+		if none { // a moment between two cells, or a pause
+			c.tell("skip    nothing: no cell is under way")
 		}
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -73,7 +74,7 @@ func TestRunControl(t *testing.T) {
 	}
 	mu.Lock()
 	defer mu.Unlock()
-	if len(said) < 3 { // pausing, going on, pausing again
+	if len(said) < 4 || !slices.Contains(said, "skip    nothing: no cell is under way") { // pausing, going on, pausing again
 		t.Errorf("%q", said)
 	}
 }
@@ -117,6 +118,31 @@ func (s *pty) wait(t *testing.T, from int, want string) int {
 	}
 }
 
+// pressUntil presses a key, at most once in a second, until the screen shows a
+// text: a key can come between two cells, or as one of the warm-up ends.
+func (s *pty) pressUntil(t *testing.T, key string, from int, want string) int {
+	t.Helper()
+	s.press(t, key)
+	pressed, deadline := time.Now(), time.After(30*time.Second)
+	for {
+		s.mu.Lock()
+		i := strings.Index(s.text.String()[from:], want)
+		s.mu.Unlock()
+		if i >= 0 {
+			return from + i + len(want)
+		}
+		select {
+		case <-s.more:
+			if time.Since(pressed) > time.Second {
+				s.press(t, key)
+				pressed = time.Now()
+			}
+		case <-deadline:
+			t.Fatalf("no %q on the screen", want)
+		}
+	}
+}
+
 func (s *pty) press(t *testing.T, keys string) {
 	t.Helper()
 	if _, err := s.keys.WriteString(keys); err != nil {
@@ -144,8 +170,7 @@ func TestKeysOfARun(t *testing.T) {
 	s.press(t, "p")
 	at = s.wait(t, at, "go on")
 	at = s.wait(t, at, "p pause")
-	s.press(t, "s")
-	at = s.wait(t, at, "skip    ")
+	at = s.pressUntil(t, "s", at, "skip    ")
 	s.press(t, "q")
 	s.wait(t, at, "end     after")
 	if c := <-code; c != exitInterrupted {
@@ -174,6 +199,10 @@ func TestTerminalIsRestored(t *testing.T) {
 	s.press(t, "p")
 	if b := <-seen; b != 'p' {
 		t.Errorf("got %q", b)
+	}
+	s.press(t, "sq") // since the last look
+	if a, b := <-seen, <-seen; a != 's' || b != 'q' {
+		t.Errorf("got %q and %q", a, b)
 	}
 	// A shell that had the terminal in between leaves its own settings.
 	if err := unix.IoctlSetTermios(int(s.tty.Fd()), termiosSet, &s.was); err != nil {

@@ -33,6 +33,9 @@ func readKeys(f *os.File, press func(byte)) (stop func(), err error) {
 	}), nil
 }
 
+// escape begins what keys with names send.
+const escape = 0x1b
+
 type keyboard struct {
 	fd           int
 	was          unix.Termios
@@ -93,8 +96,12 @@ func (k *keyboard) read() {
 		if err != nil && !errors.Is(err, unix.EINTR) && !errors.Is(err, unix.EAGAIN) {
 			return
 		}
-		if n == 1 { // more at once is a key with a name, such as an arrow, or pasted text
-			k.press(b[0])
+		const quick = 3 // keys that may have been pressed since the last look
+		if n > quick || n > 0 && b[0] == escape {
+			continue // pasted text, or a key with a name, such as an arrow
+		}
+		for _, key := range b[:max(n, 0)] {
+			k.press(key)
 		}
 	}
 }

@@ -173,7 +173,7 @@ func (x *exchange) again(err error) bool {
 	told.Admission = *x.admission(f.phase)
 	h.Add(told)
 	policy := attempt.Settings{
-		Attempts: s.Retry.Attempts, LocalPrefill: s.Routing.PrefillFallback == "local", LocalWithoutParams: s.Routing.MissingParams == "local",
+		Attempts: s.Retry.Attempts, LocalPrefill: s.Routing.PrefillFallback == "local" && d.in.ServesAlone(), LocalWithoutParams: s.Routing.MissingParams == "local",
 	}
 	prefills := d.prefills()
 	next := attempt.AfterFailure(h, policy, prefills, true)

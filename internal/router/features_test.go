@@ -338,10 +338,10 @@ func TestRequestThatBreaksEngines(t *testing.T) {
 
 // TestWhatBreaksEngines: an engine breaks on a request when it answers with an
 // error, breaks off, or gives no answer in time; one that cannot be reached does
-// not, and the request goes on to whoever is left.
+// not, and the request goes on while it has attempts.
 func TestWhatBreaksEngines(t *testing.T) {
 	t.Parallel()
-	const engines = 5
+	const engines, attempts = 5, 8
 	for _, c := range []struct {
 		name   string
 		faults fault.Set
@@ -350,12 +350,12 @@ func TestWhatBreaksEngines(t *testing.T) {
 		{"error", fault.Set{ErrorRate: 1}, 3},
 		{"reset", fault.Set{DieRate: 1}, 3},
 		{"timeout", fault.Set{HangRate: 1}, 3},
-		{"refused", fault.Set{Refuse: true}, engines},
+		{"refused", fault.Set{Refuse: true}, attempts},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			r := start(t, fmt.Sprintf("%da:profile=instant", engines), func(k *router.Config) {
-				k.Routing.Policy, k.Retry.Attempts, k.Retry.Budget = "round_robin", 8, 1
+				k.Routing.Policy, k.Retry.Attempts, k.Retry.Budget = "round_robin", attempts, 1
 				k.Health.Interval, k.Timeouts.Response = time.Minute, 500*time.Millisecond
 			})
 			for _, e := range r.Sim.Engines() {
@@ -368,6 +368,43 @@ func TestWhatBreaksEngines(t *testing.T) {
 			blamed := len(r.events("request_blamed")) == 1 && strings.Contains(strings.Join(got.Notes, "\n"), "counts against none of them")
 			if a.status < 500 || len(got.Legs) != c.legs || blamed != (c.legs == 3) {
 				t.Errorf("%s: %d legs, want %d; the request is blamed: %v, %q", a, len(got.Legs), c.legs, blamed, got.Notes)
+			}
+		})
+	}
+}
+
+// TestTroubleThatMoves: an engine fails a request, then so does the only other
+// one, by when the first is well again.
+func TestTroubleThatMoves(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct{ fleet, fails string }{
+		{"2a:profile=instant", "aggregated"},
+		{"1p2d:profile=instant", "decode"},
+		{"2p1d:profile=instant,engine=sglang", "prefill"},
+		{"1p2d:profile=instant,engine=sglang", "decode"},
+	} {
+		t.Run(c.fleet, func(t *testing.T) {
+			t.Parallel()
+			r, p := tappedRig(t, c.fleet, func(k *router.Config) { k.Routing.Threshold = 1 })
+			var mu sync.Mutex
+			var asked []string
+			p.set(func(engine string, w http.ResponseWriter, q *http.Request, _ []byte) bool {
+				if q.URL.Path != "/v1/completions" || !strings.HasPrefix(engine, c.fails) {
+					return false
+				}
+				mu.Lock()
+				defer mu.Unlock()
+				if asked = append(asked, engine); len(asked) > 2 {
+					return false
+				}
+				w.WriteHeader(http.StatusInternalServerError)
+				return true
+			})
+			a := r.send(http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": ids(100, 1), "max_tokens": 2}))
+			mu.Lock()
+			defer mu.Unlock()
+			if a.status != http.StatusOK || len(asked) != 3 || asked[0] == asked[1] || asked[2] != asked[0] {
+				t.Errorf("%s, by %q: %q", a, asked, r.receipt(a.header.Get("X-Dynctl-Decision")).Notes)
 			}
 		})
 	}
@@ -387,10 +424,11 @@ func TestReceiptKeepsEveryAttempt(t *testing.T) {
 	}
 	a := r.send(http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": ids(100, 1), "max_tokens": 2}))
 	c := r.receipt(a.header.Get("X-Dynctl-Decision"))
-	if c.Decode.Verdict == "chosen" || len(c.Earlier) != 2 || len(c.Legs) != 2 {
+	// The third decision finds that nobody is left, and the first engine comes back.
+	if len(c.Earlier) != 3 || len(c.Legs) != 3 || c.Earlier[2].Decode.Verdict == "chosen" || c.Decode.Chosen != c.Legs[0].Rank || c.Legs[2].Rank != c.Legs[0].Rank {
 		t.Fatalf("%d earlier decisions, %d legs, the last %+v", len(c.Earlier), len(c.Legs), c.Decode)
 	}
-	for i, d := range c.Earlier {
+	for i, d := range c.Earlier[:2] {
 		if d.Attempt != i+1 || d.Decode.Chosen != c.Legs[i].Rank || d.Path != "local" || len(d.Decode.Candidates) != 2 || d.Decode.Eligible != 2-i {
 			t.Errorf("attempt %d: %+v", i+1, d)
 		}
@@ -399,7 +437,7 @@ func TestReceiptKeepsEveryAttempt(t *testing.T) {
 	if err := c.Explain(&text); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"attempt 1\n", "attempt 2\n", "attempt 3, the last\n", "2 decode     every rank is excluded", "failed in this request"} {
+	for _, want := range []string{"attempt 1\n", "attempt 2\n", "attempt 3\n", "2 decode     every rank is excluded", "attempt 4, the last\n", "failed in this request"} {
 		if !strings.Contains(text.String(), want) {
 			t.Errorf("explain says no %q:\n%s", want, text.String())
 		}

@@ -323,11 +323,11 @@ func (r *Runner) try(ctx context.Context, res *CellResult) error {
 	res.Start = r.Now()
 	m, err := r.Bench.Measure(cell, c)
 	res.End = r.Now()
+	if cell.Err() != nil && ctx.Err() == nil { // also when it came too late to cut anything
+		r.OnEvent(Event{Kind: "skip", Cell: res.Cell, Text: errSkipped.Error()})
+		return errSkipped
+	}
 	if err != nil {
-		if cell.Err() != nil && ctx.Err() == nil {
-			r.OnEvent(Event{Kind: "skip", Cell: res.Cell, Text: errSkipped.Error()})
-			return errSkipped
-		}
 		return err
 	}
 	res.Measure = m

@@ -144,7 +144,7 @@ measure:
 					c.ID = fmt.Sprintf("%s#%d", cell.Cell.ID, try+1)
 					continue
 				}
-				if err != nil && one.Err() != nil && ctx.Err() == nil {
+				if one.Err() != nil && ctx.Err() == nil {
 					break // skipped
 				}
 				if err != nil {

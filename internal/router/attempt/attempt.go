@@ -33,8 +33,8 @@ const (
 type Settings struct {
 	// Attempts is how many there may be of one request.
 	Attempts int
-	// LocalPrefill says that a decode rank prefills by itself when no prefill
-	// worker can.
+	// LocalPrefill says that a decode rank, of which there is one that can,
+	// prefills by itself when no prefill worker does.
 	LocalPrefill bool
 	// LocalWithoutParams says that it does so, too, when a prefill gave no
 	// transfer parameters.
@@ -129,11 +129,11 @@ const (
 	Retry
 	// FallBack: decide again, without remote prefill.
 	FallBack
-	// Recall: decide again, with suspects that are kept out no longer.
+	// Recall: decide again, with workers that are kept out no longer.
 	Recall
 )
 
-var stepNames = [...]string{"give up", "retry", "fall back to local prefill", "bring suspects back"}
+var stepNames = [...]string{"give up", "retry", "fall back to local prefill", "bring workers back"}
 
 // String is the step in words.
 func (s Step) String() string {
@@ -224,6 +224,11 @@ func AfterFailure(h *History, s Settings, prefills []*workers.State, granted boo
 		}
 	}
 	mayFallBack := f.Phase == selector.Prefill && s.LocalPrefill && !h.Local
+	if alone && !mayFallBack {
+		var ok bool
+		bans, ok = again(h, bans, selector.Prefill)
+		alone = !ok
+	}
 	switch {
 	case over && !mayFallBack:
 		return Next{Bans: bans, Why: NoMoreTry}
@@ -248,10 +253,37 @@ func AfterFailure(h *History, s Settings, prefills []*workers.State, granted boo
 
 // AfterNoChoice says what follows a decision that found nobody for a phase.
 func AfterNoChoice(h *History, p selector.Phase) Next {
-	if bans := recall(h.Bans, p); len(bans) < len(h.Bans) {
+	bans := recall(h.Bans, p)
+	ok := len(bans) < len(h.Bans)
+	if !ok {
+		bans, ok = again(h, bans, p)
+	}
+	if ok {
 		return Next{Step: Recall, Bans: bans}
 	}
 	return Next{Bans: h.Bans}
+}
+
+// again is bans without those of one worker that has failed in a phase, for when
+// nobody else is left: of two or more the one that failed longest ago, which is
+// the likeliest to be well by now. One that has failed alone is not asked again.
+func again(h *History, bans []Ban, p selector.Phase) (rest []Ban, ok bool) {
+	var failed []*workers.State // by their last failure, newest first
+	for _, f := range slices.Backward(h.Failures) {
+		if f.Phase == p && f.Reason != Ejected && !slices.Contains(failed, f.Worker) {
+			failed = append(failed, f.Worker)
+		}
+	}
+	if len(failed) < 2 {
+		return bans, false
+	}
+	for _, w := range slices.Backward(failed) {
+		rest = slices.DeleteFunc(slices.Clone(bans), func(b Ban) bool { return b.Worker == w && b.Phase == p })
+		if len(rest) < len(bans) {
+			return rest, true
+		}
+	}
+	return bans, false
 }
 
 // ban adds those of a failure: of its worker, and when either leg may be at

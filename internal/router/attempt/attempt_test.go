@@ -50,6 +50,10 @@ func TestAfterFailure(t *testing.T) {
 			Next{Step: FallBack, Bans: []Ban{out(p1, prefill)}}},
 		{"the last prefill worker, and no fallback", History{Attempts: 1}, Failure{Worker: p1, Phase: prefill, Reason: "connect"}, Settings{Attempts: 3}, both[:1], false,
 			Next{Bans: []Ban{out(p1, prefill)}}},
+		{"both prefill workers failed: the decode rank prefills", History{Attempts: 2, Bans: []Ban{out(p1, prefill)}, Failures: []Failure{{Worker: p1, Phase: prefill, Reason: "connect"}}}, Failure{Worker: p2, Phase: prefill, Reason: "reset", Broke: true}, usual, both, true,
+			Next{Step: FallBack, Bans: []Ban{out(p1, prefill), out(p2, prefill)}}},
+		{"both prefill workers failed, and no fallback: the first may be well again", History{Attempts: 2, Bans: []Ban{out(p1, prefill)}, Failures: []Failure{{Worker: p1, Phase: prefill, Reason: "connect"}}}, Failure{Worker: p2, Phase: prefill, Reason: "reset", Broke: true}, Settings{Attempts: 3}, both, false,
+			Next{Step: Retry, Budgeted: true, Bans: []Ban{out(p2, prefill)}}},
 		{"another prefill worker", History{Attempts: 1}, Failure{Worker: p1, Phase: prefill, Reason: "connect"}, usual, both, false,
 			Next{Step: Retry, Budgeted: true, Bans: []Ban{out(p1, prefill)}}},
 		{"prefill failed in the last attempt", History{Attempts: 3}, Failure{Worker: p1, Phase: prefill, Reason: "connect"}, usual, both, true,
@@ -106,7 +110,7 @@ var (
 )
 
 // TestAfterNoChoice: suspects of the phase that has nobody come back, all at
-// once, and nobody else does.
+// once, then those that failed, one by one, unless it was but one.
 func TestAfterNoChoice(t *testing.T) {
 	p1, d1, d2 := &workers.State{}, &workers.State{}, &workers.State{}
 	h := History{Bans: []Ban{{Worker: p1, Phase: prefill, Suspect: true}, {Worker: d1, Phase: decode, Suspect: true}, {Worker: d2, Phase: decode}}}
@@ -115,7 +119,20 @@ func TestAfterNoChoice(t *testing.T) {
 		t.Fatalf("%+v, left %+v", next, h.Bans)
 	}
 	h.Bans = next.Bans
+	h.Failures = []Failure{{Worker: d2, Phase: decode}, {Worker: d2, Phase: decode}, {Worker: p1, Phase: prefill}}
 	if next = AfterNoChoice(&h, decode); next.Step != GiveUp || len(next.Bans) != 2 {
+		t.Fatalf("%+v", next)
+	}
+	h.Bans = append(h.Bans, Ban{Worker: d1, Phase: decode})
+	h.Failures = append(h.Failures, Failure{Worker: d1, Phase: decode}, Failure{Worker: d2, Phase: decode})
+	for _, want := range []*workers.State{d1, d2} { // the one whose last failure is older comes first
+		next = AfterNoChoice(&h, decode)
+		if _, out := banned(next.Bans, want, decode); next.Step != Recall || out || len(next.Bans) != len(h.Bans)-1 {
+			t.Fatalf("%+v", next)
+		}
+		h.Bans = next.Bans
+	}
+	if next = AfterNoChoice(&h, decode); next.Step != GiveUp {
 		t.Fatalf("%+v", next)
 	}
 }

@@ -306,7 +306,7 @@ func Make(in *Input, out *Plan) {
 		out.Reason = reason
 		if whole != "" {
 			out.Err = ErrWhole
-			if slices.ContainsFunc(in.DecodePeers, func(p Peer) bool { return !needsPrefill(p.Worker) }) {
+			if in.ServesAlone() {
 				out.Err = fmt.Errorf("%w: %w", ErrNoDecode, out.Decode.Err())
 			}
 		} else if in.Force == ForceLocal {
@@ -329,6 +329,12 @@ func (p *Plan) chose(in *Input, d int) {
 	if p.Connector = in.Config.Connector; p.Connector == workers.ConnectorNone {
 		p.Connector = in.DecodePeers[d].Worker.Connector
 	}
+}
+
+// ServesAlone reports whether there is a decode rank, be it usable or not, that
+// can prefill by itself.
+func (in *Input) ServesAlone() bool {
+	return slices.ContainsFunc(in.DecodePeers, func(p Peer) bool { return !needsPrefill(p.Worker) })
 }
 
 // needsPrefill reports whether a decode worker refuses a request that no
