@@ -51,9 +51,8 @@ const (
 	positionsFirst
 	// positionsJustBefore is positionsFirst with hardly any time between.
 	positionsJustBefore
-	// keepSuspects never lets a worker come back that was kept out of a request
-	// only because the fault may have been its.
-	keepSuspects
+	// keepOut never lets a worker come back that was kept out of a request.
+	keepOut
 	// forgetFailed does not keep a worker out of the further tries of a request
 	// that it has failed.
 	forgetFailed

@@ -331,9 +331,12 @@ func (q *request) blamed() bool {
 func (q *request) follow(next attempt.Next, err error) {
 	q.history.Bans = next.Bans
 	switch q.s.plant {
-	case keepSuspects:
+	case keepOut:
 		for i := range q.history.Bans {
 			q.history.Bans[i].Suspect = false
+		}
+		if next.Step == attempt.Recall {
+			next.Step = attempt.GiveUp
 		}
 	case forgetFailed:
 		q.history.Bans = nil
