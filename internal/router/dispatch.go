@@ -192,7 +192,7 @@ func (x *exchange) again(err error) bool {
 		h.Local, d.fallback = true, f.reason
 		x.force, x.held = disagg.ForceLocal, nil
 		x.note(fmt.Sprintf("fallback to local prefill: %v", f))
-	case next.Free: // it was no attempt
+	case next.Free && f.reason != attempt.Stale: // nothing was sent
 	default:
 		r.traffic.Retries.Add(1)
 		r.metrics.Retry(string(f.phase), f.reason)
@@ -506,6 +506,11 @@ func (x *exchange) legFailed(phase selector.Phase, w *workers.Worker, err error)
 		return f
 	}
 	f.reason = string(u.Kind)
+	if u.Stale() && x.d.history.MayBeStale(phase) {
+		x.report(phase, health.Canceled)
+		f.reason, f.retry = attempt.Stale, true
+		return f
+	}
 	switch u.Kind {
 	case upstream.Connect:
 		x.report(phase, health.ConnectError)

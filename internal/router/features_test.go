@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -405,6 +406,60 @@ func TestTroubleThatMoves(t *testing.T) {
 			defer mu.Unlock()
 			if a.status != http.StatusOK || len(asked) != 3 || asked[0] == asked[1] || asked[2] != asked[0] {
 				t.Errorf("%s, by %q: %q", a, asked, r.receipt(a.header.Get("X-Dynctl-Decision")).Notes)
+			}
+		})
+	}
+}
+
+// TestConnectionClosedAsItIsUsed: an engine closes a connection as idle while the
+// next request is on its way. The request is sent again, and it is nobody's fault;
+// an engine that breaks every request off is no such case.
+func TestConnectionClosedAsItIsUsed(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct{ fleet, path string }{{"1a:profile=instant", "local"}, {"1p1d:profile=instant", "remote"}, {"1p1d:profile=instant,engine=sglang", "remote"}} {
+		t.Run(c.fleet, func(t *testing.T) {
+			t.Parallel()
+			r, p := tappedRig(t, c.fleet, func(k *router.Config) { k.Routing.Threshold = 1 })
+			var mu sync.Mutex
+			used, now, broken, always := map[string]int{}, 1, 0, false // connections, and the request that was their first
+			p.set(func(_ string, w http.ResponseWriter, q *http.Request, _ []byte) bool {
+				mu.Lock()
+				defer mu.Unlock()
+				if first := used[q.RemoteAddr]; q.URL.Path != "/v1/completions" || (first == 0 || first == now) && !always {
+					used[q.RemoteAddr] = now
+					return false
+				}
+				broken++
+				conn, _, err := w.(http.Hijacker).Hijack()
+				if err != nil {
+					t.Error(err)
+					return false
+				}
+				_ = conn.(*net.TCPConn).SetLinger(0)
+				_ = conn.Close()
+				return true
+			})
+			for i := range 8 {
+				a := r.send(http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": ids(100, i), "max_tokens": 2}))
+				if a.status != http.StatusOK || a.header.Get("X-Dynctl-Path") != c.path {
+					t.Fatalf("request %d: %s", i, a)
+				}
+				mu.Lock()
+				now++
+				mu.Unlock()
+			}
+			mu.Lock()
+			if broken < 4 {
+				t.Errorf("%d connections broke", broken)
+			}
+			always = true
+			mu.Unlock()
+			if n := len(r.events("worker_failing")); n != 0 {
+				t.Errorf("%d events", n)
+			}
+			a := r.send(http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": ids(100, 99), "max_tokens": 2}))
+			if a.status != http.StatusBadGateway || len(r.events("worker_failing")) == 0 {
+				t.Errorf("%s, events %v", a, r.events("worker_failing"))
 			}
 		})
 	}

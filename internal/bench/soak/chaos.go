@@ -591,7 +591,9 @@ func (c *chaos) retryAfterReuse(ctx context.Context) error {
 	same := c.slot(ctx, c.replacement) == slot
 	f := c.begin(routertest.Kill, first.Name(), "while a request hangs on it")
 	first.Kill()
-	if err := c.working(ctx, idleWait, c.replacement, 3, nil); err != nil {
+	if err := c.working(ctx, idleWait, c.replacement, 3, nil); errors.Is(err, errUnusable) {
+		c.s.o.Log("%s is not usable: nothing is known of retries", c.replacement.Name())
+	} else if err != nil {
 		failed(fmt.Errorf("a request of %s, which died, is not beside the two that it had: %w", first.Name(), err))
 	} else if same {
 		c.s.counts.bump("retries that found who took a slot")
@@ -613,6 +615,7 @@ func (c *chaos) retryAfterReuse(ctx context.Context) error {
 func (c *chaos) working(ctx context.Context, within time.Duration, e *sim.Engine, n int, done <-chan struct{}) error {
 	wait, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
+	unusable := false // at any time
 	return routertest.Wait(wait, "requests on "+e.Name(), func() error {
 		l, err := c.s.rig.Admin.Workers(ctx)
 		if err != nil {
@@ -621,6 +624,7 @@ func (c *chaos) working(ctx context.Context, within time.Duration, e *sim.Engine
 		have := 0
 		for _, w := range l.Workers {
 			if w.Name == e.Name() {
+				unusable = unusable || !w.Usable
 				for _, k := range w.Ranks {
 					have += k.ActiveRequests
 				}
@@ -632,11 +636,19 @@ func (c *chaos) working(ctx context.Context, within time.Duration, e *sim.Engine
 		default:
 		}
 		if have < n {
-			return fmt.Errorf("%s has %d requests on its account and works on %d", e.Name(), have, n)
+			err := fmt.Errorf("%s has %d requests on its account, not %d", e.Name(), have, n)
+			if unusable {
+				err = fmt.Errorf("%w: %w", err, errUnusable)
+			}
+			return err
 		}
 		return nil
 	})
 }
+
+// errUnusable is that the router had no use for a worker for a while, as a probe
+// that was late on a busy machine may have told it.
+var errUnusable = errors.New("the router did not use it for a while")
 
 // usable waits until the router would send requests to an engine.
 func (c *chaos) usable(ctx context.Context, e *sim.Engine) error {

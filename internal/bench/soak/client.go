@@ -10,10 +10,13 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/tidwall/gjson"
+
+	"github.com/dynctl/dynctl/internal/router/attempt"
 )
 
 // errLeft is the end of an answer that the client did not want to read on.
@@ -196,7 +199,29 @@ func (s *soak) failedBefore(ctx context.Context, t *try, restarted bool) {
 		s.counts.duringRestart.Add(1)
 		return
 	}
+	if s.threeBroke(ctx, t) {
+		s.counts.threeBroke.Add(1)
+		return
+	}
 	s.violation("failed request", t, fmt.Sprintf("status %d %s: %v %.400s", t.status, code, t.err, t.body))
+}
+
+// threeBroke reports whether a request was given up because three engines broke
+// on it, with something done to each of them at the time: that is a rule, and so
+// many faults can meet one request.
+func (s *soak) threeBroke(ctx context.Context, t *try) bool {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+	defer cancel()
+	raw, err := s.rig.Admin.Decision(ctx, t.decision)
+	if err != nil || !slices.ContainsFunc(gjson.GetBytes(raw, "notes").Array(), func(n gjson.Result) bool { return strings.Contains(n.String(), attempt.NoMoreTry) }) {
+		return false
+	}
+	for _, l := range gjson.GetBytes(raw, "legs").Array() {
+		if l.Get("retry_reason").String() != "canceled" && l.Get("error").String() != "" && !s.chaos.faulty(l.Get("worker").String(), t.from, t.to) {
+			return false
+		}
+	}
+	return true
 }
 
 // compare holds an answer against the reference engine's. part allows it to be

@@ -22,6 +22,9 @@ const (
 	// Ejected: between the choice and the dispatch the worker was ejected; it
 	// was sent nothing.
 	Ejected = "ejected"
+	// Stale: the engine had closed the connection as idle when the request was
+	// sent, as far as anybody can tell. That is nobody's fault.
+	Stale = "stale_connection"
 	// MissingParams: a prefill succeeded, but its KV cannot move.
 	MissingParams = "missing_params"
 	// Ended: a prefill's first token ended the answer, which leaves no KV to
@@ -79,7 +82,8 @@ type Ban struct {
 // History is what is known of the attempts of one request.
 type History struct {
 	// Attempts counts those that failed after they were begun: neither a worker
-	// that was sent nothing nor suspects that come back use one up.
+	// that was sent nothing or had closed the connection nor workers that come
+	// back use one up.
 	Attempts int
 	// Local says that remote prefill was given up.
 	Local bool
@@ -92,9 +96,16 @@ type History struct {
 // Add puts a failure, which ended an attempt, into the history.
 func (h *History) Add(f Failure) {
 	h.Failures = append(h.Failures, f)
-	if f.Reason != Ejected {
+	if f.Reason != Ejected && f.Reason != Stale {
 		h.Attempts++
 	}
+}
+
+// MayBeStale reports whether a connection that breaks at once may be called
+// stale: once in a phase, since an engine that breaks on the request itself looks
+// the same.
+func (h *History) MayBeStale(p selector.Phase) bool {
+	return !slices.ContainsFunc(h.Failures, func(f Failure) bool { return f.Reason == Stale && f.Phase == p })
 }
 
 // Reset empties the history and keeps its memory.
@@ -212,6 +223,8 @@ func AfterFailure(h *History, s Settings, prefills []*workers.State, granted boo
 	switch f.Reason {
 	case Ended:
 		return Next{Step: FallBack, Bans: h.Bans}
+	case Stale:
+		return Next{Step: Retry, Free: true, Bans: h.Bans}
 	case Ejected:
 		return Next{Step: Retry, Free: true, Bans: append(slices.Clone(h.Bans), Ban{Worker: f.Worker, Why: Ejected})}
 	}

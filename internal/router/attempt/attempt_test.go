@@ -38,6 +38,8 @@ func TestAfterFailure(t *testing.T) {
 			Next{}},
 		{"ejected meanwhile", History{Attempts: 3}, Failure{Worker: d1, Phase: decode, Reason: Ejected}, usual, both, true,
 			Next{Step: Retry, Free: true, Bans: []Ban{out(d1, "")}}},
+		{"a stale connection", History{Attempts: 3}, Failure{Worker: d1, Phase: decode, Reason: Stale}, usual, both, true,
+			Next{Step: Retry, Free: true}},
 		{"no attempt left", History{Attempts: 3}, Failure{Worker: d1, Phase: decode, Reason: "reset"}, usual, both, false,
 			Next{Why: NoAttempts, Bans: []Ban{out(d1, decode)}}},
 		{"no budget", History{Attempts: 1}, Failure{Worker: d1, Phase: decode, Reason: "reset"}, usual, both, true,

@@ -137,13 +137,18 @@ func (c *Client) Close() {
 	c.pools = make(map[poolKey]*pool)
 	c.mu.Unlock()
 	for _, p := range pools {
-		p.mu.Lock()
-		idle := p.idle
-		p.idle = nil
-		p.mu.Unlock()
-		for _, cn := range idle {
-			cn.close()
-		}
+		p.forget()
+	}
+}
+
+// forget closes the unused connections.
+func (p *pool) forget() {
+	p.mu.Lock()
+	idle := p.idle
+	p.idle = nil
+	p.mu.Unlock()
+	for _, cn := range idle {
+		cn.close()
 	}
 }
 
@@ -336,13 +341,17 @@ func (c *Client) Do(ctx context.Context, leg *Leg) (*Response, error) {
 				return nil, f
 			}
 		}
+		began := time.Now()
 		r, f := c.exchange(ctx, p, cn, leg, head)
 		if f == nil {
 			return r, nil
 		}
-		f.Reused = reused
+		f.Reused, f.Quick = reused, time.Since(began) < time.Second
 		if reused && f.Kind == Reset && !f.Started && (!f.Sent || resend) {
 			continue
+		}
+		if f.Stale() {
+			p.forget() // others may be closed by now, too
 		}
 		return nil, f
 	}

@@ -52,11 +52,18 @@ type Failure struct {
 	// Reused says that the connection had served requests before: a reset may
 	// then only mean that the engine had closed it as idle.
 	Reused bool
+	// Quick says that it failed within a second of the request.
+	Quick bool
 	// Status is the HTTP status of a failure of kind Status.
 	Status int
 	// Err is the cause.
 	Err error
 }
+
+// Stale reports whether the connection may have been closed as idle at the very
+// moment in which the request was sent: it was reused and broke at once, without
+// a byte of an answer.
+func (f *Failure) Stale() bool { return f.Reused && f.Kind == Reset && !f.Started && f.Quick }
 
 // Error says what failed where.
 func (f *Failure) Error() string {
