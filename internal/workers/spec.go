@@ -223,7 +223,7 @@ func (s *Spec) Set(key, value string) error {
 			s.Connector = ConnectorNone
 			break
 		}
-		s.Connector, err = oneOf(value, ConnectorNIXL, ConnectorSGLang, ConnectorLMCache, ConnectorSharedStorage)
+		s.Connector, err = oneOf(value, Connectors()...)
 	case "transfer_check":
 		s.TransferCheck, err = oneOf(value, TransferStrict, TransferReport)
 	case "model":
@@ -276,7 +276,7 @@ func (s *Spec) Validate() error {
 	errs = append(errs, known("engine", s.Engine, "", VLLM, SGLang, TRTLLM, Sim),
 		known("dialect", s.Dialect, "", VLLM, SGLang),
 		known("role", s.Role, "", Prefill, Decode, Aggregated),
-		known("connector", s.Connector, ConnectorNone, ConnectorNIXL, ConnectorSGLang, ConnectorLMCache, ConnectorSharedStorage),
+		known("connector", s.Connector, slices.Concat([]Connector{ConnectorNone}, Connectors())...),
 		known("transfer_check", s.TransferCheck, "", TransferStrict, TransferReport))
 	errs = slices.DeleteFunc(errs, func(err error) bool { return err == nil })
 	if s.Dialect != "" && s.Engine != Sim {

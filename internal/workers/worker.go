@@ -61,6 +61,11 @@ const (
 	ConnectorSharedStorage Connector = "shared-storage"
 )
 
+// Connectors lists every connector, in the order of the documentation.
+func Connectors() []Connector {
+	return []Connector{ConnectorNIXL, ConnectorSGLang, ConnectorLMCache, ConnectorSharedStorage}
+}
+
 // TransferCheck says what becomes of a prefill worker's transfer parameters of
 // which a part is not as expected.
 type TransferCheck string
