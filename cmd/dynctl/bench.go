@@ -106,7 +106,7 @@ goes on. A second ctrl-c ends it at once. On a terminal there are also keys:
 	fl.StringArrayVar(&t.decode, "decode", nil, "engine that decodes, `URL[,key=value…]` (repeatable)")
 	fl.StringArrayVar(&t.worker, "worker", nil, "engine that does both, `URL[,key=value…]` (repeatable)")
 	fl.StringVar(&t.sim, "sim", "", "simulated `FLEET` such as 1p1d or 2p2d:speed=4 (default 1p1d when no target is named)")
-	fl.StringVar(&t.connector, "disagg-connector-type", "", "how KV moves, with --prefill and --decode: nixl|sglang|lmcache|shared-storage")
+	fl.StringVar(&t.connector, "disagg-connector-type", "", "how KV moves, with --prefill and --decode: "+strings.Join(settingWords("routing.connector"), "|"))
 	fl.StringVar(&t.model, "model", "", "model; not needed when there is only one")
 	fl.BoolVar(&t.verbose, "verbose", false, "show the log of the router in this process")
 

@@ -18,6 +18,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router"
 	"github.com/dynctl/dynctl/internal/router/admin"
 	"github.com/dynctl/dynctl/internal/router/quicksock"
+	"github.com/dynctl/dynctl/internal/settings"
 	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/sim"
 )
@@ -137,7 +138,7 @@ func (f *targetFlags) embed(ctx context.Context, stderr io.Writer) (t *target, e
 	if err != nil {
 		return nil, errors.Join(err, data.Close())
 	}
-	h, err := r.AdminHandler(router.AdminOptions{Name: data.Addr().String(), Settings: settingValues, Patch: patchConfig})
+	h, err := r.AdminHandler(router.AdminOptions{Name: data.Addr().String(), Settings: settingValues, Patch: settings.Patch})
 	if err != nil {
 		return nil, errors.Join(err, data.Close(), ctrl.Close())
 	}

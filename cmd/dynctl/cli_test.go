@@ -7,14 +7,13 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"reflect"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/dynctl/dynctl/internal/router"
+	"github.com/dynctl/dynctl/internal/settings"
 )
 
 // typed runs a command line without a terminal.
@@ -168,13 +167,13 @@ func TestConfigInitIsValid(t *testing.T) {
 			continue
 		}
 		// An empty list and none are the same.
-		if d := cmp.Diff(router.DefaultConfig(), l.config, cmp.FilterValues(func(a, b []string) bool { return len(a)+len(b) == 0 }, cmp.Ignore())); d != "" {
+		if d := cmp.Diff(settings.Default(), l.Config, cmp.FilterValues(func(a, b []string) bool { return len(a)+len(b) == 0 }, cmp.Ignore())); d != "" {
 			t.Errorf("%s: (-default +file)\n%s", name, d)
 		}
 		if name == "all keys" {
-			for _, s := range settings {
-				if !strings.HasPrefix(l.origin[s.key], "file ") {
-					t.Errorf("%s is not in the file: %s", s.key, l.origin[s.key])
+			for _, r := range settings.Rows() {
+				if r.Flag != "" && !strings.HasPrefix(l.Origin[r.Key], "file ") {
+					t.Errorf("%s is not in the file: %s", r.Key, l.Origin[r.Key])
 				}
 			}
 		}
@@ -194,130 +193,11 @@ func uncomment(text string) string {
 	return b.String()
 }
 
-// TestEnvironmentSetsEverySetting: each setting can come from its variable, a
-// flag wins over it, and the origins say so.
-func TestEnvironmentSetsEverySetting(t *testing.T) {
-	other := func(v any) string {
-		switch v := v.(type) {
-		case string:
-			return "other"
-		case []string:
-			return "one two"
-		case bool:
-			return fmt.Sprint(!v)
-		case time.Duration:
-			return (v + time.Second).String()
-		case int:
-			return fmt.Sprint(v + 17)
-		case int64:
-			return fmt.Sprint(v + 17)
-		case uint64:
-			return fmt.Sprint(v + 17)
-		case float64:
-			return fmt.Sprint(v/2 + 0.25)
-		}
-		t.Fatalf("type %T", v)
-		return ""
-	}
-	valid := map[string]string{
-		"listen": "127.0.0.1:1", "admin_listen": "127.0.0.1:2", "worker": "http://a:1 http://b:1", "prefill": "http://c:1 http://d:1",
-		"decode": "http://e:1,dp=2 http://f:1", "sim": "1p1d", "routing.policy": "random", "routing.prefill_policy": "random",
-		"routing.decode_policy": "random", "routing.threshold_on": "isl", "routing.prefill_fallback": "error", "routing.missing_params": "local", "routing.transfer_check": "report",
-		"routing.connector": "nixl", "routing.decoder_registry": `{}`, "retry.attempts": "5",
-		"tokens.tokenizer": "engine", "log.level": "warn", "log.format": "json",
-		"trusted_proxies": "10.0.0.0/8 192.0.2.1",
-	}
-	defaults := router.DefaultConfig()
-	for _, s := range settings {
-		t.Run(s.key, func(t *testing.T) {
-			before := field(&defaults, s.key).Interface()
-			text, ok := valid[s.key]
-			if !ok {
-				text = other(before)
-			}
-			t.Setenv(envName(s.key), text)
-			l, err := loadConfig("", newServeCmd().Flags())
-			if err != nil {
-				t.Fatal(err)
-			}
-			after := field(&l.config, s.key).Interface()
-			if want, err := parseValue(before, text); err != nil || !reflect.DeepEqual(after, want) {
-				t.Errorf("%s=%s gives %v", envName(s.key), text, after)
-			}
-			if l.origin[s.key] != "env "+envName(s.key) {
-				t.Errorf("origin %q", l.origin[s.key])
-			}
-			if len(l.warnings) != 0 {
-				t.Errorf("warnings %q", l.warnings)
-			}
-			cmd := newServeCmd()
-			t.Setenv(envName(s.key), fmt.Sprint(before))
-			if _, list := before.([]string); list {
-				t.Setenv(envName(s.key), "http://never:1")
-			}
-			if err := cmd.ParseFlags([]string{"--" + s.flag + "=" + text}); err != nil {
-				t.Fatal(err)
-			}
-			if _, list := before.([]string); list {
-				return // lists of flags are not split at blanks
-			}
-			l, err = loadConfig("", cmd.Flags())
-			if err != nil {
-				t.Fatal(err)
-			}
-			if got := field(&l.config, s.key).Interface(); !reflect.DeepEqual(got, after) || l.origin[s.key] != "flag --"+s.flag {
-				t.Errorf("--%s=%s gives %v from %s", s.flag, text, got, l.origin[s.key])
-			}
-		})
-	}
-}
-
-// TestStrangeVariables: a misspelt variable is told; those that Kubernetes
-// makes for a service called dynctl are not.
-func TestStrangeVariables(t *testing.T) {
-	got := strangeVariables([]string{
-		"HOME=/", "DYNCTL_ROUTING_POLICY=kv", "DYNCTL_ROUTNG_POLICY=kv", "DYNCTL_ROUTER=http://a", "DYNCTL_PORT=tcp://10.0.0.1:80",
-		"DYNCTL_SERVICE_HOST=10.0.0.1", "DYNCTL_SERVICE_PORT=80", "DYNCTL_SERVICE_PORT_HTTP=80", "DYNCTL_PORT_80_TCP=tcp://10.0.0.1:80",
-		"DYNCTL_PORT_80_TCP_PROTO=tcp", "DYNCTL_PORT_80_TCP_PORT=80", "DYNCTL_PORT_80_TCP_ADDR=10.0.0.1",
-	})
-	if d := cmp.Diff([]string{"environment DYNCTL_ROUTNG_POLICY is no setting; did you mean DYNCTL_ROUTING_POLICY?"}, got); d != "" {
-		t.Error(d)
-	}
-}
-
-// TestPatchConfig: the admin API changes settings in JSON's types.
-func TestPatchConfig(t *testing.T) {
-	got, err := patchConfig(router.DefaultConfig(), map[string]any{
-		"routing.threshold": float64(16777216), "worker": []any{"http://a:1,dp=2", "http://b:1"}, "timeouts.drain": "5s",
-		"routing.allow_headers": true, "routing.busy_kv_usage": 0.5,
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	want := router.DefaultConfig()
-	want.Routing.Threshold, want.Worker, want.Timeouts.Drain = 16777216, []string{"http://a:1,dp=2", "http://b:1"}, 5*time.Second
-	want.Routing.AllowHeaders, want.Routing.BusyKVUsage = true, 0.5
-	if d := cmp.Diff(want, got); d != "" {
-		t.Error(d)
-	}
-	_, err = patchConfig(router.DefaultConfig(), map[string]any{
-		"routing.threshold": 1.5, "routing.treshold": 1.0, "routing": map[string]any{}, "worker": []any{"a b"}, "listen": nil,
-	})
-	for _, want := range []string{
-		`routing.threshold: "1.5" is not a whole number`, `unknown key "routing.treshold"; did you mean "routing.threshold"?`,
-		`unknown key "routing"`, "worker: a b is not a text without blanks", "listen: want a text",
-	} {
-		if err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%v\ndoes not say %q", err, want)
-		}
-	}
-}
-
 // TestLogLines: what a person reads names nothing twice; what a program reads
 // is JSON.
 func TestLogLines(t *testing.T) {
 	var b bytes.Buffer
-	log, level := newLevelLogger(router.LogConfig{Level: "info", Format: "text"}, &b)
+	log, level := newLevelLogger(settings.Log{Level: "info", Format: "text"}, &b)
 	at := time.Date(2026, 11, 21, 15, 0, 0, 0, time.UTC)
 	r := slog.NewRecord(at, slog.LevelWarn, "worker p0 is unhealthy", 0)
 	r.AddAttrs(slog.String("kind", "health_changed"), slog.String("worker", "p0"), slog.String("request", "r 1"), slog.Any("err", errors.New("gone")))
@@ -335,7 +215,7 @@ func TestLogLines(t *testing.T) {
 		t.Errorf("after the level changed: %q", b.String())
 	}
 	b.Reset()
-	log = newLogger(router.LogConfig{Level: "info", Format: "auto"}, &b)
+	log = newLogger(settings.Log{Level: "info", Format: "auto"}, &b)
 	log.Info("hello", "k", "v")
 	if got := b.String(); !strings.HasPrefix(got, `{"time":`) || !strings.HasSuffix(got, `"msg":"hello","k":"v"}`+"\n") {
 		t.Errorf("a pipe gets %q", got)

@@ -10,7 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/dynctl/dynctl/internal/router"
+	"github.com/dynctl/dynctl/internal/settings"
 )
 
 func newConfigCmd() *cobra.Command {
@@ -65,12 +65,15 @@ func newConfigInitCmd() *cobra.Command {
 func configTemplate() string {
 	var b strings.Builder
 	b.WriteString("# Configuration of dynctl. Every key is shown with its default; remove the # to\n# change it. Flags and environment variables (DYNCTL_ROUTING_THRESHOLD, …) win\n# over this file. Check it with: dynctl config validate FILE\n")
-	defaults := router.DefaultConfig()
+	defaults := settings.Default()
 	section := ""
-	for _, s := range settings {
-		group, name, nested := strings.Cut(s.key, ".")
+	for _, r := range settings.Rows() {
+		if r.Flag == "" {
+			continue
+		}
+		group, name, nested := strings.Cut(r.Key, ".")
 		if !nested {
-			group, name = "", s.key
+			group, name = "", r.Key
 		}
 		indent := ""
 		if group != "" {
@@ -83,8 +86,8 @@ func configTemplate() string {
 				b.WriteString(group + ":\n")
 			}
 		}
-		fmt.Fprintf(&b, "%s# %s%s (flag --%s)\n", indent, strings.ToUpper(s.help[:1]), strings.ReplaceAll(s.help[1:], "`", ""), s.flag)
-		fmt.Fprintf(&b, "%s# %s: %s\n", indent, name, yamlValue(field(&defaults, s.key).Interface()))
+		fmt.Fprintf(&b, "%s# %s%s (flag --%s)\n", indent, strings.ToUpper(r.Help[:1]), strings.ReplaceAll(r.Help[1:], "`", ""), r.Flag)
+		fmt.Fprintf(&b, "%s# %s: %s\n", indent, name, yamlValue(r.Get(&defaults)))
 	}
 	b.WriteString("\n# Further names for models.\n# aliases:\n#   - name: gpt-4o\n#     model: Qwen/Qwen3-32B\n")
 	return b.String()
@@ -117,7 +120,7 @@ func newConfigValidateCmd() *cobra.Command {
 			if err != nil {
 				return withCode(exitInvalid, errors.Unwrap(err))
 			}
-			for _, w := range l.warnings {
+			for _, w := range l.Warnings {
 				fmt.Fprintln(cmd.ErrOrStderr(), "warning:", w)
 			}
 			fmt.Fprintf(cmd.ErrOrStderr(), "%s is valid\n", args[0])
@@ -140,7 +143,7 @@ func newConfigViewCmd() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			for _, w := range l.warnings {
+			for _, w := range l.Warnings {
 				fmt.Fprintln(cmd.ErrOrStderr(), "warning:", w)
 			}
 			type row struct {
@@ -153,18 +156,15 @@ func newConfigViewCmd() *cobra.Command {
 			if origin {
 				t.head = append(t.head, "ORIGIN")
 			}
-			for _, k := range configKeys() {
-				v := field(&l.config, k).Interface()
-				if d, ok := v.(time.Duration); ok {
-					v = d.String()
-				}
+			for _, s := range settings.Rows() {
+				v := shown(s.Get(&l.Config))
 				text := fmt.Sprint(v)
 				if list, ok := v.([]string); ok {
 					text = strings.Join(list, " ")
 				}
-				r, cells := row{Key: k, Value: v}, []string{k, orDash(text)}
+				r, cells := row{Key: s.Key, Value: v}, []string{s.Key, orDash(text)}
 				if origin {
-					r.Origin = l.origin[k]
+					r.Origin = l.Origin[s.Key]
 					cells = append(cells, r.Origin)
 				}
 				rows = append(rows, r)

@@ -21,7 +21,7 @@ func TestDeployExamples(t *testing.T) {
 	if n := len(reg.Snapshot().Workers); n != 2 {
 		t.Errorf("%d workers", n)
 	}
-	if got, err := loadConfig("", newServeCmd().Flags()); err != nil || got.config.Routing.Policy != "kv" {
+	if got, err := loadConfig("", newServeCmd().Flags()); err != nil || got.Config.Routing.Policy != "kv" {
 		t.Errorf("defaults: %v", err)
 	}
 }

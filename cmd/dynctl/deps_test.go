@@ -28,7 +28,11 @@ var allowed = map[string][]string{
 	"internal/workers/sim":       {"internal/workers", "internal/workers/sim/...", "internal/router/zmtp", "internal/router/kvevent", "internal/router/blockhash", "internal/router/api"},
 	"internal/workers/sim/...":   {"internal/workers", "internal/workers/sim/...", "internal/router/zmtp", "internal/router/kvevent", "internal/router/blockhash", "internal/router/api"},
 
-	"internal/router": {"internal/router/...", "internal/workers", "internal/workers/discovery", "internal/workers/health"},
+	// The table of settings; how they are read.
+	"internal/settings":      {"internal/router/disagg", "internal/router/selector", "internal/workers"},
+	"internal/settings/load": {"internal/settings", "internal/router/disagg", "internal/workers", "internal/workers/sim"},
+
+	"internal/router": {"internal/router/...", "internal/settings", "internal/workers", "internal/workers/discovery", "internal/workers/health"},
 
 	"internal/router/admin":       {},
 	"internal/router/adminserver": {"internal/router/admin", "internal/router/admission", "internal/router/api", "internal/router/eventlog", "internal/router/kvindex", "internal/router/receipt", "internal/router/state", "internal/workers"},
@@ -51,7 +55,7 @@ var allowed = map[string][]string{
 	"internal/router/state":       {"internal/router/admin", "internal/router/admission", "internal/router/approx", "internal/router/kvfeed", "internal/router/kvindex", "internal/router/ledger", "internal/router/traffic", "internal/workers"},
 	"internal/router/telemetry":   {},
 	// The stand for tests and endurance runs; nothing of the product imports it.
-	"internal/router/routertest": {"internal/router", "internal/router/admin", "internal/router/quicksock", "internal/workers", "internal/workers/sim"},
+	"internal/router/routertest": {"internal/router", "internal/router/admin", "internal/router/quicksock", "internal/settings", "internal/workers", "internal/workers/sim"},
 	"internal/router/tokenize":   {"internal/router/tokenize/..."},
 	"internal/router/trace":      {"internal/router/receipt", "internal/router/kvevent"},
 	"internal/router/trace/...":  {"internal/router/trace", "internal/router/receipt"},
@@ -65,9 +69,9 @@ var allowed = map[string][]string{
 	"internal/router/kvindex/...":  {},
 
 	// The endurance run drives a whole router, and nothing but a test asks for it.
-	"internal/bench/soak": {"internal/bench/...", "internal/router", "internal/router/...", "internal/workers", "internal/workers/sim", "internal/workers/sim/..."},
-	"internal/bench":      {"internal/bench/...", "internal/table", "internal/router/...", "internal/workers", "internal/workers/sim", "internal/workers/sim/..."},
-	"internal/bench/...":  {"internal/bench/...", "internal/table", "internal/router/...", "internal/workers", "internal/workers/sim", "internal/workers/sim/..."},
+	"internal/bench/soak": {"internal/bench/...", "internal/router", "internal/router/...", "internal/settings", "internal/workers", "internal/workers/sim", "internal/workers/sim/..."},
+	"internal/bench":      {"internal/bench/...", "internal/table", "internal/router/...", "internal/settings", "internal/workers", "internal/workers/sim", "internal/workers/sim/..."},
+	"internal/bench/...":  {"internal/bench/...", "internal/table", "internal/router/...", "internal/settings", "internal/workers", "internal/workers/sim", "internal/workers/sim/..."},
 	"internal/table":      {},
 	"internal/tui":        {"internal/tui/...", "internal/router/admin", "internal/router/receipt"},
 	"internal/tui/...":    {"internal/tui/...", "internal/router/admin", "internal/router/receipt"},
@@ -108,8 +112,13 @@ func TestImportDirections(t *testing.T) {
 				t.Errorf("%s must not import %s", path, i)
 			}
 		}
-		if path != "cmd/dynctl" && slices.Contains(p.Imports, "github.com/spf13/viper") {
-			t.Errorf("%s reads viper; only cmd/dynctl may", path)
+		for i, may := range map[string][]string{
+			"github.com/spf13/viper": {"internal/settings/load"},
+			"github.com/spf13/pflag": {"internal/settings/load", "cmd/dynctl"},
+		} {
+			if slices.Contains(p.Imports, i) && !slices.Contains(may, path) {
+				t.Errorf("%s imports %s; only %v may", path, i, may)
+			}
 		}
 	}
 	if seen < 10 {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -72,7 +73,7 @@ a check failed, 4 when the router cannot be reached.`,
 	fl.StringArrayVar(&f.decode, "decode", nil, "engine that decodes, `URL[,key=value…]` (repeatable)")
 	fl.StringArrayVar(&f.worker, "worker", nil, "engine that does both, `URL[,key=value…]` (repeatable)")
 	fl.StringVar(&f.sim, "sim", "", "simulated `FLEET` such as 2p2d")
-	fl.StringVar(&f.connector, "disagg-connector-type", "", "how KV moves, with --prefill and --decode: nixl|sglang|lmcache|shared-storage")
+	fl.StringVar(&f.connector, "disagg-connector-type", "", "how KV moves, with --prefill and --decode: "+strings.Join(settingWords("routing.connector"), "|"))
 	fl.StringVar(&f.model, "model", "", "model; the first one unless given")
 	fl.BoolVar(&f.verbose, "verbose", false, "show the log of the router in this process")
 	fl.BoolVar(&passive, "passive", false, "send no request to an engine's model")

@@ -5,6 +5,8 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+
+	"github.com/dynctl/dynctl/internal/settings"
 )
 
 // otherVariables are the environment variables beside those of the settings.
@@ -24,8 +26,10 @@ func newEnvironmentTopic() *cobra.Command {
 		fmt.Fprintf(&b, "  %-36s %s\n", v.name, v.help)
 	}
 	b.WriteString("\n")
-	for _, s := range settings {
-		fmt.Fprintf(&b, "  %-36s --%s\n", envName(s.key), s.flag)
+	for _, r := range settings.Rows() {
+		if r.Flag != "" {
+			fmt.Fprintf(&b, "  %-36s --%s\n", r.Env(), r.Flag)
+		}
 	}
 	return &cobra.Command{Use: "environment", Short: "Environment variables", Long: strings.TrimRight(b.String(), "\n")}
 }

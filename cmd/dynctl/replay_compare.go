@@ -36,7 +36,7 @@ type compareFlags struct {
 
 func (c *compareFlags) add(cmd *cobra.Command) {
 	f := cmd.Flags()
-	f.StringSliceVar(&c.policies, "policy", nil, "simulate the requests under these policies: "+strings.Join(policyNames, ","))
+	f.StringSliceVar(&c.policies, "policy", nil, "simulate the requests under these policies: "+strings.Join(settingWords("routing.policy"), ","))
 	f.IntSliceVar(&c.thresholds, "routing-threshold", nil, "simulate with these thresholds, in `TOKENS`")
 	f.StringSliceVar(&c.kvBlocks, "kv-blocks", nil, "simulate with caches of so many blocks a rank; \"unlimited\" evicts nothing")
 	f.StringVar(&c.fleet, "fleet", "16a", "simulated engines, as in serve --sim; blocks are of 64 tokens and a cache holds 16384 unless told")
@@ -47,7 +47,7 @@ func (c *compareFlags) add(cmd *cobra.Command) {
 	f.DurationVar(&c.ttft, "slo-ttft", 2*time.Second, "a good request has its first token within this")
 	f.DurationVar(&c.itl, "slo-itl", 25*time.Millisecond, "a good request has its tokens within this of each other, on average")
 	f.IntVar(&c.jobs, "jobs", runtime.NumCPU(), "simulations at a time")
-	_ = cmd.RegisterFlagCompletionFunc("policy", cobra.FixedCompletions(policyNames, cobra.ShellCompDirectiveNoFileComp))
+	_ = cmd.RegisterFlagCompletionFunc("policy", cobra.FixedCompletions(settingWords("routing.policy"), cobra.ShellCompDirectiveNoFileComp))
 }
 
 // asked reports whether a simulation is wanted.

@@ -33,9 +33,9 @@ func command(t *testing.T, stdin string, args ...string) (code int, stdout, stde
 	return code, out.String(), errs.String()
 }
 
-// load sends n completions at a time until each of so many was answered, of
+// sendLoad sends n completions at a time until each of so many was answered, of
 // prompts that share prefixes.
-func load(ctx context.Context, g *routertest.Rig, clients, each int) (ok, failed int64) {
+func sendLoad(ctx context.Context, g *routertest.Rig, clients, each int) (ok, failed int64) {
 	rng := rand.New(rand.NewPCG(7, 7))
 	prefixes := make([][]int, 10)
 	for i := range prefixes {
@@ -115,11 +115,11 @@ func TestRecordAndVerify(t *testing.T) {
 	if err := g.Ready(ctx); err != nil {
 		t.Fatal(err)
 	}
-	if ok, failed := load(ctx, g, 8, 20); ok != 160 || failed != 0 {
+	if ok, failed := sendLoad(ctx, g, 8, 20); ok != 160 || failed != 0 {
 		t.Errorf("%d requests answered, %d failed", ok, failed)
 	}
 	var wg sync.WaitGroup
-	wg.Go(func() { load(ctx, g, 8, 60) })
+	wg.Go(func() { sendLoad(ctx, g, 8, 60) })
 	if err := g.Sim.Engine(3).SetFaults(fault.Set{DropEvents: 0.1, ReorderEvents: 0.1}); err != nil {
 		t.Error(err)
 	}
@@ -132,7 +132,7 @@ func TestRecordAndVerify(t *testing.T) {
 	if err := g.Sim.Engine(0).Restart(); err != nil {
 		t.Error(err)
 	}
-	load(ctx, g, 8, 20)
+	sendLoad(ctx, g, 8, 20)
 	shut()
 	if st := file.state(); st == nil || st.Path != path || st.Records < 1400 || st.Dropped != 0 || st.Error != "" {
 		t.Errorf("while it lasts the recording says %+v", st)

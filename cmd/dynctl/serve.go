@@ -11,7 +11,6 @@ import (
 	"net/http"
 	"os"
 	"os/signal"
-	"reflect"
 	"sync"
 	"syscall"
 	"time"
@@ -22,6 +21,8 @@ import (
 
 	"github.com/dynctl/dynctl/internal/router"
 	"github.com/dynctl/dynctl/internal/router/quicksock"
+	"github.com/dynctl/dynctl/internal/settings"
+	"github.com/dynctl/dynctl/internal/settings/load"
 	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/sim"
 )
@@ -60,21 +61,21 @@ one ends them.`,
 
 // serve runs a router until the context ends, the admin API drains it or a
 // listener fails.
-func serve(ctx context.Context, l *loadedConfig, flags *pflag.FlagSet, record *recordFlags, stderr io.Writer) (err error) {
-	log, level := newLevelLogger(l.config.Log, stderr)
+func serve(ctx context.Context, l *load.Loaded, flags *pflag.FlagSet, record *recordFlags, stderr io.Writer) (err error) {
+	log, level := newLevelLogger(l.Config.Log, stderr)
 	collector, stopCollector := context.WithCancel(ctx)
 	var tuning sync.WaitGroup
 	tuning.Go(func() { tuneCollector(collector) })
 	defer func() { stopCollector(); tuning.Wait() }()
-	for _, w := range l.warnings {
+	for _, w := range l.Warnings {
 		log.Warn(w)
 	}
-	data, err := listen("--listen", l.config.Listen)
+	data, err := listen("--listen", l.Config.Listen)
 	if err != nil {
 		return err
 	}
 	defer data.Close()
-	admin, err := listen("--admin-listen", l.config.AdminListen)
+	admin, err := listen("--admin-listen", l.Config.AdminListen)
 	if err != nil {
 		return err
 	}
@@ -82,10 +83,10 @@ func serve(ctx context.Context, l *loadedConfig, flags *pflag.FlagSet, record *r
 	var specs []workers.Spec
 	var control http.Handler
 	var trust *tls.Config
-	if l.config.Sim != "" {
-		fleet, err := sim.ParseFleet(l.config.Sim)
+	if l.Config.Sim != "" {
+		fleet, err := sim.ParseFleet(l.Config.Sim)
 		if err != nil {
-			return withCode(exitUsage, fmt.Errorf("--sim %s: %w", l.config.Sim, err))
+			return withCode(exitUsage, fmt.Errorf("--sim %s: %w", l.Config.Sim, err))
 		}
 		engines, err := sim.Start(ctx, fleet)
 		if err != nil {
@@ -104,9 +105,9 @@ func serve(ctx context.Context, l *loadedConfig, flags *pflag.FlagSet, record *r
 	}
 	v := buildVersion()
 	r, err := router.New(ctx, router.Options{
-		Config: l.config, Origin: l.origin, Sim: specs, EngineTLS: trust, Version: v.Version, Revision: v.Revision, Logger: log,
+		Config: l.Config, Origin: l.Origin, Sim: specs, EngineTLS: trust, Version: v.Version, Revision: v.Revision, Logger: log,
 		Observer: observer(tap, record.tokens),
-		Reloaded: func(old, now *router.Config) {
+		Reloaded: func(old, now *settings.Config) {
 			_ = level.UnmarshalText([]byte(now.Log.Level)) // validated with the config
 			for _, change := range configChanges(old, now) {
 				log.Info(change)
@@ -117,13 +118,13 @@ func serve(ctx context.Context, l *loadedConfig, flags *pflag.FlagSet, record *r
 		return withCode(exitUsage, err)
 	}
 	adminHandler, err := r.AdminHandler(router.AdminOptions{
-		TokenFile: l.config.AdminTokenFile, Name: data.Addr().String(), Sim: control, Settings: settingValues, Patch: patchConfig, Stream: tap, Recorder: file.state,
+		TokenFile: l.Config.AdminTokenFile, Name: data.Addr().String(), Sim: control, Settings: settingValues, Patch: settings.Patch, Stream: tap, Recorder: file.state,
 	})
 	if err != nil {
 		return withCode(exitUsage, err)
 	}
 	log.Info(fmt.Sprintf("dynctl %s routes on http://%s, admin API and /metrics on http://%s", v.Version, data.Addr(), admin.Addr()))
-	if c := l.config; len(c.Worker)+len(c.Prefill)+len(c.Decode)+len(specs) == 0 && c.WorkersFile == "" {
+	if c := l.Config; len(c.Worker)+len(c.Prefill)+len(c.Decode)+len(specs) == 0 && c.WorkersFile == "" {
 		log.Warn("there are no workers: name them with --worker, --prefill, --decode or --workers-file, add them with dynctl workers add, or try --sim 2p2d")
 	}
 
@@ -133,7 +134,7 @@ func serve(ctx context.Context, l *loadedConfig, flags *pflag.FlagSet, record *r
 	defer stopRun()
 	var g errgroup.Group
 	g.Go(func() error { defer stopRun(); return r.Run(runCtx) })
-	if l.config.Log.Format != "json" && (isTerminal(stderr) || l.config.Sim != "") {
+	if l.Config.Log.Format != "json" && (isTerminal(stderr) || l.Config.Sim != "") {
 		g.Go(func() error { greet(runCtx, stderr, r, data.Addr(), admin.Addr()); return nil })
 	}
 	quiet := slog.NewLogLogger(log.Handler(), slog.LevelDebug)
@@ -156,12 +157,12 @@ loop:
 	for {
 		select {
 		case <-hup:
-			n, err := loadConfig(l.path, flags)
+			n, err := loadConfig(l.Path, flags)
 			if err != nil {
 				r.ReloadRefused(err)
 				continue
 			}
-			_ = r.Reload(n.config, n.origin) // an event tells the outcome
+			_ = r.Reload(n.Config, n.Origin) // an event tells the outcome
 		case <-ctx.Done():
 			break loop
 		case <-r.Draining():
@@ -222,12 +223,9 @@ func listen(flag, addr string) (net.Listener, error) {
 }
 
 // configChanges says what a reload changed, from what to what.
-func configChanges(old, now *router.Config) (changes []string) {
-	for _, key := range configKeys() {
-		a, b := field(old, key).Interface(), field(now, key).Interface()
-		if !reflect.DeepEqual(a, b) {
-			changes = append(changes, fmt.Sprintf("%s: %v -> %v", key, a, b))
-		}
+func configChanges(old, now *settings.Config) (changes []string) {
+	for _, r := range settings.Changed(old, now) {
+		changes = append(changes, fmt.Sprintf("%s: %v -> %v", r.Key, r.Get(old), r.Get(now)))
 	}
 	return changes
 }

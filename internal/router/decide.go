@@ -36,34 +36,15 @@ type routing struct {
 func newSettings(c Config, origin map[string]string, revision uint64) (*settings, error) {
 	s := &settings{Config: c, origin: origin, revision: revision}
 	r := &c.Routing
-	policy := func(own string) (selector.Policy, error) {
-		if own == "" {
-			own = r.Policy
-		}
-		return selector.ParsePolicy(own)
-	}
 	var err error
-	if s.proxies, err = parseProxies(c.TrustedProxies); err != nil {
+	if s.proxies, err = c.Proxies(); err != nil {
 		return nil, err
 	}
-	if s.routing.prefill, err = policy(r.PrefillPolicy); err != nil {
-		return nil, err
-	}
-	if s.routing.decode, err = policy(r.DecodePolicy); err != nil {
-		return nil, err
-	}
+	s.routing.prefill, s.routing.decode = r.Policies()
 	looks := func(p selector.Policy) bool { return p == selector.KV || p == selector.KVDynamo }
-	s.routing.blind = !looks(s.routing.prefill) && !looks(s.routing.decode) && r.BusyPrefillTokens == 0 && r.PrefillGate == 0 &&
+	s.routing.blind = !looks(s.routing.prefill) && !looks(s.routing.decode) && r.Busy.PrefillTokens == 0 && r.PrefillGate == 0 &&
 		(r.Threshold <= 0 || r.ThresholdOn == string(disagg.OnISL))
-	s.routing.weights = selector.Weights{
-		OverlapCredit: r.OverlapCredit, CreditDecay: r.CreditDecay, PrefillLoadScale: r.PrefillLoadScale, Queue: r.QueueWeight,
-		DecodeLoad: r.DecodeLoad, Spread: r.Spread, ActiveRequest: r.RequestWeight, Temperature: r.Temperature,
-	}
-	s.routing.busy = selector.Busy{DecodeBlocksShare: r.BusyDecodeBlocks, PrefillTokens: r.BusyPrefillTokens, Waiting: r.BusyWaiting, KVUsage: r.BusyKVUsage}
-	s.routing.plan = disagg.Config{
-		Threshold: r.Threshold, On: disagg.Measure(r.ThresholdOn), Fallback: disagg.Fallback(r.PrefillFallback),
-		PrefillGate: r.PrefillGate, DecodeGate: r.DecodeGate, Connector: workers.Connector(r.Connector),
-	}
+	s.routing.weights, s.routing.busy, s.routing.plan = r.Weights, r.Busy, r.Plan()
 	o := disagg.Options{FirstToken: true}
 	if r.DecoderRegistry != "" {
 		if o.Decoders, err = disagg.ParseDecoderRegistry([]byte(r.DecoderRegistry), nil); err != nil {
@@ -71,7 +52,7 @@ func newSettings(c Config, origin map[string]string, revision uint64) (*settings
 		}
 	}
 	s.routing.connectors = map[workers.Connector]disagg.Connector{}
-	for _, k := range []workers.Connector{workers.ConnectorNIXL, workers.ConnectorSGLang, workers.ConnectorLMCache, workers.ConnectorSharedStorage} {
+	for _, k := range workers.Connectors() {
 		if s.routing.connectors[k], err = disagg.NewConnector(k, o); err != nil {
 			return nil, err
 		}

@@ -617,7 +617,7 @@ func TestSessionPolicy(t *testing.T) {
 // is told to come back.
 func TestBusyThresholds(t *testing.T) {
 	t.Parallel()
-	r, p := tappedRig(t, "2a:profile=instant", func(c *router.Config) { c.Routing.BusyPrefillTokens = 100; c.Routing.Policy = "round_robin" })
+	r, p := tappedRig(t, "2a:profile=instant", func(c *router.Config) { c.Routing.Busy.PrefillTokens = 100; c.Routing.Policy = "round_robin" })
 	held := make(chan struct{})
 	p.set(func(_ string, _ http.ResponseWriter, q *http.Request, _ []byte) bool {
 		if q.URL.Path == "/v1/completions" {

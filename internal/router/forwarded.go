@@ -1,7 +1,6 @@
 package router
 
 import (
-	"fmt"
 	"net/http"
 	"net/netip"
 	"strings"
@@ -9,22 +8,6 @@ import (
 	"github.com/dynctl/dynctl/internal/router/api"
 	"github.com/dynctl/dynctl/internal/router/upstream"
 )
-
-// parseProxies reads networks ("10.0.0.0/8") and single addresses.
-func parseProxies(texts []string) ([]netip.Prefix, error) {
-	list := make([]netip.Prefix, 0, len(texts))
-	for _, t := range texts {
-		p, err := netip.ParsePrefix(t)
-		if a, e := netip.ParseAddr(t); e == nil {
-			p, err = netip.PrefixFrom(a.Unmap(), a.Unmap().BitLen()), nil
-		}
-		if err != nil {
-			return nil, fmt.Errorf("%q is neither a network such as 10.0.0.0/8 nor an address", t)
-		}
-		list = append(list, p.Masked())
-	}
-	return list, nil
-}
 
 // trusts reports whether what a peer says of the hops before it is believed.
 func (s *settings) trusts(peer string) bool {

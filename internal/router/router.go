@@ -343,34 +343,8 @@ func (r *Router) reload(c Config, origin map[string]string) error {
 		return err
 	}
 	old := r.settings.Load()
-	var errs []error
-	for _, f := range []struct {
-		key      string
-		old, now any
-	}{
-		{"listen", old.Listen, c.Listen},
-		{"admin_listen", old.AdminListen, c.AdminListen},
-		{"admin_token_file", old.AdminTokenFile, c.AdminTokenFile},
-		{"sim", old.Sim, c.Sim},
-		{"workers_file", old.WorkersFile, c.WorkersFile},
-		{"index.max_blocks", old.Index.MaxBlocks, c.Index.MaxBlocks},
-		{"index.snapshot", old.Index.Snapshot, c.Index.Snapshot},
-		{"index.stale_after", old.Index.StaleAfter, c.Index.StaleAfter},
-		{"routing.seed", old.Routing.Seed, c.Routing.Seed},
-		{"timeouts.dial", old.Timeouts.Dial, c.Timeouts.Dial},
-		{"log.format", old.Log.Format, c.Log.Format},
-		{"receipts", old.Receipts, c.Receipts},
-		{"events", old.Events, c.Events},
-		{"tokens", old.Tokens, c.Tokens},
-		{"health", old.Health, c.Health},
-		{"trace", old.Trace, c.Trace},
-	} {
-		if f.old != f.now {
-			errs = append(errs, fmt.Errorf("%s cannot change while the router runs (now %v): restart it", f.key, f.old))
-		}
-	}
 	specs, err := flagSpecs(&c)
-	if err := errors.Join(append(errs, err)...); err != nil {
+	if err := errors.Join(c.CanFollow(&old.Config), err); err != nil {
 		return err
 	}
 	s, err := newSettings(c, origin, old.revision+1)

@@ -1,0 +1,327 @@
+// Package settings is what an operator can set: the values, and one table with a
+// row for each. Whatever needs to know a setting reads the table: flags and
+// variables, the file and its template, the documents, the checks, what a reload
+// may change, and what a what-if may ask.
+package settings
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"time"
+
+	"github.com/dynctl/dynctl/internal/router/disagg"
+	"github.com/dynctl/dynctl/internal/router/selector"
+	"github.com/dynctl/dynctl/internal/workers"
+)
+
+// Config is everything that an operator can set. The zero value is not
+// usable: start from Default. A Config that a Router runs with is never
+// changed; a reload makes a whole new one or keeps the old.
+type Config struct {
+	// Listen and AdminListen are the addresses of the data plane and of the
+	// admin API with /metrics.
+	Listen, AdminListen string
+	// AdminTokenFile holds the bearer token of the admin API; required when
+	// AdminListen is not a loopback address.
+	AdminTokenFile string
+	// AdminHosts are names besides those of loopback that a request to the admin
+	// API may carry in its Host header where there is no token.
+	AdminHosts []string
+
+	// TrustedProxies are networks and addresses whose X-Forwarded-For and the
+	// like are continued; those of anybody else are replaced.
+	TrustedProxies []string
+
+	// Worker, Prefill and Decode are worker specs as typed on the command
+	// line: "URL,key=value,…" (see workers.ParseSpec).
+	Worker, Prefill, Decode []string
+	// WorkersFile is a watched file with a list of workers; empty for none.
+	WorkersFile string
+	// Sim starts simulated engines in this process ("2p2d:dp=2").
+	Sim string
+
+	Routing  Routing
+	Tokens   Tokens
+	Index    Index
+	Limits   Limits
+	Timeouts Timeouts
+	Retry    Retry
+	Health   Health
+	Trace    Trace
+	Log      Log
+
+	// Aliases are further names for models.
+	Aliases []Alias
+	// Receipts is how many decisions are kept in memory.
+	Receipts int
+	// Events is how many events are kept in memory.
+	Events int
+}
+
+// Alias lets clients ask for Model under the name Name.
+type Alias struct {
+	Name, Model string
+}
+
+// Routing decides where a request goes.
+type Routing struct {
+	// Policy chooses ranks in both phases; PrefillPolicy and DecodePolicy
+	// override it for one.
+	Policy, PrefillPolicy, DecodePolicy string
+	// Threshold in tokens: remote prefill when the measure named by
+	// ThresholdOn ("eff_isl" or "isl") is at least this; 0 or less is always
+	// remote.
+	Threshold   int
+	ThresholdOn string
+	// PrefillFallback is what happens when remote prefill is wanted and
+	// cannot be had: "local" or "error".
+	PrefillFallback string
+	// MissingParams is what happens when a prefill answers 200 without
+	// transfer parameters: "error" or "local".
+	MissingParams string
+	// TransferCheck is "strict" or "report": whether transfer parameters of
+	// which a part is not as expected are used where that does no known harm.
+	// A worker may state its own.
+	TransferCheck string
+	// Weights are those of the kv cost function.
+	Weights selector.Weights
+	// Busy limits exclude a rank; 0 turns one off.
+	Busy selector.Busy
+	// PrefillGate keeps a request local while the chosen prefill rank has more
+	// active prefill tokens than this; DecodeGate sends it remote while the
+	// chosen decode rank uses more than this share of its KV cache. 0 is off.
+	PrefillGate int
+	DecodeGate  float64
+	// SessionHeader and SessionField name the session of a request for the
+	// session policy.
+	SessionHeader, SessionField string
+	// AllowHeaders lets clients steer with X-Dynctl-* and
+	// X-data-parallel-rank; AllowTransferFields passes kv_transfer_params and
+	// the like from clients to engines.
+	AllowHeaders, AllowTransferFields bool
+	// Connector overrides the workers' connector: "" (each worker's own),
+	// "nixl", "sglang", "lmcache" or "shared-storage".
+	Connector string
+	// DecoderRegistry maps decoder URLs to LMCache receiver specs (JSON).
+	DecoderRegistry string
+	// PrefillLabels and DecodeLabels give the role by the label "model" of a
+	// worker, as production-stack does.
+	PrefillLabels, DecodeLabels []string
+	// Seed of the random draws; 0 takes one from the clock.
+	Seed uint64
+}
+
+// Tokens says how prompts become block hashes.
+type Tokens struct {
+	// Tokenizer is "auto", "local", "engine" or "estimate".
+	Tokenizer string
+	// Path is the tokenizer.json, or the folder that holds it.
+	Path string
+	// BlockSize of the router in tokens; 0 learns it from the engines.
+	BlockSize int
+	// ChunkBytes is the length of a text chunk in approximate routing.
+	ChunkBytes int
+	// ApproxTTL is how long a chunk is assumed to stay cached where it went.
+	ApproxTTL time.Duration
+	// CacheBytes bounds, for each model, the engines' answers to /tokenize that
+	// are remembered; 0 remembers none.
+	CacheBytes int64
+}
+
+// Index bounds the KV index.
+type Index struct {
+	// MaxBlocks is the greatest number of (block, rank) memberships.
+	MaxBlocks int
+	// Snapshot is a file that keeps the index across restarts; empty for none.
+	Snapshot string
+	// StaleAfter is how long a rank may be without connection to its events
+	// before it is called stale; it is not trusted from the first moment.
+	StaleAfter time.Duration
+}
+
+// Limits bounds what clients may ask at once.
+type Limits struct {
+	// BodyBytes is the greatest request body.
+	BodyBytes int64
+	// BodyMemory is what the bodies of all requests may take in sum.
+	BodyMemory int64
+	// Inflight is the greatest number of requests in progress; 0 is no limit.
+	Inflight int
+	// Queue is how many requests wait beyond Inflight; QueueTimeout how long.
+	Queue        int
+	QueueTimeout time.Duration
+}
+
+// Timeouts bounds waits. A live stream has no total timeout.
+type Timeouts struct {
+	Dial     time.Duration
+	Prefill  time.Duration
+	Response time.Duration // to the first byte of a decode answer
+	Idle     time.Duration // between two reads of a stream
+	Body     time.Duration // to read a client's body
+	Write    time.Duration // one write to a slow client
+	Drain    time.Duration
+	// KVLease is how long prefill engines keep the KV of a prefill for a decode
+	// engine that they have not heard of (vLLM: kv_lease_duration).
+	KVLease time.Duration
+}
+
+// Retry bounds retries before the first byte.
+type Retry struct {
+	// Attempts is the greatest number of tries of one request, the first
+	// included.
+	Attempts int
+	// Budget is the share of requests that may be retried at any time, on top
+	// of a floor of ten in a ten-second window.
+	Budget float64
+}
+
+// Health times the probes.
+type Health struct {
+	Interval, Timeout, Scrape time.Duration
+}
+
+// Trace sends spans to an OTLP/HTTP collector.
+type Trace struct {
+	// Endpoint is the collector's URL; empty is off.
+	Endpoint string
+	// Sample is the share of requests that start a trace of their own, 0 to 1.
+	Sample float64
+}
+
+// Log shapes the log on stderr.
+type Log struct {
+	Level, Format string
+}
+
+// Default is a config with every default in place and no workers.
+func Default() Config { return defaults }
+
+var defaults = func() (c Config) {
+	for _, r := range rows {
+		if r.Default != nil {
+			r.Set(&c, r.Default)
+		}
+	}
+	return c
+}()
+
+// A Problem is what is wrong with the value of a key.
+type Problem struct {
+	Key string // with an index for one of a list: "aliases[1]"
+	Err error
+}
+
+func (p *Problem) Error() string { return p.Key + ": " + p.Err.Error() }
+
+// Unwrap returns the cause.
+func (p *Problem) Unwrap() error { return p.Err }
+
+// Validate returns every problem of the config at once, each naming its key.
+func (c *Config) Validate() error {
+	var errs []error
+	for _, p := range c.Problems() {
+		errs = append(errs, p)
+	}
+	return errors.Join(errs...)
+}
+
+// Problems are what Validate tells.
+func (c *Config) Problems() []*Problem {
+	var list []*Problem
+	bad := func(key, format string, a ...any) {
+		list = append(list, &Problem{key, fmt.Errorf(format, a...)})
+	}
+	for _, r := range rows {
+		if err := r.check(r.Get(c)); err != nil {
+			bad(r.Key, "%w", err)
+		}
+	}
+	// What more than one value has a part in.
+	if c.AdminTokenFile == "" && !isLoopback(c.AdminListen) {
+		bad("admin_listen", "%s is not a loopback address: set admin_token_file (--admin-token-file) so that not everyone can steer the router", c.AdminListen)
+	}
+	if c.Tokens.Tokenizer == "local" && c.Tokens.Path == "" {
+		bad("tokens.path", "tokenizer \"local\" needs the path of a tokenizer.json (--tokenizer-path)")
+	}
+	if c.Limits.BodyMemory < c.Limits.BodyBytes {
+		bad("limits.body_memory", "%d is less than limits.body_bytes (%d): not even one request of that size could be read", c.Limits.BodyMemory, c.Limits.BodyBytes)
+	}
+	seen := map[string]bool{}
+	for i, a := range c.Aliases {
+		key := fmt.Sprintf("aliases[%d]", i)
+		if a.Name == "" || a.Model == "" {
+			bad(key, "an alias needs a name and a model")
+		}
+		if seen[a.Name] {
+			bad(key, "alias %q stands twice", a.Name)
+		}
+		seen[a.Name] = true
+	}
+	return list
+}
+
+// CanFollow returns every setting in which c differs from the config that is in
+// force and that cannot change while the router runs.
+func (c *Config) CanFollow(old *Config) error {
+	var errs []error
+	for _, r := range Changed(old, c) {
+		if r.Fixed {
+			errs = append(errs, fmt.Errorf("%s cannot change while the router runs (now %v): restart it", r.Key, r.Get(old)))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Policies are those of the prefill and of the decode phase.
+func (r *Routing) Policies() (prefill, decode selector.Policy) {
+	return selector.Policy(cmp.Or(r.PrefillPolicy, r.Policy)), selector.Policy(cmp.Or(r.DecodePolicy, r.Policy))
+}
+
+// Plan is what a plan reads of the settings.
+func (r *Routing) Plan() disagg.Config {
+	return disagg.Config{
+		Threshold: r.Threshold, On: disagg.Measure(r.ThresholdOn), Fallback: disagg.Fallback(r.PrefillFallback),
+		PrefillGate: r.PrefillGate, DecodeGate: r.DecodeGate, Connector: workers.Connector(r.Connector),
+	}
+}
+
+// SetPlan is the other direction, for a plan's settings that were recorded.
+func (r *Routing) SetPlan(c disagg.Config) {
+	r.Threshold, r.ThresholdOn, r.PrefillFallback = c.Threshold, string(c.On), string(c.Fallback)
+	r.PrefillGate, r.DecodeGate, r.Connector = c.PrefillGate, c.DecodeGate, string(c.Connector)
+}
+
+// Proxies reads TrustedProxies: networks ("10.0.0.0/8") and single addresses.
+func (c *Config) Proxies() ([]netip.Prefix, error) { return parseProxies(c.TrustedProxies) }
+
+func parseProxies(texts []string) ([]netip.Prefix, error) {
+	list := make([]netip.Prefix, 0, len(texts))
+	for _, t := range texts {
+		p, err := netip.ParsePrefix(t)
+		if a, e := netip.ParseAddr(t); e == nil {
+			p, err = netip.PrefixFrom(a.Unmap(), a.Unmap().BitLen()), nil
+		}
+		if err != nil {
+			return nil, fmt.Errorf("%q is neither a network such as 10.0.0.0/8 nor an address", t)
+		}
+		list = append(list, p.Masked())
+	}
+	return list, nil
+}
+
+// isLoopback reports whether a listen address reaches this machine only.
+func isLoopback(addr string) bool {
+	host, _, err := net.SplitHostPort(addr)
+	if err != nil {
+		return false
+	}
+	if host == "localhost" {
+		return true
+	}
+	ip := net.ParseIP(host)
+	return ip != nil && ip.IsLoopback()
+}

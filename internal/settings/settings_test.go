@@ -1,0 +1,173 @@
+package settings
+
+import (
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// TestRowsAndFields: every field of the config has one row, and every row says
+// what it must, in the types of its field.
+func TestRowsAndFields(t *testing.T) {
+	var c Config
+	fields := map[any]string{}
+	var walk func(v reflect.Value, path string)
+	walk = func(v reflect.Value, path string) {
+		if v.Kind() != reflect.Struct {
+			fields[v.Addr().Interface()] = path
+			return
+		}
+		for i := range v.NumField() {
+			walk(v.Field(i), path+"."+v.Type().Field(i).Name)
+		}
+	}
+	walk(reflect.ValueOf(&c).Elem(), "Config")
+	var names []string
+	for _, r := range Rows() {
+		at := r.At(&c)
+		if fields[at] == "" {
+			t.Errorf("%s: its field is none, or that of another row", r.Key)
+		}
+		delete(fields, at)
+		if r.Default != nil && reflect.TypeOf(r.Default) != reflect.TypeOf(at).Elem() {
+			t.Errorf("%s: the default is a %T, the field a %T", r.Key, r.Default, at)
+		}
+		if _, text := at.(*string); r.Values != nil && !text {
+			t.Errorf("%s: has words and is a %T", r.Key, at)
+		}
+		if r.Help == "" || strings.HasSuffix(r.Help, ".") {
+			t.Errorf("%s: help %q", r.Key, r.Help)
+		}
+		for _, name := range []string{r.Key, "--" + r.Flag} {
+			if slices.Contains(names, name) {
+				t.Errorf("%s stands twice", name)
+			}
+			names = append(names, name)
+		}
+		if r.Flag == "" {
+			continue
+		}
+		value := r.Get(&defaults)
+		if reflect.TypeOf(value).Kind() == reflect.Slice {
+			continue
+		}
+		if got, err := r.ParseChecked(fmt.Sprint(value)); err != nil || got != value {
+			t.Errorf("%s: the default %v is read back as %v, %v", r.Key, value, got, err)
+		}
+	}
+	for _, path := range fields {
+		t.Errorf("%s has no row", path)
+	}
+	d := Default()
+	if err := d.Validate(); err != nil {
+		t.Errorf("the defaults: %v", err)
+	}
+}
+
+// TestChecks: values at the bounds and beyond.
+func TestChecks(t *testing.T) {
+	for _, c := range []struct{ key, good, bad string }{
+		{"listen", ":0", "8000"},
+		{"trusted_proxies", "10.0.0.0/8 192.0.2.1", "10.0.0.0/8 x"},
+		{"routing.policy", "session", ""},
+		{"routing.prefill_policy", "", "magic"},
+		{"routing.connector", "", "none"},
+		{"routing.transfer_check", "report", "lax"},
+		{"routing.queue_weight", "1e12", "inf"},
+		{"routing.temperature", "0", "NaN"},
+		{"routing.spread", "1", "-0.1"},
+		{"routing.busy_kv_usage", "1", "1.01"},
+		{"routing.decode_gate", "0", "NaN"},
+		{"routing.busy_waiting", "0", "-1"},
+		{"routing.prefill_gate", "9999999999", "-1"},
+		{"tokens.block_size", "4096", "4097"},
+		{"tokens.chunk_bytes", "16", "15"},
+		{"tokens.cache_bytes", "0", "-1"},
+		{"tokens.approx_ttl", "1ns", "0s"},
+		{"index.max_blocks", "1024", "1023"},
+		{"limits.body_bytes", "1024", "1023"},
+		{"limits.inflight", "0", "-1"},
+		{"retry.attempts", "16", "17"},
+		{"retry.budget", "0", "-0.5"},
+		{"timeouts.kv_lease", "1s", "-1s"},
+		{"trace.sample", "1", "2"},
+		{"log.level", "error", "loud"},
+		{"receipts", "1048576", "1048577"},
+		{"events", "16", "15"},
+	} {
+		r := Lookup(c.key)
+		config := Default()
+		value, err := r.ParseChecked(c.good)
+		if err != nil {
+			t.Errorf("%s: %q: %v", c.key, c.good, err)
+			continue
+		}
+		if r.Set(&config, value); len(config.Problems()) != 0 {
+			t.Errorf("%s: %q: %v", c.key, c.good, config.Validate())
+		}
+		if value, err = r.Parse(c.bad); err != nil {
+			t.Errorf("%s: %q: %v", c.key, c.bad, err)
+			continue
+		}
+		r.Set(&config, value)
+		if list := config.Problems(); len(list) != 1 || list[0].Key != c.key {
+			t.Errorf("%s: %q: %v", c.key, c.bad, config.Validate())
+		}
+		if _, err := r.ParseChecked(c.bad); err == nil {
+			t.Errorf("%s: %q is taken alone", c.key, c.bad)
+		}
+	}
+}
+
+// TestWhatMayChange: what is fixed is told with what it is now, all at once;
+// the rest may change.
+func TestWhatMayChange(t *testing.T) {
+	old := Default()
+	now := old
+	now.Routing.Threshold, now.Worker, now.Aliases, now.Log.Level = 9, []string{"http://a"}, []Alias{{"a", "b"}}, "debug"
+	if err := now.CanFollow(&old); err != nil {
+		t.Error(err)
+	}
+	now.Listen, now.Tokens.CacheBytes, now.Health.Timeout, now.Trace.Sample = ":1", 5, time.Hour, 0.5
+	err := now.CanFollow(&old)
+	want := `listen cannot change while the router runs (now 127.0.0.1:8000): restart it
+tokens.cache_bytes cannot change while the router runs (now 33554432): restart it
+health.timeout cannot change while the router runs (now 2s): restart it
+trace.sample cannot change while the router runs (now 1): restart it`
+	if err == nil || err.Error() != want {
+		t.Errorf("%v\nwant\n%s", err, want)
+	}
+}
+
+// TestPatchConfig: the admin API changes settings in JSON's types.
+func TestPatchConfig(t *testing.T) {
+	got, err := Patch(Default(), map[string]any{
+		"routing.threshold": float64(16777216), "worker": []any{"http://a:1,dp=2", "http://b:1"}, "timeouts.drain": "5s",
+		"routing.allow_headers": true, "routing.busy_kv_usage": 0.5,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := Default()
+	want.Routing.Threshold, want.Worker, want.Timeouts.Drain = 16777216, []string{"http://a:1,dp=2", "http://b:1"}, 5*time.Second
+	want.Routing.AllowHeaders, want.Routing.Busy.KVUsage = true, 0.5
+	if d := cmp.Diff(want, got); d != "" {
+		t.Error(d)
+	}
+	_, err = Patch(Default(), map[string]any{
+		"routing.threshold": 1.5, "routing.treshold": 1.0, "routing": map[string]any{}, "worker": []any{"a b"}, "listen": nil,
+	})
+	for _, want := range []string{
+		`routing.threshold: "1.5" is not a whole number`, `unknown key "routing.treshold"; did you mean "routing.threshold"?`,
+		`unknown key "routing"`, "worker: a b is not a text without blanks", "listen: want a text",
+	} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v\ndoes not say %q", err, want)
+		}
+	}
+}

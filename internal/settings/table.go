@@ -1,0 +1,200 @@
+package settings
+
+import (
+	"strings"
+	"time"
+
+	"github.com/dynctl/dynctl/internal/router/disagg"
+	"github.com/dynctl/dynctl/internal/router/selector"
+	"github.com/dynctl/dynctl/internal/workers"
+)
+
+// A Row is one setting.
+type Row struct {
+	// Key is its name in the file: "routing.threshold". Flags keep the names that
+	// users of other routers already type where there is one; without, it can be
+	// set in the file only.
+	Key, Flag string
+	// At is the field that holds it.
+	At func(*Config) any
+	// Default is of the field's type; nil for its zero value.
+	Default any
+	// Values are the words that are allowed beside the default; nil for any text.
+	Values []string
+	// Check says what is wrong with a value of the field's type; nil for nothing.
+	Check func(value any) error
+	// Fixed says that it cannot change while the router runs.
+	Fixed bool
+	// WhatIf says that recorded decisions can be made again under other values, by
+	// its name without the section.
+	WhatIf bool
+	// Help says what it is; what stands in backquotes is the flag's value.
+	Help string
+}
+
+// rows lists every setting, in the order of the documentation.
+var rows = []*Row{
+	{Key: "listen", Flag: "listen", At: func(c *Config) any { return &c.Listen }, Default: "127.0.0.1:8000", Check: hostPort, Fixed: true,
+		Help: "address of the data plane, `HOST:PORT`"},
+	{Key: "admin_listen", Flag: "admin-listen", At: func(c *Config) any { return &c.AdminListen }, Default: "127.0.0.1:8001", Check: hostPort, Fixed: true,
+		Help: "address of the admin API and /metrics, `HOST:PORT`"},
+	{Key: "admin_token_file", Flag: "admin-token-file", At: func(c *Config) any { return &c.AdminTokenFile }, Fixed: true,
+		Help: "`FILE` with the bearer token of the admin API"},
+	{Key: "admin_hosts", Flag: "admin-host", At: func(c *Config) any { return &c.AdminHosts },
+		Help: "`NAME` besides localhost under which the admin API answers without a token (repeatable)"},
+	{Key: "trusted_proxies", Flag: "trusted-proxy", At: func(c *Config) any { return &c.TrustedProxies }, Check: proxies,
+		Help: "`CIDR` of proxies whose X-Forwarded-For and the like are continued (repeatable)"},
+	{Key: "worker", Flag: "worker", At: func(c *Config) any { return &c.Worker },
+		Help: "engine that prefills and decodes, `URL[,key=value…]` (repeatable)"},
+	{Key: "prefill", Flag: "prefill", At: func(c *Config) any { return &c.Prefill },
+		Help: "engine that prefills, `URL[,key=value…]` (repeatable)"},
+	{Key: "decode", Flag: "decode", At: func(c *Config) any { return &c.Decode },
+		Help: "engine that decodes, `URL[,key=value…]` (repeatable)"},
+	{Key: "workers_file", Flag: "workers-file", At: func(c *Config) any { return &c.WorkersFile }, Fixed: true,
+		Help: "watched `FILE` with a list of workers"},
+	{Key: "sim", Flag: "sim", At: func(c *Config) any { return &c.Sim }, Fixed: true,
+		Help: "start simulated engines in this process, `FLEET` such as 2p2d or 2p4d:dp=2,engine=sglang"},
+	{Key: "routing.policy", Flag: "policy", At: func(c *Config) any { return &c.Routing.Policy }, Default: string(selector.KV), Values: policies, WhatIf: true,
+		Help: "how ranks are chosen: " + strings.Join(policies, "|")},
+	{Key: "routing.prefill_policy", Flag: "prefill-policy", At: func(c *Config) any { return &c.Routing.PrefillPolicy }, Values: policies, WhatIf: true,
+		Help: "policy for prefill ranks, when it differs"},
+	{Key: "routing.decode_policy", Flag: "decode-policy", At: func(c *Config) any { return &c.Routing.DecodePolicy }, Values: policies, WhatIf: true,
+		Help: "policy for decode ranks, when it differs"},
+	{Key: "routing.threshold", Flag: "routing-threshold", At: func(c *Config) any { return &c.Routing.Threshold }, WhatIf: true,
+		Help: "remote prefill from this many `TOKENS` on; 0 is always remote"},
+	{Key: "routing.threshold_on", Flag: "routing-threshold-on", At: func(c *Config) any { return &c.Routing.ThresholdOn }, Default: string(disagg.OnEffISL), Values: []string{string(disagg.OnEffISL), string(disagg.OnISL)}, WhatIf: true,
+		Help: "what the threshold counts: eff_isl (uncached tokens) or isl (the whole prompt)"},
+	{Key: "routing.prefill_fallback", Flag: "prefill-fallback", At: func(c *Config) any { return &c.Routing.PrefillFallback }, Default: string(disagg.FallbackLocal), Values: []string{string(disagg.FallbackLocal), string(disagg.FallbackError)}, WhatIf: true,
+		Help: "when no prefill worker can be had: local|error"},
+	{Key: "routing.missing_params", Flag: "missing-params", At: func(c *Config) any { return &c.Routing.MissingParams }, Default: "error", Values: []string{"error", "local"},
+		Help: "when a prefill answers without transfer parameters: error|local"},
+	{Key: "routing.transfer_check", Flag: "transfer-check", At: func(c *Config) any { return &c.Routing.TransferCheck }, Default: string(workers.TransferStrict), Values: []string{string(workers.TransferStrict), string(workers.TransferReport)},
+		Help: "transfer parameters that are not as expected and do no known harm: strict (refused) or report (used and told)"},
+	{Key: "routing.overlap_credit", Flag: "overlap-credit", At: func(c *Config) any { return &c.Routing.Weights.OverlapCredit }, Default: weights.OverlapCredit, Check: weight, WhatIf: true,
+		Help: "weight of cached blocks in the kv cost"},
+	{Key: "routing.credit_decay", Flag: "overlap-credit-decay", At: func(c *Config) any { return &c.Routing.Weights.CreditDecay }, Default: weights.CreditDecay, Check: weight, WhatIf: true,
+		Help: "how fast the credit fades on ranks with more prefill work"},
+	{Key: "routing.prefill_load_scale", Flag: "prefill-load-scale", At: func(c *Config) any { return &c.Routing.Weights.PrefillLoadScale }, Default: weights.PrefillLoadScale, Check: weight, WhatIf: true,
+		Help: "weight of prefill work in the kv cost"},
+	{Key: "routing.queue_weight", Flag: "queue-weight", At: func(c *Config) any { return &c.Routing.Weights.Queue }, Default: weights.Queue, Check: weight, WhatIf: true,
+		Help: "weight of prefill work that a rank has already in the kv cost"},
+	{Key: "routing.decode_load", Flag: "decode-load", At: func(c *Config) any { return &c.Routing.Weights.DecodeLoad }, Default: weights.DecodeLoad, Check: weight, WhatIf: true,
+		Help: "weight of a rank's active blocks in the kv cost"},
+	{Key: "routing.spread", Flag: "spread", At: func(c *Config) any { return &c.Routing.Weights.Spread }, Default: weights.Spread, Check: weight, WhatIf: true,
+		Help: "weight of a rank's recent share of uncached prompts in the kv cost"},
+	{Key: "routing.request_weight", Flag: "request-weight", At: func(c *Config) any { return &c.Routing.Weights.ActiveRequest }, Default: weights.ActiveRequest, Check: weight, WhatIf: true,
+		Help: "blocks that each active request adds to the kv cost"},
+	{Key: "routing.temperature", Flag: "temperature", At: func(c *Config) any { return &c.Routing.Weights.Temperature }, Default: weights.Temperature, Check: weight, WhatIf: true,
+		Help: "0 takes the best rank; more draws among near ones"},
+	{Key: "routing.busy_decode_blocks", Flag: "busy-decode-blocks", At: func(c *Config) any { return &c.Routing.Busy.DecodeBlocksShare }, Check: share, WhatIf: true,
+		Help: "leave out ranks whose active blocks exceed this share of their cache; 0 is off"},
+	{Key: "routing.busy_prefill_tokens", Flag: "busy-prefill-tokens", At: func(c *Config) any { return &c.Routing.Busy.PrefillTokens }, Check: notNegative, WhatIf: true,
+		Help: "leave out ranks with more active prefill `TOKENS`; 0 is off"},
+	{Key: "routing.busy_waiting", Flag: "busy-waiting", At: func(c *Config) any { return &c.Routing.Busy.Waiting }, Check: notNegative, WhatIf: true,
+		Help: "leave out ranks with more waiting requests; 0 is off"},
+	{Key: "routing.busy_kv_usage", Flag: "busy-kv-usage", At: func(c *Config) any { return &c.Routing.Busy.KVUsage }, Check: share, WhatIf: true,
+		Help: "leave out ranks whose engine reports a higher cache usage; 0 is off"},
+	{Key: "routing.prefill_gate", Flag: "prefill-gate", At: func(c *Config) any { return &c.Routing.PrefillGate }, Check: notNegative, WhatIf: true,
+		Help: "stay local when the prefill rank has more active `TOKENS`; 0 is off"},
+	{Key: "routing.decode_gate", Flag: "decode-gate", At: func(c *Config) any { return &c.Routing.DecodeGate }, Check: share, WhatIf: true,
+		Help: "go remote when the decode rank's cache usage is higher than this share; 0 is off"},
+	{Key: "routing.session_header", Flag: "session-key", At: func(c *Config) any { return &c.Routing.SessionHeader }, Default: "X-Session-ID",
+		Help: "`HEADER` that names the session for the session policy"},
+	{Key: "routing.session_field", Flag: "session-field", At: func(c *Config) any { return &c.Routing.SessionField }, Default: "user",
+		Help: "body `FIELD` that names the session when the header is absent"},
+	{Key: "routing.allow_headers", Flag: "allow-routing-headers", At: func(c *Config) any { return &c.Routing.AllowHeaders },
+		Help: "let clients steer with X-Dynctl-Path, X-Dynctl-Worker and X-data-parallel-rank"},
+	{Key: "routing.allow_transfer_fields", Flag: "allow-transfer-fields", At: func(c *Config) any { return &c.Routing.AllowTransferFields },
+		Help: "pass kv_transfer_params and the like from clients to engines"},
+	{Key: "routing.connector", Flag: "disagg-connector-type", At: func(c *Config) any { return &c.Routing.Connector }, Values: connectors, WhatIf: true,
+		Help: "how KV moves, for all workers: " + strings.Join(connectors, "|")},
+	{Key: "routing.decoder_registry", Flag: "decoder-registry", At: func(c *Config) any { return &c.Routing.DecoderRegistry },
+		Help: "`JSON` object from decoder URL to LMCache receiver"},
+	{Key: "routing.prefill_labels", Flag: "prefill-model-labels", At: func(c *Config) any { return &c.Routing.PrefillLabels },
+		Help: "values of a worker's label \"model\" that make it a prefill worker"},
+	{Key: "routing.decode_labels", Flag: "decode-model-labels", At: func(c *Config) any { return &c.Routing.DecodeLabels },
+		Help: "values of a worker's label \"model\" that make it a decode worker"},
+	{Key: "routing.seed", Flag: "seed", At: func(c *Config) any { return &c.Routing.Seed }, Fixed: true,
+		Help: "seed of random choices; 0 takes one from the clock"},
+	{Key: "tokens.tokenizer", Flag: "tokenizer", At: func(c *Config) any { return &c.Tokens.Tokenizer }, Default: "auto", Values: []string{"auto", "local", "engine", "estimate"}, Fixed: true,
+		Help: "where token ids come from: auto|local|engine|estimate"},
+	{Key: "tokens.path", Flag: "tokenizer-path", At: func(c *Config) any { return &c.Tokens.Path }, Fixed: true,
+		Help: "`PATH` of tokenizer.json or of the folder that holds it"},
+	{Key: "tokens.block_size", Flag: "block-size", At: func(c *Config) any { return &c.Tokens.BlockSize }, Check: between(0, 4096, "tokens"), Fixed: true,
+		Help: "`TOKENS` per block; 0 learns it from the engines"},
+	{Key: "tokens.chunk_bytes", Flag: "chunk-bytes", At: func(c *Config) any { return &c.Tokens.ChunkBytes }, Default: 256, Check: between(16, 1<<20, "bytes"), Fixed: true,
+		Help: "`BYTES` of a text chunk when there are no tokens"},
+	{Key: "tokens.approx_ttl", Flag: "approx-ttl", At: func(c *Config) any { return &c.Tokens.ApproxTTL }, Default: 2 * time.Minute, Check: positive, Fixed: true,
+		Help: "how long a text chunk is assumed to stay cached"},
+	{Key: "tokens.cache_bytes", Flag: "tokenize-cache", At: func(c *Config) any { return &c.Tokens.CacheBytes }, Default: int64(32 << 20), Check: notNegative, Fixed: true,
+		Help: "`BYTES` of engines' tokenizer answers that are remembered for each model; 0 is none"},
+	{Key: "index.max_blocks", Flag: "index-max-blocks", At: func(c *Config) any { return &c.Index.MaxBlocks }, Default: 64 << 20, Check: atLeast(1024), Fixed: true,
+		Help: "greatest number of (block, rank) entries in the index"},
+	{Key: "index.snapshot", Flag: "index-snapshot", At: func(c *Config) any { return &c.Index.Snapshot }, Fixed: true,
+		Help: "`FILE` that keeps the index across restarts"},
+	{Key: "index.stale_after", Flag: "stale-after", At: func(c *Config) any { return &c.Index.StaleAfter }, Default: 10 * time.Second, Check: positive, Fixed: true,
+		Help: "how long a rank may be without event connection before it is called stale"},
+	{Key: "limits.body_bytes", Flag: "max-body-bytes", At: func(c *Config) any { return &c.Limits.BodyBytes }, Default: int64(32 << 20), Check: atLeast(1024),
+		Help: "greatest request body in `BYTES`"},
+	{Key: "limits.body_memory", Flag: "body-memory", At: func(c *Config) any { return &c.Limits.BodyMemory }, Default: int64(1 << 30),
+		Help: "`BYTES` that all request bodies may take together; beyond, requests get 503"},
+	{Key: "limits.inflight", Flag: "max-inflight", At: func(c *Config) any { return &c.Limits.Inflight }, Check: notNegative,
+		Help: "greatest number of requests in progress; 0 is no limit"},
+	{Key: "limits.queue", Flag: "queue-size", At: func(c *Config) any { return &c.Limits.Queue }, Default: 1024, Check: notNegative,
+		Help: "how many requests wait beyond that"},
+	{Key: "limits.queue_timeout", Flag: "queue-timeout", At: func(c *Config) any { return &c.Limits.QueueTimeout }, Default: 30 * time.Second, Check: positive,
+		Help: "longest wait in the queue"},
+	{Key: "timeouts.dial", Flag: "dial-timeout", At: func(c *Config) any { return &c.Timeouts.Dial }, Default: 2 * time.Second, Check: positive, Fixed: true,
+		Help: "to connect to a worker"},
+	{Key: "timeouts.prefill", Flag: "prefill-timeout", At: func(c *Config) any { return &c.Timeouts.Prefill }, Default: 5 * time.Minute, Check: positive,
+		Help: "for a prefill leg"},
+	{Key: "timeouts.response", Flag: "response-timeout", At: func(c *Config) any { return &c.Timeouts.Response }, Default: 10 * time.Minute, Check: positive,
+		Help: "to the first byte of a decode answer"},
+	{Key: "timeouts.idle", Flag: "idle-timeout", At: func(c *Config) any { return &c.Timeouts.Idle }, Default: 5 * time.Minute, Check: positive,
+		Help: "between two reads of a stream"},
+	{Key: "timeouts.body", Flag: "body-timeout", At: func(c *Config) any { return &c.Timeouts.Body }, Default: time.Minute, Check: positive,
+		Help: "to read a client's body"},
+	{Key: "timeouts.write", Flag: "write-timeout", At: func(c *Config) any { return &c.Timeouts.Write }, Default: 30 * time.Second, Check: positive,
+		Help: "for one write to a slow client"},
+	{Key: "timeouts.drain", Flag: "drain-timeout", At: func(c *Config) any { return &c.Timeouts.Drain }, Default: 30 * time.Second, Check: positive,
+		Help: "for running streams when the router stops"},
+	{Key: "timeouts.kv_lease", Flag: "kv-lease", At: func(c *Config) any { return &c.Timeouts.KVLease }, Default: 30 * time.Second, Check: positive,
+		Help: "how long prefill engines keep KV for a decode engine that is silent (vLLM: kv_lease_duration)"},
+	{Key: "retry.attempts", Flag: "attempts", At: func(c *Config) any { return &c.Retry.Attempts }, Default: 3, Check: between(1, 16, "tries"),
+		Help: "greatest number of tries before the first byte"},
+	{Key: "retry.budget", Flag: "retry-budget", At: func(c *Config) any { return &c.Retry.Budget }, Default: 0.2, Check: share,
+		Help: "share of requests that may be retried"},
+	{Key: "health.interval", Flag: "health-interval", At: func(c *Config) any { return &c.Health.Interval }, Default: time.Second, Check: positive, Fixed: true,
+		Help: "between two probes of a worker"},
+	{Key: "health.timeout", Flag: "health-timeout", At: func(c *Config) any { return &c.Health.Timeout }, Default: 2 * time.Second, Check: positive, Fixed: true,
+		Help: "for one probe"},
+	{Key: "health.scrape", Flag: "scrape-interval", At: func(c *Config) any { return &c.Health.Scrape }, Default: time.Second, Check: positive, Fixed: true,
+		Help: "between two reads of a worker's metrics"},
+	{Key: "trace.endpoint", Flag: "otlp-endpoint", At: func(c *Config) any { return &c.Trace.Endpoint }, Fixed: true,
+		Help: "`URL` of an OTLP/HTTP collector; empty is off"},
+	{Key: "trace.sample", Flag: "trace-sample", At: func(c *Config) any { return &c.Trace.Sample }, Default: 1.0, Check: share, Fixed: true,
+		Help: "share of requests traced, 0 to 1"},
+	{Key: "log.level", Flag: "log-level", At: func(c *Config) any { return &c.Log.Level }, Default: "info", Values: []string{"debug", "info", "warn", "error"},
+		Help: "debug|info|warn|error"},
+	{Key: "log.format", Flag: "log-format", At: func(c *Config) any { return &c.Log.Format }, Default: "auto", Values: []string{"auto", "text", "json"}, Fixed: true,
+		Help: "auto|text|json"},
+	{Key: "aliases", At: func(c *Config) any { return &c.Aliases }, Help: "further names for models, in the file only"},
+	{Key: "receipts", Flag: "receipts", At: func(c *Config) any { return &c.Receipts }, Default: 4096, Check: between(16, 1<<20, "decisions"), Fixed: true,
+		Help: "how many decisions are kept in memory"},
+	{Key: "events", Flag: "events", At: func(c *Config) any { return &c.Events }, Default: 4096, Check: between(16, 1<<20, "events"), Fixed: true,
+		Help: "how many events are kept in memory"},
+}
+
+var (
+	weights    = selector.DefaultWeights()
+	policies   = words(selector.Policies())
+	connectors = words(workers.Connectors())
+)
+
+func words[T ~string](list []T) []string {
+	texts := make([]string, len(list))
+	for i, w := range list {
+		texts[i] = string(w)
+	}
+	return texts
+}

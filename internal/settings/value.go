@@ -1,0 +1,245 @@
+package settings
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/dynctl/dynctl/internal/workers"
+)
+
+// Rows lists every setting, in the order of the documentation. It is for
+// reading only.
+func Rows() []*Row { return rows }
+
+// Lookup finds the row of a key; nil when there is none.
+func Lookup(key string) *Row {
+	i := slices.IndexFunc(rows, func(r *Row) bool { return r.Key == key })
+	if i < 0 {
+		return nil
+	}
+	return rows[i]
+}
+
+// Keys lists every key.
+func Keys() []string {
+	keys := make([]string, len(rows))
+	for i, r := range rows {
+		keys[i] = r.Key
+	}
+	return keys
+}
+
+// Changed lists the settings in which two configs differ.
+func Changed(a, b *Config) []*Row {
+	return slices.DeleteFunc(slices.Clone(rows), func(r *Row) bool { return reflect.DeepEqual(r.Get(a), r.Get(b)) })
+}
+
+// Env is the environment variable of the setting.
+func (r *Row) Env() string {
+	return "DYNCTL_" + strings.ToUpper(strings.ReplaceAll(r.Key, ".", "_"))
+}
+
+// Get is the value in a config.
+func (r *Row) Get(c *Config) any { return reflect.ValueOf(r.At(c)).Elem().Interface() }
+
+// Set puts a value, of the type that Get and Parse return, into a config.
+func (r *Row) Set(c *Config, value any) {
+	reflect.ValueOf(r.At(c)).Elem().Set(reflect.ValueOf(value))
+}
+
+// check says what is wrong with a value.
+func (r *Row) check(value any) error {
+	if word, ok := value.(string); ok && r.Values != nil && word != r.Get(&defaults) && !slices.Contains(r.Values, word) {
+		return fmt.Errorf("%q is not one of %s", word, strings.Join(r.Values, ", "))
+	}
+	if r.Check == nil {
+		return nil
+	}
+	return r.Check(value)
+}
+
+// Parse reads the text of a flag, of an environment variable or of a scalar in
+// the file. Lists are separated by blanks, since worker specs hold commas.
+func (r *Row) Parse(text string) (any, error) {
+	var value any
+	var err error
+	switch r.At(&Config{}).(type) {
+	case *[]string:
+		return strings.Fields(text), nil
+	case *string:
+		return text, nil
+	case *time.Duration:
+		value, err = time.ParseDuration(text)
+	case *bool:
+		value, err = strconv.ParseBool(text)
+	case *int:
+		value, err = strconv.Atoi(text)
+	case *int64:
+		value, err = strconv.ParseInt(text, 10, 64)
+	case *uint64:
+		value, err = strconv.ParseUint(text, 10, 64)
+	case *float64:
+		value, err = strconv.ParseFloat(text, 64)
+	default:
+		return nil, errors.New("can be set in the file only")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%q is not %s", text, r.Wanted())
+	}
+	return value, nil
+}
+
+// ParseChecked is Parse for one setting alone: what Validate would say of the
+// value is an error, too.
+func (r *Row) ParseChecked(text string) (any, error) {
+	value, err := r.Parse(text)
+	if err != nil {
+		return nil, err
+	}
+	return value, r.check(value)
+}
+
+// Wanted says in words what a value must look like.
+func (r *Row) Wanted() string {
+	switch r.At(&Config{}).(type) {
+	case *time.Duration:
+		return "a duration such as 500ms, 10s or 2m"
+	case *bool:
+		return "true or false"
+	case *int, *int64, *uint64:
+		return "a whole number"
+	case *float64:
+		return "a number"
+	default:
+		return "a text"
+	}
+}
+
+// Patch changes settings of a config by their keys, in JSON's types.
+func Patch(c Config, changes map[string]any) (Config, error) {
+	var errs []error
+	for _, key := range slices.Sorted(maps.Keys(changes)) {
+		r := Lookup(key)
+		if r == nil {
+			errs = append(errs, fmt.Errorf("unknown key %q%s", key, Suggest(key, Keys())))
+			continue
+		}
+		text, err := plainText(changes[key])
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", key, err))
+			continue
+		}
+		value, err := r.Parse(text)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", key, err))
+			continue
+		}
+		r.Set(&c, value)
+	}
+	return c, errors.Join(errs...)
+}
+
+// plainText is a JSON value as an environment variable would hold it.
+func plainText(v any) (string, error) {
+	switch v := v.(type) {
+	case float64:
+		return strconv.FormatFloat(v, 'f', -1, 64), nil
+	case []any:
+		words := make([]string, len(v))
+		for i, e := range v {
+			word, ok := e.(string)
+			if !ok || strings.ContainsAny(word, " \t\r\n") {
+				return "", fmt.Errorf("%v is not a text without blanks", e)
+			}
+			words[i] = word
+		}
+		return strings.Join(words, " "), nil
+	case nil, map[string]any:
+		return "", errors.New("want a text, a number, true, false or a list of texts")
+	default:
+		return fmt.Sprint(v), nil
+	}
+}
+
+// Suggest names the known key that is nearest to a wrong one.
+func Suggest(wrong string, known []string) string {
+	if near := workers.Nearest(wrong, known); near != "" {
+		return fmt.Sprintf("; did you mean %q?", near)
+	}
+	return "; known here: " + strings.Join(slices.Sorted(slices.Values(known)), ", ")
+}
+
+// The checks of one value.
+
+func hostPort(v any) error {
+	if _, _, err := net.SplitHostPort(v.(string)); err != nil {
+		return fmt.Errorf("%q is not HOST:PORT", v)
+	}
+	return nil
+}
+
+func proxies(v any) error {
+	_, err := parseProxies(v.([]string))
+	return err
+}
+
+func share(v any) error {
+	if f := v.(float64); !(f >= 0 && f <= 1) {
+		return fmt.Errorf("%v is not a share between 0 and 1", v)
+	}
+	return nil
+}
+
+// maxWeight keeps costs from becoming infinite, or no number at all.
+const maxWeight = 1e12
+
+func weight(v any) error {
+	if f := v.(float64); !(f >= 0) {
+		return fmt.Errorf("%v must not be negative", v)
+	} else if f > maxWeight {
+		return fmt.Errorf("%v is more than %g", v, maxWeight)
+	}
+	return nil
+}
+
+func positive(v any) error {
+	if v.(time.Duration) <= 0 {
+		return fmt.Errorf("%v must be more than 0", v)
+	}
+	return nil
+}
+
+func notNegative(v any) error {
+	if whole(v) < 0 {
+		return fmt.Errorf("%v must not be negative", v)
+	}
+	return nil
+}
+
+func atLeast(least int64) func(any) error {
+	return func(v any) error {
+		if whole(v) < least {
+			return fmt.Errorf("%v is less than %d", v, least)
+		}
+		return nil
+	}
+}
+
+func between(least, most int64, unit string) func(any) error {
+	return func(v any) error {
+		if n := whole(v); n < least || n > most {
+			return fmt.Errorf("%v is not between %d and %d %s", v, least, most, unit)
+		}
+		return nil
+	}
+}
+
+// whole is the value of an int or an int64.
+func whole(v any) int64 { return reflect.ValueOf(v).Int() }
