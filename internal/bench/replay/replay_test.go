@@ -23,6 +23,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/kvindex"
 	"github.com/dynctl/dynctl/internal/router/selector"
 	"github.com/dynctl/dynctl/internal/router/trace"
+	"github.com/dynctl/dynctl/internal/settings"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
@@ -351,10 +352,59 @@ func TestRedecide(t *testing.T) {
 			t.Errorf("%s: %+v, %v", text, d, err)
 		}
 	}
-	for _, bad := range []string{"policy", "policy=best", "moon=1", "threshold=-1", "temperature=x"} {
+	for _, bad := range []string{"policy", "policy=best", "moon=1", "threshold=-1", "isl=-1", "temperature=x", "spread=inf", "busy_kv_usage=7", "connector=pigeon", "seed=1", "tokens.path=x"} {
 		if _, err := ParseChange(bad); err == nil {
 			t.Errorf("%s is taken", bad)
 		}
+	}
+}
+
+// TestWhatIfReachesTheDecision: every setting that a what-if may name is one of
+// those that a decision is made again with, and none is half set.
+func TestWhatIfReachesTheDecision(t *testing.T) {
+	plan := disagg.Config{Threshold: 5, On: disagg.OnEffISL, Fallback: disagg.FallbackLocal, PrefillGate: 5}
+	with := func(list ...Change) string {
+		r := changed(plan, selector.KV, selector.Session, selector.DefaultWeights(), selector.Busy{Waiting: 5}, list)
+		prefill, decode := r.Policies()
+		return fmt.Sprintf("%+v %s %s %+v %+v", r.Plan(), prefill, decode, r.Weights, r.Busy)
+	}
+	asRecorded := fmt.Sprintf("%+v %s %s %+v %+v", plan, selector.Session, selector.KV, selector.DefaultWeights(), selector.Busy{Waiting: 5})
+	if got := with(); got != asRecorded {
+		t.Errorf("no change gives\n%s\nof\n%s", got, asRecorded)
+	}
+	change := func(text string) Change {
+		c, err := ParseChange(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	for _, key := range ChangeKeys() {
+		value := "0.5"
+		if row := settings.Lookup("routing." + key); row == nil {
+			value = "7"
+		} else if row.Values != nil {
+			value = row.Values[len(row.Values)-2]
+			if row.Default == value {
+				value = row.Values[len(row.Values)-1]
+			}
+		} else if _, whole := row.At(&settings.Config{}).(*int); whole {
+			value = "7"
+		}
+		if with(change(key+"="+value)) == asRecorded {
+			t.Errorf("%s=%s changes nothing", key, value)
+		}
+	}
+	for _, c := range []struct{ text, say string }{
+		{"isl=9", "{Threshold:9 On:isl "}, {"eff_isl=9", "{Threshold:9 On:eff_isl "}, {"policy=random", " random random "},
+		{"prefill-policy=random", " random kv "}, {"routing.decode_policy=random", " session random "}, {"prefill_policy=", " kv kv "},
+	} {
+		if got := with(change(c.text)); !strings.Contains(got, c.say) {
+			t.Errorf("%s gives %s, want %q in it", c.text, got, c.say)
+		}
+	}
+	if got := with(change("decode_policy=random"), change("policy=least_loaded"), change("prefill_policy=random")); !strings.Contains(got, " random least_loaded ") {
+		t.Errorf("one after the other: %s", got)
 	}
 }
 

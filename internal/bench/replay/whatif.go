@@ -1,127 +1,97 @@
 package replay
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
-	"sort"
-	"strconv"
 	"strings"
 
 	"github.com/dynctl/dynctl/internal/bench/replay/simulate"
 	"github.com/dynctl/dynctl/internal/router/disagg"
 	"github.com/dynctl/dynctl/internal/router/selector"
 	"github.com/dynctl/dynctl/internal/router/trace"
+	"github.com/dynctl/dynctl/internal/settings"
 )
 
 // A Change is one setting that a what-if sets.
 type Change struct {
 	Key, Value string
-	apply      func(*Settings) error
+	apply      func(c *settings.Config)
 }
 
-// Settings are what a what-if can change of a decision.
-type Settings struct {
-	Plan            disagg.Config
-	Decode, Prefill selector.Policy
-	Weights         selector.Weights
-	Busy            selector.Busy
+// wider are keys of what-ifs that change more than the one setting.
+var wider = map[string]struct {
+	setting string
+	more    func(r *settings.Routing)
+}{
+	"eff_isl": {"threshold", func(r *settings.Routing) { r.ThresholdOn = string(disagg.OnEffISL) }},
+	"isl":     {"threshold", func(r *settings.Routing) { r.ThresholdOn = string(disagg.OnISL) }},
+	// One policy for both phases.
+	"policy": {"policy", func(r *settings.Routing) { r.PrefillPolicy, r.DecodePolicy = "", "" }},
 }
 
-// changes are the keys of what-ifs; those of the configuration, without their
-// section.
-var changes = map[string]func(s *Settings, v string) error{
-	"threshold":    func(s *Settings, v string) error { return setInt(&s.Plan.Threshold, v) },
-	"eff_isl":      func(s *Settings, v string) error { s.Plan.On = disagg.OnEffISL; return setInt(&s.Plan.Threshold, v) },
-	"isl":          func(s *Settings, v string) error { s.Plan.On = disagg.OnISL; return setInt(&s.Plan.Threshold, v) },
-	"prefill_gate": func(s *Settings, v string) error { return setInt(&s.Plan.PrefillGate, v) },
-	"decode_gate":  func(s *Settings, v string) error { return setFloat(&s.Plan.DecodeGate, v) },
-	"policy": func(s *Settings, v string) error {
-		return errors.Join(setPolicy(&s.Decode, v), setPolicy(&s.Prefill, v))
-	},
-	"prefill_policy":     func(s *Settings, v string) error { return setPolicy(&s.Prefill, v) },
-	"decode_policy":      func(s *Settings, v string) error { return setPolicy(&s.Decode, v) },
-	"overlap_credit":     func(s *Settings, v string) error { return setFloat(&s.Weights.OverlapCredit, v) },
-	"credit_decay":       func(s *Settings, v string) error { return setFloat(&s.Weights.CreditDecay, v) },
-	"prefill_load_scale": func(s *Settings, v string) error { return setFloat(&s.Weights.PrefillLoadScale, v) },
-	"queue_weight":       func(s *Settings, v string) error { return setFloat(&s.Weights.Queue, v) },
-	"decode_load":        func(s *Settings, v string) error { return setFloat(&s.Weights.DecodeLoad, v) },
-	"spread":             func(s *Settings, v string) error { return setFloat(&s.Weights.Spread, v) },
-	"request_weight":     func(s *Settings, v string) error { return setFloat(&s.Weights.ActiveRequest, v) },
-	"temperature":        func(s *Settings, v string) error { return setFloat(&s.Weights.Temperature, v) },
-	"busy_decode_blocks": func(s *Settings, v string) error { return setFloat(&s.Busy.DecodeBlocksShare, v) },
-	"busy_prefill_tokens": func(s *Settings, v string) error {
-		return setInt(&s.Busy.PrefillTokens, v)
-	},
-	"busy_waiting":  func(s *Settings, v string) error { return setInt(&s.Busy.Waiting, v) },
-	"busy_kv_usage": func(s *Settings, v string) error { return setFloat(&s.Busy.KVUsage, v) },
-}
-
-// ChangeKeys lists what a what-if can change.
+// ChangeKeys lists what a what-if can change: settings, without their section,
+// and thresholds of one measure.
 func ChangeKeys() []string {
-	keys := make([]string, 0, len(changes))
-	for k := range changes {
-		keys = append(keys, k)
+	keys := slices.Collect(maps.Keys(wider))
+	for _, r := range settings.Rows() {
+		if r.WhatIf {
+			keys = append(keys, strings.TrimPrefix(r.Key, section))
+		}
 	}
-	sort.Strings(keys)
-	return keys
+	slices.Sort(keys)
+	return slices.Compact(keys)
 }
 
-func setInt(dst *int, v string) error {
-	n, err := strconv.Atoi(v)
-	if err == nil && n < 0 {
-		err = fmt.Errorf("%d is negative", n)
-	}
-	*dst = n
-	return err
-}
-
-func setFloat(dst *float64, v string) error {
-	f, err := strconv.ParseFloat(v, 64)
-	if err == nil && !(f >= 0 && f <= 1e12) {
-		err = fmt.Errorf("%v is not between 0 and 1e12", f)
-	}
-	*dst = f
-	return err
-}
-
-func setPolicy(dst *selector.Policy, v string) error {
-	p, err := selector.ParsePolicy(v)
-	*dst = p
-	return err
-}
+const section = "routing."
 
 // ParseChange reads "key=value".
 func ParseChange(text string) (Change, error) {
-	key, value, ok := strings.Cut(text, "=")
-	key = strings.ReplaceAll(strings.TrimPrefix(strings.TrimSpace(key), "routing."), "-", "_")
-	set := changes[key]
-	if !ok || set == nil {
+	key, word, ok := strings.Cut(text, "=")
+	key = strings.ReplaceAll(strings.TrimPrefix(strings.TrimSpace(key), section), "-", "_")
+	also := wider[key]
+	row := settings.Lookup(section + cmp.Or(also.setting, key))
+	if !ok || row == nil || !row.WhatIf {
 		return Change{}, fmt.Errorf("what-if %q: want KEY=VALUE with one of %s", text, strings.Join(ChangeKeys(), ", "))
 	}
-	value = strings.TrimSpace(value)
-	c := Change{Key: key, Value: value, apply: func(s *Settings) error { return set(s, value) }}
-	var probe Settings
-	if err := c.apply(&probe); err != nil {
+	word = strings.TrimSpace(word)
+	value, err := row.ParseChecked(word)
+	if n, whole := value.(int); err == nil && whole && n < 0 {
+		err = fmt.Errorf("%d is negative", n)
+	}
+	if err != nil {
 		return Change{}, fmt.Errorf("what-if %s: %w", text, err)
 	}
-	return c, nil
+	return Change{Key: key, Value: word, apply: func(c *settings.Config) {
+		row.Set(c, value)
+		if also.more != nil {
+			also.more(&c.Routing)
+		}
+	}}, nil
+}
+
+// changed are settings of decisions after some changes.
+func changed(plan disagg.Config, decode, prefill selector.Policy, weights selector.Weights, busy selector.Busy, list []Change) *settings.Routing {
+	c := settings.Config{Routing: settings.Routing{Policy: string(decode), PrefillPolicy: string(prefill), Weights: weights, Busy: busy}}
+	c.Routing.SetPlan(plan)
+	for _, change := range list {
+		change.apply(&c)
+	}
+	return &c.Routing
 }
 
 // ApplyTo changes the settings of a simulated run.
 func ApplyTo(run *simulate.Setup, list []Change) error {
-	v := Settings{Plan: run.Plan, Decode: run.Policy, Prefill: run.Policy, Weights: run.Weights, Busy: run.Busy}
-	for _, c := range list {
-		if err := c.apply(&v); err != nil {
-			return err
-		}
-	}
-	if v.Decode != v.Prefill {
+	r := changed(run.Plan, run.Policy, run.Policy, run.Weights, run.Busy, list)
+	prefill, decode := r.Policies()
+	if decode != prefill {
 		return errors.New("a simulation has one policy for both phases")
 	}
-	run.Plan, run.Policy, run.Weights, run.Busy = v.Plan, v.Decode, v.Weights, v.Busy
+	run.Plan, run.Policy, run.Weights, run.Busy = r.Plan(), decode, r.Weights, r.Busy
 	return nil
 }
 
@@ -180,13 +150,9 @@ func Redecide(ctx context.Context, r *trace.Reader, list []Change) (*Redecision,
 		if err := errors.Join(was.load(d), now.load(d)); err != nil {
 			return nil, &trace.LineError{Name: r.Name(), Line: rec.Line, Byte: rec.Offset, Err: err}
 		}
-		s := Settings{Plan: now.in.Config, Decode: now.in.Decode.Policy, Prefill: now.in.Prefill.Policy, Weights: now.in.Prefill.Weights, Busy: now.in.Decode.Busy}
-		for _, c := range list {
-			if err := c.apply(&s); err != nil {
-				return nil, err
-			}
-		}
-		now.in.Config, now.in.Decode.Policy, now.in.Prefill.Policy = s.Plan, s.Decode, s.Prefill
+		s := changed(now.in.Config, now.in.Decode.Policy, now.in.Prefill.Policy, now.in.Prefill.Weights, now.in.Decode.Busy, list)
+		now.in.Config = s.Plan()
+		now.in.Prefill.Policy, now.in.Decode.Policy = s.Policies()
 		now.in.Decode.Weights, now.in.Prefill.Weights, now.in.Decode.Busy, now.in.Prefill.Busy = s.Weights, s.Weights, s.Busy, s.Busy
 		// A recording from before Settle is left without it, unless the change
 		// is about what that looks at.
