@@ -78,7 +78,7 @@ func (f *targetFlags) open(ctx context.Context, stderr io.Writer, defaultSim str
 
 // embed starts a router in this process, with loopback listeners of its own.
 func (f *targetFlags) embed(ctx context.Context, stderr io.Writer) (t *target, err error) {
-	config := router.DefaultConfig()
+	config := settings.Default()
 	config.Routing.AllowHeaders = true
 	// A prefill that fails must show as an error, not as a local prefill.
 	config.Routing.PrefillFallback = "error"

@@ -12,19 +12,19 @@ import (
 	"sync"
 	"time"
 
-	"github.com/dynctl/dynctl/internal/router"
+	"github.com/dynctl/dynctl/internal/settings"
 )
 
 // newLogger logs lines for people to a terminal and JSON elsewhere, unless
 // told.
-func newLogger(c router.LogConfig, w io.Writer) *slog.Logger {
+func newLogger(c settings.Log, w io.Writer) *slog.Logger {
 	log, _ := newLevelLogger(c, w)
 	return log
 }
 
 // newLevelLogger is newLogger with a level that can be changed while it is
 // used.
-func newLevelLogger(c router.LogConfig, w io.Writer) (*slog.Logger, *slog.LevelVar) {
+func newLevelLogger(c settings.Log, w io.Writer) (*slog.Logger, *slog.LevelVar) {
 	level := new(slog.LevelVar)
 	_ = level.UnmarshalText([]byte(c.Level)) // validated with the config
 	tty := isTerminal(w)

@@ -13,12 +13,12 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/dynctl/dynctl/internal/router"
 	"github.com/dynctl/dynctl/internal/router/admin"
 	"github.com/dynctl/dynctl/internal/router/kvfeed"
 	"github.com/dynctl/dynctl/internal/router/kvindex"
 	"github.com/dynctl/dynctl/internal/router/trace"
 	"github.com/dynctl/dynctl/internal/router/trace/recorder"
+	"github.com/dynctl/dynctl/internal/settings"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
@@ -71,7 +71,7 @@ crash can be read up to the cut. See also: dynctl serve --record FILE.`,
 
 // recordEvents feeds ranks without a router.
 func recordEvents(ctx context.Context, flags *recordFlags, sources []string, blockSize int, stderr io.Writer) error {
-	log := newLogger(router.LogConfig{Level: "info", Format: "text"}, stderr)
+	log := newLogger(settings.Log{Level: "info", Format: "text"}, stderr)
 	index := kvindex.New(kvindex.Options{})
 	defer func() { _ = index.Close() }() // memory only
 	tap := newTap("record")

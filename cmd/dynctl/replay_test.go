@@ -21,6 +21,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router"
 	"github.com/dynctl/dynctl/internal/router/routertest"
 	"github.com/dynctl/dynctl/internal/router/trace"
+	"github.com/dynctl/dynctl/internal/settings"
 	"github.com/dynctl/dynctl/internal/table"
 	"github.com/dynctl/dynctl/internal/workers/sim/fault"
 )
@@ -92,7 +93,7 @@ func TestRecordAndVerify(t *testing.T) {
 	tap := newTap("serve")
 	g, err := routertest.Start(ctx, routertest.Options{
 		Fleet: "2p3d:dp=2,kv_blocks=200,speed=20", Observer: observer(tap, false), Admin: router.AdminOptions{Stream: tap},
-		Configure: func(c *router.Config) { c.Routing.Threshold = 200 },
+		Configure: func(c *settings.Config) { c.Routing.Threshold = 200 },
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -108,7 +109,7 @@ func TestRecordAndVerify(t *testing.T) {
 	}
 	defer shut()
 	flags := &recordFlags{path: path}
-	file, err := startRecording(tap, flags, newLogger(router.LogConfig{Level: "error", Format: "text"}, io.Discard))
+	file, err := startRecording(tap, flags, newLogger(settings.Log{Level: "error", Format: "text"}, io.Discard))
 	if err != nil {
 		t.Fatal(err)
 	}

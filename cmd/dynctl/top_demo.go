@@ -12,8 +12,8 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/dynctl/dynctl/internal/router"
 	"github.com/dynctl/dynctl/internal/router/routertest"
+	"github.com/dynctl/dynctl/internal/settings"
 	"github.com/dynctl/dynctl/internal/workers/sim"
 	"github.com/dynctl/dynctl/internal/workers/sim/fault"
 )
@@ -35,7 +35,7 @@ type demo struct {
 
 // startDemo starts engines, router and load; Close ends them.
 func startDemo(ctx context.Context) (*demo, error) {
-	rig, err := routertest.Start(ctx, routertest.Options{Fleet: demoFleet, Configure: func(c *router.Config) {
+	rig, err := routertest.Start(ctx, routertest.Options{Fleet: demoFleet, Configure: func(c *settings.Config) {
 		c.Health.Interval, c.Health.Scrape = time.Second, 500*time.Millisecond
 		c.Routing.Threshold = 1024
 	}})

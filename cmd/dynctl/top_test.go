@@ -22,6 +22,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router"
 	"github.com/dynctl/dynctl/internal/router/admin"
 	"github.com/dynctl/dynctl/internal/router/routertest"
+	"github.com/dynctl/dynctl/internal/settings"
 	"github.com/dynctl/dynctl/internal/tui"
 	"github.com/dynctl/dynctl/internal/tui/feed"
 	"github.com/dynctl/dynctl/internal/workers/sim"
@@ -135,7 +136,7 @@ func newStand(t *testing.T, ctx context.Context, fleet string) *stand {
 	if testing.Short() {
 		t.Skip("starts engines")
 	}
-	rig, err := routertest.Start(ctx, routertest.Options{Fleet: fleet, Configure: func(c *router.Config) {
+	rig, err := routertest.Start(ctx, routertest.Options{Fleet: fleet, Configure: func(c *settings.Config) {
 		c.Health.Interval, c.Health.Scrape = 100*time.Millisecond, 100*time.Millisecond
 		c.Index.StaleAfter = time.Second
 	}})

@@ -17,9 +17,9 @@ import (
 
 	"github.com/tidwall/gjson"
 
-	"github.com/dynctl/dynctl/internal/router"
 	"github.com/dynctl/dynctl/internal/router/admin"
 	"github.com/dynctl/dynctl/internal/router/routertest"
+	"github.com/dynctl/dynctl/internal/settings"
 	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/sim/fault"
 )
@@ -159,7 +159,7 @@ func TestAcceptancePrefillBody(t *testing.T) {
 func TestAcceptanceNoWorkers(t *testing.T) {
 	t.Parallel()
 	body := []byte(`{"model":"sim","prompt":"x"}`)
-	r := start(t, "1p1d:profile=instant", func(c *router.Config) { c.Routing.PrefillFallback = "error" })
+	r := start(t, "1p1d:profile=instant", func(c *settings.Config) { c.Routing.PrefillFallback = "error" })
 	r.drainWorker("prefill-0")
 	e := r.send(http.MethodPost, "/v1/completions", body).refused(t, 503, "no_prefill_worker")
 	if !strings.Contains(e.Error.Message, "no prefill worker") {
@@ -188,7 +188,7 @@ func TestAcceptanceRoundRobin(t *testing.T) {
 	}{{"3p2d:profile=instant", 3, 2, 12}, {"1p1d:profile=instant", 1, 1, 4}, {"2p4d:profile=instant", 2, 4, 16}} {
 		t.Run(c.fleet, func(t *testing.T) {
 			t.Parallel()
-			r := start(t, c.fleet, func(c *router.Config) { c.Routing.Policy = "round_robin" })
+			r := start(t, c.fleet, func(c *settings.Config) { c.Routing.Policy = "round_robin" })
 			count := map[string]int{}
 			var first [2]int
 			for i := range c.n {
@@ -260,7 +260,7 @@ func TestAcceptanceIPv6(t *testing.T) {
 
 func TestAcceptanceSleepingAndUnhealthy(t *testing.T) {
 	t.Parallel()
-	r := start(t, "3a:profile=instant", func(c *router.Config) { c.Routing.Policy = "round_robin" })
+	r := start(t, "3a:profile=instant", func(c *settings.Config) { c.Routing.Policy = "round_robin" })
 	q, err := http.NewRequestWithContext(t.Context(), http.MethodPost, r.Sim.Named("aggregated-0").URL()+"/sleep", nil)
 	if err != nil {
 		t.Fatal(err)
@@ -312,7 +312,7 @@ func TestAcceptanceLegMetrics(t *testing.T) {
 
 func TestAcceptanceEstimates(t *testing.T) {
 	t.Parallel()
-	r := start(t, "1a:profile=instant,events=off", func(c *router.Config) { c.Tokens.Tokenizer = "estimate" })
+	r := start(t, "1a:profile=instant,events=off", func(c *settings.Config) { c.Tokens.Tokenizer = "estimate" })
 	a := func(n int) string { return strings.Repeat("a", n) }
 	user := func(c any) object { return object{"role": "user", "content": c} }
 	for name, c := range map[string]struct {
@@ -351,7 +351,7 @@ func TestAcceptanceEstimates(t *testing.T) {
 
 func TestAcceptanceThresholds(t *testing.T) {
 	t.Parallel()
-	r := start(t, "1p1d:profile=instant,events=off", func(c *router.Config) { c.Tokens.Tokenizer, c.Routing.ThresholdOn = "estimate", "isl" })
+	r := start(t, "1p1d:profile=instant,events=off", func(c *settings.Config) { c.Tokens.Tokenizer, c.Routing.ThresholdOn = "estimate", "isl" })
 	for _, c := range []struct {
 		threshold, chars int
 		want             string
@@ -373,7 +373,7 @@ func TestAcceptanceThresholds(t *testing.T) {
 
 func TestAcceptanceLeastLoaded(t *testing.T) {
 	t.Parallel()
-	r := start(t, "2a:speed=1", func(c *router.Config) { c.Routing.Policy = "least_loaded" })
+	r := start(t, "2a:speed=1", func(c *settings.Config) { c.Routing.Policy = "least_loaded" })
 	// Load that the router did not send, seen only in the engine's figures.
 	load := func(e string) {
 		q, _ := http.NewRequestWithContext(t.Context(), http.MethodPost, r.Sim.Named(e).URL()+"/v1/completions",
@@ -439,7 +439,7 @@ func TestAcceptanceLeastLoaded(t *testing.T) {
 func TestAcceptanceDecoderSpecs(t *testing.T) {
 	t.Parallel()
 	p := &tap{}
-	r := startWith(t, routertest.Options{Fleet: "1p2d:profile=instant,connector=lmcache", Specs: p.specs(t)}, func(c *router.Config) { c.Routing.DecodePolicy = "round_robin" })
+	r := startWith(t, routertest.Options{Fleet: "1p2d:profile=instant,connector=lmcache", Specs: p.specs(t)}, func(c *settings.Config) { c.Routing.DecodePolicy = "round_robin" })
 	spec := func(b []byte) gjson.Result { return gjson.GetBytes(b, "kv_transfer_params.disagg_spec") }
 	own := map[string]int64{}
 	for i := range 4 {

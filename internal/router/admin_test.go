@@ -19,6 +19,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/admin"
 	"github.com/dynctl/dynctl/internal/router/routertest"
 	"github.com/dynctl/dynctl/internal/router/selector"
+	"github.com/dynctl/dynctl/internal/settings"
 )
 
 // TestInvariant10NoPatchIsLost: changes of the configuration that come at the
@@ -27,18 +28,18 @@ func TestInvariant10NoPatchIsLost(t *testing.T) {
 	t.Parallel()
 	const patches = 32
 	r := startCold(t, routertest.Options{Fleet: "1a:profile=instant", Admin: router.AdminOptions{
-		Patch: func(c router.Config, settings map[string]any) (router.Config, error) {
-			name, ok := settings["alias"].(string)
+		Patch: func(c settings.Config, changes map[string]any) (settings.Config, error) {
+			name, ok := changes["alias"].(string)
 			if !ok {
 				return c, errors.New("no alias")
 			}
 			for range 20 {
 				runtime.Gosched() // where another patch could come between
 			}
-			c.Aliases = append(slices.Clone(c.Aliases), router.Alias{Name: name, Model: "sim"})
+			c.Aliases = append(slices.Clone(c.Aliases), settings.Alias{Name: name, Model: "sim"})
 			return c, nil
 		},
-		Settings: func(c *router.Config) []admin.ConfigValue {
+		Settings: func(c *settings.Config) []admin.ConfigValue {
 			return []admin.ConfigValue{{Key: "alias", Value: len(c.Aliases)}}
 		},
 	}})
@@ -197,7 +198,7 @@ func TestRoleByLabel(t *testing.T) {
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	r := startCold(t, routertest.Options{Fleet: "1a:profile=instant"}, func(c *router.Config) {
+	r := startCold(t, routertest.Options{Fleet: "1a:profile=instant"}, func(c *settings.Config) {
 		c.Worker, c.WorkersFile = flags, file
 		c.Routing.PrefillLabels, c.Routing.DecodeLabels = []string{"first"}, []string{"second"}
 	})

@@ -12,6 +12,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router"
 	"github.com/dynctl/dynctl/internal/router/receipt"
 	"github.com/dynctl/dynctl/internal/router/routertest"
+	"github.com/dynctl/dynctl/internal/settings"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
@@ -28,7 +29,7 @@ func TestDecisionsAreNumbered(t *testing.T) {
 		if numbers = append(numbers, d.Attempt); len(numbers) == 1 {
 			d.Input.DecodePeers[d.Plan.DecodeIndex].Worker.State.SetEjection(&workers.Ejection{Since: time.Now(), Until: time.Now().Add(time.Hour), Reason: "by the test"})
 		}
-	}}}, func(c *router.Config) { c.Retry.Attempts = 1 })
+	}}}, func(c *settings.Config) { c.Retry.Attempts = 1 })
 	a := r.send(http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": "words", "max_tokens": 2}))
 	if a.status != http.StatusOK {
 		t.Fatalf("%s", a)
@@ -57,8 +58,8 @@ func TestDecisionsAreNumbered(t *testing.T) {
 func TestSuspectsThatComeBackCostNoAttempt(t *testing.T) {
 	t.Parallel()
 	const attempts = 3
-	r, p := tappedRig(t, "1p1d:profile=instant", func(c *router.Config) {
-		c.Retry = router.RetryConfig{Attempts: attempts, Budget: 1}
+	r, p := tappedRig(t, "1p1d:profile=instant", func(c *settings.Config) {
+		c.Retry = settings.Retry{Attempts: attempts, Budget: 1}
 		c.Routing.PrefillFallback = "error"
 	})
 	p.set(func(engine string, w http.ResponseWriter, q *http.Request, _ []byte) bool {
@@ -78,8 +79,8 @@ func TestSuspectsThatComeBackCostNoAttempt(t *testing.T) {
 // the request is at fault, and its failures count.
 func TestRealFailuresCount(t *testing.T) {
 	t.Parallel()
-	r, p := tappedRig(t, "5a:profile=instant", func(c *router.Config) {
-		c.Routing.Policy, c.Retry = "round_robin", router.RetryConfig{Attempts: 2, Budget: 1}
+	r, p := tappedRig(t, "5a:profile=instant", func(c *settings.Config) {
+		c.Routing.Policy, c.Retry = "round_robin", settings.Retry{Attempts: 2, Budget: 1}
 	})
 	p.set(func(_ string, w http.ResponseWriter, q *http.Request, _ []byte) bool {
 		if q.URL.Path == "/v1/completions" {
@@ -101,7 +102,7 @@ func TestRealFailuresCount(t *testing.T) {
 // body, as the request itself does.
 func TestDryRunReadsTheRequest(t *testing.T) {
 	t.Parallel()
-	r := start(t, "1a:profile=instant", func(c *router.Config) { c.Routing.SessionField = "user" })
+	r := start(t, "1a:profile=instant", func(c *settings.Config) { c.Routing.SessionField = "user" })
 	body := object{"model": "sim", "prompt": "words", "max_tokens": 2, "user": "ann"}
 	a := r.send(http.MethodPost, "/v1/completions", encode(t, body))
 	c := r.receipt(a.header.Get("X-Dynctl-Decision"))

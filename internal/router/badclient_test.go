@@ -24,6 +24,7 @@ import (
 	"github.com/dynctl/dynctl/internal/python"
 	"github.com/dynctl/dynctl/internal/router"
 	"github.com/dynctl/dynctl/internal/router/routertest"
+	"github.com/dynctl/dynctl/internal/settings"
 )
 
 // blockEngines lets every completion hang at its engine until the returned
@@ -67,7 +68,7 @@ func rawPost(path, body string, header ...string) string {
 // at once, and never reaches an engine.
 func TestClientsThatLeaveTheQueue(t *testing.T) {
 	t.Parallel()
-	r, p := tappedRig(t, "1a:profile=instant", func(c *router.Config) {
+	r, p := tappedRig(t, "1a:profile=instant", func(c *settings.Config) {
 		c.Limits.Inflight, c.Limits.Queue, c.Limits.QueueTimeout = 1, 2, patience
 	})
 	reached, release := p.blockEngines()
@@ -120,7 +121,7 @@ func TestClientsThatLeaveTheQueue(t *testing.T) {
 func TestBodyTimeIsNotQueueTime(t *testing.T) {
 	t.Parallel()
 	const bodyTime = 150 * time.Millisecond
-	r, p := tappedRig(t, "1a:profile=instant", func(c *router.Config) {
+	r, p := tappedRig(t, "1a:profile=instant", func(c *settings.Config) {
 		c.Limits.Inflight, c.Limits.Queue, c.Limits.QueueTimeout = 1, 4, patience
 		c.Timeouts.Body = bodyTime
 	})
@@ -222,13 +223,13 @@ func badBehaviours() []badBehaviour {
 }
 
 // badRig is a router that has little patience with bodies, and asks for a token.
-func badRig(t *testing.T, configure ...func(*router.Config)) *rig {
+func badRig(t *testing.T, configure ...func(*settings.Config)) *rig {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "token")
 	if err := os.WriteFile(file, []byte(badClientToken), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	configure = append([]func(*router.Config){func(c *router.Config) { c.Timeouts.Body = 300 * time.Millisecond }}, configure...)
+	configure = append([]func(*settings.Config){func(c *settings.Config) { c.Timeouts.Body = 300 * time.Millisecond }}, configure...)
 	r := startCold(t, routertest.Options{Fleet: "1a:profile=instant", Admin: router.AdminOptions{TokenFile: file}}, configure...)
 	r.eventually("a completion", func() error {
 		a, err := r.try(t.Context(), http.MethodPost, "/v1/completions", []byte(quickBody(0)))
@@ -372,7 +373,7 @@ func TestBadClients(t *testing.T) {
 // answer fits into the buffers of a socket that is not full. Not parallel: it
 // counts goroutines and descriptors of the process.
 func TestClientsThatNeverRead(t *testing.T) {
-	r, p := tappedRig(t, "1a:profile=instant", func(c *router.Config) { c.Timeouts.Write = 300 * time.Millisecond })
+	r, p := tappedRig(t, "1a:profile=instant", func(c *settings.Config) { c.Timeouts.Write = 300 * time.Millisecond })
 	raw := []byte(`{"object":"text_completion","choices":[{"text":"` + strings.Repeat("x", 15<<10) + `"}]}`)
 	p.set(func(_ string, w http.ResponseWriter, q *http.Request, _ []byte) bool {
 		if q.URL.Path != "/v1/completions" {
@@ -421,7 +422,7 @@ func TestBadClientsAtRandom(t *testing.T) {
 	}
 	t.Logf("DYNCTL_BAD_CLIENTS=%d", seed)
 	rng := rand.New(rand.NewPCG(seed, 1))
-	r := badRig(t, func(c *router.Config) {
+	r := badRig(t, func(c *settings.Config) {
 		c.Limits.Inflight, c.Limits.Queue, c.Limits.QueueTimeout = 4, 300, patience
 		c.Limits.BodyBytes, c.Limits.BodyMemory = 1<<20, 8<<20
 	})
@@ -477,7 +478,7 @@ func (r *rig) unharmed() {
 // are told to come again, visibly, until there is room.
 func TestBodyMemory(t *testing.T) {
 	t.Parallel()
-	r, p := tappedRig(t, "1a:profile=instant", func(c *router.Config) {
+	r, p := tappedRig(t, "1a:profile=instant", func(c *settings.Config) {
 		c.Limits.BodyBytes, c.Limits.BodyMemory = 64<<10, 256<<10
 	})
 	reached, release := p.blockEngines()
@@ -558,7 +559,7 @@ func TestBodyMemory(t *testing.T) {
 func TestForeignClientsThatLeave(t *testing.T) {
 	t.Parallel()
 	interpreter := python.With(t, "http.client")
-	r, p := tappedRig(t, "1a:profile=instant", func(c *router.Config) {
+	r, p := tappedRig(t, "1a:profile=instant", func(c *settings.Config) {
 		c.Limits.Inflight, c.Limits.Queue, c.Limits.QueueTimeout = 1, 2, patience
 		c.Timeouts.Body = 300 * time.Millisecond
 	})

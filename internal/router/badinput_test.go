@@ -16,8 +16,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/dynctl/dynctl/internal/router"
 	"github.com/dynctl/dynctl/internal/router/routertest"
+	"github.com/dynctl/dynctl/internal/settings"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
@@ -25,7 +25,7 @@ import (
 // names the fault, and touches no worker.
 func TestBadBodies(t *testing.T) {
 	t.Parallel()
-	r, p := tappedRig(t, "1p1d:profile=instant", func(c *router.Config) { c.Limits.BodyBytes = 1 << 20 })
+	r, p := tappedRig(t, "1p1d:profile=instant", func(c *settings.Config) { c.Limits.BodyBytes = 1 << 20 })
 	deep := strings.Repeat(`{"a":`, 5000) + "1" + strings.Repeat("}", 5000)
 	for _, c := range []struct {
 		name, path, body string
@@ -99,7 +99,7 @@ func members(n int) string {
 // below the limit memory grows by little more than the body.
 func TestLargeBodies(t *testing.T) {
 	t.Parallel()
-	r := start(t, "1a:profile=instant", func(c *router.Config) { c.Limits.BodyBytes = 16 << 20; c.Tokens.Tokenizer = "estimate" })
+	r := start(t, "1a:profile=instant", func(c *settings.Config) { c.Limits.BodyBytes = 16 << 20; c.Tokens.Tokenizer = "estimate" })
 	t.Run("announced", func(t *testing.T) {
 		c := r.dial()
 		fmt.Fprintf(c, "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n", 100<<20)
@@ -168,7 +168,7 @@ func (r *rig) dial() net.Conn {
 // engines, towards the client or in the event log.
 func TestHeaderInjection(t *testing.T) {
 	t.Parallel()
-	r, p := tappedRig(t, "1a:profile=instant", func(c *router.Config) { c.Timeouts.Body = 300 * time.Millisecond })
+	r, p := tappedRig(t, "1a:profile=instant", func(c *settings.Config) { c.Timeouts.Body = 300 * time.Millisecond })
 	body := `{"model":"sim","prompt":"x","max_tokens":1}`
 	raw := func(head string) *http.Response {
 		t.Helper()
@@ -245,7 +245,7 @@ func TestHeaderInjection(t *testing.T) {
 // closes one direction costs a bounded time, and nothing afterwards.
 func TestSlowAndHalfClosedClients(t *testing.T) {
 	t.Parallel()
-	r, p := tappedRig(t, "1a:profile=instant", func(c *router.Config) {
+	r, p := tappedRig(t, "1a:profile=instant", func(c *settings.Config) {
 		c.Timeouts.Body, c.Timeouts.Write = 300*time.Millisecond, 300*time.Millisecond
 	})
 	head := func(n int) string {
@@ -346,7 +346,7 @@ func TestGarbageEngines(t *testing.T) {
 			{Name: "garbage", URL: u, Engine: workers.VLLM, Role: workers.Aggregated, EventsOff: true, Origin: "test"},
 			{Name: "good", URL: other.Sim.Engine(0).Worker().URL, Engine: workers.VLLM, Role: workers.Aggregated, EventsOff: true, Origin: "test"},
 		}
-	}}, func(c *router.Config) {
+	}}, func(c *settings.Config) {
 		c.Routing.AllowHeaders = true
 		c.Timeouts.Response, c.Timeouts.Idle = 300*time.Millisecond, 300*time.Millisecond
 		c.Tokens.Tokenizer = "estimate"

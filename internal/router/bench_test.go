@@ -16,8 +16,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/dynctl/dynctl/internal/router"
 	"github.com/dynctl/dynctl/internal/router/routertest"
+	"github.com/dynctl/dynctl/internal/settings"
 )
 
 // bareEngine answers as fast as it can on plain sockets, so that its own share
@@ -238,9 +238,9 @@ func cpu(b *testing.B) time.Duration {
 }
 
 // benchRouter starts a router in front of bare engines and waits for them.
-func benchRouter(b *testing.B, configure func(*router.Config)) *routertest.Rig {
+func benchRouter(b *testing.B, configure func(*settings.Config)) *routertest.Rig {
 	b.Helper()
-	g, err := routertest.Start(context.Background(), routertest.Options{Configure: func(c *router.Config) {
+	g, err := routertest.Start(context.Background(), routertest.Options{Configure: func(c *settings.Config) {
 		c.Health.Interval, c.Health.Scrape = time.Second, time.Second
 		configure(c)
 	}})
@@ -275,7 +275,7 @@ func benchRouter(b *testing.B, configure func(*router.Config)) *routertest.Rig {
 // of the process: the row "direct" has the client and one engine alone and is
 // to be taken off (twice its engine's half for two legs).
 func BenchmarkRequest(b *testing.B) {
-	plain := func(c *router.Config) { c.Routing.Policy, c.Tokens.Tokenizer = "round_robin", "estimate" }
+	plain := func(c *settings.Config) { c.Routing.Policy, c.Tokens.Tokenizer = "round_robin", "estimate" }
 	for _, kind := range []string{"direct", "pass-through", "kv", "two-legs"} {
 		for _, size := range []int{1 << 10, 32 << 10, 220_000} {
 			b.Run(fmt.Sprintf("%s/%dKB", kind, size/1000), func(b *testing.B) {
@@ -283,11 +283,11 @@ func BenchmarkRequest(b *testing.B) {
 				url := first.url()
 				switch kind {
 				case "pass-through":
-					url = benchRouter(b, func(c *router.Config) { plain(c); c.Worker = []string{first.url(), second.url()} }).URL
+					url = benchRouter(b, func(c *settings.Config) { plain(c); c.Worker = []string{first.url(), second.url()} }).URL
 				case "kv":
-					url = benchRouter(b, func(c *router.Config) { c.Worker = []string{first.url(), second.url()} }).URL
+					url = benchRouter(b, func(c *settings.Config) { c.Worker = []string{first.url(), second.url()} }).URL
 				case "two-legs":
-					url = benchRouter(b, func(c *router.Config) {
+					url = benchRouter(b, func(c *settings.Config) {
 						c.Prefill, c.Decode, c.Routing.PrefillFallback = []string{first.url()}, []string{second.url()}, "error"
 					}).URL
 				}
@@ -297,7 +297,7 @@ func BenchmarkRequest(b *testing.B) {
 	}
 	b.Run("kv-ids/8k-tokens", func(b *testing.B) {
 		first, second := startBare(b), startBare(b)
-		loopRequests(b, benchRouter(b, func(c *router.Config) { c.Worker = []string{first.url(), second.url()} }).URL, idsRequest(8192))
+		loopRequests(b, benchRouter(b, func(c *settings.Config) { c.Worker = []string{first.url(), second.url()} }).URL, idsRequest(8192))
 	})
 }
 
@@ -326,7 +326,7 @@ func BenchmarkChunk(b *testing.B) {
 			e := startBare(b)
 			url := e.url()
 			if kind == "router" {
-				url = benchRouter(b, func(c *router.Config) { c.Worker = []string{e.url()} }).URL
+				url = benchRouter(b, func(c *settings.Config) { c.Worker = []string{e.url()} }).URL
 			}
 			k, raw := dialBench(b, url), chatRequest(1<<10, true)
 			b.ReportAllocs()

@@ -17,9 +17,9 @@ import (
 
 	"github.com/tidwall/gjson"
 
-	"github.com/dynctl/dynctl/internal/router"
 	"github.com/dynctl/dynctl/internal/router/admin"
 	"github.com/dynctl/dynctl/internal/router/routertest"
+	"github.com/dynctl/dynctl/internal/settings"
 	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/sim"
 	"github.com/dynctl/dynctl/internal/workers/sim/fault"
@@ -68,9 +68,9 @@ func TestChaos(t *testing.T) {
 		t.Run(fleet, func(t *testing.T) {
 			t.Parallel()
 			t.Logf("seed %d", seed)
-			r := &chaosRig{rig: start(t, fleet, func(c *router.Config) {
+			r := &chaosRig{rig: start(t, fleet, func(c *settings.Config) {
 				c.Routing.Threshold, c.Routing.AllowHeaders = 128, true
-				c.Retry = router.RetryConfig{Attempts: 8, Budget: 1}
+				c.Retry = settings.Retry{Attempts: 8, Budget: 1}
 				c.Timeouts.Prefill, c.Timeouts.Response, c.Timeouts.Idle = 5*time.Second, 5*time.Second, 5*time.Second
 				// The lease is shorter than an engine hangs.
 				c.Health.Interval, c.Health.Timeout, c.Timeouts.KVLease = 200*time.Millisecond, time.Second, 2*time.Second

@@ -15,6 +15,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/ledger"
 	"github.com/dynctl/dynctl/internal/router/prompt"
 	"github.com/dynctl/dynctl/internal/router/selector"
+	"github.com/dynctl/dynctl/internal/settings"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
@@ -33,8 +34,8 @@ type routing struct {
 	blind bool
 }
 
-func newSettings(c Config, origin map[string]string, revision uint64) (*settings, error) {
-	s := &settings{Config: c, origin: origin, revision: revision}
+func newEffective(c settings.Config, origin map[string]string, revision uint64) (*effective, error) {
+	s := &effective{Config: c, origin: origin, revision: revision}
 	r := &c.Routing
 	var err error
 	if s.proxies, err = c.Proxies(); err != nil {
@@ -61,7 +62,7 @@ func newSettings(c Config, origin map[string]string, revision uint64) (*settings
 }
 
 // blockOf is the block size in which the router names a worker's blocks.
-func (s *settings) blockOf(w *workers.Worker) int {
+func (s *effective) blockOf(w *workers.Worker) int {
 	switch own := s.Tokens.BlockSize; {
 	case own > 0 && (w.BlockSize == 0 || w.BlockSize%own == 0):
 		return own
@@ -88,7 +89,7 @@ type overlaps struct {
 // question is everything that a decision is made from. It is reused from
 // request to request.
 type decision struct {
-	settings *settings
+	settings *effective
 	fleet    *workers.Snapshot
 	model    string
 	lora     string

@@ -16,6 +16,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/kvindex"
 	"github.com/dynctl/dynctl/internal/router/prompt"
 	"github.com/dynctl/dynctl/internal/router/selector"
+	"github.com/dynctl/dynctl/internal/settings"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
@@ -32,7 +33,7 @@ func cpuTime(b *testing.B) time.Duration {
 // benchRouter is a router that runs nothing, with healthy workers.
 func benchRouter(b *testing.B, kind string, ranks int) *Router {
 	b.Helper()
-	c := DefaultConfig()
+	c := settings.Default()
 	for i := range ranks {
 		spec := fmt.Sprintf("http://127.0.0.1:%d,engine=vllm,model=bench,block_size=%d,events=tcp://127.0.0.1:%d", 20000+i, benchBlock, 30000+i)
 		switch {

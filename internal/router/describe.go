@@ -15,6 +15,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/receipt"
 	"github.com/dynctl/dynctl/internal/router/selector"
 	"github.com/dynctl/dynctl/internal/router/state"
+	"github.com/dynctl/dynctl/internal/settings"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
@@ -55,10 +56,10 @@ type AdminOptions struct {
 	// without them.
 	Sim http.Handler
 	// Settings lists the effective configuration; nil for none.
-	Settings func(c *Config) []admin.ConfigValue
+	Settings func(c *settings.Config) []admin.ConfigValue
 	// Patch makes the configuration with some settings changed; nil refuses
 	// changes.
-	Patch func(c Config, settings map[string]any) (Config, error)
+	Patch func(c settings.Config, changes map[string]any) (settings.Config, error)
 	// Stream answers GET /admin/v1/stream with a recording; nil for none.
 	Stream http.Handler
 	// Recorder tells of the recording of this process, nil while there is
@@ -75,7 +76,7 @@ func (r *Router) AdminHandler(o AdminOptions) (http.Handler, error) {
 		BodyTime:  func() time.Duration { return r.settings.Load().Timeouts.Body },
 		WriteTime: func() time.Duration { return r.settings.Load().Timeouts.Write },
 		Config:    func() admin.ConfigView { return r.configView(o.Settings) },
-		Patch:     func(settings map[string]any) error { return r.patch(o.Patch, settings) },
+		Patch:     func(changes map[string]any) error { return r.patch(o.Patch, changes) },
 		Route:     r.dryRun,
 		Drain: func(timeout time.Duration) admin.DrainState { // serve waits
 			r.beginDrain(timeout)
@@ -85,7 +86,7 @@ func (r *Router) AdminHandler(o AdminOptions) (http.Handler, error) {
 	})
 }
 
-func (r *Router) configView(list func(c *Config) []admin.ConfigValue) admin.ConfigView {
+func (r *Router) configView(list func(c *settings.Config) []admin.ConfigValue) admin.ConfigView {
 	s := r.settings.Load()
 	v := admin.ConfigView{Schema: admin.Schema, Revision: s.revision, Settings: []admin.ConfigValue{}}
 	if list != nil {
@@ -98,17 +99,17 @@ func (r *Router) configView(list func(c *Config) []admin.ConfigValue) admin.Conf
 }
 
 // patch changes settings of the configuration.
-func (r *Router) patch(apply func(Config, map[string]any) (Config, error), settings map[string]any) error {
+func (r *Router) patch(apply func(settings.Config, map[string]any) (settings.Config, error), changes map[string]any) error {
 	if apply == nil {
 		return errors.New("this router takes no changes")
 	}
-	return r.Change(func(c Config, origin map[string]string) (Config, map[string]string, error) {
-		c, err := apply(c, settings)
+	return r.Change(func(c settings.Config, origin map[string]string) (settings.Config, map[string]string, error) {
+		c, err := apply(c, changes)
 		origin = maps.Clone(origin)
 		if origin == nil {
 			origin = map[string]string{}
 		}
-		for k := range settings {
+		for k := range changes {
 			origin[k] = "admin API"
 		}
 		return c, origin, err

@@ -24,6 +24,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router"
 	"github.com/dynctl/dynctl/internal/router/admin"
 	"github.com/dynctl/dynctl/internal/router/routertest"
+	"github.com/dynctl/dynctl/internal/settings"
 	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/sim/fault"
 )
@@ -116,7 +117,7 @@ func streamed(t *testing.T, body []byte) string {
 // prefill ends the decode leg at once, and the retry has a new room.
 func TestSGLangPrefillFailureCancelsDecode(t *testing.T) {
 	t.Parallel()
-	r := start(t, "1p1d:profile=instant,engine=sglang,bootstrap_wait=5s", func(c *router.Config) { c.Retry.Attempts = 1; c.Routing.PrefillFallback = "error" })
+	r := start(t, "1p1d:profile=instant,engine=sglang,bootstrap_wait=5s", func(c *settings.Config) { c.Retry.Attempts = 1; c.Routing.PrefillFallback = "error" })
 	if err := r.Sim.Named("prefill-0").SetFaults(fault.Set{ErrorRate: 1}); err != nil {
 		t.Fatal(err)
 	}
@@ -139,7 +140,7 @@ func TestSGLangPrefillFailureCancelsDecode(t *testing.T) {
 // banned or ejected. Only an answer cut by length must have parameters.
 func TestPrefillThatEndsTheAnswer(t *testing.T) {
 	t.Parallel()
-	r := start(t, "1p1d:profile=instant", func(c *router.Config) {
+	r := start(t, "1p1d:profile=instant", func(c *settings.Config) {
 		c.Retry.Attempts = 1
 		c.Routing.PrefillFallback = "error"
 	})
@@ -197,7 +198,7 @@ func TestPrefillThatEndsTheAnswer(t *testing.T) {
 // all the work.
 func TestRoundRobinWithTwoAttempts(t *testing.T) {
 	t.Parallel()
-	r := start(t, "4p2d:profile=instant", func(c *router.Config) {
+	r := start(t, "4p2d:profile=instant", func(c *settings.Config) {
 		c.Routing.Policy, c.Routing.MissingParams = "round_robin", "local"
 	})
 	for i := range 4 {
@@ -223,7 +224,7 @@ func TestRoundRobinWithTwoAttempts(t *testing.T) {
 // load half of them only.
 func TestRoundRobinOfSomeRequests(t *testing.T) {
 	t.Parallel()
-	r := start(t, "2p2d:profile=instant", func(c *router.Config) {
+	r := start(t, "2p2d:profile=instant", func(c *settings.Config) {
 		c.Routing.Policy, c.Routing.Threshold, c.Routing.ThresholdOn = "round_robin", 50, "isl"
 	})
 	n := map[string]int{}
@@ -243,7 +244,7 @@ func TestRoundRobinOfSomeRequests(t *testing.T) {
 // with the workers that are there then, not with those that were.
 func TestRetrySeesTheFleetOfNow(t *testing.T) {
 	t.Parallel()
-	r, p := tappedRig(t, "2a:profile=instant", func(c *router.Config) { c.Routing.Policy, c.Retry.Budget = "round_robin", 1 })
+	r, p := tappedRig(t, "2a:profile=instant", func(c *settings.Config) { c.Routing.Policy, c.Retry.Budget = "round_robin", 1 })
 	more := start(t, "1a:profile=instant")
 	changed := make(chan error, 1)
 	p.set(func(engine string, w http.ResponseWriter, q *http.Request, _ []byte) bool {
@@ -290,7 +291,7 @@ func TestRetrySeesTheFleetOfNow(t *testing.T) {
 // request from a third that is well, and are ejected for it.
 func TestRequestThatBreaksEngines(t *testing.T) {
 	t.Parallel()
-	r, p := tappedRig(t, "4a:profile=instant", func(c *router.Config) {
+	r, p := tappedRig(t, "4a:profile=instant", func(c *settings.Config) {
 		c.Routing.Policy, c.Retry.Attempts, c.Retry.Budget = "round_robin", 8, 1
 	})
 	var sick atomic.Value // engines that fail all requests
@@ -355,7 +356,7 @@ func TestWhatBreaksEngines(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			r := start(t, fmt.Sprintf("%da:profile=instant", engines), func(k *router.Config) {
+			r := start(t, fmt.Sprintf("%da:profile=instant", engines), func(k *settings.Config) {
 				k.Routing.Policy, k.Retry.Attempts, k.Retry.Budget = "round_robin", attempts, 1
 				k.Health.Interval, k.Timeouts.Response = time.Minute, 500*time.Millisecond
 			})
@@ -386,7 +387,7 @@ func TestTroubleThatMoves(t *testing.T) {
 	} {
 		t.Run(c.fleet, func(t *testing.T) {
 			t.Parallel()
-			r, p := tappedRig(t, c.fleet, func(k *router.Config) { k.Routing.Threshold = 1 })
+			r, p := tappedRig(t, c.fleet, func(k *settings.Config) { k.Routing.Threshold = 1 })
 			var mu sync.Mutex
 			var asked []string
 			p.set(func(engine string, w http.ResponseWriter, q *http.Request, _ []byte) bool {
@@ -419,7 +420,7 @@ func TestConnectionClosedAsItIsUsed(t *testing.T) {
 	for _, c := range []struct{ fleet, path string }{{"1a:profile=instant", "local"}, {"1p1d:profile=instant", "remote"}, {"1p1d:profile=instant,engine=sglang", "remote"}} {
 		t.Run(c.fleet, func(t *testing.T) {
 			t.Parallel()
-			r, p := tappedRig(t, c.fleet, func(k *router.Config) { k.Routing.Threshold = 1 })
+			r, p := tappedRig(t, c.fleet, func(k *settings.Config) { k.Routing.Threshold = 1 })
 			var mu sync.Mutex
 			used, now, broken, always := map[string]int{}, 1, 0, false // connections, and the request that was their first
 			p.set(func(_ string, w http.ResponseWriter, q *http.Request, _ []byte) bool {
@@ -469,7 +470,7 @@ func TestConnectionClosedAsItIsUsed(t *testing.T) {
 // each of them was decided from, not only that nobody is left.
 func TestReceiptKeepsEveryAttempt(t *testing.T) {
 	t.Parallel()
-	r := start(t, "2a:profile=instant", func(c *router.Config) {
+	r := start(t, "2a:profile=instant", func(c *settings.Config) {
 		c.Routing.Policy, c.Retry.Attempts, c.Retry.Budget = "round_robin", 8, 1
 	})
 	for i := range 2 {
@@ -503,8 +504,8 @@ func TestReceiptKeepsEveryAttempt(t *testing.T) {
 // workers, under its own names.
 func TestModelsAliasesAndLoRA(t *testing.T) {
 	t.Parallel()
-	r, p := tappedRig(t, "1p1d:profile=instant,model=red+2a:profile=instant,model=blue,loras=navy|sky", func(c *router.Config) {
-		c.Aliases = []router.Alias{{Name: "gpt-x", Model: "red"}}
+	r, p := tappedRig(t, "1p1d:profile=instant,model=red+2a:profile=instant,model=blue,loras=navy|sky", func(c *settings.Config) {
+		c.Aliases = []settings.Alias{{Name: "gpt-x", Model: "red"}}
 	})
 	ask := func(model string) *answer {
 		return r.send(http.MethodPost, "/v1/completions", encode(t, object{"model": model, "prompt": ids(64, 1), "max_tokens": 2}))
@@ -582,7 +583,7 @@ func TestRanksOfOneWorkerHoldTheirOwn(t *testing.T) {
 // and most sessions stay when a worker comes.
 func TestSessionPolicy(t *testing.T) {
 	t.Parallel()
-	r := start(t, "4a:profile=instant", func(c *router.Config) { c.Routing.Policy = "session" })
+	r := start(t, "4a:profile=instant", func(c *settings.Config) { c.Routing.Policy = "session" })
 	home := map[string]string{}
 	for round := range 3 {
 		for i := range 16 {
@@ -617,7 +618,7 @@ func TestSessionPolicy(t *testing.T) {
 // is told to come back.
 func TestBusyThresholds(t *testing.T) {
 	t.Parallel()
-	r, p := tappedRig(t, "2a:profile=instant", func(c *router.Config) { c.Routing.Busy.PrefillTokens = 100; c.Routing.Policy = "round_robin" })
+	r, p := tappedRig(t, "2a:profile=instant", func(c *settings.Config) { c.Routing.Busy.PrefillTokens = 100; c.Routing.Policy = "round_robin" })
 	held := make(chan struct{})
 	p.set(func(_ string, _ http.ResponseWriter, q *http.Request, _ []byte) bool {
 		if q.URL.Path == "/v1/completions" {
@@ -748,7 +749,7 @@ func TestFleetByAdminAPI(t *testing.T) {
 func TestSnapshotAndRestart(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "index.snapshot")
-	r := start(t, "2a:profile=instant,steps=8", func(c *router.Config) { c.Index.Snapshot = path })
+	r := start(t, "2a:profile=instant,steps=8", func(c *settings.Config) { c.Index.Snapshot = path })
 	for i := range 40 {
 		r.complete(ids(300, i))
 	}
@@ -872,7 +873,7 @@ func TestSilentRecomputeIsDetected(t *testing.T) {
 // taken out, visibly, and comes back by a trial.
 func TestPassiveEjection(t *testing.T) {
 	t.Parallel()
-	r := start(t, "2a:profile=instant", func(c *router.Config) { c.Retry.Budget = 1; c.Routing.Policy = "round_robin" })
+	r := start(t, "2a:profile=instant", func(c *settings.Config) { c.Retry.Budget = 1; c.Routing.Policy = "round_robin" })
 	bad := r.Sim.Named("aggregated-0")
 	if err := bad.SetFaults(fault.Set{ErrorRate: 1}); err != nil {
 		t.Fatal(err)
@@ -913,7 +914,7 @@ func TestRetryBeforeTheFirstByte(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			r := start(t, "2p2d:profile=instant", func(c *router.Config) { c.Retry.Budget = 1; c.Routing.Policy = "round_robin" })
+			r := start(t, "2p2d:profile=instant", func(c *settings.Config) { c.Retry.Budget = 1; c.Routing.Policy = "round_robin" })
 			for _, e := range []string{"prefill-1", "decode-0"} {
 				if err := r.Sim.Named(e).SetFaults(set); err != nil {
 					t.Fatal(err)
@@ -940,7 +941,7 @@ func TestTokenizers(t *testing.T) {
 	}
 	t.Run("engine is exact", func(t *testing.T) {
 		t.Parallel()
-		r := start(t, "2a:profile=instant", func(c *router.Config) { c.Tokens.Tokenizer = "engine" })
+		r := start(t, "2a:profile=instant", func(c *settings.Config) { c.Tokens.Tokenizer = "engine" })
 		for i := range 6 {
 			a := r.post("/v1/chat/completions", chat(fmt.Sprint("question ", i)))
 			c := r.receipt(a.header.Get("X-Dynctl-Decision"))
@@ -955,7 +956,7 @@ func TestTokenizers(t *testing.T) {
 	})
 	t.Run("approximate without events", func(t *testing.T) {
 		t.Parallel()
-		r := start(t, "3a:profile=instant,events=off", func(c *router.Config) { c.Tokens.Tokenizer = "estimate" })
+		r := start(t, "3a:profile=instant,events=off", func(c *settings.Config) { c.Tokens.Tokenizer = "estimate" })
 		first := r.post("/v1/chat/completions", chat("first")).header.Get("X-Dynctl-Worker")
 		for i := range 6 {
 			a := r.post("/v1/chat/completions", chat(fmt.Sprint("question ", i)))
@@ -979,7 +980,7 @@ func TestTokenizers(t *testing.T) {
 	t.Run("local that disagrees is not used", func(t *testing.T) {
 		t.Parallel()
 		file := tokenizerFile(t)
-		r := start(t, "1a:profile=instant", func(c *router.Config) { c.Tokens.Tokenizer, c.Tokens.Path = "local", file })
+		r := start(t, "1a:profile=instant", func(c *settings.Config) { c.Tokens.Tokenizer, c.Tokens.Path = "local", file })
 		r.eventually("the self-check", func() error {
 			if len(r.events("tokenizer_checked")) == 0 {
 				return fmt.Errorf("not told")
@@ -1017,7 +1018,7 @@ func tokenizerFile(t *testing.T) string {
 // engine does it, split like a chat, and answer as one engine alone does.
 func TestMessagesAndResponsesGoRemote(t *testing.T) {
 	t.Parallel()
-	r, p := tappedRig(t, "1p1d:profile=instant", func(c *router.Config) { c.Tokens.Tokenizer = "engine" })
+	r, p := tappedRig(t, "1p1d:profile=instant", func(c *settings.Config) { c.Tokens.Tokenizer = "engine" })
 	oracle := start(t, "1a:profile=instant")
 	words := strings.Repeat("a good many words of context ", 30)
 	schema := object{"properties": object{"city": object{"type": "string"}}}
@@ -1107,7 +1108,7 @@ func TestMessagesAndResponsesGoRemote(t *testing.T) {
 // harm are refused, or used and told, as the worker or else the router says.
 func TestTransferCheck(t *testing.T) {
 	t.Parallel()
-	lax := router.DefaultConfig()
+	lax := settings.Default()
 	lax.Routing.TransferCheck = "lax"
 	if err := lax.Validate(); err == nil || !strings.Contains(err.Error(), `routing.transfer_check`) {
 		t.Errorf("a word that says nothing: %v", err)
@@ -1136,7 +1137,7 @@ func TestTransferCheck(t *testing.T) {
 					}
 				}
 				return list
-			}}, func(to *router.Config) {
+			}}, func(to *settings.Config) {
 				if c.config != "" {
 					to.Routing.TransferCheck = c.config
 				}
@@ -1217,7 +1218,7 @@ func TestChatTemplatesThatDiffer(t *testing.T) {
 		writeJSON(w, []byte(`{"count":3,"max_model_len":4096,"tokens":[7,8,9]}`))
 		return true
 	})
-	r := startWith(t, routertest.Options{Fleet: "1p1d:profile=instant", Specs: p.specs(t)}, func(c *router.Config) { c.Tokens.Tokenizer = "estimate" })
+	r := startWith(t, routertest.Options{Fleet: "1p1d:profile=instant", Specs: p.specs(t)}, func(c *settings.Config) { c.Tokens.Tokenizer = "estimate" })
 	if err := routertest.Wait(r.wait(), "the event", func() error {
 		e := r.events("chat_tokens_differ")
 		if len(e) == 1 && strings.Contains(e[0].Text, "prefill-0 (3 tokens) and decode-0 (") {
@@ -1368,7 +1369,7 @@ func TestAdminAuth(t *testing.T) {
 // workers and rank; a wrong choice is told.
 func TestSteeringHeaders(t *testing.T) {
 	t.Parallel()
-	r := start(t, "2p2d:profile=instant,dp=2", func(c *router.Config) { c.Routing.AllowHeaders = true; c.Routing.Threshold = 100 })
+	r := start(t, "2p2d:profile=instant,dp=2", func(c *settings.Config) { c.Routing.AllowHeaders = true; c.Routing.Threshold = 100 })
 	for i, c := range []struct{ path, decode, prefill, rank, wantPath string }{
 		{"remote", "decode-1", "prefill-1", "1", "remote"}, {"local", "decode-0", "", "0", "local"}, {"auto", "decode-0", "prefill-0", "1", "remote"},
 	} {
@@ -1466,7 +1467,7 @@ func TestIdleConnectionsOfEngines(t *testing.T) {
 		for _, secure := range []string{"on", "off"} {
 			t.Run(c.fleet+",tls="+secure, func(t *testing.T) {
 				t.Parallel()
-				r := start(t, c.fleet+",profile=instant,tls="+secure, func(conf *router.Config) { conf.Retry.Attempts = c.attempts })
+				r := start(t, c.fleet+",profile=instant,tls="+secure, func(conf *settings.Config) { conf.Retry.Attempts = c.attempts })
 				for i := range 60 {
 					for _, stream := range []bool{true, false} {
 						a := r.post("/v1/completions", object{"model": "sim", "prompt": ids(20+i, i), "max_tokens": 3, "ignore_eos": true, "stream": stream})
@@ -1488,7 +1489,7 @@ func TestIdleConnectionsOfEngines(t *testing.T) {
 // itself is another outcome.
 func TestHangUpIsCanceled(t *testing.T) {
 	t.Parallel()
-	r := start(t, "1p1d:profile=cpu,osl=100000", func(c *router.Config) { c.Routing.AllowHeaders = true })
+	r := start(t, "1p1d:profile=cpu,osl=100000", func(c *settings.Config) { c.Routing.AllowHeaders = true })
 	legs := func(outcome string) (n float64) {
 		for _, leg := range []string{`leg="decode",outcome="` + outcome + `",worker="decode-0"`, `leg="prefill",outcome="` + outcome + `",worker="prefill-0"`} {
 			n += max(0, r.metric("dynctl_legs_total{"+leg+"}")) // -1 is none

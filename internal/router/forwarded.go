@@ -10,7 +10,7 @@ import (
 )
 
 // trusts reports whether what a peer says of the hops before it is believed.
-func (s *settings) trusts(peer string) bool {
+func (s *effective) trusts(peer string) bool {
 	if len(s.proxies) == 0 {
 		return false
 	}

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/dynctl/dynctl/internal/router"
+	"github.com/dynctl/dynctl/internal/settings"
 )
 
 // TestForwardedHeaders: engines learn of the hops before the router from the
@@ -35,7 +35,7 @@ func TestForwardedHeaders(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			r, p := tappedRig(t, "1p1d:profile=instant", func(k *router.Config) { k.TrustedProxies = c.trusted })
+			r, p := tappedRig(t, "1p1d:profile=instant", func(k *settings.Config) { k.TrustedProxies = c.trusted })
 			r.complete(ids(100, 1), c.header...)
 			legs := p.legs()
 			if len(legs) != 2 {
@@ -58,7 +58,7 @@ func TestForwardedHeaders(t *testing.T) {
 			}
 		})
 	}
-	c := router.DefaultConfig()
+	c := settings.Default()
 	c.TrustedProxies = []string{"10.0.0.0/8", "proxy.example"}
 	if err := c.Validate(); err == nil || !strings.Contains(err.Error(), `trusted_proxies: "proxy.example"`) {
 		t.Errorf("%v", err)

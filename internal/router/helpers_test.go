@@ -20,10 +20,10 @@ import (
 
 	"go.uber.org/goleak"
 
-	"github.com/dynctl/dynctl/internal/router"
 	"github.com/dynctl/dynctl/internal/router/admin"
 	"github.com/dynctl/dynctl/internal/router/receipt"
 	"github.com/dynctl/dynctl/internal/router/routertest"
+	"github.com/dynctl/dynctl/internal/settings"
 	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/sim/engine"
 )
@@ -43,12 +43,12 @@ type rig struct {
 
 // start runs a fleet and a router in front of it, and waits until both are
 // ready. When the test ends, nothing may be left on the ledger.
-func start(t *testing.T, fleet string, configure ...func(*router.Config)) *rig {
+func start(t *testing.T, fleet string, configure ...func(*settings.Config)) *rig {
 	t.Helper()
 	return startWith(t, routertest.Options{Fleet: fleet}, configure...)
 }
 
-func startWith(t *testing.T, o routertest.Options, configure ...func(*router.Config)) *rig {
+func startWith(t *testing.T, o routertest.Options, configure ...func(*settings.Config)) *rig {
 	t.Helper()
 	r := startCold(t, o, configure...)
 	if err := r.Ready(r.wait()); err != nil {
@@ -58,10 +58,10 @@ func startWith(t *testing.T, o routertest.Options, configure ...func(*router.Con
 }
 
 // startCold does not wait.
-func startCold(t *testing.T, o routertest.Options, configure ...func(*router.Config)) *rig {
+func startCold(t *testing.T, o routertest.Options, configure ...func(*settings.Config)) *rig {
 	t.Helper()
 	was := o.Configure
-	o.Configure = func(c *router.Config) {
+	o.Configure = func(c *settings.Config) {
 		if was != nil {
 			was(c)
 		}
@@ -558,7 +558,7 @@ func (r *recorder) Unwrap() http.ResponseWriter { return r.ResponseWriter }
 func (r *recorder) Flush() { _ = http.NewResponseController(r.ResponseWriter).Flush() }
 
 // tappedRig runs a fleet behind taps.
-func tappedRig(t *testing.T, fleet string, configure ...func(*router.Config)) (*rig, *tap) {
+func tappedRig(t *testing.T, fleet string, configure ...func(*settings.Config)) (*rig, *tap) {
 	t.Helper()
 	p := &tap{}
 	return startWith(t, routertest.Options{Fleet: fleet, Specs: p.specs(t)}, configure...), p

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/dynctl/dynctl/internal/router/api"
+	"github.com/dynctl/dynctl/internal/settings"
 )
 
 // A model that nobody serves may be that of a worker which has not told yet,
@@ -26,7 +27,7 @@ func TestModelsMayStillBeTold(t *testing.T) {
 		{"one stays silent", time.Minute, []string{told, silent}, http.StatusNotFound},
 		{"nobody has told", time.Minute, []string{silent}, http.StatusServiceUnavailable},
 	} {
-		config := DefaultConfig()
+		config := settings.Default()
 		config.Worker = c.fleet
 		r, err := New(context.Background(), Options{Config: config})
 		if err != nil {

@@ -18,8 +18,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/tidwall/gjson"
 
-	"github.com/dynctl/dynctl/internal/router"
 	"github.com/dynctl/dynctl/internal/router/routertest"
+	"github.com/dynctl/dynctl/internal/settings"
 	"github.com/dynctl/dynctl/internal/workers/sim/fault"
 )
 
@@ -112,7 +112,7 @@ func TestInvariant02ClientCannotSteerTheTransfer(t *testing.T) {
 	for _, engine := range []string{"vllm", "sglang"} {
 		t.Run(engine, func(t *testing.T) {
 			t.Parallel()
-			r, p := tappedRig(t, "1p1d:profile=instant,engine="+engine, func(c *router.Config) { c.Routing.Threshold = 64 })
+			r, p := tappedRig(t, "1p1d:profile=instant,engine="+engine, func(c *settings.Config) { c.Routing.Threshold = 64 })
 			for _, n := range []int{16, 200} {
 				for _, path := range []string{"/v1/completions", "/v1/chat/completions"} {
 					p.reset()
@@ -159,7 +159,7 @@ func TestInvariant02ClientCannotSteerTheTransfer(t *testing.T) {
 // for what was spliced, and the client the engine's.
 func TestInvariant03BytesInBytesOut(t *testing.T) {
 	t.Parallel()
-	r, p := tappedRig(t, "1p1d:profile=instant", func(c *router.Config) { c.Routing.Threshold = 64 })
+	r, p := tappedRig(t, "1p1d:profile=instant", func(c *settings.Config) { c.Routing.Threshold = 64 })
 	odd := func(prompt string, stream bool) string {
 		return fmt.Sprintf("  {\t\"zeta\" : 12345678901234567890123456789.000e-3,\r\n \"model\":\"sim\", \"seed\": 9007199254740993, "+
 			"\"\\u0061bc\": \"\\ud83d\\ude00 \u00e9\", \"max_tokens\":4 , \"stream\":%v, \"nothing\":null,\"alpha\":[ 1 , {\"b\":-0.0} ], %s, \"ignore_eos\":true, \"last\":1e400}\n", stream, prompt)
@@ -312,10 +312,10 @@ func TestInvariant04FailedPrefillNeverReachesDecodeSilently(t *testing.T) {
 	for _, policy := range []string{"error", "local"} {
 		t.Run(policy, func(t *testing.T) {
 			t.Parallel()
-			r, p := tappedRig(t, "2p1d:profile=instant", func(c *router.Config) {
+			r, p := tappedRig(t, "2p1d:profile=instant", func(c *settings.Config) {
 				c.Routing.PrefillFallback, c.Routing.MissingParams = policy, policy
 				c.Timeouts.Prefill = 700 * time.Millisecond
-				c.Retry = router.RetryConfig{Attempts: 4, Budget: 1}
+				c.Retry = settings.Retry{Attempts: 4, Budget: 1}
 			})
 			oracle := start(t, "1a:profile=instant")
 			var broken atomic.Value // name of the engine, "" for none, "*" for all
@@ -461,7 +461,7 @@ func TestInvariant05ReservationsBalance(t *testing.T) {
 	for _, fleet := range []string{"2p2d:speed=3,osl=60", "2p2d:speed=3,osl=60,engine=sglang,bootstrap_wait=2s"} {
 		t.Run(fleet, func(t *testing.T) {
 			t.Parallel()
-			r := start(t, fleet, func(c *router.Config) { c.Routing.Threshold = 100; c.Timeouts.Drain = time.Second })
+			r := start(t, fleet, func(c *settings.Config) { c.Routing.Threshold = 100; c.Timeouts.Drain = time.Second })
 			var wg sync.WaitGroup
 			body := func(i int) []byte {
 				return encode(t, object{"model": "sim", "prompt": ids(40+i%5*60, i), "max_tokens": 40, "ignore_eos": true, "stream": i%2 == 0})
@@ -653,8 +653,8 @@ func (r *rig) settle() {
 // with a stated answer and a figure.
 func TestInvariant07NothingIsUnbounded(t *testing.T) {
 	t.Parallel()
-	r, p := tappedRig(t, "1a:profile=instant", func(c *router.Config) {
-		c.Limits = router.LimitsConfig{BodyBytes: 64 << 10, BodyMemory: 1 << 20, Inflight: 2, Queue: 3, QueueTimeout: 50 * time.Millisecond}
+	r, p := tappedRig(t, "1a:profile=instant", func(c *settings.Config) {
+		c.Limits = settings.Limits{BodyBytes: 64 << 10, BodyMemory: 1 << 20, Inflight: 2, Queue: 3, QueueTimeout: 50 * time.Millisecond}
 		c.Receipts, c.Events = 16, 32
 	})
 	t.Run("body", func(t *testing.T) {
@@ -670,7 +670,7 @@ func TestInvariant07NothingIsUnbounded(t *testing.T) {
 			t.Errorf("%d decisions of %d kept (%v)", len(l.Decisions), l.Total, err)
 		}
 		for i := range 60 {
-			_ = r.Router.Reload(router.Config{}, nil)
+			_ = r.Router.Reload(settings.Config{}, nil)
 			_ = i
 		}
 		e, err := r.Admin.Events(t.Context(), 0, 10000, 0)
@@ -850,7 +850,7 @@ func TestInvariant08CancelReachesEveryone(t *testing.T) {
 // longer than every timeout as long as it lives.
 func TestInvariant09FirstByteEarlyAndLiveStreamsAreNotCut(t *testing.T) {
 	t.Parallel()
-	r, p := tappedRig(t, "1a:profile=instant", func(c *router.Config) {
+	r, p := tappedRig(t, "1a:profile=instant", func(c *settings.Config) {
 		c.Timeouts.Prefill, c.Timeouts.Response, c.Timeouts.Idle, c.Timeouts.Write = 200*time.Millisecond, 200*time.Millisecond, 400*time.Millisecond, 200*time.Millisecond
 		c.Timeouts.Body = 200 * time.Millisecond
 	})
@@ -935,18 +935,20 @@ func TestInvariant09FirstByteEarlyAndLiveStreamsAreNotCut(t *testing.T) {
 // (TestSIGHUPReloads in cmd/dynctl).
 func TestInvariant10ConfigChangesAreAtomic(t *testing.T) {
 	t.Parallel()
-	r := start(t, "1p1d:profile=instant", func(c *router.Config) { c.Routing.Threshold = 1000; c.Routing.ThresholdOn = "isl" })
+	r := start(t, "1p1d:profile=instant", func(c *settings.Config) { c.Routing.Threshold = 1000; c.Routing.ThresholdOn = "isl" })
 	old := r.Config
-	for name, breakIt := range map[string]func(c *router.Config){
-		"policy":   func(c *router.Config) { c.Routing.Policy = "magic" },
-		"worker":   func(c *router.Config) { c.Worker = []string{"http://127.0.0.1:1,engin=vllm"} },
-		"fixed":    func(c *router.Config) { c.Listen = "127.0.0.1:1" },
-		"registry": func(c *router.Config) { c.Routing.DecoderRegistry = "{" },
-		"alias":    func(c *router.Config) { c.Aliases = []router.Alias{{Name: "a", Model: "a"}, {Name: "a", Model: "b"}} },
-		"two fault": func(c *router.Config) {
+	for name, breakIt := range map[string]func(c *settings.Config){
+		"policy":   func(c *settings.Config) { c.Routing.Policy = "magic" },
+		"worker":   func(c *settings.Config) { c.Worker = []string{"http://127.0.0.1:1,engin=vllm"} },
+		"fixed":    func(c *settings.Config) { c.Listen = "127.0.0.1:1" },
+		"registry": func(c *settings.Config) { c.Routing.DecoderRegistry = "{" },
+		"alias": func(c *settings.Config) {
+			c.Aliases = []settings.Alias{{Name: "a", Model: "a"}, {Name: "a", Model: "b"}}
+		},
+		"two fault": func(c *settings.Config) {
 			c.Retry.Attempts = 0
 			c.Routing.Threshold = 5
-			c.Aliases = []router.Alias{{Name: "q", Model: "sim"}}
+			c.Aliases = []settings.Alias{{Name: "q", Model: "sim"}}
 		},
 	} {
 		c := old
@@ -1040,7 +1042,7 @@ func TestInvariant11SameDecisionTwice(t *testing.T) {
 		t.Run(policy, func(t *testing.T) {
 			t.Parallel()
 			run := func() (steps []step) {
-				r := start(t, "2p2d:profile=instant,kv_blocks=256", func(c *router.Config) {
+				r := start(t, "2p2d:profile=instant,kv_blocks=256", func(c *settings.Config) {
 					c.Routing.Policy, c.Routing.Seed, c.Routing.Threshold = policy, 4711, 100
 				})
 				for i := range 24 {

@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/dynctl/dynctl/internal/router"
+	"github.com/dynctl/dynctl/internal/settings"
 	"github.com/dynctl/dynctl/internal/workers/sim/fault"
 )
 
@@ -19,7 +19,7 @@ import (
 // these have put there. No client may get an answer made of that.
 func TestHangBeyondTheLease(t *testing.T) {
 	const lease = time.Second
-	r := start(t, "1p2d:profile=instant,kv_blocks=64,lease=1s", func(c *router.Config) {
+	r := start(t, "1p2d:profile=instant,kv_blocks=64,lease=1s", func(c *settings.Config) {
 		c.Routing.Threshold, c.Routing.AllowHeaders, c.Routing.Policy = 1, true, "round_robin"
 		c.Timeouts.KVLease, c.Health.Interval = lease, 100*time.Millisecond
 	})
@@ -77,7 +77,7 @@ func TestHangBeyondTheLease(t *testing.T) {
 
 // TestSlowWithinTheLease: an engine that answers its probes is waited for.
 func TestSlowWithinTheLease(t *testing.T) {
-	r := start(t, "1p1d:profile=instant,kv_blocks=64", func(c *router.Config) {
+	r := start(t, "1p1d:profile=instant,kv_blocks=64", func(c *settings.Config) {
 		c.Routing.Threshold = 1
 		c.Timeouts.KVLease, c.Health.Interval = time.Second, 50*time.Millisecond
 	})

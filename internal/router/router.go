@@ -40,6 +40,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/traffic"
 	"github.com/dynctl/dynctl/internal/router/upstream"
 	"github.com/dynctl/dynctl/internal/router/watch"
+	"github.com/dynctl/dynctl/internal/settings"
 	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/discovery"
 	"github.com/dynctl/dynctl/internal/workers/health"
@@ -48,7 +49,7 @@ import (
 // Options make a Router.
 type Options struct {
 	// Config is validated by New.
-	Config Config
+	Config settings.Config
 	// Origin tells where each key of the config came from; may be nil.
 	Origin map[string]string
 	// Sim are the simulated engines that run in this process; may be nil.
@@ -63,7 +64,7 @@ type Options struct {
 	Observer Observer
 	// Reloaded is told of every new configuration that is in force, before the
 	// event; may be nil.
-	Reloaded func(old, now *Config)
+	Reloaded func(old, now *settings.Config)
 }
 
 // Observer is told what a recording needs. Its functions may be nil; they are
@@ -98,7 +99,7 @@ type Router struct {
 	log      *slog.Logger
 	opts     Options
 	started  time.Time
-	settings atomic.Pointer[settings]
+	settings atomic.Pointer[effective]
 	reloadMu sync.Mutex
 
 	registry       *workers.Registry
@@ -133,9 +134,9 @@ type Router struct {
 	rng      *drawer
 }
 
-// settings is a config with what is derived from it; a reload swaps it whole.
-type settings struct {
-	Config
+// effective is a config with what is derived from it; a reload swaps it whole.
+type effective struct {
+	settings.Config
 	revision uint64
 	origin   map[string]string
 	routing  routing
@@ -151,7 +152,7 @@ func New(ctx context.Context, o Options) (*Router, error) {
 		return nil, err
 	}
 	r := &Router{log: o.Logger, opts: o, started: time.Now(), drain: make(chan struct{})}
-	s, err := newSettings(o.Config, o.Origin, 1)
+	s, err := newEffective(o.Config, o.Origin, 1)
 	if err != nil {
 		return nil, err
 	}
@@ -207,7 +208,7 @@ func New(ctx context.Context, o Options) (*Router, error) {
 }
 
 // flagSpecs reads the worker specs of the config.
-func flagSpecs(c *Config) ([]workers.Spec, error) {
+func flagSpecs(c *settings.Config) ([]workers.Spec, error) {
 	var specs []workers.Spec
 	var errs []error
 	add := func(role workers.Role, flag string, texts []string) {
@@ -301,7 +302,7 @@ func (r *Router) Draining() <-chan struct{} { return r.drain }
 // Reload replaces the configuration. Addresses and sizes that are fixed at the
 // start may not change; everything else takes effect at once, or the old
 // configuration stays in force and the error says why.
-func (r *Router) Reload(c Config, origin map[string]string) error {
+func (r *Router) Reload(c settings.Config, origin map[string]string) error {
 	r.reloadMu.Lock()
 	defer r.reloadMu.Unlock()
 	return r.replace(c, origin)
@@ -310,7 +311,7 @@ func (r *Router) Reload(c Config, origin map[string]string) error {
 // Change replaces the configuration by what change makes of the one in force
 // and its origins, which it must not write to. No other change comes between.
 // An error of change is returned as it is, and nothing has happened then.
-func (r *Router) Change(change func(Config, map[string]string) (Config, map[string]string, error)) error {
+func (r *Router) Change(change func(settings.Config, map[string]string) (settings.Config, map[string]string, error)) error {
 	r.reloadMu.Lock()
 	defer r.reloadMu.Unlock()
 	s := r.settings.Load()
@@ -322,7 +323,7 @@ func (r *Router) Change(change func(Config, map[string]string) (Config, map[stri
 }
 
 // replace is Reload. The caller holds reloadMu.
-func (r *Router) replace(c Config, origin map[string]string) error {
+func (r *Router) replace(c settings.Config, origin map[string]string) error {
 	old := r.settings.Load()
 	err := r.reload(c, origin)
 	if err != nil {
@@ -338,7 +339,7 @@ func (r *Router) replace(c Config, origin map[string]string) error {
 	return nil
 }
 
-func (r *Router) reload(c Config, origin map[string]string) error {
+func (r *Router) reload(c settings.Config, origin map[string]string) error {
 	if err := c.Validate(); err != nil {
 		return err
 	}
@@ -347,7 +348,7 @@ func (r *Router) reload(c Config, origin map[string]string) error {
 	if err := errors.Join(c.CanFollow(&old.Config), err); err != nil {
 		return err
 	}
-	s, err := newSettings(c, origin, old.revision+1)
+	s, err := newEffective(c, origin, old.revision+1)
 	if err != nil {
 		return err
 	}
@@ -363,7 +364,7 @@ func (r *Router) reload(c Config, origin map[string]string) error {
 	return nil
 }
 
-func (r *Router) applyAliases(c *Config) error {
+func (r *Router) applyAliases(c *settings.Config) error {
 	aliases := make(map[string]string, len(c.Aliases))
 	for _, a := range c.Aliases {
 		aliases[a.Name] = a.Model
@@ -371,11 +372,11 @@ func (r *Router) applyAliases(c *Config) error {
 	return r.registry.SetAliases(aliases)
 }
 
-func roleLabels(c *Config) workers.RoleLabels {
+func roleLabels(c *settings.Config) workers.RoleLabels {
 	return workers.RoleLabels{Prefill: c.Routing.PrefillLabels, Decode: c.Routing.DecodeLabels}
 }
 
-func gateLimits(c *Config) admission.Limits {
+func gateLimits(c *settings.Config) admission.Limits {
 	return admission.Limits{Inflight: c.Limits.Inflight, Queue: c.Limits.Queue, Timeout: c.Limits.QueueTimeout}
 }
 

@@ -13,12 +13,13 @@ import (
 	"github.com/dynctl/dynctl/internal/router/follower"
 	"github.com/dynctl/dynctl/internal/router/kvfeed"
 	"github.com/dynctl/dynctl/internal/router/upstream"
+	"github.com/dynctl/dynctl/internal/settings"
 	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/health"
 )
 
 // buildClients makes everything that talks to workers.
-func (r *Router) buildClients(c *Config) error {
+func (r *Router) buildClients(c *settings.Config) error {
 	r.requests, r.cancelRequests = context.WithCancel(context.Background())
 	r.client = upstream.New(upstream.Options{DialTimeout: c.Timeouts.Dial, TLS: r.opts.EngineTLS})
 	r.monitor = health.NewMonitor(r.registry, health.Options{Interval: c.Health.Interval, Timeout: c.Health.Timeout, Scrape: c.Health.Scrape, TLS: r.opts.EngineTLS}, r.workerEvent)

@@ -15,15 +15,15 @@ import (
 
 	"github.com/dynctl/dynctl/internal/bench/doctor"
 	"github.com/dynctl/dynctl/internal/bench/fleet"
-	"github.com/dynctl/dynctl/internal/router"
 	"github.com/dynctl/dynctl/internal/router/routertest"
+	"github.com/dynctl/dynctl/internal/settings"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
 func examine(t *testing.T, o routertest.Options, passive bool) *doctor.Report {
 	t.Helper()
 	configure := o.Configure
-	o.Configure = func(c *router.Config) {
+	o.Configure = func(c *settings.Config) {
 		c.Routing.AllowHeaders, c.Tokens.Tokenizer = true, "engine"
 		if configure != nil {
 			configure(c)
@@ -127,7 +127,7 @@ func TestUnreachableEngine(t *testing.T) {
 // whichever the router chooses, and what was left out is named.
 func TestTwoWorkersAreProbed(t *testing.T) {
 	for _, steer := range []bool{true, false} {
-		r := examine(t, routertest.Options{Fleet: "2a:profile=instant", Configure: func(c *router.Config) { c.Routing.AllowHeaders = steer }}, false)
+		r := examine(t, routertest.Options{Fleet: "2a:profile=instant", Configure: func(c *settings.Config) { c.Routing.AllowHeaders = steer }}, false)
 		got := states(r, "cache probe")
 		probed, skipped := len(got[doctor.OK]), len(got[doctor.Skip])
 		if steer && (probed != 2 || skipped != 0) || probed == 0 || probed+skipped != 2 || len(got) > 2 {
@@ -142,7 +142,7 @@ func TestPrefillWithoutConnector(t *testing.T) {
 	for _, policy := range []string{"error", "local"} {
 		r := examine(t, routertest.Options{
 			Fleet:     "1p:connector=none,profile=instant+1d:profile=instant",
-			Configure: func(c *router.Config) { c.Routing.MissingParams = policy },
+			Configure: func(c *settings.Config) { c.Routing.MissingParams = policy },
 			Specs: func(s []workers.Spec) []workers.Spec {
 				for i := range s {
 					s[i].Connector = workers.ConnectorNIXL

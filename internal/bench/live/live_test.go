@@ -15,9 +15,9 @@ import (
 	"github.com/dynctl/dynctl/internal/bench/live"
 	"github.com/dynctl/dynctl/internal/bench/loadgen"
 	"github.com/dynctl/dynctl/internal/bench/plan"
-	"github.com/dynctl/dynctl/internal/router"
 	"github.com/dynctl/dynctl/internal/router/admin"
 	"github.com/dynctl/dynctl/internal/router/routertest"
+	"github.com/dynctl/dynctl/internal/settings"
 	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/sim/fault"
 	"github.com/dynctl/dynctl/internal/workers/sim/timing"
@@ -26,7 +26,7 @@ import (
 // stand is a router with simulated engines and a bench in front of it.
 func stand(t *testing.T, o routertest.Options, headers bool) (*routertest.Rig, *live.Bench) {
 	t.Helper()
-	o.Configure = func(c *router.Config) {
+	o.Configure = func(c *settings.Config) {
 		c.Routing.AllowHeaders = headers
 		c.Routing.PrefillFallback = "error"
 	}

@@ -11,9 +11,9 @@ import (
 	"sync"
 	"time"
 
-	"github.com/dynctl/dynctl/internal/router"
 	"github.com/dynctl/dynctl/internal/router/admin"
 	"github.com/dynctl/dynctl/internal/router/routertest"
+	"github.com/dynctl/dynctl/internal/settings"
 	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/sim"
 )
@@ -691,12 +691,12 @@ func (c *chaos) specs(without ...string) func([]workers.Spec) []workers.Spec {
 
 // retries of the soak are generous: what is tested is that a request gets
 // through when it can.
-func configure(o *Options) func(*router.Config) {
-	return func(c *router.Config) {
+func configure(o *Options) func(*settings.Config) {
+	return func(c *settings.Config) {
 		c.Health.Interval, c.Health.Scrape, c.Health.Timeout = 300*time.Millisecond, 500*time.Millisecond, o.Timeout/3
 		c.Index.Snapshot = filepath.Join(o.Dir, "index.snapshot")
 		c.Routing.AllowHeaders = true
-		c.Retry = router.RetryConfig{Attempts: 6, Budget: 1}
+		c.Retry = settings.Retry{Attempts: 6, Budget: 1}
 		// Fewer than there are clients, so that some queue, and leave the queue.
 		c.Limits.Inflight, c.Limits.Queue, c.Limits.QueueTimeout = max(2, o.Clients*3/4), 1000, patience
 		c.Timeouts.Body = o.Timeout

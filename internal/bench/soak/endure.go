@@ -20,9 +20,9 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/dynctl/dynctl/internal/router"
 	"github.com/dynctl/dynctl/internal/router/admin"
 	"github.com/dynctl/dynctl/internal/router/routertest"
+	"github.com/dynctl/dynctl/internal/settings"
 	"github.com/dynctl/dynctl/internal/workers/sim"
 )
 
@@ -495,7 +495,7 @@ func (s *soak) visit(ctx context.Context, tokens, times int) error {
 const checkTimeout = 2 * time.Minute
 
 // patient is the configuration of a check.
-func (s *soak) patient() router.Config {
+func (s *soak) patient() settings.Config {
 	c := s.rig.Config
 	c.Timeouts.Prefill, c.Timeouts.Response, c.Timeouts.Idle = checkTimeout, checkTimeout, checkTimeout
 	return c

@@ -19,6 +19,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router"
 	"github.com/dynctl/dynctl/internal/router/admin"
 	"github.com/dynctl/dynctl/internal/router/quicksock"
+	"github.com/dynctl/dynctl/internal/settings"
 	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/sim"
 )
@@ -31,7 +32,7 @@ type Options struct {
 	Specs func([]workers.Spec) []workers.Spec
 	// Configure changes the configuration, which is the default one with fast
 	// probes; nil leaves it.
-	Configure func(*router.Config)
+	Configure func(*settings.Config)
 	// Admin is passed on to the admin API.
 	Admin    router.AdminOptions
 	Observer router.Observer
@@ -52,7 +53,7 @@ type Rig struct {
 	// Client sends requests to the data plane.
 	Client *http.Client
 	// Config is what the router was started with.
-	Config router.Config
+	Config settings.Config
 
 	o          Options
 	stopRun    context.CancelFunc
@@ -63,8 +64,8 @@ type Rig struct {
 
 // FastConfig is the default configuration with probes that are fast enough to
 // wait for.
-func FastConfig() router.Config {
-	c := router.DefaultConfig()
+func FastConfig() settings.Config {
+	c := settings.Default()
 	c.Listen, c.AdminListen = "127.0.0.1:0", "127.0.0.1:0"
 	c.Health.Interval, c.Health.Scrape = 50*time.Millisecond, 50*time.Millisecond
 	c.Routing.Seed = 1
