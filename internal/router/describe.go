@@ -19,31 +19,40 @@ import (
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
-// describe sets up what the router's state is read from.
-func (r *Router) describe() {
-	*r.state = state.State{
-		Version: r.opts.Version, Started: r.started, Registry: r.registry, Index: r.index, Guesses: r.guesses, Feeds: r.feeds,
-		Ledger: r.ledger, Gate: r.gate, Bodies: r.bodies, Traffic: &r.traffic, Counts: r.fleet.Counts, Drain: r.drainState,
-		BlockOf: func(w *workers.Worker) int { return r.settings.Load().blockOf(w) },
-		Settings: func() state.Settings {
-			s := r.settings.Load()
-			return state.Settings{
-				Revision: s.revision, Policy: s.Routing.Policy, Prefill: string(s.routing.prefill), Decode: string(s.routing.decode),
-				Threshold: s.Routing.Threshold, ThresholdOn: s.Routing.ThresholdOn, PrefillFallback: s.Routing.PrefillFallback, Tokenizer: s.Tokens.Tokenizer,
-			}
-		},
-		TokenizerRests: r.tokens.AtRest,
-		Troubles: func() []string {
-			out := r.tokens.Troubles()
-			for _, label := range r.compute.Alarms() {
-				out = append(out, label+" computes remotely prefilled prompts again")
-			}
-			if r.bodies.Full() {
-				out = append(out, "requests are refused because the memory for bodies is used up (limits.body_memory)")
-			}
-			return out
-		},
+// facts are a router as its state asks for it.
+type facts struct{ *Router }
+
+func (r facts) Settings() state.Settings {
+	s := r.settings.Load()
+	return state.Settings{
+		Revision: s.revision, Policy: s.Routing.Policy, Prefill: string(s.routing.prefill), Decode: string(s.routing.decode),
+		Threshold: s.Routing.Threshold, ThresholdOn: s.Routing.ThresholdOn, PrefillFallback: s.Routing.PrefillFallback, Tokenizer: s.Tokens.Tokenizer,
 	}
+}
+
+func (r facts) BlockOf(w *workers.Worker) int { return r.settings.Load().blockOf(w) }
+
+func (r facts) Counts(k *workers.Rank) (requests, failures uint64) { return r.fleet.Counts(k) }
+
+func (r facts) Troubles() []string {
+	out := r.tokens.Troubles()
+	for _, label := range r.compute.Alarms() {
+		out = append(out, label+" computes remotely prefilled prompts again")
+	}
+	if r.bodies.Full() {
+		out = append(out, "requests are refused because the memory for bodies is used up (limits.body_memory)")
+	}
+	return out
+}
+
+func (r facts) TokenizerRests(worker string) bool { return r.tokens.AtRest(worker) }
+
+func (r facts) Drain() *admin.DrainState {
+	p := r.draining.Load()
+	if p == nil {
+		return nil
+	}
+	return &admin.DrainState{Since: p.since, Until: p.until, Inflight: r.gate.Present()}
 }
 
 // AdminOptions set up the admin API.
@@ -80,7 +89,7 @@ func (r *Router) AdminHandler(o AdminOptions) (http.Handler, error) {
 		Route:     r.dryRun,
 		Drain: func(timeout time.Duration) admin.DrainState { // serve waits
 			r.beginDrain(timeout)
-			return *r.drainState()
+			return *facts{r}.Drain()
 		},
 		Draining: r.drain,
 	})

@@ -24,7 +24,6 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/dynctl/dynctl/internal/router/admin"
 	"github.com/dynctl/dynctl/internal/router/admission"
 	"github.com/dynctl/dynctl/internal/router/approx"
 	"github.com/dynctl/dynctl/internal/router/disagg"
@@ -157,9 +156,8 @@ func New(ctx context.Context, o Options) (*Router, error) {
 		return nil, err
 	}
 	r.settings.Store(s)
-	r.state = &state.State{} // filled by describe
 	r.rng = newDrawer(o.Config.Routing.Seed)
-	r.metrics = telemetry.New(o.Version, o.Revision, r.state)
+	r.metrics = telemetry.New(o.Version, o.Revision)
 	r.events = eventlog.New(o.Config.Events, nil, func(e eventlog.Event) {
 		r.metrics.Event(e.Kind, string(e.Severity))
 		r.logEvent(e)
@@ -188,7 +186,11 @@ func New(ctx context.Context, o Options) (*Router, error) {
 	}); err != nil {
 		return nil, err
 	}
-	r.describe()
+	r.state = &state.State{
+		Router: facts{r}, Version: o.Version, Started: r.started, Registry: r.registry, Index: r.index, Guesses: r.guesses,
+		Feeds: r.feeds, Ledger: r.ledger, Gate: r.gate, Bodies: r.bodies, Traffic: &r.traffic,
+	}
+	r.metrics.Collect(r.state)
 	specs, err := flagSpecs(&o.Config)
 	if err != nil {
 		return nil, err
@@ -271,15 +273,6 @@ func (r *Router) beginDrain(timeout time.Duration) *drainPlan {
 		close(r.drain)
 	}
 	return r.draining.Load()
-}
-
-// drainState describes the drain; nil unless one has begun.
-func (r *Router) drainState() *admin.DrainState {
-	p := r.draining.Load()
-	if p == nil {
-		return nil
-	}
-	return &admin.DrainState{Since: p.since, Until: p.until, Inflight: r.gate.Present()}
 }
 
 // Drain takes no new requests and waits until the running ones have ended, the

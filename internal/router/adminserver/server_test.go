@@ -27,6 +27,16 @@ import (
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
+// odd is a router that has nothing to tell but that something is odd.
+type odd struct{}
+
+func (odd) Settings() state.Settings              { return state.Settings{Revision: 7, Policy: "kv"} }
+func (odd) BlockOf(*workers.Worker) int           { return 16 }
+func (odd) Counts(*workers.Rank) (uint64, uint64) { return 0, 0 }
+func (odd) Troubles() []string                    { return []string{"something is odd"} }
+func (odd) TokenizerRests(string) bool            { return false }
+func (odd) Drain() *admin.DrainState              { return nil }
+
 // stand is the API of a router that does nothing.
 func stand(t testing.TB) Options {
 	t.Helper()
@@ -41,15 +51,11 @@ func stand(t testing.TB) Options {
 		t.Fatal(err)
 	}
 	registry := workers.NewRegistry(func(workers.Event) {})
-	none := func(*workers.Rank) (uint64, uint64) { return 0, 0 }
 	return Options{
 		Name: "here:1", Registry: registry, Receipts: receipt.NewRing(receipt.Options{Capacity: 16}), Events: eventlog.New(16, nil, nil), Index: index,
 		State: &state.State{
-			Version: "v1", Registry: registry, Index: index, Guesses: guesses, Feeds: feeds, Ledger: ledger.New(), Gate: admission.New(admission.Limits{}), Bodies: admission.NewMemory(1<<20, nil),
-			Traffic: &traffic.Traffic{}, Settings: func() state.Settings { return state.Settings{Revision: 7, Policy: "kv"} },
-			BlockOf: func(*workers.Worker) int { return 16 }, Counts: none,
-			Troubles: func() []string { return []string{"something is odd"} }, Drain: func() *admin.DrainState { return nil },
-			TokenizerRests: func(string) bool { return false },
+			Router: odd{}, Version: "v1", Registry: registry, Index: index, Guesses: guesses, Feeds: feeds, Ledger: ledger.New(), Gate: admission.New(admission.Limits{}), Bodies: admission.NewMemory(1<<20, nil),
+			Traffic: &traffic.Traffic{},
 		},
 		Metrics: http.NotFoundHandler(), Probe: func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) },
 		Hosts:    func() []string { return []string{"router.test"} },

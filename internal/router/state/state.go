@@ -30,8 +30,26 @@ type Settings struct {
 	Tokenizer                    string
 }
 
+// Router tells of itself what no stage keeps.
+type Router interface {
+	// Settings are those in force.
+	Settings() Settings
+	// BlockOf is the block size in tokens in which a worker's blocks are named.
+	BlockOf(*workers.Worker) int
+	// Counts are the requests that were sent to a rank, and those that failed.
+	Counts(*workers.Rank) (requests, failures uint64)
+	// Troubles are further reasons not to be ready.
+	Troubles() []string
+	// TokenizerRests tells whether a worker is not asked for tokens, because it
+	// failed to tell them of late.
+	TokenizerRests(worker string) bool
+	// Drain is nil unless the router drains and takes no more requests.
+	Drain() *admin.DrainState
+}
+
 // State is what a router's state is read from; nothing may be missing.
 type State struct {
+	Router
 	Version  string
 	Started  time.Time
 	Registry *workers.Registry
@@ -42,19 +60,6 @@ type State struct {
 	Gate     *admission.Gate
 	Bodies   *admission.Memory
 	Traffic  *traffic.Traffic
-	// Settings are those in force.
-	Settings func() Settings
-	// BlockOf is the block size in tokens in which a worker's blocks are named.
-	BlockOf func(*workers.Worker) int
-	// Counts are the requests that were sent to a rank, and those that failed.
-	Counts func(*workers.Rank) (requests, failures uint64)
-	// Troubles are further reasons not to be ready.
-	Troubles func() []string
-	// TokenizerRests tells whether a worker is not asked for tokens, because it
-	// failed to tell them of late.
-	TokenizerRests func(worker string) bool
-	// Drain is nil unless the router drains and takes no more requests.
-	Drain func() *admin.DrainState
 }
 
 // Status is the router at one glance.

@@ -21,7 +21,7 @@ const maxLabelValues = 256
 
 // Metrics holds the router's counters and histograms. All names begin with
 // "dynctl_". Gauges that can be read from the router's state are collected at
-// scrape time by the collectors passed to New.
+// scrape time by what Collect was given.
 type Metrics struct {
 	registry *prometheus.Registry
 
@@ -86,8 +86,8 @@ var (
 )
 
 // New makes the metrics with a registry of their own. The build info is that
-// of this binary; extra collectors add the gauges of the router's state.
-func New(version, revision string, extra ...prometheus.Collector) *Metrics {
+// of this binary.
+func New(version, revision string) *Metrics {
 	reg := prometheus.NewRegistry()
 	var ofWorkers []*prometheus.MetricVec
 	keep := func(v *prometheus.MetricVec, labels []string) {
@@ -141,9 +141,11 @@ func New(version, revision string, extra ...prometheus.Collector) *Metrics {
 	info := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "dynctl_build_info", Help: "The version that runs; the value is 1."}, []string{"version", "revision", "go"})
 	info.WithLabelValues(version, revision, runtime.Version()).Set(1)
 	reg.MustRegister(info, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	reg.MustRegister(extra...)
 	return m
 }
+
+// Collect adds the gauges of a collector to the page.
+func (m *Metrics) Collect(c prometheus.Collector) { m.registry.MustRegister(c) }
 
 // Handler serves the metrics page.
 func (m *Metrics) Handler() http.Handler {
