@@ -105,7 +105,7 @@ func TestDocumentNames(t *testing.T) {
 	}
 
 	compare("admin request", find(section("Admin API"), "`((?:GET|POST|DELETE) /admin/v1/[^`]+)`"),
-		find(source(t, "adminserver/server.go"), `"((?:GET|POST|DELETE) /admin/v1/[^"]+)"`))
+		find(source(t, "adminserver")+source(t, "."), `"((?:GET|POST|DELETE) /admin/v1/[^"]+)"`))
 
 	var kinds []string
 	for _, dir := range []string{".", "adminserver", "follower", "kvfeed", "prompt", "watch", "../workers", "../workers/health", "../workers/discovery"} {

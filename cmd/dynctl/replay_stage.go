@@ -4,14 +4,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/http"
-	"time"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/dynctl/dynctl/internal/bench/replay"
+	"github.com/dynctl/dynctl/internal/router"
+	"github.com/dynctl/dynctl/internal/router/adminserver"
 )
 
 // show serves a trace as the admin API of the router that was recorded, and
@@ -43,7 +45,9 @@ func (f *replayFlags) show(cmd *cobra.Command, files *traceFiles) (err error) {
 	if err != nil {
 		return err
 	}
-	server := &http.Server{Handler: stage.Handler(), ReadHeaderTimeout: 10 * time.Second}
+	bounds := router.DefaultConfig().Timeouts
+	handler := stage.Handler(adminserver.Access{Terms: func() adminserver.Terms { return adminserver.Terms{Body: bounds.Body, Write: bounds.Write} }})
+	server := router.NewServer(handler, slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug))
 	ctx, stop := context.WithCancel(cmd.Context())
 	defer stop()
 	g, ctx := errgroup.WithContext(ctx)

@@ -2,20 +2,17 @@ package router
 
 import (
 	"context"
-	"errors"
-	"maps"
+	"encoding/json"
 	"net/http"
 	"time"
 
 	"github.com/dynctl/dynctl/internal/router/admin"
-	"github.com/dynctl/dynctl/internal/router/adminserver"
 	"github.com/dynctl/dynctl/internal/router/api"
 	"github.com/dynctl/dynctl/internal/router/disagg"
 	"github.com/dynctl/dynctl/internal/router/kvindex"
 	"github.com/dynctl/dynctl/internal/router/receipt"
 	"github.com/dynctl/dynctl/internal/router/selector"
 	"github.com/dynctl/dynctl/internal/router/state"
-	"github.com/dynctl/dynctl/internal/settings"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
@@ -55,78 +52,22 @@ func (r facts) Drain() *admin.DrainState {
 	return &admin.DrainState{Since: p.since, Until: p.until, Inflight: r.gate.Present()}
 }
 
-// AdminOptions set up the admin API.
-type AdminOptions struct {
-	// TokenFile holds the bearer token; empty asks for none.
-	TokenFile string
-	// Name of this replica in status; the data plane's address.
-	Name string
-	// Sim controls the simulated engines of this process, under /sim/v1/; nil
-	// without them.
-	Sim http.Handler
-	// Settings lists the effective configuration; nil for none.
-	Settings func(c *settings.Config) []admin.ConfigValue
-	// Patch makes the configuration with some settings changed; nil refuses
-	// changes.
-	Patch func(c settings.Config, changes map[string]any) (settings.Config, error)
-	// Stream answers GET /admin/v1/stream with a recording; nil for none.
-	Stream http.Handler
-	// Recorder tells of the recording of this process, nil while there is
-	// none; may be nil itself.
-	Recorder func() *admin.Recorder
-}
-
-// AdminHandler is the admin API, the metrics page and the probes.
-func (r *Router) AdminHandler(o AdminOptions) (http.Handler, error) {
-	return adminserver.New(adminserver.Options{
-		TokenFile: o.TokenFile, Name: o.Name, Sim: o.Sim, Stream: o.Stream, Recorder: o.Recorder,
-		State: r.state, Registry: r.registry, Receipts: r.receipts, Events: r.events, Index: r.index, Metrics: r.metrics.Handler(), Probe: r.probe,
-		Hosts:     func() []string { return r.settings.Load().AdminHosts },
-		BodyTime:  func() time.Duration { return r.settings.Load().Timeouts.Body },
-		WriteTime: func() time.Duration { return r.settings.Load().Timeouts.Write },
-		Config:    func() admin.ConfigView { return r.configView(o.Settings) },
-		Patch:     func(changes map[string]any) error { return r.patch(o.Patch, changes) },
-		Route:     r.dryRun,
-		Drain: func(timeout time.Duration) admin.DrainState { // serve waits
-			r.beginDrain(timeout)
-			return *facts{r}.Drain()
-		},
-		Draining: r.drain,
-	})
-}
-
-func (r *Router) configView(list func(c *settings.Config) []admin.ConfigValue) admin.ConfigView {
-	s := r.settings.Load()
-	v := admin.ConfigView{Schema: admin.Schema, Revision: s.revision, Settings: []admin.ConfigValue{}}
-	if list != nil {
-		v.Settings = list(&s.Config)
-		for i := range v.Settings {
-			v.Settings[i].Origin = s.origin[v.Settings[i].Key]
-		}
-	}
-	return v
-}
-
-// patch changes settings of the configuration.
-func (r *Router) patch(apply func(settings.Config, map[string]any) (settings.Config, error), changes map[string]any) error {
-	if apply == nil {
-		return errors.New("this router takes no changes")
-	}
-	return r.Change(func(c settings.Config, origin map[string]string) (settings.Config, map[string]string, error) {
-		c, err := apply(c, changes)
-		origin = maps.Clone(origin)
-		if origin == nil {
-			origin = map[string]string{}
-		}
-		for k := range changes {
-			origin[k] = "admin API"
-		}
-		return c, origin, err
-	})
-}
-
 // dryRun runs the deciding stages for a request.
 func (r *Router) dryRun(ctx context.Context, in admin.RouteRequest) (*receipt.Receipt, error) {
+	if in.Body == nil {
+		if models := r.registry.Snapshot().Models(); in.Model == "" && len(models) == 1 {
+			in.Model = models[0]
+		}
+		var prompt any = in.Prompt
+		if in.Tokens != nil {
+			prompt = in.Tokens
+		}
+		raw, err := json.Marshal(map[string]any{"model": in.Model, "prompt": prompt})
+		if err != nil {
+			return nil, err
+		}
+		in.Body = raw
+	}
 	ep, err := api.Lookup(http.MethodPost, in.Endpoint)
 	if err != nil {
 		return nil, err

@@ -190,11 +190,11 @@ func quoted(words []string) []string {
 
 func statedBy(source, origin string) string {
 	switch {
-	case source == "flag":
+	case source == SourceFlag:
 		return "on the command line"
-	case source == "admin":
+	case source == SourceAdmin:
 		return "through the admin API"
-	case source == "sim":
+	case source == SourceSim:
 		return "by the simulator"
 	case origin != "":
 		return "in " + origin

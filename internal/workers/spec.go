@@ -26,9 +26,10 @@ const (
 
 // Sources of workers in a registry.
 const (
-	SourceFlag = "flag"
-	SourceFile = "file"
-	SourceSim  = "sim"
+	SourceFlag  = "flag"
+	SourceFile  = "file"
+	SourceSim   = "sim"
+	SourceAdmin = "admin"
 )
 
 // RoleLabels are the values of a worker's label "model" that stand for a role,

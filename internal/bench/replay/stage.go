@@ -5,11 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"slices"
 	"sync"
 	"time"
 
 	"github.com/dynctl/dynctl/internal/router/admin"
+	"github.com/dynctl/dynctl/internal/router/eventlog"
 	"github.com/dynctl/dynctl/internal/router/receipt"
 	"github.com/dynctl/dynctl/internal/router/trace"
 )
@@ -18,6 +18,7 @@ import (
 const (
 	stageReceipts = 2000
 	stageEvents   = 2000
+	stageRunning  = 1 << 16 // decisions whose outcome is waited for
 	stagePause    = 50 * time.Millisecond
 )
 
@@ -45,13 +46,10 @@ type Stage struct {
 	policy   string
 	thresh   int
 	on       string
-	receipts []*receipt.Receipt
-	byID     map[string]*receipt.Receipt
-	total    uint64
-	events   []admin.Event
-	eventSeq uint64
+	receipts *receipt.Ring
+	running  map[string]receipt.Live // by the id that was recorded
+	events   *eventlog.Log
 	ranks    map[string]*stageRank
-	inflight map[string]bool
 }
 
 // stageRank is what decisions and records told of a rank.
@@ -82,6 +80,9 @@ func (s *Stage) rewind() error {
 		return err
 	}
 	s.closeLocked()
+	if s.events != nil {
+		s.events.Close()
+	}
 	o := s.o
 	if o.BlockSize == 0 {
 		o.BlockSize = r.Header().BlockSize
@@ -90,9 +91,10 @@ func (s *Stage) rewind() error {
 	if s.start = r.Header().Start; s.start.IsZero() {
 		s.start = time.Unix(0, 0).UTC()
 	}
-	s.ended, s.err, s.played, s.now, s.traffic, s.total = false, nil, 0, 0, admin.Traffic{}, 0
-	s.receipts, s.byID, s.events, s.eventSeq = nil, map[string]*receipt.Receipt{}, nil, 0
-	s.ranks, s.inflight = map[string]*stageRank{}, map[string]bool{}
+	s.ended, s.err, s.played, s.now, s.traffic = false, nil, 0, 0, admin.Traffic{}
+	// Of one epoch, so that a cursor means the same after going back.
+	s.receipts, s.running = receipt.NewRing(receipt.Options{Capacity: stageReceipts, Epoch: 1}), map[string]receipt.Live{}
+	s.events, s.ranks = eventlog.New(stageEvents, nil, nil), map[string]*stageRank{}
 	return nil
 }
 
@@ -211,7 +213,7 @@ func (s *Stage) next() {
 	case trace.KindRank:
 		k := s.rank(rec.Rank)
 		if rec.RankInfo.New {
-			s.event(at, "feed_began", "info", rec.Rank, rec.Rank+": the feed of KV events began")
+			s.event(at, "feed_began", eventlog.Info, rec.Rank, rec.Rank+": the feed of KV events began")
 		}
 		k.block = rec.RankInfo.BlockSize
 	case trace.KindBatch:
@@ -220,15 +222,15 @@ func (s *Stage) next() {
 	case trace.KindClear:
 		k := s.rank(rec.Rank)
 		k.clears, k.reason = k.clears+1, rec.Clear.Reason
-		s.event(at, "feed_unknown", "warn", rec.Rank, rec.Rank+": entries dropped and built anew: "+rec.Clear.Reason)
+		s.event(at, "feed_unknown", eventlog.Warn, rec.Rank, rec.Rank+": entries dropped and built anew: "+rec.Clear.Reason)
 	case trace.KindFeed:
 		if rec.Trusted {
-			s.event(at, "feed_trusted", "info", rec.Rank, rec.Rank+": entries are trusted")
+			s.event(at, "feed_trusted", eventlog.Info, rec.Rank, rec.Rank+": entries are trusted")
 		} else {
-			s.event(at, "feed_untrusted", "warn", rec.Rank, rec.Rank+": entries are not trusted")
+			s.event(at, "feed_untrusted", eventlog.Warn, rec.Rank, rec.Rank+": entries are not trusted")
 		}
 	case trace.KindDropped:
-		s.event(at, "records_dropped", "warn", "", fmt.Sprintf("%d records were lost while recording", rec.Dropped))
+		s.event(at, "records_dropped", eventlog.Warn, "", fmt.Sprintf("%d records were lost while recording", rec.Dropped))
 	case trace.KindDecision:
 		s.decision(&rec, at)
 	case trace.KindOutcome:
@@ -246,20 +248,16 @@ func (s *Stage) rank(label string) *stageRank {
 	return k
 }
 
-func (s *Stage) event(at time.Time, kind, severity, rank, text string) {
-	s.eventSeq++
+func (s *Stage) event(at time.Time, kind string, severity eventlog.Severity, rank, text string) {
 	worker, _, _ := trace.SplitRank(rank)
-	s.events = append(s.events, admin.Event{Seq: s.eventSeq, At: at, Kind: kind, Severity: severity, Worker: worker, Rank: rank, Text: text})
-	if len(s.events) > stageEvents {
-		s.events = slices.Delete(s.events, 0, len(s.events)-stageEvents)
-	}
+	s.events.Add(eventlog.Event{At: at, Kind: kind, Severity: severity, Worker: worker, Rank: rank, Text: text})
 }
 
 func (s *Stage) decision(rec *trace.Record, at time.Time) {
 	d := rec.Decision
 	r, err := s.m.Receipt(d, at)
 	if err != nil {
-		s.event(at, "decision_unreadable", "error", "", err.Error())
+		s.event(at, "decision_unreadable", eventlog.Error, "", err.Error())
 		return
 	}
 	s.policy, s.thresh, s.on = d.Decode.Policy, d.Config.Threshold, d.Config.On
@@ -282,11 +280,7 @@ func (s *Stage) decision(rec *trace.Record, at time.Time) {
 	}
 	if d.Attempt <= 1 {
 		s.traffic.Requests++
-		s.total++
 		s.traffic.PredictedTokens += uint64(max(d.Cached, 0))
-		if len(s.inflight) < 1<<16 {
-			s.inflight[d.ID] = true
-		}
 	} else {
 		s.traffic.Retries++
 	}
@@ -296,30 +290,23 @@ func (s *Stage) decision(rec *trace.Record, at time.Time) {
 	case "remote":
 		s.traffic.Remote++
 	}
-	s.keep(r)
-}
-
-// keep adds a receipt or takes the place of the one before.
-func (s *Stage) keep(r *receipt.Receipt) {
-	if old := s.byID[r.ID]; old != nil {
-		s.receipts[slices.Index(s.receipts, old)] = r
-	} else {
-		s.receipts = append(s.receipts, r)
-		if len(s.receipts) > stageReceipts {
-			delete(s.byID, s.receipts[0].ID)
-			s.receipts = slices.Delete(s.receipts, 0, 1)
+	l, ok := s.running[d.ID]
+	if !ok {
+		l = s.receipts.Begin(at)
+		if len(s.running) < stageRunning {
+			s.running[d.ID] = l
 		}
 	}
-	s.byID[r.ID] = r
+	l.Update(func(was *receipt.Receipt) { *was = *r })
 }
 
 func (s *Stage) outcome(o *trace.Outcome) {
 	r := o.Receipt
-	if was := s.byID[o.ID]; was != nil {
+	s.running[o.ID].Finish(func(was *receipt.Receipt) {
 		r.Decode.Candidates, r.Prefill.Candidates = was.Decode.Candidates, was.Prefill.Candidates
-		s.keep(r)
-	}
-	delete(s.inflight, o.ID)
+		*was = *r
+	})
+	delete(s.running, o.ID)
 	t, out := &s.traffic, &r.Outcome
 	switch {
 	case out.Cancelled:

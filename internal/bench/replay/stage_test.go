@@ -4,15 +4,19 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/tidwall/gjson"
 	"go.uber.org/goleak"
 
 	"github.com/dynctl/dynctl/internal/router/admin"
+	"github.com/dynctl/dynctl/internal/router/adminserver"
 	"github.com/dynctl/dynctl/internal/router/trace"
 )
 
@@ -28,7 +32,7 @@ func TestStage(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer stage.Close()
-	server := httptest.NewServer(stage.Handler())
+	server := httptest.NewServer(stage.Handler(adminserver.Access{Terms: func() adminserver.Terms { return adminserver.Terms{Body: time.Minute, Write: time.Minute} }}))
 	defer server.Close()
 	c, err := admin.NewClient(server.URL, "")
 	if err != nil {
@@ -69,9 +73,53 @@ func TestStage(t *testing.T) {
 		t.Error("20 records on and 20 back is another place")
 	}
 	again, err := c.Snapshot(t.Context(), 5, 100, 0)
-	if err != nil || string(again.Decisions[0]) != string(first.Decisions[0]) {
-		t.Errorf("another decision after going back: %v", err)
+	if err != nil || string(again.Decisions[0]) != string(first.Decisions[0]) || !reflect.DeepEqual(again.Events, first.Events) {
+		t.Errorf("other decisions or events after going back: %v", err)
 	}
+
+	// A cursor leads through all decisions once, and holds after going back.
+	var ids []string
+	for cursor := ""; ; {
+		page, err := c.Decisions(t.Context(), 7, "path=local", cursor)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, raw := range page.Decisions {
+			ids = append(ids, gjson.GetBytes(raw, "id").String())
+		}
+		if len(ids) == 7 {
+			do("step&n=5")
+			do("back&n=5")
+		}
+		if cursor = page.Next; cursor == "" {
+			if uint64(len(ids)) != page.Total {
+				t.Errorf("%d of %d decisions: %v", len(ids), page.Total, ids)
+			}
+			break
+		}
+	}
+	for i, id := range ids {
+		if want := fmt.Sprint("d", len(ids)-1-i); id != want {
+			t.Errorf("decision %d in the list is %s, want %s", i, id, want)
+		}
+	}
+
+	// Who waits for an event is told when the recording is taken back to before
+	// one that it knows.
+	newest := first.Events[len(first.Events)-1].Seq
+	waited := make(chan *admin.EventList)
+	go func() {
+		l, err := c.Events(t.Context(), newest, 100, 20*time.Second)
+		if err != nil {
+			t.Error(err)
+		}
+		waited <- l
+	}()
+	do("back&n=98")
+	if l := <-waited; l == nil || l.Newest >= newest || uint64(len(l.Events)) != l.Newest {
+		t.Errorf("events after going back: %+v", l)
+	}
+	do("step&n=98")
 	var r struct {
 		ID     string `json:"id"`
 		Decode struct {

@@ -1,94 +1,55 @@
 package replay
 
 import (
-	"encoding/json"
-	"errors"
 	"fmt"
 	"net/http"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
 	"github.com/dynctl/dynctl/internal/router/admin"
+	"github.com/dynctl/dynctl/internal/router/adminserver"
+	"github.com/dynctl/dynctl/internal/router/api"
+	"github.com/dynctl/dynctl/internal/router/eventlog"
 	"github.com/dynctl/dynctl/internal/router/kvindex"
 	"github.com/dynctl/dynctl/internal/router/receipt"
+	"github.com/dynctl/dynctl/internal/router/state"
 	"github.com/dynctl/dynctl/internal/router/trace"
 )
 
-// Handler serves the part of the admin API that a screen reads, as of the
-// stage's time, and POST /admin/v1/replay?do=pause|play|toggle|step|back&n=.
-func (s *Stage) Handler() http.Handler {
-	mux := http.NewServeMux()
-	for pattern, h := range map[string]func(*http.Request) (any, error){
-		"GET /admin/v1/status": func(*http.Request) (any, error) { return s.status(), nil },
-		"GET /admin/v1/workers": func(*http.Request) (any, error) {
-			return admin.WorkerList{Schema: admin.Schema, Now: s.at(), Workers: s.workers()}, nil
-		},
-		"GET /admin/v1/ranks":          s.rankList,
-		"GET /admin/v1/snapshot":       s.snapshot,
-		"GET /admin/v1/decisions":      s.decisions,
-		"GET /admin/v1/decisions/{id}": s.oneDecision,
-		"GET /admin/v1/events":         s.eventList,
-		"GET /admin/v1/index/stats":    s.indexStats,
-		"GET /admin/v1/index/children": s.children,
-	} {
-		mux.HandleFunc(pattern, func(w http.ResponseWriter, q *http.Request) {
-			s.mu.Lock()
-			v, err := h(q)
-			s.mu.Unlock()
-			answer(w, v, err)
-		})
-	}
-	mux.HandleFunc("POST /admin/v1/replay", func(w http.ResponseWriter, q *http.Request) {
-		if q.Header.Get("Origin") != "" {
-			http.Error(w, "no changes from web pages", http.StatusForbidden)
-			return
-		}
-		n, err := number(q, "n", 1)
-		if err == nil {
-			err = s.Control(q.URL.Query().Get("do"), n)
-		}
-		s.mu.Lock()
-		v := map[string]any{"records": s.played, "t_us": s.now.Microseconds(), "paused": s.paused, "ended": s.ended}
-		s.mu.Unlock()
-		answer(w, v, err)
-	})
-	return mux
+// Handler is the admin API as of the stage's time, to be read, and
+// POST /admin/v1/replay?do=pause|play|toggle|step|back&n=.
+func (s *Stage) Handler(a adminserver.Access) http.Handler {
+	return adminserver.New(a, s, nil, map[string]http.Handler{"POST /admin/v1/replay": adminserver.JSON(s.control)})
 }
 
-var errNotFound = errors.New("not found")
+// maxSteps bounds the records of one step.
+const maxSteps = 1 << 20
 
-func answer(w http.ResponseWriter, v any, err error) {
-	w.Header().Set("Content-Type", "application/json")
+func (s *Stage) control(q *http.Request) (any, error) {
+	n, err := adminserver.Number(q, "n", 1, 0, maxSteps)
 	if err != nil {
-		status := http.StatusBadRequest
-		if errors.Is(err, errNotFound) {
-			status = http.StatusNotFound
-		}
-		w.WriteHeader(status)
-		v = map[string]any{"error": map[string]any{"message": err.Error(), "type": "invalid_request_error", "code": nil, "param": nil}}
+		return nil, err
 	}
-	_ = json.NewEncoder(w).Encode(v) // the client may be gone
+	if err := s.Control(q.URL.Query().Get("do"), n); err != nil {
+		return nil, api.BadRequest("do", "%v", err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return map[string]any{"records": s.played, "t_us": s.now.Microseconds(), "paused": s.paused, "ended": s.ended}, nil
 }
 
-func number(q *http.Request, key string, def int) (int, error) {
-	text := q.URL.Query().Get(key)
-	if text == "" {
-		return def, nil
-	}
-	n, err := strconv.Atoi(text)
-	if err != nil || n < 0 || n > 1<<20 {
-		return 0, fmt.Errorf("%s=%q is not a number of 0 to %d", key, text, 1<<20)
-	}
-	return n, nil
+// Now is the time of the recording.
+func (s *Stage) Now() time.Time {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.at()
 }
 
-// The functions below are called with mu held.
-
-func (s *Stage) at() time.Time { return s.start.Add(s.now) }
-
-func (s *Stage) status() admin.Status {
+// Status is the router's of then, as far as it was recorded.
+func (s *Stage) Status() admin.Status {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	st := admin.Status{
 		Schema: admin.Schema, Version: s.r.Header().Version, Name: s.r.Name(), Now: s.at(), Started: s.start, State: "ready", Reasons: []string{},
 		Policy: s.policy, PrefillPolicy: s.policy, DecodePolicy: s.policy, ThresholdTokens: s.thresh, ThresholdOn: s.on, Tokenizer: "recorded",
@@ -100,7 +61,7 @@ func (s *Stage) status() admin.Status {
 	case s.paused:
 		st.Reasons = append(st.Reasons, fmt.Sprintf("paused after %d records", s.played))
 	}
-	st.Traffic.Inflight = len(s.inflight)
+	st.Traffic.Inflight = len(s.running)
 	for _, w := range s.workers() {
 		st.Workers.Total++
 		st.Workers.Usable++
@@ -128,12 +89,56 @@ func (s *Stage) status() admin.Status {
 	return st
 }
 
-func (s *Stage) totals() admin.IndexTotals {
-	x := s.p.index.Stats()
-	t := admin.IndexTotals{
-		Blocks: x.Blocks, Memberships: x.Memberships, Nodes: x.Nodes, Bytes: x.Bytes, MaxBlocks: x.MaxBlocks, Lookups: s.total,
-		Stored: x.Stored, Removed: x.Removed, Orphaned: x.Orphaned, Refused: x.Refused,
+// Workers are the ranks of the recording by their workers.
+func (s *Stage) Workers() admin.WorkerList {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return admin.WorkerList{Schema: admin.Schema, Now: s.at(), Workers: s.workers()}
+}
+
+// Receipts are those of the decisions so far; going back replaces the ring.
+func (s *Stage) Receipts() *receipt.Ring {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.receipts
+}
+
+// Events are those so far; going back replaces and closes the log.
+func (s *Stage) Events() *eventlog.Log {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.events
+}
+
+// IndexStats are the index and each rank's part in it.
+func (s *Stage) IndexStats() admin.IndexStats {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	out := admin.IndexStats{Schema: admin.Schema, Now: s.at(), Totals: s.totals(), Ranks: []admin.IndexRank{}}
+	for _, k := range s.p.index.Ranks() {
+		out.Ranks = append(out.Ranks, state.IndexRank(&k))
 	}
+	return out
+}
+
+// IndexChildren lists children of a node of the index.
+func (s *Stage) IndexChildren(q adminserver.IndexQuery) (admin.IndexChildren, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	labels := map[kvindex.Rank]string{}
+	for _, r := range s.p.list {
+		labels[r.slot] = r.name
+	}
+	return adminserver.IndexChildren(s.p.index, labels, q)
+}
+
+// The functions below are called with mu held.
+
+func (s *Stage) at() time.Time { return s.start.Add(s.now) }
+
+func (s *Stage) totals() admin.IndexTotals {
+	t := state.IndexTotals(s.p.index)
+	t.Lookups = s.traffic.Requests
 	if s.traffic.PromptTokens > 0 {
 		t.HitShare = float64(s.traffic.PredictedTokens) / float64(s.traffic.PromptTokens)
 	}
@@ -188,157 +193,6 @@ func (s *Stage) workers() []admin.Worker {
 		out = append(out, *byName[n])
 	}
 	return out
-}
-
-func (s *Stage) rankList(*http.Request) (any, error) {
-	l := admin.RankList{Schema: admin.Schema, Now: s.at(), Ranks: []admin.Rank{}}
-	for _, w := range s.workers() {
-		l.Ranks = append(l.Ranks, w.Ranks...)
-	}
-	return l, nil
-}
-
-// newest are the newest receipts as JSON; brief ones have no candidates.
-func (s *Stage) newest(limit int, brief bool) ([]json.RawMessage, error) {
-	out := []json.RawMessage{}
-	for i := len(s.receipts) - 1; i >= 0 && len(out) < limit; i-- {
-		r := s.receipts[i]
-		if brief {
-			c := *r
-			c.Decode.Candidates, c.Prefill.Candidates = []receipt.Candidate{}, []receipt.Candidate{}
-			r = &c
-		}
-		raw, err := json.Marshal(r)
-		if err != nil {
-			return nil, err
-		}
-		out = append(out, raw)
-	}
-	return out, nil
-}
-
-func (s *Stage) snapshot(q *http.Request) (any, error) {
-	decisions, err := number(q, "decisions", 20)
-	if err != nil {
-		return nil, err
-	}
-	out := admin.Snapshot{Schema: admin.Schema, Status: s.status(), Workers: s.workers()}
-	if out.Decisions, err = s.newest(decisions, q.URL.Query().Get("brief") == "true"); err != nil {
-		return nil, err
-	}
-	out.Events, err = s.since(q)
-	return out, err
-}
-
-func (s *Stage) decisions(q *http.Request) (any, error) {
-	limit, err := number(q, "limit", 100)
-	if err != nil {
-		return nil, err
-	}
-	list, err := s.newest(limit, q.URL.Query().Get("brief") == "true")
-	return admin.DecisionList{Schema: admin.Schema, Now: s.at(), Decisions: list, Total: s.total}, err
-}
-
-func (s *Stage) oneDecision(q *http.Request) (any, error) {
-	if r := s.byID[q.PathValue("id")]; r != nil {
-		return r, nil
-	}
-	for _, r := range s.receipts {
-		if r.RequestID == q.PathValue("id") {
-			return r, nil
-		}
-	}
-	return nil, fmt.Errorf("decision: %w up to here in the recording", errNotFound)
-}
-
-func (s *Stage) since(q *http.Request) ([]admin.Event, error) {
-	after, err := number(q, "after", 0)
-	if err != nil {
-		return nil, err
-	}
-	limit, err := number(q, "events", 100)
-	if err != nil {
-		return nil, err
-	}
-	out := []admin.Event{}
-	for _, e := range s.events {
-		if e.Seq > uint64(after) || s.eventSeq < uint64(after) { // it was taken back
-			out = append(out, e)
-		}
-	}
-	return out[max(0, len(out)-limit):], nil
-}
-
-func (s *Stage) eventList(q *http.Request) (any, error) {
-	list, err := s.since(q)
-	return admin.EventList{Schema: admin.Schema, Now: s.at(), Events: list, Newest: s.eventSeq}, err
-}
-
-func (s *Stage) indexStats(*http.Request) (any, error) {
-	out := admin.IndexStats{Schema: admin.Schema, Now: s.at(), Totals: s.totals(), Ranks: []admin.IndexRank{}}
-	for _, k := range s.p.index.Ranks() {
-		out.Ranks = append(out.Ranks, admin.IndexRank{
-			Label: k.Name, Slot: uint32(k.Rank), Blocks: k.Blocks, Stored: k.Stored, Removed: k.Removed,
-			Orphaned: k.Orphaned, Refused: k.Refused, Lost: k.Lost,
-		})
-	}
-	return out, nil
-}
-
-func (s *Stage) children(q *http.Request) (any, error) {
-	limit, err := number(q, "limit", 100)
-	if err != nil {
-		return nil, err
-	}
-	depth, err := number(q, "min_depth", 0)
-	if err != nil {
-		return nil, err
-	}
-	v := q.URL.Query()
-	o := kvindex.BrowseOptions{Limit: min(max(limit, 1), 1000), MinDepth: depth, Sort: kvindex.SortBy(v.Get("sort"))}
-	if name := v.Get("rank"); name != "" {
-		r := s.p.ranks[name]
-		if r == nil {
-			return nil, fmt.Errorf("rank %.64q: %w", name, errNotFound)
-		}
-		o.Rank = &r.slot
-	}
-	node := kvindex.Root
-	if text := v.Get("node"); text != "" {
-		n, err := strconv.ParseUint(text, 16, 64)
-		if err != nil {
-			return nil, fmt.Errorf("node=%.32q is not an id that this API gave", text)
-		}
-		node = kvindex.NodeID(n)
-	}
-	b, err := s.p.index.Children(node, o)
-	if errors.Is(err, kvindex.ErrUnknownNode) {
-		return nil, fmt.Errorf("node: %w: its blocks were evicted", errNotFound)
-	}
-	if err != nil {
-		return nil, err
-	}
-	convert := func(c kvindex.Child) admin.IndexNode {
-		n := admin.IndexNode{
-			ID: strconv.FormatUint(uint64(c.ID), 16), OffsetBlocks: c.Offset, DepthBlocks: c.Depth, LengthBlocks: c.Length,
-			Local: fmt.Sprintf("%016x", c.Local), Children: c.Children, Blocks: c.Blocks, Exact: c.Exact, Ranks: c.Ranks, Longest: c.Longest, Hits: c.Hits, RankLabels: []string{},
-		}
-		for _, k := range c.Mask {
-			if int(k) < len(s.p.list) {
-				n.RankLabels = append(n.RankLabels, s.p.list[k].name)
-			}
-		}
-		return n
-	}
-	out := admin.IndexChildren{Schema: admin.Schema, Now: s.at(), Children: []admin.IndexNode{}, Total: b.Total, Partial: b.Partial}
-	if node != kvindex.Root {
-		n := convert(b.Node)
-		out.Node = &n
-	}
-	for _, c := range b.Children {
-		out.Children = append(out.Children, convert(c))
-	}
-	return out, nil
 }
 
 // Where is the stage's place in words.

@@ -20,15 +20,9 @@ import (
 	"github.com/dynctl/dynctl/internal/router/trace/recorder"
 )
 
-// boundStand serves the API over sockets that hold little, to clients that are
-// given wait to read a piece.
-func boundStand(t *testing.T, o Options, wait time.Duration) *httptest.Server {
+// boundStand serves the API over sockets that hold little.
+func boundStand(t *testing.T, h http.Handler) *httptest.Server {
 	t.Helper()
-	o.WriteTime = func() time.Duration { return wait }
-	h, err := New(o)
-	if err != nil {
-		t.Fatal(err)
-	}
 	srv := httptest.NewUnstartedServer(h)
 	srv.Config.ConnContext = func(ctx context.Context, c net.Conn) context.Context {
 		if err := c.(*net.TCPConn).SetWriteBuffer(64 << 10); err != nil {
@@ -75,11 +69,9 @@ func (r slowReader) Read(p []byte) (int, error) {
 func TestListenersThatNeverRead(t *testing.T) {
 	const batches, size = 200, 6000
 	tap := recorder.NewTap(trace.Header{Source: "test"})
-	o := stand(t)
-	o.Events = eventlog.New(64, nil, nil)
-	o.Stream = tap
+	s := newStand(64)
 	wait := time.Second
-	srv := boundStand(t, o, wait)
+	srv := boundStand(t, New(access(wait), s, nil, map[string]http.Handler{"GET /admin/v1/stream": Stream(tap, s.events)}))
 
 	slow := slowReader{asker(t, srv, "/admin/v1/stream"), time.NewTicker(10 * time.Millisecond)}
 	defer slow.tick.Stop()
@@ -123,7 +115,7 @@ func TestListenersThatNeverRead(t *testing.T) {
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
 	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); <-tick.C {
-		if events := o.Events.Last(100); len(events) == others {
+		if events := s.events.Last(100); len(events) == others {
 			sub, err := tap.Subscribe(0)
 			if err != nil {
 				t.Fatalf("the places are not free: %v", err)
@@ -135,7 +127,7 @@ func TestListenersThatNeverRead(t *testing.T) {
 			return
 		}
 	}
-	t.Errorf("not an event for each of %d listeners that were dropped: %+v", others, o.Events.Last(100))
+	t.Errorf("not an event for each of %d listeners that were dropped: %+v", others, s.events.Last(100))
 }
 
 // TestNoAnswerWaitsForEver: whatever the API answers, a client that never reads
@@ -143,17 +135,11 @@ func TestListenersThatNeverRead(t *testing.T) {
 func TestNoAnswerWaitsForEver(t *testing.T) {
 	long := make([]byte, 16<<20)
 	write := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(long) })
-	o := stand(t)
-	o.Metrics, o.Sim = write, write
-	o.Probe = write
 	var mu sync.Mutex
 	left := map[string]bool{}
-	wait := 200 * time.Millisecond
-	o.WriteTime = func() time.Duration { return wait }
-	h, err := New(o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	a := access(200 * time.Millisecond)
+	a.Open = map[string]http.Handler{"GET /healthz": write}
+	h := New(a, newStand(1), nil, map[string]http.Handler{"GET /metrics": write, "/sim/v1/": write})
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
 		h.ServeHTTP(w, q)
 		mu.Lock()

@@ -1,6 +1,6 @@
 // Package adminserver serves the admin API: state, decisions, index and events
-// to read, workers and configuration to change, and beside them the metrics page,
-// the probes and the profiler.
+// to read, of a router or of a recording, workers and configuration of a router
+// to change, and the profiler.
 package adminserver
 
 import (
@@ -26,9 +26,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/admission"
 	"github.com/dynctl/dynctl/internal/router/api"
 	"github.com/dynctl/dynctl/internal/router/eventlog"
-	"github.com/dynctl/dynctl/internal/router/kvindex"
 	"github.com/dynctl/dynctl/internal/router/receipt"
-	"github.com/dynctl/dynctl/internal/router/state"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
@@ -41,106 +39,126 @@ const (
 // maxEventWait bounds a wait for the next event.
 const maxEventWait = 30 * time.Second
 
-// Options are what the API serves and changes.
-type Options struct {
-	// TokenFile holds the bearer token; empty asks for none.
-	TokenFile string
-	// Hosts are further names under which the API answers without a token.
-	Hosts func() []string
-	// Name of this replica in status; the data plane's address.
-	Name string
-
-	State    *state.State
-	Registry *workers.Registry
-	Receipts *receipt.Ring
-	Events   *eventlog.Log
-	Index    *kvindex.Index
-	// Metrics is the page for Prometheus, Probe answers /healthz and /readyz.
-	Metrics http.Handler
-	Probe   http.HandlerFunc
-
-	// BodyTime is how long the body of a request may take, WriteTime how long a
-	// piece of an answer may wait for a client that does not read.
-	BodyTime, WriteTime func() time.Duration
-	// Config is the configuration in force, Patch changes settings of it.
-	Config func() admin.ConfigView
-	Patch  func(settings map[string]any) error
-	// Route decides about a request and does nothing.
-	Route func(context.Context, admin.RouteRequest) (*receipt.Receipt, error)
-	// Drain begins a drain of a length, 0 for the configured one, unless one has
-	// begun; Draining is closed when one has.
-	Drain    func(timeout time.Duration) admin.DrainState
-	Draining <-chan struct{}
-
-	// The following may be nil. Sim controls the simulated engines of this
-	// process, under /sim/v1/; Stream answers GET /admin/v1/stream with a
-	// recording; Recorder tells of the recording of this process.
-	Sim      http.Handler
-	Stream   http.Handler
-	Recorder func() *admin.Recorder
+// Reader is what the API shows: a router, or a recording of one.
+type Reader interface {
+	// Now is the time of what is shown.
+	Now() time.Time
+	Status() admin.Status
+	Workers() admin.WorkerList
+	// Receipts and Events may be others at the next call; the events are closed
+	// then.
+	Receipts() *receipt.Ring
+	Events() *eventlog.Log
+	IndexStats() admin.IndexStats
+	// IndexChildren is the function of that name with an index and its labels.
+	IndexChildren(IndexQuery) (admin.IndexChildren, error)
 }
 
-// Source is the source of workers that were added by this API.
-const Source = "admin"
+// Control is what the API changes, and asks of a running router only.
+type Control interface {
+	AddWorker(workers.Spec) (admin.Worker, error)
+	RemoveWorker(name string) error
+	// DrainWorker begins a worker's drain, or ends it.
+	DrainWorker(name string, on bool) (admin.Worker, error)
+	// Route decides about a request and does nothing. One of the body, the prompt
+	// and the tokens is given.
+	Route(context.Context, admin.RouteRequest) (*receipt.Receipt, error)
+	Config() admin.ConfigView
+	// Patch changes settings of the configuration.
+	Patch(settings map[string]any) error
+	// Drain begins a drain of a length, 0 for the configured one, unless one has
+	// begun; Draining is closed when one has.
+	Drain(timeout time.Duration) admin.DrainState
+	Draining() <-chan struct{}
+}
+
+// Access says who is answered.
+type Access struct {
+	// Token is the bearer token; nil asks for none.
+	Token []byte
+	// Terms are those of the moment.
+	Terms func() Terms
+	// Open are handlers, by their pattern, that answer anybody: the probes.
+	Open map[string]http.Handler
+}
+
+// Terms are what may change about an Access.
+type Terms struct {
+	// Hosts are further names under which the API answers without a token.
+	Hosts []string
+	// Body is how long the body of a request may take, Write how long a piece of
+	// an answer may wait for a client that does not read.
+	Body, Write time.Duration
+}
+
+// ReadToken reads a bearer token from a file.
+func ReadToken(file string) ([]byte, error) {
+	raw, err := os.ReadFile(file)
+	if err != nil {
+		return nil, fmt.Errorf("admin_token_file: %w", err)
+	}
+	token := bytes.TrimSpace(raw)
+	if len(token) < 16 {
+		return nil, fmt.Errorf("admin_token_file %s: the token has %d characters, fewer than 16", file, len(token))
+	}
+	return token, nil
+}
 
 type server struct {
-	o     Options
+	a     Access
+	r     Reader
+	c     Control // nil for a recording
 	token [sha256.Size]byte
-	auth  bool
 	// bodies is the memory of the requests' bodies.
 	bodies *admission.Memory
 }
 
-// New is a handler of the admin API, the metrics page and the probes.
-func New(o Options) (http.Handler, error) {
-	a := &server{o: o, bodies: admission.NewMemory(maxBodies, nil)}
-	if o.TokenFile != "" {
-		raw, err := os.ReadFile(o.TokenFile)
-		if err != nil {
-			return nil, fmt.Errorf("admin_token_file: %w", err)
-		}
-		token := strings.TrimSpace(string(raw))
-		if len(token) < 16 {
-			return nil, fmt.Errorf("admin_token_file %s: the token has %d characters, fewer than 16", o.TokenFile, len(token))
-		}
-		a.token, a.auth = sha256.Sum256([]byte(token)), true
-	}
+// New is a handler of the admin API over r, with further handlers by their
+// pattern. A recording has no control: what asks for it is answered 409.
+func New(a Access, r Reader, c Control, more map[string]http.Handler) http.Handler {
+	s := &server{a: a, r: r, c: c, token: sha256.Sum256(a.Token), bodies: admission.NewMemory(maxBodies, nil)}
+	type routes map[string]func(*http.Request) (any, error)
 	mux := http.NewServeMux()
-	for pattern, h := range map[string]func(*http.Request) (any, error){
-		"GET /admin/v1/status":                 a.status,
-		"GET /admin/v1/workers":                a.workers,
-		"POST /admin/v1/workers":               a.addWorker,
-		"DELETE /admin/v1/workers/{name}":      a.removeWorker,
-		"POST /admin/v1/workers/{name}/drain":  func(q *http.Request) (any, error) { return a.drainWorker(q, true) },
-		"POST /admin/v1/workers/{name}/resume": func(q *http.Request) (any, error) { return a.drainWorker(q, false) },
-		"GET /admin/v1/ranks":                  a.ranks,
-		"GET /admin/v1/decisions":              a.decisions,
-		"GET /admin/v1/decisions/{id}":         a.decision,
-		"GET /admin/v1/index/stats":            a.indexStats,
-		"GET /admin/v1/index/children":         a.indexChildren,
-		"GET /admin/v1/events":                 a.events,
-		"GET /admin/v1/snapshot":               a.snapshot,
-		"POST /admin/v1/route":                 a.route,
-		"GET /admin/v1/config":                 a.config,
-		"POST /admin/v1/config":                a.patchConfig,
-		"POST /admin/v1/drain":                 a.drain,
-	} {
-		mux.Handle(pattern, a.guard(jsonHandler(h)))
+	add := func(pattern string, h http.Handler) { mux.Handle(pattern, s.guard(h)) }
+	for pattern, h := range (routes{
+		"GET /admin/v1/status":         func(*http.Request) (any, error) { return r.Status(), nil },
+		"GET /admin/v1/workers":        func(*http.Request) (any, error) { return r.Workers(), nil },
+		"GET /admin/v1/ranks":          s.ranks,
+		"GET /admin/v1/decisions":      s.decisions,
+		"GET /admin/v1/decisions/{id}": s.decision,
+		"GET /admin/v1/index/stats":    func(*http.Request) (any, error) { return r.IndexStats(), nil },
+		"GET /admin/v1/index/children": s.indexChildren,
+		"GET /admin/v1/events":         s.events,
+		"GET /admin/v1/snapshot":       s.snapshot,
+	}) {
+		add(pattern, JSON(h))
 	}
-	if o.Stream != nil {
-		mux.Handle("GET /admin/v1/stream", a.guard(http.HandlerFunc(a.stream)))
+	for pattern, h := range (routes{
+		"POST /admin/v1/workers":               s.addWorker,
+		"DELETE /admin/v1/workers/{name}":      s.removeWorker,
+		"POST /admin/v1/workers/{name}/drain":  func(q *http.Request) (any, error) { return c.DrainWorker(q.PathValue("name"), true) },
+		"POST /admin/v1/workers/{name}/resume": func(q *http.Request) (any, error) { return c.DrainWorker(q.PathValue("name"), false) },
+		"POST /admin/v1/route":                 s.route,
+		"GET /admin/v1/config":                 func(*http.Request) (any, error) { return c.Config(), nil },
+		"POST /admin/v1/config":                s.patchConfig,
+		"POST /admin/v1/drain":                 s.drain,
+	}) {
+		if c == nil {
+			h = notRunning
+		}
+		add(pattern, JSON(h))
 	}
-	mux.Handle("GET /metrics", a.guard(o.Metrics))
-	if o.Sim != nil {
-		mux.Handle("/sim/v1/", a.guard(o.Sim))
+	for pattern, h := range more {
+		add(pattern, h)
 	}
-	mux.HandleFunc("GET /healthz", o.Probe)
-	mux.HandleFunc("GET /readyz", o.Probe)
+	for pattern, h := range a.Open {
+		mux.Handle(pattern, h)
+	}
 	for path, h := range map[string]http.HandlerFunc{
 		"/debug/pprof/": pprof.Index, "/debug/pprof/cmdline": pprof.Cmdline, "/debug/pprof/profile": pprof.Profile,
 		"/debug/pprof/symbol": pprof.Symbol, "/debug/pprof/trace": pprof.Trace,
 	} {
-		mux.Handle(path, a.guard(h))
+		add(path, h)
 	}
 	mux.HandleFunc("/", func(w http.ResponseWriter, q *http.Request) {
 		api.WriteError(w, q, &api.Error{
@@ -149,31 +167,40 @@ func New(o Options) (http.Handler, error) {
 		})
 	})
 	return http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
-		api.BoundBody(w, q, o.BodyTime())
-		b := &boundWriter{ResponseWriter: w, time: o.WriteTime()}
+		t := a.Terms()
+		api.BoundBody(w, q, t.Body)
+		b := &boundWriter{ResponseWriter: w, time: t.Write}
 		mux.ServeHTTP(b, q)
 		b.bound() // what is not written yet
-	}), nil
+	})
+}
+
+// notRunning answers for a recording what only a router can do.
+func notRunning(q *http.Request) (any, error) {
+	return nil, &api.Error{
+		Status: http.StatusConflict, Code: "not_running",
+		Message: fmt.Sprintf("this is a recording of a router, which can be looked at only: %s %s needs the router itself", q.Method, q.URL.Path),
+	}
 }
 
 // guard asks for the token, and then for the body, whole. Without a token it
 // refuses what a web page could have sent (see fromPage).
-func (a *server) guard(h http.Handler) http.Handler {
+func (s *server) guard(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
-		if a.auth {
+		if s.a.Token != nil {
 			token, ok := strings.CutPrefix(q.Header.Get("Authorization"), "Bearer ")
 			sum := sha256.Sum256([]byte(token))
-			if !ok || subtle.ConstantTimeCompare(sum[:], a.token[:]) != 1 {
+			if !ok || subtle.ConstantTimeCompare(sum[:], s.token[:]) != 1 {
 				w.Header().Set("WWW-Authenticate", `Bearer realm="dynctl"`)
 				api.WriteError(w, q, &api.Error{Status: http.StatusUnauthorized, Code: api.CodeUnauthorized, Message: "the admin API needs the bearer token of --admin-token-file"})
 				return
 			}
-		} else if why := a.fromPage(q); why != "" {
+		} else if why := s.fromPage(q); why != "" {
 			api.WriteError(w, q, &api.Error{Status: http.StatusForbidden, Code: api.CodeForbidden, Message: why})
 			return
 		}
 		if q.ContentLength != 0 {
-			body, err := api.ReadBody(q, maxBody, a.bodies)
+			body, err := api.ReadBody(q, maxBody, s.bodies)
 			if err != nil {
 				api.WriteError(w, q, err)
 				return
@@ -189,9 +216,13 @@ func (a *server) guard(h http.Handler) http.Handler {
 // fromPage says why a request is refused that a web page may have sent: any site
 // could otherwise steer a router on loopback, or read it after its own name was
 // pointed there (DNS rebinding). Pages of this API itself may link to each other.
-func (a *server) fromPage(q *http.Request) string {
-	if !a.local(q.Host) {
-		return fmt.Sprintf("without a token the admin API answers under names of this machine only, not as %q; name it with --admin-host, or set --admin-token-file", api.Clip(q.Host))
+func (s *server) fromPage(q *http.Request) string {
+	if !s.local(q.Host) {
+		way := "name it with --admin-host, or set --admin-token-file"
+		if s.c == nil {
+			way = "ask for 127.0.0.1"
+		}
+		return fmt.Sprintf("without a token the admin API answers under names of this machine only, not as %q; %s", api.Clip(q.Host), way)
 	}
 	origin, site := q.Header.Get("Origin"), q.Header.Get("Sec-Fetch-Site")
 	reads := q.Method == http.MethodGet || q.Method == http.MethodHead
@@ -207,7 +238,7 @@ func (a *server) fromPage(q *http.Request) string {
 // local reports whether a Host header is a name of this machine that nobody else
 // can take, or one of those that were stated. What is no host, with a port or
 // without, is neither, however it begins.
-func (a *server) local(host string) bool {
+func (s *server) local(host string) bool {
 	if strings.ContainsFunc(host, func(r rune) bool { return r > unicode.MaxASCII }) {
 		return false // letters that fold to those of a name
 	}
@@ -233,10 +264,11 @@ func (a *server) local(host string) bool {
 	case strings.EqualFold(name, "localhost"):
 		return true
 	}
-	return slices.ContainsFunc(a.o.Hosts(), func(h string) bool { return strings.EqualFold(h, name) || strings.EqualFold(h, host) })
+	return slices.ContainsFunc(s.a.Terms().Hosts, func(h string) bool { return strings.EqualFold(h, name) || strings.EqualFold(h, host) })
 }
 
-func jsonHandler(h func(*http.Request) (any, error)) http.Handler {
+// JSON is a handler that answers with what h returns.
+func JSON(h func(*http.Request) (any, error)) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
 		v, err := h(q)
 		if err != nil {
@@ -266,8 +298,8 @@ func readJSON(q *http.Request, v any) error {
 	return nil
 }
 
-// number reads a query parameter between bounds.
-func number(q *http.Request, name string, def, low, high int) (int, error) {
+// Number reads a query parameter between bounds.
+func Number(q *http.Request, name string, def, low, high int) (int, error) {
 	raw := q.URL.Query().Get(name)
 	if raw == "" {
 		return def, nil
@@ -279,111 +311,33 @@ func number(q *http.Request, name string, def, low, high int) (int, error) {
 	return n, nil
 }
 
-func (a *server) status(*http.Request) (any, error) { return a.state(), nil }
-
-// state is the router's status, with what only this API's owner knows.
-func (a *server) state() admin.Status {
-	st := a.o.State.Status(time.Now())
-	st.Name, st.Listen = a.o.Name, a.o.Name
-	if a.o.Recorder == nil {
-		return st
-	}
-	if st.Recorder = a.o.Recorder(); st.Recorder != nil && st.Recorder.Error != "" {
-		st.Reasons = append(st.Reasons, "the recording has ended: "+st.Recorder.Error)
-		if st.State == "ready" {
-			st.State = "degraded"
-		}
-	}
-	return st
-}
-
-func (a *server) workers(*http.Request) (any, error) {
-	return admin.WorkerList{Schema: admin.Schema, Now: time.Now(), Revision: a.o.Registry.Snapshot().Revision, Workers: a.o.State.Workers()}, nil
-}
-
-func (a *server) ranks(*http.Request) (any, error) {
-	l := admin.RankList{Schema: admin.Schema, Now: time.Now(), Ranks: []admin.Rank{}}
-	for _, w := range a.o.State.Workers() {
-		l.Ranks = append(l.Ranks, w.Ranks...)
+func (s *server) ranks(*http.Request) (any, error) {
+	list := s.r.Workers()
+	l := admin.RankList{Schema: admin.Schema, Now: list.Now, Ranks: []admin.Rank{}}
+	for i := range list.Workers {
+		l.Ranks = append(l.Ranks, list.Workers[i].Ranks...)
 	}
 	return l, nil
 }
 
-func (a *server) worker(name string) (any, error) {
-	for _, w := range a.o.State.Workers() {
-		if w.Name == name {
-			return w, nil
-		}
-	}
-	return nil, a.noWorker(name)
-}
-
-func (a *server) noWorker(name string) error {
-	var names []string
-	for _, w := range a.o.Registry.Snapshot().Workers {
-		names = append(names, w.Name)
-	}
-	e := &api.Error{Status: http.StatusNotFound, Code: api.CodeWorkerNotFound, Param: "name", Message: fmt.Sprintf("there is no worker %q", api.Clip(name))}
-	if near := workers.Nearest(name, names); near != "" {
-		e.Message += fmt.Sprintf("; did you mean %q?", near)
-	}
-	return e
-}
-
-func (a *server) addWorker(q *http.Request) (any, error) {
+func (s *server) addWorker(q *http.Request) (any, error) {
 	var in admin.AddWorker
 	if err := readJSON(q, &in); err != nil {
 		return nil, err
 	}
-	s, err := workers.ParseSpec(workers.Role(in.Role), in.Spec)
+	spec, err := workers.ParseSpec(workers.Role(in.Role), in.Spec)
 	if err != nil {
 		return nil, bad("spec", "%v", err)
 	}
-	s.Origin = "admin API"
-	changes, err := a.o.Registry.Modify(Source, func(specs []workers.Spec) ([]workers.Spec, error) { return append(specs, s), nil })
-	if err != nil {
-		return nil, &api.Error{Status: http.StatusConflict, Code: api.CodeInvalidRequest, Param: "spec", Message: err.Error()}
-	}
-	for _, c := range changes {
-		if c.Kind == workers.Added {
-			return a.worker(c.New.Name)
-		}
-	}
-	return nil, &api.Error{Status: http.StatusConflict, Code: api.CodeInvalidRequest, Param: "spec", Message: "the fleet did not change"}
+	return s.c.AddWorker(spec)
 }
 
-func (a *server) removeWorker(q *http.Request) (any, error) {
+func (s *server) removeWorker(q *http.Request) (any, error) {
 	name := q.PathValue("name")
-	w, ok := a.o.Registry.Snapshot().Worker(name)
-	if !ok {
-		return nil, a.noWorker(name)
-	}
-	if w.Source == workers.SourceFile {
-		return nil, &api.Error{Status: http.StatusConflict, Code: api.CodeInvalidRequest, Param: "name", Message: fmt.Sprintf("worker %s comes from %s; remove it there, or drain it", name, w.Origin)}
-	}
-	if _, err := a.o.Registry.Modify(w.Source, func(specs []workers.Spec) ([]workers.Spec, error) {
-		return slices.DeleteFunc(specs, func(s workers.Spec) bool { return s.Name == name || s.Name == "" && s.URL.String() == w.URL.String() }), nil
-	}); err != nil {
+	if err := s.c.RemoveWorker(name); err != nil {
 		return nil, err
 	}
 	return map[string]string{"removed": name}, nil
-}
-
-func (a *server) drainWorker(q *http.Request, on bool) (any, error) {
-	name := q.PathValue("name")
-	w, ok := a.o.Registry.Snapshot().Worker(name)
-	if !ok {
-		return nil, a.noWorker(name)
-	}
-	if w.State.Draining() != on {
-		w.State.SetDraining(on)
-		e := eventlog.Event{Kind: "worker_draining", Worker: name, Text: fmt.Sprintf("worker %s drains: it gets no new requests, running ones finish", name)}
-		if !on {
-			e.Kind, e.Text = "worker_resumed", fmt.Sprintf("worker %s takes requests again", name)
-		}
-		a.o.Events.Add(e)
-	}
-	return a.worker(name)
 }
 
 // parseFilter reads "path=remote worker=d0 status>=500 model=m state=live word".
@@ -420,8 +374,8 @@ func parseFilter(text string, q *receipt.Query) error {
 	return nil
 }
 
-func (a *server) decisions(q *http.Request) (any, error) {
-	limit, err := number(q, "limit", 100, 1, 1000)
+func (s *server) decisions(q *http.Request) (any, error) {
+	limit, err := Number(q, "limit", 100, 1, 1000)
 	if err != nil {
 		return nil, err
 	}
@@ -429,7 +383,8 @@ func (a *server) decisions(q *http.Request) (any, error) {
 	if err := parseFilter(q.URL.Query().Get("filter"), &query); err != nil {
 		return nil, err
 	}
-	list, next, err := a.o.Receipts.List(query)
+	ring := s.r.Receipts()
+	list, next, err := ring.List(query)
 	if err != nil {
 		return nil, bad("cursor", "%v", err)
 	}
@@ -437,7 +392,7 @@ func (a *server) decisions(q *http.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return admin.DecisionList{Schema: admin.Schema, Now: time.Now(), Decisions: raw, Next: next, Total: a.o.Receipts.Stats().Total}, nil
+	return admin.DecisionList{Schema: admin.Schema, Now: s.r.Now(), Decisions: raw, Next: next, Total: ring.Stats().Total}, nil
 }
 
 func receipts(list []*receipt.Receipt, brief bool) ([]json.RawMessage, error) {
@@ -457,85 +412,21 @@ func receipts(list []*receipt.Receipt, brief bool) ([]json.RawMessage, error) {
 	return out, nil
 }
 
-func (a *server) decision(q *http.Request) (any, error) {
+func (s *server) decision(q *http.Request) (any, error) {
 	id := q.PathValue("id")
-	c, ok := a.o.Receipts.Get(id)
+	ring := s.r.Receipts()
+	c, ok := ring.Find(id)
 	if !ok {
-		c, ok = a.o.Receipts.ByRequest(id)
-	}
-	if !ok {
+		kept := "(--receipts)"
+		if s.c == nil {
+			kept = "of those that were played"
+		}
 		return nil, &api.Error{
 			Status: http.StatusNotFound, Code: "decision_not_found", Param: "id",
-			Message: fmt.Sprintf("no decision or request %q is kept here: the last %d are (--receipts)", api.Clip(id), a.o.Receipts.Stats().Capacity),
+			Message: fmt.Sprintf("no decision or request %q is kept here: the last %d are %s", api.Clip(id), ring.Stats().Capacity, kept),
 		}
 	}
 	return c, nil
-}
-
-func (a *server) indexStats(*http.Request) (any, error) { return a.o.State.IndexStats(time.Now()), nil }
-
-func (a *server) indexChildren(q *http.Request) (any, error) {
-	query := q.URL.Query()
-	limit, err := number(q, "limit", 100, 1, 1000)
-	if err != nil {
-		return nil, err
-	}
-	depth, err := number(q, "min_depth", 0, 0, 1<<30)
-	if err != nil {
-		return nil, err
-	}
-	o := kvindex.BrowseOptions{Limit: limit, MinDepth: depth}
-	switch s := kvindex.SortBy(query.Get("sort")); s {
-	case "", kvindex.ByOffset, kvindex.ByBlocks, kvindex.ByRanks, kvindex.ByHits:
-		o.Sort = s
-	default:
-		return nil, bad("sort", "sort=%q is not one of offset, blocks, ranks, hits", s)
-	}
-	labels := map[kvindex.Rank]string{}
-	for _, k := range a.o.Registry.Snapshot().Ranks {
-		labels[kvindex.Rank(k.Slot)] = k.Label
-		if query.Get("rank") == k.Label {
-			slot := kvindex.Rank(k.Slot)
-			o.Rank = &slot
-		}
-	}
-	if name := query.Get("rank"); name != "" && o.Rank == nil {
-		return nil, bad("rank", "there is no rank %q", api.Clip(name))
-	}
-	node := kvindex.Root
-	if raw := query.Get("node"); raw != "" {
-		n, err := strconv.ParseUint(raw, 16, 64)
-		if err != nil {
-			return nil, bad("node", "node=%q is not an id that this API gave", api.Clip(raw))
-		}
-		node = kvindex.NodeID(n)
-	}
-	b, err := a.o.Index.Children(node, o)
-	if errors.Is(err, kvindex.ErrUnknownNode) {
-		return nil, &api.Error{Status: http.StatusNotFound, Code: "node_not_found", Param: "node", Message: "the node is gone: its blocks were evicted or moved"}
-	}
-	if err != nil {
-		return nil, err
-	}
-	convert := func(c kvindex.Child) admin.IndexNode {
-		n := admin.IndexNode{
-			ID: strconv.FormatUint(uint64(c.ID), 16), OffsetBlocks: c.Offset, DepthBlocks: c.Depth, LengthBlocks: c.Length, Local: fmt.Sprintf("%016x", c.Local),
-			Children: c.Children, Blocks: c.Blocks, Exact: c.Exact, Ranks: c.Ranks, Longest: c.Longest, Hits: c.Hits, RankLabels: make([]string, 0, len(c.Mask)),
-		}
-		for _, k := range c.Mask {
-			n.RankLabels = append(n.RankLabels, labels[k])
-		}
-		return n
-	}
-	out := admin.IndexChildren{Schema: admin.Schema, Now: time.Now(), Children: make([]admin.IndexNode, 0, len(b.Children)), Total: b.Total, Partial: b.Partial}
-	if node != kvindex.Root {
-		n := convert(b.Node)
-		out.Node = &n
-	}
-	for _, c := range b.Children {
-		out.Children = append(out.Children, convert(c))
-	}
-	return out, nil
 }
 
 func convertEvents(in []eventlog.Event) []admin.Event {
@@ -546,18 +437,17 @@ func convertEvents(in []eventlog.Event) []admin.Event {
 	return out
 }
 
-func (a *server) events(q *http.Request) (any, error) {
-	limit, err := number(q, "limit", 100, 1, 10000)
+func (s *server) events(q *http.Request) (any, error) {
+	limit, err := Number(q, "limit", 100, 1, 10000)
 	if err != nil {
 		return nil, err
 	}
 	var after uint64
-	if raw := q.URL.Query().Get("after"); raw != "" {
-		if after, err = strconv.ParseUint(raw, 10, 64); err != nil {
-			return nil, bad("after", "after=%q is not a sequence number", api.Clip(raw))
+	told := q.URL.Query().Get("after")
+	if told != "" {
+		if after, err = strconv.ParseUint(told, 10, 64); err != nil {
+			return nil, bad("after", "after=%q is not a sequence number", api.Clip(told))
 		}
-	} else if _, newest, _ := a.o.Events.Since(0, 0); newest > uint64(limit) {
-		after = newest - uint64(limit) // who asks for some wants the newest
 	}
 	var wait time.Duration
 	if raw := q.URL.Query().Get("wait"); raw != "" {
@@ -565,48 +455,48 @@ func (a *server) events(q *http.Request) (any, error) {
 			return nil, bad("wait", "wait=%q is not a duration up to %s", api.Clip(raw), maxEventWait)
 		}
 	}
+	var draining <-chan struct{}
+	if s.c != nil {
+		draining = s.c.Draining()
+	}
 	ctx, cancel := context.WithTimeout(q.Context(), wait)
 	defer cancel()
 	for {
-		signal := a.o.Events.Wait()
-		list, newest, lost := a.o.Events.Since(after, limit)
+		log := s.r.Events()
+		signal := log.Wait()
+		from := after
+		switch _, newest, _ := log.Since(0, 0); {
+		case told == "" && newest > uint64(limit):
+			from = newest - uint64(limit) // who asks for some wants the newest
+		case after > newest:
+			from = 0 // the log has begun anew: the router started, or the recording was taken back
+		}
+		list, newest, lost := log.Since(from, limit)
 		if len(list) > 0 || ctx.Err() != nil || wait == 0 {
-			return admin.EventList{Schema: admin.Schema, Now: time.Now(), Events: convertEvents(list), Newest: newest, Lost: lost}, nil
+			return admin.EventList{Schema: admin.Schema, Now: s.r.Now(), Events: convertEvents(list), Newest: newest, Lost: lost}, nil
 		}
 		select {
 		case <-signal:
 		case <-ctx.Done():
-		case <-a.o.Draining:
+		case <-draining:
 			cancel()
 		}
 	}
 }
 
-// stream sends the recording, and tells of a listener that was dropped: nothing
-// can tell the listener itself.
-func (a *server) stream(w http.ResponseWriter, q *http.Request) {
-	a.o.Stream.ServeHTTP(w, q)
-	if b, ok := w.(*boundWriter); ok && b.late { // New made it
-		a.o.Events.Add(eventlog.Event{
-			Kind: "stream_dropped", Severity: eventlog.Warn,
-			Text: fmt.Sprintf("the listener to /admin/v1/stream at %s was dropped: it took nothing for %s (timeouts.write), so its recording ends there; what reads it must read on, or start it again", q.RemoteAddr, b.time),
-		})
-	}
-}
-
-func (a *server) snapshot(q *http.Request) (any, error) {
-	decisions, err := number(q, "decisions", 20, 0, 1000)
+func (s *server) snapshot(q *http.Request) (any, error) {
+	decisions, err := Number(q, "decisions", 20, 0, 1000)
 	if err != nil {
 		return nil, err
 	}
-	events, err := number(q, "events", 100, 0, 10000)
+	events, err := Number(q, "events", 100, 0, 10000)
 	if err != nil {
 		return nil, err
 	}
 	after, _ := strconv.ParseUint(q.URL.Query().Get("after"), 10, 64)
-	out := admin.Snapshot{Schema: admin.Schema, Status: a.state(), Workers: a.o.State.Workers(), Decisions: []json.RawMessage{}}
+	out := admin.Snapshot{Schema: admin.Schema, Status: s.r.Status(), Workers: s.r.Workers().Workers, Decisions: []json.RawMessage{}}
 	if decisions > 0 {
-		list, _, err := a.o.Receipts.List(receipt.Query{Limit: decisions})
+		list, _, err := s.r.Receipts().List(receipt.Query{Limit: decisions})
 		if err != nil {
 			return nil, err
 		}
@@ -614,9 +504,10 @@ func (a *server) snapshot(q *http.Request) (any, error) {
 			return nil, err
 		}
 	}
-	list, newest, _ := a.o.Events.Since(after, events)
-	if after == 0 || newest-after > uint64(events) {
-		list = a.o.Events.Last(events)
+	log := s.r.Events()
+	list, newest, _ := log.Since(after, events)
+	if after == 0 || after > newest || newest-after > uint64(events) {
+		list = log.Last(events)
 	}
 	out.Events = convertEvents(list)
 	return out, nil
@@ -624,7 +515,7 @@ func (a *server) snapshot(q *http.Request) (any, error) {
 
 // route answers what would be decided now, by the very stages of a request,
 // without sending or reserving anything.
-func (a *server) route(q *http.Request) (any, error) {
+func (s *server) route(q *http.Request) (any, error) {
 	var in admin.RouteRequest
 	if err := readJSON(q, &in); err != nil {
 		return nil, err
@@ -641,23 +532,7 @@ func (a *server) route(q *http.Request) (any, error) {
 	if in.Endpoint == "" {
 		in.Endpoint = "/v1/completions"
 	}
-	if in.Body == nil {
-		if in.Model == "" {
-			if models := a.o.Registry.Snapshot().Models(); len(models) == 1 {
-				in.Model = models[0]
-			}
-		}
-		var prompt any = in.Prompt
-		if in.Tokens != nil {
-			prompt = in.Tokens
-		}
-		raw, err := json.Marshal(map[string]any{"model": in.Model, "prompt": prompt})
-		if err != nil {
-			return nil, err
-		}
-		in.Body = raw
-	}
-	c, err := a.o.Route(q.Context(), in)
+	c, err := s.c.Route(q.Context(), in)
 	if err != nil {
 		return nil, err
 	}
@@ -672,9 +547,7 @@ func (a *server) route(q *http.Request) (any, error) {
 	return admin.RouteAnswer{Schema: admin.Schema, Receipt: raw, Text: text.String()}, nil
 }
 
-func (a *server) config(*http.Request) (any, error) { return a.o.Config(), nil }
-
-func (a *server) patchConfig(q *http.Request) (any, error) {
+func (s *server) patchConfig(q *http.Request) (any, error) {
 	var in admin.ConfigPatch
 	if err := readJSON(q, &in); err != nil {
 		return nil, err
@@ -682,16 +555,16 @@ func (a *server) patchConfig(q *http.Request) (any, error) {
 	if len(in.Settings) == 0 {
 		return nil, bad("settings", "no settings to change")
 	}
-	if err := a.o.Patch(in.Settings); err != nil {
+	if err := s.c.Patch(in.Settings); err != nil {
 		return nil, bad("settings", "%v", err)
 	}
-	return a.config(q)
+	return s.c.Config(), nil
 }
 
 // maxDrainSeconds is a week.
 const maxDrainSeconds = 7 * 24 * 3600
 
-func (a *server) drain(q *http.Request) (any, error) {
+func (s *server) drain(q *http.Request) (any, error) {
 	var in admin.DrainRequest
 	if err := readJSON(q, &in); err != nil {
 		return nil, err
@@ -699,5 +572,5 @@ func (a *server) drain(q *http.Request) (any, error) {
 	if in.TimeoutSeconds < 0 || in.TimeoutSeconds > maxDrainSeconds {
 		return nil, bad("timeout_seconds", "timeout_seconds: %v is not a number from 0 to %d", in.TimeoutSeconds, maxDrainSeconds)
 	}
-	return a.o.Drain(time.Duration(in.TimeoutSeconds * float64(time.Second))), nil
+	return s.c.Drain(time.Duration(in.TimeoutSeconds * float64(time.Second))), nil
 }

@@ -114,7 +114,16 @@ func (l *Log) Last(limit int) []Event {
 	return events
 }
 
-// Wait returns a channel that is closed when the next event is stored.
+// Close wakes who waits, now and later: another log has taken the place of this
+// one. Nothing may be added any more.
+func (l *Log) Close() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	close(l.signal)
+}
+
+// Wait returns a channel that is closed when the next event is stored, or the log
+// is closed.
 func (l *Log) Wait() <-chan struct{} {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -95,7 +95,7 @@ func TestGolden(t *testing.T) {
 		r.Outcome.Status, r.Outcome.ErrorCode = 503, "no_decode_worker"
 	})
 	for name, l := range map[string]Live{"running.txt": running, "remote.txt": done, "local.txt": local, "none.txt": none} {
-		r, ok := ring.Get(l.ID())
+		r, ok := ring.Find(l.ID())
 		if !ok {
 			t.Fatalf("%s: receipt is gone", name)
 		}
@@ -105,7 +105,7 @@ func TestGolden(t *testing.T) {
 		}
 		golden(t, name, b.Bytes())
 	}
-	r, _ := ring.Get(done.ID())
+	r, _ := ring.Find(done.ID())
 	b, err := json.MarshalIndent(r, "", "  ")
 	if err != nil {
 		t.Fatal(err)
@@ -126,18 +126,18 @@ func TestLiveAndFinished(t *testing.T) {
 	if !l.Update(remote) {
 		t.Fatal("a running receipt cannot be changed")
 	}
-	copied, ok := ring.Get(l.ID())
+	copied, ok := ring.Find(l.ID())
 	if !ok || !copied.Live || copied.Decode.Chosen != "decode-2/dp0" {
 		t.Fatalf("live copy: %+v", copied)
 	}
 	copied.Decode.Candidates[0].Rank, copied.Legs[0].Worker = "changed", "changed"
-	if again, _ := ring.Get(l.ID()); again.Decode.Candidates[0].Rank == "changed" || again.Legs[0].Worker == "changed" {
+	if again, _ := ring.Find(l.ID()); again.Decode.Candidates[0].Rank == "changed" || again.Legs[0].Worker == "changed" {
 		t.Error("a copy shares memory with the ring")
 	}
 	if !l.Finish(finish) || l.Finish(finish) || l.Update(func(r *Receipt) { r.Model = "changed" }) {
 		t.Error("a receipt finishes once and does not change afterwards")
 	}
-	if r, _ := ring.Get(l.ID()); r.Live || r.Model != "small" || r.Outcome.Status != 200 {
+	if r, _ := ring.Find(l.ID()); r.Live || r.Model != "small" || r.Outcome.Status != 200 {
 		t.Errorf("finished: %+v", r)
 	}
 	if (Live{}).Update(remote) || (Live{}).Finish(nil) || (Live{}).ID() != "" {
@@ -162,7 +162,7 @@ func TestEveryAttemptStays(t *testing.T) {
 			}
 		})
 	}
-	r, ok := l.ring.Get(l.ID())
+	r, ok := l.ring.Find(l.ID())
 	if !ok || r.Attempt != attempts || len(r.Decode.Candidates) != ranks || len(r.Earlier) != maxEarlier || r.EarlierOmitted != attempts-1-maxEarlier {
 		t.Fatalf("attempt %d with %d candidates after %d earlier ones, %d omitted", r.Attempt, len(r.Decode.Candidates), len(r.Earlier), r.EarlierOmitted)
 	}
@@ -188,8 +188,42 @@ func TestEveryAttemptStays(t *testing.T) {
 		}
 	}
 	r.Earlier[0].Reason, r.Earlier[0].Decode.Candidates[0].Rank = "changed", "changed"
-	if again, _ := l.ring.Get(l.ID()); again.Earlier[0].Reason == "changed" || again.Earlier[0].Decode.Candidates[0].Rank == "changed" {
+	if again, _ := l.ring.Find(l.ID()); again.Earlier[0].Reason == "changed" || again.Earlier[0].Decode.Candidates[0].Rank == "changed" {
 		t.Error("a copy shares memory with the ring")
+	}
+}
+
+// TestOtherIDs: a receipt that was given another id, as those of a recording are,
+// is found by it, and the cursor of a list does not depend on it.
+func TestOtherIDs(t *testing.T) {
+	ring := NewRing(Options{Capacity: 4, Epoch: 1})
+	for i := range 6 {
+		l := ring.Begin(at)
+		l.Update(func(r *Receipt) { r.ID, r.RequestID = fmt.Sprint("id-", i), fmt.Sprint("req-", i) })
+		l.Finish(nil)
+	}
+	for i := range 6 {
+		for _, id := range []string{fmt.Sprint("id-", i), fmt.Sprint("req-", i)} {
+			if r, ok := ring.Find(id); ok != (i >= 2) || ok && r.ID != fmt.Sprint("id-", i) {
+				t.Errorf("%s: %v, %v", id, r, ok)
+			}
+		}
+	}
+	var got []string
+	for cursor := ""; ; {
+		list, next, err := ring.List(Query{Limit: 3, Before: cursor})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, r := range list {
+			got = append(got, r.ID)
+		}
+		if cursor = next; cursor == "" {
+			break
+		}
+	}
+	if want := "[id-5 id-4 id-3 id-2]"; fmt.Sprint(got) != want {
+		t.Errorf("the list is %v, want %s", got, want)
 	}
 }
 
@@ -208,7 +242,7 @@ func TestStaleHandle(t *testing.T) {
 			t.Error("a stale handle works")
 		}
 	}
-	if r, ok := ring.Get(now.ID()); !ok || r.Model != "" {
+	if r, ok := ring.Find(now.ID()); !ok || r.Model != "" {
 		t.Errorf("%+v", r)
 	}
 }
@@ -222,7 +256,7 @@ func TestPushedOutComesBack(t *testing.T) {
 	for range 9 {
 		ring.Begin(at).Finish(nil)
 	}
-	if _, ok := ring.Get(long.ID()); ok {
+	if _, ok := ring.Find(long.ID()); ok {
 		t.Error("it was not pushed out")
 	}
 	if got := ring.Stats(); got != (Stats{Total: 10, Live: 1, Capacity: 4, PushedOut: 1}) {
@@ -231,10 +265,10 @@ func TestPushedOutComesBack(t *testing.T) {
 	if !long.Finish(finish) {
 		t.Error("it cannot be finished")
 	}
-	if r, ok := ring.Get(long.ID()); !ok || r.Outcome.Status != 200 {
+	if r, ok := ring.Find(long.ID()); !ok || r.Outcome.Status != 200 {
 		t.Errorf("by id: %v", ok)
 	}
-	if r, ok := ring.ByRequest("long"); !ok || r.ID != long.ID() {
+	if r, ok := ring.Find("long"); !ok || r.ID != long.ID() {
 		t.Errorf("by request: %v", ok)
 	}
 }
@@ -247,15 +281,15 @@ func TestLookups(t *testing.T) {
 		l.Update(func(r *Receipt) { r.RequestID = fmt.Sprint("req-", i%2) })
 		ids = append(ids, l.ID())
 	}
-	if r, ok := ring.ByRequest("req-0"); !ok || r.ID != ids[4] {
+	if r, ok := ring.Find("req-0"); !ok || r.ID != ids[4] {
 		t.Errorf("the newest of a request id is %v", r)
 	}
 	for _, id := range []string{"", "x", "0000000700000000000", "00000008000000000001", "00000007000000000009", "00000007000000000000", strings.Repeat("0", 5000)} {
-		if _, ok := ring.Get(id); ok {
-			t.Errorf("Get(%.30q) found something", id)
+		if _, ok := ring.Find(id); ok {
+			t.Errorf("Find(%.30q) found something", id)
 		}
 	}
-	if _, ok := ring.ByRequest("nobody"); ok {
+	if _, ok := ring.Find("nobody"); ok {
 		t.Error("an unknown request id was found")
 	}
 }
@@ -336,7 +370,7 @@ func TestBounds(t *testing.T) {
 		}
 		r.Outcome.Error = strings.Repeat("e", 5000)
 	})
-	r, _ := ring.Get(l.ID())
+	r, _ := ring.Find(l.ID())
 	if len(r.Decode.Candidates) != 3 || r.Decode.Omitted != 7 || len(r.Legs) != maxLegs || r.LegsOmitted != 4 || len(r.Notes) != maxNotes {
 		t.Errorf("%d+%d candidates, %d+%d legs, %d notes", len(r.Decode.Candidates), r.Decode.Omitted, len(r.Legs), r.LegsOmitted, len(r.Notes))
 	}
@@ -389,11 +423,11 @@ func TestConcurrent(t *testing.T) {
 				}
 				for _, r := range list {
 					check(r)
-					if r, ok := ring.Get(r.ID); ok {
+					if r, ok := ring.Find(r.ID); ok {
 						check(r)
 					}
 				}
-				if r, ok := ring.ByRequest("w3"); ok {
+				if r, ok := ring.Find("w3"); ok {
 					check(r)
 				}
 			}
@@ -476,6 +510,6 @@ func BenchmarkByRequest(b *testing.B) {
 		write(ring, 4)
 	}
 	for b.Loop() {
-		ring.ByRequest("nobody")
+		ring.Find("nobody")
 	}
 }

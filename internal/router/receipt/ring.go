@@ -232,24 +232,20 @@ func (e *entry) read(want func(seq uint64, r *Receipt) bool) *Receipt {
 	return e.rec.clone()
 }
 
-// Get is a copy of the receipt of a decision.
-func (r *Ring) Get(id string) (*Receipt, bool) {
-	seq, ok := r.parse(id)
-	if !ok {
-		return nil, false
-	}
-	same := func(s uint64, _ *Receipt) bool { return s == seq }
-	if c := r.at(r.recent, seq).read(same); c != nil {
-		return c, true
-	}
-	return r.scanDone(same)
-}
-
-// ByRequest is a copy of the newest receipt of a request id. It looks through
-// the whole ring.
-func (r *Ring) ByRequest(id string) (*Receipt, bool) {
-	same := func(_ uint64, c *Receipt) bool { return c.RequestID == id }
+// Find is a copy of the receipt of a decision, or of the newest one of a request
+// id. For an id that is not one of its own, it looks through the whole ring.
+func (r *Ring) Find(id string) (*Receipt, bool) {
 	last := r.seq.Load()
+	if seq, ok := r.parse(id); ok {
+		same := func(s uint64, _ *Receipt) bool { return s == seq }
+		if c := r.at(r.recent, seq).read(same); c != nil {
+			return c, true
+		}
+		if c, ok := r.scanDone(same); ok {
+			return c, true
+		}
+	}
+	same := func(_ uint64, c *Receipt) bool { return c.ID == id || c.RequestID == id }
 	for i := range min(last, uint64(len(r.recent))) {
 		if c := r.at(r.recent, last-i).read(same); c != nil {
 			return c, true
@@ -274,8 +270,8 @@ func (r *Ring) scanDone(want func(uint64, *Receipt) bool) (*Receipt, bool) {
 type Query struct {
 	// Limit is how many at most; default 100, at most 1000.
 	Limit int
-	// Before is the id of a receipt, or the cursor that List gave: only
-	// older decisions are listed.
+	// Before is the cursor that List gave, or the id that Begin gave to a
+	// receipt: only older decisions are listed.
 	Before string
 	// Path, Reason, Model and State pick by equality; State is "live" or
 	// "done".
@@ -315,15 +311,16 @@ func (r *Ring) List(q Query) (list []*Receipt, cursor string, err error) {
 			from = 0
 		}
 	}
+	last := from // of those in the list
 	for seq := from; seq >= oldest && seq > 0; seq-- {
 		c := r.at(r.recent, seq).read(func(s uint64, c *Receipt) bool { return s == seq && q.match(c) })
 		if c == nil {
 			continue
 		}
 		if len(list) == limit {
-			return list, list[limit-1].ID, nil
+			return list, r.id(last), nil
 		}
-		list = append(list, c)
+		list, last = append(list, c), seq
 	}
 	return list, "", nil
 }

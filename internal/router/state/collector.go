@@ -2,6 +2,7 @@ package state
 
 import (
 	"strconv"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -95,7 +96,7 @@ func (s *State) Collect(ch chan<- prometheus.Metric) {
 	counter(descs.doubles, s.Ledger.DoubleReleases())
 	ok, _ := s.Ready()
 	gauge(descs.ready, flag(ok))
-	for _, w := range s.Workers() {
+	for _, w := range s.Workers(time.Now()).Workers {
 		for _, h := range []workers.Health{workers.Unknown, workers.Healthy, workers.Unhealthy, workers.Ejected, workers.Asleep} {
 			gauge(descs.health, flag(h.String() == w.Health), w.Name, w.Role, h.String())
 		}

@@ -113,13 +113,25 @@ func (s *State) Status(now time.Time) admin.Status {
 }
 
 func (s *State) indexTotals(untrusted int) admin.IndexTotals {
-	x := s.Index.Stats()
-	t := admin.IndexTotals{
-		Blocks: x.Blocks, Memberships: x.Memberships, Nodes: x.Nodes, Bytes: x.Bytes, MaxBlocks: x.MaxBlocks,
-		Lookups: x.Lookups, Stored: x.Stored, Removed: x.Removed, Orphaned: x.Orphaned, Refused: x.Refused, UntrustedRank: untrusted,
-	}
-	t.HitShare = s.Traffic.HitShare()
+	t := IndexTotals(s.Index)
+	t.UntrustedRank, t.HitShare = untrusted, s.Traffic.HitShare()
 	return t
+}
+
+// IndexTotals are the figures of an index by itself.
+func IndexTotals(x *kvindex.Index) admin.IndexTotals {
+	t := x.Stats()
+	return admin.IndexTotals{
+		Blocks: t.Blocks, Memberships: t.Memberships, Nodes: t.Nodes, Bytes: t.Bytes, MaxBlocks: t.MaxBlocks,
+		Lookups: t.Lookups, Stored: t.Stored, Removed: t.Removed, Orphaned: t.Orphaned, Refused: t.Refused,
+	}
+}
+
+// IndexRank is a rank's part in an index.
+func IndexRank(x *kvindex.RankStats) admin.IndexRank {
+	return admin.IndexRank{
+		Label: x.Name, Slot: uint32(x.Rank), Blocks: x.Blocks, Stored: x.Stored, Removed: x.Removed, Orphaned: x.Orphaned, Refused: x.Refused, Lost: x.Lost,
+	}
 }
 
 // condition sums the router's state up in a word, with the reasons when it is
@@ -187,7 +199,7 @@ func (s *State) feedStatus() map[uint32]kvfeed.Status {
 }
 
 // Workers describe the fleet, with its ranks.
-func (s *State) Workers() []admin.Worker {
+func (s *State) Workers(now time.Time) admin.WorkerList {
 	snap := s.Registry.Snapshot()
 	feeds := s.feedStatus()
 	out := make([]admin.Worker, 0, len(snap.Workers))
@@ -222,7 +234,7 @@ func (s *State) Workers() []admin.Worker {
 		}
 		out = append(out, a)
 	}
-	return out
+	return admin.WorkerList{Schema: admin.Schema, Now: now, Revision: snap.Revision, Workers: out}
 }
 
 // IndexStats are the index and each rank's part in it.
@@ -236,7 +248,7 @@ func (s *State) IndexStats(now time.Time) admin.IndexStats {
 	out := admin.IndexStats{Schema: admin.Schema, Now: now, Totals: s.indexTotals(untrusted), Ranks: []admin.IndexRank{}}
 	for _, k := range s.Registry.Snapshot().Ranks {
 		if x, ok := s.Index.RankStats(kvindex.Rank(k.Slot)); ok {
-			out.Ranks = append(out.Ranks, admin.IndexRank{Label: k.Label, Slot: k.Slot, Blocks: x.Blocks, Stored: x.Stored, Removed: x.Removed, Orphaned: x.Orphaned, Refused: x.Refused, Lost: x.Lost})
+			out.Ranks = append(out.Ranks, IndexRank(&x))
 		}
 	}
 	return out

@@ -1,0 +1,88 @@
+package adminserver
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"strconv"
+
+	"github.com/dynctl/dynctl/internal/router/admin"
+	"github.com/dynctl/dynctl/internal/router/api"
+	"github.com/dynctl/dynctl/internal/router/kvindex"
+)
+
+// IndexQuery picks children of a node of the index.
+type IndexQuery struct {
+	kvindex.BrowseOptions
+	Node kvindex.NodeID
+	// Label, when not empty, is that of the rank that holds some of them.
+	Label string
+}
+
+// IndexChildren lists children of a node of an index whose ranks have labels.
+func IndexChildren(x *kvindex.Index, labels map[kvindex.Rank]string, q IndexQuery) (admin.IndexChildren, error) {
+	if q.Label != "" {
+		for rank, label := range labels {
+			if label == q.Label {
+				q.Rank = &rank
+			}
+		}
+		if q.Rank == nil {
+			return admin.IndexChildren{}, bad("rank", "there is no rank %q", api.Clip(q.Label))
+		}
+	}
+	b, err := x.Children(q.Node, q.BrowseOptions)
+	if errors.Is(err, kvindex.ErrUnknownNode) {
+		return admin.IndexChildren{}, &api.Error{Status: http.StatusNotFound, Code: "node_not_found", Param: "node", Message: "the node is gone: its blocks were evicted or moved"}
+	}
+	if err != nil {
+		return admin.IndexChildren{}, err
+	}
+	convert := func(c kvindex.Child) admin.IndexNode {
+		n := admin.IndexNode{
+			ID: strconv.FormatUint(uint64(c.ID), 16), OffsetBlocks: c.Offset, DepthBlocks: c.Depth, LengthBlocks: c.Length, Local: fmt.Sprintf("%016x", c.Local),
+			Children: c.Children, Blocks: c.Blocks, Exact: c.Exact, Ranks: c.Ranks, Longest: c.Longest, Hits: c.Hits, RankLabels: make([]string, 0, len(c.Mask)),
+		}
+		for _, k := range c.Mask {
+			n.RankLabels = append(n.RankLabels, labels[k])
+		}
+		return n
+	}
+	out := admin.IndexChildren{Schema: admin.Schema, Children: make([]admin.IndexNode, 0, len(b.Children)), Total: b.Total, Partial: b.Partial}
+	if q.Node != kvindex.Root {
+		n := convert(b.Node)
+		out.Node = &n
+	}
+	for _, c := range b.Children {
+		out.Children = append(out.Children, convert(c))
+	}
+	return out, nil
+}
+
+func (s *server) indexChildren(r *http.Request) (any, error) {
+	query := r.URL.Query()
+	q := IndexQuery{Label: query.Get("rank"), Node: kvindex.Root}
+	var err error
+	if q.Limit, err = Number(r, "limit", 100, 1, 1000); err != nil {
+		return nil, err
+	}
+	if q.MinDepth, err = Number(r, "min_depth", 0, 0, 1<<30); err != nil {
+		return nil, err
+	}
+	switch by := kvindex.SortBy(query.Get("sort")); by {
+	case "", kvindex.ByOffset, kvindex.ByBlocks, kvindex.ByRanks, kvindex.ByHits:
+		q.Sort = by
+	default:
+		return nil, bad("sort", "sort=%q is not one of offset, blocks, ranks, hits", by)
+	}
+	if raw := query.Get("node"); raw != "" {
+		n, err := strconv.ParseUint(raw, 16, 64)
+		if err != nil {
+			return nil, bad("node", "node=%q is not an id that this API gave", api.Clip(raw))
+		}
+		q.Node = kvindex.NodeID(n)
+	}
+	out, err := s.r.IndexChildren(q)
+	out.Now = s.r.Now()
+	return out, err
+}

@@ -1,0 +1,217 @@
+package router
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"slices"
+	"time"
+
+	"github.com/dynctl/dynctl/internal/router/admin"
+	"github.com/dynctl/dynctl/internal/router/adminserver"
+	"github.com/dynctl/dynctl/internal/router/api"
+	"github.com/dynctl/dynctl/internal/router/eventlog"
+	"github.com/dynctl/dynctl/internal/router/kvindex"
+	"github.com/dynctl/dynctl/internal/router/receipt"
+	"github.com/dynctl/dynctl/internal/workers"
+)
+
+// AdminOptions set up the admin API.
+type AdminOptions struct {
+	// TokenFile holds the bearer token; empty asks for none.
+	TokenFile string
+	// Name of this replica in status; the data plane's address.
+	Name string
+	// Sim controls the simulated engines of this process, under /sim/v1/; nil
+	// without them.
+	Sim http.Handler
+	// Settings lists the effective configuration; nil for none.
+	Settings func(c *Config) []admin.ConfigValue
+	// Patch makes the configuration with some settings changed; nil refuses
+	// changes.
+	Patch func(c Config, settings map[string]any) (Config, error)
+	// Stream answers GET /admin/v1/stream with a recording; nil for none.
+	Stream http.Handler
+	// Recorder tells of the recording of this process, nil while there is
+	// none; may be nil itself.
+	Recorder func() *admin.Recorder
+}
+
+// AdminHandler is the admin API, the metrics page and the probes.
+func (r *Router) AdminHandler(o AdminOptions) (http.Handler, error) {
+	probe := http.HandlerFunc(r.probe)
+	a := adminserver.Access{
+		Terms: func() adminserver.Terms {
+			s := r.settings.Load()
+			return adminserver.Terms{Hosts: s.AdminHosts, Body: s.Timeouts.Body, Write: s.Timeouts.Write}
+		},
+		Open: map[string]http.Handler{"GET /healthz": probe, "GET /readyz": probe},
+	}
+	if o.TokenFile != "" {
+		var err error
+		if a.Token, err = adminserver.ReadToken(o.TokenFile); err != nil {
+			return nil, err
+		}
+	}
+	more := map[string]http.Handler{"GET /metrics": r.metrics.Handler()}
+	if o.Sim != nil {
+		more["/sim/v1/"] = o.Sim
+	}
+	if o.Stream != nil {
+		more["GET /admin/v1/stream"] = adminserver.Stream(o.Stream, r.events)
+	}
+	c := &console{r, o}
+	return adminserver.New(a, c, c, more), nil
+}
+
+// console is a router as the admin API shows and changes it.
+type console struct {
+	*Router
+	o AdminOptions
+}
+
+func (c *console) Now() time.Time { return time.Now() }
+
+// Status is the router's, with what only the API's owner knows.
+func (c *console) Status() admin.Status {
+	st := c.state.Status(c.Now())
+	st.Name, st.Listen = c.o.Name, c.o.Name
+	if c.o.Recorder == nil {
+		return st
+	}
+	if st.Recorder = c.o.Recorder(); st.Recorder != nil && st.Recorder.Error != "" {
+		st.Reasons = append(st.Reasons, "the recording has ended: "+st.Recorder.Error)
+		if st.State == "ready" {
+			st.State = "degraded"
+		}
+	}
+	return st
+}
+
+func (c *console) Workers() admin.WorkerList { return c.state.Workers(c.Now()) }
+
+func (c *console) Receipts() *receipt.Ring { return c.receipts }
+
+func (c *console) Events() *eventlog.Log { return c.events }
+
+func (c *console) IndexStats() admin.IndexStats { return c.state.IndexStats(c.Now()) }
+
+func (c *console) IndexChildren(q adminserver.IndexQuery) (admin.IndexChildren, error) {
+	labels := map[kvindex.Rank]string{}
+	for _, k := range c.registry.Snapshot().Ranks {
+		labels[kvindex.Rank(k.Slot)] = k.Label
+	}
+	return adminserver.IndexChildren(c.index, labels, q)
+}
+
+// worker describes one worker.
+func (c *console) worker(name string) (admin.Worker, error) {
+	for _, w := range c.Workers().Workers {
+		if w.Name == name {
+			return w, nil
+		}
+	}
+	return admin.Worker{}, c.noWorker(name)
+}
+
+func (c *console) noWorker(name string) error {
+	var names []string
+	for _, w := range c.registry.Snapshot().Workers {
+		names = append(names, w.Name)
+	}
+	e := &api.Error{Status: http.StatusNotFound, Code: api.CodeWorkerNotFound, Param: "name", Message: fmt.Sprintf("there is no worker %q", api.Clip(name))}
+	if near := workers.Nearest(name, names); near != "" {
+		e.Message += fmt.Sprintf("; did you mean %q?", near)
+	}
+	return e
+}
+
+// conflict is the error for what the fleet as it is does not allow.
+func conflict(param, message string) error {
+	return &api.Error{Status: http.StatusConflict, Code: api.CodeInvalidRequest, Param: param, Message: message}
+}
+
+func (c *console) AddWorker(s workers.Spec) (admin.Worker, error) {
+	s.Origin = "admin API"
+	changes, err := c.registry.Modify(workers.SourceAdmin, func(specs []workers.Spec) ([]workers.Spec, error) { return append(specs, s), nil })
+	if err != nil {
+		return admin.Worker{}, conflict("spec", err.Error())
+	}
+	for _, change := range changes {
+		if change.Kind == workers.Added {
+			return c.worker(change.New.Name)
+		}
+	}
+	return admin.Worker{}, conflict("spec", "the fleet did not change")
+}
+
+func (c *console) RemoveWorker(name string) error {
+	w, ok := c.registry.Snapshot().Worker(name)
+	if !ok {
+		return c.noWorker(name)
+	}
+	if w.Source == workers.SourceFile {
+		return conflict("name", fmt.Sprintf("worker %s comes from %s; remove it there, or drain it", name, w.Origin))
+	}
+	_, err := c.registry.Modify(w.Source, func(specs []workers.Spec) ([]workers.Spec, error) {
+		return slices.DeleteFunc(specs, func(s workers.Spec) bool { return s.Name == name || s.Name == "" && s.URL.String() == w.URL.String() }), nil
+	})
+	return err
+}
+
+func (c *console) DrainWorker(name string, on bool) (admin.Worker, error) {
+	w, ok := c.registry.Snapshot().Worker(name)
+	if !ok {
+		return admin.Worker{}, c.noWorker(name)
+	}
+	if w.State.Draining() != on {
+		w.State.SetDraining(on)
+		e := eventlog.Event{Kind: "worker_draining", Worker: name, Text: fmt.Sprintf("worker %s drains: it gets no new requests, running ones finish", name)}
+		if !on {
+			e.Kind, e.Text = "worker_resumed", fmt.Sprintf("worker %s takes requests again", name)
+		}
+		c.event(e)
+	}
+	return c.worker(name)
+}
+
+func (c *console) Route(ctx context.Context, in admin.RouteRequest) (*receipt.Receipt, error) {
+	return c.dryRun(ctx, in)
+}
+
+func (c *console) Config() admin.ConfigView {
+	s := c.settings.Load()
+	v := admin.ConfigView{Schema: admin.Schema, Revision: s.revision, Settings: []admin.ConfigValue{}}
+	if c.o.Settings != nil {
+		v.Settings = c.o.Settings(&s.Config)
+		for i := range v.Settings {
+			v.Settings[i].Origin = s.origin[v.Settings[i].Key]
+		}
+	}
+	return v
+}
+
+func (c *console) Patch(settings map[string]any) error {
+	if c.o.Patch == nil {
+		return errors.New("this router takes no changes")
+	}
+	return c.Change(func(now Config, origin map[string]string) (Config, map[string]string, error) {
+		now, err := c.o.Patch(now, settings)
+		origin = maps.Clone(origin)
+		if origin == nil {
+			origin = map[string]string{}
+		}
+		for k := range settings {
+			origin[k] = "admin API"
+		}
+		return now, origin, err
+	})
+}
+
+// Drain begins one; serve waits for its end.
+func (c *console) Drain(timeout time.Duration) admin.DrainState {
+	c.beginDrain(timeout)
+	return *facts{c.Router}.Drain()
+}
