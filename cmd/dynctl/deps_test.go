@@ -34,7 +34,7 @@ var allowed = map[string][]string{
 
 	"internal/router": {"internal/router/...", "internal/settings", "internal/workers", "internal/workers/discovery", "internal/workers/health"},
 
-	"internal/router/admin":       {},
+	"internal/router/admin":       {"internal/router/eventlog"},
 	"internal/router/adminserver": {"internal/router/admin", "internal/router/admission", "internal/router/api", "internal/router/eventlog", "internal/router/kvindex", "internal/router/receipt", "internal/workers"},
 	"internal/router/admission":   {},
 	"internal/router/api":         {},

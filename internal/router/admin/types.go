@@ -10,6 +10,8 @@ package admin
 import (
 	"encoding/json"
 	"time"
+
+	"github.com/dynctl/dynctl/internal/router/eventlog"
 )
 
 // Schema names this version of the API.
@@ -326,17 +328,7 @@ type IndexNode struct {
 }
 
 // Event is one entry of the event log.
-type Event struct {
-	Seq      uint64         `json:"seq"`
-	At       time.Time      `json:"at"`
-	Kind     string         `json:"kind"`
-	Severity string         `json:"severity"` // "info", "warn", "error"
-	Worker   string         `json:"worker,omitempty"`
-	Rank     string         `json:"rank,omitempty"`
-	Text     string         `json:"text"`
-	Request  string         `json:"request,omitempty"` // decision id
-	Fields   map[string]any `json:"fields,omitempty"`
-}
+type Event = eventlog.Event
 
 // EventList answers GET /admin/v1/events?after=&limit=&wait=, oldest first:
 // the events that follow "after", the newest without it.

@@ -429,14 +429,6 @@ func (s *server) decision(q *http.Request) (any, error) {
 	return c, nil
 }
 
-func convertEvents(in []eventlog.Event) []admin.Event {
-	out := make([]admin.Event, 0, len(in))
-	for _, e := range in {
-		out = append(out, admin.Event{Seq: e.Seq, At: e.At, Kind: e.Kind, Severity: string(e.Severity), Worker: e.Worker, Rank: e.Rank, Text: e.Text, Request: e.Request, Fields: e.Fields})
-	}
-	return out
-}
-
 func (s *server) events(q *http.Request) (any, error) {
 	limit, err := Number(q, "limit", 100, 1, 10000)
 	if err != nil {
@@ -473,7 +465,7 @@ func (s *server) events(q *http.Request) (any, error) {
 		}
 		list, newest, lost := log.Since(from, limit)
 		if len(list) > 0 || ctx.Err() != nil || wait == 0 {
-			return admin.EventList{Schema: admin.Schema, Now: s.r.Now(), Events: convertEvents(list), Newest: newest, Lost: lost}, nil
+			return admin.EventList{Schema: admin.Schema, Now: s.r.Now(), Events: list, Newest: newest, Lost: lost}, nil
 		}
 		select {
 		case <-signal:
@@ -509,7 +501,7 @@ func (s *server) snapshot(q *http.Request) (any, error) {
 	if after == 0 || after > newest || newest-after > uint64(events) {
 		list = log.Last(events)
 	}
-	out.Events = convertEvents(list)
+	out.Events = list
 	return out, nil
 }
 

@@ -87,7 +87,7 @@ func (l *Log) Add(e Event) Event {
 func (l *Log) Since(after uint64, limit int) (events []Event, newest, lost uint64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	newest = l.next - 1
+	events, newest = []Event{}, l.next-1
 	first := after + 1
 	if newest >= uint64(len(l.ring)) {
 		if oldest := newest - uint64(len(l.ring)) + 1; first < oldest {

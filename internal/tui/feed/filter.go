@@ -247,7 +247,7 @@ func (e EventRow) Field(key string) (string, bool) {
 	case "kind":
 		return e.Kind, true
 	case "severity":
-		return e.Severity, true
+		return string(e.Severity), true
 	case "worker":
 		return e.Worker, true
 	case "rank":
@@ -262,5 +262,5 @@ func (e EventRow) Field(key string) (string, bool) {
 
 // FullText implements Row.
 func (e EventRow) FullText() string {
-	return e.Severity + " " + e.Kind + " " + e.Worker + " " + e.Rank + " " + e.Text
+	return string(e.Severity) + " " + e.Kind + " " + e.Worker + " " + e.Rank + " " + e.Text
 }

@@ -79,7 +79,7 @@ func (e *Events) Act(c *Ctx, a keys.Action) (tea.Cmd, bool) {
 
 func eventText(x *admin.Event) []string {
 	out := []string{
-		"time      " + x.At.UTC().Format("2006-01-02 15:04:05.000 UTC"), "kind      " + x.Kind, "severity  " + x.Severity,
+		"time      " + x.At.UTC().Format("2006-01-02 15:04:05.000 UTC"), "kind      " + x.Kind, "severity  " + string(x.Severity),
 		"worker    " + orDash(x.Worker), "rank      " + orDash(x.Rank), "text      " + x.Text,
 	}
 	if len(x.Fields) > 0 {
@@ -134,7 +134,7 @@ func (e *Events) Row(c *Ctx) (string, string) {
 		return "", ""
 	}
 	x := rows[e.at]
-	return x.Kind, strings.Join([]string{x.At.UTC().Format(time.RFC3339Nano), x.Severity, orDash(x.Rank + x.Worker), x.Kind, x.Text}, " ")
+	return x.Kind, strings.Join([]string{x.At.UTC().Format(time.RFC3339Nano), string(x.Severity), orDash(x.Rank + x.Worker), x.Kind, x.Text}, " ")
 }
 
 // Click implements Page.
@@ -172,7 +172,7 @@ func (e *Events) Draw(c *Ctx, p *widget.Painter) {
 	from, to := e.window(len(rows), h)
 	for i := from; i < to; i++ {
 		x := rows[i]
-		sev := feed.ParseSeverity(x.Severity)
+		sev := feed.ParseSeverity(string(x.Severity))
 		p.Select(i == e.at)
 		mark(p, i == e.at, sev)
 		p.Cell(theme.Dim, x.At.Local().Format("15:04:05.000"), 13)
@@ -205,7 +205,7 @@ func (e *Events) Draw(c *Ctx, p *widget.Painter) {
 	}
 	counts := map[string]int{}
 	for i := range c.Events {
-		counts[c.Events[i].Severity]++
+		counts[string(c.Events[i].Severity)]++
 	}
 	p.Fill(c.H - 1)
 	words := make([]string, 0, len(counts))
