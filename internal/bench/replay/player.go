@@ -272,10 +272,14 @@ func (p *Player) playEvent(r *playRank, rec *trace.Record) {
 // Overlap asks who holds how many leading blocks.
 func (p *Player) Overlap(locals []uint64, q *kvindex.Query) { p.index.Overlap(locals, q) }
 
+// trusted reports whether the rank's entries count; they do unless a record said
+// otherwise.
+func (r *playRank) trusted() bool { return r.trust || !r.trustTold }
+
 // usable is how many leading tokens a rank is known to hold, as the router
 // reads the index: none when it is not trusted, whole engine blocks only.
 func (r *playRank) usable(q *kvindex.Query) int {
-	if r.trustTold && !r.trust {
+	if !r.trusted() {
 		return 0
 	}
 	n := q.Depth(r.slot)

@@ -169,3 +169,44 @@ func TestStage(t *testing.T) {
 		t.Errorf("%d requests at the end, %v", st.Traffic.Requests, err)
 	}
 }
+
+// TestStageAnswersStay: what was asked of a stage does not change while it plays
+// on, and a rank whose engine tells no KV events is not counted as untrusted.
+func TestStageAnswersStay(t *testing.T) {
+	stage, err := NewStage(func() (*trace.Reader, error) {
+		return trace.Open("../../../testdata/trace/vllm-0.32.0-1p1d-evictions.jsonl.zst", nil, trace.Options{})
+	}, PlayerOptions{}, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stage.Close()
+	text := func(v any) string {
+		raw, err := json.Marshal(v)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(raw)
+	}
+	for !stage.ended {
+		if err := stage.Control("step", 20); err != nil {
+			t.Fatal(err)
+		}
+		was := []any{stage.Status(), stage.Workers(), stage.IndexStats()}
+		before := text(was)
+		if err := stage.Control("step", 20); err != nil {
+			t.Fatal(err)
+		}
+		if after := text(was); after != before {
+			t.Fatalf("an answer changed from\n%s to\n%s", before, after)
+		}
+	}
+	for _, at := range []int{stage.Status().Index.UntrustedRank, stage.IndexStats().Totals.UntrustedRank} {
+		if at != 2 {
+			t.Errorf("%d ranks are untrusted at the end, want 2", at)
+		}
+	}
+	stage.rank("quiet/dp0")
+	if st := stage.Status(); st.Index.UntrustedRank != 2 || st.Workers.Ranks != 3 {
+		t.Errorf("%d of %d ranks are untrusted", st.Index.UntrustedRank, st.Workers.Ranks)
+	}
+}

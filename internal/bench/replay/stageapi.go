@@ -53,7 +53,7 @@ func (s *Stage) Status() admin.Status {
 	st := admin.Status{
 		Schema: admin.Schema, Version: s.r.Header().Version, Name: s.r.Name(), Now: s.at(), Started: s.start, State: "ready", Reasons: []string{},
 		Policy: s.policy, PrefillPolicy: s.policy, DecodePolicy: s.policy, ThresholdTokens: s.thresh, ThresholdOn: s.on, Tokenizer: "recorded",
-		BlockSizeTokens: s.o.BlockSize, Models: []string{}, Traffic: s.traffic,
+		BlockSizeTokens: s.o.BlockSize, Models: []string{}, Traffic: s.traffic, Index: s.totals(),
 	}
 	switch {
 	case s.ended:
@@ -75,17 +75,11 @@ func (s *Stage) Status() admin.Status {
 			st.Workers.Aggregated++
 		}
 		for _, k := range w.Ranks {
-			if !k.Feed.Trusted {
-				st.Index.UntrustedRank++
-			}
 			st.Ledger.Requests += k.ActiveRequests
 			st.Ledger.PrefillTokens += k.PrefillTokens
 			st.Ledger.DecodeBlocks += k.DecodeBlocks
 		}
 	}
-	untrusted := st.Index.UntrustedRank
-	st.Index = s.totals()
-	st.Index.UntrustedRank = untrusted
 	return st
 }
 
@@ -139,6 +133,11 @@ func (s *Stage) at() time.Time { return s.start.Add(s.now) }
 func (s *Stage) totals() admin.IndexTotals {
 	t := state.IndexTotals(s.p.index)
 	t.Lookups = s.traffic.Requests
+	for _, r := range s.p.list {
+		if r.fed && !r.trusted() {
+			t.UntrustedRank++
+		}
+	}
 	if s.traffic.PromptTokens > 0 {
 		t.HitShare = float64(s.traffic.PredictedTokens) / float64(s.traffic.PromptTokens)
 	}
@@ -167,17 +166,17 @@ func (s *Stage) workers() []admin.Worker {
 			Feed: admin.Feed{State: "none"},
 		}
 		if k.c.HasLoad {
-			usage := k.c.KVUsage
-			r.Engine = &admin.EngineLoad{Running: &k.c.Running, Waiting: &k.c.Waiting, At: s.at()}
-			if usage >= 0 {
-				r.Engine.KVUsage = &usage
+			c := k.c // the answer outlives the lock
+			r.Engine = &admin.EngineLoad{Running: &c.Running, Waiting: &c.Waiting, At: s.at()}
+			if c.KVUsage >= 0 {
+				r.Engine.KVUsage = &c.KVUsage
 			}
 		}
 		if pr := s.p.ranks[label]; pr != nil && pr.fed {
 			stats, _ := s.p.index.RankStats(pr.slot)
 			r.IndexBlocks = stats.Blocks
 			r.Feed = admin.Feed{
-				State: "live", Trusted: !pr.trustTold || pr.trust, LastSeq: k.lastSeq, LastAt: s.start.Add(k.lastAt), Batches: k.batches,
+				State: "live", Trusted: pr.trusted(), LastSeq: k.lastSeq, LastAt: s.start.Add(k.lastAt), Batches: k.batches,
 				Blocks: stats.Stored + stats.Removed, Orphans: stats.Orphaned, Restarts: k.clears,
 			}
 			if !r.Feed.Trusted {

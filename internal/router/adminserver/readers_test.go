@@ -101,7 +101,7 @@ func TestAnswers(t *testing.T) {
 		{"GET", "/admin/v1/status", "", answer{200, `"name":"here:1"`}, answer{200, recorded}},
 		{"GET", "/admin/v1/workers", "", answer{200, `"source":"sim"`}, answer{200, `"source":"trace"`}},
 		{"GET", "/admin/v1/ranks", "", answer{200, `"label":"aggregated-0/dp0"`}, answer{200, `"label":"127.0.0.1:19101/dp0"`}},
-		{"GET", "/admin/v1/index/stats", "", answer{200, `"untrusted_ranks":0`}, answer{200, `"untrusted_ranks":0`}},
+		{"GET", "/admin/v1/index/stats", "", answer{200, `"untrusted_ranks":0`}, answer{200, `"untrusted_ranks":2`}},
 		{"GET", "/admin/v1/index/stats", "", answer{200, `"label":"aggregated-0/dp0"`}, answer{200, `"label":"127.0.0.1:19101/dp0"`}},
 		{"GET", "/admin/v1/index/children", "", answer{200, `"children":[]`}, answer{200, `"rank_labels":["127.0.0.1:19101/dp0"`}},
 		{"GET", "/admin/v1/index/children?rank=127.0.0.1:19100/dp0&limit=1", "", answer{400, "there is no rank"}, answer{200, `"127.0.0.1:19100/dp0"],"ranks"`}},
