@@ -8,6 +8,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -172,6 +173,41 @@ func TestAnswers(t *testing.T) {
 	}
 	ask("router", "POST", "/admin/v1/drain", `{}`, answer{200, drain.Until.Format(time.RFC3339Nano)})
 	ask("recording", "POST", "/admin/v1/drain", `{}`, answer{409, "not_running"})
+}
+
+// TestDocumentedRequests: whatever the documentation names is answered in JSON, by
+// a router and by a recording, and so is what it does not name; errors have a code.
+func TestDocumentedRequests(t *testing.T) {
+	doc, err := os.ReadFile("../../../docs/configuration.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := regexp.MustCompile("`(GET|POST|DELETE) (/admin/v1/[^`]+)`").FindAllStringSubmatch(string(doc), -1)
+	if len(found) < 17 {
+		t.Fatalf("found only %d requests", len(found))
+	}
+	for reader, h := range newReaders(t, "") {
+		for _, f := range found {
+			path := strings.NewReplacer("{name}", "nobody", "{id}", "nothing").Replace(f[2])
+			for _, method := range []string{f[1], http.MethodPut} {
+				q := httptest.NewRequestWithContext(t.Context(), method, path, strings.NewReader("{}"))
+				q.Host = "127.0.0.1"
+				w := httptest.NewRecorder()
+				h.ServeHTTP(w, q)
+				var v struct {
+					Error *struct{ Message, Code string }
+				}
+				if err := json.Unmarshal(w.Body.Bytes(), &v); err != nil || w.Header().Get("Content-Type") != "application/json" {
+					t.Errorf("%s: %s %s: %d %s, no JSON (%v)", reader, method, path, w.Code, w.Body, err)
+				} else if good := w.Code == http.StatusOK; good != (v.Error == nil) || !good && (v.Error.Message == "" || v.Error.Code == "") || method == http.MethodPut && w.Code != http.StatusNotFound {
+					t.Errorf("%s: %s %s: %d %s", reader, method, path, w.Code, w.Body)
+				}
+				if reader == "recording" && w.Code == http.StatusOK && method != http.MethodGet {
+					t.Errorf("a recording takes %s %s", method, path)
+				}
+			}
+		}
+	}
 }
 
 // TestWebPages: without a token, nothing that a web page of another site could
