@@ -14,6 +14,7 @@ import (
 	"github.com/dynctl/dynctl/internal/bench/replay"
 	"github.com/dynctl/dynctl/internal/router"
 	"github.com/dynctl/dynctl/internal/router/adminserver"
+	"github.com/dynctl/dynctl/internal/settings"
 )
 
 // show serves a trace as the admin API of the router that was recorded, and
@@ -45,7 +46,7 @@ func (f *replayFlags) show(cmd *cobra.Command, files *traceFiles) (err error) {
 	if err != nil {
 		return err
 	}
-	bounds := router.DefaultConfig().Timeouts
+	bounds := settings.Default().Timeouts
 	handler := stage.Handler(adminserver.Access{Terms: func() adminserver.Terms { return adminserver.Terms{Body: bounds.Body, Write: bounds.Write} }})
 	server := router.NewServer(handler, slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug))
 	ctx, stop := context.WithCancel(cmd.Context())

@@ -15,6 +15,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/eventlog"
 	"github.com/dynctl/dynctl/internal/router/kvindex"
 	"github.com/dynctl/dynctl/internal/router/receipt"
+	"github.com/dynctl/dynctl/internal/settings"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
@@ -28,10 +29,10 @@ type AdminOptions struct {
 	// without them.
 	Sim http.Handler
 	// Settings lists the effective configuration; nil for none.
-	Settings func(c *Config) []admin.ConfigValue
+	Settings func(c *settings.Config) []admin.ConfigValue
 	// Patch makes the configuration with some settings changed; nil refuses
 	// changes.
-	Patch func(c Config, settings map[string]any) (Config, error)
+	Patch func(c settings.Config, changes map[string]any) (settings.Config, error)
 	// Stream answers GET /admin/v1/stream with a recording; nil for none.
 	Stream http.Handler
 	// Recorder tells of the recording of this process, nil while there is
@@ -193,17 +194,17 @@ func (c *console) Config() admin.ConfigView {
 	return v
 }
 
-func (c *console) Patch(settings map[string]any) error {
+func (c *console) Patch(changes map[string]any) error {
 	if c.o.Patch == nil {
 		return errors.New("this router takes no changes")
 	}
-	return c.Change(func(now Config, origin map[string]string) (Config, map[string]string, error) {
-		now, err := c.o.Patch(now, settings)
+	return c.Change(func(now settings.Config, origin map[string]string) (settings.Config, map[string]string, error) {
+		now, err := c.o.Patch(now, changes)
 		origin = maps.Clone(origin)
 		if origin == nil {
 			origin = map[string]string{}
 		}
-		for k := range settings {
+		for k := range changes {
 			origin[k] = "admin API"
 		}
 		return now, origin, err

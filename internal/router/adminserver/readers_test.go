@@ -19,6 +19,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/adminserver"
 	"github.com/dynctl/dynctl/internal/router/routertest"
 	"github.com/dynctl/dynctl/internal/router/trace"
+	"github.com/dynctl/dynctl/internal/settings"
 )
 
 const recorded = "vllm-0.32.0-1p1d-evictions.jsonl.zst"
@@ -28,7 +29,7 @@ func newReaders(t *testing.T, token string) map[string]http.Handler {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
-	rig, err := routertest.Start(ctx, routertest.Options{Fleet: "1a:profile=instant", Configure: func(c *router.Config) {
+	rig, err := routertest.Start(ctx, routertest.Options{Fleet: "1a:profile=instant", Configure: func(c *settings.Config) {
 		c.AdminHosts = []string{"router.test"}
 	}})
 	if err != nil {
@@ -44,7 +45,7 @@ func newReaders(t *testing.T, token string) map[string]http.Handler {
 	if err := rig.Ready(ctx); err != nil {
 		t.Fatal(err)
 	}
-	o := router.AdminOptions{Name: "here:1", Patch: func(c router.Config, _ map[string]any) (router.Config, error) {
+	o := router.AdminOptions{Name: "here:1", Patch: func(c settings.Config, _ map[string]any) (settings.Config, error) {
 		return c, errors.New("threshold: no number")
 	}}
 	a := adminserver.Access{Terms: func() adminserver.Terms {
