@@ -94,6 +94,10 @@ func exclusion(in *Input, i int) Exclusion {
 }
 
 // rankKV is both kv policies; ours selects KV.
+//
+// Every product is rounded by a conversion before it is added to anything: else
+// Go may round product and sum at once where the processor can, and the same
+// recording would come out otherwise on another machine.
 func rankKV(in *Input, out *Ranking, ours bool) {
 	w := &in.Weights
 	bs := float64(max(in.BlockSize, 1))
@@ -109,19 +113,19 @@ func rankKV(in *Input, out *Ranking, ours bool) {
 			decay = 1 / (1 + w.CreditDecay*float64(c.PrefillTokens-least)/bs/blocks)
 		}
 		t := &s.Terms
-		t.OverlapCredit = w.OverlapCredit * decay * float64(c.OverlapBlocks)
-		t.RequestTerm = w.ActiveRequest * float64(c.ActiveRequests)
+		t.OverlapCredit = float64(w.OverlapCredit * decay * float64(c.OverlapBlocks))
+		t.RequestTerm = float64(w.ActiveRequest * float64(c.ActiveRequests))
 		prompt, queued := float64(in.ISL)/bs, float64(c.PrefillTokens)/bs
 		if ours {
 			// The prompt's own uncached work is clamped by itself: a cached
 			// prefix does not pay for the work of others.
 			t.PrefillBlocks = prompt
-			t.QueueBlocks = w.Queue * queued
+			t.QueueBlocks = float64(w.Queue * queued)
 			t.SpreadBlocks = w.Spread * float64(c.FreshTokens) / bs
 			if in.Phase != Prefill {
-				t.DecodeBlocks = w.DecodeLoad * float64(c.DecodeBlocks)
+				t.DecodeBlocks = float64(w.DecodeLoad * float64(c.DecodeBlocks))
 			}
-			s.Cost = w.PrefillLoadScale*max(prompt-t.OverlapCredit, 0) + t.QueueBlocks + t.DecodeBlocks + t.SpreadBlocks + t.RequestTerm
+			s.Cost = float64(w.PrefillLoadScale*max(prompt-t.OverlapCredit, 0)) + t.QueueBlocks + t.DecodeBlocks + t.SpreadBlocks + t.RequestTerm
 			continue
 		}
 		// Dynamo's routers: prefill does not track blocks; decode, with
@@ -136,7 +140,7 @@ func rankKV(in *Input, out *Ranking, ours bool) {
 			continue
 		}
 		t.PrefillBlocks, t.QueueBlocks = prompt, queued
-		s.Cost = w.PrefillLoadScale*max(prompt+queued-t.OverlapCredit, 0) + t.DecodeBlocks + t.RequestTerm
+		s.Cost = float64(w.PrefillLoadScale*max(prompt+queued-t.OverlapCredit, 0)) + t.DecodeBlocks + t.RequestTerm
 	}
 	limit := in.Limit
 	if !ours {
@@ -182,16 +186,16 @@ func sample(in *Input, out *Ranking) {
 		hi = max(hi, out.Scores[i].Cost)
 	}
 	weight := func(i int) float64 {
-		if hi == lo {
+		if out.Scores[i].Cost == lo {
 			return 1
 		}
-		return math.Exp(-(out.Scores[i].Cost - lo) / ((hi - lo) * in.Weights.Temperature))
+		return exp(-(out.Scores[i].Cost - lo) / ((hi - lo) * in.Weights.Temperature))
 	}
 	sum := 0.0
 	for _, i := range out.Order {
 		sum += weight(i)
 	}
-	u := float64(in.Draw>>11) / (1 << 53) * sum
+	u := float64(float64(in.Draw>>11) / (1 << 53) * sum)
 	pick := len(out.Order) - 1
 	for k, i := range out.Order {
 		if u -= weight(i); u < 0 {
