@@ -10,6 +10,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/api"
 	"github.com/dynctl/dynctl/internal/router/attempt"
 	"github.com/dynctl/dynctl/internal/router/blockhash"
+	"github.com/dynctl/dynctl/internal/router/decision"
 	"github.com/dynctl/dynctl/internal/router/disagg"
 	"github.com/dynctl/dynctl/internal/router/kvindex"
 	"github.com/dynctl/dynctl/internal/router/ledger"
@@ -88,7 +89,7 @@ type overlaps struct {
 
 // question is everything that a decision is made from. It is reused from
 // request to request.
-type decision struct {
+type question struct {
 	settings *effective
 	fleet    *workers.Snapshot
 	model    string
@@ -154,28 +155,28 @@ var (
 )
 
 // reset makes the decision empty. It must hold no memory.
-func (d *decision) reset() {
+func (d *question) reset() {
 	d.history.Reset()
-	*d = decision{history: d.history, pinRank: -1}
+	*d = question{history: d.history, pinRank: -1}
 	d.plan.DecodeIndex, d.plan.PrefillIndex = -1, -1
 }
 
 // release gives all memory back.
-func (d *decision) release() {
+func (d *question) release() {
 	d.giveRanking()
 	d.giveHashes()
 	d.reset()
 }
 
 // takeHashes gets memory for ids and hashes.
-func (d *decision) takeHashes() {
+func (d *question) takeHashes() {
 	if d.hashed == nil {
 		d.hashed = prompts.Get().(*hashed)
 		d.ids, d.views, d.used = d.hashed.ids[:0], d.hashed.views, 0
 	}
 }
 
-func (d *decision) giveHashes() {
+func (d *question) giveHashes() {
 	m := d.hashed
 	if m == nil {
 		return
@@ -194,7 +195,7 @@ func (d *decision) giveHashes() {
 }
 
 // takeRanking gets memory for candidates.
-func (d *decision) takeRanking() {
+func (d *question) takeRanking() {
 	if d.ranked == nil {
 		d.ranked = rankings.Get().(*ranked)
 		d.in, d.plan = d.ranked.in, d.ranked.plan
@@ -203,7 +204,7 @@ func (d *decision) takeRanking() {
 
 // settled keeps of a plan that can be carried out what was chosen and its
 // figures, and gives the rest back.
-func (d *decision) settled() {
+func (d *question) settled() {
 	if d.ranked == nil || d.plan.Err != nil {
 		return
 	}
@@ -227,7 +228,7 @@ func (d *decision) settled() {
 	d.in, d.plan = in, kept
 }
 
-func (d *decision) giveRanking() {
+func (d *question) giveRanking() {
 	m := d.ranked
 	if m == nil {
 		return
@@ -242,7 +243,7 @@ func (d *decision) giveRanking() {
 }
 
 // view finds or makes the hashes of a block size.
-func (d *decision) view(blockSize int) *hashes {
+func (d *question) view(blockSize int) *hashes {
 	for i := range d.views[:d.used] {
 		if d.views[i].blockSize == blockSize {
 			return &d.views[i]
@@ -258,7 +259,7 @@ func (d *decision) view(blockSize int) *hashes {
 }
 
 // hash names the prompt's blocks at every block size of the candidates.
-func (r *Router) hash(d *decision, v *api.View) {
+func (r *Router) hash(d *question, v *api.View) {
 	start := time.Now()
 	key := blockhash.Key{LoRA: d.lora, Salt: v.CacheSalt}
 	d.takeHashes()
@@ -286,7 +287,7 @@ func (r *Router) hash(d *decision, v *api.View) {
 }
 
 // ask finds who holds the prompt's blocks.
-func (r *Router) ask(d *decision) {
+func (r *Router) ask(d *question) {
 	d.asked = time.Now()
 	for len(d.ranked.overlaps) < d.used {
 		d.ranked.overlaps = append(d.ranked.overlaps, overlaps{})
@@ -303,7 +304,7 @@ func (r *Router) ask(d *decision) {
 
 // decide asks the index and fills the plan. It may be called again after ranks
 // were banned.
-func (r *Router) decide(d *decision, facts disagg.Facts, force disagg.Force, session uint64) {
+func (r *Router) decide(d *question, facts disagg.Facts, force disagg.Force, session uint64) {
 	d.takeRanking()
 	r.ask(d)
 	start := time.Now()
@@ -343,7 +344,7 @@ func (r *Router) decide(d *decision, facts disagg.Facts, force disagg.Force, ses
 // take gives a request its turns and random numbers, once: its retries go on
 // from where it began, and shift nobody else's turn. A dry run sees those of the
 // next request and takes none.
-func (r *Router) take(d *decision) {
+func (r *Router) take(d *question) {
 	switch {
 	case d.taken:
 		return
@@ -357,7 +358,7 @@ func (r *Router) take(d *decision) {
 }
 
 // collect lists the ranks that can do a phase.
-func (r *Router) collect(d *decision, p selector.Phase, unit int, in *selector.Input, peers *[]disagg.Peer) {
+func (r *Router) collect(d *question, p selector.Phase, unit int, in *selector.Input, peers *[]disagg.Peer) {
 	in.Candidates, *peers = in.Candidates[:0], (*peers)[:0]
 	for _, w := range d.list {
 		if can(w, p) {
@@ -380,9 +381,9 @@ func ejected(w *workers.Worker) bool {
 
 // readmit brings ejected workers back when a phase has nobody else. It reports
 // whether it did.
-func (r *Router) readmit(d *decision, p selector.Phase, in *selector.Input) (changed bool) {
+func (r *Router) readmit(d *question, p selector.Phase, in *selector.Input) (changed bool) {
 	for i := range in.Candidates {
-		if in.Candidates[i].Excluded == "" {
+		if in.Candidates[i].KeptOut == "" {
 			return false
 		}
 	}
@@ -403,7 +404,7 @@ func (r *Router) readmit(d *decision, p selector.Phase, in *selector.Input) (cha
 }
 
 // pin is the worker that was asked for; "" for any.
-func (d *decision) pin(p selector.Phase) string {
+func (d *question) pin(p selector.Phase) string {
 	if p == selector.Prefill {
 		return d.pinPrefill
 	}
@@ -411,7 +412,7 @@ func (d *decision) pin(p selector.Phase) string {
 }
 
 // candidates adds the ranks of a worker to a phase.
-func (r *Router) candidates(d *decision, w *workers.Worker, p selector.Phase, unit int, in *selector.Input, peers *[]disagg.Peer) {
+func (r *Router) candidates(d *question, w *workers.Worker, p selector.Phase, unit int, in *selector.Input, peers *[]disagg.Peer) {
 	excluded := ""
 	if ok, why := w.State.Usable(); !ok {
 		excluded = why
@@ -425,9 +426,9 @@ func (r *Router) candidates(d *decision, w *workers.Worker, p selector.Phase, un
 	}
 	size := d.settings.blockOf(w)
 	for _, k := range w.Ranks {
-		c := selector.Candidate{Label: k.Label, Slot: k.Slot, Excluded: excluded, Tried: tried}
-		if p == selector.Decode && d.pinRank >= 0 && k.DP != d.pinRank && c.Excluded == "" {
-			c.Excluded = "another rank was asked for"
+		c := decision.Candidate{Rank: k.Label, Slot: k.Slot, KeptOut: excluded, Tried: tried}
+		if p == selector.Decode && d.pinRank >= 0 && k.DP != d.pinRank && c.KeptOut == "" {
+			c.KeptOut = "another rank was asked for"
 		}
 		c.OverlapBlocks = r.overlapOf(d, k, size) / unit
 		l := r.ledger.Load(k)
@@ -441,9 +442,9 @@ func (r *Router) candidates(d *decision, w *workers.Worker, p selector.Phase, un
 	}
 }
 
-func fillLoad(c *selector.Candidate, k *workers.Rank, l ledger.Load) {
+func fillLoad(c *decision.Candidate, k *workers.Rank, l ledger.Load) {
 	c.ActiveRequests, c.PrefillTokens, c.DecodeBlocks = l.Requests, l.PrefillTokens, l.DecodeBlocks
-	c.FreshTokens, c.LastTurn = l.Fresh, l.LastTurn
+	c.FreshTokens, c.LastTurn, c.KVUsage = l.Fresh, l.LastTurn, -1
 	if e := k.Load(); e != nil && e.Told() {
 		c.HasLoad = true
 		c.Running, c.Waiting, c.KVUsage = max(0, e.Running), max(0, e.Waiting), e.KVUsage
@@ -452,7 +453,7 @@ func fillLoad(c *selector.Candidate, k *workers.Rank, l ledger.Load) {
 
 // overlapOf is how many leading tokens of the prompt a rank is known, or where
 // its engine tells no events is guessed, to hold.
-func (r *Router) overlapOf(d *decision, k *workers.Rank, size int) int {
+func (r *Router) overlapOf(d *question, k *workers.Rank, size int) int {
 	slot := kvindex.Rank(k.Slot)
 	if d.chunked {
 		if d.used == 0 {
@@ -481,7 +482,7 @@ func (r *Router) residentBlocks(k *workers.Rank) int {
 }
 
 // sent notes for approximate routing that a prompt went to a rank.
-func (r *Router) sent(d *decision, w *workers.Worker, k *workers.Rank, now time.Time) {
+func (r *Router) sent(d *question, w *workers.Worker, k *workers.Rank, now time.Time) {
 	if !d.chunked && r.fleet.Fed(k) {
 		return
 	}

@@ -92,7 +92,7 @@ func BenchmarkDecision(b *testing.B) {
 					r.guesses.Sent(slot, k.Number, locals[:n], names[:n], r.started)
 				}
 			}
-			var d decision
+			var d question
 			var v api.View
 			one := func() {
 				d.release()

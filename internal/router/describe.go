@@ -102,7 +102,6 @@ func (r *Router) dryRun(ctx context.Context, in admin.RouteRequest) (*receipt.Re
 		c.Note(x.d.prompt.Note)
 	}
 	fillPlan(c, &x.d, x.d.plan.Reason)
-	c.Inputs.SessionKey, c.Inputs.Force = x.session, string(x.force)
 	return c, nil
 }
 

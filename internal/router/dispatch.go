@@ -135,7 +135,7 @@ func (x *exchange) attempts() error {
 			if last != nil {
 				return last // why the workers are banned says more
 			}
-			return planError(&d.plan)
+			return planError(&d.in, &d.plan)
 		}
 		d.settled()
 		err := x.carryOut()
@@ -213,7 +213,7 @@ func (f *failure) told() attempt.Failure {
 
 // prefills are the workers that could prefill but for their bans. An ejected
 // one comes back when there is nobody else.
-func (d *decision) prefills() (list []*workers.State) {
+func (d *question) prefills() (list []*workers.State) {
 	for _, w := range d.list {
 		if ok, _ := w.State.Usable(); w.Role.CanPrefill() && (ok || ejected(w)) {
 			list = append(list, w.State)
@@ -222,7 +222,7 @@ func (d *decision) prefills() (list []*workers.State) {
 	return list
 }
 
-func planError(p *disagg.Plan) error {
+func planError(in *disagg.Input, p *disagg.Plan) error {
 	if errors.Is(p.Err, disagg.ErrWhole) {
 		return &api.Error{
 			Status: http.StatusBadRequest, Code: api.CodeInvalidRequest, Err: p.Err,
@@ -230,9 +230,9 @@ func planError(p *disagg.Plan) error {
 		}
 	}
 	e := &api.Error{Status: http.StatusServiceUnavailable, RetryAfter: time.Second, Err: p.Err}
-	phase := &p.Decode
+	phase, ranks := &p.Decode, &in.Decode
 	if errors.Is(p.Err, disagg.ErrNoPrefill) {
-		phase = &p.Prefill
+		phase, ranks = &p.Prefill, &in.Prefill
 		e.Code, e.Message = api.CodeNoPrefillWorker, "no prefill worker can take the request"
 	} else {
 		e.Code, e.Message = api.CodeNoDecodeWorker, "no decode worker can take the request"
@@ -243,8 +243,8 @@ func planError(p *disagg.Plan) error {
 		e.Message += ": all are busy; try again later"
 	case selector.AllExcluded:
 		reasons := map[string]int{}
-		for i := range phase.Scores {
-			reasons[phase.Scores[i].Excluded.String()]++
+		for i := range ranks.Candidates {
+			reasons[ranks.Why(i)]++
 		}
 		for _, why := range slices.Sorted(maps.Keys(reasons)) {
 			e.Message += fmt.Sprintf("; %d rank(s): %s", reasons[why], why)

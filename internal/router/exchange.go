@@ -46,7 +46,7 @@ type exchange struct {
 	force        disagg.Force
 	session      uint64
 
-	d     decision
+	d     question
 	facts disagg.Facts
 
 	// dry asks what would be done, and does nothing.

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/dynctl/dynctl/internal/router/api"
+	"github.com/dynctl/dynctl/internal/router/decision"
 	"github.com/dynctl/dynctl/internal/router/disagg"
 	"github.com/dynctl/dynctl/internal/router/receipt"
 	"github.com/dynctl/dynctl/internal/router/selector"
@@ -20,10 +21,10 @@ func (x *exchange) record() {
 	r, d := x.r, &x.d
 	p := &d.plan
 	reason := p.Reason
-	if d.history.Local && reason == disagg.ReasonForcedLocal {
-		reason = disagg.ReasonFallback
-		if d.fallback == string(disagg.ReasonEnded) {
-			reason = disagg.ReasonEnded
+	if d.history.Local && reason == decision.ReasonForcedLocal {
+		reason = decision.ReasonFallback
+		if d.fallback == string(decision.ReasonEnded) {
+			reason = decision.ReasonEnded
 		}
 	}
 	if x.attempt == 1 {
@@ -39,7 +40,6 @@ func (x *exchange) record() {
 		}
 		c.Begin(x.attempt)
 		fillPlan(c, d, reason)
-		c.Inputs.SessionKey, c.Inputs.Force = x.session, string(x.force)
 	})
 	if p.Err == nil {
 		r.metrics.Decision(string(p.Path), string(reason))
@@ -53,14 +53,15 @@ func (x *exchange) record() {
 			r.metrics.Fallback(string(reason))
 		}
 	}
-	for i := range p.Decode.Scores {
-		if e := p.Decode.Scores[i].Excluded; e.Code != "" {
-			r.metrics.Excluded("decode", e.Code)
+	for _, in := range [...]*selector.Input{&d.in.Decode, &d.in.Prefill} {
+		name := "decode"
+		if in == &d.in.Prefill {
+			name = "prefill"
 		}
-	}
-	for i := range p.Prefill.Scores {
-		if e := p.Prefill.Scores[i].Excluded; e.Code != "" {
-			r.metrics.Excluded("prefill", e.Code)
+		for i := range in.Candidates {
+			if code := in.Candidates[i].ExcludedCode; code != "" {
+				r.metrics.Excluded(name, code)
+			}
 		}
 	}
 	if r.opts.Observer.Decision != nil {
@@ -87,81 +88,20 @@ func (x *exchange) observeStages() {
 }
 
 // fillPlan copies a plan and what it was made from into a receipt.
-func fillPlan(c *receipt.Receipt, d *decision, reason disagg.Reason) {
-	p, in := &d.plan, &d.in
-	blocks := 0
-	if d.used > 0 {
-		blocks = len(d.views[0].locals)
+func fillPlan(c *receipt.Receipt, q *question, reason decision.Reason) {
+	q.plan.Fill(&c.Decision, &q.in, c.Candidates())
+	if q.used > 0 {
+		c.Inputs.HashedBlocks = len(q.views[0].locals)
 	}
-	c.Inputs = receipt.Inputs{
-		ISL: in.Facts.ISL, ISLSource: string(in.Facts.Source), BlockSize: in.Decode.BlockSize, HashedBlocks: blocks,
-		Approximate: d.chunked, Threshold: p.Threshold, ThresholdOn: string(p.On),
-		Draw: in.Decode.Draw, DecodeTurn: in.Decode.Turn, PrefillTurn: in.Prefill.Turn,
-	}
-	c.Path, c.Reason, c.ReasonText = string(p.Path), string(reason), p.Words(in)
-	switch reason {
-	case disagg.ReasonFallback:
-		c.ReasonText = "remote prefill failed (" + d.fallback + "); the decode rank prefills by itself"
-	case disagg.ReasonEnded:
-		c.ReasonText = (&disagg.Plan{Reason: reason}).Words(in)
-	}
-	if p.Err != nil {
-		c.ReasonText = p.Err.Error()
-	}
-	c.EffISL, c.Connector = p.EffISL, ""
-	if p.Path == disagg.Remote {
-		c.Connector = string(p.Connector)
-	}
-	fillPhase(c, &c.Decode, &in.Decode, &p.Decode)
-	fillPhase(c, &c.Prefill, &in.Prefill, &p.Prefill)
-	c.Predicted = receipt.Prediction{
-		CachedTokens: p.CachedTokens, PrefillCachedTokens: p.PrefillCached,
-		Local: receipt.Work(p.Local), Remote: receipt.Work(p.Remote), HasRemote: p.HasRemote,
-	}
-	if p.Path == disagg.Remote {
-		c.Predicted.RemoteTokens = p.Remote.Transfer
-	}
-}
-
-func fillPhase(c *receipt.Receipt, out *receipt.Phase, in *selector.Input, r *selector.Ranking) {
-	*out = receipt.Phase{
-		Policy: string(r.Policy), Verdict: string(r.Verdict), Eligible: r.Eligible, Tied: r.Tied, TieBreak: string(r.TieBreak), Sampled: r.Sampled,
-		Candidates: out.Candidates[:0],
-	}
-	if r.Verdict == "" || len(r.Scores) != len(in.Candidates) {
-		out.Policy = ""
+	c.Inputs.Approximate = q.chunked
+	if reason == q.plan.Reason {
 		return
 	}
-	if best, ok := r.Best(); ok {
-		out.Chosen = in.Candidates[best].Label
-	}
-	if len(r.Order) > 1 {
-		out.RunnerUp = in.Candidates[r.Order[1]].Label
-	}
-	out.MarginBlocks, _ = r.Margin()
-	add := func(i int) {
-		k, s := &in.Candidates[i], &r.Scores[i]
-		usage := k.KVUsage
-		if !k.HasLoad {
-			usage = -1
-		}
-		c.AddCandidate(out, receipt.Candidate{
-			Rank: k.Label, Slot: k.Slot, OverlapBlocks: k.OverlapBlocks, Cost: s.Cost,
-			PrefillTerm: s.Terms.PrefillBlocks, OverlapCredit: s.Terms.OverlapCredit, QueueTerm: s.Terms.QueueBlocks,
-			DecodeTerm: s.Terms.DecodeBlocks, SpreadTerm: s.Terms.SpreadBlocks, RequestTerm: s.Terms.RequestTerm,
-			ActiveRequests: k.ActiveRequests, PrefillTokens: k.PrefillTokens, DecodeBlocks: k.DecodeBlocks,
-			FreshTokens: k.FreshTokens, LastTurn: k.LastTurn, ResidentBlocks: k.ResidentBlocks, KVBlocks: k.KVBlocks,
-			HasLoad: k.HasLoad, Running: k.Running, Waiting: k.Waiting, KVUsage: usage,
-			Excluded: s.Excluded.String(), ExcludedCode: s.Excluded.Code,
-		})
-	}
-	for _, i := range r.Order {
-		add(i)
-	}
-	for i := range in.Candidates {
-		if r.Scores[i].Excluded.Code != "" {
-			add(i)
-		}
+	c.Reason = string(reason)
+	if q.plan.Err == nil && reason == decision.ReasonFallback {
+		c.ReasonText = "remote prefill failed (" + q.fallback + "); the decode rank prefills by itself"
+	} else if q.plan.Err == nil {
+		c.ReasonText = (&disagg.Plan{Reason: reason}).Words(&q.in)
 	}
 }
 

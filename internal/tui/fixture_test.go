@@ -11,6 +11,7 @@ import (
 	"github.com/muesli/termenv"
 
 	"github.com/dynctl/dynctl/internal/router/admin"
+	"github.com/dynctl/dynctl/internal/router/decision"
 	"github.com/dynctl/dynctl/internal/router/receipt"
 	"github.com/dynctl/dynctl/internal/tui/feed"
 	"github.com/dynctl/dynctl/internal/tui/page"
@@ -156,11 +157,11 @@ func encode(v any) json.RawMessage {
 func (g stage) receipt(n int, at time.Time, whole bool) *receipt.Receipt {
 	r := &receipt.Receipt{
 		Schema: receipt.Schema, ID: fmt.Sprintf("0badcafe%012x", n), RequestID: fmt.Sprintf("9c1e%04d7a", n), Time: at, Endpoint: "chat", Model: "Qwen/Qwen3-32B", Stream: true, ConfigRevision: 3,
-		Decision: receipt.Decision{Attempt: 1, Inputs: receipt.Inputs{ISL: 3010 + n%700, ISLSource: "local", BlockSize: 64, HashedBlocks: 47, Threshold: 2048, ThresholdOn: "eff_isl"},
+		Decision: decision.Decision{Attempt: 1, Inputs: decision.Inputs{ISL: 3010 + n%700, ISLSource: "local", BlockSize: 64, HashedBlocks: 47, Threshold: 2048, ThresholdOn: "eff_isl"},
 			Path: "remote", Reason: "eff_isl_above_threshold", EffISL: 3010 + n%700, Connector: "nixl",
-			Decode:    receipt.Phase{Policy: "kv", Verdict: "chosen", Chosen: "decode-2/dp0", RunnerUp: "decode-1/dp0", MarginBlocks: 3.9, Eligible: 6},
-			Prefill:   receipt.Phase{Policy: "kv", Verdict: "chosen", Chosen: "prefill-1/dp0", RunnerUp: "prefill-0/dp0", MarginBlocks: 12, Eligible: 4},
-			Predicted: receipt.Prediction{RemoteTokens: 3008, HasRemote: true, Local: receipt.Work{Compute: 3010, Queued: 120}, Remote: receipt.Work{Compute: 2, Queued: 900, Transfer: 3008}}},
+			Decode:    decision.Phase{Policy: "kv", Verdict: "chosen", Chosen: "decode-2/dp0", RunnerUp: "decode-1/dp0", MarginBlocks: 3.9, Eligible: 6},
+			Prefill:   decision.Phase{Policy: "kv", Verdict: "chosen", Chosen: "prefill-1/dp0", RunnerUp: "prefill-0/dp0", MarginBlocks: 12, Eligible: 4},
+			Predicted: decision.Prediction{RemoteTokens: 3008, HasRemote: true, Local: decision.Work{Compute: 3010, Queued: 120}, Remote: decision.Work{Compute: 2, Queued: 900, Transfer: 3008}}},
 		Legs: []receipt.Leg{
 			{Kind: "prefill", Worker: "prefill-1", Rank: "prefill-1/dp0", Attempt: 1, Status: 200, QueueMS: .1, DispatchMS: .3, FirstByteMS: 402, EndMS: 570, PromptTokens: 3010, CachedTokens: 0},
 			{Kind: "decode", Worker: "decode-2", Rank: "decode-2/dp0", Attempt: 1, Status: 200, QueueMS: .1, DispatchMS: 571, FirstByteMS: 611, EndMS: 4000, PromptTokens: -1, CachedTokens: -1},
@@ -170,7 +171,7 @@ func (g stage) receipt(n int, at time.Time, whole bool) *receipt.Receipt {
 	r.ReasonText = fmt.Sprintf("eff_isl %d >= 2048", r.EffISL)
 	switch n % 4 {
 	case 1:
-		r.Path, r.Reason, r.ReasonText, r.EffISL, r.Prefill = "local", "eff_isl_below_threshold", "eff_isl 72 < 2048", 72, receipt.Phase{}
+		r.Path, r.Reason, r.ReasonText, r.EffISL, r.Prefill = "local", "eff_isl_below_threshold", "eff_isl 72 < 2048", 72, decision.Phase{}
 		r.Predicted.CachedTokens, r.Outcome.CachedTokens = r.Inputs.ISL-72, r.Inputs.ISL-72
 	case 2:
 		if whole {
@@ -186,7 +187,7 @@ func (g stage) receipt(n int, at time.Time, whole bool) *receipt.Receipt {
 	if whole {
 		ranks := []string{"decode-2/dp0", "decode-1/dp0", "decode-1/dp1", "decode-2/dp1", "decode-3/dp0", "decode-0/dp1", "decode-0/dp0", "decode-3/dp1"}
 		for i := range 8 {
-			c := receipt.Candidate{Rank: ranks[i], Slot: uint32(i), Cost: 63.2 + 4*float64(i), PrefillTerm: 47, DecodeTerm: 12.2 + float64(i), SpreadTerm: 4, ActiveRequests: 12, HasLoad: true, KVUsage: .58}
+			c := decision.Candidate{Rank: ranks[i], Slot: uint32(i), Cost: 63.2 + 4*float64(i), Terms: decision.Terms{Prefill: 47, Decode: 12.2 + float64(i), Spread: 4}, ActiveRequests: 12, HasLoad: true, KVUsage: .58}
 			switch i {
 			case 1:
 				c.Cost = 67.1

@@ -2,7 +2,6 @@ package replay
 
 import (
 	"fmt"
-	"math"
 	"net/url"
 	"strings"
 
@@ -27,8 +26,8 @@ func FillDecision(d *trace.Decision, in *disagg.Input, p *disagg.Plan) {
 		Multimodal: f.Multimodal, PromptLogprobs: f.PromptLogprobs, MaxTokens: f.MaxTokens,
 	}
 	d.Force = string(in.Force)
-	fillPhase(&d.Decode, &in.Decode, in.DecodePeers, &p.Decode)
-	fillPhase(&d.Prefill, &in.Prefill, in.PrefillPeers, &p.Prefill)
+	fillPhase(&d.Decode, &in.Decode, in.DecodePeers)
+	fillPhase(&d.Prefill, &in.Prefill, in.PrefillPeers)
 	fillPlan(d, in, p)
 }
 
@@ -40,38 +39,21 @@ func fillPlan(d *trace.Decision, in *disagg.Input, p *disagg.Plan) {
 		d.Error = p.Err.Error()
 	}
 	if p.DecodeIndex >= 0 {
-		d.DecodeRank = in.Decode.Candidates[p.DecodeIndex].Label
+		d.DecodeRank = in.Decode.Candidates[p.DecodeIndex].Rank
 	}
 	if p.PrefillIndex >= 0 && p.Path == disagg.Remote {
-		d.PrefillRank = in.Prefill.Candidates[p.PrefillIndex].Label
+		d.PrefillRank = in.Prefill.Candidates[p.PrefillIndex].Rank
 	}
 }
 
-func fillPhase(out *trace.Phase, in *selector.Input, peers []disagg.Peer, r *selector.Ranking) {
-	w, b := &in.Weights, &in.Busy
+func fillPhase(out *trace.Phase, in *selector.Input, peers []disagg.Peer) {
 	*out = trace.Phase{
-		Phase: string(in.Phase), Policy: string(in.Policy),
-		Weights: trace.Weights{
-			OverlapCredit: w.OverlapCredit, CreditDecay: w.CreditDecay, PrefillLoadScale: w.PrefillLoadScale, Queue: w.Queue,
-			DecodeLoad: w.DecodeLoad, Spread: w.Spread, ActiveRequest: w.ActiveRequest, Temperature: w.Temperature,
-		},
-		Busy: trace.Busy{DecodeBlocksShare: b.DecodeBlocksShare, PrefillTokens: b.PrefillTokens, Waiting: b.Waiting, KVUsage: b.KVUsage},
-		ISL:  in.ISL, BlockSize: in.BlockSize, SessionKey: in.SessionKey, Draw: in.Draw, Turn: in.Turn,
+		Phase: string(in.Phase), Policy: string(in.Policy), Weights: trace.Weights(in.Weights), Busy: trace.Busy(in.Busy),
+		ISL: in.ISL, BlockSize: in.BlockSize, SessionKey: in.SessionKey, Draw: in.Draw, Turn: in.Turn,
 		Candidates: out.Candidates[:0],
 	}
 	for i := range in.Candidates {
-		c := &in.Candidates[i]
-		t := trace.Candidate{
-			Rank: c.Label, Slot: c.Slot, Overlap: c.OverlapBlocks, Requests: c.ActiveRequests, Prefill: c.PrefillTokens,
-			Decode: c.DecodeBlocks, Fresh: c.FreshTokens, LastTurn: c.LastTurn, Resident: c.ResidentBlocks, KVBlocks: c.KVBlocks,
-			HasLoad: c.HasLoad, Running: c.Running, Waiting: c.Waiting, KVUsage: c.KVUsage, Excluded: c.Excluded, Tried: c.Tried,
-		}
-		if math.IsNaN(t.KVUsage) || !c.HasLoad {
-			t.KVUsage = -1
-		}
-		if len(r.Scores) == len(in.Candidates) {
-			t.Cost = r.Scores[i].Cost
-		}
+		t := trace.Candidate{Candidate: in.Candidates[i]}
 		if i < len(peers) && peers[i].Worker != nil {
 			k := peers[i].Worker
 			t.Engine, t.Connector, t.EngineBlock = string(k.WireEngine()), string(k.Connector), k.BlockSize
@@ -118,25 +100,14 @@ func (m *maker) load(d *trace.Decision) error {
 }
 
 func (m *maker) phase(in *selector.Input, peers []disagg.Peer, p *trace.Phase, role workers.Role) []disagg.Peer {
-	w, b := &p.Weights, &p.Busy
 	*in = selector.Input{
-		Phase: selector.Phase(p.Phase), Policy: selector.Policy(p.Policy),
-		Weights: selector.Weights{
-			OverlapCredit: w.OverlapCredit, CreditDecay: w.CreditDecay, PrefillLoadScale: w.PrefillLoadScale, Queue: w.Queue,
-			DecodeLoad: w.DecodeLoad, Spread: w.Spread, ActiveRequest: w.ActiveRequest, Temperature: w.Temperature,
-		},
-		Busy: selector.Busy{DecodeBlocksShare: b.DecodeBlocksShare, PrefillTokens: b.PrefillTokens, Waiting: b.Waiting, KVUsage: b.KVUsage},
-		ISL:  p.ISL, BlockSize: p.BlockSize, SessionKey: p.SessionKey, Draw: p.Draw, Turn: p.Turn,
+		Phase: selector.Phase(p.Phase), Policy: selector.Policy(p.Policy), Weights: selector.Weights(p.Weights), Busy: selector.Busy(p.Busy),
+		ISL: p.ISL, BlockSize: p.BlockSize, SessionKey: p.SessionKey, Draw: p.Draw, Turn: p.Turn,
 		Candidates: in.Candidates[:0],
 	}
 	for i := range p.Candidates {
-		c := &p.Candidates[i]
-		in.Candidates = append(in.Candidates, selector.Candidate{
-			Label: c.Rank, Slot: c.Slot, OverlapBlocks: c.Overlap, ActiveRequests: c.Requests, PrefillTokens: c.Prefill,
-			DecodeBlocks: c.Decode, FreshTokens: c.Fresh, LastTurn: c.LastTurn, ResidentBlocks: c.Resident, KVBlocks: c.KVBlocks,
-			HasLoad: c.HasLoad, Running: c.Running, Waiting: c.Waiting, KVUsage: c.KVUsage, Excluded: c.Excluded, Tried: c.Tried,
-		})
-		peers = append(peers, disagg.Peer{Worker: m.worker(c, role), Rank: nil})
+		in.Candidates = append(in.Candidates, p.Candidates[i].Candidate)
+		peers = append(peers, disagg.Peer{Worker: m.worker(&p.Candidates[i], role), Rank: nil})
 	}
 	return peers
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/dynctl/dynctl/internal/bench/replay/workload"
 	"github.com/dynctl/dynctl/internal/router/api"
 	"github.com/dynctl/dynctl/internal/router/blockhash"
+	"github.com/dynctl/dynctl/internal/router/decision"
 	"github.com/dynctl/dynctl/internal/router/disagg"
 	"github.com/dynctl/dynctl/internal/router/kvevent"
 	"github.com/dynctl/dynctl/internal/router/kvindex"
@@ -112,8 +113,8 @@ func (r *recording) decide(tokens []uint32) {
 	for i := range testRanks {
 		rank := r.p.ranks[rankName(i)]
 		s, _ := r.p.index.RankStats(rank.slot)
-		in.Decode.Candidates = append(in.Decode.Candidates, selector.Candidate{
-			Label: rank.name, Slot: uint32(i), OverlapBlocks: rank.usable(&q) / testBlock,
+		in.Decode.Candidates = append(in.Decode.Candidates, decision.Candidate{
+			Rank: rank.name, Slot: uint32(i), OverlapBlocks: rank.usable(&q) / testBlock,
 			ResidentBlocks: int(s.Blocks), ActiveRequests: r.rng.IntN(3),
 		})
 		in.DecodePeers = append(in.DecodePeers, disagg.Peer{Worker: &workers.Worker{Name: fmt.Sprint("w-", i), Engine: workers.VLLM}})
@@ -278,7 +279,7 @@ func TestUntrusted(t *testing.T) {
 	var seen []int
 	for _, rec := range r.recs {
 		if rec.Kind == trace.KindDecision {
-			seen = append(seen, rec.Decision.Decode.Candidates[0].Overlap)
+			seen = append(seen, rec.Decision.Decode.Candidates[0].OverlapBlocks)
 		}
 	}
 	if seen[0] == 0 || seen[1] != 0 || seen[2] != seen[0] {

@@ -89,9 +89,9 @@ func showDecision(b *strings.Builder, d *trace.Decision, p *Player) {
 			if r := p.ranks[c.Rank]; r != nil && r.fed {
 				now = fmt.Sprint(r.usable(&q) / max(ph.BlockSize, 1))
 			}
-			fmt.Fprintf(b, "\n      %-24s cost %-10.4g overlap %d (here %s)  requests %d  prefill %d tok  decode %d blk", c.Rank, c.Cost, c.Overlap, now, c.Requests, c.Prefill, c.Decode)
-			if c.Excluded != "" {
-				fmt.Fprintf(b, "  excluded: %s", c.Excluded)
+			fmt.Fprintf(b, "\n      %-24s cost %-10.4g overlap %d (here %s)  requests %d  prefill %d tok  decode %d blk", c.Rank, c.Cost, c.OverlapBlocks, now, c.ActiveRequests, c.PrefillTokens, c.DecodeBlocks)
+			if c.KeptOut != "" {
+				fmt.Fprintf(b, "  excluded: %s", c.KeptOut)
 			}
 		}
 		if len(list) > 16 {

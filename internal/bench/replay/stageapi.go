@@ -161,8 +161,8 @@ func (s *Stage) workers() []admin.Worker {
 		}
 		w.DP++
 		r := admin.Rank{
-			Label: label, Worker: name, DP: dp, Slot: k.c.Slot, Role: k.role, Health: "healthy", Usable: k.c.Excluded == "", Reason: k.c.Excluded,
-			ActiveRequests: k.c.Requests, PrefillTokens: int64(k.c.Prefill), DecodeBlocks: int64(k.c.Decode), Requests: k.requests, CapacityBlock: int64(k.c.KVBlocks),
+			Label: label, Worker: name, DP: dp, Slot: k.c.Slot, Role: k.role, Health: "healthy", Usable: k.c.KeptOut == "", Reason: k.c.KeptOut,
+			ActiveRequests: k.c.ActiveRequests, PrefillTokens: int64(k.c.PrefillTokens), DecodeBlocks: int64(k.c.DecodeBlocks), Requests: k.requests, CapacityBlock: int64(k.c.KVBlocks),
 			Feed: admin.Feed{State: "none"},
 		}
 		if k.c.HasLoad {

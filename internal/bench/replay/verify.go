@@ -330,23 +330,23 @@ func (v *Verifier) judge(o *openDecision) error {
 				continue // a guess, or blocks of another size: as recorded
 			}
 			in := &ph.in.Candidates[i]
-			if !slices.Contains(s.resident, c.Resident) {
+			if !slices.Contains(s.resident, c.ResidentBlocks) {
 				in.ResidentBlocks = s.residentAt
-			} else if s.residentAt != c.Resident {
+			} else if s.residentAt != c.ResidentBlocks {
 				raced = true
 			}
 			switch {
-			case s.overlapAt == c.Overlap:
-			case slices.Contains(s.overlap, c.Overlap), first != nil && sameOverlap(first, c):
+			case s.overlapAt == c.OverlapBlocks:
+			case slices.Contains(s.overlap, c.OverlapBlocks), first != nil && sameOverlap(first, c):
 				raced = true
-			case r.partial && c.Overlap > s.overlapAt:
+			case r.partial && c.OverlapBlocks > s.overlapAt:
 				unknown = true
 			default:
 				in.OverlapBlocks = s.overlapAt
 				why = append(why, v.because(r, c, s))
 			}
-			if r.partial && in.ResidentBlocks != c.Resident {
-				in.ResidentBlocks, unknown = c.Resident, true
+			if r.partial && in.ResidentBlocks != c.ResidentBlocks {
+				in.ResidentBlocks, unknown = c.ResidentBlocks, true
 			}
 		}
 	}
@@ -369,7 +369,7 @@ func sameOverlap(d *trace.Decision, c *trace.Candidate) bool {
 	for _, p := range []*trace.Phase{&d.Decode, &d.Prefill} {
 		for i := range p.Candidates {
 			if k := &p.Candidates[i]; k.Rank == c.Rank {
-				return k.Overlap == c.Overlap
+				return k.OverlapBlocks == c.OverlapBlocks
 			}
 		}
 	}
@@ -378,7 +378,7 @@ func sameOverlap(d *trace.Decision, c *trace.Candidate) bool {
 
 // because says why a rank's replayed overlap is another than the recorded one.
 func (v *Verifier) because(r *playRank, c *trace.Candidate, s *seen) string {
-	text := fmt.Sprintf("%s: recorded overlap %d blocks, replayed %d", c.Rank, c.Overlap, s.overlapAt)
+	text := fmt.Sprintf("%s: recorded overlap %d blocks, replayed %d", c.Rank, c.OverlapBlocks, s.overlapAt)
 	switch {
 	case r.gap != nil && r.gap.from == r.gap.to:
 		return text + fmt.Sprintf("; batch %d of this rank is missing from the trace (between lines %d and %d)", r.gap.from, r.gap.after, r.gap.atLine)
@@ -412,7 +412,7 @@ func (v *Verifier) count(o *openDecision, plan *disagg.Plan, raced, unknown bool
 	if len(why) > 0 || !equal {
 		div = &Divergence{
 			Line: o.rec.Line, Time: o.rec.Time, ID: d.ID, Request: d.RequestID, Because: why,
-			Recorded: describe(d, costIn(&d.Decode, d.DecodeRank)), Replayed: describe(&now, planCost(plan)),
+			Recorded: describe(d, costIn(&d.Decode, d.DecodeRank)), Replayed: describe(&now, planCost(&v.m.in, plan)),
 		}
 		if len(why) == 0 {
 			div.Because = []string{"the inputs are the same: this dynctl decides otherwise than the one that recorded (another version or policy)"}
@@ -474,8 +474,8 @@ func (v *Verifier) sameCost(plan *disagg.Plan, rank string) bool {
 		return false
 	}
 	for i := range v.m.in.Decode.Candidates {
-		if v.m.in.Decode.Candidates[i].Label == rank {
-			return plan.Decode.Scores[i].Cost == planCost(plan)
+		if v.m.in.Decode.Candidates[i].Rank == rank {
+			return v.m.in.Decode.Candidates[i].Cost == planCost(&v.m.in, plan)
 		}
 	}
 	return false

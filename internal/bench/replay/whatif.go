@@ -179,7 +179,7 @@ func Redecide(ctx context.Context, r *trace.Reader, list []Change) (*Redecision,
 		case a.DecodeIndex != b.DecodeIndex || a.Path == disagg.Remote && a.PrefillIndex != b.PrefillIndex:
 			out.Ranks++
 			if a.DecodeIndex >= 0 && b.DecodeIndex >= 0 {
-				regret += a.Decode.Scores[b.DecodeIndex].Cost - a.Decode.Scores[a.DecodeIndex].Cost
+				regret += was.in.Decode.Candidates[b.DecodeIndex].Cost - was.in.Decode.Candidates[a.DecodeIndex].Cost
 			}
 		default:
 			continue
@@ -191,7 +191,7 @@ func Redecide(ctx context.Context, r *trace.Reader, list []Change) (*Redecision,
 			fillPlan(&y, &now.in, b)
 			out.Examples = append(out.Examples, Divergence{
 				Line: rec.Line, Time: rec.Time, ID: d.ID, Request: d.RequestID,
-				Recorded: describe(&x, planCost(a)), Replayed: describe(&y, planCost(b)), Because: slices.Clone(out.Changes),
+				Recorded: describe(&x, planCost(&was.in, a)), Replayed: describe(&y, planCost(&now.in, b)), Because: slices.Clone(out.Changes),
 			})
 		}
 	}
@@ -218,9 +218,9 @@ func hit(p *disagg.Plan) int {
 	return p.CachedTokens
 }
 
-func planCost(p *disagg.Plan) float64 {
-	if p.DecodeIndex < 0 || p.DecodeIndex >= len(p.Decode.Scores) {
+func planCost(in *disagg.Input, p *disagg.Plan) float64 {
+	if p.DecodeIndex < 0 {
 		return 0
 	}
-	return p.Decode.Scores[p.DecodeIndex].Cost
+	return in.Decode.Candidates[p.DecodeIndex].Cost
 }

@@ -25,6 +25,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/admin"
 	"github.com/dynctl/dynctl/internal/router/admission"
 	"github.com/dynctl/dynctl/internal/router/api"
+	"github.com/dynctl/dynctl/internal/router/decision"
 	"github.com/dynctl/dynctl/internal/router/eventlog"
 	"github.com/dynctl/dynctl/internal/router/receipt"
 	"github.com/dynctl/dynctl/internal/workers"
@@ -401,7 +402,7 @@ func receipts(list []*receipt.Receipt, brief bool) ([]json.RawMessage, error) {
 		if brief {
 			c.Decode.Omitted += len(c.Decode.Candidates)
 			c.Prefill.Omitted += len(c.Prefill.Candidates)
-			c.Decode.Candidates, c.Prefill.Candidates = []receipt.Candidate{}, []receipt.Candidate{}
+			c.Decode.Candidates, c.Prefill.Candidates = []decision.Candidate{}, []decision.Candidate{}
 		}
 		raw, err := json.Marshal(c)
 		if err != nil {

@@ -10,7 +10,7 @@ package attempt
 import (
 	"slices"
 
-	"github.com/dynctl/dynctl/internal/router/disagg"
+	"github.com/dynctl/dynctl/internal/router/decision"
 	"github.com/dynctl/dynctl/internal/router/selector"
 	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/health"
@@ -29,7 +29,7 @@ const (
 	MissingParams = "missing_params"
 	// Ended: a prefill's first token ended the answer, which leaves no KV to
 	// move. That is nobody's fault.
-	Ended = string(disagg.ReasonEnded)
+	Ended = string(decision.ReasonEnded)
 )
 
 // Settings are what the operator has decided.

@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/dynctl/dynctl/internal/router/api"
+	"github.com/dynctl/dynctl/internal/router/decision"
 	"github.com/dynctl/dynctl/internal/router/selector"
 	"github.com/dynctl/dynctl/internal/workers"
 )
@@ -92,13 +93,13 @@ func line(in *Input, p *Plan) string {
 	digest := fnv.New32a()
 	chosen := func(s *selector.Input, r *selector.Ranking, i int) string {
 		fmt.Fprint(digest, r.Verdict, r.Policy, r.Order, r.Eligible, r.Tied, r.TieBreak, r.Sampled)
-		for k := range r.Scores {
-			fmt.Fprintf(digest, " %x %v", r.Scores[k].Cost, r.Scores[k].Excluded)
+		for k := 0; r.Policy != "" && k < len(s.Candidates); k++ {
+			fmt.Fprintf(digest, " %x %s", s.Candidates[k].Cost, s.Why(k))
 		}
 		if i < 0 {
 			return "- -"
 		}
-		return s.Candidates[i].Label + " " + strconv.FormatFloat(r.Scores[i].Cost, 'x', -1, 64)
+		return s.Candidates[i].Rank + " " + strconv.FormatFloat(s.Candidates[i].Cost, 'x', -1, 64)
 	}
 	d, f := chosen(&in.Decode, &p.Decode, p.DecodeIndex), chosen(&in.Prefill, &p.Prefill, p.PrefillIndex)
 	path := string(p.Path)
@@ -159,8 +160,8 @@ func someInput(rng *rand.Rand) *Input {
 				w.Engine, w.Connector = workers.SGLang, workers.ConnectorSGLang
 			}
 			for dp := range 1 + rng.IntN(6)/5 {
-				c := selector.Candidate{
-					Label: fmt.Sprintf("%s/dp%d", w.Name, dp), Slot: uint32(len(s.Candidates)), OverlapBlocks: rng.IntN(isl/block + 2), ActiveRequests: rng.IntN(9),
+				c := decision.Candidate{
+					Rank: fmt.Sprintf("%s/dp%d", w.Name, dp), Slot: uint32(len(s.Candidates)), OverlapBlocks: rng.IntN(isl/block + 2), ActiveRequests: rng.IntN(9),
 					PrefillTokens: rng.IntN(8000), DecodeBlocks: rng.IntN(3000), FreshTokens: rng.IntN(300000), LastTurn: rng.Uint64() >> 50,
 					ResidentBlocks: rng.IntN(4000), KVBlocks: rng.IntN(4000), HasLoad: rng.IntN(5) > 0, Running: rng.IntN(8), Waiting: rng.IntN(8), KVUsage: rng.Float64(),
 				}
@@ -169,12 +170,12 @@ func someInput(rng *rand.Rand) *Input {
 				}
 				switch rng.IntN(20) {
 				case 0:
-					c.Excluded = "draining"
+					c.KeptOut = "draining"
 				case 1:
-					c.Excluded, c.Tried = "failed in this request", true
+					c.KeptOut, c.Tried = "failed in this request", true
 				}
 				s.Candidates = append(s.Candidates, c)
-				*peers = append(*peers, Peer{Worker: w, Rank: &workers.Rank{WorkerName: w.Name, DP: dp, Label: c.Label}})
+				*peers = append(*peers, Peer{Worker: w, Rank: &workers.Rank{WorkerName: w.Name, DP: dp, Label: c.Rank}})
 			}
 		}
 	}

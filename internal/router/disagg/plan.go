@@ -14,6 +14,7 @@ import (
 	"slices"
 
 	"github.com/dynctl/dynctl/internal/router/api"
+	"github.com/dynctl/dynctl/internal/router/decision"
 	"github.com/dynctl/dynctl/internal/router/selector"
 	"github.com/dynctl/dynctl/internal/workers"
 )
@@ -182,7 +183,7 @@ const LoadCredit = 1.0 / 32
 // says, and in kv_dynamo not at all, as in Dynamo's decode router without
 // conditional disaggregation.
 func (in *Input) Settle() {
-	able := func(c selector.Candidate) bool { return c.Excluded == "" }
+	able := func(c decision.Candidate) bool { return c.KeptOut == "" }
 	switch {
 	case len(in.PrefillPeers) == 0:
 		in.Decode.Phase = selector.Aggregated
@@ -210,7 +211,7 @@ type Work struct {
 // Plan is the answer. Reuse one to avoid allocation.
 type Plan struct {
 	Path   Path
-	Reason Reason
+	Reason decision.Reason
 	// Err says why nothing can be done; Path is empty then. It wraps
 	// ErrNoDecode or ErrNoPrefill and an error of package selector.
 	Err error
@@ -286,12 +287,12 @@ func Make(in *Input, out *Plan) {
 	path, reason := wanted(in, out)
 	switch {
 	case in.Force == ForceLocal:
-		path, reason = Local, ReasonForcedLocal
+		path, reason = Local, decision.ReasonForcedLocal
 	case whole != "":
 		path, reason = Local, whole
 	}
 	if path == Local && !alone && whole == "" && in.Force != ForceLocal && out.HasRemote {
-		path, reason = Remote, ReasonDecodeOnly
+		path, reason = Remote, decision.ReasonDecodeOnly
 	}
 	if path == Remote && !out.HasRemote {
 		reason = noPrefill(&out.Prefill)
@@ -414,46 +415,46 @@ func mismatch(from, to *workers.Worker, override workers.Connector) string {
 
 // mustStayWhole says why a request cannot be served in two legs; "" if it can.
 // A short prompt is not worth two legs where the decode rank could do it alone.
-func mustStayWhole(in *Input, out *Plan, alone bool) Reason {
+func mustStayWhole(in *Input, out *Plan, alone bool) decision.Reason {
 	c := out.Connector
 	f := &in.Facts
 	if f.Splittable && c != workers.ConnectorNone && !carries(c, f.Kind, in.DecodePeers[out.DecodeIndex].Worker) {
-		return ReasonEndpoint
+		return decision.ReasonEndpoint
 	}
 	if r := f.whole(); r != "" && (alone || c != workers.ConnectorSGLang || !pairs(r)) {
 		return r
 	}
 	switch {
 	case c == workers.ConnectorNone:
-		return ReasonNoConnector
+		return decision.ReasonNoConnector
 	case alone && f.Source != FromEstimate && f.Source != FromNothing && f.ISL < in.Decode.BlockSize &&
 		(c == workers.ConnectorSharedStorage || in.Config.Threshold > 0 && in.Force != ForceRemote):
-		return ReasonShort
+		return decision.ReasonShort
 	}
 	return ""
 }
 
 // whole says what of a request keeps it from being served in two legs by any
 // rank; "" for nothing.
-func (f *Facts) whole() Reason {
+func (f *Facts) whole() decision.Reason {
 	switch {
 	case !f.Splittable:
-		return ReasonEndpoint
+		return decision.ReasonEndpoint
 	case f.N > 1:
-		return ReasonAnswers
+		return decision.ReasonAnswers
 	case f.Continues:
-		return ReasonContinues
+		return decision.ReasonContinues
 	case f.ServerTools:
-		return ReasonServerTools
+		return decision.ReasonServerTools
 	case f.PromptLogprobs:
-		return ReasonPromptLogprobs
+		return decision.ReasonPromptLogprobs
 	case f.MaxTokens == 0:
-		return ReasonNoOutput
+		return decision.ReasonNoOutput
 	// What SGLang's connector can do comes last: nothing else is in its way.
 	case f.Prompts > 1:
-		return ReasonPrompts
+		return decision.ReasonPrompts
 	case f.Multimodal:
-		return ReasonMultimodal
+		return decision.ReasonMultimodal
 	}
 	return ""
 }
@@ -461,7 +462,9 @@ func (f *Facts) whole() Reason {
 // pairs reports whether SGLang's engines serve in two legs what others do not:
 // each of several prompts has a room of its own, and both engines read the
 // client's whole body.
-func pairs(r Reason) bool { return r == ReasonPrompts || r == ReasonMultimodal }
+func pairs(r decision.Reason) bool {
+	return r == decision.ReasonPrompts || r == decision.ReasonMultimodal
+}
 
 // carries reports whether a connector's fields exist on an endpoint of w.
 func carries(c workers.Connector, k api.Kind, w *workers.Worker) bool {
@@ -482,40 +485,40 @@ func carries(c workers.Connector, k api.Kind, w *workers.Worker) bool {
 
 // wanted is the path by force, threshold and gates, as if every path could be
 // had.
-func wanted(in *Input, out *Plan) (Path, Reason) {
+func wanted(in *Input, out *Plan) (Path, decision.Reason) {
 	c, f := &in.Config, &in.Facts
 	if in.Force == ForceRemote {
-		return Remote, ReasonForcedRemote
+		return Remote, decision.ReasonForcedRemote
 	}
-	path, reason := Local, ReasonBelow
+	path, reason := Local, decision.ReasonBelow
 	switch {
 	case c.Threshold <= 0:
-		path, reason = Remote, ReasonAlways
+		path, reason = Remote, decision.ReasonAlways
 	case f.Source == FromNothing:
-		reason = ReasonLengthUnknown
+		reason = decision.ReasonLengthUnknown
 	case out.On == OnISL && f.ISL >= c.Threshold:
-		path, reason = Remote, ReasonISLAbove
+		path, reason = Remote, decision.ReasonISLAbove
 	case out.On == OnISL:
-		reason = ReasonISLBelow
+		reason = decision.ReasonISLBelow
 	case out.EffISL >= c.Threshold:
-		path, reason = Remote, ReasonAbove
+		path, reason = Remote, decision.ReasonAbove
 	}
 	if d := &in.Decode.Candidates[out.DecodeIndex]; path == Local && c.DecodeGate > 0 && d.HasLoad && d.KVUsage > c.DecodeGate {
-		path, reason = Remote, ReasonDecodeBusy
+		path, reason = Remote, decision.ReasonDecodeBusy
 	}
 	if path == Remote && c.PrefillGate > 0 && out.HasRemote && out.Remote.Queued > c.PrefillGate {
-		path, reason = Local, ReasonPrefillBusy
+		path, reason = Local, decision.ReasonPrefillBusy
 	}
 	return path, reason
 }
 
 // noPrefill is the reason for a prefill ranking without a choice.
-func noPrefill(r *selector.Ranking) Reason {
+func noPrefill(r *selector.Ranking) decision.Reason {
 	switch r.Verdict {
 	case selector.AllBusy:
-		return ReasonPrefillAllBusy
+		return decision.ReasonPrefillAllBusy
 	case selector.AllExcluded:
-		return ReasonPrefillExcluded
+		return decision.ReasonPrefillExcluded
 	}
-	return ReasonNoPrefill
+	return decision.ReasonNoPrefill
 }

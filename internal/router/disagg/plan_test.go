@@ -11,6 +11,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/dynctl/dynctl/internal/router/api"
+	"github.com/dynctl/dynctl/internal/router/decision"
 	"github.com/dynctl/dynctl/internal/router/selector"
 	"github.com/dynctl/dynctl/internal/workers"
 )
@@ -29,9 +30,9 @@ func worker(name string, role workers.Role, c workers.Connector, dp int) *worker
 }
 
 // add makes the ranks of w candidates of a phase.
-func add(in *selector.Input, peers *[]Peer, w *workers.Worker, c selector.Candidate) {
+func add(in *selector.Input, peers *[]Peer, w *workers.Worker, c decision.Candidate) {
 	for _, r := range w.Ranks {
-		c.Label = r.Label
+		c.Rank = r.Label
 		in.Candidates = append(in.Candidates, c)
 		*peers = append(*peers, Peer{Worker: w, Rank: r})
 	}
@@ -47,8 +48,8 @@ func pair(threshold int) *Input {
 		s.Policy, s.Weights, s.ISL, s.BlockSize = selector.KV, selector.DefaultWeights(), 4096, 32
 	}
 	in.Decode.Phase, in.Prefill.Phase = selector.Decode, selector.Prefill
-	add(&in.Decode, &in.DecodePeers, worker("decode-0", workers.Decode, workers.ConnectorNIXL, 1), selector.Candidate{})
-	add(&in.Prefill, &in.PrefillPeers, worker("prefill-0", workers.Prefill, workers.ConnectorNIXL, 1), selector.Candidate{})
+	add(&in.Decode, &in.DecodePeers, worker("decode-0", workers.Decode, workers.ConnectorNIXL, 1), decision.Candidate{})
+	add(&in.Prefill, &in.PrefillPeers, worker("prefill-0", workers.Prefill, workers.ConnectorNIXL, 1), decision.Candidate{})
 	return in
 }
 
@@ -143,7 +144,7 @@ func TestSettle(t *testing.T) {
 		{"forced local", 0, func(in *Input) { in.Force = ForceLocal }, selector.Decode, credit},
 		{"forced remote", 0, func(in *Input) { in.Force = ForceRemote }, selector.Decode, credit * LoadCredit},
 		{"not in two legs", 0, func(in *Input) { in.Facts.N = 2 }, selector.Decode, credit},
-		{"no prefill rank is usable", 0, func(in *Input) { in.Prefill.Candidates[0].Excluded = "draining" }, selector.Decode, credit},
+		{"no prefill rank is usable", 0, func(in *Input) { in.Prefill.Candidates[0].KeptOut = "draining" }, selector.Decode, credit},
 		{"no prefill ranks", 0, func(in *Input) { in.Prefill.Candidates, in.PrefillPeers = nil, nil }, selector.Aggregated, credit},
 	} {
 		in := pair(tt.threshold)
@@ -169,7 +170,7 @@ func TestDecodeWorkerThatNeedsPrefill(t *testing.T) {
 	noPrefillRanks := func(in *Input) { in.Prefill.Candidates, in.PrefillPeers = nil, nil }
 	aggregated := func(in *Input) {
 		c := in.Decode.Candidates[0]
-		c.Label, c.Slot, c.ActiveRequests = "both/dp0", 77, 50
+		c.Rank, c.Slot, c.ActiveRequests = "both/dp0", 77, 50
 		w := *in.DecodePeers[0].Worker
 		w.Role = workers.Aggregated
 		in.Decode.Candidates = append(in.Decode.Candidates, c)
@@ -179,26 +180,26 @@ func TestDecodeWorkerThatNeedsPrefill(t *testing.T) {
 		name   string
 		change []func(*Input)
 		path   Path
-		reason Reason
+		reason decision.Reason
 		decode int
 		err    error
 	}{
-		{"below the threshold goes remote", do(isl(500)), Remote, ReasonDecodeOnly, 0, nil},
-		{"so does less than a block", do(isl(5)), Remote, ReasonDecodeOnly, 0, nil},
-		{"without prefill nobody can", do(isl(500), noPrefillRanks), "", ReasonNoPrefill, 0, ErrNoPrefill},
-		{"forced local nobody can", do(isl(500), func(in *Input) { in.Force = ForceLocal }), "", ReasonForcedLocal, 0, ErrNoDecode},
-		{"forced local an aggregated one can", do(isl(500), aggregated, func(in *Input) { in.Force = ForceLocal }), Local, ReasonForcedLocal, 1, nil},
-		{"without prefill an aggregated one can", do(isl(50_000), aggregated, noPrefillRanks), Local, ReasonNoPrefill, 1, nil},
-		{"an aggregated one takes what is not split", do(isl(500), aggregated, func(in *Input) { in.Facts.Splittable = false }), Local, ReasonEndpoint, 1, nil},
-		{"what is not split goes on without one", do(isl(500), func(in *Input) { in.Facts.Splittable = false }), Local, ReasonEndpoint, 0, nil},
-		{"several prompts have a room each", do(isl(500), func(in *Input) { in.Facts.Prompts = 3 }), Remote, ReasonDecodeOnly, 0, nil},
-		{"both read images", do(isl(500), func(in *Input) { in.Facts.Multimodal = true }), Remote, ReasonDecodeOnly, 0, nil},
-		{"several answers nobody can", do(isl(500), func(in *Input) { in.Facts.N = 2 }), "", ReasonAnswers, 0, ErrWhole},
-		{"nor several answers to several prompts", do(isl(500), func(in *Input) { in.Facts.N, in.Facts.Prompts = 2, 2 }), "", ReasonAnswers, 0, ErrWhole},
-		{"several answers an aggregated one can", do(isl(500), aggregated, func(in *Input) { in.Facts.N = 2 }), Local, ReasonAnswers, 1, nil},
-		{"several answers wait for an aggregated one", do(isl(500), aggregated, func(in *Input) { in.Facts.N, in.Decode.Candidates[1].Excluded = 2, "draining" }), "", ReasonAnswers, 0, ErrNoDecode},
-		{"messages nobody can", do(isl(500), func(in *Input) { in.Facts.Kind = api.Messages }), "", ReasonEndpoint, 0, ErrWhole},
-		{"responses nobody can", do(isl(500), func(in *Input) { in.Facts.Kind = api.Responses }), "", ReasonEndpoint, 0, ErrWhole},
+		{"below the threshold goes remote", do(isl(500)), Remote, decision.ReasonDecodeOnly, 0, nil},
+		{"so does less than a block", do(isl(5)), Remote, decision.ReasonDecodeOnly, 0, nil},
+		{"without prefill nobody can", do(isl(500), noPrefillRanks), "", decision.ReasonNoPrefill, 0, ErrNoPrefill},
+		{"forced local nobody can", do(isl(500), func(in *Input) { in.Force = ForceLocal }), "", decision.ReasonForcedLocal, 0, ErrNoDecode},
+		{"forced local an aggregated one can", do(isl(500), aggregated, func(in *Input) { in.Force = ForceLocal }), Local, decision.ReasonForcedLocal, 1, nil},
+		{"without prefill an aggregated one can", do(isl(50_000), aggregated, noPrefillRanks), Local, decision.ReasonNoPrefill, 1, nil},
+		{"an aggregated one takes what is not split", do(isl(500), aggregated, func(in *Input) { in.Facts.Splittable = false }), Local, decision.ReasonEndpoint, 1, nil},
+		{"what is not split goes on without one", do(isl(500), func(in *Input) { in.Facts.Splittable = false }), Local, decision.ReasonEndpoint, 0, nil},
+		{"several prompts have a room each", do(isl(500), func(in *Input) { in.Facts.Prompts = 3 }), Remote, decision.ReasonDecodeOnly, 0, nil},
+		{"both read images", do(isl(500), func(in *Input) { in.Facts.Multimodal = true }), Remote, decision.ReasonDecodeOnly, 0, nil},
+		{"several answers nobody can", do(isl(500), func(in *Input) { in.Facts.N = 2 }), "", decision.ReasonAnswers, 0, ErrWhole},
+		{"nor several answers to several prompts", do(isl(500), func(in *Input) { in.Facts.N, in.Facts.Prompts = 2, 2 }), "", decision.ReasonAnswers, 0, ErrWhole},
+		{"several answers an aggregated one can", do(isl(500), aggregated, func(in *Input) { in.Facts.N = 2 }), Local, decision.ReasonAnswers, 1, nil},
+		{"several answers wait for an aggregated one", do(isl(500), aggregated, func(in *Input) { in.Facts.N, in.Decode.Candidates[1].KeptOut = 2, "draining" }), "", decision.ReasonAnswers, 0, ErrNoDecode},
+		{"messages nobody can", do(isl(500), func(in *Input) { in.Facts.Kind = api.Messages }), "", decision.ReasonEndpoint, 0, ErrWhole},
+		{"responses nobody can", do(isl(500), func(in *Input) { in.Facts.Kind = api.Responses }), "", decision.ReasonEndpoint, 0, ErrWhole},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			in := pair(1000)
@@ -225,74 +226,74 @@ func TestPath(t *testing.T) {
 		threshold int
 		change    []func(*Input)
 		path      Path
-		reason    Reason
+		reason    decision.Reason
 	}{
-		{"6: threshold 0, short prompt", 0, do(chars(5)), Remote, ReasonAlways},
-		{"6: threshold 0, one token by count", 0, do(isl(1)), Remote, ReasonAlways},
-		{"6: threshold 0, 100,000 characters", 0, do(chars(100_000)), Remote, ReasonAlways},
-		{"7: 20,000 characters at 4096", 4096, do(chars(20_000)), Remote, ReasonAbove},
-		{"8: 400 characters at 4096", 4096, do(chars(400)), Local, ReasonBelow},
-		{"9: 4000 characters at 1000", 1000, do(chars(4000)), Remote, ReasonAbove},
-		{"9: 3999 characters at 1000", 1000, do(chars(3999)), Local, ReasonBelow},
-		{"9: 4003 characters at 1001", 1001, do(chars(4003)), Local, ReasonBelow},
-		{"10: negative threshold", -1, do(isl(40)), Remote, ReasonAlways},
-		{"cached prefix counts", 4096, do(cached(1)), Local, ReasonBelow},
-		{"eff_isl at the threshold", 4096 - 32, do(cached(1)), Remote, ReasonAbove},
-		{"eff_isl one below the threshold", 4096 - 31, do(cached(1)), Local, ReasonBelow},
-		{"on isl the cache does not count", 4096, do(cached(100), func(in *Input) { in.Config.On = OnISL }), Remote, ReasonISLAbove},
-		{"on isl below", 4097, do(func(in *Input) { in.Config.On = OnISL }), Local, ReasonISLBelow},
-		{"length unknown", 1, do(isl(0), func(in *Input) { in.Facts.Source = FromNothing }), Local, ReasonLengthUnknown},
-		{"length unknown, always remote", 0, do(isl(0), func(in *Input) { in.Facts.Source = FromNothing }), Remote, ReasonAlways},
-		{"forced local", 0, do(func(in *Input) { in.Force = ForceLocal }), Local, ReasonForcedLocal},
-		{"forced remote", 9999, do(func(in *Input) { in.Force = ForceRemote }), Remote, ReasonForcedRemote},
-		{"auto", 9999, do(func(in *Input) { in.Force = Auto }), Local, ReasonBelow},
-		{"forced remote cannot split", 0, do(func(in *Input) { in.Force, in.Facts.N = ForceRemote, 2 }), Local, ReasonAnswers},
-		{"A12: embeddings", 0, do(func(in *Input) { in.Facts.Kind, in.Facts.Splittable = api.Embeddings, false }), Local, ReasonEndpoint},
-		{"A12: rerank", 0, do(func(in *Input) { in.Facts.Kind, in.Facts.Splittable = api.Rerank, false }), Local, ReasonEndpoint},
-		{"an engine of unknown age gets no transfer fields on responses", 0, do(func(in *Input) { in.Facts.Kind = api.Responses }), Local, ReasonEndpoint},
-		{"nor does an old one on messages", 0, do(version("0.31.2", "0.31.2"), func(in *Input) { in.Facts.Kind = api.Messages }), Local, ReasonEndpoint},
-		{"an old prefill engine is not asked", 0, do(version("0.31.2", "0.32.0"), func(in *Input) { in.Facts.Kind = api.Messages }), Local, ReasonPrefillExcluded},
-		{"messages", 0, do(version("0.32.0", "0.33.1rc1.dev9+gabc"), func(in *Input) { in.Facts.Kind = api.Messages }), Remote, ReasonAlways},
-		{"responses", 0, do(version("0.32.0", "v1.0"), func(in *Input) { in.Facts.Kind = api.Responses }), Remote, ReasonAlways},
-		{"messages over LMCache", 0, do(version("0.32.0", "0.32.0"), connector(workers.ConnectorLMCache), func(in *Input) { in.Facts.Kind = api.Messages }), Remote, ReasonAlways},
-		{"responses over LMCache", 0, do(version("0.32.0", "0.32.0"), connector(workers.ConnectorLMCache), func(in *Input) { in.Facts.Kind = api.Responses }), Remote, ReasonAlways},
-		{"messages of any age over shared storage", 0, do(connector(workers.ConnectorSharedStorage), func(in *Input) { in.Facts.Kind = api.Messages }), Remote, ReasonAlways},
-		{"engines that make other tokens of a chat", 0, do(chats("37:aa", "39:bb"), func(in *Input) { in.Facts.Kind = api.Chat }), Local, ReasonPrefillExcluded},
-		{"the same of messages", 0, do(version("0.32.0", "0.32.0"), chats("37:aa", "39:bb"), func(in *Input) { in.Facts.Kind = api.Messages }), Local, ReasonPrefillExcluded},
-		{"the same of responses", 0, do(version("0.32.0", "0.32.0"), chats("37:aa", "39:bb"), func(in *Input) { in.Facts.Kind = api.Responses }), Local, ReasonPrefillExcluded},
-		{"the same of ids", 0, do(chats("37:aa", "39:bb"), func(in *Input) { in.Facts.Kind = api.Completion }), Remote, ReasonAlways},
-		{"engines that make the same tokens of a chat", 0, do(chats("37:aa", "37:aa"), func(in *Input) { in.Facts.Kind = api.Chat }), Remote, ReasonAlways},
-		{"one that does not tell", 0, do(chats("", "37:aa"), func(in *Input) { in.Facts.Kind = api.Chat }), Remote, ReasonAlways},
-		{"a response that goes on from another", 0, do(version("0.32.0", "0.32.0"), func(in *Input) { in.Facts.Kind, in.Facts.Continues = api.Responses, true }), Local, ReasonContinues},
-		{"tools that the engine runs", 0, do(version("0.32.0", "0.32.0"), func(in *Input) { in.Facts.Kind, in.Facts.ServerTools = api.Responses, true }), Local, ReasonServerTools},
-		{"several prompts", 0, do(func(in *Input) { in.Facts.Prompts = 3 }), Local, ReasonPrompts},
-		{"n > 1", 0, do(func(in *Input) { in.Facts.N = 3 }), Local, ReasonAnswers},
-		{"multimodal", 0, do(func(in *Input) { in.Facts.Multimodal = true }), Local, ReasonMultimodal},
-		{"prompt logprobs", 0, do(func(in *Input) { in.Facts.PromptLogprobs = true }), Local, ReasonPromptLogprobs},
-		{"no output", 0, do(func(in *Input) { in.Facts.MaxTokens = 0 }), Local, ReasonNoOutput},
-		{"less than a block", 16, do(isl(31)), Local, ReasonShort},
-		{"less than a block in shared storage", 0, do(isl(31), func(in *Input) { in.Config.Connector = workers.ConnectorSharedStorage }), Local, ReasonShort},
-		{"decode without connector", 0, do(func(in *Input) { in.DecodePeers[0].Worker.Connector = workers.ConnectorNone }), Local, ReasonNoConnector},
-		{"no prefill worker", 0, do(noPrefillRanks), Local, ReasonNoPrefill},
-		{"no prefill worker, below", 9999, do(noPrefillRanks), Local, ReasonBelow},
-		{"every prefill rank busy", 0, do(func(in *Input) { in.Prefill.Busy.PrefillTokens, in.Prefill.Candidates[0].PrefillTokens = 10, 11 }), Local, ReasonPrefillAllBusy},
-		{"every prefill rank draining", 0, do(func(in *Input) { in.Prefill.Candidates[0].Excluded = "draining" }), Local, ReasonPrefillExcluded},
-		{"another connector", 0, do(func(in *Input) { in.PrefillPeers[0].Worker.Connector = workers.ConnectorLMCache }), Local, ReasonPrefillExcluded},
-		{"another engine", 0, do(func(in *Input) { in.PrefillPeers[0].Worker.Engine = workers.SGLang }), Local, ReasonPrefillExcluded},
-		{"another block size", 0, do(func(in *Input) { in.PrefillPeers[0].Worker.BlockSize = 64 }), Local, ReasonPrefillExcluded},
-		{"prefill gate", 0, do(func(in *Input) { in.Config.PrefillGate, in.Prefill.Candidates[0].PrefillTokens = 100, 101 }), Local, ReasonPrefillBusy},
-		{"prefill gate at its limit", 0, do(func(in *Input) { in.Config.PrefillGate, in.Prefill.Candidates[0].PrefillTokens = 100, 100 }), Remote, ReasonAlways},
+		{"6: threshold 0, short prompt", 0, do(chars(5)), Remote, decision.ReasonAlways},
+		{"6: threshold 0, one token by count", 0, do(isl(1)), Remote, decision.ReasonAlways},
+		{"6: threshold 0, 100,000 characters", 0, do(chars(100_000)), Remote, decision.ReasonAlways},
+		{"7: 20,000 characters at 4096", 4096, do(chars(20_000)), Remote, decision.ReasonAbove},
+		{"8: 400 characters at 4096", 4096, do(chars(400)), Local, decision.ReasonBelow},
+		{"9: 4000 characters at 1000", 1000, do(chars(4000)), Remote, decision.ReasonAbove},
+		{"9: 3999 characters at 1000", 1000, do(chars(3999)), Local, decision.ReasonBelow},
+		{"9: 4003 characters at 1001", 1001, do(chars(4003)), Local, decision.ReasonBelow},
+		{"10: negative threshold", -1, do(isl(40)), Remote, decision.ReasonAlways},
+		{"cached prefix counts", 4096, do(cached(1)), Local, decision.ReasonBelow},
+		{"eff_isl at the threshold", 4096 - 32, do(cached(1)), Remote, decision.ReasonAbove},
+		{"eff_isl one below the threshold", 4096 - 31, do(cached(1)), Local, decision.ReasonBelow},
+		{"on isl the cache does not count", 4096, do(cached(100), func(in *Input) { in.Config.On = OnISL }), Remote, decision.ReasonISLAbove},
+		{"on isl below", 4097, do(func(in *Input) { in.Config.On = OnISL }), Local, decision.ReasonISLBelow},
+		{"length unknown", 1, do(isl(0), func(in *Input) { in.Facts.Source = FromNothing }), Local, decision.ReasonLengthUnknown},
+		{"length unknown, always remote", 0, do(isl(0), func(in *Input) { in.Facts.Source = FromNothing }), Remote, decision.ReasonAlways},
+		{"forced local", 0, do(func(in *Input) { in.Force = ForceLocal }), Local, decision.ReasonForcedLocal},
+		{"forced remote", 9999, do(func(in *Input) { in.Force = ForceRemote }), Remote, decision.ReasonForcedRemote},
+		{"auto", 9999, do(func(in *Input) { in.Force = Auto }), Local, decision.ReasonBelow},
+		{"forced remote cannot split", 0, do(func(in *Input) { in.Force, in.Facts.N = ForceRemote, 2 }), Local, decision.ReasonAnswers},
+		{"A12: embeddings", 0, do(func(in *Input) { in.Facts.Kind, in.Facts.Splittable = api.Embeddings, false }), Local, decision.ReasonEndpoint},
+		{"A12: rerank", 0, do(func(in *Input) { in.Facts.Kind, in.Facts.Splittable = api.Rerank, false }), Local, decision.ReasonEndpoint},
+		{"an engine of unknown age gets no transfer fields on responses", 0, do(func(in *Input) { in.Facts.Kind = api.Responses }), Local, decision.ReasonEndpoint},
+		{"nor does an old one on messages", 0, do(version("0.31.2", "0.31.2"), func(in *Input) { in.Facts.Kind = api.Messages }), Local, decision.ReasonEndpoint},
+		{"an old prefill engine is not asked", 0, do(version("0.31.2", "0.32.0"), func(in *Input) { in.Facts.Kind = api.Messages }), Local, decision.ReasonPrefillExcluded},
+		{"messages", 0, do(version("0.32.0", "0.33.1rc1.dev9+gabc"), func(in *Input) { in.Facts.Kind = api.Messages }), Remote, decision.ReasonAlways},
+		{"responses", 0, do(version("0.32.0", "v1.0"), func(in *Input) { in.Facts.Kind = api.Responses }), Remote, decision.ReasonAlways},
+		{"messages over LMCache", 0, do(version("0.32.0", "0.32.0"), connector(workers.ConnectorLMCache), func(in *Input) { in.Facts.Kind = api.Messages }), Remote, decision.ReasonAlways},
+		{"responses over LMCache", 0, do(version("0.32.0", "0.32.0"), connector(workers.ConnectorLMCache), func(in *Input) { in.Facts.Kind = api.Responses }), Remote, decision.ReasonAlways},
+		{"messages of any age over shared storage", 0, do(connector(workers.ConnectorSharedStorage), func(in *Input) { in.Facts.Kind = api.Messages }), Remote, decision.ReasonAlways},
+		{"engines that make other tokens of a chat", 0, do(chats("37:aa", "39:bb"), func(in *Input) { in.Facts.Kind = api.Chat }), Local, decision.ReasonPrefillExcluded},
+		{"the same of messages", 0, do(version("0.32.0", "0.32.0"), chats("37:aa", "39:bb"), func(in *Input) { in.Facts.Kind = api.Messages }), Local, decision.ReasonPrefillExcluded},
+		{"the same of responses", 0, do(version("0.32.0", "0.32.0"), chats("37:aa", "39:bb"), func(in *Input) { in.Facts.Kind = api.Responses }), Local, decision.ReasonPrefillExcluded},
+		{"the same of ids", 0, do(chats("37:aa", "39:bb"), func(in *Input) { in.Facts.Kind = api.Completion }), Remote, decision.ReasonAlways},
+		{"engines that make the same tokens of a chat", 0, do(chats("37:aa", "37:aa"), func(in *Input) { in.Facts.Kind = api.Chat }), Remote, decision.ReasonAlways},
+		{"one that does not tell", 0, do(chats("", "37:aa"), func(in *Input) { in.Facts.Kind = api.Chat }), Remote, decision.ReasonAlways},
+		{"a response that goes on from another", 0, do(version("0.32.0", "0.32.0"), func(in *Input) { in.Facts.Kind, in.Facts.Continues = api.Responses, true }), Local, decision.ReasonContinues},
+		{"tools that the engine runs", 0, do(version("0.32.0", "0.32.0"), func(in *Input) { in.Facts.Kind, in.Facts.ServerTools = api.Responses, true }), Local, decision.ReasonServerTools},
+		{"several prompts", 0, do(func(in *Input) { in.Facts.Prompts = 3 }), Local, decision.ReasonPrompts},
+		{"n > 1", 0, do(func(in *Input) { in.Facts.N = 3 }), Local, decision.ReasonAnswers},
+		{"multimodal", 0, do(func(in *Input) { in.Facts.Multimodal = true }), Local, decision.ReasonMultimodal},
+		{"prompt logprobs", 0, do(func(in *Input) { in.Facts.PromptLogprobs = true }), Local, decision.ReasonPromptLogprobs},
+		{"no output", 0, do(func(in *Input) { in.Facts.MaxTokens = 0 }), Local, decision.ReasonNoOutput},
+		{"less than a block", 16, do(isl(31)), Local, decision.ReasonShort},
+		{"less than a block in shared storage", 0, do(isl(31), func(in *Input) { in.Config.Connector = workers.ConnectorSharedStorage }), Local, decision.ReasonShort},
+		{"decode without connector", 0, do(func(in *Input) { in.DecodePeers[0].Worker.Connector = workers.ConnectorNone }), Local, decision.ReasonNoConnector},
+		{"no prefill worker", 0, do(noPrefillRanks), Local, decision.ReasonNoPrefill},
+		{"no prefill worker, below", 9999, do(noPrefillRanks), Local, decision.ReasonBelow},
+		{"every prefill rank busy", 0, do(func(in *Input) { in.Prefill.Busy.PrefillTokens, in.Prefill.Candidates[0].PrefillTokens = 10, 11 }), Local, decision.ReasonPrefillAllBusy},
+		{"every prefill rank draining", 0, do(func(in *Input) { in.Prefill.Candidates[0].KeptOut = "draining" }), Local, decision.ReasonPrefillExcluded},
+		{"another connector", 0, do(func(in *Input) { in.PrefillPeers[0].Worker.Connector = workers.ConnectorLMCache }), Local, decision.ReasonPrefillExcluded},
+		{"another engine", 0, do(func(in *Input) { in.PrefillPeers[0].Worker.Engine = workers.SGLang }), Local, decision.ReasonPrefillExcluded},
+		{"another block size", 0, do(func(in *Input) { in.PrefillPeers[0].Worker.BlockSize = 64 }), Local, decision.ReasonPrefillExcluded},
+		{"prefill gate", 0, do(func(in *Input) { in.Config.PrefillGate, in.Prefill.Candidates[0].PrefillTokens = 100, 101 }), Local, decision.ReasonPrefillBusy},
+		{"prefill gate at its limit", 0, do(func(in *Input) { in.Config.PrefillGate, in.Prefill.Candidates[0].PrefillTokens = 100, 100 }), Remote, decision.ReasonAlways},
 		{"prefill gate does not stop the forced", 0, do(func(in *Input) {
 			in.Force, in.Config.PrefillGate, in.Prefill.Candidates[0].PrefillTokens = ForceRemote, 1, 50
-		}), Remote, ReasonForcedRemote},
+		}), Remote, decision.ReasonForcedRemote},
 		{"decode gate", 9999, do(func(in *Input) {
 			in.Config.DecodeGate, in.Decode.Candidates[0].HasLoad, in.Decode.Candidates[0].KVUsage = 0.8, true, 0.81
-		}), Remote, ReasonDecodeBusy},
-		{"decode gate without a figure", 9999, do(func(in *Input) { in.Config.DecodeGate, in.Decode.Candidates[0].KVUsage = 0.8, 0.99 }), Local, ReasonBelow},
+		}), Remote, decision.ReasonDecodeBusy},
+		{"decode gate without a figure", 9999, do(func(in *Input) { in.Config.DecodeGate, in.Decode.Candidates[0].KVUsage = 0.8, 0.99 }), Local, decision.ReasonBelow},
 		{"both gates", 9999, do(func(in *Input) {
 			in.Config.DecodeGate, in.Decode.Candidates[0].HasLoad, in.Decode.Candidates[0].KVUsage = 0.8, true, 0.81
 			in.Config.PrefillGate, in.Prefill.Candidates[0].PrefillTokens = 100, 101
-		}), Local, ReasonPrefillBusy},
+		}), Local, decision.ReasonPrefillBusy},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			in := pair(tt.threshold)
@@ -328,7 +329,7 @@ func TestEmptyPools(t *testing.T) {
 	in.Prefill.Candidates, in.PrefillPeers = nil, nil
 	var p Plan
 	Make(in, &p)
-	if !errors.Is(p.Err, ErrNoPrefill) || errors.Is(p.Err, ErrNoDecode) || p.Reason != ReasonNoPrefill {
+	if !errors.Is(p.Err, ErrNoPrefill) || errors.Is(p.Err, ErrNoDecode) || p.Reason != decision.ReasonNoPrefill {
 		t.Errorf("no prefill: %v, %s", p.Err, p.Reason)
 	}
 	in.Decode.Candidates, in.DecodePeers = nil, nil
@@ -349,7 +350,7 @@ func TestOldBehaviour(t *testing.T) {
 	var p Plan
 	in := pair(0)
 	Make(in, &p)
-	got := []any{p.Path, in.Decode.Candidates[p.DecodeIndex].Label, in.Prefill.Candidates[p.PrefillIndex].Label, p.Connector}
+	got := []any{p.Path, in.Decode.Candidates[p.DecodeIndex].Rank, in.Prefill.Candidates[p.PrefillIndex].Rank, p.Connector}
 	if d := cmp.Diff([]any{Remote, "decode-0/dp0", "prefill-0/dp0", workers.ConnectorNIXL}, got); d != "" {
 		t.Error(d)
 	}
@@ -359,15 +360,15 @@ func TestOldBehaviour(t *testing.T) {
 // what was predicted is in the plan.
 func TestPlanFigures(t *testing.T) {
 	in := pair(1024)
-	add(&in.Prefill, &in.PrefillPeers, worker("prefill-lm", workers.Prefill, workers.ConnectorLMCache, 1), selector.Candidate{OverlapBlocks: 128})
-	add(&in.Prefill, &in.PrefillPeers, worker("prefill-dp", workers.Prefill, workers.ConnectorNIXL, 2), selector.Candidate{OverlapBlocks: 64, PrefillTokens: 96})
+	add(&in.Prefill, &in.PrefillPeers, worker("prefill-lm", workers.Prefill, workers.ConnectorLMCache, 1), decision.Candidate{OverlapBlocks: 128})
+	add(&in.Prefill, &in.PrefillPeers, worker("prefill-dp", workers.Prefill, workers.ConnectorNIXL, 2), decision.Candidate{OverlapBlocks: 64, PrefillTokens: 96})
 	in.Decode.Candidates[0].OverlapBlocks, in.Decode.Candidates[0].PrefillTokens = 32, 50
 	var p Plan
 	Make(in, &p)
-	if got := in.Prefill.Candidates[p.PrefillIndex].Label; got != "prefill-dp/dp0" {
+	if got := in.Prefill.Candidates[p.PrefillIndex].Rank; got != "prefill-dp/dp0" {
 		t.Errorf("prefill on %s", got)
 	}
-	if got := p.Prefill.Scores[1].Excluded.String(); got != "another connector than the decode worker's" {
+	if got := in.Prefill.Why(1); got != "another connector than the decode worker's" {
 		t.Errorf("prefill-lm: %q", got)
 	}
 	type figures struct {
@@ -397,7 +398,7 @@ func TestPlanProperties(t *testing.T) {
 		in.Facts.Kind = rapid.SampledFrom([]api.Kind{api.Chat, api.Completion, api.Responses, api.Generate}).Draw(t, "kind")
 		in.Config.On = rapid.SampledFrom([]Measure{OnEffISL, OnISL, ""}).Draw(t, "on")
 		if rapid.Bool().Draw(t, "no prefill") {
-			in.Prefill.Candidates[0].Excluded = "draining"
+			in.Prefill.Candidates[0].KeptOut = "draining"
 		}
 		var p Plan
 		Make(in, &p)
@@ -415,8 +416,8 @@ func TestPlanProperties(t *testing.T) {
 }
 
 func TestReasonsAreClosed(t *testing.T) {
-	seen := map[Reason]bool{}
-	for _, r := range Reasons() {
+	seen := map[decision.Reason]bool{}
+	for _, r := range decision.Reasons() {
 		if seen[r] || strings.ToLower(string(r)) != string(r) || strings.ContainsAny(string(r), " -") {
 			t.Errorf("reason %q is not a fit label or stands twice", r)
 		}
@@ -435,8 +436,8 @@ func TestMakeAllocatesNothing(t *testing.T) {
 func BenchmarkMake64x64(b *testing.B) {
 	in := pair(1000)
 	for i := range 63 {
-		add(&in.Decode, &in.DecodePeers, worker(fmt.Sprintf("decode-%d", i+1), workers.Decode, workers.ConnectorNIXL, 1), selector.Candidate{OverlapBlocks: i, DecodeBlocks: 1000 - i})
-		add(&in.Prefill, &in.PrefillPeers, worker(fmt.Sprintf("prefill-%d", i+1), workers.Prefill, workers.ConnectorNIXL, 1), selector.Candidate{OverlapBlocks: i, PrefillTokens: 100 * i})
+		add(&in.Decode, &in.DecodePeers, worker(fmt.Sprintf("decode-%d", i+1), workers.Decode, workers.ConnectorNIXL, 1), decision.Candidate{OverlapBlocks: i, DecodeBlocks: 1000 - i})
+		add(&in.Prefill, &in.PrefillPeers, worker(fmt.Sprintf("prefill-%d", i+1), workers.Prefill, workers.ConnectorNIXL, 1), decision.Candidate{OverlapBlocks: i, PrefillTokens: 100 * i})
 	}
 	in.Decode.Limit, in.Prefill.Limit = 4, 4
 	var p Plan

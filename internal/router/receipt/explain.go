@@ -5,6 +5,8 @@ import (
 	"io"
 	"strings"
 	"text/tabwriter"
+
+	"github.com/dynctl/dynctl/internal/router/decision"
 )
 
 // Explain writes the decision in plain words: the text of dynctl explain.
@@ -25,7 +27,7 @@ func (r *Receipt) Explain(w io.Writer) error {
 	}
 	for i := range r.Earlier {
 		fmt.Fprintf(b, "attempt %d\n", r.Earlier[i].Attempt)
-		r.Earlier[i].explain(b)
+		explain(&r.Earlier[i], b)
 	}
 	if r.EarlierOmitted > 0 {
 		fmt.Fprintf(b, "and %d attempts more\n", r.EarlierOmitted)
@@ -33,7 +35,7 @@ func (r *Receipt) Explain(w io.Writer) error {
 	if len(r.Earlier) > 0 {
 		fmt.Fprintf(b, "attempt %d, the last\n", r.Attempt)
 	}
-	r.Decision.explain(b)
+	explain(&r.Decision, b)
 	r.whatIf(b)
 	r.legs(b)
 	r.outcome(b)
@@ -45,16 +47,16 @@ func (r *Receipt) Explain(w io.Writer) error {
 }
 
 // explain tells both choices and the path.
-func (d *Decision) explain(b *strings.Builder) {
+func explain(d *decision.Decision, b *strings.Builder) {
 	phase(b, "2 decode  ", &d.Decode)
-	d.path(b)
+	path(d, b)
 	if d.Prefill.Policy != "" {
 		phase(b, "4 prefill ", &d.Prefill)
 	}
 }
 
 // phase tells the choice of one rank and why.
-func phase(b *strings.Builder, title string, p *Phase) {
+func phase(b *strings.Builder, title string, p *decision.Phase) {
 	switch p.Verdict {
 	case "chosen":
 		fmt.Fprintf(b, "%s   %s by %s: %s\n", title, p.Chosen, p.Policy, why(p))
@@ -89,7 +91,7 @@ func phase(b *strings.Builder, title string, p *Phase) {
 			continue
 		}
 		fmt.Fprintf(t, "%s\t%s\t%d\t%.1f\t%.1f\t%.1f\t%.1f\t%.1f\t%.1f\t%.2f\t  %s\n", pick(c.Rank == p.Chosen, ">", ""), c.Rank, c.OverlapBlocks,
-			c.PrefillTerm, c.OverlapCredit, c.QueueTerm, c.DecodeTerm, c.SpreadTerm, c.RequestTerm, c.Cost, state)
+			c.Terms.Prefill, c.Terms.OverlapCredit, c.Terms.Queue, c.Terms.Decode, c.Terms.Spread, c.Terms.Request, c.Cost, state)
 	}
 	_ = t.Flush() // a strings.Builder takes everything
 	if p.Omitted > 0 {
@@ -98,8 +100,8 @@ func phase(b *strings.Builder, title string, p *Phase) {
 }
 
 // why tells what spoke for the chosen rank.
-func why(p *Phase) string {
-	var chosen, second *Candidate
+func why(p *decision.Phase) string {
+	var chosen, second *decision.Candidate
 	for i := range p.Candidates {
 		switch p.Candidates[i].Rank {
 		case p.Chosen:
@@ -142,11 +144,11 @@ func why(p *Phase) string {
 		by   float64
 		word string
 	}{
-		{chosen.OverlapCredit - second.OverlapCredit, fmt.Sprintf("%d more blocks in its cache", chosen.OverlapBlocks-second.OverlapBlocks)},
-		{second.QueueTerm - chosen.QueueTerm, fmt.Sprintf("%d fewer prompt tokens queued", second.PrefillTokens-chosen.PrefillTokens)},
-		{second.DecodeTerm - chosen.DecodeTerm, fmt.Sprintf("%d fewer blocks decoding", second.DecodeBlocks-chosen.DecodeBlocks)},
-		{second.SpreadTerm - chosen.SpreadTerm, "less new work of late"},
-		{second.RequestTerm - chosen.RequestTerm, "fewer requests"},
+		{chosen.Terms.OverlapCredit - second.Terms.OverlapCredit, fmt.Sprintf("%d more blocks in its cache", chosen.OverlapBlocks-second.OverlapBlocks)},
+		{second.Terms.Queue - chosen.Terms.Queue, fmt.Sprintf("%d fewer prompt tokens queued", second.PrefillTokens-chosen.PrefillTokens)},
+		{second.Terms.Decode - chosen.Terms.Decode, fmt.Sprintf("%d fewer blocks decoding", second.DecodeBlocks-chosen.DecodeBlocks)},
+		{second.Terms.Spread - chosen.Terms.Spread, "less new work of late"},
+		{second.Terms.Request - chosen.Terms.Request, "fewer requests"},
 	} {
 		if d.by > best {
 			best, word = d.by, d.word
@@ -158,7 +160,7 @@ func why(p *Phase) string {
 	return s
 }
 
-func tie(p *Phase) string {
+func tie(p *decision.Phase) string {
 	if p.Tied <= 1 {
 		return ""
 	}
@@ -169,7 +171,7 @@ func tie(p *Phase) string {
 	return fmt.Sprintf("; tie of %d ranks, %s", p.Tied, words[p.TieBreak])
 }
 
-func (d *Decision) path(b *strings.Builder) {
+func path(d *decision.Decision, b *strings.Builder) {
 	cached := d.Inputs.ISL - d.EffISL
 	switch d.Path {
 	case "":
@@ -192,7 +194,7 @@ func (r *Receipt) whatIf(b *strings.Builder) {
 		b.WriteString("5 what if    remote was not possible\n")
 		return
 	}
-	tell := func(path string, w Work, where string) {
+	tell := func(path string, w decision.Work, where string) {
 		fmt.Fprintf(b, "5 what if    %s: %s would compute %d tokens behind %d queued", path, orDash(where), w.Compute, w.Queued)
 		if w.Transfer > 0 {
 			fmt.Fprintf(b, " and move %d", w.Transfer)

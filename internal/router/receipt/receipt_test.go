@@ -15,6 +15,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/dynctl/dynctl/internal/router/decision"
 )
 
 var update = flag.Bool("update", false, "write the golden files anew")
@@ -24,15 +26,15 @@ var at = time.Date(2026, 11, 21, 14, 23, 1, 160e6, time.UTC)
 // remote fills the receipt of a chat that went remote.
 func remote(r *Receipt) {
 	r.RequestID, r.Endpoint, r.Model, r.Stream, r.ConfigRevision = "d77f-e9", "/v1/chat/completions", "small", true, 3
-	r.Inputs = Inputs{ISL: 3010, ISLSource: "local", BlockSize: 64, HashedBlocks: 47, Threshold: 2048, ThresholdOn: "eff_isl", Draw: 42}
+	r.Inputs = decision.Inputs{ISL: 3010, ISLSource: "local", BlockSize: 64, HashedBlocks: 47, Threshold: 2048, ThresholdOn: "eff_isl", Draw: 42}
 	r.Path, r.Reason, r.ReasonText, r.EffISL, r.Connector = "remote", "eff_isl_above_threshold", "eff_isl 2946 >= 2048", 2946, "nixl"
-	r.Decode = Phase{Policy: "kv", Verdict: "chosen", Chosen: "decode-2/dp0", RunnerUp: "decode-1/dp0", MarginBlocks: 3.97, Eligible: 2, Candidates: r.Decode.Candidates}
-	r.AddCandidate(&r.Decode, Candidate{Rank: "decode-2/dp0", OverlapBlocks: 1, Cost: 46.22, PrefillTerm: 47.03, OverlapCredit: 1, DecodeTerm: 0.19, KVUsage: 0.5, HasLoad: true, DecodeBlocks: 12})
-	r.AddCandidate(&r.Decode, Candidate{Rank: "decode-1/dp0", Slot: 1, Cost: 50.19, PrefillTerm: 47.03, QueueTerm: 3, DecodeTerm: 0.16, KVUsage: math.NaN(), PrefillTokens: 768, DecodeBlocks: 10})
-	r.AddCandidate(&r.Decode, Candidate{Rank: "decode-0/dp0", Slot: 2, KVUsage: 0.91, HasLoad: true, Excluded: "busy: kv 91% > 90%", ExcludedCode: "kv_usage"})
-	r.Prefill = Phase{Policy: "kv", Verdict: "chosen", Chosen: "prefill-1/dp0", Eligible: 1, Candidates: r.Prefill.Candidates}
-	r.AddCandidate(&r.Prefill, Candidate{Rank: "prefill-1/dp0", Cost: 47.03, PrefillTerm: 47.03, KVUsage: -1})
-	r.Predicted = Prediction{CachedTokens: 64, RemoteTokens: 2946, Local: Work{Compute: 2946, Queued: 0}, Remote: Work{Compute: 3010, Queued: 512, Transfer: 2946}, HasRemote: true}
+	r.Decode = decision.Phase{Policy: "kv", Verdict: "chosen", Chosen: "decode-2/dp0", RunnerUp: "decode-1/dp0", MarginBlocks: 3.97, Eligible: 2, Candidates: r.Decode.Candidates}
+	r.Decode.Add(&decision.Candidate{Rank: "decode-2/dp0", OverlapBlocks: 1, Cost: 46.22, Terms: decision.Terms{Prefill: 47.03, OverlapCredit: 1, Decode: 0.19}, KVUsage: 0.5, HasLoad: true, DecodeBlocks: 12}, r.Candidates())
+	r.Decode.Add(&decision.Candidate{Rank: "decode-1/dp0", Slot: 1, Cost: 50.19, Terms: decision.Terms{Prefill: 47.03, Queue: 3, Decode: 0.16}, KVUsage: math.NaN(), PrefillTokens: 768, DecodeBlocks: 10}, r.Candidates())
+	r.Decode.Add(&decision.Candidate{Rank: "decode-0/dp0", Slot: 2, KVUsage: 0.91, HasLoad: true, Excluded: "busy: kv 91% > 90%", ExcludedCode: "kv_usage"}, r.Candidates())
+	r.Prefill = decision.Phase{Policy: "kv", Verdict: "chosen", Chosen: "prefill-1/dp0", Eligible: 1, Candidates: r.Prefill.Candidates}
+	r.Prefill.Add(&decision.Candidate{Rank: "prefill-1/dp0", Cost: 47.03, Terms: decision.Terms{Prefill: 47.03}, KVUsage: -1}, r.Candidates())
+	r.Predicted = decision.Prediction{CachedTokens: 64, RemoteTokens: 2946, Local: decision.Work{Compute: 2946, Queued: 0}, Remote: decision.Work{Compute: 3010, Queued: 512, Transfer: 2946}, HasRemote: true}
 	i := r.AddLeg(NewLeg("prefill", "prefill-1", "prefill-1/dp0", 1))
 	l := r.Leg(i)
 	l.DispatchMS, l.FirstByteMS, l.EndMS, l.Status = 0.4, 570.2, 570.3, 200
@@ -154,10 +156,10 @@ func TestEveryAttemptStays(t *testing.T) {
 	for n := range attempts {
 		l.Update(func(r *Receipt) {
 			r.Begin(n + 1)
-			for _, p := range []*Phase{&r.Decode, &r.Prefill} {
+			for _, p := range []*decision.Phase{&r.Decode, &r.Prefill} {
 				p.Policy, p.Verdict = "kv", "chosen"
 				for i := range ranks {
-					r.AddCandidate(p, Candidate{Rank: fmt.Sprintf("attempt-%d/dp%d", n+1, i)})
+					p.Add(&decision.Candidate{Rank: fmt.Sprintf("attempt-%d/dp%d", n+1, i)}, r.Candidates())
 				}
 			}
 		})
@@ -167,7 +169,7 @@ func TestEveryAttemptStays(t *testing.T) {
 		t.Fatalf("attempt %d with %d candidates after %d earlier ones, %d omitted", r.Attempt, len(r.Decode.Candidates), len(r.Earlier), r.EarlierOmitted)
 	}
 	for n, d := range r.Earlier {
-		for _, p := range []*Phase{&d.Decode, &d.Prefill} {
+		for _, p := range []*decision.Phase{&d.Decode, &d.Prefill} {
 			if d.Attempt != n+1 || len(p.Candidates) != earlierCandidates || p.Omitted != ranks-earlierCandidates {
 				t.Errorf("attempt %d is %d, with %d candidates and %d omitted", n+1, d.Attempt, len(p.Candidates), p.Omitted)
 			}
@@ -362,7 +364,7 @@ func TestBounds(t *testing.T) {
 	l := ring.Begin(at)
 	l.Update(func(r *Receipt) {
 		for range 10 {
-			r.AddCandidate(&r.Decode, Candidate{Cost: math.Inf(1), KVUsage: math.NaN()})
+			r.Decode.Add(&decision.Candidate{Cost: math.Inf(1), KVUsage: math.NaN()}, r.Candidates())
 		}
 		for i := range 20 {
 			r.Leg(r.AddLeg(NewLeg("decode", "w", "w/dp0", i))).Error = strings.Repeat("x", 5000)
@@ -441,7 +443,7 @@ func TestConcurrent(t *testing.T) {
 				l.Update(func(r *Receipt) {
 					r.RequestID = name
 					for range 1 + i%5 {
-						r.AddCandidate(&r.Decode, Candidate{Rank: name})
+						r.Decode.Add(&decision.Candidate{Rank: name}, r.Candidates())
 					}
 				})
 				if i%3 == 0 {
@@ -469,8 +471,8 @@ func write(ring *Ring, ranks int) {
 	l.Update(func(r *Receipt) {
 		r.RequestID, r.Path = "x", "remote"
 		for range ranks {
-			r.AddCandidate(&r.Decode, Candidate{Rank: "decode-0/dp0", Cost: 1})
-			r.AddCandidate(&r.Prefill, Candidate{Rank: "prefill-0/dp0", Cost: 1})
+			r.Decode.Add(&decision.Candidate{Rank: "decode-0/dp0", Cost: 1}, r.Candidates())
+			r.Prefill.Add(&decision.Candidate{Rank: "prefill-0/dp0", Cost: 1}, r.Candidates())
 		}
 		r.AddLeg(NewLeg("prefill", "p", "p/dp0", 1))
 		r.AddLeg(NewLeg("decode", "d", "d/dp0", 1))

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/dynctl/dynctl/internal/router/decision"
 	"github.com/dynctl/dynctl/internal/router/ledger"
 	"github.com/dynctl/dynctl/internal/router/selector"
 	"github.com/dynctl/dynctl/internal/workers"
@@ -193,11 +194,11 @@ func (f fleet) run(reqs []request) outcome {
 		decoding  int
 	}
 	ranks := make([]rankState, f.ranks)
-	cands := make([]selector.Candidate, f.ranks)
+	cands := make([]decision.Candidate, f.ranks)
 	for i := range ranks {
 		ranks[i].cache = newLRU(f.capacity)
 		ranks[i].rank = &workers.Rank{Slot: uint32(i), Label: fmt.Sprintf("sim-%02d/dp0", i)}
-		cands[i] = selector.Candidate{Label: ranks[i].rank.Label, Slot: uint32(i), HasLoad: true, KVUsage: math.NaN(), KVBlocks: kvTokens / traceBlock}
+		cands[i] = decision.Candidate{Rank: ranks[i].rank.Label, Slot: uint32(i), HasLoad: true, KVUsage: math.NaN(), KVBlocks: kvTokens / traceBlock}
 	}
 	h := make(events, 0, len(reqs)*2)
 	for i, r := range reqs {

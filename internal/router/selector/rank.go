@@ -5,29 +5,29 @@ import (
 	"math"
 	"math/bits"
 	"slices"
+
+	"github.com/dynctl/dynctl/internal/router/decision"
 )
 
-// Rank orders the candidates of in by its policy and fills out, whose slices
-// it reuses. An unknown policy ranks as KV; ParsePolicy keeps them out.
+// Rank orders the candidates of in by its policy, writes what it thought of them
+// into them, and fills out, whose order it reuses. An unknown policy ranks as KV;
+// ParsePolicy keeps them out.
 func Rank(in *Input, out *Ranking) {
-	n := len(in.Candidates)
-	out.Policy = in.Policy
-	out.Order = out.Order[:0]
-	out.Scores = slices.Grow(out.Scores[:0], n)[:n]
-	clear(out.Scores)
-	out.Tied, out.TieBreak, out.Sampled = 0, TieNone, false
-	if n == 0 {
-		out.Verdict, out.Eligible = NoCandidates, 0
+	*out = Ranking{Policy: in.Policy, Order: out.Order[:0]}
+	if len(in.Candidates) == 0 {
+		out.Verdict = NoCandidates
 		return
 	}
 	busy := 0
 	for i := range in.Candidates {
-		e := exclusion(in, i)
-		out.Scores[i].Excluded = e
-		switch {
-		case e.Code == "":
+		c := &in.Candidates[i]
+		c.Cost, c.Terms = 0, decision.Terms{}
+		c.ExcludedCode, c.Excluded = exclusion(in, i)
+		switch c.ExcludedCode {
+		case "":
 			out.Order = append(out.Order, i)
-		case e.Busy():
+		case ExcludedGiven:
+		default:
 			busy++
 		}
 	}
@@ -63,34 +63,39 @@ func Rank(in *Input, out *Ranking) {
 	if in.Limit > 0 && len(out.Order) > in.Limit {
 		out.Order = out.Order[:in.Limit]
 	}
+	if len(out.Order) > 1 {
+		out.Margin = in.Candidates[out.Order[1]].Cost - in.Candidates[out.Order[0]].Cost
+	}
 }
 
-// exclusion says why candidate i cannot be chosen.
-func exclusion(in *Input, i int) Exclusion {
+// exclusion says why candidate i cannot be chosen; the words are the caller's own,
+// those of a limit are Why's.
+func exclusion(in *Input, i int) (code, words string) {
 	c, b := &in.Candidates[i], &in.Busy
-	if c.Excluded != "" {
-		return Exclusion{Code: ExcludedGiven, Reason: c.Excluded}
+	switch {
+	case c.KeptOut != "":
+		return ExcludedGiven, c.KeptOut
+	case i < len(in.Veto) && in.Veto[i] != "":
+		return ExcludedGiven, in.Veto[i]
+	case b.DecodeBlocksShare > 0 && decodeShare(c) > b.DecodeBlocksShare:
+		return ExcludedDecodeBlocks, ""
+	case b.PrefillTokens > 0 && c.PrefillTokens > b.PrefillTokens:
+		return ExcludedPrefillTokens, ""
+	case c.HasLoad && b.Waiting > 0 && c.Waiting > b.Waiting:
+		return ExcludedWaiting, ""
+	case c.HasLoad && b.KVUsage > 0 && c.KVUsage > b.KVUsage: // false for NaN
+		return ExcludedKVUsage, ""
 	}
-	if i < len(in.Veto) && in.Veto[i] != "" {
-		return Exclusion{Code: ExcludedGiven, Reason: in.Veto[i]}
+	return "", ""
+}
+
+// decodeShare is the part of a rank's KV blocks that are decoding; 0 where its
+// capacity is not known.
+func decodeShare(c *decision.Candidate) float64 {
+	if c.KVBlocks <= 0 {
+		return 0
 	}
-	if b.DecodeBlocksShare > 0 && c.KVBlocks > 0 {
-		if v := float64(c.DecodeBlocks) / float64(c.KVBlocks); v > b.DecodeBlocksShare {
-			return Exclusion{Code: ExcludedDecodeBlocks, Value: v, Limit: b.DecodeBlocksShare}
-		}
-	}
-	if b.PrefillTokens > 0 && c.PrefillTokens > b.PrefillTokens {
-		return Exclusion{Code: ExcludedPrefillTokens, Value: float64(c.PrefillTokens), Limit: float64(b.PrefillTokens)}
-	}
-	if c.HasLoad {
-		if b.Waiting > 0 && c.Waiting > b.Waiting {
-			return Exclusion{Code: ExcludedWaiting, Value: float64(c.Waiting), Limit: float64(b.Waiting)}
-		}
-		if b.KVUsage > 0 && c.KVUsage > b.KVUsage { // false for NaN
-			return Exclusion{Code: ExcludedKVUsage, Value: c.KVUsage, Limit: b.KVUsage}
-		}
-	}
-	return Exclusion{}
+	return float64(c.DecodeBlocks) / float64(c.KVBlocks)
 }
 
 // rankKV is both kv policies; ours selects KV.
@@ -107,25 +112,25 @@ func rankKV(in *Input, out *Ranking, ours bool) {
 		least = min(least, in.Candidates[i].PrefillTokens)
 	}
 	for _, i := range out.Order {
-		c, s := &in.Candidates[i], &out.Scores[i]
+		c := &in.Candidates[i]
 		decay := 1.0
 		if w.CreditDecay > 0 && blocks > 0 {
 			decay = 1 / (1 + w.CreditDecay*float64(c.PrefillTokens-least)/bs/blocks)
 		}
-		t := &s.Terms
+		t := &c.Terms
 		t.OverlapCredit = float64(w.OverlapCredit * decay * float64(c.OverlapBlocks))
-		t.RequestTerm = float64(w.ActiveRequest * float64(c.ActiveRequests))
+		t.Request = float64(w.ActiveRequest * float64(c.ActiveRequests))
 		prompt, queued := float64(in.ISL)/bs, float64(c.PrefillTokens)/bs
 		if ours {
 			// The prompt's own uncached work is clamped by itself: a cached
 			// prefix does not pay for the work of others.
-			t.PrefillBlocks = prompt
-			t.QueueBlocks = float64(w.Queue * queued)
-			t.SpreadBlocks = w.Spread * float64(c.FreshTokens) / bs
+			t.Prefill = prompt
+			t.Queue = float64(w.Queue * queued)
+			t.Spread = w.Spread * float64(c.FreshTokens) / bs
 			if in.Phase != Prefill {
-				t.DecodeBlocks = float64(w.DecodeLoad * float64(c.DecodeBlocks))
+				t.Decode = float64(w.DecodeLoad * float64(c.DecodeBlocks))
 			}
-			s.Cost = float64(w.PrefillLoadScale*max(prompt-t.OverlapCredit, 0)) + t.QueueBlocks + t.DecodeBlocks + t.SpreadBlocks + t.RequestTerm
+			c.Cost = float64(w.PrefillLoadScale*max(prompt-t.OverlapCredit, 0)) + t.Queue + t.Decode + t.Spread + t.Request
 			continue
 		}
 		// Dynamo's routers: prefill does not track blocks; decode, with
@@ -133,21 +138,21 @@ func rankKV(in *Input, out *Ranking, ours bool) {
 		// credit off its decode blocks. Blocks that the prompt shares with
 		// running requests are counted again, as the ledger does.
 		if in.Phase != Prefill {
-			t.DecodeBlocks = float64(c.DecodeBlocks) + blocks
+			t.Decode = float64(c.DecodeBlocks) + blocks
 		}
 		if in.Phase == Decode {
-			s.Cost = max(t.DecodeBlocks-t.OverlapCredit, 0) + t.RequestTerm
+			c.Cost = max(t.Decode-t.OverlapCredit, 0) + t.Request
 			continue
 		}
-		t.PrefillBlocks, t.QueueBlocks = prompt, queued
-		s.Cost = float64(w.PrefillLoadScale*max(prompt+queued-t.OverlapCredit, 0)) + t.DecodeBlocks + t.RequestTerm
+		t.Prefill, t.Queue = prompt, queued
+		c.Cost = float64(w.PrefillLoadScale*max(prompt+queued-t.OverlapCredit, 0)) + t.Decode + t.Request
 	}
 	limit := in.Limit
 	if !ours {
 		limit = 0 // the draw needs all that share the lead
 	}
-	order(out.Order, limit, func(a, b int) (int, TieBreak) { return compareKV(in, out, a, b) })
-	out.Tied = tied(out)
+	order(out.Order, limit, func(a, b int) (int, TieBreak) { return compareKV(in, a, b) })
+	out.Tied = tied(in, out)
 	switch {
 	case w.Temperature > 0:
 		sample(in, out)
@@ -155,13 +160,13 @@ func rankKV(in *Input, out *Ranking, ours bool) {
 		moveToFront(out.Order, below(in.Draw, out.Tied))
 		out.TieBreak = TieDraw
 	case out.Tied > 1:
-		_, out.TieBreak = compareKV(in, out, out.Order[0], out.Order[1])
+		_, out.TieBreak = compareKV(in, out.Order[0], out.Order[1])
 	}
 }
 
 // compareKV is the documented order of policy kv.
-func compareKV(in *Input, out *Ranking, a, b int) (int, TieBreak) {
-	if c := cmp.Compare(out.Scores[a].Cost, out.Scores[b].Cost); c != 0 {
+func compareKV(in *Input, a, b int) (int, TieBreak) {
+	if c := cmp.Compare(in.Candidates[a].Cost, in.Candidates[b].Cost); c != 0 {
 		return c, TieNone
 	}
 	x, y := &in.Candidates[a], &in.Candidates[b]
@@ -174,22 +179,22 @@ func compareKV(in *Input, out *Ranking, a, b int) (int, TieBreak) {
 	if c := cmp.Compare(x.LastTurn, y.LastTurn); c != 0 {
 		return c, TieTurn
 	}
-	return cmp.Compare(x.Label, y.Label), TieLabel
+	return cmp.Compare(x.Rank, y.Rank), TieLabel
 }
 
 // sample draws the first rank from a softmax over costs, scaled by their
 // range as Dynamo does, and leaves the others in order behind it.
 func sample(in *Input, out *Ranking) {
-	lo := out.Scores[out.Order[0]].Cost
+	lo := in.Candidates[out.Order[0]].Cost
 	hi := lo
 	for _, i := range out.Order {
-		hi = max(hi, out.Scores[i].Cost)
+		hi = max(hi, in.Candidates[i].Cost)
 	}
 	weight := func(i int) float64 {
-		if out.Scores[i].Cost == lo {
+		if in.Candidates[i].Cost == lo {
 			return 1
 		}
-		return exp(-(out.Scores[i].Cost - lo) / ((hi - lo) * in.Weights.Temperature))
+		return exp(-(in.Candidates[i].Cost - lo) / ((hi - lo) * in.Weights.Temperature))
 	}
 	sum := 0.0
 	for _, i := range out.Order {
@@ -210,7 +215,7 @@ func sample(in *Input, out *Ranking) {
 // load is the number of requests on a rank: what its engine told, or what this
 // router sent there if that is more (the engine's figure is a scrape old, and
 // a burst within one scrape must not land on one rank).
-func load(c *Candidate) int {
+func load(c *decision.Candidate) int {
 	if c.HasLoad {
 		return max(c.Running+c.Waiting, c.ActiveRequests)
 	}
@@ -230,17 +235,17 @@ func rankLeastLoaded(in *Input, out *Ranking) {
 // byLoad orders by load, the router's own account breaking ties.
 func byLoad(in *Input, out *Ranking, limit int) {
 	for _, i := range out.Order {
-		out.Scores[i].Cost = float64(load(&in.Candidates[i]))
+		in.Candidates[i].Cost = float64(load(&in.Candidates[i]))
 	}
-	order(out.Order, limit, func(a, b int) (int, TieBreak) { return compareLoad(in, out, a, b) })
-	out.Tied = tied(out)
+	order(out.Order, limit, func(a, b int) (int, TieBreak) { return compareLoad(in, a, b) })
+	out.Tied = tied(in, out)
 	if out.Tied > 1 {
-		_, out.TieBreak = compareLoad(in, out, out.Order[0], out.Order[1])
+		_, out.TieBreak = compareLoad(in, out.Order[0], out.Order[1])
 	}
 }
 
-func compareLoad(in *Input, out *Ranking, a, b int) (int, TieBreak) {
-	if c := cmp.Compare(out.Scores[a].Cost, out.Scores[b].Cost); c != 0 {
+func compareLoad(in *Input, a, b int) (int, TieBreak) {
+	if c := cmp.Compare(in.Candidates[a].Cost, in.Candidates[b].Cost); c != 0 {
 		return c, TieNone
 	}
 	x, y := &in.Candidates[a], &in.Candidates[b]
@@ -253,21 +258,21 @@ func compareLoad(in *Input, out *Ranking, a, b int) (int, TieBreak) {
 	if c := cmp.Compare(x.LastTurn, y.LastTurn); c != 0 {
 		return c, TieTurn
 	}
-	return cmp.Compare(x.Label, y.Label), TieLabel
+	return cmp.Compare(x.Rank, y.Rank), TieLabel
 }
 
 func rankRoundRobin(in *Input, out *Ranking) {
 	out.Policy = RoundRobin
 	eligible := len(out.Order)
 	for i := range in.Candidates {
-		if in.Candidates[i].Tried && out.Scores[i].Excluded.Code != "" {
+		if in.Candidates[i].Tried && in.Candidates[i].ExcludedCode != "" {
 			out.Order = append(out.Order, i)
 		}
 	}
 	sortByLabel(in, out.Order)
 	rotate(out.Order, int(in.Turn%uint64(len(out.Order))))
 	if len(out.Order) > eligible {
-		out.Order = slices.DeleteFunc(out.Order, func(i int) bool { return out.Scores[i].Excluded.Code != "" })
+		out.Order = slices.DeleteFunc(out.Order, func(i int) bool { return in.Candidates[i].ExcludedCode != "" })
 	}
 }
 
@@ -290,7 +295,7 @@ func rankPowerOfTwo(in *Input, out *Ranking) {
 	if n == 1 {
 		return
 	}
-	less, tie := compareLoad(in, out, first, second)
+	less, tie := compareLoad(in, first, second)
 	if less > 0 {
 		first, second = second, first
 	}
@@ -311,13 +316,13 @@ func rankSession(in *Input, out *Ranking) {
 	}
 	for _, i := range out.Order {
 		// 53 bits of the hash, as a share of 1: exact in a float64.
-		out.Scores[i].Cost = float64(mix(in.SessionKey^fnv(in.Candidates[i].Label))>>11) / (1 << 53)
+		in.Candidates[i].Cost = float64(mix(in.SessionKey^fnv(in.Candidates[i].Rank))>>11) / (1 << 53)
 	}
 	order(out.Order, in.Limit, func(a, b int) (int, TieBreak) {
-		if c := cmp.Compare(out.Scores[a].Cost, out.Scores[b].Cost); c != 0 {
+		if c := cmp.Compare(in.Candidates[a].Cost, in.Candidates[b].Cost); c != 0 {
 			return c, TieNone
 		}
-		return cmp.Compare(in.Candidates[a].Label, in.Candidates[b].Label), TieLabel
+		return cmp.Compare(in.Candidates[a].Rank, in.Candidates[b].Rank), TieLabel
 	})
 }
 
@@ -343,10 +348,10 @@ func order(s []int, limit int, compare func(a, b int) (int, TieBreak)) {
 }
 
 // tied counts the ranks that share the cost of the first in order.
-func tied(out *Ranking) int {
-	n, lead := 0, out.Scores[out.Order[0]].Cost
+func tied(in *Input, out *Ranking) int {
+	n, lead := 0, in.Candidates[out.Order[0]].Cost
 	for _, i := range out.Order {
-		if out.Scores[i].Cost == lead {
+		if in.Candidates[i].Cost == lead {
 			n++
 		}
 	}
@@ -355,7 +360,7 @@ func tied(out *Ranking) int {
 
 func sortByLabel(in *Input, order []int) {
 	slices.SortFunc(order, func(a, b int) int {
-		return cmp.Compare(in.Candidates[a].Label, in.Candidates[b].Label)
+		return cmp.Compare(in.Candidates[a].Rank, in.Candidates[b].Rank)
 	})
 }
 

@@ -11,6 +11,8 @@ import (
 
 	gocmp "github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
+
+	"github.com/dynctl/dynctl/internal/router/decision"
 )
 
 // rank runs a policy and gives the labels in order.
@@ -19,20 +21,20 @@ func rank(in Input) ([]string, *Ranking) {
 	Rank(&in, &out)
 	labels := make([]string, len(out.Order))
 	for i, k := range out.Order {
-		labels[i] = in.Candidates[k].Label
+		labels[i] = in.Candidates[k].Rank
 	}
 	return labels, &out
 }
 
-func named(labels ...string) []Candidate {
-	out := make([]Candidate, len(labels))
+func named(labels ...string) []decision.Candidate {
+	out := make([]decision.Candidate, len(labels))
 	for i, l := range labels {
-		out[i] = Candidate{Label: l, Slot: uint32(i)}
+		out[i] = decision.Candidate{Rank: l, Slot: uint32(i)}
 	}
 	return out
 }
 
-func kvInput(c ...Candidate) Input {
+func kvInput(c ...decision.Candidate) Input {
 	return Input{Phase: Aggregated, Policy: KV, Weights: DefaultWeights(), ISL: 6400, BlockSize: 64, Candidates: c}
 }
 
@@ -69,11 +71,11 @@ func TestRoundRobinRetriesTakeTheNext(t *testing.T) {
 		var all, live []string
 		c := named("a", "b", "c", "d", "e", "f", "g")[:rapid.IntRange(1, 7).Draw(t, "ranks")]
 		for i := range c {
-			all = append(all, c[i].Label)
+			all = append(all, c[i].Rank)
 			if rapid.IntRange(0, 3).Draw(t, "down") == 0 {
-				c[i].Excluded = "unhealthy"
+				c[i].KeptOut = "unhealthy"
 			} else {
-				live = append(live, c[i].Label)
+				live = append(live, c[i].Rank)
 			}
 		}
 		turn := rapid.Uint64().Draw(t, "turn")
@@ -82,8 +84,8 @@ func TestRoundRobinRetriesTakeTheNext(t *testing.T) {
 			if want := live[(turn%uint64(len(live))+uint64(try))%uint64(len(live))]; got[0] != want || len(got) != len(live)-try {
 				t.Fatalf("attempt %d of turn %d goes to %q, want %s; live %q of %q", try+1, turn, got, want, live, all)
 			}
-			i := slices.IndexFunc(c, func(c Candidate) bool { return c.Label == got[0] })
-			c[i].Excluded, c[i].Tried = "failed in this request", true
+			i := slices.IndexFunc(c, func(c decision.Candidate) bool { return c.Rank == got[0] })
+			c[i].KeptOut, c[i].Tried = "failed in this request", true
 		}
 	})
 }
@@ -117,8 +119,8 @@ func TestRoundRobinSpreadsEvenly(t *testing.T) {
 
 // Restated tests 19 to 21.
 func TestLeastLoaded(t *testing.T) {
-	loaded := func(label string, running, waiting int) Candidate {
-		return Candidate{Label: label, HasLoad: true, Running: running, Waiting: waiting}
+	loaded := func(label string, running, waiting int) decision.Candidate {
+		return decision.Candidate{Rank: label, HasLoad: true, Running: running, Waiting: waiting}
 	}
 	for _, tt := range []struct {
 		name   string
@@ -127,23 +129,23 @@ func TestLeastLoaded(t *testing.T) {
 		policy Policy
 		tie    TieBreak
 	}{
-		{"19: 5+2 against 1+0", Input{Policy: LeastLoaded, Candidates: []Candidate{loaded("a", 5, 2), loaded("b", 1, 0)}}, []string{"b", "a"}, LeastLoaded, TieNone},
-		{"20: a missing figure gives round robin", Input{Policy: LeastLoaded, Candidates: []Candidate{loaded("b", 9, 9), {Label: "a"}}, Turn: 1}, []string{"b", "a"}, RoundRobin, TieNone},
-		{"20: and only eligible ranks count", Input{Policy: LeastLoaded, Candidates: []Candidate{loaded("b", 9, 9), loaded("c", 1, 1), {Label: "a", Excluded: "draining"}}}, []string{"c", "b"}, LeastLoaded, TieNone},
-		{"21: round robin ignores figures", Input{Policy: RoundRobin, Candidates: []Candidate{loaded("a", 99, 9), loaded("b", 0, 0)}}, []string{"a", "b"}, RoundRobin, TieNone},
-		{"the router's own account counts what the engine has not told yet", Input{Policy: LeastLoaded, Candidates: []Candidate{
-			{Label: "a", HasLoad: true, ActiveRequests: 3}, {Label: "b", HasLoad: true, Running: 2},
+		{"19: 5+2 against 1+0", Input{Policy: LeastLoaded, Candidates: []decision.Candidate{loaded("a", 5, 2), loaded("b", 1, 0)}}, []string{"b", "a"}, LeastLoaded, TieNone},
+		{"20: a missing figure gives round robin", Input{Policy: LeastLoaded, Candidates: []decision.Candidate{loaded("b", 9, 9), {Rank: "a"}}, Turn: 1}, []string{"b", "a"}, RoundRobin, TieNone},
+		{"20: and only eligible ranks count", Input{Policy: LeastLoaded, Candidates: []decision.Candidate{loaded("b", 9, 9), loaded("c", 1, 1), {Rank: "a", KeptOut: "draining"}}}, []string{"c", "b"}, LeastLoaded, TieNone},
+		{"21: round robin ignores figures", Input{Policy: RoundRobin, Candidates: []decision.Candidate{loaded("a", 99, 9), loaded("b", 0, 0)}}, []string{"a", "b"}, RoundRobin, TieNone},
+		{"the router's own account counts what the engine has not told yet", Input{Policy: LeastLoaded, Candidates: []decision.Candidate{
+			{Rank: "a", HasLoad: true, ActiveRequests: 3}, {Rank: "b", HasLoad: true, Running: 2},
 		}}, []string{"b", "a"}, LeastLoaded, TieNone},
-		{"ties go by the router's own requests", Input{Policy: LeastLoaded, Candidates: []Candidate{
-			{Label: "a", HasLoad: true, Running: 3, ActiveRequests: 2}, {Label: "b", HasLoad: true, Running: 3, ActiveRequests: 1},
+		{"ties go by the router's own requests", Input{Policy: LeastLoaded, Candidates: []decision.Candidate{
+			{Rank: "a", HasLoad: true, Running: 3, ActiveRequests: 2}, {Rank: "b", HasLoad: true, Running: 3, ActiveRequests: 1},
 		}}, []string{"b", "a"}, LeastLoaded, TieRequests},
-		{"then by decode blocks", Input{Policy: LeastLoaded, Candidates: []Candidate{
-			{Label: "a", HasLoad: true, DecodeBlocks: 9}, {Label: "b", HasLoad: true, DecodeBlocks: 8},
+		{"then by decode blocks", Input{Policy: LeastLoaded, Candidates: []decision.Candidate{
+			{Rank: "a", HasLoad: true, DecodeBlocks: 9}, {Rank: "b", HasLoad: true, DecodeBlocks: 8},
 		}}, []string{"b", "a"}, LeastLoaded, TieDecode},
-		{"then by who waited longest", Input{Policy: LeastLoaded, Candidates: []Candidate{
-			{Label: "a", HasLoad: true, LastTurn: 2}, {Label: "b", HasLoad: true, LastTurn: 1},
+		{"then by who waited longest", Input{Policy: LeastLoaded, Candidates: []decision.Candidate{
+			{Rank: "a", HasLoad: true, LastTurn: 2}, {Rank: "b", HasLoad: true, LastTurn: 1},
 		}}, []string{"b", "a"}, LeastLoaded, TieTurn},
-		{"then by name", Input{Policy: LeastLoaded, Candidates: []Candidate{loaded("b", 1, 0), loaded("a", 0, 1)}}, []string{"a", "b"}, LeastLoaded, TieLabel},
+		{"then by name", Input{Policy: LeastLoaded, Candidates: []decision.Candidate{loaded("b", 1, 0), loaded("a", 0, 1)}}, []string{"a", "b"}, LeastLoaded, TieLabel},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			got, out := rank(tt.in)
@@ -158,22 +160,24 @@ func TestKVCost(t *testing.T) {
 	w := DefaultWeights()
 	w.ActiveRequest = 2
 	in := kvInput(
-		Candidate{Label: "a", OverlapBlocks: 40, PrefillTokens: 640, DecodeBlocks: 128, ActiveRequests: 3, FreshTokens: 8192},
-		Candidate{Label: "b"},
+		decision.Candidate{Rank: "a", OverlapBlocks: 40, PrefillTokens: 640, DecodeBlocks: 128, ActiveRequests: 3, FreshTokens: 8192},
+		decision.Candidate{Rank: "b"},
 	)
 	in.Weights = w
 	for _, tt := range []struct {
 		phase Phase
-		want  Score
+		cost  float64
+		want  decision.Terms
 	}{
-		{Aggregated, Score{Cost: 60 + 2.5 + 2 + 1 + 6, Terms: Terms{PrefillBlocks: 100, OverlapCredit: 40, QueueBlocks: 2.5, DecodeBlocks: 2, SpreadBlocks: 1, RequestTerm: 6}}},
-		{Decode, Score{Cost: 60 + 2.5 + 2 + 1 + 6, Terms: Terms{PrefillBlocks: 100, OverlapCredit: 40, QueueBlocks: 2.5, DecodeBlocks: 2, SpreadBlocks: 1, RequestTerm: 6}}},
-		{Prefill, Score{Cost: 60 + 2.5 + 1 + 6, Terms: Terms{PrefillBlocks: 100, OverlapCredit: 40, QueueBlocks: 2.5, SpreadBlocks: 1, RequestTerm: 6}}},
+		{Aggregated, 60 + 2.5 + 2 + 1 + 6, decision.Terms{Prefill: 100, OverlapCredit: 40, Queue: 2.5, Decode: 2, Spread: 1, Request: 6}},
+		{Decode, 60 + 2.5 + 2 + 1 + 6, decision.Terms{Prefill: 100, OverlapCredit: 40, Queue: 2.5, Decode: 2, Spread: 1, Request: 6}},
+		{Prefill, 60 + 2.5 + 1 + 6, decision.Terms{Prefill: 100, OverlapCredit: 40, Queue: 2.5, Spread: 1, Request: 6}},
 	} {
 		in.Phase = tt.phase
-		_, out := rank(in)
-		if d := gocmp.Diff(tt.want, out.Scores[0]); d != "" {
-			t.Errorf("%s: (-want +got)\n%s", tt.phase, d)
+		rank(in)
+		got := &in.Candidates[0]
+		if d := gocmp.Diff(tt.want, got.Terms); d != "" || got.Cost != tt.cost {
+			t.Errorf("%s: cost %v, want %v; terms (-want +got)\n%s", tt.phase, got.Cost, tt.cost, d)
 		}
 	}
 }
@@ -181,18 +185,18 @@ func TestKVCost(t *testing.T) {
 // Costs of 18, 10 and 11, as in the worked example of Dynamo's documentation:
 // the second is chosen.
 func TestDynamoCost(t *testing.T) {
-	in := Input{Phase: Aggregated, Policy: KVDynamo, Weights: DefaultWeights(), ISL: 10, BlockSize: 1, Candidates: []Candidate{
-		{Label: "1", OverlapBlocks: 2},
-		{Label: "2", OverlapBlocks: 10},
-		{Label: "3", OverlapBlocks: 10, DecodeBlocks: 1},
+	in := Input{Phase: Aggregated, Policy: KVDynamo, Weights: DefaultWeights(), ISL: 10, BlockSize: 1, Candidates: []decision.Candidate{
+		{Rank: "1", OverlapBlocks: 2},
+		{Rank: "2", OverlapBlocks: 10},
+		{Rank: "3", OverlapBlocks: 10, DecodeBlocks: 1},
 	}}
-	got, out := rank(in)
-	costs := []float64{out.Scores[0].Cost, out.Scores[1].Cost, out.Scores[2].Cost}
+	got, _ := rank(in)
+	costs := []float64{in.Candidates[0].Cost, in.Candidates[1].Cost, in.Candidates[2].Cost}
 	if want := []float64{18, 10, 11}; !slices.Equal(costs, want) || got[0] != "2" {
 		t.Errorf("costs %v, order %v; want %v and 2 first", costs, got, want)
 	}
-	in = Input{Phase: Aggregated, Policy: KVDynamo, Weights: DefaultWeights(), ISL: 100, BlockSize: 64, Candidates: []Candidate{
-		{Label: "a", OverlapBlocks: 1, PrefillTokens: 32, DecodeBlocks: 7},
+	in = Input{Phase: Aggregated, Policy: KVDynamo, Weights: DefaultWeights(), ISL: 100, BlockSize: 64, Candidates: []decision.Candidate{
+		{Rank: "a", OverlapBlocks: 1, PrefillTokens: 32, DecodeBlocks: 7},
 	}}
 	for phase, want := range map[Phase]float64{
 		Aggregated: (32.0+100)/64 - 1 + 7 + 2, // fractional prefill, whole decode blocks
@@ -200,18 +204,18 @@ func TestDynamoCost(t *testing.T) {
 		Decode:     7 + 2 - 1,
 	} {
 		in.Phase = phase
-		if _, out := rank(in); out.Scores[0].Cost != want {
-			t.Errorf("%s: cost %v, want %v", phase, out.Scores[0].Cost, want)
+		if rank(in); in.Candidates[0].Cost != want {
+			t.Errorf("%s: cost %v, want %v", phase, in.Candidates[0].Cost, want)
 		}
 	}
 }
 
 func TestCreditDecay(t *testing.T) {
-	in := kvInput(Candidate{Label: "a", OverlapBlocks: 50, PrefillTokens: 6400}, Candidate{Label: "b"})
+	in := kvInput(decision.Candidate{Rank: "a", OverlapBlocks: 50, PrefillTokens: 6400}, decision.Candidate{Rank: "b"})
 	in.Weights.CreditDecay = 1
-	_, out := rank(in)
+	rank(in)
 	// a has one prompt's length more queued than b: half the credit.
-	if got := out.Scores[0].Terms.OverlapCredit; got != 25 {
+	if got := in.Candidates[0].Terms.OverlapCredit; got != 25 {
 		t.Errorf("credit %v, want 25", got)
 	}
 }
@@ -219,18 +223,18 @@ func TestCreditDecay(t *testing.T) {
 func TestKVTieBreaks(t *testing.T) {
 	for _, tt := range []struct {
 		name string
-		a, b Candidate
+		a, b decision.Candidate
 		want string
 		tie  TieBreak
 	}{
 		// Both prompts are cached in full, one rank holds more of it.
-		{"overlap", Candidate{OverlapBlocks: 100}, Candidate{OverlapBlocks: 101}, "b", TieOverlap},
-		{"resident", Candidate{ResidentBlocks: 2}, Candidate{ResidentBlocks: 1}, "b", TieResident},
-		{"turn", Candidate{LastTurn: 9}, Candidate{LastTurn: 8}, "b", TieTurn},
-		{"label", Candidate{}, Candidate{}, "a", TieLabel},
+		{"overlap", decision.Candidate{OverlapBlocks: 100}, decision.Candidate{OverlapBlocks: 101}, "b", TieOverlap},
+		{"resident", decision.Candidate{ResidentBlocks: 2}, decision.Candidate{ResidentBlocks: 1}, "b", TieResident},
+		{"turn", decision.Candidate{LastTurn: 9}, decision.Candidate{LastTurn: 8}, "b", TieTurn},
+		{"label", decision.Candidate{}, decision.Candidate{}, "a", TieLabel},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			tt.a.Label, tt.b.Label = "a", "b"
+			tt.a.Rank, tt.b.Rank = "a", "b"
 			got, out := rank(kvInput(tt.a, tt.b))
 			if got[0] != tt.want || out.TieBreak != tt.tie || out.Tied != 2 {
 				t.Errorf("%s first, tie %q of %d; want %s, %q, 2", got[0], out.TieBreak, out.Tied, tt.want, tt.tie)
@@ -244,7 +248,7 @@ func TestDynamoDrawsAmongEquals(t *testing.T) {
 	for i := range uint64(3000) {
 		in := Input{
 			Policy: KVDynamo, Weights: DefaultWeights(), ISL: 64, BlockSize: 64, Draw: mix(i),
-			Candidates: []Candidate{{Label: "a"}, {Label: "b"}, {Label: "c"}, {Label: "worse", DecodeBlocks: 1}},
+			Candidates: []decision.Candidate{{Rank: "a"}, {Rank: "b"}, {Rank: "c"}, {Rank: "worse", DecodeBlocks: 1}},
 		}
 		got, out := rank(in)
 		n[got[0]]++
@@ -263,7 +267,7 @@ func TestTemperature(t *testing.T) {
 	n := map[string]int{}
 	const draws = 20000
 	for i := range uint64(draws) {
-		in := kvInput(Candidate{Label: "a", OverlapBlocks: 50}, Candidate{Label: "b", OverlapBlocks: 25}, Candidate{Label: "c"})
+		in := kvInput(decision.Candidate{Rank: "a", OverlapBlocks: 50}, decision.Candidate{Rank: "b", OverlapBlocks: 25}, decision.Candidate{Rank: "c"})
 		in.Weights.Temperature = 0.5
 		in.Draw = mix(i)
 		got, out := rank(in)
@@ -282,9 +286,9 @@ func TestTemperature(t *testing.T) {
 }
 
 func TestPowerOfTwo(t *testing.T) {
-	c := make([]Candidate, 8)
+	c := make([]decision.Candidate, 8)
 	for i := range c {
-		c[i] = Candidate{Label: fmt.Sprintf("w%d", i), HasLoad: true, Running: i}
+		c[i] = decision.Candidate{Rank: fmt.Sprintf("w%d", i), HasLoad: true, Running: i}
 	}
 	n := make([]int, len(c))
 	const draws = 28000
@@ -323,11 +327,11 @@ func TestRandomIsUniform(t *testing.T) {
 }
 
 func TestSession(t *testing.T) {
-	c := make([]Candidate, 16)
+	c := make([]decision.Candidate, 16)
 	for i := range c {
-		c[i] = Candidate{Label: fmt.Sprintf("w%02d/dp0", i), HasLoad: true, Running: i}
+		c[i] = decision.Candidate{Rank: fmt.Sprintf("w%02d/dp0", i), HasLoad: true, Running: i}
 	}
-	home := func(key uint64, c []Candidate) (first, second string) {
+	home := func(key uint64, c []decision.Candidate) (first, second string) {
 		l, _ := rank(Input{Policy: Session, SessionKey: key, Candidates: c})
 		return l[0], l[1]
 	}
@@ -341,10 +345,10 @@ func TestSession(t *testing.T) {
 		// Removal moves only the sessions of the rank that left, each to its
 		// second choice.
 		after, _ := home(key, without)
-		if first != c[gone].Label && after != first {
-			t.Fatalf("session %d moved from %s to %s though %s left", i, first, after, c[gone].Label)
+		if first != c[gone].Rank && after != first {
+			t.Fatalf("session %d moved from %s to %s though %s left", i, first, after, c[gone].Rank)
 		}
-		if first == c[gone].Label && after != second {
+		if first == c[gone].Rank && after != second {
 			t.Fatalf("session %d went to %s, its second choice was %s", i, after, second)
 		}
 	}
@@ -366,51 +370,51 @@ func TestBusyThresholds(t *testing.T) {
 	busy := Busy{DecodeBlocksShare: 0.7, PrefillTokens: 5000, Waiting: 4, KVUsage: 0.9}
 	for _, tt := range []struct {
 		name string
-		c    Candidate
+		c    decision.Candidate
 		code string
 		text string
 	}{
-		{"decode blocks", Candidate{KVBlocks: 100, DecodeBlocks: 71}, ExcludedDecodeBlocks, "71%"},
-		{"decode blocks at the limit", Candidate{KVBlocks: 100, DecodeBlocks: 70}, "", ""},
-		{"decode blocks of unknown capacity", Candidate{DecodeBlocks: 1e6}, "", ""},
-		{"prefill tokens", Candidate{PrefillTokens: 5001}, ExcludedPrefillTokens, "5001"},
-		{"waiting", Candidate{HasLoad: true, Waiting: 5}, ExcludedWaiting, "5 requests"},
-		{"kv usage", Candidate{HasLoad: true, KVUsage: 0.91}, ExcludedKVUsage, "kv 91% > 90%"},
-		{"kv usage not told", Candidate{HasLoad: true, KVUsage: math.NaN()}, "", ""},
-		{"load not told", Candidate{Waiting: 50, KVUsage: 1}, "", ""},
-		{"draining", Candidate{Excluded: "draining"}, ExcludedGiven, "draining"},
+		{"decode blocks", decision.Candidate{KVBlocks: 100, DecodeBlocks: 71}, ExcludedDecodeBlocks, "71%"},
+		{"decode blocks at the limit", decision.Candidate{KVBlocks: 100, DecodeBlocks: 70}, "", ""},
+		{"decode blocks of unknown capacity", decision.Candidate{DecodeBlocks: 1e6}, "", ""},
+		{"prefill tokens", decision.Candidate{PrefillTokens: 5001}, ExcludedPrefillTokens, "5001"},
+		{"waiting", decision.Candidate{HasLoad: true, Waiting: 5}, ExcludedWaiting, "5 requests"},
+		{"kv usage", decision.Candidate{HasLoad: true, KVUsage: 0.91}, ExcludedKVUsage, "kv 91% > 90%"},
+		{"kv usage not told", decision.Candidate{HasLoad: true, KVUsage: math.NaN()}, "", ""},
+		{"load not told", decision.Candidate{Waiting: 50, KVUsage: 1}, "", ""},
+		{"draining", decision.Candidate{KeptOut: "draining"}, ExcludedGiven, "draining"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			tt.c.Label = "x"
-			in := kvInput(tt.c, Candidate{Label: "other"})
+			tt.c.Rank = "x"
+			in := kvInput(tt.c, decision.Candidate{Rank: "other"})
 			in.Busy = busy
 			_, out := rank(in)
-			e := out.Scores[0].Excluded
-			if e.Code != tt.code || !strings.Contains(e.String(), tt.text) {
-				t.Errorf("code %q, text %q; want %q with %q", e.Code, e, tt.code, tt.text)
+			code, why := in.Candidates[0].ExcludedCode, in.Why(0)
+			if code != tt.code || !strings.Contains(why, tt.text) || (why == "") != (code == "") {
+				t.Errorf("code %q, text %q; want %q with %q", code, why, tt.code, tt.text)
 			}
-			if (e.Code == "") != slices.Contains(out.Order, 0) {
-				t.Errorf("order %v with exclusion %q", out.Order, e.Code)
+			if (code == "") != slices.Contains(out.Order, 0) {
+				t.Errorf("order %v with exclusion %q", out.Order, code)
 			}
 		})
 	}
 }
 
 func TestVerdicts(t *testing.T) {
-	drain, full := Candidate{Label: "d", Excluded: "draining"}, Candidate{Label: "f", PrefillTokens: 10}
+	drain, full := decision.Candidate{Rank: "d", KeptOut: "draining"}, decision.Candidate{Rank: "f", PrefillTokens: 10}
 	for _, tt := range []struct {
 		name string
-		c    []Candidate
+		c    []decision.Candidate
 		veto []string
 		want Verdict
 		err  error
 	}{
 		{"none", nil, nil, NoCandidates, ErrNoCandidates},
-		{"excluded", []Candidate{drain}, nil, AllExcluded, ErrAllExcluded},
-		{"busy", []Candidate{full}, nil, AllBusy, ErrAllBusy},
-		{"excluded and busy", []Candidate{drain, full}, nil, AllBusy, ErrAllBusy},
-		{"vetoed", []Candidate{{Label: "a"}}, []string{"another connector"}, AllExcluded, ErrAllExcluded},
-		{"chosen", []Candidate{drain, full, {Label: "a"}}, nil, Chosen, nil},
+		{"excluded", []decision.Candidate{drain}, nil, AllExcluded, ErrAllExcluded},
+		{"busy", []decision.Candidate{full}, nil, AllBusy, ErrAllBusy},
+		{"excluded and busy", []decision.Candidate{drain, full}, nil, AllBusy, ErrAllBusy},
+		{"vetoed", []decision.Candidate{{Rank: "a"}}, []string{"another connector"}, AllExcluded, ErrAllExcluded},
+		{"chosen", []decision.Candidate{drain, full, {Rank: "a"}}, nil, Chosen, nil},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			for _, p := range Policies() {
@@ -438,13 +442,13 @@ func drawInput(t *rapid.T) Input {
 	in.Weights.Temperature = rapid.SampledFrom([]float64{0, 0, 0.5}).Draw(t, "temperature")
 	small := rapid.IntRange(0, 3)
 	for i := range rapid.IntRange(0, 40).Draw(t, "n") {
-		c := Candidate{
-			Label: fmt.Sprintf("w%03d", i), Slot: uint32(i), OverlapBlocks: small.Draw(t, "o"), ActiveRequests: small.Draw(t, "r"),
+		c := decision.Candidate{
+			Rank: fmt.Sprintf("w%03d", i), Slot: uint32(i), OverlapBlocks: small.Draw(t, "o"), ActiveRequests: small.Draw(t, "r"),
 			PrefillTokens: 100 * rapid.IntRange(0, 5).Draw(t, "p"), DecodeBlocks: small.Draw(t, "d"), LastTurn: uint64(small.Draw(t, "t")),
 			ResidentBlocks: small.Draw(t, "b"), HasLoad: rapid.Bool().Draw(t, "l"), Running: small.Draw(t, "run"),
 		}
 		if rapid.IntRange(0, 9).Draw(t, "x") == 0 {
-			c.Excluded = "draining"
+			c.KeptOut = "draining"
 		}
 		in.Candidates = append(in.Candidates, c)
 	}
@@ -459,15 +463,23 @@ func TestRankProperties(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		in := drawInput(t)
 		want, out := rank(in)
+		scored := slices.Clone(in.Candidates)
+		for i := range in.Candidates {
+			c := &in.Candidates[i] // as a ranking among others may have left it
+			c.Cost, c.Terms, c.Excluded, c.ExcludedCode = -1, decision.Terms{Queue: 7}, "vetoed", ExcludedGiven
+		}
 		Rank(&in, &reused)
+		if d := gocmp.Diff(scored, in.Candidates); d != "" {
+			t.Fatalf("candidates that were ranked before are scored otherwise (-first +again)\n%s", d)
+		}
 		if !slices.Equal(reused.Order, out.Order) || reused.Verdict != out.Verdict || reused.TieBreak != out.TieBreak {
 			t.Fatalf("a reused ranking gives %v, a new one %v", reused.Order, out.Order)
 		}
 		eligible := 0
-		for i, s := range out.Scores {
+		for i, c := range in.Candidates {
 			in := slices.Contains(out.Order, i)
-			if in != (s.Excluded.Code == "") {
-				t.Fatalf("candidate %d: excluded %q, in order %v", i, s.Excluded.Code, in)
+			if in != (c.ExcludedCode == "") {
+				t.Fatalf("candidate %d: excluded %q, in order %v", i, c.ExcludedCode, in)
 			}
 			if in {
 				eligible++
@@ -503,8 +515,8 @@ func TestKVOrderMatchesModel(t *testing.T) {
 		model := slices.Clone(out.Order)
 		slices.SortStableFunc(model, func(a, b int) int {
 			x, y := in.Candidates[a], in.Candidates[b]
-			return cmp.Or(cmp.Compare(out.Scores[a].Cost, out.Scores[b].Cost), cmp.Compare(y.OverlapBlocks, x.OverlapBlocks),
-				cmp.Compare(x.ResidentBlocks, y.ResidentBlocks), cmp.Compare(x.LastTurn, y.LastTurn), cmp.Compare(x.Label, y.Label))
+			return cmp.Or(cmp.Compare(x.Cost, y.Cost), cmp.Compare(y.OverlapBlocks, x.OverlapBlocks),
+				cmp.Compare(x.ResidentBlocks, y.ResidentBlocks), cmp.Compare(x.LastTurn, y.LastTurn), cmp.Compare(x.Rank, y.Rank))
 		})
 		if !slices.Equal(model, out.Order) {
 			t.Fatalf("order %v, model %v", out.Order, model)
@@ -515,8 +527,8 @@ func TestKVOrderMatchesModel(t *testing.T) {
 func benchInput(n int, p Policy) Input {
 	in := Input{Phase: Aggregated, Policy: p, Weights: DefaultWeights(), ISL: 8192, BlockSize: 16, SessionKey: 42, Draw: 1 << 60, Limit: 4}
 	for i := range n {
-		in.Candidates = append(in.Candidates, Candidate{
-			Label: fmt.Sprintf("worker-%03d/dp%d", (i*37)%n, i%8), Slot: uint32(i),
+		in.Candidates = append(in.Candidates, decision.Candidate{
+			Rank: fmt.Sprintf("worker-%03d/dp%d", (i*37)%n, i%8), Slot: uint32(i),
 			OverlapBlocks: (i * 31) % 400, PrefillTokens: (i * 997) % 20000, DecodeBlocks: (i * 613) % 9000, HasLoad: true, Running: i % 13, FreshTokens: (i * 7919) % 300000,
 		})
 	}

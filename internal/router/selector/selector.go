@@ -15,6 +15,8 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+
+	"github.com/dynctl/dynctl/internal/router/decision"
 )
 
 // Policy names a way of ranking.
@@ -86,7 +88,7 @@ type Weights struct {
 	// kv_dynamo counts them in full.
 	DecodeLoad float64 `json:"decode_load"`
 	// Spread multiplies the blocks that were computed on the rank of late
-	// (Candidate.FreshTokens), in policy kv.
+	// (decision.Candidate.FreshTokens), in policy kv.
 	Spread float64 `json:"spread"`
 	// ActiveRequest is added for every active request, in blocks.
 	ActiveRequest float64 `json:"active_request"`
@@ -115,45 +117,6 @@ type Busy struct {
 	KVUsage float64 `json:"kv_usage"`
 }
 
-// Candidate is one rank as it looks at the time of the decision.
-type Candidate struct {
-	// Label is the rank's name, "worker/dpN"; Slot its number in the fleet.
-	Label string
-	Slot  uint32
-	// OverlapBlocks is how many leading full blocks of the prompt it holds.
-	OverlapBlocks int
-
-	// ActiveRequests, PrefillTokens and DecodeBlocks are the router's own
-	// account of work in flight on the rank (see package ledger).
-	ActiveRequests int
-	PrefillTokens  int
-	DecodeBlocks   int
-	// FreshTokens is how many uncached prompt tokens the rank was given of
-	// late, fading as the fleet gets more (ledger.Load): how fast its cache
-	// turns over. 0 when not known.
-	FreshTokens int
-	// LastTurn is the ledger's number of the newest reservation on the rank,
-	// 0 for none: the last tie-break but one.
-	LastTurn uint64
-	// ResidentBlocks is how many blocks the index says the rank holds.
-	ResidentBlocks int
-	// KVBlocks is the rank's KV capacity in router blocks; 0 when unknown.
-	KVBlocks int
-
-	// HasLoad says that the engine told Running, Waiting and KVUsage. KVUsage
-	// is negative or NaN when the engine tells the others only.
-	HasLoad          bool
-	Running, Waiting int
-	KVUsage          float64
-
-	// Excluded, when not empty, keeps the rank out and says why ("draining").
-	Excluded string
-	// Tried says that the rank is excluded because it had its turn in this
-	// request: it keeps its place in the round-robin order, so that a retry
-	// goes to the one after it.
-	Tried bool
-}
-
 // Input is all that a choice depends on.
 type Input struct {
 	Phase   Phase
@@ -164,11 +127,12 @@ type Input struct {
 	// tokens (1 is assumed when it is not positive).
 	ISL, BlockSize int
 	// Candidates are the ranks of the phase. Order does not matter: every tie
-	// ends at the label.
-	Candidates []Candidate
+	// ends at the label. Rank writes costs and exclusions into them, and reads
+	// nothing that it writes.
+	Candidates []decision.Candidate
 	// Veto, when not nil, is parallel to Candidates; an entry that is not
-	// empty keeps that rank out, as Candidate.Excluded does, without touching
-	// the candidate.
+	// empty keeps that rank out of this ranking, as Candidate.KeptOut does of
+	// all.
 	Veto []string
 	// SessionKey is HashSession of the session's name; 0 when there is none.
 	SessionKey uint64
@@ -179,35 +143,8 @@ type Input struct {
 	Limit int
 }
 
-// Terms are the parts of a kv cost, in blocks.
-type Terms struct {
-	// PrefillBlocks is the whole prompt.
-	PrefillBlocks float64
-	// OverlapCredit is what the cached prefix takes off it.
-	OverlapCredit float64
-	// QueueBlocks is the weighted prefill work that the rank has already.
-	QueueBlocks float64
-	// DecodeBlocks is the weighted decode load.
-	DecodeBlocks float64
-	// SpreadBlocks is the weighted turnover of the rank's cache.
-	SpreadBlocks float64
-	// RequestTerm is the weighted number of active requests.
-	RequestTerm float64
-}
-
-// Exclusion says why a rank was not eligible; the zero value is eligible.
-type Exclusion struct {
-	// Code is "" for an eligible rank, "given" when the caller excluded it,
-	// or the metric that is over its limit: "decode_blocks_share",
-	// "prefill_tokens", "waiting_requests", "kv_usage".
-	Code string
-	// Value and Limit are the metric's figures.
-	Value, Limit float64
-	// Reason is the caller's word for "given".
-	Reason string
-}
-
-// The exclusion codes.
+// The codes of candidates that were excluded: "given" for the caller's own reasons,
+// or the metric that is over its limit.
 const (
 	ExcludedGiven         = "given"
 	ExcludedDecodeBlocks  = "decode_blocks_share"
@@ -216,37 +153,20 @@ const (
 	ExcludedKVUsage       = "kv_usage"
 )
 
-// Busy reports whether a busy limit excluded the rank.
-func (e Exclusion) Busy() bool { return e.Code != "" && e.Code != ExcludedGiven }
-
-// String is the exclusion in plain words, empty for an eligible rank.
-func (e Exclusion) String() string {
-	switch e.Code {
-	case "":
-		return ""
-	case ExcludedGiven:
-		return e.Reason
+// Why says in words what kept candidate i out of a ranking; empty for nothing.
+func (in *Input) Why(i int) string {
+	c, b := &in.Candidates[i], &in.Busy
+	switch c.ExcludedCode {
 	case ExcludedDecodeBlocks:
-		return fmt.Sprintf("busy: %.0f%% of its KV blocks are decoding, limit %.0f%%", 100*e.Value, 100*e.Limit)
+		return fmt.Sprintf("busy: %.0f%% of its KV blocks are decoding, limit %.0f%%", 100*decodeShare(c), 100*b.DecodeBlocksShare)
 	case ExcludedPrefillTokens:
-		return fmt.Sprintf("busy: %.0f prompt tokens in prefill, limit %.0f", e.Value, e.Limit)
+		return fmt.Sprintf("busy: %d prompt tokens in prefill, limit %d", c.PrefillTokens, b.PrefillTokens)
 	case ExcludedWaiting:
-		return fmt.Sprintf("busy: %.0f requests waiting, limit %.0f", e.Value, e.Limit)
+		return fmt.Sprintf("busy: %d requests waiting, limit %d", c.Waiting, b.Waiting)
 	case ExcludedKVUsage:
-		return fmt.Sprintf("busy: kv %.0f%% > %.0f%%", 100*e.Value, 100*e.Limit)
+		return fmt.Sprintf("busy: kv %.0f%% > %.0f%%", 100*c.KVUsage, 100*b.KVUsage)
 	}
-	return "excluded: " + e.Code
-}
-
-// Score is what a policy thought of one candidate.
-type Score struct {
-	// Cost is what the policy compared, lower is better: blocks for the kv
-	// policies, requests for the load policies, 0 where nothing is compared.
-	Cost float64
-	// Terms are the parts of a kv cost.
-	Terms Terms
-	// Excluded says why the rank was not eligible.
-	Excluded Exclusion
+	return c.Excluded
 }
 
 // Verdict says how a ranking ended.
@@ -291,15 +211,17 @@ const (
 type Ranking struct {
 	Verdict Verdict
 	// Policy is the policy that was applied in the end: least_loaded answers
-	// as round_robin when a candidate has no load figure.
+	// as round_robin when a candidate has no load figure. Empty when nothing was
+	// ranked.
 	Policy Policy
 	// Order holds indices into Input.Candidates, best first: all eligible
 	// ranks, or the best Input.Limit of them.
 	Order []int
-	// Scores is parallel to Input.Candidates.
-	Scores []Score
 	// Eligible is how many ranks could have been chosen.
 	Eligible int
+	// Margin is by how many blocks the runner-up costs more than the chosen rank;
+	// 0 without a runner-up.
+	Margin float64
 	// Tied is how many ranks shared the best cost; TieBreak is what told the
 	// chosen one from the runner-up among them.
 	Tied     int
@@ -329,15 +251,6 @@ func (r *Ranking) Err() error {
 	default:
 		return ErrAllExcluded
 	}
-}
-
-// Margin is by how much the runner-up costs more than the chosen rank; ok is
-// false when there is no runner-up.
-func (r *Ranking) Margin() (blocks float64, ok bool) {
-	if len(r.Order) < 2 {
-		return 0, false
-	}
-	return r.Scores[r.Order[1]].Cost - r.Scores[r.Order[0]].Cost, true
 }
 
 // HashSession turns a session's name into the key of policy session. It is the
@@ -373,5 +286,5 @@ func mix(x uint64) uint64 {
 
 // Reset empties the ranking and keeps its memory.
 func (r *Ranking) Reset() {
-	*r = Ranking{Verdict: NoCandidates, Order: r.Order[:0], Scores: r.Scores[:0]}
+	*r = Ranking{Verdict: NoCandidates, Order: r.Order[:0]}
 }

@@ -8,6 +8,8 @@ import (
 	"math"
 	"strconv"
 	"unicode/utf8"
+
+	"github.com/dynctl/dynctl/internal/router/decision"
 )
 
 // Decision is everything that a routing decision was made from, and what it
@@ -102,31 +104,51 @@ type Busy struct {
 	KVUsage           float64 `json:"kv_usage_ratio,omitempty"`
 }
 
-// Candidate mirrors selector.Candidate with what is needed of its worker, and
-// the cost that it got.
+// Candidate is a candidate as the decision saw it, with what is needed of its
+// worker and the cost that it got.
 type Candidate struct {
-	Rank      string `json:"rank"`
-	Slot      uint32 `json:"slot"`
-	Engine    string `json:"engine,omitempty"`
-	Connector string `json:"connector,omitempty"`
+	decision.Candidate
+	Engine, Connector string
 	// EngineBlock is the worker's own block in tokens, 0 when unknown.
-	EngineBlock int `json:"engine_block_tokens,omitempty"`
+	EngineBlock int
+}
 
-	Overlap  int     `json:"overlap_blocks"`
-	Requests int     `json:"active_requests"`
-	Prefill  int     `json:"prefill_tokens"`
-	Decode   int     `json:"decode_blocks"`
-	Fresh    int     `json:"fresh_tokens"`
-	LastTurn uint64  `json:"last_turn"`
-	Resident int     `json:"resident_blocks"`
-	KVBlocks int     `json:"kv_blocks,omitempty"`
-	HasLoad  bool    `json:"has_load,omitempty"`
-	Running  int     `json:"running,omitempty"`
-	Waiting  int     `json:"waiting,omitempty"`
-	KVUsage  float64 `json:"kv_usage_ratio"` // -1 when not told
-	Excluded string  `json:"excluded,omitempty"`
-	Tried    bool    `json:"tried,omitempty"` // excluded because it failed in this request
-	Cost     float64 `json:"cost"`
+// UnmarshalJSON reads the names of this format, which are not those of receipts.
+func (c *Candidate) UnmarshalJSON(p []byte) error {
+	var v struct {
+		Rank        string  `json:"rank"`
+		Slot        uint32  `json:"slot"`
+		Engine      string  `json:"engine"`
+		Connector   string  `json:"connector"`
+		EngineBlock int     `json:"engine_block_tokens"`
+		Overlap     int     `json:"overlap_blocks"`
+		Requests    int     `json:"active_requests"`
+		Prefill     int     `json:"prefill_tokens"`
+		Decode      int     `json:"decode_blocks"`
+		Fresh       int     `json:"fresh_tokens"`
+		LastTurn    uint64  `json:"last_turn"`
+		Resident    int     `json:"resident_blocks"`
+		KVBlocks    int     `json:"kv_blocks"`
+		HasLoad     bool    `json:"has_load"`
+		Running     int     `json:"running"`
+		Waiting     int     `json:"waiting"`
+		KVUsage     float64 `json:"kv_usage_ratio"`
+		Excluded    string  `json:"excluded"`
+		Tried       bool    `json:"tried"`
+		Cost        float64 `json:"cost"`
+	}
+	if err := json.Unmarshal(p, &v); err != nil {
+		return err
+	}
+	*c = Candidate{
+		Candidate: decision.Candidate{
+			Rank: v.Rank, Slot: v.Slot, OverlapBlocks: v.Overlap, Cost: v.Cost, ActiveRequests: v.Requests, PrefillTokens: v.Prefill,
+			DecodeBlocks: v.Decode, FreshTokens: v.Fresh, LastTurn: v.LastTurn, ResidentBlocks: v.Resident, KVBlocks: v.KVBlocks,
+			HasLoad: v.HasLoad, Running: v.Running, Waiting: v.Waiting, KVUsage: v.KVUsage, KeptOut: v.Excluded, Tried: v.Tried,
+		},
+		Engine: v.Engine, Connector: v.Connector, EngineBlock: v.EngineBlock,
+	}
+	return nil
 }
 
 // Hashes are 64-bit hashes, in JSON the base64 of their little-endian bytes.
@@ -409,19 +431,23 @@ func (c *Candidate) appendTo(o *object) {
 	o.str("engine", c.Engine)
 	o.str("connector", c.Connector)
 	o.some("engine_block_tokens", c.EngineBlock)
-	o.int("overlap_blocks", c.Overlap)
-	o.int("active_requests", c.Requests)
-	o.int("prefill_tokens", c.Prefill)
-	o.int("decode_blocks", c.Decode)
-	o.int("fresh_tokens", c.Fresh)
+	o.int("overlap_blocks", c.OverlapBlocks)
+	o.int("active_requests", c.ActiveRequests)
+	o.int("prefill_tokens", c.PrefillTokens)
+	o.int("decode_blocks", c.DecodeBlocks)
+	o.int("fresh_tokens", c.FreshTokens)
 	o.uint("last_turn", c.LastTurn)
-	o.int("resident_blocks", c.Resident)
+	o.int("resident_blocks", c.ResidentBlocks)
 	o.some("kv_blocks", c.KVBlocks)
 	o.yes("has_load", c.HasLoad)
 	o.some("running", c.Running)
 	o.some("waiting", c.Waiting)
-	o.num("kv_usage_ratio", c.KVUsage)
-	o.str("excluded", c.Excluded)
+	usage := c.KVUsage
+	if !c.HasLoad {
+		usage = -1 // nobody told
+	}
+	o.num("kv_usage_ratio", usage)
+	o.str("excluded", c.KeptOut)
 	o.yes("tried", c.Tried)
 	o.num("cost", c.Cost)
 	o.close()

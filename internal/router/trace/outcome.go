@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"unicode/utf8"
 
+	"github.com/dynctl/dynctl/internal/router/decision"
 	"github.com/dynctl/dynctl/internal/router/receipt"
 )
 
@@ -78,7 +79,7 @@ func (x *Outcome) appendTo(o *object) bool {
 
 // decided writes the members of a decision. It reports false for figures that
 // JSON cannot hold.
-func (o *object) decided(d *receipt.Decision) bool {
+func (o *object) decided(d *decision.Decision) bool {
 	o.some("attempt", d.Attempt)
 	o.key("inputs")
 	o.inputs(&d.Inputs)
@@ -104,7 +105,7 @@ func (o *object) decided(d *receipt.Decision) bool {
 	return ok
 }
 
-func (o *object) inputs(in *receipt.Inputs) {
+func (o *object) inputs(in *decision.Inputs) {
 	o.open()
 	o.int("isl_tokens", in.ISL)
 	o.text("isl_source", in.ISLSource)
@@ -123,7 +124,7 @@ func (o *object) inputs(in *receipt.Inputs) {
 	o.close()
 }
 
-func (o *object) choice(p *receipt.Phase) bool {
+func (o *object) choice(p *decision.Phase) bool {
 	o.open()
 	o.words("policy", p.Policy)
 	o.words("verdict", p.Verdict)
@@ -147,7 +148,7 @@ func (o *object) choice(p *receipt.Phase) bool {
 	return ok
 }
 
-func (o *object) work(k string, w *receipt.Work) {
+func (o *object) work(k string, w *decision.Work) {
 	o.key(k)
 	o.open()
 	o.int("compute_tokens", w.Compute)

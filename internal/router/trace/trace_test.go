@@ -18,6 +18,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"github.com/dynctl/dynctl/internal/router/decision"
 	"github.com/dynctl/dynctl/internal/router/kvevent"
 	"github.com/dynctl/dynctl/internal/router/receipt"
 )
@@ -38,7 +39,7 @@ func every() []Record {
 		{Kind: KindRequest, Time: us(12), Request: &Request{ID: "r", Model: "m", ISL: 33, OSL: 4, BlockSize: 16, IDs: LocalIDs, Blocks: Hashes{5, 6, 7}, Session: "s"}},
 		{Kind: KindRequest, Time: us(12), Request: &Request{ISL: 3, OSL: 4, Tokens: Tokens{1, 1<<32 - 1, 0}}},
 		{Kind: KindDecision, Time: us(13), Decision: fullDecision()},
-		{Kind: KindOutcome, Time: us(14), Outcome: &Outcome{ID: "d1", Receipt: &receipt.Receipt{Schema: receipt.Schema, ID: "d1", Time: time.Unix(5, 0).UTC(), Decision: receipt.Decision{Path: "remote"}, Legs: []receipt.Leg{receipt.NewLeg("decode", "w", "w/dp0", 1)}}}},
+		{Kind: KindOutcome, Time: us(14), Outcome: &Outcome{ID: "d1", Receipt: &receipt.Receipt{Schema: receipt.Schema, ID: "d1", Time: time.Unix(5, 0).UTC(), Decision: decision.Decision{Path: "remote"}, Legs: []receipt.Leg{receipt.NewLeg("decode", "w", "w/dp0", 1)}}}},
 		{Kind: KindDropped, Time: us(15), Dropped: 17},
 		{Kind: KindEnd, Time: us(16), End: &End{Records: 11, Dropped: 17}},
 	}
@@ -54,12 +55,15 @@ func manyHashes(n int) []uint64 {
 
 func fullDecision() *Decision {
 	c := Candidate{
-		Rank: "a/dp0", Slot: 1, Engine: "vllm", Connector: "nixl", EngineBlock: 16, Overlap: 2, Requests: 3, Prefill: 4, Decode: 5, Fresh: 6,
-		LastTurn: 7, Resident: 8, KVBlocks: 9, HasLoad: true, Running: 10, Waiting: 11, KVUsage: 0.125, Excluded: "draining", Cost: 1.0 / 3,
+		Candidate: decision.Candidate{
+			Rank: "a/dp0", Slot: 1, OverlapBlocks: 2, ActiveRequests: 3, PrefillTokens: 4, DecodeBlocks: 5, FreshTokens: 6,
+			LastTurn: 7, ResidentBlocks: 8, KVBlocks: 9, HasLoad: true, Running: 10, Waiting: 11, KVUsage: 0.125, KeptOut: "draining", Cost: 1.0 / 3,
+		},
+		Engine: "vllm", Connector: "nixl", EngineBlock: 16,
 	}
 	p := Phase{
 		Phase: "decode", Policy: "kv", Weights: Weights{1, 2, 3, .25, 1. / 64, 1e-9, 7, 8}, Busy: Busy{.9, 1, 2, .5}, ISL: 100, BlockSize: 16,
-		SessionKey: 1 << 63, Draw: 1<<64 - 1, Turn: 12, Candidates: []Candidate{c, {Rank: "b/dp0", KVUsage: -1}},
+		SessionKey: 1 << 63, Draw: 1<<64 - 1, Turn: 12, Candidates: []Candidate{c, {Candidate: decision.Candidate{Rank: "b/dp0", KVUsage: -1}}},
 	}
 	q := p
 	q.Phase, q.Candidates = "prefill", []Candidate{c}

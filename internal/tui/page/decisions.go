@@ -9,6 +9,7 @@ import (
 
 	tea "github.com/charmbracelet/bubbletea"
 
+	"github.com/dynctl/dynctl/internal/router/decision"
 	"github.com/dynctl/dynctl/internal/router/receipt"
 	"github.com/dynctl/dynctl/internal/tui/feed"
 	"github.com/dynctl/dynctl/internal/tui/keys"
@@ -446,7 +447,7 @@ func explainLines(r *receipt.Receipt, p *widget.Painter) []string {
 	var b strings.Builder
 	_ = r.Explain(&b) // a Builder takes everything
 	var out []string
-	var phases []*receipt.Phase
+	var phases []*decision.Phase
 	for i := range r.Earlier {
 		phases = append(phases, &r.Earlier[i].Decode, &r.Earlier[i].Prefill)
 	}
@@ -495,7 +496,7 @@ func wrapHeaded(l string, w int) []string {
 }
 
 // candidateTable lists the candidates of a phase with the terms of their cost.
-func candidateTable(ph *receipt.Phase, w int, g *theme.Glyphs) []string {
+func candidateTable(ph *decision.Phase, w int, g *theme.Glyphs) []string {
 	rank := 4
 	for i := range ph.Candidates {
 		rank = max(rank, widget.Width(ph.Candidates[i].Rank))
@@ -523,13 +524,13 @@ func candidateTable(ph *receipt.Phase, w int, g *theme.Glyphs) []string {
 		if widget.Width(name) > rank {
 			name = name[:rank-1] + g.Ellipsis
 		}
-		l := fmt.Sprintf("%s %-*s %7d %7.1f %7.1f %7.1f %7.1f", sign, rank, name, c.OverlapBlocks, c.PrefillTerm, 0-c.OverlapCredit, c.QueueTerm, c.DecodeTerm)
+		l := fmt.Sprintf("%s %-*s %7d %7.1f %7.1f %7.1f %7.1f", sign, rank, name, c.OverlapBlocks, c.Terms.Prefill, 0-c.Terms.OverlapCredit, c.Terms.Queue, c.Terms.Decode)
 		if wide {
 			kv := "-"
 			if c.HasLoad && c.KVUsage >= 0 {
 				kv = fmt.Sprintf("%.0f", 100*c.KVUsage)
 			}
-			l += fmt.Sprintf(" %7.1f %6.1f %5d %5s", c.SpreadTerm, c.RequestTerm, c.ActiveRequests, kv)
+			l += fmt.Sprintf(" %7.1f %6.1f %5d %5s", c.Terms.Spread, c.Terms.Request, c.ActiveRequests, kv)
 		}
 		out = append(out, l+fmt.Sprintf(" %7.2f  %s", c.Cost, state))
 	}

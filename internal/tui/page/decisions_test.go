@@ -7,6 +7,7 @@ import (
 
 	"github.com/muesli/termenv"
 
+	"github.com/dynctl/dynctl/internal/router/decision"
 	"github.com/dynctl/dynctl/internal/router/receipt"
 	"github.com/dynctl/dynctl/internal/tui/theme"
 	"github.com/dynctl/dynctl/internal/tui/widget"
@@ -17,9 +18,9 @@ import (
 func TestExplainOfSeveralAttempts(t *testing.T) {
 	var c receipt.Receipt
 	for n := 1; n <= 3; n++ {
-		d := receipt.Decision{Attempt: n, Decode: receipt.Phase{Policy: "kv", Verdict: "all_excluded"}}
+		d := decision.Decision{Attempt: n, Decode: decision.Phase{Policy: "kv", Verdict: "all_excluded"}}
 		if n != 2 {
-			d.Decode.Candidates = []receipt.Candidate{{Rank: fmt.Sprintf("of-%d/dp0", n), Excluded: "draining"}, {Rank: fmt.Sprintf("of-%d/dp1", n), Excluded: "draining"}}
+			d.Decode.Candidates = []decision.Candidate{{Rank: fmt.Sprintf("of-%d/dp0", n), Excluded: "draining"}, {Rank: fmt.Sprintf("of-%d/dp1", n), Excluded: "draining"}}
 		}
 		c.Earlier = append(c.Earlier, d)
 	}

@@ -19,6 +19,7 @@ import (
 	"github.com/dynctl/dynctl/internal/bench/replay/workload"
 	"github.com/dynctl/dynctl/internal/router/api"
 	"github.com/dynctl/dynctl/internal/router/blockhash"
+	"github.com/dynctl/dynctl/internal/router/decision"
 	"github.com/dynctl/dynctl/internal/router/disagg"
 	"github.com/dynctl/dynctl/internal/router/kvevent"
 	"github.com/dynctl/dynctl/internal/router/kvfeed"
@@ -393,8 +394,8 @@ func (r *run) candidates(in *selector.Input, peers []disagg.Peer, phase selector
 		}
 		slot := kvindex.Rank(k.rank.Slot)
 		l := r.book.Load(k.rank)
-		c := selector.Candidate{
-			Label: k.rank.Label, Slot: k.rank.Slot, OverlapBlocks: r.query.Depth(slot), KVBlocks: k.kvBlocks,
+		c := decision.Candidate{
+			Rank: k.rank.Label, Slot: k.rank.Slot, OverlapBlocks: r.query.Depth(slot), KVBlocks: k.kvBlocks,
 			ActiveRequests: l.Requests, PrefillTokens: l.PrefillTokens, DecodeBlocks: l.DecodeBlocks, FreshTokens: l.Fresh, LastTurn: l.LastTurn,
 			HasLoad: true, Running: k.running, Waiting: k.waiting, KVUsage: k.usage,
 		}
@@ -422,7 +423,7 @@ func (r *run) judge() {
 		return
 	}
 	r.decisions++
-	r.regret += r.ref.Scores[chosen].Cost - r.ref.Scores[best].Cost
+	r.regret += in.Candidates[chosen].Cost - in.Candidates[best].Cost
 	most := 0
 	for i := range in.Candidates {
 		most = max(most, in.Candidates[i].OverlapBlocks)

@@ -10,6 +10,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/api"
 	"github.com/dynctl/dynctl/internal/router/attempt"
 	"github.com/dynctl/dynctl/internal/router/blockhash"
+	"github.com/dynctl/dynctl/internal/router/decision"
 	"github.com/dynctl/dynctl/internal/router/disagg"
 	"github.com/dynctl/dynctl/internal/router/kvindex"
 	"github.com/dynctl/dynctl/internal/router/ledger"
@@ -168,16 +169,16 @@ func (q *request) decide() {
 			if !n.member || p == selector.Prefill && !n.worker.Role.CanPrefill() || p == selector.Decode && !n.worker.Role.CanDecode() {
 				continue
 			}
-			c := selector.Candidate{Label: n.rank.Label, Slot: n.rank.Slot, KVBlocks: s.group.Blocks}
+			c := decision.Candidate{Rank: n.rank.Label, Slot: n.rank.Slot, KVBlocks: s.group.Blocks}
 			why, out := q.history.Banned(n.worker.State, p)
 			c.Tried = out
 			switch {
 			case n.draining:
-				c.Excluded = "draining"
+				c.KeptOut = "draining"
 			case !n.usable:
-				c.Excluded = "unhealthy"
+				c.KeptOut = "unhealthy"
 			case out:
-				c.Excluded = why
+				c.KeptOut = why
 			}
 			if c.OverlapBlocks = exact.Depth(n.slot()); n.silent {
 				c.OverlapBlocks = guess.Depth(n.slot())
@@ -279,8 +280,8 @@ func (q *request) hopeless(err error) {
 }
 
 func (q *request) why() (list []string) {
-	for i, c := range q.in.Decode.Candidates {
-		list = append(list, c.Label+": "+q.plan.Decode.Scores[i].Excluded.String())
+	for i := range q.in.Decode.Candidates {
+		list = append(list, q.in.Decode.Candidates[i].Rank+": "+q.in.Decode.Why(i))
 	}
 	return list
 }

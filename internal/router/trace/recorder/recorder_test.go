@@ -18,6 +18,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/dynctl/dynctl/internal/router/decision"
 	"github.com/dynctl/dynctl/internal/router/receipt"
 	"github.com/dynctl/dynctl/internal/router/trace"
 )
@@ -82,7 +83,7 @@ func TestRecording(t *testing.T) {
 	tap.Feed("w/dp0", false)
 	began := time.Now()
 	tap.Decision(began, &trace.Decision{ID: "d", Facts: trace.Facts{Kind: "chat"}})
-	rc := &receipt.Receipt{ID: "d", Decision: receipt.Decision{Decode: receipt.Phase{MarginBlocks: posInf(), Candidates: []receipt.Candidate{{}}}}}
+	rc := &receipt.Receipt{ID: "d", Decision: decision.Decision{Decode: decision.Phase{MarginBlocks: posInf(), Candidates: []decision.Candidate{{}}}}}
 	tap.Outcome("d", rc)
 	if len(rc.Decode.Candidates) != 1 {
 		t.Error("the receipt was changed")
@@ -384,7 +385,7 @@ func BenchmarkDecision(b *testing.B) {
 	defer sub.Close()
 	d := &trace.Decision{ID: "a754fe24000000000588", Model: "sim", BlockSize: 16, Locals: make(trace.Hashes, 64)}
 	for i := range 16 {
-		d.Decode.Candidates = append(d.Decode.Candidates, trace.Candidate{Rank: fmt.Sprintf("decode-%d/dp0", i), Engine: "vllm", Overlap: i, Cost: float64(i) / 3})
+		d.Decode.Candidates = append(d.Decode.Candidates, trace.Candidate{Candidate: decision.Candidate{Rank: fmt.Sprintf("decode-%d/dp0", i), OverlapBlocks: i, Cost: float64(i) / 3}, Engine: "vllm"})
 	}
 	now := time.Now()
 	b.ReportAllocs()
@@ -408,9 +409,9 @@ func BenchmarkOutcome(b *testing.B) {
 	leg.Status, leg.QueueMS, leg.DispatchMS, leg.FirstByteMS, leg.EndMS = 200, 0.012, 0.118, 11.402, 40.911
 	r := &receipt.Receipt{
 		Schema: receipt.Schema, ID: "a754fe24000000000588", RequestID: "9b1c04e2f7d84bb0", Time: time.Now().UTC(), Endpoint: "chat", Model: "sim",
-		Decision: receipt.Decision{Inputs: receipt.Inputs{ISL: 1024, ISLSource: "ids", BlockSize: 16, HashedBlocks: 64, ThresholdOn: "eff_isl", Draw: 1 << 63},
+		Decision: decision.Decision{Inputs: decision.Inputs{ISL: 1024, ISLSource: "ids", BlockSize: 16, HashedBlocks: 64, ThresholdOn: "eff_isl", Draw: 1 << 63},
 			Path: "local", Reason: "below_threshold", ReasonText: "the prompt is short", EffISL: 96,
-			Decode: receipt.Phase{Policy: "kv", Verdict: "chosen", Chosen: "decode-0/dp0", RunnerUp: "decode-1/dp0", MarginBlocks: 3.25, Eligible: 16}},
+			Decode: decision.Phase{Policy: "kv", Verdict: "chosen", Chosen: "decode-0/dp0", RunnerUp: "decode-1/dp0", MarginBlocks: 3.25, Eligible: 16}},
 		Legs: []receipt.Leg{leg},
 		Outcome: receipt.Outcome{Status: 200, Finish: "stop", PromptTokens: 1024, CachedTokens: 928, CompletionTokens: 16,
 			TTFTMS: 11.43, E2EMS: 40.93, ITL: receipt.Gaps{Count: 15, MeanMS: 1.96, P50MS: 1.9, P99MS: 2.4, MaxMS: 2.4}},

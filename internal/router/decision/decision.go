@@ -1,0 +1,209 @@
+// Package decision is one routing decision as plain data: what was known of every
+// candidate, what each would have cost, what was excluded and why, what was chosen
+// and what was predicted. The selector ranks over it, receipts and recordings
+// keep it, screens show it. It imports nothing of the router.
+//
+// In JSON numbers are numbers, units are in the keys, a figure that nobody told is
+// -1 or absent.
+package decision
+
+import "math"
+
+// Decision is what one attempt was made from.
+type Decision struct {
+	// Attempt is its number from 1 on, 0 before there is one. The legs tell
+	// theirs.
+	Attempt int    `json:"attempt,omitempty"`
+	Inputs  Inputs `json:"inputs"`
+	// Path is "local" or "remote", empty when nothing could be done; Reason
+	// is its code and ReasonText the same in plain words.
+	Path       string `json:"path"`
+	Reason     string `json:"reason"`
+	ReasonText string `json:"reason_text"`
+	EffISL     int    `json:"eff_isl_tokens"`
+	Connector  string `json:"connector,omitempty"`
+
+	Decode  Phase `json:"decode"`
+	Prefill Phase `json:"prefill"`
+
+	Predicted Prediction `json:"predicted"`
+}
+
+// Inputs are the figures that the decision depends on, besides the candidates.
+type Inputs struct {
+	ISL int `json:"isl_tokens"`
+	// ISLSource is "ids", "engine", "local", "estimate" or "none".
+	ISLSource    string `json:"isl_source"`
+	BlockSize    int    `json:"block_size_tokens"`
+	HashedBlocks int    `json:"hashed_blocks"`
+	// Approximate says that overlaps come from text chunks, not from blocks.
+	Approximate bool   `json:"approximate,omitempty"`
+	SessionKey  uint64 `json:"session_key_hash,omitempty,string"`
+	Threshold   int    `json:"threshold_tokens"`
+	// ThresholdOn is "eff_isl" or "isl".
+	ThresholdOn string `json:"threshold_on"`
+	// Force is the path that the client asked for, if any.
+	Force string `json:"force,omitempty"`
+	// Draw and the turns are the decision's random number and its places in
+	// the round-robin sequences. Draw and SessionKey use all 64 bits and are
+	// strings in JSON, where many readers round large numbers.
+	Draw        uint64 `json:"draw,string"`
+	DecodeTurn  uint64 `json:"decode_turn"`
+	PrefillTurn uint64 `json:"prefill_turn"`
+}
+
+// Phase is the choice of one rank.
+type Phase struct {
+	// Policy is the one that was applied; empty when the phase was not
+	// ranked.
+	Policy string `json:"policy,omitempty"`
+	// Verdict is "chosen", "no_candidates", "all_excluded" or "all_busy".
+	Verdict string `json:"verdict,omitempty"`
+	// Chosen and RunnerUp are rank labels.
+	Chosen   string `json:"chosen,omitempty"`
+	RunnerUp string `json:"runner_up,omitempty"`
+	// MarginBlocks is by how much the runner-up costs more.
+	MarginBlocks float64 `json:"margin_blocks"`
+	Eligible     int     `json:"eligible_ranks"`
+	// Tied ranks shared the best cost; TieBreak told the chosen one apart.
+	Tied     int    `json:"tied_ranks,omitempty"`
+	TieBreak string `json:"tie_break,omitempty"`
+	Sampled  bool   `json:"sampled,omitempty"`
+	// Candidates are in the order of the ranking, excluded ones last; Omitted
+	// counts those that did not fit.
+	Candidates []Candidate `json:"candidates"`
+	Omitted    int         `json:"candidates_omitted,omitempty"`
+}
+
+// Candidate is one rank as the decision saw it, and what the policy made of it.
+type Candidate struct {
+	// Rank is its name, "worker/dpN"; Slot its number in the fleet.
+	Rank string `json:"rank"`
+	Slot uint32 `json:"slot"`
+	// OverlapBlocks is how many leading full blocks of the prompt it holds.
+	OverlapBlocks int `json:"overlap_blocks"`
+
+	// Cost is what the policy compared, lower is better: blocks for the kv
+	// policies, requests for the load policies, 0 where nothing is compared.
+	Cost float64 `json:"cost_blocks"`
+	Terms
+
+	// ActiveRequests, PrefillTokens and DecodeBlocks are the router's own
+	// account of work in flight on the rank (see package ledger).
+	ActiveRequests int `json:"active_requests"`
+	PrefillTokens  int `json:"active_prefill_tokens"`
+	DecodeBlocks   int `json:"active_decode_blocks"`
+	// FreshTokens is how many uncached prompt tokens the rank was given of
+	// late, fading as the fleet gets more (ledger.Load): how fast its cache
+	// turns over. 0 when not known.
+	FreshTokens int `json:"fresh_tokens"`
+	// LastTurn is the ledger's number of the newest reservation on the rank,
+	// 0 for none: the last tie-break but one.
+	LastTurn uint64 `json:"last_turn"`
+	// ResidentBlocks is how many blocks the index says the rank holds.
+	ResidentBlocks int `json:"resident_blocks"`
+	// KVBlocks is the rank's KV capacity in router blocks; 0 when unknown.
+	KVBlocks int `json:"kv_blocks,omitempty"`
+
+	// HasLoad says that the engine told Running and Waiting. KVUsage is
+	// negative or NaN when it did not tell that.
+	HasLoad bool    `json:"has_load"`
+	Running int     `json:"running_requests"`
+	Waiting int     `json:"waiting_requests"`
+	KVUsage float64 `json:"kv_usage_ratio"`
+
+	// Excluded says in words why the rank could not be chosen; ExcludedCode is
+	// "given", or the metric that was over its limit. Both are empty for one
+	// that could.
+	Excluded     string `json:"excluded,omitempty"`
+	ExcludedCode string `json:"excluded_code,omitempty"`
+
+	// KeptOut, when not empty, is why the caller keeps the rank out, whatever it
+	// would cost ("draining").
+	KeptOut string `json:"-"`
+	// Tried says that the rank is kept out because it had its turn in this
+	// request: it keeps its place in the round-robin order, so that a retry goes
+	// to the one after it.
+	Tried bool `json:"-"`
+}
+
+// Terms are the parts of a kv cost, in blocks.
+type Terms struct {
+	// Prefill is the whole prompt.
+	Prefill float64 `json:"prefill_blocks"`
+	// OverlapCredit is what the cached prefix takes off it.
+	OverlapCredit float64 `json:"overlap_credit_blocks"`
+	// Queue is the weighted prefill work that the rank has already.
+	Queue float64 `json:"queue_blocks"`
+	// Decode is the weighted decode load.
+	Decode float64 `json:"decode_blocks"`
+	// Spread is the weighted turnover of the rank's cache.
+	Spread float64 `json:"spread_blocks"`
+	// Request is the weighted number of active requests.
+	Request float64 `json:"request_blocks"`
+}
+
+// Work is what a path would cost.
+type Work struct {
+	Compute  int `json:"compute_tokens"`
+	Queued   int `json:"queued_tokens"`
+	Transfer int `json:"transfer_tokens"`
+}
+
+// Prediction is what the plan expected.
+type Prediction struct {
+	// CachedTokens is what the decode rank should find in its cache,
+	// PrefillCachedTokens what the prefill rank should; RemoteTokens is how
+	// many tokens' KV should move.
+	CachedTokens        int `json:"cached_tokens"`
+	PrefillCachedTokens int `json:"prefill_cached_tokens"`
+	RemoteTokens        int `json:"remote_tokens"`
+	// Local and Remote are both paths' work; HasRemote tells whether remote
+	// was possible. The path that was not taken is the what-if.
+	Local     Work `json:"local"`
+	Remote    Work `json:"remote"`
+	HasRemote bool `json:"has_remote"`
+}
+
+// Add keeps a candidate if there are fewer than limit, and counts it if not. Add
+// the ranked ones first, best first.
+func (p *Phase) Add(c *Candidate, limit int) {
+	if len(p.Candidates) >= limit {
+		p.Omitted++
+		return
+	}
+	p.Candidates = append(p.Candidates, *c)
+}
+
+// Keep makes the candidates a copy of the first n; the others are counted.
+func (p *Phase) Keep(n int) {
+	if more := len(p.Candidates) - n; more > 0 {
+		p.Omitted += more
+		p.Candidates = p.Candidates[:n]
+	}
+	p.Candidates = append([]Candidate{}, p.Candidates...)
+}
+
+// Clone is a deep copy that is fit for JSON, which has no number for NaN and
+// infinities: they are -1.
+func (d Decision) Clone() Decision {
+	for _, p := range [...]*Phase{&d.Decode, &d.Prefill} {
+		p.MarginBlocks = finite(p.MarginBlocks)
+		p.Candidates = append([]Candidate{}, p.Candidates...)
+		for i := range p.Candidates {
+			c := &p.Candidates[i]
+			t := &c.Terms
+			for _, f := range [...]*float64{&c.Cost, &t.Prefill, &t.OverlapCredit, &t.Queue, &t.Decode, &t.Spread, &t.Request, &c.KVUsage} {
+				*f = finite(*f)
+			}
+		}
+	}
+	return d
+}
+
+func finite(v float64) float64 {
+	if math.IsNaN(v) || math.IsInf(v, 0) {
+		return -1
+	}
+	return v
+}
