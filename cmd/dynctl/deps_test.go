@@ -29,7 +29,7 @@ var allowed = map[string][]string{
 	"internal/workers/sim/...":   {"internal/workers", "internal/workers/sim/...", "internal/router/zmtp", "internal/router/kvevent", "internal/router/blockhash", "internal/router/api"},
 
 	// The table of settings; how they are read.
-	"internal/settings":      {"internal/router/disagg", "internal/router/selector", "internal/workers"},
+	"internal/settings":      {"internal/router/decide", "internal/router/selector", "internal/workers"},
 	"internal/settings/load": {"internal/settings", "internal/router/disagg", "internal/workers", "internal/workers/sim"},
 
 	"internal/router": {"internal/router/...", "internal/settings", "internal/workers", "internal/workers/discovery", "internal/workers/health"},
@@ -42,7 +42,8 @@ var allowed = map[string][]string{
 	"internal/router/attempt":     {"internal/router/decision", "internal/router/selector", "internal/workers", "internal/workers/health"},
 	"internal/router/blockhash":   {},
 	"internal/router/decision":    {},
-	"internal/router/disagg":      {"internal/router/decision", "internal/router/selector", "internal/router/api", "internal/workers"},
+	"internal/router/decide":      {"internal/router/api", "internal/router/attempt", "internal/router/decision", "internal/router/disagg", "internal/router/ledger", "internal/router/selector", "internal/workers"},
+	"internal/router/disagg":      {"internal/router/api", "internal/workers"},
 	"internal/router/eventlog":    {},
 	"internal/router/follower":    {"internal/router/approx", "internal/router/eventlog", "internal/router/kvfeed", "internal/router/kvindex", "internal/router/ledger", "internal/workers"},
 	"internal/router/kvevent":     {},

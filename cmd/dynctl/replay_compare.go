@@ -14,7 +14,7 @@ import (
 	"github.com/dynctl/dynctl/internal/bench/replay"
 	"github.com/dynctl/dynctl/internal/bench/replay/simulate"
 	"github.com/dynctl/dynctl/internal/bench/replay/workload"
-	"github.com/dynctl/dynctl/internal/router/disagg"
+	"github.com/dynctl/dynctl/internal/router/decide"
 	"github.com/dynctl/dynctl/internal/router/selector"
 	"github.com/dynctl/dynctl/internal/table"
 	"github.com/dynctl/dynctl/internal/workers/sim"
@@ -117,7 +117,10 @@ func (c *compareFlags) rows(changes []replay.Change, from, to time.Duration, sta
 					return nil, withCode(exitUsage, err)
 				}
 				s := simulate.Setup{
-					Fleet: f, Policy: policy, Weights: selector.DefaultWeights(), Plan: disagg.Config{Threshold: t, On: disagg.Measure(c.on)},
+					Fleet: f,
+					Settings: decide.Settings{
+						Decode: policy, Prefill: policy, Weights: selector.DefaultWeights(), Rule: decide.Rule{Threshold: t, On: decide.Measure(c.on)},
+					},
 					Speedup: c.speedup, Seed: c.seed, Scrape: c.scrape, From: from, To: to, TTFT: c.ttft, ITL: c.itl,
 				}
 				rows = append(rows, row{setup: s, blocks: blocks})

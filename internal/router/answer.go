@@ -15,6 +15,7 @@ import (
 	"github.com/tidwall/gjson"
 
 	"github.com/dynctl/dynctl/internal/router/api"
+	"github.com/dynctl/dynctl/internal/router/decide"
 	"github.com/dynctl/dynctl/internal/router/disagg"
 	"github.com/dynctl/dynctl/internal/router/ledger"
 	"github.com/dynctl/dynctl/internal/router/selector"
@@ -83,14 +84,14 @@ func (x *exchange) decisionHeaders() {
 		h[key] = values[len(values)-1 : len(values) : len(values)]
 	}
 	set("X-Dynctl-Decision", x.decision)
-	p := &x.d.plan
+	p, in := &x.d.run.Plan, &x.d.run.In
 	if p.Err != nil || p.DecodeIndex < 0 || p.Path == "" {
 		return
 	}
 	set("X-Dynctl-Path", string(p.Path))
-	set("X-Dynctl-Worker", x.d.in.DecodePeers[p.DecodeIndex].Rank.Label)
-	if p.Path == disagg.Remote {
-		set("X-Dynctl-Prefill-Worker", x.d.in.PrefillPeers[p.PrefillIndex].Rank.Label)
+	set("X-Dynctl-Worker", in.DecodePeers[p.DecodeIndex].Rank.Label)
+	if p.Path == decide.Remote {
+		set("X-Dynctl-Prefill-Worker", in.PrefillPeers[p.PrefillIndex].Rank.Label)
 	}
 	set("X-Dynctl-Cached-Tokens", strconv.Itoa(p.CachedTokens))
 }

@@ -8,9 +8,8 @@ import (
 	"time"
 
 	"github.com/dynctl/dynctl/internal/router/api"
-	"github.com/dynctl/dynctl/internal/router/attempt"
 	"github.com/dynctl/dynctl/internal/router/blockhash"
-	"github.com/dynctl/dynctl/internal/router/decision"
+	"github.com/dynctl/dynctl/internal/router/decide"
 	"github.com/dynctl/dynctl/internal/router/disagg"
 	"github.com/dynctl/dynctl/internal/router/kvindex"
 	"github.com/dynctl/dynctl/internal/router/ledger"
@@ -26,11 +25,8 @@ const defaultBlock = 16
 // routing is the part of the settings that decisions read, in the types of the
 // stages.
 type routing struct {
-	prefill, decode selector.Policy
-	weights         selector.Weights
-	busy            selector.Busy
-	plan            disagg.Config
-	connectors      map[workers.Connector]disagg.Connector
+	decide.Settings
+	connectors map[workers.Connector]disagg.Connector
 	// blind says that no decision looks at caches.
 	blind bool
 }
@@ -42,11 +38,11 @@ func newEffective(c settings.Config, origin map[string]string, revision uint64) 
 	if s.proxies, err = c.Proxies(); err != nil {
 		return nil, err
 	}
-	s.routing.prefill, s.routing.decode = r.Policies()
+	s.routing.Prefill, s.routing.Decode = r.Policies()
 	looks := func(p selector.Policy) bool { return p == selector.KV || p == selector.KVDynamo }
-	s.routing.blind = !looks(s.routing.prefill) && !looks(s.routing.decode) && r.Busy.PrefillTokens == 0 && r.PrefillGate == 0 &&
-		(r.Threshold <= 0 || r.ThresholdOn == string(disagg.OnISL))
-	s.routing.weights, s.routing.busy, s.routing.plan = r.Weights, r.Busy, r.Plan()
+	s.routing.blind = !looks(s.routing.Prefill) && !looks(s.routing.Decode) && r.Busy.PrefillTokens == 0 && r.PrefillGate == 0 &&
+		(r.Threshold <= 0 || r.ThresholdOn == string(decide.OnISL))
+	s.routing.Weights, s.routing.Busy, s.routing.Rule = r.Weights, r.Busy, r.Plan()
 	o := disagg.Options{FirstToken: true}
 	if r.DecoderRegistry != "" {
 		if o.Decoders, err = disagg.ParseDecoderRegistry([]byte(r.DecoderRegistry), nil); err != nil {
@@ -87,9 +83,10 @@ type overlaps struct {
 	guess kvindex.Query // from what was sent
 }
 
-// question is everything that a decision is made from. It is reused from
-// request to request.
+// question is everything that the decisions of a request are made from. It is
+// reused from request to request.
 type question struct {
+	r        *Router
 	settings *effective
 	fleet    *workers.Snapshot
 	model    string
@@ -104,32 +101,22 @@ type question struct {
 	used    int
 
 	asked time.Time // when the index was about to be asked
-	in    disagg.Input
-	plan  disagg.Plan
+	run   decide.Run
 	// chosen are the peers of a settled plan.
 	chosen [2]disagg.Peer
-	// The memory in which in and plan, ids and views stand; nil while it is
-	// not held.
+	// The memory in which the run's input and plan, ids and views stand; nil
+	// while it is not held.
 	ranked *ranked
 	hashed *hashed
 
 	// dry asks without changing anything.
 	dry bool
-	// chances are those of the decode and of the prefill phase, once taken.
-	chances [2]chance
-	taken   bool
-	// pins of this request, and what became of its attempts.
-	pinDecode, pinPrefill string // worker names
-	pinRank               int    // -1 for any
-	history               attempt.History
+	// taken says that the request has its turns and random numbers.
+	taken bool
 	// fallback is why remote prefill was given up in this request.
 	fallback string
 	took     stageTimes
 }
-
-// chance is what a choice depends on besides what is known: the request's turn
-// in a phase's round-robin sequence, and its random number.
-type chance struct{ turn, draw uint64 }
 
 // stageTimes is the router's own time in its stages.
 type stageTimes struct{ read, parse, tokenize, hash, overlap, plan time.Duration }
@@ -139,8 +126,8 @@ type stageTimes struct{ read, parse, tokenize, hash, overlap, plan time.Duration
 // not while its engine works.
 type ranked struct {
 	overlaps []overlaps // by view
-	in       disagg.Input
-	plan     disagg.Plan
+	in       decide.Input
+	plan     decide.Plan
 }
 
 // hashed is the memory of a prompt's ids and hashes.
@@ -154,11 +141,10 @@ var (
 	prompts  = sync.Pool{New: func() any { return new(hashed) }}
 )
 
-// reset makes the decision empty. It must hold no memory.
+// reset makes the question empty. It must hold no memory.
 func (d *question) reset() {
-	d.history.Reset()
-	*d = question{history: d.history, pinRank: -1}
-	d.plan.DecodeIndex, d.plan.PrefillIndex = -1, -1
+	d.run.Begin(decide.Request{})
+	*d = question{run: d.run}
 }
 
 // release gives all memory back.
@@ -198,34 +184,34 @@ func (d *question) giveHashes() {
 func (d *question) takeRanking() {
 	if d.ranked == nil {
 		d.ranked = rankings.Get().(*ranked)
-		d.in, d.plan = d.ranked.in, d.ranked.plan
+		d.run.In, d.run.Plan = d.ranked.in, d.ranked.plan
 	}
 }
 
 // settled keeps of a plan that can be carried out what was chosen and its
 // figures, and gives the rest back.
 func (d *question) settled() {
-	if d.ranked == nil || d.plan.Err != nil {
+	if d.ranked == nil || d.run.Plan.Err != nil {
 		return
 	}
-	p := d.plan
-	kept := disagg.Plan{
+	p, from := d.run.Plan, &d.run.In
+	kept := decide.Plan{
 		Path: p.Path, Reason: p.Reason, EffISL: p.EffISL, Threshold: p.Threshold, On: p.On,
 		CachedTokens: p.CachedTokens, PrefillCached: p.PrefillCached, Connector: p.Connector,
 		DecodeIndex: -1, PrefillIndex: -1, Local: p.Local, Remote: p.Remote, HasRemote: p.HasRemote,
 	}
-	var in disagg.Input
-	in.Decode.BlockSize, in.Prefill.BlockSize = d.in.Decode.BlockSize, d.in.Prefill.BlockSize
+	var in decide.Input
+	in.Decode.BlockSize, in.Prefill.BlockSize = from.Decode.BlockSize, from.Prefill.BlockSize
 	if p.DecodeIndex >= 0 {
-		d.chosen[0], kept.DecodeIndex = d.in.DecodePeers[p.DecodeIndex], 0
+		d.chosen[0], kept.DecodeIndex = from.DecodePeers[p.DecodeIndex], 0
 		in.DecodePeers = d.chosen[:1]
 	}
 	if p.PrefillIndex >= 0 {
-		d.chosen[1], kept.PrefillIndex = d.in.PrefillPeers[p.PrefillIndex], 0
+		d.chosen[1], kept.PrefillIndex = from.PrefillPeers[p.PrefillIndex], 0
 		in.PrefillPeers = d.chosen[1:2]
 	}
 	d.giveRanking() // another request may have it from here on
-	d.in, d.plan = in, kept
+	d.run.In, d.run.Plan = in, kept
 }
 
 func (d *question) giveRanking() {
@@ -233,12 +219,13 @@ func (d *question) giveRanking() {
 	if m == nil {
 		return
 	}
-	m.in = disagg.Input{
-		Decode: selector.Input{Candidates: d.in.Decode.Candidates[:0]}, DecodePeers: d.in.DecodePeers[:0],
-		Prefill: selector.Input{Candidates: d.in.Prefill.Candidates[:0]}, PrefillPeers: d.in.PrefillPeers[:0],
+	in := &d.run.In
+	m.in = decide.Input{
+		Decode: selector.Input{Candidates: in.Decode.Candidates[:0]}, DecodePeers: in.DecodePeers[:0],
+		Prefill: selector.Input{Candidates: in.Prefill.Candidates[:0]}, PrefillPeers: in.PrefillPeers[:0],
 	}
-	m.plan = d.plan
-	d.ranked, d.in, d.plan = nil, disagg.Input{}, disagg.Plan{DecodeIndex: -1, PrefillIndex: -1}
+	m.plan = d.run.Plan
+	d.ranked, d.run.In, d.run.Plan = nil, decide.Input{}, decide.Plan{DecodeIndex: -1, PrefillIndex: -1}
 	rankings.Put(m)
 }
 
@@ -302,14 +289,13 @@ func (r *Router) ask(d *question) {
 	d.took.overlap += time.Since(d.asked)
 }
 
-// decide asks the index and fills the plan. It may be called again after ranks
-// were banned.
-func (r *Router) decide(d *question, facts disagg.Facts, force disagg.Force, session uint64) {
+// decide asks the index and decides. It may be called again after ranks were
+// banned.
+func (r *Router) decide(d *question) {
+	d.r = r
 	d.takeRanking()
 	r.ask(d)
 	start := time.Now()
-	s := d.settings
-	d.in.Config, d.in.Facts, d.in.Force = s.routing.plan, facts, force
 	unit := math.MaxInt
 	for i := range d.views[:d.used] {
 		unit = min(unit, d.views[i].blockSize)
@@ -317,143 +303,47 @@ func (r *Router) decide(d *question, facts disagg.Facts, force disagg.Force, ses
 	if unit == math.MaxInt {
 		unit = defaultBlock
 	}
-	first := !d.taken
 	r.take(d)
-	phase := func(in *selector.Input, peers *[]disagg.Peer, p selector.Phase, policy selector.Policy, own chance) {
-		in.Phase, in.Policy, in.Weights, in.Busy = p, policy, s.routing.weights, s.routing.busy
-		in.ISL, in.BlockSize, in.SessionKey = facts.ISL, unit, session
-		in.Draw, in.Turn = own.draw, own.turn
-		r.collect(d, p, unit, in, peers)
-		if r.readmit(d, p, in) {
-			r.collect(d, p, unit, in, peers)
+	effects := d.run.Decide(&d.settings.routing.Settings, d.list, unit, d)
+	if !d.dry {
+		for _, w := range effects.Readmit {
+			r.outliers.Last(w)
 		}
-	}
-	phase(&d.in.Decode, &d.in.DecodePeers, selector.Decode, s.routing.decode, d.chances[0])
-	phase(&d.in.Prefill, &d.in.PrefillPeers, selector.Prefill, s.routing.prefill, d.chances[1])
-	d.in.Settle()
-	disagg.Make(&d.in, &d.plan)
-	if first && !d.dry && d.plan.Path != disagg.Remote {
-		// No prefill rank is used, so the turn is the next request's, unless
-		// that has one already.
-		turn := d.chances[1].turn
-		r.turns[1].CompareAndSwap(turn+1, turn)
+		if effects.ReturnTurn {
+			turn := d.run.Request.Chances[1].Turn
+			r.turns[1].CompareAndSwap(turn+1, turn)
+		}
 	}
 	d.took.plan += time.Since(start)
 }
 
-// take gives a request its turns and random numbers, once: its retries go on
-// from where it began, and shift nobody else's turn. A dry run sees those of the
-// next request and takes none.
+// take gives a request its turns and random numbers, once. A dry run sees those of
+// the next request and takes none.
 func (r *Router) take(d *question) {
+	c := &d.run.Request.Chances
 	switch {
 	case d.taken:
 		return
 	case d.dry:
-		d.chances = [2]chance{{turn: r.turns[0].Load()}, {turn: r.turns[1].Load()}}
+		c[0].Turn, c[1].Turn = r.turns[0].Load(), r.turns[1].Load()
 	default:
-		d.chances = [2]chance{{turn: r.turns[0].Add(1) - 1}, {turn: r.turns[1].Add(1) - 1}}
+		c[0].Turn, c[1].Turn = r.turns[0].Add(1)-1, r.turns[1].Add(1)-1
 	}
-	d.chances[0].draw, d.chances[1].draw = r.rng.pair(!d.dry)
+	c[0].Draw, c[1].Draw = r.rng.pair(!d.dry)
 	d.taken = true
 }
 
-// collect lists the ranks that can do a phase.
-func (r *Router) collect(d *question, p selector.Phase, unit int, in *selector.Input, peers *[]disagg.Peer) {
-	in.Candidates, *peers = in.Candidates[:0], (*peers)[:0]
-	for _, w := range d.list {
-		if can(w, p) {
-			r.candidates(d, w, p, unit, in, peers)
-		}
+// Load is for decide.Seen.
+func (d *question) Load(k *workers.Rank) (l ledger.Load, residentBlocks int) {
+	if s, ok := d.r.index.RankStats(kvindex.Rank(k.Slot)); ok {
+		residentBlocks = int(s.Blocks)
 	}
+	return d.r.ledger.Load(k), residentBlocks
 }
 
-func can(w *workers.Worker, p selector.Phase) bool {
-	if p == selector.Prefill {
-		return w.Role.CanPrefill()
-	}
-	return w.Role.CanDecode()
-}
-
-// ejected reports whether nothing but its ejection keeps a worker from use.
-func ejected(w *workers.Worker) bool {
-	return !w.State.Draining() && w.State.Condition().Health == workers.Ejected
-}
-
-// readmit brings ejected workers back when a phase has nobody else. It reports
-// whether it did.
-func (r *Router) readmit(d *question, p selector.Phase, in *selector.Input) (changed bool) {
-	for i := range in.Candidates {
-		if in.Candidates[i].KeptOut == "" {
-			return false
-		}
-	}
-	for _, w := range d.list {
-		if pin := d.pin(p); d.dry || pin != "" && pin != w.Name {
-			continue
-		}
-		if ok, _ := w.State.Usable(); ok || !can(w, p) || !ejected(w) {
-			continue
-		}
-		if _, out := d.history.Banned(w.State, p); out {
-			continue
-		}
-		r.outliers.Last(w)
-		changed = true
-	}
-	return changed
-}
-
-// pin is the worker that was asked for; "" for any.
-func (d *question) pin(p selector.Phase) string {
-	if p == selector.Prefill {
-		return d.pinPrefill
-	}
-	return d.pinDecode
-}
-
-// candidates adds the ranks of a worker to a phase.
-func (r *Router) candidates(d *question, w *workers.Worker, p selector.Phase, unit int, in *selector.Input, peers *[]disagg.Peer) {
-	excluded := ""
-	if ok, why := w.State.Usable(); !ok {
-		excluded = why
-	}
-	why, tried := d.history.Banned(w.State, p)
-	if tried {
-		excluded = why
-	}
-	if pin := d.pin(p); pin != "" && w.Name != pin && excluded == "" {
-		excluded = "another worker was asked for"
-	}
-	size := d.settings.blockOf(w)
-	for _, k := range w.Ranks {
-		c := decision.Candidate{Rank: k.Label, Slot: k.Slot, KeptOut: excluded, Tried: tried}
-		if p == selector.Decode && d.pinRank >= 0 && k.DP != d.pinRank && c.KeptOut == "" {
-			c.KeptOut = "another rank was asked for"
-		}
-		c.OverlapBlocks = r.overlapOf(d, k, size) / unit
-		l := r.ledger.Load(k)
-		fillLoad(&c, k, l)
-		c.ResidentBlocks = r.residentBlocks(k)
-		if w.KVBlocks > 0 && w.BlockSize > 0 {
-			c.KVBlocks = w.KVBlocks * w.BlockSize / unit
-		}
-		in.Candidates = append(in.Candidates, c)
-		*peers = append(*peers, disagg.Peer{Worker: w, Rank: k})
-	}
-}
-
-func fillLoad(c *decision.Candidate, k *workers.Rank, l ledger.Load) {
-	c.ActiveRequests, c.PrefillTokens, c.DecodeBlocks = l.Requests, l.PrefillTokens, l.DecodeBlocks
-	c.FreshTokens, c.LastTurn, c.KVUsage = l.Fresh, l.LastTurn, -1
-	if e := k.Load(); e != nil && e.Told() {
-		c.HasLoad = true
-		c.Running, c.Waiting, c.KVUsage = max(0, e.Running), max(0, e.Waiting), e.KVUsage
-	}
-}
-
-// overlapOf is how many leading tokens of the prompt a rank is known, or where
-// its engine tells no events is guessed, to hold.
-func (r *Router) overlapOf(d *question, k *workers.Rank, size int) int {
+// Overlap is for decide.Seen: how many leading tokens of the prompt a rank is
+// known, or where its engine tells no events is guessed, to hold.
+func (d *question) Overlap(w *workers.Worker, k *workers.Rank) int {
 	slot := kvindex.Rank(k.Slot)
 	if d.chunked {
 		if d.used == 0 {
@@ -461,22 +351,16 @@ func (r *Router) overlapOf(d *question, k *workers.Rank, size int) int {
 		}
 		return d.ranked.overlaps[0].guess.Depth(slot) * d.views[0].blockSize
 	}
+	size := d.settings.blockOf(w)
 	for i := range d.views[:d.used] {
 		if d.views[i].blockSize != size {
 			continue
 		}
 		o := &d.ranked.overlaps[i]
-		if r.fleet.Fed(k) {
-			return r.feeds.Usable(slot, o.exact.Depth(slot)) * size
+		if d.r.fleet.Fed(k) {
+			return d.r.feeds.Usable(slot, o.exact.Depth(slot)) * size
 		}
 		return o.guess.Depth(slot) * size
-	}
-	return 0
-}
-
-func (r *Router) residentBlocks(k *workers.Rank) int {
-	if s, ok := r.index.RankStats(kvindex.Rank(k.Slot)); ok {
-		return int(s.Blocks)
 	}
 	return 0
 }

@@ -99,16 +99,16 @@ func BenchmarkDecision(b *testing.B) {
 				d.settings, d.fleet, d.model = r.settings.Load(), r.registry.Snapshot(), "bench"
 				d.list = d.fleet.Model("bench")
 				d.prompt = prompt.Prompt{IDs: ids, ISL: len(ids), Source: disagg.FromIDs}
-				facts := disagg.Facts{Kind: api.Completion, Splittable: true, ISL: len(ids), Source: disagg.FromIDs, N: 1, Prompts: 1, MaxTokens: 16, TokenIDs: ids}
+				d.run.Request.Facts = disagg.Facts{Kind: api.Completion, Splittable: true, ISL: len(ids), Source: disagg.FromIDs, N: 1, Prompts: 1, MaxTokens: 16, TokenIDs: ids}
 				r.hash(&d, &v)
-				r.decide(&d, facts, "", 0)
+				r.decide(&d)
 			}
 			one()
 			if n := testing.AllocsPerRun(10, one); n != 0 {
 				b.Errorf("%v allocations for a decision", n)
 			}
-			if d.plan.Err != nil || d.plan.CachedTokens == 0 || len(d.in.Decode.Candidates)+len(d.in.Prefill.Candidates) < ranks {
-				b.Fatalf("not the decision to measure: %+v", d.plan)
+			if d.run.Plan.Err != nil || d.run.Plan.CachedTokens == 0 || len(d.run.In.Decode.Candidates)+len(d.run.In.Prefill.Candidates) < ranks {
+				b.Fatalf("not the decision to measure: %+v", d.run.Plan)
 			}
 			b.ReportAllocs()
 			start := cpuTime(b)
@@ -137,11 +137,12 @@ func BenchmarkObserved(b *testing.B) {
 			x.d.settings, x.d.fleet, x.d.model = r.settings.Load(), r.registry.Snapshot(), "bench"
 			x.d.list = x.d.fleet.Model("bench")
 			x.d.prompt = prompt.Prompt{ISL: 256, Source: disagg.FromEstimate}
-			r.decide(&x.d, facts, "", 0)
-			if x.d.plan.Err != nil {
-				b.Fatal(x.d.plan.Err)
+			x.d.run.Request.Facts = facts
+			r.decide(&x.d)
+			if x.d.run.Plan.Err != nil {
+				b.Fatal(x.d.run.Plan.Err)
 			}
-			peer := x.d.in.DecodePeers[x.d.plan.DecodeIndex]
+			peer := x.d.run.In.DecodePeers[x.d.run.Plan.DecodeIndex]
 			x.answer = answerFacts{finish: "stop", prompt: 256, completion: 16}
 			b.ReportAllocs()
 			start := cpuTime(b)

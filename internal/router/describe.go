@@ -22,7 +22,7 @@ type facts struct{ *Router }
 func (r facts) Settings() state.Settings {
 	s := r.settings.Load()
 	return state.Settings{
-		Revision: s.revision, Policy: s.Routing.Policy, Prefill: string(s.routing.prefill), Decode: string(s.routing.decode),
+		Revision: s.revision, Policy: s.Routing.Policy, Prefill: string(s.routing.Prefill), Decode: string(s.routing.Decode),
 		Threshold: s.Routing.Threshold, ThresholdOn: s.Routing.ThresholdOn, PrefillFallback: s.Routing.PrefillFallback, Tokenizer: s.Tokens.Tokenizer,
 	}
 }
@@ -87,13 +87,14 @@ func (r *Router) dryRun(ctx context.Context, in admin.RouteRequest) (*receipt.Re
 	if err := x.findModel(); err != nil {
 		return nil, err
 	}
-	if x.force, err = disagg.ParseForce(in.Path); err != nil {
+	q := &x.d.run.Request
+	if q.Force, err = disagg.ParseForce(in.Path); err != nil {
 		return nil, api.BadRequest("path", "%v", err)
 	}
-	x.session = selector.HashSession(in.Session)
+	q.Session = selector.HashSession(in.Session)
 	x.findSession()
 	x.findPrompt()
-	r.decide(&x.d, x.facts, x.force, x.session)
+	r.decide(&x.d)
 	c := &receipt.Receipt{
 		Schema: receipt.Schema, ID: "dry-run", Time: x.start, Endpoint: ep.Kind.String(), Model: x.model, Stream: x.view.Stream, ConfigRevision: x.d.settings.revision,
 		Legs: []receipt.Leg{}, Outcome: receipt.Outcome{PromptTokens: -1, CachedTokens: -1, CompletionTokens: -1, TTFTMS: -1, E2EMS: -1},
@@ -101,7 +102,7 @@ func (r *Router) dryRun(ctx context.Context, in admin.RouteRequest) (*receipt.Re
 	if x.d.prompt.Note != "" {
 		c.Note(x.d.prompt.Note)
 	}
-	fillPlan(c, &x.d, x.d.plan.Reason)
+	fillPlan(c, &x.d, x.d.run.Plan.Reason)
 	return c, nil
 }
 

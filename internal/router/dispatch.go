@@ -14,6 +14,7 @@ import (
 
 	"github.com/dynctl/dynctl/internal/router/api"
 	"github.com/dynctl/dynctl/internal/router/attempt"
+	"github.com/dynctl/dynctl/internal/router/decide"
 	"github.com/dynctl/dynctl/internal/router/disagg"
 	"github.com/dynctl/dynctl/internal/router/eventlog"
 	"github.com/dynctl/dynctl/internal/router/ledger"
@@ -94,7 +95,7 @@ func (x *exchange) dispatch() error {
 // excuse takes back what has been counted against engines that broke on a
 // request that failed in the end, when that is as likely the request's fault.
 func (x *exchange) excuse() {
-	blamed := attempt.Blamed(&x.d.history)
+	blamed := attempt.Blamed(&x.d.run.History)
 	if len(blamed) == 0 {
 		return
 	}
@@ -121,21 +122,21 @@ func (x *exchange) attempts() error {
 		if x.attempt > 1 {
 			x.look()
 		}
-		x.r.decide(d, x.facts, x.force, x.session)
+		x.r.decide(d)
 		x.record()
-		if d.plan.Err != nil {
+		if d.run.Plan.Err != nil {
 			missing := selector.Decode
-			if errors.Is(d.plan.Err, disagg.ErrNoPrefill) {
+			if errors.Is(d.run.Plan.Err, decide.ErrNoPrefill) {
 				missing = selector.Prefill
 			}
-			if next := attempt.AfterNoChoice(&d.history, missing); next.Step == attempt.Recall {
-				d.history.Bans = next.Bans
+			if next := attempt.AfterNoChoice(&d.run.History, missing); next.Step == attempt.Recall {
+				d.run.History.Bans = next.Bans
 				continue
 			}
 			if last != nil {
 				return last // why the workers are banned says more
 			}
-			return planError(&d.in, &d.plan)
+			return planError(&d.run.In, &d.run.Plan)
 		}
 		d.settled()
 		err := x.carryOut()
@@ -168,14 +169,14 @@ func (x *exchange) again(err error) bool {
 	if !errors.As(err, &f) {
 		return false
 	}
-	h := &d.history
+	h := &d.run.History
 	told := f.told()
 	told.Admission = *x.admission(f.phase)
 	h.Add(told)
 	policy := attempt.Settings{
-		Attempts: s.Retry.Attempts, LocalPrefill: s.Routing.PrefillFallback == "local" && d.in.ServesAlone(), LocalWithoutParams: s.Routing.MissingParams == "local",
+		Attempts: s.Retry.Attempts, LocalPrefill: s.Routing.PrefillFallback == "local" && d.run.In.ServesAlone(), LocalWithoutParams: s.Routing.MissingParams == "local",
 	}
-	prefills := d.prefills()
+	prefills := d.run.Prefills()
 	next := attempt.AfterFailure(h, policy, prefills, true)
 	if next.Budgeted && !r.budget.take(time.Now(), s.Retry.Budget) {
 		next = attempt.AfterFailure(h, policy, prefills, false)
@@ -190,7 +191,7 @@ func (x *exchange) again(err error) bool {
 	case next.Step == attempt.FallBack:
 		// The decode rank prefills by itself, visibly.
 		h.Local, d.fallback = true, f.reason
-		x.force, x.held = disagg.ForceLocal, nil
+		d.run.Request.Force, x.held = disagg.ForceLocal, nil
 		x.note(fmt.Sprintf("fallback to local prefill: %v", f))
 	case next.Free && f.reason != attempt.Stale: // nothing was sent
 	default:
@@ -211,19 +212,8 @@ func (f *failure) told() attempt.Failure {
 	return t
 }
 
-// prefills are the workers that could prefill but for their bans. An ejected
-// one comes back when there is nobody else.
-func (d *question) prefills() (list []*workers.State) {
-	for _, w := range d.list {
-		if ok, _ := w.State.Usable(); w.Role.CanPrefill() && (ok || ejected(w)) {
-			list = append(list, w.State)
-		}
-	}
-	return list
-}
-
-func planError(in *disagg.Input, p *disagg.Plan) error {
-	if errors.Is(p.Err, disagg.ErrWhole) {
+func planError(in *decide.Input, p *decide.Plan) error {
+	if errors.Is(p.Err, decide.ErrWhole) {
 		return &api.Error{
 			Status: http.StatusBadRequest, Code: api.CodeInvalidRequest, Err: p.Err,
 			Message: fmt.Sprintf("%v (%s); change the request, or add a worker that both prefills and decodes", p.Err, p.Reason),
@@ -231,7 +221,7 @@ func planError(in *disagg.Input, p *disagg.Plan) error {
 	}
 	e := &api.Error{Status: http.StatusServiceUnavailable, RetryAfter: time.Second, Err: p.Err}
 	phase, ranks := &p.Decode, &in.Decode
-	if errors.Is(p.Err, disagg.ErrNoPrefill) {
+	if errors.Is(p.Err, decide.ErrNoPrefill) {
 		phase, ranks = &p.Prefill, &in.Prefill
 		e.Code, e.Message = api.CodeNoPrefillWorker, "no prefill worker can take the request"
 	} else {
@@ -261,34 +251,31 @@ func planError(in *disagg.Input, p *disagg.Plan) error {
 // stream.
 func (x *exchange) carryOut() error {
 	r, d := x.r, &x.d
-	p := &d.plan
-	decode := d.in.DecodePeers[p.DecodeIndex]
+	p := &d.run.Plan
+	decode := d.run.In.DecodePeers[p.DecodeIndex]
 	x.path = string(p.Path)
 	if !x.admit(selector.Decode, decode.Worker) {
 		return &failure{phase: selector.Decode, worker: decode.Worker, reason: attempt.Ejected, retry: true, err: errors.New("the worker is ejected")}
 	}
-	claim := ledger.Claim{ContextTokens: d.prompt.ISL, BlockSize: d.in.Decode.BlockSize, LoadTokens: p.EffISL}
-	if p.Path == disagg.Local {
-		claim.PrefillTokens, claim.LoadTokens = p.EffISL, 0
-	}
+	claim, prefill := d.run.Claims()
 	held := r.ledger.Reserve(decode.Rank, claim)
 	defer func() {
 		if x.flow.resp == nil { // else it goes on
 			held.Release()
 		}
 	}()
-	if p.Path == disagg.Local {
+	if p.Path == decide.Local {
 		r.sent(d, decode.Worker, decode.Rank, time.Now())
 		return x.decodeLeg(x.ctx, decode, held, x.edit(nil, decode, selector.Decode), nil)
 	}
-	return x.remote(decode, held)
+	return x.remote(decode, held, prefill)
 }
 
 // remote carries out a plan with remote prefill.
-func (x *exchange) remote(decode disagg.Peer, held *ledger.Reservation) error {
+func (x *exchange) remote(decode disagg.Peer, held *ledger.Reservation, claim ledger.Claim) error {
 	r, d := x.r, &x.d
-	p := &d.plan
-	prefill := d.in.PrefillPeers[p.PrefillIndex]
+	p := &d.run.Plan
+	prefill := d.run.In.PrefillPeers[p.PrefillIndex]
 	if !x.admit(selector.Prefill, prefill.Worker) {
 		x.report(selector.Decode, health.Canceled)
 		return &failure{phase: selector.Prefill, worker: prefill.Worker, reason: attempt.Ejected, retry: true, err: errors.New("the worker is ejected")}
@@ -300,7 +287,7 @@ func (x *exchange) remote(decode disagg.Peer, held *ledger.Reservation) error {
 		return &failure{phase: selector.Prefill, worker: prefill.Worker, reason: "no_connector", err: fmt.Errorf("unknown connector %q", p.Connector)}
 	}
 	transfer, err := connector.Begin(disagg.Dispatch{
-		RequestID: x.id, Facts: x.facts, Prefill: prefill, Decode: decode,
+		RequestID: x.id, Facts: d.run.Request.Facts, Prefill: prefill, Decode: decode,
 		Check: cmp.Or(prefill.Worker.TransferCheck, workers.TransferCheck(d.settings.Routing.TransferCheck)),
 	})
 	if err != nil {
@@ -311,9 +298,9 @@ func (x *exchange) remote(decode disagg.Peer, held *ledger.Reservation) error {
 	r.sent(d, prefill.Worker, prefill.Rank, time.Now())
 	r.sent(d, decode.Worker, decode.Rank, time.Now())
 	if transfer.Mode() == disagg.Concurrent {
-		return x.concurrent(transfer, prefill, decode, held)
+		return x.concurrent(transfer, prefill, claim, decode, held)
 	}
-	if err := x.prefillLeg(x.ctx, transfer, prefill); err != nil {
+	if err := x.prefillLeg(x.ctx, transfer, prefill, claim); err != nil {
 		x.report(selector.Decode, health.Canceled) // nothing was sent to it
 		return err
 	}
@@ -334,7 +321,7 @@ func (x *exchange) remote(decode disagg.Peer, held *ledger.Reservation) error {
 // concurrent sends both legs at once. The failure of one cancels the other,
 // except that a decode leg that has begun to answer has the KV it needs. The
 // prefill leg is joined whatever happens, a panic of the decode leg included.
-func (x *exchange) concurrent(t *disagg.Transfer, prefill, decode disagg.Peer, held *ledger.Reservation) error {
+func (x *exchange) concurrent(t *disagg.Transfer, prefill disagg.Peer, claim ledger.Claim, decode disagg.Peer, held *ledger.Reservation) error {
 	edits, err := t.DecodeEdits()
 	if err != nil {
 		x.report(selector.Decode, health.Canceled)
@@ -349,7 +336,7 @@ func (x *exchange) concurrent(t *disagg.Transfer, prefill, decode disagg.Peer, h
 	decodeBody := x.edit(edits, decode, selector.Decode)
 	go func() {
 		defer close(done)
-		if err := x.guarded(func() error { return x.prefillLeg(pctx, t, prefill) }); err != nil && !x.begun.Load() {
+		if err := x.guarded(func() error { return x.prefillLeg(pctx, t, prefill, claim) }); err != nil && !x.begun.Load() {
 			stopDecode(err)
 		}
 	}()
@@ -435,9 +422,9 @@ func (x *exchange) leg(phase selector.Phase, p disagg.Peer, body [][]byte, headT
 
 // prefillLeg runs the prefill and judges its answer. The error is a *failure,
 // or an answer that the client shall get (4xx).
-func (x *exchange) prefillLeg(ctx context.Context, t *disagg.Transfer, p disagg.Peer) (err error) {
+func (x *exchange) prefillLeg(ctx context.Context, t *disagg.Transfer, p disagg.Peer, claim ledger.Claim) (err error) {
 	r, s := x.r, x.d.settings
-	held := r.ledger.Reserve(p.Rank, ledger.Claim{PrefillTokens: x.d.prompt.ISL - x.d.plan.PrefillCached, BlockSize: x.d.in.Prefill.BlockSize})
+	held := r.ledger.Reserve(p.Rank, claim)
 	defer held.Release()
 	leg := x.leg(selector.Prefill, p, x.edit(t.PrefillEdits(), p, selector.Prefill), s.Timeouts.Prefill)
 	record := x.beginLeg(selector.Prefill, p, leg)
@@ -506,7 +493,7 @@ func (x *exchange) legFailed(phase selector.Phase, w *workers.Worker, err error)
 		return f
 	}
 	f.reason = string(u.Kind)
-	if u.Stale() && x.d.history.MayBeStale(phase) {
+	if u.Stale() && x.d.run.History.MayBeStale(phase) {
 		x.report(phase, health.Canceled)
 		f.reason, f.retry = attempt.Stale, true
 		return f

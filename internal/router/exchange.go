@@ -43,11 +43,8 @@ type exchange struct {
 	view api.View
 	// asked is the model in the client's words, model in the engines'.
 	asked, model string
-	force        disagg.Force
-	session      uint64
 
-	d     question
-	facts disagg.Facts
+	d question
 
 	// dry asks what would be done, and does nothing.
 	dry      bool
@@ -141,7 +138,7 @@ var (
 // for another attempt: the request's body, its ids and hashes. No leg may run
 // beside the stream.
 func (x *exchange) slim() {
-	x.facts.TokenIDs, x.d.prompt.IDs = nil, nil
+	x.d.run.Request.Facts.TokenIDs, x.d.prompt.IDs = nil, nil
 	x.d.giveHashes()
 	if x.body != nil {
 		x.body.Release()
@@ -363,7 +360,7 @@ func (x *exchange) resolve() error {
 		}
 	}
 	if h := s.Routing.SessionHeader; h != "" {
-		x.session = selector.HashSession(x.req.Header.Get(h))
+		x.d.run.Request.Session = selector.HashSession(x.req.Header.Get(h))
 	}
 	x.findSession()
 	return x.pinResponse()
@@ -390,11 +387,11 @@ func (x *exchange) findModel() error {
 // findSession takes the session from the body where nothing else named one.
 func (x *exchange) findSession() {
 	f := x.d.settings.Routing.SessionField
-	if x.session != 0 || f == "" || x.ep.Body != api.JSONBody {
+	if x.d.run.Request.Session != 0 || f == "" || x.ep.Body != api.JSONBody {
 		return
 	}
 	if v, ok := x.view.String(f); ok {
-		x.session = selector.HashSession(v)
+		x.d.run.Request.Session = selector.HashSession(v)
 	}
 }
 
@@ -434,15 +431,15 @@ func (x *exchange) noModel() error {
 
 // steer reads the headers by which a client may choose, when allowed.
 func (x *exchange) steer() error {
-	h, d := x.req.Header, &x.d
+	h, d, q := x.req.Header, &x.d, &x.d.run.Request
 	var err error
-	if x.force, err = disagg.ParseForce(h.Get("X-Dynctl-Path")); err != nil {
+	if q.Force, err = disagg.ParseForce(h.Get("X-Dynctl-Path")); err != nil {
 		return &api.Error{Status: http.StatusBadRequest, Code: api.CodeInvalidRequest, Param: "X-Dynctl-Path", Message: "header X-Dynctl-Path: " + err.Error()}
 	}
 	for _, p := range []struct {
 		header string
 		pin    *string
-	}{{"X-Dynctl-Worker", &d.pinDecode}, {"X-Dynctl-Prefill-Worker", &d.pinPrefill}} {
+	}{{"X-Dynctl-Worker", &q.Pin.Decode}, {"X-Dynctl-Prefill-Worker", &q.Pin.Prefill}} {
 		name := h.Get(p.header)
 		if name == "" {
 			continue
@@ -457,7 +454,7 @@ func (x *exchange) steer() error {
 		if err != nil || n < 0 {
 			return &api.Error{Status: http.StatusBadRequest, Code: api.CodeInvalidRequest, Param: "X-data-parallel-rank", Message: fmt.Sprintf("header X-data-parallel-rank: %q is not a rank", api.Clip(v))}
 		}
-		d.pinRank = n
+		q.Pin.HasRank, q.Pin.Rank = true, n
 	}
 	return nil
 }
@@ -476,7 +473,7 @@ func (x *exchange) pinResponse() error {
 		return nil
 	}
 	if name, ok := x.r.sticky.get(id); ok {
-		x.d.pinDecode = name
+		x.d.run.Request.Pin.Decode = name
 		return nil
 	}
 	able := 0
@@ -519,9 +516,12 @@ func (x *exchange) findPrompt() {
 		}
 	}
 	d.took.tokenize = time.Since(now)
-	r.metrics.Tokenized(string(d.prompt.Source))
+	if !x.dry {
+		r.metrics.Tokenized(string(d.prompt.Source))
+	}
 	r.hash(d, v)
-	x.facts = disagg.Facts{
+	f := &d.run.Request.Facts
+	*f = disagg.Facts{
 		Kind: x.ep.Kind, Splittable: x.ep.Splittable && x.ep.Body == api.JSONBody,
 		ISL: d.prompt.ISL, Source: d.prompt.Source,
 		N: int(max(1, v.N)), Prompts: v.Prompts(), Multimodal: v.Multimodal,
@@ -530,11 +530,11 @@ func (x *exchange) findPrompt() {
 		Logprobs: v.Logprobs, Echo: v.Echo, TokenIDs: d.prompt.IDs,
 		Truncated: d.prompt.Truncated, StreamUsage: v.Stream && v.IncludeUsage,
 	}
-	if x.facts.Splittable {
-		x.facts.Continues, x.facts.ServerTools, x.facts.ThinkingBudget = v.Continues(), v.ServerTools(), v.ThinkingBudget()
+	if f.Splittable {
+		f.Continues, f.ServerTools, f.ThinkingBudget = v.Continues(), v.ServerTools(), v.ThinkingBudget()
 	}
 	if x.ep.Body != api.JSONBody {
-		x.facts.MaxTokens, x.facts.MinTokens = -1, -1
+		f.MaxTokens, f.MinTokens = -1, -1
 	}
 }
 

@@ -892,6 +892,21 @@ func TestPassiveEjection(t *testing.T) {
 	if r.touched("aggregated-1") != before+1 {
 		t.Error("the good worker did not get the request")
 	}
+	// Whoever asks what would be done while the good one drains is told what a
+	// request would get, and brings nobody back.
+	if _, err := r.Admin.DrainWorker(t.Context(), "aggregated-1"); err != nil {
+		t.Fatal(err)
+	}
+	dry, err := r.Admin.Route(t.Context(), adminRoute(ids(20, 98), ""))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := gjson.GetBytes(dry.Receipt, "decode.chosen").String(); got != "aggregated-0/dp0" || len(r.events("outlier_reinstated")) != 0 {
+		t.Errorf("a dry run chooses %q; brought back: %+v", got, r.events("outlier_reinstated"))
+	}
+	if _, err := r.Admin.ResumeWorker(t.Context(), "aggregated-1"); err != nil {
+		t.Fatal(err)
+	}
 	// The other one dies: a bad worker is better than none, and this one has
 	// recovered meanwhile.
 	if err := bad.SetFaults(fault.Set{}); err != nil {

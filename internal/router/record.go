@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/dynctl/dynctl/internal/router/api"
+	"github.com/dynctl/dynctl/internal/router/decide"
 	"github.com/dynctl/dynctl/internal/router/decision"
 	"github.com/dynctl/dynctl/internal/router/disagg"
 	"github.com/dynctl/dynctl/internal/router/receipt"
@@ -19,9 +20,9 @@ import (
 // record writes the newest plan into the receipt and the metrics.
 func (x *exchange) record() {
 	r, d := x.r, &x.d
-	p := &d.plan
+	p := &d.run.Plan
 	reason := p.Reason
-	if d.history.Local && reason == decision.ReasonForcedLocal {
+	if d.run.History.Local && reason == decision.ReasonForcedLocal {
 		reason = decision.ReasonFallback
 		if d.fallback == string(decision.ReasonEnded) {
 			reason = decision.ReasonEnded
@@ -43,7 +44,7 @@ func (x *exchange) record() {
 	})
 	if p.Err == nil {
 		r.metrics.Decision(string(p.Path), string(reason))
-		if p.Path == disagg.Remote {
+		if p.Path == decide.Remote {
 			r.traffic.Remote.Add(1)
 		} else {
 			r.traffic.Local.Add(1)
@@ -53,9 +54,9 @@ func (x *exchange) record() {
 			r.metrics.Fallback(string(reason))
 		}
 	}
-	for _, in := range [...]*selector.Input{&d.in.Decode, &d.in.Prefill} {
+	for _, in := range [...]*selector.Input{&d.run.In.Decode, &d.run.In.Prefill} {
 		name := "decode"
-		if in == &d.in.Prefill {
+		if in == &d.run.In.Prefill {
 			name = "prefill"
 		}
 		for i := range in.Candidates {
@@ -65,7 +66,7 @@ func (x *exchange) record() {
 		}
 	}
 	if r.opts.Observer.Decision != nil {
-		rec := DecisionRecord{Tokens: d.prompt.IDs, Approximate: d.chunked, Attempt: x.attempt, Asked: d.asked, Input: &d.in, Plan: p}
+		rec := DecisionRecord{Tokens: d.prompt.IDs, Approximate: d.chunked, Attempt: x.attempt, Asked: d.asked, Input: &d.run.In, Plan: p}
 		if d.used > 0 {
 			rec.Locals, rec.BlockSize = d.views[0].locals, d.views[0].blockSize
 		}
@@ -89,19 +90,20 @@ func (x *exchange) observeStages() {
 
 // fillPlan copies a plan and what it was made from into a receipt.
 func fillPlan(c *receipt.Receipt, q *question, reason decision.Reason) {
-	q.plan.Fill(&c.Decision, &q.in, c.Candidates())
+	p := &q.run.Plan
+	p.Fill(&c.Decision, &q.run.In, c.Candidates())
 	if q.used > 0 {
 		c.Inputs.HashedBlocks = len(q.views[0].locals)
 	}
 	c.Inputs.Approximate = q.chunked
-	if reason == q.plan.Reason {
+	if reason == p.Reason {
 		return
 	}
 	c.Reason = string(reason)
-	if q.plan.Err == nil && reason == decision.ReasonFallback {
+	if p.Err == nil && reason == decision.ReasonFallback {
 		c.ReasonText = "remote prefill failed (" + q.fallback + "); the decode rank prefills by itself"
-	} else if q.plan.Err == nil {
-		c.ReasonText = (&disagg.Plan{Reason: reason}).Words(&q.in)
+	} else if p.Err == nil {
+		c.ReasonText = (&decide.Plan{Reason: reason}).Words(&q.run.In)
 	}
 }
 
@@ -232,11 +234,11 @@ func (x *exchange) outcome(c *receipt.Receipt, status int, e *api.Error, took ti
 	if e != nil {
 		o.ErrorCode, o.Error = string(e.Code), e.Error()
 	}
-	p := &x.d.plan
+	p := &x.d.run.Plan
 	// An engine that counts transferred tokens as cached and reports fewer
 	// than were sent has computed them again. NIXL's do not count them; the
 	// watch on the engine's own counters is for those.
-	if e == nil && p.Path == disagg.Remote && a.cached >= 0 && countsTransfers(p) && a.cached+c.Inputs.BlockSize < p.Remote.Transfer {
+	if e == nil && p.Path == decide.Remote && a.cached >= 0 && countsTransfers(p) && a.cached+c.Inputs.BlockSize < p.Remote.Transfer {
 		o.SilentRecompute = true
 	}
 	if e == nil {
@@ -249,7 +251,7 @@ func (x *exchange) outcome(c *receipt.Receipt, status int, e *api.Error, took ti
 
 // settle adds the engine's figures of a good request to the router's.
 func (r *Router) settle(x *exchange, c *receipt.Receipt) {
-	a, p, t := &x.answer, &x.d.plan, &r.traffic
+	a, p, t := &x.answer, &x.d.run.Plan, &r.traffic
 	if a.prompt >= 0 {
 		t.Prompt.Add(uint64(a.prompt))
 	}
@@ -277,7 +279,7 @@ func (r *Router) settle(x *exchange, c *receipt.Receipt) {
 		r.metrics.InterToken(x.model, gap)
 	}
 	if c.Outcome.SilentRecompute {
-		r.recomputed(x.d.in.DecodePeers[p.DecodeIndex].Worker.Name, 1)
+		r.recomputed(x.d.run.In.DecodePeers[p.DecodeIndex].Worker.Name, 1)
 	}
 	if a.finish != "error" {
 		x.decodeBegan(time.Now())
@@ -287,12 +289,12 @@ func (r *Router) settle(x *exchange, c *receipt.Receipt) {
 // decodeBegan tells the watch on recomputed prompts, once, that the decode rank
 // has made a token of a remote plan: what it loaded, it has counted by then.
 func (x *exchange) decodeBegan(now time.Time) {
-	a, p := &x.answer, &x.d.plan
-	if a.begun || p.Path != disagg.Remote || p.DecodeIndex < 0 || countsTransfers(p) || p.Remote.Transfer < x.d.in.Decode.BlockSize {
+	a, p := &x.answer, &x.d.run.Plan
+	if a.begun || p.Path != decide.Remote || p.DecodeIndex < 0 || countsTransfers(p) || p.Remote.Transfer < x.d.run.In.Decode.BlockSize {
 		return
 	}
 	a.begun = true
-	x.r.compute.Answered(x.d.in.DecodePeers[p.DecodeIndex].Rank, p.Remote.Transfer, a.sent, now)
+	x.r.compute.Answered(x.d.run.In.DecodePeers[p.DecodeIndex].Rank, p.Remote.Transfer, a.sent, now)
 }
 
 // failed tells that a worker failed a leg of the request.
@@ -305,4 +307,4 @@ func (x *exchange) failed(phase selector.Phase, w *workers.Worker, reason string
 
 // countsTransfers reports whether engines count tokens that came over the
 // plan's connector among the cached tokens of usage.
-func countsTransfers(p *disagg.Plan) bool { return p.Connector == workers.ConnectorSharedStorage }
+func countsTransfers(p *decide.Plan) bool { return p.Connector == workers.ConnectorSharedStorage }

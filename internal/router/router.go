@@ -26,7 +26,7 @@ import (
 
 	"github.com/dynctl/dynctl/internal/router/admission"
 	"github.com/dynctl/dynctl/internal/router/approx"
-	"github.com/dynctl/dynctl/internal/router/disagg"
+	"github.com/dynctl/dynctl/internal/router/decide"
 	"github.com/dynctl/dynctl/internal/router/eventlog"
 	"github.com/dynctl/dynctl/internal/router/follower"
 	"github.com/dynctl/dynctl/internal/router/kvfeed"
@@ -89,8 +89,8 @@ type DecisionRecord struct {
 	Attempt     int
 	// Asked is when the index was about to be asked.
 	Asked time.Time
-	Input *disagg.Input
-	Plan  *disagg.Plan
+	Input *decide.Input
+	Plan  *decide.Plan
 }
 
 // Router is the router. Make it with New, run it with Run.

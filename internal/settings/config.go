@@ -12,7 +12,7 @@ import (
 	"net/netip"
 	"time"
 
-	"github.com/dynctl/dynctl/internal/router/disagg"
+	"github.com/dynctl/dynctl/internal/router/decide"
 	"github.com/dynctl/dynctl/internal/router/selector"
 	"github.com/dynctl/dynctl/internal/workers"
 )
@@ -282,15 +282,15 @@ func (r *Routing) Policies() (prefill, decode selector.Policy) {
 }
 
 // Plan is what a plan reads of the settings.
-func (r *Routing) Plan() disagg.Config {
-	return disagg.Config{
-		Threshold: r.Threshold, On: disagg.Measure(r.ThresholdOn), Fallback: disagg.Fallback(r.PrefillFallback),
+func (r *Routing) Plan() decide.Rule {
+	return decide.Rule{
+		Threshold: r.Threshold, On: decide.Measure(r.ThresholdOn), Fallback: decide.Fallback(r.PrefillFallback),
 		PrefillGate: r.PrefillGate, DecodeGate: r.DecodeGate, Connector: workers.Connector(r.Connector),
 	}
 }
 
 // SetPlan is the other direction, for a plan's settings that were recorded.
-func (r *Routing) SetPlan(c disagg.Config) {
+func (r *Routing) SetPlan(c decide.Rule) {
 	r.Threshold, r.ThresholdOn, r.PrefillFallback = c.Threshold, string(c.On), string(c.Fallback)
 	r.PrefillGate, r.DecodeGate, r.Connector = c.PrefillGate, c.DecodeGate, string(c.Connector)
 }

@@ -4,7 +4,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/dynctl/dynctl/internal/router/disagg"
+	"github.com/dynctl/dynctl/internal/router/decide"
 	"github.com/dynctl/dynctl/internal/router/selector"
 	"github.com/dynctl/dynctl/internal/workers"
 )
@@ -62,9 +62,9 @@ var rows = []*Row{
 		Help: "policy for decode ranks, when it differs"},
 	{Key: "routing.threshold", Flag: "routing-threshold", At: func(c *Config) any { return &c.Routing.Threshold }, WhatIf: true,
 		Help: "remote prefill from this many `TOKENS` on; 0 is always remote"},
-	{Key: "routing.threshold_on", Flag: "routing-threshold-on", At: func(c *Config) any { return &c.Routing.ThresholdOn }, Default: string(disagg.OnEffISL), Values: []string{string(disagg.OnEffISL), string(disagg.OnISL)}, WhatIf: true,
+	{Key: "routing.threshold_on", Flag: "routing-threshold-on", At: func(c *Config) any { return &c.Routing.ThresholdOn }, Default: string(decide.OnEffISL), Values: []string{string(decide.OnEffISL), string(decide.OnISL)}, WhatIf: true,
 		Help: "what the threshold counts: eff_isl (uncached tokens) or isl (the whole prompt)"},
-	{Key: "routing.prefill_fallback", Flag: "prefill-fallback", At: func(c *Config) any { return &c.Routing.PrefillFallback }, Default: string(disagg.FallbackLocal), Values: []string{string(disagg.FallbackLocal), string(disagg.FallbackError)}, WhatIf: true,
+	{Key: "routing.prefill_fallback", Flag: "prefill-fallback", At: func(c *Config) any { return &c.Routing.PrefillFallback }, Default: string(decide.FallbackLocal), Values: []string{string(decide.FallbackLocal), string(decide.FallbackError)}, WhatIf: true,
 		Help: "when no prefill worker can be had: local|error"},
 	{Key: "routing.missing_params", Flag: "missing-params", At: func(c *Config) any { return &c.Routing.MissingParams }, Default: "error", Values: []string{"error", "local"},
 		Help: "when a prefill answers without transfer parameters: error|local"},

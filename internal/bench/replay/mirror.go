@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/dynctl/dynctl/internal/router/api"
+	"github.com/dynctl/dynctl/internal/router/decide"
 	"github.com/dynctl/dynctl/internal/router/disagg"
 	"github.com/dynctl/dynctl/internal/router/selector"
 	"github.com/dynctl/dynctl/internal/router/trace"
@@ -15,8 +16,8 @@ import (
 // FillDecision copies what a plan was made from, and the plan, into a trace's
 // decision, reusing the memory of its candidates. What the input does not tell
 // (ids, model, hashes) is left to the caller.
-func FillDecision(d *trace.Decision, in *disagg.Input, p *disagg.Plan) {
-	c, f := &in.Config, &in.Facts
+func FillDecision(d *trace.Decision, in *decide.Input, p *decide.Plan) {
+	c, f := &in.Rule, &in.Facts
 	d.Config = trace.Config{
 		Threshold: c.Threshold, On: string(c.On), Fallback: string(c.Fallback),
 		PrefillGate: c.PrefillGate, DecodeGate: c.DecodeGate, Connector: string(c.Connector),
@@ -32,7 +33,7 @@ func FillDecision(d *trace.Decision, in *disagg.Input, p *disagg.Plan) {
 }
 
 // fillPlan copies the plan alone.
-func fillPlan(d *trace.Decision, in *disagg.Input, p *disagg.Plan) {
+func fillPlan(d *trace.Decision, in *decide.Input, p *decide.Plan) {
 	d.Path, d.Reason, d.EffISL, d.Cached = string(p.Path), string(p.Reason), p.EffISL, p.CachedTokens
 	d.Error, d.DecodeRank, d.PrefillRank = "", "", ""
 	if p.Err != nil {
@@ -41,7 +42,7 @@ func fillPlan(d *trace.Decision, in *disagg.Input, p *disagg.Plan) {
 	if p.DecodeIndex >= 0 {
 		d.DecodeRank = in.Decode.Candidates[p.DecodeIndex].Rank
 	}
-	if p.PrefillIndex >= 0 && p.Path == disagg.Remote {
+	if p.PrefillIndex >= 0 && p.Path == decide.Remote {
 		d.PrefillRank = in.Prefill.Candidates[p.PrefillIndex].Rank
 	}
 }
@@ -64,8 +65,8 @@ func fillPhase(out *trace.Phase, in *selector.Input, peers []disagg.Peer) {
 
 // maker makes decisions again. Its memory is reused.
 type maker struct {
-	in      disagg.Input
-	plan    disagg.Plan
+	in      decide.Input
+	plan    decide.Plan
 	workers map[string]*workers.Worker
 	kinds   map[string]api.Kind
 }
@@ -85,8 +86,8 @@ func (m *maker) load(d *trace.Decision) error {
 		return fmt.Errorf("decision %s: unknown endpoint kind %q", d.ID, d.Facts.Kind)
 	}
 	c, f := &d.Config, &d.Facts
-	m.in.Config = disagg.Config{
-		Threshold: c.Threshold, On: disagg.Measure(c.On), Fallback: disagg.Fallback(c.Fallback),
+	m.in.Rule = decide.Rule{
+		Threshold: c.Threshold, On: decide.Measure(c.On), Fallback: decide.Fallback(c.Fallback),
 		PrefillGate: c.PrefillGate, DecodeGate: c.DecodeGate, Connector: workers.Connector(c.Connector),
 	}
 	m.in.Facts = disagg.Facts{
@@ -132,7 +133,7 @@ func (m *maker) worker(c *trace.Candidate, role workers.Role) *workers.Worker {
 }
 
 // decide makes the plan for the loaded input.
-func (m *maker) decide() *disagg.Plan {
-	disagg.Make(&m.in, &m.plan)
+func (m *maker) decide() *decide.Plan {
+	decide.Choose(&m.in, &m.plan)
 	return &m.plan
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/dynctl/dynctl/internal/bench/replay/workload"
 	"github.com/dynctl/dynctl/internal/router/api"
 	"github.com/dynctl/dynctl/internal/router/blockhash"
+	"github.com/dynctl/dynctl/internal/router/decide"
 	"github.com/dynctl/dynctl/internal/router/decision"
 	"github.com/dynctl/dynctl/internal/router/disagg"
 	"github.com/dynctl/dynctl/internal/router/kvevent"
@@ -106,7 +107,7 @@ func (r *recording) decide(tokens []uint32) {
 	r.p.Overlap(locals, &q)
 	m := newMaker()
 	in := &m.in
-	in.Config = disagg.Config{Threshold: 1 << 20}
+	in.Rule = decide.Rule{Threshold: 1 << 20}
 	in.Facts = disagg.Facts{Kind: api.Completion, ISL: len(tokens), Source: disagg.FromIDs, MaxTokens: 5, Splittable: true}
 	in.Decode = selector.Input{Phase: selector.Decode, Policy: selector.KV, Weights: selector.DefaultWeights(), ISL: len(tokens), BlockSize: testBlock, Draw: r.rng.Uint64(), Turn: uint64(r.made)}
 	in.Prefill = selector.Input{Phase: selector.Prefill, Policy: selector.KV}
@@ -363,9 +364,9 @@ func TestRedecide(t *testing.T) {
 // TestWhatIfReachesTheDecision: every setting that a what-if may name is one of
 // those that a decision is made again with, and none is half set.
 func TestWhatIfReachesTheDecision(t *testing.T) {
-	plan := disagg.Config{Threshold: 5, On: disagg.OnEffISL, Fallback: disagg.FallbackLocal, PrefillGate: 5}
+	plan := decide.Rule{Threshold: 5, On: decide.OnEffISL, Fallback: decide.FallbackLocal, PrefillGate: 5}
 	with := func(list ...Change) string {
-		r := changed(plan, selector.KV, selector.Session, selector.DefaultWeights(), selector.Busy{Waiting: 5}, list)
+		r := changed(decide.Settings{Rule: plan, Decode: selector.KV, Prefill: selector.Session, Weights: selector.DefaultWeights(), Busy: selector.Busy{Waiting: 5}}, list)
 		prefill, decode := r.Policies()
 		return fmt.Sprintf("%+v %s %s %+v %+v", r.Plan(), prefill, decode, r.Weights, r.Busy)
 	}

@@ -5,7 +5,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/dynctl/dynctl/internal/router/disagg"
+	"github.com/dynctl/dynctl/internal/router/decide"
 	"github.com/dynctl/dynctl/internal/router/kvindex"
 	"github.com/dynctl/dynctl/internal/router/selector"
 	"github.com/dynctl/dynctl/internal/router/trace"
@@ -394,7 +394,7 @@ func (v *Verifier) because(r *playRank, c *trace.Candidate, s *seen) string {
 	return text
 }
 
-func (v *Verifier) count(o *openDecision, plan *disagg.Plan, raced, unknown bool, why []string) {
+func (v *Verifier) count(o *openDecision, plan *decide.Plan, raced, unknown bool, why []string) {
 	d, rep := o.d, &v.report
 	var now trace.Decision
 	fillPlan(&now, &v.m.in, plan)
@@ -469,7 +469,7 @@ func costIn(p *trace.Phase, rank string) float64 {
 }
 
 // sameCost reports whether the recorded rank costs as much as the chosen one.
-func (v *Verifier) sameCost(plan *disagg.Plan, rank string) bool {
+func (v *Verifier) sameCost(plan *decide.Plan, rank string) bool {
 	if plan.DecodeIndex < 0 || plan.Decode.Verdict != selector.Chosen {
 		return false
 	}

@@ -11,8 +11,7 @@ import (
 	"strings"
 
 	"github.com/dynctl/dynctl/internal/bench/replay/simulate"
-	"github.com/dynctl/dynctl/internal/router/disagg"
-	"github.com/dynctl/dynctl/internal/router/selector"
+	"github.com/dynctl/dynctl/internal/router/decide"
 	"github.com/dynctl/dynctl/internal/router/trace"
 	"github.com/dynctl/dynctl/internal/settings"
 )
@@ -28,8 +27,8 @@ var wider = map[string]struct {
 	setting string
 	more    func(r *settings.Routing)
 }{
-	"eff_isl": {"threshold", func(r *settings.Routing) { r.ThresholdOn = string(disagg.OnEffISL) }},
-	"isl":     {"threshold", func(r *settings.Routing) { r.ThresholdOn = string(disagg.OnISL) }},
+	"eff_isl": {"threshold", func(r *settings.Routing) { r.ThresholdOn = string(decide.OnEffISL) }},
+	"isl":     {"threshold", func(r *settings.Routing) { r.ThresholdOn = string(decide.OnISL) }},
 	// One policy for both phases.
 	"policy": {"policy", func(r *settings.Routing) { r.PrefillPolicy, r.DecodePolicy = "", "" }},
 }
@@ -75,9 +74,9 @@ func ParseChange(text string) (Change, error) {
 }
 
 // changed are settings of decisions after some changes.
-func changed(plan disagg.Config, decode, prefill selector.Policy, weights selector.Weights, busy selector.Busy, list []Change) *settings.Routing {
-	c := settings.Config{Routing: settings.Routing{Policy: string(decode), PrefillPolicy: string(prefill), Weights: weights, Busy: busy}}
-	c.Routing.SetPlan(plan)
+func changed(s decide.Settings, list []Change) *settings.Routing {
+	c := settings.Config{Routing: settings.Routing{Policy: string(s.Decode), PrefillPolicy: string(s.Prefill), Weights: s.Weights, Busy: s.Busy}}
+	c.Routing.SetPlan(s.Rule)
 	for _, change := range list {
 		change.apply(&c)
 	}
@@ -86,12 +85,9 @@ func changed(plan disagg.Config, decode, prefill selector.Policy, weights select
 
 // ApplyTo changes the settings of a simulated run.
 func ApplyTo(run *simulate.Setup, list []Change) error {
-	r := changed(run.Plan, run.Policy, run.Policy, run.Weights, run.Busy, list)
+	r := changed(run.Settings, list)
 	prefill, decode := r.Policies()
-	if decode != prefill {
-		return errors.New("a simulation has one policy for both phases")
-	}
-	run.Plan, run.Policy, run.Weights, run.Busy = r.Plan(), decode, r.Weights, r.Busy
+	run.Settings.Rule, run.Settings.Prefill, run.Settings.Decode, run.Settings.Weights, run.Settings.Busy = r.Plan(), prefill, decode, r.Weights, r.Busy
 	return nil
 }
 
@@ -150,8 +146,8 @@ func Redecide(ctx context.Context, r *trace.Reader, list []Change) (*Redecision,
 		if err := errors.Join(was.load(d), now.load(d)); err != nil {
 			return nil, &trace.LineError{Name: r.Name(), Line: rec.Line, Byte: rec.Offset, Err: err}
 		}
-		s := changed(now.in.Config, now.in.Decode.Policy, now.in.Prefill.Policy, now.in.Prefill.Weights, now.in.Decode.Busy, list)
-		now.in.Config = s.Plan()
+		s := changed(decide.Settings{Rule: now.in.Rule, Decode: now.in.Decode.Policy, Prefill: now.in.Prefill.Policy, Weights: now.in.Prefill.Weights, Busy: now.in.Decode.Busy}, list)
+		now.in.Rule = s.Plan()
 		now.in.Prefill.Policy, now.in.Decode.Policy = s.Policies()
 		now.in.Decode.Weights, now.in.Prefill.Weights, now.in.Decode.Busy, now.in.Prefill.Busy = s.Weights, s.Weights, s.Busy, s.Busy
 		// A recording from before Settle is left without it, unless the change
@@ -163,20 +159,20 @@ func Redecide(ctx context.Context, r *trace.Reader, list []Change) (*Redecision,
 		out.Decisions++
 		prompt += uint64(max(d.Facts.ISL, 0))
 		hitWas, hitNow = hitWas+uint64(hit(a)), hitNow+uint64(hit(b))
-		if a.Path == disagg.Remote {
+		if a.Path == decide.Remote {
 			remoteWas++
 		}
-		if b.Path == disagg.Remote {
+		if b.Path == decide.Remote {
 			remoteNow++
 		}
 		switch {
 		case a.Err == nil && b.Err != nil:
 			out.Failed++
-		case a.Path == disagg.Remote && b.Path == disagg.Local:
+		case a.Path == decide.Remote && b.Path == decide.Local:
 			out.ToLocal++
-		case a.Path == disagg.Local && b.Path == disagg.Remote:
+		case a.Path == decide.Local && b.Path == decide.Remote:
 			out.ToRemote++
-		case a.DecodeIndex != b.DecodeIndex || a.Path == disagg.Remote && a.PrefillIndex != b.PrefillIndex:
+		case a.DecodeIndex != b.DecodeIndex || a.Path == decide.Remote && a.PrefillIndex != b.PrefillIndex:
 			out.Ranks++
 			if a.DecodeIndex >= 0 && b.DecodeIndex >= 0 {
 				regret += was.in.Decode.Candidates[b.DecodeIndex].Cost - was.in.Decode.Candidates[a.DecodeIndex].Cost
@@ -208,17 +204,17 @@ func Redecide(ctx context.Context, r *trace.Reader, list []Change) (*Redecision,
 }
 
 // hit is the predicted cached tokens of the rank that computes the prompt.
-func hit(p *disagg.Plan) int {
+func hit(p *decide.Plan) int {
 	switch {
 	case p.Err != nil:
 		return 0
-	case p.Path == disagg.Remote:
+	case p.Path == decide.Remote:
 		return p.PrefillCached
 	}
 	return p.CachedTokens
 }
 
-func planCost(in *disagg.Input, p *disagg.Plan) float64 {
+func planCost(in *decide.Input, p *decide.Plan) float64 {
 	if p.DecodeIndex < 0 {
 		return 0
 	}

@@ -19,6 +19,27 @@ import (
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
+// worker makes a worker with one rank; dp more than 1 makes several.
+func worker(name string, role workers.Role, c workers.Connector, dp int) *workers.Worker {
+	u, err := url.Parse("http://127.0.0.1:8" + fmt.Sprint(100+len(name)))
+	if err != nil {
+		panic(err)
+	}
+	w := &workers.Worker{Name: name, URL: u, Engine: workers.VLLM, Role: role, Connector: c, BlockSize: 32, State: &workers.State{}}
+	for i := range dp {
+		w.Ranks = append(w.Ranks, &workers.Rank{WorkerName: name, DP: i, Label: fmt.Sprintf("%s/dp%d", name, i)})
+	}
+	return w
+}
+
+func TestEstimate(t *testing.T) {
+	for points, want := range map[int]int{0: 0, 3: 0, 4: 1, 7: 1, 8: 2, 400: 100, 800 + 1200: 500, -1: 0} {
+		if got := Estimate(points); got != want {
+			t.Errorf("Estimate(%d) = %d, want %d", points, got, want)
+		}
+	}
+}
+
 // captured is the answer of a real vLLM 0.32.0 prefill engine (block size 32)
 // to a prompt of 200 token ids.
 const captured = `{"id":"cmpl-810f561d65b277a9","object":"text_completion","created":1795261515,"model":"small",

@@ -47,7 +47,7 @@ type Decision struct {
 	PrefillRank string `json:"prefill_rank,omitempty"`
 }
 
-// Config mirrors disagg.Config.
+// Config mirrors decide.Rule.
 type Config struct {
 	Threshold   int     `json:"threshold_tokens"`
 	On          string  `json:"threshold_on,omitempty"`

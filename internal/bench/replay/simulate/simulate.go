@@ -19,7 +19,7 @@ import (
 	"github.com/dynctl/dynctl/internal/bench/replay/workload"
 	"github.com/dynctl/dynctl/internal/router/api"
 	"github.com/dynctl/dynctl/internal/router/blockhash"
-	"github.com/dynctl/dynctl/internal/router/decision"
+	"github.com/dynctl/dynctl/internal/router/decide"
 	"github.com/dynctl/dynctl/internal/router/disagg"
 	"github.com/dynctl/dynctl/internal/router/kvevent"
 	"github.com/dynctl/dynctl/internal/router/kvfeed"
@@ -36,11 +36,8 @@ import (
 
 // Setup is what a simulated run is made of, besides the requests.
 type Setup struct {
-	Fleet   sim.Fleet
-	Policy  selector.Policy
-	Weights selector.Weights
-	Busy    selector.Busy
-	Plan    disagg.Config
+	Fleet sim.Fleet
+	decide.Settings
 	// Speedup makes requests arrive this many times faster (0 means 1).
 	Speedup float64
 	Seed    uint64
@@ -158,6 +155,7 @@ type run struct {
 	ranks []*simRank
 	block int
 	split bool // there are prefill ranks
+	list  []*workers.Worker
 
 	next   func(*workload.Request) error
 	ended  bool
@@ -165,11 +163,10 @@ type run struct {
 	based  bool
 	open   int
 	err    error
-	turn   uint64
+	turns  [2]uint64 // of the decode and of the prefill phase
 	locals []uint64
 	query  kvindex.Query
-	in     disagg.Input
-	plan   disagg.Plan
+	decide decide.Run
 	ref    selector.Ranking
 
 	res             Result
@@ -192,11 +189,8 @@ type simRank struct {
 	batch  kvevent.Batch
 	ops    kvindex.Batch
 
-	running, waiting int
-	usage            float64
-	kvBlocks         int
-	computed         uint64
-	requests         uint64
+	computed uint64
+	requests uint64
 }
 
 func newRun(s Setup) (*run, error) {
@@ -226,8 +220,10 @@ func newRun(s Setup) (*run, error) {
 			name := string(g.Role) + "-" + strconv.Itoa(number[g.Role])
 			w := &workers.Worker{
 				Name: name, URL: &url.URL{Scheme: "http", Host: name}, Engine: workers.Sim, Dialect: g.Engine, Role: g.Role,
-				Connector: g.Connector, BlockSize: g.BlockSize, KVBlocks: g.Blocks,
+				Connector: g.Connector, BlockSize: g.BlockSize, KVBlocks: g.Blocks, State: &workers.State{},
 			}
+			w.State.SetCondition(workers.Condition{Health: workers.Healthy})
+			r.list = append(r.list, w)
 			for dp := range g.DP {
 				if err := r.add(&g, v, w, engines, dp); err != nil {
 					r.close()
@@ -252,7 +248,7 @@ func (r *run) add(g *sim.Group, v *vocab.Vocab, w *workers.Worker, index, dp int
 	}
 	slot := uint32(len(r.ranks))
 	k := &simRank{
-		worker: w, app: kvfeed.NewApplier(r.block), kvBlocks: g.Blocks - 1,
+		worker: w, app: kvfeed.NewApplier(r.block),
 		rank: &workers.Rank{Slot: slot, WorkerName: w.Name, DP: dp, Label: fmt.Sprintf("%s/dp%d", w.Name, dp)},
 	}
 	cfg.Publish = func(_ engine.Time, events []cache.Event) { r.publish(k, events) }
@@ -293,7 +289,9 @@ func (r *run) publish(k *simRank, events []cache.Event) {
 func (r *run) scrape() {
 	for _, k := range r.ranks {
 		if c := k.eng.Core(); c != nil {
-			k.running, k.waiting, k.usage = c.Load()
+			l := workers.UnknownLoad(time.Time{})
+			l.Running, l.Waiting, l.KVUsage = c.Load()
+			k.rank.SetLoad(&l)
 		}
 	}
 	if !r.ended || r.open > 0 {
@@ -352,69 +350,56 @@ func (r *run) route(q *workload.Request) {
 	f := &flight{r: r, q: q, id: strconv.Itoa(q.Number), tokens: q.Expand(nil), start: r.world.Now()}
 	r.locals = blockhash.Locals(r.locals[:0], f.tokens, r.block, blockhash.Key{})
 	r.index.Overlap(r.locals, &r.query)
-	in := &r.in
-	in.Config = r.s.Plan
-	in.Facts = disagg.Facts{Kind: api.Completion, Splittable: true, ISL: q.ISL, Source: disagg.FromIDs, MaxTokens: int64(max(q.OSL, 1)), MinTokens: -1}
-	in.DecodePeers = r.candidates(&in.Decode, in.DecodePeers[:0], selector.Decode)
-	in.PrefillPeers = r.candidates(&in.Prefill, in.PrefillPeers[:0], selector.Prefill)
-	in.Settle()
-	r.turn++
-	disagg.Make(in, &r.plan)
-	if r.plan.Err != nil {
+	d := &r.decide
+	ask := decide.Request{Facts: disagg.Facts{Kind: api.Completion, Splittable: true, ISL: q.ISL, Source: disagg.FromIDs, N: 1, Prompts: 1, MaxTokens: int64(max(q.OSL, 1)), MinTokens: -1}}
+	for i := range ask.Chances {
+		ask.Chances[i] = decide.Chance{Turn: r.turns[i], Draw: r.rng.Uint64()}
+		r.turns[i]++
+	}
+	d.Begin(ask)
+	if d.Decide(&r.s.Settings, r.list, r.block, r).ReturnTurn {
+		r.turns[1]--
+	}
+	p := &d.Plan
+	if p.Err != nil {
 		f.fail()
 		return
 	}
 	r.judge()
-	p := &r.plan
-	f.decode = r.ranks[in.Decode.Candidates[p.DecodeIndex].Slot]
-	claim := ledger.Claim{ContextTokens: q.ISL, BlockSize: r.block, LoadTokens: p.EffISL}
-	if p.Path == disagg.Local {
-		claim.PrefillTokens, claim.LoadTokens = p.EffISL, 0
-	}
+	f.decode = r.ranks[d.In.DecodePeers[p.DecodeIndex].Rank.Slot]
 	if p.Reason.Degraded() && r.split {
 		r.res.Degraded++
 	}
+	claim, prefill := d.Claims()
 	f.held = r.book.Reserve(f.decode.rank, claim)
-	if p.Path == disagg.Local {
+	if p.Path == decide.Local {
 		f.answer(nil)
 		return
 	}
 	r.res.Remote++
-	f.prefill(r.ranks[in.Prefill.Candidates[p.PrefillIndex].Slot], q.ISL-p.PrefillCached)
+	f.prefill(r.ranks[d.In.PrefillPeers[p.PrefillIndex].Rank.Slot], prefill)
 }
 
-func (r *run) candidates(in *selector.Input, peers []disagg.Peer, phase selector.Phase) []disagg.Peer {
-	*in = selector.Input{
-		Phase: phase, Policy: r.s.Policy, Weights: r.s.Weights, Busy: r.s.Busy, ISL: r.in.Facts.ISL, BlockSize: r.block,
-		Draw: r.rng.Uint64(), Turn: r.turn, Candidates: in.Candidates[:0],
+// Overlap is for decide.Seen.
+func (r *run) Overlap(_ *workers.Worker, k *workers.Rank) int {
+	return r.query.Depth(kvindex.Rank(k.Slot)) * r.block
+}
+
+// Load is for decide.Seen.
+func (r *run) Load(k *workers.Rank) (l ledger.Load, residentBlocks int) {
+	if s, ok := r.index.RankStats(kvindex.Rank(k.Slot)); ok {
+		residentBlocks = int(s.Blocks)
 	}
-	for _, k := range r.ranks {
-		if phase == selector.Prefill && !k.worker.Role.CanPrefill() || phase != selector.Prefill && !k.worker.Role.CanDecode() {
-			continue
-		}
-		slot := kvindex.Rank(k.rank.Slot)
-		l := r.book.Load(k.rank)
-		c := decision.Candidate{
-			Rank: k.rank.Label, Slot: k.rank.Slot, OverlapBlocks: r.query.Depth(slot), KVBlocks: k.kvBlocks,
-			ActiveRequests: l.Requests, PrefillTokens: l.PrefillTokens, DecodeBlocks: l.DecodeBlocks, FreshTokens: l.Fresh, LastTurn: l.LastTurn,
-			HasLoad: true, Running: k.running, Waiting: k.waiting, KVUsage: k.usage,
-		}
-		if s, ok := r.index.RankStats(slot); ok {
-			c.ResidentBlocks = int(s.Blocks)
-		}
-		in.Candidates = append(in.Candidates, c)
-		peers = append(peers, disagg.Peer{Worker: k.worker, Rank: k.rank})
-	}
-	return peers
+	return r.book.Load(k), residentBlocks
 }
 
 // judge compares the choice of the rank that computes the prompt with what kv's
 // cost function would have said of the same candidates.
 func (r *run) judge() {
-	p := &r.plan
-	in, chosen := r.in.Decode, p.DecodeIndex
-	if p.Path == disagg.Remote {
-		in, chosen = r.in.Prefill, p.PrefillIndex
+	p := &r.decide.Plan
+	in, chosen := r.decide.In.Decode, p.DecodeIndex
+	if p.Path == decide.Remote {
+		in, chosen = r.decide.In.Prefill, p.PrefillIndex
 	}
 	in.Policy, in.Weights, in.Busy = selector.KV, selector.DefaultWeights(), selector.Busy{}
 	selector.Rank(&in, &r.ref)
@@ -428,15 +413,15 @@ func (r *run) judge() {
 	for i := range in.Candidates {
 		most = max(most, in.Candidates[i].OverlapBlocks)
 	}
-	had := disagg.CachedTokens(r.in.Facts.ISL, in.Candidates[chosen].OverlapBlocks, r.block)
-	r.lost += uint64(disagg.CachedTokens(r.in.Facts.ISL, most, r.block) - had)
+	had := decide.CachedTokens(in.ISL, in.Candidates[chosen].OverlapBlocks, r.block)
+	r.lost += uint64(decide.CachedTokens(in.ISL, most, r.block) - had)
 	r.predicted += uint64(had)
 }
 
 // prefill sends the prompt to a prefill rank first.
-func (f *flight) prefill(k *simRank, tokens int) {
+func (f *flight) prefill(k *simRank, claim ledger.Claim) {
 	r := f.r
-	held := r.book.Reserve(k.rank, ledger.Claim{PrefillTokens: tokens, BlockSize: r.block})
+	held := r.book.Reserve(k.rank, claim)
 	err := k.eng.Submit(engine.Request{ID: f.id, Tokens: f.tokens, MaxTokens: 1, Pin: true, IgnoreEOS: true, Sink: func(o engine.Output) {
 		if o.Finish == engine.Running {
 			return
@@ -541,7 +526,10 @@ func quantiles(h *hdrhistogram.Histogram) Quantiles {
 
 func (r *run) result() *Result {
 	res := &r.res
-	res.Policy, res.Threshold = string(r.s.Policy), r.s.Plan.Threshold
+	res.Policy, res.Threshold = string(r.s.Decode), r.s.Rule.Threshold
+	if r.s.Prefill != r.s.Decode {
+		res.Policy += ", prefill " + string(r.s.Prefill)
+	}
 	res.TTFT, res.ITL, res.E2E = quantiles(r.ttft), quantiles(r.itl), quantiles(r.e2e)
 	share := func(n, of uint64) float64 {
 		if of == 0 {

@@ -12,7 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/dynctl/dynctl/internal/bench/replay/workload"
-	"github.com/dynctl/dynctl/internal/router/disagg"
+	"github.com/dynctl/dynctl/internal/router/decide"
 	"github.com/dynctl/dynctl/internal/router/selector"
 	"github.com/dynctl/dynctl/internal/router/trace"
 	"github.com/dynctl/dynctl/internal/workers/sim"
@@ -48,7 +48,7 @@ func sessions(n, turns int) []workload.Request {
 func TestRun(t *testing.T) {
 	all := sessions(30, 6)
 	src := workload.FromSlice(all)
-	setup := Setup{Fleet: fleet(t, "4a:block=16,kv_blocks=4096"), Policy: selector.KV, Weights: selector.DefaultWeights(), Seed: 1, TTFT: 2 * time.Second, ITL: 25 * time.Millisecond}
+	setup := Setup{Fleet: fleet(t, "4a:block=16,kv_blocks=4096"), Settings: decide.Settings{Decode: selector.KV, Prefill: selector.KV, Weights: selector.DefaultWeights()}, Seed: 1, TTFT: 2 * time.Second, ITL: 25 * time.Millisecond}
 	bound, err := workload.Bound(src, 16, 0)
 	if err != nil {
 		t.Fatal(err)
@@ -75,7 +75,7 @@ func TestRun(t *testing.T) {
 		t.Errorf("the same run twice:\n%s", d)
 	}
 	rr := setup
-	rr.Policy = selector.RoundRobin
+	rr.Decode, rr.Prefill = selector.RoundRobin, selector.RoundRobin
 	if r := run(rr); r.HitRatio >= kv.HitRatio || r.Regret <= 0 || r.Missed <= 0 {
 		t.Errorf("round robin hits %.3f, kv %.3f; regret %v", r.HitRatio, kv.HitRatio, r.Regret)
 	}
@@ -83,9 +83,9 @@ func TestRun(t *testing.T) {
 	pd := setup
 	pd.Fleet = fleet(t, "2p2d:block=16,kv_blocks=4096")
 	always := run(pd)
-	pd.Plan = disagg.Config{Threshold: 1 << 20}
+	pd.Rule = decide.Rule{Threshold: 1 << 20}
 	never := run(pd)
-	pd.Plan.Threshold = 250
+	pd.Rule.Threshold = 250
 	some := run(pd)
 	if always.Remote != uint64(len(all)) || never.Remote != 0 || some.Remote == 0 || some.Remote == always.Remote {
 		t.Errorf("remote %d, %d, %d of %d", always.Remote, never.Remote, some.Remote, len(all))
@@ -130,7 +130,7 @@ func TestColdRanksGetWork(t *testing.T) {
 		threshold   int
 	}{{"always remote", "2p4d", 0}, {"by threshold", "2p4d", 512}, {"aggregated", "4a", 0}} {
 		for _, p := range []selector.Policy{selector.KV, selector.KVDynamo} {
-			s := Setup{Fleet: fleet(t, c.fleet+":block=16,kv_blocks=8192"), Policy: p, Weights: selector.DefaultWeights(), Seed: 1, Plan: disagg.Config{Threshold: c.threshold}}
+			s := Setup{Fleet: fleet(t, c.fleet+":block=16,kv_blocks=8192"), Settings: decide.Settings{Decode: p, Prefill: p, Weights: selector.DefaultWeights(), Rule: decide.Rule{Threshold: c.threshold}}, Seed: 1}
 			r, err := Run(t.Context(), workload.FromSlice(all), s)
 			if err != nil || r.Completed != uint64(len(all)) {
 				t.Fatalf("%s: %+v, %v", c.name, r, err)
@@ -145,7 +145,7 @@ func TestColdRanksGetWork(t *testing.T) {
 func TestRunFails(t *testing.T) {
 	long := sessions(1, 1)
 	long[0].ISL = 1 << 17
-	r, err := Run(t.Context(), workload.FromSlice(long), Setup{Fleet: fleet(t, "1a"), Policy: selector.KV, Weights: selector.DefaultWeights()})
+	r, err := Run(t.Context(), workload.FromSlice(long), Setup{Fleet: fleet(t, "1a"), Settings: decide.Settings{Decode: selector.KV, Prefill: selector.KV, Weights: selector.DefaultWeights()}})
 	if err != nil || r.Failed != 1 || r.Completed != 0 {
 		t.Errorf("a prompt beyond the model: %+v, %v", r, err)
 	}
@@ -157,7 +157,7 @@ func TestRunFails(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := Run(ctx, workload.FromSlice(sessions(2, 2)), Setup{Fleet: fleet(t, "1a"), Policy: selector.KV}); !errors.Is(err, context.Canceled) {
+	if _, err := Run(ctx, workload.FromSlice(sessions(2, 2)), Setup{Fleet: fleet(t, "1a"), Settings: decide.Settings{Decode: selector.KV, Prefill: selector.KV}}); !errors.Is(err, context.Canceled) {
 		t.Errorf("cancelled: %v", err)
 	}
 }
@@ -184,7 +184,7 @@ func TestConversation(t *testing.T) {
 	f := fleet(t, "16a:block=64,kv_blocks=16384,max_model_len=1048576")
 	var got [2]*Result
 	for i, p := range []selector.Policy{selector.KV, selector.LeastLoaded} {
-		if got[i], err = Run(t.Context(), src, Setup{Fleet: f, Policy: p, Weights: selector.DefaultWeights(), Seed: 1}); err != nil {
+		if got[i], err = Run(t.Context(), src, Setup{Fleet: f, Settings: decide.Settings{Decode: p, Prefill: p, Weights: selector.DefaultWeights()}, Seed: 1}); err != nil {
 			t.Fatal(err)
 		}
 	}

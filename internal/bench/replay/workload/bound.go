@@ -6,7 +6,7 @@ import (
 	"io"
 
 	"github.com/dynctl/dynctl/internal/router/blockhash"
-	"github.com/dynctl/dynctl/internal/router/disagg"
+	"github.com/dynctl/dynctl/internal/router/decide"
 )
 
 // Bound is the share of prompt tokens that one cache of so many blocks, shared
@@ -34,7 +34,7 @@ func Bound(src Source, blockSize, blocks int) (float64, error) {
 		tokens = q.Expand(tokens[:0])
 		locals = blockhash.Locals(locals[:0], tokens, blockSize, blockhash.Key{})
 		seqs = blockhash.Chain(seqs[:0], locals)
-		hits += uint64(disagg.CachedTokens(q.ISL, c.overlap(seqs), blockSize))
+		hits += uint64(decide.CachedTokens(q.ISL, c.overlap(seqs), blockSize))
 		total += uint64(q.ISL)
 		c.store(seqs)
 	}

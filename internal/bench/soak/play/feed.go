@@ -27,13 +27,13 @@ type node struct {
 	v      *virtual.Rank
 	inc    int // incarnation
 
-	up, usable, draining bool
-	member               bool // of the fleet
-	missed               int
-	holds                int           // reservations of requests
-	since                time.Duration // nothing was done to it since
-	hang                 bool
-	errors, die          float64
+	up          bool
+	member      bool // of the fleet
+	missed      int
+	holds       int           // reservations of requests
+	since       time.Duration // nothing was done to it since
+	hang        bool
+	errors, die float64
 
 	// The publisher.
 	drop, late, spoil float64
@@ -56,7 +56,7 @@ type batch struct {
 func (s *stage) join(role workers.Role) {
 	i := len(s.nodes)
 	n := &node{
-		s: s, index: i, name: fmt.Sprintf("%s-%d", role, i), up: true, usable: true, member: true, since: s.w.Now(),
+		s: s, index: i, name: fmt.Sprintf("%s-%d", role, i), up: true, member: true, since: s.w.Now(),
 		silent: s.chance(0.1), ring: []int{4, 32, 1 << 20, 1 << 20}[s.rng.IntN(4)],
 		form: kvevent.Encoding{Form: []kvevent.Form{kvevent.VLLMMap, kvevent.VLLMMap, kvevent.VLLMArray}[s.rng.IntN(3)], BinHash: s.chance(0.3)},
 	}
@@ -85,6 +85,7 @@ func (s *stage) join(role workers.Role) {
 		Name: n.name, URL: &url.URL{Scheme: "http", Host: "127.0.0.1:1"}, Engine: workers.Sim, Dialect: workers.VLLM, Role: role,
 		Connector: g.Connector, BlockSize: g.BlockSize, KVBlocks: g.Blocks, Ranks: []*workers.Rank{n.rank}, State: &workers.State{},
 	}
+	n.worker.State.SetCondition(workers.Condition{Health: workers.Healthy})
 	s.note("%s joins in slot %d (silent %v, replay of %d)", n.name, slot, n.silent, n.ring)
 	if err := s.index.AddRank(n.slot(), n.name); err != nil {
 		s.violate("%v", err)
@@ -123,7 +124,8 @@ func (n *node) hurt() { n.since = 1 << 62 }
 
 // heal ends all faults.
 func (n *node) heal() {
-	n.hang, n.errors, n.die, n.drop, n.late, n.spoil, n.draining = false, 0, 0, 0, 0, 0, false
+	n.hang, n.errors, n.die, n.drop, n.late, n.spoil = false, 0, 0, 0, 0, 0
+	n.worker.State.SetDraining(false)
 	if c := n.v.Core(); c != nil {
 		c.SetSlow(1)
 		n.v.Touch()

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/dynctl/dynctl/internal/router/approx"
+	"github.com/dynctl/dynctl/internal/router/decide"
 	"github.com/dynctl/dynctl/internal/router/disagg"
 	"github.com/dynctl/dynctl/internal/router/kvfeed"
 	"github.com/dynctl/dynctl/internal/router/kvindex"
@@ -94,8 +95,8 @@ func (o *Outcome) Err() error {
 }
 
 // Play runs one seed under a virtual clock: a schedule of requests and faults
-// over the router's own stages (kvevent, kvfeed.Stream, kvindex, approx,
-// selector, disagg with its transfers, ledger, attempt) and simulated engines, all
+// over the router's own stages (kvevent, kvfeed.Stream, kvindex, approx, decide,
+// the transfers of disagg, ledger, attempt) and simulated engines, all
 // of it in the calling goroutine. What the router does with sockets and health
 // is modelled here; see docs/reliability.md.
 func Play(seed uint64, history bool) *Outcome { return play(seed, nothing, history) }
@@ -121,10 +122,8 @@ type stage struct {
 	guesses  *approx.Index
 	ledger   *ledger.Ledger
 	conn     disagg.Connector
-	plan     disagg.Config
-	policy   selector.Policy
-	weights  selector.Weights
-	turn     [2]uint64
+	settings decide.Settings
+	turns    [2]uint64 // of the decode and of the prefill phase
 	open     map[*request]bool
 	started  int
 	total    int
@@ -220,11 +219,13 @@ func (s *stage) build() {
 	if s.conn, err = disagg.NewConnector(workers.ConnectorNIXL, disagg.Options{Rand: s.rng.Uint64}); err != nil {
 		panic(err) // a connector that exists
 	}
-	s.plan = disagg.Config{Threshold: []int{0, 0, 24, 64}[s.rng.IntN(4)], Fallback: disagg.FallbackLocal}
-	s.policy = selector.Policies()[s.rng.IntN(len(selector.Policies()))]
-	s.weights = selector.DefaultWeights()
+	policy := func() selector.Policy { return selector.Policies()[s.rng.IntN(len(selector.Policies()))] }
+	s.settings = decide.Settings{
+		Decode: policy(), Prefill: policy(), Weights: selector.DefaultWeights(),
+		Rule: decide.Rule{Threshold: []int{0, 0, 24, 64}[s.rng.IntN(4)], Fallback: decide.FallbackLocal},
+	}
 	if s.chance(0.2) {
-		s.weights.Temperature = 0.5
+		s.settings.Weights.Temperature = 0.5
 	}
 	for range 1 + s.rng.IntN(3) {
 		s.join(workers.Prefill)
@@ -409,7 +410,7 @@ func (s *stage) doom(n *node) {
 func (s *stage) changeFleet() {
 	var able []*node
 	for _, n := range s.nodes {
-		if n.member && !n.draining {
+		if n.member && !n.worker.State.Draining() {
 			able = append(able, n)
 		}
 	}
@@ -427,12 +428,12 @@ func (s *stage) changeFleet() {
 	case s.chance(0.5):
 		s.out.Faults++
 		s.note("%s drains", n.name)
-		n.draining = true
+		n.worker.State.SetDraining(true)
 		n.hurt()
 		s.w.At(s.w.Now()+s.between(10*time.Millisecond, 300*time.Millisecond), func() {
-			if n.draining {
+			if n.worker.State.Draining() {
 				s.note("%s takes requests again", n.name)
-				n.draining = false
+				n.worker.State.SetDraining(false)
 			}
 		})
 	case !n.worker.Role.CanDecode() || decode >= 3:
@@ -478,14 +479,19 @@ func (s *stage) accounts() {
 	}
 }
 
-// probe is the router's view of health: twice a fault must be seen.
+// probe is the router's view of health and load: twice a fault must be seen.
 func (s *stage) probe() {
 	for _, n := range s.nodes {
 		if n.up && !n.hang {
 			n.missed = 0
-			n.usable = true
+			n.worker.State.SetCondition(workers.Condition{Health: workers.Healthy})
+			l := workers.UnknownLoad(s.now())
+			if c := n.v.Core(); c != nil {
+				l.Running, l.Waiting, l.KVUsage = c.Load()
+			}
+			n.rank.SetLoad(&l)
 		} else if n.missed++; n.missed >= 2 {
-			n.usable = false
+			n.worker.State.SetCondition(workers.Condition{Health: workers.Unhealthy})
 		}
 	}
 	if s.w.Now() < schedule+quiet {

@@ -10,7 +10,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/api"
 	"github.com/dynctl/dynctl/internal/router/attempt"
 	"github.com/dynctl/dynctl/internal/router/blockhash"
-	"github.com/dynctl/dynctl/internal/router/decision"
+	"github.com/dynctl/dynctl/internal/router/decide"
 	"github.com/dynctl/dynctl/internal/router/disagg"
 	"github.com/dynctl/dynctl/internal/router/kvindex"
 	"github.com/dynctl/dynctl/internal/router/ledger"
@@ -35,13 +35,9 @@ type request struct {
 	arrived time.Duration
 
 	tries   int // decisions
-	taken   bool
-	turn    [2]uint64 // of the prefill and decode phase, and the draws
-	draw    [2]uint64
-	history attempt.History
-	force   disagg.Force
-	in      disagg.Input
-	plan    disagg.Plan
+	run     decide.Run
+	exact   kvindex.Query
+	guess   kvindex.Query
 	current []*leg
 	held    []*hold
 	got     []uint32
@@ -74,6 +70,18 @@ func (s *stage) request() {
 		q.end("the router is away")
 		return
 	}
+	ask := decide.Request{Facts: disagg.Facts{
+		Kind: api.Completion, Splittable: true, ISL: len(q.tokens), Source: disagg.FromIDs, N: 1, Prompts: 1,
+		MaxTokens: int64(q.limit), MinTokens: -1,
+	}}
+	if s.chance(0.5) {
+		ask.Session = selector.HashSession(fmt.Sprint("session ", s.rng.IntN(5)))
+	}
+	for i := range ask.Chances {
+		ask.Chances[i] = decide.Chance{Turn: s.turns[i], Draw: s.rng.Uint64()}
+		s.turns[i]++
+	}
+	q.run.Begin(ask)
 	q.try()
 }
 
@@ -87,32 +95,30 @@ func (q *request) try() {
 	if g := s.going; g != nil && q.chose(g) {
 		s.replace()
 	}
-	if q.plan.Err != nil {
+	in, plan := &q.run.In, &q.run.Plan
+	if plan.Err != nil {
 		missing := selector.Decode
-		if errors.Is(q.plan.Err, disagg.ErrNoPrefill) {
+		if errors.Is(plan.Err, decide.ErrNoPrefill) {
 			missing = selector.Prefill
 		}
-		q.follow(attempt.AfterNoChoice(&q.history, missing), q.plan.Err)
+		q.follow(attempt.AfterNoChoice(&q.run.History, missing), plan.Err)
 		return
 	}
-	d := q.node(q.in.DecodePeers[q.plan.DecodeIndex])
-	claim := ledger.Claim{ContextTokens: len(q.tokens), BlockSize: s.group.BlockSize, LoadTokens: q.plan.EffISL}
-	if q.plan.Path == disagg.Local {
-		claim.PrefillTokens, claim.LoadTokens = q.plan.EffISL, 0
-	}
+	d := q.node(in.DecodePeers[plan.DecodeIndex])
+	claim, prefill := q.run.Claims()
 	held := q.reserve(d, claim)
-	if q.plan.Path == disagg.Local {
-		s.note("%s: try %d, local on %s (%s), %d cached", q.id, q.tries, d.name, q.plan.Reason, q.plan.CachedTokens)
+	if plan.Path == decide.Local {
+		s.note("%s: try %d, local on %s (%s), %d cached", q.id, q.tries, d.name, plan.Reason, plan.CachedTokens)
 		s.sent(q, d)
 		q.decode(d, nil, nil, held)
 		return
 	}
-	p := q.node(q.in.PrefillPeers[q.plan.PrefillIndex])
-	s.note("%s: try %d, prefill on %s, decode on %s (%s)", q.id, q.tries, p.name, d.name, q.plan.Reason)
+	p := q.node(in.PrefillPeers[plan.PrefillIndex])
+	s.note("%s: try %d, prefill on %s, decode on %s (%s)", q.id, q.tries, p.name, d.name, plan.Reason)
 	s.out.Remote++
 	t, err := s.conn.Begin(disagg.Dispatch{
-		RequestID: q.transferID(), Facts: q.in.Facts,
-		Prefill: q.in.PrefillPeers[q.plan.PrefillIndex], Decode: q.in.DecodePeers[q.plan.DecodeIndex],
+		RequestID: q.transferID(), Facts: in.Facts,
+		Prefill: in.PrefillPeers[plan.PrefillIndex], Decode: in.DecodePeers[plan.DecodeIndex],
 	})
 	if err != nil {
 		s.violate("%s: %v", q.id, err)
@@ -120,7 +126,7 @@ func (q *request) try() {
 	}
 	s.sent(q, p)
 	s.sent(q, d)
-	q.prefill(t, p, d, held)
+	q.prefill(t, p, prefill, d, held)
 }
 
 // transferID is the request's id on the wire; it names no other request.
@@ -147,58 +153,43 @@ func (s *stage) sent(q *request, n *node) {
 // decide asks the stages.
 func (q *request) decide() {
 	s := q.s
-	size := s.group.BlockSize
-	locals := blockhash.Locals(nil, q.tokens, size, blockhash.Key{})
-	var exact, guess kvindex.Query
-	s.index.Overlap(locals, &exact)
-	s.guesses.Overlap(locals, &guess)
-	q.in = disagg.Input{Config: s.plan, Force: q.force, Facts: disagg.Facts{
-		Kind: api.Completion, Splittable: true, ISL: len(q.tokens), Source: disagg.FromIDs, N: 1, Prompts: 1,
-		MaxTokens: int64(q.limit), MinTokens: -1,
-	}}
-	if !q.taken {
-		q.taken = true
-		for i := range q.turn {
-			q.turn[i], q.draw[i] = s.turn[i], s.rng.Uint64()
-			s.turn[i]++
+	locals := blockhash.Locals(nil, q.tokens, s.group.BlockSize, blockhash.Key{})
+	s.index.Overlap(locals, &q.exact)
+	s.guesses.Overlap(locals, &q.guess)
+	var fleet []*workers.Worker
+	for _, n := range s.nodes {
+		if n.member {
+			fleet = append(fleet, n.worker)
 		}
 	}
-	fill := func(in *selector.Input, peers *[]disagg.Peer, p selector.Phase, turn int) {
-		*in = selector.Input{Phase: p, Policy: s.policy, Weights: s.weights, ISL: len(q.tokens), BlockSize: size, Draw: q.draw[turn], Turn: q.turn[turn]}
-		for _, n := range s.nodes {
-			if !n.member || p == selector.Prefill && !n.worker.Role.CanPrefill() || p == selector.Decode && !n.worker.Role.CanDecode() {
-				continue
-			}
-			c := decision.Candidate{Rank: n.rank.Label, Slot: n.rank.Slot, KVBlocks: s.group.Blocks}
-			why, out := q.history.Banned(n.worker.State, p)
-			c.Tried = out
-			switch {
-			case n.draining:
-				c.KeptOut = "draining"
-			case !n.usable:
-				c.KeptOut = "unhealthy"
-			case out:
-				c.KeptOut = why
-			}
-			if c.OverlapBlocks = exact.Depth(n.slot()); n.silent {
-				c.OverlapBlocks = guess.Depth(n.slot())
-			}
-			l := s.ledger.Load(n.rank)
-			c.ActiveRequests, c.PrefillTokens, c.DecodeBlocks, c.FreshTokens, c.LastTurn = l.Requests, l.PrefillTokens, l.DecodeBlocks, l.Fresh, l.LastTurn
-			in.Candidates = append(in.Candidates, c)
-			*peers = append(*peers, disagg.Peer{Worker: n.worker, Rank: n.rank})
-		}
+	e := q.run.Decide(&s.settings, fleet, s.group.BlockSize, q)
+	if turn := q.run.Request.Chances[1].Turn; e.ReturnTurn && s.turns[1] == turn+1 {
+		s.turns[1] = turn
 	}
-	fill(&q.in.Decode, &q.in.DecodePeers, selector.Decode, 1)
-	fill(&q.in.Prefill, &q.in.PrefillPeers, selector.Prefill, 0)
-	q.in.Settle()
-	disagg.Make(&q.in, &q.plan)
+}
+
+// Overlap is for decide.Seen.
+func (q *request) Overlap(w *workers.Worker, k *workers.Rank) int {
+	depth := q.exact.Depth(kvindex.Rank(k.Slot))
+	if q.node(disagg.Peer{Worker: w}).silent {
+		depth = q.guess.Depth(kvindex.Rank(k.Slot))
+	}
+	return depth * q.s.group.BlockSize
+}
+
+// Load is for decide.Seen.
+func (q *request) Load(k *workers.Rank) (l ledger.Load, residentBlocks int) {
+	if s, ok := q.s.index.RankStats(kvindex.Rank(k.Slot)); ok {
+		residentBlocks = int(s.Blocks)
+	}
+	return q.s.ledger.Load(k), residentBlocks
 }
 
 // chose reports whether the plan has given work to a node.
 func (q *request) chose(n *node) bool {
-	return q.plan.Err == nil && (q.in.DecodePeers[q.plan.DecodeIndex].Worker == n.worker ||
-		q.plan.Path != disagg.Local && q.in.PrefillPeers[q.plan.PrefillIndex].Worker == n.worker)
+	in, p := &q.run.In, &q.run.Plan
+	return p.Err == nil && (in.DecodePeers[p.DecodeIndex].Worker == n.worker ||
+		p.Path != decide.Local && in.PrefillPeers[p.PrefillIndex].Worker == n.worker)
 }
 
 // hold is a reservation and the node that it is on.
@@ -269,7 +260,7 @@ func (q *request) prefix() {
 func (q *request) hopeless(err error) {
 	s := q.s
 	for _, n := range s.nodes {
-		if n.member && !n.draining && n.worker.Role.CanDecode() && n.since+probeEvery <= q.arrived {
+		if n.member && !n.worker.State.Draining() && n.worker.Role.CanDecode() && n.since+probeEvery <= q.arrived {
 			s.violate("%s failed although %s was well since %v: %v; kept out: %v", q.id, n.name, n.since, err, q.why())
 			return
 		}
@@ -280,8 +271,9 @@ func (q *request) hopeless(err error) {
 }
 
 func (q *request) why() (list []string) {
-	for i := range q.in.Decode.Candidates {
-		list = append(list, q.in.Decode.Candidates[i].Rank+": "+q.in.Decode.Why(i))
+	in := &q.run.In.Decode
+	for i := range in.Candidates {
+		list = append(list, in.Candidates[i].Rank+": "+in.Why(i))
 	}
 	return list
 }
@@ -297,14 +289,8 @@ func (q *request) failed(l *leg, reason string) {
 		// The decode leg may have failed because the prefill's KV was gone.
 		f.Other = l.from.worker.State
 	}
-	q.history.Add(f)
-	var prefills []*workers.State
-	for _, n := range s.nodes {
-		if n.member && n.usable && !n.draining && n.worker.Role.CanPrefill() {
-			prefills = append(prefills, n.worker.State)
-		}
-	}
-	next := attempt.AfterFailure(&q.history, attempt.Settings{Attempts: maxTries, LocalPrefill: true}, prefills, true)
+	q.run.History.Add(f)
+	next := attempt.AfterFailure(&q.run.History, attempt.Settings{Attempts: maxTries, LocalPrefill: true}, q.run.Prefills(), true)
 	if s.plant == giveUpFallBack && next.Step == attempt.FallBack {
 		next.Step = attempt.GiveUp
 	}
@@ -315,7 +301,7 @@ func (q *request) failed(l *leg, reason string) {
 // and not always the same one.
 func (q *request) blamed() bool {
 	broke := map[selector.Phase][]*workers.State{}
-	for _, f := range q.history.Failures {
+	for _, f := range q.run.History.Failures {
 		if f.Broke {
 			broke[f.Phase] = append(broke[f.Phase], f.Worker)
 		}
@@ -330,17 +316,17 @@ func (q *request) blamed() bool {
 
 // follow carries out what the policy says.
 func (q *request) follow(next attempt.Next, err error) {
-	q.history.Bans = next.Bans
+	q.run.History.Bans = next.Bans
 	switch q.s.plant {
 	case keepOut:
-		for i := range q.history.Bans {
-			q.history.Bans[i].Suspect = false
+		for i := range q.run.History.Bans {
+			q.run.History.Bans[i].Suspect = false
 		}
 		if next.Step == attempt.Recall {
 			next.Step = attempt.GiveUp
 		}
 	case forgetFailed:
-		q.history.Bans = nil
+		q.run.History.Bans = nil
 	}
 	switch next.Step {
 	case attempt.GiveUp:
@@ -352,8 +338,8 @@ func (q *request) follow(next attempt.Next, err error) {
 		q.hopeless(err)
 		return
 	case attempt.FallBack:
-		q.history.Local = true
-		q.force = disagg.ForceLocal
+		q.run.History.Local = true
+		q.run.Request.Force = disagg.ForceLocal
 		q.s.out.Fallbacks++
 	}
 	q.try()
@@ -474,9 +460,9 @@ func (l *leg) abort() {
 }
 
 // prefill sends the first leg of a remote plan.
-func (q *request) prefill(t *disagg.Transfer, p, d *node, held *hold) {
+func (q *request) prefill(t *disagg.Transfer, p *node, claim ledger.Claim, d *node, held *hold) {
 	s := q.s
-	mine := q.reserve(p, ledger.Claim{PrefillTokens: len(q.tokens) - q.plan.PrefillCached, BlockSize: s.group.BlockSize})
+	mine := q.reserve(p, claim)
 	l := &leg{n: p, phase: selector.Prefill, id: "cmpl-" + q.transferID() + "p"}
 	l.on = func(o engine.Output) {
 		if o.Finish == engine.Running {

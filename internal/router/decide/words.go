@@ -1,4 +1,4 @@
-package disagg
+package decide
 
 import (
 	"fmt"
@@ -27,10 +27,10 @@ func (p *Plan) Words(in *Input) string {
 		return "the request asked for local prefill"
 	case decision.ReasonDecodeBusy:
 		return fmt.Sprintf("below the threshold, but %s uses %.0f%% of its KV cache, gate %.0f%%",
-			in.Decode.Candidates[p.DecodeIndex].Rank, 100*in.Decode.Candidates[p.DecodeIndex].KVUsage, 100*in.Config.DecodeGate)
+			in.Decode.Candidates[p.DecodeIndex].Rank, 100*in.Decode.Candidates[p.DecodeIndex].KVUsage, 100*in.Rule.DecodeGate)
 	case decision.ReasonPrefillBusy:
 		return fmt.Sprintf("over the threshold, but %s has %d prompt tokens in prefill, gate %d",
-			in.Prefill.Candidates[p.PrefillIndex].Rank, p.Remote.Queued, in.Config.PrefillGate)
+			in.Prefill.Candidates[p.PrefillIndex].Rank, p.Remote.Queued, in.Rule.PrefillGate)
 	case decision.ReasonLengthUnknown:
 		return "the prompt's length is not known"
 	case decision.ReasonEndpoint:

@@ -1,4 +1,4 @@
-package disagg
+package decide
 
 import (
 	"errors"
@@ -12,6 +12,7 @@ import (
 
 	"github.com/dynctl/dynctl/internal/router/api"
 	"github.com/dynctl/dynctl/internal/router/decision"
+	"github.com/dynctl/dynctl/internal/router/disagg"
 	"github.com/dynctl/dynctl/internal/router/selector"
 	"github.com/dynctl/dynctl/internal/workers"
 )
@@ -30,19 +31,19 @@ func worker(name string, role workers.Role, c workers.Connector, dp int) *worker
 }
 
 // add makes the ranks of w candidates of a phase.
-func add(in *selector.Input, peers *[]Peer, w *workers.Worker, c decision.Candidate) {
+func add(in *selector.Input, peers *[]disagg.Peer, w *workers.Worker, c decision.Candidate) {
 	for _, r := range w.Ranks {
 		c.Rank = r.Label
 		in.Candidates = append(in.Candidates, c)
-		*peers = append(*peers, Peer{Worker: w, Rank: r})
+		*peers = append(*peers, disagg.Peer{Worker: w, Rank: r})
 	}
 }
 
 // pair is a chat of 4096 tokens for one prefill and one decode worker.
 func pair(threshold int) *Input {
 	in := &Input{
-		Config: Config{Threshold: threshold},
-		Facts:  Facts{Kind: api.Chat, Splittable: true, ISL: 4096, Source: FromLocal, N: 1, Prompts: 1, MaxTokens: -1, MinTokens: -1},
+		Rule:  Rule{Threshold: threshold},
+		Facts: disagg.Facts{Kind: api.Chat, Splittable: true, ISL: 4096, Source: disagg.FromLocal, N: 1, Prompts: 1, MaxTokens: -1, MinTokens: -1},
 	}
 	for _, s := range []*selector.Input{&in.Decode, &in.Prefill} {
 		s.Policy, s.Weights, s.ISL, s.BlockSize = selector.KV, selector.DefaultWeights(), 4096, 32
@@ -58,7 +59,7 @@ func isl(n int) func(*Input) {
 }
 
 func chars(n int) func(*Input) {
-	return func(in *Input) { isl(Estimate(n))(in); in.Facts.Source = FromEstimate }
+	return func(in *Input) { isl(disagg.Estimate(n))(in); in.Facts.Source = disagg.FromEstimate }
 }
 
 // version sets the versions of the prefill and the decode workers.
@@ -98,14 +99,6 @@ func do(f ...func(*Input)) []func(*Input) { return f }
 
 // Restated tests 1, 3 and 4 count code points; what the body holds is api's
 // part.
-func TestEstimate(t *testing.T) {
-	for points, want := range map[int]int{0: 0, 3: 0, 4: 1, 7: 1, 8: 2, 400: 100, 800 + 1200: 500, -1: 0} {
-		if got := Estimate(points); got != want {
-			t.Errorf("Estimate(%d) = %d, want %d", points, got, want)
-		}
-	}
-}
-
 func TestCachedTokensKeepsTheLastToken(t *testing.T) {
 	for _, tt := range []struct{ isl, overlap, bs, want int }{
 		{0, 5, 32, 0},
@@ -141,8 +134,8 @@ func TestSettle(t *testing.T) {
 		{"always remote", 0, nil, selector.Decode, credit * LoadCredit},
 		{"always remote, as Dynamo", 0, func(in *Input) { in.Decode.Policy = selector.KVDynamo }, selector.Decode, 0},
 		{"by threshold", 1, nil, selector.Decode, credit},
-		{"forced local", 0, func(in *Input) { in.Force = ForceLocal }, selector.Decode, credit},
-		{"forced remote", 0, func(in *Input) { in.Force = ForceRemote }, selector.Decode, credit * LoadCredit},
+		{"forced local", 0, func(in *Input) { in.Force = disagg.ForceLocal }, selector.Decode, credit},
+		{"forced remote", 0, func(in *Input) { in.Force = disagg.ForceRemote }, selector.Decode, credit * LoadCredit},
 		{"not in two legs", 0, func(in *Input) { in.Facts.N = 2 }, selector.Decode, credit},
 		{"no prefill rank is usable", 0, func(in *Input) { in.Prefill.Candidates[0].KeptOut = "draining" }, selector.Decode, credit},
 		{"no prefill ranks", 0, func(in *Input) { in.Prefill.Candidates, in.PrefillPeers = nil, nil }, selector.Aggregated, credit},
@@ -174,7 +167,7 @@ func TestDecodeWorkerThatNeedsPrefill(t *testing.T) {
 		w := *in.DecodePeers[0].Worker
 		w.Role = workers.Aggregated
 		in.Decode.Candidates = append(in.Decode.Candidates, c)
-		in.DecodePeers = append(in.DecodePeers, Peer{Worker: &w, Rank: in.DecodePeers[0].Rank})
+		in.DecodePeers = append(in.DecodePeers, disagg.Peer{Worker: &w, Rank: in.DecodePeers[0].Rank})
 	}
 	for _, tt := range []struct {
 		name   string
@@ -187,8 +180,8 @@ func TestDecodeWorkerThatNeedsPrefill(t *testing.T) {
 		{"below the threshold goes remote", do(isl(500)), Remote, decision.ReasonDecodeOnly, 0, nil},
 		{"so does less than a block", do(isl(5)), Remote, decision.ReasonDecodeOnly, 0, nil},
 		{"without prefill nobody can", do(isl(500), noPrefillRanks), "", decision.ReasonNoPrefill, 0, ErrNoPrefill},
-		{"forced local nobody can", do(isl(500), func(in *Input) { in.Force = ForceLocal }), "", decision.ReasonForcedLocal, 0, ErrNoDecode},
-		{"forced local an aggregated one can", do(isl(500), aggregated, func(in *Input) { in.Force = ForceLocal }), Local, decision.ReasonForcedLocal, 1, nil},
+		{"forced local nobody can", do(isl(500), func(in *Input) { in.Force = disagg.ForceLocal }), "", decision.ReasonForcedLocal, 0, ErrNoDecode},
+		{"forced local an aggregated one can", do(isl(500), aggregated, func(in *Input) { in.Force = disagg.ForceLocal }), Local, decision.ReasonForcedLocal, 1, nil},
 		{"without prefill an aggregated one can", do(isl(50_000), aggregated, noPrefillRanks), Local, decision.ReasonNoPrefill, 1, nil},
 		{"an aggregated one takes what is not split", do(isl(500), aggregated, func(in *Input) { in.Facts.Splittable = false }), Local, decision.ReasonEndpoint, 1, nil},
 		{"what is not split goes on without one", do(isl(500), func(in *Input) { in.Facts.Splittable = false }), Local, decision.ReasonEndpoint, 0, nil},
@@ -208,7 +201,7 @@ func TestDecodeWorkerThatNeedsPrefill(t *testing.T) {
 				f(in)
 			}
 			var p Plan
-			Make(in, &p)
+			Choose(in, &p)
 			if !errors.Is(p.Err, tt.err) || p.Path != tt.path || tt.err == nil && p.Reason != tt.reason || tt.err == nil && p.DecodeIndex != tt.decode {
 				t.Fatalf("%q because %s on %d, error %v; want %q because %s on %d", p.Path, p.Reason, p.DecodeIndex, p.Err, tt.path, tt.reason, tt.decode)
 			}
@@ -240,14 +233,14 @@ func TestPath(t *testing.T) {
 		{"cached prefix counts", 4096, do(cached(1)), Local, decision.ReasonBelow},
 		{"eff_isl at the threshold", 4096 - 32, do(cached(1)), Remote, decision.ReasonAbove},
 		{"eff_isl one below the threshold", 4096 - 31, do(cached(1)), Local, decision.ReasonBelow},
-		{"on isl the cache does not count", 4096, do(cached(100), func(in *Input) { in.Config.On = OnISL }), Remote, decision.ReasonISLAbove},
-		{"on isl below", 4097, do(func(in *Input) { in.Config.On = OnISL }), Local, decision.ReasonISLBelow},
-		{"length unknown", 1, do(isl(0), func(in *Input) { in.Facts.Source = FromNothing }), Local, decision.ReasonLengthUnknown},
-		{"length unknown, always remote", 0, do(isl(0), func(in *Input) { in.Facts.Source = FromNothing }), Remote, decision.ReasonAlways},
-		{"forced local", 0, do(func(in *Input) { in.Force = ForceLocal }), Local, decision.ReasonForcedLocal},
-		{"forced remote", 9999, do(func(in *Input) { in.Force = ForceRemote }), Remote, decision.ReasonForcedRemote},
-		{"auto", 9999, do(func(in *Input) { in.Force = Auto }), Local, decision.ReasonBelow},
-		{"forced remote cannot split", 0, do(func(in *Input) { in.Force, in.Facts.N = ForceRemote, 2 }), Local, decision.ReasonAnswers},
+		{"on isl the cache does not count", 4096, do(cached(100), func(in *Input) { in.Rule.On = OnISL }), Remote, decision.ReasonISLAbove},
+		{"on isl below", 4097, do(func(in *Input) { in.Rule.On = OnISL }), Local, decision.ReasonISLBelow},
+		{"length unknown", 1, do(isl(0), func(in *Input) { in.Facts.Source = disagg.FromNothing }), Local, decision.ReasonLengthUnknown},
+		{"length unknown, always remote", 0, do(isl(0), func(in *Input) { in.Facts.Source = disagg.FromNothing }), Remote, decision.ReasonAlways},
+		{"forced local", 0, do(func(in *Input) { in.Force = disagg.ForceLocal }), Local, decision.ReasonForcedLocal},
+		{"forced remote", 9999, do(func(in *Input) { in.Force = disagg.ForceRemote }), Remote, decision.ReasonForcedRemote},
+		{"auto", 9999, do(func(in *Input) { in.Force = disagg.Auto }), Local, decision.ReasonBelow},
+		{"forced remote cannot split", 0, do(func(in *Input) { in.Force, in.Facts.N = disagg.ForceRemote, 2 }), Local, decision.ReasonAnswers},
 		{"A12: embeddings", 0, do(func(in *Input) { in.Facts.Kind, in.Facts.Splittable = api.Embeddings, false }), Local, decision.ReasonEndpoint},
 		{"A12: rerank", 0, do(func(in *Input) { in.Facts.Kind, in.Facts.Splittable = api.Rerank, false }), Local, decision.ReasonEndpoint},
 		{"an engine of unknown age gets no transfer fields on responses", 0, do(func(in *Input) { in.Facts.Kind = api.Responses }), Local, decision.ReasonEndpoint},
@@ -272,7 +265,7 @@ func TestPath(t *testing.T) {
 		{"prompt logprobs", 0, do(func(in *Input) { in.Facts.PromptLogprobs = true }), Local, decision.ReasonPromptLogprobs},
 		{"no output", 0, do(func(in *Input) { in.Facts.MaxTokens = 0 }), Local, decision.ReasonNoOutput},
 		{"less than a block", 16, do(isl(31)), Local, decision.ReasonShort},
-		{"less than a block in shared storage", 0, do(isl(31), func(in *Input) { in.Config.Connector = workers.ConnectorSharedStorage }), Local, decision.ReasonShort},
+		{"less than a block in shared storage", 0, do(isl(31), func(in *Input) { in.Rule.Connector = workers.ConnectorSharedStorage }), Local, decision.ReasonShort},
 		{"decode without connector", 0, do(func(in *Input) { in.DecodePeers[0].Worker.Connector = workers.ConnectorNone }), Local, decision.ReasonNoConnector},
 		{"no prefill worker", 0, do(noPrefillRanks), Local, decision.ReasonNoPrefill},
 		{"no prefill worker, below", 9999, do(noPrefillRanks), Local, decision.ReasonBelow},
@@ -281,18 +274,18 @@ func TestPath(t *testing.T) {
 		{"another connector", 0, do(func(in *Input) { in.PrefillPeers[0].Worker.Connector = workers.ConnectorLMCache }), Local, decision.ReasonPrefillExcluded},
 		{"another engine", 0, do(func(in *Input) { in.PrefillPeers[0].Worker.Engine = workers.SGLang }), Local, decision.ReasonPrefillExcluded},
 		{"another block size", 0, do(func(in *Input) { in.PrefillPeers[0].Worker.BlockSize = 64 }), Local, decision.ReasonPrefillExcluded},
-		{"prefill gate", 0, do(func(in *Input) { in.Config.PrefillGate, in.Prefill.Candidates[0].PrefillTokens = 100, 101 }), Local, decision.ReasonPrefillBusy},
-		{"prefill gate at its limit", 0, do(func(in *Input) { in.Config.PrefillGate, in.Prefill.Candidates[0].PrefillTokens = 100, 100 }), Remote, decision.ReasonAlways},
+		{"prefill gate", 0, do(func(in *Input) { in.Rule.PrefillGate, in.Prefill.Candidates[0].PrefillTokens = 100, 101 }), Local, decision.ReasonPrefillBusy},
+		{"prefill gate at its limit", 0, do(func(in *Input) { in.Rule.PrefillGate, in.Prefill.Candidates[0].PrefillTokens = 100, 100 }), Remote, decision.ReasonAlways},
 		{"prefill gate does not stop the forced", 0, do(func(in *Input) {
-			in.Force, in.Config.PrefillGate, in.Prefill.Candidates[0].PrefillTokens = ForceRemote, 1, 50
+			in.Force, in.Rule.PrefillGate, in.Prefill.Candidates[0].PrefillTokens = disagg.ForceRemote, 1, 50
 		}), Remote, decision.ReasonForcedRemote},
 		{"decode gate", 9999, do(func(in *Input) {
-			in.Config.DecodeGate, in.Decode.Candidates[0].HasLoad, in.Decode.Candidates[0].KVUsage = 0.8, true, 0.81
+			in.Rule.DecodeGate, in.Decode.Candidates[0].HasLoad, in.Decode.Candidates[0].KVUsage = 0.8, true, 0.81
 		}), Remote, decision.ReasonDecodeBusy},
-		{"decode gate without a figure", 9999, do(func(in *Input) { in.Config.DecodeGate, in.Decode.Candidates[0].KVUsage = 0.8, 0.99 }), Local, decision.ReasonBelow},
+		{"decode gate without a figure", 9999, do(func(in *Input) { in.Rule.DecodeGate, in.Decode.Candidates[0].KVUsage = 0.8, 0.99 }), Local, decision.ReasonBelow},
 		{"both gates", 9999, do(func(in *Input) {
-			in.Config.DecodeGate, in.Decode.Candidates[0].HasLoad, in.Decode.Candidates[0].KVUsage = 0.8, true, 0.81
-			in.Config.PrefillGate, in.Prefill.Candidates[0].PrefillTokens = 100, 101
+			in.Rule.DecodeGate, in.Decode.Candidates[0].HasLoad, in.Decode.Candidates[0].KVUsage = 0.8, true, 0.81
+			in.Rule.PrefillGate, in.Prefill.Candidates[0].PrefillTokens = 100, 101
 		}), Local, decision.ReasonPrefillBusy},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -301,7 +294,7 @@ func TestPath(t *testing.T) {
 				f(in)
 			}
 			var p Plan
-			Make(in, &p)
+			Choose(in, &p)
 			if p.Err != nil || p.Path != tt.path || p.Reason != tt.reason {
 				t.Fatalf("%s because %s, error %v; want %s because %s", p.Path, p.Reason, p.Err, tt.path, tt.reason)
 			}
@@ -311,8 +304,8 @@ func TestPath(t *testing.T) {
 			if words := p.Words(in); words == "" || words == string(p.Reason) {
 				t.Errorf("no words for %s", p.Reason)
 			}
-			in.Config.Fallback = FallbackError
-			Make(in, &p)
+			in.Rule.Fallback = FallbackError
+			Choose(in, &p)
 			if wantErr := tt.reason.Degraded(); wantErr != (p.Err != nil) {
 				t.Errorf("with fallback error: %v", p.Err)
 			} else if wantErr && (!errors.Is(p.Err, ErrNoPrefill) || p.Path != "") {
@@ -325,21 +318,21 @@ func TestPath(t *testing.T) {
 // Restated tests 14, 15 and A5: which pool is empty is told apart.
 func TestEmptyPools(t *testing.T) {
 	in := pair(0)
-	in.Config.Fallback = FallbackError
+	in.Rule.Fallback = FallbackError
 	in.Prefill.Candidates, in.PrefillPeers = nil, nil
 	var p Plan
-	Make(in, &p)
+	Choose(in, &p)
 	if !errors.Is(p.Err, ErrNoPrefill) || errors.Is(p.Err, ErrNoDecode) || p.Reason != decision.ReasonNoPrefill {
 		t.Errorf("no prefill: %v, %s", p.Err, p.Reason)
 	}
 	in.Decode.Candidates, in.DecodePeers = nil, nil
-	Make(in, &p)
+	Choose(in, &p)
 	if !errors.Is(p.Err, ErrNoDecode) || !errors.Is(p.Err, selector.ErrNoCandidates) || p.DecodeIndex != -1 || p.PrefillIndex != -1 {
 		t.Errorf("no decode: %v, indices %d %d", p.Err, p.DecodeIndex, p.PrefillIndex)
 	}
 	in = pair(0)
 	in.Decode.Busy.PrefillTokens, in.Decode.Candidates[0].PrefillTokens = 1, 2
-	Make(in, &p)
+	Choose(in, &p)
 	if !errors.Is(p.Err, selector.ErrAllBusy) {
 		t.Errorf("busy decode: %v", p.Err)
 	}
@@ -349,7 +342,7 @@ func TestEmptyPools(t *testing.T) {
 func TestOldBehaviour(t *testing.T) {
 	var p Plan
 	in := pair(0)
-	Make(in, &p)
+	Choose(in, &p)
 	got := []any{p.Path, in.Decode.Candidates[p.DecodeIndex].Rank, in.Prefill.Candidates[p.PrefillIndex].Rank, p.Connector}
 	if d := cmp.Diff([]any{Remote, "decode-0/dp0", "prefill-0/dp0", workers.ConnectorNIXL}, got); d != "" {
 		t.Error(d)
@@ -364,7 +357,7 @@ func TestPlanFigures(t *testing.T) {
 	add(&in.Prefill, &in.PrefillPeers, worker("prefill-dp", workers.Prefill, workers.ConnectorNIXL, 2), decision.Candidate{OverlapBlocks: 64, PrefillTokens: 96})
 	in.Decode.Candidates[0].OverlapBlocks, in.Decode.Candidates[0].PrefillTokens = 32, 50
 	var p Plan
-	Make(in, &p)
+	Choose(in, &p)
 	if got := in.Prefill.Candidates[p.PrefillIndex].Rank; got != "prefill-dp/dp0" {
 		t.Errorf("prefill on %s", got)
 	}
@@ -393,23 +386,23 @@ func TestPlanProperties(t *testing.T) {
 		in := pair(rapid.IntRange(-1, 5000).Draw(t, "threshold"))
 		isl(rapid.IntRange(0, 6000).Draw(t, "isl"))(in)
 		in.Decode.Candidates[0].OverlapBlocks = rapid.IntRange(0, 200).Draw(t, "overlap")
-		in.Force = rapid.SampledFrom([]Force{Auto, ForceLocal, ForceRemote}).Draw(t, "force")
+		in.Force = rapid.SampledFrom([]disagg.Force{disagg.Auto, disagg.ForceLocal, disagg.ForceRemote}).Draw(t, "force")
 		in.Facts.N = rapid.IntRange(1, 2).Draw(t, "n")
 		in.Facts.Kind = rapid.SampledFrom([]api.Kind{api.Chat, api.Completion, api.Responses, api.Generate}).Draw(t, "kind")
-		in.Config.On = rapid.SampledFrom([]Measure{OnEffISL, OnISL, ""}).Draw(t, "on")
+		in.Rule.On = rapid.SampledFrom([]Measure{OnEffISL, OnISL, ""}).Draw(t, "on")
 		if rapid.Bool().Draw(t, "no prefill") {
 			in.Prefill.Candidates[0].KeptOut = "draining"
 		}
 		var p Plan
-		Make(in, &p)
-		Make(in, &reused)
+		Choose(in, &p)
+		Choose(in, &reused)
 		if p.Path != reused.Path || p.Reason != reused.Reason || p.EffISL != reused.EffISL || p.PrefillIndex != reused.PrefillIndex {
 			t.Fatalf("a reused plan differs: %s %s, %s %s", p.Path, p.Reason, reused.Path, reused.Reason)
 		}
 		if p.EffISL < 0 || p.EffISL > in.Facts.ISL || in.Facts.ISL > 0 && p.EffISL == 0 {
 			t.Fatalf("eff_isl %d of %d", p.EffISL, in.Facts.ISL)
 		}
-		if p.Path == Remote && (p.PrefillIndex < 0 || in.Facts.N > 1 || in.Force == ForceLocal || in.Facts.Kind == api.Responses) {
+		if p.Path == Remote && (p.PrefillIndex < 0 || in.Facts.N > 1 || in.Force == disagg.ForceLocal || in.Facts.Kind == api.Responses) {
 			t.Fatalf("remote because %s", p.Reason)
 		}
 	})
@@ -425,15 +418,15 @@ func TestReasonsAreClosed(t *testing.T) {
 	}
 }
 
-func TestMakeAllocatesNothing(t *testing.T) {
+func TestChooseAllocatesNothing(t *testing.T) {
 	in, p := pair(1000), &Plan{}
-	Make(in, p)
-	if n := testing.AllocsPerRun(100, func() { Make(in, p) }); n != 0 {
+	Choose(in, p)
+	if n := testing.AllocsPerRun(100, func() { Choose(in, p) }); n != 0 {
 		t.Errorf("%v allocations", n)
 	}
 }
 
-func BenchmarkMake64x64(b *testing.B) {
+func BenchmarkChoose64x64(b *testing.B) {
 	in := pair(1000)
 	for i := range 63 {
 		add(&in.Decode, &in.DecodePeers, worker(fmt.Sprintf("decode-%d", i+1), workers.Decode, workers.ConnectorNIXL, 1), decision.Candidate{OverlapBlocks: i, DecodeBlocks: 1000 - i})
@@ -443,6 +436,6 @@ func BenchmarkMake64x64(b *testing.B) {
 	var p Plan
 	b.ReportAllocs()
 	for b.Loop() {
-		Make(in, &p)
+		Choose(in, &p)
 	}
 }

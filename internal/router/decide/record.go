@@ -1,4 +1,4 @@
-package disagg
+package decide
 
 import (
 	"github.com/dynctl/dynctl/internal/router/decision"

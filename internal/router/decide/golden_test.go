@@ -1,4 +1,4 @@
-package disagg
+package decide
 
 import (
 	"bufio"
@@ -15,6 +15,7 @@ import (
 
 	"github.com/dynctl/dynctl/internal/router/api"
 	"github.com/dynctl/dynctl/internal/router/decision"
+	"github.com/dynctl/dynctl/internal/router/disagg"
 	"github.com/dynctl/dynctl/internal/router/selector"
 	"github.com/dynctl/dynctl/internal/workers"
 )
@@ -37,7 +38,7 @@ func TestDecisionsOnEveryPlatform(t *testing.T) {
 	for i := range goldenDecisions {
 		in := someInput(rng)
 		in.Settle()
-		Make(in, &p)
+		Choose(in, &p)
 		fmt.Fprintf(&got, "%d %s\n", i, line(in, &p))
 	}
 	if *update {
@@ -115,17 +116,17 @@ func someInput(rng *rand.Rand) *Input {
 	one := func(of ...float64) float64 { return of[rng.IntN(len(of))] }
 	isl := rng.IntN(9000)
 	in := &Input{
-		Config: Config{
+		Rule: Rule{
 			Threshold: []int{0, 0, 500, 2048}[rng.IntN(4)], On: []Measure{OnEffISL, OnEffISL, OnISL, ""}[rng.IntN(4)],
 			Fallback:    []Fallback{FallbackLocal, FallbackLocal, FallbackLocal, FallbackError}[rng.IntN(4)],
 			PrefillGate: []int{0, 0, 4000}[rng.IntN(3)], DecodeGate: one(0, 0, 0.7),
 		},
-		Facts: Facts{
+		Facts: disagg.Facts{
 			Kind: []api.Kind{api.Chat, api.Chat, api.Chat, api.Completion, api.Completion, api.Completion, api.Messages, api.Generate}[rng.IntN(8)], Splittable: rng.IntN(40) > 0,
-			ISL: isl, Source: []Source{FromIDs, FromLocal, FromLocal, FromLocal, FromEstimate, FromEstimate, FromNothing}[rng.IntN(7)],
+			ISL: isl, Source: []disagg.Source{disagg.FromIDs, disagg.FromLocal, disagg.FromLocal, disagg.FromLocal, disagg.FromEstimate, disagg.FromEstimate, disagg.FromNothing}[rng.IntN(7)],
 			N: 1 + rng.IntN(40)/39, Prompts: 1 + rng.IntN(40)/39, MaxTokens: int64(rng.IntN(40)) - 1, MinTokens: -1,
 		},
-		Force: []Force{Auto, Auto, Auto, Auto, Auto, Auto, Auto, Auto, ForceLocal, ForceRemote}[rng.IntN(10)],
+		Force: []disagg.Force{disagg.Auto, disagg.Auto, disagg.Auto, disagg.Auto, disagg.Auto, disagg.Auto, disagg.Auto, disagg.Auto, disagg.ForceLocal, disagg.ForceRemote}[rng.IntN(10)],
 	}
 	weights := selector.DefaultWeights()
 	if rng.IntN(3) > 0 {
@@ -146,7 +147,7 @@ func someInput(rng *rand.Rand) *Input {
 		workers.ConnectorNIXL, workers.ConnectorNIXL, workers.ConnectorNIXL, workers.ConnectorNIXL, workers.ConnectorNIXL,
 		workers.ConnectorNIXL, workers.ConnectorLMCache, workers.ConnectorLMCache, workers.ConnectorSharedStorage, workers.ConnectorNone,
 	}
-	fill := func(s *selector.Input, peers *[]Peer, phase selector.Phase, role workers.Role) {
+	fill := func(s *selector.Input, peers *[]disagg.Peer, phase selector.Phase, role workers.Role) {
 		*s = selector.Input{
 			Phase: phase, Policy: policy(), Weights: weights, Busy: busy, ISL: isl, BlockSize: block,
 			SessionKey: rng.Uint64() >> (63 * rng.IntN(2)), Draw: rng.Uint64(), Turn: rng.Uint64() >> 40,
@@ -175,7 +176,7 @@ func someInput(rng *rand.Rand) *Input {
 					c.KeptOut, c.Tried = "failed in this request", true
 				}
 				s.Candidates = append(s.Candidates, c)
-				*peers = append(*peers, Peer{Worker: w, Rank: &workers.Rank{WorkerName: w.Name, DP: dp, Label: c.Rank}})
+				*peers = append(*peers, disagg.Peer{Worker: w, Rank: &workers.Rank{WorkerName: w.Name, DP: dp, Label: c.Rank}})
 			}
 		}
 	}

@@ -1,12 +1,14 @@
-// Package disagg is the plan: it decides whether the prompt of a request is
-// prefilled by the decode rank itself (local) or by a prefill rank from which
-// the KV cache moves (remote), chooses both ranks, and knows what each
-// connector puts into the bodies of the two legs.
+// Package decide is the decision: which ranks serve a request, whether its prompt
+// is prefilled by the decode rank itself (local) or by a prefill rank from which the
+// KV cache moves (remote), what the ledger is told of it, and, attempt by attempt,
+// what follows when a leg fails.
 //
-// Make is a pure function; its Input carries everything, random draws
-// included. Begin of a Connector starts one dispatch: every call makes new
-// transfer ids, and the Transfer that it returns can feed one decode leg only.
-package disagg
+// Choose is a pure function of an Input, which holds values only, random draws and
+// turns included: replay makes recorded decisions again with it. A Run makes the
+// Input from the fleet as its caller sees it and goes through the attempts of one
+// request; the router, its dry run, the simulation and the virtual soak each drive
+// one. It reads no clock and changes nothing outside: effects are returned.
+package decide
 
 import (
 	"errors"
@@ -15,6 +17,7 @@ import (
 
 	"github.com/dynctl/dynctl/internal/router/api"
 	"github.com/dynctl/dynctl/internal/router/decision"
+	"github.com/dynctl/dynctl/internal/router/disagg"
 	"github.com/dynctl/dynctl/internal/router/selector"
 	"github.com/dynctl/dynctl/internal/workers"
 )
@@ -27,27 +30,6 @@ const (
 	Local  Path = "local"
 	Remote Path = "remote"
 )
-
-// Force is a wish for a path from outside (header X-Dynctl-Path).
-type Force string
-
-// The wishes; the empty Force is Auto.
-const (
-	Auto        Force = "auto"
-	ForceLocal  Force = "local"
-	ForceRemote Force = "remote"
-)
-
-// ParseForce reads a wish; the empty string is Auto.
-func ParseForce(s string) (Force, error) {
-	switch f := Force(s); f {
-	case "":
-		return Auto, nil
-	case Auto, ForceLocal, ForceRemote:
-		return f, nil
-	}
-	return "", fmt.Errorf("unknown path %q (one of auto, local, remote)", s)
-}
 
 // Measure names what is compared with the threshold.
 type Measure string
@@ -70,30 +52,8 @@ const (
 	FallbackError Fallback = "error"
 )
 
-// Source says where a prompt's length comes from.
-type Source string
-
-// The sources, from the surest to none at all.
-const (
-	FromIDs      Source = "ids"      // the client sent token ids
-	FromEngine   Source = "engine"   // an engine tokenized the prompt
-	FromLocal    Source = "local"    // the router's own tokenizer did
-	FromEstimate Source = "estimate" // code points / 4
-	FromNothing  Source = "none"
-)
-
-// exact reports whether an engine must count ISL tokens. Only ids of the client
-// are counted alike by everybody: /tokenize is not asked with all that a
-// request's own template may look at (the choice of a tool, a format for the
-// answer), and some models do not use a template for it at all.
-func (f *Facts) exact() bool { return f.Source == FromIDs && !f.Truncated && f.ISL > 0 }
-
-// Estimate is the estimated length in tokens of a prompt of so many Unicode
-// code points: floor(codePoints / 4), as production-stack has it.
-func Estimate(codePoints int) int { return max(codePoints, 0) / 4 }
-
-// Config is the operator's part of the decision.
-type Config struct {
+// Rule is the operator's part of the plan.
+type Rule struct {
 	// Threshold in tokens: remote when the measure is at least this; 0 or
 	// less is always remote.
 	Threshold int
@@ -112,63 +72,17 @@ type Config struct {
 	Connector workers.Connector
 }
 
-// Facts are what the plan needs to know of a request.
-type Facts struct {
-	Kind api.Kind
-	// Splittable says that the endpoint may be served by two legs.
-	Splittable bool
-	// ISL is the prompt's length in tokens, from Source.
-	ISL    int
-	Source Source
-	// N is the number of answers to each prompt, Prompts the number of
-	// prompts in the body; 0 counts as 1.
-	N, Prompts int
-	// Truncated says that the engine may cut the prompt before it works on it.
-	Truncated bool
-	// Multimodal says that the prompt holds more than text.
-	Multimodal bool
-	// Continues says that the prompt goes on from a response that one decode
-	// engine has, ServerTools that the engine may run tools and ask itself
-	// again, with the same transfer parameters and a longer prompt.
-	Continues, ServerTools bool
-	// ThinkingBudget says that the answer's limit must be above a number of
-	// tokens for thinking (Anthropic's API).
-	ThinkingBudget bool
-	// PromptLogprobs says that the answer tells of the prompt's own tokens,
-	// which a rank that did not compute them cannot (echo with logprobs too).
-	PromptLogprobs bool
-	// MaxTokens is the longest answer asked for, -1 when not told;
-	// MaxTokensKey is the body's member that told it.
-	MaxTokens    int64
-	MaxTokensKey string
-	// MinTokens is the shortest answer asked for, -1 when not told.
-	MinTokens int64
-	// StreamUsage says that the answer is a stream that tells the usage.
-	StreamUsage bool
-	// Logprobs and Echo are the client's wishes of those names.
-	Logprobs, Echo bool
-	// TokenIDs are the prompt's ids where they are known; LMCache's first
-	// token mode needs them.
-	TokenIDs []uint32
-}
-
-// Peer is the rank behind a candidate.
-type Peer struct {
-	Worker *workers.Worker
-	Rank   *workers.Rank
-}
-
 // Input is all that a plan depends on. The peers are parallel to the
 // candidates of their phase.
 type Input struct {
-	Config Config
-	Facts  Facts
-	Force  Force
+	Rule  Rule
+	Facts disagg.Facts
+	Force disagg.Force
 
 	Decode       selector.Input
-	DecodePeers  []Peer
+	DecodePeers  []disagg.Peer
 	Prefill      selector.Input
-	PrefillPeers []Peer
+	PrefillPeers []disagg.Peer
 }
 
 // LoadCredit is what a cached block takes off the cost of a decode rank whose
@@ -198,7 +112,7 @@ func (in *Input) Settle() {
 // AlwaysRemote reports whether the request goes to a prefill rank, if there is
 // one, whatever the decode ranks hold.
 func (in *Input) AlwaysRemote() bool {
-	return in.Config.Threshold <= 0 && in.Force != ForceLocal && in.Facts.whole() == ""
+	return in.Rule.Threshold <= 0 && in.Force != disagg.ForceLocal && whole(&in.Facts) == ""
 }
 
 // Work is what one path would cost, in tokens.
@@ -261,9 +175,9 @@ func CachedTokens(isl, overlapBlocks, blockSize int) int {
 	return min(overlapBlocks, (isl-1)/blockSize) * blockSize
 }
 
-// Make fills out with the plan for in, reusing its memory.
-func Make(in *Input, out *Plan) {
-	c := &in.Config
+// Choose fills out with the plan for in, reusing its memory.
+func Choose(in *Input, out *Plan) {
+	c := &in.Rule
 	*out = Plan{
 		Decode: out.Decode, Prefill: out.Prefill, veto: out.veto[:0], DecodeIndex: -1, PrefillIndex: -1,
 		Threshold: c.Threshold, On: c.On, Connector: c.Connector,
@@ -280,18 +194,18 @@ func Make(in *Input, out *Plan) {
 	}
 	out.chose(in, d)
 	alone := !needsPrefill(in.DecodePeers[d].Worker)
-	whole := mustStayWhole(in, out, alone)
-	if whole == "" {
+	intact := mustStayWhole(in, out, alone)
+	if intact == "" {
 		out.rankPrefill(in, d)
 	}
 	path, reason := wanted(in, out)
 	switch {
-	case in.Force == ForceLocal:
+	case in.Force == disagg.ForceLocal:
 		path, reason = Local, decision.ReasonForcedLocal
-	case whole != "":
-		path, reason = Local, whole
+	case intact != "":
+		path, reason = Local, intact
 	}
-	if path == Local && !alone && whole == "" && in.Force != ForceLocal && out.HasRemote {
+	if path == Local && !alone && intact == "" && in.Force != disagg.ForceLocal && out.HasRemote {
 		path, reason = Remote, decision.ReasonDecodeOnly
 	}
 	if path == Remote && !out.HasRemote {
@@ -303,14 +217,14 @@ func Make(in *Input, out *Plan) {
 		}
 		path = Local
 	}
-	if path == Local && !alone && !out.chooseAlone(in) && (whole == "" || in.Facts.Splittable) {
+	if path == Local && !alone && !out.chooseAlone(in) && (intact == "" || in.Facts.Splittable) {
 		out.Reason = reason
-		if whole != "" {
+		if intact != "" {
 			out.Err = ErrWhole
 			if in.ServesAlone() {
 				out.Err = fmt.Errorf("%w: %w", ErrNoDecode, out.Decode.Err())
 			}
-		} else if in.Force == ForceLocal {
+		} else if in.Force == disagg.ForceLocal {
 			out.Err = fmt.Errorf("%w can prefill by itself: %w", ErrNoDecode, selector.ErrAllExcluded)
 		} else {
 			out.Err = fmt.Errorf("%w: %w", ErrNoPrefill, out.Prefill.Err())
@@ -327,7 +241,7 @@ func (p *Plan) chose(in *Input, d int) {
 	p.CachedTokens = CachedTokens(f.ISL, decode.OverlapBlocks, in.Decode.BlockSize)
 	p.EffISL = f.ISL - p.CachedTokens
 	p.Local = Work{Compute: p.EffISL, Queued: decode.PrefillTokens}
-	if p.Connector = in.Config.Connector; p.Connector == workers.ConnectorNone {
+	if p.Connector = in.Rule.Connector; p.Connector == workers.ConnectorNone {
 		p.Connector = in.DecodePeers[d].Worker.Connector
 	}
 }
@@ -335,7 +249,7 @@ func (p *Plan) chose(in *Input, d int) {
 // ServesAlone reports whether there is a decode rank, be it usable or not, that
 // can prefill by itself.
 func (in *Input) ServesAlone() bool {
-	return slices.ContainsFunc(in.DecodePeers, func(p Peer) bool { return !needsPrefill(p.Worker) })
+	return slices.ContainsFunc(in.DecodePeers, func(p disagg.Peer) bool { return !needsPrefill(p.Worker) })
 }
 
 // needsPrefill reports whether a decode worker refuses a request that no
@@ -373,7 +287,7 @@ func (p *Plan) rankPrefill(in *Input, d int) {
 	to := in.DecodePeers[d].Worker
 	p.veto = slices.Grow(p.veto, len(in.PrefillPeers))[:len(in.PrefillPeers)]
 	for i := range in.PrefillPeers {
-		p.veto[i] = mismatch(in.PrefillPeers[i].Worker, to, in.Config.Connector)
+		p.veto[i] = mismatch(in.PrefillPeers[i].Worker, to, in.Rule.Connector)
 		from := in.PrefillPeers[i].Worker
 		switch {
 		case p.veto[i] != "":
@@ -421,14 +335,14 @@ func mustStayWhole(in *Input, out *Plan, alone bool) decision.Reason {
 	if f.Splittable && c != workers.ConnectorNone && !carries(c, f.Kind, in.DecodePeers[out.DecodeIndex].Worker) {
 		return decision.ReasonEndpoint
 	}
-	if r := f.whole(); r != "" && (alone || c != workers.ConnectorSGLang || !pairs(r)) {
+	if r := whole(f); r != "" && (alone || c != workers.ConnectorSGLang || !pairs(r)) {
 		return r
 	}
 	switch {
 	case c == workers.ConnectorNone:
 		return decision.ReasonNoConnector
-	case alone && f.Source != FromEstimate && f.Source != FromNothing && f.ISL < in.Decode.BlockSize &&
-		(c == workers.ConnectorSharedStorage || in.Config.Threshold > 0 && in.Force != ForceRemote):
+	case alone && f.Source != disagg.FromEstimate && f.Source != disagg.FromNothing && f.ISL < in.Decode.BlockSize &&
+		(c == workers.ConnectorSharedStorage || in.Rule.Threshold > 0 && in.Force != disagg.ForceRemote):
 		return decision.ReasonShort
 	}
 	return ""
@@ -436,7 +350,7 @@ func mustStayWhole(in *Input, out *Plan, alone bool) decision.Reason {
 
 // whole says what of a request keeps it from being served in two legs by any
 // rank; "" for nothing.
-func (f *Facts) whole() decision.Reason {
+func whole(f *disagg.Facts) decision.Reason {
 	switch {
 	case !f.Splittable:
 		return decision.ReasonEndpoint
@@ -486,15 +400,15 @@ func carries(c workers.Connector, k api.Kind, w *workers.Worker) bool {
 // wanted is the path by force, threshold and gates, as if every path could be
 // had.
 func wanted(in *Input, out *Plan) (Path, decision.Reason) {
-	c, f := &in.Config, &in.Facts
-	if in.Force == ForceRemote {
+	c, f := &in.Rule, &in.Facts
+	if in.Force == disagg.ForceRemote {
 		return Remote, decision.ReasonForcedRemote
 	}
 	path, reason := Local, decision.ReasonBelow
 	switch {
 	case c.Threshold <= 0:
 		path, reason = Remote, decision.ReasonAlways
-	case f.Source == FromNothing:
+	case f.Source == disagg.FromNothing:
 		reason = decision.ReasonLengthUnknown
 	case out.On == OnISL && f.ISL >= c.Threshold:
 		path, reason = Remote, decision.ReasonISLAbove

@@ -1,0 +1,236 @@
+package decide
+
+import (
+	"slices"
+
+	"github.com/dynctl/dynctl/internal/router/attempt"
+	"github.com/dynctl/dynctl/internal/router/decision"
+	"github.com/dynctl/dynctl/internal/router/disagg"
+	"github.com/dynctl/dynctl/internal/router/ledger"
+	"github.com/dynctl/dynctl/internal/router/selector"
+	"github.com/dynctl/dynctl/internal/workers"
+)
+
+// Settings are the operator's part of decisions, of one configuration revision.
+type Settings struct {
+	// Decode and Prefill are the policies of the phases.
+	Decode, Prefill selector.Policy
+	Weights         selector.Weights
+	Busy            selector.Busy
+	Rule            Rule
+}
+
+// Request is what a decision needs to know of a request besides its prompt's
+// blocks.
+type Request struct {
+	Facts disagg.Facts
+	Force disagg.Force
+	// Session is selector.HashSession of the session's name; 0 for none.
+	Session uint64
+	Pin     Pin
+	// Chances are those of the decode and of the prefill phase. They are the
+	// caller's, once for all attempts: a retry goes on from where the request
+	// began, and shifts nobody else's turn.
+	Chances [2]Chance
+}
+
+// Pin is who was asked for.
+type Pin struct {
+	// Decode and Prefill are the workers' names; empty for any.
+	Decode, Prefill string
+	// HasRank says that Rank, the number of a data-parallel rank, was asked for
+	// of the decode worker.
+	HasRank bool
+	Rank    int
+}
+
+// worker is the name of a phase's worker.
+func (p *Pin) worker(phase selector.Phase) string {
+	if phase == selector.Prefill {
+		return p.Prefill
+	}
+	return p.Decode
+}
+
+// Chance is what a choice depends on besides what is known: the request's turn in
+// a phase's round-robin sequence, and its random number.
+type Chance struct{ Turn, Draw uint64 }
+
+// Seen is what the caller alone can see of the fleet. Health and the engines' own
+// load stand in the workers.
+type Seen interface {
+	// Overlap is how many leading tokens of the prompt a rank is taken to hold.
+	Overlap(w *workers.Worker, k *workers.Rank) int
+	// Load is the work that was given to a rank, and how many blocks it holds.
+	Load(k *workers.Rank) (l ledger.Load, residentBlocks int)
+}
+
+// Effects are what a decision asks of its caller. Who only asks what would be done
+// leaves them.
+type Effects struct {
+	// Readmit are ejected workers that were candidates, because a phase has
+	// nobody else.
+	Readmit []*workers.Worker
+	// ReturnTurn says that the request has no use for its turn in the prefill
+	// phase: it is the next request's, unless that has one already.
+	ReturnTurn bool
+}
+
+// Run is one request with all its attempts. Its memory is reused by Begin.
+type Run struct {
+	Request Request
+	// In and Plan are the newest decision's.
+	In      Input
+	Plan    Plan
+	History attempt.History
+
+	decided bool
+	// workers are those of the newest decision.
+	workers []*workers.Worker
+}
+
+// Begin begins another request.
+func (r *Run) Begin(q Request) {
+	r.History.Reset()
+	*r = Run{Request: q, In: r.In, Plan: r.Plan, History: r.History}
+	r.Plan.reset()
+}
+
+// reset makes the plan one of nothing, and keeps its memory.
+func (p *Plan) reset() {
+	p.Decode.Reset()
+	p.Prefill.Reset()
+	*p = Plan{Decode: p.Decode, Prefill: p.Prefill, veto: p.veto[:0], DecodeIndex: -1, PrefillIndex: -1}
+}
+
+// Decide makes the plan of the next attempt from the workers that serve the
+// request's model. unit is the router's block in tokens. A phase whose workers are
+// all kept out, some of them by nothing but their ejection, has those as
+// candidates.
+func (r *Run) Decide(s *Settings, list []*workers.Worker, unit int, seen Seen) (e Effects) {
+	in, q := &r.In, &r.Request
+	in.Rule, in.Facts, in.Force = s.Rule, q.Facts, q.Force
+	r.workers = list
+	for _, p := range [...]struct {
+		in     *selector.Input
+		peers  *[]disagg.Peer
+		phase  selector.Phase
+		policy selector.Policy
+		chance Chance
+	}{
+		{&in.Decode, &in.DecodePeers, selector.Decode, s.Decode, q.Chances[0]},
+		{&in.Prefill, &in.PrefillPeers, selector.Prefill, s.Prefill, q.Chances[1]},
+	} {
+		*p.in = selector.Input{
+			Phase: p.phase, Policy: p.policy, Weights: s.Weights, Busy: s.Busy, ISL: q.Facts.ISL, BlockSize: unit,
+			SessionKey: q.Session, Draw: p.chance.Draw, Turn: p.chance.Turn, Candidates: p.in.Candidates,
+		}
+		if r.list(p.in, p.peers, list, seen, nil) {
+			continue
+		}
+		before := len(e.Readmit)
+		for _, w := range list {
+			if ok, _ := w.State.Usable(); ok || !ejected(w) || !can(w, p.phase) {
+				continue
+			}
+			if why, _ := r.keptOut(w, p.phase, true); why == "" {
+				e.Readmit = append(e.Readmit, w)
+			}
+		}
+		if back := e.Readmit[before:]; len(back) > 0 {
+			r.list(p.in, p.peers, list, seen, back)
+		}
+	}
+	in.Settle()
+	Choose(in, &r.Plan)
+	e.ReturnTurn = !r.decided && r.Plan.Path != Remote
+	r.decided = true
+	return e
+}
+
+// can reports whether a worker does the work of a phase.
+func can(w *workers.Worker, p selector.Phase) bool {
+	if p == selector.Prefill {
+		return w.Role.CanPrefill()
+	}
+	return w.Role.CanDecode()
+}
+
+// ejected reports whether nothing but its ejection keeps a worker from use.
+func ejected(w *workers.Worker) bool {
+	return !w.State.Draining() && w.State.Condition().Health == workers.Ejected
+}
+
+// list fills the candidates of a phase and reports whether one of them may be
+// used. Those who are let back are taken for healthy.
+func (r *Run) list(in *selector.Input, peers *[]disagg.Peer, list []*workers.Worker, seen Seen, back []*workers.Worker) (any bool) {
+	in.Candidates, *peers = in.Candidates[:0], (*peers)[:0]
+	pin := &r.Request.Pin
+	for _, w := range list {
+		if !can(w, in.Phase) {
+			continue
+		}
+		why, tried := r.keptOut(w, in.Phase, slices.Contains(back, w))
+		for _, k := range w.Ranks {
+			c := decision.Candidate{Rank: k.Label, Slot: k.Slot, KeptOut: why, Tried: tried, KVUsage: -1}
+			if why == "" && in.Phase == selector.Decode && pin.HasRank && k.DP != pin.Rank {
+				c.KeptOut = "another rank was asked for"
+			}
+			any = any || c.KeptOut == ""
+			c.OverlapBlocks = seen.Overlap(w, k) / in.BlockSize
+			var l ledger.Load
+			l, c.ResidentBlocks = seen.Load(k)
+			c.ActiveRequests, c.PrefillTokens, c.DecodeBlocks = l.Requests, l.PrefillTokens, l.DecodeBlocks
+			c.FreshTokens, c.LastTurn = l.Fresh, l.LastTurn
+			if w.KVBlocks > 0 && w.BlockSize > 0 {
+				c.KVBlocks = w.KVBlocks * w.BlockSize / in.BlockSize
+			}
+			if e := k.Load(); e != nil && e.Told() {
+				c.HasLoad = true
+				c.Running, c.Waiting, c.KVUsage = max(0, e.Running), max(0, e.Waiting), e.KVUsage
+			}
+			in.Candidates = append(in.Candidates, c)
+			*peers = append(*peers, disagg.Peer{Worker: w, Rank: k})
+		}
+	}
+	return any
+}
+
+// keptOut says why a worker is no choice in a phase, whatever it would cost; empty
+// if it is one. tried says that it had its turn in this request. An ejected one
+// that is let back is taken for healthy.
+func (r *Run) keptOut(w *workers.Worker, p selector.Phase, back bool) (why string, tried bool) {
+	if why, tried = r.History.Banned(w.State, p); tried {
+		return why, true
+	}
+	if ok, why := w.State.Usable(); !ok && !back {
+		return why, false
+	}
+	if name := r.Request.Pin.worker(p); name != "" && name != w.Name {
+		return "another worker was asked for", false
+	}
+	return "", false
+}
+
+// Claims are what the plan takes of its decode and of its prefill rank.
+func (r *Run) Claims() (decode, prefill ledger.Claim) {
+	p, isl := &r.Plan, r.Request.Facts.ISL
+	decode = ledger.Claim{ContextTokens: isl, BlockSize: r.In.Decode.BlockSize}
+	if p.Path == Local {
+		decode.PrefillTokens = p.EffISL
+		return decode, ledger.Claim{}
+	}
+	decode.LoadTokens = p.EffISL
+	return decode, ledger.Claim{PrefillTokens: isl - p.PrefillCached, BlockSize: r.In.Prefill.BlockSize}
+}
+
+// Prefills are the workers that could prefill but for their bans. An ejected one
+// comes back when there is nobody else.
+func (r *Run) Prefills() (list []*workers.State) {
+	for _, w := range r.workers {
+		if ok, _ := w.State.Usable(); w.Role.CanPrefill() && (ok || ejected(w)) {
+			list = append(list, w.State)
+		}
+	}
+	return list
+}
