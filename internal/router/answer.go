@@ -15,6 +15,7 @@ import (
 	"github.com/tidwall/gjson"
 
 	"github.com/dynctl/dynctl/internal/router/api"
+	"github.com/dynctl/dynctl/internal/router/attempt"
 	"github.com/dynctl/dynctl/internal/router/decide"
 	"github.com/dynctl/dynctl/internal/router/disagg"
 	"github.com/dynctl/dynctl/internal/router/ledger"
@@ -168,13 +169,7 @@ func (x *exchange) holdHead(p disagg.Peer, resp *upstream.Response, head *sse.He
 		}
 	}
 	if verdict == sse.Failed {
-		x.report(selector.Decode, health.ServerError)
-		f := &failure{
-			phase: selector.Decode, worker: p.Worker, reason: "stream_error", retry: true, broke: true,
-			err: errors.New("the engine's stream began with an error: " + head.Scanner.Summary().Error),
-		}
-		x.failed(f.phase, f.worker, f.reason, f.err)
-		return f
+		return x.fail(selector.Decode, p.Worker, attempt.StreamError, true, errors.New("the engine's stream began with an error: "+head.Scanner.Summary().Error))
 	}
 	return nil
 }
@@ -246,7 +241,7 @@ func (x *exchange) streamError(p disagg.Peer, err error) error {
 	var f *upstream.Failure
 	if errors.As(err, &f) && f.Kind != upstream.Canceled {
 		x.report(selector.Decode, health.ServerError)
-		x.failed(selector.Decode, p.Worker, string(f.Kind), err)
+		x.failed(selector.Decode, p.Worker, attempt.Reason(f.Kind), err)
 		e := *f.APIError()
 		e.Message = fmt.Sprintf("%s broke off in the middle of the answer: %s", p.Worker.Name, e.Message)
 		e.Err = f

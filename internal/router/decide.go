@@ -43,6 +43,7 @@ func newEffective(c settings.Config, origin map[string]string, revision uint64) 
 	s.routing.blind = !looks(s.routing.Prefill) && !looks(s.routing.Decode) && r.Busy.PrefillTokens == 0 && r.PrefillGate == 0 &&
 		(r.Threshold <= 0 || r.ThresholdOn == string(decide.OnISL))
 	s.routing.Weights, s.routing.Busy, s.routing.Rule = r.Weights, r.Busy, r.Plan()
+	s.routing.Attempts, s.routing.LocalWithoutParams = c.Retry.Attempts, r.MissingParams == "local"
 	o := disagg.Options{FirstToken: true}
 	if r.DecoderRegistry != "" {
 		if o.Decoders, err = disagg.ParseDecoderRegistry([]byte(r.DecoderRegistry), nil); err != nil {
@@ -113,9 +114,7 @@ type question struct {
 	dry bool
 	// taken says that the request has its turns and random numbers.
 	taken bool
-	// fallback is why remote prefill was given up in this request.
-	fallback string
-	took     stageTimes
+	took  stageTimes
 }
 
 // stageTimes is the router's own time in its stages.

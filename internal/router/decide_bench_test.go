@@ -133,7 +133,7 @@ func BenchmarkObserved(b *testing.B) {
 			facts := disagg.Facts{Kind: api.Chat, Splittable: true, ISL: 256, Source: disagg.FromEstimate, N: 1, Prompts: 1, MaxTokens: 16}
 			x := &exchange{}
 			x.d.reset()
-			x.r, x.ep, x.ctx, x.model, x.path, x.attempt = r, ep, b.Context(), "bench", "local", 1
+			x.r, x.ep, x.ctx, x.model, x.path = r, ep, b.Context(), "bench", "local"
 			x.d.settings, x.d.fleet, x.d.model = r.settings.Load(), r.registry.Snapshot(), "bench"
 			x.d.list = x.d.fleet.Model("bench")
 			x.d.prompt = prompt.Prompt{ISL: 256, Source: disagg.FromEstimate}

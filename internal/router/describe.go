@@ -102,7 +102,7 @@ func (r *Router) dryRun(ctx context.Context, in admin.RouteRequest) (*receipt.Re
 	if x.d.prompt.Note != "" {
 		c.Note(x.d.prompt.Note)
 	}
-	fillPlan(c, &x.d, x.d.run.Plan.Reason)
+	fillPlan(c, &x.d)
 	return c, nil
 }
 

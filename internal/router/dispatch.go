@@ -25,6 +25,8 @@ import (
 	"github.com/dynctl/dynctl/internal/workers/health"
 )
 
+var errEjected = errors.New("the worker is ejected")
+
 // maxPrefillAnswer bounds the answer of a prefill leg; it is read whole.
 const maxPrefillAnswer = 32 << 20
 
@@ -33,50 +35,40 @@ const prefillGrace = time.Second
 
 // failure is a leg that failed before the client got a byte.
 type failure struct {
-	phase  selector.Phase
-	worker *workers.Worker
-	// reason is a closed set, fit for labels: "connect", "timeout", "reset",
-	// "protocol", "status_5xx", "overloaded", "stream_error",
-	// "missing_params", "bad_params", "prefill_ended", "ejected",
-	// "no_connector".
-	reason string
-	// retry says that another attempt elsewhere may do better.
-	retry bool
-	// broke says that the engine had taken the request on before.
-	broke bool
-	err   error
-	// suspect is the worker of the other leg when either of the two may be the
-	// one that does not answer: each waits for the other.
-	suspect *workers.Worker
+	attempt.Failure
+	err error
 }
 
-// mutual reports whether a leg may have failed in this way because of the other
-// leg's worker: KV that cannot be fetched, or a rendezvous that nobody comes to,
-// is told as an internal error or not at all.
-func (f *failure) mutual() bool {
-	return f.reason == string(upstream.Timeout) || f.reason == "status_5xx" || f.reason == "stream_error"
+// fail makes the failure of a leg. What its reason means for the worker's health is
+// told here, and for the request by the policy: who finds the failure names a
+// reason and no more.
+func (x *exchange) fail(phase selector.Phase, w *workers.Worker, reason attempt.Reason, sent bool, err error) *failure {
+	out := reason.Means().Outcome
+	x.report(phase, out)
+	if out.Failure() {
+		x.failed(phase, w, reason, err)
+	}
+	return &failure{Failure: attempt.Failure{Worker: w.State, Name: w.Name, Phase: phase, Reason: reason, Sent: sent}, err: err}
 }
 
-func (f *failure) Error() string {
-	return fmt.Sprintf("%s leg on %s: %v", f.phase, f.worker.Name, f.err)
-}
+func (f *failure) Error() string { return fmt.Sprintf("%s leg on %s: %v", f.Phase, f.Name, f.err) }
 
 func (f *failure) Unwrap() error { return f.err }
 
 // APIError is the failure as the client is told it.
 func (f *failure) APIError() *api.Error {
 	e := *api.FromError(f.err)
-	if f.phase == selector.Prefill && e.Status >= 500 {
+	if f.Phase == selector.Prefill && e.Status >= 500 {
 		if e.Status == http.StatusInternalServerError {
 			e.Status = http.StatusBadGateway
 		}
 		e.Code = api.CodePrefillFailed
-		e.Message = fmt.Sprintf("remote prefill on %s failed: %v", f.worker.Name, f.err)
+		e.Message = fmt.Sprintf("remote prefill on %s failed: %v", f.Name, f.err)
 	} else if e.Status >= 500 && e.Status != api.StatusClientClosed {
 		if e.Status == http.StatusInternalServerError {
 			e.Status, e.Code = http.StatusBadGateway, api.CodeUpstreamError
 		}
-		e.Message = fmt.Sprintf("%s: %v", f.worker.Name, f.err)
+		e.Message = fmt.Sprintf("%s: %v", f.Name, f.err)
 	}
 	e.Err = f
 	return &e
@@ -118,19 +110,14 @@ func (x *exchange) excuse() {
 func (x *exchange) attempts() error {
 	d := &x.d
 	var last error
-	for x.attempt = 1; ; x.attempt++ {
-		if x.attempt > 1 {
+	for {
+		if d.run.Attempt > 0 {
 			x.look()
 		}
 		x.r.decide(d)
 		x.record()
 		if d.run.Plan.Err != nil {
-			missing := selector.Decode
-			if errors.Is(d.run.Plan.Err, decide.ErrNoPrefill) {
-				missing = selector.Prefill
-			}
-			if next := attempt.AfterNoChoice(&d.run.History, missing); next.Step == attempt.Recall {
-				d.run.History.Bans = next.Bans
+			if d.run.NoChoice().Step == attempt.Recall {
 				continue
 			}
 			if last != nil {
@@ -164,24 +151,16 @@ func (x *exchange) look() {
 // again asks whether another attempt may follow one that has failed, and
 // prepares it.
 func (x *exchange) again(err error) bool {
-	r, d, s := x.r, &x.d, x.d.settings
+	r, run := x.r, &x.d.run
 	var f *failure
 	if !errors.As(err, &f) {
 		return false
 	}
-	h := &d.run.History
-	told := f.told()
-	told.Admission = *x.admission(f.phase)
-	h.Add(told)
-	policy := attempt.Settings{
-		Attempts: s.Retry.Attempts, LocalPrefill: s.Routing.PrefillFallback == "local" && d.run.In.ServesAlone(), LocalWithoutParams: s.Routing.MissingParams == "local",
+	f.Admission = *x.admission(f.Phase)
+	next := run.Failed(f.Failure)
+	if next.Budgeted && !r.budget.take(time.Now(), x.d.settings.Retry.Budget) {
+		next = run.NoBudget()
 	}
-	prefills := d.run.Prefills()
-	next := attempt.AfterFailure(h, policy, prefills, true)
-	if next.Budgeted && !r.budget.take(time.Now(), s.Retry.Budget) {
-		next = attempt.AfterFailure(h, policy, prefills, false)
-	}
-	h.Bans = next.Bans
 	switch {
 	case next.Step == attempt.GiveUp:
 		if next.Why != "" {
@@ -189,27 +168,16 @@ func (x *exchange) again(err error) bool {
 		}
 		return false
 	case next.Step == attempt.FallBack:
-		// The decode rank prefills by itself, visibly.
-		h.Local, d.fallback = true, f.reason
-		d.run.Request.Force, x.held = disagg.ForceLocal, nil
+		x.held = nil
 		x.note(fmt.Sprintf("fallback to local prefill: %v", f))
-	case next.Free && f.reason != attempt.Stale: // nothing was sent
+	case next.Free && f.Reason != attempt.Stale: // nothing was sent
 	default:
 		r.traffic.Retries.Add(1)
-		r.metrics.Retry(string(f.phase), f.reason)
-		x.note(fmt.Sprintf("attempt %d failed: %v", x.attempt, err))
+		r.metrics.Retry(string(f.Phase), string(f.Reason))
+		x.note(fmt.Sprintf("attempt %d failed: %v", run.Attempt, err))
 		x.held = nil
 	}
 	return true
-}
-
-// told is the failure in the words of the policy.
-func (f *failure) told() attempt.Failure {
-	t := attempt.Failure{Worker: f.worker.State, Name: f.worker.Name, Phase: f.phase, Reason: f.reason, Final: !f.retry, Broke: f.broke}
-	if f.suspect != nil {
-		t.Other = f.suspect.State
-	}
-	return t
 }
 
 func planError(in *decide.Input, p *decide.Plan) error {
@@ -255,7 +223,7 @@ func (x *exchange) carryOut() error {
 	decode := d.run.In.DecodePeers[p.DecodeIndex]
 	x.path = string(p.Path)
 	if !x.admit(selector.Decode, decode.Worker) {
-		return &failure{phase: selector.Decode, worker: decode.Worker, reason: attempt.Ejected, retry: true, err: errors.New("the worker is ejected")}
+		return x.fail(selector.Decode, decode.Worker, attempt.Ejected, false, errEjected)
 	}
 	claim, prefill := d.run.Claims()
 	held := r.ledger.Reserve(decode.Rank, claim)
@@ -278,13 +246,12 @@ func (x *exchange) remote(decode disagg.Peer, held *ledger.Reservation, claim le
 	prefill := d.run.In.PrefillPeers[p.PrefillIndex]
 	if !x.admit(selector.Prefill, prefill.Worker) {
 		x.report(selector.Decode, health.Canceled)
-		return &failure{phase: selector.Prefill, worker: prefill.Worker, reason: attempt.Ejected, retry: true, err: errors.New("the worker is ejected")}
+		return x.fail(selector.Prefill, prefill.Worker, attempt.Ejected, false, errEjected)
 	}
 	connector := d.settings.routing.connectors[p.Connector]
 	if connector == nil {
 		x.report(selector.Decode, health.Canceled)
-		x.report(selector.Prefill, health.Canceled)
-		return &failure{phase: selector.Prefill, worker: prefill.Worker, reason: "no_connector", err: fmt.Errorf("unknown connector %q", p.Connector)}
+		return x.fail(selector.Prefill, prefill.Worker, attempt.NoConnector, false, fmt.Errorf("unknown connector %q", p.Connector))
 	}
 	transfer, err := connector.Begin(disagg.Dispatch{
 		RequestID: x.id, Facts: d.run.Request.Facts, Prefill: prefill, Decode: decode,
@@ -292,8 +259,7 @@ func (x *exchange) remote(decode disagg.Peer, held *ledger.Reservation, claim le
 	})
 	if err != nil {
 		x.report(selector.Decode, health.Canceled)
-		x.report(selector.Prefill, health.Canceled)
-		return &failure{phase: selector.Prefill, worker: prefill.Worker, reason: "no_connector", retry: true, err: err}
+		return x.fail(selector.Prefill, prefill.Worker, attempt.NoConnector, false, err)
 	}
 	r.sent(d, prefill.Worker, prefill.Rank, time.Now())
 	r.sent(d, decode.Worker, decode.Rank, time.Now())
@@ -308,12 +274,12 @@ func (x *exchange) remote(decode disagg.Peer, held *ledger.Reservation, claim le
 	edits, err := transfer.DecodeEdits()
 	if err != nil {
 		x.report(selector.Decode, health.Canceled)
-		return &failure{phase: selector.Prefill, worker: prefill.Worker, reason: "bad_params", retry: true, err: err}
+		return x.fail(selector.Prefill, prefill.Worker, attempt.BadParams, true, err)
 	}
 	err = x.decodeLeg(x.ctx, decode, held, x.edit(edits, decode, selector.Decode), transfer)
 	var f *failure
-	if errors.As(err, &f) && f.mutual() {
-		f.suspect = prefill.Worker // its KV may be what was missing
+	if errors.As(err, &f) {
+		f.Other = prefill.Worker.State // its KV may be what was missing
 	}
 	return err
 }
@@ -348,13 +314,13 @@ func (x *exchange) concurrent(t *disagg.Transfer, prefill disagg.Peer, claim led
 			err, other = cause, decode.Worker // the decode leg failed because it was cancelled
 		}
 		var f *failure
-		if errors.As(err, &f) && f.mutual() {
-			f.suspect = other
+		if errors.As(err, &f) {
+			f.Other = other.State
 			select {
 			case <-done:
 			default:
-				if f.phase == selector.Decode && f.reason == string(upstream.Timeout) {
-					x.failed(selector.Prefill, other, f.reason, errors.New("no answer when the decode leg's time was up"))
+				if f.Phase == selector.Decode && f.Reason == attempt.Timeout {
+					x.failed(selector.Prefill, other, f.Reason, errors.New("no answer when the decode leg's time was up"))
 				}
 			}
 		}
@@ -443,34 +409,31 @@ func (x *exchange) prefillLeg(ctx context.Context, t *disagg.Transfer, p disagg.
 	if resp.Status/100 != 2 {
 		return x.legRefused(selector.Prefill, p.Worker, resp, body)
 	}
-	x.report(selector.Prefill, health.Success)
 	err = t.CheckPrefill(body)
 	facts := t.Facts()
 	record.facts(facts)
-	if err == nil {
+	switch {
+	case err == nil:
+		x.report(selector.Prefill, health.Success)
 		if len(facts.Odd) > 0 {
 			x.oddParams(p.Worker, facts.Odd)
 		}
 		return nil
-	}
-	f := &failure{phase: selector.Prefill, worker: p.Worker, reason: "bad_params", retry: true, err: err}
-	switch {
 	case errors.Is(err, disagg.ErrEnded):
-		f.reason = attempt.Ended
 		record.end(nil) // a good answer
+		return x.fail(selector.Prefill, p.Worker, attempt.Ended, true, err)
 	case errors.Is(err, disagg.ErrMissingParams):
-		f.reason = attempt.MissingParams
 		r.event(eventlog.Event{
 			Kind: "prefill_without_params", Severity: eventlog.Error, Worker: p.Worker.Name, Request: x.decision,
 			Text: fmt.Sprintf("%s answered a remote prefill with 200 but without transfer parameters, so its KV cannot move; check its --kv-transfer-config", p.Worker.Name),
 		})
-	default:
-		r.event(eventlog.Event{
-			Kind: "prefill_bad_params", Severity: eventlog.Error, Worker: p.Worker.Name, Request: x.decision,
-			Text: fmt.Sprintf("%s answered a remote prefill with transfer parameters that do not fit the prompt; they were not used: %v", p.Worker.Name, err),
-		})
+		return x.fail(selector.Prefill, p.Worker, attempt.MissingParams, true, err)
 	}
-	return f
+	r.event(eventlog.Event{
+		Kind: "prefill_bad_params", Severity: eventlog.Error, Worker: p.Worker.Name, Request: x.decision,
+		Text: fmt.Sprintf("%s answered a remote prefill with transfer parameters that do not fit the prompt; they were not used: %v", p.Worker.Name, err),
+	})
+	return x.fail(selector.Prefill, p.Worker, attempt.BadParams, true, err)
 }
 
 // oddParams tells of transfer parameters that were used although a part of them
@@ -485,68 +448,41 @@ func (x *exchange) oddParams(w *workers.Worker, odd []string) {
 	}
 }
 
-// legFailed turns a transport failure into one of the request.
+// legFailed turns a transport failure into one of the request. The client has got
+// nothing so far: of a prefill's answer nothing reaches it, and a decode's is held
+// until it is whole or has its first token. So a part of it that has arrived here
+// is no obstacle to another attempt.
 func (x *exchange) legFailed(phase selector.Phase, w *workers.Worker, err error) error {
-	f := &failure{phase: phase, worker: w, err: err, reason: "protocol"}
 	var u *upstream.Failure
 	if !errors.As(err, &u) {
-		return f
+		return x.fail(phase, w, attempt.Invalid, false, err)
 	}
-	f.reason = string(u.Kind)
+	reason := attempt.Reason(u.Kind)
 	if u.Stale() && x.d.run.History.MayBeStale(phase) {
-		x.report(phase, health.Canceled)
-		f.reason, f.retry = attempt.Stale, true
-		return f
+		reason = attempt.Stale
 	}
-	switch u.Kind {
-	case upstream.Connect:
-		x.report(phase, health.ConnectError)
-	case upstream.Timeout:
-		x.report(phase, health.Timeout)
-	case upstream.Canceled, upstream.Invalid:
-		x.report(phase, health.Canceled)
-	default:
-		x.report(phase, health.ServerError)
-	}
-	if u.Kind != upstream.Canceled && u.Kind != upstream.Invalid {
-		x.failed(phase, w, f.reason, err)
-		// The client has got nothing so far: of a prefill's answer nothing
-		// reaches it, and a decode's is held until it is whole or has its
-		// first token. So a part of it that has arrived here is no obstacle.
-		f.retry = true
-		f.broke = u.Kind != upstream.Connect && u.Sent
-	}
-	return f
+	return x.fail(phase, w, reason, u.Sent, err)
 }
 
 // legRefused turns an answer that is not 2xx into a failure. It is kept for
 // the client in case that nothing better comes.
 func (x *exchange) legRefused(phase selector.Phase, w *workers.Worker, resp *upstream.Response, body []byte) error {
-	h := http.Header{}
-	resp.Header.CopyTo(h)
-	held := &heldAnswer{status: resp.Status, header: h, body: body, worker: w.Name}
-	f := &failure{phase: phase, worker: w, err: &upstream.Failure{Kind: upstream.Status, Addr: resp.Addr(), Op: "answer of", Status: resp.Status}}
+	// What is left is the request's own fault; nobody else will like it better.
+	reason := attempt.Status4xx
 	switch {
 	case resp.Status >= 500:
-		x.report(phase, health.ServerError)
-		f.reason, f.retry, f.broke = "status_5xx", true, true
-		x.failed(phase, w, f.reason, f.err)
+		reason = attempt.Status5xx
 	case resp.Status == http.StatusTooManyRequests:
-		x.report(phase, health.ClientError)
-		f.reason, f.retry = "overloaded", true
+		reason = attempt.Overloaded
 	case phase == selector.Prefill && resp.Status < 400:
-		// A redirect is no prefill, and none of the client's business.
-		x.report(phase, health.ServerError)
-		f.reason, f.retry = "protocol", true
-	default:
-		// The request itself is at fault; nobody else will like it better.
-		x.report(phase, health.ClientError)
-		f.reason = "status_4xx"
+		reason = attempt.Status3xx
 	}
 	if phase == selector.Decode || resp.Status/100 == 4 {
-		x.hold(held)
+		h := http.Header{}
+		resp.Header.CopyTo(h)
+		x.hold(&heldAnswer{status: resp.Status, header: h, body: body, worker: w.Name})
 	}
-	return f
+	return x.fail(phase, w, reason, true, &upstream.Failure{Kind: upstream.Status, Addr: resp.Addr(), Op: "answer of", Status: resp.Status})
 }
 
 // hold keeps an engine's answer for the client. With concurrent legs both may

@@ -51,7 +51,6 @@ type exchange struct {
 	live     receipt.Live
 	decision string // its id
 	span     *telemetry.Span
-	attempt  int // the number of the newest decision; the history counts what was tried
 
 	// What the client got.
 	committed bool // the head of the answer is sent

@@ -6,8 +6,8 @@ import (
 	"time"
 
 	"github.com/dynctl/dynctl/internal/router/api"
+	"github.com/dynctl/dynctl/internal/router/attempt"
 	"github.com/dynctl/dynctl/internal/router/decide"
-	"github.com/dynctl/dynctl/internal/router/decision"
 	"github.com/dynctl/dynctl/internal/router/disagg"
 	"github.com/dynctl/dynctl/internal/router/receipt"
 	"github.com/dynctl/dynctl/internal/router/selector"
@@ -22,25 +22,19 @@ func (x *exchange) record() {
 	r, d := x.r, &x.d
 	p := &d.run.Plan
 	reason := p.Reason
-	if d.run.History.Local && reason == decision.ReasonForcedLocal {
-		reason = decision.ReasonFallback
-		if d.fallback == string(decision.ReasonEnded) {
-			reason = decision.ReasonEnded
-		}
-	}
-	if x.attempt == 1 {
+	if d.run.Attempt == 1 {
 		x.observeStages()
 	}
 	x.live.Update(func(c *receipt.Receipt) {
-		if x.attempt == 1 {
+		if d.run.Attempt == 1 {
 			c.RequestID, c.Endpoint, c.Model, c.Stream = x.id, x.ep.Kind.String(), x.model, x.view.Stream
 			c.ConfigRevision = d.settings.revision
 			if d.prompt.Note != "" {
 				c.Note(d.prompt.Note)
 			}
 		}
-		c.Begin(x.attempt)
-		fillPlan(c, d, reason)
+		c.Begin(d.run.Attempt)
+		fillPlan(c, d)
 	})
 	if p.Err == nil {
 		r.metrics.Decision(string(p.Path), string(reason))
@@ -66,7 +60,7 @@ func (x *exchange) record() {
 		}
 	}
 	if r.opts.Observer.Decision != nil {
-		rec := DecisionRecord{Tokens: d.prompt.IDs, Approximate: d.chunked, Attempt: x.attempt, Asked: d.asked, Input: &d.run.In, Plan: p}
+		rec := DecisionRecord{Tokens: d.prompt.IDs, Approximate: d.chunked, Attempt: d.run.Attempt, Asked: d.asked, Input: &d.run.In, Plan: p}
 		if d.used > 0 {
 			rec.Locals, rec.BlockSize = d.views[0].locals, d.views[0].blockSize
 		}
@@ -89,22 +83,12 @@ func (x *exchange) observeStages() {
 }
 
 // fillPlan copies a plan and what it was made from into a receipt.
-func fillPlan(c *receipt.Receipt, q *question, reason decision.Reason) {
-	p := &q.run.Plan
-	p.Fill(&c.Decision, &q.run.In, c.Candidates())
+func fillPlan(c *receipt.Receipt, q *question) {
+	q.run.Plan.Fill(&c.Decision, &q.run.In, c.Candidates())
 	if q.used > 0 {
 		c.Inputs.HashedBlocks = len(q.views[0].locals)
 	}
 	c.Inputs.Approximate = q.chunked
-	if reason == p.Reason {
-		return
-	}
-	c.Reason = string(reason)
-	if p.Err == nil && reason == decision.ReasonFallback {
-		c.ReasonText = "remote prefill failed (" + q.fallback + "); the decode rank prefills by itself"
-	} else if p.Err == nil {
-		c.ReasonText = (&decide.Plan{Reason: reason}).Words(&q.run.In)
-	}
 }
 
 // note adds plain words to the receipt.
@@ -129,10 +113,10 @@ func (x *exchange) beginLeg(phase selector.Phase, p disagg.Peer, leg *upstream.L
 		l.span = x.span.Leg(string(phase)+" leg", leg.Header)
 		l.span.String("dynctl.worker", p.Worker.Name)
 		l.span.Int("dynctl.dp_rank", p.Rank.DP)
-		l.span.Int("dynctl.attempt", x.attempt)
+		l.span.Int("dynctl.attempt", x.d.run.Attempt)
 	}
 	x.live.Update(func(c *receipt.Receipt) {
-		rec := receipt.NewLeg(string(phase), p.Worker.Name, p.Rank.Label, x.attempt)
+		rec := receipt.NewLeg(string(phase), p.Worker.Name, p.Rank.Label, x.d.run.Attempt)
 		rec.DispatchMS = c.Since(l.start)
 		l.at = c.AddLeg(rec)
 	})
@@ -193,7 +177,7 @@ func legOutcome(err error) string {
 	case err == nil:
 		return "ok"
 	case errors.As(err, &f):
-		return f.reason
+		return string(f.Reason)
 	case errors.As(err, &client):
 		return string(upstream.Canceled)
 	case errors.As(err, &u):
@@ -298,8 +282,8 @@ func (x *exchange) decodeBegan(now time.Time) {
 }
 
 // failed tells that a worker failed a leg of the request.
-func (x *exchange) failed(phase selector.Phase, w *workers.Worker, reason string, err error) {
-	if e, ok := x.r.failures.Failed(w, string(phase), reason, err, time.Now()); ok {
+func (x *exchange) failed(phase selector.Phase, w *workers.Worker, reason attempt.Reason, err error) {
+	if e, ok := x.r.failures.Failed(w, string(phase), string(reason), err, time.Now()); ok {
 		e.Request = x.decision
 		x.r.event(e)
 	}

@@ -22,7 +22,11 @@ func (m *maker) Receipt(d *trace.Decision, at time.Time) (*receipt.Receipt, erro
 		},
 		Legs: []receipt.Leg{}, Outcome: receipt.Outcome{PromptTokens: -1, CachedTokens: -1, CompletionTokens: -1, TTFTMS: -1, E2EMS: -1},
 	}
-	m.decide().Fill(&r.Decision, &m.in, r.Candidates())
+	p := m.decide()
+	if why := decision.Reason(d.Reason); why == decision.ReasonFallback || why == decision.ReasonEnded {
+		p.Reason = why // this format does not tell the input that remote prefill was tried before
+	}
+	p.Fill(&r.Decision, &m.in, r.Candidates())
 	r.Inputs.HashedBlocks, r.Inputs.Approximate = len(d.Locals), d.Approximate
 	r.Path, r.Reason, r.EffISL = d.Path, d.Reason, d.EffISL
 	if d.Error != "" {

@@ -10,26 +10,9 @@ package attempt
 import (
 	"slices"
 
-	"github.com/dynctl/dynctl/internal/router/decision"
 	"github.com/dynctl/dynctl/internal/router/selector"
 	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/health"
-)
-
-// The reasons that the policy itself knows. Any other one says that a worker
-// failed a leg.
-const (
-	// Ejected: between the choice and the dispatch the worker was ejected; it
-	// was sent nothing.
-	Ejected = "ejected"
-	// Stale: the engine had closed the connection as idle when the request was
-	// sent, as far as anybody can tell. That is nobody's fault.
-	Stale = "stale_connection"
-	// MissingParams: a prefill succeeded, but its KV cannot move.
-	MissingParams = "missing_params"
-	// Ended: a prefill's first token ended the answer, which leaves no KV to
-	// move. That is nobody's fault.
-	Ended = string(decision.ReasonEnded)
 )
 
 // Settings are what the operator has decided.
@@ -53,18 +36,24 @@ type Failure struct {
 	// Name is the worker's, for people: it may have left the fleet since.
 	Name   string
 	Phase  selector.Phase
-	Reason string
+	Reason Reason
+	// Sent says that the engine may have read something of the request.
+	Sent bool
 	// Admission is the leave with which the leg was sent.
 	Admission health.Admission
-	// Final says that nobody else would do better.
-	Final bool
-	// Broke says that the engine had taken the request on: it answered with an
-	// error of its own (5xx), broke off, or did not answer in time. One that
-	// could not be reached did not break on the request.
-	Broke bool
-	// Other is the worker of the other leg when either of the two may be at
-	// fault: each waits for the other.
+	// Other is the worker of the other leg where that had a part in this one.
 	Other *workers.State
+}
+
+// broke reports whether the engine broke while it worked on the request.
+func (f *Failure) broke() bool { return f.Sent && f.Reason.Means().Broke }
+
+// suspect is the worker of the other leg when either of the two may be at fault.
+func (f *Failure) suspect() *workers.State {
+	if f.Reason.Means().Mutual {
+		return f.Other
+	}
+	return nil
 }
 
 // Ban keeps a worker out of the further attempts of one request.
@@ -161,7 +150,8 @@ type Next struct {
 	Bans []Ban
 	// Free says that what failed was no attempt: no engine was asked.
 	Free bool
-	// Budgeted says that the step is taken out of the budget for retries.
+	// Budgeted says that the step is taken out of the budget for retries; if that
+	// has no room, AfterNoBudget follows.
 	Budgeted bool
 	// Why says why there is no further attempt where the failure itself does
 	// not: NoBudget, NoAttempts, NoMoreTry, or "".
@@ -185,7 +175,7 @@ func Blamed(h *History) (list []*Failure) {
 		return nil
 	}
 	for i := range h.Failures {
-		if f := &h.Failures[i]; f.Broke {
+		if f := &h.Failures[i]; f.broke() {
 			list = append(list, f)
 		}
 	}
@@ -200,7 +190,7 @@ func broken(failures []Failure, phase selector.Phase) (over bool) {
 	two := false
 	for i := range failures {
 		switch f := &failures[i]; {
-		case !f.Broke || f.Phase != phase:
+		case !f.broke() || f.Phase != phase:
 		case two:
 			over = true
 		case first == nil:
@@ -213,11 +203,10 @@ func broken(failures []Failure, phase selector.Phase) (over bool) {
 }
 
 // AfterFailure says what follows the newest failure of a history. prefills are
-// the workers that could prefill but for their bans; granted says whether the
-// budget has room for a retry, if one is taken out of it.
-func AfterFailure(h *History, s Settings, prefills []*workers.State, granted bool) Next {
+// the workers that could prefill but for their bans.
+func AfterFailure(h *History, s Settings, prefills []*workers.State) Next {
 	f := &h.Failures[len(h.Failures)-1]
-	if f.Final {
+	if f.Reason.Means().Final {
 		return Next{Bans: h.Bans}
 	}
 	switch f.Reason {
@@ -226,7 +215,7 @@ func AfterFailure(h *History, s Settings, prefills []*workers.State, granted boo
 	case Stale:
 		return Next{Step: Retry, Free: true, Bans: h.Bans}
 	case Ejected:
-		return Next{Step: Retry, Free: true, Bans: append(slices.Clone(h.Bans), Ban{Worker: f.Worker, Why: Ejected})}
+		return Next{Step: Retry, Free: true, Bans: append(slices.Clone(h.Bans), Ban{Worker: f.Worker, Why: string(Ejected)})}
 	}
 	bans := ban(h.Bans, f)
 	over := broken(h.Failures, f.Phase)
@@ -258,11 +247,13 @@ func AfterFailure(h *History, s Settings, prefills []*workers.State, granted boo
 			why = ""
 		}
 		return Next{Bans: bans, Why: why}
-	case !granted:
-		return Next{Bans: bans, Why: NoBudget}
 	}
 	return Next{Step: Retry, Bans: bans, Budgeted: true}
 }
+
+// AfterNoBudget says what follows when there is no room in the budget for a retry
+// that is taken out of it.
+func AfterNoBudget(h *History) Next { return Next{Bans: h.Bans, Why: NoBudget} }
 
 // AfterNoChoice says what follows a decision that found nobody for a phase.
 func AfterNoChoice(h *History, p selector.Phase) Next {
@@ -304,10 +295,10 @@ func again(h *History, bans []Ban, p selector.Phase) (rest []Ban, ok bool) {
 func ban(bans []Ban, f *Failure) []Ban {
 	bans = slices.Clone(bans)
 	b := Ban{Worker: f.Worker, Phase: f.Phase, Why: "failed in this request"}
-	if f.Other != nil {
+	if x := f.suspect(); x != nil {
 		b.Suspect, b.Why = true, "failed in this request, or the other leg's worker did"
 		other := b
-		other.Worker, other.Phase = f.Other, selector.Prefill
+		other.Worker, other.Phase = x, selector.Prefill
 		if f.Phase == selector.Prefill {
 			other.Phase = selector.Decode
 		}

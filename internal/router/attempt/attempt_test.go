@@ -2,12 +2,14 @@ package attempt
 
 import (
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
 	"github.com/dynctl/dynctl/internal/router/selector"
+	"github.com/dynctl/dynctl/internal/router/upstream"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
@@ -34,7 +36,7 @@ func TestAfterFailure(t *testing.T) {
 	}{
 		{"another worker", History{Attempts: 1}, Failure{Worker: d1, Phase: decode, Reason: "connect"}, usual, both, false,
 			Next{Step: Retry, Budgeted: true, Bans: []Ban{out(d1, decode)}}},
-		{"nobody would do better", History{Attempts: 1}, Failure{Worker: d1, Phase: decode, Reason: "status_4xx", Final: true}, usual, both, false,
+		{"nobody would do better", History{Attempts: 1}, Failure{Worker: d1, Phase: decode, Reason: Status4xx}, usual, both, false,
 			Next{}},
 		{"ejected meanwhile", History{Attempts: 3}, Failure{Worker: d1, Phase: decode, Reason: Ejected}, usual, both, true,
 			Next{Step: Retry, Free: true, Bans: []Ban{out(d1, "")}}},
@@ -52,9 +54,9 @@ func TestAfterFailure(t *testing.T) {
 			Next{Step: FallBack, Bans: []Ban{out(p1, prefill)}}},
 		{"the last prefill worker, and no fallback", History{Attempts: 1}, Failure{Worker: p1, Phase: prefill, Reason: "connect"}, Settings{Attempts: 3}, both[:1], false,
 			Next{Bans: []Ban{out(p1, prefill)}}},
-		{"both prefill workers failed: the decode rank prefills", History{Attempts: 2, Bans: []Ban{out(p1, prefill)}, Failures: []Failure{{Worker: p1, Phase: prefill, Reason: "connect"}}}, Failure{Worker: p2, Phase: prefill, Reason: "reset", Broke: true}, usual, both, true,
+		{"both prefill workers failed: the decode rank prefills", History{Attempts: 2, Bans: []Ban{out(p1, prefill)}, Failures: []Failure{{Worker: p1, Phase: prefill, Reason: "connect"}}}, Failure{Worker: p2, Phase: prefill, Reason: "reset", Sent: true}, usual, both, true,
 			Next{Step: FallBack, Bans: []Ban{out(p1, prefill), out(p2, prefill)}}},
-		{"both prefill workers failed, and no fallback: the first may be well again", History{Attempts: 2, Bans: []Ban{out(p1, prefill)}, Failures: []Failure{{Worker: p1, Phase: prefill, Reason: "connect"}}}, Failure{Worker: p2, Phase: prefill, Reason: "reset", Broke: true}, Settings{Attempts: 3}, both, false,
+		{"both prefill workers failed, and no fallback: the first may be well again", History{Attempts: 2, Bans: []Ban{out(p1, prefill)}, Failures: []Failure{{Worker: p1, Phase: prefill, Reason: "connect"}}}, Failure{Worker: p2, Phase: prefill, Reason: "reset", Sent: true}, Settings{Attempts: 3}, both, false,
 			Next{Step: Retry, Budgeted: true, Bans: []Ban{out(p2, prefill)}}},
 		{"another prefill worker", History{Attempts: 1}, Failure{Worker: p1, Phase: prefill, Reason: "connect"}, usual, both, false,
 			Next{Step: Retry, Budgeted: true, Bans: []Ban{out(p1, prefill)}}},
@@ -66,17 +68,17 @@ func TestAfterFailure(t *testing.T) {
 			Next{Bans: []Ban{out(p1, prefill)}}},
 		{"no parameters, by policy local", History{Attempts: 3}, Failure{Worker: p1, Phase: prefill, Reason: MissingParams}, Settings{Attempts: 3, LocalWithoutParams: true}, both, true,
 			Next{Step: FallBack, Bans: []Ban{out(p1, prefill)}}},
-		{"two engines broke: one more try", History{Attempts: 2, Failures: []Failure{{Worker: d2, Phase: decode, Reason: "reset", Broke: true}}}, Failure{Worker: d1, Phase: decode, Reason: "timeout", Broke: true}, Settings{Attempts: 9}, both, false,
+		{"two engines broke: one more try", History{Attempts: 2, Failures: []Failure{{Worker: d2, Phase: decode, Reason: "reset", Sent: true}}}, Failure{Worker: d1, Phase: decode, Reason: "timeout", Sent: true}, Settings{Attempts: 9}, both, false,
 			Next{Step: Retry, Budgeted: true, Bans: []Ban{out(d1, decode)}}},
-		{"three engines broke", History{Attempts: 3, Failures: []Failure{{Worker: d2, Phase: decode, Broke: true}, {Worker: p2, Phase: decode, Broke: true}}}, Failure{Worker: d1, Phase: decode, Reason: "timeout", Broke: true}, Settings{Attempts: 9}, both, false,
+		{"three engines broke", History{Attempts: 3, Failures: []Failure{{Worker: d2, Phase: decode, Reason: Reset, Sent: true}, {Worker: p2, Phase: decode, Reason: Reset, Sent: true}}}, Failure{Worker: d1, Phase: decode, Reason: "timeout", Sent: true}, Settings{Attempts: 9}, both, false,
 			Next{Why: NoMoreTry, Bans: []Ban{out(d1, decode)}}},
-		{"one of three was not reached", History{Attempts: 3, Failures: []Failure{{Worker: d2, Phase: decode, Broke: true}, {Worker: p2, Phase: decode, Reason: "connect"}}}, Failure{Worker: d1, Phase: decode, Reason: "timeout", Broke: true}, Settings{Attempts: 9}, both, false,
+		{"one of three was not reached", History{Attempts: 3, Failures: []Failure{{Worker: d2, Phase: decode, Reason: Reset, Sent: true}, {Worker: p2, Phase: decode, Reason: "connect"}}}, Failure{Worker: d1, Phase: decode, Reason: "timeout", Sent: true}, Settings{Attempts: 9}, both, false,
 			Next{Step: Retry, Budgeted: true, Bans: []Ban{out(d1, decode)}}},
-		{"the phases are counted by themselves", History{Attempts: 3, Failures: []Failure{{Worker: p1, Phase: prefill, Broke: true}, {Worker: d2, Phase: decode, Broke: true}}}, Failure{Worker: d1, Phase: decode, Reason: "timeout", Broke: true}, Settings{Attempts: 9}, both, false,
+		{"the phases are counted by themselves", History{Attempts: 3, Failures: []Failure{{Worker: p1, Phase: prefill, Reason: Reset, Sent: true}, {Worker: d2, Phase: decode, Reason: Reset, Sent: true}}}, Failure{Worker: d1, Phase: decode, Reason: "timeout", Sent: true}, Settings{Attempts: 9}, both, false,
 			Next{Step: Retry, Budgeted: true, Bans: []Ban{out(d1, decode)}}},
-		{"one engine twice is one engine", History{Attempts: 2, Failures: []Failure{{Worker: d1, Phase: decode, Broke: true}, {Worker: d1, Phase: decode, Broke: true}}}, Failure{Worker: d1, Phase: decode, Reason: "timeout", Broke: true}, Settings{Attempts: 9}, both, false,
+		{"one engine twice is one engine", History{Attempts: 2, Failures: []Failure{{Worker: d1, Phase: decode, Reason: Reset, Sent: true}, {Worker: d1, Phase: decode, Reason: Reset, Sent: true}}}, Failure{Worker: d1, Phase: decode, Reason: "timeout", Sent: true}, Settings{Attempts: 9}, both, false,
 			Next{Step: Retry, Budgeted: true, Bans: []Ban{out(d1, decode)}}},
-		{"three prefill engines broke: the decode rank prefills", History{Attempts: 3, Failures: []Failure{{Worker: d2, Phase: prefill, Broke: true}, {Worker: p2, Phase: prefill, Broke: true}}}, Failure{Worker: p1, Phase: prefill, Reason: "reset", Broke: true}, Settings{Attempts: 9, LocalPrefill: true}, both, true,
+		{"three prefill engines broke: the decode rank prefills", History{Attempts: 3, Failures: []Failure{{Worker: d2, Phase: prefill, Reason: Reset, Sent: true}, {Worker: p2, Phase: prefill, Reason: Reset, Sent: true}}}, Failure{Worker: p1, Phase: prefill, Reason: "reset", Sent: true}, Settings{Attempts: 9, LocalPrefill: true}, both, true,
 			Next{Step: FallBack, Bans: []Ban{out(p1, prefill)}}},
 		{"the first token ended the answer", History{Attempts: 3}, Failure{Worker: p1, Phase: prefill, Reason: Ended}, Settings{Attempts: 3}, both, true,
 			Next{Step: FallBack}},
@@ -84,7 +86,11 @@ func TestAfterFailure(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			h := c.history
 			h.Failures = append(h.Failures, c.failure)
-			got := AfterFailure(&h, c.settings, c.prefills, !c.poor)
+			got := AfterFailure(&h, c.settings, c.prefills)
+			if got.Budgeted && c.poor {
+				h.Bans = got.Bans
+				got = AfterNoBudget(&h)
+			}
 			for i := range got.Bans {
 				if slices.Contains(c.history.Bans, got.Bans[i]) {
 					continue
@@ -147,13 +153,13 @@ func TestBlamed(t *testing.T) {
 		want     int
 	}{
 		{nil, 0},
-		{[]Failure{{Worker: a, Broke: true}, {Worker: a, Broke: true}}, 0},
-		{[]Failure{{Worker: a, Broke: true}, {Worker: b}}, 0},
-		{[]Failure{{Worker: a, Broke: true, Phase: decode}, {Worker: b, Broke: true, Phase: decode}}, 0},
-		{[]Failure{{Worker: a, Broke: true, Phase: decode}, {Worker: b, Broke: true, Phase: decode}, {Worker: third, Phase: decode}}, 0},
-		{[]Failure{{Worker: a, Broke: true, Phase: prefill}, {Worker: b, Broke: true, Phase: decode}, {Worker: third, Broke: true, Phase: decode}}, 0},
-		{[]Failure{{Worker: a, Broke: true, Phase: decode}, {Worker: b, Broke: true, Phase: decode}, {Worker: third, Broke: true, Phase: decode}}, 3},
-		{[]Failure{{Worker: a, Broke: true, Phase: prefill}, {Worker: b, Broke: true, Phase: prefill}, {Worker: third, Broke: true, Phase: prefill}, {Worker: b, Broke: true, Phase: decode}}, 4},
+		{[]Failure{{Worker: a, Reason: Reset, Sent: true}, {Worker: a, Reason: Reset, Sent: true}}, 0},
+		{[]Failure{{Worker: a, Reason: Reset, Sent: true}, {Worker: b, Reason: Connect}}, 0},
+		{[]Failure{{Worker: a, Reason: Reset, Sent: true, Phase: decode}, {Worker: b, Reason: Reset, Sent: true, Phase: decode}}, 0},
+		{[]Failure{{Worker: a, Reason: Reset, Sent: true, Phase: decode}, {Worker: b, Reason: Reset, Sent: true, Phase: decode}, {Worker: third, Reason: Connect, Phase: decode}}, 0},
+		{[]Failure{{Worker: a, Reason: Reset, Sent: true, Phase: prefill}, {Worker: b, Reason: Reset, Sent: true, Phase: decode}, {Worker: third, Reason: Reset, Sent: true, Phase: decode}}, 0},
+		{[]Failure{{Worker: a, Reason: Reset, Sent: true, Phase: decode}, {Worker: b, Reason: Reset, Sent: true, Phase: decode}, {Worker: third, Reason: Reset, Sent: true, Phase: decode}}, 3},
+		{[]Failure{{Worker: a, Reason: Reset, Sent: true, Phase: prefill}, {Worker: b, Reason: Reset, Sent: true, Phase: prefill}, {Worker: third, Reason: Reset, Sent: true, Phase: prefill}, {Worker: b, Reason: Reset, Sent: true, Phase: decode}}, 4},
 	} {
 		if got := Blamed(&History{Failures: c.failures}); len(got) != c.want {
 			t.Errorf("%+v: %d", c.failures, len(got))
@@ -164,7 +170,7 @@ func TestBlamed(t *testing.T) {
 // fleet is a router's work on one request, with engines that fail as drawn.
 type fleet struct {
 	prefills, decodes []*workers.State
-	sick              map[*workers.State]string // the reason, "kv" for KV that is gone
+	sick              map[*workers.State]Reason // the reason, "kv" for KV that is gone
 	h                 History
 	budget            int
 }
@@ -217,24 +223,24 @@ func (f *fleet) run(t *rapid.T, s Settings) (ok bool, legs int) {
 		if fail.Reason == "" {
 			return true, legs
 		}
-		fail.Broke = fail.Reason != "connect"
+		fail.Sent = fail.Reason != Connect
 		f.h.Add(fail)
 		if f.h.Attempts != legs {
 			t.Fatalf("%d attempts are counted, engines were asked %d times", f.h.Attempts, legs)
 		}
 		before := slices.Clone(f.h.Bans)
-		granted := f.budget > 0
-		next := AfterFailure(&f.h, s, f.prefills, granted)
-		if again := AfterFailure(&f.h, s, f.prefills, granted); !cmp.Equal(next, again, sameWorker) {
+		next := AfterFailure(&f.h, s, f.prefills)
+		if again := AfterFailure(&f.h, s, f.prefills); !cmp.Equal(next, again, sameWorker) {
 			t.Fatalf("asked twice: %+v and %+v", next, again)
 		}
 		if !cmp.Equal(before, f.h.Bans, sameWorker, sameLength) {
 			t.Fatalf("the question changed the history")
 		}
-		if next.Budgeted {
-			if !granted {
-				t.Fatal("a retry without budget")
-			}
+		switch {
+		case next.Budgeted && f.budget == 0:
+			f.h.Bans = next.Bans
+			next = AfterNoBudget(&f.h)
+		case next.Budgeted:
 			f.budget--
 		}
 		if next.Step == Retry && f.h.Attempts >= s.Attempts {
@@ -265,9 +271,9 @@ func (f *fleet) run(t *rapid.T, s Settings) (ok bool, legs int) {
 // served.
 func TestRequestsEnd(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		f := &fleet{sick: map[*workers.State]string{}}
+		f := &fleet{sick: map[*workers.State]Reason{}}
 		well := false
-		reason := rapid.SampledFrom([]string{"", "", "connect", "timeout", "status_5xx", "kv"})
+		reason := rapid.SampledFrom([]Reason{"", "", "connect", "timeout", "status_5xx", "kv"})
 		for range rapid.IntRange(0, 3).Draw(t, "prefills") {
 			w := &workers.State{}
 			f.prefills = append(f.prefills, w)
@@ -291,7 +297,7 @@ func TestRequestsEnd(t *testing.T) {
 		for _, p := range []selector.Phase{prefill, decode} {
 			broke := map[*workers.State]bool{}
 			for _, x := range f.h.Failures {
-				if x.Broke && x.Phase == p {
+				if x.broke() && x.Phase == p {
 					broke[x.Worker] = true
 				}
 			}
@@ -310,4 +316,31 @@ func TestRequestsEnd(t *testing.T) {
 			t.Fatalf("failed although a decode worker is well: %+v", f.h)
 		}
 	})
+}
+
+// TestMeanings: every reason is fit for a label and says nothing that contradicts
+// itself, and every way in which a leg gets no answer is one.
+func TestMeanings(t *testing.T) {
+	for r, m := range meanings {
+		if r == "" || strings.ToLower(string(r)) != string(r) || strings.ContainsAny(string(r), " -") {
+			t.Errorf("%q is not a fit label", r)
+		}
+		if m.Final && (m.Broke || m.Mutual) {
+			t.Errorf("%s: nobody would do better, and yet a worker is to blame: %+v", r, m)
+		}
+		if m.Mutual && !m.Broke {
+			t.Errorf("%s: either worker is at fault, and yet none broke: %+v", r, m)
+		}
+		if m.Broke && !m.Outcome.Failure() {
+			t.Errorf("%s: the engine broke, and its health does not show it: %+v", r, m)
+		}
+	}
+	for _, k := range []upstream.Kind{upstream.Connect, upstream.Timeout, upstream.Reset, upstream.Protocol, upstream.Canceled, upstream.Invalid} {
+		if _, ok := meanings[Reason(k)]; !ok {
+			t.Errorf("package upstream fails with %q, which means nothing here", k)
+		}
+	}
+	if m := Reason("other").Means(); m.Final || m.Broke || m.Outcome.Failure() {
+		t.Errorf("a reason that there is not means %+v", m)
+	}
 }

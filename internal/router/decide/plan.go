@@ -16,6 +16,7 @@ import (
 	"slices"
 
 	"github.com/dynctl/dynctl/internal/router/api"
+	"github.com/dynctl/dynctl/internal/router/attempt"
 	"github.com/dynctl/dynctl/internal/router/decision"
 	"github.com/dynctl/dynctl/internal/router/disagg"
 	"github.com/dynctl/dynctl/internal/router/selector"
@@ -78,6 +79,9 @@ type Input struct {
 	Rule  Rule
 	Facts disagg.Facts
 	Force disagg.Force
+	// GaveUp is the reason for which remote prefill was tried and given up in this
+	// request, whose path is forced since; empty otherwise.
+	GaveUp string
 
 	Decode       selector.Input
 	DecodePeers  []disagg.Peer
@@ -202,6 +206,13 @@ func Choose(in *Input, out *Plan) {
 	switch {
 	case in.Force == disagg.ForceLocal:
 		path, reason = Local, decision.ReasonForcedLocal
+		switch in.GaveUp {
+		case "":
+		case string(attempt.Ended):
+			reason = decision.ReasonEnded
+		default:
+			reason = decision.ReasonFallback
+		}
 	case intact != "":
 		path, reason = Local, intact
 	}

@@ -1,6 +1,7 @@
 package decide
 
 import (
+	"errors"
 	"slices"
 
 	"github.com/dynctl/dynctl/internal/router/attempt"
@@ -18,6 +19,11 @@ type Settings struct {
 	Weights         selector.Weights
 	Busy            selector.Busy
 	Rule            Rule
+	// Attempts is how many there may be of one request. LocalWithoutParams says
+	// that the decode rank prefills by itself when a prefill gave no transfer
+	// parameters.
+	Attempts           int
+	LocalWithoutParams bool
 }
 
 // Request is what a decision needs to know of a request besides its prompt's
@@ -83,16 +89,24 @@ type Run struct {
 	In      Input
 	Plan    Plan
 	History attempt.History
+	// Attempt is the number of the newest decision, from 1 on. The history counts
+	// what was tried.
+	Attempt int
+	// After is what says what follows a failure; a test may put a bug there.
+	After func(*attempt.History, attempt.Settings, []*workers.State) attempt.Next
 
-	decided bool
-	// workers are those of the newest decision.
-	workers []*workers.Worker
+	// The settings and workers of the newest decision.
+	settings *Settings
+	workers  []*workers.Worker
+	// gaveUp is why remote prefill was given up in this request; empty if it was
+	// not.
+	gaveUp attempt.Reason
 }
 
 // Begin begins another request.
 func (r *Run) Begin(q Request) {
 	r.History.Reset()
-	*r = Run{Request: q, In: r.In, Plan: r.Plan, History: r.History}
+	*r = Run{Request: q, In: r.In, Plan: r.Plan, History: r.History, After: r.After}
 	r.Plan.reset()
 }
 
@@ -109,8 +123,9 @@ func (p *Plan) reset() {
 // candidates.
 func (r *Run) Decide(s *Settings, list []*workers.Worker, unit int, seen Seen) (e Effects) {
 	in, q := &r.In, &r.Request
-	in.Rule, in.Facts, in.Force = s.Rule, q.Facts, q.Force
-	r.workers = list
+	in.Rule, in.Facts, in.Force, in.GaveUp = s.Rule, q.Facts, q.Force, string(r.gaveUp)
+	r.settings, r.workers = s, list
+	r.Attempt++
 	for _, p := range [...]struct {
 		in     *selector.Input
 		peers  *[]disagg.Peer
@@ -143,8 +158,7 @@ func (r *Run) Decide(s *Settings, list []*workers.Worker, unit int, seen Seen) (
 	}
 	in.Settle()
 	Choose(in, &r.Plan)
-	e.ReturnTurn = !r.decided && r.Plan.Path != Remote
-	r.decided = true
+	e.ReturnTurn = r.Attempt == 1 && r.Plan.Path != Remote
 	return e
 }
 
@@ -224,9 +238,46 @@ func (r *Run) Claims() (decode, prefill ledger.Claim) {
 	return decode, ledger.Claim{PrefillTokens: isl - p.PrefillCached, BlockSize: r.In.Prefill.BlockSize}
 }
 
-// Prefills are the workers that could prefill but for their bans. An ejected one
+// Failed says what follows when a leg of the plan has failed before the client got
+// a byte. A retry that is budgeted needs room in the caller's budget; without it
+// NoBudget says what follows.
+func (r *Run) Failed(f attempt.Failure) attempt.Next {
+	after := r.After
+	if after == nil {
+		after = attempt.AfterFailure
+	}
+	r.History.Add(f)
+	return r.follow(after(&r.History, attempt.Settings{
+		Attempts: r.settings.Attempts, LocalPrefill: r.settings.Rule.Fallback != FallbackError && r.In.ServesAlone(), LocalWithoutParams: r.settings.LocalWithoutParams,
+	}, r.prefills()))
+}
+
+// NoBudget says what follows when there is no budget for a retry.
+func (r *Run) NoBudget() attempt.Next { return r.follow(attempt.AfterNoBudget(&r.History)) }
+
+// NoChoice says what follows a plan with an error.
+func (r *Run) NoChoice() attempt.Next {
+	missing := selector.Decode
+	if errors.Is(r.Plan.Err, ErrNoPrefill) {
+		missing = selector.Prefill
+	}
+	return r.follow(attempt.AfterNoChoice(&r.History, missing))
+}
+
+// follow makes the next decision one of what follows.
+func (r *Run) follow(next attempt.Next) attempt.Next {
+	r.History.Bans = next.Bans
+	if next.Step == attempt.FallBack {
+		// The decode rank prefills by itself, and the plan says why.
+		r.History.Local, r.gaveUp = true, r.History.Failures[len(r.History.Failures)-1].Reason
+		r.Request.Force = disagg.ForceLocal
+	}
+	return next
+}
+
+// prefills are the workers that could prefill but for their bans. An ejected one
 // comes back when there is nobody else.
-func (r *Run) Prefills() (list []*workers.State) {
+func (r *Run) prefills() (list []*workers.State) {
 	for _, w := range r.workers {
 		if ok, _ := w.State.Usable(); w.Role.CanPrefill() && (ok || ejected(w)) {
 			list = append(list, w.State)

@@ -60,7 +60,11 @@ func (p *Plan) Words(in *Input) string {
 	case decision.ReasonPrefillExcluded:
 		return "remote wanted, but every prefill rank is excluded"
 	case decision.ReasonFallback:
-		return "remote prefill failed; the decode rank prefills by itself"
+		why := ""
+		if in.GaveUp != "" {
+			why = " (" + in.GaveUp + ")"
+		}
+		return "remote prefill failed" + why + "; the decode rank prefills by itself"
 	case decision.ReasonEnded:
 		return "the remote prefill's first token ended the answer, which leaves no KV to move; the decode rank prefills by itself"
 	}

@@ -34,7 +34,8 @@ func (o Outcome) String() string {
 	return "invalid"
 }
 
-func (o Outcome) failure() bool { return o == ConnectError || o == ServerError || o == Timeout }
+// Failure reports whether the outcome counts against a worker.
+func (o Outcome) Failure() bool { return o == ConnectError || o == ServerError || o == Timeout }
 
 // OutlierOptions are the settings of Outliers. Zero values stand for the
 // defaults.
@@ -210,7 +211,7 @@ func (o *Outliers) Report(a Admission, out Outcome) Admission {
 		return a
 	}
 	o.count(r, out, now)
-	if !out.failure() {
+	if !out.Failure() {
 		return a
 	}
 	a.streak = r.streak
@@ -311,7 +312,7 @@ func (o *Outliers) count(r *record, out Outcome, now time.Time) {
 	case out == Success:
 		r.failures, r.connects, r.spared = 0, 0, false
 		r.windows[0].total++
-	case out.failure():
+	case out.Failure():
 		if r.failures == 0 {
 			r.streak = o.number()
 		}
@@ -376,7 +377,7 @@ func (o *Outliers) judgeTrial(r *record, e *workers.Ejection, a Admission, out O
 	case out == Success:
 		r.trialSince = time.Time{}
 		o.reinstate(r, e, o.number(), now, "its trial request succeeded")
-	case out.failure():
+	case out.Failure():
 		o.eject(r, a.number, "the trial request ended with a "+out.String(), now)
 		if r.worker.State.Ejection() == e { // spared: the others went down meanwhile
 			r.trialSince = time.Time{}

@@ -414,7 +414,7 @@ func TestTrialsAreDecidedByTheirOwn(t *testing.T) {
 					before, onTrial := a.State.Ejection(), usable(a)
 					o.Report(q.Admission, out)
 					after := a.State.Ejection()
-					decides := q.era == era && (out.failure() || before != nil && out == Success)
+					decides := q.era == era && (out.Failure() || before != nil && out == Success)
 					if changed := before != after; changed != decides {
 						t.Fatalf("seed %d, step %d: a %s of a request of era %d in era %d: changed %v", seed, step, out, q.era, era, changed)
 					}

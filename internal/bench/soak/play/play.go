@@ -222,7 +222,8 @@ func (s *stage) build() {
 	policy := func() selector.Policy { return selector.Policies()[s.rng.IntN(len(selector.Policies()))] }
 	s.settings = decide.Settings{
 		Decode: policy(), Prefill: policy(), Weights: selector.DefaultWeights(),
-		Rule: decide.Rule{Threshold: []int{0, 0, 24, 64}[s.rng.IntN(4)], Fallback: decide.FallbackLocal},
+		Rule:     decide.Rule{Threshold: []int{0, 0, 24, 64}[s.rng.IntN(4)], Fallback: decide.FallbackLocal},
+		Attempts: maxTries,
 	}
 	if s.chance(0.2) {
 		s.settings.Weights.Temperature = 0.5

@@ -81,6 +81,7 @@ func (s *stage) request() {
 		ask.Chances[i] = decide.Chance{Turn: s.turns[i], Draw: s.rng.Uint64()}
 		s.turns[i]++
 	}
+	q.run.After = s.after
 	q.run.Begin(ask)
 	q.try()
 }
@@ -97,11 +98,11 @@ func (q *request) try() {
 	}
 	in, plan := &q.run.In, &q.run.Plan
 	if plan.Err != nil {
-		missing := selector.Decode
-		if errors.Is(plan.Err, decide.ErrNoPrefill) {
-			missing = selector.Prefill
+		next := q.run.NoChoice()
+		if s.plant == keepOut && next.Step == attempt.Recall {
+			next.Step = attempt.GiveUp
 		}
-		q.follow(attempt.AfterNoChoice(&q.run.History, missing), plan.Err)
+		q.follow(next, plan.Err)
 		return
 	}
 	d := q.node(in.DecodePeers[plan.DecodeIndex])
@@ -279,22 +280,33 @@ func (q *request) why() (list []string) {
 }
 
 // failed is the failure of a leg before the first token.
-func (q *request) failed(l *leg, reason string) {
+func (q *request) failed(l *leg, reason attempt.Reason) {
 	s := q.s
 	s.note("%s: %s leg on %s failed: %s", q.id, l.phase, l.n.name, reason)
 	q.stop()
 	q.release()
-	f := attempt.Failure{Worker: l.n.worker.State, Phase: l.phase, Reason: reason, Broke: reason != "connect"}
-	if l.from != nil && (reason == "status_5xx" || reason == "timeout") {
-		// The decode leg may have failed because the prefill's KV was gone.
+	f := attempt.Failure{Worker: l.n.worker.State, Phase: l.phase, Reason: reason, Sent: reason != attempt.Connect}
+	if l.from != nil {
 		f.Other = l.from.worker.State
 	}
-	q.run.History.Add(f)
-	next := attempt.AfterFailure(&q.run.History, attempt.Settings{Attempts: maxTries, LocalPrefill: true}, q.run.Prefills(), true)
-	if s.plant == giveUpFallBack && next.Step == attempt.FallBack {
+	q.follow(q.run.Failed(f), fmt.Errorf("%s leg on %s: %s", l.phase, l.n.name, reason))
+}
+
+// after is the router's policy, with the bugs that are planted in it.
+func (s *stage) after(h *attempt.History, a attempt.Settings, prefills []*workers.State) attempt.Next {
+	next := attempt.AfterFailure(h, a, prefills)
+	switch {
+	case s.plant == giveUpFallBack && next.Step == attempt.FallBack:
 		next.Step = attempt.GiveUp
+	case s.plant == keepOut:
+		next.Bans = slices.Clone(next.Bans)
+		for i := range next.Bans {
+			next.Bans[i].Suspect = false
+		}
+	case s.plant == forgetFailed:
+		next.Bans = nil
 	}
-	q.follow(next, fmt.Errorf("%s leg on %s: %s", l.phase, l.n.name, reason))
+	return next
 }
 
 // blamed reports whether engines of one phase broke on the request three times,
@@ -302,7 +314,7 @@ func (q *request) failed(l *leg, reason string) {
 func (q *request) blamed() bool {
 	broke := map[selector.Phase][]*workers.State{}
 	for _, f := range q.run.History.Failures {
-		if f.Broke {
+		if f.Sent && f.Reason.Means().Broke {
 			broke[f.Phase] = append(broke[f.Phase], f.Worker)
 		}
 	}
@@ -316,18 +328,6 @@ func (q *request) blamed() bool {
 
 // follow carries out what the policy says.
 func (q *request) follow(next attempt.Next, err error) {
-	q.run.History.Bans = next.Bans
-	switch q.s.plant {
-	case keepOut:
-		for i := range q.run.History.Bans {
-			q.run.History.Bans[i].Suspect = false
-		}
-		if next.Step == attempt.Recall {
-			next.Step = attempt.GiveUp
-		}
-	case forgetFailed:
-		q.run.History.Bans = nil
-	}
 	switch next.Step {
 	case attempt.GiveUp:
 		if next.Why == attempt.NoMoreTry && q.blamed() {
@@ -338,8 +338,6 @@ func (q *request) follow(next attempt.Next, err error) {
 		q.hopeless(err)
 		return
 	case attempt.FallBack:
-		q.run.History.Local = true
-		q.run.Request.Force = disagg.ForceLocal
 		q.s.out.Fallbacks++
 	}
 	q.try()
@@ -366,7 +364,7 @@ func (q *request) call(l *leg, r engine.Request) {
 	s := q.s
 	l.q, l.cutAt, l.delay = q, -1, s.between(50*time.Microsecond, time.Millisecond)
 	q.current = append(q.current, l)
-	fail := func(reason string) {
+	fail := func(reason attempt.Reason) {
 		if !l.over {
 			l.over = true
 			q.failed(l, reason)
@@ -376,7 +374,7 @@ func (q *request) call(l *leg, r engine.Request) {
 		if !l.over && !l.heard {
 			l.abort()
 			l.over = false
-			fail("timeout")
+			fail(attempt.Timeout)
 		}
 	})
 	s.w.At(s.w.Now()+l.delay, func() {
@@ -384,12 +382,12 @@ func (q *request) call(l *leg, r engine.Request) {
 		case l.over:
 			return
 		case !l.n.up:
-			s.w.At(s.w.Now()+l.delay, func() { fail("connect") })
+			s.w.At(s.w.Now()+l.delay, func() { fail(attempt.Connect) })
 			return
 		case l.n.hang:
 			return
 		case s.chance(l.n.errors):
-			s.w.At(s.w.Now()+l.delay, func() { fail("status_5xx") })
+			s.w.At(s.w.Now()+l.delay, func() { fail(attempt.Status5xx) })
 			return
 		case s.chance(l.n.die):
 			l.cutAt = s.rng.IntN(4)
@@ -400,7 +398,7 @@ func (q *request) call(l *leg, r engine.Request) {
 			s.w.At(s.w.Now()+l.delay, func() { l.output(o) })
 		}
 		if err := l.n.v.Submit(r); err != nil {
-			s.w.At(s.w.Now()+l.delay, func() { fail("status_5xx") })
+			s.w.At(s.w.Now()+l.delay, func() { fail(attempt.Status5xx) })
 		}
 	})
 }
@@ -432,7 +430,7 @@ func (l *leg) output(o engine.Output) {
 func (q *request) lost(l *leg, why string) {
 	s := q.s
 	if l.phase == selector.Prefill || len(q.got) == 0 {
-		q.failed(l, "status_5xx")
+		q.failed(l, attempt.Status5xx)
 		return
 	}
 	// The client has a part of the answer: nothing can be tried again.

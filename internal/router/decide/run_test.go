@@ -1,0 +1,205 @@
+package decide
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/dynctl/dynctl/internal/router/api"
+	"github.com/dynctl/dynctl/internal/router/attempt"
+	"github.com/dynctl/dynctl/internal/router/decision"
+	"github.com/dynctl/dynctl/internal/router/disagg"
+	"github.com/dynctl/dynctl/internal/router/ledger"
+	"github.com/dynctl/dynctl/internal/router/selector"
+	"github.com/dynctl/dynctl/internal/workers"
+)
+
+// nothing is a fleet without work, whose caches are empty.
+type nothing struct{}
+
+func (nothing) Overlap(*workers.Worker, *workers.Rank) int { return 0 }
+
+func (nothing) Load(*workers.Rank) (ledger.Load, int) { return ledger.Load{}, 0 }
+
+// well makes a healthy worker.
+func well(name string, role workers.Role) *workers.Worker {
+	w := worker(name, role, workers.ConnectorNIXL, 1)
+	w.State.SetCondition(workers.Condition{Health: workers.Healthy})
+	return w
+}
+
+func eject(w *workers.Worker) {
+	w.State.SetEjection(&workers.Ejection{Since: time.Now(), Until: time.Now().Add(time.Hour), Reason: "by the test"})
+}
+
+func usual() *Settings {
+	return &Settings{Decode: selector.RoundRobin, Prefill: selector.RoundRobin, Weights: selector.DefaultWeights(), Attempts: 3}
+}
+
+func prompt(tokens int) Request {
+	return Request{Facts: disagg.Facts{Kind: api.Completion, Splittable: true, ISL: tokens, Source: disagg.FromIDs, N: 1, Prompts: 1, MaxTokens: 8, MinTokens: -1}}
+}
+
+// chosen are the names of the plan's workers, "-" for none.
+func chosen(r *Run) (decode, prefill string) {
+	decode, prefill = "-", "-"
+	if r.Plan.Err != nil {
+		return decode, prefill
+	}
+	if i := r.Plan.DecodeIndex; i >= 0 {
+		decode = r.In.DecodePeers[i].Worker.Name
+	}
+	if i := r.Plan.PrefillIndex; i >= 0 && r.Plan.Path == Remote {
+		prefill = r.In.PrefillPeers[i].Worker.Name
+	}
+	return decode, prefill
+}
+
+// TestEjectedComeBackWhenNobodyElseIsLeft: they are candidates then, and named, and
+// nothing is done to them; those who failed this request, or were not asked for,
+// stay out.
+func TestEjectedComeBackWhenNobodyElseIsLeft(t *testing.T) {
+	d1, d2, d3 := well("d1", workers.Decode), well("d2", workers.Decode), well("d3", workers.Decode)
+	list := []*workers.Worker{d1, d2, d3}
+	eject(d1)
+	eject(d2)
+	var r Run
+	r.Begin(prompt(100))
+	if e := r.Decide(usual(), list, 16, nothing{}); len(e.Readmit) != 0 {
+		t.Errorf("%v come back although d3 is well", e.Readmit)
+	}
+	d3.State.SetDraining(true)
+	e := r.Decide(usual(), list, 16, nothing{})
+	if got, _ := chosen(&r); got != "d1" || !slices.Equal(e.Readmit, list[:2]) {
+		t.Errorf("%s is chosen, %v come back: %v", got, e.Readmit, r.Plan.Err)
+	}
+	if d1.State.Ejection() == nil {
+		t.Error("the decision itself has brought a worker back")
+	}
+	r.Failed(attempt.Failure{Worker: d1.State, Name: "d1", Phase: selector.Decode, Reason: attempt.Connect})
+	if e = r.Decide(usual(), list, 16, nothing{}); !slices.Equal(e.Readmit, list[1:2]) {
+		t.Errorf("after d1 has failed %v come back", e.Readmit)
+	}
+	q := prompt(100)
+	q.Pin.Decode = "d3"
+	r.Begin(q)
+	if e = r.Decide(usual(), list, 16, nothing{}); len(e.Readmit) != 0 || r.Plan.Err == nil {
+		t.Errorf("d3 is asked for, %v come back", e.Readmit)
+	}
+}
+
+// TestPrefillTurnIsReturned: once, by the first decision, and only if no prefill
+// rank is used.
+func TestPrefillTurnIsReturned(t *testing.T) {
+	list := []*workers.Worker{well("d", workers.Decode), well("p", workers.Prefill)}
+	s := usual()
+	var r Run
+	r.Begin(prompt(100))
+	if r.Decide(s, list, 16, nothing{}).ReturnTurn {
+		t.Error("a remote plan returns its turn")
+	}
+	s.Rule.Threshold = 1000
+	r.Begin(prompt(100))
+	if !r.Decide(s, list, 16, nothing{}).ReturnTurn || r.Attempt != 1 {
+		t.Error("a local plan keeps its turn")
+	}
+	if r.Decide(s, list, 16, nothing{}).ReturnTurn || r.Attempt != 2 {
+		t.Error("a retry returns the turn again")
+	}
+}
+
+func TestClaims(t *testing.T) {
+	list := []*workers.Worker{well("d", workers.Decode), well("p", workers.Prefill)}
+	s := usual()
+	var r Run
+	r.Begin(prompt(100))
+	r.Decide(s, list, 16, nothing{})
+	d, p := r.Claims()
+	if want := (ledger.Claim{ContextTokens: 100, LoadTokens: 100, BlockSize: 16}); d != want {
+		t.Errorf("decode of a remote plan: %+v", d)
+	}
+	if want := (ledger.Claim{PrefillTokens: 100, BlockSize: 16}); p != want {
+		t.Errorf("prefill of a remote plan: %+v", p)
+	}
+	s.Rule.Threshold = 1000
+	r.Begin(prompt(100))
+	r.Decide(s, list, 16, nothing{})
+	d, p = r.Claims()
+	if want := (ledger.Claim{ContextTokens: 100, PrefillTokens: 100, BlockSize: 16}); d != want || p != (ledger.Claim{}) {
+		t.Errorf("a local plan: %+v, %+v", d, p)
+	}
+}
+
+// TestRunGoesOn: what the policy says becomes part of the next decision.
+func TestRunGoesOn(t *testing.T) {
+	d1, d2, p := well("d1", workers.Decode), well("d2", workers.Decode), well("p", workers.Prefill)
+	list := []*workers.Worker{d1, d2, p}
+	for _, c := range []struct {
+		reason attempt.Reason
+		want   decision.Reason
+		words  string
+	}{
+		{attempt.Connect, decision.ReasonFallback, "(connect)"},
+		{attempt.BadParams, decision.ReasonFallback, "(bad_params)"},
+		{attempt.Ended, decision.ReasonEnded, "ended the answer"},
+	} {
+		var r Run
+		r.Begin(prompt(100))
+		r.Decide(usual(), list, 16, nothing{})
+		if d, f := chosen(&r); d != "d1" || f != "p" {
+			t.Fatalf("%s and %s are chosen", d, f)
+		}
+		if next := r.Failed(attempt.Failure{Worker: p.State, Name: "p", Phase: selector.Prefill, Reason: c.reason}); next.Step != attempt.FallBack {
+			t.Fatalf("%s: %+v", c.reason, next)
+		}
+		r.Decide(usual(), list, 16, nothing{})
+		if words := r.Plan.Words(&r.In); r.Plan.Path != Local || r.Plan.Reason != c.want || !strings.Contains(words, c.words) {
+			t.Errorf("%s: %s because %s (%s)", c.reason, r.Plan.Path, r.Plan.Reason, words)
+		}
+	}
+
+	var r Run
+	r.Begin(prompt(100))
+	r.Decide(usual(), list, 16, nothing{})
+	if next := r.Failed(attempt.Failure{Worker: d1.State, Name: "d1", Phase: selector.Decode, Reason: attempt.Reset, Sent: true, Other: p.State}); next.Step != attempt.Retry || !next.Budgeted {
+		t.Fatalf("%+v", next)
+	}
+	if next := r.NoBudget(); next.Step != attempt.GiveUp || next.Why != attempt.NoBudget || len(r.History.Bans) != 1 {
+		t.Errorf("without budget: %+v", next)
+	}
+
+	// Either worker of a pair may be at fault: nobody is left, until they are
+	// taken back.
+	pair := []*workers.Worker{d1, p}
+	r.Begin(prompt(100))
+	r.Decide(usual(), pair, 16, nothing{})
+	r.Failed(attempt.Failure{Worker: d1.State, Name: "d1", Phase: selector.Decode, Reason: attempt.Timeout, Sent: true, Other: p.State})
+	if r.Decide(usual(), pair, 16, nothing{}); r.Plan.Err == nil {
+		t.Fatalf("%s is tried again at once", r.In.DecodePeers[r.Plan.DecodeIndex].Worker)
+	}
+	if next := r.NoChoice(); next.Step != attempt.Recall {
+		t.Fatalf("%+v", next)
+	}
+	if r.Decide(usual(), pair, 16, nothing{}); r.Plan.Err != nil || r.Attempt != 3 {
+		t.Errorf("decision %d: %v", r.Attempt, r.Plan.Err)
+	}
+}
+
+func TestDecideAllocatesNothing(t *testing.T) {
+	var list []*workers.Worker
+	for _, name := range []string{"a", "b", "c", "d"} {
+		list = append(list, well("decode-"+name, workers.Decode), well("prefill-"+name, workers.Prefill))
+	}
+	var r Run
+	s, q := usual(), prompt(100)
+	s.Decode = selector.KV
+	one := func() {
+		r.Begin(q)
+		r.Decide(s, list, 16, nothing{})
+	}
+	one()
+	if n := testing.AllocsPerRun(100, one); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
