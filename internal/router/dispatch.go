@@ -39,7 +39,7 @@ type failure struct {
 	err error
 }
 
-// fail makes the failure of a leg. What its reason means for the worker's health is
+// fail is the failure of a leg. What its reason means for the worker's health is
 // told here, and for the request by the policy: who finds the failure names a
 // reason and no more.
 func (x *exchange) fail(phase selector.Phase, w *workers.Worker, reason attempt.Reason, sent bool, err error) *failure {
@@ -48,6 +48,11 @@ func (x *exchange) fail(phase selector.Phase, w *workers.Worker, reason attempt.
 	if out.Failure() {
 		x.failed(phase, w, reason, err)
 	}
+	return failureOf(phase, w, reason, sent, err)
+}
+
+// failureOf is the failure of a leg whose worker's health has been told.
+func failureOf(phase selector.Phase, w *workers.Worker, reason attempt.Reason, sent bool, err error) *failure {
 	return &failure{Failure: attempt.Failure{Worker: w.State, Name: w.Name, Phase: phase, Reason: reason, Sent: sent}, err: err}
 }
 
@@ -274,7 +279,7 @@ func (x *exchange) remote(decode disagg.Peer, held *ledger.Reservation, claim le
 	edits, err := transfer.DecodeEdits()
 	if err != nil {
 		x.report(selector.Decode, health.Canceled)
-		return x.fail(selector.Prefill, prefill.Worker, attempt.BadParams, true, err)
+		return failureOf(selector.Prefill, prefill.Worker, attempt.BadParams, true, err)
 	}
 	err = x.decodeLeg(x.ctx, decode, held, x.edit(edits, decode, selector.Decode), transfer)
 	var f *failure

@@ -107,7 +107,11 @@ type Candidate struct {
 
 	// HasLoad says that the engine told Running and Waiting. KVUsage is
 	// negative or NaN when it did not tell that.
-	HasLoad bool    `json:"has_load"`
+	HasLoad bool `json:"has_load"`
+	// Tried says that the rank is kept out (KeptOut) because it had its turn in
+	// this request: it keeps its place in the round-robin order, so that a retry
+	// goes to the one after it. It stands here because it takes no room here.
+	Tried   bool    `json:"-"`
 	Running int     `json:"running_requests"`
 	Waiting int     `json:"waiting_requests"`
 	KVUsage float64 `json:"kv_usage_ratio"`
@@ -121,10 +125,6 @@ type Candidate struct {
 	// KeptOut, when not empty, is why the caller keeps the rank out, whatever it
 	// would cost ("draining").
 	KeptOut string `json:"-"`
-	// Tried says that the rank is kept out because it had its turn in this
-	// request: it keeps its place in the round-robin order, so that a retry goes
-	// to the one after it.
-	Tried bool `json:"-"`
 }
 
 // Terms are the parts of a kv cost, in blocks.

@@ -108,7 +108,7 @@ type Outcome struct {
 // Bounds on one receipt.
 const (
 	// DefaultCandidates is how many candidates of each phase are kept: with
-	// 4096 receipts and larger fleets, about 50 MB.
+	// 4096 receipts and larger fleets, about 60 MB.
 	DefaultCandidates = 32
 	maxLegs           = 16
 	maxEarlier        = 16

@@ -13,7 +13,7 @@ import (
 )
 
 // Decision is everything that a routing decision was made from, and what it
-// was. It mirrors the inputs of packages selector and disagg, so that the
+// was. It mirrors the inputs of packages selector and decide, so that the
 // format does not move with them.
 type Decision struct {
 	ID        string `json:"id"`
