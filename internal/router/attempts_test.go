@@ -2,6 +2,7 @@ package router_test
 
 import (
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"slices"
 	"strings"
@@ -116,5 +117,8 @@ func TestDryRunReadsTheRequest(t *testing.T) {
 	}
 	if c.Inputs.SessionKey == 0 || dry.Inputs.SessionKey != c.Inputs.SessionKey {
 		t.Errorf("session %d, in the dry run %d", c.Inputs.SessionKey, dry.Inputs.SessionKey)
+	}
+	if n := r.metric(fmt.Sprintf("dynctl_tokenize_total{source=%q}", c.Inputs.ISLSource)); n != 1 {
+		t.Errorf("one prompt and a dry run count as %v prompts", n)
 	}
 }

@@ -43,12 +43,12 @@ const (
 	ReasonPrefillExcluded Reason = "prefill_all_excluded"
 )
 
-// ReasonFallback: a remote prefill was tried, failed, and the request went on
-// locally.
+// ReasonFallback says that a remote prefill was tried, failed, and the request went
+// on locally.
 const ReasonFallback Reason = "prefill_failed"
 
-// ReasonEnded: the remote prefill's first token ended the answer, which leaves no
-// KV to move.
+// ReasonEnded says that the remote prefill's first token ended the answer, which
+// leaves no KV to move.
 const ReasonEnded Reason = "prefill_ended"
 
 // Reasons lists the closed set.

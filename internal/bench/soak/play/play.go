@@ -71,7 +71,7 @@ type Outcome struct {
 	Seed uint64
 	// Requests end as Completed, Left (by their client), Cut (after the first
 	// token, by a fault or a restart of the router) or Hopeless (nobody was
-	// well).
+	// well, or its attempts or the budget for retries were used up).
 	Requests, Completed, Left, Cut, Hopeless int
 	Attempts, Remote, Fallbacks              int
 	Faults, Batches, Gaps, Resyncs           int
@@ -123,6 +123,7 @@ type stage struct {
 	ledger   *ledger.Ledger
 	conn     disagg.Connector
 	settings decide.Settings
+	budget   int       // retries left
 	turns    [2]uint64 // of the decode and of the prefill phase
 	open     map[*request]bool
 	started  int
@@ -223,7 +224,13 @@ func (s *stage) build() {
 	s.settings = decide.Settings{
 		Decode: policy(), Prefill: policy(), Weights: selector.DefaultWeights(),
 		Rule:     decide.Rule{Threshold: []int{0, 0, 24, 64}[s.rng.IntN(4)], Fallback: decide.FallbackLocal},
-		Attempts: maxTries,
+		Attempts: 8,
+	}
+	if s.chance(0.1) {
+		s.settings.Attempts = 1 + s.rng.IntN(3)
+	}
+	if s.budget = 1000; s.chance(0.1) {
+		s.budget = s.rng.IntN(5)
 	}
 	if s.chance(0.2) {
 		s.settings.Weights.Temperature = 0.5

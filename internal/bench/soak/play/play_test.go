@@ -96,7 +96,7 @@ func TestVirtual(t *testing.T) {
 	began := time.Now()
 	sum, bad := seeds(from, n, nothing, func(*Outcome) bool { return false })
 	took := time.Since(began)
-	t.Logf("%d seeds from %d in %v (%.0f/s): %d requests: %d completed, %d left by their client, %d cut, %d without anybody well; %d attempts, %d of them remote, %d fallbacks; "+
+	t.Logf("%d seeds from %d in %v (%.0f/s): %d requests: %d completed, %d left by their client, %d cut, %d given up; %d attempts, %d of them remote, %d fallbacks; "+
 		"%d faults, %d restarts of the router; %d batches of events, %d gaps, %d resyncs, %d looks at the index; %d steps",
 		n, from, took.Round(time.Millisecond), float64(n)/took.Seconds(), sum.Requests, sum.Completed, sum.Left, sum.Cut, sum.Hopeless, sum.Attempts, sum.Remote, sum.Fallbacks,
 		sum.Faults, sum.Restarts, sum.Batches, sum.Gaps, sum.Resyncs, sum.Checks, sum.Steps)
@@ -152,7 +152,7 @@ func TestPlantedBugsAreFound(t *testing.T) {
 		{positionsFirst, "a snapshot with older positions", 100, []string{"which the engine does not"}},
 		{positionsJustBefore, "a snapshot whose positions are older by a moment", 0, []string{"which the engine does not"}},
 		{displace, "a late reservation displaces a live account", 100, []string{"ledger: "}},
-		{forgetFailed, "a failed worker is not kept out", 100, []string{"failed although"}},
+		{forgetFailed, "a failed worker is not kept out", 100, []string{"failed although", "had failed it for certain"}},
 		{keepOut, "a worker that was kept out never comes back", 100, []string{"failed although"}},
 		{numbersOnly, "a new publisher whose numbers fit is taken for the old one", 100, []string{"which the engine does not", "although every batch was applied"}},
 	} {

@@ -19,9 +19,6 @@ import (
 	"github.com/dynctl/dynctl/internal/workers/sim/engine"
 )
 
-// maxTries bounds the attempts of a request.
-const maxTries = 8
-
 // legTimeout is how long a leg may be without its first output.
 const legTimeout = 400 * time.Millisecond
 
@@ -289,7 +286,37 @@ func (q *request) failed(l *leg, reason attempt.Reason) {
 	if l.from != nil {
 		f.Other = l.from.worker.State
 	}
-	q.follow(q.run.Failed(f), fmt.Errorf("%s leg on %s: %s", l.phase, l.n.name, reason))
+	for _, was := range q.run.History.Failures {
+		if was.Worker == f.Worker && was.Phase == f.Phase && (was.Other == nil || !was.Reason.Means().Mutual) && q.others(f.Phase) {
+			s.violate("%s was tried on %s again, which had failed it for certain (%s)", q.id, l.n.name, was.Reason)
+			return
+		}
+	}
+	next := q.run.Failed(f)
+	if next.Budgeted {
+		if s.budget == 0 {
+			next = q.run.NoBudget()
+		} else {
+			s.budget--
+		}
+	}
+	q.follow(next, fmt.Errorf("%s leg on %s: %s", l.phase, l.n.name, reason))
+}
+
+// others reports whether the newest decision had a choice in a phase that had not
+// failed the request yet.
+func (q *request) others(p selector.Phase) bool {
+	in, peers := &q.run.In.Decode, q.run.In.DecodePeers
+	if p == selector.Prefill {
+		in, peers = &q.run.In.Prefill, q.run.In.PrefillPeers
+	}
+	for i := range in.Candidates {
+		failed := slices.ContainsFunc(q.run.History.Failures, func(f attempt.Failure) bool { return f.Phase == p && f.Worker == peers[i].Worker.State })
+		if in.Why(i) == "" && !failed {
+			return true
+		}
+	}
+	return false
 }
 
 // after is the router's policy, with the bugs that are planted in it.
@@ -330,9 +357,10 @@ func (q *request) blamed() bool {
 func (q *request) follow(next attempt.Next, err error) {
 	switch next.Step {
 	case attempt.GiveUp:
-		if next.Why == attempt.NoMoreTry && q.blamed() {
+		if next.Why == attempt.NoMoreTry && q.blamed() || next.Why == attempt.NoBudget && q.s.budget == 0 ||
+			next.Why == attempt.NoAttempts && len(q.run.History.Failures) == q.s.settings.Attempts {
 			q.s.out.Hopeless++
-			q.end("engines broke on it three times: " + err.Error())
+			q.end(next.Why + ": " + err.Error())
 			return
 		}
 		q.hopeless(err)
