@@ -15,15 +15,14 @@ const (
 	Timeout  Reason = "timeout"
 	Reset    Reason = "reset"
 	Protocol Reason = "protocol"
+	// Stale: the engine had closed the connection as idle when the request was
+	// sent, as far as anybody can tell. That is nobody's fault.
+	Stale Reason = "stale_connection"
 	// Canceled: nobody waits for the leg any more.
 	Canceled Reason = "canceled"
 	// Invalid: the leg itself cannot be sent.
 	Invalid Reason = "invalid"
 )
-
-// Stale: the engine had closed the connection as idle when the request was sent,
-// as far as anybody can tell. That is nobody's fault.
-const Stale Reason = "stale_connection"
 
 // Those of an answer that is none:
 const (
