@@ -286,11 +286,11 @@ func (q *request) failed(l *leg, reason attempt.Reason) {
 	if l.from != nil {
 		f.Other = l.from.worker.State
 	}
-	for _, was := range q.run.History.Failures {
-		if was.Worker == f.Worker && was.Phase == f.Phase && (was.Other == nil || !was.Reason.Means().Mutual) && q.others(f.Phase) {
-			s.violate("%s was tried on %s again, which had failed it for certain (%s)", q.id, l.n.name, was.Reason)
-			return
-		}
+	if other := q.spared(l.phase); other != nil && slices.ContainsFunc(q.run.History.Failures, func(was attempt.Failure) bool {
+		return was.Worker == f.Worker && was.Phase == f.Phase && (was.Other == nil || !was.Reason.Means().Mutual)
+	}) {
+		s.violate("%s was tried on %s again, which had failed it, and not on %s", q.id, l.n.name, other.name)
+		return
 	}
 	next := q.run.Failed(f)
 	if next.Budgeted {
@@ -303,20 +303,20 @@ func (q *request) failed(l *leg, reason attempt.Reason) {
 	q.follow(next, fmt.Errorf("%s leg on %s: %s", l.phase, l.n.name, reason))
 }
 
-// others reports whether the newest decision had a choice in a phase that had not
-// failed the request yet.
-func (q *request) others(p selector.Phase) bool {
-	in, peers := &q.run.In.Decode, q.run.In.DecodePeers
-	if p == selector.Prefill {
-		in, peers = &q.run.In.Prefill, q.run.In.PrefillPeers
-	}
-	for i := range in.Candidates {
-		failed := slices.ContainsFunc(q.run.History.Failures, func(f attempt.Failure) bool { return f.Phase == p && f.Worker == peers[i].Worker.State })
-		if in.Why(i) == "" && !failed {
-			return true
+// spared is a worker for a phase that was well all the time and has had no part in
+// a failure of the request.
+func (q *request) spared(p selector.Phase) *node {
+	for _, n := range q.s.nodes {
+		state, can := n.worker.State, n.worker.Role.CanDecode()
+		if p == selector.Prefill {
+			can = n.worker.Role.CanPrefill()
+		}
+		if n.member && can && !state.Draining() && n.since+probeEvery <= q.arrived &&
+			!slices.ContainsFunc(q.run.History.Failures, func(f attempt.Failure) bool { return f.Worker == state || f.Other == state }) {
+			return n
 		}
 	}
-	return false
+	return nil
 }
 
 // after is the router's policy, with the bugs that are planted in it.
@@ -358,7 +358,7 @@ func (q *request) follow(next attempt.Next, err error) {
 	switch next.Step {
 	case attempt.GiveUp:
 		if next.Why == attempt.NoMoreTry && q.blamed() || next.Why == attempt.NoBudget && q.s.budget == 0 ||
-			next.Why == attempt.NoAttempts && len(q.run.History.Failures) == q.s.settings.Attempts {
+			next.Why == attempt.NoAttempts && len(q.run.History.Failures) >= q.s.settings.Attempts {
 			q.s.out.Hopeless++
 			q.end(next.Why + ": " + err.Error())
 			return
