@@ -232,7 +232,7 @@ func Choose(in *Input, out *Plan) {
 		out.Reason = reason
 		if intact != "" {
 			out.Err = ErrWhole
-			if in.ServesAlone() {
+			if slices.ContainsFunc(in.DecodePeers, func(p disagg.Peer) bool { return !needsPrefill(p.Worker) }) {
 				out.Err = fmt.Errorf("%w: %w", ErrNoDecode, out.Decode.Err())
 			}
 		} else if in.Force == disagg.ForceLocal {
@@ -255,12 +255,6 @@ func (p *Plan) chose(in *Input, d int) {
 	if p.Connector = in.Rule.Connector; p.Connector == workers.ConnectorNone {
 		p.Connector = in.DecodePeers[d].Worker.Connector
 	}
-}
-
-// ServesAlone reports whether there is a decode rank, be it usable or not, that
-// can prefill by itself.
-func (in *Input) ServesAlone() bool {
-	return slices.ContainsFunc(in.DecodePeers, func(p disagg.Peer) bool { return !needsPrefill(p.Worker) })
 }
 
 // needsPrefill reports whether a decode worker refuses a request that no

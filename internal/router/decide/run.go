@@ -248,7 +248,11 @@ func (r *Run) Failed(f attempt.Failure) attempt.Next {
 	}
 	r.History.Add(f)
 	return r.follow(after(&r.History, attempt.Settings{
-		Attempts: r.settings.Attempts, LocalPrefill: r.settings.Rule.Fallback != FallbackError && r.In.ServesAlone(), LocalWithoutParams: r.settings.LocalWithoutParams,
+		Attempts: r.settings.Attempts, LocalWithoutParams: r.settings.LocalWithoutParams,
+		// Whoever can prefill by itself need not be usable, nor the one chosen now.
+		LocalPrefill: r.settings.Rule.Fallback != FallbackError && slices.ContainsFunc(r.workers, func(w *workers.Worker) bool {
+			return can(w, selector.Decode) && !needsPrefill(w)
+		}),
 	}, r.prefills()))
 }
 

@@ -203,3 +203,33 @@ func TestDecideAllocatesNothing(t *testing.T) {
 		t.Errorf("%v allocations", n)
 	}
 }
+
+// TestFallbackLooksAtTheWholeFleet: whether somebody can prefill by itself is asked
+// of all workers, also when the caller has kept of the plan only who was chosen.
+func TestFallbackLooksAtTheWholeFleet(t *testing.T) {
+	sglang := func(name string, role workers.Role) *workers.Worker {
+		w := well(name, role)
+		w.Engine, w.Connector = workers.SGLang, workers.ConnectorSGLang
+		return w
+	}
+	d, p := sglang("d", workers.Decode), sglang("p", workers.Prefill)
+	for _, c := range []struct {
+		list []*workers.Worker
+		want attempt.Step
+	}{
+		{[]*workers.Worker{d, p}, attempt.GiveUp},
+		{[]*workers.Worker{d, p, sglang("z", workers.Aggregated)}, attempt.FallBack},
+	} {
+		var r Run
+		r.Begin(prompt(100))
+		r.Decide(usual(), c.list, 16, nothing{})
+		if to, from := chosen(&r); to != "d" || from != "p" {
+			t.Fatalf("%s and %s are chosen: %v", to, from, r.Plan.Err)
+		}
+		i := r.Plan.DecodeIndex
+		r.In = Input{DecodePeers: r.In.DecodePeers[i : i+1]}
+		if next := r.Failed(attempt.Failure{Worker: p.State, Name: "p", Phase: selector.Prefill, Reason: attempt.Connect}); next.Step != c.want {
+			t.Errorf("of %d workers: %v, want %v", len(c.list), next.Step, c.want)
+		}
+	}
+}
