@@ -578,7 +578,8 @@ func (c *chaos) retryAfterReuse(ctx context.Context) error {
 	var hangs sync.WaitGroup
 	// Not remote: a prefill that ends with its first token would begin another attempt
 	// too early. Where it goes is judged, not how it ends.
-	hangs.Go(func() { _ = c.s.pinned(one, modelVLLM, "", onPath("local"), 400, checkTimeout) })
+	ended := make(chan error, 1)
+	hangs.Go(func() { ended <- c.s.pinned(one, modelVLLM, "", onPath("local"), 400, checkTimeout) })
 	failed(c.working(ctx, idleWait, first, 1, nil))
 	_, err := c.s.rig.Admin.ResumeWorker(ctx, c.spare.Name())
 	failed(err)
@@ -594,7 +595,13 @@ func (c *chaos) retryAfterReuse(ctx context.Context) error {
 	if err := c.working(ctx, idleWait, c.replacement, 3, nil); errors.Is(err, errUnusable) {
 		c.s.o.Log("%s is not usable: nothing is known of retries", c.replacement.Name())
 	} else if err != nil {
-		failed(fmt.Errorf("a request of %s, which died, is not beside the two that it had: %w", first.Name(), err))
+		how := "it is under way"
+		select {
+		case e := <-ended:
+			how = fmt.Sprintf("it has ended: %v", e)
+		default:
+		}
+		failed(fmt.Errorf("a request of %s, which died, is not beside the two that it had: %w; %s", first.Name(), err, how))
 	} else if same {
 		c.s.counts.bump("retries that found who took a slot")
 	}

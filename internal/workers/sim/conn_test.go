@@ -9,11 +9,13 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptrace"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/dynctl/dynctl/internal/workers/sim"
+	"github.com/dynctl/dynctl/internal/workers/sim/fault"
 )
 
 // dial opens a connection to an engine as its own URL says.
@@ -64,6 +66,32 @@ func TestAnswersToNobody(t *testing.T) {
 					t.Errorf("after the answer: %q, %v", late, err)
 				}
 			})
+		}
+	}
+}
+
+// TestKilledEngineAnswersNothing: whatever a killed engine was doing, it gives no
+// answer, not even an empty one.
+func TestKilledEngineAnswersNothing(t *testing.T) {
+	r := start(t, "1a:profile=instant")
+	e := r.Engine(0)
+	for _, set := range []fault.Set{{HangRate: 1}, {Hang: true}, {Delay: fault.Duration(time.Minute)}} {
+		for range 20 {
+			if err := e.SetFaults(set); err != nil {
+				t.Fatal(err)
+			}
+			sent := make(chan struct{}, 1)
+			ctx := httptrace.WithClientTrace(t.Context(), &httptrace.ClientTrace{WroteRequest: func(httptrace.WroteRequestInfo) { sent <- struct{}{} }})
+			go func() {
+				<-sent
+				e.Kill()
+			}()
+			if status, body, err := tryPost(ctx, e.URL()+"/v1/completions", object{"model": "sim", "prompt": ids(20, 1), "max_tokens": 2}); err == nil {
+				t.Fatalf("%+v: %d %q", set, status, body)
+			}
+			if err := e.Restart(); err != nil {
+				t.Fatal(err)
+			}
 		}
 	}
 }

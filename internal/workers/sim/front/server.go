@@ -199,6 +199,10 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.mux.ServeHTTP(w, r)
 }
 
+// gone ends a request that nobody waits for any more, or whose engine has been
+// killed: without an answer, which net/http would give otherwise, an empty 200.
+func gone() { panic(http.ErrAbortHandler) }
+
 // faulty waits, fails or hangs as the faults say; false means that the request
 // is over.
 func (s *Server) faulty(w http.ResponseWriter, r *http.Request) bool {
@@ -206,7 +210,7 @@ func (s *Server) faulty(w http.ResponseWriter, r *http.Request) bool {
 	for set.Hang {
 		select {
 		case <-r.Context().Done():
-			return false
+			gone()
 		case <-changed:
 		}
 		set, changed = s.cfg.Faults.Set()
@@ -219,13 +223,13 @@ func (s *Server) faulty(w http.ResponseWriter, r *http.Request) bool {
 		defer t.Stop()
 		select {
 		case <-r.Context().Done():
-			return false
+			gone()
 		case <-t.C:
 		}
 	}
 	if s.cfg.Faults.Hit(set.HangRate) {
 		<-r.Context().Done()
-		return false
+		gone()
 	}
 	if s.cfg.Faults.Hit(set.ErrorRate) {
 		status := set.ErrorStatus
