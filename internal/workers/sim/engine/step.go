@@ -13,6 +13,11 @@ func (r *Rank) start() {
 	for !r.busy && !r.dead && !r.asleep {
 		b, ok := r.schedule()
 		if !ok {
+			// vLLM publishes after a step without tokens, too: what a pull has
+			// evicted is told while its blocks are on their way.
+			if !r.dead {
+				r.publish()
+			}
 			return
 		}
 		r.busy = true

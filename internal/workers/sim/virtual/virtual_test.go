@@ -251,6 +251,48 @@ func TestSameSeedSameHistory(t *testing.T) {
 	}
 }
 
+// What a pull evicts is published when it begins, as by vLLM, and not with the
+// next step: there may be none for long, or none at all if the client leaves.
+func TestPullTellsWhatItEvicts(t *testing.T) {
+	w := virtual.NewWorld()
+	p := add(t, w, config())
+	cfg := config()
+	cfg.Blocks = 24
+	removed := 0
+	cfg.Publish = func(_ engine.Time, events []cache.Event) {
+		for _, e := range events {
+			if e.Kind == cache.Removed {
+				removed++
+			}
+		}
+	}
+	d := add(t, w, cfg)
+	if err := d.Submit(engine.Request{ID: "before", Tokens: prompt(80, 1), MaxTokens: 1, IgnoreEOS: true}); err != nil {
+		t.Fatal(err)
+	}
+	drain(t, w)
+	q := engine.Request{ID: "q", Tokens: prompt(60, 2), MaxTokens: 1}
+	leg := q
+	leg.Pin = true
+	leg.Sink = func(o engine.Output) {
+		if o.Finish == engine.FinishLength {
+			q.Pull = p.Pull(q.ID, o.Pinned)
+		}
+	}
+	if err := p.Submit(leg); err != nil {
+		t.Fatal(err)
+	}
+	for q.Pull == nil && w.Step() {
+	}
+	cached := len(d.Core().Cache().Seqs(nil))
+	if err := d.Submit(q); err != nil {
+		t.Fatal(err)
+	}
+	if gone := cached - len(d.Core().Cache().Seqs(nil)); gone == 0 || removed != gone {
+		t.Errorf("%d blocks evicted for the pull, %d told", gone, removed)
+	}
+}
+
 func TestKilledRankFailsItsRequests(t *testing.T) {
 	w := virtual.NewWorld()
 	r := add(t, w, config())
