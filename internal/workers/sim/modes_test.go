@@ -5,7 +5,9 @@ import (
 	"encoding/json"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -296,6 +298,34 @@ func replay(t *testing.T, endpoint string, from uint64, apply func(seq uint64, p
 			return
 		}
 		apply(seq, payload)
+	}
+}
+
+// Engines count the ports of their ranks up from that of rank 0, which is all that
+// SGLang tells of its replay: a port taken at random would be somebody else's to
+// whoever counts.
+func TestPortsCountUpWithTheRank(t *testing.T) {
+	for _, engine := range []string{"vllm", "sglang"} {
+		r := start(t, "2a:dp=4,profile=instant,engine="+engine)
+		for _, e := range r.Engines() {
+			port := func(endpoint string) int {
+				u, err := url.Parse(endpoint)
+				if err != nil {
+					t.Fatal(err)
+				}
+				n, err := strconv.Atoi(u.Port())
+				if err != nil {
+					t.Fatal(err)
+				}
+				return n
+			}
+			first := e.Worker().Events[0]
+			for i, s := range e.Worker().Events {
+				if port(s.Endpoint) != port(first.Endpoint)+i || port(s.Replay) != port(first.Replay)+i {
+					t.Errorf("%s: rank %d is at %s and %s, rank 0 at %s and %s", e.Name(), i, s.Endpoint, s.Replay, first.Endpoint, first.Replay)
+				}
+			}
+		}
 	}
 }
 

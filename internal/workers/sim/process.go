@@ -5,6 +5,8 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"net"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -69,15 +71,15 @@ func (e *Engine) boot(number uint64) (*process, error) {
 		p.store = newBlockStore()
 	case workers.ConnectorNone, workers.ConnectorNIXL, workers.ConnectorSGLang:
 	}
+	if err := p.publishers(number == 0); err != nil {
+		return nil, err
+	}
 	for i := range g.DP {
 		id := uuid(mixSeed(seed, 0x656e67696e65, uint64(i)))
 		if g.DP > 1 {
 			id += "_dp" + strconv.Itoa(i)
 		}
 		p.ids = append(p.ids, id)
-		if err := p.events(i); err != nil {
-			return nil, err
-		}
 		started := time.Now()
 		cfg, err := g.RankConfig(e.fleet.vocab, e.index, i, number)
 		if err != nil {
@@ -170,42 +172,72 @@ func (p *process) frontConfig(seed uint64, rooms *rooms.Rooms) front.Config {
 	return cfg
 }
 
-// events opens the publisher of rank i.
-func (p *process) events(i int) error {
-	g := &p.e.group
-	if g.Events == EventsOff {
+// publishers opens the publishers of all ranks. Engines count the ports of events
+// and replay up with the rank, and SGLang tells that of rank 0 only: the ports beside
+// a free one must be free, too. At the first start others are tried until they are.
+func (p *process) publishers(first bool) error {
+	if p.e.group.Events == EventsOff {
 		return nil
 	}
+	wanted := p.e.ports
+	for try := 0; ; try++ {
+		err := p.openPublishers()
+		if err == nil || !first || try == 20 {
+			return err
+		}
+		for _, pub := range p.pubs {
+			pub.Close()
+		}
+		p.pubs = nil
+		p.e.ports.events, p.e.ports.rep = wanted.events, wanted.rep
+	}
+}
+
+func (p *process) openPublishers() error {
+	g, ports := &p.e.group, &p.e.ports
 	form := map[EventForm]kvevent.Form{EventsMap: kvevent.VLLMMap, EventsArray: kvevent.VLLMArray}[g.Events]
 	if g.Engine == workers.SGLang {
 		form = map[EventForm]kvevent.Form{EventsMap: kvevent.SGLangMap, EventsArray: kvevent.SGLangArray}[g.Events]
 	}
-	cfg := publish.Config{
-		Endpoint: "tcp://" + p.e.ports.events[i], Topic: g.Topic, Rank: i, BlockSize: g.BlockSize, Steps: g.Steps,
-		Encoding: kvevent.Encoding{Form: form, BinHash: g.BinHash}, Faults: p.e.faults,
-	}
-	if len(g.Dial) > 0 {
-		k := p.e.firstRank + i
-		if k >= len(g.Dial) {
-			return fmt.Errorf("%d endpoints to dial are not enough for rank %d of the fleet", len(g.Dial), k)
+	ports.events, ports.rep = slices.Clone(ports.events), slices.Clone(ports.rep) // the caller may try again
+	for i := range g.DP {
+		cfg := publish.Config{
+			Endpoint: "tcp://" + after(ports.events, i), Topic: g.Topic, Rank: i, BlockSize: g.BlockSize, Steps: g.Steps,
+			Encoding: kvevent.Encoding{Form: form, BinHash: g.BinHash}, Faults: p.e.faults,
 		}
-		cfg.Endpoint, cfg.Dial = g.Dial[k], true
-	}
-	if !g.NoReplay {
-		cfg.Replay = "tcp://" + p.e.ports.rep[i]
-	}
-	pub, err := publish.Open(p.ctx, cfg)
-	if err != nil {
-		return err
-	}
-	p.pubs = append(p.pubs, pub)
-	if !cfg.Dial {
-		p.e.ports.events[i] = pub.Endpoint()[len("tcp://"):]
-	}
-	if !g.NoReplay {
-		p.e.ports.rep[i] = pub.Replay()[len("tcp://"):]
+		if len(g.Dial) > 0 {
+			k := p.e.firstRank + i
+			if k >= len(g.Dial) {
+				return fmt.Errorf("%d endpoints to dial are not enough for rank %d of the fleet", len(g.Dial), k)
+			}
+			cfg.Endpoint, cfg.Dial = g.Dial[k], true
+		}
+		if !g.NoReplay {
+			cfg.Replay = "tcp://" + after(ports.rep, i)
+		}
+		pub, err := publish.Open(p.ctx, cfg)
+		if err != nil {
+			return err
+		}
+		p.pubs = append(p.pubs, pub)
+		if !cfg.Dial {
+			ports.events[i] = pub.Endpoint()[len("tcp://"):]
+		}
+		if !g.NoReplay {
+			ports.rep[i] = pub.Replay()[len("tcp://"):]
+		}
 	}
 	return nil
+}
+
+// after is the address of rank i: i ports after that of rank 0.
+func after(addrs []string, i int) string {
+	host, port, err := net.SplitHostPort(addrs[0])
+	n, perr := strconv.Atoi(port)
+	if i == 0 || err != nil || perr != nil {
+		return addrs[i]
+	}
+	return net.JoinHostPort(host, strconv.Itoa(n+i))
 }
 
 // sideChannel serves the blocks of rank i to other engines.
