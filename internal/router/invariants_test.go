@@ -851,8 +851,8 @@ func TestInvariant08CancelReachesEveryone(t *testing.T) {
 func TestInvariant09FirstByteEarlyAndLiveStreamsAreNotCut(t *testing.T) {
 	t.Parallel()
 	r, p := tappedRig(t, "1a:profile=instant", func(c *settings.Config) {
-		c.Timeouts.Prefill, c.Timeouts.Response, c.Timeouts.Idle, c.Timeouts.Write = 200*time.Millisecond, 200*time.Millisecond, 400*time.Millisecond, 200*time.Millisecond
-		c.Timeouts.Body = 200 * time.Millisecond
+		c.Timeouts.Prefill, c.Timeouts.Response, c.Timeouts.Idle, c.Timeouts.Write = time.Second, time.Second, time.Second, time.Second
+		c.Timeouts.Body = time.Second
 	})
 	event := func(i int) string { return fmt.Sprintf("data: {\"choices\":[{\"index\":0,\"text\":\"t%d\"}]}\n\n", i) }
 	next, mode := make(chan bool), atomic.Value{}

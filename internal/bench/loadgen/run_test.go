@@ -220,7 +220,7 @@ func TestTimeout(t *testing.T) {
 				}
 				return hang
 			}}
-			o := Options{Base: startStub(t, s), Concurrency: 1, Timeout: 50 * time.Millisecond, Keep: 2}
+			o := Options{Base: startStub(t, s), Concurrency: 1, Timeout: 300 * time.Millisecond, Keep: 2}
 			if open {
 				o.Schedule = []time.Duration{time.Millisecond, 40 * time.Millisecond}
 			}

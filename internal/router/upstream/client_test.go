@@ -328,7 +328,7 @@ func TestNoTotalTimeout(t *testing.T) {
 	t.Parallel()
 	s := serve(t, func(conn net.Conn, _ request) bool {
 		say(t, conn, "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
-		tick := time.NewTicker(20 * time.Millisecond)
+		tick := time.NewTicker(75 * time.Millisecond)
 		defer tick.Stop()
 		for range 20 {
 			<-tick.C
@@ -338,7 +338,7 @@ func TestNoTotalTimeout(t *testing.T) {
 		return true
 	})
 	leg := s.leg()
-	leg.HeadTimeout, leg.IdleTimeout = 200*time.Millisecond, 200*time.Millisecond
+	leg.HeadTimeout, leg.IdleTimeout = time.Second, time.Second
 	if _, got := get(t, newClient(t, Options{}), leg); got != strings.Repeat("x", 20) {
 		t.Errorf("body %q", got)
 	}

@@ -12,7 +12,7 @@ import (
 // TestAlive: an engine is waited for as long as it shows signs of life, and not
 // without them; an answer that comes first is taken.
 func TestAlive(t *testing.T) {
-	const by = 50 * time.Millisecond
+	const by = 250 * time.Millisecond
 	for _, c := range []struct {
 		name          string
 		alive, answer bool // the engine answers at once

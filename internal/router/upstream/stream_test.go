@@ -234,11 +234,11 @@ func TestWriteDeadlineIsTakenBack(t *testing.T) {
 		return true
 	})
 	ended := make(chan error, 2)
-	opt := StreamOptions{WriteTimeout: 30 * time.Millisecond}
+	opt := StreamOptions{WriteTimeout: 250 * time.Millisecond}
 	srv := proxy(t, s.leg, opt, ended)
 	for i := range 2 {
 		if i == 1 {
-			time.AfterFunc(100*time.Millisecond, func() { close(wait) })
+			time.AfterFunc(750*time.Millisecond, func() { close(wait) })
 		}
 		resp, err := srv.Client().Post(srv.URL, "application/json", strings.NewReader("{}"))
 		if err != nil {
@@ -258,7 +258,7 @@ func TestWriteDeadlineIsTakenBack(t *testing.T) {
 // The end of an answer may come long after its last piece.
 func TestLateEndReachesTheClient(t *testing.T) {
 	t.Parallel()
-	const timeout = 30 * time.Millisecond
+	const timeout = 250 * time.Millisecond
 	s := serve(t, func(c net.Conn, _ request) bool {
 		say(t, c, "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n9\r\ndata: 1\n\n\r\n")
 		<-time.After(4 * timeout) // the pace of the engine

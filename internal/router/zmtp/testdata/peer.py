@@ -33,7 +33,7 @@ def main():
         sock.subscribe(rest.pop(0))
     if rest:
         sock.setsockopt(zmq.HEARTBEAT_IVL, int(rest[0]))
-        sock.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(rest[0]))
+        sock.setsockopt(zmq.HEARTBEAT_TIMEOUT, 10 * int(rest[0]))
         monitor = sock.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         def watch():
             monitor.recv_multipart()
