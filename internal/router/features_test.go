@@ -24,6 +24,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router"
 	"github.com/dynctl/dynctl/internal/router/admin"
 	"github.com/dynctl/dynctl/internal/router/routertest"
+	"github.com/dynctl/dynctl/internal/router/selector"
 	"github.com/dynctl/dynctl/internal/settings"
 	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/sim/fault"
@@ -89,6 +90,51 @@ func TestConnectorsEndToEnd(t *testing.T) {
 				t.Errorf("%d tokens came from outside, %d were computed by decode engines", moved, computed)
 			}
 			r.synced()
+		})
+	}
+}
+
+// TestPairIsChosen: of decode workers of two connectors only one has a prefill
+// worker. What goes remote goes to that pair, whatever the policy says of the other,
+// and explain tells why not there; without the prefill worker both answer.
+func TestPairIsChosen(t *testing.T) {
+	t.Parallel()
+	for _, policy := range selector.Policies() {
+		t.Run(string(policy), func(t *testing.T) {
+			t.Parallel()
+			r := start(t, "1p:profile=instant+1d:profile=instant,connector=lmcache+1d:profile=instant", func(c *settings.Config) { c.Routing.Policy = string(policy) })
+			oracle := start(t, "1a:profile=instant")
+			vetoed := 0
+			for i := range 6 {
+				a, got := r.complete(ids(150+i, i))
+				if want := direct(t, oracle.Sim.Engine(0).URL(), ids(150+i, i)); got != want {
+					t.Errorf("prompt %d: %q, want %q", i, got, want)
+				}
+				if a.header.Get("X-Dynctl-Path") != "remote" || a.header.Get("X-Dynctl-Worker") != "decode-1/dp0" {
+					t.Errorf("prompt %d went %s to %s", i, a.header.Get("X-Dynctl-Path"), a.header.Get("X-Dynctl-Worker"))
+				}
+				d := r.receipt(a.header.Get("X-Dynctl-Decision"))
+				for _, c := range d.Decode.Candidates {
+					if c.Rank == "decode-0/dp0" && c.Excluded == "no prefill worker with its connector" {
+						vetoed++
+					}
+				}
+			}
+			if vetoed == 0 && policy != selector.Random && policy != selector.PowerOfTwo && policy != selector.Session {
+				t.Error("nobody was told why the other decode worker is not used")
+			}
+			r.drainWorker("prefill-0")
+			used := map[string]bool{}
+			for i := range 12 {
+				a, _ := r.complete(ids(150, 100+i))
+				used[a.header.Get("X-Dynctl-Worker")] = true
+				if d := r.receipt(a.header.Get("X-Dynctl-Decision")); d.Path != "local" || d.Reason != "prefill_all_excluded" {
+					t.Errorf("without the prefill worker: %s because %s", d.Path, d.Reason)
+				}
+			}
+			if policy == selector.RoundRobin && len(used) != 2 {
+				t.Errorf("only %v answered", used)
+			}
 		})
 	}
 }

@@ -286,6 +286,7 @@ func (r *Routing) Plan() decide.Rule {
 	return decide.Rule{
 		Threshold: r.Threshold, On: decide.Measure(r.ThresholdOn), Fallback: decide.Fallback(r.PrefillFallback),
 		PrefillGate: r.PrefillGate, DecodeGate: r.DecodeGate, Connector: workers.Connector(r.Connector),
+		LoadCredit: decide.LoadCredit,
 	}
 }
 

@@ -27,7 +27,8 @@ func FillDecision(d *trace.Decision, in *decide.Input, p *decide.Plan) {
 		Multimodal: f.Multimodal, PromptLogprobs: f.PromptLogprobs, MaxTokens: f.MaxTokens,
 	}
 	d.Force = string(in.Force)
-	fillPhase(&d.Decode, &in.Decode, in.DecodePeers)
+	decode := in.DecodePhase() // this format has its credit, and no name for the rule's
+	fillPhase(&d.Decode, &decode, in.DecodePeers)
 	fillPhase(&d.Prefill, &in.Prefill, in.PrefillPeers)
 	fillPlan(d, in, p)
 }
@@ -97,6 +98,10 @@ func (m *maker) load(d *trace.Decision) error {
 	m.in.Force = disagg.Force(d.Force)
 	m.in.DecodePeers = m.phase(&m.in.Decode, m.in.DecodePeers[:0], &d.Decode, workers.Decode)
 	m.in.PrefillPeers = m.phase(&m.in.Prefill, m.in.PrefillPeers[:0], &d.Prefill, workers.Prefill)
+	if had := d.Prefill.Weights.OverlapCredit; len(d.Prefill.Candidates) > 0 && had != 0 {
+		m.in.Rule.LoadCredit = d.Decode.Weights.OverlapCredit / had
+		m.in.Decode.Weights.OverlapCredit = had
+	}
 	return nil
 }
 

@@ -364,7 +364,7 @@ func TestRedecide(t *testing.T) {
 // TestWhatIfReachesTheDecision: every setting that a what-if may name is one of
 // those that a decision is made again with, and none is half set.
 func TestWhatIfReachesTheDecision(t *testing.T) {
-	plan := decide.Rule{Threshold: 5, On: decide.OnEffISL, Fallback: decide.FallbackLocal, PrefillGate: 5}
+	plan := decide.Rule{Threshold: 5, On: decide.OnEffISL, Fallback: decide.FallbackLocal, PrefillGate: 5, LoadCredit: decide.LoadCredit}
 	with := func(list ...Change) string {
 		r := changed(decide.Settings{Rule: plan, Decode: selector.KV, Prefill: selector.Session, Weights: selector.DefaultWeights(), Busy: selector.Busy{Waiting: 5}}, list)
 		prefill, decode := r.Policies()

@@ -148,13 +148,9 @@ func Redecide(ctx context.Context, r *trace.Reader, list []Change) (*Redecision,
 		}
 		s := changed(decide.Settings{Rule: now.in.Rule, Decode: now.in.Decode.Policy, Prefill: now.in.Prefill.Policy, Weights: now.in.Prefill.Weights, Busy: now.in.Decode.Busy}, list)
 		now.in.Rule = s.Plan()
+		now.in.Rule.LoadCredit = was.in.Rule.LoadCredit // no setting
 		now.in.Prefill.Policy, now.in.Decode.Policy = s.Policies()
 		now.in.Decode.Weights, now.in.Prefill.Weights, now.in.Decode.Busy, now.in.Prefill.Busy = s.Weights, s.Weights, s.Busy, s.Busy
-		// A recording from before Settle is left without it, unless the change
-		// is about what that looks at.
-		if was.in.Decode.Weights != was.in.Prefill.Weights || was.in.AlwaysRemote() != now.in.AlwaysRemote() {
-			now.in.Settle()
-		}
 		a, b := was.decide(), now.decide()
 		out.Decisions++
 		prompt += uint64(max(d.Facts.ISL, 0))

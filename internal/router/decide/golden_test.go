@@ -37,7 +37,6 @@ func TestDecisionsOnEveryPlatform(t *testing.T) {
 	var p Plan
 	for i := range goldenDecisions {
 		in := someInput(rng)
-		in.Settle()
 		Choose(in, &p)
 		fmt.Fprintf(&got, "%d %s\n", i, line(in, &p))
 	}
@@ -119,7 +118,7 @@ func someInput(rng *rand.Rand) *Input {
 		Rule: Rule{
 			Threshold: []int{0, 0, 500, 2048}[rng.IntN(4)], On: []Measure{OnEffISL, OnEffISL, OnISL, ""}[rng.IntN(4)],
 			Fallback:    []Fallback{FallbackLocal, FallbackLocal, FallbackLocal, FallbackError}[rng.IntN(4)],
-			PrefillGate: []int{0, 0, 4000}[rng.IntN(3)], DecodeGate: one(0, 0, 0.7),
+			PrefillGate: []int{0, 0, 4000}[rng.IntN(3)], DecodeGate: one(0, 0, 0.7), LoadCredit: LoadCredit,
 		},
 		Facts: disagg.Facts{
 			Kind: []api.Kind{api.Chat, api.Chat, api.Chat, api.Completion, api.Completion, api.Completion, api.Messages, api.Generate}[rng.IntN(8)], Splittable: rng.IntN(40) > 0,

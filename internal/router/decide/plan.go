@@ -11,6 +11,7 @@
 package decide
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -71,7 +72,16 @@ type Rule struct {
 	DecodeGate float64
 	// Connector overrides the workers' own; empty leaves it to them.
 	Connector workers.Connector
+	// LoadCredit is what a cached block takes off the cost of a decode rank whose
+	// prompt is computed elsewhere in any case, as a share of its ordinary
+	// credit: the block then saves its transfer, not its computation. Policy
+	// kv_dynamo gives no credit then, as Dynamo's decode router without
+	// conditional disaggregation.
+	LoadCredit float64
 }
+
+// LoadCredit is the router's Rule.LoadCredit.
+const LoadCredit = 1.0 / 32
 
 // Input is all that a plan depends on. The peers are parallel to the
 // candidates of their phase.
@@ -87,36 +97,6 @@ type Input struct {
 	DecodePeers  []disagg.Peer
 	Prefill      selector.Input
 	PrefillPeers []disagg.Peer
-}
-
-// LoadCredit is what a cached block takes off the cost of a decode rank whose
-// prompt is computed elsewhere in any case, as a share of its ordinary credit:
-// the block then saves its transfer, not its computation.
-const LoadCredit = 1.0 / 32
-
-// Settle tells the ranking of the decode ranks what it must know of the rest;
-// it is called once both phases have their candidates. Without prefill ranks a
-// rank that decodes does the whole request (phase Aggregated). With a threshold
-// that sends every prompt to a prefill rank, cached blocks count as LoadCredit
-// says, and in kv_dynamo not at all, as in Dynamo's decode router without
-// conditional disaggregation.
-func (in *Input) Settle() {
-	able := func(c decision.Candidate) bool { return c.KeptOut == "" }
-	switch {
-	case len(in.PrefillPeers) == 0:
-		in.Decode.Phase = selector.Aggregated
-	case !in.AlwaysRemote(), !slices.ContainsFunc(in.Prefill.Candidates, able):
-	case in.Decode.Policy == selector.KVDynamo:
-		in.Decode.Weights.OverlapCredit = 0
-	default:
-		in.Decode.Weights.OverlapCredit *= LoadCredit
-	}
-}
-
-// AlwaysRemote reports whether the request goes to a prefill rank, if there is
-// one, whatever the decode ranks hold.
-func (in *Input) AlwaysRemote() bool {
-	return in.Rule.Threshold <= 0 && in.Force != disagg.ForceLocal && whole(&in.Facts) == ""
 }
 
 // Work is what one path would cost, in tokens.
@@ -145,8 +125,9 @@ type Plan struct {
 	// Connector is how KV moves, if it does.
 	Connector workers.Connector
 
-	// Decode and Prefill are the rankings of the phases. Prefill is filled
-	// whenever the request could be split, also when it stays local.
+	// Decode and Prefill are the rankings of the phases. Prefill holds those for
+	// the chosen decode rank, and is filled whenever the request could be split,
+	// also when it stays local.
 	Decode, Prefill selector.Ranking
 	// DecodeIndex and PrefillIndex are the chosen candidates, -1 for none.
 	// PrefillIndex is set for a local plan, too, if remote was possible.
@@ -156,7 +137,8 @@ type Plan struct {
 	Local, Remote Work
 	HasRemote     bool
 
-	veto []string
+	// Why candidates of a phase are kept out of a ranking; see selector.Input.Veto.
+	decodeVeto, prefillVeto []string
 }
 
 // Errors of a plan.
@@ -180,81 +162,81 @@ func CachedTokens(isl, overlapBlocks, blockSize int) int {
 }
 
 // Choose fills out with the plan for in, reusing its memory.
+//
+// The best decode rank is taken with the best prefill rank that works with it, if
+// they can do together what the rule wants. If they cannot, it is the best of the
+// decode ranks that can, and only if there is none the request goes local, or ends,
+// as the rule's fallback says. What only some requests or ranks are kept local for
+// (a gate, a rank without a connector) is what the rule wants for them.
 func Choose(in *Input, out *Plan) {
 	c := &in.Rule
-	*out = Plan{
-		Decode: out.Decode, Prefill: out.Prefill, veto: out.veto[:0], DecodeIndex: -1, PrefillIndex: -1,
-		Threshold: c.Threshold, On: c.On, Connector: c.Connector,
-	}
-	if out.On == "" {
-		out.On = OnEffISL
-	}
-	out.Prefill.Reset()
-	selector.Rank(&in.Decode, &out.Decode)
+	out.reset()
+	out.Threshold, out.On, out.Connector = c.Threshold, cmp.Or(c.On, OnEffISL), c.Connector
+	prefill := eligible(&in.Prefill)
+	decode := in.DecodePhase()
+	selector.Rank(&decode, &out.Decode)
 	d, ok := out.Decode.Best()
 	if !ok {
 		out.Err = fmt.Errorf("%w: %w", ErrNoDecode, out.Decode.Err())
 		return
 	}
-	out.chose(in, d)
-	alone := !needsPrefill(in.DecodePeers[d].Worker)
-	intact := mustStayWhole(in, out, alone)
-	if intact == "" {
-		out.rankPrefill(in, d)
-	}
-	path, reason := wanted(in, out)
-	switch {
-	case in.Force == disagg.ForceLocal:
-		path, reason = Local, decision.ReasonForcedLocal
-		switch in.GaveUp {
-		case "":
-		case string(attempt.Ended):
-			reason = decision.ReasonEnded
-		default:
-			reason = decision.ReasonFallback
-		}
-	case intact != "":
-		path, reason = Local, intact
-	}
-	if path == Local && !alone && intact == "" && in.Force != disagg.ForceLocal && out.HasRemote {
-		path, reason = Remote, decision.ReasonDecodeOnly
-	}
-	if path == Remote && !out.HasRemote {
-		reason = noPrefill(&out.Prefill)
-		if c.Fallback == FallbackError {
-			out.Reason = reason
-			out.Err = fmt.Errorf("%w: %w", ErrNoPrefill, out.Prefill.Err())
-			return
-		}
-		path = Local
-	}
-	if path == Local && !alone && !out.chooseAlone(in) && (intact == "" || in.Facts.Splittable) {
-		out.Reason = reason
-		if intact != "" {
-			out.Err = ErrWhole
-			if slices.ContainsFunc(in.DecodePeers, func(p disagg.Peer) bool { return !needsPrefill(p.Worker) }) {
-				out.Err = fmt.Errorf("%w: %w", ErrNoDecode, out.Decode.Err())
-			}
-		} else if in.Force == disagg.ForceLocal {
-			out.Err = fmt.Errorf("%w can prefill by itself: %w", ErrNoDecode, selector.ErrAllExcluded)
-		} else {
-			out.Err = fmt.Errorf("%w: %w", ErrNoPrefill, out.Prefill.Err())
-		}
+	if out.serve(in, d) {
 		return
 	}
-	out.Path, out.Reason = path, reason
+	// Draws and turns are among those that can serve, so they are ranked anew.
+	if (prefill || !alone(in)) && out.keepOutUnserved(in) {
+		decode.Veto = out.decodeVeto
+		selector.Rank(&decode, &out.Decode)
+		d, _ = out.Decode.Best()
+		out.serve(in, d)
+		return
+	}
+	out.fallBack(in, decode.Weights == in.Decode.Weights)
 }
 
-// chose notes decode rank d and what its prompt costs there.
-func (p *Plan) chose(in *Input, d int) {
-	f, decode := &in.Facts, &in.Decode.Candidates[d]
-	p.DecodeIndex = d
-	p.CachedTokens = CachedTokens(f.ISL, decode.OverlapBlocks, in.Decode.BlockSize)
-	p.EffISL = f.ISL - p.CachedTokens
-	p.Local = Work{Compute: p.EffISL, Queued: decode.PrefillTokens}
-	if p.Connector = in.Rule.Connector; p.Connector == workers.ConnectorNone {
-		p.Connector = in.DecodePeers[d].Worker.Connector
+// decodePhase is the decode phase as it is ranked for what may be local. Without
+// prefill ranks a rank that decodes does the whole request.
+func (in *Input) decodePhase() selector.Input {
+	phase := in.Decode
+	if len(in.PrefillPeers) == 0 {
+		phase.Phase = selector.Aggregated
 	}
+	return phase
+}
+
+// DecodePhase is the decode phase as it is ranked at first. With a rule that sends
+// every prompt to a prefill rank, cached blocks count as Rule.LoadCredit says.
+func (in *Input) DecodePhase() selector.Input {
+	phase := in.decodePhase()
+	switch {
+	case !in.alwaysRemote() || !eligible(&in.Prefill):
+	case phase.Policy == selector.KVDynamo:
+		phase.Weights.OverlapCredit = 0
+	default:
+		phase.Weights.OverlapCredit *= in.Rule.LoadCredit
+	}
+	return phase
+}
+
+// alwaysRemote reports whether the request goes to a prefill rank, if there is
+// one, whatever the decode ranks hold.
+func (in *Input) alwaysRemote() bool {
+	return in.Rule.Threshold <= 0 && in.Force != disagg.ForceLocal && whole(&in.Facts) == ""
+}
+
+// eligible reports whether a phase has a rank that could be chosen.
+func eligible(in *selector.Input) bool {
+	for i := range in.Candidates {
+		if in.Eligible(i) {
+			return true
+		}
+	}
+	return false
+}
+
+// alone reports whether every decode rank can prefill by itself.
+func alone(in *Input) bool {
+	return !slices.ContainsFunc(in.DecodePeers, func(p disagg.Peer) bool { return needsPrefill(p.Worker) })
 }
 
 // needsPrefill reports whether a decode worker refuses a request that no
@@ -263,50 +245,92 @@ func needsPrefill(w *workers.Worker) bool {
 	return w.Role == workers.Decode && w.WireEngine() == workers.SGLang
 }
 
-// chooseAlone chooses the best decode rank that can prefill by itself, if there
-// is one.
-func (p *Plan) chooseAlone(in *Input) bool {
-	rest := in.Decode
-	rest.Veto = make([]string, len(in.DecodePeers))
-	found := false
-	for i := range in.DecodePeers {
-		if needsPrefill(in.DecodePeers[i].Worker) {
-			rest.Veto[i] = "cannot prefill by itself"
-		} else {
-			found = true
+// wish is what the rule wants for a request on one decode rank, as if there were a
+// prefill rank for every one.
+type wish struct {
+	path   Path
+	reason decision.Reason
+	// whole says that the request must be served in one leg there.
+	whole bool
+	// cached is what is taken from the rank's cache, in tokens.
+	cached    int
+	connector workers.Connector
+}
+
+// wish is what the rule wants for the request on decode rank d.
+func (in *Input) wish(d int) (w wish) {
+	c, f, k := &in.Rule, &in.Facts, &in.Decode.Candidates[d]
+	to := in.DecodePeers[d].Worker
+	w.cached = CachedTokens(f.ISL, k.OverlapBlocks, in.Decode.BlockSize)
+	if w.connector = c.Connector; w.connector == workers.ConnectorNone {
+		w.connector = to.Connector
+	}
+	intact := mustStayWhole(in, to, w.connector)
+	w.whole = intact != ""
+	switch {
+	case in.Force == disagg.ForceLocal:
+		w.path, w.reason = Local, decision.ReasonForcedLocal
+		switch in.GaveUp {
+		case "":
+		case string(attempt.Ended):
+			w.reason = decision.ReasonEnded
+		default:
+			w.reason = decision.ReasonFallback
 		}
+	case w.whole:
+		w.path, w.reason = Local, intact
+	case in.Force == disagg.ForceRemote:
+		w.path, w.reason = Remote, decision.ReasonForcedRemote
+	case c.Threshold <= 0:
+		w.path, w.reason = Remote, decision.ReasonAlways
+	case c.On == OnISL && f.Source != disagg.FromNothing && f.ISL >= c.Threshold:
+		w.path, w.reason = Remote, decision.ReasonISLAbove
+	case c.On != OnISL && f.Source != disagg.FromNothing && f.ISL-w.cached >= c.Threshold:
+		w.path, w.reason = Remote, decision.ReasonAbove
+	case c.DecodeGate > 0 && k.HasLoad && k.KVUsage > c.DecodeGate:
+		w.path, w.reason = Remote, decision.ReasonDecodeBusy
+	case f.Source == disagg.FromNothing:
+		w.path, w.reason = Local, decision.ReasonLengthUnknown
+	case c.On == OnISL:
+		w.path, w.reason = Local, decision.ReasonISLBelow
+	default:
+		w.path, w.reason = Local, decision.ReasonBelow
 	}
-	if !found {
-		return false
+	return w
+}
+
+// serve makes the plan for decode rank d and reports whether it can be carried out.
+func (p *Plan) serve(in *Input, d int) bool {
+	c, f, decode := &in.Rule, &in.Facts, &in.Decode.Candidates[d]
+	w := in.wish(d)
+	p.DecodeIndex, p.CachedTokens, p.Connector = d, w.cached, w.connector
+	p.EffISL = f.ISL - w.cached
+	p.Local = Work{Compute: p.EffISL, Queued: decode.PrefillTokens}
+	p.PrefillIndex, p.HasRemote, p.Remote, p.PrefillCached = -1, false, Work{}, 0
+	p.Prefill.Reset()
+	if !w.whole {
+		p.rankPrefill(in, d)
 	}
-	selector.Rank(&rest, &p.Decode)
-	d, ok := p.Decode.Best()
-	if ok {
-		p.chose(in, d)
+	p.Path, p.Reason = w.path, w.reason
+	alone := !needsPrefill(in.DecodePeers[d].Worker)
+	if p.Path == Remote && in.Force != disagg.ForceRemote && c.PrefillGate > 0 && p.HasRemote && p.Remote.Queued > c.PrefillGate {
+		p.Path, p.Reason = Local, decision.ReasonPrefillBusy
 	}
-	return ok
+	if p.Path == Local && !alone && p.HasRemote && in.Force != disagg.ForceLocal {
+		p.Path, p.Reason = Remote, decision.ReasonDecodeOnly
+	}
+	return p.Path == Remote && p.HasRemote || p.Path == Local && alone
 }
 
 // rankPrefill ranks the prefill ranks that can send to decode rank d.
 func (p *Plan) rankPrefill(in *Input, d int) {
-	to := in.DecodePeers[d].Worker
-	p.veto = slices.Grow(p.veto, len(in.PrefillPeers))[:len(in.PrefillPeers)]
+	p.prefillVeto = slices.Grow(p.prefillVeto[:0], len(in.PrefillPeers))[:len(in.PrefillPeers)]
 	for i := range in.PrefillPeers {
-		p.veto[i] = mismatch(in.PrefillPeers[i].Worker, to, in.Rule.Connector)
-		from := in.PrefillPeers[i].Worker
-		switch {
-		case p.veto[i] != "":
-		case !carries(p.Connector, in.Facts.Kind, from):
-			p.veto[i] = "takes no transfer parameters on this endpoint"
-		case in.Facts.Kind.IsChat() && from.ChatDiffers(to):
-			// Its KV would be of another prompt; a longer one makes vLLM's
-			// decode engine exit.
-			p.veto[i] = "makes other tokens of a chat than the decode worker"
-		}
+		p.prefillVeto[i] = in.pairs(i, d, p.Connector).prefill
 	}
-	pin := in.Prefill
-	pin.Veto = p.veto
-	selector.Rank(&pin, &p.Prefill)
+	phase := in.Prefill
+	phase.Veto = p.prefillVeto
+	selector.Rank(&phase, &p.Prefill)
 	best, ok := p.Prefill.Best()
 	if !ok {
 		return
@@ -317,30 +341,124 @@ func (p *Plan) rankPrefill(in *Input, d int) {
 	p.Remote = Work{Compute: in.Facts.ISL - p.PrefillCached, Queued: c.PrefillTokens, Transfer: p.EffISL}
 }
 
-// mismatch says why KV cannot move between two workers; "" if it can.
-func mismatch(from, to *workers.Worker, override workers.Connector) string {
-	switch {
-	case from == to:
-		return "is the decode worker itself"
-	case from.WireEngine() != to.WireEngine():
-		return "another engine than the decode worker's"
-	case override == workers.ConnectorNone && from.Connector != to.Connector:
-		return "another connector than the decode worker's"
-	case from.BlockSize != 0 && to.BlockSize != 0 && from.BlockSize != to.BlockSize:
-		return "another KV block size than the decode worker's"
+// keepOutUnserved keeps the decode ranks out that cannot do what the rule wants for
+// them, and reports whether one is left that can.
+func (p *Plan) keepOutUnserved(in *Input) (any bool) {
+	p.decodeVeto = slices.Grow(p.decodeVeto[:0], len(in.DecodePeers))[:len(in.DecodePeers)]
+	for d := range in.DecodePeers {
+		p.decodeVeto[d] = ""
+		if !in.Decode.Eligible(d) {
+			continue
+		}
+		w := in.wish(d)
+		needs := needsPrefill(in.DecodePeers[d].Worker)
+		if w.path == Local && !needs {
+			any = true
+			continue
+		}
+		if w.whole || in.Force == disagg.ForceLocal {
+			p.decodeVeto[d] = cannotAlone
+			continue
+		}
+		p.decodeVeto[d] = "no prefill worker that could be chosen"
+		for i := range in.PrefillPeers {
+			if !in.Prefill.Eligible(i) {
+				continue
+			}
+			if p.decodeVeto[d] = in.pairs(i, d, w.connector).decode; p.decodeVeto[d] == "" {
+				any = true
+				break
+			}
+		}
 	}
-	return ""
+	return any
 }
 
-// mustStayWhole says why a request cannot be served in two legs; "" if it can.
-// A short prompt is not worth two legs where the decode rank could do it alone.
-func mustStayWhole(in *Input, out *Plan, alone bool) decision.Reason {
-	c := out.Connector
-	f := &in.Facts
-	if f.Splittable && c != workers.ConnectorNone && !carries(c, f.Kind, in.DecodePeers[out.DecodeIndex].Worker) {
+const cannotAlone = "cannot prefill by itself"
+
+// fallBack makes the plan where no decode rank can do what the rule wants for it:
+// local on the best one that can prefill by itself, with cached blocks counted in
+// full, as they save computing there. The plan is that of the rank that was best,
+// and full says whether it was with them.
+func (p *Plan) fallBack(in *Input, full bool) {
+	if p.Path == Remote && in.Rule.Fallback == FallbackError {
+		p.failed(noPrefill(&p.Prefill), fmt.Errorf("%w: %w", ErrNoPrefill, p.Prefill.Err()))
+		return
+	}
+	able := func(k disagg.Peer) bool { return !needsPrefill(k.Worker) }
+	if any := slices.ContainsFunc(in.DecodePeers, able); any && !(full && able(in.DecodePeers[p.DecodeIndex])) {
+		p.decodeVeto = slices.Grow(p.decodeVeto[:0], len(in.DecodePeers))[:len(in.DecodePeers)]
+		for i, k := range in.DecodePeers {
+			p.decodeVeto[i] = ""
+			if !able(k) {
+				p.decodeVeto[i] = cannotAlone
+			}
+		}
+		phase := in.decodePhase()
+		phase.Veto = p.decodeVeto
+		selector.Rank(&phase, &p.Decode)
+		if d, ok := p.Decode.Best(); ok {
+			p.serve(in, d)
+		}
+	}
+	switch {
+	case able(in.DecodePeers[p.DecodeIndex]):
+		if p.Path == Remote {
+			p.Path, p.Reason = Local, noPrefill(&p.Prefill)
+		}
+	case !in.Facts.Splittable:
+		// Nobody says that it needs a prefill worker for this: it is asked.
+	case in.Force == disagg.ForceLocal:
+		p.failed(p.Reason, fmt.Errorf("%w can prefill by itself: %w", ErrNoDecode, selector.ErrAllExcluded))
+	case p.Path == Local && p.Prefill.Policy == "":
+		err := ErrWhole
+		if slices.ContainsFunc(in.DecodePeers, able) {
+			err = fmt.Errorf("%w: %w", ErrNoDecode, p.Decode.Err())
+		}
+		p.failed(p.Reason, err)
+	default:
+		p.failed(noPrefill(&p.Prefill), fmt.Errorf("%w: %w", ErrNoPrefill, p.Prefill.Err()))
+	}
+}
+
+// failed makes the plan one that cannot be carried out.
+func (p *Plan) failed(r decision.Reason, err error) { p.Path, p.Reason, p.Err = "", r, err }
+
+// unpaired is why a prefill and a decode rank do not work together, in words that
+// go with the one and with the other; empty if they do.
+type unpaired struct{ prefill, decode string }
+
+// pairs says why prefill rank i cannot send KV to decode rank d over a connector.
+func (in *Input) pairs(i, d int, c workers.Connector) unpaired {
+	from, to := in.PrefillPeers[i].Worker, in.DecodePeers[d].Worker
+	switch {
+	case from == to:
+		return unpaired{"is the decode worker itself", "no prefill worker besides itself"}
+	case from.WireEngine() != to.WireEngine():
+		return unpaired{"another engine than the decode worker's", "no prefill worker of its engine"}
+	case in.Rule.Connector == workers.ConnectorNone && from.Connector != to.Connector:
+		return unpaired{"another connector than the decode worker's", "no prefill worker with its connector"}
+	case from.BlockSize != 0 && to.BlockSize != 0 && from.BlockSize != to.BlockSize:
+		return unpaired{"another KV block size than the decode worker's", "no prefill worker with its KV block size"}
+	case !carries(c, in.Facts.Kind, from):
+		return unpaired{"takes no transfer parameters on this endpoint", "no prefill worker that takes transfer parameters on this endpoint"}
+	case in.Facts.Kind.IsChat() && from.ChatDiffers(to):
+		// Its KV would be of another prompt; a longer one makes vLLM's
+		// decode engine exit.
+		return unpaired{"makes other tokens of a chat than the decode worker", "no prefill worker that makes the same tokens of a chat"}
+	}
+	return unpaired{}
+}
+
+// mustStayWhole says why a request cannot be served in two legs by a decode worker
+// over a connector; "" if it can. A short prompt is not worth two legs where the
+// worker could do it alone.
+func mustStayWhole(in *Input, to *workers.Worker, c workers.Connector) decision.Reason {
+	f, alone := &in.Facts, !needsPrefill(to)
+	if f.Splittable && c != workers.ConnectorNone && !carries(c, f.Kind, to) {
 		return decision.ReasonEndpoint
 	}
-	if r := whole(f); r != "" && (alone || c != workers.ConnectorSGLang || !pairs(r)) {
+	if r := whole(f); r != "" && (alone || c != workers.ConnectorSGLang || !roomEach(r)) {
 		return r
 	}
 	switch {
@@ -378,10 +496,10 @@ func whole(f *disagg.Facts) decision.Reason {
 	return ""
 }
 
-// pairs reports whether SGLang's engines serve in two legs what others do not:
+// roomEach reports whether SGLang's engines serve in two legs what others do not:
 // each of several prompts has a room of its own, and both engines read the
 // client's whole body.
-func pairs(r decision.Reason) bool {
+func roomEach(r decision.Reason) bool {
 	return r == decision.ReasonPrompts || r == decision.ReasonMultimodal
 }
 
@@ -400,35 +518,6 @@ func carries(c workers.Connector, k api.Kind, w *workers.Worker) bool {
 		return c == workers.ConnectorSharedStorage || (c == workers.ConnectorNIXL || c == workers.ConnectorLMCache) && w.VersionAtLeast(0, 32)
 	}
 	return false
-}
-
-// wanted is the path by force, threshold and gates, as if every path could be
-// had.
-func wanted(in *Input, out *Plan) (Path, decision.Reason) {
-	c, f := &in.Rule, &in.Facts
-	if in.Force == disagg.ForceRemote {
-		return Remote, decision.ReasonForcedRemote
-	}
-	path, reason := Local, decision.ReasonBelow
-	switch {
-	case c.Threshold <= 0:
-		path, reason = Remote, decision.ReasonAlways
-	case f.Source == disagg.FromNothing:
-		reason = decision.ReasonLengthUnknown
-	case out.On == OnISL && f.ISL >= c.Threshold:
-		path, reason = Remote, decision.ReasonISLAbove
-	case out.On == OnISL:
-		reason = decision.ReasonISLBelow
-	case out.EffISL >= c.Threshold:
-		path, reason = Remote, decision.ReasonAbove
-	}
-	if d := &in.Decode.Candidates[out.DecodeIndex]; path == Local && c.DecodeGate > 0 && d.HasLoad && d.KVUsage > c.DecodeGate {
-		path, reason = Remote, decision.ReasonDecodeBusy
-	}
-	if path == Remote && c.PrefillGate > 0 && out.HasRemote && out.Remote.Queued > c.PrefillGate {
-		path, reason = Local, decision.ReasonPrefillBusy
-	}
-	return path, reason
 }
 
 // noPrefill is the reason for a prefill ranking without a choice.

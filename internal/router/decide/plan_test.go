@@ -42,7 +42,7 @@ func add(in *selector.Input, peers *[]disagg.Peer, w *workers.Worker, c decision
 // pair is a chat of 4096 tokens for one prefill and one decode worker.
 func pair(threshold int) *Input {
 	in := &Input{
-		Rule:  Rule{Threshold: threshold},
+		Rule:  Rule{Threshold: threshold, LoadCredit: LoadCredit},
 		Facts: disagg.Facts{Kind: api.Chat, Splittable: true, ISL: 4096, Source: disagg.FromLocal, N: 1, Prompts: 1, MaxTokens: -1, MinTokens: -1},
 	}
 	for _, s := range []*selector.Input{&in.Decode, &in.Prefill} {
@@ -119,10 +119,10 @@ func TestCachedTokensKeepsTheLastToken(t *testing.T) {
 	}
 }
 
-// TestSettle: a decode rank's cached blocks count in full where they save
+// TestDecodePhase: a decode rank's cached blocks count in full where they save
 // computing, and little where they save a transfer; without prefill ranks it is
 // an aggregated fleet.
-func TestSettle(t *testing.T) {
+func TestDecodePhase(t *testing.T) {
 	credit := selector.DefaultWeights().OverlapCredit
 	for _, tt := range []struct {
 		name      string
@@ -138,15 +138,19 @@ func TestSettle(t *testing.T) {
 		{"forced remote", 0, func(in *Input) { in.Force = disagg.ForceRemote }, selector.Decode, credit * LoadCredit},
 		{"not in two legs", 0, func(in *Input) { in.Facts.N = 2 }, selector.Decode, credit},
 		{"no prefill rank is usable", 0, func(in *Input) { in.Prefill.Candidates[0].KeptOut = "draining" }, selector.Decode, credit},
+		{"every prefill rank is busy", 0, func(in *Input) { in.Prefill.Busy.PrefillTokens, in.Prefill.Candidates[0].PrefillTokens = 10, 11 }, selector.Decode, credit},
 		{"no prefill ranks", 0, func(in *Input) { in.Prefill.Candidates, in.PrefillPeers = nil, nil }, selector.Aggregated, credit},
 	} {
 		in := pair(tt.threshold)
 		if tt.change != nil {
 			tt.change(in)
 		}
-		in.Settle()
-		if in.Decode.Phase != tt.phase || in.Decode.Weights.OverlapCredit != tt.credit || in.Prefill.Weights != selector.DefaultWeights() || in.Prefill.Phase != selector.Prefill {
-			t.Errorf("%s: phase %s with credit %v, want %s with %v", tt.name, in.Decode.Phase, in.Decode.Weights.OverlapCredit, tt.phase, tt.credit)
+		phase := in.DecodePhase()
+		if phase.Phase != tt.phase || phase.Weights.OverlapCredit != tt.credit {
+			t.Errorf("%s: phase %s with credit %v, want %s with %v", tt.name, phase.Phase, phase.Weights.OverlapCredit, tt.phase, tt.credit)
+		}
+		if in.Decode.Weights != selector.DefaultWeights() || in.Decode.Phase != selector.Decode {
+			t.Errorf("%s: the input was changed: %+v", tt.name, in.Decode.Weights)
 		}
 	}
 }
@@ -373,7 +377,7 @@ func TestPlanFigures(t *testing.T) {
 		t.Error(d)
 	}
 	if in.Prefill.Veto != nil {
-		t.Error("Make changed its input")
+		t.Error("Choose changed its input")
 	}
 }
 

@@ -114,7 +114,7 @@ func (r *Run) Begin(q Request) {
 func (p *Plan) reset() {
 	p.Decode.Reset()
 	p.Prefill.Reset()
-	*p = Plan{Decode: p.Decode, Prefill: p.Prefill, veto: p.veto[:0], DecodeIndex: -1, PrefillIndex: -1}
+	*p = Plan{Decode: p.Decode, Prefill: p.Prefill, decodeVeto: p.decodeVeto, prefillVeto: p.prefillVeto, DecodeIndex: -1, PrefillIndex: -1}
 }
 
 // Decide makes the plan of the next attempt from the workers that serve the
@@ -156,7 +156,6 @@ func (r *Run) Decide(s *Settings, list []*workers.Worker, unit int, seen Seen) (
 			r.list(p.in, p.peers, list, seen, back)
 		}
 	}
-	in.Settle()
 	Choose(in, &r.Plan)
 	e.ReturnTurn = r.Attempt == 1 && r.Plan.Path != Remote
 	return e

@@ -153,6 +153,12 @@ const (
 	ExcludedKVUsage       = "kv_usage"
 )
 
+// Eligible reports whether candidate i can be chosen.
+func (in *Input) Eligible(i int) bool {
+	code, _ := exclusion(in, i)
+	return code == ""
+}
+
 // Why says in words what kept candidate i out of a ranking; empty for nothing.
 func (in *Input) Why(i int) string {
 	c, b := &in.Candidates[i], &in.Busy
