@@ -195,9 +195,7 @@ func (r *Run) list(in *selector.Input, peers *[]disagg.Peer, list []*workers.Wor
 			l, c.ResidentBlocks = seen.Load(k)
 			c.ActiveRequests, c.PrefillTokens, c.DecodeBlocks = l.Requests, l.PrefillTokens, l.DecodeBlocks
 			c.FreshTokens, c.LastTurn = l.Fresh, l.LastTurn
-			if w.KVBlocks > 0 && w.BlockSize > 0 {
-				c.KVBlocks = w.KVBlocks * w.BlockSize / in.BlockSize
-			}
+			c.KVBlocks = Capacity(w, in.BlockSize)
 			if e := k.Load(); e != nil && e.Told() {
 				c.HasLoad = true
 				c.Running, c.Waiting, c.KVUsage = max(0, e.Running), max(0, e.Waiting), e.KVUsage

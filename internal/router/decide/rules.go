@@ -1,0 +1,18 @@
+package decide
+
+import "github.com/dynctl/dynctl/internal/workers"
+
+// Rules is the version of Choose: it grows when an input can get another plan than
+// before, unless that is by a new term of the cost, which recordings name. A recorded
+// decision that comes out otherwise is then told from one that a defect has changed.
+// Version 1 chose the decode rank without a look at who could prefill for it.
+const Rules = 2
+
+// Capacity is the KV capacity of a rank of w in blocks of unit tokens; 0 when it is
+// not known.
+func Capacity(w *workers.Worker, unit int) int {
+	if w.KVBlocks <= 0 || w.BlockSize <= 0 || unit <= 0 {
+		return 0
+	}
+	return w.KVBlocks * w.BlockSize / unit
+}
