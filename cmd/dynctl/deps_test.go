@@ -59,8 +59,8 @@ var allowed = map[string][]string{
 	// The stand for tests and endurance runs; nothing of the product imports it.
 	"internal/router/routertest": {"internal/router", "internal/router/admin", "internal/router/quicksock", "internal/settings", "internal/workers", "internal/workers/sim"},
 	"internal/router/tokenize":   {"internal/router/tokenize/..."},
-	"internal/router/trace":      {"internal/router/decision", "internal/router/receipt", "internal/router/kvevent"},
-	"internal/router/trace/...":  {"internal/router/trace", "internal/router/decision", "internal/router/receipt"},
+	"internal/router/trace":      {"internal/router/api", "internal/router/attempt", "internal/router/decide", "internal/router/decision", "internal/router/disagg", "internal/router/kvevent", "internal/router/receipt", "internal/router/selector", "internal/workers"},
+	"internal/router/trace/...":  {"internal/router/trace", "internal/router/receipt"},
 	"internal/router/quicksock":  {},
 	"internal/router/traffic":    {"internal/router/admin"},
 	"internal/router/watch":      {"internal/router/eventlog", "internal/workers"},

@@ -4,15 +4,12 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"sync"
 
 	"github.com/spf13/cobra"
 
-	"github.com/dynctl/dynctl/internal/bench/replay"
 	"github.com/dynctl/dynctl/internal/router"
 	"github.com/dynctl/dynctl/internal/router/admin"
 	"github.com/dynctl/dynctl/internal/router/kvfeed"
-	"github.com/dynctl/dynctl/internal/router/receipt"
 	"github.com/dynctl/dynctl/internal/router/trace"
 	"github.com/dynctl/dynctl/internal/router/trace/recorder"
 )
@@ -45,31 +42,12 @@ func newTap(source string) *recorder.Tap {
 	return recorder.NewTap(trace.Header{Source: source, Version: buildVersion().Version})
 }
 
-// observer feeds a tap with what a router does. With tokens, decisions have the
-// prompts' token ids, not only their hashes.
-func observer(t *recorder.Tap, tokens bool) router.Observer {
-	pool := sync.Pool{New: func() any { return new(trace.Decision) }}
+// observer feeds a tap with what a router does.
+func observer(t *recorder.Tap) router.Observer {
 	return router.Observer{
-		Batch: func(o kvfeed.Observation) { observeBatch(t, o) },
-		Decision: func(r router.DecisionRecord) {
-			if !t.Active() || r.Input == nil || r.Plan == nil {
-				return
-			}
-			d := pool.Get().(*trace.Decision)
-			*d = trace.Decision{
-				ID: r.Receipt.ID, RequestID: r.Receipt.RequestID, Attempt: r.Attempt, Model: r.Receipt.Model,
-				BlockSize: r.BlockSize, Locals: r.Locals, Approximate: r.Approximate,
-				Decode: trace.Phase{Candidates: d.Decode.Candidates[:0]}, Prefill: trace.Phase{Candidates: d.Prefill.Candidates[:0]},
-			}
-			if tokens {
-				d.Tokens = r.Tokens
-			}
-			replay.FillDecision(d, r.Input, r.Plan)
-			t.Decision(r.Asked, d)
-			d.Locals, d.Tokens = nil, nil // the router's
-			pool.Put(d)
-		},
-		Outcome: func(r *receipt.Receipt) { t.Outcome(r.ID, r) },
+		Batch:    func(o kvfeed.Observation) { observeBatch(t, o) },
+		Decision: t.Decision,
+		Outcome:  t.Outcome,
 	}
 }
 

@@ -96,6 +96,7 @@ func serve(ctx context.Context, l *load.Loaded, flags *pflag.FlagSet, record *re
 		specs, control, trust = simSpecs(engines), engines.Control(), engines.ClientTLS()
 	}
 	tap := newTap("serve")
+	tap.Tokens = record.tokens
 	var file *recording
 	if record.path != "" {
 		if file, err = startRecording(tap, record, log); err != nil {
@@ -106,7 +107,7 @@ func serve(ctx context.Context, l *load.Loaded, flags *pflag.FlagSet, record *re
 	v := buildVersion()
 	r, err := router.New(ctx, router.Options{
 		Config: l.Config, Origin: l.Origin, Sim: specs, EngineTLS: trust, Version: v.Version, Revision: v.Revision, Logger: log,
-		Observer: observer(tap, record.tokens),
+		Observer: observer(tap),
 		Reloaded: func(old, now *settings.Config) {
 			_ = level.UnmarshalText([]byte(now.Log.Level)) // validated with the config
 			for _, change := range configChanges(old, now) {

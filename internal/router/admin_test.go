@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/tidwall/gjson"
 
@@ -19,6 +20,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/admin"
 	"github.com/dynctl/dynctl/internal/router/routertest"
 	"github.com/dynctl/dynctl/internal/router/selector"
+	"github.com/dynctl/dynctl/internal/router/trace"
 	"github.com/dynctl/dynctl/internal/settings"
 )
 
@@ -72,7 +74,7 @@ func TestPhaseOfTheDecodeRank(t *testing.T) {
 	for fleet, want := range map[string]selector.Phase{"2a:profile=instant": selector.Aggregated, "1p2d:profile=instant": selector.Decode} {
 		var mu sync.Mutex
 		var got []selector.Phase
-		r := startWith(t, routertest.Options{Fleet: fleet, Observer: router.Observer{Decision: func(d router.DecisionRecord) {
+		r := startWith(t, routertest.Options{Fleet: fleet, Observer: router.Observer{Decision: func(_ time.Time, d *trace.Decision) {
 			mu.Lock()
 			defer mu.Unlock()
 			got = append(got, d.Input.Decode.Phase)

@@ -11,8 +11,10 @@ import (
 	"time"
 
 	"github.com/dynctl/dynctl/internal/router"
+	"github.com/dynctl/dynctl/internal/router/decision"
 	"github.com/dynctl/dynctl/internal/router/receipt"
 	"github.com/dynctl/dynctl/internal/router/routertest"
+	"github.com/dynctl/dynctl/internal/router/trace"
 	"github.com/dynctl/dynctl/internal/settings"
 	"github.com/dynctl/dynctl/internal/workers"
 )
@@ -24,11 +26,11 @@ func TestDecisionsAreNumbered(t *testing.T) {
 	t.Parallel()
 	var mu sync.Mutex
 	var numbers []int
-	r := startWith(t, routertest.Options{Fleet: "2a:profile=instant", Observer: router.Observer{Decision: func(d router.DecisionRecord) {
+	r := startWith(t, routertest.Options{Fleet: "2a:profile=instant", Observer: router.Observer{Decision: func(_ time.Time, d *trace.Decision) {
 		mu.Lock()
 		defer mu.Unlock()
 		if numbers = append(numbers, d.Attempt); len(numbers) == 1 {
-			d.Input.DecodePeers[d.Plan.DecodeIndex].Worker.State.SetEjection(&workers.Ejection{Since: time.Now(), Until: time.Now().Add(time.Hour), Reason: "by the test"})
+			d.Input.DecodePeers[slices.IndexFunc(d.Input.Decode.Candidates, func(c decision.Candidate) bool { return c.Rank == d.DecodeRank })].Worker.State.SetEjection(&workers.Ejection{Since: time.Now(), Until: time.Now().Add(time.Hour), Reason: "by the test"})
 		}
 	}}}, func(c *settings.Config) { c.Retry.Attempts = 1 })
 	a := r.send(http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": "words", "max_tokens": 2}))

@@ -12,6 +12,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/receipt"
 	"github.com/dynctl/dynctl/internal/router/selector"
 	"github.com/dynctl/dynctl/internal/router/telemetry"
+	"github.com/dynctl/dynctl/internal/router/trace"
 	"github.com/dynctl/dynctl/internal/router/traffic"
 	"github.com/dynctl/dynctl/internal/router/upstream"
 	"github.com/dynctl/dynctl/internal/workers"
@@ -60,15 +61,28 @@ func (x *exchange) record() {
 		}
 	}
 	if r.opts.Observer.Decision != nil {
-		rec := DecisionRecord{Tokens: d.prompt.IDs, Approximate: d.chunked, Attempt: d.run.Attempt, Asked: d.asked, Input: &d.run.In, Plan: p}
-		if d.used > 0 {
-			rec.Locals, rec.BlockSize = d.views[0].locals, d.views[0].blockSize
-		}
-		x.live.Update(func(c *receipt.Receipt) {
-			rec.Receipt = c
-			r.opts.Observer.Decision(rec)
-		})
+		x.observe()
 	}
+}
+
+// recorded is the memory of what an observer is told.
+var recorded = sync.Pool{New: func() any { return new(trace.Decision) }}
+
+// observe tells the observer of the newest decision.
+func (x *exchange) observe() {
+	q := &x.d
+	d := recorded.Get().(*trace.Decision)
+	*d = trace.Decision{
+		ID: x.decision, RequestID: x.id, Model: x.model, Attempt: q.run.Attempt, Approximate: q.chunked, Tokens: q.prompt.IDs,
+		Revision: q.settings.revision, Settings: &q.settings.routing.Settings, Input: &q.run.In,
+	}
+	if q.used > 0 {
+		d.Locals, d.BlockSize = q.views[0].locals, q.views[0].blockSize
+	}
+	d.SetPlan(&q.run.In, &q.run.Plan)
+	x.r.opts.Observer.Decision(q.asked, d)
+	*d = trace.Decision{} // nothing is kept
+	recorded.Put(d)
 }
 
 func (x *exchange) observeStages() {

@@ -26,7 +26,6 @@ import (
 
 	"github.com/dynctl/dynctl/internal/router/admission"
 	"github.com/dynctl/dynctl/internal/router/approx"
-	"github.com/dynctl/dynctl/internal/router/decide"
 	"github.com/dynctl/dynctl/internal/router/eventlog"
 	"github.com/dynctl/dynctl/internal/router/follower"
 	"github.com/dynctl/dynctl/internal/router/kvfeed"
@@ -36,6 +35,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/receipt"
 	"github.com/dynctl/dynctl/internal/router/state"
 	"github.com/dynctl/dynctl/internal/router/telemetry"
+	"github.com/dynctl/dynctl/internal/router/trace"
 	"github.com/dynctl/dynctl/internal/router/traffic"
 	"github.com/dynctl/dynctl/internal/router/upstream"
 	"github.com/dynctl/dynctl/internal/router/watch"
@@ -71,26 +71,10 @@ type Options struct {
 type Observer struct {
 	// Batch is a change of a rank's entries in the index.
 	Batch func(o kvfeed.Observation)
-	// Decision is a decision with the hashes it was made from; the receipt is
-	// not final yet.
-	Decision func(d DecisionRecord)
+	// Decision is a decision that asked the index at a time.
+	Decision func(asked time.Time, d *trace.Decision)
 	// Outcome is a finished receipt.
 	Outcome func(r *receipt.Receipt)
-}
-
-// DecisionRecord is a decision and the inputs that its receipt does not hold.
-type DecisionRecord struct {
-	Receipt   *receipt.Receipt
-	Locals    []uint64 // local hashes of the prompt's full blocks
-	BlockSize int      // tokens
-	Tokens    []uint32 // the prompt's ids; nil when it has none
-	// Approximate says that the hashes are those of text chunks.
-	Approximate bool
-	Attempt     int
-	// Asked is when the index was about to be asked.
-	Asked time.Time
-	Input *decide.Input
-	Plan  *decide.Plan
 }
 
 // Router is the router. Make it with New, run it with Run.

@@ -40,7 +40,7 @@ func Convert(open func() (*trace.Reader, error), w io.Writer, o ConvertOptions) 
 		return nil, err
 	}
 	defer r.Close()
-	c := &converter{o: o, w: w, out: &Conversion{Left: map[trace.Kind]int64{}}, workers: map[string]uint64{}}
+	c := &converter{o: o, w: w, out: &Conversion{Left: map[trace.Kind]int64{}}, workers: map[string]uint64{}, book: trace.NewBook()}
 	c.start = r.Header().Start
 	if c.start.IsZero() {
 		c.start = time.Unix(0, 0).UTC()
@@ -49,10 +49,7 @@ func Convert(open func() (*trace.Reader, error), w io.Writer, o ConvertOptions) 
 	case trace.Own:
 		h := r.Header()
 		h.Source, h.Version, h.Start, h.Prompts = "convert", o.Version, c.start, "whole"
-		if c.buf, err = trace.AppendHeader(nil, h); err != nil {
-			return nil, err
-		}
-		if _, err := w.Write(c.buf); err != nil {
+		if err := c.begin(h); err != nil {
 			return nil, err
 		}
 	case trace.DynamoEvents:
@@ -86,6 +83,20 @@ type converter struct {
 	dec     kvevent.Decoder
 	batch   kvevent.Batch
 	ids     map[string]uint64
+	book    *trace.Book
+	header  trace.Header
+}
+
+// begin writes a header: the first one, or that of a part whose decisions were made
+// by other rules than those before.
+func (c *converter) begin(h trace.Header) error {
+	p, err := trace.AppendHeader(c.buf[:0], h)
+	if err != nil {
+		return err
+	}
+	c.buf, c.header, c.book = p, h, trace.NewBook()
+	_, err = c.w.Write(p)
+	return err
 }
 
 func (c *converter) write(p []byte, err error) error {
@@ -100,7 +111,14 @@ func (c *converter) write(p []byte, err error) error {
 
 func (c *converter) record(rec *trace.Record) error {
 	if c.o.To == trace.Own {
-		return c.write(trace.AppendRecord(c.buf[:0], rec))
+		if d := rec.Decision; d != nil && d.Rules != c.header.Rules {
+			h := c.header
+			h.Rules = d.Rules
+			if err := c.begin(h); err != nil {
+				return err
+			}
+		}
+		return c.write(c.book.AppendRecord(c.buf[:0], rec))
 	}
 	switch rec.Kind {
 	case trace.KindEvent:

@@ -105,27 +105,43 @@ func (r *recording) decide(tokens []uint32) {
 	locals := blockhash.Locals(nil, tokens, testBlock, blockhash.Key{})
 	var q kvindex.Query
 	r.p.Overlap(locals, &q)
-	m := newMaker()
-	in := &m.in
-	in.Rule = decide.Rule{Threshold: 1 << 20}
+	in := &decide.Input{Rule: testSettings.Rule}
 	in.Facts = disagg.Facts{Kind: api.Completion, ISL: len(tokens), Source: disagg.FromIDs, MaxTokens: 5, Splittable: true}
-	in.Decode = selector.Input{Phase: selector.Decode, Policy: selector.KV, Weights: selector.DefaultWeights(), ISL: len(tokens), BlockSize: testBlock, Draw: r.rng.Uint64(), Turn: uint64(r.made)}
+	in.Decode = selector.Input{Phase: selector.Decode, Policy: selector.KV, Weights: testSettings.Weights, ISL: len(tokens), BlockSize: testBlock, Draw: r.rng.Uint64(), Turn: uint64(r.made)}
 	in.Prefill = selector.Input{Phase: selector.Prefill, Policy: selector.KV}
 	for i := range testRanks {
 		rank := r.p.ranks[rankName(i)]
 		s, _ := r.p.index.RankStats(rank.slot)
 		in.Decode.Candidates = append(in.Decode.Candidates, decision.Candidate{
 			Rank: rank.name, Slot: uint32(i), OverlapBlocks: rank.usable(&q) / testBlock,
-			ResidentBlocks: int(s.Blocks), ActiveRequests: r.rng.IntN(3),
+			ResidentBlocks: int(s.Blocks), ActiveRequests: r.rng.IntN(3), KVUsage: -1,
 		})
-		in.DecodePeers = append(in.DecodePeers, disagg.Peer{Worker: &workers.Worker{Name: fmt.Sprint("w-", i), Engine: workers.VLLM}})
+		in.DecodePeers = append(in.DecodePeers, disagg.Peer{Worker: testWorkers[i]})
 	}
-	plan := m.decide()
-	d := &trace.Decision{ID: fmt.Sprint("d", r.made), Attempt: 1, BeganUS: (r.now - 20*time.Microsecond).Microseconds(), BlockSize: testBlock, Locals: locals}
-	FillDecision(d, in, plan)
+	d := &trace.Decision{
+		ID: fmt.Sprint("d", r.made), Attempt: 1, BeganUS: (r.now - 20*time.Microsecond).Microseconds(), BlockSize: testBlock, Locals: locals,
+		Revision: 1, Settings: testSettings, Input: in, Rules: decide.Rules,
+	}
+	var m maker
+	m.load(d)
+	d.SetPlan(in, m.decide())
+	copy(in.Decode.Candidates, m.in.Decode.Candidates)
+	for i := range in.Decode.Candidates {
+		in.Decode.Candidates[i].Terms = decision.Terms{}
+	}
 	r.made++
 	r.add(trace.Record{Kind: trace.KindDecision, Decision: d})
 }
+
+var (
+	testSettings = &decide.Settings{Decode: selector.KV, Prefill: selector.KV, Weights: selector.DefaultWeights(), Rule: decide.Rule{Threshold: 1 << 20}}
+	testWorkers  = func() (list []*workers.Worker) {
+		for i := range testRanks {
+			list = append(list, &workers.Worker{Name: fmt.Sprint("w-", i), Engine: workers.VLLM, Role: workers.Aggregated})
+		}
+		return list
+	}()
+)
 
 func (r *recording) run(n int) *recording {
 	for range n {
@@ -142,11 +158,12 @@ func (r *recording) file(skip ...int) []byte {
 	if err != nil {
 		r.t.Fatal(err)
 	}
+	book := trace.NewBook()
 	for i := range r.recs {
 		if len(skip) > 0 && i == skip[0] {
 			continue
 		}
-		if p, err = trace.AppendRecord(p, &r.recs[i]); err != nil {
+		if p, err = book.AppendRecord(p, &r.recs[i]); err != nil {
 			r.t.Fatal(err)
 		}
 	}
@@ -280,7 +297,7 @@ func TestUntrusted(t *testing.T) {
 	var seen []int
 	for _, rec := range r.recs {
 		if rec.Kind == trace.KindDecision {
-			seen = append(seen, rec.Decision.Decode.Candidates[0].OverlapBlocks)
+			seen = append(seen, rec.Decision.Input.Decode.Candidates[0].OverlapBlocks)
 		}
 	}
 	if seen[0] == 0 || seen[1] != 0 || seen[2] != seen[0] {

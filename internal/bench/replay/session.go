@@ -196,7 +196,7 @@ func (s *session) play(rec *trace.Record) error {
 	s.last = max(s.last, rec.Time)
 	if d := rec.Decision; d != nil && rec.Time >= s.o.From {
 		s.report.Decisions++
-		s.prompt += uint64(max(d.Facts.ISL, 0))
+		s.prompt += uint64(max(d.Input.Facts.ISL, 0))
 		s.hit += uint64(max(d.Cached, 0))
 	}
 	switch {

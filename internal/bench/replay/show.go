@@ -6,8 +6,10 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/dynctl/dynctl/internal/router/decision"
 	"github.com/dynctl/dynctl/internal/router/kvevent"
 	"github.com/dynctl/dynctl/internal/router/kvindex"
+	"github.com/dynctl/dynctl/internal/router/selector"
 	"github.com/dynctl/dynctl/internal/router/trace"
 )
 
@@ -50,7 +52,7 @@ func Show(w io.Writer, rec *trace.Record, p *Player) error {
 		q := rec.Request
 		fmt.Fprintf(&b, "  %s isl %d osl %d, %d blocks of %d", q.ID, q.ISL, q.OSL, len(q.Blocks), q.BlockSize)
 	case trace.KindOutcome:
-		o := &rec.Outcome.Receipt.Outcome
+		o := &rec.Outcome.Result
 		fmt.Fprintf(&b, "  %s status %d, ttft %.1f ms, %d tokens", rec.Outcome.ID, o.Status, o.TTFTMS, o.CompletionTokens)
 	case trace.KindDropped:
 		fmt.Fprintf(&b, "  %d records were lost here", rec.Dropped)
@@ -65,16 +67,19 @@ func Show(w io.Writer, rec *trace.Record, p *Player) error {
 }
 
 func showDecision(b *strings.Builder, d *trace.Decision, p *Player) {
-	fmt.Fprintf(b, "  %s isl %d: %s (%s)\n    %s", d.ID, d.Facts.ISL, d.Path, d.Reason, describe(d, costIn(&d.Decode, d.DecodeRank)))
+	fmt.Fprintf(b, "  %s isl %d: %s (%s)\n    %s", d.ID, d.Input.Facts.ISL, d.Path, d.Reason, describe(d))
+	if d.Unverifiable != "" {
+		fmt.Fprintf(b, "\n    cannot be made again: %s", d.Unverifiable)
+	}
 	var q kvindex.Query
 	p.Overlap(d.Locals, &q)
-	for _, ph := range []*trace.Phase{&d.Decode, &d.Prefill} {
+	for _, ph := range []*selector.Input{&d.Input.Decode, &d.Input.Prefill} {
 		if len(ph.Candidates) == 0 {
 			continue
 		}
 		fmt.Fprintf(b, "\n    %s by %s", ph.Phase, ph.Policy)
 		list := slices.Clone(ph.Candidates)
-		slices.SortStableFunc(list, func(x, y trace.Candidate) int {
+		slices.SortStableFunc(list, func(x, y decision.Candidate) int {
 			switch {
 			case x.Cost < y.Cost:
 				return -1

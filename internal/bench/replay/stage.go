@@ -1,6 +1,7 @@
 package replay
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,8 +10,10 @@ import (
 	"time"
 
 	"github.com/dynctl/dynctl/internal/router/admin"
+	"github.com/dynctl/dynctl/internal/router/decision"
 	"github.com/dynctl/dynctl/internal/router/eventlog"
 	"github.com/dynctl/dynctl/internal/router/receipt"
+	"github.com/dynctl/dynctl/internal/router/selector"
 	"github.com/dynctl/dynctl/internal/router/trace"
 )
 
@@ -58,7 +61,7 @@ type stageRank struct {
 	engine    string
 	connector string
 	block     int
-	c         trace.Candidate
+	c         decision.Candidate
 	requests  uint64
 	batches   uint64
 	lastSeq   uint64
@@ -87,7 +90,7 @@ func (s *Stage) rewind() error {
 	if o.BlockSize == 0 {
 		o.BlockSize = r.Header().BlockSize
 	}
-	s.r, s.p, s.m = r, NewPlayer(o), newMaker()
+	s.r, s.p, s.m = r, NewPlayer(o), new(maker)
 	if s.start = r.Header().Start; s.start.IsZero() {
 		s.start = time.Unix(0, 0).UTC()
 	}
@@ -255,22 +258,20 @@ func (s *Stage) event(at time.Time, kind string, severity eventlog.Severity, ran
 
 func (s *Stage) decision(rec *trace.Record, at time.Time) {
 	d := rec.Decision
-	r, err := s.m.Receipt(d, at)
-	if err != nil {
-		s.event(at, "decision_unreadable", eventlog.Error, "", err.Error())
-		return
-	}
-	s.policy, s.thresh, s.on = d.Decode.Policy, d.Config.Threshold, d.Config.On
-	for _, p := range []*trace.Phase{&d.Decode, &d.Prefill} {
+	r := s.m.Receipt(d, at)
+	in := d.Input
+	s.policy, s.thresh, s.on = string(d.Settings.Decode), d.Settings.Rule.Threshold, string(d.Settings.Rule.On)
+	for _, p := range []*selector.Input{&in.Decode, &in.Prefill} {
+		peers, role := in.DecodePeers, "aggregated"
+		if p == &in.Prefill {
+			peers, role = in.PrefillPeers, "prefill"
+		} else if len(in.PrefillPeers) > 0 {
+			role = "decode"
+		}
 		for i := range p.Candidates {
-			k := s.rank(p.Candidates[i].Rank)
+			k, w := s.rank(p.Candidates[i].Rank), peers[i].Worker
 			k.c = p.Candidates[i]
-			k.engine, k.connector = k.c.Engine, k.c.Connector
-			if p == &d.Prefill {
-				k.role = "prefill"
-			} else if len(d.Prefill.Candidates) > 0 {
-				k.role = "decode"
-			}
+			k.engine, k.connector, k.role = string(w.Engine), string(w.Connector), cmp.Or(string(w.Role), role)
 		}
 	}
 	for _, label := range []string{d.DecodeRank, d.PrefillRank} {
@@ -297,17 +298,21 @@ func (s *Stage) decision(rec *trace.Record, at time.Time) {
 			s.running[d.ID] = l
 		}
 	}
-	l.Update(func(was *receipt.Receipt) { *was = *r })
+	l.Update(func(was *receipt.Receipt) {
+		was.Begin(d.Attempt)
+		r.Earlier, r.EarlierOmitted = was.Earlier, was.EarlierOmitted
+		*was = *r
+	})
 }
 
 func (s *Stage) outcome(o *trace.Outcome) {
-	r := o.Receipt
-	s.running[o.ID].Finish(func(was *receipt.Receipt) {
-		r.Decode.Candidates, r.Prefill.Candidates = was.Decode.Candidates, was.Prefill.Candidates
-		*was = *r
+	s.running[o.ID].Finish(func(r *receipt.Receipt) {
+		r.Time = s.start.Add(time.Duration(o.ReceivedUS) * time.Microsecond)
+		r.Stream, r.Outcome, r.Legs, r.LegsOmitted = o.Stream, o.Result, o.Legs, o.LegsOmitted
+		r.Notes = append(r.Notes, o.Notes...)
 	})
 	delete(s.running, o.ID)
-	t, out := &s.traffic, &r.Outcome
+	t, out := &s.traffic, &o.Result
 	switch {
 	case out.Cancelled:
 		t.Cancelled++

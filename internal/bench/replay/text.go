@@ -47,8 +47,10 @@ func (r *Report) Rows() [][]string {
 		rows = append(rows,
 			[]string{"decisions proven equal", fmt.Sprintf("%s of %s (%s)", table.Count(v.Proven), table.Count(v.Decisions), table.Percent(v.Match()))},
 			[]string{"equal, taken on trust", table.Count(v.OnTrust)},
-			[]string{"divergent", table.Count(v.Decisions - v.Equal)},
+			[]string{"unverifiable", table.Count(v.Unverifiable)},
+			[]string{"divergent", table.Count(v.Divergent())},
 			[]string{"other rank, equal cost", table.Count(v.TieBreaks)},
+			[]string{"other rules", table.Count(v.OtherRules)},
 			[]string{"other choice", table.Count(v.Real)},
 			[]string{"other inputs", table.Count(v.InputsDiffer)},
 		)
@@ -98,7 +100,7 @@ func (r *Report) Text(out io.Writer) error {
 
 // Text writes the comparison for people.
 func (v *VerifyReport) Text(out io.Writer) error {
-	fmt.Fprintf(out, "\nRESULT  %s of decisions proven (%s / %s), %s taken on trust, %s divergent\n", table.Percent(v.Match()), table.Count(v.Proven), table.Count(v.Decisions), table.Count(v.OnTrust), table.Count(v.Decisions-v.Equal))
+	fmt.Fprintf(out, "\nRESULT  %s of decisions proven (%s / %s), %s taken on trust, %s unverifiable, %s divergent\n", table.Percent(v.Match()), table.Count(v.Proven), table.Count(v.Decisions), table.Count(v.OnTrust), table.Count(v.Unverifiable), table.Count(v.Divergent()))
 	state := func(n uint64) string {
 		if n == 0 {
 			return "ok"
@@ -110,7 +112,9 @@ func (v *VerifyReport) Text(out io.Writer) error {
 		{"    proven", "-", table.Count(v.Proven), table.Percent(v.Match())},
 		{"    taken on trust", "-", table.Count(v.OnTrust), map[bool]string{true: "the recording began after the caches", false: "ok"}[v.OnTrust > 0]},
 		{"    other rank, equal cost", "-", table.Count(v.TieBreaks), map[bool]string{true: "tie-break", false: "ok"}[v.TieBreaks > 0]},
+		{"    the router had other rules", "-", table.Count(v.OtherRules), map[bool]string{true: "another version", false: "ok"}[v.OtherRules > 0]},
 		{"    other choice, other cost", "-", table.Count(v.Real), state(v.Real)},
+		{"  cannot be made again", "-", table.Count(v.Unverifiable), map[bool]string{true: "the recording lacks something", false: "ok"}[v.Unverifiable > 0]},
 		{"  other caches than recorded", "-", table.Count(v.InputsDiffer), map[bool]string{true: "events are missing", false: "ok"}[v.InputsDiffer > 0]},
 		{"  made while events arrived", "-", table.Count(v.Raced), "equal with a state of that moment"},
 		{"  caches partly unknown", "-", table.Count(v.Unknown), "recorded figures taken"},
@@ -118,6 +122,9 @@ func (v *VerifyReport) Text(out io.Writer) error {
 	}
 	if err := table.Write(out, "table", []string{"  CHECK", "RECORDED", "REPLAYED", "STATE"}, rows); err != nil {
 		return err
+	}
+	if v.FirstLack != "" {
+		fmt.Fprintf(out, "  FIRST THAT CANNOT BE MADE AGAIN  %s\n", v.FirstLack)
 	}
 	tell := func(title string, d *Divergence) {
 		fmt.Fprintf(out, "  %s  line %s  t=+%s  %s  req %s\n    recorded %s    replayed %s\n", title, table.Count(d.Line), d.Time, d.ID, d.Request, d.Recorded, d.Replayed)
@@ -147,6 +154,7 @@ func (d *Redecision) Rows() [][]string {
 	return [][]string{
 		{"settings", "recorded", strings.Join(d.Changes, " "), ""},
 		{"decisions", table.Count(d.Decisions), table.Count(d.Decisions), ""},
+		{"cannot be made again", table.Count(d.Unverifiable), "", "left out"},
 		{"changed", "", table.Count(d.Changed), table.Percent(float64(d.Changed) / float64(d.Decisions))},
 		{"  to local", "", table.Count(d.ToLocal), ""},
 		{"  to remote", "", table.Count(d.ToRemote), ""},

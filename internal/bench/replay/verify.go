@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/dynctl/dynctl/internal/router/decide"
+	"github.com/dynctl/dynctl/internal/router/decision"
 	"github.com/dynctl/dynctl/internal/router/kvindex"
 	"github.com/dynctl/dynctl/internal/router/selector"
 	"github.com/dynctl/dynctl/internal/router/trace"
@@ -28,10 +29,16 @@ type VerifyReport struct {
 	// Unknown counts decisions of which some caches cannot be known, because
 	// the recording began after them; they take the recorded figures.
 	Unknown uint64 `json:"partly_unknown"`
-	// TieBreaks and Real are the divergences: another rank of equal cost, and
-	// everything else.
-	TieBreaks uint64 `json:"tie_breaks"`
-	Real      uint64 `json:"real"`
+	// TieBreaks, OtherRules and Real are the divergences: another rank of equal
+	// cost, what a router with other rules decided, and everything else.
+	TieBreaks  uint64 `json:"tie_breaks"`
+	OtherRules uint64 `json:"other_rules"`
+	Real       uint64 `json:"real"`
+	// Unverifiable decisions cannot be made again, so they are neither equal nor
+	// divergent: the recording lacks what they depend on, or has what this reader
+	// does not know. FirstLack says what, of the first of them.
+	Unverifiable uint64 `json:"unverifiable"`
+	FirstLack    string `json:"first_unverifiable,omitempty"`
 	// First is the first divergence, FirstInput the first decision with other
 	// inputs; nil when there is none.
 	First      *Divergence `json:"first_divergence,omitempty"`
@@ -53,6 +60,9 @@ func (r *VerifyReport) Match() float64 {
 	}
 	return float64(r.Proven) / float64(r.Decisions)
 }
+
+// Divergent counts the decisions that come out differently.
+func (r *VerifyReport) Divergent() uint64 { return r.TieBreaks + r.OtherRules + r.Real }
 
 // Divergence is one decision that comes out differently, and why.
 type Divergence struct {
@@ -125,7 +135,7 @@ type seen struct {
 
 // NewVerifier verifies with a player that has played nothing yet.
 func NewVerifier(p *Player) *Verifier {
-	return &Verifier{p: p, m: newMaker(), earlier: map[string]*trace.Decision{}}
+	return &Verifier{p: p, m: new(maker), earlier: map[string]*trace.Decision{}}
 }
 
 // Play takes the next record.
@@ -170,9 +180,7 @@ func (v *Verifier) step() error {
 	h := v.held[0]
 	v.held = v.held[1:]
 	v.size -= len(h.own) + 8*len(h.hash) + 256
-	if err := v.settle(h.rec.Time); err != nil {
-		return err
-	}
+	v.settle(h.rec.Time)
 	if h.dec != nil {
 		v.start(h.dec)
 		v.look(h.dec, "")
@@ -222,7 +230,7 @@ func (v *Verifier) start(o *openDecision) {
 // look adds the present figures of one rank, or of all.
 func (v *Verifier) look(o *openDecision, rank string) {
 	asked := false
-	for _, phase := range []*trace.Phase{&o.d.Decode, &o.d.Prefill} {
+	for _, phase := range []*selector.Input{&o.d.Input.Decode, &o.d.Input.Prefill} {
 		for i := range phase.Candidates {
 			c := &phase.Candidates[i]
 			if rank != "" && c.Rank != rank {
@@ -260,7 +268,7 @@ func (s *seen) add(overlap, resident int, here bool) {
 }
 
 // overlap is a rank's overlap in the phase's blocks, as the router counts it.
-func (v *Verifier) overlap(d *trace.Decision, r *playRank, p *trace.Phase) int {
+func (v *Verifier) overlap(d *trace.Decision, r *playRank, p *selector.Input) int {
 	if r.size != d.BlockSize || d.Approximate {
 		return 0
 	}
@@ -269,20 +277,17 @@ func (v *Verifier) overlap(d *trace.Decision, r *playRank, p *trace.Phase) int {
 
 // settle judges the decisions that are so long ago at a time that nothing to
 // come arrived before they were made.
-func (v *Verifier) settle(now time.Duration) error {
+func (v *Verifier) settle(now time.Duration) {
 	kept := v.open[:0]
 	for _, o := range v.open {
 		if !o.passed || now-o.rec.Time <= horizon/2 {
 			kept = append(kept, o)
 			continue
 		}
-		if err := v.judge(o); err != nil {
-			return err
-		}
+		v.judge(o)
 	}
 	clear(v.open[len(kept):])
 	v.open = kept
-	return nil
 }
 
 // Finish plays what is still held and returns the report.
@@ -293,9 +298,7 @@ func (v *Verifier) Finish() (*VerifyReport, error) {
 		}
 	}
 	for _, o := range v.open {
-		if err := v.judge(o); err != nil {
-			return nil, err
-		}
+		v.judge(o)
 	}
 	v.open = nil
 	if v.report.prompt > 0 {
@@ -306,11 +309,13 @@ func (v *Verifier) Finish() (*VerifyReport, error) {
 }
 
 // judge makes a decision again and compares.
-func (v *Verifier) judge(o *openDecision) error {
+func (v *Verifier) judge(o *openDecision) {
 	d := o.d
-	if err := v.m.load(d); err != nil {
-		return &trace.LineError{Name: "trace", Line: o.rec.Line, Byte: o.rec.Offset, Err: err}
+	if d.Unverifiable != "" {
+		v.lacks(d, d.Unverifiable)
+		return
 	}
+	v.m.load(d)
 	first := v.earlier[d.ID]
 	if d.Attempt <= 1 {
 		v.remember(d)
@@ -318,41 +323,46 @@ func (v *Verifier) judge(o *openDecision) error {
 	}
 	raced, unknown := false, false
 	var why []string
-	for _, ph := range []struct {
-		in *selector.Input
-		p  *trace.Phase
-	}{{&v.m.in.Decode, &d.Decode}, {&v.m.in.Prefill, &d.Prefill}} {
-		for i := range ph.p.Candidates {
-			c := &ph.p.Candidates[i]
+	for _, in := range []*selector.Input{&v.m.in.Decode, &v.m.in.Prefill} {
+		for i := range in.Candidates {
+			c := in.Candidates[i] // as recorded
 			s := o.seen[c.Rank]
 			r := v.p.ranks[c.Rank]
 			if s == nil || r == nil || d.Approximate || r.size != d.BlockSize {
 				continue // a guess, or blocks of another size: as recorded
 			}
-			in := &ph.in.Candidates[i]
+			now := &in.Candidates[i]
 			if !slices.Contains(s.resident, c.ResidentBlocks) {
-				in.ResidentBlocks = s.residentAt
+				now.ResidentBlocks = s.residentAt
 			} else if s.residentAt != c.ResidentBlocks {
 				raced = true
 			}
 			switch {
 			case s.overlapAt == c.OverlapBlocks:
-			case slices.Contains(s.overlap, c.OverlapBlocks), first != nil && sameOverlap(first, c):
+			case slices.Contains(s.overlap, c.OverlapBlocks), first != nil && sameOverlap(first, &c):
 				raced = true
 			case r.partial && c.OverlapBlocks > s.overlapAt:
 				unknown = true
 			default:
-				in.OverlapBlocks = s.overlapAt
-				why = append(why, v.because(r, c, s))
+				now.OverlapBlocks = s.overlapAt
+				why = append(why, v.because(r, &c, s))
 			}
-			if r.partial && in.ResidentBlocks != c.ResidentBlocks {
-				in.ResidentBlocks, unknown = c.ResidentBlocks, true
+			if r.partial && now.ResidentBlocks != c.ResidentBlocks {
+				now.ResidentBlocks, unknown = c.ResidentBlocks, true
 			}
 		}
 	}
 	plan := v.m.decide()
 	v.count(o, plan, raced, unknown, why)
-	return nil
+}
+
+// lacks counts a decision that cannot be made again.
+func (v *Verifier) lacks(d *trace.Decision, why string) {
+	rep := &v.report
+	rep.Decisions++
+	if rep.Unverifiable++; rep.FirstLack == "" {
+		rep.FirstLack = fmt.Sprintf("%s: %s", d.ID, why)
+	}
 }
 
 func (v *Verifier) remember(d *trace.Decision) {
@@ -365,8 +375,8 @@ func (v *Verifier) remember(d *trace.Decision) {
 }
 
 // sameOverlap reports whether an earlier attempt saw the candidate's overlap.
-func sameOverlap(d *trace.Decision, c *trace.Candidate) bool {
-	for _, p := range []*trace.Phase{&d.Decode, &d.Prefill} {
+func sameOverlap(d *trace.Decision, c *decision.Candidate) bool {
+	for _, p := range []*selector.Input{&d.Input.Decode, &d.Input.Prefill} {
 		for i := range p.Candidates {
 			if k := &p.Candidates[i]; k.Rank == c.Rank {
 				return k.OverlapBlocks == c.OverlapBlocks
@@ -377,7 +387,7 @@ func sameOverlap(d *trace.Decision, c *trace.Candidate) bool {
 }
 
 // because says why a rank's replayed overlap is another than the recorded one.
-func (v *Verifier) because(r *playRank, c *trace.Candidate, s *seen) string {
+func (v *Verifier) because(r *playRank, c *decision.Candidate, s *seen) string {
 	text := fmt.Sprintf("%s: recorded overlap %d blocks, replayed %d", c.Rank, c.OverlapBlocks, s.overlapAt)
 	switch {
 	case r.gap != nil && r.gap.from == r.gap.to:
@@ -396,29 +406,38 @@ func (v *Verifier) because(r *playRank, c *trace.Candidate, s *seen) string {
 
 func (v *Verifier) count(o *openDecision, plan *decide.Plan, raced, unknown bool, why []string) {
 	d, rep := o.d, &v.report
-	var now trace.Decision
-	fillPlan(&now, &v.m.in, plan)
+	now := asDecided(&v.m.in, plan)
 	rep.Decisions++
-	rep.prompt += uint64(max(d.Facts.ISL, 0))
+	rep.prompt += uint64(max(d.Input.Facts.ISL, 0))
 	rep.recorded += uint64(max(d.Cached, 0))
 	rep.replayed += uint64(max(now.Cached, 0))
-	// The reason and the cached tokens are consequences; path, ranks and error
-	// are what was done.
+	// The cached tokens are a consequence; path, ranks and error are what was done.
+	// Version 1 does not tell all that a reason depends on.
 	equal := d.Path == now.Path && d.DecodeRank == now.DecodeRank && d.PrefillRank == now.PrefillRank && (d.Error == "") == (now.Error == "")
+	same := equal
+	if len(why) == 0 && d.Rules == decide.Rules {
+		same = equal && d.Reason == now.Reason && v.sameCosts(d)
+	}
 	if unknown {
 		rep.Unknown++
 	}
 	var div *Divergence
-	if len(why) > 0 || !equal {
+	if len(why) > 0 || !same {
 		div = &Divergence{
-			Line: o.rec.Line, Time: o.rec.Time, ID: d.ID, Request: d.RequestID, Because: why,
-			Recorded: describe(d, costIn(&d.Decode, d.DecodeRank)), Replayed: describe(&now, planCost(&v.m.in, plan)),
+			Line: o.rec.Line, Time: o.rec.Time, ID: d.ID, Request: d.RequestID, Because: why, Recorded: describe(d), Replayed: describe(now),
 		}
-		if len(why) == 0 {
+		switch {
+		case len(why) > 0:
+		case unknown:
+			div.Because = []string{"some ranks' caches before the recording began are not known"}
+		case d.Rules != decide.Rules:
+			div.Because = []string{fmt.Sprintf("the router that recorded had rules %d, this dynctl has %d", d.Rules, decide.Rules)}
+		default:
 			div.Because = []string{"the inputs are the same: this dynctl decides otherwise than the one that recorded (another version or policy)"}
-			if unknown {
-				div.Because = []string{"some ranks' caches before the recording began are not known"}
-			}
+		}
+		if equal && !same {
+			div.Recorded += ", " + d.Reason
+			div.Replayed += ", " + now.Reason
 		}
 	}
 	if len(why) > 0 {
@@ -427,7 +446,7 @@ func (v *Verifier) count(o *openDecision, plan *decide.Plan, raced, unknown bool
 			rep.FirstInput = div
 		}
 	}
-	if equal {
+	if same {
 		rep.Equal++
 		if unknown {
 			rep.OnTrust++
@@ -442,30 +461,32 @@ func (v *Verifier) count(o *openDecision, plan *decide.Plan, raced, unknown bool
 	if rep.First == nil {
 		rep.First = div
 	}
-	if d.Path == now.Path && d.PrefillRank == now.PrefillRank && v.sameCost(plan, d.DecodeRank) {
+	switch {
+	case len(why) == 0 && d.Rules != decide.Rules:
+		rep.OtherRules++
+	case !equal && d.Path == now.Path && d.PrefillRank == now.PrefillRank && v.sameCost(plan, d.DecodeRank):
 		rep.TieBreaks++
-	} else {
+	default:
 		rep.Real++
 	}
 }
 
-func describe(d *trace.Decision, cost float64) string {
+func describe(d *trace.Decision) string {
 	switch {
 	case d.Error != "":
 		return "error: " + d.Error
 	case d.PrefillRank != "":
-		return fmt.Sprintf("%s %s, prefill on %s, cost %.4g", d.Path, d.DecodeRank, d.PrefillRank, cost)
+		return fmt.Sprintf("%s %s, prefill on %s, cost %.4g", d.Path, d.DecodeRank, d.PrefillRank, cost(d))
 	}
-	return fmt.Sprintf("%s %s, cost %.4g", d.Path, d.DecodeRank, cost)
+	return fmt.Sprintf("%s %s, cost %.4g", d.Path, d.DecodeRank, cost(d))
 }
 
-func costIn(p *trace.Phase, rank string) float64 {
-	for i := range p.Candidates {
-		if p.Candidates[i].Rank == rank {
-			return p.Candidates[i].Cost
-		}
-	}
-	return 0
+// sameCosts reports whether every candidate costs what was recorded, to the last
+// bit.
+func (v *Verifier) sameCosts(d *trace.Decision) bool {
+	same := func(a, b decision.Candidate) bool { return a.Cost == b.Cost }
+	return slices.EqualFunc(d.Input.Decode.Candidates, v.m.in.Decode.Candidates, same) &&
+		slices.EqualFunc(d.Input.Prefill.Candidates, v.m.in.Prefill.Candidates, same)
 }
 
 // sameCost reports whether the recorded rank costs as much as the chosen one.
@@ -473,10 +494,7 @@ func (v *Verifier) sameCost(plan *decide.Plan, rank string) bool {
 	if plan.DecodeIndex < 0 || plan.Decode.Verdict != selector.Chosen {
 		return false
 	}
-	for i := range v.m.in.Decode.Candidates {
-		if v.m.in.Decode.Candidates[i].Rank == rank {
-			return v.m.in.Decode.Candidates[i].Cost == planCost(&v.m.in, plan)
-		}
-	}
-	return false
+	list := v.m.in.Decode.Candidates
+	i := slices.IndexFunc(list, func(c decision.Candidate) bool { return c.Rank == rank })
+	return i >= 0 && list[i].Cost == list[plan.DecodeIndex].Cost
 }

@@ -97,7 +97,9 @@ func ApplyTo(run *simulate.Setup, list []Change) error {
 type Redecision struct {
 	Changes   []string `json:"changes"`
 	Decisions uint64   `json:"decisions"`
-	Changed   uint64   `json:"changed"`
+	// Unverifiable decisions cannot be made again and are left out.
+	Unverifiable uint64 `json:"unverifiable"`
+	Changed      uint64 `json:"changed"`
 	// Paths count changes of path, Ranks those of a rank on the same path.
 	ToLocal  uint64 `json:"to_local"`
 	ToRemote uint64 `json:"to_remote"`
@@ -124,7 +126,7 @@ func Redecide(ctx context.Context, r *trace.Reader, list []Change) (*Redecision,
 	for _, c := range list {
 		out.Changes = append(out.Changes, c.Key+"="+c.Value)
 	}
-	was, now := newMaker(), newMaker()
+	was, now := new(maker), new(maker)
 	var prompt, hitWas, hitNow, remoteWas, remoteNow uint64
 	var regret float64
 	var rec trace.Record
@@ -143,17 +145,20 @@ func Redecide(ctx context.Context, r *trace.Reader, list []Change) (*Redecision,
 			continue
 		}
 		d := rec.Decision
-		if err := errors.Join(was.load(d), now.load(d)); err != nil {
-			return nil, &trace.LineError{Name: r.Name(), Line: rec.Line, Byte: rec.Offset, Err: err}
+		if d.Unverifiable != "" {
+			out.Unverifiable++
+			continue
 		}
-		s := changed(decide.Settings{Rule: now.in.Rule, Decode: now.in.Decode.Policy, Prefill: now.in.Prefill.Policy, Weights: now.in.Prefill.Weights, Busy: now.in.Decode.Busy}, list)
+		was.load(d)
+		now.load(d)
+		s := changed(*d.Settings, list)
 		now.in.Rule = s.Plan()
 		now.in.Rule.LoadCredit = was.in.Rule.LoadCredit // no setting
 		now.in.Prefill.Policy, now.in.Decode.Policy = s.Policies()
 		now.in.Decode.Weights, now.in.Prefill.Weights, now.in.Decode.Busy, now.in.Prefill.Busy = s.Weights, s.Weights, s.Busy, s.Busy
 		a, b := was.decide(), now.decide()
 		out.Decisions++
-		prompt += uint64(max(d.Facts.ISL, 0))
+		prompt += uint64(max(d.Input.Facts.ISL, 0))
 		hitWas, hitNow = hitWas+uint64(hit(a)), hitNow+uint64(hit(b))
 		if a.Path == decide.Remote {
 			remoteWas++
@@ -178,12 +183,9 @@ func Redecide(ctx context.Context, r *trace.Reader, list []Change) (*Redecision,
 		}
 		out.Changed++
 		if len(out.Examples) < 5 {
-			var x, y trace.Decision
-			fillPlan(&x, &was.in, a)
-			fillPlan(&y, &now.in, b)
 			out.Examples = append(out.Examples, Divergence{
 				Line: rec.Line, Time: rec.Time, ID: d.ID, Request: d.RequestID,
-				Recorded: describe(&x, planCost(&was.in, a)), Replayed: describe(&y, planCost(&now.in, b)), Because: slices.Clone(out.Changes),
+				Recorded: describe(asDecided(&was.in, a)), Replayed: describe(asDecided(&now.in, b)), Because: slices.Clone(out.Changes),
 			})
 		}
 	}
@@ -208,11 +210,4 @@ func hit(p *decide.Plan) int {
 		return p.PrefillCached
 	}
 	return p.CachedTokens
-}
-
-func planCost(in *decide.Input, p *decide.Plan) float64 {
-	if p.DecodeIndex < 0 {
-		return 0
-	}
-	return in.Decode.Candidates[p.DecodeIndex].Cost
 }

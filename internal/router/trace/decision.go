@@ -1,335 +1,200 @@
 package trace
 
 import (
-	"encoding/base64"
-	"encoding/binary"
+	"bytes"
 	"encoding/json"
 	"fmt"
-	"math"
-	"strconv"
-	"unicode/utf8"
+	"reflect"
+	"slices"
+	"strings"
 
+	"github.com/dynctl/dynctl/internal/router/api"
+	"github.com/dynctl/dynctl/internal/router/decide"
 	"github.com/dynctl/dynctl/internal/router/decision"
+	"github.com/dynctl/dynctl/internal/router/disagg"
+	"github.com/dynctl/dynctl/internal/router/selector"
+	"github.com/dynctl/dynctl/internal/workers"
 )
 
-// Decision is everything that a routing decision was made from, and what it
-// was. It mirrors the inputs of packages selector and decide, so that the
-// format does not move with them.
+// Decision is everything that a routing decision was made from, and what it was.
 type Decision struct {
-	ID        string `json:"id"`
-	RequestID string `json:"request_id,omitempty"`
-	Attempt   int    `json:"attempt"`
-	Model     string `json:"model,omitempty"`
-	// BeganUS is when the router got the request. The caches that the decision
+	ID, RequestID, Model string
+	Attempt              int
+	// BeganUS is when the index was about to be asked. The caches that the decision
 	// saw are those of a moment between it and the record's time.
-	BeganUS int64 `json:"began_us"`
+	BeganUS int64
 	// BlockSize is the tokens of a block of Locals, which are the local hashes
 	// of the prompt's full blocks. Approximate says that they are text chunks.
-	BlockSize   int    `json:"block_size_tokens"`
-	Locals      Hashes `json:"locals,omitempty"`
-	Approximate bool   `json:"approximate,omitempty"`
-	Tokens      Tokens `json:"tokens,omitempty"`
+	BlockSize   int
+	Locals      Hashes
+	Approximate bool
+	Tokens      Tokens
 
-	Config Config `json:"config"`
-	Facts  Facts  `json:"facts"`
-	Force  string `json:"force,omitempty"`
-	// Decode and Prefill are the choices of both phases.
-	Decode  Phase `json:"decode"`
-	Prefill Phase `json:"prefill"`
+	// Revision numbers the Settings.
+	Revision uint64
+	Settings *decide.Settings
+	// Input is what the plan was made from; its candidates have the costs that
+	// they got. Policies, weights, limits and the rule are those of Settings.
+	Input *decide.Input
 
-	// What was decided.
-	Path        string `json:"path,omitempty"`
-	Reason      string `json:"reason,omitempty"`
-	Error       string `json:"error,omitempty"`
-	EffISL      int    `json:"eff_isl_tokens"`
-	Cached      int    `json:"cached_tokens"`
-	DecodeRank  string `json:"decode_rank,omitempty"`
-	PrefillRank string `json:"prefill_rank,omitempty"`
+	// What was decided. PrefillRank is set if the path is remote.
+	Path, Reason, Error     string
+	EffISL, Cached          int
+	DecodeRank, PrefillRank string
+
+	// Rules is the version of the rules that decided: decide.Rules of then.
+	Rules int
+	// Unverifiable says why the decision cannot be made again: the recording
+	// holds something that this reader does not know, or lacks something that
+	// the decision depends on. Empty if it can.
+	Unverifiable string
 }
 
-// Config mirrors decide.Rule.
-type Config struct {
-	Threshold   int     `json:"threshold_tokens"`
-	On          string  `json:"threshold_on,omitempty"`
-	Fallback    string  `json:"fallback,omitempty"`
-	PrefillGate int     `json:"prefill_gate_tokens,omitempty"`
-	DecodeGate  float64 `json:"decode_gate_ratio,omitempty"`
-	Connector   string  `json:"connector,omitempty"`
+// SetPlan says what was decided.
+func (d *Decision) SetPlan(in *decide.Input, p *decide.Plan) {
+	d.Path, d.Reason, d.EffISL, d.Cached = string(p.Path), string(p.Reason), p.EffISL, p.CachedTokens
+	d.Error, d.DecodeRank, d.PrefillRank = "", "", ""
+	if p.Err != nil {
+		d.Error = p.Err.Error()
+	}
+	if p.DecodeIndex >= 0 {
+		d.DecodeRank = in.Decode.Candidates[p.DecodeIndex].Rank
+	}
+	if p.PrefillIndex >= 0 && p.Path == decide.Remote {
+		d.PrefillRank = in.Prefill.Candidates[p.PrefillIndex].Rank
+	}
 }
 
-// Facts mirrors disagg.Facts, without token ids.
-type Facts struct {
-	Kind           string `json:"kind"`
-	Splittable     bool   `json:"splittable,omitempty"`
-	ISL            int    `json:"isl_tokens"`
-	Source         string `json:"isl_source,omitempty"`
-	N              int    `json:"n,omitempty"`
-	Prompts        int    `json:"prompts,omitempty"`
-	Multimodal     bool   `json:"multimodal,omitempty"`
-	PromptLogprobs bool   `json:"prompt_logprobs,omitempty"`
-	MaxTokens      int64  `json:"max_tokens"`
+// lacks notes why the decision cannot be made again; the first reason stays.
+func (d *Decision) lacks(format string, args ...any) {
+	if d.Unverifiable == "" {
+		d.Unverifiable = fmt.Sprintf(format, args...)
+	}
 }
 
-// Phase mirrors selector.Input.
-type Phase struct {
-	Phase      string      `json:"phase"`
-	Policy     string      `json:"policy"`
-	Weights    Weights     `json:"weights"`
-	Busy       Busy        `json:"busy"`
-	ISL        int         `json:"isl_tokens"`
-	BlockSize  int         `json:"block_size_tokens"`
-	SessionKey uint64      `json:"session_key,omitempty"`
-	Draw       uint64      `json:"draw"`
-	Turn       uint64      `json:"turn"`
-	Candidates []Candidate `json:"candidates"`
+// terms are the names of the terms of a cost.
+var terms = func() (names []string) {
+	t := reflect.TypeFor[decision.Terms]()
+	for i := range t.NumField() {
+		names = append(names, strings.TrimSuffix(t.Field(i).Tag.Get("json"), "_blocks"))
+	}
+	return names
+}()
+
+// The lines of a decision and of what it refers to, for encoding/json. The names
+// are those of receipts and of the settings. Members that are zero are left out.
+
+type decisionLine struct {
+	Kind         Kind      `json:"kind"`
+	Time         int64     `json:"t_us"`
+	ID           string    `json:"id"`
+	RequestID    string    `json:"request_id"`
+	Attempt      int       `json:"attempt"`
+	Model        string    `json:"model"`
+	Began        int64     `json:"began_us"`
+	Settings     uint64    `json:"settings"`
+	BlockSize    int       `json:"block_size_tokens"`
+	HashedBlock  int       `json:"hashed_block_tokens"`
+	Locals       Hashes    `json:"locals"`
+	Approximate  bool      `json:"approximate"`
+	Tokens       Tokens    `json:"tokens"`
+	Facts        factsLine `json:"facts"`
+	Force        string    `json:"force"`
+	GaveUp       string    `json:"gave_up"`
+	Session      uint64    `json:"session_key_hash,string"`
+	Decode       phaseLine `json:"decode"`
+	Prefill      phaseLine `json:"prefill"`
+	Path         string    `json:"path"`
+	Reason       string    `json:"reason"`
+	Error        string    `json:"error"`
+	EffISL       int       `json:"eff_isl_tokens"`
+	Cached       int       `json:"cached_tokens"`
+	Unverifiable string    `json:"unverifiable"`
 }
 
-// Weights mirrors selector.Weights.
-type Weights struct {
-	OverlapCredit    float64 `json:"overlap_credit"`
-	CreditDecay      float64 `json:"credit_decay"`
-	PrefillLoadScale float64 `json:"prefill_load_scale"`
-	Queue            float64 `json:"queue"`
-	DecodeLoad       float64 `json:"decode_load"`
-	Spread           float64 `json:"spread"`
-	ActiveRequest    float64 `json:"active_request"`
-	Temperature      float64 `json:"temperature"`
+type factsLine struct {
+	Endpoint       string        `json:"endpoint"`
+	Splittable     bool          `json:"splittable"`
+	ISL            int           `json:"isl_tokens"`
+	Source         disagg.Source `json:"isl_source"`
+	N              int           `json:"n"`
+	Prompts        int           `json:"prompts"`
+	Multimodal     bool          `json:"multimodal"`
+	Continues      bool          `json:"continues"`
+	ServerTools    bool          `json:"server_tools"`
+	PromptLogprobs bool          `json:"prompt_logprobs"`
+	MaxTokens      int64         `json:"max_tokens"`
 }
 
-// Busy mirrors selector.Busy.
-type Busy struct {
-	DecodeBlocksShare float64 `json:"decode_blocks_share,omitempty"`
-	PrefillTokens     int     `json:"prefill_tokens,omitempty"`
-	Waiting           int     `json:"waiting_requests,omitempty"`
-	KVUsage           float64 `json:"kv_usage_ratio,omitempty"`
+type phaseLine struct {
+	Draw       uint64          `json:"draw,string"`
+	Turn       uint64          `json:"turn"`
+	Chosen     string          `json:"chosen"`
+	Candidates []candidateLine `json:"candidates"`
 }
 
-// Candidate is a candidate as the decision saw it, with what is needed of its
-// worker and the cost that it got.
-type Candidate struct {
+// candidateLine is a candidate by the names of receipts, with the number of its
+// worker and why it was kept out, which receipts tell as one of several reasons.
+type candidateLine struct {
 	decision.Candidate
-	Engine, Connector string
-	// EngineBlock is the worker's own block in tokens, 0 when unknown.
-	EngineBlock int
+	N uint64 `json:"n"`
+	// KVBlocks is there where it does not follow from the worker's.
+	KVBlocks *int   `json:"kv_blocks"`
+	KeptOut  string `json:"kept_out"`
+	Tried    bool   `json:"tried"`
 }
 
-// UnmarshalJSON reads the names of this format, which are not those of receipts.
-func (c *Candidate) UnmarshalJSON(p []byte) error {
-	var v struct {
-		Rank        string  `json:"rank"`
-		Slot        uint32  `json:"slot"`
-		Engine      string  `json:"engine"`
-		Connector   string  `json:"connector"`
-		EngineBlock int     `json:"engine_block_tokens"`
-		Overlap     int     `json:"overlap_blocks"`
-		Requests    int     `json:"active_requests"`
-		Prefill     int     `json:"prefill_tokens"`
-		Decode      int     `json:"decode_blocks"`
-		Fresh       int     `json:"fresh_tokens"`
-		LastTurn    uint64  `json:"last_turn"`
-		Resident    int     `json:"resident_blocks"`
-		KVBlocks    int     `json:"kv_blocks"`
-		HasLoad     bool    `json:"has_load"`
-		Running     int     `json:"running"`
-		Waiting     int     `json:"waiting"`
-		KVUsage     float64 `json:"kv_usage_ratio"`
-		Excluded    string  `json:"excluded"`
-		Tried       bool    `json:"tried"`
-		Cost        float64 `json:"cost"`
-	}
-	if err := json.Unmarshal(p, &v); err != nil {
-		return err
-	}
-	*c = Candidate{
-		Candidate: decision.Candidate{
-			Rank: v.Rank, Slot: v.Slot, OverlapBlocks: v.Overlap, Cost: v.Cost, ActiveRequests: v.Requests, PrefillTokens: v.Prefill,
-			DecodeBlocks: v.Decode, FreshTokens: v.Fresh, LastTurn: v.LastTurn, ResidentBlocks: v.Resident, KVBlocks: v.KVBlocks,
-			HasLoad: v.HasLoad, Running: v.Running, Waiting: v.Waiting, KVUsage: v.KVUsage, KeptOut: v.Excluded, Tried: v.Tried,
-		},
-		Engine: v.Engine, Connector: v.Connector, EngineBlock: v.EngineBlock,
-	}
-	return nil
+type settingsLine struct {
+	Revision    uint64            `json:"revision"`
+	Decode      selector.Policy   `json:"decode_policy"`
+	Prefill     selector.Policy   `json:"prefill_policy"`
+	Threshold   int               `json:"threshold_tokens"`
+	On          decide.Measure    `json:"threshold_on,omitempty"`
+	Fallback    decide.Fallback   `json:"prefill_fallback,omitempty"`
+	PrefillGate int               `json:"prefill_gate_tokens,omitempty"`
+	DecodeGate  float64           `json:"decode_gate_ratio,omitempty"`
+	Connector   workers.Connector `json:"connector,omitempty"`
+	LoadCredit  float64           `json:"load_credit"`
+	Weights     selector.Weights  `json:"weights"`
+	Busy        selector.Busy     `json:"busy"`
 }
 
-// Hashes are 64-bit hashes, in JSON the base64 of their little-endian bytes.
-type Hashes []uint64
-
-// MarshalJSON writes base64.
-func (h Hashes) MarshalJSON() ([]byte, error) { return appendHashes(nil, h), nil }
-
-// UnmarshalJSON reads base64.
-func (h *Hashes) UnmarshalJSON(p []byte) error {
-	s, err := textOf(p)
-	if err != nil {
-		return err
-	}
-	*h, err = decodeHashes(nil, s)
-	return err
+type workerLine struct {
+	N          uint64            `json:"n"`
+	Worker     string            `json:"worker"`
+	Role       workers.Role      `json:"role"`
+	Engine     workers.Engine    `json:"engine"`
+	Version    string            `json:"version"`
+	Connector  workers.Connector `json:"connector"`
+	BlockSize  int               `json:"block_size_tokens"`
+	KVBlocks   int               `json:"kv_blocks"`
+	ChatTokens string            `json:"chat_tokens"`
 }
 
-// Tokens are token ids, in JSON the base64 of their little-endian bytes.
-type Tokens []uint32
-
-// MarshalJSON writes base64.
-func (t Tokens) MarshalJSON() ([]byte, error) { return appendTokens(nil, t), nil }
-
-// UnmarshalJSON reads base64.
-func (t *Tokens) UnmarshalJSON(p []byte) error {
-	s, err := textOf(p)
-	if err != nil {
-		return err
+// kinds are the endpoints by their names.
+var kinds = func() map[string]api.Kind {
+	m := map[string]api.Kind{}
+	for k := api.Kind(0); k.String() != "invalid"; k++ {
+		m[k.String()] = k
 	}
-	raw, err := base64.StdEncoding.DecodeString(s)
-	if err != nil {
-		return fmt.Errorf("token ids: %w", err)
-	}
-	if len(raw)%4 != 0 {
-		return fmt.Errorf("token ids: %d bytes are not a multiple of 4", len(raw))
-	}
-	*t = make(Tokens, len(raw)/4)
-	for i := range *t {
-		(*t)[i] = binary.LittleEndian.Uint32(raw[4*i:])
-	}
-	return nil
-}
+	return m
+}()
 
-func textOf(p []byte) (string, error) {
-	var s string
-	if err := json.Unmarshal(p, &s); err != nil {
-		return "", fmt.Errorf("want base64 in a string: %w", err)
-	}
-	return s, nil
-}
-
-// appendHashes appends the JSON string of hashes.
-func appendHashes(dst []byte, h []uint64) []byte {
-	dst = append(dst, '"')
-	var raw [240]byte // a multiple of 3 and 8, so that pieces join
-	for len(h) > 0 {
-		n := min(len(h), len(raw)/8)
-		for i, v := range h[:n] {
-			binary.LittleEndian.PutUint64(raw[8*i:], v)
-		}
-		dst = base64.StdEncoding.AppendEncode(dst, raw[:8*n])
-		h = h[n:]
-	}
-	return append(dst, '"')
-}
-
-func appendTokens(dst []byte, t []uint32) []byte {
-	dst = append(dst, '"')
-	var raw [240]byte
-	for len(t) > 0 {
-		n := min(len(t), len(raw)/4)
-		for i, v := range t[:n] {
-			binary.LittleEndian.PutUint32(raw[4*i:], v)
-		}
-		dst = base64.StdEncoding.AppendEncode(dst, raw[:4*n])
-		t = t[n:]
-	}
-	return append(dst, '"')
-}
-
-// decodeHashes appends the hashes of base64 text to dst.
-func decodeHashes[T string | []byte](dst []uint64, s T) ([]uint64, error) {
-	var raw [240]byte
-	var quad [320]byte
-	for len(s) > 0 {
-		n := copy(quad[:], s)
-		m, err := base64.StdEncoding.Decode(raw[:], quad[:n])
-		if err != nil {
-			return dst, fmt.Errorf("hashes: %w", err)
-		}
-		if m%8 != 0 {
-			return dst, fmt.Errorf("hashes: %d bytes are not a multiple of 8", m)
-		}
-		for i := 0; i < m; i += 8 {
-			dst = append(dst, binary.LittleEndian.Uint64(raw[i:]))
-		}
-		s = s[n:]
-	}
-	return dst, nil
-}
-
-// object writes JSON members by hand: decisions are written on the request
-// path. The zero value with dst set is ready; first is cleared by the first member.
-type object struct {
-	p     []byte
-	begun bool
-}
-
-func (o *object) open()  { o.p, o.begun = append(o.p, '{'), false }
-func (o *object) close() { o.p, o.begun = append(o.p, '}'), true }
-
-func (o *object) key(k string) {
-	if o.begun {
-		o.p = append(o.p, ',')
-	}
-	o.begun = true
-	o.p = append(o.p, '"')
-	o.p = append(o.p, k...)
-	o.p = append(o.p, '"', ':')
-}
-
-func (o *object) str(k, v string) {
-	if v != "" {
-		o.key(k)
-		o.p = appendString(o.p, v)
-	}
-}
-
-func (o *object) int(k string, v int) { o.key(k); o.p = strconv.AppendInt(o.p, int64(v), 10) }
-
-func (o *object) uint(k string, v uint64) { o.key(k); o.p = strconv.AppendUint(o.p, v, 10) }
-
-func (o *object) some(k string, v int) {
-	if v != 0 {
-		o.int(k, v)
-	}
-}
-
-func (o *object) yes(k string, v bool) {
-	if v {
-		o.key(k)
-		o.p = append(o.p, "true"...)
-	}
-}
-
-// num writes a number; JSON has none for NaN and infinities, which read as -1.
-func (o *object) num(k string, v float64) {
-	o.key(k)
-	if math.IsNaN(v) || math.IsInf(v, 0) {
-		v = -1
-	}
-	o.p = strconv.AppendFloat(o.p, v, 'g', -1, 64)
-}
-
-// appendString appends s as a JSON string.
-func appendString(dst []byte, s string) []byte {
-	plain := true
-	for i := 0; i < len(s); i++ {
-		if c := s[i]; c < ' ' || c == '"' || c == '\\' || c >= utf8.RuneSelf {
-			plain = false
-			break
-		}
-	}
-	if plain {
-		dst = append(dst, '"')
-		dst = append(dst, s...)
-		return append(dst, '"')
-	}
-	q, _ := json.Marshal(s) // a string cannot fail
-	return append(dst, q...)
-}
-
-// appendTo writes the members of d but the kind and the time.
-func (d *Decision) appendTo(o *object) {
+// AppendDecision appends the line of a decision. refs are the numbers of its
+// candidates' workers, of which a Book tells.
+func AppendDecision(dst []byte, atUS int64, d *Decision, refs []uint64) []byte {
+	o := begin(dst, KindDecision, atUS)
+	in := d.Input
 	o.str("id", d.ID)
 	o.str("request_id", d.RequestID)
-	o.int("attempt", d.Attempt)
+	o.some("attempt", d.Attempt)
 	o.str("model", d.Model)
-	o.int("began_us", int(d.BeganUS))
-	o.int("block_size_tokens", d.BlockSize)
+	o.some("began_us", int(d.BeganUS))
+	o.someUint("settings", d.Revision)
+	o.some("block_size_tokens", in.Decode.BlockSize)
+	if d.BlockSize != in.Decode.BlockSize {
+		o.int("hashed_block_tokens", d.BlockSize)
+	}
 	if len(d.Locals) > 0 {
 		o.key("locals")
 		o.p = appendHashes(o.p, d.Locals)
@@ -339,116 +204,321 @@ func (d *Decision) appendTo(o *object) {
 		o.key("tokens")
 		o.p = appendTokens(o.p, d.Tokens)
 	}
-	o.key("config")
-	o.open()
-	o.int("threshold_tokens", d.Config.Threshold)
-	o.str("threshold_on", d.Config.On)
-	o.str("fallback", d.Config.Fallback)
-	o.some("prefill_gate_tokens", d.Config.PrefillGate)
-	if d.Config.DecodeGate != 0 {
-		o.num("decode_gate_ratio", d.Config.DecodeGate)
-	}
-	o.str("connector", d.Config.Connector)
-	o.close()
-	f := &d.Facts
+	f := &in.Facts
 	o.key("facts")
 	o.open()
-	o.str("kind", f.Kind)
+	o.str("endpoint", f.Kind.String())
 	o.yes("splittable", f.Splittable)
-	o.int("isl_tokens", f.ISL)
-	o.str("isl_source", f.Source)
+	o.some("isl_tokens", f.ISL)
+	o.str("isl_source", string(f.Source))
 	o.some("n", f.N)
 	o.some("prompts", f.Prompts)
 	o.yes("multimodal", f.Multimodal)
+	o.yes("continues", f.Continues)
+	o.yes("server_tools", f.ServerTools)
 	o.yes("prompt_logprobs", f.PromptLogprobs)
-	o.int("max_tokens", int(f.MaxTokens))
+	o.some("max_tokens", int(f.MaxTokens))
 	o.close()
-	o.str("force", d.Force)
-	o.key("decode")
-	d.Decode.appendTo(o)
-	o.key("prefill")
-	d.Prefill.appendTo(o)
+	o.str("force", string(in.Force))
+	o.str("gave_up", in.GaveUp)
+	if in.Decode.SessionKey != 0 {
+		o.quoted("session_key_hash", in.Decode.SessionKey)
+	}
+	n := len(in.Decode.Candidates)
+	o.phase("decode", &in.Decode, in.DecodePeers, d.DecodeRank, refs[:n])
+	o.phase("prefill", &in.Prefill, in.PrefillPeers, d.PrefillRank, refs[n:])
 	o.str("path", d.Path)
 	o.str("reason", d.Reason)
 	o.str("error", d.Error)
-	o.int("eff_isl_tokens", d.EffISL)
-	o.int("cached_tokens", d.Cached)
-	o.str("decode_rank", d.DecodeRank)
-	o.str("prefill_rank", d.PrefillRank)
+	o.some("eff_isl_tokens", d.EffISL)
+	o.some("cached_tokens", d.Cached)
+	o.str("unverifiable", d.Unverifiable)
+	return append(o.p, '}', '\n')
 }
 
-func (p *Phase) appendTo(o *object) {
+func (o *object) phase(name string, in *selector.Input, peers []disagg.Peer, chosen string, refs []uint64) {
+	o.key(name)
 	o.open()
-	o.str("phase", p.Phase)
-	o.str("policy", p.Policy)
-	o.key("weights")
-	o.open()
-	w := &p.Weights
-	o.num("overlap_credit", w.OverlapCredit)
-	o.num("credit_decay", w.CreditDecay)
-	o.num("prefill_load_scale", w.PrefillLoadScale)
-	o.num("queue", w.Queue)
-	o.num("decode_load", w.DecodeLoad)
-	o.num("spread", w.Spread)
-	o.num("active_request", w.ActiveRequest)
-	o.num("temperature", w.Temperature)
-	o.close()
-	o.key("busy")
-	o.open()
-	b := &p.Busy
-	if b.DecodeBlocksShare != 0 {
-		o.num("decode_blocks_share", b.DecodeBlocksShare)
+	if in.Draw != 0 {
+		o.quoted("draw", in.Draw)
 	}
-	o.some("prefill_tokens", b.PrefillTokens)
-	o.some("waiting_requests", b.Waiting)
-	if b.KVUsage != 0 {
-		o.num("kv_usage_ratio", b.KVUsage)
-	}
-	o.close()
-	o.int("isl_tokens", p.ISL)
-	o.int("block_size_tokens", p.BlockSize)
-	if p.SessionKey != 0 {
-		o.uint("session_key", p.SessionKey)
-	}
-	o.uint("draw", p.Draw)
-	o.uint("turn", p.Turn)
-	o.key("candidates")
-	o.p = append(o.p, '[')
-	for i := range p.Candidates {
-		if i > 0 {
-			o.p = append(o.p, ',')
+	o.someUint("turn", in.Turn)
+	o.str("chosen", chosen)
+	if len(in.Candidates) > 0 {
+		o.key("candidates")
+		for i := range in.Candidates {
+			o.p = append(o.p, "[,"[min(i, 1)])
+			o.candidate(&in.Candidates[i], peers[i].Worker, in.BlockSize, refs[i])
 		}
-		p.Candidates[i].appendTo(o)
+		o.p = append(o.p, ']')
 	}
-	o.p = append(o.p, ']')
 	o.close()
 }
 
-func (c *Candidate) appendTo(o *object) {
+func (o *object) candidate(c *decision.Candidate, w *workers.Worker, unit int, n uint64) {
 	o.open()
 	o.str("rank", c.Rank)
-	o.uint("slot", uint64(c.Slot))
-	o.str("engine", c.Engine)
-	o.str("connector", c.Connector)
-	o.some("engine_block_tokens", c.EngineBlock)
-	o.int("overlap_blocks", c.OverlapBlocks)
-	o.int("active_requests", c.ActiveRequests)
-	o.int("prefill_tokens", c.PrefillTokens)
-	o.int("decode_blocks", c.DecodeBlocks)
-	o.int("fresh_tokens", c.FreshTokens)
-	o.uint("last_turn", c.LastTurn)
-	o.int("resident_blocks", c.ResidentBlocks)
-	o.some("kv_blocks", c.KVBlocks)
-	o.yes("has_load", c.HasLoad)
-	o.some("running", c.Running)
-	o.some("waiting", c.Waiting)
-	usage := c.KVUsage
-	if !c.HasLoad {
-		usage = -1 // nobody told
+	o.someUint("n", n)
+	o.some("slot", int(c.Slot))
+	o.some("overlap_blocks", c.OverlapBlocks)
+	if c.Cost != 0 {
+		o.num("cost_blocks", c.Cost)
 	}
-	o.num("kv_usage_ratio", usage)
-	o.str("excluded", c.KeptOut)
+	o.some("active_requests", c.ActiveRequests)
+	o.some("active_prefill_tokens", c.PrefillTokens)
+	o.some("active_decode_blocks", c.DecodeBlocks)
+	o.some("fresh_tokens", c.FreshTokens)
+	o.someUint("last_turn", c.LastTurn)
+	o.some("resident_blocks", c.ResidentBlocks)
+	if c.KVBlocks != decide.Capacity(w, unit) {
+		o.int("kv_blocks", c.KVBlocks)
+	}
+	if c.HasLoad { // else there are none of these
+		o.yes("has_load", true)
+		o.some("running_requests", c.Running)
+		o.some("waiting_requests", c.Waiting)
+		if c.KVUsage != 0 {
+			o.num("kv_usage_ratio", c.KVUsage)
+		}
+	}
+	o.str("kept_out", c.KeptOut)
 	o.yes("tried", c.Tried)
-	o.num("cost", c.Cost)
 	o.close()
+}
+
+// strict reads a line and returns the name of a member that is not known here, as
+// the error of encoding/json has it; the others are read all the same.
+func strict(p []byte, v any) (unknown string, err error) {
+	dec := json.NewDecoder(bytes.NewReader(p))
+	dec.DisallowUnknownFields()
+	err = dec.Decode(v)
+	if err != nil {
+		if name, ok := strings.CutPrefix(err.Error(), "json: unknown field "); ok {
+			return name, nil
+		}
+	}
+	return "", err
+}
+
+// described is a description that decisions refer to.
+type described[T any] struct {
+	value T
+	// lacks is why decisions that depend on it cannot be made again.
+	lacks string
+}
+
+// descriptions are those of the part of a recording that is read: the newest, and
+// those before, which go when the newest are as many as may be.
+type descriptions struct {
+	newest, before generation
+	limit, bytes   int // of one generation
+}
+
+type generation struct {
+	settings map[uint64]described[*decide.Settings]
+	workers  map[uint64]described[*workers.Worker]
+	bytes    int
+}
+
+func newDescriptions() descriptions {
+	return descriptions{newest: newGeneration(), limit: 2 * maxDescriptions, bytes: 2 * maxDescribed}
+}
+
+func newGeneration() generation {
+	return generation{settings: map[uint64]described[*decide.Settings]{}, workers: map[uint64]described[*workers.Worker]{}}
+}
+
+// room makes room for one more description of n bytes.
+func (r *Reader) room(n int) {
+	k := &r.known
+	if g := &k.newest; len(g.settings)+len(g.workers) >= k.limit || g.bytes+n > k.bytes {
+		if len(k.before.settings)+len(k.before.workers) > 0 {
+			r.stats.Forgotten++
+		}
+		k.before, k.newest = k.newest, newGeneration()
+	}
+	k.newest.bytes += n
+}
+
+// find looks a description up.
+func find[T any](newest, before map[uint64]described[T], n uint64) (described[T], bool) {
+	d, ok := newest[n]
+	if !ok {
+		d, ok = before[n]
+	}
+	return d, ok
+}
+
+// oneOf reports whether a word is among those that this reader knows.
+func oneOf[T comparable](v T, list ...T) bool { return slices.Contains(list, v) }
+
+func engines() []workers.Engine {
+	return []workers.Engine{workers.VLLM, workers.SGLang, workers.TRTLLM}
+}
+
+func knownConnector(c workers.Connector) bool {
+	return c == workers.ConnectorNone || slices.Contains(workers.Connectors(), c)
+}
+
+// parseSettings reads a settings line.
+func (r *Reader) parseSettings(p []byte) error {
+	var l struct {
+		Kind Kind  `json:"kind"`
+		Time int64 `json:"t_us"`
+		settingsLine
+	}
+	unknown, err := strict(p, &l)
+	if err != nil {
+		return err
+	}
+	e := described[*decide.Settings]{value: &decide.Settings{
+		Decode: l.Decode, Prefill: l.Prefill, Weights: l.Weights, Busy: l.Busy,
+		Rule: decide.Rule{
+			Threshold: l.Threshold, On: l.On, Fallback: l.Fallback, PrefillGate: l.PrefillGate, DecodeGate: l.DecodeGate,
+			Connector: l.Connector, LoadCredit: l.LoadCredit,
+		},
+	}}
+	switch {
+	case unknown != "":
+		e.lacks = "the settings have " + unknown + ", which this dynctl does not know"
+	case !slices.Contains(selector.Policies(), l.Decode):
+		e.lacks = fmt.Sprintf("policy %q is not known to this dynctl", l.Decode)
+	case !slices.Contains(selector.Policies(), l.Prefill):
+		e.lacks = fmt.Sprintf("policy %q is not known to this dynctl", l.Prefill)
+	case !oneOf(l.On, "", decide.OnEffISL, decide.OnISL):
+		e.lacks = fmt.Sprintf("a threshold on %q is not known to this dynctl", l.On)
+	case !oneOf(l.Fallback, "", decide.FallbackLocal, decide.FallbackError):
+		e.lacks = fmt.Sprintf("prefill fallback %q is not known to this dynctl", l.Fallback)
+	case !knownConnector(l.Connector):
+		e.lacks = fmt.Sprintf("connector %q is not known to this dynctl", l.Connector)
+	}
+	r.room(len(p))
+	r.known.newest.settings[l.Revision] = e
+	return nil
+}
+
+// parseWorker reads a worker line.
+func (r *Reader) parseWorker(p []byte) error {
+	var l struct {
+		Kind Kind  `json:"kind"`
+		Time int64 `json:"t_us"`
+		workerLine
+	}
+	unknown, err := strict(p, &l)
+	if err != nil {
+		return err
+	}
+	e := described[*workers.Worker]{value: &workers.Worker{
+		Name: l.Worker, Role: l.Role, Engine: l.Engine, Version: l.Version, Connector: l.Connector,
+		BlockSize: l.BlockSize, KVBlocks: l.KVBlocks, ChatTokens: l.ChatTokens,
+	}}
+	switch {
+	case unknown != "":
+		e.lacks = fmt.Sprintf("worker %s has %s, which this dynctl does not know", l.Worker, unknown)
+	case l.Engine != "" && !slices.Contains(engines(), l.Engine):
+		e.lacks = fmt.Sprintf("worker %s: engine %q is not known to this dynctl", l.Worker, l.Engine)
+	case !oneOf(l.Role, "", workers.Prefill, workers.Decode, workers.Aggregated):
+		e.lacks = fmt.Sprintf("worker %s: role %q is not known to this dynctl", l.Worker, l.Role)
+	case !knownConnector(l.Connector):
+		e.lacks = fmt.Sprintf("worker %s: connector %q is not known to this dynctl", l.Worker, l.Connector)
+	}
+	r.room(len(p))
+	r.known.newest.workers[l.N] = e
+	return nil
+}
+
+// parseDecision reads a decision with what it refers to.
+func (r *Reader) parseDecision(p []byte) (*Decision, error) {
+	var l decisionLine
+	unknown, err := strict(p, &l)
+	if err != nil {
+		return nil, err
+	}
+	d := &Decision{
+		ID: l.ID, RequestID: l.RequestID, Attempt: l.Attempt, Model: l.Model, BeganUS: l.Began,
+		BlockSize: l.BlockSize, Locals: l.Locals, Approximate: l.Approximate, Tokens: l.Tokens, Revision: l.Settings,
+		Path: l.Path, Reason: l.Reason, Error: l.Error, EffISL: l.EffISL, Cached: l.Cached,
+		DecodeRank: l.Decode.Chosen, PrefillRank: l.Prefill.Chosen, Rules: r.header.Rules, Unverifiable: l.Unverifiable,
+	}
+	if l.HashedBlock != 0 {
+		d.BlockSize = l.HashedBlock
+	}
+	if unknown != "" {
+		d.lacks("the decision has %s, which this dynctl does not know", unknown)
+	}
+	for _, t := range r.header.Terms {
+		if !slices.Contains(terms, t) {
+			d.lacks("costs have the term %q, which this dynctl does not know", t)
+		}
+	}
+	s, ok := find(r.known.newest.settings, r.known.before.settings, l.Settings)
+	if !ok {
+		s.value = new(decide.Settings)
+		d.lacks("settings revision %d is not in the recording", l.Settings)
+	} else if s.lacks != "" {
+		d.lacks("%s", s.lacks)
+	}
+	d.Settings = s.value
+	f := &l.Facts
+	kind, ok := kinds[f.Endpoint]
+	if !ok {
+		d.lacks("endpoint %q is not known to this dynctl", f.Endpoint)
+	}
+	if !oneOf(f.Source, "", disagg.FromIDs, disagg.FromEngine, disagg.FromLocal, disagg.FromEstimate, disagg.FromNothing) {
+		d.lacks("a length from %q is not known to this dynctl", f.Source)
+	}
+	if !oneOf(disagg.Force(l.Force), "", disagg.Auto, disagg.ForceLocal, disagg.ForceRemote) {
+		d.lacks("path %q is not known to this dynctl", l.Force)
+	}
+	in := &decide.Input{
+		Rule: s.value.Rule, Force: disagg.Force(l.Force), GaveUp: l.GaveUp,
+		Facts: disagg.Facts{
+			Kind: kind, Splittable: f.Splittable, ISL: f.ISL, Source: f.Source, N: f.N, Prompts: f.Prompts, Multimodal: f.Multimodal,
+			Continues: f.Continues, ServerTools: f.ServerTools, PromptLogprobs: f.PromptLogprobs, MaxTokens: f.MaxTokens,
+		},
+	}
+	d.Input = in
+	if err := r.phase(d, &l, &l.Decode, &in.Decode, &in.DecodePeers); err != nil {
+		return nil, err
+	}
+	if err := r.phase(d, &l, &l.Prefill, &in.Prefill, &in.PrefillPeers); err != nil {
+		return nil, err
+	}
+	in.Decode.Phase, in.Decode.Policy = selector.Decode, d.Settings.Decode
+	in.Prefill.Phase, in.Prefill.Policy = selector.Prefill, d.Settings.Prefill
+	return d, nil
+}
+
+func (r *Reader) phase(d *Decision, l *decisionLine, p *phaseLine, in *selector.Input, peers *[]disagg.Peer) error {
+	*in = selector.Input{
+		Weights: d.Settings.Weights, Busy: d.Settings.Busy, ISL: l.Facts.ISL, BlockSize: l.BlockSize,
+		SessionKey: l.Session, Draw: p.Draw, Turn: p.Turn, Candidates: make([]decision.Candidate, len(p.Candidates)),
+	}
+	*peers = make([]disagg.Peer, len(p.Candidates))
+	for i := range p.Candidates {
+		c := &p.Candidates[i]
+		if c.Rank == "" {
+			return fmt.Errorf("a candidate without \"rank\"")
+		}
+		w, ok := find(r.known.newest.workers, r.known.before.workers, c.N)
+		if !ok {
+			name, _, _ := SplitRank(c.Rank)
+			w.value = &workers.Worker{Name: name}
+			d.lacks("description %d of worker %s is not in the recording", c.N, name)
+		} else if w.lacks != "" {
+			d.lacks("%s", w.lacks)
+		}
+		k := &in.Candidates[i]
+		*k = c.Candidate
+		k.KeptOut, k.Tried, k.KVBlocks = c.KeptOut, c.Tried, decide.Capacity(w.value, l.BlockSize)
+		if c.KVBlocks != nil {
+			k.KVBlocks = *c.KVBlocks
+		}
+		k.Terms, k.Excluded, k.ExcludedCode = decision.Terms{}, "", "" // they follow
+		if !k.HasLoad {
+			k.Running, k.Waiting, k.KVUsage = 0, 0, -1
+		}
+		(*peers)[i].Worker = w.value
+	}
+	return nil
 }

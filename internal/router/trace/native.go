@@ -9,11 +9,17 @@ import (
 	"math"
 	"strconv"
 	"time"
+
+	"github.com/dynctl/dynctl/internal/router/decide"
 )
 
-// AppendHeader appends the first line of an own trace.
+// AppendHeader appends the first line of an own trace. Rules and terms are those of
+// this program unless they are set.
 func AppendHeader(dst []byte, h Header) ([]byte, error) {
 	h.Schema = Schema
+	if h.Rules == 0 {
+		h.Rules, h.Terms = decide.Rules, terms
+	}
 	p, err := json.Marshal(h)
 	if err != nil {
 		return dst, fmt.Errorf("trace header: %w", err)
@@ -23,13 +29,13 @@ func AppendHeader(dst []byte, h Header) ([]byte, error) {
 
 // AppendRecord appends the line of a record in the project's own format. It
 // fails only on figures that JSON cannot hold and on a kind that there is not.
+// Decisions need a Book.
 func AppendRecord(dst []byte, r *Record) ([]byte, error) {
 	start := len(dst)
-	o := object{p: append(dst, `{"kind":"`...)}
-	o.p = append(o.p, r.Kind...)
-	o.p = append(o.p, `","t_us":`...)
-	o.p = strconv.AppendInt(o.p, r.Time.Microseconds(), 10)
-	o.begun = true
+	if r.Kind == KindOutcome {
+		return AppendOutcome(dst, r.Time, r.Outcome), nil
+	}
+	o := begin(dst, r.Kind, r.Time.Microseconds())
 	switch r.Kind {
 	case KindRank:
 		o.str("rank", r.Rank)
@@ -56,18 +62,10 @@ func AppendRecord(dst []byte, r *Record) ([]byte, error) {
 	case KindEvent:
 		o.str("rank", r.Rank)
 		r.Event.appendTo(&o)
-	case KindDecision:
-		r.Decision.appendTo(&o)
 	case KindDropped:
 		o.uint("records", r.Dropped)
 	case KindRequest:
 		return o.embed(r.Request, start)
-	case KindOutcome:
-		at := len(o.p)
-		if r.Outcome == nil || !r.Outcome.appendTo(&o) {
-			o.p = o.p[:at]
-			return o.embed(r.Outcome, start)
-		}
 	case KindEnd:
 		return o.embed(r.End, start)
 	default:
@@ -171,18 +169,31 @@ func (r *Reader) parseOwn(p []byte, rec *Record) error {
 			return err
 		}
 		return rec.Request.check()
+	case KindSettings, KindWorker:
+		rec.Kind = "" // decisions have what they refer to
+		switch {
+		case r.header.Schema != Schema:
+			return nil
+		case head.Kind == KindSettings:
+			return r.parseSettings(p)
+		}
+		return r.parseWorker(p)
 	case KindDecision:
-		rec.Decision = new(Decision)
-		return json.Unmarshal(p, rec.Decision)
+		var err error
+		if r.header.Schema == schemaV1 {
+			rec.Decision, err = r.decisionV1(p)
+		} else {
+			rec.Decision, err = r.parseDecision(p)
+		}
+		return err
 	case KindOutcome:
-		rec.Outcome = new(Outcome)
-		if err := json.Unmarshal(p, rec.Outcome); err != nil {
-			return err
+		var err error
+		if r.header.Schema == schemaV1 {
+			rec.Outcome, err = r.outcomeV1(p)
+		} else {
+			rec.Outcome, err = parseOutcome(p)
 		}
-		if rec.Outcome.Receipt == nil {
-			return errors.New("an outcome without receipt")
-		}
-		return nil
+		return err
 	case KindEnd:
 		rec.End = new(End)
 		return json.Unmarshal(p, rec.End)

@@ -58,6 +58,10 @@ type Stats struct {
 	Cut bool
 	// Parts counts headers after the first: files put together.
 	Parts int64
+	// Forgotten is how often there were more settings and descriptions of workers
+	// than are kept: the oldest were forgotten, and decisions that refer to them
+	// cannot be made again.
+	Forgotten int64
 }
 
 // Reader reads the records of one trace.
@@ -81,6 +85,8 @@ type Reader struct {
 	payload       []byte
 	names, locals []uint64
 	ranks         map[string]string
+	known         descriptions
+	v1            v1
 }
 
 // counter counts the bytes that are taken from a file.
@@ -123,7 +129,7 @@ func NewReader(in io.Reader, name string, o Options) (*Reader, error) {
 	if o.Format == "" {
 		o.Format = Auto
 	}
-	r := &Reader{name: name, o: o, raw: &counter{r: in}, ranks: map[string]string{}}
+	r := &Reader{name: name, o: o, raw: &counter{r: in}, ranks: map[string]string{}, known: newDescriptions()}
 	plain, done, err := decompress(r.raw)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
@@ -354,7 +360,7 @@ func (r *Reader) begin() error {
 		return nil
 	}
 	r.count(len(p), whole)
-	if err := json.Unmarshal(p, &r.header); err != nil {
+	if r.header, err = parseHeader(p); err != nil {
 		return &LineError{r.name, r.stats.Lines, 0, fmt.Errorf("header: %w", err)}
 	}
 	if r.o.Start.IsZero() {
@@ -372,6 +378,15 @@ func (r *Reader) count(n int, whole bool) {
 	}
 }
 
+// parseHeader reads a header of any version that is read here.
+func parseHeader(p []byte) (h Header, err error) {
+	err = json.Unmarshal(p, &h)
+	if h.Schema == schemaV1 {
+		h.Rules, h.Terms = rulesV1, termsV1()
+	}
+	return h, err
+}
+
 // detect tells the format by a file's first line.
 func detect(p []byte) (Format, error) {
 	var keys map[string]json.RawMessage
@@ -384,12 +399,12 @@ func detect(p []byte) (Format, error) {
 			return "", fmt.Errorf("%w: schema is no string", ErrSchema)
 		}
 		switch {
-		case schema == Schema:
+		case schema == Schema, schema == schemaV1:
 			return Own, nil
 		case schema == dynamoReqSchema:
 			return DynamoRequests, nil
 		case strings.HasPrefix(schema, schemaName):
-			return Own, fmt.Errorf("%w: it has schema %s, this dynctl reads %s (a newer dynctl may read it)", ErrSchema, schema, Schema)
+			return Own, fmt.Errorf("%w: it has schema %s, this dynctl reads %s and v1 (a newer dynctl may read it)", ErrSchema, schema, Schema)
 		}
 		return "", fmt.Errorf("%w: it has schema %q", ErrSchema, schema)
 	}
@@ -416,15 +431,15 @@ func detect(p []byte) (Format, error) {
 
 // restart meets a header within a file: parts that were put together.
 func (r *Reader) restart(p []byte) error {
-	var h Header
-	if err := json.Unmarshal(p, &h); err != nil {
+	h, err := parseHeader(p)
+	if err != nil {
 		return err
 	}
-	if h.Schema != Schema {
+	if h.Schema != Schema && h.Schema != schemaV1 {
 		return fmt.Errorf("%w: schema %q within the file", ErrSchema, h.Schema)
 	}
 	r.stats.Parts++
-	r.header = h
+	r.header, r.known = h, newDescriptions() // each part has its own
 	r.shift = h.Start.Sub(r.o.Start)
 	return nil
 }
@@ -483,6 +498,9 @@ func (r *Reader) Next(rec *Record) error {
 			rec.Batch.Received += r.shift
 			if rec.Decision != nil {
 				rec.Decision.BeganUS += r.shift.Microseconds()
+			}
+			if rec.Outcome != nil {
+				rec.Outcome.ReceivedUS += r.shift.Microseconds()
 			}
 		}
 		if t := int64(rec.Time); t < r.last {

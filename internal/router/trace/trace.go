@@ -10,13 +10,17 @@
 //	feed      the router began or ceased to trust a rank's entries
 //	event     one KV event as hashes, where the engine's bytes are not at hand
 //	request   a prompt as block hashes or token ids, with its answer's length
-//	decision  everything a routing decision was made from, and what it was
-//	outcome   the receipt of a finished request
+//	settings  what an operator has set of decisions, by its revision
+//	worker    a worker as decisions see it, by a number
+//	decision  everything else a routing decision was made from, and what it was
+//	outcome   what came of a request
 //	dropped   how many records were lost before this one
 //	end       the last record of a recording that was closed
 //
 // There is never any text of a prompt or an answer in it. Kinds and members that
-// a reader does not know are stepped over. Times are microseconds since the
+// a reader does not know are stepped over; a decision that depends on such a member,
+// or on a settings or worker line that was lost, cannot be made again, and says so.
+// Version 1, which had all of it in each decision, is read too. Times are microseconds since the
 // header's start; within a rank, records are in the order in which they took
 // effect. docs/trace-format.md has every member.
 //
@@ -32,15 +36,16 @@ import (
 	"fmt"
 	"strings"
 	"time"
-
-	"github.com/dynctl/dynctl/internal/router/receipt"
 )
 
 // Schema names the version of the project's own format.
-const Schema = "dynctl.trace/v1"
+const Schema = "dynctl.trace/v2"
 
-// schemaName is Schema without its version.
-const schemaName = "dynctl.trace/"
+const (
+	// schemaName is Schema without its version.
+	schemaName = "dynctl.trace/"
+	schemaV1   = schemaName + "v1"
+)
 
 // Header is the first line of an own trace.
 type Header struct {
@@ -48,6 +53,11 @@ type Header struct {
 	// Source says who wrote the file: "serve", "record", "convert".
 	Source  string `json:"source,omitempty"`
 	Version string `json:"dynctl_version,omitempty"`
+	// Rules is the version of the rules that decided (decide.Rules), Terms the
+	// terms of a cost. Zero terms are left out of decisions, so that a reader must
+	// be told that there is one that it does not know.
+	Rules int      `json:"rules,omitempty"`
+	Terms []string `json:"terms,omitempty"`
 	// Start is the time that the records' times count from.
 	Start time.Time `json:"start"`
 	// Part counts the files of one recording from 0.
@@ -70,14 +80,17 @@ const (
 	KindFeed     Kind = "feed"
 	KindEvent    Kind = "event"
 	KindRequest  Kind = "request"
+	KindSettings Kind = "settings"
+	KindWorker   Kind = "worker"
 	KindDecision Kind = "decision"
 	KindOutcome  Kind = "outcome"
 	KindDropped  Kind = "dropped"
 	KindEnd      Kind = "end"
 )
 
-// Record is one record of a trace; the member of its kind is set. A Reader
-// fills the same Record again and again: Payload, Names and Locals are valid
+// Record is one record of a trace; the member of its kind is set. Settings and
+// workers are no records of their own: a Decision has those that it refers to. A
+// Reader fills the same Record again and again: Payload, Names and Locals are valid
 // until the next call only, what pointers lead to stays.
 type Record struct {
 	Kind Kind
@@ -187,13 +200,6 @@ const (
 	LocalIDs  = "local"
 	PrefixIDs = "prefix"
 )
-
-// Outcome is the end of a request.
-type Outcome struct {
-	ID string `json:"id"`
-	// Receipt has no candidates: those are in the decision.
-	Receipt *receipt.Receipt `json:"receipt"`
-}
 
 // End closes a recording.
 type End struct {

@@ -118,14 +118,14 @@ func joined(open func() (*trace.Reader, error)) ([]Request, error) {
 		switch rec.Kind {
 		case trace.KindDecision:
 			d := rec.Decision
-			if d.Attempt > 1 || d.Facts.ISL <= 0 {
+			if d.Attempt > 1 || d.Input.Facts.ISL <= 0 {
 				continue
 			}
 			if len(all) >= maxJoined {
 				return nil, fmt.Errorf("%s: more than %d decisions: cut the recording with --from and --to", r.Name(), maxJoined)
 			}
 			q := Request{At: time.Duration(d.BeganUS) * time.Microsecond}
-			q.ID, q.Model, q.ISL, q.OSL = d.ID, d.Model, d.Facts.ISL, int(max(d.Facts.MaxTokens, 0))
+			q.ID, q.Model, q.ISL, q.OSL = d.ID, d.Model, d.Input.Facts.ISL, int(max(d.Input.Facts.MaxTokens, 0))
 			if !d.Approximate && d.BlockSize > 0 && len(d.Locals) <= (q.ISL+d.BlockSize-1)/d.BlockSize {
 				q.BlockSize, q.IDs, q.Blocks = d.BlockSize, trace.LocalIDs, d.Locals
 			}
@@ -136,7 +136,7 @@ func joined(open func() (*trace.Reader, error)) ([]Request, error) {
 			all = append(all, q)
 		case trace.KindOutcome:
 			if i, ok := at[rec.Outcome.ID]; ok {
-				if n := rec.Outcome.Receipt.Outcome.CompletionTokens; n >= 0 {
+				if n := rec.Outcome.Result.CompletionTokens; n >= 0 {
 					all[i].OSL = n
 				}
 				delete(at, rec.Outcome.ID)

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"sync"
 	"time"
 
@@ -14,8 +15,9 @@ import (
 )
 
 // Copy is a recording that comes from elsewhere, as from the stream of another
-// process's Tap, on its way to a File. It remembers the header and the ranks, so
-// that every part of the File can be read alone.
+// process's Tap, on its way to a File. It remembers the header, the ranks, and the
+// settings and workers that decisions refer to, so that every part of the File can be
+// read alone.
 type Copy struct {
 	sub    *Subscription
 	header trace.Header
@@ -24,7 +26,13 @@ type Copy struct {
 	ranks map[string][2][]byte
 	order []string
 	last  time.Duration
+	// told are lines of settings and workers. When they are as many as may be, the
+	// older half goes: the Tap they come from has begun anew long before.
+	told  [][]byte
+	bytes int
 }
+
+const maxTold, maxToldBytes = 1 << 16, 128 << 20
 
 // NewCopy makes a Copy with so many bytes that may wait for the disk (0 means
 // DefaultBuffer).
@@ -71,22 +79,68 @@ func (c *Copy) From(r io.Reader) error {
 		}
 		if n++; n == 1 {
 			if err := json.Unmarshal(p, &c.header); err != nil || c.header.Schema != trace.Schema {
-				return fmt.Errorf("%w: the stream begins with %.80q", trace.ErrSchema, p)
+				return fmt.Errorf("%w: the stream begins with %.80q, not with a header of %s: record it with the router's own version of dynctl", trace.ErrSchema, p, trace.Schema)
 			}
-		} else {
-			c.note(p)
+			c.sub.add(p)
+			continue
 		}
-		c.sub.add(p)
+		switch kind := kindOf(p); kind {
+		case trace.KindSettings, trace.KindWorker:
+			c.describe(p)
+			c.tell()
+		case trace.KindDecision:
+			if !c.tell() {
+				c.sub.drop() // nobody could tell what it was made from
+				continue
+			}
+			c.sub.add(p)
+		default:
+			c.note(p, kind)
+			c.sub.add(p)
+		}
 	}
 }
 
-// note remembers what every part must tell again.
-func (c *Copy) note(p []byte) {
-	var which int
-	switch {
-	case bytes.HasPrefix(p, []byte(`{"kind":"rank",`)):
-		which = 0
-	case bytes.HasPrefix(p, []byte(`{"kind":"feed",`)):
+// kindOf is the kind of a line as AppendRecord writes it.
+func kindOf(p []byte) trace.Kind {
+	rest, ok := bytes.CutPrefix(p, []byte(`{"kind":"`))
+	kind, _, end := bytes.Cut(rest, []byte(`"`))
+	if !ok || !end {
+		return ""
+	}
+	return trace.Kind(kind)
+}
+
+// describe remembers a line of settings or of a worker.
+func (c *Copy) describe(p []byte) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.told, c.bytes = append(c.told, bytes.Clone(p)), c.bytes+len(p)
+	if len(c.told) > maxTold || c.bytes > maxToldBytes {
+		n := 0
+		for ; n < len(c.told)/2 || c.bytes > maxToldBytes/2; n++ {
+			c.bytes -= len(c.told[n])
+		}
+		c.told, c.sub.told = slices.Clone(c.told[n:]), max(c.sub.told-n, 0)
+	}
+}
+
+// tell passes on those that are not yet, and reports whether there was room.
+func (c *Copy) tell() bool {
+	for ; c.sub.told < len(c.told); c.sub.told++ {
+		if !c.sub.add(c.told[c.sub.told]) {
+			return false
+		}
+	}
+	return true
+}
+
+// note remembers what every part must tell again of a rank.
+func (c *Copy) note(p []byte, kind trace.Kind) {
+	which := 0
+	switch kind {
+	case trace.KindRank:
+	case trace.KindFeed:
 		which = 1
 	default:
 		return
@@ -121,6 +175,9 @@ func (c *Copy) preamble(part int) []byte {
 	p, err := trace.AppendHeader(nil, h)
 	if err != nil {
 		return nil // it was read, so it can be written
+	}
+	for _, l := range c.told {
+		p = append(p, l...)
 	}
 	for _, name := range c.order {
 		p = append(append(p, c.ranks[name][0]...), c.ranks[name][1]...)

@@ -18,9 +18,14 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/dynctl/dynctl/internal/router/api"
+	"github.com/dynctl/dynctl/internal/router/decide"
 	"github.com/dynctl/dynctl/internal/router/decision"
+	"github.com/dynctl/dynctl/internal/router/disagg"
 	"github.com/dynctl/dynctl/internal/router/receipt"
+	"github.com/dynctl/dynctl/internal/router/selector"
 	"github.com/dynctl/dynctl/internal/router/trace"
+	"github.com/dynctl/dynctl/internal/workers"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -82,12 +87,8 @@ func TestRecording(t *testing.T) {
 	tap.Clear("w/dp0", true, "why")
 	tap.Feed("w/dp0", false)
 	began := time.Now()
-	tap.Decision(began, &trace.Decision{ID: "d", Facts: trace.Facts{Kind: "chat"}})
-	rc := &receipt.Receipt{ID: "d", Decision: decision.Decision{Decode: decision.Phase{MarginBlocks: posInf(), Candidates: []decision.Candidate{{}}}}}
-	tap.Outcome("d", rc)
-	if len(rc.Decode.Candidates) != 1 {
-		t.Error("the receipt was changed")
-	}
+	tap.Decision(began, made("d", fleet(1)))
+	tap.Outcome(&receipt.Receipt{ID: "d", Time: began, Outcome: receipt.Outcome{TTFTMS: posInf()}})
 	cancel()
 	if err := <-done; err != nil {
 		t.Fatal(err)
@@ -106,13 +107,40 @@ func TestRecording(t *testing.T) {
 	if b := all[2].Batch; b.Seq != 2 || !b.Replayed || !bytes.Equal(b.Payload, []byte{1, 2, 3}) {
 		t.Errorf("batch %+v", b)
 	}
-	if e := all[7].End; e.Records != 5 || e.Dropped != 0 {
+	if e := all[7].End; e.Records != 7 || e.Dropped != 0 {
 		t.Errorf("end %+v", e)
 	}
 	// The file has the wall clock's start, the tap measured with the other clock.
 	h := r.Header()
-	if off := began.Sub(h.Start) - time.Duration(all[5].Decision.BeganUS)*time.Microsecond; h.Source != "test" || off.Abs() > time.Millisecond {
-		t.Errorf("header %+v, began %d, %s off", h, all[5].Decision.BeganUS, off)
+	if off := began.Sub(h.Start) - time.Duration(all[5].Decision.BeganUS)*time.Microsecond; h.Source != "test" || off.Abs() > time.Millisecond || all[6].Outcome.ReceivedUS != all[5].Decision.BeganUS {
+		t.Errorf("header %+v, began %d, received %d, %s off", h, all[5].Decision.BeganUS, all[6].Outcome.ReceivedUS, off)
+	}
+	if d := all[5].Decision; d.Unverifiable != "" || d.Tokens != nil || d.Settings.Decode != selector.KV || d.Input.DecodePeers[0].Worker.Version != "1.0" || all[6].Outcome.Result.TTFTMS != -1 {
+		t.Errorf("decision %+v, outcome %+v", d, all[6].Outcome)
+	}
+}
+
+var testSettings = &decide.Settings{Decode: selector.KV, Prefill: selector.KV, Weights: selector.DefaultWeights()}
+
+// fleet is so many workers.
+func fleet(n int) (list []*workers.Worker) {
+	for i := range n {
+		list = append(list, &workers.Worker{Name: fmt.Sprint("decode-", i), Engine: workers.VLLM, Role: workers.Aggregated, Version: "1.0"})
+	}
+	return list
+}
+
+// made is a decision among the workers of a list.
+func made(id string, list []*workers.Worker) *trace.Decision {
+	in := &decide.Input{Facts: disagg.Facts{Kind: api.Chat, ISL: 1024, Source: disagg.FromIDs, MaxTokens: 16}}
+	in.Decode.BlockSize, in.Decode.Draw = 16, 1<<63
+	for i, w := range list {
+		in.Decode.Candidates = append(in.Decode.Candidates, decision.Candidate{Rank: w.Name + "/dp0", OverlapBlocks: i, Cost: float64(i) / 3, KVUsage: -1})
+		in.DecodePeers = append(in.DecodePeers, disagg.Peer{Worker: w})
+	}
+	return &trace.Decision{
+		ID: id, Model: "sim", Attempt: 1, BlockSize: 16, Locals: make(trace.Hashes, 64), Tokens: trace.Tokens{1}, Revision: 1, Settings: testSettings, Input: in,
+		Path: "local", Reason: "below_threshold", EffISL: 1024,
 	}
 }
 
@@ -385,10 +413,7 @@ func BenchmarkDecision(b *testing.B) {
 		b.Fatal(err)
 	}
 	defer sub.Close()
-	d := &trace.Decision{ID: "a754fe24000000000588", Model: "sim", BlockSize: 16, Locals: make(trace.Hashes, 64)}
-	for i := range 16 {
-		d.Decode.Candidates = append(d.Decode.Candidates, trace.Candidate{Candidate: decision.Candidate{Rank: fmt.Sprintf("decode-%d/dp0", i), OverlapBlocks: i, Cost: float64(i) / 3}, Engine: "vllm"})
-	}
+	d := made("a754fe24000000000588", fleet(16))
 	now := time.Now()
 	b.ReportAllocs()
 	for i := 0; b.Loop(); i++ {
@@ -396,6 +421,41 @@ func BenchmarkDecision(b *testing.B) {
 		if i%1024 == 0 {
 			sub.take()
 		}
+	}
+}
+
+// finished is a receipt of a local request.
+func finished() *receipt.Receipt {
+	leg := receipt.NewLeg("decode", "decode-0", "decode-0/dp0", 1)
+	leg.Status, leg.QueueMS, leg.DispatchMS, leg.FirstByteMS, leg.EndMS = 200, 0.012, 0.118, 11.402, 40.911
+	return &receipt.Receipt{
+		Schema: receipt.Schema, ID: "a754fe24000000000588", RequestID: "9b1c04e2f7d84bb0", Time: time.Now().UTC(), Endpoint: "chat", Model: "sim",
+		Legs: []receipt.Leg{leg},
+		Outcome: receipt.Outcome{Status: 200, Finish: "stop", PromptTokens: 1024, CachedTokens: 928, CompletionTokens: 16,
+			TTFTMS: 11.43, E2EMS: 40.93, ITL: receipt.Gaps{Count: 15, MeanMS: 1.96, P50MS: 1.9, P99MS: 2.4, MaxMS: 2.4}},
+	}
+}
+
+// TestRecordingAllocatesNothing: neither a decision nor an outcome, once the memory
+// is there and the workers are described.
+func TestRecordingAllocatesNothing(t *testing.T) {
+	tap := NewTap(trace.Header{})
+	sub, err := tap.Subscribe(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sub.Close()
+	list, r, now := fleet(16), finished(), time.Now()
+	d := made("a754fe24000000000588", list)
+	i := 0
+	if n := testing.AllocsPerRun(200, func() {
+		d.Revision = uint64(1 + i/100%2) // reloads
+		i++
+		tap.Decision(now, d)
+		tap.Outcome(r)
+		sub.take()
+	}); n > 0.5 { // a pool may be emptied, and a revision is compared when it changes
+		t.Errorf("%v allocations", n)
 	}
 }
 
@@ -407,23 +467,143 @@ func BenchmarkOutcome(b *testing.B) {
 		b.Fatal(err)
 	}
 	defer sub.Close()
-	leg := receipt.NewLeg("decode", "decode-0", "decode-0/dp0", 1)
-	leg.Status, leg.QueueMS, leg.DispatchMS, leg.FirstByteMS, leg.EndMS = 200, 0.012, 0.118, 11.402, 40.911
-	r := &receipt.Receipt{
-		Schema: receipt.Schema, ID: "a754fe24000000000588", RequestID: "9b1c04e2f7d84bb0", Time: time.Now().UTC(), Endpoint: "chat", Model: "sim",
-		Decision: decision.Decision{Inputs: decision.Inputs{ISL: 1024, ISLSource: "ids", BlockSize: 16, HashedBlocks: 64, ThresholdOn: "eff_isl", Draw: 1 << 63},
-			Path: "local", Reason: "below_threshold", ReasonText: "the prompt is short", EffISL: 96,
-			Decode: decision.Phase{Policy: "kv", Verdict: "chosen", Chosen: "decode-0/dp0", RunnerUp: "decode-1/dp0", MarginBlocks: 3.25, Eligible: 16}},
-		Legs: []receipt.Leg{leg},
-		Outcome: receipt.Outcome{Status: 200, Finish: "stop", PromptTokens: 1024, CachedTokens: 928, CompletionTokens: 16,
-			TTFTMS: 11.43, E2EMS: 40.93, ITL: receipt.Gaps{Count: 15, MeanMS: 1.96, P50MS: 1.9, P99MS: 2.4, MaxMS: 2.4}},
-	}
+	r := finished()
 	b.ReportAllocs()
 	for i := 0; b.Loop(); i++ {
-		tap.Outcome(r.ID, r)
+		tap.Outcome(r)
 		if i%1024 == 0 {
 			sub.take()
 		}
+	}
+}
+
+// TestLateListeners: whoever listens, from whenever on, has what the decisions of its
+// recording refer to; so has each part of a file, and who could not be told is told
+// when there is room again.
+func TestLateListeners(t *testing.T) {
+	tap := NewTap(trace.Header{Source: "serve"})
+	first, err := tap.Subscribe(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	write := func(sub *Subscription, name string, most int64) (paths []string) {
+		t.Helper()
+		sub.Close()
+		f, err := NewFile(sub, FileOptions{Path: filepath.Join(dir, name), MaxBytes: most})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := f.Run(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		return f.parts
+	}
+	check := func(paths []string, want int) {
+		t.Helper()
+		n := 0
+		for _, p := range paths {
+			part, _ := read(t, p)
+			for _, r := range part {
+				if d := r.Decision; d != nil {
+					n++
+					if d.Unverifiable != "" || len(d.Input.DecodePeers) == 0 || d.Input.DecodePeers[0].Worker.Version == "" {
+						t.Fatalf("%s: decision %s: %q of %+v", p, d.ID, d.Unverifiable, d.Input.DecodePeers)
+					}
+				}
+			}
+		}
+		if n != want {
+			t.Errorf("%d decisions in %d parts, want %d", n, len(paths), want)
+		}
+	}
+	list, n := fleet(3), 0
+	decide := func(times int) {
+		for range times {
+			d := made(fmt.Sprint("d", n), list)
+			d.Revision = uint64(1 + n/40)
+			n++
+			tap.Decision(time.Now(), d)
+		}
+	}
+	decide(50)
+	late, err := tap.Subscribe(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	changed := *list[1]
+	changed.Version = "2.0" // as after a restart with another version
+	list[1] = &changed
+	decide(50)
+	small, err := tap.Subscribe(3 << 10) // its preamble and hardly more
+	if err != nil {
+		t.Fatal(err)
+	}
+	list = append(list, fleet(9)[8])
+	tap.Batch("w/dp0", 1, time.Now(), false, make([]byte, 4000)) // is dropped there
+	decide(20)
+	taken := bytes.Clone(small.take())
+	decide(5)
+	taken = append(taken, small.take()...)
+	_, lost := small.Counts()
+	if lost == 0 {
+		t.Error("nothing was dropped")
+	}
+	small.Close()
+	path := filepath.Join(dir, "small.jsonl")
+	if err := os.WriteFile(path, taken, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	part, _ := read(t, path)
+	kept := 0
+	for _, r := range part {
+		if r.Decision != nil {
+			kept++
+		}
+	}
+	if kept == 0 || kept >= 25 {
+		t.Errorf("%d decisions of 25 had room", kept)
+	}
+	check([]string{path}, kept)
+	check(write(late, "late.jsonl.zst", 0), 75)
+	if parts := write(first, "first.jsonl", 20<<10); len(parts) < 4 {
+		t.Errorf("%d parts", len(parts))
+	} else {
+		check(parts, 125)
+	}
+
+	// The same lines, copied from a stream to parts.
+	stream, err := tap.Subscribe(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	decide(60)
+	stream.Close()
+	c := NewCopy(0)
+	if err := c.From(bytes.NewReader(stream.take())); err != nil {
+		t.Fatal(err)
+	}
+	if parts := write(c.Subscription(), "copied.jsonl", 20<<10); len(parts) < 3 {
+		t.Errorf("%d parts", len(parts))
+	} else {
+		check(parts, 60)
+	}
+}
+
+// TestCopyIsBounded: of a stream that describes without end, the newest are kept.
+func TestCopyIsBounded(t *testing.T) {
+	c := NewCopy(1 << 30)
+	for i := range maxTold + 10 {
+		c.describe(fmt.Appendf(nil, `{"kind":"worker","t_us":1,"n":%d,"worker":"w"}`+"\n", i))
+		if !c.tell() || len(c.told) > maxTold || c.sub.told != len(c.told) {
+			t.Fatalf("%d lines are kept, %d were told", len(c.told), c.sub.told)
+		}
+	}
+	if last := string(c.told[len(c.told)-1]); !strings.Contains(last, fmt.Sprint(`"n":`, maxTold+9, ",")) || len(c.told) < maxTold/4 {
+		t.Errorf("%d lines, the last is %s", len(c.told), last)
+	}
+	if err := NewCopy(0).From(strings.NewReader(`{"schema":"dynctl.trace/v1"}` + "\n")); !errors.Is(err, trace.ErrSchema) || !strings.Contains(err.Error(), "own version of dynctl") {
+		t.Errorf("a stream of version 1: %v", err)
 	}
 }
 

@@ -5,7 +5,6 @@ package recorder
 import (
 	"context"
 	"errors"
-	"math"
 	"net/http"
 	"slices"
 	"sync"
@@ -39,13 +38,17 @@ var ErrClosed = errors.New("the recording has ended")
 // dropped for it, counted, and reported in its recording. Without a listener a
 // call costs an atomic load. It is safe for concurrent use.
 type Tap struct {
+	// Tokens says that decisions have the prompts' token ids, not only their
+	// hashes. It is set before there are any.
+	Tokens bool
+
 	header trace.Header
 	active atomic.Bool
-	pool   sync.Pool // *[]byte
-
-	outcomes sync.Pool // *outcome
+	pool   sync.Pool // *scratch
 
 	mu    sync.Mutex // guards the fields below; before Subscription.mu
+	book  *trace.Book
+	text  []byte
 	subs  []*Subscription
 	ranks map[string]*tapRank
 	order []string
@@ -56,13 +59,19 @@ type tapRank struct {
 	trusted bool
 }
 
+// scratch is the memory in which a line is made.
+type scratch struct {
+	line []byte
+	refs []uint64
+}
+
 // NewTap makes a Tap for a recording that begins now.
 func NewTap(h trace.Header) *Tap {
 	if h.Start.IsZero() {
 		h.Start = time.Now()
 	}
 	h.Schema = trace.Schema
-	return &Tap{header: h, ranks: map[string]*tapRank{}, pool: sync.Pool{New: func() any { return new([]byte) }}, outcomes: sync.Pool{New: func() any { return new(outcome) }}}
+	return &Tap{header: h, book: trace.NewBook(), ranks: map[string]*tapRank{}, pool: sync.Pool{New: func() any { return new(scratch) }}}
 }
 
 // Active reports whether anybody listens; if not, there is no need to gather
@@ -126,49 +135,36 @@ func (t *Tap) Feed(rank string, trusted bool) {
 	}
 }
 
-// Decision records a decision on a request that came at a time. It sets BeganUS
-// and keeps nothing of d.
-func (t *Tap) Decision(began time.Time, d *trace.Decision) {
-	if t.active.Load() {
-		d.BeganUS = t.since(began).Microseconds()
-		t.put(&trace.Record{Kind: trace.KindDecision, Decision: d})
-	}
-}
-
-// Outcome records a receipt that is final. It keeps nothing of it.
-func (t *Tap) Outcome(id string, r *receipt.Receipt) {
+// Decision records a decision that asked the index at a time. It sets BeganUS and
+// keeps nothing of d but pointers to its settings and workers.
+func (t *Tap) Decision(asked time.Time, d *trace.Decision) {
 	if !t.active.Load() {
 		return
 	}
-	x := t.outcomes.Get().(*outcome)
-	c := &x.receipt
-	*c = *r
-	c.Live = false
-	c.Decode.Candidates, c.Prefill.Candidates = nil, nil
-	if len(c.Earlier) > 0 {
-		c.Earlier = slices.Clone(c.Earlier)
-		for i := range c.Earlier {
-			c.Earlier[i].Decode.Candidates, c.Earlier[i].Prefill.Candidates = nil, nil
-		}
+	d.BeganUS = t.since(asked).Microseconds()
+	if !t.Tokens {
+		d.Tokens = nil
 	}
-	c.Decode.MarginBlocks, c.Prefill.MarginBlocks = finite(c.Decode.MarginBlocks), finite(c.Prefill.MarginBlocks)
-	x.outcome = trace.Outcome{ID: id, Receipt: c}
-	t.put(&trace.Record{Kind: trace.KindOutcome, Outcome: &x.outcome})
-	*x = outcome{} // nothing is kept
-	t.outcomes.Put(x)
+	b := t.pool.Get().(*scratch)
+	t.mu.Lock()
+	b.refs = t.book.Refer(d, b.refs[:0])
+	t.mu.Unlock()
+	b.line = trace.AppendDecision(b.line[:0], t.since(time.Now()).Microseconds(), d, b.refs)
+	t.give(b, true)
 }
 
-// outcome is the memory of an Outcome while its line is made.
-type outcome struct {
-	outcome trace.Outcome
-	receipt receipt.Receipt
-}
-
-func finite(v float64) float64 {
-	if math.IsNaN(v) || math.IsInf(v, 0) {
-		return -1
+// Outcome records a receipt that is final. It keeps nothing of it.
+func (t *Tap) Outcome(r *receipt.Receipt) {
+	if !t.active.Load() {
+		return
 	}
-	return v
+	x := trace.Outcome{
+		ID: r.ID, ReceivedUS: t.since(r.Time).Microseconds(), Stream: r.Stream,
+		Result: r.Outcome, Legs: r.Legs, LegsOmitted: r.LegsOmitted, Notes: r.Notes,
+	}
+	b := t.pool.Get().(*scratch)
+	b.line = trace.AppendOutcome(b.line[:0], t.since(time.Now()), &x)
+	t.give(b, false)
 }
 
 // put makes the line of a record and gives it to the listeners.
@@ -177,24 +173,45 @@ func (t *Tap) put(r *trace.Record) {
 		return
 	}
 	r.Time = t.since(time.Now())
-	buf := t.pool.Get().(*[]byte)
-	line, err := trace.AppendRecord((*buf)[:0], r)
-	t.mu.Lock()
-	for _, s := range t.subs {
-		if err != nil {
-			s.drop()
-		} else {
-			s.add(line)
-		}
-	}
-	t.mu.Unlock()
-	if cap(line) > cap(*buf) && cap(line) < 1<<20 {
-		*buf = line
-	}
-	t.pool.Put(buf)
+	b := t.pool.Get().(*scratch)
+	// It can be written: it is of a kind that has a line, and has no figures.
+	b.line, _ = trace.AppendRecord(b.line[:0], r)
+	t.give(b, false)
 }
 
-// preamble is the header and what is known of the ranks. The caller holds mu.
+// give hands a line to the listeners, and before a decision what it refers to.
+func (t *Tap) give(b *scratch, decision bool) {
+	t.mu.Lock()
+	for _, s := range t.subs {
+		if decision && !s.tell(t) {
+			s.drop() // nobody could tell what it was made from
+			continue
+		}
+		s.add(b.line)
+	}
+	t.mu.Unlock()
+	if cap(b.line) < 1<<20 {
+		t.pool.Put(b)
+	}
+}
+
+// tell gives a listener the settings and workers that it has not had, and reports
+// whether it has all of them. The caller holds the tap's mu.
+func (s *Subscription) tell(t *Tap) bool {
+	if s.full != t.book.Full() {
+		s.told, s.full = 0, t.book.Full()
+	}
+	for ; s.told < t.book.Len(); s.told++ {
+		t.text = t.book.AppendLine(t.text[:0], s.told, t.since(time.Now()))
+		if !s.add(t.text) {
+			return false
+		}
+	}
+	return true
+}
+
+// preamble is the header and what is known of settings, workers and ranks. The
+// caller holds mu.
 func (t *Tap) preamble(part int) []byte {
 	h := t.header
 	h.Part = part
@@ -203,6 +220,9 @@ func (t *Tap) preamble(part int) []byte {
 		p, _ = trace.AppendHeader(nil, trace.Header{Start: t.header.Start, Part: part}) // cannot fail
 	}
 	now := t.since(time.Now())
+	for i := range t.book.Len() {
+		p = t.book.AppendLine(p, i, now)
+	}
 	for _, name := range t.order {
 		k := t.ranks[name]
 		p, _ = trace.AppendRecord(p, &trace.Record{Kind: trace.KindRank, Time: now, Rank: name, RankInfo: k.info})
@@ -212,7 +232,8 @@ func (t *Tap) preamble(part int) []byte {
 }
 
 // Subscribe begins a recording with at most buffer bytes that wait to be taken
-// (0 means DefaultBuffer). Its first lines are a header and the ranks.
+// (0 means DefaultBuffer). Its first lines are a header, the settings and workers that
+// decisions referred to, and the ranks.
 func (t *Tap) Subscribe(buffer int) (*Subscription, error) {
 	if buffer <= 0 {
 		buffer = DefaultBuffer
@@ -229,7 +250,7 @@ func (t *Tap) Subscribe(buffer int) (*Subscription, error) {
 		return t.preamble(part)
 	}
 	s.leave = func() { t.leave(s) }
-	s.buf = t.preamble(0)
+	s.buf, s.told, s.full = t.preamble(0), t.book.Len(), t.book.Full()
 	s.wake <- struct{}{}
 	t.subs = append(t.subs, s)
 	t.active.Store(true)
@@ -268,6 +289,8 @@ type Subscription struct {
 	max  int
 	wake chan struct{}
 	out  []byte // what Next gave last; its own
+	// How much of the Tap's, or the Copy's, settings and workers it has been told.
+	told, full int
 
 	// Of the Tap, or of the Copy, that fills it.
 	preamble func(part int) []byte
@@ -283,17 +306,18 @@ type Subscription struct {
 	closed  bool
 }
 
-func (s *Subscription) add(line []byte) {
+// add appends a line and reports whether there was room for it.
+func (s *Subscription) add(line []byte) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
-		return
+		return true
 	}
 	if len(s.buf)+len(line) > s.max {
 		s.lost++
 		s.dropped++
 		s.signal() // though there may be less than a batch
-		return
+		return false
 	}
 	if s.lost > 0 {
 		// 60 bytes beyond the limit at most.
@@ -306,6 +330,7 @@ func (s *Subscription) add(line []byte) {
 	if before < s.batch && len(s.buf) >= s.batch {
 		s.signal()
 	}
+	return true
 }
 
 // signal wakes the listener, now or when it comes to wait.
@@ -324,7 +349,7 @@ func (s *Subscription) collect(batch int) {
 	s.batch = max(1, min(batch, s.max/2))
 }
 
-// drop counts a record that has no line.
+// drop counts a record of which there is no line for this listener.
 func (s *Subscription) drop() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
