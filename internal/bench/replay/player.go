@@ -71,7 +71,8 @@ type playRank struct {
 	trust     bool // what the newest feed record said
 	trustTold bool
 	began     bool // the first batch was seen
-	partial   bool // it was not number 0: the cache before it is not known
+	told      bool // there was a rank record
+	partial   bool // the recording began in the middle of its life: the cache before is not known
 	next      uint64
 	lastLine  int64    // line of the newest record that changed the entries
 	gap       *missing // the newest gap
@@ -139,9 +140,13 @@ func (p *Player) Play(rec *trace.Record) error {
 	}
 	switch rec.Kind {
 	case trace.KindRank:
-		if rec.RankInfo.New {
+		switch {
+		case rec.RankInfo.New:
 			p.renew(r)
+		case !r.told:
+			r.partial = true // unless its first batch is number 0
 		}
+		r.told = true
 		r.once = rec.RankInfo.Once
 		if s := rec.RankInfo.BlockSize; s > 0 && s != r.size {
 			r.size, r.stream = s, nil

@@ -42,6 +42,7 @@ type File struct {
 	f     *os.File
 	z     trace.Compressor
 	part  int
+	first opening // what the next part begins with
 	size  int64
 	begun time.Time
 }
@@ -55,7 +56,7 @@ func NewFile(sub *Subscription, o FileOptions) (*File, error) {
 		o.FlushEvery = time.Second
 	}
 	sub.collect(fileBatch)
-	r := &File{o: o, sub: sub}
+	r := &File{o: o, sub: sub, first: newOpening()}
 	return r, r.open()
 }
 
@@ -171,6 +172,9 @@ func (r *File) write(p []byte) error {
 		if _, err := r.z.Write(p[:n]); err != nil {
 			return fmt.Errorf("recording: %w", err)
 		}
+		if err := r.first.note(p[:n]); err != nil {
+			return fmt.Errorf("recording: %w", err)
+		}
 		r.size += int64(n)
 		r.bytes.Add(int64(n))
 		if p = p[n:]; r.o.MaxBytes > 0 && r.size >= r.o.MaxBytes {
@@ -191,7 +195,10 @@ func (r *File) rotate() error {
 	if err := r.open(); err != nil {
 		return err
 	}
-	p := r.sub.preamble(r.part)
+	p, err := r.first.lines(r.part)
+	if err != nil {
+		return fmt.Errorf("recording: %w", err)
+	}
 	r.size = int64(len(p)) // not counted against the limit twice
 	if r.o.MaxBytes > 0 && r.size >= r.o.MaxBytes {
 		r.size = r.o.MaxBytes - 1
@@ -216,7 +223,7 @@ func (r *File) finish() error {
 		return errors.Join(err, r.f.Close())
 	}
 	records, dropped := r.sub.Counts()
-	end, _ := trace.AppendRecord(nil, &trace.Record{Kind: trace.KindEnd, Time: r.sub.now(), End: &trace.End{Records: records, Dropped: dropped}})
+	end, _ := trace.AppendRecord(nil, &trace.Record{Kind: trace.KindEnd, Time: time.Duration(r.first.last) * time.Microsecond, End: &trace.End{Records: records, Dropped: dropped}})
 	if err := r.write(end); err != nil {
 		return errors.Join(err, r.f.Close())
 	}

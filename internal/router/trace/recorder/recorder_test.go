@@ -590,20 +590,96 @@ func TestLateListeners(t *testing.T) {
 	}
 }
 
-// TestCopyIsBounded: of a stream that describes without end, the newest are kept.
-func TestCopyIsBounded(t *testing.T) {
-	c := NewCopy(1 << 30)
-	for i := range maxTold + 10 {
-		c.describe(fmt.Appendf(nil, `{"kind":"worker","t_us":1,"n":%d,"worker":"w"}`+"\n", i))
-		if !c.tell() || len(c.told) > maxTold || c.sub.told != len(c.told) {
-			t.Fatalf("%d lines are kept, %d were told", len(c.told), c.sub.told)
+// TestOpeningIsBounded: of a recording that describes without end, the newest are
+// told again.
+func TestOpeningIsBounded(t *testing.T) {
+	o := newOpening()
+	o.most.lines, o.most.bytes = 50, 10_000
+	note := func(l string) {
+		t.Helper()
+		if err := o.note([]byte(l + "\n")); err != nil {
+			t.Fatal(err)
 		}
 	}
-	if last := string(c.told[len(c.told)-1]); !strings.Contains(last, fmt.Sprint(`"n":`, maxTold+9, ",")) || len(c.told) < maxTold/4 {
-		t.Errorf("%d lines, the last is %s", len(c.told), last)
+	note(`{"schema":"dynctl.trace/v2"}`)
+	for i := range 110 {
+		note(fmt.Sprintf(`{"kind":"worker","t_us":1,"n":%d,"worker":"w"}`, i))
+	}
+	if len(o.told) < 25 || len(o.told) > 50 || !strings.Contains(string(o.told[len(o.told)-1].tail), `"n":109,`) {
+		t.Errorf("%d lines, the last is %s", len(o.told), o.told[len(o.told)-1].tail)
+	}
+	note(fmt.Sprintf(`{"kind":"worker","t_us":-5,"n":1,"worker":%q}`, strings.Repeat("w", 10_000)))
+	if len(o.told) != 0 || o.bytes != 0 {
+		t.Errorf("%d lines of %d bytes", len(o.told), o.bytes)
+	}
+	note(`{"kind":"rank","t_us":9,"rank":"w/dp0","slot":4,"new":true}`)
+	note(`{"kind":"feed","t_us":10,"rank":"w/dp0","trusted":true}`)
+	note(`{"kind":"rank","t_us":11,"rank":"x/dp0","slot":5}` + "\n" + `{"kind":"kv","t_us":-12}`)
+	got, err := o.lines(3)
+	if want := `{"kind":"rank","t_us":-12,"rank":"w/dp0","slot":4}
+{"kind":"feed","t_us":-12,"rank":"w/dp0","trusted":true}
+{"kind":"rank","t_us":-12,"rank":"x/dp0","slot":5}
+`; err != nil || !strings.HasSuffix(string(got), want) || !strings.Contains(string(got), `"part":3`) {
+		t.Errorf("%s %v", got, err)
 	}
 	if err := NewCopy(0).From(strings.NewReader(`{"schema":"dynctl.trace/v1"}` + "\n")); !errors.Is(err, trace.ErrSchema) || !strings.Contains(err.Error(), "own version of dynctl") {
 		t.Errorf("a stream of version 1: %v", err)
+	}
+}
+
+// TestPartsAreOfTheirTime: a part begins with what was so when its lines were made,
+// whatever has become of it when they are written.
+func TestPartsAreOfTheirTime(t *testing.T) {
+	tap := NewTap(trace.Header{})
+	sub, err := tap.Subscribe(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tap.Rank("w/dp0", trace.RankInfo{BlockSize: 16, New: true})
+	tap.Feed("w/dp0", true)
+	for i := range 40 {
+		tap.Batch("w/dp0", uint64(i), time.Now(), false, make([]byte, 60))
+	}
+	tap.Feed("w/dp0", false) // and only now the disk is ready
+	sub.Close()
+	f, err := NewFile(sub, FileOptions{Path: filepath.Join(t.TempDir(), "t.jsonl"), MaxBytes: 1500})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Run(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range f.parts[1:] {
+		part, _ := read(t, p)
+		if len(part) < 3 || part[0].Kind != trace.KindRank || part[0].RankInfo.New || part[1].Kind != trace.KindFeed || !part[1].Trusted || part[1].Time > part[2].Time {
+			t.Errorf("%s begins with %+v", p, part[:min(len(part), 3)])
+		}
+	}
+	_, all := read(t, f.parts...)
+	if all.Stats().Reordered != 0 || len(f.parts) < 4 {
+		t.Errorf("%d parts: %+v", len(f.parts), all.Stats())
+	}
+}
+
+// TestSlowCopy: settings and workers for which there was no room are told later, and
+// decisions that may refer to them are not told before.
+func TestSlowCopy(t *testing.T) {
+	c := NewCopy(300)
+	pad := strings.Repeat("x", 150)
+	for _, l := range []string{`{"schema":"dynctl.trace/v2"}`, `{"kind":"kv","t_us":1,"pad":"` + pad + `"}`} {
+		c.sub.add([]byte(l + "\n"))
+	}
+	c.line([]byte(`{"kind":"worker","t_us":2,"n":1,"pad":"` + pad + "\"}\n"))
+	c.line([]byte(`{"kind":"decision","t_us":3}` + "\n"))
+	taken := bytes.Clone(c.sub.take())
+	c.line([]byte(`{"kind":"decision","t_us":4}` + "\n"))
+	taken = append(taken, c.sub.take()...)
+	var got []string
+	for l := range strings.Lines(string(taken)) {
+		got = append(got, string(kindOf([]byte(l))))
+	}
+	if want := []string{"", "kv", "dropped", "worker", "decision"}; !slices.Equal(got, want) || len(c.untold) != 0 {
+		t.Errorf("lines %q, want %q", got, want)
 	}
 }
 

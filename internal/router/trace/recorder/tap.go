@@ -210,14 +210,12 @@ func (s *Subscription) tell(t *Tap) bool {
 	return true
 }
 
-// preamble is the header and what is known of settings, workers and ranks. The
-// caller holds mu.
-func (t *Tap) preamble(part int) []byte {
-	h := t.header
-	h.Part = part
-	p, err := trace.AppendHeader(nil, h)
+// opening is the header and what is known of settings, workers and ranks. The caller
+// holds mu.
+func (t *Tap) opening() []byte {
+	p, err := trace.AppendHeader(nil, t.header)
 	if err != nil {
-		p, _ = trace.AppendHeader(nil, trace.Header{Start: t.header.Start, Part: part}) // cannot fail
+		p, _ = trace.AppendHeader(nil, trace.Header{Start: t.header.Start}) // cannot fail
 	}
 	now := t.since(time.Now())
 	for i := range t.book.Len() {
@@ -243,14 +241,9 @@ func (t *Tap) Subscribe(buffer int) (*Subscription, error) {
 	if len(t.subs) >= maxListeners {
 		return nil, ErrListeners
 	}
-	s := &Subscription{max: buffer, batch: 1, wake: make(chan struct{}, 1), now: func() time.Duration { return t.since(time.Now()) }}
-	s.preamble = func(part int) []byte {
-		t.mu.Lock()
-		defer t.mu.Unlock()
-		return t.preamble(part)
-	}
+	s := &Subscription{max: buffer, batch: 1, wake: make(chan struct{}, 1)}
 	s.leave = func() { t.leave(s) }
-	s.buf, s.told, s.full = t.preamble(0), t.book.Len(), t.book.Full()
+	s.buf, s.told, s.full = t.opening(), t.book.Len(), t.book.Full()
 	s.wake <- struct{}{}
 	t.subs = append(t.subs, s)
 	t.active.Store(true)
@@ -289,13 +282,9 @@ type Subscription struct {
 	max  int
 	wake chan struct{}
 	out  []byte // what Next gave last; its own
-	// How much of the Tap's, or the Copy's, settings and workers it has been told.
+	// How much of the Tap's settings and workers it has been told.
 	told, full int
-
-	// Of the Tap, or of the Copy, that fills it.
-	preamble func(part int) []byte
-	now      func() time.Duration
-	leave    func()
+	leave      func() // the Tap
 
 	mu      sync.Mutex // guards the fields below
 	buf     []byte
@@ -320,8 +309,9 @@ func (s *Subscription) add(line []byte) bool {
 		return false
 	}
 	if s.lost > 0 {
-		// 60 bytes beyond the limit at most.
-		s.buf, _ = trace.AppendRecord(s.buf, &trace.Record{Kind: trace.KindDropped, Time: s.now(), Dropped: s.lost})
+		// 60 bytes beyond the limit at most, at the time of the line after it.
+		at := time.Duration(split(line).time(line)) * time.Microsecond
+		s.buf, _ = trace.AppendRecord(s.buf, &trace.Record{Kind: trace.KindDropped, Time: at, Dropped: s.lost})
 		s.lost = 0
 	}
 	before := len(s.buf)
