@@ -6,14 +6,17 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/dynctl/dynctl/internal/bench/replay/workload"
 	"github.com/dynctl/dynctl/internal/router/api"
@@ -512,13 +515,223 @@ func TestOwnCapture(t *testing.T) {
 			t.Fatal(err)
 		}
 		v := rep.Verify
-		if v.Decisions == 0 || v.Equal != v.Decisions || v.InputsDiffer != 0 || v.Unknown != 0 {
+		if v.Decisions == 0 || v.Proven != v.Decisions || v.InputsDiffer != 0 || v.Unknown != 0 || v.Unverifiable != 0 {
 			t.Errorf("%s: %d of %d decisions, %d other inputs, %d unknown; %+v", path, v.Equal, v.Decisions, v.InputsDiffer, v.Unknown, v.First)
 		}
 		if rep.Counts.Removed == 0 {
 			t.Errorf("%s has no evictions", path)
 		}
 	}
+}
+
+// TestVerifyCountsApart: what cannot be made again is neither equal nor divergent,
+// what a router with other rules decided is no defect, and a cost that differs in its
+// last bit, or another reason, is one.
+func TestVerifyCountsApart(t *testing.T) {
+	base := newRecording(t).run(30)
+	at := slices.IndexFunc(base.recs, func(r trace.Record) bool { return r.Decision != nil && r.Decision.ID == "d20" })
+	for _, c := range []struct {
+		name   string
+		change func(d *trace.Decision, in *decide.Input)
+		rules  int
+		want   VerifyReport
+		tell   string
+	}{
+		{"nothing", nil, decide.Rules, VerifyReport{Equal: 30, Proven: 30}, ""},
+		{"nothing by other rules", nil, decide.Rules + 1, VerifyReport{Equal: 30, Proven: 30}, ""},
+		{"unverifiable", func(d *trace.Decision, _ *decide.Input) { d.Unverifiable, d.DecodeRank = "the moon", "x/dp0" }, decide.Rules, VerifyReport{Equal: 29, Proven: 29, Unverifiable: 1}, "CANNOT BE MADE AGAIN  d20: the moon"},
+		{"another rank", func(d *trace.Decision, _ *decide.Input) { d.DecodeRank = "x/dp0" }, decide.Rules, VerifyReport{Equal: 29, Proven: 29, Real: 1}, "the inputs are the same"},
+		{"another rank by other rules", func(d *trace.Decision, _ *decide.Input) { d.DecodeRank = "x/dp0" }, 1, VerifyReport{Equal: 29, Proven: 29, OtherRules: 1}, "had rules 1, this dynctl has"},
+		{"the last bit of a cost", func(_ *trace.Decision, in *decide.Input) {
+			c := &in.Decode.Candidates[3].Cost
+			*c = math.Nextafter(*c, 1e9)
+		}, decide.Rules, VerifyReport{Equal: 29, Proven: 29, Real: 1}, "the inputs are the same"},
+		{"another reason", func(d *trace.Decision, _ *decide.Input) { d.Reason = "forced_local" }, decide.Rules, VerifyReport{Equal: 29, Proven: 29, Real: 1}, "forced_local"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			rec := *base
+			rec.recs = slices.Clone(base.recs)
+			d := *rec.recs[at].Decision
+			in := *d.Input
+			in.Decode.Candidates = slices.Clone(in.Decode.Candidates)
+			d.Input = &in
+			if c.change != nil {
+				c.change(&d, &in)
+			}
+			rec.recs[at].Decision = &d
+			raw := bytes.Replace(rec.file(), fmt.Appendf(nil, `"rules":%d`, decide.Rules), fmt.Appendf(nil, `"rules":%d`, c.rules), 1)
+			rep := play(t, raw, Options{Verify: true})
+			v := rep.Verify
+			got := VerifyReport{Equal: v.Equal, Proven: v.Proven, Unverifiable: v.Unverifiable, OtherRules: v.OtherRules, Real: v.Real, TieBreaks: v.TieBreaks}
+			if d := cmp.Diff(c.want, got, cmpopts.IgnoreUnexported(VerifyReport{})); d != "" || v.Decisions != 30 || v.Equal+v.Divergent()+v.Unverifiable != 30 {
+				t.Errorf("%d decisions (-want +got):\n%s", v.Decisions, d)
+			}
+			if wrong := 30 - c.want.Proven; v.Match() != 1-float64(wrong)/30 {
+				t.Errorf("match %v", v.Match())
+			}
+			var text strings.Builder
+			if err := rep.Text(&text); err != nil || !strings.Contains(text.String(), c.tell) {
+				t.Errorf("%v, no %q in\n%s", err, c.tell, &text)
+			}
+			// A what-if leaves out what cannot be made again, and a conversion keeps all
+			// of it as it was.
+			change, err := ParseChange("policy=kv")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if r, err := Redecide(t.Context(), open(t, raw), []Change{change}); err != nil || r.Unverifiable != c.want.Unverifiable || r.Decisions+r.Unverifiable != 30 {
+				t.Errorf("what if: %+v, %v", r, err)
+			}
+			var again bytes.Buffer
+			if _, err := Convert(func() (*trace.Reader, error) { return trace.NewReader(bytes.NewReader(raw), "t", trace.Options{}) }, &again, ConvertOptions{To: trace.Own}); err != nil {
+				t.Fatal(err)
+			}
+			if d := cmp.Diff(v, play(t, again.Bytes(), Options{Verify: true}).Verify, cmpopts.IgnoreUnexported(VerifyReport{}), cmpopts.IgnoreFields(Divergence{}, "Line")); d != "" {
+				t.Errorf("after a conversion (-before +after):\n%s", d)
+			}
+		})
+	}
+}
+
+// TestVersion1Converts: the recordings of version 1 are of version 2 after a
+// conversion, by the same rules, and every decision is made again the same.
+func TestVersion1Converts(t *testing.T) {
+	path := filepath.Join("..", "..", "..", "testdata", "trace", "vllm-0.32.0-1p1d-evictions.jsonl.zst")
+	first := func() (*trace.Reader, error) { return trace.Open(path, nil, trace.Options{}) }
+	r, err := first()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	if r.Header().Schema != "dynctl.trace/v1" {
+		t.Skipf("%s is of %s", path, r.Header().Schema)
+	}
+	before, err := Play(t.Context(), r, Options{Verify: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var own, twice bytes.Buffer
+	if _, err := Convert(first, &own, ConvertOptions{To: trace.Own}); err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.HasPrefix(own.Bytes(), []byte(`{"schema":"dynctl.trace/v2"`)) || !bytes.Contains(own.Bytes()[:400], []byte(`"rules":1,`)) {
+		t.Errorf("header %.400s", own.Bytes())
+	}
+	after := play(t, own.Bytes(), Options{Verify: true})
+	if d := cmp.Diff(before.Verify, after.Verify, cmpopts.IgnoreUnexported(VerifyReport{})); d != "" || before.Checksum != after.Checksum || after.Verify.Proven != after.Verify.Decisions {
+		t.Errorf("the conversion verifies otherwise (-before +after):\n%s", d)
+	}
+	if d := cmp.Diff(before.Records, after.Records); d != "" {
+		t.Errorf("other records (-before +after):\n%s", d)
+	}
+	if _, err := Convert(func() (*trace.Reader, error) {
+		return trace.NewReader(bytes.NewReader(own.Bytes()), "t", trace.Options{})
+	}, &twice, ConvertOptions{To: trace.Own}); err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(own.Bytes(), twice.Bytes()) {
+		t.Error("a conversion of version 2 is not the same again")
+	}
+	t.Logf("%d bytes of version 2", own.Len())
+}
+
+// TestPartsOfDifferentRules: parts of different rules in one conversion keep theirs.
+func TestPartsOfDifferentRules(t *testing.T) {
+	raw := newRecording(t).run(5).file()
+	older := bytes.Replace(raw, fmt.Appendf(nil, `"rules":%d`, decide.Rules), []byte(`"rules":1`), 1)
+	var own bytes.Buffer
+	if _, err := Convert(func() (*trace.Reader, error) {
+		return trace.NewReader(bytes.NewReader(slices.Concat(older, raw)), "t", trace.Options{})
+	}, &own, ConvertOptions{To: trace.Own}); err != nil {
+		t.Fatal(err)
+	}
+	r := open(t, own.Bytes())
+	var rules []int
+	for {
+		var rec trace.Record
+		if err := r.Next(&rec); errors.Is(err, io.EOF) {
+			break
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		if d := rec.Decision; d != nil {
+			if rules = append(rules, d.Rules); d.Unverifiable != "" {
+				t.Error(d.Unverifiable)
+			}
+		}
+	}
+	if want := slices.Concat(slices.Repeat([]int{1}, 5), slices.Repeat([]int{decide.Rules}, 5)); !slices.Equal(rules, want) {
+		t.Errorf("rules %v, want %v", rules, want)
+	}
+}
+
+// TestRecordingInTheMiddle: a rank whose feed began before the recording may hold
+// anything until a batch or a word of the router's says more.
+func TestRecordingInTheMiddle(t *testing.T) {
+	rec := newRecording(t).run(60)
+	rec.recs[0].RankInfo.New = false // and so of others
+	for i := range rec.recs {
+		rec.recs[i].RankInfo.New = false
+	}
+	whole := play(t, rec.file(), Options{Verify: true}).Verify
+	if whole.Proven != 60 || whole.Unknown != 0 { // their first batches are number 0
+		t.Errorf("%+v", whole)
+	}
+	cut := *rec
+	cut.recs = append(slices.Clone(rec.recs[:2*testRanks]), rec.recs[len(rec.recs)/2:]...)
+	v := play(t, cut.file(), Options{Verify: true}).Verify
+	if v.Divergent() != 0 || v.InputsDiffer != 0 || v.Unknown == 0 || v.OnTrust == 0 || v.Equal != v.Decisions {
+		t.Errorf("%+v, first %+v", v, v.FirstInput)
+	}
+}
+
+// FuzzVerify: whatever stands in a recording, its decisions are judged, shown and
+// changed without a fault, and every one is counted once.
+func FuzzVerify(f *testing.F) {
+	rec := newRecording(f).run(6)
+	raw := rec.file()
+	f.Add(raw)
+	f.Add(bytes.ReplaceAll(raw, []byte(`"engine":"vllm"`), []byte(`"engine":"sglang"`)))
+	f.Add(bytes.ReplaceAll(raw, []byte(`"block_size_tokens":16`), []byte(`"block_size_tokens":-1`)))
+	f.Add(bytes.ReplaceAll(raw, []byte(`"role":"aggregated"`), []byte(`"role":"decode"`)))
+	f.Add(bytes.ReplaceAll(raw, []byte(`"decode":{`), []byte(`"prefill":{`)))
+	f.Add(bytes.ReplaceAll(raw, []byte(`"kind":"settings"`), []byte(`"kind":"lost"`)))
+	change, err := ParseChange("policy=session")
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Fuzz(func(t *testing.T, in []byte) {
+		o := trace.Options{Format: trace.Own, MaxBad: -1, MaxLine: 1 << 16}
+		first := func() (*trace.Reader, error) { return trace.NewReader(bytes.NewReader(in), "t", o) }
+		r, err := first()
+		if err != nil {
+			return
+		}
+		defer r.Close()
+		rep, err := Play(t.Context(), r, Options{Verify: true, Player: PlayerOptions{MaxRanks: 64}, Each: func(rec *trace.Record, p *Player) error { return Show(io.Discard, rec, p) }})
+		if err != nil {
+			return
+		}
+		if v := rep.Verify; v.Equal+v.Divergent()+v.Unverifiable != v.Decisions || v.Proven+v.OnTrust != v.Equal {
+			t.Errorf("%+v", v)
+		}
+		if r, err = first(); err == nil {
+			_, err = Redecide(t.Context(), r, []Change{change})
+			r.Close()
+		}
+		if err != nil {
+			t.Error(err)
+		}
+		s, err := NewStage(first, PlayerOptions{MaxRanks: 64}, 0)
+		if err != nil {
+			return
+		}
+		defer s.Close()
+		if s.Control("step", 200) == nil {
+			s.Status()
+			s.Workers()
+		}
+	})
 }
 
 // TestReportJSON: the report can be written, whatever is in it.

@@ -17,6 +17,7 @@ import (
 
 	"github.com/dynctl/dynctl/internal/router/admin"
 	"github.com/dynctl/dynctl/internal/router/adminserver"
+	"github.com/dynctl/dynctl/internal/router/receipt"
 	"github.com/dynctl/dynctl/internal/router/trace"
 )
 
@@ -167,6 +168,44 @@ func TestStage(t *testing.T) {
 	}
 	if st, err := c.Status(t.Context()); err != nil || st.Traffic.Requests != 60 {
 		t.Errorf("%d requests at the end, %v", st.Traffic.Requests, err)
+	}
+}
+
+// TestStageOfRetries: a request that was decided twice is one receipt, with the
+// earlier decision, and what its outcome tells.
+func TestStageOfRetries(t *testing.T) {
+	rec := newRecording(t)
+	rec.decide(rec.prompt())
+	again := rec.recs[len(rec.recs)-1]
+	d := *again.Decision
+	d.Attempt = 2
+	again.Decision = &d
+	rec.add(again)
+	leg := receipt.NewLeg("decode", "w-1", "w-1/dp0", 2)
+	leg.Status = 200
+	rec.add(trace.Record{Kind: trace.KindOutcome, Outcome: &trace.Outcome{
+		ID: d.ID, ReceivedUS: 5, Stream: true, Result: receipt.Outcome{Status: 200, CompletionTokens: 7}, Legs: []receipt.Leg{leg}, Notes: []string{"w-0 failed"},
+	}})
+	raw := rec.file()
+	stage, err := NewStage(func() (*trace.Reader, error) { return trace.NewReader(bytes.NewReader(raw), "t", trace.Options{}) }, PlayerOptions{}, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stage.Close()
+	if err := stage.Control("step", len(rec.recs)); err != nil {
+		t.Fatal(err)
+	}
+	list, _, err := stage.Receipts().List(receipt.Query{Limit: 5})
+	if err != nil || len(list) != 1 {
+		t.Fatalf("%d receipts, %v", len(list), err)
+	}
+	r := list[0]
+	if r.ID != d.ID || r.Attempt != 2 || len(r.Earlier) != 1 || r.Earlier[0].Attempt != 1 || len(r.Earlier[0].Decode.Candidates) == 0 || len(r.Decode.Candidates) != testRanks ||
+		len(r.Legs) != 1 || r.Legs[0].Worker != "w-1" || r.Outcome.CompletionTokens != 7 || !r.Stream || r.Live || len(r.Notes) != 1 || r.ConfigRevision != 1 || !r.Time.Equal(stage.start.Add(5*time.Microsecond)) {
+		t.Errorf("receipt %+v", r)
+	}
+	if st := stage.Status(); st.Traffic.Requests != 1 || st.Traffic.Retries != 1 || st.Traffic.Completed != 1 || st.Workers.Aggregated != testRanks {
+		t.Errorf("status %+v", st.Traffic)
 	}
 }
 
