@@ -48,6 +48,10 @@ function over(name, base,   a, b) {
 	a = median(name, "cpu-µs/op"); b = median(base, "cpu-µs/op")
 	return a == "" || b == "" ? "" : a - b
 }
+function share(name, of, base,   a, b) {
+	a = over(name, base); b = over(of, base)
+	return a == "" || b == "" || b <= 0 ? "" : a / b
+}
 END {
 	print "| what | goal | seen | |"
 	print "|---|---|---|---|"
@@ -63,6 +67,7 @@ END {
 	row("receipt and metrics of a request, 2 ranks", "", median("Observed/2-ranks", "cpu-µs/op"), "µs")
 	row("pass-through 1 KB, over direct", "", over("Request/pass-through/1KB", "Request/direct/1KB"), "µs")
 	row("KV-aware 1 KB, over direct", "", over("Request/kv/1KB", "Request/direct/1KB"), "µs")
+	row("the same, recorded, as a multiple", 1.1, share("Request/kv-recorded/1KB", "Request/kv/1KB", "Request/direct/1KB"), "")
 	row("pass-through 220 KB, over direct", "", over("Request/pass-through/220KB", "Request/direct/220KB"), "µs")
 	row("KV-aware 220 KB, over direct", "", over("Request/kv/220KB", "Request/direct/220KB"), "µs")
 	row("two legs 1 KB, over one direct", "", over("Request/two-legs/1KB", "Request/direct/1KB"), "µs")

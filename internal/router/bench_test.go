@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -16,7 +17,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/dynctl/dynctl/internal/router"
 	"github.com/dynctl/dynctl/internal/router/routertest"
+	"github.com/dynctl/dynctl/internal/router/trace"
+	tracerecorder "github.com/dynctl/dynctl/internal/router/trace/recorder"
 	"github.com/dynctl/dynctl/internal/settings"
 )
 
@@ -240,7 +244,13 @@ func cpu(b *testing.B) time.Duration {
 // benchRouter starts a router in front of bare engines and waits for them.
 func benchRouter(b *testing.B, configure func(*settings.Config)) *routertest.Rig {
 	b.Helper()
-	g, err := routertest.Start(context.Background(), routertest.Options{Configure: func(c *settings.Config) {
+	return observedRouter(b, router.Observer{}, configure)
+}
+
+// observedRouter is benchRouter with somebody who observes it.
+func observedRouter(b *testing.B, o router.Observer, configure func(*settings.Config)) *routertest.Rig {
+	b.Helper()
+	g, err := routertest.Start(context.Background(), routertest.Options{Observer: o, Configure: func(c *settings.Config) {
 		c.Health.Interval, c.Health.Scrape = time.Second, time.Second
 		configure(c)
 	}})
@@ -270,13 +280,41 @@ func benchRouter(b *testing.B, configure func(*settings.Config)) *routertest.Rig
 	return g
 }
 
+// recordedRouter is benchRouter with a recording to a file, as serve --record has it.
+func recordedRouter(b *testing.B, configure func(*settings.Config)) *routertest.Rig {
+	b.Helper()
+	tap := tracerecorder.NewTap(trace.Header{Source: "bench"})
+	sub, err := tap.Subscribe(0)
+	if err != nil {
+		b.Fatal(err)
+	}
+	f, err := tracerecorder.NewFile(sub, tracerecorder.FileOptions{Path: filepath.Join(b.TempDir(), "t.jsonl")})
+	if err != nil {
+		b.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- f.Run(ctx) }()
+	b.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			b.Error(err)
+		}
+		if _, dropped := sub.Counts(); dropped > 0 {
+			b.Errorf("%d records were dropped", dropped)
+		}
+	})
+	return observedRouter(b, router.Observer{Decision: tap.Decision, Outcome: tap.Outcome}, configure)
+}
+
 // BenchmarkRequest is a request over loopback sockets through the whole
-// router, with receipts, metrics and the ledger as shipped. cpu-µs/op is that
+// router, with receipts, metrics and the ledger as shipped, in the rows kv-recorded
+// with a recording to a file beside it. cpu-µs/op is that
 // of the process: the row "direct" has the client and one engine alone and is
 // to be taken off (twice its engine's half for two legs).
 func BenchmarkRequest(b *testing.B) {
 	plain := func(c *settings.Config) { c.Routing.Policy, c.Tokens.Tokenizer = "round_robin", "estimate" }
-	for _, kind := range []string{"direct", "pass-through", "kv", "two-legs"} {
+	for _, kind := range []string{"direct", "pass-through", "kv", "kv-recorded", "two-legs"} {
 		for _, size := range []int{1 << 10, 32 << 10, 220_000} {
 			b.Run(fmt.Sprintf("%s/%dKB", kind, size/1000), func(b *testing.B) {
 				first, second := startBare(b), startBare(b)
@@ -286,6 +324,8 @@ func BenchmarkRequest(b *testing.B) {
 					url = benchRouter(b, func(c *settings.Config) { plain(c); c.Worker = []string{first.url(), second.url()} }).URL
 				case "kv":
 					url = benchRouter(b, func(c *settings.Config) { c.Worker = []string{first.url(), second.url()} }).URL
+				case "kv-recorded":
+					url = recordedRouter(b, func(c *settings.Config) { c.Worker = []string{first.url(), second.url()} }).URL
 				case "two-legs":
 					url = benchRouter(b, func(c *settings.Config) {
 						c.Prefill, c.Decode, c.Routing.PrefillFallback = []string{first.url()}, []string{second.url()}, "error"
