@@ -26,6 +26,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/disagg"
 	"github.com/dynctl/dynctl/internal/router/kvevent"
 	"github.com/dynctl/dynctl/internal/router/kvindex"
+	"github.com/dynctl/dynctl/internal/router/receipt"
 	"github.com/dynctl/dynctl/internal/router/selector"
 	"github.com/dynctl/dynctl/internal/router/trace"
 	"github.com/dynctl/dynctl/internal/settings"
@@ -624,15 +625,67 @@ func TestVersion1Converts(t *testing.T) {
 	if d := cmp.Diff(before.Records, after.Records); d != "" {
 		t.Errorf("other records (-before +after):\n%s", d)
 	}
-	if _, err := Convert(func() (*trace.Reader, error) {
-		return trace.NewReader(bytes.NewReader(own.Bytes()), "t", trace.Options{})
-	}, &twice, ConvertOptions{To: trace.Own}); err != nil {
+	second := func() (*trace.Reader, error) {
+		return trace.NewReader(bytes.NewReader(own.Bytes()), path, trace.Options{})
+	}
+	if _, err := Convert(second, &twice, ConvertOptions{To: trace.Own}); err != nil {
 		t.Fatal(err)
 	}
 	if !bytes.Equal(own.Bytes(), twice.Bytes()) {
 		t.Error("a conversion of version 2 is not the same again")
 	}
-	t.Logf("%d bytes of version 2", own.Len())
+	// What else reads recordings reads the same of both: requests, what-ifs, the
+	// screen's stage.
+	all := func(open func() (*trace.Reader, error)) (texts []string) {
+		t.Helper()
+		text := func(v any, err error) {
+			t.Helper()
+			raw, merr := json.Marshal(v)
+			if err != nil || merr != nil {
+				t.Fatal(err, merr)
+			}
+			texts = append(texts, string(raw))
+		}
+		src, err := workload.FromTrace(open)
+		if err != nil {
+			t.Fatal(err)
+		}
+		text(workload.Describe(src))
+		r, err := open()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer r.Close()
+		change, err := ParseChange("threshold=0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		d, err := Redecide(t.Context(), r, []Change{change})
+		if err == nil {
+			for i := range d.Examples {
+				d.Examples[i].Line = 0 // there are lines more
+			}
+		}
+		text(d, err)
+		s, err := NewStage(open, PlayerOptions{}, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer s.Close()
+		if err := s.Control("step", 400); err != nil {
+			t.Fatal(err)
+		}
+		st := s.Status()
+		st.Version = "" // of who wrote the file
+		text(st, nil)
+		text(s.Workers(), nil)
+		list, _, err := s.Receipts().List(receipt.Query{Limit: 100})
+		text(list, err)
+		return texts
+	}
+	if d := cmp.Diff(all(first), all(second)); d != "" {
+		t.Errorf("read otherwise after the conversion (-before +after):\n%s", d)
+	}
 }
 
 // TestPartsOfDifferentRules: parts of different rules in one conversion keep theirs.
