@@ -46,9 +46,10 @@ func NewBook() *Book {
 	return &Book{byWorker: map[*workers.Worker]uint64{}, byText: map[string]uint64{}, settings: map[uint64]string{}, next: 1, limit: maxDescriptions}
 }
 
-// Len is how many lines there are to be told, Full how often the book was full and
-// began anew.
-func (b *Book) Len() int  { return len(b.lines) }
+// Len is how many lines there are to be told.
+func (b *Book) Len() int { return len(b.lines) }
+
+// Full is how often the book was full and began anew.
 func (b *Book) Full() int { return b.full }
 
 // AppendLine appends line i.
