@@ -77,7 +77,7 @@ func TestPhaseOfTheDecodeRank(t *testing.T) {
 		r := startWith(t, routertest.Options{Fleet: fleet, Observer: router.Observer{Decision: func(_ time.Time, d *trace.Decision) {
 			mu.Lock()
 			defer mu.Unlock()
-			got = append(got, d.Input.Decode.Phase)
+			got = append(got, d.Input.DecodePhase().Phase)
 		}}})
 		r.complete(ids(100, 1))
 		r.complete(ids(100, 2))
