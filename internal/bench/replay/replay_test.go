@@ -738,6 +738,25 @@ func TestRecordingInTheMiddle(t *testing.T) {
 	}
 }
 
+// TestForgottenIsTold: a trace that describes more than is kept says so in its report,
+// and what refers to it is unverifiable.
+func TestForgottenIsTold(t *testing.T) {
+	raw := newRecording(t).run(3).file()
+	i := bytes.Index(raw, []byte(`{"kind":"decision"`))
+	var many bytes.Buffer
+	for n := range 3 << 15 {
+		fmt.Fprintf(&many, `{"kind":"worker","t_us":1,"n":%d,"worker":"x"}`+"\n", 1000+n)
+	}
+	rep := play(t, slices.Concat(raw[:i], many.Bytes(), raw[i:]), Options{Verify: true})
+	var text strings.Builder
+	if err := rep.Text(&text); err != nil {
+		t.Fatal(err)
+	}
+	if v := rep.Verify; rep.Forgotten == 0 || v.Unverifiable != 3 || !strings.Contains(v.FirstLack, "is not in the recording") || !strings.Contains(text.String(), "more settings and workers than are kept") {
+		t.Errorf("%+v\n%s", v, &text)
+	}
+}
+
 // FuzzVerify: whatever stands in a recording, its decisions are judged, shown and
 // changed without a fault, and every one is counted once.
 func FuzzVerify(f *testing.F) {

@@ -59,9 +59,11 @@ type Report struct {
 	FirstBad int64                 `json:"first_bad_line,omitempty"`
 	Unknown  int64                 `json:"unknown_records,omitempty"`
 	Skipped  int64                 `json:"skipped_records,omitempty"`
-	Order    int64                 `json:"reordered_records"`
-	Cut      bool                  `json:"cut"`
-	Counts   Counts                `json:"events"`
+	// Forgotten is how often settings and workers were too many to be kept.
+	Forgotten int64  `json:"forgotten_descriptions,omitempty"`
+	Order     int64  `json:"reordered_records"`
+	Cut       bool   `json:"cut"`
+	Counts    Counts `json:"events"`
 
 	Ranks    []RankState `json:"ranks"`
 	Blocks   int64       `json:"blocks_at_end"`
@@ -234,7 +236,7 @@ func (s *session) finish() (*Report, error) {
 	wall := time.Since(s.began)
 	st := s.r.Stats()
 	rep.Name, rep.Format, rep.Lines, rep.Bytes = s.r.Name(), s.r.Format(), st.Lines, st.Bytes
-	rep.Bad, rep.FirstBad, rep.Unknown, rep.Skipped, rep.Order, rep.Cut = st.Bad, st.FirstBad, st.Unknown, st.Skipped, st.Reordered, st.Cut
+	rep.Bad, rep.FirstBad, rep.Unknown, rep.Skipped, rep.Forgotten, rep.Order, rep.Cut = st.Bad, st.FirstBad, st.Unknown, st.Skipped, st.Forgotten, st.Reordered, st.Cut
 	rep.Span, rep.Counts, rep.Ranks = s.last-s.first, s.p.Counts(), s.p.Ranks()
 	ix := s.p.index.Stats()
 	rep.Blocks, rep.Distinct, rep.Nodes, rep.Memory = ix.Memberships, ix.Blocks, ix.Nodes, ix.Bytes

@@ -22,6 +22,7 @@ func (r *Report) Rows() [][]string {
 		{"span", r.Span.Round(time.Millisecond).String()},
 		{"bad lines", badLines(r)},
 		{"reordered records", table.Count(r.Order)},
+		{"descriptions forgotten", table.Count(r.Forgotten)},
 		{"cut", fmt.Sprint(r.Cut)},
 		{"batches", table.Count(r.Counts.Batches)},
 		{"events", table.Count(r.Counts.Events)},
@@ -72,6 +73,9 @@ func (r *Report) Text(out io.Writer) error {
 		table.Count(r.Counts.Batches), table.Count(r.Counts.Stored), table.Count(r.Counts.Removed), table.Count(r.Counts.Clears), table.Count(r.Decisions), badLines(r), table.Count(r.Order), map[bool]string{true: "  CUT (read up to the cut)"}[r.Cut])
 	fmt.Fprintf(out, "        gaps %s (%s batches)  orphans %s  duplicates %s  unreadable %s  dropped while recording %s\n",
 		table.Count(r.Counts.Gaps), table.Count(r.Counts.Missing), table.Count(r.Counts.Orphans), table.Count(r.Counts.Duplicates), table.Count(r.Counts.Unreadable), table.Count(r.Counts.Dropped))
+	if r.Forgotten > 0 {
+		fmt.Fprintf(out, "        the trace describes more settings and workers than are kept: the oldest were forgotten %s times\n", table.Count(r.Forgotten))
+	}
 	fmt.Fprintf(out, "speed   %s blocks/s  %s records/s  %.2f s  apply p50/p99/max %.1f/%.1f/%.0f µs  heap %s\n",
 		table.Count(uint64(r.BlocksPS)), table.Count(uint64(r.RecordsPS)), r.WallS, r.ApplyP50, r.ApplyP99, r.ApplyMax, table.Bytes(int64(r.Heap)))
 	fmt.Fprintf(out, "index   %s blocks, %s distinct, %s nodes, %s  checksum %s\n", table.Count(r.Blocks), table.Count(r.Distinct), table.Count(r.Nodes), table.Bytes(r.Memory), r.Checksum)
