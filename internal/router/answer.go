@@ -118,14 +118,13 @@ type flow struct {
 // rest waits in x.flow for forward, which runs where little of the stack is in
 // use: a router has ten thousand streams that wait for a token.
 func (x *exchange) streamed(p disagg.Peer, held *ledger.Reservation, record *legRecord, resp *upstream.Response, t *disagg.Transfer) error {
-	head := heads.Get().(*sse.Head)
+	head := acquireHead()
 	err := x.holdHead(p, resp, head)
 	if err == nil {
 		err = x.sendHead(p, held, resp, t, head)
 	}
 	if err != nil {
-		head.Reset()
-		heads.Put(head)
+		releaseHead(head)
 		return err
 	}
 	x.flow = flow{peer: p, held: held, record: record, resp: resp, head: head}
@@ -141,8 +140,7 @@ func (x *exchange) forward() (err error) {
 	f := &x.flow
 	defer func() {
 		x.answer.cut = f.head.Gate.Open()
-		f.head.Reset()
-		heads.Put(f.head)
+		releaseHead(f.head)
 		f.resp.Close()
 		f.record.end(err)
 		*f = flow{}

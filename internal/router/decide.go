@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"math"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/dynctl/dynctl/internal/router/api"
@@ -84,8 +83,7 @@ type overlaps struct {
 	guess kvindex.Query // from what was sent
 }
 
-// question is everything that the decisions of a request are made from. It is
-// reused from request to request.
+// question is everything that the decisions of a request are made from.
 type question struct {
 	r        *Router
 	settings *effective
@@ -103,12 +101,10 @@ type question struct {
 
 	asked time.Time // when the index was about to be asked
 	run   decide.Run
-	// chosen are the peers of a settled plan.
-	chosen [2]disagg.Peer
-	// The memory in which the run's input and plan, ids and views stand; nil
+	// The memory in which ids and views stand, and who holds the views' blocks; nil
 	// while it is not held.
-	ranked *ranked
-	hashed *hashed
+	hashed  *hashed
+	holders *holders
 
 	// dry asks without changing anything.
 	dry bool
@@ -119,114 +115,6 @@ type question struct {
 
 // stageTimes is the router's own time in its stages.
 type stageTimes struct{ read, parse, tokenize, hash, overlap, plan time.Duration }
-
-// ranked is the memory of a decision's candidates, their overlaps and their
-// ranking: 100 KB in a fleet of 256 ranks. A request has it while it is decided,
-// not while its engine works.
-type ranked struct {
-	overlaps []overlaps // by view
-	in       decide.Input
-	plan     decide.Plan
-}
-
-// hashed is the memory of a prompt's ids and hashes.
-type hashed struct {
-	ids   []uint32
-	views []hashes
-}
-
-var (
-	rankings = sync.Pool{New: func() any { return new(ranked) }}
-	prompts  = sync.Pool{New: func() any { return new(hashed) }}
-)
-
-// reset makes the question empty. It must hold no memory.
-func (d *question) reset() {
-	d.run.Begin(decide.Request{})
-	*d = question{run: d.run}
-}
-
-// release gives all memory back.
-func (d *question) release() {
-	d.giveRanking()
-	d.giveHashes()
-	d.reset()
-}
-
-// takeHashes gets memory for ids and hashes.
-func (d *question) takeHashes() {
-	if d.hashed == nil {
-		d.hashed = prompts.Get().(*hashed)
-		d.ids, d.views, d.used = d.hashed.ids[:0], d.hashed.views, 0
-	}
-}
-
-func (d *question) giveHashes() {
-	m := d.hashed
-	if m == nil {
-		return
-	}
-	m.ids, m.views = d.ids, d.views
-	if cap(m.ids) > maxKeep {
-		m.ids = nil
-	}
-	for i := range m.views {
-		if h := &m.views[i]; cap(h.locals) > maxKeep/4 {
-			h.locals, h.seq = nil, nil
-		}
-	}
-	d.hashed, d.ids, d.views, d.used = nil, nil, nil, 0
-	prompts.Put(m)
-}
-
-// takeRanking gets memory for candidates.
-func (d *question) takeRanking() {
-	if d.ranked == nil {
-		d.ranked = rankings.Get().(*ranked)
-		d.run.In, d.run.Plan = d.ranked.in, d.ranked.plan
-	}
-}
-
-// settled keeps of a plan that can be carried out what was chosen and its
-// figures, and gives the rest back.
-func (d *question) settled() {
-	if d.ranked == nil || d.run.Plan.Err != nil {
-		return
-	}
-	p, from := d.run.Plan, &d.run.In
-	kept := decide.Plan{
-		Path: p.Path, Reason: p.Reason, EffISL: p.EffISL, Threshold: p.Threshold, On: p.On,
-		CachedTokens: p.CachedTokens, PrefillCached: p.PrefillCached, Connector: p.Connector,
-		DecodeIndex: -1, PrefillIndex: -1, Local: p.Local, Remote: p.Remote, HasRemote: p.HasRemote,
-	}
-	var in decide.Input
-	in.Decode.BlockSize, in.Prefill.BlockSize = from.Decode.BlockSize, from.Prefill.BlockSize
-	if p.DecodeIndex >= 0 {
-		d.chosen[0], kept.DecodeIndex = from.DecodePeers[p.DecodeIndex], 0
-		in.DecodePeers = d.chosen[:1]
-	}
-	if p.PrefillIndex >= 0 {
-		d.chosen[1], kept.PrefillIndex = from.PrefillPeers[p.PrefillIndex], 0
-		in.PrefillPeers = d.chosen[1:2]
-	}
-	d.giveRanking() // another request may have it from here on
-	d.run.In, d.run.Plan = in, kept
-}
-
-func (d *question) giveRanking() {
-	m := d.ranked
-	if m == nil {
-		return
-	}
-	in := &d.run.In
-	m.in = decide.Input{
-		Decode: selector.Input{Candidates: in.Decode.Candidates[:0]}, DecodePeers: in.DecodePeers[:0],
-		Prefill: selector.Input{Candidates: in.Prefill.Candidates[:0]}, PrefillPeers: in.PrefillPeers[:0],
-	}
-	m.plan = d.run.Plan
-	d.ranked, d.run.In, d.run.Plan = nil, decide.Input{}, decide.Plan{DecodeIndex: -1, PrefillIndex: -1}
-	rankings.Put(m)
-}
 
 // view finds or makes the hashes of a block size.
 func (d *question) view(blockSize int) *hashes {
@@ -248,7 +136,7 @@ func (d *question) view(blockSize int) *hashes {
 func (r *Router) hash(d *question, v *api.View) {
 	start := time.Now()
 	key := blockhash.Key{LoRA: d.lora, Salt: v.CacheSalt}
-	d.takeHashes()
+	d.acquireHashes()
 	d.used = 0
 	d.chunked = d.prompt.IDs == nil && d.prompt.Source == disagg.FromEstimate
 	switch {
@@ -275,11 +163,8 @@ func (r *Router) hash(d *question, v *api.View) {
 // ask finds who holds the prompt's blocks.
 func (r *Router) ask(d *question) {
 	d.asked = time.Now()
-	for len(d.ranked.overlaps) < d.used {
-		d.ranked.overlaps = append(d.ranked.overlaps, overlaps{})
-	}
 	for i := range d.views[:d.used] {
-		locals, o := d.views[i].locals, &d.ranked.overlaps[i]
+		locals, o := d.views[i].locals, &d.holders.views[i]
 		if !d.chunked {
 			r.index.Overlap(locals, &o.exact)
 		}
@@ -292,7 +177,8 @@ func (r *Router) ask(d *question) {
 // banned.
 func (r *Router) decide(d *question) {
 	d.r = r
-	d.takeRanking()
+	d.acquireHolders()
+	defer d.releaseHolders()
 	r.ask(d)
 	start := time.Now()
 	unit := math.MaxInt
@@ -348,14 +234,14 @@ func (d *question) Overlap(w *workers.Worker, k *workers.Rank) int {
 		if d.used == 0 {
 			return 0
 		}
-		return d.ranked.overlaps[0].guess.Depth(slot) * d.views[0].blockSize
+		return d.holders.views[0].guess.Depth(slot) * d.views[0].blockSize
 	}
 	size := d.settings.blockOf(w)
 	for i := range d.views[:d.used] {
 		if d.views[i].blockSize != size {
 			continue
 		}
-		o := &d.ranked.overlaps[i]
+		o := &d.holders.views[i]
 		if d.r.fleet.Fed(k) {
 			return d.r.feeds.Usable(slot, o.exact.Depth(slot)) * size
 		}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"net/http"
-	"time"
 
 	"github.com/dynctl/dynctl/internal/router/admin"
 	"github.com/dynctl/dynctl/internal/router/api"
@@ -75,10 +74,9 @@ func (r *Router) dryRun(ctx context.Context, in admin.RouteRequest) (*receipt.Re
 	if ep.Body != api.JSONBody {
 		return nil, api.BadRequest("endpoint", "%s takes no JSON body", in.Endpoint)
 	}
-	x := &exchange{r: r, ctx: ctx, start: time.Now(), ep: ep, dry: true}
-	x.d.reset()
-	defer x.d.release()
-	x.d.dry = true
+	x := r.acquire(nil, nil)
+	defer x.release()
+	x.ctx, x.ep, x.dry, x.d.dry = ctx, ep, true, true
 	x.d.settings = r.settings.Load()
 	if err := x.view.Parse(in.Body, ep.Kind, api.Limits{}); err != nil {
 		return nil, err

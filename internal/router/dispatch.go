@@ -130,7 +130,7 @@ func (x *exchange) attempts() error {
 			}
 			return planError(&d.run.In, &d.run.Plan)
 		}
-		d.settled()
+		d.run.Settled()
 		err := x.carryOut()
 		if err == nil || x.committed || x.ctx.Err() != nil || !x.again(err) {
 			return err

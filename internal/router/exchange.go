@@ -10,7 +10,6 @@ import (
 	"runtime/debug"
 	"slices"
 	"strconv"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -21,15 +20,12 @@ import (
 	"github.com/dynctl/dynctl/internal/router/prompt"
 	"github.com/dynctl/dynctl/internal/router/receipt"
 	"github.com/dynctl/dynctl/internal/router/selector"
-	"github.com/dynctl/dynctl/internal/router/sse"
 	"github.com/dynctl/dynctl/internal/router/telemetry"
-	"github.com/dynctl/dynctl/internal/router/upstream"
 	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/health"
 )
 
-// exchange is one client request from its first byte to its last. Exchanges
-// are reused; everything that outlives a request is cleared in reset.
+// exchange is one client request from its first byte to its last.
 type exchange struct {
 	r     *Router
 	w     http.ResponseWriter
@@ -76,30 +72,6 @@ type exchange struct {
 	admitted [2]health.Admission
 }
 
-// legScratch is what one request to an engine is made of.
-type legScratch struct {
-	edits []api.Edit
-	body  [][]byte
-	set   []upstream.HeaderField
-	leg   upstream.Leg
-}
-
-func (s *legScratch) reset() {
-	clear(s.edits)
-	clear(s.body)
-	clear(s.set)
-	*s = legScratch{edits: s.edits[:0], body: s.body[:0], set: s.set[:0]}
-}
-
-// scratch is the memory of a phase's request; the legs of one phase follow
-// each other.
-func (x *exchange) scratch(p selector.Phase) *legScratch {
-	if p == selector.Prefill {
-		return &x.legs[1]
-	}
-	return &x.legs[0]
-}
-
 // admission is the leave of a phase's request.
 func (x *exchange) admission(p selector.Phase) *health.Admission {
 	if p == selector.Prefill {
@@ -128,41 +100,6 @@ type heldAnswer struct {
 	worker string
 }
 
-var (
-	exchanges = sync.Pool{New: func() any { return new(exchange) }}
-	heads     = sync.Pool{New: func() any { return new(sse.Head) }}
-)
-
-// slim gives back, once the head of a stream is sent, what can only be of use
-// for another attempt: the request's body, its ids and hashes. No leg may run
-// beside the stream.
-func (x *exchange) slim() {
-	x.d.run.Request.Facts.TokenIDs, x.d.prompt.IDs = nil, nil
-	x.d.giveHashes()
-	if x.body != nil {
-		x.body.Release()
-		x.body = nil
-		x.view.Forget()
-		for i := range x.legs {
-			x.legs[i].reset()
-		}
-	}
-}
-
-// maxKeep bounds the memory that a pooled exchange keeps, in ids and hashes.
-const maxKeep = 1 << 18
-
-func (x *exchange) reset() {
-	x.view.Release()
-	if x.body != nil {
-		x.body.Release()
-	}
-	x.d.release()
-	x.legs[0].reset()
-	x.legs[1].reset()
-	*x = exchange{view: x.view, d: x.d, legs: x.legs}
-}
-
 // ServeHTTP is the data plane. Probes are answered here, too, because load
 // balancers ask the port that they send to.
 func (r *Router) ServeHTTP(w http.ResponseWriter, req *http.Request) {
@@ -174,15 +111,13 @@ func (r *Router) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		r.probe(w, req)
 		return
 	}
-	x := exchanges.Get().(*exchange)
-	x.d.reset()
-	x.r, x.w, x.req, x.start, x.path = r, w, req, time.Now(), "none"
+	x := r.acquire(w, req)
 	// Requests end with their client, or when the router stops waiting.
-	release := func() {}
+	end := func() {}
 	if x.ctx = req.Context(); x.ctx.Value(routerKey{}) != r {
 		ctx, cancel := context.WithCancel(x.ctx)
 		stop := context.AfterFunc(r.requests, cancel)
-		x.ctx, release = ctx, func() { stop(); cancel() }
+		x.ctx, end = ctx, func() { stop(); cancel() }
 	}
 	x.id = api.RequestID(req.Header)
 	w.Header()["X-Request-Id"] = []string{x.id}
@@ -192,7 +127,7 @@ func (r *Router) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	}
 	defer func() {
 		p := recover()
-		release()
+		end()
 		if cut, _ := p.(error); p != nil && !errors.Is(cut, http.ErrAbortHandler) {
 			r.panicked(x, p)
 			told := x.committed
@@ -201,8 +136,7 @@ func (r *Router) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 				p = http.ErrAbortHandler
 			}
 		}
-		x.reset()
-		exchanges.Put(x)
+		x.release()
 		if p != nil {
 			panic(http.ErrAbortHandler)
 		}
@@ -501,7 +435,7 @@ func (x *exchange) tokenize() {
 // findPrompt finds what a decision needs to know of the request.
 func (x *exchange) findPrompt() {
 	r, d, v := x.r, &x.d, &x.view
-	d.takeHashes()
+	d.acquireHashes()
 	now := time.Now()
 	if x.ep.Splittable || x.ep.Streamable {
 		d.prompt = r.tokens.Find(x.ctx, v, x.model, d.list, d.ids)

@@ -82,7 +82,8 @@ type Effects struct {
 	ReturnTurn bool
 }
 
-// Run is one request with all its attempts. Its memory is reused by Begin.
+// Run is one request with all its attempts. Begin reuses its memory, or Settled and
+// Release give it back.
 type Run struct {
 	Request Request
 	// In and Plan are the newest decision's.
@@ -101,20 +102,16 @@ type Run struct {
 	// gaveUp is why remote prefill was given up in this request; empty if it was
 	// not.
 	gaveUp attempt.Reason
+
+	memory *memory        // nil while the run has none
+	chosen [2]disagg.Peer // of a settled plan, decode and prefill
 }
 
 // Begin begins another request.
 func (r *Run) Begin(q Request) {
 	r.History.Reset()
-	*r = Run{Request: q, In: r.In, Plan: r.Plan, History: r.History, After: r.After}
-	r.Plan.reset()
-}
-
-// reset makes the plan one of nothing, and keeps its memory.
-func (p *Plan) reset() {
-	p.Decode.Reset()
-	p.Prefill.Reset()
-	*p = Plan{Decode: p.Decode, Prefill: p.Prefill, decodeVeto: p.decodeVeto, prefillVeto: p.prefillVeto, DecodeIndex: -1, PrefillIndex: -1}
+	r.reset()
+	*r = Run{Request: q, In: r.In, Plan: r.Plan, memory: r.memory, History: r.History, After: r.After}
 }
 
 // Decide makes the plan of the next attempt from the workers that serve the
@@ -122,6 +119,7 @@ func (p *Plan) reset() {
 // all kept out, some of them by nothing but their ejection, has those as
 // candidates.
 func (r *Run) Decide(s *Settings, list []*workers.Worker, unit int, seen Seen) (e Effects) {
+	r.acquire()
 	in, q := &r.In, &r.Request
 	in.Rule, in.Facts, in.Force, in.GaveUp = s.Rule, q.Facts, q.Force, string(r.gaveUp)
 	r.settings, r.workers = s, list

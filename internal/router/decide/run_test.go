@@ -226,8 +226,7 @@ func TestFallbackLooksAtTheWholeFleet(t *testing.T) {
 		if to, from := chosen(&r); to != "d" || from != "p" {
 			t.Fatalf("%s and %s are chosen: %v", to, from, r.Plan.Err)
 		}
-		i := r.Plan.DecodeIndex
-		r.In = Input{DecodePeers: r.In.DecodePeers[i : i+1]}
+		r.Settled()
 		if next := r.Failed(attempt.Failure{Worker: p.State, Name: "p", Phase: selector.Prefill, Reason: attempt.Connect}); next.Step != c.want {
 			t.Errorf("of %d workers: %v, want %v", len(c.list), next.Step, c.want)
 		}
