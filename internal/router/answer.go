@@ -19,6 +19,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/decide"
 	"github.com/dynctl/dynctl/internal/router/disagg"
 	"github.com/dynctl/dynctl/internal/router/ledger"
+	"github.com/dynctl/dynctl/internal/router/receipt"
 	"github.com/dynctl/dynctl/internal/router/selector"
 	"github.com/dynctl/dynctl/internal/router/sse"
 	"github.com/dynctl/dynctl/internal/router/upstream"
@@ -74,6 +75,31 @@ func (x *exchange) decodeLeg(ctx context.Context, p disagg.Peer, held *ledger.Re
 		return x.streamed(p, held, record, resp, t)
 	}
 	return x.whole(p, held, resp, t)
+}
+
+// heldAnswer is a complete answer of an engine.
+type heldAnswer struct {
+	status int
+	header http.Header
+	body   []byte
+	worker string
+}
+
+// hold keeps an engine's answer for the client. With concurrent legs both may
+// come at the same time; the first one counts.
+func (x *exchange) hold(a *heldAnswer) { x.live.Update(func(*receipt.Receipt) { x.held = a }) }
+
+// sendHeld gives the client the engine's own words.
+func (x *exchange) sendHeld() {
+	a := x.held
+	h := x.w.Header()
+	for k, v := range a.header {
+		h[k] = v
+	}
+	h.Set("Content-Length", strconv.Itoa(len(a.body)))
+	x.status = a.status
+	x.w.WriteHeader(a.status)
+	_, _ = x.w.Write(a.body) // a client that is gone is no news here
 }
 
 // decisionHeaders tell the client what was decided.

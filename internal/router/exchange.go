@@ -72,34 +72,6 @@ type exchange struct {
 	admitted [2]health.Admission
 }
 
-// admission is the leave of a phase's request.
-func (x *exchange) admission(p selector.Phase) *health.Admission {
-	if p == selector.Prefill {
-		return &x.admitted[1]
-	}
-	return &x.admitted[0]
-}
-
-// admit asks whether a phase's request may go to a worker.
-func (x *exchange) admit(p selector.Phase, w *workers.Worker) (ok bool) {
-	*x.admission(p), ok = x.r.outliers.Admit(w)
-	return ok
-}
-
-// report tells how a phase's request ended, for the health of its worker.
-func (x *exchange) report(p selector.Phase, out health.Outcome) {
-	a := x.admission(p)
-	*a = x.r.outliers.Report(*a, out)
-}
-
-// heldAnswer is a complete answer of an engine.
-type heldAnswer struct {
-	status int
-	header http.Header
-	body   []byte
-	worker string
-}
-
 // ServeHTTP is the data plane. Probes are answered here, too, because load
 // balancers ask the port that they send to.
 func (r *Router) ServeHTTP(w http.ResponseWriter, req *http.Request) {

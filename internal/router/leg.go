@@ -1,0 +1,228 @@
+package router
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/dynctl/dynctl/internal/router/api"
+	"github.com/dynctl/dynctl/internal/router/attempt"
+	"github.com/dynctl/dynctl/internal/router/disagg"
+	"github.com/dynctl/dynctl/internal/router/eventlog"
+	"github.com/dynctl/dynctl/internal/router/ledger"
+	"github.com/dynctl/dynctl/internal/router/selector"
+	"github.com/dynctl/dynctl/internal/router/upstream"
+	"github.com/dynctl/dynctl/internal/workers"
+	"github.com/dynctl/dynctl/internal/workers/health"
+)
+
+// maxPrefillAnswer bounds the answer of a prefill leg; it is read whole.
+const maxPrefillAnswer = 32 << 20
+
+// failure is a leg that failed before the client got a byte.
+type failure struct {
+	attempt.Failure
+	err error
+}
+
+// fail is the failure of a leg. What its reason means for the worker's health is
+// told here, and for the request by the policy: who finds the failure names a
+// reason and no more.
+func (x *exchange) fail(phase selector.Phase, w *workers.Worker, reason attempt.Reason, sent bool, err error) *failure {
+	out := reason.Means().Outcome
+	x.report(phase, out)
+	if out.Failure() {
+		x.failed(phase, w, reason, err)
+	}
+	return failureOf(phase, w, reason, sent, err)
+}
+
+// failureOf is the failure of a leg whose worker's health has been told.
+func failureOf(phase selector.Phase, w *workers.Worker, reason attempt.Reason, sent bool, err error) *failure {
+	return &failure{Failure: attempt.Failure{Worker: w.State, Name: w.Name, Phase: phase, Reason: reason, Sent: sent}, err: err}
+}
+
+func (f *failure) Error() string { return fmt.Sprintf("%s leg on %s: %v", f.Phase, f.Name, f.err) }
+
+func (f *failure) Unwrap() error { return f.err }
+
+// APIError is the failure as the client is told it.
+func (f *failure) APIError() *api.Error {
+	e := *api.FromError(f.err)
+	if f.Phase == selector.Prefill && e.Status >= 500 {
+		if e.Status == http.StatusInternalServerError {
+			e.Status = http.StatusBadGateway
+		}
+		e.Code = api.CodePrefillFailed
+		e.Message = fmt.Sprintf("remote prefill on %s failed: %v", f.Name, f.err)
+	} else if e.Status >= 500 && e.Status != api.StatusClientClosed {
+		if e.Status == http.StatusInternalServerError {
+			e.Status, e.Code = http.StatusBadGateway, api.CodeUpstreamError
+		}
+		e.Message = fmt.Sprintf("%s: %v", f.Name, f.err)
+	}
+	e.Err = f
+	return &e
+}
+
+// admission is the leave of a phase's request.
+func (x *exchange) admission(p selector.Phase) *health.Admission {
+	if p == selector.Prefill {
+		return &x.admitted[1]
+	}
+	return &x.admitted[0]
+}
+
+// admit asks whether a phase's request may go to a worker.
+func (x *exchange) admit(p selector.Phase, w *workers.Worker) (ok bool) {
+	*x.admission(p), ok = x.r.outliers.Admit(w)
+	return ok
+}
+
+// report tells how a phase's request ended, for the health of its worker.
+func (x *exchange) report(p selector.Phase, out health.Outcome) {
+	a := x.admission(p)
+	*a = x.r.outliers.Report(*a, out)
+}
+
+// edit is the body of a leg in pieces.
+func (x *exchange) edit(more []api.Edit, p disagg.Peer, phase selector.Phase) [][]byte {
+	if x.body == nil {
+		return nil
+	}
+	if x.ep.Body != api.JSONBody {
+		return [][]byte{x.body.B}
+	}
+	s := x.scratch(phase)
+	edits := s.edits[:0]
+	if !x.d.settings.Routing.AllowTransferFields {
+		edits = x.view.AppendStrip(edits)
+	}
+	if x.model != x.asked && x.asked != "" {
+		edits = append(edits, api.Set("model", api.RawString(x.model)))
+	}
+	if len(p.Worker.Ranks) > 1 && p.Worker.WireEngine() == workers.SGLang && x.ep.Streamable {
+		edits = append(edits, api.Set("routed_dp_rank", api.RawInt(int64(p.Rank.DP))))
+	}
+	s.edits = append(edits, more...)
+	s.body = x.view.Segments(s.body[:0], s.edits)
+	return s.body
+}
+
+// leg makes the HTTP call of a phase.
+func (x *exchange) leg(phase selector.Phase, p disagg.Peer, body [][]byte, headTimeout time.Duration) *upstream.Leg {
+	s := x.d.settings
+	m := x.scratch(phase)
+	set := x.appendForwarded(append(m.set[:0], upstream.HeaderField{Key: api.HeaderRequestID, Value: x.id}))
+	if len(p.Worker.Ranks) > 1 {
+		set = append(set, upstream.HeaderField{Key: "X-Data-Parallel-Rank", Value: strconv.Itoa(p.Rank.DP)})
+	}
+	m.set, m.leg = set, upstream.Leg{
+		Base: p.Worker.URL, Path: x.req.URL.RequestURI(), Method: x.req.Method, Header: x.req.Header, Set: set, APIKey: p.Worker.APIKey,
+		Body: body, HeadTimeout: headTimeout, IdleTimeout: s.Timeouts.Idle,
+	}
+	return &m.leg
+}
+
+// prefillLeg runs the prefill and judges its answer. The error is a *failure,
+// or an answer that the client shall get (4xx).
+func (x *exchange) prefillLeg(ctx context.Context, t *disagg.Transfer, p disagg.Peer, claim ledger.Claim) (err error) {
+	r, s := x.r, x.d.settings
+	held := r.ledger.Reserve(p.Rank, claim)
+	defer held.Release()
+	leg := x.leg(selector.Prefill, p, x.edit(t.PrefillEdits(), p, selector.Prefill), s.Timeouts.Prefill)
+	record := x.beginLeg(selector.Prefill, p, leg)
+	defer func() { record.end(err) }()
+
+	resp, err := r.client.Do(ctx, leg)
+	if err != nil {
+		return x.legFailed(selector.Prefill, p.Worker, err)
+	}
+	defer resp.Close()
+	record.head(resp.Status)
+	body, err := resp.ReadAll(maxPrefillAnswer)
+	if err != nil {
+		return x.legFailed(selector.Prefill, p.Worker, err)
+	}
+	if resp.Status/100 != 2 {
+		return x.legRefused(selector.Prefill, p.Worker, resp, body)
+	}
+	err = t.CheckPrefill(body)
+	facts := t.Facts()
+	record.facts(facts)
+	switch {
+	case err == nil:
+		x.report(selector.Prefill, health.Success)
+		if len(facts.Odd) > 0 {
+			x.oddParams(p.Worker, facts.Odd)
+		}
+		return nil
+	case errors.Is(err, disagg.ErrEnded):
+		record.end(nil) // a good answer
+		return x.fail(selector.Prefill, p.Worker, attempt.Ended, true, err)
+	case errors.Is(err, disagg.ErrMissingParams):
+		r.event(eventlog.Event{
+			Kind: "prefill_without_params", Severity: eventlog.Error, Worker: p.Worker.Name, Request: x.decision,
+			Text: fmt.Sprintf("%s answered a remote prefill with 200 but without transfer parameters, so its KV cannot move; check its --kv-transfer-config", p.Worker.Name),
+		})
+		return x.fail(selector.Prefill, p.Worker, attempt.MissingParams, true, err)
+	}
+	r.event(eventlog.Event{
+		Kind: "prefill_bad_params", Severity: eventlog.Error, Worker: p.Worker.Name, Request: x.decision,
+		Text: fmt.Sprintf("%s answered a remote prefill with transfer parameters that do not fit the prompt; they were not used: %v", p.Worker.Name, err),
+	})
+	return x.fail(selector.Prefill, p.Worker, attempt.BadParams, true, err)
+}
+
+// oddParams tells of transfer parameters that were used although a part of them
+// is not as expected.
+func (x *exchange) oddParams(w *workers.Worker, odd []string) {
+	what := strings.Join(odd, "; ")
+	x.note(fmt.Sprintf("the transfer parameters of %s are not as expected and were used (transfer_check=report): %s", w.Name, what))
+	x.r.metrics.OddParams(w.Name)
+	if e, ok := x.r.failures.OddParams(w, what, time.Now()); ok {
+		e.Request = x.decision
+		x.r.event(e)
+	}
+}
+
+// legFailed turns a transport failure into one of the request. The client has got
+// nothing so far: of a prefill's answer nothing reaches it, and a decode's is held
+// until it is whole or has its first token. So a part of it that has arrived here
+// is no obstacle to another attempt.
+func (x *exchange) legFailed(phase selector.Phase, w *workers.Worker, err error) error {
+	var u *upstream.Failure
+	if !errors.As(err, &u) {
+		return x.fail(phase, w, attempt.Invalid, false, err)
+	}
+	reason := attempt.Reason(u.Kind)
+	if u.Stale() && x.d.run.History.MayBeStale(phase) {
+		reason = attempt.Stale
+	}
+	return x.fail(phase, w, reason, u.Sent, err)
+}
+
+// legRefused turns an answer that is not 2xx into a failure. It is kept for
+// the client in case that nothing better comes.
+func (x *exchange) legRefused(phase selector.Phase, w *workers.Worker, resp *upstream.Response, body []byte) error {
+	// What is left is the request's own fault; nobody else will like it better.
+	reason := attempt.Status4xx
+	switch {
+	case resp.Status >= 500:
+		reason = attempt.Status5xx
+	case resp.Status == http.StatusTooManyRequests:
+		reason = attempt.Overloaded
+	case phase == selector.Prefill && resp.Status < 400:
+		reason = attempt.Status3xx
+	}
+	if phase == selector.Decode || resp.Status/100 == 4 {
+		h := http.Header{}
+		resp.Header.CopyTo(h)
+		x.hold(&heldAnswer{status: resp.Status, header: h, body: body, worker: w.Name})
+	}
+	return x.fail(phase, w, reason, true, &upstream.Failure{Kind: upstream.Status, Addr: resp.Addr(), Op: "answer of", Status: resp.Status})
+}
