@@ -138,7 +138,7 @@ func (f *targetFlags) embed(ctx context.Context, stderr io.Writer) (t *target, e
 	if err != nil {
 		return nil, errors.Join(err, data.Close())
 	}
-	h, err := r.AdminHandler(router.AdminOptions{Name: data.Addr().String(), Settings: settingValues, Patch: settings.Patch})
+	h, err := r.AdminHandler(router.AdminOptions{Name: data.Addr().String()})
 	if err != nil {
 		return nil, errors.Join(err, data.Close(), ctrl.Close())
 	}

@@ -157,7 +157,7 @@ func newConfigViewCmd() *cobra.Command {
 				t.head = append(t.head, "ORIGIN")
 			}
 			for _, s := range settings.Rows() {
-				v := shown(s.Get(&l.Config))
+				v := s.Shown(&l.Config)
 				text := fmt.Sprint(v)
 				if list, ok := v.([]string); ok {
 					text = strings.Join(list, " ")

@@ -100,8 +100,8 @@ func startRecording(t *recorder.Tap, f *recordFlags, log *slog.Logger) (*recordi
 	return r, nil
 }
 
-// state is the recording as the admin API shows it; nil without one.
-func (r *recording) state() *admin.Recorder {
+// State is for router.Recording.
+func (r *recording) State() *admin.Recorder {
 	if r == nil {
 		return nil
 	}

@@ -135,16 +135,16 @@ func TestRecordAndVerify(t *testing.T) {
 	}
 	sendLoad(ctx, g, 8, 20)
 	shut()
-	if st := file.state(); st == nil || st.Path != path || st.Records < 1400 || st.Dropped != 0 || st.Error != "" {
+	if st := file.State(); st == nil || st.Path != path || st.Records < 1400 || st.Dropped != 0 || st.Error != "" {
 		t.Errorf("while it lasts the recording says %+v", st)
 	}
 	if err := file.stop(); err != nil {
 		t.Fatal(err)
 	}
-	if st := file.state(); st.Bytes == 0 || st.Error != "" {
+	if st := file.State(); st.Bytes == 0 || st.Error != "" {
 		t.Errorf("in the end the recording says %+v", st)
 	}
-	if st := (*recording)(nil).state(); st != nil {
+	if st := (*recording)(nil).State(); st != nil {
 		t.Errorf("no recording says %+v", st)
 	}
 

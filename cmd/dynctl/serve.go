@@ -119,7 +119,7 @@ func serve(ctx context.Context, l *load.Loaded, flags *pflag.FlagSet, record *re
 		return withCode(exitUsage, err)
 	}
 	adminHandler, err := r.AdminHandler(router.AdminOptions{
-		TokenFile: l.Config.AdminTokenFile, Name: data.Addr().String(), Sim: control, Settings: settingValues, Patch: settings.Patch, Stream: tap, Recorder: file.state,
+		TokenFile: l.Config.AdminTokenFile, Name: data.Addr().String(), Sim: control, Stream: tap, Recording: file,
 	})
 	if err != nil {
 		return withCode(exitUsage, err)

@@ -2,12 +2,10 @@ package main
 
 import (
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/dynctl/dynctl/internal/router/admin"
 	"github.com/dynctl/dynctl/internal/settings"
 	"github.com/dynctl/dynctl/internal/settings/load"
 )
@@ -37,21 +35,4 @@ func loadConfig(path string, flags *pflag.FlagSet) (*load.Loaded, error) {
 		return nil, withCode(exitUsage, err)
 	}
 	return l, nil
-}
-
-// settingValues lists the effective configuration for the admin API.
-func settingValues(c *settings.Config) []admin.ConfigValue {
-	var out []admin.ConfigValue
-	for _, r := range settings.Rows() {
-		out = append(out, admin.ConfigValue{Key: r.Key, Value: shown(r.Get(c))})
-	}
-	return out
-}
-
-// shown is a value as JSON shows it: durations as they are written.
-func shown(v any) any {
-	if d, ok := v.(time.Duration); ok {
-		return d.String()
-	}
-	return v
 }

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -25,30 +26,46 @@ import (
 )
 
 // TestInvariant10NoPatchIsLost: changes of the configuration that come at the
-// same time all take effect, each upon the one before.
+// same time all take effect, each upon the one before, be they patches of the admin
+// API or the process's own.
 func TestInvariant10NoPatchIsLost(t *testing.T) {
 	t.Parallel()
-	const patches = 32
-	r := startCold(t, routertest.Options{Fleet: "1a:profile=instant", Admin: router.AdminOptions{
-		Patch: func(c settings.Config, changes map[string]any) (settings.Config, error) {
-			name, ok := changes["alias"].(string)
-			if !ok {
-				return c, errors.New("no alias")
-			}
-			for range 20 {
-				runtime.Gosched() // where another patch could come between
-			}
-			c.Aliases = append(slices.Clone(c.Aliases), settings.Alias{Name: name, Model: "sim"})
-			return c, nil
-		},
-		Settings: func(c *settings.Config) []admin.ConfigValue {
-			return []admin.ConfigValue{{Key: "alias", Value: len(c.Aliases)}}
-		},
-	}})
+	patches := map[string]any{}
+	for _, row := range settings.Rows() {
+		if row.Fixed {
+			continue
+		}
+		switch row.At(&settings.Config{}).(type) {
+		case *int:
+			patches[row.Key] = 7.0
+		case *float64:
+			patches[row.Key] = 0.75
+		case *bool:
+			patches[row.Key] = true
+		case *time.Duration:
+			patches[row.Key] = "7s"
+		}
+	}
+	if len(patches) < 20 {
+		t.Fatalf("only %d settings to change", len(patches))
+	}
+	r := startCold(t, routertest.Options{Fleet: "1a:profile=instant"})
 	var wg sync.WaitGroup
-	for i := range patches {
+	for key, value := range patches {
 		wg.Go(func() {
-			if _, err := r.Admin.SetConfig(t.Context(), map[string]any{"alias": fmt.Sprintf("alias-%d", i)}); err != nil {
+			if _, err := r.Admin.SetConfig(t.Context(), map[string]any{key: value}); err != nil {
+				t.Error(err)
+			}
+		})
+		wg.Go(func() {
+			err := r.Router.Change(func(c settings.Config, origin map[string]string) (settings.Config, map[string]string, error) {
+				for range 20 {
+					runtime.Gosched() // where another change could come between
+				}
+				c.Aliases = append(slices.Clone(c.Aliases), settings.Alias{Name: "alias of " + key, Model: "sim"})
+				return c, origin, nil
+			})
+			if err != nil {
 				t.Error(err)
 			}
 		})
@@ -58,12 +75,17 @@ func TestInvariant10NoPatchIsLost(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if n, _ := v.Settings[0].Value.(float64); int(n) != patches || v.Revision != patches+1 || v.Settings[0].Origin != "admin API" {
-		t.Errorf("%v aliases by %q in revision %d, want %d in revision %d", v.Settings[0].Value, v.Settings[0].Origin, v.Revision, patches, patches+1)
+	if v.Revision != uint64(2*len(patches)+1) {
+		t.Errorf("revision %d after %d changes", v.Revision, 2*len(patches))
 	}
-	var refused *admin.StatusError
-	if _, err := r.Admin.SetConfig(t.Context(), map[string]any{"alias": 1}); !errors.As(err, &refused) || refused.Status != http.StatusBadRequest {
-		t.Errorf("a patch that cannot be made: %v", err)
+	for _, s := range v.Settings {
+		want, patched := patches[s.Key]
+		if patched && (s.Value != want || s.Origin != "admin API") {
+			t.Errorf("%s is %v by %q, want %v", s.Key, s.Value, s.Origin, want)
+		}
+		if list, _ := s.Value.([]any); s.Key == "aliases" && len(list) != len(patches) {
+			t.Errorf("%d aliases, want %d", len(list), len(patches))
+		}
 	}
 }
 
@@ -146,24 +168,22 @@ func TestModelListIsAskedForOnce(t *testing.T) {
 	}
 }
 
+// recorded is a recording that is what a test says.
+type recorded struct{ atomic.Pointer[admin.Recorder] }
+
+func (r *recorded) State() *admin.Recorder { return r.Load() }
+
 // TestStatusShowsTheRecorder: what the process records is part of the status,
 // and a recording that broke is a reason not to be ready.
 func TestStatusShowsTheRecorder(t *testing.T) {
 	t.Parallel()
-	var mu sync.Mutex
-	rec := &admin.Recorder{Path: "t.jsonl", Bytes: 7, Records: 3, Dropped: 1}
-	r := startWith(t, routertest.Options{Fleet: "1a:profile=instant", Admin: router.AdminOptions{Recorder: func() *admin.Recorder {
-		mu.Lock()
-		defer mu.Unlock()
-		c := *rec
-		return &c
-	}}})
-	if st := r.status(); st.Recorder == nil || *st.Recorder != *rec || st.State != "ready" {
+	var rec recorded
+	rec.Store(&admin.Recorder{Path: "t.jsonl", Bytes: 7, Records: 3, Dropped: 1})
+	r := startWith(t, routertest.Options{Fleet: "1a:profile=instant", Admin: router.AdminOptions{Recording: &rec}})
+	if st := r.status(); st.Recorder == nil || *st.Recorder != *rec.State() || st.State != "ready" {
 		t.Errorf("%+v in state %s %q", st.Recorder, st.State, st.Reasons)
 	}
-	mu.Lock()
-	rec.Error = "no space left on device"
-	mu.Unlock()
+	rec.Store(&admin.Recorder{Path: "t.jsonl", Error: "no space left on device"})
 	snap, err := r.Admin.Snapshot(t.Context(), 0, 0, 0)
 	if err != nil {
 		t.Fatal(err)

@@ -2,7 +2,6 @@ package router
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"net/http"
@@ -28,16 +27,16 @@ type AdminOptions struct {
 	// Sim controls the simulated engines of this process, under /sim/v1/; nil
 	// without them.
 	Sim http.Handler
-	// Settings lists the effective configuration; nil for none.
-	Settings func(c *settings.Config) []admin.ConfigValue
-	// Patch makes the configuration with some settings changed; nil refuses
-	// changes.
-	Patch func(c settings.Config, changes map[string]any) (settings.Config, error)
 	// Stream answers GET /admin/v1/stream with a recording; nil for none.
 	Stream http.Handler
-	// Recorder tells of the recording of this process, nil while there is
-	// none; may be nil itself.
-	Recorder func() *admin.Recorder
+	// Recording is what this process records; nil for nothing.
+	Recording Recording
+}
+
+// Recording is a recording as the status shows it.
+type Recording interface {
+	// State is nil while there is none.
+	State() *admin.Recorder
 }
 
 // AdminHandler is the admin API, the metrics page and the probes.
@@ -79,10 +78,10 @@ func (c *console) Now() time.Time { return time.Now() }
 func (c *console) Status() admin.Status {
 	st := c.state.Status(c.Now())
 	st.Name, st.Listen = c.o.Name, c.o.Name
-	if c.o.Recorder == nil {
+	if c.o.Recording == nil {
 		return st
 	}
-	if st.Recorder = c.o.Recorder(); st.Recorder != nil && st.Recorder.Error != "" {
+	if st.Recorder = c.o.Recording.State(); st.Recorder != nil && st.Recorder.Error != "" {
 		st.Reasons = append(st.Reasons, "the recording has ended: "+st.Recorder.Error)
 		if st.State == "ready" {
 			st.State = "degraded"
@@ -184,22 +183,16 @@ func (c *console) Route(ctx context.Context, in admin.RouteRequest) (*receipt.Re
 
 func (c *console) Config() admin.ConfigView {
 	s := c.settings.Load()
-	v := admin.ConfigView{Schema: admin.Schema, Revision: s.revision, Settings: []admin.ConfigValue{}}
-	if c.o.Settings != nil {
-		v.Settings = c.o.Settings(&s.Config)
-		for i := range v.Settings {
-			v.Settings[i].Origin = s.origin[v.Settings[i].Key]
-		}
+	v := admin.ConfigView{Schema: admin.Schema, Revision: s.revision}
+	for _, r := range settings.Rows() {
+		v.Settings = append(v.Settings, admin.ConfigValue{Key: r.Key, Value: r.Shown(&s.Config), Origin: s.origin[r.Key]})
 	}
 	return v
 }
 
 func (c *console) Patch(changes map[string]any) error {
-	if c.o.Patch == nil {
-		return errors.New("this router takes no changes")
-	}
 	return c.Change(func(now settings.Config, origin map[string]string) (settings.Config, map[string]string, error) {
-		now, err := c.o.Patch(now, changes)
+		now, err := settings.Patch(now, changes)
 		origin = maps.Clone(origin)
 		if origin == nil {
 			origin = map[string]string{}

@@ -31,18 +31,15 @@ type routing struct {
 }
 
 func newEffective(c settings.Config, origin map[string]string, revision uint64) (*effective, error) {
-	s := &effective{Config: c, origin: origin, revision: revision}
+	s := &effective{Config: c, origin: origin, revision: revision, routing: routing{Settings: c.Decisions()}}
 	r := &c.Routing
 	var err error
 	if s.proxies, err = c.Proxies(); err != nil {
 		return nil, err
 	}
-	s.routing.Prefill, s.routing.Decode = r.Policies()
 	looks := func(p selector.Policy) bool { return p == selector.KV || p == selector.KVDynamo }
 	s.routing.blind = !looks(s.routing.Prefill) && !looks(s.routing.Decode) && r.Busy.PrefillTokens == 0 && r.PrefillGate == 0 &&
 		(r.Threshold <= 0 || r.ThresholdOn == string(decide.OnISL))
-	s.routing.Weights, s.routing.Busy, s.routing.Rule = r.Weights, r.Busy, r.Plan()
-	s.routing.Attempts, s.routing.LocalWithoutParams = c.Retry.Attempts, r.MissingParams == "local"
 	o := disagg.Options{FirstToken: true}
 	if r.DecoderRegistry != "" {
 		if o.Decoders, err = disagg.ParseDecoderRegistry([]byte(r.DecoderRegistry), nil); err != nil {

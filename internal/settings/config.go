@@ -290,6 +290,17 @@ func (r *Routing) Plan() decide.Rule {
 	}
 }
 
+// Decisions is what decisions read of the settings.
+func (c *Config) Decisions() decide.Settings {
+	r := &c.Routing
+	s := decide.Settings{
+		Weights: r.Weights, Busy: r.Busy, Rule: r.Plan(),
+		Attempts: c.Retry.Attempts, LocalWithoutParams: r.MissingParams == "local",
+	}
+	s.Prefill, s.Decode = r.Policies()
+	return s
+}
+
 // SetPlan is the other direction, for a plan's settings that were recorded.
 func (r *Routing) SetPlan(c decide.Rule) {
 	r.Threshold, r.ThresholdOn, r.PrefillFallback = c.Threshold, string(c.On), string(c.Fallback)

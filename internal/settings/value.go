@@ -49,6 +49,14 @@ func (r *Row) Env() string {
 // Get is the value in a config.
 func (r *Row) Get(c *Config) any { return reflect.ValueOf(r.At(c)).Elem().Interface() }
 
+// Shown is the value as JSON shows it: durations as they are written.
+func (r *Row) Shown(c *Config) any {
+	if d, ok := r.Get(c).(time.Duration); ok {
+		return d.String()
+	}
+	return r.Get(c)
+}
+
 // Set puts a value, of the type that Get and Parse return, into a config.
 func (r *Row) Set(c *Config, value any) {
 	reflect.ValueOf(r.At(c)).Elem().Set(reflect.ValueOf(value))

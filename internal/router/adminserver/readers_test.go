@@ -45,9 +45,7 @@ func newReaders(t *testing.T, token string) map[string]http.Handler {
 	if err := rig.Ready(ctx); err != nil {
 		t.Fatal(err)
 	}
-	o := router.AdminOptions{Name: "here:1", Patch: func(c settings.Config, _ map[string]any) (settings.Config, error) {
-		return c, errors.New("threshold: no number")
-	}}
+	o := router.AdminOptions{Name: "here:1"}
 	a := adminserver.Access{Terms: func() adminserver.Terms {
 		return adminserver.Terms{Hosts: []string{"router.test"}, Body: time.Second, Write: time.Second}
 	}}
@@ -116,7 +114,10 @@ func TestAnswers(t *testing.T) {
 		{"GET", "/admin/v1/events?limit=1", "", answer{200, `"events":[{`}, answer{200, `"events":[{`}},
 		{"GET", "/admin/v1/snapshot", "", answer{200, `"decisions":[]`}, answer{200, `"decisions":[{`}},
 
-		{"POST", "/admin/v1/config", `{"settings":{"a":1}}`, answer{400, "threshold: no number"}, answer{}},
+		{"POST", "/admin/v1/config", `{"settings":{"routing.treshold":1}}`, answer{400, `unknown key \"routing.treshold\"; did you mean \"routing.threshold\"?`}, answer{}},
+		{"POST", "/admin/v1/config", `{"settings":{"routing.threshold":"many"}}`, answer{400, `routing.threshold: \"many\" is not a whole number`}, answer{}},
+		{"POST", "/admin/v1/config", `{"settings":{"routing.decode_gate":2}}`, answer{400, "routing.decode_gate: 2 is not a share between 0 and 1"}, answer{}},
+		{"POST", "/admin/v1/config", `{"settings":{"receipts":100}}`, answer{400, "receipts cannot change while the router runs"}, answer{}},
 		{"POST", "/admin/v1/config", `{}`, answer{400, "no settings to change"}, answer{}},
 		{"POST", "/admin/v1/config", `{"moon":1}`, answer{400, "unknown field"}, answer{}},
 		{"GET", "/admin/v1/config", "", answer{200, `"config_revision":1`}, answer{}},
