@@ -13,6 +13,8 @@ import (
 type memory struct {
 	in   Input
 	plan Plan
+	// judged is Judge's ranking.
+	judged selector.Ranking
 }
 
 var memories = sync.Pool{New: func() any { return new(memory) }}

@@ -232,3 +232,48 @@ func TestFallbackLooksAtTheWholeFleet(t *testing.T) {
 		}
 	}
 }
+
+// holds is a fleet whose workers hold so many leading tokens of every prompt.
+type holds map[string]int
+
+func (h holds) Overlap(w *workers.Worker, _ *workers.Rank) int { return h[w.Name] }
+
+func (holds) Load(*workers.Rank) (ledger.Load, int) { return ledger.Load{}, 0 }
+
+// TestJudge: where the prompt is computed is measured by kv's costs, whatever the
+// policy was and whatever weights and limits it had.
+func TestJudge(t *testing.T) {
+	list := []*workers.Worker{well("d1", workers.Decode), well("d2", workers.Decode), well("p1", workers.Prefill), well("p2", workers.Prefill)}
+	fleet := holds{"d2": 32, "p1": 96, "p2": 16}
+	for _, c := range []struct {
+		turn      uint64
+		threshold int
+		want      Judgement
+	}{
+		{0, 1000, Judgement{RegretBlocks: 2, CachedTokens: 0, MostTokens: 32}}, // local on d1
+		{1, 1000, Judgement{RegretBlocks: 0, CachedTokens: 32, MostTokens: 32}},
+		{0, 0, Judgement{RegretBlocks: 0, CachedTokens: 96, MostTokens: 96}}, // remote on p1
+		{1, 0, Judgement{RegretBlocks: 5, CachedTokens: 16, MostTokens: 96}},
+	} {
+		s := usual()
+		s.Rule.Threshold, s.Weights, s.Busy.PrefillTokens = c.threshold, selector.Weights{Queue: 9}, 1
+		q := prompt(160)
+		q.Chances[0].Turn, q.Chances[1].Turn = c.turn, c.turn
+		var r Run
+		r.Begin(q)
+		r.Decide(s, list, 16, fleet)
+		if got, ok := r.Judge(); !ok || got != c.want {
+			t.Errorf("turn %d, threshold %d: %+v, %v, want %+v", c.turn, c.threshold, got, ok, c.want)
+		}
+		r.Settled()
+		if _, ok := r.Judge(); ok {
+			t.Errorf("turn %d, threshold %d: a settled plan is judged", c.turn, c.threshold)
+		}
+	}
+	var r Run
+	r.Begin(prompt(160))
+	r.Decide(usual(), list[2:], 16, fleet)
+	if _, ok := r.Judge(); ok {
+		t.Error("a plan with an error is judged")
+	}
+}

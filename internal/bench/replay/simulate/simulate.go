@@ -25,7 +25,6 @@ import (
 	"github.com/dynctl/dynctl/internal/router/kvfeed"
 	"github.com/dynctl/dynctl/internal/router/kvindex"
 	"github.com/dynctl/dynctl/internal/router/ledger"
-	"github.com/dynctl/dynctl/internal/router/selector"
 	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/sim"
 	"github.com/dynctl/dynctl/internal/workers/sim/cache"
@@ -167,7 +166,6 @@ type run struct {
 	locals []uint64
 	query  kvindex.Query
 	decide decide.Run
-	ref    selector.Ranking
 
 	res             Result
 	prompt, hits    uint64
@@ -393,29 +391,16 @@ func (r *run) Load(k *workers.Rank) (l ledger.Load, residentBlocks int) {
 	return r.book.Load(k), residentBlocks
 }
 
-// judge compares the choice of the rank that computes the prompt with what kv's
-// cost function would have said of the same candidates.
+// judge counts what the choice of the rank that computes the prompt was worth.
 func (r *run) judge() {
-	p := &r.decide.Plan
-	in, chosen := r.decide.In.Decode, p.DecodeIndex
-	if p.Path == decide.Remote {
-		in, chosen = r.decide.In.Prefill, p.PrefillIndex
-	}
-	in.Policy, in.Weights, in.Busy = selector.KV, selector.DefaultWeights(), selector.Busy{}
-	selector.Rank(&in, &r.ref)
-	best, ok := r.ref.Best()
+	j, ok := r.decide.Judge()
 	if !ok {
 		return
 	}
 	r.decisions++
-	r.regret += in.Candidates[chosen].Cost - in.Candidates[best].Cost
-	most := 0
-	for i := range in.Candidates {
-		most = max(most, in.Candidates[i].OverlapBlocks)
-	}
-	had := decide.CachedTokens(in.ISL, in.Candidates[chosen].OverlapBlocks, r.block)
-	r.lost += uint64(decide.CachedTokens(in.ISL, most, r.block) - had)
-	r.predicted += uint64(had)
+	r.regret += j.RegretBlocks
+	r.lost += uint64(j.MostTokens - j.CachedTokens)
+	r.predicted += uint64(j.CachedTokens)
 }
 
 // prefill sends the prompt to a prefill rank first.
