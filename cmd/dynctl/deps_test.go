@@ -51,7 +51,7 @@ var allowed = map[string][]string{
 	"internal/router/kvindex":     {"internal/router/blockhash", "internal/router/kvindex/..."},
 	"internal/router/ledger":      {"internal/workers"},
 	"internal/router/prompt":      {"internal/router/api", "internal/router/disagg", "internal/router/eventlog", "internal/router/tokenize", "internal/workers"},
-	"internal/router/receipt":     {"internal/router/decision"},
+	"internal/router/receipt":     {"internal/router/decision", "internal/router/selector"},
 	"internal/router/selector":    {"internal/router/decision"},
 	"internal/router/sse":         {},
 	"internal/router/state":       {"internal/router/admin", "internal/router/admission", "internal/router/approx", "internal/router/kvfeed", "internal/router/kvindex", "internal/router/ledger", "internal/router/traffic", "internal/workers"},

@@ -13,7 +13,6 @@ import (
 	"github.com/dynctl/dynctl/internal/router/kvindex"
 	"github.com/dynctl/dynctl/internal/router/ledger"
 	"github.com/dynctl/dynctl/internal/router/prompt"
-	"github.com/dynctl/dynctl/internal/router/selector"
 	"github.com/dynctl/dynctl/internal/settings"
 	"github.com/dynctl/dynctl/internal/workers"
 )
@@ -26,8 +25,6 @@ const defaultBlock = 16
 type routing struct {
 	decide.Settings
 	connectors map[workers.Connector]disagg.Connector
-	// blind says that no decision looks at caches.
-	blind bool
 }
 
 func newEffective(c settings.Config, origin map[string]string, revision uint64) (*effective, error) {
@@ -37,9 +34,6 @@ func newEffective(c settings.Config, origin map[string]string, revision uint64) 
 	if s.proxies, err = c.Proxies(); err != nil {
 		return nil, err
 	}
-	looks := func(p selector.Policy) bool { return p == selector.KV || p == selector.KVDynamo }
-	s.routing.blind = !looks(s.routing.Prefill) && !looks(s.routing.Decode) && r.Busy.PrefillTokens == 0 && r.PrefillGate == 0 &&
-		(r.Threshold <= 0 || r.ThresholdOn == string(decide.OnISL))
 	o := disagg.Options{FirstToken: true}
 	if r.DecoderRegistry != "" {
 		if o.Decoders, err = disagg.ParseDecoderRegistry([]byte(r.DecoderRegistry), nil); err != nil {
@@ -137,7 +131,7 @@ func (r *Router) hash(d *question, v *api.View) {
 	d.used = 0
 	d.chunked = d.prompt.IDs == nil && d.prompt.Source == disagg.FromEstimate
 	switch {
-	case d.chunked && d.settings.routing.blind:
+	case d.chunked && d.settings.routing.Blind():
 		// Guesses that nobody asks for are not worth reading the prompt.
 	case d.chunked:
 		// A text chunk stands for the tokens it is estimated to have.

@@ -26,6 +26,13 @@ type Settings struct {
 	LocalWithoutParams bool
 }
 
+// Blind reports whether no decision looks at caches: no policy, limit, gate or
+// threshold does.
+func (s *Settings) Blind() bool {
+	return !s.Decode.LooksAtCaches() && !s.Prefill.LooksAtCaches() && s.Busy.PrefillTokens == 0 && s.Rule.PrefillGate == 0 &&
+		(s.Rule.Threshold <= 0 || s.Rule.On == OnISL)
+}
+
 // Request is what a decision needs to know of a request besides its prompt's
 // blocks.
 type Request struct {

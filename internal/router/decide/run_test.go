@@ -277,3 +277,29 @@ func TestJudge(t *testing.T) {
 		t.Error("a plan with an error is judged")
 	}
 }
+
+// TestBlind: prompts are looked up in caches as soon as one part of the settings
+// depends on what is found.
+func TestBlind(t *testing.T) {
+	for i, change := range []func(*Settings){
+		func(s *Settings) { s.Decode = selector.KV },
+		func(s *Settings) { s.Prefill = selector.KVDynamo },
+		func(s *Settings) { s.Busy.PrefillTokens = 1 },
+		func(s *Settings) { s.Rule.PrefillGate = 1 },
+		func(s *Settings) { s.Rule.Threshold = 1 },
+		func(s *Settings) { s.Rule.Threshold, s.Rule.On = 1, OnEffISL },
+	} {
+		s := usual()
+		if !s.Blind() {
+			t.Fatal("nothing looks at caches")
+		}
+		if change(s); s.Blind() {
+			t.Errorf("change %d: no decision would look at caches", i)
+		}
+	}
+	s := usual()
+	s.Rule.Threshold, s.Rule.On, s.Rule.DecodeGate = 1000, OnISL, 0.5
+	if !s.Blind() {
+		t.Error("the whole prompt's length needs no cache")
+	}
+}

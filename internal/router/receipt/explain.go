@@ -7,6 +7,7 @@ import (
 	"text/tabwriter"
 
 	"github.com/dynctl/dynctl/internal/router/decision"
+	"github.com/dynctl/dynctl/internal/router/selector"
 )
 
 // Explain writes the decision in plain words: the text of dynctl explain.
@@ -110,20 +111,17 @@ func why(p *decision.Phase) string {
 			second = &p.Candidates[i]
 		}
 	}
+	policy := selector.Policy(p.Policy)
 	switch {
 	case chosen == nil:
 		return "the decision has no figures"
 	case p.Eligible == 1:
 		return "the only rank that could be chosen"
-	case p.Policy == "round_robin":
-		return "its turn"
-	case p.Policy == "random":
-		return "drawn"
-	case p.Policy == "session":
-		return "the session lives there"
+	case policy.Chose() != "":
+		return policy.Chose()
 	case p.Sampled:
 		return fmt.Sprintf("cost %.2f, drawn by temperature", chosen.Cost)
-	case p.Policy == "least_loaded", p.Policy == "power_of_two":
+	case policy.CountsRequests():
 		s := fmt.Sprintf("%.0f requests", chosen.Cost)
 		if second != nil {
 			s += fmt.Sprintf(", runner-up %s has %.0f", second.Rank, second.Cost)

@@ -42,24 +42,7 @@ func Rank(in *Input, out *Ranking) {
 		out.Verdict = AllExcluded
 		return
 	}
-	switch in.Policy {
-	case LeastLoaded:
-		rankLeastLoaded(in, out)
-	case RoundRobin:
-		rankRoundRobin(in, out)
-	case PowerOfTwo:
-		rankPowerOfTwo(in, out)
-	case Random:
-		sortByLabel(in, out.Order)
-		rotate(out.Order, below(in.Draw, len(out.Order)))
-	case Session:
-		rankSession(in, out)
-	case KVDynamo:
-		rankKV(in, out, false)
-	default:
-		out.Policy = KV
-		rankKV(in, out, true)
-	}
+	rankBy(in, out)
 	if in.Limit > 0 && len(out.Order) > in.Limit {
 		out.Order = out.Order[:in.Limit]
 	}
@@ -259,6 +242,11 @@ func compareLoad(in *Input, a, b int) (int, TieBreak) {
 		return c, TieTurn
 	}
 	return cmp.Compare(x.Rank, y.Rank), TieLabel
+}
+
+func rankRandom(in *Input, out *Ranking) {
+	sortByLabel(in, out.Order)
+	rotate(out.Order, below(in.Draw, len(out.Order)))
 }
 
 func rankRoundRobin(in *Input, out *Ranking) {

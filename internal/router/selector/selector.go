@@ -14,51 +14,9 @@ package selector
 import (
 	"errors"
 	"fmt"
-	"strings"
 
 	"github.com/dynctl/dynctl/internal/router/decision"
 )
-
-// Policy names a way of ranking.
-type Policy string
-
-// The policies.
-const (
-	// KV ranks by uncached prefill work, queued prefill work and decode load,
-	// with a tie-break that keeps cold prefixes evenly spread.
-	KV Policy = "kv"
-	// KVDynamo is the cost function of NVIDIA Dynamo's router with its
-	// defaults and its random tie-break: the baseline that KV is measured by.
-	KVDynamo Policy = "kv_dynamo"
-	// LeastLoaded takes the rank with the fewest requests running or waiting.
-	LeastLoaded Policy = "least_loaded"
-	// RoundRobin takes the ranks in turn, in the order of their labels.
-	RoundRobin Policy = "round_robin"
-	// PowerOfTwo draws two ranks and takes the less loaded of them.
-	PowerOfTwo Policy = "power_of_two"
-	// Random draws one rank.
-	Random Policy = "random"
-	// Session keeps a session on one rank by rendezvous hashing.
-	Session Policy = "session"
-)
-
-// Policies lists every policy, in the order of the documentation.
-func Policies() []Policy {
-	return []Policy{KV, KVDynamo, LeastLoaded, RoundRobin, PowerOfTwo, Random, Session}
-}
-
-// ParsePolicy reads a policy's name.
-func ParsePolicy(s string) (Policy, error) {
-	all := Policies()
-	names := make([]string, len(all))
-	for i, p := range all {
-		if string(p) == s {
-			return p, nil
-		}
-		names[i] = string(p)
-	}
-	return "", fmt.Errorf("unknown policy %q (one of %s)", s, strings.Join(names, ", "))
-}
 
 // Phase says which work of a request a rank is chosen for.
 type Phase string
