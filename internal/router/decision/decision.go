@@ -127,22 +127,6 @@ type Candidate struct {
 	KeptOut string `json:"-"`
 }
 
-// Terms are the parts of a kv cost, in blocks.
-type Terms struct {
-	// Prefill is the whole prompt.
-	Prefill float64 `json:"prefill_blocks"`
-	// OverlapCredit is what the cached prefix takes off it.
-	OverlapCredit float64 `json:"overlap_credit_blocks"`
-	// Queue is the weighted prefill work that the rank has already.
-	Queue float64 `json:"queue_blocks"`
-	// Decode is the weighted decode load.
-	Decode float64 `json:"decode_blocks"`
-	// Spread is the weighted turnover of the rank's cache.
-	Spread float64 `json:"spread_blocks"`
-	// Request is the weighted number of active requests.
-	Request float64 `json:"request_blocks"`
-}
-
 // Work is what a path would cost.
 type Work struct {
 	Compute  int `json:"compute_tokens"`
@@ -192,9 +176,10 @@ func (d Decision) Clone() Decision {
 		p.Candidates = append([]Candidate{}, p.Candidates...)
 		for i := range p.Candidates {
 			c := &p.Candidates[i]
-			t := &c.Terms
-			for _, f := range [...]*float64{&c.Cost, &t.Prefill, &t.OverlapCredit, &t.Queue, &t.Decode, &t.Spread, &t.Request, &c.KVUsage} {
-				*f = finite(*f)
+			c.Cost, c.KVUsage = finite(c.Cost), finite(c.KVUsage)
+			for t := range terms {
+				v := terms[t].At(&c.Terms)
+				*v = finite(*v)
 			}
 		}
 	}

@@ -75,7 +75,12 @@ func phase(b *strings.Builder, title string, p *decision.Phase) {
 	}
 	t := tabwriter.NewWriter(b, 0, 0, 2, ' ', tabwriter.AlignRight)
 	// The last cell is no column of the table: it is not aligned.
-	fmt.Fprintln(t, "\tRANK\tOVERLAP\tPREFILL\tCREDIT\tQUEUE\tDECODE\tSPREAD\tREQS\tCOST\t  STATE")
+	terms := decision.EachTerm()
+	fmt.Fprint(t, "\tRANK\tOVERLAP")
+	for i := range terms {
+		fmt.Fprint(t, "\t", terms[i].Title)
+	}
+	fmt.Fprintln(t, "\tCOST\t  STATE")
 	for i := range p.Candidates {
 		c := &p.Candidates[i]
 		state := ""
@@ -87,12 +92,15 @@ func phase(b *strings.Builder, title string, p *decision.Phase) {
 		case c.Rank == p.RunnerUp:
 			state = "runner-up"
 		}
+		fmt.Fprintf(t, "%s\t%s\t%d", pick(c.Rank == p.Chosen, ">", ""), c.Rank, c.OverlapBlocks)
 		if c.Excluded != "" {
-			fmt.Fprintf(t, "\t%s\t%d\t-\t-\t-\t-\t-\t-\t-\t  %s\n", c.Rank, c.OverlapBlocks, state)
+			fmt.Fprintf(t, "%s\t  %s\n", strings.Repeat("\t-", len(terms)+1), state)
 			continue
 		}
-		fmt.Fprintf(t, "%s\t%s\t%d\t%.1f\t%.1f\t%.1f\t%.1f\t%.1f\t%.1f\t%.2f\t  %s\n", pick(c.Rank == p.Chosen, ">", ""), c.Rank, c.OverlapBlocks,
-			c.Terms.Prefill, c.Terms.OverlapCredit, c.Terms.Queue, c.Terms.Decode, c.Terms.Spread, c.Terms.Request, c.Cost, state)
+		for i := range terms {
+			fmt.Fprintf(t, "\t%.1f", *terms[i].At(&c.Terms))
+		}
+		fmt.Fprintf(t, "\t%.2f\t  %s\n", c.Cost, state)
 	}
 	_ = t.Flush() // a strings.Builder takes everything
 	if p.Omitted > 0 {
@@ -138,24 +146,13 @@ func why(p *decision.Phase) string {
 	s += fmt.Sprintf(", %.2f less than %s", p.MarginBlocks, second.Rank)
 	// The largest difference between the two is what decided.
 	best, word := 0.0, ""
-	for _, d := range [...]struct {
-		by   float64
-		word string
-	}{
-		{chosen.Terms.OverlapCredit - second.Terms.OverlapCredit, fmt.Sprintf("%d more blocks in its cache", chosen.OverlapBlocks-second.OverlapBlocks)},
-		{second.Terms.Queue - chosen.Terms.Queue, fmt.Sprintf("%d fewer prompt tokens queued", second.PrefillTokens-chosen.PrefillTokens)},
-		{second.Terms.Decode - chosen.Terms.Decode, fmt.Sprintf("%d fewer blocks decoding", second.DecodeBlocks-chosen.DecodeBlocks)},
-		{second.Terms.Spread - chosen.Terms.Spread, "less new work of late"},
-		{second.Terms.Request - chosen.Terms.Request, "fewer requests"},
-	} {
-		if d.by > best {
-			best, word = d.by, d.word
+	terms := decision.EachTerm()
+	for i := range terms {
+		if t := &terms[i]; t.Why != nil && t.Cheaper(chosen, second) > best {
+			best, word = t.Cheaper(chosen, second), ": "+t.Why(chosen, second)
 		}
 	}
-	if word != "" {
-		s += ": " + word
-	}
-	return s
+	return s + word
 }
 
 func tie(p *decision.Phase) string {

@@ -495,6 +495,9 @@ func wrapHeaded(l string, w int) []string {
 	return out
 }
 
+// narrowTerms is how many terms of a cost a narrow screen has room for.
+const narrowTerms = 4
+
 // candidateTable lists the candidates of a phase with the terms of their cost.
 func candidateTable(ph *decision.Phase, w int, g *theme.Glyphs) []string {
 	rank := 4
@@ -502,10 +505,22 @@ func candidateTable(ph *decision.Phase, w int, g *theme.Glyphs) []string {
 		rank = max(rank, widget.Width(ph.Candidates[i].Rank))
 	}
 	rank = min(rank, 28)
-	wide := w >= rank+86
-	head := fmt.Sprintf("  %-*s %7s %7s %7s %7s %7s", rank, "RANK", "OVERLAP", "PREFILL", "CREDIT", "QUEUE", "DECODE")
+	terms := decision.EachTerm()
+	width := func(i int) int { return min(7, len(terms[i].Title)+2) }
+	need := rank + 39 // the other columns, and a short state
+	for i := range terms {
+		need += 1 + width(i)
+	}
+	wide := w >= need
+	if !wide {
+		terms = terms[:narrowTerms]
+	}
+	head := fmt.Sprintf("  %-*s %7s", rank, "RANK", "OVERLAP")
+	for i := range terms {
+		head += fmt.Sprintf(" %*s", width(i), terms[i].Title)
+	}
 	if wide {
-		head += fmt.Sprintf(" %7s %6s %5s %5s", "SPREAD", "REQS", "RUN", "KV%")
+		head += fmt.Sprintf(" %5s %5s", "RUN", "KV%")
 	}
 	head += fmt.Sprintf(" %7s  STATE", "COST")
 	out := []string{head}
@@ -524,13 +539,20 @@ func candidateTable(ph *decision.Phase, w int, g *theme.Glyphs) []string {
 		if widget.Width(name) > rank {
 			name = name[:rank-1] + g.Ellipsis
 		}
-		l := fmt.Sprintf("%s %-*s %7d %7.1f %7.1f %7.1f %7.1f", sign, rank, name, c.OverlapBlocks, c.Terms.Prefill, 0-c.Terms.OverlapCredit, c.Terms.Queue, c.Terms.Decode)
+		l := fmt.Sprintf("%s %-*s %7d", sign, rank, name, c.OverlapBlocks)
+		for k := range terms {
+			v := *terms[k].At(&c.Terms)
+			if terms[k].Credit {
+				v = 0 - v
+			}
+			l += fmt.Sprintf(" %*.1f", width(k), v)
+		}
 		if wide {
 			kv := "-"
 			if c.HasLoad && c.KVUsage >= 0 {
 				kv = fmt.Sprintf("%.0f", 100*c.KVUsage)
 			}
-			l += fmt.Sprintf(" %7.1f %6.1f %5d %5s", c.Terms.Spread, c.Terms.Request, c.ActiveRequests, kv)
+			l += fmt.Sprintf(" %5d %5s", c.ActiveRequests, kv)
 		}
 		out = append(out, l+fmt.Sprintf(" %7.2f  %s", c.Cost, state))
 	}

@@ -1,0 +1,64 @@
+package decision
+
+import (
+	"math"
+	"reflect"
+	"testing"
+)
+
+// TestEveryTermIsShown: each term has one row, in its place and with a title of its
+// own, so that tables, reasons and JSON have all of them.
+func TestEveryTermIsShown(t *testing.T) {
+	var v Terms
+	fields := reflect.ValueOf(&v).Elem()
+	if len(terms) != fields.NumField() {
+		t.Fatalf("%d rows for %d terms", len(terms), fields.NumField())
+	}
+	titles := map[string]bool{}
+	for i := range terms {
+		if at := terms[i].At(&v); at != fields.Field(i).Addr().Interface().(*float64) {
+			t.Errorf("row %d, %s, is not that of %s", i, terms[i].Title, fields.Type().Field(i).Name)
+		}
+		if terms[i].Title == "" || titles[terms[i].Title] {
+			t.Errorf("row %d: title %q", i, terms[i].Title)
+		}
+		titles[terms[i].Title] = true
+	}
+}
+
+// TestCheaper: a credit speaks for the rank that has more of it, any other term for
+// the one that has less.
+func TestCheaper(t *testing.T) {
+	a := &Candidate{Terms: Terms{OverlapCredit: 5, Queue: 1}}
+	b := &Candidate{Terms: Terms{OverlapCredit: 2, Queue: 8}}
+	for i := range terms {
+		want := map[string]float64{"CREDIT": 3, "QUEUE": 7}[terms[i].Title]
+		if got, back := terms[i].Cheaper(a, b), terms[i].Cheaper(b, a); got != want || back != -want {
+			t.Errorf("%s: %v and %v, want %v", terms[i].Title, got, back, want)
+		}
+	}
+}
+
+// TestCloneIsFitForJSON: no figure is left that JSON has no number for.
+func TestCloneIsFitForJSON(t *testing.T) {
+	var c Candidate
+	figures := []*float64{&c.Cost, &c.KVUsage}
+	for i := range terms {
+		figures = append(figures, terms[i].At(&c.Terms))
+	}
+	for i, v := range figures {
+		*v = []float64{math.NaN(), math.Inf(1), math.Inf(-1)}[i%3]
+	}
+	d := Decision{Prefill: Phase{Candidates: []Candidate{c}}}
+	got := d.Clone().Prefill.Candidates[0]
+	want := Candidate{Cost: -1, KVUsage: -1}
+	for i := range terms {
+		*terms[i].At(&want.Terms) = -1
+	}
+	if got != want {
+		t.Errorf("%+v", got)
+	}
+	if !math.IsNaN(d.Prefill.Candidates[0].Cost) {
+		t.Error("the original was changed")
+	}
+}
