@@ -224,16 +224,11 @@ func (d *Decoder) event(c *cursor, e *Event) error {
 	if err != nil {
 		return err
 	}
-	switch e.Kind {
-	case Stored:
-		if present&(1<<fHashes|1<<fTokens) != 1<<fHashes|1<<fTokens {
-			return errMissing
-		}
+	if needs := kinds[e.Kind].needs; present&needs != needs {
+		return errMissing
+	}
+	if e.Kind == Stored {
 		return d.foldExtras(e)
-	case Removed:
-		if present&(1<<fHashes) == 0 {
-			return errMissing
-		}
 	}
 	return nil
 }
@@ -264,13 +259,6 @@ const (
 	fSession
 	fLocality
 	fOwnership
-)
-
-// The positions of array events.
-var (
-	storedFields  = [...]field{fTag, fHashes, fParent, fTokens, fBlockSize, fLoRAID, fMedium, fLoRANameOrSalt, fExtraKeys, fTail, fTail, fTail, fTail}
-	removedFields = [...]field{fTag, fHashes, fMedium, fGroup}
-	clearedFields = [...]field{fTag, fMedium}
 )
 
 func fieldOf(key []byte) field {
@@ -312,13 +300,10 @@ func fieldOf(key []byte) field {
 }
 
 func kindOf(tag []byte) Kind {
-	switch string(tag) {
-	case "BlockStored":
-		return Stored
-	case "BlockRemoved":
-		return Removed
-	case "AllBlocksCleared":
-		return Cleared
+	for k := Unknown + 1; int(k) < len(kinds); k++ {
+		if kinds[k].tag == string(tag) {
+			return k
+		}
 	}
 	return Unknown
 }
@@ -331,7 +316,6 @@ func (d *Decoder) arrayEvent(c *cursor, e *Event) (fields, error) {
 	if n == 0 {
 		return 0, errTag
 	}
-	var table []field
 	var bad error
 	if isStr(c.peek()) {
 		tag, ok := c.str()
@@ -345,14 +329,7 @@ func (d *Decoder) arrayEvent(c *cursor, e *Event) (fields, error) {
 			return 0, errTruncated
 		}
 	}
-	switch e.Kind {
-	case Stored:
-		table = storedFields[:]
-	case Removed:
-		table = removedFields[:]
-	case Cleared:
-		table = clearedFields[:]
-	}
+	table := kinds[e.Kind].array
 	var present fields
 	for i := 1; i < n; i++ {
 		f := fNone

@@ -306,29 +306,31 @@ func (w *writer) hasExtraKeys(e *Event) bool {
 
 func (w *writer) arrayEvent(e *Event, sglang bool) {
 	medium := mediumName(e, sglang)
+	tag := kinds[e.Kind].tag
 	switch e.Kind {
-	case Removed:
-		n := 3
-		if !sglang && e.Group >= 0 {
-			n = 4
-		}
-		w.array(n)
-		w.str("BlockRemoved")
-		w.hashes(e.Hashes)
-		w.strOrNull(medium)
-		if n == 4 {
-			w.int(int64(e.Group))
-		}
-		return
+	case Stored:
 	case Cleared:
 		n := 1
 		if medium != "" {
 			n = 2
 		}
 		w.array(n)
-		w.str("AllBlocksCleared")
+		w.str(tag)
 		if n == 2 {
 			w.str(medium)
+		}
+		return
+	default: // of blocks that were told before
+		n := 3
+		if !sglang && e.Group >= 0 {
+			n = 4
+		}
+		w.array(n)
+		w.str(tag)
+		w.hashes(e.Hashes)
+		w.strOrNull(medium)
+		if n == 4 {
+			w.int(int64(e.Group))
 		}
 		return
 	}
@@ -347,7 +349,7 @@ func (w *writer) arrayEvent(e *Event, sglang bool) {
 		n = 9
 	}
 	w.array(n)
-	w.str("BlockStored")
+	w.str(tag)
 	w.hashes(e.Hashes)
 	w.parent(e)
 	w.tokens(e)
@@ -399,18 +401,11 @@ func (w *writer) mapEvent(e *Event, sglang bool) {
 		}
 	}
 	key("type")
+	w.str(kinds[e.Kind].tag)
 	switch e.Kind {
 	case Cleared:
-		w.str("AllBlocksCleared")
 		text("medium", e.MediumName)
-	case Removed:
-		w.str("BlockRemoved")
-		key("block_hashes")
-		w.hashes(e.Hashes)
-		key("medium")
-		w.str(mediumName(e, sglang))
-	default:
-		w.str("BlockStored")
+	case Stored:
 		key("block_hashes")
 		w.hashes(e.Hashes)
 		key("parent_block_hash")
@@ -432,6 +427,11 @@ func (w *writer) mapEvent(e *Event, sglang bool) {
 			key("extra_keys")
 			w.extraKeys(e)
 		}
+	default: // of blocks that were told before
+		key("block_hashes")
+		w.hashes(e.Hashes)
+		key("medium")
+		w.str(mediumName(e, sglang))
 	}
 	if !sglang && e.Kind != Cleared {
 		if e.Group >= 0 {

@@ -38,17 +38,31 @@ const (
 	Cleared
 )
 
+// kinds has a row for each kind of event. What it does to a rank's blocks is said
+// in kvfeed's Applier.
+var kinds = [...]struct {
+	// name is the kind's here, tag the engines'.
+	name, tag string
+	// array are its fields when it is an array, by their places.
+	array []field
+	// needs are those without which it cannot be understood.
+	needs fields
+}{
+	Unknown: {name: "unknown"},
+	Stored: {
+		name: "stored", tag: "BlockStored", needs: 1<<fHashes | 1<<fTokens,
+		array: []field{fTag, fHashes, fParent, fTokens, fBlockSize, fLoRAID, fMedium, fLoRANameOrSalt, fExtraKeys, fTail, fTail, fTail, fTail},
+	},
+	Removed: {name: "removed", tag: "BlockRemoved", needs: 1 << fHashes, array: []field{fTag, fHashes, fMedium, fGroup}},
+	Cleared: {name: "cleared", tag: "AllBlocksCleared", array: []field{fTag, fMedium}},
+}
+
 // String returns the kind in lower case.
 func (k Kind) String() string {
-	switch k {
-	case Stored:
-		return "stored"
-	case Removed:
-		return "removed"
-	case Cleared:
-		return "cleared"
+	if int(k) < len(kinds) {
+		return kinds[k].name
 	}
-	return "unknown"
+	return kinds[Unknown].name
 }
 
 // Medium is the storage tier that holds the blocks.

@@ -14,7 +14,7 @@ func genEvent(t *rapid.T, enc Encoding) Event {
 	sglang := enc.Form == SGLangArray || enc.Form == SGLangMap
 	arrays := enc.Form == VLLMArray || enc.Form == SGLangArray
 	hash := rapid.OneOf(rapid.Uint64(), rapid.Uint64Max(300))
-	e := Event{Kind: rapid.SampledFrom([]Kind{Stored, Removed, Cleared}).Draw(t, "kind"), Group: -1}
+	e := Event{Kind: Kind(rapid.IntRange(1, len(kinds)-1).Draw(t, "kind")), Group: -1}
 	if e.Kind == Cleared {
 		return e
 	}
