@@ -305,4 +305,4 @@ func (x *exchange) failed(phase selector.Phase, w *workers.Worker, reason attemp
 
 // countsTransfers reports whether engines count tokens that came over the
 // plan's connector among the cached tokens of usage.
-func countsTransfers(p *decide.Plan) bool { return p.Connector == workers.ConnectorSharedStorage }
+func countsTransfers(p *decide.Plan) bool { return disagg.CountsTransfers(p.Connector) }

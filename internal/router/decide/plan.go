@@ -505,19 +505,7 @@ func roomEach(r decision.Reason) bool {
 
 // carries reports whether a connector's fields exist on an endpoint of w.
 func carries(c workers.Connector, k api.Kind, w *workers.Worker) bool {
-	switch k {
-	case api.Chat, api.Completion:
-		return true
-	case api.Generate:
-		return c == workers.ConnectorNIXL || c == workers.ConnectorSharedStorage
-	case api.SGLangGenerate:
-		return c == workers.ConnectorSGLang
-	case api.Messages, api.Responses:
-		// SGLang's have no bootstrap fields; vLLM's were seen to take and give
-		// transfer parameters in 0.32, and older ones drop what they do not know.
-		return c == workers.ConnectorSharedStorage || (c == workers.ConnectorNIXL || c == workers.ConnectorLMCache) && w.VersionAtLeast(0, 32)
-	}
-	return false
+	return disagg.Carries(c, k, w)
 }
 
 // noPrefill is the reason for a prefill ranking without a choice.

@@ -3,7 +3,6 @@ package disagg
 import (
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"net"
 	"net/url"
 	"strconv"
@@ -107,24 +106,6 @@ type Connector interface {
 	Begin(d Dispatch) (*Transfer, error)
 }
 
-// NewConnector makes the connector of a kind.
-func NewConnector(kind workers.Connector, o Options) (Connector, error) {
-	if o.Rand == nil {
-		o.Rand = rand.Uint64
-	}
-	switch kind {
-	case workers.ConnectorNIXL:
-		return nixl{}, nil
-	case workers.ConnectorSGLang:
-		return sglang{rand: o.Rand}, nil
-	case workers.ConnectorLMCache:
-		return lmcache{decoders: o.Decoders, firstToken: o.FirstToken}, nil
-	case workers.ConnectorSharedStorage:
-		return sharedStorage{}, nil
-	}
-	return nil, fmt.Errorf("unknown connector %q (one of nixl, sglang, lmcache, shared-storage)", kind)
-}
-
 // Transfer is the KV transfer of one dispatch. It gives the edits of the
 // prefill leg, judges its answer, and gives the edits of the decode leg
 // exactly once: a decode engine that is handed the parameters of another
@@ -187,7 +168,7 @@ func (t *Transfer) Mode() Mode { return t.mode }
 // and the decode engine fetches it by block number, whatever the blocks hold by
 // then. vLLM 0.32 does (kv_lease_duration): from when it has the request the
 // decode engine extends the lease, and before that nobody does.
-func (t *Transfer) Leased() bool { return t.kind == workers.ConnectorNIXL }
+func (t *Transfer) Leased() bool { return kindOf(t.kind).leased }
 
 // ID is the room of the transfer, 0 for a connector that has none.
 func (t *Transfer) ID() uint64 { return t.id }

@@ -28,7 +28,7 @@ func genEvent(t *rapid.T, enc Encoding) Event {
 		e.Locality = rapid.SampledFrom([]Locality{LocalityAbsent, Local, Remote}).Draw(t, "locality")
 		e.Ownership = rapid.StringN(0, 40, 100).Draw(t, "ownership")
 	}
-	if e.Kind == Removed {
+	if e.Kind != Stored {
 		return e
 	}
 	if e.HasParent = rapid.Bool().Draw(t, "child"); e.HasParent {
