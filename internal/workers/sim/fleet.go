@@ -219,7 +219,11 @@ func (g *Group) set(key, value string) error {
 			g.Connector = workers.ConnectorNone
 			break
 		}
-		oneOf("none", "nixl", "sglang", "lmcache", "shared-storage")
+		known := []string{"none"}
+		for _, c := range workers.Connectors() {
+			known = append(known, string(c))
+		}
+		oneOf(known...)
 		g.Connector = workers.Connector(value)
 	case "model":
 		g.Model = value
