@@ -152,7 +152,7 @@ func (a anyWorker) RoundTrip(req *http.Request) (*http.Response, error) {
 		switch {
 		case err != nil:
 			err = troubleOf(w, err)
-		case busy(resp.StatusCode):
+		case cannot(resp.StatusCode):
 			_ = resp.Body.Close()
 			err = &trouble{fmt.Sprintf("%s answers /tokenize with %d", w.Name, resp.StatusCode), tokenize.ErrUnavailable}
 		default:

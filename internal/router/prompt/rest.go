@@ -214,11 +214,9 @@ func (t *Stage) put(req *http.Request, w *workers.Worker) (*http.Response, error
 	return t.transport.RoundTrip(try)
 }
 
-// busy reports whether a status says that the engine cannot tokenize now, which
-// is nothing about the question.
-func busy(status int) bool {
-	return status >= 500 || status == http.StatusTooManyRequests || status == http.StatusRequestTimeout
-}
+// cannot reports whether a status says that the engine cannot tokenize, which is
+// nothing about the question.
+func cannot(status int) bool { return status >= 400 && !tokenize.Refuses(status) }
 
 // failed notes a failure of a worker's tokenizer.
 func (t *Stage) failed(m *modelTokens, model string, w *workers.Worker, why error) {

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -24,7 +25,7 @@ import (
 // moody is an engine whose /tokenize can be made to fail.
 type moody struct {
 	*httptest.Server
-	mood  atomic.Pointer[string] // "", "hang", "hang in the body", "503", "refuse"
+	mood  atomic.Pointer[string] // "", "hang", "hang in the body", "503", "404", "refuse"
 	asked atomic.Int64
 }
 
@@ -45,8 +46,9 @@ func newMoody(t *testing.T) *moody {
 			<-q.Context().Done()
 		case "hang":
 			<-q.Context().Done()
-		case "503":
-			w.WriteHeader(503)
+		case "503", "404":
+			status, _ := strconv.Atoi(*m.mood.Load())
+			w.WriteHeader(status)
 		case "refuse":
 			w.WriteHeader(400)
 		default:
@@ -130,7 +132,7 @@ func (s *moodyStage) told() []string {
 // that no request waits for.
 func TestHangingTokenizerIsLeftAlone(t *testing.T) {
 	for mood, words := range map[string]string{
-		"hang": "did not answer /tokenize in time", "hang in the body": "did not answer /tokenize in time", "503": "answers /tokenize with 503",
+		"hang": "did not answer /tokenize in time", "hang in the body": "did not answer /tokenize in time", "503": "answers /tokenize with 503", "404": "answers /tokenize with 404",
 	} {
 		t.Run(mood, func(t *testing.T) {
 			e := newMoody(t)

@@ -249,7 +249,7 @@ func (e *Engine) call(ctx context.Context, body []byte) ([]uint32, error) {
 	if resp.StatusCode/100 != 2 {
 		head, _ := io.ReadAll(io.LimitReader(resp.Body, 512))
 		kind := ErrUnavailable
-		if resp.StatusCode/100 == 4 && resp.StatusCode != http.StatusTooManyRequests && resp.StatusCode != http.StatusRequestTimeout {
+		if Refuses(resp.StatusCode) {
 			kind = ErrRefused
 		}
 		return nil, &EngineError{URL: e.url, Status: resp.StatusCode, Body: strings.ToValidUTF8(string(bytes.TrimSpace(head)), "?"), kind: kind}
@@ -266,6 +266,13 @@ func (e *Engine) call(ctx context.Context, body []byte) ([]uint32, error) {
 		return nil, fmt.Errorf("tokenize: answer of %s: %w: %w", e.url, ErrBadAnswer, err)
 	}
 	return ids, nil
+}
+
+// Refuses reports whether an engine's status is about the question and not about
+// the engine: one that has no /tokenize (404), or wants another key (401), has
+// refused nothing.
+func Refuses(status int) bool {
+	return status == http.StatusBadRequest || status == http.StatusRequestEntityTooLarge || status == http.StatusUnprocessableEntity
 }
 
 // parseAnswer reads {"count":N,"tokens":[…]}.

@@ -84,7 +84,10 @@ func TestEngineErrors(t *testing.T) {
 		want   error
 	}{
 		{"bad request", 400, `{"error":{"message":"too long"}}`, ErrRefused},
-		{"no such path", 404, `{"detail":"Not Found"}`, ErrRefused},
+		{"too large", 413, ``, ErrRefused},
+		{"not understood", 422, `{"detail":[]}`, ErrRefused},
+		{"no such path", 404, `{"detail":"Not Found"}`, ErrUnavailable},
+		{"another key", 401, ``, ErrUnavailable},
 		{"too many", 429, ``, ErrUnavailable},
 		{"broken", 500, strings.Repeat("x", 9000), ErrUnavailable},
 		{"unavailable", 503, ``, ErrUnavailable},

@@ -60,12 +60,12 @@ var (
 	// ErrBadRequest: the body is not a request that can be tokenized.
 	ErrBadRequest = errors.New("bad request")
 
-	// ErrUnavailable: the engine could not be reached, timed out or answered
-	// 5xx; trying again later may work.
+	// ErrUnavailable: the engine could not be reached, timed out, or answered
+	// that it cannot tokenize, whatever the question; later it may.
 	ErrUnavailable = errors.New("engine tokenizer unavailable")
 
-	// ErrRefused: the engine answered 4xx to this request; trying the same
-	// again will not work.
+	// ErrRefused: the engine refused this very request (see Refuses); trying the
+	// same again will not work.
 	ErrRefused = errors.New("engine refused to tokenize")
 
 	// ErrBadAnswer: the engine answered 200 with something that is not a
