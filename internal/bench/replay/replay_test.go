@@ -594,6 +594,35 @@ func TestVerifyCountsApart(t *testing.T) {
 	}
 }
 
+// TestUnknownWhenItWasDecided: a rank whose cache was not known when a decision was
+// made was not, though it was cleared, and so known, before the decision is judged.
+func TestUnknownWhenItWasDecided(t *testing.T) {
+	rec := newRecording(t).run(30)
+	for at, r := range rec.recs {
+		if r.Decision == nil {
+			continue
+		}
+		cs := r.Decision.Input.Decode.Candidates
+		i := slices.IndexFunc(cs, func(c decision.Candidate) bool { return c.OverlapBlocks > 0 })
+		if i < 0 {
+			continue
+		}
+		rank := cs[i].Rank
+		late := *rec
+		late.recs = slices.DeleteFunc(slices.Clone(rec.recs[:at+1]), func(r trace.Record) bool { return r.Kind == trace.KindBatch && r.Rank == rank })
+		for i := range late.recs {
+			late.recs[i].RankInfo.New = false
+		}
+		late.recs = append(late.recs, trace.Record{Kind: trace.KindClear, Time: r.Time + time.Millisecond, Rank: rank, Clear: trace.Clear{Anew: true, Reason: "it began anew"}})
+		v := play(t, late.file(), Options{Verify: true}).Verify
+		if v.OnTrust == 0 || v.InputsDiffer != 0 || v.OnTrust+v.Proven != v.Decisions {
+			t.Errorf("without what %s held before: %+v, %+v", rank, v, v.FirstInput)
+		}
+		return
+	}
+	t.Fatal("no decision knows a cached block")
+}
+
 // TestKeptRecordingsVerify: every decision of the recordings of real engines that are
 // kept is made again the same, whatever version they are of.
 func TestKeptRecordingsVerify(t *testing.T) {

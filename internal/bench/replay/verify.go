@@ -131,6 +131,9 @@ type seen struct {
 	overlap, resident []int
 	// at are the figures at the decision's own place.
 	overlapAt, residentAt int
+	// partial says that the rank's cache from before the recording was not known
+	// then, though it may have been cleared since.
+	partial bool
 }
 
 // NewVerifier verifies with a player that has played nothing yet.
@@ -251,6 +254,7 @@ func (v *Verifier) look(o *openDecision, rank string) {
 			}
 			stats, _ := v.p.index.RankStats(r.slot)
 			s.add(v.overlap(o.d, r, phase), int(stats.Blocks), !o.passed)
+			s.partial = s.partial || r.partial
 		}
 	}
 }
@@ -332,6 +336,7 @@ func (v *Verifier) judge(o *openDecision) {
 				continue // a guess, or blocks of another size: as recorded
 			}
 			now := &in.Candidates[i]
+			partial := s.partial || r.partial // its first batch may have come after the decision
 			if !slices.Contains(s.resident, c.ResidentBlocks) {
 				now.ResidentBlocks = s.residentAt
 			} else if s.residentAt != c.ResidentBlocks {
@@ -341,13 +346,13 @@ func (v *Verifier) judge(o *openDecision) {
 			case s.overlapAt == c.OverlapBlocks:
 			case slices.Contains(s.overlap, c.OverlapBlocks), first != nil && sameOverlap(first, &c):
 				raced = true
-			case r.partial && c.OverlapBlocks > s.overlapAt:
+			case partial && c.OverlapBlocks > s.overlapAt:
 				unknown = true
 			default:
 				now.OverlapBlocks = s.overlapAt
 				why = append(why, v.because(r, &c, s))
 			}
-			if r.partial && now.ResidentBlocks != c.ResidentBlocks {
+			if partial && now.ResidentBlocks != c.ResidentBlocks {
 				now.ResidentBlocks, unknown = c.ResidentBlocks, true
 			}
 		}
