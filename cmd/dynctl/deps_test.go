@@ -57,7 +57,7 @@ var allowed = map[string][]string{
 	"internal/router/state":       {"internal/router/admin", "internal/router/admission", "internal/router/approx", "internal/router/kvfeed", "internal/router/kvindex", "internal/router/ledger", "internal/router/traffic", "internal/workers"},
 	"internal/router/telemetry":   {},
 	// The stand for tests and endurance runs; nothing of the product imports it.
-	"internal/router/routertest": {"internal/router", "internal/router/admin", "internal/router/quicksock", "internal/settings", "internal/workers", "internal/workers/sim"},
+	"internal/router/routertest": {"internal/router", "internal/router/admin", "internal/router/quicksock", "internal/settings", "internal/workers", "internal/workers/sim", "internal/workers/sim/port"},
 	"internal/router/tokenize":   {"internal/router/tokenize/..."},
 	"internal/router/trace":      {"internal/router/api", "internal/router/attempt", "internal/router/decide", "internal/router/decision", "internal/router/disagg", "internal/router/kvevent", "internal/router/receipt", "internal/router/selector", "internal/workers"},
 	"internal/router/trace/...":  {"internal/router/trace", "internal/router/receipt"},

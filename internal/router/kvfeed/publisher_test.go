@@ -17,6 +17,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/kvindex"
 	"github.com/dynctl/dynctl/internal/router/zmtp"
 	"github.com/dynctl/dynctl/internal/workers"
+	"github.com/dynctl/dynctl/internal/workers/sim/port"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -43,7 +44,7 @@ type publisher struct {
 func newPublisher(t *testing.T, seed uint64, parts int) *publisher {
 	t.Helper()
 	p := &publisher{t: t, e: newEngine(seed, parts), topic: "kv@test", topics: seed%2 == 0}
-	p.pubAt, p.repAt = "tcp://127.0.0.1:0", "tcp://127.0.0.1:0"
+	p.repAt = "tcp://127.0.0.1:0"
 	p.open()
 	t.Cleanup(p.close)
 	return p
@@ -61,11 +62,23 @@ func (p *publisher) open() {
 
 func (p *publisher) openPub() {
 	p.t.Helper()
-	pub, err := zmtp.ListenPub(context.Background(), p.pubAt, zmtp.Options{})
+	open := func() (err error) {
+		p.pub, err = zmtp.ListenPub(context.Background(), p.pubAt, zmtp.Options{})
+		return err
+	}
+	var err error
+	if p.pubAt != "" {
+		err = port.Again(p.t.Context(), open)
+	} else {
+		err = port.Free(1, func(n int) error {
+			p.pubAt = fmt.Sprintf("tcp://127.0.0.1:%d", n)
+			return open()
+		})
+	}
 	if err != nil {
 		p.t.Fatal(err)
 	}
-	p.pub, p.pubAt = pub, pub.Endpoint()
+	p.pubAt = p.pub.Endpoint()
 }
 
 func (p *publisher) close() {

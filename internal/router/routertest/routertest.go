@@ -22,6 +22,7 @@ import (
 	"github.com/dynctl/dynctl/internal/settings"
 	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/sim"
+	"github.com/dynctl/dynctl/internal/workers/sim/port"
 )
 
 // Options make a Rig.
@@ -132,11 +133,11 @@ func (g *Rig) StartRouter(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	data, err := listen(g.URL)
+	data, err := listen(ctx, g.URL)
 	if err != nil {
 		return errors.Join(err, r.Close(ctx))
 	}
-	ctrl, err := listen(g.AdminURL)
+	ctrl, err := listen(ctx, g.AdminURL)
 	if err != nil {
 		return errors.Join(err, data.Close(), r.Close(ctx))
 	}
@@ -164,12 +165,12 @@ func (g *Rig) StartRouter(ctx context.Context) error {
 	return nil
 }
 
-func listen(url string) (net.Listener, error) {
+func listen(ctx context.Context, url string) (net.Listener, error) {
 	addr := "127.0.0.1:0"
 	if url != "" {
 		addr = strings.TrimPrefix(url, "http://")
 	}
-	return net.Listen("tcp", addr)
+	return port.Listen(ctx, addr)
 }
 
 // StopRouter drains the router for as long as ctx lasts, stops it as serve

@@ -7,6 +7,7 @@ import (
 	"net/http"
 
 	"github.com/dynctl/dynctl/internal/workers/sim/fault"
+	"github.com/dynctl/dynctl/internal/workers/sim/port"
 )
 
 // Control is the admin API of the whole fleet. It answers also for engines that
@@ -52,6 +53,8 @@ func (r *Running) Control() http.Handler {
 		switch {
 		case errors.Is(err, ErrDown):
 			control(w, http.StatusConflict, map[string]string{"error": err.Error()})
+		case port.InUse(err):
+			control(w, http.StatusInternalServerError, map[string]string{"error": err.Error()})
 		case err != nil:
 			control(w, http.StatusBadRequest, map[string]string{"error": err.Error()})
 		default:

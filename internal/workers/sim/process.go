@@ -17,6 +17,7 @@ import (
 	"github.com/dynctl/dynctl/internal/workers/sim/engine"
 	"github.com/dynctl/dynctl/internal/workers/sim/front"
 	"github.com/dynctl/dynctl/internal/workers/sim/live"
+	"github.com/dynctl/dynctl/internal/workers/sim/port"
 	"github.com/dynctl/dynctl/internal/workers/sim/publish"
 	"github.com/dynctl/dynctl/internal/workers/sim/rooms"
 	"github.com/dynctl/dynctl/internal/workers/sim/sidechannel"
@@ -133,7 +134,7 @@ func (e *Engine) boot(number uint64) (*process, error) {
 	}
 	e.ports.http = p.web.addr
 	if set.Refuse {
-		p.web.refuse(true)
+		_ = p.web.refuse(true) // only giving back can fail
 	}
 	for _, r := range p.ranks {
 		p.wg.Add(1)
@@ -174,24 +175,38 @@ func (p *process) frontConfig(seed uint64, rooms *rooms.Rooms) front.Config {
 
 // publishers opens the publishers of all ranks. Engines count the ports of events
 // and replay up with the rank, and SGLang tells that of rank 0 only: the ports beside
-// a free one must be free, too. At the first start others are tried until they are.
+// a free one must be free, too. At the first start others are tried until they are;
+// later they are waited for, for a moment.
 func (p *process) publishers(first bool) error {
-	if p.e.group.Events == EventsOff {
+	g := &p.e.group
+	if g.Events == EventsOff {
 		return nil
 	}
-	wanted := p.e.ports
-	for try := 0; ; try++ {
+	was := p.e.ports
+	open := func() error {
 		err := p.openPublishers()
-		if err == nil || !first || try == 20 {
-			return err
+		if err != nil {
+			for _, pub := range p.pubs {
+				pub.Close()
+			}
+			p.pubs, p.e.ports.events, p.e.ports.rep = nil, was.events, was.rep
 		}
-		for _, pub := range p.pubs {
-			pub.Close()
-		}
-		p.pubs = nil
-		p.e.ports.events, p.e.ports.rep = wanted.events, wanted.rep
+		return err
 	}
+	if !first {
+		return port.Again(p.ctx, open)
+	}
+	return port.Free(2*g.DP, func(base int) error { // events, then replay
+		p.e.ports.events, p.e.ports.rep = slices.Clone(was.events), slices.Clone(was.rep)
+		if base != 0 {
+			p.e.ports.events[0], p.e.ports.rep[0] = local(base), local(base+g.DP)
+		}
+		return open()
+	})
 }
+
+// local is the address of a port, 0 for any.
+func local(port int) string { return net.JoinHostPort(loopback, strconv.Itoa(port)) }
 
 func (p *process) openPublishers() error {
 	g, ports := &p.e.group, &p.e.ports

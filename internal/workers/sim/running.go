@@ -90,12 +90,11 @@ func Start(ctx context.Context, f Fleet) (*Running, error) {
 }
 
 func newPorts(g Group, http int) ports {
-	any := net.JoinHostPort(loopback, "0")
-	p := ports{http: net.JoinHostPort(loopback, strconv.Itoa(http)), boot: any, recv: any}
+	p := ports{http: local(http), boot: local(0), recv: local(0)}
 	for range g.DP {
-		p.side = append(p.side, any)
-		p.events = append(p.events, any)
-		p.rep = append(p.rep, any)
+		p.side = append(p.side, local(0))
+		p.events = append(p.events, local(0))
+		p.rep = append(p.rep, local(0))
 	}
 	return p
 }
@@ -179,7 +178,7 @@ type Engine struct {
 	mu     sync.Mutex
 	proc   *process // nil while down
 	number uint64   // incarnation
-	reason string   // why it is down
+	reason string   // why it is down, or goes on refusing connections
 	exits  int
 	closed bool
 	clear  *time.Timer // ends faults with a limit
@@ -247,7 +246,8 @@ func portOf(addr string) int {
 	return n
 }
 
-// Running reports whether the engine is up, and if not, why.
+// Running reports whether the engine is up, and what is wrong with it otherwise: why
+// it is down, or why it goes on refusing connections.
 func (e *Engine) Running() (bool, string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -335,7 +335,7 @@ func (e *Engine) SetFaults(set fault.Set) error {
 			mine := e.clear == t
 			e.mu.Unlock()
 			if mine {
-				_ = e.SetFaults(fault.Set{}) // an empty set is valid
+				_ = e.SetFaults(fault.Set{}) // the reason is kept for Running
 			}
 		})
 		e.clear = t
@@ -344,11 +344,22 @@ func (e *Engine) SetFaults(set fault.Set) error {
 	if p == nil {
 		return nil
 	}
-	p.web.refuse(set.Refuse)
+	err := p.web.refuse(set.Refuse)
+	if err != nil {
+		err = fmt.Errorf("%s goes on refusing: %w", e.name, err)
+	}
+	e.mu.Lock()
+	if e.proc == p {
+		e.reason = "" // who asked may be gone: Running tells it, too
+		if err != nil {
+			e.reason = err.Error()
+		}
+	}
+	e.mu.Unlock()
 	for _, r := range p.ranks {
 		r.Do(func(core *engine.Rank, _ engine.Time) { core.SetSlow(set.Slow) })
 	}
-	return nil
+	return err
 }
 
 // Faults is the engine's present set of faults.

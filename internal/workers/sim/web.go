@@ -3,6 +3,7 @@ package sim
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"io"
 	"log"
@@ -13,6 +14,7 @@ import (
 	"time"
 
 	"github.com/dynctl/dynctl/internal/workers/sim/fault"
+	"github.com/dynctl/dynctl/internal/workers/sim/port"
 )
 
 // web is the HTTP server of a process, whose listener can be taken away and
@@ -103,8 +105,7 @@ func (w *web) idle() <-chan struct{} {
 
 // listen binds addr and serves it.
 func (w *web) listen(addr string) error {
-	var lc net.ListenConfig
-	ln, err := lc.Listen(w.ctx, "tcp", addr)
+	ln, err := port.Listen(w.ctx, addr)
 	if err != nil {
 		return fmt.Errorf("http: %w", err)
 	}
@@ -124,8 +125,9 @@ func (w *web) listen(addr string) error {
 }
 
 // refuse takes the listener away, and idle connections with it, or gives it
-// back. Requests that run go on.
-func (w *web) refuse(on bool) {
+// back. Requests that run go on. An error tells that somebody else has the port,
+// and connections are refused still.
+func (w *web) refuse(on bool) error {
 	w.mu.Lock()
 	ln := w.ln
 	if on {
@@ -133,14 +135,18 @@ func (w *web) refuse(on bool) {
 	}
 	w.mu.Unlock()
 	if on == (ln == nil) {
-		return
+		return nil
 	}
 	w.srv.SetKeepAlivesEnabled(!on)
 	if on {
 		_ = ln.Close()
-		return
+		return nil
 	}
-	_ = w.listen(w.addr) // a port lost to someone else stays refused
+	err := w.listen(w.addr)
+	if errors.Is(err, http.ErrServerClosed) {
+		return nil // the engine ends at this moment
+	}
+	return err
 }
 
 // close cuts every connection and waits for the handlers.

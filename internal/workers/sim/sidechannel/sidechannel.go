@@ -26,6 +26,7 @@ import (
 	"time"
 
 	"github.com/dynctl/dynctl/internal/workers/sim/cache"
+	"github.com/dynctl/dynctl/internal/workers/sim/port"
 )
 
 // MaxFrame is the largest frame in bytes, enough for a million blocks.
@@ -73,8 +74,7 @@ const maxConns = 1024
 
 // Listen serves addr until Close. handle is called from many goroutines.
 func Listen(ctx context.Context, addr string, handle func(Request) Response) (*Server, error) {
-	var lc net.ListenConfig
-	ln, err := lc.Listen(ctx, "tcp", addr)
+	ln, err := port.Listen(ctx, addr)
 	if err != nil {
 		return nil, fmt.Errorf("side channel: %w", err)
 	}

@@ -1,0 +1,142 @@
+// Package port finds ports for listeners that close and come back: a simulated
+// engine keeps its addresses over restarts, as a real one does.
+//
+// A port that the system has chosen is one of those that it gives to outgoing
+// connections, too. While its listener is away any client of the machine may
+// have it, and the listener cannot come back. The ports below that range are
+// given to nobody who does not ask for them.
+package port
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+)
+
+const (
+	// lowest is the first port that is tried: below it are those of well-known
+	// services.
+	lowest = 10240
+	// tries is how many free ports are looked for before the system chooses.
+	tries = 64
+	// wait is how long a port in use is waited for, pause the time between two
+	// looks at it.
+	wait, pause = 5 * time.Second, 20 * time.Millisecond
+)
+
+// next is the port that is tried next. Processes begin at different ones.
+var next struct {
+	sync.Mutex
+	port, end int // end is the first port that is not ours; 0 before the first use
+}
+
+// outgoing tells the first port of outgoing connections, as in
+// /proc/sys/net/ipv4/ip_local_port_range.
+func outgoing(text string) (int, error) {
+	fields := strings.Fields(text)
+	if len(fields) != 2 {
+		return 0, fmt.Errorf("%q is not a range of ports", text)
+	}
+	return strconv.Atoi(fields[0])
+}
+
+// Below returns the first of n ports in a row that the system gives to no
+// outgoing connection, others with each call; 0 where there are none, or none
+// are known.
+func Below(n int) int {
+	next.Lock()
+	defer next.Unlock()
+	if next.end == 0 {
+		next.end = lowest
+		if text, err := os.ReadFile("/proc/sys/net/ipv4/ip_local_port_range"); err == nil {
+			if end, err := outgoing(string(text)); err == nil {
+				next.end = max(end, lowest)
+			}
+		}
+		if next.end > lowest {
+			next.port = lowest + rand.IntN(next.end-lowest)
+		}
+	}
+	if n > next.end-lowest {
+		return 0
+	}
+	if next.port+n > next.end {
+		next.port = lowest
+	}
+	next.port += n
+	return next.port - n
+}
+
+// Free calls bind with ports of which n in a row may be free, until it takes
+// them, and at last with 0, for which the system chooses. bind must have given
+// everything back when it fails.
+func Free(n int, bind func(port int) error) error {
+	for range tries {
+		p := Below(n)
+		if p == 0 {
+			break
+		}
+		if err := bind(p); !InUse(err) {
+			return err
+		}
+	}
+	var err error
+	for range tries { // of several in a row, the system knows but the first
+		if err = bind(0); !InUse(err) {
+			return err
+		}
+	}
+	return err
+}
+
+// Again calls bind, which wants certain ports, until nobody else has them, for
+// a moment: whoever else has taken a port that was free for a while may be gone
+// soon. Then the last error is told.
+func Again(ctx context.Context, bind func() error) error {
+	end := time.Now().Add(wait)
+	for {
+		err := bind()
+		if !InUse(err) || time.Now().After(end) {
+			return err
+		}
+		t := time.NewTimer(pause)
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			t.Stop()
+			return err
+		}
+	}
+}
+
+// InUse reports whether an error says that someone else has the port.
+func InUse(err error) bool { return errors.Is(err, syscall.EADDRINUSE) }
+
+// Listen listens on a TCP address, whose port 0 stands for one that can be come
+// back to.
+func Listen(ctx context.Context, addr string) (net.Listener, error) {
+	host, port, err := net.SplitHostPort(addr)
+	if err != nil {
+		return nil, fmt.Errorf("address %s: %w", addr, err)
+	}
+	var lc net.ListenConfig
+	var ln net.Listener
+	at := func(addr string) (err error) {
+		ln, err = lc.Listen(ctx, "tcp", addr)
+		return err
+	}
+	if port == "0" {
+		err = Free(1, func(p int) error { return at(net.JoinHostPort(host, strconv.Itoa(p))) })
+	} else {
+		err = Again(ctx, func() error { return at(addr) })
+	}
+	return ln, err
+}

@@ -1,0 +1,116 @@
+package port
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"syscall"
+	"testing"
+)
+
+func TestOutgoing(t *testing.T) {
+	for text, want := range map[string]int{"32768\t60999\n": 32768, "1024 65535": 1024, "": 0, "32768": 0, "a b": 0, "1 2 3": 0} {
+		if got, err := outgoing(text); got != want || (err != nil) != (want == 0) {
+			t.Errorf("%q: %d, %v", text, got, err)
+		}
+	}
+}
+
+// TestListenersComeBack: no outgoing connection is given the port of a listener
+// that is away, and its address is free for it when it comes back.
+func TestListenersComeBack(t *testing.T) {
+	seen := map[string]bool{}
+	for range 50 {
+		ln, err := Listen(t.Context(), "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		addr := ln.Addr().String()
+		if text, err := os.ReadFile("/proc/sys/net/ipv4/ip_local_port_range"); err == nil {
+			first, err := outgoing(string(text))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if p := ln.Addr().(*net.TCPAddr).Port; first > lowest && p >= first {
+				t.Errorf("port %d is one of outgoing connections, which begin at %d", p, first)
+			}
+		}
+		if seen[addr] && Below(1) != 0 { // what the system does is up to it
+			t.Errorf("%s was given twice", addr)
+		}
+		seen[addr] = true
+		if err := ln.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if ln, err = Listen(t.Context(), addr); err != nil {
+			t.Fatal(err)
+		}
+		if err := ln.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestAgain: a port that somebody else has is waited for, and not for ever.
+func TestAgain(t *testing.T) {
+	other, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	looks := 0
+	var ln net.Listener
+	err = Again(t.Context(), func() (err error) {
+		if looks++; looks == 3 {
+			if err := other.Close(); err != nil {
+				t.Error(err)
+			}
+		}
+		ln, err = net.Listen("tcp", other.Addr().String())
+		return err
+	})
+	if err != nil || looks != 3 {
+		t.Fatalf("%v after %d looks", err, looks)
+	}
+	defer ln.Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := Listen(ctx, ln.Addr().String()); err == nil {
+		t.Error("two listeners have one port")
+	}
+	looks = 0
+	if err := Again(t.Context(), func() error { looks++; return errors.New("no such device") }); err == nil || looks != 1 {
+		t.Errorf("%v after %d looks: what is not about the port is told at once", err, looks)
+	}
+}
+
+// TestFree: several ports in a row, others when one of them is in use, and the
+// system's choice when none is free.
+func TestFree(t *testing.T) {
+	var got []int
+	err := Free(3, func(p int) error {
+		if got = append(got, p); len(got) < 3 {
+			return fmt.Errorf("rank 1: %w", syscall.EADDRINUSE)
+		}
+		return nil
+	})
+	if err != nil || len(got) != 3 {
+		t.Fatalf("%v, ports %v", err, got)
+	}
+	if p := got[0]; p != 0 && (got[1] < p+3 && got[1] > p-3 || got[2] < got[1]+3 && got[2] > got[1]-3) {
+		t.Errorf("the ports from %v on overlap", got)
+	}
+	calls := 0
+	if err := Free(1, func(p int) error {
+		if calls++; p != 0 {
+			return syscall.EADDRINUSE
+		}
+		return nil
+	}); err != nil || calls > tries+1 {
+		t.Errorf("%v after %d calls", err, calls)
+	}
+	if err := Free(1, func(int) error { return syscall.EADDRINUSE }); !InUse(err) {
+		t.Errorf("%v", err)
+	}
+}
