@@ -263,6 +263,8 @@ func (r *chaosRig) turn(rng *rand.Rand) (out []chaosFault) {
 			{kind: routertest.Die, set: die}, {kind: routertest.Slow, set: fault.Set{Slow: 20}},
 			{kind: routertest.Drop, set: fault.Set{DropEvents: .3}},
 			{kind: routertest.Corrupt, set: fault.Set{DropEvents: .3, ReorderEvents: .2, CorruptEvents: .2}},
+			{kind: routertest.Lose, set: fault.Set{LoseEvents: .3}},
+			{kind: routertest.Replay, set: fault.Set{DropEvents: .3, DropReplay: .3}},
 		} {
 			f.engine = roles[role][rng.IntN(len(roles[role]))]
 			out = append(out, f)

@@ -236,8 +236,9 @@ func (c *chaos) strike(ctx context.Context, rng *rand.Rand) {
 	target := g.engines[rng.IntN(len(g.engines))]
 	kind := []string{
 		routertest.Kill, routertest.Kill, routertest.Restart, routertest.Restart, routertest.Refuse, routertest.Hang, routertest.Slow, routertest.Errors, routertest.Errors, routertest.Die, routertest.Die,
-		routertest.Drop, routertest.Drop, routertest.Reorder, routertest.Reorder, routertest.Corrupt, routertest.Corrupt, doDrain,
-	}[rng.IntN(18)]
+		routertest.Drop, routertest.Drop, routertest.Reorder, routertest.Reorder, routertest.Corrupt, routertest.Corrupt,
+		routertest.Lose, routertest.Replay, doDrain,
+	}[rng.IntN(20)]
 	hold := time.Duration((1 + rng.Float64()*2) * float64(c.s.o.Hold))
 	number, status := rng.Float64(), []int{500, 502, 503, 504}[rng.IntN(4)]
 	if !c.spareable(ctx, g, target.Name()) {
@@ -322,6 +323,10 @@ func (c *chaos) carry(ctx context.Context, f *Fault, g *group, e *sim.Engine, ho
 		set.ReorderEvents = 0.2 + 0.6*number
 	case routertest.Corrupt:
 		set.CorruptEvents = 0.2 + 0.6*number
+	case routertest.Lose:
+		set.LoseEvents = 0.2 + 0.6*number
+	case routertest.Replay: // of what was dropped, else nobody asks for one
+		set.DropEvents, set.DropReplay = 0.4, 0.2+0.6*number
 	}
 	if set != always {
 		f.Detail = fmt.Sprintf("%+v", set)

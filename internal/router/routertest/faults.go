@@ -12,6 +12,8 @@ const (
 	Drop    = "drop events"
 	Reorder = "reorder events"
 	Corrupt = "corrupt events"
+	Lose    = "lose events"
+	Replay  = "drop replays"
 )
 
 // Shows are the events of a worker by which an operator finds each fault. A
@@ -28,4 +30,6 @@ var Shows = map[string][]string{
 	Drop:    {"feed_gap", "feed_unknown", "feed_stale"},
 	Reorder: {"feed_gap", "feed_unknown", "feed_stale"},
 	Corrupt: {"feed_gap", "feed_unknown", "feed_stale"},
+	Lose:    {"feed_gap", "feed_unknown", "feed_stale"},
+	Replay:  {"feed_gap", "feed_unknown", "feed_stale"},
 }

@@ -120,7 +120,7 @@ func (c *conn) CloseWrite() error {
 }
 
 // rest begins or ends the time that a connection is without a request; limit is
-// how long that may be, 0 for ever.
+// how long that may be.
 func (c *conn) rest(idle bool, limit time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -129,7 +129,7 @@ func (c *conn) rest(idle bool, limit time.Duration) {
 		c.idle.Stop()
 		c.idle = nil
 	}
-	if idle && limit > 0 {
+	if idle {
 		c.idle = time.AfterFunc(limit, func() { _ = c.Conn.Close() })
 	}
 }

@@ -38,6 +38,42 @@ func dial(t *testing.T, r *sim.Running) net.Conn {
 	return tls.Client(raw, conf)
 }
 
+// TestIdleConnectionsAreClosed: unless told otherwise, after the time that
+// uvicorn has for it; those in use are not.
+func TestIdleConnectionsAreClosed(t *testing.T) {
+	for _, engine := range []string{"vllm", "sglang"} {
+		t.Run(engine, func(t *testing.T) {
+			t.Parallel()
+			c := dial(t, start(t, "1a:profile=instant,engine="+engine))
+			in := bufio.NewReader(c)
+			ask := func() time.Time {
+				t.Helper()
+				at := time.Now()
+				if _, err := io.WriteString(c, "GET /health HTTP/1.1\r\nHost: x\r\n\r\n"); err != nil {
+					t.Fatal(err)
+				}
+				a, err := http.ReadResponse(in, nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if _, err := io.Copy(io.Discard, a.Body); err != nil || a.StatusCode != 200 {
+					t.Fatal(a.StatusCode, err)
+				}
+				_ = a.Body.Close()
+				return at
+			}
+			ask()
+			last := ask()
+			if _, err := in.ReadByte(); !errors.Is(err, io.EOF) {
+				t.Fatalf("%v, want the end of the connection", err)
+			}
+			if idle := time.Since(last); idle < 5*time.Second {
+				t.Errorf("closed after %s", idle)
+			}
+		})
+	}
+}
+
 // TestAnswersToNobody: an idle 408 follows an answer, streamed or whole, and
 // what comes is the answer, untouched, and then the 408; connections that are
 // not used are closed. Over TLS and over TCP.

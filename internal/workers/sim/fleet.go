@@ -189,7 +189,7 @@ func ParseFleet(text string) (Fleet, error) {
 }
 
 // keys are the options of ParseFleet, for messages.
-const keys = "aliases, auto_restart, block, bootstrap_wait, connector, dial, dp, engine, events, fixed_names, hash, kv_blocks, lease, loras, max_batched_tokens, max_model_len, max_seqs, model, noise, osl, patience, policy, port, profile, replay, seed, speed, steps, store, tls, topic, weights, and the faults close_idle, delay, die_rate, end_rate, error_rate, hang_rate, late_rate, drop_events, reorder_events, corrupt_events, slow"
+const keys = "aliases, auto_restart, block, bootstrap_wait, connector, dial, dp, engine, events, fixed_names, hash, kv_blocks, lease, loras, max_batched_tokens, max_model_len, max_seqs, model, noise, osl, patience, policy, port, profile, replay, seed, speed, steps, store, tls, topic, weights, and the faults close_idle, delay, die_rate, end_rate, error_rate, hang_rate, late_rate, drop_events, reorder_events, corrupt_events, lose_events, drop_replay, slow"
 
 func (g *Group) set(key, value string) error {
 	var err error
@@ -314,6 +314,10 @@ func (g *Group) set(key, value string) error {
 		float(&g.Faults.ReorderEvents)
 	case "corrupt_events":
 		float(&g.Faults.CorruptEvents)
+	case "lose_events":
+		float(&g.Faults.LoseEvents)
+	case "drop_replay":
+		float(&g.Faults.DropReplay)
 	case "slow":
 		float(&g.Faults.Slow)
 	default:

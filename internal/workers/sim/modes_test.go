@@ -592,12 +592,88 @@ func TestFaults(t *testing.T) {
 		if got[0] == from || slices.IsSorted(got) {
 			t.Errorf("sequences from %d on: %v, want a gap and a swap", from, got)
 		}
-		var replayed []uint64
-		replay(t, w.Events[0].Replay, from, func(seq uint64, _ []byte) { replayed = append(replayed, seq) })
-		if len(replayed) != int(end-from) || !slices.IsSorted(replayed) {
-			t.Errorf("replay from %d to %d gives %v", from, end, replayed)
+		seqs := func() (out []uint64) {
+			replay(t, w.Events[0].Replay, from, func(seq uint64, _ []byte) { out = append(out, seq) })
+			return out
+		}
+		whole := slices.DeleteFunc(seqs(), func(seq uint64) bool { return seq >= end })
+		if len(whole) != int(end-from) || !slices.IsSorted(whole) {
+			t.Errorf("replay from %d to %d gives %v", from, end, whole)
+		}
+		// What fails to be published is nowhere.
+		set(object{"lose_events": 1})
+		first := pub.Next()
+		complete(t, e, ids(40, 25), nil)
+		eventually(t, "its number is used up", func() bool { return pub.Next() > first })
+		lost := pub.Next()
+		set(object{})
+		well := pub.Next()
+		complete(t, e, ids(40, 26), nil)
+		eventually(t, "the next batch", func() bool { return pub.Next() > well })
+		if got := seqs(); slices.ContainsFunc(got, func(seq uint64) bool { return seq >= first && seq < lost }) || got[len(got)-1] < well {
+			t.Errorf("replay gives %v, want all but %d to %d, and those from %d on", got, first, lost-1, well)
+		}
+		// A ROUTER that drops says nothing, not even that it is done.
+		c, err := zmtp.DialDealer(t.Context(), w.Events[0].Replay, zmtp.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		set(object{"drop_replay": 1})
+		before, last := pub.Replays(), pub.Next()-1
+		if err := c.Send(kvevent.ReplayRequest(from)...); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, "the question was answered", func() bool { return pub.Replays() == before+1 })
+		set(object{})
+		if err := c.Send(kvevent.ReplayRequest(last)...); err != nil {
+			t.Fatal(err)
+		}
+		if err := c.Recv(&m); err != nil {
+			t.Fatal(err)
+		}
+		if seq, _, end, err := kvevent.ParseReplay(m.Frames()); err != nil || end || seq != last {
+			t.Errorf("the first answer is %d (end %v, %v), want %d, of the second question", seq, end, err, last)
 		}
 	})
+}
+
+// TestClearedComesWithTheNextStep: vLLM publishes after steps only, so that a cache
+// that was cleared without one is told of with the next request.
+func TestClearedComesWithTheNextStep(t *testing.T) {
+	r := start(t, "1a:profile=instant")
+	e := r.Engine(0)
+	pub, err := e.Publisher(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	complete(t, e, ids(40, 1), nil)
+	eventually(t, "the blocks of the first prompt", func() bool { return pub.Next() > 0 })
+	from := pub.Next()
+	for _, path := range []string{"/reset_prefix_cache", "/sleep?level=1", "/wake_up"} {
+		if status, b := post(t, e.URL()+path, nil); status != 200 {
+			t.Fatalf("%s: %d %s", path, status, b)
+		}
+	}
+	if n := pub.Next(); n != from {
+		t.Errorf("%d batches without a step", n-from)
+	}
+	complete(t, e, ids(40, 2), nil)
+	eventually(t, "the blocks of the second prompt", func() bool { return pub.Next() > from })
+	var kinds []kvevent.Kind
+	replay(t, e.Worker().Events[0].Replay, from, func(_ uint64, payload []byte) {
+		var d kvevent.Decoder
+		var b kvevent.Batch
+		if err := d.Decode(payload, &b); err != nil {
+			t.Fatal(err)
+		}
+		for _, ev := range b.Events {
+			kinds = append(kinds, ev.Kind)
+		}
+	})
+	if len(kinds) < 2 || kinds[0] != kvevent.Cleared || !slices.Contains(kinds, kvevent.Stored) {
+		t.Errorf("events %v, want that the cache was cleared, then what the step has stored", kinds)
+	}
 }
 
 func TestAutoRestart(t *testing.T) {

@@ -17,6 +17,11 @@ import (
 	"github.com/dynctl/dynctl/internal/workers/sim/port"
 )
 
+// keepAlive is how long a connection may be without a request: vLLM's
+// VLLM_HTTP_TIMEOUT_KEEP_ALIVE, and what uvicorn has for itself, on which SGLang
+// runs.
+const keepAlive = 5 * time.Second
+
 // web is the HTTP server of a process, whose listener can be taken away and
 // given back.
 type web struct {
@@ -72,7 +77,11 @@ func (w *web) serve(h http.Handler, rw http.ResponseWriter, r *http.Request) {
 func (w *web) state(c net.Conn, s http.ConnState) {
 	if c, ok := c.(*conn); ok && w.faults != nil {
 		set, _ := w.faults.Set()
-		c.rest(s == http.StateIdle, time.Duration(set.CloseIdle))
+		limit := time.Duration(set.CloseIdle)
+		if limit == 0 {
+			limit = keepAlive
+		}
+		c.rest(s == http.StateIdle, limit)
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()

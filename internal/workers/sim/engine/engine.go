@@ -375,7 +375,8 @@ func (r *Rank) Finish(now Time, id string) {
 	r.start()
 }
 
-// ClearCache forgets the prefix cache, unless a block is in use.
+// ClearCache forgets the prefix cache, unless a block is in use. As with vLLM, the
+// next step tells of it.
 func (r *Rank) ClearCache(now Time) bool {
 	r.Advance(now)
 	return r.cache.Clear()

@@ -66,16 +66,23 @@ type Set struct {
 	// LateRate of the generation answers are followed at once by the idle 408
 	// of a server that lost its patience, which answers no request.
 	LateRate float64 `json:"late_rate,omitempty"`
-	// CloseIdle closes connections that were without a request for so long.
+	// CloseIdle closes connections that were without a request for so long; 0 is
+	// what engines do by themselves.
 	CloseIdle Duration `json:"close_idle,omitempty"`
 	// All extends delay, error and hang rates from generation requests to every path.
 	All bool `json:"all_paths,omitempty"`
 	// Slow multiplies the times of all steps and transfers; 0 and 1 do nothing.
 	Slow float64 `json:"slow,omitempty"`
-	// DropEvents, ReorderEvents and CorruptEvents are shares of the event batches.
+	// DropEvents, ReorderEvents and CorruptEvents are shares of the event batches,
+	// which the replay has whole; LoseEvents of those that fail to be published,
+	// which it has not: their numbers are used up.
 	DropEvents    float64 `json:"drop_events,omitempty"`
 	ReorderEvents float64 `json:"reorder_events,omitempty"`
 	CorruptEvents float64 `json:"corrupt_events,omitempty"`
+	LoseEvents    float64 `json:"lose_events,omitempty"`
+	// DropReplay is the share of a replay's messages that get lost, its end
+	// marker among them: a ROUTER drops what finds a full queue.
+	DropReplay float64 `json:"drop_replay,omitempty"`
 	// For clears the faults after a time; 0 keeps them.
 	For Duration `json:"for,omitempty"`
 }
@@ -95,6 +102,8 @@ func (s Set) Validate() error {
 		{"drop_events", s.DropEvents},
 		{"reorder_events", s.ReorderEvents},
 		{"corrupt_events", s.CorruptEvents},
+		{"lose_events", s.LoseEvents},
+		{"drop_replay", s.DropReplay},
 	} {
 		if math.IsNaN(r.v) || r.v < 0 || r.v > 1 {
 			errs = append(errs, fmt.Errorf("%s: %v is not a share from 0 to 1", r.key, r.v))

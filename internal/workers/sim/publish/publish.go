@@ -8,6 +8,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"sync"
+	"time"
 
 	"github.com/dynctl/dynctl/internal/router/kvevent"
 	"github.com/dynctl/dynctl/internal/router/zmtp"
@@ -29,7 +30,8 @@ type Config struct {
 	Encoding        kvevent.Encoding
 	// Steps is how many batches are kept for replay; 0 means 10000.
 	Steps int
-	// Faults may drop, reorder and corrupt batches.
+	// Faults may drop, reorder, corrupt and lose batches, and drop replays; nil for
+	// none.
 	Faults *fault.Source
 }
 
@@ -44,9 +46,16 @@ type Publisher struct {
 	seq    uint64
 	ring   []entry // replay buffer, oldest first from head
 	head   int
-	late   *entry // a batch that waits to be overtaken by the next
+	late   *entry        // a batch that waits to be overtaken by the next
+	asked  uint64        // replays that were answered
+	turned time.Time     // when the latest batch was published
+	turn   chan struct{} // closed with the next one; nil when nobody waits for it
 	closed bool
 }
+
+// poll is how long the thread of vLLM's and SGLang's publishers waits for a batch
+// before it looks at its replay socket again.
+const poll = 100 * time.Millisecond
 
 type entry struct {
 	seq     uint64
@@ -58,7 +67,10 @@ func Open(ctx context.Context, cfg Config) (*Publisher, error) {
 	if cfg.Steps <= 0 {
 		cfg.Steps = 10000
 	}
-	p := &Publisher{cfg: cfg}
+	if cfg.Faults == nil {
+		cfg.Faults = fault.NewSource(0, fault.Set{})
+	}
+	p := &Publisher{cfg: cfg, turned: time.Now()}
 	var err error
 	o := zmtp.Options{SendQueue: 100000, SendQueueBytes: 256 << 20}
 	if cfg.Dial {
@@ -105,6 +117,13 @@ func (p *Publisher) Next() uint64 {
 	return p.seq
 }
 
+// Replays is how many replays were answered, whatever became of the answers.
+func (p *Publisher) Replays() uint64 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.asked
+}
+
 // Close closes the sockets and joins their goroutines.
 func (p *Publisher) Close() {
 	p.mu.Lock()
@@ -129,19 +148,23 @@ func (p *Publisher) Publish(ts float64, events []cache.Event) {
 	if p.closed {
 		return
 	}
+	p.turned = time.Now()
+	if p.turn != nil {
+		close(p.turn)
+		p.turn = nil
+	}
 	e := entry{p.seq, payload}
 	p.seq++
+	set, _ := p.cfg.Faults.Set()
+	if p.cfg.Faults.Hit(set.LoseEvents) {
+		return // the number is used up, and what could not be sent is not kept
+	}
 	if len(p.ring) < p.cfg.Steps {
 		p.ring = append(p.ring, e)
 	} else {
 		p.ring[p.head] = e
 		p.head = (p.head + 1) % len(p.ring)
 	}
-	if p.cfg.Faults == nil {
-		p.send(e)
-		return
-	}
-	set, _ := p.cfg.Faults.Set()
 	switch {
 	case p.cfg.Faults.Hit(set.DropEvents):
 	case p.cfg.Faults.Hit(set.CorruptEvents):
@@ -174,8 +197,27 @@ func (p *Publisher) send(e entry) {
 	p.pub.Send([]byte(p.cfg.Topic), seq[:], e.payload)
 }
 
+// wait returns when the publisher looks at its replay socket: after each batch,
+// and while there is none, now and then.
+func (p *Publisher) wait(ctx context.Context) error {
+	p.mu.Lock()
+	if p.turn == nil {
+		p.turn = make(chan struct{})
+	}
+	next, left := p.turn, poll-time.Since(p.turned)%poll
+	p.mu.Unlock()
+	t := time.NewTimer(left)
+	defer t.Stop()
+	select {
+	case <-next:
+	case <-t.C:
+	case <-ctx.Done():
+	}
+	return ctx.Err()
+}
+
 // replay answers the requests of one DEALER.
-func (p *Publisher) replay(_ context.Context, c *zmtp.Conn) error {
+func (p *Publisher) replay(ctx context.Context, c *zmtp.Conn) error {
 	var m zmtp.Message
 	for {
 		if err := c.Recv(&m); err != nil {
@@ -185,9 +227,16 @@ func (p *Publisher) replay(_ context.Context, c *zmtp.Conn) error {
 		if err != nil {
 			continue // like vLLM: not answered
 		}
+		if err := p.wait(ctx); err != nil {
+			return err
+		}
+		set, _ := p.cfg.Faults.Set()
 		sglang := p.cfg.Encoding.Form == kvevent.SGLangArray || p.cfg.Encoding.Form == kvevent.SGLangMap
 		topic := []byte(p.cfg.Topic)
 		for _, e := range p.since(start) {
+			if p.cfg.Faults.Hit(set.DropReplay) {
+				continue
+			}
 			seq := kvevent.AppendSeq(nil, e.seq)
 			if sglang {
 				err = c.Send(nil, seq, e.payload)
@@ -199,14 +248,19 @@ func (p *Publisher) replay(_ context.Context, c *zmtp.Conn) error {
 			}
 		}
 		end := kvevent.AppendSeq(nil, kvevent.EndSeq)
-		if sglang {
+		switch {
+		case p.cfg.Faults.Hit(set.DropReplay):
+		case sglang:
 			err = c.Send(nil, end, nil)
-		} else {
+		default:
 			err = c.Send(nil, nil, end, nil)
 		}
 		if err != nil {
 			return err
 		}
+		p.mu.Lock()
+		p.asked++
+		p.mu.Unlock()
 	}
 }
 
