@@ -9,7 +9,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 )
 
 // stub is an engine that costs next to nothing: raw sockets and canned parts.
@@ -18,9 +17,10 @@ type stub struct {
 	wg sync.WaitGroup
 	mu sync.Mutex
 	cs map[net.Conn]bool
-	// parts are the writes of one answer; pauses come before each.
+	// parts are the writes of one answer; before, when set, is called ahead of
+	// each with the numbers of the request and the part.
 	parts  func(n int, req string) []string
-	pause  time.Duration
+	before func(n, part int)
 	number int
 	seen   []string // requests, when keep is set
 	keep   bool
@@ -100,10 +100,9 @@ func (s *stub) serve(c net.Conn) {
 			s.seen = append(s.seen, head.String()+body)
 		}
 		s.mu.Unlock()
-		for _, p := range s.parts(n, body) {
-			if s.pause > 0 {
-				t := time.NewTimer(s.pause)
-				<-t.C
+		for i, p := range s.parts(n, body) {
+			if s.before != nil {
+				s.before(n, i)
 			}
 			if p == "CLOSE" {
 				return
