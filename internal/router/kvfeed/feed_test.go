@@ -224,7 +224,10 @@ func TestFeedKeepsWhatTheReplayHasNot(t *testing.T) {
 			t.Parallel()
 			p := newPublisher(t, 41, 1)
 			f := newFixture(t, func(o *Options) {
-				o.ReplayBurst, o.ReplayEvery, o.ReplayIdle = 1, 20*time.Millisecond, 150*time.Millisecond
+				o.ReplayBurst, o.ReplayEvery = 1, 20*time.Millisecond
+				if name == "silent" {
+					o.ReplayIdle = silence
+				}
 			})
 			f.add(p.source(true))
 			p.subscribed()
@@ -401,7 +404,7 @@ func TestFeedWithoutEndMarker(t *testing.T) {
 	for range 10 {
 		p.step(false)
 	}
-	f := newFixture(t, func(o *Options) { o.ReplayIdle = 150 * time.Millisecond })
+	f := newFixture(t, func(o *Options) { o.ReplayIdle = silence })
 	f.add(p.source(true))
 	// Nothing live comes: the deadline ends the replay, and since nothing tells
 	// whether it was all, nothing is kept.
@@ -487,7 +490,7 @@ func TestFeedSilentReplay(t *testing.T) {
 	t.Parallel()
 	p := newPublisher(t, 7, 1)
 	p.set(func() { p.silent = true })
-	f := newFixture(t, func(o *Options) { o.ReplayIdle = 150 * time.Millisecond })
+	f := newFixture(t, func(o *Options) { o.ReplayIdle = silence })
 	f.add(p.source(true))
 	p.subscribed()
 	p.steps(20)

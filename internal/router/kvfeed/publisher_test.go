@@ -182,7 +182,11 @@ func (p *publisher) source(replay bool) workers.EventSource {
 	return s
 }
 
-const waitLimit = 10 * time.Second
+const waitLimit = 30 * time.Second
+
+// silence is how long a replay that is not answered is waited for. What is
+// answered must be within it, on a busy machine, too.
+const silence = 2 * time.Second
 
 // eventually waits until ok, which it asks now and again.
 func eventually(t *testing.T, what func() string, ok func() bool) {
