@@ -13,6 +13,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -96,9 +97,9 @@ func members(n int) string {
 }
 
 // TestLargeBodies: 100 MB are refused at the limit without being read, and
-// below the limit memory grows by little more than the body.
+// below the limit memory grows by little more than the body. Not parallel: it
+// counts what the process allocates.
 func TestLargeBodies(t *testing.T) {
-	t.Parallel()
 	r := start(t, "1a:profile=instant", func(c *settings.Config) { c.Limits.BodyBytes = 16 << 20; c.Tokens.Tokenizer = "estimate" })
 	t.Run("announced", func(t *testing.T) {
 		c := r.dial()
@@ -114,16 +115,29 @@ func TestLargeBodies(t *testing.T) {
 			t.Fatal(err)
 		}
 		resp, err := r.Client.Do(q)
-		if err != nil { // the connection may be closed before all was sent
-			return
+		// The router hangs up before all was sent. Whoever still writes then may
+		// find that before the answer; anything else is no refusal.
+		if broken := errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.ECONNRESET); err != nil && !broken {
+			t.Fatal(err)
+		} else if err == nil {
+			defer resp.Body.Close()
+			if resp.StatusCode != http.StatusRequestEntityTooLarge {
+				t.Errorf("%d", resp.StatusCode)
+			}
 		}
-		defer resp.Body.Close()
-		if resp.StatusCode != http.StatusRequestEntityTooLarge {
-			t.Fatalf("%d", resp.StatusCode)
-		}
+		r.eventually("a refusal that is counted", func() error {
+			if n := r.metric(`dynctl_rejections_total{reason="body"}`); n != 2 { // with the one above
+				return fmt.Errorf("%v", n)
+			}
+			return nil
+		})
 	})
 	t.Run("below the limit", func(t *testing.T) {
 		big := fmt.Appendf(nil, `{"model":"sim","max_tokens":1,"prompt":"%s"}`, strings.Repeat("word ", 12<<20/5))
+		// Not the heap, whose size is up to the moment of its collection, but all
+		// that is asked of it. Engine, client and router share this process: the
+		// engine decodes the body several times over. The router's own share is
+		// measured in its benchmarks; here the bound is for the sum.
 		var before, after runtime.MemStats
 		runtime.ReadMemStats(&before)
 		a := r.send(http.MethodPost, "/v1/completions", big)
@@ -131,11 +145,8 @@ func TestLargeBodies(t *testing.T) {
 			t.Fatalf("%d", a.status)
 		}
 		runtime.ReadMemStats(&after)
-		// Engine, client and router share this process: the engine decodes the
-		// body several times over. The router's own share is measured in its
-		// benchmarks; here the bound is for the sum.
-		if grown := int64(after.HeapInuse) - int64(before.HeapInuse); grown > 40*12<<20 {
-			t.Errorf("the heap grew by %d MiB for a body of 12", grown>>20)
+		if taken := after.TotalAlloc - before.TotalAlloc; taken > 40*12<<20 {
+			t.Errorf("%d MiB were taken for a body of 12", taken>>20)
 		}
 	})
 }
@@ -254,10 +265,9 @@ func TestSlowAndHalfClosedClients(t *testing.T) {
 	t.Run("slow writer", func(t *testing.T) {
 		c := r.dial()
 		fmt.Fprint(c, head(1000)+`{"model":"si`)
-		begin := time.Now()
-		resp, err := http.ReadResponse(bufio.NewReader(c), nil)
-		if err != nil || resp.StatusCode != http.StatusRequestTimeout || time.Since(begin) > 5*time.Second {
-			t.Errorf("%v %v after %s", resp, err, time.Since(begin))
+		resp, err := http.ReadResponse(bufio.NewReader(c), nil) // the connection has a deadline
+		if err != nil || resp.StatusCode != http.StatusRequestTimeout {
+			t.Errorf("%v %v", resp, err)
 		}
 	})
 	t.Run("body ends early", func(t *testing.T) {
@@ -286,20 +296,19 @@ func TestSlowAndHalfClosedClients(t *testing.T) {
 	})
 	t.Run("slow reader", func(t *testing.T) {
 		chunk := []byte("data: {\"choices\":[{\"text\":\"" + strings.Repeat("x", 32<<10) + "\"}]}\n\n")
-		ended := make(chan time.Duration, 1)
+		ended := make(chan struct{})
 		p.set(func(_ string, w http.ResponseWriter, q *http.Request, _ []byte) bool {
 			if q.URL.Path != "/v1/completions" {
 				return false
 			}
 			w.Header().Set("Content-Type", "text/event-stream")
-			begin := time.Now()
 			for q.Context().Err() == nil {
 				if _, err := w.Write(chunk); err != nil {
 					break
 				}
 				_ = http.NewResponseController(w).Flush()
 			}
-			ended <- time.Since(begin)
+			close(ended)
 			return true
 		})
 		defer p.set(nil)
@@ -312,10 +321,7 @@ func TestSlowAndHalfClosedClients(t *testing.T) {
 		// The client reads nothing. The router gives it up after the write
 		// timeout, and the engine's work ends with it.
 		select {
-		case d := <-ended:
-			if d > 10*time.Second {
-				t.Errorf("the engine wrote for %s", d)
-			}
+		case <-ended:
 		case <-time.After(patience):
 			t.Fatal("the engine still writes to a client that does not read")
 		}
@@ -348,7 +354,7 @@ func TestGarbageEngines(t *testing.T) {
 		}
 	}}, func(c *settings.Config) {
 		c.Routing.AllowHeaders = true
-		c.Timeouts.Response, c.Timeouts.Idle = 300*time.Millisecond, 300*time.Millisecond
+		c.Timeouts.Response, c.Timeouts.Idle = time.Minute, time.Minute // longer than anybody waits here
 		c.Tokens.Tokenizer = "estimate"
 		c.Retry.Budget = 1
 	})
@@ -396,12 +402,18 @@ func TestGarbageEngines(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			g.set(c.raw, c.wait)
-			r.Router.Heal("garbage")
-			begin := time.Now()
-			a, err := r.try(t.Context(), http.MethodPost, "/v1/completions", []byte(`{"model":"sim","prompt":"hello there","max_tokens":3,"stream":true}`), "X-Dynctl-Worker", "garbage")
-			if took := time.Since(begin); took > 8*time.Second {
-				t.Errorf("took %s", took)
+			// Only who says nothing more is given up by the clock.
+			within := func(d time.Duration) {
+				if cfg := r.Config; c.wait {
+					cfg.Timeouts.Response, cfg.Timeouts.Idle = d, d
+					if err := r.Router.Reload(cfg, nil); err != nil {
+						t.Fatal(err)
+					}
+				}
 			}
+			within(200 * time.Millisecond)
+			r.Router.Heal("garbage")
+			a, err := r.try(r.wait(), http.MethodPost, "/v1/completions", []byte(`{"model":"sim","prompt":"hello there","max_tokens":3,"stream":true}`), "X-Dynctl-Worker", "garbage")
 			switch {
 			case err != nil && !errors.Is(err, io.ErrUnexpectedEOF) && !errors.Is(err, io.EOF):
 				t.Errorf("no answer at all: %v", err)
@@ -420,6 +432,7 @@ func TestGarbageEngines(t *testing.T) {
 				}
 			}
 			// With another engine at hand the client sees nothing of it.
+			within(2 * time.Second) // in which that one must answer
 			if !c.begun {
 				for i := range 2 {
 					r.Router.Heal("garbage")
@@ -429,6 +442,7 @@ func TestGarbageEngines(t *testing.T) {
 					}
 				}
 			}
+			within(time.Minute)
 		})
 	}
 	g.set("", false)

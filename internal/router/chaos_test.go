@@ -73,7 +73,7 @@ func TestChaos(t *testing.T) {
 				c.Retry = settings.Retry{Attempts: 8, Budget: 1}
 				c.Timeouts.Prefill, c.Timeouts.Response, c.Timeouts.Idle = 5*time.Second, 5*time.Second, 5*time.Second
 				// The lease is shorter than an engine hangs.
-				c.Health.Interval, c.Health.Timeout, c.Timeouts.KVLease = 200*time.Millisecond, time.Second, 2*time.Second
+				c.Health.Interval, c.Health.Timeout, c.Timeouts.KVLease = 200*time.Millisecond, 3*time.Second, 2*time.Second
 			})}
 			oracle := start(t, strings.Replace("1a:profile=instant,engine=vllm", "vllm", string(r.Sim.Engine(0).Group().Engine), 1))
 			want := make([]string, chaosPrompts)

@@ -18,15 +18,17 @@ import (
 // engine has given the blocks to other prompts, and then goes on, fetches what
 // these have put there. No client may get an answer made of that.
 func TestHangBeyondTheLease(t *testing.T) {
-	const lease = time.Second
-	r := start(t, "1p2d:profile=instant,kv_blocks=64,lease=1s", func(c *settings.Config) {
+	t.Parallel()
+	// Only the engine that stands still may be late.
+	const lease = 3 * time.Second
+	r := start(t, "1p2d:profile=instant,kv_blocks=64,lease="+lease.String(), func(c *settings.Config) {
 		c.Routing.Threshold, c.Routing.AllowHeaders, c.Routing.Policy = 1, true, "round_robin"
 		c.Timeouts.KVLease, c.Health.Interval = lease, 100*time.Millisecond
 	})
 	if err := r.Sim.Named("decode-0").SetFaults(fault.Set{Hang: true}); err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
 	defer cancel()
 	type given struct {
 		*answer
@@ -77,11 +79,13 @@ func TestHangBeyondTheLease(t *testing.T) {
 
 // TestSlowWithinTheLease: an engine that answers its probes is waited for.
 func TestSlowWithinTheLease(t *testing.T) {
+	t.Parallel()
+	const lease = 3 * time.Second
 	r := start(t, "1p1d:profile=instant,kv_blocks=64", func(c *settings.Config) {
 		c.Routing.Threshold = 1
-		c.Timeouts.KVLease, c.Health.Interval = time.Second, 50*time.Millisecond
+		c.Timeouts.KVLease, c.Health.Interval = lease, 50*time.Millisecond
 	})
-	if err := r.Sim.Named("decode-0").SetFaults(fault.Set{Delay: fault.Duration(2 * time.Second)}); err != nil {
+	if err := r.Sim.Named("decode-0").SetFaults(fault.Set{Delay: fault.Duration(lease + lease/2)}); err != nil {
 		t.Fatal(err)
 	}
 	a, _ := r.complete(ids(200, 1))

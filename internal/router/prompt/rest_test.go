@@ -59,6 +59,13 @@ func newMoody(t *testing.T) *moody {
 	return m
 }
 
+// patience is how long a test waits for what should come at once.
+const patience = 20 * time.Second
+
+// hangs is the time of a question that is not answered: too short for none that
+// is, and enough for the engine to be asked.
+const hangs = time.Second
+
 // moodyStage is a stage over engines d0, d1, … of model m.
 type moodyStage struct {
 	*Stage
@@ -81,7 +88,7 @@ func newMoodyStage(t *testing.T, engines ...*moody) *moodyStage {
 		t.Fatal(err)
 	}
 	t.Cleanup(s.Close)
-	s.timeout = 100 * time.Millisecond
+	s.timeout = patience // a test in which it must end sets its own
 	var specs []workers.Spec
 	for i, e := range engines {
 		spec, err := workers.ParseSpec(workers.Decode, fmt.Sprintf("%s,name=d%d,model=m", e.URL, i))
@@ -135,9 +142,12 @@ func TestHangingTokenizerIsLeftAlone(t *testing.T) {
 		"hang": "did not answer /tokenize in time", "hang in the body": "did not answer /tokenize in time", "503": "answers /tokenize with 503", "404": "answers /tokenize with 404",
 	} {
 		t.Run(mood, func(t *testing.T) {
+			t.Parallel()
 			e := newMoody(t)
 			s := newMoodyStage(t, e)
+			s.timeout = hangs
 			e.is(mood)
+			began := time.Now()
 			for range 20 {
 				if p := s.ask(); p.Source != disagg.FromEstimate || !strings.Contains(p.Note, "d0 "+words) {
 					t.Fatalf("%+v", p)
@@ -152,11 +162,11 @@ func TestHangingTokenizerIsLeftAlone(t *testing.T) {
 			// Trials: none before the pause is over, then one for each pause,
 			// and the pauses grow to a bound.
 			now, asked := time.Now(), e.asked.Load()
-			s.tick(now)
+			s.tick(began)
 			if e.asked.Load() != asked {
 				t.Error("tried before the pause was over")
 			}
-			for range 8 {
+			for range 6 { // 1 s doubled until it is over the bound
 				now = now.Add(restMax + time.Second)
 				asked = e.asked.Load()
 				s.tick(now)
@@ -189,8 +199,10 @@ func TestHangingTokenizerIsLeftAlone(t *testing.T) {
 // TestOtherEnginesAreAskedFirst: with one engine of two at rest every prompt has
 // its ids from the other.
 func TestOtherEnginesAreAskedFirst(t *testing.T) {
+	t.Parallel()
 	bad, good := newMoody(t), newMoody(t)
 	s := newMoodyStage(t, bad, good)
+	s.timeout = 2 * hangs // the good one must answer within it
 	bad.is("hang")
 	for range 2 * failuresToRest {
 		s.ask()
@@ -232,12 +244,14 @@ func TestOtherEnginesAreAskedFirst(t *testing.T) {
 func TestOneTimeoutPasses(t *testing.T) {
 	e := newMoody(t)
 	s := newMoodyStage(t, e)
+	s.timeout = 100 * time.Millisecond
 	e.is("hang")
 	s.ask()
 	if got := s.Troubles(); len(got) != 1 || !strings.Contains(got[0], "did not answer /tokenize in time") {
 		t.Errorf("troubles %q", got)
 	}
 	e.is("")
+	s.timeout = patience
 	s.tick(time.Now())
 	if got := s.Troubles(); len(got) != 0 {
 		t.Errorf("troubles %q", got)
@@ -259,7 +273,7 @@ func TestRunTriesEngines(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	var g errgroup.Group
 	g.Go(func() error { return s.Run(ctx) })
-	for end := time.Now().Add(20 * time.Second); e.asked.Load() == asked; {
+	for end := time.Now().Add(patience); e.asked.Load() == asked; {
 		if time.Now().After(end) {
 			t.Error("no trial")
 			break

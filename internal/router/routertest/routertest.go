@@ -148,8 +148,8 @@ func (g *Rig) StartRouter(ctx context.Context) error {
 		return errors.Join(err, data.Close(), ctrl.Close(), r.Close(ctx))
 	}
 	g.Router, g.URL, g.AdminURL = r, "http://"+data.Addr().String(), "http://"+ctrl.Addr().String()
-	if g.Admin == nil && o.TokenFile == "" {
-		if g.Admin, err = admin.NewClient(g.AdminURL, ""); err != nil {
+	if g.Admin == nil {
+		if g.Admin, err = admin.NewClient(g.AdminURL, o.TokenFile); err != nil {
 			return errors.Join(err, data.Close(), ctrl.Close(), r.Close(ctx))
 		}
 	}

@@ -90,15 +90,19 @@ func (p *peer) tell(format string, args ...any) {
 	}
 }
 
+// hangUp ends what waits at a connection whose peer says nothing for long.
+func hangUp(c *Conn) (stop func()) {
+	stuck := time.AfterFunc(20*time.Second, func() { _ = c.Close() })
+	return func() { stuck.Stop() }
+}
+
 // expect receives n messages of the given topic and size, with sequences
 // increasing by one, and returns the last one. libzmq may not know of the
 // subscription at the first publication, so p is told to publish until
 // something comes.
 func expect(t *testing.T, p *peer, c *Conn, n, size int, topic string) uint64 {
 	t.Helper()
-	// A peer that says nothing must not hang the test.
-	stuck := time.AfterFunc(20*time.Second, func() { _ = c.Close() })
-	defer stuck.Stop()
+	defer hangUp(c)()
 	first := make(chan struct{})
 	var teller sync.WaitGroup
 	teller.Go(func() {
@@ -157,9 +161,11 @@ func TestLibzmqPubBinds(t *testing.T) {
 			t.Errorf("life %d ends at sequence %d", life, last)
 		}
 		p.stop()
+		stop := hangUp(c)
 		for err == nil { // what was on its way
 			err = c.Recv(new(Message))
 		}
+		stop()
 		if errors.Is(err, ErrProtocol) || errors.Is(err, ErrClosed) {
 			t.Errorf("end of the publisher: %v", err)
 		}
@@ -185,9 +191,11 @@ func TestLibzmqPubConnects(t *testing.T) {
 		// The peer ends first: while it lives it connects again, and would be
 		// taken for the next one.
 		p.stop()
+		stop := hangUp(c)
 		for err == nil {
 			err = c.Recv(new(Message))
 		}
+		stop()
 		c.Close()
 	}
 }
@@ -221,6 +229,7 @@ func TestLibzmqHeartbeats(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
+	defer hangUp(c)()
 	timer := time.AfterFunc(1500*time.Millisecond, func() { p.tell("send 1 5 kv") })
 	defer timer.Stop()
 	var m Message
@@ -283,6 +292,7 @@ func TestLibzmqReplay(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
+	defer hangUp(c)()
 	if c.PeerType() != "ROUTER" {
 		t.Errorf("peer is %s", c.PeerType())
 	}
