@@ -37,7 +37,7 @@ func TestEndurance(t *testing.T) {
 		}
 	}
 	if o.Duration < time.Minute {
-		o.Gap, o.Hold, o.RouterEvery, o.Timeout = 300*time.Millisecond, 400*time.Millisecond, o.Duration/4, 1500*time.Millisecond
+		o.Gap, o.Hold, o.RouterEvery, o.Timeout = 300*time.Millisecond, 400*time.Millisecond, o.Duration/4, 4*time.Second
 	}
 	if o.Dir = os.Getenv("DYNCTL_SOAK_DIR"); o.Dir == "" {
 		o.Dir = t.TempDir()

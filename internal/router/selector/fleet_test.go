@@ -302,10 +302,10 @@ func sharedCache(reqs []request, capacity int) float64 {
 // kv policy to its goals; with -v it prints the whole table of
 // docs/adr/0004-cost-function.md.
 func TestQuality(t *testing.T) {
-	reqs := conversationTrace(t)
 	if testing.Short() {
 		t.Skip("a whole trace, a dozen times")
 	}
+	reqs := conversationTrace(t)
 	blocks := 0
 	for _, r := range reqs {
 		blocks += len(r.HashIDs)
@@ -365,10 +365,10 @@ func TestQuality(t *testing.T) {
 // of the bound with small caches, and as little as 87 % with another decode
 // weight.
 func TestQualityOfOtherFleets(t *testing.T) {
-	reqs := conversationTrace(t)
 	if testing.Short() {
 		t.Skip("a whole trace, six times")
 	}
+	reqs := conversationTrace(t)
 	fleets := []int{14, 18}
 	if testing.Verbose() {
 		fleets = []int{14, 15, 17, 18}

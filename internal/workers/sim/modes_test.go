@@ -542,7 +542,7 @@ func TestFaults(t *testing.T) {
 		}
 	})
 	t.Run("refuse for a time", func(t *testing.T) {
-		set(object{"refuse": true, "for": "80ms"})
+		set(object{"refuse": true, "for": "2s"}) // time enough to meet it
 		eventually(t, "connections are refused", func() bool {
 			_, _, err := tryPost(t.Context(), e.URL()+"/tokenize", object{"prompt": "x"})
 			return err != nil && strings.Contains(err.Error(), "refused")
