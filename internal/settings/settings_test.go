@@ -124,6 +124,66 @@ func TestChecks(t *testing.T) {
 	}
 }
 
+// TestEveryRowRefuses: of every setting that is a number, a time or one of some
+// words, something is refused, alone as with the others, by its own key; what is
+// not refused makes no problem.
+func TestEveryRowRefuses(t *testing.T) {
+	anything := []string{"routing.threshold"} // below zero is as zero
+	texts := []string{":0", "10.0.0.0/8", "x", "true", "0", "1", "0.5", "16", "1024", "1125899906842624", "-1", "-0.1", "1e300", "NaN", "inf", "1ns", "1s", "0s", "-1s"}
+	for _, r := range Rows() {
+		kind := reflect.TypeOf(r.At(&Config{})).Elem().Kind()
+		number := kind >= reflect.Int && kind <= reflect.Int64 || kind == reflect.Float64
+		good, bad := 0, 0
+		for _, text := range append(texts, r.Values...) {
+			value, err := r.Parse(text)
+			if err != nil {
+				continue // not of its type
+			}
+			config := Default()
+			config.Limits.BodyMemory = 1 << 60 // what more than one setting has a part in
+			config.AdminTokenFile, config.Tokens.Path = "token", "tokenizer.json"
+			r.Set(&config, value)
+			_, alone := r.ParseChecked(text)
+			list := config.Problems()
+			switch {
+			case len(list) == 0 && alone == nil:
+				good++
+			case len(list) == 1 && list[0].Key == r.Key && (alone != nil || r.Key == "limits.body_memory"):
+				bad++
+			default:
+				t.Errorf("%s: %q: with the others %v, alone %v", r.Key, text, config.Validate(), alone)
+			}
+		}
+		refuses := (number || r.Values != nil) && !slices.Contains(anything, r.Key)
+		if kind != reflect.Slice && good == 0 || refuses && bad == 0 {
+			t.Errorf("%s: of all texts %d are taken and %d refused", r.Key, good, bad)
+		}
+	}
+}
+
+// TestEmptyLists: a list of nothing is the default of those that have none, from
+// wherever it comes.
+func TestEmptyLists(t *testing.T) {
+	def := Default()
+	for _, r := range Rows() {
+		if _, ok := r.At(&def).(*[]string); !ok || r.Default != nil {
+			continue
+		}
+		value, err := r.Parse(" ")
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := Default()
+		r.Set(&c, value)
+		if list := Changed(&def, &c); len(list) != 0 {
+			t.Errorf("%s: nothing is taken for a change", r.Key)
+		}
+		if c, err := Patch(def, map[string]any{r.Key: []any{}}); err != nil || len(Changed(&def, &c)) != 0 {
+			t.Errorf("%s: an empty list of JSON is taken for a change (%v)", r.Key, err)
+		}
+	}
+}
+
 // TestWhatMayChange: what is fixed is told with what it is now, all at once;
 // the rest may change.
 func TestWhatMayChange(t *testing.T) {
@@ -161,10 +221,11 @@ func TestPatchConfig(t *testing.T) {
 	}
 	_, err = Patch(Default(), map[string]any{
 		"routing.threshold": 1.5, "routing.treshold": 1.0, "routing": map[string]any{}, "worker": []any{"a b"}, "listen": nil,
+		"routing.policy": []any{"kv"}, "receipts": []any{"99"},
 	})
 	for _, want := range []string{
 		`routing.threshold: "1.5" is not a whole number`, `unknown key "routing.treshold"; did you mean "routing.threshold"?`,
-		`unknown key "routing"`, "worker: a b is not a text without blanks", "listen: want a text",
+		"routing.policy: want one value, not a list", "receipts: want one value", `unknown key "routing"`, "worker: a b is not a text without blanks", "listen: want a text",
 	} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v\ndoes not say %q", err, want)

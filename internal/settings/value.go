@@ -80,7 +80,11 @@ func (r *Row) Parse(text string) (any, error) {
 	var err error
 	switch r.At(&Config{}).(type) {
 	case *[]string:
-		return strings.Fields(text), nil
+		list := strings.Fields(text)
+		if len(list) == 0 {
+			list = nil // as the default: no other value, and no change
+		}
+		return list, nil
 	case *string:
 		return text, nil
 	case *time.Duration:
@@ -139,7 +143,8 @@ func Patch(c Config, changes map[string]any) (Config, error) {
 			errs = append(errs, fmt.Errorf("unknown key %q%s", key, Suggest(key, Keys())))
 			continue
 		}
-		text, err := plainText(changes[key])
+		_, isList := r.At(&c).(*[]string)
+		text, err := plainText(changes[key], isList)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", key, err))
 			continue
@@ -154,12 +159,16 @@ func Patch(c Config, changes map[string]any) (Config, error) {
 	return c, errors.Join(errs...)
 }
 
-// plainText is a JSON value as an environment variable would hold it.
-func plainText(v any) (string, error) {
+// plainText is a JSON value as an environment variable would hold it. A list is
+// one of texts, and only for a setting that is a list.
+func plainText(v any, isList bool) (string, error) {
 	switch v := v.(type) {
 	case float64:
 		return strconv.FormatFloat(v, 'f', -1, 64), nil
 	case []any:
+		if !isList {
+			return "", errors.New("want one value, not a list")
+		}
 		words := make([]string, len(v))
 		for i, e := range v {
 			word, ok := e.(string)
