@@ -439,8 +439,8 @@ func (e *exam) tokenizer(ctx context.Context, own bool) {
 }
 
 func short(s string) string {
-	if len(s) > 24 {
-		return s[:24] + "…"
+	if r := []rune(s); len(r) > 24 {
+		return string(r[:24]) + "…"
 	}
 	return s
 }
@@ -597,8 +597,8 @@ func (e *exam) probeRank(ctx context.Context, label, header string, probed map[s
 	return label == meant
 }
 
-// again repeats a prompt until the router expects what it should, three times
-// at most.
+// again repeats a prompt once the router expects what it should, which its dry
+// run tells; after a second it is repeated in any case.
 func (e *exam) again(ctx context.Context, header string, prompt []uint32, full int) (*loadgen.Result, *receipt.Receipt, error) {
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
