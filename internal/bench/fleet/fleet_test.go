@@ -11,9 +11,9 @@ import (
 // The pages are those of real engines after one remote prefill.
 func TestCountersOfRealPages(t *testing.T) {
 	read := func(name string) []byte {
-		f, err := os.Open("../../../../shared/captures/" + name)
+		f, err := os.Open("../../../testdata/captures/" + name)
 		if err != nil {
-			t.Skipf("the captured pages are not here: %v", err)
+			t.Fatal(err)
 		}
 		defer f.Close()
 		z, err := gzip.NewReader(f)

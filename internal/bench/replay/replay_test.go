@@ -8,7 +8,6 @@ import (
 	"io"
 	"math"
 	"math/rand/v2"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -479,22 +478,20 @@ func TestConvert(t *testing.T) {
 // simulator.
 func TestCaptures(t *testing.T) {
 	for name, blocks := range map[string]int64{"kvevents-vllm-0.32.0-real.jsonl.gz": 1, "kvevents-vllm-format.jsonl.gz": 1} {
-		path := filepath.Join("..", "..", "..", "..", "shared", "captures", name)
-		if _, err := os.Stat(path); err != nil {
-			t.Skipf("the captures are not here: %v", err)
-		}
-		r, err := trace.Open(path, nil, trace.Options{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		rep, err := Play(t.Context(), r, Options{})
-		r.Close()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if rep.Blocks < blocks || rep.Counts.Unreadable != 0 || rep.Counts.Gaps != 0 || len(rep.Ranks) != 5 {
-			t.Errorf("%s: %+v", name, rep.Counts)
-		}
+		t.Run(name, func(t *testing.T) {
+			r, err := trace.Open(filepath.Join("..", "..", "..", "testdata", "captures", name), nil, trace.Options{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			rep, err := Play(t.Context(), r, Options{})
+			r.Close()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if rep.Blocks < blocks || rep.Counts.Unreadable != 0 || rep.Counts.Gaps != 0 || len(rep.Ranks) != 5 {
+				t.Errorf("%+v", rep.Counts)
+			}
+		})
 	}
 }
 

@@ -427,9 +427,9 @@ func TestTransferCheckReport(t *testing.T) {
 // Every prefill answer of the real engine passes, every decode body that was
 // captured with it is what the edits make.
 func TestCapturedExchanges(t *testing.T) {
-	f, err := os.Open(filepath.FromSlash("../../../../shared/captures/pd-http-vllm-0.32.0.jsonl"))
+	f, err := os.Open(filepath.FromSlash("../../../testdata/captures/pd-http-vllm-0.32.0.jsonl"))
 	if err != nil {
-		t.Skipf("the captures are not here: %v", err)
+		t.Fatal(err)
 	}
 	defer f.Close()
 	checked := 0

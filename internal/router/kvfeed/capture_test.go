@@ -9,6 +9,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
@@ -27,7 +28,7 @@ type capture struct {
 
 func readCaptures(t testing.TB, name string) map[string][]capture {
 	t.Helper()
-	file, err := os.Open(sharedFile(t, "captures/"+name))
+	file, err := os.Open(filepath.Join("..", "..", "..", "testdata", "captures", name))
 	if err != nil {
 		t.Fatal(err)
 	}

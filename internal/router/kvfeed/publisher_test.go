@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
 	"sync"
 	"testing"
@@ -313,16 +311,6 @@ func (f *fixture) told(kind string) int {
 		}
 	}
 	return n
-}
-
-// repoFile returns a path below ../shared, beside the repository's root.
-func sharedFile(t testing.TB, name string) string {
-	t.Helper()
-	path := filepath.Join("..", "..", "..", "..", "shared", name)
-	if _, err := os.Stat(path); err != nil {
-		t.Skipf("no ../shared/%s beside the repository", name)
-	}
-	return path
 }
 
 func kvRank(i int) kvindex.Rank { return kvindex.Rank(i) }
