@@ -117,7 +117,8 @@ func (p *Publisher) Next() uint64 {
 	return p.seq
 }
 
-// Replays is how many replays were answered, whatever became of the answers.
+// Replays is how many replays were answered but for the end, whatever became of
+// the answers.
 func (p *Publisher) Replays() uint64 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -247,6 +248,9 @@ func (p *Publisher) replay(ctx context.Context, c *zmtp.Conn) error {
 				return err
 			}
 		}
+		p.mu.Lock()
+		p.asked++ // before whoever asked can know
+		p.mu.Unlock()
 		end := kvevent.AppendSeq(nil, kvevent.EndSeq)
 		switch {
 		case p.cfg.Faults.Hit(set.DropReplay):
@@ -258,9 +262,6 @@ func (p *Publisher) replay(ctx context.Context, c *zmtp.Conn) error {
 		if err != nil {
 			return err
 		}
-		p.mu.Lock()
-		p.asked++
-		p.mu.Unlock()
 	}
 }
 
