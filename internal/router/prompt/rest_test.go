@@ -138,6 +138,7 @@ func (s *moodyStage) told() []string {
 // requests their ids, not every one the time limit, and comes back by a trial
 // that no request waits for.
 func TestHangingTokenizerIsLeftAlone(t *testing.T) {
+	t.Parallel()
 	for mood, words := range map[string]string{
 		"hang": "did not answer /tokenize in time", "hang in the body": "did not answer /tokenize in time", "503": "answers /tokenize with 503", "404": "answers /tokenize with 404",
 	} {
