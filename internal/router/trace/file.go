@@ -36,7 +36,8 @@ func Compress(w io.Writer, path string) (Compressor, error) {
 	}
 }
 
-// FileWriter writes a file that appears under its name only when it is whole.
+// FileWriter writes a file that appears under its name only when it is whole, and
+// that only its owner may read.
 type FileWriter struct {
 	path string
 	tmp  *os.File
@@ -69,9 +70,6 @@ func (f *FileWriter) Commit() error {
 	err := f.z.Close()
 	if f.tmp == nil {
 		return err
-	}
-	if err == nil {
-		err = f.tmp.Chmod(0o644)
 	}
 	err = errors.Join(err, f.tmp.Close())
 	if err == nil {

@@ -454,6 +454,9 @@ func TestParts(t *testing.T) {
 			t.Fatal(err)
 		}
 		w.Discard()
+		if info, err := os.Stat(filepath.Join(dir, name)); err != nil || info.Mode().Perm() != 0o600 {
+			t.Errorf("%s: %v, %v; a trace is for its owner only", name, info.Mode(), err)
+		}
 		paths = append(paths, filepath.Join(dir, name))
 	}
 	r, err := OpenAll(paths, Options{MaxBad: 1})
