@@ -46,7 +46,9 @@ type Stage struct {
 	start  time.Time
 
 	traffic  admin.Traffic
-	policy   string
+	block    int // tokens of the router's blocks, as far as the records have told
+	prefill  selector.Policy
+	decode   selector.Policy
 	thresh   int
 	on       string
 	receipts *receipt.Ring
@@ -95,6 +97,7 @@ func (s *Stage) rewind() error {
 		s.start = time.Unix(0, 0).UTC()
 	}
 	s.ended, s.err, s.played, s.now, s.traffic = false, nil, 0, 0, admin.Traffic{}
+	s.block, s.prefill, s.decode, s.thresh, s.on = o.BlockSize, "", "", 0, ""
 	// Of one epoch, so that a cursor means the same after going back.
 	s.receipts, s.running = receipt.NewRing(receipt.Options{Capacity: stageReceipts, Epoch: 1}), map[string]receipt.Live{}
 	s.events, s.ranks = eventlog.New(stageEvents, nil, nil), map[string]*stageRank{}
@@ -219,6 +222,7 @@ func (s *Stage) next() {
 			s.event(at, "feed_began", eventlog.Info, rec.Rank, rec.Rank+": the feed of KV events began")
 		}
 		k.block = rec.RankInfo.BlockSize
+		s.block = cmp.Or(s.block, k.block)
 	case trace.KindBatch:
 		k := s.rank(rec.Rank)
 		k.batches, k.lastSeq, k.lastAt = k.batches+1, rec.Batch.Seq, rec.Time
@@ -260,7 +264,8 @@ func (s *Stage) decision(rec *trace.Record, at time.Time) {
 	d := rec.Decision
 	r := s.m.Receipt(d, at)
 	in := d.Input
-	s.policy, s.thresh, s.on = string(d.Settings.Decode), d.Settings.Rule.Threshold, string(d.Settings.Rule.On)
+	s.prefill, s.decode, s.thresh, s.on = d.Settings.Prefill, d.Settings.Decode, d.Settings.Rule.Threshold, string(d.Settings.Rule.On)
+	s.block = cmp.Or(in.Decode.BlockSize, s.block)
 	for _, p := range []*selector.Input{&in.Decode, &in.Prefill} {
 		peers, role := in.DecodePeers, "aggregated"
 		if p == &in.Prefill {

@@ -18,6 +18,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/admin"
 	"github.com/dynctl/dynctl/internal/router/adminserver"
 	"github.com/dynctl/dynctl/internal/router/receipt"
+	"github.com/dynctl/dynctl/internal/router/selector"
 	"github.com/dynctl/dynctl/internal/router/trace"
 )
 
@@ -206,6 +207,56 @@ func TestStageOfRetries(t *testing.T) {
 	}
 	if st := stage.Status(); st.Traffic.Requests != 1 || st.Traffic.Retries != 1 || st.Traffic.Completed != 1 || st.Workers.Aggregated != testRanks {
 		t.Errorf("status %+v", st.Traffic)
+	}
+}
+
+// TestStageTellsTheRoutersSettings: the block size and the policy of each phase
+// are those that the recording tells, wherever it tells them, and none is made up.
+func TestStageTellsTheRoutersSettings(t *testing.T) {
+	for _, c := range []struct {
+		name            string
+		o               PlayerOptions
+		prefill, decode selector.Policy
+		policy          string
+	}{
+		{"one policy", PlayerOptions{}, selector.KV, selector.KV, "kv"},
+		{"one for each phase", PlayerOptions{}, selector.LeastLoaded, selector.KV, ""},
+		{"another block size for ranks that tell none", PlayerOptions{BlockSize: 4 * testBlock}, selector.KV, selector.KV, "kv"},
+	} {
+		rec := newRecording(t)
+		rec.decide(rec.prompt())
+		last := &rec.recs[len(rec.recs)-1]
+		d := *last.Decision
+		s := *d.Settings
+		s.Prefill, s.Decode = c.prefill, c.decode
+		in := *d.Input
+		in.Prefill.Policy, in.Decode.Policy = c.prefill, c.decode
+		d.Settings, d.Input = &s, &in
+		last.Decision = &d
+		raw := rec.file()
+		stage, err := NewStage(func() (*trace.Reader, error) { return trace.NewReader(bytes.NewReader(raw), "t", trace.Options{}) }, c.o, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if st := stage.Status(); st.Policy != "" || st.PrefillPolicy != "" || st.DecodePolicy != "" {
+			t.Errorf("%s: before any decision the policies are %q, %q and %q", c.name, st.Policy, st.PrefillPolicy, st.DecodePolicy)
+		}
+		for range 2 {
+			if err := stage.Control("step", len(rec.recs)); err != nil {
+				t.Fatal(err)
+			}
+			st := stage.Status()
+			if st.BlockSizeTokens != testBlock {
+				t.Errorf("%s: blocks of %d tokens, want %d", c.name, st.BlockSizeTokens, testBlock)
+			}
+			if st.Policy != c.policy || st.PrefillPolicy != string(c.prefill) || st.DecodePolicy != string(c.decode) {
+				t.Errorf("%s: policies %q, %q and %q", c.name, st.Policy, st.PrefillPolicy, st.DecodePolicy)
+			}
+			if err := stage.Control("back", len(rec.recs)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		stage.Close()
 	}
 }
 

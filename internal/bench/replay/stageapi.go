@@ -52,8 +52,11 @@ func (s *Stage) Status() admin.Status {
 	defer s.mu.Unlock()
 	st := admin.Status{
 		Schema: admin.Schema, Version: s.r.Header().Version, Name: s.r.Name(), Now: s.at(), Started: s.start, State: "ready", Reasons: []string{},
-		Policy: s.policy, PrefillPolicy: s.policy, DecodePolicy: s.policy, ThresholdTokens: s.thresh, ThresholdOn: s.on, Tokenizer: "recorded",
-		BlockSizeTokens: s.o.BlockSize, Models: []string{}, Traffic: s.traffic, Index: s.totals(),
+		PrefillPolicy: string(s.prefill), DecodePolicy: string(s.decode), ThresholdTokens: s.thresh, ThresholdOn: s.on, Tokenizer: "recorded",
+		BlockSizeTokens: s.block, Models: []string{}, Traffic: s.traffic, Index: s.totals(),
+	}
+	if s.prefill == s.decode { // else the one that was set is in no record
+		st.Policy = string(s.decode)
 	}
 	switch {
 	case s.ended:
