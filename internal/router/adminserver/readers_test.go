@@ -157,6 +157,8 @@ func TestAnswers(t *testing.T) {
 		"/admin/v1/events?after=x":                 {400, "not a sequence number"},
 		"/admin/v1/events?limit=100000":            {400, "not a number from 1 to 10000"},
 		"/admin/v1/snapshot?decisions=1001":        {400, "not a number from 0 to 1000"},
+		"/admin/v1/snapshot?after=abc":             {400, "not a sequence number"},
+		"/admin/v1/snapshot?after=-1":              {400, "not a sequence number"},
 		"/admin/v1/stream":                         {404, "unknown_path"},
 		"/v1/models":                               {404, "clients' requests go to the data plane"},
 	} {

@@ -430,17 +430,27 @@ func (s *server) decision(q *http.Request) (any, error) {
 	return c, nil
 }
 
+// sequence reads the number of the event that the reader knows last; told is
+// false where it names none.
+func sequence(q *http.Request) (after uint64, told bool, err error) {
+	raw := q.URL.Query().Get("after")
+	if raw == "" {
+		return 0, false, nil
+	}
+	if after, err = strconv.ParseUint(raw, 10, 64); err != nil {
+		return 0, false, bad("after", "after=%q is not a sequence number", api.Clip(raw))
+	}
+	return after, true, nil
+}
+
 func (s *server) events(q *http.Request) (any, error) {
 	limit, err := Number(q, "limit", 100, 1, 10000)
 	if err != nil {
 		return nil, err
 	}
-	var after uint64
-	told := q.URL.Query().Get("after")
-	if told != "" {
-		if after, err = strconv.ParseUint(told, 10, 64); err != nil {
-			return nil, bad("after", "after=%q is not a sequence number", api.Clip(told))
-		}
+	after, told, err := sequence(q)
+	if err != nil {
+		return nil, err
 	}
 	var wait time.Duration
 	if raw := q.URL.Query().Get("wait"); raw != "" {
@@ -459,12 +469,15 @@ func (s *server) events(q *http.Request) (any, error) {
 		signal := log.Wait()
 		from := after
 		switch _, newest, _ := log.Since(0, 0); {
-		case told == "" && newest > uint64(limit):
+		case !told && newest > uint64(limit):
 			from = newest - uint64(limit) // who asks for some wants the newest
 		case after > newest:
 			from = 0 // the log has begun anew: the router started, or the recording was taken back
 		}
 		list, newest, lost := log.Since(from, limit)
+		if !told {
+			lost = 0 // no event that is not there was asked for
+		}
 		if len(list) > 0 || ctx.Err() != nil || wait == 0 {
 			return admin.EventList{Schema: admin.Schema, Now: s.r.Now(), Events: list, Newest: newest, Lost: lost}, nil
 		}
@@ -486,7 +499,10 @@ func (s *server) snapshot(q *http.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	after, _ := strconv.ParseUint(q.URL.Query().Get("after"), 10, 64)
+	after, _, err := sequence(q)
+	if err != nil {
+		return nil, err
+	}
 	out := admin.Snapshot{Schema: admin.Schema, Status: s.r.Status(), Workers: s.r.Workers().Workers, Decisions: []json.RawMessage{}}
 	if decisions > 0 {
 		list, _, err := s.r.Receipts().List(receipt.Query{Limit: decisions})
