@@ -235,6 +235,7 @@ func (r *Router) Run(ctx context.Context) error {
 // Close frees what New took. Run must have returned.
 func (r *Router) Close(ctx context.Context) error {
 	r.cancelRequests()
+	r.bodies.Close()
 	r.client.Close()
 	r.tokens.Close()
 	return errors.Join(r.index.Close(), r.guesses.Close(), r.tracer.Close(ctx))

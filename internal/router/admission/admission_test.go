@@ -275,3 +275,35 @@ func TestMemoryIsNotFullInTurns(t *testing.T) {
 		}
 	})
 }
+
+// TestMemoryIsSilentOnceClosed: who closed it hears nothing more, whether it was
+// full then, was refused later or is given back what is left.
+func TestMemoryIsSilentOnceClosed(t *testing.T) {
+	for _, after := range []string{"nothing", "refused", "given", "a greater limit"} {
+		synctest.Test(t, func(t *testing.T) {
+			var told atomic.Int64
+			m := NewMemory(100, func(bool) { told.Add(1) })
+			if !m.Take(60) || m.Take(60) {
+				t.Fatal("the limit is not kept")
+			}
+			m.Close()
+			m.Close()
+			switch after {
+			case "refused":
+				if m.Take(60) {
+					t.Error("the limit is not kept once closed")
+				}
+			case "given":
+				m.Give(60)
+			case "a greater limit":
+				m.SetLimit(1000)
+			}
+			// The bubble ends only when no timer is left that would call.
+			<-time.After(3 * fullFor)
+			synctest.Wait()
+			if n := told.Load(); n != 1 {
+				t.Errorf("%s after the end: told %d times, want once, before it", after, n)
+			}
+		})
+	}
+}

@@ -17,10 +17,11 @@ type Memory struct {
 	limit, used atomic.Int64
 	full        atomic.Bool
 
-	mu      sync.Mutex // orders what told hears
-	refused time.Time  // the newest refusal
-	waits   bool       // look runs when the newest refusal may be long enough ago
+	mu      sync.Mutex  // orders what told hears
+	refused time.Time   // the newest refusal
+	waits   *time.Timer // look runs when the newest refusal may be long enough ago; nil when it will not
 	// told hears when the memory is used up, and when half of it is free again.
+	// It is nil once the memory is closed.
 	told func(full bool)
 }
 
@@ -76,9 +77,8 @@ func (m *Memory) refuse() {
 // wait has look run once the newest refusal may be long enough ago. The caller
 // holds mu.
 func (m *Memory) wait(d time.Duration) {
-	if !m.waits {
-		m.waits = true
-		time.AfterFunc(d, m.look)
+	if m.waits == nil && m.told != nil {
+		m.waits = time.AfterFunc(d, m.look)
 	}
 }
 
@@ -87,7 +87,7 @@ func (m *Memory) wait(d time.Duration) {
 func (m *Memory) look() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.waits = false
+	m.waits = nil
 	if left := fullFor - time.Since(m.refused); left > 0 {
 		m.wait(left)
 		return
@@ -114,6 +114,18 @@ func (m *Memory) ease() {
 	}
 }
 
+// Close ends what told hears, and waits for a call of it that goes on. What is
+// taken may be given back later.
+func (m *Memory) Close() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.told = nil
+	if m.waits != nil {
+		m.waits.Stop()
+		m.waits = nil
+	}
+}
+
 // Used is the number of bytes that are taken.
 func (m *Memory) Used() int64 { return m.used.Load() }
 
@@ -122,4 +134,7 @@ func (m *Memory) Limit() int64 { return m.limit.Load() }
 
 // Full reports whether a request was refused a moment ago, or before and less
 // than half of the memory has become free since.
-func (m *Memory) Full() bool { return m.full.Load() }
+func (m *Memory) Full() bool {
+	m.eased()
+	return m.full.Load()
+}
