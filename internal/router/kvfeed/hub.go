@@ -168,14 +168,15 @@ func (l *line) leave(r *rank) {
 
 // take finds the rank that a batch is of and claims it for the connection. The
 // list of ranks cannot change between the two unnoticed. With no rank for
-// certain, all that the connection feeds under this topic may have missed it.
+// certain, each that the connection feeds may have missed it, if its topic fits,
+// whichever ones its batches had before.
 func (l *line) take(h *hub, topic []byte, b *kvevent.Batch) *rank {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	r := h.route(topic, b, l.host, l.mine)
 	if r == nil {
-		for o, v := range l.mine {
-			if v.topic == string(topic) {
+		for o := range l.mine {
+			if topicFits(o.boundTopic, topic) {
 				delete(l.mine, o)
 				o.disown(l.conn, reasonUnrouted)
 			}

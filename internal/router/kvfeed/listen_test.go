@@ -150,6 +150,31 @@ func TestListenerRanksOneByOne(t *testing.T) {
 	}
 }
 
+// One connection speaks for a rank under two topics, and then comes a batch of no
+// certain rank under one of them, or under a third: it may be the rank's own, which
+// is used no more.
+func TestListenerUncertainBatchOfAnotherTopic(t *testing.T) {
+	t.Parallel()
+	for _, last := range []string{"kv@h@one", "kv@h@two", "kv@h@three"} {
+		f := newFixture(t, nil)
+		f.joins(0, Key{Worker: "a", Host: "127.0.0.1"}, "")
+		f.joins(1, Key{Worker: "a", DP: 1, Host: "127.0.0.1"}, "")
+		p := f.dialIn()
+		send := func(topic string, dp int32, seq uint64, e kvevent.Event) {
+			b := kvevent.Batch{TS: 1, Rank: dp, Events: []kvevent.Event{e}}
+			p.Send([]byte(topic), kvevent.AppendSeq(nil, seq), kvevent.AppendBatch(nil, &b, kvevent.Encoding{}))
+		}
+		send("kv@h@one", 0, 0, storing(11))
+		send("kv@h@two", 0, 1, storing(12))
+		f.until(func(s Status) bool { return s.Trusted && s.LastSeq == 1 })
+		send(last, -1, 2, removed(11))
+		eventually(t, f.show, func() bool { return f.Listeners()[0].Unrouted == 1 })
+		if s := f.one(); s.Trusted || s.Reason != reasonUnrouted || len(f.blocks(0)) != 0 {
+			t.Errorf("after an uncertain batch of topic %s: %+v", last, s)
+		}
+	}
+}
+
 // Of two rivals the one in use goes, and a third comes before the other speaks:
 // the rank is visibly not known, and asks no replay for it, until one is left.
 func TestListenerThirdPublisher(t *testing.T) {
@@ -263,6 +288,8 @@ func TestListenerTrustsWhatOneEngineHolds(t *testing.T) {
 		type peer struct {
 			l     *line
 			topic string
+			also  string // a second topic of some, "" for none
+			vague bool   // some of its batches do not say their rank
 			said  int32
 			seq   uint64
 			has   map[uint64]bool
@@ -275,6 +302,9 @@ func TestListenerTrustsWhatOneEngineHolds(t *testing.T) {
 			h.lines[l] = struct{}{}
 			h.mu.Unlock()
 			peers = append(peers, &peer{l: l, topic: []string{"kv", "kv@h", "kv@i"}[rng.IntN(3)], said: int32(rng.IntN(3)), has: map[uint64]bool{}})
+			if p := peers[i]; seed%3 == 0 {
+				p.also, p.vague = p.topic+"@model", true
+			}
 		}
 		fed := map[kvindex.Rank]bool{}
 		followed := false
@@ -288,7 +318,13 @@ func TestListenerTrustsWhatOneEngineHolds(t *testing.T) {
 				fed[id] = !fed[id]
 			} else {
 				p := peers[rng.IntN(len(peers))]
-				b := kvevent.Batch{TS: 1, Rank: p.said}
+				b, topic := kvevent.Batch{TS: 1, Rank: p.said}, p.topic
+				if p.also != "" && rng.IntN(2) == 0 {
+					topic = p.also
+				}
+				if p.vague && rng.IntN(4) == 0 {
+					b.Rank = -1
+				}
 				if name := 1000*(p.l.conn+1) + uint64(step); len(p.has) == 0 || rng.IntN(3) > 0 {
 					b.Events, p.has[name] = []kvevent.Event{storing(name)}, true
 				} else {
@@ -298,8 +334,8 @@ func TestListenerTrustsWhatOneEngineHolds(t *testing.T) {
 					p.has = map[uint64]bool{}
 				}
 				payload := kvevent.AppendBatch(nil, &b, kvevent.Encoding{})
-				if r := p.l.take(h, []byte(p.topic), &b); r != nil {
-					r.receive(p.l.conn, []byte(p.topic), p.seq, payload, nil)
+				if r := p.l.take(h, []byte(topic), &b); r != nil {
+					r.receive(p.l.conn, []byte(topic), p.seq, payload, nil)
 				}
 				p.seq++
 			}
