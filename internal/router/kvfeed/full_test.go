@@ -47,6 +47,38 @@ func TestFullIndexBeyondTheReplay(t *testing.T) {
 	subset(t, "index", p.e.set(), holds(t, x))
 }
 
+// That there is no room is told once, however often what was refused is asked for
+// in vain.
+func TestFullIndexIsToldOnce(t *testing.T) {
+	t.Parallel()
+	for name, broken := range map[string]func(*publisher){
+		"the replay does not end":    func(p *publisher) { p.noEnd = true; p.window = len(p.e.log) },
+		"the replay does not answer": func(p *publisher) { p.silent = true },
+	} {
+		p := newPublisher(t, 31, 1)
+		f, x := fullFixture(t)
+		f.o.ReplayIdle = 10 * time.Millisecond
+		f.add(p.source(true))
+		p.subscribed()
+		for len(p.e.held) < 8 {
+			p.steps(1)
+		}
+		if s := f.settled(p); s.Refused == 0 {
+			t.Fatalf("nothing was refused: %+v", s)
+		}
+		p.set(func() { broken(p) })
+		x.ClearRank(1) // room, so that it is asked for
+		for asked := f.one().ReplayErrors; asked < 4; asked = f.one().ReplayErrors {
+			f.until(func(s Status) bool { return s.ReplayErrors > asked })
+			p.steps(1)
+			f.until(func(s Status) bool { return s.LastSeq == int64(len(p.e.log))-1 })
+		}
+		if n := f.told("feed.full"); n != 1 {
+			t.Errorf("%s: told %d times that the index is full: %+v", name, n, f.one())
+		}
+	}
+}
+
 // That there is no room is told of each life of the publisher.
 func TestFullIndexIsToldAgain(t *testing.T) {
 	t.Parallel()

@@ -60,7 +60,6 @@ type rank struct {
 	catching     bool // live batches wait in held for a replay
 	asking       bool // that replay is for what it may have besides what is known
 	misfit       bool // the newest batch left blocks that do not fit
-	full         bool // that the index has no room for the rank was told
 	nextFull     time.Time
 	held         []heldBatch
 	heldBytes    int64
@@ -179,7 +178,7 @@ func (r *rank) startOver(reason string) {
 	_, had := r.stream.Last()
 	r.set(Unknown, reason)
 	r.stream.Reset()
-	r.proven, r.full = true, false
+	r.proven = true
 	r.publish()
 	if had {
 		r.dropped(reason, true)
@@ -197,7 +196,6 @@ func (r *rank) lose(seq uint64, why string) {
 		r.n.Lost += countable(seq - 1 - last)
 		r.set(Unknown, reason)
 		r.stream.Skip(seq)
-		r.full = false
 		r.dropped(reason, false)
 		return
 	}
@@ -377,7 +375,6 @@ func (r *rank) applied(seq uint64, topic, payload []byte, at time.Time, replayed
 		r.lag = lag
 	}
 	if f := s.TakeFault(); f != "" {
-		r.full = false
 		r.dropped(f, false)
 		if !replayed && r.src.Replay != "" && s.Mismatch() == "" {
 			r.refetch = true
@@ -394,8 +391,7 @@ func (r *rank) applied(seq uint64, topic, payload []byte, at time.Time, replayed
 		r.set(Live, "the engine's blocks fit again")
 	}
 	r.misfit = s.Mismatch() != ""
-	if s.short && !r.full {
-		r.full = true
+	if s.TakeShort() {
 		r.emit(workers.Warn, "feed.full", "%s: the index is full, and blocks of this rank are not known until there is room: raise index.max_blocks", r.label)
 		if r.state == Live {
 			r.set(Live, reasonFull)

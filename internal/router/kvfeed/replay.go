@@ -51,7 +51,7 @@ func (r *rank) tend(ctx context.Context) {
 			// What was refused comes by no other way: the engine does not store
 			// again what it has.
 			if next = r.untilReplay(now); next <= 0 {
-				r.full, r.nextFull = false, now.Add(r.m.o.VerifyEvery)
+				r.nextFull = now.Add(r.m.o.VerifyEvery)
 				r.asking, r.catching, catching = true, true, true
 			}
 		case !catching && r.src.Replay != "":
@@ -138,7 +138,9 @@ func (r *rank) catchUp(ctx context.Context, attached uint64) {
 			why = err.Error()
 		}
 		if p.asking { // it had no more, or did not answer
-			r.stream.short = r.stream.short && err != nil
+			if err == nil {
+				r.stream.beShort(false)
+			}
 			done := r.drain()
 			if done {
 				r.catching = false

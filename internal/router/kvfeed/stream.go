@@ -29,6 +29,7 @@ type Stream struct {
 	at       float64 // the publisher's time of the latest batch, Unix seconds
 	complete bool    // every batch since the publisher's first was applied
 	short    bool    // the index refused blocks of the rank for want of room
+	began    bool    // short began, for TakeShort
 	fault    string
 	counters StreamCounters
 }
@@ -101,7 +102,8 @@ func (s *Stream) apply(seq uint64, b *kvevent.Batch) {
 	s.counters.Refused += uint64(r.Refused)
 	s.counters.Renamed += uint64(r.Renamed)
 	if r.Refused > 0 {
-		s.short, s.complete = true, false
+		s.beShort(true)
+		s.complete = false
 	}
 	s.counters.Unknown += uint64(b.Unknown)
 	if b.Skipped > 0 {
@@ -126,7 +128,22 @@ func (s *Stream) drop() {
 	s.app.Emptied()
 	s.counters.Dropped++
 	s.base = s.seq.Next()
-	s.complete, s.short = false, false
+	s.complete = false
+	s.beShort(false)
+}
+
+// beShort notes whether the index lacks blocks of the rank for want of room.
+func (s *Stream) beShort(is bool) {
+	s.began = is && (s.began || !s.short)
+	s.short = is
+}
+
+// TakeShort reports whether the index has begun to lack blocks of the rank for
+// want of room since the last call.
+func (s *Stream) TakeShort() bool {
+	began := s.began
+	s.began = false
+	return began
 }
 
 // TakeFault returns why the latest batches emptied the rank, and forgets it;
@@ -209,7 +226,8 @@ func (s *Stream) Position() (Position, bool) {
 // Resume makes a new Stream continue at p.
 func (s *Stream) Resume(p Position) {
 	s.seq.Resume(p.Seq, p.Stamp)
-	s.base, s.complete, s.short = p.Base, p.Complete, p.Short
+	s.base, s.complete = p.Base, p.Complete
+	s.beShort(p.Short)
 	s.app.engine, s.app.parts, s.app.bigram, s.app.group = p.EngineBlock, p.Parts, p.Bigram, p.Group
 	if p.EngineBlock != 0 && p.EngineBlock != s.app.size {
 		s.Reset() // kept by a router with another block size
