@@ -286,6 +286,64 @@ func TestRoundRobinOfSomeRequests(t *testing.T) {
 	}
 }
 
+// TestNoSeriesOfAWorkerThatLeftMeanwhile: a worker leaves while it answers, and
+// what is counted of that at the end brings none of its series back.
+func TestNoSeriesOfAWorkerThatLeftMeanwhile(t *testing.T) {
+	t.Parallel()
+	r, p := tappedRig(t, "1a:profile=instant")
+	body := encode(t, object{"model": "sim", "prompt": ids(100, 1), "max_tokens": 2})
+	if a := r.send(http.MethodPost, "/v1/completions", body); a.status != http.StatusOK {
+		t.Fatal(a)
+	}
+	const series = `worker="aggregated-0"`
+	r.eventually("its series", func() error {
+		if page, err := r.metricsPage(t.Context()); err != nil || !strings.Contains(page, series) {
+			return fmt.Errorf("no series of the worker (%v)", err)
+		}
+		return nil
+	})
+	left := make(chan error, 1)
+	p.set(func(_ string, _ http.ResponseWriter, q *http.Request, _ []byte) bool {
+		if q.URL.Path != "/v1/completions" {
+			return false
+		}
+		err := r.Admin.RemoveWorker(q.Context(), "aggregated-0")
+		if err == nil {
+			err = routertest.Wait(q.Context(), "the end of its series", func() error {
+				page, err := r.metricsPage(q.Context())
+				if err == nil && strings.Contains(page, series) {
+					err = errors.New("there are series of it")
+				}
+				return err
+			})
+		}
+		left <- err
+		return false
+	})
+	a := r.send(http.MethodPost, "/v1/completions", body)
+	if err := <-left; err != nil {
+		t.Fatal(err)
+	}
+	if a.status != http.StatusOK {
+		t.Errorf("the request that ran: %s", a)
+	}
+	r.eventually("the request's end", func() error {
+		if st := r.status(); st.Traffic.Inflight != 0 || st.Traffic.Completed != 2 {
+			return fmt.Errorf("%+v", st.Traffic)
+		}
+		return nil
+	})
+	page, err := r.metricsPage(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(page) {
+		if strings.Contains(line, series) {
+			t.Errorf("after its end: %s", line)
+		}
+	}
+}
+
 // TestRetrySeesTheFleetOfNow: a request whose first attempt takes long goes on
 // with the workers that are there then, not with those that were.
 func TestRetrySeesTheFleetOfNow(t *testing.T) {

@@ -395,6 +395,21 @@ func (r *rig) metricWith(series, token string) float64 {
 	return readMetric(resp.Body, series)
 }
 
+// metricsPage is the router's metrics page.
+func (r *rig) metricsPage(ctx context.Context) (string, error) {
+	q, err := http.NewRequestWithContext(ctx, http.MethodGet, r.AdminURL+"/metrics", nil)
+	if err != nil {
+		return "", err
+	}
+	resp, err := r.Client.Do(q)
+	if err != nil {
+		return "", err
+	}
+	defer resp.Body.Close()
+	page, err := io.ReadAll(resp.Body)
+	return string(page), err
+}
+
 func readMetric(in io.Reader, series string) float64 {
 	scan := bufio.NewScanner(in)
 	scan.Buffer(nil, 1<<20)

@@ -141,7 +141,10 @@ func New(ctx context.Context, o Options) (*Router, error) {
 	}
 	r.settings.Store(s)
 	r.rng = newDrawer(o.Config.Routing.Seed)
-	r.metrics = telemetry.New(o.Version, o.Revision)
+	r.metrics = telemetry.New(o.Version, o.Revision, func(worker string) bool {
+		_, ok := r.registry.Snapshot().Worker(worker)
+		return ok
+	})
 	r.events = eventlog.New(o.Config.Events, nil, func(e eventlog.Event) {
 		r.metrics.Event(e.Kind, string(e.Severity))
 		r.logEvent(e)

@@ -53,8 +53,10 @@ type Metrics struct {
 	foretold, counted prometheus.Counter
 
 	models bounded
-	handle sync.Map // key -> resolved handle
+	handle sync.Map   // key -> resolved handle
+	making sync.Mutex // orders the making of series with their end
 
+	here      func(worker string) bool
 	ofWorkers []*prometheus.MetricVec // all that have the label worker
 }
 
@@ -86,8 +88,10 @@ var (
 )
 
 // New makes the metrics with a registry of their own. The build info is that
-// of this binary.
-func New(version, revision string) *Metrics {
+// of this binary. here tells whether a worker is in the fleet: what is counted of
+// one that has left has no series. It must know of a worker's end before
+// ForgetWorker is called; nil stands for a fleet that nobody leaves.
+func New(version, revision string, here func(worker string) bool) *Metrics {
 	reg := prometheus.NewRegistry()
 	var ofWorkers []*prometheus.MetricVec
 	keep := func(v *prometheus.MetricVec, labels []string) {
@@ -132,7 +136,7 @@ func New(version, revision string) *Metrics {
 		blamed:     counter("requests_blamed_total", "Failed requests on which two engines broke, and so did that of the one more try; they count against no engine."),
 		rejections: counter("rejections_total", "Requests refused before routing, by reason: path, body, body_memory, request, model, overload, or draining (this router stops).", "reason"),
 	}
-	m.ofWorkers = ofWorkers
+	m.here, m.ofWorkers = here, ofWorkers
 	m.stages = map[string]prometheus.Observer{}
 	for _, s := range []string{"read", "parse", "tokenize", "hash", "overlap", "plan"} {
 		m.stages[s] = m.stage.WithLabelValues(s)
@@ -162,8 +166,36 @@ func cached[T any](m *Metrics, k handleKey, resolve func() T) T {
 	if h, ok := m.handle.Load(k); ok {
 		return h.(T)
 	}
-	h, _ := m.handle.LoadOrStore(k, resolve())
-	return h.(T)
+	m.making.Lock()
+	defer m.making.Unlock()
+	if h, ok := m.handle.Load(k); ok {
+		return h.(T)
+	}
+	h := resolve()
+	m.handle.Store(k, h)
+	return h
+}
+
+// worker is whose series a key is for, "" for those of nobody.
+func (k handleKey) worker() string {
+	switch k.kind {
+	case "leg", "legt", "legf", "odd", "again":
+		return k.b
+	}
+	return ""
+}
+
+// ofWorker is cached for a series of a worker. A request may end after its worker
+// has left, and would bring back for good what was forgotten.
+func ofWorker[T any](m *Metrics, k handleKey, resolve func() T) T {
+	if h, ok := m.handle.Load(k); ok {
+		return h.(T)
+	}
+	h := cached(m, k, resolve)
+	if m.here != nil && !m.here(k.worker()) {
+		m.ForgetWorker(k.worker())
+	}
+	return h
 }
 
 // Request counts a finished request and its time. path is "local", "remote"
@@ -217,18 +249,20 @@ func (m *Metrics) Fallback(reason string) { m.fallbacks.WithLabelValues(reason).
 
 // OddParams counts transfer parameters that were used although they are not as
 // expected.
-func (m *Metrics) OddParams(worker string) { m.oddParams.WithLabelValues(worker).Inc() }
+func (m *Metrics) OddParams(worker string) {
+	ofWorker(m, handleKey{kind: "odd", b: worker}, func() prometheus.Counter { return m.oddParams.WithLabelValues(worker) }).Inc()
+}
 
 // Leg counts a finished leg; firstByte 0 means that none came.
 func (m *Metrics) Leg(leg, worker, outcome string, took, firstByte time.Duration) {
-	cached(m, handleKey{kind: "leg", a: leg, b: worker, c: outcome}, func() prometheus.Counter {
+	ofWorker(m, handleKey{kind: "leg", a: leg, b: worker, c: outcome}, func() prometheus.Counter {
 		return m.legs.WithLabelValues(leg, worker, outcome)
 	}).Inc()
-	cached(m, handleKey{kind: "legt", a: leg, b: worker}, func() prometheus.Observer {
+	ofWorker(m, handleKey{kind: "legt", a: leg, b: worker}, func() prometheus.Observer {
 		return m.legTime.WithLabelValues(leg, worker)
 	}).Observe(took.Seconds())
 	if firstByte > 0 {
-		cached(m, handleKey{kind: "legf", a: leg, b: worker}, func() prometheus.Observer {
+		ofWorker(m, handleKey{kind: "legf", a: leg, b: worker}, func() prometheus.Observer {
 			return m.legTTFB.WithLabelValues(leg, worker)
 		}).Observe(firstByte.Seconds())
 	}
@@ -236,8 +270,10 @@ func (m *Metrics) Leg(leg, worker, outcome string, took, firstByte time.Duration
 
 // ForgetWorker drops the series of a worker that has left the fleet.
 func (m *Metrics) ForgetWorker(worker string) {
+	m.making.Lock()
+	defer m.making.Unlock()
 	m.handle.Range(func(k, _ any) bool {
-		if key := k.(handleKey); (key.kind == "leg" || key.kind == "legt" || key.kind == "legf") && key.b == worker {
+		if k.(handleKey).worker() == worker {
 			m.handle.Delete(k)
 		}
 		return true
@@ -254,7 +290,9 @@ func (m *Metrics) Retry(leg, reason string) { m.retries.WithLabelValues(leg, rea
 func (m *Metrics) Abort(reason string) { m.aborts.WithLabelValues(reason).Inc() }
 
 // SilentRecompute counts a remote prefill whose KV was not used.
-func (m *Metrics) SilentRecompute(worker string) { m.recompute.WithLabelValues(worker).Inc() }
+func (m *Metrics) SilentRecompute(worker string) {
+	ofWorker(m, handleKey{kind: "again", b: worker}, func() prometheus.Counter { return m.recompute.WithLabelValues(worker) }).Inc()
+}
 
 // Event counts an event.
 func (m *Metrics) Event(kind, severity string) { m.events.WithLabelValues(kind, severity).Inc() }

@@ -6,7 +6,10 @@ import (
 	"net/http/httptest"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -26,7 +29,7 @@ func page(t *testing.T, m *Metrics) string {
 }
 
 func TestMetricsPage(t *testing.T) {
-	m := New("v0", "abc")
+	m := New("v0", "abc", nil)
 	m.Request("chat", "m", "remote", "200", time.Second)
 	m.Leg("decode", "d0", "ok", time.Second, time.Millisecond)
 	m.Decision("remote", "over_threshold")
@@ -54,7 +57,7 @@ func TestMetricsPage(t *testing.T) {
 // TestNoSeriesOfWorkersThatLeft: whatever is counted by worker ends with the
 // worker; every vector that has the label is tried.
 func TestNoSeriesOfWorkersThatLeft(t *testing.T) {
-	m := New("v0", "abc")
+	m := New("v0", "abc", nil)
 	fields, tried := reflect.ValueOf(m).Elem(), 0
 	for i := range fields.NumField() {
 		var v *prometheus.MetricVec
@@ -105,10 +108,105 @@ func TestNoSeriesOfWorkersThatLeft(t *testing.T) {
 	}
 }
 
+// counts calls everything that counts something, with name wherever a name is
+// asked for.
+func counts(m *Metrics, name string) {
+	v := reflect.ValueOf(m)
+	for i := range v.NumMethod() {
+		f := v.Type().Method(i)
+		if f.Type.NumOut() > 0 || f.Type.NumIn() < 2 || f.Type.In(1).Kind() != reflect.String || f.Name == "ForgetWorker" {
+			continue
+		}
+		args := []reflect.Value{}
+		for j := 1; j < f.Type.NumIn(); j++ {
+			a := reflect.New(f.Type.In(j)).Elem()
+			switch a.Kind() {
+			case reflect.String:
+				a.SetString(name)
+			default:
+				a.SetInt(1)
+			}
+			args = append(args, a)
+		}
+		v.Method(i).Call(args)
+	}
+}
+
+// TestNoSeriesOfLateCounts: what is counted of a worker after it has left brings
+// none of its series back, by whatever method; that of one that comes back does.
+func TestNoSeriesOfLateCounts(t *testing.T) {
+	gone := map[string]bool{}
+	m := New("v0", "abc", func(w string) bool { return !gone[w] })
+	of := func(worker string) int {
+		names := map[string]bool{}
+		for line := range strings.Lines(page(t, m)) {
+			if name, labels, _ := strings.Cut(line, "{"); strings.Contains(labels, `worker="`+worker+`"`) {
+				for _, end := range []string{"_bucket", "_sum", "_count"} {
+					name = strings.TrimSuffix(name, end)
+				}
+				names[name] = true
+			}
+		}
+		return len(names)
+	}
+	counts(m, "d0")
+	counts(m, "d1")
+	if n := of("d0"); n != len(m.ofWorkers) {
+		t.Fatalf("%d of %d metrics with the label worker are counted", n, len(m.ofWorkers))
+	}
+	gone["d0"] = true
+	m.ForgetWorker("d0")
+	counts(m, "d0")
+	if n := of("d0"); n != 0 {
+		t.Errorf("%d metrics have series of a worker that had left before it was counted", n)
+	}
+	gone["d0"] = false
+	counts(m, "d0")
+	for _, w := range []string{"d0", "d1"} {
+		if n := of(w); n != len(m.ofWorkers) {
+			t.Errorf("%d of %d metrics count %s", n, len(m.ofWorkers), w)
+		}
+	}
+	if p := page(t, m); !strings.Contains(p, `dynctl_legs_total{leg="d0",outcome="d0",worker="d0"} 1`) {
+		t.Error("a worker that came back is not counted afresh")
+	}
+}
+
+// TestNoSeriesOfWorkersThatLeaveMeanwhile: whatever is counted while workers
+// leave, none of their series is there when all is quiet.
+func TestNoSeriesOfWorkersThatLeaveMeanwhile(t *testing.T) {
+	var gone [64]atomic.Bool
+	m := New("v0", "abc", func(w string) bool {
+		n, err := strconv.Atoi(w)
+		return err == nil && !gone[n].Load()
+	})
+	var g sync.WaitGroup
+	for range 4 {
+		g.Go(func() {
+			for i := range gone {
+				for range 4 {
+					m.Leg("decode", strconv.Itoa(i), "ok", time.Second, time.Second)
+					m.OddParams(strconv.Itoa(i))
+				}
+			}
+		})
+	}
+	g.Go(func() {
+		for i := range gone {
+			gone[i].Store(true)
+			m.ForgetWorker(strconv.Itoa(i))
+		}
+	})
+	g.Wait()
+	if p := page(t, m); strings.Contains(p, `worker="`) {
+		t.Error("there are series of workers that have left")
+	}
+}
+
 // TestModelLabelIsBounded: clients choose the model, so they must not choose
 // how many series there are (invariant 7).
 func TestModelLabelIsBounded(t *testing.T) {
-	m := New("v0", "abc")
+	m := New("v0", "abc", nil)
 	for i := range 3 * maxLabelValues {
 		m.Request("chat", fmt.Sprint("m", i), "local", "404", time.Millisecond)
 	}
@@ -155,7 +253,7 @@ func TestSpansFollowTheClientsTrace(t *testing.T) {
 }
 
 func BenchmarkRequest(b *testing.B) {
-	m := New("v0", "abc")
+	m := New("v0", "abc", nil)
 	b.ReportAllocs()
 	for b.Loop() {
 		m.Request("chat", "m", "remote", "200", time.Second)
