@@ -238,6 +238,22 @@ type Feed struct {
 	Errors       uint64    `json:"decode_errors_total"`
 	Orphans      uint64    `json:"orphaned_blocks_total"`
 	Lost         uint64    `json:"lost_batches_total"`
+	// ConnectErrors, SourceErrors and ReplayErrors count what failed: connections,
+	// questions for the endpoint, replays.
+	ConnectErrors uint64 `json:"connect_errors_total"`
+	SourceErrors  uint64 `json:"source_errors_total"`
+	ReplayErrors  uint64 `json:"replay_errors_total"`
+	// Overrun counts batches dropped because too many waited for a replay, which
+	// is asked for them again.
+	Overrun uint64 `json:"overrun_batches_total"`
+	// Foreign counts batches of a second publisher that claims the rank,
+	// RankDisagree those that claim another rank than that of the socket.
+	Foreign      uint64 `json:"foreign_batches_total"`
+	RankDisagree uint64 `json:"rank_disagree_batches_total"`
+	// Unindexed counts blocks that the index cannot hold: they came without token
+	// ids, with more or fewer than fit, or when too many blocks of several parts
+	// were held.
+	Unindexed uint64 `json:"unindexed_blocks_total"`
 	// Refused counts the blocks that found no room in the index.
 	Refused uint64 `json:"refused_blocks_total"`
 	// Dropped is how often the rank's entries were dropped, to be built anew.

@@ -95,6 +95,7 @@ func (h *hub) run(ctx context.Context) {
 				}
 				wg.Go(func() { h.serve(c) })
 			}
+			h.listener.Store(nil)
 			_ = ln.Close()
 		} else {
 			h.say(err.Error())

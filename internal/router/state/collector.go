@@ -6,6 +6,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/dynctl/dynctl/internal/router/admin"
 	"github.com/dynctl/dynctl/internal/router/kvfeed"
 	"github.com/dynctl/dynctl/internal/workers"
 )
@@ -16,6 +17,7 @@ var (
 	rankLabels = []string{"worker", "dp_rank"}
 	descs      = struct {
 		inflight, queued, health, draining, tokenizer, active, prefill, blocks, index, capacity, feed, lag, gaps, lost, dropped, orphans, restarts, kinds, refused,
+		unreadable, connects, sources, replays, overrun, foreign, disagree, unindexed, bound, unrouted, publishers,
 		running, waiting, usage, memberships, distinct, bytes, lookups, guesses, threshold, revision, open, doubles, ready *prometheus.Desc
 		bodies, bodyLimit *prometheus.Desc
 	}{
@@ -39,6 +41,17 @@ var (
 		orphans:     desc("feed_orphan_blocks_total", "Blocks whose parent the rank does not hold.", rankLabels...),
 		restarts:    desc("feed_restarts_total", "Restarts of the rank's publisher.", rankLabels...),
 		refused:     desc("feed_refused_blocks_total", "Blocks of the rank that found no room in the index.", rankLabels...),
+		unreadable:  desc("feed_decode_errors_total", "Batches and messages of the rank's publisher that cannot be read.", rankLabels...),
+		connects:    desc("feed_connect_errors_total", "Connections to the rank's publisher that failed.", rankLabels...),
+		sources:     desc("feed_source_errors_total", "Questions to the worker where the rank publishes that failed.", rankLabels...),
+		replays:     desc("feed_replay_errors_total", "Replays of the rank's publisher that failed.", rankLabels...),
+		overrun:     desc("feed_overrun_batches_total", "Batches dropped because too many waited for a replay, which is asked for them again.", rankLabels...),
+		foreign:     desc("feed_foreign_batches_total", "Batches dropped because a second publisher claims the rank.", rankLabels...),
+		disagree:    desc("feed_rank_disagree_batches_total", "Batches that claim another data-parallel rank than that of the socket, which counts.", rankLabels...),
+		unindexed:   desc("feed_unindexed_blocks_total", "Blocks of the rank that the index cannot hold: they came without token ids, with more or fewer than fit, or when too many blocks of several parts were held.", rankLabels...),
+		bound:       desc("feed_listener_bound", "Whether publishers can dial into the listener.", "endpoint"),
+		unrouted:    desc("feed_listener_unrouted_messages_total", "Messages at the listener that belong to no rank, or to several, and were dropped.", "endpoint"),
+		publishers:  desc("feed_listener_publishers_total", "Publishers that dialled into the listener, by what came of it: accepted, refused (too many are connected), or failed (the protocol was broken).", "endpoint", "result"),
 		kinds:       desc("feed_unknown_cache_kind", "1 for each cache kind of the rank's engine that this version does not know.", "worker", "dp_rank", "kind"),
 		running:     desc("engine_running_requests", "Running requests as the engine says.", rankLabels...),
 		waiting:     desc("engine_waiting_requests", "Waiting requests as the engine says.", rankLabels...),
@@ -58,6 +71,41 @@ var (
 
 func desc(name, help string, labels ...string) *prometheus.Desc {
 	return prometheus.NewDesc("dynctl_"+name, help, labels, nil)
+}
+
+// count is a counter as a metric.
+type count struct {
+	desc   *prometheus.Desc
+	n      uint64
+	labels []string // none where the caller has them
+}
+
+func listenerCounters(l *kvfeed.ListenerStatus) []count {
+	return []count{
+		{descs.unrouted, l.Unrouted, []string{l.Endpoint}},
+		{descs.publishers, l.Accepted, []string{l.Endpoint, "accepted"}},
+		{descs.publishers, l.Refused, []string{l.Endpoint, "refused"}},
+		{descs.publishers, l.Failed, []string{l.Endpoint, "failed"}},
+	}
+}
+
+func feedCounters(f *admin.Feed) []count {
+	return []count{
+		{desc: descs.gaps, n: f.Gaps},
+		{desc: descs.dropped, n: f.Dropped},
+		{desc: descs.lost, n: f.Lost},
+		{desc: descs.orphans, n: f.Orphans},
+		{desc: descs.restarts, n: f.Restarts},
+		{desc: descs.refused, n: f.Refused},
+		{desc: descs.unreadable, n: f.Errors},
+		{desc: descs.connects, n: f.ConnectErrors},
+		{desc: descs.sources, n: f.SourceErrors},
+		{desc: descs.replays, n: f.ReplayErrors},
+		{desc: descs.overrun, n: f.Overrun},
+		{desc: descs.foreign, n: f.Foreign},
+		{desc: descs.disagree, n: f.RankDisagree},
+		{desc: descs.unindexed, n: f.Unindexed},
+	}
 }
 
 // Describe implements prometheus.Collector: the state is unchecked, since
@@ -96,6 +144,12 @@ func (s *State) Collect(ch chan<- prometheus.Metric) {
 	counter(descs.doubles, s.Ledger.DoubleReleases())
 	ok, _ := s.Ready()
 	gauge(descs.ready, flag(ok))
+	for _, l := range s.Feeds.Listeners() {
+		gauge(descs.bound, flag(l.Bound != ""), l.Endpoint)
+		for _, c := range listenerCounters(&l) {
+			counter(c.desc, c.n, c.labels...)
+		}
+	}
 	for _, w := range s.Workers(time.Now()).Workers {
 		for _, h := range []workers.Health{workers.Unknown, workers.Healthy, workers.Unhealthy, workers.Ejected, workers.Asleep} {
 			gauge(descs.health, flag(h.String() == w.Health), w.Name, w.Role, h.String())
@@ -119,12 +173,9 @@ func (s *State) Collect(ch chan<- prometheus.Metric) {
 				if k.Feed.Batches > 0 {
 					gauge(descs.lag, k.Feed.Lag, l...)
 				}
-				counter(descs.gaps, k.Feed.Gaps, l...)
-				counter(descs.dropped, k.Feed.Dropped, l...)
-				counter(descs.lost, k.Feed.Lost, l...)
-				counter(descs.orphans, k.Feed.Orphans, l...)
-				counter(descs.restarts, k.Feed.Restarts, l...)
-				counter(descs.refused, k.Feed.Refused, l...)
+				for _, c := range feedCounters(&k.Feed) {
+					counter(c.desc, c.n, l...)
+				}
 				for _, kind := range k.Feed.UnknownKinds {
 					gauge(descs.kinds, 1, w.Name, l[1], kind)
 				}

@@ -224,17 +224,26 @@ func (s *State) Workers(now time.Time) admin.WorkerList {
 				rank.CapacityBlock = int64(w.KVBlocks) * int64(w.BlockSize) / int64(s.BlockOf(w))
 			}
 			if f, ok := feeds[k.Slot]; ok {
-				rank.Feed = admin.Feed{
-					State: string(f.State), Trusted: f.Trusted, Reason: f.Reason, Since: f.Since, Endpoint: f.Endpoint, Replay: &f.Replay, UnknownKinds: f.UnknownKinds,
-					LastSeq: uint64(max(0, f.LastSeq)), LastAt: f.LastEvent, Batches: f.Batches, Events: f.Events, Blocks: f.Stored + f.Removed,
-					Gaps: f.Gaps, Replayed: f.ReplayedBatches, Restarts: f.Restarts, Errors: f.Unreadable + f.Malformed, Orphans: f.Orphans, Lost: f.Lost, Refused: f.Refused, Dropped: f.Dropped, Lag: f.LagSeconds,
-				}
+				rank.Feed = feed(&f)
 			}
 			a.Ranks = append(a.Ranks, rank)
 		}
 		out = append(out, a)
 	}
 	return admin.WorkerList{Schema: admin.Schema, Now: now, Revision: snap.Revision, Workers: out}
+}
+
+// feed is the account of a rank's feed as the admin API shows it.
+func feed(f *kvfeed.Status) admin.Feed {
+	return admin.Feed{
+		State: string(f.State), Trusted: f.Trusted, Reason: f.Reason, Since: f.Since, Endpoint: f.Endpoint, Replay: &f.Replay, UnknownKinds: f.UnknownKinds,
+		LastSeq: uint64(max(0, f.LastSeq)), LastAt: f.LastEvent, Lag: f.LagSeconds,
+		Batches: f.Batches, Events: f.Events, Blocks: f.Stored + f.Removed, Gaps: f.Gaps, Replayed: f.ReplayedBatches, Restarts: f.Restarts,
+		Errors: f.Unreadable + f.Malformed, Orphans: f.Orphans, Lost: f.Lost, Refused: f.Refused, Dropped: f.Dropped,
+		ConnectErrors: f.ConnectErrors, SourceErrors: f.SourceErrors, ReplayErrors: f.ReplayErrors,
+		Overrun: f.Overrun, Foreign: f.Foreign, RankDisagree: f.RankDisagree,
+		Unindexed: f.Tokenless + f.Misfit + f.Mismatched + f.Crowded,
+	}
 }
 
 // IndexStats are the index and each rank's part in it.
