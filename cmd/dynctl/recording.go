@@ -100,11 +100,11 @@ func startRecording(t *recorder.Tap, f *recordFlags, log *slog.Logger) (*recordi
 	return r, nil
 }
 
-// State is for router.Recording.
+// Ended is closed when nothing is written any more.
+func (r *recording) Ended() <-chan struct{} { return r.done }
+
+// State is the recording as the status shows it.
 func (r *recording) State() *admin.Recorder {
-	if r == nil {
-		return nil
-	}
 	s := &admin.Recorder{Path: r.file.Path(), Bytes: r.file.Bytes()}
 	s.Records, s.Dropped = r.sub.Counts()
 	select {

@@ -97,17 +97,19 @@ func serve(ctx context.Context, l *load.Loaded, flags *pflag.FlagSet, record *re
 	}
 	tap := newTap("serve")
 	tap.Tokens = record.tokens
-	var file *recording
+	var recorded router.Recording // nil when nothing is recorded
 	if record.path != "" {
+		var file *recording
 		if file, err = startRecording(tap, record, log); err != nil {
 			return err
 		}
+		recorded = file
 		defer func() { err = errors.Join(err, file.stop()) }()
 	}
 	v := buildVersion()
 	r, err := router.New(ctx, router.Options{
 		Config: l.Config, Origin: l.Origin, Sim: specs, EngineTLS: trust, Version: v.Version, Revision: v.Revision, Logger: log,
-		Observer: observer(tap),
+		Observer: observer(tap), Recording: recorded,
 		Reloaded: func(old, now *settings.Config) {
 			_ = level.UnmarshalText([]byte(now.Log.Level)) // validated with the config
 			for _, change := range configChanges(old, now) {
@@ -119,7 +121,7 @@ func serve(ctx context.Context, l *load.Loaded, flags *pflag.FlagSet, record *re
 		return withCode(exitUsage, err)
 	}
 	adminHandler, err := r.AdminHandler(router.AdminOptions{
-		TokenFile: l.Config.AdminTokenFile, Name: data.Addr().String(), Sim: control, Stream: tap, Recording: file,
+		TokenFile: l.Config.AdminTokenFile, Name: data.Addr().String(), Sim: control, Stream: tap,
 	})
 	if err != nil {
 		return withCode(exitUsage, err)

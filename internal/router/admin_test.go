@@ -169,27 +169,67 @@ func TestModelListIsAskedForOnce(t *testing.T) {
 }
 
 // recorded is a recording that is what a test says.
-type recorded struct{ atomic.Pointer[admin.Recorder] }
+type recorded struct {
+	atomic.Pointer[admin.Recorder]
+	ended chan struct{}
+}
 
 func (r *recorded) State() *admin.Recorder { return r.Load() }
+func (r *recorded) Ended() <-chan struct{} { return r.ended }
 
-// TestStatusShowsTheRecorder: what the process records is part of the status,
-// and a recording that broke is a reason not to be ready.
+// TestStatusShowsTheRecorder: what the process records is part of the status and
+// of the metrics, and a recording that broke is a reason not to be ready, a metric
+// and an event.
 func TestStatusShowsTheRecorder(t *testing.T) {
 	t.Parallel()
-	var rec recorded
+	rec := recorded{ended: make(chan struct{})}
 	rec.Store(&admin.Recorder{Path: "t.jsonl", Bytes: 7, Records: 3, Dropped: 1})
-	r := startWith(t, routertest.Options{Fleet: "1a:profile=instant", Admin: router.AdminOptions{Recording: &rec}})
+	r := startWith(t, routertest.Options{Fleet: "1a:profile=instant", Recording: &rec})
 	if st := r.status(); st.Recorder == nil || *st.Recorder != *rec.State() || st.State != "ready" {
 		t.Errorf("%+v in state %s %q", st.Recorder, st.State, st.Reasons)
 	}
-	rec.Store(&admin.Recorder{Path: "t.jsonl", Error: "no space left on device"})
+	metrics := func(want map[string]float64) {
+		t.Helper()
+		for name, n := range want {
+			if got := r.metric("dynctl_recording_" + name); got != n {
+				t.Errorf("dynctl_recording_%s is %v, want %v", name, got, n)
+			}
+		}
+	}
+	metrics(map[string]float64{"failed": 0, "bytes_total": 7, "records_total": 3, "dropped_total": 1})
+	rec.Store(&admin.Recorder{Path: "t.jsonl", Records: 3, Error: "no space left on device"})
+	close(rec.ended)
 	snap, err := r.Admin.Snapshot(t.Context(), 0, 0, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if st := snap.Status; st.Recorder == nil || st.State != "degraded" || !strings.Contains(strings.Join(st.Reasons, "; "), "the recording has ended: no space left on device") {
 		t.Errorf("%+v in state %s %q", st.Recorder, st.State, st.Reasons)
+	}
+	metrics(map[string]float64{"failed": 1, "records_total": 3})
+	r.eventually("an event that tells of it", func() error {
+		if e := r.events("recording_failed"); len(e) != 1 || e[0].Severity != "error" || !strings.Contains(e[0].Text, "t.jsonl") || !strings.Contains(e[0].Text, "no space left on device") {
+			return fmt.Errorf("events %+v", e)
+		}
+		return nil
+	})
+}
+
+// TestNoRecordingIsNoTrouble: a router that records nothing, or whose recording
+// ended as it should, says nothing of failures.
+func TestNoRecordingIsNoTrouble(t *testing.T) {
+	t.Parallel()
+	rec := recorded{ended: make(chan struct{})}
+	rec.Store(&admin.Recorder{Path: "t.jsonl", Records: 3})
+	close(rec.ended)
+	for want, o := range map[float64]routertest.Options{-1: {Fleet: "1a:profile=instant"}, 0: {Fleet: "1a:profile=instant", Recording: &rec}} {
+		r := startWith(t, o)
+		if got := r.metric("dynctl_recording_failed"); got != want {
+			t.Errorf("dynctl_recording_failed is %v, want %v", got, want)
+		}
+		if st := r.status(); st.State != "ready" || (st.Recorder == nil) != (o.Recording == nil) || len(r.events("recording_failed")) != 0 {
+			t.Errorf("recorder %+v, state %s %q", st.Recorder, st.State, st.Reasons)
+		}
 	}
 }
 

@@ -29,14 +29,6 @@ type AdminOptions struct {
 	Sim http.Handler
 	// Stream answers GET /admin/v1/stream with a recording; nil for none.
 	Stream http.Handler
-	// Recording is what this process records; nil for nothing.
-	Recording Recording
-}
-
-// Recording is a recording as the status shows it.
-type Recording interface {
-	// State is nil while there is none.
-	State() *admin.Recorder
 }
 
 // AdminHandler is the admin API, the metrics page and the probes.
@@ -78,15 +70,6 @@ func (c *console) Now() time.Time { return time.Now() }
 func (c *console) Status() admin.Status {
 	st := c.state.Status(c.Now())
 	st.Name, st.Listen = c.o.Name, c.o.Name
-	if c.o.Recording == nil {
-		return st
-	}
-	if st.Recorder = c.o.Recording.State(); st.Recorder != nil && st.Recorder.Error != "" {
-		st.Reasons = append(st.Reasons, "the recording has ended: "+st.Recorder.Error)
-		if st.State == "ready" {
-			st.State = "degraded"
-		}
-	}
 	return st
 }
 

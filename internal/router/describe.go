@@ -38,7 +38,17 @@ func (r facts) Troubles() []string {
 	if r.bodies.Full() {
 		out = append(out, "requests are refused because the memory for bodies is used up (limits.body_memory)")
 	}
+	if rec := r.Recorder(); rec != nil && rec.Error != "" {
+		out = append(out, "the recording has ended: "+rec.Error)
+	}
 	return out
+}
+
+func (r facts) Recorder() *admin.Recorder {
+	if r.opts.Recording == nil {
+		return nil
+	}
+	return r.opts.Recording.State()
 }
 
 func (r facts) TokenizerRests(worker string) bool { return r.tokens.AtRest(worker) }

@@ -24,6 +24,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/dynctl/dynctl/internal/router/admin"
 	"github.com/dynctl/dynctl/internal/router/admission"
 	"github.com/dynctl/dynctl/internal/router/approx"
 	"github.com/dynctl/dynctl/internal/router/eventlog"
@@ -61,6 +62,8 @@ type Options struct {
 	// Observer sees every KV batch, decision and outcome, for a recorder; the
 	// zero value sees nothing.
 	Observer Observer
+	// Recording is what this process records; nil for nothing.
+	Recording Recording
 	// Reloaded is told of every new configuration that is in force, before the
 	// event; may be nil.
 	Reloaded func(old, now *settings.Config)
@@ -75,6 +78,15 @@ type Observer struct {
 	Decision func(asked time.Time, d *trace.Decision)
 	// Outcome is a finished receipt.
 	Outcome func(r *receipt.Receipt)
+}
+
+// Recording is a recording of what the Observer sees.
+type Recording interface {
+	// State is the recording as the status shows it.
+	State() *admin.Recorder
+	// Ended is closed when the recording has ended, as it should or with the error
+	// that State tells from then on.
+	Ended() <-chan struct{}
 }
 
 // Router is the router. Make it with New, run it with Run.
@@ -231,6 +243,9 @@ func (r *Router) Run(ctx context.Context) error {
 	g.Go(func() error { return r.traffic.Run(ctx) })
 	g.Go(func() error { return r.tokens.Run(ctx) })
 	g.Go(func() error { return r.compute.Run(ctx) })
+	if r.opts.Recording != nil {
+		g.Go(func() error { return r.watchRecording(ctx) })
+	}
 	r.event(eventlog.Event{Kind: "router_started", Text: fmt.Sprintf("the router started with %d worker(s)", len(r.registry.Snapshot().Workers))})
 	return g.Wait()
 }
@@ -359,6 +374,21 @@ func roleLabels(c *settings.Config) workers.RoleLabels {
 
 func gateLimits(c *settings.Config) admission.Limits {
 	return admission.Limits{Inflight: c.Limits.Inflight, Queue: c.Limits.Queue, Timeout: c.Limits.QueueTimeout}
+}
+
+// watchRecording tells of a recording that breaks off.
+func (r *Router) watchRecording(ctx context.Context) error {
+	select {
+	case <-ctx.Done():
+	case <-r.opts.Recording.Ended():
+		if rec := r.opts.Recording.State(); rec.Error != "" {
+			r.event(eventlog.Event{
+				Kind: "recording_failed", Severity: eventlog.Error,
+				Text: fmt.Sprintf("the recording to %s has ended after %d records: %s; requests are served as before, but nothing is recorded until the router is started again", rec.Path, rec.Records, rec.Error),
+			})
+		}
+	}
+	return nil
 }
 
 // bodyMemory tells when requests begin to be refused because the memory for

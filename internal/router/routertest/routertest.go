@@ -37,7 +37,9 @@ type Options struct {
 	// Admin is passed on to the admin API.
 	Admin    router.AdminOptions
 	Observer router.Observer
-	Logger   *slog.Logger
+	// Recording is passed on to the router.
+	Recording router.Recording
+	Logger    *slog.Logger
 }
 
 // Rig is a running router in front of simulated engines.
@@ -129,7 +131,7 @@ func (g *Rig) StartRouter(ctx context.Context) error {
 	if g.Sim != nil {
 		trust = g.Sim.ClientTLS()
 	}
-	r, err := router.New(ctx, router.Options{Config: g.Config, Sim: specs, EngineTLS: trust, Version: "test", Logger: g.o.Logger, Observer: g.o.Observer})
+	r, err := router.New(ctx, router.Options{Config: g.Config, Sim: specs, EngineTLS: trust, Version: "test", Logger: g.o.Logger, Observer: g.o.Observer, Recording: g.o.Recording})
 	if err != nil {
 		return err
 	}

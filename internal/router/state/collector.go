@@ -19,7 +19,7 @@ var (
 		inflight, queued, health, draining, tokenizer, active, prefill, blocks, index, capacity, feed, lag, gaps, lost, dropped, orphans, restarts, kinds, refused,
 		unreadable, connects, sources, replays, overrun, foreign, disagree, unindexed, bound, unrouted, publishers,
 		running, waiting, usage, memberships, distinct, bytes, lookups, guesses, threshold, revision, open, doubles, ready *prometheus.Desc
-		bodies, bodyLimit *prometheus.Desc
+		bodies, bodyLimit, recordFailed, recordBytes, recorded, unrecorded *prometheus.Desc
 	}{
 		inflight:    desc("inflight_requests", "Requests in progress."),
 		queued:      desc("queued_requests", "Requests that wait for a place in progress."),
@@ -66,6 +66,11 @@ var (
 		open:        desc("ledger_open_requests", "Reservations in the ledger."),
 		doubles:     desc("ledger_double_releases_total", "Reservations released twice: each is a defect of the router."),
 		ready:       desc("ready", "Whether requests can be served."),
+
+		recordFailed: desc("recording_failed", "Whether the recording of this process has ended with an error."),
+		recordBytes:  desc("recording_bytes_total", "Bytes recorded, before compression."),
+		recorded:     desc("recording_records_total", "Records that were made."),
+		unrecorded:   desc("recording_dropped_total", "Records that were lost because the file could not take them in time."),
 	}
 )
 
@@ -144,6 +149,12 @@ func (s *State) Collect(ch chan<- prometheus.Metric) {
 	counter(descs.doubles, s.Ledger.DoubleReleases())
 	ok, _ := s.Ready()
 	gauge(descs.ready, flag(ok))
+	if rec := s.Recorder(); rec != nil {
+		gauge(descs.recordFailed, flag(rec.Error != ""))
+		counter(descs.recordBytes, uint64(max(0, rec.Bytes)))
+		counter(descs.recorded, rec.Records)
+		counter(descs.unrecorded, rec.Dropped)
+	}
 	for _, l := range s.Feeds.Listeners() {
 		gauge(descs.bound, flag(l.Bound != ""), l.Endpoint)
 		for _, c := range listenerCounters(&l) {

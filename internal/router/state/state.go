@@ -43,6 +43,8 @@ type Router interface {
 	// TokenizerRests tells whether a worker is not asked for tokens, because it
 	// failed to tell them of late.
 	TokenizerRests(worker string) bool
+	// Recorder is the recording of this process, nil without one.
+	Recorder() *admin.Recorder
 	// Drain is nil unless the router drains and takes no more requests.
 	Drain() *admin.DrainState
 }
@@ -72,7 +74,7 @@ func (s *State) Status(now time.Time) admin.Status {
 		ConfigRevision: c.Revision, FleetRevision: snap.Revision, Models: slices.Clone(snap.Models()),
 		Policy: c.Policy, PrefillPolicy: c.Prefill, DecodePolicy: c.Decode,
 		ThresholdTokens: c.Threshold, ThresholdOn: c.ThresholdOn, PrefillFallback: c.PrefillFallback,
-		Tokenizer: c.Tokenizer, Runtime: runtimeFigures(), Drain: s.Drain(),
+		Tokenizer: c.Tokenizer, Runtime: runtimeFigures(), Drain: s.Drain(), Recorder: s.Recorder(),
 	}
 	untrusted, verifying := 0, 0
 	for _, w := range snap.Workers {
