@@ -233,6 +233,35 @@ func TestNoRecordingIsNoTrouble(t *testing.T) {
 	}
 }
 
+// TestUnknownFiguresAreNull: what nothing has been seen of yet is null, and a
+// number once there was something.
+func TestUnknownFiguresAreNull(t *testing.T) {
+	t.Parallel()
+	r := startWith(t, routertest.Options{Fleet: "1a:profile=instant"})
+	figures := map[string]string{
+		"/admin/v1/status":      "index.hit_share",
+		"/admin/v1/index/stats": "totals.hit_share",
+		"/admin/v1/ranks":       "ranks.0.feed.last_seq",
+		"/admin/v1/workers":     "workers.0.ranks.0.feed.lag_seconds",
+	}
+	check := func(want gjson.Type) error {
+		for path, key := range figures {
+			raw, err := r.adminPage(t.Context(), path)
+			if got := gjson.Get(raw, key); err != nil || !got.Exists() || got.Type != want {
+				return fmt.Errorf("%s of %s is %s %q, want %s (%v)", key, path, got.Type, got.Raw, want, err)
+			}
+		}
+		return nil
+	}
+	if err := check(gjson.Null); err != nil {
+		t.Error(err)
+	}
+	if a, _ := r.complete(ids(100, 1)); a.status != http.StatusOK {
+		t.Fatal(a)
+	}
+	r.eventually("figures", func() error { return check(gjson.Number) })
+}
+
 // TestRoleByLabel: a worker's label "model" gives its role wherever the worker
 // was stated, a stated role comes before it, and a change of the setting counts
 // for the workers that are there.

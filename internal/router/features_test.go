@@ -297,7 +297,7 @@ func TestNoSeriesOfAWorkerThatLeftMeanwhile(t *testing.T) {
 	}
 	const series = `worker="aggregated-0"`
 	r.eventually("its series", func() error {
-		if page, err := r.metricsPage(t.Context()); err != nil || !strings.Contains(page, series) {
+		if page, err := r.adminPage(t.Context(), "/metrics"); err != nil || !strings.Contains(page, series) {
 			return fmt.Errorf("no series of the worker (%v)", err)
 		}
 		return nil
@@ -310,7 +310,7 @@ func TestNoSeriesOfAWorkerThatLeftMeanwhile(t *testing.T) {
 		err := r.Admin.RemoveWorker(q.Context(), "aggregated-0")
 		if err == nil {
 			err = routertest.Wait(q.Context(), "the end of its series", func() error {
-				page, err := r.metricsPage(q.Context())
+				page, err := r.adminPage(q.Context(), "/metrics")
 				if err == nil && strings.Contains(page, series) {
 					err = errors.New("there are series of it")
 				}
@@ -333,7 +333,7 @@ func TestNoSeriesOfAWorkerThatLeftMeanwhile(t *testing.T) {
 		}
 		return nil
 	})
-	page, err := r.metricsPage(t.Context())
+	page, err := r.adminPage(t.Context(), "/metrics")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -861,7 +861,7 @@ func TestSnapshotAndRestart(t *testing.T) {
 	}
 	r.synced()
 	before := r.worker("aggregated-0").Ranks[0]
-	if before.Feed.LastSeq < 2*8 || before.IndexBlocks == 0 {
+	if before.Feed.LastSeq == nil || *before.Feed.LastSeq < 2*8 || before.IndexBlocks == 0 {
 		t.Fatalf("the replay reaches back to the start: %+v", before)
 	}
 	ctx := r.wait()

@@ -395,9 +395,9 @@ func (r *rig) metricWith(series, token string) float64 {
 	return readMetric(resp.Body, series)
 }
 
-// metricsPage is the router's metrics page.
-func (r *rig) metricsPage(ctx context.Context) (string, error) {
-	q, err := http.NewRequestWithContext(ctx, http.MethodGet, r.AdminURL+"/metrics", nil)
+// adminPage is what the admin API answers under a path.
+func (r *rig) adminPage(ctx context.Context, path string) (string, error) {
+	q, err := http.NewRequestWithContext(ctx, http.MethodGet, r.AdminURL+path, nil)
 	if err != nil {
 		return "", err
 	}

@@ -652,8 +652,8 @@ func (r *rig) settle() {
 				if err != nil {
 					return err
 				}
-				if next := pub.Next(); k.Feed.Trusted && next > 0 && k.Feed.LastSeq+1 < next && r.Sim.Named(w).Faults() == (fault.Set{}) {
-					return fmt.Errorf("%s is at %d of %d", k.Label, k.Feed.LastSeq, next)
+				if next := pub.Next(); k.Feed.Trusted && next > 0 && (k.Feed.LastSeq == nil || *k.Feed.LastSeq+1 < next) && r.Sim.Named(w).Faults() == (fault.Set{}) {
+					return fmt.Errorf("%s is not at %d: %+v", k.Label, next, k.Feed)
 				}
 			}
 		}

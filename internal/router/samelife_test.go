@@ -122,7 +122,7 @@ func TestFeedsOfTheSameProcess(t *testing.T) {
 				r.complete(ids(64, i))
 			}
 			r.synced()
-			if f := r.worker(e.Name()).Ranks[0].Feed; f.Replay == nil || *f.Replay != "" || f.LastSeq != batches-1 {
+			if f := r.worker(e.Name()).Ranks[0].Feed; f.Replay == nil || *f.Replay != "" || f.LastSeq == nil || *f.LastSeq != batches-1 {
 				t.Fatalf("before: %+v", f)
 			}
 
@@ -167,7 +167,7 @@ func TestFeedsOfTheSameProcess(t *testing.T) {
 			}
 			r.complete(ids(64, 50))
 			r.eventually("the next batch", func() error {
-				if f := r.worker(e.Name()).Ranks[0].Feed; f.State != "live" || f.LastSeq != batches {
+				if f := r.worker(e.Name()).Ranks[0].Feed; f.State != "live" || f.LastSeq == nil || *f.LastSeq != batches {
 					return fmt.Errorf("%+v", f)
 				}
 				return nil

@@ -49,7 +49,7 @@ func (g stage) snapshot(s int) *admin.Snapshot {
 			TTFT: &admin.Quantiles{Count: 2500, P50: 188, P90: 611, P99: 1020, Max: 1400}, ITL: &admin.Quantiles{Count: 90000, P50: 14.1, P90: 22.8, P99: 31.4, Max: 80},
 			E2E: &admin.Quantiles{Count: 2500, P50: 4100, P90: 6000, P99: 9020, Max: 14000}, Overhead: &admin.Quantiles{Count: 2500, P50: 80, P90: 120, P99: 210, Max: 900},
 		},
-		Index:   admin.IndexTotals{Blocks: 702000, Memberships: 1840000, Nodes: 41200, Bytes: 91 << 20, MaxBlocks: 8_000_000, Lookups: 1000 + 42*u, Stored: 1e6 + 1300*u, Removed: 8e5 + 1200*u, HitShare: .63},
+		Index:   admin.IndexTotals{Blocks: 702000, Memberships: 1840000, Nodes: 41200, Bytes: 91 << 20, MaxBlocks: 8_000_000, Lookups: 1000 + 42*u, Stored: 1e6 + 1300*u, Removed: 8e5 + 1200*u, HitShare: new(.63)},
 		Ledger:  admin.LedgerTotals{Requests: 114, PrefillTokens: 31000, DecodeBlocks: 68000, Reservations: 114},
 		Runtime: admin.Runtime{Goroutines: 200, HeapBytes: 60 << 20, RSSBytes: 180 << 20, CPUSeconds: 100 + .2*float64(s), OpenFiles: 60},
 	}
@@ -64,7 +64,7 @@ func (g stage) snapshot(s int) *admin.Snapshot {
 			k := admin.Rank{
 				Label: fmt.Sprintf("%s/dp%d", name, dp), Worker: name, DP: dp, Slot: uint32(n), Role: role, Health: "healthy", Usable: true,
 				ActiveRequests: 12 + n%5, PrefillTokens: int64(200 * (n % 3)), DecodeBlocks: int64(8000 + 97*n), Requests: 500 + 5*u, IndexBlocks: int64(13204 + 11*n), CapacityBlock: 14570,
-				Feed:   admin.Feed{State: "live", Trusted: true, Since: start.Add(-time.Hour), Endpoint: "tcp://10.0.4.11:5557", LastSeq: 88_120_441 + 8*u, LastAt: now.Add(-9 * time.Millisecond), Batches: 1000 + 8*u, Events: 2000 + 80*u, Blocks: 4000 + 300*u},
+				Feed:   admin.Feed{State: "live", Trusted: true, Since: start.Add(-time.Hour), Endpoint: "tcp://10.0.4.11:5557", LastSeq: new(88_120_441 + 8*u), LastAt: now.Add(-9 * time.Millisecond), Batches: 1000 + 8*u, Events: 2000 + 80*u, Blocks: 4000 + 300*u},
 				Engine: &admin.EngineLoad{Running: ptr(11 + n%5), Waiting: ptr(0), KVUsage: ptr(.5 + .01*float64((n*7+s)%13)), PrefixQueries: ptr(1e6 + 10_000*float64(s)), PrefixHits: ptr(6e5 + 6_400*float64(s)), ExternalHits: ptr(0.), At: now.Add(-300 * time.Millisecond)},
 			}
 			if role == "prefill" {

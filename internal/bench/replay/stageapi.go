@@ -142,7 +142,7 @@ func (s *Stage) totals() admin.IndexTotals {
 		}
 	}
 	if s.traffic.PromptTokens > 0 {
-		t.HitShare = float64(s.traffic.PredictedTokens) / float64(s.traffic.PromptTokens)
+		t.HitShare = new(float64(s.traffic.PredictedTokens) / float64(s.traffic.PromptTokens))
 	}
 	return t
 }
@@ -179,8 +179,11 @@ func (s *Stage) workers() []admin.Worker {
 			stats, _ := s.p.index.RankStats(pr.slot)
 			r.IndexBlocks = stats.Blocks
 			r.Feed = admin.Feed{
-				State: "live", Trusted: pr.trusted(), LastSeq: k.lastSeq, LastAt: s.start.Add(k.lastAt), Batches: k.batches,
+				State: "live", Trusted: pr.trusted(), Batches: k.batches,
 				Blocks: stats.Stored + stats.Removed, Orphans: stats.Orphaned, Restarts: k.clears,
+			}
+			if k.batches > 0 {
+				r.Feed.LastSeq, r.Feed.LastAt = new(k.lastSeq), s.start.Add(k.lastAt)
 			}
 			if !r.Feed.Trusted {
 				r.Feed.State, r.Feed.Reason = "unknown", k.reason

@@ -102,18 +102,20 @@ type Quantiles struct {
 
 // IndexTotals are the figures of the KV index.
 type IndexTotals struct {
-	Blocks        int64   `json:"blocks"`
-	Memberships   int64   `json:"memberships"`
-	Nodes         int64   `json:"nodes"`
-	Bytes         int64   `json:"memory_bytes"`
-	MaxBlocks     int64   `json:"max_memberships"`
-	Lookups       uint64  `json:"lookups_total"`
-	Stored        uint64  `json:"stored_total"`
-	Removed       uint64  `json:"removed_total"`
-	Orphaned      uint64  `json:"orphaned_total"`
-	Refused       uint64  `json:"refused_total"`
-	UntrustedRank int     `json:"untrusted_ranks"`
-	HitShare      float64 `json:"hit_share"` // predicted cached tokens / prompt tokens since the start
+	Blocks        int64  `json:"blocks"`
+	Memberships   int64  `json:"memberships"`
+	Nodes         int64  `json:"nodes"`
+	Bytes         int64  `json:"memory_bytes"`
+	MaxBlocks     int64  `json:"max_memberships"`
+	Lookups       uint64 `json:"lookups_total"`
+	Stored        uint64 `json:"stored_total"`
+	Removed       uint64 `json:"removed_total"`
+	Orphaned      uint64 `json:"orphaned_total"`
+	Refused       uint64 `json:"refused_total"`
+	UntrustedRank int    `json:"untrusted_ranks"`
+	// HitShare is predicted cached tokens / prompt tokens since the start, null
+	// before the first prompt.
+	HitShare *float64 `json:"hit_share"`
 }
 
 // LedgerTotals are the router's own account of work in flight.
@@ -226,18 +228,19 @@ type Feed struct {
 	Replay *string `json:"replay_endpoint,omitempty"`
 	// UnknownKinds are the engine's names of cache kinds that this version does
 	// not know; with one of them the rank's blocks cannot be known.
-	UnknownKinds []string  `json:"unknown_cache_kinds,omitempty"`
-	LastSeq      uint64    `json:"last_seq"`
-	LastAt       time.Time `json:"last_at,omitzero"`
-	Batches      uint64    `json:"batches_total"`
-	Events       uint64    `json:"events_total"`
-	Blocks       uint64    `json:"blocks_total"`
-	Gaps         uint64    `json:"gaps_total"`
-	Replayed     uint64    `json:"replayed_batches_total"`
-	Restarts     uint64    `json:"restarts_total"`
-	Errors       uint64    `json:"decode_errors_total"`
-	Orphans      uint64    `json:"orphaned_blocks_total"`
-	Lost         uint64    `json:"lost_batches_total"`
+	UnknownKinds []string `json:"unknown_cache_kinds,omitempty"`
+	// LastSeq is the number of the newest batch, null before the first.
+	LastSeq  *uint64   `json:"last_seq"`
+	LastAt   time.Time `json:"last_at,omitzero"`
+	Batches  uint64    `json:"batches_total"`
+	Events   uint64    `json:"events_total"`
+	Blocks   uint64    `json:"blocks_total"`
+	Gaps     uint64    `json:"gaps_total"`
+	Replayed uint64    `json:"replayed_batches_total"`
+	Restarts uint64    `json:"restarts_total"`
+	Errors   uint64    `json:"decode_errors_total"`
+	Orphans  uint64    `json:"orphaned_blocks_total"`
+	Lost     uint64    `json:"lost_batches_total"`
 	// ConnectErrors, SourceErrors and ReplayErrors count what failed: connections,
 	// questions for the endpoint, replays.
 	ConnectErrors uint64 `json:"connect_errors_total"`
@@ -258,9 +261,10 @@ type Feed struct {
 	Refused uint64 `json:"refused_blocks_total"`
 	// Dropped is how often the rank's entries were dropped, to be built anew.
 	Dropped uint64 `json:"dropped_total"`
-	// Lag is receipt minus publication of the newest batch, by two clocks, in
-	// seconds.
-	Lag float64 `json:"lag_seconds"`
+	// Lag is receipt minus publication of the newest batch that was not replayed,
+	// by two clocks, in seconds; null before the first, and where the publisher
+	// has no clock.
+	Lag *float64 `json:"lag_seconds"`
 }
 
 // WorkerList answers GET /admin/v1/workers.

@@ -91,7 +91,7 @@ func newRank(m *Manager, id kvindex.Rank, key Key, src workers.EventSource, word
 		wake:   make(chan struct{}, 1),
 		stream: NewStream(m.o.Index, id, cmp.Or(key.BlockSize, m.o.BlockSize)),
 		state:  Connecting, reason: "not connected yet", since: now,
-		lostAt: now, process: math.NaN(), tokens: float64(m.o.ReplayBurst), refilled: now,
+		lostAt: now, process: math.NaN(), lag: math.NaN(), tokens: float64(m.o.ReplayBurst), refilled: now,
 		told: map[string]*quota{},
 	}
 	r.stream.app.Once = key.Once

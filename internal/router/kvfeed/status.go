@@ -59,7 +59,7 @@ type Status struct {
 	LastSeq   int64     `json:"last_seq"`
 	LastEvent time.Time `json:"last_event,omitzero"`
 	// LagSeconds is receipt minus publication of the newest live batch, by two
-	// clocks.
+	// clocks; NaN before the first that was dated.
 	LagSeconds float64 `json:"lag_seconds"`
 
 	Shape

@@ -34,7 +34,7 @@ var (
 		index:       desc("rank_index_blocks", "Blocks that the index says the rank holds.", rankLabels...),
 		capacity:    desc("rank_capacity_blocks", "Blocks that the rank has room for, in router blocks.", rankLabels...),
 		feed:        desc("feed_state", "1 for the state that the rank's KV event feed is in.", "worker", "dp_rank", "state"),
-		lag:         desc("feed_lag_seconds", "Receipt minus publication of the newest batch.", rankLabels...),
+		lag:         desc("feed_lag_seconds", "Receipt minus publication of the newest batch that was not replayed; none where the publisher has no clock.", rankLabels...),
 		gaps:        desc("feed_gaps_total", "Gaps in the rank's batch numbers.", rankLabels...),
 		dropped:     desc("feed_dropped_total", "Times that the rank's entries in the index were dropped because a connection, a batch or its sense was lost.", rankLabels...),
 		lost:        desc("feed_lost_batches_total", "Batches that no replay brought back.", rankLabels...),
@@ -181,8 +181,8 @@ func (s *State) Collect(ch chan<- prometheus.Metric) {
 				for _, st := range feedStates {
 					gauge(descs.feed, flag(string(st) == k.Feed.State), w.Name, l[1], string(st))
 				}
-				if k.Feed.Batches > 0 {
-					gauge(descs.lag, k.Feed.Lag, l...)
+				if k.Feed.Lag != nil {
+					gauge(descs.lag, *k.Feed.Lag, l...)
 				}
 				for _, c := range feedCounters(&k.Feed) {
 					counter(c.desc, c.n, l...)

@@ -237,15 +237,19 @@ func (s *State) Workers(now time.Time) admin.WorkerList {
 
 // feed is the account of a rank's feed as the admin API shows it.
 func feed(f *kvfeed.Status) admin.Feed {
-	return admin.Feed{
+	a := admin.Feed{
 		State: string(f.State), Trusted: f.Trusted, Reason: f.Reason, Since: f.Since, Endpoint: f.Endpoint, Replay: &f.Replay, UnknownKinds: f.UnknownKinds,
-		LastSeq: uint64(max(0, f.LastSeq)), LastAt: f.LastEvent, Lag: f.LagSeconds,
+		LastAt: f.LastEvent, Lag: figure(f.LagSeconds),
 		Batches: f.Batches, Events: f.Events, Blocks: f.Stored + f.Removed, Gaps: f.Gaps, Replayed: f.ReplayedBatches, Restarts: f.Restarts,
 		Errors: f.Unreadable + f.Malformed, Orphans: f.Orphans, Lost: f.Lost, Refused: f.Refused, Dropped: f.Dropped,
 		ConnectErrors: f.ConnectErrors, SourceErrors: f.SourceErrors, ReplayErrors: f.ReplayErrors,
 		Overrun: f.Overrun, Foreign: f.Foreign, RankDisagree: f.RankDisagree,
 		Unindexed: f.Tokenless + f.Misfit + f.Mismatched + f.Crowded,
 	}
+	if f.LastSeq >= 0 {
+		a.LastSeq = new(uint64(f.LastSeq))
+	}
+	return a
 }
 
 // IndexStats are the index and each rank's part in it.
@@ -278,6 +282,14 @@ func nonNil(s []string) []string {
 	return s
 }
 
+// figure is nil for one that is not known.
+func figure(f float64) *float64 {
+	if math.IsNaN(f) || math.IsInf(f, 0) {
+		return nil
+	}
+	return &f
+}
+
 func engineLoad(l *workers.Load) *admin.EngineLoad {
 	if l == nil {
 		return nil
@@ -287,12 +299,6 @@ func engineLoad(l *workers.Load) *admin.EngineLoad {
 			return nil
 		}
 		return &n
-	}
-	figure := func(f float64) *float64 {
-		if math.IsNaN(f) || math.IsInf(f, 0) {
-			return nil
-		}
-		return &f
 	}
 	return &admin.EngineLoad{
 		Running: count(l.Running), Waiting: count(l.Waiting), KVUsage: figure(l.KVUsage),

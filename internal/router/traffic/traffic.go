@@ -30,13 +30,14 @@ type Traffic struct {
 	TTFT, ITL, E2E, Overhead Window
 }
 
-// HitShare is the share of prompt tokens that were predicted to be cached.
-func (t *Traffic) HitShare() float64 {
+// HitShare is the share of prompt tokens that were predicted to be cached, nil
+// before the first prompt.
+func (t *Traffic) HitShare() *float64 {
 	planned := t.Planned.Load()
 	if planned == 0 {
-		return 0
+		return nil
 	}
-	return float64(t.Predicted.Load()) / float64(planned)
+	return new(float64(t.Predicted.Load()) / float64(planned))
 }
 
 // Figures are the counters and quantiles as the admin API shows them.

@@ -63,14 +63,14 @@ func TestGaps(t *testing.T) {
 
 func TestFigures(t *testing.T) {
 	var c Traffic
-	if f := c.Figures(); f.TTFT != nil || c.HitShare() != 0 {
+	if f := c.Figures(); f.TTFT != nil || c.HitShare() != nil {
 		t.Errorf("figures of nothing: %+v", f)
 	}
 	c.Requests.Add(3)
 	c.Predicted.Add(25)
 	c.Planned.Add(100)
 	c.Overhead.Add(20 * time.Microsecond)
-	if f := c.Figures(); f.Requests != 3 || f.PredictedTokens != 25 || c.HitShare() != .25 || f.Overhead.Max != 20 {
+	if f := c.Figures(); f.Requests != 3 || f.PredictedTokens != 25 || c.HitShare() == nil || *c.HitShare() != .25 || f.Overhead.Max != 20 {
 		t.Errorf("%+v, hit share %v", f, c.HitShare())
 	}
 }

@@ -311,8 +311,8 @@ type Feed struct {
 	Reason        string  `json:"reason,omitempty"`
 	Endpoint      string  `json:"endpoint,omitempty"`
 	Replay        *string `json:"replay_endpoint,omitempty"` // nil: not known
-	LastSeq       uint64  `json:"last_seq"`
-	AgeSeconds    Num     `json:"age_seconds"` // of the newest batch
+	LastSeq       *uint64 `json:"last_seq"`                  // nil before the first batch
+	AgeSeconds    Num     `json:"age_seconds"`               // of the newest batch
 	SinceSeconds  Num     `json:"state_seconds"`
 	EventRate     Num     `json:"events_per_second"`
 	BlockRate     Num     `json:"blocks_per_second"`

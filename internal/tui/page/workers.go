@@ -160,8 +160,12 @@ func (w *Workers) describe(c *Ctx, p *widget.Painter, k *feed.Rank) {
 	if because != "" && k.Severity > feed.OK {
 		p.Put(theme.Plain, ": "+because)
 	}
-	p.Put(theme.Plain, fmt.Sprintf("  events %s for %s, %s/s, gaps %d, replayed %d, lost %d, seq %d", orDash(k.Feed.State), widget.Seconds(k.Feed.SinceSeconds.F()),
-		widget.Rate(k.Feed.EventRate.F()), k.Feed.Gaps, k.Feed.Replayed, k.Feed.Lost, k.Feed.LastSeq))
+	seq := "-"
+	if k.Feed.LastSeq != nil {
+		seq = strconv.FormatUint(*k.Feed.LastSeq, 10)
+	}
+	p.Put(theme.Plain, fmt.Sprintf("  events %s for %s, %s/s, gaps %d, replayed %d, lost %d, seq %s", orDash(k.Feed.State), widget.Seconds(k.Feed.SinceSeconds.F()),
+		widget.Rate(k.Feed.EventRate.F()), k.Feed.Gaps, k.Feed.Replayed, k.Feed.Lost, seq))
 	p.End()
 }
 
