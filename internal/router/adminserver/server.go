@@ -289,7 +289,8 @@ func JSON(h func(*http.Request) (any, error)) http.Handler {
 
 func bad(param, format string, args ...any) error { return api.BadRequest(param, format, args...) }
 
-// readJSON decodes a body strictly.
+// readJSON decodes a body, of which every member must be known. An empty one
+// leaves v as it is.
 func readJSON(q *http.Request, v any) error {
 	dec := json.NewDecoder(q.Body)
 	dec.DisallowUnknownFields()

@@ -133,9 +133,10 @@ type line struct {
 	mine map[*rank]*voice
 }
 
-// voice is as what a connection speaks for a rank: whose batches these are
-// follows from it and from the ranks that there are. Where one connection has
-// spoken for the rank in several ways, that is mixed.
+// voice is the topic and the rank number under which a connection has sent a
+// rank's batches; that they are this rank's follows from the two and from the
+// ranks that there are. mixed says that it has sent some under others, too, which
+// are not kept.
 type voice struct {
 	topic string
 	said  int32

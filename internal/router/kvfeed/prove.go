@@ -42,8 +42,8 @@ func (r *rank) provable() bool {
 	return r.process+clockSlack < at && at < float64(r.m.now().Add(time.Hour).Unix())
 }
 
-// prove looks for the proof, keeps the entries or drops them, and returns when
-// to look again. The caller holds r.mu.
+// prove looks for the proof and keeps the entries, drops them, or leaves them as
+// they are. It returns how long it is until the next look. The caller holds r.mu.
 func (r *rank) prove(now time.Time) time.Duration {
 	started, asked := r.m.o.Process(r.key.Worker, r.key.DP)
 	told := asked.After(r.began)

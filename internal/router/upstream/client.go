@@ -68,8 +68,8 @@ type Leg struct {
 	// escaped, with the query.
 	Path   string
 	Method string
-	// Header are the client's headers. Those that
-	// [api.ForwardRequestHeader] names stay behind.
+	// Header are the client's headers, of which those go on that
+	// [api.ForwardRequestHeader] lets.
 	Header http.Header
 	// Set are headers of the router; each takes the place of the client's.
 	// Keys are in canonical form.
