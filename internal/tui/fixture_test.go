@@ -29,6 +29,8 @@ type stage struct {
 	prefill, decode, dp int
 	// troubles adds one of each kind that the overview must tell.
 	troubles bool
+	// quiet routers have seen nothing yet: no batch, no answer of an engine.
+	quiet bool
 }
 
 func ptr[T any](v T) *T { return &v }
@@ -70,6 +72,9 @@ func (g stage) snapshot(s int) *admin.Snapshot {
 			if role == "prefill" {
 				k.ActiveRequests, k.DecodeBlocks, k.PrefillTokens = 4, 0, int64(6000+500*n)
 				*k.Engine.KVUsage, *k.Engine.Running = .38+.01*float64(n), 4
+			}
+			if g.quiet {
+				k.Engine, k.Feed = nil, admin.Feed{State: "connecting"}
 			}
 			w.Ranks = append(w.Ranks, k)
 		}

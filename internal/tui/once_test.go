@@ -132,6 +132,7 @@ func TestOnceMatchesItsSchema(t *testing.T) {
 	for name, urls := range map[string][]string{
 		"healthy": {newRouter(t, stage{prefill: 2, decode: 4, dp: 2}).URL},
 		"trouble": {newRouter(t, stage{prefill: 2, decode: 4, dp: 2, troubles: true}).URL},
+		"quiet":   {newRouter(t, stage{prefill: 1, decode: 1, dp: 2, quiet: true}).URL},
 		"empty":   {newRouter(t, stage{}).URL},
 		"down":    {down.URL},
 		"fleet":   {newRouter(t, stage{prefill: 1, decode: 1, dp: 1}).URL, down.URL},
