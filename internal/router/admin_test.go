@@ -248,7 +248,7 @@ func TestUnknownFiguresAreNull(t *testing.T) {
 		for path, key := range figures {
 			raw, err := r.adminPage(t.Context(), path)
 			if got := gjson.Get(raw, key); err != nil || !got.Exists() || got.Type != want {
-				return fmt.Errorf("%s of %s is %s %q, want %s (%v)", key, path, got.Type, got.Raw, want, err)
+				return fmt.Errorf("%s of %s is %s %q, want %s (%s)", key, path, got.Type, got.Raw, want, fmt.Sprint(err))
 			}
 		}
 		return nil

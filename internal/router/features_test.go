@@ -298,7 +298,7 @@ func TestNoSeriesOfAWorkerThatLeftMeanwhile(t *testing.T) {
 	const series = `worker="aggregated-0"`
 	r.eventually("its series", func() error {
 		if page, err := r.adminPage(t.Context(), "/metrics"); err != nil || !strings.Contains(page, series) {
-			return fmt.Errorf("no series of the worker (%v)", err)
+			return fmt.Errorf("no series of the worker (%s)", fmt.Sprint(err))
 		}
 		return nil
 	})
