@@ -36,16 +36,32 @@ func listenPub(t testing.TB, endpoint string, o Options) *Pub {
 
 func dialSub(t testing.TB, p *Pub, topics ...string) *Conn {
 	t.Helper()
-	n := p.Subscribers()
+	// A peer counts from its first topic on; the others come one by one.
+	topicsNow := func() (n int, changed <-chan struct{}) {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		for s := range p.peers {
+			n += len(s.topics)
+		}
+		return n, p.changed
+	}
+	before, _ := topicsNow()
 	c, err := DialSub(t.Context(), p.Endpoint(), Options{Topics: topics})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { c.Close() })
-	if err := p.WaitSubscribers(within(t), n+1); err != nil {
-		t.Fatal(err)
+	for ctx := within(t); ; {
+		n, changed := topicsNow()
+		if n >= before+max(1, len(topics)) {
+			return c
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			t.Fatalf("%d of %d topics are subscribed to", n-before, len(topics))
+		}
 	}
-	return c
 }
 
 func recv(t testing.TB, c *Conn, want ...string) {
