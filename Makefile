@@ -18,13 +18,15 @@ lint:
 e2e:
 	DYNCTL_E2E=1 go test -count=1 -timeout 60m -v ./e2e
 
-# An hour of abuse over simulated engines (an interrupt ends it early, with all
-# checks), and the same faults under a virtual clock, each from a new seed unless
-# DYNCTL_SOAK_SEED names one. From 1,000 seeds on the virtual form first proves
-# that it finds bugs put in on purpose, the rare ones included: each is tried until
-# it is found, in at most as many seeds. docs/reliability.md.
+# The properties with new inputs, then an hour of abuse over simulated engines (an
+# interrupt ends it early, with all checks), and the same faults under a virtual
+# clock, each from a new seed unless DYNCTL_SOAK_SEED names one. From 1,000 seeds on
+# the virtual form first proves that it finds bugs put in on purpose, the rare ones
+# included: each is tried until it is found, in at most as many seeds.
+# docs/reliability.md.
 soak:
 	DYNCTL_CHAOS=$${DYNCTL_CHAOS:-5} go test -count=1 -timeout 0 -run '^TestChaos$$' -v ./internal/router
+	RAPID_SEED=$${DYNCTL_SOAK_SEED:-0} RAPID_CHECKS=$${RAPID_CHECKS:-2000} go test -count=1 -timeout 30m $$(grep -rl --include='*_test.go' internal/property ./internal | xargs dirname | sort -u)
 	DYNCTL_LIBZMQ_MINUTE=1 go test -count=1 -run '^TestInteropLibzmqSilence$$' ./internal/router/kvfeed
 	DYNCTL_SOAK=$${DYNCTL_SOAK:-1h} DYNCTL_SOAK_DIR=$${DYNCTL_SOAK_DIR:-$(CURDIR)/bin/soak} go test -count=1 -timeout 0 -run '^TestEndurance$$' -v ./internal/bench/soak
 

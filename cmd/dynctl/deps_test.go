@@ -19,8 +19,9 @@ var allowed = map[string][]string{
 	"e2e":              {"internal/router/admin", "internal/router/receipt"},
 	"cmd/kvindexbench": {"internal/router/kvindex", "internal/router/blockhash"},
 
-	// Only tests import it.
-	"internal/python": {},
+	// Only tests import them.
+	"internal/property": {},
+	"internal/python":   {},
 
 	"internal/workers":           {},
 	"internal/workers/discovery": {"internal/workers"},

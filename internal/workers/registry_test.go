@@ -12,6 +12,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
+
+	"github.com/dynctl/dynctl/internal/property"
 )
 
 func spec(t testing.TB, role Role, text string) Spec {
@@ -417,7 +419,7 @@ func TestModify(t *testing.T) {
 // slots with the rules: unique among live and retired ranks, never larger than
 // the most that were ever reserved at once.
 func TestSlotsStayDenseAndUnique(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	property.Check(t, func(t *rapid.T) {
 		r := NewRegistry(nil)
 		retired := map[*Rank]bool{}
 		most := 0

@@ -8,6 +8,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"pgregory.net/rapid"
+
+	"github.com/dynctl/dynctl/internal/property"
 )
 
 func TestIsotonic(t *testing.T) {
@@ -21,7 +23,7 @@ func TestIsotonic(t *testing.T) {
 // The fit never falls, keeps the weighted mean, and no other non-decreasing
 // sequence on a grid is closer.
 func TestIsotonicProperties(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	property.Check(t, func(t *rapid.T) {
 		n := rapid.IntRange(1, 12).Draw(t, "n")
 		var x, y, w []float64
 		for i := range n {

@@ -9,6 +9,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
+
+	"github.com/dynctl/dynctl/internal/property"
 )
 
 func parse(t testing.TB, kind Kind, body string) *View {
@@ -165,7 +167,7 @@ func genObject(t *rapid.T, depth int, keys []string) string {
 func TestSpliceEqualsSemanticEdit(t *testing.T) {
 	t.Parallel()
 	topKeys := []string{`"a"`, `"b"`, `"s"`, `"str\u0065am_x"`, `"x.y"`, `"z"`, `"q"`, `"日"`}
-	rapid.Check(t, func(t *rapid.T) {
+	property.Check(t, func(t *rapid.T) {
 		body := genObject(t, 3, topKeys)
 		var v View
 		if err := v.Parse([]byte(body), Unknown, Limits{}); err != nil {

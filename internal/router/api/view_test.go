@@ -10,6 +10,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
+
+	"github.com/dynctl/dynctl/internal/property"
 )
 
 func texts(v *View) []string {
@@ -223,7 +225,7 @@ func TestLimits(t *testing.T) {
 // Our scanner and encoding/json agree on what is valid JSON.
 func TestValidityEqualsEncodingJSON(t *testing.T) {
 	t.Parallel()
-	rapid.Check(t, func(t *rapid.T) {
+	property.Check(t, func(t *rapid.T) {
 		body := []byte(genObject(t, 3, []string{`"a"`, `"b"`, `"z"`, `"日"`, `"\u0041"`}))
 		for range rapid.IntRange(0, 3).Draw(t, "damages") {
 			i := rapid.IntRange(0, len(body)-1).Draw(t, "at")
@@ -336,7 +338,7 @@ func TestEstimateTokens(t *testing.T) {
 
 func TestCodePointsEqualsDecoding(t *testing.T) {
 	t.Parallel()
-	rapid.Check(t, func(t *rapid.T) {
+	property.Check(t, func(t *rapid.T) {
 		raw, err := json.Marshal(rapid.StringOf(rapid.RuneFrom([]rune("ab \"\\\n\x01é日😀<&"))).Draw(t, "s"))
 		if err != nil {
 			t.Fatal(err)

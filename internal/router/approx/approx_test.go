@@ -6,6 +6,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/dynctl/dynctl/internal/property"
 	"github.com/dynctl/dynctl/internal/router/blockhash"
 	"github.com/dynctl/dynctl/internal/router/kvindex"
 )
@@ -124,7 +125,7 @@ func (x *Index) segments() int { return len(x.starts) }
 // TestLikeAListOfBlocks compares with the plain form: each block of each rank
 // with the time at which it was last sent.
 func TestLikeAListOfBlocks(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	property.Check(t, func(t *rapid.T) {
 		const ttl = 10 * time.Second
 		x := New(Options{TTL: ttl})
 		defer func() { _ = x.Close() }()

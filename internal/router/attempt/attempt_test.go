@@ -8,6 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
+	"github.com/dynctl/dynctl/internal/property"
 	"github.com/dynctl/dynctl/internal/router/selector"
 	"github.com/dynctl/dynctl/internal/router/upstream"
 	"github.com/dynctl/dynctl/internal/workers"
@@ -270,7 +271,7 @@ func (f *fleet) run(t *rapid.T, s Settings) (ok bool, legs int) {
 // there are attempts and budget enough and a decode rank may prefill, it is
 // served.
 func TestRequestsEnd(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	property.Check(t, func(t *rapid.T) {
 		f := &fleet{sick: map[*workers.State]Reason{}}
 		well := false
 		reason := rapid.SampledFrom([]Reason{"", "", "connect", "timeout", "status_5xx", "kv"})

@@ -6,6 +6,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/dynctl/dynctl/internal/property"
 	"github.com/dynctl/dynctl/internal/router/decision"
 	"github.com/dynctl/dynctl/internal/router/disagg"
 	"github.com/dynctl/dynctl/internal/router/selector"
@@ -109,7 +110,7 @@ func before(in *Input) (path Path, reason decision.Reason, decode, prefill int, 
 func TestPairs(t *testing.T) {
 	var same, other, better int
 	var p, again Plan
-	rapid.Check(t, func(t *rapid.T) {
+	property.Check(t, func(t *rapid.T) {
 		in := someInput(rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "fleet and request"), 11)))
 		path, reason, decode, prefill, ok := before(in)
 		Choose(in, &p)

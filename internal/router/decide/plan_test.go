@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
+	"github.com/dynctl/dynctl/internal/property"
 	"github.com/dynctl/dynctl/internal/router/api"
 	"github.com/dynctl/dynctl/internal/router/decision"
 	"github.com/dynctl/dynctl/internal/router/disagg"
@@ -386,7 +387,7 @@ func TestPlanFigures(t *testing.T) {
 // cannot take is never taken.
 func TestPlanProperties(t *testing.T) {
 	var reused Plan
-	rapid.Check(t, func(t *rapid.T) {
+	property.Check(t, func(t *rapid.T) {
 		in := pair(rapid.IntRange(-1, 5000).Draw(t, "threshold"))
 		isl(rapid.IntRange(0, 6000).Draw(t, "isl"))(in)
 		in.Decode.Candidates[0].OverlapBlocks = rapid.IntRange(0, 200).Draw(t, "overlap")

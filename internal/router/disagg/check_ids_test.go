@@ -8,6 +8,8 @@ import (
 
 	"github.com/tidwall/gjson"
 	"pgregory.net/rapid"
+
+	"github.com/dynctl/dynctl/internal/property"
 )
 
 // TestRisingIDsAreCountedTheSame: the fast way counts what the slow one would,
@@ -26,7 +28,7 @@ func TestRisingIDsAreCountedTheSame(t *testing.T) {
 			t.Errorf("%s: %d, %v", c.raw, n, ok)
 		}
 	}
-	rapid.Check(t, func(t *rapid.T) {
+	property.Check(t, func(t *rapid.T) {
 		ids := rapid.SliceOfN(rapid.IntRange(0, 20), 0, 6).Draw(t, "ids")
 		raw, err := json.Marshal(ids)
 		if err != nil {

@@ -13,6 +13,7 @@ import (
 	"go.uber.org/goleak"
 	"pgregory.net/rapid"
 
+	"github.com/dynctl/dynctl/internal/property"
 	"github.com/dynctl/dynctl/internal/router/approx"
 	"github.com/dynctl/dynctl/internal/router/eventlog"
 	"github.com/dynctl/dynctl/internal/router/kvfeed"
@@ -151,7 +152,7 @@ func TestRestoredRankLeaves(t *testing.T) {
 // each rank of the fleet has a place under its own name, and every other slot is
 // free or kept for a worker that has not come back.
 func TestPlacesWhateverComes(t *testing.T) {
-	rapid.Check(t, func(r *rapid.T) {
+	property.Check(t, func(r *rapid.T) {
 		s := newStand(t, "")
 		for slot, port := range rapid.SliceOfNDistinct(rapid.IntRange(1, 6), 0, 4, rapid.ID[int]).Draw(r, "restored") {
 			s.bringBack(r, uint32(slot), fmt.Sprintf("w%d/dp0", port))

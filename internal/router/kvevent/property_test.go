@@ -8,6 +8,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/tinylib/msgp/msgp"
 	"pgregory.net/rapid"
+
+	"github.com/dynctl/dynctl/internal/property"
 )
 
 func genEvent(t *rapid.T, enc Encoding) Event {
@@ -63,7 +65,7 @@ func genEvent(t *rapid.T, enc Encoding) Event {
 func TestRoundTrip(t *testing.T) {
 	var d Decoder
 	var b Batch
-	rapid.Check(t, func(t *rapid.T) {
+	property.Check(t, func(t *rapid.T) {
 		enc := Encoding{
 			Form:    Form(rapid.IntRange(int(VLLMMap), int(SGLangMap)).Draw(t, "form")),
 			BinHash: rapid.Bool().Draw(t, "bin"),
@@ -132,7 +134,7 @@ func appendRandom(t *rapid.T, p []byte, depth int) []byte {
 // TestAgainstMsgp compares the cursor with tinylib/msgp on random values, whole
 // and cut short.
 func TestAgainstMsgp(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	property.Check(t, func(t *rapid.T) {
 		p := appendRandom(t, nil, 3)
 		cut := p[:rapid.IntRange(0, len(p)).Draw(t, "cut")]
 		for _, in := range [][]byte{p, cut} {

@@ -6,6 +6,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
+
+	"github.com/dynctl/dynctl/internal/property"
 )
 
 func TestSequenceObserve(t *testing.T) {
@@ -119,7 +121,7 @@ func TestStamp(t *testing.T) {
 // Whatever arrives, the batches that Observe accepts are consecutive.
 func TestSequenceAcceptsInOrder(t *testing.T) {
 	t.Parallel()
-	rapid.Check(t, func(t *rapid.T) {
+	property.Check(t, func(t *rapid.T) {
 		var s Sequence
 		var applied []uint64
 		for range rapid.IntRange(1, 200).Draw(t, "n") {

@@ -6,6 +6,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/dynctl/dynctl/internal/property"
 	"github.com/dynctl/dynctl/internal/router/kvevent"
 )
 
@@ -42,7 +43,7 @@ func deliver(t fataler, s *Stream, e *engine, seq, window int) Verdict {
 // not, not even for a moment.
 func TestStreamFollowsModel(t *testing.T) {
 	t.Parallel()
-	rapid.Check(t, func(t *rapid.T) {
+	property.Check(t, func(t *rapid.T) {
 		e := newEngine(rapid.Uint64().Draw(t, "seed"), rapid.SampledFrom([]int{1, 1, 2, 5}).Draw(t, "parts"))
 		x := newIndexOf(t)
 		defer x.Close()

@@ -8,6 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
+	"github.com/dynctl/dynctl/internal/property"
 	"github.com/dynctl/dynctl/internal/router/blockhash"
 )
 
@@ -135,7 +136,7 @@ func nameOf(group, seq uint64, short bool) uint64 {
 
 func TestModel(t *testing.T) {
 	t.Parallel()
-	rapid.Check(t, func(t *rapid.T) {
+	property.Check(t, func(t *rapid.T) {
 		limit := int64(rapid.SampledFrom([]int{1 << 20, 1 << 20, 60}).Draw(t, "limit"))
 		short := rapid.IntRange(0, 3).Draw(t, "clashing names") == 0
 		x := New(Options{MaxRanks: 8, MaxBlocks: limit})

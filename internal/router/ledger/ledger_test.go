@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
+	"github.com/dynctl/dynctl/internal/property"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
@@ -189,7 +190,7 @@ func TestLoadedTokensAreFresh(t *testing.T) {
 // The ledger agrees with a list of what is in flight, whatever is done in
 // whatever order, slots used again included.
 func TestModel(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	property.Check(t, func(t *rapid.T) {
 		type entry struct {
 			v        *Reservation
 			r        *workers.Rank

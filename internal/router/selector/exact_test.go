@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"pgregory.net/rapid"
+
+	"github.com/dynctl/dynctl/internal/property"
 )
 
 // TestProductsAreRounded: a product of rank.go or exp.go is converted, divided or
@@ -81,7 +83,7 @@ func TestExp(t *testing.T) {
 			t.Errorf("exp(%v) = %v, want %v", x, got, want)
 		}
 	}
-	rapid.Check(t, func(t *rapid.T) {
+	property.Check(t, func(t *rapid.T) {
 		x := -rapid.Float64Range(0, 707).Draw(t, "x")
 		if got, want := exp(x), math.Exp(x); math.Abs(got-want) > 3e-16*want {
 			t.Fatalf("exp(%v) = %v, want %v", x, got, want)

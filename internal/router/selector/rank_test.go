@@ -12,6 +12,7 @@ import (
 	gocmp "github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
+	"github.com/dynctl/dynctl/internal/property"
 	"github.com/dynctl/dynctl/internal/router/decision"
 )
 
@@ -67,7 +68,7 @@ func TestRoundRobinSortedCycles(t *testing.T) {
 // order of that request, so that the next attempt goes to the one after it;
 // whoever is out for everybody has none.
 func TestRoundRobinRetriesTakeTheNext(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	property.Check(t, func(t *rapid.T) {
 		var all, live []string
 		c := named("a", "b", "c", "d", "e", "f", "g")[:rapid.IntRange(1, 7).Draw(t, "ranks")]
 		for i := range c {
@@ -460,7 +461,7 @@ func drawInput(t *rapid.T) Input {
 // eligible rank once; a Limit only cuts it.
 func TestRankProperties(t *testing.T) {
 	var reused Ranking
-	rapid.Check(t, func(t *rapid.T) {
+	property.Check(t, func(t *rapid.T) {
 		in := drawInput(t)
 		want, out := rank(in)
 		scored := slices.Clone(in.Candidates)
@@ -507,7 +508,7 @@ func TestRankProperties(t *testing.T) {
 
 // Policy kv's order is a total order by its documented rules.
 func TestKVOrderMatchesModel(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	property.Check(t, func(t *rapid.T) {
 		in := drawInput(t)
 		in.Policy, in.Weights.Temperature = KV, 0
 		var out Ranking

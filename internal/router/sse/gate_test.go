@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"pgregory.net/rapid"
+
+	"github.com/dynctl/dynctl/internal/property"
 )
 
 // wholeEvents is what a client has of a stream by the rules of the HTML
@@ -65,7 +67,7 @@ func checkGate(t rapid.TB, text string, sizes []int) {
 // all events that had come in whole and the beginning of none, and nothing is
 // changed.
 func TestGateLetsWholeEventsThrough(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	property.Check(t, func(t *rapid.T) {
 		end := rapid.SampledFrom([]string{"\n", "\r\n"}).Draw(t, "end of line")
 		parts := rapid.SliceOfN(rapid.SampledFrom([]string{
 			"data: {\"a\":1}~~", "data:x~data: y~~", "event: error~data: z~~", ": ping~~", ": ping~", ":~", "~", "id: 7~~", "data~~",

@@ -9,6 +9,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
+
+	"github.com/dynctl/dynctl/internal/property"
 )
 
 // Events as vLLM 0.32.0 sends them.
@@ -96,7 +98,7 @@ func TestStreams(t *testing.T) {
 // nothing of a piece is used after Feed has returned.
 func TestSplitsDoNotMatter(t *testing.T) {
 	t.Parallel()
-	rapid.Check(t, func(t *rapid.T) {
+	property.Check(t, func(t *rapid.T) {
 		c := rapid.SampledFrom(streams).Draw(t, "stream")
 		cuts := rapid.SliceOfN(rapid.IntRange(0, len(c.text)), 0, 12).Draw(t, "cuts")
 		at := make([]bool, len(c.text)+1)

@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
+	"github.com/dynctl/dynctl/internal/property"
 	"github.com/dynctl/dynctl/internal/router/admin"
 )
 
@@ -263,7 +264,7 @@ func TestLink(t *testing.T) {
 // TestRatesAreDifferences compares rates with a plain computation over random
 // counters, intervals and resets.
 func TestRatesAreDifferences(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	property.Check(t, func(t *rapid.T) {
 		b := NewBuilder("r")
 		var at []int
 		var requests []uint64

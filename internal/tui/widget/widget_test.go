@@ -10,6 +10,7 @@ import (
 	"github.com/muesli/termenv"
 	"pgregory.net/rapid"
 
+	"github.com/dynctl/dynctl/internal/property"
 	"github.com/dynctl/dynctl/internal/tui/theme"
 )
 
@@ -35,7 +36,7 @@ func strip(s string) string {
 // wider than the painter, holds no control character and, in ASCII, nothing
 // else.
 func TestLinesNeverOverflow(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	property.Check(t, func(t *rapid.T) {
 		w := rapid.IntRange(0, 40).Draw(t, "w")
 		ascii := rapid.Bool().Draw(t, "ascii")
 		p := painter(w, ascii)
@@ -126,7 +127,7 @@ func TestNumbers(t *testing.T) {
 }
 
 func TestCountFits(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	property.Check(t, func(t *rapid.T) {
 		if s := Count(rapid.Float64Range(0, 9e17).Draw(t, "v")); len(s) > 6 {
 			t.Fatalf("%q has more than six columns", s)
 		}

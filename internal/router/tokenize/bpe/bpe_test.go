@@ -16,6 +16,8 @@ import (
 
 	"golang.org/x/text/unicode/norm"
 	"pgregory.net/rapid"
+
+	"github.com/dynctl/dynctl/internal/property"
 )
 
 // naive merges by looking for the lowest rank again and again.
@@ -42,7 +44,7 @@ func (t *Tokenizer) naive(w []byte) []uint32 {
 func TestMergeEqualsNaive(t *testing.T) {
 	t.Parallel()
 	tok := load(t, "gpt2", Options{})
-	rapid.Check(t, func(t *rapid.T) {
+	property.Check(t, func(t *rapid.T) {
 		alphabet := rapid.SampledFrom([]string{"ab", "theinr ", "aeinrst", "\x00\xff\xe4\xb8\xad的", "esEStT"}).Draw(t, "alphabet")
 		var w []byte
 		for range rapid.IntRange(1, 300).Draw(t, "n") {
@@ -206,7 +208,7 @@ func TestNormalizerSlowPath(t *testing.T) {
 	for _, form := range []norm.Form{norm.NFC, norm.NFKC} {
 		n := newNormalizer(form)
 		marks := []rune("\u0301\u0323\u0308\u031b\u0345\u0334\u093c\u3099\u11a8\u1161")
-		rapid.Check(t, func(t *rapid.T) {
+		property.Check(t, func(t *rapid.T) {
 			rs := rapid.SliceOfN(rapid.OneOf(rapid.SampledFrom(marks), rapid.Rune(), rapid.SampledFrom([]rune("aeoqÅÅ각가\u1100한ﬁ"))), 0, 12).Draw(t, "text")
 			rs = slices.DeleteFunc(rs, isYoung)
 			s := string(rs)

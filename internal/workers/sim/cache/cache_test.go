@@ -6,6 +6,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
+
+	"github.com/dynctl/dynctl/internal/property"
 )
 
 // naive is the block pool as one would write it without caring for speed.
@@ -82,7 +84,7 @@ func (n *naive) commit(ids []int, seqs []uint64) {
 }
 
 func TestCacheEqualsNaiveModel(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	property.Check(t, func(t *rapid.T) {
 		blocks := rapid.IntRange(2, 12).Draw(t, "blocks")
 		c, err := New(Config{Blocks: blocks, BlockSize: 4, NameSeed: 7})
 		if err != nil {

@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
+	"github.com/dynctl/dynctl/internal/property"
 	"github.com/dynctl/dynctl/internal/router/blockhash"
 	"github.com/dynctl/dynctl/internal/workers/sim/cache"
 	"github.com/dynctl/dynctl/internal/workers/sim/engine"
@@ -74,7 +75,7 @@ func reference(t rapid.TB, q engine.Request) (tokens []uint32) {
 // chunking, aborts, remote prefill — each answer is the one of a quiet rank,
 // no block is lost, and the events describe the cache.
 func TestAnswersDoNotDependOnTheWeather(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	property.Check(t, func(t *rapid.T) {
 		w := virtual.NewWorld()
 		cfg := config()
 		cfg.Blocks = rapid.IntRange(24, 60).Draw(t, "blocks")

@@ -6,6 +6,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/dynctl/dynctl/internal/property"
 	"github.com/dynctl/dynctl/internal/workers/sim/vocab"
 )
 
@@ -57,7 +58,7 @@ func TestChatTemplate(t *testing.T) {
 
 func TestEveryTextRoundTrips(t *testing.T) {
 	v := vocab.New()
-	rapid.Check(t, func(t *rapid.T) {
+	property.Check(t, func(t *rapid.T) {
 		s := rapid.OneOf(rapid.String(), rapid.StringMatching(`[a-z ]{0,40}[0-9]{0,9} *\n*`), rapid.StringMatching(`(<\|im_(start|end)\|>|<|\|){0,5}`)).Draw(t, "text")
 		if got := v.Decode(v.Encode(nil, s), false); got != s {
 			t.Fatalf("%q became %q", s, got)

@@ -1,0 +1,28 @@
+// Package property checks what must hold for any input, with random inputs from a
+// known seed: the same ones in every run of go test, others where RAPID_SEED names
+// another seed, new ones where it is 0 (as in make soak). A flag of rapid
+// (-rapid.seed) goes before both.
+package property
+
+import (
+	"flag"
+	"os"
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+func init() {
+	if _, named := os.LookupEnv("RAPID_SEED"); named {
+		return
+	}
+	if err := flag.Set("rapid.seed", "1"); err != nil {
+		panic(err)
+	}
+}
+
+// Check fails t with the smallest input it finds for which property does not hold.
+func Check(t testing.TB, property func(*rapid.T)) {
+	t.Helper()
+	rapid.Check(t, property) //nolint:forbidigo // the one place
+}
