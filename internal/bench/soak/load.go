@@ -355,6 +355,7 @@ func (o *oracle) ask(ctx context.Context, j *job) (said, error) {
 		return said{}, err
 	}
 	q.Header.Set("Content-Type", "application/json")
+	q.Header["Idempotency-Key"] = nil // not sent; net/http asks again when the engine closed the idle connection
 	resp, err := o.client.Do(q)
 	if err != nil {
 		return said{}, fmt.Errorf("the reference engine: %w", err)

@@ -238,6 +238,7 @@ func (e *Engine) call(ctx context.Context, body []byte) ([]uint32, error) {
 		return nil, fmt.Errorf("tokenize: %w", err)
 	}
 	req.Header.Set("Content-Type", "application/json")
+	req.Header["Idempotency-Key"] = nil // not sent; net/http asks again when the engine closed the idle connection
 	if e.o.Token != "" {
 		req.Header.Set("Authorization", "Bearer "+e.o.Token)
 	}

@@ -75,6 +75,34 @@ func TestEngineRequests(t *testing.T) {
 	}
 }
 
+// An engine closes an idle connection in the moment in which the next question is
+// sent on it. Nothing was answered, and nothing is wrong with the engine.
+func TestEngineClosesTheConnectionAsItIsUsed(t *testing.T) {
+	t.Parallel()
+	var mu sync.Mutex
+	used := map[string]bool{}
+	var cut atomic.Int32
+	e := serve(t, EngineOptions{Model: "m"}, func(w http.ResponseWriter, r *http.Request) {
+		mu.Lock()
+		again := used[r.RemoteAddr]
+		used[r.RemoteAddr] = true
+		mu.Unlock()
+		if again {
+			cut.Add(1)
+			panic(http.ErrAbortHandler)
+		}
+		fmt.Fprint(w, `{"count":1,"tokens":[1]}`)
+	})
+	for i := range 3 {
+		if _, err := e.Prompt(t.Context(), fmt.Sprint("question ", i), true); err != nil {
+			t.Errorf("question %d: %v", i, err)
+		}
+	}
+	if cut.Load() != 2 {
+		t.Errorf("%d connections were closed as they were used again, want 2", cut.Load())
+	}
+}
+
 func TestEngineErrors(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {

@@ -91,6 +91,7 @@ func (a *asker) send(ctx context.Context, w *workers.Worker, method, path string
 		req.Header.Set("Content-Type", "application/json")
 	}
 	req.Header.Set("User-Agent", "dynctl")
+	req.Header["Idempotency-Key"] = nil // not sent; net/http asks again when the engine closed the idle connection
 	if w.APIKey != "" {
 		req.Header.Set("Authorization", "Bearer "+w.APIKey)
 	}

@@ -7,6 +7,7 @@ import (
 	"net/http/httptest"
 	"net/url"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -383,4 +384,36 @@ func TestParseLoads(t *testing.T) {
 	if _, err := parseLoads([]byte("[]"), 1, time.Time{}); err == nil {
 		t.Error("a list is accepted")
 	}
+}
+
+// An engine closes an idle connection in the moment in which the next question is
+// sent on it: the question is asked again, whatever its method.
+func TestEngineClosesTheConnectionAsItIsUsed(t *testing.T) {
+	var mu sync.Mutex
+	used, cut := map[string]bool{}, 0
+	srv := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		mu.Lock()
+		defer mu.Unlock()
+		if used[r.RemoteAddr] {
+			cut++
+			panic(http.ErrAbortHandler)
+		}
+		used[r.RemoteAddr] = true
+	}))
+	defer srv.Close()
+	u, err := url.Parse(srv.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := newAsker(nil, nil, 10*time.Second)
+	defer a.close()
+	for range 3 {
+		if err := a.send(t.Context(), &workers.Worker{Name: "w", URL: u}, http.MethodPost, "/tokenize", []byte("{}"), func([]byte) error { return nil }); err != nil {
+			t.Error(err)
+		}
+	}
+	if mu.Lock(); cut != 2 {
+		t.Errorf("%d connections were closed as they were used again, want 2", cut)
+	}
+	mu.Unlock()
 }

@@ -85,6 +85,7 @@ func (p *process) claim(ctx context.Context, q engine.PullRequest) ([]cache.Cont
 	if err != nil {
 		return nil, err
 	}
+	r.Header["Idempotency-Key"] = nil // not sent; net/http asks again when the server closed the idle connection
 	resp, err := p.e.fleet.client.Do(r)
 	if err != nil {
 		return nil, fmt.Errorf("bootstrap: %w", err)
