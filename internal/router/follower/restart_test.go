@@ -80,6 +80,22 @@ func (o *outlet) publish(n int) {
 	}
 }
 
+// heardBy waits until n subscribers would get what is published. A router may be
+// live before its subscription has come, and what is sent until then passes it by.
+func (o *outlet) heardBy(t *testing.T, n int) {
+	t.Helper()
+	tick := time.NewTicker(2 * time.Millisecond)
+	defer tick.Stop()
+	limit := time.After(20 * time.Second)
+	for o.pub.Subscribers() != n {
+		select {
+		case <-tick.C:
+		case <-limit:
+			t.Fatalf("%d subscribers, want %d", o.pub.Subscribers(), n)
+		}
+	}
+}
+
 // worker is the rank as a worker is typed.
 func (o *outlet) worker() string {
 	return fmt.Sprintf("http://127.0.0.1:1,name=a,events=%s,replay=%s", o.pub.Endpoint(), o.replay.Endpoint())
@@ -91,7 +107,8 @@ func (o *outlet) blockOf(*workers.Worker) int { return o.block }
 type life struct {
 	*stand
 	t    *testing.T
-	stop func() error
+	o    *outlet
+	stop func() error // and the outlet has noticed
 }
 
 func begin(t *testing.T, path string, o *outlet) *life {
@@ -101,10 +118,11 @@ func begin(t *testing.T, path string, o *outlet) *life {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- s.Run(ctx) }()
-	l := &life{stand: s, t: t, stop: func() error {
+	l := &life{stand: s, t: t, o: o, stop: func() error {
 		cancel()
 		err := <-done
 		done <- nil
+		o.heardBy(t, 0)
 		return err
 	}}
 	t.Cleanup(func() {
@@ -116,12 +134,13 @@ func begin(t *testing.T, path string, o *outlet) *life {
 	return l
 }
 
-// until waits until the rank is trusted and has applied n batches.
+// until waits until the rank is subscribed, trusted, and has applied n batches.
 func (l *life) until(n int) kvfeed.Status {
 	l.t.Helper()
 	tick := time.NewTicker(2 * time.Millisecond)
 	defer tick.Stop()
 	limit := time.After(20 * time.Second)
+	l.o.heardBy(l.t, 1)
 	for {
 		all := l.feeds.Status()
 		if len(all) == 1 && all[0].Trusted && all[0].LastSeq == int64(n)-1 {
