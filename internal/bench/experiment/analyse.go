@@ -25,6 +25,9 @@ func (r *Runner) analyse(partial string) *Result {
 			res.Groups = append(res.Groups, gr)
 		}
 	}
+	if n := r.skipped; n > 0 {
+		res.Cautions = append(res.Cautions, fmt.Sprintf("%d cell(s) were skipped by hand: their pairs are missing, and what was chosen to be skipped may bend the result", n))
+	}
 	if len(r.cells) == 0 {
 		res.Sentence = "nothing was measured"
 		return res
@@ -35,9 +38,6 @@ func (r *Runner) analyse(partial string) *Result {
 		res.Valid = res.Valid && (g.Passed == nil || *g.Passed)
 	}
 	r.conclude(res)
-	if n := r.skipped; n > 0 {
-		res.Cautions = append(res.Cautions, fmt.Sprintf("%d cell(s) were skipped by hand: their pairs are missing, and what was chosen to be skipped may bend the result", n))
-	}
 	return res
 }
 

@@ -461,6 +461,34 @@ func TestSkippedCells(t *testing.T) {
 	}
 }
 
+// Also where nothing else was measured: the run ends right after.
+func TestOnlySkipped(t *testing.T) {
+	b := newWorld(t, profiles[0], 0.02, 2)
+	s := testSpec(2)
+	s.NoRefine = true
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	r := runner(b, s)
+	var skip context.CancelFunc
+	r.Enter = func(run context.Context) (context.Context, func()) {
+		var cell context.Context
+		cell, skip = context.WithCancel(run)
+		return cell, skip
+	}
+	r.OnEvent = func(e Event) {
+		switch {
+		case e.Kind == "start" && e.Cell.Phase == "aa":
+			skip()
+		case e.Kind == "skip":
+			stop()
+		}
+	}
+	res, _ := r.Run(ctx)
+	if res == nil || res.Skipped != 1 || len(res.Cells) != 0 || !strings.Contains(strings.Join(res.Cautions, " "), "skipped by hand") {
+		t.Fatalf("%+v", res)
+	}
+}
+
 func TestSkippedWarmUp(t *testing.T) {
 	s := testSpec(2)
 	s.NoRefine = true
