@@ -1,6 +1,7 @@
 package main
 
 import (
+	"os"
 	"path/filepath"
 	"testing"
 
@@ -13,13 +14,17 @@ func TestDeployExamples(t *testing.T) {
 	if _, err := loadConfig(filepath.Join("..", "..", "deploy", "dynctl.yaml"), newServeCmd().Flags()); err != nil {
 		t.Error(err)
 	}
-	reg := workers.NewRegistry(nil)
-	f := discovery.NewFile(reg, discovery.FileOptions{Path: filepath.Join("..", "..", "deploy", "workers.yaml")}, nil)
-	if err := f.Load(); err != nil {
+	file := filepath.Join("..", "..", "deploy", "workers.yaml")
+	content, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	specs, err := discovery.Parse(file, content)
+	if err != nil {
 		t.Error(err)
 	}
-	if n := len(reg.Snapshot().Workers); n != 2 {
-		t.Errorf("%d workers", n)
+	if _, err := workers.NewRegistry(nil).Apply("file", specs); err != nil || len(specs) != 2 {
+		t.Errorf("%d workers: %v", len(specs), err)
 	}
 	if got, err := loadConfig("", newServeCmd().Flags()); err != nil || got.Config.Routing.Policy != "kv" {
 		t.Errorf("defaults: %v", err)

@@ -137,7 +137,7 @@ func (r *Router) hash(d *question, v *api.View) {
 		// A text chunk stands for the tokens it is estimated to have.
 		bytes := d.settings.Tokens.ChunkBytes
 		h := d.view(max(1, bytes/4))
-		h.locals = blockhash.TextChunksKey(h.locals, v.PromptValue.Of(v.Body), bytes, key)
+		h.locals = blockhash.TextChunks(h.locals, v.PromptValue.Of(v.Body), bytes, key)
 		h.seq = blockhash.Chain(h.seq, h.locals)
 	default:
 		for _, w := range d.list {

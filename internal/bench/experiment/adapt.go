@@ -88,16 +88,6 @@ func (a Adaptive) Next(have map[int]int, c stats.Crossover) []Want {
 	return wants
 }
 
-// Step is the distance in tokens of the points that refinement measures around
-// x: a quarter of the coarse bracket.
-func (a Adaptive) Step(x float64) float64 {
-	if len(a.Coarse) < 2 {
-		return math.Inf(1)
-	}
-	i := a.bracket(x)
-	return float64(a.Coarse[i+1]-a.Coarse[i]) / 4
-}
-
 // bracket is the coarse interval that x lies in or is nearest to.
 func (a Adaptive) bracket(x float64) int {
 	for i := range len(a.Coarse) - 2 {

@@ -263,7 +263,7 @@ func TestIntervalHoldsTheTruth(t *testing.T) {
 						t.Logf("seed %d gives no recommendation: %s", seed, res.Sentence)
 						continue
 					}
-					if step := r.adaptive(res.Groups[0].Group).Step(truth); math.Abs(float64(res.Recommend.EffISL)-truth) <= step {
+					if step := refinement(r.adaptive(res.Groups[0].Group), truth); math.Abs(float64(res.Recommend.EffISL)-truth) <= step {
 						near++
 					}
 				}
@@ -522,4 +522,14 @@ func TestCancelKeepsWhatWasDone(t *testing.T) {
 	if err == nil || res.Partial != "interrupted" || len(res.Cells) < 10 || res.Recommend != nil {
 		t.Errorf("%v, partial %q, %d cells", err, res.Partial, len(res.Cells))
 	}
+}
+
+// refinement is the distance in tokens of the points that are measured around x:
+// a quarter of the coarse bracket.
+func refinement(a Adaptive, x float64) float64 {
+	if len(a.Coarse) < 2 {
+		return math.Inf(1)
+	}
+	i := a.bracket(x)
+	return float64(a.Coarse[i+1]-a.Coarse[i]) / 4
 }

@@ -44,7 +44,7 @@ const (
 	keyRequestID
 	keyRID
 	keyFeatures
-	keyTransfer // any member of ClientTransferFields
+	keyTransfer // any member of transferFields
 	keyCount
 )
 

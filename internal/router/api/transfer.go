@@ -2,14 +2,6 @@ package api
 
 import "net/http"
 
-// ClientTransferFields are the names of the members that steer the transfer of
-// KV blocks or pick a data-parallel rank. They belong to the router: a client
-// that could set them could read another prompt's cache, or make a decode
-// engine exit. They are looked for at the top level and in the members
-// through which vLLM takes free arguments (vllm_xargs, sampling_params and
-// its extra_args).
-func ClientTransferFields() []string { return transferFields[:] }
-
 // AppendStrip appends the edits that remove what a client must not steer; most
 // requests need none.
 func (v *View) AppendStrip(dst []Edit) []Edit {

@@ -363,7 +363,7 @@ func TestCodePointsEqualsDecoding(t *testing.T) {
 
 func TestClientCannotSteer(t *testing.T) {
 	t.Parallel()
-	for _, name := range ClientTransferFields() {
+	for _, name := range transferFields {
 		if !isTransferField([]byte(name)) {
 			t.Errorf("%s is not looked for", name)
 		}

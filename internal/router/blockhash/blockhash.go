@@ -119,15 +119,6 @@ func Chain(dst, locals []uint64) []uint64 {
 	return dst
 }
 
-// ChainFrom is Chain for local hashes that continue the block with sequence hash parent.
-func ChainFrom(dst []uint64, parent uint64, locals []uint64) []uint64 {
-	for _, l := range locals {
-		parent = Next(parent, l)
-		dst = append(dst, parent)
-	}
-	return dst
-}
-
 // Next returns the sequence hash of the block with local hash local that follows parent.
 func Next(parent, local uint64) uint64 {
 	var b [16]byte
@@ -136,15 +127,8 @@ func Next(parent, local uint64) uint64 {
 	return xxh3.HashSeed(b[:], Seed)
 }
 
-// TextChunks appends one local hash per full chunk of chunkBytes bytes of text to dst and returns it:
-// stand-ins for block hashes where there is no tokenizer. They chain like any local hash and never equal
-// those of tokens by construction. A chunkBytes below 1 yields no hashes.
-func TextChunks(dst []uint64, text []byte, chunkBytes int) []uint64 {
-	return TextChunksKey(dst, text, chunkBytes, Key{})
-}
-
-// TextChunksKey is TextChunks under a key.
-func TextChunksKey(dst []uint64, text []byte, chunkBytes int, key Key) []uint64 {
+// TextChunks appends one local hash per full chunk of chunkBytes bytes of text to dst and returns it.
+func TextChunks(dst []uint64, text []byte, chunkBytes int, key Key) []uint64 {
 	if chunkBytes < 1 {
 		return dst
 	}

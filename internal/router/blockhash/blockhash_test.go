@@ -62,14 +62,17 @@ func TestVectors(t *testing.T) {
 			// A chain cut anywhere and continued from its parent is the same chain.
 			for cut := 1; cut < len(locals); cut++ {
 				tail := LocalsAt(nil, c.Tokens[cut*c.BlockSize:], c.BlockSize, cut, c.Extra[min(cut, len(c.Extra)):], key)
-				got := ChainFrom(Chain([]uint64{}, locals[:cut]), c.Chain[cut-1], tail)
+				got := Chain([]uint64{}, locals[:cut])
+				for _, l := range tail {
+					got = append(got, Next(got[len(got)-1], l))
+				}
 				if d := cmp.Diff(c.Chain, got); d != "" {
 					t.Errorf("continued at block %d (-want +got):\n%s", cut, d)
 				}
 			}
 		})
 	}
-	got := TextChunks([]uint64{}, []byte(v.Text.Text), v.Text.ChunkBytes)
+	got := TextChunks([]uint64{}, []byte(v.Text.Text), v.Text.ChunkBytes, Key{})
 	if d := cmp.Diff(v.Text.Hashes, got); d != "" {
 		t.Errorf("text chunks (-want +got):\n%s", d)
 	}
@@ -98,7 +101,7 @@ func TestKeysSeparate(t *testing.T) {
 	t.Parallel()
 	tokens := make([]uint32, 48)
 	hash := func(k Key) []uint64 { return Chain(nil, Locals(nil, tokens, 16, k)) }
-	text := func(k Key) []uint64 { return Chain(nil, TextChunksKey(nil, make([]byte, 192), 64, k)) }
+	text := func(k Key) []uint64 { return Chain(nil, TextChunks(nil, make([]byte, 192), 64, k)) }
 	seen := map[uint64]string{}
 	for _, k := range []Key{{}, {LoRA: "a"}, {LoRA: "b"}, {Salt: "a"}, {Salt: "b"}, {LoRA: "a", Salt: "b"}, {LoRA: "b", Salt: "a"}} {
 		for form, chain := range map[string][]uint64{"tokens": hash(k), "text": text(k)} {
@@ -121,14 +124,13 @@ func TestNoBlocks(t *testing.T) {
 	t.Parallel()
 	tokens := make([]uint32, 32)
 	for name, got := range map[string][]uint64{
-		"block size 0":   Locals(nil, tokens, 0, Key{}),
-		"block size -1":  Locals(nil, tokens, -1, Key{}),
-		"chunk size 0":   TextChunks(nil, make([]byte, 9), 0),
-		"partial block":  Locals(nil, tokens, 33, Key{}),
-		"no tokens":      Locals(nil, nil, 16, Key{}),
-		"empty chain":    Chain(nil, nil),
-		"empty text":     TextChunks(nil, nil, 4),
-		"nothing to add": ChainFrom(nil, 1, nil),
+		"block size 0":  Locals(nil, tokens, 0, Key{}),
+		"block size -1": Locals(nil, tokens, -1, Key{}),
+		"chunk size 0":  TextChunks(nil, make([]byte, 9), 0, Key{}),
+		"partial block": Locals(nil, tokens, 33, Key{}),
+		"no tokens":     Locals(nil, nil, 16, Key{}),
+		"empty chain":   Chain(nil, nil),
+		"empty text":    TextChunks(nil, nil, 4, Key{}),
 	} {
 		if len(got) != 0 {
 			t.Errorf("%s: got %d hashes, want none", name, len(got))
@@ -146,8 +148,7 @@ func TestNoAllocations(t *testing.T) {
 	got := testing.AllocsPerRun(20, func() {
 		locals = LocalsAt(locals[:0], tokens, 16, 0, extra, key)
 		chain = Chain(chain[:0], locals)
-		chain = ChainFrom(chain[:0], 1, locals)
-		locals = TextChunks(locals[:0], text, 64)
+		locals = TextChunks(locals[:0], text, 64, Key{})
 	})
 	if got != 0 {
 		t.Errorf("%v allocations per prompt with reused buffers, want 0", got)
@@ -175,6 +176,6 @@ func BenchmarkTextChunks32K(b *testing.B) {
 	b.ReportAllocs()
 	b.SetBytes(int64(len(text)))
 	for b.Loop() {
-		dst = TextChunks(dst[:0], text, 64)
+		dst = TextChunks(dst[:0], text, 64, Key{})
 	}
 }

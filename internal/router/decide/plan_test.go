@@ -60,7 +60,7 @@ func isl(n int) func(*Input) {
 }
 
 func chars(n int) func(*Input) {
-	return func(in *Input) { isl(disagg.Estimate(n))(in); in.Facts.Source = disagg.FromEstimate }
+	return func(in *Input) { isl(n / 4)(in); in.Facts.Source = disagg.FromEstimate }
 }
 
 // version sets the versions of the prefill and the decode workers.

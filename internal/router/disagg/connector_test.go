@@ -32,14 +32,6 @@ func worker(name string, role workers.Role, c workers.Connector, dp int) *worker
 	return w
 }
 
-func TestEstimate(t *testing.T) {
-	for points, want := range map[int]int{0: 0, 3: 0, 4: 1, 7: 1, 8: 2, 400: 100, 800 + 1200: 500, -1: 0} {
-		if got := Estimate(points); got != want {
-			t.Errorf("Estimate(%d) = %d, want %d", points, got, want)
-		}
-	}
-}
-
 // captured is the answer of a real vLLM 0.32.0 prefill engine (block size 32)
 // to a prompt of 200 token ids.
 const captured = `{"id":"cmpl-810f561d65b277a9","object":"text_completion","created":1795261515,"model":"small",

@@ -52,10 +52,6 @@ const (
 // answer), and some models do not use a template for it at all.
 func (f *Facts) exact() bool { return f.Source == FromIDs && !f.Truncated && f.ISL > 0 }
 
-// Estimate is the estimated length in tokens of a prompt of so many Unicode
-// code points: floor(codePoints / 4), as production-stack has it.
-func Estimate(codePoints int) int { return max(codePoints, 0) / 4 }
-
 // Facts are what the plan needs to know of a request.
 type Facts struct {
 	Kind api.Kind

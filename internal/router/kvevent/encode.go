@@ -23,7 +23,7 @@ const (
 	SGLangMap
 )
 
-// String returns the name that ParseForm accepts.
+// String names the form.
 func (f Form) String() string {
 	switch f {
 	case VLLMMap:
@@ -36,16 +36,6 @@ func (f Form) String() string {
 		return "sglang-map"
 	}
 	return "unknown"
-}
-
-// ParseForm returns the Form with the given name.
-func ParseForm(name string) (Form, error) {
-	for f := VLLMMap; f <= SGLangMap; f++ {
-		if f.String() == name {
-			return f, nil
-		}
-	}
-	return 0, fmt.Errorf("kvevent: unknown form %q: want vllm-map, vllm-array, sglang-array or sglang-map", name)
 }
 
 // Encoding says how AppendBatch writes.

@@ -11,7 +11,6 @@ import (
 
 	"github.com/dynctl/dynctl/internal/router/tokenize/bpe"
 	"github.com/dynctl/dynctl/internal/router/tokenize/jinja"
-	"github.com/dynctl/dynctl/internal/router/tokenize/rawjson"
 )
 
 // Options configures Load. The zero value means the defaults.
@@ -223,72 +222,4 @@ func (l *Local) render(body []byte) (text []byte, addSpecial bool, err error) {
 		return nil, false, fmt.Errorf("%w: %w", ErrUnsupported, err)
 	}
 	return text, req.addSpecial, nil
-}
-
-// Request tokenizes the prompt of a request body with tk, or takes the ids
-// that are in it. With a nil tk only ids can be taken. Several prompts in one
-// body, and kinds that the engine rewrites before rendering, are
-// ErrUnsupported.
-func Request(ctx context.Context, tk Tokenizer, kind Kind, body []byte) (Result, error) {
-	none := fmt.Errorf("tokenize: no tokenizer: %w", ErrUnsupported)
-	switch kind {
-	case KindChat:
-		if tk == nil {
-			return Result{}, none
-		}
-		return tk.Chat(ctx, body)
-	case KindCompletion:
-	default:
-		return Result{}, fmt.Errorf("tokenize: %s requests: %w", kind, ErrUnsupported)
-	}
-	var prompt []byte
-	addSpecial := true
-	if err := rawjson.Object(body, func(k, v []byte) bool {
-		switch string(k) {
-		case "prompt":
-			prompt = v
-		case "add_special_tokens":
-			addSpecial = string(v) != "false"
-		}
-		return true
-	}); err != nil {
-		return Result{}, fmt.Errorf("tokenize: %w: %w", ErrBadRequest, err)
-	}
-	if len(prompt) > 0 && prompt[0] == '[' {
-		var elems [][]byte
-		n := 0
-		err := rawjson.Array(prompt, func(e []byte) bool {
-			if n++; n <= 2 {
-				elems = append(elems, e)
-			}
-			return n <= 2
-		})
-		switch {
-		case err != nil || n == 0:
-			return Result{}, fmt.Errorf("tokenize: prompt is an empty or malformed list: %w", ErrBadRequest)
-		case elems[0][0] == '[' || elems[0][0] == '"':
-			if n > 1 {
-				return Result{}, fmt.Errorf("tokenize: several prompts: %w", ErrUnsupported)
-			}
-			prompt = elems[0]
-		}
-	}
-	switch {
-	case len(prompt) > 0 && prompt[0] == '[':
-		ids, err := parseIDs(prompt)
-		if err != nil {
-			return Result{}, fmt.Errorf("tokenize: prompt: %w: %w", ErrBadRequest, err)
-		}
-		return Result{IDs: ids, Tokens: len(ids), Source: SourceIDs}, nil
-	case rawjson.IsString(prompt):
-		if tk == nil {
-			return Result{}, none
-		}
-		text, ok := rawjson.Unquote(make([]byte, 0, len(prompt)), prompt)
-		if !ok {
-			return Result{}, fmt.Errorf("tokenize: prompt is a malformed string: %w", ErrBadRequest)
-		}
-		return tk.Prompt(ctx, string(text), addSpecial)
-	}
-	return Result{}, fmt.Errorf("tokenize: prompt is no string and no list: %w", ErrBadRequest)
 }

@@ -227,7 +227,7 @@ func watch(t *testing.T, opts FileOptions) (reg *workers.Registry, next func(kin
 	sink := func(e workers.Event) { events <- e }
 	reg = workers.NewRegistry(nil)
 	f := NewFile(reg, opts, sink)
-	if err := f.Load(); err != nil {
+	if err := f.load(true); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
@@ -351,23 +351,23 @@ func TestPollingSeesWhatTheSystemDoesNotReport(t *testing.T) {
 func TestLoadFailsAtOnce(t *testing.T) {
 	reg := workers.NewRegistry(nil)
 	dir := t.TempDir()
-	if err := NewFile(reg, FileOptions{Path: filepath.Join(dir, "none.yaml")}, nil).Load(); err == nil || !strings.Contains(err.Error(), "no such file") {
+	if err := NewFile(reg, FileOptions{Path: filepath.Join(dir, "none.yaml")}, nil).load(true); err == nil || !strings.Contains(err.Error(), "no such file") {
 		t.Errorf("missing file: %v", err)
 	}
-	if err := NewFile(reg, FileOptions{Path: dir}, nil).Load(); err == nil || !strings.Contains(err.Error(), "is not a regular file") {
+	if err := NewFile(reg, FileOptions{Path: dir}, nil).load(true); err == nil || !strings.Contains(err.Error(), "is not a regular file") {
 		t.Errorf("directory: %v", err)
 	}
 	flag, err := workers.ParseSpec("", "http://a:1,name=a")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := Static(reg, "flag", []workers.Spec{flag}); err != nil {
+	if _, err := reg.Apply("flag", []workers.Spec{flag}); err != nil {
 		t.Fatal(err)
 	}
 	path := filepath.Join(dir, "workers.yaml")
 	write(t, path, list("b", "a"))
 	want := "workers file: " + path + ":3: worker a is already there, stated on the command line"
-	if err := NewFile(reg, FileOptions{Path: path}, nil).Load(); err == nil || err.Error() != want {
+	if err := NewFile(reg, FileOptions{Path: path}, nil).load(true); err == nil || err.Error() != want {
 		t.Errorf("error %v\nwant  %s", err, want)
 	}
 }
@@ -388,7 +388,7 @@ func thousand(t testing.TB) string {
 func BenchmarkLoadThousandWorkers(b *testing.B) {
 	path := thousand(b)
 	for b.Loop() {
-		if err := NewFile(workers.NewRegistry(nil), FileOptions{Path: path}, nil).Load(); err != nil {
+		if err := NewFile(workers.NewRegistry(nil), FileOptions{Path: path}, nil).load(true); err != nil {
 			b.Fatal(err)
 		}
 	}
@@ -396,7 +396,7 @@ func BenchmarkLoadThousandWorkers(b *testing.B) {
 
 func TestThousandWorkersLoad(t *testing.T) {
 	reg := workers.NewRegistry(nil)
-	if err := NewFile(reg, FileOptions{Path: thousand(t)}, nil).Load(); err != nil {
+	if err := NewFile(reg, FileOptions{Path: thousand(t)}, nil).load(true); err != nil {
 		t.Fatal(err)
 	}
 	if s := reg.Snapshot(); len(s.Workers) != 1000 || len(s.Ranks) != 4000 || s.MaxSlot != 3999 {

@@ -31,13 +31,6 @@ import (
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
-// Static puts the workers of one source into the registry, in the place of
-// those that the source stated before.
-func Static(reg *workers.Registry, source string, specs []workers.Spec) error {
-	_, err := reg.Apply(source, specs)
-	return err
-}
-
 // FileOptions are the settings of a File.
 type FileOptions struct {
 	// Path of the file; a symbolic link, or a file in a directory that is
@@ -79,11 +72,6 @@ func NewFile(reg *workers.Registry, opts FileOptions, sink workers.Sink) *File {
 	opts.Path = filepath.Clean(opts.Path)
 	return &File{reg: reg, opts: opts, sink: sink}
 }
-
-// Load reads the file and puts its workers into the registry, even if the file
-// has not changed. A bad file leaves the registry as it is; the error names all
-// of its problems, each a *Problem where the file itself is wrong.
-func (f *File) Load() error { return f.load(true) }
 
 func (f *File) load(force bool) error {
 	f.mu.Lock()

@@ -6,7 +6,6 @@ import (
 	"math"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 	"time"
 
@@ -263,55 +262,6 @@ func FuzzScan(f *testing.F) {
 			if l.Running < -1 || l.Waiting < -1 || l.KVUsage < 0 || l.KVUsage > 1 || !l.Told() {
 				t.Fatalf("load %+v", l)
 			}
-		}
-	})
-}
-
-func TestParseORCA(t *testing.T) {
-	nan := math.NaN()
-	tests := []struct {
-		name, value, err string
-		want             *workers.Load
-	}{
-		{"JSON as captured", `JSON {"named_metrics": {"num_requests_waiting": 3.0, "kv_cache_usage_perc": 0.25}}`, "", load(-1, 3, 0.25, nan, nan, nan)},
-		{"TEXT as captured", "TEXT named_metrics.num_requests_waiting=2.0, named_metrics.kv_cache_usage_perc=0.5", "", load(-1, 2, 0.5, nan, nan, nan)},
-		{"no format word", `{"named_metrics":{"num_requests_running":1}}`, "", load(1, -1, nan, nan, nan, nan)},
-		{"text without format word", "named_metrics.kv_cache_usage_perc=0", "", load(-1, -1, 0, nan, nan, nan)},
-		{"more than is known", `json {"cpu_utilization":1,"named_metrics":{"x":1,"num_requests_waiting":0}}`, "", load(-1, 0, nan, nan, nan, nan)},
-		{"nothing", "", "not name=value", nil},
-		{"nothing of use", `JSON {"named_metrics":{}}`, "tells no load", nil},
-		{"bad JSON", `JSON {"named_metrics":`, "unexpected end", nil},
-		{"bad number", "TEXT named_metrics.num_requests_waiting=x", `"x" is no number`, nil},
-		{"impossible", "TEXT named_metrics.kv_cache_usage_perc=-3", "tells no load", nil},
-		{"binary", "BIN AAAA", "binary form", nil},
-		{"huge", strings.Repeat("x", maxORCA+1), "at most", nil},
-	}
-	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			got, err := ParseORCA(tt.value, time.Time{})
-			if tt.err != "" {
-				if err == nil || !strings.Contains(err.Error(), tt.err) {
-					t.Errorf("error %v lacks %q", err, tt.err)
-				}
-				return
-			}
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(tt.want, &got, cmpopts.EquateNaNs()); diff != "" {
-				t.Errorf("load (-want +got):\n%s", diff)
-			}
-		})
-	}
-}
-
-func FuzzParseORCA(f *testing.F) {
-	f.Add(`JSON {"named_metrics": {"num_requests_waiting": 0.0}}`)
-	f.Add("TEXT named_metrics.num_requests_waiting=0.0, named_metrics.kv_cache_usage_perc=1e308")
-	f.Fuzz(func(t *testing.T, value string) {
-		l, err := ParseORCA(value, time.Time{})
-		if err == nil && (!l.Told() || l.Waiting < -1 || l.KVUsage > 1 || l.KVUsage < 0) {
-			t.Fatalf("load %+v", l)
 		}
 	})
 }

@@ -244,10 +244,13 @@ func (v *view) apply(t *testing.T, seq uint64, payload []byte) {
 			}
 			locals := blockhash.LocalsAt(nil, e.Tokens, int(e.BlockSize), first, nil, blockhash.Key{LoRA: e.LoRAName, Salt: e.Salt})
 			seqs := blockhash.Chain(nil, locals)
-			if e.HasParent {
-				seqs = blockhash.ChainFrom(nil, v.nodes[e.Parent], locals)
-			}
 			for i, h := range e.Hashes {
+				if parent := e.Parent; e.HasParent {
+					if i > 0 {
+						parent = e.Hashes[i-1]
+					}
+					seqs[i] = blockhash.Next(v.nodes[parent], locals[i])
+				}
 				v.nodes[h] = seqs[i]
 				v.count[h]++
 			}

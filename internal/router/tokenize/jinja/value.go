@@ -327,11 +327,6 @@ type jsonStyle struct {
 	ascii     bool
 }
 
-// AppendJSON appends v as Python's json.dumps(v, ensure_ascii=False) does.
-func AppendJSON(b []byte, v any) []byte {
-	return jsonStyle{item: ", ", key: ": "}.append(b, v, 0)
-}
-
 func (s jsonStyle) append(b []byte, v any, level int) []byte {
 	switch v := v.(type) {
 	case nil:

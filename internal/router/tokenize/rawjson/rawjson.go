@@ -163,11 +163,6 @@ func IsString(val []byte) bool { return len(val) >= 2 && val[0] == '"' }
 // IsNull reports whether the raw value val is null.
 func IsNull(val []byte) bool { return string(val) == "null" }
 
-// Is reports whether the raw string value val is s, which needs no escapes.
-func Is(val []byte, s string) bool {
-	return len(val) == len(s)+2 && val[0] == '"' && string(val[1:len(val)-1]) == s
-}
-
 // Uint32 parses the raw value val as a token id.
 func Uint32(val []byte) (uint32, bool) {
 	if len(val) == 0 || len(val) > 10 || len(val) > 1 && val[0] == '0' {
@@ -267,14 +262,6 @@ func hex4(b []byte) (rune, bool) {
 	}
 	n, err := strconv.ParseUint(string(b[2:6]), 16, 16)
 	return rune(n), err == nil
-}
-
-// CodePoints counts the code points of the raw string value val, an escaped
-// surrogate pair as one; 0 for what is no string.
-func CodePoints(val []byte) int {
-	n := 0
-	Pieces(val, func(p []byte) { n += utf8.RuneCount(p) })
-	return n
 }
 
 // AppendQuote appends s as a JSON string, as Python's json.dumps with
