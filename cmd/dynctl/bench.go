@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	cryptorand "crypto/rand"
 	"encoding/hex"
@@ -238,9 +239,7 @@ func (f *benchFlags) spec() (*plan.Spec, error) {
 	if s.SLO, err = plan.ParseSLO(f.slo); err != nil {
 		errs = append(errs, fmt.Errorf("--slo: %w", err))
 	}
-	if s.MaxRepeats == 0 {
-		s.MaxRepeats = 6 * s.Repeats
-	}
+	s.MaxRepeats = cmp.Or(s.MaxRepeats, 6*s.Repeats)
 	s.Salt = newSalt()
 	if len(errs) == 0 {
 		errs = append(errs, s.Validate(plan.Limits{}))

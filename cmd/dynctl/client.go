@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -22,10 +23,7 @@ const defaultRouter = "http://127.0.0.1:8001"
 type routerFlags struct{ url, tokenFile string }
 
 func (f *routerFlags) add(cmd *cobra.Command) {
-	url := os.Getenv("DYNCTL_ROUTER")
-	if url == "" {
-		url = defaultRouter
-	}
+	url := cmp.Or(os.Getenv("DYNCTL_ROUTER"), defaultRouter)
 	cmd.PersistentFlags().StringVar(&f.url, "router", url, "admin `URL` of the router (environment DYNCTL_ROUTER)")
 	cmd.PersistentFlags().StringVar(&f.tokenFile, "token-file", os.Getenv("DYNCTL_TOKEN_FILE"), "`FILE` with the router's bearer token")
 }

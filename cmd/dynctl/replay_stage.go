@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -30,10 +31,7 @@ func (f *replayFlags) show(cmd *cobra.Command, files *traceFiles) (err error) {
 	if !cmd.Flags().Changed("speed") {
 		speed = 1
 	}
-	addr := f.listen
-	if addr == "" {
-		addr = "127.0.0.1:0"
-	}
+	addr := cmp.Or(f.listen, "127.0.0.1:0")
 	if host, _, err := net.SplitHostPort(addr); err != nil || net.ParseIP(host) == nil || !net.ParseIP(host).IsLoopback() {
 		return withCode(exitUsage, fmt.Errorf("--admin-listen %s: want a loopback HOST:PORT, since it asks for no token", addr))
 	}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -170,10 +171,7 @@ func (f *topFlags) resolve() (name string, err error) {
 	if err != nil {
 		return "", err
 	}
-	name = f.context
-	if name == "" {
-		name = c.Current
-	}
+	name = cmp.Or(f.context, c.Current)
 	if name == "" {
 		f.routers = []string{defaultRouter}
 		return "", nil
@@ -183,9 +181,7 @@ func (f *topFlags) resolve() (name string, err error) {
 		return "", err
 	}
 	f.routers = x.Routers
-	if f.tokenFile == "" {
-		f.tokenFile = x.TokenFile
-	}
+	f.tokenFile = cmp.Or(f.tokenFile, x.TokenFile)
 	return name, nil
 }
 

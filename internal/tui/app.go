@@ -15,6 +15,7 @@ import (
 	tea "github.com/charmbracelet/bubbletea"
 	"github.com/muesli/termenv"
 
+	"github.com/dynctl/dynctl/internal/positive"
 	"github.com/dynctl/dynctl/internal/router/admin"
 	"github.com/dynctl/dynctl/internal/tui/feed"
 	"github.com/dynctl/dynctl/internal/tui/keys"
@@ -145,9 +146,7 @@ type (
 
 // newApp makes the model; ctx bounds its questions.
 func newApp(ctx context.Context, o Options) *app {
-	if o.Rate <= 0 {
-		o.Rate = time.Second
-	}
+	o.Rate = positive.Or(o.Rate, time.Second)
 	if o.Theme == "" {
 		o.Theme = theme.Names()[0]
 	}
@@ -305,10 +304,7 @@ func (a *app) page() *page.Ctx {
 
 // ask bounds a question of a page.
 func (a *app) ask(f func(ctx context.Context) tea.Msg) tea.Cmd {
-	timeout := a.opts.Timeout
-	if timeout <= 0 {
-		timeout = 2 * time.Second
-	}
+	timeout := positive.Or(a.opts.Timeout, 2*time.Second)
 	parent := a.ctx
 	return func() tea.Msg {
 		ctx, cancel := context.WithTimeout(parent, timeout)

@@ -1,6 +1,7 @@
 package tui
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -40,10 +41,7 @@ func (a *app) drawHeader(c *page.Ctx, p *widget.Painter) {
 	if a.opts.Context != "" {
 		p.Put(theme.Plain, "  ctx "+a.opts.Context)
 	}
-	name := r.Name
-	if name == "" {
-		name = r.URL
-	}
+	name := cmp.Or(r.Name, r.URL)
 	if n := len(c.View.Routers); n > 1 {
 		name = fmt.Sprintf("%s (%d of %d, R next)", name, a.sel+1, n)
 	}

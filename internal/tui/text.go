@@ -1,6 +1,7 @@
 package tui
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -8,6 +9,7 @@ import (
 
 	"github.com/muesli/termenv"
 
+	"github.com/dynctl/dynctl/internal/positive"
 	"github.com/dynctl/dynctl/internal/router/admin"
 	"github.com/dynctl/dynctl/internal/tui/feed"
 	"github.com/dynctl/dynctl/internal/tui/page"
@@ -99,10 +101,7 @@ func pickRanks(r *feed.Router, f *feed.Filter, o TextOptions) {
 
 // writeTable writes the view as plain text: facts, ranks, attention.
 func writeTable(w io.Writer, v *feed.View, o TextOptions) error {
-	width := o.Width
-	if width <= 0 {
-		width = 200
-	}
+	width := positive.Or(o.Width, 200)
 	th := theme.New("mono", termenv.Ascii, o.ASCII)
 	var b strings.Builder
 	for i := range v.Routers {
@@ -110,10 +109,7 @@ func writeTable(w io.Writer, v *feed.View, o TextOptions) error {
 		if i > 0 {
 			b.WriteByte('\n')
 		}
-		name := r.Name
-		if name == "" {
-			name = r.URL
-		}
+		name := cmp.Or(r.Name, r.URL)
 		fmt.Fprintf(&b, "router    %s  %s  %s  %s\n", name, r.Link, r.State, r.Version)
 		if r.Error != "" {
 			fmt.Fprintf(&b, "error     %s\n", clean(r.Error))

@@ -2,6 +2,7 @@ package workers
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -314,10 +315,7 @@ func (s *Spec) Validate() error {
 	if len(errs) == 0 {
 		return nil
 	}
-	name := s.Name
-	if name == "" {
-		name = "without a name"
-	}
+	name := cmp.Or(s.Name, "without a name")
 	return fmt.Errorf("worker %s: %w", name, oneLine(errors.Join(errs...)))
 }
 

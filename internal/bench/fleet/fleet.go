@@ -4,6 +4,7 @@ package fleet
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -140,9 +141,7 @@ func (t *Target) Describe(ctx context.Context, model string) (*Facts, error) {
 			if kv := w.KVBlocks * w.BlockSizeTokens; kv > 0 && (f.KVTokens == 0 || kv < f.KVTokens) {
 				f.KVTokens = kv
 			}
-			if f.Block == 0 {
-				f.Block = w.BlockSizeTokens
-			}
+			f.Block = cmp.Or(f.Block, w.BlockSizeTokens)
 		}
 	}
 	if f.Decode+f.Aggregated == 0 {

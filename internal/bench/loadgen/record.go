@@ -1,6 +1,7 @@
 package loadgen
 
 import (
+	"cmp"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -162,10 +163,7 @@ func (r *recorder) ended(res *Result, pieces []piece, now time.Duration, o Optio
 	}
 	r.sentCount++
 	r.firstSent, r.lastSent = min(r.firstSent, res.Sent), max(r.lastSent, res.Sent)
-	end := res.End
-	if end == 0 {
-		end = now
-	}
+	end := cmp.Or(res.End, now)
 	full := time.Duration(r.full.Load())
 	if full >= 0 {
 		to := end

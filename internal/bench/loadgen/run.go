@@ -1,12 +1,15 @@
 package loadgen
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"runtime"
 	"sync"
 	"time"
+
+	"github.com/dynctl/dynctl/internal/positive"
 )
 
 // A Request is one request to send. The memory of Body is the caller's to
@@ -74,12 +77,8 @@ func Run(ctx context.Context, o Options, src Source) (*Summary, error) {
 	if err != nil {
 		return nil, err
 	}
-	if o.Path == "" {
-		o.Path = "/v1/completions"
-	}
-	if o.Timeout <= 0 {
-		o.Timeout = 10 * time.Minute
-	}
+	o.Path = cmp.Or(o.Path, "/v1/completions")
+	o.Timeout = positive.Or(o.Timeout, 10*time.Minute)
 	if len(o.Schedule) == 0 && o.Concurrency < 1 {
 		return nil, errors.New("a load needs a concurrency of at least 1 or a schedule")
 	}

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/dynctl/dynctl/internal/positive"
 	"github.com/dynctl/dynctl/internal/router/kvevent"
 	"github.com/dynctl/dynctl/internal/router/kvfeed"
 	"github.com/dynctl/dynctl/internal/router/kvindex"
@@ -87,9 +88,7 @@ type missing struct {
 
 // NewPlayer makes a Player with an empty index.
 func NewPlayer(o PlayerOptions) *Player {
-	if o.MaxRanks <= 0 {
-		o.MaxRanks = kvindex.DefaultMaxRanks
-	}
+	o.MaxRanks = positive.Or(o.MaxRanks, kvindex.DefaultMaxRanks)
 	o.Index.MaxRanks = o.MaxRanks
 	return &Player{o: o, index: kvindex.New(o.Index), ranks: map[string]*playRank{}}
 }

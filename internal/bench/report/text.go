@@ -11,6 +11,7 @@ import (
 	"github.com/dynctl/dynctl/internal/bench/experiment"
 	"github.com/dynctl/dynctl/internal/bench/plan"
 	"github.com/dynctl/dynctl/internal/bench/stats"
+	"github.com/dynctl/dynctl/internal/positive"
 )
 
 // TextOptions shape the terminal's form.
@@ -27,9 +28,7 @@ type TextOptions struct {
 
 // Text writes the result for a terminal, in ASCII.
 func Text(w io.Writer, r *experiment.Result, o TextOptions) error {
-	if o.Width <= 0 {
-		o.Width = 120
-	}
+	o.Width = positive.Or(o.Width, 120)
 	b := &strings.Builder{}
 	head := "RESULT"
 	if !r.Valid {

@@ -89,12 +89,8 @@ const guard = 0.5
 // all points, sized by the correlation that the repeats show. A plain
 // percentile bootstrap over five repeats would be too narrow.
 func Cross(points []Point, o CrossOptions) Crossover {
-	if o.Level == 0 {
-		o.Level = 0.95
-	}
-	if o.Samples == 0 {
-		o.Samples = 2000
-	}
+	o.Level = cmp.Or(o.Level, 0.95)
+	o.Samples = cmp.Or(o.Samples, 2000)
 	var ps []Point
 	for _, p := range points {
 		if clean := finite(p.D); len(clean) > 0 && p.X > 0 {
@@ -226,9 +222,7 @@ func newModel(ps []Point) *model {
 	if poolDF > 0 {
 		pool /= poolDF
 	}
-	if pool == 0 {
-		pool = 1e-12
-	}
+	pool = cmp.Or(pool, 1e-12)
 	for i := range ps {
 		prior := math.Min(priorDF, poolDF)
 		df := prior + m.n[i] - 1

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/dynctl/dynctl/internal/positive"
 	"github.com/dynctl/dynctl/internal/router/trace"
 )
 
@@ -43,12 +44,8 @@ func ReadTrace(path string, stdin io.Reader, o TraceOptions) ([]Item, TraceInfo,
 		return nil, info, err
 	}
 	defer r.Close()
-	if o.Scale <= 0 {
-		o.Scale = 1
-	}
-	if o.Limit <= 0 {
-		o.Limit = DefaultTraceLimit
-	}
+	o.Scale = positive.Or(o.Scale, 1)
+	o.Limit = positive.Or(o.Limit, DefaultTraceLimit)
 	info.Format = string(r.Format())
 	var items []Item
 	var rec trace.Record

@@ -5,6 +5,7 @@ package adminserver
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"crypto/subtle"
@@ -539,9 +540,7 @@ func (s *server) route(q *http.Request) (any, error) {
 	if given != 1 {
 		return nil, bad("", "give exactly one of body, prompt and tokens")
 	}
-	if in.Endpoint == "" {
-		in.Endpoint = "/v1/completions"
-	}
+	in.Endpoint = cmp.Or(in.Endpoint, "/v1/completions")
 	c, err := s.c.Route(q.Context(), in)
 	if err != nil {
 		return nil, err

@@ -6,6 +6,8 @@ import (
 	"math"
 	"net/http"
 	"strconv"
+
+	"github.com/dynctl/dynctl/internal/positive"
 )
 
 // Span is the bytes [Start, End) of a body.
@@ -52,18 +54,10 @@ const (
 )
 
 func (l Limits) withDefaults() Limits {
-	if l.Depth <= 0 {
-		l.Depth = DefaultDepth
-	}
-	if l.Members <= 0 {
-		l.Members = DefaultMembers
-	}
-	if l.Texts <= 0 {
-		l.Texts = DefaultTexts
-	}
-	if l.MaxTokens <= 0 {
-		l.MaxTokens = DefaultMaxTokens
-	}
+	l.Depth = positive.Or(l.Depth, DefaultDepth)
+	l.Members = positive.Or(l.Members, DefaultMembers)
+	l.Texts = positive.Or(l.Texts, DefaultTexts)
+	l.MaxTokens = positive.Or(l.MaxTokens, DefaultMaxTokens)
 	return l
 }
 

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/dynctl/dynctl/internal/positive"
 	"github.com/dynctl/dynctl/internal/router/kvindex"
 )
 
@@ -66,12 +67,8 @@ const maxExpire = 1 << 14
 
 // New makes an empty index.
 func New(o Options) *Index {
-	if o.TTL <= 0 {
-		o.TTL = 2 * time.Minute
-	}
-	if o.MaxBlocks <= 0 {
-		o.MaxBlocks = 4 << 20
-	}
+	o.TTL = positive.Or(o.TTL, 2*time.Minute)
+	o.MaxBlocks = positive.Or(o.MaxBlocks, 4<<20)
 	x := &Index{
 		ttl: o.TTL, max: o.MaxBlocks, starts: map[key]*segment{}, numbers: map[kvindex.Rank]uint64{},
 		idx: kvindex.New(kvindex.Options{MaxRanks: o.MaxRanks, MaxBlocks: int64(o.MaxBlocks)}),

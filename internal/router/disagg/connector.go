@@ -1,6 +1,7 @@
 package disagg
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net"
@@ -305,9 +306,7 @@ func (s sglang) Begin(d Dispatch) (*Transfer, error) {
 			port = api.RawInt(int64(w.Bootstrap.Port))
 		}
 	}
-	if host == "" {
-		host = hostname(w.URL)
-	}
+	host = cmp.Or(host, hostname(w.URL))
 	if host == "" {
 		return nil, fmt.Errorf("sglang: prefill worker %s has no bootstrap address", w.Name)
 	}

@@ -4,6 +4,7 @@
 package eventlog
 
 import (
+	"cmp"
 	"sync"
 	"time"
 )
@@ -65,9 +66,7 @@ func (l *Log) Add(e Event) Event {
 	if e.At.IsZero() {
 		e.At = l.now()
 	}
-	if e.Severity == "" {
-		e.Severity = Info
-	}
+	e.Severity = cmp.Or(e.Severity, Info)
 	l.mu.Lock()
 	e.Seq = l.next
 	l.ring[e.Seq%uint64(len(l.ring))] = e

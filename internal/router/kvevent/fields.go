@@ -1,6 +1,7 @@
 package kvevent
 
 import (
+	"cmp"
 	"encoding/binary"
 	"math"
 	"strings"
@@ -274,9 +275,7 @@ func (d *Decoder) loraID(c *cursor, e *Event) error {
 		if err := d.text(c, &s); err != nil {
 			return err
 		}
-		if e.LoRAName == "" {
-			e.LoRAName = s
-		}
+		e.LoRAName = cmp.Or(e.LoRAName, s)
 		return nil
 	}
 	v, neg, ok := c.integer()

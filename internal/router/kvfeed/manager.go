@@ -41,6 +41,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/dynctl/dynctl/internal/positive"
 	"github.com/dynctl/dynctl/internal/router/kvindex"
 	"github.com/dynctl/dynctl/internal/router/zmtp"
 	"github.com/dynctl/dynctl/internal/workers"
@@ -108,34 +109,21 @@ func (o Options) withDefaults() (Options, error) {
 	if o.BlockSize < 1 {
 		return o, fmt.Errorf("kvfeed: block size %d is below 1", o.BlockSize)
 	}
-	for _, d := range []struct {
-		p   *time.Duration
-		def time.Duration
-	}{
-		{&o.BackoffMin, 100 * time.Millisecond}, {&o.BackoffMax, 5 * time.Second}, {&o.StableAfter, 10 * time.Second},
-		{&o.StaleAfter, 30 * time.Second}, {&o.Heartbeat, 5 * time.Second},
-		{&o.ReplayIdle, 2 * time.Second}, {&o.ReplayTotal, 2 * time.Minute}, {&o.ReplayEvery, time.Second},
-		{&o.VerifyAfter, time.Second}, {&o.VerifyEvery, 30 * time.Second},
-	} {
-		if *d.p <= 0 {
-			*d.p = d.def
-		}
-	}
-	o.BackoffMax = max(o.BackoffMax, o.BackoffMin)
-	for _, n := range []struct {
-		p   *int64
-		def int64
-	}{{&o.ReplayBytes, 4 << 30}, {&o.HoldBytes, 32 << 20}, {&o.HoldTotal, 256 << 20}} {
-		if *n.p <= 0 {
-			*n.p = n.def
-		}
-	}
-	if o.ReplayBatches <= 0 {
-		o.ReplayBatches = 1 << 20
-	}
-	if o.ReplayBurst <= 0 {
-		o.ReplayBurst = 8
-	}
+	o.BackoffMin = positive.Or(o.BackoffMin, 100*time.Millisecond)
+	o.BackoffMax = max(positive.Or(o.BackoffMax, 5*time.Second), o.BackoffMin)
+	o.StableAfter = positive.Or(o.StableAfter, 10*time.Second)
+	o.StaleAfter = positive.Or(o.StaleAfter, 30*time.Second)
+	o.Heartbeat = positive.Or(o.Heartbeat, 5*time.Second)
+	o.ReplayIdle = positive.Or(o.ReplayIdle, 2*time.Second)
+	o.ReplayTotal = positive.Or(o.ReplayTotal, 2*time.Minute)
+	o.ReplayBatches = positive.Or(o.ReplayBatches, 1<<20)
+	o.ReplayBytes = positive.Or(o.ReplayBytes, 4<<30)
+	o.ReplayBurst = positive.Or(o.ReplayBurst, 8)
+	o.ReplayEvery = positive.Or(o.ReplayEvery, time.Second)
+	o.VerifyAfter = positive.Or(o.VerifyAfter, time.Second)
+	o.VerifyEvery = positive.Or(o.VerifyEvery, 30*time.Second)
+	o.HoldBytes = positive.Or(o.HoldBytes, 32<<20)
+	o.HoldTotal = positive.Or(o.HoldTotal, 256<<20)
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}

@@ -1,6 +1,7 @@
 package kvfeed
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -182,9 +183,7 @@ func (r *rank) catchUp(ctx context.Context, attached uint64) {
 	if !r.current(attached) {
 		return
 	}
-	if why == "" {
-		why = "replays do not come to an end"
-	}
+	why = cmp.Or(why, "replays do not come to an end")
 	if _, had := r.stream.Last(); had && !(r.proven && len(r.held) > 0) {
 		// With batches that wait, force says more exactly what is lost.
 		r.startOver("what was missed cannot be fetched: " + why)

@@ -3,6 +3,8 @@ package kvindex
 import (
 	"errors"
 	"math"
+
+	"github.com/dynctl/dynctl/internal/positive"
 )
 
 // Rank is a small dense slot number for a (worker, dp_rank) pair, chosen by the caller and below
@@ -35,17 +37,9 @@ type Options struct {
 }
 
 func (o Options) withDefaults() Options {
-	if o.MaxRanks <= 0 {
-		o.MaxRanks = DefaultMaxRanks
-	}
-	o.MaxRanks = min(o.MaxRanks, maxRanks)
-	if o.MaxBlocks <= 0 {
-		o.MaxBlocks = DefaultMaxBlocks
-	}
-	if o.MaxBytes <= 0 {
-		o.MaxBytes = DefaultMaxBytes
-	}
-	o.MaxBytes = max(o.MaxBytes, minBytes)
+	o.MaxRanks = min(positive.Or(o.MaxRanks, DefaultMaxRanks), maxRanks)
+	o.MaxBlocks = positive.Or(o.MaxBlocks, DefaultMaxBlocks)
+	o.MaxBytes = max(positive.Or(o.MaxBytes, DefaultMaxBytes), minBytes)
 	return o
 }
 

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/dynctl/dynctl/internal/positive"
 	"github.com/dynctl/dynctl/internal/router/blockhash"
 )
 
@@ -54,9 +55,7 @@ func (x *Index) Children(node NodeID, o BrowseOptions) (Browse, error) {
 	if err != nil {
 		return Browse{}, err
 	}
-	if o.Limit <= 0 {
-		o.Limit = browseLimit
-	}
+	o.Limit = positive.Or(o.Limit, browseLimit)
 	o.Limit = min(o.Limit, browseMost)
 	s := x.stripe.Add(1) % stripes
 	v := x.ep.enter(s)

@@ -9,6 +9,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/dynctl/dynctl/internal/positive"
 )
 
 // Options set up a Ring.
@@ -72,12 +74,8 @@ type Stats struct {
 
 // NewRing makes an empty ring.
 func NewRing(o Options) *Ring {
-	if o.Capacity <= 0 {
-		o.Capacity = 4096
-	}
-	if o.Candidates <= 0 {
-		o.Candidates = DefaultCandidates
-	}
+	o.Capacity = positive.Or(o.Capacity, 4096)
+	o.Candidates = positive.Or(o.Candidates, DefaultCandidates)
 	r := &Ring{options: o, epoch: o.Epoch, recent: make([]*entry, o.Capacity), done: make([]*entry, o.Capacity)}
 	for r.epoch == 0 {
 		var b [4]byte
@@ -291,10 +289,7 @@ const maxList = 1000
 // List copies matching receipts, newest decision first. The cursor continues
 // the list and is empty at its end. An unknown Before is an error.
 func (r *Ring) List(q Query) (list []*Receipt, cursor string, err error) {
-	limit := q.Limit
-	if limit <= 0 {
-		limit = 100
-	}
+	limit := positive.Or(q.Limit, 100)
 	limit = min(limit, maxList)
 	from := r.seq.Load()
 	oldest := uint64(1)

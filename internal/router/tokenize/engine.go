@@ -2,6 +2,7 @@ package tokenize
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"errors"
@@ -15,6 +16,7 @@ import (
 
 	"golang.org/x/sync/singleflight"
 
+	"github.com/dynctl/dynctl/internal/positive"
 	"github.com/dynctl/dynctl/internal/router/tokenize/rawjson"
 )
 
@@ -65,18 +67,10 @@ func NewEngine(o EngineOptions) *Engine {
 	if o.Client == nil || o.BaseURL == "" {
 		panic("tokenize: NewEngine needs a client and a base URL")
 	}
-	if o.Path == "" {
-		o.Path = "/tokenize"
-	}
-	if o.Timeout <= 0 {
-		o.Timeout = 2 * time.Second
-	}
-	if o.MaxRequestBytes <= 0 {
-		o.MaxRequestBytes = 32 << 20
-	}
-	if o.MaxResponseBytes <= 0 {
-		o.MaxResponseBytes = 32 << 20
-	}
+	o.Path = cmp.Or(o.Path, "/tokenize")
+	o.Timeout = positive.Or(o.Timeout, 2*time.Second)
+	o.MaxRequestBytes = positive.Or(o.MaxRequestBytes, 32<<20)
+	o.MaxResponseBytes = positive.Or(o.MaxResponseBytes, 32<<20)
 	return &Engine{o: o, url: strings.TrimRight(o.BaseURL, "/") + o.Path, cache: answerCache{max: o.CacheBytes}}
 }
 

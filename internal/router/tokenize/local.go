@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/dynctl/dynctl/internal/positive"
 	"github.com/dynctl/dynctl/internal/router/tokenize/bpe"
 	"github.com/dynctl/dynctl/internal/router/tokenize/jinja"
 )
@@ -43,9 +44,7 @@ func Load(path string, o Options) (*Local, error) {
 	if err != nil {
 		return nil, err
 	}
-	if o.MaxTextBytes <= 0 {
-		o.MaxTextBytes = 16 << 20
-	}
+	o.MaxTextBytes = positive.Or(o.MaxTextBytes, 16<<20)
 	l := &Local{tok: tok, maxText: o.MaxTextBytes, special: &jinja.Dict{}}
 	dir := path
 	if st, err := os.Stat(path); err == nil && !st.IsDir() {

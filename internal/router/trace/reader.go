@@ -3,6 +3,7 @@ package trace
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -14,6 +15,8 @@ import (
 
 	"github.com/klauspost/compress/gzip"
 	"github.com/klauspost/compress/zstd"
+
+	"github.com/dynctl/dynctl/internal/positive"
 )
 
 // Options configure a Reader; the zero value reads any format and stops at the
@@ -123,12 +126,8 @@ func Open(path string, stdin io.Reader, o Options) (*Reader, error) {
 // NewReader reads a trace from in, which is called name in messages. It reads
 // the header and tells the format; a file that is no trace is ErrSchema.
 func NewReader(in io.Reader, name string, o Options) (*Reader, error) {
-	if o.MaxLine <= 0 {
-		o.MaxLine = DefaultMaxLine
-	}
-	if o.Format == "" {
-		o.Format = Auto
-	}
+	o.MaxLine = positive.Or(o.MaxLine, DefaultMaxLine)
+	o.Format = cmp.Or(o.Format, Auto)
 	r := &Reader{name: name, o: o, raw: &counter{r: in}, ranks: map[string]string{}, known: newDescriptions()}
 	plain, done, err := decompress(r.raw)
 	if err != nil {

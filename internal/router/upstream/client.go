@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/dynctl/dynctl/internal/positive"
 	"github.com/dynctl/dynctl/internal/router/quicksock"
 )
 
@@ -34,21 +35,11 @@ type Options struct {
 }
 
 func (o Options) withDefaults() Options {
-	if o.DialTimeout <= 0 {
-		o.DialTimeout = 5 * time.Second
-	}
-	if o.SendTimeout <= 0 {
-		o.SendTimeout = 30 * time.Second
-	}
-	if o.IdleConn <= 0 {
-		o.IdleConn = 4 * time.Second
-	}
-	if o.MaxIdle <= 0 {
-		o.MaxIdle = 1024
-	}
-	if o.MaxHead <= 0 {
-		o.MaxHead = 64 << 10
-	}
+	o.DialTimeout = positive.Or(o.DialTimeout, 5*time.Second)
+	o.SendTimeout = positive.Or(o.SendTimeout, 30*time.Second)
+	o.IdleConn = positive.Or(o.IdleConn, 4*time.Second)
+	o.MaxIdle = positive.Or(o.MaxIdle, 1024)
+	o.MaxHead = positive.Or(o.MaxHead, 64<<10)
 	if o.Dial == nil {
 		d := &net.Dialer{Timeout: o.DialTimeout, KeepAlive: 15 * time.Second}
 		o.Dial = d.DialContext

@@ -1,6 +1,7 @@
 package zmtp
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"time"
@@ -94,56 +95,25 @@ type Options struct {
 }
 
 func (o Options) withDefaults() (Options, error) {
-	ints := []struct {
-		name string
-		p    *int
-		def  int
-	}{
-		{"MaxFrameBytes", &o.Limits.MaxFrameBytes, DefaultMaxFrameBytes},
-		{"MaxMessageBytes", &o.Limits.MaxMessageBytes, DefaultMaxMessageBytes},
-		{"MaxFrames", &o.Limits.MaxFrames, DefaultMaxFrames},
-		{"MaxCommandBytes", &o.Limits.MaxCommandBytes, DefaultMaxCommandBytes},
-		{"MaxSubscriptions", &o.Limits.MaxSubscriptions, DefaultMaxSubscriptions},
-		{"MaxPeers", &o.MaxPeers, DefaultMaxPeers},
-		{"SendQueue", &o.SendQueue, DefaultSendQueue},
-		{"SendQueueBytes", &o.SendQueueBytes, DefaultSendQueueBytes},
+	o.HeartbeatTimeout = cmp.Or(o.HeartbeatTimeout, o.Heartbeat)
+	errs := []error{
+		option("MaxFrameBytes", &o.Limits.MaxFrameBytes, DefaultMaxFrameBytes),
+		option("MaxMessageBytes", &o.Limits.MaxMessageBytes, DefaultMaxMessageBytes),
+		option("MaxFrames", &o.Limits.MaxFrames, DefaultMaxFrames),
+		option("MaxCommandBytes", &o.Limits.MaxCommandBytes, DefaultMaxCommandBytes),
+		option("MaxSubscriptions", &o.Limits.MaxSubscriptions, DefaultMaxSubscriptions),
+		option("MaxPeers", &o.MaxPeers, DefaultMaxPeers),
+		option("SendQueue", &o.SendQueue, DefaultSendQueue),
+		option("SendQueueBytes", &o.SendQueueBytes, DefaultSendQueueBytes),
+		option("DialTimeout", &o.DialTimeout, DefaultDialTimeout),
+		option("HandshakeTimeout", &o.HandshakeTimeout, DefaultHandshakeTimeout),
+		option("WriteTimeout", &o.WriteTimeout, DefaultWriteTimeout),
+		option("Heartbeat", &o.Heartbeat, 0),
+		option("HeartbeatTimeout", &o.HeartbeatTimeout, 0),
+		option("RedialMin", &o.RedialMin, DefaultRedialMin),
+		option("RedialMax", &o.RedialMax, DefaultRedialMax),
 	}
-	var errs []error
-	for _, f := range ints {
-		if *f.p < 0 {
-			errs = append(errs, fmt.Errorf("zmtp: option %s is negative: %d", f.name, *f.p))
-		}
-		if *f.p == 0 {
-			*f.p = f.def
-		}
-	}
-	if o.HeartbeatTimeout == 0 {
-		o.HeartbeatTimeout = o.Heartbeat
-	}
-	durations := []struct {
-		name string
-		p    *time.Duration
-		def  time.Duration
-	}{
-		{"DialTimeout", &o.DialTimeout, DefaultDialTimeout},
-		{"HandshakeTimeout", &o.HandshakeTimeout, DefaultHandshakeTimeout},
-		{"WriteTimeout", &o.WriteTimeout, DefaultWriteTimeout},
-		{"Heartbeat", &o.Heartbeat, 0},
-		{"HeartbeatTimeout", &o.HeartbeatTimeout, 0},
-		{"RedialMin", &o.RedialMin, DefaultRedialMin},
-		{"RedialMax", &o.RedialMax, DefaultRedialMax},
-	}
-	for _, f := range durations {
-		if *f.p < 0 {
-			errs = append(errs, fmt.Errorf("zmtp: option %s is negative: %v", f.name, *f.p))
-		}
-		if *f.p == 0 {
-			*f.p = f.def
-		}
-	}
-	if o.RedialMax < o.RedialMin {
-		o.RedialMax = o.RedialMin
-	}
+	o.RedialMax = max(o.RedialMax, o.RedialMin)
 	if len(o.Identity) > 255 {
 		errs = append(errs, fmt.Errorf("zmtp: identity of %d bytes is longer than 255", len(o.Identity)))
 	}
@@ -151,6 +121,15 @@ func (o Options) withDefaults() (Options, error) {
 		o.Topics = []string{""}
 	}
 	return o, errors.Join(errs...)
+}
+
+// option gives one that was left out its default; below zero it is an error.
+func option[T int | time.Duration](name string, p *T, def T) error {
+	if *p < 0 {
+		return fmt.Errorf("zmtp: option %s is negative: %v", name, *p)
+	}
+	*p = cmp.Or(*p, def)
+	return nil
 }
 
 // roleKind is a socket type of the ZMTP specification, spelled as on the wire.

@@ -1,6 +1,7 @@
 package feed
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"slices"
@@ -205,10 +206,7 @@ func attendWorkers(c *collector, r *Router) {
 		if w.DP > 1 {
 			ranks = fmt.Sprintf("its %d ranks get", w.DP)
 		}
-		because := w.Reason
-		if because == "" {
-			because = "no reason given"
-		}
+		because := cmp.Or(w.Reason, "no reason given")
 		n := len(c.lines)
 		switch {
 		case w.Health == "unhealthy":
@@ -242,10 +240,7 @@ func (b *Builder) attendRanks(c *collector, r *Router) {
 		if k.Status == "DOWN" || k.Status == "EJECT" || k.Status == "ASLEEP" || k.Status == "NEW" || k.Status == "HELD" {
 			continue // told of the worker
 		}
-		because := k.Feed.Reason
-		if because == "" {
-			because = "no reason given"
-		}
+		because := cmp.Or(k.Feed.Reason, "no reason given")
 		switch k.Feed.State {
 		case "stale":
 			c.rank(Warn, CodeFeed, k, "stale: its KV events are cut off (%s); its blocks count as unknown and it is routed by load alone", because)

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/dynctl/dynctl/internal/positive"
 	"github.com/dynctl/dynctl/internal/router/admin"
 )
 
@@ -30,12 +31,8 @@ var errNotRouter = errors.New("the address answers, but not like a dynctl router
 // Poll asks once. Errors are part of the sample.
 func (p *Poller) Poll(ctx context.Context, after uint64) Sample {
 	timeout, decisions := p.Timeout, p.Decisions
-	if timeout <= 0 {
-		timeout = 2 * time.Second
-	}
-	if decisions <= 0 {
-		decisions = 20
-	}
+	timeout = positive.Or(timeout, 2*time.Second)
+	decisions = positive.Or(decisions, 20)
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	began := time.Now()

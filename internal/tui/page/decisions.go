@@ -1,6 +1,7 @@
 package page
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"slices"
@@ -343,10 +344,7 @@ func drawDecisions(c *Ctx, p *widget.Painter, list []feed.Decision, rows []*feed
 		mark(p, i == selected, sev)
 		p.Cell(theme.Dim, d.At.Local().Format(layout), clock)
 		if wide {
-			id := d.Request
-			if id == "" {
-				id = d.ID
-			}
+			id := cmp.Or(d.Request, d.ID)
 			p.Cell(theme.Plain, p.Cut(id, request-1), request)
 		}
 		p.Right(theme.Plain, strconv.Itoa(d.ISL), 6)

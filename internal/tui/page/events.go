@@ -1,6 +1,7 @@
 package page
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"slices"
@@ -177,13 +178,8 @@ func (e *Events) Draw(c *Ctx, p *widget.Painter) {
 		mark(p, i == e.at, sev)
 		p.Cell(theme.Dim, x.At.Local().Format("15:04:05.000"), 13)
 		p.Cell(severityStyle(sev), severityWord(sev), 6)
-		name := x.Rank
-		if name == "" {
-			name = x.Worker
-		}
-		if name == "" {
-			name = "router"
-		}
+		name := cmp.Or(x.Rank, x.Worker)
+		name = cmp.Or(name, "router")
 		p.Cell(theme.Plain, p.Cut(name, who-1), who)
 		p.Cell(theme.Plain, p.Cut(x.Kind, kind-1), kind)
 		p.Put(theme.Plain, p.Cut(strings.TrimPrefix(x.Text, name+": "), p.W-p.X()))

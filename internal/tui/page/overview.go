@@ -1,6 +1,7 @@
 package page
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"strconv"
@@ -171,10 +172,7 @@ func drawFleet(c *Ctx, p *widget.Painter) {
 		}
 		p.Select(i == c.Sel)
 		mark(p, i == c.Sel, sev)
-		title := r.Name
-		if title == "" {
-			title = r.URL
-		}
+		title := cmp.Or(r.Name, r.URL)
 		p.Cell(theme.Plain, title, name)
 		p.Put(theme.Plain, " ")
 		p.Cell(LinkStyle(r.Link), string(r.Link), 6)

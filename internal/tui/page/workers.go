@@ -1,6 +1,7 @@
 package page
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"strconv"
@@ -153,10 +154,7 @@ func (w *Workers) describe(c *Ctx, p *widget.Painter, k *feed.Rank) {
 	}
 	p.Put(theme.Plain, "  ")
 	p.Put(severityStyle(k.Severity), k.Status)
-	because := k.Reason
-	if because == "" {
-		because = k.Feed.Reason
-	}
+	because := cmp.Or(k.Reason, k.Feed.Reason)
 	if because != "" && k.Severity > feed.OK {
 		p.Put(theme.Plain, ": "+because)
 	}

@@ -15,6 +15,7 @@ package discovery
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"errors"
@@ -28,6 +29,7 @@ import (
 
 	"github.com/fsnotify/fsnotify"
 
+	"github.com/dynctl/dynctl/internal/positive"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
@@ -60,15 +62,9 @@ type File struct {
 
 // NewFile prepares a watched file. Nothing is read before Load or Run.
 func NewFile(reg *workers.Registry, opts FileOptions, sink workers.Sink) *File {
-	if opts.Source == "" {
-		opts.Source = "file"
-	}
-	if opts.Poll <= 0 {
-		opts.Poll = 5 * time.Second
-	}
-	if opts.Settle <= 0 {
-		opts.Settle = 50 * time.Millisecond
-	}
+	opts.Source = cmp.Or(opts.Source, "file")
+	opts.Poll = positive.Or(opts.Poll, 5*time.Second)
+	opts.Settle = positive.Or(opts.Settle, 50*time.Millisecond)
 	opts.Path = filepath.Clean(opts.Path)
 	return &File{reg: reg, opts: opts, sink: sink}
 }

@@ -2,6 +2,7 @@ package discovery
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -164,10 +165,7 @@ func (p *parser) worker(n *yaml.Node) (workers.Spec, int) {
 	before := len(p.problems)
 	p.eachKey(n, func(key string, keyLine int, v *yaml.Node) {
 		if err := p.field(&s, key, v); err != nil {
-			at := v.Line
-			if at == 0 {
-				at = keyLine
-			}
+			at := cmp.Or(v.Line, keyLine)
 			p.complain(at, "%s", err)
 		}
 	})

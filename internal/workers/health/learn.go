@@ -2,6 +2,7 @@ package health
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/binary"
 	"encoding/json"
@@ -210,9 +211,7 @@ func (l *learner) models(ctx context.Context) (owner string) {
 			} else if m.MaxModelLen != nil && *m.MaxModelLen > 0 {
 				length = max(length, *m.MaxModelLen)
 			}
-			if owner == "" {
-				owner = m.OwnedBy
-			}
+			owner = cmp.Or(owner, m.OwnedBy)
 		}
 		l.mu.Lock()
 		defer l.mu.Unlock()

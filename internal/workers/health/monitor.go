@@ -20,6 +20,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/dynctl/dynctl/internal/positive"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
@@ -39,24 +40,13 @@ type Options struct {
 }
 
 func (o *Options) defaults() {
-	set := func(d *time.Duration, v time.Duration) {
-		if *d <= 0 {
-			*d = v
-		}
-	}
-	set(&o.Interval, time.Second)
-	set(&o.Timeout, 2*time.Second)
-	set(&o.Scrape, time.Second)
-	set(&o.Relearn, time.Minute)
-	if o.Down <= 0 {
-		o.Down = 2
-	}
-	if o.Up <= 0 {
-		o.Up = 1
-	}
-	if o.Concurrency <= 0 {
-		o.Concurrency = 256
-	}
+	o.Interval = positive.Or(o.Interval, time.Second)
+	o.Timeout = positive.Or(o.Timeout, 2*time.Second)
+	o.Scrape = positive.Or(o.Scrape, time.Second)
+	o.Relearn = positive.Or(o.Relearn, time.Minute)
+	o.Down = positive.Or(o.Down, 2)
+	o.Up = positive.Or(o.Up, 1)
+	o.Concurrency = positive.Or(o.Concurrency, 256)
 }
 
 // Monitor watches every worker of a registry: its probes write the worker's

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/dynctl/dynctl/internal/positive"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
@@ -52,28 +53,17 @@ type OutlierOptions struct {
 }
 
 func (o *OutlierOptions) defaults() {
-	for _, p := range []struct {
-		dst *int
-		v   int
-	}{{&o.Consecutive, 5}, {&o.Connects, 2}, {&o.MinRequests, 20}} {
-		if *p.dst <= 0 {
-			*p.dst = p.v
-		}
-	}
+	o.Consecutive = positive.Or(o.Consecutive, 5)
+	o.Connects = positive.Or(o.Connects, 2)
+	o.MinRequests = positive.Or(o.MinRequests, 20)
 	if o.Share <= 0 || o.Share > 1 {
 		o.Share = 0.5
 	}
-	for _, p := range []struct {
-		dst *time.Duration
-		v   time.Duration
-	}{
-		{&o.Window, 10 * time.Second}, {&o.Penalty, 5 * time.Second}, {&o.MaxPenalty, 5 * time.Minute},
-		{&o.Forget, 5 * time.Minute}, {&o.Trial, 30 * time.Second},
-	} {
-		if *p.dst <= 0 {
-			*p.dst = p.v
-		}
-	}
+	o.Window = positive.Or(o.Window, 10*time.Second)
+	o.Penalty = positive.Or(o.Penalty, 5*time.Second)
+	o.MaxPenalty = positive.Or(o.MaxPenalty, 5*time.Minute)
+	o.Forget = positive.Or(o.Forget, 5*time.Minute)
+	o.Trial = positive.Or(o.Trial, 30*time.Second)
 }
 
 // Outliers ejects workers that answer probes but fail requests. An ejected

@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -77,10 +78,7 @@ func (w *web) serve(h http.Handler, rw http.ResponseWriter, r *http.Request) {
 func (w *web) state(c net.Conn, s http.ConnState) {
 	if c, ok := c.(*conn); ok && w.faults != nil {
 		set, _ := w.faults.Set()
-		limit := time.Duration(set.CloseIdle)
-		if limit == 0 {
-			limit = keepAlive
-		}
+		limit := cmp.Or(time.Duration(set.CloseIdle), keepAlive)
 		c.rest(s == http.StateIdle, limit)
 	}
 	w.mu.Lock()

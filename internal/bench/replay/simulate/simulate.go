@@ -17,6 +17,7 @@ import (
 	"github.com/HdrHistogram/hdrhistogram-go"
 
 	"github.com/dynctl/dynctl/internal/bench/replay/workload"
+	"github.com/dynctl/dynctl/internal/positive"
 	"github.com/dynctl/dynctl/internal/router/api"
 	"github.com/dynctl/dynctl/internal/router/blockhash"
 	"github.com/dynctl/dynctl/internal/router/decide"
@@ -192,12 +193,8 @@ type simRank struct {
 }
 
 func newRun(s Setup) (*run, error) {
-	if s.Speedup <= 0 {
-		s.Speedup = 1
-	}
-	if s.Scrape <= 0 {
-		s.Scrape = time.Second
-	}
+	s.Speedup = positive.Or(s.Speedup, 1)
+	s.Scrape = positive.Or(s.Scrape, time.Second)
 	if len(s.Fleet.Groups) == 0 {
 		return nil, errors.New("simulation without engines")
 	}

@@ -1,6 +1,7 @@
 package bpe
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -11,6 +12,8 @@ import (
 
 	"github.com/tidwall/gjson"
 	"golang.org/x/text/unicode/norm"
+
+	"github.com/dynctl/dynctl/internal/positive"
 )
 
 // Errors a caller branches on.
@@ -35,15 +38,9 @@ type Options struct {
 }
 
 func (o Options) withDefaults() Options {
-	if o.MaxFileBytes <= 0 {
-		o.MaxFileBytes = 64 << 20
-	}
-	if o.WordCacheWords <= 0 {
-		o.WordCacheWords = 1 << 15
-	}
-	if o.ChunkCacheBytes == 0 {
-		o.ChunkCacheBytes = 32 << 20
-	}
+	o.MaxFileBytes = positive.Or(o.MaxFileBytes, 64<<20)
+	o.WordCacheWords = positive.Or(o.WordCacheWords, 1<<15)
+	o.ChunkCacheBytes = cmp.Or(o.ChunkCacheBytes, 32<<20)
 	return o
 }
 

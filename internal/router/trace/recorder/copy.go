@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 
+	"github.com/dynctl/dynctl/internal/positive"
 	"github.com/dynctl/dynctl/internal/router/trace"
 )
 
@@ -23,9 +24,7 @@ type Copy struct {
 // NewCopy makes a Copy with so many bytes that may wait for the disk (0 means
 // DefaultBuffer).
 func NewCopy(buffer int) *Copy {
-	if buffer <= 0 {
-		buffer = DefaultBuffer
-	}
+	buffer = positive.Or(buffer, DefaultBuffer)
 	return &Copy{sub: &Subscription{max: buffer, batch: 1, wake: make(chan struct{}, 1), leave: func() {}}}
 }
 

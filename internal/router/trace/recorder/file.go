@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/dynctl/dynctl/internal/positive"
 	"github.com/dynctl/dynctl/internal/router/trace"
 )
 
@@ -52,9 +53,7 @@ func NewFile(sub *Subscription, o FileOptions) (*File, error) {
 	if o.Path == "" {
 		return nil, errors.New("recording: no file name")
 	}
-	if o.FlushEvery <= 0 {
-		o.FlushEvery = time.Second
-	}
+	o.FlushEvery = positive.Or(o.FlushEvery, time.Second)
 	sub.collect(fileBatch)
 	r := &File{o: o, sub: sub, first: newOpening()}
 	return r, r.open()

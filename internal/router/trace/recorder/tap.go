@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/dynctl/dynctl/internal/positive"
 	"github.com/dynctl/dynctl/internal/router/receipt"
 	"github.com/dynctl/dynctl/internal/router/trace"
 )
@@ -233,9 +234,7 @@ func (t *Tap) opening() []byte {
 // (0 means DefaultBuffer). Its first lines are a header, the settings and workers that
 // decisions referred to, and the ranks.
 func (t *Tap) Subscribe(buffer int) (*Subscription, error) {
-	if buffer <= 0 {
-		buffer = DefaultBuffer
-	}
+	buffer = positive.Or(buffer, DefaultBuffer)
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if len(t.subs) >= maxListeners {

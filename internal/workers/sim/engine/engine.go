@@ -31,6 +31,7 @@ import (
 	"math/rand/v2"
 	"time"
 
+	"github.com/dynctl/dynctl/internal/positive"
 	"github.com/dynctl/dynctl/internal/router/blockhash"
 	"github.com/dynctl/dynctl/internal/workers/sim/cache"
 	"github.com/dynctl/dynctl/internal/workers/sim/timing"
@@ -217,21 +218,13 @@ func New(cfg Config) (*Rank, error) {
 	if cfg.Timing == nil {
 		cfg.Timing = timing.Mocker{}
 	}
-	if cfg.Speed <= 0 {
-		cfg.Speed = 1
-	}
-	if cfg.Lease <= 0 {
-		cfg.Lease = 30 * time.Second
-	}
-	if cfg.KVBytesPerToken <= 0 {
-		cfg.KVBytesPerToken = 131072
-	}
+	cfg.Speed = positive.Or(cfg.Speed, 1)
+	cfg.Lease = positive.Or(cfg.Lease, 30*time.Second)
+	cfg.KVBytesPerToken = positive.Or(cfg.KVBytesPerToken, 131072)
 	if len(cfg.Words) == 0 {
 		cfg.Words = []uint32{3}
 	}
-	if cfg.OSL <= 0 {
-		cfg.OSL = 128
-	}
+	cfg.OSL = positive.Or(cfg.OSL, 128)
 	c, err := cache.New(cache.Config{Blocks: cfg.Blocks, BlockSize: cfg.BlockSize, NameSeed: cfg.NameSeed, Quiet: cfg.Publish == nil, Unique: cfg.Unique})
 	if err != nil {
 		return nil, fmt.Errorf("engine: %w", err)

@@ -1,6 +1,7 @@
 package front
 
 import (
+	"cmp"
 	"encoding/json"
 	"net/http"
 	"strconv"
@@ -203,9 +204,7 @@ func forcedCall(rawTools, rawChoice json.RawMessage) (*forced, *apiError) {
 		case "any":
 		default:
 			want, named = choice.Function.Name, true
-			if want == "" {
-				want = choice.Name
-			}
+			want = cmp.Or(want, choice.Name)
 		}
 	default:
 		return nil, badRequest("tool_choice", "tool_choice must be a string or an object.")

@@ -7,6 +7,7 @@
 package front
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -19,6 +20,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/dynctl/dynctl/internal/positive"
 	"github.com/dynctl/dynctl/internal/router/blockhash"
 	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/sim/fault"
@@ -94,12 +96,8 @@ type Server struct {
 
 // New returns a Server.
 func New(cfg Config) *Server {
-	if cfg.MaxBody <= 0 {
-		cfg.MaxBody = 256 << 20
-	}
-	if cfg.EmbedSize <= 0 {
-		cfg.EmbedSize = 64
-	}
+	cfg.MaxBody = positive.Or(cfg.MaxBody, 256<<20)
+	cfg.EmbedSize = positive.Or(cfg.EmbedSize, 64)
 	s := &Server{cfg: cfg, mux: http.NewServeMux()}
 	s.routes()
 	return s
@@ -232,10 +230,7 @@ func (s *Server) faulty(w http.ResponseWriter, r *http.Request) bool {
 		gone()
 	}
 	if s.cfg.Faults.Hit(set.ErrorRate) {
-		status := set.ErrorStatus
-		if status == 0 {
-			status = http.StatusInternalServerError
-		}
+		status := cmp.Or(set.ErrorStatus, http.StatusInternalServerError)
 		s.fail(w, status, "Internal server error", "InternalServerError", nil)
 		return false
 	}

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/dynctl/dynctl/internal/positive"
 	"github.com/dynctl/dynctl/internal/router/kvevent"
 	"github.com/dynctl/dynctl/internal/router/zmtp"
 	"github.com/dynctl/dynctl/internal/workers/sim/cache"
@@ -64,9 +65,7 @@ type entry struct {
 
 // Open starts the sockets.
 func Open(ctx context.Context, cfg Config) (*Publisher, error) {
-	if cfg.Steps <= 0 {
-		cfg.Steps = 10000
-	}
+	cfg.Steps = positive.Or(cfg.Steps, 10000)
 	if cfg.Faults == nil {
 		cfg.Faults = fault.NewSource(0, fault.Set{})
 	}

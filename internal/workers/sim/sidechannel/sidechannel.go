@@ -25,6 +25,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/dynctl/dynctl/internal/positive"
 	"github.com/dynctl/dynctl/internal/workers/sim/cache"
 	"github.com/dynctl/dynctl/internal/workers/sim/port"
 )
@@ -242,10 +243,7 @@ func (l *Links) connect(ctx context.Context, t Target) (*link, error) {
 	if k != nil {
 		return k, nil
 	}
-	patience := l.Patience
-	if patience <= 0 {
-		patience = 5 * time.Second
-	}
+	patience := positive.Or(l.Patience, 5*time.Second)
 	k = &link{addr: net.JoinHostPort(t.Host, strconv.Itoa(t.Port))}
 	give := time.NewTimer(patience)
 	defer give.Stop()

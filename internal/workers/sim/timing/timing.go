@@ -7,6 +7,7 @@
 package timing
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -71,12 +72,8 @@ func (Mocker) Step(b Batch) time.Duration {
 // Transfer is the time that moving the KV of so many tokens takes.
 func (m Mocker) Transfer(tokens int) time.Duration {
 	bytes, bw := float64(m.KVBytesPerToken), m.Bandwidth
-	if bytes == 0 {
-		bytes = 131072
-	}
-	if bw == 0 {
-		bw = 64e9
-	}
+	bytes = cmp.Or(bytes, 131072)
+	bw = cmp.Or(bw, 64e9)
 	return millis(1000 * float64(tokens) * bytes / bw)
 }
 

@@ -16,6 +16,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/dynctl/dynctl/internal/positive"
 	"github.com/dynctl/dynctl/internal/workers/sim/engine"
 )
 
@@ -306,10 +307,7 @@ func (r *Rank) pull(q engine.PullRequest) {
 	case q.Pull.Bootstrap:
 		deliver(0, errors.New("a virtual world has no bootstrap server"))
 	case w.byID[q.Pull.EngineID] == nil && q.Pull.Port == 0:
-		patience := w.Patience
-		if patience <= 0 {
-			patience = 5 * time.Second
-		}
+		patience := positive.Or(w.Patience, 5*time.Second)
 		deliver(patience, errors.New("nothing answers"))
 	default:
 		deliver(0, nil)
