@@ -38,10 +38,10 @@ var (
 func RawInt(n int64) []byte { return strconv.AppendInt(nil, n, 10) }
 
 // RawString is a string as raw JSON.
-func RawString(s string) []byte { return quote(nil, s) }
+func RawString(s string) []byte { return AppendString(nil, s) }
 
-// quote appends s as a JSON string; invalid UTF-8 becomes U+FFFD.
-func quote(dst []byte, s string) []byte {
+// AppendString appends s as a JSON string; invalid UTF-8 becomes U+FFFD.
+func AppendString(dst []byte, s string) []byte {
 	const hex = "0123456789abcdef"
 	dst = append(dst, '"')
 	for _, r := range s {
@@ -291,7 +291,7 @@ func missing(steps []step, comma bool) []byte {
 			out = append(out, ',')
 		}
 		comma = true
-		out = quote(out, st.head)
+		out = AppendString(out, st.head)
 		out = append(out, ':')
 		out = append(out, value...)
 	}

@@ -4,9 +4,10 @@ import (
 	"cmp"
 	"encoding/json"
 	"net/http"
-	"strconv"
 	"strings"
 	"time"
+
+	"github.com/dynctl/dynctl/internal/router/api"
 )
 
 type chatRequest struct {
@@ -78,40 +79,31 @@ type forced struct {
 }
 
 // chat is POST /v1/chat/completions.
-func (s *Server) chat(w http.ResponseWriter, r *http.Request) {
-	var q chatRequest
-	if err := s.readJSON(r, &q); err != nil {
-		s.refuse(w, err)
-		return
-	}
+func (s *Server) chat(w http.ResponseWriter, r *http.Request, q *chatRequest) *apiError {
 	msgs, err := render(q.Messages)
 	if err != nil {
-		s.refuse(w, err)
-		return
+		return err
 	}
 	call, err := forcedCall(q.Tools, q.ToolChoice)
 	if err != nil {
-		s.refuse(w, err)
-		return
+		return err
 	}
 	if q.TopLogprobs < 0 || q.TopLogprobs > 20 || q.TopLogprobs > 0 && !q.Logprobs {
-		s.refuse(w, badRequest("top_logprobs", "when using `top_logprobs`, `logprobs` must be set to true and top_logprobs be between 0 and 20."))
-		return
+		return badRequest("top_logprobs", "when using `top_logprobs`, `logprobs` must be set to true and top_logprobs be between 0 and 20.")
 	}
 	prompt := s.cfg.Vocab.Chat(nil, compactTools(q.Tools), msgs, q.AddGenerationPrompt == nil || *q.AddGenerationPrompt)
 	j, err := s.check(r, q.sampling, [][]uint32{prompt})
 	if err != nil {
-		s.refuse(w, err)
-		return
+		return err
 	}
 	base := "chatcmpl-" + s.requestID(r)
 	if j.stream {
-		s.streamChat(w, r, base, j, &q, call)
-		return
+		s.streamChat(w, r, base, j, q, call)
+		return nil
 	}
 	all, ok := s.whole(w, r, base, j)
 	if !ok {
-		return
+		return nil
 	}
 	a := chatAnswer{
 		ID: base, Object: "chat.completion", Created: time.Now().Unix(), Model: j.shown,
@@ -138,6 +130,7 @@ func (s *Server) chat(w http.ResponseWriter, r *http.Request) {
 		a.Choices = append(a.Choices, out)
 	}
 	writeJSON(w, http.StatusOK, a)
+	return nil
 }
 
 // text is what a piece of the answer adds to the arguments.
@@ -150,7 +143,7 @@ func (f *forced) text(piece string) string {
 
 // inner is text as it stands inside a JSON string.
 func inner(text string) string {
-	q := appendJSON(nil, text)
+	q := api.AppendString(nil, text)
 	return string(q[1 : len(q)-1])
 }
 
@@ -247,7 +240,7 @@ func arguments(raw json.RawMessage) (before, after string, quiet bool) {
 	var fixed []string
 	for _, k := range schema.Required {
 		p := schema.Properties[k]
-		key := string(appendJSON(nil, k)) + ": "
+		key := string(api.AppendString(nil, k)) + ": "
 		switch {
 		case len(p.Enum) > 0:
 			fixed = append(fixed, key+string(p.Enum[0]))
@@ -286,13 +279,12 @@ func (s *Server) chatLogprobs(tokens []uint32, top int) map[string]any {
 	list := make([]chatLogprob, len(tokens))
 	for i, t := range tokens {
 		text := s.cfg.Vocab.Text(t)
-		b := make([]int, len(text))
-		for k := range len(text) {
-			b[k] = int(text[k])
+		list[i] = chatLogprob{Token: text, Logprob: logprob, Bytes: []int{}}
+		for _, b := range []byte(text) {
+			list[i].Bytes = append(list[i].Bytes, int(b))
 		}
-		list[i] = chatLogprob{Token: text, Logprob: logprob, Bytes: b}
 		if top > 0 {
-			list[i].TopLogprobs = []chatLogprob{{Token: text, Logprob: logprob, Bytes: b}}
+			list[i].TopLogprobs = []chatLogprob{list[i]}
 		}
 	}
 	return map[string]any{"content": list}
@@ -300,7 +292,7 @@ func (s *Server) chatLogprobs(tokens []uint32, top int) map[string]any {
 
 func (s *Server) streamChat(w http.ResponseWriter, r *http.Request, base string, j *job, q *chatRequest, call *forced) {
 	e := newEvents(w)
-	head := `data: {"id":` + string(appendJSON(nil, base)) + `,"object":"chat.completion.chunk","created":` + unix() + `,"model":` + string(appendJSON(nil, j.shown)) + `,"choices":[`
+	head := `data: {"id":` + string(api.AppendString(nil, base)) + `,"object":"chat.completion.chunk","created":` + unix() + `,"model":` + string(api.AppendString(nil, j.shown)) + `,"choices":[`
 	begun := make([]bool, j.n)
 	e.prelude = func() { s.chatRole(e, head, 0, j) }
 	s.streaming(w, r, base, j, e, nil, func(c *choice, d delta) error {
@@ -337,11 +329,9 @@ func (s *Server) streamChat(w http.ResponseWriter, r *http.Request, base string,
 		}
 		e.str(`,"logprobs":`)
 		if q.Logprobs {
-			b, err := json.Marshal(s.chatLogprobs(d.tokens, q.TopLogprobs))
-			if err != nil {
+			if err := e.value(s.chatLogprobs(d.tokens, q.TopLogprobs)); err != nil {
 				return err
 			}
-			e.buf = append(e.buf, b...)
 		} else {
 			e.str("null")
 		}
@@ -375,5 +365,3 @@ func (s *Server) chatRole(e *events, head string, index int, j *job) {
 	}
 	e.str(",\"prompt_text\":null}\n\n")
 }
-
-func appendInt(b []byte, n int64) []byte { return strconv.AppendInt(b, n, 10) }

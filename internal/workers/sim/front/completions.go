@@ -3,8 +3,11 @@ package front
 import (
 	"encoding/json"
 	"net/http"
+	"strconv"
 	"strings"
 	"time"
+
+	"github.com/dynctl/dynctl/internal/router/api"
 )
 
 type completionRequest struct {
@@ -43,16 +46,10 @@ type completionAnswer struct {
 const fingerprint = "vllm-0.32.0-dynctl-sim"
 
 // completions is POST /v1/completions.
-func (s *Server) completions(w http.ResponseWriter, r *http.Request) {
-	var q completionRequest
-	if err := s.readJSON(r, &q); err != nil {
-		s.refuse(w, err)
-		return
-	}
+func (s *Server) completions(w http.ResponseWriter, r *http.Request, q *completionRequest) *apiError {
 	prompts, err := s.promptsOf(q.Prompt)
 	if err != nil {
-		s.refuse(w, err)
-		return
+		return err
 	}
 	if q.MaxTokens == nil { // OpenAI's default for completions
 		n := 16
@@ -62,22 +59,20 @@ func (s *Server) completions(w http.ResponseWriter, r *http.Request) {
 		q.MaxTokens = &n
 	}
 	if q.Logprobs != nil && (*q.Logprobs < 0 || *q.Logprobs > 20) {
-		s.refuse(w, badRequest("logprobs", "Requested sample logprobs of %d, which is greater than max allowed: 20", *q.Logprobs))
-		return
+		return badRequest("logprobs", "Requested sample logprobs of %d, which is greater than max allowed: 20", *q.Logprobs)
 	}
 	j, err := s.check(r, q.sampling, prompts)
 	if err != nil {
-		s.refuse(w, err)
-		return
+		return err
 	}
 	base := "cmpl-" + s.requestID(r)
 	if j.stream {
-		s.streamCompletion(w, r, base, j, &q)
-		return
+		s.streamCompletion(w, r, base, j, q)
+		return nil
 	}
 	all, ok := s.whole(w, r, base, j)
 	if !ok {
-		return
+		return nil
 	}
 	a := completionAnswer{
 		ID: base, Object: "text_completion", Created: time.Now().Unix(), Model: j.shown,
@@ -97,6 +92,7 @@ func (s *Server) completions(w http.ResponseWriter, r *http.Request) {
 		a.Choices = append(a.Choices, out)
 	}
 	writeJSON(w, http.StatusOK, a)
+	return nil
 }
 
 // handBack is the answer's kv_transfer_params.
@@ -136,7 +132,7 @@ func (s *Server) completionLogprobs(tokens []uint32, offset int) completionLogpr
 
 func (s *Server) streamCompletion(w http.ResponseWriter, r *http.Request, base string, j *job, q *completionRequest) {
 	e := newEvents(w)
-	head := `data: {"id":` + string(appendJSON(nil, base)) + `,"object":"text_completion","created":` + unix() + `,"model":` + string(appendJSON(nil, j.shown)) + `,"choices":[`
+	head := `data: {"id":` + string(api.AppendString(nil, base)) + `,"object":"text_completion","created":` + unix() + `,"model":` + string(api.AppendString(nil, j.shown)) + `,"choices":[`
 	offsets := make([]int, len(j.prompts)*j.n)
 	echoed := make([]bool, len(offsets))
 	s.streaming(w, r, base, j, e, nil, func(c *choice, d delta) error {
@@ -151,11 +147,9 @@ func (s *Server) streamCompletion(w http.ResponseWriter, r *http.Request, base s
 		e.json(d.text)
 		e.str(`,"logprobs":`)
 		if q.Logprobs != nil {
-			b, err := json.Marshal(s.completionLogprobs(d.tokens, offsets[c.index]))
-			if err != nil {
+			if err := e.value(s.completionLogprobs(d.tokens, offsets[c.index])); err != nil {
 				return err
 			}
-			e.buf = append(e.buf, b...)
 			offsets[c.index] += len(d.text)
 		} else {
 			e.str("null")
@@ -198,7 +192,7 @@ func (s *Server) tail(e *events, j *job, c *choice, d delta) {
 	e.str("}\n\n")
 }
 
-func unix() string { return string(appendInt(nil, time.Now().Unix())) }
+func unix() string { return strconv.FormatInt(time.Now().Unix(), 10) }
 
 // streaming runs a job and streams it: start once the engine took it, emit
 // for each piece, last for the usage if it was asked for, then [DONE].

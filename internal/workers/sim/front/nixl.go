@@ -3,6 +3,7 @@ package front
 import (
 	"bytes"
 	"encoding/json"
+	"maps"
 	"net/http"
 
 	"github.com/dynctl/dynctl/internal/workers"
@@ -128,11 +129,11 @@ func (p *transferParams) told() map[string]any {
 	if json.Unmarshal(jsonOf(p), &m) != nil {
 		return nil // an object
 	}
-	for k, v := range m {
-		if v == nil {
-			delete(m, k)
-		}
-	}
+	return withoutNulls(m)
+}
+
+func withoutNulls(m map[string]any) map[string]any {
+	maps.DeleteFunc(m, func(_ string, v any) bool { return v == nil })
 	return m
 }
 

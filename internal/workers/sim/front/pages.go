@@ -209,28 +209,20 @@ type tokenizeRequest struct {
 	ReturnTokenStrs     bool            `json:"return_token_strs"`
 }
 
-func (s *Server) tokenize(w http.ResponseWriter, r *http.Request) {
-	var q tokenizeRequest
-	if err := s.readJSON(r, &q); err != nil {
-		s.refuse(w, err)
-		return
-	}
+func (s *Server) tokenize(w http.ResponseWriter, r *http.Request, q *tokenizeRequest) *apiError {
 	if _, _, err := s.model(q.Model); err != nil {
-		s.refuse(w, err)
-		return
+		return err
 	}
 	var ids []uint32
 	if q.Messages != nil {
 		msgs, err := render(q.Messages)
 		if err != nil {
-			s.refuse(w, err)
-			return
+			return err
 		}
 		ids = s.cfg.Vocab.Chat(nil, compactTools(q.Tools), msgs, q.AddGenerationPrompt == nil || *q.AddGenerationPrompt)
 	} else {
 		if q.Prompt == nil {
-			s.refuse(w, badRequest("prompt", "1 validation error:\n  {'type': 'missing', 'loc': 'body.prompt', 'msg': 'Field required'}"))
-			return
+			return badRequest("prompt", "1 validation error:\n  {'type': 'missing', 'loc': 'body.prompt', 'msg': 'Field required'}")
 		}
 		ids = s.cfg.Vocab.Encode(nil, *q.Prompt)
 	}
@@ -249,27 +241,25 @@ func (s *Server) tokenize(w http.ResponseWriter, r *http.Request) {
 		}
 	}
 	writeJSON(w, http.StatusOK, out)
+	return nil
 }
 
-func (s *Server) detokenize(w http.ResponseWriter, r *http.Request) {
-	var q struct {
-		Model  string   `json:"model"`
-		Tokens []uint32 `json:"tokens"`
-	}
-	if err := s.readJSON(r, &q); err != nil {
-		s.refuse(w, err)
-		return
-	}
+type detokenizeRequest struct {
+	Model  string   `json:"model"`
+	Tokens []uint32 `json:"tokens"`
+}
+
+func (s *Server) detokenize(w http.ResponseWriter, r *http.Request, q *detokenizeRequest) *apiError {
 	if _, _, err := s.model(q.Model); err != nil {
-		s.refuse(w, err)
-		return
+		return err
 	}
 	text := vocab.Printable(s.cfg.Vocab.Decode(q.Tokens, false))
 	if s.sglang() {
 		writeJSON(w, http.StatusOK, map[string]string{"text": text})
-		return
+		return nil
 	}
 	writeJSON(w, http.StatusOK, map[string]string{"prompt": text})
+	return nil
 }
 
 func (s *Server) getFaults(w http.ResponseWriter, _ *http.Request) {

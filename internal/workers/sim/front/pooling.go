@@ -68,36 +68,30 @@ func similarity(a, b []uint32) float64 {
 	return (1 + math.Max(-1, math.Min(1, dot))) / 2
 }
 
-func (s *Server) embeddings(w http.ResponseWriter, r *http.Request) {
-	var q struct {
-		Model      string          `json:"model"`
-		Input      json.RawMessage `json:"input"`
-		Encoding   string          `json:"encoding_format"`
-		Dimensions *int            `json:"dimensions"`
-	}
-	if err := s.readJSON(r, &q); err != nil {
-		s.refuse(w, err)
-		return
-	}
+type embeddingRequest struct {
+	Model      string          `json:"model"`
+	Input      json.RawMessage `json:"input"`
+	Encoding   string          `json:"encoding_format"`
+	Dimensions *int            `json:"dimensions"`
+}
+
+func (s *Server) embeddings(w http.ResponseWriter, r *http.Request, q *embeddingRequest) *apiError {
 	size := s.cfg.EmbedSize
 	if q.Dimensions != nil {
 		if size = *q.Dimensions; size < 1 || size > 8192 {
-			s.refuse(w, badRequest("dimensions", "dimensions must be between 1 and 8192, got %d.", size))
-			return
+			return badRequest("dimensions", "dimensions must be between 1 and 8192, got %d.", size)
 		}
 	}
 	if q.Encoding != "" && q.Encoding != "float" && q.Encoding != "base64" {
-		s.refuse(w, badRequest("encoding_format", "encoding_format must be float or base64."))
-		return
+		return badRequest("encoding_format", "encoding_format must be float or base64.")
 	}
 	prompts, err := s.promptsOf(q.Input)
 	if err != nil {
-		s.refuse(w, err)
-		return
+		return err
 	}
 	j, ok := s.pool(w, r, q.Model, prompts)
 	if !ok {
-		return
+		return nil
 	}
 	type item struct {
 		Index     int    `json:"index"`
@@ -117,23 +111,20 @@ func (s *Server) embeddings(w http.ResponseWriter, r *http.Request) {
 		}
 	}
 	writeJSON(w, http.StatusOK, map[string]any{"id": "embd-" + s.id(), "object": "list", "created": time.Now().Unix(), "model": j.shown, "data": items, "usage": poolUsage(j)})
+	return nil
 }
 
-func (s *Server) rerank(w http.ResponseWriter, r *http.Request) {
-	var q struct {
-		Model           string            `json:"model"`
-		Query           string            `json:"query"`
-		Documents       []json.RawMessage `json:"documents"`
-		TopN            int               `json:"top_n"`
-		ReturnDocuments *bool             `json:"return_documents"`
-	}
-	if err := s.readJSON(r, &q); err != nil {
-		s.refuse(w, err)
-		return
-	}
+type rerankRequest struct {
+	Model           string            `json:"model"`
+	Query           string            `json:"query"`
+	Documents       []json.RawMessage `json:"documents"`
+	TopN            int               `json:"top_n"`
+	ReturnDocuments *bool             `json:"return_documents"`
+}
+
+func (s *Server) rerank(w http.ResponseWriter, r *http.Request, q *rerankRequest) *apiError {
 	if q.Query == "" || len(q.Documents) == 0 {
-		s.refuse(w, badRequest("documents", "query and documents must not be empty."))
-		return
+		return badRequest("documents", "query and documents must not be empty.")
 	}
 	type document struct {
 		Text string `json:"text"`
@@ -151,8 +142,7 @@ func (s *Server) rerank(w http.ResponseWriter, r *http.Request) {
 		var d document
 		if json.Unmarshal(raw, &text) != nil {
 			if json.Unmarshal(raw, &d) != nil {
-				s.refuse(w, badRequest("documents", "documents must be strings or objects with a text."))
-				return
+				return badRequest("documents", "documents must be strings or objects with a text.")
 			}
 			text = d.Text
 		}
@@ -162,7 +152,7 @@ func (s *Server) rerank(w http.ResponseWriter, r *http.Request) {
 	}
 	j, ok := s.pool(w, r, q.Model, prompts)
 	if !ok {
-		return
+		return nil
 	}
 	sort.SliceStable(results, func(a, b int) bool { return results[a].Score > results[b].Score })
 	if q.TopN > 0 && q.TopN < len(results) {
@@ -170,29 +160,26 @@ func (s *Server) rerank(w http.ResponseWriter, r *http.Request) {
 	}
 	u := poolUsage(j)
 	writeJSON(w, http.StatusOK, map[string]any{"id": "rerank-" + s.id(), "model": j.shown, "usage": u, "results": results})
+	return nil
 }
 
-func (s *Server) score(w http.ResponseWriter, r *http.Request) {
-	var q struct {
-		Model string          `json:"model"`
-		Text1 json.RawMessage `json:"text_1"`
-		Text2 json.RawMessage `json:"text_2"`
-		// The names since vLLM 0.14.
-		Queries   json.RawMessage `json:"queries"`
-		Documents json.RawMessage `json:"documents"`
-	}
-	if err := s.readJSON(r, &q); err != nil {
-		s.refuse(w, err)
-		return
-	}
+type scoreRequest struct {
+	Model string          `json:"model"`
+	Text1 json.RawMessage `json:"text_1"`
+	Text2 json.RawMessage `json:"text_2"`
+	// The names since vLLM 0.14.
+	Queries   json.RawMessage `json:"queries"`
+	Documents json.RawMessage `json:"documents"`
+}
+
+func (s *Server) score(w http.ResponseWriter, r *http.Request, q *scoreRequest) *apiError {
 	if absent(q.Text1) {
 		q.Text1, q.Text2 = q.Queries, q.Documents
 	}
 	one, ok1 := oneOrMany(q.Text1)
 	two, ok2 := oneOrMany(q.Text2)
 	if !ok1 || !ok2 || len(one) == 0 || len(two) == 0 || len(one) != 1 && len(one) != len(two) {
-		s.refuse(w, badRequest("text_1", "Input lengths must be either 1:1, 1:N or N:N"))
-		return
+		return badRequest("text_1", "Input lengths must be either 1:1, 1:N or N:N")
 	}
 	type item struct {
 		Index  int     `json:"index"`
@@ -212,7 +199,8 @@ func (s *Server) score(w http.ResponseWriter, r *http.Request) {
 	}
 	j, ok := s.pool(w, r, q.Model, prompts)
 	if !ok {
-		return
+		return nil
 	}
 	writeJSON(w, http.StatusOK, map[string]any{"id": "score-" + s.id(), "object": "list", "created": time.Now().Unix(), "model": j.shown, "data": items, "usage": poolUsage(j)})
+	return nil
 }

@@ -2,11 +2,14 @@ package front
 
 import (
 	"encoding/json"
+	"maps"
 	"net/http"
 	"slices"
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/dynctl/dynctl/internal/router/api"
 )
 
 type responsesRequest struct {
@@ -126,12 +129,7 @@ func (s *stored) put(id string, m []chatMessage) {
 }
 
 // responses is POST /v1/responses.
-func (s *Server) responses(w http.ResponseWriter, r *http.Request) {
-	var q responsesRequest
-	if err := s.readJSON(r, &q); err != nil {
-		s.refuse(w, err)
-		return
-	}
+func (s *Server) responses(w http.ResponseWriter, r *http.Request, q *responsesRequest) *apiError {
 	var msgs []chatMessage
 	var items []responseItem
 	var text string
@@ -139,37 +137,32 @@ func (s *Server) responses(w http.ResponseWriter, r *http.Request) {
 	case json.Unmarshal(q.Input, &text) == nil && text != "":
 		msgs = []chatMessage{{Role: "user", Content: q.Input}}
 	case json.Unmarshal(q.Input, &items) != nil:
-		s.refuse(w, badRequest("input", "input must be a string or a list of messages."))
-		return
+		return badRequest("input", "input must be a string or a list of messages.")
 	default:
 		var err *apiError
 		if msgs, err = responseMessages(items); err != nil {
-			s.refuse(w, err)
-			return
+			return err
 		}
 	}
 	if q.Previous != "" {
 		before, ok := s.stored.get(q.Previous)
 		if !ok {
-			s.refuse(w, &apiError{http.StatusNotFound, "Response with id '" + q.Previous + "' not found.", "invalid_request_error", "response_id"})
-			return
+			return &apiError{http.StatusNotFound, "Response with id '" + q.Previous + "' not found.", "invalid_request_error", "response_id"}
 		}
 		msgs = append(slices.Clone(before), msgs...)
 	}
 	history := msgs
 	if q.Instructions != "" {
-		msgs = append([]chatMessage{{Role: "system", Content: appendJSON(nil, q.Instructions)}}, msgs...)
+		msgs = append([]chatMessage{{Role: "system", Content: api.AppendString(nil, q.Instructions)}}, msgs...)
 	}
 	flat, err := render(msgs)
 	if err != nil {
-		s.refuse(w, err)
-		return
+		return err
 	}
 	prompt := s.cfg.Vocab.Chat(nil, compactTools(responseTools(q.Tools)), flat, true)
 	j, err := s.check(r, sampling{Model: q.Model, Stream: q.Stream, MaxTokens: q.MaxOutputTokens, Temperature: q.Temperature, TopP: q.TopP, CacheSalt: q.CacheSalt, IgnoreEOS: q.IgnoreEOS, Stop: q.Stop, KVTransferParams: q.KVTransfer}, [][]uint32{prompt})
 	if err != nil {
-		s.refuse(w, err)
-		return
+		return err
 	}
 	// The id is the client's own or a new one, whatever X-Request-Id says.
 	id := q.RequestID
@@ -180,7 +173,7 @@ func (s *Server) responses(w http.ResponseWriter, r *http.Request) {
 	base := id + "_0"
 	remember := func(c *choice) {
 		if q.Store == nil || *q.Store {
-			s.stored.put(id, append(slices.Clone(history), chatMessage{Role: "assistant", Content: appendJSON(nil, c.text.String())}))
+			s.stored.put(id, append(slices.Clone(history), chatMessage{Role: "assistant", Content: api.AppendString(nil, c.text.String())}))
 		}
 	}
 	item := "msg_" + s.id()
@@ -219,35 +212,22 @@ func (s *Server) responses(w http.ResponseWriter, r *http.Request) {
 			m["kv_transfer_params"] = s.handBack(j, all)
 			writeJSON(w, http.StatusOK, m)
 		}
-		return
+		return nil
 	}
 	e := newEvents(w)
 	n := 0
 	event := func(kind string, fields map[string]any) error {
 		fields["type"], fields["sequence_number"] = kind, n
 		n++
-		b, err := json.Marshal(fields)
-		if err != nil {
-			return err
-		}
-		e.str("event: " + kind + "\ndata: ")
-		e.buf = append(e.buf, b...)
-		e.str("\n\n")
-		return nil
+		return e.event(kind, fields)
 	}
 	e.failed = func(message string) {
 		_ = event("error", map[string]any{"code": "server_error", "message": message, "param": nil}) // plain values marshal
 	}
 	at := map[string]any{"item_id": item, "output_index": 0, "content_index": 0}
 	with := func(extra map[string]any) map[string]any {
-		m := make(map[string]any, len(at)+len(extra)+2)
-		for k, v := range at {
-			m[k] = v
-		}
-		for k, v := range extra {
-			m[k] = v
-		}
-		return m
+		maps.Copy(extra, at)
+		return extra
 	}
 	s.streaming(w, r, base, j, e, func([]*choice) error {
 		if err := event("response.created", map[string]any{"response": body("in_progress", "", nil)}); err != nil {
@@ -289,22 +269,20 @@ func (s *Server) responses(w http.ResponseWriter, r *http.Request) {
 		}
 		return e.send()
 	}, nil)
+	return nil
 }
 
 // messages is POST /v1/messages, Anthropic's API.
-func (s *Server) messages(w http.ResponseWriter, r *http.Request) {
-	q, prompt, call, err := s.anthropic(r)
+func (s *Server) messages(w http.ResponseWriter, r *http.Request, q *anthropicRequest) *apiError {
+	prompt, call, err := s.anthropic(q)
 	if err != nil {
-		s.refuseAnthropic(w, err)
-		return
+		return err
 	}
 	if q.MaxTokens == nil {
-		s.refuseAnthropic(w, badRequest("max_tokens", "max_tokens: Field required"))
-		return
+		return badRequest("max_tokens", "max_tokens: Field required")
 	}
 	if q.Thinking.Type == "enabled" && q.Thinking.Budget >= *q.MaxTokens && !remoteDecode(q.KVTransfer) {
-		s.refuseAnthropic(w, badRequest("thinking", "thinking.budget_tokens must be less than max_tokens"))
-		return
+		return badRequest("thinking", "thinking.budget_tokens must be less than max_tokens")
 	}
 	f := sampling{
 		Model: q.Model, Stream: q.Stream, MaxTokens: q.MaxTokens, Temperature: q.Temperature, TopP: q.TopP, Stop: q.StopSequences, IgnoreEOS: q.IgnoreEOS,
@@ -312,8 +290,7 @@ func (s *Server) messages(w http.ResponseWriter, r *http.Request) {
 	}
 	j, err := s.check(r, f, [][]uint32{prompt})
 	if err != nil {
-		s.refuseAnthropic(w, err)
-		return
+		return err
 	}
 	id := "chatcmpl-" + s.requestID(r)
 	reason := func(c *choice) (any, any) {
@@ -335,7 +312,7 @@ func (s *Server) messages(w http.ResponseWriter, r *http.Request) {
 	if !j.stream {
 		all, ok := s.whole(w, r, id, j)
 		if !ok {
-			return
+			return nil
 		}
 		c := all[0]
 		content := map[string]any{"type": "text", "text": c.text.String()}
@@ -344,27 +321,16 @@ func (s *Server) messages(w http.ResponseWriter, r *http.Request) {
 		}
 		why, word := reason(c)
 		m := map[string]any{"id": id, "type": "message", "role": "assistant", "model": j.shown, "content": []any{content}, "stop_reason": why, "stop_sequence": word, "usage": counts(c), "kv_transfer_params": s.handBack(j, all)}
-		for k, v := range m {
-			if v == nil { // left out, here and in what is below
-				delete(m, k)
-			}
-		}
 		if p, ok := m["kv_transfer_params"].(*transferParams); ok {
 			m["kv_transfer_params"] = p.told()
 		}
-		writeJSON(w, http.StatusOK, m)
-		return
+		writeJSON(w, http.StatusOK, withoutNulls(m))
+		return nil
 	}
 	e := newEvents(w)
 	event := func(kind string, fields map[string]any) {
 		fields["type"] = kind
-		b, err := json.Marshal(fields)
-		if err != nil {
-			return // maps of plain values marshal
-		}
-		e.str("event: " + kind + "\ndata: ")
-		e.buf = append(e.buf, b...)
-		e.str("\n\n")
+		_ = e.event(kind, fields) // maps of plain values marshal
 	}
 	e.failed = func(message string) {
 		event("error", map[string]any{"error": map[string]string{"type": "api_error", "message": message}})
@@ -400,6 +366,7 @@ func (s *Server) messages(w http.ResponseWriter, r *http.Request) {
 		}
 		return e.send()
 	}, nil)
+	return nil
 }
 
 type anthropicRequest struct {
@@ -473,7 +440,7 @@ func anthropicChat(in []anthropicMessage) ([]chatMessage, *apiError) {
 				} else if !absent(b.Content) && json.Unmarshal(b.Content, &text) != nil {
 					return nil, badRequest("messages", "the content of a tool_result must be a string or a list.")
 				}
-				out = append(out, chatMessage{Role: "tool", ToolCallID: b.UseID, Content: appendJSON(nil, text)})
+				out = append(out, chatMessage{Role: "tool", ToolCallID: b.UseID, Content: api.AppendString(nil, text)})
 			default:
 				return nil, badRequest("messages", "At most 0 %s(s) may be provided in one prompt.", b.Type)
 			}
@@ -541,11 +508,7 @@ func remoteDecode(raw json.RawMessage) bool {
 	return json.Unmarshal(raw, &p) == nil && truthy(p["do_remote_decode"])
 }
 
-func (s *Server) anthropic(r *http.Request) (*anthropicRequest, []uint32, *forced, *apiError) {
-	var q anthropicRequest
-	if err := s.readJSON(r, &q); err != nil {
-		return nil, nil, nil, err
-	}
+func (s *Server) anthropic(q *anthropicRequest) ([]uint32, *forced, *apiError) {
 	var blocks []anthropicBlock
 	if json.Unmarshal(q.System, &blocks) == nil {
 		// A client's bill is other in each request and no part of the prompt.
@@ -553,28 +516,28 @@ func (s *Server) anthropic(r *http.Request) (*anthropicRequest, []uint32, *force
 	}
 	system, err := contentText(q.System)
 	if err != nil {
-		return nil, nil, nil, err
+		return nil, nil, err
 	}
 	turns, err := anthropicChat(q.Messages)
 	if err != nil {
-		return nil, nil, nil, err
+		return nil, nil, err
 	}
 	if system != "" {
-		turns = append([]chatMessage{{Role: "system", Content: appendJSON(nil, system)}}, turns...)
+		turns = append([]chatMessage{{Role: "system", Content: api.AppendString(nil, system)}}, turns...)
 	}
 	msgs, err := render(turns)
 	if err != nil {
-		return nil, nil, nil, err
+		return nil, nil, err
 	}
 	tools, err := anthropicTools(q.Tools)
 	if err != nil {
-		return nil, nil, nil, err
+		return nil, nil, err
 	}
 	call, err := forcedCall(q.Tools, q.ToolChoice)
 	if err != nil {
-		return nil, nil, nil, err
+		return nil, nil, err
 	}
-	return &q, s.cfg.Vocab.Chat(nil, compactTools(tools), msgs, true), call, nil
+	return s.cfg.Vocab.Chat(nil, compactTools(tools), msgs, true), call, nil
 }
 
 func (s *Server) refuseAnthropic(w http.ResponseWriter, err *apiError) {
@@ -588,41 +551,38 @@ func (s *Server) refuseAnthropic(w http.ResponseWriter, err *apiError) {
 	writeJSON(w, err.status, map[string]any{"type": "error", "error": map[string]string{"type": kind, "message": err.message}})
 }
 
-func (s *Server) countTokens(w http.ResponseWriter, r *http.Request) {
-	q, prompt, _, err := s.anthropic(r)
-	if err == nil {
-		_, _, err = s.model(q.Model)
-	}
+func (s *Server) countTokens(w http.ResponseWriter, _ *http.Request, q *anthropicRequest) *apiError {
+	prompt, _, err := s.anthropic(q)
 	if err != nil {
-		s.refuseAnthropic(w, err)
-		return
+		return err
+	}
+	if _, _, err = s.model(q.Model); err != nil {
+		return err
 	}
 	writeJSON(w, http.StatusOK, map[string]int{"input_tokens": len(prompt)})
+	return nil
+}
+
+type tokensRequest struct {
+	RequestID      string          `json:"request_id"`
+	TokenIDs       []uint32        `json:"token_ids"`
+	Model          string          `json:"model"`
+	Stream         bool            `json:"stream"`
+	StreamOptions  *streamOptions  `json:"stream_options"`
+	CacheSalt      string          `json:"cache_salt"`
+	KVTransfer     json.RawMessage `json:"kv_transfer_params"`
+	OutputMode     string          `json:"output_mode"`
+	SamplingParams struct {
+		MaxTokens *int            `json:"max_tokens"`
+		MinTokens int             `json:"min_tokens"`
+		IgnoreEOS bool            `json:"ignore_eos"`
+		Stop      json.RawMessage `json:"stop"`
+		N         *int            `json:"n"`
+	} `json:"sampling_params"`
 }
 
 // generateTokens is POST /inference/v1/generate: tokens in, tokens out.
-func (s *Server) generateTokens(w http.ResponseWriter, r *http.Request) {
-	var q struct {
-		RequestID      string          `json:"request_id"`
-		TokenIDs       []uint32        `json:"token_ids"`
-		Model          string          `json:"model"`
-		Stream         bool            `json:"stream"`
-		StreamOptions  *streamOptions  `json:"stream_options"`
-		CacheSalt      string          `json:"cache_salt"`
-		KVTransfer     json.RawMessage `json:"kv_transfer_params"`
-		OutputMode     string          `json:"output_mode"`
-		SamplingParams struct {
-			MaxTokens *int            `json:"max_tokens"`
-			MinTokens int             `json:"min_tokens"`
-			IgnoreEOS bool            `json:"ignore_eos"`
-			Stop      json.RawMessage `json:"stop"`
-			N         *int            `json:"n"`
-		} `json:"sampling_params"`
-	}
-	if err := s.readJSON(r, &q); err != nil {
-		s.refuse(w, err)
-		return
-	}
+func (s *Server) generateTokens(w http.ResponseWriter, r *http.Request, q *tokensRequest) *apiError {
 	p := q.SamplingParams
 	if p.MaxTokens == nil {
 		n := 16
@@ -630,8 +590,7 @@ func (s *Server) generateTokens(w http.ResponseWriter, r *http.Request) {
 	}
 	j, err := s.check(r, sampling{Model: q.Model, Stream: q.Stream, StreamOptions: q.StreamOptions, MaxTokens: p.MaxTokens, MinTokens: p.MinTokens, IgnoreEOS: p.IgnoreEOS, Stop: p.Stop, N: p.N, CacheSalt: q.CacheSalt, KVTransferParams: q.KVTransfer}, [][]uint32{q.TokenIDs})
 	if err != nil {
-		s.refuse(w, err)
-		return
+		return err
 	}
 	base := q.RequestID
 	if base == "" {
@@ -658,28 +617,25 @@ func (s *Server) generateTokens(w http.ResponseWriter, r *http.Request) {
 	if j.stream {
 		e := newEvents(w)
 		s.streaming(w, r, base, j, e, nil, func(c *choice, d delta) error {
-			b, err := json.Marshal(map[string]any{"request_id": base, "choices": []outChoice{shape(c, d.tokens, d.text)}})
-			if err != nil {
+			if err := e.event("", map[string]any{"request_id": base, "choices": []outChoice{shape(c, d.tokens, d.text)}}); err != nil {
 				return err
 			}
-			e.str("data: ")
-			e.buf = append(e.buf, b...)
-			e.str("\n\n")
 			return e.send()
 		}, func(u usage) {
-			e.str(`data: {"request_id":` + string(appendJSON(nil, base)) + `,"choices":[],"usage":`)
+			e.str(`data: {"request_id":` + string(api.AppendString(nil, base)) + `,"choices":[],"usage":`)
 			e.usage(u)
 			e.str("}\n\n")
 		})
-		return
+		return nil
 	}
 	all, ok := s.whole(w, r, base, j)
 	if !ok {
-		return
+		return nil
 	}
 	var choices []outChoice
 	for _, c := range all {
 		choices = append(choices, shape(c, c.tokens, c.text.String()))
 	}
 	writeJSON(w, http.StatusOK, map[string]any{"request_id": base, "model": j.shown, "created": time.Now().Unix(), "choices": choices, "usage": usageOf(j, all), "prompt_logprobs": nil, "kv_transfer_params": s.handBack(j, all)})
+	return nil
 }

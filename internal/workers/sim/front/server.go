@@ -15,6 +15,7 @@ import (
 	"io"
 	"math"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -107,19 +108,19 @@ func (s *Server) sglang() bool { return s.cfg.Dialect == workers.SGLang }
 
 func (s *Server) routes() {
 	both := map[string]http.HandlerFunc{
-		"POST /v1/chat/completions":      s.chat,
-		"POST /v1/completions":           s.completions,
-		"POST /v1/embeddings":            s.embeddings,
-		"POST /rerank":                   s.rerank,
-		"POST /v1/rerank":                s.rerank,
-		"POST /v2/rerank":                s.rerank,
-		"POST /score":                    s.score,
-		"POST /v1/score":                 s.score,
-		"POST /v1/responses":             s.responses,
-		"POST /v1/messages":              s.messages,
-		"POST /v1/messages/count_tokens": s.countTokens,
-		"POST /tokenize":                 s.tokenize,
-		"POST /detokenize":               s.detokenize,
+		"POST /v1/chat/completions":      reads(s, s.deny, s.chat),
+		"POST /v1/completions":           reads(s, s.deny, s.completions),
+		"POST /v1/embeddings":            reads(s, s.deny, s.embeddings),
+		"POST /rerank":                   reads(s, s.deny, s.rerank),
+		"POST /v1/rerank":                reads(s, s.deny, s.rerank),
+		"POST /v2/rerank":                reads(s, s.deny, s.rerank),
+		"POST /score":                    reads(s, s.deny, s.score),
+		"POST /v1/score":                 reads(s, s.deny, s.score),
+		"POST /v1/responses":             reads(s, s.deny, s.responses),
+		"POST /v1/messages":              reads(s, s.refuseAnthropic, s.messages),
+		"POST /v1/messages/count_tokens": reads(s, s.refuseAnthropic, s.countTokens),
+		"POST /tokenize":                 reads(s, s.deny, s.tokenize),
+		"POST /detokenize":               reads(s, s.deny, s.detokenize),
 		"GET /v1/models":                 s.models,
 		"GET /v1/models/{id...}":         s.modelCard,
 		"GET /health":                    s.health,
@@ -134,7 +135,7 @@ func (s *Server) routes() {
 		"POST /sim/v1/exit":              s.exit,
 	}
 	vllm := map[string]http.HandlerFunc{
-		"POST /inference/v1/generate": s.generateTokens,
+		"POST /inference/v1/generate": reads(s, s.deny, s.generateTokens),
 		"GET /load":                   s.load,
 		"GET /kv_event_sources":       s.eventSources,
 		"GET /is_sleeping":            s.isSleeping,
@@ -143,7 +144,7 @@ func (s *Server) routes() {
 		"POST /reset_prefix_cache":    s.resetCache,
 	}
 	sglang := map[string]http.HandlerFunc{
-		"POST /generate":       s.sglGenerate,
+		"POST /generate":       reads(s, s.deny, s.sglGenerate),
 		"GET /server_info":     s.sglServerInfo,
 		"GET /get_server_info": s.sglServerInfo,
 		"GET /model_info":      s.sglModelInfo,
@@ -153,8 +154,8 @@ func (s *Server) routes() {
 		"GET /get_load":        s.sglGetLoad,
 		"POST /flush_cache":    s.sglFlush,
 		"GET /flush_cache":     s.sglFlush,
-		"POST /v1/tokenize":    s.tokenize,
-		"POST /v1/detokenize":  s.detokenize,
+		"POST /v1/tokenize":    reads(s, s.deny, s.tokenize),
+		"POST /v1/detokenize":  reads(s, s.deny, s.detokenize),
 	}
 	add := func(m map[string]http.HandlerFunc) {
 		for pattern, h := range m {
@@ -284,11 +285,29 @@ func (s *Server) refuse(w http.ResponseWriter, err error) {
 	var a *apiError
 	switch {
 	case errors.As(err, &a):
-		s.fail(w, a.status, a.message, a.kind, a.param)
+		s.deny(w, a)
 	case errors.Is(err, ErrDead):
 		s.fail(w, http.StatusInternalServerError, ErrDead.Error(), "InternalServerError", nil)
 	default:
 		s.fail(w, http.StatusInternalServerError, "Internal server error", "InternalServerError", nil)
+	}
+}
+
+func (s *Server) deny(w http.ResponseWriter, a *apiError) {
+	s.fail(w, a.status, a.message, a.kind, a.param)
+}
+
+// reads is a handler of requests with JSON bodies. What h returns is refused.
+func reads[Q any](s *Server, refuse func(http.ResponseWriter, *apiError), h func(http.ResponseWriter, *http.Request, *Q) *apiError) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		var q Q
+		err := s.readJSON(r, &q)
+		if err == nil {
+			err = h(w, r, &q)
+		}
+		if err != nil {
+			refuse(w, err)
+		}
 	}
 }
 
@@ -398,20 +417,15 @@ func (s *Server) model(name string) (shown, lora string, err *apiError) {
 	if name == "" {
 		return s.cfg.Models[0], "", nil
 	}
-	for _, m := range s.cfg.Models {
-		if m == name {
-			return name, "", nil
-		}
-	}
-	for _, m := range s.cfg.LoRAs {
-		if m == name {
-			return name, name, nil
-		}
-	}
-	if s.sglang() { // does not check
+	switch {
+	case slices.Contains(s.cfg.Models, name):
+		return name, "", nil
+	case slices.Contains(s.cfg.LoRAs, name):
+		return name, name, nil
+	case s.sglang(): // does not check
 		return name, "", nil
 	}
-	return "", "", &apiError{http.StatusNotFound, fmt.Sprintf("The model `%s` does not exist. Valid aliases: %s.", name, strings.Join(append(append([]string(nil), s.cfg.Models...), s.cfg.LoRAs...), ", ")), "NotFoundError", "model"}
+	return "", "", &apiError{http.StatusNotFound, fmt.Sprintf("The model `%s` does not exist. Valid aliases: %s.", name, strings.Join(slices.Concat(s.cfg.Models, s.cfg.LoRAs), ", ")), "NotFoundError", "model"}
 }
 
 // mergeDead returns the request's context, ended also by the death of the engine.

@@ -41,6 +41,12 @@ type sglAnswer struct {
 	Meta      sglMeta  `json:"meta_info"`
 }
 
+// sglListed is the answer to one of several prompts in a stream.
+type sglListed struct {
+	Index int `json:"index"`
+	sglAnswer
+}
+
 func (s *Server) sglAnswer(base string, c *choice, text string) sglAnswer {
 	a := sglAnswer{Text: text, OutputIDs: c.tokens, Meta: sglMeta{ID: base, PromptTokens: len(c.prompt), WeightVersion: "default", CompletionTokens: len(c.tokens), CachedTokens: c.cached, DPRank: c.rank}}
 	switch c.finish {
@@ -58,20 +64,14 @@ func (s *Server) sglAnswer(base string, c *choice, text string) sglAnswer {
 }
 
 // sglGenerate is POST /generate, SGLang's own API.
-func (s *Server) sglGenerate(w http.ResponseWriter, r *http.Request) {
-	var q sglRequest
-	if err := s.readJSON(r, &q); err != nil {
-		s.refuse(w, err)
-		return
-	}
+func (s *Server) sglGenerate(w http.ResponseWriter, r *http.Request, q *sglRequest) *apiError {
 	raw := q.InputIDs
 	if absent(raw) {
 		raw = q.Text
 	}
 	prompts, err := s.promptsOf(raw)
 	if err != nil {
-		s.refuse(w, err)
-		return
+		return err
 	}
 	f := q.sampling
 	f.MaxTokens, f.MinTokens, f.IgnoreEOS = q.SamplingParams.MaxNewTokens, q.SamplingParams.MinNewTokens, q.SamplingParams.IgnoreEOS
@@ -85,8 +85,7 @@ func (s *Server) sglGenerate(w http.ResponseWriter, r *http.Request) {
 	}
 	j, err := s.check(r, f, prompts)
 	if err != nil {
-		s.refuse(w, err)
-		return
+		return err
 	}
 	base := q.RID
 	if base == "" {
@@ -96,23 +95,20 @@ func (s *Server) sglGenerate(w http.ResponseWriter, r *http.Request) {
 	if j.stream {
 		e := newEvents(w)
 		s.streaming(w, r, base, j, e, nil, func(c *choice, _ delta) error {
-			b, err := json.Marshal(s.sglAnswer(base, c, c.text.String()))
-			if err != nil {
+			var a any = s.sglAnswer(base, c, c.text.String())
+			if list {
+				a = sglListed{c.index, a.(sglAnswer)}
+			}
+			if err := e.event("", a); err != nil {
 				return err
 			}
-			if list {
-				b = append([]byte(`{"index":`+strconv.Itoa(c.index)+`,`), b[1:]...)
-			}
-			e.str("data: ")
-			e.buf = append(e.buf, b...)
-			e.str("\n\n")
 			return e.send()
 		}, func(usage) {})
-		return
+		return nil
 	}
 	all, ok := s.whole(w, r, base, j)
 	if !ok {
-		return
+		return nil
 	}
 	var out []sglAnswer
 	for _, c := range all {
@@ -120,9 +116,10 @@ func (s *Server) sglGenerate(w http.ResponseWriter, r *http.Request) {
 	}
 	if list {
 		writeJSON(w, http.StatusOK, out)
-		return
+		return nil
 	}
 	writeJSON(w, http.StatusOK, out[0])
+	return nil
 }
 
 func (s *Server) sglServerInfo(w http.ResponseWriter, r *http.Request) {

@@ -2,10 +2,12 @@ package front
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"net/http"
 	"strconv"
-	"unicode/utf8"
+
+	"github.com/dynctl/dynctl/internal/router/api"
 )
 
 // events writes a stream of server-sent events, one flush a write.
@@ -40,8 +42,26 @@ func (e *events) send() error {
 }
 
 func (e *events) str(s string)  { e.buf = append(e.buf, s...) }
-func (e *events) json(s string) { e.buf = appendJSON(e.buf, s) }
+func (e *events) json(s string) { e.buf = api.AppendString(e.buf, s) }
 func (e *events) num(n int)     { e.buf = strconv.AppendInt(e.buf, int64(n), 10) }
+
+// value appends the JSON of v.
+func (e *events) value(v any) error {
+	b, err := json.Marshal(v)
+	e.buf = append(e.buf, b...)
+	return err
+}
+
+// event appends an event with the JSON of v; it may have no kind.
+func (e *events) event(kind string, v any) error {
+	if kind != "" {
+		e.str("event: " + kind + "\n")
+	}
+	e.str("data: ")
+	err := e.value(v)
+	e.str("\n\n")
+	return err
+}
 
 func (e *events) ids(ids []uint32) {
 	e.buf = append(e.buf, '[')
@@ -95,42 +115,4 @@ func (e *events) failure(r *http.Request, err error) {
 	e.json(message)
 	e.str(`, "type": "InternalServerError", "param": null, "code": 500}}` + "\n\ndata: [DONE]\n\n")
 	_ = e.send() // the client may be gone
-}
-
-const hex = "0123456789abcdef"
-
-// appendJSON appends s as a JSON string.
-func appendJSON(b []byte, s string) []byte {
-	b = append(b, '"')
-	start := 0
-	for i := 0; i < len(s); {
-		c := s[i]
-		if c >= utf8.RuneSelf {
-			r, n := utf8.DecodeRuneInString(s[i:])
-			if r == utf8.RuneError && n == 1 {
-				b = append(append(b, s[start:i]...), `\ufffd`...)
-				start = i + 1
-			}
-			i += n
-			continue
-		}
-		if c >= 0x20 && c != '"' && c != '\\' {
-			i++
-			continue
-		}
-		b = append(b, s[start:i]...)
-		switch c {
-		case '"', '\\':
-			b = append(b, '\\', c)
-		case '\n':
-			b = append(b, '\\', 'n')
-		case '\t':
-			b = append(b, '\\', 't')
-		default:
-			b = append(b, '\\', 'u', '0', '0', hex[c>>4], hex[c&15])
-		}
-		i++
-		start = i
-	}
-	return append(append(b, s[start:]...), '"')
 }
