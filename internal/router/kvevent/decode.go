@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"math"
+
+	"github.com/dynctl/dynctl/internal/positive"
 )
 
 // ErrPayload marks a payload that is not a batch of events: broken msgpack, or
@@ -36,17 +38,13 @@ type Limits struct {
 }
 
 func (l Limits) withDefaults() Limits {
-	set := func(p *int, def int) {
-		if *p <= 0 {
-			*p = def
-		}
+	return Limits{
+		Payload: positive.Or(l.Payload, 32<<20),
+		Events:  positive.Or(l.Events, 1<<16),
+		Blocks:  positive.Or(l.Blocks, 1<<18),
+		Tokens:  positive.Or(l.Tokens, 1<<22),
+		Text:    positive.Or(l.Text, 1<<10),
 	}
-	set(&l.Payload, 32<<20)
-	set(&l.Events, 1<<16)
-	set(&l.Blocks, 1<<18)
-	set(&l.Tokens, 1<<22)
-	set(&l.Text, 1<<10)
-	return l
 }
 
 // Decoder decodes payloads. The zero value has the default limits. It is for one

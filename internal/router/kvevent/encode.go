@@ -3,7 +3,8 @@ package kvevent
 import (
 	"encoding/binary"
 	"fmt"
-	"math"
+
+	"github.com/tinylib/msgp/msgp"
 )
 
 // Form is the shape in which an engine writes its batches.
@@ -23,17 +24,12 @@ const (
 	SGLangMap
 )
 
+var formNames = [...]string{VLLMMap: "vllm-map", VLLMArray: "vllm-array", SGLangArray: "sglang-array", SGLangMap: "sglang-map"}
+
 // String names the form.
 func (f Form) String() string {
-	switch f {
-	case VLLMMap:
-		return "vllm-map"
-	case VLLMArray:
-		return "vllm-array"
-	case SGLangArray:
-		return "sglang-array"
-	case SGLangMap:
-		return "sglang-map"
+	if int(f) < len(formNames) {
+		return formNames[f]
 	}
 	return "unknown"
 }
@@ -92,72 +88,20 @@ type writer struct {
 	enc Encoding
 }
 
-func (w *writer) null() { w.p = append(w.p, 0xc0) }
+func (w *writer) null()           { w.p = msgp.AppendNil(w.p) }
+func (w *writer) float(v float64) { w.p = msgp.AppendFloat64(w.p, v) }
+func (w *writer) uint(v uint64)   { w.p = msgp.AppendUint64(w.p, v) }
+func (w *writer) array(n int)     { w.p = msgp.AppendArrayHeader(w.p, uint32(n)) }
+func (w *writer) mapOf(n int)     { w.p = msgp.AppendMapHeader(w.p, uint32(n)) }
+func (w *writer) str(s string)    { w.p = msgp.AppendString(w.p, s) }
 
-func (w *writer) float(v float64) {
-	w.p = binary.BigEndian.AppendUint64(append(w.p, 0xcb), math.Float64bits(v))
-}
-
-func (w *writer) uint(v uint64) {
-	switch {
-	case v <= 0x7f:
-		w.p = append(w.p, byte(v))
-	case v <= math.MaxUint8:
-		w.p = append(w.p, 0xcc, byte(v))
-	case v <= math.MaxUint16:
-		w.p = append(w.p, 0xcd, byte(v>>8), byte(v))
-	case v <= math.MaxUint32:
-		w.p = binary.BigEndian.AppendUint32(append(w.p, 0xce), uint32(v))
-	default:
-		w.p = binary.BigEndian.AppendUint64(append(w.p, 0xcf), v)
-	}
-}
-
+// int writes what is not negative as unsigned, as Python's encoders do.
 func (w *writer) int(v int64) {
-	switch {
-	case v >= 0:
+	if v >= 0 {
 		w.uint(uint64(v))
-	case v >= -32:
-		w.p = append(w.p, byte(v))
-	case v >= math.MinInt8:
-		w.p = append(w.p, 0xd0, byte(v))
-	case v >= math.MinInt16:
-		w.p = append(w.p, 0xd1, byte(v>>8), byte(v))
-	case v >= math.MinInt32:
-		w.p = binary.BigEndian.AppendUint32(append(w.p, 0xd2), uint32(v))
-	default:
-		w.p = binary.BigEndian.AppendUint64(append(w.p, 0xd3), uint64(v))
+		return
 	}
-}
-
-// sized writes the header of a container: fix+n up to 15 elements, else the
-// 16-bit type or the 32-bit type after it.
-func (w *writer) sized(fix, wide byte, n int) {
-	switch {
-	case n <= 15:
-		w.p = append(w.p, fix|byte(n))
-	case n <= math.MaxUint16:
-		w.p = append(w.p, wide, byte(n>>8), byte(n))
-	default:
-		w.p = binary.BigEndian.AppendUint32(append(w.p, wide+1), uint32(n))
-	}
-}
-
-func (w *writer) array(n int) { w.sized(0x90, 0xdc, n) }
-func (w *writer) mapOf(n int) { w.sized(0x80, 0xde, n) }
-
-func (w *writer) str(s string) {
-	switch n := len(s); {
-	case n <= 31:
-		w.p = append(w.p, 0xa0|byte(n))
-	case n <= math.MaxUint8:
-		w.p = append(w.p, 0xd9, byte(n))
-	case n <= math.MaxUint16:
-		w.p = append(w.p, 0xda, byte(n>>8), byte(n))
-	default:
-		w.p = binary.BigEndian.AppendUint32(append(w.p, 0xdb), uint32(n))
-	}
-	w.p = append(w.p, s...)
+	w.p = msgp.AppendInt64(w.p, v)
 }
 
 func (w *writer) strOrNull(s string) {
@@ -210,14 +154,6 @@ func (w *writer) tokens(e *Event) {
 	}
 }
 
-func (w *writer) loraID(e *Event) {
-	if !e.HasLoRAID {
-		w.null()
-		return
-	}
-	w.int(e.LoRAID)
-}
-
 // mediumName is the engine's spelling of the tier.
 func mediumName(e *Event, sglang bool) string {
 	switch {
@@ -249,15 +185,7 @@ func cacheKindName(e *Event) string {
 	return e.CacheKind.String()
 }
 
-func localityName(l Locality) string {
-	switch l {
-	case Local:
-		return "LOCAL"
-	case Remote:
-		return "REMOTE"
-	}
-	return ""
-}
+var localityNames = [...]string{LocalityAbsent: "", Local: "LOCAL", Remote: "REMOTE"}
 
 // extraKeys writes one entry per block: LoRA name, item, salt.
 func (w *writer) extraKeys(e *Event) {
@@ -300,15 +228,14 @@ func (w *writer) arrayEvent(e *Event, sglang bool) {
 	switch e.Kind {
 	case Stored:
 	case Cleared:
-		n := 1
-		if medium != "" {
-			n = 2
+		if medium == "" {
+			w.array(1)
+			w.str(tag)
+			return
 		}
-		w.array(n)
+		w.array(2)
 		w.str(tag)
-		if n == 2 {
-			w.str(medium)
-		}
+		w.str(medium)
 		return
 	default: // of blocks that were told before
 		n := 3
@@ -344,7 +271,7 @@ func (w *writer) arrayEvent(e *Event, sglang bool) {
 	w.parent(e)
 	w.tokens(e)
 	w.int(int64(e.BlockSize))
-	w.loraID(e)
+	w.intOrNull(e.HasLoRAID, e.LoRAID)
 	w.strOrNull(medium)
 	if sglang {
 		if n == 8 {
@@ -359,7 +286,7 @@ func (w *writer) arrayEvent(e *Event, sglang bool) {
 		w.extraKeys(e)
 	}
 	if n > 9 {
-		w.intOrNull(e.Group >= 0, e.Group)
+		w.intOrNull(e.Group >= 0, int64(e.Group))
 	}
 	if n > 10 {
 		w.strOrNull(cacheKindName(e))
@@ -369,12 +296,12 @@ func (w *writer) arrayEvent(e *Event, sglang bool) {
 	}
 }
 
-func (w *writer) intOrNull(has bool, v int32) {
+func (w *writer) intOrNull(has bool, v int64) {
 	if !has {
 		w.null()
 		return
 	}
-	w.int(int64(v))
+	w.int(v)
 }
 
 // mapEvent writes the fields in the engines' order. Fields with a default are
@@ -405,7 +332,7 @@ func (w *writer) mapEvent(e *Event, sglang bool) {
 		key("block_size")
 		w.int(int64(e.BlockSize))
 		key("lora_id")
-		w.loraID(e)
+		w.intOrNull(e.HasLoRAID, e.LoRAID)
 		key("medium")
 		w.str(mediumName(e, sglang))
 		if sglang {
@@ -435,7 +362,7 @@ func (w *writer) mapEvent(e *Event, sglang bool) {
 				w.int(int64(e.SlidingWindow))
 			}
 		}
-		text("locality", localityName(e.Locality))
+		text("locality", localityNames[e.Locality])
 		text("ownership", e.Ownership)
 	}
 	if e.Kind == Stored {

@@ -314,18 +314,26 @@ func (d *Decoder) saltMap(c *cursor, e *Event) error {
 // text reads a str or null; null is the empty string.
 func (d *Decoder) text(c *cursor, dst *string) error {
 	*dst = ""
+	s, err := d.short(c)
+	if len(s) > 0 {
+		*dst = d.intern(s)
+	}
+	return err
+}
+
+// short reads a str of limited length; null is none.
+func (d *Decoder) short(c *cursor) ([]byte, error) {
 	if c.null() {
-		return nil
+		return nil, nil
 	}
 	s, ok := c.str()
-	if !ok {
-		return errType
+	switch {
+	case !ok:
+		return nil, errType
+	case len(s) > d.lim.Text:
+		return nil, errText
 	}
-	if len(s) > d.lim.Text {
-		return errText
-	}
-	*dst = d.intern(s)
-	return nil
+	return s, nil
 }
 
 // intern returns s as a string, from the table if it is there. A new string
@@ -340,15 +348,9 @@ func (d *Decoder) intern(s []byte) string {
 
 func (d *Decoder) session(c *cursor, e *Event) error {
 	e.SessionID = nil
-	if c.null() {
-		return nil
-	}
-	s, ok := c.str()
-	if !ok {
-		return errType
-	}
-	if len(s) > d.lim.Text {
-		return errText
+	s, err := d.short(c)
+	if s == nil {
+		return err
 	}
 	e.SessionID = d.b.text.take(len(s))
 	copy(e.SessionID, s)
@@ -371,12 +373,9 @@ func mediumOf(name string) Medium {
 
 func (d *Decoder) cacheKind(c *cursor, e *Event) error {
 	e.CacheKind, e.CacheName = CacheAbsent, ""
-	if c.null() {
-		return nil
-	}
-	s, ok := c.str()
-	if !ok {
-		return errType
+	s, err := d.short(c)
+	if err != nil {
+		return err
 	}
 	switch string(s) {
 	case "":
@@ -389,9 +388,6 @@ func (d *Decoder) cacheKind(c *cursor, e *Event) error {
 	case "chunked_local_attention":
 		e.CacheKind = ChunkedLocal
 	default:
-		if len(s) > d.lim.Text {
-			return errText
-		}
 		e.CacheKind, e.CacheName = OtherCache, d.intern(s)
 	}
 	return nil
