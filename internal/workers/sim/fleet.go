@@ -12,7 +12,9 @@ package sim
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -188,142 +190,101 @@ func ParseFleet(text string) (Fleet, error) {
 	return f, errors.Join(errs...)
 }
 
-// keys are the options of ParseFleet, for messages.
-const keys = "aliases, auto_restart, block, bootstrap_wait, connector, dial, dp, engine, events, fixed_names, hash, kv_blocks, lease, loras, max_batched_tokens, max_model_len, max_seqs, model, noise, osl, patience, policy, port, profile, replay, seed, speed, steps, store, tls, topic, weights, and the faults close_idle, delay, die_rate, end_rate, error_rate, hang_rate, late_rate, drop_events, reorder_events, corrupt_events, lose_events, drop_replay, slow"
+// options are those of ParseFleet: each reads its value into the group.
+func (g *Group) options() map[string]func(value string) error {
+	f := &g.Faults
+	return map[string]func(string) error{
+		"engine":             oneOf(&g.Engine, map[string]workers.Engine{"vllm": workers.VLLM, "sglang": workers.SGLang}),
+		"connector":          oneOf(&g.Connector, connectors()),
+		"model":              into(&g.Model, word),
+		"aliases":            into(&g.Aliases, words),
+		"loras":              into(&g.LoRAs, words),
+		"dp":                 into(&g.DP, strconv.Atoi),
+		"block":              into(&g.BlockSize, strconv.Atoi),
+		"kv_blocks":          into(&g.Blocks, strconv.Atoi),
+		"max_model_len":      into(&g.MaxModelLen, strconv.Atoi),
+		"max_seqs":           into(&g.MaxSeqs, strconv.Atoi),
+		"max_batched_tokens": into(&g.MaxBatchedTokens, strconv.Atoi),
+		"profile":            into(&g.Profile, word),
+		"noise":              into(&g.Noise, float),
+		"speed":              into(&g.Speed, float),
+		"seed":               into(&g.Seed, natural),
+		"weights":            into(&g.Weights, natural),
+		"osl":                into(&g.OSL, strconv.Atoi),
+		"fixed_names":        into(&g.FixedNames, strconv.ParseBool),
+		"events":             oneOf(&g.Events, map[string]EventForm{"map": EventsMap, "array": EventsArray, "off": EventsOff}),
+		"hash":               oneOf(&g.BinHash, map[string]bool{"int": false, "bin": true}),
+		"replay":             oneOf(&g.NoReplay, map[string]bool{"on": false, "off": true}),
+		"steps":              into(&g.Steps, strconv.Atoi),
+		"topic":              into(&g.Topic, word),
+		"dial":               into(&g.Dial, words),
+		"policy":             oneOf(&g.Recompute, map[string]bool{"fail": false, "recompute": true}),
+		"lease":              into(&g.Lease, time.ParseDuration),
+		"patience":           into(&g.Patience, time.ParseDuration),
+		"bootstrap_wait":     into(&g.BootstrapWait, time.ParseDuration),
+		"store":              into(&g.Store, word),
+		"tls":                oneOf(&g.TLS, map[string]bool{"on": true, "off": false}),
+		"auto_restart":       into(&g.AutoRestart, time.ParseDuration),
+		"port":               into(&g.BasePort, strconv.Atoi),
+		"delay":              into((*time.Duration)(&f.Delay), time.ParseDuration),
+		"error_rate":         into(&f.ErrorRate, float),
+		"hang_rate":          into(&f.HangRate, float),
+		"die_rate":           into(&f.DieRate, float),
+		"close_idle":         into((*time.Duration)(&f.CloseIdle), time.ParseDuration),
+		"late_rate":          into(&f.LateRate, float),
+		"end_rate":           into(&f.EndRate, float),
+		"drop_events":        into(&f.DropEvents, float),
+		"reorder_events":     into(&f.ReorderEvents, float),
+		"corrupt_events":     into(&f.CorruptEvents, float),
+		"lose_events":        into(&f.LoseEvents, float),
+		"drop_replay":        into(&f.DropReplay, float),
+		"slow":               into(&f.Slow, float),
+	}
+}
+
+func word(s string) (string, error)    { return s, nil }
+func words(s string) ([]string, error) { return strings.Split(s, "|"), nil }
+func float(s string) (float64, error)  { return strconv.ParseFloat(s, 64) }
+func natural(s string) (uint64, error) { return strconv.ParseUint(s, 10, 64) }
+
+func connectors() map[string]workers.Connector {
+	all := map[string]workers.Connector{"none": workers.ConnectorNone}
+	for _, c := range workers.Connectors() {
+		all[string(c)] = c
+	}
+	return all
+}
+
+// into is an option whose value is parsed.
+func into[T any](dst *T, parse func(string) (T, error)) func(string) error {
+	return func(value string) error {
+		v, err := parse(value)
+		if err == nil {
+			*dst = v
+		}
+		return err
+	}
+}
+
+// oneOf is an option with few values.
+func oneOf[T any](dst *T, values map[string]T) func(string) error {
+	return func(value string) error {
+		v, ok := values[value]
+		if !ok {
+			return fmt.Errorf("%q is not one of %s", value, strings.Join(slices.Sorted(maps.Keys(values)), ", "))
+		}
+		*dst = v
+		return nil
+	}
+}
 
 func (g *Group) set(key, value string) error {
-	var err error
-	number := func(dst *int) {
-		var n int
-		if n, err = strconv.Atoi(value); err == nil {
-			*dst = n
-		}
+	options := g.options()
+	set, ok := options[key]
+	if !ok {
+		return fmt.Errorf("unknown option (known: %s)", strings.Join(slices.Sorted(maps.Keys(options)), ", "))
 	}
-	float := func(dst *float64) { *dst, err = strconv.ParseFloat(value, 64) }
-	big := func(dst *uint64) { *dst, err = strconv.ParseUint(value, 10, 64) }
-	duration := func(dst *time.Duration) { *dst, err = time.ParseDuration(value) }
-	oneOf := func(allowed ...string) {
-		for _, a := range allowed {
-			if a == value {
-				return
-			}
-		}
-		err = fmt.Errorf("%q is not one of %s", value, strings.Join(allowed, ", "))
-	}
-	switch key {
-	case "engine":
-		oneOf("vllm", "sglang")
-		g.Engine = workers.Engine(value)
-	case "connector":
-		if value == "none" {
-			g.Connector = workers.ConnectorNone
-			break
-		}
-		known := []string{"none"}
-		for _, c := range workers.Connectors() {
-			known = append(known, string(c))
-		}
-		oneOf(known...)
-		g.Connector = workers.Connector(value)
-	case "model":
-		g.Model = value
-	case "aliases":
-		g.Aliases = strings.Split(value, "|")
-	case "loras":
-		g.LoRAs = strings.Split(value, "|")
-	case "dp":
-		number(&g.DP)
-	case "block":
-		number(&g.BlockSize)
-	case "kv_blocks":
-		number(&g.Blocks)
-	case "max_model_len":
-		number(&g.MaxModelLen)
-	case "max_seqs":
-		number(&g.MaxSeqs)
-	case "max_batched_tokens":
-		number(&g.MaxBatchedTokens)
-	case "profile":
-		g.Profile = value
-	case "noise":
-		float(&g.Noise)
-	case "speed":
-		float(&g.Speed)
-	case "seed":
-		big(&g.Seed)
-	case "weights":
-		big(&g.Weights)
-	case "osl":
-		number(&g.OSL)
-	case "fixed_names":
-		g.FixedNames, err = strconv.ParseBool(value)
-	case "events":
-		oneOf("map", "array", "off")
-		g.Events = EventForm(value)
-	case "hash":
-		oneOf("int", "bin")
-		g.BinHash = value == "bin"
-	case "replay":
-		oneOf("on", "off")
-		g.NoReplay = value == "off"
-	case "steps":
-		number(&g.Steps)
-	case "topic":
-		g.Topic = value
-	case "dial":
-		g.Dial = strings.Split(value, "|")
-	case "policy":
-		oneOf("fail", "recompute")
-		g.Recompute = value == "recompute"
-	case "lease":
-		duration(&g.Lease)
-	case "patience":
-		duration(&g.Patience)
-	case "bootstrap_wait":
-		duration(&g.BootstrapWait)
-	case "store":
-		g.Store = value
-	case "tls":
-		oneOf("on", "off")
-		g.TLS = value == "on"
-	case "auto_restart":
-		duration(&g.AutoRestart)
-	case "port":
-		number(&g.BasePort)
-	case "delay":
-		var d time.Duration
-		duration(&d)
-		g.Faults.Delay = fault.Duration(d)
-	case "error_rate":
-		float(&g.Faults.ErrorRate)
-	case "hang_rate":
-		float(&g.Faults.HangRate)
-	case "die_rate":
-		float(&g.Faults.DieRate)
-	case "close_idle":
-		var d time.Duration
-		duration(&d)
-		g.Faults.CloseIdle = fault.Duration(d)
-	case "late_rate":
-		float(&g.Faults.LateRate)
-	case "end_rate":
-		float(&g.Faults.EndRate)
-	case "drop_events":
-		float(&g.Faults.DropEvents)
-	case "reorder_events":
-		float(&g.Faults.ReorderEvents)
-	case "corrupt_events":
-		float(&g.Faults.CorruptEvents)
-	case "lose_events":
-		float(&g.Faults.LoseEvents)
-	case "drop_replay":
-		float(&g.Faults.DropReplay)
-	case "slow":
-		float(&g.Faults.Slow)
-	default:
-		return fmt.Errorf("unknown option (known: %s)", keys)
-	}
-	return err
+	return set(value)
 }
 
 // Validate reports everything that is wrong with the group.

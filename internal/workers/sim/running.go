@@ -81,8 +81,7 @@ func Start(ctx context.Context, f Fleet) (*Running, error) {
 				return nil, errors.Join(fmt.Errorf("simulated engine %s: %w", e.name, err), r.Close())
 			}
 			e.proc = p
-			e.wg.Add(1)
-			go e.supervise()
+			e.wg.Go(e.supervise)
 			r.engines = append(r.engines, e)
 		}
 	}
@@ -103,11 +102,7 @@ func newPorts(g Group, http int) ports {
 func (r *Running) Close() error {
 	var wg sync.WaitGroup
 	for _, e := range r.engines {
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
-			e.close()
-		}()
+		wg.Go(e.close)
 	}
 	wg.Wait()
 	r.client.CloseIdleConnections()
@@ -122,10 +117,8 @@ func (r *Running) Engine(i int) *Engine { return r.engines[i] }
 
 // Named is the engine with a name, nil if there is none.
 func (r *Running) Named(name string) *Engine {
-	for _, e := range r.engines {
-		if e.name == name {
-			return e
-		}
+	if i := slices.IndexFunc(r.engines, func(e *Engine) bool { return e.name == name }); i >= 0 {
+		return r.engines[i]
 	}
 	return nil
 }
@@ -439,7 +432,6 @@ func (e *Engine) post(c call) {
 
 // supervise ends and restarts processes on behalf of those who cannot wait.
 func (e *Engine) supervise() {
-	defer e.wg.Done()
 	for {
 		var c call
 		select {

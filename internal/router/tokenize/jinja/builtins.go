@@ -2,6 +2,7 @@ package jinja
 
 import (
 	"math"
+	"slices"
 	"strings"
 	"unicode"
 )
@@ -24,11 +25,7 @@ func (a args) only(what string, n int, names ...string) {
 		fail("%s: too many arguments", what)
 	}
 	for k := range a.kw {
-		known := false
-		for _, x := range names {
-			known = known || x == k
-		}
-		if !known {
+		if !slices.Contains(names, k) {
 			fail("%s: argument %s is not implemented", what, k)
 		}
 	}
@@ -168,21 +165,14 @@ func split(s string, sep any, limit int64, right bool) *List {
 		s = s[:i]
 	}
 	tail = append(tail, s)
-	for i, j := 0, len(tail)-1; i < j; i, j = i+1, j-1 {
-		tail[i], tail[j] = tail[j], tail[i]
-	}
+	slices.Reverse(tail)
 	return strList(tail)
 }
 
 // affix is str.startswith and str.endswith, which also take a tuple.
 func affix(s string, v any, has func(s, p string) bool) bool {
 	if l, ok := v.(*List); ok && l.tuple {
-		for _, p := range l.Items {
-			if has(s, wantStr("startswith", p)) {
-				return true
-			}
-		}
-		return false
+		return slices.ContainsFunc(l.Items, func(p any) bool { return has(s, wantStr("startswith", p)) })
 	}
 	return has(s, wantStr("startswith", v))
 }

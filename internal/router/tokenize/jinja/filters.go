@@ -2,6 +2,7 @@ package jinja
 
 import (
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -21,21 +22,9 @@ var testFuncs = map[string]func(r *run, v any, a args) bool{
 		_, ok := number(v)
 		return ok || isInt(v)
 	},
-	"mapping": func(_ *run, v any, _ args) bool { _, ok := v.(*Dict); return ok },
-	"iterable": func(_ *run, v any, _ args) bool {
-		switch v.(type) {
-		case string, *List, *Dict, undefined:
-			return true
-		}
-		return false
-	},
-	"sequence": func(_ *run, v any, _ args) bool {
-		switch v.(type) {
-		case string, *List, *Dict, undefined:
-			return true
-		}
-		return false
-	},
+	"mapping":  func(_ *run, v any, _ args) bool { _, ok := v.(*Dict); return ok },
+	"iterable": isSequence,
+	"sequence": isSequence,
 	"callable": func(_ *run, v any, _ args) bool { _, ok := v.(*callable); return ok },
 	"odd":      func(_ *run, v any, _ args) bool { return wantInt("odd", v)&1 == 1 },
 	"even":     func(_ *run, v any, _ args) bool { return wantInt("even", v)&1 == 0 },
@@ -51,6 +40,14 @@ var testFuncs = map[string]func(r *run, v any, a args) bool{
 	"divisibleby": func(_ *run, v any, a args) bool {
 		return intArith("%", wantInt("divisibleby", v), wantInt("divisibleby", a.get(0, "", nil))) == int64(0)
 	},
+}
+
+func isSequence(_ *run, v any, _ args) bool {
+	switch v.(type) {
+	case string, *List, *Dict, undefined:
+		return true
+	}
+	return false
 }
 
 func isInt(v any) bool {
@@ -94,16 +91,9 @@ var filterFuncs = map[string]func(r *run, v any, a args) any{
 			fail("dictsort: %s is not a dict", typeName(v))
 		}
 		l := dictItems(d)
-		order := make([]int, len(l.Items))
-		for i := range order {
-			order[i] = i
-		}
-		sortInts(order, func(a, b int) bool { return strings.ToLower(d.Keys[a]) < strings.ToLower(d.Keys[b]) })
-		out := &List{}
-		for _, i := range order {
-			out.Items = append(out.Items, l.Items[i])
-		}
-		return out
+		key := func(item any) string { return strings.ToLower(item.(*List).Items[0].(string)) }
+		slices.SortStableFunc(l.Items, func(a, b any) int { return strings.Compare(key(a), key(b)) })
+		return l
 	},
 	"first": func(r *run, v any, _ args) any {
 		if l := r.items(v); len(l) > 0 {
@@ -126,11 +116,8 @@ var filterFuncs = map[string]func(r *run, v any, a args) any{
 		return r.joinList(str(a.get(0, "d", "")), items)
 	},
 	"reverse": func(r *run, v any, _ args) any {
-		items := r.items(v)
-		out := make([]any, len(items))
-		for i, x := range items {
-			out[len(items)-1-i] = x
-		}
+		out := slices.Clone(r.items(v))
+		slices.Reverse(out)
 		if _, ok := v.(string); ok {
 			return r.joinList("", out)
 		}

@@ -2,6 +2,7 @@ package jinja
 
 import (
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 	"unicode"
@@ -50,16 +51,11 @@ func NewDict(kv ...any) *Dict {
 }
 
 func (d *Dict) find(k string) int {
-	if d.index != nil {
-		if i, ok := d.index[k]; ok {
-			return i
-		}
-		return -1
+	if d.index == nil {
+		return slices.Index(d.Keys, k)
 	}
-	for i, x := range d.Keys {
-		if x == k {
-			return i
-		}
+	if i, ok := d.index[k]; ok {
+		return i
 	}
 	return -1
 }
@@ -171,10 +167,8 @@ func parseNumber(s string) (any, error) {
 		}
 		return bigInt(s), nil
 	}
-	for _, c := range digits {
-		if !strings.ContainsRune("0123456789.eE+-", c) {
-			return nil, rawjson.ErrSyntax
-		}
+	if strings.Trim(digits, "0123456789.eE+-") != "" {
+		return nil, rawjson.ErrSyntax
 	}
 	f, err := strconv.ParseFloat(s, 64)
 	if err != nil && !math.IsInf(f, 0) {
@@ -425,15 +419,7 @@ func equal(a, b any) bool {
 		return ok
 	case *List:
 		l, ok := b.(*List)
-		if !ok || len(l.Items) != len(a.Items) || l.tuple != a.tuple {
-			return false
-		}
-		for i := range a.Items {
-			if !equal(a.Items[i], l.Items[i]) {
-				return false
-			}
-		}
-		return true
+		return ok && l.tuple == a.tuple && slices.EqualFunc(a.Items, l.Items, equal)
 	case *Dict:
 		d, ok := b.(*Dict)
 		if !ok || len(d.Keys) != len(a.Keys) {
