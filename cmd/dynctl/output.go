@@ -59,6 +59,16 @@ func writeData(w io.Writer, format string, v any) error {
 	}
 }
 
+// writeLines writes each thing as JSON on a line of its own.
+func writeLines[T any](w io.Writer, items []T) error {
+	for _, item := range items {
+		if err := writeData(w, "jsonl", item); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // listFormats are the formats of a command that lists things.
 var listFormats = []string{"table", "json", "jsonl", "csv", "markdown", "yaml"}
 
@@ -84,12 +94,7 @@ func (l *listing) write(out io.Writer, format string) error {
 	case "json", "yaml":
 		return writeData(out, format, l.whole)
 	case "jsonl":
-		for _, item := range l.items {
-			if err := writeData(out, format, item); err != nil {
-				return err
-			}
-		}
-		return nil
+		return writeLines(out, l.items)
 	}
 	return table.Write(out, format, l.head, l.rows)
 }

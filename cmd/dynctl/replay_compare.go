@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -52,12 +53,7 @@ func (c *compareFlags) add(cmd *cobra.Command) {
 
 // asked reports whether a simulation is wanted.
 func (c *compareFlags) asked(cmd *cobra.Command) bool {
-	for _, name := range []string{"policy", "routing-threshold", "kv-blocks", "fleet", "arrival-speedup"} {
-		if cmd.Flags().Changed(name) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc([]string{"policy", "routing-threshold", "kv-blocks", "fleet", "arrival-speedup"}, cmd.Flags().Changed)
 }
 
 // simulatedDefaults are options of simulated engines that fit long prompts.
@@ -231,12 +227,7 @@ func (f *replayFlags) simulate(cmd *cobra.Command, files *traceFiles, changes []
 	case "json", "yaml":
 		return writeData(cmd.OutOrStdout(), f.output, results)
 	case "jsonl":
-		for _, r := range results {
-			if err := writeData(cmd.OutOrStdout(), "jsonl", r); err != nil {
-				return err
-			}
-		}
-		return nil
+		return writeLines(cmd.OutOrStdout(), results)
 	}
 	return simulate.WriteTable(cmd.OutOrStdout(), f.output, results)
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"strconv"
 	"strings"
@@ -93,9 +94,7 @@ func (x *exchange) hold(a *heldAnswer) { x.live.Update(func(*receipt.Receipt) { 
 func (x *exchange) sendHeld() {
 	a := x.held
 	h := x.w.Header()
-	for k, v := range a.header {
-		h[k] = v
-	}
+	maps.Copy(h, a.header)
 	h.Set("Content-Length", strconv.Itoa(len(a.body)))
 	x.status = a.status
 	x.w.WriteHeader(a.status)

@@ -3,6 +3,7 @@ package workers
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -65,12 +66,8 @@ type Learned struct {
 // merge lays what n tells over l.
 func (l Learned) merge(n Learned) Learned {
 	from := make(map[Field]string, len(l.From)+len(n.From))
-	for k, v := range l.From {
-		from[k] = v
-	}
-	for k, v := range n.From {
-		from[k] = v
-	}
+	maps.Copy(from, l.From)
+	maps.Copy(from, n.From)
 	keep(&n.Engine, l.Engine)
 	keep(&n.Version, l.Version)
 	keep(&n.Role, l.Role)

@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"math"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -200,15 +201,7 @@ func (w *Worker) ChatDiffers(other *Worker) bool {
 // Serves reports whether the worker answers to a model name. A worker that has
 // not told its models yet serves nothing by name, but everything for "".
 func (w *Worker) Serves(model string) bool {
-	if model == "" {
-		return true
-	}
-	for _, m := range w.Models {
-		if m == model {
-			return true
-		}
-	}
-	return false
+	return model == "" || slices.Contains(w.Models, model)
 }
 
 // Rank is the pair (worker, data-parallel rank): the unit of index, load and

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/url"
 	"strconv"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -47,9 +48,7 @@ func parseEndpoint(base string) (*endpoint, error) {
 	if u.Scheme == "https" {
 		e.tls = &tls.Config{ServerName: u.Hostname(), NextProtos: []string{"http/1.1"}}
 	}
-	for len(e.prefix) > 0 && e.prefix[len(e.prefix)-1] == '/' {
-		e.prefix = e.prefix[:len(e.prefix)-1]
-	}
+	e.prefix = strings.TrimRight(e.prefix, "/")
 	return e, nil
 }
 

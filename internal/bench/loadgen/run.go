@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
+	"strconv"
 	"sync"
 	"time"
 
@@ -143,11 +145,8 @@ func (g *generator) add(c *conn) bool {
 func (g *generator) drop(c *conn) {
 	g.mu.Lock()
 	delete(g.conns, c)
-	for i, k := range g.idle {
-		if k == c {
-			g.idle = append(g.idle[:i], g.idle[i+1:]...)
-			break
-		}
+	if i := slices.Index(g.idle, c); i >= 0 {
+		g.idle = slices.Delete(g.idle, i, i+1)
 	}
 	g.mu.Unlock()
 	c.Close()
@@ -184,7 +183,7 @@ func (g *generator) wire(q *Request) {
 	}
 	b = append(b, q.Header...)
 	b = append(b, "Content-Length: "...)
-	b = appendInt(b, len(q.Body))
+	b = strconv.AppendInt(b, int64(len(q.Body)), 10)
 	b = append(b, "\r\n\r\n"...)
 	q.wire = append(b, q.Body...)
 }

@@ -307,20 +307,17 @@ func stagesSVG(g *experiment.GroupResult) string {
 // heatSVG shows the log ratio by length and load, with the crossings.
 func heatSVG(r *experiment.Result, cached float64) string {
 	gs := loads(r, cached)
-	lengths := map[int]bool{}
+	var xs []int
 	for _, g := range gs {
 		for i := range g.Points {
-			lengths[g.Points[i].EffISL] = true
+			xs = append(xs, g.Points[i].EffISL)
 		}
-	}
-	var xs []int
-	for v := range lengths {
-		xs = append(xs, v)
 	}
 	if len(xs) == 0 {
 		return ""
 	}
 	slices.Sort(xs)
+	xs = slices.Compact(xs)
 	h := 60 + 36*float64(len(gs))
 	s := newSVG(760, h, "Who wins by length and load")
 	w := 600 / float64(len(xs))
@@ -332,10 +329,7 @@ func heatSVG(r *experiment.Result, cached float64) string {
 			if p.LogRatio.Value == nil {
 				continue
 			}
-			k := 0
-			for xs[k] != p.EffISL {
-				k++
-			}
+			k := slices.Index(xs, p.EffISL)
 			v := *p.LogRatio.Value
 			s.rect(130+w*float64(k), y, w-2, 34, heat(v), fmt.Sprintf("eff_isl %d, %s: remote %+.0f%%", p.EffISL, g.Group, math.Expm1(-v)*100))
 			if w > 34 {

@@ -1,8 +1,9 @@
 package api
 
 import (
+	"maps"
 	"net/http"
-	"sort"
+	"slices"
 	"strings"
 )
 
@@ -129,12 +130,7 @@ var endpoints = func() map[string]*Endpoint {
 
 // Endpoints lists the paths of the data plane, sorted by path.
 func Endpoints() []*Endpoint {
-	out := make([]*Endpoint, 0, len(endpoints))
-	for _, e := range endpoints {
-		out = append(out, e)
-	}
-	sort.Slice(out, func(i, j int) bool { return out[i].Path < out[j].Path })
-	return out
+	return slices.SortedFunc(maps.Values(endpoints), func(a, b *Endpoint) int { return strings.Compare(a.Path, b.Path) })
 }
 
 // Lookup finds the endpoint of a request. The error is an [*Error]: 404 that
@@ -145,19 +141,13 @@ func Lookup(method, path string) (*Endpoint, error) {
 		e = lookupPrefix(path)
 	}
 	if e == nil {
-		names := make([]string, 0, len(endpoints))
-		for _, e := range Endpoints() {
-			names = append(names, e.Path)
-		}
 		return nil, &Error{
 			Status: http.StatusNotFound, Code: CodeUnknownPath,
-			Message: "no such path: " + clip(path, 128) + "; this router answers " + strings.Join(names, ", "),
+			Message: "no such path: " + clip(path, 128) + "; this router answers " + strings.Join(slices.Sorted(maps.Keys(endpoints)), ", "),
 		}
 	}
-	for _, m := range e.Methods {
-		if m == method {
-			return e, nil
-		}
+	if slices.Contains(e.Methods, method) {
+		return e, nil
 	}
 	return nil, &Error{
 		Status: http.StatusMethodNotAllowed, Code: CodeMethodNotAllowed,

@@ -287,12 +287,7 @@ func question(v *api.View, list []*workers.Worker) (func(context.Context, tokeni
 
 // anyFed reports whether a worker of the list tells KV events.
 func anyFed(list []*workers.Worker) bool {
-	for _, w := range list {
-		if len(w.Events) > 0 {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(list, func(w *workers.Worker) bool { return len(w.Events) > 0 })
 }
 
 func (t *Stage) degrade(m *modelTokens, model, why string) {

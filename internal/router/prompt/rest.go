@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"slices"
@@ -282,10 +283,7 @@ func (t *Stage) try(ctx context.Context, model string, w *workers.Worker) error 
 // does not wait for the next request to be true.
 func (t *Stage) trials(ctx context.Context, g *errgroup.Group, now time.Time) {
 	t.mu.Lock()
-	models := make(map[string]*modelTokens, len(t.models))
-	for name, m := range t.models {
-		models[name] = m
-	}
+	models := maps.Clone(t.models)
 	t.mu.Unlock()
 	fleet := t.o.Registry.Snapshot()
 	for name, m := range models {

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -334,12 +335,8 @@ func (q *Query) match(r *Receipt) bool {
 	if q.Text == "" {
 		return true
 	}
-	for _, s := range [...]string{r.ID, r.RequestID, r.Decode.Chosen, r.Prefill.Chosen, r.Reason, r.Outcome.ErrorCode, r.Outcome.Error} {
-		if strings.Contains(s, q.Text) {
-			return true
-		}
-	}
-	return false
+	texts := []string{r.ID, r.RequestID, r.Decode.Chosen, r.Prefill.Chosen, r.Reason, r.Outcome.ErrorCode, r.Outcome.Error}
+	return slices.ContainsFunc(texts, func(s string) bool { return strings.Contains(s, q.Text) })
 }
 
 func isOn(rank, worker string) bool {

@@ -5,6 +5,7 @@ package watch
 import (
 	"context"
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"sync"
@@ -127,11 +128,7 @@ func (w *Recompute) compare() {
 			events = append(events, e)
 		}
 	}
-	for k := range w.ranks {
-		if !now[k] {
-			delete(w.ranks, k)
-		}
-	}
+	maps.DeleteFunc(w.ranks, func(k *workers.Rank, _ *recomputeRank) bool { return !now[k] })
 	w.mu.Unlock()
 	for _, e := range events {
 		w.o.Event(e)

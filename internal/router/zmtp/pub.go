@@ -138,12 +138,7 @@ func (p *Pub) Send(frames ...[]byte) {
 }
 
 func (s *subscriber) wants(first []byte) bool {
-	for _, t := range s.topics {
-		if bytes.HasPrefix(first, t) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(s.topics, func(t []byte) bool { return bytes.HasPrefix(first, t) })
 }
 
 // enqueue queues msg unless there is no room. As in libzmq, whoever has lost one

@@ -3,6 +3,7 @@ package feed
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"strings"
@@ -359,11 +360,7 @@ func (b *Builder) stamp(lines []Attention, now time.Time) []Attention {
 		}
 		lines[i].Since = b.seen[k]
 	}
-	for k := range b.seen {
-		if !live[k] {
-			delete(b.seen, k)
-		}
-	}
+	maps.DeleteFunc(b.seen, func(k string, _ time.Time) bool { return !live[k] })
 	slices.SortStableFunc(lines, func(x, y Attention) int {
 		if x.Severity != y.Severity {
 			return int(y.Severity - x.Severity)

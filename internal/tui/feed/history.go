@@ -1,6 +1,9 @@
 package feed
 
-import "math"
+import (
+	"maps"
+	"math"
+)
 
 // seriesLen is how many samples a series keeps: five minutes at one a second.
 const seriesLen = 300
@@ -86,11 +89,7 @@ func (b *Builder) record() {
 			n++
 		}
 	}
-	for label := range b.history {
-		if !live[label] {
-			delete(b.history, label)
-		}
-	}
+	maps.DeleteFunc(b.history, func(label string, _ *Series) bool { return !live[label] })
 	mean := math.NaN()
 	if n > 0 {
 		mean = used / float64(n)

@@ -3,6 +3,7 @@ package health
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -490,9 +491,5 @@ func (o *Outliers) prune() {
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	for state := range o.records {
-		if !live[state] {
-			delete(o.records, state)
-		}
-	}
+	maps.DeleteFunc(o.records, func(s *workers.State, _ *record) bool { return !live[s] })
 }

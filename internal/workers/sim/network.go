@@ -27,14 +27,12 @@ type network struct {
 
 // Pull fetches remote blocks in the background.
 func (n *network) Pull(_ engine.Time, q engine.PullRequest) {
-	n.p.wg.Add(1)
-	go func() {
-		defer n.p.wg.Done()
+	n.p.wg.Go(func() {
 		contents, err := n.p.pull(n.p.ctx, q)
 		if n.p.ctx.Err() == nil {
 			n.p.ranks[n.rank].PullDone(q.Request, contents, err)
 		}
-	}()
+	})
 }
 
 // Note sends a message to a prefill that is known already; to one that is not,
@@ -47,12 +45,10 @@ func (n *network) Note(_ engine.Time, p engine.Pull, note engine.Note) {
 	if note == engine.NoteDone {
 		op = sidechannel.OpDone
 	}
-	n.p.wg.Add(1)
-	go func() {
-		defer n.p.wg.Done()
+	n.p.wg.Go(func() {
 		// Best effort: a prefill that cannot be reached has nothing to keep.
 		_, _ = n.p.links.Call(n.p.ctx, target(p), sidechannel.Request{Op: op, RequestID: p.RequestID})
-	}()
+	})
 }
 
 func target(p engine.Pull) sidechannel.Target {

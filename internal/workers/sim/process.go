@@ -137,11 +137,7 @@ func (e *Engine) boot(number uint64) (*process, error) {
 		_ = p.web.refuse(true) // only giving back can fail
 	}
 	for _, r := range p.ranks {
-		p.wg.Add(1)
-		go func() {
-			defer p.wg.Done()
-			r.Run(p.ctx)
-		}()
+		p.wg.Go(func() { r.Run(p.ctx) })
 	}
 	ok = true
 	return p, nil

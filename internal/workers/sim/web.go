@@ -123,11 +123,9 @@ func (w *web) listen(addr string) error {
 		return http.ErrServerClosed
 	}
 	w.ln, w.addr = ln, ln.Addr().String()
-	w.wg.Add(1)
-	go func() {
-		defer w.wg.Done()
+	w.wg.Go(func() {
 		_ = w.srv.Serve(listener{ln, w.tls}) // ends when ln or the server is closed
-	}()
+	})
 	return nil
 }
 

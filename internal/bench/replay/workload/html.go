@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"html"
 	"io"
+	"slices"
 	"strings"
 	"time"
 )
@@ -71,11 +72,7 @@ func open(b *strings.Builder, label string) {
 }
 
 func top(v []uint64) float64 {
-	m := uint64(1)
-	for _, n := range v {
-		m = max(m, n)
-	}
-	return float64(m)
+	return float64(slices.Max(append([]uint64{1}, v...)))
 }
 
 // area draws a curve over time.

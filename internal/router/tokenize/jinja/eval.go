@@ -4,14 +4,10 @@ import (
 	"cmp"
 	"fmt"
 	"math"
-	"sort"
+	"slices"
 	"strings"
 	"unicode/utf8"
 )
-
-func sortInts(a []int, less func(x, y int) bool) {
-	sort.SliceStable(a, func(i, j int) bool { return less(a[i], a[j]) })
-}
 
 func fail(format string, a ...any) { panic(failure{fmt.Sprintf(format, a...)}) }
 
@@ -44,11 +40,7 @@ func (r *run) items(v any) []any {
 	case *List:
 		return v.Items
 	case *Dict:
-		out := make([]any, len(v.Keys))
-		for i, k := range v.Keys {
-			out[i] = k
-		}
-		return out
+		return strList(v.Keys).Items
 	case string:
 		var out []any
 		for _, c := range v {
@@ -234,12 +226,7 @@ func (r *run) contains(in, x any) bool {
 		}
 		return ok
 	case *List:
-		for _, e := range in.Items {
-			if equal(e, x) {
-				return true
-			}
-		}
-		return false
+		return slices.ContainsFunc(in.Items, func(e any) bool { return equal(e, x) })
 	case undefined:
 		return false
 	}

@@ -347,7 +347,7 @@ func (s jsonStyle) append(b []byte, v any, level int) []byte {
 			order[i] = i
 		}
 		if s.sort {
-			sortInts(order, func(a, c int) bool { return v.Keys[a] < v.Keys[c] })
+			slices.SortFunc(order, func(a, c int) int { return strings.Compare(v.Keys[a], v.Keys[c]) })
 		}
 		b = append(b, '{')
 		for i, at := range order {

@@ -20,7 +20,11 @@
 // was overwritten, or pulled from the wrong place, shows as wrong text.
 package cache
 
-import "fmt"
+import (
+	"fmt"
+	"maps"
+	"slices"
+)
 
 // Content stands for the keys and values of one block.
 type Content struct {
@@ -303,10 +307,7 @@ func (c *Cache) Name(seq uint64) uint64 {
 // Seqs appends the sequence hashes of all named blocks to dst, in no order and
 // each once.
 func (c *Cache) Seqs(dst []uint64) []uint64 {
-	for s := range c.index {
-		dst = append(dst, s)
-	}
-	return dst
+	return slices.AppendSeq(dst, maps.Keys(c.index))
 }
 
 // Len is the number of distinct named blocks.

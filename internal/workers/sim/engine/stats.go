@@ -1,6 +1,10 @@
 package engine
 
-import "time"
+import (
+	"maps"
+	"slices"
+	"time"
+)
 
 // Histogram counts values in fixed buckets, as Prometheus does.
 type Histogram struct {
@@ -17,10 +21,7 @@ func histogram(bounds ...float64) Histogram {
 
 // Observe counts v.
 func (h *Histogram) Observe(v float64) {
-	i := 0
-	for i < len(h.Bounds) && v > h.Bounds[i] {
-		i++
-	}
+	i, _ := slices.BinarySearch(h.Bounds, v)
 	h.Counts[i]++
 	h.Sum += v
 }
@@ -32,11 +33,6 @@ func (h *Histogram) Count() uint64 {
 		n += c
 	}
 	return n
-}
-
-func (h Histogram) clone() Histogram {
-	h.Counts = append([]uint64(nil), h.Counts...)
-	return h
 }
 
 // Stats is what a rank has counted since its start. Tokens unless said.
@@ -88,12 +84,9 @@ func newStats() Stats {
 func (r *Rank) Stats(now Time) Stats {
 	r.Advance(now)
 	s := r.stats
-	s.Finished = make(map[Finish]uint64, len(r.stats.Finished))
-	for k, v := range r.stats.Finished {
-		s.Finished[k] = v
-	}
+	s.Finished = maps.Clone(r.stats.Finished)
 	for _, h := range []*Histogram{&s.TTFT, &s.ITL, &s.E2E, &s.Queue, &s.Prefill, &s.Decode, &s.PromptLen, &s.AnswerLen} {
-		*h = h.clone()
+		h.Counts = slices.Clone(h.Counts)
 	}
 	for _, p := range r.reqs {
 		switch p.state {

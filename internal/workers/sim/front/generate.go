@@ -106,9 +106,7 @@ func (s *Server) run(ctx context.Context, j *job, all []*choice, emit func(*choi
 	var wg sync.WaitGroup
 	var first error
 	for _, c := range all {
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
+		wg.Go(func() {
 			err := s.follow(ctx, j, c, func(c *choice, d delta) error {
 				mu.Lock()
 				defer mu.Unlock()
@@ -122,7 +120,7 @@ func (s *Server) run(ctx context.Context, j *job, all []*choice, emit func(*choi
 				mu.Unlock()
 				cancel()
 			}
-		}()
+		})
 	}
 	wg.Wait()
 	return first

@@ -80,8 +80,7 @@ func Listen(ctx context.Context, addr string, handle func(Request) Response) (*S
 		return nil, fmt.Errorf("side channel: %w", err)
 	}
 	s := &Server{ln: ln, handle: handle, conns: make(map[net.Conn]struct{})}
-	s.wg.Add(1)
-	go s.accept()
+	s.wg.Go(s.accept)
 	return s, nil
 }
 
@@ -102,7 +101,6 @@ func (s *Server) Close() error {
 }
 
 func (s *Server) accept() {
-	defer s.wg.Done()
 	for {
 		c, err := s.ln.Accept()
 		if err != nil {
@@ -115,14 +113,12 @@ func (s *Server) accept() {
 			continue
 		}
 		s.conns[c] = struct{}{}
-		s.wg.Add(1)
+		s.wg.Go(func() { s.serve(c) })
 		s.mu.Unlock()
-		go s.serve(c)
 	}
 }
 
 func (s *Server) serve(c net.Conn) {
-	defer s.wg.Done()
 	defer func() {
 		_ = c.Close()
 		s.mu.Lock()

@@ -12,6 +12,7 @@ import (
 	"container/heap"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"time"
@@ -168,12 +169,7 @@ func (r *Rank) Kill(reason string) {
 	sinks := r.sinks
 	r.sinks = make(map[string]func(engine.Output))
 	r.Touch()
-	ids := make([]string, 0, len(sinks))
-	for id := range sinks {
-		ids = append(ids, id)
-	}
-	slices.Sort(ids) // the order of a map is not deterministic
-	for _, id := range ids {
+	for _, id := range slices.Sorted(maps.Keys(sinks)) { // the order of a map is not deterministic
 		sinks[id](engine.Output{At: r.world.now, Finish: engine.FinishError, Err: fmt.Errorf("%w: %s", ErrDown, reason)})
 	}
 }
