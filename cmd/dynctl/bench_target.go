@@ -118,7 +118,7 @@ func (f *targetFlags) embed(ctx context.Context, stderr io.Writer) (t *target, e
 			return nil, err
 		}
 		closers = append(closers, engines.Close)
-		specs, trust = simSpecs(engines), engines.ClientTLS()
+		specs, trust = engines.Specs("--sim"), engines.ClientTLS()
 	}
 	v := buildVersion()
 	r, err := router.New(life, router.Options{Config: config, Sim: specs, EngineTLS: trust, Version: v.Version, Revision: v.Revision, Logger: log})

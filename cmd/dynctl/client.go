@@ -33,6 +33,18 @@ func (f *routerFlags) client() (*admin.Client, error) {
 	return c, withCode(exitUsage, err)
 }
 
+// ask makes a command of what it asks the router.
+func (f *routerFlags) ask(do func(cmd *cobra.Command, c *admin.Client, args []string) error) func(*cobra.Command, []string) error {
+	return func(cmd *cobra.Command, args []string) error {
+		c, err := f.client()
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		return adminError(do(cmd, c, args))
+	}
+}
+
 // adminError gives an error of the admin client its exit code.
 func adminError(err error) error {
 	var unreachable *admin.UnreachableError

@@ -93,7 +93,7 @@ func serve(ctx context.Context, l *load.Loaded, flags *pflag.FlagSet, record *re
 			return err
 		}
 		defer func() { err = errors.Join(err, engines.Close()) }()
-		specs, control, trust = simSpecs(engines), engines.Control(), engines.ClientTLS()
+		specs, control, trust = engines.Specs("--sim"), engines.Control(), engines.ClientTLS()
 	}
 	tap := newTap("serve")
 	tap.Tokens = record.tokens

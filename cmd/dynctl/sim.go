@@ -13,27 +13,6 @@ import (
 	"github.com/dynctl/dynctl/internal/workers/sim"
 )
 
-// simSpecs are the engines of a simulated fleet as a router is told of them:
-// name, address, role and connector; the rest it learns, as of real engines.
-func simSpecs(r *sim.Running) []workers.Spec {
-	var specs []workers.Spec
-	for _, w := range r.Workers() {
-		s := workers.Spec{
-			Name: w.Name, URL: w.URL, Engine: w.Engine, Dialect: w.Dialect, Role: w.Role, Connector: w.Connector,
-			Bootstrap: w.Bootstrap, LMCache: w.LMCache, Origin: "--sim",
-		}
-		if len(w.Events) > 0 && w.Events[0].Bind {
-			// The publishers dial; only the operator knows where the router listens.
-			s.EventsBind = true
-			for _, e := range w.Events {
-				s.Events = append(s.Events, e.Endpoint)
-			}
-		}
-		specs = append(specs, s)
-	}
-	return specs
-}
-
 func newSimCmd() *cobra.Command {
 	var output, control string
 	cmd := &cobra.Command{

@@ -30,18 +30,13 @@ func newWorkersListCmd(router *routerFlags) *cobra.Command {
 		Use:   "list",
 		Short: "List the workers and their ranks",
 		Args:  cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			c, err := router.client()
+		RunE: router.ask(func(cmd *cobra.Command, c *admin.Client, _ []string) error {
+			l, err := c.Workers(cmd.Context())
 			if err != nil {
 				return err
 			}
-			defer c.Close()
-			l, err := c.Workers(cmd.Context())
-			if err != nil {
-				return adminError(err)
-			}
 			return listWorkers(cmd.OutOrStdout(), output, l)
-		},
+		}),
 	}
 	outputFlag(cmd, &output, append([]string{"table", "wide"}, listFormats[1:]...)...)
 	return cmd
@@ -117,22 +112,17 @@ func newWorkersDrainCmd(router *routerFlags) *cobra.Command {
 		Use:   "drain NAME",
 		Short: "Send no new requests to a worker; running ones finish",
 		Args:  cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			c, err := router.client()
-			if err != nil {
-				return err
-			}
-			defer c.Close()
+		RunE: router.ask(func(cmd *cobra.Command, c *admin.Client, args []string) error {
 			w, err := c.DrainWorker(cmd.Context(), args[0])
 			if err != nil {
-				return adminError(err)
+				return err
 			}
 			if wait <= 0 {
 				fmt.Fprintf(cmd.ErrOrStderr(), "%s drains, %s in progress\n", w.Name, plural(active(w), "request"))
 				return nil
 			}
 			return waitDrained(cmd.Context(), c, w.Name, wait, cmd.ErrOrStderr())
-		},
+		}),
 	}
 	cmd.Flags().DurationVar(&wait, "wait", 0, "wait up to `TIME` until no request is left")
 	return cmd
@@ -181,19 +171,14 @@ func newWorkersResumeCmd(router *routerFlags) *cobra.Command {
 		Use:   "resume NAME",
 		Short: "Send requests to a drained worker again",
 		Args:  cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			c, err := router.client()
+		RunE: router.ask(func(cmd *cobra.Command, c *admin.Client, args []string) error {
+			w, err := c.ResumeWorker(cmd.Context(), args[0])
 			if err != nil {
 				return err
 			}
-			defer c.Close()
-			w, err := c.ResumeWorker(cmd.Context(), args[0])
-			if err != nil {
-				return adminError(err)
-			}
 			fmt.Fprintf(cmd.ErrOrStderr(), "%s takes requests again\n", w.Name)
 			return nil
-		},
+		}),
 	}
 }
 
@@ -204,19 +189,14 @@ func newWorkersAddCmd(router *routerFlags) *cobra.Command {
 		Short:   "Add a worker until the router restarts",
 		Example: "  dynctl workers add --role decode http://10.0.0.3:8000,dp=2",
 		Args:    cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			c, err := router.client()
+		RunE: router.ask(func(cmd *cobra.Command, c *admin.Client, args []string) error {
+			w, err := c.AddWorker(cmd.Context(), admin.AddWorker{Role: role, Spec: args[0]})
 			if err != nil {
 				return err
 			}
-			defer c.Close()
-			w, err := c.AddWorker(cmd.Context(), admin.AddWorker{Role: role, Spec: args[0]})
-			if err != nil {
-				return adminError(err)
-			}
 			fmt.Fprintf(cmd.ErrOrStderr(), "added %s as %s\n", w.Name, w.Role)
 			return nil
-		},
+		}),
 	}
 	cmd.Flags().StringVar(&role, "role", "", "prefill|decode|aggregated; the engine tells when it is left out")
 	_ = cmd.RegisterFlagCompletionFunc("role", cobra.FixedCompletions([]string{"prefill", "decode", "aggregated"}, cobra.ShellCompDirectiveNoFileComp))
@@ -228,17 +208,12 @@ func newWorkersRemoveCmd(router *routerFlags) *cobra.Command {
 		Use:   "remove NAME",
 		Short: "Remove a worker; its running requests finish",
 		Args:  cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			c, err := router.client()
-			if err != nil {
-				return err
-			}
-			defer c.Close()
+		RunE: router.ask(func(cmd *cobra.Command, c *admin.Client, args []string) error {
 			if err := c.RemoveWorker(cmd.Context(), args[0]); err != nil {
-				return adminError(err)
+				return err
 			}
 			fmt.Fprintf(cmd.ErrOrStderr(), "removed %s\n", args[0])
 			return nil
-		},
+		}),
 	}
 }

@@ -223,34 +223,11 @@ func (c *conn) parseHead(b []byte, res *Result) (head, error) {
 	return h, nil
 }
 
-func fold(name []byte, want string) bool {
-	if len(name) != len(want) {
-		return false
-	}
-	for i := range name {
-		b := name[i]
-		if b >= 'A' && b <= 'Z' {
-			b |= 0x20
-		}
-		if b != want[i] {
-			return false
-		}
-	}
-	return true
-}
+func fold(name []byte, want string) bool { return bytes.EqualFold(name, []byte(want)) }
 
 func number(b []byte) (int64, bool) {
-	if len(b) == 0 || len(b) > 18 {
-		return 0, false
-	}
-	var n int64
-	for _, d := range b {
-		if d < '0' || d > '9' {
-			return 0, false
-		}
-		n = n*10 + int64(d-'0')
-	}
-	return n, true
+	n, err := strconv.ParseUint(string(b), 10, 60)
+	return int64(n), err == nil
 }
 
 // body reads the answer's body as it is framed.
@@ -336,21 +313,8 @@ func (c *conn) body(h head, res *Result, at time.Duration, now func() time.Durat
 }
 
 func hex(b []byte) (int64, bool) {
-	if len(b) == 0 || len(b) > 8 {
-		return 0, false
-	}
-	var n int64
-	for _, d := range b {
-		switch {
-		case d >= '0' && d <= '9':
-			n = n<<4 | int64(d-'0')
-		case d|0x20 >= 'a' && d|0x20 <= 'f':
-			n = n<<4 | int64(d|0x20-'a'+10)
-		default:
-			return 0, false
-		}
-	}
-	return n, true
+	n, err := strconv.ParseUint(string(b), 16, 32)
+	return int64(n), err == nil
 }
 
 // feed takes a part of the body that arrived at a time.

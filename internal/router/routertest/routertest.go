@@ -98,31 +98,11 @@ func Start(ctx context.Context, o Options) (*Rig, error) {
 	return g, nil
 }
 
-// Specs are the engines of a simulated fleet as a router is told of them: name,
-// address, role and connector; the rest it learns, as of real engines.
-func Specs(r *sim.Running) []workers.Spec {
-	var specs []workers.Spec
-	for _, w := range r.Workers() {
-		s := workers.Spec{
-			Name: w.Name, URL: w.URL, Engine: w.Engine, Dialect: w.Dialect, Role: w.Role, Connector: w.Connector,
-			Bootstrap: w.Bootstrap, LMCache: w.LMCache, Origin: "rig",
-		}
-		if len(w.Events) > 0 && w.Events[0].Bind {
-			s.EventsBind, s.Topic = true, w.Events[0].Topic
-			for _, e := range w.Events {
-				s.Events = append(s.Events, e.Endpoint)
-			}
-		}
-		specs = append(specs, s)
-	}
-	return specs
-}
-
 // StartRouter starts a router on the addresses of the one before.
 func (g *Rig) StartRouter(ctx context.Context) error {
 	var specs []workers.Spec
 	if g.Sim != nil {
-		specs = Specs(g.Sim)
+		specs = g.Sim.Specs("rig")
 	}
 	if g.o.Specs != nil {
 		specs = g.o.Specs(specs)

@@ -108,14 +108,9 @@ func (l labels) get(key string) (value []byte, ok bool) {
 // are not told.
 func (l labels) number(key string) (n int, ok bool) {
 	v, ok := l.get(key)
-	if !ok || len(v) == 0 || len(v) > 10 {
+	if !ok || len(v) > 10 {
 		return 0, false
 	}
-	for _, c := range v {
-		if c < '0' || c > '9' {
-			return 0, false
-		}
-		n = n*10 + int(c-'0')
-	}
-	return n, true
+	u, err := strconv.ParseUint(string(v), 10, 63)
+	return int(u), err == nil
 }

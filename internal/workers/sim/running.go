@@ -139,6 +139,27 @@ func (r *Running) Workers() []*workers.Worker {
 	return out
 }
 
+// Specs are the engines as a router is told of them: name, address, role and
+// connector; the rest it learns, as of real engines.
+func (r *Running) Specs(origin string) []workers.Spec {
+	var specs []workers.Spec
+	for _, w := range r.Workers() {
+		s := workers.Spec{
+			Name: w.Name, URL: w.URL, Engine: w.Engine, Dialect: w.Dialect, Role: w.Role, Connector: w.Connector,
+			Bootstrap: w.Bootstrap, LMCache: w.LMCache, Origin: origin,
+		}
+		if len(w.Events) > 0 && w.Events[0].Bind {
+			// The publishers dial; only the operator knows where the router listens.
+			s.EventsBind, s.Topic = true, w.Events[0].Topic
+			for _, e := range w.Events {
+				s.Events = append(s.Events, e.Endpoint)
+			}
+		}
+		specs = append(specs, s)
+	}
+	return specs
+}
+
 // store is the fleet's shared storage in a folder, or in memory for "".
 func (r *Running) store(dir string) *promptStore {
 	r.mu.Lock()

@@ -14,7 +14,7 @@ import (
 
 // pool sends prompts through the scheduler for their prefill only.
 func (s *Server) pool(w http.ResponseWriter, r *http.Request, model string, prompts [][]uint32) (*job, bool) {
-	j, err := s.check(r, sampling{Model: model}, prompts)
+	j, err := s.check(r, sampling{common: common{Model: model}}, prompts)
 	if err != nil {
 		s.refuse(w, err)
 		return nil, false

@@ -11,23 +11,28 @@ import (
 	"github.com/dynctl/dynctl/internal/workers/sim/vocab"
 )
 
+// common are the fields that chat, completions, responses and messages share.
+type common struct {
+	Model            string          `json:"model"`
+	Stream           bool            `json:"stream"`
+	Temperature      *float64        `json:"temperature"`
+	TopP             *float64        `json:"top_p"`
+	IgnoreEOS        bool            `json:"ignore_eos"`
+	CacheSalt        string          `json:"cache_salt"`
+	KVTransferParams json.RawMessage `json:"kv_transfer_params"`
+}
+
 // sampling are the fields that chat and completions share.
 type sampling struct {
-	Model               string          `json:"model"`
-	Stream              bool            `json:"stream"`
+	common
 	StreamOptions       *streamOptions  `json:"stream_options"`
 	MaxTokens           *int            `json:"max_tokens"`
 	MaxCompletionTokens *int            `json:"max_completion_tokens"`
 	MinTokens           int             `json:"min_tokens"`
-	IgnoreEOS           bool            `json:"ignore_eos"`
 	Stop                json.RawMessage `json:"stop"`
 	N                   *int            `json:"n"`
-	Temperature         *float64        `json:"temperature"`
-	TopP                *float64        `json:"top_p"`
-	CacheSalt           string          `json:"cache_salt"`
 	ReturnTokenIDs      bool            `json:"return_token_ids"`
 	Truncate            *int            `json:"truncate_prompt_tokens"`
-	KVTransferParams    json.RawMessage `json:"kv_transfer_params"`
 
 	// SGLang
 	BootstrapHost json.RawMessage `json:"bootstrap_host"`

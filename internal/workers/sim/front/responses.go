@@ -13,21 +13,15 @@ import (
 )
 
 type responsesRequest struct {
-	Model           string          `json:"model"`
+	common
 	Input           json.RawMessage `json:"input"`
 	Instructions    string          `json:"instructions"`
 	MaxOutputTokens *int            `json:"max_output_tokens"`
-	Stream          bool            `json:"stream"`
-	Temperature     *float64        `json:"temperature"`
-	TopP            *float64        `json:"top_p"`
-	CacheSalt       string          `json:"cache_salt"`
-	IgnoreEOS       bool            `json:"ignore_eos"`
 	Tools           json.RawMessage `json:"tools"`
 	Stop            json.RawMessage `json:"stop"`
 	RequestID       string          `json:"request_id"`
 	Store           *bool           `json:"store"`
 	Previous        string          `json:"previous_response_id"`
-	KVTransfer      json.RawMessage `json:"kv_transfer_params"`
 }
 
 // responseItem is one item of the input: a message, or what an assistant did
@@ -160,7 +154,7 @@ func (s *Server) responses(w http.ResponseWriter, r *http.Request, q *responsesR
 		return err
 	}
 	prompt := s.cfg.Vocab.Chat(nil, compactTools(responseTools(q.Tools)), flat, true)
-	j, err := s.check(r, sampling{Model: q.Model, Stream: q.Stream, MaxTokens: q.MaxOutputTokens, Temperature: q.Temperature, TopP: q.TopP, CacheSalt: q.CacheSalt, IgnoreEOS: q.IgnoreEOS, Stop: q.Stop, KVTransferParams: q.KVTransfer}, [][]uint32{prompt})
+	j, err := s.check(r, sampling{common: q.common, MaxTokens: q.MaxOutputTokens, Stop: q.Stop}, [][]uint32{prompt})
 	if err != nil {
 		return err
 	}
@@ -281,14 +275,10 @@ func (s *Server) messages(w http.ResponseWriter, r *http.Request, q *anthropicRe
 	if q.MaxTokens == nil {
 		return badRequest("max_tokens", "max_tokens: Field required")
 	}
-	if q.Thinking.Type == "enabled" && q.Thinking.Budget >= *q.MaxTokens && !remoteDecode(q.KVTransfer) {
+	if q.Thinking.Type == "enabled" && q.Thinking.Budget >= *q.MaxTokens && !remoteDecode(q.KVTransferParams) {
 		return badRequest("thinking", "thinking.budget_tokens must be less than max_tokens")
 	}
-	f := sampling{
-		Model: q.Model, Stream: q.Stream, MaxTokens: q.MaxTokens, Temperature: q.Temperature, TopP: q.TopP, Stop: q.StopSequences, IgnoreEOS: q.IgnoreEOS,
-		CacheSalt: q.CacheSalt, KVTransferParams: q.KVTransfer,
-	}
-	j, err := s.check(r, f, [][]uint32{prompt})
+	j, err := s.check(r, sampling{common: q.common, MaxTokens: q.MaxTokens, Stop: q.StopSequences}, [][]uint32{prompt})
 	if err != nil {
 		return err
 	}
@@ -370,19 +360,13 @@ func (s *Server) messages(w http.ResponseWriter, r *http.Request, q *anthropicRe
 }
 
 type anthropicRequest struct {
-	Model         string             `json:"model"`
+	common
 	System        json.RawMessage    `json:"system"`
 	Messages      []anthropicMessage `json:"messages"`
 	MaxTokens     *int               `json:"max_tokens"`
-	Stream        bool               `json:"stream"`
-	Temperature   *float64           `json:"temperature"`
-	TopP          *float64           `json:"top_p"`
 	StopSequences json.RawMessage    `json:"stop_sequences"`
 	Tools         json.RawMessage    `json:"tools"`
 	ToolChoice    json.RawMessage    `json:"tool_choice"`
-	IgnoreEOS     bool               `json:"ignore_eos"`
-	CacheSalt     string             `json:"cache_salt"`
-	KVTransfer    json.RawMessage    `json:"kv_transfer_params"`
 	Thinking      struct {
 		Type   string `json:"type"`
 		Budget int    `json:"budget_tokens"`
@@ -588,7 +572,10 @@ func (s *Server) generateTokens(w http.ResponseWriter, r *http.Request, q *token
 		n := 16
 		p.MaxTokens = &n
 	}
-	j, err := s.check(r, sampling{Model: q.Model, Stream: q.Stream, StreamOptions: q.StreamOptions, MaxTokens: p.MaxTokens, MinTokens: p.MinTokens, IgnoreEOS: p.IgnoreEOS, Stop: p.Stop, N: p.N, CacheSalt: q.CacheSalt, KVTransferParams: q.KVTransfer}, [][]uint32{q.TokenIDs})
+	j, err := s.check(r, sampling{
+		common:        common{Model: q.Model, Stream: q.Stream, IgnoreEOS: p.IgnoreEOS, CacheSalt: q.CacheSalt, KVTransferParams: q.KVTransfer},
+		StreamOptions: q.StreamOptions, MaxTokens: p.MaxTokens, MinTokens: p.MinTokens, Stop: p.Stop, N: p.N,
+	}, [][]uint32{q.TokenIDs})
 	if err != nil {
 		return err
 	}
