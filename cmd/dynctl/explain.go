@@ -35,7 +35,7 @@ and sends nothing.`,
   dynctl explain --tokens 1,2,3,4 --path local
   dynctl explain --body request.json --endpoint /v1/chat/completions`,
 		Args: cobra.MaximumNArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
+		RunE: router.ask(func(cmd *cobra.Command, c *admin.Client, args []string) (err error) {
 			given := len(args)
 			for _, s := range []string{prompt, tokens, bodyFile} {
 				if s != "" {
@@ -45,11 +45,6 @@ and sends nothing.`,
 			if given != 1 {
 				return withCode(exitUsage, fmt.Errorf("give exactly one of REQUEST, --prompt, --tokens and --body; the header X-Dynctl-Decision of an answer is a REQUEST"))
 			}
-			c, err := router.client()
-			if err != nil {
-				return err
-			}
-			defer c.Close()
 			var raw json.RawMessage
 			if len(args) == 1 {
 				raw, err = c.Decision(cmd.Context(), args[0])
@@ -65,7 +60,7 @@ and sends nothing.`,
 				}
 			}
 			if err != nil {
-				return adminError(err)
+				return err
 			}
 			if output != "text" {
 				return writeData(cmd.OutOrStdout(), output, raw)
@@ -75,7 +70,7 @@ and sends nothing.`,
 				return fmt.Errorf("the router's receipt is not understood: %w", err)
 			}
 			return r.Explain(cmd.OutOrStdout())
-		},
+		}),
 	}
 	router.add(cmd)
 	cmd.ValidArgsFunction = completeLive(&router, decisionIDs)

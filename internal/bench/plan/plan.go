@@ -473,18 +473,11 @@ func ParseSLO(text string) (SLO, error) {
 		if !ok || err != nil || d <= 0 {
 			return s, fmt.Errorf("%q is not KEY=DURATION such as ttft=800ms", part)
 		}
-		switch key {
-		case "ttft":
-			s.TTFT = d
-		case "itl":
-			s.ITL = d
-		case "tpot":
-			s.TPOT = d
-		case "e2e":
-			s.E2E = d
-		default:
+		target := map[string]*time.Duration{"ttft": &s.TTFT, "itl": &s.ITL, "tpot": &s.TPOT, "e2e": &s.E2E}[key]
+		if target == nil {
 			return s, fmt.Errorf("%q is not one of ttft, itl, tpot, e2e", key)
 		}
+		*target = d
 	}
 	return s, nil
 }

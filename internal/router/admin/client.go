@@ -197,21 +197,17 @@ func (c *Client) ResumeWorker(ctx context.Context, name string) (*Worker, error)
 // documentation ("path=remote worker=d0 status>=500"); cursor is Next of the
 // answer before.
 func (c *Client) Decisions(ctx context.Context, limit int, filter, cursor string) (*DecisionList, error) {
-	q := url.Values{"limit": {strconv.Itoa(limit)}}
-	if filter != "" {
-		q.Set("filter", filter)
-	}
-	if cursor != "" {
-		q.Set("cursor", cursor)
-	}
-	return get[DecisionList](ctx, c, "/admin/v1/decisions", q)
+	return c.decisions(ctx, url.Values{"limit": {strconv.Itoa(limit)}}, filter, cursor)
 }
 
 // DecisionsBrief is Decisions with receipts whose lists of candidates are left
 // out (the API's parameter brief=true): what a list on a screen needs, at a small
 // part of the cost. A router that does not know the parameter sends them whole.
 func (c *Client) DecisionsBrief(ctx context.Context, limit int, filter, cursor string) (*DecisionList, error) {
-	q := url.Values{"limit": {strconv.Itoa(limit)}, "brief": {"true"}}
+	return c.decisions(ctx, url.Values{"limit": {strconv.Itoa(limit)}, "brief": {"true"}}, filter, cursor)
+}
+
+func (c *Client) decisions(ctx context.Context, q url.Values, filter, cursor string) (*DecisionList, error) {
 	if filter != "" {
 		q.Set("filter", filter)
 	}

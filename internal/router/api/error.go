@@ -91,23 +91,20 @@ func (e *Error) Type() string {
 	}
 }
 
+var anthropicTypes = map[int]string{
+	http.StatusUnauthorized:          "authentication_error",
+	http.StatusForbidden:             "permission_error",
+	http.StatusNotFound:              "not_found_error",
+	http.StatusRequestEntityTooLarge: "request_too_large",
+	http.StatusTooManyRequests:       "rate_limit_error",
+	http.StatusServiceUnavailable:    "overloaded_error",
+	http.StatusGatewayTimeout:        "timeout_error",
+}
+
 // anthropicType is the class of the error in Anthropic's vocabulary.
 func (e *Error) anthropicType() string {
-	switch e.Status {
-	case http.StatusUnauthorized:
-		return "authentication_error"
-	case http.StatusForbidden:
-		return "permission_error"
-	case http.StatusNotFound:
-		return "not_found_error"
-	case http.StatusRequestEntityTooLarge:
-		return "request_too_large"
-	case http.StatusTooManyRequests:
-		return "rate_limit_error"
-	case http.StatusServiceUnavailable:
-		return "overloaded_error"
-	case http.StatusGatewayTimeout:
-		return "timeout_error"
+	if t, ok := anthropicTypes[e.Status]; ok {
+		return t
 	}
 	if e.Status >= 500 {
 		return "api_error"

@@ -68,27 +68,6 @@ func (v *View) isPrompt(id keyID) bool {
 	return false
 }
 
-func promptName(id keyID) string {
-	switch id {
-	case keyPrompt:
-		return "prompt"
-	case keyMessages:
-		return "messages"
-	case keyInput:
-		return "input"
-	case keyInputIDs:
-		return "input_ids"
-	case keyText:
-		return "text"
-	case keyTokenIDs:
-		return "token_ids"
-	case keySystem:
-		return "system"
-	default:
-		return "instructions"
-	}
-}
-
 // read passes over the value of a top-level member and validates it; prompts
 // are taken apart on the way, so that their bytes are looked at once.
 func (v *View) read(id keyID, i int) int {
@@ -96,7 +75,7 @@ func (v *View) read(id keyID, i int) int {
 	if !v.isPrompt(id) || i >= len(s.b) || s.b[i] == 'n' {
 		return s.value(i)
 	}
-	param := promptName(id)
+	param := keyNames[id]
 	if id == keySystem || id == keyInstructions {
 		first := len(v.Texts)
 		end := v.content(i, param, -1)

@@ -422,27 +422,17 @@ func (p *payload) nested(v []byte) {
 	})
 }
 
-// reason is a finish reason as a string, without a new one for those that all
-// engines use.
+// reasons are the finish reasons that all engines use.
+var reasons = []string{"stop", "length", "tool_calls", "end_turn", "max_tokens", "completed"}
+
+// reason is a finish reason as a string, without a new one for the usual ones.
 func reason(b []byte) string {
-	switch string(b) {
-	case "stop":
-		return "stop"
-	case "length":
-		return "length"
-	case "tool_calls":
-		return "tool_calls"
-	case "end_turn":
-		return "end_turn"
-	case "max_tokens":
-		return "max_tokens"
-	case "completed":
-		return "completed"
+	for _, usual := range reasons {
+		if string(b) == usual {
+			return usual
+		}
 	}
-	if len(b) > 64 {
-		b = b[:64]
-	}
-	return string(b)
+	return string(b[:min(len(b), 64)])
 }
 
 // merge takes over what a later event tells.

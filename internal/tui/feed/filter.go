@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -67,11 +68,7 @@ func ParseFilter(text string, keys []string) (Filter, error) {
 		if (t.op == "<" || t.op == ">") && strings.HasPrefix(t.value, "=") {
 			t.op, t.value = t.op+"=", t.value[1:]
 		}
-		known := false
-		for _, k := range keys {
-			known = known || k == t.key
-		}
-		if !known {
+		if !slices.Contains(keys, t.key) {
 			return Filter{}, fmt.Errorf("filter: there is no field %q here; fields are %s", t.key, strings.Join(keys, ", "))
 		}
 		if t.op[0] == '<' || t.op[0] == '>' {
@@ -131,6 +128,28 @@ func (t *term) match(r Row) bool {
 	return n <= t.number
 }
 
+// fields are what filters know of one kind of rows, in the order of messages.
+type fields[R any] []struct {
+	key string
+	of  func(R) string
+}
+
+func (f fields[R]) keys() (keys []string) {
+	for _, x := range f {
+		keys = append(keys, x.key)
+	}
+	return keys
+}
+
+func (f fields[R]) of(row R, key string) (string, bool) {
+	for _, x := range f {
+		if x.key == key {
+			return x.of(row), true
+		}
+	}
+	return "", false
+}
+
 func number(v float64) string {
 	if math.IsNaN(v) {
 		return ""
@@ -138,127 +157,88 @@ func number(v float64) string {
 	return strconv.FormatFloat(v, 'f', -1, 64)
 }
 
+var rankFields = fields[*Rank]{
+	{"rank", func(k *Rank) string { return k.Label }},
+	{"worker", func(k *Rank) string { return k.Worker }},
+	{"role", func(k *Rank) string { return k.Role }},
+	{"st", func(k *Rank) string { return k.Status }},
+	{"health", func(k *Rank) string { return k.Health }},
+	{"model", func(k *Rank) string { return k.Model }},
+	{"feed", func(k *Rank) string { return k.Feed.State }},
+	{"kv", func(k *Rank) string { return number(100 * k.KVUsage.F()) }},
+	{"run", func(k *Rank) string { return number(k.Running.F()) }},
+	{"wait", func(k *Rank) string { return number(k.Waiting.F()) }},
+	{"hit", func(k *Rank) string { return number(100 * k.HitShare.F()) }},
+	{"active", func(k *Rank) string { return strconv.Itoa(k.Active) }},
+	{"prefill", func(k *Rank) string { return strconv.FormatInt(k.PrefillTokens, 10) }},
+	{"blocks", func(k *Rank) string { return strconv.FormatInt(k.IndexBlocks, 10) }},
+	{"gaps", func(k *Rank) string { return strconv.FormatUint(k.Feed.Gaps, 10) }},
+}
+
 // RankKeys are the fields of ranks.
-var RankKeys = []string{"rank", "worker", "role", "st", "health", "model", "feed", "kv", "run", "wait", "hit", "active", "prefill", "blocks", "gaps"}
+var RankKeys = rankFields.keys()
 
 // Field implements Row; kv and hit are in percent.
-func (k *Rank) Field(key string) (string, bool) {
-	switch key {
-	case "rank":
-		return k.Label, true
-	case "worker":
-		return k.Worker, true
-	case "role":
-		return k.Role, true
-	case "st":
-		return k.Status, true
-	case "health":
-		return k.Health, true
-	case "model":
-		return k.Model, true
-	case "feed":
-		return k.Feed.State, true
-	case "kv":
-		return number(100 * k.KVUsage.F()), true
-	case "run":
-		return number(k.Running.F()), true
-	case "wait":
-		return number(k.Waiting.F()), true
-	case "hit":
-		return number(100 * k.HitShare.F()), true
-	case "active":
-		return strconv.Itoa(k.Active), true
-	case "prefill":
-		return strconv.FormatInt(k.PrefillTokens, 10), true
-	case "blocks":
-		return strconv.FormatInt(k.IndexBlocks, 10), true
-	case "gaps":
-		return strconv.FormatUint(k.Feed.Gaps, 10), true
-	}
-	return "", false
-}
+func (k *Rank) Field(key string) (string, bool) { return rankFields.of(k, key) }
 
 // FullText implements Row.
 func (k *Rank) FullText() string {
 	return k.Label + " " + k.Role + " " + k.Status + " " + k.Model + " " + k.Reason + " " + k.Feed.State
 }
 
+var decisionFields = fields[*Decision]{
+	{"id", func(d *Decision) string { return d.ID }},
+	{"request", func(d *Decision) string { return d.Request }},
+	{"path", func(d *Decision) string { return d.Path }},
+	{"reason", func(d *Decision) string { return d.Reason }},
+	{"model", func(d *Decision) string { return d.Model }},
+	{"decode", func(d *Decision) string { return d.Decode }},
+	{"prefill", func(d *Decision) string { return d.Prefill }},
+	{"worker", func(d *Decision) string { return d.Decode + " " + d.Prefill }},
+	{"isl", func(d *Decision) string { return strconv.Itoa(d.ISL) }},
+	{"eff", func(d *Decision) string { return strconv.Itoa(d.EffISL) }},
+	{"cached", func(d *Decision) string { return strconv.Itoa(d.Predicted) }},
+	{"ttft", func(d *Decision) string { return number(d.TTFT.F()) }},
+	{"e2e", func(d *Decision) string { return number(d.E2E.F()) }},
+	{"status", func(d *Decision) string {
+		if d.Live {
+			return ""
+		}
+		return strconv.Itoa(d.Status)
+	}},
+	{"live", func(d *Decision) string { return strconv.FormatBool(d.Live) }},
+	{"margin", func(d *Decision) string { return number(d.Margin.F()) }},
+	{"error", func(d *Decision) string { return d.Error }},
+}
+
 // DecisionKeys are the fields of decisions.
-var DecisionKeys = []string{"id", "request", "path", "reason", "model", "decode", "prefill", "worker", "isl", "eff", "cached", "ttft", "e2e", "status", "live", "margin", "error"}
+var DecisionKeys = decisionFields.keys()
 
 // Field implements Row; ttft and e2e are in milliseconds.
-func (d *Decision) Field(key string) (string, bool) {
-	switch key {
-	case "id":
-		return d.ID, true
-	case "request":
-		return d.Request, true
-	case "path":
-		return d.Path, true
-	case "reason":
-		return d.Reason, true
-	case "model":
-		return d.Model, true
-	case "decode":
-		return d.Decode, true
-	case "prefill":
-		return d.Prefill, true
-	case "worker":
-		return d.Decode + " " + d.Prefill, true
-	case "isl":
-		return strconv.Itoa(d.ISL), true
-	case "eff":
-		return strconv.Itoa(d.EffISL), true
-	case "cached":
-		return strconv.Itoa(d.Predicted), true
-	case "ttft":
-		return number(d.TTFT.F()), true
-	case "e2e":
-		return number(d.E2E.F()), true
-	case "status":
-		if d.Live {
-			return "", true
-		}
-		return strconv.Itoa(d.Status), true
-	case "live":
-		return strconv.FormatBool(d.Live), true
-	case "margin":
-		return number(d.Margin.F()), true
-	case "error":
-		return d.Error, true
-	}
-	return "", false
-}
+func (d *Decision) Field(key string) (string, bool) { return decisionFields.of(d, key) }
 
 // FullText implements Row.
 func (d *Decision) FullText() string {
 	return d.ID + " " + d.Request + " " + d.Path + " " + d.ReasonText + " " + d.Decode + " " + d.Prefill + " " + d.Model + " " + d.Error
 }
 
-// EventKeys are the fields of events.
-var EventKeys = []string{"kind", "severity", "worker", "rank", "text", "seq"}
-
 // EventRow is an event as a Row.
 type EventRow struct{ *admin.Event }
 
-// Field implements Row.
-func (e EventRow) Field(key string) (string, bool) {
-	switch key {
-	case "kind":
-		return e.Kind, true
-	case "severity":
-		return string(e.Severity), true
-	case "worker":
-		return e.Worker, true
-	case "rank":
-		return e.Rank, true
-	case "text":
-		return e.Text, true
-	case "seq":
-		return strconv.FormatUint(e.Seq, 10), true
-	}
-	return "", false
+var eventFields = fields[EventRow]{
+	{"kind", func(e EventRow) string { return e.Kind }},
+	{"severity", func(e EventRow) string { return string(e.Severity) }},
+	{"worker", func(e EventRow) string { return e.Worker }},
+	{"rank", func(e EventRow) string { return e.Rank }},
+	{"text", func(e EventRow) string { return e.Text }},
+	{"seq", func(e EventRow) string { return strconv.FormatUint(e.Seq, 10) }},
 }
+
+// EventKeys are the fields of events.
+var EventKeys = eventFields.keys()
+
+// Field implements Row.
+func (e EventRow) Field(key string) (string, bool) { return eventFields.of(e, key) }
 
 // FullText implements Row.
 func (e EventRow) FullText() string {

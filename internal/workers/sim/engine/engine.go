@@ -24,11 +24,11 @@
 package engine
 
 import (
-	"container/heap"
 	"errors"
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"github.com/dynctl/dynctl/internal/positive"
@@ -194,8 +194,7 @@ type Rank struct {
 	batch   []*request
 	busy    bool // a step is in progress until stepEnd
 	stepEnd Time
-	timers  timers
-	timerNo uint64
+	agenda  Agenda
 	pinned  map[string]*pin
 	asleep  bool
 	dead    bool
@@ -262,8 +261,8 @@ func (r *Rank) SetSlow(factor float64) {
 // Next is when something will happen by itself, and false if nothing will.
 func (r *Rank) Next() (Time, bool) {
 	at, ok := r.stepEnd, r.busy
-	if len(r.timers) > 0 && (!ok || r.timers[0].at < at) {
-		at, ok = r.timers[0].at, true
+	if timer, due := r.agenda.Next(); due && (!ok || timer < at) {
+		at, ok = timer, true
 	}
 	return at, ok && !r.dead
 }
@@ -276,9 +275,8 @@ func (r *Rank) Advance(now Time) {
 			break
 		}
 		r.now = max(r.now, at)
-		if len(r.timers) > 0 && r.timers[0].at <= at {
-			t := heap.Pop(&r.timers).(timer)
-			t.do()
+		if timer, due := r.agenda.Next(); due && timer <= at {
+			r.agenda.Do()
 		} else {
 			r.finishStep()
 		}
@@ -406,44 +404,14 @@ func (r *Rank) remove(p *request) {
 }
 
 func without(s []*request, p *request) []*request {
-	for i, q := range s {
-		if q == p {
-			return append(s[:i], s[i+1:]...)
-		}
+	if i := slices.Index(s, p); i >= 0 {
+		return append(s[:i], s[i+1:]...)
 	}
 	return s
 }
 
-// timer is something that happens at a time, ties in the order of making.
-type timer struct {
-	at Time
-	no uint64
-	do func()
-}
-
-type timers []timer
-
-func (t timers) Len() int { return len(t) }
-func (t timers) Less(i, j int) bool {
-	return t[i].at < t[j].at || t[i].at == t[j].at && t[i].no < t[j].no
-}
-func (t timers) Swap(i, j int) { t[i], t[j] = t[j], t[i] }
-
-// Push and Pop are for package heap.
-func (t *timers) Push(x any) { *t = append(*t, x.(timer)) }
-
-// Pop is for package heap.
-func (t *timers) Pop() any {
-	last := len(*t) - 1
-	x := (*t)[last]
-	(*t)[last] = timer{}
-	*t = (*t)[:last]
-	return x
-}
-
 func (r *Rank) after(d time.Duration, do func()) {
-	r.timerNo++
-	heap.Push(&r.timers, timer{at: r.now + max(d, 0), no: r.timerNo, do: do})
+	r.agenda.Add(r.now+max(d, 0), do)
 }
 
 // scaled applies speed, slow factor and noise to a time of the model.

@@ -38,8 +38,7 @@ type World struct {
 	now   Time
 	ranks []*Rank
 	order rankHeap
-	calls callHeap
-	no    uint64
+	calls engine.Agenda
 	byID  map[string]*Rank
 }
 
@@ -212,15 +211,14 @@ func (n network) Note(_ Time, p engine.Pull, note engine.Note) { n.r.note(p, not
 
 // At has f called at a time, or now if that has passed.
 func (w *World) At(t Time, f func()) {
-	w.no++
-	heap.Push(&w.calls, call{max(t, w.now), w.no, f})
+	w.calls.Add(max(t, w.now), f)
 }
 
 // Next is when something will happen, and false if nothing will.
 func (w *World) Next() (Time, bool) {
-	at := never
-	if len(w.calls) > 0 {
-		at = w.calls[0].at
+	at, ok := w.calls.Next()
+	if !ok {
+		at = never
 	}
 	if len(w.order) > 0 {
 		at = min(at, w.order[0].next)
@@ -235,8 +233,8 @@ func (w *World) Step() bool {
 		return false
 	}
 	w.now = max(w.now, at)
-	if len(w.calls) > 0 && w.calls[0].at <= at {
-		heap.Pop(&w.calls).(call).do()
+	if call, due := w.calls.Next(); due && call <= at {
+		w.calls.Do()
 		return true
 	}
 	r := w.order[0]
@@ -318,32 +316,6 @@ func (r *Rank) note(p engine.Pull, n engine.Note) {
 			remote.Touch()
 		}
 	})
-}
-
-type call struct {
-	at Time
-	no uint64
-	do func()
-}
-
-type callHeap []call
-
-func (h callHeap) Len() int { return len(h) }
-func (h callHeap) Less(i, j int) bool {
-	return h[i].at < h[j].at || h[i].at == h[j].at && h[i].no < h[j].no
-}
-func (h callHeap) Swap(i, j int) { h[i], h[j] = h[j], h[i] }
-
-// Push is for package heap.
-func (h *callHeap) Push(x any) { *h = append(*h, x.(call)) }
-
-// Pop is for package heap.
-func (h *callHeap) Pop() any {
-	last := len(*h) - 1
-	x := (*h)[last]
-	(*h)[last] = call{}
-	*h = (*h)[:last]
-	return x
 }
 
 type rankHeap []*Rank
