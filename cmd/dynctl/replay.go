@@ -262,16 +262,7 @@ func (f *replayFlags) play(cmd *cobra.Command, files *traceFiles, minMatch float
 	if err != nil {
 		return traceError(err)
 	}
-	out := cmd.OutOrStdout()
-	switch f.output {
-	case "json", "jsonl", "yaml":
-		err = writeData(out, f.output, rep)
-	case "csv", "markdown":
-		err = table.Write(out, f.output, replay.Head, rep.Rows())
-	default:
-		err = rep.Text(out)
-	}
-	if err != nil {
+	if err := writeReport(cmd.OutOrStdout(), f.output, replay.Head, rep); err != nil {
 		return err
 	}
 	if v := rep.Verify; v != nil && v.Match() < minMatch {
@@ -294,13 +285,21 @@ func (f *replayFlags) redecide(cmd *cobra.Command, files *traceFiles, changes []
 	if d.Decisions == 0 {
 		return withCode(exitUsage, errors.New("the trace has no decisions; to simulate its requests, add --policy or --routing-threshold"))
 	}
-	switch f.output {
+	return writeReport(cmd.OutOrStdout(), f.output, replay.RedecisionHead, d)
+}
+
+// writeReport writes what was found as data, as rows, or in words.
+func writeReport(out io.Writer, format string, head []string, found interface {
+	Rows() [][]string
+	Text(out io.Writer) error
+}) error {
+	switch format {
 	case "json", "jsonl", "yaml":
-		return writeData(cmd.OutOrStdout(), f.output, d)
+		return writeData(out, format, found)
 	case "csv", "markdown":
-		return table.Write(cmd.OutOrStdout(), f.output, replay.RedecisionHead, d.Rows())
+		return table.Write(out, format, head, found.Rows())
 	}
-	return d.Text(cmd.OutOrStdout())
+	return found.Text(out)
 }
 
 // stepper shows records one by one from a line on.
@@ -469,7 +468,7 @@ func newReplayStatCmd(tf *traceFlags) *cobra.Command {
 				}
 			}
 			if html != "" {
-				if err := writeReport(html, files.paths[0], s); err != nil {
+				if err := writePage(html, files.paths[0], s); err != nil {
 					return err
 				}
 			}
@@ -486,8 +485,8 @@ func newReplayStatCmd(tf *traceFlags) *cobra.Command {
 	return cmd
 }
 
-// writeReport writes the HTML report; the file appears when it is whole.
-func writeReport(path, name string, s *workload.Stat) error {
+// writePage writes the HTML report; the file appears when it is whole.
+func writePage(path, name string, s *workload.Stat) error {
 	w, err := trace.CreateFile(path, io.Discard)
 	if err != nil {
 		return withCode(exitUsage, err)

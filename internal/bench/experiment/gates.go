@@ -119,14 +119,10 @@ func (r *Runner) gates(res *Result) ([]Gate, Bounds) {
 	add("errors", errOf <= errLimit, errCells, "errors %.2f%% (%d of %d)", errOf*100, failed, n+failed)
 	add("lengths", n > 0 && share(n-exactI, n) <= lengthLimit && share(n-exactO, n) <= lengthLimit, lenCells, "exact isl %.1f%%, exact osl %.1f%% of requests", share(exactI, n)*100, share(exactO, n)*100)
 	add("path", n > 0 && pathOK == n, pathCells, "the forced path was taken by %.1f%% of requests", share(pathOK, n)*100)
-	var cvs []float64
-	for _, g := range res.Groups {
-		cvs = append(cvs, g.CV)
-	}
-	if len(cvs) > 0 {
+	if len(res.Groups) > 0 {
 		worst := 0.0
-		for _, v := range cvs {
-			worst = math.Max(worst, v)
+		for _, g := range res.Groups {
+			worst = math.Max(worst, g.CV)
 		}
 		if r.Spec.Repeats > 1 {
 			add("repeats", worst <= noisyCV, nil, "repeats vary by %.1f%% in the median cell of the noisiest load (limit %.0f%%)", worst*100, noisyCV*100)

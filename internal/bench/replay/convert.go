@@ -163,17 +163,7 @@ func (c *converter) events(rec *trace.Record) error {
 	c.number(rec.Rank)
 	for i := range c.batch.Events {
 		e := &c.batch.Events[i]
-		v := trace.Event{ID: c.id(rec.Rank), Start: -1, Names: e.Hashes, Session: string(e.SessionID)}
-		switch e.Medium {
-		case kvevent.GPU:
-			v.Tier = "device"
-		case kvevent.CPU:
-			v.Tier = "host_pinned"
-		case kvevent.Disk:
-			v.Tier = "disk"
-		default:
-			v.Tier = "external"
-		}
+		v := trace.Event{ID: c.id(rec.Rank), Start: -1, Names: e.Hashes, Session: string(e.SessionID), Tier: cmp.Or(tiers[e.Medium], "external")}
 		switch e.Kind {
 		case kvevent.Stored:
 			v.Op, v.Parent, v.HasParent = trace.Stored, e.Parent, e.HasParent
@@ -203,6 +193,9 @@ func (c *converter) events(rec *trace.Record) error {
 	}
 	return nil
 }
+
+// tiers are Dynamo's names; all others are "external".
+var tiers = map[kvevent.Medium]string{kvevent.GPU: "device", kvevent.CPU: "host_pinned", kvevent.Disk: "disk"}
 
 // requests writes the requests of a trace with prefix ids of the wanted size.
 func (c *converter) requests(open func() (*trace.Reader, error)) (*Conversion, error) {

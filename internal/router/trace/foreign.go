@@ -187,7 +187,11 @@ func AppendDynamoEvent(dst []byte, rec *Record, workers map[string]uint64) ([]by
 		return dst, fmt.Errorf("an event that does %q", e.Op)
 	}
 	ms := rec.Time.Milliseconds()
-	p, err := json.Marshal(dynamoLine{Timestamp: &ms, Event: &d})
+	return appendLine(dst, dynamoLine{Timestamp: &ms, Event: &d})
+}
+
+func appendLine(dst []byte, v any) ([]byte, error) {
+	p, err := json.Marshal(v)
 	if err != nil {
 		return dst, err
 	}
@@ -260,17 +264,13 @@ func AppendDynamoRequest(dst []byte, rec *Record, beganMS int64) ([]byte, error)
 		return dst, fmt.Errorf("a %s record has no form in a Dynamo request trace", rec.Kind)
 	}
 	at := beganMS + rec.Time.Milliseconds()
-	p, err := json.Marshal(map[string]any{
+	return appendLine(dst, map[string]any{
 		"schema": dynamoReqSchema, "event_type": "request_end", "event_time_unix_ms": at,
 		"request": map[string]any{
 			"request_id": q.ID, "request_received_ms": at, "model": q.Model, "output_tokens": q.OSL,
 			"replay": map[string]any{"trace_block_size": q.BlockSize, "input_length": q.ISL, "input_sequence_hashes": nonNil(q.Blocks)},
 		},
 	})
-	if err != nil {
-		return dst, err
-	}
-	return append(append(dst, p...), '\n'), nil
 }
 
 // mooncakeLine is a line of a Mooncake request trace (FAST'25 release); one
@@ -323,11 +323,7 @@ func AppendMooncake(dst []byte, rec *Record) ([]byte, error) {
 	if q.Session != "" {
 		l.Session = q.Session
 	}
-	p, err := json.Marshal(l)
-	if err != nil {
-		return dst, err
-	}
-	return append(append(dst, p...), '\n'), nil
+	return appendLine(dst, l)
 }
 
 // captureLine is one ZeroMQ message of a KV event socket, as it was received.

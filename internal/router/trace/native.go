@@ -20,11 +20,11 @@ func AppendHeader(dst []byte, h Header) ([]byte, error) {
 	if h.Rules == 0 {
 		h.Rules, h.Terms = decide.Rules, terms
 	}
-	p, err := json.Marshal(h)
+	p, err := appendLine(dst, h)
 	if err != nil {
 		return dst, fmt.Errorf("trace header: %w", err)
 	}
-	return append(append(dst, p...), '\n'), nil
+	return p, nil
 }
 
 // AppendRecord appends the line of a record in the project's own format. It

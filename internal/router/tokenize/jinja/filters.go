@@ -200,28 +200,27 @@ var filterFuncs = map[string]func(r *run, v any, a args) any{
 	"indent": indent,
 }
 
+// mapped are the filters that map can apply.
+var mapped = map[string]func(r *run, v any, a args) any{
+	"trim":   func(_ *run, v any, _ args) any { return trim(str(v), nil, true, true) },
+	"string": func(_ *run, v any, _ args) any { return str(v) },
+	"upper":  func(_ *run, v any, _ args) any { return strings.ToUpper(str(v)) },
+	"lower":  func(_ *run, v any, _ args) any { return strings.ToLower(str(v)) },
+	"tojson": tojson,
+	"length": length,
+}
+
 // mapFilter is map with a filter that takes no arguments.
 func (r *run) mapFilter(v any, a args) any {
 	name := wantStr("map", a.get(0, "", nil))
+	f, ok := mapped[name]
 	out := &List{}
 	for _, x := range r.items(v) {
 		r.step()
-		switch name {
-		case "trim":
-			out.Items = append(out.Items, trim(str(x), nil, true, true))
-		case "string":
-			out.Items = append(out.Items, str(x))
-		case "upper":
-			out.Items = append(out.Items, strings.ToUpper(str(x)))
-		case "lower":
-			out.Items = append(out.Items, strings.ToLower(str(x)))
-		case "tojson":
-			out.Items = append(out.Items, tojson(r, x, args{}))
-		case "length":
-			out.Items = append(out.Items, length(r, x, args{}))
-		default:
+		if !ok {
 			fail("map with filter %s is not implemented", name)
 		}
+		out.Items = append(out.Items, f(r, x, args{}))
 	}
 	return out
 }

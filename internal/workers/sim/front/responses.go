@@ -210,13 +210,13 @@ func (s *Server) responses(w http.ResponseWriter, r *http.Request, q *responsesR
 	}
 	e := newEvents(w)
 	n := 0
-	event := func(kind string, fields map[string]any) error {
+	event := func(kind string, fields map[string]any) {
 		fields["type"], fields["sequence_number"] = kind, n
 		n++
-		return e.event(kind, fields)
+		_ = e.event(kind, fields) // maps of plain values marshal
 	}
 	e.failed = func(message string) {
-		_ = event("error", map[string]any{"code": "server_error", "message": message, "param": nil}) // plain values marshal
+		event("error", map[string]any{"code": "server_error", "message": message, "param": nil})
 	}
 	at := map[string]any{"item_id": item, "output_index": 0, "content_index": 0}
 	with := func(extra map[string]any) map[string]any {
@@ -224,42 +224,23 @@ func (s *Server) responses(w http.ResponseWriter, r *http.Request, q *responsesR
 		return extra
 	}
 	s.streaming(w, r, base, j, e, func([]*choice) error {
-		if err := event("response.created", map[string]any{"response": body("in_progress", "", nil)}); err != nil {
-			return err
-		}
-		if err := event("response.in_progress", map[string]any{"response": body("in_progress", "", nil)}); err != nil {
-			return err
-		}
+		event("response.created", map[string]any{"response": body("in_progress", "", nil)})
+		event("response.in_progress", map[string]any{"response": body("in_progress", "", nil)})
 		return e.send()
 	}, func(c *choice, d delta) error {
 		if len(c.tokens) == len(d.tokens) {
-			if err := event("response.output_item.added", map[string]any{"output_index": 0, "item": map[string]any{"id": item, "type": "message", "role": "assistant", "status": "in_progress", "content": []any{}}}); err != nil {
-				return err
-			}
-			if err := event("response.content_part.added", with(map[string]any{"part": map[string]any{"type": "output_text", "text": "", "annotations": []any{}}})); err != nil {
-				return err
-			}
+			event("response.output_item.added", map[string]any{"output_index": 0, "item": map[string]any{"id": item, "type": "message", "role": "assistant", "status": "in_progress", "content": []any{}}})
+			event("response.content_part.added", with(map[string]any{"part": map[string]any{"type": "output_text", "text": "", "annotations": []any{}}}))
 		}
-		if err := event("response.output_text.delta", with(map[string]any{"delta": d.text, "logprobs": []any{}})); err != nil {
-			return err
-		}
+		event("response.output_text.delta", with(map[string]any{"delta": d.text, "logprobs": []any{}}))
 		if c.finish != "" {
 			text := c.text.String()
 			remember(c)
 			done := body("completed", text, c)
-			for _, x := range []struct {
-				kind   string
-				fields map[string]any
-			}{
-				{"response.output_text.done", with(map[string]any{"text": text, "logprobs": []any{}})},
-				{"response.content_part.done", with(map[string]any{"part": map[string]any{"type": "output_text", "text": text, "annotations": []any{}}})},
-				{"response.output_item.done", map[string]any{"output_index": 0, "item": done["output"].([]any)[0]}},
-				{"response.completed", map[string]any{"response": done}},
-			} {
-				if err := event(x.kind, x.fields); err != nil {
-					return err
-				}
-			}
+			event("response.output_text.done", with(map[string]any{"text": text, "logprobs": []any{}}))
+			event("response.content_part.done", with(map[string]any{"part": map[string]any{"type": "output_text", "text": text, "annotations": []any{}}}))
+			event("response.output_item.done", map[string]any{"output_index": 0, "item": done["output"].([]any)[0]})
+			event("response.completed", map[string]any{"response": done})
 		}
 		return e.send()
 	}, nil)
