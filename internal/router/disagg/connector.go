@@ -386,7 +386,7 @@ func isLoopback(host string) bool {
 	return ip != nil && ip.IsLoopback()
 }
 
-func appendInts(dst []byte, v []int) []byte {
+func appendInts[T int | uint32](dst []byte, v []T) []byte {
 	dst = append(dst, '[')
 	for i, n := range v {
 		if i > 0 {

@@ -48,7 +48,7 @@ func (l lmcache) Begin(d Dispatch) (*Transfer, error) {
 		prefill: oneToken(&d.Facts, api.Set(transferParams, ask)),
 	}
 	if first {
-		t.prefill = append(t.prefill, api.Set("prompt", appendIDs(nil, d.Facts.TokenIDs)))
+		t.prefill = append(t.prefill, api.Set("prompt", appendInts(nil, d.Facts.TokenIDs)))
 	} else {
 		t.check = func(*Transfer, *answer) error { return nil }
 	}
@@ -92,7 +92,7 @@ func checkLMCache(t *Transfer, a *answer) error {
 	}
 	f := &t.dispatch.Facts
 	t.first = &FirstToken{ID: id, Text: a.text}
-	ids := appendIDs(nil, f.TokenIDs)
+	ids := appendInts(nil, f.TokenIDs)
 	ids = append(ids[:len(ids)-1], ',')
 	ids = append(strconv.AppendInt(ids, int64(id), 10), ']')
 	t.decode = []api.Edit{api.Set("prompt", ids), api.Set(f.MaxTokensKey, api.RawInt(f.MaxTokens-1))}
@@ -100,17 +100,6 @@ func checkLMCache(t *Transfer, a *answer) error {
 		t.decode = append(t.decode, api.Replace("min_tokens", api.RawInt(f.MinTokens-1)))
 	}
 	return nil
-}
-
-func appendIDs(dst []byte, ids []uint32) []byte {
-	dst = append(dst, '[')
-	for i, id := range ids {
-		if i > 0 {
-			dst = append(dst, ',')
-		}
-		dst = strconv.AppendUint(dst, uint64(id), 10)
-	}
-	return append(dst, ']')
 }
 
 // DecoderRegistry finds the LMCache receiver of a decode worker: by its URL,

@@ -182,40 +182,24 @@ func Uint32(val []byte) (uint32, bool) {
 // surrogate escape becomes U+FFFD. It reports false for a bad escape, an
 // unescaped control character, or a value that is no string.
 func Unquote(dst, val []byte) ([]byte, bool) {
-	ok := Pieces(val, func(p []byte) { dst = append(dst, p...) })
-	return dst, ok
-}
-
-// Pieces calls f with the text of the raw string value val in pieces: whole
-// stretches of val between escapes, and the escaped characters. The pieces
-// are valid during the call only. Its result is as Unquote's.
-func Pieces(val []byte, f func([]byte)) bool {
 	if !IsString(val) {
-		return false
+		return dst, false
 	}
-	b := val[1 : len(val)-1]
-	var buf []byte // one for all escapes, because f makes it escape
-	for len(b) > 0 {
+	for b := val[1 : len(val)-1]; ; {
 		k := bytes.IndexByte(b, '\\')
 		if k < 0 {
-			f(b)
-			break
-		}
-		if k > 0 {
-			f(b[:k])
-		}
-		if buf == nil {
-			buf = make([]byte, 0, utf8.UTFMax)
+			return append(dst, b...), true
 		}
 		var n int
-		if buf, n = escape(buf[:0], b[k:]); n == 0 {
-			return false
+		if dst, n = escape(append(dst, b[:k]...), b[k:]); n == 0 {
+			return dst, false
 		}
-		f(buf)
 		b = b[k+n:]
 	}
-	return true
 }
+
+// escapes are the characters that stand for others after a backslash.
+var escapes = [256]byte{'"': '"', '\\': '\\', '/': '/', 'b': '\b', 'f': '\f', 'n': '\n', 'r': '\r', 't': '\t'}
 
 // escape appends the character of the escape at the start of b and returns
 // the escape's length, 0 for a bad one.
@@ -223,36 +207,23 @@ func escape(dst, b []byte) ([]byte, int) {
 	if len(b) < 2 {
 		return dst, 0
 	}
-	switch b[1] {
-	case '"', '\\', '/':
-		return append(dst, b[1]), 2
-	case 'b':
-		return append(dst, '\b'), 2
-	case 'f':
-		return append(dst, '\f'), 2
-	case 'n':
-		return append(dst, '\n'), 2
-	case 'r':
-		return append(dst, '\r'), 2
-	case 't':
-		return append(dst, '\t'), 2
-	case 'u':
-		r, ok := hex4(b)
-		if !ok {
-			return dst, 0
-		}
-		n := 6
-		if utf16.IsSurrogate(r) {
-			r2, ok := hex4(b[6:])
-			if r = utf16.DecodeRune(r, r2); ok && r != utf8.RuneError {
-				n = 12
-			} else {
-				r = utf8.RuneError
-			}
-		}
-		return utf8.AppendRune(dst, r), n
+	if c := escapes[b[1]]; c != 0 {
+		return append(dst, c), 2
 	}
-	return dst, 0
+	r, ok := hex4(b)
+	if !ok {
+		return dst, 0
+	}
+	n := 6
+	if utf16.IsSurrogate(r) {
+		r2, ok := hex4(b[6:])
+		if r = utf16.DecodeRune(r, r2); ok && r != utf8.RuneError {
+			n = 12
+		} else {
+			r = utf8.RuneError
+		}
+	}
+	return utf8.AppendRune(dst, r), n
 }
 
 // hex4 parses \uXXXX at the start of b.
@@ -263,6 +234,9 @@ func hex4(b []byte) (rune, bool) {
 	n, err := strconv.ParseUint(string(b[2:6]), 16, 16)
 	return rune(n), err == nil
 }
+
+// shorts are what stands after the backslash of an escape of two bytes.
+var shorts = [256]byte{'"': '"', '\\': '\\', '\b': 'b', '\f': 'f', '\n': 'n', '\r': 'r', '\t': 't'}
 
 // AppendQuote appends s as a JSON string, as Python's json.dumps with
 // ensure_ascii=False writes it: only quotes, backslashes and control
@@ -278,20 +252,9 @@ func AppendQuote(dst []byte, s string) []byte {
 		}
 		dst = append(dst, s[start:i]...)
 		start = i + 1
-		switch c {
-		case '"', '\\':
-			dst = append(dst, '\\', c)
-		case '\n':
-			dst = append(dst, '\\', 'n')
-		case '\r':
-			dst = append(dst, '\\', 'r')
-		case '\t':
-			dst = append(dst, '\\', 't')
-		case '\b':
-			dst = append(dst, '\\', 'b')
-		case '\f':
-			dst = append(dst, '\\', 'f')
-		default:
+		if short := shorts[c]; short != 0 {
+			dst = append(dst, '\\', short)
+		} else {
 			dst = append(dst, '\\', 'u', '0', '0', hex[c>>4], hex[c&15])
 		}
 	}
