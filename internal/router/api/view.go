@@ -255,12 +255,7 @@ func (v *View) keyName(f *Field) string {
 }
 
 // is reports whether a member has a name, without allocating.
-func (v *View) is(f *Field, name string) bool {
-	if f.name != "" {
-		return f.name == name
-	}
-	return string(f.Key.Of(v.Body)) == name
-}
+func (v *View) is(f *Field, name string) bool { return named(v.Body, f, name) }
 
 // Get is the raw value of a top-level member.
 func (v *View) Get(name string) (value []byte, ok bool) {
@@ -370,20 +365,12 @@ func (v *View) note(id keyID, at Span) *Error {
 		v.Stream, e = v.boolean("stream", raw, at)
 	case keyStreamOptions:
 		e = v.streamOptions(raw, at)
-	case keyMaxTokens:
-		e = v.maxTokens(id, "max_tokens", raw, at)
-	case keyMaxCompletionTokens:
-		e = v.maxTokens(id, "max_completion_tokens", raw, at)
-	case keyMaxOutputTokens:
-		e = v.maxTokens(id, "max_output_tokens", raw, at)
-	case keyMinTokens:
-		e = v.minTokens("min_tokens", raw, at)
-	case keyMinCompletionTokens:
-		e = v.minTokens("min_completion_tokens", raw, at)
-	case keyN:
-		e = v.count("n", raw, at)
-	case keyBestOf:
-		e = v.count("best_of", raw, at)
+	case keyMaxTokens, keyMaxCompletionTokens, keyMaxOutputTokens:
+		e = v.maxTokens(id, keyNames[id], raw, at)
+	case keyMinTokens, keyMinCompletionTokens:
+		e = v.minTokens(keyNames[id], raw, at)
+	case keyN, keyBestOf:
+		e = v.count(keyNames[id], raw, at)
 	case keyLogprobs:
 		// A boolean in chat, a number in completions.
 		if raw[0] != 'f' && string(raw) != "0" {

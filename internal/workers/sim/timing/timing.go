@@ -71,10 +71,8 @@ func (Mocker) Step(b Batch) time.Duration {
 
 // Transfer is the time that moving the KV of so many tokens takes.
 func (m Mocker) Transfer(tokens int) time.Duration {
-	bytes, bw := float64(m.KVBytesPerToken), m.Bandwidth
-	bytes = cmp.Or(bytes, 131072)
-	bw = cmp.Or(bw, 64e9)
-	return millis(1000 * float64(tokens) * bytes / bw)
+	bytes, bandwidth := cmp.Or(m.KVBytesPerToken, 131072), cmp.Or(m.Bandwidth, 64e9)
+	return millis(1000 * float64(tokens) * float64(bytes) / bandwidth)
 }
 
 // Profile is a timing model with coefficients of one's own, all in
