@@ -36,6 +36,9 @@ type answer struct {
 	retry bool
 }
 
+// owners are the engines by what they say in /v1/models of who owns a model.
+var owners = map[string]workers.Engine{"vllm": workers.VLLM, "sglang": workers.SGLang, "tensorrt_llm": workers.TRTLLM}
+
 // learn asks a worker what it is. Every page is optional; a missing one leaves
 // its facts not told.
 func (a *asker) learn(ctx context.Context, w *workers.Worker) *answer {
@@ -67,17 +70,9 @@ func (a *asker) learn(ctx context.Context, w *workers.Worker) *answer {
 	wg.Wait()
 
 	engine := p.engine
-	switch {
-	case engine != "":
+	if engine != "" {
 		l.tell(workers.FieldEngine, "/metrics")
-	case owner == "vllm":
-		engine = workers.VLLM
-	case owner == "sglang":
-		engine = workers.SGLang
-	case owner == "tensorrt_llm":
-		engine = workers.TRTLLM
-	}
-	if engine != "" && p.engine == "" {
+	} else if engine = owners[owner]; engine != "" {
 		l.tell(workers.FieldEngine, "/v1/models")
 	}
 	l.told.Engine = engine
@@ -217,10 +212,7 @@ func (l *learner) models(ctx context.Context) (owner string) {
 		defer l.mu.Unlock()
 		l.told.Models, l.told.LoRAs = models, loras
 		l.told.From[workers.FieldModels] = path
-		if length > 0 {
-			l.told.MaxModelLen = length
-			l.told.From[workers.FieldModelLen] = path
-		}
+		l.number(workers.FieldModelLen, &l.told.MaxModelLen, length, path)
 		return nil
 	})
 	return owner
@@ -275,24 +267,26 @@ func (l *learner) chatTokens(ctx context.Context) {
 	})
 }
 
+// number takes a number that a page tells; 0 is none. The caller holds mu, or no
+// page is being asked for.
+func (l *learner) number(f workers.Field, dst *int, n int, from string) {
+	if n > 0 {
+		*dst = n
+		l.told.From[f] = from
+	}
+}
+
 // metrics takes what a /metrics page tells beside the load.
 func (l *learner) metrics(p *page) {
 	source := "vllm:cache_config_info"
 	if p.engine == workers.SGLang {
 		source = "sglang:page_size"
 	}
-	if p.blockSize > 0 {
-		l.told.BlockSize = p.blockSize
-		l.tell(workers.FieldBlockSize, source)
-	}
-	if n := p.kvBlocks(); n > 0 {
-		l.told.KVBlocks = n
-		l.tell(workers.FieldKVBlocks, source)
-	}
+	l.number(workers.FieldBlockSize, &l.told.BlockSize, p.blockSize, source)
+	l.number(workers.FieldKVBlocks, &l.told.KVBlocks, p.kvBlocks(), source)
 	// SGLang labels only ranks that have run something, vLLM all of them.
-	if n := len(p.rankLabels()); n > 0 && p.engine == workers.VLLM {
-		l.told.DP = n
-		l.tell(workers.FieldDP, `engine labels in /metrics`)
+	if p.engine == workers.VLLM {
+		l.number(workers.FieldDP, &l.told.DP, len(p.rankLabels()), `engine labels in /metrics`)
 	}
 	if p.nixl {
 		l.told.Connector = workers.ConnectorNIXL
@@ -387,9 +381,8 @@ func (l *learner) eventSources(ctx context.Context) {
 	defer l.mu.Unlock()
 	l.told.Events = sources
 	l.told.From[workers.FieldEvents] = path
-	if l.told.DP == 0 && len(list) > 0 {
-		l.told.DP = len(list)
-		l.told.From[workers.FieldDP] = path
+	if l.told.DP == 0 {
+		l.number(workers.FieldDP, &l.told.DP, len(list), path)
 	}
 }
 
@@ -437,12 +430,7 @@ func (l *learner) sglang(path string, info map[string]json.RawMessage) {
 		}
 		return s
 	}
-	set := func(f workers.Field, dst *int, n int) {
-		if n > 0 {
-			*dst = n
-			t.From[f] = path
-		}
-	}
+	set := func(f workers.Field, dst *int, n int) { l.number(f, dst, n, path) }
 	set(workers.FieldBlockSize, &t.BlockSize, number("page_size", 1<<20))
 	set(workers.FieldDP, &t.DP, number("dp_size", maxRanks))
 	set(workers.FieldBatched, &t.MaxBatchedTokens, number("chunked_prefill_size", 1<<30))
@@ -485,21 +473,23 @@ func (l *learner) sglang(path string, info map[string]json.RawMessage) {
 	t.From[workers.FieldEvents] = path
 }
 
+type sglangPublisher struct {
+	Rank     int    `json:"dp_rank"`
+	Endpoint string `json:"endpoint"`
+}
+
 // sglangEvents reads the kv_events object of /server_info (SGLang since 0.5.14):
 // a base port that counts up with the rank, or a list of publishers.
 func sglangEvents(raw json.RawMessage, base *url.URL, dp int) (out []workers.EventSource, notes []string, err error) {
 	var kv *struct {
-		Publisher  string `json:"publisher"`
-		Host       string `json:"endpoint_host"`
-		Port       int    `json:"endpoint_port_base"`
-		Topic      string `json:"topic"`
-		DP         int    `json:"dp_size"`
-		ReplayHost string `json:"replay_endpoint_host"`
-		ReplayPort int    `json:"replay_endpoint_port_base"`
-		Publishers []struct {
-			Rank     int    `json:"dp_rank"`
-			Endpoint string `json:"endpoint"`
-		} `json:"publishers"`
+		Publisher  string            `json:"publisher"`
+		Host       string            `json:"endpoint_host"`
+		Port       int               `json:"endpoint_port_base"`
+		Topic      string            `json:"topic"`
+		DP         int               `json:"dp_size"`
+		ReplayHost string            `json:"replay_endpoint_host"`
+		ReplayPort int               `json:"replay_endpoint_port_base"`
+		Publishers []sglangPublisher `json:"publishers"`
 	}
 	if err := json.Unmarshal(raw, &kv); err != nil {
 		return nil, nil, errors.New("not the expected object")
@@ -518,12 +508,7 @@ func sglangEvents(raw json.RawMessage, base *url.URL, dp int) (out []workers.Eve
 	for rank := range dp {
 		src := workers.EventSource{DP: rank, Topic: clip(kv.Topic, 512)}
 		var err error
-		if i := slices.IndexFunc(kv.Publishers, func(p struct {
-			Rank     int    `json:"dp_rank"`
-			Endpoint string `json:"endpoint"`
-		}) bool {
-			return p.Rank == rank
-		}); i >= 0 {
+		if i := slices.IndexFunc(kv.Publishers, func(p sglangPublisher) bool { return p.Rank == rank }); i >= 0 {
 			src.Endpoint, err = workers.DialEndpoint(kv.Publishers[i].Endpoint, base.Hostname(), 0)
 		} else {
 			src.Endpoint, err = endpoint(kv.Host, kv.Port, rank)
