@@ -41,7 +41,7 @@ var allowed = map[string][]string{
 	"internal/router/admin":       {"internal/router/eventlog"},
 	"internal/router/adminserver": {"internal/router/admin", "internal/router/admission", "internal/router/api", "internal/router/decision", "internal/router/eventlog", "internal/router/kvindex", "internal/router/receipt", "internal/workers"},
 	"internal/router/admission":   {},
-	"internal/router/api":         {},
+	"internal/router/api":         {"internal/router/rawjson"},
 	"internal/router/approx":      {"internal/router/kvindex", "internal/router/blockhash"},
 	"internal/router/attempt":     {"internal/router/decision", "internal/router/selector", "internal/workers", "internal/workers/health"},
 	"internal/router/blockhash":   {},
@@ -55,14 +55,15 @@ var allowed = map[string][]string{
 	"internal/router/kvindex":     {"internal/router/blockhash", "internal/router/kvindex/..."},
 	"internal/router/ledger":      {"internal/workers"},
 	"internal/router/prompt":      {"internal/router/api", "internal/router/disagg", "internal/router/eventlog", "internal/router/tokenize", "internal/workers"},
+	"internal/router/rawjson":     {},
 	"internal/router/receipt":     {"internal/router/decision", "internal/router/selector"},
 	"internal/router/selector":    {"internal/router/decision"},
-	"internal/router/sse":         {},
+	"internal/router/sse":         {"internal/router/rawjson"},
 	"internal/router/state":       {"internal/router/admin", "internal/router/admission", "internal/router/approx", "internal/router/kvfeed", "internal/router/kvindex", "internal/router/ledger", "internal/router/traffic", "internal/workers"},
 	"internal/router/telemetry":   {},
 	// The stand for tests and endurance runs; nothing of the product imports it.
 	"internal/router/routertest": {"internal/router", "internal/router/admin", "internal/router/quicksock", "internal/settings", "internal/workers", "internal/workers/sim", "internal/workers/sim/port"},
-	"internal/router/tokenize":   {"internal/router/tokenize/..."},
+	"internal/router/tokenize":   {"internal/router/rawjson", "internal/router/tokenize/..."},
 	"internal/router/trace":      {"internal/router/api", "internal/router/attempt", "internal/router/decide", "internal/router/decision", "internal/router/disagg", "internal/router/kvevent", "internal/router/receipt", "internal/router/selector", "internal/workers"},
 	"internal/router/trace/...":  {"internal/router/trace", "internal/router/receipt"},
 	"internal/router/quicksock":  {},
@@ -71,7 +72,7 @@ var allowed = map[string][]string{
 	"internal/router/upstream":   {"internal/router/api", "internal/router/quicksock"},
 	"internal/router/zmtp":       {},
 
-	"internal/router/tokenize/...": {"internal/router/tokenize/..."},
+	"internal/router/tokenize/...": {"internal/router/rawjson", "internal/router/tokenize/..."},
 	"internal/router/kvindex/...":  {},
 
 	// The endurance run drives a whole router, and nothing but a test asks for it.

@@ -1,6 +1,10 @@
 package sse
 
-import "bytes"
+import (
+	"bytes"
+
+	"github.com/dynctl/dynctl/internal/router/rawjson"
+)
 
 // Usage is an engine's own count of tokens; -1 stands for not told.
 type Usage struct {
@@ -25,128 +29,11 @@ type payload struct {
 	usage  Usage
 }
 
-// walker steps through JSON text that an engine sent. It trusts the text to be
-// JSON only as far as it never reads beyond it: on anything odd it stops.
-type walker struct {
-	b []byte
-	i int
-}
-
-func (w *walker) space() {
-	for w.i < len(w.b) && (w.b[w.i] == ' ' || w.b[w.i] == '\n' || w.b[w.i] == '\r' || w.b[w.i] == '\t') {
-		w.i++
-	}
-}
-
-// text reads a string at i and returns what is between its quotes, escapes not
-// resolved; nil if it is not closed.
-func (w *walker) text() []byte {
-	start := w.i + 1
-	for k := start; k < len(w.b); {
-		q := bytes.IndexByte(w.b[k:], '"')
-		if q < 0 {
-			break
-		}
-		k += q
-		n := k
-		for n > start && w.b[n-1] == '\\' {
-			n--
-		}
-		k++
-		if (k-1-n)%2 == 0 {
-			w.i = k
-			return w.b[start : k-1 : k-1]
-		}
-	}
-	w.i = len(w.b)
-	return nil
-}
-
-// value passes over any value and returns it.
-func (w *walker) value() []byte {
-	start, depth := w.i, 0
-	for w.i < len(w.b) {
-		switch w.b[w.i] {
-		case '"':
-			w.text()
-			if depth == 0 {
-				return w.b[start:w.i]
-			}
-			continue
-		case '{', '[':
-			depth++
-		case '}', ']':
-			if depth--; depth < 0 { // the end of what is around a scalar
-				return w.b[start:w.i]
-			}
-			if depth == 0 {
-				w.i++
-				return w.b[start:w.i]
-			}
-		case ',', ' ', '\n', '\r', '\t':
-			if depth == 0 {
-				return w.b[start:w.i]
-			}
-		}
-		w.i++
-	}
-	return w.b[start:]
-}
-
-// open enters an object or a list and reports whether it has anything in it.
-func (w *walker) open(bracket byte) bool {
-	w.space()
-	if w.i >= len(w.b) || w.b[w.i] != bracket {
-		return false
-	}
-	w.i++
-	w.space()
-	return w.i < len(w.b) && w.b[w.i] != '}' && w.b[w.i] != ']'
-}
-
-// next goes on to the next member or element and reports whether there is one.
-func (w *walker) next() bool {
-	w.space()
-	if w.i >= len(w.b) || w.b[w.i] != ',' {
-		return false
-	}
-	w.i++
-	w.space()
-	return w.i < len(w.b)
-}
-
-// key reads a member's key and stops at its value.
-func (w *walker) key() []byte {
-	if w.i >= len(w.b) || w.b[w.i] != '"' {
-		w.i = len(w.b)
-		return nil
-	}
-	k := w.text()
-	w.space()
-	if w.i >= len(w.b) || w.b[w.i] != ':' {
-		w.i = len(w.b)
-		return nil
-	}
-	w.i++
-	w.space()
-	return k
-}
-
-// members calls on for each member of the object v.
+// members calls on for each member of the object v, up to what is odd.
 func members(v []byte, on func(key, value []byte)) {
-	w := walker{b: v}
-	if !w.open('{') {
-		return
-	}
-	for {
-		k := w.key()
-		if k == nil {
-			return
-		}
-		on(k, w.value())
-		if !w.next() {
-			return
-		}
+	w := rawjson.Walk(v)
+	for more := w.Open('{'); more; more = w.Next() {
+		on(w.Key(), w.Value())
 	}
 }
 
@@ -159,8 +46,8 @@ func filled(v []byte) bool {
 	case '"':
 		return len(v) > 2
 	case '{', '[':
-		w := walker{b: v}
-		return w.open(v[0])
+		w := rawjson.Walk(v)
+		return w.Open(v[0])
 	case 'n', 'f':
 		return false
 	}
@@ -194,51 +81,41 @@ func whole(v []byte) int64 {
 func (p *payload) read(b []byte) {
 	*p = payload{usage: noUsage}
 	var kind, response, message, delta []byte
-	w := walker{b: b}
-	if !w.open('{') {
-		return
-	}
-	for {
-		k := w.key()
-		if k == nil {
-			break
-		}
-		switch string(k) {
+	w := rawjson.Walk(b)
+	for more := w.Open('{'); more; more = w.Next() {
+		switch string(w.Key()) {
 		case "choices":
 			p.choices(&w)
 		case "error":
-			if v := w.value(); filled(v) {
+			if v := w.Value(); filled(v) {
 				p.fails = true
 			}
 		case "usage":
-			p.count(w.value())
+			p.count(w.Value())
 		case "type":
-			kind = inner(w.value())
+			kind = inner(w.Value())
 		case "response":
-			response = w.value()
+			response = w.Value()
 		case "message":
-			message = w.value()
+			message = w.Value()
 		case "delta":
-			delta = w.value()
+			delta = w.Value()
 		case "text", "output_ids", "content", "output", "token_ids":
 			// SGLang's native answer, and the bodies of answers that are not
 			// streamed.
-			if filled(w.value()) {
+			if filled(w.Value()) {
 				p.token = true
 			}
 		case "meta_info":
-			p.meta(w.value())
+			p.meta(w.Value())
 		case "stop_reason":
-			p.stop(w.value())
+			p.stop(w.Value())
 		case "status":
-			if v := inner(w.value()); string(v) == "completed" || string(v) == "incomplete" || string(v) == "failed" {
+			if v := inner(w.Value()); string(v) == "completed" || string(v) == "incomplete" || string(v) == "failed" {
 				p.finish = v
 			}
 		default:
-			w.value()
-		}
-		if !w.next() {
-			break
+			w.Value()
 		}
 	}
 	if kind != nil {
@@ -247,21 +124,14 @@ func (p *payload) read(b []byte) {
 }
 
 // choices reads OpenAI's list of choices.
-func (p *payload) choices(w *walker) {
-	if w.i < len(w.b) && w.b[w.i] != '[' {
-		w.value() // null, or nothing that is known
+func (p *payload) choices(w *rawjson.Walker) {
+	if !w.At('[') {
+		w.Value() // null, or nothing that is known
 		return
 	}
-	more := w.open('[')
-	for more {
-		inside := w.open('{')
-		for inside {
-			k := w.key()
-			if k == nil {
-				break
-			}
-			v := w.value()
-			switch string(k) {
+	for more := w.Open('['); more; more = w.Next() {
+		for inside := w.Open('{'); inside; inside = w.Next() {
+			switch k, v := w.Key(), w.Value(); string(k) {
 			case "delta", "message":
 				p.delta(v)
 			case "text":
@@ -275,39 +145,20 @@ func (p *payload) choices(w *walker) {
 			case "finish_reason":
 				p.stop(v)
 			}
-			inside = w.next()
 		}
-		if w.i >= len(w.b) || w.b[w.i] != '}' {
-			w.i = len(w.b)
-			return
-		}
-		w.i++
-		more = w.next()
+		w.Close('}')
 	}
-	w.space()
-	if w.i < len(w.b) && w.b[w.i] == ']' {
-		w.i++
-	}
+	w.Close(']')
 }
 
 func (p *payload) delta(v []byte) {
-	w := walker{b: v}
-	if !w.open('{') {
-		return
-	}
-	for {
-		k := w.key()
-		if k == nil {
-			return
-		}
-		switch v := w.value(); string(k) {
+	w := rawjson.Walk(v)
+	for more := w.Open('{'); more; more = w.Next() {
+		switch k, v := w.Key(), w.Value(); string(k) {
 		case "content", "reasoning_content", "reasoning", "tool_calls", "refusal", "function_call", "audio":
 			if filled(v) {
 				p.token = true
 			}
-		}
-		if !w.next() {
-			return
 		}
 	}
 }

@@ -4,8 +4,8 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/dynctl/dynctl/internal/router/rawjson"
 	"github.com/dynctl/dynctl/internal/router/tokenize/jinja"
-	"github.com/dynctl/dynctl/internal/router/tokenize/rawjson"
 )
 
 // chatRequest is what of a chat request goes into its prompt.

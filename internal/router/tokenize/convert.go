@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/dynctl/dynctl/internal/router/tokenize/rawjson"
+	"github.com/dynctl/dynctl/internal/router/rawjson"
 )
 
 // chatBody is a chat request that renders to the same prompt as a request of

@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sync/singleflight"
 
 	"github.com/dynctl/dynctl/internal/positive"
-	"github.com/dynctl/dynctl/internal/router/tokenize/rawjson"
+	"github.com/dynctl/dynctl/internal/router/rawjson"
 )
 
 // EngineOptions configures an Engine tokenizer. Client and BaseURL are

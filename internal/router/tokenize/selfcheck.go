@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/dynctl/dynctl/internal/router/tokenize/rawjson"
+	"github.com/dynctl/dynctl/internal/router/rawjson"
 )
 
 // Aspect is a part of tokenizing that a local tokenizer may get right or not.

@@ -1,13 +1,14 @@
 package jinja
 
 import (
+	"bytes"
 	"math"
 	"slices"
 	"strconv"
 	"strings"
 	"unicode"
 
-	"github.com/dynctl/dynctl/internal/router/tokenize/rawjson"
+	"github.com/dynctl/dynctl/internal/router/rawjson"
 )
 
 // Values are nil (None), bool, int64, bigInt, float64, string, *List, *Dict,
@@ -93,7 +94,7 @@ const maxDepth = 128
 // ParseJSON reads JSON as Python's json.loads does: objects keep their order,
 // integers stay exact, of a repeated key the last value counts.
 func ParseJSON(b []byte) (any, error) {
-	return parseJSON(rawjson.Trim(b), 0)
+	return parseJSON(bytes.Trim(b, " \t\r\n"), 0)
 }
 
 func parseJSON(b []byte, depth int) (any, error) {

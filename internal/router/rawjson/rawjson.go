@@ -14,147 +14,164 @@ import (
 // ErrSyntax is returned for bytes that are not JSON where it matters.
 var ErrSyntax = errors.New("malformed JSON")
 
-// space returns the first offset from i that is not white space.
-func space(b []byte, i int) int {
-	for i < len(b) && (b[i] == ' ' || b[i] == '\n' || b[i] == '\r' || b[i] == '\t') {
-		i++
-	}
-	return i
+// Walker steps through JSON text. It trusts the text to be JSON only as far as
+// it never reads beyond it: on anything odd it goes to the end, where there is
+// neither a key nor a value nor a next one.
+//
+//	for more := w.Open('{'); more; more = w.Next() {
+//		k, v := w.Key(), w.Value()
+//	}
+type Walker struct {
+	b   []byte
+	i   int
+	cut bool // the text ended within a value
 }
 
-// Trim returns b without white space around it.
-func Trim(b []byte) []byte {
-	b = b[space(b, 0):]
-	for len(b) > 0 && (b[len(b)-1] == ' ' || b[len(b)-1] == '\n' || b[len(b)-1] == '\r' || b[len(b)-1] == '\t') {
-		b = b[:len(b)-1]
+// Walk is a walker at the start of b.
+func Walk(b []byte) Walker { return Walker{b: b} }
+
+func (w *Walker) space() {
+	for w.i < len(w.b) && (w.b[w.i] == ' ' || w.b[w.i] == '\n' || w.b[w.i] == '\r' || w.b[w.i] == '\t') {
+		w.i++
 	}
-	return b
 }
 
-// stringEnd returns the offset after the closing quote of the string whose
-// opening quote is at b[i], -1 when it does not end.
-func stringEnd(b []byte, i int) int {
-	for j := i + 1; ; {
-		k := bytes.IndexByte(b[j:], '"')
-		if k < 0 {
-			return -1
+// At reports whether c is the byte at which the walker stands.
+func (w *Walker) At(c byte) bool { return w.i < len(w.b) && w.b[w.i] == c }
+
+// pass goes over c and the white space after it, or else to the end.
+func (w *Walker) pass(c byte) bool {
+	if !w.At(c) {
+		w.i = len(w.b)
+		return false
+	}
+	w.i++
+	w.space()
+	return true
+}
+
+// Open enters an object or an array and reports whether it has anything in it.
+func (w *Walker) Open(bracket byte) bool {
+	w.space()
+	return w.pass(bracket) && w.i < len(w.b) && !w.At('}') && !w.At(']')
+}
+
+// Next goes on to the next member or element and reports whether there is one.
+func (w *Walker) Next() bool {
+	w.space()
+	return w.At(',') && w.pass(',') && w.i < len(w.b)
+}
+
+// Close leaves an object or an array after its last member or element and
+// reports whether it ends there.
+func (w *Walker) Close(bracket byte) bool { return w.pass(bracket) }
+
+// Key reads a member's key and stops at its value. It returns what is between
+// the quotes, escapes not resolved, and nil for none.
+func (w *Walker) Key() []byte {
+	if !w.At('"') {
+		w.i = len(w.b)
+		return nil
+	}
+	k := w.text()
+	if w.space(); !w.pass(':') {
+		return nil
+	}
+	return k
+}
+
+// text passes over a string and returns what is between its quotes; nil if it is
+// not closed.
+func (w *Walker) text() []byte {
+	start := w.i + 1
+	for k := start; k < len(w.b); {
+		q := bytes.IndexByte(w.b[k:], '"')
+		if q < 0 {
+			break
 		}
-		k += j
+		k += q
 		n := k
-		for n > i+1 && b[n-1] == '\\' {
+		for n > start && w.b[n-1] == '\\' {
 			n--
 		}
-		if (k-n)%2 == 0 {
-			return k + 1
+		k++
+		if (k-1-n)%2 == 0 {
+			w.i = k
+			return w.b[start : k-1 : k-1]
 		}
-		j = k + 1
 	}
+	w.i, w.cut = len(w.b), true
+	return nil
 }
 
-// skip returns the end of the value that starts at b[i], -1 for none.
-func skip(b []byte, i int) int {
-	if i >= len(b) {
-		return -1
-	}
-	switch b[i] {
-	case '"':
-		return stringEnd(b, i)
-	case '{', '[':
-		depth := 0
-		for i < len(b) {
-			switch b[i] {
-			case '{', '[':
-				depth++
-			case '}', ']':
-				if depth--; depth == 0 {
-					return i + 1
-				}
-			case '"':
-				if i = stringEnd(b, i); i < 0 {
-					return -1
-				}
-				continue
+// Value passes over any value and returns it, or as much of it as there is; it is
+// empty for none.
+func (w *Walker) Value() []byte {
+	start, depth := w.i, 0
+	for w.i < len(w.b) {
+		switch w.b[w.i] {
+		case '"':
+			w.text()
+			if depth == 0 {
+				return w.b[start:w.i]
 			}
-			i++
+			continue
+		case '{', '[':
+			depth++
+		case '}', ']':
+			if depth--; depth < 0 { // the end of what is around a scalar
+				return w.b[start:w.i]
+			}
+			if depth == 0 {
+				w.i++
+				return w.b[start:w.i]
+			}
+		case ',', ':', ' ', '\n', '\r', '\t':
+			if depth == 0 {
+				return w.b[start:w.i]
+			}
 		}
-		return -1
-	case ',', '}', ']', ':':
-		return -1
+		w.i++
 	}
-	from := i
-	for i < len(b) && b[i] != ',' && b[i] != '}' && b[i] != ']' && b[i] > ' ' {
-		i++
-	}
-	if i == from {
-		return -1 // a control character
-	}
-	return i
+	w.cut = w.cut || depth > 0
+	return w.b[start:]
 }
 
 // Object calls f for each member of the object b, in order, until f returns
 // false. key is the raw text between the quotes, val the raw value.
 func Object(b []byte, f func(key, val []byte) bool) error {
-	i := space(b, 0)
-	if i >= len(b) || b[i] != '{' {
+	w := Walk(b)
+	for more := w.Open('{'); more; more = w.Next() {
+		k, v := w.Key(), w.Value()
+		if len(v) == 0 || w.cut {
+			return ErrSyntax
+		}
+		if !f(k, v) {
+			return nil
+		}
+	}
+	if !w.Close('}') {
 		return ErrSyntax
 	}
-	if i = space(b, i+1); i < len(b) && b[i] == '}' {
-		return nil
-	}
-	for {
-		if i >= len(b) || b[i] != '"' {
-			return ErrSyntax
-		}
-		e := stringEnd(b, i)
-		if e < 0 {
-			return ErrSyntax
-		}
-		key := b[i+1 : e-1]
-		if i = space(b, e); i >= len(b) || b[i] != ':' {
-			return ErrSyntax
-		}
-		i = space(b, i+1)
-		if e = skip(b, i); e < 0 {
-			return ErrSyntax
-		}
-		if !f(key, b[i:e]) {
-			return nil
-		}
-		if i = space(b, e); i < len(b) && b[i] == '}' {
-			return nil
-		}
-		if i >= len(b) || b[i] != ',' {
-			return ErrSyntax
-		}
-		i = space(b, i+1)
-	}
+	return nil
 }
 
 // Array calls f for each element of the array b, until f returns false.
 func Array(b []byte, f func(val []byte) bool) error {
-	i := space(b, 0)
-	if i >= len(b) || b[i] != '[' {
+	w := Walk(b)
+	for more := w.Open('['); more; more = w.Next() {
+		v := w.Value()
+		if len(v) == 0 || w.cut {
+			return ErrSyntax
+		}
+		if !f(v) {
+			return nil
+		}
+	}
+	if !w.Close(']') {
 		return ErrSyntax
 	}
-	if i = space(b, i+1); i < len(b) && b[i] == ']' {
-		return nil
-	}
-	for {
-		e := skip(b, i)
-		if e < 0 {
-			return ErrSyntax
-		}
-		if !f(b[i:e]) {
-			return nil
-		}
-		if i = space(b, e); i < len(b) && b[i] == ']' {
-			return nil
-		}
-		if i >= len(b) || b[i] != ',' {
-			return ErrSyntax
-		}
-		i = space(b, i+1)
-	}
+	return nil
 }
 
 // IsString reports whether the raw value val is a string.

@@ -52,7 +52,7 @@ func FuzzAgainstStdlib(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		var any1 any
 		valid := json.Unmarshal(b, &any1) == nil && utf8.Valid(b)
-		v := Trim(b)
+		v := bytes.Trim(b, " \t\r\n")
 		n, m := 0, 0
 		errO := Object(v, func(_, e []byte) bool { n++; return true })
 		errA := Array(v, func(e []byte) bool { m++; return true })
@@ -76,9 +76,6 @@ func FuzzAgainstStdlib(f *testing.F) {
 			if errA != nil || m != len(x) {
 				t.Fatalf("Array(%s): %d elements, %v; want %d", v, m, errA, len(x))
 			}
-		}
-		if !bytes.Equal(Trim(v), v) {
-			t.Fatal("Trim is not idempotent")
 		}
 	})
 }
