@@ -3,6 +3,8 @@ package api
 import (
 	"strconv"
 	"strings"
+
+	"github.com/dynctl/dynctl/internal/router/rawjson"
 )
 
 // Edit is one change of a body.
@@ -42,19 +44,7 @@ func RawString(s string) []byte { return AppendString(nil, s) }
 
 // AppendString appends s as a JSON string; invalid UTF-8 becomes U+FFFD.
 func AppendString(dst []byte, s string) []byte {
-	const hex = "0123456789abcdef"
-	dst = append(dst, '"')
-	for _, r := range s {
-		switch {
-		case r == '"' || r == '\\':
-			dst = append(dst, '\\', byte(r))
-		case r < 0x20:
-			dst = append(dst, '\\', 'u', '0', '0', hex[r>>4], hex[r&15])
-		default:
-			dst = append(dst, string(r)...)
-		}
-	}
-	return append(dst, '"')
+	return rawjson.AppendQuote(dst, strings.ToValidUTF8(s, "\uFFFD"))
 }
 
 // Splice appends to dst the body that v was parsed from with the edits made.

@@ -1,13 +1,14 @@
 package api
 
 import (
-	"encoding/json"
+	"bytes"
 	"fmt"
 	"math"
 	"net/http"
 	"strconv"
 
 	"github.com/dynctl/dynctl/internal/positive"
+	"github.com/dynctl/dynctl/internal/router/rawjson"
 )
 
 // Span is the bytes [Start, End) of a body.
@@ -585,13 +586,9 @@ func (v *View) nestedMax(param string, raw []byte, at Span) *Error {
 // unquote is the text of a valid JSON string, its quotes included.
 func unquote(raw []byte) string {
 	in := raw[1 : len(raw)-1]
-	for _, c := range in {
-		if c == '\\' {
-			var s string
-			if json.Unmarshal(raw, &s) != nil {
-				return string(in)
-			}
-			return s
+	if bytes.IndexByte(in, '\\') >= 0 {
+		if text, ok := rawjson.Unquote(nil, raw); ok {
+			return string(text)
 		}
 	}
 	return string(in)
