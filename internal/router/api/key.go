@@ -98,19 +98,44 @@ var transferFields = [...]string{
 	"disagg_request_id", "ctx_request_id", "ret_first_tok",
 }
 
-var keyIDs = func() map[string]keyID {
-	ids := make(map[string]keyID, len(keyNames)+len(transferFields))
+// keySlots finds the number of a member by its name. It is an open hash table,
+// because a request pays for a map of the runtime with each of its members.
+var keySlots = func() (slots [256]keySlot) {
+	add := func(name string, id keyID) {
+		h := hashKey([]byte(name))
+		for slots[h].name != "" {
+			h++
+		}
+		slots[h] = keySlot{name, id}
+	}
 	for id, name := range keyNames {
 		if name != "" {
-			ids[name] = keyID(id)
+			add(name, keyID(id))
 		}
 	}
 	for _, name := range transferFields {
-		ids[name] = keyTransfer
+		add(name, keyTransfer)
 	}
-	return ids
+	return slots
 }()
 
-func lookupKey(k []byte) keyID { return keyIDs[string(k)] }
+type keySlot struct {
+	name string
+	id   keyID
+}
+
+// hashKey is where a name belongs; nearly all of them have a slot of their own.
+func hashKey(k []byte) uint8 { return 3*uint8(len(k)) + 17*k[0] + 11*k[len(k)-1] }
+
+func lookupKey(k []byte) keyID {
+	if len(k) == 0 {
+		return keyOther
+	}
+	for h := hashKey(k); ; h++ {
+		if s := &keySlots[h]; s.name == string(k) || s.name == "" {
+			return s.id
+		}
+	}
+}
 
 func isTransferField(k []byte) bool { return lookupKey(k) == keyTransfer }
