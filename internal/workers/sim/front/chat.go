@@ -27,7 +27,7 @@ type toolCall struct {
 }
 
 type toolFunction struct {
-	Name      string `json:"name"`
+	Name      string `json:"name,omitempty"`
 	Arguments string `json:"arguments"`
 }
 
@@ -292,76 +292,66 @@ func (s *Server) chatLogprobs(tokens []uint32, top int) map[string]any {
 
 func (s *Server) streamChat(w http.ResponseWriter, r *http.Request, base string, j *job, q *chatRequest, call *forced) {
 	e := newEvents(w)
-	head := `data: {"id":` + string(api.AppendString(nil, base)) + `,"object":"chat.completion.chunk","created":` + unix() + `,"model":` + string(api.AppendString(nil, j.shown)) + `,"choices":[`
+	head := newChunk(base, "chat.completion.chunk", j)
 	begun := make([]bool, j.n)
-	e.prelude = func() { s.chatRole(e, head, 0, j) }
+	e.prelude = func() { _ = e.chatRole(head, 0, j) } // the error is what follows
 	s.streaming(w, r, base, j, e, nil, func(c *choice, d delta) error {
 		if !begun[c.index] {
 			begun[c.index] = true
-			s.chatRole(e, head, c.index, j)
+			if err := e.chatRole(head, c.index, j); err != nil {
+				return err
+			}
 			if call != nil {
-				e.str(head)
-				e.str(`{"index":`)
-				e.num(c.index)
-				e.str(`,"delta":{"tool_calls":[{"id":"chatcmpl-tool-` + s.id() + `","type":"function","index":0,"function":{"name":`)
-				e.json(call.name)
-				e.str(`,"arguments":`)
-				e.json(call.before)
-				e.str("}}]},\"logprobs\":null,\"finish_reason\":null,\"token_ids\":null}]}\n\n")
+				part := toolCallDelta{ID: "chatcmpl-tool-" + s.id(), Type: "function", Function: toolFunction{call.name, call.before}}
+				if err := e.chunk(head, chunkChoice{Index: c.index, Delta: chatDelta{ToolCalls: []toolCallDelta{part}}, chunkEnd: &chunkEnd{}}); err != nil {
+					return err
+				}
 			}
 		}
-		e.str(head)
-		e.str(`{"index":`)
-		e.num(c.index)
+		out := chunkChoice{Delta: chatDelta{Content: &d.text}}
 		if call != nil {
-			e.str(`,"delta":{"tool_calls":[{"index":0,"function":{"arguments":`)
 			text := call.text(d.text)
 			if c.finish != "" {
 				text += call.after
 				c.finish = call.finish(c.finish)
 			}
-			e.json(text)
-			e.str(`}}]}`)
-		} else {
-			e.str(`,"delta":{"content":`)
-			e.json(d.text)
-			e.str(`}`)
+			out.Delta = chatDelta{ToolCalls: []toolCallDelta{{Function: toolFunction{Arguments: text}}}}
 		}
-		e.str(`,"logprobs":`)
 		if q.Logprobs {
-			if err := e.value(s.chatLogprobs(d.tokens, q.TopLogprobs)); err != nil {
-				return err
-			}
-		} else {
-			e.str("null")
+			out.Logprobs = s.chatLogprobs(d.tokens, q.TopLogprobs)
 		}
-		s.tail(e, j, c, d)
-		return e.send()
-	}, func(u usage) {
-		e.str(head)
-		e.str(`],"usage":`)
-		e.usage(u)
-		e.str(`,"system_fingerprint":"` + fingerprint + "\"}\n\n")
-	})
+		return e.piece(head, out, j, c, d)
+	}, e.last(head))
+}
+
+type chatDelta struct {
+	Role      string          `json:"role,omitempty"`
+	Content   *string         `json:"content,omitempty"`
+	ToolCalls []toolCallDelta `json:"tool_calls,omitempty"`
+}
+
+type toolCallDelta struct {
+	ID       string       `json:"id,omitempty"`
+	Type     string       `json:"type,omitempty"`
+	Index    int          `json:"index"`
+	Function toolFunction `json:"function"`
 }
 
 // chatRole writes the first chunk of a choice. vLLM 0.32 sends it when the
 // first token is there; after a failed KV load it comes before the error.
-func (s *Server) chatRole(e *events, head string, index int, j *job) {
-	e.str(head)
-	e.str(`{"index":`)
-	e.num(index)
-	e.str(`,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]`)
+func (e *events) chatRole(head chunk, index int, j *job) error {
+	head.Choices = []chunkChoice{{Index: index, Delta: chatDelta{Role: "assistant", Content: new("")}}}
 	if j.everyUsage {
 		n := len(j.prompts[0])
-		e.str(`,"usage":`)
-		e.usage(usage{PromptTokens: n, TotalTokens: n})
+		head.Usage = &usage{PromptTokens: n, TotalTokens: n}
 	}
-	e.str(",\"prompt_token_ids\":")
+	first := struct {
+		chunk
+		PromptTokenIDs []uint32 `json:"prompt_token_ids"`
+		PromptText     any      `json:"prompt_text"`
+	}{chunk: head}
 	if j.ReturnTokenIDs {
-		e.ids(j.prompts[0])
-	} else {
-		e.str("null")
+		first.PromptTokenIDs = j.prompts[0]
 	}
-	e.str(",\"prompt_text\":null}\n\n")
+	return e.event("", first)
 }

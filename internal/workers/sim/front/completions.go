@@ -3,11 +3,7 @@ package front
 import (
 	"encoding/json"
 	"net/http"
-	"strconv"
-	"strings"
 	"time"
-
-	"github.com/dynctl/dynctl/internal/router/api"
 )
 
 type completionRequest struct {
@@ -132,7 +128,7 @@ func (s *Server) completionLogprobs(tokens []uint32, offset int) completionLogpr
 
 func (s *Server) streamCompletion(w http.ResponseWriter, r *http.Request, base string, j *job, q *completionRequest) {
 	e := newEvents(w)
-	head := `data: {"id":` + string(api.AppendString(nil, base)) + `,"object":"text_completion","created":` + unix() + `,"model":` + string(api.AppendString(nil, j.shown)) + `,"choices":[`
+	head := newChunk(base, "text_completion", j)
 	offsets := make([]int, len(j.prompts)*j.n)
 	echoed := make([]bool, len(offsets))
 	s.streaming(w, r, base, j, e, nil, func(c *choice, d delta) error {
@@ -140,67 +136,84 @@ func (s *Server) streamCompletion(w http.ResponseWriter, r *http.Request, base s
 			echoed[c.index] = true
 			d.text = s.cfg.Vocab.Decode(c.prompt, true) + d.text
 		}
-		e.str(head)
-		e.str(`{"index":`)
-		e.num(c.index)
-		e.str(`,"text":`)
-		e.json(d.text)
-		e.str(`,"logprobs":`)
+		out := chunkChoice{Text: &d.text}
 		if q.Logprobs != nil {
-			if err := e.value(s.completionLogprobs(d.tokens, offsets[c.index])); err != nil {
-				return err
-			}
+			out.Logprobs = s.completionLogprobs(d.tokens, offsets[c.index])
 			offsets[c.index] += len(d.text)
-		} else {
-			e.str("null")
 		}
-		s.tail(e, j, c, d)
-		return e.send()
-	}, func(u usage) {
-		e.str(strings.TrimSuffix(head, "["))
-		e.str(`[],"usage":`)
-		e.usage(u)
-		e.str(`,"system_fingerprint":"` + fingerprint + "\"}\n\n")
-	})
+		return e.piece(head, out, j, c, d)
+	}, e.last(head))
 }
 
-// tail writes the end of a chunk: reasons, ids, and the usage if every chunk has it.
-func (s *Server) tail(e *events, j *job, c *choice, d delta) {
-	if c.finish == "" {
-		e.str(`,"finish_reason":null`)
-	} else {
-		e.str(`,"finish_reason":`)
-		e.json(c.finish)
+// chunk is an event of a stream of completions or of a chat.
+type chunk struct {
+	ID                string        `json:"id"`
+	Object            string        `json:"object"`
+	Created           int64         `json:"created"`
+	Model             string        `json:"model"`
+	Choices           []chunkChoice `json:"choices"`
+	Usage             *usage        `json:"usage,omitempty"`
+	SystemFingerprint string        `json:"system_fingerprint,omitempty"`
+}
+
+type chunkChoice struct {
+	Index        int     `json:"index"`
+	Delta        any     `json:"delta,omitempty"` // chat
+	Text         *string `json:"text,omitempty"`  // completions
+	Logprobs     any     `json:"logprobs"`
+	FinishReason any     `json:"finish_reason"`
+	*chunkEnd
+}
+
+// chunkEnd is what a chunk without content does not have.
+type chunkEnd struct {
+	StopReason any      `json:"stop_reason"`
+	TokenIDs   []uint32 `json:"token_ids"`
+}
+
+// newChunk is what all chunks of an answer have.
+func newChunk(base, object string, j *job) chunk {
+	return chunk{ID: base, Object: object, Created: time.Now().Unix(), Model: j.shown}
+}
+
+func (e *events) chunk(c chunk, choices ...chunkChoice) error {
+	c.Choices = append([]chunkChoice{}, choices...)
+	return e.event("", c)
+}
+
+// piece sends what a step has added to a choice.
+func (e *events) piece(head chunk, out chunkChoice, j *job, c *choice, d delta) error {
+	out.Index, out.chunkEnd = c.index, &chunkEnd{StopReason: c.stop}
+	if c.finish != "" {
+		out.FinishReason = c.finish
 	}
-	e.str(`,"stop_reason":`)
-	if word, ok := c.stop.(string); ok {
-		e.json(word)
-	} else {
-		e.str("null")
-	}
-	e.str(`,"token_ids":`)
 	if j.ReturnTokenIDs {
-		e.ids(d.tokens)
-	} else {
-		e.str("null")
+		out.TokenIDs = append([]uint32{}, d.tokens...)
 	}
-	e.str(`}]`)
 	if j.everyUsage {
-		e.str(`,"usage":`)
-		e.usage(usage{PromptTokens: len(c.prompt), CompletionTokens: len(c.tokens), TotalTokens: len(c.prompt) + len(c.tokens)})
+		head.Usage = &usage{PromptTokens: len(c.prompt), CompletionTokens: len(c.tokens), TotalTokens: len(c.prompt) + len(c.tokens)}
 	}
-	e.str("}\n\n")
+	if err := e.chunk(head, out); err != nil {
+		return err
+	}
+	return e.send()
 }
 
-func unix() string { return strconv.FormatInt(time.Now().Unix(), 10) }
+// last writes the chunk with the usage.
+func (e *events) last(head chunk) func(usage) {
+	return func(u usage) {
+		head.Usage, head.SystemFingerprint = &u, fingerprint
+		_ = e.chunk(head) // plain values marshal
+	}
+}
 
 // streaming runs a job and streams it: start once the engine took it, emit
 // for each piece, last for the usage if it was asked for, then [DONE].
 func (s *Server) streaming(w http.ResponseWriter, r *http.Request, base string, j *job, e *events, start func(all []*choice) error, emit func(*choice, delta) error, last func(usage)) {
 	s.inflight.Add(1)
 	defer s.inflight.Add(-1)
-	ctx, done := s.mergeDead(r)
-	defer done()
+	ctx, end := s.mergeDead(r)
+	defer end()
 	defer s.leaveRooms(j)
 	var all []*choice
 	err := s.awaitRooms(ctx, j)
@@ -234,7 +247,7 @@ func (s *Server) streaming(w http.ResponseWriter, r *http.Request, base string, 
 		last(usageOf(j, all))
 	}
 	if last != nil {
-		e.str("data: [DONE]\n\n")
+		e.buf.WriteString(done)
 	}
 	_ = e.send() // the client may be gone
 }

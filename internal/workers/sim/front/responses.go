@@ -590,9 +590,7 @@ func (s *Server) generateTokens(w http.ResponseWriter, r *http.Request, q *token
 			}
 			return e.send()
 		}, func(u usage) {
-			e.str(`data: {"request_id":` + string(api.AppendString(nil, base)) + `,"choices":[],"usage":`)
-			e.usage(u)
-			e.str("}\n\n")
+			_ = e.event("", map[string]any{"request_id": base, "choices": []outChoice{}, "usage": u}) // plain values marshal
 		})
 		return nil
 	}
