@@ -53,11 +53,11 @@ type Metrics struct {
 	foretold, counted prometheus.Counter
 
 	models bounded
-	handle sync.Map   // key -> resolved handle
+	handle sync.Map   // series -> its counter or histogram
 	making sync.Mutex // orders the making of series with their end
 
 	here      func(worker string) bool
-	ofWorkers []*prometheus.MetricVec // all that have the label worker
+	ofWorkers map[*prometheus.MetricVec]int // all that have the label worker, and its place
 }
 
 type bounded struct {
@@ -93,10 +93,10 @@ var (
 // ForgetWorker is called; nil stands for a fleet that nobody leaves.
 func New(version, revision string, here func(worker string) bool) *Metrics {
 	reg := prometheus.NewRegistry()
-	var ofWorkers []*prometheus.MetricVec
+	ofWorkers := map[*prometheus.MetricVec]int{}
 	keep := func(v *prometheus.MetricVec, labels []string) {
-		if slices.Contains(labels, "worker") {
-			ofWorkers = append(ofWorkers, v)
+		if i := slices.Index(labels, "worker"); i >= 0 {
+			ofWorkers[v] = i
 		}
 	}
 	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
@@ -159,42 +159,45 @@ func (m *Metrics) Handler() http.Handler {
 // Gatherer gives access to the metric families, for tests.
 func (m *Metrics) Gatherer() prometheus.Gatherer { return m.registry }
 
-type handleKey struct{ kind, a, b, c, d string }
+// series is one of a metric, by the values of its labels.
+type series struct {
+	of     *prometheus.MetricVec
+	labels [4]string
+	n      int
+}
 
-// cached resolves a labelled metric once.
-func cached[T any](m *Metrics, k handleKey, resolve func() T) T {
+func (m *Metrics) count(v *prometheus.CounterVec, labels ...string) prometheus.Counter {
+	return resolved(m, v.MetricVec, labels, v.WithLabelValues)
+}
+
+func (m *Metrics) time(v *prometheus.HistogramVec, took time.Duration, labels ...string) {
+	resolved(m, v.MetricVec, labels, v.WithLabelValues).Observe(took.Seconds())
+}
+
+// resolved looks a series up by its labels once.
+func resolved[T any](m *Metrics, of *prometheus.MetricVec, labels []string, resolve func(...string) T) T {
+	k := series{of: of}
+	k.n = copy(k.labels[:], labels)
 	if h, ok := m.handle.Load(k); ok {
 		return h.(T)
 	}
-	m.making.Lock()
-	defer m.making.Unlock()
-	if h, ok := m.handle.Load(k); ok {
-		return h.(T)
+	h := m.add(k, func() any { return resolve(slices.Clone(k.labels[:k.n])...) }).(T)
+	// A request may end after its worker has left, and would bring back for good
+	// what was forgotten.
+	if i, ok := m.ofWorkers[of]; ok && m.here != nil && !m.here(k.labels[i]) {
+		m.ForgetWorker(k.labels[i])
 	}
-	h := resolve()
-	m.handle.Store(k, h)
 	return h
 }
 
-// worker is whose series a key is for, "" for those of nobody.
-func (k handleKey) worker() string {
-	switch k.kind {
-	case "leg", "legt", "legf", "odd", "again":
-		return k.b
-	}
-	return ""
-}
-
-// ofWorker is cached for a series of a worker. A request may end after its worker
-// has left, and would bring back for good what was forgotten.
-func ofWorker[T any](m *Metrics, k handleKey, resolve func() T) T {
+func (m *Metrics) add(k series, resolve func() any) any {
+	m.making.Lock()
+	defer m.making.Unlock()
 	if h, ok := m.handle.Load(k); ok {
-		return h.(T)
+		return h
 	}
-	h := cached(m, k, resolve)
-	if m.here != nil && !m.here(k.worker()) {
-		m.ForgetWorker(k.worker())
-	}
+	h := resolve()
+	m.handle.Store(k, h)
 	return h
 }
 
@@ -202,28 +205,18 @@ func ofWorker[T any](m *Metrics, k handleKey, resolve func() T) T {
 // or "none"; code is the client's status.
 func (m *Metrics) Request(endpoint, model, path, code string, took time.Duration) {
 	model = m.models.value(model)
-	cached(m, handleKey{"req", endpoint, model, path, code}, func() prometheus.Counter {
-		return m.requests.WithLabelValues(endpoint, model, path, code)
-	}).Inc()
-	cached(m, handleKey{kind: "dur", a: model, b: path}, func() prometheus.Observer {
-		return m.duration.WithLabelValues(model, path)
-	}).Observe(took.Seconds())
+	m.count(m.requests, endpoint, model, path, code).Inc()
+	m.time(m.duration, took, model, path)
 }
 
 // FirstToken records a time to first token.
 func (m *Metrics) FirstToken(model, path string, ttft time.Duration) {
-	model = m.models.value(model)
-	cached(m, handleKey{kind: "ttft", a: model, b: path}, func() prometheus.Observer {
-		return m.ttft.WithLabelValues(model, path)
-	}).Observe(ttft.Seconds())
+	m.time(m.ttft, ttft, m.models.value(model), path)
 }
 
 // InterToken records the mean gap between the streamed events of an answer.
 func (m *Metrics) InterToken(model string, gap time.Duration) {
-	model = m.models.value(model)
-	cached(m, handleKey{kind: "itl", a: model}, func() prometheus.Observer {
-		return m.itl.WithLabelValues(model)
-	}).Observe(gap.Seconds())
+	m.time(m.itl, gap, m.models.value(model))
 }
 
 // Stage records the router's own time in a stage: "read", "parse", "tokenize",
@@ -235,11 +228,7 @@ func (m *Metrics) Stage(stage string, took time.Duration) {
 }
 
 // Decision counts a decision.
-func (m *Metrics) Decision(path, reason string) {
-	cached(m, handleKey{kind: "dec", a: path, b: reason}, func() prometheus.Counter {
-		return m.decisions.WithLabelValues(path, reason)
-	}).Inc()
-}
+func (m *Metrics) Decision(path, reason string) { m.count(m.decisions, path, reason).Inc() }
 
 // Blamed counts a failed request on which several engines broke.
 func (m *Metrics) Blamed() { m.blamed.WithLabelValues().Inc() }
@@ -249,22 +238,14 @@ func (m *Metrics) Fallback(reason string) { m.fallbacks.WithLabelValues(reason).
 
 // OddParams counts transfer parameters that were used although they are not as
 // expected.
-func (m *Metrics) OddParams(worker string) {
-	ofWorker(m, handleKey{kind: "odd", b: worker}, func() prometheus.Counter { return m.oddParams.WithLabelValues(worker) }).Inc()
-}
+func (m *Metrics) OddParams(worker string) { m.count(m.oddParams, worker).Inc() }
 
 // Leg counts a finished leg; firstByte 0 means that none came.
 func (m *Metrics) Leg(leg, worker, outcome string, took, firstByte time.Duration) {
-	ofWorker(m, handleKey{kind: "leg", a: leg, b: worker, c: outcome}, func() prometheus.Counter {
-		return m.legs.WithLabelValues(leg, worker, outcome)
-	}).Inc()
-	ofWorker(m, handleKey{kind: "legt", a: leg, b: worker}, func() prometheus.Observer {
-		return m.legTime.WithLabelValues(leg, worker)
-	}).Observe(took.Seconds())
+	m.count(m.legs, leg, worker, outcome).Inc()
+	m.time(m.legTime, took, leg, worker)
 	if firstByte > 0 {
-		ofWorker(m, handleKey{kind: "legf", a: leg, b: worker}, func() prometheus.Observer {
-			return m.legTTFB.WithLabelValues(leg, worker)
-		}).Observe(firstByte.Seconds())
+		m.time(m.legTTFB, firstByte, leg, worker)
 	}
 }
 
@@ -273,12 +254,13 @@ func (m *Metrics) ForgetWorker(worker string) {
 	m.making.Lock()
 	defer m.making.Unlock()
 	m.handle.Range(func(k, _ any) bool {
-		if k.(handleKey).worker() == worker {
+		s := k.(series)
+		if i, ok := m.ofWorkers[s.of]; ok && s.labels[i] == worker {
 			m.handle.Delete(k)
 		}
 		return true
 	})
-	for _, v := range m.ofWorkers {
+	for v := range m.ofWorkers {
 		v.DeletePartialMatch(prometheus.Labels{"worker": worker})
 	}
 }
@@ -290,9 +272,7 @@ func (m *Metrics) Retry(leg, reason string) { m.retries.WithLabelValues(leg, rea
 func (m *Metrics) Abort(reason string) { m.aborts.WithLabelValues(reason).Inc() }
 
 // SilentRecompute counts a remote prefill whose KV was not used.
-func (m *Metrics) SilentRecompute(worker string) {
-	ofWorker(m, handleKey{kind: "again", b: worker}, func() prometheus.Counter { return m.recompute.WithLabelValues(worker) }).Inc()
-}
+func (m *Metrics) SilentRecompute(worker string) { m.count(m.recompute, worker).Inc() }
 
 // Event counts an event.
 func (m *Metrics) Event(kind, severity string) { m.events.WithLabelValues(kind, severity).Inc() }
@@ -302,9 +282,7 @@ func (m *Metrics) Usage(model string, prompt, cachedTokens, completion int) {
 	model = m.models.value(model)
 	add := func(kind string, n int) {
 		if n > 0 {
-			cached(m, handleKey{kind: "tok", a: model, b: kind}, func() prometheus.Counter {
-				return m.tokens.WithLabelValues(model, kind)
-			}).Add(float64(n))
+			m.count(m.tokens, model, kind).Add(float64(n))
 		}
 	}
 	add("prompt", prompt)
@@ -313,11 +291,7 @@ func (m *Metrics) Usage(model string, prompt, cachedTokens, completion int) {
 }
 
 // Tokenized counts a prompt by the source of its tokens.
-func (m *Metrics) Tokenized(source string) {
-	cached(m, handleKey{kind: "tz", a: source}, func() prometheus.Counter {
-		return m.tokenize.WithLabelValues(source)
-	}).Inc()
-}
+func (m *Metrics) Tokenized(source string) { m.count(m.tokenize, source).Inc() }
 
 // Cached adds predicted and actual cached tokens of one request.
 func (m *Metrics) Cached(predicted, actual int) {
@@ -329,11 +303,7 @@ func (m *Metrics) Cached(predicted, actual int) {
 func (m *Metrics) Reload(result string) { m.reloads.WithLabelValues(result).Inc() }
 
 // Excluded counts a rank left out of a choice.
-func (m *Metrics) Excluded(phase, reason string) {
-	cached(m, handleKey{kind: "exc", a: phase, b: reason}, func() prometheus.Counter {
-		return m.excluded.WithLabelValues(phase, reason)
-	}).Inc()
-}
+func (m *Metrics) Excluded(phase, reason string) { m.count(m.excluded, phase, reason).Inc() }
 
 // Rejected counts a request refused before routing.
 func (m *Metrics) Rejected(reason string) { m.rejections.WithLabelValues(reason).Inc() }
