@@ -7,17 +7,13 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"net"
-	"net/http"
 	"strings"
 	"time"
-
-	"golang.org/x/sync/errgroup"
 
 	"github.com/dynctl/dynctl/internal/bench/fleet"
 	"github.com/dynctl/dynctl/internal/router"
 	"github.com/dynctl/dynctl/internal/router/admin"
-	"github.com/dynctl/dynctl/internal/router/quicksock"
+	"github.com/dynctl/dynctl/internal/router/routertest"
 	"github.com/dynctl/dynctl/internal/settings"
 	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/sim"
@@ -130,40 +126,22 @@ func (f *targetFlags) embed(ctx context.Context, stderr io.Writer) (t *target, e
 		defer cancel()
 		return r.Close(c)
 	})
-	data, err := net.Listen("tcp", "127.0.0.1:0")
+	served, err := routertest.Serve(life, r, router.AdminOptions{}, "", "")
 	if err != nil {
 		return nil, err
 	}
-	ctrl, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return nil, errors.Join(err, data.Close())
-	}
-	h, err := r.AdminHandler(router.AdminOptions{Name: data.Addr().String()})
-	if err != nil {
-		return nil, errors.Join(err, data.Close(), ctrl.Close())
-	}
-	quiet := slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug)
-	ds, cs := router.NewServer(r, quiet), router.NewServer(h, quiet)
-	var g errgroup.Group
-	g.Go(func() error { return r.Run(life) })
-	g.Go(func() error { return ignoreClosed(ds.Serve(quicksock.Listen(data))) })
-	g.Go(func() error { return ignoreClosed(cs.Serve(ctrl)) })
 	closers = append(closers, func() error {
 		c, cancel := context.WithTimeout(context.WithoutCancel(ctx), 3*time.Second)
 		defer cancel()
 		_ = r.Drain(c) // what still runs was given up by the client
-		r.CancelRequests()
-		_ = ds.Close()
-		_ = cs.Close()
-		end()
-		return g.Wait()
+		return served.Close()
 	})
-	c, err := admin.NewClient("http://"+ctrl.Addr().String(), "")
+	c, err := admin.NewClient(served.AdminURL, "")
 	if err != nil {
 		return nil, err
 	}
 	closers = append(closers, func() error { c.Close(); return nil })
-	ft, err := fleet.New(ctx, c, "http://"+data.Addr().String())
+	ft, err := fleet.New(ctx, c, served.URL)
 	if err != nil {
 		return nil, err
 	}
@@ -172,13 +150,6 @@ func (f *targetFlags) embed(ctx context.Context, stderr io.Writer) (t *target, e
 		return nil, err
 	}
 	return &target{Target: ft, what: what, close: closeAll}, nil
-}
-
-func ignoreClosed(err error) error {
-	if errors.Is(err, http.ErrServerClosed) {
-		return nil
-	}
-	return err
 }
 
 // ready waits until every engine was learned and is usable.

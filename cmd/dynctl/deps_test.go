@@ -61,7 +61,7 @@ var allowed = map[string][]string{
 	"internal/router/sse":         {"internal/router/rawjson"},
 	"internal/router/state":       {"internal/router/admin", "internal/router/admission", "internal/router/approx", "internal/router/kvfeed", "internal/router/kvindex", "internal/router/ledger", "internal/router/traffic", "internal/workers"},
 	"internal/router/telemetry":   {},
-	// The stand for tests and endurance runs; nothing of the product imports it.
+	// The stand for tests, endurance runs and measurements.
 	"internal/router/routertest": {"internal/router", "internal/router/admin", "internal/router/quicksock", "internal/settings", "internal/workers", "internal/workers/sim", "internal/workers/sim/port"},
 	"internal/router/tokenize":   {"internal/router/rawjson", "internal/router/tokenize/..."},
 	"internal/router/trace":      {"internal/router/api", "internal/router/attempt", "internal/router/decide", "internal/router/decision", "internal/router/disagg", "internal/router/kvevent", "internal/router/receipt", "internal/router/selector", "internal/workers"},

@@ -1,9 +1,10 @@
 // Package routertest is a router with its engines on real loopback sockets in
-// one process: the stand on which tests and endurance runs put the whole
-// router, with the engines' own counters beside it.
+// one process: the stand on which tests, endurance runs and measurements put the
+// whole router, with the engines' own counters beside it.
 package routertest
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -13,8 +14,9 @@ import (
 	"net/http"
 	"slices"
 	"strings"
-	"sync"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/dynctl/dynctl/internal/router"
 	"github.com/dynctl/dynctl/internal/router/admin"
@@ -58,11 +60,8 @@ type Rig struct {
 	// Config is what the router was started with.
 	Config settings.Config
 
-	o          Options
-	stopRun    context.CancelFunc
-	wg         sync.WaitGroup
-	runErr     error
-	data, ctrl *http.Server
+	o      Options
+	served *Served
 }
 
 // FastConfig is the default configuration with probes that are fast enough to
@@ -115,44 +114,72 @@ func (g *Rig) StartRouter(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	data, err := listen(ctx, g.URL)
+	served, err := Serve(ctx, r, g.o.Admin, g.URL, g.AdminURL)
 	if err != nil {
 		return errors.Join(err, r.Close(ctx))
 	}
-	ctrl, err := listen(ctx, g.AdminURL)
-	if err != nil {
-		return errors.Join(err, data.Close(), r.Close(ctx))
-	}
-	o := g.o.Admin
-	o.Name = data.Addr().String()
-	h, err := r.AdminHandler(o)
-	if err != nil {
-		return errors.Join(err, data.Close(), ctrl.Close(), r.Close(ctx))
-	}
-	g.Router, g.URL, g.AdminURL = r, "http://"+data.Addr().String(), "http://"+ctrl.Addr().String()
 	if g.Admin == nil {
-		if g.Admin, err = admin.NewClient(g.AdminURL, o.TokenFile); err != nil {
-			return errors.Join(err, data.Close(), ctrl.Close(), r.Close(ctx))
+		if g.Admin, err = admin.NewClient(served.AdminURL, g.o.Admin.TokenFile); err != nil {
+			return errors.Join(err, served.Close(), r.Close(ctx))
 		}
 	}
-	quiet := slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug)
-	g.data, g.ctrl = router.NewServer(r, quiet), router.NewServer(h, quiet)
-	g.data.BaseContext = r.BaseContext
-	runCtx, stop := context.WithCancel(context.WithoutCancel(ctx))
-	g.stopRun, g.runErr = stop, nil
-	g.wg.Add(3)
-	go func() { defer g.wg.Done(); g.runErr = r.Run(runCtx) }()
-	go func() { defer g.wg.Done(); _ = g.data.Serve(quicksock.Listen(data)) }() // ends with Shutdown
-	go func() { defer g.wg.Done(); _ = g.ctrl.Serve(ctrl) }()                   // ends with Close
+	g.Router, g.served, g.URL, g.AdminURL = r, served, served.URL, served.AdminURL
 	return nil
 }
 
-func listen(ctx context.Context, url string) (net.Listener, error) {
-	addr := "127.0.0.1:0"
-	if url != "" {
-		addr = strings.TrimPrefix(url, "http://")
+// Served is a router that runs on loopback listeners of its own.
+type Served struct {
+	URL, AdminURL string
+
+	router     *router.Router
+	data, ctrl *http.Server
+	stop       context.CancelFunc
+	run        errgroup.Group
+}
+
+// Serve runs a router on the addresses of two URLs, or on free ports for "".
+func Serve(ctx context.Context, r *router.Router, o router.AdminOptions, url, adminURL string) (*Served, error) {
+	data, err := listen(ctx, url)
+	if err != nil {
+		return nil, err
 	}
-	return port.Listen(ctx, addr)
+	ctrl, err := listen(ctx, adminURL)
+	if err != nil {
+		return nil, errors.Join(err, data.Close())
+	}
+	o.Name = data.Addr().String()
+	h, err := r.AdminHandler(o)
+	if err != nil {
+		return nil, errors.Join(err, data.Close(), ctrl.Close())
+	}
+	quiet := slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug)
+	s := &Served{URL: "http://" + data.Addr().String(), AdminURL: "http://" + ctrl.Addr().String(), router: r, data: router.NewServer(r, quiet), ctrl: router.NewServer(h, quiet)}
+	s.data.BaseContext = r.BaseContext
+	ctx, s.stop = context.WithCancel(context.WithoutCancel(ctx))
+	s.run.Go(func() error { return r.Run(ctx) })
+	s.run.Go(func() error { return unlessClosed(s.data.Serve(quicksock.Listen(data))) })
+	s.run.Go(func() error { return unlessClosed(s.ctrl.Serve(ctrl)) })
+	return s, nil
+}
+
+func unlessClosed(err error) error {
+	if errors.Is(err, http.ErrServerClosed) {
+		return nil
+	}
+	return err
+}
+
+// Close ends what still runs and returns the router's error.
+func (s *Served) Close() error {
+	_ = s.data.Close()
+	_ = s.ctrl.Close()
+	s.router.CancelRequests()
+	s.stop()
+	return s.run.Wait()
+}
+
+func listen(ctx context.Context, url string) (net.Listener, error) {
+	return port.Listen(ctx, cmp.Or(strings.TrimPrefix(url, "http://"), "127.0.0.1:0"))
 }
 
 // StopRouter drains the router for as long as ctx lasts, stops it as serve
@@ -161,20 +188,11 @@ func (g *Rig) StopRouter(ctx context.Context) error {
 	if g.Router == nil {
 		return nil
 	}
-	var errs []error
-	if err := g.Router.Drain(ctx); err != nil {
-		errs = append(errs, err)
-	}
-	if err := g.data.Shutdown(ctx); err != nil {
-		_ = g.data.Close()
-	}
-	_ = g.ctrl.Close()
-	g.Router.CancelRequests()
-	g.stopRun()
-	g.wg.Wait()
-	errs = append(errs, g.runErr, g.Router.Balanced(), g.Router.Close(context.WithoutCancel(ctx)))
+	err := g.Router.Drain(ctx)
+	_ = g.served.data.Shutdown(ctx) // Close ends what does not end by itself
+	err = errors.Join(err, g.served.Close(), g.Router.Balanced(), g.Router.Close(context.WithoutCancel(ctx)))
 	g.Router = nil
-	return errors.Join(errs...)
+	return err
 }
 
 // Close stops the router, then the engines.
