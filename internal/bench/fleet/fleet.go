@@ -179,20 +179,21 @@ type Sums struct {
 }
 
 // newSums are sums of which nothing is known.
-func newSums() Sums {
-	n := math.NaN()
-	return Sums{n, n, n, n, n, n, n, n, n, n, n, n, n, n, n, n, n, n, n}
+func newSums() (s Sums) {
+	for _, x := range figures {
+		*x.of(&s) = math.NaN()
+	}
+	return s
 }
 
 // Minus is the growth since an earlier reading.
 func (s Sums) Minus(o Sums) Sums {
-	return Sums{
-		s.Queries - o.Queries, s.Hits - o.Hits, s.ExternalHits - o.ExternalHits, s.Prompt - o.Prompt, s.Generated - o.Generated, s.Preemptions - o.Preemptions,
-		s.Local - o.Local, s.Cached - o.Cached, s.External - o.External,
-		s.QueueSum - o.QueueSum, s.QueueCount - o.QueueCount, s.PrefillSum - o.PrefillSum, s.PrefillCount - o.PrefillCount,
-		s.TransferSum - o.TransferSum, s.TransferCount - o.TransferCount, s.TransferBytes - o.TransferBytes, s.TransferFailed - o.TransferFailed,
-		s.Running, s.Waiting,
+	for _, x := range figures {
+		if !x.gauge {
+			*x.of(&s) -= *x.of(&o)
+		}
 	}
+	return s
 }
 
 // Counters reads the /metrics page of every worker that serves the model. A
@@ -294,59 +295,43 @@ func addPage(s *Sums, page []byte) {
 		if err != nil {
 			continue
 		}
-		switch string(name) {
-		case "vllm:prefix_cache_queries_total":
-			add(&s.Queries, v)
-		case "vllm:prefix_cache_hits_total":
-			add(&s.Hits, v)
-		case "vllm:external_prefix_cache_hits_total":
-			add(&s.ExternalHits, v)
-		case "vllm:prompt_tokens_total":
-			add(&s.Prompt, v)
-		case "sglang:prompt_tokens_total":
-			add(&s.Prompt, v)
-			add(&s.Queries, v)
-		case "sglang:cached_tokens_total":
-			add(&s.Hits, v)
-			add(&s.Cached, v)
-		case "sglang:kv_transfer_total_tokens_total":
-			add(&s.ExternalHits, v)
-			add(&s.External, v)
-		case "vllm:prompt_tokens_by_source_total":
-			switch {
-			case bytes.Contains(line, []byte(`source="local_compute"`)):
-				add(&s.Local, v)
-			case bytes.Contains(line, []byte(`source="local_cache_hit"`)):
-				add(&s.Cached, v)
-			case bytes.Contains(line, []byte(`source="external_kv_transfer"`)):
-				add(&s.External, v)
+		for _, x := range figures {
+			for _, n := range x.series {
+				if string(name) == n[0] && (len(n) == 1 || bytes.Contains(line, []byte(n[1]))) {
+					add(x.of(s), v)
+				}
 			}
-		case "vllm:generation_tokens_total", "sglang:generation_tokens_total":
-			add(&s.Generated, v)
-		case "vllm:num_preemptions_total", "sglang:num_retracted_requests_total":
-			add(&s.Preemptions, v)
-		case "vllm:request_queue_time_seconds_sum":
-			add(&s.QueueSum, v)
-		case "vllm:request_queue_time_seconds_count":
-			add(&s.QueueCount, v)
-		case "vllm:request_prefill_time_seconds_sum":
-			add(&s.PrefillSum, v)
-		case "vllm:request_prefill_time_seconds_count":
-			add(&s.PrefillCount, v)
-		case "vllm:nixl_xfer_time_seconds_sum":
-			add(&s.TransferSum, v)
-		case "vllm:nixl_xfer_time_seconds_count":
-			add(&s.TransferCount, v)
-		case "vllm:nixl_bytes_transferred_sum":
-			add(&s.TransferBytes, v)
-		case "vllm:nixl_num_failed_transfers_total":
-			add(&s.TransferFailed, v)
-		case "vllm:num_requests_running", "sglang:num_running_reqs":
-			add(&s.Running, v)
-		case "vllm:num_requests_waiting", "sglang:num_queue_reqs":
-			add(&s.Waiting, v)
 		}
 	}
+}
+
+// figures are what is summed, by the engines' names. What is not a counter is no
+// sum over time.
+var figures = []struct {
+	of    func(s *Sums) *float64
+	gauge bool
+	// series name it; a part of the labels follows the name, where it counts.
+	series [][]string
+}{
+	{func(s *Sums) *float64 { return &s.Queries }, false, [][]string{{"vllm:prefix_cache_queries_total"}, {"sglang:prompt_tokens_total"}}},
+	{func(s *Sums) *float64 { return &s.Hits }, false, [][]string{{"vllm:prefix_cache_hits_total"}, {"sglang:cached_tokens_total"}}},
+	{func(s *Sums) *float64 { return &s.ExternalHits }, false, [][]string{{"vllm:external_prefix_cache_hits_total"}, {"sglang:kv_transfer_total_tokens_total"}}},
+	{func(s *Sums) *float64 { return &s.Prompt }, false, [][]string{{"vllm:prompt_tokens_total"}, {"sglang:prompt_tokens_total"}}},
+	{func(s *Sums) *float64 { return &s.Local }, false, [][]string{{"vllm:prompt_tokens_by_source_total", `source="local_compute"`}}},
+	{func(s *Sums) *float64 { return &s.Cached }, false, [][]string{{"vllm:prompt_tokens_by_source_total", `source="local_cache_hit"`}, {"sglang:cached_tokens_total"}}},
+	{func(s *Sums) *float64 { return &s.External }, false, [][]string{{"vllm:prompt_tokens_by_source_total", `source="external_kv_transfer"`}, {"sglang:kv_transfer_total_tokens_total"}}},
+	{func(s *Sums) *float64 { return &s.Generated }, false, [][]string{{"vllm:generation_tokens_total"}, {"sglang:generation_tokens_total"}}},
+	{func(s *Sums) *float64 { return &s.Preemptions }, false, [][]string{{"vllm:num_preemptions_total"}, {"sglang:num_retracted_requests_total"}}},
+	{func(s *Sums) *float64 { return &s.QueueSum }, false, [][]string{{"vllm:request_queue_time_seconds_sum"}}},
+	{func(s *Sums) *float64 { return &s.QueueCount }, false, [][]string{{"vllm:request_queue_time_seconds_count"}}},
+	{func(s *Sums) *float64 { return &s.PrefillSum }, false, [][]string{{"vllm:request_prefill_time_seconds_sum"}}},
+	{func(s *Sums) *float64 { return &s.PrefillCount }, false, [][]string{{"vllm:request_prefill_time_seconds_count"}}},
+	{func(s *Sums) *float64 { return &s.TransferSum }, false, [][]string{{"vllm:nixl_xfer_time_seconds_sum"}}},
+	{func(s *Sums) *float64 { return &s.TransferCount }, false, [][]string{{"vllm:nixl_xfer_time_seconds_count"}}},
+	{func(s *Sums) *float64 { return &s.TransferBytes }, false, [][]string{{"vllm:nixl_bytes_transferred_sum"}}},
+	{func(s *Sums) *float64 { return &s.TransferFailed }, false, [][]string{{"vllm:nixl_num_failed_transfers_total"}}},
+	{func(s *Sums) *float64 { return &s.Running }, true, [][]string{{"vllm:num_requests_running"}, {"sglang:num_running_reqs"}}},
+	{func(s *Sums) *float64 { return &s.Waiting }, true, [][]string{{"vllm:num_requests_waiting"}, {"sglang:num_queue_reqs"}}},
 }
 
 // Receipts fetches the newest receipts and gives those that want accepts, by
