@@ -18,6 +18,9 @@ func (a args) get(i int, name string, def any) any {
 	return def
 }
 
+// first is the first positional argument, nil if it is absent.
+func (a args) first() any { return a.get(0, "", nil) }
+
 // only fails on more than n positional or other named arguments, which a
 // function here would silently ignore.
 func (a args) only(what string, n int, names ...string) {
@@ -138,7 +141,8 @@ func strList(parts []string) *List {
 }
 
 // split is str.split and str.rsplit.
-func split(s string, sep any, limit int64, right bool) *List {
+func split(s string, a args, right bool) *List {
+	sep, limit := a.get(0, "sep", nil), wantInt("split", a.get(1, "maxsplit", int64(-1)))
 	if sep == nil {
 		if limit >= 0 {
 			fail("split with a limit and no separator is not implemented")
@@ -217,112 +221,111 @@ func (r *run) replace(s string, a args) string {
 	return strings.Replace(s, from, to, n)
 }
 
-// method returns the bound method of a str, dict or list, nil for none.
-func method(v any, name string) any {
-	bind := func(fn func(r *run, a args) any) any { return &callable{name, fn} }
+// A method is one of str, dict or list.
+type method[T any] struct {
+	most  int // positional arguments
+	names []string
+	fn    func(r *run, v T, a args) any
+}
+
+var strMethods = map[string]method[string]{
+	"strip":  {1, nil, func(_ *run, s string, a args) any { return trim(s, a.first(), true, true) }},
+	"lstrip": {1, nil, func(_ *run, s string, a args) any { return trim(s, a.first(), true, false) }},
+	"rstrip": {1, nil, func(_ *run, s string, a args) any { return trim(s, a.first(), false, true) }},
+	"split":  {2, []string{"sep", "maxsplit"}, func(_ *run, s string, a args) any { return split(s, a, false) }},
+	"rsplit": {2, []string{"sep", "maxsplit"}, func(_ *run, s string, a args) any { return split(s, a, true) }},
+	"splitlines": {0, nil, func(_ *run, s string, _ args) any {
+		if strings.ContainsAny(s, "\v\f\x1c\x1d\x1e\u0085\u2028\u2029") {
+			fail("splitlines on this text is not implemented")
+		}
+		if s == "" {
+			return &List{}
+		}
+		s = strings.ReplaceAll(strings.ReplaceAll(s, "\r\n", "\n"), "\r", "\n")
+		return strList(strings.Split(strings.TrimSuffix(s, "\n"), "\n"))
+	}},
+	"startswith":   {1, nil, func(_ *run, s string, a args) any { return affix(s, a.first(), strings.HasPrefix) }},
+	"endswith":     {1, nil, func(_ *run, s string, a args) any { return affix(s, a.first(), strings.HasSuffix) }},
+	"removeprefix": {1, nil, func(_ *run, s string, a args) any { return strings.TrimPrefix(s, wantStr("removeprefix", a.first())) }},
+	"removesuffix": {1, nil, func(_ *run, s string, a args) any { return strings.TrimSuffix(s, wantStr("removesuffix", a.first())) }},
+	"upper":        {0, nil, func(_ *run, s string, _ args) any { return strings.ToUpper(s) }},
+	"lower":        {0, nil, func(_ *run, s string, _ args) any { return strings.ToLower(s) }},
+	"title":        {0, nil, func(_ *run, s string, _ args) any { return title(s) }},
+	"capitalize":   {0, nil, func(_ *run, s string, _ args) any { return capitalize(s) }},
+	"replace":      {3, []string{"old", "new", "count"}, func(r *run, s string, a args) any { return r.replace(s, a) }},
+	"find": {1, nil, func(_ *run, s string, a args) any {
+		i := strings.Index(s, wantStr("find", a.first()))
+		if i > 0 {
+			return runeLen(s[:i])
+		}
+		return int64(i)
+	}},
+	"count": {1, nil, func(_ *run, s string, a args) any { return int64(strings.Count(s, wantStr("count", a.first()))) }},
+	"join":  {1, nil, func(r *run, s string, a args) any { return r.joinList(s, r.items(a.first())) }},
+}
+
+var dictMethods = map[string]method[*Dict]{
+	"items":  {0, nil, func(_ *run, d *Dict, _ args) any { return dictItems(d) }},
+	"keys":   {0, nil, func(_ *run, d *Dict, _ args) any { return strList(d.Keys) }},
+	"values": {0, nil, func(_ *run, d *Dict, _ args) any { return &List{Items: d.Vals} }},
+	"copy":   {0, nil, func(_ *run, d *Dict, _ args) any { return d }}, // nothing can change it
+	"get": {2, nil, func(_ *run, d *Dict, a args) any {
+		if k, ok := a.first().(string); ok {
+			if x, ok := d.Get(k); ok {
+				return x
+			}
+		}
+		return a.get(1, "", nil)
+	}},
+}
+
+var listMethods = map[string]method[*List]{
+	"count": {1, nil, func(_ *run, l *List, a args) any {
+		n := int64(0)
+		for _, x := range l.Items {
+			if equal(x, a.first()) {
+				n++
+			}
+		}
+		return n
+	}},
+}
+
+// Methods that a template may have and that are not here: those that would
+// change a value fail when they are called.
+var (
+	missingOfStr = []string{"isdigit", "isalpha", "isalnum", "isspace", "isupper", "islower", "format", "encode", "partition", "rpartition",
+		"rfind", "index", "zfill", "center", "ljust", "rjust", "swapcase", "casefold", "expandtabs", "translate", "isnumeric"}
+	missingOfList = []string{"index", "copy"}
+	changesOfDict = []string{"pop", "update", "clear", "setdefault", "popitem", "fromkeys"}
+	changesOfList = []string{"append", "extend", "insert", "remove", "pop", "clear", "sort", "reverse"}
+)
+
+// methodOf returns the bound method of a str, dict or list, nil for none.
+func methodOf(v any, name string) any {
 	switch v := v.(type) {
 	case string:
-		switch name {
-		case "strip", "lstrip", "rstrip":
-			return bind(func(_ *run, a args) any {
-				a.only(name, 1)
-				return trim(v, a.get(0, "", nil), name != "rstrip", name != "lstrip")
-			})
-		case "split", "rsplit":
-			return bind(func(_ *run, a args) any {
-				a.only(name, 2, "sep", "maxsplit")
-				return split(v, a.get(0, "sep", nil), wantInt(name, a.get(1, "maxsplit", int64(-1))), name == "rsplit")
-			})
-		case "splitlines":
-			return bind(func(_ *run, a args) any {
-				a.only(name, 0)
-				if strings.ContainsAny(v, "\v\f\x1c\x1d\x1e\u0085\u2028\u2029") {
-					fail("splitlines on this text is not implemented")
-				}
-				s := strings.ReplaceAll(strings.ReplaceAll(v, "\r\n", "\n"), "\r", "\n")
-				if s = strings.TrimSuffix(s, "\n"); s == "" && len(v) == 0 {
-					return &List{}
-				}
-				return strList(strings.Split(s, "\n"))
-			})
-		case "startswith":
-			return bind(func(_ *run, a args) any { a.only(name, 1); return affix(v, a.get(0, "", nil), strings.HasPrefix) })
-		case "endswith":
-			return bind(func(_ *run, a args) any { a.only(name, 1); return affix(v, a.get(0, "", nil), strings.HasSuffix) })
-		case "removeprefix":
-			return bind(func(_ *run, a args) any { return strings.TrimPrefix(v, wantStr(name, a.get(0, "", nil))) })
-		case "removesuffix":
-			return bind(func(_ *run, a args) any { return strings.TrimSuffix(v, wantStr(name, a.get(0, "", nil))) })
-		case "upper":
-			return bind(func(*run, args) any { return strings.ToUpper(v) })
-		case "lower":
-			return bind(func(*run, args) any { return strings.ToLower(v) })
-		case "title":
-			return bind(func(*run, args) any { return title(v) })
-		case "capitalize":
-			return bind(func(*run, args) any { return capitalize(v) })
-		case "replace":
-			return bind(func(r *run, a args) any { return r.replace(v, a) })
-		case "find":
-			return bind(func(_ *run, a args) any {
-				a.only(name, 1)
-				i := strings.Index(v, wantStr(name, a.get(0, "", nil)))
-				if i > 0 {
-					return runeLen(v[:i])
-				}
-				return int64(i)
-			})
-		case "count":
-			return bind(func(_ *run, a args) any {
-				a.only(name, 1)
-				return int64(strings.Count(v, wantStr(name, a.get(0, "", nil))))
-			})
-		case "join":
-			return bind(func(r *run, a args) any { return r.joinList(v, r.items(a.get(0, "", nil))) })
-		case "isdigit", "isalpha", "isalnum", "isspace", "isupper", "islower", "format", "encode", "partition", "rpartition",
-			"rfind", "index", "zfill", "center", "ljust", "rjust", "swapcase", "casefold", "expandtabs", "translate", "isnumeric":
-			fail("str.%s is not implemented", name)
-		}
+		return bind("str", strMethods, v, name, missingOfStr, nil)
 	case *Dict:
-		switch name {
-		case "items":
-			return bind(func(*run, args) any { return dictItems(v) })
-		case "keys":
-			return bind(func(*run, args) any { return strList(v.Keys) })
-		case "values":
-			return bind(func(*run, args) any { return &List{Items: v.Vals} })
-		case "get":
-			return bind(func(_ *run, a args) any {
-				a.only(name, 2)
-				if k, ok := a.get(0, "", nil).(string); ok {
-					if x, ok := v.Get(k); ok {
-						return x
-					}
-				}
-				return a.get(1, "", nil)
-			})
-		case "copy":
-			return bind(func(*run, args) any { return v }) // nothing can change it
-		case "pop", "update", "clear", "setdefault", "popitem", "fromkeys":
-			return bind(func(*run, args) any { fail("dict.%s is not allowed in a template", name); return nil })
-		}
+		return bind("dict", dictMethods, v, name, nil, changesOfDict)
 	case *List:
-		switch name {
-		case "append", "extend", "insert", "remove", "pop", "clear", "sort", "reverse":
-			return bind(func(*run, args) any { fail("list.%s is not allowed in a template", name); return nil })
-		case "count":
-			return bind(func(_ *run, a args) any {
-				n := int64(0)
-				for _, x := range v.Items {
-					if equal(x, a.get(0, "", nil)) {
-						n++
-					}
-				}
-				return n
-			})
-		case "index", "copy":
-			fail("list.%s is not implemented", name)
-		}
+		return bind("list", listMethods, v, name, missingOfList, changesOfList)
+	}
+	return nil
+}
+
+func bind[T any](what string, methods map[string]method[T], v T, name string, missing, changes []string) any {
+	m, ok := methods[name]
+	switch {
+	case ok:
+		return &callable{name, func(r *run, a args) any {
+			a.only(name, m.most, m.names...)
+			return m.fn(r, v, a)
+		}}
+	case slices.Contains(missing, name):
+		fail("%s.%s is not implemented", what, name)
+	case slices.Contains(changes, name):
+		return &callable{name, func(*run, args) any { fail("%s.%s is not allowed in a template", what, name); return nil }}
 	}
 	return nil
 }

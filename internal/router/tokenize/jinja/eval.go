@@ -68,7 +68,7 @@ func (r *run) attr(v any, name string) any {
 	case *loop:
 		return v.attr(name)
 	}
-	if m := method(v, name); m != nil {
+	if m := methodOf(v, name); m != nil {
 		return m
 	}
 	if d, ok := v.(*Dict); ok {

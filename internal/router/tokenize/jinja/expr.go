@@ -20,11 +20,7 @@ func (p *parser) tuple() expr {
 
 func tupleOf(list []expr) expr {
 	return expr{eval: func(r *run, s *scope) any {
-		l := &List{tuple: true}
-		for _, e := range list {
-			l.Items = append(l.Items, e.eval(r, s))
-		}
-		return l
+		return &List{Items: argExprs{pos: list}.eval(r, s).pos, tuple: true}
 	}}
 }
 
@@ -47,26 +43,17 @@ func (p *parser) ternary() expr {
 	return e
 }
 
-func (p *parser) or() expr {
-	a := p.and()
-	for p.takeName("or") {
-		l, b := a, p.and()
-		a = expr{eval: func(r *run, s *scope) any {
-			if v := l.eval(r, s); truth(v) {
-				return v
-			}
-			return b.eval(r, s)
-		}}
-	}
-	return a
-}
+func (p *parser) or() expr  { return p.logic("or", true, p.and) }
+func (p *parser) and() expr { return p.logic("and", false, p.not) }
 
-func (p *parser) and() expr {
-	a := p.not()
-	for p.takeName("and") {
-		l, b := a, p.not()
+// logic parses a chain of or, or of and, whose value is that of the first operand
+// that decides it.
+func (p *parser) logic(word string, decides bool, sub func() expr) expr {
+	a := sub()
+	for p.takeName(word) {
+		l, b := a, sub()
 		a = expr{eval: func(r *run, s *scope) any {
-			if v := l.eval(r, s); !truth(v) {
+			if v := l.eval(r, s); truth(v) == decides {
 				return v
 			}
 			return b.eval(r, s)
@@ -252,7 +239,7 @@ func (a argExprs) eval(r *run, s *scope) (out args) {
 
 func (p *parser) args() (a argExprs) {
 	p.wantOp("(")
-	for !p.takeOp(")") {
+	p.list(")", func() {
 		if t := p.peek(); t.kind == tkName && p.toks[p.pos+1].kind == tkOp && p.toks[p.pos+1].text == "=" {
 			p.pos += 2
 			a.kw = append(a.kw, kwExpr{t.text, p.ternary()})
@@ -261,10 +248,7 @@ func (p *parser) args() (a argExprs) {
 		} else {
 			a.pos = append(a.pos, p.ternary())
 		}
-		if !p.isOp(")") {
-			p.wantOp(",")
-		}
-	}
+	})
 	return a
 }
 
@@ -395,18 +379,9 @@ func (p *parser) primary() expr {
 			return expr{eval: e.eval, str: e.str}
 		case "[":
 			var list []expr
-			for !p.takeOp("]") {
-				list = append(list, p.ternary())
-				if !p.isOp("]") {
-					p.wantOp(",")
-				}
-			}
+			p.list("]", func() { list = append(list, p.ternary()) })
 			return expr{eval: func(r *run, s *scope) any {
-				l := &List{}
-				for _, e := range list {
-					l.Items = append(l.Items, e.eval(r, s))
-				}
-				return l
+				return &List{Items: argExprs{pos: list}.eval(r, s).pos}
 			}}
 		case "{":
 			return p.dict()
@@ -419,14 +394,11 @@ func (p *parser) primary() expr {
 
 func (p *parser) dict() expr {
 	var keys, vals []expr
-	for !p.takeOp("}") {
+	p.list("}", func() {
 		keys = append(keys, p.ternary())
 		p.wantOp(":")
 		vals = append(vals, p.ternary())
-		if !p.isOp("}") {
-			p.wantOp(",")
-		}
-	}
+	})
 	return expr{eval: func(r *run, s *scope) any {
 		d := &Dict{}
 		for i := range keys {

@@ -28,17 +28,17 @@ var testFuncs = map[string]func(r *run, v any, a args) bool{
 	"callable": func(_ *run, v any, _ args) bool { _, ok := v.(*callable); return ok },
 	"odd":      func(_ *run, v any, _ args) bool { return wantInt("odd", v)&1 == 1 },
 	"even":     func(_ *run, v any, _ args) bool { return wantInt("even", v)&1 == 0 },
-	"in":       func(r *run, v any, a args) bool { return r.contains(a.get(0, "", nil), v) },
-	"equalto":  func(_ *run, v any, a args) bool { return equal(v, a.get(0, "", nil)) },
-	"eq":       func(_ *run, v any, a args) bool { return equal(v, a.get(0, "", nil)) },
-	"==":       func(_ *run, v any, a args) bool { return equal(v, a.get(0, "", nil)) },
-	"ne":       func(_ *run, v any, a args) bool { return !equal(v, a.get(0, "", nil)) },
-	"lt":       func(_ *run, v any, a args) bool { return order(v, a.get(0, "", nil)) < 0 },
-	"le":       func(_ *run, v any, a args) bool { return order(v, a.get(0, "", nil)) <= 0 },
-	"gt":       func(_ *run, v any, a args) bool { return order(v, a.get(0, "", nil)) > 0 },
-	"ge":       func(_ *run, v any, a args) bool { return order(v, a.get(0, "", nil)) >= 0 },
+	"in":       func(r *run, v any, a args) bool { return r.contains(a.first(), v) },
+	"equalto":  func(_ *run, v any, a args) bool { return equal(v, a.first()) },
+	"eq":       func(_ *run, v any, a args) bool { return equal(v, a.first()) },
+	"==":       func(_ *run, v any, a args) bool { return equal(v, a.first()) },
+	"ne":       func(_ *run, v any, a args) bool { return !equal(v, a.first()) },
+	"lt":       func(_ *run, v any, a args) bool { return order(v, a.first()) < 0 },
+	"le":       func(_ *run, v any, a args) bool { return order(v, a.first()) <= 0 },
+	"gt":       func(_ *run, v any, a args) bool { return order(v, a.first()) > 0 },
+	"ge":       func(_ *run, v any, a args) bool { return order(v, a.first()) >= 0 },
 	"divisibleby": func(_ *run, v any, a args) bool {
-		return intArith("%", wantInt("divisibleby", v), wantInt("divisibleby", a.get(0, "", nil))) == int64(0)
+		return intArith("%", wantInt("divisibleby", v), wantInt("divisibleby", a.first())) == int64(0)
 	},
 }
 
@@ -212,7 +212,7 @@ var mapped = map[string]func(r *run, v any, a args) any{
 
 // mapFilter is map with a filter that takes no arguments.
 func (r *run) mapFilter(v any, a args) any {
-	name := wantStr("map", a.get(0, "", nil))
+	name := wantStr("map", a.first())
 	f, ok := mapped[name]
 	out := &List{}
 	for _, x := range r.items(v) {
@@ -249,7 +249,7 @@ func (r *run) choose(v any, a args, byAttr, want bool) any {
 	at := ""
 	rest := a.pos
 	if byAttr {
-		at = wantStr("selectattr", a.get(0, "", nil))
+		at = wantStr("selectattr", a.first())
 		rest = rest[1:]
 	}
 	test := func(_ *run, v any, _ args) bool { return truth(v) }

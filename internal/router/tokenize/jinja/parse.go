@@ -1,6 +1,9 @@
 package jinja
 
-import "fmt"
+import (
+	"fmt"
+	"slices"
+)
 
 // node is a compiled statement or expression.
 type (
@@ -75,6 +78,16 @@ func (p *parser) wantOp(op string) {
 	}
 }
 
+// list parses what stands with commas between up to end; one may follow the last.
+func (p *parser) list(end string, one func()) {
+	for !p.takeOp(end) {
+		one()
+		if !p.isOp(end) {
+			p.wantOp(",")
+		}
+	}
+}
+
 func (p *parser) wantName() string {
 	t := p.next()
 	if t.kind != tkName {
@@ -123,10 +136,8 @@ func (p *parser) block(ends ...string) ([]stmt, string) {
 			out = append(out, func(r *run, s *scope) flow { r.write(str(e.eval(r, s))); return flowNext })
 		case tkBegin:
 			name := p.wantName()
-			for _, e := range ends {
-				if e == name {
-					return out, name
-				}
+			if slices.Contains(ends, name) {
+				return out, name
 			}
 			out = append(out, p.statement(name))
 		default:
@@ -337,17 +348,14 @@ func (p *parser) macroStmt() stmt {
 	name := p.wantName()
 	p.wantOp("(")
 	var params []param
-	for !p.takeOp(")") {
+	p.list(")", func() {
 		q := param{name: p.wantName()}
 		if p.takeOp("=") {
 			e := p.ternary()
 			q.def = &e
 		}
 		params = append(params, q)
-		if !p.isOp(")") {
-			p.wantOp(",")
-		}
-	}
+	})
 	p.wantEnd()
 	loops := p.loops
 	p.loops = 0
@@ -361,11 +369,7 @@ func (p *parser) macroStmt() stmt {
 				panic(failure{"too many arguments for macro " + name})
 			}
 			for k := range a.kw {
-				known := false
-				for _, q := range params {
-					known = known || q.name == k
-				}
-				if !known {
+				if !slices.ContainsFunc(params, func(q param) bool { return q.name == k }) {
 					panic(failure{"unknown argument " + k + " of macro " + name})
 				}
 			}
