@@ -15,6 +15,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/admin"
 	"github.com/dynctl/dynctl/internal/router/routertest"
 	"github.com/dynctl/dynctl/internal/settings"
+	"github.com/dynctl/dynctl/internal/wait"
 	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/sim"
 )
@@ -156,34 +157,30 @@ func (f *targetFlags) embed(ctx context.Context, stderr io.Writer) (t *target, e
 func ready(ctx context.Context, c *admin.Client, want int) error {
 	ctx2, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
-	tick := time.NewTicker(50 * time.Millisecond)
-	defer tick.Stop()
 	why := "the router does not answer"
 	began := time.Now()
-	for {
-		if l, err := c.Workers(ctx2); err == nil {
-			usable := 0
-			for _, w := range l.Workers {
-				if w.Usable && len(w.Models) > 0 {
-					usable++
-				} else {
-					why = fmt.Sprintf("%s (%s) is not usable: %s", w.Name, w.URL, orDash(w.Reason))
-				}
-			}
-			// Feeds that come up need a moment more; what stays behind shows later.
-			if usable >= want && (settled(l.Workers) || time.Since(began) > 5*time.Second) {
-				return nil
+	if wait.Until(ctx2, 50*time.Millisecond, func() bool {
+		l, err := c.Workers(ctx2)
+		if err != nil {
+			return false
+		}
+		usable := 0
+		for _, w := range l.Workers {
+			if w.Usable && len(w.Models) > 0 {
+				usable++
+			} else {
+				why = fmt.Sprintf("%s (%s) is not usable: %s", w.Name, w.URL, orDash(w.Reason))
 			}
 		}
-		select {
-		case <-ctx2.Done():
-			if ctx.Err() != nil {
-				return ctx.Err()
-			}
-			return withCode(exitUnreachable, errors.New(why))
-		case <-tick.C:
-		}
+		// Feeds that come up need a moment more; what stays behind shows later.
+		return usable >= want && (settled(l.Workers) || time.Since(began) > 5*time.Second)
+	}) {
+		return nil
 	}
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	return withCode(exitUnreachable, errors.New(why))
 }
 
 // settled reports whether no event feed is on its way up. One that is verifying

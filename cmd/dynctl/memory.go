@@ -7,6 +7,8 @@ import (
 	"runtime/debug"
 	"runtime/metrics"
 	"time"
+
+	"github.com/dynctl/dynctl/internal/wait"
 )
 
 // How much garbage may gather before the collector runs. Little of what a
@@ -43,14 +45,7 @@ func tuneCollector(ctx context.Context) {
 	before := debug.SetGCPercent(now)
 	defer debug.SetGCPercent(before)
 	live := []metrics.Sample{{Name: liveHeapMetric}}
-	tick := time.NewTicker(garbageLook)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-		}
+	for range wait.Every(ctx, garbageLook) {
 		metrics.Read(live)
 		p := garbagePercent(live[0].Value.Uint64())
 		if p >= now-garbageStep && p <= now+garbageStep && p != garbageLeast && p != garbageMost || p == now {

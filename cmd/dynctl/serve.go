@@ -23,6 +23,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/quicksock"
 	"github.com/dynctl/dynctl/internal/settings"
 	"github.com/dynctl/dynctl/internal/settings/load"
+	"github.com/dynctl/dynctl/internal/wait"
 	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/sim"
 )
@@ -244,20 +245,14 @@ const greetWait = 5 * time.Second
 func greet(ctx context.Context, w io.Writer, r *router.Router, data, admin net.Addr) {
 	ctx, cancel := context.WithTimeout(ctx, greetWait)
 	defer cancel()
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
 	var models []string
-	for {
+	if !wait.Until(ctx, 20*time.Millisecond, func() bool {
 		if ok, _ := r.Ready(); ok {
-			if models = r.Models(); len(models) > 0 {
-				break
-			}
+			models = r.Models()
 		}
-		select {
-		case <-ctx.Done():
-			return // the log says what the workers are up to
-		case <-tick.C:
-		}
+		return len(models) > 0
+	}) {
+		return // the log says what the workers are up to
 	}
 	fmt.Fprintf(w, `
 Try it:

@@ -14,6 +14,7 @@ import (
 
 	"github.com/dynctl/dynctl/internal/router/routertest"
 	"github.com/dynctl/dynctl/internal/settings"
+	"github.com/dynctl/dynctl/internal/wait"
 	"github.com/dynctl/dynctl/internal/workers/sim"
 	"github.com/dynctl/dynctl/internal/workers/sim/fault"
 )
@@ -71,7 +72,7 @@ func (d *demo) Close() error {
 // sessions holds conversations one after the other: a system prompt that many
 // share, turns that grow, and now and then a long document.
 func (d *demo) sessions(ctx context.Context, rnd *rand.Rand) {
-	for wait(ctx, time.Duration(rnd.ExpFloat64()*2*float64(time.Second))) {
+	for wait.For(ctx, time.Duration(rnd.ExpFloat64()*2*float64(time.Second))) {
 		// The first system prompts are the popular ones.
 		system := int(rnd.ExpFloat64() * 2)
 		prompt := tokens(nil, 512+256*(system%5), rand.New(rand.NewPCG(uint64(system), 7)))
@@ -85,7 +86,7 @@ func (d *demo) sessions(ctx context.Context, rnd *rand.Rand) {
 				break
 			}
 			prompt = tokens(prompt, out, rnd) // the answer is part of the next turn
-			if !wait(ctx, time.Duration(rnd.ExpFloat64()*float64(time.Second))) {
+			if !wait.For(ctx, time.Duration(rnd.ExpFloat64()*float64(time.Second))) {
 				return
 			}
 		}
@@ -127,7 +128,7 @@ func (d *demo) complete(ctx context.Context, prompt []int, out int) error {
 // faults lets something go wrong every now and then, so that there is
 // something to see: lost events, a slow engine, errors, a dead engine.
 func (d *demo) faults(ctx context.Context) {
-	for i := 0; wait(ctx, 20*time.Second); i++ {
+	for i := 0; wait.For(ctx, 20*time.Second); i++ {
 		engines := d.rig.Sim.Engines()
 		e := engines[(i*5+3)%len(engines)]
 		switch i % 4 {
@@ -139,22 +140,10 @@ func (d *demo) faults(ctx context.Context) {
 			_ = e.SetFaults(fault.Set{ErrorRate: 0.3, For: fault.Duration(6 * time.Second)})
 		case 3:
 			e.Kill() // it comes back by itself
-			if !wait(ctx, 8*time.Second) {
+			if !wait.For(ctx, 8*time.Second) {
 				return
 			}
 			_ = e.Restart() // an engine that runs again says so, which is no harm
 		}
-	}
-}
-
-// wait pauses and reports whether ctx still lasts.
-func wait(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-t.C:
-		return true
 	}
 }

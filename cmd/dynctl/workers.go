@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/dynctl/dynctl/internal/router/admin"
+	"github.com/dynctl/dynctl/internal/wait"
 )
 
 func newWorkersCmd() *cobra.Command {
@@ -135,35 +136,31 @@ func active(w *admin.Worker) (n int) {
 	return n
 }
 
-func waitDrained(ctx context.Context, c *admin.Client, name string, wait time.Duration, stderr io.Writer) error {
-	ctx, cancel := context.WithTimeout(ctx, wait)
+func waitDrained(ctx context.Context, c *admin.Client, name string, most time.Duration, stderr io.Writer) error {
+	ctx, cancel := context.WithTimeout(ctx, most)
 	defer cancel()
-	tick := time.NewTicker(200 * time.Millisecond)
-	defer tick.Stop()
 	left := 0
-	for {
-		l, err := c.Workers(ctx)
-		if err != nil && ctx.Err() == nil {
-			return adminError(err)
+	var err error
+	if !wait.Until(ctx, 200*time.Millisecond, func() bool {
+		var l *admin.WorkerList
+		if l, err = c.Workers(ctx); err != nil {
+			return ctx.Err() == nil
 		}
-		if err == nil {
-			left = -1
-			for i := range l.Workers {
-				if l.Workers[i].Name == name {
-					left = active(&l.Workers[i])
-				}
-			}
-			if left <= 0 {
-				fmt.Fprintf(stderr, "%s is drained\n", name)
-				return nil
+		left = 0
+		for i := range l.Workers {
+			if l.Workers[i].Name == name {
+				left = active(&l.Workers[i])
 			}
 		}
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			return fmt.Errorf("%s still has %s after %s", name, plural(left, "request"), wait)
-		}
+		return left == 0
+	}) {
+		return fmt.Errorf("%s still has %s after %s", name, plural(left, "request"), most)
 	}
+	if err != nil {
+		return adminError(err)
+	}
+	fmt.Fprintf(stderr, "%s is drained\n", name)
+	return nil
 }
 
 func newWorkersResumeCmd(router *routerFlags) *cobra.Command {

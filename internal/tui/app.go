@@ -22,6 +22,7 @@ import (
 	"github.com/dynctl/dynctl/internal/tui/page"
 	"github.com/dynctl/dynctl/internal/tui/theme"
 	"github.com/dynctl/dynctl/internal/tui/widget"
+	"github.com/dynctl/dynctl/internal/wait"
 )
 
 // The smallest terminal that the screen fits in.
@@ -193,14 +194,10 @@ func (a *app) tick() tea.Cmd {
 func (a *app) after(d time.Duration, f func(time.Time) tea.Msg) tea.Cmd {
 	ctx := a.ctx
 	return func() tea.Msg {
-		timer := time.NewTimer(d)
-		defer timer.Stop()
-		select {
-		case <-ctx.Done():
+		if !wait.For(ctx, d) {
 			return nil
-		case t := <-timer.C:
-			return f(t)
 		}
+		return f(time.Now())
 	}
 }
 

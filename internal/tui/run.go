@@ -14,6 +14,7 @@ import (
 
 	"github.com/dynctl/dynctl/internal/router/admin"
 	"github.com/dynctl/dynctl/internal/tui/feed"
+	"github.com/dynctl/dynctl/internal/wait"
 )
 
 // ErrNoTerminal says that the screen needs a terminal.
@@ -94,14 +95,7 @@ func (c *Collector) Collect(ctx context.Context) (feed.View, error) {
 		for _, r := range c.replicas {
 			up = up || r.view.Link == feed.Live
 		}
-		if up {
-			timer := time.NewTimer(firstGap)
-			defer timer.Stop()
-			select {
-			case <-ctx.Done():
-				return feed.View{}, ctx.Err()
-			case <-timer.C:
-			}
+		if up && wait.For(ctx, firstGap) {
 			c.ask(ctx)
 		}
 	} else {

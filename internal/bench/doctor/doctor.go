@@ -21,6 +21,7 @@ import (
 	"github.com/dynctl/dynctl/internal/bench/workload"
 	"github.com/dynctl/dynctl/internal/router/admin"
 	"github.com/dynctl/dynctl/internal/router/receipt"
+	"github.com/dynctl/dynctl/internal/wait"
 )
 
 // Schema is the version of the JSON form.
@@ -469,24 +470,17 @@ func (e *exam) one(ctx context.Context, header string, prompt []uint32, osl int)
 // receipt is that of a request that has been answered; nil when the router has
 // none. It is final a little after the answer.
 func (e *exam) receipt(ctx context.Context, id string) (*receipt.Receipt, error) {
-	deadline := time.NewTimer(2 * time.Second)
-	defer deadline.Stop()
-	tick := time.NewTicker(10 * time.Millisecond)
-	defer tick.Stop()
-	for {
+	soon, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	var rec receipt.Receipt
+	if wait.Until(soon, 10*time.Millisecond, func() bool {
 		raw, err := e.o.Target.Admin.Decision(ctx, id)
-		var rec receipt.Receipt
-		if err == nil && json.Unmarshal(raw, &rec) == nil && !rec.Live {
-			return &rec, nil
-		}
-		select {
-		case <-tick.C:
-		case <-deadline.C:
-			return nil, nil
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		}
+		rec = receipt.Receipt{}
+		return err == nil && json.Unmarshal(raw, &rec) == nil && !rec.Live
+	}) {
+		return &rec, nil
 	}
+	return nil, ctx.Err()
 }
 
 type fixed struct {
@@ -600,8 +594,6 @@ func (e *exam) probeRank(ctx context.Context, label, header string, probed map[s
 // again repeats a prompt once the router expects what it should, which its dry
 // run tells; after a second it is repeated in any case.
 func (e *exam) again(ctx context.Context, header string, prompt []uint32, full int) (*loadgen.Result, *receipt.Receipt, error) {
-	tick := time.NewTicker(50 * time.Millisecond)
-	defer tick.Stop()
 	for range 20 {
 		a, err := e.o.Target.Admin.Route(ctx, admin.RouteRequest{Model: e.facts.Model, Tokens: prompt, Path: "local"})
 		var r receipt.Receipt
@@ -612,9 +604,7 @@ func (e *exam) again(ctx context.Context, header string, prompt []uint32, full i
 				}
 			}
 		}
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
+		if !wait.For(ctx, 50*time.Millisecond) {
 			return nil, nil, ctx.Err()
 		}
 	}

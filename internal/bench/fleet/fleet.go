@@ -24,6 +24,7 @@ import (
 	"github.com/dynctl/dynctl/internal/bench/workload"
 	"github.com/dynctl/dynctl/internal/router/admin"
 	"github.com/dynctl/dynctl/internal/router/receipt"
+	"github.com/dynctl/dynctl/internal/wait"
 )
 
 // Target is a router.
@@ -228,25 +229,19 @@ func (t *Target) Counters(ctx context.Context, f *Facts) (Counters, error) {
 	return c, errors.Join(errs...)
 }
 
-// Settled reads the counters once no engine runs anything any more, or wait is
+// Settled reads the counters once no engine runs anything any more, or most is
 // over: engines book a request's figures a little after its last token.
-func (t *Target) Settled(ctx context.Context, f *Facts, wait time.Duration) (Counters, error) {
-	ctx2, cancel := context.WithTimeout(ctx, wait)
+func (t *Target) Settled(ctx context.Context, f *Facts, most time.Duration) (c Counters, err error) {
+	ctx2, cancel := context.WithTimeout(ctx, most)
 	defer cancel()
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		c, err := t.Counters(ctx, f)
+	if wait.Until(ctx2, 20*time.Millisecond, func() bool {
+		c, err = t.Counters(ctx, f)
 		busy := c.Decode.Running > 0 || c.Decode.Waiting > 0 || c.Prefill.Running > 0 || c.Prefill.Waiting > 0
-		if err != nil || !busy {
-			return c, err
-		}
-		select {
-		case <-ctx2.Done():
-			return c, ctx.Err()
-		case <-tick.C:
-		}
+		return err != nil || !busy
+	}) {
+		return c, err
 	}
+	return c, ctx.Err()
 }
 
 func (t *Target) get(ctx context.Context, u string) ([]byte, error) {

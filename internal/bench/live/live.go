@@ -22,6 +22,7 @@ import (
 	"github.com/dynctl/dynctl/internal/bench/workload"
 	"github.com/dynctl/dynctl/internal/router/admin"
 	"github.com/dynctl/dynctl/internal/router/receipt"
+	"github.com/dynctl/dynctl/internal/wait"
 )
 
 // Bench measures cells on one target.
@@ -344,17 +345,17 @@ func (b *Bench) lost(ctx context.Context, cause error) error {
 	// The router may not have noticed yet, so the engines are asked first.
 	ctx2, cancel := context.WithTimeout(ctx, b.patience())
 	defer cancel()
-	tick := time.NewTicker(200 * time.Millisecond)
-	defer tick.Stop()
-	for err := cause; err != nil; _, err = b.Target.Counters(ctx2, b.Facts) {
-		select {
-		case <-ctx2.Done():
-			if ctx.Err() != nil {
-				return ctx.Err()
-			}
-			return fmt.Errorf("the fleet did not come back within %s: %w", b.patience(), cause)
-		case <-tick.C:
+	err := cause
+	for range wait.Every(ctx2, 200*time.Millisecond) {
+		if _, err = b.Target.Counters(ctx2, b.Facts); err == nil {
+			break
 		}
+	}
+	if err != nil {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		return fmt.Errorf("the fleet did not come back within %s: %w", b.patience(), cause)
 	}
 	if err := b.whole(ctx); err != nil {
 		return err
@@ -411,25 +412,20 @@ func (b *Bench) concerns(e *admin.Event) bool {
 func (b *Bench) whole(ctx context.Context) error {
 	ctx2, cancel := context.WithTimeout(ctx, b.patience())
 	defer cancel()
-	tick := time.NewTicker(200 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		missing, err := b.missing(ctx2)
-		if err != nil {
+	missing := ""
+	if wait.Until(ctx2, 200*time.Millisecond, func() bool {
+		var err error
+		if missing, err = b.missing(ctx2); err != nil {
 			missing = err.Error()
 		}
-		if missing == "" {
-			return nil
-		}
-		select {
-		case <-ctx2.Done():
-			if ctx.Err() != nil {
-				return ctx.Err()
-			}
-			return fmt.Errorf("the fleet did not come back within %s: %s", b.patience(), missing)
-		case <-tick.C:
-		}
+		return missing == ""
+	}) {
+		return nil
 	}
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	return fmt.Errorf("the fleet did not come back within %s: %s", b.patience(), missing)
 }
 
 func (b *Bench) missing(ctx context.Context) (string, error) {

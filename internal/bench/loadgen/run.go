@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/dynctl/dynctl/internal/positive"
+	"github.com/dynctl/dynctl/internal/wait"
 )
 
 // A Request is one request to send. The memory of Body is the caller's to
@@ -421,13 +422,7 @@ func (g *generator) until(at time.Duration) bool {
 		case d <= 0:
 			return true
 		case d > 3*time.Millisecond:
-			t := time.NewTimer(d - 2*time.Millisecond)
-			select {
-			case <-t.C:
-			case <-g.ctx.Done():
-				t.Stop()
-				return false
-			}
+			wait.For(g.ctx, d-2*time.Millisecond)
 		default:
 			nap(d)
 		}

@@ -11,6 +11,7 @@ import (
 	"github.com/HdrHistogram/hdrhistogram-go"
 
 	"github.com/dynctl/dynctl/internal/router/trace"
+	"github.com/dynctl/dynctl/internal/wait"
 )
 
 // Options say how a trace is played.
@@ -177,19 +178,15 @@ func (s *session) pace(ctx context.Context, at time.Duration) error {
 		s.paced, s.pacedAt = time.Now(), at
 		return nil
 	}
-	wait := time.Until(s.paced.Add(time.Duration(float64(at-s.pacedAt) / s.o.Speed)))
-	if wait < time.Millisecond {
+	left := time.Until(s.paced.Add(time.Duration(float64(at-s.pacedAt) / s.o.Speed)))
+	if left < time.Millisecond {
 		return nil
 	}
 	s.progress()
-	t := time.NewTimer(wait)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
+	if !wait.For(ctx, left) {
 		return ctx.Err()
-	case <-t.C:
-		return nil
 	}
+	return nil
 }
 
 func (s *session) play(rec *trace.Record) error {

@@ -16,6 +16,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/eventlog"
 	"github.com/dynctl/dynctl/internal/router/kvfeed"
 	"github.com/dynctl/dynctl/internal/router/kvindex"
+	"github.com/dynctl/dynctl/internal/wait"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
@@ -111,21 +112,15 @@ func (f *Follower) save() (err error) {
 
 // saveEvery writes snapshots until ctx ends.
 func (f *Follower) saveEvery(ctx context.Context) error {
-	tick := time.NewTicker(snapshotEvery)
-	defer tick.Stop()
 	failed := false
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-tick.C:
-		}
+	for range wait.Every(ctx, snapshotEvery) {
 		err := f.save()
 		if err != nil && !failed {
 			f.Event(eventlog.Event{Kind: "snapshot_failed", Severity: eventlog.Error, Text: fmt.Sprintf("the index is not kept across restarts: %v", err)})
 		}
 		failed = err != nil
 	}
+	return nil
 }
 
 // restore fills the index from a file, if there is one. A bad one is refused

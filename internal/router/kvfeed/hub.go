@@ -11,10 +11,10 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/dynctl/dynctl/internal/router/kvevent"
 	"github.com/dynctl/dynctl/internal/router/zmtp"
+	"github.com/dynctl/dynctl/internal/wait"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
@@ -101,12 +101,8 @@ func (h *hub) run(ctx context.Context) {
 			h.say(err.Error())
 		}
 		h.m.o.Logger.Debug("kv event listener ended", "endpoint", h.endpoint, "error", err)
-		t := time.NewTimer(pause/2 + rand.N(pause/2+1))
-		select {
-		case <-ctx.Done():
-			t.Stop()
+		if !wait.For(ctx, pause/2+rand.N(pause/2+1)) {
 			return
-		case <-t.C:
 		}
 		pause = min(2*pause, h.m.o.BackoffMax)
 	}

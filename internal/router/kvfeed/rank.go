@@ -14,6 +14,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/kvevent"
 	"github.com/dynctl/dynctl/internal/router/kvindex"
 	"github.com/dynctl/dynctl/internal/router/zmtp"
+	"github.com/dynctl/dynctl/internal/wait"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
@@ -503,12 +504,8 @@ func (r *rank) dial(ctx context.Context) {
 			pause = r.m.o.BackoffMin
 		}
 		r.m.o.Logger.Debug("kv event connection ended", "rank", r.label, "error", err, "retry_in", pause)
-		t := time.NewTimer(pause/2 + rand.N(pause/2+1))
-		select {
-		case <-ctx.Done():
-			t.Stop()
+		if !wait.For(ctx, pause/2+rand.N(pause/2+1)) {
 			return
-		case <-t.C:
 		}
 		pause = min(2*pause, r.m.o.BackoffMax)
 	}

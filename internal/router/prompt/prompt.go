@@ -23,6 +23,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/disagg"
 	"github.com/dynctl/dynctl/internal/router/eventlog"
 	"github.com/dynctl/dynctl/internal/router/tokenize"
+	"github.com/dynctl/dynctl/internal/wait"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
@@ -387,8 +388,6 @@ func (t *Stage) compare(fleet *workers.Snapshot) {
 // Run compares the engines of every model with each other, and the local
 // tokenizer with them, as they appear, until ctx ends.
 func (t *Stage) Run(ctx context.Context) error {
-	tick := time.NewTicker(time.Second)
-	defer tick.Stop()
 	var g errgroup.Group
 	g.SetLimit(4)
 	var tried errgroup.Group
@@ -396,7 +395,7 @@ func (t *Stage) Run(ctx context.Context) error {
 	defer func() { _ = tried.Wait() }() // they end with ctx, and none has an error
 	pending := sync.Map{}
 	var seen *workers.Snapshot
-	for {
+	for lasts := true; lasts; lasts = wait.For(ctx, time.Second) {
 		fleet := t.o.Registry.Snapshot()
 		if fleet != seen {
 			seen = fleet
@@ -423,12 +422,8 @@ func (t *Stage) Run(ctx context.Context) error {
 				pending.Delete(name)
 			}
 		}
-		select {
-		case <-ctx.Done():
-			return g.Wait()
-		case <-tick.C:
-		}
 	}
+	return g.Wait()
 }
 
 func (t *Stage) check(ctx context.Context, m *modelTokens, name string) {

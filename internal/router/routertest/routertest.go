@@ -22,6 +22,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/admin"
 	"github.com/dynctl/dynctl/internal/router/quicksock"
 	"github.com/dynctl/dynctl/internal/settings"
+	"github.com/dynctl/dynctl/internal/wait"
 	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/sim"
 	"github.com/dynctl/dynctl/internal/workers/sim/port"
@@ -216,19 +217,11 @@ func (g *Rig) Close(ctx context.Context) error {
 // Wait waits until the condition holds, asking every few milliseconds. The
 // error of a wait that ends with ctx has the condition's last words.
 func Wait(ctx context.Context, what string, cond func() error) error {
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		err := cond()
-		if err == nil {
-			return nil
-		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("waited in vain for %s: %w (%w)", what, err, ctx.Err())
-		case <-tick.C:
-		}
+	var err error
+	if wait.Until(ctx, 5*time.Millisecond, func() bool { err = cond(); return err == nil }) {
+		return nil
 	}
+	return fmt.Errorf("waited in vain for %s: %w (%w)", what, err, ctx.Err())
 }
 
 // Ready waits until every worker is usable and every feed is trusted.

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/dynctl/dynctl/internal/router/admin"
+	"github.com/dynctl/dynctl/internal/wait"
 )
 
 // Traffic is what a router's requests came to. Counters only grow; quantiles
@@ -52,18 +53,12 @@ func (t *Traffic) Figures() admin.Traffic {
 
 // Run turns the windows until ctx ends.
 func (t *Traffic) Run(ctx context.Context) error {
-	tick := time.NewTicker(30 * time.Second)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-tick.C:
-			for _, w := range []*Window{&t.TTFT, &t.ITL, &t.E2E, &t.Overhead} {
-				w.turn()
-			}
+	for range wait.Every(ctx, 30*time.Second) {
+		for _, w := range []*Window{&t.TTFT, &t.ITL, &t.E2E, &t.Overhead} {
+			w.turn()
 		}
 	}
+	return nil
 }
 
 // Window is a histogram of durations over the present and the last half

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/dynctl/dynctl/internal/router/eventlog"
+	"github.com/dynctl/dynctl/internal/wait"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
@@ -100,16 +101,10 @@ func (w *Recompute) Answered(k *workers.Rank, tokens int, sent, now time.Time) {
 
 // Run compares until ctx ends.
 func (w *Recompute) Run(ctx context.Context) error {
-	tick := time.NewTicker(recomputeEvery)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-tick.C:
-			w.compare()
-		}
+	for range wait.Every(ctx, recomputeEvery) {
+		w.compare()
 	}
+	return nil
 }
 
 func (w *Recompute) compare() {

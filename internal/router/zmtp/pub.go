@@ -8,7 +8,8 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
-	"time"
+
+	"github.com/dynctl/dynctl/internal/wait"
 )
 
 // Pub is a PUB socket, bound or dialling. Each subscriber has a bounded queue;
@@ -200,8 +201,6 @@ func (p *Pub) WaitSubscribers(ctx context.Context, n int) error {
 // redial keeps one connection up until the Pub closes.
 func (p *Pub) redial() {
 	pause := p.o.RedialMin
-	timer := time.NewTimer(0)
-	defer timer.Stop()
 	for p.ctx.Err() == nil {
 		c, err := dialPeer(p.ctx, p.name, rolePub, &p.o)
 		if err == nil {
@@ -213,11 +212,7 @@ func (p *Pub) redial() {
 		if err != nil {
 			p.tally.failure(p.ctx, err)
 		}
-		timer.Reset(pause/2 + rand.N(pause/2+1))
-		select {
-		case <-timer.C:
-		case <-p.ctx.Done():
-		}
+		wait.For(p.ctx, pause/2+rand.N(pause/2+1))
 		pause = min(2*pause, p.o.RedialMax)
 	}
 }

@@ -9,6 +9,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/dynctl/dynctl/internal/wait"
 )
 
 // DialSub connects to a publisher that binds endpoint, subscribes to
@@ -132,8 +134,6 @@ func listen(ctx context.Context, endpoint string, role roleKind, o *Options, ser
 }
 
 func (l *listener) accept() {
-	pause := time.NewTimer(0)
-	defer pause.Stop()
 	for {
 		nc, err := l.ln.Accept()
 		if err != nil {
@@ -143,12 +143,7 @@ func (l *listener) accept() {
 			// Out of file descriptors and the like: it passes, or it repeats at
 			// this pace.
 			l.failure(l.ctx, fmt.Errorf("zmtp: accept on %s: %w", l.endpoint, err))
-			pause.Reset(100 * time.Millisecond)
-			select {
-			case <-pause.C:
-			case <-l.ctx.Done():
-				return
-			}
+			wait.For(l.ctx, 100*time.Millisecond)
 			continue
 		}
 		select {

@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"github.com/dynctl/dynctl/internal/positive"
+	"github.com/dynctl/dynctl/internal/wait"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
@@ -142,14 +143,7 @@ type watch struct {
 // pause waits about d; jitter keeps a thousand workers from being asked at the
 // same moment. It reports false when ctx has ended.
 func pause(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d - d/10 + rand.N(d/5+1))
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-t.C:
-	}
-	return true
+	return wait.For(ctx, d-d/10+rand.N(d/5+1))
 }
 
 func enter(ctx context.Context, sem chan struct{}) bool {

@@ -19,6 +19,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/dynctl/dynctl/internal/wait"
 )
 
 // Target is the engines to judge.
@@ -268,23 +270,15 @@ func (s *suite) grows(t *testing.T, url string, want float64, f func(), name str
 }
 
 // until polls for a moment and returns the last value.
-func (s *suite) until(t *testing.T, f func() (float64, bool)) float64 {
+func (s *suite) until(t *testing.T, f func() (float64, bool)) (v float64) {
 	t.Helper()
-	deadline := time.NewTimer(10 * time.Second)
-	defer deadline.Stop()
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		v, ok := f()
-		if ok || t.Failed() {
-			return v
-		}
-		select {
-		case <-tick.C:
-		case <-deadline.C:
-			return v
-		}
-	}
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	wait.Until(ctx, 20*time.Millisecond, func() (ok bool) {
+		v, ok = f()
+		return ok || t.Failed()
+	})
+	return v
 }
 
 func (s *suite) discovery(t *testing.T) {

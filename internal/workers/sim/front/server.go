@@ -23,6 +23,7 @@ import (
 
 	"github.com/dynctl/dynctl/internal/positive"
 	"github.com/dynctl/dynctl/internal/router/blockhash"
+	"github.com/dynctl/dynctl/internal/wait"
 	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/sim/fault"
 	"github.com/dynctl/dynctl/internal/workers/sim/live"
@@ -217,14 +218,8 @@ func (s *Server) faulty(w http.ResponseWriter, r *http.Request) bool {
 	if r.Method != http.MethodPost && !set.All {
 		return true
 	}
-	if d := s.cfg.Faults.Delay(); d > 0 {
-		t := time.NewTimer(d)
-		defer t.Stop()
-		select {
-		case <-r.Context().Done():
-			gone()
-		case <-t.C:
-		}
+	if d := s.cfg.Faults.Delay(); d > 0 && !wait.For(r.Context(), d) {
+		gone()
 	}
 	if s.cfg.Faults.Hit(set.HangRate) {
 		<-r.Context().Done()

@@ -19,6 +19,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/dynctl/dynctl/internal/wait"
 )
 
 const (
@@ -27,9 +29,9 @@ const (
 	lowest = 10240
 	// tries is how many free ports are looked for before the system chooses.
 	tries = 64
-	// wait is how long a port in use is waited for, pause the time between two
+	// patience is how long a port in use is waited for, pause the time between two
 	// looks at it.
-	wait, pause = 5 * time.Second, 20 * time.Millisecond
+	patience, pause = 5 * time.Second, 20 * time.Millisecond
 )
 
 // next is the port that is tried next. Processes begin at different ones.
@@ -101,17 +103,10 @@ func Free(n int, bind func(port int) error) error {
 // a moment: whoever else has taken a port that was free for a while may be gone
 // soon. Then the last error is told.
 func Again(ctx context.Context, bind func() error) error {
-	end := time.Now().Add(wait)
+	end := time.Now().Add(patience)
 	for {
 		err := bind()
-		if !InUse(err) || time.Now().After(end) {
-			return err
-		}
-		t := time.NewTimer(pause)
-		select {
-		case <-t.C:
-		case <-ctx.Done():
-			t.Stop()
+		if !InUse(err) || time.Now().After(end) || !wait.For(ctx, pause) {
 			return err
 		}
 	}
