@@ -115,7 +115,7 @@ func (c *compareFlags) rows(changes []replay.Change, from, to time.Duration, sta
 				s := simulate.Setup{
 					Fleet: f,
 					Settings: decide.Settings{
-						Decode: policy, Prefill: policy, Weights: selector.DefaultWeights(), Rule: decide.Rule{Threshold: t, On: decide.Measure(c.on)},
+						Decode: policy, Prefill: policy, Weights: selector.DefaultWeights(), Rule: decide.Rule{Threshold: t, On: decide.Measure(c.on), LoadCredit: decide.LoadCredit},
 					},
 					Speedup: c.speedup, Seed: c.seed, Scrape: c.scrape, From: from, To: to, TTFT: c.ttft, ITL: c.itl,
 				}
@@ -123,9 +123,7 @@ func (c *compareFlags) rows(changes []replay.Change, from, to time.Duration, sta
 				if len(changes) == 0 {
 					continue
 				}
-				if err := replay.ApplyTo(&s, changes); err != nil {
-					return nil, withCode(exitUsage, err)
-				}
+				s.Settings = replay.Changed(s.Settings, changes)
 				var names []string
 				for _, ch := range changes {
 					names = append(names, ch.Key+"="+ch.Value)

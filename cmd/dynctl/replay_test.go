@@ -19,6 +19,7 @@ import (
 
 	"github.com/dynctl/dynctl/internal/bench/replay"
 	"github.com/dynctl/dynctl/internal/router"
+	"github.com/dynctl/dynctl/internal/router/decide"
 	"github.com/dynctl/dynctl/internal/router/routertest"
 	"github.com/dynctl/dynctl/internal/router/trace"
 	"github.com/dynctl/dynctl/internal/settings"
@@ -253,6 +254,24 @@ func withoutOne(t *testing.T, path string, n int, edit func(*trace.Record)) (mis
 		t.Fatal(err)
 	}
 	return missing, cut
+}
+
+// TestSimulationsDecideAsTheRouter: what no flag of compare says is as in the
+// router, with changes and without.
+func TestSimulationsDecideAsTheRouter(t *testing.T) {
+	change, err := replay.ParseChange("temperature=0.5")
+	if err != nil {
+		t.Fatal(err)
+	}
+	rows, err := (&compareFlags{fleet: "1p1d", on: "eff_isl"}).rows([]replay.Change{change}, 0, 0, nil)
+	if err != nil || len(rows) != 2 {
+		t.Fatalf("%d rows, %v", len(rows), err)
+	}
+	for _, r := range rows {
+		if got := r.setup.Settings.Rule.LoadCredit; got != decide.LoadCredit {
+			t.Errorf("%q counts cached blocks as %v of their cost, the router as %v", r.label, got, decide.LoadCredit)
+		}
+	}
 }
 
 // TestReplayCommand is the command line of replay on small files.

@@ -386,9 +386,8 @@ func TestRedecide(t *testing.T) {
 func TestWhatIfReachesTheDecision(t *testing.T) {
 	plan := decide.Rule{Threshold: 5, On: decide.OnEffISL, Fallback: decide.FallbackLocal, PrefillGate: 5, LoadCredit: decide.LoadCredit}
 	with := func(list ...Change) string {
-		r := changed(decide.Settings{Rule: plan, Decode: selector.KV, Prefill: selector.Session, Weights: selector.DefaultWeights(), Busy: selector.Busy{Waiting: 5}}, list)
-		prefill, decode := r.Policies()
-		return fmt.Sprintf("%+v %s %s %+v %+v", r.Plan(), prefill, decode, r.Weights, r.Busy)
+		r := Changed(decide.Settings{Rule: plan, Decode: selector.KV, Prefill: selector.Session, Weights: selector.DefaultWeights(), Busy: selector.Busy{Waiting: 5}}, list)
+		return fmt.Sprintf("%+v %s %s %+v %+v", r.Rule, r.Prefill, r.Decode, r.Weights, r.Busy)
 	}
 	asRecorded := fmt.Sprintf("%+v %s %s %+v %+v", plan, selector.Session, selector.KV, selector.DefaultWeights(), selector.Busy{Waiting: 5})
 	if got := with(); got != asRecorded {

@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/dynctl/dynctl/internal/bench/replay/simulate"
 	"github.com/dynctl/dynctl/internal/router/decide"
 	"github.com/dynctl/dynctl/internal/router/trace"
 	"github.com/dynctl/dynctl/internal/settings"
@@ -73,22 +72,17 @@ func ParseChange(text string) (Change, error) {
 	}}, nil
 }
 
-// changed are settings of decisions after some changes.
-func changed(s decide.Settings, list []Change) *settings.Routing {
+// Changed are settings of decisions after some changes; what no setting says
+// stays.
+func Changed(s decide.Settings, list []Change) decide.Settings {
 	c := settings.Config{Routing: settings.Routing{Policy: string(s.Decode), PrefillPolicy: string(s.Prefill), Weights: s.Weights, Busy: s.Busy}}
 	c.Routing.SetPlan(s.Rule)
 	for _, change := range list {
 		change.apply(&c)
 	}
-	return &c.Routing
-}
-
-// ApplyTo changes the settings of a simulated run.
-func ApplyTo(run *simulate.Setup, list []Change) error {
-	r := changed(run.Settings, list)
-	prefill, decode := r.Policies()
-	run.Settings.Rule, run.Settings.Prefill, run.Settings.Decode, run.Settings.Weights, run.Settings.Busy = r.Plan(), prefill, decode, r.Weights, r.Busy
-	return nil
+	out := c.Decisions()
+	out.Rule.LoadCredit, out.Attempts, out.LocalWithoutParams = s.Rule.LoadCredit, s.Attempts, s.LocalWithoutParams
+	return out
 }
 
 // Redecision compares recorded decisions with what they would be under other
@@ -151,10 +145,8 @@ func Redecide(ctx context.Context, r *trace.Reader, list []Change) (*Redecision,
 		}
 		was.load(d)
 		now.load(d)
-		s := changed(*d.Settings, list)
-		now.in.Rule = s.Plan()
-		now.in.Rule.LoadCredit = was.in.Rule.LoadCredit // no setting
-		now.in.Prefill.Policy, now.in.Decode.Policy = s.Policies()
+		s := Changed(*d.Settings, list)
+		now.in.Rule, now.in.Prefill.Policy, now.in.Decode.Policy = s.Rule, s.Prefill, s.Decode
 		now.in.Decode.Weights, now.in.Prefill.Weights, now.in.Decode.Busy, now.in.Prefill.Busy = s.Weights, s.Weights, s.Busy, s.Busy
 		a, b := was.decide(), now.decide()
 		out.Decisions++
