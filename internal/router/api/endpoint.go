@@ -39,16 +39,11 @@ const (
 var kindNames = [...]string{
 	"unknown", "chat", "completion", "responses", "response_object", "messages", "count_tokens", "generate",
 	"sglang_generate", "embeddings", "rerank", "score", "classify", "pooling", "tokenize", "detokenize",
-	"models", "model", "transcription", "speech", "version",
+	"models", "model", "transcription", "speech", "version", "invalid",
 }
 
 // String is the lower-case name of the kind, as in metrics and receipts.
-func (k Kind) String() string {
-	if int(k) < len(kindNames) {
-		return kindNames[k]
-	}
-	return "invalid"
-}
+func (k Kind) String() string { return kindNames[min(int(k), len(kindNames)-1)] }
 
 // IsChat reports whether an engine makes the prompt by a chat template.
 func (k Kind) IsChat() bool { return k == Chat || k == Messages || k == Responses }

@@ -30,15 +30,10 @@ const (
 	PromptItems
 )
 
-var promptNames = [...]string{"none", "text", "texts", "ids", "id_lists", "messages", "items"}
+var promptNames = [...]string{"none", "text", "texts", "ids", "id_lists", "messages", "items", "invalid"}
 
 // String is the name of the form, as in receipts.
-func (p PromptKind) String() string {
-	if int(p) < len(promptNames) {
-		return promptNames[p]
-	}
-	return "invalid"
-}
+func (p PromptKind) String() string { return promptNames[min(int(p), len(promptNames)-1)] }
 
 // isPrompt reports whether a member holds the prompt, or a part of it, at the
 // view's endpoint.

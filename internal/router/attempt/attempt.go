@@ -133,15 +133,10 @@ const (
 	Recall
 )
 
-var stepNames = [...]string{"give up", "retry", "fall back to local prefill", "bring workers back"}
+var stepNames = [...]string{"give up", "retry", "fall back to local prefill", "bring workers back", "invalid"}
 
 // String is the step in words.
-func (s Step) String() string {
-	if int(s) < len(stepNames) {
-		return stepNames[s]
-	}
-	return "invalid"
-}
+func (s Step) String() string { return stepNames[min(int(s), len(stepNames)-1)] }
 
 // Next is the answer.
 type Next struct {

@@ -77,20 +77,10 @@ const (
 	OtherMedium               // any other name; see Event.MediumName
 )
 
+var mediumNames = [...]string{"gpu", "cpu", "disk", "external", "other"}
+
 // String returns the tier in lower case.
-func (m Medium) String() string {
-	switch m {
-	case GPU:
-		return "gpu"
-	case CPU:
-		return "cpu"
-	case Disk:
-		return "disk"
-	case External:
-		return "external"
-	}
-	return "other"
-}
+func (m Medium) String() string { return mediumNames[min(m, OtherMedium)] }
 
 // CacheKind is the kind of KV cache group that a block belongs to. Hybrid models
 // publish each block once per group.
@@ -106,22 +96,10 @@ const (
 	OtherCache                     // any other name; see Event.CacheName
 )
 
+var cacheKindNames = [...]string{"absent", "full_attention", "sliding_window", "mamba", "chunked_local_attention", "other"}
+
 // String returns the kind in lower case.
-func (k CacheKind) String() string {
-	switch k {
-	case CacheAbsent:
-		return "absent"
-	case FullAttention:
-		return "full_attention"
-	case SlidingWindow:
-		return "sliding_window"
-	case Mamba:
-		return "mamba"
-	case ChunkedLocal:
-		return "chunked_local_attention"
-	}
-	return "other"
-}
+func (k CacheKind) String() string { return cacheKindNames[min(k, OtherCache)] }
 
 // Locality says whether blocks outside the GPU are this engine's own.
 type Locality uint8

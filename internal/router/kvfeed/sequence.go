@@ -20,15 +20,10 @@ const (
 	Restart
 )
 
-var verdictNames = [...]string{"apply", "duplicate", "gap", "restart"}
+var verdictNames = [...]string{"apply", "duplicate", "gap", "restart", "invalid"}
 
 // String is the lower-case name of the kind.
-func (k VerdictKind) String() string {
-	if int(k) < len(verdictNames) {
-		return verdictNames[k]
-	}
-	return "invalid"
-}
+func (k VerdictKind) String() string { return verdictNames[min(int(k), len(verdictNames)-1)] }
 
 // Verdict is what Observe says of one batch. From and To are set for a Gap.
 type Verdict struct {

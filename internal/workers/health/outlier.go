@@ -26,15 +26,10 @@ const (
 	Canceled
 )
 
-var outcomeNames = [...]string{"success", "connect error", "server error", "timeout", "client error", "canceled"}
+var outcomeNames = [...]string{"success", "connect error", "server error", "timeout", "client error", "canceled", "invalid"}
 
 // String is the outcome in words.
-func (o Outcome) String() string {
-	if int(o) < len(outcomeNames) {
-		return outcomeNames[o]
-	}
-	return "invalid"
-}
+func (o Outcome) String() string { return outcomeNames[min(int(o), len(outcomeNames)-1)] }
 
 // Failure reports whether the outcome counts against a worker.
 func (o Outcome) Failure() bool { return o == ConnectError || o == ServerError || o == Timeout }
