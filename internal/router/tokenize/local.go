@@ -157,15 +157,20 @@ func (l *Local) Prompt(ctx context.Context, text string, addSpecial bool) (Resul
 	if len(text) > l.maxText {
 		return Result{}, fmt.Errorf("tokenize: text of %d bytes: %w", len(text), ErrTooLarge)
 	}
+	return ids(l.tok, text, addSpecial, l.tok.AppendString), nil
+}
+
+// ids are the ids of a text, which add appends.
+func ids[T string | []byte](tok *bpe.Tokenizer, text T, addSpecial bool, add func([]uint32, T) []uint32) Result {
 	ids := make([]uint32, 0, len(text)/3+16)
 	if addSpecial {
-		ids = append(ids, l.tok.Prefix()...)
+		ids = append(ids, tok.Prefix()...)
 	}
-	ids = l.tok.AppendString(ids, text)
+	ids = add(ids, text)
 	if addSpecial {
-		ids = append(ids, l.tok.Suffix()...)
+		ids = append(ids, tok.Suffix()...)
 	}
-	return Result{IDs: ids, Tokens: len(ids), Source: SourceLocal}, nil
+	return Result{IDs: ids, Tokens: len(ids), Source: SourceLocal}
 }
 
 // Chat implements Tokenizer: it renders the chat template and tokenizes the
@@ -178,15 +183,7 @@ func (l *Local) Chat(ctx context.Context, body []byte) (Result, error) {
 	if err != nil {
 		return Result{}, fmt.Errorf("tokenize chat: %w", err)
 	}
-	ids := make([]uint32, 0, len(text)/3+16)
-	if addSpecial {
-		ids = append(ids, l.tok.Prefix()...)
-	}
-	ids = l.tok.Append(ids, text)
-	if addSpecial {
-		ids = append(ids, l.tok.Suffix()...)
-	}
-	return Result{IDs: ids, Tokens: len(ids), Source: SourceLocal}, nil
+	return ids(l.tok, text, addSpecial, l.tok.Append), nil
 }
 
 // Render returns the text of a chat request's prompt.

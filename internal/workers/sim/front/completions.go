@@ -215,11 +215,7 @@ func (s *Server) streaming(w http.ResponseWriter, r *http.Request, base string, 
 	ctx, end := s.mergeDead(r)
 	defer end()
 	defer s.leaveRooms(j)
-	var all []*choice
-	err := s.awaitRooms(ctx, j)
-	if err == nil {
-		all, err = s.submit(base, j)
-	}
+	all, err := s.begin(ctx, base, j)
 	if err != nil {
 		s.giveUp(w, r, err)
 		return

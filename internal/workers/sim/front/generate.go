@@ -42,6 +42,14 @@ type delta struct {
 // errPull is a failed KV load under the policy "fail".
 var errPull = errors.New("KV load failed")
 
+// begin starts all choices of a job once the decodes of a prefill are there.
+func (s *Server) begin(ctx context.Context, base string, j *job) ([]*choice, error) {
+	if err := s.awaitRooms(ctx, j); err != nil {
+		return nil, err
+	}
+	return s.submit(base, j)
+}
+
 // submit starts all choices of a job. On an error none is left running.
 func (s *Server) submit(base string, j *job) ([]*choice, error) {
 	set, _ := s.cfg.Faults.Set()
@@ -209,11 +217,7 @@ func (s *Server) whole(w http.ResponseWriter, r *http.Request, base string, j *j
 	ctx, done := s.mergeDead(r)
 	defer done()
 	defer s.leaveRooms(j)
-	var all []*choice
-	err := s.awaitRooms(ctx, j)
-	if err == nil {
-		all, err = s.submit(base, j)
-	}
+	all, err := s.begin(ctx, base, j)
 	if err == nil {
 		err = s.run(ctx, j, all, func(*choice, delta) error { return nil })
 	}
