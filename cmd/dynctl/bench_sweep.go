@@ -100,7 +100,7 @@ func (f *benchFlags) sweep(cmd *cobra.Command, output string) (err error) {
 			at[i] = items[i].At
 		}
 		o.Measure = func(ctx context.Context, c plan.Cell) (*experiment.Measure, error) {
-			src := &workload.Trace{Pool: pool, Model: facts.Model, Header: header, Name: c.ID, Salt: spec.Salt + c.ID, Items: items}
+			src := &workload.Trace{Series: workload.Series{Pool: pool, Model: facts.Model, Header: header, Name: c.ID, Salt: spec.Salt + c.ID}, Items: items}
 			c.EffISL, c.Ramp, c.Requests = int(info.MeanISL), 0, len(items)
 			return b.Run(ctx, c, src, at)
 		}
@@ -109,8 +109,8 @@ func (f *benchFlags) sweep(cmd *cobra.Command, output string) (err error) {
 		what = mix.Describe()
 		o.Measure = func(ctx context.Context, c plan.Cell) (*experiment.Measure, error) {
 			src := &workload.Mixed{
-				Pool: pool, Model: facts.Model, Header: header, Name: c.ID, Salt: spec.Salt + c.ID, ISL: isl, OSL: osl,
-				Groups: f.prefixGroups, PrefixTokens: f.prefixN, Turns: f.turns, MaxLen: facts.MaxModelLen, Ramp: c.Ramp, N: c.Requests,
+				Series: workload.Series{Pool: pool, Model: facts.Model, Header: header, Name: c.ID, Salt: spec.Salt + c.ID, Ramp: c.Ramp, N: c.Requests},
+				ISL:    isl, OSL: osl, Groups: f.prefixGroups, PrefixTokens: f.prefixN, Turns: f.turns, MaxLen: facts.MaxModelLen,
 			}
 			c.EffISL = int(isl.Mean())
 			return b.Run(ctx, c, src, nil)

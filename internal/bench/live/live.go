@@ -61,8 +61,8 @@ func (b *Bench) Measure(ctx context.Context, c plan.Cell) (*experiment.Measure, 
 		name = "same"
 	}
 	src := &workload.Cell{
-		Pool: b.Pool, Model: b.Facts.Model, Header: header(c.Arm), Name: name, Salt: b.Spec.Salt,
-		Fresh: c.EffISL, OSL: c.OSL, Ramp: c.Ramp, N: c.Requests,
+		Series: workload.Series{Pool: b.Pool, Model: b.Facts.Model, Header: header(c.Arm), Name: name, Salt: b.Spec.Salt, Ramp: c.Ramp, N: c.Requests},
+		Fresh:  c.EffISL, OSL: c.OSL,
 	}
 	if c.CachedTokens > 0 {
 		src.Prefix = b.Pool.Tokens(nil, rand.New(rand.NewPCG(workload.Seed("prefix", b.Spec.Salt, name), 1)), c.CachedTokens)

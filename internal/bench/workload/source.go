@@ -10,39 +10,52 @@ import (
 	"github.com/dynctl/dynctl/internal/bench/loadgen"
 )
 
-// Cell is the source of a threshold cell: prompts of one length that share
-// nothing but, when asked for, one prefix.
-type Cell struct {
+// Series is what all sources have. Its requests are numbered, and the number
+// makes their prompts.
+type Series struct {
 	Pool   Pool
 	Model  string
 	Header string
 	// Name is part of the request ids and, with Salt, of the seed of every prompt.
 	Name, Salt string
-	Prefix     []uint32
-	Fresh, OSL int
-	Ramp, N    int
+	// Ramp requests warm up before N others.
+	Ramp, N int
 
 	mu     sync.Mutex
 	next   int
 	prompt []uint32
 }
 
-// Fill makes the next request.
-func (c *Cell) Fill(_ int, q *loadgen.Request) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.next >= c.Ramp+c.N {
+// fill makes the next of so many requests, whose prompt and length of the answer
+// tell gives.
+func (s *Series) fill(q *loadgen.Request, all int, tell func(n int, rng *rand.Rand) (prompt []uint32, osl int)) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n := s.next
+	if n >= all {
 		return false
 	}
-	n := c.next
-	c.next++
-	rng := rand.New(rand.NewPCG(Seed(c.Salt, c.Name), uint64(n)))
-	c.prompt = c.Pool.Tokens(append(c.prompt[:0], c.Prefix...), rng, c.Fresh)
-	q.ID = RequestID(c.Salt, c.Name, n)
-	q.Header, q.Warm = c.Header, n < c.Ramp
-	q.ISL, q.OSL = len(c.prompt), c.OSL
-	q.Body = Body(q.Body, c.Model, c.prompt, c.OSL)
+	s.next++
+	q.ID, q.Header, q.Warm = RequestID(s.Salt, s.Name, n), s.Header, n < s.Ramp
+	s.prompt, q.OSL = tell(n, rand.New(rand.NewPCG(Seed(s.Salt, s.Name), uint64(n))))
+	q.ISL = len(s.prompt)
+	q.Body = Body(q.Body, s.Model, s.prompt, q.OSL)
 	return true
+}
+
+// Cell is the source of a threshold cell: prompts of one length that share
+// nothing but, when asked for, one prefix.
+type Cell struct {
+	Series
+	Prefix     []uint32
+	Fresh, OSL int
+}
+
+// Fill makes the next request.
+func (c *Cell) Fill(_ int, q *loadgen.Request) bool {
+	return c.fill(q, c.Ramp+c.N, func(_ int, rng *rand.Rand) ([]uint32, int) {
+		return c.Pool.Tokens(append(c.prompt[:0], c.Prefix...), rng, c.Fresh), c.OSL
+	})
 }
 
 // RequestID names a request of a cell.
@@ -57,21 +70,14 @@ func RequestID(salt, name string, n int) string {
 // tokens in the place of the answer, and fresh ones. Turns of a conversation
 // follow each other in one slot, so a closed loop is needed for more than one.
 type Mixed struct {
-	Pool       Pool
-	Model      string
-	Header     string
-	Name, Salt string
-	ISL, OSL   Dist
+	Series
+	ISL, OSL Dist
 	// Groups of prompts share PrefixTokens; 0 groups share nothing.
 	Groups, PrefixTokens int
 	// Turns of a conversation; at most MaxLen tokens of prompt and answer.
 	Turns, MaxLen int
-	Ramp, N       int
 
-	mu     sync.Mutex
-	next   int
-	slots  map[int]*talk
-	prompt []uint32
+	slots map[int]*talk
 }
 
 type talk struct {
@@ -82,14 +88,10 @@ type talk struct {
 
 // Fill makes the next request of a slot.
 func (m *Mixed) Fill(slot int, q *loadgen.Request) bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.next >= m.Ramp+m.N {
-		return false
-	}
-	n := m.next
-	m.next++
-	rng := rand.New(rand.NewPCG(Seed(m.Salt, m.Name), uint64(n)))
+	return m.fill(q, m.Ramp+m.N, func(n int, rng *rand.Rand) ([]uint32, int) { return m.turn(slot, q, n, rng) })
+}
+
+func (m *Mixed) turn(slot int, q *loadgen.Request, n int, rng *rand.Rand) ([]uint32, int) {
 	isl, osl := m.ISL.Draw(rng), m.OSL.Draw(rng)
 	if m.slots == nil {
 		m.slots = make(map[int]*talk)
@@ -113,16 +115,12 @@ func (m *Mixed) Fill(slot int, q *loadgen.Request) bool {
 		osl = min(osl, m.MaxLen-1)
 		prompt = prompt[:max(1, m.MaxLen-osl)]
 	}
-	m.prompt = prompt
-	q.ID, q.Header, q.Warm = RequestID(m.Salt, m.Name, n), m.Header, n < m.Ramp
 	if m.Turns > 1 {
 		q.Header += "X-Session-ID: " + RequestID(m.Salt, m.Name+"/talk", t.id) + "\r\n"
 		t.history = m.Pool.Tokens(append(t.history[:0], prompt...), rng, osl)
 	}
 	t.turn++
-	q.ISL, q.OSL = len(prompt), osl
-	q.Body = Body(q.Body, m.Model, prompt, osl)
-	return true
+	return prompt, osl
 }
 
 // Item is one request of a trace.
@@ -136,41 +134,23 @@ type Item struct {
 // Trace is the source of a trace-driven load: the prompts that the trace's
 // block ids stand for, at its times.
 type Trace struct {
-	Pool       Pool
-	Model      string
-	Header     string
-	Name, Salt string
-	Items      []Item
-
-	mu     sync.Mutex
-	next   int
-	prompt []uint32
+	Series
+	Items []Item
 }
 
 // Fill makes the next request.
 func (t *Trace) Fill(_ int, q *loadgen.Request) bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.next >= len(t.Items) {
-		return false
-	}
-	n := t.next
-	t.next++
-	it := &t.Items[n]
-	p := t.prompt[:0]
-	for _, id := range it.Blocks {
-		if left := it.ISL - len(p); left > 0 {
-			p = t.Pool.Block(p, t.Salt, id, it.Block)
-			p = p[:min(len(p), it.ISL)]
+	return t.fill(q, len(t.Items), func(n int, rng *rand.Rand) ([]uint32, int) {
+		it, p := &t.Items[n], t.prompt[:0]
+		for _, id := range it.Blocks {
+			if left := it.ISL - len(p); left > 0 {
+				p = t.Pool.Block(p, t.Salt, id, it.Block)
+				p = p[:min(len(p), it.ISL)]
+			}
 		}
-	}
-	rng := rand.New(rand.NewPCG(Seed(t.Salt, t.Name), uint64(n)))
-	p = t.Pool.Tokens(p, rng, it.ISL-len(p))
-	t.prompt = p
-	q.ID, q.Header = RequestID(t.Salt, t.Name, n), t.Header
-	q.ISL, q.OSL, q.At = len(p), it.OSL, it.At
-	q.Body = Body(q.Body, t.Model, p, it.OSL)
-	return true
+		q.At = it.At
+		return t.Pool.Tokens(p, rng, it.ISL-len(p)), it.OSL
+	})
 }
 
 // Describe says in one line what a mixed load is.

@@ -45,7 +45,7 @@ func TestPromptsAreUnique(t *testing.T) {
 	seen := map[string]string{}
 	for _, salt := range []string{"a", "b"} {
 		for _, name := range []string{"c1", "c2"} {
-			c := &Cell{Pool: DefaultPool(), Model: "m", Name: name, Salt: salt, Fresh: 64, OSL: 5, Ramp: 2, N: 100}
+			c := &Cell{Series: Series{Pool: DefaultPool(), Model: "m", Name: name, Salt: salt, Ramp: 2, N: 100}, Fresh: 64, OSL: 5}
 			for i := range 102 {
 				b, q := fill(t, c, 0)
 				if q.Warm != (i < 2) {
@@ -66,7 +66,7 @@ func TestPromptsAreUnique(t *testing.T) {
 
 func TestCellsRepeatForEqualSalts(t *testing.T) {
 	make1 := func() []uint32 {
-		b, _ := fill(t, &Cell{Pool: DefaultPool(), Name: "x", Salt: "s", Fresh: 20, OSL: 1, N: 1, Prefix: []uint32{1, 2}}, 0)
+		b, _ := fill(t, &Cell{Series: Series{Pool: DefaultPool(), Name: "x", Salt: "s", N: 1}, Fresh: 20, OSL: 1, Prefix: []uint32{1, 2}}, 0)
 		return b.Prompt
 	}
 	a := make1()
@@ -78,7 +78,7 @@ func TestCellsRepeatForEqualSalts(t *testing.T) {
 func TestTurnsGrow(t *testing.T) {
 	isl, _ := ParseDist("10")
 	osl, _ := ParseDist("4")
-	m := &Mixed{Pool: DefaultPool(), Name: "n", Salt: "s", ISL: isl, OSL: osl, Turns: 3, N: 100, MaxLen: 1000}
+	m := &Mixed{Series: Series{Pool: DefaultPool(), Name: "n", Salt: "s", N: 100}, ISL: isl, OSL: osl, Turns: 3, MaxLen: 1000}
 	var last []uint32
 	for i := range 6 {
 		b, q := fill(t, m, 1)
@@ -105,7 +105,7 @@ func TestTurnsGrow(t *testing.T) {
 func TestGroupsShareTheirPrefix(t *testing.T) {
 	isl, _ := ParseDist("100")
 	osl, _ := ParseDist("1")
-	m := &Mixed{Pool: DefaultPool(), Name: "n", Salt: "s", ISL: isl, OSL: osl, Groups: 3, PrefixTokens: 80, N: 60}
+	m := &Mixed{Series: Series{Pool: DefaultPool(), Name: "n", Salt: "s", N: 60}, ISL: isl, OSL: osl, Groups: 3, PrefixTokens: 80}
 	heads := map[string]int{}
 	all := map[string]bool{}
 	for range 60 {
@@ -178,7 +178,7 @@ func TestTrace(t *testing.T) {
 	if len(items) != 2 || info.TooLong != 1 || info.Cut != 1 || items[0].At != 0 || items[1].At != time.Second || items[1].OSL != 8 {
 		t.Fatalf("%+v %+v", items, info)
 	}
-	src := &Trace{Pool: DefaultPool(), Name: "n", Salt: "s", Items: items}
+	src := &Trace{Series: Series{Pool: DefaultPool(), Name: "n", Salt: "s"}, Items: items}
 	a, _ := fill(t, src, 0)
 	b, q := fill(t, src, 0)
 	if len(a.Prompt) != 1030 || !slices.Equal(a.Prompt[:1024], b.Prompt[:1024]) || slices.Equal(a.Prompt[1024:1030], b.Prompt[1024:1030]) || q.At != time.Second {
