@@ -166,7 +166,7 @@ func (c *conn) answer(q *call, now func() time.Duration) (*call, error) {
 	}
 	c.scan.Reset()
 	c.pieces, c.kept = c.pieces[:0], c.kept[:0]
-	if err := c.body(h, res, at, now); err != nil {
+	if err := c.body(h, at, now); err != nil {
 		c.closing = true
 		return q, err
 	}
@@ -230,86 +230,78 @@ func number(b []byte) (int64, bool) {
 	return int64(n), err == nil
 }
 
-// body reads the answer's body as it is framed.
-func (c *conn) body(h head, res *Result, at time.Duration, now func() time.Duration) error {
-	var err error
+// body reads the answer's body as it is framed; it has come up to at.
+func (c *conn) body(h head, at time.Duration, now func() time.Duration) error {
 	if !h.chunked {
-		left := h.length
-		for left != 0 {
-			if c.r == c.w {
-				if at, err = c.more(now); err != nil {
-					if left < 0 && errors.Is(err, io.EOF) {
-						c.closing = true
-						return nil
-					}
-					return fmt.Errorf("%w: %w", errCut, err)
-				}
-			}
-			n := c.w - c.r
-			if left > 0 {
-				n = int(min(int64(n), left))
-				left -= int64(n)
-			}
-			c.feed(h, c.buf[c.r:c.r+n], at)
-			c.r += n
-		}
-		return nil
+		return c.part(h, h.length, &at, now)
 	}
 	for {
-		// The size line of a chunk.
-		k := bytes.IndexByte(c.buf[c.r:c.w], '\n')
-		for k < 0 {
-			if c.w-c.r > 4096 {
-				return errHead
-			}
-			if at, err = c.more(now); err != nil {
-				return fmt.Errorf("%w: %w", errCut, err)
-			}
-			k = bytes.IndexByte(c.buf[c.r:c.w], '\n')
+		line, err := c.line(&at, now)
+		if err != nil {
+			return err
 		}
-		line := bytes.TrimRight(c.buf[c.r:c.r+k], "\r")
-		if i := bytes.IndexByte(line, ';'); i >= 0 {
-			line = line[:i]
-		}
+		line, _, _ = bytes.Cut(line, []byte(";"))
 		size, ok := hex(line)
 		if !ok {
 			return errHead
 		}
-		c.r += k + 1
-		last := size == 0
-		for size > 0 {
-			if c.r == c.w {
-				if at, err = c.more(now); err != nil {
-					return fmt.Errorf("%w: %w", errCut, err)
-				}
-			}
-			n := int(min(int64(c.w-c.r), size))
-			c.feed(h, c.buf[c.r:c.r+n], at)
-			c.r += n
-			size -= int64(n)
+		if err := c.part(h, size, &at, now); err != nil {
+			return err
 		}
 		// The end of the chunk; after the last one there may be trailers.
 		for {
-			k := bytes.IndexByte(c.buf[c.r:c.w], '\n')
-			if k < 0 {
-				if c.w-c.r > 4096 {
-					return errHead
-				}
-				if at, err = c.more(now); err != nil {
-					return fmt.Errorf("%w: %w", errCut, err)
-				}
-				continue
+			line, err := c.line(&at, now)
+			if err != nil {
+				return err
 			}
-			blank := k == 0 || k == 1 && c.buf[c.r] == '\r'
-			c.r += k + 1
-			if !last || blank {
+			if size > 0 {
 				break
 			}
-		}
-		if last {
-			return nil
+			if len(line) == 0 {
+				return nil
+			}
 		}
 	}
+}
+
+// line reads a line of a chunked body.
+func (c *conn) line(at *time.Duration, now func() time.Duration) ([]byte, error) {
+	for {
+		if line, _, whole := bytes.Cut(c.buf[c.r:c.w], []byte("\n")); whole {
+			c.r += len(line) + 1
+			return bytes.TrimSuffix(line, []byte("\r")), nil
+		}
+		if c.w-c.r > 4096 {
+			return nil, errHead
+		}
+		var err error
+		if *at, err = c.more(now); err != nil {
+			return nil, fmt.Errorf("%w: %w", errCut, err)
+		}
+	}
+}
+
+// part reads so many bytes of a body, or below 0 all up to the connection's end.
+func (c *conn) part(h head, left int64, at *time.Duration, now func() time.Duration) (err error) {
+	for left != 0 {
+		if c.r == c.w {
+			if *at, err = c.more(now); err != nil {
+				if left < 0 && errors.Is(err, io.EOF) {
+					c.closing = true
+					return nil
+				}
+				return fmt.Errorf("%w: %w", errCut, err)
+			}
+		}
+		n := c.w - c.r
+		if left > 0 {
+			n = int(min(int64(n), left))
+			left -= int64(n)
+		}
+		c.feed(h, c.buf[c.r:c.r+n], *at)
+		c.r += n
+	}
+	return nil
 }
 
 func hex(b []byte) (int64, bool) {
