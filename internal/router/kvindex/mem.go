@@ -75,54 +75,44 @@ func (m *memory) init(limit int64) {
 func (m *memory) fresh(k kind, n uint32) (from, to uint32) {
 	switch k {
 	case kindChunk:
-		from = m.next[0]
-		s := from / slabChunks
-		if s >= uint32(len(m.chunks)) {
+		if from = m.next[0]; !slab(m, m.chunks, from/slabChunks, false) {
 			return 0, 0
 		}
-		if m.chunks[s] == nil {
-			w := m.take(int(unsafe.Sizeof(chunkSlab{}) / 8))
-			if w == nil {
-				return 0, 0
-			}
-			m.chunks[s] = (*chunkSlab)(unsafe.Pointer(&w[0]))
-		}
-		to = min(from+n, (s+1)*slabChunks)
+		to = min(from+n, (from/slabChunks+1)*slabChunks)
 		m.next[0] = to
 	case kindNode:
-		from = m.next[1]
-		s := from / nodeSlab
-		if s >= uint32(len(m.nodes)) {
+		if from = m.next[1]; !slab(m, m.nodes, from/nodeSlab, true) {
 			return 0, 0
 		}
-		if m.nodes[s] == nil {
-			w := m.take(nodeSlab * int(unsafe.Sizeof(node{})) / 8)
-			if w == nil {
-				return 0, 0
-			}
-			clear(w)
-			m.nodes[s] = (*[nodeSlab]node)(unsafe.Pointer(&w[0]))
-		}
-		to = min(from+n, (s+1)*nodeSlab)
+		to = min(from+n, (from/nodeSlab+1)*nodeSlab)
 		m.next[1] = to
 	default:
 		// n counts units here; a request never straddles slabs, as sizes divide them.
-		from = (m.next[2] + n - 1) / n * n
-		s := from / arenaSlab
-		if s >= uint32(len(m.arena)) {
+		if from = (m.next[2] + n - 1) / n * n; !slab(m, m.arena, from/arenaSlab, false) {
 			return 0, 0
-		}
-		if m.arena[s] == nil {
-			w := m.take(arenaSlab * arenaUnit)
-			if w == nil {
-				return 0, 0
-			}
-			m.arena[s] = (*[arenaSlab * arenaUnit]uint64)(unsafe.Pointer(&w[0]))
 		}
 		to = from + n
 		m.next[2] = to
 	}
 	return from, to
+}
+
+// slab takes memory for slab s, unless that was done; false without room. The caller holds mu.
+func slab[T any](m *memory, slabs []*T, s uint32, zero bool) bool {
+	if s >= uint32(len(slabs)) {
+		return false
+	}
+	if slabs[s] == nil {
+		w := m.take(int(unsafe.Sizeof(*slabs[s]) / 8))
+		if w == nil {
+			return false
+		}
+		if zero {
+			clear(w)
+		}
+		slabs[s] = (*T)(unsafe.Pointer(&w[0]))
+	}
+	return true
 }
 
 func (m *memory) close() error {
