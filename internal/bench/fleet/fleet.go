@@ -249,6 +249,10 @@ func (t *Target) get(ctx context.Context, u string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
+	return t.do(req)
+}
+
+func (t *Target) do(req *http.Request) ([]byte, error) {
 	resp, err := t.http.Do(req)
 	if err != nil {
 		return nil, err
@@ -258,8 +262,8 @@ func (t *Target) get(ctx context.Context, u string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	if resp.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("GET %s: status %d", u, resp.StatusCode)
+	if resp.StatusCode/100 != 2 {
+		return nil, fmt.Errorf("%s %s: status %d: %s", req.Method, req.URL, resp.StatusCode, bytes.TrimSpace(b[:min(len(b), 300)]))
 	}
 	return b, nil
 }
@@ -400,17 +404,9 @@ func (t *Target) post(ctx context.Context, u string, in, out any) error {
 		return err
 	}
 	req.Header.Set("Content-Type", "application/json")
-	resp, err := t.http.Do(req)
+	b, err := t.do(req)
 	if err != nil {
 		return err
-	}
-	defer resp.Body.Close()
-	b, err := io.ReadAll(io.LimitReader(resp.Body, maxPage))
-	if err != nil {
-		return err
-	}
-	if resp.StatusCode/100 != 2 {
-		return fmt.Errorf("POST %s: status %d: %s", u, resp.StatusCode, bytes.TrimSpace(b[:min(len(b), 300)]))
 	}
 	return json.Unmarshal(b, out)
 }

@@ -172,8 +172,7 @@ func (c *Client) Ranks(ctx context.Context) (*RankList, error) {
 
 // AddWorker adds a worker and answers with its description.
 func (c *Client) AddWorker(ctx context.Context, a AddWorker) (*Worker, error) {
-	var w Worker
-	return &w, c.call(ctx, http.MethodPost, "/admin/v1/workers", nil, a, &w)
+	return ask[Worker](ctx, c, http.MethodPost, "/admin/v1/workers", nil, a)
 }
 
 // RemoveWorker removes a worker that was added by the admin API or a flag.
@@ -183,14 +182,12 @@ func (c *Client) RemoveWorker(ctx context.Context, name string) error {
 
 // DrainWorker stops new requests to a worker; its streams go on.
 func (c *Client) DrainWorker(ctx context.Context, name string) (*Worker, error) {
-	var w Worker
-	return &w, c.call(ctx, http.MethodPost, "/admin/v1/workers/"+url.PathEscape(name)+"/drain", nil, nil, &w)
+	return ask[Worker](ctx, c, http.MethodPost, "/admin/v1/workers/"+url.PathEscape(name)+"/drain", nil, nil)
 }
 
 // ResumeWorker ends a drain.
 func (c *Client) ResumeWorker(ctx context.Context, name string) (*Worker, error) {
-	var w Worker
-	return &w, c.call(ctx, http.MethodPost, "/admin/v1/workers/"+url.PathEscape(name)+"/resume", nil, nil, &w)
+	return ask[Worker](ctx, c, http.MethodPost, "/admin/v1/workers/"+url.PathEscape(name)+"/resume", nil, nil)
 }
 
 // Decisions lists receipts, newest first. filter is as in the API's
@@ -286,8 +283,7 @@ func (c *Client) SnapshotBrief(ctx context.Context, decisions, events int, after
 
 // Route asks what would be decided for a request now.
 func (c *Client) Route(ctx context.Context, r RouteRequest) (*RouteAnswer, error) {
-	var a RouteAnswer
-	return &a, c.call(ctx, http.MethodPost, "/admin/v1/route", nil, r, &a)
+	return ask[RouteAnswer](ctx, c, http.MethodPost, "/admin/v1/route", nil, r)
 }
 
 // Config asks for the effective configuration.
@@ -297,8 +293,7 @@ func (c *Client) Config(ctx context.Context) (*ConfigView, error) {
 
 // SetConfig changes settings of the running router, all or none.
 func (c *Client) SetConfig(ctx context.Context, settings map[string]any) (*ConfigView, error) {
-	var v ConfigView
-	return &v, c.call(ctx, http.MethodPost, "/admin/v1/config", nil, ConfigPatch{settings}, &v)
+	return ask[ConfigView](ctx, c, http.MethodPost, "/admin/v1/config", nil, ConfigPatch{settings})
 }
 
 // Drain makes the router stop: no new requests, running streams finish within
@@ -308,8 +303,12 @@ func (c *Client) Drain(ctx context.Context, timeout time.Duration) error {
 }
 
 func get[T any](ctx context.Context, c *Client, path string, q url.Values) (*T, error) {
+	return ask[T](ctx, c, http.MethodGet, path, q, nil)
+}
+
+func ask[T any](ctx context.Context, c *Client, method, path string, q url.Values, in any) (*T, error) {
 	var v T
-	if err := c.call(ctx, http.MethodGet, path, q, nil, &v); err != nil {
+	if err := c.call(ctx, method, path, q, in, &v); err != nil {
 		return nil, err
 	}
 	return &v, nil

@@ -275,19 +275,17 @@ func (s *Server) setFaults(w http.ResponseWriter, r *http.Request) {
 		s.refuse(w, badRequest(nil, "faults: %v", err))
 		return
 	}
+	s.putFaults(w, set)
+}
+
+func (s *Server) clearFaults(w http.ResponseWriter, _ *http.Request) { s.putFaults(w, fault.Set{}) }
+
+func (s *Server) putFaults(w http.ResponseWriter, set fault.Set) {
 	if err := s.cfg.SetFaults(set); err != nil {
 		s.refuse(w, badRequest(nil, "faults: %v", err))
 		return
 	}
 	writeJSON(w, http.StatusOK, set)
-}
-
-func (s *Server) clearFaults(w http.ResponseWriter, _ *http.Request) {
-	if err := s.cfg.SetFaults(fault.Set{}); err != nil {
-		s.refuse(w, badRequest(nil, "faults: %v", err))
-		return
-	}
-	writeJSON(w, http.StatusOK, fault.Set{})
 }
 
 func (s *Server) restart(w http.ResponseWriter, _ *http.Request) {
