@@ -1,12 +1,9 @@
 package state
 
 import (
-	"os"
-	"runtime"
 	"runtime/metrics"
-	"strconv"
-	"strings"
 
+	"github.com/prometheus/procfs"
 	"golang.org/x/sys/unix"
 
 	"github.com/dynctl/dynctl/internal/router/admin"
@@ -17,16 +14,11 @@ func runtimeFigures() admin.Runtime {
 	samples := []metrics.Sample{{Name: "/memory/classes/heap/objects:bytes"}, {Name: "/sched/goroutines:goroutines"}}
 	metrics.Read(samples)
 	f := admin.Runtime{HeapBytes: samples[0].Value.Uint64(), Goroutines: int(samples[1].Value.Uint64()), CPUSeconds: cpuSeconds()}
-	if runtime.GOOS == "linux" {
-		if raw, err := os.ReadFile("/proc/self/statm"); err == nil {
-			if fields := strings.Fields(string(raw)); len(fields) > 1 {
-				pages, _ := strconv.ParseUint(fields[1], 10, 64)
-				f.RSSBytes = pages * uint64(os.Getpagesize())
-			}
+	if p, err := procfs.Self(); err == nil { // on Linux
+		if stat, err := p.Stat(); err == nil {
+			f.RSSBytes = uint64(stat.ResidentMemory())
 		}
-		if list, err := os.ReadDir("/proc/self/fd"); err == nil {
-			f.OpenFiles = len(list)
-		}
+		f.OpenFiles, _ = p.FileDescriptorsLen()
 	}
 	return f
 }
