@@ -29,9 +29,10 @@ var allowed = map[string][]string{
 
 	"internal/workers":           {},
 	"internal/workers/discovery": {"internal/workers"},
-	"internal/workers/health":    {"internal/workers"},
-	"internal/workers/sim":       {"internal/workers", "internal/workers/sim/...", "internal/router/zmtp", "internal/router/kvevent", "internal/router/blockhash", "internal/router/api"},
-	"internal/workers/sim/...":   {"internal/workers", "internal/workers/sim/...", "internal/router/zmtp", "internal/router/kvevent", "internal/router/blockhash", "internal/router/api"},
+	"internal/workers/health":    {"internal/workers", "internal/workers/samples"},
+	"internal/workers/samples":   {},
+	"internal/workers/sim":       {"internal/workers", "internal/workers/samples", "internal/workers/sim/...", "internal/router/zmtp", "internal/router/kvevent", "internal/router/blockhash", "internal/router/api"},
+	"internal/workers/sim/...":   {"internal/workers", "internal/workers/samples", "internal/workers/sim/...", "internal/router/zmtp", "internal/router/kvevent", "internal/router/blockhash", "internal/router/api"},
 
 	// The table of settings; how they are read.
 	"internal/settings":      {"internal/router/decide", "internal/router/selector", "internal/workers"},
@@ -77,9 +78,9 @@ var allowed = map[string][]string{
 	"internal/router/kvindex/...":  {},
 
 	// The endurance run drives a whole router, and nothing but a test asks for it.
-	"internal/bench/soak": {"internal/bench/...", "internal/router", "internal/router/...", "internal/settings", "internal/workers", "internal/workers/sim", "internal/workers/sim/..."},
-	"internal/bench":      {"internal/bench/...", "internal/table", "internal/router/...", "internal/settings", "internal/workers", "internal/workers/sim", "internal/workers/sim/..."},
-	"internal/bench/...":  {"internal/bench/...", "internal/table", "internal/router/...", "internal/settings", "internal/workers", "internal/workers/sim", "internal/workers/sim/..."},
+	"internal/bench/soak": {"internal/bench/...", "internal/router", "internal/router/...", "internal/settings", "internal/workers", "internal/workers/samples", "internal/workers/sim", "internal/workers/sim/..."},
+	"internal/bench":      {"internal/bench/...", "internal/table", "internal/router/...", "internal/settings", "internal/workers", "internal/workers/samples", "internal/workers/sim", "internal/workers/sim/..."},
+	"internal/bench/...":  {"internal/bench/...", "internal/table", "internal/router/...", "internal/settings", "internal/workers", "internal/workers/samples", "internal/workers/sim", "internal/workers/sim/..."},
 	"internal/table":      {},
 	"internal/tui":        {"internal/tui/...", "internal/router/admin", "internal/router/decision", "internal/router/receipt"},
 	"internal/tui/...":    {"internal/tui/...", "internal/router/admin", "internal/router/decision", "internal/router/receipt"},

@@ -16,7 +16,6 @@ import (
 	"net/http"
 	"net/url"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -25,6 +24,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/admin"
 	"github.com/dynctl/dynctl/internal/router/receipt"
 	"github.com/dynctl/dynctl/internal/wait"
+	"github.com/dynctl/dynctl/internal/workers/samples"
 )
 
 // Target is a router.
@@ -276,32 +276,15 @@ func addPage(s *Sums, page []byte) {
 		}
 		*dst += v
 	}
-	for len(page) > 0 {
-		var line []byte
-		line, page, _ = bytes.Cut(page, []byte("\n"))
-		if len(line) == 0 || line[0] == '#' {
-			continue
-		}
-		name := line
-		if i := bytes.IndexAny(line, "{ "); i >= 0 {
-			name = line[:i]
-		}
-		i := bytes.LastIndexByte(line, ' ')
-		if i < 0 {
-			continue
-		}
-		v, err := strconv.ParseFloat(string(bytes.TrimSpace(line[i:])), 64)
-		if err != nil {
-			continue
-		}
+	samples.Scan(page, nil, func(name []byte, l samples.Labels, v float64) {
 		for _, x := range figures {
 			for _, n := range x.series {
-				if string(name) == n[0] && (len(n) == 1 || bytes.Contains(line, []byte(n[1]))) {
+				if string(name) == n[0] && (len(n) == 1 || bytes.Contains(l, []byte(n[1]))) {
 					add(x.of(s), v)
 				}
 			}
 		}
-	}
+	})
 }
 
 // figures are what is summed, by the engines' names. What is not a counter is no

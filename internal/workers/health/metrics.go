@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/dynctl/dynctl/internal/workers"
+	"github.com/dynctl/dynctl/internal/workers/samples"
 )
 
 // maxRanks bounds the ranks that a page can make the router keep figures of.
@@ -79,7 +80,7 @@ func wanted(name []byte) bool {
 // 0.5 names).
 func parsePage(text []byte) *page {
 	p := &page{started: math.NaN()}
-	scan(text, wanted, func(name []byte, l labels, v float64) {
+	samples.Scan(text, wanted, func(name []byte, l samples.Labels, v float64) {
 		switch {
 		case bytes.HasPrefix(name, sglangPrefix):
 			p.sglang(name[len(sglangPrefix):], l, v)
@@ -94,9 +95,9 @@ func parsePage(text []byte) *page {
 	return p
 }
 
-func (p *page) vllm(name []byte, l labels, v float64) {
+func (p *page) vllm(name []byte, l samples.Labels, v float64) {
 	p.engine = workers.VLLM
-	rank, ok := l.number("engine")
+	rank, ok := l.Number("engine")
 	if !ok {
 		rank = -1
 	}
@@ -107,7 +108,7 @@ func (p *page) vllm(name []byte, l labels, v float64) {
 		p.at(rank, -1)
 		return
 	case "engine_sleep_state":
-		if state, _ := l.get("sleep_state"); string(state) == "awake" {
+		if state, _ := l.Get("sleep_state"); string(state) == "awake" {
 			p.sleepTold = true
 			p.asleep = p.asleep || v == 0
 		}
@@ -136,25 +137,25 @@ func (p *page) vllm(name []byte, l labels, v float64) {
 	}
 }
 
-func (p *page) info(l labels) {
-	if n, ok := l.number("block_size"); ok && n > 0 {
+func (p *page) info(l samples.Labels) {
+	if n, ok := l.Number("block_size"); ok && n > 0 {
 		p.blockSize = n
 	}
-	if n, ok := l.number("num_gpu_blocks"); ok {
+	if n, ok := l.Number("num_gpu_blocks"); ok {
 		p.gpuBlocks = n
 	}
-	if n, ok := l.number("kv_cache_size_tokens"); ok {
+	if n, ok := l.Number("kv_cache_size_tokens"); ok {
 		p.cacheTokens = n
 	}
 }
 
-func (p *page) sglang(name []byte, l labels, v float64) {
+func (p *page) sglang(name []byte, l samples.Labels, v float64) {
 	p.engine = workers.SGLang
-	rank, ok := l.number("dp_rank")
+	rank, ok := l.Number("dp_rank")
 	if !ok {
 		rank = -1
 	}
-	tp, ok := l.number("tp_rank")
+	tp, ok := l.Number("tp_rank")
 	if !ok {
 		tp = -1
 	}

@@ -14,6 +14,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/dynctl/dynctl/internal/workers"
+	"github.com/dynctl/dynctl/internal/workers/samples"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -25,59 +26,6 @@ func data(t testing.TB, name string) []byte {
 		t.Fatal(err)
 	}
 	return b
-}
-
-func TestScan(t *testing.T) {
-	text := "# HELP a text with a{b=\"c\"} 1\n" +
-		"a 1\n" +
-		"b{} 2.5e3\r\n" +
-		`c{x="brace } and quote \" here",y="2"} NaN 1712` + "\n" +
-		`d{x="1"} +Inf # {trace_id="x"} 0.5` + "\n" +
-		"\n{utf=\"8\"} 1\nnovalue\nbad x\ncut{x=\"1\n e 4\n" +
-		"f{a=\"1\",} 5\n" +
-		"last\t7"
-	type sample struct {
-		Name, Labels string
-		Value        float64
-	}
-	var got []sample
-	scan([]byte(text), func([]byte) bool { return true }, func(name []byte, l labels, v float64) {
-		got = append(got, sample{string(name), string(l), v})
-	})
-	want := []sample{
-		{"a", "", 1}, {"b", "", 2500}, {"c", `x="brace } and quote \" here",y="2"`, math.NaN()},
-		{"d", `x="1"`, math.Inf(1)}, {"f", `a="1",`, 5}, {"last", "", 7},
-	}
-	if diff := cmp.Diff(want, got, cmpopts.EquateNaNs()); diff != "" {
-		t.Errorf("samples (-want +got):\n%s", diff)
-	}
-}
-
-func TestLabels(t *testing.T) {
-	l := labels(`a="1", b="x\"y=\",c",engine="07",none="None",big="99999999999"`)
-	for key, want := range map[string]string{"a": "1", "b": `x\"y=\",c`, "engine": "07", "none": "None"} {
-		if got, ok := l.get(key); !ok || string(got) != want {
-			t.Errorf("%s = %q, %v", key, got, ok)
-		}
-	}
-	for _, key := range []string{"c", "", "zz"} {
-		if got, ok := l.get(key); ok {
-			t.Errorf("%s = %q", key, got)
-		}
-	}
-	if n, ok := l.number("engine"); !ok || n != 7 {
-		t.Errorf("engine = %d, %v", n, ok)
-	}
-	for _, key := range []string{"none", "big", "zz"} {
-		if n, ok := l.number(key); ok {
-			t.Errorf("%s = %d", key, n)
-		}
-	}
-	for _, broken := range []string{"a", "a=", "a=1", `a="1`, `a="1\`, "=", `="1"`} {
-		if _, ok := labels(broken).get("a"); ok {
-			t.Errorf("%s is taken", broken)
-		}
-	}
 }
 
 func load(running, waiting int, usage, queries, hits, external float64) *workers.Load {
@@ -234,8 +182,8 @@ func TestScanAllocatesNothing(t *testing.T) {
 	text := data(t, "vllm-0.32.0-dp2.prom")
 	n := 0
 	allocs := testing.AllocsPerRun(100, func() {
-		scan(text, wanted, func(_ []byte, l labels, _ float64) {
-			if _, ok := l.number("engine"); ok {
+		samples.Scan(text, wanted, func(_ []byte, l samples.Labels, _ float64) {
+			if _, ok := l.Number("engine"); ok {
 				n++
 			}
 		})

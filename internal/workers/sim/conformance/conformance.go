@@ -15,12 +15,14 @@ import (
 	"io"
 	"math/rand/v2"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/dynctl/dynctl/internal/wait"
+	"github.com/dynctl/dynctl/internal/workers/samples"
 )
 
 // Target is the engines to judge.
@@ -234,23 +236,11 @@ func (s *suite) metric(t *testing.T, url, name string, labels ...string) float64
 // the labels, which are written as on the page (source="local_compute").
 func Metric(page, name string, labels ...string) (float64, error) {
 	sum, found := 0.0, false
-next:
-	for _, line := range strings.Split(page, "\n") {
-		rest, ok := strings.CutPrefix(line, name)
-		if !ok || rest == "" || rest[0] != '{' && rest[0] != ' ' {
-			continue
+	samples.Scan([]byte(page), func(n []byte) bool { return string(n) == name }, func(_ []byte, l samples.Labels, v float64) {
+		if !slices.ContainsFunc(labels, func(want string) bool { return !bytes.Contains(l, []byte(want)) }) {
+			sum, found = sum+v, true
 		}
-		for _, l := range labels {
-			if !strings.Contains(rest, l) {
-				continue next
-			}
-		}
-		v, err := strconv.ParseFloat(rest[strings.LastIndexByte(rest, ' ')+1:], 64)
-		if err != nil {
-			return 0, fmt.Errorf("metric %s: %w", name, err)
-		}
-		sum, found = sum+v, true
-	}
+	})
 	if !found {
 		return 0, fmt.Errorf("no metric %s with %v", name, labels)
 	}

@@ -1,18 +1,19 @@
-package health
+// Package samples reads the pages on which engines tell their metrics.
+package samples
 
 import (
 	"bytes"
 	"strconv"
 )
 
-// scan walks over a page in Prometheus' text form (exposition format 0.0.4, or
-// OpenMetrics) and calls f for each sample whose name want takes. It allocates
-// nothing, skips lines that it does not understand, and looks at labels only
-// as far as f does. name and labels are parts of page.
+// Scan walks over a page in Prometheus' text form (exposition format 0.0.4, or
+// OpenMetrics) and calls f for each sample whose name want takes, nil
+// for all. It allocates nothing, skips lines that it does not understand, and
+// looks at labels only as far as f does. name and labels are parts of page.
 //
 //	# HELP vllm:num_requests_running …
 //	vllm:num_requests_running{engine="0",model_name="m"} 3.0 [timestamp] [# exemplar]
-func scan(page []byte, want func(name []byte) bool, f func(name []byte, l labels, value float64)) {
+func Scan(page []byte, want func(name []byte) bool, f func(name []byte, l Labels, value float64)) {
 	for len(page) > 0 {
 		var line []byte
 		if i := bytes.IndexByte(page, '\n'); i >= 0 {
@@ -27,17 +28,17 @@ func scan(page []byte, want func(name []byte) bool, f func(name []byte, l labels
 		for end < len(line) && line[end] != '{' && line[end] != ' ' && line[end] != '\t' {
 			end++
 		}
-		if end == 0 || end == len(line) || !want(line[:end]) {
+		if end == 0 || end == len(line) || want != nil && !want(line[:end]) {
 			continue
 		}
 		name, rest := line[:end], line[end:]
-		var l labels
+		var l Labels
 		if rest[0] == '{' {
 			closing := closingBrace(rest)
 			if closing < 0 {
 				continue
 			}
-			l, rest = labels(rest[1:closing]), rest[closing+1:]
+			l, rest = Labels(rest[1:closing]), rest[closing+1:]
 		}
 		rest = bytes.TrimLeft(rest, " \t")
 		if i := bytes.IndexAny(rest, " \t\r"); i >= 0 {
@@ -71,11 +72,11 @@ func closingBrace(b []byte) int {
 	return -1
 }
 
-// labels is the inside of a label block: a="b",c="d".
-type labels []byte
+// Labels is the inside of a label block: a="b",c="d".
+type Labels []byte
 
-// get finds a label's value as it stands there, escapes included.
-func (l labels) get(key string) (value []byte, ok bool) {
+// Get finds a label's value as it stands there, escapes included.
+func (l Labels) Get(key string) (value []byte, ok bool) {
 	for len(l) > 0 {
 		eq := bytes.IndexByte(l, '=')
 		if eq < 0 {
@@ -104,10 +105,10 @@ func (l labels) get(key string) (value []byte, ok bool) {
 	return nil, false
 }
 
-// number reads a label as a whole number of 0 or more; words such as "None"
+// Number reads a label as a whole number of 0 or more; words such as "None"
 // are not told.
-func (l labels) number(key string) (n int, ok bool) {
-	v, ok := l.get(key)
+func (l Labels) Number(key string) (n int, ok bool) {
+	v, ok := l.Get(key)
 	if !ok || len(v) > 10 {
 		return 0, false
 	}
