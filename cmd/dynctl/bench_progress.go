@@ -16,6 +16,7 @@ import (
 	"github.com/dynctl/dynctl/internal/bench/experiment"
 	"github.com/dynctl/dynctl/internal/bench/loadgen"
 	"github.com/dynctl/dynctl/internal/bench/report"
+	"github.com/dynctl/dynctl/internal/wait"
 )
 
 // benchProgress tells on standard error how a run goes: a region of lines that
@@ -32,7 +33,7 @@ type benchProgress struct {
 	last    experiment.Event
 	at      time.Time // of that
 	lastN   string
-	stop    chan struct{}
+	stop    context.CancelFunc
 	done    chan struct{}
 }
 
@@ -45,25 +46,19 @@ func newBenchProgress(w io.Writer, mode string) *benchProgress {
 		}
 	}
 	if p.mode == "region" {
-		p.stop, p.done = make(chan struct{}), make(chan struct{})
-		go p.redraw(p.stop)
+		ctx, stop := context.WithCancel(context.Background())
+		p.stop, p.done = stop, make(chan struct{})
+		go p.redraw(ctx)
 	}
 	return p
 }
 
-func (p *benchProgress) redraw(stop <-chan struct{}) {
+func (p *benchProgress) redraw(ctx context.Context) {
 	defer close(p.done)
-	tick := time.NewTicker(250 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		select {
-		case <-tick.C:
-			p.mu.Lock()
-			p.draw()
-			p.mu.Unlock()
-		case <-stop:
-			return
-		}
+	for range wait.Every(ctx, 250*time.Millisecond) {
+		p.mu.Lock()
+		p.draw()
+		p.mu.Unlock()
 	}
 }
 
@@ -99,7 +94,7 @@ func (p *benchProgress) close() {
 	p.mu.Lock()
 	stopped := p.stop == nil
 	if !stopped {
-		close(p.stop)
+		p.stop()
 		p.stop = nil
 	}
 	p.mu.Unlock()

@@ -13,6 +13,7 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -449,9 +450,10 @@ func short(s string) string {
 // one sends one prompt and gives what became of it with its receipt.
 func (e *exam) one(ctx context.Context, header string, prompt []uint32, osl int) (*loadgen.Result, *receipt.Receipt, error) {
 	e.number++
-	src := &fixed{pool: e.pool, req: loadgen.Request{
-		ID: workload.RequestID(e.salt, "doctor", e.number), Header: header, ISL: len(prompt), OSL: osl, Body: workload.Body(nil, e.facts.Model, prompt, osl),
-	}}
+	src := &workload.Cell{
+		Series: workload.Series{Pool: e.pool, Model: e.facts.Model, Header: header, Name: "doctor/" + strconv.Itoa(e.number), Salt: e.salt, N: 1},
+		Prefix: prompt, OSL: osl,
+	}
 	sum, err := loadgen.Run(ctx, loadgen.Options{Base: e.o.Target.URL, Concurrency: 1, Keep: 1, Timeout: 2 * time.Minute}, src)
 	if err != nil {
 		return nil, nil, err
@@ -463,7 +465,7 @@ func (e *exam) one(ctx context.Context, header string, prompt []uint32, osl int)
 	if r.Err != "" {
 		err = errors.New(r.Err)
 	}
-	rec, lost := e.receipt(ctx, src.req.ID)
+	rec, lost := e.receipt(ctx, r.ID)
 	return r, rec, errors.Join(err, lost)
 }
 
@@ -481,23 +483,6 @@ func (e *exam) receipt(ctx context.Context, id string) (*receipt.Receipt, error)
 		return &rec, nil
 	}
 	return nil, ctx.Err()
-}
-
-type fixed struct {
-	pool workload.Pool
-	req  loadgen.Request
-	sent bool
-}
-
-// Fill gives the one request once.
-func (f *fixed) Fill(_ int, q *loadgen.Request) bool {
-	if f.sent {
-		return false
-	}
-	f.sent = true
-	q.ID, q.Header, q.ISL, q.OSL = f.req.ID, f.req.Header, f.req.ISL, f.req.OSL
-	q.Body = append(q.Body[:0], f.req.Body...)
-	return true
 }
 
 func (e *exam) prompt() []uint32 {

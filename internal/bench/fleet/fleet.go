@@ -249,10 +249,11 @@ func (t *Target) get(ctx context.Context, u string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	return t.do(req)
+	return t.Do(req)
 }
 
-func (t *Target) do(req *http.Request) ([]byte, error) {
+// Do sends a request and returns the body of a good answer.
+func (t *Target) Do(req *http.Request) ([]byte, error) {
 	resp, err := t.http.Do(req)
 	if err != nil {
 		return nil, err
@@ -387,7 +388,7 @@ func (t *Target) post(ctx context.Context, u string, in, out any) error {
 		return err
 	}
 	req.Header.Set("Content-Type", "application/json")
-	b, err := t.do(req)
+	b, err := t.Do(req)
 	if err != nil {
 		return err
 	}

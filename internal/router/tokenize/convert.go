@@ -428,29 +428,31 @@ func (c *chatBody) addItems(raw json.RawMessage) error {
 	return nil
 }
 
+// partsOf are the parts of a content, or its text; neither for none.
+func partsOf(raw json.RawMessage) (parts []chatPart, text json.RawMessage, err error) {
+	if absent(raw) || isText(raw) {
+		return nil, given(raw), nil
+	}
+	if err := json.Unmarshal(raw, &parts); err != nil {
+		return nil, nil, fmt.Errorf("%w: %w", ErrBadRequest, err)
+	}
+	return parts, nil, nil
+}
+
 // firstText is the text of a content, or of its first part; nil for none.
 func firstText(raw json.RawMessage) (json.RawMessage, error) {
-	if absent(raw) || isText(raw) {
-		return given(raw), nil
+	parts, text, err := partsOf(raw)
+	if len(parts) > 0 && isText(parts[0].Text) {
+		text = parts[0].Text
 	}
-	var parts []chatPart
-	if err := json.Unmarshal(raw, &parts); err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrBadRequest, err)
-	}
-	if len(parts) == 0 || !isText(parts[0].Text) {
-		return nil, nil
-	}
-	return parts[0].Text, nil
+	return text, err
 }
 
 // textParts gives the parts of a content their names in a chat.
 func textParts(raw json.RawMessage) (json.RawMessage, error) {
-	if absent(raw) || isText(raw) {
-		return given(raw), nil
-	}
-	var parts []chatPart
-	if err := json.Unmarshal(raw, &parts); err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrBadRequest, err)
+	parts, text, err := partsOf(raw)
+	if err != nil || parts == nil {
+		return text, err
 	}
 	for i := range parts {
 		switch parts[i].Type {

@@ -78,12 +78,7 @@ func (l *lexer) data() error {
 		return nil
 	}
 	kind := rest[at+1]
-	after := rest[at+2:]
-	var sign byte
-	if after != "" && (after[0] == '-' || after[0] == '+') {
-		sign = after[0]
-		after = after[1:]
-	}
+	sign, after := cutSign(rest[at+2:])
 	l.text(rest[:at], string(kind), sign)
 	l.line += strings.Count(rest[:at], "\n")
 	l.pos = len(l.src) - len(after)
@@ -110,6 +105,14 @@ func (l *lexer) data() error {
 	}
 	l.toks = append(l.toks, token{tkPrint, "", l.line})
 	return l.code("}}", tkPrintEnd)
+}
+
+// cutSign takes the sign off that a tag may have at either end, 0 for none.
+func cutSign(t string) (byte, string) {
+	if t != "" && (t[0] == '-' || t[0] == '+') {
+		return t[0], t[1:]
+	}
+	return 0, t
 }
 
 // text adds template text that is followed by a tag of the given kind.
@@ -148,11 +151,7 @@ func (l *lexer) raw(after string) (bool, error) {
 	if !strings.HasPrefix(body, "raw") {
 		return false, nil
 	}
-	head := strings.TrimLeft(body[3:], pySpace)
-	sign := byte(0)
-	if head != "" && (head[0] == '-' || head[0] == '+') {
-		sign, head = head[0], head[1:]
-	}
+	sign, head := cutSign(strings.TrimLeft(body[3:], pySpace))
 	if !strings.HasPrefix(head, "%}") {
 		return false, nil
 	}
@@ -165,17 +164,9 @@ func (l *lexer) raw(after string) (bool, error) {
 			return true, l.errorf("raw block does not end")
 		}
 		i += k
-		t := rest[i+2:]
-		var open byte
-		if t != "" && (t[0] == '-' || t[0] == '+') {
-			open, t = t[0], t[1:]
-		}
+		open, t := cutSign(rest[i+2:])
 		if t = strings.TrimLeft(t, pySpace); strings.HasPrefix(t, "endraw") {
-			t = strings.TrimLeft(t[6:], pySpace)
-			end := byte(0)
-			if t != "" && (t[0] == '-' || t[0] == '+') {
-				end, t = t[0], t[1:]
-			}
+			end, t := cutSign(strings.TrimLeft(t[6:], pySpace))
 			if strings.HasPrefix(t, "%}") {
 				l.text(rest[:i], "%", open)
 				l.line += strings.Count(rest[:i], "\n")
