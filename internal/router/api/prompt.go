@@ -88,15 +88,11 @@ func (v *View) read(id keyID, i int) int {
 	case s.b[i] == '[':
 		i = v.list(id, param, i)
 	default:
-		end := s.value(i)
-		if end < 0 {
-			return -1
-		}
 		want := "a string or a list"
 		if id == keyMessages || id == keyInputIDs || id == keyTokenIDs {
 			want = "a list"
 		}
-		return s.reject(v.wrong(param, want, s.b[i:end], Span{i, end}))
+		return v.wrongValue(param, want, i)
 	}
 	if i < 0 {
 		return -1
@@ -186,12 +182,17 @@ func (v *View) list(id keyID, param string, i int) int {
 }
 
 func (v *View) wrongElement(param string, n int, want string, i int) int {
+	return v.wrongValue(fmt.Sprintf("%s[%d]", param, n), want, i)
+}
+
+// wrongValue refuses the value at i, or bad JSON in its place.
+func (v *View) wrongValue(param, want string, i int) int {
 	s := &v.scan
 	end := s.value(i)
 	if end < 0 {
 		return -1
 	}
-	return s.reject(v.wrong(fmt.Sprintf("%s[%d]", param, n), want, s.b[i:end], Span{i, end}))
+	return s.reject(v.wrong(param, want, s.b[i:end], Span{i, end}))
 }
 
 // ids reads a list of token ids and checks each.
@@ -357,14 +358,10 @@ func (v *View) content(i int, param string, n int) int {
 			return v.wrongElement(fmt.Sprintf("%s[%d].content", param, n), k-1, "an object with a type", i)
 		})
 	}
-	end := s.value(i)
-	if end < 0 {
-		return -1
-	}
 	if n >= 0 {
 		param = fmt.Sprintf("%s[%d].content", param, n)
 	}
-	return s.reject(v.wrong(param, "a string, null or a list of parts", s.b[i:end], Span{i, end}))
+	return v.wrongValue(param, "a string, null or a list of parts", i)
 }
 
 // part reads one part of a message's content.

@@ -37,6 +37,16 @@ func members(v []byte, on func(key, value []byte)) {
 	}
 }
 
+// member is the value of a member of the object v; nil for none.
+func member(v []byte, name string) (value []byte) {
+	members(v, func(k, v []byte) {
+		if string(k) == name {
+			value = v
+		}
+	})
+	return value
+}
+
 // filled reports whether a value is there and is neither null nor empty.
 func filled(v []byte) bool {
 	if len(v) == 0 {
@@ -170,11 +180,7 @@ func (p *payload) stop(v []byte) {
 		return
 	}
 	if v[0] == '{' {
-		members(v, func(key, value []byte) {
-			if string(key) == "type" {
-				p.finish = inner(value)
-			}
-		})
+		p.finish = inner(member(v, "type"))
 	} else {
 		p.finish = inner(v)
 	}
@@ -210,22 +216,16 @@ func (p *payload) count(v []byte) {
 				p.usage.CachedTokens = n
 			}
 		case "prompt_tokens_details", "input_tokens_details":
-			members(value, func(key, value []byte) {
-				if string(key) == "cached_tokens" {
-					p.usage.CachedTokens = whole(value)
-				}
-			})
+			if cached := member(value, "cached_tokens"); cached != nil {
+				p.usage.CachedTokens = whole(cached)
+			}
 		}
 	})
 }
 
 func (p *payload) meta(v []byte) {
 	p.count(v)
-	members(v, func(key, value []byte) {
-		if string(key) == "finish_reason" {
-			p.stop(value)
-		}
-	})
+	p.stop(member(v, "finish_reason"))
 }
 
 // typed reads the events of the Responses and Messages APIs, which say in
@@ -245,11 +245,7 @@ func (p *payload) typed(kind, response, message, delta []byte) {
 	case "message":
 		// the whole answer of the Messages API, not streamed
 	case "message_delta":
-		members(delta, func(key, value []byte) {
-			if string(key) == "stop_reason" {
-				p.stop(value)
-			}
-		})
+		p.stop(member(delta, "stop_reason"))
 	case "message_stop":
 		p.ends = true
 	case "content_block_delta":

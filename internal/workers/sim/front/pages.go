@@ -213,21 +213,18 @@ func (s *Server) tokenize(w http.ResponseWriter, r *http.Request, q *tokenizeReq
 	if _, _, err := s.model(q.Model); err != nil {
 		return err
 	}
-	var ids []uint32
+	ids := []uint32{}
 	if q.Messages != nil {
 		msgs, err := render(q.Messages)
 		if err != nil {
 			return err
 		}
-		ids = s.cfg.Vocab.Chat(nil, compactTools(q.Tools), msgs, q.AddGenerationPrompt == nil || *q.AddGenerationPrompt)
+		ids = s.cfg.Vocab.Chat(ids, compactTools(q.Tools), msgs, q.AddGenerationPrompt == nil || *q.AddGenerationPrompt)
 	} else {
 		if q.Prompt == nil {
 			return badRequest("prompt", "1 validation error:\n  {'type': 'missing', 'loc': 'body.prompt', 'msg': 'Field required'}")
 		}
-		ids = s.cfg.Vocab.Encode(nil, *q.Prompt)
-	}
-	if ids == nil {
-		ids = []uint32{}
+		ids = s.cfg.Vocab.Encode(ids, *q.Prompt)
 	}
 	out := struct {
 		Count       int      `json:"count"`
@@ -254,11 +251,11 @@ func (s *Server) detokenize(w http.ResponseWriter, r *http.Request, q *detokeniz
 		return err
 	}
 	text := vocab.Printable(s.cfg.Vocab.Decode(q.Tokens, false))
+	key := "prompt"
 	if s.sglang() {
-		writeJSON(w, http.StatusOK, map[string]string{"text": text})
-		return nil
+		key = "text"
 	}
-	writeJSON(w, http.StatusOK, map[string]string{"prompt": text})
+	writeJSON(w, http.StatusOK, map[string]string{key: text})
 	return nil
 }
 
