@@ -92,15 +92,13 @@ func (p *benchProgress) close() {
 		unkey()
 	}
 	p.mu.Lock()
-	stopped := p.stop == nil
-	if !stopped {
-		p.stop()
-		p.stop = nil
-	}
+	stop := p.stop
+	p.stop = nil
 	p.mu.Unlock()
-	if stopped {
+	if stop == nil {
 		return
 	}
+	stop()
 	<-p.done
 	p.mu.Lock()
 	p.erase()

@@ -81,10 +81,7 @@ func (f *benchFlags) sweep(cmd *cobra.Command, output string) (err error) {
 
 	spec := plan.Spec{SLO: slo, Arrival: f.arrival, Burstiness: f.burstiness, Cap: f.cap, Seed: f.seed, Salt: newSalt(), Requests: f.requests}
 	b := &live.Bench{Target: t.Target, Facts: facts, Spec: spec, Pool: pool, Timeout: f.timeout, Progress: &p.cell}
-	header := ""
-	if arm != plan.Auto {
-		header = "X-Dynctl-Path: " + string(arm) + "\r\n"
-	}
+	header := arm.Header()
 	o := sweep.Options{Thresholds: thresholds, Repeats: f.repeat, Requests: f.requests, Arm: arm, Level: f.level, StopSaturated: f.rate != "", Stop: control.stopped, Enter: control.enter}
 	what := ""
 	if f.trace != "" {

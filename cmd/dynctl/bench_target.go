@@ -43,13 +43,7 @@ type target struct {
 // named.
 func (f *targetFlags) open(ctx context.Context, stderr io.Writer, defaultSim string) (*target, error) {
 	engines := len(f.prefill)+len(f.decode)+len(f.worker) > 0
-	given := 0
-	for _, b := range []bool{f.router != "", engines, f.sim != ""} {
-		if b {
-			given++
-		}
-	}
-	if given > 1 {
+	if engines && f.sim != "" || f.router != "" && (engines || f.sim != "") {
 		return nil, withCode(exitUsage, errors.New("give only one of --router, --sim and engines (--prefill, --decode, --worker)"))
 	}
 	if f.router != "" {

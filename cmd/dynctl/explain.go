@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -36,13 +37,8 @@ and sends nothing.`,
   dynctl explain --body request.json --endpoint /v1/chat/completions`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: router.ask(func(cmd *cobra.Command, c *admin.Client, args []string) (err error) {
-			given := len(args)
-			for _, s := range []string{prompt, tokens, bodyFile} {
-				if s != "" {
-					given++
-				}
-			}
-			if given != 1 {
+			given := slices.DeleteFunc([]string{prompt, tokens, bodyFile}, func(s string) bool { return s == "" })
+			if len(args)+len(given) != 1 {
 				return withCode(exitUsage, fmt.Errorf("give exactly one of REQUEST, --prompt, --tokens and --body; the header X-Dynctl-Decision of an answer is a REQUEST"))
 			}
 			var raw json.RawMessage

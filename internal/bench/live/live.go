@@ -60,7 +60,7 @@ func (b *Bench) Measure(ctx context.Context, c plan.Cell) (*experiment.Measure, 
 		name = "same"
 	}
 	src := &workload.Cell{
-		Series: workload.Series{Pool: b.Pool, Model: b.Facts.Model, Header: header(c.Arm), Name: name, Salt: b.Spec.Salt, Ramp: c.Ramp, N: c.Requests},
+		Series: workload.Series{Pool: b.Pool, Model: b.Facts.Model, Header: c.Arm.Header(), Name: name, Salt: b.Spec.Salt, Ramp: c.Ramp, N: c.Requests},
 		Fresh:  c.EffISL, OSL: c.OSL,
 	}
 	if c.CachedTokens > 0 {
@@ -70,13 +70,6 @@ func (b *Bench) Measure(ctx context.Context, c plan.Cell) (*experiment.Measure, 
 		}
 	}
 	return b.Run(ctx, c, src, nil)
-}
-
-func header(a plan.Arm) string {
-	if a == plan.Auto || a == "" {
-		return ""
-	}
-	return "X-Dynctl-Path: " + string(a) + "\r\n"
 }
 
 // prime puts a prefix into the cache of every rank, directly at its engine.

@@ -27,6 +27,14 @@ const (
 	Auto   Arm = "auto"
 )
 
+// Header is the line by which a request asks for the arm.
+func (a Arm) Header() string {
+	if a == Auto || a == "" {
+		return ""
+	}
+	return "X-Dynctl-Path: " + string(a) + "\r\n"
+}
+
 // Load is how hard a cell pushes: a number in flight or a rate of arrivals.
 type Load struct {
 	Concurrency int     `json:"concurrency,omitempty" yaml:"concurrency,omitempty"`

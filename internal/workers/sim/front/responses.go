@@ -1,6 +1,7 @@
 package front
 
 import (
+	"cmp"
 	"encoding/json"
 	"maps"
 	"net/http"
@@ -549,13 +550,9 @@ type tokensRequest struct {
 // generateTokens is POST /inference/v1/generate: tokens in, tokens out.
 func (s *Server) generateTokens(w http.ResponseWriter, r *http.Request, q *tokensRequest) *apiError {
 	p := q.SamplingParams
-	if p.MaxTokens == nil {
-		n := 16
-		p.MaxTokens = &n
-	}
 	j, err := s.check(r, sampling{
 		common:        common{Model: q.Model, Stream: q.Stream, IgnoreEOS: p.IgnoreEOS, CacheSalt: q.CacheSalt, KVTransferParams: q.KVTransfer},
-		StreamOptions: q.StreamOptions, MaxTokens: p.MaxTokens, MinTokens: p.MinTokens, Stop: p.Stop, N: p.N,
+		StreamOptions: q.StreamOptions, MaxTokens: cmp.Or(p.MaxTokens, new(16)), MinTokens: p.MinTokens, Stop: p.Stop, N: p.N,
 	}, [][]uint32{q.TokenIDs})
 	if err != nil {
 		return err

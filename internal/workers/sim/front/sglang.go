@@ -1,6 +1,7 @@
 package front
 
 import (
+	"cmp"
 	"encoding/json"
 	"net/http"
 	"net/url"
@@ -74,12 +75,8 @@ func (s *Server) sglGenerate(w http.ResponseWriter, r *http.Request, q *sglReque
 		return err
 	}
 	f := q.sampling
-	f.MaxTokens, f.MinTokens, f.IgnoreEOS = q.SamplingParams.MaxNewTokens, q.SamplingParams.MinNewTokens, q.SamplingParams.IgnoreEOS
+	f.MaxTokens, f.MinTokens, f.IgnoreEOS = cmp.Or(q.SamplingParams.MaxNewTokens, new(128)), q.SamplingParams.MinNewTokens, q.SamplingParams.IgnoreEOS
 	f.Stop, f.N, f.StreamOptions = q.SamplingParams.Stop, q.SamplingParams.N, nil
-	if f.MaxTokens == nil {
-		n := 128
-		f.MaxTokens = &n
-	}
 	if q.LoRAPath != "" {
 		f.Model = q.LoRAPath
 	}
