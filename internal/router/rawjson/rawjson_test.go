@@ -79,3 +79,29 @@ func FuzzAgainstStdlib(f *testing.F) {
 		}
 	})
 }
+
+// TestWalkerNeverReadsBeyond: of text that ends anywhere a walker gives what
+// there is, and then neither a key nor a value nor a next one.
+func TestWalkerNeverReadsBeyond(t *testing.T) {
+	t.Parallel()
+	const text = ` {"a": [1, {"b\"": "x]"}] , "c":"d\\", "e" : -1.5, "f":{} } `
+	whole := []string{"a", `[1, {"b\"": "x]"}]`, "c", `"d\\"`, "e", "-1.5", "f", "{}"}
+	for n := range len(text) + 1 {
+		w := Walk([]byte(text[:n]))
+		var got []string
+		for more := w.Open('{'); more; more = w.Next() {
+			got = append(got, string(w.Key()), string(w.Value()))
+		}
+		for i, want := range whole {
+			if i < len(got)-2 && got[i] != want {
+				t.Errorf("%s: part %d is %q, want %q", text[:n], i, got[i], want)
+			}
+		}
+		if closed := w.Close('}'); closed != (n >= len(text)-1) || closed && len(got) != len(whole) {
+			t.Errorf("%s: %q, closed: %v", text[:n], got, closed)
+		}
+		if len(w.Value()) != 0 || w.Next() || w.Key() != nil {
+			t.Errorf("%s: goes on after its end", text[:n])
+		}
+	}
+}
