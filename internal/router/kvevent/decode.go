@@ -306,23 +306,6 @@ func kindOf(tag []byte) Kind {
 	return Unknown
 }
 
-// tag reads the kind of an event. It consumes the value, unless it returns
-// errTruncated.
-func tag(c *cursor, e *Event) error {
-	if !isStr(c.peek()) {
-		if !c.skip() {
-			return errTruncated
-		}
-		return errTag
-	}
-	word, ok := c.str()
-	if !ok {
-		return errTruncated
-	}
-	e.Kind = kindOf(word)
-	return nil
-}
-
 func (d *Decoder) arrayEvent(c *cursor, e *Event) (fields, error) {
 	n, ok := c.arrayLen()
 	if !ok {
@@ -331,9 +314,18 @@ func (d *Decoder) arrayEvent(c *cursor, e *Event) (fields, error) {
 	if n == 0 {
 		return 0, errTag
 	}
-	bad := tag(c, e)
-	if bad == errTruncated { //nolint:errorlint // own sentinel
-		return 0, bad
+	var bad error
+	if isStr(c.peek()) {
+		tag, ok := c.str()
+		if !ok {
+			return 0, errTruncated
+		}
+		e.Kind = kindOf(tag)
+	} else {
+		bad = errTag
+		if !c.skip() {
+			return 0, errTruncated
+		}
 	}
 	table := kinds[e.Kind].array
 	var present fields
@@ -397,12 +389,18 @@ func (d *Decoder) mapEvent(c *cursor, e *Event) (fields, error) {
 			return 0, errTruncated
 		}
 		if f == fTag {
-			if err := tag(c, e); err == errTruncated { //nolint:errorlint // own sentinel
-				return 0, err
-			} else if err != nil {
-				bad = err
+			if !isStr(c.peek()) {
+				bad = errTag
+				if !c.skip() {
+					return 0, errTruncated
+				}
 				continue
 			}
+			tag, ok := c.str()
+			if !ok {
+				return 0, errTruncated
+			}
+			e.Kind = kindOf(tag)
 		} else if err := d.value(c, e, f); err == errTruncated { //nolint:errorlint // own sentinel
 			return 0, err
 		} else if err != nil && bad == nil {

@@ -111,18 +111,22 @@ func (c *cursor) str() ([]byte, bool) {
 		c.pos++
 		return c.take(uint64(b & 0x1f))
 	}
-	return c.sized(b, 0xd9)
-}
-
-func (c *cursor) bin() ([]byte, bool) { return c.sized(c.peek(), 0xc4) }
-
-// sized reads the bytes of a value whose type byte b is first, first+1 or
-// first+2, for lengths of 1, 2 and 4 bytes.
-func (c *cursor) sized(b, first byte) ([]byte, bool) {
-	if b < first || b > first+2 {
+	if !isStr(b) {
 		return nil, false
 	}
-	n, ok := c.be(1 << (b - first))
+	n, ok := c.be(1 << (b - 0xd9))
+	if !ok {
+		return nil, false
+	}
+	return c.take(n)
+}
+
+func (c *cursor) bin() ([]byte, bool) {
+	b := c.peek()
+	if !isBin(b) {
+		return nil, false
+	}
+	n, ok := c.be(1 << (b - 0xc4))
 	if !ok {
 		return nil, false
 	}
@@ -131,26 +135,44 @@ func (c *cursor) sized(b, first byte) ([]byte, bool) {
 
 // arrayLen reads an array header. Every element takes at least a byte, so a
 // length beyond the input is refused here and sizes no allocation.
-func (c *cursor) arrayLen() (int, bool) { return c.header(0x90, 0xdc, 1) }
-
-// mapLen reads a map header; see arrayLen.
-func (c *cursor) mapLen() (int, bool) { return c.header(0x80, 0xde, 2) }
-
-// header reads that of a container: fix for up to 15 elements, else wide or the
-// type after it. An element takes at least so many bytes.
-func (c *cursor) header(fix, wide byte, bytes uint64) (int, bool) {
+func (c *cursor) arrayLen() (int, bool) {
+	b := c.peek()
 	var n uint64
 	ok := true
-	switch b := c.peek(); {
-	case b&0xf0 == fix:
+	switch {
+	case b&0xf0 == 0x90:
 		c.pos++
 		n = uint64(b & 0x0f)
-	case b == wide || b == wide+1:
-		n, ok = c.be(2 << (b - wide))
+	case b == 0xdc:
+		n, ok = c.be(2)
+	case b == 0xdd:
+		n, ok = c.be(4)
 	default:
 		return 0, false
 	}
-	if !ok || bytes*n > uint64(len(c.p)-c.pos) {
+	if !ok || n > uint64(len(c.p)-c.pos) {
+		return 0, false
+	}
+	return int(n), true
+}
+
+// mapLen reads a map header; see arrayLen.
+func (c *cursor) mapLen() (int, bool) {
+	b := c.peek()
+	var n uint64
+	ok := true
+	switch {
+	case b&0xf0 == 0x80:
+		c.pos++
+		n = uint64(b & 0x0f)
+	case b == 0xde:
+		n, ok = c.be(2)
+	case b == 0xdf:
+		n, ok = c.be(4)
+	default:
+		return 0, false
+	}
+	if !ok || 2*n > uint64(len(c.p)-c.pos) {
 		return 0, false
 	}
 	return int(n), true
