@@ -98,44 +98,98 @@ var transferFields = [...]string{
 	"disagg_request_id", "ctx_request_id", "ret_first_tok",
 }
 
-// keySlots finds the number of a member by its name. It is an open hash table,
-// because a request pays for a map of the runtime with each of its members.
-var keySlots = func() (slots [256]keySlot) {
-	add := func(name string, id keyID) {
-		h := hashKey([]byte(name))
-		for slots[h].name != "" {
-			h++
-		}
-		slots[h] = keySlot{name, id}
-	}
-	for id, name := range keyNames {
-		if name != "" {
-			add(name, keyID(id))
-		}
-	}
-	for _, name := range transferFields {
-		add(name, keyTransfer)
-	}
-	return slots
-}()
-
-type keySlot struct {
-	name string
-	id   keyID
-}
-
-// hashKey is where a name belongs; nearly all of them have a slot of their own.
-func hashKey(k []byte) uint8 { return 3*uint8(len(k)) + 17*k[0] + 11*k[len(k)-1] }
-
 func lookupKey(k []byte) keyID {
-	if len(k) == 0 {
-		return keyOther
+	switch string(k) {
+	case "model":
+		return keyModel
+	case "stream":
+		return keyStream
+	case "stream_options":
+		return keyStreamOptions
+	case "max_tokens":
+		return keyMaxTokens
+	case "max_completion_tokens":
+		return keyMaxCompletionTokens
+	case "max_output_tokens":
+		return keyMaxOutputTokens
+	case "max_new_tokens":
+		return keyMaxNewTokens
+	case "min_tokens":
+		return keyMinTokens
+	case "min_completion_tokens":
+		return keyMinCompletionTokens
+	case "n":
+		return keyN
+	case "best_of":
+		return keyBestOf
+	case "logprobs":
+		return keyLogprobs
+	case "prompt_logprobs":
+		return keyPromptLogprobs
+	case "return_logprob":
+		return keyReturnLogprob
+	case "echo":
+		return keyEcho
+	case "prompt":
+		return keyPrompt
+	case "prompt_embeds":
+		return keyPromptEmbeds
+	case "messages":
+		return keyMessages
+	case "input":
+		return keyInput
+	case "input_ids":
+		return keyInputIDs
+	case "text":
+		return keyText
+	case "token_ids":
+		return keyTokenIDs
+	case "system":
+		return keySystem
+	case "instructions":
+		return keyInstructions
+	case "priority":
+		return keyPriority
+	case "cache_salt":
+		return keyCacheSalt
+	case "user":
+		return keyUser
+	case "session_id":
+		return keySessionID
+	case "conversation_id":
+		return keyConversationID
+	case "prompt_cache_key":
+		return keyPromptCacheKey
+	case "previous_response_id":
+		return keyPreviousResponseID
+	case "lora_path":
+		return keyLoRAPath
+	case "sampling_params":
+		return keySamplingParams
+	case "vllm_xargs":
+		return keyXArgs
+	case "request_id":
+		return keyRequestID
+	case "rid":
+		return keyRID
+	case "features":
+		return keyFeatures
 	}
-	for h := hashKey(k); ; h++ {
-		if s := &keySlots[h]; s.name == string(k) || s.name == "" {
-			return s.id
-		}
+	if isTransferField(k) {
+		return keyTransfer
 	}
+	return keyOther
 }
 
-func isTransferField(k []byte) bool { return lookupKey(k) == keyTransfer }
+// isTransferField reports whether a member steers the transfer of KV blocks or
+// the choice of a rank, which only the router may do.
+func isTransferField(k []byte) bool {
+	switch string(k) {
+	case "kv_transfer_params", "ec_transfer_params", "disaggregated_params", "disagg_spec",
+		"bootstrap_host", "bootstrap_port", "bootstrap_room", "bootstrap_pair_key",
+		"routed_dp_rank", "data_parallel_rank", "disagg_prefill_dp_rank", "decode_tp_size",
+		"disagg_request_id", "ctx_request_id", "ret_first_tok":
+		return true
+	}
+	return false
+}
