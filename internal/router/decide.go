@@ -211,10 +211,7 @@ func (r *Router) take(d *question) {
 
 // Load is for decide.Seen.
 func (d *question) Load(k *workers.Rank) (l ledger.Load, residentBlocks int) {
-	if s, ok := d.r.index.RankStats(kvindex.Rank(k.Slot)); ok {
-		residentBlocks = int(s.Blocks)
-	}
-	return d.r.ledger.Load(k), residentBlocks
+	return d.r.ledger.Load(k), d.r.index.Blocks(kvindex.Rank(k.Slot))
 }
 
 // Overlap is for decide.Seen: how many leading tokens of the prompt a rank is

@@ -9,6 +9,7 @@
 package workers
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"net/url"
@@ -366,25 +367,32 @@ type State struct {
 // Condition is the worker's present health: a conflict comes before what the
 // probes say, and an ejection matters only while the probes are content.
 func (s *State) Condition() Condition {
+	c, e := s.present()
+	if e != nil {
+		return Condition{Health: Ejected, Reason: e.Reason, Since: e.Since}
+	}
+	return *c
+}
+
+// present is the worker's condition, and the ejection in force in its place if
+// there is one. It copies nothing, because every decision asks it of every worker.
+func (s *State) present() (*Condition, *Ejection) {
 	if c := s.conflict.Load(); c != nil {
-		return *c
+		return c, nil
 	}
-	c := s.Probed()
-	if c.Health == Healthy {
-		if e := s.ejection.Load(); e != nil && !e.Outlived(c) {
-			return Condition{Health: Ejected, Reason: e.Reason, Since: e.Since}
-		}
+	c := s.probed()
+	if e := s.ejection.Load(); e != nil && c.Health == Healthy && !e.Outlived(*c) {
+		return c, e
 	}
-	return c
+	return c, nil
 }
 
 // Probed is what the probes alone say of the worker.
-func (s *State) Probed() Condition {
-	if c := s.condition.Load(); c != nil {
-		return *c
-	}
-	return Condition{Health: Unknown, Reason: "not probed yet"}
-}
+func (s *State) Probed() Condition { return *s.probed() }
+
+var unprobed = Condition{Health: Unknown, Reason: "not probed yet"}
+
+func (s *State) probed() *Condition { return cmp.Or(s.condition.Load(), &unprobed) }
 
 // SetCondition replaces what the probes say of the worker.
 func (s *State) SetCondition(c Condition) { s.condition.Store(&c) }
@@ -437,14 +445,11 @@ func (s *State) Usable() (ok bool, reason string) {
 	if s.Draining() {
 		return false, "draining"
 	}
-	switch c := s.Condition(); c.Health {
-	case Healthy:
-		return true, ""
-	case Ejected:
-		if e := s.Ejection(); e == nil || e.trial.Load() == trialOpen { // ended meanwhile, or open
-			return true, ""
-		}
+	switch c, e := s.present(); {
+	case e != nil && e.trial.Load() != trialOpen:
 		return false, "ejected"
+	case e != nil || c.Health == Healthy:
+		return true, ""
 	default:
 		return false, c.Health.String()
 	}

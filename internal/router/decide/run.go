@@ -190,7 +190,8 @@ func (r *Run) list(in *selector.Input, peers *[]disagg.Peer, list []*workers.Wor
 		}
 		why, tried := r.keptOut(w, in.Phase, slices.Contains(back, w))
 		for _, k := range w.Ranks {
-			c := decision.Candidate{Rank: k.Label, Slot: k.Slot, KeptOut: why, Tried: tried, KVUsage: -1}
+			in.Candidates = append(in.Candidates, decision.Candidate{Rank: k.Label, Slot: k.Slot, KeptOut: why, Tried: tried, KVUsage: -1})
+			c := &in.Candidates[len(in.Candidates)-1]
 			if why == "" && in.Phase == selector.Decode && pin.HasRank && k.DP != pin.Rank {
 				c.KeptOut = "another rank was asked for"
 			}
@@ -205,7 +206,6 @@ func (r *Run) list(in *selector.Input, peers *[]disagg.Peer, list []*workers.Wor
 				c.HasLoad = true
 				c.Running, c.Waiting, c.KVUsage = max(0, e.Running), max(0, e.Waiting), e.KVUsage
 			}
-			in.Candidates = append(in.Candidates, c)
 			*peers = append(*peers, disagg.Peer{Worker: w, Rank: k})
 		}
 	}

@@ -71,6 +71,14 @@ func (x *Index) RankStats(r Rank) (RankStats, bool) {
 	}, true
 }
 
+// Blocks is how many blocks rank r holds, 0 where the slot is free. It takes no lock.
+func (x *Index) Blocks(r Rank) int {
+	if k := x.rank(r); k != nil {
+		return int(k.blocks.Load())
+	}
+	return 0
+}
+
 // Ranks returns the counters of all ranks by slot.
 func (x *Index) Ranks() []RankStats {
 	var out []RankStats

@@ -382,10 +382,7 @@ func (r *run) Overlap(_ *workers.Worker, k *workers.Rank) int {
 
 // Load is for decide.Seen.
 func (r *run) Load(k *workers.Rank) (l ledger.Load, residentBlocks int) {
-	if s, ok := r.index.RankStats(kvindex.Rank(k.Slot)); ok {
-		residentBlocks = int(s.Blocks)
-	}
-	return r.book.Load(k), residentBlocks
+	return r.book.Load(k), r.index.Blocks(kvindex.Rank(k.Slot))
 }
 
 // judge counts what the choice of the rank that computes the prompt was worth.

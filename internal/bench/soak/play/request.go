@@ -177,10 +177,7 @@ func (q *request) Overlap(w *workers.Worker, k *workers.Rank) int {
 
 // Load is for decide.Seen.
 func (q *request) Load(k *workers.Rank) (l ledger.Load, residentBlocks int) {
-	if s, ok := q.s.index.RankStats(kvindex.Rank(k.Slot)); ok {
-		residentBlocks = int(s.Blocks)
-	}
-	return q.s.ledger.Load(k), residentBlocks
+	return q.s.ledger.Load(k), q.s.index.Blocks(kvindex.Rank(k.Slot))
 }
 
 // chose reports whether the plan has given work to a node.
