@@ -196,8 +196,8 @@ func Uint32(val []byte) (uint32, bool) {
 }
 
 // Unquote appends the text of the raw string value val to dst. A lone
-// surrogate escape becomes U+FFFD. It reports false for a bad escape, an
-// unescaped control character, or a value that is no string.
+// surrogate escape becomes U+FFFD, and a control character may stand unescaped.
+// It reports false for a bad escape or a value that is no string.
 func Unquote(dst, val []byte) ([]byte, bool) {
 	if !IsString(val) {
 		return dst, false

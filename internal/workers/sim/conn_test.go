@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptrace"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -129,5 +130,49 @@ func TestKilledEngineAnswersNothing(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
+	}
+}
+
+// TestClientsThatLeaveAreNoticed: an engine that does not answer lets go of a
+// request whose client has left, as uvicorn does, and what it had of the request
+// is still there for one whose client stays.
+func TestClientsThatLeaveAreNoticed(t *testing.T) {
+	r := start(t, "1a:profile=instant")
+	e := r.Engine(0)
+	waiting := func() int {
+		buf := make([]byte, 1<<20)
+		return strings.Count(string(buf[:runtime.Stack(buf, true)]), "front.(*Server).faulty(")
+	}
+	const body = `{"model":"sim","prompt":"a b c","max_tokens":2,"ignore_eos":true}`
+	ask := func() net.Conn {
+		c := dial(t, r)
+		if _, err := fmt.Fprintf(c, "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", len(body), body); err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	for _, set := range []fault.Set{{HangRate: 1}, {Delay: fault.Duration(time.Minute)}, {Hang: true}} {
+		if err := e.SetFaults(set); err != nil {
+			t.Fatal(err)
+		}
+		c := ask()
+		eventually(t, "the engine has the request", func() bool { return waiting() == 1 })
+		if err := c.Close(); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, "the engine lets go of it", func() bool { return waiting() == 0 })
+	}
+	c := ask()
+	eventually(t, "the engine has the request", func() bool { return waiting() == 1 })
+	if err := e.SetFaults(fault.Set{}); err != nil {
+		t.Fatal(err)
+	}
+	a, err := http.ReadResponse(bufio.NewReader(c), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Body.Close()
+	if b, err := io.ReadAll(a.Body); err != nil || a.StatusCode != 200 || !bytes.Contains(b, []byte(`"completion_tokens":2`)) {
+		t.Errorf("%s %s: %v", a.Status, b, err)
 	}
 }

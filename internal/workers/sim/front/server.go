@@ -7,6 +7,7 @@
 package front
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -189,13 +190,13 @@ func (s *Server) routes() {
 
 // ServeHTTP applies the faults and answers.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if r.Body != nil {
+		r.Body = http.MaxBytesReader(w, r.Body, s.cfg.MaxBody)
+	}
 	if !strings.HasPrefix(r.URL.Path, "/sim/") && !s.faulty(w, r) {
 		return
 	}
 	w.Header().Set("Server", "uvicorn")
-	if r.Body != nil {
-		r.Body = http.MaxBytesReader(w, r.Body, s.cfg.MaxBody)
-	}
 	s.mux.ServeHTTP(w, r)
 }
 
@@ -208,6 +209,7 @@ func gone() { panic(http.ErrAbortHandler) }
 func (s *Server) faulty(w http.ResponseWriter, r *http.Request) bool {
 	set, changed := s.cfg.Faults.Set()
 	for set.Hang {
+		r.Body = received(r.Body)
 		select {
 		case <-r.Context().Done():
 			gone()
@@ -218,10 +220,14 @@ func (s *Server) faulty(w http.ResponseWriter, r *http.Request) bool {
 	if r.Method != http.MethodPost && !set.All {
 		return true
 	}
-	if d := s.cfg.Faults.Delay(); d > 0 && !wait.For(r.Context(), d) {
-		gone()
+	if d := s.cfg.Faults.Delay(); d > 0 {
+		r.Body = received(r.Body)
+		if !wait.For(r.Context(), d) {
+			gone()
+		}
 	}
 	if s.cfg.Faults.Hit(set.HangRate) {
+		r.Body = received(r.Body)
 		<-r.Context().Done()
 		gone()
 	}
@@ -232,6 +238,22 @@ func (s *Server) faulty(w http.ResponseWriter, r *http.Request) bool {
 	}
 	return true
 }
+
+// received reads a request's body before its answer waits, as uvicorn does while
+// the engine behind it hangs. Before that net/http does not notice a client that
+// leaves.
+func received(body io.ReadCloser) io.ReadCloser {
+	b, err := io.ReadAll(body)
+	return struct {
+		io.Reader
+		io.Closer
+	}{io.MultiReader(bytes.NewReader(b), failing{err}), body}
+}
+
+// failing ends a body as the client did.
+type failing struct{ err error }
+
+func (f failing) Read([]byte) (int, error) { return 0, cmp.Or(f.err, io.EOF) }
 
 // fail writes an error in the dialect's form: nested from vLLM, flat from
 // SGLang. param is a string or nil.
