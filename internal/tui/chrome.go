@@ -53,12 +53,12 @@ func (a *app) drawHeader(c *page.Ctx, p *widget.Painter) {
 	}
 	put(theme.Plain, "  ")
 	put(theme.Accent, p.Cut(name, max(10, room-p.X())))
-	if r.State != "" {
+	if s := r.Condition(); s != "" {
 		st := theme.Warn
-		if r.State == "ready" {
+		if s == "ready" {
 			st = theme.Good
 		}
-		put(st, "  "+r.State)
+		put(st, "  "+s)
 	}
 	if r.Workers.Total > 0 {
 		w := r.Workers
@@ -255,7 +255,7 @@ func (a *app) helpLines() []string {
 	tail := []string{
 		"", "This screen only reads: no key here changes a router.",
 		"LIVE fresh figures, LAG late ones, STALE older than 10 s, DOWN no answer, PAUSED they stand still.",
-		"Marks: X broken, ! worth a look. ST: ok FULL QUEUE (load) CONN GAP RESYNC VERIFY REBLD STALE LOST (events)",
+		"Marks: X broken, ! worth a look. ST: ok FULL QUEUE (load) CONN GAP RESYNC VERIFY REBLD COLD STALE LOST (events)",
 		"DOWN EJECT ASLEEP DRAIN NEW HELD (health) BLIND (no load figures).",
 	}
 	cols := 1

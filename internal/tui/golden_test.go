@@ -1,18 +1,21 @@
 package tui
 
 import (
+	"errors"
 	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 	"unicode/utf8"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/muesli/termenv"
 	"go.uber.org/goleak"
 
+	"github.com/dynctl/dynctl/internal/tui/feed"
 	"github.com/dynctl/dynctl/internal/tui/widget"
 )
 
@@ -83,7 +86,7 @@ func golden(t *testing.T, name, got string) {
 }
 
 func TestViews(t *testing.T) {
-	for _, size := range [][2]int{{120, 40}, {80, 24}} {
+	for _, size := range [][2]int{{120, 40}, {80, 24}, {200, 50}} {
 		for _, ascii := range []bool{false, true} {
 			for _, v := range views {
 				name := fmt.Sprintf("%s-%dx%d", v.name, size[0], size[1])
@@ -131,6 +134,28 @@ func TestHealthyOverview(t *testing.T) {
 	got := screen(newStage(t, g, 120, 40, 20, plainOptions))
 	golden(t, "healthy-120x40", got+"\n")
 	mustContain(t, got, "req/s   42.0", "p50 188ms", "prefix hit  63.1%")
+}
+
+// TestUnreached: a router that was never reached has no figures, and one that came
+// back without its index and went again is not "ready".
+func TestUnreached(t *testing.T) {
+	g := stage{prefill: 2, decode: 4, dp: 2}
+	lost := feed.Sample{Err: errors.New("no router answers at http://10.0.0.1:8001: connection refused"), At: start.Add(20 * time.Second)}
+	a := newStage(t, g, 80, 24, 0, plainOptions)
+	a.Update(sampleMsg{0, lost})
+	got := screen(a)
+	golden(t, "unreached-80x24", got+"\n")
+	if strings.Contains(got, "ready") || strings.Contains(got, "0us") {
+		t.Errorf("something is known of a router that was never reached:\n%s", got)
+	}
+	a = newStage(t, g, 120, 40, 18, plainOptions)
+	restarted := g.snapshot(19)
+	restarted.Status.Started, restarted.Status.Index.Memberships = restarted.Status.Now.Add(-3*time.Second), 21_000
+	a.Update(sampleMsg{0, feed.Sample{Snapshot: restarted, At: restarted.Status.Now}})
+	a.Update(sampleMsg{0, lost})
+	got = screen(a)
+	golden(t, "restarted-120x40", got+"\n")
+	mustContain(t, got, "was ready", "cold since the router's restart: it knows 21000 of 1840000 blocks, 1%")
 }
 
 // TestTroubles demands that the overview tells every trouble in plain words.

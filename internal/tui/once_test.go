@@ -310,3 +310,30 @@ func TestTextFilterAndSort(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestOnceWaitsForEngines: rates of engines' counters need two of their pages,
+// which come less often than answers of the router.
+func TestOnceWaitsForEngines(t *testing.T) {
+	g := stage{prefill: 1, decode: 2, dp: 1}
+	f := newRouter(t, g)
+	f.replace(func(w http.ResponseWriter, q *http.Request) {
+		if q.URL.Path != "/admin/v1/snapshot" {
+			http.NotFound(w, q)
+			return
+		}
+		s := int(f.asked.Add(1))
+		snap, page := g.snapshot(s), g.snapshot(s/3*3) // every third answer has new pages
+		for i := range snap.Workers {
+			for j := range snap.Workers[i].Ranks {
+				snap.Workers[i].Ranks[j].Engine = page.Workers[i].Ranks[j].Engine
+			}
+		}
+		_ = json.NewEncoder(w).Encode(snap)
+	})
+	v := collect(t, f.URL)
+	for _, k := range v.Routers[0].Ranks {
+		if math.Abs(k.HitShare.F()-.64) > 1e-9 || k.PromptRate != 10000 {
+			t.Errorf("%s: hit %v, prompt %v", k.Label, k.HitShare, k.PromptRate)
+		}
+	}
+}

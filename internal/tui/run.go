@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -78,12 +79,16 @@ func NewCollector(o Options) *Collector {
 	return c
 }
 
-// firstGap is the time between the two answers that the first rates are made
-// of.
-const firstGap = 500 * time.Millisecond
+// firstGap is the time between the answers that the first rates are made of.
+// Those of engines' counters need two of their pages, which the router reads
+// about once a second: firstWait is the longest wait for them.
+const (
+	firstGap  = 500 * time.Millisecond
+	firstWait = 3 * time.Second
+)
 
-// Collect asks every router once and sums up. The first time it asks twice,
-// so that rates are there from the first view.
+// Collect asks every router once and sums up. The first time it asks until the
+// rates are there, at least twice and for firstWait at most.
 func (c *Collector) Collect(ctx context.Context) (feed.View, error) {
 	first := false
 	for _, r := range c.replicas {
@@ -91,11 +96,7 @@ func (c *Collector) Collect(ctx context.Context) (feed.View, error) {
 	}
 	if first {
 		c.ask(ctx)
-		up := false
-		for _, r := range c.replicas {
-			up = up || r.view.Link == feed.Live
-		}
-		if up && wait.For(ctx, firstGap) {
+		for began := time.Now(); c.wanting() && time.Since(began) < firstWait && wait.For(ctx, firstGap); {
 			c.ask(ctx)
 		}
 	} else {
@@ -109,6 +110,11 @@ func (c *Collector) Collect(ctx context.Context) (feed.View, error) {
 		routers[i] = *r.view
 	}
 	return feed.Sum(time.Now(), routers), nil
+}
+
+// wanting tells whether a router answers whose rates are not there yet.
+func (c *Collector) wanting() bool {
+	return slices.ContainsFunc(c.replicas, func(r *replica) bool { return r.view.Link == feed.Live && !r.builder.Rated() })
 }
 
 func (c *Collector) ask(ctx context.Context) {

@@ -110,17 +110,17 @@ func writeTable(w io.Writer, v *feed.View, o TextOptions) error {
 			b.WriteByte('\n')
 		}
 		name := cmp.Or(r.Name, r.URL)
-		fmt.Fprintf(&b, "router    %s  %s  %s  %s\n", name, r.Link, r.State, r.Version)
+		fmt.Fprintf(&b, "router    %s  %s  %s  %s\n", name, r.Link, cmp.Or(r.Condition(), "never reached"), r.Version)
 		if r.Error != "" {
 			fmt.Fprintf(&b, "error     %s\n", clean(r.Error))
 		}
 		if r.Schema != "" {
 			t, x := &r.Traffic, &r.Index
 			fmt.Fprintf(&b, "workers   %d (%d prefill, %d decode, %d aggregated), %d usable, %d ranks\n", r.Workers.Total, r.Workers.Prefill, r.Workers.Decode, r.Workers.Aggregated, r.Workers.Usable, r.Workers.Ranks)
-			fmt.Fprintf(&b, "traffic   %s req/s, in %s tok/s, out %s tok/s, active %d, queued %d (last %s s)\n", widget.Rate(t.RequestRate.F()), widget.Count(t.PromptRate.F()), widget.Count(t.CompletionRate.F()), t.Inflight, t.Queued, widget.Rate(r.RateWindow.F()))
+			fmt.Fprintf(&b, "traffic   %s req/s, in %s tok/s, out %s tok/s, active %s, queued %s (last %s s)\n", widget.Rate(t.RequestRate.F()), widget.Count(t.PromptRate.F()), widget.Count(t.CompletionRate.F()), widget.Count(t.Inflight.F()), widget.Count(t.Queued.F()), widget.Rate(r.RateWindow.F()))
 			fmt.Fprintf(&b, "latency   TTFT p50 %s p99 %s, ITL p50 %s p99 %s, router's decision p99 %s\n", widget.Millis(t.TTFTP50.F()), widget.Millis(t.TTFTP99.F()), widget.Millis(t.ITLP50.F()), widget.Millis(t.ITLP99.F()), widget.Millis(t.OverheadP99.F()/1000))
-			fmt.Fprintf(&b, "routing   hit %s%%, local %s%%, remote %s%%, remote from %s %d tokens\n", widget.Percent(t.HitShare.F()), widget.Percent(t.LocalShare.F()), widget.Percent(t.RemoteShare.F()), r.ThresholdOn, r.ThresholdTokens)
-			fmt.Fprintf(&b, "index     %d blocks, %d entries, %s events/s, gaps %s, untrusted ranks %d\n\n", x.Blocks, x.Memberships, widget.Rate(x.EventRate.F()), widget.Count(x.Gaps.F()), x.Untrusted)
+			fmt.Fprintf(&b, "routing   hit %s%%, local %s%%, remote %s%%, remote from %s %s tokens\n", widget.Percent(t.HitShare.F()), widget.Percent(t.LocalShare.F()), widget.Percent(t.RemoteShare.F()), r.ThresholdOn, widget.Whole(r.ThresholdTokens.F()))
+			fmt.Fprintf(&b, "index     %s blocks, %s entries, %s events/s, gaps %s, untrusted ranks %s\n\n", widget.Whole(x.Blocks.F()), widget.Whole(x.Memberships.F()), widget.Rate(x.EventRate.F()), widget.Count(x.Gaps.F()), widget.Count(x.Untrusted.F()))
 			table := page.RankTable{}
 			table.SetOrder("worst") // the ranks are in their order already
 			p := widget.NewPainter(th, width)

@@ -37,6 +37,8 @@ const (
 	CodeMispredicted = "overlap_mispredicted"
 	CodeIndexFull    = "index_full"
 	CodeRecorder     = "recorder"
+	CodeRestarted    = "restarted"
+	CodeCold         = "index_cold"
 	CodeReason       = "router_reason"
 )
 
@@ -52,7 +54,7 @@ const (
 )
 
 // judgeRanks gives every rank its word and severity.
-func judgeRanks(ranks []Rank, workers []Worker) {
+func judgeRanks(ranks []Rank, workers []Worker, lost *coldWatch) {
 	byName := make(map[string]*Worker, len(workers))
 	for i := range workers {
 		byName[workers[i].Name] = &workers[i]
@@ -94,6 +96,8 @@ func judgeRanks(ranks []Rank, workers []Worker) {
 			k.Status, k.Severity = "QUEUE", Warn
 		case k.LoadAge > blindAfter || !k.Running.Known() && !k.KVUsage.Known():
 			k.Status, k.Severity = "BLIND", Info
+		case lost.isCold(k.Label):
+			k.Status, k.Severity = "COLD", Warn // most of its entries went, and are not back
 		}
 		if k.KVUsage.Known() {
 			k.Pressure += 100 * k.KVUsage.F()
@@ -124,7 +128,11 @@ func (b *Builder) attention(r *Router, now time.Time) []Attention {
 	c := &collector{}
 	switch r.Link {
 	case Down:
-		c.add(Error, CodeRouterDown, "router", "%s; the figures below are the last ones known, dynctl keeps asking", r.Error)
+		known := "the figures below are the last ones known"
+		if r.Schema == "" {
+			known = "it has not answered yet, so nothing is known of it"
+		}
+		c.add(Error, CodeRouterDown, "router", "%s; %s, dynctl keeps asking", r.Error, known)
 	case Stale, Lag:
 		c.add(Warn, CodeRouterStalls, "router", "no answer for %.0f s: the router, or the way to it, stalls", r.AgeSeconds.F())
 	}
@@ -137,6 +145,7 @@ func (b *Builder) attention(r *Router, now time.Time) []Attention {
 	b.attendRouter(c, r)
 	attendWorkers(c, r)
 	b.attendRanks(c, r)
+	b.cold.attend(c, r)
 	b.hot.attend(c, r)
 	return b.stamp(group(c.lines), now)
 }
@@ -145,7 +154,7 @@ func (b *Builder) attention(r *Router, now time.Time) []Attention {
 func (b *Builder) attendRouter(c *collector, r *Router) {
 	t := &r.Traffic
 	if r.State == "draining" {
-		c.add(Warn, CodeDraining, "router", "drains: new requests are refused, %d running ones may finish", t.Inflight)
+		c.add(Warn, CodeDraining, "router", "drains: new requests are refused, %.0f running ones may finish", t.Inflight.F())
 	}
 	over := func(n Num, limit float64) bool { return n.Known() && n.F() > limit }
 	pct := func(n Num) float64 { return 100 * n.F() }
@@ -169,7 +178,7 @@ func (b *Builder) attendRouter(c *collector, r *Router) {
 		c.add(Warn, CodeRejected, "traffic", "%.2f requests/s are refused as bad input or over a limit (4xx)", t.RejectedRate.F())
 	}
 	if t.Queued > 0 {
-		c.add(Warn, CodeQueue, "traffic", "%d request(s) wait in the router's queue: limits.inflight is reached", t.Queued)
+		c.add(Warn, CodeQueue, "traffic", "%.0f request(s) wait in the router's queue: limits.inflight is reached", t.Queued.F())
 	}
 	if d := t.PredictedShare - t.HitShare; over(d, 0.10) && t.RequestRate >= 1 {
 		c.add(Warn, CodeMispredicted, "index", "the index promised %.0f%% cached prompt tokens, the engines found %.0f%%: caches turn over faster than events arrive, or hashes differ", pct(t.PredictedShare), pct(t.HitShare))
@@ -177,8 +186,8 @@ func (b *Builder) attendRouter(c *collector, r *Router) {
 	x := &r.Index
 	if over(x.Refused, 0) {
 		c.add(Warn, CodeIndexFull, "index", "%.0f blocks did not fit into the index in the last minute: raise index.max_blocks", x.Refused.F())
-	} else if x.MaxBlocks > 0 && float64(x.Memberships) > 0.95*float64(x.MaxBlocks) {
-		c.add(Warn, CodeIndexFull, "index", "%.0f%% full (%d of %d entries): raise index.max_blocks", 100*float64(x.Memberships)/float64(x.MaxBlocks), x.Memberships, x.MaxBlocks)
+	} else if x.MaxBlocks > 0 && x.Memberships > 0.95*x.MaxBlocks {
+		c.add(Warn, CodeIndexFull, "index", "%.0f%% full (%.0f of %.0f entries): raise index.max_blocks", 100*x.Memberships.F()/x.MaxBlocks.F(), x.Memberships.F(), x.MaxBlocks.F())
 	}
 	for _, reason := range r.Reasons {
 		switch {
@@ -256,13 +265,13 @@ func (b *Builder) attendRanks(c *collector, r *Router) {
 		default:
 			switch {
 			case k.Feed.RecentLost >= 1:
-				c.rank(Warn, CodeGap, k, "event gap: %.0f in the last minute, and %.0f batches that no replay brought back: its entries were dropped and are rebuilt from new events, until then hits are missed", k.Feed.RecentGaps.F(), k.Feed.RecentLost.F())
+				c.rank(Warn, CodeGap, k, "event gap: %.0f in the last minute, and %.0f batches that no replay brought back: its entries were dropped and are rebuilt from new events, until then hits are missed%s", k.Feed.RecentGaps.F(), k.Feed.RecentLost.F(), b.cold.holds(k.Label))
 			case k.Feed.RecentDropped >= 1:
 				fragile := ""
 				if k.Feed.Replay != nil && *k.Feed.Replay == "" {
 					fragile = "; its engine has no replay endpoint: a lost batch costs all of them, and so does a lost connection unless its metrics and its next batch prove that nothing was missed"
 				}
-				c.rank(Warn, CodeFeed, k, "its entries were dropped in the last minute (%s) and are rebuilt from new events, until then hits are missed%s", because, fragile)
+				c.rank(Warn, CodeFeed, k, "its entries were dropped in the last minute (%s) and are rebuilt from new events, until then hits are missed%s%s", because, b.cold.holds(k.Label), fragile)
 			case k.Feed.RecentGaps >= 1:
 				c.rank(Info, CodeGap, k, "event gap: %.0f in the last minute; %d batches were replayed and %d lost since the start; its view is whole again", k.Feed.RecentGaps.F(), k.Feed.Replayed, k.Feed.Lost)
 			}

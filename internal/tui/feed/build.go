@@ -43,9 +43,10 @@ type point struct {
 }
 
 type rankPoint struct {
-	requests, failures, events, blocks, gaps, lost, dropped uint64
-	queries, hits, external                                 float64 // NaN unknown
-	loadAt                                                  time.Time
+	requests, failures, events, blocks, gaps, lost, dropped, restarts uint64
+	indexed                                                           int64
+	queries, hits, external                                           float64 // NaN unknown
+	loadAt                                                            time.Time
 }
 
 // Builder makes the views of one router out of successive samples. It is not
@@ -57,6 +58,7 @@ type Builder struct {
 	points []point
 	order  map[string]int // places of ranks in the last view
 	hot    hotWatch
+	cold   coldWatch
 	seen   map[string]time.Time // attention lines and since when
 	events []admin.Event
 
@@ -67,8 +69,10 @@ type Builder struct {
 
 // NewBuilder is a builder for the router at url.
 func NewBuilder(url string) *Builder {
+	r := Router{URL: url, Link: Waiting}
+	unknown(&r)
 	return &Builder{
-		url: url, router: Router{URL: url, Link: Waiting, AgeSeconds: Unknown, AnswerMS: Unknown},
+		url: url, router: r,
 		order: map[string]int{}, seen: map[string]time.Time{}, history: map[string]*Series{}, total: NewSeries(),
 	}
 }
@@ -106,11 +110,13 @@ func (b *Builder) Add(s Sample, interval time.Duration) *Router {
 	if len(b.points) > 0 && !b.points[len(b.points)-1].started.Equal(snap.Status.Started) {
 		// Another process: its counters and events begin anew.
 		b.points, b.events, b.hot = nil, nil, hotWatch{}
+		b.cold.restart(&snap.Status)
 	}
 	b.last = s.At
 	b.router.Error = ""
 	b.router.AnswerMS = Num(float64(s.Took.Microseconds()) / 1000)
 	b.remember(snap)
+	b.cold.add(snap, b.points)
 	if s.PrefixesAsked {
 		b.hot.add(s.Prefixes, snap.Status.Now)
 	}
@@ -126,6 +132,22 @@ func (b *Builder) Add(s Sample, interval time.Duration) *Router {
 	}
 	b.record()
 	return b.finish(s.At, interval)
+}
+
+// Rated tells whether there are two answers, and two pages of every engine that
+// tells its counters, so that every rate that can be known is.
+func (b *Builder) Rated() bool {
+	if len(b.points) < 2 {
+		return false
+	}
+	first := b.points[0].ranks
+	for label, now := range b.points[len(b.points)-1].ranks {
+		was, ok := first[label]
+		if ok && !math.IsNaN(now.queries) && !math.IsNaN(was.queries) && !now.loadAt.After(was.loadAt) {
+			return false
+		}
+	}
+	return true
 }
 
 // Tick makes the view again without a new sample, since ages pass.
@@ -160,12 +182,12 @@ func (b *Builder) describe(st *admin.Status) {
 		r.Reasons = []string{}
 	}
 	r.UptimeSeconds = Num(math.Max(0, st.Now.Sub(st.Started).Seconds()))
-	r.Models, r.Policy, r.ThresholdTokens, r.ThresholdOn = st.Models, st.Policy, st.ThresholdTokens, st.ThresholdOn
+	r.Models, r.Policy, r.ThresholdTokens, r.ThresholdOn = st.Models, st.Policy, Num(st.ThresholdTokens), st.ThresholdOn
 	if r.Models == nil {
 		r.Models = []string{}
 	}
 	r.Tokenizer, r.BlockSize, r.ConfigRevision, r.Workers = st.Tokenizer, st.BlockSizeTokens, st.ConfigRevision, st.Workers
-	r.Process = Process{CPU: Unknown, HeapBytes: st.Runtime.HeapBytes, RSSBytes: st.Runtime.RSSBytes, Goroutines: st.Runtime.Goroutines, OpenFiles: st.Runtime.OpenFiles}
+	r.Process = Process{CPU: Unknown, HeapBytes: Num(st.Runtime.HeapBytes), RSSBytes: Num(st.Runtime.RSSBytes), Goroutines: Num(st.Runtime.Goroutines), OpenFiles: Num(st.Runtime.OpenFiles)}
 }
 
 // remember keeps the counters of a snapshot.
@@ -179,7 +201,7 @@ func (b *Builder) remember(snap *admin.Snapshot) {
 			k := &snap.Workers[i].Ranks[j]
 			q := rankPoint{
 				requests: k.Requests, failures: k.Failures, events: k.Feed.Events, blocks: k.Feed.Blocks, gaps: k.Feed.Gaps, lost: k.Feed.Lost, dropped: k.Feed.Dropped,
-				queries: math.NaN(), hits: math.NaN(), external: math.NaN(),
+				restarts: k.Feed.Restarts, indexed: k.IndexBlocks, queries: math.NaN(), hits: math.NaN(), external: math.NaN(),
 			}
 			if e := k.Engine; e != nil {
 				q.queries, q.hits, q.external, q.loadAt = value(e.PrefixQueries), value(e.PrefixHits), value(e.ExternalHits), e.At
@@ -243,8 +265,8 @@ func (b *Builder) fillTraffic(snap *admin.Snapshot) {
 	t := &st.Traffic
 	r := &b.router
 	r.Traffic = Traffic{
-		Requests: t.Requests, Inflight: t.Inflight, Queued: t.Queued,
-		ActiveRequests: st.Ledger.Requests, ActivePrefill: st.Ledger.PrefillTokens, ActiveDecode: st.Ledger.DecodeBlocks, OpenReservations: st.Ledger.Reservations,
+		Requests: Num(t.Requests), Inflight: Num(t.Inflight), Queued: Num(t.Queued),
+		ActiveRequests: Num(st.Ledger.Requests), ActivePrefill: Num(st.Ledger.PrefillTokens), ActiveDecode: Num(st.Ledger.DecodeBlocks), OpenReservations: Num(st.Ledger.Reservations),
 	}
 	v := &r.Traffic
 	v.TTFTP50, v.TTFTP90, v.TTFTP99 = quantiles(t.TTFT)
@@ -252,7 +274,7 @@ func (b *Builder) fillTraffic(snap *admin.Snapshot) {
 	v.E2EP50, _, v.E2EP99 = quantiles(t.E2E)
 	v.OverheadP50, _, v.OverheadP99 = quantiles(t.Overhead)
 	x := &st.Index
-	r.Index = Index{Blocks: x.Blocks, Memberships: x.Memberships, MaxBlocks: x.MaxBlocks, Nodes: x.Nodes, Bytes: x.Bytes, Untrusted: x.UntrustedRank}
+	r.Index = Index{Blocks: Num(x.Blocks), Memberships: Num(x.Memberships), MaxBlocks: Num(x.MaxBlocks), Nodes: Num(x.Nodes), Bytes: Num(x.Bytes), Untrusted: Num(x.UntrustedRank)}
 	r.Index.HottestShare, r.Index.HottestPrefix = b.hot.share(), b.hot.name()
 
 	now, was, old := &b.points[len(b.points)-1], b.since(rateWindow), b.since(troubleWindow)
@@ -332,7 +354,7 @@ func (b *Builder) fillFleet(snap *admin.Snapshot) {
 		r.Index.EventRate, r.Index.Gaps = Num(events), Num(gaps)
 	}
 	r.Traffic.EnginePromptRate, r.Traffic.EngineHitShare = engineFlow(r.Ranks)
-	judgeRanks(r.Ranks, r.WorkerList)
+	judgeRanks(r.Ranks, r.WorkerList, &b.cold)
 	b.sort(r.Ranks)
 }
 
@@ -512,7 +534,7 @@ func told(v float64) Num {
 func Sum(at time.Time, routers []Router) View {
 	v := View{Schema: Schema, At: at, Routers: routers, Fleet: Fleet{Routers: len(routers)}}
 	f := &v.Fleet
-	f.Requests, f.PromptTokensPerSecond, f.CompletionTokensPerSecond = Unknown, Unknown, Unknown
+	unknown(f)
 	add := func(to *Num, n Num) {
 		if n.Known() {
 			if !to.Known() {
@@ -546,8 +568,8 @@ func Sum(at time.Time, routers []Router) View {
 		add(&f.Requests, r.Traffic.RequestRate)
 		add(&f.PromptTokensPerSecond, r.Traffic.PromptRate)
 		add(&f.CompletionTokensPerSecond, r.Traffic.CompletionRate)
-		f.Inflight += r.Traffic.Inflight
-		f.Queued += r.Traffic.Queued
+		add(&f.Inflight, r.Traffic.Inflight)
+		add(&f.Queued, r.Traffic.Queued)
 	}
 	return v
 }

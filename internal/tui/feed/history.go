@@ -94,5 +94,5 @@ func (b *Builder) record() {
 	if n > 0 {
 		mean = used / float64(n)
 	}
-	b.total.add([metrics]float64{mean, float64(r.Traffic.Inflight), float64(r.Traffic.Queued), r.Traffic.HitShare.F(), r.Traffic.RequestRate.F()})
+	b.total.add([metrics]float64{mean, r.Traffic.Inflight.F(), r.Traffic.Queued.F(), r.Traffic.HitShare.F(), r.Traffic.RequestRate.F()})
 }

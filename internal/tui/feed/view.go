@@ -9,6 +9,7 @@ package feed
 import (
 	"encoding/json"
 	"math"
+	"reflect"
 	"time"
 
 	"github.com/dynctl/dynctl/internal/router/admin"
@@ -46,6 +47,22 @@ func (n *Num) UnmarshalJSON(b []byte) error {
 	return json.Unmarshal(b, (*float64)(n))
 }
 
+// unknown makes every figure of a struct one that nobody told.
+func unknown(v any) {
+	var walk func(reflect.Value)
+	walk = func(s reflect.Value) {
+		for i := range s.NumField() {
+			switch f := s.Field(i); {
+			case f.Type() == reflect.TypeFor[Num]():
+				f.SetFloat(math.NaN())
+			case f.Kind() == reflect.Struct && f.Type() != reflect.TypeFor[time.Time]():
+				walk(f)
+			}
+		}
+	}
+	walk(reflect.ValueOf(v).Elem())
+}
+
 // View is everything at one moment.
 type View struct {
 	Schema  string    `json:"schema"`
@@ -64,8 +81,8 @@ type Fleet struct {
 	Requests                  Num `json:"requests_per_second"`
 	PromptTokensPerSecond     Num `json:"prompt_tokens_per_second"`
 	CompletionTokensPerSecond Num `json:"completion_tokens_per_second"`
-	Inflight                  int `json:"inflight_requests"`
-	Queued                    int `json:"queued_requests"`
+	Inflight                  Num `json:"inflight_requests"`
+	Queued                    Num `json:"queued_requests"`
 	Errors                    int `json:"attention_errors"`
 	Warnings                  int `json:"attention_warnings"`
 }
@@ -100,7 +117,7 @@ type Router struct {
 	UptimeSeconds   Num                `json:"uptime_seconds"`
 	Models          []string           `json:"models"`
 	Policy          string             `json:"policy"`
-	ThresholdTokens int                `json:"threshold_tokens"`
+	ThresholdTokens Num                `json:"threshold_tokens"`
 	ThresholdOn     string             `json:"threshold_on"`
 	Tokenizer       string             `json:"tokenizer"`
 	BlockSize       int                `json:"block_size_tokens"`
@@ -125,53 +142,62 @@ type Router struct {
 	Cause error `json:"-"`
 }
 
+// Condition is the state of the router in words; while it does not answer, it is
+// the one it had last, and says so.
+func (r *Router) Condition() string {
+	if r.Link == Down && r.State != "" {
+		return "was " + r.State
+	}
+	return r.State
+}
+
 // Traffic is what goes through a router.
 type Traffic struct {
-	Requests         uint64 `json:"requests_total"`
-	RequestRate      Num    `json:"requests_per_second"`
-	CompletedRate    Num    `json:"completed_per_second"`
-	FailedRate       Num    `json:"failed_per_second"`
-	CancelledRate    Num    `json:"cancelled_per_second"`
-	RejectedRate     Num    `json:"rejected_per_second"`
-	PromptRate       Num    `json:"prompt_tokens_per_second"`
-	CompletionRate   Num    `json:"completion_tokens_per_second"`
-	Inflight         int    `json:"inflight_requests"`
-	Queued           int    `json:"queued_requests"`
-	LocalShare       Num    `json:"local_share"`
-	RemoteShare      Num    `json:"remote_share"`
-	HitShare         Num    `json:"cached_tokens_share"`
-	PredictedShare   Num    `json:"predicted_cached_tokens_share"`
-	EngineHitShare   Num    `json:"engine_prefix_hit_share"` // of the ranks that decode
-	EnginePromptRate Num    `json:"engine_prompt_tokens_per_second"`
-	Failed           Num    `json:"recent_failed"`
-	Fallbacks        Num    `json:"recent_fallbacks"`
-	FallbackShare    Num    `json:"recent_fallback_share"`
-	Retries          Num    `json:"recent_retries"`
-	RetryShare       Num    `json:"recent_retry_share"`
-	Recomputes       Num    `json:"recent_silent_recomputes"`
-	TTFTP50          Num    `json:"ttft_p50_ms"`
-	TTFTP90          Num    `json:"ttft_p90_ms"`
-	TTFTP99          Num    `json:"ttft_p99_ms"`
-	ITLP50           Num    `json:"itl_p50_ms"`
-	ITLP90           Num    `json:"itl_p90_ms"`
-	ITLP99           Num    `json:"itl_p99_ms"`
-	E2EP50           Num    `json:"e2e_p50_ms"`
-	E2EP99           Num    `json:"e2e_p99_ms"`
-	OverheadP50      Num    `json:"overhead_p50_us"`
-	OverheadP99      Num    `json:"overhead_p99_us"`
-	ActiveRequests   int    `json:"ledger_active_requests"`
-	ActivePrefill    int64  `json:"ledger_prefill_tokens"`
-	ActiveDecode     int64  `json:"ledger_decode_blocks"`
-	OpenReservations int64  `json:"ledger_open_reservations"`
+	Requests         Num `json:"requests_total"`
+	RequestRate      Num `json:"requests_per_second"`
+	CompletedRate    Num `json:"completed_per_second"`
+	FailedRate       Num `json:"failed_per_second"`
+	CancelledRate    Num `json:"cancelled_per_second"`
+	RejectedRate     Num `json:"rejected_per_second"`
+	PromptRate       Num `json:"prompt_tokens_per_second"`
+	CompletionRate   Num `json:"completion_tokens_per_second"`
+	Inflight         Num `json:"inflight_requests"`
+	Queued           Num `json:"queued_requests"`
+	LocalShare       Num `json:"local_share"`
+	RemoteShare      Num `json:"remote_share"`
+	HitShare         Num `json:"cached_tokens_share"`
+	PredictedShare   Num `json:"predicted_cached_tokens_share"`
+	EngineHitShare   Num `json:"engine_prefix_hit_share"` // of the ranks that decode
+	EnginePromptRate Num `json:"engine_prompt_tokens_per_second"`
+	Failed           Num `json:"recent_failed"`
+	Fallbacks        Num `json:"recent_fallbacks"`
+	FallbackShare    Num `json:"recent_fallback_share"`
+	Retries          Num `json:"recent_retries"`
+	RetryShare       Num `json:"recent_retry_share"`
+	Recomputes       Num `json:"recent_silent_recomputes"`
+	TTFTP50          Num `json:"ttft_p50_ms"`
+	TTFTP90          Num `json:"ttft_p90_ms"`
+	TTFTP99          Num `json:"ttft_p99_ms"`
+	ITLP50           Num `json:"itl_p50_ms"`
+	ITLP90           Num `json:"itl_p90_ms"`
+	ITLP99           Num `json:"itl_p99_ms"`
+	E2EP50           Num `json:"e2e_p50_ms"`
+	E2EP99           Num `json:"e2e_p99_ms"`
+	OverheadP50      Num `json:"overhead_p50_us"`
+	OverheadP99      Num `json:"overhead_p99_us"`
+	ActiveRequests   Num `json:"ledger_active_requests"`
+	ActivePrefill    Num `json:"ledger_prefill_tokens"`
+	ActiveDecode     Num `json:"ledger_decode_blocks"`
+	OpenReservations Num `json:"ledger_open_reservations"`
 }
 
 // Index is the router's picture of the caches.
 type Index struct {
-	Blocks        int64  `json:"blocks"`
-	Memberships   int64  `json:"memberships"`
-	MaxBlocks     int64  `json:"max_memberships"`
-	Nodes         int64  `json:"nodes"`
-	Bytes         int64  `json:"memory_bytes"`
+	Blocks        Num    `json:"blocks"`
+	Memberships   Num    `json:"memberships"`
+	MaxBlocks     Num    `json:"max_memberships"`
+	Nodes         Num    `json:"nodes"`
+	Bytes         Num    `json:"memory_bytes"`
 	StoredRate    Num    `json:"stored_blocks_per_second"`
 	RemovedRate   Num    `json:"removed_blocks_per_second"`
 	LookupRate    Num    `json:"lookups_per_second"`
@@ -179,18 +205,18 @@ type Index struct {
 	Refused       Num    `json:"recent_refused_blocks"`
 	Orphaned      Num    `json:"recent_orphaned_blocks"`
 	Gaps          Num    `json:"recent_gaps"`
-	Untrusted     int    `json:"untrusted_ranks"`
+	Untrusted     Num    `json:"untrusted_ranks"`
 	HottestShare  Num    `json:"hottest_prefix_share"`
 	HottestPrefix string `json:"hottest_prefix,omitempty"`
 }
 
 // Process is the router as a process.
 type Process struct {
-	CPU        Num    `json:"cpu_cores"`
-	HeapBytes  uint64 `json:"heap_bytes"`
-	RSSBytes   uint64 `json:"rss_bytes"`
-	Goroutines int    `json:"goroutines"`
-	OpenFiles  int    `json:"open_files"`
+	CPU        Num `json:"cpu_cores"`
+	HeapBytes  Num `json:"heap_bytes"`
+	RSSBytes   Num `json:"rss_bytes"`
+	Goroutines Num `json:"goroutines"`
+	OpenFiles  Num `json:"open_files"`
 }
 
 // Severity orders attention and ranks; it is a word in JSON.

@@ -177,10 +177,10 @@ func drawFleet(c *Ctx, p *widget.Painter) {
 		p.Put(theme.Plain, " ")
 		p.Cell(LinkStyle(r.Link), string(r.Link), 6)
 		p.Put(theme.Plain, " ")
-		p.Cell(theme.Plain, r.State, 9)
+		p.Cell(theme.Plain, r.Condition(), 9)
 		t := &r.Traffic
 		for _, s := range []string{
-			widget.Rate(t.RequestRate.F()), widget.Count(promptRate(t)), strconv.Itoa(t.Inflight), strconv.Itoa(t.Queued),
+			widget.Rate(t.RequestRate.F()), widget.Count(promptRate(t)), widget.Count(t.Inflight.F()), widget.Count(t.Queued.F()),
 			widget.Percent(hitShare(t)), widget.Millis(t.TTFTP99.F()), widget.Millis(t.ITLP99.F()), strconv.Itoa(alerts),
 		} {
 			p.Put(theme.Plain, " ")
@@ -196,7 +196,7 @@ func fleetTotal(c *Ctx, p *widget.Painter, name int) {
 	f := &c.View.Fleet
 	p.Put(theme.Bold, "  ")
 	p.Cell(theme.Bold, "all together", name+18)
-	for _, s := range []string{widget.Rate(f.Requests.F()), widget.Count(f.PromptTokensPerSecond.F()), strconv.Itoa(f.Inflight), strconv.Itoa(f.Queued)} {
+	for _, s := range []string{widget.Rate(f.Requests.F()), widget.Count(f.PromptTokensPerSecond.F()), widget.Count(f.Inflight.F()), widget.Count(f.Queued.F())} {
 		p.Put(theme.Plain, " ")
 		p.Right(theme.Bold, s, 6)
 	}
@@ -222,7 +222,7 @@ func trafficBox(c *Ctx, p *widget.Painter) {
 	in.Put(theme.Plain, " ")
 	in.Spark(theme.Bar, c.Series("", feed.Flow), in.W-in.X()-1)
 	in.End()
-	in.Line(theme.Plain, fmt.Sprintf("tokens  in %s/s  out %s/s  active %d  queued %d", widget.Count(promptRate(t)), widget.Count(t.CompletionRate.F()), t.Inflight, t.Queued))
+	in.Line(theme.Plain, fmt.Sprintf("tokens  in %s/s  out %s/s  active %s  queued %s", widget.Count(promptRate(t)), widget.Count(t.CompletionRate.F()), widget.Count(t.Inflight.F()), widget.Count(t.Queued.F())))
 	in.Line(theme.Plain, fmt.Sprintf("TTFT    p50 %-7s p90 %-7s p99 %s", widget.Millis(t.TTFTP50.F()), widget.Millis(t.TTFTP90.F()), widget.Millis(t.TTFTP99.F())))
 	in.Line(theme.Plain, fmt.Sprintf("ITL     p50 %-7s p90 %-7s p99 %s", widget.Millis(t.ITLP50.F()), widget.Millis(t.ITLP90.F()), widget.Millis(t.ITLP99.F())))
 	in.Line(theme.Plain, fmt.Sprintf("failed  %s/s refused %s/s left %s/s retries %s/min", widget.Rate(t.FailedRate.F()), widget.Rate(t.RejectedRate.F()), widget.Rate(t.CancelledRate.F()), widget.Count(perMinute(c.R, t.Retries))))
@@ -251,9 +251,9 @@ func routingBox(c *Ctx, p *widget.Painter) {
 	in.Bar(theme.Bar, hitShare(t), in.W-in.X())
 	in.End()
 	in.Line(theme.Plain, fmt.Sprintf("prefill    local %s%%  remote %s%%  fell back %s%%", widget.Percent(t.LocalShare.F()), widget.Percent(t.RemoteShare.F()), widget.Percent(t.FallbackShare.F())))
-	in.Line(theme.Plain, fmt.Sprintf("rule       %s, remote from %s %d", orDash(r.Policy), orDash(r.ThresholdOn), r.ThresholdTokens))
-	in.Line(theme.Plain, fmt.Sprintf("index      %s blocks  %s runs  +%s -%s blk/s", widget.Count(float64(x.Blocks)), widget.Count(float64(x.Nodes)), widget.Rate(x.StoredRate.F()), widget.Rate(x.RemovedRate.F())))
-	in.Line(theme.Plain, fmt.Sprintf("events     %s/s gaps %s untrusted %d decide p99 %s", widget.Rate(x.EventRate.F()), widget.Count(x.Gaps.F()), x.Untrusted, widget.Millis(t.OverheadP99.F()/1000)))
+	in.Line(theme.Plain, fmt.Sprintf("rule       %s, remote from %s %s", orDash(r.Policy), orDash(r.ThresholdOn), widget.Whole(r.ThresholdTokens.F())))
+	in.Line(theme.Plain, fmt.Sprintf("index      %s blocks  %s runs  +%s -%s blk/s", widget.Count(x.Blocks.F()), widget.Count(x.Nodes.F()), widget.Rate(x.StoredRate.F()), widget.Rate(x.RemovedRate.F())))
+	in.Line(theme.Plain, fmt.Sprintf("events     %s/s gaps %s untrusted %s decide p99 %s", widget.Rate(x.EventRate.F()), widget.Count(x.Gaps.F()), widget.Count(x.Untrusted.F()), widget.Millis(t.OverheadP99.F()/1000)))
 	p.Box("Routing, last "+window(c.R.RateWindow), in)
 }
 
@@ -287,7 +287,7 @@ func trafficLines(c *Ctx, p *widget.Painter) {
 	p.Put(theme.Plain, fmt.Sprintf("  in %s out %s t/s  TTFT99 %s  ITL99 %s  fail %s/s", widget.Count(promptRate(t)), widget.Count(t.CompletionRate.F()), widget.Millis(t.TTFTP99.F()), widget.Millis(t.ITLP99.F()), widget.Rate(t.FailedRate.F())))
 	p.End()
 	p.Put(theme.Bold, " hit "+widget.Percent(hitShare(t))+"%")
-	p.Put(theme.Plain, fmt.Sprintf("  local %s / remote %s  thr %d  gaps %s  active %d  queued %d", percent0(t.LocalShare), percent0(t.RemoteShare), c.R.ThresholdTokens, widget.Count(x.Gaps.F()), t.Inflight, t.Queued))
+	p.Put(theme.Plain, fmt.Sprintf("  local %s / remote %s  thr %s  gaps %s  active %s  queued %s", percent0(t.LocalShare), percent0(t.RemoteShare), widget.Whole(c.R.ThresholdTokens.F()), widget.Count(x.Gaps.F()), widget.Count(t.Inflight.F()), widget.Count(t.Queued.F())))
 	p.End()
 }
 

@@ -315,7 +315,7 @@ func (x *Radix) Draw(c *Ctx, p *widget.Painter) {
 	ix := &c.R.Index
 	block := max(c.R.BlockSize, 1)
 	p.Put(theme.Bold, "  "+x.crumbs())
-	p.Put(theme.Dim, fmt.Sprintf("   index %s blocks in %s runs, %s, %s lookups/s, +%s -%s blk/s", widget.Count(float64(ix.Blocks)), widget.Count(float64(ix.Nodes)), widget.Bytes(float64(ix.Bytes)),
+	p.Put(theme.Dim, fmt.Sprintf("   index %s blocks in %s runs, %s, %s lookups/s, +%s -%s blk/s", widget.Count(ix.Blocks.F()), widget.Count(ix.Nodes.F()), widget.Bytes(ix.Bytes.F()),
 		widget.Rate(ix.LookupRate.F()), widget.Rate(ix.StoredRate.F()), widget.Rate(ix.RemovedRate.F())))
 	p.End()
 	ranks := maskOrder(c.R)
@@ -373,7 +373,7 @@ func (x *Radix) Draw(c *Ctx, p *widget.Painter) {
 	from, to := x.window(len(x.rows), h)
 	x.first = p.Len()
 	for i := from; i < to; i++ {
-		x.drawRow(p, i, name, bar, block, showKids, showMask, ranks, ix.Blocks)
+		x.drawRow(p, i, name, bar, block, showKids, showMask, ranks, int64(ix.Blocks))
 	}
 	if len(x.rows) == 0 {
 		text := "loading"

@@ -30,6 +30,14 @@ func Count(v float64) string {
 	return sign + three(v/1000) + "P"
 }
 
+// Whole is a number with all its digits.
+func Whole(v float64) string {
+	if math.IsNaN(v) || math.IsInf(v, 0) {
+		return Unknown
+	}
+	return strconv.FormatFloat(v, 'f', 0, 64)
+}
+
 // three writes a number below 1000 with three significant digits at most.
 func three(v float64) string {
 	prec := 2
