@@ -228,7 +228,7 @@ func assistant(out, m *jinja.Dict) error {
 			if !ok {
 				return fmt.Errorf("tool call without function: %w", ErrBadRequest)
 			}
-			fn = copyDict(fn)
+			fn = ordered(fn) // a copy
 			av, _ := fn.Get("arguments")
 			switch a := av.(type) {
 			case string:
@@ -241,7 +241,7 @@ func assistant(out, m *jinja.Dict) error {
 			default:
 				fn.Set("arguments", &jinja.Dict{})
 			}
-			call = copyDict(call)
+			call = ordered(call)
 			call.Set("function", fn)
 			list.Items = append(list.Items, call)
 		}
@@ -254,14 +254,6 @@ func assistant(out, m *jinja.Dict) error {
 		out.Set("reasoning_content", v)
 	}
 	return nil
-}
-
-func copyDict(d *jinja.Dict) *jinja.Dict {
-	c := &jinja.Dict{}
-	for i, k := range d.Keys {
-		c.Set(k, d.Vals[i])
-	}
-	return c
 }
 
 // tool gives a tool the shape in which vLLM hands it to templates: known keys
@@ -283,8 +275,8 @@ func tool(v any) (any, error) {
 	return ordered(t, "type", typ, "function", ordered(fn, "name", nil, "description", nil, "parameters", nil)), nil
 }
 
-// ordered returns d with the given keys first. A given value that is not nil
-// wins over d's.
+// ordered returns a copy of d with the given keys first. A given value that is
+// not nil wins over d's.
 func ordered(d *jinja.Dict, kv ...any) *jinja.Dict {
 	out := jinja.NewDict(kv...)
 	for i, k := range d.Keys {

@@ -10,6 +10,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -279,7 +280,7 @@ func TestLocalChat(t *testing.T) {
 		{`{"messages":[],"add_generation_prompt":false,"tools":[{"function":{"strict":true,"name":"f"}}]}`,
 			"{\"type\": \"function\", \"function\": {\"name\": \"f\", \"description\": null, \"parameters\": null, \"strict\": true}}\n"},
 	} {
-		got, err := l.Render([]byte(c.body))
+		got, _, err := l.render([]byte(c.body))
 		if err != nil || string(got) != c.want {
 			t.Errorf("%s: %v (-want +got)\n%s", c.body, err, cmp.Diff(c.want, string(got)))
 		}
@@ -287,8 +288,8 @@ func TestLocalChat(t *testing.T) {
 		if err != nil || r.Source != SourceLocal || r.Tokens != len(r.IDs) {
 			t.Fatal(r, err)
 		}
-		if back := string(l.BPE().Decode(nil, r.IDs)); back != c.want {
-			t.Errorf("ids stand for %q", back)
+		if want := l.tok.AppendString(nil, c.want); !slices.Equal(r.IDs, want) {
+			t.Errorf("ids %v of %q, want %v", r.IDs, c.want, want)
 		}
 	}
 	for body, want := range map[string]error{

@@ -140,14 +140,8 @@ func (l *Local) loadTemplate(dir, override string) error {
 	return nil
 }
 
-// BPE returns the tokenizer proper.
-func (l *Local) BPE() *bpe.Tokenizer { return l.tok }
-
 // TemplateError says why chats cannot be rendered locally, nil if they can.
 func (l *Local) TemplateError() error { return l.templateErr }
-
-// Append appends the ids of text, without what the post-processor adds.
-func (l *Local) Append(dst []uint32, text []byte) []uint32 { return l.tok.Append(dst, text) }
 
 // Prompt implements Tokenizer.
 func (l *Local) Prompt(ctx context.Context, text string, addSpecial bool) (Result, error) {
@@ -186,12 +180,7 @@ func (l *Local) Chat(ctx context.Context, body []byte) (Result, error) {
 	return ids(l.tok, text, addSpecial, l.tok.Append), nil
 }
 
-// Render returns the text of a chat request's prompt.
-func (l *Local) Render(body []byte) ([]byte, error) {
-	text, _, err := l.render(body)
-	return text, err
-}
-
+// render returns the text of a chat request's prompt.
 func (l *Local) render(body []byte) (text []byte, addSpecial bool, err error) {
 	if l.template == nil {
 		return nil, false, fmt.Errorf("no usable chat template: %w: %w", ErrUnsupported, l.templateErr)

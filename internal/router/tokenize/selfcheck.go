@@ -159,11 +159,7 @@ func (g *Gated) Prompt(ctx context.Context, text string, addSpecial bool) (Resul
 
 // Chat implements Tokenizer.
 func (g *Gated) Chat(ctx context.Context, body []byte) (Result, error) {
-	ok := true
-	for _, x := range aspects(body) {
-		ok = ok && g.agreed.Has(x)
-	}
-	if ok {
+	if !slices.ContainsFunc(aspects(body), func(x Aspect) bool { return !g.agreed.Has(x) }) {
 		r, err := g.local.Chat(ctx, body)
 		if !errors.Is(err, ErrUnsupported) || g.engine == nil {
 			return r, err

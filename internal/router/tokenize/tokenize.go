@@ -2,9 +2,7 @@
 // engine would compute for it.
 //
 // Two tokenizers do this: [Local] runs a model's tokenizer.json in process,
-// and [Engine] asks an engine's POST /tokenize. When neither is there, a
-// request is measured with [Estimate] and its routing text is taken with
-// [Text], which are pure functions over the request body.
+// and [Engine] asks an engine's POST /tokenize.
 //
 // Wire formats: POST /tokenize in the prompt form and the chat form as read
 // from vLLM 0.32.0; SGLang answers the prompt form with the same keys.
@@ -15,22 +13,19 @@ import (
 	"errors"
 )
 
-// Source says where a request's token ids, or the count that stands for them,
-// came from. Receipts carry it, so that an estimate is never taken for a fact.
+// Source says where a request's token ids came from.
 type Source string
 
 // The closed set of sources.
 const (
-	SourceLocal    Source = "local"    // computed in process from tokenizer.json
-	SourceEngine   Source = "engine"   // answered by an engine's /tokenize
-	SourceIDs      Source = "ids"      // the client sent token ids
-	SourceEstimate Source = "estimate" // code points / 4; there are no ids
+	SourceLocal  Source = "local"  // computed in process from tokenizer.json
+	SourceEngine Source = "engine" // answered by an engine's /tokenize
 )
 
 // Result is a tokenized prompt.
 type Result struct {
-	IDs    []uint32 // the prompt's token ids; nil when Source is SourceEstimate; not to be modified
-	Tokens int      // the prompt's length in tokens: len(IDs), or the estimate
+	IDs    []uint32 // the prompt's token ids; not to be modified
+	Tokens int      // the prompt's length in tokens
 	Source Source
 	Cached bool // the engine tokenizer answered from its cache
 }

@@ -25,7 +25,6 @@ type Tokenizer struct {
 	whole        map[string]uint32 // word to id, only with ignoreMerges
 	tokens       [][]byte          // id to bytes; nil for holes
 	added        []addedToken
-	addedID      map[string]uint32
 	rawAdded     *matcher // nil for none
 	normAdded    *matcher
 	prefix       []uint32 // put around a prompt by the post-processor
@@ -48,24 +47,6 @@ type scratch struct {
 // maxScratch bounds the memory that the pool keeps per entry.
 const maxScratch = 1 << 20
 
-// Family names the pre-tokenizer that was recognised.
-func (t *Tokenizer) Family() string { return string(t.family) }
-
-// VocabSize is one more than the largest id.
-func (t *Tokenizer) VocabSize() int {
-	n := len(t.tokens)
-	for _, a := range t.added {
-		n = max(n, int(a.id)+1)
-	}
-	return n
-}
-
-// TokenID returns the id of an added token's text.
-func (t *Tokenizer) TokenID(content string) (uint32, bool) {
-	id, ok := t.addedID[content]
-	return id, ok
-}
-
 // Prefix and Suffix are the ids that the post-processor puts around a prompt.
 func (t *Tokenizer) Prefix() []uint32 { return t.prefix }
 
@@ -86,25 +67,6 @@ func (t *Tokenizer) AppendString(dst []uint32, text string) []uint32 {
 	s.text = append(s.text[:0], text...)
 	dst = t.appendText(dst, s.text, s)
 	t.put(s)
-	return dst
-}
-
-// Decode appends the bytes that ids stand for; unknown ids add nothing.
-func (t *Tokenizer) Decode(dst []byte, ids []uint32) []byte {
-	var added map[uint32]string
-	for _, id := range ids {
-		if int(id) < len(t.tokens) && t.tokens[id] != nil {
-			dst = append(dst, t.tokens[id]...)
-			continue
-		}
-		if added == nil {
-			added = make(map[uint32]string, len(t.added))
-			for _, a := range t.added {
-				added[a.id] = a.content
-			}
-		}
-		dst = append(dst, added[id]...)
-	}
 	return dst
 }
 

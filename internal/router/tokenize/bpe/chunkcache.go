@@ -117,11 +117,10 @@ type chunkCache struct {
 	seed maphash.Seed
 	max  int64
 
-	mu                    sync.Mutex // guards what follows; held for map and list work only
-	size                  int64
-	items                 map[uint64]*list.Element // of *chunkEntry
-	order                 *list.List               // front is the newest
-	hits, misses, evicted uint64
+	mu    sync.Mutex // guards what follows; held for map and list work only
+	size  int64
+	items map[uint64]*list.Element // of *chunkEntry
+	order *list.List               // front is the newest
 }
 
 type chunkEntry struct {
@@ -145,13 +144,11 @@ func (c *chunkCache) get(key uint64, chunk []byte) ([]uint32, bool) {
 	c.mu.Lock()
 	el, ok := c.items[key]
 	if !ok {
-		c.misses++
 		c.mu.Unlock()
 		return nil, false
 	}
 	c.order.MoveToFront(el)
 	e := el.Value.(*chunkEntry) // never changed once it is in the list
-	c.hits++
 	c.mu.Unlock()
 	return e.ids, bytes.Equal(e.text, chunk)
 }
@@ -170,7 +167,6 @@ func (c *chunkCache) put(key uint64, chunk []byte, ids []uint32) {
 	c.size += e.bytes()
 	for c.size > c.max {
 		c.drop(c.order.Back())
-		c.evicted++
 	}
 }
 
@@ -180,22 +176,4 @@ func (c *chunkCache) drop(el *list.Element) {
 	c.order.Remove(el)
 	delete(c.items, e.key)
 	c.size -= e.bytes()
-}
-
-// CacheStats tells how the prefix cache does. All counts are since load.
-type CacheStats struct {
-	Chunks                int
-	Bytes                 int64
-	Hits, Misses, Evicted uint64
-}
-
-// CacheStats returns the state of the prefix cache.
-func (t *Tokenizer) CacheStats() CacheStats {
-	c := t.chunks
-	if c == nil {
-		return CacheStats{}
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return CacheStats{Chunks: len(c.items), Bytes: c.size, Hits: c.hits, Misses: c.misses, Evicted: c.evicted}
 }

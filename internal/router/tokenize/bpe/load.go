@@ -348,12 +348,12 @@ func (t *Tokenizer) parseMerges(v gjson.Result, vocab map[string]uint32) error {
 
 func (t *Tokenizer) parseAdded(v gjson.Result, vocab map[string]uint32) error {
 	var raw, normalized []addedToken
-	t.addedID = make(map[string]uint32)
+	known := make(map[string]bool)
 	byID := make(map[uint32]string)
 	for _, a := range v.Array() {
 		content := strings.Clone(a.Get("content").String())
 		id := a.Get("id").Uint()
-		if len(t.addedID) >= maxAdded || len(content) > maxTokLen || id >= maxID {
+		if len(known) >= maxAdded || len(content) > maxTokLen || id >= maxID {
 			return fmt.Errorf("added_tokens: %w", ErrTooLarge)
 		}
 		if a.Get("id").Type != gjson.Number || float64(id) != a.Get("id").Num {
@@ -371,10 +371,10 @@ func (t *Tokenizer) parseAdded(v gjson.Result, vocab map[string]uint32) error {
 		if _, ok := vocab[content]; !ok && id < uint64(len(t.tokens)) && t.tokens[id] != nil {
 			return fmt.Errorf("added_tokens: id %d of %q is taken by the vocabulary: %w", id, content, ErrMalformed)
 		}
-		if _, ok := t.addedID[content]; ok {
+		if known[content] {
 			continue
 		}
-		t.addedID[content] = uint32(id)
+		known[content] = true
 		byID[uint32(id)] = content
 		tok := addedToken{
 			id: uint32(id), content: content, lstrip: a.Get("lstrip").Bool(),

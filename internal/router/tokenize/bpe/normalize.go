@@ -41,19 +41,8 @@ func isYoung(r rune) bool {
 	if r < young[0][0] {
 		return false
 	}
-	lo, hi := 0, len(young)
-	for lo < hi {
-		m := (lo + hi) / 2
-		switch {
-		case r < young[m][0]:
-			hi = m
-		case r > young[m][1]:
-			lo = m + 1
-		default:
-			return true
-		}
-	}
-	return false
+	i := sort.Search(len(young), func(i int) bool { return young[i][1] >= r })
+	return i < len(young) && young[i][0] <= r
 }
 
 // maxMarks is well below the stream-safe limit; a decomposition adds few

@@ -49,8 +49,8 @@ func TestVectors(t *testing.T) {
 		t.Run(f.dir, func(t *testing.T) {
 			t.Parallel()
 			tok := load(t, f.dir, Options{})
-			if tok.Family() != f.family {
-				t.Fatalf("family %q, want %q", tok.Family(), f.family)
+			if string(tok.family) != f.family {
+				t.Fatalf("family %q, want %q", tok.family, f.family)
 			}
 			want := readJSON[[][]uint32](t, filepath.Join(f.dir, "ids.json"))
 			if len(want) != len(texts) || len(texts) < 500 {
@@ -118,7 +118,7 @@ func TestExternal(t *testing.T) {
 	if err := sc.Err(); err != nil {
 		t.Fatal(err)
 	}
-	t.Logf("%s: %d texts, %d ids, %d wrong", tok.Family(), n, ids, bad)
+	t.Logf("%s: %d texts, %d ids, %d wrong", tok.family, n, ids, bad)
 	if n == 0 || bad > 0 {
 		t.Errorf("%d of %d texts wrong", bad, n)
 	}

@@ -214,9 +214,7 @@ func (r *run) replace(s string, a args) string {
 		n = int(max(min(wantInt("replace", c), math.MaxInt32), -1))
 	}
 	if grow := len(to) - len(from); grow > 0 && (len(s)/max(len(from), 1)+1)*grow+len(s) > r.limit {
-		if strings.Count(s, from)*grow+len(s) > r.limit {
-			fail("string is over the limit")
-		}
+		r.fits(strings.Count(s, from)*grow + len(s))
 	}
 	return strings.Replace(s, from, to, n)
 }
@@ -345,9 +343,7 @@ func (r *run) joinList(sep string, items []any) string {
 			b.WriteString(sep)
 		}
 		b.WriteString(str(x))
-		if b.Len() > r.limit {
-			fail("string is over the limit")
-		}
+		r.fits(b.Len())
 	}
 	return b.String()
 }

@@ -92,22 +92,15 @@ func (r *run) index(v, key any) any {
 		}
 	case *List:
 		if n, ok := key.(int64); ok {
-			if n < 0 {
-				n += int64(len(v.Items))
-			}
-			if n >= 0 && n < int64(len(v.Items)) {
-				return v.Items[n]
+			if x := element(v.Items, n); x != nil {
+				return *x
 			}
 			return undefined{"list index"}
 		}
 	case string:
 		if n, ok := key.(int64); ok {
-			rs := []rune(v)
-			if n < 0 {
-				n += int64(len(rs))
-			}
-			if n >= 0 && n < int64(len(rs)) {
-				return string(rs[n])
+			if c := element([]rune(v), n); c != nil {
+				return string(*c)
 			}
 			return undefined{"string index"}
 		}
@@ -116,6 +109,17 @@ func (r *run) index(v, key any) any {
 		return r.attr(v, k)
 	}
 	return undefined{"subscript"}
+}
+
+// element is list[n], from the end where n is below 0; nil where there is none.
+func element[T any](list []T, n int64) *T {
+	if n < 0 {
+		n += int64(len(list))
+	}
+	if n < 0 || n >= int64(len(list)) {
+		return nil
+	}
+	return &list[n]
 }
 
 // slice is v[lo:hi:step].
@@ -173,27 +177,16 @@ func (r *run) slice(v any, lo, hi, step *int64) any {
 	return b.String()
 }
 
-func (r *run) compare(op string, a, b any) bool {
-	switch op {
-	case "==":
-		return equal(a, b)
-	case "!=":
-		return !equal(a, b)
-	case "in":
-		return r.contains(b, a)
-	case "not in":
-		return !r.contains(b, a)
-	}
-	c := order(a, b)
-	switch op {
-	case "<":
-		return c < 0
-	case "<=":
-		return c <= 0
-	case ">":
-		return c > 0
-	}
-	return c >= 0
+// comparisons are the operators that compare.
+var comparisons = map[string]func(a, b any) bool{
+	"==":     equal,
+	"!=":     func(a, b any) bool { return !equal(a, b) },
+	"<":      func(a, b any) bool { return order(a, b) < 0 },
+	"<=":     func(a, b any) bool { return order(a, b) <= 0 },
+	">":      func(a, b any) bool { return order(a, b) > 0 },
+	">=":     func(a, b any) bool { return order(a, b) >= 0 },
+	"in":     func(a, b any) bool { return contains(b, a) },
+	"not in": func(a, b any) bool { return !contains(b, a) },
 }
 
 func order(a, b any) int {
@@ -211,7 +204,7 @@ func order(a, b any) int {
 	return 0
 }
 
-func (r *run) contains(in, x any) bool {
+func contains(in, x any) bool {
 	switch in := in.(type) {
 	case string:
 		s, ok := x.(string)
@@ -289,9 +282,7 @@ func (r *run) arith(op string, a, b any) any {
 }
 
 func (r *run) join(a, b string) string {
-	if len(a)+len(b) > r.limit {
-		fail("string is over the limit")
-	}
+	r.fits(len(a) + len(b))
 	return a + b
 }
 

@@ -1,6 +1,10 @@
 package jinja
 
-import "strconv"
+import (
+	"slices"
+	"strconv"
+	"strings"
+)
 
 // tuple parses an expression, or several with commas between.
 func (p *parser) tuple() expr {
@@ -74,28 +78,25 @@ func (p *parser) not() expr {
 func (p *parser) compare() expr {
 	first := p.sum()
 	type step struct {
-		op string
-		e  expr
+		holds func(a, b any) bool
+		e     expr
 	}
 	var steps []step
 	for {
 		t := p.peek()
 		op := ""
 		switch {
-		case t.kind == tkOp && (t.text == "==" || t.text == "!=" || t.text == "<" || t.text == "<=" || t.text == ">" || t.text == ">="):
+		case t.kind == tkOp, p.isName("in"):
 			op = t.text
-			p.pos++
-		case p.isName("in"):
-			op = "in"
-			p.pos++
 		case p.isName("not") && p.toks[p.pos+1].kind == tkName && p.toks[p.pos+1].text == "in":
 			op = "not in"
-			p.pos += 2
 		}
-		if op == "" {
+		holds := comparisons[op]
+		if holds == nil {
 			break
 		}
-		steps = append(steps, step{op, p.sum()})
+		p.pos += len(strings.Fields(op))
+		steps = append(steps, step{holds, p.sum()})
 	}
 	if len(steps) == 0 {
 		return first
@@ -104,7 +105,7 @@ func (p *parser) compare() expr {
 		a := first.eval(r, s)
 		for _, st := range steps {
 			b := st.e.eval(r, s)
-			if !r.compare(st.op, a, b) {
+			if !st.holds(a, b) {
 				return false
 			}
 			a = b
@@ -117,17 +118,11 @@ func (p *parser) compare() expr {
 func (p *parser) binary(sub func() expr, ops ...string) expr {
 	a := sub()
 	for {
-		op := ""
-		for _, o := range ops {
-			if p.takeOp(o) {
-				op = o
-				break
-			}
-		}
-		if op == "" {
+		i := slices.IndexFunc(ops, p.takeOp)
+		if i < 0 {
 			return a
 		}
-		l, b := a, sub()
+		op, l, b := ops[i], a, sub()
 		a = expr{eval: func(r *run, s *scope) any { return r.arith(op, l.eval(r, s), b.eval(r, s)) }}
 	}
 }

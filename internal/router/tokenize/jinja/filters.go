@@ -28,7 +28,7 @@ var testFuncs = map[string]func(r *run, v any, a args) bool{
 	"callable": func(_ *run, v any, _ args) bool { _, ok := v.(*callable); return ok },
 	"odd":      func(_ *run, v any, _ args) bool { return wantInt("odd", v)&1 == 1 },
 	"even":     func(_ *run, v any, _ args) bool { return wantInt("even", v)&1 == 0 },
-	"in":       func(r *run, v any, a args) bool { return r.contains(a.first(), v) },
+	"in":       func(_ *run, v any, a args) bool { return contains(a.first(), v) },
 	"equalto":  func(_ *run, v any, a args) bool { return equal(v, a.first()) },
 	"eq":       func(_ *run, v any, a args) bool { return equal(v, a.first()) },
 	"==":       func(_ *run, v any, a args) bool { return equal(v, a.first()) },
@@ -323,9 +323,7 @@ func tojson(r *run, v any, a args) any {
 	}
 	s.sort = truth(a.kw["sort_keys"])
 	out := s.append(nil, v, 0)
-	if len(out) > r.limit {
-		fail("string is over the limit")
-	}
+	r.fits(len(out))
 	return string(out)
 }
 
@@ -346,9 +344,7 @@ func indent(r *run, v any, a args) any {
 		fail("indent on this text is not implemented")
 	}
 	lines := strings.Split(s, "\n")
-	if len(lines)*len(pad)+len(s) > r.limit {
-		fail("string is over the limit")
-	}
+	r.fits(len(lines)*len(pad) + len(s))
 	for i := 1; i < len(lines); i++ {
 		if blank || lines[i] != "" {
 			lines[i] = pad + lines[i]

@@ -96,6 +96,13 @@ func (r *run) write(s string) {
 	r.out = append(r.out, s...)
 }
 
+// fits fails on a string of more bytes than a render may have.
+func (r *run) fits(bytes int) {
+	if bytes > r.limit {
+		fail("string is over the limit")
+	}
+}
+
 func (r *run) step() {
 	if r.steps++; r.steps > maxSteps {
 		panic(failure{"too many steps"})
@@ -119,12 +126,12 @@ func (r *run) exec(body []stmt, s *scope) flow {
 }
 
 // capture runs body and returns what it wrote.
-func (r *run) capture(body []stmt, s *scope) (string, flow) {
+func (r *run) capture(body []stmt, s *scope) string {
 	at := len(r.out)
-	f := r.exec(body, s)
+	r.exec(body, s)
 	text := string(r.out[at:])
 	r.out = r.out[:at]
-	return text, f
+	return text
 }
 
 // scope is a chain of variables; few each, so a list.

@@ -2,6 +2,8 @@ package jinja
 
 import (
 	"fmt"
+	"regexp"
+	"strconv"
 	"strings"
 	"unicode/utf8"
 )
@@ -52,6 +54,12 @@ type lexer struct {
 
 const pySpace = " \t\n\r\x0b\x0c"
 
+var (
+	tagStart = regexp.MustCompile(`\{[{%#]`)
+	numeral  = regexp.MustCompile(`^[0-9][0-9_]*(\.[0-9]+)?([eE][+-]?[0-9]+)?`)
+	word     = regexp.MustCompile(`^[A-Za-z_][A-Za-z_0-9]*`)
+)
+
 func (l *lexer) errorf(format string, a ...any) error {
 	return fmt.Errorf("line %d: %s", l.line, fmt.Sprintf(format, a...))
 }
@@ -59,24 +67,13 @@ func (l *lexer) errorf(format string, a ...any) error {
 // data lexes template text up to a tag, and the tag.
 func (l *lexer) data() error {
 	rest := l.src[l.pos:]
-	at := -1
-	for i := 0; ; {
-		k := strings.IndexByte(rest[i:], '{')
-		if k < 0 || i+k+1 >= len(rest) {
-			break
-		}
-		i += k
-		if c := rest[i+1]; c == '{' || c == '%' || c == '#' {
-			at = i
-			break
-		}
-		i++
-	}
-	if at < 0 {
+	tag := tagStart.FindStringIndex(rest)
+	if tag == nil {
 		l.text(rest, "", 0)
 		l.pos = len(l.src)
 		return nil
 	}
+	at := tag[0]
 	kind := rest[at+1]
 	sign, after := cutSign(rest[at+2:])
 	l.text(rest[:at], string(kind), sign)
@@ -183,29 +180,17 @@ func (l *lexer) raw(after string) (bool, error) {
 func (l *lexer) code(end string, kind tokKind) error {
 	depth := 0
 	for {
-		for l.pos < len(l.src) && strings.IndexByte(pySpace, l.src[l.pos]) >= 0 {
-			if l.src[l.pos] == '\n' {
-				l.line++
-			}
-			l.pos++
-		}
-		s := l.src[l.pos:]
+		s := strings.TrimLeft(l.src[l.pos:], pySpace)
+		l.line += strings.Count(l.src[l.pos:len(l.src)-len(s)], "\n")
+		l.pos = len(l.src) - len(s)
 		if s == "" {
 			return l.errorf("tag does not end")
 		}
-		if depth == 0 {
-			if strings.HasPrefix(s, end) {
-				l.pos += 2
-				l.toks = append(l.toks, token{kind, "", l.line})
-				l.tagEnd(0, kind == tkEnd)
-				return nil
-			}
-			if (s[0] == '-' || s[0] == '+') && strings.HasPrefix(s[1:], end) {
-				l.pos += 3
-				l.toks = append(l.toks, token{kind, "", l.line})
-				l.tagEnd(s[0], kind == tkEnd)
-				return nil
-			}
+		if sign, after := cutSign(s); depth == 0 && strings.HasPrefix(after, end) {
+			l.pos = len(l.src) - len(after) + 2
+			l.toks = append(l.toks, token{kind, "", l.line})
+			l.tagEnd(sign, kind == tkEnd)
+			return nil
 		}
 		n, err := l.one(s)
 		if err != nil {
@@ -226,9 +211,7 @@ var operators = []string{"**", "//", "==", "!=", "<=", ">=", "+", "-", "*", "/",
 // one lexes one token at the start of s and returns its length.
 func (l *lexer) one(s string) (int, error) {
 	add := func(k tokKind, text string) { l.toks = append(l.toks, token{k, text, l.line}) }
-	c := s[0]
-	switch {
-	case c == '\'' || c == '"':
+	if s[0] == '\'' || s[0] == '"' {
 		text, n, err := unquote(s)
 		if err != nil {
 			return 0, l.errorf("%s", err)
@@ -236,36 +219,18 @@ func (l *lexer) one(s string) (int, error) {
 		add(tkString, text)
 		l.line += strings.Count(s[:n], "\n")
 		return n, nil
-	case c >= '0' && c <= '9':
-		n, kind := 1, tkInt
-		for n < len(s) && (s[n] >= '0' && s[n] <= '9' || s[n] == '_') {
-			n++
-		}
-		if n+1 < len(s) && s[n] == '.' && s[n+1] >= '0' && s[n+1] <= '9' {
+	}
+	if text := numeral.FindString(s); text != "" {
+		kind := tkInt
+		if strings.ContainsAny(text, ".eE") {
 			kind = tkFloat
-			for n++; n < len(s) && s[n] >= '0' && s[n] <= '9'; n++ {
-			}
 		}
-		if n < len(s) && (s[n] == 'e' || s[n] == 'E') {
-			k := n + 1
-			if k < len(s) && (s[k] == '+' || s[k] == '-') {
-				k++
-			}
-			if k < len(s) && s[k] >= '0' && s[k] <= '9' {
-				for kind = tkFloat; k < len(s) && s[k] >= '0' && s[k] <= '9'; k++ {
-				}
-				n = k
-			}
-		}
-		add(kind, strings.ReplaceAll(s[:n], "_", ""))
-		return n, nil
-	case c == '_' || c|0x20 >= 'a' && c|0x20 <= 'z':
-		n := 1
-		for n < len(s) && (s[n] == '_' || s[n]|0x20 >= 'a' && s[n]|0x20 <= 'z' || s[n] >= '0' && s[n] <= '9') {
-			n++
-		}
-		add(tkName, s[:n])
-		return n, nil
+		add(kind, strings.ReplaceAll(text, "_", ""))
+		return len(text), nil
+	}
+	if text := word.FindString(s); text != "" {
+		add(tkName, text)
+		return len(text), nil
 	}
 	for _, op := range operators {
 		if strings.HasPrefix(s, op) {
@@ -291,37 +256,18 @@ func unquote(s string) (string, int, error) {
 		}
 		i++
 		switch e := s[i]; e {
-		case 'n':
-			b.WriteByte('\n')
-		case 't':
-			b.WriteByte('\t')
-		case 'r':
-			b.WriteByte('\r')
-		case 'b':
-			b.WriteByte('\b')
-		case 'f':
-			b.WriteByte('\f')
-		case 'v':
-			b.WriteByte('\v')
-		case 'a':
-			b.WriteByte('\a')
+		case 'n', 't', 'r', 'b', 'f', 'v', 'a':
+			b.WriteByte("\n\t\r\b\f\v\a"[strings.IndexByte("ntrbfva", e)])
 		case '\n':
 		case '\\', '\'', '"':
 			b.WriteByte(e)
 		case 'x', 'u', 'U':
 			n := map[byte]int{'x': 2, 'u': 4, 'U': 8}[e]
-			var r rune
-			if i+n >= len(s) {
+			r, err := strconv.ParseUint(s[i+1:min(i+1+n, len(s))], 16, 32)
+			if err != nil || i+n >= len(s) {
 				return "", 0, fmt.Errorf("bad escape")
 			}
-			for _, h := range s[i+1 : i+1+n] {
-				d := strings.IndexRune("0123456789abcdef", h|0x20)
-				if d < 0 {
-					return "", 0, fmt.Errorf("bad escape")
-				}
-				r = r<<4 | rune(d)
-			}
-			b.WriteRune(r)
+			b.WriteRune(rune(r))
 			i += n
 		case '0', '1', '2', '3', '4', '5', '6', '7', 'N':
 			return "", 0, fmt.Errorf("escape \\%c is not implemented", e)

@@ -333,8 +333,7 @@ func (p *parser) setStmt() stmt {
 	body, _ := p.block("endset")
 	p.wantEnd()
 	return func(r *run, s *scope) flow {
-		text, _ := r.capture(body, newScope(s))
-		store(r, s, text)
+		store(r, s, r.capture(body, newScope(s)))
 		return flowNext
 	}
 }
@@ -386,8 +385,7 @@ func (p *parser) macroStmt() stmt {
 				}
 			}
 			defer r.nest()()
-			text, _ := r.capture(body, in)
-			return text
+			return r.capture(body, in)
 		}})
 		return flowNext
 	}

@@ -438,16 +438,9 @@ func equal(a, b any) bool {
 
 // number returns the value of a bool, int or float.
 func number(v any) (float64, bool) {
-	switch v := v.(type) {
-	case bool:
-		if v {
-			return 1, true
-		}
-		return 0, true
-	case int64:
-		return float64(v), true
-	case float64:
-		return v, true
+	if f, ok := v.(float64); ok {
+		return f, true
 	}
-	return 0, false
+	n, ok := integer(v)
+	return float64(n), ok
 }
