@@ -7,6 +7,7 @@ import (
 	"net/http"
 
 	"github.com/dynctl/dynctl/internal/workers/sim/fault"
+	"github.com/dynctl/dynctl/internal/workers/sim/front"
 	"github.com/dynctl/dynctl/internal/workers/sim/port"
 )
 
@@ -24,7 +25,7 @@ func (r *Running) Control() http.Handler {
 		return func(w http.ResponseWriter, q *http.Request) {
 			e := r.Named(q.PathValue("name"))
 			if e == nil {
-				control(w, http.StatusNotFound, map[string]string{"error": fmt.Sprintf("no engine is named %q", q.PathValue("name"))})
+				front.WriteJSON(w, http.StatusNotFound, map[string]string{"error": fmt.Sprintf("no engine is named %q", q.PathValue("name"))})
 				return
 			}
 			f(w, q, e)
@@ -35,38 +36,39 @@ func (r *Running) Control() http.Handler {
 		for i, e := range r.engines {
 			list[i] = e.Status()
 		}
-		control(w, http.StatusOK, map[string]any{"engines": list})
+		front.WriteJSON(w, http.StatusOK, map[string]any{"engines": list})
 	})
 	mux.HandleFunc("POST /sim/v1/engines/{name}/kill", named(func(w http.ResponseWriter, _ *http.Request, e *Engine) {
 		e.Kill()
-		control(w, http.StatusOK, e.Status())
+		front.WriteJSON(w, http.StatusOK, e.Status())
 	}))
 	mux.HandleFunc("POST /sim/v1/engines/{name}/restart", named(func(w http.ResponseWriter, _ *http.Request, e *Engine) {
 		if err := e.Restart(); err != nil {
-			control(w, http.StatusInternalServerError, map[string]string{"error": err.Error()})
+			front.WriteJSON(w, http.StatusInternalServerError, map[string]string{"error": err.Error()})
 			return
 		}
-		control(w, http.StatusOK, e.Status())
+		front.WriteJSON(w, http.StatusOK, e.Status())
 	}))
 	setFaults := func(w http.ResponseWriter, e *Engine, set fault.Set) {
 		err := e.SetFaults(set)
+		status := http.StatusBadRequest
 		switch {
+		case err == nil:
+			front.WriteJSON(w, http.StatusOK, e.Status())
+			return
 		case errors.Is(err, ErrDown):
-			control(w, http.StatusConflict, map[string]string{"error": err.Error()})
+			status = http.StatusConflict
 		case port.InUse(err):
-			control(w, http.StatusInternalServerError, map[string]string{"error": err.Error()})
-		case err != nil:
-			control(w, http.StatusBadRequest, map[string]string{"error": err.Error()})
-		default:
-			control(w, http.StatusOK, e.Status())
+			status = http.StatusInternalServerError
 		}
+		front.WriteJSON(w, status, map[string]string{"error": err.Error()})
 	}
 	mux.HandleFunc("POST /sim/v1/engines/{name}/faults", named(func(w http.ResponseWriter, q *http.Request, e *Engine) {
 		var set fault.Set
 		d := json.NewDecoder(http.MaxBytesReader(w, q.Body, 1<<20))
 		d.DisallowUnknownFields()
 		if err := d.Decode(&set); err != nil {
-			control(w, http.StatusBadRequest, map[string]string{"error": err.Error()})
+			front.WriteJSON(w, http.StatusBadRequest, map[string]string{"error": err.Error()})
 			return
 		}
 		setFaults(w, e, set)
@@ -96,15 +98,4 @@ func (e *Engine) Status() Status {
 		Name: e.name, Role: string(e.group.Role), URL: e.URL(), Running: up, Reason: why,
 		Incarnation: e.Incarnation(), Exits: e.Exits(), Faults: e.Faults(),
 	}
-}
-
-func control(w http.ResponseWriter, status int, v any) {
-	b, err := json.Marshal(v)
-	if err != nil {
-		http.Error(w, err.Error(), http.StatusInternalServerError)
-		return
-	}
-	w.Header().Set("Content-Type", "application/json")
-	w.WriteHeader(status)
-	_, _ = w.Write(b) // a client that is gone needs no answer
 }

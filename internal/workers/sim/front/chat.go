@@ -129,7 +129,7 @@ func (s *Server) chat(w http.ResponseWriter, r *http.Request, q *chatRequest) *a
 		}
 		a.Choices = append(a.Choices, out)
 	}
-	writeJSON(w, http.StatusOK, a)
+	WriteJSON(w, http.StatusOK, a)
 	return nil
 }
 
@@ -138,13 +138,8 @@ func (f *forced) text(piece string) string {
 	if f.quiet {
 		return ""
 	}
-	return inner(piece)
-}
-
-// inner is text as it stands inside a JSON string.
-func inner(text string) string {
-	q := api.AppendString(nil, text)
-	return string(q[1 : len(q)-1])
+	q := api.AppendString(nil, piece)
+	return string(q[1 : len(q)-1]) // as it stands inside a JSON string
 }
 
 func (f *forced) finish(why string) string {

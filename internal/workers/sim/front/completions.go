@@ -48,11 +48,7 @@ func (s *Server) completions(w http.ResponseWriter, r *http.Request, q *completi
 		return err
 	}
 	if q.MaxTokens == nil { // OpenAI's default for completions
-		n := 16
-		if len(prompts) > 0 {
-			n = max(1, min(n, s.cfg.MaxModelLen-len(prompts[0])))
-		}
-		q.MaxTokens = &n
+		q.MaxTokens = new(max(1, min(16, s.cfg.MaxModelLen-len(prompts[0]))))
 	}
 	if q.Logprobs != nil && (*q.Logprobs < 0 || *q.Logprobs > 20) {
 		return badRequest("logprobs", "Requested sample logprobs of %d, which is greater than max allowed: 20", *q.Logprobs)
@@ -87,7 +83,7 @@ func (s *Server) completions(w http.ResponseWriter, r *http.Request, q *completi
 		}
 		a.Choices = append(a.Choices, out)
 	}
-	writeJSON(w, http.StatusOK, a)
+	WriteJSON(w, http.StatusOK, a)
 	return nil
 }
 

@@ -42,16 +42,12 @@ type delta struct {
 // errPull is a failed KV load under the policy "fail".
 var errPull = errors.New("KV load failed")
 
-// begin starts all choices of a job once the decodes of a prefill are there.
+// begin starts all choices of a job once the decodes of a prefill are there. On
+// an error none is left running.
 func (s *Server) begin(ctx context.Context, base string, j *job) ([]*choice, error) {
 	if err := s.awaitRooms(ctx, j); err != nil {
 		return nil, err
 	}
-	return s.submit(base, j)
-}
-
-// submit starts all choices of a job. On an error none is left running.
-func (s *Server) submit(base string, j *job) ([]*choice, error) {
 	set, _ := s.cfg.Faults.Set()
 	var all []*choice
 	for pi, p := range j.prompts {
@@ -267,10 +263,7 @@ func (s *Server) giveUp(w http.ResponseWriter, r *http.Request, err error) {
 
 // usageOf sums the tokens of the choices; a prompt counts once.
 func usageOf(j *job, all []*choice) usage {
-	var u usage
-	for _, p := range j.prompts {
-		u.PromptTokens += len(p)
-	}
+	u := poolUsage(j)
 	cached := 0
 	for _, c := range all {
 		u.CompletionTokens += len(c.tokens)

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"maps"
 	"net/http"
+	"slices"
 
 	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/sim/engine"
@@ -56,11 +57,7 @@ func quotePy(raw []byte) string {
 
 // truthy is Python's idea of it, for what JSON can hold.
 func truthy(raw json.RawMessage) bool {
-	switch string(bytes.TrimSpace(raw)) {
-	case "", "null", "false", "0", `""`, "[]", "{}":
-		return false
-	}
-	return true
+	return !slices.Contains([]string{"", "null", "false", "0", `""`, "[]", "{}"}, string(bytes.TrimSpace(raw)))
 }
 
 // parsePull reads what the NIXL connector reads. It never fails: what is

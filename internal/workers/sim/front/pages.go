@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -41,15 +42,11 @@ type modelEntry struct {
 
 func (s *Server) modelList() []modelEntry {
 	created := s.cfg.Started.Unix()
-	owner := "vllm"
-	if s.sglang() {
-		owner = "sglang"
-	}
 	base := s.cfg.Models[0]
 	var list []modelEntry
-	for i, name := range append(append([]string(nil), s.cfg.Models...), s.cfg.LoRAs...) {
+	for i, name := range slices.Concat(s.cfg.Models, s.cfg.LoRAs) {
 		m := modelEntry{
-			ID: name, Object: "model", Created: created, OwnedBy: owner, Root: base,
+			ID: name, Object: "model", Created: created, OwnedBy: string(s.cfg.Dialect), Root: base,
 			Permission: []modelPermission{{
 				ID: "modelperm-" + s.id(), Object: "model_permission", Created: created,
 				AllowSampling: true, AllowLogprobs: true, AllowView: true, Organization: "*",
@@ -66,7 +63,7 @@ func (s *Server) modelList() []modelEntry {
 }
 
 func (s *Server) models(w http.ResponseWriter, _ *http.Request) {
-	writeJSON(w, http.StatusOK, map[string]any{"object": "list", "data": s.modelList()})
+	WriteJSON(w, http.StatusOK, map[string]any{"object": "list", "data": s.modelList()})
 }
 
 func (s *Server) modelCard(w http.ResponseWriter, r *http.Request) {
@@ -76,7 +73,7 @@ func (s *Server) modelCard(w http.ResponseWriter, r *http.Request) {
 	}
 	for _, m := range s.modelList() {
 		if m.ID == r.PathValue("id") {
-			writeJSON(w, http.StatusOK, m)
+			WriteJSON(w, http.StatusOK, m)
 			return
 		}
 	}
@@ -93,7 +90,7 @@ func (s *Server) health(w http.ResponseWriter, _ *http.Request) {
 }
 
 func (s *Server) version(w http.ResponseWriter, _ *http.Request) {
-	writeJSON(w, http.StatusOK, map[string]string{"version": Version[s.cfg.Dialect]})
+	WriteJSON(w, http.StatusOK, map[string]string{"version": Version[s.cfg.Dialect]})
 }
 
 func (s *Server) metrics(w http.ResponseWriter, _ *http.Request) {
@@ -114,7 +111,7 @@ func (s *Server) metrics(w http.ResponseWriter, _ *http.Request) {
 }
 
 func (s *Server) load(w http.ResponseWriter, _ *http.Request) {
-	writeJSON(w, http.StatusOK, map[string]int64{"server_load": s.inflight.Load()})
+	WriteJSON(w, http.StatusOK, map[string]int64{"server_load": s.inflight.Load()})
 }
 
 func (s *Server) eventSources(w http.ResponseWriter, _ *http.Request) {
@@ -136,11 +133,11 @@ func (s *Server) eventSources(w http.ResponseWriter, _ *http.Request) {
 		}
 		out[strconv.Itoa(i)] = x
 	}
-	writeJSON(w, http.StatusOK, out)
+	WriteJSON(w, http.StatusOK, out)
 }
 
 func (s *Server) isSleeping(w http.ResponseWriter, _ *http.Request) {
-	writeJSON(w, http.StatusOK, map[string]bool{"is_sleeping": s.level.Load() > 0})
+	WriteJSON(w, http.StatusOK, map[string]bool{"is_sleeping": s.level.Load() > 0})
 }
 
 func (s *Server) sleep(w http.ResponseWriter, r *http.Request) {
@@ -237,7 +234,7 @@ func (s *Server) tokenize(w http.ResponseWriter, r *http.Request, q *tokenizeReq
 			out.TokenStrs = append(out.TokenStrs, vocab.Printable(s.cfg.Vocab.Text(id)))
 		}
 	}
-	writeJSON(w, http.StatusOK, out)
+	WriteJSON(w, http.StatusOK, out)
 	return nil
 }
 
@@ -255,13 +252,13 @@ func (s *Server) detokenize(w http.ResponseWriter, r *http.Request, q *detokeniz
 	if s.sglang() {
 		key = "text"
 	}
-	writeJSON(w, http.StatusOK, map[string]string{key: text})
+	WriteJSON(w, http.StatusOK, map[string]string{key: text})
 	return nil
 }
 
 func (s *Server) getFaults(w http.ResponseWriter, _ *http.Request) {
 	set, _ := s.cfg.Faults.Set()
-	writeJSON(w, http.StatusOK, set)
+	WriteJSON(w, http.StatusOK, set)
 }
 
 func (s *Server) setFaults(w http.ResponseWriter, r *http.Request) {
@@ -282,15 +279,15 @@ func (s *Server) putFaults(w http.ResponseWriter, set fault.Set) {
 		s.refuse(w, badRequest(nil, "faults: %v", err))
 		return
 	}
-	writeJSON(w, http.StatusOK, set)
+	WriteJSON(w, http.StatusOK, set)
 }
 
 func (s *Server) restart(w http.ResponseWriter, _ *http.Request) {
-	writeJSON(w, http.StatusAccepted, map[string]string{"status": "restarting"})
+	WriteJSON(w, http.StatusAccepted, map[string]string{"status": "restarting"})
 	s.cfg.Restart()
 }
 
 func (s *Server) exit(w http.ResponseWriter, _ *http.Request) {
-	writeJSON(w, http.StatusAccepted, map[string]string{"status": "exiting"})
+	WriteJSON(w, http.StatusAccepted, map[string]string{"status": "exiting"})
 	s.cfg.Exit()
 }

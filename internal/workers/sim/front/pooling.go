@@ -110,7 +110,7 @@ func (s *Server) embeddings(w http.ResponseWriter, r *http.Request, q *embedding
 			items[i].Embedding = base64.StdEncoding.EncodeToString(b)
 		}
 	}
-	writeJSON(w, http.StatusOK, map[string]any{"id": "embd-" + s.id(), "object": "list", "created": time.Now().Unix(), "model": j.shown, "data": items, "usage": poolUsage(j)})
+	WriteJSON(w, http.StatusOK, map[string]any{"id": "embd-" + s.id(), "object": "list", "created": time.Now().Unix(), "model": j.shown, "data": items, "usage": poolUsage(j)})
 	return nil
 }
 
@@ -159,7 +159,7 @@ func (s *Server) rerank(w http.ResponseWriter, r *http.Request, q *rerankRequest
 		results = results[:q.TopN]
 	}
 	u := poolUsage(j)
-	writeJSON(w, http.StatusOK, map[string]any{"id": "rerank-" + s.id(), "model": j.shown, "usage": u, "results": results})
+	WriteJSON(w, http.StatusOK, map[string]any{"id": "rerank-" + s.id(), "model": j.shown, "usage": u, "results": results})
 	return nil
 }
 
@@ -201,6 +201,6 @@ func (s *Server) score(w http.ResponseWriter, r *http.Request, q *scoreRequest) 
 	if !ok {
 		return nil
 	}
-	writeJSON(w, http.StatusOK, map[string]any{"id": "score-" + s.id(), "object": "list", "created": time.Now().Unix(), "model": j.shown, "data": items, "usage": poolUsage(j)})
+	WriteJSON(w, http.StatusOK, map[string]any{"id": "score-" + s.id(), "object": "list", "created": time.Now().Unix(), "model": j.shown, "data": items, "usage": poolUsage(j)})
 	return nil
 }

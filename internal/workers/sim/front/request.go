@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"net/http"
+	"slices"
 	"strings"
 
 	"github.com/dynctl/dynctl/internal/workers/sim/engine"
@@ -157,29 +158,16 @@ func (s *Server) fits(p []uint32, max *int) *apiError {
 	return nil
 }
 
-// oneOrMany reads a string, a list of strings, or nothing.
+// oneOrMany reads a string, a list of strings, or nothing, without empty ones.
 func oneOrMany(raw json.RawMessage) ([]string, bool) {
 	if absent(raw) {
 		return nil, true
 	}
-	var one string
-	if json.Unmarshal(raw, &one) == nil {
-		if one == "" {
-			return nil, true
-		}
-		return []string{one}, true
-	}
-	var many []string
-	if json.Unmarshal(raw, &many) != nil {
+	list := make([]string, 1)
+	if json.Unmarshal(raw, &list[0]) != nil && json.Unmarshal(raw, &list) != nil {
 		return nil, false
 	}
-	kept := many[:0]
-	for _, m := range many {
-		if m != "" {
-			kept = append(kept, m)
-		}
-	}
-	return kept, true
+	return slices.DeleteFunc(list, func(s string) bool { return s == "" }), true
 }
 
 func absent(raw json.RawMessage) bool {
@@ -293,11 +281,7 @@ func canonical(raw json.RawMessage) string {
 	if absent(raw) || json.Unmarshal(raw, &v) != nil {
 		return ""
 	}
-	b, err := json.Marshal(plain(v))
-	if err != nil {
-		return ""
-	}
-	return string(b)
+	return string(jsonOf(plain(v)))
 }
 
 func plain(v any) any {

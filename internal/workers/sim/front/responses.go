@@ -205,7 +205,7 @@ func (s *Server) responses(w http.ResponseWriter, r *http.Request, q *responsesR
 			remember(all[0])
 			m := body("completed", all[0].text.String(), all[0])
 			m["kv_transfer_params"] = s.handBack(j, all)
-			writeJSON(w, http.StatusOK, m)
+			WriteJSON(w, http.StatusOK, m)
 		}
 		return nil
 	}
@@ -296,7 +296,7 @@ func (s *Server) messages(w http.ResponseWriter, r *http.Request, q *anthropicRe
 		if p, ok := m["kv_transfer_params"].(*transferParams); ok {
 			m["kv_transfer_params"] = p.told()
 		}
-		writeJSON(w, http.StatusOK, withoutNulls(m))
+		WriteJSON(w, http.StatusOK, withoutNulls(m))
 		return nil
 	}
 	e := newEvents(w)
@@ -514,7 +514,7 @@ func (s *Server) refuseAnthropic(w http.ResponseWriter, err *apiError) {
 	case http.StatusRequestEntityTooLarge:
 		kind = "request_too_large"
 	}
-	writeJSON(w, err.status, map[string]any{"type": "error", "error": map[string]string{"type": kind, "message": err.message}})
+	WriteJSON(w, err.status, map[string]any{"type": "error", "error": map[string]string{"type": kind, "message": err.message}})
 }
 
 func (s *Server) countTokens(w http.ResponseWriter, _ *http.Request, q *anthropicRequest) *apiError {
@@ -525,7 +525,7 @@ func (s *Server) countTokens(w http.ResponseWriter, _ *http.Request, q *anthropi
 	if _, _, err = s.model(q.Model); err != nil {
 		return err
 	}
-	writeJSON(w, http.StatusOK, map[string]int{"input_tokens": len(prompt)})
+	WriteJSON(w, http.StatusOK, map[string]int{"input_tokens": len(prompt)})
 	return nil
 }
 
@@ -599,6 +599,6 @@ func (s *Server) generateTokens(w http.ResponseWriter, r *http.Request, q *token
 	for _, c := range all {
 		choices = append(choices, shape(c, c.tokens, c.text.String()))
 	}
-	writeJSON(w, http.StatusOK, map[string]any{"request_id": base, "model": j.shown, "created": time.Now().Unix(), "choices": choices, "usage": usageOf(j, all), "prompt_logprobs": nil, "kv_transfer_params": s.handBack(j, all)})
+	WriteJSON(w, http.StatusOK, map[string]any{"request_id": base, "model": j.shown, "created": time.Now().Unix(), "choices": choices, "usage": usageOf(j, all), "prompt_logprobs": nil, "kv_transfer_params": s.handBack(j, all)})
 	return nil
 }

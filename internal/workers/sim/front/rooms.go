@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/dynctl/dynctl/internal/router/blockhash"
@@ -86,11 +87,7 @@ func manyOf[T any](raw json.RawMessage, n int) ([]*T, bool) {
 	}
 	var one T
 	if json.Unmarshal(raw, &one) == nil {
-		out := make([]*T, n)
-		for i := range out {
-			out[i] = &one
-		}
-		return out, n == 1 || len(out) == n
+		return slices.Repeat([]*T{&one}, n), true
 	}
 	var many []*T
 	if json.Unmarshal(raw, &many) != nil || len(many) != n {

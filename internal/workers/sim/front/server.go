@@ -14,6 +14,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"math"
 	"net/http"
 	"slices"
@@ -109,7 +110,7 @@ func New(cfg Config) *Server {
 func (s *Server) sglang() bool { return s.cfg.Dialect == workers.SGLang }
 
 func (s *Server) routes() {
-	both := map[string]http.HandlerFunc{
+	handlers := map[string]http.HandlerFunc{
 		"POST /v1/chat/completions":      reads(s, s.deny, s.chat),
 		"POST /v1/completions":           reads(s, s.deny, s.completions),
 		"POST /v1/embeddings":            reads(s, s.deny, s.embeddings),
@@ -159,16 +160,9 @@ func (s *Server) routes() {
 		"POST /v1/tokenize":    reads(s, s.deny, s.tokenize),
 		"POST /v1/detokenize":  reads(s, s.deny, s.detokenize),
 	}
-	add := func(m map[string]http.HandlerFunc) {
-		for pattern, h := range m {
-			s.mux.HandleFunc(pattern, h)
-		}
-	}
-	add(both)
-	if s.sglang() {
-		add(sglang)
-	} else {
-		add(vllm)
+	maps.Copy(handlers, map[workers.Engine]map[string]http.HandlerFunc{workers.VLLM: vllm, workers.SGLang: sglang}[s.cfg.Dialect])
+	for pattern, h := range handlers {
+		s.mux.HandleFunc(pattern, h)
 	}
 	s.mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		// What FastAPI answers to a path or method it does not know.
@@ -180,11 +174,11 @@ func (s *Server) routes() {
 			probe.Method = m
 			if _, pattern := s.mux.Handler(probe); pattern != "/" {
 				w.Header().Set("Allow", m)
-				writeJSON(w, http.StatusMethodNotAllowed, map[string]string{"detail": "Method Not Allowed"})
+				WriteJSON(w, http.StatusMethodNotAllowed, map[string]string{"detail": "Method Not Allowed"})
 				return
 			}
 		}
-		writeJSON(w, http.StatusNotFound, map[string]string{"detail": "Not Found"})
+		WriteJSON(w, http.StatusNotFound, map[string]string{"detail": "Not Found"})
 	})
 }
 
@@ -259,10 +253,10 @@ func (f failing) Read([]byte) (int, error) { return 0, cmp.Or(f.err, io.EOF) }
 // SGLang. param is a string or nil.
 func (s *Server) fail(w http.ResponseWriter, status int, message, kind string, param any) {
 	if s.sglang() {
-		writeJSON(w, status, flatError{"error", message, kind, param, status})
+		WriteJSON(w, status, flatError{"error", message, kind, param, status})
 		return
 	}
-	writeJSON(w, status, nestedError{errorBody{message, kind, param, status}})
+	WriteJSON(w, status, nestedError{errorBody{message, kind, param, status}})
 }
 
 type errorBody struct {
@@ -328,7 +322,8 @@ func reads[Q any](s *Server, refuse func(http.ResponseWriter, *apiError), h func
 	}
 }
 
-func writeJSON(w http.ResponseWriter, status int, v any) {
+// WriteJSON answers with v as JSON.
+func WriteJSON(w http.ResponseWriter, status int, v any) {
 	b, err := json.Marshal(v)
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
@@ -348,8 +343,7 @@ func writeBody(w http.ResponseWriter, status int, contentType string, b []byte) 
 func (s *Server) readJSON(r *http.Request, v any) *apiError {
 	b, err := io.ReadAll(r.Body)
 	if err != nil {
-		var big *http.MaxBytesError
-		if errors.As(err, &big) {
+		if big, ok := errors.AsType[*http.MaxBytesError](err); ok {
 			return &apiError{http.StatusRequestEntityTooLarge, fmt.Sprintf("Request body is larger than %d bytes.", big.Limit), "BadRequestError", nil}
 		}
 		return badRequest(nil, "Request body could not be read.")
@@ -412,13 +406,7 @@ func (s *Server) leastLoaded() int {
 
 // id returns 16 hex digits, in a sequence that the seed fixes.
 func (s *Server) id() string {
-	x := s.cfg.Seed + s.ids.Add(1)*0x9e3779b97f4a7c15
-	x ^= x >> 30
-	x *= 0xbf58476d1ce4e5b9
-	x ^= x >> 27
-	x *= 0x94d049bb133111eb
-	x ^= x >> 31
-	return fmt.Sprintf("%016x", x)
+	return fmt.Sprintf("%016x", blockhash.Next(s.cfg.Seed, s.ids.Add(1)))
 }
 
 // requestID is the base of the answer's id: the caller's, or a new one.

@@ -112,10 +112,10 @@ func (s *Server) sglGenerate(w http.ResponseWriter, r *http.Request, q *sglReque
 		out = append(out, s.sglAnswer(base, c, c.text.String()))
 	}
 	if list {
-		writeJSON(w, http.StatusOK, out)
+		WriteJSON(w, http.StatusOK, out)
 		return nil
 	}
-	writeJSON(w, http.StatusOK, out[0])
+	WriteJSON(w, http.StatusOK, out[0])
 	return nil
 }
 
@@ -159,11 +159,11 @@ func (s *Server) sglServerInfo(w http.ResponseWriter, r *http.Request) {
 			info["kv_events"] = ev
 		}
 	}
-	writeJSON(w, http.StatusOK, info)
+	WriteJSON(w, http.StatusOK, info)
 }
 
 func (s *Server) sglModelInfo(w http.ResponseWriter, _ *http.Request) {
-	writeJSON(w, http.StatusOK, map[string]any{"model_path": s.cfg.Models[0], "tokenizer_path": s.cfg.Models[0], "is_generation": true, "preferred_sampling_params": nil, "weight_version": "default"})
+	WriteJSON(w, http.StatusOK, map[string]any{"model_path": s.cfg.Models[0], "tokenizer_path": s.cfg.Models[0], "is_generation": true, "preferred_sampling_params": nil, "weight_version": "default"})
 }
 
 func (s *Server) sglLoads(w http.ResponseWriter, _ *http.Request) {
@@ -185,7 +185,7 @@ func (s *Server) sglLoads(w http.ResponseWriter, _ *http.Request) {
 		used := t.UsedBlocks * s.cfg.BlockSize
 		loads[i] = load{i, t.Running, t.Waiting, used, used, room, s.cfg.MaxSeqs, t.KVUsage, float64(t.Running) / float64(s.cfg.MaxSeqs)}
 	}
-	writeJSON(w, http.StatusOK, map[string]any{"timestamp": time.Now().Format(time.RFC3339), "version": Version[workers.SGLang], "accelerator": "sim", "num_accelerators": len(s.cfg.Ranks), "loads": loads})
+	WriteJSON(w, http.StatusOK, map[string]any{"timestamp": time.Now().Format(time.RFC3339), "version": Version[workers.SGLang], "accelerator": "sim", "num_accelerators": len(s.cfg.Ranks), "loads": loads})
 }
 
 func (s *Server) sglGetLoad(w http.ResponseWriter, _ *http.Request) {
@@ -200,7 +200,7 @@ func (s *Server) sglGetLoad(w http.ResponseWriter, _ *http.Request) {
 		t := k.Stats()
 		loads[i] = load{i, t.Running, t.Waiting, t.UsedBlocks * s.cfg.BlockSize}
 	}
-	writeJSON(w, http.StatusOK, loads)
+	WriteJSON(w, http.StatusOK, loads)
 }
 
 func (s *Server) sglFlush(w http.ResponseWriter, _ *http.Request) {

@@ -68,8 +68,7 @@ func (e *events) failure(r *http.Request, err error) {
 	if errors.Is(err, ErrDead) {
 		message = ErrDead.Error()
 	}
-	var a *apiError
-	if errors.As(err, &a) {
+	if a, ok := errors.AsType[*apiError](err); ok {
 		message = a.message
 	}
 	if !e.head && e.prelude != nil {

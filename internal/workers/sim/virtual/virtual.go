@@ -122,14 +122,13 @@ func (r *Rank) Submit(q engine.Request) error {
 			sink(o)
 		}
 	}
-	if _, taken := r.sinks[q.ID]; !taken {
-		r.sinks[q.ID] = q.Sink
-		if err := r.core.Submit(r.world.now, q); err != nil {
-			delete(r.sinks, q.ID)
-			return err
-		}
-	} else {
+	if _, taken := r.sinks[q.ID]; taken {
 		return fmt.Errorf("request id %q is in use", q.ID)
+	}
+	r.sinks[q.ID] = q.Sink
+	if err := r.core.Submit(r.world.now, q); err != nil {
+		delete(r.sinks, q.ID)
+		return err
 	}
 	r.Touch()
 	return nil
