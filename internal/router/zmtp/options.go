@@ -142,18 +142,11 @@ const (
 	roleRouter roleKind = "ROUTER"
 )
 
-// accepts says whether a peer of the given socket type may talk to this role,
-// by the compatibility table of ZMTP 3.1.
-func (r roleKind) accepts(peer string) bool {
-	switch r {
-	case roleSub:
-		return peer == "PUB" || peer == "XPUB"
-	case rolePub:
-		return peer == "SUB" || peer == "XSUB"
-	case roleDealer:
-		return peer == "ROUTER" || peer == "DEALER" || peer == "REP"
-	case roleRouter:
-		return peer == "DEALER" || peer == "ROUTER" || peer == "REQ"
-	}
-	return false
+// peersOf are the socket types that may talk to a role, by the compatibility
+// table of ZMTP 3.1.
+var peersOf = map[roleKind][]string{
+	roleSub:    {"PUB", "XPUB"},
+	rolePub:    {"SUB", "XSUB"},
+	roleDealer: {"ROUTER", "DEALER", "REP"},
+	roleRouter: {"DEALER", "ROUTER", "REQ"},
 }

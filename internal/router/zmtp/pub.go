@@ -103,7 +103,7 @@ func (p *Pub) Dropped() uint64 { return p.dropped.Load() }
 func (p *Pub) Close() error {
 	p.cancel(ErrClosed)
 	if p.l != nil {
-		p.l.close()
+		_ = p.l.Close() // it has no error
 	}
 	p.wg.Wait()
 	return nil

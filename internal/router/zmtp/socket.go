@@ -174,10 +174,12 @@ func (l *listener) admit(nc net.Conn) {
 	}
 }
 
-// close ends the listener and every Conn it made, and joins its goroutines.
-func (l *listener) close() {
+// Close stops listening, closes every connection and waits for all that served
+// them.
+func (l *listener) Close() error {
 	l.cancel(ErrClosed)
 	l.wg.Wait()
+	return nil
 }
 
 // peerFault keeps the errors that are a peer's fault and drops the ordinary
@@ -242,12 +244,6 @@ func (s *SubListener) Accept(ctx context.Context) (*Conn, error) {
 // "*".
 func (l *listener) Endpoint() string { return l.endpoint }
 
-// Close stops listening, closes every connection and waits for all of it.
-func (s *SubListener) Close() error {
-	s.close()
-	return nil
-}
-
 // Router is a ROUTER socket that binds and serves each peer by a function of
 // its own.
 type Router struct{ *listener }
@@ -274,10 +270,4 @@ func ListenRouter(ctx context.Context, endpoint string, o Options, handle func(c
 		return nil, err
 	}
 	return &Router{l}, nil
-}
-
-// Close stops listening, closes every connection and waits for the handlers.
-func (r *Router) Close() error {
-	r.close()
-	return nil
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 )
 
@@ -31,21 +32,14 @@ func greeting() []byte {
 // so that a peer that speaks something else is refused at its first wrong byte
 // rather than at the deadline. The minor version is valid once all 64 are there.
 func checkGreeting(g []byte) (minor byte, err error) {
-	at := func(i int) (byte, bool) {
-		if i < len(g) {
-			return g[i], true
-		}
-		return 0, false
-	}
-	if b, ok := at(0); ok && b != 0xff {
-		return 0, fmt.Errorf("%w: greeting starts with %#02x instead of 0xff", ErrProtocol, b)
-	}
+	switch {
+	case len(g) > 0 && g[0] != 0xff:
+		return 0, fmt.Errorf("%w: greeting starts with %#02x instead of 0xff", ErrProtocol, g[0])
 	// Bytes 1 to 8 are padding of any value (old peers put a length there).
-	if b, ok := at(9); ok && b != 0x7f {
-		return 0, fmt.Errorf("%w: greeting has %#02x instead of 0x7f at byte 9", ErrProtocol, b)
-	}
-	if b, ok := at(10); ok && b < versionMajor {
-		return 0, fmt.Errorf("%w: peer speaks ZMTP %d, need 3", ErrProtocol, b)
+	case len(g) > 9 && g[9] != 0x7f:
+		return 0, fmt.Errorf("%w: greeting has %#02x instead of 0x7f at byte 9", ErrProtocol, g[9])
+	case len(g) > 10 && g[10] < versionMajor:
+		return 0, fmt.Errorf("%w: peer speaks ZMTP %d, need 3", ErrProtocol, g[10])
 	}
 	if len(g) >= 32 {
 		if got := string(bytes.TrimRight(g[12:32], "\x00")); got != mechanism {
@@ -200,7 +194,7 @@ func (c *Conn) handshake() error {
 	if err != nil {
 		return err
 	}
-	if !c.role.accepts(socketType) {
+	if !slices.Contains(peersOf[c.role], socketType) {
 		// Tell the peer why, as the specification asks; it is lost either way.
 		reason := "socket type does not fit " + string(c.role)
 		_, _ = c.nc.Write(appendCommand(nil, "ERROR", []byte{byte(len(reason))}, []byte(reason)))

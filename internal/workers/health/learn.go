@@ -534,12 +534,7 @@ func trimBrackets(host string) string {
 	return host
 }
 
-func clip(s string, n int) string {
-	if len(s) > n {
-		return s[:n]
-	}
-	return s
-}
+func clip(s string, n int) string { return s[:min(len(s), n)] }
 
 // parseLoads reads SGLang's /v1/loads (since 0.5.8) by rank.
 func parseLoads(b []byte, ranks int, at time.Time) ([]*workers.Load, error) {

@@ -170,9 +170,7 @@ func (o *Outliers) end(w *workers.Worker, e *workers.Ejection, why string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if w.State.Ejection() == e {
-		r := o.record(w)
-		r.trialSince = time.Time{}
-		o.reinstate(r, e, o.number(), now, why)
+		o.reinstate(o.record(w), e, o.number(), now, why)
 	}
 }
 
@@ -361,12 +359,10 @@ func (o *Outliers) judgeTrial(r *record, e *workers.Ejection, a Admission, out O
 	}
 	switch {
 	case out == Success:
-		r.trialSince = time.Time{}
 		o.reinstate(r, e, o.number(), now, "its trial request succeeded")
 	case out.Failure():
 		o.eject(r, a.number, "the trial request ended with a "+out.String(), now)
 		if r.worker.State.Ejection() == e { // spared: the others went down meanwhile
-			r.trialSince = time.Time{}
 			o.reinstate(r, e, o.number(), now, "nobody else is left for its role and models")
 		}
 	case a.number == r.trial:
@@ -379,7 +375,7 @@ func (o *Outliers) judgeTrial(r *record, e *workers.Ejection, a Admission, out O
 func (o *Outliers) reinstate(r *record, e *workers.Ejection, generation uint64, now time.Time, why string) {
 	r.worker.State.SetGeneration(generation) // before anybody is admitted to it
 	r.worker.State.SetEjection(nil)
-	r.returned, r.failures, r.connects, r.spared = now, 0, 0, false
+	r.returned, r.trialSince, r.failures, r.connects, r.spared = now, time.Time{}, 0, 0, false
 	o.sink.Emit(workers.Event{
 		At: now, Kind: "outlier.reinstated", Worker: r.worker.Name,
 		Text:   fmt.Sprintf("worker %s is back after %s: %s", r.worker.Name, now.Sub(e.Since).Round(time.Millisecond), why),
