@@ -96,9 +96,6 @@ func NewPlayer(o PlayerOptions) *Player {
 // Close frees the index.
 func (p *Player) Close() { _ = p.index.Close() } // memory only
 
-// Index is the index; it must not be changed.
-func (p *Player) Index() *kvindex.Index { return p.index }
-
 // Counts is what was played so far.
 func (p *Player) Counts() Counts { return p.counts }
 

@@ -1,6 +1,7 @@
 package replay
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"slices"
@@ -80,13 +81,7 @@ func showDecision(b *strings.Builder, d *trace.Decision, p *Player) {
 		fmt.Fprintf(b, "\n    %s by %s", ph.Phase, ph.Policy)
 		list := slices.Clone(ph.Candidates)
 		slices.SortStableFunc(list, func(x, y decision.Candidate) int {
-			switch {
-			case x.Cost < y.Cost:
-				return -1
-			case x.Cost > y.Cost:
-				return 1
-			}
-			return strings.Compare(x.Rank, y.Rank)
+			return cmp.Or(cmp.Compare(x.Cost, y.Cost), strings.Compare(x.Rank, y.Rank))
 		})
 		for i := range list[:min(len(list), 16)] {
 			c := &list[i]

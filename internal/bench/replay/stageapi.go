@@ -2,6 +2,7 @@ package replay
 
 import (
 	"fmt"
+	"maps"
 	"net/http"
 	"slices"
 	"strings"
@@ -150,7 +151,6 @@ func (s *Stage) totals() admin.IndexTotals {
 // workers are the ranks of the trace by their workers, in the order of names.
 func (s *Stage) workers() []admin.Worker {
 	byName := map[string]*admin.Worker{}
-	var names []string
 	for label, k := range s.ranks {
 		name, dp, _ := trace.SplitRank(label)
 		w := byName[name]
@@ -160,7 +160,6 @@ func (s *Stage) workers() []admin.Worker {
 				Source: "trace", Health: "healthy", Usable: true, Ranks: []admin.Rank{},
 			}
 			byName[name] = w
-			names = append(names, name)
 		}
 		w.DP++
 		r := admin.Rank{
@@ -191,9 +190,8 @@ func (s *Stage) workers() []admin.Worker {
 		}
 		w.Ranks = append(w.Ranks, r)
 	}
-	slices.Sort(names)
-	out := make([]admin.Worker, 0, len(names))
-	for _, n := range names {
+	out := make([]admin.Worker, 0, len(byName))
+	for _, n := range slices.Sorted(maps.Keys(byName)) {
 		slices.SortFunc(byName[n].Ranks, func(a, b admin.Rank) int { return a.DP - b.DP })
 		out = append(out, *byName[n])
 	}

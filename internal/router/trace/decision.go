@@ -352,10 +352,6 @@ func find[T any](newest, before map[uint64]described[T], n uint64) (described[T]
 // oneOf reports whether a word is among those that this reader knows.
 func oneOf[T comparable](v T, list ...T) bool { return slices.Contains(list, v) }
 
-func engines() []workers.Engine {
-	return []workers.Engine{workers.VLLM, workers.SGLang, workers.TRTLLM}
-}
-
 func knownConnector(c workers.Connector) bool {
 	return c == workers.ConnectorNone || slices.Contains(workers.Connectors(), c)
 }
@@ -415,7 +411,7 @@ func (r *Reader) parseWorker(p []byte) error {
 	switch {
 	case unknown != "":
 		e.lacks = fmt.Sprintf("worker %s has %s, which this dynctl does not know", l.Worker, unknown)
-	case l.Engine != "" && !slices.Contains(engines(), l.Engine):
+	case !oneOf(l.Engine, "", workers.VLLM, workers.SGLang, workers.TRTLLM):
 		e.lacks = fmt.Sprintf("worker %s: engine %q is not known to this dynctl", l.Worker, l.Engine)
 	case !oneOf(l.Role, "", workers.Prefill, workers.Decode, workers.Aggregated):
 		e.lacks = fmt.Sprintf("worker %s: role %q is not known to this dynctl", l.Worker, l.Role)

@@ -46,10 +46,8 @@ func (t *Tokens) UnmarshalJSON(p []byte) error {
 		return fmt.Errorf("token ids: %d bytes are not a multiple of 4", len(raw))
 	}
 	*t = make(Tokens, len(raw)/4)
-	for i := range *t {
-		(*t)[i] = binary.LittleEndian.Uint32(raw[4*i:])
-	}
-	return nil
+	_, err = binary.Decode(raw, binary.LittleEndian, []uint32(*t))
+	return err
 }
 
 func textOf(p []byte) (string, error) {

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -408,12 +409,7 @@ func detect(p []byte) (Format, error) {
 		return "", fmt.Errorf("%w: it has schema %q", ErrSchema, schema)
 	}
 	has := func(names ...string) bool {
-		for _, n := range names {
-			if _, ok := keys[n]; !ok {
-				return false
-			}
-		}
-		return true
+		return !slices.ContainsFunc(names, func(n string) bool { return keys[n] == nil })
 	}
 	switch {
 	case has("frames_b64"):

@@ -63,7 +63,7 @@ func kinds(all []trace.Record) []trace.Kind {
 // TestRecording writes every kind to a file and reads it again.
 func TestRecording(t *testing.T) {
 	tap := NewTap(trace.Header{Source: "test"})
-	if tap.Active() {
+	if tap.active.Load() {
 		t.Error("active without a listener")
 	}
 	tap.Batch("w/dp0", 1, time.Now(), false, []byte{1}) // nobody listens
@@ -93,7 +93,7 @@ func TestRecording(t *testing.T) {
 	if err := <-done; err != nil {
 		t.Fatal(err)
 	}
-	if tap.Active() {
+	if tap.active.Load() {
 		t.Error("still active after the end")
 	}
 	all, r := read(t, path)

@@ -75,10 +75,6 @@ func NewTap(h trace.Header) *Tap {
 	return &Tap{header: h, book: trace.NewBook(), ranks: map[string]*tapRank{}, pool: sync.Pool{New: func() any { return new(scratch) }}}
 }
 
-// Active reports whether anybody listens; if not, there is no need to gather
-// what a record needs.
-func (t *Tap) Active() bool { return t.active.Load() }
-
 func (t *Tap) since(at time.Time) time.Duration { return at.Sub(t.header.Start) }
 
 // Rank tells of a rank of the fleet. Every new listener is told, too.
@@ -97,16 +93,6 @@ func (t *Tap) Rank(rank string, info trace.RankInfo) {
 	}
 	t.mu.Unlock()
 	t.put(&trace.Record{Kind: trace.KindRank, Rank: rank, RankInfo: info})
-}
-
-// Forget ends what new listeners are told of a rank that left the fleet.
-func (t *Tap) Forget(rank string) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	delete(t.ranks, rank)
-	if i := slices.Index(t.order, rank); i >= 0 {
-		t.order = slices.Delete(t.order, i, i+1)
-	}
 }
 
 // Batch records a batch that was applied to the index. Call it in the order in
