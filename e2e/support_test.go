@@ -135,7 +135,7 @@ func serve(t *testing.T, args ...string) *router {
 			t.Logf("log of serve:\n%s", raw[max(0, len(raw)-8000):])
 		}
 	})
-	c, err := admin.NewClient(adm, "")
+	c, err := admin.NewClient(adm, admin.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -102,7 +102,7 @@ goes on. A second ctrl-c ends it at once. On a terminal there are also keys:
 	t := &f.target
 	fl.StringVar(&t.router, "router", "", "admin `URL` of a running router")
 	fl.StringVar(&t.data, "data", "", "data plane `URL` of that router, when it is not what the router says")
-	fl.StringVar(&t.token, "token-file", os.Getenv("DYNCTL_TOKEN_FILE"), "`FILE` with the router's bearer token")
+	t.access.add(fl)
 	fl.StringArrayVar(&t.prefill, "prefill", nil, "engine that prefills, `URL[,key=value…]` (repeatable)")
 	fl.StringArrayVar(&t.decode, "decode", nil, "engine that decodes, `URL[,key=value…]` (repeatable)")
 	fl.StringArrayVar(&t.worker, "worker", nil, "engine that does both, `URL[,key=value…]` (repeatable)")

@@ -23,12 +23,13 @@ import (
 // targetFlags say what a measurement is taken of: a router that runs, engines
 // behind a router in this process, or simulated engines behind one.
 type targetFlags struct {
-	router, data, token string
-	prefill, decode     []string
-	worker              []string
-	sim, connector      string
-	model               string
-	verbose             bool
+	router, data    string
+	access          accessFlags
+	prefill, decode []string
+	worker          []string
+	sim, connector  string
+	model           string
+	verbose         bool
 }
 
 // target is what the flags led to.
@@ -47,11 +48,16 @@ func (f *targetFlags) open(ctx context.Context, stderr io.Writer, defaultSim str
 		return nil, withCode(exitUsage, errors.New("give only one of --router, --sim and engines (--prefill, --decode, --worker)"))
 	}
 	if f.router != "" {
-		c, err := admin.NewClient(f.router, f.token)
+		c, err := f.access.client(f.router)
 		if err != nil {
-			return nil, withCode(exitUsage, err)
+			return nil, err
 		}
-		t, err := fleet.New(ctx, c, strings.TrimRight(f.data, "/"))
+		conf, err := f.access.tls()
+		if err != nil {
+			c.Close()
+			return nil, err
+		}
+		t, err := fleet.New(ctx, c, fleet.Options{URL: strings.TrimRight(f.data, "/"), TLS: conf})
 		if err != nil {
 			c.Close()
 			return nil, adminError(err)
@@ -131,12 +137,12 @@ func (f *targetFlags) embed(ctx context.Context, stderr io.Writer) (t *target, e
 		_ = r.Drain(c) // what still runs was given up by the client
 		return served.Close()
 	})
-	c, err := admin.NewClient(served.AdminURL, "")
+	c, err := admin.NewClient(served.AdminURL, admin.Options{})
 	if err != nil {
 		return nil, err
 	}
 	closers = append(closers, func() error { c.Close(); return nil })
-	ft, err := fleet.New(ctx, c, served.URL)
+	ft, err := fleet.New(ctx, c, fleet.Options{URL: served.URL})
 	if err != nil {
 		return nil, err
 	}

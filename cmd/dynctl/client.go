@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -12,25 +13,67 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/dynctl/dynctl/internal/router/admin"
+	"github.com/dynctl/dynctl/internal/router/certs"
 )
 
 // defaultRouter is the admin address that serve listens on by default.
 const defaultRouter = "http://127.0.0.1:8001"
 
+// accessFlags are what a command shows to routers, and whom it trusts.
+type accessFlags struct {
+	tokenFile     string
+	ca, cert, key string
+}
+
+func (f *accessFlags) add(fl *pflag.FlagSet) {
+	fl.StringVar(&f.tokenFile, "token-file", os.Getenv("DYNCTL_TOKEN_FILE"), "`FILE` with the router's bearer token")
+	fl.StringVar(&f.ca, "tls-ca", os.Getenv("DYNCTL_TLS_CA"), "PEM `FILE` with the authorities that are trusted for https routers instead of the system's")
+	fl.StringVar(&f.cert, "tls-cert", os.Getenv("DYNCTL_TLS_CERT"), "PEM `FILE` with the certificate for routers that ask for one")
+	fl.StringVar(&f.key, "tls-key", os.Getenv("DYNCTL_TLS_KEY"), "PEM `FILE` with the key of that certificate")
+}
+
+// tls is nil for the system's roots and no certificate.
+func (f *accessFlags) tls() (*tls.Config, error) {
+	switch {
+	case (f.cert == "") != (f.key == ""):
+		return nil, withCode(exitUsage, errors.New("--tls-cert and --tls-key go together"))
+	case f.ca == "" && f.cert == "":
+		return nil, nil
+	}
+	s, err := certs.NewClient(certs.Options{Name: "dynctl", Cert: f.cert, Key: f.key, CA: f.ca})
+	if err != nil {
+		return nil, withCode(exitUsage, err)
+	}
+	return s.Client(), nil
+}
+
+// client makes a client of the router with an admin URL.
+func (f *accessFlags) client(url string) (*admin.Client, error) {
+	conf, err := f.tls()
+	if err != nil {
+		return nil, err
+	}
+	c, err := admin.NewClient(url, admin.Options{TokenFile: f.tokenFile, TLS: conf})
+	return c, withCode(exitUsage, err)
+}
+
 // routerFlags name the router that a command talks to.
-type routerFlags struct{ url, tokenFile string }
+type routerFlags struct {
+	url    string
+	access accessFlags
+}
 
 func (f *routerFlags) add(cmd *cobra.Command) {
 	url := cmp.Or(os.Getenv("DYNCTL_ROUTER"), defaultRouter)
 	cmd.PersistentFlags().StringVar(&f.url, "router", url, "admin `URL` of the router (environment DYNCTL_ROUTER)")
-	cmd.PersistentFlags().StringVar(&f.tokenFile, "token-file", os.Getenv("DYNCTL_TOKEN_FILE"), "`FILE` with the router's bearer token")
+	f.access.add(cmd.PersistentFlags())
 }
 
 func (f *routerFlags) client() (*admin.Client, error) {
-	c, err := admin.NewClient(f.url, f.tokenFile)
-	return c, withCode(exitUsage, err)
+	return f.access.client(f.url)
 }
 
 // ask makes a command of what it asks the router.

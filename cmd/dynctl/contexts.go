@@ -20,6 +20,10 @@ type routerContext struct {
 	// Routers are admin URLs.
 	Routers   []string `yaml:"routers"`
 	TokenFile string   `yaml:"token_file"`
+	// PEM files, as --tls-ca, --tls-cert and --tls-key.
+	TLSCA   string `yaml:"tls_ca"`
+	TLSCert string `yaml:"tls_cert"`
+	TLSKey  string `yaml:"tls_key"`
 }
 
 // contextsFile is the file of the user's contexts:
@@ -29,6 +33,7 @@ type routerContext struct {
 //	  - name: prod
 //	    routers: [http://10.0.0.1:8001, http://10.0.0.2:8001]
 //	    token_file: ~/.config/dynctl/prod.token
+//	    tls_ca: ~/.config/dynctl/ca.pem
 type contextsFile struct {
 	Current  string          `yaml:"current"`
 	Contexts []routerContext `yaml:"contexts"`
@@ -79,12 +84,14 @@ func readContexts(path string) (*contextsFile, error) {
 			return nil, fmt.Errorf("contexts %s: %q has no routers", path, x.Name)
 		}
 		seen[x.Name] = true
-		if rest, ok := strings.CutPrefix(x.TokenFile, "~/"); ok {
-			home, err := os.UserHomeDir()
-			if err != nil {
-				return nil, fmt.Errorf("contexts %s: %w", path, err)
+		for _, file := range []*string{&x.TokenFile, &x.TLSCA, &x.TLSCert, &x.TLSKey} {
+			if rest, ok := strings.CutPrefix(*file, "~/"); ok {
+				home, err := os.UserHomeDir()
+				if err != nil {
+					return nil, fmt.Errorf("contexts %s: %w", path, err)
+				}
+				*file = filepath.Join(home, rest)
 			}
-			x.TokenFile = filepath.Join(home, rest)
 		}
 	}
 	return c, nil

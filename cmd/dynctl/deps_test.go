@@ -23,12 +23,16 @@ var allowed = map[string][]string{
 	"internal/positive": {},
 	"internal/wait":     {},
 
+	// Whoever reads files that change.
+	"internal/watchfile": {},
+
 	// Only tests import them.
-	"internal/property": {},
-	"internal/python":   {},
+	"internal/router/certs/certtest": {},
+	"internal/property":              {},
+	"internal/python":                {},
 
 	"internal/workers":           {},
-	"internal/workers/discovery": {"internal/workers"},
+	"internal/workers/discovery": {"internal/workers", "internal/watchfile"},
 	"internal/workers/health":    {"internal/workers", "internal/workers/samples"},
 	"internal/workers/samples":   {},
 	"internal/workers/sim":       {"internal/workers", "internal/workers/samples", "internal/workers/sim/...", "internal/router/zmtp", "internal/router/kvevent", "internal/router/blockhash", "internal/router/api"},
@@ -47,6 +51,7 @@ var allowed = map[string][]string{
 	"internal/router/approx":      {"internal/router/kvindex", "internal/router/blockhash"},
 	"internal/router/attempt":     {"internal/router/decision", "internal/router/selector", "internal/workers", "internal/workers/health"},
 	"internal/router/blockhash":   {},
+	"internal/router/certs":       {"internal/router/eventlog", "internal/watchfile"},
 	"internal/router/decision":    {},
 	"internal/router/decide":      {"internal/router/api", "internal/router/attempt", "internal/router/decision", "internal/router/disagg", "internal/router/ledger", "internal/router/selector", "internal/workers"},
 	"internal/router/disagg":      {"internal/router/api", "internal/workers"},
@@ -64,7 +69,7 @@ var allowed = map[string][]string{
 	"internal/router/state":       {"internal/router/admin", "internal/router/admission", "internal/router/approx", "internal/router/kvfeed", "internal/router/kvindex", "internal/router/ledger", "internal/router/traffic", "internal/workers"},
 	"internal/router/telemetry":   {},
 	// The stand for tests, endurance runs and measurements.
-	"internal/router/routertest": {"internal/router", "internal/router/admin", "internal/router/quicksock", "internal/settings", "internal/workers", "internal/workers/sim", "internal/workers/sim/port"},
+	"internal/router/routertest": {"internal/router", "internal/router/admin", "internal/settings", "internal/workers", "internal/workers/sim", "internal/workers/sim/port"},
 	"internal/router/tokenize":   {"internal/router/rawjson", "internal/router/tokenize/..."},
 	"internal/router/trace":      {"internal/router/api", "internal/router/attempt", "internal/router/decide", "internal/router/decision", "internal/router/disagg", "internal/router/kvevent", "internal/router/receipt", "internal/router/selector", "internal/workers"},
 	"internal/router/trace/...":  {"internal/router/trace", "internal/router/receipt"},

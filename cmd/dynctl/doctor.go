@@ -68,7 +68,7 @@ a check failed, 4 when the router cannot be reached.`,
 	fl := cmd.Flags()
 	fl.StringVar(&f.router, "router", "", "admin `URL` of the router (default $DYNCTL_ROUTER or "+defaultRouter+")")
 	fl.StringVar(&f.data, "data", "", "data plane `URL` of that router, when it is not what the router says")
-	fl.StringVar(&f.token, "token-file", os.Getenv("DYNCTL_TOKEN_FILE"), "`FILE` with the router's bearer token")
+	f.access.add(fl)
 	fl.StringArrayVar(&f.prefill, "prefill", nil, "engine that prefills, `URL[,key=value…]` (repeatable): a router in this process examines it")
 	fl.StringArrayVar(&f.decode, "decode", nil, "engine that decodes, `URL[,key=value…]` (repeatable)")
 	fl.StringArrayVar(&f.worker, "worker", nil, "engine that does both, `URL[,key=value…]` (repeatable)")

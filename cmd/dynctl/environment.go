@@ -14,6 +14,8 @@ var otherVariables = []struct{ name, help string }{
 	{"DYNCTL_CONFIG", "configuration file of serve (--config)"},
 	{"DYNCTL_ROUTER", "admin URL of the router that commands talk to (--router)"},
 	{"DYNCTL_TOKEN_FILE", "file with that router's bearer token (--token-file)"},
+	{"DYNCTL_TLS_CA", "file with the authorities of its certificate (--tls-ca)"},
+	{"DYNCTL_TLS_CERT, DYNCTL_TLS_KEY", "files with the certificate and key for it (--tls-cert, --tls-key)"},
 	{"DYNCTL_CONTEXTS", "file with the contexts of top (--context)"},
 	{"DYNCTL_NO_COLOR, NO_COLOR", "no colour, whatever the value"},
 }

@@ -5,15 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net/http"
-	"os"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/dynctl/dynctl/internal/router/admin"
 	"github.com/dynctl/dynctl/internal/router/kvfeed"
 	"github.com/dynctl/dynctl/internal/router/kvindex"
 	"github.com/dynctl/dynctl/internal/router/trace"
@@ -123,26 +120,11 @@ func recordRouter(ctx context.Context, r *routerFlags, flags *recordFlags, stder
 	defer c.Close()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, c.URL()+"/admin/v1/stream", nil)
+	stream, err := c.Stream(ctx)
 	if err != nil {
-		return withCode(exitUsage, err)
+		return adminError(err)
 	}
-	if r.tokenFile != "" {
-		raw, err := os.ReadFile(r.tokenFile)
-		if err != nil {
-			return withCode(exitUsage, err)
-		}
-		req.Header.Set("Authorization", "Bearer "+strings.TrimSpace(string(raw)))
-	}
-	resp, err := http.DefaultTransport.RoundTrip(req)
-	if err != nil {
-		return adminError(&admin.UnreachableError{URL: c.URL(), Err: err})
-	}
-	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusOK {
-		text, _ := io.ReadAll(io.LimitReader(resp.Body, 4096))
-		return fmt.Errorf("the router does not stream (%s): %s", resp.Status, strings.TrimSpace(string(text)))
-	}
+	defer stream.Close()
 	copied := recorder.NewCopy(flags.buffer)
 	flags.file.Path = flags.path
 	f, err := recorder.NewFile(copied.Subscription(), flags.file)
@@ -151,7 +133,7 @@ func recordRouter(ctx context.Context, r *routerFlags, flags *recordFlags, stder
 	}
 	var g errgroup.Group
 	g.Go(func() error {
-		if err := copied.From(resp.Body); err != nil && ctx.Err() == nil {
+		if err := copied.From(stream); err != nil && ctx.Err() == nil {
 			return fmt.Errorf("stream of %s: %w", c.URL(), err)
 		}
 		return nil // ctrl-c, the duration is over, or the router has ended

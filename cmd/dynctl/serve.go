@@ -20,7 +20,6 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/dynctl/dynctl/internal/router"
-	"github.com/dynctl/dynctl/internal/router/quicksock"
 	"github.com/dynctl/dynctl/internal/settings"
 	"github.com/dynctl/dynctl/internal/settings/load"
 	"github.com/dynctl/dynctl/internal/wait"
@@ -122,12 +121,14 @@ func serve(ctx context.Context, l *load.Loaded, flags *pflag.FlagSet, record *re
 		return withCode(exitUsage, err)
 	}
 	adminHandler, err := r.AdminHandler(router.AdminOptions{
-		TokenFile: l.Config.AdminTokenFile, Name: data.Addr().String(), Sim: control, Stream: tap,
+		TokenFile: l.Config.AdminTokenFile, Name: data.Addr().String(), AdminName: admin.Addr().String(), Sim: control, Stream: tap,
 	})
 	if err != nil {
 		return withCode(exitUsage, err)
 	}
-	log.Info(fmt.Sprintf("dynctl %s routes on http://%s, admin API and /metrics on http://%s", v.Version, data.Addr(), admin.Addr()))
+	scheme, adminScheme := r.Schemes()
+	url, adminURL := scheme+"://"+data.Addr().String(), adminScheme+"://"+admin.Addr().String()
+	log.Info(fmt.Sprintf("dynctl %s routes on %s, admin API and /metrics on %s", v.Version, url, adminURL))
 	if c := l.Config; len(c.Worker)+len(c.Prefill)+len(c.Decode)+len(specs) == 0 && c.WorkersFile == "" {
 		log.Warn("there are no workers: name them with --worker, --prefill, --decode or --workers-file, add them with dynctl workers add, or try --sim 2p2d")
 	}
@@ -139,7 +140,7 @@ func serve(ctx context.Context, l *load.Loaded, flags *pflag.FlagSet, record *re
 	var g errgroup.Group
 	g.Go(func() error { defer stopRun(); return r.Run(runCtx) })
 	if l.Config.Log.Format != "json" && (isTerminal(stderr) || l.Config.Sim != "") {
-		g.Go(func() error { greet(runCtx, stderr, r, data.Addr(), admin.Addr()); return nil })
+		g.Go(func() error { greet(runCtx, stderr, r, url, adminURL); return nil })
 	}
 	quiet := slog.NewLogLogger(log.Handler(), slog.LevelDebug)
 	dataServer, adminServer := router.NewServer(r, quiet), router.NewServer(adminHandler, quiet)
@@ -150,8 +151,8 @@ func serve(ctx context.Context, l *load.Loaded, flags *pflag.FlagSet, record *re
 			failed <- fmt.Errorf("listener %s: %w", ln.Addr(), err)
 		}
 	}
-	g.Go(func() error { serveOn(dataServer, quicksock.Listen(data)); return nil })
-	g.Go(func() error { serveOn(adminServer, admin); return nil })
+	g.Go(func() error { serveOn(dataServer, r.DataListener(data)); return nil })
+	g.Go(func() error { serveOn(adminServer, r.AdminListener(admin)); return nil })
 
 	hup := make(chan os.Signal, 1)
 	signal.Notify(hup, syscall.SIGHUP)
@@ -242,7 +243,7 @@ const cutGrace = 2 * time.Second
 const greetWait = 5 * time.Second
 
 // greet gives a new user a command to paste, once it will work.
-func greet(ctx context.Context, w io.Writer, r *router.Router, data, admin net.Addr) {
+func greet(ctx context.Context, w io.Writer, r *router.Router, url, adminURL string) {
 	ctx, cancel := context.WithTimeout(ctx, greetWait)
 	defer cancel()
 	var models []string
@@ -257,7 +258,7 @@ func greet(ctx context.Context, w io.Writer, r *router.Router, data, admin net.A
 	fmt.Fprintf(w, `
 Try it:
 
-  curl -i http://%s/v1/chat/completions -H 'Content-Type: application/json' \
+  curl -i %s/v1/chat/completions -H 'Content-Type: application/json' \
     -d '{"model": %q, "stream": true, "max_tokens": 32, "messages": [{"role": "user", "content": "Why did the router choose this engine? %s"}]}'
 
 Then, with the X-Dynctl-Decision header of the answer:
@@ -265,12 +266,12 @@ Then, with the X-Dynctl-Decision header of the answer:
   dynctl explain%s ID
   dynctl workers list%s
 
-`, data, models[0], "Please explain in detail, with every candidate and its cost.", routerFlag(admin), routerFlag(admin))
+`, url, models[0], "Please explain in detail, with every candidate and its cost.", routerFlag(adminURL), routerFlag(adminURL))
 }
 
 // routerFlag names the router for other commands where it is not the default.
-func routerFlag(admin net.Addr) string {
-	if url := "http://" + admin.String(); url != defaultRouter {
+func routerFlag(url string) string {
+	if url != defaultRouter {
 		return " --router " + url
 	}
 	return ""

@@ -95,7 +95,7 @@ func TestServeFromSignalToSignal(t *testing.T) {
 			<-code
 		}
 	}()
-	client, err := admin.NewClient(ctrl, "")
+	client, err := admin.NewClient(ctrl, admin.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -260,7 +260,7 @@ func TestServeDrainTimeout(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer resp.Body.Close()
-	c, err := admin.NewClient(ctrl, "")
+	c, err := admin.NewClient(ctrl, admin.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -23,7 +23,8 @@ import (
 // topFlags are the flags of top.
 type topFlags struct {
 	routers                    []string
-	tokenFile, context         string
+	access                     accessFlags
+	context                    string
 	output, color, theme, view string
 	once, ascii, demo, reverse bool
 	watch, rate, timeout       time.Duration
@@ -60,7 +61,7 @@ answers.`,
 	}
 	fl := cmd.Flags()
 	fl.StringArrayVar(&f.routers, "router", nil, "admin `URL` of a router (repeatable; environment DYNCTL_ROUTER; default "+defaultRouter+")")
-	fl.StringVar(&f.tokenFile, "token-file", os.Getenv("DYNCTL_TOKEN_FILE"), "`FILE` with the routers' bearer token")
+	f.access.add(fl)
 	fl.StringVar(&f.context, "context", "", "`NAME` of a context in "+contextsPath())
 	fl.BoolVar(&f.once, "once", false, "write the figures once and exit")
 	fl.DurationVar(&f.watch, "watch", 0, "write the figures again every `INTERVAL` until interrupted")
@@ -141,14 +142,18 @@ func runTop(cmd *cobra.Command, f *topFlags) (err error) {
 	if o.Context, err = f.resolve(); err != nil {
 		return withCode(exitUsage, err)
 	}
-	if o.Clients, err = tui.Clients(f.routers, f.tokenFile); err != nil {
-		return withCode(exitUsage, err)
-	}
 	defer func() {
 		for _, c := range o.Clients {
 			c.Close()
 		}
 	}()
+	for _, url := range f.routers {
+		c, err := f.access.client(url)
+		if err != nil {
+			return err
+		}
+		o.Clients = append(o.Clients, c)
+	}
 	if plain {
 		return printTop(ctx, cmd.OutOrStdout(), o, text, f)
 	}
@@ -181,7 +186,10 @@ func (f *topFlags) resolve() (name string, err error) {
 		return "", err
 	}
 	f.routers = x.Routers
-	f.tokenFile = cmp.Or(f.tokenFile, x.TokenFile)
+	f.access.tokenFile, f.access.ca = cmp.Or(f.access.tokenFile, x.TokenFile), cmp.Or(f.access.ca, x.TLSCA)
+	if f.access.cert == "" && f.access.key == "" {
+		f.access.cert, f.access.key = x.TLSCert, x.TLSKey
+	}
 	return name, nil
 }
 

@@ -95,7 +95,7 @@ func TestContexts(t *testing.T) {
 	}
 	resolve := func(f topFlags) (string, []string, string, error) {
 		name, err := f.resolve()
-		return name, f.routers, f.tokenFile, err
+		return name, f.routers, f.access.tokenFile, err
 	}
 	if _, routers, _, err := resolve(topFlags{}); err != nil || routers[0] != defaultRouter {
 		t.Errorf("no file: %v %v", routers, err)
@@ -104,7 +104,7 @@ func TestContexts(t *testing.T) {
 	if name, routers, token, err := resolve(topFlags{}); err != nil || name != "prod" || len(routers) != 2 || token != "/t" {
 		t.Errorf("current: %s %v %s %v", name, routers, token, err)
 	}
-	if name, routers, token, err := resolve(topFlags{context: "lab", tokenFile: "/mine"}); err != nil || name != "lab" || routers[0] != "http://c:1" || token != "/mine" {
+	if name, routers, token, err := resolve(topFlags{context: "lab", access: accessFlags{tokenFile: "/mine"}}); err != nil || name != "lab" || routers[0] != "http://c:1" || token != "/mine" {
 		t.Errorf("lab: %s %v %s %v", name, routers, token, err)
 	}
 	if name, routers, _, err := resolve(topFlags{routers: []string{"http://x:1"}}); err != nil || name != "" || routers[0] != "http://x:1" {
@@ -151,12 +151,7 @@ func newStand(t *testing.T, ctx context.Context, fleet string) *stand {
 	if err := rig.Ready(ctx); err != nil {
 		t.Fatal(err)
 	}
-	clients, err := tui.Clients([]string{rig.AdminURL}, "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(clients[0].Close)
-	return &stand{rig, tui.NewCollector(tui.Options{Clients: clients, Rate: 100 * time.Millisecond, Timeout: 5 * time.Second})}
+	return &stand{rig, tui.NewCollector(tui.Options{Clients: []*admin.Client{rig.Admin}, Rate: 100 * time.Millisecond, Timeout: 5 * time.Second})}
 }
 
 // complete asks for a completion and waits for its end.
@@ -532,11 +527,12 @@ func TestTopDemo(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	clients, err := tui.Clients([]string{d.URL}, "")
+	client, err := admin.NewClient(d.URL, admin.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer clients[0].Close()
+	defer client.Close()
+	clients := []*admin.Client{client}
 	err = routertest.Wait(ctx, "traffic", func() error {
 		s, err := clients[0].Status(ctx)
 		if err == nil && s.Traffic.Completed < 5 {

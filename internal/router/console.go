@@ -22,8 +22,9 @@ import (
 type AdminOptions struct {
 	// TokenFile holds the bearer token; empty asks for none.
 	TokenFile string
-	// Name of this replica in status; the data plane's address.
-	Name string
+	// Name of this replica in status; the data plane's address. AdminName is the
+	// admin API's.
+	Name, AdminName string
 	// Sim controls the simulated engines of this process, under /sim/v1/; nil
 	// without them.
 	Sim http.Handler
@@ -55,6 +56,7 @@ func (r *Router) AdminHandler(o AdminOptions) (http.Handler, error) {
 		more["GET /admin/v1/stream"] = adminserver.Stream(o.Stream, r.events)
 	}
 	c := &console{r, o}
+	c.warnOfExposure()
 	return adminserver.New(a, c, c, more), nil
 }
 
@@ -69,7 +71,7 @@ func (c *console) Now() time.Time { return time.Now() }
 // Status is the router's, with what only the API's owner knows.
 func (c *console) Status() admin.Status {
 	st := c.state.Status(c.Now())
-	st.Name, st.Listen = c.o.Name, c.o.Name
+	st.Name, st.Listen, st.Access = c.o.Name, c.o.Name, c.access()
 	return st
 }
 

@@ -38,6 +38,11 @@ func (r facts) Troubles() []string {
 	if r.bodies.Full() {
 		out = append(out, "requests are refused because the memory for bodies is used up (limits.body_memory)")
 	}
+	for _, c := range r.certs() {
+		if why := c.Trouble(); why != "" {
+			out = append(out, why)
+		}
+	}
 	if rec := r.Recorder(); rec != nil && rec.Error != "" {
 		out = append(out, "the recording has ended: "+rec.Error)
 	}

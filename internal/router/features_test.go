@@ -1456,7 +1456,7 @@ func TestAdminAuth(t *testing.T) {
 	if get("/admin/v1/status", "Bearer a-long-enough-token-42") != 200 || get("/healthz", "") != 200 {
 		t.Error("the right token, or a probe without one, is refused")
 	}
-	c, err := admin.NewClient(r.AdminURL, file)
+	c, err := admin.NewClient(r.AdminURL, admin.Options{TokenFile: file})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -27,6 +27,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/admin"
 	"github.com/dynctl/dynctl/internal/router/admission"
 	"github.com/dynctl/dynctl/internal/router/approx"
+	"github.com/dynctl/dynctl/internal/router/certs"
 	"github.com/dynctl/dynctl/internal/router/eventlog"
 	"github.com/dynctl/dynctl/internal/router/follower"
 	"github.com/dynctl/dynctl/internal/router/kvfeed"
@@ -54,7 +55,8 @@ type Options struct {
 	Origin map[string]string
 	// Sim are the simulated engines that run in this process; may be nil.
 	Sim []workers.Spec
-	// EngineTLS is how https engines are spoken to; nil for the system's roots.
+	// EngineTLS is how https engines are spoken to instead of as the config says; nil
+	// for that.
 	EngineTLS *tls.Config
 	// Version and Revision of the binary, for status and metrics.
 	Version, Revision string
@@ -123,6 +125,11 @@ type Router struct {
 	fleet          *follower.Follower
 	state          *state.State
 
+	// Of those that are not configured nil. engineTLS is how https engines are
+	// spoken to, nil for the system's roots.
+	dataCert, adminCert, engineCert *certs.Store
+	engineTLS                       *tls.Config
+
 	drain    chan struct{} // closed by Drain
 	draining atomic.Pointer[drainPlan]
 	turns    [2]atomic.Uint64 // round-robin turns of the decode and prefill phase
@@ -175,11 +182,14 @@ func New(ctx context.Context, o Options) (*Router, error) {
 	if r.tracer, err = telemetry.NewTracer(ctx, o.Config.Trace.Endpoint, o.Config.Trace.Sample, o.Version); err != nil {
 		return nil, err
 	}
+	if err := r.readCerts(&o.Config); err != nil {
+		return nil, err
+	}
 	if err := r.buildClients(&o.Config); err != nil {
 		return nil, err
 	}
 	if r.tokens, err = prompt.New(prompt.Options{
-		TLS:  r.opts.EngineTLS,
+		TLS:  r.engineTLS,
 		Mode: o.Config.Tokens.Tokenizer, Path: o.Config.Tokens.Path, Registry: r.registry, Event: r.event, DialTimeout: o.Config.Timeouts.Dial,
 		CacheBytes: o.Config.Tokens.CacheBytes,
 	}); err != nil {
@@ -239,6 +249,9 @@ func (r *Router) Run(ctx context.Context) error {
 	if cfg.WorkersFile != "" {
 		f := discovery.NewFile(r.registry, discovery.FileOptions{Path: cfg.WorkersFile, Source: workers.SourceFile}, r.workerEvent)
 		g.Go(func() error { return f.Run(ctx) })
+	}
+	for _, c := range r.certs() {
+		g.Go(func() error { return c.Run(ctx) })
 	}
 	g.Go(func() error { return r.traffic.Run(ctx) })
 	g.Go(func() error { return r.tokens.Run(ctx) })

@@ -21,8 +21,8 @@ import (
 // buildClients makes everything that talks to workers.
 func (r *Router) buildClients(c *settings.Config) error {
 	r.requests, r.cancelRequests = context.WithCancel(context.Background())
-	r.client = upstream.New(upstream.Options{DialTimeout: c.Timeouts.Dial, TLS: r.opts.EngineTLS})
-	r.monitor = health.NewMonitor(r.registry, health.Options{Interval: c.Health.Interval, Timeout: c.Health.Timeout, Scrape: c.Health.Scrape, TLS: r.opts.EngineTLS}, r.workerEvent)
+	r.client = upstream.New(upstream.Options{DialTimeout: c.Timeouts.Dial, TLS: r.engineTLS})
+	r.monitor = health.NewMonitor(r.registry, health.Options{Interval: c.Health.Interval, Timeout: c.Health.Timeout, Scrape: c.Health.Scrape, TLS: r.engineTLS}, r.workerEvent)
 	r.outliers = health.NewOutliers(r.registry, health.OutlierOptions{}, r.workerEvent)
 	feeds := kvfeed.Options{BlockSize: defaultBlock, Events: r.workerEvent, Logger: r.log, StaleAfter: c.Index.StaleAfter}
 	if c.Tokens.BlockSize > 0 {

@@ -31,6 +31,11 @@ type Config struct {
 	// API may carry in its Host header where there is no token.
 	AdminHosts []string
 
+	// TLS and AdminTLS are those of the data plane and of the admin API, EngineTLS is
+	// how https engines are spoken to.
+	TLS, AdminTLS ServerTLS
+	EngineTLS     EngineTLS
+
 	// TrustedProxies are networks and addresses whose X-Forwarded-For and the
 	// like are continued; those of anybody else are replaced.
 	TrustedProxies []string
@@ -59,6 +64,28 @@ type Config struct {
 	Receipts int
 	// Events is how many events are kept in memory.
 	Events int
+}
+
+// ServerTLS is TLS of a server, by watched PEM files; without a certificate the
+// server speaks plain HTTP.
+type ServerTLS struct {
+	// CertFile holds the certificate and its chain, KeyFile its key.
+	CertFile, KeyFile string
+	// ClientCAFile holds the authorities of the certificates that clients must
+	// show; empty asks for none.
+	ClientCAFile string
+}
+
+// EngineTLS is TLS to engines, by PEM files.
+type EngineTLS struct {
+	// CAFile holds the authorities that are trusted instead of the system's.
+	CAFile string
+	// CertFile and KeyFile are the router's own certificate for engines that ask
+	// for one.
+	CertFile, KeyFile string
+	// ServerName is the name that engines' certificates must have instead of their
+	// host.
+	ServerName string
 }
 
 // Alias lets clients ask for Model under the name Name.
@@ -241,8 +268,23 @@ func (c *Config) Problems() []*Problem {
 		}
 	}
 	// What more than one value has a part in.
-	if c.AdminTokenFile == "" && !isLoopback(c.AdminListen) {
-		bad("admin_listen", "%s is not a loopback address: set admin_token_file (--admin-token-file) so that not everyone can steer the router", c.AdminListen)
+	if c.AdminTokenFile == "" && c.AdminTLS.ClientCAFile == "" && !Loopback(c.AdminListen) {
+		bad("admin_listen", "%s is not a loopback address: set admin_token_file (--admin-token-file), or ask for certificates (--admin-tls-client-ca-file), so that not everyone can steer the router", c.AdminListen)
+	}
+	for _, pair := range []struct{ section, cert, key string }{
+		{"tls", c.TLS.CertFile, c.TLS.KeyFile}, {"admin_tls", c.AdminTLS.CertFile, c.AdminTLS.KeyFile}, {"engine_tls", c.EngineTLS.CertFile, c.EngineTLS.KeyFile},
+	} {
+		if (pair.cert == "") != (pair.key == "") {
+			bad(pair.section+".cert_file", "a certificate needs its key: set both %[1]s.cert_file and %[1]s.key_file, or neither", pair.section)
+		}
+	}
+	for _, server := range []struct {
+		section string
+		tls     ServerTLS
+	}{{"tls", c.TLS}, {"admin_tls", c.AdminTLS}} {
+		if server.tls.ClientCAFile != "" && server.tls.CertFile == "" {
+			bad(server.section+".client_ca_file", "clients show certificates over TLS only: set %[1]s.cert_file and %[1]s.key_file, too", server.section)
+		}
 	}
 	if c.Tokens.Tokenizer == "local" && c.Tokens.Path == "" {
 		bad("tokens.path", "tokenizer \"local\" needs the path of a tokenizer.json (--tokenizer-path)")
@@ -325,8 +367,8 @@ func parseProxies(texts []string) ([]netip.Prefix, error) {
 	return list, nil
 }
 
-// isLoopback reports whether a listen address reaches this machine only.
-func isLoopback(addr string) bool {
+// Loopback reports whether a listen address is reached from this machine only.
+func Loopback(addr string) bool {
 	host, _, err := net.SplitHostPort(addr)
 	if err != nil {
 		return false

@@ -142,6 +142,8 @@ func TestEveryRowRefuses(t *testing.T) {
 			config := Default()
 			config.Limits.BodyMemory = 1 << 60 // what more than one setting has a part in
 			config.AdminTokenFile, config.Tokens.Path = "token", "tokenizer.json"
+			config.TLS = ServerTLS{CertFile: "tls.crt", KeyFile: "tls.key"}
+			config.AdminTLS, config.EngineTLS = config.TLS, EngineTLS{CertFile: "tls.crt", KeyFile: "tls.key"}
 			r.Set(&config, value)
 			_, alone := r.ParseChecked(text)
 			list := config.Problems()
@@ -229,6 +231,33 @@ func TestPatchConfig(t *testing.T) {
 	} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v\ndoes not say %q", err, want)
+		}
+	}
+}
+
+// TestCertificatesNeedTheirKeys: half of a pair, and clients' certificates without
+// TLS, are refused by the key that is there.
+func TestCertificatesNeedTheirKeys(t *testing.T) {
+	for _, c := range []struct {
+		set  func(*Config)
+		want string
+	}{
+		{func(c *Config) { c.TLS.CertFile = "a" }, "tls.cert_file"},
+		{func(c *Config) { c.TLS.KeyFile = "a" }, "tls.cert_file"},
+		{func(c *Config) { c.AdminTLS.CertFile = "a" }, "admin_tls.cert_file"},
+		{func(c *Config) { c.EngineTLS.KeyFile = "a" }, "engine_tls.cert_file"},
+		{func(c *Config) { c.TLS.ClientCAFile = "a" }, "tls.client_ca_file"},
+		{func(c *Config) { c.AdminTLS.ClientCAFile = "a" }, "admin_tls.client_ca_file"},
+		{func(c *Config) { c.AdminListen = "0.0.0.0:1" }, "admin_listen"},
+		{func(c *Config) { c.AdminListen, c.AdminTLS = "0.0.0.0:1", ServerTLS{"a", "b", ""} }, "admin_listen"},
+		{func(c *Config) { c.AdminListen, c.AdminTLS = "0.0.0.0:1", ServerTLS{"a", "b", "c"} }, ""},
+		{func(c *Config) { c.EngineTLS.CAFile = "a" }, ""},
+	} {
+		config := Default()
+		c.set(&config)
+		list := config.Problems()
+		if c.want == "" && len(list) != 0 || c.want != "" && (len(list) != 1 || list[0].Key != c.want) {
+			t.Errorf("%v, want a problem of %q", config.Validate(), c.want)
 		}
 	}
 }

@@ -240,7 +240,7 @@ func (g stage) children(node string) *admin.IndexChildren {
 func newStage(t testing.TB, g stage, w, h, seconds int, o Options) *app {
 	t.Helper()
 	if len(o.Clients) == 0 {
-		c, err := admin.NewClient("http://10.0.0.1:8001", "")
+		c, err := admin.NewClient("http://10.0.0.1:8001", admin.Options{})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -95,9 +95,13 @@ func (f *fakeRouter) serve(w http.ResponseWriter, q *http.Request) {
 
 func clients(t testing.TB, urls ...string) []*admin.Client {
 	t.Helper()
-	list, err := Clients(urls, "")
-	if err != nil {
-		t.Fatal(err)
+	var list []*admin.Client
+	for _, u := range urls {
+		c, err := admin.NewClient(u, admin.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		list = append(list, c)
 	}
 	t.Cleanup(func() {
 		for _, c := range list {

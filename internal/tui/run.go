@@ -13,7 +13,6 @@ import (
 	tea "github.com/charmbracelet/bubbletea"
 	"golang.org/x/term"
 
-	"github.com/dynctl/dynctl/internal/router/admin"
 	"github.com/dynctl/dynctl/internal/tui/feed"
 	"github.com/dynctl/dynctl/internal/wait"
 )
@@ -127,17 +126,4 @@ func (c *Collector) ask(ctx context.Context) {
 		})
 	}
 	wg.Wait()
-}
-
-// Clients makes a client for every address.
-func Clients(routers []string, tokenFile string) ([]*admin.Client, error) {
-	var out []*admin.Client
-	for _, u := range routers {
-		c, err := admin.NewClient(u, tokenFile)
-		if err != nil {
-			return nil, err
-		}
-		out = append(out, c)
-	}
-	return out, nil
 }

@@ -87,7 +87,7 @@ type exam struct {
 func Run(ctx context.Context, o Options) (*Report, error) {
 	e := &exam{
 		o: o, r: &Report{Schema: Schema, Target: o.Target.URL, Created: time.Now(), Findings: []Finding{}},
-		http: &http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}},
+		http: &http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DisableKeepAlives: true, TLSClientConfig: o.Target.TLS}},
 		salt: fmt.Sprint(time.Now().UnixNano()),
 	}
 	status, err := e.clock(ctx)
@@ -177,6 +177,16 @@ func (e *exam) router(ctx context.Context, s *admin.Status) {
 		e.add("data plane", e.o.Target.URL, Fail, fmt.Sprintf("GET /v1/models answers %d", code), "")
 	default:
 		e.add("data plane", e.o.Target.URL, OK, "answers; models "+strings.Join(s.Models, ", "), "")
+	}
+	for _, l := range []struct {
+		name   string
+		access admin.ListenerAccess
+	}{{"data plane", s.Access.Data}, {"admin API", s.Access.Admin}} {
+		if why := l.access.Exposed(); why != "" {
+			e.add("access", l.name+" "+l.access.Listen, Warn, why, "docs/security.md shows what to ask clients for")
+		} else if l.access.Listen != "" {
+			e.add("access", l.name+" "+l.access.Listen, OK, l.access.Who(), "")
+		}
 	}
 	if s.Traffic.Recomputes > 0 {
 		e.add("silent recompute", "router", Fail, fmt.Sprintf("%d requests were prefilled remotely and computed again by the decode engine since the start", s.Traffic.Recomputes), "dynctl explain of one of them shows its workers; check the KV connector of both sides")
@@ -454,7 +464,7 @@ func (e *exam) one(ctx context.Context, header string, prompt []uint32, osl int)
 		Series: workload.Series{Pool: e.pool, Model: e.facts.Model, Header: header, Name: "doctor/" + strconv.Itoa(e.number), Salt: e.salt, N: 1},
 		Prefix: prompt, OSL: osl,
 	}
-	sum, err := loadgen.Run(ctx, loadgen.Options{Base: e.o.Target.URL, Concurrency: 1, Keep: 1, Timeout: 2 * time.Minute}, src)
+	sum, err := loadgen.Run(ctx, loadgen.Options{Base: e.o.Target.URL, TLS: e.o.Target.TLS, Concurrency: 1, Keep: 1, Timeout: 2 * time.Minute}, src)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -45,7 +45,7 @@ func examine(t *testing.T, o routertest.Options, passive bool) *doctor.Report {
 	wait, stop := context.WithTimeout(ctx, 3*time.Second)
 	_ = g.Ready(wait) // broken fleets never are
 	stop()
-	tgt, err := fleet.New(ctx, g.Admin, g.URL)
+	tgt, err := fleet.New(ctx, g.Admin, fleet.Options{URL: g.URL})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -32,23 +33,34 @@ type Target struct {
 	// URL is the data plane, Admin the admin API.
 	URL   string
 	Admin *admin.Client
-	http  *http.Client
+	// TLS is how the data plane is spoken to; nil for the system's roots.
+	TLS  *tls.Config
+	http *http.Client
+}
+
+// Options say where a target is and how it is spoken to.
+type Options struct {
+	// URL is the data plane's; empty asks the router for it.
+	URL string
+	// TLS is Target.TLS.
+	TLS *tls.Config
 }
 
 // maxPage bounds an answer that is read whole.
 const maxPage = 32 << 20
 
-// New makes a target. dataURL may be empty: the router is asked for it then.
-func New(ctx context.Context, adminClient *admin.Client, dataURL string) (*Target, error) {
-	t := &Target{URL: dataURL, Admin: adminClient, http: &http.Client{Transport: &http.Transport{
+// New makes a target.
+func New(ctx context.Context, adminClient *admin.Client, o Options) (*Target, error) {
+	t := &Target{URL: o.URL, Admin: adminClient, TLS: o.TLS, http: &http.Client{Transport: &http.Transport{
 		DialContext: (&net.Dialer{Timeout: 3 * time.Second}).DialContext, MaxIdleConnsPerHost: 4, IdleConnTimeout: 10 * time.Second,
+		TLSClientConfig: o.TLS,
 	}, Timeout: 60 * time.Second}}
 	if t.URL == "" {
 		s, err := adminClient.Status(ctx)
 		if err != nil {
 			return nil, err
 		}
-		if t.URL, err = dataOf(adminClient.URL(), s.Listen); err != nil {
+		if t.URL, err = dataOf(adminClient.URL(), s); err != nil {
 			return nil, err
 		}
 	}
@@ -57,19 +69,23 @@ func New(ctx context.Context, adminClient *admin.Client, dataURL string) (*Targe
 
 // dataOf is the data plane's URL from what the router listens on, seen from
 // where its admin API was reached.
-func dataOf(adminURL, listen string) (string, error) {
+func dataOf(adminURL string, s *admin.Status) (string, error) {
 	u, err := url.Parse(adminURL)
 	if err != nil {
 		return "", err
 	}
-	host, port, err := net.SplitHostPort(listen)
+	host, port, err := net.SplitHostPort(s.Listen)
 	if err != nil {
-		return "", fmt.Errorf("the router says that it listens on %q; give --data URL", listen)
+		return "", fmt.Errorf("the router says that it listens on %q; give --data URL", s.Listen)
 	}
 	if ip := net.ParseIP(host); host == "" || ip != nil && ip.IsUnspecified() {
 		host = u.Hostname()
 	}
-	return "http://" + net.JoinHostPort(host, port), nil
+	scheme := "http"
+	if s.Access.Data.TLS {
+		scheme = "https"
+	}
+	return scheme + "://" + net.JoinHostPort(host, port), nil
 }
 
 // Close drops idle connections.

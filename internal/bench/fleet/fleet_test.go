@@ -6,6 +6,8 @@ import (
 	"math"
 	"os"
 	"testing"
+
+	"github.com/dynctl/dynctl/internal/router/admin"
 )
 
 // The pages are those of real engines after one remote prefill.
@@ -53,12 +55,19 @@ func TestUnknownIsNotZero(t *testing.T) {
 }
 
 func TestDataURL(t *testing.T) {
-	for _, c := range [][3]string{
-		{"http://10.0.0.5:8001", "0.0.0.0:8000", "http://10.0.0.5:8000"},
-		{"http://127.0.0.1:8001", "127.0.0.1:8000", "http://127.0.0.1:8000"},
-		{"http://[::1]:8001", ":8000", "http://[::1]:8000"},
+	for _, c := range []struct {
+		admin, listen string
+		tls           bool
+		want          string
+	}{
+		{"http://10.0.0.5:8001", "0.0.0.0:8000", false, "http://10.0.0.5:8000"},
+		{"http://127.0.0.1:8001", "127.0.0.1:8000", false, "http://127.0.0.1:8000"},
+		{"http://[::1]:8001", ":8000", false, "http://[::1]:8000"},
+		{"http://10.0.0.5:8001", "0.0.0.0:8000", true, "https://10.0.0.5:8000"},
 	} {
-		if got, err := dataOf(c[0], c[1]); err != nil || got != c[2] {
+		s := &admin.Status{Listen: c.listen}
+		s.Access.Data.TLS = c.tls
+		if got, err := dataOf(c.admin, s); err != nil || got != c.want {
 			t.Errorf("%v: %s %v", c, got, err)
 		}
 	}

@@ -46,7 +46,7 @@ func stand(t *testing.T, o routertest.Options, headers bool) (*routertest.Rig, *
 	if err := g.Ready(ctx); err != nil {
 		t.Fatal(err)
 	}
-	tgt, err := fleet.New(ctx, g.Admin, g.URL)
+	tgt, err := fleet.New(ctx, g.Admin, fleet.Options{URL: g.URL})
 	if err != nil {
 		t.Fatal(err)
 	}

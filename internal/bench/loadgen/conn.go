@@ -32,7 +32,7 @@ type endpoint struct {
 	timeout    time.Duration
 }
 
-func parseEndpoint(base string) (*endpoint, error) {
+func parseEndpoint(base string, conf *tls.Config) (*endpoint, error) {
 	u, err := url.Parse(base)
 	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
 		return nil, fmt.Errorf("%q is not a URL such as http://127.0.0.1:8000", base)
@@ -46,7 +46,14 @@ func parseEndpoint(base string) (*endpoint, error) {
 		e.addr = net.JoinHostPort(u.Hostname(), port)
 	}
 	if u.Scheme == "https" {
-		e.tls = &tls.Config{ServerName: u.Hostname(), NextProtos: []string{"http/1.1"}}
+		e.tls = &tls.Config{MinVersion: tls.VersionTLS12}
+		if conf != nil {
+			e.tls = conf.Clone()
+		}
+		e.tls.NextProtos = []string{"http/1.1"}
+		if e.tls.ServerName == "" {
+			e.tls.ServerName = u.Hostname()
+		}
 	}
 	e.prefix = strings.TrimRight(e.prefix, "/")
 	return e, nil

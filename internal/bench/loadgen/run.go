@@ -3,6 +3,7 @@ package loadgen
 import (
 	"cmp"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"runtime"
@@ -45,7 +46,9 @@ type Source interface {
 type Options struct {
 	// Base is the URL of the router or engine, Path the endpoint.
 	Base, Path string
-	Model      string
+	// TLS is how an https URL is spoken to; nil for the system's roots.
+	TLS   *tls.Config
+	Model string
 	// Concurrency is the number of slots of a closed loop.
 	Concurrency int
 	// Schedule, when set, makes an open loop: one planned time for each
@@ -76,7 +79,7 @@ type call struct {
 // Run sends requests until the source is dry, the schedule is over or ctx ends.
 // It returns what was measured also when it returns an error.
 func Run(ctx context.Context, o Options, src Source) (*Summary, error) {
-	e, err := parseEndpoint(o.Base)
+	e, err := parseEndpoint(o.Base, o.TLS)
 	if err != nil {
 		return nil, err
 	}

@@ -36,7 +36,7 @@ func TestStage(t *testing.T) {
 	defer stage.Close()
 	server := httptest.NewServer(stage.Handler(adminserver.Access{Terms: func() adminserver.Terms { return adminserver.Terms{Body: time.Minute, Write: time.Minute} }}))
 	defer server.Close()
-	c, err := admin.NewClient(server.URL, "")
+	c, err := admin.NewClient(server.URL, admin.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}

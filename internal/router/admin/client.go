@@ -3,6 +3,7 @@ package admin
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -14,6 +15,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 )
 
 // maxAnswer bounds an answer of the admin API.
@@ -63,9 +65,17 @@ func (e *StatusError) Error() string {
 	return e.Message
 }
 
+// Options say how a router is asked.
+type Options struct {
+	// TokenFile holds the bearer token; empty for none.
+	TokenFile string
+	// TLS is how a router with an https URL is spoken to; nil for the system's roots.
+	TLS *tls.Config
+}
+
 // NewClient makes a client for a router's admin address: a URL, or HOST:PORT
-// for http. A token file, when given, holds the bearer token.
-func NewClient(router, tokenFile string) (*Client, error) {
+// for http.
+func NewClient(router string, o Options) (*Client, error) {
 	if !strings.Contains(router, "://") {
 		router = "http://" + router
 	}
@@ -74,8 +84,8 @@ func NewClient(router, tokenFile string) (*Client, error) {
 		return nil, fmt.Errorf("router %q is not a URL such as http://127.0.0.1:8001", router)
 	}
 	c := &Client{base: strings.TrimRight(u.Scheme+"://"+u.Host+u.Path, "/")}
-	if tokenFile != "" {
-		raw, err := os.ReadFile(tokenFile)
+	if o.TokenFile != "" {
+		raw, err := os.ReadFile(o.TokenFile)
 		if err != nil {
 			return nil, fmt.Errorf("token file: %w", err)
 		}
@@ -83,6 +93,7 @@ func NewClient(router, tokenFile string) (*Client, error) {
 	}
 	c.http = &http.Client{Transport: &http.Transport{
 		DialContext:           (&net.Dialer{Timeout: 3 * time.Second}).DialContext,
+		TLSClientConfig:       o.TLS,
 		ResponseHeaderTimeout: 40 * time.Second,
 		MaxIdleConnsPerHost:   4,
 		IdleConnTimeout:       time.Minute,
@@ -109,26 +120,9 @@ func (c *Client) call(ctx context.Context, method, path string, query url.Values
 		}
 		body = bytes.NewReader(raw)
 	}
-	req, err := http.NewRequestWithContext(ctx, method, target, body)
+	resp, err := c.send(ctx, method, target, body)
 	if err != nil {
 		return err
-	}
-	if in != nil {
-		req.Header.Set("Content-Type", "application/json")
-	}
-	if c.token != "" {
-		req.Header.Set("Authorization", "Bearer "+c.token)
-	}
-	resp, err := c.http.Do(req)
-	if err != nil {
-		if ctx.Err() != nil && !errors.Is(ctx.Err(), context.DeadlineExceeded) {
-			return ctx.Err()
-		}
-		var ue *url.Error
-		if errors.As(err, &ue) {
-			err = ue.Err
-		}
-		return &UnreachableError{URL: c.base, Err: err}
 	}
 	defer resp.Body.Close()
 	raw, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer+1))
@@ -139,12 +133,7 @@ func (c *Client) call(ctx context.Context, method, path string, query url.Values
 		return fmt.Errorf("%s %s: the answer is larger than %d bytes", method, path, maxAnswer)
 	}
 	if resp.StatusCode/100 != 2 {
-		e := &StatusError{Status: resp.StatusCode}
-		var p Problem
-		if json.Unmarshal(raw, &p) == nil {
-			e.Code, e.Message = p.Error.Code, p.Error.Message
-		}
-		return e
+		return statusError(resp.StatusCode, raw)
 	}
 	if out == nil {
 		return nil
@@ -153,6 +142,60 @@ func (c *Client) call(ctx context.Context, method, path string, query url.Values
 		return fmt.Errorf("%s%s does not answer like a dynctl router: %w", c.base, path, err)
 	}
 	return nil
+}
+
+// send sends a request; what it returns must be closed.
+func (c *Client) send(ctx context.Context, method, target string, body io.Reader) (*http.Response, error) {
+	req, err := http.NewRequestWithContext(ctx, method, target, body)
+	if err != nil {
+		return nil, err
+	}
+	if body != nil {
+		req.Header.Set("Content-Type", "application/json")
+	}
+	if c.token != "" {
+		req.Header.Set("Authorization", "Bearer "+c.token)
+	}
+	resp, err := c.http.Do(req)
+	if err != nil {
+		if ctx.Err() != nil && !errors.Is(ctx.Err(), context.DeadlineExceeded) {
+			return nil, ctx.Err()
+		}
+		var ue *url.Error
+		if errors.As(err, &ue) {
+			err = ue.Err
+		}
+		return nil, &UnreachableError{URL: c.base, Err: err}
+	}
+	return resp, nil
+}
+
+// statusError makes an error of an answer's body.
+func statusError(status int, raw []byte) *StatusError {
+	e := &StatusError{Status: status}
+	var p Problem
+	if json.Unmarshal(raw, &p) == nil {
+		e.Code, e.Message = p.Error.Code, p.Error.Message
+	} else if text := strings.TrimSpace(string(raw)); text != "" && len(text) < 200 && utf8.ValidString(text) {
+		// Of a proxy, or of a server that speaks TLS only.
+		e.Message = fmt.Sprintf("the router answered %d %s: %s", status, http.StatusText(status), text)
+	}
+	return e
+}
+
+// Stream follows what the router records, until the context ends or the caller
+// closes it.
+func (c *Client) Stream(ctx context.Context) (io.ReadCloser, error) {
+	resp, err := c.send(ctx, http.MethodGet, c.base+"/admin/v1/stream", nil)
+	if err != nil {
+		return nil, err
+	}
+	if resp.StatusCode/100 != 2 {
+		defer resp.Body.Close()
+		raw, _ := io.ReadAll(io.LimitReader(resp.Body, 64<<10)) // the status says enough
+		return nil, statusError(resp.StatusCode, raw)
+	}
+	return resp.Body, nil
 }
 
 // Status asks for the router at one glance.

@@ -9,6 +9,7 @@ package admin
 
 import (
 	"encoding/json"
+	"strings"
 	"time"
 
 	"github.com/dynctl/dynctl/internal/router/eventlog"
@@ -51,6 +52,58 @@ type Status struct {
 	Ledger   LedgerTotals `json:"ledger"`
 	Runtime  Runtime      `json:"runtime"`
 	Recorder *Recorder    `json:"recorder,omitempty"`
+	// Access is of a running router; a recording has none.
+	Access ListenerAccesses `json:"access,omitzero"`
+}
+
+// ListenerAccesses are who may come in at the two listeners.
+type ListenerAccesses struct {
+	Data  ListenerAccess `json:"data"`
+	Admin ListenerAccess `json:"admin"`
+}
+
+// ListenerAccess is who may come in at a listener.
+type ListenerAccess struct {
+	Listen string `json:"listen"`
+	// Loopback says that it is reached from the router's machine only.
+	Loopback bool `json:"loopback"`
+	// TLS says that it speaks nothing else, ClientCertificates that clients must
+	// show one.
+	TLS                bool `json:"tls"`
+	ClientCertificates bool `json:"client_certificates"`
+	// Token says that a bearer token is asked for.
+	Token bool `json:"token"`
+}
+
+// Who is in words who is let in.
+func (a *ListenerAccess) Who() string {
+	words := []string{"in the clear"}
+	if a.TLS {
+		words[0] = "TLS"
+	}
+	for _, w := range []struct {
+		is   bool
+		text string
+	}{{a.Loopback, "this machine only"}, {a.ClientCertificates, "with a client certificate"}, {a.Token, "with a token"}} {
+		if w.is {
+			words = append(words, w.text)
+		}
+	}
+	return strings.Join(words, ", ")
+}
+
+// Exposed says in words what is wrong with a listener that other machines reach;
+// empty for nothing.
+func (a *ListenerAccess) Exposed() string {
+	switch {
+	case a.Loopback || a.Listen == "":
+		return ""
+	case !a.ClientCertificates && !a.Token:
+		return "other machines reach it, and it asks nobody who they are"
+	case !a.TLS:
+		return "other machines reach it without TLS: the token, prompts and answers cross the network in the clear"
+	}
+	return ""
 }
 
 // WorkerCounts counts workers by role and condition.

@@ -20,7 +20,6 @@ import (
 
 	"github.com/dynctl/dynctl/internal/router"
 	"github.com/dynctl/dynctl/internal/router/admin"
-	"github.com/dynctl/dynctl/internal/router/quicksock"
 	"github.com/dynctl/dynctl/internal/settings"
 	"github.com/dynctl/dynctl/internal/wait"
 	"github.com/dynctl/dynctl/internal/workers"
@@ -42,7 +41,10 @@ type Options struct {
 	Observer router.Observer
 	// Recording is passed on to the router.
 	Recording router.Recording
-	Logger    *slog.Logger
+	// TLS is how the rig's clients speak to a router with certificates; nil for
+	// one without.
+	TLS    *tls.Config
+	Logger *slog.Logger
 }
 
 // Rig is a running router in front of simulated engines.
@@ -90,7 +92,7 @@ func Start(ctx context.Context, o Options) (*Rig, error) {
 	if o.Configure != nil {
 		o.Configure(&g.Config)
 	}
-	g.Client = &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 256, DisableCompression: true},
+	g.Client = &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 256, DisableCompression: true, TLSClientConfig: o.TLS},
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 	if err := g.StartRouter(ctx); err != nil {
 		return nil, errors.Join(err, g.Close(ctx))
@@ -120,7 +122,7 @@ func (g *Rig) StartRouter(ctx context.Context) error {
 		return errors.Join(err, r.Close(ctx))
 	}
 	if g.Admin == nil {
-		if g.Admin, err = admin.NewClient(served.AdminURL, g.o.Admin.TokenFile); err != nil {
+		if g.Admin, err = admin.NewClient(served.AdminURL, admin.Options{TokenFile: g.o.Admin.TokenFile, TLS: g.o.TLS}); err != nil {
 			return errors.Join(err, served.Close(), r.Close(ctx))
 		}
 	}
@@ -148,18 +150,19 @@ func Serve(ctx context.Context, r *router.Router, o router.AdminOptions, url, ad
 	if err != nil {
 		return nil, errors.Join(err, data.Close())
 	}
-	o.Name = data.Addr().String()
+	o.Name, o.AdminName = data.Addr().String(), ctrl.Addr().String()
 	h, err := r.AdminHandler(o)
 	if err != nil {
 		return nil, errors.Join(err, data.Close(), ctrl.Close())
 	}
 	quiet := slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug)
-	s := &Served{URL: "http://" + data.Addr().String(), AdminURL: "http://" + ctrl.Addr().String(), router: r, data: router.NewServer(r, quiet), ctrl: router.NewServer(h, quiet)}
+	scheme, adminScheme := r.Schemes()
+	s := &Served{URL: scheme + "://" + o.Name, AdminURL: adminScheme + "://" + o.AdminName, router: r, data: router.NewServer(r, quiet), ctrl: router.NewServer(h, quiet)}
 	s.data.BaseContext = r.BaseContext
 	ctx, s.stop = context.WithCancel(context.WithoutCancel(ctx))
 	s.run.Go(func() error { return r.Run(ctx) })
-	s.run.Go(func() error { return unlessClosed(s.data.Serve(quicksock.Listen(data))) })
-	s.run.Go(func() error { return unlessClosed(s.ctrl.Serve(ctrl)) })
+	s.run.Go(func() error { return unlessClosed(s.data.Serve(r.DataListener(data))) })
+	s.run.Go(func() error { return unlessClosed(s.ctrl.Serve(r.AdminListener(ctrl))) })
 	return s, nil
 }
 
@@ -180,7 +183,8 @@ func (s *Served) Close() error {
 }
 
 func listen(ctx context.Context, url string) (net.Listener, error) {
-	return port.Listen(ctx, cmp.Or(strings.TrimPrefix(url, "http://"), "127.0.0.1:0"))
+	_, addr, _ := strings.Cut(url, "://")
+	return port.Listen(ctx, cmp.Or(addr, "127.0.0.1:0"))
 }
 
 // StopRouter drains the router for as long as ctx lasts, stops it as serve

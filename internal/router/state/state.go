@@ -45,8 +45,17 @@ type Router interface {
 	TokenizerRests(worker string) bool
 	// Recorder is the recording of this process, nil without one.
 	Recorder() *admin.Recorder
+	// Certificates are those that the router shows.
+	Certificates() []Certificate
 	// Drain is nil unless the router drains and takes no more requests.
 	Drain() *admin.DrainState
+}
+
+// Certificate is one that the router shows.
+type Certificate struct {
+	// Of is whose it is: "data", "admin" or "engines".
+	Of      string
+	Expires time.Time
 }
 
 // State is what a router's state is read from; nothing may be missing.

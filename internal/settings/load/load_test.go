@@ -143,12 +143,21 @@ func TestEnvironmentSetsEverySetting(t *testing.T) {
 		"tokens.tokenizer": "engine", "log.level": "warn", "log.format": "json",
 		"trusted_proxies": "10.0.0.0/8 192.0.2.1",
 	}
+	// What has no value of its own without another.
+	needs := map[string][]string{
+		"tls.cert_file": {"tls.key_file"}, "tls.key_file": {"tls.cert_file"}, "tls.client_ca_file": {"tls.cert_file", "tls.key_file"},
+		"admin_tls.cert_file": {"admin_tls.key_file"}, "admin_tls.key_file": {"admin_tls.cert_file"}, "admin_tls.client_ca_file": {"admin_tls.cert_file", "admin_tls.key_file"},
+		"engine_tls.cert_file": {"engine_tls.key_file"}, "engine_tls.key_file": {"engine_tls.cert_file"},
+	}
 	defaults := settings.Default()
 	for _, s := range settings.Rows() {
 		if s.Flag == "" {
 			continue
 		}
 		t.Run(s.Key, func(t *testing.T) {
+			for _, key := range needs[s.Key] {
+				t.Setenv(settings.Lookup(key).Env(), "file")
+			}
 			before := s.Get(&defaults)
 			text, ok := valid[s.Key]
 			if !ok {

@@ -18,7 +18,6 @@ import (
 	"cmp"
 	"context"
 	"crypto/sha256"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -27,16 +26,14 @@ import (
 	"sync"
 	"time"
 
-	"github.com/fsnotify/fsnotify"
-
 	"github.com/dynctl/dynctl/internal/positive"
+	"github.com/dynctl/dynctl/internal/watchfile"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
 // FileOptions are the settings of a File.
 type FileOptions struct {
-	// Path of the file; a symbolic link, or a file in a directory that is
-	// swapped by one, as a Kubernetes ConfigMap, is followed anew each time.
+	// Path of the file, watched as [watchfile.Run] does.
 	Path string
 	// Source is the name of this source in the registry; "file" when empty.
 	Source string
@@ -44,7 +41,7 @@ type FileOptions struct {
 	// 5 s when zero.
 	Poll time.Duration
 	// Settle is how long the file must have been left alone before it is read;
-	// 50 ms when zero.
+	// [watchfile.Options] has the default.
 	Settle time.Duration
 }
 
@@ -63,8 +60,7 @@ type File struct {
 // NewFile prepares a watched file. Nothing is read before Load or Run.
 func NewFile(reg *workers.Registry, opts FileOptions, sink workers.Sink) *File {
 	opts.Source = cmp.Or(opts.Source, "file")
-	opts.Poll = positive.Or(opts.Poll, 5*time.Second)
-	opts.Settle = positive.Or(opts.Settle, 50*time.Millisecond)
+	opts.Poll = positive.Or(opts.Poll, watchfile.DefaultPoll)
 	opts.Path = filepath.Clean(opts.Path)
 	return &File{reg: reg, opts: opts, sink: sink}
 }
@@ -142,84 +138,15 @@ func (f *File) read() ([]byte, error) {
 
 // Run watches the file until ctx ends and takes every good change over. It
 // returns nil when ctx ends; problems of the file are events, not errors.
-//
-// The directory is watched rather than the file, because editors and
-// Kubernetes put a new file or a new link in its place. Where the system cannot
-// watch, and for links into other directories, polling notices the change.
 func (f *File) Run(ctx context.Context) error {
-	w, err := fsnotify.NewWatcher()
-	if err == nil {
-		if err = w.Add(filepath.Dir(f.opts.Path)); err != nil {
-			err = errors.Join(err, w.Close())
-		}
-	}
-	var events <-chan fsnotify.Event
-	var failures <-chan error
-	if err != nil {
+	o := watchfile.Options{Paths: []string{f.opts.Path}, Poll: f.opts.Poll, Settle: f.opts.Settle}
+	// The error of load has become an event there.
+	watchfile.Run(ctx, o, func() { _ = f.load(false) }, func(err error) {
 		f.sink.Emit(workers.Event{
 			Severity: workers.Warn, Kind: "discovery.file.unwatched",
 			Text:   fmt.Sprintf("%s cannot be watched and is read every %s instead: %v", f.opts.Path, f.opts.Poll, err),
 			Fields: map[string]any{"path": f.opts.Path},
 		})
-	} else {
-		defer w.Close()
-		events, failures = w.Events, w.Errors
-	}
-	poll := time.NewTicker(f.opts.Poll)
-	defer poll.Stop()
-	settle := time.NewTimer(0) // the file may have changed since Load
-	defer settle.Stop()
-	before := f.fingerprint()
-	var latest time.Time // when to read even if writing goes on
-	touch := func() {
-		now := time.Now()
-		if latest.IsZero() {
-			latest = now.Add(20 * f.opts.Settle)
-		}
-		settle.Reset(min(f.opts.Settle, max(0, latest.Sub(now))))
-	}
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case e, ok := <-events:
-			switch {
-			case !ok:
-				events = nil
-			case filepath.Clean(e.Name) == f.opts.Path || f.fingerprint() != before:
-				// Anything else in the directory matters only if it is a link on
-				// the way to the file.
-				touch()
-			}
-		case _, ok := <-failures:
-			if !ok {
-				failures = nil
-				continue
-			}
-			touch() // events were lost: look
-		case <-poll.C:
-			if f.fingerprint() != before {
-				touch()
-			}
-		case <-settle.C:
-			latest = time.Time{}
-			before = f.fingerprint()
-			// The error has become an event in load.
-			_ = f.load(false)
-		}
-	}
-}
-
-// fingerprint is what stat tells of the file behind all links; it changes
-// whenever the content may have.
-func (f *File) fingerprint() string {
-	info, err := os.Stat(f.opts.Path)
-	if err != nil {
-		return err.Error()
-	}
-	real, err := filepath.EvalSymlinks(f.opts.Path)
-	if err != nil {
-		return err.Error()
-	}
-	return fmt.Sprint(real, info.ModTime().UnixNano(), info.Size(), info.Mode())
+	})
+	return nil
 }

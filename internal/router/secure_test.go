@@ -1,0 +1,234 @@
+package router_test
+
+import (
+	"bufio"
+	"context"
+	"crypto/tls"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/dynctl/dynctl/internal/python"
+	"github.com/dynctl/dynctl/internal/router"
+	"github.com/dynctl/dynctl/internal/router/certs/certtest"
+	"github.com/dynctl/dynctl/internal/router/routertest"
+	"github.com/dynctl/dynctl/internal/settings"
+	"github.com/dynctl/dynctl/internal/workers"
+)
+
+// load is OpenSSL's client in eight threads, half of which keep their connection.
+// Each new certificate that one sees is a line, and the end counts requests.
+const load = `
+import http.client, ssl, sys, threading
+port, ca, body = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+done, lock, seen, counts = threading.Event(), threading.Lock(), set(), [0, 0]
+def client(keep):
+    c = None
+    while not done.is_set():
+        try:
+            if c is None:
+                c = http.client.HTTPSConnection("127.0.0.1", port, context=ssl.create_default_context(cafile=ca), timeout=20)
+            c.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+            r = c.getresponse()
+            text = r.read()
+            ok = r.status == 200 and b"[DONE]" in text
+            name = dict(x[0] for x in c.sock.getpeercert()["subject"])["commonName"] if c.sock else ""
+            why = (r.status, text[-200:])
+        except Exception as e:
+            ok, name, why = False, "", e
+        with lock:
+            counts[0 if ok else 1] += 1
+            if not ok:
+                print("failed", why, flush=True)
+            if name and not keep and name not in seen:
+                seen.add(name)
+                print("saw", name, flush=True)
+        if not keep or not ok:
+            c and c.close()
+            c = None
+threads = [threading.Thread(target=client, args=(i % 2 == 0,)) for i in range(8)]
+[t.start() for t in threads]
+sys.stdin.read()
+done.set()
+[t.join() for t in threads]
+print("end", *counts, flush=True)
+`
+
+// TestReplacedCertificateUnderLoad: while streams run over kept and over new
+// connections, certificates are replaced by others, one of them by an expired one:
+// no request fails, and new connections see each good one.
+func TestReplacedCertificateUnderLoad(t *testing.T) {
+	p := python.With(t, "ssl", "http.client")
+	ca := certtest.NewAuthority(t, "ours")
+	cert, key := ca.Pair(t, "router-0.test", 90*24*time.Hour)
+	r := startWith(t, routertest.Options{Fleet: "1a:profile=instant", TLS: &tls.Config{RootCAs: ca.Pool(), MinVersion: tls.VersionTLS12}}, func(c *settings.Config) {
+		c.TLS.CertFile, c.TLS.KeyFile = cert, key
+		c.AdminTLS.CertFile, c.AdminTLS.KeyFile = cert, key
+	})
+	base, err := url.Parse(r.URL)
+	if err != nil || base.Scheme != "https" || !strings.HasPrefix(r.AdminURL, "https://") {
+		t.Fatalf("%s %s: %v", r.URL, r.AdminURL, err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, p, "-c", load, base.Port(), ca.File(t), fmt.Sprintf(`{"model":%q,"prompt":"hello","max_tokens":8,"stream":true}`, "sim"))
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	lines := bufio.NewScanner(out)
+	next := func() string {
+		if !lines.Scan() {
+			t.Fatalf("the client ended: %v", lines.Err())
+		}
+		return lines.Text()
+	}
+	if got := next(); got != "saw router-0.test" {
+		t.Fatal(got)
+	}
+	for i := 1; i <= 4; i++ {
+		name, valid := fmt.Sprintf("router-%d.test", i), 90*24*time.Hour
+		if i == 2 {
+			valid = -time.Hour
+		}
+		raw, rawKey := ca.Leaf(t, name, valid)
+		certtest.Put(t, key, rawKey)
+		certtest.Put(t, cert, raw)
+		if i == 2 {
+			if err := routertest.Wait(r.wait(), "the refusal", func() error {
+				if s := r.status(); !strings.Contains(strings.Join(s.Reasons, " "), "router-2.test expired on") {
+					return fmt.Errorf("%q", s.Reasons)
+				}
+				return nil
+			}); err != nil {
+				t.Error(err)
+			}
+			continue
+		}
+		if got := next(); got != "saw "+name {
+			t.Fatalf("%s, want %s", got, name)
+		}
+	}
+	_ = in.Close()
+	var ok, failed int
+	if _, err := fmt.Sscanf(next(), "end %d %d", &ok, &failed); err != nil || failed != 0 || ok < 50 {
+		t.Errorf("%d requests went well, %d did not: %v", ok, failed, err)
+	}
+	_, _ = io.Copy(io.Discard, out)
+	if err := cmd.Wait(); err != nil {
+		t.Error(err)
+	}
+	if s := r.status(); s.State != "ready" || !s.Access.Data.TLS || !s.Access.Admin.TLS || s.Access.Data.ClientCertificates {
+		t.Errorf("%s %q %+v", s.State, s.Reasons, s.Access)
+	}
+	if n := r.metric(`dynctl_certificate_reloads_total{of="data",result="ok"}`); n != 3 {
+		t.Errorf("%v certificates were put into force, not 3", n)
+	}
+	if n := r.metric(`dynctl_certificate_reloads_total{of="admin",result="refused"}`); n < 1 {
+		t.Errorf("%v certificates were refused", n)
+	}
+	if at := time.Unix(int64(r.metric(`dynctl_certificate_expires_timestamp_seconds{of="data"}`)), 0); time.Until(at) < 89*24*time.Hour {
+		t.Errorf("the certificate in force ends on %v", at)
+	}
+}
+
+// tlsFront is TLS before engines: it shows a certificate for engine.test, and asks
+// for one that routers have. It returns a function that puts it before a URL.
+func tlsFront(t *testing.T, engines, routers *certtest.Authority) func(*url.URL) *url.URL {
+	cert, key := engines.Leaf(t, "engine.test", time.Hour)
+	pair, err := tls.X509KeyPair(cert, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return func(to *url.URL) *url.URL {
+		transport := &http.Transport{}
+		s := httptest.NewUnstartedServer(proxyTo(to, transport))
+		s.Config.ErrorLog = quietLog
+		s.TLS = &tls.Config{MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{pair}, ClientCAs: routers.Pool(), ClientAuth: tls.RequireAndVerifyClientCert}
+		s.StartTLS()
+		t.Cleanup(func() { s.CloseClientConnections(); s.Close(); transport.CloseIdleConnections() })
+		u, err := url.Parse(s.URL)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return u
+	}
+}
+
+// TestEngineTLS: engines behind a private authority are reached by the router's
+// settings, for requests, probes and tokens, and not without them.
+func TestEngineTLS(t *testing.T) {
+	ca, own := certtest.NewAuthority(t, "engines'"), certtest.NewAuthority(t, "routers'")
+	front := tlsFront(t, ca, own)
+	cert, key := own.Pair(t, "router.test", time.Hour)
+	for _, c := range []struct {
+		what  string
+		tls   settings.EngineTLS
+		wants string
+	}{
+		{"all", settings.EngineTLS{CAFile: ca.File(t), CertFile: cert, KeyFile: key, ServerName: "engine.test"}, ""},
+		{"no authority", settings.EngineTLS{CertFile: cert, KeyFile: key, ServerName: "engine.test"}, "certificate"},
+		{"no certificate", settings.EngineTLS{CAFile: ca.File(t), ServerName: "engine.test"}, "certificate"},
+		{"another name", settings.EngineTLS{CAFile: ca.File(t), CertFile: cert, KeyFile: key, ServerName: "other.test"}, "other.test"},
+	} {
+		t.Run(c.what, func(t *testing.T) {
+			r := startCold(t, routertest.Options{Fleet: "1a:profile=instant", Specs: func(specs []workers.Spec) []workers.Spec {
+				specs[0].URL = front(specs[0].URL)
+				return specs
+			}}, func(s *settings.Config) { s.EngineTLS = c.tls })
+			if err := routertest.Wait(r.wait(), "the engine's answer", func() error {
+				l, err := r.Admin.Workers(t.Context())
+				switch {
+				case err != nil:
+					return err
+				case c.wants == "" && !l.Workers[0].Usable, c.wants != "" && !strings.Contains(l.Workers[0].Reason, c.wants):
+					return fmt.Errorf("usable %v: %s", l.Workers[0].Usable, l.Workers[0].Reason)
+				}
+				return nil
+			}); err != nil {
+				t.Fatal(err)
+			}
+			if c.wants == "" {
+				r.complete(ids(40, 1))
+			}
+		})
+	}
+}
+
+// TestExposedListenersAreTold: loudly, at the start.
+func TestExposedListenersAreTold(t *testing.T) {
+	r, err := router.New(t.Context(), router.Options{Config: routertest.FastConfig()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = r.Close(context.Background()) }()
+	for _, c := range []struct{ data, admin, want string }{
+		{"127.0.0.1:8000", "127.0.0.1:8001", ""},
+		{"0.0.0.0:8000", "127.0.0.1:8001", "THE DATA PLANE LISTENS ON 0.0.0.0:8000"},
+	} {
+		h, err := r.AdminHandler(router.AdminOptions{Name: c.data, AdminName: c.admin})
+		if err != nil {
+			t.Fatal(err)
+		}
+		q := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "http://127.0.0.1/admin/v1/events", http.NoBody)
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, q)
+		text := w.Body.String()
+		if got := strings.Contains(text, "listener_exposed"); got != (c.want != "") || !strings.Contains(text, c.want) {
+			t.Errorf("%v: %s", c, text)
+		}
+	}
+}
