@@ -258,6 +258,8 @@ func TestParseFleet(t *testing.T) {
 		"1a:speed=-1":                     "speed",
 		"1p:engine=sglang,connector=nixl": "does not fit",
 		"1a:error_rate=3":                 "share",
+		"2p:port=18100+1d:port=18101":     "18100 to 18101 already",
+		"2p1d:port=65534":                 "ports end at 65535",
 	} {
 		if _, err := sim.ParseFleet(text); err == nil || !strings.Contains(err.Error(), part) {
 			t.Errorf("%q: %v, want %q", text, err, part)

@@ -86,7 +86,8 @@ type Group struct {
 	// 0 leaves it down.
 	AutoRestart time.Duration
 	// BasePort makes ports predictable: the first engine listens on it, the
-	// next on the following one. 0 lets the system choose.
+	// next on the following one. 0 goes on counting after the group before, or
+	// lets the system choose when no group before names a port.
 	BasePort int
 
 	Faults fault.Set
@@ -166,8 +167,11 @@ func ParseFleet(text string) (Fleet, error) {
 				errs = append(errs, fmt.Errorf("fleet option %s: %w", key, err))
 			}
 		}
-		for _, m := range countPattern.FindAllStringSubmatch(counts, -1) {
+		for i, m := range countPattern.FindAllStringSubmatch(counts, -1) {
 			g := g
+			if i > 0 {
+				g.BasePort = 0 // the part's port is that of its first engine
+			}
 			n, err := strconv.Atoi(m[1])
 			if total += n; err != nil || n < 1 || total > maxEngines {
 				errs = append(errs, fmt.Errorf("fleet %q: want 1 to %d engines", counts, maxEngines))
@@ -187,7 +191,36 @@ func ParseFleet(text string) (Fleet, error) {
 			f.Groups = append(f.Groups, g)
 		}
 	}
+	if len(errs) == 0 {
+		_, err := f.ports()
+		errs = append(errs, err)
+	}
 	return f, errors.Join(errs...)
+}
+
+// ports gives the HTTP port of each group's first engine, 0 where the system
+// chooses. Ports that do not exist, or that two engines would share, are an error.
+func (f *Fleet) ports() ([]int, error) {
+	const last = 1<<16 - 1
+	first := make([]int, len(f.Groups))
+	next := 0
+	for i, g := range f.Groups {
+		if g.BasePort != 0 {
+			next = g.BasePort
+		}
+		if first[i] = next; next == 0 {
+			continue
+		}
+		if next += g.Count; next-1 > last {
+			return nil, fmt.Errorf("port=%d: the last of the engines would listen on %d, and ports end at %d", first[i], next-1, last)
+		}
+		for j := range i {
+			if b := f.Groups[j]; first[j] != 0 && first[i] < first[j]+b.Count && first[j] < next {
+				return nil, fmt.Errorf("port=%d: %d engines (%s) listen on %d to %d already: name a port outside", first[i], b.Count, b.Role, first[j], first[j]+b.Count-1)
+			}
+		}
+	}
+	return first, nil
 }
 
 // options are those of ParseFleet: each reads its value into the group.

@@ -1,12 +1,43 @@
 package sim_test
 
 import (
+	"fmt"
 	"net"
 	"strings"
 	"testing"
 
+	"github.com/dynctl/dynctl/internal/workers/sim"
 	"github.com/dynctl/dynctl/internal/workers/sim/fault"
+	"github.com/dynctl/dynctl/internal/workers/sim/port"
 )
+
+// TestPortsCountUp: the port of a part is that of its first engine, whatever
+// roles follow, and parts without one go on counting.
+func TestPortsCountUp(t *testing.T) {
+	t.Parallel()
+	base := port.Below(4)
+	if base == 0 {
+		t.Skip("the ports that the system keeps free are not known here")
+	}
+	f, err := sim.ParseFleet(fmt.Sprintf("1p2d:port=%d,profile=instant+1a:profile=instant", base))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := sim.Start(t.Context(), f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := r.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	for i, w := range r.Workers() {
+		if want := fmt.Sprintf("127.0.0.1:%d", base+i); w.URL.Host != want {
+			t.Errorf("%s listens on %s, want %s", w.Name, w.URL.Host, want)
+		}
+	}
+}
 
 // TestAPortThatIsTaken: an engine waits for its port, for a while, and says so
 // when it stays away.

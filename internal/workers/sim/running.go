@@ -51,17 +51,22 @@ func Start(ctx context.Context, f Fleet) (*Running, error) {
 		r.client.Transport.(*http.Transport).TLSClientConfig = r.clientTLS
 	}
 	counts := make(map[workers.Role]int)
-	rank, port := 0, 0
-	for _, g := range f.Groups {
+	ports, err := f.ports()
+	if err != nil {
+		return nil, errors.Join(err, r.Close())
+	}
+	rank := 0
+	for i, g := range f.Groups {
 		if err := g.Validate(); err != nil {
 			return nil, errors.Join(fmt.Errorf("simulated %s engines: %w", g.Role, err), r.Close())
 		}
-		if g.BasePort != 0 {
-			port = g.BasePort
-		}
-		for range g.Count {
+		for n := range g.Count {
 			if err := ctx.Err(); err != nil {
 				return nil, errors.Join(context.Cause(ctx), r.Close())
+			}
+			port := ports[i]
+			if port != 0 {
+				port += n
 			}
 			e := &Engine{
 				fleet: r, group: g, index: len(r.engines), firstRank: rank,
@@ -73,9 +78,6 @@ func Start(ctx context.Context, f Fleet) (*Running, error) {
 			}
 			counts[g.Role]++
 			rank += g.DP
-			if port != 0 {
-				port++
-			}
 			p, err := e.boot(0)
 			if err != nil {
 				return nil, errors.Join(fmt.Errorf("simulated engine %s: %w", e.name, err), r.Close())
