@@ -80,13 +80,9 @@ type world struct {
 
 func newWorld(t testing.TB, p profile, noise float64, seed uint64) *world {
 	t.Helper()
-	words := make([]uint32, 500)
-	for i := range words {
-		words[i] = uint32(300 + i)
-	}
 	cfg := engine.Config{
 		BlockSize: 16, Blocks: 8192, MaxSeqs: 64, MaxBatchedTokens: 1 << 20, Model: "m", Seed: 1, NameSeed: seed, NoiseSeed: seed,
-		Words: words, EOS: 2, OSL: 4, Noise: noise, Connector: true,
+		Next: func(_ []uint32, draw uint64) uint32 { return uint32(300 + draw%500) }, EOS: 2, OSL: 4, Noise: noise, Connector: true,
 	}
 	b := &world{w: virtual.NewWorld(), pool: workload.DefaultPool(), rng: rand.New(rand.NewPCG(seed, 99)), noise: noise}
 	var err error

@@ -68,6 +68,10 @@ func (s *soak) leaks(sum *Summary) {
 	}
 	if len(sum.Checks) > 2 {
 		second, last := sum.Checks[1], sum.Checks[len(sum.Checks)-1]
+		at, now := second.Usage.Sockets, last.Usage.Sockets
+		if time.Duration(sum.Duration) >= 5*time.Minute && now > at+at/4 {
+			s.violation("leak", nil, fmt.Sprintf("%d sockets %s, %d at the end", at, second.When, now))
+		}
 		sum.HeapGrowth = float64(last.Usage.Heap)/float64(second.Usage.Heap) - 1
 		if time.Duration(sum.Duration) >= 30*time.Minute && sum.HeapGrowth > heapSlack {
 			s.violation("heap", nil, fmt.Sprintf("%d bytes %s, %d at the end (%+.1f %%)", second.Usage.Heap, second.When, last.Usage.Heap, 100*sum.HeapGrowth))

@@ -57,6 +57,8 @@ type Group struct {
 	FixedNames bool
 	// OSL is the mean length of an answer that nothing else ends.
 	OSL int
+	// Letters makes answers of characters that take several tokens, beside words.
+	Letters bool
 
 	// Events says whether and how KV events are published.
 	Events EventForm
@@ -244,6 +246,7 @@ func (g *Group) options() map[string]func(value string) error {
 		"seed":               into(&g.Seed, natural),
 		"weights":            into(&g.Weights, natural),
 		"osl":                into(&g.OSL, strconv.Atoi),
+		"answers":            oneOf(&g.Letters, map[string]bool{"words": false, "letters": true}),
 		"fixed_names":        into(&g.FixedNames, strconv.ParseBool),
 		"events":             oneOf(&g.Events, map[string]EventForm{"map": EventsMap, "array": EventsArray, "off": EventsOff}),
 		"hash":               oneOf(&g.BinHash, map[string]bool{"int": false, "bin": true}),
@@ -389,11 +392,15 @@ func (g *Group) RankConfig(v *vocab.Vocab, index, rank int, incarnation uint64) 
 	if g.FixedNames {
 		names = mixSeed(g.Seed, 0x6e616d65)
 	}
+	next := v.Word
+	if g.Letters {
+		next = v.Letter
+	}
 	return engine.Config{
 		BlockSize: g.BlockSize, Blocks: g.Blocks, MaxSeqs: g.MaxSeqs, MaxBatchedTokens: g.MaxBatchedTokens,
 		MaxModelLen: g.MaxModelLen, Model: g.Model, Seed: g.Weights, NameSeed: names,
 		NoiseSeed: mixSeed(g.Seed, uint64(index), incarnation, 0x6e6f697365, uint64(rank)),
-		Timing:    model, Noise: noise, Speed: speed, Words: v.Words(), EOS: vocab.End, OSL: g.OSL,
+		Timing:    model, Noise: noise, Speed: speed, Next: next, EOS: vocab.End, OSL: g.OSL,
 		Recompute: g.Recompute, Lease: g.Lease, Connector: g.Connector != workers.ConnectorNone, Unique: g.Engine == workers.SGLang,
 	}, nil
 }

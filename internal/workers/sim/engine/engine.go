@@ -62,11 +62,12 @@ type Config struct {
 	Timing timing.Model
 	Noise  float64
 	Speed  float64
-	// Words are the ids that the model answers with, EOS the one that ends an
+	// Next is the id that the model goes on with after before, the prompt and what
+	// it has said; draw is what it makes of all of it. EOS is the one that ends an
 	// answer, OSL the mean length of an answer that nothing else ends.
-	Words []uint32
-	EOS   uint32
-	OSL   int
+	Next func(before []uint32, draw uint64) uint32
+	EOS  uint32
+	OSL  int
 	// Recompute makes a failed KV load fall back to local prefill
 	// (kv_load_failure_policy "recompute"); otherwise it fails the request.
 	Recompute bool
@@ -220,8 +221,8 @@ func New(cfg Config) (*Rank, error) {
 	cfg.Speed = positive.Or(cfg.Speed, 1)
 	cfg.Lease = positive.Or(cfg.Lease, 30*time.Second)
 	cfg.KVBytesPerToken = positive.Or(cfg.KVBytesPerToken, 131072)
-	if len(cfg.Words) == 0 {
-		cfg.Words = []uint32{3}
+	if cfg.Next == nil {
+		cfg.Next = func([]uint32, uint64) uint32 { return 3 }
 	}
 	cfg.OSL = positive.Or(cfg.OSL, 128)
 	c, err := cache.New(cache.Config{Blocks: cfg.Blocks, BlockSize: cfg.BlockSize, NameSeed: cfg.NameSeed, Quiet: cfg.Publish == nil, Unique: cfg.Unique})

@@ -279,7 +279,7 @@ func (r *Rank) sample(p *request) {
 	}
 	d = mix(d, 0x746f6b656e)
 	made := len(p.tokens) - len(p.Tokens) + 1
-	token := r.cfg.Words[d%uint64(len(r.cfg.Words))]
+	token := r.cfg.Next(p.tokens, d)
 	finish := Running
 	// Answers have at least four tokens, so a prefill leg of one token always
 	// ends by length, as it practically always does on a real engine.

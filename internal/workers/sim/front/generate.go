@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"strings"
 	"sync"
+	"unicode/utf8"
 
 	"github.com/dynctl/dynctl/internal/router/blockhash"
 	"github.com/dynctl/dynctl/internal/workers/sim/engine"
@@ -24,6 +25,7 @@ type choice struct {
 	stream *live.Stream
 
 	tokens []uint32
+	raw    string          // from the last text on to a character that is not whole yet
 	text   strings.Builder // what may be shown of the answer
 	held   string          // the end of the text, which may be a stop string's head
 	finish string          // "" while running
@@ -53,6 +55,7 @@ func (s *Server) begin(ctx context.Context, base string, j *job) ([]*choice, err
 	for pi, p := range j.prompts {
 		for n := range j.n {
 			c := &choice{index: pi*j.n + n, rank: j.rank, prompt: p, die: -1}
+			s.listen(c)
 			if s.cfg.Faults.Hit(set.DieRate) {
 				c.die = set.DieAfter
 			}
@@ -155,8 +158,9 @@ func (s *Server) follow(ctx context.Context, j *job, c *choice, emit func(*choic
 				c.tokens = append(c.tokens, o.Token)
 				d.tokens = append(d.tokens, o.Token)
 				if o.Token != vocab.End {
-					c.held += vocab.Printable(s.cfg.Vocab.Text(o.Token))
+					c.raw += s.cfg.Vocab.Text(o.Token)
 				}
+				s.speak(c, o.Finish != engine.Running)
 				if c.die >= 0 && len(c.tokens) > c.die {
 					return errDie
 				}
@@ -193,6 +197,34 @@ func (s *Server) follow(ctx context.Context, j *job, c *choice, emit func(*choic
 			return nil
 		}
 	}
+}
+
+// speak makes text of the tokens that came, but for a character that is not whole
+// yet. One that never becomes whole is lost with vLLM and U+FFFD with SGLang.
+func (s *Server) speak(c *choice, last bool) {
+	text := vocab.Printable(c.raw)
+	if strings.HasSuffix(text, "\uFFFD") && !(last && s.sglang()) {
+		return
+	}
+	c.held += text
+	c.raw = ""
+}
+
+// listen makes a choice's text begin where its prompt's ends. vLLM 0.32 repeats a
+// prompt that ends within a character, all of it, once that is whole
+// (vllm-project/vllm#48853). Here SGLang only goes on with the character.
+func (s *Server) listen(c *choice) {
+	tail := s.cfg.Vocab.Decode(c.prompt[max(0, len(c.prompt)-utf8.UTFMax):], true)
+	if utf8.ValidString(tail) || !strings.HasSuffix(vocab.Printable(tail), "\uFFFD") {
+		return
+	}
+	if !s.sglang() {
+		tail = s.cfg.Vocab.Decode(c.prompt, true)
+	} else if i := strings.LastIndexFunc(tail, func(r rune) bool { return r != utf8.RuneError }); i >= 0 {
+		_, n := utf8.DecodeRuneInString(tail[i:])
+		tail = tail[i+n:]
+	}
+	c.raw = tail
 }
 
 // stopAt finds the first stop string in text.

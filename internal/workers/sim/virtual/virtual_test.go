@@ -20,13 +20,9 @@ import (
 )
 
 func config() engine.Config {
-	words := make([]uint32, 500)
-	for i := range words {
-		words[i] = uint32(300 + i)
-	}
 	return engine.Config{
 		BlockSize: 4, Blocks: 4096, MaxSeqs: 64, MaxBatchedTokens: 512, Model: "m", Seed: 1, NameSeed: 1,
-		Timing: timing.Mocker{}, Words: words, EOS: 2, OSL: 50, Connector: true,
+		Timing: timing.Mocker{}, Next: func(_ []uint32, draw uint64) uint32 { return uint32(300 + draw%500) }, EOS: 2, OSL: 50, Connector: true,
 	}
 }
 

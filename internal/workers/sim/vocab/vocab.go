@@ -108,9 +108,52 @@ func (v *Vocab) add(s string) uint32 {
 	return id
 }
 
-// Words are the tokens that a model answers with: all words with a space
-// before, so that text made of them encodes to the same tokens again.
-func (v *Vocab) Words() []uint32 { return v.words }
+// Word is a token that a model answers with: a word with a space before, so that
+// text made of such tokens encodes to the same tokens again.
+func (v *Vocab) Word(_ []uint32, draw uint64) uint32 { return v.words[draw%uint64(len(v.words))] }
+
+// Letter is a token of an answer that is half of words and half of characters
+// that take two to four tokens, a byte each, as of scripts and signs for which a
+// model has no token. before is what it comes after; a character that is begun
+// there is gone on with.
+func (v *Vocab) Letter(before []uint32, draw uint64) uint32 {
+	var begun []byte
+	for i := len(before) - 1; i >= 0 && len(begun) < utf8.UTFMax-1; i-- {
+		id := before[i]
+		if id < firstByte+utf8.RuneSelf || id >= firstByte+256 {
+			break
+		}
+		begun = append([]byte{byte(id - firstByte)}, begun...)
+		if utf8.RuneStart(begun[0]) {
+			break
+		}
+	}
+	one := func(b byte) uint32 { return firstByte + uint32(b) }
+	draw, half := draw>>1, draw&1
+	if len(begun) == 0 || !utf8.RuneStart(begun[0]) || utf8.FullRune(begun) {
+		if half == 0 {
+			return v.Word(nil, draw)
+		}
+		return one(leads[draw%uint64(len(leads))])
+	}
+	low, high := byte(0x80), byte(0xBF)
+	if len(begun) == 1 { // the second byte is narrower where the rune would be too small, a surrogate or too large
+		switch begun[0] {
+		case 0xE0:
+			low = 0xA0
+		case 0xED:
+			high = 0x9F
+		case 0xF0:
+			low = 0x90
+		case 0xF4:
+			high = 0x8F
+		}
+	}
+	return one(low + byte(draw%uint64(high-low+1)))
+}
+
+// leads are first bytes of characters of two, three and four bytes.
+const leads = "\xC3\xD0\xD7\xE0\xE3\xE4\xED\xEF\xF0\xF4"
 
 // Encode appends the tokens of text to dst. Special tokens in the text are
 // recognised, as the tokenizers of real engines do.

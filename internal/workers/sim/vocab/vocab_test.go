@@ -1,8 +1,11 @@
 package vocab_test
 
 import (
+	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"pgregory.net/rapid"
 
@@ -23,19 +26,34 @@ func TestAboutFourCharactersAToken(t *testing.T) {
 	}
 }
 
-func TestWordsSurviveARoundTrip(t *testing.T) {
+// What a model says encodes to the same tokens again, so that the turns of a
+// conversation share their prefix.
+func TestAnswersSurviveARoundTrip(t *testing.T) {
 	v := vocab.New()
-	ids := v.Words()
-	if len(ids) < 500 {
-		t.Fatalf("only %d words", len(ids))
-	}
-	again := v.Encode(nil, v.Decode(ids, true))
-	if len(again) != len(ids) {
-		t.Fatalf("%d tokens became %d", len(ids), len(again))
-	}
-	for i := range ids {
-		if ids[i] != again[i] {
-			t.Fatalf("token %d: %d became %d", i, ids[i], again[i])
+	for name, next := range map[string]func([]uint32, uint64) uint32{"words": v.Word, "letters": v.Letter} {
+		var ids []uint32
+		used := map[uint32]bool{}
+		rng := rand.New(rand.NewPCG(1, 2))
+		for range 20_000 {
+			ids = append(ids, next(ids, rng.Uint64()))
+			used[ids[len(ids)-1]] = true
+		}
+		text := v.Decode(ids, true)
+		for n := 0; !utf8.ValidString(text); n++ { // the last character may not be whole
+			if n == utf8.UTFMax {
+				t.Fatalf("%s: no UTF-8: %q", name, text)
+			}
+			ids = ids[:len(ids)-1]
+			text = v.Decode(ids, true)
+		}
+		if again := v.Encode(nil, text); !slices.Equal(again, ids) {
+			t.Errorf("%s: %d tokens became %d others", name, len(ids), len(again))
+		}
+		if len(used) < 500 {
+			t.Errorf("%s: only %d tokens are said", name, len(used))
+		}
+		if multi := utf8.RuneCountInString(text) < len(text)*9/10; multi != (name == "letters") {
+			t.Errorf("%s: %d characters of %d bytes", name, utf8.RuneCountInString(text), len(text))
 		}
 	}
 }
