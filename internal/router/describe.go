@@ -106,6 +106,9 @@ func (r *Router) dryRun(ctx context.Context, in admin.RouteRequest) (*receipt.Re
 	}
 	q.Session = selector.HashSession(in.Session)
 	x.findSession()
+	if err := x.pinResponse(); err != nil {
+		return nil, err
+	}
 	x.findPrompt()
 	r.decide(&x.d)
 	c := &receipt.Receipt{

@@ -268,7 +268,10 @@ func (x *exchange) resolve() error {
 		x.d.run.Request.Session = selector.HashSession(x.req.Header.Get(h))
 	}
 	x.findSession()
-	return x.pinResponse()
+	if err := x.pinResponse(); err != nil {
+		return x.refuse("request", err)
+	}
+	return nil
 }
 
 // findModel finds the model and its workers, and the adapter that the prompt's
@@ -388,10 +391,10 @@ func (x *exchange) pinResponse() error {
 		}
 	}
 	if able > 1 {
-		return x.refuse("request", &api.Error{
+		return &api.Error{
 			Status: http.StatusNotFound, Code: api.CodeInvalidRequest, Param: "previous_response_id",
 			Message: fmt.Sprintf("response %q is not known here: it was made by another router, or too long ago", api.Clip(id)),
-		})
+		}
 	}
 	return nil
 }

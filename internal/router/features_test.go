@@ -1410,7 +1410,11 @@ func TestEndpoints(t *testing.T) {
 		if id == "" {
 			t.Fatalf("no id in %s", first)
 		}
-		next := r.send(http.MethodPost, "/v1/responses", encode(t, object{"model": "sim", "input": "and then", "max_output_tokens": 3, "previous_response_id": id}))
+		turn := object{"model": "sim", "input": "and then", "max_output_tokens": 3, "previous_response_id": id}
+		if d, err := r.Admin.Route(t.Context(), routeOf(t, "/v1/responses", turn)); err != nil || gjson.GetBytes(d.Receipt, "decode.chosen").String() != first.header.Get("X-Dynctl-Worker") || gjson.GetBytes(d.Receipt, "decode.eligible_ranks").Int() != 1 {
+			t.Errorf("a dry run of the next turn, whose past is on %s: %v, %s", first.header.Get("X-Dynctl-Worker"), err, gjson.GetBytes(d.Receipt, "decode.chosen"))
+		}
+		next := r.send(http.MethodPost, "/v1/responses", encode(t, turn))
 		if w := next.header.Get("X-Dynctl-Worker"); w != first.header.Get("X-Dynctl-Worker") {
 			t.Errorf("the next turn went to %s, its past is on %s: %s", w, first.header.Get("X-Dynctl-Worker"), next)
 		}
@@ -1418,6 +1422,10 @@ func TestEndpoints(t *testing.T) {
 	b := r.send(http.MethodPost, "/v1/responses", []byte(`{"model":"sim","input":"x","previous_response_id":"resp_nobody"}`))
 	if b.status != 404 {
 		t.Errorf("an unknown response: %s", b)
+	}
+	_, err := r.Admin.Route(t.Context(), routeOf(t, "/v1/responses", object{"model": "sim", "input": "x", "previous_response_id": "resp_nobody"}))
+	if err == nil || !strings.Contains(err.Error(), "is not known here") {
+		t.Errorf("a dry run after an unknown response: %v", err)
 	}
 }
 
