@@ -346,7 +346,7 @@ func (r *run) route(q *workload.Request) {
 	r.locals = blockhash.Locals(r.locals[:0], f.tokens, r.block, blockhash.Key{})
 	r.index.Overlap(r.locals, &r.query)
 	d := &r.decide
-	ask := decide.Request{Facts: disagg.Facts{Kind: api.Completion, Splittable: true, ISL: q.ISL, Source: disagg.FromIDs, N: 1, Prompts: 1, MaxTokens: int64(max(q.OSL, 1)), MinTokens: -1}}
+	ask := decide.Request{Session: q.SessionKey, Facts: disagg.Facts{Kind: api.Completion, Splittable: true, ISL: q.ISL, Source: disagg.FromIDs, N: 1, Prompts: 1, MaxTokens: int64(max(q.OSL, 1)), MinTokens: -1}}
 	for i := range ask.Chances {
 		ask.Chances[i] = decide.Chance{Turn: r.turns[i], Draw: r.rng.Uint64()}
 		r.turns[i]++

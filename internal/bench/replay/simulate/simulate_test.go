@@ -1,8 +1,10 @@
 package simulate
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
@@ -13,6 +15,7 @@ import (
 
 	"github.com/dynctl/dynctl/internal/bench/replay/workload"
 	"github.com/dynctl/dynctl/internal/router/decide"
+	"github.com/dynctl/dynctl/internal/router/disagg"
 	"github.com/dynctl/dynctl/internal/router/selector"
 	"github.com/dynctl/dynctl/internal/router/trace"
 	"github.com/dynctl/dynctl/internal/workers/sim"
@@ -100,6 +103,61 @@ func TestRun(t *testing.T) {
 	cut.From, cut.To = 3*time.Second, 6*time.Second
 	if r, err := Run(t.Context(), src, cut); err != nil || r.Requests != 30 {
 		t.Errorf("a window of 3 s: %+v, %v", r, err)
+	}
+}
+
+// TestSessions: policy session keeps the turns of a session together, whether a
+// trace of requests names it or a recorded decision has its key.
+func TestSessions(t *testing.T) {
+	all := sessions(30, 6)
+	var named, keyed bytes.Buffer
+	for _, b := range []*bytes.Buffer{&named, &keyed} {
+		head, err := trace.AppendHeader(nil, trace.Header{Source: "test", Start: time.Unix(1_800_000_000, 0)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		b.Write(head)
+	}
+	book := trace.NewBook()
+	s := &decide.Settings{Decode: selector.Session, Prefill: selector.Session, Weights: selector.DefaultWeights()}
+	for i := range all {
+		q, session := &all[i], fmt.Sprint("session ", i%30)
+		r := q.Request
+		r.Session = session
+		d := trace.Decision{
+			ID: fmt.Sprint(i), BeganUS: q.At.Microseconds(), BlockSize: q.BlockSize, Locals: q.Blocks, Settings: s,
+			Input: &decide.Input{Facts: disagg.Facts{ISL: q.ISL, MaxTokens: int64(q.OSL)}, Decode: selector.Input{SessionKey: selector.HashSession(session)}},
+		}
+		for b, rec := range map[*bytes.Buffer]*trace.Record{
+			&named: {Kind: trace.KindRequest, Time: q.At, Request: &r}, &keyed: {Kind: trace.KindDecision, Time: q.At, Decision: &d},
+		} {
+			line, err := book.AppendRecord(nil, rec)
+			if err != nil {
+				t.Fatal(err)
+			}
+			b.Write(line)
+		}
+	}
+	setup := Setup{Fleet: fleet(t, "4a:block=16,kv_blocks=4096"), Settings: *s, Seed: 1}
+	alone, err := Run(t.Context(), workload.FromSlice(all), setup)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, b := range map[string]*bytes.Buffer{"requests": &named, "decisions": &keyed} {
+		src, err := workload.FromTrace(func() (*trace.Reader, error) {
+			return trace.NewReader(bytes.NewReader(b.Bytes()), name, trace.Options{})
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		bound, err := workload.Bound(src, 16, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, err := Run(t.Context(), src, setup)
+		if err != nil || r.Completed != uint64(len(all)) || r.HitRatio < 0.99*bound || r.HitRatio < 1.4*alone.HitRatio {
+			t.Errorf("%s: hits %.3f of a bound of %.3f, without sessions %.3f (%v)", name, r.HitRatio, bound, alone.HitRatio, err)
+		}
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/dynctl/dynctl/internal/router/blockhash"
+	"github.com/dynctl/dynctl/internal/router/selector"
 	"github.com/dynctl/dynctl/internal/router/trace"
 )
 
@@ -20,6 +21,9 @@ type Request struct {
 	trace.Request
 	// Number counts the requests of the trace from 0.
 	Number int
+	// SessionKey is selector.HashSession of the request's session, which a recorded
+	// decision has alone; 0 for none.
+	SessionKey uint64
 }
 
 // Source gives the requests of a trace in the order of their arrival; io.EOF
@@ -84,7 +88,7 @@ func stream(open func() (*trace.Reader, error)) (func(*Request) error, func(), e
 				return err
 			}
 			if rec.Kind == trace.KindRequest {
-				*q = Request{At: rec.Time, Request: *rec.Request, Number: n}
+				*q = Request{At: rec.Time, Request: *rec.Request, Number: n, SessionKey: selector.HashSession(rec.Request.Session)}
 				n++
 				return nil
 			}
@@ -124,7 +128,7 @@ func joined(open func() (*trace.Reader, error)) ([]Request, error) {
 			if len(all) >= maxJoined {
 				return nil, fmt.Errorf("%s: more than %d decisions: cut the recording with --from and --to", r.Name(), maxJoined)
 			}
-			q := Request{At: time.Duration(d.BeganUS) * time.Microsecond}
+			q := Request{At: time.Duration(d.BeganUS) * time.Microsecond, SessionKey: d.Input.Decode.SessionKey}
 			q.ID, q.Model, q.ISL, q.OSL = d.ID, d.Model, d.Input.Facts.ISL, int(max(d.Input.Facts.MaxTokens, 0))
 			if !d.Approximate && d.BlockSize > 0 && len(d.Locals) <= (q.ISL+d.BlockSize-1)/d.BlockSize {
 				q.BlockSize, q.IDs, q.Blocks = d.BlockSize, trace.LocalIDs, d.Locals
