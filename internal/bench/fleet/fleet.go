@@ -130,11 +130,7 @@ func (t *Target) Describe(ctx context.Context, model string) (*Facts, error) {
 	}
 	seen := map[string]bool{}
 	for _, w := range w.Workers {
-		serves := false
-		for _, m := range w.Models {
-			serves = serves || m == f.Model
-		}
-		if !serves || !w.Usable {
+		if !w.Usable || !slices.Contains(w.Models, f.Model) {
 			continue
 		}
 		if name := strings.TrimSpace(w.Engine + " " + w.Version); !seen[name] {

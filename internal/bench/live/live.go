@@ -19,6 +19,7 @@ import (
 	"github.com/dynctl/dynctl/internal/bench/plan"
 	"github.com/dynctl/dynctl/internal/bench/stats"
 	"github.com/dynctl/dynctl/internal/bench/workload"
+	"github.com/dynctl/dynctl/internal/positive"
 	"github.com/dynctl/dynctl/internal/router/admin"
 	"github.com/dynctl/dynctl/internal/router/receipt"
 	"github.com/dynctl/dynctl/internal/wait"
@@ -107,7 +108,7 @@ func (b *Bench) Run(ctx context.Context, c plan.Cell, src loadgen.Source, schedu
 		return nil, b.lost(ctx, err)
 	}
 	o := loadgen.Options{
-		Base: b.Target.URL, TLS: b.Target.TLS, Model: b.Facts.Model, Concurrency: c.Load.Concurrency, Cap: b.Spec.Cap, Timeout: b.Timeout, Keep: keep,
+		Base: b.Target.URL, TLS: b.Target.TLS, Concurrency: c.Load.Concurrency, Cap: b.Spec.Cap, Timeout: b.Timeout, Keep: keep,
 		SLO: loadgen.SLO{TTFT: b.Spec.SLO.TTFT, TPOT: b.Spec.SLO.TPOT, ITL: b.Spec.SLO.ITL, E2E: b.Spec.SLO.E2E}, Progress: b.Progress, Schedule: schedule,
 	}
 	if c.Load.Rate > 0 && schedule == nil {
@@ -328,32 +329,23 @@ func growth(rs []loadgen.Result, span time.Duration) float64 {
 // lost turns an error of the counters into a void cell, after the fleet is
 // whole again.
 func (b *Bench) lost(ctx context.Context, cause error) error {
-	// The router may not have noticed yet, so the engines are asked first.
-	ctx2, cancel := context.WithTimeout(ctx, b.patience())
+	patience := positive.Or(b.Patience, 2*time.Minute)
+	ctx2, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	err := cause
-	for range wait.Every(ctx2, 200*time.Millisecond) {
+	var err error
+	if wait.Until(ctx2, 200*time.Millisecond, func() bool {
+		// The router may not have noticed yet, so the engines are asked first.
 		if _, err = b.Target.Counters(ctx2, b.Facts); err == nil {
-			break
+			err = b.missing(ctx2)
 		}
+		return err == nil
+	}) {
+		return &experiment.VoidError{Reason: cause.Error()}
 	}
-	if err != nil {
-		if ctx.Err() != nil {
-			return ctx.Err()
-		}
-		return fmt.Errorf("the fleet did not come back within %s: %w", b.patience(), cause)
+	if ctx.Err() != nil {
+		return ctx.Err()
 	}
-	if err := b.whole(ctx); err != nil {
-		return err
-	}
-	return &experiment.VoidError{Reason: cause.Error()}
-}
-
-func (b *Bench) patience() time.Duration {
-	if b.Patience > 0 {
-		return b.Patience
-	}
-	return 2 * time.Minute
+	return fmt.Errorf("the fleet did not come back within %s: %w: %w", patience, cause, err)
 }
 
 // steady reports a void cell when the router has lost a worker since an event,
@@ -369,11 +361,7 @@ func (b *Bench) steady(ctx context.Context, since uint64) error {
 			return b.lost(ctx, errors.New(e.Text))
 		}
 	}
-	missing, err := b.missing(ctx)
-	if err == nil && missing != "" {
-		err = errors.New(missing)
-	}
-	if err != nil {
+	if err := b.missing(ctx); err != nil {
 		return b.lost(ctx, err)
 	}
 	return nil
@@ -394,30 +382,11 @@ func (b *Bench) concerns(e *admin.Event) bool {
 	return slices.ContainsFunc(b.Facts.Workers, func(w admin.Worker) bool { return w.Usable && w.Name == e.Worker })
 }
 
-// whole waits until every worker that was there at the start is usable.
-func (b *Bench) whole(ctx context.Context) error {
-	ctx2, cancel := context.WithTimeout(ctx, b.patience())
-	defer cancel()
-	missing := ""
-	if wait.Until(ctx2, 200*time.Millisecond, func() bool {
-		var err error
-		if missing, err = b.missing(ctx2); err != nil {
-			missing = err.Error()
-		}
-		return missing == ""
-	}) {
-		return nil
-	}
-	if ctx.Err() != nil {
-		return ctx.Err()
-	}
-	return fmt.Errorf("the fleet did not come back within %s: %s", b.patience(), missing)
-}
-
-func (b *Bench) missing(ctx context.Context) (string, error) {
+// missing is an error unless every worker that was there at the start is usable.
+func (b *Bench) missing(ctx context.Context) error {
 	l, err := b.Target.Admin.Workers(ctx)
 	if err != nil {
-		return "", fmt.Errorf("the router does not answer: %w", err)
+		return fmt.Errorf("the router does not answer: %w", err)
 	}
 	usable := map[string]string{}
 	for _, w := range l.Workers {
@@ -433,12 +402,12 @@ func (b *Bench) missing(ctx context.Context) (string, error) {
 		why, there := usable[w.Name]
 		switch {
 		case !there:
-			return w.Name + " is gone", nil
+			return errors.New(w.Name + " is gone")
 		case why != "":
-			return w.Name + " " + why, nil
+			return errors.New(w.Name + " " + why)
 		}
 	}
-	return "", nil
+	return nil
 }
 
 // Check is one line of what is looked at before a run.

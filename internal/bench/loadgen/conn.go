@@ -156,7 +156,7 @@ func (c *conn) answer(q *call, now func() time.Duration) (*call, error) {
 	}
 	res := &q.res
 	res.FirstByte = at
-	head := -1
+	var head int
 	for {
 		if head = bytes.Index(c.buf[c.r:c.w], []byte("\r\n\r\n")); head >= 0 {
 			break
@@ -248,11 +248,11 @@ func (c *conn) body(h head, at time.Duration, now func() time.Duration) error {
 			return err
 		}
 		line, _, _ = bytes.Cut(line, []byte(";"))
-		size, ok := hex(line)
-		if !ok {
+		size, err := strconv.ParseUint(string(line), 16, 32)
+		if err != nil {
 			return errHead
 		}
-		if err := c.part(h, size, &at, now); err != nil {
+		if err := c.part(h, int64(size), &at, now); err != nil {
 			return err
 		}
 		// The end of the chunk; after the last one there may be trailers.
@@ -311,11 +311,6 @@ func (c *conn) part(h head, left int64, at *time.Duration, now func() time.Durat
 	return nil
 }
 
-func hex(b []byte) (int64, bool) {
-	n, err := strconv.ParseUint(string(b), 16, 32)
-	return int64(n), err == nil
-}
-
 // feed takes a part of the body that arrived at a time.
 func (c *conn) feed(h head, p []byte, at time.Duration) {
 	if !h.stream {
@@ -349,7 +344,6 @@ func (c *conn) settle(h head, res *Result) error {
 	}
 	c.scan.Finish()
 	s := c.scan.Summary()
-	res.Finish = s.FinishReason
 	res.PromptTokens, res.CachedTokens, res.OutputTokens = int(s.Usage.PromptTokens), int(s.Usage.CachedTokens), int(s.Usage.CompletionTokens)
 	switch {
 	case s.Failed:

@@ -47,8 +47,7 @@ type Options struct {
 	// Base is the URL of the router or engine, Path the endpoint.
 	Base, Path string
 	// TLS is how an https URL is spoken to; nil for the system's roots.
-	TLS   *tls.Config
-	Model string
+	TLS *tls.Config
 	// Concurrency is the number of slots of a closed loop.
 	Concurrency int
 	// Schedule, when set, makes an open loop: one planned time for each

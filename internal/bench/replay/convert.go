@@ -58,19 +58,15 @@ func Convert(open func() (*trace.Reader, error), w io.Writer, o ConvertOptions) 
 	default:
 		return nil, fmt.Errorf("cannot write %s (one of dynctl, dynamo-events, dynamo-requests, mooncake)", o.To)
 	}
-	var rec trace.Record
-	for {
-		err := r.Next(&rec)
-		if errors.Is(err, io.EOF) {
-			return c.out, nil
-		}
+	for rec, err := range r.All() {
 		if err != nil {
 			return nil, err
 		}
-		if err := c.record(&rec); err != nil {
+		if err := c.record(rec); err != nil {
 			return nil, &trace.LineError{Name: r.Name(), Line: rec.Line, Byte: rec.Offset, Err: err}
 		}
 	}
+	return c.out, nil
 }
 
 type converter struct {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"runtime"
 	"time"
 
@@ -126,12 +125,7 @@ type session struct {
 }
 
 func (s *session) run(ctx context.Context) error {
-	var rec trace.Record
-	for {
-		err := s.r.Next(&rec)
-		if errors.Is(err, io.EOF) {
-			return nil
-		}
+	for rec, err := range s.r.All() {
 		if err != nil {
 			return err
 		}
@@ -144,7 +138,7 @@ func (s *session) run(ctx context.Context) error {
 		if err := s.pace(ctx, rec.Time); err != nil {
 			return err
 		}
-		if err := s.play(&rec); err != nil {
+		if err := s.play(rec); err != nil {
 			if errors.Is(err, ErrStop) {
 				return nil
 			}
@@ -160,6 +154,7 @@ func (s *session) run(ctx context.Context) error {
 			s.progress()
 		}
 	}
+	return nil
 }
 
 func (s *session) progress() {

@@ -3,9 +3,7 @@ package replay
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"slices"
 	"strings"
@@ -123,17 +121,9 @@ func Redecide(ctx context.Context, r *trace.Reader, list []Change) (*Redecision,
 	was, now := new(maker), new(maker)
 	var prompt, hitWas, hitNow, remoteWas, remoteNow uint64
 	var regret float64
-	var rec trace.Record
-	for n := 0; ; n++ {
-		err := r.Next(&rec)
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		if err != nil {
+	for rec, err := range r.All() {
+		if err = cmp.Or(err, ctx.Err()); err != nil {
 			return nil, err
-		}
-		if n&0xfff == 0 && ctx.Err() != nil {
-			return nil, ctx.Err()
 		}
 		if rec.Kind != trace.KindDecision {
 			continue

@@ -129,7 +129,7 @@ func Cross(points []Point, o CrossOptions) Crossover {
 	}
 	slices.Sort(samples)
 	tail := (1 - o.Level) / 2 * guard
-	low, high := math.Exp2(sortedQuantile(samples, tail)), math.Exp2(sortedQuantile(samples, 1-tail))
+	low, high := math.Exp2(SortedQuantile(samples, tail)), math.Exp2(SortedQuantile(samples, 1-tail))
 	c.Low, c.High = low, high
 	switch {
 	case side < 0 && low > ps[len(ps)-1].X:
@@ -233,7 +233,7 @@ func newModel(ps []Point) *model {
 		m.variance, m.df = append(m.variance, v), append(m.df, math.Max(df, 1))
 		m.weight = append(m.weight, m.n[i]/v)
 	}
-	m.common = commonVariance(ps, m)
+	m.common = commonVariance(ps, m, reps)
 	m.effects = make([]float64, reps)
 	return m
 }
@@ -241,9 +241,8 @@ func newModel(ps []Point) *model {
 // commonVariance estimates the variance of what all points of one repeat have
 // in common, from how much the mean residual of a repeat varies beyond what
 // independent residuals would.
-func commonVariance(ps []Point, m *model) float64 {
+func commonVariance(ps []Point, m *model, reps int) float64 {
 	var sum, expect, k float64
-	reps := len(m.effectsOf(ps))
 	for r := range reps {
 		var s, v, n float64
 		for i, p := range ps {
@@ -268,14 +267,6 @@ func commonVariance(ps []Point, m *model) float64 {
 		return excess
 	}
 	return 0
-}
-
-func (m *model) effectsOf(ps []Point) []struct{} {
-	n := 0
-	for _, p := range ps {
-		n = max(n, len(p.D))
-	}
-	return make([]struct{}, n)
 }
 
 // draw fills y with one bootstrap sample of the means.
@@ -326,11 +317,5 @@ func Gamma(rng *rand.Rand, shape float64) float64 {
 }
 
 func finite(xs []float64) []float64 {
-	out := make([]float64, 0, len(xs))
-	for _, x := range xs {
-		if !math.IsNaN(x) && !math.IsInf(x, 0) {
-			out = append(out, x)
-		}
-	}
-	return out
+	return slices.DeleteFunc(slices.Clone(xs), func(x float64) bool { return math.IsNaN(x) || math.IsInf(x, 0) })
 }

@@ -49,13 +49,14 @@ func CV(xs []float64) float64 {
 func Quantile(xs []float64, q float64) float64 {
 	s := slices.Clone(xs)
 	slices.Sort(s)
-	return sortedQuantile(s, q)
+	return SortedQuantile(s, q)
 }
 
 // Median is the 0.5-quantile.
 func Median(xs []float64) float64 { return Quantile(xs, 0.5) }
 
-func sortedQuantile(s []float64, q float64) float64 {
+// SortedQuantile is Quantile of values in order.
+func SortedQuantile(s []float64, q float64) float64 {
 	if len(s) == 0 {
 		return math.NaN()
 	}

@@ -2,7 +2,6 @@ package workload
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -48,12 +47,8 @@ func ReadTrace(path string, stdin io.Reader, o TraceOptions) ([]Item, TraceInfo,
 	o.Limit = positive.Or(o.Limit, DefaultTraceLimit)
 	info.Format = string(r.Format())
 	var items []Item
-	var rec trace.Record
-	for len(items) < o.Limit {
-		if err := r.Next(&rec); err != nil {
-			if errors.Is(err, io.EOF) {
-				break
-			}
+	for rec, err := range r.All() {
+		if err != nil {
 			return nil, info, err
 		}
 		if rec.Kind != trace.KindRequest || rec.Request == nil || rec.Request.ISL < 1 {
@@ -72,7 +67,9 @@ func ReadTrace(path string, stdin io.Reader, o TraceOptions) ([]Item, TraceInfo,
 		if cut {
 			info.Cut++
 		}
-		items = append(items, it)
+		if items = append(items, it); len(items) >= o.Limit {
+			break
+		}
 	}
 	if len(items) == 0 {
 		if info.TooLong > 0 {

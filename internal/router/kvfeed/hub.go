@@ -61,12 +61,7 @@ func (h *hub) add(r *rank) {
 func (h *hub) remove(r *rank, ending bool) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	next := make([]*rank, 0, len(h.list()))
-	for _, o := range h.list() {
-		if o != r {
-			next = append(next, o)
-		}
-	}
+	next := slices.DeleteFunc(slices.Clone(h.list()), func(o *rank) bool { return o == r })
 	h.ranks.Store(&next)
 	for l := range h.lines {
 		l.leave(r)

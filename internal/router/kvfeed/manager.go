@@ -36,6 +36,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -189,10 +190,7 @@ func (m *Manager) Run(ctx context.Context) error {
 	m.mu.Unlock()
 	<-ctx.Done()
 	m.mu.Lock()
-	ranks := make([]*rank, 0, len(m.ranks))
-	for _, r := range m.ranks {
-		ranks = append(ranks, r)
-	}
+	ranks := slices.Collect(maps.Values(m.ranks))
 	m.mu.Unlock()
 	for _, r := range ranks {
 		m.stop(r)
@@ -351,10 +349,7 @@ func (m *Manager) word(id kvindex.Rank) uint64 {
 // Status returns the account of every rank, by rank number.
 func (m *Manager) Status() []Status {
 	m.mu.Lock()
-	ranks := make([]*rank, 0, len(m.ranks))
-	for _, r := range m.ranks {
-		ranks = append(ranks, r)
-	}
+	ranks := slices.Collect(maps.Values(m.ranks))
 	m.mu.Unlock()
 	all := make([]Status, 0, len(ranks))
 	for _, r := range ranks {

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"os"
 	"slices"
 	"strings"
@@ -504,6 +505,20 @@ func (r *Reader) Next(rec *Record) error {
 			r.last = t
 		}
 		return nil
+	}
+}
+
+// All are the records from the next one on, each in the same Record; an error is
+// the last.
+func (r *Reader) All() iter.Seq2[*Record, error] {
+	return func(yield func(*Record, error) bool) {
+		var rec Record
+		for {
+			err := r.Next(&rec)
+			if errors.Is(err, io.EOF) || !yield(&rec, err) || err != nil {
+				return
+			}
+		}
 	}
 }
 

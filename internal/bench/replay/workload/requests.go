@@ -3,7 +3,7 @@
 package workload
 
 import (
-	"errors"
+	"cmp"
 	"fmt"
 	"io"
 	"slices"
@@ -55,12 +55,7 @@ func FromTrace(open func() (*trace.Reader, error)) (Source, error) {
 		return nil, err
 	}
 	defer r.Close()
-	var rec trace.Record
-	for {
-		err := r.Next(&rec)
-		if errors.Is(err, io.EOF) {
-			return nil, fmt.Errorf("%s: no requests and no decisions in the trace", r.Name())
-		}
+	for rec, err := range r.All() {
 		if err != nil {
 			return nil, err
 		}
@@ -73,6 +68,7 @@ func FromTrace(open func() (*trace.Reader, error)) (Source, error) {
 		default:
 		}
 	}
+	return nil, fmt.Errorf("%s: no requests and no decisions in the trace", r.Name())
 }
 
 func stream(open func() (*trace.Reader, error)) (func(*Request) error, func(), error) {
@@ -110,12 +106,7 @@ func joined(open func() (*trace.Reader, error)) ([]Request, error) {
 	defer r.Close()
 	var all []Request
 	at := map[string]int{}
-	var rec trace.Record
-	for {
-		err := r.Next(&rec)
-		if errors.Is(err, io.EOF) {
-			break
-		}
+	for rec, err := range r.All() {
 		if err != nil {
 			return nil, err
 		}
@@ -148,7 +139,7 @@ func joined(open func() (*trace.Reader, error)) ([]Request, error) {
 		default:
 		}
 	}
-	slices.SortStableFunc(all, func(a, b Request) int { return int(min(max(a.At-b.At, -1), 1)) })
+	slices.SortStableFunc(all, func(a, b Request) int { return cmp.Compare(a.At, b.At) })
 	for i := range all {
 		all[i].Number = i
 	}
