@@ -123,11 +123,6 @@ var endpoints = func() map[string]*Endpoint {
 	return m
 }()
 
-// Endpoints lists the paths of the data plane, sorted by path.
-func Endpoints() []*Endpoint {
-	return slices.SortedFunc(maps.Values(endpoints), func(a, b *Endpoint) int { return strings.Compare(a.Path, b.Path) })
-}
-
 // Lookup finds the endpoint of a request. The error is an [*Error]: 404 that
 // names the supported paths, or 405 that names the allowed methods.
 func Lookup(method, path string) (*Endpoint, error) {

@@ -69,7 +69,7 @@ func TestLookup(t *testing.T) {
 			t.Errorf("%s %s: %+v, %v", c.method, c.path, ep, err)
 		}
 	}
-	for _, ep := range Endpoints() {
+	for _, ep := range endpoints {
 		switch ep.Kind {
 		case Embeddings, Rerank, Score, Classify, Pooling, Tokenize, Detokenize:
 			if ep.Splittable || ep.Streamable {
@@ -322,7 +322,7 @@ func TestMergeModels(t *testing.T) {
 	if m, ok := l.Model("b"); !ok || string(m) != `{"id":"b"}` {
 		t.Errorf("Model: %s", m)
 	}
-	if diff := cmp.Diff([]string{"a", "lora", "b", "alias"}, l.IDs()); diff != "" {
+	if diff := cmp.Diff([]string{"a", "lora", "b", "alias"}, l.ids); diff != "" {
 		t.Error(diff)
 	}
 	l, err = MergeModels([][]byte{[]byte(`oops`), []byte(`{"data":[{"id":"b"},{}]}`)}, nil)

@@ -44,7 +44,7 @@ const (
 	keyRequestID
 	keyRID
 	keyFeatures
-	keyTransfer // any member of transferFields
+	keyTransfer // see isTransferField
 	keyCount
 )
 
@@ -87,15 +87,6 @@ var keyNames = [keyCount]string{
 	keyRequestID:           "request_id",
 	keyRID:                 "rid",
 	keyFeatures:            "features",
-}
-
-// transferFields steer the transfer of KV blocks or the choice of a rank, which
-// only the router may do.
-var transferFields = [...]string{
-	"kv_transfer_params", "ec_transfer_params", "disaggregated_params", "disagg_spec",
-	"bootstrap_host", "bootstrap_port", "bootstrap_room", "bootstrap_pair_key",
-	"routed_dp_rank", "data_parallel_rank", "disagg_prefill_dp_rank", "decode_tp_size",
-	"disagg_request_id", "ctx_request_id", "ret_first_tok",
 }
 
 func lookupKey(k []byte) keyID {

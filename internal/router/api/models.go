@@ -63,9 +63,6 @@ func (l *ModelList) add(id string, object json.RawMessage) {
 	l.objects[id] = object
 }
 
-// IDs are the names of the models in the list.
-func (l *ModelList) IDs() []string { return l.ids }
-
 // JSON is the body of the answer to /v1/models.
 func (l *ModelList) JSON() []byte {
 	out := []byte(`{"object":"list","data":[`)

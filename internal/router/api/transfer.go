@@ -23,9 +23,6 @@ func (v *View) AppendStrip(dst []Edit) []Edit {
 	return dst
 }
 
-// Steered reports whether the client set anything that AppendStrip removes.
-func (v *View) Steered() bool { return len(v.AppendStrip(nil)) > 0 }
-
 func (v *View) stripIn(dst []Edit, path string, at Span, depth int) []Edit {
 	switch v.Body[at.Start] {
 	case '{':

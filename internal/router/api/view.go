@@ -268,12 +268,6 @@ func (v *View) Get(name string) (value []byte, ok bool) {
 	return nil, false
 }
 
-// Has reports whether a top-level member is there with a value that is not null.
-func (v *View) Has(name string) bool {
-	b, ok := v.Get(name)
-	return ok && b[0] != 'n'
-}
-
 // String is the value of a top-level member that is a JSON string.
 func (v *View) String(name string) (value string, ok bool) {
 	b, ok := v.Get(name)

@@ -101,14 +101,6 @@ func (x *Index) RemoveRank(r kvindex.Rank) {
 	x.idx.RemoveRank(r)
 }
 
-// ClearRank forgets every guess about a rank, as after a restart of its engine.
-func (x *Index) ClearRank(r kvindex.Rank) {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	x.forget(r)
-	x.idx.ClearRank(r)
-}
-
 // forget drops the segments of a rank; its blocks in the index are the
 // caller's.
 func (x *Index) forget(r kvindex.Rank) {

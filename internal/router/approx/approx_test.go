@@ -83,14 +83,14 @@ func TestGuessesAreBounded(t *testing.T) {
 	}
 }
 
-func TestClearedAndRemovedRanksAreForgotten(t *testing.T) {
+func TestRemovedRanksAreForgotten(t *testing.T) {
 	x := newIndex(t, Options{})
 	l, s := chain(1, 2)
 	x.Sent(0, 1, l, s, time.Unix(0, 0))
 	x.Sent(1, 1, l, s, time.Unix(0, 0))
-	x.ClearRank(0)
+	x.RemoveRank(0)
 	if depth(x, 0, l) != 0 || depth(x, 1, l) != 2 {
-		t.Fatal("clearing one rank must clear that one only")
+		t.Fatal("removing one rank must remove that one only")
 	}
 	x.RemoveRank(1)
 	if x.Blocks() != 0 {
@@ -145,7 +145,10 @@ func TestLikeAListOfBlocks(t *testing.T) {
 			rank := kvindex.Rank(rapid.IntRange(0, 1).Draw(t, "rank"))
 			locals, seq := chain(rapid.SliceOfN(rapid.Uint64Range(1, 3), 1, 8).Draw(t, "prompt")...)
 			if rapid.IntRange(0, 9).Draw(t, "clear") == 0 {
-				x.ClearRank(rank)
+				x.RemoveRank(rank)
+				if err := x.AddRank(rank, 1, "w/dp"+string('0'+rune(rank))); err != nil {
+					t.Fatal(err)
+				}
 				for b := range model {
 					if b.rank == rank {
 						delete(model, b)

@@ -99,10 +99,6 @@ type Dispatch struct {
 
 // Connector is one way in which KV moves.
 type Connector interface {
-	// Kind is the connector's name.
-	Kind() workers.Connector
-	// Mode says how the legs follow each other.
-	Mode() Mode
 	// Begin makes the transfer of one dispatch, with fresh ids.
 	Begin(d Dispatch) (*Transfer, error)
 }
@@ -258,16 +254,13 @@ const transferParams = "kv_transfer_params"
 // blocks, the decode engine reads them.
 type nixl struct{}
 
-func (nixl) Kind() workers.Connector { return workers.ConnectorNIXL }
-func (nixl) Mode() Mode              { return Sequential }
-
 // askNIXL is the object by which a prefill engine keeps its blocks for a
 // decode engine.
 var askNIXL = []byte(`{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}`)
 
-func (n nixl) Begin(d Dispatch) (*Transfer, error) {
+func (nixl) Begin(d Dispatch) (*Transfer, error) {
 	return &Transfer{
-		kind: n.Kind(), mode: Sequential, dispatch: d, check: checkNIXL,
+		kind: workers.ConnectorNIXL, mode: Sequential, dispatch: d, check: checkNIXL,
 		prefill: oneToken(&d.Facts, api.Set(transferParams, askNIXL)),
 	}, nil
 }
@@ -277,12 +270,9 @@ func (n nixl) Begin(d Dispatch) (*Transfer, error) {
 // hash. Nothing is handed over.
 type sharedStorage struct{}
 
-func (sharedStorage) Kind() workers.Connector { return workers.ConnectorSharedStorage }
-func (sharedStorage) Mode() Mode              { return Sequential }
-
-func (s sharedStorage) Begin(d Dispatch) (*Transfer, error) {
+func (sharedStorage) Begin(d Dispatch) (*Transfer, error) {
 	return &Transfer{
-		kind: s.Kind(), mode: Sequential, dispatch: d, prefill: oneToken(&d.Facts),
+		kind: workers.ConnectorSharedStorage, mode: Sequential, dispatch: d, prefill: oneToken(&d.Facts),
 		check: func(*Transfer, *answer) error { return nil },
 	}, nil
 }
@@ -290,9 +280,6 @@ func (s sharedStorage) Begin(d Dispatch) (*Transfer, error) {
 // sglang is SGLang's bootstrap: both legs carry the address of the prefill's
 // rendezvous server and a room that no other request has.
 type sglang struct{ rand func() uint64 }
-
-func (sglang) Kind() workers.Connector { return workers.ConnectorSGLang }
-func (sglang) Mode() Mode              { return Concurrent }
 
 func (s sglang) Begin(d Dispatch) (*Transfer, error) {
 	w := d.Prefill.Worker
@@ -318,7 +305,7 @@ func (s sglang) Begin(d Dispatch) (*Transfer, error) {
 	for i := range rooms {
 		rooms[i] = int(room(s.rand(), ranks, rank))
 	}
-	t := &Transfer{kind: s.Kind(), mode: Concurrent, dispatch: d, id: uint64(rooms[0])}
+	t := &Transfer{kind: workers.ConnectorSGLang, mode: Concurrent, dispatch: d, id: uint64(rooms[0])}
 	hosts, ids := api.RawString(bracketed(host)), api.RawInt(int64(rooms[0]))
 	if len(rooms) > 1 { // one of each for each prompt
 		hosts, port, ids = repeated(hosts, len(rooms)), repeated(port, len(rooms)), appendInts(nil, rooms)

@@ -1,6 +1,7 @@
 package disagg
 
 import (
+	"net/url"
 	"slices"
 	"testing"
 
@@ -11,11 +12,19 @@ import (
 // TestEveryConnectorHasARow: what can be set is what can be made, by its own name.
 func TestEveryConnectorHasARow(t *testing.T) {
 	var names []workers.Connector
+	w := &workers.Worker{
+		Name: "w", URL: &url.URL{Scheme: "http", Host: "10.0.0.1:8000"},
+		LMCache: &workers.LMCacheDecoder{Host: "10.0.0.1", InitPorts: []int{1}, AllocPorts: []int{2}},
+	}
 	for _, k := range kinds {
 		names = append(names, k.name)
 		c, err := NewConnector(k.name, Options{})
-		if err != nil || c.Kind() != k.name || k.carries == nil {
-			t.Errorf("%s: %v, %v", k.name, c, err)
+		if err != nil || k.carries == nil {
+			t.Fatalf("%s: %v, %v", k.name, c, err)
+		}
+		tr, err := c.Begin(Dispatch{RequestID: "r", Facts: Facts{Kind: api.Completion}, Prefill: Peer{Worker: w}, Decode: Peer{Worker: w}})
+		if err != nil || tr.Kind() != k.name {
+			t.Errorf("%s: %+v, %v", k.name, tr, err)
 		}
 	}
 	if !slices.Equal(names, workers.Connectors()) {

@@ -24,9 +24,6 @@ type lmcache struct {
 	firstToken bool
 }
 
-func (lmcache) Kind() workers.Connector { return workers.ConnectorLMCache }
-func (lmcache) Mode() Mode              { return Sequential }
-
 // Begin needs the receiver of the decode worker that was chosen.
 func (l lmcache) Begin(d Dispatch) (*Transfer, error) {
 	spec, err := l.decoders.Spec(d.Decode.Worker)
@@ -44,7 +41,7 @@ func (l lmcache) Begin(d Dispatch) (*Transfer, error) {
 	ask = appendInts(append(ask, `,"receiver_alloc_port":`...), spec.AllocPorts)
 	ask = append(ask, "}}"...)
 	t := &Transfer{
-		kind: l.Kind(), mode: Sequential, dispatch: d, check: checkLMCache,
+		kind: workers.ConnectorLMCache, mode: Sequential, dispatch: d, check: checkLMCache,
 		prefill: oneToken(&d.Facts, api.Set(transferParams, ask)),
 	}
 	if first {

@@ -149,12 +149,6 @@ func (b *Batch) Remove(names ...uint64) {
 // Clear adds the removal of everything that the rank holds.
 func (b *Batch) Clear() { b.ops = append(b.ops, op{kind: opClear}) }
 
-// Match is the overlap of one rank.
-type Match struct {
-	Rank  Rank
-	Depth int // leading blocks held
-}
-
 // A Query holds the answer of [Index.Overlap] and is reused from call to call. The zero Query is
 // ready. It must not be used by two goroutines at a time.
 type Query struct {
@@ -173,12 +167,6 @@ func (q *Query) Depth(r Rank) int {
 
 // Len returns the number of ranks that hold at least one leading block.
 func (q *Query) Len() int { return len(q.touched) }
-
-// At returns the overlap of the i-th rank that holds at least one leading block, in no special order.
-func (q *Query) At(i int) Match {
-	r := q.touched[i]
-	return Match{Rank(r), int(q.depth[r])}
-}
 
 // Best returns the greatest depth of any rank.
 func (q *Query) Best() int {

@@ -55,8 +55,7 @@ func (x *Index) Children(node NodeID, o BrowseOptions) (Browse, error) {
 	if err != nil {
 		return Browse{}, err
 	}
-	o.Limit = positive.Or(o.Limit, browseLimit)
-	o.Limit = min(o.Limit, browseMost)
+	o.Limit = min(positive.Or(o.Limit, browseLimit), browseMost)
 	s := x.stripe.Add(1) % stripes
 	v := x.ep.enter(s)
 	defer x.ep.exit(s, v)
@@ -68,7 +67,7 @@ func (x *Index) Children(node NodeID, o BrowseOptions) (Browse, error) {
 	if n != 0 {
 		out.Node, _ = x.describe(n, nd, nil, true)
 	}
-	ids, partial := x.kidsOf(nil, n, nd, browseChildren)
+	ids, partial := x.kidsOf(nil, nd, browseChildren)
 	out.Partial = partial
 	kids := make([]Child, 0, min(len(ids), browseChildren))
 	for _, id := range ids {
@@ -117,8 +116,8 @@ func order(by SortBy) (func(a, b Child) int, error) {
 	return nil, fmt.Errorf("sort %q: must be one of %s, %s, %s, %s", by, ByOffset, ByBlocks, ByRanks, ByHits)
 }
 
-// kidsOf appends up to limit children of n to ids. It reports whether there may be more.
-func (x *Index) kidsOf(ids []uint32, n uint32, nd *node, limit int) (_ []uint32, partial bool) {
+// kidsOf appends up to limit children of a node to ids. It reports whether there may be more.
+func (x *Index) kidsOf(ids []uint32, nd *node, limit int) (_ []uint32, partial bool) {
 	at, first := uint32(0), true
 	for limit > 0 {
 		nd.mu.Lock()
@@ -195,7 +194,7 @@ func (x *Index) measure(kids []Child) {
 		c.Blocks = c.Length
 		left := budget
 		n := uint32(c.ID)
-		todo, _ = x.kidsOf(todo[:0], n, x.m.node(n), left)
+		todo, _ = x.kidsOf(todo[:0], x.m.node(n), left)
 		c.Exact = len(todo) <= left && len(todo) >= c.Children
 		left -= len(todo)
 		for len(todo) > 0 {
@@ -206,7 +205,7 @@ func (x *Index) measure(kids []Child) {
 			c.Hits += uint64(nd.hits.Load())
 			had := len(todo)
 			var more bool
-			todo, more = x.kidsOf(todo, n, nd, left)
+			todo, more = x.kidsOf(todo, nd, left)
 			left -= len(todo) - had
 			if more {
 				c.Exact = false

@@ -14,9 +14,8 @@ import (
 
 func answer(q *Query) map[Rank]int {
 	out := map[Rank]int{}
-	for i := range q.Len() {
-		m := q.At(i)
-		out[m.Rank] = m.Depth
+	for _, r := range q.touched {
+		out[Rank(r)] = q.Depth(Rank(r))
 	}
 	return out
 }

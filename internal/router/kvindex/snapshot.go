@@ -3,6 +3,7 @@ package kvindex
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -119,10 +120,7 @@ func (x *Index) dumpRank(k *rankState, d *dump) {
 		return true
 	})
 	slices.SortFunc(places, func(a, b place) int {
-		if a.n != b.n {
-			return int(int64(a.n) - int64(b.n))
-		}
-		return int(a.off) - int(b.off)
+		return cmp.Or(cmp.Compare(a.n, b.n), cmp.Compare(a.off, b.off))
 	})
 	type run struct {
 		need   uint32 // blocks
@@ -155,9 +153,7 @@ func (x *Index) dumpRank(k *rankState, d *dump) {
 		}
 	}
 	// A run's parent has less depth.
-	slices.SortFunc(ids, func(a, b uint32) int {
-		return int(int64(x.m.node(a).depth) - int64(x.m.node(b).depth))
-	})
+	slices.SortFunc(ids, func(a, b uint32) int { return cmp.Compare(x.m.node(a).depth, x.m.node(b).depth) })
 	d.flags, d.held = 0, len(places)
 	if k.lost.Load() {
 		d.flags |= flagLost

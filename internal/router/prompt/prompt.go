@@ -219,8 +219,8 @@ func (t *Stage) find(ctx context.Context, v *api.View, model string, list []*wor
 	if t.o.Mode == "estimate" {
 		return estimate("")
 	}
-	var m *modelTokens
-	if m = t.model(model); m == nil {
+	m := t.model(model)
+	if m == nil {
 		return estimate(fmt.Sprintf("more than %d models", maxTokenizers))
 	}
 	if t.o.Mode == "auto" && t.local == nil && !anyFed(list) {

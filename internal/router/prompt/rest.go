@@ -129,11 +129,9 @@ func (r *rests) due(worker string, now time.Time) bool {
 func (r *rests) keep(list []*workers.Worker) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for name := range r.engine {
-		if !slices.ContainsFunc(list, func(w *workers.Worker) bool { return w.Name == name }) {
-			delete(r.engine, name)
-		}
-	}
+	maps.DeleteFunc(r.engine, func(name string, _ *rest) bool {
+		return !slices.ContainsFunc(list, func(w *workers.Worker) bool { return w.Name == name })
+	})
 }
 
 // names lists the engines at rest.
@@ -161,8 +159,8 @@ func (e *trouble) Unwrap() error { return e.err }
 // troubleOf puts a failed exchange in words: no answer in time is another
 // thing than an answer that says no.
 func troubleOf(w *workers.Worker, err error) *trouble {
-	var timeout net.Error
-	if errors.Is(err, context.DeadlineExceeded) || errors.As(err, &timeout) && timeout.Timeout() {
+	timeout, ok := errors.AsType[net.Error](err)
+	if errors.Is(err, context.DeadlineExceeded) || ok && timeout.Timeout() {
 		return &trouble{w.Name + " did not answer /tokenize in time", err}
 	}
 	return &trouble{fmt.Sprintf("%s: /tokenize: %s", w.Name, oneLine(err)), err}
@@ -170,8 +168,7 @@ func troubleOf(w *workers.Worker, err error) *trouble {
 
 // reason is the shortest true words for why there are no ids.
 func reason(err error) string {
-	var t *trouble
-	if errors.As(err, &t) {
+	if t, ok := errors.AsType[*trouble](err); ok {
 		return t.text
 	}
 	return oneLine(err)

@@ -1,6 +1,7 @@
 package receipt
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"strings"
@@ -13,8 +14,8 @@ import (
 // Explain writes the decision in plain words: the text of dynctl explain.
 func (r *Receipt) Explain(w io.Writer) error {
 	b := &strings.Builder{}
-	fmt.Fprintf(b, "decision %s  request %s  %s\n", r.ID, orDash(r.RequestID), r.Time.UTC().Format("2006-01-02 15:04:05.000"))
-	fmt.Fprintf(b, "%s  model %s  %s  config revision %d\n\n", orDash(r.Endpoint), orDash(r.Model), pick(r.Stream, "streamed", "not streamed"), r.ConfigRevision)
+	fmt.Fprintf(b, "decision %s  request %s  %s\n", r.ID, cmp.Or(r.RequestID, "-"), r.Time.UTC().Format("2006-01-02 15:04:05.000"))
+	fmt.Fprintf(b, "%s  model %s  %s  config revision %d\n\n", cmp.Or(r.Endpoint, "-"), cmp.Or(r.Model, "-"), pick(r.Stream, "streamed", "not streamed"), r.ConfigRevision)
 
 	in := &r.Inputs
 	if len(r.Earlier) > 0 {
@@ -22,9 +23,9 @@ func (r *Receipt) Explain(w io.Writer) error {
 	}
 	switch {
 	case in.Approximate:
-		fmt.Fprintf(b, "1 prompt     %d tokens (%s), %d text chunks: overlaps are approximate\n", in.ISL, orDash(in.ISLSource), in.HashedBlocks)
+		fmt.Fprintf(b, "1 prompt     %d tokens (%s), %d text chunks: overlaps are approximate\n", in.ISL, cmp.Or(in.ISLSource, "-"), in.HashedBlocks)
 	default:
-		fmt.Fprintf(b, "1 prompt     %d tokens (%s) -> %d full blocks of %d\n", in.ISL, orDash(in.ISLSource), in.HashedBlocks, in.BlockSize)
+		fmt.Fprintf(b, "1 prompt     %d tokens (%s) -> %d full blocks of %d\n", in.ISL, cmp.Or(in.ISLSource, "-"), in.HashedBlocks, in.BlockSize)
 	}
 	for i := range r.Earlier {
 		fmt.Fprintf(b, "attempt %d\n", r.Earlier[i].Attempt)
@@ -170,9 +171,9 @@ func path(d *decision.Decision, b *strings.Builder) {
 	cached := d.Inputs.ISL - d.EffISL
 	switch d.Path {
 	case "":
-		fmt.Fprintf(b, "3 path       none: %s\n", orDash(d.ReasonText))
+		fmt.Fprintf(b, "3 path       none: %s\n", cmp.Or(d.ReasonText, "-"))
 	default:
-		fmt.Fprintf(b, "3 path       %s: %s (%d of %d tokens cached on the decode rank)", d.Path, orDash(d.ReasonText), cached, d.Inputs.ISL)
+		fmt.Fprintf(b, "3 path       %s: %s (%d of %d tokens cached on the decode rank)", d.Path, cmp.Or(d.ReasonText, "-"), cached, d.Inputs.ISL)
 		if d.Path == "remote" && d.Connector != "" {
 			fmt.Fprintf(b, ", KV over %s", d.Connector)
 		}
@@ -190,7 +191,7 @@ func (r *Receipt) whatIf(b *strings.Builder) {
 		return
 	}
 	tell := func(path string, w decision.Work, where string) {
-		fmt.Fprintf(b, "5 what if    %s: %s would compute %d tokens behind %d queued", path, orDash(where), w.Compute, w.Queued)
+		fmt.Fprintf(b, "5 what if    %s: %s would compute %d tokens behind %d queued", path, cmp.Or(where, "-"), w.Compute, w.Queued)
 		if w.Transfer > 0 {
 			fmt.Fprintf(b, " and move %d", w.Transfer)
 		}
@@ -271,15 +272,8 @@ func (r *Receipt) outcome(b *strings.Builder) {
 		b.WriteString("             the client left before the end\n")
 	}
 	if o.ErrorCode != "" || o.Error != "" {
-		fmt.Fprintf(b, "             error %s: %s\n", orDash(o.ErrorCode), orDash(o.Error))
+		fmt.Fprintf(b, "             error %s: %s\n", cmp.Or(o.ErrorCode, "-"), cmp.Or(o.Error, "-"))
 	}
-}
-
-func orDash(s string) string {
-	if s == "" {
-		return "-"
-	}
-	return s
 }
 
 func pick(c bool, yes, no string) string {

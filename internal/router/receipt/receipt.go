@@ -9,6 +9,7 @@
 package receipt
 
 import (
+	"cmp"
 	"slices"
 	"time"
 
@@ -120,12 +121,7 @@ const (
 )
 
 // Candidates is how many candidates of each phase the receipt keeps.
-func (r *Receipt) Candidates() int {
-	if r.candidates == 0 {
-		return DefaultCandidates
-	}
-	return r.candidates
-}
+func (r *Receipt) Candidates() int { return cmp.Or(r.candidates, DefaultCandidates) }
 
 // Begin puts the newest decision, if there is one, among the earlier ones, and
 // begins that of another attempt.

@@ -14,9 +14,6 @@ type Usage struct {
 // noUsage is what is known before an engine tells.
 var noUsage = Usage{-1, -1, -1}
 
-// Known reports whether the engine told anything.
-func (u Usage) Known() bool { return u != noUsage }
-
 // maxError is how much of an error event is kept, in bytes.
 const maxError = 2 << 10
 

@@ -219,7 +219,7 @@ func (s *State) Workers(now time.Time) admin.WorkerList {
 		usable, why := w.State.Usable()
 		a := admin.Worker{
 			Name: w.Name, URL: w.URL.String(), Engine: string(w.Engine), Version: w.Version, Role: string(w.Role), Connector: string(w.Connector),
-			Models: nonNil(w.Models), LoRAs: w.LoRAs, Labels: w.Labels, DP: len(w.Ranks), BlockSizeTokens: w.BlockSize, MaxModelLen: w.MaxModelLen,
+			Models: append([]string{}, w.Models...), LoRAs: w.LoRAs, Labels: w.Labels, DP: len(w.Ranks), BlockSizeTokens: w.BlockSize, MaxModelLen: w.MaxModelLen,
 			KVBlocks: w.KVBlocks, Source: w.Source, Origin: w.Origin, Health: c.Health.String(), Reason: c.Reason, Since: c.Since,
 			Draining: w.State.Draining(), Usable: usable, Conflict: w.Conflict, Ranks: make([]admin.Rank, 0, len(w.Ranks)),
 		}
@@ -282,13 +282,6 @@ func (s *State) IndexStats(now time.Time) admin.IndexStats {
 func (s *State) resident(k *workers.Rank) int64 {
 	x, _ := s.Index.RankStats(kvindex.Rank(k.Slot))
 	return x.Blocks
-}
-
-func nonNil(s []string) []string {
-	if s == nil {
-		return []string{}
-	}
-	return s
 }
 
 // figure is nil for one that is not known.

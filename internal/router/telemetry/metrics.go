@@ -158,9 +158,6 @@ func (m *Metrics) Handler() http.Handler {
 	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{EnableOpenMetrics: true, MaxRequestsInFlight: 4, Timeout: 10 * time.Second})
 }
 
-// Gatherer gives access to the metric families, for tests.
-func (m *Metrics) Gatherer() prometheus.Gatherer { return m.registry }
-
 // series is one of a metric, by the values of its labels.
 type series struct {
 	of     *prometheus.MetricVec

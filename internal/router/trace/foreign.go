@@ -152,7 +152,7 @@ func AppendDynamoEvent(dst []byte, rec *Record, workers map[string]uint64) ([]by
 	case Cleared:
 		d.Event.Data = json.RawMessage(`"cleared"`)
 	case Removed:
-		if d.Event.Data, err = json.Marshal(map[string]any{"removed": map[string]any{"block_hashes": nonNil(e.Names)}}); err != nil {
+		if d.Event.Data, err = json.Marshal(map[string]any{"removed": map[string]any{"block_hashes": append([]uint64{}, e.Names...)}}); err != nil {
 			return dst, err
 		}
 	case Stored:
@@ -196,13 +196,6 @@ func appendLine(dst []byte, v any) ([]byte, error) {
 		return dst, err
 	}
 	return append(append(dst, p...), '\n'), nil
-}
-
-func nonNil(h []uint64) []uint64 {
-	if h == nil {
-		return []uint64{}
-	}
-	return h
 }
 
 // dynamoRequest is a line of a Dynamo request trace.
@@ -268,7 +261,7 @@ func AppendDynamoRequest(dst []byte, rec *Record, beganMS int64) ([]byte, error)
 		"schema": dynamoReqSchema, "event_type": "request_end", "event_time_unix_ms": at,
 		"request": map[string]any{
 			"request_id": q.ID, "request_received_ms": at, "model": q.Model, "output_tokens": q.OSL,
-			"replay": map[string]any{"trace_block_size": q.BlockSize, "input_length": q.ISL, "input_sequence_hashes": nonNil(q.Blocks)},
+			"replay": map[string]any{"trace_block_size": q.BlockSize, "input_length": q.ISL, "input_sequence_hashes": append([]uint64{}, q.Blocks...)},
 		},
 	})
 }
@@ -319,7 +312,7 @@ func AppendMooncake(dst []byte, rec *Record) ([]byte, error) {
 		return dst, fmt.Errorf("a Mooncake trace has prefix ids of %d tokens, not %s ids of %d", mooncakeBlock, q.IDs, q.BlockSize)
 	}
 	ms := float64(rec.Time.Microseconds()) / 1000
-	l := mooncakeLine{Timestamp: &ms, ISL: &q.ISL, OSL: q.OSL, Hashes: nonNil(q.Blocks)}
+	l := mooncakeLine{Timestamp: &ms, ISL: &q.ISL, OSL: q.OSL, Hashes: append([]uint64{}, q.Blocks...)}
 	if q.Session != "" {
 		l.Session = q.Session
 	}

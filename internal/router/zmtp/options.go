@@ -21,25 +21,6 @@ var (
 	ErrHeartbeat = errors.New("zmtp: peer does not answer heartbeats")
 )
 
-// Defaults that a zero field of Options or Limits stands for.
-const (
-	DefaultMaxFrameBytes    = 16 << 20
-	DefaultMaxMessageBytes  = 32 << 20
-	DefaultMaxFrames        = 16
-	DefaultMaxCommandBytes  = 4 << 10
-	DefaultMaxSubscriptions = 256
-
-	DefaultDialTimeout      = 5 * time.Second
-	DefaultHandshakeTimeout = 5 * time.Second
-	DefaultWriteTimeout     = 10 * time.Second
-
-	DefaultMaxPeers       = 256
-	DefaultSendQueue      = 4096
-	DefaultSendQueueBytes = 64 << 20
-	DefaultRedialMin      = 50 * time.Millisecond
-	DefaultRedialMax      = 2 * time.Second
-)
-
 // Limits bound what one peer can make this process hold. A zero field means
 // its default.
 type Limits struct {
@@ -97,21 +78,21 @@ type Options struct {
 func (o Options) withDefaults() (Options, error) {
 	o.HeartbeatTimeout = cmp.Or(o.HeartbeatTimeout, o.Heartbeat)
 	errs := []error{
-		option("MaxFrameBytes", &o.Limits.MaxFrameBytes, DefaultMaxFrameBytes),
-		option("MaxMessageBytes", &o.Limits.MaxMessageBytes, DefaultMaxMessageBytes),
-		option("MaxFrames", &o.Limits.MaxFrames, DefaultMaxFrames),
-		option("MaxCommandBytes", &o.Limits.MaxCommandBytes, DefaultMaxCommandBytes),
-		option("MaxSubscriptions", &o.Limits.MaxSubscriptions, DefaultMaxSubscriptions),
-		option("MaxPeers", &o.MaxPeers, DefaultMaxPeers),
-		option("SendQueue", &o.SendQueue, DefaultSendQueue),
-		option("SendQueueBytes", &o.SendQueueBytes, DefaultSendQueueBytes),
-		option("DialTimeout", &o.DialTimeout, DefaultDialTimeout),
-		option("HandshakeTimeout", &o.HandshakeTimeout, DefaultHandshakeTimeout),
-		option("WriteTimeout", &o.WriteTimeout, DefaultWriteTimeout),
+		option("MaxFrameBytes", &o.Limits.MaxFrameBytes, 16<<20),
+		option("MaxMessageBytes", &o.Limits.MaxMessageBytes, 32<<20),
+		option("MaxFrames", &o.Limits.MaxFrames, 16),
+		option("MaxCommandBytes", &o.Limits.MaxCommandBytes, 4<<10),
+		option("MaxSubscriptions", &o.Limits.MaxSubscriptions, 256),
+		option("MaxPeers", &o.MaxPeers, 256),
+		option("SendQueue", &o.SendQueue, 4096),
+		option("SendQueueBytes", &o.SendQueueBytes, 64<<20),
+		option("DialTimeout", &o.DialTimeout, 5*time.Second),
+		option("HandshakeTimeout", &o.HandshakeTimeout, 5*time.Second),
+		option("WriteTimeout", &o.WriteTimeout, 10*time.Second),
 		option("Heartbeat", &o.Heartbeat, 0),
 		option("HeartbeatTimeout", &o.HeartbeatTimeout, 0),
-		option("RedialMin", &o.RedialMin, DefaultRedialMin),
-		option("RedialMax", &o.RedialMax, DefaultRedialMax),
+		option("RedialMin", &o.RedialMin, 50*time.Millisecond),
+		option("RedialMax", &o.RedialMax, 2*time.Second),
 	}
 	o.RedialMax = max(o.RedialMax, o.RedialMin)
 	if len(o.Identity) > 255 {

@@ -30,6 +30,7 @@ import (
 	"github.com/dynctl/dynctl/internal/workers/sim"
 	"github.com/dynctl/dynctl/internal/workers/sim/cache"
 	"github.com/dynctl/dynctl/internal/workers/sim/engine"
+	"github.com/dynctl/dynctl/internal/workers/sim/publish"
 	"github.com/dynctl/dynctl/internal/workers/sim/virtual"
 	"github.com/dynctl/dynctl/internal/workers/sim/vocab"
 )
@@ -259,20 +260,11 @@ func (r *run) add(g *sim.Group, v *vocab.Vocab, w *workers.Worker, index, dp int
 func (r *run) publish(k *simRank, events []cache.Event) {
 	b := &k.batch
 	b.Events, b.Rank = b.Events[:0], -1
-	for i := range events {
-		e := &events[i]
-		v := kvevent.Event{Group: 0, Hashes: e.Names} // a group, as of vLLM: copies of a block are told one by one
-		switch e.Kind {
-		case cache.Stored:
-			v.Kind, v.Parent, v.HasParent = kvevent.Stored, e.Parent, e.HasParent
-			v.Tokens, v.BlockSize, v.LoRAName, v.Salt = e.Tokens, int32(r.block), e.LoRA, e.Salt
-		case cache.Removed:
-			v.Kind = kvevent.Removed
+	for _, e := range events {
+		if e.Kind == cache.Removed {
 			r.res.Evictions += uint64(len(e.Names))
-		case cache.Cleared:
-			v.Kind = kvevent.Cleared
 		}
-		b.Events = append(b.Events, v)
+		b.Events = append(b.Events, publish.Convert(e, r.block))
 	}
 	k.ops.Reset()
 	k.app.Apply(b, &k.ops)

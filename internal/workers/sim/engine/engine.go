@@ -245,9 +245,6 @@ func New(cfg Config) (*Rank, error) {
 	}, nil
 }
 
-// MaxModelLen is the longest sequence in tokens that the rank takes.
-func (r *Rank) MaxModelLen() int { return r.cfg.MaxModelLen }
-
 // Cache is the rank's KV cache, for tests and statistics; it must not be changed.
 func (r *Rank) Cache() *cache.Cache { return r.cache }
 

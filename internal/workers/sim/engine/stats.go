@@ -43,9 +43,7 @@ type Stats struct {
 	// KVUsage is the share of blocks in use, 0 to 1; UsedBlocks their number.
 	KVUsage    float64
 	UsedBlocks int
-	// NamedBlocks is the number of distinct blocks that can be found.
-	NamedBlocks int
-	Pinned      int
+	Pinned     int
 
 	PrefixQueries, PrefixHits     uint64
 	ExternalQueries, ExternalHits uint64
@@ -54,7 +52,7 @@ type Stats struct {
 	Local, Cached, External uint64
 	Preemptions             uint64
 	Finished                map[Finish]uint64
-	Steps, StepTokens       uint64
+	Steps                   uint64
 
 	Transfers, FailedTransfers, Descriptors uint64
 	TransferBytes, TransferSeconds          float64
@@ -102,7 +100,6 @@ func (r *Rank) Stats(now Time) Stats {
 	}
 	s.KVUsage = r.cache.Usage()
 	s.UsedBlocks = r.cache.Capacity() - r.cache.Free()
-	s.NamedBlocks = r.cache.Len()
 	s.Pinned = len(r.pinned)
 	return s
 }

@@ -85,7 +85,6 @@ func (r *Rank) schedule() (timing.Batch, bool) {
 			b.PrefillSquares += to*to - from*from
 		}
 		r.compute(p, p.computed+p.step)
-		r.stats.StepTokens += uint64(p.step)
 	}
 	r.stats.Steps++
 	return b, true
