@@ -295,7 +295,16 @@ func bad(param, format string, args ...any) error { return api.BadRequest(param,
 func readJSON(q *http.Request, v any) error {
 	dec := json.NewDecoder(q.Body)
 	dec.DisallowUnknownFields()
-	if err := dec.Decode(v); err != nil && !errors.Is(err, io.EOF) {
+	err := dec.Decode(v)
+	if errors.Is(err, io.EOF) {
+		return nil
+	}
+	if err == nil {
+		if _, after := dec.Token(); !errors.Is(after, io.EOF) {
+			err = errors.New("something follows its JSON value")
+		}
+	}
+	if err != nil {
 		return &api.Error{Status: http.StatusBadRequest, Code: api.CodeInvalidJSON, Message: "the body is not understood: " + err.Error()}
 	}
 	return nil
