@@ -51,3 +51,11 @@ func Until(ctx context.Context, d time.Duration, so func() bool) bool {
 	}
 	return false
 }
+
+// Poke wakes who waits on c, a channel of one, now or when it comes to wait.
+func Poke(c chan<- struct{}) {
+	select {
+	case c <- struct{}{}:
+	default: // it has not seen the last one yet, and sees this with it
+	}
+}

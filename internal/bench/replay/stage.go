@@ -15,6 +15,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/receipt"
 	"github.com/dynctl/dynctl/internal/router/selector"
 	"github.com/dynctl/dynctl/internal/router/trace"
+	"github.com/dynctl/dynctl/internal/wait"
 )
 
 // Bounds of a Stage.
@@ -188,10 +189,7 @@ func (s *Stage) Control(do string, n int) error {
 	default:
 		return fmt.Errorf("%q is not one of pause, play, toggle, step, back", do)
 	}
-	select {
-	case s.wake <- struct{}{}:
-	default:
-	}
+	wait.Poke(s.wake)
 	return s.err
 }
 

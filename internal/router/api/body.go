@@ -214,8 +214,7 @@ func readError(err error) *Error {
 			Message: "the request body did not arrive in time", Err: err,
 		}
 	}
-	var big *http.MaxBytesError
-	if errors.As(err, &big) {
+	if big, ok := errors.AsType[*http.MaxBytesError](err); ok {
 		return tooLarge(big.Limit)
 	}
 	return &Error{

@@ -147,9 +147,14 @@ func (f *Follower) load(path string) (*snapshotHead, error) {
 		return nil, err
 	}
 	defer file.Close()
-	r := bufio.NewReaderSize(file, 1<<20)
-	line, err := readLine(r, maxSnapshotHead)
-	if err != nil {
+	r := bufio.NewReaderSize(file, maxSnapshotHead)
+	line, err := r.ReadSlice('\n')
+	switch {
+	case errors.Is(err, bufio.ErrBufferFull):
+		return nil, fmt.Errorf("index snapshot %s: the first line is longer than %d bytes", path, maxSnapshotHead)
+	case errors.Is(err, io.EOF):
+		return nil, fmt.Errorf("index snapshot %s: %w", path, io.ErrUnexpectedEOF)
+	case err != nil:
 		return nil, fmt.Errorf("index snapshot %s: %w", path, err)
 	}
 	var head snapshotHead
@@ -169,27 +174,6 @@ func (f *Follower) load(path string) (*snapshotHead, error) {
 	}
 	f.restored = restored
 	return &head, nil
-}
-
-// readLine reads up to a line feed, of at most limit bytes.
-func readLine(r *bufio.Reader, limit int) ([]byte, error) {
-	var line []byte
-	for {
-		part, err := r.ReadSlice('\n')
-		line = append(line, part...)
-		if err == nil {
-			return line, nil
-		}
-		if !errors.Is(err, bufio.ErrBufferFull) {
-			if errors.Is(err, io.EOF) {
-				err = io.ErrUnexpectedEOF
-			}
-			return nil, err
-		}
-		if len(line) > limit {
-			return nil, fmt.Errorf("the first line is longer than %d bytes", limit)
-		}
-	}
 }
 
 // claim gives a rank its place in the index. It reports whether the place

@@ -24,15 +24,10 @@ const (
 	SGLangMap
 )
 
-var formNames = [...]string{VLLMMap: "vllm-map", VLLMArray: "vllm-array", SGLangArray: "sglang-array", SGLangMap: "sglang-map"}
+var formNames = [...]string{"vllm-map", "vllm-array", "sglang-array", "sglang-map", "unknown"}
 
 // String names the form.
-func (f Form) String() string {
-	if int(f) < len(formNames) {
-		return formNames[f]
-	}
-	return "unknown"
-}
+func (f Form) String() string { return formNames[min(int(f), len(formNames)-1)] }
 
 // Encoding says how AppendBatch writes.
 type Encoding struct {
@@ -154,25 +149,21 @@ func (w *writer) tokens(e *Event) {
 	}
 }
 
+// The engines' spelling of the tiers.
+var (
+	vllmMedia   = [...]string{"GPU", "CPU", "STORAGE", "EXTERNAL", "OTHER"}
+	sglangMedia = [...]string{"GPU", "CPU_PINNED", "DISK", "EXTERNAL", "OTHER"}
+)
+
 // mediumName is the engine's spelling of the tier.
 func mediumName(e *Event, sglang bool) string {
 	switch {
 	case e.MediumName != "" || e.Kind == Cleared:
 		return e.MediumName
-	case e.Medium == GPU:
-		return "GPU"
-	case e.Medium == CPU && sglang:
-		return "CPU_PINNED"
-	case e.Medium == CPU:
-		return "CPU"
-	case e.Medium == Disk && sglang:
-		return "DISK"
-	case e.Medium == Disk:
-		return "STORAGE"
-	case e.Medium == External:
-		return "EXTERNAL"
+	case sglang:
+		return sglangMedia[min(e.Medium, OtherMedium)]
 	}
-	return "OTHER"
+	return vllmMedia[min(e.Medium, OtherMedium)]
 }
 
 func cacheKindName(e *Event) string {
@@ -218,10 +209,6 @@ func (w *writer) extraKeys(e *Event) {
 	}
 }
 
-func (w *writer) hasExtraKeys(e *Event) bool {
-	return e.LoRAName != "" || e.Salt != "" && !e.HasParent || len(e.ExtraKeys) > 0
-}
-
 func (w *writer) arrayEvent(e *Event, sglang bool) {
 	medium := mediumName(e, sglang)
 	tag := kinds[e.Kind].tag
@@ -262,7 +249,7 @@ func (w *writer) arrayEvent(e *Event, sglang bool) {
 		n = 11
 	case e.Group >= 0:
 		n = 10
-	case w.hasExtraKeys(e):
+	case e.LoRAName != "" || e.Salt != "" && !e.HasParent || len(e.ExtraKeys) > 0: // it has extra keys
 		n = 9
 	}
 	w.array(n)

@@ -3,7 +3,6 @@ package kvfeed
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net"
@@ -197,17 +196,11 @@ func (h *hub) serve(c *zmtp.Conn) {
 	var msg zmtp.Message
 	var dec kvevent.Decoder
 	var batch kvevent.Batch
-	var err error
+	var ended error
 	for {
-		if err = c.Recv(&msg); err != nil {
-			break
-		}
-		topic, seq, payload, perr := kvevent.ParseLive(msg.Frames())
-		if perr == nil && seq == kvevent.EndSeq {
-			perr = fmt.Errorf("%w: live batch with the number of a replay's end", kvevent.ErrFrames)
-		}
-		if perr != nil {
-			err = perr
+		topic, seq, payload, err := nextLive(c, &msg)
+		if err != nil {
+			ended = err
 			break
 		}
 		decoded := &batch
@@ -225,12 +218,8 @@ func (h *hub) serve(c *zmtp.Conn) {
 	delete(h.lines, l) // nobody else sees it any more
 	h.mu.Unlock()
 	for r := range l.mine {
-		if errors.Is(err, kvevent.ErrFrames) {
-			r.mu.Lock()
-			r.n.Malformed++
-			r.mu.Unlock()
-		}
-		r.detach(l.conn, err)
+		r.malformed(ended)
+		r.detach(l.conn, ended)
 	}
 }
 

@@ -100,12 +100,7 @@ func newRank(m *Manager, id kvindex.Rank, key Key, src workers.EventSource, word
 	return r
 }
 
-func (r *rank) poke() {
-	select {
-	case r.wake <- struct{}{}:
-	default: // tend has not seen the last one yet and will see this with it
-	}
-}
+func (r *rank) poke() { wait.Poke(r.wake) }
 
 // Of one kind and rank, so many events are told at once and one more in each
 // interval: a publisher that misbehaves cannot flood the log.
@@ -154,18 +149,18 @@ func (r *rank) emit(sev workers.Severity, kind, format string, args ...any) {
 	r.m.o.Events.Emit(workers.Event{At: now, Severity: sev, Kind: kind, Worker: r.key.Worker, Rank: r.label, Text: text})
 }
 
-// observe hands a batch that was applied to the observer. The caller holds r.mu.
-func (r *rank) observe(seq uint64, topic, payload []byte, at time.Time, replayed bool) {
+// observe hands what has happened to the observer. The caller holds r.mu, or r is
+// not known to anybody yet.
+func (r *rank) observe(at time.Time, o Observation) {
 	if r.m.o.Observer != nil {
-		r.m.o.Observer(Observation{Rank: r.id, Worker: r.key.Worker, DP: r.key.DP, At: at, Seq: seq, Topic: topic, Payload: payload, Replayed: replayed})
+		o.Rank, o.Worker, o.DP, o.At = r.id, r.key.Worker, r.key.DP, at
+		r.m.o.Observer(o)
 	}
 }
 
 // dropped reports that the rank's entries were dropped. The caller holds r.mu.
 func (r *rank) dropped(reason string, anew bool) {
-	if r.m.o.Observer != nil {
-		r.m.o.Observer(Observation{Rank: r.id, Worker: r.key.Worker, DP: r.key.DP, At: r.m.now(), Cleared: true, Anew: anew, Reason: reason})
-	}
+	r.observe(r.m.now(), Observation{Cleared: true, Anew: anew, Reason: reason})
 	if r.stream.Mismatch() != "" {
 		r.emit(workers.Warn, "feed.unknown", "%s: routed without cache knowledge: %s", r.label, reason)
 		return
@@ -361,7 +356,7 @@ func (r *rank) receive(conn uint64, topic []byte, seq uint64, payload []byte, de
 
 // applied does what follows every applied batch. The caller holds r.mu.
 func (r *rank) applied(seq uint64, topic, payload []byte, at time.Time, replayed bool) {
-	r.observe(seq, topic, payload, at, replayed)
+	r.observe(at, Observation{Seq: seq, Topic: topic, Payload: payload, Replayed: replayed})
 	s := r.stream
 	if r.m.o.Process != nil && r.src.Replay == "" && !r.src.Bind {
 		r.process, _ = r.m.o.Process(r.key.Worker, r.key.DP)
@@ -570,23 +565,34 @@ func (r *rank) connection(ctx context.Context) error {
 	r.attach(conn, c.RemoteAddr())
 	var msg zmtp.Message
 	for {
-		if err = c.Recv(&msg); err != nil {
-			break
-		}
-		topic, seq, payload, perr := kvevent.ParseLive(msg.Frames())
-		if perr == nil && seq == kvevent.EndSeq {
-			perr = fmt.Errorf("%w: live batch with the number of a replay's end", kvevent.ErrFrames)
-		}
-		if perr != nil {
-			// Not a publisher of events, or not only: hang up rather than guess.
-			r.mu.Lock()
-			r.n.Malformed++
-			r.mu.Unlock()
-			err = perr
-			break
+		topic, seq, payload, err := nextLive(c, &msg)
+		if err != nil {
+			r.malformed(err)
+			r.detach(conn, err)
+			return err
 		}
 		r.receive(conn, topic, seq, payload, nil)
 	}
-	r.detach(conn, err)
-	return err
+}
+
+// nextLive receives the next live batch. Where one is no publisher of events, or
+// not only, it is an ErrFrames: hang up rather than guess.
+func nextLive(c *zmtp.Conn, msg *zmtp.Message) (topic []byte, seq uint64, payload []byte, err error) {
+	if err = c.Recv(msg); err != nil {
+		return nil, 0, nil, err
+	}
+	topic, seq, payload, err = kvevent.ParseLive(msg.Frames())
+	if err == nil && seq == kvevent.EndSeq {
+		err = fmt.Errorf("%w: live batch with the number of a replay's end", kvevent.ErrFrames)
+	}
+	return topic, seq, payload, err
+}
+
+// malformed counts the end of a connection that is no publisher's.
+func (r *rank) malformed(err error) {
+	if errors.Is(err, kvevent.ErrFrames) {
+		r.mu.Lock()
+		r.n.Malformed++
+		r.mu.Unlock()
+	}
 }

@@ -165,10 +165,8 @@ func (r *rank) publish() {
 // tell hands what happens to the feed itself to the observer. The caller holds
 // r.mu, or r is not known to anybody yet.
 func (r *rank) tell(o Observation) {
-	if r.m.o.Observer != nil {
-		o.Rank, o.Worker, o.DP, o.At, o.Told = r.id, r.key.Worker, r.key.DP, r.m.now(), true
-		r.m.o.Observer(o)
-	}
+	o.Told = true
+	r.observe(r.m.now(), o)
 }
 
 // status returns the rank's account.

@@ -66,44 +66,35 @@ func (f *Failures) note(k failure, now time.Time) (tell bool, more int) {
 // although they are not as expected; ok is false when it was told of this worker
 // a moment ago.
 func (f *Failures) OddParams(w *workers.Worker, what string, now time.Time) (e eventlog.Event, ok bool) {
-	tell, more := f.note(failure{w.Name, "prefill", "odd_params"}, now)
-	if !tell {
-		return e, false
-	}
-	text := fmt.Sprintf("the transfer parameters of %s are not as expected and were used (transfer_check=report): %s", w.Name, what)
-	if more > 0 {
-		text += fmt.Sprintf(" (and %d more like this since the last one told)", more)
-	}
-	return eventlog.Event{Kind: "prefill_odd_params", Severity: eventlog.Warn, Worker: w.Name, Text: text, Fields: map[string]any{"more": more}}, true
+	return f.tell(failure{w.Name, "prefill", "odd_params"}, now, eventlog.Event{
+		Kind: "prefill_odd_params", Worker: w.Name, Fields: map[string]any{},
+		Text: fmt.Sprintf("the transfer parameters of %s are not as expected and were used (transfer_check=report): %s", w.Name, what),
+	})
 }
 
 // Blamed is the event by which to tell that a request failed on which several
 // engines broke; ok is false when the like was told a moment ago.
 func (f *Failures) Blamed(text string, now time.Time) (e eventlog.Event, ok bool) {
-	tell, more := f.note(failure{reason: "request"}, now)
-	if !tell {
-		return e, false
-	}
-	if more > 0 {
-		text += fmt.Sprintf(" (and %d more requests since the last one told)", more)
-	}
-	return eventlog.Event{Kind: "request_blamed", Severity: eventlog.Warn, Text: text, Fields: map[string]any{"more": more}}, true
+	return f.tell(failure{reason: "request"}, now, eventlog.Event{Kind: "request_blamed", Text: text, Fields: map[string]any{}})
 }
 
 // Failed is the event by which to tell that a worker failed a leg of a request;
 // ok is false when the like was told a moment ago. The reason is one of a
 // closed set.
 func (f *Failures) Failed(w *workers.Worker, phase, reason string, err error, now time.Time) (e eventlog.Event, ok bool) {
-	tell, more := f.note(failure{w.Name, phase, reason}, now)
-	if !tell {
-		return e, false
-	}
-	text := fmt.Sprintf("%s failed the %s leg of a request: %v", w.Name, phase, err)
+	return f.tell(failure{w.Name, phase, reason}, now, eventlog.Event{
+		Kind: "worker_failing", Worker: w.Name, Fields: map[string]any{"phase": phase, "reason": reason},
+		Text: fmt.Sprintf("%s failed the %s leg of a request: %v", w.Name, phase, err),
+	})
+}
+
+// tell is the event of a failure, unless one like it was told of late; it says of
+// how many that is so.
+func (f *Failures) tell(k failure, now time.Time, e eventlog.Event) (eventlog.Event, bool) {
+	tell, more := f.note(k, now)
+	e.Severity, e.Fields["more"] = eventlog.Warn, more
 	if more > 0 {
-		text += fmt.Sprintf(" (and %d more like this since the last one told)", more)
+		e.Text += fmt.Sprintf(" (and %d more like this since the last one told)", more)
 	}
-	return eventlog.Event{
-		Kind: "worker_failing", Severity: eventlog.Warn, Worker: w.Name, Text: text,
-		Fields: map[string]any{"phase": phase, "reason": reason, "more": more},
-	}, true
+	return e, tell
 }

@@ -15,6 +15,7 @@ import (
 	"net/url"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -502,8 +503,7 @@ func sglangEvents(raw json.RawMessage, base *url.URL, dp int) (out []workers.Eve
 		dp = min(kv.DP, maxRanks)
 	}
 	endpoint := func(host string, port, rank int) (string, error) {
-		host = trimBrackets(host)
-		return workers.DialEndpoint("tcp://"+net.JoinHostPort(host, strconv.Itoa(port)), base.Hostname(), rank)
+		return workers.DialEndpoint("tcp://"+net.JoinHostPort(strings.Trim(host, "[]"), strconv.Itoa(port)), base.Hostname(), rank)
 	}
 	for rank := range dp {
 		src := workers.EventSource{DP: rank, Topic: clip(kv.Topic, 512)}
@@ -525,13 +525,6 @@ func sglangEvents(raw json.RawMessage, base *url.URL, dp int) (out []workers.Eve
 		out = append(out, src)
 	}
 	return out, notes, nil
-}
-
-func trimBrackets(host string) string {
-	if n := len(host); n > 1 && host[0] == '[' && host[n-1] == ']' {
-		return host[1 : n-1]
-	}
-	return host
 }
 
 func clip(s string, n int) string { return s[:min(len(s), n)] }

@@ -332,14 +332,6 @@ func (h *watch) askSleep(ctx context.Context, w *workers.Worker) {
 	}
 }
 
-// askAgain has the worker asked what it is at the next probe.
-func (h *watch) askAgain() {
-	select {
-	case h.relearn <- struct{}{}:
-	default: // already to be asked
-	}
-}
-
 func (h *watch) scrapeLoop(ctx context.Context) {
 	h.started = math.NaN()
 	for {
@@ -445,7 +437,7 @@ func (h *watch) observe(w *workers.Worker, p *page, loads []*workers.Load) {
 		h.lastHits[r] = l.PrefixQueries
 	}
 	if restarted {
-		h.askAgain()
+		wait.Poke(h.relearn) // asked what it is at the next probe
 		h.m.sink.Emit(workers.Event{
 			Severity: workers.Warn, Kind: "worker.restarted", Worker: w.Name,
 			Text: fmt.Sprintf("worker %s has restarted unnoticed by the probes: its counters began anew", w.Name),

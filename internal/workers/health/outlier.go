@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/dynctl/dynctl/internal/positive"
+	"github.com/dynctl/dynctl/internal/wait"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
@@ -146,7 +147,7 @@ func (o *Outliers) Admit(w *workers.Worker) (a Admission, ok bool) {
 	r.trial, r.trialSince = o.number(), time.Now()
 	a = Admission{worker: w, number: r.trial}
 	o.mu.Unlock()
-	o.poke() // Run gives the trial back if no report comes
+	wait.Poke(o.wake) // Run gives the trial back if no report comes
 	return a, true
 }
 
@@ -339,7 +340,7 @@ func (o *Outliers) eject(r *record, of uint64, reason string, now time.Time) {
 		Text:   fmt.Sprintf("worker %s is ejected for %s: %s", w.Name, penalty, reason),
 		Fields: map[string]any{"reason": reason, "penalty_ms": penalty.Milliseconds(), "ejections": r.ejections},
 	})
-	o.poke()
+	wait.Poke(o.wake)
 }
 
 func (o *Outliers) penalty(n int) time.Duration {
@@ -403,13 +404,6 @@ func (o *Outliers) replaceable(w *workers.Worker) bool {
 		}
 	}
 	return true
-}
-
-func (o *Outliers) poke() {
-	select {
-	case o.wake <- struct{}{}:
-	default: // Run looks anyway
-	}
 }
 
 // Run ends penalties until ctx ends, and forgets workers that left the fleet.

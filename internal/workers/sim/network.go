@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"strconv"
+	"strings"
 
 	"github.com/dynctl/dynctl/internal/router/blockhash"
 	"github.com/dynctl/dynctl/internal/workers"
@@ -76,7 +77,7 @@ func (p *process) claim(ctx context.Context, q engine.PullRequest) ([]cache.Cont
 	if err != nil {
 		return nil, err
 	}
-	url := "http://" + net.JoinHostPort(trimBrackets(q.Pull.Host), strconv.Itoa(q.Pull.Port)) + "/sim/kv"
+	url := "http://" + net.JoinHostPort(strings.Trim(q.Pull.Host, "[]"), strconv.Itoa(q.Pull.Port)) + "/sim/kv"
 	r, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(body))
 	if err != nil {
 		return nil, err
@@ -98,13 +99,6 @@ func (p *process) claim(ctx context.Context, q engine.PullRequest) ([]cache.Cont
 		return nil, fmt.Errorf("room %d holds %d blocks, not %d", q.Pull.Room, len(a.Contents), q.Want)
 	}
 	return a.Contents[len(a.Contents)-q.Want:], nil
-}
-
-func trimBrackets(host string) string {
-	if len(host) > 1 && host[0] == '[' && host[len(host)-1] == ']' {
-		return host[1 : len(host)-1]
-	}
-	return host
 }
 
 // receiver opens the port on which an LMCache decode takes KV.

@@ -14,6 +14,7 @@ import (
 	"github.com/dynctl/dynctl/internal/positive"
 	"github.com/dynctl/dynctl/internal/router/receipt"
 	"github.com/dynctl/dynctl/internal/router/trace"
+	"github.com/dynctl/dynctl/internal/wait"
 )
 
 // Limits of a Tap.
@@ -309,12 +310,7 @@ func (s *Subscription) add(line []byte) bool {
 }
 
 // signal wakes the listener, now or when it comes to wait.
-func (s *Subscription) signal() {
-	select {
-	case s.wake <- struct{}{}:
-	default:
-	}
-}
+func (s *Subscription) signal() { wait.Poke(s.wake) }
 
 // collect makes the listener's wake-ups rare, for one that takes what waits at
 // times of its own: waking a thread costs more than making a line.

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/dynctl/dynctl/internal/wait"
 	"github.com/dynctl/dynctl/internal/workers/sim/cache"
 	"github.com/dynctl/dynctl/internal/workers/sim/engine"
 )
@@ -34,11 +35,11 @@ func (r *Rank) Run(ctx context.Context) {
 		r.core.Advance(r.now())
 		next, ok := r.core.Next()
 		r.mu.Unlock()
-		wait := time.Hour
+		left := time.Hour
 		if ok {
-			wait = max(next-r.now(), 0)
+			left = max(next-r.now(), 0)
 		}
-		t.Reset(wait)
+		t.Reset(left)
 		select {
 		case <-ctx.Done():
 			return
@@ -54,10 +55,7 @@ func (r *Rank) Do(f func(core *engine.Rank, now engine.Time)) {
 	r.mu.Lock()
 	f(r.core, r.now())
 	r.mu.Unlock()
-	select {
-	case r.wake <- struct{}{}:
-	default:
-	}
+	wait.Poke(r.wake)
 }
 
 // Submit starts a request. Its outputs come by the Stream.
@@ -111,10 +109,7 @@ func (s *Stream) put(o engine.Output) {
 	s.mu.Lock()
 	s.pending = append(s.pending, o)
 	s.mu.Unlock()
-	select {
-	case s.ready <- struct{}{}:
-	default:
-	}
+	wait.Poke(s.ready)
 }
 
 // Next waits for outputs and returns all that are there, oldest first, in a

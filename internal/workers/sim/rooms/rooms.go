@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/dynctl/dynctl/internal/positive"
 	"github.com/dynctl/dynctl/internal/workers/sim/cache"
 )
 
@@ -93,17 +94,11 @@ func (t *Rooms) Settle(k *Room, contents []cache.Content, err error) {
 	}
 }
 
+// patience is how long either side waits unless it is told.
+const patience = 300 * time.Second
+
 // ClaimTime is how long a prefill waits for its decode.
-func (t *Rooms) ClaimTime() time.Duration { return orDefault(t.Claim) }
-
-func (t *Rooms) waitTime() time.Duration { return orDefault(t.Wait) }
-
-func orDefault(d time.Duration) time.Duration {
-	if d <= 0 {
-		return 300 * time.Second
-	}
-	return d
-}
+func (t *Rooms) ClaimTime() time.Duration { return positive.Or(t.Claim, patience) }
 
 // KVRequest and KVAnswer are the bodies of POST /sim/kv.
 type KVRequest struct {
@@ -134,7 +129,7 @@ func (t *Rooms) Handler(dp, pageSize int) http.Handler {
 			answer(w, http.StatusConflict, KVAnswer{Error: err.Error()})
 			return
 		}
-		give := time.NewTimer(t.waitTime())
+		give := time.NewTimer(positive.Or(t.Wait, patience))
 		defer give.Stop()
 		select {
 		case <-k.done:

@@ -173,9 +173,4 @@ func Builtin(name string) (Profile, bool) {
 	return Profile{}, false
 }
 
-func millis(ms float64) time.Duration {
-	if ms <= 0 {
-		return 0
-	}
-	return time.Duration(ms * float64(time.Millisecond))
-}
+func millis(ms float64) time.Duration { return time.Duration(max(ms, 0) * float64(time.Millisecond)) }
