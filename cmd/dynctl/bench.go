@@ -141,7 +141,7 @@ goes on. A second ctrl-c ends it at once. On a terminal there are also keys:
 	fl.StringVar(&f.arm, "path", "auto", "sweep: force the path, auto|local|remote")
 
 	fl.StringVar(&f.out, "out", "", "`FOLDER` of the run (default run-DATE-TIME)")
-	fl.StringVar(&f.resume, "resume", "", "go on with the run in `FOLDER`")
+	fl.StringVar(&f.resume, "resume", "", "go on with the run in `FOLDER`, with its plan and its target")
 	fl.BoolVar(&f.dryRun, "dry-run", false, "check the target, show the plan with its cost, and stop")
 	fl.StringVar(&f.progress, "progress", "auto", "auto|lines|jsonl|none")
 	fl.StringVar(&f.note, "hardware", "", "`TEXT` that names the hardware in the report")
@@ -171,6 +171,9 @@ func (f *benchFlags) run(cmd *cobra.Command, output string) error {
 		return withCode(exitUsage, fmt.Errorf("--arrival: %w", err))
 	}
 	if f.sweeps(cmd) {
+		if f.resume != "" {
+			return withCode(exitUsage, errors.New("--resume goes on with a run that compares paths; a sweep is not resumed: begin it anew, without --resume"))
+		}
 		if f.threshold {
 			return withCode(exitUsage, errors.New("--threshold compares paths and does not go with --sweep, --trace, --thresholds, --turns or --prefix-groups"))
 		}
@@ -214,6 +217,16 @@ func splitList(s string) []string {
 
 // spec is the flags as a plan; it is not validated against the target yet.
 func (f *benchFlags) spec() (*plan.Spec, error) {
+	s, err := f.parse()
+	if err != nil {
+		return nil, err
+	}
+	s.Salt = newSalt()
+	return s, s.Validate(plan.Limits{})
+}
+
+// parse reads the flags that a plan holds, each by itself.
+func (f *benchFlags) parse() (*plan.Spec, error) {
 	s := &plan.Spec{
 		Schema: plan.Schema, Repeats: f.repeat, MaxRepeats: f.maxRepeat, Requests: f.requests, Arrival: f.arrival, Burstiness: f.burstiness,
 		Cap: f.cap, Seed: f.seed, Level: f.level, Objective: f.objective, NoRefine: f.noRefine,
@@ -240,10 +253,6 @@ func (f *benchFlags) spec() (*plan.Spec, error) {
 		errs = append(errs, fmt.Errorf("--slo: %w", err))
 	}
 	s.MaxRepeats = cmp.Or(s.MaxRepeats, 6*s.Repeats)
-	s.Salt = newSalt()
-	if len(errs) == 0 {
-		errs = append(errs, s.Validate(plan.Limits{}))
-	}
 	return s, errors.Join(errs...)
 }
 
@@ -285,22 +294,27 @@ func (f *benchFlags) crossover(cmd *cobra.Command, output string) (err error) {
 	stderr := cmd.ErrOrStderr()
 	var folder *report.Folder
 	var spec *plan.Spec
+	var run *plan.Run
 	var done map[string]experiment.CellResult
-	if f.resume != "" {
-		if folder, spec, done, err = report.ResumeFolder(f.resume); err != nil {
-			return withCode(exitUsage, err)
-		}
-		// The cell that was cut may have left its prompts in the caches.
-		spec.Salt = newSalt()
-	} else if spec, err = f.spec(); err != nil {
-		return withCode(exitUsage, err)
-	}
 	finished := false
 	defer func() {
 		if folder != nil && !finished {
 			err = errors.Join(err, folder.Close())
 		}
 	}()
+	if f.resume != "" {
+		if folder, run, done, err = report.ResumeFolder(f.resume); err != nil {
+			return withCode(exitUsage, err)
+		}
+		if err := f.goOn(cmd, run); err != nil {
+			return withCode(exitUsage, err)
+		}
+		spec = &run.Spec
+		// The cell that was cut may have left its prompts in the caches.
+		spec.Salt = newSalt()
+	} else if spec, err = f.spec(); err != nil {
+		return withCode(exitUsage, err)
+	}
 	ctx, control, end := newRunControl(cmd.Context(), stderr)
 	defer end()
 	t, err := f.target.open(ctx, stderr, "1p1d")
@@ -311,6 +325,11 @@ func (f *benchFlags) crossover(cmd *cobra.Command, output string) (err error) {
 	facts, pool, own, err := f.look(ctx, t)
 	if err != nil {
 		return err
+	}
+	if run != nil {
+		if err := run.Target.Same(facts.Fingerprint()); err != nil {
+			return withCode(exitUsage, fmt.Errorf("--resume %s: %w", f.resume, err))
+		}
 	}
 	if facts.Prefill == 0 {
 		return withCode(exitUsage, fmt.Errorf("%s has no usable prefill worker for model %s: there is nothing to compare", t.what, facts.Model))
@@ -377,7 +396,9 @@ func (f *benchFlags) crossover(cmd *cobra.Command, output string) (err error) {
 		if name == "" {
 			name = "run-" + time.Now().Format("20060102-150405")
 		}
-		if folder, err = report.CreateFolder(name, spec); err != nil {
+		run = &plan.Run{Spec: *spec, Target: f.target.plan()}
+		run.Target.Model, run.Target.Fingerprint = facts.Model, facts.Fingerprint()
+		if folder, err = report.CreateFolder(name, run); err != nil {
 			return err
 		}
 	}

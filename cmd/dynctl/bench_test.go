@@ -1,7 +1,10 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -100,7 +103,7 @@ func TestBenchFromEndToEnd(t *testing.T) {
 	if err := os.WriteFile(journal, []byte(strings.Join(lines[:len(lines)/2], "")), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	code, _, stderr = typed("bench", "--sim", "1p1d:profile=cpu,speed=4", "--resume", dir, "-o", "json")
+	code, _, stderr = typed("bench", "--resume", dir, "-o", "json")
 	if code != exitOK && code != exitInvalid {
 		t.Errorf("resume: code %d %s", code, stderr)
 	}
@@ -175,5 +178,79 @@ func TestDoctorOfSimulatedEngines(t *testing.T) {
 	var r struct{ Failed int }
 	if err := json.Unmarshal([]byte(stdout), &r); err != nil || code != exitInvalid || r.Failed == 0 {
 		t.Errorf("contradicting block sizes: code %d, %d failed, %v", code, r.Failed, err)
+	}
+}
+
+// tripwire calls do when trip is written.
+type tripwire struct {
+	trip string
+	do   func()
+}
+
+func (w *tripwire) Write(b []byte) (int, error) {
+	if strings.Contains(string(b), w.trip) {
+		w.do()
+	}
+	return len(b), nil
+}
+
+// TestResumeKeepsPlanAndTarget: a run goes on with its plan against its target,
+// whatever is typed or has changed.
+func TestResumeKeepsPlanAndTarget(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "run")
+	const fleet = "1p1d:profile=instant,kv_blocks=2048"
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	err := run(ctx, []string{"bench", "--sim", fleet, "--isl", "64,256", "--osl", "4", "--concurrency", "1", "--requests", "3", "--out", dir, "--progress", "lines"},
+		strings.NewReader(""), io.Discard, &tripwire{trip: "warm-up", do: cancel})
+	var coded *exitError
+	if !errors.As(err, &coded) || coded.code != exitInterrupted {
+		t.Fatalf("interrupted, and the end is %v", err)
+	}
+	file := filepath.Join(dir, "plan.yaml")
+	whole, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(string(whole), "sim: "+fleet) || !strings.Contains(string(whole), "2048 KV blocks") {
+		t.Errorf("the plan does not hold its target:\n%s", whole)
+	}
+	resume := func(more ...string) (int, string, string) {
+		return typed(append([]string{"bench", "--resume", dir, "--dry-run"}, more...)...)
+	}
+	for _, more := range [][]string{nil, {"--osl", "4", "--sim", fleet, "--isl", "256,64"}} {
+		code, stdout, stderr := resume(more...)
+		if code != exitOK || !strings.Contains(stdout, "plan    2 isl") || !strings.Contains(stderr, fleet) {
+			t.Errorf("%v: code %d\n%s\n%s", more, code, stdout, stderr)
+		}
+	}
+	for _, c := range []struct{ args, say string }{
+		{"--osl 99", "--osl contradicts the plan of " + dir + ", which has 4"},
+		{"--sim 1p1d:speed=4", "--sim contradicts"},
+		{"--router http://127.0.0.1:1", "--router contradicts"},
+		{"--concurrency 1,2", "--concurrency contradicts"},
+		{"--rate 3", "--rate contradicts"},
+		{"--out other", "--out contradicts"},
+		{"--sweep", "a sweep is not resumed"},
+	} {
+		if code, _, stderr := resume(strings.Fields(c.args)...); code != exitUsage || !strings.Contains(stderr, c.say) {
+			t.Errorf("%s: code %d, %q, want %q", c.args, code, stderr, c.say)
+		}
+	}
+	write := func(text string) {
+		t.Helper()
+		if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// The same words lead to another fleet now.
+	write(strings.ReplaceAll(string(whole), "2048 KV blocks", "1024 KV blocks"))
+	if code, _, stderr := resume(); code != exitUsage || !strings.Contains(stderr, "It was: 1 x decode") || !strings.Contains(stderr, "1024 KV blocks") || !strings.Contains(stderr, "2048 KV blocks") {
+		t.Errorf("another target: code %d, %q", code, stderr)
+	}
+	before, _, _ := strings.Cut(string(whole), "\ntarget:")
+	write(before + "\n")
+	if code, _, stderr := resume(); code != exitUsage || !strings.Contains(stderr, "older dynctl") {
+		t.Errorf("a plan without a target: code %d, %q", code, stderr)
 	}
 }

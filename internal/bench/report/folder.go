@@ -43,14 +43,14 @@ type Folder struct {
 }
 
 // CreateFolder makes a folder for a new run. It must not exist yet.
-func CreateFolder(path string, s *plan.Spec) (*Folder, error) {
+func CreateFolder(path string, run *plan.Run) (*Folder, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, err
 	}
 	if err := os.Mkdir(path, 0o755); err != nil {
 		return nil, fmt.Errorf("run folder: %w", err)
 	}
-	raw, err := yaml.Marshal(s)
+	raw, err := yaml.Marshal(run)
 	if err == nil {
 		err = os.WriteFile(filepath.Join(path, planFile), raw, 0o644)
 	}
@@ -62,17 +62,17 @@ func CreateFolder(path string, s *plan.Spec) (*Folder, error) {
 
 // ResumeFolder opens the folder of a run that was cut and gives its plan and
 // its finished cells.
-func ResumeFolder(path string) (*Folder, *plan.Spec, map[string]experiment.CellResult, error) {
+func ResumeFolder(path string) (*Folder, *plan.Run, map[string]experiment.CellResult, error) {
 	raw, err := os.ReadFile(filepath.Join(path, planFile))
 	if err != nil {
 		return nil, nil, nil, fmt.Errorf("%s is not the folder of a run: %w", path, err)
 	}
-	var s plan.Spec
-	if err := yaml.Unmarshal(raw, &s); err != nil {
+	var run plan.Run
+	if err := yaml.Unmarshal(raw, &run); err != nil {
 		return nil, nil, nil, fmt.Errorf("%s: %w", filepath.Join(path, planFile), err)
 	}
-	if s.Schema != plan.Schema {
-		return nil, nil, nil, fmt.Errorf("%s has schema %q, this dynctl reads %s", filepath.Join(path, planFile), s.Schema, plan.Schema)
+	if run.Schema != plan.Schema {
+		return nil, nil, nil, fmt.Errorf("%s has schema %q, this dynctl reads %s", filepath.Join(path, planFile), run.Schema, plan.Schema)
 	}
 	done := make(map[string]experiment.CellResult)
 	j, err := os.Open(filepath.Join(path, journalFile))
@@ -94,7 +94,7 @@ func ResumeFolder(path string) (*Folder, *plan.Spec, map[string]experiment.CellR
 		}
 	}
 	f, err := openFolder(path)
-	return f, &s, done, err
+	return f, &run, done, err
 }
 
 func openFolder(path string) (*Folder, error) {

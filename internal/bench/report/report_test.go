@@ -181,11 +181,11 @@ func TestPoorResults(t *testing.T) {
 func TestFolder(t *testing.T) {
 	r := result(t, 1, 1)
 	dir := filepath.Join(t.TempDir(), "runs", "run-1")
-	f, err := CreateFolder(dir, &r.Spec)
+	f, err := CreateFolder(dir, &plan.Run{Spec: r.Spec})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := CreateFolder(dir, &r.Spec); err == nil {
+	if _, err := CreateFolder(dir, &plan.Run{Spec: r.Spec}); err == nil {
 		t.Error("a second run may write into the folder of the first")
 	}
 	for _, c := range r.Cells[:3] {
@@ -207,11 +207,11 @@ func TestFolder(t *testing.T) {
 		t.Fatal(err)
 	}
 	j.Close()
-	f, spec, done, err := ResumeFolder(dir)
+	f, run, done, err := ResumeFolder(dir)
 	if err != nil || len(done) != 3 {
 		t.Fatal(err, len(done))
 	}
-	if diff := cmp.Diff(&r.Spec, spec); diff != "" {
+	if diff := cmp.Diff(r.Spec, run.Spec); diff != "" {
 		t.Error(diff)
 	}
 	f.Request(r.Cells[4].Cell, &loadgen.Result{ID: "later"})
