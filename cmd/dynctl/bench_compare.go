@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/dynctl/dynctl/internal/bench/experiment"
 	"github.com/dynctl/dynctl/internal/bench/report"
 )
 
@@ -80,12 +81,15 @@ func newBenchReportCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "report FOLDER",
 		Short: "Show a finished run again, or write its HTML",
-		Args:  cobra.ExactArgs(1),
+		Long: `Show a finished run again, or write its HTML. Tables, gates and the sentence are
+made anew from the cells, by the rules of this version of dynctl.`,
+		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			r, err := report.ReadResult(args[0])
 			if err != nil {
 				return withCode(exitUsage, err)
 			}
+			r = experiment.Review(r)
 			switch output {
 			case "html":
 				return report.HTML(cmd.OutOrStdout(), r)

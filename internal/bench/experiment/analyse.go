@@ -3,6 +3,7 @@ package experiment
 import (
 	"fmt"
 	"math"
+	"time"
 
 	"github.com/dynctl/dynctl/internal/bench/plan"
 	"github.com/dynctl/dynctl/internal/bench/stats"
@@ -180,9 +181,6 @@ func share(n, of int) float64 {
 // crossing puts a crossover into words.
 func (r *Runner) crossing(objective string, c stats.Crossover, cv float64, eff []int) Crossing {
 	out := Crossing{Objective: objective, Answer: c.Answer, Step: c.Step, Margin: c.Margin}
-	if math.IsNaN(c.Margin) {
-		out.Margin = 0
-	}
 	low, high := c.Low, c.High
 	if low <= 0 {
 		low = math.NaN()
@@ -211,12 +209,12 @@ func (r *Runner) crossing(objective string, c stats.Crossover, cv float64, eff [
 			out.Sentence = fmt.Sprintf("local prefill breaks the itl target (p99 %s) from about %s effective tokens (%s)", r.Spec.SLO.ITL, tokensText(int(math.Round(c.At))), ends())
 		}
 	case stats.FirstWins:
-		out.Sentence = fmt.Sprintf("local prefill wins everywhere up to %s (by at least %.0f%%)", tokensText(last), c.Margin*100)
+		out.Sentence = wins(objective, "local", "up to "+tokensText(last), c)
 		if objective == "itl" {
 			out.Sentence = "local prefill never breaks the itl target"
 		}
 	case stats.SecondWins:
-		out.Sentence = fmt.Sprintf("remote prefill wins everywhere from %s (by at least %.0f%%)", tokensText(first), c.Margin*100)
+		out.Sentence = wins(objective, "remote", "from "+tokensText(first), c)
 		if objective == "itl" {
 			out.Sentence = fmt.Sprintf("local prefill breaks the itl target at every length from %s", tokensText(first))
 		}
@@ -233,6 +231,52 @@ func (r *Runner) crossing(objective string, c stats.Crossover, cv float64, eff [
 	default:
 		out.Sentence = "not enough was measured"
 	}
+	return out
+}
+
+// wins says that one arm is the better one over the whole range, and no more than
+// the intervals of the single lengths grant: with a tie among them there is no
+// margin. The margin is in the figures of the table, remote against local.
+func wins(objective, winner, where string, c stats.Crossover) string {
+	if c.Margin > 0 {
+		margin := fmt.Sprintf("remote's ttft p50 is longer by at least %.0f%%", math.Floor(c.Margin*100))
+		switch {
+		case objective == "goodput":
+			margin = fmt.Sprintf("its goodput is higher by at least %.0f%%", math.Floor(c.Margin*100))
+		case winner == "remote":
+			margin = fmt.Sprintf("its ttft p50 is shorter by at least %.0f%%", math.Floor(100*c.Margin/(1+c.Margin)))
+		}
+		return fmt.Sprintf("%s prefill wins everywhere %s (%s)", winner, where, margin)
+	}
+	won, lost := 0, 0
+	for _, d := range c.Diff {
+		if d.Excludes(0) {
+			if d.Value > 0 == (winner == "remote") {
+				won++
+			} else {
+				lost++
+			}
+		}
+	}
+	text := fmt.Sprintf("%s prefill is better at %d of %d lengths %s, %d tie", winner, won, len(c.Diff), where, len(c.Diff)-won-lost)
+	if lost > 0 {
+		text += fmt.Sprintf(", at %d it is worse", lost)
+	}
+	return text
+}
+
+// Review judges a finished run by the rules of this version: everything but the
+// cells is made anew from them.
+func Review(res *Result) *Result {
+	if res.Target == nil || len(res.Cells) == 0 {
+		return res
+	}
+	r := &Runner{
+		Spec: res.Spec, Block: res.Target.Block, Now: func() time.Duration { return time.Duration(res.Seconds * float64(time.Second)) },
+		cells: res.Cells, warmup: res.Warmup, voided: res.Voided, skipped: res.Skipped,
+	}
+	out := r.analyse(res.Partial)
+	out.Name, out.Version, out.Created, out.Command, out.Target, out.Hardware = res.Name, res.Version, res.Created, res.Command, res.Target, res.Hardware
 	return out
 }
 

@@ -349,6 +349,30 @@ func TestNoCrossingInRange(t *testing.T) {
 		if got := res.Groups[0].Crossing("ttft"); got.Answer != c.want || res.Recommend != nil || !res.Valid {
 			t.Errorf("%v: %s (valid %v)", c.isl, got.Sentence, res.Valid)
 		}
+		if again := Review(res); again.Sentence != res.Sentence {
+			t.Errorf("judged again: %s, was %s", again.Sentence, res.Sentence)
+		}
+	}
+}
+
+// What the sentence claims of every length, every row of the table shows.
+func TestWinsNoMoreThanTheRows(t *testing.T) {
+	at := func(v, low, high float64) stats.Interval { return stats.Interval{Value: v, Low: low, High: high, N: 5} }
+	for _, c := range []struct {
+		objective, winner string
+		margin            float64
+		diff              []stats.Interval
+		want              string
+	}{
+		{"ttft", "remote", math.Expm1(0.10), []stats.Interval{at(0.24, 0.2, 0.28), at(0.11, 0.10, 0.12)}, "remote prefill wins everywhere from 256 (its ttft p50 is shorter by at least 9%)"},
+		{"ttft", "local", 0.55, nil, "local prefill wins everywhere from 256 (remote's ttft p50 is longer by at least 55%)"},
+		{"goodput", "local", 0.55, nil, "local prefill wins everywhere from 256 (its goodput is higher by at least 55%)"},
+		{"ttft", "remote", 0, []stats.Interval{at(0.5, 0.4, 0.6), at(0.43, 0.3, 0.5), at(0.1, -0.08, 0.29)}, "remote prefill is better at 2 of 3 lengths from 256, 1 tie"},
+		{"ttft", "local", 0, []stats.Interval{at(-0.5, -0.6, -0.4), at(0.2, 0.1, 0.3)}, "local prefill is better at 1 of 2 lengths from 256, 0 tie, at 1 it is worse"},
+	} {
+		if got := wins(c.objective, c.winner, "from 256", stats.Crossover{Margin: c.margin, Diff: c.diff}); got != c.want {
+			t.Errorf("got  %s\nwant %s", got, c.want)
+		}
 	}
 }
 

@@ -111,6 +111,19 @@ func TestAnswers(t *testing.T) {
 	}
 	first := Cross(points(rng, 0.001, 5, func(float64) float64 { return math.Log(0.8) }, octaves...), CrossOptions{})
 	near(t, "margin", first.Margin, 0.25, 0.01)
+	// What is claimed of every point is what the interval of the worst one grants.
+	rng = rand.New(rand.NewPCG(3, 3))
+	for _, sign := range []float64{-1, 1} {
+		got := Cross(points(rng, 0.1, 5, func(float64) float64 { return sign * 0.5 }, octaves...), CrossOptions{})
+		if got.Answer != FirstWins && got.Answer != SecondWins {
+			t.Fatalf("%+v", got)
+		}
+		for i, d := range got.Diff {
+			if lead := math.Min(math.Abs(d.Low), math.Abs(d.High)); d.Excludes(0) && math.Expm1(lead) < got.Margin-1e-12 || !d.Excludes(0) && got.Margin > 0 {
+				t.Errorf("%s by at least %.3f, and point %d has %+.3f [%+.3f, %+.3f]", got.Answer, got.Margin, i, d.Value, d.Low, d.High)
+			}
+		}
+	}
 }
 
 func TestCrossIsDeterministic(t *testing.T) {
