@@ -103,6 +103,7 @@ goes on. A second ctrl-c ends it at once. On a terminal there are also keys:
 	fl.StringVar(&t.router, "router", "", "admin `URL` of a running router")
 	fl.StringVar(&t.data, "data", "", "data plane `URL` of that router, when it is not what the router says")
 	t.access.add(fl)
+	t.access.addData(fl)
 	fl.StringArrayVar(&t.prefill, "prefill", nil, "engine that prefills, `URL[,key=value…]` (repeatable)")
 	fl.StringArrayVar(&t.decode, "decode", nil, "engine that decodes, `URL[,key=value…]` (repeatable)")
 	fl.StringArrayVar(&t.worker, "worker", nil, "engine that does both, `URL[,key=value…]` (repeatable)")

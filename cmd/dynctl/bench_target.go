@@ -57,7 +57,12 @@ func (f *targetFlags) open(ctx context.Context, stderr io.Writer, defaultSim str
 			c.Close()
 			return nil, err
 		}
-		t, err := fleet.New(ctx, c, fleet.Options{URL: strings.TrimRight(f.data, "/"), TLS: conf})
+		key, err := f.access.apiKey()
+		if err != nil {
+			c.Close()
+			return nil, err
+		}
+		t, err := fleet.New(ctx, c, fleet.Options{URL: strings.TrimRight(f.data, "/"), TLS: conf, APIKey: key})
 		if err != nil {
 			c.Close()
 			return nil, adminError(err)

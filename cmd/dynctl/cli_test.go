@@ -59,7 +59,7 @@ func TestCommandLineMistakes(t *testing.T) {
 // TestHelpOfEveryCommand: help goes to standard output and says what the flags
 // are, and no command hides behind another's name.
 func TestHelpOfEveryCommand(t *testing.T) {
-	for _, args := range []string{"", "serve", "sim", "explain", "workers", "workers list", "workers drain", "config", "config view", "top", "record", "replay", "version", "environment"} {
+	for _, args := range []string{"", "serve", "sim", "explain", "workers", "workers list", "workers drain", "config", "config view", "keys new", "top", "record", "replay", "version", "environment"} {
 		code, stdout, stderr := typed(append([]string{"help"}, strings.Fields(args)...)...)
 		if code != exitOK || stderr != "" || len(stdout) < 100 && args != "version" {
 			t.Errorf("help %s: code %d, %q, %q", args, code, stdout, stderr)

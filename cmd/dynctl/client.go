@@ -26,13 +26,31 @@ const defaultRouter = "http://127.0.0.1:8001"
 type accessFlags struct {
 	tokenFile     string
 	ca, cert, key string
+	apiKeyFile    string
 }
 
 func (f *accessFlags) add(fl *pflag.FlagSet) {
-	fl.StringVar(&f.tokenFile, "token-file", os.Getenv("DYNCTL_TOKEN_FILE"), "`FILE` with the router's bearer token")
+	fl.StringVar(&f.tokenFile, "token-file", os.Getenv("DYNCTL_TOKEN_FILE"), "`FILE` with the router's bearer token, or an API key with a role")
 	fl.StringVar(&f.ca, "tls-ca", os.Getenv("DYNCTL_TLS_CA"), "PEM `FILE` with the authorities that are trusted for https routers instead of the system's")
 	fl.StringVar(&f.cert, "tls-cert", os.Getenv("DYNCTL_TLS_CERT"), "PEM `FILE` with the certificate for routers that ask for one")
 	fl.StringVar(&f.key, "tls-key", os.Getenv("DYNCTL_TLS_KEY"), "PEM `FILE` with the key of that certificate")
+}
+
+// addData adds what is shown to the data plane.
+func (f *accessFlags) addData(fl *pflag.FlagSet) {
+	fl.StringVar(&f.apiKeyFile, "api-key-file", os.Getenv("DYNCTL_API_KEY_FILE"), "`FILE` with an API key for the data plane")
+}
+
+// apiKey is the key for the data plane; empty for none.
+func (f *accessFlags) apiKey() (string, error) {
+	if f.apiKeyFile == "" {
+		return "", nil
+	}
+	raw, err := os.ReadFile(f.apiKeyFile)
+	if err != nil {
+		return "", withCode(exitUsage, fmt.Errorf("--api-key-file: %w", err))
+	}
+	return strings.TrimSpace(string(raw)), nil
 }
 
 // tls is nil for the system's roots and no certificate.

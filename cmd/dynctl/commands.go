@@ -15,6 +15,7 @@ func commands() []*cobra.Command {
 		newBenchCmd(),
 		newSimCmd(),
 		newConfigCmd(),
+		newKeysCmd(),
 		newVersionCmd(),
 		newDocsCmd(),
 	}

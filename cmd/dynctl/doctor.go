@@ -69,6 +69,7 @@ a check failed, 4 when the router cannot be reached.`,
 	fl.StringVar(&f.router, "router", "", "admin `URL` of the router (default $DYNCTL_ROUTER or "+defaultRouter+")")
 	fl.StringVar(&f.data, "data", "", "data plane `URL` of that router, when it is not what the router says")
 	f.access.add(fl)
+	f.access.addData(fl)
 	fl.StringArrayVar(&f.prefill, "prefill", nil, "engine that prefills, `URL[,key=value…]` (repeatable): a router in this process examines it")
 	fl.StringArrayVar(&f.decode, "decode", nil, "engine that decodes, `URL[,key=value…]` (repeatable)")
 	fl.StringArrayVar(&f.worker, "worker", nil, "engine that does both, `URL[,key=value…]` (repeatable)")

@@ -16,6 +16,7 @@ var otherVariables = []struct{ name, help string }{
 	{"DYNCTL_TOKEN_FILE", "file with that router's bearer token (--token-file)"},
 	{"DYNCTL_TLS_CA", "file with the authorities of its certificate (--tls-ca)"},
 	{"DYNCTL_TLS_CERT, DYNCTL_TLS_KEY", "files with the certificate and key for it (--tls-cert, --tls-key)"},
+	{"DYNCTL_API_KEY_FILE", "file with an API key for the data plane (--api-key-file)"},
 	{"DYNCTL_CONTEXTS", "file with the contexts of top (--context)"},
 	{"DYNCTL_NO_COLOR, NO_COLOR", "no colour, whatever the value"},
 }

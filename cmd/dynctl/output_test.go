@@ -20,7 +20,7 @@ func TestOutputFormats(t *testing.T) {
 	data := []string{"json", "jsonl", "yaml"}
 	want := map[string][]string{
 		"dynctl explain": data, "dynctl version": data,
-		"dynctl workers list": listFormats, "dynctl config view": listFormats, "dynctl sim": listFormats, "dynctl doctor": listFormats,
+		"dynctl workers list": listFormats, "dynctl config view": listFormats, "dynctl sim": listFormats, "dynctl doctor": listFormats, "dynctl keys check": listFormats,
 		"dynctl replay": listFormats, "dynctl replay stat": listFormats,
 		// The screen's figures are a tree of tables: YAML is of no use to jq,
 		// and rows of one kind are what workers list is for.

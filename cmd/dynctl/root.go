@@ -18,7 +18,7 @@ var groups = []struct {
 	{"run", "Run:", []string{"serve", "sim"}},
 	{"observe", "Observe:", []string{"top", "explain", "workers", "doctor"}},
 	{"measure", "Measure:", []string{"record", "replay", "bench"}},
-	{"config", "Configure:", []string{"config", "completion", "version"}},
+	{"config", "Configure:", []string{"config", "keys", "completion", "version"}},
 }
 
 func newRoot() *cobra.Command {

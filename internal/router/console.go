@@ -55,6 +55,9 @@ func (r *Router) AdminHandler(o AdminOptions) (http.Handler, error) {
 	if o.Stream != nil {
 		more["GET /admin/v1/stream"] = adminserver.Stream(o.Stream, r.events)
 	}
+	if r.settings.Load().Keys.Admin {
+		a.Keys = r.keys
+	}
 	c := &console{r, o}
 	c.warnOfExposure()
 	return adminserver.New(a, c, c, more), nil

@@ -43,6 +43,11 @@ func (r facts) Troubles() []string {
 			out = append(out, why)
 		}
 	}
+	if r.keys != nil {
+		if why := r.keys.Trouble(); why != "" {
+			out = append(out, why)
+		}
+	}
 	if rec := r.Recorder(); rec != nil && rec.Error != "" {
 		out = append(out, "the recording has ended: "+rec.Error)
 	}

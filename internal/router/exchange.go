@@ -13,6 +13,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/dynctl/dynctl/internal/router/access"
 	"github.com/dynctl/dynctl/internal/router/admission"
 	"github.com/dynctl/dynctl/internal/router/api"
 	"github.com/dynctl/dynctl/internal/router/disagg"
@@ -33,7 +34,8 @@ type exchange struct {
 	ctx   context.Context
 	start time.Time
 
-	id   string // X-Request-Id
+	id   string      // X-Request-Id
+	key  *access.Key // nil for a request that shows none
 	ep   *api.Endpoint
 	body *api.Body
 	view api.View
@@ -154,6 +156,11 @@ func (x *exchange) serve() error {
 	}
 	x.ep = ep
 	x.d.settings = r.settings.Load()
+	if r.keys != nil {
+		if err := x.identify(); err != nil {
+			return err
+		}
+	}
 	if ep.Local {
 		return x.local()
 	}
@@ -281,6 +288,9 @@ func (x *exchange) findModel() error {
 	d.fleet = x.r.registry.Snapshot()
 	x.model = d.fleet.Canonical(x.asked)
 	d.model = x.model
+	if err := x.mayAsk(); err != nil {
+		return err
+	}
 	d.list = d.fleet.Model(x.model)
 	if len(d.list) == 0 {
 		return x.noModel()

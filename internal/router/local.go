@@ -59,11 +59,18 @@ func (x *exchange) local() error {
 		return err
 	}
 	var body []byte
+	if x.key != nil && len(x.key.Models) > 0 {
+		list = list.Only(func(id string) bool { return x.key.May(id) })
+	}
 	if x.ep.Kind == api.Model {
 		id := strings.TrimPrefix(x.req.URL.Path, "/v1/models/")
+		x.asked = id
+		if err := x.mayAsk(); err != nil {
+			return x.refuse("model", err)
+		}
 		var ok bool
 		if body, ok = list.Model(id); !ok {
-			x.asked, x.d.fleet = id, x.r.registry.Snapshot()
+			x.d.fleet = x.r.registry.Snapshot()
 			return x.noModel()
 		}
 	} else {

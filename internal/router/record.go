@@ -30,6 +30,9 @@ func (x *exchange) record() {
 		if d.run.Attempt == 1 {
 			c.RequestID, c.Endpoint, c.Model, c.Stream = x.id, x.ep.Kind.String(), x.model, x.view.Stream
 			c.ConfigRevision = d.settings.revision
+			if x.key != nil {
+				c.Key, c.Tenant = x.key.Name, x.key.Tenant
+			}
 			if d.prompt.Note != "" {
 				c.Note(d.prompt.Note)
 			}

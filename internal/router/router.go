@@ -24,6 +24,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/dynctl/dynctl/internal/router/access"
 	"github.com/dynctl/dynctl/internal/router/admin"
 	"github.com/dynctl/dynctl/internal/router/admission"
 	"github.com/dynctl/dynctl/internal/router/approx"
@@ -129,6 +130,7 @@ type Router struct {
 	// spoken to, nil for the system's roots.
 	dataCert, adminCert, engineCert *certs.Store
 	engineTLS                       *tls.Config
+	keys                            *access.Store // nil without a file of keys
 
 	drain    chan struct{} // closed by Drain
 	draining atomic.Pointer[drainPlan]
@@ -183,6 +185,9 @@ func New(ctx context.Context, o Options) (*Router, error) {
 		return nil, err
 	}
 	if err := r.readCerts(&o.Config); err != nil {
+		return nil, err
+	}
+	if err := r.readKeys(&o.Config); err != nil {
 		return nil, err
 	}
 	if err := r.buildClients(&o.Config); err != nil {
@@ -252,6 +257,9 @@ func (r *Router) Run(ctx context.Context) error {
 	}
 	for _, c := range r.certs() {
 		g.Go(func() error { return c.Run(ctx) })
+	}
+	if r.keys != nil {
+		g.Go(func() error { return r.keys.Run(ctx) })
 	}
 	g.Go(func() error { return r.traffic.Run(ctx) })
 	g.Go(func() error { return r.tokens.Run(ctx) })

@@ -4,9 +4,12 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/http"
 	"strings"
 
+	"github.com/dynctl/dynctl/internal/router/access"
 	"github.com/dynctl/dynctl/internal/router/admin"
+	"github.com/dynctl/dynctl/internal/router/api"
 	"github.com/dynctl/dynctl/internal/router/certs"
 	"github.com/dynctl/dynctl/internal/router/eventlog"
 	"github.com/dynctl/dynctl/internal/router/quicksock"
@@ -47,6 +50,55 @@ func (r *Router) readCerts(c *settings.Config) (err error) {
 	}
 	r.engineTLS = r.engineCert.Client()
 	return nil
+}
+
+// readKeys reads the keys that the config names.
+func (r *Router) readKeys(c *settings.Config) (err error) {
+	if c.Keys.File == "" {
+		return nil
+	}
+	r.keys, err = access.NewStore(access.Options{Path: c.Keys.File, Event: r.event, Loaded: r.metrics.Keys})
+	return inSection("keys.file", err)
+}
+
+// identify finds out whose the request is, and whether it may begin. Nothing behind
+// it sees the key.
+func (x *exchange) identify() error {
+	shown := access.Shown(x.req.Header)
+	access.Hide(x.req.Header)
+	if shown == "" {
+		if x.d.settings.Keys.Required {
+			return x.refuse("key", &api.Error{Status: http.StatusUnauthorized, Code: api.CodeUnauthorized, Message: "this router asks for an API key: send it as Authorization: Bearer KEY"})
+		}
+		return nil
+	}
+	k := x.r.keys.Find(shown)
+	switch {
+	case k == nil:
+		return x.refuse("key", &api.Error{Status: http.StatusUnauthorized, Code: api.CodeUnauthorized, Message: "the API key is not known here: it is wrong, or was taken back"})
+	case !k.Has(access.Use):
+		return x.refuse("key", &api.Error{Status: http.StatusForbidden, Code: api.CodeForbidden, Message: fmt.Sprintf("the API key %q is for the admin API only: it lacks the role use", k.Name)})
+	}
+	if wait := k.Take(x.start); wait > 0 {
+		return x.refuse("rate", &api.Error{
+			Status: http.StatusTooManyRequests, Code: api.CodeRateLimited, RetryAfter: wait,
+			Message: fmt.Sprintf("the API key %q may begin %d requests a minute; try again later", k.Name, k.Rate),
+		})
+	}
+	x.key = k
+	return nil
+}
+
+// mayAsk refuses a model that the request's key is not for, whether it exists or
+// not.
+func (x *exchange) mayAsk() error {
+	if x.key == nil || x.ep.Kind == api.ResponseObject || x.key.May(x.asked, x.model) {
+		return nil
+	}
+	return &api.Error{
+		Status: http.StatusForbidden, Code: api.CodeForbidden, Param: "model",
+		Message: fmt.Sprintf("the API key %q is not for the model %q; it is for %q", x.key.Name, api.Clip(x.asked), x.key.Models),
+	}
 }
 
 func inSection(section string, err error) error {
@@ -110,10 +162,11 @@ func (c *console) access() admin.ListenerAccesses {
 	return admin.ListenerAccesses{
 		Data: admin.ListenerAccess{
 			Listen: c.o.Name, Loopback: settings.Loopback(c.o.Name), TLS: c.dataCert != nil, ClientCertificates: s.TLS.ClientCAFile != "",
+			Keys: c.keys != nil && s.Keys.Required,
 		},
 		Admin: admin.ListenerAccess{
 			Listen: c.o.AdminName, Loopback: settings.Loopback(c.o.AdminName), TLS: c.adminCert != nil, ClientCertificates: s.AdminTLS.ClientCAFile != "",
-			Token: c.o.TokenFile != "",
+			Token: c.o.TokenFile != "", Keys: s.Keys.Admin,
 		},
 	}
 }
@@ -126,7 +179,7 @@ func (c *console) warnOfExposure() {
 		access admin.ListenerAccess
 		advice string
 	}{
-		{"data plane", a.Data, "set tls.cert_file, and tls.client_ca_file for certificates of clients; or let only a proxy that knows its clients reach it"},
+		{"data plane", a.Data, "set tls.cert_file, and keys.file for API keys or tls.client_ca_file for certificates of clients; or let only a proxy that knows its clients reach it"},
 		{"admin API", a.Admin, "set admin_tls.cert_file, or listen on loopback"},
 	} {
 		if why := l.access.Exposed(); why != "" {
@@ -136,4 +189,12 @@ func (c *console) warnOfExposure() {
 			})
 		}
 	}
+}
+
+// Keys is the number of API keys in force; -1 without a file of them.
+func (r facts) Keys() int {
+	if r.keys == nil {
+		return -1
+	}
+	return r.keys.Count()
 }

@@ -36,6 +36,9 @@ type Config struct {
 	TLS, AdminTLS ServerTLS
 	EngineTLS     EngineTLS
 
+	// Keys are the API keys.
+	Keys APIKeys
+
 	// TrustedProxies are networks and addresses whose X-Forwarded-For and the
 	// like are continued; those of anybody else are replaced.
 	TrustedProxies []string
@@ -86,6 +89,16 @@ type EngineTLS struct {
 	// ServerName is the name that engines' certificates must have instead of their
 	// host.
 	ServerName string
+}
+
+// APIKeys are API keys, by a watched file of their hashes.
+type APIKeys struct {
+	// File holds them; empty for none.
+	File string
+	// Required says that requests without one are refused. A wrong one always is.
+	Required bool
+	// Admin says that the admin API asks for a key with a role, too.
+	Admin bool
 }
 
 // Alias lets clients ask for Model under the name Name.
@@ -268,8 +281,11 @@ func (c *Config) Problems() []*Problem {
 		}
 	}
 	// What more than one value has a part in.
-	if c.AdminTokenFile == "" && c.AdminTLS.ClientCAFile == "" && !Loopback(c.AdminListen) {
-		bad("admin_listen", "%s is not a loopback address: set admin_token_file (--admin-token-file), or ask for certificates (--admin-tls-client-ca-file), so that not everyone can steer the router", c.AdminListen)
+	if c.Keys.Admin && c.Keys.File == "" {
+		bad("keys.admin", "there are no keys to ask for: set keys.file (--api-keys-file), too")
+	}
+	if c.AdminTokenFile == "" && c.AdminTLS.ClientCAFile == "" && !c.Keys.Admin && !Loopback(c.AdminListen) {
+		bad("admin_listen", "%s is not a loopback address: set admin_token_file (--admin-token-file), or ask for keys (--api-keys-admin) or certificates (--admin-tls-client-ca-file), so that not everyone can steer the router", c.AdminListen)
 	}
 	for _, pair := range []struct{ section, cert, key string }{
 		{"tls", c.TLS.CertFile, c.TLS.KeyFile}, {"admin_tls", c.AdminTLS.CertFile, c.AdminTLS.KeyFile}, {"engine_tls", c.EngineTLS.CertFile, c.EngineTLS.KeyFile},

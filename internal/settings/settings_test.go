@@ -142,6 +142,7 @@ func TestEveryRowRefuses(t *testing.T) {
 			config := Default()
 			config.Limits.BodyMemory = 1 << 60 // what more than one setting has a part in
 			config.AdminTokenFile, config.Tokens.Path = "token", "tokenizer.json"
+			config.Keys.File = "keys.yaml"
 			config.TLS = ServerTLS{CertFile: "tls.crt", KeyFile: "tls.key"}
 			config.AdminTLS, config.EngineTLS = config.TLS, EngineTLS{CertFile: "tls.crt", KeyFile: "tls.key"}
 			r.Set(&config, value)
@@ -235,9 +236,9 @@ func TestPatchConfig(t *testing.T) {
 	}
 }
 
-// TestCertificatesNeedTheirKeys: half of a pair, and clients' certificates without
+// TestAccessIsWhole: half of a pair, keys that are not there, and clients' certificates without
 // TLS, are refused by the key that is there.
-func TestCertificatesNeedTheirKeys(t *testing.T) {
+func TestAccessIsWhole(t *testing.T) {
 	for _, c := range []struct {
 		set  func(*Config)
 		want string
@@ -249,6 +250,9 @@ func TestCertificatesNeedTheirKeys(t *testing.T) {
 		{func(c *Config) { c.TLS.ClientCAFile = "a" }, "tls.client_ca_file"},
 		{func(c *Config) { c.AdminTLS.ClientCAFile = "a" }, "admin_tls.client_ca_file"},
 		{func(c *Config) { c.AdminListen = "0.0.0.0:1" }, "admin_listen"},
+		{func(c *Config) { c.AdminListen, c.Keys.File = "0.0.0.0:1", "a" }, "admin_listen"},
+		{func(c *Config) { c.AdminListen, c.Keys.File, c.Keys.Admin = "0.0.0.0:1", "a", true }, ""},
+		{func(c *Config) { c.Keys.Admin = true }, "keys.admin"},
 		{func(c *Config) { c.AdminListen, c.AdminTLS = "0.0.0.0:1", ServerTLS{"a", "b", ""} }, "admin_listen"},
 		{func(c *Config) { c.AdminListen, c.AdminTLS = "0.0.0.0:1", ServerTLS{"a", "b", "c"} }, ""},
 		{func(c *Config) { c.EngineTLS.CAFile = "a" }, ""},

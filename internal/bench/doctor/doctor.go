@@ -201,6 +201,7 @@ func (e *exam) get(ctx context.Context, u string) (code int, date time.Time, err
 	if err != nil {
 		return 0, date, err
 	}
+	e.o.Target.Authorize(req)
 	resp, err := e.http.Do(req)
 	if err != nil {
 		return 0, date, err
@@ -464,7 +465,7 @@ func (e *exam) one(ctx context.Context, header string, prompt []uint32, osl int)
 		Series: workload.Series{Pool: e.pool, Model: e.facts.Model, Header: header, Name: "doctor/" + strconv.Itoa(e.number), Salt: e.salt, N: 1},
 		Prefix: prompt, OSL: osl,
 	}
-	sum, err := loadgen.Run(ctx, loadgen.Options{Base: e.o.Target.URL, TLS: e.o.Target.TLS, Concurrency: 1, Keep: 1, Timeout: 2 * time.Minute}, src)
+	sum, err := loadgen.Run(ctx, loadgen.Options{Base: e.o.Target.URL, TLS: e.o.Target.TLS, APIKey: e.o.Target.APIKey, Concurrency: 1, Keep: 1, Timeout: 2 * time.Minute}, src)
 	if err != nil {
 		return nil, nil, err
 	}

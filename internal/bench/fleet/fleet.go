@@ -34,16 +34,19 @@ type Target struct {
 	URL   string
 	Admin *admin.Client
 	// TLS is how the data plane is spoken to; nil for the system's roots.
-	TLS  *tls.Config
-	http *http.Client
+	TLS *tls.Config
+	// APIKey is shown to the data plane, and to nobody else; empty for none.
+	APIKey string
+	http   *http.Client
 }
 
 // Options say where a target is and how it is spoken to.
 type Options struct {
 	// URL is the data plane's; empty asks the router for it.
 	URL string
-	// TLS is Target.TLS.
-	TLS *tls.Config
+	// TLS and APIKey are those of Target.
+	TLS    *tls.Config
+	APIKey string
 }
 
 // maxPage bounds an answer that is read whole.
@@ -51,7 +54,7 @@ const maxPage = 32 << 20
 
 // New makes a target.
 func New(ctx context.Context, adminClient *admin.Client, o Options) (*Target, error) {
-	t := &Target{URL: o.URL, Admin: adminClient, TLS: o.TLS, http: &http.Client{Transport: &http.Transport{
+	t := &Target{URL: o.URL, Admin: adminClient, TLS: o.TLS, APIKey: o.APIKey, http: &http.Client{Transport: &http.Transport{
 		DialContext: (&net.Dialer{Timeout: 3 * time.Second}).DialContext, MaxIdleConnsPerHost: 4, IdleConnTimeout: 10 * time.Second,
 		TLSClientConfig: o.TLS,
 	}, Timeout: 60 * time.Second}}
@@ -264,8 +267,16 @@ func (t *Target) get(ctx context.Context, u string) ([]byte, error) {
 	return t.Do(req)
 }
 
+// Authorize puts the key into a request to the data plane; others it leaves alone.
+func (t *Target) Authorize(req *http.Request) {
+	if t.APIKey != "" && strings.HasPrefix(req.URL.String(), t.URL+"/") {
+		req.Header.Set("Authorization", "Bearer "+t.APIKey)
+	}
+}
+
 // Do sends a request and returns the body of a good answer.
 func (t *Target) Do(req *http.Request) ([]byte, error) {
+	t.Authorize(req)
 	resp, err := t.http.Do(req)
 	if err != nil {
 		return nil, err

@@ -108,7 +108,7 @@ func (b *Bench) Run(ctx context.Context, c plan.Cell, src loadgen.Source, schedu
 		return nil, b.lost(ctx, err)
 	}
 	o := loadgen.Options{
-		Base: b.Target.URL, TLS: b.Target.TLS, Concurrency: c.Load.Concurrency, Cap: b.Spec.Cap, Timeout: b.Timeout, Keep: keep,
+		Base: b.Target.URL, TLS: b.Target.TLS, APIKey: b.Target.APIKey, Concurrency: c.Load.Concurrency, Cap: b.Spec.Cap, Timeout: b.Timeout, Keep: keep,
 		SLO: loadgen.SLO{TTFT: b.Spec.SLO.TTFT, TPOT: b.Spec.SLO.TPOT, ITL: b.Spec.SLO.ITL, E2E: b.Spec.SLO.E2E}, Progress: b.Progress, Schedule: schedule,
 	}
 	if c.Load.Rate > 0 && schedule == nil {

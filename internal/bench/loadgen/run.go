@@ -48,6 +48,8 @@ type Options struct {
 	Base, Path string
 	// TLS is how an https URL is spoken to; nil for the system's roots.
 	TLS *tls.Config
+	// APIKey is sent as bearer token; empty for none.
+	APIKey string
 	// Concurrency is the number of slots of a closed loop.
 	Concurrency int
 	// Schedule, when set, makes an open loop: one planned time for each
@@ -90,6 +92,9 @@ func Run(ctx context.Context, o Options, src Source) (*Summary, error) {
 	g := &generator{
 		o: o, e: e, src: src, start: time.Now(), rec: newRecorder(o.SLO, o.Keep),
 		head: "POST " + e.prefix + o.Path + " HTTP/1.1\r\nHost: " + e.host + "\r\nUser-Agent: dynctl-bench\r\nContent-Type: application/json\r\nAccept: text/event-stream\r\n",
+	}
+	if o.APIKey != "" {
+		g.head += "Authorization: Bearer " + o.APIKey + "\r\n"
 	}
 	g.ctx, g.cancel = context.WithCancel(ctx)
 	defer g.cancel()

@@ -71,8 +71,10 @@ type ListenerAccess struct {
 	// show one.
 	TLS                bool `json:"tls"`
 	ClientCertificates bool `json:"client_certificates"`
-	// Token says that a bearer token is asked for.
+	// Token says that a bearer token lets users in, Keys that API keys do; one of
+	// those that are true must be shown.
 	Token bool `json:"token"`
+	Keys  bool `json:"keys"`
 }
 
 // Who is in words who is let in.
@@ -84,7 +86,7 @@ func (a *ListenerAccess) Who() string {
 	for _, w := range []struct {
 		is   bool
 		text string
-	}{{a.Loopback, "this machine only"}, {a.ClientCertificates, "with a client certificate"}, {a.Token, "with a token"}} {
+	}{{a.Loopback, "this machine only"}, {a.ClientCertificates, "with a client certificate"}, {a.Token, "with a token"}, {a.Keys, "with an API key"}} {
 		if w.is {
 			words = append(words, w.text)
 		}
@@ -98,10 +100,10 @@ func (a *ListenerAccess) Exposed() string {
 	switch {
 	case a.Loopback || a.Listen == "":
 		return ""
-	case !a.ClientCertificates && !a.Token:
+	case !a.ClientCertificates && !a.Token && !a.Keys:
 		return "other machines reach it, and it asks nobody who they are"
 	case !a.TLS:
-		return "other machines reach it without TLS: the token, prompts and answers cross the network in the clear"
+		return "other machines reach it without TLS: tokens, keys, prompts and answers cross the network in the clear"
 	}
 	return ""
 }

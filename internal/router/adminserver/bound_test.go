@@ -71,7 +71,7 @@ func TestListenersThatNeverRead(t *testing.T) {
 	tap := recorder.NewTap(trace.Header{Source: "test"})
 	s := newStand(64)
 	wait := 3 * time.Second // the slow one must take something within it, on a busy machine, too
-	srv := boundStand(t, New(access(wait), s, nil, map[string]http.Handler{"GET /admin/v1/stream": Stream(tap, s.events)}))
+	srv := boundStand(t, New(anybody(wait), s, nil, map[string]http.Handler{"GET /admin/v1/stream": Stream(tap, s.events)}))
 
 	slow := slowReader{asker(t, srv, "/admin/v1/stream"), time.NewTicker(25 * time.Millisecond)}
 	defer slow.tick.Stop()
@@ -137,7 +137,7 @@ func TestNoAnswerWaitsForEver(t *testing.T) {
 	write := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(long) })
 	var mu sync.Mutex
 	left := map[string]bool{}
-	a := access(200 * time.Millisecond)
+	a := anybody(200 * time.Millisecond)
 	a.Open = map[string]http.Handler{"GET /healthz": write}
 	h := New(a, newStand(1), nil, map[string]http.Handler{"GET /metrics": write, "/sim/v1/": write})
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {

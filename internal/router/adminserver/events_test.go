@@ -37,7 +37,7 @@ func TestEventPages(t *testing.T) {
 		for range c.events {
 			s.events.Add(eventlog.Event{Kind: "k"})
 		}
-		status, v := ask(t, New(access(time.Second), s, nil, nil), "/admin/v1/events?"+c.query)
+		status, v := ask(t, New(anybody(time.Second), s, nil, nil), "/admin/v1/events?"+c.query)
 		got := []any{}
 		list, ok := v["events"].([]any)
 		for _, e := range list {
@@ -57,7 +57,7 @@ func TestEventsOfAnotherLog(t *testing.T) {
 		old.events.Add(eventlog.Event{Kind: "old"})
 	}
 	s := &takenBack{stand: old, asked: make(chan struct{}), now: eventlog.New(4, nil, nil)}
-	h := New(access(time.Second), s, nil, nil)
+	h := New(anybody(time.Second), s, nil, nil)
 	type answer struct {
 		status int
 		v      map[string]any

@@ -8,7 +8,6 @@ import (
 	"cmp"
 	"context"
 	"crypto/sha256"
-	"crypto/subtle"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -23,6 +22,7 @@ import (
 	"time"
 	"unicode"
 
+	"github.com/dynctl/dynctl/internal/router/access"
 	"github.com/dynctl/dynctl/internal/router/admin"
 	"github.com/dynctl/dynctl/internal/router/admission"
 	"github.com/dynctl/dynctl/internal/router/api"
@@ -76,8 +76,10 @@ type Control interface {
 
 // Access says who is answered.
 type Access struct {
-	// Token is the bearer token; nil asks for none.
+	// Token is the bearer token, which lets do everything; nil is none. Keys are API
+	// keys, each with its roles; nil is none. Where there are any, one is asked for.
 	Token []byte
+	Keys  *access.Store
 	// Terms are those of the moment.
 	Terms func() Terms
 	// Open are handlers, by their pattern, that answer anybody: the probes.
@@ -121,7 +123,7 @@ func New(a Access, r Reader, c Control, more map[string]http.Handler) http.Handl
 	s := &server{a: a, r: r, c: c, token: sha256.Sum256(a.Token), bodies: admission.NewMemory(maxBodies, nil)}
 	type routes map[string]func(*http.Request) (any, error)
 	mux := http.NewServeMux()
-	add := func(pattern string, h http.Handler) { mux.Handle(pattern, s.guard(h)) }
+	add := func(pattern string, h http.Handler) { mux.Handle(pattern, s.guard(h, needs(pattern))) }
 	for pattern, h := range (routes{
 		"GET /admin/v1/status":         func(*http.Request) (any, error) { return r.Status(), nil },
 		"GET /admin/v1/workers":        func(*http.Request) (any, error) { return r.Workers(), nil },
@@ -183,36 +185,6 @@ func notRunning(q *http.Request) (any, error) {
 		Status: http.StatusConflict, Code: "not_running",
 		Message: fmt.Sprintf("this is a recording of a router, which can be looked at only: %s %s needs the router itself", q.Method, q.URL.Path),
 	}
-}
-
-// guard asks for the token, and then for the body, whole. Without a token it
-// refuses what a web page could have sent (see fromPage).
-func (s *server) guard(h http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
-		if s.a.Token != nil {
-			token, ok := strings.CutPrefix(q.Header.Get("Authorization"), "Bearer ")
-			sum := sha256.Sum256([]byte(token))
-			if !ok || subtle.ConstantTimeCompare(sum[:], s.token[:]) != 1 {
-				w.Header().Set("WWW-Authenticate", `Bearer realm="dynctl"`)
-				api.WriteError(w, q, &api.Error{Status: http.StatusUnauthorized, Code: api.CodeUnauthorized, Message: "the admin API needs the bearer token of --admin-token-file"})
-				return
-			}
-		} else if why := s.fromPage(q); why != "" {
-			api.WriteError(w, q, &api.Error{Status: http.StatusForbidden, Code: api.CodeForbidden, Message: why})
-			return
-		}
-		if q.ContentLength != 0 {
-			body, err := api.ReadBody(q, maxBody, s.bodies)
-			if err != nil {
-				api.WriteError(w, q, err)
-				return
-			}
-			defer body.Release()
-			api.UnboundBody(w, q)
-			q.Body = io.NopCloser(bytes.NewReader(body.B))
-		}
-		h.ServeHTTP(w, q)
-	})
 }
 
 // fromPage says why a request is refused that a web page may have sent: any site
@@ -400,16 +372,20 @@ func (s *server) decisions(q *http.Request) (any, error) {
 	if err != nil {
 		return nil, bad("cursor", "%v", err)
 	}
-	raw, err := receipts(list, q.URL.Query().Get("brief") == "true")
+	raw, err := receipts(q, list)
 	if err != nil {
 		return nil, err
 	}
 	return admin.DecisionList{Schema: admin.Schema, Now: s.r.Now(), Decisions: raw, Next: next, Total: ring.Stats().Total}, nil
 }
 
-func receipts(list []*receipt.Receipt, brief bool) ([]json.RawMessage, error) {
+func receipts(q *http.Request, list []*receipt.Receipt) ([]json.RawMessage, error) {
 	out := make([]json.RawMessage, 0, len(list))
+	redact, brief := !seesTexts(q), q.URL.Query().Get("brief") == "true"
 	for _, c := range list {
+		if redact {
+			c.Redact()
+		}
 		if brief {
 			c.Decode.Omitted += len(c.Decode.Candidates)
 			c.Prefill.Omitted += len(c.Prefill.Candidates)
@@ -437,6 +413,9 @@ func (s *server) decision(q *http.Request) (any, error) {
 			Status: http.StatusNotFound, Code: "decision_not_found", Param: "id",
 			Message: fmt.Sprintf("no decision or request %q is kept here: the last %d are %s", api.Clip(id), ring.Stats().Capacity, kept),
 		}
+	}
+	if !seesTexts(q) {
+		c.Redact()
 	}
 	return c, nil
 }
@@ -520,7 +499,7 @@ func (s *server) snapshot(q *http.Request) (any, error) {
 		if err != nil {
 			return nil, err
 		}
-		if out.Decisions, err = receipts(list, q.URL.Query().Get("brief") == "true"); err != nil {
+		if out.Decisions, err = receipts(q, list); err != nil {
 			return nil, err
 		}
 	}

@@ -32,8 +32,8 @@ func (s *stand) IndexChildren(IndexQuery) (admin.IndexChildren, error) {
 	return admin.IndexChildren{}, nil
 }
 
-// access gives clients so long to read a piece.
-func access(write time.Duration) Access {
+// anybody gives clients so long to read a piece.
+func anybody(write time.Duration) Access {
 	return Access{Terms: func() Terms { return Terms{Hosts: []string{"router.test"}, Body: time.Second, Write: write} }}
 }
 
@@ -83,7 +83,7 @@ func FuzzFromPage(f *testing.F) {
 		}
 	}
 	f.Add("localhost", "", "cross-site", true)
-	h := New(access(time.Second), newStand(1), nil, map[string]http.Handler{"GET /metrics": http.NotFoundHandler()})
+	h := New(anybody(time.Second), newStand(1), nil, map[string]http.Handler{"GET /metrics": http.NotFoundHandler()})
 	f.Fuzz(func(t *testing.T, host, origin, site string, read bool) {
 		method, path := http.MethodPost, "/debug/pprof/symbol"
 		if read {

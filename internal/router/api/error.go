@@ -28,6 +28,7 @@ const (
 	CodeWorkerNotFound   Code = "worker_not_found"
 	CodeUnauthorized     Code = "unauthorized"
 	CodeForbidden        Code = "forbidden"
+	CodeRateLimited      Code = "rate_limited"
 	CodeRequestTimeout   Code = "request_timeout"
 	CodeOverloaded       Code = "overloaded"
 	CodeNoPrefillWorker  Code = "no_prefill_worker"

@@ -63,6 +63,17 @@ func (l *ModelList) add(id string, object json.RawMessage) {
 	l.objects[id] = object
 }
 
+// Only is the list of those models that want accepts.
+func (l *ModelList) Only(want func(id string) bool) *ModelList {
+	out := &ModelList{objects: make(map[string]json.RawMessage)}
+	for _, id := range l.ids {
+		if want(id) {
+			out.add(id, l.objects[id])
+		}
+	}
+	return out
+}
+
 // JSON is the body of the answer to /v1/models.
 func (l *ModelList) JSON() []byte {
 	out := []byte(`{"object":"list","data":[`)

@@ -15,7 +15,11 @@ import (
 func (r *Receipt) Explain(w io.Writer) error {
 	b := &strings.Builder{}
 	fmt.Fprintf(b, "decision %s  request %s  %s\n", r.ID, cmp.Or(r.RequestID, "-"), r.Time.UTC().Format("2006-01-02 15:04:05.000"))
-	fmt.Fprintf(b, "%s  model %s  %s  config revision %d\n\n", cmp.Or(r.Endpoint, "-"), cmp.Or(r.Model, "-"), pick(r.Stream, "streamed", "not streamed"), r.ConfigRevision)
+	fmt.Fprintf(b, "%s  model %s  %s  config revision %d\n", cmp.Or(r.Endpoint, "-"), cmp.Or(r.Model, "-"), pick(r.Stream, "streamed", "not streamed"), r.ConfigRevision)
+	if r.Key != "" {
+		fmt.Fprintf(b, "API key %s of tenant %s\n", r.Key, r.Tenant)
+	}
+	b.WriteString("\n")
 
 	in := &r.Inputs
 	if len(r.Earlier) > 0 {

@@ -32,6 +32,10 @@ type Receipt struct {
 	Endpoint string `json:"endpoint"`
 	Model    string `json:"model"`
 	Stream   bool   `json:"stream"`
+	// Key is the name of the API key that was shown, Tenant whose it is; empty for
+	// none.
+	Key    string `json:"key,omitempty"`
+	Tenant string `json:"tenant,omitempty"`
 	// ConfigRevision is the revision of the config that decided.
 	ConfigRevision uint64 `json:"config_revision"`
 
@@ -157,6 +161,24 @@ func NewLeg(kind, worker, rank string, attempt int) Leg {
 	return Leg{
 		Kind: kind, Worker: worker, Rank: rank, Attempt: attempt,
 		QueueMS: -1, DispatchMS: -1, FirstByteMS: -1, EndMS: -1, PromptTokens: -1, CachedTokens: -1,
+	}
+}
+
+// keptBack stands for texts that a reader may not see.
+const keptBack = "(kept back: engines' own words may quote a prompt, and this role does not see them)"
+
+// Redact puts a remark in the place of each text that may quote a prompt.
+func (r *Receipt) Redact() {
+	for i := range r.Legs {
+		if r.Legs[i].Error != "" {
+			r.Legs[i].Error = keptBack
+		}
+	}
+	for i := range r.Notes {
+		r.Notes[i] = keptBack
+	}
+	if r.Outcome.Error != "" {
+		r.Outcome.Error = keptBack
 	}
 }
 

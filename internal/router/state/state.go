@@ -47,6 +47,8 @@ type Router interface {
 	Recorder() *admin.Recorder
 	// Certificates are those that the router shows.
 	Certificates() []Certificate
+	// Keys is the number of API keys in force; below 0 where keys play no part.
+	Keys() int
 	// Drain is nil unless the router drains and takes no more requests.
 	Drain() *admin.DrainState
 }

@@ -44,6 +44,7 @@ type Metrics struct {
 	tokenize   *prometheus.CounterVec   // source
 	predicted  *prometheus.CounterVec   // kind: predicted, actual
 	reloads    *prometheus.CounterVec   // result
+	keys       *prometheus.CounterVec   // result
 	certs      *prometheus.CounterVec   // of, result
 	excluded   *prometheus.CounterVec   // phase, reason
 	rejections *prometheus.CounterVec   // reason
@@ -133,10 +134,11 @@ func New(version, revision string, here func(worker string) bool) *Metrics {
 		tokenize:   counter("tokenize_total", "Prompts by the source of their tokens.", "source"),
 		predicted:  counter("cached_tokens_total", "Prompt tokens expected from, and reported by, prefix caches.", "kind"),
 		reloads:    counter("config_reloads_total", "Reloads of the configuration.", "result"),
+		keys:       counter("api_key_reloads_total", "Readings of a changed file of API keys: ok, or refused (the keys of before stay in force).", "result"),
 		certs:      counter("certificate_reloads_total", "Readings of changed certificate files, of the data plane, the admin API or engines: ok, or refused (the certificate of before stays in force).", "of", "result"),
 		excluded:   counter("candidates_excluded_total", "Ranks left out of a choice.", "phase", "reason"),
 		blamed:     counter("requests_blamed_total", "Failed requests on which two engines broke, and so did that of the one more try; they count against no engine."),
-		rejections: counter("rejections_total", "Requests refused before routing, by reason: path, body, body_memory, request, model, overload, or draining (this router stops).", "reason"),
+		rejections: counter("rejections_total", "Requests refused before routing, by reason: path, key (none, a wrong one, or one for something else), rate (of a key), body, body_memory, request, model, overload, or draining (this router stops).", "reason"),
 	}
 	m.here, m.ofWorkers = here, ofWorkers
 	m.stages = map[string]prometheus.Observer{}
@@ -297,6 +299,9 @@ func (m *Metrics) Cached(predicted, actual int) {
 	m.foretold.Add(float64(max(0, predicted)))
 	m.counted.Add(float64(max(0, actual)))
 }
+
+// Keys counts a reading of a changed file of API keys, "ok" or "refused".
+func (m *Metrics) Keys(result string) { m.keys.WithLabelValues(result).Inc() }
 
 // Certificate counts a reading of changed certificate files, "ok" or "refused".
 func (m *Metrics) Certificate(of, result string) { m.certs.WithLabelValues(of, result).Inc() }
