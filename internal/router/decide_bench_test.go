@@ -63,61 +63,65 @@ func benchRouter(b *testing.B, kind string, ranks int) *Router {
 const benchBlock = 16 // tokens
 
 // BenchmarkDecision is hash, overlap, select and plan for a prompt of 8,192
-// tokens over 64 ranks that hold different parts of it.
+// tokens over ranks that hold different parts of it.
 func BenchmarkDecision(b *testing.B) {
-	const ranks, tokens, block = 64, 8192, benchBlock
-	for _, kind := range []string{"aggregated", "disaggregated"} {
-		b.Run(kind, func(b *testing.B) {
-			r := benchRouter(b, kind, ranks)
-			ids := make([]uint32, tokens)
-			for i := range ids {
-				ids[i] = uint32(i * 7919)
-			}
-			locals := blockhash.Locals(nil, ids, block, blockhash.Key{})
-			names := blockhash.Chain(nil, locals)
-			for i, w := range r.registry.Snapshot().Workers {
-				for _, k := range w.Ranks {
-					slot := kvindex.Rank(k.Slot)
-					if err := r.index.AddRank(slot, k.Label); err != nil {
-						b.Fatal(err)
-					}
-					var batch kvindex.Batch
-					n := len(names) * (i + 1) / (ranks + 1)
-					batch.Store(0, false, names[:n], locals[:n])
-					r.index.Apply(slot, &batch)
-					// Without a live feed the guesses decide; both are asked.
-					if err := r.guesses.AddRank(slot, k.Number, k.Label); err != nil {
-						b.Fatal(err)
-					}
-					r.guesses.Sent(slot, k.Number, locals[:n], names[:n], r.started)
-				}
-			}
-			var d question
-			var v api.View
-			one := func() {
-				d.release()
-				d.settings, d.fleet, d.model = r.settings.Load(), r.registry.Snapshot(), "bench"
-				d.list = d.fleet.Model("bench")
-				d.prompt = prompt.Prompt{IDs: ids, ISL: len(ids), Source: disagg.FromIDs}
-				d.run.Request.Facts = disagg.Facts{Kind: api.Completion, Splittable: true, ISL: len(ids), Source: disagg.FromIDs, N: 1, Prompts: 1, MaxTokens: 16, TokenIDs: ids}
-				r.hash(&d, &v)
-				r.decide(&d)
-			}
-			one()
-			if n := testing.AllocsPerRun(10, one); n != 0 {
-				b.Errorf("%v allocations for a decision", n)
-			}
-			if d.run.Plan.Err != nil || d.run.Plan.CachedTokens == 0 || len(d.run.In.Decode.Candidates)+len(d.run.In.Prefill.Candidates) < ranks {
-				b.Fatalf("not the decision to measure: %+v", d.run.Plan)
-			}
-			b.ReportAllocs()
-			start := cpuTime(b)
-			for b.Loop() {
-				one()
-			}
-			b.ReportMetric(float64(cpuTime(b)-start)/1e3/float64(b.N), "cpu-µs/op")
-		})
+	for _, ranks := range []int{64, 512, 2048} {
+		for _, kind := range []string{"aggregated", "disaggregated"} {
+			b.Run(fmt.Sprintf("%s-%d", kind, ranks), func(b *testing.B) { benchDecision(b, kind, ranks) })
+		}
 	}
+}
+
+func benchDecision(b *testing.B, kind string, ranks int) {
+	const tokens, block = 8192, benchBlock
+	r := benchRouter(b, kind, ranks)
+	ids := make([]uint32, tokens)
+	for i := range ids {
+		ids[i] = uint32(i * 7919)
+	}
+	locals := blockhash.Locals(nil, ids, block, blockhash.Key{})
+	names := blockhash.Chain(nil, locals)
+	for i, w := range r.registry.Snapshot().Workers {
+		for _, k := range w.Ranks {
+			slot := kvindex.Rank(k.Slot)
+			if err := r.index.AddRank(slot, k.Label); err != nil {
+				b.Fatal(err)
+			}
+			var batch kvindex.Batch
+			n := len(names) * ((i*37)%ranks + 1) / (ranks + 1) // in no order
+			batch.Store(0, false, names[:n], locals[:n])
+			r.index.Apply(slot, &batch)
+			// Without a live feed the guesses decide; both are asked.
+			if err := r.guesses.AddRank(slot, k.Number, k.Label); err != nil {
+				b.Fatal(err)
+			}
+			r.guesses.Sent(slot, k.Number, locals[:n], names[:n], r.started)
+		}
+	}
+	var d question
+	var v api.View
+	one := func() {
+		d.release()
+		d.settings, d.fleet, d.model = r.settings.Load(), r.registry.Snapshot(), "bench"
+		d.list = d.fleet.Model("bench")
+		d.prompt = prompt.Prompt{IDs: ids, ISL: len(ids), Source: disagg.FromIDs}
+		d.run.Request.Facts = disagg.Facts{Kind: api.Completion, Splittable: true, ISL: len(ids), Source: disagg.FromIDs, N: 1, Prompts: 1, MaxTokens: 16, TokenIDs: ids}
+		r.hash(&d, &v)
+		r.decide(&d)
+	}
+	one()
+	if n := testing.AllocsPerRun(10, one); n != 0 {
+		b.Errorf("%v allocations for a decision", n)
+	}
+	if d.run.Plan.Err != nil || d.run.Plan.CachedTokens == 0 || len(d.run.In.Decode.Candidates)+len(d.run.In.Prefill.Candidates) < ranks {
+		b.Fatalf("not the decision to measure: %+v", d.run.Plan)
+	}
+	b.ReportAllocs()
+	start := cpuTime(b)
+	for b.Loop() {
+		one()
+	}
+	b.ReportMetric(float64(cpuTime(b)-start)/1e3/float64(b.N), "cpu-µs/op")
 }
 
 // BenchmarkObserved is what receipts, metrics and traffic figures cost one

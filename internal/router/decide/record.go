@@ -48,6 +48,7 @@ func fill(out *decision.Phase, in *selector.Input, r *selector.Ranking, limit in
 		}
 		out.Add(c, limit)
 	}
+	out.Omitted += r.Eligible - len(r.Order)
 	for i := range in.Candidates {
 		c := &in.Candidates[i]
 		if c.ExcludedCode == "" {

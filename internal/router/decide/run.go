@@ -144,6 +144,7 @@ func (r *Run) Decide(s *Settings, list []*workers.Worker, unit int, seen Seen) (
 		*p.in = selector.Input{
 			Phase: p.phase, Policy: p.policy, Weights: s.Weights, Busy: s.Busy, ISL: q.Facts.ISL, BlockSize: unit,
 			SessionKey: q.Session, Draw: p.chance.Draw, Turn: p.chance.Turn, Candidates: p.in.Candidates,
+			Limit: decision.Kept,
 		}
 		if r.list(p.in, p.peers, list, seen, nil) {
 			continue
@@ -189,9 +190,11 @@ func (r *Run) list(in *selector.Input, peers *[]disagg.Peer, list []*workers.Wor
 			continue
 		}
 		why, tried := r.keptOut(w, in.Phase, slices.Contains(back, w))
+		capacity := Capacity(w, in.BlockSize)
 		for _, k := range w.Ranks {
-			in.Candidates = append(in.Candidates, decision.Candidate{Rank: k.Label, Slot: k.Slot, KeptOut: why, Tried: tried, KVUsage: -1})
-			c := &in.Candidates[len(in.Candidates)-1]
+			*peers = append(*peers, disagg.Peer{Worker: w, Rank: k})
+			c := another(&in.Candidates)
+			c.Rank, c.Slot, c.KeptOut, c.Tried, c.KVBlocks, c.KVUsage = k.Label, k.Slot, why, tried, capacity, -1
 			if why == "" && in.Phase == selector.Decode && pin.HasRank && k.DP != pin.Rank {
 				c.KeptOut = "another rank was asked for"
 			}
@@ -201,15 +204,23 @@ func (r *Run) list(in *selector.Input, peers *[]disagg.Peer, list []*workers.Wor
 			l, c.ResidentBlocks = seen.Load(k)
 			c.ActiveRequests, c.PrefillTokens, c.DecodeBlocks = l.Requests, l.PrefillTokens, l.DecodeBlocks
 			c.FreshTokens, c.LastTurn = l.Fresh, l.LastTurn
-			c.KVBlocks = Capacity(w, in.BlockSize)
 			if e := k.Load(); e != nil && e.Told() {
 				c.HasLoad = true
 				c.Running, c.Waiting, c.KVUsage = max(0, e.Running), max(0, e.Waiting), e.KVUsage
 			}
-			*peers = append(*peers, disagg.Peer{Worker: w, Rank: k})
 		}
 	}
 	return any
+}
+
+// another is one more element of a list, empty, made where it stands: one that is
+// appended is written twice, which a large fleet's candidates are too many for.
+func another(list *[]decision.Candidate) *decision.Candidate {
+	n := len(*list)
+	*list = slices.Grow(*list, 1)[:n+1]
+	c := &(*list)[n]
+	*c = decision.Candidate{}
+	return c
 }
 
 // keptOut says why a worker is no choice in a phase, whatever it would cost; empty

@@ -52,6 +52,10 @@ type Inputs struct {
 	PrefillTurn uint64 `json:"prefill_turn"`
 }
 
+// Kept is how many candidates of each phase a receipt keeps: with 4096 receipts and
+// larger fleets, about 60 MB. The order of the ranks beyond is never asked for.
+const Kept = 32
+
 // Phase is the choice of one rank.
 type Phase struct {
 	// Policy is the one that was applied; empty when the phase was not

@@ -112,11 +112,8 @@ type Outcome struct {
 
 // Bounds on one receipt.
 const (
-	// DefaultCandidates is how many candidates of each phase are kept: with
-	// 4096 receipts and larger fleets, about 60 MB.
-	DefaultCandidates = 32
-	maxLegs           = 16
-	maxEarlier        = 16
+	maxLegs    = 16
+	maxEarlier = 16
 	// earlierCandidates is how many candidates of each phase an earlier
 	// decision keeps.
 	earlierCandidates = 8
@@ -125,7 +122,7 @@ const (
 )
 
 // Candidates is how many candidates of each phase the receipt keeps.
-func (r *Receipt) Candidates() int { return cmp.Or(r.candidates, DefaultCandidates) }
+func (r *Receipt) Candidates() int { return cmp.Or(r.candidates, decision.Kept) }
 
 // Begin puts the newest decision, if there is one, among the earlier ones, and
 // begins that of another attempt.

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/dynctl/dynctl/internal/positive"
+	"github.com/dynctl/dynctl/internal/router/decision"
 )
 
 // Options set up a Ring.
@@ -21,7 +22,7 @@ type Options struct {
 	// is not lost when newer decisions push it out.
 	Capacity int
 	// Candidates is how many candidates of each phase are kept; default
-	// DefaultCandidates.
+	// decision.Kept.
 	Candidates int
 	// Epoch begins the ids of this ring; 0 draws one. Two routers with
 	// different epochs do not share ids.
@@ -76,7 +77,7 @@ type Stats struct {
 // NewRing makes an empty ring.
 func NewRing(o Options) *Ring {
 	o.Capacity = positive.Or(o.Capacity, 4096)
-	o.Candidates = positive.Or(o.Candidates, DefaultCandidates)
+	o.Candidates = positive.Or(o.Candidates, decision.Kept)
 	r := &Ring{options: o, epoch: o.Epoch, recent: make([]*entry, o.Capacity), done: make([]*entry, o.Capacity)}
 	for r.epoch == 0 {
 		var b [4]byte

@@ -131,8 +131,8 @@ func rankKV(in *Input, out *Ranking, ours bool) {
 		c.Cost = float64(w.PrefillLoadScale*max(prompt+queued-t.OverlapCredit, 0)) + t.Decode + t.Request
 	}
 	limit := in.Limit
-	if !ours {
-		limit = 0 // the draw needs all that share the lead
+	if !ours || w.Temperature > 0 {
+		limit = 0 // the draw needs all that share the lead, or all
 	}
 	order(out.Order, limit, func(a, b int) (int, TieBreak) { return compareKV(in, a, b) })
 	out.Tied = tied(in, out)
@@ -147,12 +147,24 @@ func rankKV(in *Input, out *Ranking, ours bool) {
 	}
 }
 
+// compareCost is cmp.Compare of the costs; the numbers among them, which nearly all
+// are, take the short way.
+func compareCost(x, y *decision.Candidate) int {
+	switch {
+	case x.Cost < y.Cost:
+		return -1
+	case x.Cost > y.Cost:
+		return 1
+	}
+	return cmp.Compare(x.Cost, y.Cost)
+}
+
 // compareKV is the documented order of policy kv.
 func compareKV(in *Input, a, b int) (int, TieBreak) {
-	if c := cmp.Compare(in.Candidates[a].Cost, in.Candidates[b].Cost); c != 0 {
+	x, y := &in.Candidates[a], &in.Candidates[b]
+	if c := compareCost(x, y); c != 0 {
 		return c, TieNone
 	}
-	x, y := &in.Candidates[a], &in.Candidates[b]
 	if c := cmp.Compare(y.OverlapBlocks, x.OverlapBlocks); c != 0 {
 		return c, TieOverlap
 	}
@@ -228,10 +240,10 @@ func byLoad(in *Input, out *Ranking, limit int) {
 }
 
 func compareLoad(in *Input, a, b int) (int, TieBreak) {
-	if c := cmp.Compare(in.Candidates[a].Cost, in.Candidates[b].Cost); c != 0 {
+	x, y := &in.Candidates[a], &in.Candidates[b]
+	if c := compareCost(x, y); c != 0 {
 		return c, TieNone
 	}
-	x, y := &in.Candidates[a], &in.Candidates[b]
 	if c := cmp.Compare(x.ActiveRequests, y.ActiveRequests); c != 0 {
 		return c, TieRequests
 	}
@@ -307,32 +319,12 @@ func rankSession(in *Input, out *Ranking) {
 		in.Candidates[i].Cost = float64(mix(in.SessionKey^fnv(in.Candidates[i].Rank))>>11) / (1 << 53)
 	}
 	order(out.Order, in.Limit, func(a, b int) (int, TieBreak) {
-		if c := cmp.Compare(in.Candidates[a].Cost, in.Candidates[b].Cost); c != 0 {
+		x, y := &in.Candidates[a], &in.Candidates[b]
+		if c := compareCost(x, y); c != 0 {
 			return c, TieNone
 		}
-		return cmp.Compare(in.Candidates[a].Rank, in.Candidates[b].Rank), TieLabel
+		return cmp.Compare(x.Rank, y.Rank), TieLabel
 	})
-}
-
-// order sorts s, or, when only a few of many are wanted, moves the best limit
-// of them to the front in order.
-func order(s []int, limit int, compare func(a, b int) (int, TieBreak)) {
-	if limit <= 0 || limit*4 > len(s) {
-		slices.SortFunc(s, func(a, b int) int {
-			c, _ := compare(a, b)
-			return c
-		})
-		return
-	}
-	for k := range limit {
-		best := k
-		for i := k + 1; i < len(s); i++ {
-			if c, _ := compare(s[i], s[best]); c < 0 {
-				best = i
-			}
-		}
-		s[k], s[best] = s[best], s[k]
-	}
 }
 
 // tied counts the ranks that share the cost of the first in order.
@@ -350,20 +342,6 @@ func sortByLabel(in *Input, order []int) {
 	slices.SortFunc(order, func(a, b int) int {
 		return cmp.Compare(in.Candidates[a].Rank, in.Candidates[b].Rank)
 	})
-}
-
-// rotate moves the first k elements behind the others.
-func rotate(s []int, k int) {
-	slices.Reverse(s[:k])
-	slices.Reverse(s[k:])
-	slices.Reverse(s)
-}
-
-// moveToFront puts element k first and keeps the order of the others.
-func moveToFront(s []int, k int) {
-	v := s[k]
-	copy(s[1:k+1], s[:k])
-	s[0] = v
 }
 
 // below maps a draw to 0..n-1 without a division.

@@ -496,14 +496,51 @@ func TestRankProperties(t *testing.T) {
 		}
 		limited := in
 		limited.Limit = rapid.IntRange(1, 5).Draw(t, "limit")
-		got, lim := rank(limited)
-		if want := want[:min(limited.Limit, len(want))]; !slices.Equal(got, want) {
-			// Behind a drawn rank the order is only promised with all ranks.
-			if !lim.Sampled {
-				t.Fatalf("%s: limit %d gives %v, want %v", in.Policy, limited.Limit, got, want)
-			}
+		if got, _ := rank(limited); !slices.Equal(got, want[:min(limited.Limit, len(want))]) {
+			t.Fatalf("%s: limit %d gives %v, want %v", in.Policy, limited.Limit, got, want)
 		}
 	})
+}
+
+// The few best of many are those that sorting all of them would put first,
+// however they lie.
+func TestFewOfMany(t *testing.T) {
+	for name, cost := range map[string]func(i, n int) float64{
+		"falling": func(i, n int) float64 { return float64(n - i) },
+		"rising":  func(i, _ int) float64 { return float64(i) },
+		"equal":   func(int, int) float64 { return 3 },
+		"a pipe":  func(i, n int) float64 { return float64(min(i, n-i)) },
+		"a tent":  func(i, n int) float64 { return float64(max(i, n-i)) },
+		// Every place that a sample looks at is among the best, then among the worst.
+		"good samples": func(i, n int) float64 { return float64(min(i%(n/sampled), 1)*n + i) },
+		"bad samples":  func(i, n int) float64 { return float64(i - min(i%(n/sampled), 1)*n) },
+		"scattered":    func(i, n int) float64 { return float64(i * 7919 % n) },
+		"no numbers":   func(i, _ int) float64 { return []float64{1, math.NaN(), math.Inf(1), math.Inf(-1)}[i%4] },
+	} {
+		for _, n := range []int{123, 124, 125, 500, 2048, 3001} {
+			in := Input{Candidates: make([]decision.Candidate, n)}
+			all := make([]int, n)
+			for i := range all {
+				in.Candidates[i] = decision.Candidate{Rank: fmt.Sprintf("w%04d", i*7%n), Cost: cost(i, n)}
+				all[i] = i
+			}
+			compare := func(a, b int) (int, TieBreak) { return compareKV(&in, a, b) }
+			few := slices.Clone(all)
+			order(all, 0, compare)
+			for _, limit := range []int{1, 2, 7, 31, 32, 300} {
+				order(few, limit, compare)
+				if k := min(limit, n); !slices.Equal(few[:k], all[:k]) {
+					t.Errorf("%s, %d of %d: %v, want %v", name, limit, n, few[:k], all[:k])
+				}
+				if rest := slices.Sorted(slices.Values(few)); rest[0] != 0 || rest[n-1] != n-1 || len(slices.Compact(rest)) != n {
+					t.Errorf("%s, %d of %d: an element was lost", name, limit, n)
+				}
+				for i := range few {
+					few[i] = i
+				}
+			}
+		}
+	}
 }
 
 // Policy kv's order is a total order by its documented rules.
