@@ -65,9 +65,9 @@ const benchBlock = 16 // tokens
 // BenchmarkDecision is hash, overlap, select and plan for a prompt of 8,192
 // tokens over ranks that hold different parts of it.
 func BenchmarkDecision(b *testing.B) {
-	for _, ranks := range []int{64, 512, 2048} {
-		for _, kind := range []string{"aggregated", "disaggregated"} {
-			b.Run(fmt.Sprintf("%s-%d", kind, ranks), func(b *testing.B) { benchDecision(b, kind, ranks) })
+	for _, kind := range []string{"aggregated", "disaggregated"} {
+		for _, ranks := range []int{64, 512, 2048} {
+			b.Run(fmt.Sprintf("%s/%d", kind, ranks), func(b *testing.B) { benchDecision(b, kind, ranks) })
 		}
 	}
 }
