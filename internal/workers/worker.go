@@ -114,6 +114,17 @@ type LMCacheDecoder struct {
 // change of anything here makes a new Worker that shares State and Ranks with
 // the one before.
 type Worker struct {
+	// What every decision asks of every worker stands together, in as few lines of
+	// the processor's cache as can be.
+
+	State *State
+	Ranks []*Rank
+	Role  Role
+	// BlockSize is the engine's KV block in tokens; 0 when unknown.
+	BlockSize int
+	// KVBlocks is the size of one rank's cache in engine blocks; 0 when unknown.
+	KVBlocks int
+
 	// Name is unique in the fleet and appears in headers, metrics and logs.
 	Name string
 	// URL is the base of the engine's HTTP API, without a trailing slash.
@@ -121,7 +132,6 @@ type Worker struct {
 	// Engine is the serving program. For Sim, Dialect tells whose wire it speaks.
 	Engine  Engine
 	Dialect Engine
-	Role    Role
 	// Connector is how this worker moves KV.
 	Connector Connector
 	// TransferCheck is how strictly this worker's transfer parameters are
@@ -134,12 +144,8 @@ type Worker struct {
 	LoRAs []string
 	// Labels are free words of the operator ("model=prefill").
 	Labels map[string]string
-	// BlockSize is the engine's KV block in tokens; 0 when unknown.
-	BlockSize int
 	// MaxModelLen is the longest sequence in tokens; 0 when unknown.
 	MaxModelLen int
-	// KVBlocks is the size of one rank's cache in engine blocks; 0 when unknown.
-	KVBlocks int
 	// MaxBatchedTokens is the engine's prefill budget of one step in tokens;
 	// 0 when unknown.
 	MaxBatchedTokens int
@@ -163,9 +169,6 @@ type Worker struct {
 	// Conflict says which stated facts the engine contradicts; empty if none.
 	// A worker in conflict is unhealthy for that reason.
 	Conflict string
-
-	State *State
-	Ranks []*Rank
 }
 
 // String is the worker's name.

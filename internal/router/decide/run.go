@@ -193,7 +193,11 @@ func (r *Run) list(in *selector.Input, peers *[]disagg.Peer, list []*workers.Wor
 		capacity := Capacity(w, in.BlockSize)
 		for _, k := range w.Ranks {
 			*peers = append(*peers, disagg.Peer{Worker: w, Rank: k})
-			c := another(&in.Candidates)
+			// Made where it stands: what is appended is written twice, and a large fleet's
+			// candidates are half a megabyte.
+			in.Candidates = slices.Grow(in.Candidates, 1)[:len(in.Candidates)+1]
+			c := &in.Candidates[len(in.Candidates)-1]
+			*c = decision.Candidate{}
 			c.Rank, c.Slot, c.KeptOut, c.Tried, c.KVBlocks, c.KVUsage = k.Label, k.Slot, why, tried, capacity, -1
 			if why == "" && in.Phase == selector.Decode && pin.HasRank && k.DP != pin.Rank {
 				c.KeptOut = "another rank was asked for"
@@ -211,16 +215,6 @@ func (r *Run) list(in *selector.Input, peers *[]disagg.Peer, list []*workers.Wor
 		}
 	}
 	return any
-}
-
-// another is one more element of a list, empty, made where it stands: one that is
-// appended is written twice, which a large fleet's candidates are too many for.
-func another(list *[]decision.Candidate) *decision.Candidate {
-	n := len(*list)
-	*list = slices.Grow(*list, 1)[:n+1]
-	c := &(*list)[n]
-	*c = decision.Candidate{}
-	return c
 }
 
 // keptOut says why a worker is no choice in a phase, whatever it would cost; empty

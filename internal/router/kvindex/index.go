@@ -41,7 +41,8 @@ type Index struct {
 
 	mu    sync.Mutex // serialises AddRank and RemoveRank
 	ranks []atomic.Pointer[rankState]
-	gone  counters // of ranks that were removed
+	sizes []atomic.Int64 // blocks of each rank; one beside the other, because a decision reads them all
+	gone  counters       // of ranks that were removed
 	live  atomic.Int64
 }
 
@@ -50,8 +51,7 @@ type rankState struct {
 	slot Rank
 	name string
 	counters
-	lost   atomic.Bool
-	blocks atomic.Int64
+	lost atomic.Bool
 
 	mu      sync.Mutex
 	removed bool
@@ -96,7 +96,7 @@ func New(o Options) *Index {
 		c := &x.caches[i]
 		c.m, c.ep, c.stripe = &x.m, &x.ep, uint32(i)
 	}
-	x.ranks = make([]atomic.Pointer[rankState], x.o.MaxRanks)
+	x.ranks, x.sizes = make([]atomic.Pointer[rankState], x.o.MaxRanks), make([]atomic.Int64, x.o.MaxRanks)
 	// Node 0 is the root: an empty run that never dies.
 	x.m.mu.Lock()
 	if x.m.fresh(kindNode, 1); x.m.nodes[0] == nil {
@@ -245,11 +245,11 @@ func (x *Index) apply(k *rankState, b *Batch, last bool) (res Result) {
 
 // count brings the number of memberships up to date and gives back reserved ones.
 func (x *Index) count(k *rankState, reserved int64) {
-	n := int64(k.tab.count)
-	if d := n - k.blocks.Load() - reserved; d != 0 {
+	n, size := int64(k.tab.count), &x.sizes[k.slot]
+	if d := n - size.Load() - reserved; d != 0 {
 		x.held.Add(d)
 	}
-	k.blocks.Store(n)
+	size.Store(n)
 }
 
 // cache locks and returns an allocator, that of the rank if it is free.

@@ -382,7 +382,7 @@ func (s *restorer) endRank() error {
 		return err
 	}
 	k := s.x.ranks[s.added[len(s.added)-1]].Load()
-	s.total += uint64(k.blocks.Load())
+	s.total += uint64(s.x.sizes[k.slot].Load())
 	k.lost.Store(s.flags&flagLost != 0)
 	k.mu.Lock()
 	k.single = s.flags&flagSingle != 0

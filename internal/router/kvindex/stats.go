@@ -64,7 +64,7 @@ func (x *Index) RankStats(r Rank) (RankStats, bool) {
 		return RankStats{}, false
 	}
 	return RankStats{
-		Rank: r, Name: k.name, Blocks: k.blocks.Load(), Copies: k.extra.Load(),
+		Rank: r, Name: k.name, Blocks: x.sizes[r].Load(), Copies: k.extra.Load(),
 		Stored: k.stored.Load(), Duplicate: k.duplicate.Load(), Removed: k.evicted.Load(),
 		Renamed: k.renamed.Load(), Unknown: k.unknown.Load(), Orphaned: k.orphaned.Load(),
 		Refused: k.refused.Load(), Cleared: k.cleared.Load(), Lost: k.lost.Load(),
@@ -73,8 +73,8 @@ func (x *Index) RankStats(r Rank) (RankStats, bool) {
 
 // Blocks is how many blocks rank r holds, 0 where the slot is free. It takes no lock.
 func (x *Index) Blocks(r Rank) int {
-	if k := x.rank(r); k != nil {
-		return int(k.blocks.Load())
+	if int64(r) < int64(len(x.sizes)) {
+		return int(x.sizes[r].Load())
 	}
 	return 0
 }

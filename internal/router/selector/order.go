@@ -10,26 +10,29 @@ import "slices"
 // little behind the last one wanted. A sample that misleads costs another round, and
 // what is left after some rounds is sorted.
 func order(s []int, limit int, compare func(a, b int) (int, TieBreak)) {
-	by := func(a, b int) int {
-		c, _ := compare(a, b)
-		return c
-	}
 	if limit > 0 {
 		limit = max(limit, 2)
 		for range 8 {
 			if len(s) < 4*max(limit, sampled) {
 				break
 			}
-			n := partition(s, limit, by)
+			n := partition(s, limit, compare)
 			if n >= limit {
 				s = s[:n]
 				continue
 			}
-			slices.SortFunc(s[:n], by)
+			sortBy(s[:n], compare)
 			s, limit = s[n:], limit-n
 		}
 	}
-	slices.SortFunc(s, by)
+	sortBy(s, compare)
+}
+
+func sortBy(s []int, compare func(a, b int) (int, TieBreak)) {
+	slices.SortFunc(s, func(a, b int) int {
+		c, _ := compare(a, b)
+		return c
+	})
 }
 
 // sampled is how many elements a pivot is taken from.
@@ -38,16 +41,16 @@ const sampled = 31
 // partition moves those elements to the front that are no worse than one of them,
 // limit and a few more by expectation, and says how many they are, 3 at least. There
 // must be more than sampled of them.
-func partition(s []int, limit int, compare func(a, b int) int) int {
+func partition(s []int, limit int, compare func(a, b int) (int, TieBreak)) int {
 	step := len(s) / sampled
 	for i := range sampled {
 		s[i], s[i*step] = s[i*step], s[i]
 	}
-	slices.SortFunc(s[:sampled], compare)
+	sortBy(s[:sampled], compare)
 	n := sampled*limit/len(s) + 3
 	pivot := s[n-1]
 	for i := sampled; i < len(s); i++ {
-		if compare(s[i], pivot) < 0 {
+		if c, _ := compare(s[i], pivot); c < 0 {
 			s[i], s[n] = s[n], s[i]
 			n++
 		}

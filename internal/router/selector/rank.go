@@ -90,14 +90,16 @@ func rankKV(in *Input, out *Ranking, ours bool) {
 	w := &in.Weights
 	bs := float64(max(in.BlockSize, 1))
 	blocks := math.Ceil(float64(in.ISL) / bs)
-	least := math.MaxInt
-	for _, i := range out.Order {
-		least = min(least, in.Candidates[i].PrefillTokens)
+	decays, least := w.CreditDecay > 0 && blocks > 0, math.MaxInt
+	if decays {
+		for _, i := range out.Order {
+			least = min(least, in.Candidates[i].PrefillTokens)
+		}
 	}
 	for _, i := range out.Order {
 		c := &in.Candidates[i]
 		decay := 1.0
-		if w.CreditDecay > 0 && blocks > 0 {
+		if decays {
 			decay = 1 / (1 + w.CreditDecay*float64(c.PrefillTokens-least)/bs/blocks)
 		}
 		t := &c.Terms
