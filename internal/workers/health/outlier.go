@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -47,6 +48,9 @@ type OutlierOptions struct {
 	MaxPenalty  time.Duration // 5 min
 	Forget      time.Duration // good time after which the penalty starts small again: 5 min
 	Trial       time.Duration // after which an unreported trial request counts for none: 30 s
+	// Now is the clock: time.Now. Run is for that one; under another, whoever has it
+	// calls Step.
+	Now func() time.Time
 }
 
 func (o *OutlierOptions) defaults() {
@@ -61,6 +65,9 @@ func (o *OutlierOptions) defaults() {
 	o.MaxPenalty = positive.Or(o.MaxPenalty, 5*time.Minute)
 	o.Forget = positive.Or(o.Forget, 5*time.Minute)
 	o.Trial = positive.Or(o.Trial, 30*time.Second)
+	if o.Now == nil {
+		o.Now = time.Now
+	}
 }
 
 // Outliers ejects workers that answer probes but fail requests. An ejected
@@ -144,7 +151,7 @@ func (o *Outliers) Admit(w *workers.Worker) (a Admission, ok bool) {
 		return o.Admit(w)
 	}
 	r := o.record(w)
-	r.trial, r.trialSince = o.number(), time.Now()
+	r.trial, r.trialSince = o.number(), o.opts.Now()
 	a = Admission{worker: w, number: r.trial}
 	o.mu.Unlock()
 	wait.Poke(o.wake) // Run gives the trial back if no report comes
@@ -167,7 +174,7 @@ func (o *Outliers) Last(w *workers.Worker) {
 
 // end ends ejection e of a worker, once.
 func (o *Outliers) end(w *workers.Worker, e *workers.Ejection, why string) {
-	now := time.Now()
+	now := o.opts.Now()
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if w.State.Ejection() == e {
@@ -184,7 +191,7 @@ func (o *Outliers) Report(a Admission, out Outcome) Admission {
 	if a.worker == nil { // nothing was admitted
 		return a
 	}
-	now := time.Now()
+	now := o.opts.Now()
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	r := o.record(a.worker)
@@ -252,7 +259,7 @@ func (o *Outliers) Excuse(a Admission) {
 			r.ejections--
 			kept := r.cause
 			// As if it had not been: what was sent before counts.
-			o.reinstate(r, e, r.causeOf, time.Now(), "requests that other engines broke on, too, do not count")
+			o.reinstate(r, e, r.causeOf, o.opts.Now(), "requests that other engines broke on, too, do not count")
 			r.counts = kept
 		}
 	}
@@ -406,7 +413,7 @@ func (o *Outliers) replaceable(w *workers.Worker) bool {
 	return true
 }
 
-// Run ends penalties until ctx ends, and forgets workers that left the fleet.
+// Run steps until ctx ends.
 func (o *Outliers) Run(ctx context.Context) error {
 	changed, cancel := o.reg.Subscribe()
 	defer cancel()
@@ -417,24 +424,30 @@ func (o *Outliers) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-changed:
-			o.prune()
-			continue
 		case <-o.wake:
 		case <-timer.C:
 		}
-		if next, ok := o.step(time.Now()); ok {
-			timer.Reset(max(0, time.Until(next)))
+		if next, ok := o.Step(); ok {
+			timer.Reset(max(0, next.Sub(o.opts.Now())))
 		} else {
 			timer.Stop()
 		}
 	}
 }
 
-// step opens what is due and tells when it must be called next.
-func (o *Outliers) step(now time.Time) (next time.Time, ok bool) {
+// Step ends the penalties that are over, by the names of their workers, and forgets
+// workers that left the fleet. It tells when it must be called next, and must be
+// after an Admit, Report or Excuse, too.
+func (o *Outliers) Step() (next time.Time, ok bool) {
+	live := map[*workers.State]bool{}
+	for _, w := range o.reg.Snapshot().Workers {
+		live[w.State] = true
+	}
+	now := o.opts.Now()
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	for _, r := range o.records {
+	maps.DeleteFunc(o.records, func(s *workers.State, _ *record) bool { return !live[s] })
+	for _, r := range slices.SortedFunc(maps.Values(o.records), func(a, b *record) int { return strings.Compare(a.worker.Name, b.worker.Name) }) {
 		e := r.worker.State.Ejection()
 		if e == nil {
 			continue
@@ -467,14 +480,4 @@ func (o *Outliers) step(now time.Time) (next time.Time, ok bool) {
 		}
 	}
 	return next, ok
-}
-
-func (o *Outliers) prune() {
-	live := map[*workers.State]bool{}
-	for _, w := range o.reg.Snapshot().Workers {
-		live[w.State] = true
-	}
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	maps.DeleteFunc(o.records, func(s *workers.State, _ *record) bool { return !live[s] })
 }

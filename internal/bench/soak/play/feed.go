@@ -71,22 +71,16 @@ func (s *stage) join(role workers.Role) {
 	if err != nil {
 		panic(err) // the group is ours
 	}
-	slot := 0
-	for slot < len(s.slots) && s.slots[slot] {
-		slot++
-	}
-	if slot == len(s.slots) {
-		s.slots = append(s.slots, true)
-	}
-	s.slots[slot] = true
 	g := &s.group
-	n.rank = &workers.Rank{Slot: uint32(slot), Number: uint64(i) + 1, WorkerName: n.name, Label: n.name + "/dp0"}
-	n.worker = &workers.Worker{
-		Name: n.name, URL: &url.URL{Scheme: "http", Host: "127.0.0.1:1"}, Engine: workers.Sim, Dialect: workers.VLLM, Role: role,
-		Connector: g.Connector, BlockSize: g.BlockSize, KVBlocks: g.Blocks, Ranks: []*workers.Rank{n.rank}, State: &workers.State{},
+	spec := workers.Spec{
+		Name: n.name, URL: &url.URL{Scheme: "http", Host: fmt.Sprintf("127.0.0.1:%d", 1+i)}, Engine: workers.Sim, Dialect: workers.VLLM, Role: role,
+		Connector: g.Connector, BlockSize: g.BlockSize, KVBlocks: g.Blocks, DP: 1,
 	}
-	n.worker.State.SetCondition(workers.Condition{Health: workers.Healthy})
-	s.note("%s joins in slot %d (silent %v, replay of %d)", n.name, slot, n.silent, n.ring)
+	s.changeRegistry(func(list []workers.Spec) []workers.Spec { return append(list, spec) })
+	n.worker, _ = s.registry.Snapshot().Worker(n.name)
+	n.rank = n.worker.Ranks[0]
+	n.probed(workers.Healthy)
+	s.note("%s joins in slot %d (silent %v, replay of %d)", n.name, n.rank.Slot, n.silent, n.ring)
 	if err := s.index.AddRank(n.slot(), n.name); err != nil {
 		s.violate("%v", err)
 	}
@@ -100,10 +94,20 @@ func (s *stage) join(role workers.Role) {
 	}
 }
 
+// changeRegistry changes the fleet.
+func (s *stage) changeRegistry(edit func([]workers.Spec) []workers.Spec) {
+	if _, err := s.registry.Modify(workers.SourceSim, func(list []workers.Spec) ([]workers.Spec, error) { return edit(list), nil }); err != nil {
+		panic(err) // the workers are ours
+	}
+}
+
 // leave takes a worker out of the fleet; what it has begun it finishes.
 func (s *stage) leave(n *node) {
 	n.hurt()
 	n.member = false
+	s.changeRegistry(func(list []workers.Spec) []workers.Spec {
+		return slices.DeleteFunc(list, func(w workers.Spec) bool { return w.Name == n.name })
+	})
 	n.feed.closed = true
 	s.index.RemoveRank(n.slot())
 	s.guesses.RemoveRank(n.slot())
@@ -111,7 +115,7 @@ func (s *stage) leave(n *node) {
 	if s.plant == displace {
 		n.rank.Number += 1 << 32
 	}
-	s.slots[n.rank.Slot] = false
+	s.registry.ReleaseRanks(n.rank)
 }
 
 func (n *node) slot() kvindex.Rank { return kvindex.Rank(n.rank.Slot) }

@@ -22,6 +22,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/ledger"
 	"github.com/dynctl/dynctl/internal/router/selector"
 	"github.com/dynctl/dynctl/internal/workers"
+	"github.com/dynctl/dynctl/internal/workers/health"
 	"github.com/dynctl/dynctl/internal/workers/sim"
 	"github.com/dynctl/dynctl/internal/workers/sim/engine"
 	"github.com/dynctl/dynctl/internal/workers/sim/virtual"
@@ -61,6 +62,9 @@ const (
 	// so that a late reservation on it takes the account out of the books that
 	// is there now.
 	displace
+	// leaveEjected does not bring an ejected worker back for a request that has
+	// nobody else.
+	leaveEjected
 	// numbersOnly goes on with a publisher whose numbers fit, without a look at
 	// whether the last batch is still the same.
 	numbersOnly
@@ -76,7 +80,11 @@ type Outcome struct {
 	Attempts, Remote, Fallbacks              int
 	Faults, Batches, Gaps, Resyncs           int
 	Reused, Restarts                         int // of the router, with a snapshot
-	Checks                                   int // of the index against the events
+	// Ejections of workers, ends of them because a request had nobody else
+	// (Readmitted), requests that a worker which is on trial was given to after
+	// another had been (Refused), and failures that were taken back (Excused).
+	Ejections, Readmitted, Refused, Excused int
+	Checks                                  int // of the index against the events
 	// Steps is the number of things that happened, Digest a digest of them all.
 	Steps  int
 	Digest uint64
@@ -96,9 +104,9 @@ func (o *Outcome) Err() error {
 
 // Play runs one seed under a virtual clock: a schedule of requests and faults
 // over the router's own stages (kvevent, kvfeed.Stream, kvindex, approx, decide,
-// the transfers of disagg, ledger, attempt) and simulated engines, all
-// of it in the calling goroutine. What the router does with sockets and health
-// is modelled here; see docs/reliability.md.
+// the transfers of disagg, ledger, attempt, the fleet's registry and
+// health.Outliers) and simulated engines, all of it in the calling goroutine. What
+// the router does with sockets is modelled here; see docs/reliability.md.
 func Play(seed uint64, history bool) *Outcome { return play(seed, nothing, history) }
 
 // tokenizer is the simulator's, which takes long to build.
@@ -117,7 +125,10 @@ type stage struct {
 	group    sim.Group
 	ref      *reference
 	nodes    []*node // the fleet, those that left included
-	slots    []bool  // taken
+	registry *workers.Registry
+	limits   health.OutlierOptions
+	outliers *health.Outliers
+	due      time.Duration // when the outliers' next step is to be taken, if after now
 	index    *kvindex.Index
 	guesses  *approx.Index
 	ledger   *ledger.Ledger
@@ -215,6 +226,12 @@ func (s *stage) build() {
 	s.group = g
 	s.w.Patience = 100 * time.Millisecond
 	s.ref = newReference(g)
+	s.limits = health.OutlierOptions{
+		Consecutive: 1 + s.rng.IntN(3), Connects: 1, MinRequests: 2 + s.rng.IntN(4), Window: 500 * time.Millisecond,
+		Penalty: s.between(50*time.Millisecond, time.Second), MaxPenalty: time.Second,
+		Forget: time.Second, Trial: 300 * time.Millisecond, Now: s.now,
+	}
+	s.registry = workers.NewRegistry(nil)
 	s.openRouter()
 	var err error
 	if s.conn, err = disagg.NewConnector(workers.ConnectorNIXL, disagg.Options{Rand: s.rng.Uint64}); err != nil {
@@ -264,12 +281,19 @@ func (s *stage) build() {
 func (s *stage) openRouter() {
 	s.index = kvindex.New(kvindex.Options{MaxRanks: 32})
 	s.guesses = approx.New(approx.Options{TTL: time.Second, MaxRanks: 32})
+	s.outliers = health.NewOutliers(s.registry, s.limits, s.healthEvent)
 }
 
 // plot writes the schedule: when requests come, and what breaks when.
 func (s *stage) plot() {
-	for range s.total {
-		s.w.At(s.between(0, schedule), s.request)
+	at := time.Duration(0)
+	for i := range s.total {
+		if i == 0 || s.chance(0.6) {
+			at = s.between(0, schedule)
+		} else { // close upon the one before
+			at += s.between(0, time.Millisecond)
+		}
+		s.w.At(at, s.request)
 	}
 	for range 2 + s.rng.IntN(10) {
 		s.w.At(s.between(0, schedule), s.strike)
@@ -333,8 +357,12 @@ func (s *stage) final() {
 		s.violate("%d reservations were released twice", n)
 	}
 	for _, n := range s.nodes {
-		if n.member {
-			n.audit()
+		if !n.member {
+			continue
+		}
+		n.audit()
+		if ok, why := n.worker.State.Usable(); !ok {
+			s.violate("%s is well and gets no requests: %s", n.name, why)
 		}
 	}
 }
@@ -492,18 +520,61 @@ func (s *stage) probe() {
 	for _, n := range s.nodes {
 		if n.up && !n.hang {
 			n.missed = 0
-			n.worker.State.SetCondition(workers.Condition{Health: workers.Healthy})
+			n.probed(workers.Healthy)
 			l := workers.UnknownLoad(s.now())
 			if c := n.v.Core(); c != nil {
 				l.Running, l.Waiting, l.KVUsage = c.Load()
 			}
 			n.rank.SetLoad(&l)
 		} else if n.missed++; n.missed >= 2 {
-			n.worker.State.SetCondition(workers.Condition{Health: workers.Unhealthy})
+			n.probed(workers.Unhealthy)
 		}
 	}
 	if s.w.Now() < schedule+quiet {
 		s.w.At(s.w.Now()+probeEvery, s.probe)
+	}
+}
+
+// probed is what probes say of a worker from now on.
+func (n *node) probed(h workers.Health) {
+	if n.worker.State.Probed().Health != h {
+		n.worker.State.SetCondition(workers.Condition{Health: h, Since: n.s.now()})
+	}
+}
+
+// step ends penalties when they are due, as Outliers.Run does.
+func (s *stage) step() {
+	next, ok := s.outliers.Step()
+	if at := next.Sub(clockBase); ok && (s.due <= s.w.Now() || at < s.due) {
+		s.due = at
+		s.w.At(at, s.step)
+	}
+}
+
+// healthEvent is what the outliers tell. Nobody may be ejected who alone can do its
+// work.
+func (s *stage) healthEvent(e workers.Event) {
+	s.note("%s", e.Text)
+	if e.Kind != "outlier.ejected" {
+		return
+	}
+	s.out.Ejections++
+	var who *node
+	others := 0 // of each kind of work, decoding and not, that are at hand
+	for _, n := range s.nodes {
+		if n.name == e.Worker {
+			who = n
+		}
+	}
+	for _, n := range s.nodes {
+		state := n.worker.State
+		if n != who && n.member && n.worker.Role.CanDecode() == who.worker.Role.CanDecode() &&
+			!state.Draining() && state.Probed().Health == workers.Healthy && state.Ejection() == nil {
+			others++
+		}
+	}
+	if others == 0 {
+		s.violate("%s was ejected, and nobody else does its work", e.Worker)
 	}
 }
 
@@ -562,6 +633,10 @@ func (s *stage) restartRouter() {
 	_ = s.index.Close() // nothing is mapped that could fail to be given back
 	_ = s.guesses.Close()
 	s.openRouter()
+	for _, n := range s.nodes { // their health is learned anew
+		n.worker.State.SetEjection(nil)
+		n.worker.State.SetGeneration(0)
+	}
 	s.ledger = ledger.New()
 	restored := map[string]*kept{}
 	if err := s.index.Restore(bytes.NewReader(s.file), func(r kvindex.Rank, name string, note []byte) error {

@@ -16,6 +16,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/ledger"
 	"github.com/dynctl/dynctl/internal/router/selector"
 	"github.com/dynctl/dynctl/internal/workers"
+	"github.com/dynctl/dynctl/internal/workers/health"
 	"github.com/dynctl/dynctl/internal/workers/sim/engine"
 )
 
@@ -31,8 +32,12 @@ type request struct {
 	limit   int
 	arrived time.Duration
 
-	tries   int // decisions
-	run     decide.Run
+	tries int // decisions
+	run   decide.Run
+	// The leave of the decode and of the prefill leg, and whether how it ended is
+	// still to be told.
+	leave   [2]health.Admission
+	untold  [2]bool
 	exact   kvindex.Query
 	guess   kvindex.Query
 	current []*leg
@@ -93,7 +98,7 @@ func (q *request) try() {
 	if g := s.going; g != nil && q.chose(g) {
 		s.replace()
 	}
-	in, plan := &q.run.In, &q.run.Plan
+	plan := &q.run.Plan
 	if plan.Err != nil {
 		next := q.run.NoChoice()
 		if s.plant == keepOut && next.Step == attempt.Recall {
@@ -102,7 +107,25 @@ func (q *request) try() {
 		q.follow(next, plan.Err)
 		return
 	}
+	if s.chance(0.3) { // others come between
+		s.w.At(s.w.Now()+s.between(0, 2*time.Millisecond), func() {
+			if q.ended == 0 {
+				q.carryOut(true)
+			}
+		})
+		return
+	}
+	q.carryOut(false)
+}
+
+// carryOut sends what the plan says, some time after it was made if late.
+func (q *request) carryOut(late bool) {
+	s, in, plan := q.s, &q.run.In, &q.run.Plan
 	d := q.node(in.DecodePeers[plan.DecodeIndex])
+	if !q.admit(selector.Decode, d, late) {
+		q.failed(selector.Decode, d, nil, attempt.Ejected)
+		return
+	}
 	claim, prefill := q.run.Claims()
 	held := q.reserve(d, claim)
 	if plan.Path == decide.Local {
@@ -113,6 +136,10 @@ func (q *request) try() {
 	}
 	p := q.node(in.PrefillPeers[plan.PrefillIndex])
 	s.note("%s: try %d, prefill on %s, decode on %s (%s)", q.id, q.tries, p.name, d.name, plan.Reason)
+	if !q.admit(selector.Prefill, p, late) {
+		q.failed(selector.Prefill, p, nil, attempt.Ejected)
+		return
+	}
 	s.out.Remote++
 	t, err := s.conn.Begin(disagg.Dispatch{
 		RequestID: q.transferID(), Facts: in.Facts,
@@ -132,7 +159,7 @@ func (q *request) transferID() string { return fmt.Sprintf("%s.%d.", q.id, q.tri
 
 func (q *request) node(p disagg.Peer) *node {
 	for _, n := range q.s.nodes {
-		if n.worker == p.Worker {
+		if n.worker.State == p.Worker.State {
 			return n
 		}
 	}
@@ -154,13 +181,13 @@ func (q *request) decide() {
 	locals := blockhash.Locals(nil, q.tokens, s.group.BlockSize, blockhash.Key{})
 	s.index.Overlap(locals, &q.exact)
 	s.guesses.Overlap(locals, &q.guess)
-	var fleet []*workers.Worker
-	for _, n := range s.nodes {
-		if n.member {
-			fleet = append(fleet, n.worker)
+	e := q.run.Decide(&s.settings, s.registry.Snapshot().Workers, s.group.BlockSize, q)
+	for _, w := range e.Readmit {
+		if s.plant != leaveEjected {
+			s.out.Readmitted++
+			s.outliers.Last(w)
 		}
 	}
-	e := q.run.Decide(&s.settings, fleet, s.group.BlockSize, q)
 	if turn := q.run.Request.Chances[1].Turn; e.ReturnTurn && s.turns[1] == turn+1 {
 		s.turns[1] = turn
 	}
@@ -185,6 +212,37 @@ func (q *request) chose(n *node) bool {
 	in, p := &q.run.In, &q.run.Plan
 	return p.Err == nil && (in.DecodePeers[p.DecodeIndex].Worker == n.worker ||
 		p.Path != decide.Local && in.PrefillPeers[p.PrefillIndex].Worker == n.worker)
+}
+
+// phaseIndex is where the leave of a phase's leg stands.
+func phaseIndex(p selector.Phase) int {
+	if p == selector.Prefill {
+		return 1
+	}
+	return 0
+}
+
+// admit asks whether a leg may go to a worker. Only where something has happened
+// since the decision may it be refused.
+func (q *request) admit(p selector.Phase, n *node, late bool) (ok bool) {
+	i := phaseIndex(p)
+	q.leave[i], ok = q.s.outliers.Admit(n.worker)
+	if q.untold[i] = ok; !ok {
+		q.s.out.Refused++
+		if !late {
+			q.s.violate("%s was decided for %s, which is kept out: %s", q.id, n.name, n.worker.State.Condition().Reason)
+		}
+	}
+	q.s.step()
+	return ok
+}
+
+// report tells how a leg ended, for the health of its worker.
+func (q *request) report(p selector.Phase, out health.Outcome) {
+	i := phaseIndex(p)
+	q.untold[i] = false
+	q.leave[i] = q.s.outliers.Report(q.leave[i], out)
+	q.s.step()
 }
 
 // hold is a reservation and the node that it is on.
@@ -226,6 +284,11 @@ func (q *request) stop() {
 func (q *request) end(how string) {
 	s := q.s
 	s.note("%s ends: %s", q.id, how)
+	for _, p := range []selector.Phase{selector.Decode, selector.Prefill} {
+		if q.untold[phaseIndex(p)] { // nobody waits for it any more
+			q.report(p, health.Canceled)
+		}
+	}
 	q.release()
 	if q.ended++; q.ended > 1 {
 		s.violate("%s ended %d times", q.id, q.ended)
@@ -273,20 +336,28 @@ func (q *request) why() (list []string) {
 	return list
 }
 
-// failed is the failure of a leg before the first token.
-func (q *request) failed(l *leg, reason attempt.Reason) {
+// failed is the failure of a leg on a worker before the first token, with KV from
+// another one or nil.
+func (q *request) failed(phase selector.Phase, n, from *node, reason attempt.Reason) {
 	s := q.s
-	s.note("%s: %s leg on %s failed: %s", q.id, l.phase, l.n.name, reason)
+	s.note("%s: %s leg on %s failed: %s", q.id, phase, n.name, reason)
 	q.stop()
-	q.release()
-	f := attempt.Failure{Worker: l.n.worker.State, Phase: l.phase, Reason: reason, Sent: reason != attempt.Connect}
-	if l.from != nil {
-		f.Other = l.from.worker.State
+	q.report(phase, reason.Means().Outcome)
+	if phase == selector.Prefill {
+		q.report(selector.Decode, health.Canceled) // nothing was sent to it
 	}
-	if other := q.spared(l.phase); other != nil && slices.ContainsFunc(q.run.History.Failures, func(was attempt.Failure) bool {
-		return was.Worker == f.Worker && was.Phase == f.Phase && (was.Other == nil || !was.Reason.Means().Mutual)
+	q.release()
+	f := attempt.Failure{
+		Worker: n.worker.State, Name: n.name, Phase: phase, Reason: reason, Sent: reason != attempt.Connect && reason != attempt.Ejected,
+		Admission: q.leave[phaseIndex(phase)],
+	}
+	if from != nil {
+		f.Other = from.worker.State
+	}
+	if other := q.spared(phase); other != nil && slices.ContainsFunc(q.run.History.Failures, func(was attempt.Failure) bool {
+		return was.Worker == f.Worker && was.Phase == f.Phase && was.Reason != attempt.Ejected && (was.Other == nil || !was.Reason.Means().Mutual)
 	}) {
-		s.violate("%s was tried on %s again, which had failed it, and not on %s", q.id, l.n.name, other.name)
+		s.violate("%s was tried on %s again, which had failed it, and not on %s", q.id, n.name, other.name)
 		return
 	}
 	next := q.run.Failed(f)
@@ -297,7 +368,7 @@ func (q *request) failed(l *leg, reason attempt.Reason) {
 			s.budget--
 		}
 	}
-	q.follow(next, fmt.Errorf("%s leg on %s: %s", l.phase, l.n.name, reason))
+	q.follow(next, fmt.Errorf("%s leg on %s: %s", phase, n.name, reason))
 }
 
 // spared is a worker for a phase that was well all the time and has had no part in
@@ -354,6 +425,11 @@ func (q *request) blamed() bool {
 func (q *request) follow(next attempt.Next, err error) {
 	switch next.Step {
 	case attempt.GiveUp:
+		for _, f := range attempt.Blamed(&q.run.History) {
+			q.s.out.Excused++
+			q.s.outliers.Excuse(f.Admission)
+			q.s.step()
+		}
 		if next.Why == attempt.NoMoreTry && q.blamed() || next.Why == attempt.NoBudget && q.s.budget == 0 ||
 			next.Why == attempt.NoAttempts && len(q.run.History.Failures) >= q.s.settings.Attempts {
 			q.s.out.Hopeless++
@@ -392,7 +468,7 @@ func (q *request) call(l *leg, r engine.Request) {
 	fail := func(reason attempt.Reason) {
 		if !l.over {
 			l.over = true
-			q.failed(l, reason)
+			q.failed(l.phase, l.n, l.from, reason)
 		}
 	}
 	s.w.At(s.w.Now()+legTimeout, func() {
@@ -444,6 +520,9 @@ func (l *leg) output(o engine.Output) {
 		return
 	}
 	l.cutAt--
+	if !l.heard && l.phase == selector.Decode {
+		l.q.report(l.phase, health.Success)
+	}
 	l.heard = true
 	if o.Finish != engine.Running {
 		l.over = true
@@ -455,7 +534,7 @@ func (l *leg) output(o engine.Output) {
 func (q *request) lost(l *leg, why string) {
 	s := q.s
 	if l.phase == selector.Prefill || len(q.got) == 0 {
-		q.failed(l, attempt.Status5xx)
+		q.failed(l.phase, l.n, l.from, attempt.Status5xx)
 		return
 	}
 	// The client has a part of the answer: nothing can be tried again.
@@ -464,6 +543,7 @@ func (q *request) lost(l *leg, why string) {
 		s.violate("%s was cut although %s is well: %s", q.id, l.n.name, why)
 	}
 	s.out.Cut++
+	q.report(l.phase, health.ServerError)
 	q.stop()
 	q.end("cut in the middle: " + why)
 }
@@ -499,6 +579,7 @@ func (q *request) prefill(t *disagg.Transfer, p *node, claim ledger.Claim, d *no
 			s.violate("%s: the answer of %s was refused: %v", q.id, p.name, err)
 			return
 		}
+		q.report(selector.Prefill, health.Success)
 		edits, err := t.DecodeEdits()
 		if err != nil {
 			s.violate("%s: %v", q.id, err)
