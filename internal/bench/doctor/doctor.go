@@ -23,6 +23,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/admin"
 	"github.com/dynctl/dynctl/internal/router/receipt"
 	"github.com/dynctl/dynctl/internal/wait"
+	"github.com/dynctl/dynctl/internal/workers"
 )
 
 // Schema is the version of the JSON form.
@@ -58,6 +59,8 @@ type Report struct {
 	Findings []Finding `json:"findings"`
 	Failed   int       `json:"failed"`
 	Warned   int       `json:"warned"`
+	// Transfer is null when no pair was looked at.
+	Transfer *Matrix `json:"transfer"`
 }
 
 // Options set what is done.
@@ -95,13 +98,13 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 		return nil, err
 	}
 	e.router(ctx, status)
-	workers, err := o.Target.Admin.Workers(ctx)
+	list, err := o.Target.Admin.Workers(ctx)
 	if err != nil {
 		return nil, err
 	}
-	e.reach(ctx, workers.Workers)
-	e.contradictions(workers.Workers)
-	e.feeds(workers.Workers)
+	e.reach(ctx, list.Workers)
+	e.contradictions(list.Workers)
+	e.feeds(list.Workers)
 	model := o.Model
 	if model == "" && len(status.Models) > 0 {
 		model = status.Models[0]
@@ -519,6 +522,10 @@ func (e *exam) cacheProbe(ctx context.Context) {
 		if !w.Usable || w.Role == "prefill" || !slices.Contains(w.Models, e.facts.Model) {
 			continue
 		}
+		if w.Role == "decode" && w.Connector == string(workers.ConnectorSGLang) {
+			e.add("cache probe", w.Name, Skip, "its engine decodes only what a prefill engine has prefilled; the transfer below is its probe", "")
+			continue
+		}
 		for dp := range max(w.DP, 1) {
 			label := fmt.Sprintf("%s/dp%d", w.Name, dp)
 			header := fmt.Sprintf("X-Dynctl-Path: local\r\nX-Dynctl-Worker: %s\r\n", w.Name)
@@ -607,101 +614,6 @@ func (e *exam) again(ctx context.Context, header string, prompt []uint32, full i
 	return e.one(ctx, header, prompt, 2)
 }
 
-// transfer sends a fresh prompt over the remote path and proves by the engines'
-// own counters that its KV moved.
-func (e *exam) transfer(ctx context.Context) {
-	if e.facts.Prefill == 0 {
-		e.add("transfer", "engines", Skip, "there is no prefill worker", "")
-		return
-	}
-	for i := range e.facts.Workers {
-		w := &e.facts.Workers[i]
-		if !w.Usable || w.Role != "decode" || !slices.Contains(w.Models, e.facts.Model) {
-			continue
-		}
-		for j := range e.facts.Workers {
-			p := &e.facts.Workers[j]
-			if !p.Usable || p.Role != "prefill" || !slices.Contains(p.Models, e.facts.Model) {
-				continue
-			}
-			e.pair(ctx, p.Name, w.Name)
-		}
-	}
-}
-
-func (e *exam) pair(ctx context.Context, prefill, decode string) {
-	subject := prefill + " to " + decode
-	before, berr := e.o.Target.Settled(ctx, e.facts, time.Second)
-	prompt := e.prompt()
-	_, rec, err := e.one(ctx, fmt.Sprintf("X-Dynctl-Path: remote\r\nX-Dynctl-Prefill-Worker: %s\r\nX-Dynctl-Worker: %s\r\n", prefill, decode), prompt, 2)
-	why, advice := prefillFailure(rec)
-	switch {
-	case err != nil:
-		e.add("transfer", subject, Fail, "a remote prefill failed: "+err.Error(), advice)
-		return
-	case rec == nil:
-		e.add("transfer", subject, Skip, "the router has no receipt of the request", "does it keep enough of them (--receipts)?")
-		return
-	case why != "":
-		e.add("transfer", subject, Fail, "the prefill failed and the decode engine computed the prompt by itself: "+why, advice)
-		return
-	case rec.Path != "remote" && rec.Inputs.Force == "":
-		e.add("transfer", subject, Skip, "the router took the local path: it does not let clients steer", "start it with --allow-routing-headers")
-		return
-	case rec.Path != "remote":
-		e.add("transfer", subject, Fail, "the router took the local path: "+rec.ReasonText, "dynctl explain "+rec.ID+" shows what was considered")
-		return
-	}
-	after, aerr := e.o.Target.Settled(ctx, e.facts, time.Second)
-	d := after.Decode.Minus(before.Decode)
-	moved := d.ExternalHits
-	if math.IsNaN(moved) {
-		moved = d.External
-	}
-	block := max(e.facts.Block, 1)
-	want := float64(len(prompt) / block * block)
-	switch {
-	case rec.Outcome.SilentRecompute:
-		e.add("transfer", subject, Fail, "the decode engine computed the prompt again and said nothing", "check the KV connector's role and address on both engines")
-	case berr != nil || aerr != nil || math.IsNaN(moved):
-		e.add("transfer", subject, Warn, "the decode engine counts nothing that comes from elsewhere, so the transfer is not proven", "")
-	case moved < 0.9*want:
-		e.add("transfer", subject, Fail, fmt.Sprintf("the decode engine took %.0f of %d tokens from the prefill engine and computed the rest again", max(moved, 0), len(prompt)), "check the KV connector's role and address on both engines")
-	default:
-		text := fmt.Sprintf("%.0f of %d tokens moved, by the decode engine's own count", moved, len(prompt))
-		if !math.IsNaN(d.TransferBytes) && d.TransferBytes > 0 && d.TransferCount > 0 {
-			text += fmt.Sprintf(" (%.1f MiB in %.1f ms)", d.TransferBytes/(1<<20), 1000*d.TransferSum/d.TransferCount)
-		}
-		e.add("transfer", subject, OK, text, "")
-	}
-}
-
-// prefillFailure is why the last prefill of a request was given up, with what
-// can be done; empty when none was, or when another one took its place.
-func prefillFailure(rec *receipt.Receipt) (why, advice string) {
-	if rec == nil {
-		return "", ""
-	}
-	for i := range rec.Legs {
-		l := &rec.Legs[i]
-		if l.Kind != "prefill" {
-			continue
-		}
-		if l.Error == "" {
-			why, advice = "", ""
-			continue
-		}
-		why, advice = l.Worker+": "+l.Error, "dynctl explain "+rec.ID+" shows both legs"
-		switch l.RetryReason {
-		case "missing_params":
-			advice = "the prefill engine has no KV connector, or not the one that the decode engine has: start both with --kv-transfer-config, kv_role kv_producer (or kv_both) on this one"
-		case "bad_params":
-			advice = "do block size, model and connector of both engines agree, and their clocks?"
-		}
-	}
-	return why, advice
-}
-
 // Text writes the report for a terminal.
 func Text(w io.Writer, r *Report, verbose bool) error {
 	b := &strings.Builder{}
@@ -713,6 +625,13 @@ func Text(w io.Writer, r *Report, verbose bool) error {
 		if f.Advice != "" && f.State != OK {
 			fmt.Fprintf(b, "  %-4s %-16s %-22s -> %s\n", "", "", "", f.Advice)
 		}
+	}
+	if m := r.Transfer; m != nil && len(m.Prefill)*len(m.Decode) > 1 {
+		b.WriteString("\ntransfer of KV\n")
+		if err := m.text(b); err != nil {
+			return err
+		}
+		b.WriteString("\n")
 	}
 	fmt.Fprintf(b, "%d checks, %d failed, %d warnings\n", len(r.Findings), r.Failed, r.Warned)
 	_, err := io.WriteString(w, b.String())

@@ -22,6 +22,12 @@ import (
 
 func examine(t *testing.T, o routertest.Options, passive bool) *doctor.Report {
 	t.Helper()
+	return examineAfter(t, o, passive, func(context.Context, *routertest.Rig) {})
+}
+
+// examineAfter examines a fleet to which something happens once it is ready.
+func examineAfter(t *testing.T, o routertest.Options, passive bool, happen func(context.Context, *routertest.Rig)) *doctor.Report {
+	t.Helper()
 	configure := o.Configure
 	o.Configure = func(c *settings.Config) {
 		c.Routing.AllowHeaders, c.Tokens.Tokenizer = true, "engine"
@@ -45,6 +51,7 @@ func examine(t *testing.T, o routertest.Options, passive bool) *doctor.Report {
 	wait, stop := context.WithTimeout(ctx, 3*time.Second)
 	_ = g.Ready(wait) // broken fleets never are
 	stop()
+	happen(ctx, g)
 	tgt, err := fleet.New(ctx, g.Admin, fleet.Options{URL: g.URL})
 	if err != nil {
 		t.Fatal(err)
