@@ -302,7 +302,12 @@ func TestBrokenSetUps(t *testing.T) {
 				c.prepare(t, g, b)
 			}
 			res, bad := runGates(t, b, c.spec)
-			if !strings.Contains(strings.Join(bad, " "), c.gate) || res.Valid || res.Recommend != nil {
+			named := slices.ContainsFunc(bad, func(g string) bool { return strings.Contains(g, c.gate) })
+			// On a starved machine the drift may drown: then its gate must say that it
+			// cannot tell. That it tells otherwise is proven in virtual time (package
+			// experiment).
+			named = named || c.gate == "drift" && slices.ContainsFunc(res.Gates, func(g experiment.Gate) bool { return g.Name == c.gate && g.Passed == nil })
+			if !named || res.Valid || res.Recommend != nil {
 				t.Errorf("failed gates %v, want %s; valid %v, recommendation %v", bad, c.gate, res.Valid, res.Recommend)
 			}
 		})
