@@ -112,6 +112,10 @@ func adminError(err error) error {
 	if errors.As(err, &unreachable) {
 		return withCode(exitUnreachable, err)
 	}
+	var plane *admin.DataPlaneError
+	if errors.As(err, &plane) {
+		return withCode(exitUsage, err)
+	}
 	var status *admin.StatusError
 	if errors.As(err, &status) && status.Status == http.StatusBadRequest {
 		return withCode(exitUsage, err)

@@ -65,6 +65,57 @@ func (e *StatusError) Error() string {
 	return e.Message
 }
 
+// dataPlaneCode is what a router's data plane answers to a path of the admin API.
+const dataPlaneCode = "admin_path"
+
+// DataPlaneError says that what was asked is the data plane of a router.
+type DataPlaneError struct {
+	URL string
+	// Admin is where its admin API answers; empty when it was not found.
+	Admin string
+}
+
+// Error says where the admin API is.
+func (e *DataPlaneError) Error() string {
+	if e.Admin != "" {
+		return fmt.Sprintf("%s is the data plane of a router; the admin API is at %s: give --router %s", e.URL, e.Admin, e.Admin)
+	}
+	return fmt.Sprintf("%s is the data plane of a router; the admin API is at the address that its --admin-listen says (port %s by default): give that one", e.URL, defaultPort)
+}
+
+// defaultPort is that of a router's admin API, unless it is told otherwise.
+const defaultPort = "8001"
+
+// adminBeside looks for the admin API of the router whose data plane was asked: on
+// the default port, and on the one after the data plane's. It is the right one when
+// it says that its data plane has that port.
+func (c *Client) adminBeside(ctx context.Context) string {
+	u, err := url.Parse(c.base)
+	if err != nil {
+		return ""
+	}
+	port, err := strconv.Atoi(u.Port())
+	if err != nil {
+		return ""
+	}
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	for _, p := range []string{defaultPort, strconv.Itoa(port + 1)} {
+		base := u.Scheme + "://" + net.JoinHostPort(u.Hostname(), p)
+		resp, err := c.send(ctx, http.MethodGet, base+"/admin/v1/status", nil)
+		if err != nil {
+			continue
+		}
+		var s Status
+		err = json.NewDecoder(io.LimitReader(resp.Body, maxAnswer)).Decode(&s)
+		resp.Body.Close()
+		if _, its, split := net.SplitHostPort(s.Listen); err == nil && split == nil && its == u.Port() {
+			return base
+		}
+	}
+	return ""
+}
+
 // Options say how a router is asked.
 type Options struct {
 	// TokenFile holds the bearer token; empty for none.
@@ -133,7 +184,11 @@ func (c *Client) call(ctx context.Context, method, path string, query url.Values
 		return fmt.Errorf("%s %s: the answer is larger than %d bytes", method, path, maxAnswer)
 	}
 	if resp.StatusCode/100 != 2 {
-		return statusError(resp.StatusCode, raw)
+		e := statusError(resp.StatusCode, raw)
+		if e.Code == dataPlaneCode {
+			return &DataPlaneError{URL: c.base, Admin: c.adminBeside(ctx)}
+		}
+		return e
 	}
 	if out == nil {
 		return nil

@@ -124,11 +124,18 @@ var endpoints = func() map[string]*Endpoint {
 }()
 
 // Lookup finds the endpoint of a request. The error is an [*Error]: 404 that
-// names the supported paths, or 405 that names the allowed methods.
+// names the supported paths, or where a path of the admin API belongs, or 405 that
+// names the allowed methods.
 func Lookup(method, path string) (*Endpoint, error) {
 	e := endpoints[path]
 	if e == nil {
 		e = lookupPrefix(path)
+	}
+	if e == nil && strings.HasPrefix(path, "/admin/") {
+		return nil, &Error{
+			Status: http.StatusNotFound, Code: CodeAdminPath,
+			Message: "no such path: " + clip(path, 128) + "; this is the data plane, the admin API is at the address that --admin-listen says",
+		}
 	}
 	if e == nil {
 		return nil, &Error{

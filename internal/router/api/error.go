@@ -23,6 +23,7 @@ const (
 	CodeBodyTooLarge     Code = "body_too_large"
 	CodeUnsupportedMedia Code = "unsupported_media_type"
 	CodeUnknownPath      Code = "unknown_path"
+	CodeAdminPath        Code = "admin_path"
 	CodeMethodNotAllowed Code = "method_not_allowed"
 	CodeModelNotFound    Code = "model_not_found"
 	CodeWorkerNotFound   Code = "worker_not_found"
