@@ -209,10 +209,11 @@ func (r *Router) take(d *question) {
 	d.taken = true
 }
 
-// Load is for decide.Seen.
-func (d *question) Load(k *workers.Rank) (l ledger.Load, residentBlocks int) {
-	return d.r.ledger.Load(k), d.r.index.Blocks(kvindex.Rank(k.Slot))
-}
+// Resident is for decide.Seen.
+func (d *question) Resident(k *workers.Rank) int { return d.r.index.Blocks(kvindex.Rank(k.Slot)) }
+
+// Ledger is for decide.Seen.
+func (d *question) Ledger() *ledger.Ledger { return d.r.ledger }
 
 // Overlap is for decide.Seen: how many leading tokens of the prompt a rank is
 // known, or where its engine tells no events is guessed, to hold.

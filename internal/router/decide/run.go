@@ -74,8 +74,10 @@ type Chance struct{ Turn, Draw uint64 }
 type Seen interface {
 	// Overlap is how many leading tokens of the prompt a rank is taken to hold.
 	Overlap(w *workers.Worker, k *workers.Rank) int
-	// Load is the work that was given to a rank, and how many blocks it holds.
-	Load(k *workers.Rank) (l ledger.Load, residentBlocks int)
+	// Resident is how many blocks a rank holds, of whatever prompts.
+	Resident(k *workers.Rank) int
+	// Ledger is the account of the work that was given to ranks.
+	Ledger() *ledger.Ledger
 }
 
 // Effects are what a decision asks of its caller. Who only asks what would be done
@@ -184,7 +186,7 @@ func ejected(w *workers.Worker) bool {
 // used. Those who are let back are taken for healthy.
 func (r *Run) list(in *selector.Input, peers *[]disagg.Peer, list []*workers.Worker, seen Seen, back []*workers.Worker) (any bool) {
 	in.Candidates, *peers = in.Candidates[:0], (*peers)[:0]
-	pin := &r.Request.Pin
+	pin, given := &r.Request.Pin, seen.Ledger()
 	for _, w := range list {
 		if !can(w, in.Phase) {
 			continue
@@ -204,8 +206,8 @@ func (r *Run) list(in *selector.Input, peers *[]disagg.Peer, list []*workers.Wor
 			}
 			any = any || c.KeptOut == ""
 			c.OverlapBlocks = seen.Overlap(w, k) / in.BlockSize
-			var l ledger.Load
-			l, c.ResidentBlocks = seen.Load(k)
+			c.ResidentBlocks = seen.Resident(k)
+			l := given.Load(k)
 			c.ActiveRequests, c.PrefillTokens, c.DecodeBlocks = l.Requests, l.PrefillTokens, l.DecodeBlocks
 			c.FreshTokens, c.LastTurn = l.Fresh, l.LastTurn
 			if e := k.Load(); e != nil && e.Told() {

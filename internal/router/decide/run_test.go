@@ -15,12 +15,17 @@ import (
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
+// idle is the ledger of a fleet without work.
+var idle = ledger.New()
+
 // nothing is a fleet without work, whose caches are empty.
 type nothing struct{}
 
 func (nothing) Overlap(*workers.Worker, *workers.Rank) int { return 0 }
 
-func (nothing) Load(*workers.Rank) (ledger.Load, int) { return ledger.Load{}, 0 }
+func (nothing) Resident(*workers.Rank) int { return 0 }
+
+func (nothing) Ledger() *ledger.Ledger { return idle }
 
 // well makes a healthy worker.
 func well(name string, role workers.Role) *workers.Worker {
@@ -238,7 +243,9 @@ type holds map[string]int
 
 func (h holds) Overlap(w *workers.Worker, _ *workers.Rank) int { return h[w.Name] }
 
-func (holds) Load(*workers.Rank) (ledger.Load, int) { return ledger.Load{}, 0 }
+func (holds) Resident(*workers.Rank) int { return 0 }
+
+func (holds) Ledger() *ledger.Ledger { return idle }
 
 // TestJudge: where the prompt is computed is measured by kv's costs, whatever the
 // policy was and whatever weights and limits it had.

@@ -372,10 +372,11 @@ func (r *run) Overlap(_ *workers.Worker, k *workers.Rank) int {
 	return r.query.Depth(kvindex.Rank(k.Slot)) * r.block
 }
 
-// Load is for decide.Seen.
-func (r *run) Load(k *workers.Rank) (l ledger.Load, residentBlocks int) {
-	return r.book.Load(k), r.index.Blocks(kvindex.Rank(k.Slot))
-}
+// Resident is for decide.Seen.
+func (r *run) Resident(k *workers.Rank) int { return r.index.Blocks(kvindex.Rank(k.Slot)) }
+
+// Ledger is for decide.Seen.
+func (r *run) Ledger() *ledger.Ledger { return r.book }
 
 // judge counts what the choice of the rank that computes the prompt was worth.
 func (r *run) judge() {

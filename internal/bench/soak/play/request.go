@@ -202,10 +202,11 @@ func (q *request) Overlap(w *workers.Worker, k *workers.Rank) int {
 	return depth * q.s.group.BlockSize
 }
 
-// Load is for decide.Seen.
-func (q *request) Load(k *workers.Rank) (l ledger.Load, residentBlocks int) {
-	return q.s.ledger.Load(k), q.s.index.Blocks(kvindex.Rank(k.Slot))
-}
+// Resident is for decide.Seen.
+func (q *request) Resident(k *workers.Rank) int { return q.s.index.Blocks(kvindex.Rank(k.Slot)) }
+
+// Ledger is for decide.Seen.
+func (q *request) Ledger() *ledger.Ledger { return q.s.ledger }
 
 // chose reports whether the plan has given work to a node.
 func (q *request) chose(n *node) bool {
