@@ -64,10 +64,12 @@ END {
 		}
 	row("decision, 8,192 tokens, 64 ranks", 50, median("Decision/aggregated/64", "cpu-µs/op"), "µs")
 	row("the same, 32 prefill and 32 decode", 50, median("Decision/disaggregated/64", "cpu-µs/op"), "µs")
+	row("64 ranks with work in flight", 50, median("Decision/busy/64", "cpu-µs/op"), "µs")
 	row("the same, 512 ranks", "", median("Decision/aggregated/512", "cpu-µs/op"), "µs")
 	row("the same, 256 prefill and 256 decode", "", median("Decision/disaggregated/512", "cpu-µs/op"), "µs")
 	row("the same, 2,048 ranks", 200, median("Decision/aggregated/2048", "cpu-µs/op"), "µs")
 	row("the same, 1,024 prefill and 1,024 decode", 200, median("Decision/disaggregated/2048", "cpu-µs/op"), "µs")
+	row("2,048 ranks with work in flight", "", median("Decision/busy/2048", "cpu-µs/op"), "µs")
 	row("receipt and metrics of a request, 2 ranks", "", median("Observed/2-ranks", "cpu-µs/op"), "µs")
 	row("pass-through 1 KB, over direct", "", over("Request/pass-through/1KB", "Request/direct/1KB"), "µs")
 	row("KV-aware 1 KB, over direct", "", over("Request/kv/1KB", "Request/direct/1KB"), "µs")

@@ -14,6 +14,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/blockhash"
 	"github.com/dynctl/dynctl/internal/router/disagg"
 	"github.com/dynctl/dynctl/internal/router/kvindex"
+	"github.com/dynctl/dynctl/internal/router/ledger"
 	"github.com/dynctl/dynctl/internal/router/prompt"
 	"github.com/dynctl/dynctl/internal/router/selector"
 	"github.com/dynctl/dynctl/internal/settings"
@@ -37,7 +38,7 @@ func benchRouter(b *testing.B, kind string, ranks int) *Router {
 	for i := range ranks {
 		spec := fmt.Sprintf("http://127.0.0.1:%d,engine=vllm,model=bench,block_size=%d,events=tcp://127.0.0.1:%d", 20000+i, benchBlock, 30000+i)
 		switch {
-		case kind == "aggregated":
+		case kind != "disaggregated":
 			c.Worker = append(c.Worker, spec)
 		case i%2 == 0:
 			c.Prefill = append(c.Prefill, spec+",connector=nixl")
@@ -63,9 +64,10 @@ func benchRouter(b *testing.B, kind string, ranks int) *Router {
 const benchBlock = 16 // tokens
 
 // BenchmarkDecision is hash, overlap, select and plan for a prompt of 8,192
-// tokens over ranks that hold different parts of it.
+// tokens over ranks that hold different parts of it. Busy ones are aggregated, have
+// work in flight, and their engines have told a load.
 func BenchmarkDecision(b *testing.B) {
-	for _, kind := range []string{"aggregated", "disaggregated"} {
+	for _, kind := range []string{"aggregated", "disaggregated", "busy"} {
 		for _, ranks := range []int{64, 512, 2048} {
 			b.Run(fmt.Sprintf("%s/%d", kind, ranks), func(b *testing.B) { benchDecision(b, kind, ranks) })
 		}
@@ -94,6 +96,10 @@ func benchDecision(b *testing.B, kind string, ranks int) {
 			// Without a live feed the guesses decide; both are asked.
 			if err := r.guesses.AddRank(slot, k.Number, k.Label); err != nil {
 				b.Fatal(err)
+			}
+			if kind == "busy" {
+				r.ledger.Reserve(k, ledger.Claim{PrefillTokens: 512 * (i % 9), ContextTokens: 4096 + i, BlockSize: block})
+				k.SetLoad(&workers.Load{Running: i % 7, Waiting: i % 3, KVUsage: 0.5, At: r.started})
 			}
 			r.guesses.Sent(slot, k.Number, locals[:n], names[:n], r.started)
 		}

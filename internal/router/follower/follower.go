@@ -57,9 +57,9 @@ type Follower struct {
 	last     *workers.Snapshot
 	restored map[uint32]restoredRank // by slot: what a snapshot brought back
 
-	// feeding maps slots to the rank whose KV events are fed; read on the
-	// request path.
-	feeding atomic.Pointer[map[uint32]*workers.Rank]
+	// feeding holds at each slot the rank whose KV events are fed, if one's are;
+	// read on the request path.
+	feeding atomic.Pointer[[]*workers.Rank]
 
 	mu    sync.Mutex // guards the fields below
 	open  map[*workers.Rank]feedOf
@@ -76,7 +76,7 @@ type feedOf struct {
 // New makes a follower and its feeds.
 func New(o Options) (*Follower, error) {
 	f := &Follower{Options: o, once: map[*workers.Rank]bool{}, open: map[*workers.Rank]feedOf{}, count: map[*workers.Rank]*rankCount{}}
-	f.feeding.Store(&map[uint32]*workers.Rank{})
+	f.feeding.Store(new([]*workers.Rank))
 	o.Feeds.Index, o.Feeds.Sources, o.Feeds.Process = o.Index, f.sources, f.process
 	var err error
 	f.feeds, err = kvfeed.New(o.Feeds)
@@ -88,7 +88,15 @@ func (f *Follower) Feeds() *kvfeed.Manager { return f.feeds }
 
 // Fed reports whether the rank's engine tells KV events, so that the index is
 // what counts for it.
-func (f *Follower) Fed(k *workers.Rank) bool { return (*f.feeding.Load())[k.Slot] == k }
+func (f *Follower) Fed(k *workers.Rank) bool { return f.fed(k.Slot) == k }
+
+// fed is the rank whose KV events are fed at a slot, nil for none.
+func (f *Follower) fed(slot uint32) *workers.Rank {
+	if at := *f.feeding.Load(); int64(slot) < int64(len(at)) {
+		return at[slot]
+	}
+	return nil
+}
 
 // Run follows the registry and feeds the index until ctx ends. It begins with
 // what the snapshot file holds, and leaves the last state in it. The feeds end
@@ -282,11 +290,15 @@ func (f *Follower) unfeed(k *workers.Rank) {
 func (f *Follower) publish() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	m := make(map[uint32]*workers.Rank, len(f.open))
+	slots := 0
 	for k := range f.open {
-		m[k.Slot] = k
+		slots = max(slots, int(k.Slot)+1)
 	}
-	f.feeding.Store(&m)
+	at := make([]*workers.Rank, slots)
+	for k := range f.open {
+		at[k.Slot] = k
+	}
+	f.feeding.Store(&at)
 }
 
 // process tells when the engine's process behind a rank was started, and when it

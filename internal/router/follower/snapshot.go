@@ -63,7 +63,7 @@ func (f *Follower) note(slot kvindex.Rank, label string, take func()) (note []by
 		take()
 		return k.note // its feed has not begun
 	}
-	k := (*f.feeding.Load())[uint32(slot)]
+	k := f.fed(uint32(slot))
 	if k == nil || k.Label != label {
 		return nil
 	}
