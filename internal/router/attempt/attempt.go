@@ -63,8 +63,8 @@ type Ban struct {
 	Phase selector.Phase
 	// Why is for people.
 	Why string
-	// Suspect says that the fault may have been another worker's. Suspects
-	// come back when their phase has nobody else.
+	// Suspect says that the fault may have been another worker's, or that there was
+	// none in this request. Suspects come back when their phase has nobody else.
 	Suspect bool
 }
 
@@ -210,7 +210,9 @@ func AfterFailure(h *History, s Settings, prefills []*workers.State) Next {
 	case Stale:
 		return Next{Step: Retry, Free: true, Bans: h.Bans}
 	case Ejected:
-		return Next{Step: Retry, Free: true, Bans: append(slices.Clone(h.Bans), Ban{Worker: f.Worker, Why: string(Ejected)})}
+		// Once: who is ejected again and again would make a request go round.
+		again := slices.ContainsFunc(h.Failures[:len(h.Failures)-1], func(was Failure) bool { return was.Reason == Ejected && was.Worker == f.Worker })
+		return Next{Step: Retry, Free: true, Bans: append(slices.Clone(h.Bans), Ban{Worker: f.Worker, Phase: f.Phase, Why: string(Ejected), Suspect: !again})}
 	}
 	bans := ban(h.Bans, f)
 	over := broken(h.Failures, f.Phase)

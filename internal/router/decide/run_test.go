@@ -1,6 +1,7 @@
 package decide
 
 import (
+	"net/url"
 	"slices"
 	"strings"
 	"testing"
@@ -13,6 +14,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/ledger"
 	"github.com/dynctl/dynctl/internal/router/selector"
 	"github.com/dynctl/dynctl/internal/workers"
+	"github.com/dynctl/dynctl/internal/workers/health"
 )
 
 // idle is the ledger of a fleet without work.
@@ -91,6 +93,61 @@ func TestEjectedComeBackWhenNobodyElseIsLeft(t *testing.T) {
 	r.Begin(q)
 	if e = r.Decide(usual(), list, 16, nothing{}); len(e.Readmit) != 0 || r.Plan.Err == nil {
 		t.Errorf("d3 is asked for, %v come back", e.Readmit)
+	}
+}
+
+// TestTrialThatAnotherRequestTook: two requests are decided for the last worker that
+// is left, whose penalty is over. One gets the trial; the other comes too late for it,
+// and brings the worker back instead of being given up.
+func TestTrialThatAnotherRequestTook(t *testing.T) {
+	reg := workers.NewRegistry(nil)
+	if _, err := reg.Apply(workers.SourceFlag, []workers.Spec{
+		{Name: "d1", URL: &url.URL{Scheme: "http", Host: "d1:1"}, Role: workers.Decode, BlockSize: 16, DP: 1},
+		{Name: "d2", URL: &url.URL{Scheme: "http", Host: "d2:1"}, Role: workers.Decode, BlockSize: 16, DP: 1},
+	}); err != nil {
+		t.Fatal(err)
+	}
+	list, now := reg.Snapshot().Workers, time.Unix(1_800_000_000, 0)
+	for _, w := range list {
+		w.State.SetCondition(workers.Condition{Health: workers.Healthy})
+	}
+	outliers := health.NewOutliers(reg, health.OutlierOptions{Connects: 1, Now: func() time.Time { return now }}, nil)
+	a, _ := outliers.Admit(list[0])
+	outliers.Report(a, health.ConnectError)
+	list[1].State.SetCondition(workers.Condition{Health: workers.Unhealthy})
+	now = now.Add(time.Minute)
+	outliers.Step()
+
+	var runs [2]Run
+	admit := func(r *Run) bool {
+		t.Helper()
+		if r.Plan.Err != nil {
+			t.Fatal(r.Plan.Err)
+		}
+		_, ok := outliers.Admit(r.In.DecodePeers[r.Plan.DecodeIndex].Worker)
+		return ok
+	}
+	for i := range runs {
+		runs[i].Begin(prompt(100))
+		if e := runs[i].Decide(usual(), list, 16, nothing{}); len(e.Readmit) != 0 {
+			t.Fatal("a worker that is open for a trial comes back")
+		}
+	}
+	if !admit(&runs[0]) || admit(&runs[1]) {
+		t.Fatal("a trial is for one request")
+	}
+	r := &runs[1]
+	r.Failed(attempt.Failure{Worker: list[0].State, Name: "d1", Phase: selector.Decode, Reason: attempt.Ejected})
+	r.Decide(usual(), list, 16, nothing{})
+	if next := r.NoChoice(); r.Plan.Err == nil || next.Step != attempt.Recall {
+		t.Fatalf("%v: %v", r.Plan.Err, next.Step)
+	}
+	e := r.Decide(usual(), list, 16, nothing{})
+	for _, w := range e.Readmit {
+		outliers.Last(w)
+	}
+	if !admit(r) || r.History.Attempts != 0 {
+		t.Errorf("d1 takes no request, after %d attempts", r.History.Attempts)
 	}
 }
 
