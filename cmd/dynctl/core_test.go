@@ -135,23 +135,31 @@ func TestCopiesAreFound(t *testing.T) {
 	)
 	`
 	for code, want := range map[string]string{
-		`func f() any { return decision.Candidate{Rank: "d0"} }`:           "lists the candidates",
-		`func f() any { return &seen.Candidate{} }`:                        "lists the candidates",
-		`func f() any { return []decision.Candidate{{Rank: "d0"}} }`:       "lists the candidates",
-		`func f() any { return map[int]*decision.Candidate{0: {}} }`:       "lists the candidates",
-		`func f() any { return new(decision.Candidate) }`:                  "lists the candidates",
-		`func f() any { var c decision.Candidate; c.Rank = ""; return c }`: "lists the candidates",
-		`type t struct{}; func (*t) f() { g(selector.Input{}) }`:           "makes the input",
-		`var in = decide.Input{}`:                                          "makes the input",
-		`func f() { selector.Rank(nil, nil) }`:                             "makes the plan",
-		`func f() { rank := selector.Rank; rank(nil, nil) }`:               "makes the plan",
-		`func f() any { return decide.Plan{Path: decide.Local} }`:          "makes the plan",
-		`func f() { decide.Choose(nil, nil) }`:                             "asks for the plan",
-		`func f() any { return ledger.Claim{} }`:                           "takes of the ledger",
-		`func f() { attempt.AfterFailure(nil, attempt.Settings{}, nil) }`:  "another attempt",
-		`func f() any { return attempt.Next{Step: attempt.GiveUp} }`:       "another attempt",
+		`func f() any { return decision.Candidate{Rank: "d0"} }`:                     "lists the candidates",
+		`func f() any { return &seen.Candidate{} }`:                                  "lists the candidates",
+		`func f() any { return []decision.Candidate{{Rank: "d0"}} }`:                 "lists the candidates",
+		`func f() any { return map[int]*decision.Candidate{0: {}} }`:                 "lists the candidates",
+		`func f() any { return new(decision.Candidate) }`:                            "lists the candidates",
+		`func f() any { var c decision.Candidate; c.Rank = ""; return c }`:           "lists the candidates",
+		`func f() (c decision.Candidate) { c.Rank = ""; return c }`:                  "lists the candidates",
+		`func f(n int) any { return make([]decision.Candidate, n) }`:                 "lists the candidates",
+		`func f() any { var list [4]decision.Candidate; return list }`:               "lists the candidates",
+		`func f() any { return new([4]decision.Candidate) }`:                         "lists the candidates",
+		`type own decision.Candidate`:                                                "lists the candidates",
+		`type own = selector.Input`:                                                  "makes the input",
+		`func f() func() attempt.Next { return func() (n attempt.Next) { return } }`: "another attempt",
+		`type t struct{}; func (*t) f() { g(selector.Input{}) }`:                     "makes the input",
+		`var in = decide.Input{}`:                                                    "makes the input",
+		`func f() { selector.Rank(nil, nil) }`:                                       "makes the plan",
+		`func f() { rank := selector.Rank; rank(nil, nil) }`:                         "makes the plan",
+		`func f() any { return decide.Plan{Path: decide.Local} }`:                    "makes the plan",
+		`func f() { decide.Choose(nil, nil) }`:                                       "asks for the plan",
+		`func f() any { return ledger.Claim{} }`:                                     "takes of the ledger",
+		`func f() { attempt.AfterFailure(nil, attempt.Settings{}, nil) }`:            "another attempt",
+		`func f() any { return attempt.Next{Step: attempt.GiveUp} }`:                 "another attempt",
 		// What only reads is no copy.
 		`func f(list []decision.Candidate) *selector.Input { var c *decision.Candidate = &list[0]; _ = c.Rank; return nil }`: "",
+		`func f(n int) (list []decision.Candidate, in *selector.Input) { return make([]decision.Candidate, 0, n), nil }`:     "",
 		`type run struct { decide decide.Run; plan *decide.Plan; in decide.Input }`:                                          "",
 	} {
 		found, err := copies("internal/new/copy.go", []byte("package copy\n"+imports+code), "copy.go", map[string]bool{})
@@ -213,6 +221,16 @@ func copies(place string, src any, name string, named map[string]bool) (found []
 		}
 		return ""
 	}
+	// value is the type of the values that a variable of type e has in it.
+	value := func(e ast.Expr) string {
+		for {
+			a, ok := e.(*ast.ArrayType)
+			if !ok || a.Len == nil {
+				return full(e) + "{}"
+			}
+			e = a.Elt
+		}
+	}
 	for _, decl := range f.Decls {
 		who := pkg + "."
 		if fn, ok := decl.(*ast.FuncDecl); ok {
@@ -268,12 +286,30 @@ func copies(place string, src any, name string, named map[string]bool) (found []
 				}
 			case *ast.ValueSpec:
 				if n.Type != nil && len(n.Values) == 0 {
-					mark(n, full(n.Type)+"{}")
+					mark(n, value(n.Type))
+				}
+			case *ast.TypeSpec: // another name of it
+				mark(n, value(n.Type))
+			case *ast.FuncType:
+				if n.Results == nil {
+					break
+				}
+				for _, r := range n.Results.List {
+					if len(r.Names) > 0 { // it is a variable
+						mark(r, value(r.Type))
+					}
 				}
 			case *ast.CallExpr:
-				if id, ok := n.Fun.(*ast.Ident); ok && id.Name == "new" && len(n.Args) == 1 {
-					mark(n, full(n.Args[0])+"{}")
-				} else if ok {
+				switch id, ok := n.Fun.(*ast.Ident); {
+				case !ok:
+				case id.Name == "new" && len(n.Args) == 1:
+					mark(n, value(n.Args[0]))
+				case id.Name == "make" && len(n.Args) > 1:
+					list, slice := n.Args[0].(*ast.ArrayType)
+					if zero, ok := n.Args[1].(*ast.BasicLit); slice && !(ok && zero.Value == "0") {
+						mark(n, value(list.Elt))
+					}
+				default:
 					mark(n, full(id))
 				}
 			case *ast.SelectorExpr:
