@@ -10,6 +10,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/blockhash"
 	"github.com/dynctl/dynctl/internal/router/decide"
 	"github.com/dynctl/dynctl/internal/router/disagg"
+	"github.com/dynctl/dynctl/internal/router/kvgroup"
 	"github.com/dynctl/dynctl/internal/router/kvindex"
 	"github.com/dynctl/dynctl/internal/router/ledger"
 	"github.com/dynctl/dynctl/internal/router/prompt"
@@ -232,7 +233,8 @@ func (d *question) Overlap(w *workers.Worker, k *workers.Rank) int {
 		}
 		o := &d.holders.views[i]
 		if d.r.fleet.Fed(k) {
-			return d.r.feeds.Usable(slot, o.exact.Depth(slot)) * size
+			p := kvgroup.Prompt{Seq: d.views[i].seq, Tokens: d.prompt.ISL}
+			return d.r.feeds.Usable(slot, o.exact.Depth(slot), p) * size
 		}
 		return o.guess.Depth(slot) * size
 	}

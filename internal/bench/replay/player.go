@@ -9,8 +9,10 @@ import (
 	"fmt"
 
 	"github.com/dynctl/dynctl/internal/positive"
+	"github.com/dynctl/dynctl/internal/router/blockhash"
 	"github.com/dynctl/dynctl/internal/router/kvevent"
 	"github.com/dynctl/dynctl/internal/router/kvfeed"
+	"github.com/dynctl/dynctl/internal/router/kvgroup"
 	"github.com/dynctl/dynctl/internal/router/kvindex"
 	"github.com/dynctl/dynctl/internal/router/trace"
 )
@@ -277,15 +279,20 @@ func (p *Player) Overlap(locals []uint64, q *kvindex.Query) { p.index.Overlap(lo
 // otherwise.
 func (r *playRank) trusted() bool { return r.trust || !r.trustTold }
 
-// usable is how many leading tokens a rank is known to hold, as the router
-// reads the index: none when it is not trusted, whole engine blocks only.
-func (r *playRank) usable(q *kvindex.Query) int {
+// prompt is what the cache groups of a rank are asked about.
+func prompt(locals []uint64, isl int) kvgroup.Prompt {
+	return kvgroup.Prompt{Seq: blockhash.Chain(nil, locals), Tokens: isl}
+}
+
+// usable is how many leading tokens of a prompt a rank is known to reuse, as the
+// router reads the index: none when it is not trusted, whole engine blocks only.
+func (r *playRank) usable(q *kvindex.Query, p kvgroup.Prompt) int {
 	if !r.trusted() {
 		return 0
 	}
 	n := q.Depth(r.slot)
 	if r.stream != nil {
-		n = r.stream.Shape().Usable(n)
+		n = r.stream.Usable(n, p)
 	}
 	return n * r.size
 }

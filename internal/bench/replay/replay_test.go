@@ -116,7 +116,7 @@ func (r *recording) decide(tokens []uint32) {
 		rank := r.p.ranks[rankName(i)]
 		s, _ := r.p.index.RankStats(rank.slot)
 		in.Decode.Candidates = append(in.Decode.Candidates, decision.Candidate{
-			Rank: rank.name, Slot: uint32(i), OverlapBlocks: rank.usable(&q) / testBlock,
+			Rank: rank.name, Slot: uint32(i), OverlapBlocks: rank.usable(&q, prompt(locals, len(tokens))) / testBlock,
 			ResidentBlocks: int(s.Blocks), ActiveRequests: r.rng.IntN(3), KVUsage: -1,
 		})
 		in.DecodePeers = append(in.DecodePeers, disagg.Peer{Worker: testWorkers[i]})

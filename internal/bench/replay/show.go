@@ -74,6 +74,7 @@ func showDecision(b *strings.Builder, d *trace.Decision, p *Player) {
 	}
 	var q kvindex.Query
 	p.Overlap(d.Locals, &q)
+	asked := prompt(d.Locals, d.Input.Facts.ISL)
 	for _, ph := range []*selector.Input{&d.Input.Decode, &d.Input.Prefill} {
 		if len(ph.Candidates) == 0 {
 			continue
@@ -87,7 +88,7 @@ func showDecision(b *strings.Builder, d *trace.Decision, p *Player) {
 			c := &list[i]
 			now := "-"
 			if r := p.ranks[c.Rank]; r != nil && r.fed {
-				now = fmt.Sprint(r.usable(&q) / max(ph.BlockSize, 1))
+				now = fmt.Sprint(r.usable(&q, asked) / max(ph.BlockSize, 1))
 			}
 			fmt.Fprintf(b, "\n      %-24s cost %-10.4g overlap %d (here %s)  requests %d  prefill %d tok  decode %d blk", c.Rank, c.Cost, c.OverlapBlocks, now, c.ActiveRequests, c.PrefillTokens, c.DecodeBlocks)
 			if c.KeptOut != "" {

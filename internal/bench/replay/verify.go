@@ -7,6 +7,7 @@ import (
 
 	"github.com/dynctl/dynctl/internal/router/decide"
 	"github.com/dynctl/dynctl/internal/router/decision"
+	"github.com/dynctl/dynctl/internal/router/kvgroup"
 	"github.com/dynctl/dynctl/internal/router/kvindex"
 	"github.com/dynctl/dynctl/internal/router/selector"
 	"github.com/dynctl/dynctl/internal/router/trace"
@@ -97,6 +98,7 @@ type Verifier struct {
 	p      *Player
 	m      *maker
 	q      kvindex.Query
+	prompt kvgroup.Prompt // that q is about
 	report VerifyReport
 
 	held   []*heldRecord
@@ -245,6 +247,7 @@ func (v *Verifier) look(o *openDecision, rank string) {
 			}
 			if !asked {
 				v.p.Overlap(o.d.Locals, &v.q)
+				v.prompt = prompt(o.d.Locals, o.d.Input.Facts.ISL)
 				asked = true
 			}
 			s := o.seen[c.Rank]
@@ -276,7 +279,7 @@ func (v *Verifier) overlap(d *trace.Decision, r *playRank, p *selector.Input) in
 	if r.size != d.BlockSize || d.Approximate {
 		return 0
 	}
-	return r.usable(&v.q) / max(p.BlockSize, 1)
+	return r.usable(&v.q, v.prompt) / max(p.BlockSize, 1)
 }
 
 // settle judges the decisions that are so long ago at a time that nothing to

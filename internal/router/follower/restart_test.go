@@ -188,7 +188,7 @@ func pick(t *testing.T, part string) recording {
 func TestStopKeepsPositions(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "index")
-	o := newOutlet(t, pick(t, "sink+window"), 10)
+	o := newOutlet(t, pick(t, "sink."), 10)
 	l := begin(t, path, o)
 	l.until(0)
 	o.publish(60)
@@ -225,7 +225,7 @@ func TestStopKeepsPositions(t *testing.T) {
 	if err := l.stop(); err != nil {
 		t.Fatal(err)
 	}
-	other := newOutlet(t, pick(t, "full+mamba"), 1<<20)
+	other := newOutlet(t, pick(t, "-full.jsonl"), 1<<20)
 	other.publish(70)
 	l = begin(t, path, other)
 	if s := l.until(70); s.Restarts != 1 {
@@ -238,7 +238,7 @@ func TestStopKeepsPositions(t *testing.T) {
 // as of the very batch that the note beside it names.
 func TestSavedIsOneMoment(t *testing.T) {
 	t.Parallel()
-	o := newOutlet(t, pick(t, "window+full"), 1<<20)
+	o := newOutlet(t, pick(t, "-full.jsonl"), 1<<20)
 	g := newRig(t, o.block)
 	defer g.close()
 	var moments []moment

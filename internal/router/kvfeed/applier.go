@@ -8,8 +8,8 @@ import (
 	"unicode"
 	"unicode/utf8"
 
-	"github.com/dynctl/dynctl/internal/router/blockhash"
 	"github.com/dynctl/dynctl/internal/router/kvevent"
+	"github.com/dynctl/dynctl/internal/router/kvgroup"
 	"github.com/dynctl/dynctl/internal/router/kvindex"
 )
 
@@ -34,9 +34,11 @@ import (
 //     The rank is emptied and Mismatch says why until blocks that fit arrive.
 //   - Blocks smaller than the engine's block size are partial entries, kept by
 //     the engine beside the full block; nothing routes on them.
-//   - Only the device tier is used, and only one group with full attention (sinks
-//     included): the first that stores. Removals that name no group or tier count
-//     for that one. While only groups of other kinds have stored, Mismatch says so.
+//   - Only the device tier is used. The index holds one group with full attention
+//     (sinks included): the first that stores. Removals that name no group or tier
+//     count for that one. From the first event of another group on, all are
+//     accounted for in Groups, too, which says how far they can go on together.
+//     While only groups of other kinds have stored, Mismatch says so.
 //   - A cache kind that is not known here makes every answer doubtful: an engine
 //     reuses only what all its groups can go on from. The rank is emptied and
 //     Mismatch names the kind until the publisher begins anew.
@@ -52,6 +54,7 @@ type Applier struct {
 	// maxKinds of them; aside is the latest kind that is known and not used.
 	unknown []string
 	aside   kvevent.CacheKind
+	groups  *kvgroup.Groups // nil while one group is all that was told of
 
 	split                parts
 	names, locals, extra []uint64
@@ -76,8 +79,8 @@ type Counters struct {
 	Partial uint64 `json:"partial_blocks"`
 	// Tokenless blocks came without token ids.
 	Tokenless uint64 `json:"tokenless_blocks"`
-	// OtherTier and OtherGroup count events of tiers and cache groups that are
-	// not used.
+	// OtherTier counts events of tiers that are not used, OtherGroup those of
+	// cache groups other than the one in the index.
 	OtherTier  uint64 `json:"other_tier_events"`
 	OtherGroup uint64 `json:"other_group_events"`
 	// Misfit blocks came with a number of tokens that says nothing about which
@@ -85,7 +88,8 @@ type Counters struct {
 	Misfit uint64 `json:"misfit_blocks"`
 	// Mismatched blocks are not a whole number of router blocks.
 	Mismatched uint64 `json:"mismatched_blocks"`
-	// Crowded blocks came when too many blocks of several parts were held.
+	// Crowded blocks came when too many blocks of several parts, or of several
+	// groups, were held.
 	Crowded uint64 `json:"crowded_blocks"`
 	// Resized counts changes of the engine's block size.
 	Resized uint64 `json:"resized"`
@@ -113,13 +117,20 @@ func NewApplier(blockSize int) *Applier {
 // anew. Counters stay.
 func (a *Applier) Reset() {
 	a.engine, a.parts, a.group, a.bigram = 0, 0, -1, false
-	a.unknown, a.aside = nil, kvevent.CacheAbsent
+	a.unknown, a.aside, a.groups = nil, kvevent.CacheAbsent, nil
 	a.split.reset()
 }
 
 // Emptied tells that the rank's blocks were dropped from the index by someone
 // else than the operations made here.
-func (a *Applier) Emptied() { a.split.reset() }
+func (a *Applier) Emptied() {
+	a.split.reset()
+	if a.groups != nil {
+		a.groups.Lock()
+		a.groups.Clear()
+		a.groups.Unlock()
+	}
+}
 
 // Shape is what one must know of a rank's blocks to read its overlap.
 type Shape struct {
@@ -160,6 +171,8 @@ func (a *Applier) Mismatch() string {
 		return fmt.Sprintf("the engine has a cache of kind %s, which this version does not know, so nobody can tell what it reuses: use a newer dynctl, or route to it without KV events", strings.Join(a.unknown, " and "))
 	case a.engine == 0 && a.aside != kvevent.CacheAbsent:
 		return fmt.Sprintf("the engine has told of a cache of kind %s only, whose blocks are not followed", a.aside)
+	case a.groups != nil && a.groups.Mismatch() != "":
+		return a.groups.Mismatch()
 	case a.engine == 0 || a.parts > 0:
 		return ""
 	}
@@ -168,6 +181,10 @@ func (a *Applier) Mismatch() string {
 
 // Apply appends the operations for the events of b to ops, in their order.
 func (a *Applier) Apply(b *kvevent.Batch, ops *kvindex.Batch) {
+	if a.groups != nil {
+		a.groups.Lock()
+		defer a.groups.Unlock()
+	}
 	for i := range b.Events {
 		e := &b.Events[i]
 		a.Counters.Events++
@@ -183,6 +200,9 @@ func (a *Applier) Apply(b *kvevent.Batch, ops *kvindex.Batch) {
 		case kvevent.Cleared:
 			a.Counters.Clears++
 			a.clear(ops)
+		}
+		if a.groups != nil {
+			a.note(e)
 		}
 	}
 }
@@ -243,17 +263,7 @@ func (a *Applier) store(e *kvevent.Event, ops *kvindex.Batch) {
 		a.group = e.Group
 	}
 	a.bigram = a.bigram || e.Bigram
-
-	first := 0
-	if e.HasParent {
-		first = 1 // any block but 0: the salt is in block 0 only
-	}
-	extra := e.ExtraKeys
-	if a.parts > 1 {
-		extra = a.spread(extra)
-	}
-	key := blockhash.Key{LoRA: a.lora(e), Salt: e.Salt}
-	a.locals = blockhash.LocalsAt(a.locals[:0], e.Tokens[:full*bs], a.size, first, extra, key)
+	a.locals = a.hash(e, full, bs)
 	a.Counters.Stored += uint64(len(a.locals))
 	if a.parts == 1 {
 		if e.Group >= 0 && !a.Once {
@@ -355,11 +365,11 @@ func (a *Applier) remove(e *kvevent.Event, ops *kvindex.Batch) {
 	ops.Remove(gone...)
 }
 
-// spread repeats each engine block's digest for its router blocks.
-func (a *Applier) spread(extra []uint64) []uint64 {
+// spread repeats each engine block's digest for its parts.
+func (a *Applier) spread(extra []uint64, parts int) []uint64 {
 	dst := a.extra[:0]
 	for _, x := range extra {
-		for range a.parts {
+		for range parts {
 			dst = append(dst, x)
 		}
 	}

@@ -43,6 +43,7 @@ import (
 	"time"
 
 	"github.com/dynctl/dynctl/internal/positive"
+	"github.com/dynctl/dynctl/internal/router/kvgroup"
 	"github.com/dynctl/dynctl/internal/router/kvindex"
 	"github.com/dynctl/dynctl/internal/router/zmtp"
 	"github.com/dynctl/dynctl/internal/workers"
@@ -151,10 +152,10 @@ func (k Key) String() string { return fmt.Sprintf("%s/dp%d", k.Worker, k.DP) }
 // Manager owns the feeds of all ranks. Its methods are safe for concurrent use.
 // Run makes it work; ranks may be added before and during it.
 type Manager struct {
-	o     Options
-	conns atomic.Uint64 // numbers of connections
-	held  atomic.Int64  // bytes of live batches that wait
-	words atomic.Pointer[[]*atomic.Uint64]
+	o      Options
+	conns  atomic.Uint64 // numbers of connections
+	held   atomic.Int64  // bytes of live batches that wait
+	places atomic.Pointer[[]*place]
 
 	mu    sync.Mutex // guards the fields below; before rank.mu and hub.mu
 	ctx   context.Context
@@ -169,7 +170,7 @@ func New(o Options) (*Manager, error) {
 		return nil, err
 	}
 	m := &Manager{o: o, ranks: map[kvindex.Rank]*rank{}, hubs: map[string]*hub{}}
-	m.words.Store(new([]*atomic.Uint64))
+	m.places.Store(new([]*place))
 	return m, nil
 }
 
@@ -220,17 +221,17 @@ func (m *Manager) Add(id kvindex.Rank, key Key, src workers.EventSource, resume 
 	if m.ctx != nil && m.ctx.Err() != nil {
 		return fmt.Errorf("kvfeed: add %s: the manager has stopped", key)
 	}
-	words := *m.words.Load()
-	if int(id) >= len(words) {
-		grown := make([]*atomic.Uint64, max(int(id)+1, 2*len(words)))
-		copy(grown, words)
-		for i := len(words); i < len(grown); i++ {
-			grown[i] = new(atomic.Uint64)
+	places := *m.places.Load()
+	if int(id) >= len(places) {
+		grown := make([]*place, max(int(id)+1, 2*len(places)))
+		copy(grown, places)
+		for i := len(places); i < len(grown); i++ {
+			grown[i] = new(place)
 		}
-		m.words.Store(&grown)
-		words = grown
+		m.places.Store(&grown)
+		places = grown
 	}
-	r := newRank(m, id, key, src, words[id])
+	r := newRank(m, id, key, src, places[id])
 	if resume != nil {
 		r.stream.Resume(*resume)
 	} else {
@@ -257,7 +258,8 @@ func (m *Manager) Remove(id kvindex.Rank) bool {
 	m.stop(r)
 	r.mu.Lock()
 	r.state, r.published = Unknown, 0
-	r.word.Store(0)
+	r.place.word.Store(0)
+	r.place.groups.Store(nil)
 	r.tell(Observation{})
 	r.mu.Unlock()
 	return true
@@ -325,25 +327,40 @@ func (m *Manager) leave(h *hub, r *rank) {
 
 // Trusted reports whether the entries of rank id may be used: whether they are
 // what its engine held as of the newest batch. It costs nanoseconds.
-func (m *Manager) Trusted(id kvindex.Rank) bool { return m.word(id)&wordTrusted != 0 }
+func (m *Manager) Trusted(id kvindex.Rank) bool {
+	at := m.place(id)
+	return at != nil && at.word.Load()&wordTrusted != 0
+}
 
-// Usable returns how many of overlap leading router blocks, as the index tells,
-// rank id's engine will reuse: none when the rank is not trusted, whole engine
-// blocks only (see [Shape.Usable]).
-func (m *Manager) Usable(id kvindex.Rank, overlap int) int {
-	w := m.word(id)
+// Usable returns how many of overlap leading router blocks of a prompt, as the
+// index tells, rank id's engine will reuse: none when the rank is not trusted,
+// whole engine blocks only (see [Shape.Usable]), and no more than all its cache
+// groups can go on from (see [kvgroup.Groups.Usable]).
+func (m *Manager) Usable(id kvindex.Rank, overlap int, p kvgroup.Prompt) int {
+	at := m.place(id)
+	if at == nil {
+		return 0
+	}
+	w := at.word.Load()
 	if w&wordTrusted == 0 {
 		return 0
 	}
-	return Shape{Parts: int(w >> wordParts), Bigram: w&wordBigram != 0}.Usable(overlap)
+	s := Shape{Parts: int(w >> wordParts), Bigram: w&wordBigram != 0}
+	if w&wordGroups == 0 {
+		return s.Usable(overlap)
+	}
+	if g := at.groups.Load(); g != nil {
+		return usable(s, g, overlap, p)
+	}
+	return 0 // the publisher begins anew at this moment
 }
 
-func (m *Manager) word(id kvindex.Rank) uint64 {
-	words := *m.words.Load()
-	if int(id) >= len(words) {
-		return 0
+func (m *Manager) place(id kvindex.Rank) *place {
+	places := *m.places.Load()
+	if int(id) >= len(places) {
+		return nil
 	}
-	return words[id].Load()
+	return places[id]
 }
 
 // Status returns the account of every rank, by rank number.

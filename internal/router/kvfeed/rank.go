@@ -8,7 +8,6 @@ import (
 	"math"
 	"math/rand/v2"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/dynctl/dynctl/internal/router/kvevent"
@@ -25,7 +24,7 @@ type rank struct {
 	id         kvindex.Rank
 	key        Key
 	label      string
-	word       *atomic.Uint64
+	place      *place
 	boundTopic string        // topic of a rank whose publisher dials in
 	wake       chan struct{} // something for tend to do; never blocks the waker
 	wg         sync.WaitGroup
@@ -85,10 +84,10 @@ type heldBatch struct {
 // size is what the batch counts for in bytes, with an allowance for the rest.
 func (b *heldBatch) size() int64 { return int64(len(b.topic)+len(b.payload)) + 128 }
 
-func newRank(m *Manager, id kvindex.Rank, key Key, src workers.EventSource, word *atomic.Uint64) *rank {
+func newRank(m *Manager, id kvindex.Rank, key Key, src workers.EventSource, at *place) *rank {
 	now := m.now()
 	r := &rank{
-		m: m, id: id, key: key, label: key.String(), src: src, boundTopic: src.Topic, word: word,
+		m: m, id: id, key: key, label: key.String(), src: src, boundTopic: src.Topic, place: at,
 		wake:   make(chan struct{}, 1),
 		stream: NewStream(m.o.Index, id, cmp.Or(key.BlockSize, m.o.BlockSize)),
 		state:  Connecting, reason: "not connected yet", since: now,

@@ -3,8 +3,10 @@ package kvfeed
 import (
 	"math"
 	"slices"
+	"sync/atomic"
 	"time"
 
+	"github.com/dynctl/dynctl/internal/router/kvgroup"
 	"github.com/dynctl/dynctl/internal/router/kvindex"
 )
 
@@ -133,10 +135,18 @@ func (r *rank) set(s State, reason string) {
 	r.publish()
 }
 
-// The word in which a rank's trust and shape are read without a lock.
+// place is where a rank is read without its lock. groups is nil while the rank has
+// told of one cache group only.
+type place struct {
+	word   atomic.Uint64
+	groups atomic.Pointer[kvgroup.Groups]
+}
+
+// The word in which a rank's trust and shape are read.
 const (
 	wordTrusted = 1 << iota
 	wordBigram
+	wordGroups
 	wordParts = iota // shift
 )
 
@@ -151,12 +161,18 @@ func (r *rank) publish() {
 	if r.state == Live {
 		w |= wordTrusted
 	}
+	if g := r.stream.app.groups; g != nil || r.place.groups.Load() != nil {
+		r.place.groups.Store(g)
+		if g != nil {
+			w |= wordGroups
+		}
+	}
 	if w == r.published {
 		return
 	}
 	turned := (w^r.published)&wordTrusted != 0
 	r.published = w
-	r.word.Store(w)
+	r.place.word.Store(w)
 	if turned {
 		r.tell(Observation{Trusted: w&wordTrusted != 0})
 	}

@@ -95,6 +95,9 @@ func (s *Stream) offer(seq uint64, payload []byte, decoded *kvevent.Batch) Verdi
 
 func (s *Stream) apply(seq uint64, b *kvevent.Batch) {
 	was := s.app.Mismatch()
+	if s.app.groups == nil && s.app.several(b) {
+		s.follow()
+	}
 	s.ops.Reset()
 	s.app.Apply(b, &s.ops)
 	r := s.index.Apply(s.rank, &s.ops)
@@ -212,11 +215,11 @@ type Position struct {
 }
 
 // Position returns the Stream's position, false before its first batch, while
-// the rank's blocks cannot be held, and for blocks of several parts, whose
-// account is in no snapshot of the index.
+// the rank's blocks cannot be held, and for blocks of several parts or groups,
+// whose account is in no snapshot of the index.
 func (s *Stream) Position() (Position, bool) {
 	last, ok := s.seq.Last()
-	if !ok || s.app.parts > 1 || s.app.Mismatch() != "" {
+	if !ok || s.app.parts > 1 || s.app.groups != nil || s.app.Mismatch() != "" {
 		return Position{}, false
 	}
 	stamp, ok := s.seq.stampOf(last)

@@ -21,7 +21,7 @@ var unscraped = map[string]string{
 	"Clears":          "the engine's own resets are no fault",
 	"Partial":         "blocks that are not full yet, which nobody can reuse",
 	"OtherTier":       "the cache of another tier is not used",
-	"OtherGroup":      "cache groups that are not followed",
+	"OtherGroup":      "cache groups beside the one in the index: kvgroup has them",
 	"Resized":         "each empties the rank, which is counted as dropped",
 	"Skipped":         "each empties the rank, which is counted as dropped",
 	"Unknown":         "events of kinds that say nothing of blocks",

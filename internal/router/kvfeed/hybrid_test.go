@@ -1,0 +1,156 @@
+package kvfeed
+
+import (
+	"bufio"
+	"compress/gzip"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/dynctl/dynctl/internal/router/blockhash"
+	"github.com/dynctl/dynctl/internal/router/kvgroup"
+	"github.com/dynctl/dynctl/internal/router/kvindex"
+)
+
+// hybridLine is a line of testdata/hybrid.
+type hybridLine struct {
+	Type string
+	// Of the header.
+	Groups []struct {
+		Spec   string
+		Size   int `json:"block_size"`
+		Window int
+		Chunk  int
+	}
+	Unit int `json:"hash_block_size"`
+	// Of a batch.
+	Payload []byte
+	Seq     uint64
+	// Of a request.
+	ID     string
+	Tokens []uint32
+	Cached int
+}
+
+func readHybrid(t testing.TB, file string) (lines []hybridLine) {
+	t.Helper()
+	f, err := os.Open(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	z, err := gzip.NewReader(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sc := bufio.NewScanner(z)
+	sc.Buffer(nil, 16<<20)
+	for sc.Scan() {
+		lines = append(lines, hybridLine{})
+		if err := json.Unmarshal(sc.Bytes(), &lines[len(lines)-1]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := sc.Err(); err != nil {
+		t.Fatal(err)
+	}
+	return lines
+}
+
+// tally is how many predictions of cached tokens were vLLM's own number, more, or
+// less.
+type tally struct{ equal, more, less, warm, lost, found int }
+
+// predict plays a recording and compares every request with what the router would
+// count for it, in router blocks of size tokens.
+func predict(t *testing.T, lines []hybridLine, size int) (n tally, s *Stream) {
+	t.Helper()
+	x := newIndex(t)
+	s = NewStream(x, 0, size)
+	var q kvindex.Query
+	for _, l := range lines {
+		switch l.Type {
+		case "batch":
+			if v := s.Offer(l.Seq, l.Payload); v.Kind != Apply {
+				t.Fatalf("batch %d: %v", l.Seq, v)
+			}
+		case "request":
+			locals := blockhash.Locals(nil, l.Tokens, size, blockhash.Key{})
+			x.Overlap(locals, &q)
+			p := kvgroup.Prompt{Seq: blockhash.Chain(nil, locals), Tokens: len(l.Tokens)}
+			// As decide.CachedTokens has it: the last token is computed in any case.
+			got := min(s.Usable(q.Depth(0), p), (len(l.Tokens)-1)/size) * size
+			if s.Mismatch() != "" {
+				got = 0 // the rank is not trusted
+			}
+			switch {
+			case got == l.Cached:
+				n.equal++
+			case got > l.Cached:
+				n.more++
+				if n.more < 4 {
+					t.Logf("%s: %d tokens, vLLM %d of %d", l.ID, got, l.Cached, len(l.Tokens))
+				}
+			default:
+				n.less++
+				if n.less < 4 && testing.Verbose() {
+					t.Logf("%s: %d tokens, vLLM %d of %d", l.ID, got, l.Cached, len(l.Tokens))
+				}
+			}
+			if l.Cached > 0 {
+				n.warm++
+			}
+			n.found += got
+			n.lost += max(0, l.Cached-got)
+		}
+	}
+	return n, s
+}
+
+// Judged by vLLM's own cache manager: what the router counts is what the engine
+// finds cached, in every request, where a full group with the finest blocks tells
+// what the hashes stand for. Elsewhere it is never more.
+func TestHybridCachesOfVLLM(t *testing.T) {
+	t.Parallel()
+	files, err := filepath.Glob("../../../testdata/hybrid/*.jsonl.gz")
+	if err != nil || len(files) < 20 {
+		t.Fatalf("recordings: %d, %v", len(files), err)
+	}
+	for _, file := range files {
+		t.Run(strings.TrimSuffix(filepath.Base(file), ".jsonl.gz"), func(t *testing.T) {
+			t.Parallel()
+			lines := readHybrid(t, file)
+			head := lines[0]
+			finest, full, chunked := head.Groups[0].Size, 0, false
+			for _, g := range head.Groups {
+				finest = min(finest, g.Size)
+				chunked = chunked || g.Chunk > 0
+			}
+			for _, g := range head.Groups {
+				if strings.Contains(g.Spec, "FullAttention") {
+					full = g.Size
+				}
+			}
+			n, s := predict(t, lines, head.Unit)
+			t.Logf("%+v", n)
+			if n.more > 0 {
+				t.Errorf("%d predictions of %d are more than vLLM's", n.more, n.equal+n.more+n.less)
+			}
+			if exact := full == finest && !chunked; exact && n.less > 0 {
+				t.Errorf("%d predictions are less than vLLM's", n.less)
+			}
+			if full == 0 && (s.Mismatch() == "" || n.found > 0) {
+				t.Errorf("without a full group: mismatch %q, %d tokens", s.Mismatch(), n.found)
+			}
+			if n.warm < 10 {
+				t.Errorf("only %d requests met a warm cache", n.warm)
+			}
+			// In larger blocks less may be seen, never more.
+			if n, _ := predict(t, lines, 2*head.Unit); n.more > 0 {
+				t.Errorf("in blocks twice the size: %d predictions are more than vLLM's", n.more)
+			}
+		})
+	}
+}

@@ -1,0 +1,296 @@
+// Package kvgroup is what a rank with several cache groups can go on from. The
+// layers of a hybrid model (window, mamba or chunked attention beside full
+// attention) have caches of their own, and the engine reuses a prefix only up to a
+// length at which every one of them holds what it needs.
+//
+// The rule, as vLLM's cache manager follows it. The usable prefix is the largest
+// length below the prompt's for which
+//
+//   - full attention (sinks included) holds every block from the start,
+//   - a sliding window holds the last ceil((window-1)/block) blocks before it, or
+//     all from the start,
+//   - mamba holds the one block that ends there,
+//   - chunked attention holds the blocks from the start of the length's chunk.
+//
+// Lengths are multiples of the least common multiple of the groups' blocks. If a
+// mamba group's blocks are larger than the smallest one that was told of, and
+// nothing but full groups and groups of that smallest block stand beside it, they
+// are multiples of that smallest block, and full groups reach to the end of the
+// longest stored part of the block that follows.
+//
+// The engine's name of a block stands for its whole prefix and is the same in all
+// groups, so blocks are kept by name, with a count of copies for each group. What
+// prefix a name stands for is learned from events whose names and tokens match one
+// to one; a block of which that is not known yet counts for no prompt.
+package kvgroup
+
+import (
+	"cmp"
+	"fmt"
+	"sync"
+
+	"github.com/dynctl/dynctl/internal/router/blockhash"
+	"github.com/dynctl/dynctl/internal/router/kvevent"
+)
+
+const (
+	// maxGroups bounds the groups of a rank, maxBlocks its blocks with a name,
+	// and maxLooks the blocks looked up for one answer.
+	maxGroups = 16
+	maxBlocks = 4 << 20
+	maxLooks  = 1 << 15
+	// maxCopies is where the count of copies stops; further removals then come too
+	// early, never too late.
+	maxCopies = 255
+)
+
+// Groups are the cache groups of one rank. One goroutine writes, between Lock and
+// Unlock once others read; Usable may be called by any.
+type Groups struct {
+	sync.RWMutex
+	// First is the number of the group whose overlap callers of Usable know.
+	First int32
+
+	size   int // router block in tokens
+	groups []group
+	finest int  // smallest block told of that is whole router blocks, in those; 0 = none
+	crowd  bool // a group had no room
+	blocks []block
+	free   []uint32
+	byName map[uint64]uint32
+	bySeq  map[uint64]uint32
+}
+
+type group struct {
+	id     int32
+	kind   kvevent.CacheKind
+	window int // tokens, 0 = not told
+	tokens int // largest block told of, in tokens
+	blocks int // the same in router blocks, 0 = not whole ones
+}
+
+// block is one name and its copies in each group. seq is the router's hash of the
+// prefix that it stands for, 0 while that is not known.
+type block struct {
+	name, seq uint64
+	copies    [maxGroups]uint8
+}
+
+// New makes the groups of a rank for router blocks of size tokens.
+func New(size int) *Groups {
+	g := &Groups{First: -1, size: size}
+	g.Clear()
+	return g
+}
+
+// Clear forgets the blocks. What groups there are stays known.
+func (g *Groups) Clear() {
+	g.blocks, g.free = nil, nil
+	g.byName, g.bySeq = map[uint64]uint32{}, map[uint64]uint32{}
+}
+
+// Len returns the number of block names held.
+func (g *Groups) Len() int { return len(g.byName) }
+
+// Store is an event that stored blocks of a group.
+type Store struct {
+	Group int32
+	Kind  kvevent.CacheKind
+	// Window is in tokens, 0 when not told.
+	Window int
+	// Block is the size of a block in tokens.
+	Block int
+	Names []uint64
+	// Locals are the local hashes of the router blocks of all Names, from the first
+	// on. They are empty when it is not known which tokens the names stand for.
+	Locals    []uint64
+	Parent    uint64
+	HasParent bool
+	// Once says that blocks have one copy however often they are stored.
+	Once bool
+}
+
+// Store adds blocks and returns how many there was no room for.
+func (g *Groups) Store(e *Store) (crowded int) {
+	i := g.meet(e)
+	if i < 0 {
+		return len(e.Names)
+	}
+	parts := 0
+	if len(e.Names) > 0 {
+		parts = len(e.Locals) / len(e.Names)
+	}
+	seq, known := uint64(0), parts > 0
+	if e.HasParent && known {
+		at, ok := g.byName[e.Parent]
+		if known = ok && g.blocks[at].seq != 0; known {
+			seq = g.blocks[at].seq
+		}
+	}
+	root := !e.HasParent
+	for n, name := range e.Names {
+		b := g.named(name)
+		if b == nil {
+			return crowded + len(e.Names) - n
+		}
+		if known {
+			for _, l := range e.Locals[n*parts : (n+1)*parts] {
+				if root {
+					seq, root = l, false
+				} else {
+					seq = blockhash.Next(seq, l)
+				}
+			}
+			g.learn(b, seq)
+		}
+		if c := &b.copies[i]; *c == 0 || !e.Once && *c < maxCopies {
+			*c++
+		}
+	}
+	return crowded
+}
+
+// Seed adds a block with full attention that was stored before the groups were
+// known of.
+func (g *Groups) Seed(id int32, size int, seq, name uint64) {
+	i := g.meet(&Store{Group: id, Kind: kvevent.FullAttention, Block: size})
+	if i < 0 {
+		return
+	}
+	if b := g.named(name); b != nil {
+		g.learn(b, seq)
+		b.copies[i] = 1
+	}
+}
+
+// meet returns the place of an event's group, -1 when there is none.
+func (g *Groups) meet(e *Store) int {
+	kind := cmp.Or(e.Kind, kvevent.FullAttention)
+	i := g.place(e.Group)
+	if i < 0 {
+		if len(g.groups) == maxGroups {
+			g.crowd = true
+			return -1
+		}
+		i = len(g.groups)
+		g.groups = append(g.groups, group{id: e.Group, kind: kind, window: e.Window})
+	}
+	k := &g.groups[i]
+	if k.kind != kind || k.window != e.Window {
+		// Another cache under the same number: nothing that was stored counts.
+		g.Clear()
+		*k = group{id: e.Group, kind: kind, window: e.Window}
+	}
+	if e.Block > k.tokens {
+		k.tokens, k.blocks = e.Block, 0
+		if e.Block%g.size == 0 {
+			k.blocks = e.Block / g.size
+		}
+	}
+	if e.Block > 0 && e.Block%g.size == 0 {
+		if n := e.Block / g.size; g.finest == 0 {
+			g.finest = n
+		} else {
+			g.finest = gcd(g.finest, n)
+		}
+	}
+	return i
+}
+
+func (g *Groups) place(id int32) int {
+	for i := range g.groups {
+		if g.groups[i].id == id {
+			return i
+		}
+	}
+	return -1
+}
+
+// named finds or makes the block of a name, nil when there is no room.
+func (g *Groups) named(name uint64) *block {
+	if at, ok := g.byName[name]; ok {
+		return &g.blocks[at]
+	}
+	var at uint32
+	if n := len(g.free); n > 0 {
+		at, g.free = g.free[n-1], g.free[:n-1]
+	} else {
+		if len(g.blocks) == maxBlocks {
+			return nil
+		}
+		at = uint32(len(g.blocks))
+		g.blocks = append(g.blocks, block{})
+	}
+	g.blocks[at] = block{name: name}
+	g.byName[name] = at
+	return &g.blocks[at]
+}
+
+// learn notes the prefix that a block stands for.
+func (g *Groups) learn(b *block, seq uint64) {
+	if b.seq == seq {
+		return
+	}
+	at := g.byName[b.name]
+	if b.seq != 0 && g.bySeq[b.seq] == at {
+		delete(g.bySeq, b.seq)
+	}
+	b.seq = seq
+	g.bySeq[seq] = at
+}
+
+// Remove takes one copy of each block from a group. Without a group (-1) it takes
+// one from each.
+func (g *Groups) Remove(id int32, names []uint64) {
+	i := g.place(id)
+	if i < 0 && id >= 0 {
+		return
+	}
+	for _, name := range names {
+		at, ok := g.byName[name]
+		if !ok {
+			continue
+		}
+		b := &g.blocks[at]
+		for j := range b.copies {
+			if (j == i || id < 0) && b.copies[j] > 0 {
+				b.copies[j]--
+			}
+		}
+		g.settle(at)
+	}
+}
+
+// settle forgets a block that no group holds.
+func (g *Groups) settle(at uint32) {
+	b := &g.blocks[at]
+	if b.copies != [maxGroups]uint8{} {
+		return
+	}
+	delete(g.byName, b.name)
+	if b.seq != 0 && g.bySeq[b.seq] == at {
+		delete(g.bySeq, b.seq)
+	}
+	*b = block{}
+	g.free = append(g.free, at)
+}
+
+// Mismatch returns why nothing can be said of what the rank can go on from, or "".
+func (g *Groups) Mismatch() string {
+	if g.crowd {
+		return fmt.Sprintf("the engine has told of more than %d cache groups", maxGroups)
+	}
+	for i := range g.groups {
+		if k := &g.groups[i]; k.tokens > 0 && k.blocks == 0 {
+			return fmt.Sprintf("the engine's cache group %d has blocks of %d tokens, which is not a multiple of the router's block of %d tokens", k.id, k.tokens, g.size)
+		}
+	}
+	return ""
+}
+
+func gcd(a, b int) int {
+	for b != 0 {
+		a, b = b, a%b
+	}
+	return a
+}
