@@ -63,12 +63,13 @@ var allowed = map[string][]string{
 	"internal/router/kvgroup":     {"internal/router/blockhash", "internal/router/kvevent"},
 	"internal/router/kvindex":     {"internal/router/blockhash", "internal/router/kvindex/..."},
 	"internal/router/ledger":      {"internal/workers"},
+	"internal/router/pace":        {"internal/router/traffic"},
 	"internal/router/prompt":      {"internal/router/api", "internal/router/disagg", "internal/router/eventlog", "internal/router/tokenize", "internal/workers"},
 	"internal/router/rawjson":     {},
 	"internal/router/receipt":     {"internal/router/decision", "internal/router/selector"},
 	"internal/router/selector":    {"internal/router/decision"},
 	"internal/router/sse":         {"internal/router/rawjson"},
-	"internal/router/state":       {"internal/router/admin", "internal/router/admission", "internal/router/approx", "internal/router/kvfeed", "internal/router/kvindex", "internal/router/ledger", "internal/router/traffic", "internal/workers"},
+	"internal/router/state":       {"internal/router/admin", "internal/router/admission", "internal/router/approx", "internal/router/kvfeed", "internal/router/kvindex", "internal/router/ledger", "internal/router/pace", "internal/router/traffic", "internal/workers"},
 	"internal/router/telemetry":   {},
 	// The stand for tests, endurance runs and measurements.
 	"internal/router/routertest": {"internal/router", "internal/router/admin", "internal/settings", "internal/workers", "internal/workers/sim", "internal/workers/sim/port"},
@@ -77,7 +78,7 @@ var allowed = map[string][]string{
 	"internal/router/trace/...":  {"internal/router/trace", "internal/router/receipt"},
 	"internal/router/quicksock":  {},
 	"internal/router/traffic":    {"internal/router/admin"},
-	"internal/router/watch":      {"internal/router/eventlog", "internal/workers"},
+	"internal/router/watch":      {"internal/router/eventlog", "internal/router/pace", "internal/workers"},
 	"internal/router/upstream":   {"internal/router/api", "internal/router/quicksock"},
 	"internal/router/zmtp":       {},
 

@@ -59,7 +59,7 @@ func TestListWorkers(t *testing.T) {
 	three, half := 3, 0.5
 	l := &admin.WorkerList{Schema: admin.Schema, Workers: []admin.Worker{
 		{Name: "d0", Role: "decode", Engine: "vllm", Health: "healthy", Models: []string{"a", "b|c"}, URL: "http://h:1", BlockSizeTokens: 16, Ranks: []admin.Rank{
-			{Label: "d0/dp0", ActiveRequests: 2, PrefillTokens: 30, DecodeBlocks: 4, IndexBlocks: 5, Feed: admin.Feed{State: "live", Replay: new("")}, Engine: &admin.EngineLoad{Running: &three, KVUsage: &half}},
+			{Label: "d0/dp0", ActiveRequests: 2, PrefillTokens: 30, DecodeBlocks: 4, IndexBlocks: 5, Feed: admin.Feed{State: "live", Replay: new("")}, TTFT: new(210.), ITL: new(14.1), OutputRate: new(320.), Slow: &admin.Slow{Figure: "ITL", Times: 9.2}, Engine: &admin.EngineLoad{Running: &three, KVUsage: &half}},
 			{Label: "d0/dp1", Feed: admin.Feed{State: "none"}},
 		}},
 		{Name: "p0", Role: "prefill", Draining: true, Ranks: []admin.Rank{{Label: "p0/dp0", Feed: admin.Feed{State: "gap", Replay: new("tcp://p0:5657")}}, {Label: "p0/dp1", Feed: admin.Feed{State: "gap"}}}},
@@ -72,7 +72,7 @@ func TestListWorkers(t *testing.T) {
 		}
 		return b.String()
 	}
-	if got, want := out("markdown"), "| d0/dp0 | decode | vllm | healthy | 2 | 30 | 4 | 5 | live, no replay |\n"; !strings.Contains(got, want) || !strings.Contains(got, "| gap |") || !strings.Contains(got, "| none |") || !strings.Contains(got, "| gap, replay unknown |") || strings.Count(got, "\n") != 6 {
+	if got, want := out("markdown"), "| d0/dp0 | decode | vllm | healthy | 2 | 30 | 4 | 5 | live, no replay | 210.0 ms | 14.1 ms | 320 | ITL 9.2 times its peers' |\n"; !strings.Contains(got, want) || !strings.Contains(got, "| gap |") || !strings.Contains(got, "| none |") || !strings.Contains(got, "| gap, replay unknown |") || strings.Count(got, "\n") != 6 {
 		t.Errorf("markdown\n%s", got)
 	}
 	if got := out("table"); !strings.Contains(got, "RANK    ROLE") || !strings.Contains(got, "draining") || strings.Contains(got, "URL") {
@@ -82,7 +82,7 @@ func TestListWorkers(t *testing.T) {
 		t.Errorf("wide\n%s", got)
 	}
 	rows, err := csv.NewReader(strings.NewReader(out("csv"))).ReadAll()
-	if err != nil || len(rows) != 5 || len(rows[0]) != 17 || rows[1][14] != "a,b|c" || rows[1][9] != "3" || rows[2][9] != "-" {
+	if err != nil || len(rows) != 5 || len(rows[0]) != 21 || rows[1][14] != "a,b|c" || rows[1][9] != "3" || rows[2][9] != "-" {
 		t.Errorf("csv %q, %v", rows, err)
 	}
 	lines := strings.Split(strings.TrimSpace(out("jsonl")), "\n")

@@ -51,6 +51,7 @@ func listWorkers(out io.Writer, format string, l *admin.WorkerList) error {
 	if all {
 		t.head = append(t.head, "RUNNING", "WAITING", "KV USED", "BLOCK", "CONNECTOR", "MODELS", "URL", "REASON")
 	}
+	t.head = append(t.head, "TTFT", "ITL", "OUT TOK/S", "SLOW")
 	for i := range l.Workers {
 		w := &l.Workers[i]
 		t.items = append(t.items, w)
@@ -82,7 +83,7 @@ func listWorkers(out io.Writer, format string, l *admin.WorkerList) error {
 				}
 				row = append(row, running, waiting, used, fmt.Sprint(w.BlockSizeTokens), orDash(w.Connector), orDash(strings.Join(w.Models, ",")), w.URL, orDash(why))
 			}
-			t.rows = append(t.rows, row)
+			t.rows = append(t.rows, append(row, millis(r.TTFT), millis(r.ITL), told(r.OutputRate, "%.0f"), slow(r.Slow)))
 		}
 	}
 	if err := t.write(out, format); err != nil {
@@ -92,6 +93,24 @@ func listWorkers(out io.Writer, format string, l *admin.WorkerList) error {
 		fmt.Fprintln(out, "(no workers)")
 	}
 	return nil
+}
+
+// told is a figure, "-" while it is not known.
+func told(f *float64, format string) string {
+	if f == nil {
+		return "-"
+	}
+	return fmt.Sprintf(format, *f)
+}
+
+func millis(f *float64) string { return told(f, "%.1f ms") }
+
+// slow says at what a rank is slow.
+func slow(s *admin.Slow) string {
+	if s == nil {
+		return "-"
+	}
+	return fmt.Sprintf("%s %.1f times its peers'", s.Figure, s.Times)
 }
 
 // events is the state of a feed, and whether what it loses can be fetched again.

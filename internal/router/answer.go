@@ -50,7 +50,7 @@ func (x *exchange) decodeLeg(ctx context.Context, p disagg.Peer, held *ledger.Re
 		leg.Alive, leg.AliveBy = p.Worker.State.AnsweredSince, x.aliveBy
 	}
 	record := x.beginLeg(selector.Decode, p, leg)
-	x.answer.sent = record.start
+	x.answer.sent, x.answer.meter = record.start, record.meter
 	resp, err := r.client.Do(ctx, leg)
 	if err != nil {
 		err = x.legFailed(selector.Decode, p.Worker, err)
@@ -146,7 +146,7 @@ func (x *exchange) streamed(p disagg.Peer, held *ledger.Reservation, record *leg
 	head := acquireHead()
 	err := x.holdHead(p, resp, head)
 	if err == nil {
-		err = x.sendHead(p, held, resp, t, head)
+		err = x.sendHead(p, held, record, resp, t, head)
 	}
 	if err != nil {
 		releaseHead(head)
@@ -198,15 +198,17 @@ func (x *exchange) holdHead(p disagg.Peer, resp *upstream.Response, head *sse.He
 }
 
 // sendHead sends on what was held.
-func (x *exchange) sendHead(p disagg.Peer, held *ledger.Reservation, resp *upstream.Response, t *disagg.Transfer, head *sse.Head) error {
+func (x *exchange) sendHead(p disagg.Peer, held *ledger.Reservation, record *legRecord, resp *upstream.Response, t *disagg.Transfer, head *sse.Head) error {
 	x.begun.Store(true)
 	x.report(selector.Decode, health.Success)
 	first := time.Now()
 	x.answer.stream = true
 	if head.Scanner.Tokens() > 0 {
 		x.answer.firstToken = first
+		record.token(first)
 		x.decodeBegan(first)
 	}
+	record.waited()
 	held.FirstToken()
 	x.answer.gaps.Tick(first)
 	x.commit(resp)
@@ -237,7 +239,8 @@ func (x *exchange) observer() func([]byte) {
 		if got.Events == 0 {
 			return
 		}
-		x.answer.gaps.Tick(time.Now())
+		gap := x.answer.gaps.Tick(time.Now())
+		x.answer.meter.Gap(gap, got.Tokens)
 		if tokens += got.Tokens; tokens-told >= progressEvery {
 			told = tokens
 			f.held.Progress(tokens)

@@ -9,6 +9,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/api"
 	"github.com/dynctl/dynctl/internal/router/disagg"
 	"github.com/dynctl/dynctl/internal/router/kvindex"
+	"github.com/dynctl/dynctl/internal/router/pace"
 	"github.com/dynctl/dynctl/internal/router/receipt"
 	"github.com/dynctl/dynctl/internal/router/selector"
 	"github.com/dynctl/dynctl/internal/router/state"
@@ -29,6 +30,8 @@ func (r facts) Settings() state.Settings {
 func (r facts) BlockOf(w *workers.Worker) int { return r.settings.Load().blockOf(w) }
 
 func (r facts) Counts(k *workers.Rank) (requests, failures uint64) { return r.fleet.Counts(k) }
+
+func (r facts) Speed(k *workers.Rank) pace.Speed { return r.slow.Speed(k) }
 
 func (r facts) Troubles() []string {
 	out := r.tokens.Troubles()

@@ -9,6 +9,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/attempt"
 	"github.com/dynctl/dynctl/internal/router/decide"
 	"github.com/dynctl/dynctl/internal/router/disagg"
+	"github.com/dynctl/dynctl/internal/router/pace"
 	"github.com/dynctl/dynctl/internal/router/receipt"
 	"github.com/dynctl/dynctl/internal/router/selector"
 	"github.com/dynctl/dynctl/internal/router/telemetry"
@@ -121,10 +122,34 @@ type legRecord struct {
 	first time.Time
 	span  *telemetry.Span
 	once  sync.Once
+
+	meter *pace.Meter // of the rank; nil while it is not known
+	// computes is how many prompt tokens the rank has to compute, -1 when another
+	// one does; waiting, that its meter counts the prompt as one without a token.
+	computes int
+	waiting  bool
+}
+
+// toCompute is how many tokens of the prompt the rank of a phase has to compute, -1
+// where KV comes from another rank.
+func (x *exchange) toCompute(phase selector.Phase) int {
+	p := &x.d.run.Plan
+	switch {
+	case phase == selector.Prefill:
+		return max(0, x.d.prompt.ISL-p.PrefillCached)
+	case p.Path == decide.Remote:
+		return -1
+	}
+	return max(0, p.EffISL)
 }
 
 func (x *exchange) beginLeg(phase selector.Phase, p disagg.Peer, leg *upstream.Leg) *legRecord {
-	l := &legRecord{x: x, phase: phase, peer: p, start: time.Now(), at: -1}
+	l := &legRecord{x: x, phase: phase, peer: p, start: time.Now(), at: -1, meter: x.r.slow.Meter(p.Rank), computes: x.toCompute(phase)}
+	// When an answer that is not streamed had its first token, nobody is told.
+	if l.computes >= 0 && (phase == selector.Prefill || x.view.Stream) {
+		l.waiting = true
+		l.meter.Begin(x.r.slow.Since(l.start))
+	}
 	if x.span != nil {
 		leg.Header = leg.Header.Clone()
 		l.span = x.span.Leg(string(phase)+" leg", leg.Header)
@@ -158,10 +183,28 @@ func (l *legRecord) facts(f disagg.Checked) {
 	})
 }
 
+// token notes the leg's first token; that of a prefill is its answer.
+func (l *legRecord) token(now time.Time) {
+	l.waited()
+	l.meter.First(now.Sub(l.start), l.computes)
+}
+
+// waited takes the prompt out of those that have no token yet.
+func (l *legRecord) waited() {
+	if l.waiting {
+		l.waiting = false
+		l.meter.End(l.x.r.slow.Since(l.start))
+	}
+}
+
 // end closes the leg; only the first call counts.
 func (l *legRecord) end(err error) {
 	l.once.Do(func() {
 		now := time.Now()
+		if l.phase == selector.Prefill && err == nil {
+			l.token(now)
+		}
+		l.waited()
 		outcome := legOutcome(err)
 		if err != nil && outcome != string(upstream.Canceled) {
 			l.x.r.fleet.Failed(l.peer.Rank)
@@ -215,6 +258,7 @@ type answerFacts struct {
 	cached     int
 	completion int
 	gaps       traffic.Gaps
+	meter      *pace.Meter // of the rank that answers
 }
 
 func ms(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
@@ -278,6 +322,9 @@ func (r *Router) settle(x *exchange, c *receipt.Receipt) {
 		gap := g.Mean()
 		t.ITL.Add(gap)
 		r.metrics.InterToken(x.model, gap)
+	}
+	if !a.stream {
+		a.meter.Tokens(a.completion)
 	}
 	if c.Outcome.SilentRecompute {
 		r.recomputed(x.d.run.In.DecodePeers[p.DecodeIndex].Worker.Name, 1)

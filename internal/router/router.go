@@ -122,6 +122,7 @@ type Router struct {
 	sticky         *stickyResponses
 	traffic        traffic.Traffic
 	compute        *watch.Recompute
+	slow           *watch.Slow
 	failures       watch.Failures
 	fleet          *follower.Follower
 	state          *state.State
@@ -180,6 +181,10 @@ func New(ctx context.Context, o Options) (*Router, error) {
 	r.guesses = approx.New(approx.Options{TTL: o.Config.Tokens.ApproxTTL})
 	r.compute = watch.NewRecompute(watch.RecomputeOptions{
 		Ranks: func() []*workers.Rank { return r.registry.Snapshot().Ranks }, Found: r.recomputed, Event: r.event,
+	})
+	r.slow = watch.NewSlow(watch.SlowOptions{
+		Fleet: r.registry.Snapshot, Factor: func() float64 { return r.settings.Load().Health.SlowFactor },
+		Waiting: func(k *workers.Rank) int { return r.ledger.Load(k).PrefillTokens }, Event: r.event,
 	})
 	if r.tracer, err = telemetry.NewTracer(ctx, o.Config.Trace.Endpoint, o.Config.Trace.Sample, o.Version); err != nil {
 		return nil, err
@@ -264,6 +269,7 @@ func (r *Router) Run(ctx context.Context) error {
 	g.Go(func() error { return r.traffic.Run(ctx) })
 	g.Go(func() error { return r.tokens.Run(ctx) })
 	g.Go(func() error { return r.compute.Run(ctx) })
+	g.Go(func() error { return r.slow.Run(ctx) })
 	if r.opts.Recording != nil {
 		g.Go(func() error { return r.watchRecording(ctx) })
 	}

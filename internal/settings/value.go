@@ -260,3 +260,11 @@ func between(least, most int64, unit string) func(any) error {
 
 // whole is the value of an int or an int64.
 func whole(v any) int64 { return reflect.ValueOf(v).Int() }
+
+// slowFactor is 0, or more than what measuring differs by.
+func slowFactor(v any) error {
+	if f := v.(float64); !(f == 0 || f >= 1.2 && f <= 1000) {
+		return fmt.Errorf("%v is neither 0 (off) nor between 1.2 and 1000", v)
+	}
+	return nil
+}

@@ -255,7 +255,7 @@ func (a *app) helpLines() []string {
 	tail := []string{
 		"", "This screen only reads: no key here changes a router.",
 		"LIVE fresh figures, LAG late ones, STALE older than 10 s, DOWN no answer, PAUSED they stand still.",
-		"Marks: X broken, ! worth a look. ST: ok FULL QUEUE (load) CONN GAP RESYNC VERIFY REBLD COLD STALE LOST (events)",
+		"Marks: X broken, ! worth a look. ST: ok SLOW FULL QUEUE (load) CONN GAP RESYNC VERIFY REBLD COLD STALE LOST (events)",
 		"DOWN EJECT ASLEEP DRAIN NEW HELD (health) BLIND (no load figures).",
 	}
 	cols := 1

@@ -73,7 +73,12 @@ func (g stage) snapshot(s int) *admin.Snapshot {
 				k.ActiveRequests, k.DecodeBlocks, k.PrefillTokens = 4, 0, int64(6000+500*n)
 				*k.Engine.KVUsage, *k.Engine.Running = .38+.01*float64(n), 4
 			}
+			k.ITL, k.TTFT, k.OutputRate = ptr(13.5+float64(n%4)), ptr(180+float64(10*n)), ptr(900-float64(20*n))
+			if role == "prefill" {
+				k.ITL, k.OutputRate = nil, ptr(5.)
+			}
 			if g.quiet {
+				k.ITL, k.TTFT, k.OutputRate = nil, nil, nil
 				k.Engine, k.Feed = nil, admin.Feed{State: "connecting"}
 			}
 			w.Ranks = append(w.Ranks, k)
@@ -137,6 +142,7 @@ func (g stage) trouble(snap *admin.Snapshot, s int, now time.Time) {
 	d3 := worker("decode-3")
 	f := &d3.Ranks[1].Feed
 	f.State, f.Trusted, f.Reason, f.Since, f.LastAt = "stale", false, "no connection for 7.2s", now.Add(-2200*time.Millisecond), now.Add(-7200*time.Millisecond)
+	d1.Ranks[1].ITL, d1.Ranks[1].OutputRate, d1.Ranks[1].Slow = ptr(131.), ptr(92.), &admin.Slow{Figure: "ITL", Times: 9.2, Since: now.Add(-time.Minute)}
 	p1 := worker("prefill-1")
 	p1.Draining, p1.Usable = true, false
 }

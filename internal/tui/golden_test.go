@@ -170,7 +170,7 @@ func TestTroubles(t *testing.T) {
 		"and 6 requests wait in the engine",
 		"decode-3/dp1: stale: its KV events are cut off (no connection for 7.2s)",
 		"decode-1/dp0: computes remotely prefilled prompts again",
-		"hot prefix: ", "fell back to local", "retries in the last minute", "failed in the last minute", "prefill-1: drains",
+		"decode-1/dp1: ITL 9.2 times the median of its peers", "hot prefix: ", "fell back to local", "retries in the last minute", "failed in the last minute", "prefill-1: drains",
 		"tokens of Qwen/Qwen3-32B are estimated")
 	for s := 3; s < 5; s++ {
 		sendSample(a, g, 0, s)

@@ -244,6 +244,15 @@ type Rank struct {
 	Requests       uint64 `json:"requests_total"`
 	Failures       uint64 `json:"failures_total"`
 
+	// As the router measured it in the last seconds, null without samples: medians
+	// of the time to a leg's first token and of the time between tokens, and what
+	// came out.
+	TTFT       *float64 `json:"ttft_ms"`
+	ITL        *float64 `json:"itl_ms"`
+	OutputRate *float64 `json:"output_tokens_per_second"`
+	// Slow is absent unless the rank is slow.
+	Slow *Slow `json:"slow,omitempty"`
+
 	// The index and its feed.
 	IndexBlocks   int64 `json:"index_blocks"` // router blocks
 	CapacityBlock int64 `json:"capacity_blocks,omitempty"`
@@ -251,6 +260,14 @@ type Rank struct {
 
 	// What the engine says; null while it has not told.
 	Engine *EngineLoad `json:"engine"`
+}
+
+// Slow says at what a rank is slow, and how much: its median over the median of
+// ranks with the same role, model and hardware.
+type Slow struct {
+	Figure string    `json:"figure"` // "ITL" or "TTFT"
+	Times  float64   `json:"times"`
+	Since  time.Time `json:"since"`
 }
 
 // EngineLoad is the newest scrape of a rank.

@@ -24,7 +24,7 @@ var Shows = map[string][]string{
 	Restart: {"health_changed", "worker_failing", "worker_restarted", "feed_disconnected", "feed_restart"},
 	Refuse:  {"health_changed", "worker_failing", "outlier_ejected"},
 	Hang:    {"health_changed", "worker_failing", "outlier_ejected"},
-	Slow:    {"worker_failing", "outlier_ejected", "health_changed"},
+	Slow:    {"rank_slow", "worker_failing", "outlier_ejected", "health_changed"},
 	Errors:  {"worker_failing", "outlier_ejected"},
 	Die:     {"worker_failing", "outlier_ejected"},
 	Drop:    {"feed_gap", "feed_unknown", "feed_stale"},

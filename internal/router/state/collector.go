@@ -80,6 +80,10 @@ var rankMetrics = []metric[*admin.Rank]{
 	{desc("rank_prefill_tokens", "Uncached prompt tokens on the rank without a first token yet.", rankLabels...), gauge, func(k *admin.Rank) float64 { return float64(k.PrefillTokens) }},
 	{desc("rank_decode_blocks", "KV blocks that the rank's requests hold, by the router's account.", rankLabels...), gauge, func(k *admin.Rank) float64 { return float64(k.DecodeBlocks) }},
 	{desc("rank_index_blocks", "Blocks that the index says the rank holds.", rankLabels...), gauge, func(k *admin.Rank) float64 { return float64(k.IndexBlocks) }},
+	{desc("rank_ttft_seconds", "Median time to the first token of the rank's legs in the last seconds, as the router measured it.", rankLabels...), gauge, func(k *admin.Rank) float64 { return seconds(k.TTFT) }},
+	{desc("rank_itl_seconds", "Median time between tokens of the rank in the last seconds, as the router measured it.", rankLabels...), gauge, func(k *admin.Rank) float64 { return seconds(k.ITL) }},
+	{desc("rank_output_tokens_per_second", "Tokens that came from the rank in the last seconds, as the router counted them.", rankLabels...), gauge, func(k *admin.Rank) float64 { return known(k.OutputRate, k.OutputRate != nil) }},
+	{desc("rank_slow", "Whether the rank is slow against its peers and its own past.", rankLabels...), gauge, func(k *admin.Rank) float64 { return flag(k.Slow != nil) }},
 	{desc("rank_capacity_blocks", "Blocks that the rank has room for, in router blocks.", rankLabels...), gauge, func(k *admin.Rank) float64 { return known(&k.CapacityBlock, k.CapacityBlock > 0) }},
 }
 
@@ -129,6 +133,9 @@ func flag(b bool) float64 {
 	}
 	return 0
 }
+
+// seconds is a figure in seconds of one in ms that may be unknown.
+func seconds(ms *float64) float64 { return known(ms, ms != nil) / 1000 }
 
 func known[N int | int64 | float64](n *N, is bool) float64 {
 	if !is {

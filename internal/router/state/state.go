@@ -16,6 +16,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/kvfeed"
 	"github.com/dynctl/dynctl/internal/router/kvindex"
 	"github.com/dynctl/dynctl/internal/router/ledger"
+	"github.com/dynctl/dynctl/internal/router/pace"
 	"github.com/dynctl/dynctl/internal/router/traffic"
 	"github.com/dynctl/dynctl/internal/workers"
 )
@@ -38,6 +39,8 @@ type Router interface {
 	BlockOf(*workers.Worker) int
 	// Counts are the requests that were sent to a rank, and those that failed.
 	Counts(*workers.Rank) (requests, failures uint64)
+	// Speed is how fast a rank answers.
+	Speed(*workers.Rank) pace.Speed
 	// Troubles are further reasons not to be ready.
 	Troubles() []string
 	// TokenizerRests tells whether a worker is not asked for tokens, because it
@@ -233,6 +236,11 @@ func (s *State) Workers(now time.Time) admin.WorkerList {
 				ActiveRequests: l.Requests, PrefillTokens: int64(l.PrefillTokens), DecodeBlocks: int64(l.DecodeBlocks),
 				Requests: requests, Failures: failures, IndexBlocks: s.resident(k), Feed: admin.Feed{State: "none"}, Engine: engineLoad(k.Load()),
 			}
+			speed := s.Speed(k)
+			rank.TTFT, rank.ITL, rank.OutputRate = milli(speed.TTFT), milli(speed.ITL), figure(speed.TokensPerSecond)
+			if f := speed.Slow; f != nil {
+				rank.Slow = &admin.Slow{Figure: f.Figure.String(), Times: f.Times, Since: f.Since}
+			}
 			if w.KVBlocks > 0 && w.BlockSize > 0 {
 				rank.CapacityBlock = int64(w.KVBlocks) * int64(w.BlockSize) / int64(s.BlockOf(w))
 			}
@@ -293,6 +301,9 @@ func figure(f float64) *float64 {
 	}
 	return &f
 }
+
+// milli is a figure in ms of one in seconds.
+func milli(seconds float64) *float64 { return figure(1000 * seconds) }
 
 func engineLoad(l *workers.Load) *admin.EngineLoad {
 	if l == nil {

@@ -72,20 +72,24 @@ type Window struct {
 type histogram struct {
 	count  uint64
 	max    time.Duration
-	bucket [42 * 8]uint32
+	bucket [Buckets]uint32
 }
 
-func bucketOf(d time.Duration) int {
+// Buckets is the number of buckets of durations, eight to a power of two.
+const Buckets = 42 * 8
+
+// Bucket is the one that a duration falls into.
+func Bucket(d time.Duration) int {
 	n := uint64(max(d, 0)) >> 7 // steps of 128 ns
 	if n < 8 {
 		return int(n)
 	}
 	e := bits.Len64(n) - 4
-	return min((e+1)*8+int(n>>e)-8, 42*8-1)
+	return min((e+1)*8+int(n>>e)-8, Buckets-1)
 }
 
-// bucketTop is the greatest duration of a bucket.
-func bucketTop(i int) time.Duration {
+// BucketTop is the greatest duration of a bucket.
+func BucketTop(i int) time.Duration {
 	if i < 8 {
 		return time.Duration((i + 1) << 7)
 	}
@@ -95,7 +99,7 @@ func bucketTop(i int) time.Duration {
 
 // Add counts a duration.
 func (w *Window) Add(d time.Duration) {
-	i := bucketOf(d)
+	i := Bucket(d)
 	w.mu.Lock()
 	h := &w.half[w.at]
 	h.count++
@@ -130,7 +134,7 @@ func (w *Window) quantiles(unit time.Duration) *admin.Quantiles {
 		var seen uint64
 		for i, n := range sum.bucket {
 			if seen += uint64(n); seen >= rank {
-				return float64(min(bucketTop(i), sum.max)) / float64(unit)
+				return float64(min(BucketTop(i), sum.max)) / float64(unit)
 			}
 		}
 		return float64(sum.max) / float64(unit)
@@ -150,19 +154,20 @@ type Gaps struct {
 // histogramLite counts gaps in 32 buckets, two to a power of two from 128 µs.
 type histogramLite [32]uint16
 
-// Tick notes that a piece has come.
-func (g *Gaps) Tick(now time.Time) {
+// Tick notes that a piece has come, and gives the gap before it: 0 for the first.
+func (g *Gaps) Tick(now time.Time) (d time.Duration) {
 	if !g.last.IsZero() {
-		d := now.Sub(g.last)
+		d = now.Sub(g.last)
 		g.count++
 		g.sum += d
 		g.max = max(g.max, d)
-		i := min(bucketOf(d)/4, 63) - 20
+		i := min(Bucket(d)/4, 63) - 20
 		if h := &g.hist[max(0, min(i, 31))]; *h < 65535 {
 			*h++
 		}
 	}
 	g.last = now
+	return d
 }
 
 // Count is the number of gaps.
@@ -183,7 +188,7 @@ func (g *Gaps) Quantile(q float64) time.Duration {
 	rank, seen := int(q*float64(total)+0.999999), 0
 	for i, n := range g.hist {
 		if seen += int(n); seen >= rank && n > 0 {
-			return min(bucketTop((i+20)*4+3), g.max)
+			return min(BucketTop((i+20)*4+3), g.max)
 		}
 	}
 	return g.max

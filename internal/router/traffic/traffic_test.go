@@ -36,8 +36,8 @@ func TestWindowQuantilesAreWithinNinePercent(t *testing.T) {
 		t.Fatalf("after two turns: %+v", q)
 	}
 	for d := time.Duration(0); d < time.Hour; d = d*3/2 + 1 {
-		if i := bucketOf(d); d > bucketTop(i) || (i > 0 && d <= bucketTop(i-1)-128) {
-			t.Fatalf("%v is in bucket %d up to %v", d, i, bucketTop(i))
+		if i := Bucket(d); d > BucketTop(i) || (i > 0 && d <= BucketTop(i-1)-128) {
+			t.Fatalf("%v is in bucket %d up to %v", d, i, BucketTop(i))
 		}
 	}
 }

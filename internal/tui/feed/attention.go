@@ -37,6 +37,7 @@ const (
 	CodeMispredicted = "overlap_mispredicted"
 	CodeIndexFull    = "index_full"
 	CodeRecorder     = "recorder"
+	CodeSlow         = "rank_slow"
 	CodeRestarted    = "restarted"
 	CodeCold         = "index_cold"
 	CodeReason       = "router_reason"
@@ -94,6 +95,8 @@ func judgeRanks(ranks []Rank, workers []Worker, lost *coldWatch) {
 			k.Status, k.Severity = "FULL", Warn
 		case k.Waiting >= saturatedQueue:
 			k.Status, k.Severity = "QUEUE", Warn
+		case k.SlowAt != "":
+			k.Status, k.Severity = "SLOW", Warn
 		case k.LoadAge > blindAfter || !k.Running.Known() && !k.KVUsage.Known():
 			k.Status, k.Severity = "BLIND", Info
 		case lost.isCold(k.Label):
@@ -276,6 +279,13 @@ func (b *Builder) attendRanks(c *collector, r *Router) {
 				c.rank(Info, CodeGap, k, "event gap: %.0f in the last minute; %d batches were replayed and %d lost since the start; its view is whole again", k.Feed.RecentGaps.F(), k.Feed.Replayed, k.Feed.Lost)
 			}
 		}
+		if k.SlowAt != "" {
+			of := ""
+			if k.SlowAt == "TTFT" {
+				of = " for its prompts' lengths"
+			}
+			c.rank(Warn, CodeSlow, k, "%s%s %s times the median of its peers, and it was faster before (ITL %s ms, TTFT %s ms now)", k.SlowAt, of, tenth(k.SlowTimes), tenth(k.ITL), tenth(k.TTFT))
+		}
 		full, queue := k.KVUsage >= saturatedKV, k.Waiting >= saturatedQueue
 		if full || queue {
 			what := "saturated: "
@@ -311,6 +321,17 @@ func (b *Builder) attendRanks(c *collector, r *Router) {
 			c.rank(Warn, CodeFailures, k, "%.0f legs failed here in the last minute", k.Failures.F())
 		}
 	}
+}
+
+// tenth is a figure with one digit after the point where that says something.
+func tenth(n Num) string {
+	switch {
+	case !n.Known():
+		return "-"
+	case n < 9.95:
+		return fmt.Sprintf("%.1f", n.F())
+	}
+	return fmt.Sprintf("%.0f", n.F())
 }
 
 // median is that of the KV usage of the ranks of a role.
@@ -393,7 +414,7 @@ func (b *Builder) stamp(lines []Attention, now time.Time) []Attention {
 
 // weight orders what is equally severe: first what is the cause of much else.
 func weight(code string) int {
-	for i, c := range [...]string{CodeRouterDown, CodeRouterStalls, CodeNoWorker, CodeWorkerDown, CodeRecompute, CodeSaturated, CodeFeed, CodeGap, CodeHotPrefix, CodeFallback, CodeRetries, CodeFailures} {
+	for i, c := range [...]string{CodeRouterDown, CodeRouterStalls, CodeNoWorker, CodeWorkerDown, CodeRecompute, CodeSlow, CodeSaturated, CodeFeed, CodeGap, CodeHotPrefix, CodeFallback, CodeRetries, CodeFailures} {
 		if c == code {
 			return i
 		}

@@ -392,6 +392,10 @@ func rankView(w *admin.Worker, k *admin.Rank, now, was, old *point) Rank {
 			Gaps: k.Feed.Gaps, Replayed: k.Feed.Replayed, Lost: k.Feed.Lost, Dropped: k.Feed.Dropped, Restarts: k.Feed.Restarts, Errors: k.Feed.Errors, Orphans: k.Feed.Orphans,
 		},
 	}
+	v.TTFT, v.ITL, v.OutputRate, v.SlowTimes = Num(value(k.TTFT)), Num(value(k.ITL)), Num(value(k.OutputRate)), Unknown
+	if k.Slow != nil {
+		v.SlowAt, v.SlowTimes = k.Slow.Figure, Num(k.Slow.Times)
+	}
 	if len(w.Models) > 0 {
 		v.Model = w.Models[0]
 	}

@@ -101,6 +101,9 @@ func TestAttention(t *testing.T) {
 			a.Workers[1].Ranks[0].Feed.Dropped = 1
 		}, []string{"warn events_untrusted d1/dp0"}, "until then hits are missed\n"},
 		{"full", func(a *admin.Snapshot) { a.Workers[2].Ranks[0].Engine.KVUsage = ptr(.95) }, []string{"warn rank_saturated d2/dp0"}, "95% of its KV cache is in use (median of decode ranks 50%)"},
+		{"slow", func(a *admin.Snapshot) {
+			a.Workers[2].Ranks[0].ITL, a.Workers[2].Ranks[0].Slow = ptr(90), &admin.Slow{Figure: "ITL", Times: 9}
+		}, []string{"warn rank_slow d2/dp0"}, "ITL 9.0 times the median of its peers, and it was faster before (ITL 90 ms, TTFT - ms now)"},
 		{"queue", func(a *admin.Snapshot) {
 			*a.Workers[2].Ranks[0].Engine.Waiting, a.Workers[2].Ranks[0].ActiveRequests = 9, 11
 		}, []string{"warn rank_saturated d2/dp0"}, "9 requests wait in the engine: it gets more than it can run"},

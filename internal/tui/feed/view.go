@@ -320,6 +320,15 @@ type Rank struct {
 	IndexBlocks   int64 `json:"index_blocks"`
 	Capacity      int64 `json:"capacity_blocks"`
 
+	// How fast it answers, as the router measured it in the last seconds.
+	TTFT       Num `json:"router_ttft_ms"`
+	ITL        Num `json:"router_itl_ms"`
+	OutputRate Num `json:"router_output_tokens_per_second"`
+	// SlowAt is "ITL" or "TTFT" for a rank that is slow at it, SlowTimes how many
+	// times the median of its peers that is.
+	SlowAt    string `json:"slow_at,omitempty"`
+	SlowTimes Num    `json:"slow_times"`
+
 	// The differences, engine minus router.
 	RequestDiff Num `json:"requests_difference"`
 	BlockDiff   Num `json:"blocks_difference"`

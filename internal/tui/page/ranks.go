@@ -34,6 +34,7 @@ type column struct {
 	w     int
 	left  bool
 	wide  bool // only shown in the wide form or with room
+	brief bool // not shown in the wide form without room
 	cell  func(p *widget.Painter, k *feed.Rank, w int)
 }
 
@@ -43,6 +44,17 @@ func num(st theme.Style, s string) func(*widget.Painter, int) {
 
 func figure(f func(k *feed.Rank) string) func(*widget.Painter, *feed.Rank, int) {
 	return func(p *widget.Painter, k *feed.Rank, w int) { num(theme.Plain, f(k))(p, w) }
+}
+
+// speed is a figure that a rank can be slow at.
+func speed(name string, of func(k *feed.Rank) feed.Num) func(*widget.Painter, *feed.Rank, int) {
+	return func(p *widget.Painter, k *feed.Rank, w int) {
+		st := theme.Plain
+		if k.SlowAt == name {
+			st = theme.Warn
+		}
+		p.Right(st, widget.Millis(of(k).F()), w)
+	}
 }
 
 // columns in the order of their importance; the name comes before them all.
@@ -57,7 +69,7 @@ var columns = []column{
 		p.Right(st, widget.Count(k.Waiting.F()), w)
 	}},
 	{title: "KV%", w: 5, cell: func(p *widget.Painter, k *feed.Rank, w int) { p.Right(kvStyle(k), widget.Percent(k.KVUsage.F()), w) }},
-	{title: "KV", w: 10, left: true, cell: func(p *widget.Painter, k *feed.Rank, w int) {
+	{title: "KV", w: 10, left: true, brief: true, cell: func(p *widget.Painter, k *feed.Rank, w int) {
 		st := theme.Bar
 		if k.KVUsage >= 0.9 {
 			st = theme.Warn
@@ -65,13 +77,16 @@ var columns = []column{
 		p.Bar(st, k.KVUsage.F(), w)
 	}},
 	{title: "HIT%", w: 5, cell: figure(func(k *feed.Rank) string { return widget.Percent(k.HitShare.F()) })},
+	{title: "TTFT", w: 6, cell: speed("TTFT", func(k *feed.Rank) feed.Num { return k.TTFT })},
+	{title: "ITL", w: 6, cell: speed("ITL", func(k *feed.Rank) feed.Num { return k.ITL })},
+	{title: "OUT t/s", w: 7, cell: figure(func(k *feed.Rank) string { return widget.Count(k.OutputRate.F()) })},
 	{title: "IN t/s", w: 6, cell: figure(func(k *feed.Rank) string { return widget.Count(k.PromptRate.F()) })},
 	{title: "REQ/s", w: 6, cell: figure(func(k *feed.Rank) string { return widget.Rate(k.RequestRate.F()) })},
 	{title: "ACT", w: 4, cell: figure(func(k *feed.Rank) string { return widget.Count(float64(k.Active)) })},
-	{title: "PREFILL", w: 7, cell: figure(func(k *feed.Rank) string { return widget.Count(float64(k.PrefillTokens)) })},
+	{title: "PREFILL", w: 7, brief: true, cell: figure(func(k *feed.Rank) string { return widget.Count(float64(k.PrefillTokens)) })},
 	{title: "INDEX", w: 6, cell: figure(func(k *feed.Rank) string { return widget.Count(float64(k.IndexBlocks)) })},
 	{title: "EV/s", w: 6, cell: figure(func(k *feed.Rank) string { return widget.Rate(k.Feed.EventRate.F()) })},
-	{title: "EVENTS", w: 10, left: true, cell: func(p *widget.Painter, k *feed.Rank, w int) {
+	{title: "EVENTS", w: 10, left: true, brief: true, cell: func(p *widget.Painter, k *feed.Rank, w int) {
 		st := theme.Plain
 		if k.Feed.State != "none" && !k.Feed.Trusted {
 			st = theme.Warn
@@ -124,6 +139,9 @@ var orders = []order{
 	{"run", func(k *feed.Rank) float64 { return k.Running.F() }},
 	{"hit", func(k *feed.Rank) float64 { return k.HitShare.F() }},
 	{"in", func(k *feed.Rank) float64 { return k.PromptRate.F() }},
+	{"out", func(k *feed.Rank) float64 { return k.OutputRate.F() }},
+	{"ttft", func(k *feed.Rank) float64 { return k.TTFT.F() }},
+	{"itl", func(k *feed.Rank) float64 { return k.ITL.F() }},
 	{"req", func(k *feed.Rank) float64 { return k.RequestRate.F() }},
 	{"act", func(k *feed.Rank) float64 { return float64(k.Active) }},
 	{"prefill", func(k *feed.Rank) float64 { return float64(k.PrefillTokens) }},
@@ -276,11 +294,11 @@ func (t *RankTable) Draw(r *feed.Router, p *widget.Painter, h int) {
 	show := make([]*column, 0, len(columns))
 	for i := range columns {
 		c := &columns[i]
+		if t.wide && c.brief && p.W < 160 {
+			continue // it gives way to more figures
+		}
 		if room < c.w+1 || c.wide && !t.wide && p.W < 160 {
 			break
-		}
-		if t.wide && c.title == "KV" && p.W < 160 {
-			continue // the bar gives way to more figures
 		}
 		room -= c.w + 1
 		show = append(show, c)

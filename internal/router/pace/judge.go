@@ -1,0 +1,372 @@
+package pace
+
+import (
+	"math"
+	"slices"
+	"time"
+
+	"github.com/dynctl/dynctl/internal/router/traffic"
+)
+
+// Figure is what a rank can be slow at.
+type Figure int
+
+// The figures.
+const (
+	ITL  Figure = iota // time between tokens
+	TTFT               // time to the first token, for the tokens that it took
+	figures
+)
+
+// String is the figure's name.
+func (f Figure) String() string { return [...]string{"ITL", "TTFT"}[f] }
+
+// What the judgement rests on.
+const (
+	// MinSamples is how many samples a rank, its past and its peers must have each.
+	MinSamples = 20
+	// persist is how long a rank must be slow, or not, before that is said.
+	persist = 2 * time.Second
+	// forgetAfter is how long a rank that shows nothing any more stays slow.
+	forgetAfter = 30 * time.Second
+	// mendedAt is the part of the factor below which a slow rank has recovered.
+	mendedAt = 0.7
+	// pastHalf is after which time of use the past counts half, and countHalf a
+	// sample as one of MinSamples.
+	pastHalf  = 10 * time.Minute
+	countHalf = 10 * time.Second
+)
+
+// recentHalf is after which time what was seen in a step counts half, floor the
+// difference below which nobody is slow: what the network and the router's own load
+// can add.
+var (
+	recentHalf = [figures]time.Duration{ITL: 2 * time.Second, TTFT: 3 * time.Second}
+	floor      = [figures]time.Duration{ITL: 2 * time.Millisecond, TTFT: 20 * time.Millisecond}
+)
+
+// fading is a histogram whose steps count less as they get older. Every step that
+// had samples weighs the same, however many: a rank that has become slow shows few,
+// the more so since requests avoid it.
+type fading struct {
+	n      float64 // samples
+	weight [traffic.Buckets]float32
+}
+
+func (h *fading) add(c *Counts) (n float64) {
+	for _, k := range c {
+		n += float64(k)
+	}
+	if n == 0 {
+		return 0
+	}
+	for i, k := range c {
+		if k != 0 {
+			h.weight[i] += float32(float64(k) / n)
+		}
+	}
+	h.n += n
+	return n
+}
+
+// fade makes everything older by a time and gives what that takes away to to.
+func (h *fading) fade(took, half time.Duration, to *fading) {
+	if h.n == 0 {
+		return
+	}
+	left := func(half time.Duration) float64 { return math.Exp2(-took.Seconds() / half.Seconds()) }
+	keep, n := float32(left(half)), h.n*left(max(half, countHalf))
+	if n < 0.01 {
+		keep, n = 0, 0
+	}
+	for i, w := range h.weight {
+		if w == 0 {
+			continue
+		}
+		h.weight[i] = w * keep
+		if to != nil {
+			to.weight[i] += w - h.weight[i]
+		}
+	}
+	if to != nil {
+		to.n += h.n - n
+	}
+	h.n = n
+}
+
+// quantile is NaN without samples. It lies within its bucket as if the samples
+// there were spread evenly.
+func (h *fading) quantile(q float64) float64 {
+	total := 0.0
+	for _, k := range h.weight {
+		total += float64(k)
+	}
+	if total <= 0 {
+		return math.NaN()
+	}
+	seen := 0.0
+	for i, k := range h.weight {
+		if k == 0 {
+			continue
+		}
+		if seen+float64(k) >= q*total {
+			lo := 0.0
+			if i > 0 {
+				lo = float64(traffic.BucketTop(i - 1))
+			}
+			return lo + (float64(traffic.BucketTop(i))-lo)*(q*total-seen)/float64(k)
+		}
+		seen += float64(k)
+	}
+	return float64(traffic.BucketTop(traffic.Buckets - 1))
+}
+
+// Input is one rank's reading.
+type Input[K comparable] struct {
+	Key K
+	// Group names the ranks that can be compared: same role, model and hardware.
+	Group string
+	Reading
+}
+
+// Finding is how slow a rank is at a figure.
+type Finding struct {
+	Figure Figure
+	// Times is the rank's median over that of its peers.
+	Times float64
+	// Since is when that was first so.
+	Since time.Time
+}
+
+// Speed is what is known of a rank. Unknown figures are NaN.
+type Speed struct {
+	// TTFT and ITL are medians in seconds, of the last seconds.
+	TTFT, ITL float64
+	// TokensPerSecond is what came out of it in the last seconds.
+	TokensPerSecond float64
+	// Slow is nil for a rank that is not.
+	Slow *Finding
+}
+
+// Change is that a rank has become slow, or is not any more.
+type Change[K comparable] struct {
+	Key K
+	Verdict
+}
+
+// Verdict is what is so from now on.
+type Verdict struct {
+	Slow bool
+	Finding
+	// Lost says of an end that the rank shows nothing any more.
+	Lost bool
+}
+
+// state is what is kept of one rank.
+type state struct {
+	group  string
+	recent [figures]fading
+	past   [figures]fading
+	firsts fading // as they were, for people
+	rate   float64
+	known  bool // rate is that of a whole step at least
+
+	// Of the present step.
+	now, was [figures]float64
+	past90   float64 // of TTFT, of the step before
+
+	slow   [figures]bool
+	since  [figures]time.Time // of the state that slow says, or will say
+	other  [figures]time.Time // since when the opposite holds; zero while it does not
+	times  [figures]float64
+	silent [figures]time.Time // since when nothing is known
+	seen   int
+}
+
+// Judge keeps what is known of every rank. It is not safe for concurrent use.
+type Judge[K comparable] struct {
+	ranks map[K]*state
+	last  time.Time
+	step  int
+}
+
+// NewJudge is a judge that knows nothing.
+func NewJudge[K comparable]() *Judge[K] { return &Judge[K]{ranks: map[K]*state{}} }
+
+// Step takes in what ranks have shown since the last step and tells what changed.
+// A rank is slow at a figure whose median is more than factor times that of its
+// peers' medians, and more than factor times its own median of before. A factor of
+// 0 judges nobody.
+func (j *Judge[K]) Step(now time.Time, factor float64, in []Input[K]) (out []Change[K]) {
+	took := now.Sub(j.last)
+	if j.last.IsZero() {
+		took = 0
+	}
+	j.last = now
+	j.step++
+	groups := map[string][]*state{}
+	for i := range in {
+		s := j.ranks[in[i].Key]
+		if s == nil {
+			s = &state{}
+			j.ranks[in[i].Key] = s
+		}
+		s.seen, s.group = j.step, in[i].Group
+		s.take(&in[i].Reading, took, factor)
+		groups[s.group] = append(groups[s.group], s)
+	}
+	for k, s := range j.ranks {
+		if s.seen != j.step {
+			delete(j.ranks, k)
+		}
+	}
+	peers := map[string][figures][]float64{}
+	for name, list := range groups {
+		peers[name] = compare(list)
+	}
+	for i := range in {
+		s := j.ranks[in[i].Key]
+		for f := range figures {
+			if c, ok := s.judge(f, peers[s.group][f], factor, now); ok {
+				out = append(out, Change[K]{Key: in[i].Key, Verdict: c})
+			}
+		}
+	}
+	return out
+}
+
+// Speed is what is known of a rank.
+func (j *Judge[K]) Speed(k K) Speed {
+	out := Speed{TTFT: math.NaN(), ITL: math.NaN(), TokensPerSecond: math.NaN()}
+	s := j.ranks[k]
+	if s == nil {
+		return out
+	}
+	out.TTFT, out.ITL = s.firsts.quantile(.5)/1e9, s.recent[ITL].quantile(.5)/1e9
+	if s.known {
+		out.TokensPerSecond = s.rate
+	}
+	for f := range figures {
+		if s.slow[f] {
+			out.Slow = &Finding{f, s.times[f], s.since[f]}
+			break
+		}
+	}
+	return out
+}
+
+// take makes what is known older and adds a reading. What leaves the last seconds
+// becomes the past, unless the rank may be slow now.
+func (s *state) take(r *Reading, took time.Duration, factor float64) {
+	if took > 0 {
+		for f := range figures {
+			past := &s.past[f]
+			if s.slow[f] || !s.other[f].IsZero() {
+				past = nil
+			} else if s.recent[f].n > 0 {
+				past.fade(took, pastHalf, nil)
+			}
+			s.recent[f].fade(took, recentHalf[f], past)
+		}
+		s.firsts.fade(took, recentHalf[TTFT], nil)
+	}
+	tokens := s.recent[ITL].add(&r.Gaps) + float64(r.Tokens) + s.firsts.add(&r.Firsts)
+	if r.Waiting > 0 && float64(r.Age) > factor*s.past90 {
+		// They are no samples yet, but that they wait for too long is seen.
+		r.Work[traffic.Bucket(r.Age)] += uint32(r.Waiting)
+	}
+	s.recent[TTFT].add(&r.Work)
+	if took > 0 {
+		a := math.Exp2(-took.Seconds() / recentHalf[ITL].Seconds())
+		if !s.known {
+			a = 0
+		}
+		s.rate, s.known = a*s.rate+(1-a)*tokens/took.Seconds(), true
+	}
+	s.past90 = math.NaN()
+	for f := range figures {
+		s.now[f], s.was[f] = math.NaN(), math.NaN()
+		if s.recent[f].n >= MinSamples {
+			s.now[f] = s.recent[f].quantile(.5)
+		}
+		if s.past[f].n >= MinSamples {
+			s.was[f] = s.past[f].quantile(.5)
+			if f == TTFT {
+				s.past90 = s.past[f].quantile(.9)
+			}
+		}
+	}
+}
+
+// compare sorts the medians of a group's ranks.
+func compare(list []*state) (medians [figures][]float64) {
+	for f := range figures {
+		for _, s := range list {
+			if !math.IsNaN(s.now[f]) {
+				medians[f] = append(medians[f], s.now[f])
+			}
+		}
+		slices.Sort(medians[f])
+	}
+	return medians
+}
+
+// without is the median of a sorted list less one of its values, NaN when nothing
+// is left.
+func without(list []float64, one float64) float64 {
+	n, skip := len(list), len(list)
+	if !math.IsNaN(one) {
+		skip, _ = slices.BinarySearch(list, one)
+		n--
+	}
+	if n <= 0 {
+		return math.NaN()
+	}
+	at := func(i int) float64 {
+		if i >= skip {
+			i++
+		}
+		return list[i]
+	}
+	return (at((n-1)/2) + at(n/2)) / 2
+}
+
+// judge decides about one figure of a rank.
+func (s *state) judge(f Figure, medians []float64, factor float64, now time.Time) (v Verdict, changed bool) {
+	mine, peers, was := s.now[f], without(medians, s.now[f]), s.was[f]
+	known := !math.IsNaN(mine) && !math.IsNaN(peers) && !math.IsNaN(was) && factor > 0
+	switch {
+	case known:
+		s.silent[f] = time.Time{}
+	case s.silent[f].IsZero():
+		s.silent[f] = now
+	}
+	over := func(by float64) bool {
+		return mine > by*peers && mine > by*was && mine > peers+float64(floor[f])
+	}
+	is := s.slow[f]
+	lost := is && (factor <= 0 || !s.silent[f].IsZero() && now.Sub(s.silent[f]) >= forgetAfter)
+	switch {
+	case lost:
+	case !known, is && over(mendedAt*factor), !is && !over(factor):
+		s.other[f] = time.Time{}
+		if known {
+			s.times[f] = mine / peers
+		}
+		return v, false
+	case s.other[f].IsZero():
+		s.other[f] = now
+		return v, false
+	case now.Sub(s.other[f]) < persist:
+		return v, false
+	}
+	if known {
+		s.times[f] = mine / peers
+	}
+	s.slow[f], s.since[f], s.other[f] = !is, now, time.Time{}
+	if lost {
+		// What it will show is not to be held against a time that is long gone.
+		s.recent[f], s.past[f] = fading{}, fading{}
+	}
+	return Verdict{!is, Finding{f, s.times[f], now}, lost}, true
+}
