@@ -49,7 +49,7 @@ func play(t *testing.T, f fleet) (calls []call, victim int) {
 	for i := range 8 {
 		cfg := engine.Config{
 			BlockSize: 16, Blocks: 20_000, MaxSeqs: 64, MaxBatchedTokens: 2048, Model: "m", Seed: 1, NameSeed: uint64(i), NoiseSeed: f.seed + uint64(i),
-			Timing: timing.Mocker{}, Noise: .05, Words: []uint32{300, 301, 302}, EOS: 2, OSL: 150,
+			Timing: timing.Mocker{}, Noise: .05, Next: func(_ []uint32, draw uint64) uint32 { return uint32(300 + draw%100) }, EOS: 2, OSL: 150,
 		}
 		if f.mixed && i%2 == 1 {
 			cfg.Speed = 1. / 3
