@@ -40,6 +40,9 @@ func TestInvariant10NoPatchIsLost(t *testing.T) {
 			patches[row.Key] = 7.0
 		case *float64:
 			patches[row.Key] = 0.75
+			if row.Check != nil && row.Check(0.75) != nil {
+				patches[row.Key] = 1.75
+			}
 		case *bool:
 			patches[row.Key] = true
 		case *time.Duration:
