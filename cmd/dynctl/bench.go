@@ -429,7 +429,7 @@ func (f *benchFlags) crossover(cmd *cobra.Command, output string) (err error) {
 	case control.stopped():
 		return withCode(exitInterrupted, errors.New("ended early: partial results are in "+folder.Path))
 	case runErr != nil:
-		return fmt.Errorf("%w (what was measured before is in %s)", runErr, folder.Path)
+		return lostFleet(fmt.Errorf("%w (what was measured before is in %s)", runErr, folder.Path))
 	case !res.Valid:
 		return withCode(exitInvalid, errors.New("the result is not valid: a gate failed, see above"))
 	}
@@ -441,6 +441,14 @@ func (f *benchFlags) show(cmd *cobra.Command, output string, res *experiment.Res
 		return writeData(cmd.OutOrStdout(), "json", res)
 	}
 	return report.Text(cmd.OutOrStdout(), res, report.TextOptions{Width: terminalWidth(cmd.OutOrStdout()), Wide: output == "wide", Folder: folder, Live: running})
+}
+
+// lostFleet gives the error of a run whose target went away its exit code.
+func lostFleet(err error) error {
+	if errors.Is(err, live.ErrLost) {
+		return withCode(exitUnreachable, err)
+	}
+	return adminError(err)
 }
 
 // taken counts the cells of a run that are not measured again.

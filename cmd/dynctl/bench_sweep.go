@@ -167,7 +167,7 @@ func (f *benchFlags) sweep(cmd *cobra.Command, output string) (err error) {
 	case control.stopped():
 		return withCode(exitInterrupted, errors.New("ended early: partial results are in "+name))
 	}
-	return runErr
+	return lostFleet(runErr)
 }
 
 func saveSweep(dir string, res *sweep.Result) error {

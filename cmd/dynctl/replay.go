@@ -265,8 +265,14 @@ func (f *replayFlags) play(cmd *cobra.Command, files *traceFiles, minMatch float
 	if err := writeReport(cmd.OutOrStdout(), f.output, replay.Head, rep); err != nil {
 		return err
 	}
+	if f.at > rep.Lines {
+		return withCode(exitUsage, fmt.Errorf("--at %d: the trace ends with line %d", f.at, rep.Lines))
+	}
 	if v := rep.Verify; v != nil && v.Match() < minMatch {
 		return withCode(exitMissed, fmt.Errorf("%.2f%% of %d decisions are proven to come out the same (%d more are taken on trust), fewer than --min-match %s", 100*v.Match(), v.Decisions, v.OnTrust, f.minMatch))
+	}
+	if rep.Verify != nil && rep.Cut {
+		return withCode(exitInvalid, fmt.Errorf("the trace is cut after line %d: what is above holds up to there, and what was recorded later is not in the file", rep.Lines))
 	}
 	return nil
 }

@@ -126,7 +126,7 @@ func (c *compareFlags) rows(changes []replay.Change, from, to time.Duration, sta
 				s.Settings = replay.Changed(s.Settings, changes)
 				var names []string
 				for _, ch := range changes {
-					names = append(names, ch.Key+"="+ch.Value)
+					names = append(names, ch.String())
 				}
 				rows = append(rows, row{setup: s, blocks: blocks, label: strings.Join(names, " ")})
 			}
@@ -189,6 +189,11 @@ func (f *replayFlags) simulate(cmd *cobra.Command, files *traceFiles, changes []
 	}
 	if f.compare.jobs < 1 {
 		return withCode(exitUsage, errors.New("--jobs must be at least 1"))
+	}
+	for _, t := range f.compare.thresholds {
+		if t < 0 {
+			fmt.Fprintf(cmd.ErrOrStderr(), "caution: --routing-threshold %d is always remote, as 0 is; for never remote give one above every prompt\n", t)
+		}
 	}
 	if err := f.bounds(rows, src); err != nil {
 		return traceError(err)

@@ -62,7 +62,7 @@ answers.`,
 	fl := cmd.Flags()
 	fl.StringArrayVar(&f.routers, "router", nil, "admin `URL` of a router (repeatable; environment DYNCTL_ROUTER; default "+defaultRouter+")")
 	f.access.add(fl)
-	fl.StringVar(&f.context, "context", "", "`NAME` of a context in "+contextsPath())
+	fl.StringVar(&f.context, "context", "", "`NAME` of a context in $DYNCTL_CONTEXTS, or else in ~/.config/dynctl/contexts.yaml")
 	fl.BoolVar(&f.once, "once", false, "write the figures once and exit")
 	fl.DurationVar(&f.watch, "watch", 0, "write the figures again every `INTERVAL` until interrupted")
 	fl.IntVar(&f.count, "count", 0, "end --watch after this many outputs; 0 is never")

@@ -106,12 +106,12 @@ func (r *Runner) gates(res *Result) ([]Gate, Bounds) {
 	lateOf := share(late, n)
 	clientOK := lateOf <= LateShare && worstRate <= rateLimit
 	if openLoop {
-		add("client", clientOK, lateCells, "client sent %.2f%% of requests more than %.0f ms late (limit %.0f%%), rate off by at most %.2f%% (limit %.0f%%)", lateOf*100, LateLimit, LateShare*100, worstRate*100, rateLimit*100)
+		add("client", clientOK, lateCells, "client sent %.2f%% of requests more than %.0f ms late (limit %.0f%%), rate off by up to %.2f%% (limit %.0f%%)", lateOf*100, LateLimit, LateShare*100, worstRate*100, rateLimit*100)
 	} else {
 		add("client", clientOK, lateCells, "client gap over %.0f ms in %.2f%% of requests (limit %.0f%%), worst cell p95 %.1f ms", LateLimit, lateOf*100, LateShare*100, worstDispatch)
 	}
 	if hitKnown {
-		add("cache", len(hitCells) == 0, hitCells, "prefix cache hits differ from what they should be by at most %.1f%%, in %d cells by more than the limit of %.0f%%", worstHit*100, len(hitCells), hitLimit*100)
+		add("cache", len(hitCells) == 0, hitCells, "prefix cache hits differ from what they should be by up to %.1f%%, in %d cells by more than the limit of %.0f%%", worstHit*100, len(hitCells), hitLimit*100)
 	} else {
 		unknown("cache", "no engine tells its prefix cache hits")
 	}
@@ -140,7 +140,7 @@ func (r *Runner) gates(res *Result) ([]Gate, Bounds) {
 		unknown("a/a", "too few pairs of local against local")
 	}
 	if openLoop {
-		add("saturation", len(satCells) == 0, satCells, "in flight at the end against the middle at most %.2f times (limit %.1f)", worstGrowth, growthLimit)
+		add("saturation", len(satCells) == 0, satCells, "in flight at the end against the middle up to %.2f times (limit %.1f)", worstGrowth, growthLimit)
 	} else {
 		add("saturation", len(satCells) == 0, satCells, "in flight %.1f%% of what was wanted in the worst cell (limit %.0f%%)", worstFlight*100, flightLimit*100)
 	}

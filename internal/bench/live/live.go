@@ -326,6 +326,9 @@ func growth(rs []loadgen.Result, span time.Duration) float64 {
 	return (end + 2) / (mid + 2) // small numbers say little
 }
 
+// ErrLost says that a part of the fleet went away and stayed away.
+var ErrLost = errors.New("the fleet did not come back")
+
 // lost turns an error of the counters into a void cell, after the fleet is
 // whole again.
 func (b *Bench) lost(ctx context.Context, cause error) error {
@@ -345,7 +348,7 @@ func (b *Bench) lost(ctx context.Context, cause error) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	return fmt.Errorf("the fleet did not come back within %s: %w: %w", patience, cause, err)
+	return fmt.Errorf("%w within %s: %w: %w", ErrLost, patience, cause, err)
 }
 
 // steady reports a void cell when the router has lost a worker since an event,

@@ -229,6 +229,9 @@ func (s *session) finish() (*Report, error) {
 	st := s.r.Stats()
 	rep.Name, rep.Format, rep.Lines, rep.Bytes = s.r.Name(), s.r.Format(), st.Lines, st.Bytes
 	rep.Bad, rep.FirstBad, rep.Unknown, rep.Skipped, rep.Forgotten, rep.Order, rep.Cut = st.Bad, st.FirstBad, st.Unknown, st.Skipped, st.Forgotten, st.Reordered, st.Cut
+	if rep.Verify != nil {
+		rep.Verify.Cut = rep.Cut
+	}
 	rep.Span, rep.Counts, rep.Ranks = s.last-s.first, s.p.Counts(), s.p.Ranks()
 	ix := s.p.index.Stats()
 	rep.Blocks, rep.Distinct, rep.Nodes, rep.Memory = ix.Memberships, ix.Blocks, ix.Nodes, ix.Bytes

@@ -46,7 +46,7 @@ func (r *Report) Rows() [][]string {
 	}
 	if v := r.Verify; v != nil {
 		rows = append(rows,
-			[]string{"decisions proven equal", fmt.Sprintf("%s of %s (%s)", table.Count(v.Proven), table.Count(v.Decisions), table.Percent(v.Match()))},
+			[]string{"decisions proven equal", fmt.Sprintf("%s of %s (%s)%s", table.Count(v.Proven), table.Count(v.Decisions), table.Percent(v.Match()), upToTheCut[r.Cut])},
 			[]string{"equal, taken on trust", table.Count(v.OnTrust)},
 			[]string{"unverifiable", table.Count(v.Unverifiable)},
 			[]string{"divergent", table.Count(v.Divergent())},
@@ -58,6 +58,9 @@ func (r *Report) Rows() [][]string {
 	}
 	return rows
 }
+
+// upToTheCut follows a share that is of the beginning of a trace only.
+var upToTheCut = map[bool]string{true: " up to the cut"}
 
 func badLines(r *Report) string {
 	if r.Bad == 0 {
@@ -104,7 +107,7 @@ func (r *Report) Text(out io.Writer) error {
 
 // Text writes the comparison for people.
 func (v *VerifyReport) Text(out io.Writer) error {
-	fmt.Fprintf(out, "\nRESULT  %s of decisions proven (%s / %s), %s taken on trust, %s unverifiable, %s divergent\n", table.Percent(v.Match()), table.Count(v.Proven), table.Count(v.Decisions), table.Count(v.OnTrust), table.Count(v.Unverifiable), table.Count(v.Divergent()))
+	fmt.Fprintf(out, "\nRESULT  %s of decisions%s proven (%s / %s), %s taken on trust, %s unverifiable, %s divergent\n", table.Percent(v.Match()), upToTheCut[v.Cut], table.Count(v.Proven), table.Count(v.Decisions), table.Count(v.OnTrust), table.Count(v.Unverifiable), table.Count(v.Divergent()))
 	state := func(n uint64) string {
 		if n == 0 {
 			return "ok"

@@ -40,6 +40,9 @@ type VerifyReport struct {
 	// does not know. FirstLack says what, of the first of them.
 	Unverifiable uint64 `json:"unverifiable"`
 	FirstLack    string `json:"first_unverifiable,omitempty"`
+	// Cut says that the trace ends within a line: what was recorded after it is not
+	// in these figures.
+	Cut bool `json:"cut,omitempty"`
 	// First is the first divergence, FirstInput the first decision with other
 	// inputs; nil when there is none.
 	First      *Divergence `json:"first_divergence,omitempty"`

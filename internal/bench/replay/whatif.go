@@ -30,6 +30,19 @@ var wider = map[string]struct {
 	"policy": {"policy", func(r *settings.Routing) { r.PrefillPolicy, r.DecodePolicy = "", "" }},
 }
 
+// String is the change as the settings that it makes.
+func (c Change) String() string {
+	key := c.Key
+	if also := wider[key]; also.setting != "" {
+		key = also.setting
+	}
+	text := key + "=" + c.Value
+	if key != c.Key && key == "threshold" {
+		text += ",threshold_on=" + c.Key
+	}
+	return text
+}
+
 // ChangeKeys lists what a what-if can change: settings, without their section,
 // and thresholds of one measure.
 func ChangeKeys() []string {
@@ -116,7 +129,7 @@ type Redecision struct {
 func Redecide(ctx context.Context, r *trace.Reader, list []Change) (*Redecision, error) {
 	out := &Redecision{}
 	for _, c := range list {
-		out.Changes = append(out.Changes, c.Key+"="+c.Value)
+		out.Changes = append(out.Changes, c.String())
 	}
 	was, now := new(maker), new(maker)
 	var prompt, hitWas, hitNow, remoteWas, remoteNow uint64

@@ -208,3 +208,16 @@ func TestStrangeVariables(t *testing.T) {
 		t.Error(d)
 	}
 }
+
+// TestNegativeThresholdIsTold: it is the same as 0, which nobody would expect of it.
+func TestNegativeThresholdIsTold(t *testing.T) {
+	for arg, warned := range map[string]bool{"--routing-threshold=-5": true, "--routing-threshold=0": false, "--routing-threshold=5": false} {
+		l, err := Load("", flags(t, arg), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := strings.Contains(strings.Join(l.Warnings, "\n"), "routing.threshold -5 (flag --routing-threshold) is always remote"); got != warned {
+			t.Errorf("%s: %q", arg, l.Warnings)
+		}
+	}
+}
