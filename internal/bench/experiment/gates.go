@@ -13,6 +13,8 @@ const (
 	// LateLimit is what counts as a late send, in ms; at most LateShare may be.
 	LateLimit = 10.0
 	LateShare = 0.01
+	// stopLimit is the share of the time in which the client may stand still.
+	stopLimit = 0.01
 	rateLimit = 0.01
 	hitLimit  = 0.01
 	errLimit  = 0.001
@@ -41,6 +43,7 @@ func (r *Runner) gates(res *Result) ([]Gate, Bounds) {
 	var lateCells, hitCells, errCells, lenCells, pathCells, satCells, moveCells []string
 	worstRate, worstHit, worstFlight, worstGrowth, worstDispatch := 0.0, 0.0, 1.0, 0.0, 0.0
 	hitKnown, openLoop := false, false
+	var watched, stood, worstStop float64 // seconds, seconds, ms
 	var moved, expected float64
 	moveKnown, remoteCells, recomputes, remoteN := false, 0, 0, 0
 	for i := range r.cells {
@@ -54,7 +57,13 @@ func (r *Runner) gates(res *Result) ([]Gate, Bounds) {
 		exactO += m.ExactOSL
 		pathOK += m.PathOK
 		worstDispatch = math.Max(worstDispatch, math.Max(m.Dispatch.P95, m.Dispatch.P99))
-		if share(m.Late, m.Requests) > LateShare {
+		stopped := val(m.ClientStopped)
+		if stopped >= 0 {
+			watched += m.Seconds
+			stood += stopped * m.Seconds
+			worstStop = math.Max(worstStop, math.Max(val(m.ClientWake), val(m.ClientRead)))
+		}
+		if share(m.Late, m.Requests) > LateShare || stopped > stopLimit {
 			lateCells = append(lateCells, id)
 		}
 		if c.Cell.Load.Rate > 0 {
@@ -104,11 +113,16 @@ func (r *Runner) gates(res *Result) ([]Gate, Bounds) {
 		}
 	}
 	lateOf := share(late, n)
-	clientOK := lateOf <= LateShare && worstRate <= rateLimit
+	stopped, still := 0.0, "whether it stood still was not measured"
+	if watched > 0 {
+		stopped = stood / watched
+		still = fmt.Sprintf("it stood still for %.2f%% of the time (limit %.0f%%), for up to %.1f ms", stopped*100, stopLimit*100, worstStop)
+	}
+	clientOK := lateOf <= LateShare && worstRate <= rateLimit && stopped <= stopLimit
 	if openLoop {
-		add("client", clientOK, lateCells, "client sent %.2f%% of requests more than %.0f ms late (limit %.0f%%), rate off by up to %.2f%% (limit %.0f%%)", lateOf*100, LateLimit, LateShare*100, worstRate*100, rateLimit*100)
+		add("client", clientOK, lateCells, "client sent %.2f%% of requests more than %.0f ms late (limit %.0f%%), rate off by up to %.2f%% (limit %.0f%%), %s", lateOf*100, LateLimit, LateShare*100, worstRate*100, rateLimit*100, still)
 	} else {
-		add("client", clientOK, lateCells, "client gap over %.0f ms in %.2f%% of requests (limit %.0f%%), worst cell p95 %.1f ms", LateLimit, lateOf*100, LateShare*100, worstDispatch)
+		add("client", clientOK, lateCells, "client gap over %.0f ms in %.2f%% of requests (limit %.0f%%), worst cell p95 %.1f ms, %s", LateLimit, lateOf*100, LateShare*100, worstDispatch, still)
 	}
 	if hitKnown {
 		add("cache", len(hitCells) == 0, hitCells, "prefix cache hits differ from what they should be by up to %.1f%%, in %d cells by more than the limit of %.0f%%", worstHit*100, len(hitCells), hitLimit*100)

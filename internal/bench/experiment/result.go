@@ -49,6 +49,13 @@ type Measure struct {
 	TokensPerSecond       float64 `json:"output_tokens_per_second"`
 	SteadyTokensPerSecond float64 `json:"steady_output_tokens_per_second"`
 
+	// ClientStopped is the share of the cell's time in which the client itself stood
+	// still; ClientWake and ClientRead are the latest, in ms, that one of its timers
+	// fired and that it read an event. Null when that was not measured.
+	ClientStopped *float64 `json:"client_stopped_share"`
+	ClientWake    *float64 `json:"client_wake_late_max_ms"`
+	ClientRead    *float64 `json:"client_read_late_max_ms"`
+
 	// Late sends were more than 10 ms after their intended time.
 	Late     int     `json:"late_sends"`
 	InFlight float64 `json:"in_flight_share"`
@@ -77,6 +84,14 @@ type Measure struct {
 
 	Stages  Stages  `json:"stages"`
 	Seconds float64 `json:"seconds"`
+}
+
+// Watch takes over how the client fared; s may be nil.
+func (m *Measure) Watch(s *loadgen.Starvation) {
+	if s == nil || s.Watched <= 0 {
+		return
+	}
+	m.ClientStopped, m.ClientWake, m.ClientRead = num(s.Share()), num(s.Wake.Seconds()*1000), num(s.Read.Seconds()*1000)
 }
 
 // CellResult is a cell with what came of it.

@@ -62,19 +62,21 @@ func (p profile) truth() float64 {
 
 // world is a Bench of two simulated ranks under a virtual clock.
 type world struct {
-	w        *virtual.World
-	p, d     *virtual.Rank
-	pool     workload.Pool
-	rng      *rand.Rand
-	noise    float64 // of a cell as a whole, beside the engine's own
-	n        int
-	warm     bool          // all prompts are the same
-	late     time.Duration // the client sends so much too late
-	drift    float64       // log per virtual second
-	lost     bool          // remote KV does not move
-	void     int           // first cells that are void
-	errs     int           // requests of each cell that fail
-	short    bool          // the engine answers one token less
+	w     *virtual.World
+	p, d  *virtual.Rank
+	pool  workload.Pool
+	rng   *rand.Rand
+	noise float64 // of a cell as a whole, beside the engine's own
+	n     int
+	warm  bool          // all prompts are the same
+	late  time.Duration // the client sends so much too late
+	drift float64       // log per virtual second
+	lost  bool          // remote KV does not move
+	void  int           // first cells that are void
+	errs  int           // requests of each cell that fail
+	short bool          // the engine answers one token less
+	// runs gives the time at which a client that is wanted at another one runs.
+	runs     func(wanted time.Duration) time.Duration
 	measured int
 }
 
@@ -173,9 +175,13 @@ func (b *world) Measure(ctx context.Context, c plan.Cell) (*Measure, error) {
 		if !b.warm || i == 0 {
 			prompt = b.pool.Tokens(nil, rng, c.ISL())
 		}
+		sent := b.w.Now()
 		t, e, n, err := b.one(c, prompt)
 		if err != nil {
 			return nil, err
+		}
+		if b.runs != nil { // it reads late
+			t, e = b.runs(sent+t)-sent, b.runs(sent+e)-sent
 		}
 		if i < b.errs {
 			m.Failed++
@@ -200,6 +206,9 @@ func (b *world) Measure(ctx context.Context, c plan.Cell) (*Measure, error) {
 	m.Dispatch = dist([]float64{b.late.Seconds() * 1000})
 	m.Good = m.Requests
 	m.Seconds = (b.w.Now() - start).Seconds()
+	if b.runs != nil {
+		m.Watch(b.watch(start, b.w.Now()))
+	}
 	after := [2]engine.Stats{b.p.Core().Stats(b.w.Now()), b.d.Core().Stats(b.w.Now())}
 	who := 1
 	if c.Arm == plan.Remote {
@@ -266,6 +275,91 @@ func TestIntervalHoldsTheTruth(t *testing.T) {
 				t.Logf("truth %.0f: %d of %d intervals hold it, %d recommendations within a step, mean width %.0f%%, %d cells", truth, holds, seeds, near, 100*width/float64(seeds), cells/seeds)
 				if need := int(math.Floor(0.93 * float64(seeds))); holds < need || near < need {
 					t.Errorf("%d and %d of %d, want at least %d", holds, near, seeds, need)
+				}
+			})
+		}
+	}
+}
+
+// watch is what the load client's witness sees between two times.
+func (b *world) watch(from, to time.Duration) *loadgen.Starvation {
+	s := new(loadgen.Starvation)
+	for now := from; now < to; {
+		planned := now + loadgen.WitnessTick
+		woke := b.runs(planned)
+		now = b.runs(woke)
+		s.Note(planned, woke, now)
+	}
+	return s
+}
+
+// starved is a client that is stopped for 20 to 60 ms, 80 to 200 ms after it went on.
+func starved(rng *rand.Rand) func(time.Duration) time.Duration {
+	type stop struct{ from, to time.Duration }
+	var stops []stop
+	return func(wanted time.Duration) time.Duration {
+		for len(stops) == 0 || stops[len(stops)-1].to <= wanted {
+			at := time.Duration(0)
+			if n := len(stops); n > 0 {
+				at = stops[n-1].to
+			}
+			at += 80*time.Millisecond + time.Duration(rng.Int64N(int64(120*time.Millisecond)))
+			stops = append(stops, stop{at, at + 20*time.Millisecond + time.Duration(rng.Int64N(int64(40*time.Millisecond)))})
+		}
+		// Times come nearly in order: the stop is one of the last.
+		i := len(stops) - 1
+		for i > 0 && stops[i-1].to > wanted {
+			i--
+		}
+		if stops[i].from <= wanted {
+			return stops[i].to
+		}
+		return wanted
+	}
+}
+
+// healthy is a client as it is on a machine that does a little beside: timers that
+// fire half a millisecond late, and one in 300 by up to 9 ms.
+func healthy(rng *rand.Rand) func(time.Duration) time.Duration {
+	return func(wanted time.Duration) time.Duration {
+		late := time.Duration(rng.ExpFloat64() * 0.25 * float64(time.Millisecond))
+		if rng.IntN(300) == 0 {
+			late += time.Duration(rng.Int64N(int64(9 * time.Millisecond)))
+		}
+		return wanted + late
+	}
+}
+
+// TestStarvedClients: a client that does not get to run fails its gate in a closed
+// and in an open loop, a healthy one in neither.
+func TestStarvedClients(t *testing.T) {
+	const runs = 100
+	for _, load := range []plan.Load{{Concurrency: 1}, {Rate: 2}} {
+		for name, c := range map[string]struct {
+			client func(*rand.Rand) func(time.Duration) time.Duration
+			want   int
+		}{"starved": {starved, runs}, "healthy": {healthy, 0}} {
+			t.Run(load.Key()+"/"+name, func(t *testing.T) {
+				t.Parallel()
+				caught, other := 0, map[string]int{}
+				for seed := range uint64(runs) {
+					b := newWorld(t, profiles[0], 0.02, seed+1)
+					b.runs = c.client(rand.New(rand.NewPCG(seed, 5)))
+					s := testSpec(seed + 1)
+					s.NoRefine, s.Loads, s.ISL, s.Repeats = true, []plan.Load{load}, []int{512, 2048, 8192}, 3
+					res, err := runner(b, s).Run(t.Context())
+					if err != nil {
+						t.Fatal(err)
+					}
+					for _, gate := range failing(res) {
+						if other[gate]++; gate == "client" {
+							caught++
+						}
+					}
+				}
+				t.Logf("gates that failed, of %d runs: %v", runs, other)
+				if caught != c.want {
+					t.Errorf("the gate of the client failed in %d of %d runs, want %d", caught, runs, c.want)
 				}
 			})
 		}

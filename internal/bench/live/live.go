@@ -155,12 +155,14 @@ func (b *Bench) Run(ctx context.Context, c plan.Cell, src loadgen.Source, schedu
 }
 
 func measureOf(s *loadgen.Summary, late int) *experiment.Measure {
-	return &experiment.Measure{
+	m := &experiment.Measure{
 		Requests: s.Requests, Failed: s.Failed, Errors: s.Errors,
 		TTFT: s.TTFT, TTFTIntended: s.TTFTIntended, TPOT: s.TPOT, ITL: s.ITL, E2E: s.E2E, Dispatch: s.Dispatch,
 		Good: s.Good, GoodPerSecond: s.GoodPerSecond(), RequestsPerSecond: s.PerSecond(), TokensPerSecond: s.TokensPerSecond(), SteadyTokensPerSecond: s.SteadyTokensPerSecond(),
 		Late: late, InFlight: s.InFlight, Achieved: s.Achieved, Seconds: s.Wall.Seconds(),
 	}
+	m.Watch(s.Client)
+	return m
 }
 
 // lengths counts the requests that were what they should have been. What an

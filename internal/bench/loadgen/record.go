@@ -298,6 +298,8 @@ type Summary struct {
 	Achieved float64
 	// Steady is the time of that window.
 	Steady time.Duration
+	// Client is how the client itself fared; nil when that could not be seen.
+	Client *Starvation
 	Kept   []Result
 }
 

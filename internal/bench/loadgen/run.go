@@ -101,6 +101,8 @@ func Run(ctx context.Context, o Options, src Source) (*Summary, error) {
 	// Whatever blocks on a connection ends with the run.
 	stop := context.AfterFunc(g.ctx, g.closeAll)
 	defer stop()
+	var client *Starvation
+	g.wg.Go(func() { client = witness(g.ctx, g.now) })
 	if len(o.Schedule) > 0 {
 		g.open()
 	} else {
@@ -109,7 +111,9 @@ func Run(ctx context.Context, o Options, src Source) (*Summary, error) {
 	g.cancel()
 	g.closeAll()
 	g.wg.Wait()
-	return g.rec.summary(g.now(), o), ctx.Err()
+	s := g.rec.summary(g.now(), o)
+	s.Client = client
+	return s, ctx.Err()
 }
 
 type generator struct {
