@@ -207,7 +207,8 @@ func (r *Run) list(in *selector.Input, peers *[]disagg.Peer, list []*workers.Wor
 			any = any || c.KeptOut == ""
 			c.OverlapBlocks = seen.Overlap(w, k) / in.BlockSize
 			c.ResidentBlocks = seen.Resident(k)
-			l := given.Load(k)
+			var l ledger.Load
+			given.Read(k, &l)
 			c.ActiveRequests, c.PrefillTokens, c.DecodeBlocks = l.Requests, l.PrefillTokens, l.DecodeBlocks
 			c.FreshTokens, c.LastTurn = l.Fresh, l.LastTurn
 			if e := k.Load(); e != nil && e.Told() {

@@ -241,16 +241,21 @@ func (l *Ledger) faded(f *fresh, now float64) float64 {
 }
 
 // Load is the rank's present state. It takes no lock.
-func (l *Ledger) Load(r *workers.Rank) Load {
+func (l *Ledger) Load(r *workers.Rank) (now Load) {
+	l.Read(r, &now)
+	return now
+}
+
+// Read is Load for who asks of every rank: it writes the state where it is wanted.
+func (l *Ledger) Read(r *workers.Rank, now *Load) {
 	a := l.find(r)
 	if a == nil {
-		return Load{}
+		*now = Load{}
+		return
 	}
-	return Load{
-		Amounts:  a.amounts(),
-		Fresh:    int(l.faded(a.fresh.Load(), float64(l.clock.Load()))),
-		LastTurn: a.lastTurn.Load(),
-	}
+	now.Amounts = a.amounts()
+	now.Fresh = int(l.faded(a.fresh.Load(), float64(l.clock.Load())))
+	now.LastTurn = a.lastTurn.Load()
 }
 
 // Forget drops the account of a rank that left the fleet. Work still in flight
