@@ -34,11 +34,13 @@ type exchange struct {
 	ctx   context.Context
 	start time.Time
 
-	id   string      // X-Request-Id
-	key  *access.Key // nil for a request that shows none
-	ep   *api.Endpoint
-	body *api.Body
-	view api.View
+	id  string      // X-Request-Id
+	key *access.Key // nil for a request that shows none
+	// salted says that the view's salt is the router's.
+	salted bool
+	ep     *api.Endpoint
+	body   *api.Body
+	view   api.View
 	// asked is the model in the client's words, model in the engines'.
 	asked, model string
 
@@ -92,6 +94,11 @@ func (r *Router) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		ctx, cancel := context.WithCancel(x.ctx)
 		stop := context.AfterFunc(r.requests, cancel)
 		x.ctx, end = ctx, func() { stop(); cancel() }
+	}
+	if len(req.TransferEncoding) > 0 {
+		// What follows a chunked body might be taken for its own by a proxy that went
+		// by a length: nothing may follow.
+		w.Header()["Connection"] = []string{"close"}
 	}
 	x.id = api.RequestID(req.Header)
 	w.Header()["X-Request-Id"] = []string{x.id}
@@ -265,6 +272,11 @@ func (x *exchange) resolve() error {
 	s := x.d.settings
 	if err := x.findModel(); err != nil {
 		return x.refuse("model", err)
+	}
+	if s.Keys.Salt {
+		if err := x.saltTenant(); err != nil {
+			return err
+		}
 	}
 	if s.Routing.AllowHeaders {
 		if err := x.steer(); err != nil {

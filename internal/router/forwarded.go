@@ -18,7 +18,10 @@ func (s *effective) trusts(peer string) bool {
 	if err != nil {
 		return false
 	}
-	a = a.WithZone("").Unmap()
+	return s.trustsAddr(a.WithZone("").Unmap())
+}
+
+func (s *effective) trustsAddr(a netip.Addr) bool {
 	for _, p := range s.proxies {
 		if p.Contains(a) {
 			return true

@@ -105,6 +105,9 @@ func (x *exchange) edit(more []api.Edit, p disagg.Peer, phase selector.Phase) []
 	if x.model != x.asked && x.asked != "" {
 		edits = append(edits, api.Set("model", api.RawString(x.model)))
 	}
+	if x.salted {
+		edits = append(edits, api.Set("cache_salt", api.RawString(x.view.CacheSalt)))
+	}
 	if len(p.Worker.Ranks) > 1 && p.Worker.WireEngine() == workers.SGLang && x.ep.Streamable {
 		edits = append(edits, api.Set("routed_dp_rank", api.RawInt(int64(p.Rank.DP))))
 	}

@@ -111,6 +111,7 @@ type Router struct {
 	tracer         *telemetry.Tracer
 	gate           *admission.Gate
 	bodies         *admission.Memory // of the requests' bodies
+	addresses      *admission.Addresses
 	client         *upstream.Client
 	monitor        *health.Monitor
 	outliers       *health.Outliers
@@ -176,6 +177,7 @@ func New(ctx context.Context, o Options) (*Router, error) {
 	r.receipts = receipt.NewRing(receipt.Options{Capacity: o.Config.Receipts})
 	r.gate = admission.New(gateLimits(&o.Config))
 	r.bodies = admission.NewMemory(o.Config.Limits.BodyMemory, r.bodyMemory)
+	r.addresses = admission.NewAddresses(r.connectionsOf, r.addressFull)
 	r.sticky = newStickyResponses(1 << 16)
 	r.index = kvindex.New(kvindex.Options{MaxBlocks: int64(o.Config.Index.MaxBlocks)})
 	r.guesses = approx.New(approx.Options{TTL: o.Config.Tokens.ApproxTTL})
@@ -207,7 +209,7 @@ func New(ctx context.Context, o Options) (*Router, error) {
 	}
 	r.state = &state.State{
 		Router: facts{r}, Version: o.Version, Started: r.started, Registry: r.registry, Index: r.index, Guesses: r.guesses,
-		Feeds: r.feeds, Ledger: r.ledger, Gate: r.gate, Bodies: r.bodies, Traffic: &r.traffic,
+		Feeds: r.feeds, Ledger: r.ledger, Gate: r.gate, Bodies: r.bodies, Addresses: r.addresses, Traffic: &r.traffic,
 	}
 	r.metrics.Collect(r.state)
 	specs, err := flagSpecs(&o.Config)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"net/netip"
 	"strings"
 
 	"github.com/dynctl/dynctl/internal/router/access"
@@ -121,11 +122,53 @@ func (r *Router) certs() (list []*certs.Store) {
 // DataListener makes connections of the data plane of those of ln, over TLS where
 // that is configured.
 func (r *Router) DataListener(ln net.Listener) net.Listener {
-	return over(r.dataCert, quicksock.Listen(ln))
+	return over(r.dataCert, r.addresses.Listen(quicksock.Listen(ln)))
 }
 
 // AdminListener is DataListener for the admin API.
-func (r *Router) AdminListener(ln net.Listener) net.Listener { return over(r.adminCert, ln) }
+func (r *Router) AdminListener(ln net.Listener) net.Listener {
+	return over(r.adminCert, r.addresses.Listen(ln))
+}
+
+// connectionsOf is how many connections an address may have.
+func (r *Router) connectionsOf(a netip.Addr) int {
+	s := r.settings.Load()
+	if a.IsLoopback() || s.trustsAddr(a) {
+		return 0
+	}
+	return s.Limits.ClientConnections
+}
+
+// addressFull tells of an address that wants more connections than it may have.
+func (r *Router) addressFull(a netip.Addr, limit int) {
+	r.event(eventlog.Event{
+		Kind: "client_connections_full", Severity: eventlog.Warn,
+		Text: fmt.Sprintf("%s has %d connections, and more are closed at once (limits.client_connections); if it is a proxy, name it in trusted_proxies", a, limit),
+	})
+}
+
+// saltTenant keeps the request's blocks apart from those of other tenants, in the
+// engine and in the index: whatever salt the client sends is its tenant's own. Where
+// an engine takes no salt, the prompt must not reach it.
+func (x *exchange) saltTenant() error {
+	switch x.ep.Kind {
+	case api.Chat, api.Completion, api.Responses, api.Generate:
+	case api.Messages, api.SGLangGenerate, api.Embeddings, api.Rerank, api.Score, api.Classify, api.Pooling:
+		return x.refuse("key", &api.Error{
+			Status: http.StatusForbidden, Code: api.CodeForbidden,
+			Message: fmt.Sprintf("this router keeps tenants apart in the engines' caches (keys.salt), which %s has no cache_salt for; use /v1/chat/completions, /v1/completions or /v1/responses", x.req.URL.Path),
+		})
+	default: // no prompt of it gets into a cache
+		return nil
+	}
+	tenant := ""
+	if x.key != nil {
+		tenant = x.key.Tenant
+	}
+	x.view.CacheSalt = access.Salt(tenant, x.view.CacheSalt)
+	x.salted = true
+	return nil
+}
 
 func over(c *certs.Store, ln net.Listener) net.Listener {
 	if c == nil {

@@ -97,6 +97,8 @@ type APIKeys struct {
 	File string
 	// Required says that requests without one are refused. A wrong one always is.
 	Required bool
+	// Salt says that each tenant's requests have a cache_salt of its own.
+	Salt bool
 	// Admin says that the admin API asks for a key with a role, too.
 	Admin bool
 }
@@ -188,6 +190,9 @@ type Limits struct {
 	BodyBytes int64
 	// BodyMemory is what the bodies of all requests may take in sum.
 	BodyMemory int64
+	// ClientConnections is the greatest number of connections from one address; 0 is
+	// no limit.
+	ClientConnections int
 	// Inflight is the greatest number of requests in progress; 0 is no limit.
 	Inflight int
 	// Queue is how many requests wait beyond Inflight; QueueTimeout how long.
@@ -286,6 +291,9 @@ func (c *Config) Problems() []*Problem {
 	// What more than one value has a part in.
 	if c.Keys.Admin && c.Keys.File == "" {
 		bad("keys.admin", "there are no keys to ask for: set keys.file (--api-keys-file), too")
+	}
+	if c.Keys.Salt && c.Keys.File == "" {
+		bad("keys.salt", "tenants are those of API keys: set keys.file (--api-keys-file), too")
 	}
 	if c.AdminTokenFile == "" && c.AdminTLS.ClientCAFile == "" && !c.Keys.Admin && !Loopback(c.AdminListen) {
 		bad("admin_listen", "%s is not a loopback address: set admin_token_file (--admin-token-file), or ask for keys (--api-keys-admin) or certificates (--admin-tls-client-ca-file), so that not everyone can steer the router", c.AdminListen)

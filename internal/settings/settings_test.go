@@ -253,6 +253,7 @@ func TestAccessIsWhole(t *testing.T) {
 		{func(c *Config) { c.AdminListen, c.Keys.File = "0.0.0.0:1", "a" }, "admin_listen"},
 		{func(c *Config) { c.AdminListen, c.Keys.File, c.Keys.Admin = "0.0.0.0:1", "a", true }, ""},
 		{func(c *Config) { c.Keys.Admin = true }, "keys.admin"},
+		{func(c *Config) { c.Keys.Salt = true }, "keys.salt"},
 		{func(c *Config) { c.AdminListen, c.AdminTLS = "0.0.0.0:1", ServerTLS{"a", "b", ""} }, "admin_listen"},
 		{func(c *Config) { c.AdminListen, c.AdminTLS = "0.0.0.0:1", ServerTLS{"a", "b", "c"} }, ""},
 		{func(c *Config) { c.EngineTLS.CAFile = "a" }, ""},

@@ -291,3 +291,12 @@ func appendEntry(content []byte, e entry) ([]byte, error) {
 	}
 	return out.Bytes(), nil
 }
+
+// Salt is the cache salt of a tenant's requests that carry a salt of the client's,
+// or none. No other tenant's requests have it, whatever they carry; another router
+// gives the same one.
+func Salt(tenant, client string) string {
+	h := sha256.New()
+	fmt.Fprintf(h, "dynctl tenant salt %d\n%s%s", len(tenant), tenant, client)
+	return hex.EncodeToString(h.Sum(nil)[:16])
+}

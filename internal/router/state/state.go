@@ -75,7 +75,9 @@ type State struct {
 	Ledger   *ledger.Ledger
 	Gate     *admission.Gate
 	Bodies   *admission.Memory
-	Traffic  *traffic.Traffic
+	// Addresses bounds the connections of clients.
+	Addresses *admission.Addresses
+	Traffic   *traffic.Traffic
 }
 
 // Status is the router at one glance.

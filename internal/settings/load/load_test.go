@@ -147,7 +147,7 @@ func TestEnvironmentSetsEverySetting(t *testing.T) {
 	needs := map[string][]string{
 		"tls.cert_file": {"tls.key_file"}, "tls.key_file": {"tls.cert_file"}, "tls.client_ca_file": {"tls.cert_file", "tls.key_file"},
 		"admin_tls.cert_file": {"admin_tls.key_file"}, "admin_tls.key_file": {"admin_tls.cert_file"}, "admin_tls.client_ca_file": {"admin_tls.cert_file", "admin_tls.key_file"},
-		"keys.admin": {"keys.file"}, "engine_tls.cert_file": {"engine_tls.key_file"}, "engine_tls.key_file": {"engine_tls.cert_file"},
+		"keys.admin": {"keys.file"}, "keys.salt": {"keys.file"}, "engine_tls.cert_file": {"engine_tls.key_file"}, "engine_tls.key_file": {"engine_tls.cert_file"},
 	}
 	defaults := settings.Default()
 	for _, s := range settings.Rows() {
