@@ -66,7 +66,7 @@ var rows = []*Row{
 		Help: "watched `FILE` with the hashes of API keys and what each may do"},
 	{Key: "keys.required", Flag: "api-keys-required", At: func(c *Config) any { return &c.Keys.Required }, Default: true,
 		Help: "refuse requests to the data plane without a key, where there is a file of keys; a wrong key is always refused"},
-	{Key: "keys.salt", Flag: "api-keys-salt", At: func(c *Config) any { return &c.Keys.Salt },
+	{Key: "keys.salt", Flag: "api-keys-salt", At: func(c *Config) any { return &c.Keys.Salt }, Fixed: true,
 		Help: "keep tenants apart in the engines' caches: each request gets its tenant's cache_salt, and endpoints without one are refused"},
 	{Key: "keys.admin", Flag: "api-keys-admin", At: func(c *Config) any { return &c.Keys.Admin }, Fixed: true,
 		Help: "let users of the admin API in by keys with a role (read, operate, admin), beside the token"},
