@@ -9,7 +9,9 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/dynctl/dynctl/internal/router/blockhash"
 	"github.com/dynctl/dynctl/internal/router/kvevent"
+	"github.com/dynctl/dynctl/internal/router/kvgroup"
 	"github.com/dynctl/dynctl/internal/router/kvindex"
 	"github.com/dynctl/dynctl/internal/workers"
 )
@@ -184,5 +186,57 @@ func rawPublisher(tb testing.TB, serve func(*bufio.Writer) error) (endpoint stri
 		if err := <-done; err != nil {
 			tb.Errorf("publisher: %v", err)
 		}
+	}
+}
+
+// BenchmarkUsable is the overlap of a prompt of 512 blocks that the rank holds: of
+// a plain rank, and of ranks of hybrid models as their layers are in use.
+func BenchmarkUsable(b *testing.B) {
+	const blocks = 512
+	toks := tokens(1, (blocks+1)*16)
+	var names []uint64
+	for i := range uint64(blocks) {
+		names = append(names, i+1)
+	}
+	for _, bb := range []struct {
+		name   string
+		kind   kvevent.CacheKind
+		window int32
+	}{
+		{"plain", kvevent.CacheAbsent, 0},
+		{"window of 128", kvevent.SlidingWindow, 128},
+		{"window of 1024", kvevent.SlidingWindow, 1024},
+		{"window of 4096", kvevent.SlidingWindow, 4096},
+		{"mamba", kvevent.Mamba, 0},
+	} {
+		b.Run(bb.name, func(b *testing.B) {
+			x := kvindex.New(kvindex.Options{})
+			defer x.Close()
+			if err := x.AddRank(0, "w/dp0"); err != nil {
+				b.Fatal(err)
+			}
+			s := NewStream(x, 0, 16)
+			full := stored(0, names, toks[:blocks*16], 16)
+			full.Group, full.CacheKind = 0, kvevent.FullAttention
+			batch := kvevent.Batch{TS: 1, Events: []kvevent.Event{full}}
+			if bb.kind != kvevent.CacheAbsent {
+				other := full
+				other.Group, other.CacheKind, other.SlidingWindow = 1, bb.kind, bb.window
+				batch.Events = append(batch.Events, other)
+			}
+			if v := s.Offer(0, kvevent.AppendBatch(nil, &batch, kvevent.Encoding{Form: kvevent.VLLMMap})); v.Kind != Apply {
+				b.Fatal(v)
+			}
+			locals := blockhash.Locals(nil, toks, 16, blockhash.Key{})
+			p := kvgroup.Prompt{Seq: blockhash.Chain(nil, locals), Tokens: len(toks)}
+			var q kvindex.Query
+			b.ReportAllocs()
+			for b.Loop() {
+				x.Overlap(locals, &q)
+				if n := s.Usable(q.Depth(0), p); n != blocks {
+					b.Fatal(n)
+				}
+			}
+		})
 	}
 }

@@ -31,13 +31,15 @@ func (a *Applier) several(b *kvevent.Batch) bool {
 func (s *Stream) follow() {
 	a := s.app
 	a.groups = kvgroup.New(a.size)
-	if a.engine == 0 || a.parts == 0 {
+	if a.engine == 0 {
 		return
 	}
+	// It is one of them, even if the index could hold none of its blocks.
+	a.groups.Store(&kvgroup.Store{Group: a.group, Kind: kvevent.FullAttention, Block: a.engine})
 	// An error says that the rank has no slot in the index, and then no blocks.
 	_ = s.index.RankBlocks(s.rank, func(seq, name uint64) bool {
 		if _, whole := a.split.tail[name]; whole || a.parts == 1 {
-			a.groups.Seed(a.group, a.engine, seq, name)
+			a.groups.Seed(a.group, seq, name)
 		}
 		return true
 	})
@@ -62,7 +64,7 @@ func (a *Applier) note(e *kvevent.Event) {
 		}
 		st := kvgroup.Store{
 			Group: e.Group, Kind: e.CacheKind, Window: int(e.SlidingWindow), Block: bs,
-			Parent: e.Parent, HasParent: e.HasParent, Once: a.Once,
+			Parent: e.Parent, HasParent: e.HasParent, Once: a.Once || e.Group < 0,
 		}
 		if bs%a.size == 0 { // else it is a part of a block, too small to be told apart
 			st.Names = e.Hashes

@@ -39,9 +39,10 @@ const (
 	maxGroups = 16
 	maxBlocks = 4 << 20
 	maxLooks  = 1 << 15
-	// maxCopies is where the count of copies stops; further removals then come too
-	// early, never too late.
-	maxCopies = 255
+	// maxCopies is more copies than an engine can have of a block. One that gets
+	// there reports hits as stores (vLLM's kv_cache_report_mode "full"): copies are
+	// not counted from then on, so that the first removal ends a block.
+	maxCopies = 64
 )
 
 // Groups are the cache groups of one rank. One goroutine writes, between Lock and
@@ -55,6 +56,7 @@ type Groups struct {
 	groups []group
 	finest int  // smallest block told of that is whole router blocks, in those; 0 = none
 	crowd  bool // a group had no room
+	single bool // copies are not counted
 	blocks []block
 	free   []uint32
 	byName map[uint64]uint32
@@ -70,9 +72,11 @@ type group struct {
 }
 
 // block is one name and its copies in each group. seq is the router's hash of the
-// prefix that it stands for, 0 while that is not known.
+// prefix that it stands for, 0 while that is not known. before is where the block
+// before it was when that was learned; another one may have taken its place.
 type block struct {
 	name, seq uint64
+	before    uint32
 	copies    [maxGroups]uint8
 }
 
@@ -120,19 +124,20 @@ func (g *Groups) Store(e *Store) (crowded int) {
 	if len(e.Names) > 0 {
 		parts = len(e.Locals) / len(e.Names)
 	}
-	seq, known := uint64(0), parts > 0
+	seq, before, known := uint64(0), uint32(0), parts > 0
 	if e.HasParent && known {
 		at, ok := g.byName[e.Parent]
 		if known = ok && g.blocks[at].seq != 0; known {
-			seq = g.blocks[at].seq
+			seq, before = g.blocks[at].seq, at
 		}
 	}
 	root := !e.HasParent
 	for n, name := range e.Names {
-		b := g.named(name)
-		if b == nil {
-			return crowded + len(e.Names) - n
+		at, room := g.named(name)
+		if !room {
+			return len(e.Names) - n
 		}
+		b := &g.blocks[at]
 		if known {
 			for _, l := range e.Locals[n*parts : (n+1)*parts] {
 				if root {
@@ -141,25 +146,38 @@ func (g *Groups) Store(e *Store) (crowded int) {
 					seq = blockhash.Next(seq, l)
 				}
 			}
-			g.learn(b, seq)
+			g.learn(at, seq)
+			b.before, before = before, at
 		}
-		if c := &b.copies[i]; *c == 0 || !e.Once && *c < maxCopies {
-			*c++
+		if c := &b.copies[i]; *c == 0 || !e.Once && !g.single {
+			if *c++; *c == maxCopies {
+				g.countOnce()
+			}
 		}
 	}
-	return crowded
+	return 0
 }
 
-// Seed adds a block with full attention that was stored before the groups were
-// known of.
-func (g *Groups) Seed(id int32, size int, seq, name uint64) {
-	i := g.meet(&Store{Group: id, Kind: kvevent.FullAttention, Block: size})
+// countOnce ends the count of copies.
+func (g *Groups) countOnce() {
+	g.single = true
+	for i := range g.blocks {
+		for j := range g.blocks[i].copies {
+			g.blocks[i].copies[j] = min(g.blocks[i].copies[j], 1)
+		}
+	}
+}
+
+// Seed adds a block of a known group that was stored before the others were known
+// of.
+func (g *Groups) Seed(id int32, seq, name uint64) {
+	i := g.place(id)
 	if i < 0 {
 		return
 	}
-	if b := g.named(name); b != nil {
-		g.learn(b, seq)
-		b.copies[i] = 1
+	if at, room := g.named(name); room {
+		g.learn(at, seq)
+		g.blocks[at].copies[i] = 1
 	}
 }
 
@@ -206,32 +224,31 @@ func (g *Groups) place(id int32) int {
 	return -1
 }
 
-// named finds or makes the block of a name, nil when there is no room.
-func (g *Groups) named(name uint64) *block {
+// named finds or makes the block of a name, false when there is no room.
+func (g *Groups) named(name uint64) (at uint32, room bool) {
 	if at, ok := g.byName[name]; ok {
-		return &g.blocks[at]
+		return at, true
 	}
-	var at uint32
 	if n := len(g.free); n > 0 {
 		at, g.free = g.free[n-1], g.free[:n-1]
 	} else {
 		if len(g.blocks) == maxBlocks {
-			return nil
+			return 0, false
 		}
 		at = uint32(len(g.blocks))
 		g.blocks = append(g.blocks, block{})
 	}
 	g.blocks[at] = block{name: name}
 	g.byName[name] = at
-	return &g.blocks[at]
+	return at, true
 }
 
 // learn notes the prefix that a block stands for.
-func (g *Groups) learn(b *block, seq uint64) {
+func (g *Groups) learn(at uint32, seq uint64) {
+	b := &g.blocks[at]
 	if b.seq == seq {
 		return
 	}
-	at := g.byName[b.name]
 	if b.seq != 0 && g.bySeq[b.seq] == at {
 		delete(g.bySeq, b.seq)
 	}

@@ -141,11 +141,26 @@ func (l *look) start(k *group, n int) int {
 // gap returns the end of the last block from start to n that the group does not
 // hold, 0 if there is none.
 func (l *look) gap(i, n, start int) int {
-	size := l.g.groups[i].blocks
-	for end := n; end > start; end -= size {
-		if !l.holds(i, end) {
+	if n <= start {
+		return 0
+	}
+	size, blocks := l.g.groups[i].blocks, l.g.blocks
+	at, ok := l.g.bySeq[l.seq[n-1]]
+	for end := n; ; {
+		if !ok || blocks[at].copies[i] == 0 {
+			l.left -= (n-end)/size + 1
 			return end
 		}
+		if end -= size; end <= start {
+			l.left -= (n - end) / size
+			return 0
+		}
+		// Chains mostly lie in a row, or are linked; else the block is looked up.
+		seq := l.seq[end-1]
+		if at > 0 && blocks[at-1].seq == seq {
+			at--
+		} else if at = blocks[at].before; int(at) >= len(blocks) || blocks[at].seq != seq {
+			at, ok = l.g.bySeq[seq]
+		}
 	}
-	return 0
 }
