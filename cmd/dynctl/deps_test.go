@@ -34,6 +34,7 @@ var allowed = map[string][]string{
 	"internal/workers":           {},
 	"internal/workers/discovery": {"internal/workers", "internal/watchfile"},
 	"internal/workers/health":    {"internal/workers", "internal/workers/samples"},
+	"internal/workers/kube":      {"internal/workers"},
 	"internal/workers/samples":   {},
 	"internal/workers/sim":       {"internal/workers", "internal/workers/samples", "internal/workers/sim/...", "internal/router/zmtp", "internal/router/kvevent", "internal/router/blockhash", "internal/router/api"},
 	"internal/workers/sim/...":   {"internal/workers", "internal/workers/samples", "internal/workers/sim/...", "internal/router/zmtp", "internal/router/kvevent", "internal/router/blockhash", "internal/router/api"},
@@ -42,7 +43,7 @@ var allowed = map[string][]string{
 	"internal/settings":      {"internal/router/decide", "internal/router/selector", "internal/workers"},
 	"internal/settings/load": {"internal/settings", "internal/router/disagg", "internal/workers", "internal/workers/sim"},
 
-	"internal/router": {"internal/router/...", "internal/settings", "internal/workers", "internal/workers/discovery", "internal/workers/health"},
+	"internal/router": {"internal/router/...", "internal/settings", "internal/workers", "internal/workers/discovery", "internal/workers/health", "internal/workers/kube"},
 
 	"internal/router/access":      {"internal/router/eventlog", "internal/watchfile"},
 	"internal/router/admin":       {"internal/router/eventlog"},

@@ -108,7 +108,7 @@ func TestDocumentNames(t *testing.T) {
 		find(source(t, "adminserver")+source(t, "."), `"((?:GET|POST|DELETE) /admin/v1/[^"]+)"`))
 
 	var kinds []string
-	for _, dir := range []string{".", "access", "adminserver", "certs", "follower", "kvfeed", "prompt", "watch", "../workers", "../workers/health", "../workers/discovery"} {
+	for _, dir := range []string{".", "access", "adminserver", "certs", "follower", "kvfeed", "prompt", "watch", "../workers", "../workers/health", "../workers/discovery", "../workers/kube"} {
 		text := source(t, dir)
 		kinds = append(kinds, find(text, `(?:Event\{|\t|, )Kind: "([a-z_.]*[a-z])"`)...)
 		kinds = append(kinds, find(text, `\.Kind, [a-z]+\.Text = "([a-z_.]+)"`)...)

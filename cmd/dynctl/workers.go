@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -11,6 +13,7 @@ import (
 
 	"github.com/dynctl/dynctl/internal/router/admin"
 	"github.com/dynctl/dynctl/internal/wait"
+	"github.com/dynctl/dynctl/internal/workers"
 )
 
 func newWorkersCmd() *cobra.Command {
@@ -49,7 +52,7 @@ func listWorkers(out io.Writer, format string, l *admin.WorkerList) error {
 	all := format == "wide" || format == "csv"
 	t := listing{whole: l, head: []string{"RANK", "ROLE", "ENGINE", "HEALTH", "REQUESTS", "PREFILL TOKENS", "DECODE BLOCKS", "INDEX BLOCKS", "EVENTS"}}
 	if all {
-		t.head = append(t.head, "RUNNING", "WAITING", "KV USED", "BLOCK", "CONNECTOR", "MODELS", "URL", "REASON")
+		t.head = append(t.head, "RUNNING", "WAITING", "KV USED", "BLOCK", "CONNECTOR", "MODELS", "REVISION", "URL", "REASON", "FROM")
 	}
 	t.head = append(t.head, "TTFT", "ITL", "OUT TOK/S", "SLOW")
 	for i := range l.Workers {
@@ -81,7 +84,7 @@ func listWorkers(out io.Writer, format string, l *admin.WorkerList) error {
 						used = fmt.Sprintf("%.0f%%", 100**e.KVUsage)
 					}
 				}
-				row = append(row, running, waiting, used, fmt.Sprint(w.BlockSizeTokens), orDash(w.Connector), orDash(strings.Join(w.Models, ",")), w.URL, orDash(why))
+				row = append(row, running, waiting, used, fmt.Sprint(w.BlockSizeTokens), orDash(w.Connector), orDash(strings.Join(w.Models, ",")), orDash(revision(w)), w.URL, orDash(why), orDash(origins(w)))
 			}
 			t.rows = append(t.rows, append(row, millis(r.TTFT), millis(r.ITL), told(r.OutputRate, "%.0f"), slow(r.Slow)))
 		}
@@ -111,6 +114,23 @@ func slow(s *admin.Slow) string {
 		return "-"
 	}
 	return fmt.Sprintf("%s %.1f times its peers'", s.Figure, s.Times)
+}
+
+// revision is the rollout that a worker belongs to, and its part of it.
+func revision(w *admin.Worker) string {
+	if w.Slice == "" {
+		return w.Revision
+	}
+	return w.Revision + " slice " + w.Slice
+}
+
+// origins says where each fact of a worker comes from.
+func origins(w *admin.Worker) string {
+	var out []string
+	for _, f := range slices.Sorted(maps.Keys(w.From)) {
+		out = append(out, f+": "+w.From[f])
+	}
+	return strings.Join(out, "; ")
 }
 
 // events is the state of a feed, and whether what it loses can be fetched again.
@@ -200,6 +220,10 @@ func newWorkersResumeCmd(router *routerFlags) *cobra.Command {
 
 func newWorkersAddCmd(router *routerFlags) *cobra.Command {
 	var role string
+	var roles []string
+	for _, r := range workers.Roles() {
+		roles = append(roles, string(r))
+	}
 	cmd := &cobra.Command{
 		Use:     "add URL[,key=value…]",
 		Short:   "Add a worker until the router restarts",
@@ -214,8 +238,8 @@ func newWorkersAddCmd(router *routerFlags) *cobra.Command {
 			return nil
 		}),
 	}
-	cmd.Flags().StringVar(&role, "role", "", "prefill|decode|aggregated; the engine tells when it is left out")
-	_ = cmd.RegisterFlagCompletionFunc("role", cobra.FixedCompletions([]string{"prefill", "decode", "aggregated"}, cobra.ShellCompDirectiveNoFileComp))
+	cmd.Flags().StringVar(&role, "role", "", strings.Join(roles, "|")+"; the engine tells when it is left out")
+	_ = cmd.RegisterFlagCompletionFunc("role", cobra.FixedCompletions(roles, cobra.ShellCompDirectiveNoFileComp))
 	return cmd
 }
 

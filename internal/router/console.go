@@ -140,7 +140,7 @@ func (c *console) RemoveWorker(name string) error {
 	if !ok {
 		return c.noWorker(name)
 	}
-	if w.Source == workers.SourceFile {
+	if w.Source == workers.SourceFile || w.Source == workers.SourceKube {
 		return conflict("name", fmt.Sprintf("worker %s comes from %s; remove it there, or drain it", name, w.Origin))
 	}
 	_, err := c.registry.Modify(w.Source, func(specs []workers.Spec) ([]workers.Spec, error) {
@@ -153,6 +153,9 @@ func (c *console) DrainWorker(name string, on bool) (admin.Worker, error) {
 	w, ok := c.registry.Snapshot().Worker(name)
 	if !ok {
 		return admin.Worker{}, c.noWorker(name)
+	}
+	if !on && w.State.Leaving() {
+		return admin.Worker{}, conflict("name", fmt.Sprintf("worker %s comes from %s, which is being deleted: it takes no requests again", name, w.Origin))
 	}
 	if w.State.Draining() != on {
 		w.State.SetDraining(on)

@@ -51,10 +51,32 @@ func (r facts) Troubles() []string {
 			out = append(out, why)
 		}
 	}
+	if r.kube != nil {
+		out = append(out, r.kube.Troubles()...)
+	}
 	if rec := r.Recorder(); rec != nil && rec.Error != "" {
 		out = append(out, "the recording has ended: "+rec.Error)
 	}
 	return out
+}
+
+func (r facts) Kubernetes() *admin.Kubernetes {
+	if r.kube == nil {
+		return nil
+	}
+	st := r.kube.Status()
+	k := &admin.Kubernetes{
+		Server: st.Server, Namespaces: st.Namespaces, Connected: true, Pods: st.Pods, Workers: st.Workers, Waiting: st.Waiting, LeftOutCount: st.LeftOutCount,
+	}
+	for _, p := range st.LeftOut {
+		k.LeftOut = append(k.LeftOut, admin.LeftOutPod{Pod: p.Pod, Reason: p.Why})
+	}
+	for _, w := range st.Watches {
+		k.Watches = append(k.Watches, admin.KubernetesWatch{Namespace: w.Namespace, Selector: w.Selector, Synced: w.Synced, Error: w.Err, Since: w.Since, Failures: w.Failures})
+		k.Connected = k.Connected && w.Synced && w.Err == ""
+		k.Failures += w.Failures
+	}
+	return k
 }
 
 func (r facts) Recorder() *admin.Recorder {

@@ -46,6 +46,7 @@ import (
 	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/discovery"
 	"github.com/dynctl/dynctl/internal/workers/health"
+	"github.com/dynctl/dynctl/internal/workers/kube"
 )
 
 // Options make a Router.
@@ -133,6 +134,7 @@ type Router struct {
 	dataCert, adminCert, engineCert *certs.Store
 	engineTLS                       *tls.Config
 	keys                            *access.Store // nil without a file of keys
+	kube                            *kube.Source  // nil unless pods are looked for
 
 	drain    chan struct{} // closed by Drain
 	draining atomic.Pointer[drainPlan]
@@ -222,6 +224,14 @@ func New(ctx context.Context, o Options) (*Router, error) {
 	if _, err := r.registry.ApplyWithRoles(workers.SourceFlag, specs, roleLabels(&o.Config)); err != nil {
 		return nil, err
 	}
+	if k := &o.Config.Kubernetes; k.On() {
+		if r.kube, err = kube.New(r.registry, kube.Options{
+			Selector: k.Selector, Prefill: k.PrefillSelector, Decode: k.DecodeSelector, Namespaces: k.Namespaces, Kubeconfig: k.Kubeconfig,
+			Port: k.Port, Worker: k.Worker, RevisionLabel: k.RevisionLabel, UserAgent: "dynctl/" + o.Version,
+		}, r.workerEvent); err != nil {
+			return nil, err
+		}
+	}
 	if len(o.Sim) > 0 {
 		if _, err := r.registry.Apply(workers.SourceSim, o.Sim); err != nil {
 			return nil, err
@@ -267,6 +277,9 @@ func (r *Router) Run(ctx context.Context) error {
 	}
 	if r.keys != nil {
 		g.Go(func() error { return r.keys.Run(ctx) })
+	}
+	if r.kube != nil {
+		g.Go(func() error { return r.kube.Run(ctx) })
 	}
 	g.Go(func() error { return r.traffic.Run(ctx) })
 	g.Go(func() error { return r.tokens.Run(ctx) })

@@ -51,6 +51,8 @@ type Config struct {
 	// Sim starts simulated engines in this process ("2p2d:dp=2").
 	Sim string
 
+	Kubernetes Kubernetes
+
 	Routing  Routing
 	Tokens   Tokens
 	Index    Index
@@ -101,6 +103,29 @@ type APIKeys struct {
 	Salt bool
 	// Admin says that the admin API asks for a key with a role, too.
 	Admin bool
+}
+
+// Kubernetes finds workers among the pods of a cluster; nothing is asked of one
+// unless a selector is set.
+type Kubernetes struct {
+	// Selector finds pods whose role their labels or engines tell; PrefillSelector
+	// and DecodeSelector find those of a role.
+	Selector, PrefillSelector, DecodeSelector string
+	// Namespaces are watched; none is the router's own, "*" is all.
+	Namespaces []string
+	// Kubeconfig is a file; empty for the pod's service account or kubectl's file.
+	Kubeconfig string
+	// Port of engines whose pods do not tell another.
+	Port int
+	// Worker states more of all workers, as "key=value,…" of a worker spec.
+	Worker string
+	// RevisionLabel is a pod label that names a rollout.
+	RevisionLabel string
+}
+
+// On reports whether pods are looked for.
+func (k *Kubernetes) On() bool {
+	return k.Selector != "" || k.PrefillSelector != "" || k.DecodeSelector != ""
 }
 
 // Alias lets clients ask for Model under the name Name.

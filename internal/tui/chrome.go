@@ -66,7 +66,7 @@ func (a *app) drawHeader(c *page.Ctx, p *widget.Painter) {
 		for _, x := range []struct {
 			n int
 			s string
-		}{{w.Prefill, "P"}, {w.Decode, "D"}, {w.Aggregated, "A"}} {
+		}{{w.Prefill, "P"}, {w.Decode, "D"}, {w.Aggregated, "A"}, {w.Either, "E"}} {
 			if x.n > 0 {
 				parts += fmt.Sprintf(" %d%s", x.n, x.s)
 			}

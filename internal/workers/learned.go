@@ -30,6 +30,9 @@ const (
 	FieldLMCache   Field = "lmcache"
 	FieldAPIKey    Field = "api_key"
 	FieldSource    Field = "source"
+	FieldRevision  Field = "revision"
+	FieldSlice     Field = "slice"
+	FieldURL       Field = "url"
 	// FieldChatTokens is how the engine tokenizes a chat.
 	FieldChatTokens Field = "chat_tokens"
 	// FieldTransferCheck is how the worker's transfer parameters are judged.
@@ -210,6 +213,7 @@ func describe(s *Spec, source string, l *Learned) (*Worker, error) {
 		KVBlocks: s.KVBlocks, MaxBatchedTokens: s.MaxBatchedTokens, LMCache: s.LMCache,
 		APIKey: s.APIKey, Source: source, Origin: s.Origin, Version: l.Version,
 		Models: s.Models, ChatTokens: l.ChatTokens, TransferCheck: s.TransferCheck,
+		Revision: s.Revision, Slice: s.Slice, From: origins(s, source, l),
 	}
 	keep(&w.Engine, l.Engine)
 	keep(&w.Engine, VLLM)
@@ -254,6 +258,32 @@ func describe(s *Spec, source string, l *Learned) (*Worker, error) {
 		w.Conflict = oneLine(conflict).Error()
 	}
 	return w, conflict
+}
+
+// origins says where the facts of a worker come from: what was stated goes before
+// what the engine told.
+func origins(s *Spec, source string, l *Learned) map[Field]string {
+	from := make(map[Field]string, len(l.From)+len(s.From)+4)
+	maps.Copy(from, l.From)
+	for _, f := range []struct {
+		field  Field
+		stated bool
+	}{
+		{FieldEngine, s.Engine != ""}, {FieldRole, s.Role != ""}, {FieldConnector, s.Connector != ""},
+		{FieldModels, s.Models != nil && l.Models == nil}, {FieldDP, s.DP != 0}, {FieldBlockSize, s.BlockSize != 0},
+		{FieldKVBlocks, s.KVBlocks != 0}, {FieldModelLen, s.MaxModelLen != 0}, {FieldBatched, s.MaxBatchedTokens != 0},
+		{FieldEvents, s.EventsOff || len(s.Events) > 0}, {FieldBootstrap, s.Bootstrap != nil}, {FieldLMCache, s.LMCache != nil},
+		{FieldRevision, s.Revision != ""}, {FieldSlice, s.Slice != ""}, {FieldTransferCheck, s.TransferCheck != ""},
+	} {
+		if f.stated {
+			from[f.field] = statedBy(source, s.Origin)
+		}
+	}
+	maps.Copy(from, s.From)
+	if _, told := from[FieldRole]; !told {
+		from[FieldRole] = "default: nobody tells"
+	}
+	return from
 }
 
 // defaultConnector is how KV moves where neither the operator nor the engine

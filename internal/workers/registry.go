@@ -1,6 +1,7 @@
 package workers
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -167,6 +168,41 @@ func at(origin string, err error) error {
 	return fmt.Errorf("%s: %w", origin, err)
 }
 
+// ApplyEach is Apply for a source whose specs come from many hands, such as the
+// pods of a cluster: those that cannot be taken are left out, each with its error
+// in refused by the index in specs, and do not keep the others out.
+func (r *Registry) ApplyEach(source string, specs []Spec) (changes []Change, refused map[int]error, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	refused = map[int]error{}
+	taken := make([]Spec, 0, len(specs))
+	names, urls, others := map[string]string{}, map[string]string{}, r.urlsOfOthers(source)
+	for i := range specs {
+		one, err := prepare(specs[i : i+1])
+		if err == nil {
+			err = r.foreign(source, &one[0], others)
+		}
+		if err == nil {
+			s := &one[0]
+			url := s.URL.String()
+			if first, dup := names[s.Name]; dup {
+				err = fmt.Errorf("worker %s is there twice (first from %s)", s.Name, first)
+			} else if other, dup := urls[url]; dup {
+				err = fmt.Errorf("worker %s has the URL of worker %s (%s)", s.Name, other, url)
+			} else {
+				names[s.Name], urls[url] = s.Origin, s.Name
+			}
+		}
+		if err != nil {
+			refused[i] = err
+			continue
+		}
+		taken = append(taken, one[0])
+	}
+	changes, err = r.apply(source, taken)
+	return changes, refused, err
+}
+
 func (r *Registry) apply(source string, specs []Spec) ([]Change, error) {
 	if err := r.edit(source, specs); err != nil {
 		return nil, err
@@ -180,18 +216,11 @@ func (r *Registry) edit(source string, specs []Spec) error {
 	if source == "" {
 		return errors.New("a set of workers without a source")
 	}
-	urls := map[string]string{}
-	for name, e := range r.entries {
-		if e.source != source {
-			urls[e.spec.URL.String()] = name
-		}
-	}
+	urls := r.urlsOfOthers(source)
 	var errs []error
-	for _, s := range specs {
-		if e := r.entries[s.Name]; e != nil && e.source != source {
-			errs = append(errs, at(s.Origin, fmt.Errorf("worker %s is already there, stated %s", s.Name, statedBy(e.source, e.spec.Origin))))
-		} else if other, dup := urls[s.URL.String()]; dup {
-			errs = append(errs, at(s.Origin, fmt.Errorf("worker %s has the URL of worker %s (%s)", s.Name, other, s.URL)))
+	for i := range specs {
+		if err := r.foreign(source, &specs[i], urls); err != nil {
+			errs = append(errs, at(specs[i].Origin, err))
 		}
 	}
 	if err := errors.Join(errs...); err != nil {
@@ -200,7 +229,7 @@ func (r *Registry) edit(source string, specs []Spec) error {
 	stays := make(map[string]bool, len(specs))
 	for _, s := range specs {
 		old := r.entries[s.Name]
-		if old != nil && old.spec.URL.String() == s.URL.String() {
+		if old != nil && old.spec.URL.String() == s.URL.String() && old.spec.Process == s.Process {
 			stays[s.Name] = true
 		}
 	}
@@ -219,6 +248,28 @@ func (r *Registry) edit(source string, specs []Spec) error {
 		}
 		e.spec = s
 		_ = r.rebuild(e) // a conflict is the worker's, who is in the fleet with it
+	}
+	return nil
+}
+
+// urlsOfOthers are the URLs of the workers of other sources, with their names.
+func (r *Registry) urlsOfOthers(source string) map[string]string {
+	urls := map[string]string{}
+	for name, e := range r.entries {
+		if e.source != source {
+			urls[e.spec.URL.String()] = name
+		}
+	}
+	return urls
+}
+
+// foreign says what of a spec belongs to a worker of another source already.
+func (r *Registry) foreign(source string, s *Spec, urls map[string]string) error {
+	if e := r.entries[s.Name]; e != nil && e.source != source {
+		return fmt.Errorf("worker %s is already there, stated %s", s.Name, statedBy(e.source, e.spec.Origin))
+	}
+	if other, dup := urls[s.URL.String()]; dup {
+		return fmt.Errorf("worker %s has the URL of worker %s (%s)", s.Name, other, s.URL)
 	}
 	return nil
 }
@@ -325,7 +376,7 @@ func (r *Registry) retire(ranks []*Rank) {
 // so that equal descriptions are one pointer.
 func (r *Registry) rebuild(e *entry) error {
 	spec := e.spec
-	spec.Role = r.roles.of(&spec)
+	r.roles.apply(&spec)
 	w, err := describe(&spec, e.source, &e.learned)
 	want := ranksOf(&spec, &e.learned)
 	old := e.worker
@@ -344,10 +395,11 @@ func (r *Registry) rebuild(e *entry) error {
 			Slot: r.slots.take(), Number: r.joined, WorkerName: w.Name, DP: dp, Label: fmt.Sprintf("%s/dp%d", w.Name, dp),
 		})
 	}
+	w.State.setDrain(leaving, spec.Leaving != "")
+	w.State.setConflict(cmp.Or(strings.ReplaceAll(w.Conflict, "worker "+w.Name+": ", ""), spec.NotReady), time.Now())
 	if old != nil && len(changedFields(old, w)) == 0 {
 		return err
 	}
-	w.State.setConflict(strings.ReplaceAll(w.Conflict, "worker "+w.Name+": ", ""), time.Now())
 	e.worker = w
 	return err
 }

@@ -84,7 +84,7 @@ func newSnapshot(rev uint64, list []*Worker, aliases map[string]string, maxSlot 
 	s := &Snapshot{
 		Revision: rev, Workers: list, MaxSlot: maxSlot, aliases: aliases,
 		byName:  make(map[string]*Worker, len(list)),
-		byRole:  make(map[Role][]*Worker, 3),
+		byRole:  make(map[Role][]*Worker, len(Roles())),
 		byModel: map[string][]*Worker{},
 		bySlot:  make([]slotOwner, maxSlot+1),
 	}
@@ -228,6 +228,8 @@ func facts(w *Worker) []struct {
 		{FieldLMCache, w.LMCache},
 		{FieldAPIKey, w.APIKey},
 		{FieldSource, [2]string{w.Source, w.Origin}},
+		{FieldRevision, w.Revision},
+		{FieldSlice, w.Slice},
 		{FieldChatTokens, w.ChatTokens},
 		{FieldTransferCheck, w.TransferCheck},
 		{"conflict", w.Conflict},
@@ -320,6 +322,10 @@ func (c Change) words(f Field) string {
 			return string(w.TransferCheck)
 		case FieldSource:
 			return w.Source
+		case FieldRevision:
+			return w.Revision
+		case FieldSlice:
+			return w.Slice
 		case FieldEvents:
 			if len(w.Events) == 0 {
 				return "none"

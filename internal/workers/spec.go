@@ -31,29 +31,8 @@ const (
 	SourceFile  = "file"
 	SourceSim   = "sim"
 	SourceAdmin = "admin"
+	SourceKube  = "kubernetes"
 )
-
-// RoleLabels are the values of a worker's label "model" that stand for a role,
-// as in production-stack.
-type RoleLabels struct{ Prefill, Decode []string }
-
-func (l RoleLabels) clone() RoleLabels {
-	return RoleLabels{Prefill: slices.Clone(l.Prefill), Decode: slices.Clone(l.Decode)}
-}
-
-// of is the role that is stated of a worker, wherever it was stated: by itself,
-// else by its label; empty when the engine shall tell.
-func (l RoleLabels) of(s *Spec) Role {
-	value, ok := s.Labels["model"]
-	switch {
-	case s.Role != "" || !ok:
-	case slices.Contains(l.Prefill, value):
-		return Prefill
-	case slices.Contains(l.Decode, value):
-		return Decode
-	}
-	return s.Role
-}
 
 // Spec is what somebody states of a worker. Everything but the URL may be left
 // open; what the engine tells fills it in.
@@ -63,8 +42,8 @@ type Spec struct {
 	// Engine is empty when the engine shall tell; Dialect is for Sim only.
 	Engine  Engine
 	Dialect Engine
-	// Role is empty when the label "model" shall say it (see RoleLabels), or else
-	// the engine; one that does not is Aggregated.
+	// Role is empty when a label shall say it (see RoleLabels), or else the engine;
+	// one that does not is Aggregated.
 	Role      Role
 	Connector Connector
 	// TransferCheck is as in Worker; empty for the router's own setting.
@@ -93,6 +72,17 @@ type Spec struct {
 	APIKeyFile, APIKey string
 	// Origin is where this was stated, such as "workers.yaml:12" or "--prefill".
 	Origin string
+
+	// The rest is for sources that follow processes. Process names the one behind
+	// the URL: another one there is another worker.
+	Process string
+	// NotReady says why the worker must not be used yet, although it may answer;
+	// Leaving why it gets nothing new for good. Both are empty in ordinary times.
+	NotReady, Leaving string
+	// Revision and Slice are as in Worker.
+	Revision, Slice string
+	// From says where a stated fact comes from, when that is not Origin.
+	From map[Field]string
 }
 
 var specKeys = []string{
@@ -219,7 +209,7 @@ func (s *Spec) Set(key, value string) error {
 	case "dialect":
 		s.Dialect, err = oneOf(value, VLLM, SGLang)
 	case "role":
-		s.Role, err = oneOf(value, Prefill, Decode, Aggregated)
+		s.Role, err = oneOf(value, Roles()...)
 	case "connector":
 		if value == "none" {
 			s.Connector = ConnectorNone
@@ -277,7 +267,7 @@ func (s *Spec) Validate() error {
 	}
 	errs = append(errs, known("engine", s.Engine, "", VLLM, SGLang, TRTLLM, Sim),
 		known("dialect", s.Dialect, "", VLLM, SGLang),
-		known("role", s.Role, "", Prefill, Decode, Aggregated),
+		known("role", s.Role, slices.Concat([]Role{""}, Roles())...),
 		known("connector", s.Connector, slices.Concat([]Connector{ConnectorNone}, Connectors())...),
 		known("transfer_check", s.TransferCheck, "", TransferStrict, TransferReport))
 	errs = slices.DeleteFunc(errs, func(err error) bool { return err == nil })
@@ -369,6 +359,30 @@ func (s *Spec) eventSources(ranks int) ([]EventSource, error) {
 	return out, nil
 }
 
+// ShiftEvents moves the ports of stated event and replay endpoints up by n, for a
+// worker that is one rank of several. Endpoints on which the router listens stay.
+func (s *Spec) ShiftEvents(n int) error {
+	if s.EventsBind {
+		return nil
+	}
+	for _, list := range []*[]string{&s.Events, &s.Replay} {
+		moved := make([]string, len(*list))
+		for i, e := range *list {
+			host, port, err := splitTCP(e)
+			if err != nil {
+				return err
+			}
+			if moved[i], err = joinTCP(host, port+n); err != nil {
+				return err
+			}
+		}
+		if len(moved) > 0 {
+			*list = moved
+		}
+	}
+	return nil
+}
+
 // clone makes a copy that shares nothing which a caller could change.
 func (s Spec) clone() Spec {
 	if s.URL != nil {
@@ -377,6 +391,7 @@ func (s Spec) clone() Spec {
 	}
 	s.Models = slices.Clone(s.Models)
 	s.Labels = maps.Clone(s.Labels)
+	s.From = maps.Clone(s.From)
 	s.Events = slices.Clone(s.Events)
 	s.Replay = slices.Clone(s.Replay)
 	if s.Bootstrap != nil {

@@ -40,14 +40,20 @@ const (
 	Prefill    Role = "prefill"
 	Decode     Role = "decode"
 	Aggregated Role = "aggregated"
+	// Either is for a worker that takes part in transfers on both sides: it can
+	// prefill for another one, and decode what another one has prefilled.
+	Either Role = "either"
 )
+
+// Roles lists every role, in the order of the documentation.
+func Roles() []Role { return []Role{Prefill, Decode, Aggregated, Either} }
 
 // CanPrefill reports whether the role may run a remote prefill leg. An
 // aggregated worker prefills only what it decodes itself.
-func (r Role) CanPrefill() bool { return r == Prefill }
+func (r Role) CanPrefill() bool { return r == Prefill || r == Either }
 
 // CanDecode reports whether the role may answer a client.
-func (r Role) CanDecode() bool { return r == Decode || r == Aggregated }
+func (r Role) CanDecode() bool { return r == Decode || r == Aggregated || r == Either }
 
 // Connector is the way in which KV blocks move from a prefill to a decode
 // worker.
@@ -156,7 +162,15 @@ type Worker struct {
 	// client's Authorization header, and with probes; empty to pass the
 	// client's header on.
 	APIKey string
-	// Source says who put the worker here: "flag", "file", "admin", "sim".
+	// Revision names the rollout that the worker belongs to, and Slice its part of
+	// it; empty when nobody told. Prefill and decode go together within a revision
+	// only, and within a slice where they can.
+	Revision, Slice string
+	// From says where each fact comes from that is known: a flag, a line, a label,
+	// or a page of the engine.
+	From map[Field]string
+	// Source says who put the worker here: "flag", "file", "admin", "sim",
+	// "kubernetes".
 	Source string
 	// Origin is the place in the source, such as "workers.yaml:12"; may be empty.
 	Origin string
@@ -363,7 +377,7 @@ type State struct {
 	ejection  atomic.Pointer[Ejection]
 	// generation numbers the times between ejections.
 	generation atomic.Uint64
-	draining   atomic.Bool
+	drains     atomic.Uint32 // who keeps new requests away
 	answered   atomic.Pointer[time.Time]
 }
 
@@ -400,8 +414,9 @@ func (s *State) probed() *Condition { return cmp.Or(s.condition.Load(), &unprobe
 // SetCondition replaces what the probes say of the worker.
 func (s *State) SetCondition(c Condition) { s.condition.Store(&c) }
 
-// setConflict makes the worker unhealthy for a reason that probes cannot heal;
-// an empty reason takes that back.
+// setConflict makes the worker unhealthy for a reason that probes cannot heal,
+// such as a contradiction or a source that calls it not ready; an empty reason
+// takes that back.
 func (s *State) setConflict(reason string, now time.Time) {
 	old := s.conflict.Load()
 	switch {
@@ -437,10 +452,28 @@ func (s *State) AnsweredSince(t time.Time) bool {
 
 // Draining reports whether the worker takes no new requests while it finishes
 // the running ones.
-func (s *State) Draining() bool { return s.draining.Load() }
+func (s *State) Draining() bool { return s.drains.Load() != 0 }
 
-// SetDraining starts or ends a drain.
-func (s *State) SetDraining(on bool) { s.draining.Store(on) }
+// Leaving reports whether the worker drains because its source has it leave: no
+// operator can take that back.
+func (s *State) Leaving() bool { return s.drains.Load()&leaving != 0 }
+
+// SetDraining starts or ends an operator's drain.
+func (s *State) SetDraining(on bool) { s.setDrain(drained, on) }
+
+// Those who drain a worker.
+const (
+	drained uint32 = 1 << iota
+	leaving
+)
+
+func (s *State) setDrain(who uint32, on bool) {
+	if on {
+		s.drains.Or(who)
+	} else {
+		s.drains.And(^who)
+	}
+}
 
 // Usable reports whether new requests may go to the worker, and if not, why.
 // An ejected worker whose penalty is over is usable for one trial request.

@@ -54,6 +54,8 @@ type Status struct {
 	Recorder *Recorder    `json:"recorder,omitempty"`
 	// Access is of a running router; a recording has none.
 	Access ListenerAccesses `json:"access,omitzero"`
+	// Kubernetes is there when pods are looked for.
+	Kubernetes *Kubernetes `json:"kubernetes,omitempty"`
 }
 
 // ListenerAccesses are who may come in at the two listeners.
@@ -108,12 +110,45 @@ func (a *ListenerAccess) Exposed() string {
 	return ""
 }
 
+// Kubernetes is what the router makes of a cluster's pods.
+type Kubernetes struct {
+	Server     string   `json:"server"`
+	Namespaces []string `json:"namespaces"`
+	// Connected says that the API server answers every watch.
+	Connected bool              `json:"connected"`
+	Watches   []KubernetesWatch `json:"watches"`
+	Failures  uint64            `json:"failures_total"`
+	Pods      int               `json:"pods"`
+	Workers   int               `json:"workers"`
+	Waiting   int               `json:"waiting_pods"`
+	// LeftOut are pods of which no worker is made, the first of LeftOutCount.
+	LeftOut      []LeftOutPod `json:"left_out,omitempty"`
+	LeftOutCount int          `json:"left_out_pods"`
+}
+
+// KubernetesWatch is one selector in one namespace.
+type KubernetesWatch struct {
+	Namespace string    `json:"namespace"`
+	Selector  string    `json:"selector"`
+	Synced    bool      `json:"synced"` // listed at least once
+	Error     string    `json:"error,omitempty"`
+	Since     time.Time `json:"since,omitzero"` // of Error
+	Failures  uint64    `json:"failures_total"`
+}
+
+// LeftOutPod is a pod that a selector finds and that is no worker.
+type LeftOutPod struct {
+	Pod    string `json:"pod"`
+	Reason string `json:"reason"`
+}
+
 // WorkerCounts counts workers by role and condition.
 type WorkerCounts struct {
 	Total      int `json:"total"`
 	Prefill    int `json:"prefill"`
 	Decode     int `json:"decode"`
 	Aggregated int `json:"aggregated"`
+	Either     int `json:"either,omitempty"`
 	Usable     int `json:"usable"`
 	Ranks      int `json:"ranks"`
 }
@@ -214,6 +249,9 @@ type Worker struct {
 	BlockSizeTokens int               `json:"block_size_tokens"`
 	MaxModelLen     int               `json:"max_model_len_tokens"`
 	KVBlocks        int               `json:"kv_blocks_per_rank"` // engine blocks; 0 unknown
+	Revision        string            `json:"revision,omitempty"`
+	Slice           string            `json:"slice,omitempty"`
+	From            map[string]string `json:"from,omitempty"` // where each fact comes from
 	Source          string            `json:"source"`
 	Origin          string            `json:"origin,omitempty"`
 	Health          string            `json:"health"`

@@ -328,6 +328,9 @@ func (p *Plan) rankPrefill(in *Input, d int) {
 	for i := range in.PrefillPeers {
 		p.prefillVeto[i] = in.pairs(i, d, p.Connector).prefill
 	}
+	if slice := in.DecodePeers[d].Worker.Slice; slice != "" {
+		p.stayInSlice(in, slice)
+	}
 	phase := in.Prefill
 	phase.Veto = p.prefillVeto
 	selector.Rank(&phase, &p.Prefill)
@@ -339,6 +342,23 @@ func (p *Plan) rankPrefill(in *Input, d int) {
 	p.PrefillIndex, p.HasRemote = best, true
 	p.PrefillCached = CachedTokens(in.Facts.ISL, c.OverlapBlocks, in.Prefill.BlockSize)
 	p.Remote = Work{Compute: in.Facts.ISL - p.PrefillCached, Queued: c.PrefillTokens, Transfer: p.EffISL}
+}
+
+// stayInSlice keeps the prefill ranks of other slices out, if one of the decode
+// rank's own could be chosen.
+func (p *Plan) stayInSlice(in *Input, slice string) {
+	can := func(i int) bool { return p.prefillVeto[i] == "" && in.Prefill.Eligible(i) }
+	for i := range in.PrefillPeers {
+		if in.PrefillPeers[i].Worker.Slice != slice || !can(i) {
+			continue
+		}
+		for k := range in.PrefillPeers {
+			if other := in.PrefillPeers[k].Worker.Slice; p.prefillVeto[k] == "" && other != "" && other != slice {
+				p.prefillVeto[k] = "in another slice than the decode worker"
+			}
+		}
+		return
+	}
 }
 
 // keepOutUnserved keeps the decode ranks out that cannot do what the rule wants for
@@ -440,6 +460,8 @@ func (in *Input) pairs(i, d int, c workers.Connector) unpaired {
 		return unpaired{"another connector than the decode worker's", "no prefill worker with its connector"}
 	case from.BlockSize != 0 && to.BlockSize != 0 && from.BlockSize != to.BlockSize:
 		return unpaired{"another KV block size than the decode worker's", "no prefill worker with its KV block size"}
+	case from.Revision != "" && to.Revision != "" && from.Revision != to.Revision:
+		return unpaired{"of another revision than the decode worker", "no prefill worker of its revision"}
 	case !carries(c, in.Facts.Kind, from):
 		return unpaired{"takes no transfer parameters on this endpoint", "no prefill worker that takes transfer parameters on this endpoint"}
 	case in.Facts.Kind.IsChat() && from.ChatDiffers(to):

@@ -444,3 +444,86 @@ func BenchmarkChoose64x64(b *testing.B) {
 		Choose(in, &p)
 	}
 }
+
+// TestRevisions: a pair is of one revision, and of one slice while that has a
+// prefill rank to choose; a decode rank without a partner is not chosen while
+// another has one.
+func TestRevisions(t *testing.T) {
+	type who struct{ revision, slice, out string }
+	for _, tt := range []struct {
+		name            string
+		prefill, decode []who
+		want            string // prefill and decode rank, or the reason
+		why             map[string]string
+	}{
+		{"nobody tells", []who{{}}, []who{{}}, "p/0 d/0", nil},
+		{"one side tells", []who{{revision: "a"}}, []who{{}}, "p/0 d/0", nil},
+		{"the other revision", []who{{revision: "a"}}, []who{{revision: "b"}}, "prefill_all_excluded", map[string]string{"p/0": "of another revision than the decode worker"}},
+		{"the decode rank with a partner", []who{{revision: "b"}}, []who{{revision: "a"}, {revision: "b"}}, "p/0 d/1", map[string]string{"d/0": "no prefill worker of its revision"}},
+		{"its own slice", []who{{revision: "a", slice: "0"}, {revision: "a", slice: "1"}}, []who{{revision: "a", slice: "1"}}, "p/1 d/0", map[string]string{"p/0": "in another slice than the decode worker"}},
+		{"another slice in need", []who{{revision: "a", slice: "0"}, {revision: "a", slice: "1", out: "draining"}}, []who{{revision: "a", slice: "1"}}, "p/0 d/0", nil},
+		{"not the slice of another revision", []who{{revision: "a", slice: "0"}, {revision: "b", slice: "1"}}, []who{{revision: "a", slice: "1"}}, "p/0 d/0", nil},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			in := pair(0)
+			in.Decode.Candidates, in.DecodePeers, in.Prefill.Candidates, in.PrefillPeers = nil, nil, nil, nil
+			fill := func(s *selector.Input, peers *[]disagg.Peer, role workers.Role, letter string, list []who) {
+				for i, k := range list {
+					w := worker(fmt.Sprintf("%s%d", letter, i), role, workers.ConnectorNIXL, 1)
+					w.Revision, w.Slice, w.Ranks[0].Label = k.revision, k.slice, fmt.Sprintf("%s/%d", letter, i)
+					// The first would be chosen: it has less to do.
+					add(s, peers, w, decision.Candidate{KeptOut: k.out, PrefillTokens: 100 * i, DecodeBlocks: 10 * i})
+				}
+			}
+			fill(&in.Decode, &in.DecodePeers, workers.Decode, "d", tt.decode)
+			fill(&in.Prefill, &in.PrefillPeers, workers.Prefill, "p", tt.prefill)
+			var p Plan
+			Choose(in, &p)
+			got := string(p.Reason)
+			if p.Path == Remote {
+				got = in.Prefill.Candidates[p.PrefillIndex].Rank + " " + in.Decode.Candidates[p.DecodeIndex].Rank
+			}
+			if got != tt.want {
+				t.Errorf("%s, want %s", got, tt.want)
+			}
+			for rank, why := range tt.why {
+				found := ""
+				for _, s := range []*selector.Input{&in.Decode, &in.Prefill} {
+					for i := range s.Candidates {
+						if s.Candidates[i].Rank == rank {
+							found = s.Candidates[i].Excluded
+						}
+					}
+				}
+				if found != why {
+					t.Errorf("%s is excluded because %q, want %q", rank, found, why)
+				}
+			}
+		})
+	}
+}
+
+// TestEither: workers that can do both sides pair with each other, never one with
+// itself.
+func TestEither(t *testing.T) {
+	in := pair(0)
+	in.Decode.Candidates, in.DecodePeers, in.Prefill.Candidates, in.PrefillPeers = nil, nil, nil, nil
+	for i := range 2 {
+		w := worker(fmt.Sprintf("e%d", i), workers.Either, workers.ConnectorNIXL, 1)
+		add(&in.Decode, &in.DecodePeers, w, decision.Candidate{})
+		add(&in.Prefill, &in.PrefillPeers, w, decision.Candidate{})
+	}
+	var p Plan
+	Choose(in, &p)
+	if p.Path != Remote || in.DecodePeers[p.DecodeIndex].Worker == in.PrefillPeers[p.PrefillIndex].Worker {
+		t.Errorf("path %s, %d and %d", p.Path, p.PrefillIndex, p.DecodeIndex)
+	}
+	for _, list := range []*[]disagg.Peer{&in.DecodePeers, &in.PrefillPeers} {
+		*list = (*list)[:1]
+	}
+	in.Decode.Candidates, in.Prefill.Candidates = in.Decode.Candidates[:1], in.Prefill.Candidates[:1]
+	Choose(in, &p)
+	if p.Path != Local || p.Err != nil {
+		t.Errorf("one by itself: path %s, %v", p.Path, p.Err)
+	}
+}

@@ -64,6 +64,14 @@ var recorderMetrics = []metric[*admin.Recorder]{
 	{desc("recording_dropped_total", "Records that were lost because the file could not take them in time."), counter, func(r *admin.Recorder) float64 { return float64(r.Dropped) }},
 }
 
+var kubernetesMetrics = []metric[*admin.Kubernetes]{
+	{desc("kubernetes_connected", "Whether the API server answers all watches of pods; while it does not, the workers stay as they were."), gauge, func(k *admin.Kubernetes) float64 { return flag(k.Connected) }},
+	{desc("kubernetes_watch_failures_total", "Questions to the API server that failed or were refused."), counter, func(k *admin.Kubernetes) float64 { return float64(k.Failures) }},
+	{desc("kubernetes_pods", "Pods that the selectors find."), gauge, func(k *admin.Kubernetes) float64 { return float64(k.Pods) }},
+	{desc("kubernetes_waiting_pods", "Pods without an address yet."), gauge, func(k *admin.Kubernetes) float64 { return float64(k.Waiting) }},
+	{desc("kubernetes_left_out_pods", "Pods that the selectors find and of which no worker is made; the status says why."), gauge, func(k *admin.Kubernetes) float64 { return float64(k.LeftOutCount) }},
+}
+
 var listenerMetrics = []metric[*kvfeed.ListenerStatus]{
 	{desc("feed_listener_bound", "Whether publishers can dial into the listener.", "endpoint"), gauge, func(l *kvfeed.ListenerStatus) float64 { return flag(l.Bound != "") }},
 	{desc("feed_listener_unrouted_messages_total", "Messages at the listener that belong to no rank, or to several, and were dropped.", "endpoint"), counter, func(l *kvfeed.ListenerStatus) float64 { return float64(l.Unrouted) }},
@@ -172,6 +180,9 @@ func (s *State) Collect(ch chan<- prometheus.Metric) {
 	}
 	for _, c := range s.Certificates() {
 		ch <- prometheus.MustNewConstMetric(expires, gauge, float64(c.Expires.Unix()), c.Of)
+	}
+	if k := s.Kubernetes(); k != nil {
+		collect(ch, kubernetesMetrics, k)
 	}
 	for _, l := range s.Feeds.Listeners() {
 		collect(ch, listenerMetrics, &l, l.Endpoint)

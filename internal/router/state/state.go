@@ -52,6 +52,8 @@ type Router interface {
 	Certificates() []Certificate
 	// Keys is the number of API keys in force; below 0 where keys play no part.
 	Keys() int
+	// Kubernetes is what is made of a cluster's pods, nil unless they are looked for.
+	Kubernetes() *admin.Kubernetes
 	// Drain is nil unless the router drains and takes no more requests.
 	Drain() *admin.DrainState
 }
@@ -91,6 +93,7 @@ func (s *State) Status(now time.Time) admin.Status {
 		Policy: c.Policy, PrefillPolicy: c.Prefill, DecodePolicy: c.Decode,
 		ThresholdTokens: c.Threshold, ThresholdOn: c.ThresholdOn, PrefillFallback: c.PrefillFallback,
 		Tokenizer: c.Tokenizer, Runtime: runtimeFigures(), Drain: s.Drain(), Recorder: s.Recorder(),
+		Kubernetes: s.Kubernetes(),
 	}
 	untrusted, verifying := 0, 0
 	for _, w := range snap.Workers {
@@ -100,6 +103,8 @@ func (s *State) Status(now time.Time) admin.Status {
 			st.Workers.Prefill++
 		case workers.Decode:
 			st.Workers.Decode++
+		case workers.Either:
+			st.Workers.Either++
 		default:
 			st.Workers.Aggregated++
 		}
@@ -227,7 +232,7 @@ func (s *State) Workers(now time.Time) admin.WorkerList {
 		a := admin.Worker{
 			Name: w.Name, URL: w.URL.String(), Engine: string(w.Engine), Version: w.Version, Role: string(w.Role), Connector: string(w.Connector),
 			Models: append([]string{}, w.Models...), LoRAs: w.LoRAs, Labels: w.Labels, DP: len(w.Ranks), BlockSizeTokens: w.BlockSize, MaxModelLen: w.MaxModelLen,
-			KVBlocks: w.KVBlocks, Source: w.Source, Origin: w.Origin, Health: c.Health.String(), Reason: c.Reason, Since: c.Since,
+			KVBlocks: w.KVBlocks, Revision: w.Revision, Slice: w.Slice, From: from(w), Source: w.Source, Origin: w.Origin, Health: c.Health.String(), Reason: c.Reason, Since: c.Since,
 			Draining: w.State.Draining(), Usable: usable, Conflict: w.Conflict, Ranks: make([]admin.Rank, 0, len(w.Ranks)),
 		}
 		for _, k := range w.Ranks {
@@ -254,6 +259,15 @@ func (s *State) Workers(now time.Time) admin.WorkerList {
 		out = append(out, a)
 	}
 	return admin.WorkerList{Schema: admin.Schema, Now: now, Revision: snap.Revision, Workers: out}
+}
+
+// from says where the facts of a worker come from, by their names.
+func from(w *workers.Worker) map[string]string {
+	out := make(map[string]string, len(w.From))
+	for f, where := range w.From {
+		out[string(f)] = where
+	}
+	return out
 }
 
 // feed is the account of a rank's feed as the admin API shows it.

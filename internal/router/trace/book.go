@@ -125,6 +125,8 @@ func (b *Book) describe(w *workers.Worker) uint64 {
 	o.some("block_size_tokens", w.BlockSize)
 	o.some("kv_blocks", w.KVBlocks)
 	o.str("chat_tokens", w.ChatTokens)
+	o.str("revision", w.Revision)
+	o.str("slice", w.Slice)
 	b.text = o.p
 	n, ok := b.byText[string(o.p)]
 	if !ok {

@@ -169,6 +169,8 @@ type workerLine struct {
 	BlockSize  int               `json:"block_size_tokens"`
 	KVBlocks   int               `json:"kv_blocks"`
 	ChatTokens string            `json:"chat_tokens"`
+	Revision   string            `json:"revision"`
+	Slice      string            `json:"slice"`
 }
 
 // kinds are the endpoints by their names.
@@ -406,14 +408,14 @@ func (r *Reader) parseWorker(p []byte) error {
 	}
 	e := described[*workers.Worker]{value: &workers.Worker{
 		Name: l.Worker, Role: l.Role, Engine: l.Engine, Version: l.Version, Connector: l.Connector,
-		BlockSize: l.BlockSize, KVBlocks: l.KVBlocks, ChatTokens: l.ChatTokens,
+		BlockSize: l.BlockSize, KVBlocks: l.KVBlocks, ChatTokens: l.ChatTokens, Revision: l.Revision, Slice: l.Slice,
 	}}
 	switch {
 	case unknown != "":
 		e.lacks = fmt.Sprintf("worker %s has %s, which this dynctl does not know", l.Worker, unknown)
 	case !oneOf(l.Engine, "", workers.VLLM, workers.SGLang, workers.TRTLLM):
 		e.lacks = fmt.Sprintf("worker %s: engine %q is not known to this dynctl", l.Worker, l.Engine)
-	case !oneOf(l.Role, "", workers.Prefill, workers.Decode, workers.Aggregated):
+	case l.Role != "" && !slices.Contains(workers.Roles(), l.Role):
 		e.lacks = fmt.Sprintf("worker %s: role %q is not known to this dynctl", l.Worker, l.Role)
 	case !knownConnector(l.Connector):
 		e.lacks = fmt.Sprintf("worker %s: connector %q is not known to this dynctl", l.Worker, l.Connector)

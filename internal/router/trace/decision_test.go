@@ -200,7 +200,7 @@ func TestEveryInputIsRecorded(t *testing.T) {
 			"Dialect": "the line has the engine whose wire it is", "URL": "where it is", "TransferCheck": "only checks of a prefill's answer read it",
 			"Models": "who serves the model is a candidate", "LoRAs": "in the names of blocks", "Labels": "the operator's words",
 			"MaxModelLen": "not read by a plan", "MaxBatchedTokens": "not read by a plan", "Events": "where its events are", "Bootstrap": "only connectors read it",
-			"LMCache": "only connectors read it", "APIKey": "a secret", "Source": "who put it there", "Origin": "who put it there",
+			"LMCache": "only connectors read it", "APIKey": "a secret", "Source": "who put it there", "Origin": "who put it there", "From": "who said so",
 			"Conflict": "its candidates are kept out", "State": "its candidates are kept out", "Ranks": "candidates",
 		}},
 		{func(d *Decision) any { return &d.Settings.Rule }, nil},
@@ -572,7 +572,7 @@ func FuzzDecision(f *testing.F) {
 			}
 		}
 		w := in.DecodePeers[0].Worker
-		for _, v := range []any{&w.Name, &w.Version, &w.ChatTokens, &w.BlockSize, &w.KVBlocks} {
+		for _, v := range []any{&w.Name, &w.Version, &w.ChatTokens, &w.Revision, &w.Slice, &w.BlockSize, &w.KVBlocks} {
 			fill(reflect.ValueOf(v).Elem(), r, text, figure)
 		}
 		book := NewBook()

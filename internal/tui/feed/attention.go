@@ -245,7 +245,7 @@ func attendWorkers(c *collector, r *Router) {
 
 func (b *Builder) attendRanks(c *collector, r *Router) {
 	medians := map[string]float64{}
-	for _, role := range []string{"prefill", "decode", "aggregated"} {
+	for _, role := range []string{"prefill", "decode", "aggregated", "either"} {
 		medians[role] = median(r.Ranks, role)
 	}
 	for i := range r.Ranks {

@@ -301,7 +301,7 @@ func percent0(n feed.Num) string {
 // rankSummary compares the ranks of each role.
 func rankSummary(r *feed.Router, shown int, short bool) string {
 	s := ""
-	for _, role := range []string{"decode", "prefill", "aggregated"} {
+	for _, role := range []string{"decode", "prefill", "aggregated", "either"} {
 		var n, waiting int
 		usage, most := 0.0, math.NaN()
 		seen := 0

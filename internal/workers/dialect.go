@@ -1,0 +1,166 @@
+package workers
+
+import (
+	"maps"
+	"slices"
+)
+
+// RoleLabels are the values of a worker's label "model" that stand for a role,
+// as in production-stack.
+type RoleLabels struct{ Prefill, Decode []string }
+
+func (l RoleLabels) clone() RoleLabels {
+	return RoleLabels{Prefill: slices.Clone(l.Prefill), Decode: slices.Clone(l.Decode)}
+}
+
+// dialect is what one label or annotation of a worker tells, as a project that
+// deploys engines sets it.
+type dialect struct {
+	world, key string
+	annotation bool
+	tells      Field
+	// means says what a value stands for; nil: for itself. A value that is not
+	// there tells nothing.
+	means map[string]string
+	// within is a label that the value is told apart by.
+	within string
+	// others says that a worker with any other value is no engine that answers
+	// requests, and what it is.
+	others string
+}
+
+// FieldPorts are the ports at which a pod serves, FieldMember is whether it serves
+// by itself at all.
+const (
+	FieldPorts  Field = "ports"
+	FieldMember Field = "member"
+)
+
+// dialects are read in this order: of several that tell a fact the first counts.
+// None of them tells the model: a label cannot hold most names, so engines do.
+var dialects = []dialect{
+	{world: "llm-d", key: "llm-d.ai/role", tells: FieldRole, means: map[string]string{
+		"prefill": string(Prefill), "decode": string(Decode), "both": string(Either), "prefill-decode": string(Either),
+		"encode-prefill": string(Prefill), "encode-decode": string(Decode), "encode-prefill-decode": string(Either),
+	}},
+	{world: "DisaggregatedSet", key: "disaggregatedset.x-k8s.io/role", tells: FieldRole, means: map[string]string{"prefill": string(Prefill), "decode": string(Decode)}},
+	{world: "Dynamo", key: "nvidia.com/dynamo-sub-component-type", tells: FieldRole, means: map[string]string{"prefill": string(Prefill), "decode": string(Decode)}},
+	{world: "Dynamo", key: "nvidia.com/dynamo-component-type", tells: FieldRole, means: map[string]string{"prefill": string(Prefill), "decode": string(Decode)}},
+
+	{world: "llm-d", key: "llm-d.ai/role", tells: FieldMember, means: map[string]string{
+		"prefill": "", "decode": "", "both": "", "prefill-decode": "", "encode-prefill": "", "encode-decode": "", "encode-prefill-decode": "",
+	}, others: "neither prefills nor decodes"},
+	{world: "Dynamo", key: "nvidia.com/dynamo-component-type", tells: FieldMember, means: map[string]string{"worker": "", "prefill": "", "decode": ""}, others: "is no worker"},
+	{world: "LeaderWorkerSet", key: "leaderworkerset.sigs.k8s.io/worker-index", tells: FieldMember, means: map[string]string{"0": ""}, others: "is not the leader of its group, which answers for it"},
+	{world: "dynctl", key: "app.kubernetes.io/name", tells: FieldMember, others: "is a router"},
+
+	{world: "llm-d", key: "llm-d.ai/engine-type", tells: FieldEngine, means: map[string]string{"vllm": string(VLLM), "sglang": string(SGLang)}},
+
+	{world: "DisaggregatedSet", key: "disaggregatedset.x-k8s.io/revision", within: "disaggregatedset.x-k8s.io/name", tells: FieldRevision},
+	{world: "Dynamo", key: "nvidia.com/dynamo-namespace", tells: FieldRevision},
+	{world: "SGLang", key: "sglang.ai/transfer-group", tells: FieldRevision},
+	{world: "DisaggregatedSet", key: "disaggregatedset.x-k8s.io/slice", tells: FieldSlice},
+
+	{world: "llm-d", key: "llm-d.ai/active-ports", annotation: true, tells: FieldPorts},
+	{world: "llm-d", key: "inference.networking.k8s.io/active-ports", annotation: true, tells: FieldPorts},
+	{world: "SMG", key: "smg.ai/worker-ports", annotation: true, tells: FieldPorts},
+	{world: "SGLang", key: "sglang.ai/bootstrap-port", annotation: true, tells: FieldBootstrap},
+	{world: "vllm-router", key: "vllm.ai/bootstrap-port", annotation: true, tells: FieldBootstrap},
+}
+
+// routerName is the value of the label app.kubernetes.io/name of dynctl's own pods.
+const routerName = "dynctl"
+
+// Told is a fact that a label or an annotation tells.
+type Told struct {
+	// Means is the fact in dynctl's words, From the label that tells it.
+	Means, From string
+}
+
+// ToldBy looks for a fact in the labels and annotations of a worker.
+func ToldBy(f Field, labels, annotations map[string]string) (Told, bool) {
+	for i := range dialects {
+		d := &dialects[i]
+		if d.tells != f {
+			continue
+		}
+		in, kind := labels, "label "
+		if d.annotation {
+			in, kind = annotations, "annotation "
+		}
+		value, ok := in[d.key]
+		if !ok || value == "" {
+			continue
+		}
+		t := Told{Means: value, From: kind + d.key + "=" + value}
+		if d.means != nil {
+			if t.Means, ok = d.means[value]; !ok {
+				continue
+			}
+		}
+		if scope := in[d.within]; d.within != "" && scope != "" {
+			t.Means = scope + "/" + t.Means
+			t.From += " of " + scope
+		}
+		return t, true
+	}
+	return Told{}, false
+}
+
+// NoEngine says why labels are those of something that is not asked for answers by
+// itself; empty when they do not say so.
+func NoEngine(labels map[string]string) string {
+	for i := range dialects {
+		d := &dialects[i]
+		value, ok := labels[d.key]
+		if d.tells != FieldMember || !ok || value == "" {
+			continue
+		}
+		_, engine := d.means[value]
+		if d.means == nil {
+			engine = value != routerName
+		}
+		if !engine {
+			return "label " + d.key + "=" + value + " (" + d.world + ") says that it " + d.others
+		}
+	}
+	return ""
+}
+
+// apply completes what is stated of a worker by what its labels tell, wherever it
+// was stated: what it states itself goes before.
+func (l RoleLabels) apply(s *Spec) {
+	tell := func(f Field, value *string) {
+		if *value != "" {
+			return
+		}
+		if t, ok := ToldBy(f, s.Labels, nil); ok {
+			*value = t.Means
+			s.setFrom(f, t.From)
+		}
+	}
+	if model, ok := s.Labels["model"]; ok && s.Role == "" {
+		switch {
+		case slices.Contains(l.Prefill, model):
+			s.Role = Prefill
+		case slices.Contains(l.Decode, model):
+			s.Role = Decode
+		}
+		if s.Role != "" {
+			s.setFrom(FieldRole, "label model="+model)
+		}
+	}
+	tell(FieldRole, (*string)(&s.Role))
+	tell(FieldEngine, (*string)(&s.Engine))
+	tell(FieldRevision, &s.Revision)
+	tell(FieldSlice, &s.Slice)
+}
+
+// setFrom says where a fact comes from, without a change to a map that others have.
+func (s *Spec) setFrom(f Field, from string) {
+	s.From = maps.Clone(s.From)
+	if s.From == nil {
+		s.From = map[Field]string{}
+	}
+	s.From[f] = from
+}

@@ -1,0 +1,443 @@
+// Package kube finds workers among the pods of a Kubernetes cluster. It watches
+// pods by label selectors with client-go's informers, reads each by itself (see
+// rules.read) and gives the registry all of them whenever one has changed.
+//
+// Nothing is asked of the API server unless a selector is set. A server that
+// cannot be reached, or that refuses, leaves the fleet as it was; the status says
+// so until it answers again.
+package kube
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/go-logr/logr"
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/klog/v2"
+
+	"github.com/dynctl/dynctl/internal/positive"
+	"github.com/dynctl/dynctl/internal/workers"
+)
+
+// AllNamespaces stands for every namespace.
+const AllNamespaces = "*"
+
+// Options are the settings of a Source.
+type Options struct {
+	// Selector finds pods whose labels or engines tell their role; Prefill and
+	// Decode find those of a role. A pod that both find can do either.
+	Selector, Prefill, Decode string
+	// Namespaces are watched; none stands for the one of the kubeconfig or of the
+	// router's own pod, AllNamespaces for every one.
+	Namespaces []string
+	// Kubeconfig is a file; empty for the pod's service account, or else what
+	// kubectl would read.
+	Kubeconfig string
+	// Port is where engines serve unless their pods say otherwise.
+	Port int
+	// Worker states more of all of them, in the keys of a worker's flag.
+	Worker string
+	// RevisionLabel is a label that names the rollout of a pod, besides those that
+	// are known; empty for none.
+	RevisionLabel string
+	// UserAgent names the router to the API server.
+	UserAgent string
+	// Settle is how long changes are gathered before they are taken over; 10 ms
+	// when zero.
+	Settle time.Duration
+	// Refresh is how often the key file of Worker is read again; 30 s when zero.
+	Refresh time.Duration
+}
+
+// Source keeps the workers of a registry in step with the pods of a cluster.
+type Source struct {
+	reg     *workers.Registry
+	opts    Options
+	rules   rules
+	sink    workers.Sink
+	http    *http.Client
+	watches []*watch
+	wake    chan struct{} // holds a token when pods may have changed
+	now     func() time.Time
+
+	mu     sync.Mutex
+	status Status
+	// Of the last time that pods were read.
+	held    map[string]string    // why workers are not ready, by name
+	leaving map[string]bool      // workers whose pods are being deleted
+	told    map[types.UID]string // why pods were left out
+}
+
+// Status is what a Source makes of its cluster.
+type Status struct {
+	Server     string
+	Namespaces []string
+	Watches    []WatchStatus
+	// Pods were found, Workers made of them, Waiting of the pods will become some.
+	Pods, Workers, Waiting int
+	// LeftOut are pods that were found and of which no worker is made, by name, at
+	// most maxLeftOut; LeftOutCount are all.
+	LeftOut      []LeftOut
+	LeftOutCount int
+	// KeyError is why the key file could not be read again; the last key is used.
+	KeyError string
+}
+
+// WatchStatus is one watch: a selector in a namespace.
+type WatchStatus struct {
+	Namespace, Selector string
+	// Synced says that the pods were listed at least once, Err why the API server
+	// cannot be asked now, Since when that began.
+	Synced   bool
+	Err      string
+	Since    time.Time
+	Failures uint64
+}
+
+// LeftOut is a pod of which no worker is made.
+type LeftOut struct{ Pod, Why string }
+
+const maxLeftOut = 32
+
+// New prepares a Source. It reads the kubeconfig and checks what was set, and
+// opens no connection.
+func New(reg *workers.Registry, o Options, sink workers.Sink) (*Source, error) {
+	klog.SetLogger(logr.Discard()) // what client-go has to say becomes status and events
+	o.Settle, o.Refresh = positive.Or(o.Settle, 10*time.Millisecond), positive.Or(o.Refresh, 30*time.Second)
+	template, err := template(o.Worker)
+	if err != nil {
+		return nil, fmt.Errorf("kubernetes.worker: %w", err)
+	}
+	host, err := os.Hostname()
+	if err != nil {
+		return nil, fmt.Errorf("the name of this machine, to know the router's own pod by: %w", err)
+	}
+	s := &Source{
+		reg: reg, opts: o, sink: sink, wake: make(chan struct{}, 1), now: time.Now,
+		rules: rules{template: template, port: o.Port, host: host, revision: o.RevisionLabel},
+		held:  map[string]string{}, leaving: map[string]bool{}, told: map[types.UID]string{},
+	}
+	loading := clientcmd.NewDefaultClientConfigLoadingRules()
+	loading.ExplicitPath = o.Kubeconfig
+	file := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(loading, nil)
+	cfg, err := file.ClientConfig()
+	if err != nil {
+		return nil, fmt.Errorf("kubernetes: %w (name a file with --kubeconfig, or run in a pod that mounts its service account's token)", err)
+	}
+	namespaces := slices.Clone(o.Namespaces)
+	if len(namespaces) == 0 {
+		own, _, err := file.Namespace()
+		if err != nil {
+			return nil, fmt.Errorf("kubernetes: %w", err)
+		}
+		namespaces = []string{own}
+	}
+	if slices.Contains(namespaces, AllNamespaces) {
+		namespaces = []string{metav1.NamespaceAll}
+	}
+	s.rules.qualified = len(namespaces) > 1 || namespaces[0] == metav1.NamespaceAll
+	client, err := s.client(cfg)
+	if err != nil {
+		return nil, fmt.Errorf("kubernetes: %w", err)
+	}
+	s.status.Server = cfg.Host
+	for _, n := range namespaces {
+		s.status.Namespaces = append(s.status.Namespaces, cmp.Or(n, AllNamespaces))
+		for _, w := range []struct {
+			key, selector string
+			by            chosen
+		}{
+			{"kubernetes.selector", o.Selector, chosen{any: true}},
+			{"kubernetes.prefill_selector", o.Prefill, chosen{prefill: true}},
+			{"kubernetes.decode_selector", o.Decode, chosen{decode: true}},
+		} {
+			if w.selector == "" {
+				continue
+			}
+			if _, err := labels.Parse(w.selector); err != nil {
+				return nil, fmt.Errorf("%s: %q is no label selector: %w", w.key, w.selector, err)
+			}
+			s.watches = append(s.watches, s.newWatch(client, n, w.selector, w.by))
+		}
+	}
+	if len(s.watches) == 0 {
+		return nil, errors.New("kubernetes: no selector is set")
+	}
+	return s, nil
+}
+
+// template reads what is stated of all workers.
+func template(text string) (workers.Spec, error) {
+	const anyone = "http://pod"
+	full := anyone
+	if text != "" {
+		full += "," + text
+	}
+	t, err := workers.ParseSpec("", full)
+	if err != nil {
+		return t, errors.New(strings.ReplaceAll(err.Error(), `worker "`+anyone+`": `, ""))
+	}
+	switch {
+	case t.Role != "":
+		return t, errors.New("role= cannot be that of every pod: use the role selectors, or labels")
+	case t.Name != workers.DefaultName(t.URL):
+		return t, errors.New("name= cannot be that of every pod: workers have the names of their pods")
+	case len(t.Labels) > 0:
+		return t, errors.New("labels= are those of the pods")
+	}
+	t.Name, t.URL = "", nil
+	if t.APIKeyFile != "" {
+		err = t.ReadAPIKey()
+	}
+	return t, err
+}
+
+// client speaks of nothing but core/v1: other groups would be linked for nothing.
+func (s *Source) client(cfg *rest.Config) (*rest.RESTClient, error) {
+	scheme := runtime.NewScheme()
+	if err := corev1.AddToScheme(scheme); err != nil {
+		return nil, err
+	}
+	cfg = rest.CopyConfig(cfg)
+	cfg.APIPath, cfg.GroupVersion = "/api", &corev1.SchemeGroupVersion
+	cfg.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
+	cfg.ContentType, cfg.AcceptContentTypes = runtime.ContentTypeProtobuf, runtime.ContentTypeProtobuf+","+runtime.ContentTypeJSON
+	cfg.UserAgent = s.opts.UserAgent
+	var err error
+	if s.http, err = rest.HTTPClientFor(cfg); err != nil {
+		return nil, err
+	}
+	return rest.RESTClientForConfigAndClient(cfg, s.http)
+}
+
+// Run watches until ctx ends. It returns nil then; what goes wrong is status and
+// events.
+func (s *Source) Run(ctx context.Context) error {
+	defer s.http.CloseIdleConnections()
+	g, ctx := errgroup.WithContext(klog.NewContext(ctx, logr.Discard()))
+	for _, w := range s.watches {
+		g.Go(func() error { w.informer.RunWithContext(ctx); return nil })
+		g.Go(func() error { return w.awaitSync(ctx) })
+	}
+	g.Go(func() error { return s.follow(ctx) })
+	return g.Wait()
+}
+
+// follow takes changes over, many of a moment at once.
+func (s *Source) follow(ctx context.Context) error {
+	settle := time.NewTimer(time.Hour)
+	defer settle.Stop()
+	refresh := time.NewTicker(s.opts.Refresh)
+	defer refresh.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-s.wake:
+			settle.Reset(s.opts.Settle)
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-settle.C:
+			}
+			s.takeOver()
+		case <-refresh.C:
+			if s.readKey() {
+				s.takeOver()
+			}
+		}
+	}
+}
+
+// touch says that pods may have changed.
+func (s *Source) touch() {
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+}
+
+// readKey reads the key file again and reports whether the key is another one. One
+// that cannot be read leaves the last: the workers stay as they are.
+func (s *Source) readKey() bool {
+	t := s.rules.template
+	if t.APIKeyFile == "" {
+		return false
+	}
+	before := t.APIKey
+	err := t.ReadAPIKey()
+	s.mu.Lock()
+	failed := s.status.KeyError
+	s.status.KeyError = ""
+	if err != nil {
+		s.status.KeyError = strings.TrimPrefix(err.Error(), "worker : ")
+	}
+	now := s.status.KeyError
+	s.mu.Unlock()
+	if now != "" && now != failed {
+		s.sink.Emit(workers.Event{
+			Severity: workers.Error, Kind: "discovery.kubernetes.key_unread",
+			Text: "the engines' key cannot be read again and the last one is used: " + now,
+		})
+	}
+	if err != nil || t.APIKey == before {
+		return false
+	}
+	s.rules.template.APIKey = t.APIKey
+	return true
+}
+
+// found is a pod and the selectors that found it.
+type found struct {
+	pod *corev1.Pod
+	by  chosen
+}
+
+// pods are those of all watches that were listed once, each once, by namespace and
+// name.
+func (s *Source) pods() []found {
+	at := map[types.UID]int{}
+	var out []found
+	for _, w := range s.watches {
+		if !w.informer.HasSynced() {
+			continue
+		}
+		for _, item := range w.informer.GetStore().List() {
+			pod, ok := item.(*corev1.Pod)
+			if !ok {
+				continue
+			}
+			i, seen := at[pod.UID]
+			if !seen {
+				i = len(out)
+				at[pod.UID] = i
+				out = append(out, found{pod: pod})
+			}
+			by := &out[i].by
+			by.any, by.prefill, by.decode = by.any || w.by.any, by.prefill || w.by.prefill, by.decode || w.by.decode
+		}
+	}
+	slices.SortFunc(out, func(a, b found) int {
+		return cmp.Or(strings.Compare(a.pod.Namespace, b.pod.Namespace), strings.Compare(a.pod.Name, b.pod.Name), strings.Compare(string(a.pod.UID), string(b.pod.UID)))
+	})
+	return out
+}
+
+// takeOver gives the registry the workers of all pods.
+func (s *Source) takeOver() {
+	pods := s.pods()
+	var specs []workers.Spec
+	var owners []*corev1.Pod
+	waiting := 0
+	left := map[types.UID]string{}
+	for _, f := range pods {
+		r := s.rules.read(f.pod, f.by)
+		switch {
+		case r.waiting:
+			waiting++
+		case r.why != "":
+			left[f.pod.UID] = r.why
+		}
+		for i := range r.specs {
+			// The key was read already; once for all of them.
+			r.specs[i].APIKeyFile = ""
+			specs, owners = append(specs, r.specs[i]), append(owners, f.pod)
+		}
+	}
+	_, refused, err := s.reg.ApplyEach(workers.SourceKube, specs)
+	for i, why := range refused {
+		left[owners[i].UID] = why.Error()
+	}
+	if err != nil { // of no single one: none was taken
+		s.sink.Emit(workers.Event{Severity: workers.Error, Kind: "discovery.kubernetes.refused", Text: "the pods are not taken over, the workers stay as they are: " + err.Error()})
+	}
+	s.note(pods, specs, refused, left, waiting)
+}
+
+// note keeps the status and tells what has changed.
+func (s *Source) note(pods []found, specs []workers.Spec, refused map[int]error, left map[types.UID]string, waiting int) {
+	held, leaving := map[string]string{}, map[string]bool{}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i := range specs {
+		if refused[i] != nil {
+			continue
+		}
+		w := &specs[i]
+		switch {
+		case w.Leaving != "":
+			leaving[w.Name] = true
+			if !s.leaving[w.Name] {
+				s.sink.Emit(workers.Event{Kind: "worker.draining", Worker: w.Name, Text: fmt.Sprintf("worker %s drains: %s; it gets no new requests, running ones finish", w.Name, w.Leaving)})
+			}
+		case w.NotReady != "":
+			held[w.Name] = w.NotReady
+			if s.held[w.Name] == "" {
+				s.sink.Emit(workers.Event{Kind: "worker.held", Worker: w.Name, Text: fmt.Sprintf("worker %s gets no requests: %s", w.Name, w.NotReady)})
+			}
+		case s.held[w.Name] != "":
+			s.sink.Emit(workers.Event{Kind: "worker.released", Worker: w.Name, Text: fmt.Sprintf("worker %s may get requests: its pod is Ready", w.Name)})
+		}
+	}
+	st := &s.status
+	st.Pods, st.Workers, st.Waiting, st.LeftOut, st.LeftOutCount = len(pods), len(specs)-len(refused), waiting, nil, len(left)
+	for _, f := range pods {
+		why := left[f.pod.UID]
+		if why == "" {
+			continue
+		}
+		name := f.pod.Namespace + "/" + f.pod.Name
+		if s.told[f.pod.UID] != why {
+			s.sink.Emit(workers.Event{Kind: "discovery.kubernetes.left_out", Text: fmt.Sprintf("pod %s is found by a selector, but no worker: %s", name, why)})
+		}
+		if len(st.LeftOut) < maxLeftOut {
+			st.LeftOut = append(st.LeftOut, LeftOut{name, why})
+		}
+	}
+	s.held, s.leaving, s.told = held, leaving, left
+}
+
+// Status is what the Source makes of its cluster now.
+func (s *Source) Status() Status {
+	s.mu.Lock()
+	st := s.status
+	st.LeftOut = slices.Clone(st.LeftOut)
+	s.mu.Unlock()
+	for _, w := range s.watches {
+		st.Watches = append(st.Watches, w.status())
+	}
+	return st
+}
+
+// Troubles are reasons for which the fleet may not be what the cluster has.
+func (s *Source) Troubles() (out []string) {
+	st := s.Status()
+	seen := map[string]bool{}
+	for _, w := range st.Watches {
+		if w.Err == "" || seen[w.Err] {
+			continue
+		}
+		seen[w.Err] = true
+		out = append(out, fmt.Sprintf("the workers are as they were at %s, changes of the pods are not seen: %s", w.Since.Format(time.RFC3339), w.Err))
+	}
+	if st.KeyError != "" {
+		out = append(out, "the engines' key cannot be read again and the last one is used: "+st.KeyError)
+	}
+	return out
+}

@@ -1,0 +1,510 @@
+package kube
+
+import (
+	"bytes"
+	"compress/gzip"
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"go.uber.org/goleak"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/dynctl/dynctl/internal/workers"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// recorded is a file of testdata, which holds what a real API server said.
+func recorded(t testing.TB, name string) []byte {
+	t.Helper()
+	b, err := os.ReadFile(filepath.Join("testdata", name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if strings.HasSuffix(name, ".gz") {
+		z, err := gzip.NewReader(bytes.NewReader(b))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if b, err = io.ReadAll(z); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return b
+}
+
+// patience is how long something may take that takes milliseconds.
+const patience = 20 * time.Second
+
+const noPods = `{"kind":"PodList","apiVersion":"v1","metadata":{"resourceVersion":"249"},"items":[]}`
+
+// apiServer answers with recorded bytes.
+type apiServer struct {
+	*httptest.Server
+	t *testing.T
+
+	mu     sync.Mutex
+	list   []byte
+	kind   string // content type of list
+	refuse []byte // answers everything with 403
+	down   bool   // breaks every connection
+	cut    chan struct{}
+
+	lines    chan string // of the watch
+	asked    chan string // one word for each question: list, watch
+	watching chan struct{}
+}
+
+func newAPIServer(t *testing.T) *apiServer {
+	a := &apiServer{t: t, list: []byte(noPods), kind: "application/json", lines: make(chan string, 64), asked: make(chan string, 1000), cut: make(chan struct{})}
+	a.Server = httptest.NewServer(a)
+	t.Cleanup(a.Close)
+	return a
+}
+
+func (a *apiServer) set(change func()) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	change()
+}
+
+func (a *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	a.mu.Lock()
+	list, kind, refuse, down, cut := a.list, a.kind, a.refuse, a.down, a.cut
+	a.mu.Unlock()
+	q := r.URL.Query()
+	word := "list"
+	if q.Get("watch") != "" {
+		word = "watch"
+	}
+	if q.Get("sendInitialEvents") == "" {
+		a.asked <- word + " " + r.URL.Path + " " + q.Get("labelSelector")
+	}
+	switch {
+	case down:
+		panic(http.ErrAbortHandler)
+	case refuse != nil:
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(http.StatusForbidden)
+		_, _ = w.Write(refuse)
+	case q.Get("sendInitialEvents") != "":
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = w.Write(recorded(a.t, "no-streaming-list.jsonl"))
+	case word == "list":
+		w.Header().Set("Content-Type", kind)
+		_, _ = w.Write(list)
+	default:
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(http.StatusOK)
+		w.(http.Flusher).Flush()
+		for {
+			select {
+			case <-r.Context().Done():
+				return
+			case <-cut:
+				panic(http.ErrAbortHandler)
+			case line := <-a.lines:
+				_, _ = io.WriteString(w, line+"\n")
+				w.(http.Flusher).Flush()
+			}
+		}
+	}
+}
+
+// kubeconfig is a file that points to the server.
+func (a *apiServer) kubeconfig() string {
+	path := filepath.Join(a.t.TempDir(), "kubeconfig")
+	text := fmt.Sprintf(`{"apiVersion":"v1","kind":"Config","current-context":"t","clusters":[{"name":"t","cluster":{"server":%q}}],
+"users":[{"name":"t","user":{}}],"contexts":[{"name":"t","context":{"cluster":"t","user":"t","namespace":"life"}}]}`, a.URL)
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		a.t.Fatal(err)
+	}
+	return path
+}
+
+// stand is a source that runs.
+type stand struct {
+	*Source
+	reg    *workers.Registry
+	events chan workers.Event
+}
+
+func start(t *testing.T, a *apiServer, o Options) *stand {
+	t.Helper()
+	o.Kubeconfig, o.Port, o.Settle = a.kubeconfig(), 8000, time.Millisecond
+	if o.Selector+o.Prefill+o.Decode == "" {
+		o.Selector = "app"
+	}
+	s := &stand{events: make(chan workers.Event, 1000), reg: workers.NewRegistry(nil)}
+	var err error
+	if s.Source, err = New(s.reg, o, func(e workers.Event) { s.events <- e }); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- s.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	return s
+}
+
+// wait waits until the fleet, as fleet describes it, is want.
+func (s *stand) wait(t *testing.T, want ...string) {
+	t.Helper()
+	changed, cancel := s.reg.Subscribe()
+	defer cancel()
+	deadline := time.After(patience)
+	poll := time.NewTicker(5 * time.Millisecond) // what a worker's state says is no change of the fleet
+	defer poll.Stop()
+	for {
+		got := fleet(s.reg)
+		if cmp.Equal(got, want) {
+			return
+		}
+		select {
+		case <-changed:
+		case <-poll.C:
+		case <-deadline:
+			t.Fatalf("the fleet (-want +got):\n%s", cmp.Diff(want, got))
+		}
+	}
+}
+
+func (s *stand) event(t *testing.T, kind string) workers.Event {
+	t.Helper()
+	deadline := time.After(patience)
+	for {
+		select {
+		case e := <-s.events:
+			if e.Kind == kind {
+				return e
+			}
+		case <-deadline:
+			t.Fatalf("no event %s", kind)
+		}
+	}
+}
+
+// fleet are the workers in a line each.
+func fleet(reg *workers.Registry) []string {
+	var out []string
+	for _, w := range reg.Snapshot().Workers {
+		_, why := w.State.Usable()
+		if c := w.State.Condition(); !w.State.Draining() && c.Health == workers.Unhealthy {
+			why = c.Reason
+		}
+		line := fmt.Sprintf("%s %s %s %s", w.Name, w.Role, w.Engine, w.URL.Host)
+		if w.Revision != "" {
+			line += " rev=" + w.Revision
+		}
+		if w.Slice != "" {
+			line += " slice=" + w.Slice
+		}
+		if w.Bootstrap != nil {
+			line += fmt.Sprintf(" bootstrap=%s:%d", w.Bootstrap.Host, w.Bootstrap.Port)
+		}
+		for _, e := range w.Events {
+			line += " " + e.Endpoint
+		}
+		if why != "" && why != workers.Unknown.String() {
+			line += ": " + why
+		}
+		out = append(out, line)
+	}
+	return out
+}
+
+// TestDialects: what the pods of each project come to, from a real API server's
+// list as JSON and as protobuf.
+func TestDialects(t *testing.T) {
+	want := []string{
+		"big-0 aggregated vllm 127.0.1.1:8000 tcp://127.0.1.1:5557",
+		"dynamo-decode-0 decode vllm 127.0.1.3:8000 rev=default-graph tcp://127.0.1.3:5557",
+		"dynamo-prefill-0 prefill vllm 127.0.1.5:8000 rev=default-graph tcp://127.0.1.5:5557",
+		"llm-d-both-0 either vllm 127.0.1.6:8000 tcp://127.0.1.6:5557",
+		"llm-d-decode-0 decode vllm 127.0.1.7:8200 tcp://127.0.1.7:5557",
+		"llm-d-prefill-0 prefill vllm 127.0.1.9:8000 tcp://127.0.1.9:5557",
+		"llm-d-prefill-decode-0 either vllm 127.0.1.10:8000 tcp://127.0.1.10:5557",
+		"llm-d-ranks-0:8001 decode vllm 127.0.1.11:8001 tcp://127.0.1.11:5558",
+		"llm-d-ranks-0:8003 decode vllm 127.0.1.11:8003 tcp://127.0.1.11:5560",
+		"pair-5d1c-decode-0 decode vllm 127.0.1.12:8000 rev=pair/5d1c slice=0 tcp://127.0.1.12:5557",
+		"pair-5d1c-prefill-0 prefill vllm 127.0.1.13:8000 rev=pair/5d1c slice=0 tcp://127.0.1.13:5557",
+		"pair-9f3a-decode-0 decode vllm 127.0.1.14:8000 rev=pair/9f3a slice=0 tcp://127.0.1.14:5557",
+		"pair-9f3a-prefill-0 prefill vllm 127.0.1.15:8000 rev=pair/9f3a slice=0 tcp://127.0.1.15:5557",
+		"pool-0 aggregated vllm 127.0.1.16:8000 tcp://127.0.1.16:5557",
+		"pool-1 aggregated vllm 127.0.1.17:8000 tcp://127.0.1.17:5557",
+		"ps-decode-0 decode vllm 127.0.1.18:8000 tcp://127.0.1.18:5557",
+		"ps-prefill-0 prefill vllm 127.0.1.19:8000 tcp://127.0.1.19:5557",
+		"sglang-decode-0 aggregated vllm 127.0.1.20:8000 tcp://127.0.1.20:5557",
+		"sglang-prefill-0 aggregated vllm 127.0.1.21:8000 bootstrap=127.0.1.21:8998 tcp://127.0.1.21:5557",
+		"smg-0:8000 aggregated vllm 127.0.1.22:8000 tcp://127.0.1.22:5557",
+		"smg-0:8001 aggregated vllm 127.0.1.22:8001 tcp://127.0.1.22:5558",
+		"vllm-router-decode-0 aggregated vllm 127.0.1.23:8000 tcp://127.0.1.23:5557",
+		"vllm-router-prefill-0 aggregated vllm 127.0.1.24:8000 bootstrap=127.0.1.24:8998 tcp://127.0.1.24:5557",
+	}
+	for _, file := range []struct{ name, kind string }{{"dialects.json.gz", "application/json"}, {"dialects.pb.gz", "application/vnd.kubernetes.protobuf"}} {
+		t.Run(file.name, func(t *testing.T) {
+			a := newAPIServer(t)
+			a.list, a.kind = recorded(t, file.name), file.kind
+			s := start(t, a, Options{Worker: "events=tcp://*:5557"})
+			s.reg.SetRoleLabels(workers.RoleLabels{Prefill: []string{"sim-prefill"}, Decode: []string{"sim-decode"}})
+			s.wait(t, want...)
+			s.event(t, "discovery.kubernetes.left_out")
+			left := []LeftOut{
+				{"rec/big-0-1", "label leaderworkerset.sigs.k8s.io/worker-index=1 (LeaderWorkerSet) says that it is not the leader of its group, which answers for it"},
+				{"rec/dynamo-frontend-0", "label nvidia.com/dynamo-component-type=frontend (Dynamo) says that it is no worker"},
+				{"rec/llm-d-encode-0", "label llm-d.ai/role=encode (llm-d) says that it neither prefills nor decodes"},
+			}
+			if diff := cmp.Diff(left, s.Status().LeftOut); diff != "" {
+				t.Errorf("left out (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestLifeOfAPod follows a pod from its making to its successor with another
+// address, as a real API server told of it.
+func TestLifeOfAPod(t *testing.T) {
+	lines := strings.Split(strings.TrimSpace(string(recorded(t, "life.jsonl"))), "\n")
+	if len(lines) != 10 {
+		t.Fatalf("%d lines are recorded", len(lines))
+	}
+	a := newAPIServer(t)
+	s := start(t, a, Options{})
+	feed := func(n int) {
+		for range n {
+			a.lines <- lines[0]
+			lines = lines[1:]
+		}
+	}
+	feed(2) // made, and given an address
+	s.wait(t, "engine-0 decode vllm 127.0.2.1:8000: its pod is not Ready (ContainersNotReady: containers with unready status: [vllm])")
+	first := s.reg.Snapshot().Workers[0]
+	feed(1)
+	s.wait(t, "engine-0 decode vllm 127.0.2.1:8000")
+	s.event(t, "worker.released")
+	feed(1) // all containers are ready, and a readiness gate is not
+	s.wait(t, `engine-0 decode vllm 127.0.2.1:8000: its pod is not Ready (ReadinessGatesNotReady: the status of pod readiness gate "example.com/gate" is not "True", but False)`)
+	feed(1)
+	s.wait(t, "engine-0 decode vllm 127.0.2.1:8000")
+	feed(2) // deleted with grace
+	s.wait(t, "engine-0 decode vllm 127.0.2.1:8000: draining")
+	if e := s.event(t, "worker.draining"); e.Worker != "engine-0" || !strings.Contains(e.Text, "its pod is being deleted") {
+		t.Errorf("event %+v", e)
+	}
+	if w := s.reg.Snapshot().Workers[0]; w.State != first.State || !w.State.Leaving() {
+		t.Error("the worker became another one on its way, or does not leave")
+	}
+	first.State.SetDraining(false)
+	if !first.State.Draining() {
+		t.Error("an operator took back that a pod is being deleted")
+	}
+	feed(1)
+	s.wait(t)
+	feed(2)
+	s.wait(t, "engine-0 decode vllm 127.0.2.2:8000")
+	if s.reg.Snapshot().Workers[0].State == first.State {
+		t.Error("a pod with another address is taken for the old worker")
+	}
+}
+
+// TestRefusal: a service account without rights is told which verb it lacks on
+// what, and the fleet comes when it has it.
+func TestRefusal(t *testing.T) {
+	a := newAPIServer(t)
+	a.refuse = recorded(t, "forbidden.json")
+	s := start(t, a, Options{})
+	e := s.event(t, "discovery.kubernetes.lost")
+	for _, part := range []string{`"app" in namespace life`, "verbs list and watch on pods", "system:serviceaccount:rb:router", "a Role with"} {
+		if !strings.Contains(e.Text, part) {
+			t.Errorf("the event does not say %q: %s", part, e.Text)
+		}
+	}
+	if len(s.Troubles()) != 1 || s.Status().Watches[0].Failures == 0 {
+		t.Errorf("troubles %q, status %+v", s.Troubles(), s.Status())
+	}
+	a.set(func() { a.refuse = nil })
+	s.event(t, "discovery.kubernetes.back")
+	if got := s.Troubles(); len(got) != 0 {
+		t.Errorf("troubles %q after the answer", got)
+	}
+}
+
+// TestLostServer: without an API server the fleet stays as it was, visibly; a new
+// one that knows no old versions is listed anew.
+func TestLostServer(t *testing.T) {
+	lines := strings.Split(string(recorded(t, "life.jsonl")), "\n")
+	a := newAPIServer(t)
+	s := start(t, a, Options{})
+	for _, l := range lines[:3] {
+		a.lines <- l
+	}
+	s.wait(t, "engine-0 decode vllm 127.0.2.1:8000")
+	before := s.reg.Snapshot().Workers[0]
+	a.set(func() { a.down = true; close(a.cut) })
+	s.event(t, "discovery.kubernetes.lost")
+	if got := s.Troubles(); len(got) != 1 || !strings.Contains(got[0], "the workers are as they were at") {
+		t.Errorf("troubles %q", got)
+	}
+	if got := s.reg.Snapshot().Workers; len(got) != 1 || got[0] != before {
+		t.Error("the fleet changed while the API server was away")
+	}
+	// Back, without the pod, and with the answer that real servers give to versions
+	// from before their start.
+	a.lines <- `{"type":"ERROR","object":{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","message":"too old resource version: 249 (1026)","reason":"Expired","code":410}}`
+	a.set(func() { a.down, a.cut = false, make(chan struct{}) })
+	s.event(t, "discovery.kubernetes.back")
+	s.wait(t)
+}
+
+// TestKeyFile: a key that cannot be read again does not take the workers away.
+func TestKeyFile(t *testing.T) {
+	key := filepath.Join(t.TempDir(), "key")
+	if err := os.WriteFile(key, []byte("first\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	a := newAPIServer(t)
+	s := start(t, a, Options{Worker: "api_key_file=" + key, Refresh: time.Millisecond})
+	for _, l := range strings.Split(string(recorded(t, "life.jsonl")), "\n")[:3] {
+		a.lines <- l
+	}
+	s.wait(t, "engine-0 decode vllm 127.0.2.1:8000")
+	if err := os.Remove(key); err != nil {
+		t.Fatal(err)
+	}
+	s.event(t, "discovery.kubernetes.key_unread")
+	if w := s.reg.Snapshot().Workers; len(w) != 1 || w[0].APIKey != "first" || len(s.Troubles()) != 1 {
+		t.Errorf("workers %v, troubles %q", w, s.Troubles())
+	}
+	if err := os.WriteFile(key+".new", []byte("second\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(key+".new", key); err != nil {
+		t.Fatal(err)
+	}
+	changed, cancel := s.reg.Subscribe()
+	defer cancel()
+	for s.reg.Snapshot().Workers[0].APIKey != "second" {
+		select {
+		case <-changed:
+		case <-time.After(patience):
+			t.Fatal("the new key is not taken over")
+		}
+	}
+}
+
+func TestNewNamesWhatIsWrong(t *testing.T) {
+	a := newAPIServer(t)
+	for _, tt := range []struct {
+		o    Options
+		want string
+	}{
+		{Options{Selector: "a in b"}, `kubernetes.selector: "a in b" is no label selector`},
+		{Options{Prefill: "=x"}, "kubernetes.prefill_selector"},
+		{Options{Selector: "a", Worker: "roel=x"}, `kubernetes.worker: unknown key "roel" (did you mean "role"?)`},
+		{Options{Selector: "a", Worker: "role=decode"}, "use the role selectors"},
+		{Options{Selector: "a", Worker: "name=x"}, "names of their pods"},
+		{Options{Selector: "a", Worker: "labels=a:b"}, "those of the pods"},
+		{Options{Selector: "a", Worker: "api_key_file=/nowhere"}, "api_key_file"},
+		{Options{Selector: "a", Kubeconfig: "/nowhere/kubeconfig"}, "/nowhere/kubeconfig"},
+		{Options{}, "no selector is set"},
+	} {
+		if tt.o.Kubeconfig == "" {
+			tt.o.Kubeconfig = a.kubeconfig()
+		}
+		if _, err := New(workers.NewRegistry(nil), tt.o, nil); err == nil || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%+v: error %v, want %s", tt.o, err, tt.want)
+		}
+	}
+	select {
+	case q := <-a.asked:
+		t.Errorf("New asked the API server: %s", q)
+	default:
+	}
+}
+
+// TestNamespaces: each selector is asked of each namespace, and names tell them
+// apart.
+func TestNamespaces(t *testing.T) {
+	a := newAPIServer(t)
+	s := start(t, a, Options{Prefill: "app=p", Decode: "app=d", Namespaces: []string{"life", "other"}})
+	want := map[string]bool{}
+	for _, n := range []string{"life", "other"} {
+		for _, l := range []string{"app=p", "app=d"} {
+			want["list /api/v1/namespaces/"+n+"/pods "+l] = true
+		}
+	}
+	for len(want) > 0 {
+		select {
+		case q := <-a.asked:
+			delete(want, q)
+		case <-time.After(patience):
+			t.Fatalf("not asked: %v", want)
+		}
+	}
+	a.lines <- strings.Split(string(recorded(t, "life.jsonl")), "\n")[2]
+	changed, cancel := s.reg.Subscribe()
+	defer cancel()
+	for len(s.reg.Snapshot().Workers) == 0 {
+		<-changed
+	}
+	if w := s.reg.Snapshot().Workers[0]; w.Name != "life.engine-0" || w.Role == workers.Aggregated || w.From[workers.FieldRole] == "" {
+		t.Errorf("worker %s %s from %v", w.Name, w.Role, w.From)
+	}
+}
+
+// FuzzPod: whatever a pod says, what is read of it is applicable or refused with a
+// reason.
+func FuzzPod(f *testing.F) {
+	f.Add("engine-0", "10.0.0.1", "llm-d.ai/role", "both", "llm-d.ai/active-ports", "8000,8001", "routing-proxy", "--vllm-port=8200", true)
+	f.Add("engine-0", "fe80::1", "leaderworkerset.sigs.k8s.io/worker-index", "1", "sglang.ai/bootstrap-port", "8998", "engine", "", false)
+	f.Add("", "", "model", "", "smg.ai/worker-ports", "65535,1,,", "pd-sidecar", "--vllm-port=0", true)
+	f.Add("a/b", "not an address", "disaggregatedset.x-k8s.io/revision", "x", "vllm.ai/bootstrap-port", "-1", "", "", true)
+	f.Fuzz(func(t *testing.T, name, ip, key, value, noteKey, note, container, arg string, deleted bool) {
+		spec, err := template("events=tcp://*:5557,replay=tcp://*:5657")
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := rules{template: spec, port: 8000, host: "router"}
+		pod := &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "ns", UID: "u", Labels: map[string]string{key: value}, Annotations: map[string]string{noteKey: note}},
+			Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: container, Args: []string{arg}}}},
+			Status:     corev1.PodStatus{PodIP: ip},
+		}
+		if deleted {
+			pod.DeletionTimestamp = &metav1.Time{}
+		}
+		got := r.read(pod, chosen{any: true})
+		if (len(got.specs) == 0) != (got.why != "") {
+			t.Fatalf("%d workers and the reason %q", len(got.specs), got.why)
+		}
+		reg := workers.NewRegistry(nil)
+		_, refused, err := reg.ApplyEach(workers.SourceKube, got.specs)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := len(reg.Snapshot().Workers); n+len(refused) != len(got.specs) {
+			t.Fatalf("%d workers and %d refusals of %d", n, len(refused), len(got.specs))
+		}
+		for _, w := range reg.Snapshot().Workers {
+			if w.State.Leaving() != deleted {
+				t.Fatalf("worker %s leaves: %t", w.Name, w.State.Leaving())
+			}
+		}
+	})
+}

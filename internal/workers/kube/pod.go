@@ -1,0 +1,226 @@
+package kube
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/dynctl/dynctl/internal/workers"
+)
+
+// Limits of what is read of one pod.
+const (
+	maxPorts  = 64
+	maxLabels = 256
+)
+
+// chosen says which selectors a pod was found by.
+type chosen struct{ any, prefill, decode bool }
+
+// reading is what a pod comes to: workers, or the reason for none.
+type reading struct {
+	specs []workers.Spec
+	// why there are none; waiting says that this will pass by itself.
+	why     string
+	waiting bool
+}
+
+// rules are the parts of the options that a pod is read with.
+type rules struct {
+	template workers.Spec
+	port     int
+	host     string // the router's own pod has this name
+	// revision is a label that tells the revision, besides those that are known.
+	revision string
+	// qualified puts the namespace before the names of workers.
+	qualified bool
+}
+
+// read makes workers of a pod. It looks at nothing but the pod.
+func (r *rules) read(pod *corev1.Pod, by chosen) reading {
+	left := func(format string, a ...any) reading { return reading{why: fmt.Sprintf(format, a...)} }
+	wait := func(format string, a ...any) reading { return reading{why: fmt.Sprintf(format, a...), waiting: true} }
+	switch {
+	case pod.Name == r.host:
+		return left("it is this router's own pod; narrow the selector")
+	case len(pod.Labels) > maxLabels || len(pod.Annotations) > 4*maxLabels:
+		return left("%d labels and %d annotations (at most %d and %d)", len(pod.Labels), len(pod.Annotations), maxLabels, 4*maxLabels)
+	case pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed:
+		return left("its phase is %s", pod.Status.Phase)
+	}
+	if why := workers.NoEngine(pod.Labels); why != "" {
+		return left("%s", why)
+	}
+	if pod.Status.PodIP == "" {
+		return wait("it has no address yet (phase %s)", cmp.Or(string(pod.Status.Phase), "unknown"))
+	}
+	if net.ParseIP(pod.Status.PodIP) == nil {
+		return left("%q is no IP address", pod.Status.PodIP)
+	}
+	base := r.template
+	base.Origin = "pod " + pod.Namespace + "/" + pod.Name
+	base.Process = string(pod.UID)
+	base.Labels = pod.Labels
+	base.From = map[workers.Field]string{}
+	switch {
+	case by.prefill && by.decode:
+		base.Role, base.From[workers.FieldRole] = workers.Either, "both role selectors"
+	case by.prefill:
+		base.Role, base.From[workers.FieldRole] = workers.Prefill, "the prefill selector"
+	case by.decode:
+		base.Role, base.From[workers.FieldRole] = workers.Decode, "the decode selector"
+	}
+	if v := pod.Labels[r.revision]; r.revision != "" && v != "" {
+		base.Revision, base.From[workers.FieldRevision] = v, "label "+r.revision+"="+v
+	}
+	if t, ok := workers.ToldBy(workers.FieldBootstrap, nil, pod.Annotations); ok {
+		port, err := parsePort(t.Means)
+		if err != nil {
+			return left("%s: %v", t.From, err)
+		}
+		base.Bootstrap, base.From[workers.FieldBootstrap] = &workers.Bootstrap{Port: port}, t.From
+	}
+	if pod.DeletionTimestamp != nil {
+		base.Leaving = "its pod is being deleted"
+	} else {
+		base.NotReady = notReady(pod)
+	}
+	ports, from, err := r.ports(pod)
+	if err != nil {
+		return left("%v", err)
+	}
+	first := r.basePort(ports)
+	moved := 0
+	if engine, why := behindSidecar(pod); engine != 0 {
+		moved, from = engine-first, from+"; "+why
+	}
+	name := pod.Name
+	if r.qualified {
+		name = pod.Namespace + "." + name
+	}
+	var out reading
+	for _, port := range ports {
+		s := base
+		s.From = maps.Clone(base.From)
+		s.From[workers.FieldURL] = "pod IP, port from " + from
+		if port+moved > 65535 {
+			return left("port %d of rank %d is above 65535", port+moved, port-first)
+		}
+		s.URL = &url.URL{Scheme: "http", Host: net.JoinHostPort(pod.Status.PodIP, strconv.Itoa(port+moved))}
+		s.Name = name
+		if len(ports) > 1 {
+			s.Name += ":" + strconv.Itoa(port)
+			if err := s.ShiftEvents(port - first); err != nil {
+				return left("port %d: %v", port, err)
+			}
+		}
+		out.specs = append(out.specs, s)
+	}
+	return out
+}
+
+// notReady says why a pod's aggregate condition is not Ready, which waits for
+// readiness gates, too; empty when it is.
+func notReady(pod *corev1.Pod) string {
+	for i := range pod.Status.Conditions {
+		c := &pod.Status.Conditions[i]
+		if c.Type != corev1.PodReady {
+			continue
+		}
+		if c.Status == corev1.ConditionTrue {
+			return ""
+		}
+		why := cmp.Or(c.Reason, "condition Ready is "+string(c.Status))
+		if c.Message != "" {
+			why += ": " + clip(c.Message)
+		}
+		return "its pod is not Ready (" + why + ")"
+	}
+	return "its pod is not Ready (no condition Ready yet)"
+}
+
+func clip(s string) string {
+	const most = 200
+	if len(s) > most {
+		s = strings.ToValidUTF8(s[:most], "") + "…"
+	}
+	return s
+}
+
+// ports are those at which a pod serves, each for one worker, and where they are
+// from.
+func (r *rules) ports(pod *corev1.Pod) (ports []int, from string, err error) {
+	if t, ok := workers.ToldBy(workers.FieldPorts, nil, pod.Annotations); ok {
+		for word := range strings.SplitSeq(t.Means, ",") {
+			p, err := parsePort(strings.TrimSpace(word))
+			if err != nil {
+				return nil, "", fmt.Errorf("%s: %w", t.From, err)
+			}
+			if !slices.Contains(ports, p) {
+				ports = append(ports, p)
+			}
+			if len(ports) > maxPorts {
+				return nil, "", fmt.Errorf("more than %d ports in %s", maxPorts, strings.SplitN(t.From, "=", 2)[0])
+			}
+		}
+		return ports, t.From, nil
+	}
+	return []int{r.port}, "setting kubernetes.port", nil
+}
+
+// basePort is the port of the first rank: the one that was set, if the pod's are
+// beside it, else the smallest of them. A rank's number follows from its port, not
+// from its place among those that are active just now.
+func (r *rules) basePort(ports []int) int {
+	least := slices.Min(ports)
+	if r.port <= least && slices.Max(ports)-r.port < maxPorts {
+		return r.port
+	}
+	return least
+}
+
+// sidecars are the names of containers that stand before an engine in llm-d's pods
+// and carry requests to it at sidecarEngine; asking them would split requests
+// twice.
+var sidecars = []string{"routing-proxy", "routing-sidecar", "pd-sidecar", "disagg-sidecar"}
+
+// sidecarEngine is the port of an engine behind a sidecar, unless it tells another.
+const sidecarEngine = 8200
+
+// behindSidecar is the port of the engine of a pod in which a sidecar has the
+// ordinary one; 0 without a sidecar.
+func behindSidecar(pod *corev1.Pod) (port int, from string) {
+	all := slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers)
+	at := slices.IndexFunc(all, func(c corev1.Container) bool {
+		return slices.ContainsFunc(sidecars, func(word string) bool { return c.Name == word || strings.Contains(c.Image, word) })
+	})
+	if at < 0 {
+		return 0, ""
+	}
+	for _, arg := range slices.Concat(all[at].Command, all[at].Args) {
+		for _, flag := range []string{"--vllm-port=", "--decoder-port="} {
+			if text, ok := strings.CutPrefix(strings.TrimPrefix(arg, "-"), flag[1:]); ok {
+				if p, err := parsePort(text); err == nil {
+					return p, "argument " + flag + text + " of container " + all[at].Name
+				}
+			}
+		}
+	}
+	return sidecarEngine, "llm-d's port of an engine behind container " + all[at].Name
+}
+
+func parsePort(s string) (int, error) {
+	n, err := strconv.ParseUint(s, 10, 16)
+	if err != nil || n == 0 {
+		return 0, errors.New(strconv.Quote(clip(s)) + " is no port (1 to 65535)")
+	}
+	return int(n), nil
+}

@@ -1,0 +1,176 @@
+package kube
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	apiwatch "k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/dynctl/dynctl/internal/workers"
+)
+
+// listTime bounds one list; a watch lasts as long as the server lets it.
+const listTime = 30 * time.Second
+
+// errNoAnswer: a connection that ended or timed out before the answer's first byte.
+var errNoAnswer = errors.New("the connection ended before an answer")
+
+// watch is one selector in one namespace.
+type watch struct {
+	s        *Source
+	by       chosen
+	informer cache.SharedIndexInformer
+
+	mu    sync.Mutex
+	state WatchStatus
+}
+
+func (s *Source) newWatch(client *rest.RESTClient, namespace, selector string, by chosen) *watch {
+	w := &watch{s: s, by: by, state: WatchStatus{Namespace: namespace, Selector: selector}}
+	get := func(o *metav1.ListOptions) *rest.Request {
+		o.LabelSelector = selector
+		return client.Get().NamespaceIfScoped(namespace, namespace != metav1.NamespaceAll).Resource("pods").VersionedParams(o, metav1.ParameterCodec)
+	}
+	lw := &cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			bounded, cancel := context.WithTimeout(ctx, listTime)
+			defer cancel()
+			list := &corev1.PodList{}
+			err := get(&o).Do(bounded).Into(list)
+			w.answered(ctx, "list", err)
+			return list, err
+		},
+		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (apiwatch.Interface, error) {
+			o.Watch = true
+			i, err := get(&o).Watch(ctx)
+			if o.SendInitialEvents != nil && apierrors.IsInvalid(err) {
+				return i, err // a server that cannot list by watching: it is asked to list
+			}
+			told := err
+			if _, answer := i.(*apiwatch.StreamWatcher); err == nil && !answer {
+				told = errNoAnswer // client-go makes an empty watch of it
+			}
+			w.answered(ctx, "watch", told)
+			return i, err
+		},
+	}
+	w.informer = cache.NewSharedIndexInformer(lw, &corev1.Pod{}, 0, cache.Indexers{})
+	changed := cache.ResourceEventHandlerFuncs{
+		AddFunc: func(any) { s.touch() }, UpdateFunc: func(any, any) { s.touch() }, DeleteFunc: func(any) { s.touch() },
+	}
+	// Both fail only on an informer that runs.
+	_ = w.informer.SetTransform(slim)
+	_, _ = w.informer.AddEventHandler(changed)
+	return w
+}
+
+// awaitSync says when the first list is there: without a pod nothing else would.
+func (w *watch) awaitSync(ctx context.Context) error {
+	if cache.WaitForCacheSync(ctx.Done(), w.informer.HasSynced) {
+		w.s.touch()
+	}
+	return nil
+}
+
+// answered notes what came of a question to the API server.
+func (w *watch) answered(ctx context.Context, verb string, err error) {
+	if ctx.Err() != nil || apierrors.IsResourceExpired(err) || apierrors.IsGone(err) {
+		return // the end, or a version so old that all is listed anew
+	}
+	now := w.s.now()
+	w.mu.Lock()
+	was, since := w.state.Err, w.state.Since
+	if err == nil {
+		w.state.Err, w.state.Since = "", time.Time{}
+	} else {
+		w.state.Failures++
+		w.state.Err = w.explain(verb, err)
+		if was == "" {
+			w.state.Since = now
+		}
+	}
+	text := w.state.Err
+	w.mu.Unlock()
+	switch {
+	case err == nil && was != "":
+		w.s.sink.Emit(workers.Event{
+			Kind: "discovery.kubernetes.back", Text: fmt.Sprintf("the API server answers again after %s: pods %s are followed", now.Sub(since).Round(time.Second), w.where()),
+		})
+	case err != nil && text != was:
+		w.s.sink.Emit(workers.Event{
+			Severity: workers.Error, Kind: "discovery.kubernetes.lost",
+			Text: fmt.Sprintf("the workers stay as they are, changes of the pods are not seen: %s", text),
+		})
+	}
+}
+
+// where says which pods are watched.
+func (w *watch) where() string {
+	if w.state.Namespace == metav1.NamespaceAll {
+		return fmt.Sprintf("with %q of all namespaces", w.state.Selector)
+	}
+	return fmt.Sprintf("with %q in namespace %s", w.state.Selector, w.state.Namespace)
+}
+
+// explain puts an error of the API server into words, with what to do.
+func (w *watch) explain(verb string, err error) string {
+	switch {
+	case apierrors.IsForbidden(err):
+		kind, more := "Role", ""
+		if w.state.Namespace == metav1.NamespaceAll {
+			kind, more = "ClusterRole", ", or set kubernetes.namespaces"
+		}
+		return fmt.Sprintf("the API server refuses to %s pods %s: give the router's service account a %s with the verbs list and watch on pods%s (%s)", verb, w.where(), kind, more, clip(err.Error()))
+	case apierrors.IsUnauthorized(err):
+		return fmt.Sprintf("the API server does not know who asks: the token of the service account or of the kubeconfig is not valid (%s)", clip(err.Error()))
+	case apierrors.IsTooManyRequests(err):
+		return fmt.Sprintf("the API server is overloaded and will be asked again to %s pods %s", verb, w.where())
+	case errors.Is(err, context.DeadlineExceeded):
+		return fmt.Sprintf("the API server did not answer within %s", listTime)
+	}
+	return "the API server cannot be asked: " + clip(err.Error())
+}
+
+func (w *watch) status() WatchStatus {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	st := w.state
+	st.Synced = w.informer.HasSynced()
+	if st.Namespace == metav1.NamespaceAll {
+		st.Namespace = AllNamespaces
+	}
+	return st
+}
+
+// slim keeps of a pod what is read of it; the rest would only take memory.
+func slim(item any) (any, error) {
+	pod, ok := item.(*corev1.Pod)
+	if !ok {
+		return item, nil
+	}
+	containers := func(list []corev1.Container) (out []corev1.Container) {
+		for _, c := range list {
+			out = append(out, corev1.Container{Name: c.Name, Image: c.Image, Command: c.Command, Args: c.Args})
+		}
+		return out
+	}
+	return &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{
+			Name: pod.Name, Namespace: pod.Namespace, UID: pod.UID, ResourceVersion: pod.ResourceVersion,
+			Labels: pod.Labels, Annotations: pod.Annotations, DeletionTimestamp: pod.DeletionTimestamp,
+		},
+		Spec: corev1.PodSpec{InitContainers: containers(pod.Spec.InitContainers), Containers: containers(pod.Spec.Containers)},
+		Status: corev1.PodStatus{
+			Phase: pod.Status.Phase, PodIP: pod.Status.PodIP, Conditions: pod.Status.Conditions,
+		},
+	}, nil
+}
