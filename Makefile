@@ -1,5 +1,5 @@
 # What the README names; CI runs .ci/run.
-.PHONY: test race lint e2e bench soak soak-virtual build
+.PHONY: test race lint e2e kube bench soak soak-virtual build
 
 build:
 	CGO_ENABLED=0 go build -trimpath -o bin/dynctl ./cmd/dynctl
@@ -15,6 +15,10 @@ lint:
 	bin/golangci-lint run --timeout 10m ./...
 
 # Real engines and real clients; every test says why it is skipped.
+# Pods and their life on a real API server; CONTRIBUTING.md says how to name it.
+kube:
+	DYNCTL_E2E=1 go test -count=1 -timeout 20m -v -run Kubernetes ./e2e
+
 e2e:
 	DYNCTL_E2E=1 go test -count=1 -timeout 60m -v ./e2e
 

@@ -111,6 +111,15 @@ func freeAddr(t *testing.T) string {
 // serve runs the binary until the test ends and waits until it is ready.
 func serve(t *testing.T, args ...string) *router {
 	t.Helper()
+	return serveUntil(t, "the router is ready", func(r *router) bool {
+		s, err := r.admin.Status(t.Context())
+		return err == nil && s.State == "ready"
+	}, args...)
+}
+
+// serveUntil is serve with something else to wait for.
+func serveUntil(t *testing.T, what string, ok func(*router) bool, args ...string) *router {
+	t.Helper()
 	bin, err := build()
 	if err != nil {
 		t.Fatal(err)
@@ -141,10 +150,7 @@ func serve(t *testing.T, args ...string) *router {
 	}
 	t.Cleanup(c.Close)
 	r := &router{t: t, url: "http://" + data, admin: c}
-	r.until("the router is ready", func() bool {
-		s, err := c.Status(t.Context())
-		return err == nil && s.State == "ready"
-	})
+	r.until(what, func() bool { return ok(r) })
 	return r
 }
 

@@ -20,6 +20,7 @@ import (
 var engineFlags = []string{
 	"block-size", "disaggregation-bootstrap-port", "disaggregation-mode", "enable-metrics", "enable-prompt-tokens-details",
 	"chat-template", "router-conditional-disagg-config", "routing-logic", "kv-events-config", "kv-transfer-config", "served-model-name", "max-num-batched-tokens", "page-size",
+	"vllm-port", "decoder-port", // of llm-d's routing sidecar
 }
 
 // TestNamedFlagsExist: whatever flag a text of the program names (findings,
