@@ -560,7 +560,7 @@ func (s *stage) healthEvent(e workers.Event) {
 	}
 	s.out.Ejections++
 	var who *node
-	others := 0 // of each kind of work, decoding and not, that are at hand
+	others := 0 // do the same work and are at hand
 	for _, n := range s.nodes {
 		if n.name == e.Worker {
 			who = n
