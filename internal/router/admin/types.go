@@ -263,6 +263,14 @@ type Worker struct {
 	Ranks           []Rank            `json:"ranks"`
 }
 
+// CacheGroup is one of several KV caches of a rank's layers.
+type CacheGroup struct {
+	Group  int32  `json:"group"` // the engine's number of it
+	Kind   string `json:"kind"`
+	Window int    `json:"window_tokens,omitempty"`
+	Block  int    `json:"block_tokens"`
+}
+
 // Rank is one data-parallel rank, as the router sees it and as its engine
 // does (GET /admin/v1/ranks).
 type Rank struct {
@@ -339,6 +347,9 @@ type Feed struct {
 	// UnknownKinds are the engine's names of cache kinds that this version does
 	// not know; with one of them the rank's blocks cannot be known.
 	UnknownKinds []string `json:"unknown_cache_kinds,omitempty"`
+	// CacheGroups are those of a rank that has told of several; what it is credited
+	// with is what all of them can go on from.
+	CacheGroups []CacheGroup `json:"cache_groups,omitempty"`
 	// LastSeq is the number of the newest batch, null before the first.
 	LastSeq  *uint64   `json:"last_seq"`
 	LastAt   time.Time `json:"last_at,omitzero"`

@@ -1,6 +1,7 @@
 package kvfeed
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
@@ -220,5 +221,35 @@ func TestHitsReportedAsStores(t *testing.T) {
 	}
 	if n := offer(1, kvevent.CacheAbsent, true); n != 0 {
 		t.Errorf("removed, after more stores than there can be copies: %d blocks", n)
+	}
+}
+
+// The groups of a rank are in its status, until its publisher begins anew without
+// them.
+func TestGroupsAreShown(t *testing.T) {
+	t.Parallel()
+	p := newPublisher(t, 22, 1)
+	f := newFixture(t, nil)
+	f.add(p.source(true))
+	p.subscribed()
+	p.steps(3)
+	if s := f.settled(p); len(s.CacheGroups) != 0 {
+		t.Errorf("a plain rank has groups: %+v", s.CacheGroups)
+	}
+	p.set(func() {
+		p.e.log = append(p.e.log, storeOf("full_attention", "mamba"))
+		p.e.after = append(p.e.after, set{})
+	})
+	p.send(uint64(len(p.e.log)-1), p.e.log[len(p.e.log)-1])
+	s := f.until(func(s Status) bool { return len(s.CacheGroups) > 1 })
+	want := []kvgroup.Group{{Number: -1, Kind: kvevent.FullAttention, Block: modelBlock}, {Kind: kvevent.FullAttention, Block: modelBlock}, {Number: 1, Kind: kvevent.Mamba, Block: modelBlock}}
+	if !slices.Equal(s.CacheGroups, want) {
+		t.Errorf("groups %+v, want %+v", s.CacheGroups, want)
+	}
+	p.hangUp(func() { p.set(p.e.restart) })
+	p.subscribed()
+	p.steps(3)
+	if s := f.settled(p); len(s.CacheGroups) != 0 {
+		t.Errorf("after a restart: %+v", s.CacheGroups)
 	}
 }

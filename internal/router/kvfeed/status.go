@@ -56,6 +56,8 @@ type Status struct {
 	// UnknownKinds are the engine's names of cache kinds that nothing is known of
 	// here. With one of them the rank's blocks cannot be known.
 	UnknownKinds []string `json:"unknown_cache_kinds,omitempty"`
+	// CacheGroups are those of a rank that has told of several.
+	CacheGroups []kvgroup.Group `json:"cache_groups,omitempty"`
 
 	// LastSeq is the newest batch applied, -1 before the first.
 	LastSeq   int64     `json:"last_seq"`
@@ -197,6 +199,9 @@ func (r *rank) status() Status {
 		UnknownKinds: slices.Clone(r.stream.app.UnknownKinds()),
 		LastSeq:      -1, LastEvent: r.lastEvent, LagSeconds: r.lag,
 		Shape: r.stream.Shape(), StreamCounters: r.stream.Counters(), FeedCounters: r.n,
+	}
+	if g := r.stream.app.groups; g != nil {
+		s.CacheGroups = g.Told()
 	}
 	if last, ok := r.stream.Last(); ok {
 		s.LastSeq = int64(min(last, math.MaxInt64))

@@ -34,8 +34,9 @@ import (
 )
 
 const (
-	// maxGroups bounds the groups of a rank, maxBlocks its blocks with a name,
-	// and maxLooks the blocks looked up for one answer.
+	// maxGroups bounds the groups of a rank, maxBlocks its blocks with a name, and
+	// maxLooks the blocks looked up for one answer beyond four for each of the
+	// prompt's; with more nothing counts as usable.
 	maxGroups = 16
 	maxBlocks = 4 << 20
 	maxLooks  = 1 << 15
@@ -93,8 +94,27 @@ func (g *Groups) Clear() {
 	g.byName, g.bySeq = map[uint64]uint32{}, map[uint64]uint32{}
 }
 
-// Len returns the number of block names held.
-func (g *Groups) Len() int { return len(g.byName) }
+// Group is what a rank's engine has told of one of its groups.
+type Group struct {
+	Number int32             `json:"group"`
+	Kind   kvevent.CacheKind `json:"kind"`
+	// Window is in tokens, 0 when not told.
+	Window int `json:"window_tokens,omitempty"`
+	// Block is the size of a block in tokens.
+	Block int `json:"block_tokens"`
+}
+
+// Told returns the groups that were told of, in the order in which they came.
+func (g *Groups) Told() []Group {
+	g.RLock()
+	defer g.RUnlock()
+	list := make([]Group, 0, len(g.groups))
+	for i := range g.groups {
+		k := &g.groups[i]
+		list = append(list, Group{Number: k.id, Kind: k.kind, Window: k.window, Block: k.tokens})
+	}
+	return list
+}
 
 // Store is an event that stored blocks of a group.
 type Store struct {

@@ -19,7 +19,7 @@ func (g *Groups) Usable(p Prompt, overlap int) int {
 	if len(g.groups) == 0 || g.Mismatch() != "" {
 		return 0
 	}
-	l := look{g: g, seq: p.Seq, left: maxLooks}
+	l := look{g: g, seq: p.Seq, left: maxLooks + 4*len(p.Seq)}
 	unit, parts := g.unit()
 	limit := max(0, min((p.Tokens-1)/g.size, len(p.Seq)))
 	for i := range g.groups {

@@ -128,6 +128,7 @@ var (
 	draining     = desc("worker_draining", "Whether the worker drains.", "worker")
 	tokenizer    = desc("worker_tokenizer_rests", "Whether the worker's /tokenize failed so often in a row that only trials ask it.", "worker")
 	feedState    = desc("feed_state", "1 for the state that the rank's KV event feed is in.", "worker", "dp_rank", "state")
+	cacheGroup   = desc("feed_cache_group", "1 for each cache group of a rank whose engine has told of several.", "worker", "dp_rank", "group", "kind")
 	unknownKinds = desc("feed_unknown_cache_kind", "1 for each cache kind of the rank's engine that this version does not know.", "worker", "dp_rank", "kind")
 )
 
@@ -204,6 +205,9 @@ func (s *State) Collect(ch chan<- prometheus.Metric) {
 					mark(feedState, string(st) == k.Feed.State, w.Name, dp, string(st))
 				}
 				collect(ch, feedMetrics, &k.Feed, w.Name, dp)
+				for _, g := range k.Feed.CacheGroups {
+					mark(cacheGroup, true, w.Name, dp, strconv.Itoa(int(g.Group)), g.Kind)
+				}
 				for _, kind := range k.Feed.UnknownKinds {
 					mark(unknownKinds, true, w.Name, dp, kind)
 				}

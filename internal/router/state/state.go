@@ -281,6 +281,9 @@ func feed(f *kvfeed.Status) admin.Feed {
 		Overrun: f.Overrun, Foreign: f.Foreign, RankDisagree: f.RankDisagree,
 		Unindexed: f.Tokenless + f.Misfit + f.Mismatched + f.Crowded,
 	}
+	for _, g := range f.CacheGroups {
+		a.CacheGroups = append(a.CacheGroups, admin.CacheGroup{Group: g.Number, Kind: g.Kind.String(), Window: g.Window, Block: g.Block})
+	}
 	if f.LastSeq >= 0 {
 		a.LastSeq = new(uint64(f.LastSeq))
 	}
