@@ -59,6 +59,7 @@ the key a moment later. To take a key back, take its entry out of the file.`,
 	fl.StringVar(&k.Tenant, "tenant", "", "`TENANT` whose key it is (default its name)")
 	fl.StringArrayVar(&k.Models, "model", nil, "`MODEL` that it may ask for (repeatable; default all)")
 	fl.IntVar(&k.Rate, "rate", 0, "how many `REQUESTS` it may begin a minute; 0 is no limit")
+	fl.IntVar(&k.Weight, "weight", 0, "its tenant's `SHARE` of places that many wait for, against that of others (default 1)")
 	fl.StringArrayVar(&roles, "role", nil, "what it may do: use (the default), read, operate, admin (repeatable)")
 	_ = cmd.RegisterFlagCompletionFunc("role", cobra.FixedCompletions([]string{"use", "read", "operate", "admin"}, cobra.ShellCompDirectiveNoFileComp))
 	return cmd
@@ -108,12 +109,13 @@ func newKeysCheckCmd() *cobra.Command {
 				Tenant string        `json:"tenant"`
 				Models []string      `json:"models"`
 				Rate   int           `json:"rate_per_minute"`
+				Weight int           `json:"weight"`
 				Roles  []access.Role `json:"roles"`
 			}
 			all := []shown{}
-			l := listing{head: []string{"NAME", "TENANT", "MODELS", "RATE/MIN", "ROLES"}}
+			l := listing{head: []string{"NAME", "TENANT", "MODELS", "RATE/MIN", "WEIGHT", "ROLES"}}
 			for _, k := range set.Keys() {
-				s := shown{k.Name, k.Tenant, append([]string{}, k.Models...), k.Rate, k.Roles}
+				s := shown{k.Name, k.Tenant, append([]string{}, k.Models...), k.Rate, k.Weight, k.Roles}
 				rate, models := "-", "all"
 				if k.Rate > 0 {
 					rate = fmt.Sprint(k.Rate)
@@ -126,7 +128,7 @@ func newKeysCheckCmd() *cobra.Command {
 					roles[i] = string(r)
 				}
 				all = append(all, s)
-				l.add(s, k.Name, k.Tenant, models, rate, strings.Join(roles, " "))
+				l.add(s, k.Name, k.Tenant, models, rate, fmt.Sprint(k.Weight), strings.Join(roles, " "))
 			}
 			l.whole = map[string]any{"keys": all}
 			return l.write(cmd.OutOrStdout(), output)

@@ -103,10 +103,17 @@ func TestClientsThatLeaveTheQueue(t *testing.T) {
 	}()
 	r.queued(1)
 	release()
-	for _, got := range []chan *answer{first, live} {
-		if a := <-got; a == nil || a.status != http.StatusOK {
-			t.Errorf("a client that waited got %v", a)
+	for i, got := range []chan *answer{first, live} {
+		a := <-got
+		if a == nil || a.status != http.StatusOK {
+			t.Fatalf("a client that waited got %v", a)
 		}
+		if c := r.receipt(a.header.Get("X-Dynctl-Decision")); (c.QueuedMS > 0) != (i == 1) {
+			t.Errorf("client %d waited %v ms, says its receipt", i, c.QueuedMS)
+		}
+	}
+	if n := r.metric(`dynctl_stage_seconds_count{stage="queue"}`); n != 3 {
+		t.Errorf("%v waits are counted, not 3", n)
 	}
 	if n := len(p.legs()); n != 2 {
 		t.Errorf("the engine got %d requests, 2 clients were there", n)

@@ -106,7 +106,7 @@ type question struct {
 }
 
 // stageTimes is the router's own time in its stages.
-type stageTimes struct{ read, parse, tokenize, hash, overlap, plan time.Duration }
+type stageTimes struct{ read, parse, queue, tokenize, hash, overlap, plan time.Duration }
 
 // view finds or makes the hashes of a block size.
 func (d *question) view(blockSize int) *hashes {

@@ -180,11 +180,8 @@ func (x *exchange) serve() error {
 	if err := x.read(); err != nil {
 		return err
 	}
-	if err := r.gate.Enter(x.ctx); err != nil {
-		if x.ctx.Err() != nil { // nobody was refused
-			return err
-		}
-		return x.refuseAtGate(err)
+	if err := x.enter(); err != nil {
+		return err
 	}
 	defer r.gate.Leave()
 	if err := x.resolve(); err != nil {
@@ -204,12 +201,48 @@ func (r *Router) panicked(x *exchange, p any) {
 	r.log.Error("panic", "request", x.id, "panic", p, "stack", string(debug.Stack()))
 }
 
-func gateError(err error) error {
+// enter takes a place in progress, or waits for one in turn with other tenants.
+func (x *exchange) enter() error {
+	g := x.r.gate
+	err := x.ctx.Err()
+	if err == nil && !g.TryEnter() {
+		began := time.Now()
+		err = g.Enter(x.ctx, x.claim())
+		x.d.took.queue = time.Since(began)
+		x.r.metrics.Stage("queue", x.d.took.queue)
+	}
+	if err == nil || x.ctx.Err() != nil { // nobody was refused
+		return err
+	}
+	return x.refuseAtGate(err)
+}
+
+// claim is what the request is worth to the gate: the tokens of its prompt, by their
+// estimate, and those that it may be answered with.
+func (x *exchange) claim() admission.Claim {
+	c := admission.Claim{Tokens: x.view.EstimateTokens() + int(max(0, x.view.MaxTokens))}
+	if x.key != nil {
+		c.Tenant, c.Weight = x.key.Tenant, x.key.Weight
+	}
+	return c
+}
+
+// retryAfter is how long a client that is refused is told to wait: as long as places
+// took of late to come free for all that wait, within reason.
+func (r *Router) retryAfter() time.Duration {
+	d, known := r.gate.Wait()
+	if !known {
+		return time.Second
+	}
+	return min(max(d, time.Second), time.Minute)
+}
+
+func (r *Router) gateError(err error) error {
 	switch {
 	case errors.Is(err, admission.ErrClosed):
 		return &api.Error{Status: http.StatusServiceUnavailable, Code: api.CodeDraining, Message: "this router is stopping; send the request to another one", RetryAfter: time.Second, Err: err}
 	case errors.Is(err, admission.ErrFull), errors.Is(err, admission.ErrTimeout):
-		return &api.Error{Status: http.StatusTooManyRequests, Code: api.CodeOverloaded, Message: err.Error() + "; try again later", RetryAfter: time.Second, Err: err}
+		return &api.Error{Status: http.StatusTooManyRequests, Code: api.CodeOverloaded, Message: err.Error() + "; try again later", RetryAfter: r.retryAfter(), Err: err}
 	}
 	return err
 }
@@ -220,7 +253,7 @@ func (x *exchange) refuseAtGate(err error) error {
 	if errors.Is(err, admission.ErrClosed) {
 		reason = "draining"
 	}
-	return x.refuse(reason, gateError(err))
+	return x.refuse(reason, x.r.gateError(err))
 }
 
 // refuse answers with an error before anything was routed.

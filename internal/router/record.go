@@ -31,6 +31,7 @@ func (x *exchange) record() {
 		if d.run.Attempt == 1 {
 			c.RequestID, c.Endpoint, c.Model, c.Stream = x.id, x.ep.Kind.String(), x.model, x.view.Stream
 			c.ConfigRevision = d.settings.revision
+			c.QueuedMS = float64(d.took.queue.Microseconds()) / 1000
 			if x.key != nil {
 				c.Key, c.Tenant = x.key.Name, x.key.Tenant
 			}

@@ -57,6 +57,7 @@ func TestBadFilesAreRefused(t *testing.T) {
 		{"keys: [{name: a, sha256: " + good + "}, {name: b, sha256: " + good + "}]", `the same key as "a"`},
 		{"keys: [{name: a, sha256: " + good + ", roles: [root]}]", `role "root" is not one of`},
 		{"keys: [{name: a, sha256: " + good + ", rate: -1}]", "rate -1"},
+		{"keys: [{name: a, sha256: " + good + ", weight: 1001}]", "weight 1001"},
 		{"keys: [{name: \"a\\n\", sha256: " + good + "}]", "control characters"},
 		{"keys: []\n---\nkeys: []", "more than one"},
 	} {

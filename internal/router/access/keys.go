@@ -57,6 +57,9 @@ type Key struct {
 	Models []string
 	// Rate is how many requests a minute may begin; 0 is no limit.
 	Rate int
+	// Weight is its tenant's share of places that many wait for, against that of
+	// others; 1 when none is stated.
+	Weight int
 	// Roles are what it may do.
 	Roles []Role
 
@@ -132,6 +135,7 @@ type entry struct {
 	Tenant string   `yaml:"tenant,omitempty"`
 	Models []string `yaml:"models,omitempty,flow"`
 	Rate   int      `yaml:"rate,omitempty"`
+	Weight int      `yaml:"weight,omitempty"`
 	Roles  []Role   `yaml:"roles,omitempty,flow"`
 }
 
@@ -165,7 +169,7 @@ func Parse(raw []byte) (*Set, error) {
 			what = fmt.Sprintf("key %.*q", maxName, e.Name)
 		}
 		bad := func(format string, a ...any) { errs = append(errs, fmt.Errorf(what+": "+format, a...)) }
-		*k = Key{Name: e.Name, Tenant: e.Tenant, Models: e.Models, Rate: e.Rate, Roles: e.Roles, next: new(atomic.Int64)}
+		*k = Key{Name: e.Name, Tenant: e.Tenant, Models: e.Models, Rate: e.Rate, Weight: max(1, e.Weight), Roles: e.Roles, next: new(atomic.Int64)}
 		if k.Tenant == "" {
 			k.Tenant = k.Name
 		}
@@ -186,6 +190,9 @@ func Parse(raw []byte) (*Set, error) {
 		}
 		if e.Rate < 0 || e.Rate > 60_000_000 {
 			bad("rate %d is not a number of requests a minute", e.Rate)
+		}
+		if e.Weight < 0 || e.Weight > 1000 {
+			bad("weight %d is not between 1 and 1000", e.Weight)
 		}
 		for _, r := range e.Roles {
 			if !slices.Contains(roles, r) {
@@ -251,7 +258,7 @@ func New(k Key, content []byte) (secret string, with []byte, err error) {
 	}
 	secret = prefix + base64.RawURLEncoding.EncodeToString(b[:])
 	sum := sha256.Sum256([]byte(secret))
-	with, err = appendEntry(content, entry{Name: k.Name, SHA256: hex.EncodeToString(sum[:]), Tenant: k.Tenant, Models: k.Models, Rate: k.Rate, Roles: k.Roles})
+	with, err = appendEntry(content, entry{Name: k.Name, SHA256: hex.EncodeToString(sum[:]), Tenant: k.Tenant, Models: k.Models, Rate: k.Rate, Weight: k.Weight, Roles: k.Roles})
 	return secret, with, err
 }
 

@@ -117,7 +117,7 @@ func difference(old, set *Set) (added, changed, removed int) {
 		}
 		delete(was, k.Name)
 		k.next = o.next
-		if o.sum != k.sum || o.Tenant != k.Tenant || o.Rate != k.Rate || fmt.Sprint(o.Models, o.Roles) != fmt.Sprint(k.Models, k.Roles) {
+		if o.sum != k.sum || o.Tenant != k.Tenant || o.Rate != k.Rate || o.Weight != k.Weight || fmt.Sprint(o.Models, o.Roles) != fmt.Sprint(k.Models, k.Roles) {
 			changed++
 		}
 	}

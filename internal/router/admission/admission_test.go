@@ -15,16 +15,16 @@ func TestGateLimitsQueuesAndTimesOut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := New(Limits{Inflight: 1, Queue: 1, Timeout: time.Second})
 		ctx := t.Context()
-		if err := g.Enter(ctx); err != nil {
+		if err := g.Enter(ctx, Claim{}); err != nil {
 			t.Fatal(err)
 		}
 		got := make(chan error, 1)
-		go func() { got <- g.Enter(ctx) }()
+		go func() { got <- g.Enter(ctx, Claim{}) }()
 		synctest.Wait()
 		if g.Queued() != 1 {
 			t.Fatalf("queued %d", g.Queued())
 		}
-		if err := g.Enter(ctx); !errors.Is(err, ErrFull) {
+		if err := g.Enter(ctx, Claim{}); !errors.Is(err, ErrFull) {
 			t.Fatalf("third request: %v", err)
 		}
 		g.Leave()
@@ -32,12 +32,12 @@ func TestGateLimitsQueuesAndTimesOut(t *testing.T) {
 			t.Fatalf("queued request: %v", err)
 		}
 		start := time.Now()
-		if err := g.Enter(ctx); !errors.Is(err, ErrTimeout) || time.Since(start) != time.Second {
+		if err := g.Enter(ctx, Claim{}); !errors.Is(err, ErrTimeout) || time.Since(start) != time.Second {
 			t.Fatalf("timed-out request: %v after %v", err, time.Since(start))
 		}
 		c, cancel := context.WithCancel(ctx)
 		cancel()
-		if err := g.Enter(c); !errors.Is(err, context.Canceled) {
+		if err := g.Enter(c, Claim{}); !errors.Is(err, context.Canceled) {
 			t.Fatalf("cancelled request: %v", err)
 		}
 		if g.Rejected() != 2 || g.Inflight() != 1 || g.Queued() != 0 {
@@ -64,7 +64,7 @@ func TestGateLimitsQueuesAndTimesOut(t *testing.T) {
 func TestGateIsFirstComeFirstServed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := New(Limits{Inflight: 1, Queue: 10, Timeout: time.Hour})
-		if err := g.Enter(t.Context()); err != nil {
+		if err := g.Enter(t.Context(), Claim{}); err != nil {
 			t.Fatal(err)
 		}
 		var mu sync.Mutex
@@ -72,7 +72,7 @@ func TestGateIsFirstComeFirstServed(t *testing.T) {
 		var wg sync.WaitGroup
 		for i := range 5 {
 			wg.Go(func() {
-				if err := g.Enter(t.Context()); err != nil {
+				if err := g.Enter(t.Context(), Claim{}); err != nil {
 					t.Error(err)
 					return
 				}
@@ -102,7 +102,7 @@ func TestGateUnderContentionNeverLeaks(t *testing.T) {
 	for range 16 {
 		wg.Go(func() {
 			for range 500 {
-				if g.Enter(t.Context()) == nil {
+				if g.Enter(t.Context(), Claim{}) == nil {
 					if n := g.Inflight(); n > 4 {
 						t.Errorf("%d in progress", n)
 					}
@@ -121,7 +121,7 @@ func BenchmarkEnterLeave(b *testing.B) {
 	g := New(Limits{Inflight: 100, Queue: 10, Timeout: time.Second})
 	b.ReportAllocs()
 	for b.Loop() {
-		if err := g.Enter(b.Context()); err != nil {
+		if err := g.Enter(b.Context(), Claim{}); err != nil {
 			b.Fatal(err)
 		}
 		g.Leave()
@@ -155,7 +155,7 @@ func TestGateForgetsThoseWhoLeave(t *testing.T) {
 						defer time.AfterFunc(stay, leave).Stop()
 					}
 					waiting.Add(1)
-					err := g.Enter(ctx)
+					err := g.Enter(ctx, Claim{})
 					waiting.Add(-1)
 					if err != nil {
 						if errors.Is(err, ErrFull) && int(inside.Load()+waiting.Load()) < l.Inflight+l.Queue {

@@ -19,6 +19,9 @@ func (r *Receipt) Explain(w io.Writer) error {
 	if r.Key != "" {
 		fmt.Fprintf(b, "API key %s of tenant %s\n", r.Key, r.Tenant)
 	}
+	if r.QueuedMS > 0 {
+		fmt.Fprintf(b, "waited %.1f ms for a place: limits.inflight requests were in progress\n", r.QueuedMS)
+	}
 	b.WriteString("\n")
 
 	in := &r.Inputs

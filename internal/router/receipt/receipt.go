@@ -36,6 +36,9 @@ type Receipt struct {
 	// none.
 	Key    string `json:"key,omitempty"`
 	Tenant string `json:"tenant,omitempty"`
+	// QueuedMS is how long the request waited for a place in progress
+	// (limits.inflight), in turn with other tenants; 0 when there was one.
+	QueuedMS float64 `json:"queued_ms,omitempty"`
 	// ConfigRevision is the revision of the config that decided.
 	ConfigRevision uint64 `json:"config_revision"`
 

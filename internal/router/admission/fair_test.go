@@ -1,0 +1,156 @@
+package admission
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// jain is Jain's index of fairness: 1 when all have the same.
+func jain(x []float64) float64 {
+	sum, squares := 0.0, 0.0
+	for _, v := range x {
+		sum, squares = sum+v, squares+v*v
+	}
+	return sum * sum / (float64(len(x)) * squares)
+}
+
+// TestTenantsShareByWeight: above saturation tenants get tokens by their weights,
+// however many requests each of them has and however large they are, and no place is
+// free while somebody waits.
+func TestTenantsShareByWeight(t *testing.T) {
+	for seed := range uint64(10) {
+		synctest.Test(t, func(t *testing.T) {
+			rng := rand.New(rand.NewPCG(seed, 5))
+			g := New(Limits{Inflight: 1 + rng.IntN(4), Queue: 1000, Timeout: time.Hour})
+			ctx, stop := context.WithCancel(t.Context())
+			tenants := []struct {
+				name            string
+				weight, clients int
+				most            int // tokens of a request
+			}{{"a", 1, 20 + rng.IntN(20), 100}, {"b", 2, 10 + rng.IntN(10), 1000}, {"c", 4, 60, 50 + rng.IntN(500)}}
+			var mu sync.Mutex
+			served := make([]float64, len(tenants))
+			var wg sync.WaitGroup
+			for i, tenant := range tenants {
+				for range tenant.clients {
+					r := rand.New(rand.NewPCG(rng.Uint64(), 1))
+					wg.Go(func() {
+						for ctx.Err() == nil {
+							tokens := 1 + r.IntN(tenant.most)
+							if g.Enter(ctx, Claim{Tenant: tenant.name, Tokens: tokens, Weight: tenant.weight}) != nil {
+								return
+							}
+							mu.Lock()
+							served[i] += float64(tokens) / float64(tenant.weight)
+							mu.Unlock()
+							<-time.After(time.Duration(tokens) * time.Millisecond)
+							g.Leave()
+						}
+					})
+				}
+			}
+			for range 100 {
+				<-time.After(20 * time.Second)
+				synctest.Wait()
+				if g.Queued() > 0 && g.Inflight() != g.limits.Inflight {
+					t.Errorf("seed %d: %d wait while %d of %d are in progress", seed, g.Queued(), g.Inflight(), g.limits.Inflight)
+				}
+			}
+			mu.Lock()
+			if index := jain(served); index < 0.95 {
+				t.Errorf("seed %d: Jain's index of tokens by weight is %.3f: %.0f", seed, index, served)
+			}
+			mu.Unlock()
+			stop()
+			wg.Wait()
+			if g.Queued() != 0 || g.Inflight() != 0 || len(g.given) != 0 {
+				t.Errorf("seed %d: left %d queued, %d in progress, %d tags", seed, g.Queued(), g.Inflight(), len(g.given))
+			}
+		})
+	}
+}
+
+// TestNobodyFillsTheQueueForAll: who comes to a queue that another tenant has filled
+// takes the place of that one's newest, and no more than an equal part.
+func TestNobodyFillsTheQueueForAll(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := New(Limits{Inflight: 1, Queue: 4, Timeout: time.Hour})
+		if !g.TryEnter() {
+			t.Fatal("no place")
+		}
+		var wg sync.WaitGroup
+		var mu sync.Mutex
+		full, in := map[string]int{}, []string{}
+		come := func(tenant string) {
+			wg.Go(func() {
+				err := g.Enter(t.Context(), Claim{Tenant: tenant, Tokens: 10})
+				mu.Lock()
+				defer mu.Unlock()
+				if errors.Is(err, ErrFull) {
+					full[tenant]++
+				} else if err == nil {
+					in = append(in, tenant)
+					g.Leave()
+				}
+			})
+			synctest.Wait()
+		}
+		for range 6 {
+			come("greedy")
+		}
+		for range 4 {
+			come("late")
+		}
+		if g.Queued() != 4 || full["greedy"] != 4 || full["late"] != 2 || g.Rejected() != 6 {
+			t.Errorf("%d wait, refused %v, %d counted", g.Queued(), full, g.Rejected())
+		}
+		g.Leave()
+		wg.Wait()
+		if len(in) != 4 || in[0] != "greedy" || in[1] == in[2] {
+			t.Errorf("served in the order %v", in)
+		}
+	})
+}
+
+// TestWaitIsMeasured: what a refused client is told follows from how fast places
+// came free of late; without that nothing is known.
+func TestWaitIsMeasured(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := New(Limits{Inflight: 1, Queue: 100, Timeout: time.Hour})
+		if _, known := g.Wait(); known {
+			t.Error("known without any measurement")
+		}
+		if !g.TryEnter() {
+			t.Fatal("no place")
+		}
+		var wg sync.WaitGroup
+		for range 20 {
+			wg.Go(func() {
+				if err := g.Enter(t.Context(), Claim{}); err != nil {
+					t.Error(err)
+					return
+				}
+				<-time.After(2 * time.Second)
+				g.Leave()
+			})
+		}
+		synctest.Wait()
+		g.Leave()
+		<-time.After(10*time.Second + time.Millisecond)
+		synctest.Wait()
+		// Five came free in the ten seconds after the first; fourteen wait.
+		if d, known := g.Wait(); !known || d < 24*time.Second || d > 32*time.Second || g.Queued() != 14 {
+			t.Errorf("%v %v with %d waiting", d, known, g.Queued())
+		}
+		wg.Wait()
+		<-time.After(lookBack)
+		if _, known := g.Wait(); known {
+			t.Error("known from what was long ago")
+		}
+	})
+}
