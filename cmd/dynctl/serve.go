@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"os"
 	"os/signal"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -139,6 +140,7 @@ func serve(ctx context.Context, l *load.Loaded, flags *pflag.FlagSet, record *re
 	defer stopRun()
 	var g errgroup.Group
 	g.Go(func() error { defer stopRun(); return r.Run(runCtx) })
+	g.Go(func() error { introduce(runCtx, log, r, adminURL); return nil })
 	if l.Config.Log.Format != "json" && (isTerminal(stderr) || l.Config.Sim != "") {
 		g.Go(func() error { greet(runCtx, stderr, r, url, adminURL); return nil })
 	}
@@ -242,6 +244,31 @@ const cutGrace = 2 * time.Second
 // greetWait is how long the greeting waits for a worker.
 const greetWait = 5 * time.Second
 
+// introduce says in one line what the fleet is made of, once all of it is ready or
+// has had the time for that.
+func introduce(ctx context.Context, log *slog.Logger, r *router.Router, adminURL string) {
+	ctx, cancel := context.WithTimeout(ctx, greetWait)
+	defer cancel()
+	n := r.Counts()
+	wait.Until(ctx, 50*time.Millisecond, func() bool {
+		n = r.Counts()
+		return n.Total > 0 && n.Usable == n.Total
+	})
+	if n.Total == 0 {
+		return // that there are none has been said
+	}
+	var roles []string
+	for _, x := range []struct {
+		n    int
+		role string
+	}{{n.Prefill, "prefill"}, {n.Decode, "decode"}, {n.Aggregated, "aggregated"}} {
+		if x.n > 0 {
+			roles = append(roles, fmt.Sprintf("%d %s", x.n, x.role))
+		}
+	}
+	log.Info(fmt.Sprintf("%d of %s ready (%s; %s; models: %s); see them with dynctl top%s", n.Usable, plural(n.Total, "worker"), strings.Join(roles, ", "), plural(n.Ranks, "rank"), orDash(strings.Join(r.Models(), ", ")), routerFlag(adminURL)))
+}
+
 // greet gives a new user a command to paste, once it will work.
 func greet(ctx context.Context, w io.Writer, r *router.Router, url, adminURL string) {
 	ctx, cancel := context.WithTimeout(ctx, greetWait)
@@ -266,7 +293,11 @@ Then, with the X-Dynctl-Decision header of the answer:
   dynctl explain%s ID
   dynctl workers list%s
 
-`, url, models[0], "Please explain in detail, with every candidate and its cost.", routerFlag(adminURL), routerFlag(adminURL))
+See all of it live:
+
+  dynctl top%s
+
+`, url, models[0], "Please explain in detail, with every candidate and its cost.", routerFlag(adminURL), routerFlag(adminURL), routerFlag(adminURL))
 }
 
 // routerFlag names the router for other commands where it is not the default.

@@ -223,6 +223,31 @@ func TestServeFromSignalToSignal(t *testing.T) {
 	}
 }
 
+// TestServeTellsOfItsFleetInOneLine: twelve workers are one line, which says how to
+// watch them.
+func TestServeTellsOfItsFleetInOneLine(t *testing.T) {
+	stderr := &screen{}
+	code := make(chan int, 1)
+	go func() {
+		code <- runMain([]string{"serve", "--sim", "4p8d", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"}, strings.NewReader(""), io.Discard, stderr)
+	}()
+	until(t, "the line of the fleet", func() error {
+		if !strings.Contains(stderr.String(), "12 of 12 workers ready (4 prefill, 8 decode; 12 ranks; models: sim); see them with dynctl top --router http://") {
+			return fmt.Errorf("%q", stderr)
+		}
+		return nil
+	})
+	_ = syscall.Kill(os.Getpid(), syscall.SIGTERM)
+	if c := <-code; c != 0 {
+		t.Errorf("exit code %d: %s", c, stderr)
+	}
+	for _, kind := range []string{"worker_added", "worker_changed", "health_changed", "feed_live"} {
+		if n := strings.Count(stderr.String(), kind); n > 0 {
+			t.Errorf("%d lines of %s", n, kind)
+		}
+	}
+}
+
 // TestServeDrainTimeout: a drain through the admin API ends when its own time is
 // up, not the configured one, and the status says until when.
 func TestServeDrainTimeout(t *testing.T) {

@@ -470,6 +470,15 @@ func (r *Router) logEvent(e eventlog.Event) {
 		level = slog.LevelWarn
 	case eventlog.Error:
 		level = slog.LevelError
+	default:
+		// What every worker of a fleet goes through when the router starts is told in
+		// one line, by serve; here it would be four of them for each.
+		switch e.Kind {
+		case "worker_added", "worker_changed", "health_changed", "feed_live":
+			if time.Since(r.started) < introduction {
+				level = slog.LevelDebug
+			}
+		}
 	}
 	attrs := make([]slog.Attr, 0, 4)
 	attrs = append(attrs, slog.String("kind", e.Kind))

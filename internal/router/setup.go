@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/dynctl/dynctl/internal/router/admin"
 	"github.com/dynctl/dynctl/internal/router/eventlog"
 	"github.com/dynctl/dynctl/internal/router/follower"
 	"github.com/dynctl/dynctl/internal/router/kvfeed"
@@ -54,6 +55,9 @@ func (r *Router) runHealth(ctx context.Context) error {
 
 // Ready reports whether requests can be served, and why not.
 func (r *Router) Ready() (bool, string) { return r.state.Ready() }
+
+// Counts are how many workers there are, by role, and how many can be used.
+func (r *Router) Counts() admin.WorkerCounts { return r.state.Status(time.Now()).Workers }
 
 // Models are the models that the fleet serves, by the names that clients may
 // use.

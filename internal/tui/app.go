@@ -475,7 +475,7 @@ func (a *app) click(m tea.MouseMsg) tea.Cmd {
 		cmd, _ := a.pages[a.tab].Act(c, keys.Up)
 		return cmd
 	case m.Button == tea.MouseButtonLeft && m.Action == tea.MouseActionPress && m.Y >= 2 && m.Y < a.h-1:
-		a.pages[a.tab].Click(c, m.Y-2)
+		a.pages[a.tab].Click(c, m.X, m.Y-2)
 	}
 	return nil
 }

@@ -585,3 +585,31 @@ func TestPanicRestoresTheTerminal(t *testing.T) {
 		t.Errorf("the terminal is not restored: %q", out.String())
 	}
 }
+
+// TestClickSorts: a click on a title sorts by it, a second one turns that round, and
+// the title shows which way it is.
+func TestClickSorts(t *testing.T) {
+	g := stage{prefill: 2, decode: 4, dp: 2}
+	a := newStage(t, g, 120, 40, 5, plainOptions)
+	line := func() (y, x int) {
+		for y, l := range strings.Split(screen(a), "\n") {
+			if i := strings.Index(l, "KV%"); strings.Contains(l, "WORKER/RANK") {
+				return y, i
+			}
+		}
+		t.Fatal("no titles")
+		return 0, 0
+	}
+	y, x := line()
+	click := func() {
+		a.Update(tea.MouseMsg{X: x, Y: y, Button: tea.MouseButtonLeft, Action: tea.MouseActionPress})
+	}
+	mustContain(t, screen(a), "ST▼")
+	click()
+	mustContain(t, screen(a), "KV%▼", "sort kv")
+	click()
+	mustContain(t, screen(a), "KV%▲")
+	x = strings.Index(strings.Split(screen(a), "\n")[y], "WORKER/RANK") + 2
+	click()
+	mustContain(t, screen(a), "WORKER/RANK▼", "sort rank")
+}

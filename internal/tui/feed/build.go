@@ -1,6 +1,7 @@
 package feed
 
 import (
+	"cmp"
 	"encoding/json"
 	"math"
 	"slices"
@@ -57,10 +58,14 @@ type Builder struct {
 	last   time.Time // of the newest answer, by this machine's clock
 	points []point
 	order  map[string]int // places of ranks in the last view
-	hot    hotWatch
-	cold   coldWatch
-	seen   map[string]time.Time // attention lines and since when
-	events []admin.Event
+	// load is the ranks' pressure, smoothed, as of pressed; sorted is when the ranks
+	// were last ordered by it.
+	load            map[string]float64
+	pressed, sorted time.Time
+	hot             hotWatch
+	cold            coldWatch
+	seen            map[string]time.Time // attention lines and since when
+	events          []admin.Event
 
 	// History of figures for graphs, by rank label.
 	history map[string]*Series
@@ -454,37 +459,48 @@ func orEmpty(s []string) []string {
 	return s
 }
 
-// swapBy is by how much the pressure of two ranks must differ before they
-// change places: rows that jump at every refresh cannot be read.
-const swapBy = 15
+// calm is how long ranks keep their places: rows that jump at every refresh cannot
+// be read, and rows that never move tell nothing. loadHalf is after which time a
+// rank's pressure of before counts half.
+const (
+	calm     = 4 * time.Second
+	loadHalf = 2 * time.Second
+)
 
-// sort orders ranks worst first and keeps the order of the last view where it
-// is nearly right.
+// sort orders ranks worst first: at once where one has become worse or better, and
+// every few seconds by their load.
 func (b *Builder) sort(ranks []Rank) {
-	worse := func(a, c *Rank, by float64) bool {
-		if a.Severity != c.Severity {
-			return a.Severity > c.Severity
-		}
-		return a.Pressure > c.Pressure+by
+	now := b.points[len(b.points)-1].at
+	keep := 0.0
+	if took := now.Sub(b.pressed); !b.pressed.IsZero() && took > 0 {
+		keep = math.Exp2(-took.Seconds() / loadHalf.Seconds())
 	}
-	slices.SortFunc(ranks, func(a, c Rank) int {
-		i, ok := b.order[a.Label]
-		j, ok2 := b.order[c.Label]
-		switch {
-		case ok && ok2:
-			return i - j
-		case worse(&a, &c, 0):
-			return -1
-		case worse(&c, &a, 0):
-			return 1
-		}
-		return strings.Compare(a.Label, c.Label)
-	})
+	b.pressed = now
+	load := make(map[string]float64, len(ranks))
+	fresh := now.Sub(b.sorted) >= calm || now.Before(b.sorted)
 	for i := range ranks {
-		for j := i; j > 0 && worse(&ranks[j], &ranks[j-1], swapBy); j-- {
-			ranks[j], ranks[j-1] = ranks[j-1], ranks[j]
+		k := &ranks[i]
+		was, ok := b.load[k.Label]
+		if load[k.Label] = k.Pressure; ok {
+			load[k.Label] += keep * (was - k.Pressure)
+		}
+		if _, ok := b.order[k.Label]; !ok {
+			fresh = true
 		}
 	}
+	b.load = load
+	if fresh {
+		b.sorted = now
+	}
+	slices.SortFunc(ranks, func(x, y Rank) int {
+		if x.Severity != y.Severity {
+			return int(y.Severity - x.Severity)
+		}
+		if !fresh {
+			return b.order[x.Label] - b.order[y.Label]
+		}
+		return cmp.Or(cmp.Compare(load[y.Label], load[x.Label]), strings.Compare(x.Label, y.Label))
+	})
 	clear(b.order)
 	for i := range ranks {
 		b.order[ranks[i].Label] = i

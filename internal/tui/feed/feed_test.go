@@ -232,12 +232,55 @@ func TestOrderIsCalm(t *testing.T) {
 	if got := order(1, .55, .5, .35); got != "d1 d0 d2" {
 		t.Errorf("after a swing %s", got)
 	}
-	if got := order(2, .85, .5, .35); got != "d0 d1 d2" {
-		t.Errorf("after a rise %s", got)
+	if got := order(3, .85, .5, .95); got != "d2 d1 d0" {
+		t.Errorf("with a full one, which is worse at once: %s", got)
 	}
-	if got := order(3, .85, .5, .95); got != "d2 d0 d1" {
-		t.Errorf("with a full one %s", got)
+	for s := 4; s < 9; s++ {
+		order(s, .85, .5, .3)
 	}
+	if got := order(9, .85, .5, .3); got != "d0 d1 d2" {
+		t.Errorf("five seconds after a rise %s", got)
+	}
+}
+
+// TestOrderSettles: whatever the ranks' load was, five seconds after it changed
+// they are in its order, however near one is to the next.
+func TestOrderSettles(t *testing.T) {
+	property.Check(t, func(t *rapid.T) {
+		b := NewBuilder("r")
+		n := rapid.IntRange(2, 30).Draw(t, "ranks")
+		loads := func(name string) []int {
+			all := make([]int, n)
+			for i := range all {
+				all[i] = i
+			}
+			return rapid.Permutation(all).Draw(t, name)
+		}
+		view := func(s int, load []int) *Router {
+			return b.Add(snap(n, s, func(a *admin.Snapshot) {
+				for i := range load {
+					*a.Workers[i].Ranks[0].Engine.KVUsage = .1 + .02*float64(load[i])
+				}
+			}), time.Second)
+		}
+		before, after := loads("before"), loads("after")
+		s := 0
+		for range rapid.IntRange(1, 10).Draw(t, "seconds") {
+			view(s, before)
+			s++
+		}
+		var r *Router
+		// Smoothed, the loads of before have gone when they are ordered next.
+		for range 12 {
+			r = view(s, after)
+			s++
+		}
+		for i := 1; i < n; i++ {
+			if x, y := r.Ranks[i-1], r.Ranks[i]; x.Severity == y.Severity && x.KVUsage < y.KVUsage-.021 {
+				t.Fatalf("%s (%.2f) stands before %s (%.2f)", x.Label, x.KVUsage.F(), y.Label, y.KVUsage.F())
+			}
+		}
+	})
 }
 
 func TestLink(t *testing.T) {

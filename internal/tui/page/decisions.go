@@ -247,7 +247,7 @@ func (d *Decisions) Row(c *Ctx) (string, string) {
 }
 
 // Click implements Page.
-func (d *Decisions) Click(c *Ctx, line int) {
+func (d *Decisions) Click(c *Ctx, _, line int) {
 	if !d.full {
 		d.click(line, len(d.Rows(c)), d.keyAt)
 		d.follow = false
@@ -361,7 +361,7 @@ func drawDecisions(c *Ctx, p *widget.Painter, list []feed.Decision, rows []*feed
 		}
 		p.Put(theme.Plain, " ")
 		p.Put(st, word)
-		p.Put(theme.Dim, " "+d.ReasonText)
+		p.Words(theme.Dim, " "+d.ReasonText)
 		p.End()
 	}
 }
@@ -425,7 +425,8 @@ func (d *Decisions) explain(c *Ctx, p *widget.Painter, row *feed.Decision) {
 		if d.shift > 0 {
 			l = cutLeft(l, d.shift)
 		}
-		p.Line(st, l)
+		p.Words(st, l)
+		p.End()
 	}
 }
 
@@ -493,8 +494,9 @@ func wrapHeaded(l string, w int) []string {
 	return out
 }
 
-// narrowTerms is how many terms of a cost a narrow screen has room for.
-const narrowTerms = 4
+// narrowTerms is how many terms of a cost a narrow screen has room for; the others
+// stand there as their sum, so that the row adds up.
+const narrowTerms = 3
 
 // candidateTable lists the candidates of a phase with the terms of their cost.
 func candidateTable(ph *decision.Phase, w int, g *theme.Glyphs) []string {
@@ -510,8 +512,16 @@ func candidateTable(ph *decision.Phase, w int, g *theme.Glyphs) []string {
 		need += 1 + width(i)
 	}
 	wide := w >= need
+	var others []decision.Term
 	if !wide {
-		terms = terms[:narrowTerms]
+		terms, others = terms[:narrowTerms], terms[narrowTerms:]
+	}
+	value := func(term *decision.Term, c *decision.Candidate) float64 {
+		v := *term.At(&c.Terms)
+		if term.Credit {
+			return 0 - v
+		}
+		return v
 	}
 	head := fmt.Sprintf("  %-*s %7s", rank, "RANK", "OVERLAP")
 	for i := range terms {
@@ -519,6 +529,8 @@ func candidateTable(ph *decision.Phase, w int, g *theme.Glyphs) []string {
 	}
 	if wide {
 		head += fmt.Sprintf(" %5s %5s", "RUN", "KV%")
+	} else {
+		head += fmt.Sprintf(" %7s", "OTHERS")
 	}
 	head += fmt.Sprintf(" %7s  STATE", "COST")
 	out := []string{head}
@@ -539,11 +551,7 @@ func candidateTable(ph *decision.Phase, w int, g *theme.Glyphs) []string {
 		}
 		l := fmt.Sprintf("%s %-*s %7d", sign, rank, name, c.OverlapBlocks)
 		for k := range terms {
-			v := *terms[k].At(&c.Terms)
-			if terms[k].Credit {
-				v = 0 - v
-			}
-			l += fmt.Sprintf(" %*.1f", width(k), v)
+			l += fmt.Sprintf(" %*.1f", width(k), value(&terms[k], c))
 		}
 		if wide {
 			kv := "-"
@@ -551,6 +559,12 @@ func candidateTable(ph *decision.Phase, w int, g *theme.Glyphs) []string {
 				kv = fmt.Sprintf("%.0f", 100*c.KVUsage)
 			}
 			l += fmt.Sprintf(" %5d %5s", c.ActiveRequests, kv)
+		} else {
+			sum := 0.0
+			for k := range others {
+				sum += value(&others[k], c)
+			}
+			l += fmt.Sprintf(" %7.1f", sum)
 		}
 		out = append(out, l+fmt.Sprintf(" %7.2f  %s", c.Cost, state))
 	}

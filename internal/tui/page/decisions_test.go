@@ -2,6 +2,8 @@ package page
 
 import (
 	"fmt"
+	"math"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -33,5 +35,40 @@ func TestExplainOfSeveralAttempts(t *testing.T) {
 			t.Fatalf("%q is not in its place, once:\n%s", want, text)
 		}
 		last += i
+	}
+}
+
+// TestCostRowsAddUp: at every width the terms that a row shows are its cost.
+func TestCostRowsAddUp(t *testing.T) {
+	ph := &decision.Phase{Chosen: "d0/dp0", Candidates: []decision.Candidate{{Rank: "d0/dp0"}}}
+	c := &ph.Candidates[0]
+	for i, term := range decision.EachTerm() {
+		v := float64(10 * (i + 1))
+		*term.At(&c.Terms) = v
+		if term.Credit {
+			v = -v
+		}
+		c.Cost += v
+	}
+	th := theme.New("dark", termenv.Ascii, true)
+	for _, w := range []int{80, 100, 120, 200} {
+		rows := candidateTable(ph, w, &th.Glyphs)
+		titles, cells := strings.Fields(rows[0]), strings.Fields(rows[1])[1:]
+		sum, cost := 0.0, math.NaN()
+		for i, title := range titles {
+			v, err := strconv.ParseFloat(cells[i], 64)
+			switch {
+			case title == "COST":
+				cost = v
+			case title == "RANK" || title == "OVERLAP" || title == "RUN" || title == "KV%" || title == "STATE":
+			case err != nil:
+				t.Fatalf("%d columns: %s is %q", w, title, cells[i])
+			default:
+				sum += v
+			}
+		}
+		if math.Abs(sum-cost) > 1e-9 || cost != c.Cost {
+			t.Errorf("%d columns: the terms are %v, the cost %v of %v:\n%s\n%s", w, sum, cost, c.Cost, rows[0], rows[1])
+		}
 	}
 }

@@ -139,7 +139,7 @@ func (e *Events) Row(c *Ctx) (string, string) {
 }
 
 // Click implements Page.
-func (e *Events) Click(c *Ctx, line int) { e.click(line, len(e.Rows(c)), e.keyAt) }
+func (e *Events) Click(c *Ctx, _, line int) { e.click(line, len(e.Rows(c)), e.keyAt) }
 
 // Draw implements Page.
 func (e *Events) Draw(c *Ctx, p *widget.Painter) {

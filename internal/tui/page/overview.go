@@ -89,8 +89,8 @@ func (t *RankTable) row(c *Ctx) (string, string) {
 }
 
 // Click implements Page.
-func (o *Overview) Click(c *Ctx, line int) {
-	o.table.click(line, len(o.table.Rows(c.R)), o.table.keyAt)
+func (o *Overview) Click(c *Ctx, x, line int) {
+	o.table.clickAt(c.R, x, line)
 }
 
 // Draw implements Page.

@@ -104,8 +104,9 @@ type Page interface {
 	Focus(c *Ctx, name string) tea.Cmd
 	// Row is the thing under the cursor: its name and itself as text.
 	Row(c *Ctx) (name, row string)
-	// Click moves the cursor to a line of the page.
-	Click(c *Ctx, line int)
+	// Click acts on a column of a line of the page: it moves the cursor there, or
+	// sorts by a title.
+	Click(c *Ctx, x, line int)
 }
 
 // cursor is a place in a list of rows that change. While it was not moved it

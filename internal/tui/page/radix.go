@@ -308,7 +308,7 @@ func (x *Radix) Row(*Ctx) (string, string) {
 }
 
 // Click implements Page.
-func (x *Radix) Click(_ *Ctx, line int) { x.click(line, len(x.rows), x.keyAt) }
+func (x *Radix) Click(_ *Ctx, _, line int) { x.click(line, len(x.rows), x.keyAt) }
 
 // Draw implements Page.
 func (x *Radix) Draw(c *Ctx, p *widget.Painter) {

@@ -23,14 +23,42 @@ type RankTable struct {
 	wide    bool
 	plain   bool // without cursor
 
+	heads []headAt // where the titles stand, for clicks
+
 	from  *feed.Router // what rows were made of
 	rows  []*feed.Rank
 	dirty bool
 }
 
+// headAt is a title's place in its line, and the order that it stands for.
+type headAt struct {
+	from, to int
+	order    string
+}
+
+// clickAt moves to a row, or sorts by the title that was clicked; a second click
+// turns the order round.
+func (t *RankTable) clickAt(r *feed.Router, x, line int) {
+	if line != t.first-1 {
+		t.click(line, len(t.Rows(r)), t.keyAt)
+		return
+	}
+	for _, h := range t.heads {
+		if x < h.from || x >= h.to || h.order == "" {
+			continue
+		}
+		if orders[t.order].name == h.order {
+			t.reverse, t.dirty = !t.reverse, true
+		} else {
+			t.SetOrder(h.order)
+		}
+	}
+}
+
 // column is a column of the rank table.
 type column struct {
 	title string
+	order string // of orders, to sort by it; empty where there is none
 	w     int
 	left  bool
 	wide  bool // only shown in the wide form or with room
@@ -59,16 +87,16 @@ func speed(name string, of func(k *feed.Rank) feed.Num) func(*widget.Painter, *f
 
 // columns in the order of their importance; the name comes before them all.
 var columns = []column{
-	{title: "ST", w: 6, left: true, cell: func(p *widget.Painter, k *feed.Rank, w int) { p.Cell(severityStyle(k.Severity), k.Status, w) }},
-	{title: "RUN", w: 4, cell: figure(func(k *feed.Rank) string { return widget.Count(k.Running.F()) })},
-	{title: "WAIT", w: 4, cell: func(p *widget.Painter, k *feed.Rank, w int) {
+	{title: "ST", order: "worst", w: 6, left: true, cell: func(p *widget.Painter, k *feed.Rank, w int) { p.Cell(severityStyle(k.Severity), k.Status, w) }},
+	{title: "RUN", order: "run", w: 4, cell: figure(func(k *feed.Rank) string { return widget.Count(k.Running.F()) })},
+	{title: "WAIT", order: "wait", w: 4, cell: func(p *widget.Painter, k *feed.Rank, w int) {
 		st := theme.Plain
 		if k.Waiting >= 1 {
 			st = theme.Warn
 		}
 		p.Right(st, widget.Count(k.Waiting.F()), w)
 	}},
-	{title: "KV%", w: 5, cell: func(p *widget.Painter, k *feed.Rank, w int) { p.Right(kvStyle(k), widget.Percent(k.KVUsage.F()), w) }},
+	{title: "KV%", order: "kv", w: 5, cell: func(p *widget.Painter, k *feed.Rank, w int) { p.Right(kvStyle(k), widget.Percent(k.KVUsage.F()), w) }},
 	{title: "KV", w: 10, left: true, brief: true, cell: func(p *widget.Painter, k *feed.Rank, w int) {
 		st := theme.Bar
 		if k.KVUsage >= 0.9 {
@@ -76,16 +104,16 @@ var columns = []column{
 		}
 		p.Bar(st, k.KVUsage.F(), w)
 	}},
-	{title: "HIT%", w: 5, cell: figure(func(k *feed.Rank) string { return widget.Percent(k.HitShare.F()) })},
-	{title: "TTFT", w: 6, cell: speed("TTFT", func(k *feed.Rank) feed.Num { return k.TTFT })},
-	{title: "ITL", w: 6, cell: speed("ITL", func(k *feed.Rank) feed.Num { return k.ITL })},
-	{title: "OUT t/s", w: 7, cell: figure(func(k *feed.Rank) string { return widget.Count(k.OutputRate.F()) })},
-	{title: "IN t/s", w: 6, cell: figure(func(k *feed.Rank) string { return widget.Count(k.PromptRate.F()) })},
-	{title: "REQ/s", w: 6, cell: figure(func(k *feed.Rank) string { return widget.Rate(k.RequestRate.F()) })},
-	{title: "ACT", w: 4, cell: figure(func(k *feed.Rank) string { return widget.Count(float64(k.Active)) })},
-	{title: "PREFILL", w: 7, brief: true, cell: figure(func(k *feed.Rank) string { return widget.Count(float64(k.PrefillTokens)) })},
-	{title: "INDEX", w: 6, cell: figure(func(k *feed.Rank) string { return widget.Count(float64(k.IndexBlocks)) })},
-	{title: "EV/s", w: 6, cell: figure(func(k *feed.Rank) string { return widget.Rate(k.Feed.EventRate.F()) })},
+	{title: "HIT%", order: "hit", w: 5, cell: figure(func(k *feed.Rank) string { return widget.Percent(k.HitShare.F()) })},
+	{title: "TTFT", order: "ttft", w: 6, cell: speed("TTFT", func(k *feed.Rank) feed.Num { return k.TTFT })},
+	{title: "ITL", order: "itl", w: 6, cell: speed("ITL", func(k *feed.Rank) feed.Num { return k.ITL })},
+	{title: "OUT t/s", order: "out", w: 7, cell: figure(func(k *feed.Rank) string { return widget.Count(k.OutputRate.F()) })},
+	{title: "IN t/s", order: "in", w: 6, cell: figure(func(k *feed.Rank) string { return widget.Count(k.PromptRate.F()) })},
+	{title: "REQ/s", order: "req", w: 6, cell: figure(func(k *feed.Rank) string { return widget.Rate(k.RequestRate.F()) })},
+	{title: "ACT", order: "act", w: 4, cell: figure(func(k *feed.Rank) string { return widget.Count(float64(k.Active)) })},
+	{title: "PREFILL", order: "prefill", w: 7, brief: true, cell: figure(func(k *feed.Rank) string { return widget.Count(float64(k.PrefillTokens)) })},
+	{title: "INDEX", order: "index", w: 6, cell: figure(func(k *feed.Rank) string { return widget.Count(float64(k.IndexBlocks)) })},
+	{title: "EV/s", order: "events", w: 6, cell: figure(func(k *feed.Rank) string { return widget.Rate(k.Feed.EventRate.F()) })},
 	{title: "EVENTS", w: 10, left: true, brief: true, cell: func(p *widget.Painter, k *feed.Rank, w int) {
 		st := theme.Plain
 		if k.Feed.State != "none" && !k.Feed.Trusted {
@@ -306,8 +334,27 @@ func (t *RankTable) Draw(r *feed.Router, p *widget.Painter, h int) {
 	// What is left makes the bar longer.
 	extra := max(0, min(room, 10))
 
+	t.heads = t.heads[:0]
+	head := func(title, order string, w int, left bool) {
+		t.heads = append(t.heads, headAt{p.X(), p.X() + w, order})
+		if order != "" && orders[t.order].name == order {
+			sign := p.Th.Down
+			if t.reverse {
+				sign = p.Th.Up
+			}
+			if widget.Width(title) >= w {
+				title = title[:w-1]
+			}
+			title += sign
+		}
+		if left {
+			p.Cell(theme.Title, title, w)
+		} else {
+			p.Right(theme.Title, title, w)
+		}
+	}
 	p.Put(theme.Title, "  ")
-	p.Cell(theme.Title, "WORKER/RANK", name)
+	head("WORKER/RANK", "rank", name, true)
 	p.Put(theme.Title, " ")
 	p.Cell(theme.Title, "ROLE"[:min(4, max(role, 1))], role)
 	for _, c := range show {
@@ -316,11 +363,7 @@ func (t *RankTable) Draw(r *feed.Router, p *widget.Painter, h int) {
 			w += extra
 		}
 		p.Put(theme.Title, " ")
-		if c.left {
-			p.Cell(theme.Title, c.title, w)
-		} else {
-			p.Right(theme.Title, c.title, w)
-		}
+		head(c.title, c.order, w, c.left)
 	}
 	p.End()
 	t.first = p.Len()

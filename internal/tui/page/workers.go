@@ -94,8 +94,8 @@ func (w *Workers) Focus(c *Ctx, name string) tea.Cmd {
 func (w *Workers) Row(c *Ctx) (string, string) { return w.table.row(c) }
 
 // Click implements Page.
-func (w *Workers) Click(c *Ctx, line int) {
-	w.table.click(line, len(w.table.Rows(c.R)), w.table.keyAt)
+func (w *Workers) Click(c *Ctx, x, line int) {
+	w.table.clickAt(c.R, x, line)
 }
 
 // Draw implements Page.

@@ -174,6 +174,29 @@ func (p *Painter) Cut(s string, w int) string {
 	return s
 }
 
+// Words writes as many whole words of s as there is room for, and a sign where some
+// are missing: half a figure would be another one.
+func (p *Painter) Words(st theme.Style, s string) {
+	p.Put(st, p.FitWords(s, p.W-p.x))
+}
+
+// FitWords are the first words of s that fit into w columns with the sign that some
+// are missing. Blanks at the beginning stay.
+func (p *Painter) FitWords(s string, w int) string {
+	if Width(s) <= w {
+		return s
+	}
+	for {
+		at := strings.LastIndexByte(strings.TrimRight(s, " "), ' ')
+		if at < 0 || strings.TrimSpace(s[:at]) == "" {
+			return p.Th.Ellipsis[:min(len(p.Th.Ellipsis), len(p.Th.Ellipsis)*max(0, w))]
+		}
+		if s = strings.TrimRight(s[:at], " "); Width(s)+1+Width(p.Th.Ellipsis) <= w {
+			return s + " " + p.Th.Ellipsis
+		}
+	}
+}
+
 const blanks = "                                                                                "
 
 // To fills with blanks up to a column.

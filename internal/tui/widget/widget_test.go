@@ -172,3 +172,35 @@ func TestBoxAndBeside(t *testing.T) {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
 	}
 }
+
+// TestWordsAreWhole: what does not fit drops by whole words, so that no figure is
+// half of another one.
+func TestWordsAreWhole(t *testing.T) {
+	th := theme.New("mono", termenv.Ascii, false)
+	whole := "remote: eff_isl 1187 >= 1024, cached 12"
+	words := strings.Fields(whole)
+	for w := 1; w <= 50; w++ {
+		p := NewPainter(th, w)
+		p.Words(theme.Plain, whole)
+		p.End()
+		got := p.Lines()[0]
+		if Width(got) > w {
+			t.Fatalf("%q has more than %d columns", got, w)
+		}
+		if Width(whole) <= w {
+			if got != whole {
+				t.Errorf("%d columns: %q", w, got)
+			}
+			continue
+		}
+		kept, cut := strings.CutSuffix(got, th.Ellipsis)
+		if !cut {
+			t.Fatalf("%d columns: %q does not say that something is missing", w, got)
+		}
+		for i, word := range strings.Fields(kept) {
+			if word != words[i] {
+				t.Fatalf("%d columns: %q", w, got)
+			}
+		}
+	}
+}
