@@ -613,3 +613,34 @@ func TestClickSorts(t *testing.T) {
 	click()
 	mustContain(t, screen(a), "WORKER/RANK▼", "sort rank")
 }
+
+// TestHeatOfAThousand: the strip has a cell for every rank of a large fleet, in few
+// lines, and says how uneven the load is.
+func TestHeatOfAThousand(t *testing.T) {
+	g := stage{prefill: 50, decode: 200, dp: 4}
+	a := newStage(t, g, 120, 40, 3, plainOptions)
+	for _, want := range []string{"active requests of 800 ranks", "KV in use of 800 ranks", "ITL of 800 ranks", "prefix hits of 800 ranks"} {
+		press(a, "x")
+		got := screen(a)
+		checkFrame(t, got, 120, 40, false)
+		mustContain(t, got, want, "imbalance ", "prefill-0/dp0", "decode-0/dp0")
+		if strings.Contains(got, "more ranks") {
+			t.Errorf("not all ranks are there:\n%s", got)
+		}
+	}
+	cells := 0
+	press(a, "x", "x")
+	for l := range strings.Lines(screen(a)) {
+		if strings.HasPrefix(l, "  prefill-") || strings.HasPrefix(l, "  decode-") {
+			cells += len([]rune(strings.ReplaceAll(strings.TrimSpace(string([]rune(l)[18:])), " ", "")))
+		}
+	}
+	if cells != 1000 {
+		t.Errorf("%d cells", cells)
+	}
+	// In a small window what does not fit is counted.
+	small := newStage(t, g, 80, 24, 3, plainOptions)
+	press(small, "x")
+	checkFrame(t, screen(small), 80, 24, false)
+	mustContain(t, screen(small), "more ranks")
+}

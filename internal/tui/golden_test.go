@@ -40,6 +40,7 @@ var views = []struct {
 	show func(a *app, g stage)
 }{
 	{"overview", func(*app, stage) {}},
+	{"heat", func(a *app, _ stage) { press(a, "x", "x") }},
 	{"workers", func(a *app, _ stage) { press(a, "2", "j", "j", "m") }},
 	{"radix", func(a *app, g stage) {
 		press(a, "3")

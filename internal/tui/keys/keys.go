@@ -40,6 +40,7 @@ const (
 	Wide
 	Faults
 	Idle
+	Heat
 	Pause
 	StepBack
 	StepForward
@@ -109,6 +110,7 @@ func Entries() []Entry {
 		bind(Reverse, "TABLE", "turn the order round", "S"),
 		bind(Wide, "TABLE", "more or fewer columns", "z"),
 		bind(Faults, "TABLE", "only what is not ok", "F"),
+		bind(Heat, "TABLE", "strip of heat: active, KV, ITL, hits, off", "x"),
 		bind(Idle, "TABLE", "hide what is idle", "H"),
 		{Pause, "TIME", space},
 		bind(StepBack, "TIME", "one step back in history", "["),

@@ -110,7 +110,7 @@ func (o *Overview) Draw(c *Ctx, p *widget.Painter) {
 	left := c.H - p.Len()
 	attention := attentionLines(c.R, c.W, left/4+1)
 	ask := 1 + len(attention)
-	table := len(o.table.Rows(c.R)) + 2
+	table := o.table.Height(c.R, c.W)
 	decisions := 0
 	if left >= 21 && len(c.R.Decisions) > 0 {
 		decisions = 2 + max(3, min(left-ask-table-2, min(len(c.R.Decisions), 12)))

@@ -22,6 +22,7 @@ type RankTable struct {
 	noIdle  bool
 	wide    bool
 	plain   bool // without cursor
+	heat    int  // which of heats stands for the rows, from 1; 0 for none
 
 	heads []headAt // where the titles stand, for clicks
 
@@ -259,6 +260,8 @@ func (t *RankTable) Act(r *feed.Router, a keys.Action) bool {
 		t.faults = !t.faults
 	case keys.Idle:
 		t.noIdle = !t.noIdle
+	case keys.Heat:
+		t.heat = (t.heat + 1) % (len(heats) + 1)
 	case keys.Wide:
 		t.wide = !t.wide
 	default:
@@ -309,6 +312,11 @@ func (t *RankTable) Order(th *theme.Theme) string {
 // Draw writes the header and the visible rows into h lines.
 func (t *RankTable) Draw(r *feed.Router, p *widget.Painter, h int) {
 	rows := t.Rows(r)
+	if t.heat > 0 && len(rows) > 0 {
+		t.heads, t.first, t.cursor.rows = t.heads[:0], 0, 0 // nothing to click
+		drawHeat(p, &heats[t.heat-1], slices.Clone(rows), h)
+		return
+	}
 	name := 11
 	for _, k := range rows {
 		name = max(name, widget.Width(k.Label))
