@@ -314,7 +314,7 @@ func TestReplayCommand(t *testing.T) {
 		{name: "no requests", args: []string{"replay", events, "--policy", "kv"}, code: exitRuntime, stderr: "no requests"},
 		{name: "speed", args: []string{"replay", events, "--speed", "fast"}, code: exitUsage, stderr: "--speed fast"},
 		{name: "stdin twice", stdin: moon, args: []string{"replay", "-", "--policy", "kv"}, code: exitUsage, stderr: "not stdin"},
-		{name: "policies", args: []string{"replay", requests, "--policy", "kv,random", "--fleet", "2a", "--quiet", "-o", "markdown"}, stdout: "| kv | 0 | 16384 |"},
+		{name: "policies", args: []string{"replay", requests, "--policy", "kv,random", "--fleet", "2a", "--quiet", "-o", "markdown"}, stdout: "| kv     | 0         | 16384     |"},
 		{name: "thresholds and what-if", args: []string{"replay", requests, "--routing-threshold", "0,2000", "--what-if", "spread=0", "--fleet", "1p1d", "--quiet", "-o", "jsonl"}, stdout: `"label":"spread=0"`},
 		{name: "stat", args: []string{"replay", "stat", requests}, stdout: "66.67% of blocks (6)"},
 		{name: "convert", args: []string{"replay", "convert", requests, "--to", "dynamo-requests", "--block-size", "64"}, stdout: `"trace_block_size":64`, stderr: "3 records written"},

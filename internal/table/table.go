@@ -6,9 +6,13 @@ import (
 	"encoding/csv"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"strings"
-	"text/tabwriter"
+
+	"github.com/olekukonko/tablewriter"
+	"github.com/olekukonko/tablewriter/renderer"
+	"github.com/olekukonko/tablewriter/tw"
 )
 
 // Write writes rows below a head in a format: "csv", "markdown", or else
@@ -23,27 +27,83 @@ func Write(out io.Writer, format string, head []string, rows [][]string) error {
 		}
 		return w.WriteAll(rows) // flushes
 	case "markdown":
-		var b strings.Builder
-		line := func(cells []string) {
-			b.WriteString("|")
-			for _, c := range cells {
-				b.WriteString(" " + strings.ReplaceAll(strings.TrimSpace(c), "|", "\\|") + " |")
-			}
-			b.WriteString("\n")
-		}
-		line(head)
-		b.WriteString("|" + strings.Repeat("---|", len(head)) + "\n")
-		for _, r := range rows {
-			line(r)
-		}
-		_, err := io.WriteString(out, b.String())
+		return render(out, renderer.NewMarkdown(), markdown, tw.Padding{Left: " ", Right: " "}, tw.CellAlignment{Global: tw.AlignLeft}, head, rows)
+	}
+	return trimmed(out, func(c string) string { return plain(c) + gap }, tw.CellAlignment{Global: tw.AlignLeft}, head, rows)
+}
+
+// Figures writes columns of figures, which end under each other, and those of words,
+// named by their places, which begin so. All are two blanks from what stands left.
+func Figures(out io.Writer, head []string, rows [][]string, words ...int) error {
+	align := slices.Repeat([]tw.Align{tw.AlignRight}, len(head))
+	for _, i := range words {
+		align[i] = tw.AlignLeft
+	}
+	return trimmed(out, func(c string) string { return gap + plain(c) }, tw.CellAlignment{PerColumn: align}, head, rows)
+}
+
+// gap is what stands between two columns.
+const gap = "  "
+
+// trimmed writes columns without blanks at the ends of lines.
+func trimmed(out io.Writer, cell func(string) string, align tw.CellAlignment, head []string, rows [][]string) error {
+	var b strings.Builder
+	if err := render(&b, renderer.NewBlueprint(columns), cell, tw.PaddingNone, align, head, rows); err != nil {
 		return err
 	}
-	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	for _, r := range append([][]string{head}, rows...) {
-		fmt.Fprintln(w, strings.TrimRight(strings.Join(r, "\t"), "\t"))
+	for line := range strings.Lines(b.String()) {
+		if _, err := io.WriteString(out, strings.TrimRight(line, " \n")+"\n"); err != nil {
+			return err
+		}
 	}
-	return w.Flush()
+	return nil
+}
+
+// columns are cells under each other and nothing else.
+var columns = tw.Rendition{
+	Borders: tw.BorderNone, Symbols: tw.NewSymbols(tw.StyleNone),
+	Settings: tw.Settings{Lines: tw.LinesNone, Separators: tw.SeparatorsNone},
+}
+
+// render writes a table through tablewriter, which knows the widths of wide
+// characters and of escape sequences. Every row gets as many cells as the widest.
+func render(out io.Writer, as tw.Renderer, cell func(string) string, padding tw.Padding, align tw.CellAlignment, head []string, rows [][]string) error {
+	n := len(head)
+	for _, r := range rows {
+		n = max(n, len(r))
+	}
+	whole := func(cells []string) []string {
+		full := make([]string, n)
+		for i, c := range cells {
+			full[i] = cell(c)
+		}
+		return full
+	}
+	cells := tw.CellConfig{
+		Formatting: tw.CellFormatting{AutoWrap: tw.WrapNone, AutoFormat: tw.Off},
+		Alignment:  align,
+		Padding:    tw.CellPadding{Global: padding},
+	}
+	t := tablewriter.NewTable(out, tablewriter.WithRenderer(as), tablewriter.WithConfig(tablewriter.Config{
+		Header: cells, Row: cells,
+		Behavior: tw.Behavior{TrimSpace: tw.Off, TrimLine: tw.Off, TrimTab: tw.Off, AutoHide: tw.Off},
+	}), tablewriter.WithEastAsian(tw.Off)) // not by the locale: the same everywhere
+	t.Header(whole(head))
+	for _, r := range rows {
+		if err := t.Append(whole(r)); err != nil {
+			return err
+		}
+	}
+	return t.Render()
+}
+
+// lines and tabs would break a row in two.
+var oneLine = strings.NewReplacer("\r\n", " ", "\n", " ", "\t", " ")
+
+func plain(c string) string { return oneLine.Replace(c) }
+
+func markdown(c string) string {
+	return strings.ReplaceAll(strings.TrimSpace(oneLine.Replace(c)), "|", "\\|")
 }
 
 // Count is a count with commas between thousands.

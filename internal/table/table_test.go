@@ -2,6 +2,7 @@ package table
 
 import (
 	"math"
+	"regexp"
 	"strings"
 	"testing"
 )
@@ -9,20 +10,42 @@ import (
 func TestWrite(t *testing.T) {
 	head, rows := []string{"NAME", "NOTE", ""}, [][]string{{"a", "x|y, z", ""}, {"  longer", "", "b"}}
 	for format, want := range map[string]string{
-		"table":    "NAME      NOTE\na         x|y, z\n  longer    b\n",
+		"table":    "NAME      NOTE\na         x|y, z\n  longer          b\n",
 		"csv":      "NAME,NOTE,\na,\"x|y, z\",\n\"  longer\",,b\n",
-		"markdown": "| NAME | NOTE |  |\n|---|---|---|\n| a | x\\|y, z |  |\n| longer |  | b |\n",
+		"markdown": "| NAME   | NOTE    |   |\n|:-------|:--------|:--|\n| a      | x\\|y, z |   |\n| longer |         | b |\n",
 	} {
 		var b strings.Builder
 		if err := Write(&b, format, head, rows); err != nil || b.String() != want {
 			t.Errorf("%s: %v\n%s\nwant\n%s", format, err, b.String(), want)
 		}
 	}
-	for format, want := range map[string]string{"table": "A\n", "csv": "A\n", "markdown": "| A |\n|---|\n"} {
+	for format, want := range map[string]string{"table": "A\n", "csv": "A\n", "markdown": "| A |\n|:--|\n"} {
 		var b strings.Builder
 		if err := Write(&b, format, []string{"A"}, nil); err != nil || b.String() != want {
 			t.Errorf("no rows as %s: %v %q", format, err, b.String())
 		}
+	}
+}
+
+var escapes = regexp.MustCompile(`\x1b\[[0-9;]*m`)
+
+// TestWidths: what a terminal shows in two columns, or in none, counts so, whatever
+// the locale is; and a cell stays on its line.
+func TestWidths(t *testing.T) {
+	for _, lang := range []string{"C", "ja_JP.UTF-8"} {
+		t.Setenv("LC_ALL", lang)
+		head := []string{"NAME", "STATE", "END"}
+		rows := [][]string{{"模型", "\x1b[31mFAIL\x1b[0m", "a"}, {"café …", "ok\tso", "b\nc"}, {"±1", "", "d"}, {"short"}}
+		want := "NAME    STATE  END\n模型    FAIL   a\ncafé …  ok so  b c\n±1             d\nshort\n"
+		var b strings.Builder
+		if err := Write(&b, "table", head, rows); err != nil || escapes.ReplaceAllString(b.String(), "") != want || !strings.Contains(b.String(), "\x1b[31mFAIL\x1b[0m") {
+			t.Errorf("%s: %v\n%s\nwant\n%s", lang, err, b.String(), want)
+		}
+	}
+	var b strings.Builder
+	want := "     RANK  COST  STATE\n  >   d-0  1.50  chosen\n     d-10    12\n"
+	if err := Figures(&b, []string{"", "RANK", "COST", "STATE"}, [][]string{{">", "d-0", "1.50", "chosen"}, {"", "d-10", "12", ""}}, 3); err != nil || b.String() != want {
+		t.Errorf("%v\n%s\nwant\n%s", err, b.String(), want)
 	}
 }
 

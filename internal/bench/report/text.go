@@ -6,12 +6,15 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/dynctl/dynctl/internal/bench/experiment"
 	"github.com/dynctl/dynctl/internal/bench/plan"
 	"github.com/dynctl/dynctl/internal/bench/stats"
 	"github.com/dynctl/dynctl/internal/positive"
+	"github.com/dynctl/dynctl/internal/table"
 )
 
 // TextOptions shape the terminal's form.
@@ -122,15 +125,14 @@ func group(b *strings.Builder, r *experiment.Result, g *experiment.GroupResult, 
 	narrow := o.Width < 118 && !o.Wide
 	fmt.Fprintf(b, "\n  %s\n", strings.ToUpper(g.Group.String()))
 	slo := r.Spec.SLO.Any()
-	if narrow {
-		fmt.Fprintf(b, "  %8s %11s %11s %24s %s\n", "EFF_ISL", "LOCAL p50", "REMOTE p50", "DIFF p50", "VERDICT")
-	} else {
-		good := ""
+	head := []string{"EFF_ISL", "LOCAL p50", "REMOTE p50", "DIFF p50", "VERDICT"}
+	if !narrow {
+		head = []string{"EFF_ISL", "LOCAL ttft p50/tail", "REMOTE ttft p50/tail", "DIFF p50 [interval]", "ITL tail L/R", "XFER", "VERDICT"}
 		if slo {
-			good = fmt.Sprintf("%12s", "GOOD% L/R")
+			head = slices.Insert(head, 5, "GOOD% L/R")
 		}
-		fmt.Fprintf(b, "  %8s  %-20s %-20s %-24s %15s%s %8s  %s\n", "EFF_ISL", "LOCAL ttft p50/tail", "REMOTE ttft p50/tail", "DIFF p50 [interval]", "ITL tail L/R", good, "XFER", "VERDICT")
 	}
+	var rows [][]string
 	for i := range g.Points {
 		p := &g.Points[i]
 		star := " "
@@ -142,21 +144,23 @@ func group(b *strings.Builder, r *experiment.Result, g *experiment.GroupResult, 
 			diff = fmt.Sprintf("%+.0f%% [%s,%s] %s", *p.Diff.Value*100, percent(p.Diff.Low), percent(p.Diff.High), star)
 		}
 		if narrow {
-			fmt.Fprintf(b, "  %8d %8s ms %8s ms %24s %s\n", p.EffISL, ms(p.Local.TTFTP50), ms(p.Remote.TTFTP50), diff, p.Verdict)
+			rows = append(rows, []string{strconv.Itoa(p.EffISL), ms(p.Local.TTFTP50) + " ms", ms(p.Remote.TTFTP50) + " ms", diff, p.Verdict})
 			continue
-		}
-		good := ""
-		if slo {
-			good = fmt.Sprintf("%12s", fmt.Sprintf("%.0f / %.0f", p.Local.GoodPct, p.Remote.GoodPct))
 		}
 		xfer := "-"
 		if t := p.Remote.Stages.Transfer; t != nil {
 			xfer = ms(*t) + " ms"
 		}
-		fmt.Fprintf(b, "  %8d  %-20s %-20s %-24s %15s%s %8s  %s\n", p.EffISL,
-			ms(p.Local.TTFTP50)+" / "+ms(p.Local.TTFTP99)+" ms", ms(p.Remote.TTFTP50)+" / "+ms(p.Remote.TTFTP99)+" ms",
-			diff, ms(p.Local.ITLP99)+" / "+ms(p.Remote.ITLP99), good, xfer, p.Verdict)
+		row := []string{
+			strconv.Itoa(p.EffISL), ms(p.Local.TTFTP50) + " / " + ms(p.Local.TTFTP99) + " ms", ms(p.Remote.TTFTP50) + " / " + ms(p.Remote.TTFTP99) + " ms",
+			diff, ms(p.Local.ITLP99) + " / " + ms(p.Remote.ITLP99), xfer, p.Verdict,
+		}
+		if slo {
+			row = slices.Insert(row, 5, fmt.Sprintf("%.0f / %.0f", p.Local.GoodPct, p.Remote.GoodPct))
+		}
+		rows = append(rows, row)
 	}
+	_ = table.Figures(b, head, rows, len(head)-1) // a strings.Builder takes everything
 }
 
 // ms is a time in ms with about three digits.

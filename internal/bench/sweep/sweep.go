@@ -11,6 +11,7 @@ import (
 	"io"
 	"math"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -18,6 +19,7 @@ import (
 	"github.com/dynctl/dynctl/internal/bench/fleet"
 	"github.com/dynctl/dynctl/internal/bench/plan"
 	"github.com/dynctl/dynctl/internal/bench/stats"
+	"github.com/dynctl/dynctl/internal/table"
 )
 
 // Schema is the version of the JSON form.
@@ -300,7 +302,7 @@ func Text(w io.Writer, r *Result) error {
 			name = "THRESHOLD, LOAD"
 		}
 	}
-	fmt.Fprintf(b, "  %-24s %6s %5s %16s %10s %16s %10s %14s %14s %6s %6s\n", name, "REQ", "FAIL", "TTFT p50", "TTFT tail", "ITL p50", "ITL tail", "REQ/S", "TOK/S", "GOOD%", "HIT%")
+	var rows [][]string
 	for _, row := range r.Rows {
 		label := row.Load.String()
 		if row.Threshold > 0 {
@@ -322,13 +324,17 @@ func Text(w io.Writer, r *Result) error {
 		if r.SLO.Any() {
 			good = fmt.Sprintf("%.1f", row.GoodPct)
 		}
-		fmt.Fprintf(b, "  %-24s %6d %5d %16s %10.1f %16s %10.2f %14s %14s %6s %6s\n", label, row.Requests, row.Failed, pm(row.TTFTP50), row.TTFTP99.Value, pm(row.ITLP50), row.ITLTail.Value, pm(row.Rate), pm(row.Tokens), good, hit)
+		rows = append(rows, []string{label, strconv.Itoa(row.Requests), strconv.Itoa(row.Failed), pm(row.TTFTP50), fmt.Sprintf("%.1f", row.TTFTP99.Value), pm(row.ITLP50), fmt.Sprintf("%.2f", row.ITLTail.Value), pm(row.Rate), pm(row.Tokens), good, hit})
+	}
+	head := []string{name, "REQ", "FAIL", "TTFT p50", "TTFT tail", "ITL p50", "ITL tail", "REQ/S", "TOK/S", "GOOD%", "HIT%"}
+	if err := table.Figures(b, head, rows, 0); err != nil {
+		return err
 	}
 	late := 0.0
 	for _, row := range r.Rows {
 		late = math.Max(late, row.Late)
 	}
-	fmt.Fprintf(b, "\n  client  at most %.2f%% of a row's requests were sent more than %.0f ms late\n", late*100, experiment.LateLimit)
+	fmt.Fprintf(b, "\n  client  up to %.2f%% of a row's requests were sent more than %.0f ms late\n", late*100, experiment.LateLimit)
 	if r.Stopped != "" {
 		fmt.Fprintf(b, "  stopped  %s\n", r.Stopped)
 	}

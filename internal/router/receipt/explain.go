@@ -4,11 +4,13 @@ import (
 	"cmp"
 	"fmt"
 	"io"
+	"slices"
+	"strconv"
 	"strings"
-	"text/tabwriter"
 
 	"github.com/dynctl/dynctl/internal/router/decision"
 	"github.com/dynctl/dynctl/internal/router/selector"
+	"github.com/dynctl/dynctl/internal/table"
 )
 
 // Explain writes the decision in plain words: the text of dynctl explain.
@@ -81,14 +83,13 @@ func phase(b *strings.Builder, title string, p *decision.Phase) {
 	if len(p.Candidates) == 0 {
 		return
 	}
-	t := tabwriter.NewWriter(b, 0, 0, 2, ' ', tabwriter.AlignRight)
-	// The last cell is no column of the table: it is not aligned.
 	terms := decision.EachTerm()
-	fmt.Fprint(t, "\tRANK\tOVERLAP")
+	head := []string{"", "RANK", "OVERLAP"}
 	for i := range terms {
-		fmt.Fprint(t, "\t", terms[i].Title)
+		head = append(head, terms[i].Title)
 	}
-	fmt.Fprintln(t, "\tCOST\t  STATE")
+	head = append(head, "COST", "STATE")
+	var rows [][]string
 	for i := range p.Candidates {
 		c := &p.Candidates[i]
 		state := ""
@@ -100,17 +101,18 @@ func phase(b *strings.Builder, title string, p *decision.Phase) {
 		case c.Rank == p.RunnerUp:
 			state = "runner-up"
 		}
-		fmt.Fprintf(t, "%s\t%s\t%d", pick(c.Rank == p.Chosen, ">", ""), c.Rank, c.OverlapBlocks)
+		row := []string{pick(c.Rank == p.Chosen, ">", ""), c.Rank, strconv.Itoa(c.OverlapBlocks)}
 		if c.Excluded != "" {
-			fmt.Fprintf(t, "%s\t  %s\n", strings.Repeat("\t-", len(terms)+1), state)
-			continue
+			row = append(row, slices.Repeat([]string{"-"}, len(terms)+1)...)
+		} else {
+			for i := range terms {
+				row = append(row, strconv.FormatFloat(*terms[i].At(&c.Terms), 'f', 1, 64))
+			}
+			row = append(row, strconv.FormatFloat(c.Cost, 'f', 2, 64))
 		}
-		for i := range terms {
-			fmt.Fprintf(t, "\t%.1f", *terms[i].At(&c.Terms))
-		}
-		fmt.Fprintf(t, "\t%.2f\t  %s\n", c.Cost, state)
+		rows = append(rows, append(row, state))
 	}
-	_ = t.Flush() // a strings.Builder takes everything
+	_ = table.Figures(b, head, rows, len(head)-1) // a strings.Builder takes everything
 	if p.Omitted > 0 {
 		fmt.Fprintf(b, "             and %d more ranks\n", p.Omitted)
 	}
