@@ -98,6 +98,7 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 		return nil, err
 	}
 	e.router(ctx, status)
+	e.kubernetes(status.Kubernetes)
 	list, err := o.Target.Admin.Workers(ctx)
 	if err != nil {
 		return nil, err
@@ -199,6 +200,35 @@ func (e *exam) router(ctx context.Context, s *admin.Status) {
 	}
 }
 
+// kubernetes tells whether the pods of a cluster are followed, and which are found
+// for nothing; k is nil where none are looked for.
+func (e *exam) kubernetes(k *admin.Kubernetes) {
+	if k == nil {
+		return
+	}
+	lost := false
+	for _, w := range k.Watches {
+		subject := w.Namespace + " " + w.Selector
+		switch {
+		case w.Error != "":
+			lost = true
+			e.add("kubernetes", subject, Fail, "the pods are not followed since "+w.Since.Format(time.RFC3339)+": "+w.Error, "the workers stay as they were until then; docs/kubernetes.md has the rights that are needed")
+		case !w.Synced:
+			lost = true
+			e.add("kubernetes", subject, Warn, "the pods were not listed yet", "")
+		}
+	}
+	if !lost {
+		e.add("kubernetes", k.Server, OK, fmt.Sprintf("%d pods are followed: %d workers, %d without an address yet", k.Pods, k.Workers, k.Waiting), "")
+	}
+	for _, p := range k.LeftOut {
+		e.add("kubernetes", p.Pod, Warn, "a selector finds it, and it is no worker: "+p.Reason, "narrow the selector if that is right")
+	}
+	if more := k.LeftOutCount - len(k.LeftOut); more > 0 {
+		e.add("kubernetes", k.Server, Warn, fmt.Sprintf("%d more pods are found and are no workers", more), "")
+	}
+}
+
 func (e *exam) get(ctx context.Context, u string) (code int, date time.Time, err error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u, nil)
 	if err != nil {
@@ -254,8 +284,19 @@ func engineText(w *admin.Worker) string {
 	if w.Engine != "" {
 		words[0] = strings.TrimSpace(w.Engine + " " + w.Version)
 	}
-	if w.Role != "" {
-		words = append(words, w.Role)
+	// What labels say may surprise those who did not write them.
+	said := func(fact, value string) {
+		if value == "" {
+			return
+		}
+		if from := w.From[fact]; from != "" && w.Source == workers.SourceKube {
+			value += " (" + from + ")"
+		}
+		words = append(words, value)
+	}
+	said("role", w.Role)
+	if w.Revision != "" {
+		said("revision", "revision "+w.Revision)
 	}
 	words = append(words, fmt.Sprintf("dp %d", w.DP))
 	if w.BlockSizeTokens > 0 {

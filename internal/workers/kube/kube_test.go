@@ -61,9 +61,8 @@ type apiServer struct {
 	down   bool   // breaks every connection
 	cut    chan struct{}
 
-	lines    chan string // of the watch
-	asked    chan string // one word for each question: list, watch
-	watching chan struct{}
+	lines chan string // of the watch
+	asked chan string // one word for each question: list, watch
 }
 
 func newAPIServer(t *testing.T) *apiServer {
