@@ -37,6 +37,8 @@ const (
 	FieldChatTokens Field = "chat_tokens"
 	// FieldTransferCheck is how the worker's transfer parameters are judged.
 	FieldTransferCheck Field = "transfer_check"
+	// FieldKVCopies is how the worker's events tell of copies of a block.
+	FieldKVCopies Field = "kv_copies"
 )
 
 // Learned is what an engine told of itself. A zero field was not told and
@@ -214,6 +216,7 @@ func describe(s *Spec, source string, l *Learned) (*Worker, error) {
 		APIKey: s.APIKey, Source: source, Origin: s.Origin, Version: l.Version,
 		Models: s.Models, ChatTokens: l.ChatTokens, TransferCheck: s.TransferCheck,
 		Revision: s.Revision, Slice: s.Slice, From: origins(s, source, l),
+		KVCopies: s.KVCopies,
 	}
 	keep(&w.Engine, l.Engine)
 	keep(&w.Engine, VLLM)

@@ -232,6 +232,7 @@ func facts(w *Worker) []struct {
 		{FieldSlice, w.Slice},
 		{FieldChatTokens, w.ChatTokens},
 		{FieldTransferCheck, w.TransferCheck},
+		{FieldKVCopies, w.KVCopies},
 		{"conflict", w.Conflict},
 	}
 }
@@ -320,6 +321,8 @@ func (c Change) words(f Field) string {
 			return w.ChatTokens
 		case FieldTransferCheck:
 			return string(w.TransferCheck)
+		case FieldKVCopies:
+			return string(w.KVCopies)
 		case FieldSource:
 			return w.Source
 		case FieldRevision:

@@ -46,6 +46,8 @@ type Spec struct {
 	// one that does not is Aggregated.
 	Role      Role
 	Connector Connector
+	// KVCopies is as in Worker.
+	KVCopies KVCopies
 	// TransferCheck is as in Worker; empty for the router's own setting.
 	TransferCheck TransferCheck
 	// Models are names that the engine must answer to.
@@ -87,7 +89,7 @@ type Spec struct {
 
 var specKeys = []string{
 	"api_key_file", "block_size", "bootstrap", "connector", "dialect", "dp", "engine", "events",
-	"kv_blocks", "labels", "lmcache", "max_batched_tokens", "max_model_len", "model", "name",
+	"kv_blocks", "kv_copies", "labels", "lmcache", "max_batched_tokens", "max_model_len", "model", "name",
 	"replay", "role", "topic", "transfer_check",
 }
 
@@ -234,6 +236,8 @@ func (s *Spec) Set(key, value string) error {
 		s.Bootstrap, err = parseBootstrap(value)
 	case "lmcache":
 		s.LMCache, err = parseLMCache(value)
+	case "kv_copies":
+		s.KVCopies, err = oneOf(value, CopiesCounted, CopiesSingle)
 	case "block_size":
 		s.BlockSize, err = number(value, maxBlockTok)
 	case "kv_blocks":
@@ -269,6 +273,7 @@ func (s *Spec) Validate() error {
 		known("dialect", s.Dialect, "", VLLM, SGLang),
 		known("role", s.Role, slices.Concat([]Role{""}, Roles())...),
 		known("connector", s.Connector, slices.Concat([]Connector{ConnectorNone}, Connectors())...),
+		known("kv_copies", s.KVCopies, "", CopiesCounted, CopiesSingle),
 		known("transfer_check", s.TransferCheck, "", TransferStrict, TransferReport))
 	errs = slices.DeleteFunc(errs, func(err error) bool { return err == nil })
 	if s.Dialect != "" && s.Engine != Sim {

@@ -74,6 +74,19 @@ func Connectors() []Connector {
 	return []Connector{ConnectorNIXL, ConnectorSGLang, ConnectorLMCache, ConnectorSharedStorage}
 }
 
+// KVCopies says how often a block counts that a worker's events store again.
+type KVCopies string
+
+// How copies count.
+const (
+	// CopiesCounted counts every store as a copy, whose removal is told by itself.
+	// It is the default.
+	CopiesCounted KVCopies = "counted"
+	// CopiesSingle takes the first removal for the end: for engines whose requests
+	// ask for hits to be reported as stores.
+	CopiesSingle KVCopies = "single"
+)
+
 // TransferCheck says what becomes of a prefill worker's transfer parameters of
 // which a part is not as expected.
 type TransferCheck string
@@ -140,6 +153,8 @@ type Worker struct {
 	Dialect Engine
 	// Connector is how this worker moves KV.
 	Connector Connector
+	// KVCopies is how copies of a block count; empty for CopiesCounted.
+	KVCopies KVCopies
 	// TransferCheck is how strictly this worker's transfer parameters are
 	// judged; empty for the router's own setting.
 	TransferCheck TransferCheck

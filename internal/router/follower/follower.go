@@ -220,7 +220,7 @@ func (f *Follower) feed(w *workers.Worker, k *workers.Rank) {
 	f.mu.Lock()
 	old, fed := f.open[k]
 	f.mu.Unlock()
-	if fed && has && old.block == block && reflect.DeepEqual(old.source, want) {
+	if fed && has && old.block == block && old.worker.KVCopies == w.KVCopies && reflect.DeepEqual(old.source, want) {
 		return
 	}
 	if fed {
@@ -230,7 +230,11 @@ func (f *Follower) feed(w *workers.Worker, k *workers.Rank) {
 	if !has {
 		return
 	}
-	from := f.resume(k, block)
+	single := w.KVCopies == workers.CopiesSingle
+	if single || fed && old.worker.KVCopies != w.KVCopies {
+		f.once[k] = single
+	}
+	from := f.resume(k, block, single)
 	key := kvfeed.Key{Worker: w.Name, DP: k.DP, Host: w.URL.Hostname(), BlockSize: block, Once: f.once[k]}
 	if err := f.feeds.Add(kvindex.Rank(k.Slot), key, want, from); err != nil {
 		f.Event(eventlog.Event{

@@ -287,3 +287,40 @@ func TestSavedIsOneMoment(t *testing.T) {
 		t.Errorf("%d moments", len(seen))
 	}
 }
+
+// TestSingleCopies: a worker of which it is stated that its stores are no copies has
+// none counted, also when that is stated while it is followed.
+func TestSingleCopies(t *testing.T) {
+	t.Parallel()
+	o := newOutlet(t, pick(t, "-full.jsonl"), 1<<20)
+	g, n := newRig(t, o.block), 0
+	defer g.close()
+	for i, p := range o.payloads {
+		if g.offer(i, p, kvfeed.Apply); g.now(false).copies > 0 {
+			n = i + 1
+		}
+	}
+	l := begin(t, "", o)
+	l.until(0)
+	o.publish(n)
+	l.until(n)
+	if s, _ := l.Index.RankStats(0); s.Copies == 0 {
+		t.Fatalf("no copies after %d batches", n)
+	}
+	l.register(t, o.worker()+",kv_copies=single")
+	tick := time.NewTicker(2 * time.Millisecond)
+	defer tick.Stop()
+	limit := time.After(20 * time.Second)
+	for {
+		s, ok := l.Index.RankStats(0)
+		all := l.feeds.Status()
+		if ok && s.Copies == 0 && s.Blocks > 0 && len(all) == 1 && all[0].LastSeq == int64(n)-1 {
+			return
+		}
+		select {
+		case <-tick.C:
+		case <-limit:
+			t.Fatalf("copies are still counted: %+v, %+v", s, all)
+		}
+	}
+}

@@ -191,14 +191,14 @@ func (f *Follower) claim(k *workers.Rank) error {
 }
 
 // resume is where a rank's feed goes on, nil to begin anew. What was restored
-// under other circumstances is dropped.
-func (f *Follower) resume(k *workers.Rank, block int) *kvfeed.Position {
+// under other circumstances is dropped; single says that copies do not count.
+func (f *Follower) resume(k *workers.Rank, block int, single bool) *kvfeed.Position {
 	old, ok := f.restored[k.Slot]
 	if !ok || old.label != k.Label {
 		return nil
 	}
 	delete(f.restored, k.Slot)
-	if old.Block != block {
+	if old.Block != block || single && !old.Once {
 		f.Index.ClearRank(kvindex.Rank(k.Slot))
 		return nil
 	}

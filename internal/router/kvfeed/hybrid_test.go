@@ -65,10 +65,11 @@ type tally struct{ equal, more, less, warm, lost, found int }
 
 // predict plays a recording and compares every request with what the router would
 // count for it, in router blocks of size tokens.
-func predict(t *testing.T, lines []hybridLine, size int) (n tally, s *Stream) {
+func predict(t *testing.T, lines []hybridLine, size int, once bool) (n tally, s *Stream) {
 	t.Helper()
 	x := newIndex(t)
 	s = NewStream(x, 0, size)
+	s.Once(once)
 	var q kvindex.Query
 	for _, l := range lines {
 		switch l.Type {
@@ -133,7 +134,7 @@ func TestHybridCachesOfVLLM(t *testing.T) {
 					full = g.Size
 				}
 			}
-			n, s := predict(t, lines, head.Unit)
+			n, s := predict(t, lines, head.Unit, false)
 			t.Logf("%+v", n)
 			if n.more > 0 {
 				t.Errorf("%d predictions of %d are more than vLLM's", n.more, n.equal+n.more+n.less)
@@ -148,9 +149,22 @@ func TestHybridCachesOfVLLM(t *testing.T) {
 				t.Errorf("only %d requests met a warm cache", n.warm)
 			}
 			// In larger blocks less may be seen, never more.
-			if n, _ := predict(t, lines, 2*head.Unit); n.more > 0 {
+			if n, _ := predict(t, lines, 2*head.Unit, false); n.more > 0 {
 				t.Errorf("in blocks twice the size: %d predictions are more than vLLM's", n.more)
 			}
 		})
+	}
+}
+
+// Some requests of the recording asked vLLM to report hits as stores. Copies are then
+// counted that are none, unless it is stated that they shall not be.
+func TestHitsReportedByVLLM(t *testing.T) {
+	t.Parallel()
+	lines := readHybrid(t, "../../../testdata/hybrid/report/vllm-0.32.0-full.jsonl.gz")
+	if n, _ := predict(t, lines, lines[0].Unit, false); n.more == 0 {
+		t.Errorf("as a recording of hits that count as copies it proves nothing: %+v", n)
+	}
+	if n, _ := predict(t, lines, lines[0].Unit, true); n.more > 0 || n.equal < n.warm/2 {
+		t.Errorf("with single copies: %+v", n)
 	}
 }
