@@ -1,5 +1,5 @@
 # What the README names; CI runs .ci/run.
-.PHONY: test race lint e2e kube bench soak soak-virtual build
+.PHONY: test race lint vuln e2e kube bench soak soak-virtual build
 
 build:
 	CGO_ENABLED=0 go build -trimpath -o bin/dynctl ./cmd/dynctl
@@ -13,6 +13,11 @@ race:
 lint:
 	cd .ci/tools && go build -o ../../bin/golangci-lint github.com/golangci/golangci-lint/v2/cmd/golangci-lint
 	bin/golangci-lint run --timeout 10m ./...
+
+# Known vulnerabilities in what the binary calls, its modules' and Go's own. It asks the
+# module proxy for the tool and vuln.go.dev for the list, and fails without them.
+vuln:
+	go run golang.org/x/vuln/cmd/govulncheck@v1.9.0 ./...
 
 # Real engines and real clients; every test says why it is skipped.
 # Pods and their life on a real API server; CONTRIBUTING.md says how to name it.
