@@ -71,7 +71,7 @@ answers.`,
 	fl.BoolVar(&f.reverse, "reverse", false, "turn the order of ranks round")
 	fl.StringVar(&f.view, "view", "overview", "first view: overview|workers|radix|decisions|events")
 	fl.DurationVar(&f.rate, "rate", time.Second, "time between two questions to a router")
-	fl.DurationVar(&f.timeout, "timeout", 2*time.Second, "longest wait for an answer")
+	fl.DurationVar(&f.timeout, "timeout", 2*time.Second, "longest wait for an answer (default 15s where there is no screen)")
 	fl.BoolVar(&f.ascii, "ascii", false, "draw with ASCII only")
 	fl.StringVar(&f.color, "color", "auto", "auto|always|never; auto obeys NO_COLOR and the terminal")
 	fl.StringVar(&f.theme, "theme", theme.Names()[0], "colours: dark|light|mono")
@@ -91,6 +91,10 @@ answers.`,
 	})
 	return cmd
 }
+
+// plainTimeout is for what is written without a screen: nobody waits for it to
+// react, and a router of a thousand ranks under load takes its time to answer.
+const plainTimeout = 15 * time.Second
 
 var topViews = []string{"overview", "workers", "radix", "decisions", "events"}
 
@@ -119,6 +123,9 @@ func runTop(cmd *cobra.Command, f *topFlags) (err error) {
 		return usage("--timeout %s: must be above 0", f.timeout)
 	}
 	plain := f.once || f.watch > 0 || f.output != "table"
+	if plain && !cmd.Flags().Changed("timeout") {
+		f.timeout = plainTimeout
+	}
 	text := tui.TextOptions{Format: f.output, ASCII: f.ascii, Filter: f.filter, Sort: f.sort, Reverse: f.reverse}
 	if err := text.Check(); err != nil && (plain || view < 2) {
 		return withCode(exitUsage, err)
