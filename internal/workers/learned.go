@@ -276,7 +276,7 @@ func origins(s *Spec, source string, l *Learned) map[Field]string {
 		{FieldModels, s.Models != nil && l.Models == nil}, {FieldDP, s.DP != 0}, {FieldBlockSize, s.BlockSize != 0},
 		{FieldKVBlocks, s.KVBlocks != 0}, {FieldModelLen, s.MaxModelLen != 0}, {FieldBatched, s.MaxBatchedTokens != 0},
 		{FieldEvents, s.EventsOff || len(s.Events) > 0}, {FieldBootstrap, s.Bootstrap != nil}, {FieldLMCache, s.LMCache != nil},
-		{FieldRevision, s.Revision != ""}, {FieldSlice, s.Slice != ""}, {FieldTransferCheck, s.TransferCheck != ""},
+		{FieldRevision, s.Revision != ""}, {FieldSlice, s.Slice != ""}, {FieldTransferCheck, s.TransferCheck != ""}, {FieldKVCopies, s.KVCopies != ""},
 	} {
 		if f.stated {
 			from[f.field] = statedBy(source, s.Origin)
