@@ -31,6 +31,14 @@ func (a *app) key(m tea.KeyMsg) tea.Cmd {
 		return a.typed(m)
 	}
 	a.message = ""
+	if g := a.guard; g != nil {
+		if a.guard = nil; m.String() == "y" {
+			a.say("asking the router", false)
+			return g.do
+		}
+		a.say("nothing was changed", false)
+		return nil
+	}
 	act := a.keys[m.String()]
 	if a.overlay != nil {
 		switch act {
@@ -46,7 +54,7 @@ func (a *app) key(m tea.KeyMsg) tea.Cmd {
 			a.overlay.off = 0
 		case keys.Bottom:
 			a.overlay.off = 1 << 20
-		case keys.Back, keys.Enter, keys.Help, keys.Warnings:
+		case keys.Back, keys.Enter, keys.Help, keys.Warnings, keys.Describe:
 			a.overlay = nil
 		case keys.Quit:
 			return a.quit()
@@ -80,6 +88,8 @@ func (a *app) common(c *page.Ctx, act keys.Action) (tea.Cmd, bool) {
 		a.overlay = &overlay{title: "help, esc closes", lines: a.helpLines()}
 	case keys.Warnings:
 		a.overlay = &overlay{title: "all that needs attention", live: a.warningLines}
+	case keys.Describe:
+		a.describe("")
 	case keys.View1, keys.View2, keys.View3, keys.View4, keys.View5:
 		return a.show(int(act-keys.View1), nil), true
 	case keys.NextView:
@@ -309,6 +319,10 @@ func (a *app) command(text string) tea.Cmd {
 			rest = a.fileName("json")
 		}
 		a.save(rest)
+	case "drain", "resume":
+		a.operate(verb, rest)
+	case "describe":
+		a.describe(rest)
 	case "router":
 		n, err := strconv.Atoi(rest)
 		if err != nil || n < 1 || n > len(a.replicas) {
@@ -327,7 +341,7 @@ func (a *app) command(text string) tea.Cmd {
 		a.opts.ASCII = !a.opts.ASCII
 		a.th = theme.New(a.th.Name, a.opts.Profile, a.opts.ASCII)
 	default:
-		a.say(fmt.Sprintf("there is no command %q: %s", verb, "overview, workers, radix, decisions, events, sort, rate, filter, save, router, theme, ascii, help, quit"), true)
+		a.say(fmt.Sprintf("there is no command %q: %s", verb, "overview, workers, radix, decisions, events, describe, drain, resume, sort, rate, filter, save, router, theme, ascii, help, quit"), true)
 	}
 	return nil
 }

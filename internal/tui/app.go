@@ -1,6 +1,7 @@
 // Package tui is the screen of dynctl top: it polls the admin APIs of one or
 // several routers and draws their state, and it writes the same view model as
-// text or JSON for programs. It only reads; no key changes a router.
+// text or JSON for programs. It reads; only a
+// command that is confirmed changes a router.
 package tui
 
 import (
@@ -95,6 +96,7 @@ type app struct {
 	input   textinput.Model
 	asking  string // "", "filter", "command" or "save"
 	overlay *overlay
+	guard   *guarded // waits for a yes; nil for nothing
 	message string
 	fault   bool
 	mouse   bool

@@ -208,7 +208,7 @@ func (a *app) hint() string {
 		}
 		return "word !not role:decode kv>80 wait>=1 st:stale re:..."
 	case "command":
-		return "view [filter], sort NAME, rate 2s, save FILE, router N, theme NAME, ascii, quit"
+		return "view [filter], describe, drain or resume WORKER, sort NAME, rate 2s, save FILE, router N, theme NAME, ascii, quit"
 	}
 	return "FILE.json, FILE.csv or FILE.txt"
 }
@@ -253,7 +253,7 @@ func (a *app) helpLines() []string {
 		cells = append(cells, fmt.Sprintf("  %-14s %s", h.Key, h.Desc))
 	}
 	tail := []string{
-		"", "This screen only reads: no key here changes a router.",
+		"", "Only :drain and :resume change a router, and they ask first.",
 		"LIVE fresh figures, LAG late ones, STALE older than 10 s, DOWN no answer, PAUSED they stand still.",
 		"Marks: X broken, ! worth a look. ST: ok SLOW FULL QUEUE (load) CONN GAP RESYNC VERIFY REBLD COLD STALE LOST (events)",
 		"DOWN EJECT ASLEEP DRAIN NEW HELD (health) BLIND (no load figures).",

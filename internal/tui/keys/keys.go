@@ -13,6 +13,7 @@ const (
 	Quit
 	Help
 	Warnings
+	Describe
 	View1
 	View2
 	View3
@@ -104,6 +105,7 @@ func Entries() []Entry {
 		bind(Filter, "FIND", "filter: word !not key:value key>n re:x", "/"),
 		bind(FindNext, "FIND", "next finding", "n"),
 		bind(FindPrev, "FIND", "finding before", "N"),
+		bind(Describe, "FIND", "describe the worker of this rank", "d"),
 		bind(Command, "FIND", "command, such as :radix 7f3a", ":"),
 		bind(Warnings, "FIND", "all that needs attention", "!"),
 		bind(Sort, "TABLE", "sort by the next column", "s"),
