@@ -22,6 +22,7 @@ import (
 	"github.com/dynctl/dynctl/internal/bench/workload"
 	"github.com/dynctl/dynctl/internal/router/admin"
 	"github.com/dynctl/dynctl/internal/router/receipt"
+	"github.com/dynctl/dynctl/internal/table"
 	"github.com/dynctl/dynctl/internal/wait"
 	"github.com/dynctl/dynctl/internal/workers"
 )
@@ -658,14 +659,18 @@ func (e *exam) again(ctx context.Context, header string, prompt []uint32, full i
 // Text writes the report for a terminal.
 func Text(w io.Writer, r *Report, verbose bool) error {
 	b := &strings.Builder{}
+	var rows [][]string
 	for _, f := range r.Findings {
 		if f.State == OK && !verbose && f.Check == "reachable" && len(r.Findings) > 40 {
 			continue
 		}
-		fmt.Fprintf(b, "  %-4s %-16s %-22s %s\n", strings.ToUpper(string(f.State)), f.Check, f.Subject, f.Text)
+		rows = append(rows, []string{strings.ToUpper(string(f.State)), f.Check, f.Subject, f.Text})
 		if f.Advice != "" && f.State != OK {
-			fmt.Fprintf(b, "  %-4s %-16s %-22s -> %s\n", "", "", "", f.Advice)
+			rows = append(rows, []string{"", "", "", "-> " + f.Advice})
 		}
+	}
+	if err := table.Figures(b, []string{"STATE", "CHECK", "SUBJECT", "FINDING"}, rows, 0, 1, 2, 3); err != nil {
+		return err
 	}
 	if m := r.Transfer; m != nil && len(m.Prefill)*len(m.Decode) > 1 {
 		b.WriteString("\ntransfer of KV\n")

@@ -11,6 +11,7 @@ import (
 	"github.com/dynctl/dynctl/internal/bench/experiment"
 	"github.com/dynctl/dynctl/internal/bench/plan"
 	"github.com/dynctl/dynctl/internal/bench/stats"
+	"github.com/dynctl/dynctl/internal/table"
 )
 
 // metric is something that two runs can be compared by.
@@ -187,13 +188,17 @@ func CompareText(w io.Writer, a, b *experiment.Result, changes []Change) error {
 	if a.Spec.OSL != b.Spec.OSL {
 		fmt.Fprintf(out, "  CAUTION  the runs' answers differ in length (osl %d and %d)\n", a.Spec.OSL, b.Spec.OSL)
 	}
-	fmt.Fprintf(out, "\n  %-26s %-7s %-26s %8s  %-20s %6s  %s\n", "LOAD", "ARM", "METRIC", "B vs A", "95% interval", "POINTS", "VERDICT")
+	fmt.Fprintln(out)
+	var rows [][]string
 	for _, c := range changes {
 		iv := "one repeat: none"
 		if !math.IsInf(c.Change.High, 0) {
 			iv = fmt.Sprintf("%+.1f%% .. %+.1f%%", c.Change.Low*100, c.Change.High*100)
 		}
-		fmt.Fprintf(out, "  %-26s %-7s %-26s %+7.1f%%  %-20s %6d  %s\n", c.Group, c.Arm, c.Metric, c.Change.Value*100, iv, c.Points, c.Verdict)
+		rows = append(rows, []string{c.Group.String(), string(c.Arm), c.Metric, fmt.Sprintf("%+.1f%%", c.Change.Value*100), iv, strconv.Itoa(c.Points), c.Verdict})
+	}
+	if err := table.Figures(out, []string{"LOAD", "ARM", "METRIC", "B vs A", "95% interval", "POINTS", "VERDICT"}, rows, 0, 1, 2, 4, 6); err != nil {
+		return err
 	}
 	for i := range a.Groups {
 		ga := &a.Groups[i]
