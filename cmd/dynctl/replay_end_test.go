@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"compress/gzip"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -83,7 +84,7 @@ func TestChangesAreNamedAsSettings(t *testing.T) {
 // never there.
 func TestLostFleetHasItsCode(t *testing.T) {
 	err := lostFleet(fmt.Errorf("cell: %w within 2m0s: connection refused", live.ErrLost))
-	if coded, ok := err.(*exitError); !ok || coded.code != exitUnreachable {
+	if coded := (*exitError)(nil); !errors.As(err, &coded) || coded.code != exitUnreachable {
 		t.Errorf("%#v", err)
 	}
 	if lostFleet(nil) != nil {
