@@ -181,10 +181,16 @@ func (a *Applier) Mismatch() string {
 
 // Apply appends the operations for the events of b to ops, in their order.
 func (a *Applier) Apply(b *kvevent.Batch, ops *kvindex.Batch) {
-	if a.groups != nil {
-		a.groups.Lock()
-		defer a.groups.Unlock()
+	if a.groups == nil {
+		a.each(b, ops)
+		return
 	}
+	a.groups.Lock()
+	defer a.groups.Unlock()
+	a.each(b, ops)
+}
+
+func (a *Applier) each(b *kvevent.Batch, ops *kvindex.Batch) {
 	for i := range b.Events {
 		e := &b.Events[i]
 		a.Counters.Events++

@@ -355,7 +355,9 @@ func (r *rank) receive(conn uint64, topic []byte, seq uint64, payload []byte, de
 
 // applied does what follows every applied batch. The caller holds r.mu.
 func (r *rank) applied(seq uint64, topic, payload []byte, at time.Time, replayed bool) {
-	r.observe(at, Observation{Seq: seq, Topic: topic, Payload: payload, Replayed: replayed})
+	if r.m.o.Observer != nil { // an Observation is too large to be made for nobody
+		r.observe(at, Observation{Seq: seq, Topic: topic, Payload: payload, Replayed: replayed})
+	}
 	s := r.stream
 	if r.m.o.Process != nil && r.src.Replay == "" && !r.src.Bind {
 		r.process, _ = r.m.o.Process(r.key.Worker, r.key.DP)
