@@ -88,6 +88,20 @@ func TestHealthyFleet(t *testing.T) {
 	}
 }
 
+// TestRouterThatMayNotBeSteered: pairs that no probe could be sent to are neither good
+// nor bad.
+func TestRouterThatMayNotBeSteered(t *testing.T) {
+	r := examine(t, routertest.Options{Fleet: "2p2d:profile=instant", Configure: func(c *settings.Config) {
+		c.Routing.AllowHeaders, c.Routing.Threshold = false, 0
+	}}, false)
+	got := states(r, "transfer")
+	if r.Failed > 0 || r.Warned > 0 || len(got[doctor.Skip]) == 0 || !strings.Contains(strings.Join(got[doctor.Skip], " "), "steer") {
+		var b bytes.Buffer
+		_ = doctor.Text(&b, r, true)
+		t.Error(b.String())
+	}
+}
+
 func TestBlockSizesContradict(t *testing.T) {
 	r := examine(t, routertest.Options{Fleet: "1p:block=16,profile=instant+1d:block=32,profile=instant"}, true)
 	if got := states(r, "block size")[doctor.Fail]; len(got) != 1 || !strings.Contains(got[0], "block size") {

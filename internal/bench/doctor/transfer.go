@@ -127,6 +127,9 @@ func (e *exam) probePair(ctx context.Context, p, d *admin.Worker) (c Cell, again
 		return e.orGone(ctx, c, p.Name, d.Name), false
 	}
 	if went := rec.Prefill.Chosen + " to " + rec.Decode.Chosen; !strings.HasPrefix(rec.Prefill.Chosen, p.Name+"/") || !strings.HasPrefix(rec.Decode.Chosen, d.Name+"/") {
+		if rec.Inputs.Force == "" {
+			return Cell{Skip, "no probe went there: the router does not let clients steer", "start it with --allow-routing-headers"}, false
+		}
 		return Cell{Warn, "the request took another way: " + went, "dynctl explain " + rec.ID + " shows why these were left out"}, false
 	}
 	block := max(e.facts.Block, 1)
