@@ -151,8 +151,8 @@ func (w *writer) tokens(e *Event) {
 
 // The engines' spelling of the tiers.
 var (
-	vllmMedia   = [...]string{"GPU", "CPU", "STORAGE", "EXTERNAL", "OTHER"}
-	sglangMedia = [...]string{"GPU", "CPU_PINNED", "DISK", "EXTERNAL", "OTHER"}
+	vllmMedia   = [...]string{gpuName, "CPU", "STORAGE", "EXTERNAL", "OTHER"}
+	sglangMedia = [...]string{gpuName, "CPU_PINNED", "DISK", "EXTERNAL", "OTHER"}
 )
 
 // mediumName is the engine's spelling of the tier.
