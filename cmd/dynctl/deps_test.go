@@ -68,6 +68,7 @@ var allowed = map[string][]string{
 	"internal/router/prompt":      {"internal/router/api", "internal/router/disagg", "internal/router/eventlog", "internal/router/tokenize", "internal/workers"},
 	"internal/router/rawjson":     {},
 	"internal/router/receipt":     {"internal/router/decision", "internal/router/selector", "internal/table"},
+	"internal/router/resume":      {"internal/router/api", "internal/router/rawjson"},
 	"internal/router/selector":    {"internal/router/decision"},
 	"internal/router/sse":         {"internal/router/rawjson"},
 	"internal/router/state":       {"internal/router/admin", "internal/router/admission", "internal/router/approx", "internal/router/kvfeed", "internal/router/kvindex", "internal/router/ledger", "internal/router/pace", "internal/router/traffic", "internal/workers"},

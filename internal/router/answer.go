@@ -21,6 +21,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/disagg"
 	"github.com/dynctl/dynctl/internal/router/ledger"
 	"github.com/dynctl/dynctl/internal/router/receipt"
+	"github.com/dynctl/dynctl/internal/router/resume"
 	"github.com/dynctl/dynctl/internal/router/selector"
 	"github.com/dynctl/dynctl/internal/router/sse"
 	"github.com/dynctl/dynctl/internal/router/upstream"
@@ -51,6 +52,9 @@ func (x *exchange) decodeLeg(ctx context.Context, p disagg.Peer, held *ledger.Re
 	}
 	record := x.beginLeg(selector.Decode, p, leg)
 	x.answer.sent, x.answer.meter = record.start, record.meter
+	if x.cont != nil {
+		x.cont.begin()
+	}
 	resp, err := r.client.Do(ctx, leg)
 	if err != nil {
 		err = x.legFailed(selector.Decode, p.Worker, err)
@@ -74,6 +78,9 @@ func (x *exchange) decodeLeg(ctx context.Context, p disagg.Peer, held *ledger.Re
 	x.answer.prompt, x.answer.cached, x.answer.completion = -1, -1, -1
 	if strings.HasPrefix(resp.Header.Get("Content-Type"), "text/event-stream") {
 		return x.streamed(p, held, record, resp, t)
+	}
+	if x.committed {
+		return x.fail(selector.Decode, p.Worker, attempt.Protocol, true, errors.New("the engine answered with something else than the rest of a stream"))
 	}
 	return x.whole(p, held, resp, t)
 }
@@ -153,6 +160,9 @@ func (x *exchange) streamed(p disagg.Peer, held *ledger.Reservation, record *leg
 		return err
 	}
 	x.flow = flow{peer: p, held: held, record: record, resp: resp, head: head}
+	if x.cont != nil {
+		x.keep()
+	}
 	if t != nil && t.Mode() == disagg.Concurrent {
 		return x.forward() // the prefill leg is joined after it
 	}
@@ -170,8 +180,11 @@ func (x *exchange) forward() (err error) {
 		f.record.end(err)
 		*f = flow{}
 	}()
-	err = upstream.Stream(x.w, f.resp, upstream.StreamOptions{WriteTimeout: x.d.settings.Timeouts.Write, Observe: x.observer(), Gate: &f.head.Gate})
-	return x.endStream(err)
+	opt := upstream.StreamOptions{WriteTimeout: x.d.settings.Timeouts.Write, Observe: x.observer(), Gate: &f.head.Gate}
+	if x.cont != nil {
+		return x.endStream(x.follow(opt))
+	}
+	return x.endStream(upstream.Stream(x.w, f.resp, opt))
 }
 
 // holdHead reads the head of a stream. The error is that of an attempt that has
@@ -187,6 +200,15 @@ func (x *exchange) holdHead(p disagg.Peer, resp *upstream.Response, head *sse.He
 			}
 		case err != nil:
 			return x.legFailed(selector.Decode, p.Worker, err)
+		case x.cont != nil:
+			piece, err = x.cont.change(piece)
+			if verdict = head.Feed(piece, time.Now()); err == nil {
+				continue
+			}
+			if verdict == sse.Hold {
+				return x.fail(selector.Decode, p.Worker, attempt.StreamError, true, err)
+			}
+			x.cont.pending = err
 		default:
 			verdict = head.Feed(piece, time.Now())
 		}
@@ -204,20 +226,27 @@ func (x *exchange) sendHead(p disagg.Peer, held *ledger.Reservation, record *leg
 	first := time.Now()
 	x.answer.stream = true
 	if head.Scanner.Tokens() > 0 {
-		x.answer.firstToken = first
+		if x.answer.firstToken.IsZero() {
+			x.answer.firstToken = first
+		}
 		record.token(first)
 		x.decodeBegan(first)
 	}
 	record.waited()
 	held.FirstToken()
 	x.answer.gaps.Tick(first)
-	x.commit(resp)
+	if !x.committed {
+		x.commit(resp)
+	}
 	if x.view.Kind == api.Responses {
 		x.r.sticky.put(streamResponseID(head.Held()), p.Worker.Name)
 	}
 	out := upstream.NewWriter(x.w, x.d.settings.Timeouts.Write)
 	if t != nil {
 		if tok, ok := t.FirstToken(); ok {
+			if x.cont != nil {
+				x.cont.stream.Refuse(resume.FirstToken)
+			}
 			if _, err := out.Write(x.firstTokenEvent(tok)); err != nil {
 				return err
 			}
@@ -266,9 +295,21 @@ func (x *exchange) endStream(err error) error {
 func (x *exchange) streamError(p disagg.Peer, err error) error {
 	var f *upstream.Failure
 	if errors.As(err, &f) && f.Kind != upstream.Canceled {
+		reason := attempt.Reason(f.Kind)
+		if errors.Is(err, resume.ErrEngine) {
+			reason = attempt.StreamError
+		}
 		x.report(selector.Decode, health.ServerError)
-		x.failed(selector.Decode, p.Worker, attempt.Reason(f.Kind), err)
+		x.failed(selector.Decode, p.Worker, reason, err)
+		if x.cont != nil {
+			broke := failureOf(selector.Decode, p.Worker, reason, true, err).Failure
+			broke.Begun = true
+			x.cont.cut = &broke
+		}
 		e := *f.APIError()
+		if reason == attempt.StreamError {
+			e.Message = f.Err.Error()
+		}
 		e.Message = fmt.Sprintf("%s broke off in the middle of the answer: %s", p.Worker.Name, e.Message)
 		e.Err = f
 		return &e

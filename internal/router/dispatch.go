@@ -21,7 +21,10 @@ import (
 	"github.com/dynctl/dynctl/internal/workers/health"
 )
 
-var errEjected = errors.New("the worker is ejected")
+var (
+	errEjected    = errors.New("the worker is ejected")
+	errFirstToken = errors.New("the rest of a stream cannot begin with a prefill's own token")
+)
 
 // prefillGrace is how long a concurrent prefill leg may outlast its decode leg.
 const prefillGrace = time.Second
@@ -30,7 +33,7 @@ const prefillGrace = time.Second
 // before the client got a byte.
 func (x *exchange) dispatch() error {
 	err := x.attempts()
-	if err != nil && !x.committed && x.ctx.Err() == nil {
+	if err != nil && !x.begun.Load() && x.ctx.Err() == nil {
 		x.excuse()
 	}
 	return err
@@ -79,7 +82,7 @@ func (x *exchange) attempts() error {
 		}
 		d.run.Settled()
 		err := x.carryOut()
-		if err == nil || x.committed || x.ctx.Err() != nil || !x.again(err) {
+		if err == nil || x.begun.Load() || x.ctx.Err() != nil || !x.again(err) {
 			return err
 		}
 		last = err
@@ -204,6 +207,10 @@ func (x *exchange) remote(decode disagg.Peer, held *ledger.Reservation, claim le
 	if connector == nil {
 		x.report(selector.Decode, health.Canceled)
 		return x.fail(selector.Prefill, prefill.Worker, attempt.NoConnector, false, fmt.Errorf("unknown connector %q", p.Connector))
+	}
+	if d.run.History.Continued > 0 && p.Connector == workers.ConnectorLMCache {
+		x.report(selector.Decode, health.Canceled)
+		return x.fail(selector.Prefill, prefill.Worker, attempt.NoConnector, false, errFirstToken)
 	}
 	transfer, err := connector.Begin(disagg.Dispatch{
 		RequestID: x.id, Facts: d.run.Request.Facts, Prefill: prefill, Decode: decode,

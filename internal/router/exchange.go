@@ -72,6 +72,9 @@ type exchange struct {
 	flow    flow
 	// legs is the memory of the requests to engines, decode and prefill.
 	legs [2]legScratch
+	// cont is for the case that the engine dies in the middle of the stream; nil unless
+	// that is asked for (continue.mode).
+	cont *continuation
 	// admitted is the leave to send them, decode and prefill.
 	admitted [2]health.Admission
 }
@@ -188,6 +191,19 @@ func (x *exchange) serve() error {
 		return err
 	}
 	x.tokenize()
+	if x.d.settings.routing.Continuations > 0 {
+		x.mayContinue()
+	}
+	err = x.respond()
+	for x.cont != nil && x.goesOn(&err) {
+		err = x.respond()
+	}
+	return err
+}
+
+// respond carries the request through the fleet once, to the end of an answer or to
+// that of a leg in the middle of a stream.
+func (x *exchange) respond() error {
 	if err := x.dispatch(); err != nil || x.flow.resp == nil {
 		return err
 	}

@@ -111,6 +111,9 @@ func (x *exchange) edit(more []api.Edit, p disagg.Peer, phase selector.Phase) []
 	if len(p.Worker.Ranks) > 1 && p.Worker.WireEngine() == workers.SGLang && x.ep.Streamable {
 		edits = append(edits, api.Set("routed_dp_rank", api.RawInt(int64(p.Rank.DP))))
 	}
+	if phase == selector.Decode && x.cont.asks(p.Worker) {
+		edits = append(edits, api.Set("return_token_ids", api.RawTrue))
+	}
 	s.edits = append(edits, more...)
 	s.body = x.view.Segments(s.body[:0], s.edits)
 	return s.body

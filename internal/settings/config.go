@@ -59,6 +59,7 @@ type Config struct {
 	Limits   Limits
 	Timeouts Timeouts
 	Retry    Retry
+	Continue Continue
 	Health   Health
 	Trace    Trace
 	Log      Log
@@ -249,6 +250,21 @@ type Retry struct {
 	Budget float64
 }
 
+// The values of Continue.Mode.
+const (
+	ContinueOff   = "off"
+	ContinueExact = "exact"
+)
+
+// Continue says what becomes of a stream whose engine dies in the middle.
+type Continue struct {
+	// Mode is "off", or "exact": another engine goes on with those streams of which
+	// the router can show that the client gets the right tokens.
+	Mode string
+	// Moves is how often the rest of one stream may come from another engine.
+	Moves int
+}
+
 // Health times the probes.
 type Health struct {
 	Interval, Timeout, Scrape time.Duration
@@ -390,6 +406,9 @@ func (c *Config) Decisions() decide.Settings {
 	s := decide.Settings{
 		Weights: r.Weights, Busy: r.Busy, Rule: r.Plan(),
 		Attempts: c.Retry.Attempts, LocalWithoutParams: r.MissingParams == "local",
+	}
+	if c.Continue.Mode == ContinueExact {
+		s.Continuations = c.Continue.Moves
 	}
 	s.Prefill, s.Decode = r.Policies()
 	return s

@@ -311,7 +311,7 @@ func (s *Stage) decision(rec *trace.Record, at time.Time) {
 func (s *Stage) outcome(o *trace.Outcome) {
 	s.running[o.ID].Finish(func(r *receipt.Receipt) {
 		r.Time = s.start.Add(time.Duration(o.ReceivedUS) * time.Microsecond)
-		r.Stream, r.Outcome, r.Legs, r.LegsOmitted = o.Stream, o.Result, o.Legs, o.LegsOmitted
+		r.Stream, r.Outcome, r.Legs, r.LegsOmitted, r.Continued = o.Stream, o.Result, o.Legs, o.LegsOmitted, o.Continued
 		r.Notes = append(r.Notes, o.Notes...)
 	})
 	delete(s.running, o.ID)

@@ -92,7 +92,7 @@ func Changed(s decide.Settings, list []Change) decide.Settings {
 		change.apply(&c)
 	}
 	out := c.Decisions()
-	out.Rule.LoadCredit, out.Attempts, out.LocalWithoutParams = s.Rule.LoadCredit, s.Attempts, s.LocalWithoutParams
+	out.Rule.LoadCredit, out.Attempts, out.LocalWithoutParams, out.Continuations = s.Rule.LoadCredit, s.Attempts, s.LocalWithoutParams, s.Continuations
 	return out
 }
 

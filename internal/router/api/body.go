@@ -50,6 +50,15 @@ type Body struct {
 	taken  int64 // bytes of it
 }
 
+// OwnBody is a body of bytes that the caller has made. ok is false when the memory is
+// used up.
+func OwnBody(b []byte, memory Memory) (body *Body, ok bool) {
+	if !memory.Take(int64(len(b))) {
+		return nil, false
+	}
+	return &Body{B: b, class: -1, memory: memory, taken: int64(len(b))}, true
+}
+
 // Release gives the buffer and its memory back. It may be called more than once.
 func (b *Body) Release() {
 	b.recycle()

@@ -258,6 +258,12 @@ func (v *View) keyName(f *Field) string {
 // is reports whether a member has a name, without allocating.
 func (v *View) is(f *Field, name string) bool { return named(v.Body, f, name) }
 
+// Member is the name and the raw value of Fields[i].
+func (v *View) Member(i int) (name string, value []byte) {
+	f := &v.Fields[i]
+	return v.keyName(f), f.Value.Of(v.Body)
+}
+
 // Get is the raw value of a top-level member.
 func (v *View) Get(name string) (value []byte, ok bool) {
 	for i := range v.Fields {

@@ -1,6 +1,7 @@
-// Package attempt decides what follows when an attempt at a request has failed
-// before the client got a byte: another one elsewhere, one without remote
-// prefill, or the end; and which workers are kept out of the next one.
+// Package attempt decides what follows when an attempt at a request has failed:
+// before the client got a byte another one elsewhere, one without remote prefill,
+// or the end, and in the middle of a stream that its rest comes from elsewhere, or
+// the end; and which workers are kept out of what follows.
 //
 // It is pure: the same history gives the same answer, no clock is read and
 // nothing is changed. Who asks carries the answer out, with all its effects on
@@ -25,9 +26,12 @@ type Settings struct {
 	// LocalWithoutParams says that it does so, too, when a prefill gave no
 	// transfer parameters.
 	LocalWithoutParams bool
+	// Continuations is how often the rest of one stream may come from another
+	// engine; 0 for never.
+	Continuations int
 }
 
-// Failure is a leg that failed before the client got a byte.
+// Failure is a leg that failed.
 type Failure struct {
 	// Worker is the one that the leg was sent to. The state names the process:
 	// it is the same through all descriptions of a worker, and another one
@@ -39,6 +43,8 @@ type Failure struct {
 	Reason Reason
 	// Sent says that the engine may have read something of the request.
 	Sent bool
+	// Begun says that the client has a part of the leg's answer.
+	Begun bool
 	// Admission is the leave with which the leg was sent.
 	Admission health.Admission
 	// Other is the worker of the other leg where that had a part in this one.
@@ -74,6 +80,9 @@ type History struct {
 	// that was sent nothing or had closed the connection nor workers that come
 	// back use one up.
 	Attempts int
+	// Continued counts how often the rest of the stream came from another engine.
+	// What is told of attempts is told since then.
+	Continued int
 	// Local says that remote prefill was given up.
 	Local bool
 	// Failures are the failed legs, oldest first.
@@ -131,9 +140,11 @@ const (
 	FallBack
 	// Recall: decide again, with workers that are kept out no longer.
 	Recall
+	// Continue: decide anew, for the prompt with what the client has of the answer.
+	Continue
 )
 
-var stepNames = [...]string{"give up", "retry", "fall back to local prefill", "bring workers back", "invalid"}
+var stepNames = [...]string{"give up", "retry", "fall back to local prefill", "bring workers back", "go on elsewhere", "invalid"}
 
 // String is the step in words.
 func (s Step) String() string { return stepNames[min(int(s), len(stepNames)-1)] }
@@ -158,6 +169,7 @@ const (
 	NoBudget   = "the budget for retries is used up"
 	NoAttempts = "the attempts are used up"
 	NoMoreTry  = "two engines had broken while they worked on the request, and so did the next one"
+	NoMoreMove = "the stream has gone on elsewhere as often as it may (continue.moves)"
 )
 
 // Blamed lists the failures of a request that has failed, in which engines broke
@@ -204,6 +216,9 @@ func AfterFailure(h *History, s Settings, prefills []*workers.State) Next {
 	if f.Reason.Means().Final {
 		return Next{Bans: h.Bans}
 	}
+	if f.Begun {
+		return afterCut(h, s, f)
+	}
 	switch f.Reason {
 	case Ended:
 		return Next{Step: FallBack, Bans: h.Bans}
@@ -246,6 +261,22 @@ func AfterFailure(h *History, s Settings, prefills []*workers.State) Next {
 		return Next{Bans: bans, Why: why}
 	}
 	return Next{Step: Retry, Bans: bans, Budgeted: true}
+}
+
+// afterCut says what follows a stream's leg of which the client has a part. The leg
+// has made progress, so that this is not taken for a request that breaks engines;
+// its worker may have the rest if nobody else can.
+func afterCut(h *History, s Settings, f *Failure) Next {
+	switch {
+	case s.Continuations == 0:
+		return Next{Bans: h.Bans}
+	case h.Continued >= s.Continuations:
+		return Next{Bans: h.Bans, Why: NoMoreMove}
+	}
+	const why = "broke off in the middle of this stream"
+	return Next{Step: Continue, Bans: []Ban{
+		{Worker: f.Worker, Phase: selector.Decode, Why: why, Suspect: true}, {Worker: f.Worker, Phase: selector.Prefill, Why: why, Suspect: true},
+	}}
 }
 
 // AfterNoBudget says what follows when there is no room in the budget for a retry

@@ -347,3 +347,42 @@ func TestMeanings(t *testing.T) {
 		t.Errorf("a reason that there is not means %+v", m)
 	}
 }
+
+// TestAfterCut: a stream that has begun goes on elsewhere as often as it may, and to
+// whoever broke off only when nobody else is left; what is tried for the rest counts
+// anew.
+func TestAfterCut(t *testing.T) {
+	a, b := &workers.State{}, &workers.State{}
+	h := &History{Attempts: 3, Failures: []Failure{{Worker: b, Phase: decode, Reason: Reset, Sent: true}}, Bans: []Ban{{Worker: b, Why: "x"}}}
+	cut := Failure{Worker: a, Phase: decode, Reason: Reset, Sent: true, Begun: true}
+	h.Add(cut)
+	if n := AfterFailure(h, Settings{Attempts: 3}, nil); n.Step != GiveUp {
+		t.Errorf("without leave: %+v", n)
+	}
+	n := AfterFailure(h, Settings{Attempts: 3, Continuations: 2}, nil)
+	if n.Step != Continue || n.Budgeted || n.Free {
+		t.Fatalf("%+v", n)
+	}
+	h.Bans = n.Bans
+	for _, p := range []selector.Phase{decode, prefill} {
+		if _, out := h.Banned(a, p); !out {
+			t.Errorf("the engine that broke off is asked for %s at once", p)
+		}
+		if back := AfterNoChoice(h, p); back.Step != Recall {
+			t.Errorf("nobody else is left for %s: %+v", p, back)
+		}
+	}
+	if _, out := h.Banned(b, decode); out {
+		t.Error("who failed before the answer began is out for its rest")
+	}
+	h.Continued = 2
+	if n := AfterFailure(h, Settings{Attempts: 3, Continuations: 2}, nil); n.Step != GiveUp || n.Why != NoMoreMove {
+		t.Errorf("%+v", n)
+	}
+	gone := cut
+	gone.Reason = Canceled
+	h.Add(gone)
+	if n := AfterFailure(h, Settings{Continuations: 9}, nil); n.Step != GiveUp {
+		t.Errorf("nobody waits for it: %+v", n)
+	}
+}

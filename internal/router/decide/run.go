@@ -24,6 +24,8 @@ type Settings struct {
 	// parameters.
 	Attempts           int
 	LocalWithoutParams bool
+	// Continuations is how often the rest of one stream may come from another engine.
+	Continuations int
 }
 
 // Blind reports whether no decision looks at caches: no policy, limit, gate or
@@ -111,6 +113,8 @@ type Run struct {
 	// gaveUp is why remote prefill was given up in this request; empty if it was
 	// not.
 	gaveUp attempt.Reason
+	// asked is the path that was asked for before remote prefill was given up.
+	asked disagg.Force
 
 	memory *memory        // nil while the run has none
 	chosen [2]disagg.Peer // of a settled plan, decode and prefill
@@ -248,8 +252,7 @@ func (r *Run) Claims() (decode, prefill ledger.Claim) {
 	return decode, ledger.Claim{PrefillTokens: isl - p.PrefillCached, BlockSize: r.In.Prefill.BlockSize}
 }
 
-// Failed says what follows when a leg of the plan has failed before the client got
-// a byte. A retry that is budgeted needs room in the caller's budget; without it
+// Failed says what follows when a leg of the plan has failed. A retry that is budgeted needs room in the caller's budget; without it
 // NoBudget says what follows.
 func (r *Run) Failed(f attempt.Failure) attempt.Next {
 	after := r.After
@@ -258,7 +261,7 @@ func (r *Run) Failed(f attempt.Failure) attempt.Next {
 	}
 	r.History.Add(f)
 	return r.follow(after(&r.History, attempt.Settings{
-		Attempts: r.settings.Attempts, LocalWithoutParams: r.settings.LocalWithoutParams,
+		Attempts: r.settings.Attempts, LocalWithoutParams: r.settings.LocalWithoutParams, Continuations: r.settings.Continuations,
 		// Whoever can prefill by itself need not be usable, nor the one chosen now.
 		LocalPrefill: r.settings.Rule.Fallback != FallbackError && slices.ContainsFunc(r.workers, func(w *workers.Worker) bool {
 			return can(w, selector.Decode) && !needsPrefill(w)
@@ -281,10 +284,18 @@ func (r *Run) NoChoice() attempt.Next {
 // follow makes the next decision one of what follows.
 func (r *Run) follow(next attempt.Next) attempt.Next {
 	r.History.Bans = next.Bans
+	if next.Step == attempt.Continue {
+		// All that follows is about the rest.
+		if r.gaveUp != "" {
+			r.Request.Force, r.gaveUp = r.asked, ""
+		}
+		r.History.Failures, r.History.Attempts, r.History.Local = r.History.Failures[:0], 0, false
+		r.History.Continued++
+	}
 	if next.Step == attempt.FallBack {
 		// The decode rank prefills by itself, and the plan says why.
 		r.History.Local, r.gaveUp = true, r.History.Failures[len(r.History.Failures)-1].Reason
-		r.Request.Force = disagg.ForceLocal
+		r.asked, r.Request.Force = r.Request.Force, disagg.ForceLocal
 	}
 	return next
 }

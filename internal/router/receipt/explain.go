@@ -49,6 +49,14 @@ func (r *Receipt) Explain(w io.Writer) error {
 	explain(&r.Decision, b)
 	r.whatIf(b)
 	r.legs(b)
+	for i := range r.Continued {
+		c := &r.Continued[i]
+		fmt.Fprintf(b, "6 continued  after %d tokens, at %.1f ms: %s broke off (%s); the rest came from elsewhere", c.Tokens, c.AtMS, c.From, c.Reason)
+		if c.Dropped > 0 {
+			fmt.Fprintf(b, ", with %d tokens whose text had not been sent", c.Dropped)
+		}
+		b.WriteByte('\n')
+	}
 	r.outcome(b)
 	for _, n := range r.Notes {
 		fmt.Fprintf(b, "  note       %s\n", n)
@@ -279,6 +287,9 @@ func (r *Receipt) outcome(b *strings.Builder) {
 		b.WriteString("             the KV did not arrive: the decode engine computed the prompt again\n")
 	case o.Cancelled:
 		b.WriteString("             the client left before the end\n")
+	}
+	if o.NotContinued != "" {
+		fmt.Fprintf(b, "             not continued: %s\n", o.NotContinued)
 	}
 	if o.ErrorCode != "" || o.Error != "" {
 		fmt.Fprintf(b, "             error %s: %s\n", cmp.Or(o.ErrorCode, "-"), cmp.Or(o.Error, "-"))

@@ -51,9 +51,11 @@ type Receipt struct {
 
 	// Legs are the HTTP calls in the order in which they began, LegsOmitted
 	// counts those that did not fit.
-	Legs        []Leg   `json:"legs"`
-	LegsOmitted int     `json:"legs_omitted,omitempty"`
-	Outcome     Outcome `json:"outcome"`
+	Legs        []Leg `json:"legs"`
+	LegsOmitted int   `json:"legs_omitted,omitempty"`
+	// Continued are the places at which the stream went on elsewhere, oldest first.
+	Continued []Continuation `json:"continued,omitempty"`
+	Outcome   Outcome        `json:"outcome"`
 	// Notes are further plain words ("prefill-0 failed: 500, retried").
 	Notes []string `json:"notes,omitempty"`
 
@@ -84,6 +86,19 @@ type Leg struct {
 	Blocks int `json:"blocks,omitempty"`
 }
 
+// Continuation is a place at which a stream went on elsewhere.
+type Continuation struct {
+	// AtMS is when, in ms since the receipt's time.
+	AtMS float64 `json:"at_ms"`
+	// From is the worker that broke off, Reason how.
+	From   string `json:"from"`
+	Reason string `json:"reason"`
+	// Tokens is how many of the answer the client had then, Dropped how many more the
+	// engine had told: those of text that was not sent.
+	Tokens  int `json:"tokens"`
+	Dropped int `json:"dropped"`
+}
+
 // Gaps sums up the times between tokens.
 type Gaps struct {
 	Count  int     `json:"count"`
@@ -111,6 +126,9 @@ type Outcome struct {
 	// decode engine computed the prompt again without telling.
 	SilentRecompute bool `json:"silent_recompute"`
 	Cancelled       bool `json:"cancelled"`
+	// NotContinued is why a stream that broke off did not go on elsewhere, where that
+	// was asked for (continue.mode).
+	NotContinued string `json:"not_continued,omitempty"`
 }
 
 // Bounds on one receipt.
@@ -154,6 +172,13 @@ func (r *Receipt) AddLeg(l Leg) int {
 	}
 	r.Legs = append(r.Legs, l)
 	return len(r.Legs) - 1
+}
+
+// GoesOn notes that the stream goes on elsewhere; the places of a stream are few.
+func (r *Receipt) GoesOn(c Continuation) {
+	if len(r.Continued) < maxLegs {
+		r.Continued = append(r.Continued, c)
+	}
 }
 
 // NewLeg is a leg of which nothing has happened yet.
@@ -209,12 +234,13 @@ func (r *Receipt) reset(id string, now time.Time, candidates int) {
 	clear(r.Prefill.Candidates)
 	clear(r.Legs)
 	clear(r.Notes)
+	continued := r.Continued[:0]
 	*r = Receipt{
 		Schema: Schema, ID: id, Time: now, Live: true,
 		Decision: decision.Decision{Decode: decision.Phase{Candidates: r.Decode.Candidates[:0]}, Prefill: decision.Phase{Candidates: r.Prefill.Candidates[:0]}},
 		Legs:     r.Legs[:0], Notes: r.Notes[:0],
 		Outcome:    Outcome{PromptTokens: -1, CachedTokens: -1, CompletionTokens: -1, TTFTMS: -1, E2EMS: -1},
-		candidates: candidates,
+		candidates: candidates, Continued: continued,
 	}
 }
 
@@ -231,6 +257,7 @@ func (r *Receipt) clone() *Receipt {
 		c.Legs[i].Error, c.Legs[i].RetryReason = clip(c.Legs[i].Error), clip(c.Legs[i].RetryReason)
 	}
 	c.Notes = slices.Clone(r.Notes)
+	c.Continued = slices.Clone(r.Continued)
 	c.Outcome.Error = clip(c.Outcome.Error)
 	return &c
 }

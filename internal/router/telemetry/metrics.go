@@ -49,6 +49,8 @@ type Metrics struct {
 	excluded   *prometheus.CounterVec   // phase, reason
 	rejections *prometheus.CounterVec   // reason
 	blamed     *prometheus.CounterVec
+	continued  *prometheus.CounterVec // worker, reason
+	refused    *prometheus.CounterVec // why
 
 	// Of fixed labels, resolved at the start.
 	stages            map[string]prometheus.Observer
@@ -138,6 +140,8 @@ func New(version, revision string, here func(worker string) bool) *Metrics {
 		certs:      counter("certificate_reloads_total", "Readings of changed certificate files, of the data plane, the admin API or engines: ok, or refused (the certificate of before stays in force).", "of", "result"),
 		excluded:   counter("candidates_excluded_total", "Ranks left out of a choice.", "phase", "reason"),
 		blamed:     counter("requests_blamed_total", "Failed requests on which two engines broke, and so did that of the one more try; they count against no engine."),
+		continued:  counter("streams_continued_total", "Streams whose rest another engine was asked for, by the worker that broke off and how.", "worker", "reason"),
+		refused:    counter("streams_not_continued_total", "Streams that broke off with continue.mode=exact and were not continued, by why.", "why"),
 		rejections: counter("rejections_total", "Requests refused before routing, by reason: path, key (none, a wrong one, or one for something else), rate (of a key), body, body_memory, request, model, overload, or draining (this router stops).", "reason"),
 	}
 	m.here, m.ofWorkers = here, ofWorkers
@@ -233,6 +237,12 @@ func (m *Metrics) Decision(path, reason string) { m.count(m.decisions, path, rea
 
 // Blamed counts a failed request on which several engines broke.
 func (m *Metrics) Blamed() { m.blamed.WithLabelValues().Inc() }
+
+// Continued counts a stream that goes on elsewhere, because a worker broke off.
+func (m *Metrics) Continued(worker, reason string) { m.count(m.continued, worker, reason).Inc() }
+
+// NotContinued counts a stream that broke off and was not continued.
+func (m *Metrics) NotContinued(why string) { m.refused.WithLabelValues(why).Inc() }
 
 // Fallback counts a wanted remote prefill that became a local one.
 func (m *Metrics) Fallback(reason string) { m.fallbacks.WithLabelValues(reason).Inc() }

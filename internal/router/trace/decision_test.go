@@ -515,7 +515,7 @@ func FuzzOutcome(f *testing.F) {
 			t.Fatalf("%s: %v, unknown %s", line, err, unknown)
 		}
 		readable(reflect.ValueOf(x).Elem())
-		want := outcomeLine{x.ID, x.ReceivedUS, x.Stream, x.Result, slices.Clone(x.Legs), x.LegsOmitted, x.Notes}
+		want := outcomeLine{x.ID, x.ReceivedUS, x.Stream, x.Result, slices.Clone(x.Legs), x.LegsOmitted, x.Notes, x.Continued}
 		for i := range want.Legs {
 			if k := &want.Legs[i]; k.Worker == firstOf(SplitRank(k.Rank)) {
 				k.Worker = ""

@@ -21,6 +21,7 @@ type Outcome struct {
 	Legs        []receipt.Leg
 	LegsOmitted int
 	Notes       []string
+	Continued   []receipt.Continuation
 }
 
 // outcomeLine is the line of an outcome for encoding/json. Members that are zero
@@ -33,6 +34,8 @@ type outcomeLine struct {
 	Legs        []receipt.Leg `json:"legs"`
 	LegsOmitted int           `json:"legs_omitted"`
 	Notes       []string      `json:"notes"`
+
+	Continued []receipt.Continuation `json:"continued"`
 }
 
 func parseOutcome(p []byte) (*Outcome, error) {
@@ -45,7 +48,7 @@ func parseOutcome(p []byte) (*Outcome, error) {
 			k.Worker, _, _ = SplitRank(k.Rank)
 		}
 	}
-	return &Outcome{ID: l.ID, ReceivedUS: l.ReceivedUS, Stream: l.Stream, Result: l.Outcome, Legs: l.Legs, LegsOmitted: l.LegsOmitted, Notes: l.Notes}, nil
+	return &Outcome{ID: l.ID, ReceivedUS: l.ReceivedUS, Stream: l.Stream, Result: l.Outcome, Legs: l.Legs, LegsOmitted: l.LegsOmitted, Notes: l.Notes, Continued: l.Continued}, nil
 }
 
 // AppendOutcome appends the line of an outcome. Figures that JSON has no number for
@@ -77,6 +80,15 @@ func AppendOutcome(dst []byte, at time.Duration, x *Outcome) []byte {
 	o.str("error", r.Error)
 	o.yes("silent_recompute", r.SilentRecompute)
 	o.yes("cancelled", r.Cancelled)
+	o.str("not_continued", r.NotContinued)
+	if len(x.Continued) > 0 {
+		o.key("continued")
+		for i := range x.Continued {
+			o.p = append(o.p, "[,"[min(i, 1)])
+			o.continuation(&x.Continued[i])
+		}
+		o.p = append(o.p, ']')
+	}
 	if len(x.Legs) > 0 {
 		o.key("legs")
 		for i := range x.Legs {
@@ -95,6 +107,16 @@ func AppendOutcome(dst []byte, at time.Duration, x *Outcome) []byte {
 		o.p = append(o.p, ']')
 	}
 	return append(o.p, '}', '\n')
+}
+
+func (o *object) continuation(c *receipt.Continuation) {
+	o.open()
+	o.ms("at_ms", c.AtMS)
+	o.str("from", c.From)
+	o.str("reason", c.Reason)
+	o.some("tokens", c.Tokens)
+	o.some("dropped", c.Dropped)
+	o.close()
 }
 
 func (o *object) leg(l *receipt.Leg) {

@@ -13,6 +13,9 @@ type StreamOptions struct {
 	// Observe, when not nil, sees every piece of the body before it is
 	// written. It must not change or keep it.
 	Observe func(p []byte)
+	// Change, when not nil, gives what goes on instead of a piece, valid until the
+	// next call, and an error that ends the stream after it.
+	Change func(p []byte) ([]byte, error)
 	// Gate, when not nil, says what of the body may go on.
 	Gate Gate
 	// WriteTimeout bounds every write to the client, so that one that does
@@ -70,6 +73,10 @@ func Stream(w http.ResponseWriter, r *Response, opt StreamOptions) error {
 			}
 			return nil
 		}
+		var end error
+		if opt.Change != nil {
+			p, end = opt.Change(p)
+		}
 		if opt.Observe != nil {
 			opt.Observe(p)
 		}
@@ -85,6 +92,9 @@ func Stream(w http.ResponseWriter, r *Response, opt StreamOptions) error {
 		// handler returns.
 		if err := out.write(p, flush && !r.Done()); err != nil {
 			return &ClientError{Err: err}
+		}
+		if end != nil {
+			return end
 		}
 	}
 }

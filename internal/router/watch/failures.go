@@ -88,6 +88,25 @@ func (f *Failures) Failed(w *workers.Worker, phase, reason string, err error, no
 	})
 }
 
+// Continued is the event by which to tell that a stream goes on elsewhere because its
+// worker broke off after so many tokens; ok is false when the like was told a moment
+// ago.
+func (f *Failures) Continued(worker, reason string, tokens int, now time.Time) (e eventlog.Event, ok bool) {
+	return f.tell(failure{worker, "continued", reason}, now, eventlog.Event{
+		Kind: "stream_continued", Worker: worker, Fields: map[string]any{"reason": reason, "tokens": tokens},
+		Text: fmt.Sprintf("%s broke off in the middle of a stream (%s); another engine was asked for what comes after %d tokens", worker, reason, tokens),
+	})
+}
+
+// NotContinued is the event by which to tell that a stream that broke off does not go
+// on elsewhere; why is one of a closed set. ok is false when the like was told a
+// moment ago.
+func (f *Failures) NotContinued(why, text string, now time.Time) (e eventlog.Event, ok bool) {
+	return f.tell(failure{reason: "not continued: " + why}, now, eventlog.Event{
+		Kind: "stream_not_continued", Text: "a stream broke off and was not continued elsewhere: " + text, Fields: map[string]any{"why": why},
+	})
+}
+
 // tell is the event of a failure, unless one like it was told of late; it says of
 // how many that is so.
 func (f *Failures) tell(k failure, now time.Time, e eventlog.Event) (eventlog.Event, bool) {

@@ -148,7 +148,7 @@ func (t *Tap) Outcome(r *receipt.Receipt) {
 	}
 	x := trace.Outcome{
 		ID: r.ID, ReceivedUS: t.since(r.Time).Microseconds(), Stream: r.Stream,
-		Result: r.Outcome, Legs: r.Legs, LegsOmitted: r.LegsOmitted, Notes: r.Notes,
+		Result: r.Outcome, Legs: r.Legs, LegsOmitted: r.LegsOmitted, Notes: r.Notes, Continued: r.Continued,
 	}
 	b := t.pool.Get().(*scratch)
 	b.line = trace.AppendOutcome(b.line[:0], t.since(time.Now()), &x)

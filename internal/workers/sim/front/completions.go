@@ -127,12 +127,17 @@ func (s *Server) streamCompletion(w http.ResponseWriter, r *http.Request, base s
 	head := newChunk(base, "text_completion", j)
 	offsets := make([]int, len(j.prompts)*j.n)
 	echoed := make([]bool, len(offsets))
+	told := make([]bool, len(offsets))
 	s.streaming(w, r, base, j, e, nil, func(c *choice, d delta) error {
 		if q.Echo && !echoed[c.index] {
 			echoed[c.index] = true
 			d.text = s.cfg.Vocab.Decode(c.prompt, true) + d.text
 		}
-		out := chunkChoice{Text: &d.text}
+		out := chunkChoice{Text: &d.text, PromptTokenIDs: new([]uint32)}
+		if j.ReturnTokenIDs && !told[c.index] {
+			told[c.index] = true
+			*out.PromptTokenIDs = c.prompt
+		}
 		if q.Logprobs != nil {
 			out.Logprobs = s.completionLogprobs(d.tokens, offsets[c.index])
 			offsets[c.index] += len(d.text)
@@ -158,6 +163,8 @@ type chunkChoice struct {
 	Text         *string `json:"text,omitempty"`  // completions
 	Logprobs     any     `json:"logprobs"`
 	FinishReason any     `json:"finish_reason"`
+	// PromptTokenIDs is a member of completions; only the first chunk tells them.
+	PromptTokenIDs *[]uint32 `json:"prompt_token_ids,omitempty"`
 	*chunkEnd
 }
 

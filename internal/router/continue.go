@@ -1,0 +1,288 @@
+package router
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/dynctl/dynctl/internal/router/api"
+	"github.com/dynctl/dynctl/internal/router/attempt"
+	"github.com/dynctl/dynctl/internal/router/receipt"
+	"github.com/dynctl/dynctl/internal/router/resume"
+	"github.com/dynctl/dynctl/internal/router/upstream"
+	"github.com/dynctl/dynctl/internal/workers"
+)
+
+// Another engine goes on with a stream whose engine dies in the middle
+// (continue.mode): the rest of the answer is the answer to the prompt and what the
+// client has of it, as ids. It is a request of its own to the stages, from the prompt
+// on, and to the client nothing but the next events.
+
+// completionTokens is how many tokens vLLM answers a completion with that names no
+// limit.
+const completionTokens = 16
+
+// settleTime bounds asking an engine where a text ends in its tokens.
+const settleTime = 2 * time.Second
+
+// continuation is what a request has for the case that its engine dies in the middle
+// of the stream.
+type continuation struct {
+	// refused says why the request cannot be gone on with, and member what of it.
+	refused resume.Refusal
+	member  string
+	stream  resume.Stream
+	// rest is the request without the value of its prompt, which stood at a place.
+	rest []byte
+	at   int
+	// pending is an error that the engine told right after the first token.
+	pending error
+	// cut is how the stream's newest leg broke off.
+	cut *attempt.Failure
+	// first is the error of the newest leg that the client had a part of.
+	first error
+}
+
+// mayContinue begins to read along with what could be gone on with.
+func (x *exchange) mayContinue() {
+	if !x.view.Stream || x.ep.Body != api.JSONBody {
+		return // no stream, nothing to go on with
+	}
+	c := &continuation{}
+	if c.refused, c.member = resume.Judge(&x.view); c.refused == "" {
+		raw, ok := x.view.Get("return_token_ids")
+		c.stream.KeepIDs = ok && string(raw) == "true"
+	}
+	x.cont = c
+}
+
+// asks reports whether a worker is to be asked for token ids.
+func (c *continuation) asks(w *workers.Worker) bool {
+	return c != nil && c.refused == "" && w.WireEngine() == workers.VLLM
+}
+
+// begin makes ready for the answer to another leg.
+func (c *continuation) begin() {
+	c.pending = nil
+	c.stream.Begin()
+}
+
+// change is what the client gets of a piece of the engine's stream. The error is the
+// engine's own, which the client is not told while the rest may still come.
+func (c *continuation) change(p []byte) ([]byte, error) {
+	if c.refused != "" {
+		return p, nil
+	}
+	out, err := c.stream.Pass(p)
+	if err != nil {
+		text := strings.TrimSpace(strings.TrimPrefix(string(c.stream.Held()), "data:"))
+		err = &upstream.Failure{Kind: upstream.Reset, Op: "read the answer", Sent: true, Started: true, Err: fmt.Errorf("%w: %.512s", err, text)}
+	}
+	return out, err
+}
+
+// keep keeps what another leg would be made of, but for the ids, which the stream has.
+func (x *exchange) keep() {
+	c := x.cont
+	if c.rest != nil || c.refused != "" {
+		return
+	}
+	v := &x.view
+	c.at = v.PromptValue.Start
+	c.rest = append(append(make([]byte, 0, len(v.Body)-v.PromptValue.Len()), v.Body[:c.at]...), v.Body[v.PromptValue.End:]...)
+}
+
+// follow sends the rest of a stream on as [exchange.forward] does, and reads along.
+func (x *exchange) follow(opt upstream.StreamOptions) error {
+	c := x.cont
+	if c.refused != "" {
+		return upstream.Stream(x.w, x.flow.resp, opt)
+	}
+	opt.Change = c.change
+	err := c.pending
+	if err == nil {
+		err = upstream.Stream(x.w, x.flow.resp, opt)
+	}
+	if err == nil && !c.stream.Done() {
+		err = &upstream.Failure{Kind: upstream.Reset, Addr: x.flow.resp.Addr(), Op: "read the answer of", Sent: true, Started: true, Err: errors.New("the stream ended before its end was announced")}
+	}
+	return err
+}
+
+// goesOn asks whether the rest of a stream comes from elsewhere after its leg has
+// ended with an error, and prepares that. If it does not, the error says why.
+func (x *exchange) goesOn(err *error) bool {
+	c := x.cont
+	cut := c.cut
+	c.cut = nil
+	switch {
+	case *err == nil || x.ctx.Err() != nil:
+		return false
+	case cut == nil:
+		if c.first != nil { // of the leg that was to go on, the client has got nothing
+			x.notContinued(err, "failed", fmt.Sprintf("nobody else could go on: %v", api.FromError(*err).Message))
+		}
+		return false
+	}
+	c.first = *err
+	if (c.stream.Ended() || c.stream.Done()) && c.refused == "" {
+		if x.closing(cut) {
+			*err = nil
+		}
+		return false
+	}
+	why, words := c.refused, ""
+	if why == "" {
+		why, words = x.goOn(cut)
+	}
+	if why == "" && words == "" {
+		return true
+	}
+	label := string(why)
+	if why != "" {
+		if words = why.String(); c.member != "" {
+			words += fmt.Sprintf(" (%s)", c.member)
+		}
+	} else {
+		label = "policy"
+	}
+	x.notContinued(err, label, words)
+	return false
+}
+
+// closing ends a stream whose engine died after the answer's last token.
+func (x *exchange) closing(cut *attempt.Failure) bool {
+	c := x.cont
+	if c.stream.Done() {
+		return true
+	}
+	end := c.stream.Closing(x.view.IncludeUsage)
+	if c.stream.Refused() != "" && x.view.IncludeUsage {
+		return false // who knows how many there were
+	}
+	x.note(fmt.Sprintf("%s broke off after the last token; the end of the stream is the router's", cut.Name))
+	_, werr := upstream.NewWriter(x.w, x.d.settings.Timeouts.Write).Write(end)
+	return werr == nil
+}
+
+// notContinued says in receipt, metrics, events and the client's error why a stream
+// that has broken off does not go on elsewhere.
+func (x *exchange) notContinued(err *error, label, words string) {
+	r, c := x.r, x.cont
+	x.live.Update(func(c *receipt.Receipt) { c.Outcome.NotContinued = words })
+	r.metrics.NotContinued(label)
+	if e, ok := r.failures.NotContinued(label, words, time.Now()); ok {
+		e.Request = x.decision
+		r.event(e)
+	}
+	e := *api.FromError(c.first)
+	e.Message += "; not continued elsewhere: " + words
+	e.Err = *err
+	*err = &e
+}
+
+// goOn makes the request for the rest of a stream. It says why there is none: in a
+// word of the closed set, or else in plain words.
+func (x *exchange) goOn(cut *attempt.Failure) (resume.Refusal, string) {
+	r, c := x.r, x.cont
+	told := c.stream.Told()
+	x.settle()
+	ids, why := c.stream.Next()
+	if why != "" {
+		return why, ""
+	}
+	sent := c.stream.Sent()
+	body, why := x.restOf(ids, sent)
+	if why != "" {
+		return why, ""
+	}
+	if next := x.d.run.Failed(*cut); next.Step != attempt.Continue {
+		return "", next.Why
+	}
+	own, ok := api.OwnBody(body, r.bodies)
+	if !ok {
+		return "", "the memory for requests is used up (limits.body_memory)"
+	}
+	x.slim()
+	x.body = own
+	if err := x.view.Parse(own.B, x.ep.Kind, api.Limits{}); err != nil {
+		return "", err.Error() // what the router has made: cannot be
+	}
+	if x.salted {
+		if err := x.saltTenant(); err != nil {
+			return "", err.Error() // it was salted before: cannot be
+		}
+	}
+	x.findPrompt()
+	x.begun.Store(false)
+	r.metrics.Continued(cut.Name, string(cut.Reason))
+	if e, ok := r.failures.Continued(cut.Name, string(cut.Reason), sent, time.Now()); ok {
+		e.Request = x.decision
+		r.event(e)
+	}
+	now := time.Now()
+	x.live.Update(func(c *receipt.Receipt) {
+		c.GoesOn(receipt.Continuation{AtMS: c.Since(now), From: cut.Name, Reason: string(cut.Reason), Tokens: sent, Dropped: told - sent})
+	})
+	return "", ""
+}
+
+// restOf is the body of the request for what comes after the ids, of which the last
+// are so many of the answer's.
+func (x *exchange) restOf(ids []uint32, sent int) ([]byte, resume.Refusal) {
+	c := x.cont
+	body := make([]byte, 0, len(c.rest)+7*len(ids)+2)
+	body = append(body, c.rest[:c.at]...)
+	body = append(body, '[')
+	for i, id := range ids {
+		if i > 0 {
+			body = append(body, ',')
+		}
+		body = append(body, api.RawInt(int64(id))...)
+	}
+	body = append(append(body, ']'), c.rest[c.at:]...)
+	var v api.View
+	if err := v.Parse(body, x.ep.Kind, api.Limits{}); err != nil {
+		return nil, resume.Prompt
+	}
+	var edits []api.Edit
+	if limit := v.MaxTokens; limit >= 0 {
+		edits = append(edits, api.Set("max_tokens", api.RawInt(limit-int64(sent))))
+		if limit <= int64(sent) {
+			return nil, resume.Seam // the engine has not told that it was the last
+		}
+	} else if _, null := v.Get("max_tokens"); !null {
+		edits = append(edits, api.Set("max_tokens", api.RawInt(int64(completionTokens-sent))))
+	}
+	if v.MinTokens > 0 {
+		edits = append(edits, api.Set("min_tokens", api.RawInt(max(0, v.MinTokens-int64(sent)))))
+	}
+	return bytes.Join(v.Segments(nil, edits), nil), ""
+}
+
+// settle asks an engine which of the tokens stand for the text that was sent, where
+// that is not known because several came in one event.
+func (x *exchange) settle() {
+	c := x.cont
+	ids, text := c.stream.Unsettled()
+	if text == "" {
+		return
+	}
+	ctx, cancel := context.WithTimeout(x.ctx, settleTime)
+	defer cancel()
+	fleet := x.r.registry.Snapshot()
+	// What was held back is the beginning of a character: three tokens at most.
+	for n := len(ids); n > max(0, len(ids)-4); n-- {
+		got, err := x.r.tokens.Text(ctx, x.model, fleet.Model(x.model), ids[:n])
+		if err != nil {
+			return
+		}
+		if got == text {
+			c.stream.Settle(n)
+			return
+		}
+	}
+}

@@ -1,0 +1,213 @@
+package router_test
+
+import (
+	"bytes"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/tidwall/gjson"
+
+	"github.com/dynctl/dynctl/internal/settings"
+)
+
+func exact(c *settings.Config) { c.Continue.Mode = settings.ContinueExact }
+
+// knife cuts the first stream of an engine after so many events and some bytes more.
+// Everything else passes.
+type knife struct {
+	http.ResponseWriter
+	events, more int
+	cut          *bool
+}
+
+func (k *knife) Write(b []byte) (int, error) {
+	for i := 0; k.events > 0; k.events-- {
+		n := bytes.Index(b[i:], []byte("\n\n"))
+		if n < 0 {
+			return k.ResponseWriter.Write(b)
+		}
+		if i += n + 2; k.events == 1 {
+			_, _ = k.ResponseWriter.Write(b[:min(len(b), i+k.more)])
+			_ = http.NewResponseController(k.ResponseWriter).Flush()
+			*k.cut = true
+			panic(http.ErrAbortHandler)
+		}
+	}
+	return k.ResponseWriter.Write(b)
+}
+
+func (k *knife) Unwrap() http.ResponseWriter { return k.ResponseWriter }
+func (k *knife) Flush()                      { _ = http.NewResponseController(k.ResponseWriter).Flush() }
+
+// cutOnce has the next stream of completions cut after so many events; what it
+// returns tells whether that was done.
+func (p *tap) cutOnce(r *rig, events, more int) (done func() bool) {
+	var mu sync.Mutex
+	taken, cut := false, false
+	p.set(func(engine string, w http.ResponseWriter, q *http.Request, body []byte) bool {
+		mu.Lock()
+		defer mu.Unlock()
+		if taken || q.URL.Path != "/v1/completions" || !gjson.GetBytes(body, "stream").Bool() {
+			return false
+		}
+		taken = true
+		to := r.Sim.Named(engine).URL()
+		at, err := http.NewRequest(http.MethodGet, to, nil)
+		if err != nil {
+			panic(err)
+		}
+		transport := &http.Transport{DisableCompression: true}
+		defer transport.CloseIdleConnections()
+		proxyTo(at.URL, transport).ServeHTTP(&knife{w, events, more, &cut}, q)
+		return true
+	})
+	return func() bool { mu.Lock(); defer mu.Unlock(); return cut }
+}
+
+// whole is the text and the rest of a stream that clients see.
+type seen struct {
+	text, finish, usage string
+	ids, created        map[string]bool
+	choices             int
+	odd                 []string
+}
+
+func read(t *testing.T, body []byte) (s seen) {
+	t.Helper()
+	s.ids, s.created = map[string]bool{}, map[string]bool{}
+	s.text = streamed(t, body)
+	for _, e := range serverSent(string(body)) {
+		v := gjson.Parse(e)
+		if e == "[DONE]" {
+			continue
+		}
+		s.ids[v.Get("id").String()], s.created[v.Get("created").String()] = true, true
+		if u := v.Get("usage"); u.Exists() && v.Get("choices.#").Int() == 0 {
+			s.usage += fmt.Sprintf("%d+%d=%d", u.Get("prompt_tokens").Int(), u.Get("completion_tokens").Int(), u.Get("total_tokens").Int())
+		}
+		c := v.Get("choices.0")
+		if s.choices += int(v.Get("choices.#").Int()); c.Get("token_ids").IsArray() || c.Get("prompt_token_ids").IsArray() {
+			s.odd = append(s.odd, e)
+		}
+		if f := c.Get("finish_reason").String(); f != "" {
+			s.finish += f
+		}
+	}
+	return s
+}
+
+// TestStreamGoesOnElsewhere: a stream that is cut after any of its events is to the
+// client the stream of an engine that lives: text, count of tokens, id; with
+// characters of several tokens, wherever the prefill is done.
+func TestStreamGoesOnElsewhere(t *testing.T) {
+	t.Parallel()
+	for _, fleet := range []string{"2a:speed=15,answers=letters", "1p2d:speed=15,answers=letters"} {
+		t.Run(fleet, func(t *testing.T) {
+			t.Parallel()
+			r, p := tappedRig(t, fleet, exact, func(c *settings.Config) { c.Health.Interval = 1 << 40 })
+			for _, n := range []int{3, 40} {
+				body := object{
+					"model": "sim", "prompt": strings.Repeat("Tell me about the river. ", 12), "max_tokens": n, "ignore_eos": true, "stream": true,
+					"stream_options": object{"include_usage": true},
+				}
+				p.set(nil)
+				want := read(t, r.post("/v1/completions", body).body)
+				if n > 3 && utf8.RuneCountInString(want.text) == len(want.text) || want.usage == "" {
+					t.Fatalf("%q %s", want.text, want.usage)
+				}
+				moved := 0
+				for k := 1; ; k++ {
+					for _, more := range []int{0, 30} {
+						cut := p.cutOnce(r, k, more)
+						for _, name := range []string{"a-0", "a-1", "d-0", "d-1", "p-0"} {
+							r.Router.Heal(name)
+						}
+						a := r.post("/v1/completions", body)
+						got := read(t, a.body)
+						if got.text != want.text || got.usage != want.usage || got.finish != want.finish || len(got.ids) != 1 || len(got.created) != 1 || len(got.odd) > 0 {
+							t.Fatalf("cut after %d events and %d bytes:\n%q %s %s\nwant\n%q %s %s\n%v %v\n%s", k, more, got.text, got.usage, got.finish, want.text, want.usage, want.finish, got.ids, got.odd, a.body)
+						}
+						c := r.receipt(a.header.Get("X-Dynctl-Decision"))
+						if cut() && len(c.Continued) == 1 {
+							moved++
+							if c.Continued[0].Tokens > n || c.Outcome.Status != 200 || c.Outcome.Error != "" {
+								t.Errorf("%+v, %+v", c.Continued, c.Outcome)
+							}
+						} else if cut() && c.Outcome.Finish == "" {
+							t.Fatalf("cut, and no continuation: %+v", c)
+						}
+						if !cut() {
+							if k == 1 || n > 3 && moved < n/2 {
+								t.Fatalf("%d streams went on elsewhere, of %d events", moved, k)
+							}
+							k = 1 << 30
+							break
+						}
+					}
+					if k >= 1<<30 {
+						break
+					}
+				}
+				t.Logf("%d tokens: %d streams went on elsewhere", n, moved)
+			}
+			if len(r.events("stream_continued")) == 0 {
+				t.Error("no event")
+			}
+		})
+	}
+}
+
+// TestStreamThatIsNotContinued: what cannot be gone on with for certain is refused by
+// name, in the receipt, the client's error and a metric.
+func TestStreamThatIsNotContinued(t *testing.T) {
+	t.Parallel()
+	r, p := tappedRig(t, "2a:speed=30,answers=letters", exact, func(c *settings.Config) { c.Health.Interval = 1 << 40 })
+	for _, c := range []struct {
+		more  object
+		label string
+	}{
+		{object{"presence_penalty": 0.5}, "penalties"},
+		{object{"frequency_penalty": -1}, "penalties"},
+		{object{"seed": 7}, "seed"},
+		{object{"n": 2}, "several_answers"},
+		{object{"best_of": 2}, "several_answers"},
+		{object{"logprobs": 0}, "logprobs"},
+		{object{"echo": true}, "echo"},
+		{object{"stop": "the"}, "stop_strings"},
+		{object{"response_format": object{"type": "json_object"}}, "guided_decoding"},
+		{object{"structured_outputs": object{"regex": "a"}}, "guided_decoding"},
+		{object{"bad_words": []string{"x"}}, "other_field"},
+		{object{"prompt": []string{"one", "two"}}, "several_answers"},
+	} {
+		for _, name := range []string{"a-0", "a-1"} {
+			r.Router.Heal(name)
+		}
+		body := object{"model": "sim", "prompt": "words", "max_tokens": 300, "ignore_eos": true, "stream": true}
+		for k, v := range c.more {
+			body[k] = v
+		}
+		cut := p.cutOnce(r, 1, 0)
+		a := r.send(http.MethodPost, "/v1/completions", encode(t, body))
+		rec := r.receipt(a.header.Get("X-Dynctl-Decision"))
+		if !cut() || rec.Outcome.NotContinued == "" || len(rec.Continued) > 0 || !strings.Contains(string(a.body), "not continued elsewhere: "+rec.Outcome.NotContinued) {
+			t.Errorf("%v: cut %v, %q, %s", c.more, cut(), rec.Outcome.NotContinued, a.body)
+		}
+		if r.metric(fmt.Sprintf("dynctl_streams_not_continued_total{why=%q}", c.label)) == 0 {
+			t.Errorf("%v is not counted as %s", c.more, c.label)
+		}
+	}
+	// What is harmless is continued: greedy seeds, penalties of nothing, null.
+	body := object{
+		"model": "sim", "prompt": "words", "max_tokens": 300, "ignore_eos": true, "stream": true, "seed": 7, "temperature": 0, "presence_penalty": 0.0,
+		"stop": nil, "repetition_penalty": 1.1, "nothing": nil,
+	}
+	cut := p.cutOnce(r, 2, 0)
+	a := r.post("/v1/completions", body)
+	if rec := r.receipt(a.header.Get("X-Dynctl-Decision")); !cut() || len(rec.Continued) != 1 {
+		t.Errorf("%+v %s", rec.Outcome, a.body)
+	}
+}

@@ -1,0 +1,170 @@
+package resume
+
+import (
+	"strings"
+
+	"github.com/dynctl/dynctl/internal/router/api"
+)
+
+// Refusal is why a stream cannot be gone on with elsewhere: a closed set, fit for
+// metric labels. Empty is none.
+type Refusal string
+
+// The refusals that a request brings with it.
+const (
+	// Endpoint: only completions are gone on with.
+	Endpoint Refusal = "endpoint"
+	// Several: more than one prompt, or more than one answer (n, best_of, beams).
+	Several Refusal = "several_answers"
+	// Penalties: presence and frequency penalties count generated tokens only, which
+	// are a part of the prompt at the other engine.
+	Penalties Refusal = "penalties"
+	// Seed: a seeded draw begins anew.
+	Seed Refusal = "seed"
+	// Guided: a grammar begins anew.
+	Guided Refusal = "guided_decoding"
+	// Logprobs: of the tokens before, nobody tells them again.
+	Logprobs Refusal = "logprobs"
+	// Echo: the prompt is a part of the answer.
+	Echo Refusal = "echo"
+	// Tools and Reasoning: their parsers begin anew.
+	Tools     Refusal = "tools"
+	Reasoning Refusal = "reasoning"
+	// Stops: the beginning of a stop string may be text that the engine has held back.
+	Stops Refusal = "stop_strings"
+	// Prompt: it is cut by the engine, or is not of text and ids alone.
+	Prompt Refusal = "prompt"
+	// Field: the request has a member that nothing is known of, or whose state cannot be
+	// moved.
+	Field Refusal = "other_field"
+	// TooLong: the prompt is longer than is kept for a stream.
+	TooLong Refusal = "too_long"
+)
+
+// The refusals that the stream itself brings.
+const (
+	// NoIDs: the engine tells no token ids, or not all of them.
+	NoIDs Refusal = "no_ids"
+	// Seam: which ids the text that was sent belongs to is not known.
+	Seam Refusal = "unclear_seam"
+	// Odd: an event that is none of a completion's, or too large.
+	Odd Refusal = "odd_event"
+	// FirstToken: the prefill's own first token is a part of the answer.
+	FirstToken Refusal = "first_token_of_prefill"
+	// ToldIDs: the client asked for ids, and has some of a character that was cut.
+	ToldIDs Refusal = "ids_told"
+)
+
+var words = map[Refusal]string{
+	Endpoint:   "only streamed completions are continued",
+	Several:    "it has more than one answer",
+	Penalties:  "presence or frequency penalties count generated tokens only",
+	Seed:       "its draws are seeded",
+	Guided:     "guided decoding would begin anew",
+	Logprobs:   "log probabilities are asked for",
+	Echo:       "it echoes the prompt",
+	Tools:      "its tool parser would begin anew",
+	Reasoning:  "its reasoning parser would begin anew",
+	Stops:      "it has stop strings",
+	Prompt:     "its prompt is cut by the engine, or is more than text",
+	Field:      "it has a member that is not known to be continuable",
+	TooLong:    "its prompt is longer than is kept for a stream",
+	NoIDs:      "the engine does not tell token ids",
+	Seam:       "which tokens the sent text belongs to is not known",
+	Odd:        "the stream has an event that is not a completion's, or too large",
+	FirstToken: "its first token is the prefill's",
+	ToldIDs:    "the client asked for ids and has some of a character that is not whole",
+}
+
+// String is the refusal in words.
+func (r Refusal) String() string { return words[r] }
+
+// MaxPrompt is the longest prompt in tokens that is kept for a stream.
+const MaxPrompt = 128 << 10
+
+// Rule says what a request's member means for a continuation.
+type rule struct {
+	refusal Refusal
+	// harmless reports whether a value changes nothing; nil if none does.
+	harmless func(raw string) bool
+}
+
+func among(list ...string) func(string) bool {
+	return func(raw string) bool {
+		for _, v := range list {
+			if raw == v {
+				return true
+			}
+		}
+		return false
+	}
+}
+
+var (
+	anyValue = func(string) bool { return true }
+	zero     = func(raw string) bool { return raw == "null" || strings.Trim(raw, "-0.") == "" }
+	off      = among("null", "false")
+	empty    = among("null", "[]", "{}", `""`)
+	single   = among("null", "1")
+)
+
+// rules are the members of a completion that are known. Any other is refused.
+var rules = map[string]rule{
+	"model": {harmless: anyValue}, "prompt": {harmless: anyValue}, "stream": {harmless: anyValue}, "stream_options": {harmless: anyValue},
+	"max_tokens": {harmless: anyValue}, "min_tokens": {harmless: anyValue}, "ignore_eos": {harmless: anyValue},
+	"temperature": {harmless: anyValue}, "top_p": {harmless: anyValue}, "top_k": {harmless: anyValue}, "min_p": {harmless: anyValue},
+	"repetition_penalty": {harmless: anyValue}, // it counts the prompt, too
+	"stop_token_ids":     {harmless: anyValue}, "logit_bias": {harmless: anyValue}, "allowed_token_ids": {harmless: anyValue},
+	"skip_special_tokens": {harmless: anyValue}, "add_special_tokens": {harmless: anyValue},
+	"user": {harmless: anyValue}, "session_id": {harmless: anyValue}, "priority": {harmless: anyValue}, "cache_salt": {harmless: anyValue},
+	"return_token_ids": {harmless: anyValue}, "stream_interval": {harmless: anyValue},
+
+	"presence_penalty": {Penalties, zero}, "frequency_penalty": {Penalties, zero},
+	"seed": {refusal: Seed, harmless: among("null")}, // unless greedy
+	"n":    {Several, single}, "best_of": {Several, single}, "use_beam_search": {Several, off},
+	"response_format": {Guided, among("null", `{"type":"text"}`, `{"type": "text"}`)}, "structured_outputs": {Guided, empty},
+	"guided_json": {Guided, empty}, "guided_regex": {Guided, empty}, "guided_choice": {Guided, empty}, "guided_grammar": {Guided, empty},
+	"logprobs": {Logprobs, among("null", "false")}, "prompt_logprobs": {Logprobs, among("null")},
+	"echo": {Echo, off}, "suffix": {Prompt, empty}, "truncate_prompt_tokens": {Prompt, among("null")}, "prompt_embeds": {Prompt, empty},
+	"stop": {Stops, empty}, "include_stop_str_in_output": {harmless: anyValue},
+	"tools": {Tools, empty}, "tool_choice": {Tools, among("null", `"none"`)},
+	"thinking_token_budget": {Reasoning, among("null", "-1")}, "reasoning_effort": {Reasoning, among("null")},
+}
+
+// Judge says why the stream that a request asks for could not be gone on with, and
+// which member of it, if one does, says so.
+func Judge(v *api.View) (why Refusal, member string) {
+	switch {
+	case v.Kind != api.Completion || !v.Stream:
+		return Endpoint, ""
+	case v.Prompts() != 1:
+		return Several, "prompt"
+	case v.Multimodal:
+		return Prompt, ""
+	case v.Prompt != api.PromptText && v.Prompt != api.PromptIDs && v.Prompt != api.PromptTexts && v.Prompt != api.PromptIDLists:
+		return Prompt, "prompt"
+	case v.EstimateTokens() > MaxPrompt:
+		return TooLong, "prompt"
+	}
+	for i := range v.Fields {
+		name, raw := v.Member(i)
+		r, known := rules[name]
+		if !known {
+			if string(raw) == "null" {
+				continue
+			}
+			return Field, name
+		}
+		if r.harmless(string(raw)) || r.refusal == Seed && greedy(v) {
+			continue
+		}
+		return r.refusal, name
+	}
+	return "", ""
+}
+
+// greedy reports whether a request draws nothing.
+func greedy(v *api.View) bool {
+	raw, ok := v.Get("temperature")
+	return ok && string(raw) != "null" && zero(string(raw))
+}
