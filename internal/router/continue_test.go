@@ -141,7 +141,7 @@ func TestStreamGoesOnElsewhere(t *testing.T) {
 							t.Fatalf("cut, and no continuation: %+v", c)
 						}
 						if !cut() {
-							if k == 1 || n > 3 && moved < n/2 {
+							if k == 1 || n > 3 && moved < 3 {
 								t.Fatalf("%d streams went on elsewhere, of %d events", moved, k)
 							}
 							k = 1 << 30

@@ -211,7 +211,7 @@ var rows = []*Row{
 	{Key: "retry.budget", Flag: "retry-budget", At: func(c *Config) any { return &c.Retry.Budget }, Default: 0.2, Check: share,
 		Help: "share of requests that may be retried"},
 	{Key: "continue.mode", Flag: "continue", At: func(c *Config) any { return &c.Continue.Mode }, Default: ContinueOff, Values: []string{ContinueOff, ContinueExact},
-		Help: "off|exact: whether another engine goes on with a stream whose engine dies in the middle"},
+		Help: "off|exact; exact has another engine go on with a stream whose engine dies in the middle"},
 	{Key: "continue.moves", Flag: "continue-moves", At: func(c *Config) any { return &c.Continue.Moves }, Default: 4, Check: between(1, 64, "times"),
 		Help: "how often one stream may go on elsewhere"},
 	{Key: "health.interval", Flag: "health-interval", At: func(c *Config) any { return &c.Health.Interval }, Default: time.Second, Check: positive, Fixed: true,
