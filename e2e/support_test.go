@@ -93,9 +93,10 @@ var build = sync.OnceValues(func() (string, error) {
 
 // router is a running dynctl serve.
 type router struct {
-	t     *testing.T
-	url   string
-	admin *admin.Client
+	t       *testing.T
+	url     string
+	metrics string // the URL that has /metrics
+	admin   *admin.Client
 }
 
 func freeAddr(t *testing.T) string {
@@ -149,7 +150,7 @@ func serveUntil(t *testing.T, what string, ok func(*router) bool, args ...string
 		t.Fatal(err)
 	}
 	t.Cleanup(c.Close)
-	r := &router{t: t, url: "http://" + data, admin: c}
+	r := &router{t: t, url: "http://" + data, metrics: "http://" + adm, admin: c}
 	r.until(what, func() bool { return ok(r) })
 	return r
 }
@@ -303,7 +304,7 @@ func (a answer) must(t *testing.T) answer {
 	return a
 }
 
-// counter sums the series of a metric on an engine's page whose labels hold
+// counter sums the series of a metric on a page /metrics whose labels hold
 // all given pieces.
 func counter(t *testing.T, url, name string, labels ...string) float64 {
 	t.Helper()

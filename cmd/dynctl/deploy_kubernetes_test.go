@@ -79,11 +79,20 @@ func readYAML(t *testing.T, path string) (docs []any) {
 	}
 }
 
-// serveArgs reads a container's arguments as serve would.
-func serveArgs(t *testing.T, args []any) *settings.Config {
+// serveArgs reads a container's arguments as serve would; file is what --config finds
+// in the container, if it names one.
+func serveArgs(t *testing.T, args []any, file string) *settings.Config {
 	t.Helper()
 	var words []string
+	path := ""
 	for _, a := range args {
+		if strings.HasPrefix(a.(string), "--config=") {
+			path = filepath.Join(t.TempDir(), "dynctl.yaml")
+			if err := os.WriteFile(path, []byte(file), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			continue
+		}
 		words = append(words, a.(string))
 	}
 	cmd := newServeCmd()
@@ -93,7 +102,7 @@ func serveArgs(t *testing.T, args []any) *settings.Config {
 	if err := cmd.ParseFlags(words[1:]); err != nil {
 		t.Fatal(err)
 	}
-	l, err := loadConfig("", cmd.Flags())
+	l, err := loadConfig(path, cmd.Flags())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -103,9 +112,17 @@ func serveArgs(t *testing.T, args []any) *settings.Config {
 // TestKubernetesBase holds the manifests to what the binary needs and does.
 func TestKubernetesBase(t *testing.T) {
 	docs := documents(t)
+	// Kustomize puts them on everything.
+	labels := at[map[string]any](t, readYAML(t, filepath.Join(kubeBase, "kustomization.yaml"))[0], "labels", 0, "pairs")
+	checkRouter(t, docs, labels, serveArgs(t, at[[]any](t, docs["Deployment/dynctl"], "spec", "template", "spec", "containers", 0, "args"), ""))
+}
+
+// checkRouter holds the manifests of routers, whose pods have these labels and which
+// run with this configuration, to what the binary needs and does.
+func checkRouter(t *testing.T, docs, podLabels map[string]any, c *settings.Config) {
+	t.Helper()
 	pod := at[map[string]any](t, docs["Deployment/dynctl"], "spec", "template", "spec")
 	container := at[map[string]any](t, pod, "containers", 0)
-	c := serveArgs(t, at[[]any](t, container, "args"))
 	if !c.Kubernetes.On() {
 		t.Error("no pods are looked for")
 	}
@@ -119,9 +136,27 @@ func TestKubernetesBase(t *testing.T) {
 			t.Errorf("port %s is %s, but the router listens on %s", name, ports[name], addr)
 		}
 	}
-	token := at[string](t, container, "volumeMounts", 0, "mountPath") + "/token"
-	if c.AdminTokenFile != token {
-		t.Errorf("the token is mounted at %s and read from %s", token, c.AdminTokenFile)
+	// Every file that the router reads is in a mount, and every mount in a volume.
+	mounted := map[string]string{}
+	for _, m := range at[[]any](t, container, "volumeMounts") {
+		mounted[at[string](t, m, "mountPath")] = at[string](t, m, "name")
+	}
+	files := []string{c.AdminTokenFile, c.TLS.CertFile, c.TLS.KeyFile, c.AdminTLS.CertFile, c.AdminTLS.KeyFile, c.Keys.File}
+	if _, key, ok := strings.Cut(c.Kubernetes.Worker, "api_key_file="); ok {
+		files = append(files, key)
+	}
+	for _, file := range files {
+		if file != "" && mounted[filepath.Dir(file)] == "" {
+			t.Errorf("%s is read, which is in no mount", file)
+		}
+	}
+	if c.AdminTokenFile == "" {
+		t.Error("the admin API asks for no token")
+	}
+	for path, volume := range mounted {
+		if !slices.ContainsFunc(at[[]any](t, pod, "volumes"), func(v any) bool { return at[string](t, v, "name") == volume }) {
+			t.Errorf("there is no volume %s for %s", volume, path)
+		}
 	}
 
 	// Only /readyz knows of a drain and of a fleet that cannot serve; a probe of the
@@ -132,6 +167,10 @@ func TestKubernetesBase(t *testing.T) {
 		}
 		if port := at[string](t, container, probe, "httpGet", "port"); port != "http" {
 			t.Errorf("%s asks port %s", probe, port)
+		}
+		scheme, _ := at[map[string]any](t, container, probe, "httpGet")["scheme"].(string)
+		if (scheme == "HTTPS") != (c.TLS.CertFile != "") {
+			t.Errorf("%s asks with scheme %q, the data plane's certificate is %q", probe, scheme, c.TLS.CertFile)
 		}
 	}
 
@@ -157,7 +196,7 @@ func TestKubernetesBase(t *testing.T) {
 
 	// Routers are not found as engines, whatever the selector.
 	labels := map[string]string{}
-	for k, v := range at[map[string]any](t, readYAML(t, filepath.Join(kubeBase, "kustomization.yaml"))[0], "labels", 0, "pairs") {
+	for k, v := range podLabels {
 		labels[k] = v.(string)
 	}
 	if workers.NoEngine(labels) == "" {
@@ -169,11 +208,11 @@ func TestKubernetesBase(t *testing.T) {
 		keys []any
 	}{{"NetworkPolicy/dynctl", []any{"spec", "podSelector", "matchLabels"}}, {"PodDisruptionBudget/dynctl", []any{"spec", "selector", "matchLabels"}}} {
 		chosen := at[map[string]any](t, docs[path.doc], path.keys...)
-		if len(chosen) != len(labels) {
-			t.Errorf("%s is about the pods with %v, the router's have %v", path.doc, chosen, labels)
+		if chosen["app.kubernetes.io/name"] == nil {
+			t.Errorf("%s is about the pods with %v, which may be engines", path.doc, chosen)
 		}
-		for k, v := range labels {
-			if chosen[k] != v {
+		for k, v := range chosen {
+			if labels[k] != v {
 				t.Errorf("%s is about the pods with %v, the router's have %v", path.doc, chosen, labels)
 			}
 		}
@@ -215,7 +254,7 @@ func TestKubernetesOverlays(t *testing.T) {
 			}
 			for _, op := range ops {
 				if strings.HasSuffix(op["path"].(string), "/args") {
-					if c := serveArgs(t, op["value"].([]any)); !c.Kubernetes.On() {
+					if c := serveArgs(t, op["value"].([]any), ""); !c.Kubernetes.On() {
 						t.Errorf("%s: no pods are looked for", file)
 					}
 				}

@@ -1,0 +1,88 @@
+package e2e
+
+import (
+	"bytes"
+	"encoding/json"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// definitions are the custom resources that manifests here use, each from the module of
+// the project whose they are.
+var definitions = []struct{ module, path string }{
+	{"github.com/prometheus-operator/prometheus-operator@v0.85.0", "example/prometheus-operator-crd/monitoring.coreos.com_servicemonitors.yaml"},
+}
+
+// run is a program's output, with what it is given.
+func run(t *testing.T, input []byte, name string, args ...string) []byte {
+	t.Helper()
+	cmd := exec.Command(name, args...)
+	cmd.Stdin = bytes.NewReader(input)
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("%s %s: %v\n%s%.2000s", name, strings.Join(args, " "), err, stderr.String(), out)
+	}
+	return out
+}
+
+// define makes the API server know the custom resources.
+func (c *cluster) define() {
+	c.t.Helper()
+	for _, d := range definitions {
+		var m struct{ Dir string }
+		if err := json.Unmarshal(run(c.t, nil, "go", "mod", "download", "-json", d.module), &m); err != nil {
+			c.t.Fatal(err)
+		}
+		run(c.t, nil, "kubectl", "--kubeconfig", c.kubeconfig, "apply", "--server-side", "--force-conflicts", "-f", filepath.Join(m.Dir, d.path))
+	}
+	run(c.t, nil, "kubectl", "--kubeconfig", c.kubeconfig, "wait", "--for=condition=Established", "--timeout=60s", "crd", "--all")
+}
+
+// TestKubernetesManifests: the API server would take what Helm makes of the chart and
+// what the kustomizations come to, and knows every field.
+func TestKubernetesManifests(t *testing.T) {
+	c := newCluster(t, 104)
+	for _, tool := range []string{"helm", "kubectl"} {
+		if _, err := exec.LookPath(tool); err != nil {
+			t.Skipf("skipped: %v", err)
+		}
+	}
+	c.define()
+	// Other namespaces of engines, which the values of a chart may name.
+	for _, name := range []string{"ns", "team-a"} {
+		if err := exec.Command("kubectl", "--kubeconfig", c.kubeconfig, "get", "namespace", name).Run(); err != nil {
+			run(t, nil, "kubectl", "--kubeconfig", c.kubeconfig, "create", "namespace", name)
+		}
+	}
+	taken := func(t *testing.T, manifests []byte) {
+		t.Helper()
+		out := run(t, manifests, "kubectl", "--kubeconfig", c.kubeconfig, "apply", "--dry-run=server", "--validate=strict", "-f", "-")
+		if n := strings.Count(string(out), "(server dry run)"); n < 6 {
+			t.Errorf("%d manifests: %s", n, out)
+		}
+	}
+	const chart = "../deploy/helm/dynctl"
+	values, err := filepath.Glob(chart + "/ci/*-values.yaml")
+	if err != nil || len(values) < 3 {
+		t.Fatalf("%v, %v", values, err)
+	}
+	for _, file := range values {
+		t.Run(filepath.Base(file), func(t *testing.T) {
+			run(t, nil, "helm", "lint", "--strict", chart, "--kube-version", "1.30.0", "--values", file)
+			taken(t, run(t, nil, "helm", "template", "dynctl", chart, "--namespace", "ns", "--kube-version", "1.30.0", "--values", file))
+		})
+	}
+	dirs, err := filepath.Glob("../deploy/kubernetes/*/kustomization.yaml")
+	if err != nil || len(dirs) < 2 {
+		t.Fatalf("%v, %v", dirs, err)
+	}
+	for _, file := range dirs {
+		t.Run(filepath.Base(filepath.Dir(file)), func(t *testing.T) {
+			taken(t, run(t, nil, "kubectl", "kustomize", filepath.Dir(file)))
+		})
+	}
+}
