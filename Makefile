@@ -1,8 +1,12 @@
 # What the README names; CI runs .ci/run.
-.PHONY: test race lint vuln e2e kube bench soak soak-virtual build
+.PHONY: image test race lint vuln e2e kube bench soak soak-virtual build
 
 build:
 	CGO_ENABLED=0 go build -trimpath -o bin/dynctl ./cmd/dynctl
+
+# The container image for Linux on amd64 and arm64, as an OCI layout in bin/image.
+image:
+	scripts/image.sh bin/image
 
 test:
 	go test ./...
