@@ -3,6 +3,7 @@ package e2e
 import (
 	"bytes"
 	"encoding/json"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -13,6 +14,7 @@ import (
 // the project whose they are.
 var definitions = []struct{ module, path string }{
 	{"github.com/prometheus-operator/prometheus-operator@v0.85.0", "example/prometheus-operator-crd/monitoring.coreos.com_servicemonitors.yaml"},
+	{"github.com/kedacore/keda/v2@v2.21.0", "config/crd/bases/keda.sh_scaledobjects.yaml"},
 }
 
 // run is a program's output, with what it is given.
@@ -58,11 +60,11 @@ func TestKubernetesManifests(t *testing.T) {
 			run(t, nil, "kubectl", "--kubeconfig", c.kubeconfig, "create", "namespace", name)
 		}
 	}
-	taken := func(t *testing.T, manifests []byte) {
+	taken := func(t *testing.T, manifests []byte, least int) {
 		t.Helper()
 		out := run(t, manifests, "kubectl", "--kubeconfig", c.kubeconfig, "apply", "--dry-run=server", "--validate=strict", "-f", "-")
-		if n := strings.Count(string(out), "(server dry run)"); n < 6 {
-			t.Errorf("%d manifests: %s", n, out)
+		if n := strings.Count(string(out), "(server dry run)"); n < least {
+			t.Errorf("%d manifests, want at least %d: %s", n, least, out)
 		}
 	}
 	const chart = "../deploy/helm/dynctl"
@@ -73,7 +75,7 @@ func TestKubernetesManifests(t *testing.T) {
 	for _, file := range values {
 		t.Run(filepath.Base(file), func(t *testing.T) {
 			run(t, nil, "helm", "lint", "--strict", chart, "--kube-version", "1.30.0", "--values", file)
-			taken(t, run(t, nil, "helm", "template", "dynctl", chart, "--namespace", "ns", "--kube-version", "1.30.0", "--values", file))
+			taken(t, run(t, nil, "helm", "template", "dynctl", chart, "--namespace", "ns", "--kube-version", "1.30.0", "--values", file), 7)
 		})
 	}
 	dirs, err := filepath.Glob("../deploy/kubernetes/*/kustomization.yaml")
@@ -82,7 +84,16 @@ func TestKubernetesManifests(t *testing.T) {
 	}
 	for _, file := range dirs {
 		t.Run(filepath.Base(filepath.Dir(file)), func(t *testing.T) {
-			taken(t, run(t, nil, "kubectl", "kustomize", filepath.Dir(file)))
+			taken(t, run(t, nil, "kubectl", "kustomize", filepath.Dir(file)), 6)
+		})
+	}
+	for _, file := range []string{"hpa.yaml", "keda.yaml"} {
+		t.Run(file, func(t *testing.T) {
+			raw, err := os.ReadFile("../deploy/kubernetes/autoscaling/" + file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			taken(t, raw, 2)
 		})
 	}
 }

@@ -93,6 +93,65 @@ func TestAlerts(t *testing.T) {
 	}
 }
 
+// TestScaling holds what is recorded for autoscalers to the metrics that are exported,
+// and the autoscalers to what is recorded.
+func TestScaling(t *testing.T) {
+	known := metricLabels(t)
+	recorded := map[string]map[string]any{} // labels by name
+	for _, g := range at[[]any](t, readYAML(t, "../../deploy/monitoring/scaling.yaml")[0], "groups") {
+		for _, r := range at[[]any](t, g, "rules") {
+			name := at[string](t, r, "record")
+			checkQuery(t, name, at[string](t, r, "expr"), "", known)
+			recorded[name] = map[string]any{}
+			if labels, ok := r.(map[string]any)["labels"]; ok {
+				recorded[name] = labels.(map[string]any)
+			}
+		}
+	}
+	// The names and labels that llm-d's scalers ask for.
+	for name, label := range map[string]string{
+		"llm_d_epp_flow_control_pool_saturation": "inference_pool", "llm_d_epp_flow_control_queue_size": "inference_pool", "llm_d_epp_request_running": "model_name",
+	} {
+		if recorded[name][label] == nil {
+			t.Errorf("%s is not recorded with a label %s", name, label)
+		}
+	}
+	asked := 0
+	uses := func(where, query string) {
+		asked++
+		name, rest, _ := strings.Cut(query, "{")
+		labels, ok := recorded[name]
+		if !ok {
+			t.Errorf("%s asks for %s, which no rule records", where, name)
+		}
+		for _, l := range promLabel.FindAllStringSubmatch(rest, -1) {
+			if labels[l[1]] == nil {
+				t.Errorf("%s asks for %s by %s, which its rule does not set", where, name, l[1])
+			}
+		}
+	}
+	const dir = "../../deploy/kubernetes/autoscaling/"
+	for _, doc := range readYAML(t, dir+"hpa.yaml") {
+		for _, m := range at[[]any](t, doc, "spec", "metrics") {
+			uses("hpa.yaml", at[string](t, m, "external", "metric", "name"))
+		}
+		if at[int](t, doc, "spec", "minReplicas") < 1 {
+			t.Error("hpa.yaml scales to zero, where routers refuse requests")
+		}
+	}
+	for _, doc := range readYAML(t, dir+"keda.yaml") {
+		for _, m := range at[[]any](t, doc, "spec", "triggers") {
+			uses("keda.yaml", at[string](t, m, "metadata", "query"))
+		}
+		if at[int](t, doc, "spec", "minReplicaCount") < 1 {
+			t.Error("keda.yaml scales to zero, where routers refuse requests")
+		}
+	}
+	if asked < 5 {
+		t.Errorf("autoscalers ask %d queries", asked)
+	}
+}
+
 // TestDashboard holds the dashboard to the metrics that are exported.
 func TestDashboard(t *testing.T) {
 	known := metricLabels(t)
