@@ -58,7 +58,7 @@ var allowed = map[string][]string{
 	"internal/router/decide":      {"internal/router/api", "internal/router/attempt", "internal/router/decision", "internal/router/disagg", "internal/router/ledger", "internal/router/selector", "internal/workers"},
 	"internal/router/disagg":      {"internal/router/api", "internal/workers"},
 	"internal/router/eventlog":    {},
-	"internal/router/follower":    {"internal/router/approx", "internal/router/eventlog", "internal/router/kvfeed", "internal/router/kvindex", "internal/router/ledger", "internal/workers"},
+	"internal/router/follower":    {"internal/router/approx", "internal/router/eventlog", "internal/router/kvfeed", "internal/router/kvgroup", "internal/router/kvindex", "internal/router/ledger", "internal/workers"},
 	"internal/router/kvevent":     {},
 	"internal/router/kvfeed":      {"internal/router/zmtp", "internal/router/kvevent", "internal/router/blockhash", "internal/router/kvgroup", "internal/router/kvindex", "internal/workers"},
 	"internal/router/kvgroup":     {"internal/router/blockhash", "internal/router/kvevent"},
@@ -76,7 +76,7 @@ var allowed = map[string][]string{
 	// The stand for tests, endurance runs and measurements.
 	"internal/router/routertest": {"internal/router", "internal/router/admin", "internal/settings", "internal/workers", "internal/workers/sim", "internal/workers/sim/port"},
 	"internal/router/tokenize":   {"internal/router/rawjson", "internal/router/tokenize/..."},
-	"internal/router/trace":      {"internal/router/api", "internal/router/attempt", "internal/router/decide", "internal/router/decision", "internal/router/disagg", "internal/router/kvevent", "internal/router/receipt", "internal/router/selector", "internal/workers"},
+	"internal/router/trace":      {"internal/router/api", "internal/router/attempt", "internal/router/decide", "internal/router/decision", "internal/router/disagg", "internal/router/kvevent", "internal/router/kvgroup", "internal/router/receipt", "internal/router/selector", "internal/workers"},
 	"internal/router/trace/...":  {"internal/router/trace", "internal/router/receipt"},
 	"internal/router/quicksock":  {},
 	"internal/router/traffic":    {"internal/router/admin"},

@@ -56,7 +56,7 @@ func observeBatch(t *recorder.Tap, o kvfeed.Observation) {
 	rank := kvfeed.Key{Worker: o.Worker, DP: o.DP}.String()
 	switch {
 	case o.Told && o.Began:
-		t.Rank(rank, trace.RankInfo{Slot: uint32(o.Rank), BlockSize: o.BlockSize, Once: o.Once, New: !o.Kept})
+		t.Rank(rank, trace.RankInfo{Slot: uint32(o.Rank), BlockSize: o.BlockSize, Traits: o.Traits, New: !o.Kept})
 	case o.Told:
 		t.Feed(rank, o.Trusted)
 	case o.Cleared:

@@ -233,7 +233,7 @@ func (d *question) Overlap(w *workers.Worker, k *workers.Rank) int {
 		}
 		o := &d.holders.views[i]
 		if d.r.fleet.Fed(k) {
-			p := kvgroup.Prompt{Seq: d.views[i].seq, Tokens: d.prompt.ISL}
+			p := kvgroup.Prompt{Seq: d.views[i].seq, Tokens: d.prompt.ISL, Block: size}
 			return d.r.feeds.Usable(slot, o.exact.Depth(slot), p) * size
 		}
 		return o.guess.Depth(slot) * size

@@ -39,6 +39,10 @@ const (
 	FieldTransferCheck Field = "transfer_check"
 	// FieldKVCopies is how the worker's events tell of copies of a block.
 	FieldKVCopies Field = "kv_copies"
+	// FieldLastBlock is what becomes of the last block of a hit.
+	FieldLastBlock Field = "kv_last_block"
+	// FieldChunk is the size of a chunk of chunked attention.
+	FieldChunk Field = "attention_chunk"
 )
 
 // Learned is what an engine told of itself. A zero field was not told and
@@ -57,6 +61,8 @@ type Learned struct {
 	KVBlocks      int
 	// MaxBatchedTokens is as in Worker.
 	MaxBatchedTokens int
+	// LastBlock is as in Worker.
+	LastBlock LastBlock
 	// Events is nil when not told, and empty when the engine told that it
 	// publishes none.
 	Events    []EventSource
@@ -83,6 +89,7 @@ func (l Learned) merge(n Learned) Learned {
 	keep(&n.KVBlocks, l.KVBlocks)
 	keep(&n.MaxBatchedTokens, l.MaxBatchedTokens)
 	keep(&n.ChatTokens, l.ChatTokens)
+	keep(&n.LastBlock, l.LastBlock)
 	if n.Models == nil {
 		n.Models, n.LoRAs = l.Models, l.LoRAs
 	}
@@ -216,7 +223,7 @@ func describe(s *Spec, source string, l *Learned) (*Worker, error) {
 		APIKey: s.APIKey, Source: source, Origin: s.Origin, Version: l.Version,
 		Models: s.Models, ChatTokens: l.ChatTokens, TransferCheck: s.TransferCheck,
 		Revision: s.Revision, Slice: s.Slice, From: origins(s, source, l),
-		KVCopies: s.KVCopies,
+		KVCopies: s.KVCopies, LastBlock: s.LastBlock, AttentionChunk: s.AttentionChunk,
 	}
 	keep(&w.Engine, l.Engine)
 	keep(&w.Engine, VLLM)
@@ -234,6 +241,9 @@ func describe(s *Spec, source string, l *Learned) (*Worker, error) {
 	keep(&w.MaxModelLen, l.MaxModelLen)
 	keep(&w.KVBlocks, l.KVBlocks)
 	keep(&w.MaxBatchedTokens, l.MaxBatchedTokens)
+	if l.LastBlock == LastBlockDropped {
+		keep(&w.LastBlock, l.LastBlock)
+	}
 	if l.Models != nil {
 		w.Models, w.LoRAs = l.Models, l.LoRAs
 	}
@@ -277,6 +287,7 @@ func origins(s *Spec, source string, l *Learned) map[Field]string {
 		{FieldKVBlocks, s.KVBlocks != 0}, {FieldModelLen, s.MaxModelLen != 0}, {FieldBatched, s.MaxBatchedTokens != 0},
 		{FieldEvents, s.EventsOff || len(s.Events) > 0}, {FieldBootstrap, s.Bootstrap != nil}, {FieldLMCache, s.LMCache != nil},
 		{FieldRevision, s.Revision != ""}, {FieldSlice, s.Slice != ""}, {FieldTransferCheck, s.TransferCheck != ""}, {FieldKVCopies, s.KVCopies != ""},
+		{FieldLastBlock, s.LastBlock != ""}, {FieldChunk, s.AttentionChunk != 0},
 	} {
 		if f.stated {
 			from[f.field] = statedBy(source, s.Origin)

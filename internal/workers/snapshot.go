@@ -233,6 +233,8 @@ func facts(w *Worker) []struct {
 		{FieldChatTokens, w.ChatTokens},
 		{FieldTransferCheck, w.TransferCheck},
 		{FieldKVCopies, w.KVCopies},
+		{FieldLastBlock, w.LastBlock},
+		{FieldChunk, w.AttentionChunk},
 		{"conflict", w.Conflict},
 	}
 }
@@ -323,6 +325,10 @@ func (c Change) words(f Field) string {
 			return string(w.TransferCheck)
 		case FieldKVCopies:
 			return string(w.KVCopies)
+		case FieldLastBlock:
+			return string(w.LastBlock)
+		case FieldChunk:
+			return count(w.AttentionChunk)
 		case FieldSource:
 			return w.Source
 		case FieldRevision:

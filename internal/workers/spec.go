@@ -23,6 +23,7 @@ const (
 	maxListLen  = 1024
 	maxKeyFile  = 64 << 10
 	maxBlockTok = 1 << 20
+	maxChunkTok = 1 << 24
 )
 
 // Sources of workers in a registry.
@@ -48,6 +49,9 @@ type Spec struct {
 	Connector Connector
 	// KVCopies is as in Worker.
 	KVCopies KVCopies
+	// LastBlock and AttentionChunk are as in Worker.
+	LastBlock      LastBlock
+	AttentionChunk int
 	// TransferCheck is as in Worker; empty for the router's own setting.
 	TransferCheck TransferCheck
 	// Models are names that the engine must answer to.
@@ -88,8 +92,8 @@ type Spec struct {
 }
 
 var specKeys = []string{
-	"api_key_file", "block_size", "bootstrap", "connector", "dialect", "dp", "engine", "events",
-	"kv_blocks", "kv_copies", "labels", "lmcache", "max_batched_tokens", "max_model_len", "model", "name",
+	"api_key_file", "attention_chunk", "block_size", "bootstrap", "connector", "dialect", "dp", "engine", "events",
+	"kv_blocks", "kv_copies", "kv_last_block", "labels", "lmcache", "max_batched_tokens", "max_model_len", "model", "name",
 	"replay", "role", "topic", "transfer_check",
 }
 
@@ -238,6 +242,10 @@ func (s *Spec) Set(key, value string) error {
 		s.LMCache, err = parseLMCache(value)
 	case "kv_copies":
 		s.KVCopies, err = oneOf(value, CopiesCounted, CopiesSingle)
+	case "kv_last_block":
+		s.LastBlock, err = oneOf(value, LastBlockKept, LastBlockDropped)
+	case "attention_chunk":
+		s.AttentionChunk, err = number(value, maxChunkTok)
 	case "block_size":
 		s.BlockSize, err = number(value, maxBlockTok)
 	case "kv_blocks":
@@ -274,6 +282,7 @@ func (s *Spec) Validate() error {
 		known("role", s.Role, slices.Concat([]Role{""}, Roles())...),
 		known("connector", s.Connector, slices.Concat([]Connector{ConnectorNone}, Connectors())...),
 		known("kv_copies", s.KVCopies, "", CopiesCounted, CopiesSingle),
+		known("kv_last_block", s.LastBlock, "", LastBlockKept, LastBlockDropped),
 		known("transfer_check", s.TransferCheck, "", TransferStrict, TransferReport))
 	errs = slices.DeleteFunc(errs, func(err error) bool { return err == nil })
 	if s.Dialect != "" && s.Engine != Sim {
@@ -296,7 +305,7 @@ func (s *Spec) Validate() error {
 			errs = append(errs, err)
 		}
 	}
-	if s.BlockSize < 0 || s.DP < 0 || s.DP > maxDP || s.KVBlocks < 0 || s.MaxModelLen < 0 || s.MaxBatchedTokens < 0 {
+	if s.BlockSize < 0 || s.DP < 0 || s.DP > maxDP || s.KVBlocks < 0 || s.MaxModelLen < 0 || s.MaxBatchedTokens < 0 || s.AttentionChunk < 0 || s.AttentionChunk > maxChunkTok {
 		add("a negative or too large number")
 	}
 	if b := s.Bootstrap; b != nil && (b.Port < 1 || b.Port > 65535) {

@@ -34,12 +34,12 @@ func TestParseSpec(t *testing.T) {
 		{
 			"everything", Decode,
 			"http://a:1, name=d0, engine=vllm,connector=nixl,dp=2,events=tcp://*:5557,replay=tcp://*:5657,topic=kv@,model=llama;lora-1,model=m2," +
-				"labels=gpu:h200;pool:a,bootstrap=10.0.0.9:8998,block_size=16,kv_blocks=100,max_model_len=4096,max_batched_tokens=8192,lmcache=10.0.0.2/7300;7301/7400;7401",
+				"labels=gpu:h200;pool:a,bootstrap=10.0.0.9:8998,block_size=16,kv_blocks=100,max_model_len=4096,max_batched_tokens=8192,kv_copies=single,kv_last_block=dropped,attention_chunk=8192,lmcache=10.0.0.2/7300;7301/7400;7401",
 			Spec{
 				Name: "d0", URL: mustURL(t, "http://a:1"), Engine: VLLM, Role: Decode, Connector: ConnectorNIXL, DP: 2,
 				Events: []string{"tcp://*:5557"}, Replay: []string{"tcp://*:5657"}, Topic: "kv@",
 				Models: []string{"llama", "lora-1", "m2"}, Labels: map[string]string{"gpu": "h200", "pool": "a"},
-				Bootstrap: &Bootstrap{"10.0.0.9", 8998}, BlockSize: 16, KVBlocks: 100, MaxModelLen: 4096, MaxBatchedTokens: 8192,
+				Bootstrap: &Bootstrap{"10.0.0.9", 8998}, BlockSize: 16, KVBlocks: 100, MaxModelLen: 4096, MaxBatchedTokens: 8192, KVCopies: CopiesSingle, LastBlock: LastBlockDropped, AttentionChunk: 8192,
 				LMCache: &LMCacheDecoder{Host: "10.0.0.2", InitPorts: []int{7300, 7301}, AllocPorts: []int{7400, 7401}},
 			},
 		},
@@ -91,7 +91,7 @@ func TestParseSpecRefuses(t *testing.T) {
 		{"http://a:1,block-size=16", `did you mean "block_size"?`},
 		{"http://a:1,event=tcp://*:5557", `did you mean "events"?`},
 		{"http://a:1,api_key=sk-1", `did you mean "api_key_file"?`},
-		{"http://a:1,zzzzzzzzzzzz=1", "(valid: api_key_file, block_size,"},
+		{"http://a:1,zzzzzzzzzzzz=1", "(valid: api_key_file, attention_chunk, block_size,"},
 		{"http://a:1,engine=vlm", `"vlm" is none of vllm, sglang, trtllm, sim (did you mean "vllm"?)`},
 		{"http://a:1,connector=shared_storage", `did you mean "shared-storage"?`},
 		{"http://a:1,role=decode", "but the flag says prefill"},

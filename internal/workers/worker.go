@@ -87,6 +87,17 @@ const (
 	CopiesSingle KVCopies = "single"
 )
 
+// LastBlock says what an engine does with the last block of a prefix that it has
+// cached.
+type LastBlock string
+
+// What becomes of the last block. It is computed anew where the engine drafts with
+// EAGLE, MTP or the like, which need what the model makes of it.
+const (
+	LastBlockKept    LastBlock = "kept"
+	LastBlockDropped LastBlock = "dropped"
+)
+
 // TransferCheck says what becomes of a prefill worker's transfer parameters of
 // which a part is not as expected.
 type TransferCheck string
@@ -155,6 +166,11 @@ type Worker struct {
 	Connector Connector
 	// KVCopies is how copies of a block count; empty for CopiesCounted.
 	KVCopies KVCopies
+	// LastBlock is what becomes of a hit's last block; empty for LastBlockKept.
+	LastBlock LastBlock
+	// AttentionChunk is the size of a chunk of chunked attention in tokens; 0 when
+	// unknown.
+	AttentionChunk int
 	// TransferCheck is how strictly this worker's transfer parameters are
 	// judged; empty for the router's own setting.
 	TransferCheck TransferCheck

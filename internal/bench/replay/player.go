@@ -69,7 +69,7 @@ type playRank struct {
 	size   int // router block in tokens, 0 not known yet
 	stream *kvfeed.Stream
 
-	once      bool
+	traits    kvgroup.Traits
 	fed       bool // there were records of its KV events
 	trust     bool // what the newest feed record said
 	trustTold bool
@@ -145,7 +145,7 @@ func (p *Player) Play(rec *trace.Record) error {
 			r.partial = true // unless its first batch is number 0
 		}
 		r.told = true
-		r.once = rec.RankInfo.Once
+		r.traits = rec.RankInfo.Traits
 		if s := rec.RankInfo.BlockSize; s > 0 && s != r.size {
 			r.size, r.stream = s, nil
 			p.index.ClearRank(r.slot)
@@ -211,7 +211,7 @@ func (p *Player) playBatch(r *playRank, rec *trace.Record) {
 			}
 		}
 		r.stream = kvfeed.NewStream(p.index, r.slot, r.size)
-		r.stream.Once(r.once)
+		r.stream.Know(r.traits)
 		r.last = kvfeed.StreamCounters{}
 	}
 	before, had := r.stream.Last()

@@ -21,6 +21,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/approx"
 	"github.com/dynctl/dynctl/internal/router/eventlog"
 	"github.com/dynctl/dynctl/internal/router/kvfeed"
+	"github.com/dynctl/dynctl/internal/router/kvgroup"
 	"github.com/dynctl/dynctl/internal/router/kvindex"
 	"github.com/dynctl/dynctl/internal/router/ledger"
 	"github.com/dynctl/dynctl/internal/workers"
@@ -220,7 +221,7 @@ func (f *Follower) feed(w *workers.Worker, k *workers.Rank) {
 	f.mu.Lock()
 	old, fed := f.open[k]
 	f.mu.Unlock()
-	if fed && has && old.block == block && old.worker.KVCopies == w.KVCopies && reflect.DeepEqual(old.source, want) {
+	if fed && has && old.block == block && stated(old.worker) == stated(w) && reflect.DeepEqual(old.source, want) {
 		return
 	}
 	if fed {
@@ -230,12 +231,13 @@ func (f *Follower) feed(w *workers.Worker, k *workers.Rank) {
 	if !has {
 		return
 	}
-	single := w.KVCopies == workers.CopiesSingle
-	if single || fed && old.worker.KVCopies != w.KVCopies {
-		f.once[k] = single
+	traits := stated(w)
+	if traits.Once || fed && stated(old.worker).Once {
+		f.once[k] = traits.Once
 	}
-	from := f.resume(k, block, single)
-	key := kvfeed.Key{Worker: w.Name, DP: k.DP, Host: w.URL.Hostname(), BlockSize: block, Once: f.once[k]}
+	from := f.resume(k, block, traits.Once)
+	traits.Once = f.once[k]
+	key := kvfeed.Key{Worker: w.Name, DP: k.DP, Host: w.URL.Hostname(), BlockSize: block, Traits: traits}
 	if err := f.feeds.Add(kvindex.Rank(k.Slot), key, want, from); err != nil {
 		f.Event(eventlog.Event{
 			Kind: "feed_refused", Severity: eventlog.Error, Worker: w.Name, Rank: k.Label,
@@ -246,6 +248,11 @@ func (f *Follower) feed(w *workers.Worker, k *workers.Rank) {
 	f.mu.Lock()
 	f.open[k] = feedOf{want, block, w}
 	f.mu.Unlock()
+}
+
+// stated is what is known of a worker's engine beside its events.
+func stated(w *workers.Worker) kvgroup.Traits {
+	return kvgroup.Traits{Once: w.KVCopies == workers.CopiesSingle, Drops: w.LastBlock == workers.LastBlockDropped, Chunk: w.AttentionChunk}
 }
 
 // auditEvery is how often the index is held against the engines' capacity.

@@ -61,9 +61,7 @@ type Applier struct {
 	gone                 []uint64
 	loras                map[int64]string
 
-	// Once says that a removal ends a block however often it was stored: the
-	// publisher does not tell of single copies.
-	Once bool
+	kvgroup.Traits
 	// Counters only grow.
 	Counters Counters
 }
@@ -140,16 +138,22 @@ type Shape struct {
 	Parts int `json:"parts"`
 	// Bigram says that blocks are made of pairs of tokens.
 	Bigram bool `json:"bigram,omitempty"`
+	// Drops is as in [kvgroup.Traits].
+	Drops bool `json:"last_block_dropped,omitempty"`
 }
 
-// Usable returns how many of overlap leading router blocks the engine is sure
-// to reuse. Engines reuse whole engine blocks only. A block of pairs depends on
+// Usable returns how many of overlap leading router blocks of a prompt the engine is
+// sure to reuse. Engines reuse whole engine blocks only. A block of pairs depends on
 // the token after its last one, so the last block that matches by its own
-// tokens may still differ.
-func (s Shape) Usable(overlap int) int {
+// tokens may still differ. An engine that drops the last block of a hit does so
+// after it left out the prompt's last token.
+func (s Shape) Usable(overlap int, p *kvgroup.Prompt) int {
 	parts := max(s.Parts, 1)
+	if s.Drops {
+		overlap = min(overlap, (p.Tokens-1)/p.Block)
+	}
 	overlap -= overlap % parts
-	if s.Bigram {
+	if s.Bigram || s.Drops {
 		overlap -= parts
 	}
 	return max(overlap, 0)
@@ -157,7 +161,7 @@ func (s Shape) Usable(overlap int) int {
 
 // Shape returns the shape learned so far.
 func (a *Applier) Shape() Shape {
-	return Shape{EngineBlock: a.engine, Parts: a.parts, Bigram: a.bigram}
+	return Shape{EngineBlock: a.engine, Parts: a.parts, Bigram: a.bigram, Drops: a.Drops}
 }
 
 // UnknownKinds returns the engine's names of cache kinds that nothing is known

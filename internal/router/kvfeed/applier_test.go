@@ -8,6 +8,7 @@ import (
 
 	"github.com/dynctl/dynctl/internal/router/blockhash"
 	"github.com/dynctl/dynctl/internal/router/kvevent"
+	"github.com/dynctl/dynctl/internal/router/kvgroup"
 	"github.com/dynctl/dynctl/internal/router/kvindex"
 )
 
@@ -263,17 +264,24 @@ func TestUsable(t *testing.T) {
 	tests := []struct {
 		shape         Shape
 		overlap, want int
+		tokens        int
 	}{
-		{Shape{}, 5, 5},
-		{Shape{Parts: 1}, 5, 5},
-		{Shape{Parts: 4}, 3, 0},
-		{Shape{Parts: 4}, 9, 8},
-		{Shape{Parts: 1, Bigram: true}, 5, 4},
-		{Shape{Parts: 4, Bigram: true}, 9, 4},
-		{Shape{Parts: 4, Bigram: true}, 2, 0},
+		{Shape{}, 5, 5, 0},
+		{Shape{Parts: 1}, 5, 5, 0},
+		{Shape{Parts: 4}, 3, 0, 0},
+		{Shape{Parts: 4}, 9, 8, 0},
+		{Shape{Parts: 1, Bigram: true}, 5, 4, 0},
+		{Shape{Parts: 4, Bigram: true}, 9, 4, 0},
+		{Shape{Parts: 4, Bigram: true}, 2, 0, 0},
+		{Shape{Parts: 1, Drops: true}, 5, 4, 9},
+		{Shape{Parts: 1, Drops: true}, 5, 3, 5}, // the prompt's last token comes first
+		{Shape{Parts: 4, Drops: true}, 8, 0, 8},
+		{Shape{Parts: 4, Drops: true}, 8, 4, 9},
+		{Shape{Parts: 4, Drops: true, Bigram: true}, 8, 4, 9},
+		{Shape{Drops: true}, 1, 0, 9},
 	}
 	for _, tt := range tests {
-		if got := tt.shape.Usable(tt.overlap); got != tt.want {
+		if got := tt.shape.Usable(tt.overlap, &kvgroup.Prompt{Tokens: tt.tokens, Block: 1}); got != tt.want {
 			t.Errorf("%+v: %d of %d blocks usable, want %d", tt.shape, got, tt.overlap, tt.want)
 		}
 	}

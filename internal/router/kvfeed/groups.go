@@ -31,6 +31,7 @@ func (a *Applier) several(b *kvevent.Batch) bool {
 func (s *Stream) follow() {
 	a := s.app
 	a.groups = kvgroup.New(a.size)
+	a.groups.Traits = a.Traits
 	if a.engine == 0 {
 		return
 	}
@@ -64,7 +65,7 @@ func (a *Applier) note(e *kvevent.Event) {
 		}
 		st := kvgroup.Store{
 			Group: e.Group, Kind: e.CacheKind, Window: int(e.SlidingWindow), Block: bs,
-			Parent: e.Parent, HasParent: e.HasParent, Once: a.Once || e.Group < 0,
+			Parent: e.Parent, HasParent: e.HasParent, Once: e.Group < 0,
 		}
 		if bs%a.size == 0 { // else it is a part of a block, too small to be told apart
 			st.Names = e.Hashes
@@ -82,19 +83,20 @@ func (a *Applier) note(e *kvevent.Event) {
 // usable is how many of overlap leading router blocks, as the index tells, the
 // engine will reuse for a prompt.
 func usable(shape Shape, groups *kvgroup.Groups, overlap int, p kvgroup.Prompt) int {
-	overlap = shape.Usable(overlap)
 	switch {
 	case groups == nil:
-		return overlap
+		return shape.Usable(overlap, &p)
 	case shape.Bigram:
 		return 0 // nobody has pairs of tokens and several groups
 	}
-	return groups.Usable(p, overlap)
+	shape.Drops = false // the groups see to it
+	return groups.Usable(p, shape.Usable(overlap, &p))
 }
 
 // Usable returns how many of overlap leading router blocks of a prompt, as the
 // index tells, the engine will reuse.
 func (s *Stream) Usable(overlap int, p kvgroup.Prompt) int {
+	p.Block = s.app.size
 	return usable(s.app.Shape(), s.app.groups, overlap, p)
 }
 

@@ -59,17 +59,25 @@ func readHybrid(t testing.TB, file string) (lines []hybridLine) {
 	return lines
 }
 
+// chunk is the size of a header's chunks of attention in tokens, 0 without.
+func (l *hybridLine) chunk() (n int) {
+	for _, g := range l.Groups {
+		n = max(n, g.Chunk)
+	}
+	return n
+}
+
 // tally is how many predictions of cached tokens were vLLM's own number, more, or
 // less.
 type tally struct{ equal, more, less, warm, lost, found int }
 
 // predict plays a recording and compares every request with what the router would
 // count for it, in router blocks of size tokens.
-func predict(t *testing.T, lines []hybridLine, size int, once bool) (n tally, s *Stream) {
+func predict(t *testing.T, lines []hybridLine, size int, known kvgroup.Traits) (n tally, s *Stream) {
 	t.Helper()
 	x := newIndex(t)
 	s = NewStream(x, 0, size)
-	s.Once(once)
+	s.Know(known)
 	var q kvindex.Query
 	for _, l := range lines {
 		switch l.Type {
@@ -134,13 +142,20 @@ func TestHybridCachesOfVLLM(t *testing.T) {
 					full = g.Size
 				}
 			}
-			n, s := predict(t, lines, head.Unit, false)
+			n, s := predict(t, lines, head.Unit, kvgroup.Traits{})
 			t.Logf("%+v", n)
 			if n.more > 0 {
 				t.Errorf("%d predictions of %d are more than vLLM's", n.more, n.equal+n.more+n.less)
 			}
 			if exact := full == finest && !chunked; exact && n.less > 0 {
 				t.Errorf("%d predictions are less than vLLM's", n.less)
+			}
+			if chunked {
+				n, _ := predict(t, lines, head.Unit, kvgroup.Traits{Chunk: head.chunk()})
+				t.Logf("with the chunk stated: %+v", n)
+				if n.more > 0 || full == finest && n.less > 0 {
+					t.Errorf("with the chunk stated %d predictions are more than vLLM's, %d less", n.more, n.less)
+				}
 			}
 			if full == 0 && (s.Mismatch() == "" || n.found > 0) {
 				t.Errorf("without a full group: mismatch %q, %d tokens", s.Mismatch(), n.found)
@@ -149,7 +164,46 @@ func TestHybridCachesOfVLLM(t *testing.T) {
 				t.Errorf("only %d requests met a warm cache", n.warm)
 			}
 			// In larger blocks less may be seen, never more.
-			if n, _ := predict(t, lines, 2*head.Unit, false); n.more > 0 {
+			if n, _ := predict(t, lines, 2*head.Unit, kvgroup.Traits{}); n.more > 0 {
+				t.Errorf("in blocks twice the size: %d predictions are more than vLLM's", n.more)
+			}
+		})
+	}
+}
+
+// As above, for engines that draft with EAGLE and so compute the last block of each
+// hit anew, which their events do not tell.
+func TestLastBlockDroppedByVLLM(t *testing.T) {
+	t.Parallel()
+	files, err := filepath.Glob("../../../testdata/hybrid/eagle/*.jsonl.gz")
+	if err != nil || len(files) < 10 {
+		t.Fatalf("recordings: %d, %v", len(files), err)
+	}
+	for _, file := range files {
+		t.Run(strings.TrimSuffix(filepath.Base(file), ".jsonl.gz"), func(t *testing.T) {
+			t.Parallel()
+			lines := readHybrid(t, file)
+			head := lines[0]
+			finest := head.Groups[0].Size
+			for _, g := range head.Groups {
+				finest = min(finest, g.Size)
+			}
+			exact := false
+			for _, g := range head.Groups {
+				exact = exact || strings.Contains(g.Spec, "FullAttention") && g.Size == finest
+			}
+			if n, _ := predict(t, lines, head.Unit, kvgroup.Traits{}); n.more == 0 {
+				t.Errorf("as a recording of dropped blocks it proves nothing: %+v", n)
+			}
+			n, _ := predict(t, lines, head.Unit, kvgroup.Traits{Drops: true})
+			t.Logf("%+v", n)
+			if n.more > 0 || exact && n.less > 0 {
+				t.Errorf("%d predictions are more than vLLM's, %d less", n.more, n.less)
+			}
+			if n.warm < 10 {
+				t.Errorf("only %d requests met a warm cache", n.warm)
+			}
+			if n, _ := predict(t, lines, 2*head.Unit, kvgroup.Traits{Drops: true}); n.more > 0 {
 				t.Errorf("in blocks twice the size: %d predictions are more than vLLM's", n.more)
 			}
 		})
@@ -160,11 +214,22 @@ func TestHybridCachesOfVLLM(t *testing.T) {
 // counted that are none, unless it is stated that they shall not be.
 func TestHitsReportedByVLLM(t *testing.T) {
 	t.Parallel()
-	lines := readHybrid(t, "../../../testdata/hybrid/report/vllm-0.32.0-full.jsonl.gz")
-	if n, _ := predict(t, lines, lines[0].Unit, false); n.more == 0 {
-		t.Errorf("as a recording of hits that count as copies it proves nothing: %+v", n)
+	files, err := filepath.Glob("../../../testdata/hybrid/report/*.jsonl.gz")
+	if err != nil || len(files) < 3 {
+		t.Fatalf("recordings: %d, %v", len(files), err)
 	}
-	if n, _ := predict(t, lines, lines[0].Unit, true); n.more > 0 || n.equal < n.warm/2 {
-		t.Errorf("with single copies: %+v", n)
+	for _, file := range files {
+		t.Run(strings.TrimSuffix(filepath.Base(file), ".jsonl.gz"), func(t *testing.T) {
+			t.Parallel()
+			lines := readHybrid(t, file)
+			if n, _ := predict(t, lines, lines[0].Unit, kvgroup.Traits{}); n.more == 0 {
+				t.Errorf("as a recording of hits that count as copies it proves nothing: %+v", n)
+			}
+			n, _ := predict(t, lines, lines[0].Unit, kvgroup.Traits{Once: true, Chunk: lines[0].chunk()})
+			t.Logf("%+v", n)
+			if n.more > 0 || n.equal < n.warm/2 {
+				t.Errorf("with single copies: %+v", n)
+			}
+		})
 	}
 }

@@ -143,8 +143,8 @@ type Key struct {
 	// BlockSize in tokens in which the rank's blocks are named; 0 for that of
 	// the Options. It is no part of the rank's name.
 	BlockSize int
-	// Once takes the first removal of a block for its end, see [Applier].
-	Once bool
+	// Traits are known of the engine, and no part of the rank's name either.
+	Traits kvgroup.Traits
 }
 
 func (k Key) String() string { return fmt.Sprintf("%s/dp%d", k.Worker, k.DP) }
@@ -237,7 +237,7 @@ func (m *Manager) Add(id kvindex.Rank, key Key, src workers.EventSource, resume 
 	} else {
 		m.o.Index.ClearRank(id) // whatever it holds, no feed vouches for it
 	}
-	r.tell(Observation{Began: true, Kept: resume != nil, Once: key.Once, BlockSize: cmp.Or(key.BlockSize, m.o.BlockSize)})
+	r.tell(Observation{Began: true, Kept: resume != nil, Traits: key.Traits, BlockSize: cmp.Or(key.BlockSize, m.o.BlockSize)})
 	m.ranks[id] = r
 	if m.ctx != nil {
 		m.start(r)
@@ -345,9 +345,9 @@ func (m *Manager) Usable(id kvindex.Rank, overlap int, p kvgroup.Prompt) int {
 	if w&wordTrusted == 0 {
 		return 0
 	}
-	s := Shape{Parts: int(w >> wordParts), Bigram: w&wordBigram != 0}
+	s := Shape{Parts: int(w >> wordParts), Bigram: w&wordBigram != 0, Drops: w&wordDrops != 0}
 	if w&wordGroups == 0 {
-		return s.Usable(overlap)
+		return s.Usable(overlap, &p)
 	}
 	if g := at.groups.Load(); g != nil {
 		return usable(s, g, overlap, p)

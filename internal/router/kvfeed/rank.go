@@ -94,7 +94,7 @@ func newRank(m *Manager, id kvindex.Rank, key Key, src workers.EventSource, at *
 		lostAt: now, process: math.NaN(), lag: math.NaN(), tokens: float64(m.o.ReplayBurst), refilled: now,
 		told: map[string]*quota{},
 	}
-	r.stream.app.Once = key.Once
+	r.stream.Know(key.Traits)
 	r.publish()
 	return r
 }

@@ -121,9 +121,10 @@ type Observation struct {
 	// clearing: it began, or its entries are trusted from now on, or no more.
 	Told bool
 	// Began says that the feed begins, with entries from a snapshot if Kept, with
-	// none otherwise, in blocks of BlockSize tokens; Once is that of its Key.
-	Began, Kept, Once bool
-	BlockSize         int
+	// none otherwise, in blocks of BlockSize tokens; Traits are those of its Key.
+	Began, Kept bool
+	Traits      kvgroup.Traits
+	BlockSize   int
 	// Trusted is whether routing may use the entries.
 	Trusted bool
 }
@@ -148,6 +149,7 @@ type place struct {
 const (
 	wordTrusted = 1 << iota
 	wordBigram
+	wordDrops
 	wordGroups
 	wordParts = iota // shift
 )
@@ -159,6 +161,9 @@ func (r *rank) publish() {
 	w := uint64(s.Parts) << wordParts
 	if s.Bigram {
 		w |= wordBigram
+	}
+	if s.Drops {
+		w |= wordDrops
 	}
 	if r.state == Live {
 		w |= wordTrusted

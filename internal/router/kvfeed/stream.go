@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"github.com/dynctl/dynctl/internal/router/kvevent"
+	"github.com/dynctl/dynctl/internal/router/kvgroup"
 	"github.com/dynctl/dynctl/internal/router/kvindex"
 )
 
@@ -60,8 +61,9 @@ func NewStream(index *kvindex.Index, rank kvindex.Rank, blockSize int) *Stream {
 	return &Stream{index: index, rank: rank, app: NewApplier(blockSize)}
 }
 
-// Once sets that of the Stream's [Applier]; call it before the first batch.
-func (s *Stream) Once(on bool) { s.app.Once = on }
+// Know sets what is known of the engine beside its events; call it before the first
+// batch.
+func (s *Stream) Know(t kvgroup.Traits) { s.app.Traits = t }
 
 // Offer judges the next batch and applies it if the verdict is Apply.
 func (s *Stream) Offer(seq uint64, payload []byte) Verdict {

@@ -52,6 +52,8 @@ type Groups struct {
 	sync.RWMutex
 	// First is the number of the group whose overlap callers of Usable know.
 	First int32
+	// Traits are set before the first event.
+	Traits
 
 	size   int // router block in tokens
 	groups []group
@@ -130,7 +132,7 @@ type Store struct {
 	Locals    []uint64
 	Parent    uint64
 	HasParent bool
-	// Once says that blocks have one copy however often they are stored.
+	// Once is as in Traits, for this event.
 	Once bool
 }
 
@@ -151,13 +153,18 @@ func (g *Groups) Store(e *Store) (crowded int) {
 			seq, before = g.blocks[at].seq, at
 		}
 	}
-	root := !e.HasParent
+	root, sure := !e.HasParent, g.sure(i, e)
 	for n, name := range e.Names {
-		at, room := g.named(name)
-		if !room {
-			return len(e.Names) - n
+		at, room := g.byName[name]
+		if n >= sure {
+			if at, room = g.named(name); !room {
+				return len(e.Names) - n
+			}
 		}
-		b := &g.blocks[at]
+		var b *block
+		if room {
+			b = &g.blocks[at]
+		}
 		if known {
 			for _, l := range e.Locals[n*parts : (n+1)*parts] {
 				if root {
@@ -166,10 +173,15 @@ func (g *Groups) Store(e *Store) (crowded int) {
 					seq = blockhash.Next(seq, l)
 				}
 			}
-			g.learn(at, seq)
-			b.before, before = before, at
+			if b != nil {
+				g.learn(at, seq)
+				b.before, before = before, at
+			}
 		}
-		if c := &b.copies[i]; *c == 0 || !e.Once && !g.single {
+		if n < sure {
+			continue
+		}
+		if c := &b.copies[i]; *c == 0 || !e.Once && !g.Once && !g.single {
 			if *c++; *c == maxCopies {
 				g.countOnce()
 			}
@@ -178,14 +190,43 @@ func (g *Groups) Store(e *Store) (crowded int) {
 	return 0
 }
 
-// countOnce ends the count of copies.
+// countOnce ends the count of copies. What groups beside full ones were told to have
+// may have been the beginnings of hits, which they do not have.
 func (g *Groups) countOnce() {
 	g.single = true
 	for i := range g.blocks {
-		for j := range g.blocks[i].copies {
-			g.blocks[i].copies[j] = min(g.blocks[i].copies[j], 1)
+		for j := range g.groups {
+			full := uint8(0)
+			if g.groups[j].kind == kvevent.FullAttention {
+				full = 1
+			}
+			g.blocks[i].copies[j] = min(g.blocks[i].copies[j], full)
+		}
+		if g.blocks[i].name != 0 || g.blocks[i].seq != 0 {
+			g.settle(uint32(i))
 		}
 	}
+}
+
+// sure is the place of the first name of an event that its group has for certain.
+// Where hits are reported as stores, a window is told to have all blocks from the
+// start, and has those which the hit needs of it.
+func (g *Groups) sure(i int, e *Store) int {
+	k := &g.groups[i]
+	if !g.Once && !g.single || e.HasParent || k.kind == kvevent.FullAttention || e.Block == 0 {
+		return 0
+	}
+	n := len(e.Names)
+	switch {
+	case k.kind == kvevent.Mamba:
+		return n - 1
+	case k.kind == kvevent.ChunkedLocal && g.Chunk > 0:
+		// The block beyond the hit is the next one of its chunk.
+		return n * e.Block / g.Chunk * g.Chunk / e.Block
+	case k.kind == kvevent.SlidingWindow && k.window > 0:
+		return max(0, n-(k.window-1+e.Block-1)/e.Block)
+	}
+	return n
 }
 
 // Seed adds a block of a known group that was stored before the others were known

@@ -6,8 +6,8 @@ import "github.com/dynctl/dynctl/internal/router/kvevent"
 type Prompt struct {
 	// Seq are the sequence hashes of the prompt's full router blocks.
 	Seq []uint64
-	// Tokens is the length of the prompt.
-	Tokens int
+	// Tokens is the length of the prompt, Block that of a router block.
+	Tokens, Block int
 }
 
 // Usable returns how many leading router blocks of a prompt the engine reuses. The
@@ -22,6 +22,9 @@ func (g *Groups) Usable(p Prompt, overlap int) int {
 	l := look{g: g, seq: p.Seq, left: maxLooks + 4*len(p.Seq)}
 	unit, parts := g.unit()
 	limit := max(0, min((p.Tokens-1)/g.size, len(p.Seq)))
+	if g.Drops {
+		return l.dropped(overlap, limit, unit, parts)
+	}
 	for i := range g.groups {
 		if k := &g.groups[i]; k.kind == kvevent.FullAttention {
 			held := 0
@@ -131,10 +134,13 @@ func (l *look) goesOn(i, n, unit int) int {
 
 // start returns where the blocks begin that a group needs to go on at n.
 func (l *look) start(k *group, n int) int {
-	if k.kind != kvevent.SlidingWindow || k.window <= 0 {
-		return 0 // of chunked attention the chunk is not told: all of it is needed for certain
-	}
 	size := k.blocks * l.g.size
+	switch {
+	case k.kind == kvevent.ChunkedLocal && l.g.Chunk > 0:
+		return n * l.g.size / l.g.Chunk * l.g.Chunk / size * k.blocks
+	case k.kind != kvevent.SlidingWindow || k.window <= 0:
+		return 0 // all of it is needed for certain
+	}
 	return max(0, n-(k.window-1+size-1)/size*k.blocks)
 }
 

@@ -44,6 +44,8 @@ func AppendRecord(dst []byte, r *Record) ([]byte, error) {
 		o.some("kv_blocks", r.RankInfo.KVBlocks)
 		o.yes("new", r.RankInfo.New)
 		o.yes("once", r.RankInfo.Once)
+		o.yes("last_block_dropped", r.RankInfo.Drops)
+		o.some("chunk_tokens", r.RankInfo.Chunk)
 	case KindBatch:
 		o.str("rank", r.Rank)
 		o.uint("seq", r.Batch.Seq)

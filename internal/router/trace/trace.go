@@ -36,6 +36,8 @@ import (
 	"fmt"
 	"strings"
 	"time"
+
+	"github.com/dynctl/dynctl/internal/router/kvgroup"
 )
 
 // Schema names the version of the project's own format.
@@ -125,8 +127,8 @@ type RankInfo struct {
 	KVBlocks  int `json:"kv_blocks,omitempty"`
 	// New says that the rank's entries begin empty: its feed begins.
 	New bool `json:"new,omitempty"`
-	// Once says that one removal ends a block however often it was stored.
-	Once bool `json:"once,omitempty"`
+	// Traits are what the router knew of the engine.
+	kvgroup.Traits
 }
 
 // Batch is one message of a rank's KV event socket.

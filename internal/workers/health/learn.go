@@ -289,6 +289,14 @@ func (l *learner) metrics(p *page) {
 	if p.engine == workers.VLLM {
 		l.number(workers.FieldDP, &l.told.DP, len(p.rankLabels()), `engine labels in /metrics`)
 	}
+	if p.engine == workers.VLLM {
+		// Which method drafts is not told: those that look words up in the prompt, or
+		// have a model of their own, drop nothing, and are taken to until it is stated.
+		if l.told.LastBlock = workers.LastBlockKept; p.drafts {
+			l.told.LastBlock = workers.LastBlockDropped
+			l.tell(workers.FieldLastBlock, "vllm:spec_decode_num_drafts")
+		}
+	}
 	if p.nixl {
 		l.told.Connector = workers.ConnectorNIXL
 		l.tell(workers.FieldConnector, "vllm:nixl_xfer_time_seconds")

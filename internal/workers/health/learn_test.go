@@ -58,7 +58,7 @@ func TestLearnVLLM(t *testing.T) {
 	ans := learnFrom(t, w)
 	want := workers.Learned{
 		Engine: workers.VLLM, Version: "0.32.0", Connector: workers.ConnectorNIXL, Models: []string{"small"}, MaxModelLen: 8192,
-		DP: 1, BlockSize: 32, KVBlocks: 1024,
+		DP: 1, BlockSize: 32, KVBlocks: 1024, LastBlock: workers.LastBlockKept,
 		Events: []workers.EventSource{{Endpoint: "tcp://127.0.0.1:40331", Replay: "tcp://127.0.0.1:39137"}},
 	}
 	if diff := cmp.Diff(want, ans.learned, ignoreFrom); diff != "" {
@@ -73,6 +73,32 @@ func TestLearnVLLM(t *testing.T) {
 	for f, page := range from {
 		if ans.learned.From[f] != page {
 			t.Errorf("%s comes from %q", f, ans.learned.From[f])
+		}
+	}
+}
+
+// TestLearnDrafts: vLLM counts drafts where it makes any, and not by which method.
+// The last block is taken for dropped then, unless it is stated otherwise.
+func TestLearnDrafts(t *testing.T) {
+	w := engine(t, map[string]string{
+		"/metrics": string(data(t, "vllm-0.32.0-decode.prom")) + "# TYPE vllm:spec_decode_num_drafts_total counter\n" +
+			`vllm:spec_decode_num_drafts_total{engine="0",model_name="small"} 0.0` + "\n",
+	})
+	told := learnFrom(t, w).learned
+	if told.LastBlock != workers.LastBlockDropped || told.From[workers.FieldLastBlock] != "vllm:spec_decode_num_drafts" {
+		t.Errorf("learned %q from %q", told.LastBlock, told.From[workers.FieldLastBlock])
+	}
+	for stated, want := range map[workers.LastBlock]workers.LastBlock{"": workers.LastBlockDropped, workers.LastBlockKept: workers.LastBlockKept} {
+		r := workers.NewRegistry(nil)
+		if _, err := r.Apply("test", []workers.Spec{{Name: "w", URL: w.URL, LastBlock: stated}}); err != nil {
+			t.Fatal(err)
+		}
+		got, _ := r.Snapshot().Worker("w")
+		if _, err := r.Update(got, told); err != nil {
+			t.Fatal(err)
+		}
+		if got, _ = r.Snapshot().Worker("w"); got.LastBlock != want {
+			t.Errorf("stated %q: %q", stated, got.LastBlock)
 		}
 	}
 }
@@ -136,7 +162,7 @@ func TestLearnRanksAndAdapters(t *testing.T) {
 	})
 	ans := learnFrom(t, w)
 	want := workers.Learned{
-		Engine: workers.VLLM, Models: []string{"base", "sql"}, LoRAs: []string{"sql"}, MaxModelLen: 4096, DP: 2, BlockSize: 32, KVBlocks: 96,
+		Engine: workers.VLLM, Models: []string{"base", "sql"}, LoRAs: []string{"sql"}, MaxModelLen: 4096, DP: 2, BlockSize: 32, KVBlocks: 96, LastBlock: workers.LastBlockKept,
 		Events: []workers.EventSource{
 			{DP: 0, Endpoint: "tcp://127.0.0.1:5557", Replay: "tcp://127.0.0.1:5657"}, {DP: 1, Endpoint: "tcp://127.0.0.1:5558", Topic: "kv"},
 		},

@@ -24,6 +24,7 @@ type page struct {
 	gpuBlocks, cacheTokens int
 	maxTokens              int // SGLang: tokens in one rank's cache
 	nixl                   bool
+	drafts                 bool // vLLM: it drafts, by whatever method
 	sleepTold, asleep      bool
 	started                float64 // Unix seconds; NaN when not told
 }
@@ -70,7 +71,8 @@ func wanted(name []byte) bool {
 	case "num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "gpu_cache_usage_perc",
 		"prefix_cache_queries_total", "prefix_cache_hits_total", "prefix_cache_queries", "prefix_cache_hits",
 		"gpu_prefix_cache_queries_total", "gpu_prefix_cache_hits_total", "gpu_prefix_cache_queries", "gpu_prefix_cache_hits",
-		"external_prefix_cache_hits_total", "engine_sleep_state", "cache_config_info", "nixl_xfer_time_seconds_count":
+		"external_prefix_cache_hits_total", "engine_sleep_state", "cache_config_info", "nixl_xfer_time_seconds_count",
+		"spec_decode_num_drafts_total":
 		return true
 	}
 	return false
@@ -115,6 +117,9 @@ func (p *page) vllm(name []byte, l samples.Labels, v float64) {
 		return
 	case "nixl_xfer_time_seconds_count":
 		p.nixl = true
+		return
+	case "spec_decode_num_drafts_total":
+		p.drafts = true
 		return
 	default:
 		if f = p.at(rank, -1); f == nil {
