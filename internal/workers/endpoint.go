@@ -149,7 +149,7 @@ func IsWildcardHost(host string) bool {
 
 // rankEndpoints spreads stated endpoints over the ranks: one entry is a base
 // whose port counts up with the rank, several are one for each rank.
-func rankEndpoints(stated []string, ranks int, host string, bind bool) ([]string, error) {
+func rankEndpoints(stated []string, start, ranks int, host string, bind bool) ([]string, error) {
 	if len(stated) == 0 {
 		return nil, nil
 	}
@@ -158,7 +158,7 @@ func rankEndpoints(stated []string, ranks int, host string, bind bool) ([]string
 	}
 	out := make([]string, ranks)
 	for i := range out {
-		base, offset := stated[0], i
+		base, offset := stated[0], start+i
 		if len(stated) > 1 {
 			base, offset = stated[i], 0
 		}

@@ -43,6 +43,9 @@ const (
 	FieldLastBlock Field = "kv_last_block"
 	// FieldChunk is the size of a chunk of chunked attention.
 	FieldChunk Field = "attention_chunk"
+	// FieldLB is how ranks lie behind ports, FieldDPStart which is the first.
+	FieldLB      Field = "lb"
+	FieldDPStart Field = "dp_start"
 )
 
 // Learned is what an engine told of itself. A zero field was not told and
@@ -61,6 +64,8 @@ type Learned struct {
 	KVBlocks      int
 	// MaxBatchedTokens is as in Worker.
 	MaxBatchedTokens int
+	// DPStart is as in Worker; nil when not told.
+	DPStart *int
 	// LastBlock is as in Worker.
 	LastBlock LastBlock
 	// Events is nil when not told, and empty when the engine told that it
@@ -90,6 +95,9 @@ func (l Learned) merge(n Learned) Learned {
 	keep(&n.MaxBatchedTokens, l.MaxBatchedTokens)
 	keep(&n.ChatTokens, l.ChatTokens)
 	keep(&n.LastBlock, l.LastBlock)
+	if n.DPStart == nil {
+		n.DPStart = l.DPStart
+	}
 	if n.Models == nil {
 		n.Models, n.LoRAs = l.Models, l.LoRAs
 	}
@@ -118,6 +126,9 @@ func (l Learned) clone() Learned {
 		b := *l.Bootstrap
 		c.Bootstrap = &b
 	}
+	if l.DPStart != nil {
+		c.DPStart = new(*l.DPStart)
+	}
 	return c
 }
 
@@ -142,6 +153,10 @@ func (c *Contradiction) Error() string {
 	switch c.Field {
 	case FieldDP:
 		words = "data-parallel size"
+	case FieldDPStart:
+		words = "first data-parallel rank"
+	case FieldLB:
+		words = "load balancing of ranks"
 	case FieldModels:
 		words = "model"
 	}
@@ -169,6 +184,13 @@ func contradictions(s *Spec, source string, l *Learned) error {
 	}
 	check(FieldRole, s.Role != "" && l.Role != "" && s.Role != l.Role, string(s.Role), string(l.Role))
 	ints(FieldDP, s.DP, l.DP)
+	if l.DPStart != nil {
+		by := " (" + l.From[FieldDPStart] + ")"
+		first := "its first rank is " + strconv.Itoa(*l.DPStart) + by
+		check(FieldDPStart, s.DPStart != 0 && s.DPStart != *l.DPStart, strconv.Itoa(s.DPStart), strconv.Itoa(*l.DPStart))
+		check(FieldLB, s.LB == LBInternal && *l.DPStart > 0, string(s.LB), first)
+		check(FieldLB, s.LB == LBExternal && l.DP > 1, string(s.LB), fmt.Sprintf("%d ranks are behind this port%s", l.DP, by))
+	}
 	ints(FieldBlockSize, s.BlockSize, l.BlockSize)
 	check(FieldModelLen, l.MaxModelLen > 0 && s.MaxModelLen > l.MaxModelLen, strconv.Itoa(s.MaxModelLen), strconv.Itoa(l.MaxModelLen))
 	if l.Models != nil {
@@ -233,6 +255,17 @@ func describe(s *Spec, source string, l *Learned) (*Worker, error) {
 		}
 		keep(&w.Dialect, VLLM)
 	}
+	w.DPStart, w.LB = s.DPStart, s.LB
+	if l.DPStart != nil {
+		keep(&w.DPStart, *l.DPStart)
+	}
+	if w.DPStart > 0 {
+		if ranksOf(s, l) > 1 {
+			keep(&w.LB, LBHybrid)
+		} else {
+			keep(&w.LB, LBExternal)
+		}
+	}
 	keep(&w.Role, l.Role)
 	keep(&w.Role, Aggregated)
 	keep(&w.Connector, l.Connector)
@@ -287,6 +320,7 @@ func origins(s *Spec, source string, l *Learned) map[Field]string {
 		{FieldKVBlocks, s.KVBlocks != 0}, {FieldModelLen, s.MaxModelLen != 0}, {FieldBatched, s.MaxBatchedTokens != 0},
 		{FieldEvents, s.EventsOff || len(s.Events) > 0}, {FieldBootstrap, s.Bootstrap != nil}, {FieldLMCache, s.LMCache != nil},
 		{FieldRevision, s.Revision != ""}, {FieldSlice, s.Slice != ""}, {FieldTransferCheck, s.TransferCheck != ""}, {FieldKVCopies, s.KVCopies != ""},
+		{FieldLB, s.LB != ""}, {FieldDPStart, s.DPStart != 0},
 		{FieldLastBlock, s.LastBlock != ""}, {FieldChunk, s.AttentionChunk != 0},
 	} {
 		if f.stated {
@@ -320,6 +354,9 @@ func defaultConnector(w *Worker) Connector {
 func ranksOf(s *Spec, l *Learned) int {
 	n := s.DP
 	keep(&n, l.DP)
+	if n == 0 && s.LB == LBExternal {
+		n = 1
+	}
 	if n == 0 {
 		n = len(s.Events) // several endpoints are one for each rank
 	}

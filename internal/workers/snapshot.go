@@ -6,6 +6,7 @@ import (
 	"maps"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -235,6 +236,8 @@ func facts(w *Worker) []struct {
 		{FieldKVCopies, w.KVCopies},
 		{FieldLastBlock, w.LastBlock},
 		{FieldChunk, w.AttentionChunk},
+		{FieldLB, w.LB},
+		{FieldDPStart, w.DPStart},
 		{"conflict", w.Conflict},
 	}
 }
@@ -329,6 +332,10 @@ func (c Change) words(f Field) string {
 			return string(w.LastBlock)
 		case FieldChunk:
 			return count(w.AttentionChunk)
+		case FieldLB:
+			return string(w.LB)
+		case FieldDPStart:
+			return strconv.Itoa(w.DPStart)
 		case FieldSource:
 			return w.Source
 		case FieldRevision:

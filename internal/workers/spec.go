@@ -52,6 +52,10 @@ type Spec struct {
 	// LastBlock and AttentionChunk are as in Worker.
 	LastBlock      LastBlock
 	AttentionChunk int
+	// LB and DPStart are as in Worker. The ports of Events and Replay, where there is
+	// one endpoint for all ranks, count from that of the deployment's first rank.
+	LB      LB
+	DPStart int
 	// TransferCheck is as in Worker; empty for the router's own setting.
 	TransferCheck TransferCheck
 	// Models are names that the engine must answer to.
@@ -92,8 +96,8 @@ type Spec struct {
 }
 
 var specKeys = []string{
-	"api_key_file", "attention_chunk", "block_size", "bootstrap", "connector", "dialect", "dp", "engine", "events",
-	"kv_blocks", "kv_copies", "kv_last_block", "labels", "lmcache", "max_batched_tokens", "max_model_len", "model", "name",
+	"api_key_file", "attention_chunk", "block_size", "bootstrap", "connector", "dialect", "dp", "dp_start", "engine", "events",
+	"kv_blocks", "kv_copies", "kv_last_block", "labels", "lb", "lmcache", "max_batched_tokens", "max_model_len", "model", "name",
 	"replay", "role", "topic", "transfer_check",
 }
 
@@ -242,6 +246,10 @@ func (s *Spec) Set(key, value string) error {
 		s.LMCache, err = parseLMCache(value)
 	case "kv_copies":
 		s.KVCopies, err = oneOf(value, CopiesCounted, CopiesSingle)
+	case "lb":
+		s.LB, err = oneOf(value, LBInternal, LBHybrid, LBExternal)
+	case "dp_start":
+		s.DPStart, err = number(value, maxDP-1)
 	case "kv_last_block":
 		s.LastBlock, err = oneOf(value, LastBlockKept, LastBlockDropped)
 	case "attention_chunk":
@@ -282,6 +290,7 @@ func (s *Spec) Validate() error {
 		known("role", s.Role, slices.Concat([]Role{""}, Roles())...),
 		known("connector", s.Connector, slices.Concat([]Connector{ConnectorNone}, Connectors())...),
 		known("kv_copies", s.KVCopies, "", CopiesCounted, CopiesSingle),
+		known("lb", s.LB, "", LBInternal, LBHybrid, LBExternal),
 		known("kv_last_block", s.LastBlock, "", LastBlockKept, LastBlockDropped),
 		known("transfer_check", s.TransferCheck, "", TransferStrict, TransferReport))
 	errs = slices.DeleteFunc(errs, func(err error) bool { return err == nil })
@@ -290,6 +299,12 @@ func (s *Spec) Validate() error {
 	}
 	if s.EventsOff && (len(s.Events) > 0 || len(s.Replay) > 0) {
 		add("events=none beside event or replay endpoints")
+	}
+	if s.LB == LBExternal && s.DP > 1 {
+		add("lb=external has one rank behind each port, not dp=%d", s.DP)
+	}
+	if s.LB == LBInternal && s.DPStart > 0 {
+		add("lb=internal has all ranks behind one port, from 0 on, not from dp_start=%d", s.DPStart)
 	}
 	if len(s.Replay) > 0 && len(s.Events) == 0 && !s.EventsOff {
 		add("replay without events")
@@ -305,7 +320,7 @@ func (s *Spec) Validate() error {
 			errs = append(errs, err)
 		}
 	}
-	if s.BlockSize < 0 || s.DP < 0 || s.DP > maxDP || s.KVBlocks < 0 || s.MaxModelLen < 0 || s.MaxBatchedTokens < 0 || s.AttentionChunk < 0 || s.AttentionChunk > maxChunkTok {
+	if s.BlockSize < 0 || s.DP < 0 || s.DP > maxDP || s.KVBlocks < 0 || s.MaxModelLen < 0 || s.MaxBatchedTokens < 0 || s.AttentionChunk < 0 || s.DPStart < 0 || s.DPStart >= maxDP || s.AttentionChunk > maxChunkTok {
 		add("a negative or too large number")
 	}
 	if b := s.Bootstrap; b != nil && (b.Port < 1 || b.Port > 65535) {
@@ -355,11 +370,11 @@ func (s *Spec) Host() string { return s.URL.Hostname() }
 
 // eventSources are the stated sources of a worker with so many ranks.
 func (s *Spec) eventSources(ranks int) ([]EventSource, error) {
-	live, err := rankEndpoints(s.Events, ranks, s.Host(), s.EventsBind)
+	live, err := rankEndpoints(s.Events, s.DPStart, ranks, s.Host(), s.EventsBind)
 	if err != nil {
 		return nil, fmt.Errorf("events: %w", err)
 	}
-	replay, err := rankEndpoints(s.Replay, ranks, s.Host(), false)
+	replay, err := rankEndpoints(s.Replay, s.DPStart, ranks, s.Host(), false)
 	if err != nil {
 		return nil, fmt.Errorf("replay: %w", err)
 	}

@@ -91,6 +91,9 @@ func TestParseSpecRefuses(t *testing.T) {
 		{"http://a:1,block-size=16", `did you mean "block_size"?`},
 		{"http://a:1,event=tcp://*:5557", `did you mean "events"?`},
 		{"http://a:1,api_key=sk-1", `did you mean "api_key_file"?`},
+		{"http://a:1,lb=external,dp=2", "lb=external has one rank behind each port, not dp=2"},
+		{"http://a:1,lb=internal,dp_start=2", "lb=internal has all ranks behind one port, from 0 on"},
+		{"http://a:1,lb=nodes", "is none of internal, hybrid, external"},
 		{"http://a:1,zzzzzzzzzzzz=1", "(valid: api_key_file, attention_chunk, block_size,"},
 		{"http://a:1,engine=vlm", `"vlm" is none of vllm, sglang, trtllm, sim (did you mean "vllm"?)`},
 		{"http://a:1,connector=shared_storage", `did you mean "shared-storage"?`},
@@ -152,6 +155,11 @@ func TestEventSources(t *testing.T) {
 		{"router listens on all", "http://a:1,events=bind:tcp://*:5557", 2, []EventSource{
 			{DP: 0, Endpoint: "tcp://*:5557", Bind: true}, {DP: 1, Endpoint: "tcp://*:5558", Bind: true},
 		}},
+		{"ranks 2 and 3 of a deployment", "http://a:1,lb=hybrid,dp_start=2,events=tcp://*:5557,replay=tcp://*:5657", 2, []EventSource{
+			{DP: 0, Endpoint: "tcp://a:5559", Replay: "tcp://a:5659"}, {DP: 1, Endpoint: "tcp://a:5560", Replay: "tcp://a:5660"},
+		}},
+		{"rank 3 of a deployment", "http://a:1,lb=external,dp_start=3,events=tcp://*:5557", 1, []EventSource{{Endpoint: "tcp://a:5560"}}},
+		{"ranks 2 and 3, each named", "http://a:1,dp_start=2,events=tcp://x:7;tcp://y:9", 2, []EventSource{{Endpoint: "tcp://x:7"}, {DP: 1, Endpoint: "tcp://y:9"}}},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

@@ -98,6 +98,22 @@ const (
 	LastBlockDropped LastBlock = "dropped"
 )
 
+// LB says who shares the requests among the data-parallel ranks of a deployment, and
+// so which of them answer behind one port.
+type LB string
+
+// The layouts, by vLLM's words. In all of them an engine counts the ranks behind its
+// port from 0 in requests, and all else (events, metrics, side channels) by their
+// place in the deployment.
+const (
+	// LBInternal: all ranks behind one port.
+	LBInternal LB = "internal"
+	// LBHybrid: a port for each node, for the ranks there.
+	LBHybrid LB = "hybrid"
+	// LBExternal: a port for each rank.
+	LBExternal LB = "external"
+)
+
 // TransferCheck says what becomes of a prefill worker's transfer parameters of
 // which a part is not as expected.
 type TransferCheck string
@@ -171,6 +187,10 @@ type Worker struct {
 	// AttentionChunk is the size of a chunk of chunked attention in tokens; 0 when
 	// unknown.
 	AttentionChunk int
+	// LB is how the ranks of the deployment lie behind ports, and DPStart the place of
+	// this worker's first one in it; empty and 0 where nobody told.
+	LB      LB
+	DPStart int
 	// TransferCheck is how strictly this worker's transfer parameters are
 	// judged; empty for the router's own setting.
 	TransferCheck TransferCheck

@@ -418,6 +418,8 @@ func (e *exam) feeds(ws []admin.Worker) {
 				e.add("events", r.Label, Warn, "nothing is known to be missing, and the index does not use its entries until that is proven: "+orNone(f.Reason), noReplay)
 			case !f.Trusted:
 				e.add("events", r.Label, Fail, fmt.Sprintf("the index does not trust the feed: %s (%s)", f.State, orNone(f.Reason)), "")
+			case f.RankDisagree > 0:
+				e.add("layout", r.Label, Fail, fmt.Sprintf("%d batches of its events claim to be of another rank of the deployment than %d", f.RankDisagree, w.DPStart+r.DP), "state dp_start=N, the place of the engine's first rank in its deployment, and the events of its own ports: what is known of the rank's cache may be another one's")
 			case f.Gaps > 0 && f.Lost > 0:
 				e.add("events", r.Label, Warn, fmt.Sprintf("%d gaps, %d batches lost for good, %d replayed", f.Gaps, f.Lost, f.Replayed), "raise the engine's buffer_steps, or give it a replay endpoint")
 			case f.Errors > 0:

@@ -246,6 +246,8 @@ type Worker struct {
 	LoRAs           []string          `json:"loras,omitempty"`
 	Labels          map[string]string `json:"labels,omitempty"`
 	DP              int               `json:"dp"`
+	LB              string            `json:"lb,omitempty"`       // how the deployment's ranks lie behind ports
+	DPStart         int               `json:"dp_start,omitempty"` // place of the first rank in the deployment
 	BlockSizeTokens int               `json:"block_size_tokens"`
 	MaxModelLen     int               `json:"max_model_len_tokens"`
 	KVBlocks        int               `json:"kv_blocks_per_rank"` // engine blocks; 0 unknown

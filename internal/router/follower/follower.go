@@ -221,7 +221,7 @@ func (f *Follower) feed(w *workers.Worker, k *workers.Rank) {
 	f.mu.Lock()
 	old, fed := f.open[k]
 	f.mu.Unlock()
-	if fed && has && old.block == block && stated(old.worker) == stated(w) && reflect.DeepEqual(old.source, want) {
+	if fed && has && old.block == block && stated(old.worker) == stated(w) && old.worker.DPStart == w.DPStart && reflect.DeepEqual(old.source, want) {
 		return
 	}
 	if fed {
@@ -237,7 +237,7 @@ func (f *Follower) feed(w *workers.Worker, k *workers.Rank) {
 	}
 	from := f.resume(k, block, traits.Once)
 	traits.Once = f.once[k]
-	key := kvfeed.Key{Worker: w.Name, DP: k.DP, Host: w.URL.Hostname(), BlockSize: block, Traits: traits}
+	key := kvfeed.Key{Worker: w.Name, DP: k.DP, Host: w.URL.Hostname(), Start: w.DPStart, BlockSize: block, Traits: traits}
 	if err := f.feeds.Add(kvindex.Rank(k.Slot), key, want, from); err != nil {
 		f.Event(eventlog.Event{
 			Kind: "feed_refused", Severity: eventlog.Error, Worker: w.Name, Rank: k.Label,

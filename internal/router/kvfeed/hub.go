@@ -351,7 +351,8 @@ func (h *hub) route(topic []byte, b *kvevent.Batch, host string, mine map[*rank]
 // rankOf is the rank of w's worker, of those that fit, that a batch is of which
 // claims rank said (-1 for none). Engines count the ranks of a deployment, the
 // router those of a worker: a worker that runs ranks 4 to 7 of a larger group
-// has them as 0 to 3.
+// has them as 0 to 3. Where nobody told the first one, they are taken to be as many
+// on every worker.
 func rankOf(ranks []*rank, w *rank, fits func(*rank) bool, said int32) *rank {
 	n := 0
 	for _, r := range ranks {
@@ -366,7 +367,11 @@ func rankOf(ranks []*rank, w *rank, fits func(*rank) bool, said int32) *rank {
 		return nil
 	}
 	for _, r := range ranks {
-		if r.key.Worker == w.key.Worker && fits(r) && r.key.DP == int(said)%n {
+		place := int(said) - r.key.Start
+		if r.key.Start == 0 {
+			place %= n
+		}
+		if r.key.Worker == w.key.Worker && fits(r) && r.key.DP == place {
 			return r
 		}
 	}

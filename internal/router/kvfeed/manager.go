@@ -140,6 +140,9 @@ type Key struct {
 	// Host is where the worker runs, to tell publishers apart that dial into one
 	// listener with the same topic; empty if unknown.
 	Host string
+	// Start is the place of the worker's first rank in the deployment by which its
+	// engines count; 0 when unknown. It is no part of the rank's name.
+	Start int
 	// BlockSize in tokens in which the rank's blocks are named; 0 for that of
 	// the Options. It is no part of the rank's name.
 	BlockSize int

@@ -362,9 +362,9 @@ func (r *rank) applied(seq uint64, topic, payload []byte, at time.Time, replayed
 	if r.m.o.Process != nil && r.src.Replay == "" && !r.src.Bind {
 		r.process, _ = r.m.o.Process(r.key.Worker, r.key.DP)
 	}
-	if s.said >= 0 && int(s.said) != r.key.DP {
+	if s.said >= 0 && int(s.said) != r.key.Start+r.key.DP {
 		if r.n.RankDisagree == 0 {
-			r.emit(workers.Warn, "feed.rank_disagree", "%s: batches from %s claim dp rank %d; the socket's rank is used", r.label, r.src.Endpoint, s.said)
+			r.emit(workers.Warn, "feed.rank_disagree", "%s: batches from %s claim to be of rank %d of the deployment, not %d; the socket's rank is used. Either dp_start of worker %s is not what its engine counts from, or that is another rank's port", r.label, r.src.Endpoint, s.said, r.key.Start+r.key.DP, r.key.Worker)
 		}
 		r.n.RankDisagree++
 	}

@@ -30,6 +30,11 @@ func TestRoute(t *testing.T) {
 	models := hubOf([4]string{"a", "0", "", "kv@h"}, [4]string{"b", "0", "", "kv@h@m"})
 	ports := hubOf([4]string{"a", "0", "10.0.0.1", "kv@10.0.0.1:8000"}, [4]string{"b", "0", "10.0.0.1", "kv@10.0.0.1:80"})
 	six := hubOf([4]string{"a", "0", "fd00::1", "kv@fd00::1"}, [4]string{"b", "0", "fd00::1:5", "kv@fd00::1:5"}, [4]string{"c", "0", "fd00::2", "kv@[fd00::2]"})
+	// Three ranks that begin at 4, of which it is known.
+	placed := hubOf([4]string{"a", "0", "10.0.0.1", ""}, [4]string{"a", "1", "10.0.0.1", ""}, [4]string{"a", "2", "10.0.0.1", ""})
+	for _, r := range *placed.ranks.Load() {
+		r.key.Start = 4
+	}
 	for _, tt := range []struct {
 		name  string
 		h     *hub
@@ -49,6 +54,9 @@ func TestRoute(t *testing.T) {
 		{"first node", nodes, "kv@10.0.0.1@m", 1, "10.0.0.1", "a/dp1"},
 		{"second node counts on", nodes, "kv@10.0.0.2@m", 3, "10.0.0.2", "b/dp1"},
 		{"second node counts on, its first", nodes, "kv@10.0.0.2@m", 2, "10.0.0.2", "b/dp0"},
+		{"first of those from 4 on", placed, "", 4, "10.0.0.1", "a/dp0"},
+		{"last of those from 4 on", placed, "", 6, "10.0.0.1", "a/dp2"},
+		{"before those from 4 on", placed, "", 1, "10.0.0.1", ""},
 		{"one of two, not said which", nodes, "kv@10.0.0.2@m", -1, "10.0.0.2", ""},
 		{"no topics, by the peer", same, "", 0, "10.0.0.2", "b/dp0"},
 		{"no topics, rank 1 of a deployment", same, "", 1, "10.0.0.2", "b/dp0"},

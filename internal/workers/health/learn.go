@@ -287,7 +287,9 @@ func (l *learner) metrics(p *page) {
 	l.number(workers.FieldKVBlocks, &l.told.KVBlocks, p.kvBlocks(), source)
 	// SGLang labels only ranks that have run something, vLLM all of them.
 	if p.engine == workers.VLLM {
-		l.number(workers.FieldDP, &l.told.DP, len(p.rankLabels()), `engine labels in /metrics`)
+		ranks := p.rankLabels()
+		l.number(workers.FieldDP, &l.told.DP, len(ranks), `engine labels in /metrics`)
+		l.first(ranks, `engine labels in /metrics`)
 	}
 	if p.engine == workers.VLLM {
 		// Which method drafts is not told: those that look words up in the prompt, or
@@ -300,6 +302,15 @@ func (l *learner) metrics(p *page) {
 	if p.nixl {
 		l.told.Connector = workers.ConnectorNIXL
 		l.tell(workers.FieldConnector, "vllm:nixl_xfer_time_seconds")
+	}
+}
+
+// first takes the place of a worker's first rank in its deployment, which ranks in a
+// row tell. The caller holds mu, or no page is being asked for.
+func (l *learner) first(ranks []int, from string) {
+	if n := len(ranks); n > 0 && ranks[n-1]-ranks[0] == n-1 && ranks[0] < maxRanks {
+		l.told.DPStart = &ranks[0]
+		l.told.From[workers.FieldDPStart] = from
 	}
 }
 
@@ -392,6 +403,13 @@ func (l *learner) eventSources(ctx context.Context) {
 	l.told.From[workers.FieldEvents] = path
 	if l.told.DP == 0 {
 		l.number(workers.FieldDP, &l.told.DP, len(list), path)
+	}
+	if l.told.DPStart == nil {
+		ranks := make([]int, len(list))
+		for i := range list {
+			ranks[i] = *list[i].Rank
+		}
+		l.first(ranks, path)
 	}
 }
 

@@ -58,7 +58,7 @@ func TestLearnVLLM(t *testing.T) {
 	ans := learnFrom(t, w)
 	want := workers.Learned{
 		Engine: workers.VLLM, Version: "0.32.0", Connector: workers.ConnectorNIXL, Models: []string{"small"}, MaxModelLen: 8192,
-		DP: 1, BlockSize: 32, KVBlocks: 1024, LastBlock: workers.LastBlockKept,
+		DP: 1, BlockSize: 32, KVBlocks: 1024, DPStart: new(0), LastBlock: workers.LastBlockKept,
 		Events: []workers.EventSource{{Endpoint: "tcp://127.0.0.1:40331", Replay: "tcp://127.0.0.1:39137"}},
 	}
 	if diff := cmp.Diff(want, ans.learned, ignoreFrom); diff != "" {
@@ -99,6 +99,67 @@ func TestLearnDrafts(t *testing.T) {
 		}
 		if got, _ = r.Snapshot().Worker("w"); got.LastBlock != want {
 			t.Errorf("stated %q: %q", stated, got.LastBlock)
+		}
+	}
+}
+
+// TestLearnLayout: an engine that runs some ranks of a deployment labels them by their
+// place in it; what is stated otherwise is a contradiction that names both.
+func TestLearnLayout(t *testing.T) {
+	shifted := strings.NewReplacer(`engine="0"`, `engine="2"`, `engine="1"`, `engine="3"`).Replace(string(data(t, "vllm-0.32.0-dp2.prom")))
+	w := engine(t, map[string]string{"/metrics": shifted})
+	told := learnFrom(t, w).learned
+	if told.DP != 2 || told.DPStart == nil || *told.DPStart != 2 {
+		t.Fatalf("learned %+v", told)
+	}
+	zero := learnFrom(t, engine(t, map[string]string{"/metrics": string(data(t, "vllm-0.32.0-dp2.prom"))})).learned
+	if zero.DPStart == nil || *zero.DPStart != 0 {
+		t.Errorf("learned %+v", zero)
+	}
+	sources := learnFrom(t, engine(t, map[string]string{
+		"/kv_event_sources": `{"5":{"endpoint":"tcp://*:5562","data_parallel_rank":5},"4":{"endpoint":"tcp://*:5561","data_parallel_rank":4}}`,
+	})).learned
+	if sources.DP != 2 || sources.DPStart == nil || *sources.DPStart != 4 {
+		t.Errorf("learned %+v", sources)
+	}
+	for stated, want := range map[string]string{
+		"": "", "lb=hybrid": "", "dp_start=2": "", "lb=hybrid,dp=2,dp_start=2": "",
+		"lb=internal":      "load balancing of ranks internal stated by source test, engine says its first rank is 2 (engine labels in /metrics)",
+		"lb=external":      "load balancing of ranks external stated by source test, engine says 2 ranks are behind this port",
+		"dp_start=4":       "first data-parallel rank 4 stated by source test, engine says 2 (engine labels in /metrics)",
+		"lb=internal,dp=4": "data-parallel size 4 stated by source test, engine says 2 (engine labels in /metrics)",
+	} {
+		text := w.URL.String()
+		if stated != "" {
+			text += "," + stated
+		}
+		s, err := workers.ParseSpec("", text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := workers.NewRegistry(nil)
+		if _, err := r.Apply("test", []workers.Spec{s}); err != nil {
+			t.Fatal(err)
+		}
+		got, _ := r.Snapshot().Worker(s.Name)
+		_, err = r.Update(got, told)
+		if got, _ = r.Snapshot().Worker(s.Name); want == "" && (err != nil || got.Conflict != "") || !strings.Contains(got.Conflict, want) {
+			t.Errorf("%s: conflict %q, want %q", stated, got.Conflict, want)
+		}
+		if want == "" && (got.LB != workers.LBHybrid || got.DPStart != 2 || len(got.Ranks) != 2) {
+			t.Errorf("%s: lb %s, from %d, %d ranks", stated, got.LB, got.DPStart, len(got.Ranks))
+		}
+		if usable, _ := got.State.Usable(); want != "" && usable {
+			t.Errorf("%s: it gets requests", stated)
+		}
+		// The engine comes back as all of a deployment of two.
+		if stated == "" {
+			if _, err := r.Update(got, zero); err != nil {
+				t.Fatal(err)
+			}
+			if got, _ = r.Snapshot().Worker(s.Name); got.DPStart != 0 || got.LB != "" {
+				t.Errorf("after a restart: lb %s, from %d", got.LB, got.DPStart)
+			}
 		}
 	}
 }
@@ -162,7 +223,7 @@ func TestLearnRanksAndAdapters(t *testing.T) {
 	})
 	ans := learnFrom(t, w)
 	want := workers.Learned{
-		Engine: workers.VLLM, Models: []string{"base", "sql"}, LoRAs: []string{"sql"}, MaxModelLen: 4096, DP: 2, BlockSize: 32, KVBlocks: 96, LastBlock: workers.LastBlockKept,
+		Engine: workers.VLLM, Models: []string{"base", "sql"}, LoRAs: []string{"sql"}, MaxModelLen: 4096, DP: 2, BlockSize: 32, KVBlocks: 96, DPStart: new(0), LastBlock: workers.LastBlockKept,
 		Events: []workers.EventSource{
 			{DP: 0, Endpoint: "tcp://127.0.0.1:5557", Replay: "tcp://127.0.0.1:5657"}, {DP: 1, Endpoint: "tcp://127.0.0.1:5558", Topic: "kv"},
 		},
@@ -277,15 +338,15 @@ func TestLearnFromEnginesThatTellLittle(t *testing.T) {
 		{"nothing at all", nil, workers.Learned{}, nil},
 		{
 			"events are off", map[string]string{"/kv_event_sources": `{"0":{"enable_kv_cache_events":false,"publisher":"null","endpoint":"tcp://*:5557"}}`},
-			workers.Learned{Events: []workers.EventSource{}, DP: 1}, nil,
+			workers.Learned{Events: []workers.EventSource{}, DP: 1, DPStart: new(0)}, nil,
 		},
 		{
 			"rank 3 of a group elsewhere", map[string]string{"/kv_event_sources": `[{"data_parallel_rank":3,"endpoint":"tcp://*:5560"}]`},
-			workers.Learned{Events: []workers.EventSource{{DP: 0, Endpoint: "tcp://127.0.0.1:5560"}}, DP: 1}, nil,
+			workers.Learned{Events: []workers.EventSource{{DP: 0, Endpoint: "tcp://127.0.0.1:5560"}}, DP: 1, DPStart: new(3)}, nil,
 		},
 		{
 			"event endpoints that cannot be reached", map[string]string{"/kv_event_sources": `[{"endpoint":"ipc:///tmp/x"},{"endpoint":"tcp://*:0"}]`},
-			workers.Learned{Events: []workers.EventSource{}, DP: 2}, []string{
+			workers.Learned{Events: []workers.EventSource{}, DP: 2, DPStart: new(0)}, []string{
 				`/kv_event_sources: rank 0: endpoint "ipc:///tmp/x" does not begin with tcp://`,
 				`/kv_event_sources: rank 1: endpoint "tcp://*:0": "0" is no port (1 to 65535)`,
 			},

@@ -39,6 +39,10 @@ type Group struct {
 	Aliases, LoRAs []string
 	// DP is the number of data-parallel ranks of one engine.
 	DP int
+	// LB says which ranks are behind a port: all of the deployment, for which each engine
+	// then is one, or with hybrid and external the DP ranks of each of the group's Count
+	// engines, which make one deployment together.
+	LB workers.LB
 	// BlockSize is in tokens; Blocks counts one rank's blocks, vLLM's null
 	// block included.
 	BlockSize, Blocks int
@@ -235,6 +239,7 @@ func (g *Group) options() map[string]func(value string) error {
 		"aliases":            into(&g.Aliases, words),
 		"loras":              into(&g.LoRAs, words),
 		"dp":                 into(&g.DP, strconv.Atoi),
+		"lb":                 oneOf(&g.LB, map[string]workers.LB{"internal": workers.LBInternal, "hybrid": workers.LBHybrid, "external": workers.LBExternal}),
 		"block":              into(&g.BlockSize, strconv.Atoi),
 		"kv_blocks":          into(&g.Blocks, strconv.Atoi),
 		"max_model_len":      into(&g.MaxModelLen, strconv.Atoi),
@@ -332,6 +337,12 @@ func (g *Group) Validate() error {
 		}
 	}
 	within("dp", g.DP, 1, 256)
+	switch {
+	case g.LB != "" && g.LB != workers.LBInternal && g.Engine != workers.VLLM:
+		errs = append(errs, fmt.Errorf("lb=%s is for engine=vllm", g.LB))
+	case g.LB == workers.LBExternal && g.DP > 1:
+		errs = append(errs, fmt.Errorf("lb=external has one rank behind each port, not dp=%d", g.DP))
+	}
 	within("block", g.BlockSize, 1, 4096)
 	within("kv_blocks", g.Blocks, 2, 1<<24)
 	within("max_model_len", g.MaxModelLen, 2, 1<<24)

@@ -149,7 +149,7 @@ func (p *process) frontConfig(seed uint64, rooms *rooms.Rooms) front.Config {
 		Dialect: g.Engine, Role: g.Role, Models: append([]string{g.Model}, g.Aliases...), LoRAs: g.LoRAs,
 		BlockSize: g.BlockSize, Blocks: g.Blocks, MaxSeqs: g.MaxSeqs, MaxBatchedTokens: g.MaxBatchedTokens,
 		MaxModelLen: min(g.MaxModelLen, (g.Blocks-1)*g.BlockSize), Connector: g.Connector, Vocab: e.fleet.vocab,
-		Ranks: p.ranks, Faults: e.faults, Rooms: rooms, Dead: p.dead, Seed: seed, Started: p.started,
+		FirstRank: e.start, Ranks: p.ranks, Faults: e.faults, Rooms: rooms, Dead: p.dead, Seed: seed, Started: p.started,
 		SetFaults: e.SetFaults,
 		Restart:   func() { e.command(true) },
 		Exit:      func() { e.command(false) },
@@ -213,7 +213,7 @@ func (p *process) openPublishers() error {
 	ports.events, ports.rep = slices.Clone(ports.events), slices.Clone(ports.rep) // the caller may try again
 	for i := range g.DP {
 		cfg := publish.Config{
-			Endpoint: "tcp://" + after(ports.events, i), Topic: g.Topic, Rank: i, BlockSize: g.BlockSize, Steps: g.Steps,
+			Endpoint: "tcp://" + after(ports.events, i), Topic: g.Topic, Rank: p.e.start + i, BlockSize: g.BlockSize, Steps: g.Steps,
 			Encoding: kvevent.Encoding{Form: form, BinHash: g.BinHash}, Faults: p.e.faults,
 		}
 		if len(g.Dial) > 0 {

@@ -76,6 +76,9 @@ func Start(ctx context.Context, f Fleet) (*Running, error) {
 				calls:  make(chan call, 64),
 				stop:   make(chan struct{}),
 			}
+			if g.LB == workers.LBHybrid || g.LB == workers.LBExternal {
+				e.start = n * g.DP
+			}
 			counts[g.Role]++
 			rank += g.DP
 			p, err := e.boot(0)
@@ -184,6 +187,7 @@ type Engine struct {
 	group     Group
 	index     int
 	firstRank int
+	start     int // place of the first rank in its deployment
 	name      string
 	faults    *fault.Source
 	calls     chan call
@@ -231,7 +235,7 @@ func (e *Engine) Worker() *workers.Worker {
 	w := &workers.Worker{
 		Name: e.name, URL: &url.URL{Scheme: g.scheme(), Host: e.ports.http}, Engine: workers.Sim, Dialect: g.Engine,
 		Role: g.Role, Connector: g.Connector, LoRAs: g.LoRAs, BlockSize: g.BlockSize,
-		MaxModelLen: min(g.MaxModelLen, (g.Blocks-1)*g.BlockSize), KVBlocks: g.Blocks, MaxBatchedTokens: g.MaxBatchedTokens, Source: "sim",
+		LB: g.LB, DPStart: e.start, MaxModelLen: min(g.MaxModelLen, (g.Blocks-1)*g.BlockSize), KVBlocks: g.Blocks, MaxBatchedTokens: g.MaxBatchedTokens, Source: "sim",
 	}
 	w.Models = append(append([]string{g.Model}, g.Aliases...), g.LoRAs...)
 	if g.Events != EventsOff {

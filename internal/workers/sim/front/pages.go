@@ -101,7 +101,7 @@ func (s *Server) metrics(w http.ResponseWriter, _ *http.Request) {
 	f := page.Facts{
 		Model: s.cfg.Models[0], Role: s.cfg.Role, Connector: s.cfg.Connector, BlockSize: s.cfg.BlockSize,
 		Blocks: s.cfg.Blocks, MaxModelLen: s.cfg.MaxModelLen, SleepLevel: int(s.level.Load()),
-		Started: s.cfg.Started,
+		Started: s.cfg.Started, FirstRank: s.cfg.FirstRank,
 	}
 	text := page.VLLM
 	if s.sglang() {
@@ -131,7 +131,7 @@ func (s *Server) eventSources(w http.ResponseWriter, _ *http.Request) {
 		if e.Replay != "" {
 			x.Replay = &e.Replay
 		}
-		out[strconv.Itoa(i)] = x
+		out[strconv.Itoa(s.cfg.FirstRank+i)] = x
 	}
 	WriteJSON(w, http.StatusOK, out)
 }

@@ -60,7 +60,9 @@ type Config struct {
 	BlockSize, Blocks, MaxSeqs, MaxBatchedTokens int
 	Connector                                    workers.Connector
 	Vocab                                        *vocab.Vocab
-	Ranks                                        []*live.Rank
+	// FirstRank is the place of the first of Ranks in its deployment.
+	FirstRank int
+	Ranks     []*live.Rank
 	// Links and Sources have one element per rank; Sources is empty without events.
 	Links   []Link
 	Sources []Source

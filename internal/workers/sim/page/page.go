@@ -70,6 +70,8 @@ type Facts struct {
 	BlockSize, Blocks, MaxModelLen int
 	// SleepLevel is 0 for an engine that is awake.
 	SleepLevel int
+	// FirstRank is the place of the first rank in its deployment.
+	FirstRank int
 	// Started is when the engine's process was started.
 	Started time.Time
 }
@@ -93,7 +95,7 @@ func VLLM(f Facts, all []engine.Stats) string {
 			if !has(&all[i]) {
 				continue
 			}
-			p.sample(name, value(&all[i]), append([]string{"engine", strconv.Itoa(i), "model_name", model}, extra...)...)
+			p.sample(name, value(&all[i]), append([]string{"engine", strconv.Itoa(f.FirstRank + i), "model_name", model}, extra...)...)
 		}
 	}
 	each := func(name, kind, help string, value func(*engine.Stats) float64, extra ...string) {
@@ -109,7 +111,7 @@ func VLLM(f Facts, all []engine.Stats) string {
 	hist := func(name, help string, value func(*engine.Stats) engine.Histogram) {
 		p.family(name, "histogram", help)
 		for i := range all {
-			p.histogram(name, value(&all[i]), "engine", strconv.Itoa(i), "model_name", model)
+			p.histogram(name, value(&all[i]), "engine", strconv.Itoa(f.FirstRank+i), "model_name", model)
 		}
 	}
 	if f.Connector == workers.ConnectorNIXL {
@@ -123,7 +125,7 @@ func VLLM(f Facts, all []engine.Stats) string {
 		} {
 			p.family(h.name, "histogram", h.help)
 			for i := range all {
-				labels := []string{"engine", strconv.Itoa(i), "model_name", model}
+				labels := []string{"engine", strconv.Itoa(f.FirstRank + i), "model_name", model}
 				p.sample(h.name+"_bucket", float64(all[i].Transfers), append([]string{"le", "+Inf"}, labels...)...)
 				p.sample(h.name+"_count", float64(all[i].Transfers), labels...)
 				p.sample(h.name+"_sum", h.sum(&all[i]), labels...)
@@ -154,7 +156,7 @@ func VLLM(f Facts, all []engine.Stats) string {
 	for i := range all {
 		p.sample("vllm:cache_config_info", 1,
 			"_block_size_resolved", "True", "block_size", strconv.Itoa(f.BlockSize), "cache_dtype", "auto",
-			"enable_prefix_caching", "True", "engine", strconv.Itoa(i), "gpu_memory_utilization", "0.92",
+			"enable_prefix_caching", "True", "engine", strconv.Itoa(f.FirstRank+i), "gpu_memory_utilization", "0.92",
 			"kv_cache_size_tokens", strconv.Itoa(f.BlockSize*f.Blocks),
 			// With several ranks vLLM shows the sum of their blocks.
 			"num_gpu_blocks", strconv.Itoa(f.Blocks*len(all)), "prefix_caching_hash_algo", "sha256")
