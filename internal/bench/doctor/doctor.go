@@ -631,11 +631,41 @@ func (e *exam) probeRank(ctx context.Context, label, header string, probed map[s
 	case second.CachedTokens == 0:
 		e.add("cache probe", label, Warn, "a repeated prompt found nothing cached", "is prefix caching switched off on the engine?")
 	case predicted != second.CachedTokens:
-		e.add("cache probe", label, Warn, fmt.Sprintf("a repeated prompt found %d of %d tokens cached, the router expected %d", second.CachedTokens, len(prompt), predicted), "the index and the engine disagree: see the events and the tokenizer above")
+		e.add("cache probe", label, Warn, fmt.Sprintf("a repeated prompt found %d of %d tokens cached, the router expected %d", second.CachedTokens, len(prompt), predicted), e.misfit(label, predicted, second.CachedTokens))
 	default:
 		e.add("cache probe", label, OK, fmt.Sprintf("a repeated prompt found %d of %d tokens cached, as the router expected", second.CachedTokens, len(prompt)), "")
 	}
 	return label == meant
+}
+
+// misfit is what may be wrong with what the router knows of a rank's engine, when a
+// repeated prompt found other tokens cached than were predicted.
+func (e *exam) misfit(label string, predicted, found int) string {
+	for i := range e.facts.Workers {
+		w := &e.facts.Workers[i]
+		at := slices.IndexFunc(w.Ranks, func(r admin.Rank) bool { return r.Label == label })
+		if at < 0 {
+			continue
+		}
+		groups, block, chunked := w.Ranks[at].Feed.CacheGroups, w.BlockSizeTokens, false
+		for _, g := range groups {
+			block = max(block, g.Block)
+			chunked = chunked || strings.HasPrefix(g.Kind, "chunked")
+		}
+		dropped := w.KVLastBlock == string(workers.LastBlockDropped)
+		switch {
+		case predicted < 0:
+		case predicted-found == block && !dropped:
+			return fmt.Sprintf("that is one block more than the engine reuses: if it drafts with EAGLE, MTP or the like, state kv_last_block=dropped for %s", w.Name)
+		case found-predicted == block && dropped:
+			return fmt.Sprintf("that is the last block, which %s is taken to compute anew: if it drafts with n-grams or a model of its own, state kv_last_block=kept", w.Name)
+		case found > predicted && chunked && w.AttentionChunk == 0:
+			return fmt.Sprintf("state attention_chunk=N for %s: without the size of a chunk all blocks of its chunked attention are asked for", w.Name)
+		case predicted > found && len(groups) > 1 && w.KVCopies != string(workers.CopiesSingle):
+			return fmt.Sprintf("one of its %d caches holds less than its events say: if requests ask for kv_cache_report_mode \"full\", state kv_copies=single for %s", len(groups), w.Name)
+		}
+	}
+	return "the index and the engine disagree: see the events and the tokenizer above"
 }
 
 // again repeats a prompt once the router expects what it should, which its dry

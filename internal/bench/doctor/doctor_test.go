@@ -157,6 +157,21 @@ func TestTwoWorkersAreProbed(t *testing.T) {
 	}
 }
 
+// TestPredictionThatDoesNotFit: an engine that keeps the last block of a hit finds one
+// more than the router expects, to which it was stated that the block is dropped.
+func TestPredictionThatDoesNotFit(t *testing.T) {
+	r := examine(t, routertest.Options{Fleet: "1a:profile=instant", Specs: func(s []workers.Spec) []workers.Spec {
+		s[0].LastBlock = workers.LastBlockDropped
+		return s
+	}}, false)
+	for _, f := range r.Findings {
+		if f.Check == "cache probe" && f.State == doctor.Warn && strings.Contains(f.Text, "tokens cached, the router expected") && strings.Contains(f.Advice, "kv_last_block=kept") {
+			return
+		}
+	}
+	t.Errorf("%+v", r.Findings)
+}
+
 // TestPrefillWithoutConnector: whether the router gives up or falls back to
 // local prefill, the finding names the engine and what it lacks.
 func TestPrefillWithoutConnector(t *testing.T) {

@@ -251,6 +251,9 @@ type Worker struct {
 	BlockSizeTokens int               `json:"block_size_tokens"`
 	MaxModelLen     int               `json:"max_model_len_tokens"`
 	KVBlocks        int               `json:"kv_blocks_per_rank"` // engine blocks; 0 unknown
+	KVCopies        string            `json:"kv_copies,omitempty"`
+	KVLastBlock     string            `json:"kv_last_block,omitempty"` // "dropped": computed anew in every hit
+	AttentionChunk  int               `json:"attention_chunk_tokens,omitempty"`
 	Revision        string            `json:"revision,omitempty"`
 	Slice           string            `json:"slice,omitempty"`
 	From            map[string]string `json:"from,omitempty"` // where each fact comes from

@@ -1,0 +1,45 @@
+package doctor
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/dynctl/dynctl/internal/bench/fleet"
+	"github.com/dynctl/dynctl/internal/router/admin"
+)
+
+// What a prediction that does not fit may come from is told in the words of the
+// setting that would mend it.
+func TestMisfit(t *testing.T) {
+	t.Parallel()
+	hybrid := []admin.CacheGroup{{Kind: "full_attention", Block: 16}, {Group: 1, Kind: "sliding_window", Window: 40, Block: 16}}
+	chunks := []admin.CacheGroup{{Kind: "full_attention", Block: 16}, {Group: 1, Kind: "chunked_local_attention", Block: 32}}
+	const unexplained = "the index and the engine disagree"
+	for _, tt := range []struct {
+		name             string
+		w                admin.Worker
+		groups           []admin.CacheGroup
+		predicted, found int
+		want             string
+	}{
+		{"one block too many", admin.Worker{}, nil, 160, 144, "kv_last_block=dropped for w"},
+		{"one block too many of a hybrid rank", admin.Worker{}, hybrid, 160, 144, "kv_last_block=dropped for w"},
+		{"one block too few", admin.Worker{KVLastBlock: "dropped"}, nil, 144, 160, "kv_last_block=kept"},
+		{"one block too few, and none is dropped", admin.Worker{}, nil, 144, 160, unexplained},
+		{"one block too many although one is dropped", admin.Worker{KVLastBlock: "dropped"}, nil, 160, 144, unexplained},
+		{"chunks of unknown size", admin.Worker{}, chunks, 0, 160, "attention_chunk=N for w"},
+		{"chunks of a stated size", admin.Worker{AttentionChunk: 64}, chunks, 0, 160, unexplained},
+		{"a window that holds less", admin.Worker{}, hybrid, 160, 64, "kv_copies=single for w"},
+		{"the same with single copies", admin.Worker{KVCopies: "single"}, hybrid, 160, 64, unexplained},
+		{"far too many", admin.Worker{}, nil, 160, 32, unexplained},
+		{"no receipt", admin.Worker{}, nil, -1, 16, unexplained},
+	} {
+		w := tt.w
+		w.Name, w.BlockSizeTokens = "w", 16
+		w.Ranks = []admin.Rank{{Label: "w/dp0"}, {Label: "w/dp1", Feed: admin.Feed{CacheGroups: tt.groups}}}
+		e := &exam{facts: &fleet.Facts{Workers: []admin.Worker{{Name: "v"}, w}}}
+		if got := e.misfit("w/dp1", tt.predicted, tt.found); !strings.Contains(got, tt.want) {
+			t.Errorf("%s: %q, want %q", tt.name, got, tt.want)
+		}
+	}
+}
