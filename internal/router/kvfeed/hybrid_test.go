@@ -82,7 +82,12 @@ func predict(t *testing.T, lines []hybridLine, size int, known kvgroup.Traits) (
 	for _, l := range lines {
 		switch l.Type {
 		case "batch":
-			if v := s.Offer(l.Seq, l.Payload); v.Kind != Apply {
+			v := s.Offer(l.Seq, l.Payload)
+			if _, begun := s.Last(); v.Kind == Gap && !begun { // what came before cannot be had
+				s.Skip(l.Seq)
+				v = s.Offer(l.Seq, l.Payload)
+			}
+			if v.Kind != Apply {
 				t.Fatalf("batch %d: %v", l.Seq, v)
 			}
 		case "request":
@@ -166,6 +171,32 @@ func TestHybridCachesOfVLLM(t *testing.T) {
 			// In larger blocks less may be seen, never more.
 			if n, _ := predict(t, lines, 2*head.Unit, kvgroup.Traits{}); n.more > 0 {
 				t.Errorf("in blocks twice the size: %d predictions are more than vLLM's", n.more)
+			}
+		})
+	}
+}
+
+// A router that joins an engine in the middle, without its earlier events, counts no
+// prefix that the engine would not reuse, wherever it begins.
+func TestHybridCachesJoinedLate(t *testing.T) {
+	t.Parallel()
+	files, err := filepath.Glob("../../../testdata/hybrid/*full*.jsonl.gz")
+	if err != nil || len(files) < 10 {
+		t.Fatalf("recordings: %d, %v", len(files), err)
+	}
+	for _, file := range files {
+		t.Run(strings.TrimSuffix(filepath.Base(file), ".jsonl.gz"), func(t *testing.T) {
+			t.Parallel()
+			lines := readHybrid(t, file)
+			found := 0
+			for from := 1; from < len(lines); from += 7 {
+				n, _ := predict(t, lines[from:], lines[0].Unit, kvgroup.Traits{})
+				if found += n.found; n.more > 0 {
+					t.Fatalf("from line %d on: %d predictions are more than vLLM's", from+1, n.more)
+				}
+			}
+			if found == 0 {
+				t.Error("nothing was found")
 			}
 		})
 	}
