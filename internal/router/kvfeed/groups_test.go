@@ -20,6 +20,7 @@ type naiveGroup struct {
 	kind   kvevent.CacheKind
 	window int
 	parts  int // router blocks in a block
+	chunk  int // router blocks, 0 = not stated
 	copies map[uint64]int
 	told   bool
 }
@@ -37,6 +38,8 @@ func (g *naiveGroup) goesOn(n int) bool {
 		for from > 0 && (n-from)*modelBlock < g.window-1 {
 			from -= g.parts
 		}
+	case g.kind == kvevent.ChunkedLocal && g.chunk > 0:
+		from, to = n/g.chunk*g.chunk/g.parts*g.parts, n
 	default: // the size of a chunk is not told
 		to = n
 	}
@@ -101,7 +104,7 @@ func groupsProgram(program []byte) (groups [4]naiveGroup, events []kvevent.Event
 
 // FuzzGroups: whatever groups, kinds, windows and tiers an engine tells of, and in
 // whatever order, no prefix is counted at which one of the groups that have stored
-// something could not go on.
+// something could not go on, whatever else is known of the engine.
 func FuzzGroups(f *testing.F) {
 	f.Add([]byte{0, 1 | 3<<3, 2, 3, 4, 0, 0x30, 4, 1, 0x30, 4, 2, 0x33, 7, 1, 0x34, 1, 1, 2, 4, 0, 0x34})
 	f.Add([]byte{0, 2, 2, 2, 4, 0, 0x70, 7, 1, 0x70, 228, 1, 0x30, 1, 1, 0x03, 0, 0, 0, 4, 0, 0x30, 7, 1, 0x10})
@@ -121,6 +124,11 @@ func FuzzGroups(f *testing.F) {
 		x.ClearRank(0)
 		s := NewStream(x, 0, modelBlock)
 		groups, events := groupsProgram(program)
+		known := kvgroup.Traits{Drops: len(program)&1 != 0, Once: len(program)&2 != 0, Chunk: len(program) & 4 * modelBlock}
+		s.Know(known)
+		for i := range groups {
+			groups[i].chunk = known.Chunk / modelBlock
+		}
 		var q kvindex.Query
 		for i, e := range events {
 			payload := kvevent.AppendBatch(nil, &kvevent.Batch{TS: 1e9 + float64(i), Events: []kvevent.Event{e}}, kvevent.Encoding{Form: kvevent.VLLMMap})
@@ -135,9 +143,12 @@ func FuzzGroups(f *testing.F) {
 				} else if e.Group == int32(g) {
 					k.told = k.told || e.Kind == kvevent.Stored
 					for _, h := range e.Hashes {
-						if e.Kind == kvevent.Stored {
+						switch {
+						case e.Kind == kvevent.Stored && known.Once:
+							k.copies[h] = 1
+						case e.Kind == kvevent.Stored:
 							k.copies[h]++
-						} else {
+						default:
 							k.copies[h] = max(0, k.copies[h]-1)
 						}
 					}
