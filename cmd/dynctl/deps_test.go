@@ -45,7 +45,7 @@ var allowed = map[string][]string{
 
 	"internal/router": {"internal/router/...", "internal/settings", "internal/workers", "internal/workers/discovery", "internal/workers/health", "internal/workers/kube"},
 
-	"internal/router/access":      {"internal/router/eventlog", "internal/watchfile"},
+	"internal/router/access":      {"internal/router/admission", "internal/router/eventlog", "internal/watchfile"},
 	"internal/router/admin":       {"internal/router/eventlog"},
 	"internal/router/adminserver": {"internal/router/access", "internal/router/admin", "internal/router/admission", "internal/router/api", "internal/router/decision", "internal/router/eventlog", "internal/router/kvindex", "internal/router/receipt", "internal/workers"},
 	"internal/router/admission":   {},

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/dynctl/dynctl/internal/router/access"
+	"github.com/dynctl/dynctl/internal/router/admission"
 )
 
 func newKeysCmd() *cobra.Command {
@@ -23,6 +24,7 @@ func newKeysNewCmd() *cobra.Command {
 	var k access.Key
 	var path string
 	var roles []string
+	var priority string
 	cmd := &cobra.Command{
 		Use:   "new NAME",
 		Short: "Make an API key, and add its hash to a file",
@@ -37,6 +39,10 @@ the key a moment later. To take a key back, take its entry out of the file.`,
 			k.Name = args[0]
 			for _, r := range roles {
 				k.Roles = append(k.Roles, access.Role(r))
+			}
+			var ok bool
+			if k.Priority, ok = admission.ParseBand(priority); !ok {
+				return withCode(exitUsage, fmt.Errorf("--priority %q is not one of %s", priority, strings.Join(admission.Bands[:], ", ")))
 			}
 			content, err := os.ReadFile(path)
 			if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -60,6 +66,8 @@ the key a moment later. To take a key back, take its entry out of the file.`,
 	fl.StringArrayVar(&k.Models, "model", nil, "`MODEL` that it may ask for (repeatable; default all)")
 	fl.IntVar(&k.Rate, "rate", 0, "how many `REQUESTS` it may begin a minute; 0 is no limit")
 	fl.IntVar(&k.Weight, "weight", 0, "its tenant's `SHARE` of places that many wait for, against that of others (default 1)")
+	fl.StringVar(&priority, "priority", admission.Normal.String(), "`BAND` in which its requests wait, where they do: high, normal or low")
+	_ = cmd.RegisterFlagCompletionFunc("priority", cobra.FixedCompletions(admission.Bands[:], cobra.ShellCompDirectiveNoFileComp))
 	fl.StringArrayVar(&roles, "role", nil, "what it may do: use (the default), read, operate, admin (repeatable)")
 	_ = cmd.RegisterFlagCompletionFunc("role", cobra.FixedCompletions([]string{"use", "read", "operate", "admin"}, cobra.ShellCompDirectiveNoFileComp))
 	return cmd

@@ -14,6 +14,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/kvindex"
 	"github.com/dynctl/dynctl/internal/router/ledger"
 	"github.com/dynctl/dynctl/internal/router/prompt"
+	"github.com/dynctl/dynctl/internal/router/selector"
 	"github.com/dynctl/dynctl/internal/settings"
 	"github.com/dynctl/dynctl/internal/workers"
 )
@@ -30,6 +31,7 @@ type routing struct {
 
 func newEffective(c settings.Config, origin map[string]string, revision uint64) (*effective, error) {
 	s := &effective{Config: c, origin: origin, revision: revision, routing: routing{Settings: c.Decisions()}}
+	s.bounded = s.routing.Busy != (selector.Busy{})
 	r := &c.Routing
 	var err error
 	if s.proxies, err = c.Proxies(); err != nil {
@@ -106,7 +108,12 @@ type question struct {
 }
 
 // stageTimes is the router's own time in its stages.
-type stageTimes struct{ read, parse, queue, tokenize, hash, overlap, plan time.Duration }
+type stageTimes struct {
+	read, parse, queue, tokenize, hash, overlap, plan time.Duration
+	// Of queue: how many waited before, and for what, in words.
+	ahead int
+	why   string
+}
 
 // view finds or makes the hashes of a block size.
 func (d *question) view(blockSize int) *hashes {
@@ -167,7 +174,10 @@ func (r *Router) ask(d *question) {
 
 // decide asks the index and decides. It may be called again after ranks were
 // banned.
-func (r *Router) decide(d *question) {
+func (r *Router) decide(d *question) { r.apply(d, r.choose(d)) }
+
+// choose is decide without its effects.
+func (r *Router) choose(d *question) decide.Effects {
 	d.r = r
 	d.acquireHolders()
 	defer d.releaseHolders()
@@ -182,16 +192,22 @@ func (r *Router) decide(d *question) {
 	}
 	r.take(d)
 	effects := d.run.Decide(&d.settings.routing.Settings, d.list, unit, d)
-	if !d.dry {
-		for _, w := range effects.Readmit {
-			r.outliers.Last(w)
-		}
-		if effects.ReturnTurn {
-			turn := d.run.Request.Chances[1].Turn
-			r.turns[1].CompareAndSwap(turn+1, turn)
-		}
-	}
 	d.took.plan += time.Since(start)
+	return effects
+}
+
+// apply does what a decision asks of the router.
+func (r *Router) apply(d *question, e decide.Effects) {
+	if d.dry {
+		return
+	}
+	for _, w := range e.Readmit {
+		r.outliers.Last(w)
+	}
+	if e.ReturnTurn {
+		turn := d.run.Request.Chances[1].Turn
+		r.turns[1].CompareAndSwap(turn+1, turn)
+	}
 }
 
 // take gives a request its turns and random numbers, once. A dry run sees those of

@@ -69,7 +69,9 @@ func (x *exchange) attempts() error {
 		if d.run.Attempt > 0 {
 			x.look()
 		}
-		x.r.decide(d)
+		if err := x.place(); err != nil {
+			return cmp.Or(last, err)
+		}
 		x.record()
 		if d.run.Plan.Err != nil {
 			if d.run.NoChoice().Step == attempt.Recall {
@@ -178,10 +180,14 @@ func (x *exchange) carryOut() error {
 	decode := d.run.In.DecodePeers[p.DecodeIndex]
 	x.path = string(p.Path)
 	if !x.admit(selector.Decode, decode.Worker) {
+		x.giveUpPlace()
 		return x.fail(selector.Decode, decode.Worker, attempt.Ejected, false, errEjected)
 	}
 	claim, prefill := d.run.Claims()
-	held := r.ledger.Reserve(decode.Rank, claim)
+	held := x.reserved
+	if x.reserved = nil; held == nil {
+		held = r.ledger.Reserve(decode.Rank, claim)
+	}
 	defer func() {
 		if x.flow.resp == nil { // else it goes on
 			held.Release()

@@ -14,10 +14,10 @@ import (
 	"time"
 
 	"github.com/dynctl/dynctl/internal/router/access"
-	"github.com/dynctl/dynctl/internal/router/admission"
 	"github.com/dynctl/dynctl/internal/router/api"
 	"github.com/dynctl/dynctl/internal/router/disagg"
 	"github.com/dynctl/dynctl/internal/router/eventlog"
+	"github.com/dynctl/dynctl/internal/router/ledger"
 	"github.com/dynctl/dynctl/internal/router/prompt"
 	"github.com/dynctl/dynctl/internal/router/receipt"
 	"github.com/dynctl/dynctl/internal/router/selector"
@@ -70,6 +70,9 @@ type exchange struct {
 	// prefill engine to keep the KV for it.
 	aliveBy time.Time
 	flow    flow
+	// reserved is the place that the decision was given on its decode rank, until the
+	// decode leg takes it over.
+	reserved *ledger.Reservation
 	// legs is the memory of the requests to engines, decode and prefill.
 	legs [2]legScratch
 	// cont is for the case that the engine dies in the middle of the stream; nil unless
@@ -215,61 +218,6 @@ func (x *exchange) respond() error {
 func (r *Router) panicked(x *exchange, p any) {
 	r.event(eventlog.Event{Kind: "panic", Severity: eventlog.Error, Request: x.decision, Text: fmt.Sprintf("a request ended with an internal error: %v", p)})
 	r.log.Error("panic", "request", x.id, "panic", p, "stack", string(debug.Stack()))
-}
-
-// enter takes a place in progress, or waits for one in turn with other tenants.
-func (x *exchange) enter() error {
-	g := x.r.gate
-	err := x.ctx.Err()
-	if err == nil && !g.TryEnter() {
-		began := time.Now()
-		err = g.Enter(x.ctx, x.claim())
-		x.d.took.queue = time.Since(began)
-		x.r.metrics.Stage("queue", x.d.took.queue)
-	}
-	if err == nil || x.ctx.Err() != nil { // nobody was refused
-		return err
-	}
-	return x.refuseAtGate(err)
-}
-
-// claim is what the request is worth to the gate: the tokens of its prompt, by their
-// estimate, and those that it may be answered with.
-func (x *exchange) claim() admission.Claim {
-	c := admission.Claim{Tokens: x.view.EstimateTokens() + int(max(0, x.view.MaxTokens))}
-	if x.key != nil {
-		c.Tenant, c.Weight = x.key.Tenant, x.key.Weight
-	}
-	return c
-}
-
-// retryAfter is how long a client that is refused is told to wait: as long as places
-// took of late to come free for all that wait, within reason.
-func (r *Router) retryAfter() time.Duration {
-	d, known := r.gate.Wait()
-	if !known {
-		return time.Second
-	}
-	return min(max(d, time.Second), time.Minute)
-}
-
-func (r *Router) gateError(err error) error {
-	switch {
-	case errors.Is(err, admission.ErrClosed):
-		return &api.Error{Status: http.StatusServiceUnavailable, Code: api.CodeDraining, Message: "this router is stopping; send the request to another one", RetryAfter: time.Second, Err: err}
-	case errors.Is(err, admission.ErrFull), errors.Is(err, admission.ErrTimeout):
-		return &api.Error{Status: http.StatusTooManyRequests, Code: api.CodeOverloaded, Message: err.Error() + "; try again later", RetryAfter: r.retryAfter(), Err: err}
-	}
-	return err
-}
-
-// refuseAtGate answers a request that the gate does not let in.
-func (x *exchange) refuseAtGate(err error) error {
-	reason := "overload"
-	if errors.Is(err, admission.ErrClosed) {
-		reason = "draining"
-	}
-	return x.refuse(reason, x.r.gateError(err))
 }
 
 // refuse answers with an error before anything was routed.
@@ -546,6 +494,7 @@ func (x *exchange) finish(err error) (e *api.Error) {
 			}
 		}
 	}
+	x.giveUpPlace()
 	if !x.closed {
 		x.closed = true
 		x.close(e, err)

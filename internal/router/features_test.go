@@ -720,11 +720,14 @@ func TestSessionPolicy(t *testing.T) {
 	}
 }
 
-// TestBusyThresholds: ranks over a limit get nothing; when all are, the client
-// is told to come back.
+// TestBusyThresholds: ranks over a limit get nothing; when all are and nobody
+// may wait, the client is told to come back.
 func TestBusyThresholds(t *testing.T) {
 	t.Parallel()
-	r, p := tappedRig(t, "2a:profile=instant", func(c *settings.Config) { c.Routing.Busy.PrefillTokens = 100; c.Routing.Policy = "round_robin" })
+	r, p := tappedRig(t, "2a:profile=instant", func(c *settings.Config) { 
+		c.Routing.Busy.PrefillTokens = 100
+		c.Routing.Policy, c.Limits.Queue = "round_robin", 0
+	})
 	held := make(chan struct{})
 	p.set(func(_ string, _ http.ResponseWriter, q *http.Request, _ []byte) bool {
 		if q.URL.Path == "/v1/completions" {

@@ -29,15 +29,7 @@ func (x *exchange) record() {
 	}
 	x.live.Update(func(c *receipt.Receipt) {
 		if d.run.Attempt == 1 {
-			c.RequestID, c.Endpoint, c.Model, c.Stream = x.id, x.ep.Kind.String(), x.model, x.view.Stream
-			c.ConfigRevision = d.settings.revision
-			c.QueuedMS = float64(d.took.queue.Microseconds()) / 1000
-			if x.key != nil {
-				c.Key, c.Tenant = x.key.Name, x.key.Tenant
-			}
-			if d.prompt.Note != "" {
-				c.Note(d.prompt.Note)
-			}
+			x.introduce(c)
 		}
 		c.Begin(d.run.Attempt)
 		fillPlan(c, d)
@@ -67,6 +59,20 @@ func (x *exchange) record() {
 	}
 	if r.opts.Observer.Decision != nil {
 		x.observe()
+	}
+}
+
+// introduce writes what a receipt says before any decision.
+func (x *exchange) introduce(c *receipt.Receipt) {
+	d := &x.d
+	c.RequestID, c.Endpoint, c.Model, c.Stream = x.id, x.ep.Kind.String(), x.model, x.view.Stream
+	c.ConfigRevision = d.settings.revision
+	c.QueuedMS, c.QueuedFor, c.QueuedBehind = float64(d.took.queue.Microseconds())/1000, d.took.why, d.took.ahead
+	if x.key != nil {
+		c.Key, c.Tenant = x.key.Name, x.key.Tenant
+	}
+	if d.prompt.Note != "" {
+		c.Note(d.prompt.Note)
 	}
 }
 

@@ -111,6 +111,7 @@ type Router struct {
 	metrics        *telemetry.Metrics
 	tracer         *telemetry.Tracer
 	gate           *admission.Gate
+	ranks          *admission.Line   // for a rank that is under its limits
 	bodies         *admission.Memory // of the requests' bodies
 	addresses      *admission.Addresses
 	client         *upstream.Client
@@ -149,6 +150,8 @@ type effective struct {
 	origin   map[string]string
 	routing  routing
 	proxies  []netip.Prefix
+	// bounded says that a limit keeps ranks from taking more.
+	bounded bool
 }
 
 // New makes a router from a config. It opens no sockets.
@@ -178,6 +181,8 @@ func New(ctx context.Context, o Options) (*Router, error) {
 	r.ledger = ledger.New()
 	r.receipts = receipt.NewRing(receipt.Options{Capacity: o.Config.Receipts})
 	r.gate = admission.New(gateLimits(&o.Config))
+	r.ranks = admission.NewLine(o.Config.Limits.Queue, o.Config.Limits.QueueTimeout, settle)
+	r.ledger.OnEase(r.ranks.Wake)
 	r.bodies = admission.NewMemory(o.Config.Limits.BodyMemory, r.bodyMemory)
 	r.addresses = admission.NewAddresses(r.connectionsOf, r.addressFull)
 	r.sticky = newStickyResponses(1 << 16)
@@ -211,7 +216,7 @@ func New(ctx context.Context, o Options) (*Router, error) {
 	}
 	r.state = &state.State{
 		Router: facts{r}, Version: o.Version, Started: r.started, Registry: r.registry, Index: r.index, Guesses: r.guesses,
-		Feeds: r.feeds, Ledger: r.ledger, Gate: r.gate, Bodies: r.bodies, Addresses: r.addresses, Traffic: &r.traffic,
+		Feeds: r.feeds, Ledger: r.ledger, Gate: r.gate, Ranks: r.ranks, Bodies: r.bodies, Addresses: r.addresses, Traffic: &r.traffic,
 	}
 	r.metrics.Collect(r.state)
 	specs, err := flagSpecs(&o.Config)
@@ -399,6 +404,7 @@ func (r *Router) reload(c settings.Config, origin map[string]string) error {
 	r.gate.SetLimits(gateLimits(&c))
 	r.bodies.SetLimit(c.Limits.BodyMemory)
 	r.settings.Store(s)
+	r.ranks.SetLimits(c.Limits.Queue, c.Limits.QueueTimeout)
 	return nil
 }
 

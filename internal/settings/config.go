@@ -221,9 +221,13 @@ type Limits struct {
 	ClientConnections int
 	// Inflight is the greatest number of requests in progress; 0 is no limit.
 	Inflight int
-	// Queue is how many requests wait beyond Inflight; QueueTimeout how long.
+	// Queue is how many requests may wait beyond Inflight, and as many for a rank with
+	// room; QueueTimeout how long.
 	Queue        int
 	QueueTimeout time.Duration
+	// TenantHeader and TenantField name the tenant of a request that waits, before its
+	// API key does.
+	TenantHeader, TenantField string
 }
 
 // Timeouts bounds waits. A live stream has no total timeout.

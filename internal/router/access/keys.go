@@ -21,6 +21,8 @@ import (
 	"time"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/dynctl/dynctl/internal/router/admission"
 )
 
 // Bounds on a file of keys.
@@ -60,6 +62,8 @@ type Key struct {
 	// Weight is its tenant's share of places that many wait for, against that of
 	// others; 1 when none is stated.
 	Weight int
+	// Priority is the band in which its requests wait; normal when none is stated.
+	Priority admission.Band
 	// Roles are what it may do.
 	Roles []Role
 
@@ -130,13 +134,14 @@ func (s *Set) Find(shown string) *Key {
 
 // entry is a key as the file has it.
 type entry struct {
-	Name   string   `yaml:"name"`
-	SHA256 string   `yaml:"sha256"`
-	Tenant string   `yaml:"tenant,omitempty"`
-	Models []string `yaml:"models,omitempty,flow"`
-	Rate   int      `yaml:"rate,omitempty"`
-	Weight int      `yaml:"weight,omitempty"`
-	Roles  []Role   `yaml:"roles,omitempty,flow"`
+	Name     string   `yaml:"name"`
+	SHA256   string   `yaml:"sha256"`
+	Tenant   string   `yaml:"tenant,omitempty"`
+	Models   []string `yaml:"models,omitempty,flow"`
+	Rate     int      `yaml:"rate,omitempty"`
+	Weight   int      `yaml:"weight,omitempty"`
+	Priority string   `yaml:"priority,omitempty"`
+	Roles    []Role   `yaml:"roles,omitempty,flow"`
 }
 
 // file is the whole file.
@@ -193,6 +198,12 @@ func Parse(raw []byte) (*Set, error) {
 		}
 		if e.Weight < 0 || e.Weight > 1000 {
 			bad("weight %d is not between 1 and 1000", e.Weight)
+		}
+		if e.Priority != "" {
+			var ok bool
+			if k.Priority, ok = admission.ParseBand(e.Priority); !ok {
+				bad("priority %.*q is not one of %s", maxName, e.Priority, strings.Join(admission.Bands[:], ", "))
+			}
 		}
 		for _, r := range e.Roles {
 			if !slices.Contains(roles, r) {
@@ -258,7 +269,11 @@ func New(k Key, content []byte) (secret string, with []byte, err error) {
 	}
 	secret = prefix + base64.RawURLEncoding.EncodeToString(b[:])
 	sum := sha256.Sum256([]byte(secret))
-	with, err = appendEntry(content, entry{Name: k.Name, SHA256: hex.EncodeToString(sum[:]), Tenant: k.Tenant, Models: k.Models, Rate: k.Rate, Weight: k.Weight, Roles: k.Roles})
+	priority := "" // normal
+	if k.Priority != admission.Normal {
+		priority = k.Priority.String()
+	}
+	with, err = appendEntry(content, entry{Name: k.Name, SHA256: hex.EncodeToString(sum[:]), Tenant: k.Tenant, Models: k.Models, Rate: k.Rate, Weight: k.Weight, Priority: priority, Roles: k.Roles})
 	return secret, with, err
 }
 

@@ -15,16 +15,16 @@ func TestGateLimitsQueuesAndTimesOut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := New(Limits{Inflight: 1, Queue: 1, Timeout: time.Second})
 		ctx := t.Context()
-		if err := g.Enter(ctx, Claim{}); err != nil {
+		if _, err := g.Enter(ctx, Claim{}); err != nil {
 			t.Fatal(err)
 		}
 		got := make(chan error, 1)
-		go func() { got <- g.Enter(ctx, Claim{}) }()
+		go func() { _, err := g.Enter(ctx, Claim{}); got <- err }()
 		synctest.Wait()
-		if g.Queued() != 1 {
-			t.Fatalf("queued %d", g.Queued())
+		if g.Line().Waiting() != 1 {
+			t.Fatalf("queued %d", g.Line().Waiting())
 		}
-		if err := g.Enter(ctx, Claim{}); !errors.Is(err, ErrFull) {
+		if _, err := g.Enter(ctx, Claim{}); !errors.Is(err, ErrFull) {
 			t.Fatalf("third request: %v", err)
 		}
 		g.Leave()
@@ -32,16 +32,16 @@ func TestGateLimitsQueuesAndTimesOut(t *testing.T) {
 			t.Fatalf("queued request: %v", err)
 		}
 		start := time.Now()
-		if err := g.Enter(ctx, Claim{}); !errors.Is(err, ErrTimeout) || time.Since(start) != time.Second {
+		if _, err := g.Enter(ctx, Claim{}); !errors.Is(err, ErrTimeout) || time.Since(start) != time.Second {
 			t.Fatalf("timed-out request: %v after %v", err, time.Since(start))
 		}
 		c, cancel := context.WithCancel(ctx)
 		cancel()
-		if err := g.Enter(c, Claim{}); !errors.Is(err, context.Canceled) {
+		if _, err := g.Enter(c, Claim{}); !errors.Is(err, context.Canceled) {
 			t.Fatalf("cancelled request: %v", err)
 		}
-		if g.Rejected() != 2 || g.Inflight() != 1 || g.Queued() != 0 {
-			t.Fatalf("rejected %d inflight %d queued %d", g.Rejected(), g.Inflight(), g.Queued())
+		if g.Line().Rejected() != 2 || g.Inflight() != 1 || g.Line().Waiting() != 0 {
+			t.Fatalf("rejected %d inflight %d queued %d", g.Line().Rejected(), g.Inflight(), g.Line().Waiting())
 		}
 		if err := g.Arrive(); err != nil {
 			t.Fatal(err)
@@ -64,7 +64,7 @@ func TestGateLimitsQueuesAndTimesOut(t *testing.T) {
 func TestGateIsFirstComeFirstServed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := New(Limits{Inflight: 1, Queue: 10, Timeout: time.Hour})
-		if err := g.Enter(t.Context(), Claim{}); err != nil {
+		if _, err := g.Enter(t.Context(), Claim{}); err != nil {
 			t.Fatal(err)
 		}
 		var mu sync.Mutex
@@ -72,7 +72,7 @@ func TestGateIsFirstComeFirstServed(t *testing.T) {
 		var wg sync.WaitGroup
 		for i := range 5 {
 			wg.Go(func() {
-				if err := g.Enter(t.Context(), Claim{}); err != nil {
+				if _, err := g.Enter(t.Context(), Claim{}); err != nil {
 					t.Error(err)
 					return
 				}
@@ -102,7 +102,7 @@ func TestGateUnderContentionNeverLeaks(t *testing.T) {
 	for range 16 {
 		wg.Go(func() {
 			for range 500 {
-				if g.Enter(t.Context(), Claim{}) == nil {
+				if _, err := g.Enter(t.Context(), Claim{}); err == nil {
 					if n := g.Inflight(); n > 4 {
 						t.Errorf("%d in progress", n)
 					}
@@ -112,8 +112,8 @@ func TestGateUnderContentionNeverLeaks(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if g.Inflight() != 0 || g.Queued() != 0 {
-		t.Fatalf("inflight %d queued %d", g.Inflight(), g.Queued())
+	if g.Inflight() != 0 || g.Line().Waiting() != 0 {
+		t.Fatalf("inflight %d queued %d", g.Inflight(), g.Line().Waiting())
 	}
 }
 
@@ -121,7 +121,7 @@ func BenchmarkEnterLeave(b *testing.B) {
 	g := New(Limits{Inflight: 100, Queue: 10, Timeout: time.Second})
 	b.ReportAllocs()
 	for b.Loop() {
-		if err := g.Enter(b.Context(), Claim{}); err != nil {
+		if _, err := g.Enter(b.Context(), Claim{}); err != nil {
 			b.Fatal(err)
 		}
 		g.Leave()
@@ -155,7 +155,7 @@ func TestGateForgetsThoseWhoLeave(t *testing.T) {
 						defer time.AfterFunc(stay, leave).Stop()
 					}
 					waiting.Add(1)
-					err := g.Enter(ctx, Claim{})
+					_, err := g.Enter(ctx, Claim{})
 					waiting.Add(-1)
 					if err != nil {
 						if errors.Is(err, ErrFull) && int(inside.Load()+waiting.Load()) < l.Inflight+l.Queue {
@@ -173,15 +173,15 @@ func TestGateForgetsThoseWhoLeave(t *testing.T) {
 				})
 				<-time.After(time.Duration(rng.IntN(6)) * time.Millisecond)
 				synctest.Wait()
-				if n := g.Inflight(); n > l.Inflight || n != int(inside.Load()) || g.Queued() != int(waiting.Load()) {
-					t.Errorf("seed %d: %d in progress, %d are; %d queued, %d are", seed, n, inside.Load(), g.Queued(), waiting.Load())
+				if n := g.Inflight(); n > l.Inflight || n != int(inside.Load()) || g.Line().Waiting() != int(waiting.Load()) {
+					t.Errorf("seed %d: %d in progress, %d are; %d queued, %d are", seed, n, inside.Load(), g.Line().Waiting(), waiting.Load())
 				}
 			}
 			g.Close()
 			wg.Wait()
 			<-g.Idle()
-			if g.Present() != 0 || g.Inflight() != 0 || g.Queued() != 0 {
-				t.Errorf("seed %d: %d present, %d in progress, %d queued", seed, g.Present(), g.Inflight(), g.Queued())
+			if g.Present() != 0 || g.Inflight() != 0 || g.Line().Waiting() != 0 {
+				t.Errorf("seed %d: %d present, %d in progress, %d queued", seed, g.Present(), g.Inflight(), g.Line().Waiting())
 			}
 		})
 	}

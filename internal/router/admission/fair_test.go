@@ -42,7 +42,7 @@ func TestTenantsShareByWeight(t *testing.T) {
 					wg.Go(func() {
 						for ctx.Err() == nil {
 							tokens := 1 + r.IntN(tenant.most)
-							if g.Enter(ctx, Claim{Tenant: tenant.name, Tokens: tokens, Weight: tenant.weight}) != nil {
+							if _, err := g.Enter(ctx, Claim{Tenant: tenant.name, Tokens: tokens, Weight: tenant.weight}); err != nil {
 								return
 							}
 							mu.Lock()
@@ -57,8 +57,8 @@ func TestTenantsShareByWeight(t *testing.T) {
 			for range 100 {
 				<-time.After(20 * time.Second)
 				synctest.Wait()
-				if g.Queued() > 0 && g.Inflight() != g.limits.Inflight {
-					t.Errorf("seed %d: %d wait while %d of %d are in progress", seed, g.Queued(), g.Inflight(), g.limits.Inflight)
+				if g.Line().Waiting() > 0 && g.Inflight() != int(g.limit.Load()) {
+					t.Errorf("seed %d: %d wait while %d of %d are in progress", seed, g.Line().Waiting(), g.Inflight(), int(g.limit.Load()))
 				}
 			}
 			mu.Lock()
@@ -68,8 +68,8 @@ func TestTenantsShareByWeight(t *testing.T) {
 			mu.Unlock()
 			stop()
 			wg.Wait()
-			if g.Queued() != 0 || g.Inflight() != 0 || len(g.given) != 0 {
-				t.Errorf("seed %d: left %d queued, %d in progress, %d tags", seed, g.Queued(), g.Inflight(), len(g.given))
+			if g.Line().Waiting() != 0 || g.Inflight() != 0 || len(g.line.turns.queues[""].given) != 0 {
+				t.Errorf("seed %d: left %d queued, %d in progress, %d tags", seed, g.Line().Waiting(), g.Inflight(), len(g.line.turns.queues[""].given))
 			}
 		})
 	}
@@ -88,7 +88,7 @@ func TestNobodyFillsTheQueueForAll(t *testing.T) {
 		full, in := map[string]int{}, []string{}
 		come := func(tenant string) {
 			wg.Go(func() {
-				err := g.Enter(t.Context(), Claim{Tenant: tenant, Tokens: 10})
+				_, err := g.Enter(t.Context(), Claim{Tenant: tenant, Tokens: 10})
 				mu.Lock()
 				defer mu.Unlock()
 				if errors.Is(err, ErrFull) {
@@ -106,8 +106,8 @@ func TestNobodyFillsTheQueueForAll(t *testing.T) {
 		for range 4 {
 			come("late")
 		}
-		if g.Queued() != 4 || full["greedy"] != 4 || full["late"] != 2 || g.Rejected() != 6 {
-			t.Errorf("%d wait, refused %v, %d counted", g.Queued(), full, g.Rejected())
+		if g.Line().Waiting() != 4 || full["greedy"] != 4 || full["late"] != 2 || g.Line().Rejected() != 6 {
+			t.Errorf("%d wait, refused %v, %d counted", g.Line().Waiting(), full, g.Line().Rejected())
 		}
 		g.Leave()
 		wg.Wait()
@@ -122,7 +122,7 @@ func TestNobodyFillsTheQueueForAll(t *testing.T) {
 func TestWaitIsMeasured(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := New(Limits{Inflight: 1, Queue: 100, Timeout: time.Hour})
-		if _, known := g.Wait(); known {
+		if _, known := g.Line().Wait(""); known {
 			t.Error("known without any measurement")
 		}
 		if !g.TryEnter() {
@@ -131,7 +131,7 @@ func TestWaitIsMeasured(t *testing.T) {
 		var wg sync.WaitGroup
 		for range 20 {
 			wg.Go(func() {
-				if err := g.Enter(t.Context(), Claim{}); err != nil {
+				if _, err := g.Enter(t.Context(), Claim{}); err != nil {
 					t.Error(err)
 					return
 				}
@@ -144,12 +144,12 @@ func TestWaitIsMeasured(t *testing.T) {
 		<-time.After(10*time.Second + time.Millisecond)
 		synctest.Wait()
 		// Five came free in the ten seconds after the first; fourteen wait.
-		if d, known := g.Wait(); !known || d < 24*time.Second || d > 32*time.Second || g.Queued() != 14 {
-			t.Errorf("%v %v with %d waiting", d, known, g.Queued())
+		if d, known := g.Line().Wait(""); !known || d < 24*time.Second || d > 32*time.Second || g.Line().Waiting() != 14 {
+			t.Errorf("%v %v with %d waiting", d, known, g.Line().Waiting())
 		}
 		wg.Wait()
 		<-time.After(lookBack)
-		if _, known := g.Wait(); known {
+		if _, known := g.Line().Wait(""); known {
 			t.Error("known from what was long ago")
 		}
 	})

@@ -272,6 +272,21 @@ func (r *Run) Failed(f attempt.Failure) attempt.Next {
 // NoBudget says what follows when there is no budget for a retry.
 func (r *Run) NoBudget() attempt.Next { return r.follow(attempt.AfterNoBudget(&r.History)) }
 
+// Busy reports whether the newest decision failed for want of room only: some ranks of
+// a phase could have been chosen but for a limit.
+func (r *Run) Busy() (phase selector.Phase, is bool) {
+	switch p := &r.Plan; {
+	case errors.Is(p.Err, ErrNoDecode):
+		return selector.Decode, p.Decode.Verdict == selector.AllBusy
+	case errors.Is(p.Err, ErrNoPrefill):
+		return selector.Prefill, p.Prefill.Verdict == selector.AllBusy
+	}
+	return "", false
+}
+
+// Again takes back the newest decision: the next one is made in its place.
+func (r *Run) Again() { r.Attempt-- }
+
 // NoChoice says what follows a plan with an error.
 func (r *Run) NoChoice() attempt.Next {
 	missing := selector.Decode

@@ -110,6 +110,8 @@ type Ledger struct {
 	ranks atomic.Int64 // accounts in slots
 
 	doubles atomic.Uint64
+	// eased is called when work has left a rank; nil for nobody.
+	eased func()
 
 	mu sync.Mutex // guards writes of slots, and:
 	// retired are accounts without a slot that have work in flight: it went to
@@ -125,6 +127,16 @@ func New() *Ledger {
 	l := &Ledger{}
 	l.slots.Store(new([]*account))
 	return l
+}
+
+// OnEase has f called, on the goroutine of whoever it was, each time that work has left
+// a rank. It is called before the ledger is used, and f must not call it.
+func (l *Ledger) OnEase(f func()) { l.eased = f }
+
+func (l *Ledger) ease() {
+	if l.eased != nil {
+		l.eased()
+	}
 }
 
 // find is the rank's account, or nil if it has none.
@@ -341,9 +353,13 @@ type Reservation struct {
 // first do nothing.
 func (v *Reservation) FirstToken() {
 	v.mu.Lock()
-	defer v.mu.Unlock()
-	v.account.prefill.Add(-int64(v.prefill))
+	had := v.prefill
+	v.account.prefill.Add(-int64(had))
 	v.prefill = 0
+	v.mu.Unlock()
+	if had > 0 {
+		v.ledger.ease()
+	}
 }
 
 // Progress says how many tokens were generated so far; the blocks on the books
@@ -364,8 +380,8 @@ func (v *Reservation) Progress(generated int) {
 // a second one is counted as a bug and changes nothing.
 func (v *Reservation) Release() bool {
 	v.mu.Lock()
-	defer v.mu.Unlock()
 	if v.released {
+		v.mu.Unlock()
 		v.ledger.doubles.Add(1)
 		return false
 	}
@@ -375,5 +391,7 @@ func (v *Reservation) Release() bool {
 	a.blocks.Add(-int64(v.blocks))
 	a.requests.Add(-1)
 	v.prefill, v.blocks = 0, 0
+	v.mu.Unlock()
+	v.ledger.ease()
 	return true
 }

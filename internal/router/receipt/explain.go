@@ -22,7 +22,7 @@ func (r *Receipt) Explain(w io.Writer) error {
 		fmt.Fprintf(b, "API key %s of tenant %s\n", r.Key, r.Tenant)
 	}
 	if r.QueuedMS > 0 {
-		fmt.Fprintf(b, "waited %.1f ms for a place: limits.inflight requests were in progress\n", r.QueuedMS)
+		fmt.Fprintf(b, "waited %.1f ms for a place behind %d other(s): %s\n", r.QueuedMS, r.QueuedBehind, r.QueuedFor)
 	}
 	b.WriteString("\n")
 

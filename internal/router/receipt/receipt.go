@@ -36,9 +36,12 @@ type Receipt struct {
 	// none.
 	Key    string `json:"key,omitempty"`
 	Tenant string `json:"tenant,omitempty"`
-	// QueuedMS is how long the request waited for a place in progress
-	// (limits.inflight), in turn with other tenants; 0 when there was one.
-	QueuedMS float64 `json:"queued_ms,omitempty"`
+	// QueuedMS is how long the request waited for a place, in turn with other tenants;
+	// 0 when there was one. QueuedFor says why, of the last place that it waited for,
+	// and QueuedBehind how many waited in its queue when it came.
+	QueuedMS     float64 `json:"queued_ms,omitempty"`
+	QueuedFor    string  `json:"queued_for,omitempty"`
+	QueuedBehind int     `json:"queued_behind,omitempty"`
 	// ConfigRevision is the revision of the config that decided.
 	ConfigRevision uint64 `json:"config_revision"`
 

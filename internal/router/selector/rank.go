@@ -68,6 +68,8 @@ func exclusion(in *Input, i int) (code, words string) {
 		return ExcludedWaiting, ""
 	case c.HasLoad && b.KVUsage > 0 && c.KVUsage > b.KVUsage: // false for NaN
 		return ExcludedKVUsage, ""
+	case b.Requests > 0 && c.ActiveRequests >= b.Requests && in.Phase != Prefill:
+		return ExcludedRequests, ""
 	}
 	return "", ""
 }

@@ -73,6 +73,9 @@ type Busy struct {
 	Waiting int `json:"waiting_requests"`
 	// KVUsage limits the used share of the KV cache as told by the engine.
 	KVUsage float64 `json:"kv_usage"`
+	// Requests limits the requests that the router has given to a rank that decodes
+	// and that are not done.
+	Requests int `json:"requests,omitempty"`
 }
 
 // Input is all that a choice depends on.
@@ -109,6 +112,7 @@ const (
 	ExcludedPrefillTokens = "prefill_tokens"
 	ExcludedWaiting       = "waiting_requests"
 	ExcludedKVUsage       = "kv_usage"
+	ExcludedRequests      = "requests"
 )
 
 // Eligible reports whether candidate i can be chosen.
@@ -129,6 +133,8 @@ func (in *Input) Why(i int) string {
 		return fmt.Sprintf("busy: %d requests waiting, limit %d", c.Waiting, b.Waiting)
 	case ExcludedKVUsage:
 		return fmt.Sprintf("busy: kv %.0f%% > %.0f%%", 100*c.KVUsage, 100*b.KVUsage)
+	case ExcludedRequests:
+		return fmt.Sprintf("busy: %d requests in progress, limit %d", c.ActiveRequests, b.Requests)
 	}
 	return c.Excluded
 }

@@ -34,7 +34,7 @@ var rankLabels = []string{"worker", "dp_rank"}
 
 var routerMetrics = []metric[*State]{
 	{desc("inflight_requests", "Requests in progress."), gauge, func(s *State) float64 { return float64(s.Gate.Inflight()) }},
-	{desc("queued_requests", "Requests that wait for a place in progress."), gauge, func(s *State) float64 { return float64(s.Gate.Queued()) }},
+	{desc("queued_requests", "Requests that wait for a place in progress, or for a rank."), gauge, func(s *State) float64 { return float64(s.queued()) }},
 	{desc("body_memory_bytes", "Memory that the bodies of requests take."), gauge, func(s *State) float64 { return float64(s.Bodies.Used()) }},
 	{desc("body_memory_limit_bytes", "Memory that the bodies of requests may take."), gauge, func(s *State) float64 { return float64(s.Bodies.Limit()) }},
 	{desc("approx_blocks", "(block, rank) pairs of approximate routing."), gauge, func(s *State) float64 { return float64(s.Guesses.Blocks()) }},

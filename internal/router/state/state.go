@@ -76,7 +76,9 @@ type State struct {
 	Feeds    *kvfeed.Manager
 	Ledger   *ledger.Ledger
 	Gate     *admission.Gate
-	Bodies   *admission.Memory
+	// Ranks is where requests wait for a rank.
+	Ranks  *admission.Line
+	Bodies *admission.Memory
 	// Addresses bounds the connections of clients.
 	Addresses *admission.Addresses
 	Traffic   *traffic.Traffic
@@ -125,7 +127,7 @@ func (s *State) Status(now time.Time) admin.Status {
 		}
 	}
 	st.Traffic = s.Traffic.Figures()
-	st.Traffic.Inflight, st.Traffic.Queued = s.Gate.Inflight(), s.Gate.Queued()
+	st.Traffic.Inflight, st.Traffic.Queued = s.Gate.Inflight(), s.queued()
 	st.Index = s.indexTotals(untrusted)
 	l := s.Ledger.Total()
 	st.Ledger = admin.LedgerTotals{Requests: l.Requests, PrefillTokens: int64(l.PrefillTokens), DecodeBlocks: int64(l.DecodeBlocks), Reservations: int64(l.Requests)}
@@ -134,6 +136,9 @@ func (s *State) Status(now time.Time) admin.Status {
 	st.State, st.Reasons = s.condition(snap, untrusted-verifying)
 	return st
 }
+
+// queued is how many requests wait.
+func (s *State) queued() int { return s.Gate.Line().Waiting() + s.Ranks.Waiting() }
 
 func (s *State) indexTotals(untrusted int) admin.IndexTotals {
 	t := IndexTotals(s.Index)

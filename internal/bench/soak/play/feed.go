@@ -31,6 +31,7 @@ type node struct {
 	member      bool // of the fleet
 	missed      int
 	holds       int           // reservations of requests
+	readySince  time.Duration // when it was usable first since the line looked; -1 for not
 	since       time.Duration // nothing was done to it since
 	hang        bool
 	errors, die float64
@@ -55,7 +56,7 @@ type batch struct {
 // join adds a worker to the fleet.
 func (s *stage) join(role workers.Role) {
 	i := len(s.nodes)
-	n := &node{
+	n := &node{readySince: -1,
 		s: s, index: i, name: fmt.Sprintf("%s-%d", role, i), up: true, member: true, since: s.w.Now(),
 		silent: s.chance(0.1), ring: []int{4, 32, 1 << 20, 1 << 20}[s.rng.IntN(4)],
 		form: kvevent.Encoding{Form: []kvevent.Form{kvevent.VLLMMap, kvevent.VLLMMap, kvevent.VLLMArray}[s.rng.IntN(3)], BinHash: s.chance(0.3)},

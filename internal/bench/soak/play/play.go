@@ -68,6 +68,8 @@ const (
 	// numbersOnly goes on with a publisher whose numbers fit, without a look at
 	// whether the last batch is still the same.
 	numbersOnly
+	// forgetEase does not tell those that wait in line that a rank has room again.
+	forgetEase
 )
 
 // Outcome is what one seed has done. Two runs of a seed give equal Outcomes.
@@ -84,7 +86,9 @@ type Outcome struct {
 	// (Readmitted), requests that a worker which is on trial was given to after
 	// another had been (Refused), and failures that were taken back (Excused).
 	Ejections, Readmitted, Refused, Excused int
-	Checks                                  int // of the index against the events
+	// Waited are requests that waited for a rank that was under its limit.
+	Waited int
+	Checks int // of the index against the events
 	// Steps is the number of things that happened, Digest a digest of them all.
 	Steps  int
 	Digest uint64
@@ -132,6 +136,7 @@ type stage struct {
 	index    *kvindex.Index
 	guesses  *approx.Index
 	ledger   *ledger.Ledger
+	line     line
 	conn     disagg.Connector
 	settings decide.Settings
 	budget   int       // retries left
@@ -163,8 +168,9 @@ const (
 func play(seed uint64, p plant, history bool) *Outcome {
 	s := &stage{
 		out: &Outcome{Seed: seed}, plant: p, keep: history, rng: rand.New(rand.NewPCG(seed, 0x736f616b)), w: virtual.NewWorld(),
-		open: map[*request]bool{}, used: map[string]string{}, ledger: ledger.New(),
+		open: map[*request]bool{}, used: map[string]string{},
 	}
+	s.openLedger()
 	defer s.close()
 	s.build()
 	s.plot()
@@ -175,6 +181,9 @@ func play(seed uint64, p plant, history bool) *Outcome {
 		}
 		s.out.Steps++
 		s.w.Step()
+		if len(s.line.waiting) > 0 {
+			s.turn()
+		}
 	}
 	if len(s.out.Violations) == 0 {
 		s.final()
@@ -252,6 +261,7 @@ func (s *stage) build() {
 	if s.chance(0.2) {
 		s.settings.Weights.Temperature = 0.5
 	}
+	s.limit()
 	for range 1 + s.rng.IntN(3) {
 		s.join(workers.Prefill)
 	}
@@ -282,6 +292,11 @@ func (s *stage) openRouter() {
 	s.index = kvindex.New(kvindex.Options{MaxRanks: 32})
 	s.guesses = approx.New(approx.Options{TTL: time.Second, MaxRanks: 32})
 	s.outliers = health.NewOutliers(s.registry, s.limits, s.healthEvent)
+}
+
+func (s *stage) openLedger() {
+	s.ledger = ledger.New()
+	s.ledger.OnEase(s.ease)
 }
 
 // plot writes the schedule: when requests come, and what breaks when.
@@ -637,7 +652,7 @@ func (s *stage) restartRouter() {
 		n.worker.State.SetEjection(nil)
 		n.worker.State.SetGeneration(0)
 	}
-	s.ledger = ledger.New()
+	s.openLedger()
 	restored := map[string]*kept{}
 	if err := s.index.Restore(bytes.NewReader(s.file), func(r kvindex.Rank, name string, note []byte) error {
 		restored[name] = &kept{slot: r}

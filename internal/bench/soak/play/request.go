@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/dynctl/dynctl/internal/router/admission"
 	"github.com/dynctl/dynctl/internal/router/api"
 	"github.com/dynctl/dynctl/internal/router/attempt"
 	"github.com/dynctl/dynctl/internal/router/blockhash"
@@ -42,8 +43,12 @@ type request struct {
 	guess   kvindex.Query
 	current []*leg
 	held    []*hold
-	got     []uint32
-	ended   int
+	// In line: while it waits; whether it has tried; and the place that it got.
+	waiter *admission.Waiter
+	asked  bool
+	placed *hold
+	got    []uint32
+	ended  int
 }
 
 // request begins a request.
@@ -94,7 +99,17 @@ func (q *request) try() {
 	s := q.s
 	q.tries++
 	s.out.Attempts++
-	q.decide()
+	if s.line.limited {
+		q.wait()
+		return
+	}
+	q.apply(q.choose())
+	q.decided()
+}
+
+// decided carries the newest decision out.
+func (q *request) decided() {
+	s := q.s
 	if g := s.going; g != nil && q.chose(g) {
 		s.replace()
 	}
@@ -127,7 +142,10 @@ func (q *request) carryOut(late bool) {
 		return
 	}
 	claim, prefill := q.run.Claims()
-	held := q.reserve(d, claim)
+	held := q.placed
+	if q.placed = nil; held == nil {
+		held = q.reserve(d, claim)
+	}
 	if plan.Path == decide.Local {
 		s.note("%s: try %d, local on %s (%s), %d cached", q.id, q.tries, d.name, plan.Reason, plan.CachedTokens)
 		s.sent(q, d)
@@ -175,13 +193,18 @@ func (s *stage) sent(q *request, n *node) {
 	s.guesses.Sent(n.slot(), n.rank.Number, locals, blockhash.Chain(nil, locals), s.now())
 }
 
-// decide asks the stages.
-func (q *request) decide() {
+// choose asks the stages.
+func (q *request) choose() decide.Effects {
 	s := q.s
 	locals := blockhash.Locals(nil, q.tokens, s.group.BlockSize, blockhash.Key{})
 	s.index.Overlap(locals, &q.exact)
 	s.guesses.Overlap(locals, &q.guess)
-	e := q.run.Decide(&s.settings, s.registry.Snapshot().Workers, s.group.BlockSize, q)
+	return q.run.Decide(&s.settings, s.registry.Snapshot().Workers, s.group.BlockSize, q)
+}
+
+// apply does what a decision asks of the router.
+func (q *request) apply(e decide.Effects) {
+	s := q.s
 	for _, w := range e.Readmit {
 		if s.plant != leaveEjected {
 			s.out.Readmitted++
@@ -270,7 +293,7 @@ func (q *request) release() {
 		}
 		r.Release()
 	}
-	q.held = nil
+	q.held, q.placed = nil, nil
 }
 
 // stop gives up what is under way at the engines.
@@ -285,6 +308,7 @@ func (q *request) stop() {
 func (q *request) end(how string) {
 	s := q.s
 	s.note("%s ends: %s", q.id, how)
+	q.outOfLine()
 	for _, p := range []selector.Phase{selector.Decode, selector.Prefill} {
 		if q.untold[phaseIndex(p)] { // nobody waits for it any more
 			q.report(p, health.Canceled)

@@ -1,0 +1,226 @@
+package router
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/dynctl/dynctl/internal/router/admission"
+	"github.com/dynctl/dynctl/internal/router/api"
+	"github.com/dynctl/dynctl/internal/router/decide"
+	"github.com/dynctl/dynctl/internal/router/selector"
+)
+
+// settle is how long requests that wait for a rank go without a look at the fleet when
+// nothing ends on one: engines' metrics change, grow stale, and workers come, without a
+// word.
+const settle = 50 * time.Millisecond
+
+// enter takes a place in progress, or waits for one in turn with other tenants.
+func (x *exchange) enter() error {
+	g := x.r.gate
+	err := x.ctx.Err()
+	if err != nil || g.TryEnter() {
+		return err
+	}
+	c, err := x.claim(x.view.EstimateTokens())
+	if err != nil {
+		return x.refuse("request", err)
+	}
+	waited, err := g.Enter(x.ctx, c)
+	x.waited(waited, "limits.inflight requests were in progress")
+	if err == nil || x.ctx.Err() != nil { // nobody was refused
+		return err
+	}
+	return x.refuseAtGate(err)
+}
+
+// waited notes how a request came to its place.
+func (x *exchange) waited(w admission.Waited, why string) {
+	if w.For <= 0 {
+		return
+	}
+	t := &x.d.took
+	t.queue += w.For
+	t.ahead, t.why = w.Ahead, why
+	x.r.metrics.Stage("queue", w.For)
+}
+
+// claim is what the request is worth where requests wait: its prompt's tokens, and
+// those that it may be answered with.
+func (x *exchange) claim(prompt int) (admission.Claim, error) {
+	c := admission.Claim{Tokens: prompt + int(max(0, x.view.MaxTokens)), Tenant: x.tenant()}
+	if x.key != nil {
+		c.Weight, c.Band = x.key.Weight, x.key.Priority
+	}
+	h := x.req.Header
+	if name := h.Get("X-Dynctl-Priority"); name != "" {
+		b, ok := admission.ParseBand(name)
+		if !ok {
+			return c, api.BadRequest("X-Dynctl-Priority", "header X-Dynctl-Priority: %q is not one of %v", api.Clip(name), admission.Bands)
+		}
+		// Whoever may not steer may step back all the same.
+		if b > c.Band || x.d.settings.Routing.AllowHeaders {
+			c.Band = b
+		}
+	}
+	if v := h.Get("X-Dynctl-Max-Wait"); v != "" {
+		seconds, err := strconv.ParseFloat(v, 64)
+		if err != nil || !(seconds >= 0.001 && seconds <= 86400) {
+			return c, api.BadRequest("X-Dynctl-Max-Wait", "header X-Dynctl-Max-Wait: %q is not a number of seconds from 0.001 to 86400", api.Clip(v))
+		}
+		c.Patience = time.Duration(seconds * float64(time.Second))
+	}
+	return c, nil
+}
+
+// tenant is in whose name the request takes turns.
+func (x *exchange) tenant() string {
+	l := &x.d.settings.Limits
+	if l.TenantHeader != "" {
+		if name := x.req.Header.Get(l.TenantHeader); name != "" {
+			return api.Clip(name)
+		}
+	}
+	if l.TenantField != "" && x.body != nil && x.ep.Body == api.JSONBody {
+		if name, ok := x.view.String(l.TenantField); ok && name != "" {
+			return api.Clip(name)
+		}
+	}
+	if x.key != nil {
+		return x.key.Tenant
+	}
+	return ""
+}
+
+// place decides. Where limits bound what ranks take, it takes the place on the chosen
+// decode rank with that, and where all are at their limits it waits in line and decides
+// anew whenever something may have changed.
+func (x *exchange) place() error {
+	r, d := x.r, &x.d
+	if !d.settings.bounded {
+		r.decide(d)
+		return nil
+	}
+	c, err := x.claim(d.prompt.ISL)
+	if err != nil {
+		return x.refuse("request", err)
+	}
+	c.Queue = x.model
+	if c.Patience > 0 {
+		c.Patience = max(time.Millisecond, c.Patience-d.took.queue)
+	}
+	why, again := "", false
+	waited, err := r.ranks.Enter(x.ctx, c, func() (needs string, ok bool) {
+		if again {
+			d.run.Again()
+			d.settings = r.settings.Load()
+			x.look()
+		}
+		e := r.choose(d)
+		phase, busy := d.run.Busy()
+		if !busy {
+			r.apply(d, e)
+			if d.run.Plan.Err == nil {
+				claim, _ := d.run.Claims()
+				x.reserved = r.ledger.Reserve(d.run.In.DecodePeers[d.run.Plan.DecodeIndex].Rank, claim)
+			}
+			return "", true
+		}
+		if again = true; why == "" {
+			why = busyWhy(&d.run, phase)
+		}
+		return x.needs(phase), false
+	})
+	x.waited(waited, why)
+	if err == nil || x.ctx.Err() != nil {
+		return err
+	}
+	if why != "" {
+		err = fmt.Errorf("%w; %s", err, why)
+	}
+	if d.run.Attempt > 0 {
+		x.record()
+	} else { // it was turned away before it could try
+		x.live.Update(x.introduce)
+	}
+	return x.refuseAtGate(err)
+}
+
+// needs are the words for what a request found nothing of: one of the same words would
+// not have found it either.
+func (x *exchange) needs(phase selector.Phase) string {
+	q := &x.d.run
+	if len(q.History.Failures) > 0 {
+		return x.decision // it is kept out where others are not
+	}
+	p := &q.Request.Pin
+	s := string(phase) + "\x00" + string(q.Request.Force) + "\x00" + p.Decode + "\x00" + p.Prefill
+	if p.HasRank {
+		s += "\x00" + strconv.Itoa(p.Rank)
+	}
+	if phase == selector.Prefill {
+		s += "\x00" + x.ep.Kind.String()
+	}
+	return s
+}
+
+// busyWhy says in words why no rank of a phase had room.
+func busyWhy(run *decide.Run, phase selector.Phase) string {
+	in := &run.In.Decode
+	if phase == selector.Prefill {
+		in = &run.In.Prefill
+	}
+	n, first := 0, ""
+	for i := range in.Candidates {
+		if code := in.Candidates[i].ExcludedCode; code != "" && code != selector.ExcludedGiven {
+			n, first = n+1, cmp.Or(first, in.Why(i))
+		}
+	}
+	return fmt.Sprintf("%d %s rank(s) were at their limits (%s)", n, phase, first)
+}
+
+// giveUpPlace gives back the place that no leg has taken over.
+func (x *exchange) giveUpPlace() {
+	if x.reserved != nil {
+		x.reserved.Release()
+		x.reserved = nil
+	}
+}
+
+// retryAfter is how long a client that is refused is told to wait: as long as places
+// took of late to come free for all that wait, within reason.
+func (x *exchange) retryAfter() time.Duration {
+	longest := time.Second
+	for _, l := range []struct {
+		line  *admission.Line
+		queue string
+	}{{x.r.gate.Line(), ""}, {x.r.ranks, x.model}} {
+		if d, known := l.line.Wait(l.queue); known {
+			longest = max(longest, d)
+		}
+	}
+	return min(longest, time.Minute)
+}
+
+func (x *exchange) gateError(err error) error {
+	switch {
+	case errors.Is(err, admission.ErrClosed):
+		return &api.Error{Status: http.StatusServiceUnavailable, Code: api.CodeDraining, Message: "this router is stopping; send the request to another one", RetryAfter: time.Second, Err: err}
+	case errors.Is(err, admission.ErrFull), errors.Is(err, admission.ErrTimeout), errors.Is(err, admission.ErrHopeless):
+		return &api.Error{Status: http.StatusTooManyRequests, Code: api.CodeOverloaded, Message: err.Error() + "; try again later", RetryAfter: x.retryAfter(), Err: err}
+	}
+	return err
+}
+
+// refuseAtGate answers a request that the gate, or the line for a rank, does not let in.
+func (x *exchange) refuseAtGate(err error) error {
+	reason := "overload"
+	if errors.Is(err, admission.ErrClosed) {
+		reason = "draining"
+	}
+	return x.refuse(reason, x.gateError(err))
+}

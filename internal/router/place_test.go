@@ -1,0 +1,197 @@
+package router_test
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/dynctl/dynctl/internal/settings"
+)
+
+// held is a fleet whose engines answer when they are told to, one request at a time.
+type held struct {
+	*rig
+	p       *tap
+	arrived chan string // the tag of each request that has reached an engine
+	free    chan struct{}
+}
+
+func holding(t *testing.T, fleet string, configure func(*settings.Config)) *held {
+	t.Helper()
+	r, p := tappedRig(t, fleet, configure)
+	h := &held{rig: r, p: p, arrived: make(chan string, 100), free: make(chan struct{})}
+	p.set(func(_ string, _ http.ResponseWriter, q *http.Request, body []byte) bool {
+		if q.URL.Path == "/v1/completions" {
+			tag := decode[object](t, body)["user"]
+			h.arrived <- fmt.Sprint(tag)
+			select {
+			case <-h.free:
+			case <-q.Context().Done():
+			}
+		}
+		return false
+	})
+	return h
+}
+
+// come sends a request that calls itself tag, and gives its answer later.
+func (h *held) come(tag string, header ...string) <-chan *answer {
+	h.t.Helper()
+	got := make(chan *answer, 1)
+	body := encode(h.t, object{"model": "sim", "prompt": ids(40, 3), "max_tokens": 1, "user": tag})
+	go func() {
+		a, err := h.try(h.t.Context(), http.MethodPost, "/v1/completions", body, header...)
+		if err != nil {
+			h.t.Error(err)
+		}
+		got <- a
+	}()
+	return got
+}
+
+// queued waits until n requests wait.
+func (h *held) inLine(n int) {
+	h.t.Helper()
+	h.eventually("requests in line", func() error {
+		if got := h.status().Traffic.Queued; got != n {
+			return fmt.Errorf("%d requests wait, want %d", got, n)
+		}
+		return nil
+	})
+}
+
+// TestRequestsWaitForARank: a rank takes no more than its limit, whoever comes then
+// waits, by priority and then in turn with other tenants, and says so in its receipt.
+func TestRequestsWaitForARank(t *testing.T) {
+	t.Parallel()
+	h := holding(t, "1a:profile=instant", func(c *settings.Config) {
+		c.Routing.Busy.Requests = 1
+		c.Limits.QueueTimeout, c.Limits.TenantHeader = patience, "X-Team"
+	})
+	answers := []<-chan *answer{h.come("first")}
+	if got := <-h.arrived; got != "first" {
+		t.Fatalf("%s reached the engine", got)
+	}
+	for i, c := range []struct{ tag, team, band string }{
+		{"low", "z", "low"}, {"a1", "a", ""}, {"a2", "a", ""}, {"a3", "a", "normal"}, {"b1", "b", ""}, {"c1", "c", "high"},
+	} {
+		header := []string{"X-Team", c.team}
+		if c.band != "" {
+			header = append(header, "X-Dynctl-Priority", c.band)
+		}
+		answers = append(answers, h.come(c.tag, header...))
+		h.inLine(i + 1)
+	}
+	var order []string
+	for range len(answers) - 1 {
+		h.free <- struct{}{}
+		order = append(order, <-h.arrived)
+	}
+	h.free <- struct{}{}
+	// c1 may not step forward by itself; b1 and c1 have had nothing, unlike a2.
+	if want := []string{"a1", "b1", "c1", "a2", "a3", "low"}; !slices.Equal(order, want) {
+		t.Errorf("served in the order %v, want %v", order, want)
+	}
+	for i, got := range answers {
+		a := <-got
+		if a == nil || a.status != http.StatusOK {
+			t.Fatalf("request %d got %v", i, a)
+		}
+		c := h.receipt(a.header.Get("X-Dynctl-Decision"))
+		if i == 0 && c.QueuedFor != "" || i > 0 && (c.QueuedMS <= 0 || c.QueuedBehind != i-1 || !strings.Contains(c.QueuedFor, "1 requests in progress, limit 1")) {
+			t.Errorf("request %d waited %v ms behind %d for %q", i, c.QueuedMS, c.QueuedBehind, c.QueuedFor)
+		}
+		if c.Attempt != 1 || len(c.Earlier) != 0 {
+			t.Errorf("request %d: attempt %d, %d decisions before it", i, c.Attempt, len(c.Earlier))
+		}
+	}
+}
+
+// TestTheLineHasAnEnd: who finds no room, waits too long, or would, is told when to come
+// back, and why; whoever leaves is forgotten.
+func TestTheLineHasAnEnd(t *testing.T) {
+	t.Parallel()
+	h := holding(t, "1a:profile=instant", func(c *settings.Config) {
+		c.Routing.Busy.Requests, c.Limits.Queue, c.Limits.QueueTimeout = 1, 1, patience
+	})
+	first := h.come("first")
+	<-h.arrived
+	a := <-h.come("impatient", "X-Dynctl-Max-Wait", "0.05")
+	e := a.refused(t, http.StatusTooManyRequests, "overloaded")
+	if !strings.Contains(e.Error.Message, "waited too long") || !strings.Contains(e.Error.Message, "limit 1") || a.header.Get("Retry-After") == "" {
+		t.Errorf("%s, Retry-After %q", e.Error.Message, a.header.Get("Retry-After"))
+	}
+	if c := h.receipt(a.header.Get("X-Dynctl-Decision")); c.QueuedMS < 50 || len(c.Decode.Candidates) != 1 || c.Decode.Candidates[0].Excluded == "" {
+		t.Errorf("its receipt: %v ms, %+v", c.QueuedMS, c.Decode.Candidates)
+	}
+	ctx, leave := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if a, err := h.try(ctx, http.MethodPost, "/v1/completions", []byte(quickBody(1))); err == nil {
+			t.Errorf("whoever left got %v", a)
+		}
+	})
+	h.inLine(1)
+	a = <-h.come("too many")
+	e = a.refused(t, http.StatusTooManyRequests, "overloaded")
+	if !strings.Contains(e.Error.Message, "queue is full") {
+		t.Error(e.Error.Message)
+	}
+	if c := h.receipt(a.header.Get("X-Dynctl-Decision")); c.Model != "sim" || c.Outcome.Status != http.StatusTooManyRequests {
+		t.Errorf("its receipt: %+v", c)
+	}
+	for name, value := range map[string]string{"X-Dynctl-Priority": "urgent", "X-Dynctl-Max-Wait": "soon"} {
+		(<-h.come("odd", name, value)).refused(t, http.StatusBadRequest, "invalid_request")
+	}
+	leave()
+	wg.Wait()
+	h.inLine(0)
+	h.free <- struct{}{}
+	if a := <-first; a == nil || a.status != http.StatusOK {
+		t.Fatalf("the first got %v", a)
+	}
+}
+
+// TestNobodyWaitsForAnotherRank: whoever is for a rank that has room goes, although
+// others wait for one that has none; a limit that is raised lets all go; and one that
+// looks at a metric which nobody tells keeps nobody.
+func TestNobodyWaitsForAnotherRank(t *testing.T) {
+	t.Parallel()
+	h := holding(t, "2a:profile=instant", func(c *settings.Config) {
+		c.Routing.Busy.Requests, c.Routing.AllowHeaders, c.Limits.QueueTimeout = 1, true, patience
+	})
+	fleet, err := h.Admin.Workers(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	names := []string{fleet.Workers[0].Name, fleet.Workers[1].Name}
+	one := h.come("one", "X-Dynctl-Worker", names[0])
+	<-h.arrived
+	two := h.come("two", "X-Dynctl-Worker", names[0])
+	h.inLine(1)
+	other := h.come("other", "X-Dynctl-Worker", names[1])
+	if got := <-h.arrived; got != "other" {
+		t.Fatalf("%s reached an engine", got)
+	}
+	began := time.Now()
+	if _, err := h.Admin.SetConfig(t.Context(), map[string]any{"routing.busy_requests": 2}); err != nil {
+		t.Fatal(err)
+	}
+	if got := <-h.arrived; got != "two" {
+		t.Fatalf("%s reached an engine", got)
+	}
+	t.Logf("a limit that was raised was in force after %v", time.Since(began))
+	for range 3 {
+		h.free <- struct{}{}
+	}
+	for _, got := range []<-chan *answer{one, two, other} {
+		if a := <-got; a == nil || a.status != http.StatusOK {
+			t.Fatalf("got %v", a)
+		}
+	}
+}
