@@ -15,8 +15,10 @@ import (
 	"github.com/dynctl/dynctl/internal/bench/replay"
 	"github.com/dynctl/dynctl/internal/bench/replay/simulate"
 	"github.com/dynctl/dynctl/internal/bench/replay/workload"
+	"github.com/dynctl/dynctl/internal/router/admission"
 	"github.com/dynctl/dynctl/internal/router/decide"
 	"github.com/dynctl/dynctl/internal/router/selector"
+	"github.com/dynctl/dynctl/internal/settings"
 	"github.com/dynctl/dynctl/internal/table"
 	"github.com/dynctl/dynctl/internal/workers/sim"
 )
@@ -32,6 +34,7 @@ type compareFlags struct {
 	seed       uint64
 	scrape     time.Duration
 	ttft, itl  time.Duration
+	limits     admission.Limits
 	jobs       int
 }
 
@@ -47,13 +50,16 @@ func (c *compareFlags) add(cmd *cobra.Command) {
 	f.DurationVar(&c.scrape, "scrape-interval", time.Second, "how old engines' load figures may be in a simulation")
 	f.DurationVar(&c.ttft, "slo-ttft", 2*time.Second, "a good request has its first token within this")
 	f.DurationVar(&c.itl, "slo-itl", 25*time.Millisecond, "a good request has its tokens within this of each other, on average")
+	f.IntVar(&c.limits.Inflight, "max-inflight", 0, "simulate with so many requests in progress at most; 0 is no limit")
+	f.IntVar(&c.limits.Queue, "queue-size", settings.Default().Limits.Queue, "how many requests wait in a simulation with a limit (this one, or --what-if routing.busy_…)")
+	f.DurationVar(&c.limits.Timeout, "queue-timeout", settings.Default().Limits.QueueTimeout, "longest wait of a simulated request")
 	f.IntVar(&c.jobs, "jobs", runtime.NumCPU(), "simulations at a time")
 	_ = cmd.RegisterFlagCompletionFunc("policy", cobra.FixedCompletions(settingWords("routing.policy"), cobra.ShellCompDirectiveNoFileComp))
 }
 
 // asked reports whether a simulation is wanted.
 func (c *compareFlags) asked(cmd *cobra.Command) bool {
-	return slices.ContainsFunc([]string{"policy", "routing-threshold", "kv-blocks", "fleet", "arrival-speedup"}, cmd.Flags().Changed)
+	return slices.ContainsFunc([]string{"policy", "routing-threshold", "kv-blocks", "fleet", "arrival-speedup", "max-inflight"}, cmd.Flags().Changed)
 }
 
 // simulatedDefaults are options of simulated engines that fit long prompts.
@@ -117,7 +123,7 @@ func (c *compareFlags) rows(changes []replay.Change, from, to time.Duration, sta
 					Settings: decide.Settings{
 						Decode: policy, Prefill: policy, Weights: selector.DefaultWeights(), Rule: decide.Rule{Threshold: t, On: decide.Measure(c.on), LoadCredit: decide.LoadCredit},
 					},
-					Speedup: c.speedup, Seed: c.seed, Scrape: c.scrape, From: from, To: to, TTFT: c.ttft, ITL: c.itl,
+					Speedup: c.speedup, Seed: c.seed, Scrape: c.scrape, From: from, To: to, TTFT: c.ttft, ITL: c.itl, Limits: c.limits,
 				}
 				rows = append(rows, row{setup: s, blocks: blocks})
 				if len(changes) == 0 {

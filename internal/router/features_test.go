@@ -724,7 +724,7 @@ func TestSessionPolicy(t *testing.T) {
 // may wait, the client is told to come back.
 func TestBusyThresholds(t *testing.T) {
 	t.Parallel()
-	r, p := tappedRig(t, "2a:profile=instant", func(c *settings.Config) { 
+	r, p := tappedRig(t, "2a:profile=instant", func(c *settings.Config) {
 		c.Routing.Busy.PrefillTokens = 100
 		c.Routing.Policy, c.Limits.Queue = "round_robin", 0
 	})

@@ -120,7 +120,7 @@ func (t *Turns) queue(name string) *queue {
 		return q
 	}
 	if t.queues == nil {
-		t.queues, t.none = map[string]*queue{}, map[string]struct{}{}
+		t.queues = map[string]*queue{}
 	}
 	if len(t.queues) >= maxQueues {
 		for k, q := range t.queues {
@@ -217,6 +217,9 @@ func (t *Turns) Next() *Waiter {
 func (t *Turns) Failed(w *Waiter, needs string, change uint64) {
 	w.needs = w.Queue + "\x00" + needs
 	if change == t.change {
+		if t.none == nil {
+			t.none = map[string]struct{}{}
+		}
 		t.none[w.needs] = struct{}{}
 	}
 }

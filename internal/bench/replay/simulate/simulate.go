@@ -18,6 +18,7 @@ import (
 
 	"github.com/dynctl/dynctl/internal/bench/replay/workload"
 	"github.com/dynctl/dynctl/internal/positive"
+	"github.com/dynctl/dynctl/internal/router/admission"
 	"github.com/dynctl/dynctl/internal/router/api"
 	"github.com/dynctl/dynctl/internal/router/blockhash"
 	"github.com/dynctl/dynctl/internal/router/decide"
@@ -48,6 +49,13 @@ type Setup struct {
 	From, To time.Duration
 	// SLO is what a good request keeps.
 	TTFT, ITL time.Duration
+	// Limits are those of the router, whose Inflight, Queue and Timeout are in force;
+	// with those of Busy they make requests wait.
+	Limits admission.Limits
+	// Tenant says in whose name a request takes turns, and with what weight; nil is one
+	// for all. Placed hears of each that has got its place.
+	Tenant func(*workload.Request) (name string, weight int)
+	Placed func(q *workload.Request, at time.Duration)
 }
 
 // Quantiles of a latency, in milliseconds.
@@ -73,6 +81,11 @@ type Result struct {
 	Failed    uint64 `json:"failed"`
 	Remote    uint64 `json:"remote"`
 	Degraded  uint64 `json:"degraded"`
+	// Waited are the requests that waited for a place, Wait how long; Refused are those
+	// of the failed that found no room in the queue or waited too long.
+	Waited  uint64    `json:"waited"`
+	Refused uint64    `json:"refused"`
+	Wait    Quantiles `json:"wait"`
 	// HitRatio is the share of prompt tokens that engines took from their own
 	// prefix caches; Bound what one shared cache would give, OfBound the ratio.
 	HitRatio float64 `json:"hit_ratio"`
@@ -178,6 +191,7 @@ type run struct {
 	good            uint64
 	last            time.Duration
 	ttft, itl, e2e  *hdrhistogram.Histogram
+	line            line
 }
 
 // simRank is one rank with the router's view of it.
@@ -205,6 +219,7 @@ func newRun(s Setup) (*run, error) {
 		// 1 µs to 3 h.
 		ttft: hdrhistogram.New(1, 1e10, 3), itl: hdrhistogram.New(1, 1e10, 3), e2e: hdrhistogram.New(1, 1e10, 3),
 	}
+	r.openLine()
 	v := vocab.New()
 	number, engines := map[workers.Role]int{}, 0
 	for _, g := range s.Fleet.Groups {
@@ -281,6 +296,8 @@ func (r *run) scrape() {
 			k.rank.SetLoad(&l)
 		}
 	}
+	r.line.turns.Changed()
+	r.turn()
 	if !r.ended || r.open > 0 {
 		r.world.At(r.world.Now()+r.s.Scrape, r.scrape)
 	}
@@ -328,6 +345,8 @@ type flight struct {
 	held    *ledger.Reservation
 	made    int
 	counted bool
+	chances [2]decide.Chance
+	waiter  *admission.Waiter // while it waits
 }
 
 // route decides on a request and sends it off.
@@ -335,16 +354,33 @@ func (r *run) route(q *workload.Request) {
 	r.res.Requests++
 	r.open++
 	f := &flight{r: r, q: q, id: strconv.Itoa(q.Number), tokens: q.Expand(nil), start: r.world.Now()}
-	r.locals = blockhash.Locals(r.locals[:0], f.tokens, r.block, blockhash.Key{})
-	r.index.Overlap(r.locals, &r.query)
-	d := &r.decide
-	ask := decide.Request{Session: q.SessionKey, Facts: disagg.Facts{Kind: api.Completion, Splittable: true, ISL: q.ISL, Source: disagg.FromIDs, N: 1, Prompts: 1, MaxTokens: int64(max(q.OSL, 1)), MinTokens: -1}}
-	for i := range ask.Chances {
-		ask.Chances[i] = decide.Chance{Turn: r.turns[i], Draw: r.rng.Uint64()}
+	for i := range f.chances {
+		f.chances[i] = decide.Chance{Turn: r.turns[i], Draw: r.rng.Uint64()}
 		r.turns[i]++
 	}
-	d.Begin(ask)
-	if d.Decide(&r.s.Settings, r.list, r.block, r).ReturnTurn {
+	if r.line.limited {
+		f.wait()
+		return
+	}
+	f.settled(f.choose())
+}
+
+// choose decides on a request.
+func (f *flight) choose() decide.Effects {
+	r, q := f.r, f.q
+	r.locals = blockhash.Locals(r.locals[:0], f.tokens, r.block, blockhash.Key{})
+	r.index.Overlap(r.locals, &r.query)
+	r.decide.Begin(decide.Request{
+		Session: q.SessionKey, Chances: f.chances,
+		Facts: disagg.Facts{Kind: api.Completion, Splittable: true, ISL: q.ISL, Source: disagg.FromIDs, N: 1, Prompts: 1, MaxTokens: int64(max(q.OSL, 1)), MinTokens: -1},
+	})
+	return r.decide.Decide(&r.s.Settings, r.list, r.block, r)
+}
+
+// settled carries the newest decision out, which is f's.
+func (f *flight) settled(e decide.Effects) {
+	r, d := f.r, &f.r.decide
+	if e.ReturnTurn && r.turns[1] == f.chances[1].Turn+1 {
 		r.turns[1]--
 	}
 	p := &d.Plan
@@ -359,6 +395,9 @@ func (r *run) route(q *workload.Request) {
 	}
 	claim, prefill := d.Claims()
 	f.held = r.book.Reserve(f.decode.rank, claim)
+	if r.s.Placed != nil {
+		r.s.Placed(f.q, r.world.Now())
+	}
 	if p.Path == decide.Local {
 		f.answer(nil)
 		return
@@ -459,7 +498,7 @@ func (f *flight) token(o engine.Output) {
 	}
 	f.held.Release()
 	f.decode.requests++
-	r.open--
+	r.done()
 	r.res.Completed++
 	r.output += uint64(f.made)
 	r.last = max(r.last, o.At)
@@ -478,7 +517,7 @@ func (f *flight) fail() {
 	if f.held != nil {
 		f.held.Release()
 	}
-	r.open--
+	r.done()
 	if r.res.Failed++; r.res.Failed > maxFailures {
 		r.err = fmt.Errorf("simulation stopped: %d requests failed", r.res.Failed)
 	}
@@ -502,7 +541,7 @@ func (r *run) result() *Result {
 	if r.s.Prefill != r.s.Decode {
 		res.Policy += ", prefill " + string(r.s.Prefill)
 	}
-	res.TTFT, res.ITL, res.E2E = quantiles(r.ttft), quantiles(r.itl), quantiles(r.e2e)
+	res.TTFT, res.ITL, res.E2E, res.Wait = quantiles(r.ttft), quantiles(r.itl), quantiles(r.e2e), quantiles(r.line.wait)
 	share := func(n, of uint64) float64 {
 		if of == 0 {
 			return 0
