@@ -3,7 +3,9 @@ package router
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"net/http"
+	"time"
 
 	"github.com/dynctl/dynctl/internal/router/admin"
 	"github.com/dynctl/dynctl/internal/router/api"
@@ -149,6 +151,16 @@ func (r *Router) dryRun(ctx context.Context, in admin.RouteRequest) (*receipt.Re
 		c.Note(x.d.prompt.Note)
 	}
 	fillPlan(c, &x.d)
+	if _, busy := x.d.run.Busy(); busy {
+		text := fmt.Sprintf("the request would wait in the queue of %s, or be refused", x.model)
+		for _, q := range r.ranks.States() {
+			if q.Queue == x.model {
+				v := state.Queue(q, time.Now())
+				text += "; there " + v.Text()
+			}
+		}
+		c.Note(text)
+	}
 	return c, nil
 }
 

@@ -87,6 +87,17 @@ func TestRequestsWaitForARank(t *testing.T) {
 		answers = append(answers, h.come(c.tag, header...))
 		h.inLine(i + 1)
 	}
+	q := h.status().Queues
+	if len(q) != 1 || q[0].Model != "sim" || q[0].High != 0 || q[0].Normal != 5 || q[0].Low != 1 || q[0].Tenants != 4 || q[0].OldestMS <= 0 || q[0].WaitMS != nil {
+		t.Errorf("queues %+v", q)
+	}
+	if n := h.metric(`dynctl_queue_requests{model="sim",priority="normal"}`); n != 5 {
+		t.Errorf("%v normal requests wait, by the metric", n)
+	}
+	dry, err := h.Admin.Route(t.Context(), adminRoute(ids(40, 3), ""))
+	if err != nil || !strings.Contains(string(encode(t, dry)), "would wait in the queue of sim") || !strings.Contains(string(encode(t, dry)), "6 request(s) of 4 tenant(s)") {
+		t.Errorf("a dry run says %s, %v", encode(t, dry), err)
+	}
 	var order []string
 	for range len(answers) - 1 {
 		h.free <- struct{}{}

@@ -118,6 +118,9 @@ func writeTable(w io.Writer, v *feed.View, o TextOptions) error {
 			t, x := &r.Traffic, &r.Index
 			fmt.Fprintf(&b, "workers   %d (%d prefill, %d decode, %d aggregated, %d either), %d usable, %d ranks\n", r.Workers.Total, r.Workers.Prefill, r.Workers.Decode, r.Workers.Aggregated, r.Workers.Either, r.Workers.Usable, r.Workers.Ranks)
 			fmt.Fprintf(&b, "traffic   %s req/s, in %s tok/s, out %s tok/s, active %s, queued %s (last %s s)\n", widget.Rate(t.RequestRate.F()), widget.Count(t.PromptRate.F()), widget.Count(t.CompletionRate.F()), widget.Count(t.Inflight.F()), widget.Count(t.Queued.F()), widget.Rate(r.RateWindow.F()))
+			for i := range r.Queues {
+				fmt.Fprintf(&b, "queue     %s\n", clean(r.Queues[i].Text()))
+			}
 			fmt.Fprintf(&b, "latency   TTFT p50 %s p99 %s, ITL p50 %s p99 %s, router's decision p99 %s\n", widget.Millis(t.TTFTP50.F()), widget.Millis(t.TTFTP99.F()), widget.Millis(t.ITLP50.F()), widget.Millis(t.ITLP99.F()), widget.Millis(t.OverheadP99.F()/1000))
 			fmt.Fprintf(&b, "routing   hit %s%%, local %s%%, remote %s%%, remote from %s %s tokens\n", widget.Percent(t.HitShare.F()), widget.Percent(t.LocalShare.F()), widget.Percent(t.RemoteShare.F()), r.ThresholdOn, widget.Whole(r.ThresholdTokens.F()))
 			fmt.Fprintf(&b, "index     %s blocks, %s entries, %s events/s, gaps %s, untrusted ranks %s\n\n", widget.Whole(x.Blocks.F()), widget.Whole(x.Memberships.F()), widget.Rate(x.EventRate.F()), widget.Count(x.Gaps.F()), widget.Count(x.Untrusted.F()))

@@ -9,6 +9,7 @@ package admin
 
 import (
 	"encoding/json"
+	"fmt"
 	"strings"
 	"time"
 
@@ -46,8 +47,10 @@ type Status struct {
 	Tokenizer       string `json:"tokenizer"` // "local", "engine", "estimate", with its state in Reasons
 	BlockSizeTokens int    `json:"block_size_tokens"`
 
-	Workers  WorkerCounts `json:"workers"`
-	Traffic  Traffic      `json:"traffic"`
+	Workers WorkerCounts `json:"workers"`
+	Traffic Traffic      `json:"traffic"`
+	// Queues are those in which requests wait.
+	Queues   []Queue      `json:"queues,omitempty"`
 	Index    IndexTotals  `json:"index"`
 	Ledger   LedgerTotals `json:"ledger"`
 	Runtime  Runtime      `json:"runtime"`
@@ -179,6 +182,38 @@ type Traffic struct {
 	E2E  *Quantiles `json:"e2e_ms,omitempty"`
 	// Overhead is the router's own time for a decision, read to dispatch.
 	Overhead *Quantiles `json:"overhead_us,omitempty"`
+}
+
+// Queue is where requests wait.
+type Queue struct {
+	// Model is whose ranks they wait for; empty for those that wait for a place in
+	// progress (limits.inflight).
+	Model string `json:"model,omitempty"`
+	// High, Normal and Low are how many wait, by priority, and Tenants in how many names.
+	High    int `json:"high"`
+	Normal  int `json:"normal"`
+	Low     int `json:"low"`
+	Tenants int `json:"tenants"`
+	// OldestMS is how long the first to come has waited, WaitMS how long one that came
+	// now would, by how fast the queue went of late; absent where that is not known.
+	OldestMS float64  `json:"oldest_ms"`
+	WaitMS   *float64 `json:"wait_ms,omitempty"`
+}
+
+// Waiting is how many wait.
+func (q *Queue) Waiting() int { return q.High + q.Normal + q.Low }
+
+// Text is the queue in words.
+func (q *Queue) Text() string {
+	what := "a place in progress: limits.inflight is reached"
+	if q.Model != "" {
+		what = fmt.Sprintf("a rank of %s: all are at a routing.busy_… limit", q.Model)
+	}
+	wait := "unknown"
+	if q.WaitMS != nil {
+		wait = fmt.Sprintf("%.1f s", *q.WaitMS/1000)
+	}
+	return fmt.Sprintf("%d request(s) of %d tenant(s) wait for %s; the first for %.1f s, a wait now would be: %s", q.Waiting(), q.Tenants, what, q.OldestMS/1000, wait)
 }
 
 // Quantiles of a sample.

@@ -124,6 +124,7 @@ var feedMetrics = []metric[*admin.Feed]{
 var (
 	publishers   = desc("feed_listener_publishers_total", "Publishers that dialled into the listener, by what came of it: accepted, refused (too many are connected), or failed (the protocol was broken).", "endpoint", "result")
 	health       = desc("worker_health", "1 for the state that the worker is in.", "worker", "role", "state")
+	queue        = desc("queue_requests", "Requests that wait for a rank of the model, or with no model for a place in progress, by priority; none while nobody waits.", "model", "priority")
 	expires      = desc("certificate_expires_timestamp_seconds", "When the certificate in force ends, of the data plane, the admin API, or the one shown to engines.", "of")
 	draining     = desc("worker_draining", "Whether the worker drains.", "worker")
 	tokenizer    = desc("worker_tokenizer_rests", "Whether the worker's /tokenize failed so often in a row that only trials ask it.", "worker")
@@ -178,6 +179,11 @@ func (s *State) Collect(ch chan<- prometheus.Metric) {
 	collect(ch, indexMetrics, s.Index.Stats())
 	if rec := s.Recorder(); rec != nil {
 		collect(ch, recorderMetrics, rec)
+	}
+	for _, q := range s.queues(time.Now()) {
+		for band, n := range map[string]int{"high": q.High, "normal": q.Normal, "low": q.Low} {
+			ch <- prometheus.MustNewConstMetric(queue, gauge, float64(n), q.Model, band)
+		}
 	}
 	for _, c := range s.Certificates() {
 		ch <- prometheus.MustNewConstMetric(expires, gauge, float64(c.Expires.Unix()), c.Of)

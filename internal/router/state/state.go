@@ -128,6 +128,7 @@ func (s *State) Status(now time.Time) admin.Status {
 	}
 	st.Traffic = s.Traffic.Figures()
 	st.Traffic.Inflight, st.Traffic.Queued = s.Gate.Inflight(), s.queued()
+	st.Queues = s.queues(now)
 	st.Index = s.indexTotals(untrusted)
 	l := s.Ledger.Total()
 	st.Ledger = admin.LedgerTotals{Requests: l.Requests, PrefillTokens: int64(l.PrefillTokens), DecodeBlocks: int64(l.DecodeBlocks), Reservations: int64(l.Requests)}
@@ -139,6 +140,31 @@ func (s *State) Status(now time.Time) admin.Status {
 
 // queued is how many requests wait.
 func (s *State) queued() int { return s.Gate.Line().Waiting() + s.Ranks.Waiting() }
+
+// queues are those in which requests wait.
+func (s *State) queues(now time.Time) (list []admin.Queue) {
+	for _, l := range []*admission.Line{s.Gate.Line(), s.Ranks} {
+		for _, q := range l.States() {
+			list = append(list, Queue(q, now))
+		}
+	}
+	return list
+}
+
+// Queue describes a queue.
+func Queue(q admission.QueueState, now time.Time) admin.Queue {
+	v := admin.Queue{
+		Model: q.Queue, High: q.Waiting[0], Normal: q.Waiting[1], Low: q.Waiting[2], Tenants: q.Tenants,
+		OldestMS: milliseconds(now.Sub(q.Oldest)),
+	}
+	if q.Wait >= 0 {
+		ms := milliseconds(q.Wait)
+		v.WaitMS = &ms
+	}
+	return v
+}
+
+func milliseconds(d time.Duration) float64 { return max(0, float64(d.Microseconds())/1000) }
 
 func (s *State) indexTotals(untrusted int) admin.IndexTotals {
 	t := IndexTotals(s.Index)

@@ -180,7 +180,10 @@ func (b *Builder) attendRouter(c *collector, r *Router) {
 	if over(t.RejectedRate, 0) && t.RejectedRate.F() > troubleShare*t.RequestRate.F() {
 		c.add(Warn, CodeRejected, "traffic", "%.2f requests/s are refused as bad input or over a limit (4xx)", t.RejectedRate.F())
 	}
-	if t.Queued > 0 {
+	for i := range r.Queues {
+		c.add(Warn, CodeQueue, cmp.Or(r.Queues[i].Model, "traffic"), "%s", r.Queues[i].Text())
+	}
+	if len(r.Queues) == 0 && t.Queued > 0 { // a router that does not tell more
 		c.add(Warn, CodeQueue, "traffic", "%.0f request(s) wait in the router's queue: limits.inflight is reached", t.Queued.F())
 	}
 	if d := t.PredictedShare - t.HitShare; over(d, 0.10) && t.RequestRate >= 1 {

@@ -183,6 +183,7 @@ func (b *Builder) describe(st *admin.Status) {
 	r := &b.router
 	r.Link = Live
 	r.Name, r.Version, r.Schema, r.State, r.Reasons = st.Name, st.Version, st.Schema, st.State, st.Reasons
+	r.Queues = st.Queues
 	if r.Reasons == nil {
 		r.Reasons = []string{}
 	}

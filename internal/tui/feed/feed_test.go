@@ -120,6 +120,10 @@ func TestAttention(t *testing.T) {
 		{"failures", func(a *admin.Snapshot) { a.Status.Traffic.Failed = 1 }, []string{"warn failures traffic"}, "1 request(s) failed"},
 		{"all fail", func(a *admin.Snapshot) { a.Status.Traffic.Failed = 600 }, []string{"error failures traffic"}, "600 request(s) failed"},
 		{"rejections", func(a *admin.Snapshot) { a.Status.Traffic.Rejected = 10 }, []string{"warn rejections traffic"}, "5.00 requests/s are refused"},
+		{"queue for ranks", func(a *admin.Snapshot) {
+			ms := 2500.0
+			a.Status.Traffic.Queued, a.Status.Queues = 3, []admin.Queue{{Model: "m", Normal: 2, Low: 1, Tenants: 2, OldestMS: 1500, WaitMS: &ms}}
+		}, []string{"warn admission_queue m"}, "3 request(s) of 2 tenant(s) wait for a rank of m: all are at a routing.busy_… limit; the first for 1.5 s, a wait now would be: 2.5 s"},
 		{"queue at the door", func(a *admin.Snapshot) { a.Status.Traffic.Queued = 3 }, []string{"warn admission_queue traffic"}, "limits.inflight"},
 		{"mispredicted", func(a *admin.Snapshot) { a.Status.Traffic.PredictedTokens = 1900 }, []string{"warn overlap_mispredicted index"}, "promised 95% cached prompt tokens, the engines found 50%"},
 		{"refused blocks", func(a *admin.Snapshot) { a.Status.Index.Refused = 3 }, []string{"warn index_full index"}, "3 blocks did not fit"},

@@ -129,8 +129,10 @@ type Router struct {
 	RateWindow    Num     `json:"rate_window_seconds"`
 	TroubleWindow Num     `json:"trouble_window_seconds"`
 	Traffic       Traffic `json:"traffic"`
-	Index         Index   `json:"index"`
-	Process       Process `json:"process"`
+	// Queues are those in which requests wait.
+	Queues  []admin.Queue `json:"queues,omitempty"`
+	Index   Index         `json:"index"`
+	Process Process       `json:"process"`
 
 	Attention  []Attention   `json:"attention"`
 	Ranks      []Rank        `json:"ranks"` // worst first
