@@ -145,7 +145,7 @@ func serve(ctx context.Context, l *load.Loaded, flags *pflag.FlagSet, record *re
 		g.Go(func() error { greet(runCtx, stderr, r, url, adminURL); return nil })
 	}
 	quiet := slog.NewLogLogger(log.Handler(), slog.LevelDebug)
-	dataServer, adminServer := router.NewServer(r, quiet), router.NewServer(adminHandler, quiet)
+	dataServer, adminServer := router.NewServer(r, r.ServerLog("data", quiet)), router.NewServer(adminHandler, r.ServerLog("admin", quiet))
 	dataServer.BaseContext = r.BaseContext
 	failed := make(chan error, 2)
 	serveOn := func(s *http.Server, ln net.Listener) {

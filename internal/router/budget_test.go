@@ -36,10 +36,10 @@ func TestRetryBudgetIsAShareAboveAFloor(t *testing.T) {
 func TestStickyResponsesAreBounded(t *testing.T) {
 	s := newStickyResponses(3)
 	for i := range 10 {
-		s.put(fmt.Sprint(i), fmt.Sprint("w", i))
+		s.put(fmt.Sprint(i), fmt.Sprint("w", i), "t")
 	}
-	s.put("9", "other")
-	if w, ok := s.get("9"); !ok || w != "other" || len(s.byID) != 3 || len(s.order) != 3 {
+	s.put("9", "other", "u")
+	if w, ok := s.get("9"); !ok || w != (stored{"other", "u"}) || len(s.byID) != 3 || len(s.order) != 3 {
 		t.Fatalf("%v %v, %d ids", w, ok, len(s.byID))
 	}
 	if _, ok := s.get("6"); ok {

@@ -399,8 +399,8 @@ func (x *exchange) pinResponse() error {
 	if id == "" {
 		return nil
 	}
-	if name, ok := x.r.sticky.get(id); ok {
-		x.d.run.Request.Pin.Decode = name
+	if r, ok := x.r.sticky.get(id); ok && (x.dry || r.tenant == x.owner()) {
+		x.d.run.Request.Pin.Decode = r.worker
 		return nil
 	}
 	able := 0
@@ -409,13 +409,21 @@ func (x *exchange) pinResponse() error {
 			able++
 		}
 	}
-	if able > 1 {
+	if able > 1 || x.r.keys != nil && !x.dry { // with keys it may be another tenant's
 		return &api.Error{
 			Status: http.StatusNotFound, Code: api.CodeInvalidRequest, Param: "previous_response_id",
-			Message: fmt.Sprintf("response %q is not known here: it was made by another router, or too long ago", api.Clip(id)),
+			Message: fmt.Sprintf("response %q is not known here: it was made by another router, for another tenant, or too long ago", api.Clip(id)),
 		}
 	}
 	return nil
+}
+
+// owner is the tenant whose the request is, and what an engine keeps of it.
+func (x *exchange) owner() string {
+	if x.key == nil {
+		return ""
+	}
+	return x.key.Tenant
 }
 
 // tokenize finds ids and block names, and begins the receipt.

@@ -90,10 +90,7 @@ func (x *exchange) tenant() string {
 			return api.Clip(name)
 		}
 	}
-	if x.key != nil {
-		return x.key.Tenant
-	}
-	return ""
+	return x.owner()
 }
 
 // place decides. Where limits bound what ranks take, it takes the place on the chosen

@@ -1,8 +1,10 @@
 package router
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
+	"log"
 	"net"
 	"net/http"
 	"net/netip"
@@ -15,7 +17,9 @@ import (
 	"github.com/dynctl/dynctl/internal/router/eventlog"
 	"github.com/dynctl/dynctl/internal/router/quicksock"
 	"github.com/dynctl/dynctl/internal/router/state"
+	"github.com/dynctl/dynctl/internal/router/telemetry"
 	"github.com/dynctl/dynctl/internal/settings"
+	"github.com/dynctl/dynctl/internal/workers"
 )
 
 // readCerts reads the certificates that the config names.
@@ -130,6 +134,26 @@ func (r *Router) AdminListener(ln net.Listener) net.Listener {
 	return over(r.adminCert, r.addresses.Listen(ln))
 }
 
+// ServerLog is the log of a server's own errors, which go on to l: the metrics count
+// the failed handshakes among them, of which net/http tells nobody else.
+func (r *Router) ServerLog(of string, l *log.Logger) *log.Logger {
+	return log.New(&handshakes{of: of, metrics: r.metrics, next: l}, "", 0)
+}
+
+type handshakes struct {
+	of      string
+	metrics *telemetry.Metrics
+	next    *log.Logger
+}
+
+// Write takes one message.
+func (h *handshakes) Write(b []byte) (int, error) {
+	if bytes.HasPrefix(b, []byte("http: TLS handshake error")) {
+		h.metrics.Handshake(h.of)
+	}
+	return len(b), h.next.Output(0, string(b))
+}
+
 // connectionsOf is how many connections an address may have.
 func (r *Router) connectionsOf(a netip.Addr) int {
 	s := r.settings.Load()
@@ -153,21 +177,34 @@ func (r *Router) addressFull(a netip.Addr, limit int) {
 func (x *exchange) saltTenant() error {
 	switch x.ep.Kind {
 	case api.Chat, api.Completion, api.Responses, api.Generate:
-	case api.Messages, api.SGLangGenerate, api.Embeddings, api.Rerank, api.Score, api.Classify, api.Pooling:
-		return x.refuse("key", &api.Error{
-			Status: http.StatusForbidden, Code: api.CodeForbidden,
-			Message: fmt.Sprintf("this router keeps tenants apart in the engines' caches (keys.salt), which %s has no cache_salt for; use /v1/chat/completions, /v1/completions or /v1/responses", x.req.URL.Path),
-		})
+	case api.Messages, api.Embeddings, api.Rerank, api.Score, api.Classify, api.Pooling, api.SGLangGenerate:
+		if why := x.takesNoSalt(); why != "" {
+			return x.refuse("key", &api.Error{
+				Status: http.StatusForbidden, Code: api.CodeForbidden,
+				Message: fmt.Sprintf("this router keeps tenants apart in the engines' caches (keys.salt), which %s has no cache_salt for (%s); use /v1/chat/completions, /v1/completions or /v1/responses", x.req.URL.Path, why),
+			})
+		}
 	default: // no prompt of it gets into a cache
 		return nil
 	}
-	tenant := ""
-	if x.key != nil {
-		tenant = x.key.Tenant
-	}
-	x.view.CacheSalt = access.Salt(tenant, x.view.CacheSalt)
+	x.view.CacheSalt = access.Salt(x.owner(), x.view.CacheSalt)
 	x.salted = true
 	return nil
+}
+
+// takesNoSalt says why the prompt of an endpoint beside the most common ones could not be
+// salted; empty if it can. vLLM's Messages and pooling endpoints have had the field for
+// sure since 0.32; an engine that does not know it would drop it without a word.
+func (x *exchange) takesNoSalt() string {
+	if x.ep.Kind == api.SGLangGenerate || x.req.URL.Path == "/v2/embed" {
+		return "it is no member of the body there"
+	}
+	for _, w := range x.d.list {
+		if w.WireEngine() != workers.VLLM || !w.VersionAtLeast(0, 32) {
+			return fmt.Sprintf("worker %s is not known to be vLLM 0.32 or later", w.Name)
+		}
+	}
+	return ""
 }
 
 func over(c *certs.Store, ln net.Listener) net.Listener {

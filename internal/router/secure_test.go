@@ -4,12 +4,15 @@ import (
 	"bufio"
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -142,6 +145,82 @@ func TestReplacedCertificateUnderLoad(t *testing.T) {
 	}
 	if at := time.Unix(int64(r.metric(`dynctl_certificate_expires_timestamp_seconds{of="data"}`)), 0); time.Until(at) < 89*24*time.Hour {
 		t.Errorf("the certificate in force ends on %v", at)
+	}
+}
+
+// knock shows a certificate and says whether it was let in.
+const knock = `
+import http.client, ssl, sys
+port, ca, cert, key = sys.argv[1:]
+context = ssl.create_default_context(cafile=ca)
+context.check_hostname = False
+context.load_cert_chain(cert, key)
+c = http.client.HTTPSConnection("127.0.0.1", int(port), context=context, timeout=20)
+try:
+    c.request("GET", "/v1/models")
+    print(c.getresponse().status)
+except (ssl.SSLError, OSError) as e:
+    print("refused")
+`
+
+// TestAuthorityThatIsTakenOut: certificates of an authority that is taken out of
+// tls.client_ca_file open no further connection, those of the one in its place do, and
+// failed handshakes are counted.
+func TestAuthorityThatIsTakenOut(t *testing.T) {
+	p := python.With(t, "ssl", "http.client")
+	server, old, renewed := certtest.NewAuthority(t, "servers"), certtest.NewAuthority(t, "old"), certtest.NewAuthority(t, "renewed")
+	cert, key := server.Pair(t, "router.test", time.Hour)
+	theirs, theirKey := old.Pair(t, "client.test", time.Hour)
+	mine, mineKey := renewed.Leaf(t, "client.test", time.Hour)
+	pair, err := tls.X509KeyPair(mine, mineKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	trusted := filepath.Join(t.TempDir(), "clients.pem")
+	read := func(path string) []byte {
+		raw, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return raw
+	}
+	certtest.Put(t, trusted, append(read(old.File(t)), read(renewed.File(t))...))
+	r := startWith(t, routertest.Options{Fleet: "1a:profile=instant", TLS: &tls.Config{RootCAs: server.Pool(), MinVersion: tls.VersionTLS12, ServerName: "router.test", Certificates: []tls.Certificate{pair}}}, func(c *settings.Config) {
+		c.TLS.CertFile, c.TLS.KeyFile, c.TLS.ClientCAFile = cert, key, trusted
+	})
+	base, err := url.Parse(r.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ask := func() string {
+		out, err := exec.CommandContext(t.Context(), p, "-c", knock, base.Port(), server.File(t), theirs, theirKey).Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.TrimSpace(string(out))
+	}
+	if got := ask(); got != "200" {
+		t.Fatal(got)
+	}
+	certtest.Put(t, trusted, read(renewed.File(t)))
+	r.eventually("the authorities", func() error {
+		if len(r.events("certificate_replaced")) == 0 {
+			return errors.New("as before")
+		}
+		return nil
+	})
+	if got := ask(); got != "refused" {
+		t.Errorf("a client of an authority that was taken out: %s", got)
+	}
+	r.eventually("the failure in the metrics", func() error {
+		if n := r.metric(`dynctl_tls_handshake_failures_total{of="data"}`); n != 1 {
+			return fmt.Errorf("%v", n)
+		}
+		return nil
+	})
+	r.Client.CloseIdleConnections()
+	if a := r.send(http.MethodGet, "/v1/models", nil); a.status != http.StatusOK {
+		t.Errorf("a client of the authority in its place: %s", a)
 	}
 }
 

@@ -3,20 +3,23 @@ package router
 import "sync"
 
 // stickyResponses remembers which worker holds the state of a response of the
-// Responses API. When it is full, the entry that was stored first goes.
+// Responses API, and whose response it is. When it is full, the entry that was stored first goes.
 type stickyResponses struct {
 	mu    sync.Mutex
 	max   int
-	byID  map[string]string
+	byID  map[string]stored
 	order []string
 	head  int
 }
 
+// stored is a response that a worker keeps for a tenant.
+type stored struct{ worker, tenant string }
+
 func newStickyResponses(limit int) *stickyResponses {
-	return &stickyResponses{max: limit, byID: map[string]string{}}
+	return &stickyResponses{max: limit, byID: map[string]stored{}}
 }
 
-func (s *stickyResponses) put(id, worker string) {
+func (s *stickyResponses) put(id, worker, tenant string) {
 	if id == "" || len(id) > 256 {
 		return
 	}
@@ -31,12 +34,12 @@ func (s *stickyResponses) put(id, worker string) {
 			s.order = append(s.order, id)
 		}
 	}
-	s.byID[id] = worker
+	s.byID[id] = stored{worker, tenant}
 }
 
-func (s *stickyResponses) get(id string) (worker string, ok bool) {
+func (s *stickyResponses) get(id string) (r stored, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	worker, ok = s.byID[id]
-	return worker, ok
+	r, ok = s.byID[id]
+	return r, ok
 }

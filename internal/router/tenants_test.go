@@ -1,12 +1,14 @@
 package router_test
 
 import (
+	"bytes"
 	"fmt"
 	"math/rand/v2"
 	"net/http"
 	"slices"
 	"testing"
 
+	"github.com/tidwall/gjson"
 	"pgregory.net/rapid"
 
 	"github.com/dynctl/dynctl/internal/property"
@@ -79,10 +81,7 @@ func TestTenantsDoNotHitEachOthersCache(t *testing.T) {
 		t.Errorf("only %d requests found their own blocks", hits)
 	}
 	// Where an engine takes no salt, a prompt would be everybody's.
-	for p, body := range map[string]object{
-		"/v1/messages": {"model": "sim", "max_tokens": 4, "messages": []object{{"role": "user", "content": "hello"}}}, "/v1/embeddings": {"model": "sim", "input": "hello"},
-		"/generate": {"model": "sim", "text": "hello"},
-	} {
+	for p, body := range map[string]object{"/generate": {"model": "sim", "text": "hello"}, "/v2/embed": {"model": "sim", "texts": []string{"hello"}}} {
 		r.send(http.MethodPost, p, encode(t, body), bearer(userSecret)...).refused(t, 403, "forbidden")
 	}
 	for p, body := range map[string]object{
@@ -91,4 +90,63 @@ func TestTenantsDoNotHitEachOthersCache(t *testing.T) {
 	} {
 		r.post(p, body, bearer(userSecret)...)
 	}
+}
+
+// TestSaltReachesEveryEndpointThatTakesIt: where a worker is known to be vLLM 0.32, the
+// bodies of Messages and of pooling endpoints get the tenant's salt; of other engines they
+// are refused.
+func TestSaltReachesEveryEndpointThatTakesIt(t *testing.T) {
+	path := keysFile(t)
+	putKeys(t, path, "name: user, tenant: web", userSecret)
+	r, p := tappedRig(t, "1a:profile=instant", func(c *settings.Config) { c.Keys = settings.APIKeys{File: path, Required: true, Salt: true} })
+	p.set(func(_ string, w http.ResponseWriter, q *http.Request, _ []byte) bool {
+		if q.Method == http.MethodPost {
+			_, _ = w.Write([]byte(`{"id":"x","object":"list","data":[]}`))
+		}
+		return q.Method == http.MethodPost
+	})
+	bodies := map[string]object{
+		"/v1/messages": {"model": "sim", "max_tokens": 4, "messages": []object{{"role": "user", "content": "hello"}}}, "/v1/embeddings": {"model": "sim", "input": "hello"},
+		"/v1/score": {"model": "sim", "text_1": "a", "text_2": "b"}, "/v1/rerank": {"model": "sim", "query": "a", "documents": []string{"b"}},
+		"/classify": {"model": "sim", "input": "hello"}, "/pooling": {"model": "sim", "input": "hello"},
+	}
+	for path, body := range bodies {
+		body["cache_salt"] = "mine"
+		a := r.send(http.MethodPost, path, encode(t, body), bearer(userSecret)...)
+		if a.status != http.StatusOK {
+			t.Errorf("%s: %s", path, a)
+			continue
+		}
+		calls := p.callsOf(path)
+		if got := decode[object](t, calls[len(calls)-1].body)["cache_salt"]; got != access.Salt("web", "mine") {
+			t.Errorf("%s reached the engine with the salt %v", path, got)
+		}
+	}
+	other := start(t, "1a:engine=sglang,profile=instant", func(c *settings.Config) { c.Keys = settings.APIKeys{File: path, Required: true, Salt: true} })
+	for path, body := range bodies {
+		other.send(http.MethodPost, path, encode(t, body), bearer(userSecret)...).refused(t, 403, "forbidden")
+	}
+}
+
+// TestStoredResponsesAreTheirTenants: nobody goes on from, reads or ends what an engine
+// keeps for another tenant, and nobody what the router does not know.
+func TestStoredResponsesAreTheirTenants(t *testing.T) {
+	path := keysFile(t)
+	putKeys(t, path, "name: user, tenant: web", userSecret, "name: second, tenant: web", readSecret, "name: other, tenant: batch", otherSecret)
+	r := start(t, "1a:profile=instant", func(c *settings.Config) { c.Keys = settings.APIKeys{File: path, Required: true} })
+	first := r.post("/v1/responses", object{"model": "sim", "input": "a secret", "max_output_tokens": 3, "store": true}, bearer(userSecret)...)
+	id := gjson.GetBytes(first.body, "id").String()
+	next := encode(t, object{"model": "sim", "input": "repeat", "max_output_tokens": 3, "previous_response_id": id})
+	for secret, status := range map[string]int{userSecret: 200, readSecret: 200, otherSecret: 404} {
+		if a := r.send(http.MethodPost, "/v1/responses", next, bearer(secret)...); a.status != status {
+			t.Errorf("going on from it: %s, want %d", a, status)
+		}
+	}
+	for _, c := range []struct{ method, path string }{{http.MethodGet, "/v1/responses/" + id}, {http.MethodPost, "/v1/responses/" + id + "/cancel"}} {
+		r.send(c.method, c.path, nil, bearer(otherSecret)...).refused(t, 404, "invalid_request")
+		if a := r.send(c.method, c.path, nil, bearer(userSecret)...); a.status == 404 && bytes.Contains(a.body, []byte("not known here")) {
+			t.Errorf("%s %s by its own tenant: %s", c.method, c.path, a)
+		}
+	}
+	r.send(http.MethodPost, "/v1/responses", []byte(`{"model":"sim","input":"x","previous_response_id":"resp_nobody"}`), bearer(userSecret)...).refused(t, 404, "invalid_request")
 }

@@ -469,7 +469,7 @@ func (s *server) events(q *http.Request) (any, error) {
 			lost = 0 // no event that is not there was asked for
 		}
 		if len(list) > 0 || ctx.Err() != nil || wait == 0 {
-			return admin.EventList{Schema: admin.Schema, Now: s.r.Now(), Events: list, Newest: newest, Lost: lost}, nil
+			return admin.EventList{Schema: admin.Schema, Now: s.r.Now(), Events: eventsFor(q, list), Newest: newest, Lost: lost}, nil
 		}
 		select {
 		case <-signal:
@@ -508,8 +508,23 @@ func (s *server) snapshot(q *http.Request) (any, error) {
 	if after == 0 || after > newest || newest-after > uint64(events) {
 		list = log.Last(events)
 	}
-	out.Events = list
+	out.Events = eventsFor(q, list)
 	return out, nil
+}
+
+// eventsFor are events as a request's user may see them: what is told of one request can
+// quote what an engine said of it, which can quote the prompt.
+func eventsFor(q *http.Request, list []eventlog.Event) []eventlog.Event {
+	if seesTexts(q) {
+		return list
+	}
+	list = slices.Clone(list)
+	for i := range list {
+		if list[i].Request != "" {
+			list[i].Text, list[i].Fields = receipt.KeptBack, nil
+		}
+	}
+	return list
 }
 
 // route answers what would be decided now, by the very stages of a request,

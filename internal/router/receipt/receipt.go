@@ -192,21 +192,21 @@ func NewLeg(kind, worker, rank string, attempt int) Leg {
 	}
 }
 
-// keptBack stands for texts that a reader may not see.
-const keptBack = "(kept back: engines' own words may quote a prompt, and this role does not see them)"
+// KeptBack stands for texts that a reader may not see.
+const KeptBack = "(kept back: engines' own words may quote a prompt, and this role does not see them)"
 
 // Redact puts a remark in the place of each text that may quote a prompt.
 func (r *Receipt) Redact() {
 	for i := range r.Legs {
 		if r.Legs[i].Error != "" {
-			r.Legs[i].Error = keptBack
+			r.Legs[i].Error = KeptBack
 		}
 	}
 	for i := range r.Notes {
-		r.Notes[i] = keptBack
+		r.Notes[i] = KeptBack
 	}
 	if r.Outcome.Error != "" {
-		r.Outcome.Error = keptBack
+		r.Outcome.Error = KeptBack
 	}
 }
 

@@ -157,7 +157,7 @@ func Serve(ctx context.Context, r *router.Router, o router.AdminOptions, url, ad
 	}
 	quiet := slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug)
 	scheme, adminScheme := r.Schemes()
-	s := &Served{URL: scheme + "://" + o.Name, AdminURL: adminScheme + "://" + o.AdminName, router: r, data: router.NewServer(r, quiet), ctrl: router.NewServer(h, quiet)}
+	s := &Served{URL: scheme + "://" + o.Name, AdminURL: adminScheme + "://" + o.AdminName, router: r, data: router.NewServer(r, r.ServerLog("data", quiet)), ctrl: router.NewServer(h, r.ServerLog("admin", quiet))}
 	s.data.BaseContext = r.BaseContext
 	ctx, s.stop = context.WithCancel(context.WithoutCancel(ctx))
 	s.run.Go(func() error { return r.Run(ctx) })

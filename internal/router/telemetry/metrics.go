@@ -46,6 +46,7 @@ type Metrics struct {
 	reloads    *prometheus.CounterVec   // result
 	keys       *prometheus.CounterVec   // result
 	certs      *prometheus.CounterVec   // of, result
+	handshakes *prometheus.CounterVec   // of
 	excluded   *prometheus.CounterVec   // phase, reason
 	rejections *prometheus.CounterVec   // reason
 	blamed     *prometheus.CounterVec
@@ -138,6 +139,7 @@ func New(version, revision string, here func(worker string) bool) *Metrics {
 		reloads:    counter("config_reloads_total", "Reloads of the configuration.", "result"),
 		keys:       counter("api_key_reloads_total", "Readings of a changed file of API keys: ok, or refused (the keys of before stay in force).", "result"),
 		certs:      counter("certificate_reloads_total", "Readings of changed certificate files, of the data plane, the admin API or engines: ok, or refused (the certificate of before stays in force).", "of", "result"),
+		handshakes: counter("tls_handshake_failures_total", "Connections to the data plane or the admin API that ended before TLS was agreed upon; the debug log says why.", "of"),
 		excluded:   counter("candidates_excluded_total", "Ranks left out of a choice.", "phase", "reason"),
 		blamed:     counter("requests_blamed_total", "Failed requests on which two engines broke, and so did that of the one more try; they count against no engine."),
 		continued:  counter("streams_continued_total", "Streams whose rest another engine was asked for, by the worker that broke off and how.", "worker", "reason"),
@@ -312,6 +314,9 @@ func (m *Metrics) Cached(predicted, actual int) {
 
 // Keys counts a reading of a changed file of API keys, "ok" or "refused".
 func (m *Metrics) Keys(result string) { m.keys.WithLabelValues(result).Inc() }
+
+// Handshake counts a connection whose handshake of TLS failed.
+func (m *Metrics) Handshake(of string) { m.handshakes.WithLabelValues(of).Inc() }
 
 // Certificate counts a reading of changed certificate files, "ok" or "refused".
 func (m *Metrics) Certificate(of, result string) { m.certs.WithLabelValues(of, result).Inc() }
