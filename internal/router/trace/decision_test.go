@@ -74,7 +74,7 @@ func TestVersion1(t *testing.T) {
 		}
 	}
 	weights := selector.Weights{OverlapCredit: 1, CreditDecay: 2, PrefillLoadScale: 3, Queue: .25, DecodeLoad: 1. / 64, Spread: 1e-9, ActiveRequest: 7, Temperature: 8}
-	busy := selector.Busy{DecodeBlocksShare: .9, PrefillTokens: 1, Waiting: 2, KVUsage: .5, Requests: 9}
+	busy := selector.Busy{DecodeBlocksShare: .9, PrefillTokens: 1, Waiting: 2, KVUsage: .5}
 	settings := &decide.Settings{
 		Decode: selector.KV, Prefill: selector.KV, Weights: weights, Busy: busy,
 		Rule: decide.Rule{Threshold: 100, On: decide.OnISL, Fallback: decide.FallbackError, PrefillGate: 5, DecodeGate: .5, Connector: workers.ConnectorNIXL, LoadCredit: 1. / 32},
