@@ -210,7 +210,8 @@ type answer struct {
 	cached int
 }
 
-func post(t *testing.T, url, path string, body any) answer {
+// post sends a body, with headers in pairs.
+func post(t *testing.T, url, path string, body any, header ...string) answer {
 	t.Helper()
 	raw, err := json.Marshal(body)
 	if err != nil {
@@ -221,6 +222,9 @@ func post(t *testing.T, url, path string, body any) answer {
 		t.Fatal(err)
 	}
 	req.Header.Set("Content-Type", "application/json")
+	for i := 0; i < len(header); i += 2 {
+		req.Header.Set(header[i], header[i+1])
+	}
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
 		t.Fatalf("POST %s%s: %v", url, path, err)
