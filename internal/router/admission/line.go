@@ -146,7 +146,7 @@ func (l *Line) attempt(w *Waiter, try func() (string, bool)) (ok bool) {
 			l.turns.Admit(w, time.Now())
 		case needs == "":
 			l.turns.Remove(w)
-		case !ok && w.in:
+		case !ok:
 			l.turns.Failed(w, needs, change)
 		}
 		l.trying = nil
