@@ -133,7 +133,7 @@ type Router struct {
 	// Of those that are not configured nil. engineTLS is how https engines are
 	// spoken to, nil for the system's roots.
 	dataCert, adminCert, engineCert *certs.Store
-	engineTLS                       *tls.Config
+	engineTLS                       func() *tls.Config
 	keys                            *access.Store // nil without a file of keys
 	kube                            *kube.Source  // nil unless pods are looked for
 

@@ -2,6 +2,7 @@ package router
 
 import (
 	"bytes"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log"
@@ -40,7 +41,9 @@ func (r *Router) readCerts(c *settings.Config) (err error) {
 	if r.adminCert, err = server("admin", "admin_tls", c.AdminTLS); err != nil {
 		return err
 	}
-	r.engineTLS = r.opts.EngineTLS
+	if sim := r.opts.EngineTLS; sim != nil {
+		r.engineTLS = func() *tls.Config { return sim }
+	}
 	e := c.EngineTLS
 	if e == (settings.EngineTLS{}) {
 		return nil
@@ -53,7 +56,7 @@ func (r *Router) readCerts(c *settings.Config) (err error) {
 	if r.engineCert, err = certs.NewClient(o); err != nil {
 		return inSection("engine_tls", err)
 	}
-	r.engineTLS = r.engineCert.Client()
+	r.engineTLS = r.engineCert.Client
 	return nil
 }
 

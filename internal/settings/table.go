@@ -55,7 +55,7 @@ var rows = []*Row{
 	{Key: "admin_tls.client_ca_file", Flag: "admin-tls-client-ca-file", At: func(c *Config) any { return &c.AdminTLS.ClientCAFile }, Fixed: true,
 		Help: "watched PEM `FILE` with the authorities of certificates that users of the admin API must show"},
 	{Key: "engine_tls.ca_file", Flag: "engine-tls-ca-file", At: func(c *Config) any { return &c.EngineTLS.CAFile }, Fixed: true,
-		Help: "PEM `FILE` with the authorities that are trusted for https engines instead of the system's; read at the start"},
+		Help: "watched PEM `FILE` with the authorities that are trusted for https engines instead of the system's"},
 	{Key: "engine_tls.cert_file", Flag: "engine-tls-cert-file", At: func(c *Config) any { return &c.EngineTLS.CertFile }, Fixed: true,
 		Help: "watched PEM `FILE` with the certificate that the router shows to https engines"},
 	{Key: "engine_tls.key_file", Flag: "engine-tls-key-file", At: func(c *Config) any { return &c.EngineTLS.KeyFile }, Fixed: true,

@@ -109,7 +109,11 @@ func (s *Store) read(now time.Time) (*loaded, error) {
 			return nil, err
 		}
 		l.pair = pair
-		l.conf.Certificates = []tls.Certificate{*pair}
+		if s.server {
+			l.conf.Certificates = []tls.Certificate{*pair}
+		} else { // shown to whoever asks, whatever authorities it names
+			l.conf.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return pair, nil }
+		}
 	}
 	if s.o.CA != "" {
 		raw, err := readFile(s.o.CA)
@@ -194,15 +198,9 @@ func (s *Store) Listen(ln net.Listener) net.Listener {
 	})
 }
 
-// Client is how a client speaks TLS: with the certificate in force when a server
-// asks for one. Whom it trusts is what it was when the store was made.
-func (s *Store) Client() *tls.Config {
-	c := s.current.Load().conf.Clone()
-	if c.Certificates = nil; s.o.Cert != "" {
-		c.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return s.current.Load().pair, nil }
-	}
-	return c
-}
+// Client is how a client speaks TLS now: with the certificate in force when a server
+// asks for one, and trusting the authorities in force.
+func (s *Store) Client() *tls.Config { return s.current.Load().conf }
 
 // Name is that of the options.
 func (s *Store) Name() string { return s.o.Name }

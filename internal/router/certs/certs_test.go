@@ -2,6 +2,7 @@ package certs
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -23,6 +24,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/certs/certtest"
 	"github.com/dynctl/dynctl/internal/router/eventlog"
 	"github.com/dynctl/dynctl/internal/wait"
+	"github.com/dynctl/dynctl/internal/workers"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -300,7 +302,9 @@ func TestClientShowsItsNewCertificate(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	o := h.options("engines", mine, mineKey, ca.File(t))
+	authorities := filepath.Join(t.TempDir(), "engines.pem")
+	certtest.Put(t, authorities, readAll(t, ca.File(t)))
+	o := h.options("engines", mine, mineKey, authorities)
 	o.ServerName = "engine.test"
 	s, err := NewClient(o)
 	if err != nil {
@@ -308,7 +312,7 @@ func TestClientShowsItsNewCertificate(t *testing.T) {
 	}
 	run(t, s)
 	to := serve(t, server)
-	tr := &http.Transport{TLSClientConfig: s.Client(), DisableKeepAlives: true}
+	tr := &http.Transport{DialTLSContext: workers.DialTLS(new(net.Dialer), func() *tls.Config { return s.Client() }), DisableKeepAlives: true}
 	defer tr.CloseIdleConnections()
 	get := func() string {
 		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "https://"+to.String(), nil)
@@ -333,15 +337,44 @@ func TestClientShowsItsNewCertificate(t *testing.T) {
 	if got := get(); !strings.Contains(got, "certificate") {
 		t.Errorf("a certificate of another authority: %s", got)
 	}
+	// Whom it trusts changes as well.
+	certtest.Put(t, mineKey, readAll(t, key))
+	certtest.Put(t, mine, readAll(t, cert))
+	again := func(want string) {
+		t.Helper()
+		for range 200 {
+			got := get()
+			if strings.Contains(got, want) {
+				return
+			}
+			<-time.After(50 * time.Millisecond)
+		}
+		t.Fatalf("not %q in ten seconds", want)
+	}
+	again("hello")
+	trusted := readAll(t, o.CA)
+	certtest.Put(t, o.CA, readAll(t, certtest.NewAuthority(t, "foreign").File(t)))
+	again("unknown authority")
+	certtest.Put(t, o.CA, trusted)
+	again("hello")
 	o.ServerName = "other.test"
 	o.Cert, o.Key = cert, key
 	if s, err = NewClient(o); err != nil {
 		t.Fatal(err)
 	}
-	other := &http.Transport{TLSClientConfig: s.Client(), DisableKeepAlives: true}
+	other := &http.Transport{DialTLSContext: workers.DialTLS(new(net.Dialer), s.Client), DisableKeepAlives: true}
 	defer other.CloseIdleConnections()
 	tr = other
 	if got := get(); !strings.Contains(got, "other.test") {
 		t.Errorf("another name than that of the certificate: %s", got)
 	}
+}
+
+func readAll(t *testing.T, path string) []byte {
+	t.Helper()
+	raw, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return raw
 }

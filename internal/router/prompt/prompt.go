@@ -43,8 +43,9 @@ type Options struct {
 	CacheBytes int64
 	// DialTimeout bounds connecting to an engine.
 	DialTimeout time.Duration
-	// TLS is how https engines are spoken to; nil for the system's roots.
-	TLS *tls.Config
+	// TLS is how https engines are spoken to, asked for by each connection; nil for the
+	// system's roots.
+	TLS func() *tls.Config
 }
 
 // Stage finds the token ids of prompts. Make it with New, run it with Run.
@@ -89,8 +90,9 @@ func New(o Options) (*Stage, error) {
 	t := &Stage{o: o, timeout: 2 * time.Second, models: map[string]*modelTokens{}}
 	// Questions to /tokenize are large bodies both ways; they share nothing
 	// with the legs.
+	dialer := &net.Dialer{Timeout: o.DialTimeout}
 	t.transport = &http.Transport{
-		DialContext: (&net.Dialer{Timeout: o.DialTimeout}).DialContext, TLSClientConfig: o.TLS, MaxIdleConnsPerHost: 64, IdleConnTimeout: 4 * time.Second,
+		DialContext: dialer.DialContext, DialTLSContext: workers.DialTLS(dialer, o.TLS), MaxIdleConnsPerHost: 64, IdleConnTimeout: 4 * time.Second,
 		ResponseHeaderTimeout: 10 * time.Second, DisableCompression: true,
 	}
 	if o.Path != "" && o.Mode != "estimate" && o.Mode != "engine" {

@@ -95,7 +95,7 @@ func BenchmarkLegTLS(b *testing.B) {
 	defer srv.Close()
 	roots := x509.NewCertPool()
 	roots.AddCert(srv.Certificate())
-	c := newClient(b, Options{TLS: &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12}})
+	c := newClient(b, Options{TLS: func() *tls.Config { return &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12} }})
 	leg := legTo(b, srv.URL)
 	leg.Body = [][]byte{bytes.Repeat([]byte("x"), 1<<10)}
 	b.ReportAllocs()

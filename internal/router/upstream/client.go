@@ -28,8 +28,9 @@ type Options struct {
 	MaxIdle int
 	// MaxHead is the largest head of an answer in bytes; default 64 KiB.
 	MaxHead int
-	// TLS is the configuration of https engines.
-	TLS *tls.Config
+	// TLS is the configuration of https engines, asked for by each connection; nil is the
+	// system's roots.
+	TLS func() *tls.Config
 	// Dial makes TCP connections; default net.Dialer.
 	Dial func(ctx context.Context, network, addr string) (net.Conn, error)
 }
@@ -287,7 +288,7 @@ func (c *Client) dial(ctx context.Context, p *pool) (*conn, error) {
 	}
 	conf := &tls.Config{MinVersion: tls.VersionTLS12}
 	if c.opt.TLS != nil {
-		conf = c.opt.TLS.Clone()
+		conf = c.opt.TLS().Clone()
 	}
 	if conf.ServerName == "" {
 		conf.ServerName, _, _ = net.SplitHostPort(p.addr)

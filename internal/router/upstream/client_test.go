@@ -586,7 +586,7 @@ func TestTLSAndIPv6(t *testing.T) {
 	defer srv.Close()
 	roots := x509.NewCertPool()
 	roots.AddCert(srv.Certificate())
-	c := newClient(t, Options{TLS: &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12}})
+	c := newClient(t, Options{TLS: func() *tls.Config { return &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12} }})
 	for range 2 {
 		if _, got := get(t, c, legTo(t, srv.URL)); got != "HTTP/1.1" {
 			t.Errorf("got %q", got)
@@ -670,7 +670,7 @@ func TestEarlyAnswerOnAnOpenConnection(t *testing.T) {
 						})
 						leg := legTo(t, scheme+"://"+ln.Addr().String())
 						leg.Body = [][]byte{make([]byte, size/2), make([]byte, size/2)}
-						client := newClient(t, Options{TLS: &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12}})
+						client := newClient(t, Options{TLS: func() *tls.Config { return &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12} }})
 						defer client.Close() // ends the engine's reading
 						r, got := get(t, client, leg)
 						if r.Status != http.StatusRequestEntityTooLarge || got != "no" {

@@ -163,7 +163,9 @@ func FuzzHostileEngine(f *testing.F) {
 				wg.Go(func() { hostile(c, conf) })
 			}
 		})
-		client := New(Options{IdleConn: time.Minute, TLS: &tls.Config{RootCAs: roots, CurvePreferences: curves, MinVersion: tls.VersionTLS12}})
+		client := New(Options{IdleConn: time.Minute, TLS: func() *tls.Config {
+			return &tls.Config{RootCAs: roots, CurvePreferences: curves, MinVersion: tls.VersionTLS12}
+		}})
 		defer client.Close()
 		client.earlyAfter = 0 // else a slow engine costs this much with each request
 		for i, does := range script[:min(len(script), 24)] {

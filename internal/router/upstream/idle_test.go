@@ -201,7 +201,7 @@ func TestIdleTLSConnections(t *testing.T) {
 			t.Run(version+"/"+does, func(t *testing.T) {
 				t.Parallel()
 				p := start(t, py, "-c", misbehaves, cert, key, version)
-				c := newClient(t, Options{IdleConn: time.Minute, TLS: &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12}})
+				c := newClient(t, Options{IdleConn: time.Minute, TLS: func() *tls.Config { return &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12} }})
 				leg := legTo(t, "https://127.0.0.1:"+p.until(t, "port "))
 				leg.Path = "/" + does
 				want := "1"
@@ -245,7 +245,7 @@ func TestIdleTLSConnectionSurvivesAKeyUpdate(t *testing.T) {
 	_ = ln.Close()
 	p := start(t, openssl, "s_server", "-accept", addr, "-cert", cert, "-key", key, "-tls1_3", "-naccept", "1")
 	p.until(t, "ACCEPT")
-	c := newClient(t, Options{IdleConn: time.Minute, TLS: &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12}})
+	c := newClient(t, Options{IdleConn: time.Minute, TLS: func() *tls.Config { return &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12} }})
 	leg := legTo(t, "https://"+addr)
 	leg.Body = [][]byte{[]byte("{}\n")}
 	for i := range 3 {

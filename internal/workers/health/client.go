@@ -28,11 +28,12 @@ type asker struct {
 
 // newAsker makes an asker; a nil transport stands for one of its own, which
 // takes no proxy from the environment: engines are neighbours.
-func newAsker(rt http.RoundTripper, conf *tls.Config, timeout time.Duration) *asker {
+func newAsker(rt http.RoundTripper, conf func() *tls.Config, timeout time.Duration) *asker {
 	if rt == nil {
+		dialer := &net.Dialer{KeepAlive: 15 * time.Second}
 		rt = &http.Transport{
-			DialContext:            (&net.Dialer{KeepAlive: 15 * time.Second}).DialContext,
-			TLSClientConfig:        conf,
+			DialContext:            dialer.DialContext,
+			DialTLSContext:         workers.DialTLS(dialer, conf),
 			MaxIdleConnsPerHost:    2,
 			IdleConnTimeout:        30 * time.Second,
 			DisableCompression:     true,

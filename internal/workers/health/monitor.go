@@ -37,7 +37,7 @@ type Options struct {
 	// Transport sends the requests; nil for one of the monitor's own, which
 	// speaks to https workers by TLS.
 	Transport http.RoundTripper
-	TLS       *tls.Config
+	TLS       func() *tls.Config
 }
 
 func (o *Options) defaults() {
