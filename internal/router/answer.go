@@ -222,6 +222,7 @@ func (x *exchange) holdHead(p disagg.Peer, resp *upstream.Response, head *sse.He
 // sendHead sends on what was held.
 func (x *exchange) sendHead(p disagg.Peer, held *ledger.Reservation, record *legRecord, resp *upstream.Response, t *disagg.Transfer, head *sse.Head) error {
 	x.begun.Store(true)
+	x.leaveMove()
 	x.report(selector.Decode, health.Success)
 	first := time.Now()
 	x.answer.stream = true

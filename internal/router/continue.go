@@ -42,6 +42,8 @@ type continuation struct {
 	pending error
 	// cut is how the stream's newest leg broke off.
 	cut *attempt.Failure
+	// places are the ranks on which the rest has a place.
+	places []uint32
 	// first is the error of the newest leg that the client had a part of.
 	first error
 }

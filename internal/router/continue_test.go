@@ -3,6 +3,7 @@ package router_test
 import (
 	"bytes"
 	"fmt"
+	"io"
 	"net/http"
 	"strings"
 	"sync"
@@ -210,4 +211,69 @@ func TestStreamThatIsNotContinued(t *testing.T) {
 	if rec := r.receipt(a.header.Get("X-Dynctl-Decision")); !cut() || len(rec.Continued) != 1 {
 		t.Errorf("%+v %s", rec.Outcome, a.body)
 	}
+}
+
+// TestTwoHundredStreamsMove: an engine of four dies with two hundred streams. All go
+// on, none with another text, and no rank computes more of them at once than it may.
+func TestTwoHundredStreamsMove(t *testing.T) {
+	t.Parallel()
+	const n = 200
+	r, _ := tappedRig(t, "4a:speed=4,answers=letters,max_seqs=1024", exact, func(c *settings.Config) {
+		c.Continue.AtOnce = 2
+		c.Routing.AllowHeaders = true
+	})
+	body := func(i int) object {
+		return object{"model": "sim", "prompt": ids(300, i), "max_tokens": 120, "ignore_eos": true, "stream": true}
+	}
+	var mu sync.Mutex
+	began := 0
+	want, got, decisions := make([]string, n), make([]string, n), make([]string, n)
+	all := func(out []string) {
+		var wg sync.WaitGroup
+		for i := range n {
+			wg.Go(func() {
+				resp, err := r.open(t.Context(), http.MethodPost, "/v1/completions", encode(t, body(i)))
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				defer resp.Body.Close()
+				decisions[i] = resp.Header.Get("X-Dynctl-Decision")
+				mu.Lock()
+				began++
+				mu.Unlock()
+				b, err := io.ReadAll(resp.Body)
+				if err != nil {
+					t.Error(err)
+				}
+				out[i] = streamed(t, b)
+			})
+		}
+		wg.Wait()
+	}
+	all(want)
+	began = 0
+	done := make(chan struct{})
+	go func() { defer close(done); all(got) }()
+	r.eventually("all streams", func() error {
+		mu.Lock()
+		defer mu.Unlock()
+		if began < n {
+			return fmt.Errorf("%d have begun", began)
+		}
+		return nil
+	})
+	r.Sim.Named("a-0").Kill()
+	<-done
+	moved := 0
+	for i := range n {
+		if got[i] != want[i] {
+			t.Errorf("stream %d: %q, want %q", i, got[i], want[i])
+		}
+		moved += len(r.receipt(decisions[i]).Continued)
+	}
+	if moved < n/8 {
+		t.Errorf("%d streams went on elsewhere", moved)
+	}
+	t.Logf("%d streams went on elsewhere; %v waited for their turn", moved, r.metric(`dynctl_stage_seconds_count{stage="move"}`))
 }

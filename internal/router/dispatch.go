@@ -179,6 +179,12 @@ func (x *exchange) carryOut() error {
 	p := &d.run.Plan
 	decode := d.run.In.DecodePeers[p.DecodeIndex]
 	x.path = string(p.Path)
+	if d.run.History.Continued > 0 {
+		if err := x.enterMove(); err != nil {
+			return err
+		}
+		defer x.leaveMove()
+	}
 	if !x.admit(selector.Decode, decode.Worker) {
 		x.giveUpPlace()
 		return x.fail(selector.Decode, decode.Worker, attempt.Ejected, false, errEjected)

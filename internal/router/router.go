@@ -122,6 +122,7 @@ type Router struct {
 	modelCache     modelCache
 	tokens         *prompt.Stage
 	budget         retryBudget
+	moves          moves
 	sticky         *stickyResponses
 	traffic        traffic.Traffic
 	compute        *watch.Recompute

@@ -267,6 +267,8 @@ type Continue struct {
 	Mode string
 	// Moves is how often the rest of one stream may come from another engine.
 	Moves int
+	// AtOnce is how many such rests a rank begins with at a time; more wait.
+	AtOnce int
 }
 
 // Health times the probes.

@@ -122,7 +122,7 @@ func New(version, revision string, here func(worker string) bool) *Metrics {
 		duration:   histogram("request_duration_seconds", "Time from the request's first byte to the answer's last.", latencyBuckets, "model", "path"),
 		ttft:       histogram("ttft_seconds", "Time from the request's first byte to the first token sent on to the client.", latencyBuckets, "model", "path"),
 		itl:        histogram("itl_seconds", "Mean gap between streamed events of one answer.", itlBuckets, "model"),
-		stage:      histogram("stage_seconds", "Time that the router itself spent in one stage of a request; queue is that of requests that waited for a place in progress.", stageBuckets, "stage"),
+		stage:      histogram("stage_seconds", "Time that the router itself spent in one stage of a request; queue is that of requests that waited for a place in progress, move that of streams that waited for their turn to go on elsewhere.", stageBuckets, "stage"),
 		decisions:  counter("decisions_total", "Routing decisions by path and reason.", "path", "reason"),
 		oddParams:  counter("transfer_params_odd_total", "Remote prefills whose transfer parameters were used although a part of them is not as expected.", "worker"),
 		fallbacks:  counter("prefill_fallbacks_total", "Requests that should have been prefilled remotely and were prefilled by the decode rank.", "reason"),
@@ -148,7 +148,7 @@ func New(version, revision string, here func(worker string) bool) *Metrics {
 	}
 	m.here, m.ofWorkers = here, ofWorkers
 	m.stages = map[string]prometheus.Observer{}
-	for _, s := range []string{"read", "parse", "queue", "tokenize", "hash", "overlap", "plan"} {
+	for _, s := range []string{"read", "parse", "queue", "tokenize", "hash", "overlap", "plan", "move"} {
 		m.stages[s] = m.stage.WithLabelValues(s)
 	}
 	m.foretold, m.counted = m.predicted.WithLabelValues("predicted"), m.predicted.WithLabelValues("actual")
