@@ -263,7 +263,7 @@ func TestTwoHundredStreamsMove(t *testing.T) {
 		}
 		return nil
 	})
-	r.Sim.Named("a-0").Kill()
+	r.Sim.Engine(0).Kill()
 	<-done
 	moved := 0
 	for i := range n {
