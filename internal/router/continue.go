@@ -55,6 +55,7 @@ func (x *exchange) mayContinue() {
 	}
 	c := &continuation{}
 	if c.refused, c.member = resume.Judge(&x.view); c.refused == "" {
+		c.stream.Chat = x.view.Kind == api.Chat
 		raw, ok := x.view.Get("return_token_ids")
 		c.stream.KeepIDs = ok && string(raw) == "true"
 	}
@@ -64,6 +65,15 @@ func (x *exchange) mayContinue() {
 // asks reports whether a worker is to be asked for token ids.
 func (c *continuation) asks(w *workers.Worker) bool {
 	return c != nil && c.refused == "" && w.WireEngine() == workers.VLLM
+}
+
+// path is where a leg goes that the client asked to go elsewhere: the rest of a chat is
+// a completion.
+func (c *continuation) path(asked string) string {
+	if c == nil || !c.stream.Chat || !c.stream.Going() {
+		return asked
+	}
+	return strings.Replace(asked, "/chat/completions", "/completions", 1)
 }
 
 // begin makes ready for the answer to another leg.
@@ -93,8 +103,31 @@ func (x *exchange) keep() {
 		return
 	}
 	v := &x.view
+	if c.stream.Chat {
+		c.rest = restOfChat(v)
+		c.at = len(c.rest) - 1
+		return
+	}
 	c.at = v.PromptValue.Start
 	c.rest = append(append(make([]byte, 0, len(v.Body)-v.PromptValue.Len()), v.Body[:c.at]...), v.Body[v.PromptValue.End:]...)
+}
+
+// restOfChat is a completion with the members of a chat, whose prompt's value is to
+// stand before its last byte.
+func restOfChat(v *api.View) []byte {
+	b := []byte{'{'}
+	for i := range v.Fields {
+		if name, raw := v.Member(i); resume.Kept(name) {
+			b = append(append(append(api.AppendString(b, name), ':'), raw...), ',')
+		}
+	}
+	b = append(b, `"max_tokens":`...)
+	if v.MaxTokens >= 0 {
+		b = append(b, api.RawInt(v.MaxTokens)...)
+	} else {
+		b = append(b, api.RawNull...) // as far as the model goes, as with a chat
+	}
+	return append(b, `,"prompt":}`...)
 }
 
 // follow sends the rest of a stream on as [exchange.forward] does, and reads along.
@@ -210,7 +243,7 @@ func (x *exchange) goOn(cut *attempt.Failure) (resume.Refusal, string) {
 	}
 	x.slim()
 	x.body = own
-	if err := x.view.Parse(own.B, x.ep.Kind, api.Limits{}); err != nil {
+	if err := x.view.Parse(own.B, api.Completion, api.Limits{}); err != nil {
 		return "", err.Error() // what the router has made: cannot be
 	}
 	if x.salted {
@@ -218,7 +251,7 @@ func (x *exchange) goOn(cut *attempt.Failure) (resume.Refusal, string) {
 			return "", err.Error() // it was salted before: cannot be
 		}
 	}
-	x.findPrompt()
+	x.findPrompt() // while begun says that it is the rest's
 	x.begun.Store(false)
 	r.metrics.Continued(cut.Name, string(cut.Reason))
 	if e, ok := r.failures.Continued(cut.Name, string(cut.Reason), sent, time.Now()); ok {
@@ -247,7 +280,7 @@ func (x *exchange) restOf(ids []uint32, sent int) ([]byte, resume.Refusal) {
 	}
 	body = append(append(body, ']'), c.rest[c.at:]...)
 	var v api.View
-	if err := v.Parse(body, x.ep.Kind, api.Limits{}); err != nil {
+	if err := v.Parse(body, api.Completion, api.Limits{}); err != nil {
 		return nil, resume.Prompt
 	}
 	var edits []api.Edit

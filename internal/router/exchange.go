@@ -471,6 +471,9 @@ func (x *exchange) findPrompt() {
 	if x.ep.Body != api.JSONBody {
 		f.MaxTokens, f.MinTokens = -1, -1
 	}
+	if x.begun.Load() { // what is asked now is the rest of a stream
+		f.Kind = api.Completion
+	}
 }
 
 // errorOf is what the client is told of an error, or would be.

@@ -128,7 +128,7 @@ func (x *exchange) leg(phase selector.Phase, p disagg.Peer, body [][]byte, headT
 		set = append(set, upstream.HeaderField{Key: "X-Data-Parallel-Rank", Value: strconv.Itoa(p.Rank.DP)})
 	}
 	m.set, m.leg = set, upstream.Leg{
-		Base: p.Worker.URL, Path: x.req.URL.RequestURI(), Method: x.req.Method, Header: x.req.Header, Set: set, APIKey: p.Worker.APIKey,
+		Base: p.Worker.URL, Path: x.cont.path(x.req.URL.RequestURI()), Method: x.req.Method, Header: x.req.Header, Set: set, APIKey: p.Worker.APIKey,
 		Body: body, HeadTimeout: headTimeout, IdleTimeout: s.Timeouts.Idle,
 	}
 	return &m.leg

@@ -12,7 +12,7 @@ type Refusal string
 
 // The refusals that a request brings with it.
 const (
-	// Endpoint: only completions are gone on with.
+	// Endpoint: only completions and chats are gone on with.
 	Endpoint Refusal = "endpoint"
 	// Several: more than one prompt, or more than one answer (n, best_of, beams).
 	Several Refusal = "several_answers"
@@ -51,12 +51,14 @@ const (
 	Odd Refusal = "odd_event"
 	// FirstToken: the prefill's own first token is a part of the answer.
 	FirstToken Refusal = "first_token_of_prefill"
+	// Silent: of a chat nothing was said yet, and its first tokens may be a parser's.
+	Silent Refusal = "nothing_said"
 	// ToldIDs: the client asked for ids, and has some of a character that was cut.
 	ToldIDs Refusal = "ids_told"
 )
 
 var words = map[Refusal]string{
-	Endpoint:   "only streamed completions are continued",
+	Endpoint:   "only streamed completions and chats are continued",
 	Several:    "it has more than one answer",
 	Penalties:  "presence or frequency penalties count generated tokens only",
 	Seed:       "its draws are seeded",
@@ -73,6 +75,7 @@ var words = map[Refusal]string{
 	Seam:       "which tokens the sent text belongs to is not known",
 	Odd:        "the stream has an event that is not a completion's, or too large",
 	FirstToken: "its first token is the prefill's",
+	Silent:     "nothing was said yet, and the first tokens may be a parser's",
 	ToldIDs:    "the client asked for ids and has some of a character that is not whole",
 }
 
@@ -131,24 +134,50 @@ var rules = map[string]rule{
 	"thinking_token_budget": {Reasoning, among("null", "-1")}, "reasoning_effort": {Reasoning, among("null")},
 }
 
+// ofChats are the members that chats have besides, or in another way. Those that make
+// the prompt stand in its ids.
+var ofChats = map[string]rule{
+	"messages": {harmless: anyValue}, "chat_template": {harmless: anyValue}, "chat_template_kwargs": {harmless: anyValue}, "documents": {harmless: anyValue},
+	"add_generation_prompt": {harmless: anyValue}, "max_completion_tokens": {harmless: anyValue}, "parallel_tool_calls": {harmless: anyValue},
+	"metadata": {harmless: anyValue}, "store": {harmless: anyValue}, "prompt_cache_key": {harmless: anyValue},
+	"top_logprobs": {Logprobs, among("null", "0")}, "prompt": {refusal: Prompt, harmless: among("null")},
+}
+
+// Kept are the members of a chat that its rest has, too; the others make its prompt, or
+// say nothing of the answer.
+func Kept(member string) bool {
+	switch member {
+	case "model", "stream", "stream_options", "min_tokens", "ignore_eos", "temperature", "top_p", "top_k", "min_p", "repetition_penalty",
+		"stop_token_ids", "logit_bias", "allowed_token_ids", "skip_special_tokens", "user", "session_id", "priority", "cache_salt", "return_token_ids", "stream_interval", "seed":
+		return true
+	}
+	return false
+}
+
 // Judge says why the stream that a request asks for could not be gone on with, and
 // which member of it, if one does, says so.
 func Judge(v *api.View) (why Refusal, member string) {
 	switch {
-	case v.Kind != api.Completion || !v.Stream:
+	case v.Kind != api.Completion && v.Kind != api.Chat || !v.Stream:
 		return Endpoint, ""
 	case v.Prompts() != 1:
 		return Several, "prompt"
 	case v.Multimodal:
 		return Prompt, ""
-	case v.Prompt != api.PromptText && v.Prompt != api.PromptIDs && v.Prompt != api.PromptTexts && v.Prompt != api.PromptIDLists:
+	case v.Prompt != api.PromptMessages && v.Prompt != api.PromptText && v.Prompt != api.PromptIDs && v.Prompt != api.PromptTexts && v.Prompt != api.PromptIDLists:
 		return Prompt, "prompt"
 	case v.EstimateTokens() > MaxPrompt:
 		return TooLong, "prompt"
 	}
 	for i := range v.Fields {
 		name, raw := v.Member(i)
-		r, known := rules[name]
+		r, known := rule{}, false
+		if v.Kind == api.Chat {
+			r, known = ofChats[name]
+		}
+		if !known {
+			r, known = rules[name]
+		}
 		if !known {
 			if string(raw) == "null" {
 				continue

@@ -24,6 +24,8 @@ var ErrEngine = errors.New("the engine ended its stream with an error")
 type Stream struct {
 	// KeepIDs says that the client asked for ids by itself: they stay in the events.
 	KeepIDs bool
+	// Chat says that the client's stream is a chat's. Who goes on answers a completion.
+	Chat bool
 
 	refused Refusal
 	ids     []uint32 // of the prompt, then of the answer
@@ -58,7 +60,7 @@ type cut struct {
 // the client has; of one that it has nothing of, nothing is kept.
 func (s *Stream) Begin() {
 	if !s.going {
-		*s = Stream{KeepIDs: s.KeepIDs, out: s.out}
+		*s = Stream{KeepIDs: s.KeepIDs, Chat: s.Chat, out: s.out}
 		return
 	}
 	if s.refused == "" {
@@ -78,6 +80,9 @@ func (s *Stream) Refuse(why Refusal) {
 		s.ids, s.tail = nil, nil
 	}
 }
+
+// Going reports whether an engine goes on with what another one has begun.
+func (s *Stream) Going() bool { return s.going }
 
 // Ended reports whether nothing is missing of the stream but what Closing gives.
 func (s *Stream) Ended() bool { return s.finished }
@@ -197,7 +202,13 @@ func (s *Stream) event(e []byte) error {
 // within is the place of a part in the slice that it was cut from.
 func within(whole, part []byte) int { return cap(whole) - cap(part) }
 
-var null = []byte("null")
+var (
+	null       = []byte("null")
+	chatObject = []byte(`"chat.completion.chunk"`)
+)
+
+// choice is what an event says of its one choice, raw.
+type choice struct{ text, ids, prompt []byte }
 
 // payload reads an event's JSON and notes what is to be changed of it. It reports
 // false for an error.
@@ -215,6 +226,7 @@ func (s *Stream) payload(data []byte) bool {
 			change(v, *at)
 		}
 	}
+	var c choice
 	choices, usage := 0, false
 	for more := w.Open('{'); more; more = w.Next() {
 		switch string(w.Key()) {
@@ -224,13 +236,19 @@ func (s *Stream) payload(data []byte) bool {
 			keep(&s.created, w.Value())
 		case "model":
 			keep(&s.model, w.Value())
+		case "object":
+			if v := w.Value(); s.Chat && s.going {
+				change(v, chatObject)
+			}
+		case "prompt_token_ids":
+			c.prompt = w.Value()
 		case "error":
 			if v := w.Value(); len(v) > 0 && !rawjson.IsNull(v) {
 				return false
 			}
 		case "choices":
 			var ok bool
-			if choices, ok = s.choices(&w, change); !ok {
+			if choices, ok = s.choices(&w, &c); !ok {
 				return false
 			}
 		case "usage":
@@ -243,7 +261,39 @@ func (s *Stream) payload(data []byte) bool {
 		}
 	}
 	s.usage = s.usage || usage && choices == 0
+	if choices == 0 && c.prompt == nil {
+		return true
+	}
+	s.token(&c)
+	if !s.KeepIDs && len(c.ids) > 0 && c.ids[0] == '[' {
+		change(c.ids, null)
+	}
+	if (!s.KeepIDs || s.going) && len(c.prompt) > 0 && c.prompt[0] == '[' {
+		change(c.prompt, null) // it is longer than the client's own
+	}
+	if s.Chat && s.going && c.text != nil {
+		s.asChat(data, &c)
+	}
 	return true
+}
+
+// asChat makes the choice of a completion one of a chat.
+func (s *Stream) asChat(data []byte, c *choice) {
+	from := within(data, c.text)
+	if key := bytes.LastIndex(data[:from], []byte(`"text"`)); key >= 0 {
+		s.cuts = append(s.cuts, cut{key, from + len(c.text), append(append([]byte(`"delta":{"content":`), c.text...), '}')})
+	}
+	if len(c.prompt) == 0 {
+		return
+	}
+	from = within(data, c.prompt)
+	key := bytes.LastIndex(data[:from], []byte(`"prompt_token_ids"`))
+	comma := bytes.LastIndexByte(data[:max(0, key)], ',')
+	if comma < 0 || len(bytes.TrimSpace(data[comma+1:key])) > 0 {
+		return
+	}
+	s.cuts = slices.DeleteFunc(s.cuts, func(c cut) bool { return c.from == from })
+	s.cuts = append(s.cuts, cut{comma, from + len(c.prompt), nil})
 }
 
 // count puts the tokens of the engines before among those of the answer.
@@ -277,7 +327,7 @@ func (s *Stream) count(v []byte, change func(old, with []byte)) {
 
 // choices reads the list of choices, of which there is one at most. It reports false
 // for an error.
-func (s *Stream) choices(w *rawjson.Walker, change func(old, with []byte)) (seen int, ok bool) {
+func (s *Stream) choices(w *rawjson.Walker, c *choice) (seen int, ok bool) {
 	if !w.At('[') {
 		w.Value()
 		return 0, true
@@ -286,15 +336,17 @@ func (s *Stream) choices(w *rawjson.Walker, change func(old, with []byte)) (seen
 		if seen++; seen > 1 {
 			s.Refuse(Odd)
 		}
-		var text, ids, prompt, finish, index []byte
+		var finish, index []byte
 		for inside := w.Open('{'); inside; inside = w.Next() {
 			switch k, v := w.Key(), w.Value(); string(k) {
 			case "text":
-				text = v
+				c.text = v
+			case "delta":
+				s.delta(v, c)
 			case "token_ids":
-				ids = v
+				c.ids = v
 			case "prompt_token_ids":
-				prompt = v
+				c.prompt = v
 			case "finish_reason":
 				finish = v
 			case "index":
@@ -311,20 +363,38 @@ func (s *Stream) choices(w *rawjson.Walker, change func(old, with []byte)) (seen
 		if len(index) > 0 && string(index) != "0" {
 			s.Refuse(Odd)
 		}
-		s.token(text, ids, prompt)
-		if !s.KeepIDs && len(ids) > 0 && ids[0] == '[' {
-			change(ids, null)
-		}
-		if (!s.KeepIDs || s.going) && len(prompt) > 0 && prompt[0] == '[' {
-			change(prompt, null) // it is longer than the client's own
-		}
 	}
 	w.Close(']')
 	return seen, true
 }
 
+// delta reads what an event adds to a chat's answer: text, or what a parser of the
+// engine has made of its tokens.
+func (s *Stream) delta(v []byte, c *choice) {
+	w := rawjson.Walk(v)
+	for more := w.Open('{'); more; more = w.Next() {
+		k, v := w.Key(), w.Value()
+		filled := len(v) > 2 && v[0] != 'n'
+		switch string(k) {
+		case "content":
+			if c.text = v; !rawjson.IsString(v) {
+				c.text = nil
+			}
+		case "reasoning", "reasoning_content":
+			if filled {
+				s.Refuse(Reasoning)
+			}
+		case "tool_calls", "function_call":
+			if filled {
+				s.Refuse(Tools)
+			}
+		}
+	}
+}
+
 // token notes what an event has told of the answer.
-func (s *Stream) token(text, ids, prompt []byte) {
+func (s *Stream) token(c *choice) {
+	text, ids, prompt := c.text, c.ids, c.prompt
 	if s.refused != "" {
 		return
 	}
@@ -411,6 +481,8 @@ func (s *Stream) Next() ([]uint32, Refusal) {
 		return nil, NoIDs
 	case len(s.tail) > 0:
 		return nil, Seam
+	case s.Chat && s.sure == 0:
+		return nil, Silent
 	case s.KeepIDs && s.told > s.sure:
 		return nil, ToldIDs
 	}
@@ -429,7 +501,12 @@ func (s *Stream) Closing(usage bool) []byte {
 		n := int64(len(s.ids) - s.prompt)
 		b = append(b, `data: {"id":`...)
 		b = append(b, s.id...)
-		b = append(b, `,"object":"text_completion","created":`...)
+		if s.Chat {
+			b = append(append(b, `,"object":`...), chatObject...)
+		} else {
+			b = append(b, `,"object":"text_completion"`...)
+		}
+		b = append(b, `,"created":`...)
 		b = append(b, s.created...)
 		b = append(b, `,"model":`...)
 		b = append(b, s.model...)

@@ -11,6 +11,8 @@ type completionRequest struct {
 	Prompt   json.RawMessage `json:"prompt"`
 	Echo     bool            `json:"echo"`
 	Logprobs *int            `json:"logprobs"`
+	// Limit is max_tokens: left out it is 16, and null as much as fits the model.
+	Limit json.RawMessage `json:"max_tokens"`
 }
 
 type completionChoice struct {
@@ -47,7 +49,10 @@ func (s *Server) completions(w http.ResponseWriter, r *http.Request, q *completi
 	if err != nil {
 		return err
 	}
-	if q.MaxTokens == nil { // OpenAI's default for completions
+	if len(q.Limit) > 0 && json.Unmarshal(q.Limit, &q.MaxTokens) != nil {
+		return badRequest("max_tokens", "Input should be a valid integer")
+	}
+	if len(q.Limit) == 0 { // OpenAI's default for completions
 		q.MaxTokens = new(max(1, min(16, s.cfg.MaxModelLen-len(prompts[0]))))
 	}
 	if q.Logprobs != nil && (*q.Logprobs < 0 || *q.Logprobs > 20) {
