@@ -148,12 +148,17 @@ func events(f *admin.Feed) string {
 
 func newWorkersDrainCmd(router *routerFlags) *cobra.Command {
 	var wait time.Duration
+	var move bool
 	cmd := &cobra.Command{
 		Use:   "drain NAME",
 		Short: "Send no new requests to a worker; running ones finish",
 		Args:  cobra.ExactArgs(1),
 		RunE: router.ask(func(cmd *cobra.Command, c *admin.Client, args []string) error {
-			w, err := c.DrainWorker(cmd.Context(), args[0])
+			drain := c.DrainWorker
+			if move {
+				drain = c.MoveStreams
+			}
+			w, err := drain(cmd.Context(), args[0])
 			if err != nil {
 				return err
 			}
@@ -164,6 +169,7 @@ func newWorkersDrainCmd(router *routerFlags) *cobra.Command {
 			return waitDrained(cmd.Context(), c, w.Name, wait, cmd.ErrOrStderr())
 		}),
 	}
+	cmd.Flags().BoolVar(&move, "move", false, "have its streams go on elsewhere, those that can (continue.mode)")
 	cmd.Flags().DurationVar(&wait, "wait", 0, "wait up to `TIME` until no request is left")
 	return cmd
 }

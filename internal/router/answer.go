@@ -295,6 +295,12 @@ func (x *exchange) endStream(err error) error {
 // streamError judges how a stream ended that the client has a part of.
 func (x *exchange) streamError(p disagg.Peer, err error) error {
 	var f *upstream.Failure
+	if errors.Is(err, errMoved) {
+		moved := failureOf(selector.Decode, p.Worker, attempt.Moved, true, err).Failure
+		moved.Begun = true
+		x.cont.cut = &moved
+		return err
+	}
 	if errors.As(err, &f) && f.Kind != upstream.Canceled {
 		reason := attempt.Reason(f.Kind)
 		if errors.Is(err, resume.ErrEngine) {

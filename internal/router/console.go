@@ -168,6 +168,21 @@ func (c *console) DrainWorker(name string, on bool) (admin.Worker, error) {
 	return c.worker(name)
 }
 
+func (c *console) MoveStreams(name string) (admin.Worker, error) {
+	w, ok := c.registry.Snapshot().Worker(name)
+	if !ok {
+		return admin.Worker{}, c.noWorker(name)
+	}
+	if c.settings.Load().routing.Continuations == 0 {
+		return admin.Worker{}, conflict("name", "streams are not continued elsewhere (continue.mode is off); set it to exact, or drain the worker without moving them")
+	}
+	if !w.State.Moving() {
+		w.State.SetMoving()
+		c.event(eventlog.Event{Kind: "worker_draining", Worker: name, Text: fmt.Sprintf("worker %s drains: it gets no new requests, its streams go on elsewhere where they can, others finish", name)})
+	}
+	return c.worker(name)
+}
+
 func (c *console) Route(ctx context.Context, in admin.RouteRequest) (*receipt.Receipt, error) {
 	return c.dryRun(ctx, in)
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -27,6 +28,9 @@ const completionTokens = 16
 
 // settleTime bounds asking an engine where a text ends in its tokens.
 const settleTime = 2 * time.Second
+
+// errMoved ends a leg whose worker is drained.
+var errMoved = errors.New("the worker is drained, and the rest comes from elsewhere")
 
 // continuation is what a request has for the case that its engine dies in the middle
 // of the stream.
@@ -137,6 +141,15 @@ func (x *exchange) follow(opt upstream.StreamOptions) error {
 		return upstream.Stream(x.w, x.flow.resp, opt)
 	}
 	opt.Change = c.change
+	if w := x.flow.peer.Worker; w.Role.CanDecode() {
+		opt.Change = func(p []byte) ([]byte, error) {
+			out, err := c.change(p)
+			if err == nil && w.State.Moving() && c.stream.Settled() && x.mayMove(w) {
+				err = &upstream.Failure{Kind: upstream.Canceled, Op: "read the answer", Sent: true, Started: true, Err: errMoved}
+			}
+			return out, err
+		}
+	}
 	err := c.pending
 	if err == nil {
 		err = upstream.Stream(x.w, x.flow.resp, opt)
@@ -145,6 +158,19 @@ func (x *exchange) follow(opt upstream.StreamOptions) error {
 		err = &upstream.Failure{Kind: upstream.Reset, Addr: x.flow.resp.Addr(), Op: "read the answer of", Sent: true, Started: true, Err: errors.New("the stream ended before its end was announced")}
 	}
 	return err
+}
+
+// mayMove reports whether a stream that is well may be taken from its worker: it has
+// not moved as often as it may, and there is somebody else.
+func (x *exchange) mayMove(from *workers.Worker) bool {
+	run := &x.d.run
+	if run.History.Continued >= x.d.settings.routing.Continuations || run.Request.Pin.Decode != "" {
+		return false
+	}
+	return slices.ContainsFunc(x.r.registry.Snapshot().Model(x.model), func(w *workers.Worker) bool {
+		ok, _ := w.State.Usable()
+		return ok && w.State != from.State && w.Role.CanDecode() && w.WireEngine() == workers.VLLM
+	})
 }
 
 // goesOn asks whether the rest of a stream comes from elsewhere after its leg has

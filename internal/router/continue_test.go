@@ -295,3 +295,53 @@ func TestTwoHundredStreamsMove(t *testing.T) {
 	}
 	t.Logf("%d streams went on elsewhere; %v waited for their turn", moved, r.metric(`dynctl_stage_seconds_count{stage="move"}`))
 }
+
+// TestDrainMoves: a drain that moves has the streams that can be continued go on
+// elsewhere; the others finish where they are, and nobody's health is concerned.
+func TestDrainMoves(t *testing.T) {
+	t.Parallel()
+	r := start(t, "2a:speed=4,answers=letters", exact)
+	off := start(t, "2a:profile=instant")
+	if _, err := off.Admin.MoveStreams(t.Context(), off.Sim.Engine(0).Name()); err == nil || !strings.Contains(err.Error(), "continue.mode") {
+		t.Errorf("without continue.mode: %v", err)
+	}
+	body := func(seed any) object {
+		return object{"model": "sim", "prompt": "Tell me about the river.", "max_tokens": 150, "ignore_eos": true, "stream": true, "seed": seed}
+	}
+	want := read(t, r.post("/v1/completions", body(nil)).body)
+	for _, seed := range []any{nil, 7} {
+		resp, err := r.open(t.Context(), http.MethodPost, "/v1/completions", encode(t, body(seed)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		first := make([]byte, 64)
+		if _, err := io.ReadFull(resp.Body, first); err != nil {
+			t.Fatal(err)
+		}
+		label := resp.Header.Get("X-Dynctl-Worker")
+		name, _, _ := strings.Cut(label, "/")
+		w, err := r.Admin.MoveStreams(t.Context(), name)
+		if err != nil || !w.Draining {
+			t.Fatalf("%v %+v", err, w)
+		}
+		rest, err := io.ReadAll(resp.Body)
+		resp.Body.Close()
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := read(t, append(first, rest...))
+		c := r.receipt(resp.Header.Get("X-Dynctl-Decision"))
+		if got.text != want.text || len(got.ids) != 1 || c.Outcome.Error != "" {
+			t.Errorf("seed %v: %q, want %q (%v)", seed, got.text, want.text, c.Outcome)
+		}
+		if moved := len(c.Continued); seed == nil && (moved != 1 || c.Continued[0].Reason != "moved" || c.Continued[0].Dropped != 0) || seed != nil && moved != 0 {
+			t.Errorf("seed %v: %+v", seed, c.Continued)
+		}
+		if _, err := r.Admin.ResumeWorker(t.Context(), name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := len(r.events("worker_failing")); n != 0 {
+		t.Errorf("%d workers are said to fail", n)
+	}
+}

@@ -509,13 +509,26 @@ func (s *State) Draining() bool { return s.drains.Load() != 0 }
 // operator can take that back.
 func (s *State) Leaving() bool { return s.drains.Load()&leaving != 0 }
 
+// Moving reports whether the worker's streams are to go on elsewhere, those that can.
+func (s *State) Moving() bool { return s.drains.Load()&moving != 0 }
+
 // SetDraining starts or ends an operator's drain.
-func (s *State) SetDraining(on bool) { s.setDrain(drained, on) }
+func (s *State) SetDraining(on bool) {
+	s.setDrain(drained, on)
+	if !on {
+		s.setDrain(moving, false)
+	}
+}
+
+// SetMoving starts an operator's drain that has streams go on elsewhere.
+func (s *State) SetMoving() { s.setDrain(drained|moving, true) }
 
 // Those who drain a worker.
 const (
 	drained uint32 = 1 << iota
 	leaving
+	// moving is no one besides drained, but says what becomes of the streams.
+	moving
 )
 
 func (s *State) setDrain(who uint32, on bool) {

@@ -283,6 +283,11 @@ func (c *Client) DrainWorker(ctx context.Context, name string) (*Worker, error) 
 	return ask[Worker](ctx, c, http.MethodPost, "/admin/v1/workers/"+url.PathEscape(name)+"/drain", nil, nil)
 }
 
+// MoveStreams drains a worker and has its streams go on elsewhere, those that can.
+func (c *Client) MoveStreams(ctx context.Context, name string) (*Worker, error) {
+	return ask[Worker](ctx, c, http.MethodPost, "/admin/v1/workers/"+url.PathEscape(name)+"/move", nil, nil)
+}
+
 // ResumeWorker ends a drain.
 func (c *Client) ResumeWorker(ctx context.Context, name string) (*Worker, error) {
 	return ask[Worker](ctx, c, http.MethodPost, "/admin/v1/workers/"+url.PathEscape(name)+"/resume", nil, nil)

@@ -62,6 +62,8 @@ type Control interface {
 	RemoveWorker(name string) error
 	// DrainWorker begins a worker's drain, or ends it.
 	DrainWorker(name string, on bool) (admin.Worker, error)
+	// MoveStreams begins a drain whose streams go on elsewhere, those that can.
+	MoveStreams(name string) (admin.Worker, error)
 	// Route decides about a request and does nothing. One of the body, the prompt
 	// and the tokens is given.
 	Route(context.Context, admin.RouteRequest) (*receipt.Receipt, error)
@@ -141,6 +143,7 @@ func New(a Access, r Reader, c Control, more map[string]http.Handler) http.Handl
 		"POST /admin/v1/workers":               s.addWorker,
 		"DELETE /admin/v1/workers/{name}":      s.removeWorker,
 		"POST /admin/v1/workers/{name}/drain":  func(q *http.Request) (any, error) { return c.DrainWorker(q.PathValue("name"), true) },
+		"POST /admin/v1/workers/{name}/move":   func(q *http.Request) (any, error) { return c.MoveStreams(q.PathValue("name")) },
 		"POST /admin/v1/workers/{name}/resume": func(q *http.Request) (any, error) { return c.DrainWorker(q.PathValue("name"), false) },
 		"POST /admin/v1/route":                 s.route,
 		"GET /admin/v1/config":                 func(*http.Request) (any, error) { return c.Config(), nil },

@@ -48,6 +48,9 @@ const (
 
 // Those of a leg that was not sent:
 const (
+	// Moved: the rest of its stream is to come from elsewhere, because the worker is
+	// drained. That is nobody's fault.
+	Moved Reason = "moved"
 	// Ejected: between the choice and the dispatch the worker was ejected.
 	Ejected Reason = "ejected"
 	// NoConnector: the transfer could not be begun.
@@ -89,6 +92,7 @@ var meanings = map[Reason]Meaning{
 	BadParams:     {Outcome: health.Success},
 	Ended:         {Outcome: health.Success},
 
+	Moved:       {Outcome: health.Canceled},
 	Ejected:     {Outcome: health.Canceled},
 	NoConnector: {Outcome: health.Canceled},
 }

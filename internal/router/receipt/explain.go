@@ -51,7 +51,7 @@ func (r *Receipt) Explain(w io.Writer) error {
 	r.legs(b)
 	for i := range r.Continued {
 		c := &r.Continued[i]
-		fmt.Fprintf(b, "6 continued  after %d tokens, at %.1f ms: %s broke off (%s); the rest came from elsewhere", c.Tokens, c.AtMS, c.From, c.Reason)
+		fmt.Fprintf(b, "6 continued  after %d tokens, at %.1f ms: %s left off (%s); the rest came from elsewhere", c.Tokens, c.AtMS, c.From, c.Reason)
 		if c.Dropped > 0 {
 			fmt.Fprintf(b, ", with %d tokens whose text had not been sent", c.Dropped)
 		}

@@ -458,6 +458,12 @@ func numbers(dst []uint32, list []byte) []uint32 {
 	return dst
 }
 
+// Settled reports whether the stream can be gone on with as it stands, and is worth it:
+// something was sent, nothing that was told is left out, and the end has not come.
+func (s *Stream) Settled() bool {
+	return s.refused == "" && s.first && !s.finished && s.sure > 0 && len(s.tail) == 0 && len(s.part) == 0 && s.prompt+s.sure == len(s.ids)
+}
+
 // Unsettled are ids of the answer, and the text that was sent of them, of which it
 // is not known where it ends. With no text all is settled.
 func (s *Stream) Unsettled() (ids []uint32, text string) {
