@@ -55,7 +55,7 @@ func sendLoad(ctx context.Context, g *routertest.Rig, clients, each int) (ok, fa
 				for range rng.IntN(100) {
 					p = append(p, 1000+rng.IntN(40000))
 				}
-				body, _ := json.Marshal(map[string]any{"model": "sim", "prompt": p, "max_tokens": 1 + rng.IntN(12)})
+				body, _ := json.Marshal(map[string]any{"model": "sim", "prompt": p, "max_tokens": 1 + rng.IntN(12), "stream": c%2 == 0})
 				req, err := http.NewRequestWithContext(ctx, http.MethodPost, g.URL+"/v1/completions", bytes.NewReader(body))
 				if err != nil {
 					bad.Add(1)
@@ -81,8 +81,8 @@ func sendLoad(ctx context.Context, g *routertest.Rig, clients, each int) (ok, fa
 	return good.Load(), bad.Load()
 }
 
-// TestRecordAndVerify records a router under load while engines are killed and
-// lose events, and reproduces every decision; without one of the recorded
+// TestRecordAndVerify records a router under load while engines are killed, lose
+// events and break off streams that others go on with, and reproduces every decision; without one of the recorded
 // batches the replay says which decision differs and which batch is missing.
 func TestRecordAndVerify(t *testing.T) {
 	if testing.Short() {
@@ -94,7 +94,7 @@ func TestRecordAndVerify(t *testing.T) {
 	tap := newTap("serve")
 	g, err := routertest.Start(ctx, routertest.Options{
 		Fleet: "2p3d:dp=2,kv_blocks=200,speed=20", Observer: observer(tap), Admin: router.AdminOptions{Stream: tap},
-		Configure: func(c *settings.Config) { c.Routing.Threshold = 200 },
+		Configure: func(c *settings.Config) { c.Routing.Threshold, c.Continue.Mode = 200, settings.ContinueExact },
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -123,6 +123,9 @@ func TestRecordAndVerify(t *testing.T) {
 	var wg sync.WaitGroup
 	wg.Go(func() { sendLoad(ctx, g, 8, 60) })
 	if err := g.Sim.Engine(3).SetFaults(fault.Set{DropEvents: 0.1, ReorderEvents: 0.1}); err != nil {
+		t.Error(err)
+	}
+	if err := g.Sim.Engine(4).SetFaults(fault.Set{DieRate: 0.5, DieAfter: 3}); err != nil {
 		t.Error(err)
 	}
 	g.Sim.Engine(2).Kill()
@@ -166,7 +169,15 @@ func TestRecordAndVerify(t *testing.T) {
 	// A recording that was begun in the middle of the ranks' lives, after the first
 	// batch: what depends on that is taken on trust, and does not count for
 	// --min-match.
-	missing, late := withoutOne(t, path, 1, func(rec *trace.Record) { rec.RankInfo.New = false })
+	continued := 0
+	missing, late := withoutOne(t, path, 1, func(rec *trace.Record) {
+		if rec.RankInfo.New = false; rec.Outcome != nil {
+			continued += len(rec.Outcome.Continued)
+		}
+	})
+	if continued == 0 {
+		t.Error("no stream went on elsewhere")
+	}
 	code, out, errs = command(t, "", "replay", late, "--verify", "-o", "json")
 	var after replay.Report
 	if err := json.Unmarshal([]byte(out), &after); err != nil {
