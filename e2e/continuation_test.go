@@ -2,7 +2,9 @@ package e2e
 
 import (
 	"bytes"
+	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"net/http/httputil"
@@ -110,25 +112,33 @@ func TestContinuationOnVLLM(t *testing.T) {
 	body := requests["/v1/completions"]
 	body["max_tokens"] = 400
 	want := post(t, list[1].URL, "/v1/completions", body).must(t)
-	done := make(chan answer)
-	go func() { done <- post(t, r.url, "/v1/completions", body) }()
-	busy := ""
-	r.until("an engine answers", func() bool {
-		l, err := r.admin.Ranks(t.Context())
-		if err != nil {
-			return false
-		}
-		for _, k := range l.Ranks {
-			if k.ActiveRequests > 0 {
-				busy = k.Worker
-			}
-		}
-		return busy != ""
-	})
+	raw, err := json.Marshal(body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp, err := http.Post(r.url+"/v1/completions", "application/json", bytes.NewReader(raw))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	head := make([]byte, 400) // it has begun
+	if _, err := io.ReadFull(resp.Body, head); err != nil {
+		t.Fatal(err)
+	}
+	busy := resp.Header.Get("X-Dynctl-Worker")
 	if out, err := exec.Command(filepath.Join(enginesDir, "down"), list[busy[1]-'0'].Name).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	got := <-done
+	rest, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := answer{header: resp.Header, body: append(head, rest...)}
+	for line := range strings.SplitSeq(string(got.body), "\n") {
+		if data, ok := strings.CutPrefix(line, "data: "); ok {
+			got.add([]byte(data))
+		}
+	}
 	rec := r.explain(got)
 	t.Logf("%s was killed: %+v", busy, rec.Continued)
 	if got.text != want.text || rec.Outcome.NotContinued != "" {
