@@ -118,6 +118,8 @@ type Kubernetes struct {
 	Kubeconfig string
 	// Port of engines whose pods do not tell another.
 	Port int
+	// Scheme is what all of them speak: http or https.
+	Scheme string
 	// Worker states more of all workers, as "key=value,…" of a worker spec.
 	Worker string
 	// RevisionLabel is a pod label that names a rollout.

@@ -94,6 +94,8 @@ var rows = []*Row{
 		Help: "`FILE` that says where the API server is; the pod's service account, or kubectl's file, unless given"},
 	{Key: "kubernetes.port", Flag: "kube-port", At: func(c *Config) any { return &c.Kubernetes.Port }, Default: 8000, Check: between(1, 65535, "as a port"), Fixed: true,
 		Help: "`PORT` of engines whose pods do not tell another"},
+	{Key: "kubernetes.scheme", Flag: "kube-scheme", At: func(c *Config) any { return &c.Kubernetes.Scheme }, Default: "http", Values: []string{"http", "https"}, Fixed: true,
+		Help: "what the engines of pods speak: http|https, as in engine_tls"},
 	{Key: "kubernetes.worker", Flag: "kube-worker", At: func(c *Config) any { return &c.Kubernetes.Worker }, Fixed: true,
 		Help: "what holds for all of them, `key=value,…` as in --worker"},
 	{Key: "kubernetes.revision_label", Flag: "kube-revision-label", At: func(c *Config) any { return &c.Kubernetes.RevisionLabel }, Fixed: true,

@@ -51,6 +51,8 @@ type Options struct {
 	Kubeconfig string
 	// Port is where engines serve unless their pods say otherwise.
 	Port int
+	// Scheme is http or https for all of them; http when empty.
+	Scheme string
 	// Worker states more of all of them, in the keys of a worker's flag.
 	Worker string
 	// RevisionLabel is a label that names the rollout of a pod, besides those that
@@ -130,7 +132,7 @@ func New(reg *workers.Registry, o Options, sink workers.Sink) (*Source, error) {
 	}
 	s := &Source{
 		reg: reg, opts: o, sink: sink, wake: make(chan struct{}, 1), now: time.Now,
-		rules: rules{template: template, port: o.Port, host: host, revision: o.RevisionLabel},
+		rules: rules{template: template, port: o.Port, scheme: cmp.Or(o.Scheme, "http"), host: host, revision: o.RevisionLabel},
 		held:  map[string]string{}, leaving: map[string]bool{}, told: map[types.UID]string{},
 	}
 	loading := clientcmd.NewDefaultClientConfigLoadingRules()

@@ -407,6 +407,22 @@ func TestKeyFile(t *testing.T) {
 	}
 }
 
+// TestScheme: the engines of pods are asked over TLS where that is set, and not by
+// themselves.
+func TestScheme(t *testing.T) {
+	for scheme, want := range map[string]string{"": "http://127.0.2.1:8000", "https": "https://127.0.2.1:8000"} {
+		a := newAPIServer(t)
+		s := start(t, a, Options{Scheme: scheme})
+		for _, l := range strings.Split(string(recorded(t, "life.jsonl")), "\n")[:3] {
+			a.lines <- l
+		}
+		s.wait(t, "engine-0 decode vllm 127.0.2.1:8000")
+		if got := s.reg.Snapshot().Workers[0].URL.String(); got != want {
+			t.Errorf("scheme %q: the engine is asked at %s, want %s", scheme, got, want)
+		}
+	}
+}
+
 func TestNewNamesWhatIsWrong(t *testing.T) {
 	a := newAPIServer(t)
 	for _, tt := range []struct {
@@ -479,7 +495,7 @@ func FuzzPod(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		r := rules{template: spec, port: 8000, host: "router"}
+		r := rules{template: spec, port: 8000, scheme: "http", host: "router"}
 		pod := &corev1.Pod{
 			ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "ns", UID: "u", Labels: map[string]string{key: value}, Annotations: map[string]string{noteKey: note}},
 			Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: container, Args: []string{arg}}}},

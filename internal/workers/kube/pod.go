@@ -37,6 +37,7 @@ type reading struct {
 type rules struct {
 	template workers.Spec
 	port     int
+	scheme   string
 	host     string // the router's own pod has this name
 	// revision is a label that tells the revision, besides those that are known.
 	revision string
@@ -114,7 +115,7 @@ func (r *rules) read(pod *corev1.Pod, by chosen) reading {
 		if port+moved > 65535 {
 			return left("port %d of rank %d is above 65535", port+moved, port-first)
 		}
-		s.URL = &url.URL{Scheme: "http", Host: net.JoinHostPort(pod.Status.PodIP, strconv.Itoa(port+moved))}
+		s.URL = &url.URL{Scheme: r.scheme, Host: net.JoinHostPort(pod.Status.PodIP, strconv.Itoa(port+moved))}
 		s.Name = name
 		if len(ports) > 1 {
 			s.Name += ":" + strconv.Itoa(port)
