@@ -3,11 +3,15 @@ package e2e
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // definitions are the custom resources that manifests here use, each from the module of
@@ -15,6 +19,7 @@ import (
 var definitions = []struct{ module, path string }{
 	{"github.com/prometheus-operator/prometheus-operator@v0.85.0", "example/prometheus-operator-crd/monitoring.coreos.com_servicemonitors.yaml"},
 	{"github.com/kedacore/keda/v2@v2.21.0", "config/crd/bases/keda.sh_scaledobjects.yaml"},
+	{"sigs.k8s.io/gateway-api-inference-extension@v1.0.0", "config/crd/bases/inference.networking.k8s.io_inferencepools.yaml"},
 }
 
 // run is a program's output, with what it is given.
@@ -96,4 +101,39 @@ func TestKubernetesManifests(t *testing.T) {
 			taken(t, raw, 2)
 		})
 	}
+}
+
+// TestKubernetesPool: the pods that an InferencePool names are found at its port, and
+// those that it names later.
+func TestKubernetesPool(t *testing.T) {
+	c := newCluster(t, 105)
+	if _, err := exec.LookPath("kubectl"); err != nil {
+		t.Skipf("skipped: %v", err)
+	}
+	c.define()
+	engine := simulate(t, "1a")["aggregated"][0]
+	for _, name := range []string{"first", "second"} {
+		ip := c.address()
+		c.create(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"app": name}},
+			Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "engine", Image: "engine"}}}})
+		c.front(ip+":8123", engine)
+		c.run(name, ip, true)
+	}
+	choose := func(app string) {
+		t.Helper()
+		run(t, fmt.Appendf(nil, `{"apiVersion":"inference.networking.k8s.io/v1","kind":"InferencePool","metadata":{"name":"engines"},
+"spec":{"selector":{"matchLabels":{"app":%q}},"targetPorts":[{"number":8123}],"endpointPickerRef":{"name":"none","port":{"number":9002}}}}`, app),
+			"kubectl", "--kubeconfig", c.kubeconfig, "--namespace", c.namespace, "apply", "--server-side", "-f", "-")
+	}
+	choose("first")
+	r := serve(t, "--kubeconfig", c.kubeconfig, "--kube-namespace", c.namespace, "--kube-pool", "engines")
+	only := func(name string) func() bool {
+		return func() bool {
+			l, err := r.admin.Workers(t.Context())
+			return err == nil && len(l.Workers) == 1 && l.Workers[0].Name == name && strings.HasSuffix(l.Workers[0].URL, ":8123")
+		}
+	}
+	r.until("the pool's pod is the worker", only("first"))
+	choose("second")
+	r.until("the pod of the new selector is the worker", only("second"))
 }

@@ -187,6 +187,9 @@ func checkRouter(t *testing.T, docs, podLabels map[string]any, c *settings.Confi
 
 	// The least rights that the watch needs, and no more.
 	want := []any{map[string]any{"apiGroups": []any{""}, "resources": []any{"pods"}, "verbs": []any{"list", "watch"}}}
+	if c.Kubernetes.Pool != "" { // and this one object
+		want = append(want, map[string]any{"apiGroups": []any{"inference.networking.k8s.io"}, "resources": []any{"inferencepools"}, "resourceNames": []any{c.Kubernetes.Pool}, "verbs": []any{"list", "watch"}})
+	}
 	if d := cmp.Diff(want, at[[]any](t, docs["Role/dynctl"], "rules")); d != "" {
 		t.Errorf("rules of the Role (-want +got):\n%s", d)
 	}

@@ -131,7 +131,7 @@ func serve(ctx context.Context, l *load.Loaded, flags *pflag.FlagSet, record *re
 	url, adminURL := scheme+"://"+data.Addr().String(), adminScheme+"://"+admin.Addr().String()
 	log.Info(fmt.Sprintf("dynctl %s routes on %s, admin API and /metrics on %s", v.Version, url, adminURL))
 	if c := l.Config; len(c.Worker)+len(c.Prefill)+len(c.Decode)+len(specs) == 0 && c.WorkersFile == "" && !c.Kubernetes.On() {
-		log.Warn("there are no workers: name them with --worker, --prefill, --decode or --workers-file, find pods with --kube-selector, add them with dynctl workers add, or try --sim 2p2d")
+		log.Warn("there are no workers: name them with --worker, --prefill, --decode or --workers-file, find pods with --kube-selector or --kube-pool, add them with dynctl workers add, or try --sim 2p2d")
 	}
 
 	// The router outlives the listeners: requests in progress need its feeds

@@ -112,6 +112,8 @@ type Kubernetes struct {
 	// Selector finds pods whose role their labels or engines tell; PrefillSelector
 	// and DecodeSelector find those of a role.
 	Selector, PrefillSelector, DecodeSelector string
+	// Pool is an InferencePool whose selector and ports count as those here.
+	Pool string
 	// Namespaces are watched; none is the router's own, "*" is all.
 	Namespaces []string
 	// Kubeconfig is a file; empty for the pod's service account or kubectl's file.
@@ -128,7 +130,7 @@ type Kubernetes struct {
 
 // On reports whether pods are looked for.
 func (k *Kubernetes) On() bool {
-	return k.Selector != "" || k.PrefillSelector != "" || k.DecodeSelector != ""
+	return k.Selector != "" || k.PrefillSelector != "" || k.DecodeSelector != "" || k.Pool != ""
 }
 
 // Alias lets clients ask for Model under the name Name.

@@ -88,6 +88,8 @@ var rows = []*Row{
 		Help: "label `SELECTOR` of pods that prefill"},
 	{Key: "kubernetes.decode_selector", Flag: "kube-decode-selector", At: func(c *Config) any { return &c.Kubernetes.DecodeSelector }, Fixed: true,
 		Help: "label `SELECTOR` of pods that decode"},
+	{Key: "kubernetes.pool", Flag: "kube-pool", At: func(c *Config) any { return &c.Kubernetes.Pool }, Fixed: true,
+		Help: "`NAME` of an InferencePool: its selector finds pods, its target ports are theirs"},
 	{Key: "kubernetes.namespaces", Flag: "kube-namespace", At: func(c *Config) any { return &c.Kubernetes.Namespaces }, Fixed: true,
 		Help: "`NAMESPACE` of the pods; the router's own unless given, * is all (repeatable)"},
 	{Key: "kubernetes.kubeconfig", Flag: "kubeconfig", At: func(c *Config) any { return &c.Kubernetes.Kubeconfig }, Fixed: true,

@@ -27,6 +27,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/klog/v2"
@@ -43,6 +44,9 @@ type Options struct {
 	// Selector finds pods whose labels or engines tell their role; Prefill and
 	// Decode find those of a role. A pod that both find can do either.
 	Selector, Prefill, Decode string
+	// Pool is the name of an InferencePool whose pods are found as those of Selector,
+	// at the ports that it tells; empty for none.
+	Pool string
 	// Namespaces are watched; none stands for the one of the kubeconfig or of the
 	// router's own pod, AllNamespaces for every one.
 	Namespaces []string
@@ -69,17 +73,18 @@ type Options struct {
 
 // Source keeps the workers of a registry in step with the pods of a cluster.
 type Source struct {
-	reg     *workers.Registry
-	opts    Options
-	rules   rules
-	sink    workers.Sink
-	http    *http.Client
-	watches []*watch
-	wake    chan struct{} // holds a token when pods may have changed
-	now     func() time.Time
+	reg   *workers.Registry
+	opts  Options
+	rules rules
+	sink  workers.Sink
+	http  *http.Client
+	pools []*pool
+	wake  chan struct{} // holds a token when pods may have changed
+	now   func() time.Time
 
-	mu     sync.Mutex
-	status Status
+	mu      sync.Mutex
+	watches []*watch // of pods
+	status  Status
 	// Of the last time that pods were read.
 	held    map[string]string    // why workers are not ready, by name
 	leaving map[string]bool      // workers whose pods are being deleted
@@ -158,6 +163,18 @@ func New(reg *workers.Registry, o Options, sink workers.Sink) (*Source, error) {
 	if err != nil {
 		return nil, fmt.Errorf("kubernetes: %w", err)
 	}
+	if o.Pool != "" {
+		if namespaces[0] == metav1.NamespaceAll {
+			return nil, errors.New("kubernetes.pool: a pool is in a namespace; name it with kubernetes.namespaces")
+		}
+		objects, err := dynamic.NewForConfigAndClient(cfg, s.http)
+		if err != nil {
+			return nil, fmt.Errorf("kubernetes: %w", err)
+		}
+		for _, n := range namespaces {
+			s.pools = append(s.pools, s.newPool(client, objects, n, o.Pool))
+		}
+	}
 	s.status.Server = cfg.Host
 	for _, n := range namespaces {
 		s.status.Namespaces = append(s.status.Namespaces, cmp.Or(n, AllNamespaces))
@@ -178,8 +195,8 @@ func New(reg *workers.Registry, o Options, sink workers.Sink) (*Source, error) {
 			s.watches = append(s.watches, s.newWatch(client, n, w.selector, w.by))
 		}
 	}
-	if len(s.watches) == 0 {
-		return nil, errors.New("kubernetes: no selector is set")
+	if len(s.watches)+len(s.pools) == 0 {
+		return nil, errors.New("kubernetes: no selector and no pool is set")
 	}
 	return s, nil
 }
@@ -237,8 +254,32 @@ func (s *Source) Run(ctx context.Context) error {
 		g.Go(func() error { w.informer.RunWithContext(ctx); return nil })
 		g.Go(func() error { return w.awaitSync(ctx) })
 	}
+	for _, p := range s.pools {
+		g.Go(func() error { return p.run(ctx) })
+	}
 	g.Go(func() error { return s.follow(ctx) })
 	return g.Wait()
+}
+
+// add has the pods of a watch count from when they are listed, drop no longer.
+func (s *Source) add(w *watch) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.watches = append(s.watches, w)
+}
+
+func (s *Source) drop(w *watch) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.watches = slices.DeleteFunc(slices.Clone(s.watches), func(o *watch) bool { return o == w })
+}
+
+// choose changes what a watch says of its pods.
+func (s *Source) choose(w *watch, by chosen) {
+	s.mu.Lock()
+	w.by = by
+	s.mu.Unlock()
+	s.touch()
 }
 
 // follow takes changes over, many of a moment at once.
@@ -316,6 +357,8 @@ type found struct {
 func (s *Source) pods() []found {
 	at := map[types.UID]int{}
 	var out []found
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	for _, w := range s.watches {
 		if !w.informer.HasSynced() {
 			continue
@@ -333,6 +376,9 @@ func (s *Source) pods() []found {
 			}
 			by := &out[i].by
 			by.any, by.prefill, by.decode = by.any || w.by.any, by.prefill || w.by.prefill, by.decode || w.by.decode
+			if by.ports == nil {
+				by.ports, by.from = w.by.ports, w.by.from
+			}
 		}
 	}
 	slices.SortFunc(out, func(a, b found) int {
@@ -420,8 +466,12 @@ func (s *Source) Status() Status {
 	s.mu.Lock()
 	st := s.status
 	st.LeftOut = slices.Clone(st.LeftOut)
+	watches := slices.Clone(s.watches)
 	s.mu.Unlock()
-	for _, w := range s.watches {
+	for _, p := range s.pools {
+		watches = append(watches, p.object)
+	}
+	for _, w := range watches {
 		st.Watches = append(st.Watches, w.status())
 	}
 	return st
@@ -437,6 +487,11 @@ func (s *Source) Troubles() (out []string) {
 		}
 		seen[w.Err] = true
 		out = append(out, fmt.Sprintf("the workers are as they were at %s, changes of the pods are not seen: %s", w.Since.Format(time.RFC3339), w.Err))
+	}
+	for _, p := range s.pools {
+		if wrong := p.wrong(); wrong != "" {
+			out = append(out, wrong)
+		}
 	}
 	if st.KeyError != "" {
 		out = append(out, "the engines' key cannot be read again and the last one is used: "+st.KeyError)

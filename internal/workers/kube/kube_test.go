@@ -62,6 +62,7 @@ type apiServer struct {
 	cut    chan struct{}
 
 	lines chan string // of the watch
+	pool  chan string // of that of InferencePools
 	asked chan string // one word for each question: list, watch
 }
 
@@ -91,6 +92,8 @@ func (a *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		a.asked <- word + " " + r.URL.Path + " " + q.Get("labelSelector")
 	}
 	switch {
+	case a.pool != nil && strings.Contains(r.URL.Path, "/inferencepools"):
+		a.poolAnswer(w, r)
 	case down:
 		panic(http.ErrAbortHandler)
 	case refuse != nil:
@@ -142,7 +145,7 @@ type stand struct {
 func start(t *testing.T, a *apiServer, o Options) *stand {
 	t.Helper()
 	o.Kubeconfig, o.Port, o.Settle = a.kubeconfig(), 8000, time.Millisecond
-	if o.Selector+o.Prefill+o.Decode == "" {
+	if o.Selector+o.Prefill+o.Decode+o.Pool == "" {
 		o.Selector = "app"
 	}
 	s := &stand{events: make(chan workers.Event, 1000), reg: workers.NewRegistry(nil)}
@@ -437,7 +440,7 @@ func TestNewNamesWhatIsWrong(t *testing.T) {
 		{Options{Selector: "a", Worker: "labels=a:b"}, "those of the pods"},
 		{Options{Selector: "a", Worker: "api_key_file=/nowhere"}, "api_key_file"},
 		{Options{Selector: "a", Kubeconfig: "/nowhere/kubeconfig"}, "/nowhere/kubeconfig"},
-		{Options{}, "no selector is set"},
+		{Options{}, "no selector and no pool is set"},
 	} {
 		if tt.o.Kubeconfig == "" {
 			tt.o.Kubeconfig = a.kubeconfig()

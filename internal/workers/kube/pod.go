@@ -23,7 +23,12 @@ const (
 )
 
 // chosen says which selectors a pod was found by.
-type chosen struct{ any, prefill, decode bool }
+type chosen struct {
+	any, prefill, decode bool
+	// ports are where its engines serve, as from says; none for the setting.
+	ports []int
+	from  string
+}
 
 // reading is what a pod comes to: workers, or the reason for none.
 type reading struct {
@@ -94,7 +99,7 @@ func (r *rules) read(pod *corev1.Pod, by chosen) reading {
 	} else {
 		base.NotReady = notReady(pod)
 	}
-	ports, from, err := r.ports(pod)
+	ports, from, err := r.ports(pod, by)
 	if err != nil {
 		return left("%v", err)
 	}
@@ -158,7 +163,7 @@ func clip(s string) string {
 
 // ports are those at which a pod serves, each for one worker, and where they are
 // from.
-func (r *rules) ports(pod *corev1.Pod) (ports []int, from string, err error) {
+func (r *rules) ports(pod *corev1.Pod, by chosen) (ports []int, from string, err error) {
 	if t, ok := workers.ToldBy(workers.FieldPorts, nil, pod.Annotations); ok {
 		for word := range strings.SplitSeq(t.Means, ",") {
 			p, err := parsePort(strings.TrimSpace(word))
@@ -173,6 +178,9 @@ func (r *rules) ports(pod *corev1.Pod) (ports []int, from string, err error) {
 			}
 		}
 		return ports, t.From, nil
+	}
+	if len(by.ports) > 0 {
+		return by.ports, by.from, nil
 	}
 	return []int{r.port}, "setting kubernetes.port", nil
 }

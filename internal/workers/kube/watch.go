@@ -27,7 +27,8 @@ var errNoAnswer = errors.New("the connection ended before an answer")
 // watch is one selector in one namespace.
 type watch struct {
 	s        *Source
-	by       chosen
+	resource string // "pods"
+	by       chosen // under s.mu
 	informer cache.SharedIndexInformer
 
 	mu    sync.Mutex
@@ -35,23 +36,38 @@ type watch struct {
 }
 
 func (s *Source) newWatch(client *rest.RESTClient, namespace, selector string, by chosen) *watch {
-	w := &watch{s: s, by: by, state: WatchStatus{Namespace: namespace, Selector: selector}}
+	w := &watch{s: s, resource: "pods", by: by, state: WatchStatus{Namespace: namespace, Selector: selector}}
 	get := func(o *metav1.ListOptions) *rest.Request {
 		o.LabelSelector = selector
 		return client.Get().NamespaceIfScoped(namespace, namespace != metav1.NamespaceAll).Resource("pods").VersionedParams(o, metav1.ParameterCodec)
 	}
+	w.follow(&corev1.Pod{}, slim, s.touch,
+		func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			list := &corev1.PodList{}
+			err := get(&o).Do(ctx).Into(list)
+			return list, err
+		},
+		func(ctx context.Context, o metav1.ListOptions) (apiwatch.Interface, error) { return get(&o).Watch(ctx) })
+	return w
+}
+
+// follow prepares the informer: what it asks, what it keeps of an object, and who is
+// told of a change.
+func (w *watch) follow(object runtime.Object, keep cache.TransformFunc, touch func(),
+	list func(context.Context, metav1.ListOptions) (runtime.Object, error),
+	watch func(context.Context, metav1.ListOptions) (apiwatch.Interface, error),
+) {
 	lw := &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 			bounded, cancel := context.WithTimeout(ctx, listTime)
 			defer cancel()
-			list := &corev1.PodList{}
-			err := get(&o).Do(bounded).Into(list)
+			list, err := list(bounded, o)
 			w.answered(ctx, "list", err)
 			return list, err
 		},
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (apiwatch.Interface, error) {
 			o.Watch = true
-			i, err := get(&o).Watch(ctx)
+			i, err := watch(ctx, o)
 			if o.SendInitialEvents != nil && apierrors.IsInvalid(err) {
 				return i, err // a server that cannot list by watching: it is asked to list
 			}
@@ -63,14 +79,15 @@ func (s *Source) newWatch(client *rest.RESTClient, namespace, selector string, b
 			return i, err
 		},
 	}
-	w.informer = cache.NewSharedIndexInformer(lw, &corev1.Pod{}, 0, cache.Indexers{})
+	w.informer = cache.NewSharedIndexInformer(lw, object, 0, cache.Indexers{})
 	changed := cache.ResourceEventHandlerFuncs{
-		AddFunc: func(any) { s.touch() }, UpdateFunc: func(any, any) { s.touch() }, DeleteFunc: func(any) { s.touch() },
+		AddFunc: func(any) { touch() }, UpdateFunc: func(any, any) { touch() }, DeleteFunc: func(any) { touch() },
 	}
 	// Both fail only on an informer that runs.
-	_ = w.informer.SetTransform(slim)
+	if keep != nil {
+		_ = w.informer.SetTransform(keep)
+	}
 	_, _ = w.informer.AddEventHandler(changed)
-	return w
 }
 
 // awaitSync says when the first list is there: without a pod nothing else would.
@@ -103,17 +120,17 @@ func (w *watch) answered(ctx context.Context, verb string, err error) {
 	switch {
 	case err == nil && was != "":
 		w.s.sink.Emit(workers.Event{
-			Kind: "discovery.kubernetes.back", Text: fmt.Sprintf("the API server answers again after %s: pods %s are followed", now.Sub(since).Round(time.Second), w.where()),
+			Kind: "discovery.kubernetes.back", Text: fmt.Sprintf("the API server answers again after %s: %s %s are followed", now.Sub(since).Round(time.Second), w.resource, w.where()),
 		})
 	case err != nil && text != was:
 		w.s.sink.Emit(workers.Event{
 			Severity: workers.Error, Kind: "discovery.kubernetes.lost",
-			Text: fmt.Sprintf("the workers stay as they are, changes of the pods are not seen: %s", text),
+			Text: fmt.Sprintf("the workers stay as they are, changes of %s are not seen: %s", w.resource, text),
 		})
 	}
 }
 
-// where says which pods are watched.
+// where says which of them are watched.
 func (w *watch) where() string {
 	if w.state.Namespace == metav1.NamespaceAll {
 		return fmt.Sprintf("with %q of all namespaces", w.state.Selector)
@@ -129,11 +146,13 @@ func (w *watch) explain(verb string, err error) string {
 		if w.state.Namespace == metav1.NamespaceAll {
 			kind, more = "ClusterRole", ", or set kubernetes.namespaces"
 		}
-		return fmt.Sprintf("the API server refuses to %s pods %s: give the router's service account a %s with the verbs list and watch on pods%s (%s)", verb, w.where(), kind, more, clip(err.Error()))
+		return fmt.Sprintf("the API server refuses to %s %s %s: give the router's service account a %s with the verbs list and watch on %s%s (%s)", verb, w.resource, w.where(), kind, w.resource, more, clip(err.Error()))
+	case apierrors.IsNotFound(err) && w.resource != "pods":
+		return fmt.Sprintf("the API server knows no %s of version v1: install their definitions, or name the pods by kubernetes.selector", w.resource)
 	case apierrors.IsUnauthorized(err):
 		return fmt.Sprintf("the API server does not know who asks: the token of the service account or of the kubeconfig is not valid (%s)", clip(err.Error()))
 	case apierrors.IsTooManyRequests(err):
-		return fmt.Sprintf("the API server is overloaded and will be asked again to %s pods %s", verb, w.where())
+		return fmt.Sprintf("the API server is overloaded and will be asked again to %s %s %s", verb, w.resource, w.where())
 	case errors.Is(err, context.DeadlineExceeded):
 		return fmt.Sprintf("the API server did not answer within %s", listTime)
 	}
