@@ -138,6 +138,18 @@ func (p *pool) wrong() string {
 	return p.trouble
 }
 
+// drop lets a watch of pods go; what it counted stays counted.
+func (p *pool) drop(w *watch) {
+	if w == nil {
+		return
+	}
+	p.s.drop(w)
+	failures := w.status().Failures
+	p.object.mu.Lock()
+	p.object.state.Failures += failures
+	p.object.mu.Unlock()
+}
+
 // run follows the object, and the pods that it chooses, until ctx ends.
 func (p *pool) run(ctx context.Context) error {
 	var wg sync.WaitGroup
@@ -177,7 +189,7 @@ func (p *pool) run(ctx context.Context) error {
 				continue
 			}
 			endNext()
-			p.s.drop(next)
+			p.drop(next)
 			w := p.s.newWatch(p.client, p.object.state.Namespace, m.selector, by)
 			own, end := context.WithCancel(ctx)
 			next, endNext = w, end
@@ -196,7 +208,7 @@ func (p *pool) run(ctx context.Context) error {
 				continue
 			}
 			endNow()
-			p.s.drop(now)
+			p.drop(now)
 			now, endNow, next, endNext = w, endNext, nil, func() {}
 			p.s.touch()
 		}
