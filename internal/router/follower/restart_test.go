@@ -324,3 +324,32 @@ func TestSingleCopies(t *testing.T) {
 		}
 	}
 }
+
+// TestLastBlockStatedWhileFollowed: what is stated of a worker's engine counts from
+// then on, also where it was followed before.
+func TestLastBlockStatedWhileFollowed(t *testing.T) {
+	t.Parallel()
+	o := newOutlet(t, pick(t, "-full.jsonl"), 1<<20)
+	l := begin(t, "", o)
+	l.until(0)
+	o.publish(len(o.payloads))
+	l.until(len(o.payloads))
+	if s := l.feeds.Status(); len(s) != 1 || s[0].Drops {
+		t.Fatalf("%+v", s)
+	}
+	l.register(t, o.worker()+",kv_last_block=dropped")
+	tick := time.NewTicker(2 * time.Millisecond)
+	defer tick.Stop()
+	limit := time.After(20 * time.Second)
+	for {
+		s := l.feeds.Status()
+		if len(s) == 1 && s[0].Drops && s[0].Stored > 0 && s[0].LastSeq == int64(len(o.payloads))-1 {
+			return
+		}
+		select {
+		case <-tick.C:
+		case <-limit:
+			t.Fatalf("%+v", s)
+		}
+	}
+}

@@ -322,6 +322,7 @@ type eventSource struct {
 	Endpoint  *string `json:"endpoint"`
 	Replay    *string `json:"replay_endpoint"`
 	Topic     string  `json:"topic"`
+	counted   bool    // Rank is the place in the list, for want of a number
 }
 
 // parseEventSources reads both forms of /kv_event_sources: a list, or an
@@ -351,7 +352,7 @@ func parseEventSources(b []byte) ([]eventSource, error) {
 	seen := map[int]bool{}
 	for i := range list {
 		if list[i].Rank == nil {
-			list[i].Rank = &i
+			list[i].Rank, list[i].counted = &i, true
 		}
 		if r := *list[i].Rank; r < 0 || seen[r] {
 			return nil, fmt.Errorf("rank %d is negative or comes twice", r)
@@ -404,7 +405,7 @@ func (l *learner) eventSources(ctx context.Context) {
 	if l.told.DP == 0 {
 		l.number(workers.FieldDP, &l.told.DP, len(list), path)
 	}
-	if l.told.DPStart == nil {
+	if l.told.DPStart == nil && !slices.ContainsFunc(list, func(s eventSource) bool { return s.counted }) {
 		ranks := make([]int, len(list))
 		for i := range list {
 			ranks[i] = *list[i].Rank

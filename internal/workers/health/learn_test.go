@@ -346,7 +346,7 @@ func TestLearnFromEnginesThatTellLittle(t *testing.T) {
 		},
 		{
 			"event endpoints that cannot be reached", map[string]string{"/kv_event_sources": `[{"endpoint":"ipc:///tmp/x"},{"endpoint":"tcp://*:0"}]`},
-			workers.Learned{Events: []workers.EventSource{}, DP: 2, DPStart: new(0)}, []string{
+			workers.Learned{Events: []workers.EventSource{}, DP: 2}, []string{
 				`/kv_event_sources: rank 0: endpoint "ipc:///tmp/x" does not begin with tcp://`,
 				`/kv_event_sources: rank 1: endpoint "tcp://*:0": "0" is no port (1 to 65535)`,
 			},
