@@ -709,6 +709,7 @@ func configure(o *Options) func(*settings.Config) {
 		c.Index.Snapshot = filepath.Join(o.Dir, "index.snapshot")
 		c.Routing.AllowHeaders = true
 		c.Retry = settings.Retry{Attempts: 6, Budget: 1}
+		c.Continue.Mode = settings.ContinueExact
 		// Fewer than there are clients, so that some queue, and leave the queue.
 		c.Limits.Inflight, c.Limits.Queue, c.Limits.QueueTimeout = max(2, o.Clients*3/4), 1000, patience
 		c.Timeouts.Body = o.Timeout
