@@ -219,7 +219,7 @@ func (g stage) children(node string) *admin.IndexChildren {
 	a := &admin.IndexChildren{Schema: admin.Schema, Now: now, Children: []admin.IndexNode{}}
 	labels := []string{"decode-0/dp0", "decode-1/dp1", "prefill-0/dp0"}
 	child := func(id, local string, depth, length, blocks, kids int, hits uint64, ranks int) {
-		a.Children = append(a.Children, admin.IndexNode{ID: id, DepthBlocks: depth, LengthBlocks: length, Local: local, Children: kids, Blocks: blocks, Exact: blocks < 600000, Ranks: ranks, Longest: length, Hits: hits, RankLabels: labels[:min(ranks, 3)]})
+		a.Children = append(a.Children, admin.IndexNode{ID: id, DepthBlocks: depth, LengthBlocks: length, Local: local, Children: kids, Blocks: blocks, Exact: blocks < 600000, Ranks: ranks, Longest: length, Hits: hits, HitsExact: id != "112", RankLabels: labels[:min(ranks, 3)]})
 	}
 	switch node {
 	case "":
@@ -228,7 +228,7 @@ func (g stage) children(node string) *admin.IndexChildren {
 		child("3", "bb77120000000000", 0, 8, 7000, 1, 10, 1)
 		a.Total = 40
 	case "1":
-		n := admin.IndexNode{ID: "1", LengthBlocks: 16, Local: "7f3a19c2e5d04b66", Children: 3, Blocks: 602000, Ranks: 12, Hits: 31200}
+		n := admin.IndexNode{ID: "1", LengthBlocks: 16, Local: "7f3a19c2e5d04b66", Children: 3, Blocks: 602000, Ranks: 12, Hits: 31200, HitsExact: true}
 		a.Node = &n
 		child("11", "91c2aa5500000000", 16, 36, 398000, 2, 19840, 3)
 		child("12", "3b77aa5500000000", 16, 24, 191000, 0, 8730, 2)

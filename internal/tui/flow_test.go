@@ -6,6 +6,7 @@ import (
 	"encoding/csv"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"os/signal"
@@ -185,7 +186,7 @@ func TestRadixKeys(t *testing.T) {
 	press(a, "j", "l")
 	loadTree(a, fleet, "11")
 	mustContain(t, screen(a), "02ab0000", "37 more (enter loads them)", "icicle")
-	press(a, "enter")
+	press(a, "Z")
 	mustContain(t, screen(a), "root > 7f3a19c2 > 91c2aa55")
 	mustContain(t, cursorLine(a), "02ab0000")
 	press(a, "u")
@@ -219,12 +220,48 @@ func TestRadixKeys(t *testing.T) {
 	}
 }
 
+// TestRadixHolders: enter names every rank that holds a run, also of a thousand.
+func TestRadixHolders(t *testing.T) {
+	a := newStage(t, fleet, 120, 40, 3, plainOptions)
+	press(a, "3")
+	loadTree(a, fleet, "")
+	press(a, "enter")
+	answer := fleet.children("1")
+	answer.Node.Ranks, answer.Node.RankLabels = 1000, nil
+	for w := range 250 {
+		for dp := range 4 {
+			answer.Node.RankLabels = append(answer.Node.RankLabels, fmt.Sprintf("decode-%d/dp%d", w, dp))
+		}
+	}
+	_, cmd := a.Update(page.ChildrenMsg{Query: admin.BrowseQuery{Node: "1", Sort: "blocks", Limit: 50}, Answer: answer})
+	settle(a, batched(cmd))
+	mustContain(t, screen(a), "holders of run 7f3a19c2e5d04b66", "held by 1000 of", "decode-0: dp0 dp1 dp2 dp3", "decode-2: dp0")
+	press(a, "G")
+	mustContain(t, screen(a), "decode-249: dp0 dp1 dp2 dp3")
+}
+
+// batched are the commands of a batch.
+func batched(cmd tea.Cmd) []tea.Cmd {
+	if cmd == nil {
+		return nil
+	}
+	all, ok := cmd().(tea.BatchMsg)
+	if !ok {
+		return []tea.Cmd{cmd}
+	}
+	var out []tea.Cmd
+	for _, c := range all {
+		out = append(out, batched(c)...)
+	}
+	return out
+}
+
 // TestRadixForgets checks that a run that is gone leaves the tree.
 func TestRadixForgets(t *testing.T) {
 	a := newStage(t, fleet, 120, 40, 3, plainOptions)
 	press(a, "3")
 	loadTree(a, fleet, "")
-	press(a, "enter")
+	press(a, "Z")
 	loadTree(a, fleet, "1")
 	mustContain(t, screen(a), "root > 7f3a19c2")
 	answer := fleet.children("")

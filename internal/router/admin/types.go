@@ -492,20 +492,23 @@ type IndexChildren struct {
 	Partial  bool        `json:"partial"`
 }
 
-// IndexNode is one run of blocks in the radix tree.
+// IndexNode is one run of blocks in the radix tree, from where it leaves others to
+// where others leave it.
 type IndexNode struct {
-	ID           string   `json:"id"`
-	OffsetBlocks int      `json:"offset_blocks"`
-	DepthBlocks  int      `json:"depth_blocks"`
-	LengthBlocks int      `json:"length_blocks"`
-	Local        string   `json:"local_hash"` // of the first block, 16 hex digits
-	Children     int      `json:"children"`
-	Blocks       int      `json:"subtree_blocks"`
-	Exact        bool     `json:"subtree_exact"`
-	Ranks        int      `json:"ranks"`
-	Longest      int      `json:"longest_blocks"`
-	Hits         uint64   `json:"hits_total"`
-	RankLabels   []string `json:"rank_labels"` // at most 64
+	ID           string `json:"id"`
+	DepthBlocks  int    `json:"depth_blocks"`
+	LengthBlocks int    `json:"length_blocks"`
+	Local        string `json:"local_hash"` // of the first block, 16 hex digits
+	Children     int    `json:"children"`
+	Blocks       int    `json:"subtree_blocks"`
+	Exact        bool   `json:"subtree_exact"` // otherwise there are more children and blocks
+	Ranks        int    `json:"ranks"`
+	Longest      int    `json:"longest_blocks"`
+	Hits         uint64 `json:"hits_total"`
+	HitsExact    bool   `json:"hits_exact"` // otherwise there may be more
+	// RankLabels are those of the ranks that hold it: of the node that was asked
+	// for all, of its children at most 64.
+	RankLabels []string `json:"rank_labels"`
 }
 
 // Event is one entry of the event log.

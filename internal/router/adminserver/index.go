@@ -40,8 +40,8 @@ func IndexChildren(x *kvindex.Index, labels map[kvindex.Rank]string, q IndexQuer
 	}
 	convert := func(c kvindex.Child) admin.IndexNode {
 		n := admin.IndexNode{
-			ID: strconv.FormatUint(uint64(c.ID), 16), OffsetBlocks: c.Offset, DepthBlocks: c.Depth, LengthBlocks: c.Length, Local: fmt.Sprintf("%016x", c.Local),
-			Children: c.Children, Blocks: c.Blocks, Exact: c.Exact, Ranks: c.Ranks, Longest: c.Longest, Hits: c.Hits, RankLabels: make([]string, 0, len(c.Mask)),
+			ID: strconv.FormatUint(uint64(c.ID), 16), DepthBlocks: c.Depth, LengthBlocks: c.Length, Local: fmt.Sprintf("%016x", c.Local),
+			Children: c.Children, Blocks: c.Blocks, Exact: c.Exact, Ranks: c.Ranks, Longest: c.Longest, Hits: c.Hits, HitsExact: c.HitsExact, RankLabels: make([]string, 0, len(c.Mask)),
 		}
 		for _, k := range c.Mask {
 			n.RankLabels = append(n.RankLabels, labels[k])
@@ -70,10 +70,10 @@ func (s *server) indexChildren(r *http.Request) (any, error) {
 		return nil, err
 	}
 	switch by := kvindex.SortBy(query.Get("sort")); by {
-	case "", kvindex.ByOffset, kvindex.ByBlocks, kvindex.ByRanks, kvindex.ByHits:
+	case "", kvindex.ByBlocks, kvindex.ByRanks, kvindex.ByHits:
 		q.Sort = by
 	default:
-		return nil, bad("sort", "sort=%q is not one of offset, blocks, ranks, hits", by)
+		return nil, bad("sort", "sort=%q is not one of blocks, ranks, hits", by)
 	}
 	if raw := query.Get("node"); raw != "" {
 		n, err := strconv.ParseUint(raw, 16, 64)

@@ -226,8 +226,8 @@ type Stats struct {
 	Cleared     uint64
 }
 
-// NodeID names a run of blocks for [Index.Children]. It stays valid as long as the run lives; a
-// stale one is answered with [ErrUnknownNode], or by the run that took its place.
+// NodeID names a run of blocks for [Index.Children]. It stays valid as long as the run's first block
+// lives; a stale one is answered with [ErrUnknownNode], or by the run that took its place.
 type NodeID uint64
 
 // Root is the node above all blocks 0.
@@ -236,9 +236,8 @@ const Root NodeID = 0
 // SortBy is an order of [Index.Children].
 type SortBy string
 
-// Orders of children, greatest first except for ByOffset.
+// Orders of children, greatest first.
 const (
-	ByOffset SortBy = "offset" // where the child leaves its parent
 	ByBlocks SortBy = "blocks" // blocks of the subtree
 	ByRanks  SortBy = "ranks"
 	ByHits   SortBy = "hits"
@@ -246,26 +245,26 @@ const (
 
 // BrowseOptions choose and order the answer of [Index.Children].
 type BrowseOptions struct {
-	Sort     SortBy // default ByOffset
+	Sort     SortBy // default ByBlocks
 	Limit    int    // children returned, default 100, at most 1,000
 	MinDepth int    // leave out children that end above this depth
 	Rank     *Rank  // leave out children of which this rank holds nothing
 }
 
-// Child is one run of blocks below a node.
+// Child is one run of blocks: from where it leaves others to where others leave it.
 type Child struct {
-	ID       NodeID
-	Offset   int    // blocks of the parent's run above the point where this run leaves it
-	Depth    int    // blocks of the prefix above the run
-	Local    uint64 // local hash of the first block
-	Length   int    // blocks in the run
-	Children int    // runs that leave this one
-	Blocks   int    // blocks of the subtree, the run included
-	Exact    bool   // Blocks is exact; otherwise the search hit its bound and Blocks is a lower one
-	Ranks    int    // ranks that hold the first block or more
-	Longest  int    // leading blocks held by the rank that holds most
-	Hits     uint64 // lookups that passed through the run
-	Mask     []Rank // up to 64 of the ranks counted in Ranks, ascending
+	ID        NodeID
+	Depth     int    // blocks of the prefix above the run
+	Local     uint64 // local hash of the first block
+	Length    int    // blocks in the run
+	Children  int    // runs that follow on this one
+	Blocks    int    // blocks of the subtree, the run included
+	Exact     bool   // Children and Blocks are exact; otherwise the search hit its bound and they are lower ones
+	Ranks     int    // ranks that hold the first block or more
+	Longest   int    // leading blocks held by the rank that holds most
+	Hits      uint64 // lookups that passed through the run
+	HitsExact bool   // Hits is exact; otherwise there may be more, which ended in this run or just above
+	Mask      []Rank // up to 64 of the ranks counted in Ranks, ascending; all of them in Browse.Node
 }
 
 // Browse is the answer of [Index.Children].

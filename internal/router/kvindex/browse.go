@@ -19,37 +19,43 @@ const (
 	browseMask     = 64
 )
 
-// id names a live node; the hash of its place tells it from another one that is put there later.
-func (x *Index) id(n uint32, nd *node) NodeID {
+// id names a stretch of a live run, which begins at block from; the hash of the run's place tells it
+// from another one that is put there later.
+func (x *Index) id(n uint32, nd *node, from uint32) NodeID {
 	h := blockhash.Next(nd.first, uint64(nd.parent)<<32|uint64(nd.off))
-	return NodeID(h&^0xffffffff | uint64(n))
+	return NodeID(h&^0xffffffffffff | uint64(from)<<32 | uint64(n)) // from is below maxRun
 }
 
-// resolve returns the node that id names. The caller is inside an epoch.
-func (x *Index) resolve(id NodeID) (uint32, *node, error) {
-	n := uint32(id)
+func (id NodeID) split() (n, from uint32) { return uint32(id), uint32(id>>32) & 0xffff }
+
+// resolve returns the run that id names and the block where its stretch begins. The caller is inside an
+// epoch.
+func (x *Index) resolve(id NodeID) (n, from uint32, _ error) {
 	if id == Root {
-		return 0, x.m.node(0), nil
+		return 0, 0, nil
 	}
+	n, from = id.split()
 	x.m.mu.Lock()
 	known := n != 0 && n < x.m.next[1]
 	x.m.mu.Unlock()
 	if known {
 		nd := x.m.node(n)
 		nd.mu.Lock()
-		live := nd.mem.Load() != dead && nd.len.Load() > 0
+		live := nd.mem.Load() != dead && nd.len.Load() > from
 		nd.mu.Unlock()
 		// A live node cannot come into use for another run inside this epoch.
-		if live && x.id(n, nd) == id {
-			return n, nd, nil
+		if live && x.id(n, nd, from) == id {
+			return n, from, nil
 		}
 	}
-	return 0, nil, fmt.Errorf("node %x: %w", uint64(id), ErrUnknownNode)
+	return 0, 0, fmt.Errorf("node %x: %w", uint64(id), ErrUnknownNode)
 }
 
-// Children returns the runs that leave node, or the first runs when node is [Root]. The work is bounded:
-// at most 4,096 children are looked at (Partial tells when there are more) and at most 16,384 runs below
-// them, so that sizes of large subtrees are lower bounds. No lock is held for longer than 128 steps.
+// Children returns the runs that follow on node, or the first runs when node is [Root]. A run ends here
+// where another one leaves it, although it is kept in one piece, so that prefixes are told apart. The
+// work is bounded: at most 4,096 children are looked at (Partial tells when there are more) and at most
+// 16,384 runs below them, so that the figures of large subtrees are lower bounds. No lock is held for
+// longer than 128 steps.
 func (x *Index) Children(node NodeID, o BrowseOptions) (Browse, error) {
 	less, err := order(o.Sort)
 	if err != nil {
@@ -59,61 +65,65 @@ func (x *Index) Children(node NodeID, o BrowseOptions) (Browse, error) {
 	s := x.stripe.Add(1) % stripes
 	v := x.ep.enter(s)
 	defer x.ep.exit(s, v)
-	n, nd, err := x.resolve(node)
+	n, from, err := x.resolve(node)
 	if err != nil {
 		return Browse{}, err
 	}
-	out := Browse{}
-	if n != 0 {
-		out.Node, _ = x.describe(n, nd, nil, true)
-	}
-	ids, partial := x.kidsOf(nil, nd, browseChildren)
+	var out Browse
+	ids, partial := x.kidsOf(nil, x.m.node(n), browseChildren)
 	out.Partial = partial
-	kids := make([]Child, 0, min(len(ids), browseChildren))
-	for _, id := range ids {
-		c, holds := x.describe(id, x.m.node(id), o.Rank, false)
+	end := uint32(0)
+	if n != 0 {
+		// The same children tell where it ends, whatever comes meanwhile.
+		out.Node, _ = x.stretch(n, from, ids, partial, browseSubtrees, nil)
+		if out.Node.Length == 0 {
+			return Browse{}, fmt.Errorf("node %x: %w", uint64(node), ErrUnknownNode)
+		}
+		out.Node.Mask = x.holders(n, from, maxRanks)
+		end = from + uint32(out.Node.Length)
+	}
+	budget := browseSubtrees / (len(ids) + 1)
+	kids := make([]Child, 0, len(ids)+1)
+	var below []uint32
+	add := func(n, from uint32) {
+		var more bool
+		below, more = x.kidsOf(below[:0], x.m.node(n), max(1, budget))
+		c, holds := x.stretch(n, from, below, more, budget, o.Rank)
 		if c.Length > 0 && holds && c.Depth+c.Length >= o.MinDepth {
 			kids = append(kids, c)
 		}
 	}
-	out.Total = len(kids)
-	if o.Sort == ByBlocks || o.Sort == ByHits {
-		x.measure(kids)
-		slices.SortFunc(kids, less)
-		kids = kids[:min(len(kids), o.Limit)]
-	} else {
-		slices.SortFunc(kids, less)
-		kids = kids[:min(len(kids), o.Limit)]
-		x.measure(kids)
+	for _, id := range ids {
+		if x.m.node(id).off == end {
+			add(id, 0)
+		}
 	}
+	if n != 0 && end < x.m.node(n).len.Load() {
+		add(n, end)
+	}
+	out.Total = len(kids)
+	slices.SortFunc(kids, less)
+	kids = kids[:min(len(kids), o.Limit)]
 	for i := range kids {
-		n := uint32(kids[i].ID)
+		n, from := kids[i].ID.split()
 		// A child that is gone by now keeps an empty mask.
-		c, _ := x.describe(n, x.m.node(n), nil, true)
-		kids[i].Mask = c.Mask
+		kids[i].Mask = x.holders(n, from, browseMask)
 	}
 	out.Children = kids
-	if n != 0 {
-		one := []Child{out.Node}
-		x.measure(one)
-		out.Node = one[0]
-	}
 	return out, nil
 }
 
 func order(by SortBy) (func(a, b Child) int, error) {
-	place := func(a, b Child) int { return cmp.Or(cmp.Compare(a.Offset, b.Offset), cmp.Compare(a.Local, b.Local)) }
+	place := func(a, b Child) int { return cmp.Compare(a.Local, b.Local) }
 	switch by {
-	case "", ByOffset:
-		return place, nil
-	case ByBlocks:
+	case "", ByBlocks:
 		return func(a, b Child) int { return cmp.Or(cmp.Compare(b.Blocks, a.Blocks), place(a, b)) }, nil
 	case ByRanks:
 		return func(a, b Child) int { return cmp.Or(cmp.Compare(b.Ranks, a.Ranks), place(a, b)) }, nil
 	case ByHits:
 		return func(a, b Child) int { return cmp.Or(cmp.Compare(b.Hits, a.Hits), place(a, b)) }, nil
 	}
-	return nil, fmt.Errorf("sort %q: must be one of %s, %s, %s, %s", by, ByOffset, ByBlocks, ByRanks, ByHits)
+	return nil, fmt.Errorf("sort %q: must be one of %s, %s, %s", by, ByBlocks, ByRanks, ByHits)
 }
 
 // kidsOf appends up to limit children of a node to ids. It reports whether there may be more.
@@ -143,73 +153,101 @@ func (x *Index) kidsOf(ids []uint32, nd *node, limit int) (_ []uint32, partial b
 	return ids, true
 }
 
-// describe returns what is known of one run without its subtree, and whether the rank, if any is
-// given, holds some of it. A run that is gone has length 0. The mask is filled in if asked for.
-func (x *Index) describe(n uint32, nd *node, by *Rank, mask bool) (c Child, holds bool) {
+// stretch describes the blocks of a run from one on to the next one where others leave it, with all that
+// is below, and whether the rank, if any is given, holds some of it. kids are the run's children, or
+// some of them if there are more. A stretch that is gone has length 0. At most budget runs below are
+// looked at.
+func (x *Index) stretch(n, from uint32, kids []uint32, more bool, budget int, by *Rank) (c Child, holds bool) {
+	end := uint32(maxRun)
+	for _, id := range kids {
+		if off := x.m.node(id).off; off > from {
+			end = min(end, off)
+		}
+	}
+	nd := x.m.node(n)
 	nd.mu.Lock()
-	defer nd.mu.Unlock()
-	h := nd.mem.Load()
-	if h == dead {
+	length := nd.len.Load()
+	if nd.mem.Load() == dead || length <= from {
+		nd.mu.Unlock()
 		return Child{}, false
 	}
+	end = min(end, length)
 	c = Child{
-		ID: x.id(n, nd), Offset: int(nd.off), Depth: int(nd.depth), Local: nd.first,
-		Length: int(nd.len.Load()), Children: int(nd.kids), Hits: uint64(nd.hits.Load()),
+		ID: x.id(n, nd, from), Depth: int(nd.depth + from), Local: loadWord(&x.m.locals(x.chunkAt(nd, from))[from%chunkLen]),
+		Length: int(end - from), Blocks: int(length - from), Exact: !more,
 	}
 	holds = by == nil
-	if h == 0 {
-		return c, holds
-	}
-	a := x.m.array(h)
-	for i := 1; i <= int(loadWord(&a[0])); i++ {
-		e := loadWord(&a[i])
-		if e&rankMask == noRank {
-			continue
-		}
-		r := Rank(e & rankMask)
+	x.members(nd, func(r Rank, cut uint32) {
 		holds = holds || r == *by
-		if cut := int(e >> 32); cut > 0 {
+		if cut > from {
 			c.Ranks++
-			c.Longest = max(c.Longest, cut)
-			if mask {
-				c.Mask = append(c.Mask, r)
-			}
+			c.Longest = max(c.Longest, int(min(cut, end)-from))
+		}
+	})
+	// A lookup counts where it ended, by the run. Of those that ended in this one it is not known
+	// whether they came as far as a later stretch.
+	own := uint64(nd.hits.Load())
+	nd.mu.Unlock()
+	c.HitsExact = from == 0 || own == 0
+	if from == 0 {
+		c.Hits = own
+	}
+	if end < length {
+		c.Children++
+	}
+	var todo []uint32
+	for _, id := range kids {
+		off := x.m.node(id).off
+		if off == end {
+			c.Children++
+		}
+		if off > from {
+			todo = append(todo, id)
 		}
 	}
-	slices.Sort(c.Mask)
-	c.Mask = c.Mask[:min(len(c.Mask), browseMask)]
+	left := budget - len(todo)
+	for len(todo) > 0 {
+		nd := x.m.node(todo[len(todo)-1])
+		todo = todo[:len(todo)-1]
+		c.Blocks += int(nd.len.Load())
+		c.Hits += uint64(nd.hits.Load())
+		had := len(todo)
+		var more bool
+		todo, more = x.kidsOf(todo, nd, left)
+		left -= len(todo) - had
+		if more {
+			c.Exact = false
+		}
+	}
+	c.HitsExact = c.HitsExact && c.Exact
 	return c, holds
 }
 
-// measure fills in the subtrees' blocks and hits.
-func (x *Index) measure(kids []Child) {
-	if len(kids) == 0 {
+// members calls yield with every rank that holds something of a run and its leading blocks that the
+// rank holds. The caller has the run's lock; a dead run has none.
+func (x *Index) members(nd *node, yield func(r Rank, cut uint32)) {
+	h := nd.mem.Load()
+	if h == 0 || h == dead {
 		return
 	}
-	budget := max(1, browseSubtrees/len(kids))
-	var todo []uint32
-	for i := range kids {
-		c := &kids[i]
-		c.Exact = true
-		c.Blocks = c.Length
-		left := budget
-		n := uint32(c.ID)
-		todo, _ = x.kidsOf(todo[:0], x.m.node(n), left)
-		c.Exact = len(todo) <= left && len(todo) >= c.Children
-		left -= len(todo)
-		for len(todo) > 0 {
-			n := todo[len(todo)-1]
-			todo = todo[:len(todo)-1]
-			nd := x.m.node(n)
-			c.Blocks += int(nd.len.Load())
-			c.Hits += uint64(nd.hits.Load())
-			had := len(todo)
-			var more bool
-			todo, more = x.kidsOf(todo, nd, left)
-			left -= len(todo) - had
-			if more {
-				c.Exact = false
-			}
+	a := x.m.array(h)
+	for i := 1; i <= int(loadWord(&a[0])); i++ {
+		if e := loadWord(&a[i]); e&rankMask != noRank {
+			yield(Rank(e&rankMask), uint32(e>>32))
 		}
 	}
+}
+
+// holders lists the first ranks, by slot, that hold the run's blocks up to from and that one.
+func (x *Index) holders(n, from uint32, limit int) (out []Rank) {
+	nd := x.m.node(n)
+	nd.mu.Lock()
+	x.members(nd, func(r Rank, cut uint32) {
+		if cut > from {
+			out = append(out, r)
+		}
+	})
+	nd.mu.Unlock()
+	slices.Sort(out)
+	return out[:min(len(out), limit)]
 }

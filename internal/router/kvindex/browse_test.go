@@ -69,8 +69,8 @@ func TestChildren(t *testing.T) {
 		mask[i] = Rank(i + 2)
 	}
 	want := []Child{
-		{Depth: 0, Local: 1, Length: 42, Children: 2, Blocks: 46, Exact: true, Ranks: 3, Longest: 42, Hits: 5, Mask: []Rank{0, 1, 2}},
-		{Depth: 0, Local: 1000, Length: 3, Blocks: 3, Exact: true, Ranks: 88, Longest: 3, Hits: 1, Mask: mask},
+		{Depth: 0, Local: 1, Length: 20, Children: 3, Blocks: 46, Exact: true, Ranks: 3, Longest: 20, Hits: 5, HitsExact: true, Mask: []Rank{0, 1, 2}},
+		{Depth: 0, Local: 1000, Length: 3, Blocks: 3, Exact: true, Ranks: 88, Longest: 3, Hits: 1, HitsExact: true, Mask: mask},
 	}
 	if d := cmp.Diff(want, top.Children, noID); d != "" {
 		t.Errorf("top by blocks (-want +got):\n%s", d)
@@ -87,14 +87,24 @@ func TestChildren(t *testing.T) {
 	}
 	below := get(top.Children[0].ID, BrowseOptions{Sort: ByHits})
 	want = []Child{
-		{Offset: 20, Depth: 20, Local: 301, Length: 1, Blocks: 1, Exact: true, Ranks: 1, Longest: 1, Hits: 5, Mask: []Rank{2}},
-		{Offset: 20, Depth: 20, Local: 101, Length: 3, Blocks: 3, Exact: true, Ranks: 1, Longest: 3, Mask: []Rank{0}},
+		{Depth: 20, Local: 301, Length: 1, Blocks: 1, Exact: true, Ranks: 1, Longest: 1, Hits: 5, HitsExact: true, Mask: []Rank{2}},
+		{Depth: 20, Local: 21, Length: 22, Blocks: 22, Exact: true, Ranks: 2, Longest: 22, HitsExact: true, Mask: []Rank{0, 1}},
+		{Depth: 20, Local: 101, Length: 3, Blocks: 3, Exact: true, Ranks: 1, Longest: 3, HitsExact: true, Mask: []Rank{0}},
 	}
 	if d := cmp.Diff(want, below.Children, noID); d != "" {
 		t.Errorf("below by hits (-want +got):\n%s", d)
 	}
-	if below.Node.Blocks != 46 || !below.Node.Exact {
+	if len(below.Node.Mask) != 3 || below.Node.Blocks != 46 || !below.Node.Exact {
 		t.Errorf("node is %+v, want 46 blocks", below.Node)
+	}
+	// Lookups that end in the run may have ended above or in its later part: not known, so not said.
+	x.Overlap(with(25), &q)
+	below = get(below.Node.ID, BrowseOptions{Sort: ByRanks})
+	if c := below.Children[0]; below.Node.Hits != 6 || c.Local != 21 || c.Hits != 0 || c.HitsExact {
+		t.Errorf("after a lookup that ends in the rest: %+v, rest %+v", below.Node, c)
+	}
+	if wide := get(get(Root, BrowseOptions{Sort: ByRanks}).Children[0].ID, BrowseOptions{}).Node; len(wide.Mask) != 88 {
+		t.Errorf("%d holders of %d are named", len(wide.Mask), wide.Ranks)
 	}
 	gone := top.Children[0].ID
 	for r := range Rank(3) {
@@ -137,14 +147,60 @@ func TestChildrenBounds(t *testing.T) {
 	var id NodeID
 	for n := uint32(1); id == 0; n++ {
 		if nd := x.m.node(n); nd.first == 7 {
-			id = x.id(n, nd)
+			id = x.id(n, nd, 0)
 		}
 	}
 	below, err := x.Children(id, BrowseOptions{Limit: 3})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if below.Node.Exact || below.Node.Blocks < browseChildren || below.Node.Blocks > browseSubtrees+3 || below.Node.Children != n-1 {
+	if below.Node.Exact || below.Node.Blocks < browseChildren || below.Node.Blocks > browseSubtrees+3 || below.Node.Children != browseChildren+1 {
 		t.Errorf("node with %d children: %+v", n, below.Node)
+	}
+}
+
+// Thirty prompts with the same first block and heads of their own of 256 blocks, each with several
+// tails: every head is a run, whoever came first.
+func TestChildrenTellHeadsApart(t *testing.T) {
+	t.Parallel()
+	x := New(Options{MaxRanks: 1})
+	defer x.Close()
+	if err := x.AddRank(0, "r"); err != nil {
+		t.Fatal(err)
+	}
+	const heads, tails, head, tail = 30, 4, 256, 1792
+	var b Batch
+	for h := range uint64(heads) {
+		for i := range uint64(tails) {
+			locals := append([]uint64{7}, seqOf(1e6*(h+1), head-1)...)
+			locals = append(locals, seqOf(1e6*(h+1)+1e4*(i+1), tail)...)
+			names, name := make([]uint64, len(locals)), uint64(0)
+			for j, l := range locals {
+				name = name*31 + l
+				names[j] = name
+			}
+			b.Reset()
+			b.Store(0, false, names, locals)
+			x.Apply(0, &b)
+		}
+	}
+	top, err := x.Children(Root, BrowseOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(top.Children) != 1 || top.Children[0].Length != 1 || top.Children[0].Children != heads {
+		t.Fatalf("at the root: %+v, want one block that is common", top.Children)
+	}
+	list, err := x.Children(top.Children[0].ID, BrowseOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(list.Children) != heads {
+		t.Errorf("%d heads, want %d", len(list.Children), heads)
+	}
+	for _, c := range list.Children {
+		if c.Length != head-1 || c.Children != tails || c.Blocks != head-1+tails*tail || !c.Exact {
+			t.Errorf("a head is %+v, want %d blocks and %d tails below", c, head-1, tails)
+		}
 	}
 }

@@ -49,6 +49,7 @@ const (
 	Slower
 	Refresh
 	Expand
+	ZoomIn
 	ZoomUp
 	Icicle
 	RankMask
@@ -100,7 +101,7 @@ func Entries() []Entry {
 		bind(Bottom, "MOVE", "last", "G", "end"),
 		bind(HalfDown, "MOVE", "half a page down", "ctrl+d", "pgdown"),
 		bind(HalfUp, "MOVE", "half a page up", "ctrl+u", "pgup"),
-		bind(Enter, "MOVE", "open, zoom in", "enter"),
+		bind(Enter, "MOVE", "open; all holders of a run", "enter"),
 		bind(Back, "MOVE", "back, clear", "esc"),
 		bind(Filter, "FIND", "filter: word !not key:value key>n re:x", "/"),
 		bind(FindNext, "FIND", "next finding", "n"),
@@ -122,6 +123,7 @@ func Entries() []Entry {
 		bind(Refresh, "TIME", "ask now", "r"),
 		bind(Follow, "TIME", "follow the newest", "f"),
 		bind(Expand, "TREE", "open two levels", "E"),
+		bind(ZoomIn, "TREE", "zoom in", "Z"),
 		bind(ZoomUp, "TREE", "zoom out", "u"),
 		bind(Icicle, "TREE", "icicle strip", "i"),
 		bind(RankMask, "TREE", "which ranks hold it", "w"),

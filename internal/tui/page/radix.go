@@ -32,9 +32,10 @@ type Radix struct {
 	noStrip bool
 	mask    bool
 	expand  map[string]int // nodes to open when they are loaded, and how deep
+	holders string         // the node whose holders are shown when they have come
 }
 
-var treeOrders = []string{"blocks", "hits", "ranks", "offset"}
+var treeOrders = []string{"blocks", "hits", "ranks"}
 
 // NewRadix is the view of the radix index.
 func NewRadix() *Radix {
@@ -46,7 +47,7 @@ func (x *Radix) Name() string { return "Radix" }
 
 // Keys implements Page.
 func (x *Radix) Keys() []string {
-	return []string{"h/l close open", "E two levels", "enter zoom", "u out", "s sort", "w mask", "i icicle", "/ hash rank:", "? help"}
+	return []string{"h/l close open", "E two levels", "enter holders", "Z u zoom", "s sort", "w mask", "i icicle", "/ hash rank:", "? help"}
 }
 
 // Act implements Page.
@@ -90,7 +91,13 @@ func (x *Radix) Act(c *Ctx, a keys.Action) (tea.Cmd, bool) {
 			if cur.more > 0 {
 				return x.more(c, cur.k), true
 			}
-			if cur.k.n.Children == 0 {
+			x.holders = cur.k.n.ID
+			if cmd := x.ask(c, cur.k); cmd != nil || cur.k.asking {
+				return cmd, true
+			}
+			return x.showHolders(c, cur.k), true // data stands still: what is known of it
+		case keys.ZoomIn:
+			if cur.more > 0 || cur.k.n.Children == 0 {
 				return nil, true
 			}
 			return x.zoomTo(c, cur.k), true
@@ -229,10 +236,43 @@ func (x *Radix) Take(c *Ctx, msg tea.Msg) tea.Cmd {
 			x.set(i, len(x.rows), x.keyAt)
 		}
 	}
-	if k != nil && m.Err == nil {
-		return x.opened(c, k)
+	if k == nil || m.Err != nil {
+		return nil
 	}
-	return nil
+	if k.n.ID != "" && k.n.ID == x.holders {
+		return tea.Batch(x.showHolders(c, k), x.opened(c, k))
+	}
+	return x.opened(c, k)
+}
+
+// showHolders asks for a text with every rank that holds a run, by worker.
+func (x *Radix) showHolders(c *Ctx, k *node) tea.Cmd {
+	x.holders = ""
+	n := &k.n
+	end := n.DepthBlocks + n.LengthBlocks
+	lines := []string{fmt.Sprintf("%s tokens from the start, held by %d of %d ranks", widget.Count(float64(end*max(c.R.BlockSize, 1))), n.Ranks, len(c.R.Ranks)), ""}
+	labels := slices.Clone(n.RankLabels)
+	slices.SortFunc(labels, func(a, b string) int {
+		w, i, _ := strings.Cut(a, "/")
+		v, j, _ := strings.Cut(b, "/")
+		if w != v {
+			return natural(w, v)
+		}
+		return natural(i, j)
+	})
+	last := ""
+	for _, label := range labels {
+		w, i, _ := strings.Cut(label, "/")
+		if w != last {
+			last = w
+			lines = append(lines, w+":")
+		}
+		lines[len(lines)-1] += " " + i
+	}
+	if more := n.Ranks - len(labels); more > 0 {
+		lines = append(lines, fmt.Sprintf("and %d more", more))
+	}
+	return func() tea.Msg { return ShowMsg{"holders of run " + n.Local, lines} }
 }
 
 // Filter implements Page.
@@ -441,7 +481,7 @@ func (x *Radix) drawRow(p *widget.Painter, i, name, bar, block int, showKids, sh
 	}
 	p.Put(theme.Accent, sign+" ")
 	label := r.k.label() + ".."
-	if n.OffsetBlocks > 0 || n.DepthBlocks > 0 {
+	if n.DepthBlocks > 0 {
 		label += fmt.Sprintf(" at %s", widget.Count(float64(n.DepthBlocks*block)))
 	}
 	if r.k.asking && !r.k.loaded {
@@ -455,11 +495,7 @@ func (x *Radix) drawRow(p *widget.Painter, i, name, bar, block int, showKids, sh
 	p.Put(theme.Plain, " ")
 	p.Right(theme.Plain, widget.Count(float64(n.LengthBlocks*block)), 7)
 	p.Put(theme.Plain, " ")
-	subtree := widget.Count(float64(n.Blocks))
-	if !n.Exact {
-		subtree = ">" + subtree
-	}
-	p.Right(theme.Plain, subtree, 7)
+	p.Right(theme.Plain, atLeast(widget.Count(float64(n.Blocks)), n.Exact), 7)
 	whole := float64(all)
 	if r.k.parent != nil && r.k.parent.parent != nil {
 		whole = float64(r.k.parent.n.Blocks)
@@ -475,12 +511,12 @@ func (x *Radix) drawRow(p *widget.Painter, i, name, bar, block int, showKids, sh
 	p.Put(theme.Plain, " ")
 	p.Right(theme.Plain, widget.Percent(part), 5)
 	p.Put(theme.Plain, " ")
-	p.Right(theme.Plain, widget.Rate(r.k.rate), 7)
+	p.Right(theme.Plain, atLeast(widget.Rate(r.k.rate), n.HitsExact), 7)
 	p.Put(theme.Plain, " ")
 	p.Right(theme.Plain, strconv.Itoa(n.Ranks), 3)
 	if showKids {
 		p.Put(theme.Plain, " ")
-		p.Right(theme.Plain, widget.Count(float64(n.Children)), 6)
+		p.Right(theme.Plain, atLeast(widget.Count(float64(n.Children)), n.Exact || n.Children == 0), 6)
 	}
 	if showMask {
 		p.Put(theme.Plain, " ")
@@ -495,6 +531,17 @@ func (x *Radix) drawRow(p *widget.Painter, i, name, bar, block int, showKids, sh
 		p.Put(theme.Plain, b.String())
 	}
 	p.End()
+}
+
+// atLeast marks a figure that is a lower bound; of none at all nothing is known.
+func atLeast(figure string, exact bool) string {
+	switch {
+	case exact || figure == widget.Unknown:
+		return figure
+	case figure == "0":
+		return widget.Unknown
+	}
+	return ">" + figure
 }
 
 // maskOrder lists all ranks, prefill first, then by name.
@@ -550,7 +597,7 @@ func (x *Radix) drawDetail(c *Ctx, p *widget.Painter, block int) {
 	}
 	end := n.DepthBlocks + n.LengthBlocks
 	p.Line(theme.Plain, fmt.Sprintf("  path %s   blocks %d to %d, %s tokens from the start", strings.Join(path, " > "), n.DepthBlocks, end, widget.Count(float64(end*block))))
-	p.Line(theme.Plain, fmt.Sprintf("  hits %d   runs below %d   longest copy %d of %d blocks   id %s", n.Hits, n.Children, n.Longest, n.LengthBlocks, n.ID))
+	p.Line(theme.Plain, fmt.Sprintf("  hits %s   runs below %s   longest copy %d of %d blocks   id %s", atLeast(strconv.FormatUint(n.Hits, 10), n.HitsExact), atLeast(strconv.Itoa(n.Children), n.Exact), n.Longest, n.LengthBlocks, n.ID))
 	held := fmt.Sprintf("  held by %d: %s", n.Ranks, strings.Join(n.RankLabels, " "))
 	if n.Ranks > len(n.RankLabels) {
 		held += fmt.Sprintf(" and %d more", n.Ranks-len(n.RankLabels))
