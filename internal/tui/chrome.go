@@ -3,6 +3,7 @@ package tui
 import (
 	"cmp"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -72,6 +73,9 @@ func (a *app) drawHeader(c *page.Ctx, p *widget.Painter) {
 			}
 		}
 		put(theme.Plain, fmt.Sprintf("  workers %d (%s)  ranks %d", w.Total, strings.TrimSpace(parts), w.Ranks))
+	}
+	if v := page.Imbalance(r); !math.IsNaN(v) {
+		put(theme.Plain, "  imbalance "+widget.Rate(v))
 	}
 	if r.Version != "" {
 		put(theme.Dim, "  "+r.Version)

@@ -25,6 +25,7 @@ import (
 	"github.com/dynctl/dynctl/internal/tui/feed"
 	"github.com/dynctl/dynctl/internal/tui/keys"
 	"github.com/dynctl/dynctl/internal/tui/page"
+	"github.com/dynctl/dynctl/internal/tui/widget"
 )
 
 var fleet = stage{prefill: 2, decode: 4, dp: 2}
@@ -217,6 +218,54 @@ func TestRadixKeys(t *testing.T) {
 	press(a, "i")
 	if strings.Contains(screen(a), "icicle (key i)") {
 		t.Error("i does not hide the icicle")
+	}
+}
+
+// TestRadixByRate: what is hit now stands above what was hit more in all its life.
+func TestRadixByRate(t *testing.T) {
+	a := newStage(t, fleet, 200, 50, 3, plainOptions)
+	press(a, "3", "s")
+	mustContain(t, screen(a), "sort hits")
+	answer := func(s int, hits ...uint64) {
+		r := fleet.children("")
+		r.Now = r.Now.Add(time.Duration(s) * time.Second)
+		for i := range r.Children {
+			r.Children[i].Hits, r.Children[i].HitsExact = hits[i], true
+		}
+		a.Update(page.ChildrenMsg{Query: admin.BrowseQuery{Sort: "hits", Limit: 200}, Answer: r})
+	}
+	answer(0, 31200, 2510, 10)
+	mustContain(t, cursorLine(a), "7f3a19c2")
+	answer(2, 31200, 2530, 70)
+	press(a, "g")
+	got := screen(a)
+	mustContain(t, cursorLine(a), "bb771200", "30.0", "15.4k")
+	if first, last := strings.Index(got, "aa01b27f"), strings.Index(got, "7f3a19c2"); first < 0 || first > last {
+		t.Errorf("the idle run does not stand last:\n%s", got)
+	}
+}
+
+// TestImbalanceInHeader: the header tells the busiest rank against the mean of its role.
+func TestImbalanceInHeader(t *testing.T) {
+	a := newStage(t, fleet, 200, 50, 3, plainOptions)
+	r := a.page().R
+	sum, most, n := 0, 0, 0
+	for i := range r.Ranks {
+		if k := &r.Ranks[i]; k.Role == "decode" {
+			k.Active = i * 3
+			sum, most, n = sum+k.Active, max(most, k.Active), n+1
+		} else {
+			k.Active = 7
+		}
+	}
+	a.dirty = true
+	mustContain(t, strings.SplitN(screen(a), "\n", 2)[0], "imbalance "+widget.Rate(float64(most*n)/float64(sum)))
+	for i := range r.Ranks {
+		r.Ranks[i].Active = 0
+	}
+	a.dirty = true
+	if strings.Contains(strings.SplitN(screen(a), "\n", 2)[0], "imbalance") {
+		t.Error("an idle fleet has an imbalance")
 	}
 }
 

@@ -54,16 +54,7 @@ func drawHeat(p *widget.Painter, hot *heat, rows []*feed.Rank, h int) {
 			}
 			return a.DP - b.DP
 		})
-		most, sum, n := math.NaN(), 0.0, 0
-		for _, k := range list {
-			if v := hot.at(k); !math.IsNaN(v) {
-				if n++; !(most >= v) {
-					most = v
-				}
-				sum += v
-			}
-		}
-		mean := sum / float64(n) // NaN without any
+		mean, most := spread(list, hot.at)
 		p.Line(theme.Title, fmt.Sprintf("  %s: %s of %d ranks, mean %s, most %s, imbalance %s", role, hot.name, len(list), hot.show(mean), hot.show(most), widget.Rate(most/mean)))
 		top := hot.full
 		if top == 0 {
@@ -88,6 +79,38 @@ func drawHeat(p *widget.Painter, hot *heat, rows []*feed.Rank, h int) {
 			p.End()
 		}
 	}
+}
+
+// spread is the mean and the greatest of a figure of ranks, NaN where nobody told it.
+func spread(list []*feed.Rank, at func(*feed.Rank) float64) (mean, most float64) {
+	most = math.NaN()
+	sum, n := 0.0, 0
+	for _, k := range list {
+		if v := at(k); !math.IsNaN(v) {
+			if n++; !(most >= v) {
+				most = v
+			}
+			sum += v
+		}
+	}
+	return sum / float64(n), most
+}
+
+// Imbalance is how many times the mean of its role the busiest rank carries, in
+// active requests; of several roles the greatest, NaN when nothing is carried.
+func Imbalance(r *feed.Router) float64 {
+	roles := map[string][]*feed.Rank{}
+	for i := range r.Ranks {
+		k := &r.Ranks[i]
+		roles[k.Role] = append(roles[k.Role], k)
+	}
+	worst := math.NaN()
+	for _, list := range roles {
+		if mean, most := spread(list, heats[0].at); mean > 0 && !(worst >= most/mean) {
+			worst = most / mean
+		}
+	}
+	return worst
 }
 
 // cell is one rank of the strip.

@@ -35,7 +35,9 @@ type Radix struct {
 	holders string         // the node whose holders are shown when they have come
 }
 
-var treeOrders = []string{"blocks", "hits", "ranks"}
+const byHits = "hits"
+
+var treeOrders = []string{"blocks", byHits, "ranks"}
 
 // NewRadix is the view of the radix index.
 func NewRadix() *Radix {
@@ -174,7 +176,11 @@ func (x *Radix) ask(c *Ctx, k *node) tea.Cmd {
 		return nil
 	}
 	k.asking, k.asked = true, c.Now
-	return c.Load.Children(admin.BrowseQuery{Node: k.n.ID, Sort: treeOrders[x.sort], Limit: k.limit, Rank: x.rank, MinDepth: x.depth})
+	limit := k.limit
+	if treeOrders[x.sort] == byHits {
+		limit = max(limit, hitsLimit)
+	}
+	return c.Load.Children(admin.BrowseQuery{Node: k.n.ID, Sort: treeOrders[x.sort], Limit: limit, Rank: x.rank, MinDepth: x.depth})
 }
 
 // opened goes on with opening several levels.
@@ -374,6 +380,10 @@ func (x *Radix) Draw(c *Ctx, p *widget.Painter) {
 		room -= mask + 1
 	}
 	showKids := room >= 7
+	if showKids {
+		room -= 7
+	}
+	showSaved := room >= 9
 
 	p.Put(theme.Title, "  ")
 	p.Cell(theme.Title, "PREFIX", name)
@@ -395,6 +405,10 @@ func (x *Radix) Draw(c *Ctx, p *widget.Painter) {
 		p.Put(theme.Title, " ")
 		p.Right(theme.Title, "RUNS", 6)
 	}
+	if showSaved {
+		p.Put(theme.Title, " ")
+		p.Right(theme.Title, "HIT t/s", 8)
+	}
 	if showMask {
 		p.Put(theme.Title, " ")
 		p.Cell(theme.Title, maskTitle(ranks), mask)
@@ -413,7 +427,7 @@ func (x *Radix) Draw(c *Ctx, p *widget.Painter) {
 	from, to := x.window(len(x.rows), h)
 	x.first = p.Len()
 	for i := from; i < to; i++ {
-		x.drawRow(p, i, name, bar, block, showKids, showMask, ranks, int64(ix.Blocks))
+		x.drawRow(p, i, name, bar, block, showKids, showSaved, showMask, ranks, int64(ix.Blocks))
 	}
 	if len(x.rows) == 0 {
 		text := "loading"
@@ -455,7 +469,7 @@ func (x *Radix) crumbs() string {
 	return s
 }
 
-func (x *Radix) drawRow(p *widget.Painter, i, name, bar, block int, showKids, showMask bool, ranks []string, all int64) {
+func (x *Radix) drawRow(p *widget.Painter, i, name, bar, block int, showKids, showSaved, showMask bool, ranks []string, all int64) {
 	r := x.rows[i]
 	g := &p.Th.Glyphs
 	p.Select(i == x.at)
@@ -517,6 +531,10 @@ func (x *Radix) drawRow(p *widget.Painter, i, name, bar, block int, showKids, sh
 	if showKids {
 		p.Put(theme.Plain, " ")
 		p.Right(theme.Plain, atLeast(widget.Count(float64(n.Children)), n.Exact || n.Children == 0), 6)
+	}
+	if showSaved {
+		p.Put(theme.Plain, " ")
+		p.Right(theme.Plain, atLeast(widget.Count(r.k.rate*float64(n.LengthBlocks*block)), n.HitsExact), 8)
 	}
 	if showMask {
 		p.Put(theme.Plain, " ")
@@ -586,7 +604,7 @@ func (x *Radix) drawDetail(c *Ctx, p *widget.Painter, block int) {
 	r := x.rows[x.at]
 	if r.more > 0 {
 		p.Rule("not loaded")
-		p.Line(theme.Plain, fmt.Sprintf("  %d of %d children are loaded, the largest by %s first", len(r.k.kids), r.k.total, treeOrders[x.sort]))
+		p.Line(theme.Plain, fmt.Sprintf("  %d of %d children are loaded, those with most %s", len(r.k.kids), r.k.total, treeOrders[x.sort]))
 		return
 	}
 	n := &r.k.n

@@ -1,7 +1,9 @@
 package page
 
 import (
+	"cmp"
 	"math"
+	"slices"
 	"strings"
 	"time"
 
@@ -30,6 +32,7 @@ type node struct {
 
 const (
 	firstLimit = 50
+	hitsLimit  = 200  // by hits, where what is hit now may stand below what was hit once
 	maxLimit   = 1000 // the router's own
 	maxNodes   = 4000
 )
@@ -86,6 +89,12 @@ func (t *tree) take(q admin.BrowseQuery, a *admin.IndexChildren, err error) {
 	}
 	for _, k := range old {
 		t.forget(k)
+	}
+	if q.Sort == byHits {
+		// What the router hands over was hit most in all its life.
+		slices.SortStableFunc(p.kids, func(a, b *node) int {
+			return cmp.Or(cmp.Compare(b.rate, a.rate), cmp.Compare(b.n.Hits, a.n.Hits)) // unknown comes last
+		})
 	}
 	if _, ok := t.nodes[t.zoom.n.ID]; !ok {
 		t.zoom = t.root
