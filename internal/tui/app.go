@@ -124,6 +124,8 @@ type replica struct {
 	wanted  bool // asked for by a key while polling
 	answers int  // that came, for histories that stand still
 	gen     int  // of the waiting timer
+
+	decisions feed.Decisions
 }
 
 // overlay is a text over the page.
@@ -289,7 +291,7 @@ func (a *app) page() *page.Ctx {
 			})
 		},
 		Decisions: func(filter string) tea.Cmd {
-			return a.ask(func(ctx context.Context) tea.Msg { return loadDecisions(ctx, client, i, filter) })
+			return a.ask(func(ctx context.Context) tea.Msg { return loadDecisions(ctx, client, &r.decisions, i, filter) })
 		},
 		Decision: func(id string) tea.Cmd {
 			return a.ask(func(ctx context.Context) tea.Msg {
@@ -321,7 +323,7 @@ const (
 
 // loadDecisions lists decisions that a filter picks. The filter is applied
 // here, so that it means the same with every router.
-func loadDecisions(ctx context.Context, client *admin.Client, router int, filter string) tea.Msg {
+func loadDecisions(ctx context.Context, client *admin.Client, known *feed.Decisions, router int, filter string) tea.Msg {
 	m := page.DecisionsMsg{Router: router, Filter: filter}
 	f, err := feed.ParseFilter(filter, feed.DecisionKeys)
 	if err != nil {
@@ -339,8 +341,8 @@ func loadDecisions(ctx context.Context, client *admin.Client, router int, filter
 	}
 	m.Total = list.Total
 	m.List = make([]feed.Decision, 0, min(len(list.Decisions), decisionsShown))
-	for _, raw := range list.Decisions {
-		if d, ok := feed.ParseDecision(raw); ok && f.Match(&d) && len(m.List) < decisionsShown {
+	for _, d := range known.Parse(list.Decisions) {
+		if f.Match(&d) && len(m.List) < decisionsShown {
 			m.List = append(m.List, d)
 		}
 	}

@@ -1,6 +1,8 @@
 package tui
 
 import (
+	"net/http"
+	"net/http/httptest"
 	"runtime"
 	"strings"
 	"testing"
@@ -9,6 +11,8 @@ import (
 	tea "github.com/charmbracelet/bubbletea"
 	"github.com/muesli/termenv"
 
+	"github.com/dynctl/dynctl/internal/router/admin"
+	"github.com/dynctl/dynctl/internal/router/decision"
 	"github.com/dynctl/dynctl/internal/tui/feed"
 )
 
@@ -154,4 +158,77 @@ func TestHeapIsBounded(t *testing.T) {
 		t.Errorf("heap %d MiB, later %d MiB: not below 64 MiB and steady", full>>20, later>>20)
 	}
 	runtime.KeepAlive(a)
+}
+
+// BenchmarkDecisionsView is a second of the decisions view with 1,000 ranks, from the
+// router's bytes to the screen: the snapshot, the list, the receipt under the cursor.
+// core-% is the part of a core that it takes; the budget is 5.
+func BenchmarkDecisionsView(b *testing.B) {
+	g := stage{prefill: 50, decode: 200, dp: 4}
+	const seconds = 8
+	snapshots, lists := make([][]byte, seconds), make([][]byte, seconds)
+	receipts := map[string][]byte{}
+	for s := range seconds {
+		snapshots[s] = encode(g.snapshot(20 + s))
+		list := admin.DecisionList{Schema: admin.Schema, Total: 5000}
+		for i := range decisionsShown {
+			list.Decisions = append(list.Decisions, encode(g.receipt(4*(1000+s*42-i), start, false)))
+		}
+		lists[s] = encode(list)
+		r := g.receipt(4*(1000+s*42), start, true)
+		few := r.Decode.Candidates
+		for len(r.Decode.Candidates) < decision.Kept {
+			r.Decode.Candidates = append(r.Decode.Candidates, few...)
+		}
+		r.Prefill.Candidates = r.Decode.Candidates
+		receipts["/admin/v1/decisions/"+r.ID] = encode(r)
+	}
+	at := 0
+	web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		answer := receipts[q.URL.Path]
+		switch q.URL.Path {
+		case "/admin/v1/snapshot":
+			answer = snapshots[at%seconds]
+		case "/admin/v1/decisions":
+			answer = lists[at%seconds]
+		case "/admin/v1/index/children":
+			answer = encode(g.children(""))
+		}
+		if _, err := w.Write(answer); err != nil {
+			b.Error(err)
+		}
+	}))
+	defer web.Close()
+	a := newStage(b, g, 200, 60, 0, Options{Profile: termenv.TrueColor, Clients: clients(b, web.URL)})
+	press(a, "4")
+	second := func() {
+		s := a.replicas[0].poller.Poll(b.Context(), 0)
+		if s.Err != nil {
+			b.Fatal(s.Err)
+		}
+		s.Snapshot.Status.Now = start.Add(time.Duration(20+at) * time.Second)
+		s.At = s.Snapshot.Status.Now
+		a.now = s.At
+		a.Update(sampleMsg{0, s})
+		c := a.page()
+		todo := []tea.Cmd{c.Load.Decisions("")}
+		for len(todo) > 0 {
+			_, next := a.Update(todo[0]())
+			todo = append(todo[1:], batched(next)...)
+		}
+		if len(a.View()) < 1000 {
+			b.Fatal("no frame")
+		}
+		at++
+	}
+	second()
+	if !strings.Contains(screen(a), "runner-up") {
+		b.Fatalf("no receipt is shown:\n%s", screen(a))
+	}
+	b.ReportAllocs()
+	for b.Loop() {
+		second()
+	}
+	b.ReportMetric(100*b.Elapsed().Seconds()/float64(b.N), "core-%")
 }

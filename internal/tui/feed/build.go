@@ -6,6 +6,7 @@ import (
 	"math"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/dynctl/dynctl/internal/router/admin"
@@ -520,6 +521,33 @@ func (b *Builder) addEvents(events []admin.Event) {
 		b.events = slices.Clone(b.events[n-maxEvents:])
 	}
 	b.router.Events = b.events[max(0, len(b.events)-50):]
+}
+
+// Decisions reads lists of brief receipts that have much in common, one after the
+// other: what stood in the list before is not read again. It is safe for concurrent
+// use; the zero value is ready.
+type Decisions struct {
+	mu    sync.Mutex
+	known map[string]Decision // by the receipt's bytes; of the last list
+}
+
+// Parse reads receipts, without those that are none.
+func (p *Decisions) Parse(list []json.RawMessage) []Decision {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	out, next := make([]Decision, 0, len(list)), make(map[string]Decision, len(list))
+	for _, raw := range list {
+		d, ok := p.known[string(raw)]
+		if !ok {
+			if d, ok = ParseDecision(raw); !ok {
+				continue
+			}
+		}
+		next[string(raw)] = d
+		out = append(out, d)
+	}
+	p.known = next
+	return out
 }
 
 // ParseDecision reads a receipt, whole or brief.

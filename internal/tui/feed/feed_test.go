@@ -439,3 +439,32 @@ func FuzzParseDecision(f *testing.F) {
 		}
 	})
 }
+
+// TestDecisionsParse: a list is read as its receipts are one by one, and of lists only
+// the last one is remembered.
+func TestDecisionsParse(t *testing.T) {
+	raw := func(id int, status int) json.RawMessage {
+		return fmt.Appendf(nil, `{"id":"%020x","request_id":"r%d","time":"2026-01-02T03:04:05Z","path":"local","outcome":{"status":%d}}`, id, id, status)
+	}
+	var known Decisions
+	for turn, list := range [][]json.RawMessage{{raw(1, 200), []byte("{"), raw(2, 0)}, {raw(3, 200), raw(2, 502), raw(1, 200)}, {raw(4, 200)}, nil} {
+		var want []Decision
+		for _, r := range list {
+			if d, ok := ParseDecision(r); ok {
+				want = append(want, d)
+			}
+		}
+		got := known.Parse(list)
+		if len(got) != len(want) || turn == 0 && len(got) != 2 {
+			t.Fatalf("turn %d: %d decisions, want %d", turn, len(got), len(want))
+		}
+		for i := range want {
+			if got[i].ID != want[i].ID || got[i].Status != want[i].Status || !got[i].At.Equal(want[i].At) {
+				t.Errorf("turn %d, row %d: %+v, want %+v", turn, i, got[i], want[i])
+			}
+		}
+		if len(known.known) != len(want) {
+			t.Errorf("turn %d: %d receipts are remembered, want %d", turn, len(known.known), len(want))
+		}
+	}
+}

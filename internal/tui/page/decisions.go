@@ -443,14 +443,22 @@ func cutLeft(s string, n int) string {
 // explainLines is the text of dynctl explain, with its tables made narrow
 // where the screen is, and predicted against real added.
 func explainLines(r *receipt.Receipt, p *widget.Painter) []string {
+	// Its own tables are not shown: they need no rows but those that reasons name.
+	few := *r
+	few.Decode.Candidates, few.Prefill.Candidates = named(&r.Decode), named(&r.Prefill)
 	var b strings.Builder
-	_ = r.Explain(&b) // a Builder takes everything
+	_ = few.Explain(&b) // a Builder takes everything
 	var out []string
-	var phases []*decision.Phase
-	for i := range r.Earlier {
-		phases = append(phases, &r.Earlier[i].Decode, &r.Earlier[i].Prefill)
+	type shown struct {
+		*decision.Phase
+		rows int // in the text
 	}
-	phases = append(phases, &r.Decode, &r.Prefill)
+	var phases []shown
+	for i := range r.Earlier {
+		e := &r.Earlier[i]
+		phases = append(phases, shown{&e.Decode, len(e.Decode.Candidates)}, shown{&e.Prefill, len(e.Prefill.Candidates)})
+	}
+	phases = append(phases, shown{&r.Decode, len(few.Decode.Candidates)}, shown{&r.Prefill, len(few.Prefill.Candidates)})
 	skip := 0
 	for l := range strings.Lines(b.String()) {
 		l = strings.TrimRight(l, "\n ")
@@ -459,12 +467,12 @@ func explainLines(r *receipt.Receipt, p *widget.Painter) []string {
 			continue
 		}
 		if strings.Contains(l, "RANK") && strings.Contains(l, "OVERLAP") && strings.Contains(l, "COST") {
-			for len(phases) > 0 && len(phases[0].Candidates) == 0 {
+			for len(phases) > 0 && phases[0].rows == 0 {
 				phases = phases[1:]
 			}
 			if len(phases) > 0 {
-				skip = len(phases[0].Candidates)
-				out = append(out, candidateTable(phases[0], p.W, &p.Th.Glyphs)...)
+				skip = phases[0].rows
+				out = append(out, candidateTable(phases[0].Phase, p.W, &p.Th.Glyphs)...)
 				phases = phases[1:]
 				continue
 			}
@@ -475,6 +483,20 @@ func explainLines(r *receipt.Receipt, p *widget.Painter) []string {
 		out = append(out, wrapHeaded(l, p.W-1)...)
 	}
 	return append(out, versus(r)...)
+}
+
+// named are the candidates that a phase's reason is made of, and one at least of any.
+func named(p *decision.Phase) []decision.Candidate {
+	var out []decision.Candidate
+	for i := range p.Candidates {
+		if c := &p.Candidates[i]; c.Rank == p.Chosen || c.Rank == p.RunnerUp {
+			out = append(out, *c)
+		}
+	}
+	if len(out) == 0 {
+		return p.Candidates[:min(1, len(p.Candidates))]
+	}
+	return out
 }
 
 // wrapHeaded wraps a line that may begin with a title of 13 columns, which is kept.
