@@ -143,7 +143,7 @@ func TestAnswers(t *testing.T) {
 		ask("recording", c.method, c.path, c.body, c.recording)
 	}
 	for path, want := range map[string]answer{
-		"/admin/v1/index/children?sort=size":       {400, "is not one of offset"},
+		"/admin/v1/index/children?sort=size":       {400, "is not one of blocks"},
 		"/admin/v1/index/children?rank=x":          {400, `no rank \"x\"`},
 		"/admin/v1/index/children?limit=5000":      {400, "not a number from 1 to 1000"},
 		"/admin/v1/index/children?node=moon":       {400, "not an id that this API gave"},
