@@ -2,6 +2,7 @@ package admission
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -190,7 +191,7 @@ func (l *Line) leave(w *Waiter, err error) error {
 	if w.err != nil {
 		return w.err
 	}
-	if err == ErrTimeout {
+	if errors.Is(err, ErrTimeout) {
 		l.rejected.Add(1)
 	}
 	return err
