@@ -53,6 +53,7 @@ var allowed = map[string][]string{
 	"internal/router/approx":      {"internal/router/kvindex", "internal/router/blockhash"},
 	"internal/router/attempt":     {"internal/router/decision", "internal/router/selector", "internal/workers", "internal/workers/health"},
 	"internal/router/blockhash":   {},
+	"internal/router/cause":       {},
 	"internal/router/certs":       {"internal/router/eventlog", "internal/watchfile"},
 	"internal/router/decision":    {},
 	"internal/router/decide":      {"internal/router/api", "internal/router/attempt", "internal/router/decision", "internal/router/disagg", "internal/router/ledger", "internal/router/selector", "internal/workers"},
@@ -71,7 +72,7 @@ var allowed = map[string][]string{
 	"internal/router/resume":      {"internal/router/api", "internal/router/rawjson"},
 	"internal/router/selector":    {"internal/router/decision"},
 	"internal/router/sse":         {"internal/router/rawjson"},
-	"internal/router/state":       {"internal/router/admin", "internal/router/admission", "internal/router/approx", "internal/router/kvfeed", "internal/router/kvindex", "internal/router/ledger", "internal/router/pace", "internal/router/traffic", "internal/workers"},
+	"internal/router/state":       {"internal/router/admin", "internal/router/admission", "internal/router/approx", "internal/router/cause", "internal/router/kvfeed", "internal/router/kvindex", "internal/router/ledger", "internal/router/pace", "internal/router/traffic", "internal/workers"},
 	"internal/router/telemetry":   {},
 	// The stand for tests, endurance runs and measurements.
 	"internal/router/routertest": {"internal/router", "internal/router/admin", "internal/settings", "internal/workers", "internal/workers/sim", "internal/workers/sim/port"},
@@ -80,7 +81,7 @@ var allowed = map[string][]string{
 	"internal/router/trace/...":  {"internal/router/trace", "internal/router/receipt"},
 	"internal/router/quicksock":  {},
 	"internal/router/traffic":    {"internal/router/admin"},
-	"internal/router/watch":      {"internal/router/eventlog", "internal/router/pace", "internal/workers"},
+	"internal/router/watch":      {"internal/router/cause", "internal/router/eventlog", "internal/router/pace", "internal/workers"},
 	"internal/router/upstream":   {"internal/router/api", "internal/router/quicksock"},
 	"internal/router/zmtp":       {},
 

@@ -73,6 +73,11 @@ func listWorkers(out io.Writer, format string, l *admin.WorkerList) error {
 				if why == "" && r.Feed.State != "none" && !r.Feed.Trusted {
 					why = r.Feed.Reason
 				}
+				for _, t := range w.Troubles {
+					if why == "" && (t.Rank == "" || t.Rank == r.Label) {
+						why = t.Text
+					}
+				}
 				if e := r.Engine; e != nil {
 					if e.Running != nil {
 						running = fmt.Sprint(*e.Running)

@@ -9,12 +9,15 @@ import (
 
 	"github.com/dynctl/dynctl/internal/router/admin"
 	"github.com/dynctl/dynctl/internal/router/api"
+	"github.com/dynctl/dynctl/internal/router/cause"
 	"github.com/dynctl/dynctl/internal/router/disagg"
+	"github.com/dynctl/dynctl/internal/router/kvfeed"
 	"github.com/dynctl/dynctl/internal/router/kvindex"
 	"github.com/dynctl/dynctl/internal/router/pace"
 	"github.com/dynctl/dynctl/internal/router/receipt"
 	"github.com/dynctl/dynctl/internal/router/selector"
 	"github.com/dynctl/dynctl/internal/router/state"
+	"github.com/dynctl/dynctl/internal/router/watch"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
@@ -34,6 +37,23 @@ func (r facts) BlockOf(w *workers.Worker) int { return r.settings.Load().blockOf
 func (r facts) Counts(k *workers.Rank) (requests, failures uint64) { return r.fleet.Counts(k) }
 
 func (r facts) Speed(k *workers.Rank) pace.Speed { return r.slow.Speed(k) }
+
+func (r facts) Wrong(worker string) []cause.Finding { return r.causes.Findings(worker) }
+
+// heard is what the watch on causes must know of the feeds, by slot.
+func (r *Router) heard() map[uint32]watch.Feed {
+	list := r.feeds.Status()
+	out := make(map[uint32]watch.Feed, len(list))
+	for i := range list {
+		s := &list[i]
+		f := watch.Feed{Live: s.State == kvfeed.Live, Heard: s.LastEvent, Plain: len(s.CacheGroups) == 0 && s.Parts <= 1, Removed: s.Removed}
+		if s.Since.After(f.Heard) {
+			f.Heard = s.Since
+		}
+		out[uint32(s.Rank)] = f
+	}
+	return out
+}
 
 func (r facts) Troubles() []string {
 	out := r.tokens.Troubles()

@@ -49,6 +49,7 @@ func (x *exchange) excuse() {
 	var names []string
 	for _, f := range blamed {
 		x.r.outliers.Excuse(f.Admission)
+		x.r.failures.Excuse(f.Name, string(f.Reason))
 		if !slices.Contains(names, f.Name) {
 			names = append(names, f.Name)
 		}

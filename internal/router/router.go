@@ -127,6 +127,7 @@ type Router struct {
 	traffic        traffic.Traffic
 	compute        *watch.Recompute
 	slow           *watch.Slow
+	causes         *watch.Causes
 	failures       watch.Failures
 	fleet          *follower.Follower
 	state          *state.State
@@ -195,6 +196,15 @@ func New(ctx context.Context, o Options) (*Router, error) {
 	r.slow = watch.NewSlow(watch.SlowOptions{
 		Fleet: r.registry.Snapshot, Factor: func() float64 { return r.settings.Load().Health.SlowFactor },
 		Waiting: func(k *workers.Rank) int { return r.ledger.Load(k).PrefillTokens }, Event: r.event,
+	})
+	r.causes = watch.NewCauses(watch.CausesOptions{
+		Fleet: r.registry.Snapshot, Failures: &r.failures, Feeds: r.heard, Event: r.event,
+		Requests: func(k *workers.Rank) uint64 { n, _ := r.fleet.Counts(k); return n },
+		Held: func(k *workers.Rank) int64 {
+			x, _ := r.index.RankStats(kvindex.Rank(k.Slot))
+			return x.Blocks
+		},
+		BlockOf: func(w *workers.Worker) int { return r.settings.Load().blockOf(w) },
 	})
 	if r.tracer, err = telemetry.NewTracer(ctx, o.Config.Trace.Endpoint, o.Config.Trace.Sample, o.Version); err != nil {
 		return nil, err
@@ -291,6 +301,7 @@ func (r *Router) Run(ctx context.Context) error {
 	g.Go(func() error { return r.tokens.Run(ctx) })
 	g.Go(func() error { return r.compute.Run(ctx) })
 	g.Go(func() error { return r.slow.Run(ctx) })
+	g.Go(func() error { return r.causes.Run(ctx) })
 	if r.opts.Recording != nil {
 		g.Go(func() error { return r.watchRecording(ctx) })
 	}

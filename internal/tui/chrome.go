@@ -259,7 +259,7 @@ func (a *app) helpLines() []string {
 	tail := []string{
 		"", "Only :drain and :resume change a router, and they ask first.",
 		"LIVE fresh figures, LAG late ones, STALE older than 10 s, DOWN no answer, PAUSED they stand still.",
-		"Marks: X broken, ! worth a look. ST: ok SLOW FULL QUEUE (load) CONN GAP RESYNC VERIFY REBLD COLD STALE LOST (events)",
+		"Marks: X broken, ! worth a look. ST: ok SLOW FAILS SMALL FULL QUEUE (load) MUTE CONN GAP RESYNC VERIFY REBLD COLD STALE LOST (events)",
 		"DOWN EJECT ASLEEP DRAIN NEW HELD (health) BLIND (no load figures).",
 	}
 	cols := 1

@@ -106,6 +106,7 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	}
 	e.reach(ctx, list.Workers)
 	e.contradictions(list.Workers)
+	e.troubles(list.Workers)
 	e.feeds(list.Workers)
 	model := o.Model
 	if model == "" && len(status.Models) > 0 {
@@ -391,6 +392,10 @@ func (e *exam) contradictions(ws []admin.Worker) {
 // vLLM's have none unless they are given one.
 const noReplay = `give vLLM a replay_endpoint in --kv-events-config, "replay_endpoint":"tcp://*:5657" say, or state it with replay=tcp://…`
 
+// catchesUp is for how long a feed may fetch what it missed, as after a router's
+// start, before that is a failure.
+const catchesUp = time.Minute
+
 // feeds looks at every rank's KV event feed.
 func (e *exam) feeds(ws []admin.Worker) {
 	followed, fine := 0, 0
@@ -416,6 +421,8 @@ func (e *exam) feeds(ws []admin.Worker) {
 			switch {
 			case f.State == "verifying":
 				e.add("events", r.Label, Warn, "nothing is known to be missing, and the index does not use its entries until that is proven: "+orNone(f.Reason), noReplay)
+			case (f.State == "replaying" || f.State == "gap") && time.Since(f.Since) < catchesUp:
+				e.add("events", r.Label, Skip, "it is still being brought up to date: "+orNone(f.Reason), "run doctor again in a moment")
 			case !f.Trusted:
 				e.add("events", r.Label, Fail, fmt.Sprintf("the index does not trust the feed: %s (%s)", f.State, orNone(f.Reason)), "")
 			case f.RankDisagree > 0:

@@ -3,6 +3,7 @@ package doctor
 import (
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/dynctl/dynctl/internal/router/admin"
 )
@@ -22,6 +23,8 @@ func TestFragileFeeds(t *testing.T) {
 		"fragile, and lost":   {admin.Feed{State: "live", Trusted: true, Dropped: 3, Replay: none, Reason: "rebuilding: the connection was lost"}, Warn, "dropped 3 times since the start (now: rebuilding: the connection was lost)"},
 		"dropped, brought up": {admin.Feed{State: "live", Trusted: true, Dropped: 3, Replay: replay}, OK, "1 feeds live"},
 		"of an old router":    {admin.Feed{State: "live", Trusted: true, Dropped: 3}, Warn, "replay endpoint is unknown"},
+		"still replaying":     {admin.Feed{State: "replaying", Since: time.Now(), Reason: "batches 3 to 9"}, Skip, "still being brought up to date: batches 3 to 9"},
+		"replays for ever":    {admin.Feed{State: "replaying", Since: time.Now().Add(-time.Hour)}, Fail, "does not trust"},
 		"not trusted":         {admin.Feed{State: "connecting"}, Fail, "does not trust"},
 	} {
 		e := &exam{r: &Report{}}

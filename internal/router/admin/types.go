@@ -300,7 +300,20 @@ type Worker struct {
 	Draining        bool              `json:"draining"`
 	Usable          bool              `json:"usable"`
 	Conflict        string            `json:"conflict,omitempty"`
-	Ranks           []Rank            `json:"ranks"`
+	// Troubles are what is wrong with it although it answers; that a rank is slow is
+	// told of the rank.
+	Troubles []Trouble `json:"troubles,omitempty"`
+	Ranks    []Rank    `json:"ranks"`
+}
+
+// Trouble is something wrong with a worker.
+type Trouble struct {
+	// Cause is "failing", "mute" or "small_cache".
+	Cause string `json:"cause"`
+	// Rank is the label of the rank that it is about; absent for the whole worker.
+	Rank  string    `json:"rank,omitempty"`
+	Text  string    `json:"text"`
+	Since time.Time `json:"since"`
 }
 
 // CacheGroup is one of several KV caches of a rank's layers.

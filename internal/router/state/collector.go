@@ -2,12 +2,14 @@ package state
 
 import (
 	"math"
+	"slices"
 	"strconv"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/dynctl/dynctl/internal/router/admin"
+	"github.com/dynctl/dynctl/internal/router/cause"
 	"github.com/dynctl/dynctl/internal/router/kvfeed"
 	"github.com/dynctl/dynctl/internal/router/kvindex"
 	"github.com/dynctl/dynctl/internal/workers"
@@ -126,6 +128,7 @@ var (
 	health       = desc("worker_health", "1 for the state that the worker is in.", "worker", "role", "state")
 	queue        = desc("queue_requests", "Requests that wait for a rank of the model, or with no model for a place in progress, by priority; none while nobody waits.", "model", "priority")
 	expires      = desc("certificate_expires_timestamp_seconds", "When the certificate in force ends, of the data plane, the admin API, or the one shown to engines.", "of")
+	trouble      = desc("worker_trouble", "Whether that is wrong with the worker although it answers: failing (a part of its requests), mute (computes, and tells no KV events), small_cache (against its peers).", "worker", "cause")
 	draining     = desc("worker_draining", "Whether the worker drains.", "worker")
 	tokenizer    = desc("worker_tokenizer_rests", "Whether the worker's /tokenize failed so often in a row that only trials ask it.", "worker")
 	feedState    = desc("feed_state", "1 for the state that the rank's KV event feed is in.", "worker", "dp_rank", "state")
@@ -202,6 +205,9 @@ func (s *State) Collect(ch chan<- prometheus.Metric) {
 			mark(health, h.String() == w.Health, w.Name, w.Role, h.String())
 		}
 		mark(draining, w.Draining, w.Name)
+		for _, c := range cause.Kinds() {
+			mark(trouble, slices.ContainsFunc(w.Troubles, func(t admin.Trouble) bool { return t.Cause == string(c) }), w.Name, string(c))
+		}
 		mark(tokenizer, s.TokenizerRests(w.Name), w.Name)
 		for i := range w.Ranks {
 			k, dp := &w.Ranks[i], strconv.Itoa(w.Ranks[i].DP)

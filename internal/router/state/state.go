@@ -13,6 +13,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/admin"
 	"github.com/dynctl/dynctl/internal/router/admission"
 	"github.com/dynctl/dynctl/internal/router/approx"
+	"github.com/dynctl/dynctl/internal/router/cause"
 	"github.com/dynctl/dynctl/internal/router/kvfeed"
 	"github.com/dynctl/dynctl/internal/router/kvindex"
 	"github.com/dynctl/dynctl/internal/router/ledger"
@@ -41,6 +42,8 @@ type Router interface {
 	Counts(*workers.Rank) (requests, failures uint64)
 	// Speed is how fast a rank answers.
 	Speed(*workers.Rank) pace.Speed
+	// Wrong is what is wrong with a worker although it answers.
+	Wrong(worker string) []cause.Finding
 	// Troubles are further reasons not to be ready.
 	Troubles() []string
 	// TokenizerRests tells whether a worker is not asked for tokens, because it
@@ -265,6 +268,9 @@ func (s *State) Workers(now time.Time) admin.WorkerList {
 			Models: append([]string{}, w.Models...), LoRAs: w.LoRAs, Labels: w.Labels, DP: len(w.Ranks), LB: string(w.LB), DPStart: w.DPStart, KVCopies: string(w.KVCopies), KVLastBlock: string(w.LastBlock), AttentionChunk: w.AttentionChunk, BlockSizeTokens: w.BlockSize, MaxModelLen: w.MaxModelLen,
 			KVBlocks: w.KVBlocks, Revision: w.Revision, Slice: w.Slice, From: from(w), Source: w.Source, Origin: w.Origin, Health: c.Health.String(), Reason: c.Reason, Since: c.Since,
 			Draining: w.State.Draining(), Usable: usable, Conflict: w.Conflict, Ranks: make([]admin.Rank, 0, len(w.Ranks)),
+		}
+		for _, f := range s.Wrong(w.Name) {
+			a.Troubles = append(a.Troubles, admin.Trouble{Cause: string(f.Kind), Rank: f.Rank, Text: f.Text, Since: f.Since})
 		}
 		for _, k := range w.Ranks {
 			l := s.Ledger.Load(k)

@@ -23,6 +23,8 @@ const maxFailures = 4096
 type Failures struct {
 	mu   sync.Mutex
 	told map[failure]*toldFailure
+	// broke counts each worker's failures by reason.
+	broke map[string]map[string]uint64
 }
 
 type failure struct{ worker, phase, reason string }
@@ -82,6 +84,7 @@ func (f *Failures) Blamed(text string, now time.Time) (e eventlog.Event, ok bool
 // ok is false when the like was told a moment ago. The reason is one of a
 // closed set.
 func (f *Failures) Failed(w *workers.Worker, phase, reason string, err error, now time.Time) (e eventlog.Event, ok bool) {
+	f.count(w.Name, reason)
 	return f.tell(failure{w.Name, phase, reason}, now, eventlog.Event{
 		Kind: "worker_failing", Worker: w.Name, Fields: map[string]any{"phase": phase, "reason": reason},
 		Text: fmt.Sprintf("%s failed the %s leg of a request: %v", w.Name, phase, err),
@@ -105,6 +108,24 @@ func (f *Failures) NotContinued(why, text string, now time.Time) (e eventlog.Eve
 	return f.tell(failure{reason: "not continued: " + why}, now, eventlog.Event{
 		Kind: "stream_not_continued", Text: "a stream broke off and was not continued elsewhere: " + text, Fields: map[string]any{"why": why},
 	})
+}
+
+// count counts a failure of a worker.
+func (f *Failures) count(worker, reason string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.broke == nil {
+		f.broke = map[string]map[string]uint64{}
+	}
+	r := f.broke[worker]
+	if r == nil {
+		if len(f.broke) >= maxFailures {
+			return
+		}
+		r = map[string]uint64{}
+		f.broke[worker] = r
+	}
+	r[reason]++
 }
 
 // tell is the event of a failure, unless one like it was told of late; it says of

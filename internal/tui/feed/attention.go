@@ -38,6 +38,9 @@ const (
 	CodeIndexFull    = "index_full"
 	CodeRecorder     = "recorder"
 	CodeSlow         = "rank_slow"
+	CodeFailing      = "failing"
+	CodeMute         = "mute"
+	CodeSmallCache   = "small_cache"
 	CodeRestarted    = "restarted"
 	CodeCold         = "index_cold"
 	CodeReason       = "router_reason"
@@ -53,6 +56,9 @@ const (
 	maxGroup       = 4 // ranks with the same trouble before one line tells all
 	maxAttention   = 100
 )
+
+// troubleWords are the words of ranks for what is wrong with their workers.
+var troubleWords = map[string]string{CodeFailing: "FAILS", CodeMute: "MUTE", CodeSmallCache: "SMALL"}
 
 // judgeRanks gives every rank its word and severity.
 func judgeRanks(ranks []Rank, workers []Worker, lost *coldWatch) {
@@ -97,6 +103,8 @@ func judgeRanks(ranks []Rank, workers []Worker, lost *coldWatch) {
 			k.Status, k.Severity = "QUEUE", Warn
 		case k.SlowAt != "":
 			k.Status, k.Severity = "SLOW", Warn
+		case w != nil && w.trouble(k.Label) != nil:
+			k.Status, k.Severity = troubleWords[w.trouble(k.Label).Cause], Warn
 		case k.LoadAge > blindAfter || !k.Running.Known() && !k.KVUsage.Known():
 			k.Status, k.Severity = "BLIND", Info
 		case lost.isCold(k.Label):
@@ -240,6 +248,10 @@ func attendWorkers(c *collector, r *Router) {
 		case !w.Usable:
 			c.add(Warn, CodeWorkerHeld, w.Name, "held back: %s", because)
 		}
+		for _, t := range w.Troubles {
+			c.add(Warn, t.Cause, cmp.Or(t.Rank, w.Name), "%s", t.Text)
+			c.lines[len(c.lines)-1].Rank = t.Rank
+		}
 		for j := n; j < len(c.lines); j++ {
 			c.lines[j].Worker = w.Name
 		}
@@ -250,6 +262,11 @@ func (b *Builder) attendRanks(c *collector, r *Router) {
 	medians := map[string]float64{}
 	for _, role := range []string{"prefill", "decode", "aggregated", "either"} {
 		medians[role] = median(r.Ranks, role)
+	}
+	failing := map[string]bool{} // of whom it is told already
+	for i := range r.WorkerList {
+		w := &r.WorkerList[i]
+		failing[w.Name] = slices.ContainsFunc(w.Troubles, func(t admin.Trouble) bool { return t.Cause == CodeFailing })
 	}
 	for i := range r.Ranks {
 		k := &r.Ranks[i]
@@ -320,7 +337,7 @@ func (b *Builder) attendRanks(c *collector, r *Router) {
 		if k.RequestDiff.Known() && k.RequestDiff.F() >= 8 && k.RequestDiff.F() >= float64(k.Active) && k.LoadAge < 5 {
 			c.rank(Info, CodeForeign, k, "runs %.0f requests more than this router sent: other routers or clients use it", k.RequestDiff.F())
 		}
-		if k.Failures.Known() && k.Failures >= 3 {
+		if k.Failures.Known() && k.Failures >= 3 && !failing[k.Worker] {
 			c.rank(Warn, CodeFailures, k, "%.0f legs failed here in the last minute", k.Failures.F())
 		}
 	}
@@ -417,7 +434,7 @@ func (b *Builder) stamp(lines []Attention, now time.Time) []Attention {
 
 // weight orders what is equally severe: first what is the cause of much else.
 func weight(code string) int {
-	for i, c := range [...]string{CodeRouterDown, CodeRouterStalls, CodeNoWorker, CodeWorkerDown, CodeRecompute, CodeSlow, CodeSaturated, CodeFeed, CodeGap, CodeHotPrefix, CodeFallback, CodeRetries, CodeFailures} {
+	for i, c := range [...]string{CodeRouterDown, CodeRouterStalls, CodeNoWorker, CodeWorkerDown, CodeRecompute, CodeFailing, CodeMute, CodeSlow, CodeSmallCache, CodeSaturated, CodeFeed, CodeGap, CodeHotPrefix, CodeFallback, CodeRetries, CodeFailures} {
 		if c == code {
 			return i
 		}

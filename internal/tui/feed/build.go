@@ -343,7 +343,7 @@ func (b *Builder) fillFleet(snap *admin.Snapshot) {
 		r.WorkerList = append(r.WorkerList, Worker{
 			Name: w.Name, URL: w.URL, Engine: w.Engine, Version: w.Version, Role: w.Role, Connector: w.Connector,
 			Models: orEmpty(w.Models), DP: w.DP, BlockSize: w.BlockSizeTokens, KVBlocks: w.KVBlocks, Source: w.Source, Health: w.Health, Reason: w.Reason,
-			Draining: w.Draining, Usable: w.Usable, Conflict: w.Conflict,
+			Draining: w.Draining, Usable: w.Usable, Conflict: w.Conflict, Troubles: w.Troubles,
 		})
 		for j := range w.Ranks {
 			k := rankView(w, &w.Ranks[j], now, was, old)

@@ -104,6 +104,16 @@ func TestAttention(t *testing.T) {
 		{"slow", func(a *admin.Snapshot) {
 			a.Workers[2].Ranks[0].ITL, a.Workers[2].Ranks[0].Slow = ptr(90), &admin.Slow{Figure: "ITL", Times: 9}
 		}, []string{"warn rank_slow d2/dp0"}, "ITL 9.0 times the median of its peers, and it was faster before (ITL 90 ms, TTFT - ms now)"},
+		{"fails", func(a *admin.Snapshot) {
+			a.Workers[2].Ranks[0].Failures = 4 // not told a second time
+			a.Workers[2].Troubles = []admin.Trouble{{Cause: "failing", Text: "fails 10% of its requests"}}
+		}, []string{"warn failing d2"}, "fails 10% of its requests"},
+		{"mute", func(a *admin.Snapshot) {
+			a.Workers[2].Troubles = []admin.Trouble{{Cause: "mute", Rank: "d2/dp0", Text: "tells no KV events"}}
+		}, []string{"warn mute d2/dp0"}, "tells no KV events"},
+		{"small", func(a *admin.Snapshot) {
+			a.Workers[2].Troubles = []admin.Trouble{{Cause: "small_cache", Text: "has a small KV cache"}}
+		}, []string{"warn small_cache d2"}, "has a small KV cache"},
 		{"queue", func(a *admin.Snapshot) {
 			*a.Workers[2].Ranks[0].Engine.Waiting, a.Workers[2].Ranks[0].ActiveRequests = 9, 11
 		}, []string{"warn rank_saturated d2/dp0"}, "9 requests wait in the engine: it gets more than it can run"},

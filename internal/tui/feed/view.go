@@ -287,6 +287,19 @@ type Worker struct {
 	Draining  bool     `json:"draining"`
 	Usable    bool     `json:"usable"`
 	Conflict  string   `json:"conflict,omitempty"`
+	// Troubles are what is wrong with it although it answers.
+	Troubles []admin.Trouble `json:"troubles,omitempty"`
+}
+
+// trouble is one that a rank of the worker has, or the worker with all of them; nil
+// for none.
+func (w *Worker) trouble(rank string) *admin.Trouble {
+	for i := range w.Troubles {
+		if t := &w.Troubles[i]; t.Rank == "" || t.Rank == rank {
+			return t
+		}
+	}
+	return nil
 }
 
 // Rank is one data-parallel rank: the router's view and the engine's own.

@@ -1,0 +1,456 @@
+// Package cause judges what is wrong with workers that are up and answer: that they
+// fail a part of their requests, that a rank computes and tells no KV events of it,
+// that a cache is smaller than those of its peers. Each has signs of its own, so that
+// a worker is named by what is really wrong with it.
+//
+// The Judge takes what is known by value, the time included, and has no clock of its
+// own.
+package cause
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Kind is what is wrong.
+type Kind string
+
+// The kinds, a closed set.
+const (
+	// Failing: the worker fails a part of its requests.
+	Failing Kind = "failing"
+	// Mute: a rank computes prompts, and its connected feed tells nothing of them.
+	Mute Kind = "mute"
+	// SmallCache: the worker's cache is smaller than those of its peers.
+	SmallCache Kind = "small_cache"
+)
+
+// Kinds are all kinds.
+func Kinds() []Kind { return []Kind{Failing, Mute, SmallCache} }
+
+// What the judgement rests on.
+const (
+	// minFailures and minShare are what a worker must fail at least, within one of
+	// the windows; failTimes how many times the share of its peers that must be.
+	minFailures = 3
+	minShare    = .02
+	failTimes   = 3
+	// minRequests is how many requests a share rests on, of peers and of the end.
+	minRequests = 20
+
+	// settle is how much later than its computation a prompt's batch may come.
+	settle = time.Second
+	// muteRequests, and muteBlocks beyond what requests leave over in blocks that are
+	// not full, must have been computed without a batch.
+	muteRequests = 3
+	muteBlocks   = 16
+	overBlocks   = 2 // of each request
+
+	// smallest is the part of its peers' cache below which a cache is small, alike
+	// how many times another one may be as large to count as one like it.
+	smallest = .75
+	alike    = 1.25
+	// crowd: of so many workers one may be small. More are another kind of hardware.
+	crowd = 8
+	// evictions is how many blocks a rank must have evicted to count as full.
+	evictions = 20
+	// persist is how long a cache must be small, or not, before that is said.
+	persist = 2 * time.Second
+)
+
+// windows are the times in which failures are counted, in seconds.
+var windows = [...]int{10, 30}
+
+// Worker is what is known of one worker.
+type Worker struct {
+	Name string
+	// Group names the workers that it can be compared with: same role, model and
+	// hardware.
+	Group string
+	// Usable says that requests are sent to it; while they are not, something else is
+	// wrong, and told.
+	Usable bool
+	// Requests were sent to it since it joined, Failed of them broke there, by reason.
+	Requests uint64
+	Failed   map[string]uint64
+	// Capacity is what a rank's cache holds in tokens as the engine tells it, 0 for
+	// unknown.
+	Capacity int64
+	Ranks    []Rank
+}
+
+// Rank is what is known of one rank.
+type Rank struct {
+	Label string
+	// Requests were sent to it since it joined.
+	Requests uint64
+	// Live says that its feed is connected and up to date, as far as can be known;
+	// Heard is when it last said something, or began.
+	Live  bool
+	Heard time.Time
+	// Block is the length of a block in tokens.
+	Block int
+	// Held are the blocks that the index knows of it, Removed those that it has told
+	// as removed. Plain is false where blocks are not all of what fills its cache.
+	Held    int64
+	Removed uint64
+	Plain   bool
+	// Looked and Found count prompt tokens looked up and found in its cache, as its
+	// engine tells; NaN when not told. They are of a process and not older than Asked.
+	Looked, Found, Process float64
+	Asked                  time.Time
+}
+
+// Finding is something wrong.
+type Finding struct {
+	Kind   Kind
+	Worker string
+	// Rank is the label of the one that it is about, "" for the whole worker.
+	Rank string
+	// Text says it in plain words, less the subject.
+	Text string
+	// Since is when it was first so.
+	Since time.Time
+}
+
+// Subject is the rank or the worker that it is about.
+func (f *Finding) Subject() string { return cmp.Or(f.Rank, f.Worker) }
+
+// Change is a finding that is new, or not so any more.
+type Change struct {
+	Finding
+	Ended bool
+}
+
+// Judge keeps what is known of every worker. It is not safe for concurrent use.
+type Judge struct {
+	workers map[string]*worker
+	step    int
+}
+
+// NewJudge is a judge that knows nothing.
+func NewJudge() *Judge { return &Judge{workers: map[string]*worker{}} }
+
+// worker is what is kept of one.
+type worker struct {
+	seen     int
+	seconds  [30]second // of the last steps, a second each
+	requests uint64
+	failed   map[string]uint64
+	ranks    map[string]*rank
+	failing  *Finding
+	small    *Finding
+	other    time.Time // since when the opposite of small holds
+}
+
+// second is what happened in a step.
+type second struct {
+	requests uint64
+	failed   map[string]uint64
+}
+
+// rank is what is kept of one.
+type rank struct {
+	seen int
+	mute *Finding
+	// What had been computed and sent when a batch must have told of all before.
+	heard    time.Time
+	base     bool
+	looked   float64
+	found    float64
+	process  float64
+	requests uint64
+	// The most that it held, and what it had removed when that began.
+	most    int64
+	removed uint64
+}
+
+// Step takes in what is known now, about a second after the last step, and tells
+// what changed.
+func (j *Judge) Step(now time.Time, in []Worker) (out []Change) {
+	j.step++
+	groups := map[string][]*Worker{}
+	for i := range in {
+		w := &in[i]
+		s := j.workers[w.Name]
+		if s == nil {
+			s = &worker{requests: w.Requests, failed: w.Failed, ranks: map[string]*rank{}}
+			j.workers[w.Name] = s
+		}
+		s.seen = j.step
+		s.count(w, j.step)
+		for k := range w.Ranks {
+			s.follow(&w.Ranks[k], j.step)
+		}
+		groups[w.Group] = append(groups[w.Group], w)
+	}
+	for name, s := range j.workers {
+		if s.seen != j.step {
+			delete(j.workers, name)
+			continue
+		}
+		for label, k := range s.ranks {
+			if k.seen != j.step {
+				delete(s.ranks, label)
+			}
+		}
+	}
+	for i := range in {
+		w := &in[i]
+		s, peers := j.workers[w.Name], groups[w.Group]
+		out = turn(out, &s.failing, j.failing(w, s, peers), now)
+		for k := range w.Ranks {
+			r := s.ranks[w.Ranks[k].Label]
+			out = turn(out, &r.mute, r.judge(w, &w.Ranks[k], now), now)
+		}
+		small := j.small(w, s, peers)
+		switch {
+		case (small != nil) == (s.small != nil):
+			s.other = time.Time{}
+		case s.other.IsZero():
+			s.other = now
+			continue
+		case now.Sub(s.other) < persist:
+			continue
+		}
+		out = turn(out, &s.small, small, now)
+	}
+	return out
+}
+
+// turn lays a new judgement over an old one and adds the change, if it is one.
+func turn(out []Change, was **Finding, is *Finding, now time.Time) []Change {
+	switch old := *was; {
+	case old == nil && is == nil:
+	case old == nil:
+		is.Since = now
+		*was, out = is, append(out, Change{Finding: *is})
+	case is == nil:
+		*was, out = nil, append(out, Change{Finding: *old, Ended: true})
+	default:
+		is.Since = old.Since
+		*was = is
+	}
+	return out
+}
+
+// Findings are what is wrong with a worker now.
+func (j *Judge) Findings(name string) (out []Finding) {
+	s := j.workers[name]
+	if s == nil {
+		return nil
+	}
+	add := func(f *Finding) {
+		if f != nil {
+			out = append(out, *f)
+		}
+	}
+	add(s.failing)
+	add(s.small)
+	for _, r := range s.ranks {
+		add(r.mute)
+	}
+	slices.SortFunc(out, func(a, b Finding) int { return strings.Compare(string(a.Kind)+a.Rank, string(b.Kind)+b.Rank) })
+	return out
+}
+
+// count keeps what was sent and failed in this step.
+func (s *worker) count(w *Worker, step int) {
+	now := second{failed: map[string]uint64{}}
+	if w.Requests > s.requests {
+		now.requests = w.Requests - s.requests
+	}
+	for reason, n := range w.Failed {
+		if n > s.failed[reason] {
+			now.failed[reason] = n - s.failed[reason]
+		}
+	}
+	s.requests, s.failed = w.Requests, w.Failed
+	s.seconds[step%len(s.seconds)] = now
+}
+
+// sum adds up the last steps.
+func (s *worker) sum(step, seconds int) (requests, failed uint64, reasons map[string]uint64) {
+	reasons = map[string]uint64{}
+	for i := range seconds {
+		if step-i < 0 {
+			break
+		}
+		v := &s.seconds[(step-i)%len(s.seconds)]
+		requests += v.requests
+		for reason, n := range v.failed {
+			failed += n
+			reasons[reason] += n
+		}
+	}
+	return requests, failed, reasons
+}
+
+// share is failures' part of requests; those of requests sent before count, too.
+func share(requests, failed uint64) float64 {
+	return float64(failed) / float64(max(requests, failed, 1))
+}
+
+// failing judges whether a worker fails a part of its requests, and its peers do not.
+func (j *Judge) failing(w *Worker, s *worker, peers []*Worker) *Finding {
+	if s.failing != nil {
+		requests, failed, _ := s.sum(j.step, windows[0])
+		_, ever, _ := s.sum(j.step, len(s.seconds))
+		if ever == 0 || requests >= minRequests && share(requests, failed) < minShare/2 {
+			s.seconds = [30]second{} // what is over is not named once more
+			return nil
+		}
+	} else if !w.Usable {
+		return nil
+	}
+	for _, seconds := range windows {
+		requests, failed, reasons := s.sum(j.step, seconds)
+		mine := share(requests, failed)
+		if s.failing == nil && (failed < minFailures || mine < minShare || mine < failTimes*j.peersFail(w, peers, seconds)) {
+			continue
+		}
+		return &Finding{Kind: Failing, Worker: w.Name, Text: fmt.Sprintf("fails %.0f%% of its requests: %d of %d in the last %d s (%s)", 100*mine, failed, max(requests, failed), seconds, told(reasons))}
+	}
+	return nil
+}
+
+// peersFail is the median share of failures of a worker's peers.
+func (j *Judge) peersFail(w *Worker, peers []*Worker, seconds int) float64 {
+	var shares []float64
+	for _, p := range peers {
+		if requests, failed, _ := j.workers[p.Name].sum(j.step, seconds); p != w && requests >= minRequests {
+			shares = append(shares, share(requests, failed))
+		}
+	}
+	if len(shares) == 0 {
+		return 0
+	}
+	return median(shares)
+}
+
+// told lists reasons, the most frequent first.
+func told(reasons map[string]uint64) string {
+	type one struct {
+		reason string
+		n      uint64
+	}
+	list := make([]one, 0, len(reasons))
+	for reason, n := range reasons {
+		list = append(list, one{reason, n})
+	}
+	slices.SortFunc(list, func(a, b one) int {
+		if a.n != b.n {
+			return int(int64(b.n) - int64(a.n))
+		}
+		return strings.Compare(a.reason, b.reason)
+	})
+	words := make([]string, 0, len(list))
+	for _, o := range list {
+		words = append(words, fmt.Sprintf("%s %d", o.reason, o.n))
+	}
+	return strings.Join(words, ", ")
+}
+
+// follow keeps what a rank has shown up to now.
+func (s *worker) follow(in *Rank, step int) {
+	r := s.ranks[in.Label]
+	if r == nil {
+		r = &rank{removed: in.Removed}
+		s.ranks[in.Label] = r
+	}
+	r.seen = step
+	if in.Removed < r.removed || in.Held < r.most/2 { // another cache
+		r.most, r.removed = in.Held, in.Removed
+	}
+	r.most = max(r.most, in.Held)
+}
+
+// judge says whether a rank has computed what it must have told of, and did not.
+func (r *rank) judge(w *Worker, in *Rank, now time.Time) *Finding {
+	known := in.Live && !math.IsNaN(in.Looked) && !math.IsNaN(in.Found) && in.Block > 0
+	same := known && r.base && in.Heard.Equal(r.heard) && in.Looked >= r.looked && in.Found >= r.found &&
+		(in.Process == r.process || math.IsNaN(in.Process) && math.IsNaN(r.process))
+	if !same {
+		// What the newest page counts as computed may be told in a batch that is on its way.
+		r.base = known && in.Asked.After(in.Heard.Add(settle))
+		r.heard, r.looked, r.found, r.process, r.requests = in.Heard, in.Looked, in.Found, in.Process, in.Requests
+		return nil
+	}
+	if !in.Asked.After(in.Heard.Add(2 * settle)) {
+		return nil
+	}
+	looked := in.Looked - r.looked
+	computed := looked - (in.Found - r.found)
+	requests := in.Requests - min(r.requests, in.Requests)
+	over := float64((overBlocks*int(min(requests, 1<<30)) + muteBlocks) * in.Block)
+	if r.mute == nil && (requests < muteRequests || computed < over || computed < looked/2) {
+		return nil
+	}
+	return &Finding{Kind: Mute, Worker: w.Name, Rank: in.Label, Text: fmt.Sprintf("tells no KV events: its engine has computed %.0f prompt tokens in the last %.0f s, and nothing came of them although the connection stands; what the index says of it is of before", computed, now.Sub(in.Heard).Seconds())}
+}
+
+// capacity is the size of a rank's cache in tokens: as told; else as its ranks show
+// it, exactly where one had to evict. It is 0 where nothing is known.
+func (s *worker) capacity(w *Worker) (tokens int64, exact bool) {
+	if w.Capacity > 0 {
+		return w.Capacity, true
+	}
+	for i := range w.Ranks {
+		in := &w.Ranks[i]
+		r := s.ranks[in.Label]
+		if !in.Plain || !in.Live {
+			return 0, false
+		}
+		if t := r.most * int64(in.Block); t > tokens {
+			tokens, exact = t, in.Removed-r.removed >= evictions
+		}
+	}
+	return tokens, exact
+}
+
+// small judges whether a worker's cache is smaller than those of its peers. Peers
+// that are as small are hardware of their own, unless there are many more others.
+func (j *Judge) small(w *Worker, s *worker, peers []*Worker) *Finding {
+	mine, exact := s.capacity(w)
+	if !exact || mine == 0 {
+		return nil
+	}
+	var others []float64
+	like := 1
+	for _, p := range peers {
+		if p == w {
+			continue
+		}
+		c, _ := j.workers[p.Name].capacity(p)
+		if c == 0 {
+			continue
+		}
+		if float64(c) <= alike*float64(mine) {
+			like++
+		}
+		others = append(others, float64(c))
+	}
+	if len(others) < 2 || like > max(1, (len(others)+1)/crowd) {
+		return nil
+	}
+	m := median(others)
+	if float64(mine) > smallest*m {
+		return nil
+	}
+	how := "as its metrics tell"
+	if w.Capacity == 0 {
+		how = "as its evictions show"
+	}
+	return &Finding{Kind: SmallCache, Worker: w.Name, Text: fmt.Sprintf("has a small KV cache: room for %d tokens (%s), %.0f%% of the median of its peers", mine, how, 100*float64(mine)/m)}
+}
+
+// median is that of a list, which it sorts.
+func median(list []float64) float64 {
+	slices.Sort(list)
+	n := len(list)
+	return (list[(n-1)/2] + list[n/2]) / 2
+}
