@@ -180,6 +180,12 @@ func (f *benchFlags) run(cmd *cobra.Command, output string) error {
 		}
 		return f.sweep(cmd, output)
 	}
+	// These say how a sweep is made, and do not ask for one by themselves.
+	for _, name := range [...]string{"path", "prefix-tokens", "trace-limit", "trace-scale"} {
+		if cmd.Flags().Changed(name) {
+			return withCode(exitUsage, fmt.Errorf("--%s is for sweeps, and this run compares paths: add --sweep, --trace, --thresholds, --turns or --prefix-groups, or leave it out", name))
+		}
+	}
 	return f.crossover(cmd, output)
 }
 

@@ -36,6 +36,8 @@ func TestCommandLineMistakes(t *testing.T) {
 		{"workers lst", exitUsage, `dynctl: unknown command "lst"; did you mean "dynctl workers list"?`},
 		{"config zzzzzz", exitUsage, `dynctl: unknown command "zzzzzz"; see dynctl config --help`},
 		{"help nosuchthing", exitUsage, `dynctl: unknown command "nosuchthing"; see dynctl --help`},
+		{"bench --path local --sim 1p1d", exitUsage, "dynctl: --path is for sweeps, and this run compares paths: add --sweep, --trace, --thresholds, --turns or --prefix-groups, or leave it out"},
+		{"bench --threshold --trace-scale 2 --sim 1p1d", exitUsage, "dynctl: --trace-scale is for sweeps, and"},
 		{"serve --listn x", exitUsage, `dynctl: unknown flag --listn (did you mean --listen?); see dynctl serve --help`},
 		{"serve extra", exitUsage, `dynctl: unknown command "extra" for "dynctl serve"; see dynctl serve --help`},
 		{"serve --sim 2x2d", exitUsage, "dynctl: 1 problem in the configuration:\n  flag --sim: sim: fleet \"2x2d\": want counts like 2p2d (p prefill, d decode, a aggregated)"},
