@@ -40,7 +40,7 @@ var allowed = map[string][]string{
 	"internal/workers/sim/...":   {"internal/workers", "internal/workers/samples", "internal/workers/sim/...", "internal/router/zmtp", "internal/router/kvevent", "internal/router/blockhash", "internal/router/api"},
 
 	// The table of settings; how they are read.
-	"internal/settings":      {"internal/router/decide", "internal/router/selector", "internal/workers"},
+	"internal/settings":      {"internal/router/cost", "internal/router/decide", "internal/router/selector", "internal/workers"},
 	"internal/settings/load": {"internal/settings", "internal/router/disagg", "internal/workers", "internal/workers/sim"},
 
 	"internal/router": {"internal/router/...", "internal/settings", "internal/workers", "internal/workers/discovery", "internal/workers/health", "internal/workers/kube"},
@@ -55,8 +55,9 @@ var allowed = map[string][]string{
 	"internal/router/blockhash":   {},
 	"internal/router/cause":       {},
 	"internal/router/certs":       {"internal/router/eventlog", "internal/watchfile"},
+	"internal/router/cost":        {},
 	"internal/router/decision":    {},
-	"internal/router/decide":      {"internal/router/api", "internal/router/attempt", "internal/router/decision", "internal/router/disagg", "internal/router/ledger", "internal/router/selector", "internal/workers"},
+	"internal/router/decide":      {"internal/router/api", "internal/router/attempt", "internal/router/cost", "internal/router/decision", "internal/router/disagg", "internal/router/ledger", "internal/router/selector", "internal/workers"},
 	"internal/router/disagg":      {"internal/router/api", "internal/workers"},
 	"internal/router/eventlog":    {},
 	"internal/router/follower":    {"internal/router/approx", "internal/router/eventlog", "internal/router/kvfeed", "internal/router/kvgroup", "internal/router/kvindex", "internal/router/ledger", "internal/workers"},
@@ -77,7 +78,7 @@ var allowed = map[string][]string{
 	// The stand for tests, endurance runs and measurements.
 	"internal/router/routertest": {"internal/router", "internal/router/admin", "internal/settings", "internal/workers", "internal/workers/sim", "internal/workers/sim/port"},
 	"internal/router/tokenize":   {"internal/router/rawjson", "internal/router/tokenize/..."},
-	"internal/router/trace":      {"internal/router/api", "internal/router/attempt", "internal/router/decide", "internal/router/decision", "internal/router/disagg", "internal/router/kvevent", "internal/router/kvgroup", "internal/router/receipt", "internal/router/selector", "internal/workers"},
+	"internal/router/trace":      {"internal/router/api", "internal/router/attempt", "internal/router/cost", "internal/router/decide", "internal/router/decision", "internal/router/disagg", "internal/router/kvevent", "internal/router/kvgroup", "internal/router/receipt", "internal/router/selector", "internal/workers"},
 	"internal/router/trace/...":  {"internal/router/trace", "internal/router/receipt"},
 	"internal/router/quicksock":  {},
 	"internal/router/traffic":    {"internal/router/admin"},

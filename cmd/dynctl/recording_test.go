@@ -19,6 +19,8 @@ import (
 	"github.com/tidwall/gjson"
 
 	"github.com/dynctl/dynctl/internal/bench/replay"
+	"github.com/dynctl/dynctl/internal/router/decide"
+	"github.com/dynctl/dynctl/internal/router/eventlog"
 	"github.com/dynctl/dynctl/internal/router/routertest"
 	"github.com/dynctl/dynctl/internal/router/trace"
 	"github.com/dynctl/dynctl/internal/settings"
@@ -192,7 +194,7 @@ func TestRecordingsOfEveryKind(t *testing.T) {
 		},
 		{
 			name: "SGLang pairs beside an aggregated one", fleet: "1p:profile=instant,engine=sglang,dp=2+1d:profile=instant,engine=sglang+1a:profile=instant,engine=sglang",
-			configure: func(c *settings.Config) { c.Routing.Threshold = 100 },
+			configure: func(c *settings.Config) { c.Routing.Threshold.Tokens = 100 },
 			do: func(t *testing.T, g *routertest.Rig) {
 				for i := range 12 {
 					asked(t, g, "/v1/completions", completion(i%4, 40+60*(i%5)))
@@ -211,6 +213,35 @@ func TestRecordingsOfEveryKind(t *testing.T) {
 				asked(t, g, "/v1/chat/completions", object{"max_tokens": 4, "messages": []object{{"role": "user", "content": words}}}, "X-Dynctl-Path", "local")
 			},
 			reasons: []string{"always_remote", "always_remote", "previous_response", "server_tools", "always_remote", "forced_local"},
+		},
+		{
+			name: "a threshold that is auto", fleet: "2p2d:profile=cpu",
+			configure: func(c *settings.Config) {
+				c.Routing.Threshold = decide.Threshold{Tokens: 100, Auto: true}
+			},
+			do: func(t *testing.T, g *routertest.Rig) {
+				for i := range 40 {
+					body := completion(i, 60+40*(i%5))
+					body["stream"] = true
+					_, id := asked(t, g, "/v1/completions", body)
+					r, err := g.Admin.Decision(t.Context(), id)
+					if err != nil {
+						t.Fatal(err)
+					}
+					reason, p := gjson.GetBytes(r, "reason").String(), gjson.GetBytes(r, "predicted")
+					byCosts := strings.HasSuffix(reason, "_costs_less")
+					if byCosts != (p.Get("cost_revision").Int() > 0) || byCosts != (p.Get("local_cost_ms").Float() > 0 && p.Get("remote_cost_ms").Float() > 0) {
+						t.Errorf("%s: the receipt has %s", reason, p)
+					}
+					if unknown := strings.Contains(gjson.GetBytes(r, "reason_text").String(), "too little is known"); unknown == byCosts || i < 10 && byCosts || i == 39 && !byCosts {
+						t.Errorf("request %d: %s", i, reason)
+					}
+				}
+				list, err := g.Admin.Events(t.Context(), 0, 100, 0)
+				if err != nil || !slices.ContainsFunc(list.Events, func(e eventlog.Event) bool { return e.Kind == "costs_known" }) {
+					t.Errorf("no event tells that the costs are known: %v", err)
+				}
+			},
 		},
 		{
 			name: "LoRA adapters", fleet: "2a:profile=instant,loras=navy|sky", configure: func(c *settings.Config) { c.Routing.DecodePolicy = "session" },
@@ -260,11 +291,11 @@ func TestRecordingsOfEveryKind(t *testing.T) {
 // TestEveryPartVerifies: each file of a recording has what its decisions refer to,
 // through a reload.
 func TestEveryPartVerifies(t *testing.T) {
-	paths := recorded(t, "1p2d:profile=instant", func(c *settings.Config) { c.Routing.Threshold = 100 }, 12<<10, func(g *routertest.Rig) {
+	paths := recorded(t, "1p2d:profile=instant", func(c *settings.Config) { c.Routing.Threshold.Tokens = 100 }, 12<<10, func(g *routertest.Rig) {
 		for i := range 30 {
 			if i == 15 {
 				if err := g.Router.Change(func(c settings.Config, origin map[string]string) (settings.Config, map[string]string, error) {
-					c.Routing.Threshold = 300
+					c.Routing.Threshold.Tokens = 300
 					return c, origin, nil
 				}); err != nil {
 					t.Fatal(err)

@@ -167,7 +167,7 @@ The parts of one recording are given in their order.`,
 	flags.StringVar(&f.listen, "admin-listen", "", "serve the recording as a router's admin API on this loopback `HOST:PORT`; pause, step and back by POST /admin/v1/replay")
 	f.compare.add(cmd)
 	outputFlag(cmd, &f.output, listFormats...)
-	cmd.AddCommand(newReplayConvertCmd(&f.trace), newReplayStatCmd(&f.trace))
+	cmd.AddCommand(newReplayConvertCmd(&f.trace), newReplayStatCmd(&f.trace), newReplayGenerateCmd())
 	return cmd
 }
 

@@ -26,7 +26,7 @@ import (
 // compareFlags describe simulated runs; every combination is a row.
 type compareFlags struct {
 	policies   []string
-	thresholds []int
+	thresholds []string
 	kvBlocks   []string
 	fleet      string
 	on         string
@@ -41,7 +41,7 @@ type compareFlags struct {
 func (c *compareFlags) add(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.StringSliceVar(&c.policies, "policy", nil, "simulate the requests under these policies: "+strings.Join(settingWords("routing.policy"), ","))
-	f.IntSliceVar(&c.thresholds, "routing-threshold", nil, "simulate with these thresholds, in `TOKENS`")
+	f.StringSliceVar(&c.thresholds, "routing-threshold", nil, "simulate with these thresholds, in `TOKENS`; auto takes the path that costs less, by what was learned in the run, and auto:TOKENS says what decides before enough is known")
 	f.StringSliceVar(&c.kvBlocks, "kv-blocks", nil, "simulate with caches of so many blocks a rank; \"unlimited\" evicts nothing")
 	f.StringVar(&c.fleet, "fleet", "16a", "simulated engines, as in serve --sim; blocks are of 64 tokens and a cache holds 16384 unless told")
 	f.StringVar(&c.on, "routing-threshold-on", "eff_isl", "what the threshold counts: eff_isl|isl")
@@ -98,7 +98,7 @@ func (c *compareFlags) rows(changes []replay.Change, from, to time.Duration, sta
 		policies = []string{string(selector.KV)}
 	}
 	if len(thresholds) == 0 {
-		thresholds = []int{0}
+		thresholds = []string{"0"}
 	}
 	if len(caches) == 0 {
 		caches = []string{""}
@@ -112,7 +112,11 @@ func (c *compareFlags) rows(changes []replay.Change, from, to time.Duration, sta
 		if err != nil {
 			return nil, withCode(exitUsage, err)
 		}
-		for _, t := range thresholds {
+		for _, text := range thresholds {
+			threshold, err := decide.ParseThreshold(text)
+			if err != nil {
+				return nil, withCode(exitUsage, fmt.Errorf("--routing-threshold %w", err))
+			}
 			for _, p := range policies {
 				policy, err := selector.ParsePolicy(p)
 				if err != nil {
@@ -121,7 +125,7 @@ func (c *compareFlags) rows(changes []replay.Change, from, to time.Duration, sta
 				s := simulate.Setup{
 					Fleet: f,
 					Settings: decide.Settings{
-						Decode: policy, Prefill: policy, Weights: selector.DefaultWeights(), Rule: decide.Rule{Threshold: t, On: decide.Measure(c.on), LoadCredit: decide.LoadCredit},
+						Decode: policy, Prefill: policy, Weights: selector.DefaultWeights(), Rule: decide.Rule{Threshold: threshold.Tokens, Auto: threshold.Auto, On: decide.Measure(c.on), LoadCredit: decide.LoadCredit},
 					},
 					Speedup: c.speedup, Seed: c.seed, Scrape: c.scrape, From: from, To: to, TTFT: c.ttft, ITL: c.itl, Limits: c.limits,
 				}
@@ -196,8 +200,8 @@ func (f *replayFlags) simulate(cmd *cobra.Command, files *traceFiles, changes []
 	if f.compare.jobs < 1 {
 		return withCode(exitUsage, errors.New("--jobs must be at least 1"))
 	}
-	for _, t := range f.compare.thresholds {
-		if t < 0 {
+	for _, r := range rows {
+		if t := r.setup.Rule.Threshold; t < 0 {
 			fmt.Fprintf(cmd.ErrOrStderr(), "caution: --routing-threshold %d is always remote, as 0 is; for never remote give one above every prompt\n", t)
 		}
 	}
@@ -219,7 +223,7 @@ func (f *replayFlags) simulate(cmd *cobra.Command, files *traceFiles, changes []
 			}
 			rows[i].result = res
 			if !f.trace.quiet {
-				fmt.Fprintf(cmd.ErrOrStderr(), "%s threshold %d: %s requests, %s of trace in %.1f s\n", res.Policy, res.Threshold, table.Count(res.Requests),
+				fmt.Fprintf(cmd.ErrOrStderr(), "%s threshold %s: %s requests, %s of trace in %.1f s\n", res.Policy, res.Rule(), table.Count(res.Requests),
 					time.Duration(res.VirtualS*float64(time.Second)).Round(time.Second), res.WallS)
 			}
 			return nil

@@ -94,7 +94,7 @@ func TestRecordAndVerify(t *testing.T) {
 	tap := newTap("serve")
 	g, err := routertest.Start(ctx, routertest.Options{
 		Fleet: "2p3d:dp=2,kv_blocks=200,speed=20", Observer: observer(tap), Admin: router.AdminOptions{Stream: tap},
-		Configure: func(c *settings.Config) { c.Routing.Threshold, c.Continue.Mode = 200, settings.ContinueExact },
+		Configure: func(c *settings.Config) { c.Routing.Threshold.Tokens, c.Continue.Mode = 200, settings.ContinueExact },
 	})
 	if err != nil {
 		t.Fatal(err)

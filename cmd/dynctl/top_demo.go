@@ -38,7 +38,7 @@ type demo struct {
 func startDemo(ctx context.Context) (*demo, error) {
 	rig, err := routertest.Start(ctx, routertest.Options{Fleet: demoFleet, Configure: func(c *settings.Config) {
 		c.Health.Interval, c.Health.Scrape = time.Second, 500*time.Millisecond
-		c.Routing.Threshold = 1024
+		c.Routing.Threshold.Tokens = 1024
 	}})
 	if err != nil {
 		return nil, err

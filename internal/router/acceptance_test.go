@@ -360,7 +360,7 @@ func TestAcceptanceThresholds(t *testing.T) {
 		{1000, 4000, "remote"}, {1000, 3999, "local"}, {1000, 4003, "remote"}, {-5, 20, "remote"},
 	} {
 		cfg := r.Config
-		cfg.Routing.Threshold = c.threshold
+		cfg.Routing.Threshold.Tokens = c.threshold
 		if err := r.Router.Reload(cfg, nil); err != nil {
 			t.Fatal(err)
 		}

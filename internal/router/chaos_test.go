@@ -69,7 +69,7 @@ func TestChaos(t *testing.T) {
 			t.Parallel()
 			t.Logf("seed %d", seed)
 			r := &chaosRig{rig: start(t, fleet, func(c *settings.Config) {
-				c.Routing.Threshold, c.Routing.AllowHeaders = 128, true
+				c.Routing.Threshold.Tokens, c.Routing.AllowHeaders = 128, true
 				c.Retry = settings.Retry{Attempts: 8, Budget: 1}
 				c.Timeouts.Prefill, c.Timeouts.Response, c.Timeouts.Idle = 5*time.Second, 5*time.Second, 5*time.Second
 				// The lease is shorter than an engine hangs.

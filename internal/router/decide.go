@@ -191,6 +191,9 @@ func (r *Router) choose(d *question) decide.Effects {
 		unit = defaultBlock
 	}
 	r.take(d)
+	if d.settings.routing.Rule.Auto {
+		d.run.Request.Costs = r.costs.model(d.model)
+	}
 	effects := d.run.Decide(&d.settings.routing.Settings, d.list, unit, d)
 	d.took.plan += time.Since(start)
 	return effects

@@ -12,6 +12,8 @@ import (
 
 	"github.com/dynctl/dynctl/internal/router/api"
 	"github.com/dynctl/dynctl/internal/router/blockhash"
+	"github.com/dynctl/dynctl/internal/router/cost"
+	"github.com/dynctl/dynctl/internal/router/decide"
 	"github.com/dynctl/dynctl/internal/router/disagg"
 	"github.com/dynctl/dynctl/internal/router/kvindex"
 	"github.com/dynctl/dynctl/internal/router/ledger"
@@ -35,10 +37,16 @@ func cpuTime(b *testing.B) time.Duration {
 func benchRouter(b *testing.B, kind string, ranks int) *Router {
 	b.Helper()
 	c := settings.Default()
+	switch kind {
+	case "threshold":
+		c.Routing.Threshold.Tokens = 2048
+	case "auto":
+		c.Routing.Threshold = decide.Threshold{Tokens: 2048, Auto: true}
+	}
 	for i := range ranks {
 		spec := fmt.Sprintf("http://127.0.0.1:%d,engine=vllm,model=bench,block_size=%d,events=tcp://127.0.0.1:%d", 20000+i, benchBlock, 30000+i)
 		switch {
-		case kind != "disaggregated":
+		case kind == "aggregated" || kind == "busy":
 			c.Worker = append(c.Worker, spec)
 		case i%2 == 0:
 			c.Prefill = append(c.Prefill, spec+",connector=nixl")
@@ -65,9 +73,9 @@ const benchBlock = 16 // tokens
 
 // BenchmarkDecision is hash, overlap, select and plan for a prompt of 8,192
 // tokens over ranks that hold different parts of it. Busy ones are aggregated, have
-// work in flight, and their engines have told a load.
+// work in flight, and their engines have told a load. With "auto" the costs of both paths are known and compared.
 func BenchmarkDecision(b *testing.B) {
-	for _, kind := range []string{"aggregated", "disaggregated", "busy"} {
+	for _, kind := range []string{"aggregated", "disaggregated", "threshold", "auto", "busy"} {
 		for _, ranks := range []int{64, 512, 2048} {
 			b.Run(fmt.Sprintf("%s/%d", kind, ranks), func(b *testing.B) { benchDecision(b, kind, ranks) })
 		}
@@ -104,6 +112,13 @@ func benchDecision(b *testing.B, kind string, ranks int) {
 			r.guesses.Sent(slot, k.Number, locals[:n], names[:n], r.started)
 		}
 	}
+	if kind == "auto" {
+		l, w := r.costs.learners.Of("bench"), cost.Work{Tokens: 4096, Context: 8192}
+		for range cost.EnoughComputed {
+			l.Took(cost.PrefillLeg, &w, 80*time.Millisecond, 0)
+			l.Took(cost.TransferLeg, &w, 8*time.Millisecond, 0)
+		}
+	}
 	var d question
 	var v api.View
 	one := func() {
@@ -121,6 +136,9 @@ func benchDecision(b *testing.B, kind string, ranks int) {
 	}
 	if d.run.Plan.Err != nil || d.run.Plan.CachedTokens == 0 || len(d.run.In.Decode.Candidates)+len(d.run.In.Prefill.Candidates) < ranks {
 		b.Fatalf("not the decision to measure: %+v", d.run.Plan)
+	}
+	if kind == "auto" && d.run.Plan.CostRevision == 0 {
+		b.Fatalf("costs did not decide: %+v", d.run.Plan)
 	}
 	b.ReportAllocs()
 	start := cpuTime(b)

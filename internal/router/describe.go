@@ -4,7 +4,9 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/http"
+	"slices"
 	"time"
 
 	"github.com/dynctl/dynctl/internal/router/admin"
@@ -28,7 +30,7 @@ func (r facts) Settings() state.Settings {
 	s := r.settings.Load()
 	return state.Settings{
 		Revision: s.revision, Policy: s.Routing.Policy, Prefill: string(s.routing.Prefill), Decode: string(s.routing.Decode),
-		Threshold: s.Routing.Threshold, ThresholdOn: s.Routing.ThresholdOn, PrefillFallback: s.Routing.PrefillFallback, Tokenizer: s.Tokens.Tokenizer,
+		Threshold: s.Routing.Threshold.Tokens, Auto: s.Routing.Threshold.Auto, ThresholdOn: s.Routing.ThresholdOn, PrefillFallback: s.Routing.PrefillFallback, Tokenizer: s.Tokens.Tokenizer,
 	}
 }
 
@@ -53,6 +55,23 @@ func (r *Router) heard() map[uint32]watch.Feed {
 		out[uint32(s.Rank)] = f
 	}
 	return out
+}
+
+func (r facts) Costs() []admin.ModelCosts {
+	if !r.settings.Load().Routing.Threshold.Auto {
+		return nil
+	}
+	known := r.costs.learners.Known()
+	var list []admin.ModelCosts
+	for _, name := range slices.Sorted(maps.Keys(known)) {
+		k := known[name]
+		c := admin.ModelCosts{Model: name, LocalOutcomes: k.Local, PrefillOutcomes: k.Prefill, TransferOutcomes: k.Transfer}
+		if k.Model != nil {
+			c.Revision = k.Model.Revision
+		}
+		list = append(list, c)
+	}
+	return list
 }
 
 func (r facts) Troubles() []string {

@@ -17,7 +17,7 @@ var quietLog = log.New(io.Discard, "", 0)
 func TestEnginesProveReuseTransferAndRestraint(t *testing.T) {
 	t.Parallel()
 	const threshold = 128
-	r := start(t, "2p2d:profile=instant", func(c *settings.Config) { c.Routing.Threshold = threshold })
+	r := start(t, "2p2d:profile=instant", func(c *settings.Config) { c.Routing.Threshold.Tokens = threshold })
 	oracle := start(t, "1a:profile=instant")
 
 	check := func(prompt []int, wantPath string) *answer {

@@ -57,8 +57,11 @@ type exchange struct {
 	closed    bool // the books are
 	// begun is set with the first byte from the decode leg that counts; it is
 	// read by the prefill leg that runs beside it.
-	begun  atomic.Bool
-	status int
+	begun atomic.Bool
+	// prefilled is when the prefill of the newest attempt has ended, in ns of the Unix
+	// epoch, 0 for not yet; with a threshold that is auto.
+	prefilled atomic.Int64
+	status    int
 	// writeBy is the deadline that boundAnswer has set; zero for none yet.
 	writeBy time.Time
 	path    string // "none" until a decision is made

@@ -271,7 +271,7 @@ func TestRoundRobinWithTwoAttempts(t *testing.T) {
 func TestRoundRobinOfSomeRequests(t *testing.T) {
 	t.Parallel()
 	r := start(t, "2p2d:profile=instant", func(c *settings.Config) {
-		c.Routing.Policy, c.Routing.Threshold, c.Routing.ThresholdOn = "round_robin", 50, "isl"
+		c.Routing.Policy, c.Routing.Threshold.Tokens, c.Routing.ThresholdOn = "round_robin", 50, "isl"
 	})
 	n := map[string]int{}
 	for i := range 16 {
@@ -491,7 +491,7 @@ func TestTroubleThatMoves(t *testing.T) {
 	} {
 		t.Run(c.fleet, func(t *testing.T) {
 			t.Parallel()
-			r, p := tappedRig(t, c.fleet, func(k *settings.Config) { k.Routing.Threshold = 1 })
+			r, p := tappedRig(t, c.fleet, func(k *settings.Config) { k.Routing.Threshold.Tokens = 1 })
 			var mu sync.Mutex
 			var asked []string
 			p.set(func(engine string, w http.ResponseWriter, q *http.Request, _ []byte) bool {
@@ -524,7 +524,7 @@ func TestConnectionClosedAsItIsUsed(t *testing.T) {
 	for _, c := range []struct{ fleet, path string }{{"1a:profile=instant", "local"}, {"1p1d:profile=instant", "remote"}, {"1p1d:profile=instant,engine=sglang", "remote"}} {
 		t.Run(c.fleet, func(t *testing.T) {
 			t.Parallel()
-			r, p := tappedRig(t, c.fleet, func(k *settings.Config) { k.Routing.Threshold = 1 })
+			r, p := tappedRig(t, c.fleet, func(k *settings.Config) { k.Routing.Threshold.Tokens = 1 })
 			var mu sync.Mutex
 			used, now, broken, always := map[string]int{}, 1, 0, false // connections, and the request that was their first
 			p.set(func(_ string, w http.ResponseWriter, q *http.Request, _ []byte) bool {
@@ -1501,7 +1501,7 @@ func TestAdminAuth(t *testing.T) {
 // workers and rank; a wrong choice is told.
 func TestSteeringHeaders(t *testing.T) {
 	t.Parallel()
-	r := start(t, "2p2d:profile=instant,dp=2", func(c *settings.Config) { c.Routing.AllowHeaders = true; c.Routing.Threshold = 100 })
+	r := start(t, "2p2d:profile=instant,dp=2", func(c *settings.Config) { c.Routing.AllowHeaders = true; c.Routing.Threshold.Tokens = 100 })
 	for i, c := range []struct{ path, decode, prefill, rank, wantPath string }{
 		{"remote", "decode-1", "prefill-1", "1", "remote"}, {"local", "decode-0", "", "0", "local"}, {"auto", "decode-0", "prefill-0", "1", "remote"},
 	} {

@@ -112,7 +112,7 @@ func TestInvariant02ClientCannotSteerTheTransfer(t *testing.T) {
 	for _, engine := range []string{"vllm", "sglang"} {
 		t.Run(engine, func(t *testing.T) {
 			t.Parallel()
-			r, p := tappedRig(t, "1p1d:profile=instant,engine="+engine, func(c *settings.Config) { c.Routing.Threshold = 64 })
+			r, p := tappedRig(t, "1p1d:profile=instant,engine="+engine, func(c *settings.Config) { c.Routing.Threshold.Tokens = 64 })
 			for _, n := range []int{16, 200} {
 				for _, path := range []string{"/v1/completions", "/v1/chat/completions"} {
 					p.reset()
@@ -159,7 +159,7 @@ func TestInvariant02ClientCannotSteerTheTransfer(t *testing.T) {
 // for what was spliced, and the client the engine's.
 func TestInvariant03BytesInBytesOut(t *testing.T) {
 	t.Parallel()
-	r, p := tappedRig(t, "1p1d:profile=instant", func(c *settings.Config) { c.Routing.Threshold = 64 })
+	r, p := tappedRig(t, "1p1d:profile=instant", func(c *settings.Config) { c.Routing.Threshold.Tokens = 64 })
 	odd := func(prompt string, stream bool) string {
 		return fmt.Sprintf("  {\t\"zeta\" : 12345678901234567890123456789.000e-3,\r\n \"model\":\"sim\", \"seed\": 9007199254740993, "+
 			"\"\\u0061bc\": \"\\ud83d\\ude00 \u00e9\", \"max_tokens\":4 , \"stream\":%v, \"nothing\":null,\"alpha\":[ 1 , {\"b\":-0.0} ], %s, \"ignore_eos\":true, \"last\":1e400}\n", stream, prompt)
@@ -473,7 +473,7 @@ func TestInvariant05ReservationsBalance(t *testing.T) {
 	for _, fleet := range []string{"2p2d:speed=3,osl=60", "2p2d:speed=3,osl=60,engine=sglang,bootstrap_wait=2s"} {
 		t.Run(fleet, func(t *testing.T) {
 			t.Parallel()
-			r := start(t, fleet, func(c *settings.Config) { c.Routing.Threshold = 100; c.Timeouts.Drain = time.Second })
+			r := start(t, fleet, func(c *settings.Config) { c.Routing.Threshold.Tokens = 100; c.Timeouts.Drain = time.Second })
 			var wg sync.WaitGroup
 			body := func(i int) []byte {
 				return encode(t, object{"model": "sim", "prompt": ids(40+i%5*60, i), "max_tokens": 40, "ignore_eos": true, "stream": i%2 == 0})
@@ -514,7 +514,7 @@ func TestInvariant05ReservationsBalance(t *testing.T) {
 			}
 			reload := r.Config
 			for i := range 6 {
-				reload.Routing.Threshold = 50 + 40*i
+				reload.Routing.Threshold.Tokens = 50 + 40*i
 				if err := r.Router.Reload(reload, nil); err != nil {
 					t.Error(err)
 				}
@@ -938,7 +938,7 @@ func TestInvariant09FirstByteEarlyAndLiveStreamsAreNotCut(t *testing.T) {
 // (TestSIGHUPReloads in cmd/dynctl).
 func TestInvariant10ConfigChangesAreAtomic(t *testing.T) {
 	t.Parallel()
-	r := start(t, "1p1d:profile=instant", func(c *settings.Config) { c.Routing.Threshold = 1000; c.Routing.ThresholdOn = "isl" })
+	r := start(t, "1p1d:profile=instant", func(c *settings.Config) { c.Routing.Threshold.Tokens = 1000; c.Routing.ThresholdOn = "isl" })
 	old := r.Config
 	for name, breakIt := range map[string]func(c *settings.Config){
 		"policy":   func(c *settings.Config) { c.Routing.Policy = "magic" },
@@ -950,12 +950,12 @@ func TestInvariant10ConfigChangesAreAtomic(t *testing.T) {
 		},
 		"two fault": func(c *settings.Config) {
 			c.Retry.Attempts = 0
-			c.Routing.Threshold = 5
+			c.Routing.Threshold.Tokens = 5
 			c.Aliases = []settings.Alias{{Name: "q", Model: "sim"}}
 		},
 	} {
 		c := old
-		c.Routing.Threshold = 7
+		c.Routing.Threshold.Tokens = 7
 		breakIt(&c)
 		if err := r.Router.Reload(c, nil); err == nil {
 			t.Errorf("%s: a bad configuration was taken", name)
@@ -996,7 +996,7 @@ func TestInvariant10ConfigChangesAreAtomic(t *testing.T) {
 	for i := range 40 {
 		c := old
 		if i%2 == 0 {
-			c.Routing.Threshold, c.Routing.ThresholdOn = 0, "eff_isl"
+			c.Routing.Threshold.Tokens, c.Routing.ThresholdOn = 0, "eff_isl"
 		}
 		if err := r.Router.Reload(c, nil); err != nil {
 			t.Error(err)
@@ -1046,7 +1046,7 @@ func TestInvariant11SameDecisionTwice(t *testing.T) {
 			t.Parallel()
 			run := func() (steps []step) {
 				r := start(t, "2p2d:profile=instant,kv_blocks=256", func(c *settings.Config) {
-					c.Routing.Policy, c.Routing.Seed, c.Routing.Threshold = policy, 4711, 100
+					c.Routing.Policy, c.Routing.Seed, c.Routing.Threshold.Tokens = policy, 4711, 100
 				})
 				for i := range 24 {
 					prompt := append(ids(96, i%4), ids(32+i%3*64, i)...)

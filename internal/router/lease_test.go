@@ -22,7 +22,7 @@ func TestHangBeyondTheLease(t *testing.T) {
 	// Only the engine that stands still may be late.
 	const lease = 3 * time.Second
 	r := start(t, "1p2d:profile=instant,kv_blocks=64,lease="+lease.String(), func(c *settings.Config) {
-		c.Routing.Threshold, c.Routing.AllowHeaders, c.Routing.Policy = 1, true, "round_robin"
+		c.Routing.Threshold.Tokens, c.Routing.AllowHeaders, c.Routing.Policy = 1, true, "round_robin"
 		c.Timeouts.KVLease, c.Health.Interval = lease, 100*time.Millisecond
 	})
 	if err := r.Sim.Named("decode-0").SetFaults(fault.Set{Hang: true}); err != nil {
@@ -82,7 +82,7 @@ func TestSlowWithinTheLease(t *testing.T) {
 	t.Parallel()
 	const lease = 3 * time.Second
 	r := start(t, "1p1d:profile=instant,kv_blocks=64", func(c *settings.Config) {
-		c.Routing.Threshold = 1
+		c.Routing.Threshold.Tokens = 1
 		c.Timeouts.KVLease, c.Health.Interval = lease, 50*time.Millisecond
 	})
 	if err := r.Sim.Named("decode-0").SetFaults(fault.Set{Delay: fault.Duration(lease + lease/2)}); err != nil {

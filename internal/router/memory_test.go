@@ -38,12 +38,13 @@ func TestReleasedExchangeIsEmpty(t *testing.T) {
 	x := r.acquire(nil, nil)
 	x.id, x.model, x.asked, x.decision, x.status, x.committed = "id", "model", "asked", "d", 200, true
 	x.begun.Store(true)
+	x.prefilled.Store(1)
 	x.d.acquireHashes()
 	s := x.scratch("prefill")
 	s.edits, s.body, s.set = append(s.edits, api.Set("a", nil)), append(s.body, []byte("b")), append(s.set, s.set...)
 	s.leg.Path = "/v1/models"
 	x.release()
-	if x.r != nil || x.id != "" || x.model != "" || x.asked != "" || x.decision != "" || x.status != 0 || x.committed || x.begun.Load() || x.path != "" || x.d.hashed != nil {
+	if x.r != nil || x.id != "" || x.model != "" || x.asked != "" || x.decision != "" || x.status != 0 || x.committed || x.begun.Load() || x.prefilled.Load() != 0 || x.path != "" || x.d.hashed != nil {
 		t.Errorf("%+v is left", x)
 	}
 	for i := range x.legs {

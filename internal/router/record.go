@@ -152,6 +152,9 @@ func (x *exchange) toCompute(phase selector.Phase) int {
 
 func (x *exchange) beginLeg(phase selector.Phase, p disagg.Peer, leg *upstream.Leg) *legRecord {
 	l := &legRecord{x: x, phase: phase, peer: p, start: time.Now(), at: -1, meter: x.r.slow.Meter(p.Rank), computes: x.toCompute(phase)}
+	if phase == selector.Prefill && x.d.settings.routing.Rule.Auto {
+		x.prefilled.Store(0)
+	}
 	// When an answer that is not streamed had its first token, nobody is told.
 	if l.computes >= 0 && (phase == selector.Prefill || x.view.Stream) {
 		l.waiting = true
@@ -194,6 +197,9 @@ func (l *legRecord) facts(f disagg.Checked) {
 func (l *legRecord) token(now time.Time) {
 	l.waited()
 	l.meter.First(now.Sub(l.start), l.computes)
+	if l.x.d.settings.routing.Rule.Auto {
+		l.x.legTook(l.phase, l.start, now)
+	}
 }
 
 // waited takes the prompt out of those that have no token yet.
@@ -328,6 +334,9 @@ func (r *Router) settle(x *exchange, c *receipt.Receipt) {
 	if g := &a.gaps; g.Count() > 0 {
 		gap := g.Mean()
 		t.ITL.Add(gap)
+		if x.d.settings.routing.Rule.Auto {
+			x.answered(a.completion, gap)
+		}
 		r.metrics.InterToken(x.model, gap)
 	}
 	if !a.stream {

@@ -128,6 +128,7 @@ type Router struct {
 	compute        *watch.Recompute
 	slow           *watch.Slow
 	causes         *watch.Causes
+	costs          costs
 	failures       watch.Failures
 	fleet          *follower.Follower
 	state          *state.State
@@ -193,6 +194,7 @@ func New(ctx context.Context, o Options) (*Router, error) {
 	r.compute = watch.NewRecompute(watch.RecomputeOptions{
 		Ranks: func() []*workers.Rank { return r.registry.Snapshot().Ranks }, Found: r.recomputed, Event: r.event,
 	})
+	r.costs = newCosts(o.Config.Routing.Aim())
 	r.slow = watch.NewSlow(watch.SlowOptions{
 		Fleet: r.registry.Snapshot, Factor: func() float64 { return r.settings.Load().Health.SlowFactor },
 		Waiting: func(k *workers.Rank) int { return r.ledger.Load(k).PrefillTokens }, Event: r.event,
@@ -417,6 +419,7 @@ func (r *Router) reload(c settings.Config, origin map[string]string) error {
 	r.bodies.SetLimit(c.Limits.BodyMemory)
 	r.settings.Store(s)
 	r.ranks.SetLimits(c.Limits.Queue, c.Limits.QueueTimeout)
+	r.costs.learners.Aim(c.Routing.Aim())
 	return nil
 }
 

@@ -12,6 +12,7 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/dynctl/dynctl/internal/router/cost"
 	"github.com/dynctl/dynctl/internal/router/decide"
 	"github.com/dynctl/dynctl/internal/router/selector"
 	"github.com/dynctl/dynctl/internal/workers"
@@ -145,9 +146,12 @@ type Routing struct {
 	Policy, PrefillPolicy, DecodePolicy string
 	// Threshold in tokens: remote prefill when the measure named by
 	// ThresholdOn ("eff_isl" or "isl") is at least this; 0 or less is always
-	// remote.
-	Threshold   int
+	// remote. With Auto the path is taken that costs less.
+	Threshold   decide.Threshold
 	ThresholdOn string
+	// Objective is what costs are for with a threshold that is auto ("ttft", "itl",
+	// "e2e", "goodput"), SLO the limits of a good request ("ttft=2s,itl=25ms").
+	Objective, SLO string
 	// PrefillFallback is what happens when remote prefill is wanted and
 	// cannot be had: "local" or "error".
 	PrefillFallback string
@@ -404,10 +408,17 @@ func (r *Routing) Policies() (prefill, decode selector.Policy) {
 // Plan is what a plan reads of the settings.
 func (r *Routing) Plan() decide.Rule {
 	return decide.Rule{
-		Threshold: r.Threshold, On: decide.Measure(r.ThresholdOn), Fallback: decide.Fallback(r.PrefillFallback),
+		Threshold: r.Threshold.Tokens, Auto: r.Threshold.Auto, On: decide.Measure(r.ThresholdOn), Fallback: decide.Fallback(r.PrefillFallback),
 		PrefillGate: r.PrefillGate, DecodeGate: r.DecodeGate, Connector: workers.Connector(r.Connector),
 		LoadCredit: decide.LoadCredit,
 	}
+}
+
+// Aim is what a threshold that is auto chooses paths for.
+func (r *Routing) Aim() cost.Objective {
+	o := cost.Objective{For: cost.Aim(r.Objective)}
+	o.TTFT, o.ITL, _ = cost.ParseSLO(r.SLO) // checked by its row
+	return o
 }
 
 // Decisions is what decisions read of the settings.
@@ -426,7 +437,7 @@ func (c *Config) Decisions() decide.Settings {
 
 // SetPlan is the other direction, for a plan's settings that were recorded.
 func (r *Routing) SetPlan(c decide.Rule) {
-	r.Threshold, r.ThresholdOn, r.PrefillFallback = c.Threshold, string(c.On), string(c.Fallback)
+	r.Threshold, r.ThresholdOn, r.PrefillFallback = decide.Threshold{Tokens: c.Threshold, Auto: c.Auto}, string(c.On), string(c.Fallback)
 	r.PrefillGate, r.DecodeGate, r.Connector = c.PrefillGate, c.DecodeGate, string(c.Connector)
 }
 

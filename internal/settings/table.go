@@ -4,6 +4,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/dynctl/dynctl/internal/router/cost"
 	"github.com/dynctl/dynctl/internal/router/decide"
 	"github.com/dynctl/dynctl/internal/router/selector"
 	"github.com/dynctl/dynctl/internal/workers"
@@ -109,9 +110,13 @@ var rows = []*Row{
 	{Key: "routing.decode_policy", Flag: "decode-policy", At: func(c *Config) any { return &c.Routing.DecodePolicy }, Values: policies, WhatIf: true,
 		Help: "policy for decode ranks, when it differs"},
 	{Key: "routing.threshold", Flag: "routing-threshold", At: func(c *Config) any { return &c.Routing.Threshold }, WhatIf: true,
-		Help: "remote prefill from this many `TOKENS` on; 0 is always remote"},
+		Help: "remote prefill from this many `TOKENS` on, 0 is always remote; auto takes the path that costs less, auto:TOKENS with a threshold for the time before enough is known (2048)"},
 	{Key: "routing.threshold_on", Flag: "routing-threshold-on", At: func(c *Config) any { return &c.Routing.ThresholdOn }, Default: string(decide.OnEffISL), Values: []string{string(decide.OnEffISL), string(decide.OnISL)}, WhatIf: true,
 		Help: "what the threshold counts: eff_isl (uncached tokens) or isl (the whole prompt)"},
+	{Key: "routing.objective", Flag: "objective", At: func(c *Config) any { return &c.Routing.Objective }, Default: string(cost.ForGoodput), Values: cost.Aims(),
+		Help: "what a threshold that is auto chooses paths for: " + strings.Join(cost.Aims(), "|")},
+	{Key: "routing.slo", Flag: "slo", At: func(c *Config) any { return &c.Routing.SLO }, Default: "ttft=2s,itl=25ms", Check: slo,
+		Help: "`LIMITS` that a good request keeps to its first token and between tokens, for the objective goodput"},
 	{Key: "routing.prefill_fallback", Flag: "prefill-fallback", At: func(c *Config) any { return &c.Routing.PrefillFallback }, Default: string(decide.FallbackLocal), Values: []string{string(decide.FallbackLocal), string(decide.FallbackError)}, WhatIf: true,
 		Help: "when no prefill worker can be had: local|error"},
 	{Key: "routing.missing_params", Flag: "missing-params", At: func(c *Config) any { return &c.Routing.MissingParams }, Default: "error", Values: []string{"error", "local"},

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/dynctl/dynctl/internal/router/cost"
+	"github.com/dynctl/dynctl/internal/router/decide"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
@@ -91,6 +93,8 @@ func (r *Row) Parse(text string) (any, error) {
 		value, err = time.ParseDuration(text)
 	case *bool:
 		value, err = strconv.ParseBool(text)
+	case *decide.Threshold:
+		return decide.ParseThreshold(text)
 	case *int:
 		value, err = strconv.Atoi(text)
 	case *int64:
@@ -127,6 +131,8 @@ func (r *Row) Wanted() string {
 		return "true or false"
 	case *int, *int64, *uint64:
 		return "a whole number"
+	case *decide.Threshold:
+		return "a whole number of tokens, or auto"
 	case *float64:
 		return "a number"
 	default:
@@ -224,6 +230,11 @@ func weight(v any) error {
 		return fmt.Errorf("%v is more than %g", v, maxWeight)
 	}
 	return nil
+}
+
+func slo(v any) error {
+	_, _, err := cost.ParseSLO(v.(string))
+	return err
 }
 
 func positive(v any) error {

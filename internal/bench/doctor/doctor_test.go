@@ -92,7 +92,7 @@ func TestHealthyFleet(t *testing.T) {
 // nor bad.
 func TestRouterThatMayNotBeSteered(t *testing.T) {
 	r := examine(t, routertest.Options{Fleet: "2p2d:profile=instant", Configure: func(c *settings.Config) {
-		c.Routing.AllowHeaders, c.Routing.Threshold = false, 0
+		c.Routing.AllowHeaders, c.Routing.Threshold.Tokens = false, 0
 	}}, false)
 	got := states(r, "transfer")
 	if r.Failed > 0 || r.Warned > 0 || len(got[doctor.Skip]) == 0 || !strings.Contains(strings.Join(got[doctor.Skip], " "), "steer") {

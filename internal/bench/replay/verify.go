@@ -427,7 +427,7 @@ func (v *Verifier) count(o *openDecision, plan *decide.Plan, raced, unknown bool
 	equal := d.Path == now.Path && d.DecodeRank == now.DecodeRank && d.PrefillRank == now.PrefillRank && (d.Error == "") == (now.Error == "")
 	same := equal
 	if len(why) == 0 && d.Rules == decide.Rules {
-		same = equal && d.Reason == now.Reason && v.sameCosts(d)
+		same = equal && d.Reason == now.Reason && d.Costs == now.Costs && v.sameCosts(d)
 	}
 	if unknown {
 		rep.Unknown++

@@ -69,8 +69,15 @@ func ParseChange(text string) (Change, error) {
 	}
 	word = strings.TrimSpace(word)
 	value, err := row.ParseChecked(word)
-	if n, whole := value.(int); err == nil && whole && n < 0 {
-		err = fmt.Errorf("%d is negative", n)
+	switch n := value.(type) {
+	case int:
+		if err == nil && n < 0 {
+			err = fmt.Errorf("%d is negative", n)
+		}
+	case decide.Threshold:
+		if err == nil && n.Tokens < 0 {
+			err = fmt.Errorf("%d is negative", n.Tokens)
+		}
 	}
 	if err != nil {
 		return Change{}, fmt.Errorf("what-if %s: %w", text, err)

@@ -392,9 +392,9 @@ func (c *chaos) reload(broken bool, rng *rand.Rand) {
 		}
 		return
 	}
-	cfg.Routing.Threshold = []int{0, 64, 512, 4096}[rng.IntN(4)]
+	cfg.Routing.Threshold.Tokens = []int{0, 64, 512, 4096}[rng.IntN(4)]
 	cfg.Routing.Policy = []string{"kv", "kv", "kv", "least_loaded", "round_robin", "power_of_two"}[rng.IntN(6)]
-	f := c.begin(doReload, "", fmt.Sprintf("policy %s, threshold %d", cfg.Routing.Policy, cfg.Routing.Threshold))
+	f := c.begin(doReload, "", fmt.Sprintf("policy %s, threshold %d", cfg.Routing.Policy, cfg.Routing.Threshold.Tokens))
 	defer c.end(f)
 	c.failed(f, c.s.rig.Router.Reload(cfg, nil))
 }

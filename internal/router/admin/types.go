@@ -19,6 +19,19 @@ import (
 // Schema names this version of the API.
 const Schema = "dynctl.admin/v1"
 
+// ModelCosts is what is known of the costs of both paths for one model.
+type ModelCosts struct {
+	Model string `json:"model"`
+	// Revision is that of the laws in force; 0 while too little is known, and the
+	// threshold decides.
+	Revision uint64 `json:"revision"`
+	// Of how many outcomes the laws are made, older ones counting less: prompts computed
+	// on decode and on prefill ranks, and KV that moved.
+	LocalOutcomes    float64 `json:"local_outcomes"`
+	PrefillOutcomes  float64 `json:"prefill_outcomes"`
+	TransferOutcomes float64 `json:"transfer_outcomes"`
+}
+
 // Status is the router at one glance (GET /admin/v1/status).
 type Status struct {
 	Schema  string    `json:"schema"`
@@ -43,9 +56,13 @@ type Status struct {
 	DecodePolicy    string `json:"decode_policy"`
 	ThresholdTokens int    `json:"threshold_tokens"`
 	ThresholdOn     string `json:"threshold_on"`
-	PrefillFallback string `json:"prefill_fallback"`
-	Tokenizer       string `json:"tokenizer"` // "local", "engine", "estimate", with its state in Reasons
-	BlockSizeTokens int    `json:"block_size_tokens"`
+	// ThresholdAuto says that costs choose the path and ThresholdTokens decides only
+	// while too little is known of them; Costs tells how much is.
+	ThresholdAuto   bool         `json:"threshold_auto,omitempty"`
+	Costs           []ModelCosts `json:"costs,omitempty"`
+	PrefillFallback string       `json:"prefill_fallback"`
+	Tokenizer       string       `json:"tokenizer"` // "local", "engine", "estimate", with its state in Reasons
+	BlockSizeTokens int          `json:"block_size_tokens"`
 
 	Workers WorkerCounts `json:"workers"`
 	Traffic Traffic      `json:"traffic"`

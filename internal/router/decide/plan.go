@@ -18,6 +18,7 @@ import (
 
 	"github.com/dynctl/dynctl/internal/router/api"
 	"github.com/dynctl/dynctl/internal/router/attempt"
+	"github.com/dynctl/dynctl/internal/router/cost"
 	"github.com/dynctl/dynctl/internal/router/decision"
 	"github.com/dynctl/dynctl/internal/router/disagg"
 	"github.com/dynctl/dynctl/internal/router/selector"
@@ -59,6 +60,9 @@ type Rule struct {
 	// Threshold in tokens: remote when the measure is at least this; 0 or
 	// less is always remote.
 	Threshold int
+	// Auto takes the path that costs less where both can be had and Input.Costs is
+	// known; else the threshold decides, which is more than 0 then.
+	Auto bool
 	// On is what the threshold is compared with; empty is OnEffISL.
 	On Measure
 	// Fallback applies when there is no prefill rank; empty is FallbackLocal.
@@ -92,6 +96,9 @@ type Input struct {
 	// GaveUp is the reason for which remote prefill was tried and given up in this
 	// request, whose path is forced since; empty otherwise.
 	GaveUp string
+	// Costs are the laws of the paths' costs, with Rule.Auto; nil while too little is
+	// known.
+	Costs *cost.Model
 
 	Decode       selector.Input
 	DecodePeers  []disagg.Peer
@@ -136,6 +143,12 @@ type Plan struct {
 	// whether remote was possible. The one that was not taken is the what-if.
 	Local, Remote Work
 	HasRemote     bool
+	// Asked is what the paths ask of their ranks, and Costs what that would cost by
+	// revision CostRevision of the laws; with Rule.Auto, where remote was possible. The
+	// revision is 0 where the costs were not asked for or not known.
+	Asked        cost.Request
+	Costs        cost.Costs
+	CostRevision uint64
 
 	// Why candidates of a phase are kept out of a ranking; see selector.Input.Veto.
 	decodeVeto, prefillVeto []string
@@ -313,6 +326,10 @@ func (p *Plan) serve(in *Input, d int) bool {
 	}
 	p.Path, p.Reason = w.path, w.reason
 	alone := !needsPrefill(in.DecodePeers[d].Worker)
+	p.Asked, p.Costs, p.CostRevision = cost.Request{}, cost.Costs{}, 0
+	if c.Auto && p.HasRemote {
+		p.weigh(in, d)
+	}
 	if p.Path == Remote && in.Force != disagg.ForceRemote && c.PrefillGate > 0 && p.HasRemote && p.Remote.Queued > c.PrefillGate {
 		p.Path, p.Reason = Local, decision.ReasonPrefillBusy
 	}
@@ -320,6 +337,40 @@ func (p *Plan) serve(in *Input, d int) bool {
 		p.Path, p.Reason = Remote, decision.ReasonDecodeOnly
 	}
 	return p.Path == Remote && p.HasRemote || p.Path == Local && alone
+}
+
+// weigh compares what the paths cost and takes the cheaper one, where the threshold
+// would decide, and a gate does not.
+func (p *Plan) weigh(in *Input, d int) {
+	decode, prefill := &in.Decode.Candidates[d], &in.Prefill.Candidates[p.PrefillIndex]
+	isl := in.Facts.ISL
+	on := cost.Work{Queued: decode.PrefillTokens, Running: decode.ActiveRequests}
+	p.Asked.Local, p.Asked.Transfer = on, on
+	p.Asked.Local.Tokens, p.Asked.Local.Context = p.EffISL, isl
+	p.Asked.Transfer.Tokens = p.EffISL
+	p.Asked.Prefill = cost.Work{Tokens: isl - p.PrefillCached, Context: isl, Queued: prefill.PrefillTokens, Running: prefill.ActiveRequests}
+	if in.Costs == nil || !p.byThreshold() {
+		return
+	}
+	p.Costs, p.CostRevision = in.Costs.Of(&p.Asked), in.Costs.Revision
+	if p.Costs.Remote < p.Costs.Local {
+		p.Path, p.Reason = Remote, decision.ReasonRemoteCheaper
+	} else {
+		p.Path, p.Reason = Local, decision.ReasonLocalCheaper
+	}
+	if gate := in.Rule.DecodeGate; p.Path == Local && gate > 0 && decode.HasLoad && decode.KVUsage > gate {
+		p.Path, p.Reason = Remote, decision.ReasonDecodeBusy
+	}
+}
+
+// byThreshold reports whether the threshold decided.
+func (p *Plan) byThreshold() bool {
+	switch p.Reason {
+	case decision.ReasonAbove, decision.ReasonISLAbove, decision.ReasonBelow, decision.ReasonISLBelow:
+		return true
+	default:
+		return false
+	}
 }
 
 // rankPrefill ranks the prefill ranks that can send to decode rank d.

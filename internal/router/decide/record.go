@@ -23,6 +23,7 @@ func (p *Plan) Fill(d *decision.Decision, in *Input, limit int) {
 	d.Predicted = decision.Prediction{
 		CachedTokens: p.CachedTokens, PrefillCachedTokens: p.PrefillCached,
 		Local: decision.Work(p.Local), Remote: decision.Work(p.Remote), HasRemote: p.HasRemote,
+		CostRevision: p.CostRevision, LocalMS: p.Costs.Local, RemoteMS: p.Costs.Remote,
 	}
 	if p.Path == Remote {
 		d.Connector, d.Predicted.RemoteTokens = string(p.Connector), p.Remote.Transfer

@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/dynctl/dynctl/internal/router/attempt"
+	"github.com/dynctl/dynctl/internal/router/cost"
 	"github.com/dynctl/dynctl/internal/router/decision"
 	"github.com/dynctl/dynctl/internal/router/disagg"
 	"github.com/dynctl/dynctl/internal/router/ledger"
@@ -40,6 +41,9 @@ func (s *Settings) Blind() bool {
 type Request struct {
 	Facts disagg.Facts
 	Force disagg.Force
+	// Costs are the laws of the paths' costs; nil while too little is known, and
+	// where the threshold is not auto.
+	Costs *cost.Model
 	// Session is selector.HashSession of the session's name; 0 for none.
 	Session uint64
 	Pin     Pin
@@ -134,7 +138,7 @@ func (r *Run) Begin(q Request) {
 func (r *Run) Decide(s *Settings, list []*workers.Worker, unit int, seen Seen) (e Effects) {
 	r.acquire()
 	in, q := &r.In, &r.Request
-	in.Rule, in.Facts, in.Force, in.GaveUp = s.Rule, q.Facts, q.Force, string(r.gaveUp)
+	in.Rule, in.Facts, in.Force, in.GaveUp, in.Costs = s.Rule, q.Facts, q.Force, string(r.gaveUp), q.Costs
 	r.settings, r.workers = s, list
 	r.Attempt++
 	for _, p := range [...]struct {

@@ -8,6 +8,14 @@ import (
 
 // Words tells the plan's reason in plain words, with its figures.
 func (p *Plan) Words(in *Input) string {
+	words := p.words(in)
+	if in.Rule.Auto && in.Costs == nil && p.byThreshold() {
+		words += ", since too little is known of the costs yet"
+	}
+	return words
+}
+
+func (p *Plan) words(in *Input) string {
 	switch p.Reason {
 	case decision.ReasonAbove:
 		return fmt.Sprintf("eff_isl %d >= %d", p.EffISL, p.Threshold)
@@ -17,6 +25,10 @@ func (p *Plan) Words(in *Input) string {
 		return fmt.Sprintf("isl %d >= %d", in.Facts.ISL, p.Threshold)
 	case decision.ReasonISLBelow:
 		return fmt.Sprintf("isl %d < %d", in.Facts.ISL, p.Threshold)
+	case decision.ReasonRemoteCheaper:
+		return fmt.Sprintf("remote costs %.1f ms, local %.1f ms", p.Costs.Remote, p.Costs.Local)
+	case decision.ReasonLocalCheaper:
+		return fmt.Sprintf("local costs %.1f ms, remote %.1f ms", p.Costs.Local, p.Costs.Remote)
 	case decision.ReasonDecodeOnly:
 		return "the decode worker cannot prefill by itself"
 	case decision.ReasonAlways:

@@ -11,6 +11,8 @@ const (
 	ReasonForcedRemote Reason = "forced_remote"
 	ReasonDecodeBusy   Reason = "decode_busy"
 	ReasonDecodeOnly   Reason = "decode_cannot_prefill"
+	// ReasonRemoteCheaper and ReasonLocalCheaper are those of a threshold that is auto.
+	ReasonRemoteCheaper Reason = "remote_costs_less"
 )
 
 // Those of a local path by choice:
@@ -20,6 +22,7 @@ const (
 	ReasonForcedLocal   Reason = "forced_local"
 	ReasonPrefillBusy   Reason = "prefill_busy"
 	ReasonLengthUnknown Reason = "length_unknown"
+	ReasonLocalCheaper  Reason = "local_costs_less"
 )
 
 // Those of a local path because the request cannot be split:
@@ -54,8 +57,8 @@ const ReasonEnded Reason = "prefill_ended"
 // Reasons lists the closed set.
 func Reasons() []Reason {
 	return []Reason{
-		ReasonAbove, ReasonISLAbove, ReasonAlways, ReasonForcedRemote, ReasonDecodeBusy, ReasonDecodeOnly,
-		ReasonBelow, ReasonISLBelow, ReasonForcedLocal, ReasonPrefillBusy, ReasonLengthUnknown,
+		ReasonAbove, ReasonISLAbove, ReasonAlways, ReasonForcedRemote, ReasonDecodeBusy, ReasonDecodeOnly, ReasonRemoteCheaper,
+		ReasonBelow, ReasonISLBelow, ReasonForcedLocal, ReasonPrefillBusy, ReasonLengthUnknown, ReasonLocalCheaper,
 		ReasonEndpoint, ReasonPrompts, ReasonAnswers, ReasonMultimodal, ReasonContinues, ReasonServerTools, ReasonPromptLogprobs, ReasonNoOutput, ReasonNoConnector, ReasonShort,
 		ReasonNoPrefill, ReasonPrefillAllBusy, ReasonPrefillExcluded, ReasonFallback, ReasonEnded,
 	}

@@ -221,6 +221,9 @@ func (r *Receipt) whatIf(b *strings.Builder) {
 		tell("remote", p.Remote, r.Prefill.Chosen)
 	}
 	fmt.Fprintf(b, "; taken: %d tokens behind %d\n", taken.Compute, taken.Queued)
+	if p.CostRevision > 0 {
+		fmt.Fprintf(b, "  costs      local %.1f ms, remote %.1f ms, by revision %d of what was learned\n", p.LocalMS, p.RemoteMS, p.CostRevision)
+	}
 }
 
 func (r *Receipt) legs(b *strings.Builder) {

@@ -12,13 +12,13 @@ import (
 	"github.com/dynctl/dynctl/internal/property"
 )
 
-// TestProductsAreRounded: a product of rank.go or exp.go is converted, divided or
+// TestProductsAreRounded: a product of rank.go, exp.go or of the costs of paths is converted, divided or
 // compared at once. Go may round x*y and the sum that it goes into at once, through
 // variables and members too; an assignment does not keep it from that, a
 // conversion does. What this finds shows on arm64 only.
 func TestProductsAreRounded(t *testing.T) {
 	products := 0
-	for _, name := range []string{"rank.go", "exp.go"} {
+	for _, name := range []string{"rank.go", "exp.go", "../cost/cost.go"} {
 		set := token.NewFileSet()
 		file, err := parser.ParseFile(set, name, nil, 0)
 		if err != nil {

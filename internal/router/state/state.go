@@ -28,6 +28,7 @@ type Settings struct {
 	// Policy is the one that was set, Prefill and Decode those in force.
 	Policy, Prefill, Decode      string
 	Threshold                    int // tokens
+	Auto                         bool
 	ThresholdOn, PrefillFallback string
 	Tokenizer                    string
 }
@@ -44,6 +45,9 @@ type Router interface {
 	Speed(*workers.Rank) pace.Speed
 	// Wrong is what is wrong with a worker although it answers.
 	Wrong(worker string) []cause.Finding
+	// Costs are what is known of those of both paths, by model; none where the threshold
+	// is not auto.
+	Costs() []admin.ModelCosts
 	// Troubles are further reasons not to be ready.
 	Troubles() []string
 	// TokenizerRests tells whether a worker is not asked for tokens, because it
@@ -96,7 +100,7 @@ func (s *State) Status(now time.Time) admin.Status {
 		Schema: admin.Schema, Version: s.Version, Now: now, Started: s.Started,
 		ConfigRevision: c.Revision, FleetRevision: snap.Revision, Models: slices.Clone(snap.Models()),
 		Policy: c.Policy, PrefillPolicy: c.Prefill, DecodePolicy: c.Decode,
-		ThresholdTokens: c.Threshold, ThresholdOn: c.ThresholdOn, PrefillFallback: c.PrefillFallback,
+		ThresholdTokens: c.Threshold, ThresholdOn: c.ThresholdOn, PrefillFallback: c.PrefillFallback, ThresholdAuto: c.Auto, Costs: s.Costs(),
 		Tokenizer: c.Tokenizer, Runtime: runtimeFigures(), Drain: s.Drain(), Recorder: s.Recorder(),
 		Kubernetes: s.Kubernetes(),
 	}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/dynctl/dynctl/internal/router/cost"
 	"github.com/dynctl/dynctl/internal/router/decide"
 	"github.com/dynctl/dynctl/internal/router/disagg"
 	"github.com/dynctl/dynctl/internal/workers"
@@ -18,12 +19,13 @@ const (
 )
 
 // Book numbers the descriptions of workers and holds the settings that decisions
-// refer to, so that each is told once. A full book forgets all and tells anew what
+// refer to, and the costs in force, so that each is told once. A full book forgets all and tells anew what
 // is referred to from then on. The zero value is not ready: make it with NewBook.
 type Book struct {
 	byWorker map[*workers.Worker]uint64
 	byText   map[string]uint64
 	settings map[uint64]string // by revision
+	costs    map[uint64]bool   // by revision
 	// The settings that were referred to last.
 	newest   *decide.Settings
 	revision uint64
@@ -43,7 +45,7 @@ type description struct {
 
 // NewBook makes an empty Book.
 func NewBook() *Book {
-	return &Book{byWorker: map[*workers.Worker]uint64{}, byText: map[string]uint64{}, settings: map[uint64]string{}, next: 1, limit: maxDescriptions}
+	return &Book{byWorker: map[*workers.Worker]uint64{}, byText: map[string]uint64{}, settings: map[uint64]string{}, costs: map[uint64]bool{}, next: 1, limit: maxDescriptions}
 }
 
 // Len is how many lines there are to be told.
@@ -69,6 +71,7 @@ func (b *Book) forget() {
 	clear(b.byWorker)
 	clear(b.byText)
 	clear(b.settings)
+	clear(b.costs)
 	b.newest, b.lines, b.bytes = nil, nil, 0
 	b.full++
 }
@@ -81,6 +84,9 @@ func (b *Book) Refer(d *Decision, refs []uint64) []uint64 {
 	}
 	if b.newest != d.Settings || b.revision != d.Revision {
 		b.set(d)
+	}
+	if m := d.Input.Costs; m != nil && !b.costs[m.Revision] {
+		b.price(m)
 	}
 	for _, peers := range [...][]disagg.Peer{d.Input.DecodePeers, d.Input.PrefillPeers} {
 		for i := range peers {
@@ -100,7 +106,7 @@ func (b *Book) set(d *Decision) {
 	s := d.Settings
 	r := &s.Rule
 	text, err := json.Marshal(settingsLine{
-		Revision: d.Revision, Decode: s.Decode, Prefill: s.Prefill, Threshold: r.Threshold, On: r.On, Fallback: r.Fallback,
+		Revision: d.Revision, Decode: s.Decode, Prefill: s.Prefill, Threshold: r.Threshold, Auto: r.Auto, On: r.On, Fallback: r.Fallback,
 		PrefillGate: r.PrefillGate, DecodeGate: r.DecodeGate, Connector: r.Connector, LoadCredit: r.LoadCredit, Weights: s.Weights, Busy: s.Busy,
 	})
 	if err != nil {
@@ -111,6 +117,16 @@ func (b *Book) set(d *Decision) {
 	if b.settings[d.Revision] != members {
 		b.settings[d.Revision] = members
 		b.add(KindSettings, members)
+	}
+}
+
+// price enters a revision of the costs. What its figures cannot be told of, the reader
+// says is not there.
+func (b *Book) price(m *cost.Model) {
+	b.costs[m.Revision] = true
+	text, err := json.Marshal(costsLine{Revision: m.Revision, Local: m.Local, Prefill: m.Prefill, Transfer: m.Transfer, Stall: m.Stall, Limit: m.Limit, Beyond: m.Beyond})
+	if err == nil {
+		b.add(KindCosts, string(text[1:len(text)-1]))
 	}
 }
 

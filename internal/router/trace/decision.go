@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/dynctl/dynctl/internal/router/api"
+	"github.com/dynctl/dynctl/internal/router/cost"
 	"github.com/dynctl/dynctl/internal/router/decide"
 	"github.com/dynctl/dynctl/internal/router/decision"
 	"github.com/dynctl/dynctl/internal/router/disagg"
@@ -41,6 +42,8 @@ type Decision struct {
 	Path, Reason, Error     string
 	EffISL, Cached          int
 	DecodeRank, PrefillRank string
+	// Costs are those of both paths, where they decided.
+	Costs cost.Costs
 
 	// Rules is the version of the rules that decided: decide.Rules of then.
 	Rules int
@@ -53,7 +56,7 @@ type Decision struct {
 // SetPlan says what was decided.
 func (d *Decision) SetPlan(in *decide.Input, p *decide.Plan) {
 	d.Path, d.Reason, d.EffISL, d.Cached = string(p.Path), string(p.Reason), p.EffISL, p.CachedTokens
-	d.Error, d.DecodeRank, d.PrefillRank = "", "", ""
+	d.Error, d.DecodeRank, d.PrefillRank, d.Costs = "", "", "", p.Costs
 	if p.Err != nil {
 		d.Error = p.Err.Error()
 	}
@@ -93,6 +96,7 @@ type decisionLine struct {
 	Model        string    `json:"model"`
 	Began        int64     `json:"began_us"`
 	Settings     uint64    `json:"settings"`
+	Costs        uint64    `json:"costs"`
 	BlockSize    int       `json:"block_size_tokens"`
 	HashedBlock  int       `json:"hashed_block_tokens"`
 	Locals       Hashes    `json:"locals"`
@@ -109,6 +113,8 @@ type decisionLine struct {
 	Error        string    `json:"error"`
 	EffISL       int       `json:"eff_isl_tokens"`
 	Cached       int       `json:"cached_tokens"`
+	Local        float64   `json:"local_cost_ms"`
+	Remote       float64   `json:"remote_cost_ms"`
 	Unverifiable string    `json:"unverifiable"`
 }
 
@@ -149,6 +155,7 @@ type settingsLine struct {
 	Decode      selector.Policy   `json:"decode_policy"`
 	Prefill     selector.Policy   `json:"prefill_policy"`
 	Threshold   int               `json:"threshold_tokens"`
+	Auto        bool              `json:"threshold_auto,omitempty"`
 	On          decide.Measure    `json:"threshold_on,omitempty"`
 	Fallback    decide.Fallback   `json:"prefill_fallback,omitempty"`
 	PrefillGate int               `json:"prefill_gate_tokens,omitempty"`
@@ -157,6 +164,17 @@ type settingsLine struct {
 	LoadCredit  float64           `json:"load_credit"`
 	Weights     selector.Weights  `json:"weights"`
 	Busy        selector.Busy     `json:"busy"`
+}
+
+// costsLine is a revision of cost.Model, by its members.
+type costsLine struct {
+	Revision uint64   `json:"revision"`
+	Local    cost.Law `json:"local"`
+	Prefill  cost.Law `json:"prefill"`
+	Transfer cost.Law `json:"transfer"`
+	Stall    float64  `json:"stall"`
+	Limit    float64  `json:"limit_ms"`
+	Beyond   float64  `json:"beyond"`
 }
 
 type workerLine struct {
@@ -193,6 +211,9 @@ func AppendDecision(dst []byte, atUS int64, d *Decision, refs []uint64) []byte {
 	o.str("model", d.Model)
 	o.some("began_us", int(d.BeganUS))
 	o.someUint("settings", d.Revision)
+	if in.Costs != nil {
+		o.uint("costs", in.Costs.Revision)
+	}
 	o.some("block_size_tokens", in.Decode.BlockSize)
 	if d.BlockSize != in.Decode.BlockSize {
 		o.int("hashed_block_tokens", d.BlockSize)
@@ -234,6 +255,10 @@ func AppendDecision(dst []byte, atUS int64, d *Decision, refs []uint64) []byte {
 	o.str("error", d.Error)
 	o.some("eff_isl_tokens", d.EffISL)
 	o.some("cached_tokens", d.Cached)
+	if d.Costs != (cost.Costs{}) {
+		o.num("local_cost_ms", d.Costs.Local)
+		o.num("remote_cost_ms", d.Costs.Remote)
+	}
 	o.str("unverifiable", d.Unverifiable)
 	return append(o.p, '}', '\n')
 }
@@ -319,6 +344,7 @@ type descriptions struct {
 type generation struct {
 	settings map[uint64]described[*decide.Settings]
 	workers  map[uint64]described[*workers.Worker]
+	costs    map[uint64]described[*cost.Model]
 	bytes    int
 }
 
@@ -327,14 +353,17 @@ func newDescriptions() descriptions {
 }
 
 func newGeneration() generation {
-	return generation{settings: map[uint64]described[*decide.Settings]{}, workers: map[uint64]described[*workers.Worker]{}}
+	return generation{settings: map[uint64]described[*decide.Settings]{}, workers: map[uint64]described[*workers.Worker]{}, costs: map[uint64]described[*cost.Model]{}}
 }
+
+// len is how many there are.
+func (g *generation) len() int { return len(g.settings) + len(g.workers) + len(g.costs) }
 
 // room makes room for one more description of n bytes.
 func (r *Reader) room(n int) {
 	k := &r.known
-	if g := &k.newest; len(g.settings)+len(g.workers) >= k.limit || g.bytes+n > k.bytes {
-		if len(k.before.settings)+len(k.before.workers) > 0 {
+	if g := &k.newest; g.len() >= k.limit || g.bytes+n > k.bytes {
+		if k.before.len() > 0 {
 			r.stats.Forgotten++
 		}
 		k.before, k.newest = k.newest, newGeneration()
@@ -372,7 +401,7 @@ func (r *Reader) parseSettings(p []byte) error {
 	e := described[*decide.Settings]{value: &decide.Settings{
 		Decode: l.Decode, Prefill: l.Prefill, Weights: l.Weights, Busy: l.Busy,
 		Rule: decide.Rule{
-			Threshold: l.Threshold, On: l.On, Fallback: l.Fallback, PrefillGate: l.PrefillGate, DecodeGate: l.DecodeGate,
+			Threshold: l.Threshold, Auto: l.Auto, On: l.On, Fallback: l.Fallback, PrefillGate: l.PrefillGate, DecodeGate: l.DecodeGate,
 			Connector: l.Connector, LoadCredit: l.LoadCredit,
 		},
 	}}
@@ -392,6 +421,28 @@ func (r *Reader) parseSettings(p []byte) error {
 	}
 	r.room(len(p))
 	r.known.newest.settings[l.Revision] = e
+	return nil
+}
+
+// parseCosts reads a costs line.
+func (r *Reader) parseCosts(p []byte) error {
+	var l struct {
+		Kind Kind  `json:"kind"`
+		Time int64 `json:"t_us"`
+		costsLine
+	}
+	unknown, err := strict(p, &l)
+	if err != nil {
+		return err
+	}
+	e := described[*cost.Model]{value: &cost.Model{
+		Revision: l.Revision, Local: l.Local, Prefill: l.Prefill, Transfer: l.Transfer, Stall: l.Stall, Limit: l.Limit, Beyond: l.Beyond,
+	}}
+	if unknown != "" {
+		e.lacks = "the costs have " + unknown + ", which this dynctl does not know"
+	}
+	r.room(len(p))
+	r.known.newest.costs[l.Revision] = e
 	return nil
 }
 
@@ -435,7 +486,7 @@ func (r *Reader) parseDecision(p []byte) (*Decision, error) {
 	d := &Decision{
 		ID: l.ID, RequestID: l.RequestID, Attempt: l.Attempt, Model: l.Model, BeganUS: l.Began,
 		BlockSize: l.BlockSize, Locals: l.Locals, Approximate: l.Approximate, Tokens: l.Tokens, Revision: l.Settings,
-		Path: l.Path, Reason: l.Reason, Error: l.Error, EffISL: l.EffISL, Cached: l.Cached,
+		Path: l.Path, Reason: l.Reason, Error: l.Error, EffISL: l.EffISL, Cached: l.Cached, Costs: cost.Costs{Local: l.Local, Remote: l.Remote},
 		DecodeRank: l.Decode.Chosen, PrefillRank: l.Prefill.Chosen, Rules: r.header.Rules, Unverifiable: l.Unverifiable,
 	}
 	if l.HashedBlock != 0 {
@@ -474,6 +525,16 @@ func (r *Reader) parseDecision(p []byte) (*Decision, error) {
 			Kind: kind, Splittable: f.Splittable, ISL: f.ISL, Source: f.Source, N: f.N, Prompts: f.Prompts, Multimodal: f.Multimodal,
 			Continues: f.Continues, ServerTools: f.ServerTools, PromptLogprobs: f.PromptLogprobs, MaxTokens: f.MaxTokens,
 		},
+	}
+	if l.Costs != 0 {
+		m, ok := find(r.known.newest.costs, r.known.before.costs, l.Costs)
+		switch {
+		case !ok:
+			d.lacks("costs revision %d is not in the recording", l.Costs)
+		case m.lacks != "":
+			d.lacks("%s", m.lacks)
+		}
+		in.Costs = m.value
 	}
 	d.Input = in
 	if err := r.phase(d, &l, &l.Decode, &in.Decode, &in.DecodePeers); err != nil {

@@ -288,6 +288,8 @@ func TestAdditive(t *testing.T) {
 		{"a weight", in(`"weights":{`, `"moon":1,`), `the settings have "moon"`},
 		{"a limit", in(`"busy":{`, `"moon":1,`), `the settings have "moon"`},
 		{"a member of a worker", in(`"worker":"p"`, `,"moon":1`), `worker p has "moon"`},
+		{"a member of the costs", in(`"kind":"costs","t_us":0`, `,"moon":1`), `the costs have "moon"`},
+		{"no costs", without("costs"), "costs revision 9 is not in the recording"},
 		{"no settings", without("settings"), "settings revision 3 is not in the recording"},
 		{"no workers", without("worker"), "description 1 of worker d is not in the recording"},
 		{"another policy", strings.Replace(good, `"decode_policy":"kv"`, `"decode_policy":"moon"`, 1), `policy "moon"`},

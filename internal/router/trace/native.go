@@ -171,13 +171,15 @@ func (r *Reader) parseOwn(p []byte, rec *Record) error {
 			return err
 		}
 		return rec.Request.check()
-	case KindSettings, KindWorker:
+	case KindSettings, KindWorker, KindCosts:
 		rec.Kind = "" // decisions have what they refer to
 		switch {
 		case r.header.Schema != Schema:
 			return nil
 		case head.Kind == KindSettings:
 			return r.parseSettings(p)
+		case head.Kind == KindCosts:
+			return r.parseCosts(p)
 		}
 		return r.parseWorker(p)
 	case KindDecision:

@@ -84,6 +84,7 @@ const (
 	KindRequest  Kind = "request"
 	KindSettings Kind = "settings"
 	KindWorker   Kind = "worker"
+	KindCosts    Kind = "costs"
 	KindDecision Kind = "decision"
 	KindOutcome  Kind = "outcome"
 	KindDropped  Kind = "dropped"

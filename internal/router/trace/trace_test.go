@@ -17,6 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/dynctl/dynctl/internal/router/api"
+	"github.com/dynctl/dynctl/internal/router/cost"
 	"github.com/dynctl/dynctl/internal/router/decide"
 	"github.com/dynctl/dynctl/internal/router/decision"
 	"github.com/dynctl/dynctl/internal/router/disagg"
@@ -85,11 +86,15 @@ func fullDecision() *Decision {
 	s := &decide.Settings{
 		Decode: selector.KV, Prefill: selector.LeastLoaded, Weights: selector.Weights{OverlapCredit: 1, CreditDecay: 2, PrefillLoadScale: 3, Queue: .25, DecodeLoad: 1. / 64, Spread: 1e-9, ActiveRequest: 7, Temperature: 8},
 		Busy: selector.Busy{DecodeBlocksShare: .9, PrefillTokens: 1, Waiting: 2, KVUsage: .5, Requests: 9},
-		Rule: decide.Rule{Threshold: 100, On: decide.OnISL, Fallback: decide.FallbackError, PrefillGate: 5, DecodeGate: .5, Connector: workers.ConnectorNIXL, LoadCredit: 1. / 32},
+		Rule: decide.Rule{Threshold: 100, Auto: true, On: decide.OnISL, Fallback: decide.FallbackError, PrefillGate: 5, DecodeGate: .5, Connector: workers.ConnectorNIXL, LoadCredit: 1. / 32},
 	}
 	d, p := worker("d", workers.Decode), worker("p", workers.Prefill)
 	in := &decide.Input{
 		Rule: s.Rule, Force: disagg.ForceLocal, GaveUp: "connect",
+		Costs: &cost.Model{
+			Revision: 9, Local: cost.Law{1, 2, 3, 4, 1. / 3}, Prefill: cost.Law{5, 6, 7, 8, 9}, Transfer: cost.Law{.1, .2, .3, .4, .5},
+			Stall: 1. / 7, Limit: 2000, Beyond: .05,
+		},
 		Facts: disagg.Facts{
 			Kind: api.Responses, Splittable: true, ISL: 100, Source: disagg.FromIDs, N: 2, Prompts: 3, Multimodal: true,
 			Continues: true, ServerTools: true, PromptLogprobs: true, MaxTokens: -1,
@@ -105,7 +110,7 @@ func fullDecision() *Decision {
 	return &Decision{
 		ID: "d1", RequestID: "q\"1", Attempt: 2, Model: "m", BeganUS: 12, BlockSize: 32, Locals: manyHashes(41), Approximate: true, Tokens: Tokens{1, 2, 3},
 		Revision: 3, Settings: s, Input: in, Rules: decide.Rules,
-		Path: "local", Reason: "prefill_failed", Error: "x", EffISL: 68, Cached: 32, DecodeRank: "d/dp1", PrefillRank: "p/dp0", Unverifiable: "why",
+		Path: "local", Reason: "prefill_failed", Error: "x", EffISL: 68, Cached: 32, DecodeRank: "d/dp1", PrefillRank: "p/dp0", Costs: cost.Costs{Local: 1. / 3, Remote: 2}, Unverifiable: "why",
 	}
 }
 
@@ -162,7 +167,7 @@ func TestRoundTrip(t *testing.T) {
 	if d := cmp.Diff(want, got, sameRecord); d != "" {
 		t.Errorf("records differ (-want +got):\n%s", d)
 	}
-	if s := r.Stats(); s.Bad != 0 || s.Cut || s.Unknown != 0 || s.Bytes != int64(len(raw)) || s.Lines != int64(len(want))+4 { // header, settings, two workers
+	if s := r.Stats(); s.Bad != 0 || s.Cut || s.Unknown != 0 || s.Bytes != int64(len(raw)) || s.Lines != int64(len(want))+5 { // header, settings, costs, two workers
 		t.Errorf("stats %+v of %d bytes", s, len(raw))
 	}
 	// Every line stays the same when its members are reordered: the fast way

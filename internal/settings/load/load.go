@@ -109,7 +109,7 @@ func Load(path string, flags *pflag.FlagSet, other []string) (*Loaded, error) {
 		bad(p.Key, p)
 	}
 	checkTexts(&l.Config, bad)
-	if t := l.Config.Routing.Threshold; t < 0 {
+	if t := l.Config.Routing.Threshold.Tokens; t < 0 {
 		l.Warnings = append(l.Warnings, fmt.Sprintf("routing.threshold %d (%s) is always remote, as 0 is; for never remote give one above every prompt", t, l.Origin["routing.threshold"]))
 	}
 	if len(problems) > 0 {

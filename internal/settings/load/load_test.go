@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/pflag"
 
+	"github.com/dynctl/dynctl/internal/router/decide"
 	"github.com/dynctl/dynctl/internal/settings"
 )
 
@@ -123,6 +124,8 @@ func TestEnvironmentSetsEverySetting(t *testing.T) {
 			return fmt.Sprint(!v)
 		case time.Duration:
 			return (v + time.Second).String()
+		case decide.Threshold:
+			return "auto:17"
 		case int:
 			return fmt.Sprint(v + 17)
 		case int64:
@@ -139,7 +142,7 @@ func TestEnvironmentSetsEverySetting(t *testing.T) {
 		"kubernetes.scheme": "https",
 		"listen":            "127.0.0.1:1", "admin_listen": "127.0.0.1:2", "worker": "http://a:1 http://b:1", "prefill": "http://c:1 http://d:1",
 		"decode": "http://e:1,dp=2 http://f:1", "sim": "1p1d", "routing.policy": "random", "routing.prefill_policy": "random",
-		"routing.decode_policy": "random", "routing.threshold_on": "isl", "routing.prefill_fallback": "error", "routing.missing_params": "local", "routing.transfer_check": "report",
+		"routing.decode_policy": "random", "routing.threshold_on": "isl", "routing.objective": "e2e", "routing.slo": "ttft=1s,itl=9ms", "routing.prefill_fallback": "error", "routing.missing_params": "local", "routing.transfer_check": "report",
 		"routing.connector": "nixl", "routing.decoder_registry": `{}`, "retry.attempts": "5",
 		"tokens.tokenizer": "engine", "log.level": "warn", "log.format": "json", "continue.mode": "exact",
 		"trusted_proxies": "10.0.0.0/8 192.0.2.1",

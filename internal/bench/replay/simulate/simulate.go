@@ -21,6 +21,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/admission"
 	"github.com/dynctl/dynctl/internal/router/api"
 	"github.com/dynctl/dynctl/internal/router/blockhash"
+	"github.com/dynctl/dynctl/internal/router/cost"
 	"github.com/dynctl/dynctl/internal/router/decide"
 	"github.com/dynctl/dynctl/internal/router/disagg"
 	"github.com/dynctl/dynctl/internal/router/kvevent"
@@ -72,6 +73,9 @@ type Quantiles struct {
 type Result struct {
 	Policy    string `json:"policy"`
 	Threshold int    `json:"threshold_tokens"`
+	// Auto says that the cheaper path was taken, and by Threshold before enough was
+	// known.
+	Auto bool `json:"threshold_auto,omitempty"`
 	// KVBlocks is one rank's cache in blocks, 0 without limit.
 	KVBlocks int    `json:"kv_blocks"`
 	Label    string `json:"label,omitempty"`
@@ -116,6 +120,9 @@ type Result struct {
 	VirtualS    float64 `json:"virtual_s"`
 	WallS       float64 `json:"wall_s"`
 }
+
+// Rule is the threshold as it is asked for.
+func (r *Result) Rule() string { return decide.Threshold{Tokens: r.Threshold, Auto: r.Auto}.String() }
 
 // maxFailures ends a run in which nothing works.
 const maxFailures = 1 << 20
@@ -181,6 +188,7 @@ type run struct {
 	locals []uint64
 	query  kvindex.Query
 	decide decide.Run
+	costs  *cost.Learner
 
 	res             Result
 	prompt, hits    uint64
@@ -215,7 +223,8 @@ func newRun(s Setup) (*run, error) {
 	}
 	r := &run{
 		s: s, world: virtual.NewWorld(), index: kvindex.New(kvindex.Options{}), book: ledger.New(),
-		rng: rand.NewPCG(s.Seed, 0x9e3779b97f4a7c15), block: s.Fleet.Groups[0].BlockSize,
+		costs: cost.NewLearner(cost.Objective{For: cost.ForGoodput, TTFT: s.TTFT, ITL: s.ITL}),
+		rng:   rand.NewPCG(s.Seed, 0x9e3779b97f4a7c15), block: s.Fleet.Groups[0].BlockSize,
 		// 1 µs to 3 h.
 		ttft: hdrhistogram.New(1, 1e10, 3), itl: hdrhistogram.New(1, 1e10, 3), e2e: hdrhistogram.New(1, 1e10, 3),
 	}
@@ -347,6 +356,11 @@ type flight struct {
 	counted bool
 	chances [2]decide.Chance
 	waiter  *admission.Waiter // while it waits
+	// asked is what the paths asked of their ranks, and sent when the newest leg was sent;
+	// local says that it computes the prompt on the decode rank.
+	asked cost.Request
+	sent  time.Duration
+	local bool
 }
 
 // route decides on a request and sends it off.
@@ -371,7 +385,7 @@ func (f *flight) choose() decide.Effects {
 	r.locals = blockhash.Locals(r.locals[:0], f.tokens, r.block, blockhash.Key{})
 	r.index.Overlap(r.locals, &r.query)
 	r.decide.Begin(decide.Request{
-		Session: q.SessionKey, Chances: f.chances,
+		Session: q.SessionKey, Chances: f.chances, Costs: r.costs.Model(),
 		Facts: disagg.Facts{Kind: api.Completion, Splittable: true, ISL: q.ISL, Source: disagg.FromIDs, N: 1, Prompts: 1, MaxTokens: int64(max(q.OSL, 1)), MinTokens: -1},
 	})
 	return r.decide.Decide(&r.s.Settings, r.list, r.block, r)
@@ -388,6 +402,7 @@ func (f *flight) settled(e decide.Effects) {
 		f.fail()
 		return
 	}
+	f.asked = p.Asked
 	r.judge()
 	f.decode = r.ranks[d.In.DecodePeers[p.DecodeIndex].Rank.Slot]
 	if p.Reason.Degraded() && r.split {
@@ -433,6 +448,7 @@ func (r *run) judge() {
 func (f *flight) prefill(k *simRank, claim ledger.Claim) {
 	r := f.r
 	held := r.book.Reserve(k.rank, claim)
+	f.sent = r.world.Now()
 	err := k.eng.Submit(engine.Request{ID: f.id, Tokens: f.tokens, MaxTokens: 1, Pin: true, IgnoreEOS: true, Sink: func(o engine.Output) {
 		if o.Finish == engine.Running {
 			return
@@ -444,6 +460,7 @@ func (f *flight) prefill(k *simRank, claim ledger.Claim) {
 				return
 			}
 			f.count(k, o.Cached)
+			r.took(cost.PrefillLeg, &f.asked.Prefill, r.world.Now()-f.sent)
 			f.answer(k.eng.Pull(f.id, o.Pinned))
 		})
 	}})
@@ -466,6 +483,7 @@ func (f *flight) count(k *simRank, cached int) {
 
 // answer sends the prompt to the decode rank.
 func (f *flight) answer(pull *engine.Pull) {
+	f.sent, f.local = f.r.world.Now(), pull == nil
 	err := f.decode.eng.Submit(engine.Request{ID: f.id, Tokens: f.tokens, MaxTokens: max(f.q.OSL, 1), IgnoreEOS: true, Pull: pull, Sink: f.token})
 	if err != nil {
 		f.fail()
@@ -482,6 +500,11 @@ func (f *flight) token(o engine.Output) {
 			f.held.FirstToken()
 			f.count(f.decode, o.Cached)
 			record(r.ttft, o.At-f.start)
+			if f.local {
+				r.took(cost.LocalLeg, &f.asked.Local, o.At-f.sent)
+			} else {
+				r.took(cost.TransferLeg, &f.asked.Transfer, o.At-f.sent)
+			}
 		} else {
 			gap := o.At - f.last
 			record(r.itl, gap)
@@ -507,8 +530,18 @@ func (f *flight) token(o engine.Output) {
 	if f.made > 1 {
 		mean = (f.last - f.first) / time.Duration(f.made-1)
 	}
+	if f.made > 1 {
+		r.costs.Answered(f.made, mean)
+	}
 	if (r.s.TTFT == 0 || f.first-f.start <= r.s.TTFT) && (r.s.ITL == 0 || mean <= r.s.ITL) {
 		r.good++
+	}
+}
+
+// took tells of a leg, where it is of use.
+func (r *run) took(leg cost.Leg, w *cost.Work, took time.Duration) {
+	if r.s.Rule.Auto && w.Tokens > 0 {
+		r.costs.Took(leg, w, took, r.world.Now())
 	}
 }
 
@@ -537,7 +570,7 @@ func quantiles(h *hdrhistogram.Histogram) Quantiles {
 
 func (r *run) result() *Result {
 	res := &r.res
-	res.Policy, res.Threshold = string(r.s.Decode), r.s.Rule.Threshold
+	res.Policy, res.Threshold, res.Auto = string(r.s.Decode), r.s.Rule.Threshold, r.s.Rule.Auto
 	if r.s.Prefill != r.s.Decode {
 		res.Policy += ", prefill " + string(r.s.Prefill)
 	}

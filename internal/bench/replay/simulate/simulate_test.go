@@ -93,6 +93,20 @@ func TestRun(t *testing.T) {
 	if always.Remote != uint64(len(all)) || never.Remote != 0 || some.Remote == 0 || some.Remote == always.Remote {
 		t.Errorf("remote %d, %d, %d of %d", always.Remote, never.Remote, some.Remote, len(all))
 	}
+	// By costs, learned in the run: both paths, the same each time, and none of it
+	// without a prefill rank.
+	pd.Rule = decide.Rule{Threshold: 250, Auto: true}
+	auto := run(pd)
+	if auto.Remote == 0 || auto.Remote == auto.Requests || auto.Rule() != "auto:250" || auto.TTFT.P95 > some.TTFT.P95 && auto.TTFT.P95 > never.TTFT.P95 {
+		t.Errorf("auto: %d remote, p95 %.0f ms; by the threshold %.0f, never %.0f", auto.Remote, auto.TTFT.P95, some.TTFT.P95, never.TTFT.P95)
+	}
+	if d := cmp.Diff(auto, run(pd), cmpopts.IgnoreFields(Result{}, "WallS")); d != "" {
+		t.Errorf("auto twice:\n%s", d)
+	}
+	pd.Fleet = setup.Fleet
+	if r := run(pd); r.Remote != 0 {
+		t.Errorf("auto in an aggregated fleet: %d remote", r.Remote)
+	}
 	// Faster arrivals wait longer.
 	hot := setup
 	hot.Speedup = 50

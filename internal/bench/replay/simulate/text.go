@@ -25,7 +25,7 @@ func WriteTable(out io.Writer, format string, results []*Result) error {
 		}
 		ms := func(v float64) string { return fmt.Sprintf("%.0f", v) }
 		rows = append(rows, []string{
-			name, strconv.Itoa(r.Threshold), blocks, table.Percent(r.HitRatio), table.Percent(r.Bound), table.Percent(r.OfBound),
+			name, r.Rule(), blocks, table.Percent(r.HitRatio), table.Percent(r.Bound), table.Percent(r.OfBound),
 			ms(r.TTFT.P50), ms(r.TTFT.P95), ms(r.TTFT.P99), fmt.Sprintf("%.1f", r.ITL.P50), fmt.Sprintf("%.1f", r.ITL.P99), ms(r.E2E.P50), ms(r.E2E.P99),
 			table.Percent(r.Good), fmt.Sprintf("%.2f", r.Goodput), fmt.Sprintf("%.2f", r.Imbalance), fmt.Sprintf("%.1f", r.Regret), table.Percent(r.Missed), table.Count(r.Remote), table.Count(r.Waited), ms(r.Wait.P99), table.Count(r.Refused), table.Count(r.Failed),
 		})

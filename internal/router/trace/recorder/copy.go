@@ -75,7 +75,7 @@ func (c *Copy) line(p []byte) {
 		c.untold = c.untold[1:]
 	}
 	switch kindOf(p) {
-	case trace.KindSettings, trace.KindWorker:
+	case trace.KindSettings, trace.KindWorker, trace.KindCosts:
 		switch {
 		case len(c.untold) == 0 && c.sub.add(p):
 		case len(c.untold) < maxTold:

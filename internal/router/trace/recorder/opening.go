@@ -51,7 +51,7 @@ func (o *opening) note(lines []byte) error {
 			continue
 		}
 		switch kind := kindOf(l); kind {
-		case trace.KindSettings, trace.KindWorker:
+		case trace.KindSettings, trace.KindWorker, trace.KindCosts:
 			o.describe(split(l))
 		case trace.KindRank, trace.KindFeed:
 			o.rank(l, kind == trace.KindFeed)

@@ -1,0 +1,106 @@
+// Package cost is what the two paths of a request would cost, in time. A Model has
+// the coefficients of laws that a Learner fits to what became of requests before; it
+// never changes, has a number, and is an input of a decision. Model.Of is pure: the
+// same model and work give the same costs, to the last bit and on every processor,
+// so that recorded decisions can be made again.
+package cost
+
+// Terms of a law. Figures are scaled so that coefficients are of one size: tokens in
+// thousands.
+const (
+	termOne = iota
+	// termCompute is the tokens to compute, termAttention those times what stands
+	// before them on average.
+	termCompute
+	termAttention
+	// termQueued is the tokens that wait on the rank for their first token, of
+	// other requests.
+	termQueued
+	// termRunning is the requests on the rank.
+	termRunning
+	terms
+)
+
+// Law is a time in milliseconds as a sum of terms: of how long a rank of one kind
+// takes to the first token of a prompt, or to take over the KV of one.
+type Law [terms]float64
+
+// Work is what one leg of a request asks of its rank, and what stands before it.
+type Work struct {
+	// Tokens are computed, or taken over from another rank. Context is the length
+	// of the prompt, or 0 where nothing is computed.
+	Tokens, Context int
+	// Queued is the prompt tokens of others that wait on the rank for their first
+	// token, Running its requests.
+	Queued, Running int
+}
+
+// values are the terms' values for w.
+func (w *Work) values() [terms]float64 {
+	n := float64(w.Tokens) / 1000
+	attention := 0.0
+	if w.Context > 0 {
+		before := float64(w.Context)/1000 - n/2
+		attention = float64(n*before) / 100
+	}
+	return [terms]float64{1, n, attention, float64(w.Queued) / 1000, float64(w.Running)}
+}
+
+// at is the law's time for w in ms.
+func (l *Law) at(w *Work) float64 {
+	v := w.values()
+	sum := 0.0
+	for i := range v {
+		sum += float64(l[i] * v[i])
+	}
+	return max(sum, 0)
+}
+
+// compute is the part of the time that w's own tokens take, in ms: for so long the
+// rank does nothing else.
+func (l *Law) compute(w *Work) float64 {
+	v := w.values()
+	return max(float64(l[termCompute]*v[termCompute])+float64(l[termAttention]*v[termAttention]), 0)
+}
+
+// Request is the work of both paths of a request.
+type Request struct {
+	// Local is that of the decode rank when it computes the prompt, Prefill that of
+	// the prefill rank, Transfer that of the decode rank when it gets the KV.
+	Local, Prefill, Transfer Work
+}
+
+// Model is a revision of the laws. It never changes.
+type Model struct {
+	// Revision numbers the models of a router, from 1 on.
+	Revision uint64
+	// Local, Prefill and Transfer are the laws of the legs.
+	Local, Prefill, Transfer Law
+	// Stall is what a millisecond costs for which a local prefill keeps one running
+	// answer waiting, in milliseconds of time to first token. It follows from the
+	// objective.
+	Stall float64
+	// A millisecond of time to first token beyond Limit (in ms, 0 for none) costs
+	// Beyond: who is late is late.
+	Limit, Beyond float64
+}
+
+// felt is what a time to first token costs.
+func (m *Model) felt(ms float64) float64 {
+	if m.Limit > 0 && ms > m.Limit {
+		return m.Limit + float64(m.Beyond*(ms-m.Limit))
+	}
+	return ms
+}
+
+// Costs are those of both paths, in ms.
+type Costs struct{ Local, Remote float64 }
+
+// Of is what both paths of a request cost.
+func (m *Model) Of(q *Request) Costs {
+	stalled := float64(m.Stall * float64(q.Local.Running))
+	return Costs{
+		Local:  m.felt(m.Local.at(&q.Local)) + float64(stalled*m.Local.compute(&q.Local)),
+		Remote: m.felt(m.Prefill.at(&q.Prefill) + m.Transfer.at(&q.Transfer)),
+	}
+}

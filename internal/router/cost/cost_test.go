@@ -1,0 +1,246 @@
+package cost
+
+import (
+	"math"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/dynctl/dynctl/internal/property"
+)
+
+// engine is how long a closed-form engine takes to compute n tokens, in ms.
+type engine func(n, context float64) float64
+
+// engines have laws that a fit's terms cannot say exactly, the last but one in part.
+var engines = map[string]engine{
+	// Chunks of 2,048 tokens, each with an overhead and dearer than the one before.
+	"chunks": func(n, _ float64) float64 {
+		ms := 0.0
+		for k := 1.0; n > 0; k++ {
+			part := min(n, 2048)
+			ms += 9 + part*(0.011+0.0008*k)
+			n -= part
+		}
+		return ms
+	},
+	// Under-used when little is asked of it.
+	"roofline": func(n, _ float64) float64 { return 6 + max(35, 0.022*n) },
+	// A power that is none of the terms.
+	"power": func(n, _ float64) float64 { return 11 + 0.0009*math.Pow(n, 1.33) },
+	// The square of the whole.
+	"square": func(n, context float64) float64 { return 4 + 0.012*n + 2e-7*(context*context-(context-n)*(context-n)) },
+}
+
+// outcome makes work at random, and how long it takes by an engine, with noise.
+func outcome(rng *rand.Rand, e engine, most int) (Work, float64) {
+	w := Work{Tokens: 16 + int(float64(most)*math.Pow(rng.Float64(), 2)), Queued: rng.IntN(3) * rng.IntN(8000), Running: rng.IntN(24)}
+	w.Context = w.Tokens + rng.IntN(8000)
+	ms := e(float64(w.Tokens), float64(w.Context)) + 0.7*e(float64(w.Queued), float64(w.Queued)) + 0.4*float64(w.Running)
+	return w, ms * math.Exp(0.1*rng.NormFloat64())
+}
+
+// taught is a learner that has seen outcomes of an engine and of transfers.
+func taught(rng *rand.Rand, e engine, n int) *Learner {
+	l := NewLearner(Objective{For: ForTTFT})
+	for i := range n {
+		now := time.Duration(i) * time.Second
+		for _, leg := range []Leg{LocalLeg, PrefillLeg} {
+			w, ms := outcome(rng, e, 24000)
+			l.Took(leg, &w, time.Duration(ms*float64(time.Millisecond)), now)
+		}
+		w := Work{Tokens: rng.IntN(24000), Queued: rng.IntN(2) * rng.IntN(8000), Running: rng.IntN(24)}
+		ms := (3 + 0.004*float64(w.Tokens) + 0.015*float64(w.Queued)) * math.Exp(0.1*rng.NormFloat64())
+		l.Took(TransferLeg, &w, time.Duration(ms*float64(time.Millisecond)), now)
+	}
+	return l
+}
+
+// TestTakesTheCheaperPath: on engines whose law is not that of the fit, the path that
+// a model says is cheaper is the cheaper one, or nearly: over many requests it loses
+// little to who knows the law.
+func TestTakesTheCheaperPath(t *testing.T) {
+	for name, e := range engines {
+		for seed := range uint64(10) {
+			rng := rand.New(rand.NewPCG(seed, 7))
+			m := taught(rng, e, 200).Model()
+			if m == nil {
+				t.Fatalf("%s: nothing is known", name)
+			}
+			var got, best, local, remote float64
+			for range 500 {
+				a, _ := outcome(rng, e, 24000)
+				q := Request{Local: a, Prefill: a, Transfer: Work{Tokens: a.Tokens, Queued: a.Queued, Running: a.Running}}
+				q.Prefill.Queued, q.Prefill.Running = rng.IntN(3)*rng.IntN(8000), rng.IntN(24)
+				took := func(w *Work) float64 {
+					return e(float64(w.Tokens), float64(w.Context)) + 0.7*e(float64(w.Queued), float64(w.Queued)) + 0.4*float64(w.Running)
+				}
+				l := took(&q.Local)
+				r := took(&q.Prefill) + 3 + 0.004*float64(q.Transfer.Tokens) + 0.015*float64(q.Transfer.Queued)
+				if c := m.Of(&q); c.Remote < c.Local {
+					got += r
+				} else {
+					got += l
+				}
+				best, local, remote = best+min(l, r), local+l, remote+r
+			}
+			if got > 1.05*best {
+				t.Errorf("%s, seed %d: %.0f ms, best %.0f, all local %.0f, all remote %.0f", name, seed, got, best, local, remote)
+			}
+		}
+	}
+}
+
+// TestStartValuesDoNotMatter: with all of what is assumed wrong by a factor of three
+// the model is nearly the same after some outcomes.
+func TestStartValuesDoNotMatter(t *testing.T) {
+	right := start
+	defer func() { start = right }()
+	for name, e := range engines {
+		model := func(factor float64) *Model {
+			for i := range start {
+				for k := range start[i] {
+					start[i][k] = factor * right[i][k]
+				}
+			}
+			return taught(rand.New(rand.NewPCG(3, 3)), e, 60).Model()
+		}
+		rng := rand.New(rand.NewPCG(4, 4))
+		want, low, high := model(1), model(1./3), model(3)
+		for range 200 {
+			w, _ := outcome(rng, e, 24000)
+			q := Request{Local: w, Prefill: w, Transfer: Work{Tokens: w.Tokens, Queued: w.Queued, Running: w.Running}}
+			c := want.Of(&q)
+			for _, m := range []*Model{low, high} {
+				o := m.Of(&q)
+				if math.Abs(o.Local-c.Local) > 0.05*c.Local+1 || math.Abs(o.Remote-c.Remote) > 0.05*c.Remote+1 {
+					t.Fatalf("%s: %+v costs %+v, with other start values %+v", name, q, c, o)
+				}
+			}
+		}
+	}
+}
+
+// TestFollowsDrift: engines that become three times slower are known to be after as
+// many outcomes as count.
+func TestFollowsDrift(t *testing.T) {
+	for name, e := range engines {
+		rng := rand.New(rand.NewPCG(5, 5))
+		l := taught(rng, e, 500)
+		slow := func(n, context float64) float64 { return 3 * e(n, context) }
+		for i := range 3 * memory {
+			w, ms := outcome(rng, slow, 24000)
+			l.Took(PrefillLeg, &w, time.Duration(ms*float64(time.Millisecond)), time.Duration(500+i)*time.Second)
+		}
+		w := Work{Tokens: 8000, Context: 12000}
+		m := l.Model()
+		if is := slow(8000, 12000); math.Abs(m.Prefill.at(&w)-is) > 0.25*is {
+			t.Errorf("%s: 8,000 tokens take %.0f ms, predicted are %.0f", name, is, m.Prefill.at(&w))
+		}
+	}
+}
+
+// TestModelProperties: more work never costs less, costs are numbers, and the same
+// inputs give the same costs without an allocation.
+func TestModelProperties(t *testing.T) {
+	property.Check(t, func(t *rapid.T) {
+		rng := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 1))
+		l := NewLearner(Objective{For: Aim(rapid.SampledFrom(Aims()).Draw(t, "aim")), TTFT: time.Second, ITL: 20 * time.Millisecond})
+		for i := range rapid.IntRange(12, 80).Draw(t, "outcomes") {
+			for leg := range legs {
+				w := Work{Tokens: rng.IntN(1 << rng.IntN(20)), Context: 1 << 20 * rng.IntN(2), Queued: rng.IntN(1 << rng.IntN(22)), Running: rng.IntN(300)}
+				l.Took(leg, &w, time.Duration(rng.ExpFloat64()*float64(time.Second)), time.Duration(i)*time.Second)
+			}
+			l.Answered(rng.IntN(3000), time.Duration(rng.IntN(1e8)))
+		}
+		m := l.Model()
+		if m == nil {
+			t.Fatal("nothing is known")
+		}
+		work := func(name string) Work {
+			n := rapid.IntRange(0, 1<<20).Draw(t, name)
+			return Work{Tokens: n, Context: n + rapid.IntRange(0, 1<<20).Draw(t, name), Queued: rapid.IntRange(0, 1<<24).Draw(t, name), Running: rapid.IntRange(0, 1<<12).Draw(t, name)}
+		}
+		q := Request{Local: work("local"), Prefill: work("prefill"), Transfer: work("transfer")}
+		c := m.Of(&q)
+		if !(c.Local >= 0 && c.Remote >= 0) || math.IsInf(c.Local, 0) || math.IsInf(c.Remote, 0) {
+			t.Fatalf("%+v of %+v by %+v", c, q, m)
+		}
+		if again := m.Of(&q); again != c {
+			t.Fatalf("%v, then %v", c, again)
+		}
+		more := q
+		more.Local.Queued += 4096
+		more.Local.Running++
+		more.Prefill.Queued += 4096
+		more.Transfer.Running++
+		if o := m.Of(&more); o.Local < c.Local || o.Remote < c.Remote {
+			t.Fatalf("more work costs less: %v after %v by %+v", o, c, m)
+		}
+		if n := testing.AllocsPerRun(3, func() { c = m.Of(&q) }); n != 0 {
+			t.Fatalf("%v allocations", n)
+		}
+	})
+}
+
+// TestRevisions: a model comes when enough is known, never changes, and follows
+// another at most once a second; revisions of a router's models are all different.
+func TestRevisions(t *testing.T) {
+	all := NewLearners(Objective{For: ForGoodput, TTFT: time.Second, ITL: 20 * time.Millisecond})
+	a, b := all.Of("a"), all.Of("b")
+	if all.Of("a") != a || a == b {
+		t.Error("one learner a model")
+	}
+	w := Work{Tokens: 1000, Context: 1000}
+	teach := func(l *Learner, now time.Duration) (firsts int) {
+		for range EnoughComputed {
+			if l.Took(PrefillLeg, &w, 30*time.Millisecond, now) {
+				firsts++
+			}
+			if l.Took(TransferLeg, &w, 5*time.Millisecond, now) {
+				firsts++
+			}
+		}
+		return firsts
+	}
+	for range EnoughComputed {
+		a.Took(PrefillLeg, &w, time.Second, 0)
+	}
+	if a.Model() != nil {
+		t.Error("a model without a transfer")
+	}
+	if teach(a, 0) != 1 || teach(b, 0) != 1 {
+		t.Error("the first model is told of once")
+	}
+	first, kept := a.Model(), *a.Model()
+	if teach(a, every-1); a.Model() != first {
+		t.Error("two revisions within a second")
+	}
+	all.Aim(Objective{For: ForE2E})
+	teach(a, every)
+	if m := a.Model(); m == first || m.Revision <= b.Model().Revision || m.Stall != 1 || *first != kept {
+		t.Errorf("after a second: %+v, first %+v", m, first)
+	}
+	if k := all.Known()["b"]; k.Model != b.Model() || k.Prefill < EnoughComputed-1 || k.Local != 0 {
+		t.Errorf("known of b: %+v", k)
+	}
+	for i := range maxModels + 1 {
+		all.Of(string(rune('A' + i)))
+	}
+	if all.Of("one too many") != nil || all.Of("a") != a {
+		t.Error("the bound on models")
+	}
+}
+
+func TestParseSLO(t *testing.T) {
+	if ttft, itl, err := ParseSLO("itl=20ms, ttft=1.5s"); err != nil || ttft != 1500*time.Millisecond || itl != 20*time.Millisecond {
+		t.Errorf("%v %v %v", ttft, itl, err)
+	}
+	for _, text := range []string{"", "ttft=2s", "itl=25ms", "ttft=2s,itl=0", "ttft=2s,itl=-1s", "ttft=2s,itl=x", "ttft=2s,itl=25ms,e2e=1s", "ttft=2h,itl=1ms"} {
+		if _, _, err := ParseSLO(text); err == nil {
+			t.Errorf("%q is read", text)
+		}
+	}
+}

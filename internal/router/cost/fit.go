@@ -1,0 +1,133 @@
+package cost
+
+import "math"
+
+// fit is a law in the making: weighted least squares over the outcomes, older ones
+// counting less, in information form. Sums are kept and solved when a model is
+// wanted, so that an outcome costs a few multiplications, and what is not known
+// stays at what was assumed.
+type fit struct {
+	info   [terms][terms]float64 // Σ w·x·xᵀ
+	moment [terms]float64        // Σ w·x·y
+	// count is how many outcomes there were, seen how many of them count.
+	count int
+	seen  float64
+	// law is the newest solution.
+	law Law
+}
+
+// memory is how many outcomes count at most: older ones fade.
+const memory = 400
+
+// floor in ms is where errors stop to be judged relative to the time.
+const floor = 20
+
+// add counts an outcome: a leg with work w took ms.
+func (f *fit) add(w *Work, ms float64) {
+	x := w.values()
+	guess := f.law.at(w)
+	// Long waits differ by more than short ones: errors are relative. An outcome
+	// that is far from what was expected weighs less.
+	scale := floor + max(guess, ms)/2
+	weight := 1 / (scale * scale)
+	keep := 1 - 1.0/memory
+	for i := range x {
+		for j := range x {
+			f.info[i][j] = f.info[i][j]*keep + weight*x[i]*x[j]
+		}
+		f.moment[i] = f.moment[i]*keep + weight*x[i]*ms
+	}
+	f.seen = f.seen*keep + 1
+	f.count++
+}
+
+// solve makes the law from what was seen, and from an assumption. Where another fit
+// has seen something it counts as a few outcomes like those.
+func (f *fit) solve(assumed *Law, like *fit) {
+	a, b := f.info, f.moment
+	if like != nil && like.seen > 0 {
+		g := borrowed / max(like.seen, borrowed)
+		for i := range a {
+			for j := range a[i] {
+				a[i][j] += g * like.info[i][j]
+				b[i] += g * like.info[i][j] * assumed[j]
+			}
+		}
+	}
+	// A little of each term alone, or a term that was never seen has no solution.
+	for i := range a {
+		ridge := 1e-6 + 1e-4*a[i][i]
+		a[i][i] += ridge
+		b[i] += ridge * assumed[i]
+	}
+	if l, ok := positive(a, b); ok {
+		f.law = l
+	}
+}
+
+// positive solves a·x = b with x ≥ 0: more work never takes less time. Terms that
+// would be negative are left out, one after the other.
+func positive(a [terms][terms]float64, b [terms]float64) (x Law, ok bool) {
+	var out [terms]bool
+	for range terms {
+		if x, ok = cholesky(a, b, out); !ok {
+			return x, false
+		}
+		worst := -1
+		for i := range x {
+			if x[i] < 0 && (worst < 0 || x[i]*math.Sqrt(a[i][i]) < x[worst]*math.Sqrt(a[worst][worst])) {
+				worst = i
+			}
+		}
+		if worst < 0 {
+			return x, true
+		}
+		out[worst] = true
+	}
+	return Law{}, true
+}
+
+// cholesky solves a·x = b for a symmetric and positive a, without the terms of out,
+// which are 0.
+func cholesky(a [terms][terms]float64, b [terms]float64, out [terms]bool) (x Law, ok bool) {
+	for i := range out {
+		if out[i] {
+			for j := range a {
+				a[i][j], a[j][i] = 0, 0
+			}
+			a[i][i], b[i] = 1, 0
+		}
+	}
+	var l [terms][terms]float64
+	for i := range l {
+		for j := 0; j <= i; j++ {
+			s := a[i][j]
+			for k := range j {
+				s -= l[i][k] * l[j][k]
+			}
+			if i == j {
+				if !(s > 0) || math.IsInf(s, 0) {
+					return x, false
+				}
+				l[i][i] = math.Sqrt(s)
+			} else {
+				l[i][j] = s / l[j][j]
+			}
+		}
+	}
+	for i := range x {
+		s := b[i]
+		for k := range i {
+			s -= l[i][k] * x[k]
+		}
+		x[i] = s / l[i][i]
+	}
+	for i := terms - 1; i >= 0; i-- {
+		s := x[i]
+		for k := i + 1; k < terms; k++ {
+			s -= l[k][i] * x[k]
+		}
+		x[i] = s / l[i][i]
+	}
+	return x, true
+}

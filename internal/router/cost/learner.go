@@ -1,0 +1,189 @@
+package cost
+
+import (
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// Leg is what an outcome tells of.
+type Leg uint8
+
+// The legs.
+const (
+	// LocalLeg is a decode rank that computes the prompt, up to its first token.
+	LocalLeg Leg = iota
+	// PrefillLeg is a prefill rank, up to its answer.
+	PrefillLeg
+	// TransferLeg is a decode rank that gets the KV, up to its first token.
+	TransferLeg
+	legs
+)
+
+// Costs decide from so many outcomes on: of prompts that were computed, wherever, and
+// of KV that moved. What is learned late is paid for by the requests before.
+const (
+	EnoughComputed = 12
+	EnoughMoved    = 6
+)
+
+// every is how often a new revision may be published.
+const every = time.Second
+
+// start is what is assumed before anything was seen: little more than that time
+// grows with work. It weighs next to nothing.
+var start = [legs]Law{
+	LocalLeg:    {20, 20, 1, 20, 0},
+	PrefillLeg:  {20, 20, 1, 20, 0},
+	TransferLeg: {5, 2, 0, 10, 0},
+}
+
+// borrowed is for how many outcomes the law of one kind of rank counts for the
+// other.
+const borrowed = 8
+
+// recent is over how many answers their length and the time between tokens are averaged.
+// Before there are any, typical is their length in tokens, and tight the time between
+// tokens as a share of its limit.
+const recent, typical, tight = 50, 250, 0.8
+
+// Learner makes the models of one fleet from outcomes. It is safe for concurrent use.
+type Learner struct {
+	model    atomic.Pointer[Model]
+	revision *atomic.Uint64 // shared by those of a router
+
+	mu        sync.Mutex // guards the fields below
+	objective Objective
+	fits      [legs]fit
+	answers   float64 // mean tokens of an answer
+	gaps      float64 // mean ms between them, of late
+	published time.Duration
+	fresh     bool
+}
+
+// NewLearner makes a learner that knows nothing.
+func NewLearner(o Objective) *Learner { return newLearner(o, new(atomic.Uint64)) }
+
+func newLearner(o Objective, revision *atomic.Uint64) *Learner {
+	// Answers end long after paths are chosen by costs: until then they are taken for
+	// such that feel a stall.
+	l := &Learner{objective: o, revision: revision, answers: typical, gaps: tight * float64(o.ITL) / float64(time.Millisecond)}
+	for i := range l.fits {
+		l.fits[i].law = start[i]
+	}
+	return l
+}
+
+// Model is the revision in force; nil while too little is known.
+func (l *Learner) Model() *Model { return l.model.Load() }
+
+// Took tells that a leg with work w took so long. now is the time since any
+// beginning, the same for all calls. It reports whether this made the first model.
+func (l *Learner) Took(leg Leg, w *Work, took, now time.Duration) (first bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.fits[leg].add(w, float64(took)/float64(time.Millisecond))
+	l.fresh = true
+	return l.publish(now)
+}
+
+// Answered tells of an answer: its tokens, and the mean time between them.
+func (l *Learner) Answered(tokens int, gap time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.answers += (float64(tokens) - l.answers) / recent
+	l.gaps += (float64(gap)/float64(time.Millisecond) - l.gaps) / recent
+}
+
+// publish puts a new revision in force when it is time. The caller holds mu.
+func (l *Learner) publish(now time.Duration) (first bool) {
+	f := &l.fits
+	old := l.model.Load()
+	if !l.fresh || old != nil && now-l.published < every ||
+		f[LocalLeg].count+f[PrefillLeg].count < EnoughComputed || f[TransferLeg].count < EnoughMoved {
+		return false
+	}
+	local, prefill := f[LocalLeg].law, f[PrefillLeg].law
+	f[LocalLeg].solve(&prefill, &f[PrefillLeg])
+	f[PrefillLeg].solve(&local, &f[LocalLeg])
+	f[TransferLeg].solve(&start[TransferLeg], nil)
+	m := l.objective.model(l.answers, l.gaps)
+	m.Revision = l.revision.Add(1)
+	m.Local, m.Prefill, m.Transfer = f[LocalLeg].law, f[PrefillLeg].law, f[TransferLeg].law
+	l.published, l.fresh = now, false
+	l.model.Store(m)
+	return old == nil
+}
+
+// Known is how much a learner knows.
+type Known struct {
+	// Local, Prefill and Transfer are the outcomes that count, older ones less.
+	Local, Prefill, Transfer float64
+	// Model is the revision in force; nil while too little is known.
+	Model *Model
+}
+
+// Known tells how much is known.
+func (l *Learner) Known() Known {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return Known{Local: l.fits[LocalLeg].seen, Prefill: l.fits[PrefillLeg].seen, Transfer: l.fits[TransferLeg].seen, Model: l.model.Load()}
+}
+
+// maxModels bounds how many names of models are learned of.
+const maxModels = 64
+
+// Learners are those of a router, by the model that requests ask for. They are safe
+// for concurrent use.
+type Learners struct {
+	revision  atomic.Uint64
+	mu        sync.RWMutex // guards the fields below
+	objective Objective
+	byModel   map[string]*Learner
+}
+
+// NewLearners makes an empty set.
+func NewLearners(o Objective) *Learners {
+	return &Learners{objective: o, byModel: map[string]*Learner{}}
+}
+
+// Of is the learner of a model; nil when there are too many models already.
+func (l *Learners) Of(model string) *Learner {
+	l.mu.RLock()
+	one := l.byModel[model]
+	l.mu.RUnlock()
+	if one != nil {
+		return one
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if one = l.byModel[model]; one == nil && len(l.byModel) < maxModels {
+		one = newLearner(l.objective, &l.revision)
+		l.byModel[strings.Clone(model)] = one
+	}
+	return one
+}
+
+// Aim changes what paths are chosen for. Models follow with their next revisions.
+func (l *Learners) Aim(o Objective) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.objective = o
+	for _, one := range l.byModel {
+		one.mu.Lock()
+		one.objective, one.fresh = o, true
+		one.mu.Unlock()
+	}
+}
+
+// Known tells how much is known of each model.
+func (l *Learners) Known() map[string]Known {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	all := make(map[string]Known, len(l.byModel))
+	for name, one := range l.byModel {
+		all[name] = one.Known()
+	}
+	return all
+}

@@ -1,0 +1,96 @@
+package cost
+
+import (
+	"fmt"
+	"math"
+	"strings"
+	"time"
+)
+
+// Aim names what paths are chosen for.
+type Aim string
+
+// The aims.
+const (
+	// ForTTFT is the time to first token of the request alone, ForITL first of all
+	// the time between the tokens of others, ForE2E the time that all of them take.
+	ForTTFT Aim = "ttft"
+	ForITL  Aim = "itl"
+	ForE2E  Aim = "e2e"
+	// ForGoodput is that as many requests as can be keep the limits.
+	ForGoodput Aim = "goodput"
+)
+
+// Aims lists them.
+func Aims() []string {
+	return []string{string(ForTTFT), string(ForITL), string(ForE2E), string(ForGoodput)}
+}
+
+// Objective is what paths are chosen for.
+type Objective struct {
+	For Aim
+	// TTFT and ITL are the limits of a good request: to its first token, and between
+	// its tokens on average. Both are more than 0 with ForGoodput.
+	TTFT, ITL time.Duration
+}
+
+// ParseSLO reads "ttft=2s,itl=25ms".
+func ParseSLO(text string) (ttft, itl time.Duration, err error) {
+	for part := range strings.SplitSeq(text, ",") {
+		name, value, _ := strings.Cut(strings.TrimSpace(part), "=")
+		d, bad := time.ParseDuration(value)
+		if bad != nil || d <= 0 || d > time.Hour {
+			return 0, 0, fmt.Errorf("%q: want a limit such as ttft=2s or itl=25ms", part)
+		}
+		switch name {
+		case "ttft":
+			ttft = d
+		case "itl":
+			itl = d
+		default:
+			return 0, 0, fmt.Errorf("%q: there are the limits ttft and itl", part)
+		}
+	}
+	if ttft == 0 || itl == 0 {
+		return 0, 0, fmt.Errorf("%q: want both limits, as in ttft=2s,itl=25ms", text)
+	}
+	return ttft, itl, nil
+}
+
+// What the weights of ForGoodput are made of. They were chosen by the table of
+// docs/policies.md.
+const (
+	// late is what more of a wait costs that is beyond the limit already.
+	late = 0.05
+	// strain and steep say how a stall costs more the nearer the time between tokens
+	// is to its limit.
+	strain, steep = 1.5, 6
+	// least is how near to the limit that is counted, most bounds the whole.
+	least, most = 0.01, 100
+	// calm is the weight with ForITL.
+	calm = 20
+)
+
+// model is a model without laws, for answers of so many tokens with so many ms between
+// them.
+func (o *Objective) model(tokens, gap float64) *Model {
+	switch o.For {
+	case ForTTFT:
+		return &Model{Beyond: 1}
+	case ForE2E:
+		return &Model{Stall: 1, Beyond: 1}
+	case ForITL:
+		return &Model{Stall: calm, Beyond: 1}
+	}
+	// A request stays good while its first token is late by no more than its limit,
+	// and its other tokens in sum by no more than theirs: that is what a ms of the one
+	// is worth in the other. What is far from its limit may wait for nothing; what has
+	// passed it is lost either way.
+	limit := float64(o.ITL) / float64(time.Millisecond)
+	x := gap / limit
+	worth := float64(o.TTFT) / float64(time.Millisecond) / (max(tokens, 1) * limit)
+	return &Model{
+		Stall: worth * min(strain*math.Pow(x, steep)/max(1-x, least), most),
+		Limit: float64(o.TTFT) / float64(time.Millisecond), Beyond: late,
+	}
+}

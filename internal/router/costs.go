@@ -1,0 +1,73 @@
+package router
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/dynctl/dynctl/internal/router/cost"
+	"github.com/dynctl/dynctl/internal/router/decide"
+	"github.com/dynctl/dynctl/internal/router/eventlog"
+	"github.com/dynctl/dynctl/internal/router/selector"
+)
+
+// costs is what was learned of the costs of both paths, for a threshold that is auto.
+type costs struct {
+	learners *cost.Learners
+	began    time.Time
+}
+
+func newCosts(o cost.Objective) costs {
+	return costs{learners: cost.NewLearners(o), began: time.Now()}
+}
+
+// model is the revision in force for the requests of a model; nil while too little is
+// known.
+func (c *costs) model(name string) *cost.Model {
+	if l := c.learners.Of(name); l != nil {
+		return l.Model()
+	}
+	return nil
+}
+
+// legTook tells of a leg of the newest plan that was sent at a time and had its first
+// token at another.
+func (x *exchange) legTook(phase selector.Phase, sent, first time.Time) {
+	p := &x.d.run.Plan
+	leg, w := cost.LocalLeg, &p.Asked.Local
+	switch {
+	case phase == selector.Prefill:
+		leg, w = cost.PrefillLeg, &p.Asked.Prefill
+		x.prefilled.Store(first.UnixNano())
+	case p.Path == decide.Remote:
+		leg, w = cost.TransferLeg, &p.Asked.Transfer
+		// Where both legs are sent at once, the KV comes when the prefill has ended.
+		done := x.prefilled.Load()
+		if done == 0 {
+			return
+		}
+		if at := time.Unix(0, done); at.After(sent) {
+			sent = at
+		}
+	}
+	if w.Tokens <= 0 || first.Before(sent) {
+		return
+	}
+	r := x.r
+	l := r.costs.learners.Of(x.model)
+	if l == nil {
+		return
+	}
+	if l.Took(leg, w, first.Sub(sent), first.Sub(r.costs.began)) {
+		r.event(eventlog.Event{
+			Severity: eventlog.Info, Kind: "costs_known", Request: x.decision,
+			Text: fmt.Sprintf("model %s: enough is known of the costs of both paths; from now on they decide instead of the threshold", x.model),
+		})
+	}
+}
+
+// answered tells of the tokens of an answer and of the time between them.
+func (x *exchange) answered(tokens int, gap time.Duration) {
+	if l := x.r.costs.learners.Of(x.model); l != nil && tokens > 1 {
+		l.Answered(tokens, gap)
+	}
+}
