@@ -374,7 +374,7 @@ func TestRedecide(t *testing.T) {
 			t.Errorf("%s: %+v, %v", text, d, err)
 		}
 	}
-	for _, bad := range []string{"policy", "policy=best", "moon=1", "threshold=-1", "isl=-1", "temperature=x", "spread=inf", "busy_kv_usage=7", "connector=pigeon", "seed=1", "tokens.path=x"} {
+	for _, bad := range []string{"policy", "policy=best", "moon=1", "threshold=-1", "threshold=auto", "isl=-1", "temperature=x", "spread=inf", "busy_kv_usage=7", "connector=pigeon", "seed=1", "tokens.path=x"} {
 		if _, err := ParseChange(bad); err == nil {
 			t.Errorf("%s is taken", bad)
 		}
@@ -409,15 +409,18 @@ func TestWhatIfReachesTheDecision(t *testing.T) {
 			if row.Default == value {
 				value = row.Values[len(row.Values)-1]
 			}
-		} else if _, whole := row.At(&settings.Config{}).(*int); whole {
-			value = "7"
+		} else {
+			switch row.At(&settings.Config{}).(type) {
+			case *int, *decide.Threshold:
+				value = "7"
+			}
 		}
 		if with(change(key+"="+value)) == asRecorded {
 			t.Errorf("%s=%s changes nothing", key, value)
 		}
 	}
 	for _, c := range []struct{ text, say string }{
-		{"isl=9", "{Threshold:9 On:isl "}, {"eff_isl=9", "{Threshold:9 On:eff_isl "}, {"policy=random", " random random "},
+		{"isl=9", "{Threshold:9 Auto:false On:isl "}, {"eff_isl=9", "{Threshold:9 Auto:false On:eff_isl "}, {"policy=random", " random random "},
 		{"prefill-policy=random", " random kv "}, {"routing.decode_policy=random", " session random "}, {"prefill_policy=", " kv kv "},
 	} {
 		if got := with(change(c.text)); !strings.Contains(got, c.say) {

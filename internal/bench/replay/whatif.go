@@ -3,6 +3,7 @@ package replay
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -75,8 +76,12 @@ func ParseChange(text string) (Change, error) {
 			err = fmt.Errorf("%d is negative", n)
 		}
 	case decide.Threshold:
-		if err == nil && n.Tokens < 0 {
+		switch {
+		case err != nil:
+		case n.Tokens < 0:
 			err = fmt.Errorf("%d is negative", n.Tokens)
+		case n.Auto:
+			err = errors.New("costs are learned from what follows, which a what-if does not carry on: simulate with --routing-threshold auto")
 		}
 	}
 	if err != nil {
