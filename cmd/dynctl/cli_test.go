@@ -106,7 +106,7 @@ aliases:
 	code, _, stderr := typed("config", "validate", "bad.yaml")
 	want := `dynctl: 15 problems in the configuration:
   bad.yaml:2: unknown key "lissten"; did you mean "listen"?
-  bad.yaml:5: routing.threshold: "many" is not a whole number
+  bad.yaml:5: routing.threshold: "many" is not a whole number of tokens, nor auto
   bad.yaml:6: unknown key "routing.treshold"; did you mean "threshold"?
   bad.yaml:10: timeouts.drain: "5" is not a duration such as 500ms, 10s or 2m
   bad.yaml:11: timeouts.dial: want a duration such as 500ms, 10s or 2m
@@ -128,7 +128,7 @@ aliases:
 	code, _, stderr = typed("serve", "--routing-threshold", "abc", "--policy", "foo", "--drain-timeout", "5", "--worker", "nonsense", "--allow-routing-headers=maybe")
 	want = `dynctl: 5 problems in the configuration:
   flag --policy: routing.policy: "foo" is not one of kv, kv_dynamo, least_loaded, round_robin, power_of_two, random, session
-  flag --routing-threshold: "abc" is not a whole number
+  flag --routing-threshold: "abc" is not a whole number of tokens, nor auto
   flag --allow-routing-headers: "maybe" is not true or false
   flag --drain-timeout: "5" is not a duration such as 500ms, 10s or 2m
   flag --worker: worker "nonsense": URL "nonsense" has no scheme (did you mean http://nonsense?)
