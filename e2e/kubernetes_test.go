@@ -247,15 +247,16 @@ func TestKubernetesDialects(t *testing.T) {
 // load keeps asking until it is stopped, and notes what went wrong.
 type load struct {
 	requests, remote atomic.Int64
+	again            bool // requests may be sent again when a kept connection ends before an answer
 	mu               sync.Mutex
 	failed           []string
 	stop             context.CancelFunc
 	done             sync.WaitGroup
 }
 
-func startLoad(t *testing.T, url, model string, clients int) *load {
+func startLoad(t *testing.T, url, model string, clients int, again bool) *load {
 	ctx, stop := context.WithCancel(t.Context())
-	l := &load{stop: stop}
+	l := &load{stop: stop, again: again}
 	for client := range clients {
 		l.done.Go(func() {
 			for n := 0; ctx.Err() == nil; n++ {
@@ -274,7 +275,15 @@ func startLoad(t *testing.T, url, model string, clients int) *load {
 // ask sends one request, to its end also when the load is stopped.
 func (l *load) ask(url, model string, client, n int) error {
 	body := fmt.Sprintf(`{"model":%q,"stream":true,"max_tokens":24,"messages":[{"role":"user","content":"%d %d %s"}]}`, model, client, n, strings.Repeat("some words of a prompt ", 40))
-	resp, err := http.Post(url+"/v1/chat/completions", "application/json", strings.NewReader(body))
+	req, err := http.NewRequest(http.MethodPost, url+"/v1/chat/completions", strings.NewReader(body))
+	if err != nil {
+		return err
+	}
+	req.Header.Set("Content-Type", "application/json")
+	if l.again {
+		req.Header.Set("Idempotency-Key", fmt.Sprint(client, "-", n)) // what net/http asks for
+	}
+	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
 		return err
 	}
@@ -329,7 +338,7 @@ func TestKubernetesUnderLoad(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := startLoad(t, r.url, st.Models[0], 8)
+	l := startLoad(t, r.url, st.Models[0], 8, false)
 	more := func(what string) {
 		t.Helper()
 		from := l.requests.Load()

@@ -97,6 +97,7 @@ type router struct {
 	url     string
 	metrics string // the URL that has /metrics
 	admin   *admin.Client
+	process *os.Process
 }
 
 func freeAddr(t *testing.T) string {
@@ -150,7 +151,7 @@ func serveUntil(t *testing.T, what string, ok func(*router) bool, args ...string
 		t.Fatal(err)
 	}
 	t.Cleanup(c.Close)
-	r := &router{t: t, url: "http://" + data, metrics: "http://" + adm, admin: c}
+	r := &router{t: t, url: "http://" + data, metrics: "http://" + adm, admin: c, process: cmd.Process}
 	r.until(what, func() bool { return ok(r) })
 	return r
 }

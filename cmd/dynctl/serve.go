@@ -184,6 +184,9 @@ loop:
 	// A second signal ends the drain at once.
 	signals, stopSignals := signal.NotifyContext(context.WithoutCancel(ctx), os.Interrupt, syscall.SIGTERM)
 	defer stopSignals()
+	// Clients that keep their connections must make new ones, which a Service brings to
+	// another router: idle ones are closed, the others after their answer.
+	dataServer.SetKeepAlivesEnabled(false)
 	drained := r.Drain(signals)
 	if drained != nil {
 		// What still runs is told so, in its own stream, and ends.

@@ -301,6 +301,17 @@ func TestServeDrainTimeout(t *testing.T) {
 	if d := s.Drain; s.State != "draining" || d == nil || d.Inflight != 1 || d.Until.Sub(d.Since) != 2*time.Second || !strings.Contains(strings.Join(s.Reasons, " "), "1 request(s) may finish until") {
 		t.Errorf("status %q %q, drain %+v", s.State, s.Reasons, d)
 	}
+	until(t, "an answer that ends its connection", func() error {
+		resp, err := http.Get(data + "/readyz")
+		if err != nil {
+			return err
+		}
+		defer resp.Body.Close()
+		if !resp.Close {
+			return errors.New("clients keep connections to a router that drains")
+		}
+		return nil
+	})
 	body, err := io.ReadAll(resp.Body)
 	if took := time.Since(begun); err != nil || took < time.Second || !strings.Contains(string(body[max(0, len(body)-500):]), `"code":"draining"`) {
 		t.Errorf("the stream ended after %s: %v, %.300s", took, err, body[max(0, len(body)-300):])
