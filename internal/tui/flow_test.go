@@ -269,6 +269,30 @@ func TestImbalanceInHeader(t *testing.T) {
 	}
 }
 
+// TestHottestRuns: the flat table stands by hits per second, names all holders, and
+// gives way to the levels.
+func TestHottestRuns(t *testing.T) {
+	a := newStage(t, fleet, 200, 50, 3, plainOptions)
+	press(a, "3", "t")
+	hottest(a, fleet, 0)
+	hottest(a, fleet, 1)
+	press(a, "g")
+	mustContain(t, screen(a), "most used runs", "sort hits")
+	mustContain(t, cursorLine(a), "bb771200", "40.0", "20.5k")
+	// An answer for the levels is not taken for the flat table.
+	loadTree(a, fleet, "")
+	mustContain(t, cursorLine(a), "bb771200", "40.0")
+	press(a, "enter")
+	answer := fleet.children("1")
+	answer.Node.ID, answer.Node.Ranks, answer.Node.RankLabels = "3", 2, []string{"decode-10/dp0", "decode-9/dp1"}
+	_, cmd := a.Update(page.ChildrenMsg{Query: admin.BrowseQuery{Node: "3", Limit: 1}, Answer: answer})
+	settle(a, batched(cmd))
+	mustContain(t, screen(a), "held by 2 of", "decode-9: dp1", "decode-10: dp0")
+	press(a, "esc", "t")
+	loadTree(a, fleet, "")
+	mustContain(t, screen(a), "root", "37 more (enter loads them)")
+}
+
 // TestRadixHolders: enter names every rank that holds a run, also of a thousand.
 func TestRadixHolders(t *testing.T) {
 	a := newStage(t, fleet, 120, 40, 3, plainOptions)

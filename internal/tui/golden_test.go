@@ -15,7 +15,9 @@ import (
 	"github.com/muesli/termenv"
 	"go.uber.org/goleak"
 
+	"github.com/dynctl/dynctl/internal/router/admin"
 	"github.com/dynctl/dynctl/internal/tui/feed"
+	"github.com/dynctl/dynctl/internal/tui/page"
 	"github.com/dynctl/dynctl/internal/tui/widget"
 )
 
@@ -50,6 +52,12 @@ var views = []struct {
 		press(a, "j", "l")
 		loadTree(a, g, "11")
 	}},
+	{"hottest", func(a *app, g stage) {
+		press(a, "3", "t")
+		for s := range 2 {
+			hottest(a, g, s)
+		}
+	}},
 	{"decisions", func(a *app, g stage) {
 		press(a, "4")
 		loadList(a, g, "", 19)
@@ -64,6 +72,18 @@ var views = []struct {
 	{"events", func(a *app, _ stage) { press(a, "5", "j") }},
 	{"help", func(a *app, _ stage) { press(a, "?") }},
 	{"attention", func(a *app, _ stage) { press(a, "!") }},
+}
+
+// hottest hands over the flat list of runs as it is after some seconds.
+func hottest(a *app, g stage, s int) {
+	answer := g.children("11")
+	answer.Node = nil
+	answer.Children = append(answer.Children, g.children("").Children...)
+	answer.Now = answer.Now.Add(time.Duration(2*s) * time.Second)
+	for i := range answer.Children {
+		answer.Children[i].Hits += uint64(s * 20 * i)
+	}
+	a.Update(page.ChildrenMsg{Router: a.sel, Query: admin.BrowseQuery{Limit: 200, Flat: true}, Answer: answer})
 }
 
 func golden(t *testing.T, name, got string) {

@@ -336,6 +336,8 @@ func (c *Client) IndexStats(ctx context.Context) (*IndexStats, error) {
 type BrowseQuery struct {
 	Node, Sort, Rank string
 	Limit, MinDepth  int
+	// Flat asks for the runs of the whole tree with most hits; only Limit goes with it.
+	Flat bool
 }
 
 // IndexChildren lists the runs below a node; Node "" is the root.
@@ -348,6 +350,9 @@ func (c *Client) IndexChildren(ctx context.Context, b BrowseQuery) (*IndexChildr
 	}
 	if b.Limit > 0 {
 		q.Set("limit", strconv.Itoa(b.Limit))
+	}
+	if b.Flat {
+		q.Set("flat", "true")
 	}
 	if b.MinDepth > 0 {
 		q.Set("min_depth", strconv.Itoa(b.MinDepth))

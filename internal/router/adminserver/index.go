@@ -17,6 +17,9 @@ type IndexQuery struct {
 	Node kvindex.NodeID
 	// Label, when not empty, is that of the rank that holds some of them.
 	Label string
+	// Flat asks for the runs of the whole tree with most hits; of the others Limit
+	// alone is heeded then.
+	Flat bool
 }
 
 // IndexChildren lists children of a node of an index whose ranks have labels.
@@ -31,7 +34,13 @@ func IndexChildren(x *kvindex.Index, labels map[kvindex.Rank]string, q IndexQuer
 			return admin.IndexChildren{}, bad("rank", "there is no rank %q", api.Clip(q.Label))
 		}
 	}
-	b, err := x.Children(q.Node, q.BrowseOptions)
+	var b kvindex.Browse
+	var err error
+	if q.Flat {
+		b = x.Hottest(q.Limit)
+	} else {
+		b, err = x.Children(q.Node, q.BrowseOptions)
+	}
 	if errors.Is(err, kvindex.ErrUnknownNode) {
 		return admin.IndexChildren{}, &api.Error{Status: http.StatusNotFound, Code: "node_not_found", Param: "node", Message: "the node is gone: its blocks were evicted or moved"}
 	}
@@ -62,6 +71,18 @@ func IndexChildren(x *kvindex.Index, labels map[kvindex.Rank]string, q IndexQuer
 func (s *server) indexChildren(r *http.Request) (any, error) {
 	query := r.URL.Query()
 	q := IndexQuery{Label: query.Get("rank"), Node: kvindex.Root}
+	switch flat := query.Get("flat"); flat {
+	case "", "false":
+	case "true":
+		q.Flat = true
+		for _, other := range []string{"node", "sort", "rank", "min_depth"} {
+			if query.Has(other) {
+				return nil, bad(other, "%s= does not go with flat=true, which lists the most used runs of the whole tree", other)
+			}
+		}
+	default:
+		return nil, bad("flat", "flat=%q is neither true nor false", api.Clip(flat))
+	}
 	var err error
 	if q.Limit, err = Number(r, "limit", 100, 1, 1000); err != nil {
 		return nil, err

@@ -113,6 +113,68 @@ func (x *Index) Children(node NodeID, o BrowseOptions) (Browse, error) {
 	return out, nil
 }
 
+// Hottest returns the runs of the whole tree with the most hits, flat, under the root. The work is
+// bounded: the first 16,384 runs from the root are looked at, level by level (Partial tells when there
+// are more). Runs without a hit are left out. No lock is held for longer than 128 steps.
+func (x *Index) Hottest(limit int) Browse {
+	limit = min(positive.Or(limit, browseLimit), browseMost)
+	s := x.stripe.Add(1) % stripes
+	v := x.ep.enter(s)
+	defer x.ep.exit(s, v)
+	var out Browse
+	runs := []uint32{0}
+	kids := make([][2]int, 0, 64) // where the children of each begin and end in runs
+	for i := 0; i < len(runs); i++ {
+		from, more := len(runs), true
+		if left := browseSubtrees - len(runs); left > 0 {
+			runs, more = x.kidsOf(runs, x.m.node(runs[i]), left)
+		}
+		out.Partial = out.Partial || more
+		kids = append(kids, [2]int{from, len(runs)})
+	}
+	type place struct {
+		at   int // in runs
+		from uint32
+		hits uint64
+	}
+	var hot []place
+	below := make([]uint64, len(runs)) // hits of the subtree
+	for i := len(runs) - 1; i > 0; i-- {
+		own := uint64(x.m.node(runs[i]).hits.Load())
+		list := make([]place, 0, kids[i][1]-kids[i][0])
+		for k := kids[i][0]; k < kids[i][1]; k++ {
+			list = append(list, place{i, x.m.node(runs[k]).off, below[k]})
+		}
+		slices.SortFunc(list, func(a, b place) int { return cmp.Compare(b.from, a.from) })
+		// From the end up: what left the run further down has passed all above it.
+		sum := uint64(0)
+		for j, b := range list {
+			if j > 0 && sum > 0 && b.from != list[j-1].from {
+				hot = append(hot, place{i, b.from, sum})
+			}
+			sum += b.hits
+		}
+		if below[i] = sum + own; below[i] > 0 {
+			hot = append(hot, place{i, 0, below[i]})
+		}
+	}
+	slices.SortFunc(hot, func(a, b place) int {
+		return cmp.Or(cmp.Compare(b.hits, a.hits), cmp.Compare(a.at, b.at), cmp.Compare(a.from, b.from))
+	})
+	out.Total = len(hot)
+	for _, h := range hot[:min(len(hot), limit)] {
+		k := kids[h.at]
+		c, _ := x.stretch(runs[h.at], h.from, runs[k[0]:k[1]], out.Partial, browseSubtrees/limit, nil)
+		if c.Length == 0 {
+			continue // gone meanwhile
+		}
+		c.Hits, c.HitsExact = h.hits, !out.Partial && (h.from == 0 || x.m.node(runs[h.at]).hits.Load() == 0)
+		c.Mask = x.holders(runs[h.at], h.from, browseMask)
+		out.Children = append(out.Children, c)
+	}
+	return out
+}
+
 func order(by SortBy) (func(a, b Child) int, error) {
 	place := func(a, b Child) int { return cmp.Compare(a.Local, b.Local) }
 	switch by {

@@ -2,6 +2,8 @@ package kvindex
 
 import (
 	"errors"
+	"math"
+	"math/rand/v2"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -202,5 +204,71 @@ func TestChildrenTellHeadsApart(t *testing.T) {
 		if c.Length != head-1 || c.Children != tails || c.Blocks != head-1+tails*tail || !c.Exact {
 			t.Errorf("a head is %+v, want %d blocks and %d tails below", c, head-1, tails)
 		}
+	}
+}
+
+// The flat list is what a walk over all levels finds with hits.
+func TestHottest(t *testing.T) {
+	t.Parallel()
+	x := New(Options{MaxRanks: 4})
+	defer x.Close()
+	if err := x.AddRank(0, "r"); err != nil {
+		t.Fatal(err)
+	}
+	rnd := rand.New(rand.NewPCG(1, 2))
+	var b Batch
+	var q Query
+	var prompts [][]uint64
+	for i := range uint64(200) {
+		p := append(seqOf(1, 1+rnd.Uint64N(20)), seqOf(1000*(1+i%9), 1+rnd.Uint64N(30))...)
+		p = append(p, seqOf(1e6+1000*i, 5)...)
+		names, name := make([]uint64, len(p)), uint64(0)
+		for j, l := range p {
+			name = name*1_000_003 + l
+			names[j] = name
+		}
+		b.Reset()
+		b.Store(0, false, names, p)
+		x.Apply(0, &b)
+		prompts = append(prompts, p)
+	}
+	for range 500 {
+		p := prompts[rnd.IntN(len(prompts))]
+		x.Overlap(p[:1+rnd.IntN(len(p))], &q)
+	}
+	want := map[NodeID]Child{}
+	var walk func(n NodeID)
+	walk = func(n NodeID) {
+		out, err := x.Children(n, BrowseOptions{Limit: browseMost})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range out.Children {
+			if c.Hits > 0 {
+				want[c.ID] = c
+			}
+			if c.Children > 0 {
+				walk(c.ID)
+			}
+		}
+	}
+	walk(Root)
+	got := x.Hottest(browseMost)
+	if got.Partial || got.Total != len(want) || len(want) < 50 {
+		t.Errorf("%d runs, partial %v, want %d", got.Total, got.Partial, len(want))
+	}
+	last := uint64(math.MaxUint64)
+	for _, c := range got.Children {
+		w := want[c.ID]
+		if w.Exact && (c.Hits != w.Hits || c.HitsExact != w.HitsExact) || c.Hits < w.Hits || c.Depth != w.Depth || c.Length != w.Length || c.Children != w.Children || c.Local != w.Local || c.Ranks != w.Ranks {
+			t.Errorf("run %+v, in the tree %+v", c, w)
+		}
+		if c.Hits > last {
+			t.Errorf("%d hits stand below %d", c.Hits, last)
+		}
+		last = c.Hits
+	}
+	if few := x.Hottest(3); len(few.Children) != 3 || few.Total != len(want) {
+		t.Errorf("of three: %d of %d", len(few.Children), few.Total)
 	}
 }

@@ -49,6 +49,7 @@ const (
 	Slower
 	Refresh
 	Expand
+	Flat
 	ZoomIn
 	ZoomUp
 	Icicle
@@ -123,6 +124,7 @@ func Entries() []Entry {
 		bind(Refresh, "TIME", "ask now", "r"),
 		bind(Follow, "TIME", "follow the newest", "f"),
 		bind(Expand, "TREE", "open two levels", "E"),
+		bind(Flat, "TREE", "flat table of the most used runs", "t"),
 		bind(ZoomIn, "TREE", "zoom in", "Z"),
 		bind(ZoomUp, "TREE", "zoom out", "u"),
 		bind(Icicle, "TREE", "icicle strip", "i"),

@@ -32,6 +32,7 @@ type Radix struct {
 	noStrip bool
 	mask    bool
 	expand  map[string]int // nodes to open when they are loaded, and how deep
+	flat    bool           // the most used runs of the whole tree instead of its levels
 	holders string         // the node whose holders are shown when they have come
 }
 
@@ -49,7 +50,7 @@ func (x *Radix) Name() string { return "Radix" }
 
 // Keys implements Page.
 func (x *Radix) Keys() []string {
-	return []string{"h/l close open", "E two levels", "enter holders", "Z u zoom", "s sort", "w mask", "i icicle", "/ hash rank:", "? help"}
+	return []string{"h/l close open", "E two levels", "enter holders", "Z u zoom", "t flat", "s sort", "w mask", "i icicle", "/ hash rank:", "? help"}
 }
 
 // Act implements Page.
@@ -59,7 +60,14 @@ func (x *Radix) Act(c *Ctx, a keys.Action) (tea.Cmd, bool) {
 		cur = &x.rows[x.at]
 	}
 	switch a {
+	case keys.Flat:
+		x.flat = !x.flat
+		x.text, x.find, x.rank, x.depth = "", "", "", 0
+		return x.reload(c), true
 	case keys.Sort:
+		if x.flat {
+			return nil, true // by hits per second
+		}
 		x.sort = (x.sort + 1) % len(treeOrders)
 		return x.reload(c), true
 	case keys.Icicle:
@@ -86,6 +94,21 @@ func (x *Radix) Act(c *Ctx, a keys.Action) (tea.Cmd, bool) {
 			return x.zoomTo(c, x.tree.zoom.parent), true
 		}
 		return nil, false
+	}
+	if cur != nil && x.flat {
+		switch a {
+		case keys.Enter:
+			if cur.more > 0 {
+				return x.more(c, cur.k), true
+			}
+			if c.Load.Children == nil || c.Frozen {
+				return x.showHolders(c, cur.k), true
+			}
+			x.holders = cur.k.n.ID
+			return c.Load.Children(admin.BrowseQuery{Node: x.holders, Limit: 1}), true
+		case keys.ZoomIn, keys.Right, keys.Left, keys.Expand:
+			return nil, true // runs stand alone here
+		}
 	}
 	if cur != nil {
 		switch a {
@@ -177,6 +200,9 @@ func (x *Radix) ask(c *Ctx, k *node) tea.Cmd {
 	}
 	k.asking, k.asked = true, c.Now
 	limit := k.limit
+	if x.flat {
+		return c.Load.Children(admin.BrowseQuery{Limit: max(limit, hitsLimit), Flat: true})
+	}
 	if treeOrders[x.sort] == byHits {
 		limit = max(limit, hitsLimit)
 	}
@@ -231,7 +257,10 @@ func (x *Radix) Tick(c *Ctx) tea.Cmd {
 // Take implements Page.
 func (x *Radix) Take(c *Ctx, msg tea.Msg) tea.Cmd {
 	m, ok := msg.(ChildrenMsg)
-	if !ok || m.Router != x.router || m.Query.Sort != treeOrders[x.sort] || m.Query.Rank != x.rank || m.Query.MinDepth != x.depth {
+	if ok && x.flat && m.Router == x.router && m.Query.Node != "" && m.Query.Node == x.holders && m.Err == nil && m.Answer.Node != nil {
+		return x.showHolders(c, &node{n: *m.Answer.Node})
+	}
+	if !ok || m.Router != x.router || m.Query.Flat != x.flat || !x.flat && (m.Query.Sort != treeOrders[x.sort] || m.Query.Rank != x.rank || m.Query.MinDepth != x.depth) {
 		return nil
 	}
 	k := x.tree.nodes[m.Query.Node]
@@ -311,6 +340,7 @@ func (x *Radix) SetFilter(c *Ctx, text string) (tea.Cmd, error) {
 		}
 	}
 	again := rank != x.rank || depth != x.depth
+	x.flat = x.flat && !again // they choose within levels
 	x.text, x.find, x.rank, x.depth = strings.TrimSpace(text), hash, rank, depth
 	if again {
 		return x.reload(c), nil
@@ -326,13 +356,18 @@ func (x *Radix) SetFilter(c *Ctx, text string) (tea.Cmd, error) {
 }
 
 // Order implements Page.
-func (x *Radix) Order() string { return treeOrders[x.sort] }
+func (x *Radix) Order() string {
+	if x.flat {
+		return byHits
+	}
+	return treeOrders[x.sort]
+}
 
 // SetOrder implements Page.
 func (x *Radix) SetOrder(name string) bool {
 	i := slices.Index(treeOrders, name)
 	if i >= 0 {
-		x.sort = i
+		x.sort, x.flat = i, false
 		x.tree = newTree()
 	}
 	return i >= 0
@@ -416,7 +451,7 @@ func (x *Radix) Draw(c *Ctx, p *widget.Painter) {
 	p.End()
 
 	strip := 0
-	if !x.noStrip && c.W >= 100 && c.H >= 22 && len(x.rows) > 0 {
+	if !x.noStrip && !x.flat && c.W >= 100 && c.H >= 22 && len(x.rows) > 0 {
 		strip = 6
 	}
 	detail := 0
@@ -457,6 +492,9 @@ func (x *Radix) Draw(c *Ctx, p *widget.Painter) {
 
 // crumbs is the way from the root to the zoom.
 func (x *Radix) crumbs() string {
+	if x.flat {
+		return "most used runs"
+	}
 	s := "root"
 	path := x.tree.zoom.path()
 	if len(path) > 5 {
@@ -490,7 +528,7 @@ func (x *Radix) drawRow(p *widget.Painter, i, name, bar, block int, showKids, sh
 	switch {
 	case r.k.open:
 		sign = g.Open
-	case n.Children > 0:
+	case n.Children > 0 && !x.flat:
 		sign = g.Closed
 	}
 	p.Put(theme.Accent, sign+" ")
@@ -604,7 +642,7 @@ func (x *Radix) drawDetail(c *Ctx, p *widget.Painter, block int) {
 	r := x.rows[x.at]
 	if r.more > 0 {
 		p.Rule("not loaded")
-		p.Line(theme.Plain, fmt.Sprintf("  %d of %d children are loaded, those with most %s", len(r.k.kids), r.k.total, treeOrders[x.sort]))
+		p.Line(theme.Plain, fmt.Sprintf("  %d of %d children are loaded, those with most %s", len(r.k.kids), r.k.total, x.Order()))
 		return
 	}
 	n := &r.k.n
@@ -614,7 +652,11 @@ func (x *Radix) drawDetail(c *Ctx, p *widget.Painter, block int) {
 		path = append(path, k.label())
 	}
 	end := n.DepthBlocks + n.LengthBlocks
-	p.Line(theme.Plain, fmt.Sprintf("  path %s   blocks %d to %d, %s tokens from the start", strings.Join(path, " > "), n.DepthBlocks, end, widget.Count(float64(end*block))))
+	way := ""
+	if !x.flat {
+		way = "path " + strings.Join(path, " > ") + "   "
+	}
+	p.Line(theme.Plain, fmt.Sprintf("  %sblocks %d to %d, %s tokens from the start", way, n.DepthBlocks, end, widget.Count(float64(end*block))))
 	p.Line(theme.Plain, fmt.Sprintf("  hits %s   runs below %s   longest copy %d of %d blocks   id %s", atLeast(strconv.FormatUint(n.Hits, 10), n.HitsExact), atLeast(strconv.Itoa(n.Children), n.Exact), n.Longest, n.LengthBlocks, n.ID))
 	held := fmt.Sprintf("  held by %d: %s", n.Ranks, strings.Join(n.RankLabels, " "))
 	if n.Ranks > len(n.RankLabels) {
@@ -624,90 +666,4 @@ func (x *Radix) drawDetail(c *Ctx, p *widget.Painter, block int) {
 		held += fmt.Sprintf("   only copy: losing it costs %s tokens of prefill", widget.Count(float64(end*block)))
 	}
 	p.Line(theme.Plain, p.Cut(held, c.W))
-}
-
-// icicle draws the loaded part below the zoom as bars, one line per level.
-func (x *Radix) icicle(p *widget.Painter, h int) {
-	w := p.W - 2
-	text := make([][]rune, h)
-	style := make([][]theme.Style, h)
-	for i := range text {
-		text[i] = []rune(strings.Repeat(" ", w))
-		style[i] = make([]theme.Style, w)
-	}
-	onPath := map[*node]bool{}
-	if cur := x.rows[x.at]; cur.more == 0 {
-		for k := cur.k; k != nil; k = k.parent {
-			onPath[k] = true
-		}
-	}
-	var draw func(k *node, level, from, to int)
-	draw = func(k *node, level, from, to int) {
-		if level >= h {
-			return
-		}
-		sum := 0
-		for _, c := range k.kids {
-			sum += c.n.Blocks
-		}
-		whole := max(k.n.Blocks, sum)
-		if k.parent == nil {
-			whole = sum
-		}
-		if whole == 0 {
-			return
-		}
-		at := from
-		for _, c := range k.kids {
-			width := c.n.Blocks * (to - from) / whole
-			if width < 3 {
-				break // the rest, sorted by size or not, is too thin to name
-			}
-			last := min(at+width, to)
-			for i := at; i < last-1; i++ {
-				text[level][i] = ' '
-				style[level][i] = theme.Bar
-				if onPath[c] {
-					style[level][i] = theme.Accent
-				}
-			}
-			label := []rune(c.label())
-			count := []rune(widget.Count(float64(c.n.Blocks)))
-			inner := last - at - 2
-			if len(label) > inner {
-				label = label[:max(inner, 0)]
-			}
-			open, shut := '|', '|'
-			if onPath[c] {
-				open, shut = '[', ']'
-			}
-			text[level][at] = open
-			copy(text[level][at+1:], label)
-			if inner >= len(label)+len(count)+2 {
-				copy(text[level][last-1-len(count):], count)
-			}
-			text[level][last-1] = shut
-			if c.open {
-				draw(c, level+1, at, last)
-			}
-			at = last
-		}
-		for i := at; i < to; i++ {
-			text[level][i] = '.'
-			style[level][i] = theme.Dim
-		}
-	}
-	draw(x.tree.zoom, 0, 0, w)
-	for i := range text {
-		p.Put(theme.Plain, "  ")
-		for a := 0; a < w; {
-			b := a
-			for b < w && style[i][b] == style[i][a] {
-				b++
-			}
-			p.Put(style[i][a], string(text[i][a:b]))
-			a = b
-		}
-		p.End()
-	}
 }

@@ -90,7 +90,7 @@ func (t *tree) take(q admin.BrowseQuery, a *admin.IndexChildren, err error) {
 	for _, k := range old {
 		t.forget(k)
 	}
-	if q.Sort == byHits {
+	if q.Sort == byHits || q.Flat {
 		// What the router hands over was hit most in all its life.
 		slices.SortStableFunc(p.kids, func(a, b *node) int {
 			return cmp.Or(cmp.Compare(b.rate, a.rate), cmp.Compare(b.n.Hits, a.n.Hits)) // unknown comes last
