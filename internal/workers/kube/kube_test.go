@@ -439,6 +439,7 @@ func TestNewNamesWhatIsWrong(t *testing.T) {
 		{Options{Selector: "a", Worker: "name=x"}, "names of their pods"},
 		{Options{Selector: "a", Worker: "labels=a:b"}, "those of the pods"},
 		{Options{Selector: "a", Worker: "api_key_file=/nowhere"}, "api_key_file"},
+		{Options{Pool: "engines", Namespaces: []string{AllNamespaces}}, "kubernetes.pool: a pool is in a namespace"},
 		{Options{Selector: "a", Kubeconfig: "/nowhere/kubeconfig"}, "/nowhere/kubeconfig"},
 		{Options{}, "no selector and no pool is set"},
 	} {
