@@ -293,6 +293,33 @@ func TestHottestRuns(t *testing.T) {
 	mustContain(t, screen(a), "root", "37 more (enter loads them)")
 }
 
+// TestRadixAge: a run that came while the screen looked has its age, one that was there
+// before is older than that; turning the order does not forget it.
+func TestRadixAge(t *testing.T) {
+	a := newStage(t, fleet, 120, 40, 3, plainOptions)
+	press(a, "3")
+	answer := func(sort string, s, runs int) {
+		r := fleet.children("")
+		r.Now, r.Children, r.Total = r.Now.Add(time.Duration(s)*time.Second), r.Children[:runs], runs
+		limit := 50
+		if sort == "hits" {
+			limit = 200
+		}
+		a.Update(page.ChildrenMsg{Query: admin.BrowseQuery{Sort: sort, Limit: limit}, Answer: r})
+	}
+	answer("blocks", 0, 2)
+	answer("blocks", 30, 3)
+	answer("blocks", 75, 3)
+	press(a, "g")
+	mustContain(t, screen(a), "seen for >1m15s")
+	press(a, "G")
+	mustContain(t, screen(a), "run bb77120000000000", "seen for 45s")
+	press(a, "s")
+	answer("hits", 90, 3)
+	press(a, "G")
+	mustContain(t, screen(a), "run bb77120000000000", "seen for 1m00s")
+}
+
 // TestRadixHolders: enter names every rank that holds a run, also of a thousand.
 func TestRadixHolders(t *testing.T) {
 	a := newStage(t, fleet, 120, 40, 3, plainOptions)

@@ -231,7 +231,9 @@ func (x *Radix) opened(c *Ctx, k *node) tea.Cmd {
 
 // reload forgets all and asks for the root again.
 func (x *Radix) reload(c *Ctx) tea.Cmd {
+	seen := x.tree.seen
 	x.tree = newTree()
+	x.tree.seen = seen
 	x.rows, x.at, x.key = nil, 0, ""
 	clear(x.expand)
 	return x.ask(c, x.tree.root)
@@ -241,6 +243,7 @@ func (x *Radix) reload(c *Ctx) tea.Cmd {
 func (x *Radix) Tick(c *Ctx) tea.Cmd {
 	if x.router != c.Sel {
 		x.router = c.Sel
+		x.tree = newTree() // ids are the router's own
 		return x.reload(c)
 	}
 	if c.Frozen {
@@ -657,7 +660,11 @@ func (x *Radix) drawDetail(c *Ctx, p *widget.Painter, block int) {
 		way = "path " + strings.Join(path, " > ") + "   "
 	}
 	p.Line(theme.Plain, fmt.Sprintf("  %sblocks %d to %d, %s tokens from the start", way, n.DepthBlocks, end, widget.Count(float64(end*block))))
-	p.Line(theme.Plain, fmt.Sprintf("  hits %s   runs below %s   longest copy %d of %d blocks   id %s", atLeast(strconv.FormatUint(n.Hits, 10), n.HitsExact), atLeast(strconv.Itoa(n.Children), n.Exact), n.Longest, n.LengthBlocks, n.ID))
+	about := fmt.Sprintf("  hits %s   runs below %s   longest copy %d of %d blocks   seen for %s", atLeast(strconv.FormatUint(n.Hits, 10), n.HitsExact), atLeast(strconv.Itoa(n.Children), n.Exact), n.Longest, n.LengthBlocks, r.k.age())
+	if id := "   id " + n.ID; widget.Width(about+id) < c.W {
+		about += id
+	}
+	p.Line(theme.Plain, about)
 	held := fmt.Sprintf("  held by %d: %s", n.Ranks, strings.Join(n.RankLabels, " "))
 	if n.Ranks > len(n.RankLabels) {
 		held += fmt.Sprintf(" and %d more", n.Ranks-len(n.RankLabels))

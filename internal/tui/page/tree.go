@@ -9,6 +9,7 @@ import (
 
 	"github.com/dynctl/dynctl/internal/router/admin"
 	"github.com/dynctl/dynctl/internal/tui/feed"
+	"github.com/dynctl/dynctl/internal/tui/widget"
 )
 
 // node is a run of the radix tree that was loaded. Only what was opened is
@@ -28,6 +29,15 @@ type node struct {
 	hits uint64 // at the time of
 	at   time.Time
 	rate float64 // NaN before the second answer
+
+	sight
+}
+
+// sight is when a run was first seen. One that was there already when its level was
+// looked at for the first time is older than that.
+type sight struct {
+	since time.Time
+	older bool
 }
 
 const (
@@ -42,11 +52,12 @@ type tree struct {
 	root  *node
 	zoom  *node
 	nodes map[string]*node
+	seen  map[string]sight // by the id, what was closed included
 }
 
 func newTree() *tree {
 	r := &node{limit: firstLimit, open: true, rate: math.NaN()}
-	return &tree{root: r, zoom: r, nodes: map[string]*node{"": r}}
+	return &tree{root: r, zoom: r, nodes: map[string]*node{"": r}, seen: map[string]sight{}}
 }
 
 // take merges an answer into the tree. Nodes keep their state by their id.
@@ -64,6 +75,7 @@ func (t *tree) take(q admin.BrowseQuery, a *admin.IndexChildren, err error) {
 		}
 		return
 	}
+	first := !p.loaded
 	p.err, p.loaded, p.total = "", true, a.Total
 	if a.Node != nil && a.Node.ID == p.n.ID {
 		p.count(*a.Node, a.Now)
@@ -81,6 +93,8 @@ func (t *tree) take(q admin.BrowseQuery, a *admin.IndexChildren, err error) {
 				break
 			}
 			k = &node{parent: p, limit: firstLimit, rate: math.NaN()}
+			// An answer that was full may have left it out until now.
+			k.sight = t.sight(n.ID, sight{a.Now, first || a.Total > len(a.Children)})
 			t.nodes[n.ID] = k
 		}
 		delete(old, n.ID)
@@ -99,6 +113,30 @@ func (t *tree) take(q admin.BrowseQuery, a *admin.IndexChildren, err error) {
 	if _, ok := t.nodes[t.zoom.n.ID]; !ok {
 		t.zoom = t.root
 	}
+}
+
+// sight is when a run was first seen, which is now if it was not.
+func (t *tree) sight(id string, now sight) sight {
+	if s, ok := t.seen[id]; ok {
+		return s
+	}
+	if len(t.seen) >= 2*maxNodes {
+		clear(t.seen) // what is on the screen keeps its own
+		for id, k := range t.nodes {
+			t.seen[id] = k.sight
+		}
+	}
+	t.seen[id] = now
+	return now
+}
+
+// age is for how long a run has been there, as far as is known.
+func (k *node) age() string {
+	s := widget.Age(k.at.Sub(k.since))
+	if k.older {
+		return ">" + s
+	}
+	return s
 }
 
 // count takes over the figures of a node and the rate of its hits.
