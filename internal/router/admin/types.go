@@ -384,6 +384,8 @@ type Slow struct {
 	Figure string    `json:"figure"` // "ITL" or "TTFT"
 	Times  float64   `json:"times"`
 	Since  time.Time `json:"since"`
+	// Always says that it was hardly faster before, as far as is known.
+	Always bool `json:"always,omitempty"`
 }
 
 // EngineLoad is the newest scrape of a rank.

@@ -27,6 +27,11 @@ const (
 	MinSamples = 20
 	// persist is how long a rank must be slow, or not, before that is said.
 	persist = 2 * time.Second
+	// A rank without a faster past is slow when that lasts for persistAlone, and it is
+	// alone with it among at least minAlone peers: two such ranks are hardware of their
+	// own.
+	persistAlone = 5 * time.Second
+	minAlone     = 3
 	// forgetAfter is how long a rank that shows nothing any more stays slow.
 	forgetAfter = 30 * time.Second
 	// mendedAt is the part of the factor below which a slow rank has recovered.
@@ -136,6 +141,8 @@ type Finding struct {
 	Times float64
 	// Since is when that was first so.
 	Since time.Time
+	// Always says that it was hardly faster before, as far as is known.
+	Always bool
 }
 
 // Speed is what is known of a rank. Unknown figures are NaN.
@@ -176,6 +183,7 @@ type state struct {
 	past90   float64 // of TTFT, of the step before
 
 	slow   [figures]bool
+	always [figures]bool      // of slow: it has no faster past
 	since  [figures]time.Time // of the state that slow says, or will say
 	other  [figures]time.Time // since when the opposite holds; zero while it does not
 	times  [figures]float64
@@ -195,8 +203,9 @@ func NewJudge[K comparable]() *Judge[K] { return &Judge[K]{ranks: map[K]*state{}
 
 // Step takes in what ranks have shown since the last step and tells what changed.
 // A rank is slow at a figure whose median is more than factor times that of its
-// peers' medians, and more than factor times its own median of before. A factor of
-// 0 judges nobody.
+// peers' medians, and more than factor times its own median of before; or, never
+// mind its past, more than factor times that of the slowest of its peers. A factor
+// of 0 judges nobody.
 func (j *Judge[K]) Step(now time.Time, factor float64, in []Input[K]) (out []Change[K]) {
 	took := now.Sub(j.last)
 	if j.last.IsZero() {
@@ -227,7 +236,7 @@ func (j *Judge[K]) Step(now time.Time, factor float64, in []Input[K]) (out []Cha
 	for i := range in {
 		s := j.ranks[in[i].Key]
 		for f := range figures {
-			if c, ok := s.judge(f, peers[s.group][f], factor, now); ok {
+			if c, ok := s.judge(f, peers[s.group][f], len(groups[s.group]), factor, now); ok {
 				out = append(out, Change[K]{Key: in[i].Key, Verdict: c})
 			}
 		}
@@ -248,7 +257,7 @@ func (j *Judge[K]) Speed(k K) Speed {
 	}
 	for f := range figures {
 		if s.slow[f] {
-			out.Slow = &Finding{f, s.times[f], s.since[f]}
+			out.Slow = &Finding{f, s.times[f], s.since[f], s.always[f]}
 			break
 		}
 	}
@@ -332,19 +341,30 @@ func without(list []float64, one float64) float64 {
 }
 
 // judge decides about one figure of a rank.
-func (s *state) judge(f Figure, medians []float64, factor float64, now time.Time) (v Verdict, changed bool) {
+func (s *state) judge(f Figure, medians []float64, group int, factor float64, now time.Time) (v Verdict, changed bool) {
 	mine, peers, was := s.now[f], without(medians, s.now[f]), s.was[f]
-	known := !math.IsNaN(mine) && !math.IsNaN(peers) && !math.IsNaN(was) && factor > 0
+	// The slowest of its peers, where there are enough of them and all are known: one
+	// that is not may be like this one.
+	slowest := math.NaN()
+	if n := len(medians); n > minAlone && n == group && !math.IsNaN(mine) {
+		if slowest = medians[n-1]; slowest == mine {
+			slowest = medians[n-2]
+		}
+	}
+	known := !math.IsNaN(mine) && !math.IsNaN(peers) && (!math.IsNaN(was) || !math.IsNaN(slowest)) && factor > 0
 	switch {
 	case known:
 		s.silent[f] = time.Time{}
 	case s.silent[f].IsZero():
 		s.silent[f] = now
 	}
-	over := func(by float64) bool {
-		return mine > by*peers && mine > by*was && mine > peers+float64(floor[f])
+	far := mine > peers+float64(floor[f])
+	became := func(by float64) bool { return far && mine > by*peers && mine > by*was }
+	over := func(by float64) bool { return became(by) || far && mine > by*slowest }
+	is, wait := s.slow[f], persist
+	if !is && !became(factor) {
+		wait = persistAlone
 	}
-	is := s.slow[f]
 	lost := is && (factor <= 0 || !s.silent[f].IsZero() && now.Sub(s.silent[f]) >= forgetAfter)
 	switch {
 	case lost:
@@ -357,16 +377,19 @@ func (s *state) judge(f Figure, medians []float64, factor float64, now time.Time
 	case s.other[f].IsZero():
 		s.other[f] = now
 		return v, false
-	case now.Sub(s.other[f]) < persist:
+	case now.Sub(s.other[f]) < wait:
 		return v, false
 	}
 	if known {
 		s.times[f] = mine / peers
+	}
+	if !is {
+		s.always[f] = wait == persistAlone
 	}
 	s.slow[f], s.since[f], s.other[f] = !is, now, time.Time{}
 	if lost {
 		// What it will show is not to be held against a time that is long gone.
 		s.recent[f], s.past[f] = fading{}, fading{}
 	}
-	return Verdict{!is, Finding{f, s.times[f], now}, lost}, true
+	return Verdict{!is, Finding{f, s.times[f], now, s.always[f]}, lost}, true
 }

@@ -287,7 +287,7 @@ func (s *State) Workers(now time.Time) admin.WorkerList {
 			speed := s.Speed(k)
 			rank.TTFT, rank.ITL, rank.OutputRate = milli(speed.TTFT), milli(speed.ITL), figure(speed.TokensPerSecond)
 			if f := speed.Slow; f != nil {
-				rank.Slow = &admin.Slow{Figure: f.Figure.String(), Times: f.Times, Since: f.Since}
+				rank.Slow = &admin.Slow{Figure: f.Figure.String(), Times: f.Times, Since: f.Since, Always: f.Always}
 			}
 			if w.KVBlocks > 0 && w.BlockSize > 0 {
 				rank.CapacityBlock = int64(w.KVBlocks) * int64(w.BlockSize) / int64(s.BlockOf(w))

@@ -130,6 +130,11 @@ func groupOf(w *workers.Worker) string {
 func slowEvent(c *pace.Change[*workers.Rank]) eventlog.Event {
 	k := c.Key
 	switch {
+	case c.Slow && c.Always:
+		return eventlog.Event{
+			Kind: "rank_slow", Severity: eventlog.Warn, Worker: k.WorkerName, Rank: k.Label, Fields: map[string]any{"figure": c.Figure.String(), "times": math.Round(10*c.Times) / 10},
+			Text: fmt.Sprintf("%s is slow: %s %s times the median of its peers, of whom none is like it, and it was hardly faster before (health.slow_factor)", k.Label, c.Figure, times(c.Times)),
+		}
 	case c.Slow:
 		return eventlog.Event{
 			Kind: "rank_slow", Severity: eventlog.Warn, Worker: k.WorkerName, Rank: k.Label, Fields: map[string]any{"figure": c.Figure.String(), "times": math.Round(10*c.Times) / 10},

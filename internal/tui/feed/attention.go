@@ -304,7 +304,11 @@ func (b *Builder) attendRanks(c *collector, r *Router) {
 			if k.SlowAt == "TTFT" {
 				of = " for its prompts' lengths"
 			}
-			c.rank(Warn, CodeSlow, k, "%s%s %s times the median of its peers, and it was faster before (ITL %s ms, TTFT %s ms now)", k.SlowAt, of, tenth(k.SlowTimes), tenth(k.ITL), tenth(k.TTFT))
+			past := "and it was faster before"
+			if k.slowAlways {
+				past = "of whom none is like it, and it was hardly faster before"
+			}
+			c.rank(Warn, CodeSlow, k, "%s%s %s times the median of its peers, %s (ITL %s ms, TTFT %s ms now)", k.SlowAt, of, tenth(k.SlowTimes), past, tenth(k.ITL), tenth(k.TTFT))
 		}
 		full, queue := k.KVUsage >= saturatedKV, k.Waiting >= saturatedQueue
 		if full || queue {

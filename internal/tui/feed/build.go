@@ -401,7 +401,7 @@ func rankView(w *admin.Worker, k *admin.Rank, now, was, old *point) Rank {
 	}
 	v.TTFT, v.ITL, v.OutputRate, v.SlowTimes = Num(value(k.TTFT)), Num(value(k.ITL)), Num(value(k.OutputRate)), Unknown
 	if k.Slow != nil {
-		v.SlowAt, v.SlowTimes = k.Slow.Figure, Num(k.Slow.Times)
+		v.SlowAt, v.SlowTimes, v.slowAlways = k.Slow.Figure, Num(k.Slow.Times), k.Slow.Always
 	}
 	if len(w.Models) > 0 {
 		v.Model = w.Models[0]

@@ -341,8 +341,9 @@ type Rank struct {
 	OutputRate Num `json:"router_output_tokens_per_second"`
 	// SlowAt is "ITL" or "TTFT" for a rank that is slow at it, SlowTimes how many
 	// times the median of its peers that is.
-	SlowAt    string `json:"slow_at,omitempty"`
-	SlowTimes Num    `json:"slow_times"`
+	SlowAt     string `json:"slow_at,omitempty"`
+	SlowTimes  Num    `json:"slow_times"`
+	slowAlways bool   // it was hardly faster before
 
 	// The differences, engine minus router.
 	RequestDiff Num `json:"requests_difference"`
