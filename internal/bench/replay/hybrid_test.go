@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"compress/gzip"
 	"encoding/json"
+	"errors"
 	"io"
 	"os"
 	"path/filepath"
@@ -104,7 +105,7 @@ func TestHybridRanksReplay(t *testing.T) {
 			}
 			for played := 0; ; {
 				var rec trace.Record
-				if err := r.Next(&rec); err == io.EOF {
+				if err := r.Next(&rec); errors.Is(err, io.EOF) {
 					break
 				} else if err != nil {
 					t.Fatal(err)

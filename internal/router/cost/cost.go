@@ -43,7 +43,10 @@ func (w *Work) values() [terms]float64 {
 		before := float64(w.Context)/1000 - n/2
 		attention = float64(n*before) / 100
 	}
-	return [terms]float64{1, n, attention, float64(w.Queued) / 1000, float64(w.Running)}
+	return [terms]float64{
+		termOne: 1, termCompute: n, termAttention: attention,
+		termQueued: float64(w.Queued) / 1000, termRunning: float64(w.Running),
+	}
 }
 
 // at is the law's time for w in ms.
