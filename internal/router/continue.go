@@ -42,6 +42,8 @@ type continuation struct {
 	// rest is the request without the value of its prompt, which stood at a place.
 	rest []byte
 	at   int
+	// to is where the rest is asked for; empty while nothing has broken off.
+	to string
 	// pending is an error that the engine told right after the first token.
 	pending error
 	// cut is how the stream's newest leg broke off.
@@ -71,13 +73,13 @@ func (c *continuation) asks(w *workers.Worker) bool {
 	return c != nil && c.refused == "" && w.WireEngine() == workers.VLLM
 }
 
-// path is where a leg goes that the client asked to go elsewhere: the rest of a chat is
-// a completion.
+// path is where a leg goes for a request that came to a path. It reads nothing of the
+// stream: the legs of both phases may ask at once.
 func (c *continuation) path(asked string) string {
-	if c == nil || !c.stream.Chat || !c.stream.Going() {
+	if c == nil || c.to == "" {
 		return asked
 	}
-	return strings.Replace(asked, "/chat/completions", "/completions", 1)
+	return c.to
 }
 
 // begin makes ready for the answer to another leg.
@@ -276,6 +278,10 @@ func (x *exchange) goOn(cut *attempt.Failure) (resume.Refusal, string) {
 		if err := x.saltTenant(); err != nil {
 			return "", err.Error() // it was salted before: cannot be
 		}
+	}
+	c.to = x.req.URL.RequestURI()
+	if c.stream.Chat { // whose rest is a completion
+		c.to = strings.Replace(c.to, "/chat/completions", "/completions", 1)
 	}
 	x.findPrompt() // while begun says that it is the rest's
 	x.begun.Store(false)

@@ -13,6 +13,7 @@ import (
 	"github.com/tidwall/gjson"
 
 	"github.com/dynctl/dynctl/internal/settings"
+	"github.com/dynctl/dynctl/internal/workers/sim/fault"
 )
 
 func exact(c *settings.Config) { c.Continue.Mode = settings.ContinueExact }
@@ -271,6 +272,9 @@ func TestTwoHundredStreamsMove(t *testing.T) {
 	}
 	all(want)
 	began = 0
+	if err := r.Sim.Engine(0).SetFaults(fault.Set{Slow: 20}); err != nil { // none ends before the last has begun
+		t.Fatal(err)
+	}
 	done := make(chan struct{})
 	go func() { defer close(done); all(got) }()
 	r.eventually("all streams", func() error {
@@ -309,7 +313,15 @@ func TestDrainMoves(t *testing.T) {
 		return object{"model": "sim", "prompt": "Tell me about the river.", "max_tokens": 150, "ignore_eos": true, "stream": true, "seed": seed}
 	}
 	want := read(t, r.post("/v1/completions", body(nil)).body)
+	slow := func(factor float64) {
+		for i := range 2 {
+			if err := r.Sim.Engine(i).SetFaults(fault.Set{Slow: factor}); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
 	for _, seed := range []any{nil, 7} {
+		slow(20) // the stream is not at its end before the drain
 		resp, err := r.open(t.Context(), http.MethodPost, "/v1/completions", encode(t, body(seed)))
 		if err != nil {
 			t.Fatal(err)
@@ -324,6 +336,7 @@ func TestDrainMoves(t *testing.T) {
 		if err != nil || !w.Draining {
 			t.Fatalf("%v %+v", err, w)
 		}
+		slow(0)
 		rest, err := io.ReadAll(resp.Body)
 		resp.Body.Close()
 		if err != nil {

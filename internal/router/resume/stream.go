@@ -81,9 +81,6 @@ func (s *Stream) Refuse(why Refusal) {
 	}
 }
 
-// Going reports whether an engine goes on with what another one has begun.
-func (s *Stream) Going() bool { return s.going }
-
 // Ended reports whether nothing is missing of the stream but what Closing gives.
 func (s *Stream) Ended() bool { return s.finished }
 
