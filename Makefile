@@ -23,11 +23,11 @@ lint:
 vuln:
 	go run golang.org/x/vuln/cmd/govulncheck@v1.9.0 ./...
 
-# Real engines and real clients; every test says why it is skipped.
 # Pods and their life on a real API server; CONTRIBUTING.md says how to name it.
 kube:
 	DYNCTL_E2E=1 go test -count=1 -timeout 20m -v -run Kubernetes ./e2e
 
+# Real engines and real clients; every test says why it is skipped.
 e2e:
 	DYNCTL_E2E=1 go test -count=1 -timeout 60m -v ./e2e
 

@@ -38,8 +38,9 @@ func TestStickyResponsesAreBounded(t *testing.T) {
 	for i := range 10 {
 		s.put(fmt.Sprint(i), fmt.Sprint("w", i), "t")
 	}
-	s.put("9", "other", "u")
-	if w, ok := s.get("9"); !ok || w != (stored{"other", "u"}) || len(s.byID) != 3 || len(s.order) != 3 {
+	s.put("9", "other", "t")
+	s.put("9", "engine that was told to take the id", "u") // another tenant's stays what it is
+	if w, ok := s.get("9"); !ok || w != (stored{"other", "t"}) || len(s.byID) != 3 || len(s.order) != 3 {
 		t.Fatalf("%v %v, %d ids", w, ok, len(s.byID))
 	}
 	if _, ok := s.get("6"); ok {

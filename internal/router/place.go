@@ -139,9 +139,10 @@ func (x *exchange) place() error {
 	if why != "" {
 		err = fmt.Errorf("%w; %s", err, why)
 	}
-	if d.run.Attempt > 0 {
+	switch {
+	case why != "":
 		x.record()
-	} else { // it was turned away before it could try
+	case d.run.Attempt == 0: // it was turned away before it could try
 		x.live.Update(x.introduce)
 	}
 	return x.refuseAtGate(err)
@@ -155,7 +156,7 @@ func (x *exchange) needs(phase selector.Phase) string {
 		return x.decision // it is kept out where others are not
 	}
 	p := &q.Request.Pin
-	s := string(phase) + "\x00" + string(q.Request.Force) + "\x00" + p.Decode + "\x00" + p.Prefill
+	s := string(phase) + "\x00" + string(q.Request.Force) + "\x00" + p.Decode + "\x00" + p.Prefill + "\x00" + string(q.Plan.Reason)
 	if p.HasRank {
 		s += "\x00" + strconv.Itoa(p.Rank)
 	}

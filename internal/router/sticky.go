@@ -3,7 +3,8 @@ package router
 import "sync"
 
 // stickyResponses remembers which worker holds the state of a response of the
-// Responses API, and whose response it is. When it is full, the entry that was stored first goes.
+// Responses API, and whose response it is: an id that engines say of another tenant's,
+// too, as clients may choose it, stays with the first. When it is full, the entry that was stored first goes.
 type stickyResponses struct {
 	mu    sync.Mutex
 	max   int
@@ -25,7 +26,9 @@ func (s *stickyResponses) put(id, worker, tenant string) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if _, known := s.byID[id]; !known {
+	if old, known := s.byID[id]; known && old.tenant != tenant {
+		return
+	} else if !known {
 		if len(s.byID) >= s.max {
 			delete(s.byID, s.order[s.head])
 			s.order[s.head] = id

@@ -293,7 +293,7 @@ func (a *app) command(text string) tea.Cmd {
 		if !a.pages[a.tab].SetOrder(rest) {
 			names := page.Orders()
 			if a.tab == 2 {
-				names = []string{"blocks", "hits", "ranks", "offset"}
+				names = []string{"blocks", "hits", "ranks"}
 			}
 			if a.tab > 2 {
 				a.say("this view is always newest first", true)

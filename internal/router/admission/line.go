@@ -21,12 +21,15 @@ type Line struct {
 	poll    time.Duration
 	polls   *time.Timer // runs while somebody waits; nil without poll
 	trying  *Waiter
+	free    *sync.Cond // on mu: nobody tries, or somebody waits
 }
 
 // NewLine is an empty line in which queue requests may wait for timeout. Where not every
 // change is told, those that wait try again every poll; 0 is never.
 func NewLine(queue int, timeout, poll time.Duration) *Line {
-	return &Line{turns: Turns{Limit: queue}, timeout: timeout, poll: poll}
+	l := &Line{turns: Turns{Limit: queue}, timeout: timeout, poll: poll}
+	l.free = sync.NewCond(&l.mu)
+	return l
 }
 
 // SetLimits changes how many may wait and how long. Those that wait stay.
@@ -57,7 +60,12 @@ func (l *Line) Enter(ctx context.Context, c Claim, try func() (needs string, ok 
 	defer l.waiting.Add(-1)
 	w := &Waiter{Claim: c}
 	l.mu.Lock()
-	if l.trying == nil && l.turns.Waiting() == 0 {
+	// Who comes while another looks for a place is not one of those that find none: a
+	// look takes microseconds, and a full queue is no reason to refuse before it.
+	for l.trying != nil && l.turns.Waiting() == 0 {
+		l.free.Wait()
+	}
+	if l.turns.Waiting() == 0 {
 		l.trying = w
 		l.mu.Unlock()
 		if l.attempt(w, try) {
@@ -65,12 +73,13 @@ func (l *Line) Enter(ctx context.Context, c Claim, try func() (needs string, ok 
 		}
 		l.mu.Lock()
 	}
+	l.free.Signal() // whoever else has come looks no longer for a line that is empty
 	now := time.Now()
 	timeout := l.timeout
 	if c.Patience > 0 {
 		timeout = min(timeout, c.Patience)
 	}
-	if d, known := l.turns.Wait(c.Queue, now); known && c.Patience > 0 && d > c.Patience {
+	if d, known := l.turns.Wait(c.Queue, c.Band, now); known && c.Patience > 0 && d > c.Patience {
 		l.mu.Unlock()
 		l.rejected.Add(1)
 		return Waited{}, ErrHopeless
@@ -152,6 +161,7 @@ func (l *Line) attempt(w *Waiter, try func() (string, bool)) (ok bool) {
 		}
 		l.trying = nil
 		l.pass()
+		l.free.Signal()
 	}()
 	needs, ok = try()
 	return ok
@@ -239,7 +249,7 @@ func (l *Line) Rejected() uint64 { return l.rejected.Load() }
 func (l *Line) Wait(queue string) (time.Duration, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.turns.Wait(queue, time.Now())
+	return l.turns.Wait(queue, Low, time.Now())
 }
 
 // States are the queues in which somebody waits.

@@ -141,3 +141,27 @@ func TestLineLetsEverybodyIn(t *testing.T) {
 		})
 	}
 }
+
+// TestNobodyIsRefusedWhileAnotherLooks: with no room for anybody to wait, whoever comes
+// while another one looks for a place looks after it.
+func TestNobodyIsRefusedWhileAnotherLooks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := NewLine(0, time.Second, 0)
+		var wg sync.WaitGroup
+		for range 50 {
+			wg.Go(func() {
+				waited, err := l.Enter(t.Context(), Claim{Queue: "m", Patience: time.Nanosecond}, func() (string, bool) {
+					<-time.After(time.Millisecond)
+					return "", true
+				})
+				if err != nil || waited.For != 0 {
+					t.Errorf("%v %+v", err, waited)
+				}
+			})
+		}
+		wg.Wait()
+		if n := l.Rejected(); n != 0 {
+			t.Errorf("%d were refused", n)
+		}
+	})
+}

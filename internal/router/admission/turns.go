@@ -258,9 +258,9 @@ func (t *Turns) out(q *queue, w *Waiter) {
 // lookBack is how old a place that was got may be to tell how fast a queue goes.
 const lookBack = 30 * time.Second
 
-// Wait is how long a request that came to a queue now would wait, by the rate at which
-// waiters got their places of late; false where that is not known.
-func (t *Turns) Wait(name string, now time.Time) (time.Duration, bool) {
+// Wait is how long a request of a band that came to a queue now would wait, by the rate
+// at which waiters got their places of late; false where that is not known.
+func (t *Turns) Wait(name string, band Band, now time.Time) (time.Duration, bool) {
 	q := t.queues[name]
 	if q == nil {
 		return 0, false
@@ -277,7 +277,13 @@ func (t *Turns) Wait(name string, now time.Time) (time.Duration, bool) {
 	if n < 2 || !now.After(oldest) {
 		return 0, false
 	}
-	return now.Sub(oldest) / time.Duration(n) * time.Duration(len(q.waiters)+1), true
+	before := 0
+	for _, w := range q.waiters {
+		if w.Band <= band {
+			before++
+		}
+	}
+	return now.Sub(oldest) / time.Duration(n) * time.Duration(before+1), true
 }
 
 // QueueState is what waits in one queue.
@@ -306,7 +312,7 @@ func (t *Turns) States(now time.Time) (list []QueueState) {
 			tenants[w.Tenant] = struct{}{}
 		}
 		s.Tenants = len(tenants)
-		if d, known := t.Wait(name, now); known {
+		if d, known := t.Wait(name, Low, now); known {
 			s.Wait = d
 		}
 		list = append(list, s)

@@ -29,11 +29,11 @@ type Settings struct {
 	Continuations int
 }
 
-// Blind reports whether no decision looks at caches: no policy, limit, gate or
-// threshold does.
+// Blind reports whether no decision looks at caches: no policy, limit, gate,
+// threshold or cost does.
 func (s *Settings) Blind() bool {
 	return !s.Decode.LooksAtCaches() && !s.Prefill.LooksAtCaches() && s.Busy.PrefillTokens == 0 && s.Rule.PrefillGate == 0 &&
-		(s.Rule.Threshold <= 0 || s.Rule.On == OnISL)
+		!s.Rule.Auto && (s.Rule.Threshold <= 0 || s.Rule.On == OnISL)
 }
 
 // Request is what a decision needs to know of a request besides its prompt's

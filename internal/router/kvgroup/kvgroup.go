@@ -184,6 +184,7 @@ func (g *Groups) Store(e *Store) (crowded int) {
 		if c := &b.copies[i]; *c == 0 || !e.Once && !g.Once && !g.single {
 			if *c++; *c == maxCopies {
 				g.countOnce()
+				sure = g.sure(i, e)
 			}
 		}
 	}

@@ -224,3 +224,23 @@ func (m *model) judge(t *rapid.T, g *Groups, p []uint32) {
 		t.Fatalf("prompt of %d tokens, groups %+v: %d usable without the last block, the model says %d with it", len(p), m.groups, got, want)
 	}
 }
+
+// TestSizesWhoseProductOverflows: engines may tell of any block sizes. The least common
+// multiple of these, in blocks of the router, is -1 in 64 bits.
+func TestSizesWhoseProductOverflows(t *testing.T) {
+	t.Parallel()
+	p := make([]uint32, 64)
+	g := New(routerBlock)
+	locals := blockhash.Locals(nil, p, routerBlock, blockhash.Key{})
+	names := make([]uint64, len(locals))
+	for i := range names {
+		names[i] = uint64(i + 1)
+	}
+	g.Store(&Store{Kind: kvevent.FullAttention, Block: routerBlock, Names: names, Locals: locals})
+	g.Store(&Store{Group: 1, Kind: kvevent.Mamba, Block: routerBlock * 65537})
+	g.Store(&Store{Group: 2, Kind: kvevent.SlidingWindow, Window: 8, Block: routerBlock * 42007935})
+	g.Store(&Store{Group: 3, Kind: kvevent.SlidingWindow, Window: 8, Block: routerBlock * 6700417})
+	if n := g.Usable(Prompt{Seq: blockhash.Chain(nil, locals), Tokens: len(p)}, len(locals)); n != 0 {
+		t.Errorf("%d blocks are said to be usable", n)
+	}
+}

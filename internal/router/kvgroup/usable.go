@@ -51,6 +51,10 @@ func (g *Groups) Usable(p Prompt, overlap int) int {
 	return n
 }
 
+// maxUnit is longer than any prompt: more says nothing else, and no product of block
+// sizes that engines may tell of overflows.
+const maxUnit = 1 << 31
+
 // unit returns what lengths are multiples of, in router blocks, and whether full
 // groups reach into a block.
 func (g *Groups) unit() (unit int, parts bool) {
@@ -61,7 +65,7 @@ func (g *Groups) unit() (unit int, parts bool) {
 		larger = larger || k.kind == kvevent.Mamba && k.blocks > g.finest
 		fit = fit && (k.kind == kvevent.FullAttention || k.kind == kvevent.Mamba || k.blocks == g.finest)
 		if k.blocks > 0 {
-			unit = unit / gcd(unit, k.blocks) * k.blocks
+			unit = min(unit/gcd(unit, k.blocks)*k.blocks, maxUnit)
 		}
 	}
 	if larger && fit {

@@ -37,7 +37,7 @@ const (
 	// Field: the request has a member that nothing is known of, or whose state cannot be
 	// moved.
 	Field Refusal = "other_field"
-	// TooLong: the prompt is longer than is kept for a stream.
+	// TooLong: the request or its answer is longer than is kept for a stream.
 	TooLong Refusal = "too_long"
 )
 
@@ -70,7 +70,7 @@ var words = map[Refusal]string{
 	Stops:      "it has stop strings",
 	Prompt:     "its prompt is cut by the engine, or is more than text",
 	Field:      "it has a member that is not known to be continuable",
-	TooLong:    "its prompt is longer than is kept for a stream",
+	TooLong:    "it is longer than is kept for a stream",
 	NoIDs:      "the engine does not tell token ids",
 	Seam:       "which tokens the sent text belongs to is not known",
 	Odd:        "the stream has an event that is not a completion's, or too large",
@@ -84,6 +84,13 @@ func (r Refusal) String() string { return words[r] }
 
 // MaxPrompt is the longest prompt in tokens that is kept for a stream.
 const MaxPrompt = 128 << 10
+
+// maxRest bounds what is kept of a request besides its prompt in bytes, maxAnswer the
+// tokens of an answer.
+const (
+	maxRest   = 64 << 10
+	maxAnswer = 1 << 20
+)
 
 // Rule says what a request's member means for a continuation.
 type rule struct {
@@ -168,6 +175,8 @@ func Judge(v *api.View) (why Refusal, member string) {
 		return Prompt, "prompt"
 	case v.EstimateTokens() > MaxPrompt:
 		return TooLong, "prompt"
+	case len(v.Body)-v.PromptValue.Len() > maxRest:
+		return TooLong, ""
 	}
 	for i := range v.Fields {
 		name, raw := v.Member(i)

@@ -3,6 +3,7 @@ package resume
 import (
 	"bytes"
 	"errors"
+	"math"
 	"slices"
 	"strconv"
 
@@ -189,6 +190,10 @@ func (s *Stream) event(e []byte) error {
 	slices.SortFunc(s.cuts, func(a, b cut) int { return a.from - b.from })
 	from, at := 0, within(e, data)
 	for _, c := range s.cuts {
+		if at+c.from < from { // a member named twice, one of them within another
+			s.Refuse(Odd)
+			continue
+		}
 		s.out = append(append(s.out, e[from:at+c.from]...), c.with...)
 		from = at + c.to
 	}
@@ -398,19 +403,30 @@ func (s *Stream) token(c *choice) {
 	if !s.first {
 		s.first = true
 		if s.prompt == 0 {
-			if s.ids = numbers(nil, prompt); len(s.ids) == 0 {
+			all, ok := numbers(nil, prompt)
+			switch {
+			case !ok || len(all) == 0:
 				s.Refuse(NoIDs)
 				return
-			}
-			if len(s.ids) > MaxPrompt {
+			case len(all) > MaxPrompt:
 				s.Refuse(TooLong)
 				return
 			}
+			s.ids = all
 			s.prompt = len(s.ids)
 		}
 	}
 	before := len(s.ids)
-	s.ids = numbers(s.ids, ids)
+	all, ok := numbers(s.ids, ids)
+	switch {
+	case !ok:
+		s.Refuse(NoIDs)
+		return
+	case len(all)-s.prompt > maxAnswer:
+		s.Refuse(TooLong)
+		return
+	}
+	s.ids = all
 	n, says := len(s.ids)-before, len(text) > 2
 	if s.KeepIDs {
 		s.told = len(s.ids) - s.prompt
@@ -424,7 +440,6 @@ func (s *Stream) token(c *choice) {
 	case n == 0 && !s.finished:
 		s.Refuse(NoIDs)
 	default:
-		var ok bool
 		if s.text, ok = rawjson.Unquote(s.text[:0], text); !ok || len(s.tail)+len(s.text) > maxTail {
 			s.Refuse(Seam)
 			return
@@ -433,10 +448,10 @@ func (s *Stream) token(c *choice) {
 	}
 }
 
-// numbers appends the ids of a JSON list.
-func numbers(dst []uint32, list []byte) []uint32 {
+// numbers appends the ids of a JSON list; false if one is none.
+func numbers(dst []uint32, list []byte) ([]uint32, bool) {
 	if len(list) < 2 || list[0] != '[' {
-		return dst
+		return dst, true
 	}
 	n, digits := uint64(0), 0
 	for _, c := range list[1:] {
@@ -444,15 +459,18 @@ func numbers(dst []uint32, list []byte) []uint32 {
 		case c >= '0' && c <= '9' && digits < 10:
 			n, digits = n*10+uint64(c-'0'), digits+1
 		case c >= '0' && c <= '9', c == '-', c == '.':
-			return dst[:0]
+			return dst, false
 		default:
+			if n > math.MaxUint32 {
+				return dst, false
+			}
 			if digits > 0 {
 				dst = append(dst, uint32(n))
 			}
 			n, digits = 0, 0
 		}
 	}
-	return dst
+	return dst, true
 }
 
 // Settled reports whether the stream can be gone on with as it stands, and is worth it:

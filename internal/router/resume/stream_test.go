@@ -351,3 +351,50 @@ func BenchmarkPass(b *testing.B) {
 	}
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*len(events)), "ns/event")
 }
+
+// TestOddEngines: what no engine should say ends the reading along, and nothing else.
+func TestOddEngines(t *testing.T) {
+	first := func(choice string) string {
+		return `data: {"id":"a","created":1,"model":"m","choices":[{"index":0,"prompt_token_ids":[1,2,3],` + choice + "}]}\n\n"
+	}
+	for name, c := range map[string]struct {
+		events []string
+		why    Refusal
+	}{
+		"a negative id":          {[]string{first(`"text":"x","token_ids":[-1]`)}, NoIDs},
+		"a negative id, no text": {[]string{first(`"text":"","token_ids":[-1]`), first(`"text":"x","token_ids":[5]`)}, NoIDs},
+		"an id of 33 bits":       {[]string{first(`"text":"x","token_ids":[4294967296]`)}, NoIDs},
+		"a prompt's odd id":      {[]string{strings.Replace(first(`"text":"x","token_ids":[4]`), "[1,2,3]", "[1,-2,3]", 1)}, NoIDs},
+		"ids without end":        {slices.Repeat([]string{first(`"text":"","token_ids":[` + strings.Repeat("1,", 1<<18) + "1]")}, 5), TooLong},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var s Stream
+			s.Begin()
+			for _, e := range c.events {
+				if _, err := s.Pass([]byte(e)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if s.Refused() != c.why {
+				t.Errorf("%q, want %q", s.Refused(), c.why)
+			}
+			s.Unsettled()
+			if ids, why := s.Next(); why != c.why || len(ids) > 0 {
+				t.Errorf("%d ids, %q", len(ids), why)
+			}
+		})
+	}
+	// The rest of a chat, in which a member stands within another that is changed.
+	s := Stream{Chat: true}
+	s.Begin()
+	if _, err := s.Pass([]byte(`data: {"id":"a","object":"chat.completion.chunk","created":1,"model":"m","prompt_token_ids":[1,2],"choices":[{"index":0,"delta":{"role":"assistant","content":"x"},"token_ids":[3]}]}` + "\n\n")); err != nil {
+		t.Fatal(err)
+	}
+	if _, why := s.Next(); why != "" {
+		t.Fatal(why)
+	}
+	s.Begin()
+	if _, err := s.Pass([]byte(`data: {"text":"a","id":"y","choices":[{"delta":{"content":"x"}}]}` + "\n\n")); err != nil && s.Refused() == "" {
+		t.Errorf("%v %q", err, s.Refused())
+	}
+}

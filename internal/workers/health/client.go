@@ -30,7 +30,7 @@ type asker struct {
 // takes no proxy from the environment: engines are neighbours.
 func newAsker(rt http.RoundTripper, conf func() *tls.Config, timeout time.Duration) *asker {
 	if rt == nil {
-		dialer := &net.Dialer{KeepAlive: 15 * time.Second}
+		dialer := &net.Dialer{Timeout: timeout, KeepAlive: 15 * time.Second}
 		rt = &http.Transport{
 			DialContext:            dialer.DialContext,
 			DialTLSContext:         workers.DialTLS(dialer, conf),
