@@ -62,10 +62,10 @@ func TestNoSeriesOfWorkersThatLeft(t *testing.T) {
 	for i := range fields.NumField() {
 		var v *prometheus.MetricVec
 		switch f := reflect.NewAt(fields.Field(i).Type(), fields.Field(i).Addr().UnsafePointer()).Elem().Interface().(type) {
-		case *prometheus.CounterVec:
-			v = f.MetricVec
-		case *prometheus.HistogramVec:
-			v = f.MetricVec
+		case *counters:
+			v = f.vec
+		case *histograms:
+			v = f.vec
 		default:
 			continue
 		}
