@@ -101,7 +101,11 @@ func TestContinuationOnVLLM(t *testing.T) {
 				}
 				continue
 			}
-			tell[fmt.Sprintf("%s continued %d times", path, len(rec.Continued))]++
+			if n := len(rec.Continued); n > 0 {
+				tell[fmt.Sprintf("%s continued %d times", path, n)]++
+			} else if tell[path+" tried again before the first text"]++; len(rec.Legs) != 2 || rec.Legs[0].Error == "" {
+				t.Errorf("%s cut after %d events: neither continued nor tried again: %+v", path, k, rec.Legs)
+			}
 			if got.text != want.text || got.prompt != want.prompt || strings.Contains(string(got.body), "token_ids\":[") {
 				t.Errorf("%s cut after %d events: %q (%d), want %q (%d)\n%+v\n%s", path, k, got.text, got.prompt, want.text, want.prompt, rec.Continued, got.body)
 			}

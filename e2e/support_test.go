@@ -35,7 +35,8 @@ func need(t *testing.T) {
 
 // engine is one entry of what the engines' start script prints.
 type engine struct {
-	Name, Role, Model, URL string
+	Name, Role, Model, URL, Log string
+	PID                         int
 }
 
 // startEngines starts real engines and stops them when the test ends.
