@@ -288,6 +288,7 @@ type stand struct {
 	rng     *rand.Rand
 	wg      sync.WaitGroup
 	tell    map[string]int
+	refused int // of the requests that are not continued, as many had their turn
 }
 
 // TestKillsOnVLLM: engines are killed in the middle of streams, again and again. The
@@ -380,15 +381,26 @@ var refused = []struct {
 // round kills one engine with streams on it, and looks at what became of them.
 func (s *stand) round(i int) {
 	t := s.t
+	may, on := make([]*reader, len(continuable)), map[string]int{}
+	for j, c := range continuable {
+		if may[j] = s.read(c.path, 1+s.rng.IntN(60), c.more); may[j].resp.StatusCode != http.StatusOK {
+			<-may[j].ended
+			t.Fatalf("%s: %d %s", c.name, may[j].resp.StatusCode, may[j].got)
+		}
+		on[may[j].on()]++
+	}
 	victim, other := s.decode[i%2], s.decode[1-i%2]
-	no := refused[i%len(refused)]
+	if on[victim.Name] < on[other.Name] {
+		victim, other = other, victim
+	}
+	no := refused[s.refused%len(refused)]
 	counted := func() float64 {
 		return counter(t, s.r.metrics, "dynctl_streams_not_continued_total", fmt.Sprintf(`why="%s"`, no.why))
 	}
 	before := counted()
 	var must *reader
 	var extra []*reader
-	for range 4 {
+	for must == nil && len(extra) < 4 {
 		k := s.read(no.path, 1+s.rng.IntN(40), no.more)
 		if k.resp.StatusCode != http.StatusOK {
 			<-k.ended
@@ -396,15 +408,9 @@ func (s *stand) round(i int) {
 		}
 		if k.on() == victim.Name {
 			must = k
-			break
-		}
-		extra = append(extra, k)
-	}
-	may := make([]*reader, len(continuable))
-	for j, c := range continuable {
-		if may[j] = s.read(c.path, 1+s.rng.IntN(60), c.more); may[j].resp.StatusCode != http.StatusOK {
-			<-may[j].ended
-			t.Fatalf("%s: %d %s", c.name, may[j].resp.StatusCode, may[j].got)
+			s.refused++
+		} else {
+			extra = append(extra, k)
 		}
 	}
 	for _, k := range append(slices.Clone(may), must) {
@@ -420,10 +426,12 @@ func (s *stand) round(i int) {
 		victim.kill()
 	}
 	s.tell["= "+how]++
-	for _, k := range append(append(slices.Clone(may), extra...), must) {
-		if k != nil {
-			<-k.ended
-		}
+	ended := append(append(slices.Clone(may), extra...), must)
+	if must == nil {
+		ended = ended[:len(ended)-1]
+	}
+	for _, k := range ended {
+		<-k.ended
 	}
 	victim.kill()
 	victim.start(t, s.starter)

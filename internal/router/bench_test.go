@@ -109,7 +109,7 @@ func (e *bareEngine) serve(c net.Conn) {
 				`},"kv_transfer_params":{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[` + blockIDs(max(1, length/64)) +
 				`],"remote_engine_id":"engine","remote_request_id":"chatcmpl-` + id + `","remote_host":"127.0.0.1","remote_port":5600,"tp_size":1}}`
 		case bytes.Contains(tail, []byte(`"stream":true`)):
-			if !e.stream(c) {
+			if !e.stream(c, bytes.Contains(body, []byte(`"return_token_ids":true`))) {
 				return
 			}
 			continue
@@ -137,15 +137,25 @@ var allIDs = func() string {
 
 func blockIDs(n int) string { return allIDs[:n*8-1] }
 
-func (e *bareEngine) stream(c net.Conn) bool {
-	const event = "data: {\"id\":\"x\",\"object\":\"chat.completion.chunk\",\"created\":1700000000,\"model\":\"bench\",\"choices\":[{\"index\":0,\"delta\":{\"content\":\"lorem \"},\"finish_reason\":null}]}\n\n"
+// stream answers with events of one token each, as vLLM's chats have them, on request
+// with the ids.
+func (e *bareEngine) stream(c net.Conn, ids bool) bool {
+	const start = `data: {"id":"x","object":"chat.completion.chunk","created":1700000000,"model":"bench","choices":[{"index":0,"delta":{"content":"lorem "},"logprobs":null,"finish_reason":null,"token_ids":`
+	event, prompt := start+"null}]}\n\n", ""
+	if ids {
+		event, prompt = start+"[48213]}]}\n\n", `,"prompt_token_ids":[`+strings.Repeat("1000,", 255)+"1000]"
+	}
 	head := "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
-	for range benchEvents {
+	first := strings.Replace(event, "]}\n\n", "]"+prompt+"}\n\n", 1)
+	for i := range benchEvents {
 		<-e.next
-		if _, err := fmt.Fprintf(c, "%s%x\r\n%s\r\n", head, len(event), event); err != nil {
+		if i == benchEvents-1 {
+			first = "data: [DONE]\n\n"
+		}
+		if _, err := fmt.Fprintf(c, "%s%x\r\n%s\r\n", head, len(first), first); err != nil {
 			return false
 		}
-		head = ""
+		head, first = "", event
 	}
 	_, err := io.WriteString(c, "0\r\n\r\n")
 	return err == nil
@@ -359,14 +369,21 @@ func loopRequests(b *testing.B, url string, raw []byte) {
 }
 
 // BenchmarkChunk is one event of a stream: the engine sends the next one when
-// the client has the last, so that none is joined with another.
+// the client has the last, so that none is joined with another. In the row "continued"
+// another engine could go on with the stream (continue.mode), so that the events have
+// ids, which the client does not get.
 func BenchmarkChunk(b *testing.B) {
-	for _, kind := range []string{"direct", "router"} {
+	for _, kind := range []string{"direct", "router", "continued"} {
 		b.Run(kind, func(b *testing.B) {
 			e := startBare(b)
 			url := e.url()
-			if kind == "router" {
-				url = benchRouter(b, func(c *settings.Config) { c.Worker = []string{e.url()} }).URL
+			if kind != "direct" {
+				url = benchRouter(b, func(c *settings.Config) {
+					c.Worker = []string{e.url()}
+					if kind == "continued" {
+						exact(c)
+					}
+				}).URL
 			}
 			k, raw := dialBench(b, url), chatRequest(1<<10, true)
 			b.ReportAllocs()

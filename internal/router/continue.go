@@ -60,11 +60,10 @@ func (x *exchange) mayContinue() {
 		return // no stream, nothing to go on with
 	}
 	c := &continuation{}
-	if c.refused, c.member = resume.Judge(&x.view); c.refused == "" {
-		c.stream.Chat = x.view.Kind == api.Chat
-		raw, ok := x.view.Get("return_token_ids")
-		c.stream.KeepIDs = ok && string(raw) == "true"
-	}
+	c.refused, c.member = resume.Judge(&x.view)
+	c.stream.Chat = x.view.Kind == api.Chat
+	raw, ok := x.view.Get("return_token_ids")
+	c.stream.KeepIDs = ok && string(raw) == "true"
 	x.cont = c
 }
 
@@ -86,12 +85,13 @@ func (c *continuation) path(asked string) string {
 func (c *continuation) begin() {
 	c.pending = nil
 	c.stream.Begin()
+	c.stream.Refuse(c.refused)
 }
 
 // change is what the client gets of a piece of the engine's stream. The error is the
-// engine's own, which the client is not told while the rest may still come.
+// engine's own, which the client is told with why the rest does not come, or not at all.
 func (c *continuation) change(p []byte) ([]byte, error) {
-	if c.refused != "" {
+	if c.refused == resume.Endpoint { // whose events are of another kind
 		return p, nil
 	}
 	out, err := c.stream.Pass(p)
@@ -139,7 +139,7 @@ func restOfChat(v *api.View) []byte {
 // follow sends the rest of a stream on as [exchange.forward] does, and reads along.
 func (x *exchange) follow(opt upstream.StreamOptions) error {
 	c := x.cont
-	if c.refused != "" {
+	if c.refused == resume.Endpoint {
 		return upstream.Stream(x.w, x.flow.resp, opt)
 	}
 	opt.Change = c.change
@@ -156,7 +156,7 @@ func (x *exchange) follow(opt upstream.StreamOptions) error {
 	if err == nil {
 		err = upstream.Stream(x.w, x.flow.resp, opt)
 	}
-	if err == nil && !c.stream.Done() {
+	if err == nil && !c.stream.Done() && c.refused == "" {
 		err = &upstream.Failure{Kind: upstream.Reset, Addr: x.flow.resp.Addr(), Op: "read the answer of", Sent: true, Started: true, Err: errors.New("the stream ended before its end was announced")}
 	}
 	return err

@@ -18,11 +18,12 @@ import (
 
 func exact(c *settings.Config) { c.Continue.Mode = settings.ContinueExact }
 
-// knife cuts the first stream of an engine after so many events and some bytes more.
-// Everything else passes.
+// knife cuts the first stream of an engine after so many events and some bytes more, or
+// has it say something else then. Everything else passes.
 type knife struct {
 	http.ResponseWriter
 	events, more int
+	last         string
 	cut          *bool
 }
 
@@ -34,6 +35,7 @@ func (k *knife) Write(b []byte) (int, error) {
 		}
 		if i += n + 2; k.events == 1 {
 			_, _ = k.ResponseWriter.Write(b[:min(len(b), i+k.more)])
+			_, _ = io.WriteString(k.ResponseWriter, k.last)
 			_ = http.NewResponseController(k.ResponseWriter).Flush()
 			*k.cut = true
 			panic(http.ErrAbortHandler)
@@ -48,6 +50,11 @@ func (k *knife) Flush()                      { _ = http.NewResponseController(k.
 // cutOnce has the next stream of completions cut after so many events; what it
 // returns tells whether that was done.
 func (p *tap) cutOnce(r *rig, events, more int) (done func() bool) {
+	return p.endOnce(r, events, more, "")
+}
+
+// endOnce is cutOnce with something that the engine says before.
+func (p *tap) endOnce(r *rig, events, more int, last string) (done func() bool) {
 	var mu sync.Mutex
 	taken, cut := false, false
 	p.set(func(engine string, w http.ResponseWriter, q *http.Request, body []byte) bool {
@@ -64,7 +71,7 @@ func (p *tap) cutOnce(r *rig, events, more int) (done func() bool) {
 		}
 		transport := &http.Transport{DisableCompression: true}
 		defer transport.CloseIdleConnections()
-		proxyTo(at.URL, transport).ServeHTTP(&knife{w, events, more, &cut}, q)
+		proxyTo(at.URL, transport).ServeHTTP(&knife{w, events, more, last, &cut}, q)
 		return true
 	})
 	return func() bool { mu.Lock(); defer mu.Unlock(); return cut }
@@ -203,21 +210,25 @@ func TestStreamThatIsNotContinued(t *testing.T) {
 		{object{"bad_words": []string{"x"}}, "other_field"},
 		{object{"prompt": []string{"one", "two"}}, "several_answers"},
 	} {
-		for _, name := range []string{"a-0", "a-1"} {
-			r.Router.Heal(name)
-		}
-		body := object{"model": "sim", "prompt": "words", "max_tokens": 300, "ignore_eos": true, "stream": true}
-		for k, v := range c.more {
-			body[k] = v
-		}
-		cut := p.cutOnce(r, 1, 0)
-		a := r.send(http.MethodPost, "/v1/completions", encode(t, body))
-		rec := r.receipt(a.header.Get("X-Dynctl-Decision"))
-		if !cut() || rec.Outcome.NotContinued == "" || len(rec.Continued) > 0 || !strings.Contains(string(a.body), "not continued elsewhere: "+rec.Outcome.NotContinued) {
-			t.Errorf("%v: cut %v, %q, %s", c.more, cut(), rec.Outcome.NotContinued, a.body)
-		}
-		if r.metric(fmt.Sprintf("dynctl_streams_not_continued_total{why=%q}", c.label)) == 0 {
-			t.Errorf("%v is not counted as %s", c.more, c.label)
+		for _, last := range []string{"", "data: {\"error\":{\"message\":\"the engine is dead\"}}\n\n"} {
+			for _, name := range []string{"a-0", "a-1"} {
+				r.Router.Heal(name)
+			}
+			body := object{"model": "sim", "prompt": "words", "max_tokens": 300, "ignore_eos": true, "stream": true}
+			for k, v := range c.more {
+				body[k] = v
+			}
+			name := fmt.Sprintf("dynctl_streams_not_continued_total{why=%q}", c.label)
+			before := max(0, r.metric(name)) // -1 while there is none
+			cut := p.endOnce(r, 1, 0, last)
+			a := r.send(http.MethodPost, "/v1/completions", encode(t, body))
+			rec := r.receipt(a.header.Get("X-Dynctl-Decision"))
+			if !cut() || rec.Outcome.NotContinued == "" || len(rec.Continued) > 0 || !strings.Contains(string(a.body), "not continued elsewhere: "+rec.Outcome.NotContinued) || strings.Count(string(a.body), `"error"`) != 1 {
+				t.Errorf("%v, %q: cut %v, %q, %s", c.more, last, cut(), rec.Outcome.NotContinued, a.body)
+			}
+			if r.metric(name) != before+1 {
+				t.Errorf("%v, %q: counted %v times as %s", c.more, last, r.metric(name)-before, c.label)
+			}
 		}
 	}
 	// What is harmless is continued: greedy seeds, penalties of nothing, null.

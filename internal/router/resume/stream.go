@@ -74,9 +74,10 @@ func (s *Stream) Begin() {
 // Refused says why the stream cannot be gone on with, as far as that is known.
 func (s *Stream) Refused() Refusal { return s.refused }
 
-// Refuse gives up going on with the stream; the first reason counts.
+// Refuse gives up going on with the stream; the first reason counts, and an empty one
+// is none.
 func (s *Stream) Refuse(why Refusal) {
-	if s.refused == "" {
+	if s.refused == "" && why != "" {
 		s.refused = why
 		s.ids, s.tail = nil, nil
 	}
