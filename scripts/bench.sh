@@ -80,6 +80,7 @@ END {
 	row("two legs 220 KB, over one direct", "", over("Request/two-legs/220KB", "Request/direct/220KB"), "µs")
 	row("8,192 token ids, KV-aware", "", median("Request/kv-ids/8k-tokens", "cpu-µs/op"), "µs, all three processes")
 	row("streamed event, over direct", "", over("Chunk/router", "Chunk/direct"), "µs")
+	row("the same, with continue.mode exact, as a multiple", 1.15, share("Chunk/continued", "Chunk/router", "Chunk/direct"), "")
 	row("check of a prefill answer with 3,438 block ids", "", median("ParseAnswer", "ns/op") / 1000, "µs")
 	row("tokenizing 1 MB of mixed text, cold", "", median("Cold1MB/real", "MB/cpu-s"), "MB/s", "more")
 	row("220 KB prompt, cold", 20, median("Prompt220KB/real/cold", "cpu-ms/op"), "ms")

@@ -44,11 +44,12 @@ type Stream struct {
 
 	finished, done, usage bool
 
-	part []byte // the beginning of an event
-	out  []byte
-	last []byte // an error that was held back
-	cuts []cut
-	text []byte // memory
+	shape shape
+	part  []byte // the beginning of an event
+	out   []byte
+	last  []byte // an error that was held back
+	cuts  []cut
+	text  []byte // memory
 }
 
 // cut puts with in the place of event[from:to].
@@ -67,6 +68,7 @@ func (s *Stream) Begin() {
 	if s.refused == "" {
 		s.ids = s.ids[:s.prompt+s.base]
 	}
+	s.shape.forget()
 	s.sure, s.tail, s.told = s.base, s.tail[:0], s.base
 	s.part, s.last, s.first, s.finished, s.done, s.usage = s.part[:0], nil, false, false, false, false
 }
@@ -166,7 +168,7 @@ func (s *Stream) event(e []byte) error {
 		s.out = append(s.out, e[:k]...)
 		e = e[k:]
 	}
-	if len(e) == 0 {
+	if len(e) == 0 || s.alike(e) {
 		return nil
 	}
 	line, rest, _ := bytes.Cut(e, []byte("\n"))
@@ -185,7 +187,8 @@ func (s *Stream) event(e []byte) error {
 		return nil
 	}
 	s.cuts = s.cuts[:0]
-	if !s.payload(data) {
+	var c choice
+	if !s.payload(data, &c) {
 		return ErrEngine
 	}
 	slices.SortFunc(s.cuts, func(a, b cut) int { return a.from - b.from })
@@ -199,6 +202,7 @@ func (s *Stream) event(e []byte) error {
 		from = at + c.to
 	}
 	s.out = append(s.out, e[from:]...)
+	s.learn(e, data, &c)
 	return nil
 }
 
@@ -211,11 +215,11 @@ var (
 )
 
 // choice is what an event says of its one choice, raw.
-type choice struct{ text, ids, prompt []byte }
+type choice struct{ text, ids, prompt, finish []byte }
 
 // payload reads an event's JSON and notes what is to be changed of it. It reports
 // false for an error.
-func (s *Stream) payload(data []byte) bool {
+func (s *Stream) payload(data []byte, c *choice) bool {
 	w := rawjson.Walk(data)
 	change := func(old, with []byte) {
 		from := within(data, old)
@@ -229,7 +233,6 @@ func (s *Stream) payload(data []byte) bool {
 			change(v, *at)
 		}
 	}
-	var c choice
 	choices, usage := 0, false
 	for more := w.Open('{'); more; more = w.Next() {
 		switch string(w.Key()) {
@@ -251,7 +254,7 @@ func (s *Stream) payload(data []byte) bool {
 			}
 		case "choices":
 			var ok bool
-			if choices, ok = s.choices(&w, &c); !ok {
+			if choices, ok = s.choices(&w, c); !ok {
 				return false
 			}
 		case "usage":
@@ -267,7 +270,7 @@ func (s *Stream) payload(data []byte) bool {
 	if choices == 0 && c.prompt == nil {
 		return true
 	}
-	s.token(&c)
+	s.token(c)
 	if !s.KeepIDs && len(c.ids) > 0 && c.ids[0] == '[' {
 		change(c.ids, null)
 	}
@@ -275,7 +278,7 @@ func (s *Stream) payload(data []byte) bool {
 		change(c.prompt, null) // it is longer than the client's own
 	}
 	if s.Chat && s.going && c.text != nil {
-		s.asChat(data, &c)
+		s.asChat(data, c)
 	}
 	return true
 }
@@ -351,7 +354,7 @@ func (s *Stream) choices(w *rawjson.Walker, c *choice) (seen int, ok bool) {
 			case "prompt_token_ids":
 				c.prompt = v
 			case "finish_reason":
-				finish = v
+				finish, c.finish = v, v
 			case "index":
 				index = v
 			}
@@ -428,12 +431,16 @@ func (s *Stream) token(c *choice) {
 		return
 	}
 	s.ids = all
-	n, says := len(s.ids)-before, len(text) > 2
+	s.took(len(s.ids)-before, text)
+}
+
+// took notes that the last n ids came with a text, raw.
+func (s *Stream) took(n int, text []byte) {
 	if s.KeepIDs {
 		s.told = len(s.ids) - s.prompt
 	}
 	switch {
-	case !says:
+	case len(text) <= 2: // nothing was said
 	case n == 1:
 		// The engine decodes token by token and puts out whatever is whole: with text
 		// after this one nothing is left behind.
@@ -441,6 +448,7 @@ func (s *Stream) token(c *choice) {
 	case n == 0 && !s.finished:
 		s.Refuse(NoIDs)
 	default:
+		var ok bool
 		if s.text, ok = rawjson.Unquote(s.text[:0], text); !ok || len(s.tail)+len(s.text) > maxTail {
 			s.Refuse(Seam)
 			return

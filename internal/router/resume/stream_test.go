@@ -330,6 +330,13 @@ func FuzzStream(f *testing.F) {
 		if (err == nil) != (err2 == nil) || !bytes.Equal(got, again) || one.Refused() != two.Refused() {
 			t.Fatalf("%q\n%q\n%q", b, got, again)
 		}
+		three := Stream{}
+		if whole := bytes.LastIndex(b, []byte("\n\n")); err == nil && whole >= 0 {
+			four := Stream{}
+			gotByShape, errByShape := run(&four, b[:whole+2])
+			gotApart, errApart := apart(&three, b[:whole+2])
+			same(t, b, &four, &three, gotByShape, gotApart, errByShape, errApart)
+		}
 		one.Unsettled()
 		if ids, why := one.Next(); why == "" && len(ids) < one.Prompt() {
 			t.Fatalf("%d ids of a prompt of %d", len(ids), one.Prompt())
