@@ -67,9 +67,9 @@ func (s *service) listen(t *testing.T) string {
 }
 
 // TestKubernetesRouters: a rolling update of the routers themselves, as the Deployment
-// has it, under load: a new one is ready before an old one leaves the Service, which it
-// does before it is told to end. Clients keep their connections, and send a request again
-// whose connection ended before an answer. No request is lost.
+// has it, under load: a new one is ready before an old one is told to end, and the Service
+// leaves it out some time after that. Clients keep their connections and send each request
+// once. No request is lost.
 func TestKubernetesRouters(t *testing.T) {
 	need(t)
 	engines := simulate(t, "2p2d")
@@ -79,6 +79,7 @@ func TestKubernetesRouters(t *testing.T) {
 			args = append(args, "--"+role, fmt.Sprintf("http://%s,name=pair-one-%s-%d", a, role, i))
 		}
 	}
+	args = append(args, "--leave-time", "3s")
 	old := []*router{serve(t, args...), serve(t, args...)}
 	var s service
 	s.set(old...)
@@ -86,7 +87,7 @@ func TestKubernetesRouters(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := startLoad(t, s.listen(t), st.Models[0], 8, true)
+	l := startLoad(t, s.listen(t), st.Models[0], 8)
 	more := func(r *router, what string) {
 		t.Helper()
 		from := l.requests.Load()
@@ -98,12 +99,16 @@ func TestKubernetesRouters(t *testing.T) {
 		fresh := serve(t, args...)
 		s.set(append(current, fresh)...)
 		more(fresh, "with one router more")
-		current = append(current[1:len(current):len(current)], fresh)
-		s.set(current...)
-		more(fresh, "before the old router is told to end")
 		if err := old[i].process.Signal(syscall.SIGTERM); err != nil {
 			t.Fatal(err)
 		}
+		fresh.until("the old router is not ready", func() bool {
+			st, err := old[i].admin.Status(t.Context())
+			return err == nil && st.State == "draining"
+		})
+		more(fresh, "before the Service leaves the old router out")
+		current = append(current[1:len(current):len(current)], fresh)
+		s.set(current...)
 		fresh.until("the old router has ended", func() bool {
 			_, err := old[i].admin.Status(t.Context())
 			return err != nil

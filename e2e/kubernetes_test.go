@@ -247,16 +247,15 @@ func TestKubernetesDialects(t *testing.T) {
 // load keeps asking until it is stopped, and notes what went wrong.
 type load struct {
 	requests, remote atomic.Int64
-	again            bool // requests may be sent again when a kept connection ends before an answer
 	mu               sync.Mutex
 	failed           []string
 	stop             context.CancelFunc
 	done             sync.WaitGroup
 }
 
-func startLoad(t *testing.T, url, model string, clients int, again bool) *load {
+func startLoad(t *testing.T, url, model string, clients int) *load {
 	ctx, stop := context.WithCancel(t.Context())
-	l := &load{stop: stop, again: again}
+	l := &load{stop: stop}
 	for client := range clients {
 		l.done.Go(func() {
 			for n := 0; ctx.Err() == nil; n++ {
@@ -280,9 +279,6 @@ func (l *load) ask(url, model string, client, n int) error {
 		return err
 	}
 	req.Header.Set("Content-Type", "application/json")
-	if l.again {
-		req.Header.Set("Idempotency-Key", fmt.Sprint(client, "-", n)) // what net/http asks for
-	}
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
 		return err
@@ -338,7 +334,7 @@ func TestKubernetesUnderLoad(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := startLoad(t, r.url, st.Models[0], 8, false)
+	l := startLoad(t, r.url, st.Models[0], 8)
 	more := func(what string) {
 		t.Helper()
 		from := l.requests.Load()

@@ -176,10 +176,9 @@ func checkRouter(t *testing.T, docs, podLabels map[string]any, c *settings.Confi
 
 	// The order of an end: left out of Services, nothing new, streams finish, last
 	// bytes; and only then killed.
-	before := time.Duration(at[int](t, container, "lifecycle", "preStop", "sleep", "seconds")) * time.Second
 	grace := time.Duration(at[int](t, pod, "terminationGracePeriodSeconds")) * time.Second
-	if before < 5*time.Second || before+c.Timeouts.Drain+cutGrace > grace {
-		t.Errorf("%s before the drain, %s for it and %s after it, in %s", before, c.Timeouts.Drain, cutGrace, grace)
+	if leave := c.Timeouts.Leave; leave < 5*time.Second || leave+c.Timeouts.Drain+cutGrace > grace {
+		t.Errorf("%s before the drain, %s for it and %s after it, in %s", leave, c.Timeouts.Drain, cutGrace, grace)
 	}
 	if n := at[int](t, docs["Deployment/dynctl"], "spec", "strategy", "rollingUpdate", "maxUnavailable"); n != 0 {
 		t.Errorf("a rolling update stops %d routers before there are new ones", n)

@@ -185,7 +185,9 @@ loop:
 	signals, stopSignals := signal.NotifyContext(context.WithoutCancel(ctx), os.Interrupt, syscall.SIGTERM)
 	defer stopSignals()
 	// Clients that keep their connections must make new ones, which a Service brings to
-	// another router: idle ones are closed, the others after their answer.
+	// another router. Those that ask meanwhile are told so with their answer; then idle
+	// connections are closed, the others after their answer.
+	r.Leave(signals)
 	dataServer.SetKeepAlivesEnabled(false)
 	drained := r.Drain(signals)
 	if drained != nil {

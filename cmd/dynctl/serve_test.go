@@ -1,12 +1,14 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -323,6 +325,151 @@ func TestServeDrainTimeout(t *testing.T) {
 		}
 	case <-time.After(20 * time.Second):
 		t.Fatalf("serve does not end: %s", stderr)
+	}
+}
+
+// TestServeLeaves: after the signal the router is not ready, but for timeouts.leave it
+// serves what comes on connections that are there and on new ones, each answer as the
+// last of its connection; so nothing is lost of clients that send a request once.
+func TestServeLeaves(t *testing.T) {
+	stderr := &screen{}
+	code := make(chan int, 1)
+	go func() {
+		code <- runMain([]string{"serve", "--sim", "1d", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0", "--leave-time", "1h"}, strings.NewReader(""), io.Discard, stderr)
+	}()
+	var data, ctrl string
+	until(t, "the address", func() error {
+		m := routesOn.FindStringSubmatch(stderr.String())
+		if m == nil {
+			return fmt.Errorf("%q", stderr)
+		}
+		data, ctrl = m[1], m[2]
+		return nil
+	})
+	ask := func(c net.Conn, in *bufio.Reader, method, path, body string) (*http.Response, error) {
+		if _, err := fmt.Fprintf(c, "%s %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", method, path, len(body), body); err != nil {
+			return nil, err
+		}
+		resp, err := http.ReadResponse(in, nil)
+		if err != nil {
+			return nil, err
+		}
+		_, err = io.Copy(io.Discard, resp.Body)
+		return resp, err
+	}
+	dial := func() (net.Conn, *bufio.Reader) {
+		t.Helper()
+		c, err := net.Dial("tcp", strings.TrimPrefix(data, "http://"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close() })
+		return c, bufio.NewReader(c)
+	}
+	ready := func(want int) {
+		t.Helper()
+		c, in := dial()
+		until(t, fmt.Sprintf("/readyz says %d", want), func() error {
+			resp, err := ask(c, in, http.MethodGet, "/readyz", "")
+			if err != nil {
+				c, in = dial()
+				return err
+			}
+			if resp.StatusCode != want {
+				return errors.New(resp.Status)
+			}
+			return nil
+		})
+	}
+	const prompt = `{"model":"sim","max_tokens":4,"ignore_eos":true,"stream":true,"prompt":"go on"}`
+	ready(http.StatusOK)
+	kept, keptIn := dial()
+	if resp, err := ask(kept, keptIn, http.MethodPost, "/v1/completions", prompt); err != nil || resp.StatusCode != http.StatusOK || resp.Close {
+		t.Fatalf("%v, %v", resp, err)
+	}
+	if err := syscall.Kill(os.Getpid(), syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	ready(http.StatusServiceUnavailable)
+	fresh, freshIn := dial()
+	for name, c := range map[string]struct {
+		net.Conn
+		in *bufio.Reader
+	}{"kept": {kept, keptIn}, "new": {fresh, freshIn}} {
+		resp, err := ask(c, c.in, http.MethodPost, "/v1/completions", prompt)
+		if err != nil || resp.StatusCode != http.StatusOK || !resp.Close {
+			t.Fatalf("on a %s connection of a router that leaves: %v, %v", name, resp, err)
+		}
+		if _, err := c.in.ReadByte(); err != io.EOF {
+			t.Errorf("the %s connection goes on: %v", name, err)
+		}
+	}
+	a, err := admin.NewClient(ctrl, admin.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	s, err := a.Status(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := s.Drain; s.State != "draining" || d == nil || d.Closes.Sub(d.Since) != time.Hour || d.Until.Sub(d.Closes) != 30*time.Second || !strings.Contains(strings.Join(s.Reasons, " "), "new ones are served until") {
+		t.Errorf("status %q %q, drain %+v", s.State, s.Reasons, d)
+	}
+	// A second signal does not wait for the rest of the hour.
+	if err := syscall.Kill(os.Getpid(), syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if c := <-code; c != 0 {
+		t.Errorf("exit code %d: %s", c, stderr)
+	}
+}
+
+// TestServeLeavesThenDrains: when timeouts.leave is over, new requests are refused and
+// the stream that runs goes on.
+func TestServeLeavesThenDrains(t *testing.T) {
+	stderr := &screen{}
+	code := make(chan int, 1)
+	go func() {
+		code <- runMain([]string{"serve", "--sim", "1d", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0", "--leave-time", "50ms", "--drain-timeout", "10m"}, strings.NewReader(""), io.Discard, stderr)
+	}()
+	var data string
+	until(t, "a worker", func() error {
+		m := routesOn.FindStringSubmatch(stderr.String())
+		if m == nil || !strings.Contains(stderr.String(), "1 of 1 worker") {
+			return fmt.Errorf("%q", stderr)
+		}
+		data = m[1]
+		return nil
+	})
+	defer http.DefaultClient.CloseIdleConnections()
+	resp, err := http.Post(data+"/v1/completions", "application/json", strings.NewReader(`{"model":"sim","max_tokens":30000,"ignore_eos":true,"stream":true,"prompt":"go on"}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if err := syscall.Kill(os.Getpid(), syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "a request that is refused", func() error {
+		resp, err := http.Post(data+"/v1/completions", "application/json", strings.NewReader(`{"model":"sim","max_tokens":1,"prompt":"go on"}`))
+		if err != nil {
+			return err
+		}
+		defer resp.Body.Close()
+		if body, err := io.ReadAll(resp.Body); err != nil || resp.StatusCode != http.StatusServiceUnavailable || !strings.Contains(string(body), `"code":"draining"`) {
+			return fmt.Errorf("%s: %v, %s", resp.Status, err, body)
+		}
+		return nil
+	})
+	if _, err := io.ReadFull(resp.Body, make([]byte, 2000)); err != nil {
+		t.Errorf("the stream does not go on: %v", err)
+	}
+	if err := syscall.Kill(os.Getpid(), syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if c := <-code; c != exitInterrupted {
+		t.Errorf("exit code %d: %s", c, stderr)
 	}
 }
 

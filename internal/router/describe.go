@@ -134,7 +134,7 @@ func (r facts) Drain() *admin.DrainState {
 	if p == nil {
 		return nil
 	}
-	return &admin.DrainState{Since: p.since, Until: p.until, Inflight: r.gate.Present()}
+	return &admin.DrainState{Since: p.since, Closes: p.closes, Until: p.until, Inflight: r.gate.Present()}
 }
 
 // dryRun runs the deciding stages for a request.

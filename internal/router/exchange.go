@@ -90,6 +90,12 @@ type exchange struct {
 func (r *Router) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	limits := &r.settings.Load().Timeouts
 	api.BoundBody(w, req, limits.Body)
+	// What follows a chunked body might be taken for its own by a proxy that went by a
+	// length: nothing may follow. And whoever keeps connections must come to another
+	// router than one that leaves.
+	if len(req.TransferEncoding) > 0 || r.draining.Load() != nil {
+		w.Header()["Connection"] = []string{"close"}
+	}
 	switch req.URL.Path {
 	case "/health", "/healthz", "/readyz":
 		api.BoundAnswer(w, limits.Write)
@@ -103,11 +109,6 @@ func (r *Router) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		ctx, cancel := context.WithCancel(x.ctx)
 		stop := context.AfterFunc(r.requests, cancel)
 		x.ctx, end = ctx, func() { stop(); cancel() }
-	}
-	if len(req.TransferEncoding) > 0 {
-		// What follows a chunked body might be taken for its own by a proxy that went
-		// by a length: nothing may follow.
-		w.Header()["Connection"] = []string{"close"}
 	}
 	x.id = api.RequestID(req.Header)
 	w.Header()["X-Request-Id"] = []string{x.id}

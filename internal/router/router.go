@@ -43,6 +43,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/upstream"
 	"github.com/dynctl/dynctl/internal/router/watch"
 	"github.com/dynctl/dynctl/internal/settings"
+	"github.com/dynctl/dynctl/internal/wait"
 	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/discovery"
 	"github.com/dynctl/dynctl/internal/workers/health"
@@ -320,23 +321,40 @@ func (r *Router) Close(ctx context.Context) error {
 	return errors.Join(r.index.Close(), r.guesses.Close(), r.tracer.Close(ctx))
 }
 
-// drainPlan is when a drain began and when it ends at the latest.
-type drainPlan struct{ since, until time.Time }
+// drainPlan is when a drain began, until when new requests are still served, and when
+// it ends at the latest.
+type drainPlan struct{ since, closes, until time.Time }
 
-// beginDrain takes no new requests any more and gives the running ones some
-// time; 0 stands for the configured one. A drain that has begun goes on as it is.
+// beginDrain says that the router is not ready any more and has every answer end its
+// connection. New requests are refused after timeouts.leave; the running ones have the
+// given time from then on, or the configured one if that is 0. A drain that has begun
+// goes on as it is.
 func (r *Router) beginDrain(timeout time.Duration) *drainPlan {
+	limits := &r.settings.Load().Timeouts
 	if timeout <= 0 {
-		timeout = r.settings.Load().Timeouts.Drain
+		timeout = limits.Drain
 	}
 	now := time.Now()
-	p := &drainPlan{now, now.Add(timeout)}
-	if r.draining.CompareAndSwap(nil, p) {
-		r.event(eventlog.Event{Kind: "router_draining", Text: fmt.Sprintf("the router drains: %d request(s) in progress may finish within %s, new ones are refused", r.gate.Present(), timeout)})
-		r.gate.Close()
+	closes := now.Add(limits.Leave)
+	if r.draining.CompareAndSwap(nil, &drainPlan{now, closes, closes.Add(timeout)}) {
+		newOnes := "new ones are refused"
+		if limits.Leave > 0 {
+			newOnes = fmt.Sprintf("new ones are served for %s before that, each as the last of its connection", limits.Leave)
+		} else {
+			r.gate.Close()
+		}
+		r.event(eventlog.Event{Kind: "router_draining", Text: fmt.Sprintf("the router drains: %d request(s) in progress may finish within %s, %s", r.gate.Present(), timeout, newOnes)})
 		close(r.drain)
 	}
 	return r.draining.Load()
+}
+
+// Leave begins a drain and waits until new requests are to be refused, or ctx ends:
+// clients with connections and load balancers learn meanwhile that the router goes.
+func (r *Router) Leave(ctx context.Context) {
+	if rest := time.Until(r.beginDrain(0).closes); rest > 0 {
+		wait.For(ctx, rest)
+	}
 }
 
 // Drain takes no new requests and waits until the running ones have ended, the
@@ -345,12 +363,15 @@ func (r *Router) beginDrain(timeout time.Duration) *drainPlan {
 func (r *Router) Drain(ctx context.Context) error {
 	ctx, cancel := context.WithDeadline(ctx, r.beginDrain(0).until)
 	defer cancel()
+	r.gate.Close()
 	select {
 	case <-r.gate.Idle():
-		return nil
 	case <-ctx.Done():
-		return fmt.Errorf("%d request(s) still running when the drain ended: %w", r.gate.Present(), ctx.Err())
+		if n := r.gate.Present(); n > 0 {
+			return fmt.Errorf("%d request(s) still running when the drain ended: %w", n, ctx.Err())
+		}
 	}
+	return nil
 }
 
 // Draining is closed when a drain begins, so that serve can stop its listener.

@@ -246,7 +246,9 @@ type Timeouts struct {
 	Idle     time.Duration // between two reads of a stream
 	Body     time.Duration // to read a client's body
 	Write    time.Duration // one write to a slow client
-	Drain    time.Duration
+	// Leave is how long new requests are served after the signal to end, Drain how
+	// long running ones may take after that.
+	Leave, Drain time.Duration
 	// KVLease is how long prefill engines keep the KV of a prefill for a decode
 	// engine that they have not heard of (vLLM: kv_lease_duration).
 	KVLease time.Duration

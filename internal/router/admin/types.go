@@ -619,7 +619,8 @@ type DrainRequest struct {
 // DrainState is a drain of the router that has begun.
 type DrainState struct {
 	Since time.Time `json:"since"`
-	// Until is when what still runs is cut.
+	// Closes is when new requests are refused, Until when what still runs is cut.
+	Closes   time.Time `json:"closes,omitzero"`
 	Until    time.Time `json:"until,omitzero"`
 	Inflight int       `json:"inflight_requests"`
 }

@@ -224,7 +224,11 @@ func (s *State) condition(snap *workers.Snapshot, untrusted int) (state string, 
 	switch {
 	case s.Drain() != nil:
 		d := s.Drain()
-		return "draining", append(reasons, fmt.Sprintf("the router drains: %d request(s) may finish until %s", d.Inflight, d.Until.Format(time.RFC3339)))
+		why := fmt.Sprintf("the router drains: %d request(s) may finish until %s", d.Inflight, d.Until.Format(time.RFC3339))
+		if time.Until(d.Closes) > 0 {
+			why += ", new ones are served until " + d.Closes.Format(time.RFC3339)
+		}
+		return "draining", append(reasons, why)
 	case decode == 0:
 		if time.Since(s.Started) < 10*time.Second {
 			return "starting", append(reasons, "no worker that can decode is ready yet")

@@ -165,7 +165,7 @@ func (b *Builder) attention(r *Router, now time.Time) []Attention {
 func (b *Builder) attendRouter(c *collector, r *Router) {
 	t := &r.Traffic
 	if r.State == "draining" {
-		c.add(Warn, CodeDraining, "router", "drains: new requests are refused, %.0f running ones may finish", t.Inflight.F())
+		c.add(Warn, CodeDraining, "router", "drains: load balancers leave it out, %.0f running requests may finish", t.Inflight.F())
 	}
 	over := func(n Num, limit float64) bool { return n.Known() && n.F() > limit }
 	pct := func(n Num) float64 { return 100 * n.F() }

@@ -140,7 +140,7 @@ func TestAttention(t *testing.T) {
 		{"index full", func(a *admin.Snapshot) { a.Status.Index.Memberships = 990 }, []string{"warn index_full index"}, "99% full"},
 		{"draining", func(a *admin.Snapshot) {
 			a.Status.State, a.Status.Reasons = "draining", []string{"the router drains"}
-		}, []string{"warn draining router"}, "new requests are refused"},
+		}, []string{"warn draining router"}, "load balancers leave it out"},
 		{"tokenizer", func(a *admin.Snapshot) { a.Status.Reasons = []string{"tokens of m are estimated"} }, []string{"warn tokenizer_degraded tokenizer"}, "estimated"},
 		{"no worker", func(a *admin.Snapshot) { a.Status.Reasons = []string{"no worker that can decode is usable"} }, []string{"error no_worker fleet"}, "no worker"},
 		{"something new", func(a *admin.Snapshot) { a.Status.Reasons = []string{"the moon is full"} }, []string{"warn router_reason router"}, "the moon is full"},
