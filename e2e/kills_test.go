@@ -326,15 +326,16 @@ func TestKillsOnVLLM(t *testing.T) {
 			}
 			s.starter = startStarter(t, s.decode[0].engine)
 			s.r = serve(t, args...)
-			defer s.wg.Wait()
+			defer func() {
+				s.wg.Wait()
+				for _, k := range slices.Sorted(maps.Keys(s.tell)) {
+					t.Logf("%4d %s", s.tell[k], k)
+				}
+			}()
 			for i := range kills / 2 {
-				s.round(i)
-				if t.Failed() {
+				if s.round(i); t.Failed() {
 					break
 				}
-			}
-			for _, k := range slices.Sorted(maps.Keys(s.tell)) {
-				t.Logf("%4d %s", s.tell[k], k)
 			}
 		})
 	}
@@ -370,7 +371,6 @@ var refused = []struct {
 	{"several_answers", "/v1/completions", members{"prompt": []string{"The river was wide", "The river was deep"}}},
 	{"logprobs", "/v1/completions", members{"logprobs": 1}},
 	{"logprobs", "/v1/chat/completions", members{"logprobs": true, "top_logprobs": 2}},
-	{"logprobs", "/v1/completions", members{"prompt_logprobs": 1}},
 	{"echo", "/v1/completions", members{"echo": true}},
 	{"tools", "/v1/chat/completions", members{"tool_choice": "none", "tools": []any{members{"type": "function", "function": members{"name": "time", "parameters": members{"type": "object", "properties": members{}}}}}}},
 	{"reasoning", "/v1/chat/completions", members{"reasoning_effort": "low"}},
