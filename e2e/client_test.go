@@ -62,14 +62,14 @@ func TestOpenAIClient(t *testing.T) {
 }
 
 // simulated is a process with one simulated engine, which can be killed as a whole.
-func simulated(t *testing.T, bin string) (url string, kill func()) {
+func simulated(t *testing.T, bin, spec string) (url string, kill func()) {
 	t.Helper()
 	addr := freeAddr(t)
 	_, port, err := net.SplitHostPort(addr)
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command(bin, "sim", "1a:answers=letters,speed=2,port="+port)
+	cmd := exec.Command(bin, "sim", spec+",port="+port)
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -93,7 +93,7 @@ func TestOpenAIClientKeepsItsStream(t *testing.T) {
 	}
 	kill, args := map[string]func(){}, []string{"--continue", "exact"}
 	for _, name := range []string{"a", "b", "c"} { // two die
-		url, k := simulated(t, bin)
+		url, k := simulated(t, bin, "1a:answers=letters,speed=2")
 		kill[name], args = k, append(args, "--worker", url+",name="+name)
 	}
 	r := serve(t, args...)

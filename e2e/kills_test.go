@@ -47,8 +47,7 @@ func startStarter(t *testing.T, like engine) *engineStarter {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		_ = in.Close()
-		_ = cmd.Process.Kill() // with all that it has started
+		_ = in.Close() // it kills what it has started
 		_ = cmd.Wait()
 	})
 	s := &engineStarter{in, bufio.NewReader(out)}
