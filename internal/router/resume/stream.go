@@ -17,6 +17,9 @@ const maxEvent = 2 << 20
 // maxTail bounds, in bytes, the text of which it is not known which ids it belongs to.
 const maxTail = 64 << 10
 
+// keepBytes is the most memory, in bytes, that is kept from one event to the next.
+const keepBytes = 4 << 10
+
 // ErrEngine is the error that an engine told in its stream.
 var ErrEngine = errors.New("the engine ended its stream with an error")
 
@@ -130,10 +133,10 @@ func (s *Stream) Pass(p []byte) ([]byte, error) {
 		p = nil
 	}
 	s.part = append(s.part[:0], p...)
-	if cap(s.part) > 16<<10 && len(s.part) == 0 {
+	if cap(s.part) > keepBytes && len(s.part) == 0 { // only the first event is so large
 		s.part = nil
 	}
-	if cap(s.out) > 64<<10 { // only the first event is so large
+	if cap(s.out) > keepBytes {
 		out := s.out
 		s.out = nil
 		return out, nil

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -343,6 +344,50 @@ func FuzzStream(f *testing.F) {
 		}
 		run(&one, b)
 	})
+}
+
+// TestMemory: what is kept for a stream is what docs/continuation.md says.
+func TestMemory(t *testing.T) {
+	const streams, inputs, outputs = 200, 3000, 1000
+	var ids strings.Builder
+	for i := range inputs {
+		fmt.Fprintf(&ids, "%d,", 10_000+i)
+	}
+	head := `data: {"id":"cmpl-0123456789abcdef0123456789abcdef","object":"text_completion","created":1700000000,"model":"a-model-of-some-name","choices":[{"index":0,"text":" x","logprobs":null,"finish_reason":null,"stop_reason":null,`
+	first := []byte(head + `"prompt_token_ids":[` + ids.String()[:ids.Len()-1] + `],"token_ids":[77]}]}` + "\n\n")
+	next := []byte(head + `"prompt_token_ids":null,"token_ids":[77]}]}` + "\n\n")
+	heap := func() uint64 {
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return m.HeapAlloc
+	}
+	before := heap()
+	list := make([]Stream, streams)
+	for i := range list {
+		for k := range outputs {
+			e := next
+			if k == 0 {
+				e = first
+			}
+			for len(e) > 0 { // as a socket gives it
+				n := min(len(e), 4096)
+				if _, err := list[i].Pass(e[:n]); err != nil {
+					t.Fatal(err)
+				}
+				e = e[n:]
+			}
+		}
+	}
+	each := (heap() - before) / streams
+	if list[0].Sent() != outputs {
+		t.Fatalf("%d tokens sent, refused %q", list[0].Sent(), list[0].Refused())
+	}
+	t.Logf("%d bytes a stream, %d of them for ids", each, 4*cap(list[0].ids))
+	if most := uint64((inputs+outputs)*4*5/4 + 3<<10); each > most {
+		t.Errorf("%d bytes a stream, more than %d", each, most)
+	}
+	runtime.KeepAlive(list)
 }
 
 func BenchmarkPass(b *testing.B) {
