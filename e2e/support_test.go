@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -123,12 +124,19 @@ func serve(t *testing.T, args ...string) *router {
 // serveUntil is serve with something else to wait for.
 func serveUntil(t *testing.T, what string, ok func(*router) bool, args ...string) *router {
 	t.Helper()
+	return serveBy(t, nil, what, ok, args...)
+}
+
+// serveBy is serveUntil with a command that runs the binary.
+func serveBy(t *testing.T, by []string, what string, ok func(*router) bool, args ...string) *router {
+	t.Helper()
 	bin, err := build()
 	if err != nil {
 		t.Fatal(err)
 	}
 	data, adm := freeAddr(t), freeAddr(t)
-	cmd := exec.Command(bin, append([]string{"serve", "--listen", data, "--admin-listen", adm}, args...)...)
+	words := slices.Concat(by, []string{bin, "serve", "--listen", data, "--admin-listen", adm}, args)
+	cmd := exec.Command(words[0], words[1:]...)
 	log, err := os.Create(filepath.Join(t.TempDir(), "serve.log"))
 	if err != nil {
 		t.Fatal(err)

@@ -163,8 +163,8 @@ func TestChart(t *testing.T) {
 					full[name] = base[name]
 				}
 			}
-			if all := docs["ClusterRole/dynctl"]; all != nil {
-				full["Role/dynctl"], full["RoleBinding/dynctl"] = all, docs["ClusterRoleBinding/dynctl"]
+			if all := docs["ClusterRole/ns-dynctl"]; all != nil {
+				full["Role/dynctl"], full["RoleBinding/dynctl"] = all, docs["ClusterRoleBinding/ns-dynctl"]
 			}
 			checkRouter(t, full, at[map[string]any](t, pod, "metadata", "labels"), c)
 			for _, svc := range []string{"Service/dynctl", "Service/dynctl-admin", "Deployment/dynctl"} {

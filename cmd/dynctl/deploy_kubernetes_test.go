@@ -16,6 +16,7 @@ import (
 
 	"github.com/dynctl/dynctl/internal/settings"
 	"github.com/dynctl/dynctl/internal/workers"
+	"github.com/dynctl/dynctl/internal/workers/kube"
 )
 
 const kubeBase = "../../deploy/kubernetes/base"
@@ -141,7 +142,7 @@ func checkRouter(t *testing.T, docs, podLabels map[string]any, c *settings.Confi
 	for _, m := range at[[]any](t, container, "volumeMounts") {
 		mounted[at[string](t, m, "mountPath")] = at[string](t, m, "name")
 	}
-	files := []string{c.AdminTokenFile, c.TLS.CertFile, c.TLS.KeyFile, c.AdminTLS.CertFile, c.AdminTLS.KeyFile, c.Keys.File}
+	files := []string{c.AdminTokenFile, c.TLS.CertFile, c.TLS.KeyFile, c.AdminTLS.CertFile, c.AdminTLS.KeyFile, c.Keys.File, c.EngineTLS.CAFile, c.EngineTLS.CertFile, c.EngineTLS.KeyFile}
 	if _, key, ok := strings.Cut(c.Kubernetes.Worker, "api_key_file="); ok {
 		files = append(files, key)
 	}
@@ -186,6 +187,12 @@ func checkRouter(t *testing.T, docs, podLabels map[string]any, c *settings.Confi
 
 	// The least rights that the watch needs, and no more.
 	want := []any{map[string]any{"apiGroups": []any{""}, "resources": []any{"pods"}, "verbs": []any{"list", "watch"}}}
+	if c.Kubernetes.Discovery == kube.ByServiceName {
+		want = []any{
+			map[string]any{"apiGroups": []any{""}, "resources": []any{"services"}, "verbs": []any{"list", "watch"}},
+			map[string]any{"apiGroups": []any{"discovery.k8s.io"}, "resources": []any{"endpointslices"}, "verbs": []any{"list", "watch"}},
+		}
+	}
 	if c.Kubernetes.Pool != "" { // and this one object
 		want = append(want, map[string]any{"apiGroups": []any{"inference.networking.k8s.io"}, "resources": []any{"inferencepools"}, "resourceNames": []any{c.Kubernetes.Pool}, "verbs": []any{"list", "watch"}})
 	}

@@ -245,7 +245,7 @@ func New(ctx context.Context, o Options) (*Router, error) {
 	}
 	if k := &o.Config.Kubernetes; k.On() {
 		if r.kube, err = kube.New(r.registry, kube.Options{
-			Selector: k.Selector, Prefill: k.PrefillSelector, Decode: k.DecodeSelector, Pool: k.Pool, Namespaces: k.Namespaces, Kubeconfig: k.Kubeconfig,
+			Selector: k.Selector, Prefill: k.PrefillSelector, Decode: k.DecodeSelector, Pool: k.Pool, Discovery: k.Discovery, Namespaces: k.Namespaces, Kubeconfig: k.Kubeconfig,
 			Port: k.Port, Scheme: k.Scheme, Worker: k.Worker, RevisionLabel: k.RevisionLabel, UserAgent: "dynctl/" + o.Version,
 		}, r.workerEvent); err != nil {
 			return nil, err

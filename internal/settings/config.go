@@ -115,6 +115,8 @@ type Kubernetes struct {
 	Selector, PrefillSelector, DecodeSelector string
 	// Pool is an InferencePool whose selector and ports count as those here.
 	Pool string
+	// Discovery is "pod-ip" or "service-name": what the selectors find.
+	Discovery string
 	// Namespaces are watched; none is the router's own, "*" is all.
 	Namespaces []string
 	// Kubeconfig is a file; empty for the pod's service account or kubectl's file.

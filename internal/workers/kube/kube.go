@@ -1,6 +1,7 @@
-// Package kube finds workers among the pods of a Kubernetes cluster. It watches
-// pods by label selectors with client-go's informers, reads each by itself (see
-// rules.read) and gives the registry all of them whenever one has changed.
+// Package kube finds workers among the pods of a Kubernetes cluster, or among its
+// Services. It watches them by label selectors with client-go's informers, reads each by
+// itself (see rules.read and rules.readService) and gives the registry all of them
+// whenever one has changed.
 //
 // Nothing is asked of the API server unless a selector is set. A server that
 // cannot be reached, or that refuses, leaves the fleet as it was; the status says
@@ -22,9 +23,11 @@ import (
 	"github.com/go-logr/logr"
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
@@ -47,6 +50,9 @@ type Options struct {
 	// Pool is the name of an InferencePool whose pods are found as those of Selector,
 	// at the ports that it tells; empty for none.
 	Pool string
+	// Discovery is ByPodIP, also when empty, or ByServiceName: the selectors find
+	// Services then, each with one engine, which are asked by their names.
+	Discovery string
 	// Namespaces are watched; none stands for the one of the kubeconfig or of the
 	// router's own pod, AllNamespaces for every one.
 	Namespaces []string
@@ -83,7 +89,7 @@ type Source struct {
 	now   func() time.Time
 
 	mu      sync.Mutex
-	watches []*watch // of pods
+	watches []*watch // of pods or Services
 	status  Status
 	// Of the last time that pods were read.
 	held    map[string]string    // why workers are not ready, by name
@@ -96,7 +102,8 @@ type Status struct {
 	Server     string
 	Namespaces []string
 	Watches    []WatchStatus
-	// Pods were found, Workers made of them, Waiting of the pods will become some.
+	// Pods (or Services) were found, Workers made of them, Waiting of them will become
+	// some.
 	Pods, Workers, Waiting int
 	// LeftOut are pods that were found and of which no worker is made, by name, at
 	// most maxLeftOut; LeftOutCount are all.
@@ -159,11 +166,24 @@ func New(reg *workers.Registry, o Options, sink workers.Sink) (*Source, error) {
 		namespaces = []string{metav1.NamespaceAll}
 	}
 	s.rules.qualified = len(namespaces) > 1 || namespaces[0] == metav1.NamespaceAll
-	client, err := s.client(cfg)
+	if s.http, err = rest.HTTPClientFor(cfg); err != nil {
+		return nil, fmt.Errorf("kubernetes: %w", err)
+	}
+	client, err := s.client(cfg, "/api", corev1.SchemeGroupVersion, corev1.AddToScheme)
 	if err != nil {
 		return nil, fmt.Errorf("kubernetes: %w", err)
 	}
+	byName := o.Discovery == ByServiceName
+	var ofSlices *rest.RESTClient
+	if byName {
+		if ofSlices, err = s.client(cfg, "/apis", discoveryv1.SchemeGroupVersion, discoveryv1.AddToScheme); err != nil {
+			return nil, fmt.Errorf("kubernetes: %w", err)
+		}
+	}
 	if o.Pool != "" {
+		if byName {
+			return nil, errors.New("kubernetes.pool: a pool names pods; with kubernetes.discovery=service-name use kubernetes.selector, which finds Services")
+		}
 		if namespaces[0] == metav1.NamespaceAll {
 			return nil, errors.New("kubernetes.pool: a pool is in a namespace; name it with kubernetes.namespaces")
 		}
@@ -192,7 +212,13 @@ func New(reg *workers.Registry, o Options, sink workers.Sink) (*Source, error) {
 			if _, err := labels.Parse(w.selector); err != nil {
 				return nil, fmt.Errorf("%s: %q is no label selector: %w", w.key, w.selector, err)
 			}
-			s.watches = append(s.watches, s.newWatch(client, n, w.selector, w.by))
+			if !byName {
+				s.watches = append(s.watches, s.newWatch(pods, client, n, w.selector, w.by))
+				continue
+			}
+			found := s.newWatch(services, client, n, w.selector, w.by)
+			found.slices = s.newWatch(endpointSlices, ofSlices, n, w.selector, w.by)
+			s.watches = append(s.watches, found)
 		}
 	}
 	if len(s.watches)+len(s.pools) == 0 {
@@ -227,21 +253,18 @@ func template(text string) (workers.Spec, error) {
 	return t, err
 }
 
-// client speaks of nothing but core/v1: other groups would be linked for nothing.
-func (s *Source) client(cfg *rest.Config) (*rest.RESTClient, error) {
+// client speaks of one group only: others would be linked for nothing.
+func (s *Source) client(cfg *rest.Config, path string, of schema.GroupVersion, add func(*runtime.Scheme) error) (*rest.RESTClient, error) {
 	scheme := runtime.NewScheme()
-	if err := corev1.AddToScheme(scheme); err != nil {
+	if err := add(scheme); err != nil {
 		return nil, err
 	}
+	metav1.AddToGroupVersion(scheme, of)
 	cfg = rest.CopyConfig(cfg)
-	cfg.APIPath, cfg.GroupVersion = "/api", &corev1.SchemeGroupVersion
+	cfg.APIPath, cfg.GroupVersion = path, &of
 	cfg.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
 	cfg.ContentType, cfg.AcceptContentTypes = runtime.ContentTypeProtobuf, runtime.ContentTypeProtobuf+","+runtime.ContentTypeJSON
 	cfg.UserAgent = s.opts.UserAgent
-	var err error
-	if s.http, err = rest.HTTPClientFor(cfg); err != nil {
-		return nil, err
-	}
 	return rest.RESTClientForConfigAndClient(cfg, s.http)
 }
 
@@ -250,9 +273,11 @@ func (s *Source) client(cfg *rest.Config) (*rest.RESTClient, error) {
 func (s *Source) Run(ctx context.Context) error {
 	defer s.http.CloseIdleConnections()
 	g, ctx := errgroup.WithContext(klog.NewContext(ctx, logr.Discard()))
-	for _, w := range s.watches {
-		g.Go(func() error { w.informer.RunWithContext(ctx); return nil })
-		g.Go(func() error { return w.awaitSync(ctx) })
+	for _, found := range s.watches {
+		for _, w := range found.both() {
+			g.Go(func() error { w.informer.RunWithContext(ctx); return nil })
+			g.Go(func() error { return w.awaitSync(ctx) })
+		}
 	}
 	for _, p := range s.pools {
 		g.Go(func() error { return p.run(ctx) })
@@ -346,33 +371,60 @@ func (s *Source) readKey() bool {
 	return true
 }
 
-// found is a pod and the selectors that found it.
+// found is a pod or a Service, and the selectors that found it.
 type found struct {
-	pod *corev1.Pod
-	by  chosen
+	*metav1.ObjectMeta
+	pod     *corev1.Pod
+	service *corev1.Service
+	slices  []*discoveryv1.EndpointSlice // of the Service
+	by      chosen
 }
 
-// pods are those of all watches that were listed once, each once, by namespace and
-// name.
-func (s *Source) pods() []found {
+// what it is, for people.
+func (f *found) what() string {
+	if f.service != nil {
+		return "service"
+	}
+	return "pod"
+}
+
+// read makes workers of it.
+func (r *rules) readFound(f *found) reading {
+	if f.service != nil {
+		return r.readService(f.service, f.slices, f.by)
+	}
+	return r.read(f.pod, f.by)
+}
+
+// all are those of all watches that were listed once, each once, by namespace and name.
+func (s *Source) all() []found {
 	at := map[types.UID]int{}
 	var out []found
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, w := range s.watches {
-		if !w.informer.HasSynced() {
+		if slices.ContainsFunc(w.both(), func(w *watch) bool { return !w.informer.HasSynced() }) {
 			continue
 		}
+		var parts map[types.NamespacedName][]*discoveryv1.EndpointSlice
+		if w.slices != nil {
+			parts = slicesOf(w.slices)
+		}
 		for _, item := range w.informer.GetStore().List() {
-			pod, ok := item.(*corev1.Pod)
-			if !ok {
+			var f found
+			switch o := item.(type) {
+			case *corev1.Pod:
+				f = found{ObjectMeta: &o.ObjectMeta, pod: o}
+			case *corev1.Service:
+				f = found{ObjectMeta: &o.ObjectMeta, service: o, slices: parts[types.NamespacedName{Namespace: o.Namespace, Name: o.Name}]}
+			default:
 				continue
 			}
-			i, seen := at[pod.UID]
+			i, seen := at[f.UID]
 			if !seen {
 				i = len(out)
-				at[pod.UID] = i
-				out = append(out, found{pod: pod})
+				at[f.UID] = i
+				out = append(out, f)
 			}
 			by := &out[i].by
 			by.any, by.prefill, by.decode = by.any || w.by.any, by.prefill || w.by.prefill, by.decode || w.by.decode
@@ -382,44 +434,45 @@ func (s *Source) pods() []found {
 		}
 	}
 	slices.SortFunc(out, func(a, b found) int {
-		return cmp.Or(strings.Compare(a.pod.Namespace, b.pod.Namespace), strings.Compare(a.pod.Name, b.pod.Name), strings.Compare(string(a.pod.UID), string(b.pod.UID)))
+		return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name), strings.Compare(string(a.UID), string(b.UID)))
 	})
 	return out
 }
 
 // takeOver gives the registry the workers of all pods.
 func (s *Source) takeOver() {
-	pods := s.pods()
+	all := s.all()
 	var specs []workers.Spec
-	var owners []*corev1.Pod
+	var owners []types.UID
 	waiting := 0
 	left := map[types.UID]string{}
-	for _, f := range pods {
-		r := s.rules.read(f.pod, f.by)
+	for i := range all {
+		f := &all[i]
+		r := s.rules.readFound(f)
 		switch {
 		case r.waiting:
 			waiting++
 		case r.why != "":
-			left[f.pod.UID] = r.why
+			left[f.UID] = r.why
 		}
 		for i := range r.specs {
 			// The key was read already; once for all of them.
 			r.specs[i].APIKeyFile = ""
-			specs, owners = append(specs, r.specs[i]), append(owners, f.pod)
+			specs, owners = append(specs, r.specs[i]), append(owners, f.UID)
 		}
 	}
 	_, refused, err := s.reg.ApplyEach(workers.SourceKube, specs)
 	for i, why := range refused {
-		left[owners[i].UID] = why.Error()
+		left[owners[i]] = why.Error()
 	}
 	if err != nil { // of no single one: none was taken
 		s.sink.Emit(workers.Event{Severity: workers.Error, Kind: "discovery.kubernetes.refused", Text: "the pods are not taken over, the workers stay as they are: " + err.Error()})
 	}
-	s.note(pods, specs, refused, left, waiting)
+	s.note(all, specs, refused, left, waiting)
 }
 
 // note keeps the status and tells what has changed.
-func (s *Source) note(pods []found, specs []workers.Spec, refused map[int]error, left map[types.UID]string, waiting int) {
+func (s *Source) note(all []found, specs []workers.Spec, refused map[int]error, left map[types.UID]string, waiting int) {
 	held, leaving := map[string]string{}, map[string]bool{}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -444,15 +497,16 @@ func (s *Source) note(pods []found, specs []workers.Spec, refused map[int]error,
 		}
 	}
 	st := &s.status
-	st.Pods, st.Workers, st.Waiting, st.LeftOut, st.LeftOutCount = len(pods), len(specs)-len(refused), waiting, nil, len(left)
-	for _, f := range pods {
-		why := left[f.pod.UID]
+	st.Pods, st.Workers, st.Waiting, st.LeftOut, st.LeftOutCount = len(all), len(specs)-len(refused), waiting, nil, len(left)
+	for i := range all {
+		f := &all[i]
+		why := left[f.UID]
 		if why == "" {
 			continue
 		}
-		name := f.pod.Namespace + "/" + f.pod.Name
-		if s.told[f.pod.UID] != why {
-			s.sink.Emit(workers.Event{Kind: "discovery.kubernetes.left_out", Text: fmt.Sprintf("pod %s is found by a selector, but no worker: %s", name, why)})
+		name := f.Namespace + "/" + f.Name
+		if s.told[f.UID] != why {
+			s.sink.Emit(workers.Event{Kind: "discovery.kubernetes.left_out", Text: fmt.Sprintf("%s %s is found by a selector, but no worker: %s", f.what(), name, why)})
 		}
 		if len(st.LeftOut) < maxLeftOut {
 			st.LeftOut = append(st.LeftOut, LeftOut{name, why})
@@ -466,7 +520,10 @@ func (s *Source) Status() Status {
 	s.mu.Lock()
 	st := s.status
 	st.LeftOut = slices.Clone(st.LeftOut)
-	watches := slices.Clone(s.watches)
+	var watches []*watch
+	for _, w := range s.watches {
+		watches = append(watches, w.both()...)
+	}
 	s.mu.Unlock()
 	for _, p := range s.pools {
 		watches = append(watches, p.object)

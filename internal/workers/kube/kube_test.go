@@ -61,9 +61,12 @@ type apiServer struct {
 	down   bool   // breaks every connection
 	cut    chan struct{}
 
-	lines chan string // of the watch
-	pool  chan string // of that of InferencePools
-	asked chan string // one word for each question: list, watch
+	slices []byte // the list of EndpointSlices
+
+	lines      chan string // of the watch
+	sliceLines chan string // of that of EndpointSlices
+	pool       chan string // of that of InferencePools
+	asked      chan string // one word for each question: list, watch
 }
 
 func newAPIServer(t *testing.T) *apiServer {
@@ -81,8 +84,11 @@ func (a *apiServer) set(change func()) {
 
 func (a *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	a.mu.Lock()
-	list, kind, refuse, down, cut := a.list, a.kind, a.refuse, a.down, a.cut
+	list, kind, refuse, down, cut, lines := a.list, a.kind, a.refuse, a.down, a.cut, a.lines
 	a.mu.Unlock()
+	if strings.Contains(r.URL.Path, "/endpointslices") {
+		list, lines = a.slices, a.sliceLines
+	}
 	q := r.URL.Query()
 	word := "list"
 	if q.Get("watch") != "" {
@@ -116,7 +122,7 @@ func (a *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 				return
 			case <-cut:
 				panic(http.ErrAbortHandler)
-			case line := <-a.lines:
+			case line := <-lines:
 				_, _ = io.WriteString(w, line+"\n")
 				w.(http.Flusher).Flush()
 			}

@@ -57,12 +57,11 @@ func (r *rules) read(pod *corev1.Pod, by chosen) reading {
 	switch {
 	case pod.Name == r.host:
 		return left("it is this router's own pod; narrow the selector")
-	case len(pod.Labels) > maxLabels || len(pod.Annotations) > 4*maxLabels:
-		return left("%d labels and %d annotations (at most %d and %d)", len(pod.Labels), len(pod.Annotations), maxLabels, 4*maxLabels)
 	case pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed:
 		return left("its phase is %s", pod.Status.Phase)
 	}
-	if why := workers.NoEngine(pod.Labels); why != "" {
+	base, why := r.base("pod", &pod.ObjectMeta, pod.Labels, by)
+	if why != "" {
 		return left("%s", why)
 	}
 	if pod.Status.PodIP == "" {
@@ -70,29 +69,6 @@ func (r *rules) read(pod *corev1.Pod, by chosen) reading {
 	}
 	if net.ParseIP(pod.Status.PodIP) == nil {
 		return left("%q is no IP address", pod.Status.PodIP)
-	}
-	base := r.template
-	base.Origin = "pod " + pod.Namespace + "/" + pod.Name
-	base.Process = string(pod.UID)
-	base.Labels = pod.Labels
-	base.From = map[workers.Field]string{}
-	switch {
-	case by.prefill && by.decode:
-		base.Role, base.From[workers.FieldRole] = workers.Either, "both role selectors"
-	case by.prefill:
-		base.Role, base.From[workers.FieldRole] = workers.Prefill, "the prefill selector"
-	case by.decode:
-		base.Role, base.From[workers.FieldRole] = workers.Decode, "the decode selector"
-	}
-	if v := pod.Labels[r.revision]; r.revision != "" && v != "" {
-		base.Revision, base.From[workers.FieldRevision] = v, "label "+r.revision+"="+v
-	}
-	if t, ok := workers.ToldBy(workers.FieldBootstrap, nil, pod.Annotations); ok {
-		port, err := parsePort(t.Means)
-		if err != nil {
-			return left("%s: %v", t.From, err)
-		}
-		base.Bootstrap, base.From[workers.FieldBootstrap] = &workers.Bootstrap{Port: port}, t.From
 	}
 	if pod.DeletionTimestamp != nil {
 		base.Leaving = "its pod is being deleted"
@@ -108,10 +84,7 @@ func (r *rules) read(pod *corev1.Pod, by chosen) reading {
 	if engine, why := behindSidecar(pod); engine != 0 {
 		moved, from = engine-first, from+"; "+why
 	}
-	name := pod.Name
-	if r.qualified {
-		name = pod.Namespace + "." + name
-	}
+	name := r.name(&pod.ObjectMeta)
 	var out reading
 	for _, port := range ports {
 		s := base

@@ -21,8 +21,8 @@ import (
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
-// pools are the InferencePools of the Gateway API's inference extension.
-var pools = schema.GroupVersionResource{Group: "inference.networking.k8s.io", Version: "v1", Resource: "inferencepools"}
+// inferencePools are the InferencePools of the Gateway API's inference extension.
+var inferencePools = schema.GroupVersionResource{Group: "inference.networking.k8s.io", Version: "v1", Resource: "inferencepools"}
 
 // pool is an InferencePool: an object that says which pods are engines, and at which
 // ports they serve. Its pods are watched as those of a selector are; another selector
@@ -41,12 +41,12 @@ type pool struct {
 
 func (s *Source) newPool(client *rest.RESTClient, objects dynamic.Interface, namespace, name string) *pool {
 	p := &pool{s: s, client: client, name: name, changed: make(chan struct{}, 1)}
-	of := objects.Resource(pools).Namespace(namespace)
+	of := objects.Resource(inferencePools).Namespace(namespace)
 	named := func(o metav1.ListOptions) metav1.ListOptions {
 		o.FieldSelector = fields.OneTermEqualSelector("metadata.name", name).String()
 		return o
 	}
-	p.object = &watch{s: s, resource: pools.Resource + "." + pools.Group, state: WatchStatus{Namespace: namespace, Selector: "metadata.name=" + name}}
+	p.object = &watch{s: s, resource: inferencePools.Resource + "." + inferencePools.Group, state: WatchStatus{Namespace: namespace, Selector: "metadata.name=" + name}}
 	p.object.follow(&unstructured.Unstructured{}, nil, p.touch,
 		func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) { return of.List(ctx, named(o)) },
 		func(ctx context.Context, o metav1.ListOptions) (apiwatch.Interface, error) {
@@ -190,7 +190,7 @@ func (p *pool) run(ctx context.Context) error {
 			}
 			endNext()
 			p.drop(next)
-			w := p.s.newWatch(p.client, p.object.state.Namespace, m.selector, by)
+			w := p.s.newWatch(pods, p.client, p.object.state.Namespace, m.selector, by)
 			own, end := context.WithCancel(ctx)
 			next, endNext = w, end
 			p.s.add(w)

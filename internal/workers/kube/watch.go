@@ -24,26 +24,46 @@ const listTime = 30 * time.Second
 // errNoAnswer: a connection that ended or timed out before the answer's first byte.
 var errNoAnswer = errors.New("the connection ended before an answer")
 
+// kind is what a watch is of: the resource as people name it, its path, what one and a
+// list of them are, and what is kept of one.
+type kind struct {
+	resource, path string
+	object         runtime.Object
+	list           func() runtime.Object
+	keep           cache.TransformFunc
+}
+
+var pods = kind{resource: "pods", path: "pods", object: &corev1.Pod{}, list: func() runtime.Object { return &corev1.PodList{} }, keep: slim}
+
 // watch is one selector in one namespace.
 type watch struct {
 	s        *Source
 	resource string // "pods"
 	by       chosen // under s.mu
 	informer cache.SharedIndexInformer
+	slices   *watch // those of the Services that this one is of
 
 	mu    sync.Mutex
 	state WatchStatus
 }
 
-func (s *Source) newWatch(client *rest.RESTClient, namespace, selector string, by chosen) *watch {
-	w := &watch{s: s, resource: "pods", by: by, state: WatchStatus{Namespace: namespace, Selector: selector}}
+// both are the watch and that of its EndpointSlices, if it has one.
+func (w *watch) both() []*watch {
+	if w.slices == nil {
+		return []*watch{w}
+	}
+	return []*watch{w, w.slices}
+}
+
+func (s *Source) newWatch(of kind, client *rest.RESTClient, namespace, selector string, by chosen) *watch {
+	w := &watch{s: s, resource: of.resource, by: by, state: WatchStatus{Namespace: namespace, Selector: selector}}
 	get := func(o *metav1.ListOptions) *rest.Request {
 		o.LabelSelector = selector
-		return client.Get().NamespaceIfScoped(namespace, namespace != metav1.NamespaceAll).Resource("pods").VersionedParams(o, metav1.ParameterCodec)
+		return client.Get().NamespaceIfScoped(namespace, namespace != metav1.NamespaceAll).Resource(of.path).VersionedParams(o, metav1.ParameterCodec)
 	}
-	w.follow(&corev1.Pod{}, slim, s.touch,
+	w.follow(of.object, of.keep, s.touch,
 		func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-			list := &corev1.PodList{}
+			list := of.list()
 			err := get(&o).Do(ctx).Into(list)
 			return list, err
 		},
@@ -147,7 +167,7 @@ func (w *watch) explain(verb string, err error) string {
 			kind, more = "ClusterRole", ", or set kubernetes.namespaces"
 		}
 		return fmt.Sprintf("the API server refuses to %s %s %s: give the router's service account a %s with the verbs list and watch on %s%s (%s)", verb, w.resource, w.where(), kind, w.resource, more, clip(err.Error()))
-	case apierrors.IsNotFound(err) && w.resource != "pods":
+	case apierrors.IsNotFound(err) && w.resource != pods.resource:
 		return fmt.Sprintf("the API server knows no %s of version v1: install their definitions, or name the pods by kubernetes.selector", w.resource)
 	case apierrors.IsUnauthorized(err):
 		return fmt.Sprintf("the API server does not know who asks: the token of the service account or of the kubeconfig is not valid (%s)", clip(err.Error()))
@@ -183,13 +203,17 @@ func slim(item any) (any, error) {
 		return out
 	}
 	return &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{
-			Name: pod.Name, Namespace: pod.Namespace, UID: pod.UID, ResourceVersion: pod.ResourceVersion,
-			Labels: pod.Labels, Annotations: pod.Annotations, DeletionTimestamp: pod.DeletionTimestamp,
-		},
-		Spec: corev1.PodSpec{InitContainers: containers(pod.Spec.InitContainers), Containers: containers(pod.Spec.Containers)},
+		ObjectMeta: slimMeta(&pod.ObjectMeta),
+		Spec:       corev1.PodSpec{InitContainers: containers(pod.Spec.InitContainers), Containers: containers(pod.Spec.Containers)},
 		Status: corev1.PodStatus{
 			Phase: pod.Status.Phase, PodIP: pod.Status.PodIP, Conditions: pod.Status.Conditions,
 		},
 	}, nil
+}
+
+func slimMeta(m *metav1.ObjectMeta) metav1.ObjectMeta {
+	return metav1.ObjectMeta{
+		Name: m.Name, Namespace: m.Namespace, UID: m.UID, ResourceVersion: m.ResourceVersion,
+		Labels: m.Labels, Annotations: m.Annotations, DeletionTimestamp: m.DeletionTimestamp,
+	}
 }
