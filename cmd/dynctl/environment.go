@@ -1,12 +1,12 @@
 package main
 
 import (
-	"fmt"
 	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/dynctl/dynctl/internal/settings"
+	"github.com/dynctl/dynctl/internal/table"
 )
 
 // otherVariables are the environment variables beside those of the settings.
@@ -25,14 +25,16 @@ var otherVariables = []struct{ name, help string }{
 func newEnvironmentTopic() *cobra.Command {
 	var b strings.Builder
 	b.WriteString("Environment variables that dynctl reads. Every setting of serve has one; flags win\nover them, they win over the file. Lists are separated by blanks.\n\n")
+	var rows [][]string
 	for _, v := range otherVariables {
-		fmt.Fprintf(&b, "  %-36s %s\n", v.name, v.help)
+		rows = append(rows, []string{v.name, v.help})
 	}
-	b.WriteString("\n")
+	rows = append(rows, nil)
 	for _, r := range settings.Rows() {
 		if r.Flag != "" {
-			fmt.Fprintf(&b, "  %-36s --%s\n", r.Env(), r.Flag)
+			rows = append(rows, []string{r.Env(), "--" + r.Flag})
 		}
 	}
+	_ = table.List(&b, "  ", 0, rows) // a strings.Builder takes everything
 	return &cobra.Command{Use: "environment", Short: "Environment variables", Long: strings.TrimRight(b.String(), "\n")}
 }

@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/olekukonko/tablewriter"
+	"github.com/olekukonko/tablewriter/pkg/twwidth"
 	"github.com/olekukonko/tablewriter/renderer"
 	"github.com/olekukonko/tablewriter/tw"
 )
@@ -29,7 +30,7 @@ func Write(out io.Writer, format string, head []string, rows [][]string) error {
 	case "markdown":
 		return render(out, renderer.NewMarkdown(), markdown, tw.Padding{Left: " ", Right: " "}, tw.CellAlignment{Global: tw.AlignLeft}, head, rows)
 	}
-	return trimmed(out, func(c string) string { return plain(c) + gap }, tw.CellAlignment{Global: tw.AlignLeft}, head, rows)
+	return trimmed(out, "", func(c string) string { return plain(c) + gap }, tw.CellAlignment{Global: tw.AlignLeft}, head, rows)
 }
 
 // Figures writes columns of figures, which end under each other, and those of words,
@@ -39,20 +40,77 @@ func Figures(out io.Writer, head []string, rows [][]string, words ...int) error 
 	for _, i := range words {
 		align[i] = tw.AlignLeft
 	}
-	return trimmed(out, func(c string) string { return gap + plain(c) }, tw.CellAlignment{PerColumn: align}, head, rows)
+	return trimmed(out, "", func(c string) string { return gap + plain(c) }, tw.CellAlignment{PerColumn: align}, head, rows)
+}
+
+// List writes rows of words without a head, each line after an indent. What would
+// pass a width in columns (0: none) goes on in further lines below the last column;
+// a word is never cut.
+func List(out io.Writer, indent string, width int, rows [][]string) error {
+	n, taken := 0, len(indent)
+	for _, r := range rows {
+		n = max(n, len(r))
+	}
+	for i := range n - 1 {
+		widest := 0
+		for _, r := range rows {
+			if i < len(r) {
+				widest = max(widest, twwidth.Width(plain(r[i])))
+			}
+		}
+		taken += widest + len(gap)
+	}
+	folded := make([][]string, len(rows))
+	for k, r := range rows {
+		folded[k] = slices.Clone(r)
+		for i := range folded[k] {
+			folded[k][i] = plain(folded[k][i])
+		}
+		if len(r) == n && width > 0 {
+			folded[k][n-1] = fold(folded[k][n-1], max(width-taken, leastRoom))
+		}
+	}
+	return trimmed(out, indent, func(c string) string { return c + gap }, tw.CellAlignment{Global: tw.AlignLeft}, nil, folded)
+}
+
+// leastRoom is what the last column of a list gets, however narrow the screen is.
+const leastRoom = 30
+
+// fold breaks a text between words into lines of at most a width in columns.
+func fold(text string, width int) string {
+	if twwidth.Width(text) <= width {
+		return text
+	}
+	var b strings.Builder
+	at := 0
+	for i, word := range strings.Fields(text) {
+		w := twwidth.Width(word)
+		switch {
+		case i == 0:
+		case at+1+w > width:
+			b.WriteByte('\n')
+			at = 0
+		default:
+			b.WriteByte(' ')
+			at++
+		}
+		b.WriteString(word)
+		at += w
+	}
+	return b.String()
 }
 
 // gap is what stands between two columns.
 const gap = "  "
 
-// trimmed writes columns without blanks at the ends of lines.
-func trimmed(out io.Writer, cell func(string) string, align tw.CellAlignment, head []string, rows [][]string) error {
+// trimmed writes columns after an indent and without blanks at the ends of lines.
+func trimmed(out io.Writer, indent string, cell func(string) string, align tw.CellAlignment, head []string, rows [][]string) error {
 	var b strings.Builder
 	if err := render(&b, renderer.NewBlueprint(columns), cell, tw.PaddingNone, align, head, rows); err != nil {
 		return err
 	}
 	for line := range strings.Lines(b.String()) {
-		if _, err := io.WriteString(out, strings.TrimRight(line, " \n")+"\n"); err != nil {
+		if _, err := io.WriteString(out, strings.TrimRight(indent+line, " \n")+"\n"); err != nil {
 			return err
 		}
 	}
@@ -88,7 +146,9 @@ func render(out io.Writer, as tw.Renderer, cell func(string) string, padding tw.
 		Header: cells, Row: cells,
 		Behavior: tw.Behavior{TrimSpace: tw.Off, TrimLine: tw.Off, TrimTab: tw.Off, AutoHide: tw.Off},
 	}), tablewriter.WithEastAsian(tw.Off)) // not by the locale: the same everywhere
-	t.Header(whole(head))
+	if len(head) > 0 {
+		t.Header(whole(head))
+	}
 	for _, r := range rows {
 		if err := t.Append(whole(r)); err != nil {
 			return err

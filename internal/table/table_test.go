@@ -49,6 +49,20 @@ func TestWidths(t *testing.T) {
 	}
 }
 
+func TestList(t *testing.T) {
+	rows := [][]string{{"ok", "模型", "one two three four five six seven eight nine ten"}, {"FAIL", "b", strings.Repeat("x", 40)}, {"", "", "short"}, {"?"}}
+	want := "  ok    模型  one two three four five six\n              seven eight nine ten\n" +
+		"  FAIL  b     " + strings.Repeat("x", 40) + "\n              short\n  ?\n"
+	var b strings.Builder
+	if err := List(&b, "  ", 45, rows); err != nil || b.String() != want {
+		t.Errorf("%v\n%s\nwant\n%s", err, b.String(), want)
+	}
+	b.Reset()
+	if err := List(&b, "", 0, rows[:1]); err != nil || b.String() != "ok  模型  one two three four five six seven eight nine ten\n" {
+		t.Errorf("%v %q", err, b.String())
+	}
+}
+
 func TestFigures(t *testing.T) {
 	for _, c := range []struct{ got, want string }{
 		{Count(0), "0"}, {Count(999), "999"}, {Count(1000), "1,000"}, {Count(int64(-1234567)), "-1,234,567"}, {Count(uint64(math.MaxUint64)), "18,446,744,073,709,551,615"},

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/dynctl/dynctl/internal/router/decision"
@@ -12,6 +13,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/kvindex"
 	"github.com/dynctl/dynctl/internal/router/selector"
 	"github.com/dynctl/dynctl/internal/router/trace"
+	"github.com/dynctl/dynctl/internal/table"
 )
 
 // Show writes a record in words, with the state that it left.
@@ -84,17 +86,18 @@ func showDecision(b *strings.Builder, d *trace.Decision, p *Player) {
 		slices.SortStableFunc(list, func(x, y decision.Candidate) int {
 			return cmp.Or(cmp.Compare(x.Cost, y.Cost), strings.Compare(x.Rank, y.Rank))
 		})
+		var rows [][]string
 		for i := range list[:min(len(list), 16)] {
 			c := &list[i]
 			now := "-"
 			if r := p.ranks[c.Rank]; r != nil && r.fed {
-				now = fmt.Sprint(r.usable(&q, asked) / max(ph.BlockSize, 1))
+				now = strconv.Itoa(r.usable(&q, asked) / max(ph.BlockSize, 1))
 			}
-			fmt.Fprintf(b, "\n      %-24s cost %-10.4g overlap %d (here %s)  requests %d  prefill %d tok  decode %d blk", c.Rank, c.Cost, c.OverlapBlocks, now, c.ActiveRequests, c.PrefillTokens, c.DecodeBlocks)
-			if c.KeptOut != "" {
-				fmt.Fprintf(b, "  excluded: %s", c.KeptOut)
-			}
+			rows = append(rows, []string{"    " + c.Rank, fmt.Sprintf("%.4g", c.Cost), fmt.Sprint(c.OverlapBlocks), now, fmt.Sprint(c.ActiveRequests), fmt.Sprint(c.PrefillTokens), fmt.Sprint(c.DecodeBlocks), string(c.KeptOut)})
 		}
+		var t strings.Builder
+		_ = table.Figures(&t, []string{"    RANK", "COST", "OVERLAP", "HERE", "REQUESTS", "PREFILL tok", "DECODE blk", "KEPT OUT"}, rows, 0, 7) // a strings.Builder takes everything
+		b.WriteString("\n" + strings.TrimSuffix(t.String(), "\n"))
 		if len(list) > 16 {
 			fmt.Fprintf(b, "\n      … %d more", len(list)-16)
 		}

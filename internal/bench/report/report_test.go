@@ -88,7 +88,7 @@ func TestText(t *testing.T) {
 	out := b.String()
 	for _, want := range []string{
 		"RESULT  concurrency 16: remote prefill has the lower ttft p50 above about ", "RECOMMEND  eff_isl ", "nonCachedTokens: ", "VALID ",
-		"CROSSOVER BY LOAD", "objective ttft", "live load (99 running) is above the highest level tested (16): add --concurrency 128", "GOOD% L/R", "ok   transfer",
+		"CROSSOVER BY LOAD", "objective ttft", "live load (99 running) is above the highest level tested (16): add --concurrency 128", "GOOD% L/R", "ok  transfer",
 	} {
 		if !strings.Contains(out, want) {
 			t.Errorf("the text lacks %q", want)

@@ -45,21 +45,20 @@ func Text(w io.Writer, r *experiment.Result, o TextOptions) error {
 	if g := widest(r); g != nil {
 		forest(b, g, o.Width)
 	}
-	crossings(b, r)
+	crossings(b, r, o.Width)
 	if rec := r.Recommend; rec != nil {
 		fmt.Fprintf(b, "\n  RECOMMEND  eff_isl %d   (%s; at %s, objective %s)\n", rec.EffISL, rec.Because, rec.Group, rec.Objective)
+		var rows [][]string
 		for _, c := range rec.Configs {
-			for i, line := range strings.Split(c.Text, "\n") {
-				name := c.System
-				if i > 0 {
-					name = ""
-				}
-				fmt.Fprintf(b, "    %-17s %s\n", name, line)
+			name := c.System
+			for line := range strings.SplitSeq(c.Text, "\n") {
+				rows, name = append(rows, []string{name, line}), ""
 			}
 			if c.Note != "" {
-				fmt.Fprintf(b, "    %-17s (%s)\n", "", c.Note)
+				rows = append(rows, []string{"", "(" + c.Note + ")"})
 			}
 		}
+		_ = table.List(b, "    ", 0, rows) // to be copied: not folded
 	}
 	for _, c := range Cautions(r, o.Live) {
 		hang(b, "  CAUTION    ", c, o.Width)
@@ -230,11 +229,12 @@ func forest(b *strings.Builder, g *experiment.GroupResult, width int) {
 	}
 }
 
-func crossings(b *strings.Builder, r *experiment.Result) {
+func crossings(b *strings.Builder, r *experiment.Result, width int) {
 	if len(r.Groups) == 0 {
 		return
 	}
 	b.WriteString("\n  CROSSOVER BY LOAD\n")
+	var rows [][]string
 	for i := range r.Groups {
 		g := &r.Groups[i]
 		for _, c := range g.Crossings {
@@ -245,9 +245,10 @@ func crossings(b *strings.Builder, r *experiment.Result) {
 			case name == "ttft":
 				name = "ttft p50"
 			}
-			fmt.Fprintf(b, "    %-26s %-18s %s\n", g.Group, name, short(&c))
+			rows = append(rows, []string{g.Group.String(), name, short(&c)})
 		}
 	}
+	_ = table.List(b, "    ", width, rows)
 }
 
 // short is a crossing in a few characters.
@@ -307,16 +308,18 @@ func gates(b *strings.Builder, r *experiment.Result, width int) {
 		name = "NOT VALID"
 	}
 	fmt.Fprintf(b, "\n  %s %d/%d\n", name, passed, total)
+	var rows [][]string
 	for _, g := range r.Gates {
 		mark := "?"
 		if g.Passed != nil {
 			mark = map[bool]string{true: "ok", false: "FAIL"}[*g.Passed]
 		}
-		hang(b, fmt.Sprintf("    %-4s %-10s ", mark, g.Name), g.Text, width)
+		rows = append(rows, []string{mark, g.Name, g.Text})
 		if g.Passed != nil && !*g.Passed && len(g.Cells) > 0 {
-			hang(b, "                    ", "in "+strings.Join(g.Cells, " "), width)
+			rows = append(rows, []string{"", "", "in " + strings.Join(g.Cells, " ")})
 		}
 	}
+	_ = table.List(b, "    ", width, rows)
 }
 
 // CellLine is one finished cell on one line.

@@ -9,10 +9,13 @@ import (
 	"path/filepath"
 	"slices"
 	"sort"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/dynctl/dynctl/internal/table"
 )
 
 // SummarySchema names the form of a Summary.
@@ -107,31 +110,42 @@ func (s *Summary) Text() string {
 		verdict = err.Error()
 	}
 	fmt.Fprintf(&b, "endurance: %s, %s, seed %d, %d clients, %s on %d CPUs\n", time.Duration(s.Duration).Round(time.Second), verdict, s.Seed, s.Clients, s.Go, s.CPUs)
-	fmt.Fprintf(&b, "\nrequests\n")
+	b.WriteString("\nrequests\n")
+	figures := func(head []string, rows [][]string) { _ = table.Figures(&b, head, rows, 0) } // a strings.Builder takes everything
+	var rows [][]string
 	for _, k := range sorted(s.Requests) {
-		fmt.Fprintf(&b, "  %-28s %8d\n", k, s.Requests[k])
+		rows = append(rows, []string{k, strconv.FormatUint(s.Requests[k], 10)})
 	}
-	fmt.Fprintf(&b, "\nfaults                           done   found in events   after p50 / max\n")
+	figures(nil, rows)
+	b.WriteString("\nfaults\n")
+	rows = nil
 	for _, k := range sorted(s.Faults) {
 		c := s.Faults[k]
-		fmt.Fprintf(&b, "  %-28s %6d %14d   %8.2f s / %.2f s\n", k, c.Done, c.Found, time.Duration(c.P50).Seconds(), time.Duration(c.Max).Seconds())
+		rows = append(rows, []string{k, strconv.Itoa(c.Done), strconv.Itoa(c.Found), seconds(c.P50, 2), seconds(c.Max, 2)})
 	}
-	fmt.Fprintf(&b, "\nidle moments       heap MiB  goroutines  files  sockets  index = caches  too many at first  healed after  refills  left in engines  engines died\n")
-	row := func(when string, u Usage) {
-		fmt.Fprintf(&b, "  %-16s %9.1f %11d %6d %8d", when, float64(u.Heap)/(1<<20), u.Goroutines, u.Files, u.Sockets)
+	figures([]string{"FAULT", "DONE", "FOUND IN EVENTS", "AFTER p50", "AT MOST"}, rows)
+	b.WriteString("\nidle moments: what the process used\n")
+	used := func(when string, u Usage) []string {
+		return []string{when, strconv.FormatFloat(float64(u.Heap)/(1<<20), 'f', 1, 64), strconv.Itoa(u.Goroutines), strconv.Itoa(u.Files), strconv.Itoa(u.Sockets)}
 	}
-	row("before", s.Before)
-	b.WriteByte('\n')
+	rows = [][]string{used("before", s.Before)}
 	for _, c := range s.Checks {
-		row(c.When, c.Usage)
-		fmt.Fprintf(&b, " %15d %18d %11.3f s %8d %16d %13d\n", c.Index, c.Over, time.Duration(c.Sync).Seconds(), c.Refilled, c.Held, c.Exits)
+		rows = append(rows, used(c.When, c.Usage))
 	}
-	row("after", s.After)
-	fmt.Fprintf(&b, "\n  heap from the second to the last check: %+.1f %%\n", 100*s.HeapGrowth)
+	figures([]string{"MOMENT", "HEAP MiB", "GOROUTINES", "FILES", "SOCKETS"}, append(rows, used("after", s.After)))
+	fmt.Fprintf(&b, "  heap from the second to the last check: %+.1f %%\n", 100*s.HeapGrowth)
+	b.WriteString("\nidle moments: the index against the caches\n")
+	rows = nil
+	for _, c := range s.Checks {
+		rows = append(rows, []string{c.When, strconv.FormatInt(c.Index, 10), strconv.Itoa(c.Over), seconds(c.Sync, 3), strconv.Itoa(c.Refilled), strconv.Itoa(c.Held), strconv.Itoa(c.Exits)})
+	}
+	figures([]string{"MOMENT", "BLOCKS", "TOO MANY", "HEALED AFTER", "REFILLS", "REQUESTS LEFT", "DIED"}, rows)
 	fmt.Fprintf(&b, "\nevents (%d that no fault explains)\n", s.Unexplained)
+	rows = nil
 	for _, k := range sorted(s.Events) {
-		fmt.Fprintf(&b, "  %-28s %8d\n", k, s.Events[k])
+		rows = append(rows, []string{k, strconv.Itoa(s.Events[k])})
 	}
+	figures(nil, rows)
 	for i, v := range s.Violations {
 		if i == 0 {
 			b.WriteString("\nviolations\n")
@@ -145,6 +159,11 @@ func (s *Summary) Text() string {
 		fmt.Fprintf(&b, "  %s %s %s %s (until %s)\n", f.From.Format(time.TimeOnly), f.Kind, f.Worker, f.Detail, f.To.Format(time.TimeOnly))
 	}
 	return b.String()
+}
+
+// seconds is a time with as many places.
+func seconds(s Seconds, places int) string {
+	return strconv.FormatFloat(time.Duration(s).Seconds(), 'f', places, 64) + " s"
 }
 
 func sorted[V any](m map[string]V) []string {
