@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/mattn/go-isatty"
@@ -44,7 +45,8 @@ type traceFiles struct {
 	paths   []string
 	options trace.Options
 	stdin   io.Reader
-	size    int64 // of all files as stored, 0 when unknown
+	size    int64        // of all files as stored, 0 when unknown
+	cut     atomic.Int64 // the last line that could be read of a trace that is cut
 }
 
 // files checks the arguments of a command and finds the files' sizes.
@@ -57,6 +59,7 @@ func (f *traceFlags) files(cmd *cobra.Command, args []string) (*traceFiles, erro
 	if len(args) == 0 {
 		return nil, withCode(exitUsage, errors.New("give a trace file, or - for stdin"))
 	}
+	t.options.OnCut = func(line int64) { t.cut.Store(line) }
 	if !f.quiet {
 		told := 0
 		t.options.OnBad = func(e *trace.LineError) {
@@ -89,6 +92,15 @@ func (t *traceFiles) open() (*trace.Reader, error) {
 	}
 	r, err := trace.OpenAll(t.paths, t.options)
 	return r, withCode(exitInvalid, err)
+}
+
+// whole is an error when what was read of the trace ended at a cut. What was found holds
+// up to there; it is written before this is asked.
+func (t *traceFiles) whole() error {
+	if line := t.cut.Load(); line > 0 {
+		return withCode(exitInvalid, fmt.Errorf("the trace is cut after line %d: what is above holds up to there, and what was recorded later is not in the file", line))
+	}
+	return nil
 }
 
 // again reports whether the trace can be opened more than once; stdin cannot.
@@ -271,10 +283,7 @@ func (f *replayFlags) play(cmd *cobra.Command, files *traceFiles, minMatch float
 	if v := rep.Verify; v != nil && v.Match() < minMatch {
 		return withCode(exitMissed, fmt.Errorf("%.2f%% of %d decisions are proven to come out the same (%d more are taken on trust), fewer than --min-match %s", 100*v.Match(), v.Decisions, v.OnTrust, f.minMatch))
 	}
-	if rep.Verify != nil && rep.Cut {
-		return withCode(exitInvalid, fmt.Errorf("the trace is cut after line %d: what is above holds up to there, and what was recorded later is not in the file", rep.Lines))
-	}
-	return nil
+	return files.whole()
 }
 
 // redecide makes recorded decisions under other settings.
@@ -291,7 +300,10 @@ func (f *replayFlags) redecide(cmd *cobra.Command, files *traceFiles, changes []
 	if d.Decisions == 0 {
 		return withCode(exitUsage, errors.New("the trace has no decisions; to simulate its requests, add --policy or --routing-threshold"))
 	}
-	return writeReport(cmd.OutOrStdout(), f.output, replay.RedecisionHead, d)
+	if err := writeReport(cmd.OutOrStdout(), f.output, replay.RedecisionHead, d); err != nil {
+		return err
+	}
+	return files.whole()
 }
 
 // writeReport writes what was found as data, as rows, or in words.
@@ -434,7 +446,7 @@ appears under its name when it is whole, or not at all.`,
 				fmt.Fprintf(cmd.ErrOrStderr(), ", %d events without all their blocks", c.Inexact)
 			}
 			fmt.Fprintln(cmd.ErrOrStderr())
-			return nil
+			return files.whole()
 		},
 	}
 	cmd.Flags().StringVar(&to, "to", "dynctl", "format to write: dynctl|dynamo-events|dynamo-requests|mooncake")
@@ -480,9 +492,14 @@ func newReplayStatCmd(tf *traceFlags) *cobra.Command {
 			}
 			switch output {
 			case "json", "jsonl", "yaml":
-				return writeData(cmd.OutOrStdout(), output, s)
+				err = writeData(cmd.OutOrStdout(), output, s)
+			default:
+				err = table.Write(cmd.OutOrStdout(), output, []string{"FIGURE", "VALUE"}, s.Rows())
 			}
-			return table.Write(cmd.OutOrStdout(), output, []string{"FIGURE", "VALUE"}, s.Rows())
+			if err != nil {
+				return err
+			}
+			return files.whole()
 		},
 	}
 	outputFlag(cmd, &output, listFormats...)

@@ -238,11 +238,16 @@ func (f *replayFlags) simulate(cmd *cobra.Command, files *traceFiles, changes []
 	}
 	switch f.output {
 	case "json", "yaml":
-		return writeData(cmd.OutOrStdout(), f.output, results)
+		err = writeData(cmd.OutOrStdout(), f.output, results)
 	case "jsonl":
-		return writeLines(cmd.OutOrStdout(), results)
+		err = writeLines(cmd.OutOrStdout(), results)
+	default:
+		err = simulate.WriteTable(cmd.OutOrStdout(), f.output, results)
 	}
-	return simulate.WriteTable(cmd.OutOrStdout(), f.output, results)
+	if err != nil {
+		return err
+	}
+	return files.whole()
 }
 
 // bounds finds what one shared cache of all ranks' blocks would give, once for

@@ -17,7 +17,7 @@ import (
 const realRecording = "../../testdata/trace/vllm-0.32.0-1p1d-evictions-v2.jsonl.zst"
 
 // TestACutRecordingIsNotAllOfIt: what is verified up to a cut is said to be that, and
-// the code is not that of a whole recording.
+// whoever reads a cut recording is told, with a code that is not that of a whole one.
 func TestACutRecordingIsNotAllOfIt(t *testing.T) {
 	dir := t.TempDir()
 	whole := filepath.Join(dir, "whole.jsonl")
@@ -53,6 +53,20 @@ func TestACutRecordingIsNotAllOfIt(t *testing.T) {
 		said := strings.Contains(stdout, "% of decisions up to the cut proven") && strings.Contains(stderr, "the trace is cut after line")
 		if code != c.code || said != (c.code != exitOK) {
 			t.Errorf("%s: code %d\n%s\n%s", c.name, code, stdout, stderr)
+		}
+		for _, args := range [][]string{
+			{"replay", file}, {"replay", "stat", file}, {"replay", file, "--what-if", "eff_isl=3"}, {"replay", "convert", file, "-w", filepath.Join(dir, "again.jsonl")},
+			{"replay", file, "--policy", "kv,random", "--fleet", "2a", "--quiet"}, {"replay", "stat", file, "-o", "json"}, {"replay", file, "--what-if", "eff_isl=3", "-o", "json"},
+		} {
+			code, stdout, stderr := typed(args...)
+			said := strings.Contains(stderr, "the trace is cut after line")
+			if code != c.code || said != (c.code != exitOK) || stdout == "" && args[1] != "convert" {
+				t.Errorf("%v: code %d\n%s\n%s", args, code, stdout, stderr)
+			}
+		}
+		// Where reading ends before the cut, the cut is nothing to tell of.
+		if code, _, stderr := typed("replay", file, "--at", "20"); code != exitOK {
+			t.Errorf("%s --at 20: code %d, %s", c.name, code, stderr)
 		}
 	}
 }

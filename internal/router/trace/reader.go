@@ -33,6 +33,9 @@ type Options struct {
 	MaxLine int
 	// OnBad is told of each bad line that is skipped; may be nil.
 	OnBad func(*LineError)
+	// OnCut is told, once, the last line that could be read of a trace that is cut;
+	// may be nil.
+	OnCut func(line int64)
 	// Start, when set, is the time that records' times count from in the place
 	// of the header's own: that of a recording's first part.
 	Start time.Time
@@ -260,6 +263,15 @@ func (r *Reader) Header() Header { return r.header }
 // Format is the format that was found.
 func (r *Reader) Format() Format { return r.format }
 
+// cut notes that the trace ends where nobody ended it.
+func (r *Reader) cut() {
+	told := r.stats.Cut
+	r.stats.Cut = true
+	if !told && r.o.OnCut != nil {
+		r.o.OnCut(r.stats.Lines)
+	}
+}
+
 // Stats is what was met so far.
 func (r *Reader) Stats() Stats { return r.stats }
 
@@ -356,7 +368,9 @@ func (r *Reader) begin() error {
 		// The line is a record: Next begins with it.
 		r.first = append([]byte{}, p...)
 		if !whole {
-			r.stats.Cut = !json.Valid(p)
+			if !json.Valid(p) {
+				r.cut()
+			}
 		}
 		return nil
 	}
@@ -466,7 +480,7 @@ func (r *Reader) Next(rec *Record) error {
 			return io.EOF
 		case err != nil && !errors.Is(err, io.EOF):
 			if cutShort(err) {
-				r.stats.Cut = true
+				r.cut()
 				return io.EOF
 			}
 			return &LineError{r.name, r.stats.Lines + 1, at, err}
@@ -478,7 +492,7 @@ func (r *Reader) Next(rec *Record) error {
 		*rec = Record{Line: r.stats.Lines, Offset: at}
 		if err := r.parse(p, rec); err != nil {
 			if !whole {
-				r.stats.Cut = true // a last line without its end
+				r.cut() // a last line without its end
 				return io.EOF
 			}
 			if berr := r.bad(at+jsonOffset(err), err); berr != nil {
