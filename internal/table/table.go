@@ -34,11 +34,13 @@ func Write(out io.Writer, format string, head []string, rows [][]string) error {
 }
 
 // Figures writes columns of figures, which end under each other, and those of words,
-// named by their places, which begin so. All are two blanks from what stands left.
+// named by their places, which begin so. The head may be nil. All are two blanks from what stands left.
 func Figures(out io.Writer, head []string, rows [][]string, words ...int) error {
-	align := slices.Repeat([]tw.Align{tw.AlignRight}, len(head))
+	align := slices.Repeat([]tw.Align{tw.AlignRight}, widest(head, rows))
 	for _, i := range words {
-		align[i] = tw.AlignLeft
+		if i < len(align) { // without head and rows there is no column
+			align[i] = tw.AlignLeft
+		}
 	}
 	return trimmed(out, "", func(c string) string { return gap + plain(c) }, tw.CellAlignment{PerColumn: align}, head, rows)
 }
@@ -47,18 +49,15 @@ func Figures(out io.Writer, head []string, rows [][]string, words ...int) error 
 // pass a width in columns (0: none) goes on in further lines below the last column;
 // a word is never cut.
 func List(out io.Writer, indent string, width int, rows [][]string) error {
-	n, taken := 0, len(indent)
-	for _, r := range rows {
-		n = max(n, len(r))
-	}
+	n, taken := widest(nil, rows), len(indent)
 	for i := range n - 1 {
-		widest := 0
+		width := 0
 		for _, r := range rows {
 			if i < len(r) {
-				widest = max(widest, twwidth.Width(plain(r[i])))
+				width = max(width, twwidth.Width(plain(r[i])))
 			}
 		}
-		taken += widest + len(gap)
+		taken += width + len(gap)
 	}
 	folded := make([][]string, len(rows))
 	for k, r := range rows {
@@ -126,9 +125,9 @@ var columns = tw.Rendition{
 // render writes a table through tablewriter, which knows the widths of wide
 // characters and of escape sequences. Every row gets as many cells as the widest.
 func render(out io.Writer, as tw.Renderer, cell func(string) string, padding tw.Padding, align tw.CellAlignment, head []string, rows [][]string) error {
-	n := len(head)
-	for _, r := range rows {
-		n = max(n, len(r))
+	n := widest(head, rows)
+	if n == 0 {
+		return nil
 	}
 	whole := func(cells []string) []string {
 		full := make([]string, n)
@@ -155,6 +154,15 @@ func render(out io.Writer, as tw.Renderer, cell func(string) string, padding tw.
 		}
 	}
 	return t.Render()
+}
+
+// widest is the greatest number of cells of a line.
+func widest(head []string, rows [][]string) int {
+	n := len(head)
+	for _, r := range rows {
+		n = max(n, len(r))
+	}
+	return n
 }
 
 // lines and tabs would break a row in two.

@@ -49,6 +49,17 @@ func TestWidths(t *testing.T) {
 	}
 }
 
+func TestFiguresWithoutHead(t *testing.T) {
+	var b strings.Builder
+	if err := Figures(&b, nil, [][]string{{"all", "132252"}, {"end: completed", "7"}}, 0); err != nil || b.String() != "  all             132252\n  end: completed       7\n" {
+		t.Errorf("%v %q", err, b.String())
+	}
+	b.Reset()
+	if err := Figures(&b, nil, nil, 0); err != nil || b.String() != "" {
+		t.Errorf("%v %q", err, b.String())
+	}
+}
+
 func TestList(t *testing.T) {
 	rows := [][]string{{"ok", "模型", "one two three four five six seven eight nine ten"}, {"FAIL", "b", strings.Repeat("x", 40)}, {"", "", "short"}, {"?"}}
 	want := "  ok    模型  one two three four five six\n              seven eight nine ten\n" +
