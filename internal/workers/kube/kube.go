@@ -246,6 +246,13 @@ func template(text string) (workers.Spec, error) {
 	case len(t.Labels) > 0:
 		return t, errors.New("labels= are those of the pods")
 	}
+	rest := t.Topic
+	for _, word := range topicWords {
+		rest = strings.ReplaceAll(rest, word, "")
+	}
+	if strings.ContainsAny(rest, "{}") {
+		return t, fmt.Errorf("topic=%s: only %s stand for what a pod has", t.Topic, strings.Join(topicWords, ", "))
+	}
 	t.Name, t.URL = "", nil
 	if t.APIKeyFile != "" {
 		err = t.ReadAPIKey()

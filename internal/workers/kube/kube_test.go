@@ -285,6 +285,32 @@ func TestDialects(t *testing.T) {
 	}
 }
 
+// TestTopics: engines that dial the router's listener are told apart by topics with what
+// their pods have; several servers of one pod by their ports.
+func TestTopics(t *testing.T) {
+	a := newAPIServer(t)
+	a.list = recorded(t, "dialects.json.gz")
+	s := start(t, a, Options{Worker: "events=bind:tcp://*:5557,topic=kv@{ip}:{port}@{namespace}/{name}"})
+	s.event(t, "discovery.kubernetes.left_out")
+	got := map[string]string{}
+	for _, w := range s.reg.Snapshot().Workers {
+		got[w.Name] = fmt.Sprintf("%v %s %s", w.Events[0].Bind, w.Events[0].Endpoint, w.Events[0].Topic)
+	}
+	for name, want := range map[string]string{
+		"smg-0:8000":     "true tcp://*:5557 kv@127.0.1.22:8000@rec/smg-0",
+		"smg-0:8001":     "true tcp://*:5557 kv@127.0.1.22:8001@rec/smg-0",
+		"llm-d-decode-0": "true tcp://*:5557 kv@127.0.1.7:8200@rec/llm-d-decode-0",
+	} {
+		if got[name] != want {
+			t.Errorf("%s: %q, want %q", name, got[name], want)
+		}
+	}
+	_, err := New(workers.NewRegistry(nil), Options{Kubeconfig: a.kubeconfig(), Selector: "app", Worker: "topic=kv@{host}"}, nil)
+	if err == nil || !strings.Contains(err.Error(), "topic=kv@{host}: only {ip}, {port}, {name}, {namespace} stand for what a pod has") {
+		t.Errorf("an unknown word: %v", err)
+	}
+}
+
 // TestLifeOfAPod follows a pod from its making to its successor with another
 // address, as a real API server told of it.
 func TestLifeOfAPod(t *testing.T) {

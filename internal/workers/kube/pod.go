@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/dynctl/dynctl/internal/workers"
 )
@@ -101,6 +102,7 @@ func (r *rules) read(pod *corev1.Pod, by chosen) reading {
 				return left("port %d: %v", port, err)
 			}
 		}
+		s.Topic = fillTopic(s.Topic, pod.Status.PodIP, port+moved, &pod.ObjectMeta)
 		out.specs = append(out.specs, s)
 	}
 	return out
@@ -205,4 +207,15 @@ func parsePort(s string) (int, error) {
 		return 0, errors.New(strconv.Quote(clip(s)) + " is no port (1 to 65535)")
 	}
 	return int(n), nil
+}
+
+// topicWords are what a topic may have of the pod in whose name it is, in braces.
+var topicWords = []string{"{ip}", "{port}", "{name}", "{namespace}"}
+
+// fillTopic puts what a pod or a Service has into a topic.
+func fillTopic(topic, ip string, port int, of *metav1.ObjectMeta) string {
+	if !strings.Contains(topic, "{") {
+		return topic
+	}
+	return strings.NewReplacer("{ip}", ip, "{port}", strconv.Itoa(port), "{name}", of.Name, "{namespace}", of.Namespace).Replace(topic)
 }

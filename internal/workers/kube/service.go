@@ -72,6 +72,7 @@ func (r *rules) readService(svc *corev1.Service, parts []*discoveryv1.EndpointSl
 		return left("%v", err)
 	}
 	s.Name = r.name(&svc.ObjectMeta)
+	s.Topic = fillTopic(s.Topic, b.addr[s.Process], port, &svc.ObjectMeta)
 	s.URL = &url.URL{Scheme: r.scheme, Host: net.JoinHostPort(svc.Name+"."+svc.Namespace+".svc", strconv.Itoa(port))}
 	s.From[workers.FieldURL] = "name of the service, port from " + from
 	return reading{specs: []workers.Spec{s}}
@@ -93,11 +94,15 @@ func (r *rules) servicePort(svc *corev1.Service) (port int, from string, err err
 
 // ends are the pods behind a Service: Ready, not Ready, and being deleted. Each is there
 // once, by its UID, or else its address, in that order.
-type ends struct{ ready, unready, ending []string }
+type ends struct {
+	ready, unready, ending []string
+	addr                   map[string]string // an address of each
+}
 
 func (e *ends) all() int { return len(e.ready) + len(e.unready) + len(e.ending) }
 
 func behind(parts []*discoveryv1.EndpointSlice) (e ends) {
+	e.addr = map[string]string{}
 	for _, part := range parts {
 		for i := range part.Endpoints {
 			p := &part.Endpoints[i]
@@ -107,6 +112,9 @@ func behind(parts []*discoveryv1.EndpointSlice) (e ends) {
 			}
 			if id == "" && len(p.Addresses) > 0 {
 				id = p.Addresses[0]
+			}
+			if len(p.Addresses) > 0 {
+				e.addr[id] = p.Addresses[0]
 			}
 			// What is not said of readiness means yes, of ending no.
 			switch c := &p.Conditions; {

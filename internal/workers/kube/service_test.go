@@ -43,6 +43,14 @@ func TestServices(t *testing.T) {
 		}
 	}
 
+	own := newAPIServer(t)
+	own.list, own.slices = a.list, a.slices
+	named := start(t, own, Options{Discovery: ByServiceName, Worker: "events=bind:tcp://*:5557,topic=kv@{ip}@m"})
+	named.event(t, "discovery.kubernetes.left_out")
+	if topic := named.reg.Snapshot().Workers[1].Events[0].Topic; topic != "kv@10.1.3.2@m" {
+		t.Errorf("the topic of the pod behind decode-0 is %q", topic)
+	}
+
 	// The pod behind one becomes Ready, is deleted, has a successor beside it, and that
 	// is gone, too.
 	lines := strings.Split(strings.TrimSpace(string(recorded(t, "endpointslices.jsonl"))), "\n")
