@@ -34,6 +34,7 @@ func metricLabels(t *testing.T) map[string][]string {
 var (
 	promMetric = regexp.MustCompile(`(dynctl_[a-z_]+)(?:\{([^}]*)\})?`)
 	promLabel  = regexp.MustCompile(`([a-z_]+)\s*(?:=~|!~|!=|=)`)
+	promMade   = regexp.MustCompile(`label_replace\([^"]*"([a-z_]+)"`)
 	promBy     = regexp.MustCompile(`by \(([^)]*)\)`)
 )
 
@@ -62,6 +63,9 @@ func checkQuery(t *testing.T, where, query, text string, known map[string][]stri
 			}
 		}
 		labels = append(labels, of...)
+	}
+	for _, made := range promMade.FindAllStringSubmatch(query, -1) {
+		labels = append(labels, made[1])
 	}
 	for _, by := range promBy.FindAllStringSubmatch(query, -1) {
 		for l := range strings.SplitSeq(by[1], ",") {
@@ -105,6 +109,9 @@ func TestScaling(t *testing.T) {
 			recorded[name] = map[string]any{}
 			if labels, ok := r.(map[string]any)["labels"]; ok {
 				recorded[name] = labels.(map[string]any)
+			}
+			for _, by := range promBy.FindAllStringSubmatch(at[string](t, r, "expr"), -1) {
+				recorded[name][by[1]] = true
 			}
 		}
 	}

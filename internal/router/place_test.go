@@ -94,6 +94,9 @@ func TestRequestsWaitForARank(t *testing.T) {
 	if n := h.metric(`dynctl_queue_requests{model="sim",priority="normal"}`); n != 5 {
 		t.Errorf("%v normal requests wait, by the metric", n)
 	}
+	if n, all := h.metric(`dynctl_model_active_requests{model="sim"}`), h.metric("dynctl_inflight_requests"); n < 1 || n > all {
+		t.Errorf("%v requests are in engines that decode, by the metric, of %v", n, all)
+	}
 	dry, err := h.Admin.Route(t.Context(), adminRoute(ids(40, 3), ""))
 	if err != nil || !strings.Contains(string(encode(t, dry)), "would wait in the queue of sim") || !strings.Contains(string(encode(t, dry)), "6 request(s) of 4 tenant(s)") {
 		t.Errorf("a dry run says %s, %v", encode(t, dry), err)

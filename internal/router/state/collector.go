@@ -127,6 +127,7 @@ var (
 	publishers   = desc("feed_listener_publishers_total", "Publishers that dialled into the listener, by what came of it: accepted, refused (too many are connected), or failed (the protocol was broken).", "endpoint", "result")
 	health       = desc("worker_health", "1 for the state that the worker is in.", "worker", "role", "state")
 	queue        = desc("queue_requests", "Requests that wait for a rank of the model, or with no model for a place in progress, by priority; none while nobody waits.", "model", "priority")
+	modelActive  = desc("model_active_requests", "Requests in engines that decode, by the model that they serve (its first name), as the router counts them.", "model")
 	expires      = desc("certificate_expires_timestamp_seconds", "When the certificate in force ends, of the data plane, the admin API, or the one shown to engines.", "of")
 	trouble      = desc("worker_trouble", "Whether that is wrong with the worker although it answers: failing (a part of its requests), mute (computes, and tells no KV events), small_cache (against its peers).", "worker", "cause")
 	draining     = desc("worker_draining", "Whether the worker drains.", "worker")
@@ -200,7 +201,18 @@ func (s *State) Collect(ch chan<- prometheus.Metric) {
 			collect(ch, list, &l, l.Endpoint, result)
 		}
 	}
+	active := map[string]int{}
+	defer func() {
+		for model, n := range active {
+			ch <- prometheus.MustNewConstMetric(modelActive, gauge, float64(n), model)
+		}
+	}()
 	for _, w := range s.Workers(time.Now()).Workers {
+		if len(w.Models) > 0 && w.Role != string(workers.Prefill) {
+			for i := range w.Ranks {
+				active[w.Models[0]] += w.Ranks[i].ActiveRequests
+			}
+		}
 		for _, h := range healthStates {
 			mark(health, h.String() == w.Health, w.Name, w.Role, h.String())
 		}
