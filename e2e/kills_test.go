@@ -18,6 +18,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 )
 
 // engineStarter starts vLLM engines in a few seconds each.
@@ -331,7 +332,12 @@ func TestKillsOnVLLM(t *testing.T) {
 					t.Logf("%4d %s", s.tell[k], k)
 				}
 			}()
+			end, limited := t.Deadline()
 			for i := range kills / 2 {
+				if limited && time.Until(end) < 90*time.Second {
+					t.Errorf("the time is up after %d of %d kills; raise -timeout or lower DYNCTL_E2E_KILLS", i, kills/2)
+					break
+				}
 				if s.round(i); t.Failed() {
 					break
 				}
