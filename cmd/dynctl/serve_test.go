@@ -457,10 +457,11 @@ func TestServeLeavesThenDrains(t *testing.T) {
 			return err
 		}
 		defer resp.Body.Close()
-		if body, err := io.ReadAll(resp.Body); err != nil || resp.StatusCode != http.StatusServiceUnavailable || !strings.Contains(string(body), `"code":"draining"`) {
-			return fmt.Errorf("%s: %v, %s", resp.Status, err, body)
+		body, err := io.ReadAll(resp.Body)
+		if err == nil && (resp.StatusCode != http.StatusServiceUnavailable || !strings.Contains(string(body), `"code":"draining"`)) {
+			err = fmt.Errorf("%s: %s", resp.Status, body)
 		}
-		return nil
+		return err
 	})
 	if _, err := io.ReadFull(resp.Body, make([]byte, 2000)); err != nil {
 		t.Errorf("the stream does not go on: %v", err)

@@ -129,10 +129,13 @@ type LeftOut struct{ Pod, Why string }
 
 const maxLeftOut = 32
 
+// quiet silences client-go: what it has to say becomes status and events.
+var quiet = sync.OnceFunc(func() { klog.SetLogger(logr.Discard()) })
+
 // New prepares a Source. It reads the kubeconfig and checks what was set, and
 // opens no connection.
 func New(reg *workers.Registry, o Options, sink workers.Sink) (*Source, error) {
-	klog.SetLogger(logr.Discard()) // what client-go has to say becomes status and events
+	quiet()
 	o.Settle, o.Refresh = positive.Or(o.Settle, 10*time.Millisecond), positive.Or(o.Refresh, 30*time.Second)
 	template, err := template(o.Worker)
 	if err != nil {
