@@ -9,6 +9,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/api"
 	"github.com/dynctl/dynctl/internal/router/blockhash"
 	"github.com/dynctl/dynctl/internal/router/decide"
+	"github.com/dynctl/dynctl/internal/router/decision"
 	"github.com/dynctl/dynctl/internal/router/disagg"
 	"github.com/dynctl/dynctl/internal/router/kvgroup"
 	"github.com/dynctl/dynctl/internal/router/kvindex"
@@ -236,8 +237,9 @@ func (d *question) Resident(k *workers.Rank) int { return d.r.index.Blocks(kvind
 func (d *question) Ledger() *ledger.Ledger { return d.r.ledger }
 
 // Overlap is for decide.Seen: how many leading tokens of the prompt a rank is
-// known, or where its engine tells no events is guessed, to hold.
-func (d *question) Overlap(w *workers.Worker, k *workers.Rank) int {
+// known, or where its engine tells no events is guessed, to hold, and what its other
+// tiers hold behind them.
+func (d *question) Overlap(w *workers.Worker, k *workers.Rank, beyond *decision.Tiers) int {
 	slot := kvindex.Rank(k.Slot)
 	if d.chunked {
 		if d.used == 0 {
@@ -253,7 +255,11 @@ func (d *question) Overlap(w *workers.Worker, k *workers.Rank) int {
 		o := &d.holders.views[i]
 		if d.r.fleet.Fed(k) {
 			p := kvgroup.Prompt{Seq: d.views[i].seq, Tokens: d.prompt.ISL, Block: size}
-			return d.r.feeds.Usable(slot, o.exact.Depth(slot), p) * size
+			n := d.r.feeds.Usable(slot, o.exact.Depth(slot), &p, beyond)
+			if *beyond != (decision.Tiers{}) {
+				*beyond = beyond.Scale(size, 1)
+			}
+			return n * size
 		}
 		return o.guess.Depth(slot) * size
 	}

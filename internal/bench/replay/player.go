@@ -10,6 +10,7 @@ import (
 
 	"github.com/dynctl/dynctl/internal/positive"
 	"github.com/dynctl/dynctl/internal/router/blockhash"
+	"github.com/dynctl/dynctl/internal/router/decision"
 	"github.com/dynctl/dynctl/internal/router/kvevent"
 	"github.com/dynctl/dynctl/internal/router/kvfeed"
 	"github.com/dynctl/dynctl/internal/router/kvgroup"
@@ -285,16 +286,17 @@ func prompt(locals []uint64, isl int) kvgroup.Prompt {
 }
 
 // usable is how many leading tokens of a prompt a rank is known to reuse, as the
-// router reads the index: none when it is not trusted, whole engine blocks only.
-func (r *playRank) usable(q *kvindex.Query, p kvgroup.Prompt) int {
+// router reads the index: none when it is not trusted, whole engine blocks only; beyond
+// are the tokens that its other tiers hold behind them.
+func (r *playRank) usable(q *kvindex.Query, p kvgroup.Prompt) (n int, beyond decision.Tiers) {
 	if !r.trusted() {
-		return 0
+		return 0, beyond
 	}
-	n := q.Depth(r.slot)
+	n = q.Depth(r.slot)
 	if r.stream != nil {
-		n = r.stream.Usable(n, p)
+		n, beyond = r.stream.Usable(n, p)
 	}
-	return n * r.size
+	return n * r.size, beyond.Scale(r.size, 1)
 }
 
 // RankState is what a Player knows of one rank.

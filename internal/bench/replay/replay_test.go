@@ -43,6 +43,8 @@ type recording struct {
 	seq   map[string]uint64
 	names map[string][]uint64
 	made  int
+	// offloads says that ranks tell of copies in the memory of their hosts.
+	offloads bool
 }
 
 const (
@@ -93,6 +95,9 @@ func (r *recording) batch(i int, tokens []uint32) {
 		names = append(names, workload.Mix(uint64(i)<<32^uint64(tokens[0])<<8^uint64(k)))
 	}
 	b := kvevent.Batch{TS: 1, Rank: 0, Events: []kvevent.Event{{Kind: kvevent.Stored, Group: -1, Hashes: names, Tokens: tokens, BlockSize: testBlock}}}
+	if r.offloads && r.seq[name]%3 == 0 { // as vLLM's offloading connector tells of a copy in the host's memory
+		b.Events = append(b.Events, kvevent.Event{Kind: kvevent.Stored, Group: -1, Medium: kvevent.CPU, MediumName: "CPU", Hashes: names})
+	}
 	if len(r.names[name]) > 0 && r.rng.IntN(4) == 0 {
 		last := len(r.names[name]) - 1
 		b.Events = append(b.Events, kvevent.Event{Kind: kvevent.Removed, Group: -1, Hashes: r.names[name][last:]})
@@ -115,8 +120,9 @@ func (r *recording) decide(tokens []uint32) {
 	for i := range testRanks {
 		rank := r.p.ranks[rankName(i)]
 		s, _ := r.p.index.RankStats(rank.slot)
+		held, beyond := rank.usable(&q, prompt(locals, len(tokens)))
 		in.Decode.Candidates = append(in.Decode.Candidates, decision.Candidate{
-			Rank: rank.name, Slot: uint32(i), OverlapBlocks: rank.usable(&q, prompt(locals, len(tokens))) / testBlock,
+			Rank: rank.name, Slot: uint32(i), OverlapBlocks: held / testBlock, Tiers: beyond.Scale(1, testBlock),
 			ResidentBlocks: int(s.Blocks), ActiveRequests: r.rng.IntN(3), KVUsage: -1,
 		})
 		in.DecodePeers = append(in.DecodePeers, disagg.Peer{Worker: testWorkers[i]})
@@ -239,6 +245,37 @@ func TestVerify(t *testing.T) {
 // TestVerifyRace: a decision that saw a batch before it was recorded, or was
 // recorded after one that it did not see, is reproduced; one that saw what
 // arrived later is not.
+// TestVerifyTiers: decisions that saw blocks of another tier are made again with them,
+// and whoever lacks them says so.
+func TestVerifyTiers(t *testing.T) {
+	rec := newRecording(t)
+	rec.offloads = true
+	rec.run(200)
+	saw := 0
+	for i := range rec.recs {
+		if d := rec.recs[i].Decision; d != nil && slices.ContainsFunc(d.Input.Decode.Candidates, func(c decision.Candidate) bool { return c.CPU > 0 }) {
+			saw++
+		}
+	}
+	if v := play(t, rec.file(), Options{Verify: true}).Verify; v.Proven != 200 || v.InputsDiffer != 0 || saw < 20 {
+		t.Fatalf("%d of 200 proven, %d other inputs, %d saw another tier; first %+v", v.Proven, v.InputsDiffer, saw, v.First)
+	}
+	for i := range rec.recs {
+		d := rec.recs[i].Decision
+		if d == nil {
+			continue
+		}
+		if at := slices.IndexFunc(d.Input.Decode.Candidates, func(c decision.Candidate) bool { return c.CPU > 0 }); at >= 0 {
+			d.Input.Decode.Candidates[at].CPU += 3
+			break
+		}
+	}
+	v := play(t, rec.file(), Options{Verify: true}).Verify
+	if v.InputsDiffer != 1 || v.FirstInput == nil || !strings.Contains(strings.Join(v.FirstInput.Because, ""), " cpu, 0 disk, 0 remote) blocks, replayed ") {
+		t.Errorf("a recorded figure that no cache had is not told: %+v", v)
+	}
+}
+
 func TestVerifyRace(t *testing.T) {
 	build := func(t *testing.T, swap bool, late time.Duration) []byte {
 		r := newRecording(t)

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/dynctl/dynctl/internal/router/decision"
@@ -91,9 +90,10 @@ func showDecision(b *strings.Builder, d *trace.Decision, p *Player) {
 			c := &list[i]
 			now := "-"
 			if r := p.ranks[c.Rank]; r != nil && r.fed {
-				now = strconv.Itoa(r.usable(&q, asked) / max(ph.BlockSize, 1))
+				n, beyond := r.usable(&q, asked)
+				now = prefix{n / max(ph.BlockSize, 1), beyond.Scale(1, max(ph.BlockSize, 1))}.String()
 			}
-			rows = append(rows, []string{"    " + c.Rank, fmt.Sprintf("%.4g", c.Cost), fmt.Sprint(c.OverlapBlocks), now, fmt.Sprint(c.ActiveRequests), fmt.Sprint(c.PrefillTokens), fmt.Sprint(c.DecodeBlocks), string(c.KeptOut)})
+			rows = append(rows, []string{"    " + c.Rank, fmt.Sprintf("%.4g", c.Cost), prefixOf(c).String(), now, fmt.Sprint(c.ActiveRequests), fmt.Sprint(c.PrefillTokens), fmt.Sprint(c.DecodeBlocks), string(c.KeptOut)})
 		}
 		var t strings.Builder
 		_ = table.Figures(&t, []string{"    RANK", "COST", "OVERLAP", "HERE", "REQUESTS", "PREFILL tok", "DECODE blk", "KEPT OUT"}, rows, 0, 7) // a strings.Builder takes everything

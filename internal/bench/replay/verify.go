@@ -3,6 +3,7 @@ package replay
 import (
 	"fmt"
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/dynctl/dynctl/internal/router/decide"
@@ -133,13 +134,39 @@ type openDecision struct {
 
 // seen are the figures that a rank had while a decision may have been made.
 type seen struct {
-	overlap, resident []int
+	overlap  []prefix
+	resident []int
 	// at are the figures at the decision's own place.
-	overlapAt, residentAt int
+	overlapAt  prefix
+	residentAt int
 	// partial says that the rank's cache from before the recording was not known
 	// then, though it may have been cleared since.
 	partial bool
 }
+
+// prefix is what a rank holds of a prompt, in the phase's blocks.
+type prefix struct {
+	blocks int // on its device
+	decision.Tiers
+}
+
+func prefixOf(c *decision.Candidate) prefix { return prefix{c.OverlapBlocks, c.Tiers} }
+
+// String tells the blocks of the device, and those of other tiers where there are any.
+func (p prefix) String() string {
+	s := strconv.Itoa(p.blocks)
+	if p.Tiers != (decision.Tiers{}) {
+		s += fmt.Sprintf(" (then %d cpu, %d disk, %d remote)", p.CPU, p.Disk, p.Remote)
+	}
+	return s
+}
+
+// more reports whether it is longer than another.
+func (p prefix) more(than prefix) bool {
+	return p.blocks > than.blocks || p.length() > than.length()
+}
+
+func (p prefix) length() int { return p.blocks + int(p.CPU+p.Disk+p.Remote) }
 
 // NewVerifier verifies with a player that has played nothing yet.
 func NewVerifier(p *Player) *Verifier {
@@ -265,7 +292,7 @@ func (v *Verifier) look(o *openDecision, rank string) {
 	}
 }
 
-func (s *seen) add(overlap, resident int, here bool) {
+func (s *seen) add(overlap prefix, resident int, here bool) {
 	if !slices.Contains(s.overlap, overlap) && len(s.overlap) < maxSeen {
 		s.overlap = append(s.overlap, overlap)
 	}
@@ -278,11 +305,13 @@ func (s *seen) add(overlap, resident int, here bool) {
 }
 
 // overlap is a rank's overlap in the phase's blocks, as the router counts it.
-func (v *Verifier) overlap(d *trace.Decision, r *playRank, p *selector.Input) int {
+func (v *Verifier) overlap(d *trace.Decision, r *playRank, p *selector.Input) prefix {
 	if r.size != d.BlockSize || d.Approximate {
-		return 0
+		return prefix{}
 	}
-	return r.usable(&v.q, v.prompt) / max(p.BlockSize, 1)
+	n, beyond := r.usable(&v.q, v.prompt)
+	unit := max(p.BlockSize, 1)
+	return prefix{n / unit, beyond.Scale(1, unit)}
 }
 
 // settle judges the decisions that are so long ago at a time that nothing to
@@ -349,13 +378,13 @@ func (v *Verifier) judge(o *openDecision) {
 				raced = true
 			}
 			switch {
-			case s.overlapAt == c.OverlapBlocks:
-			case slices.Contains(s.overlap, c.OverlapBlocks), first != nil && sameOverlap(first, &c):
+			case s.overlapAt == prefixOf(&c):
+			case slices.Contains(s.overlap, prefixOf(&c)), first != nil && sameOverlap(first, &c):
 				raced = true
-			case partial && c.OverlapBlocks > s.overlapAt:
+			case partial && prefixOf(&c).more(s.overlapAt):
 				unknown = true
 			default:
-				now.OverlapBlocks = s.overlapAt
+				now.OverlapBlocks, now.Tiers = s.overlapAt.blocks, s.overlapAt.Tiers
 				why = append(why, v.because(r, &c, s))
 			}
 			if partial && now.ResidentBlocks != c.ResidentBlocks {
@@ -390,7 +419,7 @@ func sameOverlap(d *trace.Decision, c *decision.Candidate) bool {
 	for _, p := range []*selector.Input{&d.Input.Decode, &d.Input.Prefill} {
 		for i := range p.Candidates {
 			if k := &p.Candidates[i]; k.Rank == c.Rank {
-				return k.OverlapBlocks == c.OverlapBlocks
+				return prefixOf(k) == prefixOf(c)
 			}
 		}
 	}
@@ -399,7 +428,7 @@ func sameOverlap(d *trace.Decision, c *decision.Candidate) bool {
 
 // because says why a rank's replayed overlap is another than the recorded one.
 func (v *Verifier) because(r *playRank, c *decision.Candidate, s *seen) string {
-	text := fmt.Sprintf("%s: recorded overlap %d blocks, replayed %d", c.Rank, c.OverlapBlocks, s.overlapAt)
+	text := fmt.Sprintf("%s: recorded overlap %v blocks, replayed %v", c.Rank, prefixOf(c), s.overlapAt)
 	switch {
 	case r.gap != nil && r.gap.from == r.gap.to:
 		return text + fmt.Sprintf("; batch %d of this rank is missing from the trace (between lines %d and %d)", r.gap.from, r.gap.after, r.gap.atLine)

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/dynctl/dynctl/internal/router/decision"
 	"github.com/dynctl/dynctl/internal/router/eventlog"
 )
 
@@ -422,6 +423,8 @@ type Feed struct {
 	// CacheGroups are those of a rank that has told of several; what it is credited
 	// with is what all of them can go on from.
 	CacheGroups []CacheGroup `json:"cache_groups,omitempty"`
+	// Tiers are the engine's blocks outside the device.
+	Tiers decision.Tiers `json:"tiers,omitzero"`
 	// LastSeq is the number of the newest batch, null before the first.
 	LastSeq  *uint64   `json:"last_seq"`
 	LastAt   time.Time `json:"last_at,omitzero"`

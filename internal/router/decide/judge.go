@@ -31,12 +31,12 @@ func (r *Run) Judge() (j Judgement, ok bool) {
 	if !ok {
 		return Judgement{}, false
 	}
-	most := 0
+	most, held := 0, func(i int) int { return int(in.Weights.Held(&in.Candidates[i])) }
 	for i := range in.Candidates {
-		most = max(most, in.Candidates[i].OverlapBlocks)
+		most = max(most, held(i))
 	}
 	return Judgement{
 		RegretBlocks: in.Candidates[chosen].Cost - in.Candidates[best].Cost,
-		CachedTokens: CachedTokens(in.ISL, in.Candidates[chosen].OverlapBlocks, in.BlockSize), MostTokens: CachedTokens(in.ISL, most, in.BlockSize),
+		CachedTokens: CachedTokens(in.ISL, held(chosen), in.BlockSize), MostTokens: CachedTokens(in.ISL, most, in.BlockSize),
 	}, true
 }

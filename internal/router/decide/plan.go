@@ -274,7 +274,7 @@ type wish struct {
 func (in *Input) wish(d int) (w wish) {
 	c, f, k := &in.Rule, &in.Facts, &in.Decode.Candidates[d]
 	to := in.DecodePeers[d].Worker
-	w.cached = CachedTokens(f.ISL, k.OverlapBlocks, in.Decode.BlockSize)
+	w.cached = CachedTokens(f.ISL, int(in.Decode.Weights.Held(k)), in.Decode.BlockSize)
 	if w.connector = c.Connector; w.connector == workers.ConnectorNone {
 		w.connector = to.Connector
 	}
@@ -391,7 +391,7 @@ func (p *Plan) rankPrefill(in *Input, d int) {
 	}
 	c := &in.Prefill.Candidates[best]
 	p.PrefillIndex, p.HasRemote = best, true
-	p.PrefillCached = CachedTokens(in.Facts.ISL, c.OverlapBlocks, in.Prefill.BlockSize)
+	p.PrefillCached = CachedTokens(in.Facts.ISL, int(in.Prefill.Weights.Held(c)), in.Prefill.BlockSize)
 	p.Remote = Work{Compute: in.Facts.ISL - p.PrefillCached, Queued: c.PrefillTokens, Transfer: p.EffISL}
 }
 

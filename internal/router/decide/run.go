@@ -78,8 +78,9 @@ type Chance struct{ Turn, Draw uint64 }
 // Seen is what the caller alone can see of the fleet. Health and the engines' own
 // load stand in the workers.
 type Seen interface {
-	// Overlap is how many leading tokens of the prompt a rank is taken to hold.
-	Overlap(w *workers.Worker, k *workers.Rank) int
+	// Overlap is how many leading tokens of the prompt a rank is taken to hold on its
+	// device. Where its other tiers go on from there, beyond gets what they hold, in tokens.
+	Overlap(w *workers.Worker, k *workers.Rank, beyond *decision.Tiers) (tokens int)
 	// Resident is how many blocks a rank holds, of whatever prompts.
 	Resident(k *workers.Rank) int
 	// Ledger is the account of the work that was given to ranks.
@@ -213,7 +214,10 @@ func (r *Run) list(in *selector.Input, peers *[]disagg.Peer, list []*workers.Wor
 				c.KeptOut = "another rank was asked for"
 			}
 			any = any || c.KeptOut == ""
-			c.OverlapBlocks = seen.Overlap(w, k) / in.BlockSize
+			c.OverlapBlocks = seen.Overlap(w, k, &c.Tiers) / in.BlockSize
+			if c.Tiers != (decision.Tiers{}) {
+				c.Tiers = c.Tiers.Scale(1, in.BlockSize)
+			}
 			c.ResidentBlocks = seen.Resident(k)
 			var l ledger.Load
 			given.Read(k, &l)

@@ -23,7 +23,7 @@ var idle = ledger.New()
 // nothing is a fleet without work, whose caches are empty.
 type nothing struct{}
 
-func (nothing) Overlap(*workers.Worker, *workers.Rank) int { return 0 }
+func (nothing) Overlap(*workers.Worker, *workers.Rank, *decision.Tiers) int { return 0 }
 
 func (nothing) Resident(*workers.Rank) int { return 0 }
 
@@ -298,7 +298,7 @@ func TestFallbackLooksAtTheWholeFleet(t *testing.T) {
 // holds is a fleet whose workers hold so many leading tokens of every prompt.
 type holds map[string]int
 
-func (h holds) Overlap(w *workers.Worker, _ *workers.Rank) int { return h[w.Name] }
+func (h holds) Overlap(w *workers.Worker, _ *workers.Rank, _ *decision.Tiers) int { return h[w.Name] }
 
 func (holds) Resident(*workers.Rank) int { return 0 }
 

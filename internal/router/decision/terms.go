@@ -23,6 +23,9 @@ type Terms struct {
 var terms = []Term{
 	{Title: "PREFILL", At: func(t *Terms) *float64 { return &t.Prefill }},
 	{Title: "CREDIT", At: func(t *Terms) *float64 { return &t.OverlapCredit }, Credit: true, Why: func(c, than *Candidate) string {
+		if t, u := &c.Tiers, &than.Tiers; *t != *u {
+			return fmt.Sprintf("its cache counts %.1f blocks more, tiers beside the device included", c.OverlapCredit-than.OverlapCredit)
+		}
 		return fmt.Sprintf("%d more blocks in its cache", c.OverlapBlocks-than.OverlapBlocks)
 	}},
 	{Title: "QUEUE", At: func(t *Terms) *float64 { return &t.Queue }, Why: func(c, than *Candidate) string {

@@ -34,7 +34,9 @@ import (
 //     The rank is emptied and Mismatch says why until blocks that fit arrive.
 //   - Blocks smaller than the engine's block size are partial entries, kept by
 //     the engine beside the full block; nothing routes on them.
-//   - Only the device tier is used. The index holds one group with full attention
+//   - The index holds the device's blocks. Those of other tiers are accounted for by
+//     the Stream, see [Stream.Tiers]; here they are only noticed.
+//   - The index holds one group with full attention
 //     (sinks included): the first that stores. Removals that name no group or tier
 //     count for that one. From the first event of another group on, all are
 //     accounted for in Groups, too, which says how far they can go on together.
@@ -58,7 +60,7 @@ type Applier struct {
 
 	split                parts
 	names, locals, extra []uint64
-	gone                 []uint64
+	gone, seqs           []uint64
 	loras                map[int64]string
 
 	kvgroup.Traits
@@ -77,8 +79,10 @@ type Counters struct {
 	Partial uint64 `json:"partial_blocks"`
 	// Tokenless blocks came without token ids.
 	Tokenless uint64 `json:"tokenless_blocks"`
-	// OtherTier counts events of tiers that are not used, OtherGroup those of
-	// cache groups other than the one in the index.
+	// Tiered counts events of tiers beside the device, OtherTier those of them
+	// that are not used, OtherGroup events of cache groups other than the one in
+	// the index.
+	Tiered     uint64 `json:"tier_events"`
 	OtherTier  uint64 `json:"other_tier_events"`
 	OtherGroup uint64 `json:"other_group_events"`
 	// Misfit blocks came with a number of tokens that says nothing about which
@@ -199,7 +203,7 @@ func (a *Applier) each(b *kvevent.Batch, ops *kvindex.Batch) {
 		e := &b.Events[i]
 		a.Counters.Events++
 		if e.Medium != kvevent.GPU || e.Locality == kvevent.Remote {
-			a.Counters.OtherTier++
+			a.Counters.Tiered++
 			continue
 		}
 		switch e.Kind {

@@ -85,7 +85,7 @@ func TestApplierShapes(t *testing.T) {
 				with(stored(1, []uint64{3}, tokens(bs, bs), bs), func(e *kvevent.Event) { e.Locality = kvevent.Remote }),
 				{Kind: kvevent.Cleared, Group: -1, Medium: kvevent.CPU, MediumName: "CPU"},
 			},
-			want: want{overlap: 1, held: 1, counters: Counters{Events: 5, Stored: 1, OtherTier: 4}},
+			want: want{overlap: 1, held: 1, counters: Counters{Events: 5, Stored: 1, Tiered: 4}},
 		},
 		"hybrid groups": {
 			events: []kvevent.Event{

@@ -233,7 +233,7 @@ func BenchmarkUsable(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
 				x.Overlap(locals, &q)
-				if n := s.Usable(q.Depth(0), p); n != blocks {
+				if n, _ := s.Usable(q.Depth(0), p); n != blocks {
 					b.Fatal(n)
 				}
 			}

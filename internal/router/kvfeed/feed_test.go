@@ -36,7 +36,7 @@ func TestFeedJoinsLateAndReplays(t *testing.T) {
 		if !s.Complete || !s.Trusted || !f.Trusted(0) || s.Dropped != 0 || s.Parts != parts {
 			t.Errorf("status %+v", s)
 		}
-		if got := f.Usable(0, 2*parts+parts-1, kvgroup.Prompt{}); got != 2*parts {
+		if got := f.Usable(0, 2*parts+parts-1, &kvgroup.Prompt{}, nil); got != 2*parts {
 			t.Errorf("usable %d, want %d", got, 2*parts)
 		}
 	}
@@ -536,7 +536,7 @@ func TestFeedGoesStale(t *testing.T) {
 	f.settled(p)
 	p.hangUp(func() {
 		s := f.until(func(s Status) bool { return s.State == Stale })
-		if s.Trusted || f.Trusted(0) || f.Usable(0, 9, kvgroup.Prompt{}) != 0 || s.Reason == "" || f.told("feed.stale") != 1 {
+		if s.Trusted || f.Trusted(0) || f.Usable(0, 9, &kvgroup.Prompt{}, nil) != 0 || s.Reason == "" || f.told("feed.stale") != 1 {
 			t.Errorf("status %+v", s)
 		}
 	})

@@ -2,8 +2,10 @@ package kvfeed
 
 import (
 	"github.com/dynctl/dynctl/internal/router/blockhash"
+	"github.com/dynctl/dynctl/internal/router/decision"
 	"github.com/dynctl/dynctl/internal/router/kvevent"
 	"github.com/dynctl/dynctl/internal/router/kvgroup"
+	"github.com/dynctl/dynctl/internal/router/kvtier"
 )
 
 // several reports whether a batch tells of a cache group beside the one that is in
@@ -81,23 +83,30 @@ func (a *Applier) note(e *kvevent.Event) {
 }
 
 // usable is how many of overlap leading router blocks, as the index tells, the
-// engine will reuse for a prompt.
-func usable(shape Shape, groups *kvgroup.Groups, overlap int, p kvgroup.Prompt) int {
+// engine will reuse for a prompt; beyond gets what tiers hold behind them.
+func usable(shape Shape, groups *kvgroup.Groups, tiers *kvtier.Tiers, overlap int, p *kvgroup.Prompt, beyond *decision.Tiers) int {
 	switch {
 	case groups == nil:
-		return shape.Usable(overlap, &p)
+		n := shape.Usable(overlap, p)
+		// Which block of a tier an engine drops, or another pair of tokens spoils, is
+		// not known.
+		if tiers != nil && !shape.Bigram && !shape.Drops {
+			*beyond = tiers.Extend(p.Seq, n, (p.Tokens-1)/p.Block)
+		}
+		return n
 	case shape.Bigram:
 		return 0 // nobody has pairs of tokens and several groups
 	}
 	shape.Drops = false // the groups see to it
-	return groups.Usable(p, shape.Usable(overlap, &p))
+	return groups.Usable(*p, shape.Usable(overlap, p))
 }
 
 // Usable returns how many of overlap leading router blocks of a prompt, as the
-// index tells, the engine will reuse.
-func (s *Stream) Usable(overlap int, p kvgroup.Prompt) int {
+// index tells, the engine will reuse, and what its other tiers hold behind them.
+func (s *Stream) Usable(overlap int, p kvgroup.Prompt) (n int, beyond decision.Tiers) {
 	p.Block = s.app.size
-	return usable(s.app.Shape(), s.app.groups, overlap, p)
+	n = usable(s.app.Shape(), s.app.groups, s.tiers, overlap, &p, &beyond)
+	return n, beyond
 }
 
 // hash returns the local hashes of the router blocks in the first n blocks of bs

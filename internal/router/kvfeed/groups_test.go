@@ -158,7 +158,7 @@ func FuzzGroups(f *testing.F) {
 				continue // the rank is not trusted
 			}
 			x.Overlap(locals, &q)
-			n := s.Usable(q.Depth(0), asked)
+			n, _ := s.Usable(q.Depth(0), asked)
 			for g := range groups {
 				if k := &groups[g]; k.told && !k.goesOn(n) {
 					t.Fatalf("event %d %+v: %d router blocks are usable, but group %d (%s, window %d, blocks of %d) has %v", i, e, n, g, k.kind, k.window, k.parts, k.copies)
@@ -216,7 +216,8 @@ func TestHitsReportedAsStores(t *testing.T) {
 		seq++
 		var q kvindex.Query
 		x.Overlap(locals, &q)
-		return s.Usable(q.Depth(0), asked)
+		n, _ := s.Usable(q.Depth(0), asked)
+		return n
 	}
 	offer(0, kvevent.FullAttention, false)
 	for range 3 {

@@ -95,7 +95,8 @@ func predict(t *testing.T, lines []hybridLine, size int, known kvgroup.Traits) (
 			x.Overlap(locals, &q)
 			p := kvgroup.Prompt{Seq: blockhash.Chain(nil, locals), Tokens: len(l.Tokens)}
 			// As decide.CachedTokens has it: the last token is computed in any case.
-			got := min(s.Usable(q.Depth(0), p), (len(l.Tokens)-1)/size) * size
+			usable, _ := s.Usable(q.Depth(0), p)
+			got := min(usable, (len(l.Tokens)-1)/size) * size
 			if s.Mismatch() != "" {
 				got = 0 // the rank is not trusted
 			}

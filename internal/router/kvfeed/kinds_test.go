@@ -237,7 +237,7 @@ func FuzzKinds(f *testing.F) {
 					t.Fatalf("event %d %+v: block %d was stored and is not in the index: %+v", i, e, h, after)
 				}
 			}
-			if ignored := after.OtherGroup + after.OtherTier - before.OtherGroup - before.OtherTier; e.Kind == kvevent.Stored && (ignored == 1) == must {
+			if ignored := after.OtherGroup + after.Tiered - before.OtherGroup - before.Tiered; e.Kind == kvevent.Stored && (ignored == 1) == must {
 				t.Fatalf("event %d %+v: followed %v, %d counted as not", i, e, must, ignored)
 			}
 			switch {

@@ -43,6 +43,7 @@ import (
 	"time"
 
 	"github.com/dynctl/dynctl/internal/positive"
+	"github.com/dynctl/dynctl/internal/router/decision"
 	"github.com/dynctl/dynctl/internal/router/kvgroup"
 	"github.com/dynctl/dynctl/internal/router/kvindex"
 	"github.com/dynctl/dynctl/internal/router/zmtp"
@@ -338,8 +339,9 @@ func (m *Manager) Trusted(id kvindex.Rank) bool {
 // Usable returns how many of overlap leading router blocks of a prompt, as the
 // index tells, rank id's engine will reuse: none when the rank is not trusted,
 // whole engine blocks only (see [Shape.Usable]), and no more than all its cache
-// groups can go on from (see [kvgroup.Groups.Usable]).
-func (m *Manager) Usable(id kvindex.Rank, overlap int, p kvgroup.Prompt) int {
+// groups can go on from (see [kvgroup.Groups.Usable]). Where its other tiers hold
+// blocks behind these, beyond gets them (see [kvtier.Tiers.Extend]).
+func (m *Manager) Usable(id kvindex.Rank, overlap int, p *kvgroup.Prompt, beyond *decision.Tiers) int {
 	at := m.place(id)
 	if at == nil {
 		return 0
@@ -349,13 +351,14 @@ func (m *Manager) Usable(id kvindex.Rank, overlap int, p kvgroup.Prompt) int {
 		return 0
 	}
 	s := Shape{Parts: int(w >> wordParts), Bigram: w&wordBigram != 0, Drops: w&wordDrops != 0}
-	if w&wordGroups == 0 {
-		return s.Usable(overlap, &p)
+	if w&wordMore == 0 {
+		return s.Usable(overlap, p)
 	}
-	if g := at.groups.Load(); g != nil {
-		return usable(s, g, overlap, p)
+	g, t := at.groups.Load(), at.tiers.Load()
+	if g == nil && t == nil {
+		return 0 // the publisher begins anew at this moment
 	}
-	return 0 // the publisher begins anew at this moment
+	return usable(s, g, t, overlap, p, beyond)
 }
 
 func (m *Manager) place(id kvindex.Rank) *place {

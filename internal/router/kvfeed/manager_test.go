@@ -42,7 +42,7 @@ func TestManagerRefuses(t *testing.T) {
 	if err := m.Add(3, Key{Worker: "v"}, src, nil); err == nil {
 		t.Error("a rank was taken twice")
 	}
-	if m.Trusted(3) || m.Trusted(1<<19) || m.Usable(3, 4, kvgroup.Prompt{}) != 0 {
+	if m.Trusted(3) || m.Trusted(1<<19) || m.Usable(3, 4, &kvgroup.Prompt{}, nil) != 0 {
 		t.Error("trusted before it runs")
 	}
 	if s := m.Status(); len(s) != 1 || s[0].State != Connecting || s[0].LastSeq != -1 {

@@ -6,8 +6,10 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/dynctl/dynctl/internal/router/decision"
 	"github.com/dynctl/dynctl/internal/router/kvgroup"
 	"github.com/dynctl/dynctl/internal/router/kvindex"
+	"github.com/dynctl/dynctl/internal/router/kvtier"
 )
 
 // State is what is known of a rank's entries in the index.
@@ -58,6 +60,8 @@ type Status struct {
 	UnknownKinds []string `json:"unknown_cache_kinds,omitempty"`
 	// CacheGroups are those of a rank that has told of several.
 	CacheGroups []kvgroup.Group `json:"cache_groups,omitempty"`
+	// Tiers are the engine's blocks outside the device.
+	Tiers decision.Tiers `json:"tiers,omitzero"`
 
 	// LastSeq is the newest batch applied, -1 before the first.
 	LastSeq   int64     `json:"last_seq"`
@@ -139,10 +143,11 @@ func (r *rank) set(s State, reason string) {
 }
 
 // place is where a rank is read without its lock. groups is nil while the rank has
-// told of one cache group only.
+// told of one cache group only, tiers while it has told of the device only.
 type place struct {
 	word   atomic.Uint64
 	groups atomic.Pointer[kvgroup.Groups]
+	tiers  atomic.Pointer[kvtier.Tiers]
 }
 
 // The word in which a rank's trust and shape are read.
@@ -150,7 +155,7 @@ const (
 	wordTrusted = 1 << iota
 	wordBigram
 	wordDrops
-	wordGroups
+	wordMore         // groups or tiers
 	wordParts = iota // shift
 )
 
@@ -171,7 +176,13 @@ func (r *rank) publish() {
 	if g := r.stream.app.groups; g != nil || r.place.groups.Load() != nil {
 		r.place.groups.Store(g)
 		if g != nil {
-			w |= wordGroups
+			w |= wordMore
+		}
+	}
+	if t := r.stream.tiers; t != nil || r.place.tiers.Load() != nil {
+		r.place.tiers.Store(t)
+		if t != nil {
+			w |= wordMore
 		}
 	}
 	if w == r.published {
@@ -207,6 +218,9 @@ func (r *rank) status() Status {
 	}
 	if g := r.stream.app.groups; g != nil {
 		s.CacheGroups = g.Told()
+	}
+	if t := r.stream.tiers; t != nil {
+		s.Tiers = t.Blocks()
 	}
 	if last, ok := r.stream.Last(); ok {
 		s.LastSeq = int64(min(last, math.MaxInt64))

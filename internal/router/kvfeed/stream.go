@@ -6,6 +6,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/kvevent"
 	"github.com/dynctl/dynctl/internal/router/kvgroup"
 	"github.com/dynctl/dynctl/internal/router/kvindex"
+	"github.com/dynctl/dynctl/internal/router/kvtier"
 )
 
 // Stream is everything that one rank's batches do to the index, in order: it
@@ -24,6 +25,7 @@ type Stream struct {
 	dec   kvevent.Decoder
 	batch kvevent.Batch
 	ops   kvindex.Batch
+	tiers *kvtier.Tiers // nil until an event tells of one
 
 	base     uint64  // no block comes from a batch before this one
 	said     int32   // the rank that the latest batch claims, -1 for none
@@ -101,8 +103,15 @@ func (s *Stream) apply(seq uint64, b *kvevent.Batch) {
 		s.follow()
 	}
 	s.ops.Reset()
+	tiered := s.app.Counters.Tiered
 	s.app.Apply(b, &s.ops)
+	if s.tiers != nil || s.app.Counters.Tiered != tiered {
+		s.noteTiers(b)
+	}
 	r := s.index.Apply(s.rank, &s.ops)
+	if s.tiers != nil {
+		s.joinTiers(b)
+	}
 	s.counters.Orphans += uint64(r.Orphaned)
 	s.counters.Refused += uint64(r.Refused)
 	s.counters.Renamed += uint64(r.Renamed)
@@ -131,6 +140,7 @@ func (s *Stream) distrust(reason string) {
 func (s *Stream) drop() {
 	s.index.ClearRank(s.rank)
 	s.app.Emptied()
+	s.clearTiers()
 	s.counters.Dropped++
 	s.base = s.seq.Next()
 	s.complete = false
@@ -179,6 +189,7 @@ func (s *Stream) Reset() {
 	s.seq.Reset()
 	s.base = 0
 	s.app.Reset()
+	s.tiers = nil
 	s.complete = false
 }
 

@@ -110,6 +110,29 @@ func (x *Index) RankBlocks(r Rank, yield func(seq, name uint64) bool) error {
 	return nil
 }
 
+// Sequences appends to dst, for each name, the sequence hash of the block that rank r calls
+// so, 0 where it holds none. Events of the rank wait meanwhile.
+func (x *Index) Sequences(r Rank, names, dst []uint64) []uint64 {
+	k := x.rank(r)
+	if k == nil {
+		return append(dst, make([]uint64, len(names))...)
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	v := x.ep.enter(uint32(r))
+	defer x.ep.exit(uint32(r), v)
+	chains := chains{x: x, seq: map[uint32][]uint64{}}
+	for _, name := range names {
+		seq := uint64(0)
+		if ref := k.tab.find(name); ref != 0 {
+			n, off := x.m.at(ref)
+			seq = chains.of(n, off+1)[off]
+		}
+		dst = append(dst, seq)
+	}
+	return dst
+}
+
 // chains computes the sequence hashes of runs whose blocks stay, because a rank that stands still
 // holds them or blocks below them.
 type chains struct {

@@ -92,7 +92,8 @@ func phase(b *strings.Builder, title string, p *decision.Phase) {
 		return
 	}
 	terms := decision.EachTerm()
-	head := []string{"", "RANK", "OVERLAP"}
+	tiers := p.Tiers()
+	head := append([]string{"", "RANK", "OVERLAP"}, tiers.Titles()...)
 	for i := range terms {
 		head = append(head, terms[i].Title)
 	}
@@ -110,6 +111,7 @@ func phase(b *strings.Builder, title string, p *decision.Phase) {
 			state = "runner-up"
 		}
 		row := []string{pick(c.Rank == p.Chosen, ">", ""), c.Rank, strconv.Itoa(c.OverlapBlocks)}
+		row = append(row, tiers.Cells(c.Tiers)...)
 		if c.Excluded != "" {
 			row = append(row, slices.Repeat([]string{"-"}, len(terms)+1)...)
 		} else {

@@ -8,6 +8,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -47,6 +48,27 @@ func finish(r *Receipt) {
 	l := r.Leg(1)
 	l.FirstByteMS, l.EndMS, l.Status = 611, 1840.5, 200
 	r.Outcome = Outcome{Status: 200, Finish: "length", PromptTokens: 3010, CachedTokens: 64, CompletionTokens: 128, TTFTMS: 611, E2EMS: 1840.5, ITL: Gaps{Count: 127, MeanMS: 9.7, P50MS: 9.5, P99MS: 14, MaxMS: 20}}
+}
+
+// TestTiersAreColumns: a tier has a column where a candidate has blocks in it, and none
+// otherwise.
+func TestTiersAreColumns(t *testing.T) {
+	p := decision.Phase{Policy: "kv", Verdict: "chosen", Chosen: "a/dp0", RunnerUp: "b/dp0", Eligible: 2}
+	p.Add(&decision.Candidate{Rank: "a/dp0", OverlapBlocks: 2, Tiers: decision.Tiers{CPU: 7}, Cost: 2.4, Terms: decision.Terms{Prefill: 10, OverlapCredit: 7.6}}, 2)
+	p.Add(&decision.Candidate{Rank: "b/dp0", OverlapBlocks: 3, Tiers: decision.Tiers{Remote: 6}, Cost: 7, Terms: decision.Terms{Prefill: 10, OverlapCredit: 3}}, 2)
+	var b strings.Builder
+	phase(&b, "2 decode  ", &p)
+	var rows [][]string
+	for line := range strings.Lines(b.String()) {
+		rows = append(rows, strings.Fields(line))
+	}
+	if len(rows) != 4 || !slices.Equal(rows[1][:4], []string{"RANK", "OVERLAP", "CPU", "REMOTE"}) ||
+		!slices.Equal(rows[2][:5], []string{">", "a/dp0", "2", "7", "0"}) || !slices.Equal(rows[3][:4], []string{"b/dp0", "3", "0", "6"}) {
+		t.Errorf("shown as\n%s", b.String())
+	}
+	if !strings.Contains(b.String(), "its cache counts 4.6 blocks more, tiers beside the device included") {
+		t.Errorf("why is not told:\n%s", b.String())
+	}
 }
 
 func golden(t *testing.T, name string, got []byte) {

@@ -105,7 +105,7 @@ func rankKV(in *Input, out *Ranking, ours bool) {
 			decay = 1 / (1 + w.CreditDecay*float64(c.PrefillTokens-least)/bs/blocks)
 		}
 		t := &c.Terms
-		t.OverlapCredit = float64(w.OverlapCredit * decay * float64(c.OverlapBlocks))
+		t.OverlapCredit = float64(w.OverlapCredit * decay * w.Held(c))
 		t.Request = float64(w.ActiveRequest * float64(c.ActiveRequests))
 		prompt, queued := float64(in.ISL)/bs, float64(c.PrefillTokens)/bs
 		if ours {

@@ -183,6 +183,31 @@ func TestKVCost(t *testing.T) {
 	}
 }
 
+// TestTierCredits: blocks outside the device count behind those on it, each tier by its
+// credit, and not at all without one.
+func TestTierCredits(t *testing.T) {
+	in := kvInput(
+		decision.Candidate{Rank: "device", OverlapBlocks: 40},
+		decision.Candidate{Rank: "host", OverlapBlocks: 20, Tiers: decision.Tiers{CPU: 40}},
+		decision.Candidate{Rank: "disk", OverlapBlocks: 20, Tiers: decision.Tiers{Disk: 40}},
+		decision.Candidate{Rank: "store", OverlapBlocks: 20, Tiers: decision.Tiers{Remote: 40}},
+	)
+	credits := func() (c [4]float64) {
+		for i := range c {
+			c[i] = in.Candidates[i].OverlapCredit
+		}
+		return c
+	}
+	in.Weights = DefaultWeights()
+	if order, _ := rank(in); !slices.Equal(order, []string{"host", "device", "disk", "store"}) || credits() != [4]float64{40, 52, 30, 20} {
+		t.Errorf("order %v, credits %v", order, credits())
+	}
+	in.Weights.CreditCPU, in.Weights.CreditDisk, in.Weights.CreditRemote = 0, 0, 1
+	if order, _ := rank(in); order[0] != "store" || credits() != [4]float64{40, 20, 20, 60} {
+		t.Errorf("order %v, credits %v", order, credits())
+	}
+}
+
 // Costs of 18, 10 and 11, as in the worked example of Dynamo's documentation:
 // the second is chosen.
 func TestDynamoCost(t *testing.T) {

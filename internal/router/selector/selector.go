@@ -33,6 +33,11 @@ const (
 type Weights struct {
 	// OverlapCredit is what one cached block takes off the prefill term.
 	OverlapCredit float64 `json:"overlap_credit"`
+	// CreditCPU, CreditDisk and CreditRemote are what a block in that tier counts,
+	// as a share of one on the device.
+	CreditCPU    float64 `json:"credit_cpu"`
+	CreditDisk   float64 `json:"credit_disk"`
+	CreditRemote float64 `json:"credit_remote"`
 	// CreditDecay lowers the credit of ranks with more queued prefill work
 	// than the least busy candidate: credit / (1 + CreditDecay × excess), the
 	// excess counted in lengths of this prompt.
@@ -58,7 +63,19 @@ type Weights struct {
 // docs/adr/0004-cost-function.md for how Queue, DecodeLoad and Spread were
 // chosen. OverlapCredit, PrefillLoadScale and the zeros are Dynamo's defaults.
 func DefaultWeights() Weights {
-	return Weights{OverlapCredit: 1, PrefillLoadScale: 1, Queue: 1.0 / 4, DecodeLoad: 1.0 / 64, Spread: 1.0 / 128}
+	return Weights{OverlapCredit: 1, CreditCPU: 0.8, CreditDisk: 0.25, PrefillLoadScale: 1, Queue: 1.0 / 4, DecodeLoad: 1.0 / 64, Spread: 1.0 / 128}
+}
+
+// Held is how many blocks of the prompt a candidate holds: those on its device, and
+// those of its other tiers by their credits.
+func (w *Weights) Held(c *decision.Candidate) float64 {
+	held := float64(c.OverlapBlocks)
+	if t := &c.Tiers; *t != (decision.Tiers{}) {
+		held += float64(w.CreditCPU * float64(t.CPU))
+		held += float64(w.CreditDisk * float64(t.Disk))
+		held += float64(w.CreditRemote * float64(t.Remote))
+	}
+	return held
 }
 
 // Busy holds the limits beyond which a rank takes no new work. A limit of 0 is

@@ -133,6 +133,7 @@ var (
 	draining     = desc("worker_draining", "Whether the worker drains.", "worker")
 	tokenizer    = desc("worker_tokenizer_rests", "Whether the worker's /tokenize failed so often in a row that only trials ask it.", "worker")
 	feedState    = desc("feed_state", "1 for the state that the rank's KV event feed is in.", "worker", "dp_rank", "state")
+	tierBlocks   = desc("feed_tier_blocks", "Blocks that the engine holds in a tier outside its device: cpu, disk, remote. Where its events told of one.", "worker", "dp_rank", "tier")
 	cacheGroup   = desc("feed_cache_group", "1 for each cache group of a rank whose engine has told of several.", "worker", "dp_rank", "group", "kind")
 	unknownKinds = desc("feed_unknown_cache_kind", "1 for each cache kind of the rank's engine that this version does not know.", "worker", "dp_rank", "kind")
 )
@@ -229,6 +230,11 @@ func (s *State) Collect(ch chan<- prometheus.Metric) {
 					mark(feedState, string(st) == k.Feed.State, w.Name, dp, string(st))
 				}
 				collect(ch, feedMetrics, &k.Feed, w.Name, dp)
+				for tier, n := range map[string]uint32{"cpu": k.Feed.Tiers.CPU, "disk": k.Feed.Tiers.Disk, "remote": k.Feed.Tiers.Remote} {
+					if n > 0 {
+						ch <- prometheus.MustNewConstMetric(tierBlocks, gauge, float64(n), w.Name, dp, tier)
+					}
+				}
 				for _, g := range k.Feed.CacheGroups {
 					mark(cacheGroup, true, w.Name, dp, strconv.Itoa(int(g.Group)), g.Kind)
 				}

@@ -288,6 +288,9 @@ func (o *object) candidate(c *decision.Candidate, w *workers.Worker, unit int, n
 	o.someUint("n", n)
 	o.some("slot", int(c.Slot))
 	o.some("overlap_blocks", c.OverlapBlocks)
+	o.some("cpu_blocks", int(c.CPU))
+	o.some("disk_blocks", int(c.Disk))
+	o.some("remote_blocks", int(c.Remote))
 	if c.Cost != 0 {
 		o.num("cost_blocks", c.Cost)
 	}

@@ -77,14 +77,14 @@ func fullDecision() *Decision {
 		return &workers.Worker{Name: name, Role: role, Engine: workers.VLLM, Version: "0.32.0", Connector: workers.ConnectorNIXL, BlockSize: 32, KVBlocks: 100, ChatTokens: "37:9c", Revision: "pair/5d1c", Slice: "0"}
 	}
 	busy := decision.Candidate{
-		Rank: "d/dp0", Slot: 1, OverlapBlocks: 2, ActiveRequests: 3, PrefillTokens: 4, DecodeBlocks: 5, FreshTokens: 6,
+		Rank: "d/dp0", Slot: 1, OverlapBlocks: 2, Tiers: decision.Tiers{CPU: 3, Disk: 2, Remote: 1}, ActiveRequests: 3, PrefillTokens: 4, DecodeBlocks: 5, FreshTokens: 6,
 		LastTurn: 7, ResidentBlocks: 8, KVBlocks: 9, HasLoad: true, Running: 10, Waiting: 11, KVUsage: 0.125, KeptOut: "failed in this request", Tried: true, Cost: 1.0 / 3,
 	}
 	from := busy
 	from.Rank, from.KVBlocks, from.Cost = "p/dp0", 200, 1e-9
 	idle := decision.Candidate{Rank: "d/dp1", KVBlocks: 200, KVUsage: -1}
 	s := &decide.Settings{
-		Decode: selector.KV, Prefill: selector.LeastLoaded, Weights: selector.Weights{OverlapCredit: 1, CreditDecay: 2, PrefillLoadScale: 3, Queue: .25, DecodeLoad: 1. / 64, Spread: 1e-9, ActiveRequest: 7, Temperature: 8},
+		Decode: selector.KV, Prefill: selector.LeastLoaded, Weights: selector.Weights{OverlapCredit: 1, CreditCPU: .5, CreditDisk: .125, CreditRemote: 1e-3, CreditDecay: 2, PrefillLoadScale: 3, Queue: .25, DecodeLoad: 1. / 64, Spread: 1e-9, ActiveRequest: 7, Temperature: 8},
 		Busy: selector.Busy{DecodeBlocksShare: .9, PrefillTokens: 1, Waiting: 2, KVUsage: .5, Requests: 9},
 		Rule: decide.Rule{Threshold: 100, Auto: true, On: decide.OnISL, Fallback: decide.FallbackError, PrefillGate: 5, DecodeGate: .5, Connector: workers.ConnectorNIXL, LoadCredit: 1. / 32},
 	}

@@ -23,6 +23,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/blockhash"
 	"github.com/dynctl/dynctl/internal/router/cost"
 	"github.com/dynctl/dynctl/internal/router/decide"
+	"github.com/dynctl/dynctl/internal/router/decision"
 	"github.com/dynctl/dynctl/internal/router/disagg"
 	"github.com/dynctl/dynctl/internal/router/kvevent"
 	"github.com/dynctl/dynctl/internal/router/kvfeed"
@@ -422,7 +423,7 @@ func (f *flight) settled(e decide.Effects) {
 }
 
 // Overlap is for decide.Seen.
-func (r *run) Overlap(_ *workers.Worker, k *workers.Rank) int {
+func (r *run) Overlap(_ *workers.Worker, k *workers.Rank, _ *decision.Tiers) int {
 	return r.query.Depth(kvindex.Rank(k.Slot)) * r.block
 }
 

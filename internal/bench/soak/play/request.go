@@ -12,6 +12,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/attempt"
 	"github.com/dynctl/dynctl/internal/router/blockhash"
 	"github.com/dynctl/dynctl/internal/router/decide"
+	"github.com/dynctl/dynctl/internal/router/decision"
 	"github.com/dynctl/dynctl/internal/router/disagg"
 	"github.com/dynctl/dynctl/internal/router/kvindex"
 	"github.com/dynctl/dynctl/internal/router/ledger"
@@ -217,7 +218,7 @@ func (q *request) apply(e decide.Effects) {
 }
 
 // Overlap is for decide.Seen.
-func (q *request) Overlap(w *workers.Worker, k *workers.Rank) int {
+func (q *request) Overlap(w *workers.Worker, k *workers.Rank, _ *decision.Tiers) int {
 	depth := q.exact.Depth(kvindex.Rank(k.Slot))
 	if q.node(disagg.Peer{Worker: w}).silent {
 		depth = q.guess.Depth(kvindex.Rank(k.Slot))

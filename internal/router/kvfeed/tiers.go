@@ -1,0 +1,145 @@
+package kvfeed
+
+import (
+	"github.com/dynctl/dynctl/internal/router/blockhash"
+	"github.com/dynctl/dynctl/internal/router/decision"
+	"github.com/dynctl/dynctl/internal/router/kvevent"
+	"github.com/dynctl/dynctl/internal/router/kvtier"
+)
+
+// Tiers returns how many of the engine's blocks the rank holds outside its device.
+func (s *Stream) Tiers() (d decision.Tiers) {
+	if s.tiers != nil {
+		d = s.tiers.Blocks()
+	}
+	return d
+}
+
+// noteTiers accounts for what a batch tells of tiers beside the device. The index
+// stands where it stood before the batch: blocks that the batch removes from the device
+// are still known there, so that those that move to another tier keep their place.
+func (s *Stream) noteTiers(b *kvevent.Batch) {
+	if s.app.groups != nil || len(s.app.unknown) > 0 {
+		// Which groups of a hybrid model go on from another tier is not known.
+		s.clearTiers()
+		for i := range b.Events {
+			if e := &b.Events[i]; e.Medium != kvevent.GPU || e.Locality == kvevent.Remote {
+				s.app.Counters.OtherTier++
+			}
+		}
+		return
+	}
+	if s.tiers == nil {
+		s.tiers = kvtier.New()
+	}
+	s.tiers.Lock()
+	defer s.tiers.Unlock()
+	for i := range b.Events {
+		e := &b.Events[i]
+		tier, known := kvtier.Of(e)
+		switch {
+		case e.Medium == kvevent.GPU && e.Locality != kvevent.Remote:
+			if e.Kind == kvevent.Cleared && e.MediumName == "" {
+				s.tiers.Clear()
+			}
+		case !known, s.ofOther(e):
+			s.app.Counters.OtherTier++
+		case e.Kind == kvevent.Stored:
+			s.storeTier(tier, e)
+		case e.Kind == kvevent.Removed:
+			for _, name := range e.Hashes {
+				s.tiers.Remove(tier, name)
+			}
+		case e.Kind == kvevent.Cleared:
+			s.tiers.ClearTier(tier)
+		}
+	}
+}
+
+// ofOther reports whether an event is about another cache group than that in the index.
+func (s *Stream) ofOther(e *kvevent.Event) bool {
+	return e.CacheKind > kvevent.FullAttention || e.Group >= 0 && s.app.group >= 0 && e.Group != s.app.group
+}
+
+// storeTier adds an event's blocks to a tier. A block has its place by its name, or
+// else by its tokens and the place of its parent.
+func (s *Stream) storeTier(tier kvtier.Tier, e *kvevent.Event) {
+	a, n := s.app, len(e.Hashes)
+	width, bs := max(a.parts, 1), int(e.BlockSize)
+	if bs == 0 && n > 0 {
+		bs = len(e.Tokens) / n
+	}
+	if bs > 0 {
+		if bs%a.size != 0 {
+			a.Counters.Mismatched += uint64(n)
+			return
+		}
+		width = bs / a.size
+	}
+	a.seqs = s.index.Sequences(s.rank, e.Hashes, a.seqs[:0])
+	a.locals = a.locals[:0]
+	seq, known := uint64(0), n > 0 && bs > 0 && len(e.Tokens) == n*bs && !e.Bigram
+	if known {
+		a.locals = a.hash(e, n, bs)
+		if e.HasParent {
+			a.extra = s.index.Sequences(s.rank, []uint64{e.Parent}, a.extra[:0])
+			if seq = a.extra[0]; seq == 0 {
+				seq = s.tiers.Seq(e.Parent)
+			}
+			known = seq != 0
+		}
+	}
+	for i, name := range e.Hashes {
+		if known {
+			for _, l := range a.locals[i*width : (i+1)*width] {
+				if seq != 0 {
+					l = blockhash.Next(seq, l)
+				}
+				seq = l
+			}
+		}
+		place := a.seqs[i]
+		if place == 0 && known {
+			place = seq
+		}
+		if !s.tiers.Store(tier, name, place, width) {
+			a.Counters.Crowded++
+		}
+	}
+}
+
+// joinTiers gives blocks their place of which the batch has told only now.
+func (s *Stream) joinTiers(b *kvevent.Batch) {
+	if !s.tiers.AnyNowhere() {
+		return
+	}
+	a := s.app
+	a.names = a.names[:0]
+	for i := range b.Events {
+		if e := &b.Events[i]; e.Kind == kvevent.Stored {
+			for _, name := range e.Hashes {
+				if s.tiers.Nowhere(name) {
+					a.names = append(a.names, name)
+				}
+			}
+		}
+	}
+	if len(a.names) == 0 {
+		return
+	}
+	a.seqs = s.index.Sequences(s.rank, a.names, a.seqs[:0])
+	s.tiers.Lock()
+	defer s.tiers.Unlock()
+	for i, name := range a.names {
+		s.tiers.Learn(name, a.seqs[i])
+	}
+}
+
+// clearTiers forgets what other tiers hold.
+func (s *Stream) clearTiers() {
+	if s.tiers != nil {
+		s.tiers.Lock()
+		s.tiers.Clear()
+		s.tiers.Unlock()
+	}
+}
