@@ -62,6 +62,8 @@ type Learned struct {
 	DP            int
 	BlockSize     int
 	KVBlocks      int
+	// PoolBlocks is as in Worker.
+	PoolBlocks int
 	// MaxBatchedTokens is as in Worker.
 	MaxBatchedTokens int
 	// DPStart is as in Worker; nil when not told.
@@ -92,6 +94,7 @@ func (l Learned) merge(n Learned) Learned {
 	keep(&n.DP, l.DP)
 	keep(&n.BlockSize, l.BlockSize)
 	keep(&n.KVBlocks, l.KVBlocks)
+	keep(&n.PoolBlocks, l.PoolBlocks)
 	keep(&n.MaxBatchedTokens, l.MaxBatchedTokens)
 	keep(&n.ChatTokens, l.ChatTokens)
 	keep(&n.LastBlock, l.LastBlock)
@@ -241,7 +244,7 @@ func describe(s *Spec, source string, l *Learned) (*Worker, error) {
 	w := &Worker{
 		Name: s.Name, URL: s.URL, Engine: s.Engine, Dialect: s.Dialect, Role: s.Role,
 		Connector: s.Connector, Labels: s.Labels, BlockSize: s.BlockSize, MaxModelLen: s.MaxModelLen,
-		KVBlocks: s.KVBlocks, MaxBatchedTokens: s.MaxBatchedTokens, LMCache: s.LMCache,
+		KVBlocks: s.KVBlocks, PoolBlocks: l.PoolBlocks, MaxBatchedTokens: s.MaxBatchedTokens, LMCache: s.LMCache,
 		APIKey: s.APIKey, Source: source, Origin: s.Origin, Version: l.Version,
 		Models: s.Models, ChatTokens: l.ChatTokens, TransferCheck: s.TransferCheck,
 		Revision: s.Revision, Slice: s.Slice, From: origins(s, source, l),

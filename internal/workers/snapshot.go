@@ -221,7 +221,7 @@ func facts(w *Worker) []struct {
 		{FieldModelLen, w.MaxModelLen},
 		{FieldDP, len(w.Ranks)},
 		{FieldBlockSize, w.BlockSize},
-		{FieldKVBlocks, w.KVBlocks},
+		{FieldKVBlocks, [2]int{w.KVBlocks, w.PoolBlocks}},
 		{FieldBatched, w.MaxBatchedTokens},
 		{FieldEvents, w.Events},
 		{FieldBootstrap, w.Bootstrap},

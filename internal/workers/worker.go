@@ -170,6 +170,10 @@ type Worker struct {
 	BlockSize int
 	// KVBlocks is the size of one rank's cache in engine blocks; 0 when unknown.
 	KVBlocks int
+	// PoolBlocks is how many blocks one rank's pool has, which all its cache groups
+	// share; 0 when not told. With one group that is KVBlocks; with several KVBlocks is
+	// less, what the pool holds of tokens that each group keeps.
+	PoolBlocks int
 
 	// Name is unique in the fleet and appears in headers, metrics and logs.
 	Name string

@@ -269,12 +269,14 @@ func (f *Follower) audit() {
 		return
 	}
 	for _, w := range f.last.Workers {
-		if w.KVBlocks <= 0 {
+		// With several cache groups one of them may fill the pool that they share.
+		room := int64(max(w.KVBlocks, w.PoolBlocks))
+		if room <= 0 {
 			continue
 		}
 		for _, k := range w.Ranks {
 			s, ok := f.Index.RankStats(kvindex.Rank(k.Slot))
-			if !ok || f.once[k] || s.Copies == 0 || f.BlockOf(w) != w.BlockSize || s.Blocks+s.Copies <= int64(w.KVBlocks) {
+			if !ok || f.once[k] || s.Copies == 0 || f.BlockOf(w) != w.BlockSize || s.Blocks+s.Copies <= room {
 				continue
 			}
 			f.once[k] = true
@@ -283,7 +285,7 @@ func (f *Follower) audit() {
 			f.feed(w, k)
 			f.publish()
 			f.Event(eventlog.Event{Kind: "copies_disbelieved", Severity: eventlog.Warn, Worker: w.Name, Rank: k.Label,
-				Text: fmt.Sprintf("the events of %s add up to %d blocks and %d further copies, but it has room for %d: it does not tell the removal of single copies; its entries are built anew without counting them", k.Label, s.Blocks, s.Copies, w.KVBlocks)})
+				Text: fmt.Sprintf("the events of %s add up to %d blocks and %d further copies, but it has room for %d: it does not tell the removal of single copies; its entries are built anew without counting them", k.Label, s.Blocks, s.Copies, room)})
 		}
 	}
 }

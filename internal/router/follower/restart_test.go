@@ -325,6 +325,45 @@ func TestSingleCopies(t *testing.T) {
 	}
 }
 
+// TestRoomOfAPool: blocks and copies may fill the pool that an engine's cache groups
+// share, which is more than the tokens that all groups together have room for; with
+// one more, single removals were not told.
+func TestRoomOfAPool(t *testing.T) {
+	t.Parallel()
+	o := newOutlet(t, pick(t, "-full.jsonl"), 1<<20)
+	g, n := newRig(t, o.block), 0
+	defer g.close()
+	for i, p := range o.payloads {
+		if g.offer(i, p, kvfeed.Apply); g.now(false).copies > 0 {
+			n = i + 1
+		}
+	}
+	l := begin(t, "", o)
+	l.until(0)
+	o.publish(n)
+	l.until(n)
+	s, _ := l.Index.RankStats(0)
+	if s.Copies == 0 || s.Blocks < 4 {
+		t.Fatalf("%d blocks and %d copies after %d batches", s.Blocks, s.Copies, n)
+	}
+	for _, tt := range []struct {
+		pool     int64
+		believed bool
+	}{{s.Blocks + s.Copies, true}, {s.Blocks + s.Copies - 1, false}} {
+		l.places.Lock()
+		fleet, w := *l.last, *l.last.Workers[0]
+		w.BlockSize, w.KVBlocks, w.PoolBlocks = o.block, int(s.Blocks)/4, int(tt.pool)
+		fleet.Workers = []*workers.Worker{&w}
+		l.last = &fleet
+		l.places.Unlock()
+		l.audit()
+		if l.places.Lock(); l.once[w.Ranks[0]] == tt.believed {
+			t.Errorf("%d blocks and %d copies, a pool of %d: copies are believed: %v", s.Blocks, s.Copies, tt.pool, !tt.believed)
+		}
+		l.places.Unlock()
+	}
+}
+
 // TestLastBlockStatedWhileFollowed: what is stated of a worker's engine counts from
 // then on, also where it was followed before.
 func TestLastBlockStatedWhileFollowed(t *testing.T) {

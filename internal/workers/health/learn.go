@@ -285,6 +285,9 @@ func (l *learner) metrics(p *page) {
 	}
 	l.number(workers.FieldBlockSize, &l.told.BlockSize, p.blockSize, source)
 	l.number(workers.FieldKVBlocks, &l.told.KVBlocks, p.kvBlocks(), source)
+	if n := p.poolBlocks(); n > 0 {
+		l.told.PoolBlocks = n
+	}
 	// SGLang labels only ranks that have run something, vLLM all of them.
 	if p.engine == workers.VLLM {
 		ranks := p.rankLabels()

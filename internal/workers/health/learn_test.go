@@ -58,7 +58,7 @@ func TestLearnVLLM(t *testing.T) {
 	ans := learnFrom(t, w)
 	want := workers.Learned{
 		Engine: workers.VLLM, Version: "0.32.0", Connector: workers.ConnectorNIXL, Models: []string{"small"}, MaxModelLen: 8192,
-		DP: 1, BlockSize: 32, KVBlocks: 1024, DPStart: new(0), LastBlock: workers.LastBlockKept,
+		DP: 1, BlockSize: 32, KVBlocks: 1024, PoolBlocks: 1024, DPStart: new(0), LastBlock: workers.LastBlockKept,
 		Events: []workers.EventSource{{Endpoint: "tcp://127.0.0.1:40331", Replay: "tcp://127.0.0.1:39137"}},
 	}
 	if diff := cmp.Diff(want, ans.learned, ignoreFrom); diff != "" {
@@ -223,7 +223,7 @@ func TestLearnRanksAndAdapters(t *testing.T) {
 	})
 	ans := learnFrom(t, w)
 	want := workers.Learned{
-		Engine: workers.VLLM, Models: []string{"base", "sql"}, LoRAs: []string{"sql"}, MaxModelLen: 4096, DP: 2, BlockSize: 32, KVBlocks: 96, DPStart: new(0), LastBlock: workers.LastBlockKept,
+		Engine: workers.VLLM, Models: []string{"base", "sql"}, LoRAs: []string{"sql"}, MaxModelLen: 4096, DP: 2, BlockSize: 32, KVBlocks: 96, PoolBlocks: 96, DPStart: new(0), LastBlock: workers.LastBlockKept,
 		Events: []workers.EventSource{
 			{DP: 0, Endpoint: "tcp://127.0.0.1:5557", Replay: "tcp://127.0.0.1:5657"}, {DP: 1, Endpoint: "tcp://127.0.0.1:5558", Topic: "kv"},
 		},

@@ -232,11 +232,14 @@ func (p *page) kvBlocks() int {
 	case p.cacheTokens > 0:
 		return p.cacheTokens / p.blockSize
 	case p.gpuBlocks > 0:
-		return p.gpuBlocks / max(1, len(p.rankLabels()))
+		return p.poolBlocks()
 	default:
 		return p.maxTokens / p.blockSize
 	}
 }
+
+// poolBlocks is how many blocks one rank's pool has; 0 when not told.
+func (p *page) poolBlocks() int { return p.gpuBlocks / max(1, len(p.rankLabels())) }
 
 // loads are the figures by the position of the rank in a worker with so many
 // ranks; an entry is nil when nothing is told of its rank.
