@@ -67,11 +67,11 @@ var recorderMetrics = []metric[*admin.Recorder]{
 }
 
 var kubernetesMetrics = []metric[*admin.Kubernetes]{
-	{desc("kubernetes_connected", "Whether the API server answers all watches of pods; while it does not, the workers stay as they were."), gauge, func(k *admin.Kubernetes) float64 { return flag(k.Connected) }},
+	{desc("kubernetes_connected", "Whether the API server answers all watches; while it does not, the workers stay as they were."), gauge, func(k *admin.Kubernetes) float64 { return flag(k.Connected) }},
 	{desc("kubernetes_watch_failures_total", "Questions to the API server that failed or were refused."), counter, func(k *admin.Kubernetes) float64 { return float64(k.Failures) }},
-	{desc("kubernetes_pods", "Pods that the selectors find."), gauge, func(k *admin.Kubernetes) float64 { return float64(k.Pods) }},
-	{desc("kubernetes_waiting_pods", "Pods without an address yet."), gauge, func(k *admin.Kubernetes) float64 { return float64(k.Waiting) }},
-	{desc("kubernetes_left_out_pods", "Pods that the selectors find and of which no worker is made; the status says why."), gauge, func(k *admin.Kubernetes) float64 { return float64(k.LeftOutCount) }},
+	{desc("kubernetes_pods", "Pods, or Services, that the selectors find."), gauge, func(k *admin.Kubernetes) float64 { return float64(k.Pods) }},
+	{desc("kubernetes_waiting_pods", "Pods without an address yet, or Services without a pod."), gauge, func(k *admin.Kubernetes) float64 { return float64(k.Waiting) }},
+	{desc("kubernetes_left_out_pods", "Pods, or Services, that the selectors find and of which no worker is made; the status says why."), gauge, func(k *admin.Kubernetes) float64 { return float64(k.LeftOutCount) }},
 }
 
 var listenerMetrics = []metric[*kvfeed.ListenerStatus]{
