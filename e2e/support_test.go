@@ -40,6 +40,15 @@ type engine struct {
 	PID                         int
 }
 
+// enginesHome is the folder that real engines are installed in, if they are.
+func enginesHome() string {
+	if home := os.Getenv("DYNCTL_ENGINES_HOME"); home != "" {
+		return home
+	}
+	dir, _ := os.UserHomeDir()
+	return filepath.Join(dir, ".cache", "dynctl-engines")
+}
+
 // startEngines starts real engines and stops them when the test ends.
 func startEngines(t *testing.T, env []string, spec string, args ...string) []engine {
 	t.Helper()
@@ -48,11 +57,7 @@ func startEngines(t *testing.T, env []string, spec string, args ...string) []eng
 	if _, err := os.Stat(up); err != nil {
 		t.Skipf("skipped: no real engines here (%v)", err)
 	}
-	home := os.Getenv("DYNCTL_ENGINES_HOME")
-	if home == "" {
-		dir, _ := os.UserHomeDir()
-		home = filepath.Join(dir, ".cache", "dynctl-engines")
-	}
+	home := enginesHome()
 	if _, err := os.Stat(filepath.Join(home, "venv")); err != nil {
 		t.Skipf("skipped: real engines are not installed; run %s/install (%v)", enginesDir, err)
 	}

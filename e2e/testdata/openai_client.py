@@ -56,6 +56,11 @@ response = client.responses.create(model=model, input="Say something.", max_outp
 assert response.output_text, response
 print("response:", response.output_text)
 
+with client.chat.completions.create(
+        model=model, max_tokens=4000, stream=True, messages=[{"role": "user", "content": long}]) as left:
+    next(iter(left))
+print("left a stream")
+
 try:
     client.chat.completions.create(model="no-such-model", messages=[{"role": "user", "content": "Hi"}])
     raise SystemExit("an unknown model was served")
