@@ -21,8 +21,18 @@ var otherVariables = []struct{ name, help string }{
 	{"DYNCTL_NO_COLOR, NO_COLOR", "no colour, whatever the value"},
 }
 
-// newEnvironmentTopic is the help topic "environment".
+// newEnvironmentTopic is the help topic "environment". Its table takes several
+// milliseconds, which no other command shall pay.
 func newEnvironmentTopic() *cobra.Command {
+	topic := &cobra.Command{Use: "environment", Short: "Environment variables"}
+	topic.SetHelpFunc(func(c *cobra.Command, args []string) {
+		c.Long = environmentHelp()
+		c.Root().HelpFunc()(c, args)
+	})
+	return topic
+}
+
+func environmentHelp() string {
 	var b strings.Builder
 	b.WriteString("Environment variables that dynctl reads. Every setting of serve has one; flags win\nover them, they win over the file. Lists are separated by blanks.\n\n")
 	var rows [][]string
@@ -36,5 +46,5 @@ func newEnvironmentTopic() *cobra.Command {
 		}
 	}
 	_ = table.List(&b, "  ", 0, rows) // a strings.Builder takes everything
-	return &cobra.Command{Use: "environment", Short: "Environment variables", Long: strings.TrimRight(b.String(), "\n")}
+	return strings.TrimRight(b.String(), "\n")
 }
