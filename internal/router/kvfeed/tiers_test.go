@@ -1,6 +1,11 @@
 package kvfeed
 
 import (
+	"bufio"
+	"compress/gzip"
+	"encoding/json"
+	"os"
+	"path/filepath"
 	"testing"
 
 	"github.com/dynctl/dynctl/internal/router/blockhash"
@@ -241,4 +246,75 @@ func FuzzTiers(f *testing.F) {
 			}
 		}
 	})
+}
+
+// TestTiersAsVLLM plays what vLLM's cache manager and its offloading to the host's memory
+// published (testdata/tiers/record.py): what they then find of a prompt, on the device
+// and behind that in the host's memory, is what the rank is taken to have, in every
+// request.
+func TestTiersAsVLLM(t *testing.T) {
+	t.Parallel()
+	files, err := filepath.Glob(filepath.Join("..", "..", "..", "testdata", "tiers", "*.jsonl.gz"))
+	if err != nil || len(files) < 3 {
+		t.Fatalf("%d recordings, %v", len(files), err)
+	}
+	for _, name := range files {
+		t.Run(filepath.Base(name), func(t *testing.T) {
+			t.Parallel()
+			f, err := os.Open(name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer f.Close()
+			z, err := gzip.NewReader(f)
+			if err != nil {
+				t.Fatal(err)
+			}
+			const size = 16
+			x := newIndexOf(t)
+			defer x.Close()
+			s := NewStream(x, 0, size)
+			var q kvindex.Query
+			asked, warm, mixed := 0, 0, 0
+			sc := bufio.NewScanner(z)
+			sc.Buffer(nil, 1<<20)
+			for sc.Scan() {
+				var l struct {
+					Type           string
+					ID             string
+					Seq            uint64
+					Payload        []byte
+					Tokens         []uint32
+					Cached, Beyond int
+				}
+				if err := json.Unmarshal(sc.Bytes(), &l); err != nil {
+					t.Fatal(err)
+				}
+				switch l.Type {
+				case "batch":
+					if v := s.Offer(l.Seq, l.Payload); v.Kind != Apply || s.Counters().Skipped+s.Counters().Unreadable+s.Counters().OtherTier > 0 {
+						t.Fatalf("batch %d: %v, %+v", l.Seq, v, s.Counters())
+					}
+				case "request":
+					locals := blockhash.Locals(nil, l.Tokens, size, blockhash.Key{})
+					x.Overlap(locals, &q)
+					n, beyond := s.Usable(q.Depth(0), kvgroup.Prompt{Seq: blockhash.Chain(nil, locals), Tokens: len(l.Tokens)})
+					n = min(n, (len(l.Tokens)-1)/size) // the last token is computed in any case
+					if want := (decision.Tiers{CPU: uint32(l.Beyond)}); n*size != l.Cached || beyond != want {
+						t.Fatalf("%s: %d tokens on the device, then %+v; vLLM found %d, then %d blocks", l.ID, n*size, beyond, l.Cached, l.Beyond)
+					}
+					asked++
+					if l.Beyond > 0 {
+						warm++
+					}
+					if l.Cached > 0 && l.Beyond > 0 {
+						mixed++
+					}
+				}
+			}
+			if err := sc.Err(); err != nil || asked < 100 || warm < 10 || mixed < 1 {
+				t.Errorf("%d requests, %d of them in the host's memory, %d on both, %v", asked, warm, mixed, err)
+			}
+		})
+	}
 }

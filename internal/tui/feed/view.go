@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/dynctl/dynctl/internal/router/admin"
+	"github.com/dynctl/dynctl/internal/router/decision"
 )
 
 // Schema names the JSON form of View.
@@ -377,6 +378,8 @@ type Feed struct {
 	Restarts      uint64  `json:"restarts_total"`
 	Errors        uint64  `json:"decode_errors_total"`
 	Orphans       uint64  `json:"orphaned_blocks_total"`
+	// Tiers are the engine's blocks outside the device.
+	Tiers decision.Tiers `json:"tiers,omitzero"`
 }
 
 // Decision is the short form of a receipt.

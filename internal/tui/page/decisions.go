@@ -529,14 +529,16 @@ func candidateTable(ph *decision.Phase, w int, g *theme.Glyphs) []string {
 	rank = min(rank, 28)
 	terms := decision.EachTerm()
 	width := func(i int) int { return min(7, len(terms[i].Title)+2) }
-	need := rank + 39 // the other columns, and a short state
+	tiers := ph.Tiers()
+	need := rank + 39 + 7*len(tiers.Titles()) // the other columns, and a short state
 	for i := range terms {
 		need += 1 + width(i)
 	}
 	wide := w >= need
 	var others []decision.Term
 	if !wide {
-		terms, others = terms[:narrowTerms], terms[narrowTerms:]
+		n := max(1, narrowTerms-len(tiers.Titles()))
+		terms, others = terms[:n], terms[n:]
 	}
 	value := func(term *decision.Term, c *decision.Candidate) float64 {
 		v := *term.At(&c.Terms)
@@ -546,6 +548,9 @@ func candidateTable(ph *decision.Phase, w int, g *theme.Glyphs) []string {
 		return v
 	}
 	head := fmt.Sprintf("  %-*s %7s", rank, "RANK", "OVERLAP")
+	for _, title := range tiers.Titles() {
+		head += fmt.Sprintf(" %6s", title)
+	}
 	for i := range terms {
 		head += fmt.Sprintf(" %*s", width(i), terms[i].Title)
 	}
@@ -572,6 +577,9 @@ func candidateTable(ph *decision.Phase, w int, g *theme.Glyphs) []string {
 			name = name[:rank-1] + g.Ellipsis
 		}
 		l := fmt.Sprintf("%s %-*s %7d", sign, rank, name, c.OverlapBlocks)
+		for _, n := range tiers.Cells(c.Tiers) {
+			l += fmt.Sprintf(" %6s", n)
+		}
 		for k := range terms {
 			l += fmt.Sprintf(" %*.1f", width(k), value(&terms[k], c))
 		}

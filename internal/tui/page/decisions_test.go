@@ -3,6 +3,7 @@ package page
 import (
 	"fmt"
 	"math"
+	"regexp"
 	"strconv"
 	"strings"
 	"testing"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/dynctl/dynctl/internal/router/decision"
 	"github.com/dynctl/dynctl/internal/router/receipt"
+	"github.com/dynctl/dynctl/internal/tui/feed"
 	"github.com/dynctl/dynctl/internal/tui/theme"
 	"github.com/dynctl/dynctl/internal/tui/widget"
 )
@@ -51,8 +53,15 @@ func TestCostRowsAddUp(t *testing.T) {
 		c.Cost += v
 	}
 	th := theme.New("dark", termenv.Ascii, true)
-	for _, w := range []int{80, 100, 120, 200} {
+	for i, w := range []int{80, 100, 120, 200, 80, 100, 120, 200} {
+		c.Tiers = decision.Tiers{CPU: 7 * uint32(i/4), Remote: 3 * uint32(i/4)}
 		rows := candidateTable(ph, w, &th.Glyphs)
+		if tiers := strings.Contains(rows[0], " CPU REMOTE "); tiers != (i >= 4) || tiers && !strings.Contains(rows[1], "      7      3") {
+			t.Errorf("%d columns with %+v:\n%s\n%s", w, c.Tiers, rows[0], rows[1])
+		}
+		if len(rows[1]) > w {
+			t.Errorf("more than %d columns:\n%s", w, rows[1])
+		}
 		titles, cells := strings.Fields(rows[0]), strings.Fields(rows[1])[1:]
 		sum, cost := 0.0, math.NaN()
 		for i, title := range titles {
@@ -60,7 +69,7 @@ func TestCostRowsAddUp(t *testing.T) {
 			switch {
 			case title == "COST":
 				cost = v
-			case title == "RANK" || title == "OVERLAP" || title == "RUN" || title == "KV%" || title == "STATE":
+			case title == "RANK" || title == "CPU" || title == "REMOTE" || title == "OVERLAP" || title == "RUN" || title == "KV%" || title == "STATE":
 			case err != nil:
 				t.Fatalf("%d columns: %s is %q", w, title, cells[i])
 			default:
@@ -69,6 +78,39 @@ func TestCostRowsAddUp(t *testing.T) {
 		}
 		if math.Abs(sum-cost) > 1e-9 || cost != c.Cost {
 			t.Errorf("%d columns: the terms are %v, the cost %v of %v:\n%s\n%s", w, sum, cost, c.Cost, rows[0], rows[1])
+		}
+	}
+}
+
+var escapes = regexp.MustCompile("\x1b\\[[0-9;]*m")
+
+// TestTiersOfRanks: a tier outside the device has a column in the table of ranks, at 80
+// columns, too, where some rank has a block in it; the others have none.
+func TestTiersOfRanks(t *testing.T) {
+	r := &feed.Router{Ranks: []feed.Rank{{Label: "decode-1/dp0"}, {Label: "decode-2/dp0"}}}
+	draw := func() []string {
+		var table RankTable
+		table.Plain()
+		p := widget.NewPainter(theme.New("dark", termenv.Ascii, true), 80)
+		table.Draw(r, p, 10)
+		return strings.Split(escapes.ReplaceAllString(strings.Join(p.Lines(), "\n"), ""), "\n")
+	}
+	if head := draw()[0]; strings.Contains(head, "CPU") || !strings.Contains(head, "HIT%") {
+		t.Errorf("without tiers: %s", head)
+	}
+	r.Ranks[1].Feed.Tiers = decision.Tiers{CPU: 4711, Disk: 12}
+	lines := draw()
+	head := strings.Join(strings.Fields(lines[0]), " ")
+	if !strings.Contains(head, " KV CPU DISK HIT%") || strings.Contains(head, "REMOTE") {
+		t.Errorf("with tiers: %s", lines[0])
+	}
+	text := strings.Join(lines, "\n")
+	if !strings.Contains(text, "4711") && !strings.Contains(text, "4.7k") || !strings.Contains(text, " 12 ") {
+		t.Errorf("the figures are missing:\n%s", text)
+	}
+	for _, l := range lines {
+		if widget.Width(l) > 80 {
+			t.Errorf("more than 80 columns: %q", l)
 		}
 	}
 }

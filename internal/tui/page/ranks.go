@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/dynctl/dynctl/internal/router/decision"
 	"github.com/dynctl/dynctl/internal/tui/feed"
 	"github.com/dynctl/dynctl/internal/tui/keys"
 	"github.com/dynctl/dynctl/internal/tui/theme"
@@ -64,7 +65,9 @@ type column struct {
 	left  bool
 	wide  bool // only shown in the wide form or with room
 	brief bool // not shown in the wide form without room
-	cell  func(p *widget.Painter, k *feed.Rank, w int)
+	// tier is what a column shows that stands there only if some rank has any of it.
+	tier func(t *decision.Tiers) uint32
+	cell func(p *widget.Painter, k *feed.Rank, w int)
 }
 
 func num(st theme.Style, s string) func(*widget.Painter, int) {
@@ -86,6 +89,11 @@ func speed(name string, of func(k *feed.Rank) feed.Num) func(*widget.Painter, *f
 	}
 }
 
+// tierColumn is the column of a rank's blocks in a tier outside the device.
+func tierColumn(title string, of func(t *decision.Tiers) uint32) column {
+	return column{title: title, w: 6, tier: of, cell: figure(func(k *feed.Rank) string { return widget.Count(float64(of(&k.Feed.Tiers))) })}
+}
+
 // columns in the order of their importance; the name comes before them all.
 var columns = []column{
 	{title: "ST", order: "worst", w: 6, left: true, cell: func(p *widget.Painter, k *feed.Rank, w int) { p.Cell(severityStyle(k.Severity), k.Status, w) }},
@@ -105,6 +113,9 @@ var columns = []column{
 		}
 		p.Bar(st, k.KVUsage.F(), w)
 	}},
+	tierColumn("CPU", func(t *decision.Tiers) uint32 { return t.CPU }),
+	tierColumn("DISK", func(t *decision.Tiers) uint32 { return t.Disk }),
+	tierColumn("REMOTE", func(t *decision.Tiers) uint32 { return t.Remote }),
 	{title: "HIT%", order: "hit", w: 5, cell: figure(func(k *feed.Rank) string { return widget.Percent(k.HitShare.F()) })},
 	{title: "TTFT", order: "ttft", w: 6, cell: speed("TTFT", func(k *feed.Rank) feed.Num { return k.TTFT })},
 	{title: "ITL", order: "itl", w: 6, cell: speed("ITL", func(k *feed.Rank) feed.Num { return k.ITL })},
@@ -318,8 +329,10 @@ func (t *RankTable) Draw(r *feed.Router, p *widget.Painter, h int) {
 		return
 	}
 	name := 11
+	var tiers decision.Tiers
 	for _, k := range rows {
 		name = max(name, widget.Width(k.Label))
+		tiers = tiers.Or(k.Feed.Tiers)
 	}
 	name = min(name, max(14, p.W/4))
 	role := 1
@@ -332,6 +345,9 @@ func (t *RankTable) Draw(r *feed.Router, p *widget.Painter, h int) {
 		c := &columns[i]
 		if t.wide && c.brief && p.W < 160 {
 			continue // it gives way to more figures
+		}
+		if c.tier != nil && c.tier(&tiers) == 0 {
+			continue
 		}
 		if room < c.w+1 || c.wide && !t.wide && p.W < 160 {
 			break
