@@ -241,6 +241,26 @@ func TestRecordingsOfEveryKind(t *testing.T) {
 				if err != nil || !slices.ContainsFunc(list.Events, func(e eventlog.Event) bool { return e.Kind == "costs_known" }) {
 					t.Errorf("no event tells that the costs are known: %v", err)
 				}
+				st, err := g.Admin.Status(t.Context())
+				if err != nil || len(st.Costs) != 1 || len(st.Costs[0].Crossings) != 3 || st.Costs[0].Crossings[1].Running != 8 {
+					t.Errorf("the status has no crossings by load: %+v, %v", st.Costs, err)
+				}
+				req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, g.AdminURL+"/metrics", nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				resp, err := g.Client.Do(req)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer resp.Body.Close()
+				page, err := io.ReadAll(resp.Body)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if s := string(page); strings.Contains(s, "dynctl_routing_threshold_tokens") || !strings.Contains(s, `dynctl_routing_crossing_tokens{bound="high",model="sim",running="32"}`) {
+					t.Errorf("the metrics do not tell what is in force:\n%s", s)
+				}
 			},
 		},
 		{

@@ -12,6 +12,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/admin"
 	"github.com/dynctl/dynctl/internal/router/api"
 	"github.com/dynctl/dynctl/internal/router/cause"
+	"github.com/dynctl/dynctl/internal/router/cost"
 	"github.com/dynctl/dynctl/internal/router/disagg"
 	"github.com/dynctl/dynctl/internal/router/kvfeed"
 	"github.com/dynctl/dynctl/internal/router/kvindex"
@@ -69,9 +70,20 @@ func (r facts) Costs() []admin.ModelCosts {
 		if k.Model != nil {
 			c.Revision = k.Model.Revision
 		}
+		for _, x := range k.Crossings {
+			c.Crossings = append(c.Crossings, admin.Crossing{Running: x.Running, Low: reaches(x.Low), Tokens: reaches(x.Tokens), High: reaches(x.High)})
+		}
 		list = append(list, c)
 	}
 	return list
+}
+
+// reaches is a crossing as the admin API has it: nil where no prompt is so long.
+func reaches(tokens int) *int {
+	if tokens == cost.Never {
+		return nil
+	}
+	return &tokens
 }
 
 func (r facts) Troubles() []string {

@@ -137,6 +137,7 @@ func TestOnceMatchesItsSchema(t *testing.T) {
 		"healthy": {newRouter(t, stage{prefill: 2, decode: 4, dp: 2}).URL},
 		"trouble": {newRouter(t, stage{prefill: 2, decode: 4, dp: 2, troubles: true}).URL},
 		"quiet":   {newRouter(t, stage{prefill: 1, decode: 1, dp: 2, quiet: true}).URL},
+		"auto":    {newRouter(t, stage{prefill: 1, decode: 1, dp: 1, costs: learned}).URL},
 		"empty":   {newRouter(t, stage{}).URL},
 		"down":    {down.URL},
 		"fleet":   {newRouter(t, stage{prefill: 1, decode: 1, dp: 1}).URL, down.URL},
@@ -281,6 +282,42 @@ func TestTable(t *testing.T) {
 					}
 				}
 			}
+		}
+	}
+}
+
+// learned is of two models, one of which has crossings.
+var learned = []admin.ModelCosts{
+	{Model: "m", Revision: 7, LocalOutcomes: 90, PrefillOutcomes: 40, TransferOutcomes: 40, Crossings: []admin.Crossing{
+		{Running: 0, Low: ptr(1200), Tokens: ptr(1800)}, {Running: 8, Low: ptr(0), Tokens: ptr(300), High: ptr(512)},
+	}},
+	{Model: "new", LocalOutcomes: 3, TransferOutcomes: 2},
+}
+
+// TestCrossingIsShown: with a threshold that is auto, what is in force is shown, and what
+// is unknown as unknown; the number that decides before never looks like a rule.
+func TestCrossingIsShown(t *testing.T) {
+	for name, want := range map[string]struct {
+		costs []admin.ModelCosts
+		lines []string
+	}{
+		"fixed": {nil, []string{"remote from eff_isl 2048\n"}},
+		"one":   {learned[:1], []string{"remote from auto 1800 (1200 to never)\n", "m: 300 (0 to 512) tokens with 8 answers"}},
+		"two":   {learned, []string{"remote from auto, 1 of 2 models learned", "m: 1800 (1200 to never) tokens with 0 answers", "new: unknown yet, 3 prompts computed locally, 0 remotely, 2 transfers"}},
+		"none":  {learned[1:], []string{"remote from eff_isl 2048, auto learns\n"}},
+	} {
+		v := collect(t, newRouter(t, stage{prefill: 1, decode: 1, dp: 1, costs: want.costs}).URL)
+		var b bytes.Buffer
+		if err := Write(&b, &v, TextOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		for _, line := range want.lines {
+			if !strings.Contains(b.String(), line) {
+				t.Errorf("%s: no %q in\n%s", name, line, b.String())
+			}
+		}
+		if short := v.Routers[0].Threshold(); (short == "auto") != (want.costs != nil) {
+			t.Errorf("%s: the threshold is %s", name, short)
 		}
 	}
 }

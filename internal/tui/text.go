@@ -122,7 +122,17 @@ func writeTable(w io.Writer, v *feed.View, o TextOptions) error {
 				fmt.Fprintf(&b, "queue     %s\n", clean(r.Queues[i].Text()))
 			}
 			fmt.Fprintf(&b, "latency   TTFT p50 %s p99 %s, ITL p50 %s p99 %s, router's decision p99 %s\n", widget.Millis(t.TTFTP50.F()), widget.Millis(t.TTFTP99.F()), widget.Millis(t.ITLP50.F()), widget.Millis(t.ITLP99.F()), widget.Millis(t.OverheadP99.F()/1000))
-			fmt.Fprintf(&b, "routing   hit %s%%, local %s%%, remote %s%%, remote from %s %s tokens\n", widget.Percent(t.HitShare.F()), widget.Percent(t.LocalShare.F()), widget.Percent(t.RemoteShare.F()), r.ThresholdOn, widget.Whole(r.ThresholdTokens.F()))
+			fmt.Fprintf(&b, "routing   hit %s%%, local %s%%, remote %s%%, remote from %s\n", widget.Percent(t.HitShare.F()), widget.Percent(t.LocalShare.F()), widget.Percent(t.RemoteShare.F()), cmp.Or(r.Rule(), "-"))
+			for i := range r.Costs {
+				m := &r.Costs[i]
+				if len(m.Crossings) == 0 {
+					fmt.Fprintf(&b, "crossing  %s: unknown yet, %.0f prompts computed locally, %.0f remotely, %.0f transfers\n", clean(m.Model), m.LocalOutcomes, m.PrefillOutcomes, m.TransferOutcomes)
+				}
+				for k := range m.Crossings {
+					c := &m.Crossings[k]
+					fmt.Fprintf(&b, "crossing  %s: %s tokens with %d answers on the decode rank\n", clean(m.Model), c.Text(), c.Running)
+				}
+			}
 			fmt.Fprintf(&b, "index     %s blocks, %s entries, %s events/s, gaps %s, untrusted ranks %s\n\n", widget.Whole(x.Blocks.F()), widget.Whole(x.Memberships.F()), widget.Rate(x.EventRate.F()), widget.Count(x.Gaps.F()), widget.Count(x.Untrusted.F()))
 			table := page.RankTable{}
 			table.SetOrder("worst") // the ranks are in their order already

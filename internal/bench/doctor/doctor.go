@@ -171,7 +171,7 @@ func (e *exam) clock(ctx context.Context) (*admin.Status, error) {
 func (e *exam) router(ctx context.Context, s *admin.Status) {
 	switch s.State {
 	case "ready":
-		e.add("router", s.Name, OK, fmt.Sprintf("ready, version %s, %d workers, policy %s, threshold %d on %s", s.Version, s.Workers.Total, s.Policy, s.ThresholdTokens, s.ThresholdOn), "")
+		e.add("router", s.Name, OK, fmt.Sprintf("ready, version %s, %d workers, policy %s, remote from %s", s.Version, s.Workers.Total, s.Policy, admin.Rule(s.ThresholdTokens, s.ThresholdOn, s.ThresholdAuto, s.Costs)), "")
 	default:
 		e.add("router", s.Name, Warn, fmt.Sprintf("%s: %s", s.State, strings.Join(s.Reasons, "; ")), "dynctl workers list shows each worker")
 	}

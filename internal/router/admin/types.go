@@ -31,6 +31,9 @@ type ModelCosts struct {
 	LocalOutcomes    float64 `json:"local_outcomes"`
 	PrefillOutcomes  float64 `json:"prefill_outcomes"`
 	TransferOutcomes float64 `json:"transfer_outcomes"`
+	// Crossings are where the laws change the path, by load; none while too little is
+	// known.
+	Crossings []Crossing `json:"crossings,omitempty"`
 }
 
 // Status is the router at one glance (GET /admin/v1/status).

@@ -9,6 +9,9 @@ import "math"
 type fit struct {
 	info   [terms][terms]float64 // Σ w·x·xᵀ
 	moment [terms]float64        // Σ w·x·y
+	square float64               // Σ w·y²
+	// bands is what was seen by size.
+	bands [bands]share
 	// count is how many outcomes there were, seen how many of them count.
 	count int
 	seen  float64
@@ -37,6 +40,18 @@ func (f *fit) add(w *Work, ms float64) {
 		}
 		f.moment[i] = f.moment[i]*keep + weight*x[i]*ms
 	}
+	f.square = f.square*keep + weight*ms*ms
+	own := band(w)
+	for k := range f.bands {
+		b, of := &f.bands[k], 0.0
+		if k == own {
+			of = weight
+		}
+		for i := range x {
+			b.values[i] = b.values[i]*keep + of*x[i]
+		}
+		b.took = b.took*keep + of*ms
+	}
 	f.seen = f.seen*keep + 1
 	f.count++
 }
@@ -56,14 +71,17 @@ func (f *fit) solve(assumed *Law, like *fit) {
 	}
 	// A little of each term alone, or a term that was never seen has no solution.
 	for i := range a {
-		ridge := 1e-6 + 1e-4*a[i][i]
-		a[i][i] += ridge
-		b[i] += ridge * assumed[i]
+		r := ridge(a[i][i])
+		a[i][i] += r
+		b[i] += r * assumed[i]
 	}
 	if l, ok := positive(a, b); ok {
 		f.law = l
 	}
 }
+
+// ridge is how much an assumption weighs for a term that weighs so much itself.
+func ridge(weight float64) float64 { return 1e-6 + 1e-4*weight }
 
 // positive solves a·x = b with x ≥ 0: more work never takes less time. Terms that
 // would be negative are left out, one after the other.

@@ -122,13 +122,20 @@ type Known struct {
 	Local, Prefill, Transfer float64
 	// Model is the revision in force; nil while too little is known.
 	Model *Model
+	// Crossings are where it changes the path, by load; none without a model.
+	Crossings []Crossing
 }
 
 // Known tells how much is known.
 func (l *Learner) Known() Known {
 	l.mu.Lock()
-	defer l.mu.Unlock()
-	return Known{Local: l.fits[LocalLeg].seen, Prefill: l.fits[PrefillLeg].seen, Transfer: l.fits[TransferLeg].seen, Model: l.model.Load()}
+	fits, m := l.fits, l.model.Load() // nobody waits for what follows
+	l.mu.Unlock()
+	k := Known{Local: fits[LocalLeg].seen, Prefill: fits[PrefillLeg].seen, Transfer: fits[TransferLeg].seen, Model: m}
+	if m != nil {
+		k.Crossings = crossings(m, &fits)
+	}
+	return k
 }
 
 // maxModels bounds how many names of models are learned of.

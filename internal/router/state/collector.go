@@ -48,7 +48,7 @@ var routerMetrics = []metric[*State]{
 }
 
 var settingMetrics = []metric[Settings]{
-	{desc("routing_threshold_tokens", "The threshold in force."), gauge, func(c Settings) float64 { return float64(c.Threshold) }},
+	{desc("routing_threshold_tokens", "The fixed threshold in force; none with a threshold that is auto."), gauge, func(c Settings) float64 { n := float64(c.Threshold); return known(&n, !c.Auto) }},
 	{desc("config_revision", "The configuration in force."), gauge, func(c Settings) float64 { return float64(c.Revision) }},
 }
 
@@ -127,6 +127,7 @@ var (
 	publishers   = desc("feed_listener_publishers_total", "Publishers that dialled into the listener, by what came of it: accepted, refused (too many are connected), or failed (the protocol was broken).", "endpoint", "result")
 	health       = desc("worker_health", "1 for the state that the worker is in.", "worker", "role", "state")
 	queue        = desc("queue_requests", "Requests that wait for a rank of the model, or with no model for a place in progress, by priority; none while nobody waits.", "model", "priority")
+	crossing     = desc("routing_crossing_tokens", "With a threshold that is auto, from how many uncached tokens on prompts are cheaper on a prefill rank, by the answers that run on the decode rank and nothing that waits: as learned, and the low and high end of its interval; +Inf beyond all prompts, none while too little is known.", "model", "running", "bound")
 	modelActive  = desc("model_active_requests", "Requests in engines that decode, by the model that they serve (its first name), as the router counts them.", "model")
 	expires      = desc("certificate_expires_timestamp_seconds", "When the certificate in force ends, of the data plane, the admin API, or the one shown to engines.", "of")
 	trouble      = desc("worker_trouble", "Whether that is wrong with the worker although it answers: failing (a part of its requests), mute (computes, and tells no KV events), small_cache (against its peers).", "worker", "cause")
@@ -181,6 +182,20 @@ func (s *State) Collect(ch chan<- prometheus.Metric) {
 	}
 	collect(ch, routerMetrics, s)
 	collect(ch, settingMetrics, s.Settings())
+	for _, c := range s.Costs() {
+		for _, x := range c.Crossings {
+			for _, at := range []struct {
+				name   string
+				tokens *int
+			}{{"low", x.Low}, {"learned", x.Tokens}, {"high", x.High}} {
+				n := math.Inf(1)
+				if at.tokens != nil {
+					n = float64(*at.tokens)
+				}
+				ch <- prometheus.MustNewConstMetric(crossing, gauge, n, c.Model, strconv.Itoa(x.Running), at.name)
+			}
+		}
+	}
 	collect(ch, indexMetrics, s.Index.Stats())
 	if rec := s.Recorder(); rec != nil {
 		collect(ch, recorderMetrics, rec)

@@ -190,6 +190,7 @@ func (b *Builder) describe(st *admin.Status) {
 	}
 	r.UptimeSeconds = Num(math.Max(0, st.Now.Sub(st.Started).Seconds()))
 	r.Models, r.Policy, r.ThresholdTokens, r.ThresholdOn = st.Models, st.Policy, Num(st.ThresholdTokens), st.ThresholdOn
+	r.ThresholdAuto, r.Costs = st.ThresholdAuto, st.Costs
 	if r.Models == nil {
 		r.Models = []string{}
 	}

@@ -10,6 +10,7 @@ import (
 	"encoding/json"
 	"math"
 	"reflect"
+	"strconv"
 	"time"
 
 	"github.com/dynctl/dynctl/internal/router/admin"
@@ -110,20 +111,23 @@ type Router struct {
 	// AnswerMS is how long the router took to answer.
 	AnswerMS Num `json:"answer_ms"`
 
-	Name            string             `json:"name"`
-	Version         string             `json:"version"`
-	Schema          string             `json:"admin_schema"`
-	State           string             `json:"state"`
-	Reasons         []string           `json:"reasons"`
-	UptimeSeconds   Num                `json:"uptime_seconds"`
-	Models          []string           `json:"models"`
-	Policy          string             `json:"policy"`
-	ThresholdTokens Num                `json:"threshold_tokens"`
-	ThresholdOn     string             `json:"threshold_on"`
-	Tokenizer       string             `json:"tokenizer"`
-	BlockSize       int                `json:"block_size_tokens"`
-	ConfigRevision  uint64             `json:"config_revision"`
-	Workers         admin.WorkerCounts `json:"worker_counts"`
+	Name            string   `json:"name"`
+	Version         string   `json:"version"`
+	Schema          string   `json:"admin_schema"`
+	State           string   `json:"state"`
+	Reasons         []string `json:"reasons"`
+	UptimeSeconds   Num      `json:"uptime_seconds"`
+	Models          []string `json:"models"`
+	Policy          string   `json:"policy"`
+	ThresholdTokens Num      `json:"threshold_tokens"`
+	ThresholdOn     string   `json:"threshold_on"`
+	// ThresholdAuto says that costs choose the path where Costs knows enough of them.
+	ThresholdAuto  bool               `json:"threshold_auto"`
+	Costs          []admin.ModelCosts `json:"costs,omitempty"`
+	Tokenizer      string             `json:"tokenizer"`
+	BlockSize      int                `json:"block_size_tokens"`
+	ConfigRevision uint64             `json:"config_revision"`
+	Workers        admin.WorkerCounts `json:"worker_counts"`
 
 	// RateWindow is the time that rates and shares are taken over,
 	// TroubleWindow the longer one of the counts of what went wrong.
@@ -409,4 +413,24 @@ type Decision struct {
 	Error      string    `json:"error,omitempty"`
 	Recompute  bool      `json:"silent_recompute"`
 	Cancelled  bool      `json:"cancelled"`
+}
+
+// Rule is in words from where on prompts are prefilled remotely; empty while unknown.
+func (r *Router) Rule() string {
+	if !r.ThresholdTokens.Known() || r.ThresholdOn == "" {
+		return ""
+	}
+	return admin.Rule(int(r.ThresholdTokens), r.ThresholdOn, r.ThresholdAuto, r.Costs)
+}
+
+// Threshold is the threshold in force in few signs, "auto" where costs choose.
+func (r *Router) Threshold() string {
+	switch {
+	case r.ThresholdAuto:
+		return "auto"
+	case !r.ThresholdTokens.Known():
+		return "-"
+	default:
+		return strconv.Itoa(int(r.ThresholdTokens))
+	}
 }

@@ -251,7 +251,7 @@ func routingBox(c *Ctx, p *widget.Painter) {
 	in.Bar(theme.Bar, hitShare(t), in.W-in.X())
 	in.End()
 	in.Line(theme.Plain, fmt.Sprintf("prefill    local %s%%  remote %s%%  fell back %s%%", widget.Percent(t.LocalShare.F()), widget.Percent(t.RemoteShare.F()), widget.Percent(t.FallbackShare.F())))
-	in.Line(theme.Plain, fmt.Sprintf("rule       %s, remote from %s %s", orDash(r.Policy), orDash(r.ThresholdOn), widget.Whole(r.ThresholdTokens.F())))
+	in.Line(theme.Plain, fmt.Sprintf("rule       %s, remote from %s", orDash(r.Policy), orDash(r.Rule())))
 	in.Line(theme.Plain, fmt.Sprintf("index      %s blocks  %s runs  +%s -%s blk/s", widget.Count(x.Blocks.F()), widget.Count(x.Nodes.F()), widget.Rate(x.StoredRate.F()), widget.Rate(x.RemovedRate.F())))
 	in.Line(theme.Plain, fmt.Sprintf("events     %s/s gaps %s untrusted %s decide p99 %s", widget.Rate(x.EventRate.F()), widget.Count(x.Gaps.F()), widget.Count(x.Untrusted.F()), widget.Millis(t.OverheadP99.F()/1000)))
 	p.Box("Routing, last "+window(c.R.RateWindow), in)
@@ -287,7 +287,7 @@ func trafficLines(c *Ctx, p *widget.Painter) {
 	p.Put(theme.Plain, fmt.Sprintf("  in %s out %s t/s  TTFT99 %s  ITL99 %s  fail %s/s", widget.Count(promptRate(t)), widget.Count(t.CompletionRate.F()), widget.Millis(t.TTFTP99.F()), widget.Millis(t.ITLP99.F()), widget.Rate(t.FailedRate.F())))
 	p.End()
 	p.Put(theme.Bold, " hit "+widget.Percent(hitShare(t))+"%")
-	p.Put(theme.Plain, fmt.Sprintf("  local %s / remote %s  thr %s  gaps %s  active %s  queued %s", percent0(t.LocalShare), percent0(t.RemoteShare), widget.Whole(c.R.ThresholdTokens.F()), widget.Count(x.Gaps.F()), widget.Count(t.Inflight.F()), widget.Count(t.Queued.F())))
+	p.Put(theme.Plain, fmt.Sprintf("  local %s / remote %s  thr %s  gaps %s  active %s  queued %s", percent0(t.LocalShare), percent0(t.RemoteShare), c.R.Threshold(), widget.Count(x.Gaps.F()), widget.Count(t.Inflight.F()), widget.Count(t.Queued.F())))
 	p.End()
 }
 
