@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/dynctl/dynctl/internal/settings"
 )
@@ -73,6 +75,24 @@ func TestHelpOfEveryCommand(t *testing.T) {
 			t.Errorf("%s stands in no group of the help", c.Name())
 		}
 	}
+}
+
+// TestFlagsStandUnderEachOther: pflag pads by bytes, so what stands left of the blanks
+// must be of one byte to a column.
+func TestFlagsStandUnderEachOther(t *testing.T) {
+	var walk func(c *cobra.Command)
+	walk = func(c *cobra.Command) {
+		c.Flags().VisitAll(func(f *pflag.Flag) {
+			name, _ := pflag.UnquoteUsage(f)
+			if strings.ContainsFunc(f.Name+name, func(r rune) bool { return r > 126 }) {
+				t.Errorf("%s --%s %s is not ASCII", c.CommandPath(), f.Name, name)
+			}
+		})
+		for _, sub := range c.Commands() {
+			walk(sub)
+		}
+	}
+	walk(newRoot())
 }
 
 // TestEveryConfigProblemAtOnce: each problem of a file with its line and, for

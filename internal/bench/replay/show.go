@@ -93,7 +93,7 @@ func showDecision(b *strings.Builder, d *trace.Decision, p *Player) {
 				n, beyond := r.usable(&q, asked)
 				now = prefix{n / max(ph.BlockSize, 1), beyond.Scale(1, max(ph.BlockSize, 1))}.String()
 			}
-			rows = append(rows, []string{"    " + c.Rank, fmt.Sprintf("%.4g", c.Cost), prefixOf(c).String(), now, fmt.Sprint(c.ActiveRequests), fmt.Sprint(c.PrefillTokens), fmt.Sprint(c.DecodeBlocks), string(c.KeptOut)})
+			rows = append(rows, []string{"    " + c.Rank, fmt.Sprintf("%.4g", c.Cost), prefixOf(c).String(), now, fmt.Sprint(c.ActiveRequests), fmt.Sprint(c.PrefillTokens), fmt.Sprint(c.DecodeBlocks), c.KeptOut})
 		}
 		var t strings.Builder
 		_ = table.Figures(&t, []string{"    RANK", "COST", "OVERLAP", "HERE", "REQUESTS", "PREFILL tok", "DECODE blk", "KEPT OUT"}, rows, 0, 7) // a strings.Builder takes everything
