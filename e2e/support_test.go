@@ -324,14 +324,21 @@ func (a answer) must(t *testing.T) answer {
 }
 
 // counter sums the series of a metric on a page /metrics whose labels hold
-// all given pieces.
+// all given pieces. A page that is not ready in time is asked for again.
 func counter(t *testing.T, url, name string, labels ...string) float64 {
 	t.Helper()
 	resp, err := http.Get(url + "/metrics")
+	for end := time.Now().Add(time.Minute); err == nil && resp.StatusCode == http.StatusServiceUnavailable && time.Now().Before(end); {
+		resp.Body.Close()
+		resp, err = http.Get(url + "/metrics")
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		t.Fatalf("%s/metrics: %s", url, resp.Status)
+	}
 	sum := 0.0
 	for s := bufio.NewScanner(resp.Body); s.Scan(); {
 		line := s.Text()
