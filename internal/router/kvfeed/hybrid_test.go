@@ -2,11 +2,13 @@ package kvfeed
 
 import (
 	"bufio"
+	"bytes"
 	"compress/gzip"
 	"encoding/json"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/dynctl/dynctl/internal/router/blockhash"
@@ -75,6 +77,14 @@ type tally struct{ equal, more, less, warm, lost, found int }
 // count for it, in router blocks of size tokens.
 func predict(t *testing.T, lines []hybridLine, size int, known kvgroup.Traits) (n tally, s *Stream) {
 	t.Helper()
+	n, s, _ = predictOver(t, lines, size, known, 0)
+	return n, s
+}
+
+// predictOver is predict for a router that restarts after every so many batches, 0 for
+// never, if there is something to go on from. It returns how often it did.
+func predictOver(t *testing.T, lines []hybridLine, size int, known kvgroup.Traits, every uint64) (n tally, s *Stream, restarts int) {
+	t.Helper()
 	x := newIndex(t)
 	s = NewStream(x, 0, size)
 	s.Know(known)
@@ -89,6 +99,11 @@ func predict(t *testing.T, lines []hybridLine, size int, known kvgroup.Traits) (
 			}
 			if v.Kind != Apply {
 				t.Fatalf("batch %d: %v", l.Seq, v)
+			}
+			if every > 0 && l.Seq%every == 0 && s.app.groups != nil {
+				if after, again := restarted(t, x, s); again != nil {
+					x, s, restarts = after, again, restarts+1
+				}
 			}
 		case "request":
 			locals := blockhash.Locals(nil, l.Tokens, size, blockhash.Key{})
@@ -121,7 +136,47 @@ func predict(t *testing.T, lines []hybridLine, size int, known kvgroup.Traits) (
 			n.lost += max(0, l.Cached-got)
 		}
 	}
-	return n, s
+	return n, s, restarts
+}
+
+// restarted is a rank whose router has restarted and goes on from its snapshot; nil if
+// there is nothing to go on from.
+func restarted(t *testing.T, x *kvindex.Index, s *Stream) (*kvindex.Index, *Stream) {
+	t.Helper()
+	var file bytes.Buffer
+	kept := false
+	err := x.Snapshot(&file, func(_ kvindex.Rank, _ string, take func()) []byte {
+		p, ok := s.Position()
+		if !ok {
+			return nil
+		}
+		note, err := json.Marshal(p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		kept = true
+		take()
+		return note
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !kept {
+		return nil, nil
+	}
+	y := kvindex.New(kvindex.Options{})
+	t.Cleanup(func() { _ = y.Close() })
+	var p Position
+	if err := y.Restore(&file, func(_ kvindex.Rank, _ string, note []byte) error { return json.Unmarshal(note, &p) }); err != nil {
+		t.Fatal(err)
+	}
+	again := NewStream(y, 0, s.app.size)
+	again.Know(s.app.Traits)
+	again.Resume(p)
+	if seq, ok := again.Last(); !ok || seq != p.Seq {
+		t.Fatalf("goes on from %d, %v, not %d", seq, ok, p.Seq)
+	}
+	return y, again
 }
 
 // Judged by vLLM's own cache manager: what the router counts is what the engine
@@ -172,6 +227,36 @@ func TestHybridCachesOfVLLM(t *testing.T) {
 			// In larger blocks less may be seen, never more.
 			if n, _ := predict(t, lines, 2*head.Unit, kvgroup.Traits{}); n.more > 0 {
 				t.Errorf("in blocks twice the size: %d predictions are more than vLLM's", n.more)
+			}
+		})
+	}
+}
+
+// A router that restarts goes on with what a hybrid rank had, counts of copies included: it
+// predicts what it would have predicted without the restart.
+func TestHybridCachesOverRestarts(t *testing.T) {
+	t.Parallel()
+	files, err := filepath.Glob("../../../testdata/hybrid/*.jsonl.gz")
+	if err != nil || len(files) < 20 {
+		t.Fatalf("recordings: %d, %v", len(files), err)
+	}
+	var went atomic.Int32
+	t.Cleanup(func() {
+		if went.Load() < 12 {
+			t.Errorf("only %d recordings were gone on with", went.Load())
+		}
+	})
+	for _, file := range files {
+		t.Run(strings.TrimSuffix(filepath.Base(file), ".jsonl.gz"), func(t *testing.T) {
+			t.Parallel()
+			lines := readHybrid(t, file)
+			want, _ := predict(t, lines, lines[0].Unit, kvgroup.Traits{Chunk: lines[0].chunk()})
+			got, _, restarts := predictOver(t, lines, lines[0].Unit, kvgroup.Traits{Chunk: lines[0].chunk()}, 5)
+			if got != want {
+				t.Errorf("after %d restarts %+v, without %+v", restarts, got, want)
+			}
+			if restarts > 3 && want.found > 0 {
+				went.Add(1)
 			}
 		})
 	}

@@ -213,6 +213,10 @@ func (s *Stream) Playback(o Observation) {
 	}
 }
 
+// maxKept bounds the account of groups that is kept, in bytes: as text in a rank's note it
+// is a third longer, and must fit kvindex.MaxNote. It is that of 2 million blocks and more.
+const maxKept = kvindex.MaxNote / 3 * 2
+
 // Position is where a Stream stands and what it has learned: enough to go on
 // with entries of the index that were kept in a file.
 type Position struct {
@@ -225,18 +229,26 @@ type Position struct {
 	Complete bool   `json:"complete"`
 	// Short says that the index had no room for some of the rank's blocks.
 	Short bool `json:"short,omitempty"`
+	// Groups is the account of a rank's several cache groups (kvgroup.Groups.Append).
+	Groups []byte `json:"groups,omitempty"`
 }
 
 // Position returns the Stream's position, false before its first batch, while
-// the rank's blocks cannot be held, and for blocks of several parts or groups,
-// whose account is in no snapshot of the index.
+// the rank's blocks cannot be held, for blocks of several parts, and for groups that are
+// too many, whose account is in no snapshot of the index.
 func (s *Stream) Position() (Position, bool) {
 	last, ok := s.seq.Last()
-	if !ok || s.app.parts > 1 || s.app.groups != nil || s.app.Mismatch() != "" {
+	if !ok || s.app.parts > 1 || s.app.Mismatch() != "" {
 		return Position{}, false
 	}
 	stamp, ok := s.seq.stampOf(last)
-	return Position{Seq: last, Stamp: stamp, Shape: s.app.Shape(), Group: s.app.group, Base: s.base, Complete: s.complete, Short: s.short}, ok
+	p := Position{Seq: last, Stamp: stamp, Shape: s.app.Shape(), Group: s.app.group, Base: s.base, Complete: s.complete, Short: s.short}
+	if g := s.app.groups; g != nil {
+		if p.Groups = g.Append(nil); len(p.Groups) > maxKept {
+			return Position{}, false
+		}
+	}
+	return p, ok
 }
 
 // Resume makes a new Stream continue at p.
@@ -247,6 +259,16 @@ func (s *Stream) Resume(p Position) {
 	s.app.engine, s.app.parts, s.app.bigram, s.app.group = p.EngineBlock, p.Parts, p.Bigram, p.Group
 	if p.EngineBlock != 0 && p.EngineBlock != s.app.size {
 		s.Reset() // kept by a router with another block size
+		return
+	}
+	if len(p.Groups) > 0 {
+		g, err := kvgroup.Read(s.app.size, p.Groups)
+		if err != nil {
+			s.Reset() // kept by a router with another form of it
+			return
+		}
+		g.Traits = s.app.Traits
+		s.app.groups = g
 	}
 }
 

@@ -14,11 +14,12 @@ import (
 
 // A snapshot is, all integers little-endian and uv an unsigned LEB128 varint:
 //
-//	"DYNKVIX2"
+//	"DYNKVIX3"
 //	frames: u32 length, u32 CRC-32C of kind and body, u8 kind, body
 //
 //	kind 'R', a rank:  uv slot, u8 flags (1 = lost, 2 = copies are not counted), uv length of name, name,
-//	          the caller's note
+//	          the beginning of the caller's note
+//	kind 'N', more of the note, at once after the rank
 //	kind 'B', a run of the rank before, its parent's run first:
 //	          uv parent (0 = none, else 1 + number of the run within its rank), uv offset in the parent,
 //	          uv n, stretches of (uv held, uv not held) that add up to n, n × u64 local hash,
@@ -30,15 +31,18 @@ import (
 // Blocks that are not held are there because held ones follow them. Each rank is consistent in itself;
 // ranks are written one after the other while the others go on.
 const (
-	snapMagic = "DYNKVIX2"
+	snapMagic = "DYNKVIX3"
 	snapFrame = 4 << 20 // bytes of a frame at most; the longest run and all copies need less
 	snapName  = 4096    // bytes of a rank's name at most
-	snapNote  = 1 << 16 // bytes of a rank's note at most
+	snapHead  = 1 << 16 // bytes of a rank's note that stand in its own frame at most
 	snapBatch = 1 << 16 // blocks applied at a time
 
 	flagLost   = 1
 	flagSingle = 2
 )
+
+// MaxNote is how long the note of a rank may be in a snapshot, in bytes.
+const MaxNote = 64 << 20
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
@@ -79,14 +83,18 @@ func (x *Index) Snapshot(w io.Writer, note func(r Rank, name string, take func()
 		if !taken {
 			continue
 		}
-		if len(kept) > snapNote {
-			return fmt.Errorf("write snapshot of rank %s: a note of %d bytes, at most %d", k.name, len(kept), snapNote)
+		if len(kept) > MaxNote {
+			return fmt.Errorf("write snapshot of rank %s: a note of %d bytes, at most %d", k.name, len(kept), MaxNote)
 		}
 		head := append(binary.AppendUvarint(nil, uint64(k.slot)), d.flags)
 		head = append(binary.AppendUvarint(head, uint64(len(k.name))), k.name...)
 		ranks++
 		total += uint64(d.held)
-		for _, b := range [...][]byte{appendFrame(nil, 'R', append(head, kept...)), d.frames} {
+		frames := [][]byte{appendFrame(nil, 'R', append(head, kept[:min(len(kept), snapHead)]...))}
+		for more := kept[min(len(kept), snapHead):]; len(more) > 0; more = more[min(len(more), snapFrame):] {
+			frames = append(frames, appendFrame(nil, 'N', more[:min(len(more), snapFrame)]))
+		}
+		for _, b := range append(frames, d.frames) {
 			if _, err := w.Write(b); err != nil {
 				return fmt.Errorf("write snapshot of rank %s: %w", k.name, err)
 			}
@@ -236,9 +244,13 @@ type restorer struct {
 	// of the rank being read
 	batch Batch
 	flags byte
-	runs  [][]uint64 // names of its runs' blocks
-	gaps  []uint64   // names made up for blocks that are not held
-	salt  uint64
+	name  string
+	note  []byte // read so far
+	// noting says that more of the note may follow.
+	noting bool
+	runs   [][]uint64 // names of its runs' blocks
+	gaps   []uint64   // names made up for blocks that are not held
+	salt   uint64
 }
 
 func bad(what string) error { return fmt.Errorf("%s: %w", what, ErrSnapshot) }
@@ -253,7 +265,14 @@ func (s *restorer) run() error {
 		if err != nil {
 			return err
 		}
+		if kind != 'N' {
+			if err := s.endNote(); err != nil {
+				return err
+			}
+		}
 		switch kind {
+		case 'N':
+			err = s.more()
 		case 'R':
 			err = errors.Join(s.endRank(), s.rank())
 		case 'B':
@@ -321,7 +340,7 @@ func (s *restorer) rank() error {
 	}
 	s.flags, s.body = s.body[0], s.body[1:]
 	n, err := s.uvarint()
-	if err != nil || n > snapName || n > uint64(len(s.body)) || uint64(len(s.body))-n > snapNote {
+	if err != nil || n > snapName || n > uint64(len(s.body)) || uint64(len(s.body))-n > snapHead {
 		return bad("name of a rank")
 	}
 	name := string(s.body[:n])
@@ -329,7 +348,26 @@ func (s *restorer) rank() error {
 		return errors.Join(err, ErrSnapshot)
 	}
 	s.added = append(s.added, Rank(slot))
-	return s.noted(Rank(slot), name, s.body[n:])
+	s.name, s.note, s.noting = name, append(s.note[:0], s.body[n:]...), true
+	return nil
+}
+
+// more is a further part of the rank's note.
+func (s *restorer) more() error {
+	if !s.noting || len(s.note)+len(s.body) > MaxNote {
+		return bad("note of a rank")
+	}
+	s.note = append(s.note, s.body...)
+	return nil
+}
+
+// endNote tells the caller of the rank's note when all of it is there.
+func (s *restorer) endNote() error {
+	if !s.noting {
+		return nil
+	}
+	s.noting = false
+	return s.noted(s.added[len(s.added)-1], s.name, s.note)
 }
 
 // copies gives the rank the copies of its blocks.

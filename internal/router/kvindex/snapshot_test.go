@@ -216,8 +216,26 @@ func TestSnapshotKeepsCopiesAndNotes(t *testing.T) {
 	if err := z.Restore(&file, func(Rank, string, []byte) error { return refused }); !errors.Is(err, refused) || z.Stats().Ranks != 0 {
 		t.Errorf("a note that is refused: %v, %+v", err, z.Stats())
 	}
-	if err := x.Snapshot(&file, func(_ Rank, _ string, take func()) []byte { take(); return make([]byte, snapNote+1) }); err == nil {
+	if err := x.Snapshot(&file, func(_ Rank, _ string, take func()) []byte { take(); return make([]byte, MaxNote+1) }); err == nil {
 		t.Error("a note beyond the limit was written")
+	}
+	for _, n := range []int{0, snapHead, snapHead + 1, snapHead + snapFrame, 3 * snapFrame} {
+		file.Reset()
+		note := bytes.Repeat([]byte("0123456"), n/7+1)[:n]
+		if err := x.Snapshot(&file, func(_ Rank, _ string, take func()) []byte { take(); return note }); err != nil {
+			t.Fatal(err)
+		}
+		long := New(Options{MaxRanks: 8})
+		told := 0
+		if err := long.Restore(&file, func(_ Rank, _ string, got []byte) error {
+			if told++; !bytes.Equal(got, note) {
+				t.Errorf("of a note of %d bytes %d came back, or others", n, len(got))
+			}
+			return nil
+		}); err != nil || told != x.Stats().Ranks {
+			t.Errorf("notes of %d bytes: %v, %d of %d ranks told", n, err, told, x.Stats().Ranks)
+		}
+		_ = long.Close()
 	}
 }
 
