@@ -101,6 +101,34 @@ func TestRealFailuresCount(t *testing.T) {
 	}
 }
 
+// TestFailuresOfARank: what an engine refuses because of the request, or for want of
+// room, is no failure of its rank; what it breaks is.
+func TestFailuresOfARank(t *testing.T) {
+	t.Parallel()
+	r, p := tappedRig(t, "1a:profile=instant", func(*settings.Config) {})
+	for _, c := range []struct {
+		status   int
+		failures uint64
+	}{{http.StatusBadRequest, 0}, {http.StatusTooManyRequests, 0}, {http.StatusInternalServerError, 1}} {
+		p.set(func(_ string, w http.ResponseWriter, q *http.Request, _ []byte) bool {
+			if q.URL.Path == "/v1/completions" {
+				w.WriteHeader(c.status)
+				return true
+			}
+			return false
+		})
+		a := r.send(http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": ids(100, 1), "max_tokens": 2}))
+		fleet, err := r.Admin.Workers(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		legs := uint64(len(r.receipt(a.header.Get("X-Dynctl-Decision")).Legs))
+		if k := fleet.Workers[0].Ranks[0]; legs == 0 || k.Failures != c.failures*legs {
+			t.Errorf("%d, answered %s: %d failures of %d legs", c.status, a, k.Failures, legs)
+		}
+	}
+}
+
 // TestDryRunReadsTheRequest: a dry run takes the session and the adapter from the
 // body, as the request itself does.
 func TestDryRunReadsTheRequest(t *testing.T) {

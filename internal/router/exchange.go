@@ -16,7 +16,6 @@ import (
 	"github.com/dynctl/dynctl/internal/router/access"
 	"github.com/dynctl/dynctl/internal/router/api"
 	"github.com/dynctl/dynctl/internal/router/disagg"
-	"github.com/dynctl/dynctl/internal/router/eventlog"
 	"github.com/dynctl/dynctl/internal/router/ledger"
 	"github.com/dynctl/dynctl/internal/router/prompt"
 	"github.com/dynctl/dynctl/internal/router/receipt"
@@ -220,7 +219,10 @@ func (x *exchange) respond() error {
 
 // panicked tells of a panic; it is called where the stack still shows it.
 func (r *Router) panicked(x *exchange, p any) {
-	r.event(eventlog.Event{Kind: "panic", Severity: eventlog.Error, Request: x.decision, Text: fmt.Sprintf("a request ended with an internal error: %v", p)})
+	if e, ok := r.failures.Panicked(fmt.Sprintf("a request ended with an internal error: %v", p), time.Now()); ok {
+		e.Request = x.decision
+		r.event(e)
+	}
 	r.log.Error("panic", "request", x.id, "panic", p, "stack", string(debug.Stack()))
 }
 

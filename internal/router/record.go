@@ -219,7 +219,7 @@ func (l *legRecord) end(err error) {
 		}
 		l.waited()
 		outcome := legOutcome(err)
-		if err != nil && outcome != string(upstream.Canceled) {
+		if attempt.Reason(outcome).Means().Outcome.Failure() {
 			l.x.r.fleet.Failed(l.peer.Rank)
 		}
 		l.x.live.Update(func(c *receipt.Receipt) {

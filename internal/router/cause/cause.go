@@ -39,6 +39,14 @@ const (
 	minFailures = 3
 	minShare    = .02
 	failTimes   = 3
+	// quickFailures are enough where an engine itself answered them (ownFault), they are
+	// quickShare of its requests, and its peers, sent quickPeers times as many since they
+	// joined, fail so few that of its requests fewer than quickExpected would.
+	quickFailures = 2
+	quickShare    = .04
+	quickPeers    = 20
+	quickExpected = .01
+	ownFault      = "status_5xx"
 	// minRequests is how many requests a share rests on, of peers and of the end.
 	minRequests = 20
 
@@ -310,7 +318,8 @@ func (j *Judge) failing(w *Worker, s *worker, peers []*Worker) *Finding {
 	for _, seconds := range windows {
 		requests, failed, reasons := s.sum(j.step, seconds)
 		mine := share(requests, failed)
-		if s.failing == nil && (failed < minFailures || mine < minShare || mine < failTimes*j.peersFail(w, peers, seconds)) {
+		enough := failed >= minFailures && mine >= minShare && mine >= failTimes*j.peersFail(w, peers, seconds)
+		if s.failing == nil && !enough && (reasons[ownFault] < quickFailures || mine < quickShare || !peersClean(w, peers, requests)) {
 			continue
 		}
 		return &Finding{Kind: Failing, Worker: w.Name, Text: fmt.Sprintf("fails %.0f%% of its requests: %d of %d in the last %d s (%s)", 100*mine, failed, max(requests, failed), seconds, told(reasons))}
@@ -330,6 +339,22 @@ func (j *Judge) peersFail(w *Worker, peers []*Worker, seconds int) float64 {
 		return 0
 	}
 	return median(shares)
+}
+
+// peersClean reports whether a worker's peers have failed next to none of the requests
+// that they ever got, and have got enough to say so.
+func peersClean(w *Worker, peers []*Worker, requests uint64) bool {
+	var sent, broke uint64
+	for _, p := range peers {
+		if p == w {
+			continue
+		}
+		sent += p.Requests
+		for _, n := range p.Failed {
+			broke += n
+		}
+	}
+	return sent >= quickPeers*max(requests, quickFailures) && float64(requests)*share(sent, broke) < quickExpected
 }
 
 // told lists reasons, the most frequent first.

@@ -99,6 +99,45 @@ func TestFailing(t *testing.T) {
 	}
 }
 
+// TestFailingQuickly: two answers of 5xx are enough of a worker that gets few requests,
+// while its peers fail none of many; they are not where a peer failed one, where it was
+// one alone, or where it was the connection.
+func TestFailingQuickly(t *testing.T) {
+	for name, c := range map[string]struct {
+		reason      string
+		times, peer uint64
+		each        uint64 // requests of a peer in a second
+		named       bool
+	}{
+		"two":                 {"status_5xx", 2, 0, 20, true},
+		"one":                 {"status_5xx", 1, 0, 20, false},
+		"a peer failed, too":  {"status_5xx", 2, 1, 20, false},
+		"peers with little":   {"status_5xx", 2, 0, 1, false},
+		"cut connections":     {"broken", 2, 0, 20, false},
+		"two of many of them": {"status_5xx", 2, 0, 2000, false},
+	} {
+		b := newBench(8)
+		second := 0
+		got := b.within(20, func() {
+			second++
+			for i := range b.fleet {
+				b.fleet[i].Requests += c.each
+			}
+			w := &b.fleet[3]
+			w.Requests -= c.each - max(3, c.each/20)
+			if second == 5 {
+				b.fleet[4].Failed[c.reason] += c.peer
+			}
+			if second == 6 || second == 7 && c.times > 1 {
+				w.Failed[c.reason]++
+			}
+		})
+		if named := len(got) == 1 && got[0].Kind == cause.Failing && got[0].Subject() == "w3" && second == 7; named != c.named || len(got) > 1 {
+			t.Errorf("%s: %+v after %d s", name, got, second)
+		}
+	}
+}
+
 // TestMute: a rank that computes and tells nothing is named until it tells something;
 // one that finds its prompts, computes too little for a block, is not connected, or
 // whose engine does not tell, is not.

@@ -354,7 +354,7 @@ func (f *Follower) Began(k *workers.Rank) {
 	f.mu.Unlock()
 }
 
-// Failed counts a request that failed there.
+// Failed counts a request that failed there by the engine's doing.
 func (f *Follower) Failed(k *workers.Rank) {
 	f.mu.Lock()
 	f.counted(k).failures++

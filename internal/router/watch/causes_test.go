@@ -33,6 +33,7 @@ type scene struct {
 	// What goes wrong with one: it fails a share of its requests, its events are cut
 	// off, it is slowed, it has half the cache.
 	errors, slow float64
+	rare         float64 // share of requests that every engine fails, all the time
 	cut, half    bool
 	silent       bool // engines do not tell how large their caches are
 }
@@ -59,8 +60,6 @@ type stage struct {
 	causes   *Causes
 	events   []eventlog.Event
 	full     time.Duration // since when half a cache can be known
-	broke    int           // requests, and when the third one of them did
-	third    time.Duration
 }
 
 // play gives what was told, and which worker something was done to.
@@ -215,10 +214,7 @@ func (s *stage) send(prompt []uint32, but int) {
 	}
 	s.sent[at]++
 	now := s.world.Now()
-	if at == s.victim && now >= beginsAt && s.rng.Float64() < s.scene.errors {
-		if s.broke++; s.broke == 3 {
-			s.third = now
-		}
+	if at == s.victim && now >= beginsAt && s.rng.Float64() < s.scene.errors || s.scene.rare > 0 && s.rng.Float64() < s.scene.rare {
 		w := s.fleet.Workers[at]
 		if e, ok := s.failures.Failed(w, "decode", "status_5xx", fmt.Errorf("answered 500"), s.base.Add(now)); ok {
 			e.At = s.base.Add(now)
@@ -297,7 +293,7 @@ func TestCauses(t *testing.T) {
 					from = s.full
 				}
 				victim, named := s.fleet.Workers[s.victim].Name, time.Duration(-1)
-				by := 10 * time.Second
+				const by = 10 * time.Second
 				for _, e := range s.events {
 					cause, at := causeOf(&e), e.At.Sub(s.base)
 					switch {
@@ -306,10 +302,6 @@ func TestCauses(t *testing.T) {
 					case named < 0 && e.Kind != "worker_failing":
 						named = at - from
 					}
-				}
-				if c.scene.errors > 0 {
-					// Who gets little cannot have failed three times by then.
-					by = max(by, s.third-from+time.Second)
 				}
 				if slowest = max(slowest, named); named < 0 || named > by {
 					t.Errorf("seed %d: named after %s, must be by %s", c.scene.seed, named, by)
@@ -331,14 +323,19 @@ func causeOf(e *eventlog.Event) string {
 	return fmt.Sprint(e.Fields["cause"])
 }
 
-// TestNothingIsWrong: healthy fleets name nothing, of one kind of hardware or of two.
+// TestNothingIsWrong: healthy fleets name nothing, of one kind of hardware or of two,
+// nor do those of which every engine fails one request in a thousand.
 func TestNothingIsWrong(t *testing.T) {
 	for _, sc := range []scene{
 		{rate: 12}, {rate: 2}, {rate: 40}, {rate: 12, mixed: true}, {rate: 60, short: true}, {rate: 40, short: true, mixed: true},
 		{rate: 16, silent: true}, {rate: 12, silent: true, mixed: true}, {rate: 60, silent: true, short: true},
+		{rate: 80, brief: true, rare: .001}, {rate: 60, brief: true, mixed: true, rare: .001}, {rate: 12, rare: .001},
 	} {
 		for sc.seed = 1; sc.seed <= seeds(); sc.seed++ {
 			for _, e := range play(t, sc).events {
+				if sc.rare > 0 && e.Kind == "worker_failing" {
+					continue // it tells of a request, not that a worker is in trouble
+				}
 				t.Errorf("%+v: %s: %s", sc, e.Kind, e.Text)
 			}
 		}

@@ -1,6 +1,7 @@
 package watch
 
 import (
+	"cmp"
 	"fmt"
 	"sync"
 	"time"
@@ -80,6 +81,12 @@ func (f *Failures) Blamed(text string, now time.Time) (e eventlog.Event, ok bool
 	return f.tell(failure{reason: "request"}, now, eventlog.Event{Kind: "request_blamed", Text: text, Fields: map[string]any{}})
 }
 
+// Panicked is the event by which to tell that a request ended with an internal error;
+// ok is false when that was told a moment ago.
+func (f *Failures) Panicked(text string, now time.Time) (e eventlog.Event, ok bool) {
+	return f.tell(failure{reason: "panic"}, now, eventlog.Event{Kind: "panic", Severity: eventlog.Error, Text: text, Fields: map[string]any{}})
+}
+
 // Failed is the event by which to tell that a worker failed a leg of a request;
 // ok is false when the like was told a moment ago. The reason is one of a
 // closed set.
@@ -132,7 +139,7 @@ func (f *Failures) count(worker, reason string) {
 // how many that is so.
 func (f *Failures) tell(k failure, now time.Time, e eventlog.Event) (eventlog.Event, bool) {
 	tell, more := f.note(k, now)
-	e.Severity, e.Fields["more"] = eventlog.Warn, more
+	e.Severity, e.Fields["more"] = cmp.Or(e.Severity, eventlog.Warn), more
 	if more > 0 {
 		e.Text += fmt.Sprintf(" (and %d more like this since the last one told)", more)
 	}

@@ -46,6 +46,23 @@ func TestFailuresAreToldOnceInAWhile(t *testing.T) {
 	}
 }
 
+// TestPanicsAreToldOnceInAWhile: panics that follow each other are counted in one event.
+func TestPanicsAreToldOnceInAWhile(t *testing.T) {
+	var f Failures
+	now := time.Unix(100, 0)
+	if e, ok := f.Panicked("boom", now); !ok || e.Kind != "panic" || e.Severity != eventlog.Error || e.Text != "boom" {
+		t.Errorf("the first: %+v, %v", e, ok)
+	}
+	for range 3 {
+		if _, ok := f.Panicked("boom", now); ok {
+			t.Error("the next is told at once")
+		}
+	}
+	if e, ok := f.Panicked("boom", now.Add(failureEvery)); !ok || e.Fields["more"] != 3 {
+		t.Errorf("after a while: %+v, %v", e, ok)
+	}
+}
+
 // TestRecompute: a rank whose counter does not grow although KV was moved to it
 // is told once, and again when it is mended; one that tells nothing is not
 // blamed.
