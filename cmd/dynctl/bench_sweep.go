@@ -119,14 +119,11 @@ func (f *benchFlags) sweep(cmd *cobra.Command, output string) (err error) {
 		if err != nil {
 			return adminError(err)
 		}
-		o.SetThreshold = func(ctx context.Context, n int) error {
-			_, err := t.Admin.SetConfig(ctx, map[string]any{"routing.threshold": n})
-			return adminError(err)
-		}
+		o.SetThreshold = func(ctx context.Context, n int) error { return setThreshold(ctx, t, n) }
 		defer func() {
 			c, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 			defer cancel()
-			err = errors.Join(err, o.SetThreshold(c, old))
+			err = errors.Join(err, setThreshold(c, t, old))
 		}()
 	}
 	text := fmt.Sprintf("plan    %s | %d load(s) x %d threshold(s) x %d repeat(s)", what, len(loads), max(len(thresholds), 1), f.repeat)
@@ -191,11 +188,16 @@ func saveSweep(dir string, res *sweep.Result) error {
 	return errors.Join(report.CSV(c, res.Cells), c.Close())
 }
 
-// thresholdOf is the threshold that the router has now.
-func thresholdOf(ctx context.Context, t *target) (int, error) {
+// thresholdOf is the setting of the threshold that the router has now.
+func thresholdOf(ctx context.Context, t *target) (any, error) {
 	s, err := t.Admin.Status(ctx)
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
-	return s.ThresholdTokens, nil
+	return s.Threshold(), nil
+}
+
+func setThreshold(ctx context.Context, t *target, threshold any) error {
+	_, err := t.Admin.SetConfig(ctx, map[string]any{"routing.threshold": threshold})
+	return adminError(err)
 }

@@ -29,6 +29,14 @@ func (c *Crossing) Text() string {
 	return fmt.Sprintf("%s (%s to %s)", text(c.Tokens), text(c.Low), text(c.High))
 }
 
+// Threshold is the setting of the threshold in force, as routing.threshold takes it.
+func (s *Status) Threshold() any {
+	if s.ThresholdAuto {
+		return fmt.Sprintf("auto:%d", s.ThresholdTokens)
+	}
+	return s.ThresholdTokens
+}
+
 // Rule is in words from where on prompts are prefilled remotely: the threshold in tokens
 // of a measure, or where it is auto the crossing on a decode rank without answers, or
 // how many models have one; without any the threshold that decides meanwhile.
