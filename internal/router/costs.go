@@ -29,6 +29,11 @@ func (c *costs) model(name string) *cost.Model {
 	return nil
 }
 
+// legs are what an outcome is about, in words.
+var legs = map[cost.Leg]string{
+	cost.LocalLeg: "prompts on decode ranks", cost.PrefillLeg: "prompts on prefill ranks", cost.TransferLeg: "transfers",
+}
+
 // legTook tells of a leg of the newest plan that was sent at a time and had its first
 // token at another.
 func (x *exchange) legTook(phase selector.Phase, sent, first time.Time) {
@@ -57,10 +62,21 @@ func (x *exchange) legTook(phase selector.Phase, sent, first time.Time) {
 	if l == nil {
 		return
 	}
-	if l.Took(leg, w, first.Sub(sent), first.Sub(r.costs.began)) {
+	switch l.Took(leg, w, first.Sub(sent), first.Sub(r.costs.began)) {
+	case cost.Learned:
 		r.event(eventlog.Event{
 			Severity: eventlog.Info, Kind: "costs_known", Request: x.decision,
 			Text: fmt.Sprintf("model %s: enough is known of the costs of both paths; from now on they decide instead of the threshold", x.model),
+		})
+	case cost.Drifted:
+		r.event(eventlog.Event{
+			Severity: eventlog.Warn, Kind: "costs_drifted", Request: x.decision,
+			Text: fmt.Sprintf("model %s: %s no longer take the time that they took; that is learned anew, and costs go on to decide", x.model, legs[leg]),
+		})
+	case cost.Doubted:
+		r.event(eventlog.Event{
+			Severity: eventlog.Warn, Kind: "costs_doubted", Request: x.decision,
+			Text: fmt.Sprintf("model %s: %s take other times again and again; the threshold decides until their costs are known", x.model, legs[leg]),
 		})
 	}
 }

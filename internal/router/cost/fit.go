@@ -1,6 +1,9 @@
 package cost
 
-import "math"
+import (
+	"math"
+	"time"
+)
 
 // fit is a law in the making: weighted least squares over the outcomes, older ones
 // counting less, in information form. Sums are kept and solved when a model is
@@ -16,7 +19,8 @@ type fit struct {
 	count int
 	seen  float64
 	// law is the newest solution.
-	law Law
+	law   Law
+	watch watch
 }
 
 // memory is how many outcomes count at most: older ones fade.
@@ -25,42 +29,37 @@ const memory = 400
 // floor in ms is where errors stop to be judged relative to the time.
 const floor = 20
 
-// add counts an outcome: a leg with work w took ms.
-func (f *fit) add(w *Work, ms float64) {
+// add counts an outcome: a leg with work w took ms. It reports whether that is a drift.
+func (f *fit) add(w *Work, ms float64, now time.Duration) Change {
 	x := w.values()
 	guess := f.law.at(w)
 	// Long waits differ by more than short ones: errors are relative. An outcome
 	// that is far from what was expected weighs less.
 	scale := floor + max(guess, ms)/2
 	weight := 1 / (scale * scale)
-	keep := 1 - 1.0/memory
+	change := f.drift(w, guess, ms, now)
+	f.fade(1 - 1.0/memory)
+	own := &f.bands[band(w)]
 	for i := range x {
 		for j := range x {
-			f.info[i][j] = f.info[i][j]*keep + weight*x[i]*x[j]
+			f.info[i][j] += weight * x[i] * x[j]
 		}
-		f.moment[i] = f.moment[i]*keep + weight*x[i]*ms
+		f.moment[i] += weight * x[i] * ms
+		own.values[i] += weight * x[i]
 	}
-	f.square = f.square*keep + weight*ms*ms
-	own := band(w)
-	for k := range f.bands {
-		b, of := &f.bands[k], 0.0
-		if k == own {
-			of = weight
-		}
-		for i := range x {
-			b.values[i] = b.values[i]*keep + of*x[i]
-		}
-		b.took = b.took*keep + of*ms
-	}
-	f.seen = f.seen*keep + 1
+	f.square += weight * ms * ms
+	own.took += weight * ms
+	f.seen++
 	f.count++
+	return change
 }
 
 // solve makes the law from what was seen, and from an assumption. Where another fit
-// has seen something it counts as a few outcomes like those.
+// has seen something it counts as a few outcomes like those, until this one has drifted
+// and is no longer like it.
 func (f *fit) solve(assumed *Law, like *fit) {
 	a, b := f.info, f.moment
-	if like != nil && like.seen > 0 {
+	if like != nil && like.seen > 0 && !f.watch.drifted {
 		g := borrowed / max(like.seen, borrowed)
 		for i := range a {
 			for j := range a[i] {
@@ -76,7 +75,7 @@ func (f *fit) solve(assumed *Law, like *fit) {
 		b[i] += r * assumed[i]
 	}
 	if l, ok := positive(a, b); ok {
-		f.law = l
+		f.law, f.watch.made = l, f.count
 	}
 }
 

@@ -59,7 +59,11 @@ type Learner struct {
 	answers   float64 // mean tokens of an answer
 	gaps      float64 // mean ms between them, of late
 	published time.Duration
-	fresh     bool
+	fresh     bool // there is something new to publish
+	solved    bool // laws were made before
+	// doubt is how many outcomes without a drift are wanted before there is a model
+	// again.
+	doubt int
 }
 
 // NewLearner makes a learner that knows nothing.
@@ -79,13 +83,26 @@ func newLearner(o Objective, revision *atomic.Uint64) *Learner {
 func (l *Learner) Model() *Model { return l.model.Load() }
 
 // Took tells that a leg with work w took so long. now is the time since any
-// beginning, the same for all calls. It reports whether this made the first model.
-func (l *Learner) Took(leg Leg, w *Work, took, now time.Duration) (first bool) {
+// beginning, the same for all calls. It reports what this changed.
+func (l *Learner) Took(leg Leg, w *Work, took, now time.Duration) Change {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.fits[leg].add(w, float64(took)/float64(time.Millisecond))
+	change := l.fits[leg].add(w, float64(took)/float64(time.Millisecond), now)
 	l.fresh = true
-	return l.publish(now)
+	switch {
+	case change == Doubted && l.doubt == 0:
+		l.doubt = quiet
+		l.model.Store(nil)
+		return Doubted
+	case change != NoChange && l.doubt > 0:
+		l.doubt = quiet // nobody needs to hear of each
+		return NoChange
+	}
+	l.doubt = max(0, l.doubt-1)
+	if l.publish(now) {
+		return Learned
+	}
+	return change
 }
 
 // Answered tells of an answer: its tokens, and the mean time between them.
@@ -100,7 +117,7 @@ func (l *Learner) Answered(tokens int, gap time.Duration) {
 func (l *Learner) publish(now time.Duration) (first bool) {
 	f := &l.fits
 	old := l.model.Load()
-	if !l.fresh || old != nil && now-l.published < every ||
+	if !l.fresh || l.solved && now-l.published < every ||
 		f[LocalLeg].count+f[PrefillLeg].count < EnoughComputed || f[TransferLeg].count < EnoughMoved {
 		return false
 	}
@@ -109,9 +126,12 @@ func (l *Learner) publish(now time.Duration) (first bool) {
 	f[PrefillLeg].solve(&local, &f[LocalLeg])
 	f[TransferLeg].solve(&start[TransferLeg], nil)
 	m := l.objective.model(l.answers, l.gaps)
-	m.Revision = l.revision.Add(1)
 	m.Local, m.Prefill, m.Transfer = f[LocalLeg].law, f[PrefillLeg].law, f[TransferLeg].law
-	l.published, l.fresh = now, false
+	l.published, l.fresh, l.solved = now, false, true
+	if l.doubt > 0 {
+		return false // the laws are watched, and decide nothing
+	}
+	m.Revision = l.revision.Add(1)
 	l.model.Store(m)
 	return old == nil
 }
