@@ -157,6 +157,11 @@ func New(reg *workers.Registry, o Options, sink workers.Sink) (*Source, error) {
 	if err != nil {
 		return nil, fmt.Errorf("kubernetes: %w (name a file with --kubeconfig, or run in a pod that mounts its service account's token)", err)
 	}
+	// Before the HTTP client, which is what says it.
+	cfg.UserAgent = o.UserAgent
+	// One list of each watch is all that a client could hold back; the API server says by
+	// itself when that is too much.
+	cfg.QPS = -1
 	namespaces := slices.Clone(o.Namespaces)
 	if len(namespaces) == 0 {
 		own, _, err := file.Namespace()
@@ -274,7 +279,6 @@ func (s *Source) client(cfg *rest.Config, path string, of schema.GroupVersion, a
 	cfg.APIPath, cfg.GroupVersion = path, &of
 	cfg.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
 	cfg.ContentType, cfg.AcceptContentTypes = runtime.ContentTypeProtobuf, runtime.ContentTypeProtobuf+","+runtime.ContentTypeJSON
-	cfg.UserAgent = s.opts.UserAgent
 	return rest.RESTClientForConfigAndClient(cfg, s.http)
 }
 

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"path"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -67,10 +68,12 @@ type apiServer struct {
 	sliceLines chan string // of that of EndpointSlices
 	pool       chan string // of that of InferencePools
 	asked      chan string // one word for each question: list, watch
+
+	agents map[string]string // who asked, by the last part of the path
 }
 
 func newAPIServer(t *testing.T) *apiServer {
-	a := &apiServer{t: t, list: []byte(noPods), kind: "application/json", lines: make(chan string, 64), asked: make(chan string, 1000), cut: make(chan struct{})}
+	a := &apiServer{t: t, list: []byte(noPods), kind: "application/json", lines: make(chan string, 64), asked: make(chan string, 1000), cut: make(chan struct{}), agents: map[string]string{}}
 	a.Server = httptest.NewServer(a)
 	t.Cleanup(a.Close)
 	return a
@@ -85,6 +88,7 @@ func (a *apiServer) set(change func()) {
 func (a *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	a.mu.Lock()
 	list, kind, refuse, down, cut, lines := a.list, a.kind, a.refuse, a.down, a.cut, a.lines
+	a.agents[path.Base(r.URL.Path)] = r.UserAgent()
 	a.mu.Unlock()
 	if strings.Contains(r.URL.Path, "/endpointslices") {
 		list, lines = a.slices, a.sliceLines
@@ -132,13 +136,13 @@ func (a *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 // kubeconfig is a file that points to the server.
 func (a *apiServer) kubeconfig() string {
-	path := filepath.Join(a.t.TempDir(), "kubeconfig")
+	file := filepath.Join(a.t.TempDir(), "kubeconfig")
 	text := fmt.Sprintf(`{"apiVersion":"v1","kind":"Config","current-context":"t","clusters":[{"name":"t","cluster":{"server":%q}}],
 "users":[{"name":"t","user":{}}],"contexts":[{"name":"t","context":{"cluster":"t","user":"t","namespace":"life"}}]}`, a.URL)
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		a.t.Fatal(err)
 	}
-	return path
+	return file
 }
 
 // stand is a source that runs.
@@ -516,6 +520,66 @@ func TestNamespaces(t *testing.T) {
 	}
 	if w := s.reg.Snapshot().Workers[0]; w.Name != "life.engine-0" || w.Role == workers.Aggregated || w.From[workers.FieldRole] == "" {
 		t.Errorf("worker %s %s from %v", w.Name, w.Role, w.From)
+	}
+}
+
+// TestUserAgent: the router names itself to the API server, whatever it asks for.
+func TestUserAgent(t *testing.T) {
+	for _, o := range []Options{{Pool: "engines"}, {Selector: "app"}, {Discovery: ByServiceName}} {
+		a := newAPIServer(t)
+		a.pool = make(chan string)
+		o.UserAgent = "dynctl/1.2.3"
+		start(t, a, o)
+		want := []string{"pods"}
+		switch {
+		case o.Pool != "":
+			want = []string{"inferencepools"}
+		case o.Discovery != "":
+			want = []string{"services", "endpointslices"}
+		}
+		deadline := time.After(patience)
+		for _, resource := range want {
+			for {
+				a.mu.Lock()
+				agent, asked := a.agents[resource]
+				a.mu.Unlock()
+				if asked {
+					if agent != "dynctl/1.2.3" {
+						t.Errorf("who asks for %s calls itself %q", resource, agent)
+					}
+					break
+				}
+				select {
+				case <-a.asked:
+				case <-time.After(time.Millisecond):
+				case <-deadline:
+					t.Fatalf("%s are not asked for", resource)
+				}
+			}
+		}
+	}
+}
+
+// TestManyNamespaces: a router that follows many namespaces asks for all of them at once;
+// it is the API server that says when it is too much.
+func TestManyNamespaces(t *testing.T) {
+	a := newAPIServer(t)
+	var namespaces []string
+	want := map[string]bool{}
+	for i := range 40 {
+		n := fmt.Sprintf("n%d", i)
+		namespaces = append(namespaces, n)
+		want["watch /api/v1/namespaces/"+n+"/pods app"] = true
+	}
+	start(t, a, Options{Namespaces: namespaces})
+	deadline := time.After(patience / 4)
+	for len(want) > 0 {
+		select {
+		case q := <-a.asked:
+			delete(want, q)
+		case <-deadline:
+			t.Fatalf("%d of %d namespaces are not followed yet", len(want), len(namespaces))
+		}
 	}
 }
 
