@@ -201,7 +201,7 @@ func (x *exchange) holdHead(p disagg.Peer, resp *upstream.Response, head *sse.He
 		case err != nil:
 			return x.legFailed(selector.Decode, p.Worker, err)
 		case x.cont != nil:
-			piece, err = x.cont.change(piece)
+			piece, err = x.readAlong(piece)
 			if verdict = head.Feed(piece, time.Now()); err == nil {
 				continue
 			}

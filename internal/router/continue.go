@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
@@ -23,8 +22,11 @@ import (
 // on, and to the client nothing but the next events.
 
 // completionTokens is how many tokens vLLM answers a completion with that names no
-// limit.
-const completionTokens = 16
+// limit, nativeTokens how many SGLang's /generate does.
+const (
+	completionTokens = 16
+	nativeTokens     = 128
+)
 
 // settleTime bounds asking an engine where a text ends in its tokens.
 const settleTime = 2 * time.Second
@@ -50,6 +52,12 @@ type continuation struct {
 	cut *attempt.Failure
 	// places are the ranks on which the rest has a place.
 	places []uint32
+	// move is the request for the rest with its decision, where a stream that is well is
+	// about to be taken from its worker; askAt is when it may ask for a place again.
+	move  *exchange
+	askAt time.Time
+	// taken is what is kept of the stream, in bytes out of limits.body_memory.
+	taken int64
 	// first is the error of the newest leg that the client had a part of.
 	first error
 }
@@ -63,13 +71,22 @@ func (x *exchange) mayContinue() {
 	c.refused, c.member = resume.Judge(&x.view)
 	c.stream.Chat = x.view.Kind == api.Chat
 	raw, ok := x.view.Get("return_token_ids")
-	c.stream.KeepIDs = ok && string(raw) == "true"
+	c.stream.Native = x.view.Kind == api.SGLangGenerate
+	c.stream.KeepIDs = ok && string(raw) == "true" || c.stream.Native
 	x.cont = c
+}
+
+// tells reports whether a worker tells the ids of the answer, if it is asked.
+func (c *continuation) tells(w *workers.Worker) bool {
+	if c.stream.Native {
+		return w.WireEngine() == workers.SGLang
+	}
+	return w.WireEngine() == workers.VLLM
 }
 
 // asks reports whether a worker is to be asked for token ids.
 func (c *continuation) asks(w *workers.Worker) bool {
-	return c != nil && c.refused == "" && w.WireEngine() == workers.VLLM
+	return c != nil && c.refused == "" && !c.stream.Native && c.tells(w)
 }
 
 // path is where a leg goes for a request that came to a path. It reads nothing of the
@@ -88,13 +105,15 @@ func (c *continuation) begin() {
 	c.stream.Refuse(c.refused)
 }
 
-// change is what the client gets of a piece of the engine's stream. The error is the
+// readAlong is what the client gets of a piece of the engine's stream. The error is the
 // engine's own, which the client is told with why the rest does not come, or not at all.
-func (c *continuation) change(p []byte) ([]byte, error) {
+func (x *exchange) readAlong(p []byte) ([]byte, error) {
+	c := x.cont
 	if c.refused == resume.Endpoint { // whose events are of another kind
 		return p, nil
 	}
 	out, err := c.stream.Pass(p)
+	x.account()
 	if err != nil {
 		text := strings.TrimSpace(strings.TrimPrefix(string(c.stream.Held()), "data:"))
 		err = &upstream.Failure{Kind: upstream.Reset, Op: "read the answer", Sent: true, Started: true, Err: fmt.Errorf("%w: %.512s", err, text)}
@@ -102,17 +121,48 @@ func (c *continuation) change(p []byte) ([]byte, error) {
 	return out, err
 }
 
+// account takes what is kept for another leg out of limits.body_memory. Where that is
+// used up, the stream is not continuable from then on, and receipt and metrics say so.
+func (x *exchange) account() {
+	c := x.cont
+	n := int64(0)
+	if c.stream.Refused() != "" {
+		c.rest = nil
+	} else {
+		n = int64(c.stream.Kept() + cap(c.rest))
+	}
+	switch more := n - c.taken; {
+	case more == 0:
+	case more < 0:
+		x.r.bodies.Give(-more)
+		c.taken = n
+	case x.r.bodies.Take(more):
+		c.taken = n
+	default:
+		c.stream.Refuse(resume.Memory)
+		c.rest = nil
+		x.r.bodies.Give(c.taken)
+		c.taken = 0
+		x.r.metrics.StreamWithoutMemory()
+		x.note("from here on it could not be continued elsewhere: " + resume.Memory.String())
+	}
+}
+
 // keep keeps what another leg would be made of, but for the ids, which the stream has.
 func (x *exchange) keep() {
 	c := x.cont
-	if c.rest != nil || c.refused != "" {
+	if c.rest != nil || c.stream.Refused() != "" {
 		return
 	}
+	defer x.account()
 	v := &x.view
 	if c.stream.Chat {
 		c.rest = restOfChat(v)
 		c.at = len(c.rest) - 1
 		return
+	}
+	if c.stream.Native {
+		c.stream.Given(v.PromptValue.Of(v.Body))
 	}
 	c.at = v.PromptValue.Start
 	c.rest = append(append(make([]byte, 0, len(v.Body)-v.PromptValue.Len()), v.Body[:c.at]...), v.Body[v.PromptValue.End:]...)
@@ -142,10 +192,10 @@ func (x *exchange) follow(opt upstream.StreamOptions) error {
 	if c.refused == resume.Endpoint {
 		return upstream.Stream(x.w, x.flow.resp, opt)
 	}
-	opt.Change = c.change
+	opt.Change = x.readAlong
 	if w := x.flow.peer.Worker; w.Role.CanDecode() {
 		opt.Change = func(p []byte) ([]byte, error) {
-			out, err := c.change(p)
+			out, err := x.readAlong(p)
 			if err == nil && w.State.Moving() && c.stream.Settled() && x.mayMove(w) {
 				err = &upstream.Failure{Kind: upstream.Canceled, Op: "read the answer", Sent: true, Started: true, Err: errMoved}
 			}
@@ -160,19 +210,6 @@ func (x *exchange) follow(opt upstream.StreamOptions) error {
 		err = &upstream.Failure{Kind: upstream.Reset, Addr: x.flow.resp.Addr(), Op: "read the answer of", Sent: true, Started: true, Err: errors.New("the stream ended before its end was announced")}
 	}
 	return err
-}
-
-// mayMove reports whether a stream that is well may be taken from its worker: it has
-// not moved as often as it may, and there is somebody else.
-func (x *exchange) mayMove(from *workers.Worker) bool {
-	run := &x.d.run
-	if run.History.Continued >= x.d.settings.routing.Continuations || run.Request.Pin.Decode != "" {
-		return false
-	}
-	return slices.ContainsFunc(x.r.registry.Snapshot().Model(x.model), func(w *workers.Worker) bool {
-		ok, _ := w.State.Usable()
-		return ok && w.State != from.State && w.Role.CanDecode() && w.WireEngine() == workers.VLLM
-	})
 }
 
 // goesOn asks whether the rest of a stream comes from elsewhere after its leg has
@@ -251,6 +288,7 @@ func (x *exchange) notContinued(err *error, label, words string) {
 // word of the closed set, or else in plain words.
 func (x *exchange) goOn(cut *attempt.Failure) (resume.Refusal, string) {
 	r, c := x.r, x.cont
+	c.stream.Broke()
 	told := c.stream.Told()
 	x.settle()
 	ids, why := c.stream.Next()
@@ -258,32 +296,30 @@ func (x *exchange) goOn(cut *attempt.Failure) (resume.Refusal, string) {
 		return why, ""
 	}
 	sent := c.stream.Sent()
-	body, why := x.restOf(ids, sent)
-	if why != "" {
-		return why, ""
-	}
-	if next := x.d.run.Failed(*cut); next.Step != attempt.Continue {
-		return "", next.Why
-	}
-	own, ok := api.OwnBody(body, r.bodies)
-	if !ok {
-		return "", "the memory for requests is used up (limits.body_memory)"
-	}
-	x.slim()
-	x.body = own
-	if err := x.view.Parse(own.B, api.Completion, api.Limits{}); err != nil {
-		return "", err.Error() // what the router has made: cannot be
-	}
-	if x.salted {
-		if err := x.saltTenant(); err != nil {
-			return "", err.Error() // it was salted before: cannot be
+	if c.move != nil {
+		x.takeMove()
+	} else {
+		body, why := x.restOf(ids, sent)
+		if why != "" {
+			return why, ""
+		}
+		if next := x.d.run.Failed(*cut); next.Step != attempt.Continue {
+			return "", next.Why
+		}
+		own, ok := api.OwnBody(body, r.bodies)
+		if !ok {
+			return resume.Memory, ""
+		}
+		x.slim()
+		x.body = own
+		if err := x.readRest(); err != nil {
+			return "", err.Error() // what the router has made: cannot be
 		}
 	}
 	c.to = x.req.URL.RequestURI()
 	if c.stream.Chat { // whose rest is a completion
 		c.to = strings.Replace(c.to, "/chat/completions", "/completions", 1)
 	}
-	x.findPrompt() // while begun says that it is the rest's
 	x.begun.Store(false)
 	r.metrics.Continued(cut.Name, string(cut.Reason))
 	if e, ok := r.failures.Continued(cut.Name, string(cut.Reason), sent, time.Now()); ok {
@@ -295,6 +331,30 @@ func (x *exchange) goOn(cut *attempt.Failure) (resume.Refusal, string) {
 		c.GoesOn(receipt.Continuation{AtMS: c.Since(now), From: cut.Name, Reason: string(cut.Reason), Tokens: sent, Dropped: told - sent})
 	})
 	return "", ""
+}
+
+// readRest reads the body as the request for the rest of a stream, while begun says that
+// it is one.
+func (x *exchange) readRest() error {
+	if err := x.view.Parse(x.body.B, x.restKind(), api.Limits{}); err != nil {
+		return err
+	}
+	if x.salted {
+		if err := x.saltTenant(); err != nil {
+			return err
+		}
+	}
+	x.findPrompt()
+	return nil
+}
+
+// restKind is the kind of a request for the rest of a stream: a completion, of a chat,
+// too, or one of SGLang's own.
+func (x *exchange) restKind() api.Kind {
+	if x.ep.Kind == api.SGLangGenerate {
+		return x.ep.Kind
+	}
+	return api.Completion
 }
 
 // restOf is the body of the request for what comes after the ids, of which the last
@@ -312,20 +372,30 @@ func (x *exchange) restOf(ids []uint32, sent int) ([]byte, resume.Refusal) {
 	}
 	body = append(append(body, ']'), c.rest[c.at:]...)
 	var v api.View
-	if err := v.Parse(body, api.Completion, api.Limits{}); err != nil {
+	if err := v.Parse(body, x.restKind(), api.Limits{}); err != nil {
 		return nil, resume.Prompt
 	}
 	var edits []api.Edit
-	if limit := v.MaxTokens; limit >= 0 {
-		edits = append(edits, api.Set("max_tokens", api.RawInt(limit-int64(sent))))
+	most, least, limit := "max_tokens", "min_tokens", v.MaxTokens
+	_, null := v.Get(most) // as many as fit
+	if c.stream.Native {
+		most, least, null = "sampling_params.max_new_tokens", "sampling_params.min_new_tokens", false
+	}
+	switch {
+	case limit >= 0:
+	case c.stream.Native:
+		limit = nativeTokens
+	case !null:
+		limit = completionTokens
+	}
+	if limit >= 0 {
 		if limit <= int64(sent) {
 			return nil, resume.Seam // the engine has not told that it was the last
 		}
-	} else if _, null := v.Get("max_tokens"); !null {
-		edits = append(edits, api.Set("max_tokens", api.RawInt(int64(completionTokens-sent))))
+		edits = append(edits, api.Set(most, api.RawInt(limit-int64(sent))))
 	}
 	if v.MinTokens > 0 {
-		edits = append(edits, api.Set("min_tokens", api.RawInt(max(0, v.MinTokens-int64(sent)))))
+		edits = append(edits, api.Set(least, api.RawInt(max(0, v.MinTokens-int64(sent)))))
 	}
 	return bytes.Join(v.Segments(nil, edits), nil), ""
 }

@@ -2,16 +2,20 @@ package router_test
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"unicode/utf8"
 
 	"github.com/tidwall/gjson"
 
+	"github.com/dynctl/dynctl/internal/router/receipt"
 	"github.com/dynctl/dynctl/internal/settings"
 	"github.com/dynctl/dynctl/internal/workers/sim/fault"
 )
@@ -24,7 +28,7 @@ type knife struct {
 	http.ResponseWriter
 	events, more int
 	last         string
-	cut          *bool
+	cut          *atomic.Bool
 }
 
 func (k *knife) Write(b []byte) (int, error) {
@@ -34,10 +38,10 @@ func (k *knife) Write(b []byte) (int, error) {
 			return k.ResponseWriter.Write(b)
 		}
 		if i += n + 2; k.events == 1 {
+			k.cut.Store(true) // before the client can have the last of it
 			_, _ = k.ResponseWriter.Write(b[:min(len(b), i+k.more)])
 			_, _ = io.WriteString(k.ResponseWriter, k.last)
 			_ = http.NewResponseController(k.ResponseWriter).Flush()
-			*k.cut = true
 			panic(http.ErrAbortHandler)
 		}
 	}
@@ -47,23 +51,20 @@ func (k *knife) Write(b []byte) (int, error) {
 func (k *knife) Unwrap() http.ResponseWriter { return k.ResponseWriter }
 func (k *knife) Flush()                      { _ = http.NewResponseController(k.ResponseWriter).Flush() }
 
-// cutOnce has the next stream of completions cut after so many events; what it
-// returns tells whether that was done.
+// cutOnce has the next stream of completions cut after so many events, but for those of
+// prefill engines; what it returns tells whether that was done.
 func (p *tap) cutOnce(r *rig, events, more int) (done func() bool) {
 	return p.endOnce(r, events, more, "")
 }
 
 // endOnce is cutOnce with something that the engine says before.
 func (p *tap) endOnce(r *rig, events, more int, last string) (done func() bool) {
-	var mu sync.Mutex
-	taken, cut := false, false
+	var taken, cut atomic.Bool
 	p.set(func(engine string, w http.ResponseWriter, q *http.Request, body []byte) bool {
-		mu.Lock()
-		defer mu.Unlock()
-		if taken || q.URL.Path != "/v1/completions" && q.URL.Path != "/v1/chat/completions" || !gjson.GetBytes(body, "stream").Bool() {
+		if strings.HasPrefix(engine, "prefill") || !slices.Contains([]string{"/v1/completions", "/v1/chat/completions", "/generate"}, q.URL.Path) ||
+			!gjson.GetBytes(body, "stream").Bool() || !taken.CompareAndSwap(false, true) {
 			return false
 		}
-		taken = true
 		to := r.Sim.Named(engine).URL()
 		at, err := http.NewRequest(http.MethodGet, to, nil)
 		if err != nil {
@@ -74,7 +75,7 @@ func (p *tap) endOnce(r *rig, events, more int, last string) (done func() bool) 
 		proxyTo(at.URL, transport).ServeHTTP(&knife{w, events, more, last, &cut}, q)
 		return true
 	})
-	return func() bool { mu.Lock(); defer mu.Unlock(); return cut }
+	return cut.Load
 }
 
 // whole is the text and the rest of a stream that clients see.
@@ -147,7 +148,7 @@ func TestStreamGoesOnElsewhere(t *testing.T) {
 				for k := 1; ; k++ {
 					for _, more := range []int{0, 30} {
 						cut := p.cutOnce(r, k, more)
-						for _, name := range []string{"a-0", "a-1", "d-0", "d-1", "p-0"} {
+						for _, name := range []string{"aggregated-0", "aggregated-1", "decode-0", "decode-1", "prefill-0"} {
 							r.Router.Heal(name)
 						}
 						a := r.send(http.MethodPost, path, encode(t, body))
@@ -188,6 +189,70 @@ func TestStreamGoesOnElsewhere(t *testing.T) {
 	}
 }
 
+// TestNativeStreamGoesOnElsewhere: SGLang's own streams, cut after any event. Each event
+// has the text and the ids so far; where the client has ids of a character that was cut,
+// and after one event only, the stream is refused by name.
+func TestNativeStreamGoesOnElsewhere(t *testing.T) {
+	t.Parallel()
+	const n = 40
+	for _, fleet := range []string{"2a:engine=sglang,speed=4,answers=letters", "1p2d:engine=sglang,speed=4,answers=letters"} {
+		t.Run(fleet, func(t *testing.T) {
+			t.Parallel()
+			r, p := tappedRig(t, fleet, exact, func(c *settings.Config) { c.Health.Interval = 1 << 40 })
+			body := encode(t, object{
+				"input_ids": ids(300, 1), "stream": true, "rid": "mine",
+				"sampling_params": object{"max_new_tokens": n, "min_new_tokens": n, "ignore_eos": true, "temperature": 0},
+			})
+			last := func(b []byte) gjson.Result {
+				all := serverSent(string(b))
+				if len(all) < 2 || all[len(all)-1] != "[DONE]" {
+					t.Fatalf("no end: %s", b)
+				}
+				was := ""
+				for _, e := range all[:len(all)-1] {
+					v := gjson.Parse(e)
+					if text := v.Get("text").String(); !strings.HasPrefix(text, was) || v.Get("output_ids.#").Int() != v.Get("meta_info.completion_tokens").Int() || v.Get("meta_info.id").String() != "mine" || v.Get("meta_info.prompt_tokens").Int() != 300 {
+						t.Fatalf("after %q: %s", was, e)
+					}
+					was = v.Get("text").String()
+				}
+				return gjson.Parse(all[len(all)-2])
+			}
+			want := last(r.send(http.MethodPost, "/generate", body).body)
+			refused, moved := map[string]int{}, 0
+			for k := 1; ; k++ {
+				for _, name := range []string{"aggregated-0", "aggregated-1", "decode-0", "decode-1", "prefill-0"} {
+					r.Router.Heal(name)
+				}
+				cut := p.cutOnce(r, k, 30)
+				a := r.send(http.MethodPost, "/generate", body)
+				if !cut() {
+					break
+				}
+				c := r.receipt(a.header.Get("X-Dynctl-Decision"))
+				if why := c.Outcome.NotContinued; why != "" {
+					if refused[why]++; len(c.Continued) > 0 || !strings.Contains(string(a.body), why) {
+						t.Errorf("%+v %s", c, a.body)
+					}
+					continue
+				}
+				got := last(a.body)
+				for _, part := range []string{"text", "output_ids", "meta_info.finish_reason"} {
+					if got.Get(part).Raw != want.Get(part).Raw {
+						t.Fatalf("cut after %d events: %s\n%s\nwant\n%s", k, part, got.Get(part).Raw, want.Get(part).Raw)
+					}
+				}
+				moved += len(c.Continued)
+			}
+			const within, single = "the client asked for ids and has some of a character that is not whole", "which tokens the sent text belongs to is not known"
+			if moved < 5 || refused[within] == 0 || refused[single] != 1 || len(refused) > 2 {
+				t.Errorf("%d streams went on elsewhere, refused %v", moved, refused)
+			}
+			t.Logf("%d streams went on elsewhere, refused %v", moved, refused)
+		})
+	}
+}
+
 // TestStreamThatIsNotContinued: what cannot be gone on with for certain is refused by
 // name, in the receipt, the client's error and a metric.
 func TestStreamThatIsNotContinued(t *testing.T) {
@@ -211,7 +276,7 @@ func TestStreamThatIsNotContinued(t *testing.T) {
 		{object{"prompt": []string{"one", "two"}}, "several_answers"},
 	} {
 		for _, last := range []string{"", "data: {\"error\":{\"message\":\"the engine is dead\"}}\n\n"} {
-			for _, name := range []string{"a-0", "a-1"} {
+			for _, name := range []string{"aggregated-0", "aggregated-1"} {
 				r.Router.Heal(name)
 			}
 			body := object{"model": "sim", "prompt": "words", "max_tokens": 300, "ignore_eos": true, "stream": true}
@@ -368,4 +433,121 @@ func TestDrainMoves(t *testing.T) {
 	if n := len(r.events("worker_failing")); n != 0 {
 		t.Errorf("%d workers are said to fail", n)
 	}
+}
+
+// events reads so many events of a stream.
+func readEvents(t *testing.T, from io.Reader, n int) []byte {
+	t.Helper()
+	var all []byte
+	one := make([]byte, 1)
+	for bytes.Count(all, []byte("\n\n")) < n {
+		if _, err := io.ReadFull(from, one); err != nil {
+			t.Fatalf("%v after %q", err, all)
+		}
+		all = append(all, one[0])
+	}
+	return all
+}
+
+// TestDrainMovesWhatHasAPlace: a stream is taken from its worker only when another one
+// takes it at once, and stays well where it is until then.
+func TestDrainMovesWhatHasAPlace(t *testing.T) {
+	t.Parallel()
+	// A request has one rank to itself, and none waits for one.
+	r := start(t, "2a:speed=4,answers=letters", exact, func(c *settings.Config) {
+		c.Routing.Busy.Requests, c.Limits.Queue, c.Routing.AllowHeaders = 1, 0, true
+	})
+	body := func(n int) []byte {
+		return encode(t, object{"model": "sim", "prompt": "Tell me about the river.", "max_tokens": n, "ignore_eos": true, "stream": true})
+	}
+	const tokens = 400
+	want := read(t, r.send(http.MethodPost, "/v1/completions", body(tokens)).body)
+	from, to := r.Sim.Engine(0), r.Sim.Engine(1)
+	if err := from.SetFaults(fault.Set{Slow: 4}); err != nil { // it is not at its end before the other one has left
+		t.Fatal(err)
+	}
+	ctx, leave := context.WithCancel(t.Context())
+	defer leave()
+	other, err := r.open(ctx, http.MethodPost, "/v1/completions", body(4000), "X-Dynctl-Worker", to.Name())
+	if err != nil || other.StatusCode != http.StatusOK {
+		t.Fatalf("%v %v", err, other)
+	}
+	defer other.Body.Close()
+	// A stream that was asked for on a worker by its name would not be moved.
+	resp, err := r.open(t.Context(), http.MethodPost, "/v1/completions", body(tokens))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if label := resp.Header.Get("X-Dynctl-Worker"); !strings.HasPrefix(label, from.Name()) {
+		t.Fatalf("on %s", label)
+	}
+	got := readEvents(t, resp.Body, 3)
+	if _, err := r.Admin.MoveStreams(t.Context(), from.Name()); err != nil {
+		t.Fatal(err)
+	}
+	decision := resp.Header.Get("X-Dynctl-Decision")
+	got = append(got, readEvents(t, resp.Body, 20)...)
+	if err := from.SetFaults(fault.Set{Slow: 20}); err != nil {
+		t.Fatal(err)
+	}
+	leave()
+	rest, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := read(t, append(got, rest...))
+	c := r.receipt(decision)
+	if s.text != want.text || s.finish != want.finish || len(s.ids) != 1 || len(c.Continued) != 1 || c.Continued[0].Reason != "moved" || c.Continued[0].Tokens < 23 || c.Continued[0].Dropped != 0 || c.Outcome.Error != "" {
+		t.Errorf("%q %s\nwant %q %s\n%+v %+v", s.text, s.finish, want.text, want.finish, c.Continued, c.Outcome)
+	}
+	if c.Outcome.Status != http.StatusOK || len(c.Legs) != 2 || !strings.HasPrefix(c.Legs[1].Rank, to.Name()) {
+		t.Errorf("%+v %+v", c.Outcome, c.Legs)
+	}
+}
+
+// TestStreamWithoutMemory: what is kept of a stream is taken out of limits.body_memory.
+// Where that is used up, the stream goes on, cannot be continued, and says so.
+func TestStreamWithoutMemory(t *testing.T) {
+	t.Parallel()
+	const memory = 64 << 10
+	r, p := tappedRig(t, "2a:speed=30,answers=letters", exact, func(c *settings.Config) {
+		c.Limits.BodyBytes, c.Limits.BodyMemory, c.Health.Interval = memory, memory, 1<<40
+	})
+	send := func(prompt any, cut bool) (seen, *receipt.Receipt) {
+		done := func() bool { return true }
+		if p.set(nil); cut {
+			done = p.cutOnce(r, 5, 0)
+		}
+		for _, name := range []string{"aggregated-0", "aggregated-1"} {
+			r.Router.Heal(name)
+		}
+		a := r.post("/v1/completions", object{"model": "sim", "prompt": prompt, "max_tokens": 60, "ignore_eos": true, "stream": true})
+		c := r.receipt(a.header.Get("X-Dynctl-Decision"))
+		if !done() {
+			t.Fatal("not cut")
+		}
+		if cut && len(c.Continued) == 0 {
+			return seen{}, &c
+		}
+		return read(t, a.body), &c
+	}
+	// The ids of a prompt of text are more than the text: this one fits, its ids do not.
+	long := strings.Repeat("a", 40<<10)
+	if s, c := send(long, false); s.text == "" || len(c.Notes) == 0 || !strings.Contains(strings.Join(c.Notes, "\n"), "limits.body_memory") || r.metric("dynctl_streams_without_memory_total") != 1 {
+		t.Errorf("%q %q %v", s.text, c.Notes, r.metric("dynctl_streams_without_memory_total"))
+	}
+	if _, c := send(long, true); !strings.Contains(c.Outcome.NotContinued, "limits.body_memory") || r.metric(`dynctl_streams_not_continued_total{why="memory"}`) != 1 {
+		t.Errorf("%+v", c.Outcome)
+	}
+	// A short one is continued all the same, and all memory is given back in the end.
+	if _, c := send("short", true); len(c.Continued) != 1 || len(c.Notes) != 0 {
+		t.Errorf("%+v %q", c.Outcome, c.Notes)
+	}
+	r.eventually("memory is given back", func() error {
+		if n := r.Router.BodyMemory(); n != 0 {
+			return fmt.Errorf("%d bytes", n)
+		}
+		return nil
+	})
 }

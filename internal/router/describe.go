@@ -92,7 +92,7 @@ func (r facts) Troubles() []string {
 		out = append(out, label+" computes remotely prefilled prompts again")
 	}
 	if r.bodies.Full() {
-		out = append(out, "requests are refused because the memory for bodies is used up (limits.body_memory)")
+		out = append(out, "requests are refused because the memory for bodies and streams is used up (limits.body_memory)")
 	}
 	for _, c := range r.certs() {
 		if why := c.Trouble(); why != "" {

@@ -67,7 +67,7 @@ func (x *exchange) attempts() error {
 	d := &x.d
 	var last error
 	for {
-		if d.run.Attempt > 0 {
+		if d.run.Attempt > 0 && !x.decided {
 			x.look()
 		}
 		if err := x.place(); err != nil {

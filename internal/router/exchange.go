@@ -77,6 +77,8 @@ type exchange struct {
 	reserved *ledger.Reservation
 	// legs is the memory of the requests to engines, decode and prefill.
 	legs [2]legScratch
+	// decided says that the next attempt's decision is made, and its place taken.
+	decided bool
 	// cont is for the case that the engine dies in the middle of the stream; nil unless
 	// that is asked for (continue.mode).
 	cont *continuation
@@ -478,7 +480,7 @@ func (x *exchange) findPrompt() {
 		f.MaxTokens, f.MinTokens = -1, -1
 	}
 	if x.begun.Load() { // what is asked now is the rest of a stream
-		f.Kind = api.Completion
+		f.Kind = x.restKind()
 	}
 }
 
@@ -512,6 +514,7 @@ func (x *exchange) finish(err error) (e *api.Error) {
 		}
 	}
 	x.giveUpPlace()
+	x.dropMove()
 	if !x.closed {
 		x.closed = true
 		x.close(e, err)

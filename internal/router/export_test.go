@@ -31,3 +31,6 @@ func (r *Router) ForgetLoad(name string) {
 		}
 	}
 }
+
+// BodyMemory is how many bytes of limits.body_memory are taken.
+func (r *Router) BodyMemory() int64 { return r.bodies.Used() }

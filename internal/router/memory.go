@@ -42,6 +42,9 @@ func (x *exchange) release() {
 		x.body.Release()
 	}
 	x.d.release()
+	if x.cont != nil {
+		x.r.bodies.Give(x.cont.taken)
+	}
 	for i := range x.legs {
 		x.legs[i].reset()
 	}

@@ -2,11 +2,16 @@ package router
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"time"
 
+	"github.com/dynctl/dynctl/internal/router/api"
+	"github.com/dynctl/dynctl/internal/router/attempt"
 	"github.com/dynctl/dynctl/internal/router/decide"
+	"github.com/dynctl/dynctl/internal/router/selector"
 	"github.com/dynctl/dynctl/internal/router/upstream"
+	"github.com/dynctl/dynctl/internal/workers"
 )
 
 // heartbeat is how often a stream that waits for its turn to go on elsewhere gets a
@@ -70,6 +75,13 @@ func (m *moves) try(slots []uint32, limit int) (freed chan struct{}) {
 	return nil
 }
 
+// room reports whether one of the ranks has a place.
+func (m *moves) room(ranks []*workers.Rank, limit int) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.ContainsFunc(ranks, func(k *workers.Rank) bool { return m.on[k.Slot] < limit })
+}
+
 // leave gives the places back.
 func (m *moves) leave(slots []uint32) {
 	m.mu.Lock()
@@ -85,13 +97,23 @@ func (m *moves) leave(slots []uint32) {
 	}
 }
 
-// enterMove waits until the ranks of the plan may have the rest of a stream.
-func (x *exchange) enterMove() error {
-	p, in := &x.d.run.Plan, &x.d.run.In
-	slots := append(x.cont.places[:0], in.DecodePeers[p.DecodeIndex].Rank.Slot)
+// appendSlots adds the slots of a plan's ranks.
+func appendSlots(slots []uint32, run *decide.Run) []uint32 {
+	p, in := &run.Plan, &run.In
+	slots = append(slots, in.DecodePeers[p.DecodeIndex].Rank.Slot)
 	if p.Path == decide.Remote {
 		slots = append(slots, in.PrefillPeers[p.PrefillIndex].Rank.Slot)
 	}
+	return slots
+}
+
+// enterMove waits until the ranks of the plan may have the rest of a stream, unless
+// they have a place for it already.
+func (x *exchange) enterMove() error {
+	if len(x.cont.places) > 0 {
+		return nil
+	}
+	slots := appendSlots(x.cont.places, &x.d.run)
 	out := upstream.NewWriter(x.w, x.d.settings.Timeouts.Write)
 	began := time.Now()
 	err := x.r.moves.enter(x.ctx, slots, x.d.settings.Continue.AtOnce, heartbeat, func() error {
@@ -105,11 +127,114 @@ func (x *exchange) enterMove() error {
 	return err
 }
 
-// leaveMove gives the places back, with the first token of the rest or when it has
-// failed.
+// leaveMove gives the places back, with the first token of the rest, when it has
+// failed, or when it is not asked for after all.
 func (x *exchange) leaveMove() {
 	if c := x.cont; c != nil && len(c.places) > 0 {
 		x.r.moves.leave(c.places)
 		c.places = c.places[:0]
+	}
+}
+
+// askForMove is how often a stream whose worker is drained asks for a place elsewhere.
+const askForMove = settle
+
+// mayMove reports whether a stream that is well can be taken from its worker now: it
+// has not moved as often as it may, and a rank elsewhere takes it at once. That rank is
+// decided on and has a place for the stream then, in [continuation.move]; otherwise
+// nothing has changed, and the stream stays where it is.
+func (x *exchange) mayMove(from *workers.Worker) bool {
+	run, c := &x.d.run, x.cont
+	if run.History.Continued >= x.d.settings.routing.Continuations || run.Request.Pin.Decode != "" {
+		return false
+	}
+	now := time.Now()
+	if now.Before(c.askAt) {
+		return false
+	}
+	c.askAt = now.Add(askForMove)
+	fleet, limit := x.r.registry.Snapshot(), x.d.settings.Continue.AtOnce
+	if !slices.ContainsFunc(fleet.Model(x.model), func(w *workers.Worker) bool {
+		ok, _ := w.State.Usable()
+		return ok && w.State != from.State && w.Role.CanDecode() && c.tells(w) && x.r.moves.room(w.Ranks, limit)
+	}) {
+		return false
+	}
+	y := x.r.acquire(x.w, x.req)
+	if x.decideMove(y, from, fleet) {
+		c.move = y
+		return true
+	}
+	y.giveUpPlace()
+	y.release()
+	return false
+}
+
+// decideMove makes y the request for the rest of the stream and decides on it, without
+// waiting for anything. If it reports true, y has its place on the decode rank, and
+// those on which the rest is computed are taken.
+func (x *exchange) decideMove(y *exchange, from *workers.Worker, fleet *workers.Snapshot) bool {
+	r, c, d := x.r, x.cont, &y.d
+	body, why := x.restOf(c.stream.IDs(), c.stream.Sent())
+	if why != "" {
+		return false
+	}
+	own, ok := api.OwnBody(body, r.bodies)
+	if !ok {
+		return false
+	}
+	y.ctx, y.key, y.ep, y.asked, y.model, y.salted = x.ctx, x.key, x.ep, x.asked, x.model, x.salted
+	y.body = own
+	y.begun.Store(true)
+	d.settings, d.model, d.lora, d.taken, d.took = x.d.settings, x.d.model, x.d.lora, x.d.taken, x.d.took
+	d.fleet, d.list = fleet, fleet.Model(x.model)
+	x.d.run.Ahead(&d.run)
+	moved := failureOf(selector.Decode, from, attempt.Moved, true, errMoved).Failure
+	moved.Begun = true
+	if d.run.Failed(moved).Step != attempt.Continue || y.readRest() != nil {
+		return false
+	}
+	return r.ranks.Try(func() bool {
+		e := r.choose(d)
+		if d.run.Plan.Err != nil || len(e.Readmit) > 0 { // whoever is ejected is no better place
+			return false
+		}
+		slots := appendSlots(c.places, &d.run)
+		if r.moves.try(slots, d.settings.Continue.AtOnce) != nil {
+			return false
+		}
+		c.places = slots
+		claim, _ := d.run.Claims()
+		y.reserved = r.ledger.Reserve(d.run.In.DecodePeers[d.run.Plan.DecodeIndex].Rank, claim)
+		r.apply(d, e)
+		return true
+	})
+}
+
+// takeMove makes the exchange that of the rest, for which a place was had before the
+// stream was taken from its worker.
+func (x *exchange) takeMove() {
+	y := x.cont.move
+	x.cont.move = nil
+	x.slim()
+	x.d, y.d = y.d, x.d
+	x.view, y.view = y.view, x.view
+	x.body, y.body = y.body, x.body
+	x.reserved, y.reserved = y.reserved, nil
+	x.decided = true
+	y.release()
+}
+
+// dropMove gives up a place that the stream does not come to.
+func (x *exchange) dropMove() {
+	c := x.cont
+	if c == nil {
+		return
+	}
+	x.leaveMove()
+	if y := c.move; y != nil {
+		c.move = nil
+		y.giveUpPlace()
+		y.release()
 	}
 }

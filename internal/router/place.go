@@ -98,6 +98,10 @@ func (x *exchange) tenant() string {
 // anew whenever something may have changed.
 func (x *exchange) place() error {
 	r, d := x.r, &x.d
+	if x.decided {
+		x.decided = false
+		return nil
+	}
 	if !d.settings.bounded {
 		r.decide(d)
 		return nil

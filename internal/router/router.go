@@ -480,7 +480,7 @@ func (r *Router) watchRecording(ctx context.Context) error {
 func (r *Router) bodyMemory(full bool) {
 	limit := r.bodies.Limit()
 	if full {
-		r.event(eventlog.Event{Kind: "body_memory_full", Severity: eventlog.Warn, Text: fmt.Sprintf("requests are refused with 503: the bodies of those that are read, wait or run take all of %d bytes (limits.body_memory); raise it, or admit fewer at once (limits.inflight, limits.queue)", limit)})
+		r.event(eventlog.Event{Kind: "body_memory_full", Severity: eventlog.Warn, Text: fmt.Sprintf("requests are refused with 503: the bodies of those that are read, wait or run, and what is kept of streams that may be continued, take all of %d bytes (limits.body_memory); raise it, or admit fewer at once (limits.inflight, limits.queue)", limit)})
 		return
 	}
 	r.event(eventlog.Event{Kind: "body_memory_freed", Text: fmt.Sprintf("half of the %d bytes for request bodies is free again", limit)})

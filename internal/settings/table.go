@@ -200,7 +200,7 @@ var rows = []*Row{
 	{Key: "limits.body_bytes", Flag: "max-body-bytes", At: func(c *Config) any { return &c.Limits.BodyBytes }, Default: int64(32 << 20), Check: atLeast(1024),
 		Help: "greatest request body in `BYTES`"},
 	{Key: "limits.body_memory", Flag: "body-memory", At: func(c *Config) any { return &c.Limits.BodyMemory }, Default: int64(1 << 30),
-		Help: "`BYTES` that all request bodies may take together; beyond, requests get 503"},
+		Help: "`BYTES` that all request bodies, and what is kept of streams that may be continued, may take together; beyond, requests get 503"},
 	{Key: "limits.client_connections", Flag: "max-client-connections", At: func(c *Config) any { return &c.Limits.ClientConnections }, Default: 1024, Check: notNegative,
 		Help: "greatest number of connections from one address, of IPv6 from one /64; 0 is no limit; loopback and trusted_proxies have none"},
 	{Key: "limits.inflight", Flag: "max-inflight", At: func(c *Config) any { return &c.Limits.Inflight }, Check: notNegative,

@@ -105,6 +105,20 @@ func (l *Line) Enter(ctx context.Context, c Claim, try func() (needs string, ok 
 	return Waited{For: time.Since(w.Since), Ahead: w.Ahead}, err
 }
 
+// Try is Enter for one that does not wait: it looks for a place if nobody else looks or
+// waits for one.
+func (l *Line) Try(try func() bool) bool {
+	w := &Waiter{}
+	l.mu.Lock()
+	if l.trying != nil || l.turns.Waiting() > 0 {
+		l.mu.Unlock()
+		return false
+	}
+	l.trying = w
+	l.mu.Unlock()
+	return l.attempt(w, func() (string, bool) { return "", try() })
+}
+
 // await tries whenever it is w's turn.
 func (l *Line) await(ctx context.Context, w *Waiter, timeout time.Duration, try func() (string, bool)) error {
 	timer := time.NewTimer(timeout)

@@ -2,6 +2,7 @@ package admission
 
 import (
 	"context"
+	"errors"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -162,6 +163,38 @@ func TestNobodyIsRefusedWhileAnotherLooks(t *testing.T) {
 		wg.Wait()
 		if n := l.Rejected(); n != 0 {
 			t.Errorf("%d were refused", n)
+		}
+	})
+}
+
+// TestLineTry: who does not wait gets a place only where nobody else looks or waits for
+// one, and is in nobody's way.
+func TestLineTry(t *testing.T) {
+	l := NewLine(4, time.Minute, 0)
+	asked := 0
+	got := func() bool { asked++; return true }
+	if !l.Try(got) || l.Try(func() bool { asked++; return false }) || asked != 2 {
+		t.Fatalf("asked %d times", asked)
+	}
+	inside := true
+	if _, err := l.Enter(t.Context(), Claim{}, func() (string, bool) { inside = l.Try(got); return "", true }); err != nil || inside {
+		t.Fatalf("%v, while another looks: %v", err, inside)
+	}
+	synctest.Test(t, func(t *testing.T) {
+		l := NewLine(4, time.Minute, 0)
+		ctx, leave := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() {
+			_, err := l.Enter(ctx, Claim{}, func() (string, bool) { return "x", false })
+			done <- err
+		}()
+		synctest.Wait()
+		if l.Waiting() != 1 || l.Try(got) {
+			t.Error("it went ahead of one that waits")
+		}
+		leave()
+		if err := <-done; !errors.Is(err, context.Canceled) || l.Waiting() != 0 || !l.Try(got) || asked != 3 {
+			t.Errorf("%v, %d wait, asked %d times", err, l.Waiting(), asked)
 		}
 	})
 }

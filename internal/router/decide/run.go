@@ -178,6 +178,15 @@ func (r *Run) Decide(s *Settings, list []*workers.Worker, unit int, seen Seen) (
 	return e
 }
 
+// Ahead makes of another run what this one would be now, with the same request and
+// history, and no decision: what comes of it can be had or left.
+func (r *Run) Ahead(to *Run) {
+	to.Begin(r.Request)
+	to.History.Failures, to.History.Bans = append(to.History.Failures, r.History.Failures...), append(to.History.Bans, r.History.Bans...)
+	to.History.Attempts, to.History.Continued, to.History.Local = r.History.Attempts, r.History.Continued, r.History.Local
+	to.Attempt, to.After, to.settings, to.workers, to.gaveUp, to.asked = r.Attempt, r.After, r.settings, r.workers, r.gaveUp, r.asked
+}
+
 // can reports whether a worker does the work of a phase.
 func can(w *workers.Worker, p selector.Phase) bool {
 	if p == selector.Prefill {

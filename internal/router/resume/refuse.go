@@ -4,6 +4,7 @@ import (
 	"strings"
 
 	"github.com/dynctl/dynctl/internal/router/api"
+	"github.com/dynctl/dynctl/internal/router/rawjson"
 )
 
 // Refusal is why a stream cannot be gone on with elsewhere: a closed set, fit for
@@ -53,6 +54,8 @@ const (
 	FirstToken Refusal = "first_token_of_prefill"
 	// Silent: of a chat nothing was said yet, and its first tokens may be a parser's.
 	Silent Refusal = "nothing_said"
+	// Memory: there is none left for what is kept of the stream.
+	Memory Refusal = "memory"
 	// ToldIDs: the client asked for ids, and has some of a character that was cut.
 	ToldIDs Refusal = "ids_told"
 )
@@ -76,6 +79,7 @@ var words = map[Refusal]string{
 	Odd:        "the stream has an event that is not a completion's, or too large",
 	FirstToken: "its first token is the prefill's",
 	Silent:     "nothing was said yet, and the first tokens may be a parser's",
+	Memory:     "the memory for requests is used up (limits.body_memory)",
 	ToldIDs:    "the client asked for ids and has some of a character that is not whole",
 }
 
@@ -150,6 +154,29 @@ var ofChats = map[string]rule{
 	"top_logprobs": {Logprobs, among("null", "0")}, "prompt": {refusal: Prompt, harmless: among("null")},
 }
 
+// ofNative are the members of SGLang's /generate (GenerateReqInput of 0.5), ofSampling
+// those of its sampling_params. Whether its repetition penalty counts the prompt differs
+// between versions.
+var (
+	ofNative = map[string]rule{
+		"model": {harmless: anyValue}, "input_ids": {harmless: anyValue}, "text": {Prompt, among("null")}, "stream": {harmless: anyValue},
+		"rid": {harmless: anyValue}, "lora_path": {harmless: anyValue}, "priority": {harmless: anyValue}, "extra_key": {harmless: anyValue},
+		"log_metrics": {harmless: anyValue}, "no_logs": {harmless: anyValue}, "logprob_start_len": {harmless: anyValue},
+		"return_text_in_logprobs": {harmless: anyValue}, "return_logprob": {Logprobs, off}, "top_logprobs_num": {Logprobs, zero},
+		"token_ids_logprob": {Logprobs, empty}, "return_hidden_states": {Field, off},
+	}
+	ofSampling = map[string]rule{
+		"max_new_tokens": {harmless: anyValue}, "min_new_tokens": {harmless: anyValue}, "ignore_eos": {harmless: anyValue},
+		"temperature": {harmless: anyValue}, "top_p": {harmless: anyValue}, "top_k": {harmless: anyValue}, "min_p": {harmless: anyValue},
+		"stop_token_ids": {harmless: anyValue}, "logit_bias": {harmless: anyValue}, "skip_special_tokens": {harmless: anyValue},
+		"spaces_between_special_tokens": {harmless: anyValue}, "no_stop_trim": {harmless: anyValue},
+		"presence_penalty": {Penalties, zero}, "frequency_penalty": {Penalties, zero}, "repetition_penalty": {Penalties, among("null", "1", "1.0")},
+		"n": {Several, single}, "stop": {Stops, empty}, "stop_regex": {Stops, empty}, "sampling_seed": {Seed, among("null")},
+		"json_schema": {Guided, empty}, "regex": {Guided, empty}, "ebnf": {Guided, empty}, "structural_tag": {Guided, empty},
+		"custom_params": {Field, empty},
+	}
+)
+
 // Kept are the members of a chat that its rest has, too; the others make its prompt, or
 // say nothing of the answer.
 func Kept(member string) bool {
@@ -165,12 +192,16 @@ func Kept(member string) bool {
 // which member of it, if one does, says so.
 func Judge(v *api.View) (why Refusal, member string) {
 	switch {
-	case v.Kind != api.Completion && v.Kind != api.Chat || !v.Stream:
+	case v.Kind != api.Completion && v.Kind != api.Chat && v.Kind != api.SGLangGenerate || !v.Stream:
 		return Endpoint, ""
 	case v.Prompts() != 1:
 		return Several, "prompt"
 	case v.Multimodal:
 		return Prompt, ""
+	case v.Kind == api.SGLangGenerate && v.Prompt == api.PromptText:
+		return NoIDs, v.PromptKey
+	case v.Kind == api.SGLangGenerate && v.Prompt != api.PromptIDs:
+		return Prompt, v.PromptKey
 	case v.Prompt != api.PromptMessages && v.Prompt != api.PromptText && v.Prompt != api.PromptIDs && v.Prompt != api.PromptTexts && v.Prompt != api.PromptIDLists:
 		return Prompt, "prompt"
 	case v.EstimateTokens() > MaxPrompt:
@@ -178,25 +209,60 @@ func Judge(v *api.View) (why Refusal, member string) {
 	case len(v.Body)-v.PromptValue.Len() > maxRest:
 		return TooLong, ""
 	}
+	tables := []map[string]rule{rules}
+	switch v.Kind {
+	case api.Chat:
+		tables = []map[string]rule{ofChats, rules}
+	case api.SGLangGenerate:
+		tables = []map[string]rule{ofNative}
+	}
 	for i := range v.Fields {
 		name, raw := v.Member(i)
-		r, known := rule{}, false
-		if v.Kind == api.Chat {
-			r, known = ofChats[name]
-		}
-		if !known {
-			r, known = rules[name]
-		}
-		if !known {
-			if string(raw) == "null" {
-				continue
+		if v.Kind == api.SGLangGenerate && name == "sampling_params" {
+			if why, member := judgeSampling(raw); why != "" {
+				return why, member
 			}
-			return Field, name
-		}
-		if r.harmless(string(raw)) || r.refusal == Seed && greedy(v) {
 			continue
 		}
-		return r.refusal, name
+		if why := judge(tables, name, raw); why != "" && (why != Seed || !greedy(v)) {
+			return why, name
+		}
+	}
+	return "", ""
+}
+
+// judge says why a member is an obstacle, by the first table that knows it.
+func judge(tables []map[string]rule, name string, raw []byte) Refusal {
+	for _, table := range tables {
+		switch r, known := table[name]; {
+		case !known:
+		case r.harmless != nil && r.harmless(string(raw)):
+			return ""
+		default:
+			return r.refusal
+		}
+	}
+	if string(raw) == "null" {
+		return ""
+	}
+	return Field
+}
+
+// judgeSampling judges the sampling_params of SGLang's /generate.
+func judgeSampling(raw []byte) (why Refusal, member string) {
+	if string(raw) == "null" {
+		return "", ""
+	}
+	err := rawjson.Object(raw, func(k, v []byte) bool {
+		member = string(k)
+		why = judge([]map[string]rule{ofSampling}, member, v)
+		return why == ""
+	})
+	switch {
+	case why != "":
+		return why, "sampling_params." + member
+	case err != nil:
+		return Field, "sampling_params"
 	}
 	return "", ""
 }

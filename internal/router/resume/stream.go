@@ -30,6 +30,8 @@ type Stream struct {
 	KeepIDs bool
 	// Chat says that the client's stream is a chat's. Who goes on answers a completion.
 	Chat bool
+	// Native says that the events are those of SGLang's /generate.
+	Native bool
 
 	refused Refusal
 	ids     []uint32 // of the prompt, then of the answer
@@ -46,6 +48,8 @@ type Stream struct {
 	model   []byte
 
 	finished, done, usage bool
+
+	latest latest // of SGLang's own events
 
 	shape shape
 	part  []byte // the beginning of an event
@@ -65,13 +69,14 @@ type cut struct {
 // the client has; of one that it has nothing of, nothing is kept.
 func (s *Stream) Begin() {
 	if !s.going {
-		*s = Stream{KeepIDs: s.KeepIDs, Chat: s.Chat, out: s.out}
+		*s = Stream{KeepIDs: s.KeepIDs, Chat: s.Chat, Native: s.Native, out: s.out}
 		return
 	}
 	if s.refused == "" {
 		s.ids = s.ids[:s.prompt+s.base]
 	}
 	s.shape.forget()
+	s.latest.begin()
 	s.sure, s.tail, s.told = s.base, s.tail[:0], s.base
 	s.part, s.last, s.first, s.finished, s.done, s.usage = s.part[:0], nil, false, false, false, false
 }
@@ -84,7 +89,7 @@ func (s *Stream) Refused() Refusal { return s.refused }
 func (s *Stream) Refuse(why Refusal) {
 	if s.refused == "" && why != "" {
 		s.refused = why
-		s.ids, s.tail = nil, nil
+		s.ids, s.tail, s.latest.text, s.latest.ids = nil, nil, nil, nil
 	}
 }
 
@@ -96,6 +101,12 @@ func (s *Stream) Done() bool { return s.done }
 
 // Prompt is how many tokens the engine's prompt has had; 0 while that is not known.
 func (s *Stream) Prompt() int { return s.prompt }
+
+// IDs are those of the prompt and of the answer, valid until the next call of Pass.
+func (s *Stream) IDs() []uint32 { return s.ids }
+
+// Kept is how much memory, in bytes, is held for another engine's sake.
+func (s *Stream) Kept() int { return 4*cap(s.ids) + s.latest.kept() }
 
 // Told is how many tokens of the answer the engines have told.
 func (s *Stream) Told() int { return max(0, len(s.ids)-s.prompt) }
@@ -191,7 +202,7 @@ func (s *Stream) event(e []byte) error {
 	}
 	s.cuts = s.cuts[:0]
 	var c choice
-	if !s.payload(data, &c) {
+	if s.Native && !s.native(data) || !s.Native && !s.payload(data, &c) {
 		return ErrEngine
 	}
 	slices.SortFunc(s.cuts, func(a, b cut) int { return a.from - b.from })
@@ -488,7 +499,7 @@ func numbers(dst []uint32, list []byte) ([]uint32, bool) {
 // Settled reports whether the stream can be gone on with as it stands, and is worth it:
 // something was sent, nothing that was told is left out, and the end has not come.
 func (s *Stream) Settled() bool {
-	return s.refused == "" && s.first && !s.finished && s.sure > 0 && len(s.tail) == 0 && len(s.part) == 0 && s.prompt+s.sure == len(s.ids)
+	return s.refused == "" && !s.Native && s.first && !s.finished && s.sure > 0 && len(s.tail) == 0 && len(s.part) == 0 && s.prompt+s.sure == len(s.ids)
 }
 
 // Unsettled are ids of the answer, and the text that was sent of them, of which it
@@ -510,7 +521,7 @@ func (s *Stream) Next() ([]uint32, Refusal) {
 	switch {
 	case s.refused != "":
 		return nil, s.refused
-	case !s.first:
+	case !s.first, s.Native && !s.latest.ready:
 		return nil, NoIDs
 	case len(s.tail) > 0:
 		return nil, Seam
@@ -521,6 +532,9 @@ func (s *Stream) Next() ([]uint32, Refusal) {
 	}
 	s.ids = s.ids[:s.prompt+s.sure]
 	s.base, s.going = s.sure, true
+	if s.Native {
+		s.latest.handOver()
+	}
 	s.Begin()
 	return s.ids, ""
 }

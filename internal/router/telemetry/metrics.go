@@ -52,6 +52,7 @@ type Metrics struct {
 	blamed     *counters
 	continued  *counters // worker, reason
 	refused    *counters // why
+	unkept     *counters
 
 	// Of fixed labels, resolved at the start.
 	stages            map[string]prometheus.Observer
@@ -138,6 +139,7 @@ func New(version, revision string, here func(worker string) bool) *Metrics {
 	m.blamed = counter("requests_blamed_total", "Failed requests on which two engines broke, and so did that of the one more try; they count against no engine.")
 	m.continued = counter("streams_continued_total", "Streams whose rest another engine was asked for, by the worker that broke off and how.", "worker", "reason")
 	m.refused = counter("streams_not_continued_total", "Streams that broke off with continue.mode=exact and were not continued, by why.", "why")
+	m.unkept = counter("streams_without_memory_total", "Streams that went on and could not have been continued elsewhere, because limits.body_memory was used up.")
 	m.rejections = counter("rejections_total", "Requests refused before routing, by reason: path, key (none, a wrong one, or one for something else), rate (of a key), body, body_memory, request, model, overload, or draining (this router stops).", "reason")
 	m.stages = map[string]prometheus.Observer{}
 	for _, s := range []string{"read", "parse", "queue", "tokenize", "hash", "overlap", "plan", "move"} {
@@ -204,6 +206,9 @@ func (m *Metrics) Continued(worker, reason string) { m.continued.of(worker, reas
 
 // NotContinued counts a stream that broke off and was not continued.
 func (m *Metrics) NotContinued(why string) { m.refused.of(why).Inc() }
+
+// StreamWithoutMemory counts a stream of which too little is kept to continue it.
+func (m *Metrics) StreamWithoutMemory() { m.unkept.of().Inc() }
 
 // Fallback counts a wanted remote prefill that became a local one.
 func (m *Metrics) Fallback(reason string) { m.fallbacks.of(reason).Inc() }
