@@ -1,12 +1,14 @@
 package kube
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"net"
 	"net/url"
 	"slices"
 	"strconv"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -53,26 +55,45 @@ func (r *rules) readService(svc *corev1.Service, parts []*discoveryv1.EndpointSl
 	if why != "" {
 		return left("%s", why)
 	}
-	b := behind(parts)
-	switch {
-	case b.all() == 0:
+	ends := behind(svc.Spec.IPFamilies, parts)
+	if len(ends) == 0 {
 		return reading{why: "no pod is behind it", waiting: true}
-	case len(b.ready) > 1:
-		s.Process = b.ready[0]
-		s.NotReady = fmt.Sprintf("%d Ready pods are behind its service, and nobody knows which one a request reaches: give each engine a service of its own, or find engines by pod IP (kubernetes.discovery)", len(b.ready))
-	case len(b.ready) == 1:
-		s.Process = b.ready[0]
-	case len(b.unready) > 0:
-		s.Process, s.NotReady = b.unready[0], "the pod behind its service is not Ready"
-	default:
-		s.Process, s.Leaving = b.ending[0], "the pod behind its service is being deleted"
+	}
+	asked := 0
+	for i := range ends {
+		if ends[i].asked {
+			asked++
+		}
+	}
+	first := slices.MinFunc(ends, func(a, b end) int {
+		return cmp.Or(cmp.Compare(a.state, b.state), strings.Compare(a.id, b.id))
+	})
+	s.Process = first.id
+	switch {
+	case asked > 1:
+		s.NotReady = fmt.Sprintf("%d pods take the requests of its service, and nobody knows which one a request reaches: give each engine a service of its own, or find engines by pod IP (kubernetes.discovery)", asked)
+	case first.state == endUnready:
+		s.NotReady = "the pod behind its service is not Ready"
+	case first.state == endLeaving:
+		s.Leaving = "the pod behind its service is being deleted"
 	}
 	port, from, err := r.servicePort(svc)
 	if err != nil {
 		return left("%v", err)
 	}
+	own, err := first.port(svc, port)
+	// The name of a headless Service is that of its pods: nothing translates ports.
+	if svc.Spec.ClusterIP == corev1.ClusterIPNone {
+		if err != nil {
+			return left("%v", err)
+		}
+		if own != port {
+			from = fmt.Sprintf("its pod, where the headless service's %d is %d", port, own)
+		}
+		port = own
+	}
 	s.Name = r.name(&svc.ObjectMeta)
-	s.Topic = fillTopic(s.Topic, b.addr[s.Process], port, &svc.ObjectMeta)
+	s.Topic = fillTopic(s.Topic, first.addr, own, &svc.ObjectMeta)
 	s.URL = &url.URL{Scheme: r.scheme, Host: net.JoinHostPort(svc.Name+"."+svc.Namespace+".svc", strconv.Itoa(port))}
 	s.From[workers.FieldURL] = "name of the service, port from " + from
 	return reading{specs: []workers.Spec{s}}
@@ -92,47 +113,120 @@ func (r *rules) servicePort(svc *corev1.Service) (port int, from string, err err
 	return 0, "", fmt.Errorf("none of its %d ports is %d (kubernetes.port)", len(ports), r.port)
 }
 
-// ends are the pods behind a Service: Ready, not Ready, and being deleted. Each is there
-// once, by its UID, or else its address, in that order.
-type ends struct {
-	ready, unready, ending []string
-	addr                   map[string]string // an address of each
+// end is a pod behind a Service, or a server that an EndpointSlice names without a pod.
+type end struct {
+	id    string // the pod's UID, or else the address
+	known bool   // by its UID
+	// addr is its address of the family that the Service puts first, of those that it has.
+	addr  string
+	ports []discoveryv1.EndpointPort
+	// asked says that the Service's requests may reach it.
+	asked          bool
+	state          endState
+	family         discoveryv1.AddressType
+	hostname, node string
 }
 
-func (e *ends) all() int { return len(e.ready) + len(e.unready) + len(e.ending) }
+// endState is what becomes of a pod; where two slices differ, the later one holds, since
+// one of them is older and nobody knows which.
+type endState int
 
-func behind(parts []*discoveryv1.EndpointSlice) (e ends) {
-	e.addr = map[string]string{}
-	for _, part := range parts {
-		for i := range part.Endpoints {
-			p := &part.Endpoints[i]
-			id := ""
-			if p.TargetRef != nil {
-				id = string(p.TargetRef.UID)
-			}
-			if id == "" && len(p.Addresses) > 0 {
-				id = p.Addresses[0]
-			}
-			if len(p.Addresses) > 0 {
-				e.addr[id] = p.Addresses[0]
-			}
-			// What is not said of readiness means yes, of ending no.
-			switch c := &p.Conditions; {
-			case id == "":
-			case c.Terminating != nil && *c.Terminating:
-				e.ending = append(e.ending, id)
-			case c.Ready == nil || *c.Ready:
-				e.ready = append(e.ready, id)
-			default:
-				e.unready = append(e.unready, id)
+const (
+	endReady endState = iota
+	endUnready
+	endLeaving
+)
+
+// behind are the pods behind a Service, each once, in no order. A pod has an endpoint in a
+// slice for each of its address families, where its UID tells that it is the same one.
+// Endpoints without a pod are told apart by their addresses in one family, and across
+// families by their host names or nodes: where those do not say that it is another one, the
+// family that the Service puts first counts.
+func behind(families []corev1.IPFamily, parts []*discoveryv1.EndpointSlice) []end {
+	place := func(of discoveryv1.AddressType) int {
+		if i := slices.Index(families, corev1.IPFamily(of)); i >= 0 {
+			return i
+		}
+		return len(families)
+	}
+	parts = slices.SortedFunc(slices.Values(parts), func(a, b *discoveryv1.EndpointSlice) int {
+		return cmp.Or(cmp.Compare(place(a.AddressType), place(b.AddressType)), cmp.Compare(a.AddressType, b.AddressType), strings.Compare(a.Name, b.Name))
+	})
+	var out []end
+	at := map[string]int{} // by id
+	for _, known := range []bool{true, false} {
+		for _, part := range parts {
+			for i := range part.Endpoints {
+				e, ok := endOf(part, &part.Endpoints[i])
+				if !ok || e.known != known {
+					continue
+				}
+				if i, twice := at[e.id]; twice {
+					out[i].asked = out[i].asked || e.asked
+					out[i].state = max(out[i].state, e.state)
+				} else if known || !slices.ContainsFunc(out, func(o end) bool { return o.family != e.family && !o.apart(&e) }) {
+					at[e.id] = len(out)
+					out = append(out, e)
+				}
 			}
 		}
 	}
-	for _, ids := range []*[]string{&e.ready, &e.unready, &e.ending} {
-		slices.Sort(*ids)
-		*ids = slices.Compact(*ids) // a pod with IPv4 and IPv6 is in a slice of each
+	return out
+}
+
+func endOf(part *discoveryv1.EndpointSlice, p *discoveryv1.Endpoint) (e end, ok bool) {
+	if len(p.Addresses) == 0 {
+		return e, false
 	}
-	return e
+	e = end{id: p.Addresses[0], addr: p.Addresses[0], ports: part.Ports, family: part.AddressType}
+	if p.TargetRef != nil && p.TargetRef.UID != "" {
+		e.id, e.known = string(p.TargetRef.UID), true
+	}
+	if p.Hostname != nil {
+		e.hostname = *p.Hostname
+	}
+	if p.NodeName != nil {
+		e.node = *p.NodeName
+	}
+	// What is not said of readiness means yes, of ending no. A Service may publish pods that
+	// are not Ready, and those that end: its requests reach them.
+	c := &p.Conditions
+	e.asked = c.Ready == nil || *c.Ready
+	switch {
+	case c.Terminating != nil && *c.Terminating:
+		e.state = endLeaving
+	case !e.asked || c.Serving != nil && !*c.Serving:
+		e.state = endUnready
+	}
+	return e, true
+}
+
+// apart reports whether two endpoints cannot be one server with two addresses.
+func (e *end) apart(o *end) bool {
+	return e.hostname != "" && o.hostname != "" && e.hostname != o.hostname || e.node != "" && o.node != "" && e.node != o.node
+}
+
+// port is the pod's own, which the Service's port stands for.
+func (e *end) port(svc *corev1.Service, port int) (int, error) {
+	at := slices.IndexFunc(svc.Spec.Ports, func(p corev1.ServicePort) bool { return int(p.Port) == port })
+	if at < 0 || len(e.ports) == 0 {
+		return port, nil // neither says which ports there are
+	}
+	name := svc.Spec.Ports[at].Name
+	for _, p := range e.ports {
+		switch {
+		case p.Name == nil && name != "", p.Name != nil && *p.Name != name:
+		case p.Port == nil:
+			return port, nil // any
+		default:
+			own, err := parsePort(strconv.Itoa(int(*p.Port)))
+			if err != nil {
+				err = fmt.Errorf("port %q of the pod behind it: %w", name, err)
+			}
+			return own, err
+		}
+	}
+	return port, fmt.Errorf("the pod behind it has no port %q, which is the service's %d", name, port)
 }
 
 // slimService and slimSlice keep what is read.
@@ -143,7 +237,9 @@ func slimService(item any) (any, error) {
 	}
 	return &corev1.Service{
 		ObjectMeta: slimMeta(&svc.ObjectMeta),
-		Spec:       corev1.ServiceSpec{Type: svc.Spec.Type, Selector: svc.Spec.Selector, Ports: svc.Spec.Ports},
+		Spec: corev1.ServiceSpec{
+			Type: svc.Spec.Type, Selector: svc.Spec.Selector, Ports: svc.Spec.Ports, ClusterIP: svc.Spec.ClusterIP, IPFamilies: svc.Spec.IPFamilies,
+		},
 	}, nil
 }
 
@@ -155,10 +251,10 @@ func slimSlice(item any) (any, error) {
 	out := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{
 		Name: part.Name, Namespace: part.Namespace, UID: part.UID, ResourceVersion: part.ResourceVersion,
 		Labels: map[string]string{discoveryv1.LabelServiceName: part.Labels[discoveryv1.LabelServiceName]},
-	}}
+	}, AddressType: part.AddressType, Ports: part.Ports}
 	for i := range part.Endpoints {
 		p := &part.Endpoints[i]
-		e := discoveryv1.Endpoint{Addresses: p.Addresses, Conditions: p.Conditions}
+		e := discoveryv1.Endpoint{Addresses: p.Addresses, Conditions: p.Conditions, Hostname: p.Hostname, NodeName: p.NodeName}
 		if p.TargetRef != nil {
 			e.TargetRef = &corev1.ObjectReference{UID: p.TargetRef.UID}
 		}
