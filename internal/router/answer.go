@@ -44,7 +44,11 @@ const progressEvery = 16
 // plan. A stream whose head is sent is left in x.flow.
 func (x *exchange) decodeLeg(ctx context.Context, p disagg.Peer, held *ledger.Reservation, body [][]byte, t *disagg.Transfer) (err error) {
 	r, s := x.r, x.d.settings
-	leg := x.leg(selector.Decode, p, body, s.Timeouts.Response)
+	id := x.id
+	if t != nil {
+		id = t.RequestID()
+	}
+	leg := x.leg(selector.Decode, p, body, s.Timeouts.Response, id)
 	if t != nil && t.Leased() {
 		// An engine that stands still for longer than the lease and then goes on
 		// would fetch what other prompts have put into the blocks.

@@ -279,6 +279,7 @@ func (x *exchange) concurrent(t *disagg.Transfer, prefill disagg.Peer, claim led
 		}
 	}()
 	if err := x.decodeLeg(dctx, decode, held, decodeBody, t); err != nil {
+		t.DecodeFailed()
 		// Asked before the prefill leg is stopped: what that says then is our
 		// own doing.
 		other := prefill.Worker

@@ -119,11 +119,11 @@ func (x *exchange) edit(more []api.Edit, p disagg.Peer, phase selector.Phase) []
 	return s.body
 }
 
-// leg makes the HTTP call of a phase.
-func (x *exchange) leg(phase selector.Phase, p disagg.Peer, body [][]byte, headTimeout time.Duration) *upstream.Leg {
+// leg makes the HTTP call of a phase, which carries a request id.
+func (x *exchange) leg(phase selector.Phase, p disagg.Peer, body [][]byte, headTimeout time.Duration, id string) *upstream.Leg {
 	s := x.d.settings
 	m := x.scratch(phase)
-	set := x.appendForwarded(append(m.set[:0], upstream.HeaderField{Key: api.HeaderRequestID, Value: x.id}))
+	set := x.appendForwarded(append(m.set[:0], upstream.HeaderField{Key: api.HeaderRequestID, Value: id}))
 	if len(p.Worker.Ranks) > 1 {
 		set = append(set, upstream.HeaderField{Key: "X-Data-Parallel-Rank", Value: strconv.Itoa(p.Rank.DP)})
 	}
@@ -140,7 +140,7 @@ func (x *exchange) prefillLeg(ctx context.Context, t *disagg.Transfer, p disagg.
 	r, s := x.r, x.d.settings
 	held := r.ledger.Reserve(p.Rank, claim)
 	defer held.Release()
-	leg := x.leg(selector.Prefill, p, x.edit(t.PrefillEdits(), p, selector.Prefill), s.Timeouts.Prefill)
+	leg := x.leg(selector.Prefill, p, x.edit(t.PrefillEdits(), p, selector.Prefill), s.Timeouts.Prefill, t.RequestID())
 	record := x.beginLeg(selector.Prefill, p, leg)
 	defer func() { record.end(err) }()
 
@@ -170,6 +170,9 @@ func (x *exchange) prefillLeg(ctx context.Context, t *disagg.Transfer, p disagg.
 	case errors.Is(err, disagg.ErrEnded):
 		record.end(nil) // a good answer
 		return x.fail(selector.Prefill, p.Worker, attempt.Ended, true, err)
+	case errors.Is(err, disagg.ErrRestarted):
+		record.end(nil) // a good answer
+		return x.fail(selector.Prefill, p.Worker, attempt.Restarted, true, err)
 	case errors.Is(err, disagg.ErrMissingParams):
 		r.event(eventlog.Event{
 			Kind: "prefill_without_params", Severity: eventlog.Error, Worker: p.Worker.Name, Request: x.decision,

@@ -181,7 +181,7 @@ type Routing struct {
 	// the like from clients to engines.
 	AllowHeaders, AllowTransferFields bool
 	// Connector overrides the workers' connector: "" (each worker's own),
-	// "nixl", "sglang", "lmcache" or "shared-storage".
+	// "nixl", "nixl-push", "sglang", "lmcache" or "shared-storage".
 	Connector string
 	// DecoderRegistry maps decoder URLs to LMCache receiver specs (JSON).
 	DecoderRegistry string

@@ -64,6 +64,7 @@ type Connector string
 const (
 	ConnectorNone          Connector = ""
 	ConnectorNIXL          Connector = "nixl"
+	ConnectorNIXLPush      Connector = "nixl-push"
 	ConnectorSGLang        Connector = "sglang"
 	ConnectorLMCache       Connector = "lmcache"
 	ConnectorSharedStorage Connector = "shared-storage"
@@ -71,7 +72,7 @@ const (
 
 // Connectors lists every connector, in the order of the documentation.
 func Connectors() []Connector {
-	return []Connector{ConnectorNIXL, ConnectorSGLang, ConnectorLMCache, ConnectorSharedStorage}
+	return []Connector{ConnectorNIXL, ConnectorNIXLPush, ConnectorSGLang, ConnectorLMCache, ConnectorSharedStorage}
 }
 
 // KVCopies says how often a block counts that a worker's events store again.
@@ -293,7 +294,25 @@ type Rank struct {
 	Label      string
 
 	load atomic.Pointer[Load]
+	push atomic.Pointer[PushAddress]
 }
+
+// PushAddress is where a prefill rank that pushes its KV (connector nixl-push) takes
+// the registrations of decode engines, as an answer of the rank has told it.
+type PushAddress struct {
+	// EngineID is new with each start of the engine unless it is configured.
+	EngineID, Host string
+	Port           int
+	// TP, PP and DCP are its parallel sizes.
+	TP, PP, DCP int
+}
+
+// PushAddress is the address that the rank has last told; nil when none is known.
+// It must not be changed.
+func (r *Rank) PushAddress() *PushAddress { return r.push.Load() }
+
+// SetPushAddress keeps an address, or forgets it with nil.
+func (r *Rank) SetPushAddress(a *PushAddress) { r.push.Store(a) }
 
 // Load is what an engine says of one of its ranks.
 type Load struct {

@@ -41,6 +41,9 @@ const (
 	MissingParams Reason = "missing_params"
 	// BadParams: what it says does not fit the prompt.
 	BadParams Reason = "bad_params"
+	// Restarted: it is of another process than the one that the decode leg was told to
+	// wait for.
+	Restarted Reason = "restarted"
 	// Ended: its first token ended the answer, which leaves no KV to move. That
 	// is nobody's fault.
 	Ended = Reason(decision.ReasonEnded)
@@ -90,6 +93,7 @@ var meanings = map[Reason]Meaning{
 
 	MissingParams: {Outcome: health.Success},
 	BadParams:     {Outcome: health.Success},
+	Restarted:     {Outcome: health.Success},
 	Ended:         {Outcome: health.Success},
 
 	Moved:       {Outcome: health.Canceled},

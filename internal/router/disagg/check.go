@@ -267,16 +267,41 @@ func (p *params) fail(e *ParamsError) {
 // an engine of a newer version does not turn every remote prefill into a local
 // one.
 func checkNIXL(t *Transfer, a *answer) error {
+	p, err := readParams(t, a)
+	if err != nil {
+		return err
+	}
+	if word(p.m[fieldMode]) == modePush {
+		return &ParamsError{Field: fieldNames[fieldMode], Problem: "the engine pushes its KV: state connector=nixl-push on its worker and on the decode workers beside it"}
+	}
+	p.time(fieldExpiry)
+	d, f := &t.dispatch, &t.facts
+	tokens := promptTokens(a, p, &d.Facts)
+	if p.err != nil {
+		return p.err
+	}
+	if err := checkBlocks(f, p, tokens, d); err != nil {
+		return err
+	}
+	f.Odd = p.odd
+	t.decode = []api.Edit{api.Set(transferParams, []byte(a.params.Raw))}
+	return nil
+}
+
+// readParams reads the transfer parameters of a NIXL prefill's answer and judges
+// what its two forms have in common: that the engine kept the KV of this request,
+// and where it is.
+func readParams(t *Transfer, a *answer) (*params, error) {
 	if !a.params.Exists() {
-		return a.missing()
+		return nil, a.missing()
 	}
 	if len(a.params.Raw) > maxParamsBytes {
-		return &ParamsError{Field: transferParams, Problem: fmt.Sprintf("%d bytes, at most %d", len(a.params.Raw), maxParamsBytes)}
+		return nil, &ParamsError{Field: transferParams, Problem: fmt.Sprintf("%d bytes, at most %d", len(a.params.Raw), maxParamsBytes)}
 	}
 	if !a.params.IsObject() {
-		return &ParamsError{Field: transferParams, Problem: "not an object"}
+		return nil, &ParamsError{Field: transferParams, Problem: "not an object"}
 	}
-	p := params{report: t.dispatch.Check == workers.TransferReport}
+	p := &params{report: t.dispatch.Check == workers.TransferReport}
 	members(a.params, func(key string, v gjson.Result) {
 		p.count++
 		for i, name := range fieldNames {
@@ -286,11 +311,10 @@ func checkNIXL(t *Transfer, a *answer) error {
 		}
 	})
 	if p.count == 0 {
-		return a.missing()
+		return nil, a.missing()
 	}
 	p.flag(fieldRemotePrefill, gjson.True)
 	p.flag(fieldRemoteDecode, gjson.False)
-	p.time(fieldExpiry)
 	f := &t.facts
 	f.EngineID = p.name(fieldEngineID)
 	f.RequestID = p.name(fieldRequestID)
@@ -300,29 +324,20 @@ func checkNIXL(t *Transfer, a *answer) error {
 		p.size(k)
 	}
 	if p.err != nil {
-		return p.err
+		return nil, p.err
 	}
 	d := &t.dispatch
-	sent := d.RequestID
+	sent := cmp.Or(t.requestID, d.RequestID)
 	if d.Facts.Kind == api.Responses {
 		sent = "" // this endpoint does not look at the header
 	}
 	if err := checkRequestID(f.RequestID, sent, a.id); err != nil {
-		return err
+		return nil, err
 	}
 	if err := checkHost(f.Host, workerURL(d.Prefill), workerURL(d.Decode)); err != nil {
-		return err
+		return nil, err
 	}
-	tokens := promptTokens(a, &p, &d.Facts)
-	if p.err != nil {
-		return p.err
-	}
-	if err := checkBlocks(f, &p, tokens, d); err != nil {
-		return err
-	}
-	f.Odd = p.odd
-	t.decode = []api.Edit{api.Set(transferParams, []byte(a.params.Raw))}
-	return nil
+	return p, nil
 }
 
 // checkRequestID refuses parameters of another request. vLLM makes its

@@ -23,7 +23,7 @@ const (
 	// CheckPrefill has passed.
 	Sequential Mode = "sequential"
 	// Concurrent: both legs start at once; the prefill's answer is read to its
-	// end and discarded, its failure cancels the decode leg.
+	// end and judged, its failure cancels the decode leg.
 	Concurrent Mode = "concurrent"
 )
 
@@ -46,6 +46,9 @@ var (
 	// ErrBadParams: the parameters must not reach a decode engine. A
 	// *ParamsError says which of them and why.
 	ErrBadParams = errors.New("prefill answer has wrong transfer parameters")
+	// ErrRestarted: the prefill engine is another one than the decode engine was
+	// told to wait for.
+	ErrRestarted = errors.New("the prefill engine was started anew")
 	// ErrPrefillFailed: the prefill engine ended the request without the
 	// prompt's KV.
 	ErrPrefillFailed = errors.New("prefill did not finish")
@@ -113,14 +116,20 @@ type Transfer struct {
 	mode     Mode
 	dispatch Dispatch
 	// id is fresh: SGLang's room, 0 where the engines make their own.
-	id      uint64
-	prefill []api.Edit
-	decode  []api.Edit
-	// check judges a prefill answer and sets decode; nil if there is nothing
-	// to judge.
+	id uint64
+	// requestID is X-Request-Id of both legs where they may not carry the
+	// request's own; "" elsewhere.
+	requestID string
+	prefill   []api.Edit
+	decode    []api.Edit
+	// check judges a prefill answer and, in a sequential transfer, sets decode;
+	// nil in a concurrent one whose answer says nothing but whether it failed.
 	check func(t *Transfer, a *answer) error
 	facts Checked
 	first *FirstToken
+	// used is the address that the decode engine was told before the prefill
+	// answered; nil where none is needed.
+	used *workers.PushAddress
 
 	state atomic.Uint32
 }
@@ -170,6 +179,9 @@ func (t *Transfer) Leased() bool { return kindOf(t.kind).leased }
 // ID is the room of the transfer, 0 for a connector that has none.
 func (t *Transfer) ID() uint64 { return t.id }
 
+// RequestID is X-Request-Id of both legs.
+func (t *Transfer) RequestID() string { return cmp.Or(t.requestID, t.dispatch.RequestID) }
+
 // PrefillEdits are the changes of the client's body for the prefill leg. They
 // must not be changed.
 func (t *Transfer) PrefillEdits() []api.Edit { return t.prefill }
@@ -187,26 +199,43 @@ func (t *Transfer) FirstToken() (FirstToken, bool) {
 }
 
 // CheckPrefill judges the body of a prefill's 2xx answer; after an error the
-// transfer is of no use. A concurrent transfer needs no check, but a failed
-// answer is told here, too. The body must not change afterwards.
+// transfer is of no use. The decode leg of a concurrent transfer does not wait for
+// it and must be stopped by an error. The body must not change afterwards.
 func (t *Transfer) CheckPrefill(body []byte) error {
 	if t.mode == Concurrent {
-		return checkDiscarded(body)
+		if t.check == nil {
+			return checkDiscarded(body)
+		}
+		return t.judge(body)
 	}
 	if !t.state.CompareAndSwap(stateNew, stateChecking) {
 		return ErrUsed
 	}
-	a, err := parseAnswer(body)
-	if err == nil {
-		t.facts.PromptTokens, t.facts.CachedTokens = a.promptTokens, a.cachedTokens
-		err = t.check(t, a)
-	}
-	if err != nil {
+	if err := t.judge(body); err != nil {
 		t.state.Store(stateBad)
 		return err
 	}
 	t.state.Store(stateReady)
 	return nil
+}
+
+// judge reads a prefill's answer and lets check say whether it will do.
+func (t *Transfer) judge(body []byte) error {
+	a, err := parseAnswer(body)
+	if err != nil {
+		return err
+	}
+	t.facts.PromptTokens, t.facts.CachedTokens = a.promptTokens, a.cachedTokens
+	return t.check(t, a)
+}
+
+// DecodeFailed tells that the decode leg failed. If it was told where to get its
+// KV before the prefill had answered, that may have been wrong: the next transfer
+// of the prefill rank waits for its answer.
+func (t *Transfer) DecodeFailed() {
+	if t.used != nil {
+		t.dispatch.Prefill.Rank.SetPushAddress(nil)
+	}
 }
 
 // DecodeEdits are the changes of the client's body for the decode leg. Only

@@ -16,6 +16,12 @@ var kinds = []kind{
 		carries: func(k api.Kind, w *workers.Worker) bool { return k == api.Generate || vllmCarries(k, w) },
 	},
 	{
+		name: workers.ConnectorNIXLPush, make: func(o Options) Connector { return nixlPush{rand: o.Rand} }, counted: true,
+		// Responses of vLLM 0.32 do not take X-Request-Id, by which the legs find each
+		// other; Messages and /inference/v1/generate were not tried.
+		carries: func(api.Kind, *workers.Worker) bool { return false },
+	},
+	{
 		name: workers.ConnectorSGLang, make: func(o Options) Connector { return sglang{rand: o.Rand} },
 		// Its Messages and Responses have no bootstrap fields.
 		carries: func(k api.Kind, _ *workers.Worker) bool { return k == api.SGLangGenerate },

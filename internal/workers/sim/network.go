@@ -29,6 +29,12 @@ type network struct {
 // Pull fetches remote blocks in the background.
 func (n *network) Pull(_ engine.Time, q engine.PullRequest) {
 	n.p.wg.Go(func() {
+		if q.Pull.Push {
+			if err := n.register(q); err != nil && n.p.ctx.Err() == nil {
+				n.p.ranks[n.rank].PullDone(q.Request, nil, err)
+			}
+			return
+		}
 		contents, err := n.p.pull(n.p.ctx, q)
 		if n.p.ctx.Err() == nil {
 			n.p.ranks[n.rank].PullDone(q.Request, contents, err)
@@ -49,6 +55,27 @@ func (n *network) Note(_ engine.Time, p engine.Pull, note engine.Note) {
 	n.p.wg.Go(func() {
 		// Best effort: a prefill that cannot be reached has nothing to keep.
 		_, _ = n.p.links.Call(n.p.ctx, target(p), sidechannel.Request{Op: op, RequestID: p.RequestID})
+	})
+}
+
+// register asks a prefill rank to write a prompt's KV here when it has it.
+func (n *network) register(q engine.PullRequest) error {
+	at, err := net.ResolveTCPAddr("tcp", n.p.e.ports.side[n.rank])
+	if err != nil {
+		return err
+	}
+	_, err = n.p.links.Call(n.p.ctx, target(q.Pull), sidechannel.Request{
+		Op: sidechannel.OpRegister, RequestID: q.Request, Want: q.Want,
+		From: &sidechannel.Target{EngineID: n.p.ids[n.rank], Host: at.IP.String(), Port: at.Port},
+	})
+	return err
+}
+
+// write sends the KV of a prompt to the decode rank that has made room for it.
+func (p *process) write(to sidechannel.Target, request string, contents []cache.Content) {
+	p.wg.Go(func() {
+		// A decode that is gone has nothing to wait for.
+		_, _ = p.links.Call(p.ctx, to, sidechannel.Request{Op: sidechannel.OpWrite, RequestID: request, Contents: contents})
 	})
 }
 

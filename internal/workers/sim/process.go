@@ -70,7 +70,7 @@ func (e *Engine) boot(number uint64) (*process, error) {
 		p.store = e.fleet.store(g.Store)
 	case workers.ConnectorLMCache:
 		p.store = newBlockStore()
-	case workers.ConnectorNone, workers.ConnectorNIXL, workers.ConnectorSGLang:
+	case workers.ConnectorNone, workers.ConnectorNIXL, workers.ConnectorNIXLPush, workers.ConnectorSGLang:
 	}
 	if err := p.publishers(number == 0); err != nil {
 		return nil, err
@@ -94,7 +94,7 @@ func (e *Engine) boot(number uint64) (*process, error) {
 			}
 		}
 		switch g.Connector {
-		case workers.ConnectorNIXL, workers.ConnectorSGLang:
+		case workers.ConnectorNIXL, workers.ConnectorNIXLPush, workers.ConnectorSGLang:
 			cfg.Network = &network{p: p, rank: i}
 		case workers.ConnectorSharedStorage:
 			cfg.Store, cfg.LoadStore, cfg.SaveStore = p.store, true, true
@@ -109,7 +109,7 @@ func (e *Engine) boot(number uint64) (*process, error) {
 		set, _ := e.faults.Set()
 		core.SetSlow(set.Slow)
 		p.ranks = append(p.ranks, live.New(core))
-		if g.Connector == workers.ConnectorNIXL {
+		if g.Connector == workers.ConnectorNIXL || g.Connector == workers.ConnectorNIXLPush {
 			if err := p.sideChannel(i); err != nil {
 				return nil, err
 			}
@@ -271,6 +271,17 @@ func (p *process) sideChannel(i int) error {
 				core.Noted(now, q.RequestID, engine.NoteBeat)
 			case sidechannel.OpDone:
 				core.Noted(now, q.RequestID, engine.NoteDone)
+			case sidechannel.OpWrite:
+				core.PullDone(now, q.RequestID, q.Contents, nil)
+			case sidechannel.OpRegister:
+				if q.From == nil || q.Want < 0 {
+					a.Error = "a registration says who wants how many blocks"
+					return
+				}
+				err := core.Register(now, q.RequestID, q.Want, func(contents []cache.Content) { p.write(*q.From, q.RequestID, contents) })
+				if err != nil {
+					a.Error = err.Error()
+				}
 			default:
 				a.Error = "unknown operation " + q.Op
 			}

@@ -197,9 +197,11 @@ type Rank struct {
 	stepEnd Time
 	agenda  Agenda
 	pinned  map[string]*pin
-	asleep  bool
-	dead    bool
-	stats   Stats
+	// registered are decodes that wait for a prefill of this rank, by base id.
+	registered map[string]registration
+	asleep     bool
+	dead       bool
+	stats      Stats
 }
 
 type pin struct {
@@ -240,8 +242,8 @@ func New(cfg Config) (*Rank, error) {
 		noise:  rand.New(rand.NewPCG(cfg.NoiseSeed, 0x6e6f697365)),
 		slow:   1,
 		reqs:   make(map[string]*request),
-		pinned: make(map[string]*pin),
-		stats:  newStats(),
+		pinned: make(map[string]*pin), registered: make(map[string]registration),
+		stats: newStats(),
 	}, nil
 }
 
@@ -337,7 +339,7 @@ func (r *Rank) Abort(now Time, id string) {
 			p.Sink = nil
 		}
 	default:
-		if p.Pull != nil && !p.pulled && !p.Pull.Bootstrap && r.cfg.Network != nil {
+		if p.Pull != nil && !p.pulled && !p.Pull.Bootstrap && !p.Pull.Push && r.cfg.Network != nil {
 			r.cfg.Network.Note(r.now, *p.Pull, NoteDone)
 		}
 		r.remove(p)

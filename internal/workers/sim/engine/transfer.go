@@ -30,14 +30,17 @@ type Pull struct {
 	Bootstrap bool
 	Room      uint64
 	Fake      bool
+	// Push says that the prefill rank writes the KV here when it has the prompt
+	// (vLLM's NixlPushConnector); the blocks are the prompt's last ones.
+	Push bool
 }
 
 // PullRequest asks the network for remote blocks.
 type PullRequest struct {
 	// Request is the local request's id, to be named in PullDone.
 	Request string
-	// Blocks are the remote blocks to read, in order. In a bootstrap it is nil,
-	// and the last Want blocks of the room are read.
+	// Blocks are the remote blocks to read, in order. In a bootstrap and of a push it
+	// is nil, and the last Want blocks of the prompt come.
 	Blocks []int
 	Want   int
 	Pull   Pull
@@ -95,10 +98,14 @@ func (r *Rank) admitPull(p *request, hits []int) (admitted, wait bool) {
 		p.admitted = r.now
 		r.after(0, func() { r.pulledAll(p) })
 		return false, false
+	case p.Pull.Incomplete && p.Pull.Push:
+		// vLLM 0.32 looks a member up that is not there; the whole engine goes down.
+		r.exit(fmt.Sprintf("kv_transfer_params of request %s do not say who pushes", p.ID))
+		return false, false
 	case p.Pull.Incomplete:
 		p.hung = true
 		return false, false
-	case p.Pull.Bootstrap:
+	case p.Pull.Bootstrap, p.Pull.Push:
 	case p.Pull.Broken, len(p.Pull.Blocks) < need:
 		// vLLM 0.32 asserts in the worker; the whole engine goes down with it.
 		r.exit(fmt.Sprintf("kv_transfer_params of request %s name %d blocks where %d are needed", p.ID, len(p.Pull.Blocks), need))
@@ -138,6 +145,10 @@ func (r *Rank) PullDone(now Time, id string, contents []cache.Content, err error
 		r.cache.SetContent(id, contents[i])
 	}
 	tokens := len(p.tokens) - p.cached
+	if p.Pull.Push { // the prefill rank counts what it writes
+		r.after(r.scaled(r.cfg.Timing.Transfer(tokens)), func() { r.pulledAll(p) })
+		return
+	}
 	took := r.scaled(r.cfg.Timing.Transfer(tokens))
 	// The wire's own time counts too: the transfer has begun at admission.
 	wait := max(p.admitted+took-r.now, 0)
@@ -201,7 +212,7 @@ func (r *Rank) requeue(p *request) {
 
 // beat keeps the remote lease of a request alive until its blocks have come.
 func (r *Rank) beat(p *request) {
-	if p.Pull.Bootstrap || p.Pull.Incomplete || r.cfg.Network == nil {
+	if p.Pull.Bootstrap || p.Pull.Push || p.Pull.Incomplete || r.cfg.Network == nil {
 		return
 	}
 	r.after(r.cfg.Lease/6, func() {
@@ -218,6 +229,76 @@ func (r *Rank) pin(p *request) {
 	n := &pin{blocks: p.blocks, until: r.now + r.cfg.Lease}
 	r.pinned[p.ID] = n
 	r.lease(p.ID, n)
+	r.push(baseID(p.ID))
+}
+
+// registration is a decode that has made room for the KV of a request.
+type registration struct {
+	want    int
+	deliver func([]cache.Content)
+}
+
+// maxRegistrations bounds those that wait for their prefill. vLLM has no bound.
+const maxRegistrations = 1 << 16
+
+// Register tells that a decode has room for the last want blocks of a request of
+// this rank. id is the decode's own; that of the prefill differs from it in the
+// last part, which each engine draws. deliver gets the blocks when the request has
+// ended, at once if it has. It must neither block nor call the rank, and is never
+// called if no such request ends well, or one with fewer blocks: as in vLLM 0.32,
+// the decode waits then until its client leaves.
+func (r *Rank) Register(now Time, id string, want int, deliver func([]cache.Content)) error {
+	r.Advance(now)
+	if len(r.registered) >= maxRegistrations {
+		return fmt.Errorf("%d decodes wait for prefills already", len(r.registered))
+	}
+	r.registered[baseID(id)] = registration{want, deliver}
+	r.push(baseID(id))
+	return nil
+}
+
+// push delivers the blocks of a request that has ended to the decode that waits for
+// them, if both are there. Of several with one name it may be any.
+func (r *Rank) push(base string) {
+	to, ok := r.registered[base]
+	if !ok {
+		return
+	}
+	for id, n := range r.pinned {
+		if baseID(id) != base {
+			continue
+		}
+		delete(r.registered, base)
+		if len(n.blocks) < to.want {
+			return
+		}
+		contents := make([]cache.Content, to.want)
+		for i, block := range n.blocks[len(n.blocks)-to.want:] {
+			contents[i] = r.cache.Content(block)
+		}
+		r.stats.Transfers++
+		r.stats.TransferBytes += float64(to.want * r.cfg.BlockSize * r.cfg.KVBytesPerToken)
+		r.stats.Descriptors += uint64(to.want)
+		delete(r.pinned, id)
+		r.cache.Release(n.blocks)
+		to.deliver(contents)
+		return
+	}
+}
+
+// baseID is a request's id without the part that vLLM draws: a hyphen and eight
+// hexadecimal digits at its end.
+func baseID(id string) string {
+	cut := len(id) - 9
+	if cut < 0 || id[cut] != '-' {
+		return id
+	}
+	for _, c := range []byte(id[cut+1:]) {
+		if (c < '0' || c > '9') && (c < 'a' || c > 'f') {
+			return id
+		}
+	}
+	return id[:cut]
 }
 
 func (r *Rank) lease(id string, n *pin) {

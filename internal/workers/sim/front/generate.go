@@ -150,8 +150,8 @@ func (s *Server) follow(ctx context.Context, j *job, c *choice, emit func(*choic
 		var d delta
 		for _, o := range buf {
 			// vLLM counts what a synchronous store brought as cached, but not
-			// the tokens that NIXL pulls.
-			if c.cached = o.Cached; j.pulls == nil {
+			// the tokens that NIXL pulls; those that are pushed it counts.
+			if c.cached = o.Cached; j.pulls == nil || j.pulls[0].Push {
 				c.cached += o.External
 			}
 			if o.HasToken {

@@ -40,6 +40,13 @@ func (s *Server) transfer(j *job) *apiError {
 				j.pulls = append(j.pulls, parsePull(p))
 			}
 		}
+	case workers.ConnectorNIXLPush:
+		j.pin = truthy(p["do_remote_decode"])
+		if truthy(p["do_remote_prefill"]) {
+			for range j.prompts {
+				j.pulls = append(j.pulls, parseRegistration(p))
+			}
+		}
 	case workers.ConnectorLMCache:
 		j.spec = parseSpec(p)
 	case workers.ConnectorNone, workers.ConnectorSGLang, workers.ConnectorSharedStorage:
@@ -63,6 +70,26 @@ func truthy(raw json.RawMessage) bool {
 // parsePull reads what the NIXL connector reads. It never fails: what is
 // wrong shows later, as in vLLM 0.32.
 func parsePull(p map[string]json.RawMessage) *engine.Pull {
+	q := parseRemote(p)
+	var groups [][]int
+	if absent(p["remote_block_ids"]) || json.Unmarshal(p["remote_block_ids"], &groups) != nil || len(groups) != 1 {
+		q.Broken = true
+	} else {
+		q.Blocks = groups[0]
+	}
+	return q
+}
+
+// parseRegistration reads what the push form of the NIXL connector reads. As in
+// vLLM 0.32, tp_size must be there, too, and block ids are not looked at.
+func parseRegistration(p map[string]json.RawMessage) *engine.Pull {
+	q := parseRemote(p)
+	q.Push, q.Incomplete = true, q.Incomplete || absent(p["tp_size"])
+	return q
+}
+
+// parseRemote reads where a remote prefill is.
+func parseRemote(p map[string]json.RawMessage) *engine.Pull {
 	q := &engine.Pull{}
 	text := func(key string, dst *string) {
 		if json.Unmarshal(p[key], dst) != nil || *dst == "" {
@@ -77,12 +104,6 @@ func parsePull(p map[string]json.RawMessage) *engine.Pull {
 	}
 	if !absent(p["tp_size"]) && json.Unmarshal(p["tp_size"], &q.TPSize) != nil {
 		q.TPSize = -1
-	}
-	var groups [][]int
-	if absent(p["remote_block_ids"]) || json.Unmarshal(p["remote_block_ids"], &groups) != nil || len(groups) != 1 {
-		q.Broken = true
-	} else {
-		q.Blocks = groups[0]
 	}
 	return q
 }
@@ -135,11 +156,14 @@ func withoutNulls(m map[string]any) map[string]any {
 }
 
 func (s *Server) paramsOf(c *choice) *transferParams {
-	l := s.cfg.Links[c.rank]
+	l, mode := s.cfg.Links[c.rank], "pull"
+	if s.cfg.Connector == workers.ConnectorNIXLPush {
+		mode = "push"
+	}
 	return &transferParams{
 		DoRemotePrefill: true, RemoteBlockIDs: [][]int{c.pinned},
 		RemoteEngineID: l.EngineID, RemoteRequestID: c.id, RemoteHost: l.Host, RemotePort: l.Port,
 		TPSize: 1, DCPSize: 1, PPSize: 1, RemoteNumTokens: len(c.prompt) + len(c.tokens) - 1,
-		TransferMode: "pull", RemotePrefillCachedTokens: c.cached,
+		TransferMode: mode, RemotePrefillCachedTokens: c.cached,
 	}
 }

@@ -8,7 +8,7 @@
 // number whoever they belong to. The wire is this program's own:
 //
 //	frame    = len32be body                  ; at most MaxFrame bytes of JSON
-//	request  = {"op": "hello" | "read" | "beat" | "done" | "put", …}
+//	request  = {"op": "hello" | "read" | "beat" | "done" | "put" | "register" | "write", …}
 //	response = {"error"?, …}                 ; one per request, in order
 package sidechannel
 
@@ -40,6 +40,10 @@ const (
 	OpBeat  = "beat"
 	OpDone  = "done"
 	OpPut   = "put"
+	// OpRegister asks for the last Want blocks of a request, to be written to the
+	// engine at From; OpWrite brings them.
+	OpRegister = "register"
+	OpWrite    = "write"
 )
 
 // Request is one question.
@@ -49,6 +53,8 @@ type Request struct {
 	Blocks    []int           `json:"blocks,omitempty"`
 	Seqs      []uint64        `json:"seqs,omitempty"`
 	Contents  []cache.Content `json:"contents,omitempty"`
+	Want      int             `json:"want,omitempty"`
+	From      *Target         `json:"from,omitempty"`
 }
 
 // Response is its answer.

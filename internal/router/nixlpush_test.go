@@ -1,0 +1,165 @@
+package router_test
+
+import (
+	"errors"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/tidwall/gjson"
+
+	"github.com/dynctl/dynctl/internal/settings"
+)
+
+// moved wants the text of a single engine for a prompt, over a remote path.
+func moved(t *testing.T, r, oracle *rig, prompt []int, header ...string) {
+	t.Helper()
+	a, got := r.complete(prompt, header...)
+	if want := direct(t, oracle.Sim.Engine(0).URL(), prompt); got != want || a.header.Get("X-Dynctl-Path") != "remote" {
+		t.Errorf("%q by %s, want %q by remote", got, a.header.Get("X-Dynctl-Path"), want)
+	}
+}
+
+// TestPushedLegsStartTogether: once a prefill rank has told where it is, the decode leg
+// does not wait for it: here neither leg goes on before the other has come.
+func TestPushedLegsStartTogether(t *testing.T) {
+	t.Parallel()
+	r, p := tappedRig(t, "1p1d:profile=instant,connector=nixl-push")
+	oracle := start(t, "1a:profile=instant")
+	moved(t, r, oracle, ids(200, 1))
+	both := map[string]chan struct{}{"prefill-0": make(chan struct{}), "decode-0": make(chan struct{})}
+	p.set(func(engine string, _ http.ResponseWriter, q *http.Request, _ []byte) bool {
+		if q.URL.Path != "/v1/completions" {
+			return false
+		}
+		close(both[engine])
+		for _, there := range both {
+			select {
+			case <-there:
+			case <-q.Context().Done():
+			}
+		}
+		return false
+	})
+	moved(t, r, oracle, ids(200, 2))
+	p.set(nil)
+	if d, pre := r.counters("decode-0"), r.counters("prefill-0"); d.External != 400 || d.Local != 0 || pre.Pinned != 0 {
+		t.Errorf("decode-0 got %d tokens and computed %d; prefill-0 keeps %d prompts", d.External, d.Local, pre.Pinned)
+	}
+}
+
+// TestPushedPromptsOfOneID: a prefill engine finds the decode engine that waits for a
+// prompt by X-Request-Id. A client that uses one twice gets the KV of the right prompt,
+// even where that of the other one was never fetched.
+func TestPushedPromptsOfOneID(t *testing.T) {
+	t.Parallel()
+	r, p := tappedRig(t, "1p1d:profile=instant,connector=nixl-push")
+	oracle := start(t, "1a:profile=instant")
+	const same = "the-clients-own"
+	failed := false
+	p.set(func(engine string, w http.ResponseWriter, q *http.Request, _ []byte) bool {
+		if failed || engine != "decode-0" || q.URL.Path != "/v1/completions" {
+			return false
+		}
+		failed = true // the first prompt stays on the prefill engine
+		w.WriteHeader(http.StatusInternalServerError)
+		return true
+	})
+	for i := range 4 {
+		moved(t, r, oracle, ids(200, i), "X-Request-Id", same)
+	}
+	seen := map[string]int{}
+	for _, leg := range p.legs() {
+		id := leg.header.Get("X-Request-Id")
+		seen[id]++
+		if !strings.HasPrefix(id, same+"-") {
+			t.Errorf("leg %q", id)
+		}
+		if remote := gjson.GetBytes(leg.body, "kv_transfer_params.remote_request_id").String(); leg.engine == "decode-0" && remote != id {
+			t.Errorf("%s waits for %q", id, remote)
+		}
+	}
+	if len(seen) != 5 { // one was tried twice
+		t.Errorf("ids of the legs: %v", seen)
+	}
+}
+
+// TestPushingEngineRestarts: a decode engine is told to wait for a prefill engine of
+// before a restart once at most, and no request is lost by that.
+func TestPushingEngineRestarts(t *testing.T) {
+	t.Parallel()
+	r, p := tappedRig(t, "1p1d:profile=instant,connector=nixl-push")
+	oracle := start(t, "1a:profile=instant")
+	engines := func() map[string]int { // that decode legs were told to wait for
+		seen := map[string]int{}
+		for _, leg := range p.legsOf("decode-0") {
+			if id := gjson.GetBytes(leg.body, "kv_transfer_params.remote_engine_id"); id.Exists() {
+				seen[id.String()]++
+			}
+		}
+		p.reset()
+		return seen
+	}
+	moved(t, r, oracle, ids(200, 1))
+	before := engines()
+	if err := r.Sim.Named("prefill-0").Restart(); err != nil {
+		t.Fatal(err)
+	}
+	r.eventually("the prefill engine to be usable", func() error {
+		if w := r.worker("prefill-0"); !w.Usable {
+			return errors.New(w.Reason)
+		}
+		return nil
+	})
+	// The decode engine finds out before the prefill has answered.
+	held := false
+	p.set(func(engine string, _ http.ResponseWriter, q *http.Request, _ []byte) bool {
+		if held || engine != "prefill-0" || q.URL.Path != "/v1/completions" {
+			return false
+		}
+		held = true
+		<-q.Context().Done()
+		panic(http.ErrAbortHandler)
+	})
+	if _, got := r.complete(ids(200, 2)); got != direct(t, oracle.Sim.Engine(0).URL(), ids(200, 2)) {
+		t.Errorf("after the restart: %q", got)
+	}
+	moved(t, r, oracle, ids(200, 3))
+	moved(t, r, oracle, ids(200, 4))
+	for id, n := range engines() {
+		if before[id] > 0 && n > 1 {
+			t.Errorf("%d legs waited for the engine of before the restart", n)
+		}
+	}
+}
+
+// TestPushingEngineFails: a decode engine waits in vain for a prefill that fails. Its
+// leg is given up, and the request is served all the same.
+func TestPushingEngineFails(t *testing.T) {
+	t.Parallel()
+	r, p := tappedRig(t, "1p1d:profile=instant,connector=nixl-push", func(c *settings.Config) { c.Retry.Attempts = 1 })
+	oracle := start(t, "1a:profile=instant")
+	moved(t, r, oracle, ids(200, 1))
+	arrived, left := make(chan struct{}), make(chan struct{})
+	p.set(func(engine string, w http.ResponseWriter, q *http.Request, body []byte) bool {
+		switch {
+		case q.URL.Path != "/v1/completions":
+			return false
+		case engine == "prefill-0":
+			<-arrived
+			w.WriteHeader(http.StatusInternalServerError)
+			return true
+		case gjson.GetBytes(body, "kv_transfer_params").Exists():
+			close(arrived)
+			<-q.Context().Done()
+			close(left)
+			panic(http.ErrAbortHandler)
+		}
+		return false
+	})
+	a, got := r.complete(ids(200, 2))
+	if want := direct(t, oracle.Sim.Engine(0).URL(), ids(200, 2)); got != want || a.header.Get("X-Dynctl-Path") != "local" {
+		t.Errorf("%q by %s, want %q by local", got, a.header.Get("X-Dynctl-Path"), want)
+	}
+	<-left
+}
