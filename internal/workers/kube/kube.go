@@ -410,7 +410,8 @@ func (r *rules) readFound(f *found) reading {
 	return r.read(f.pod, f.by)
 }
 
-// all are those of all watches that were listed once, each once, by namespace and name.
+// all are those of all watches that were listed once, each once: those that stay, then
+// those that are being deleted, by namespace and name.
 func (s *Source) all() []found {
 	at := map[types.UID]int{}
 	var out []found
@@ -448,6 +449,13 @@ func (s *Source) all() []found {
 		}
 	}
 	slices.SortFunc(out, func(a, b found) int {
+		// An address may be another pod's before the old one's end is seen: who stays has it.
+		if a, b := a.DeletionTimestamp != nil, b.DeletionTimestamp != nil; a != b {
+			if b {
+				return -1
+			}
+			return 1
+		}
 		return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name), strings.Compare(string(a.UID), string(b.UID)))
 	})
 	return out

@@ -4,15 +4,19 @@ import (
 	"bytes"
 	"compress/gzip"
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
 	"os"
 	"path"
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -59,8 +63,10 @@ type apiServer struct {
 	list   []byte
 	kind   string // content type of list
 	refuse []byte // answers everything with 403
-	down   bool   // breaks every connection
-	cut    chan struct{}
+	// refuseWatch answers watches so
+	refuseWatch []byte
+	down        bool // breaks every connection
+	cut         chan struct{}
 
 	slices []byte // the list of EndpointSlices
 
@@ -88,6 +94,9 @@ func (a *apiServer) set(change func()) {
 func (a *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	a.mu.Lock()
 	list, kind, refuse, down, cut, lines := a.list, a.kind, a.refuse, a.down, a.cut, a.lines
+	if r.URL.Query().Get("watch") != "" && refuse == nil {
+		refuse = a.refuseWatch
+	}
 	a.agents[path.Base(r.URL.Path)] = r.UserAgent()
 	a.mu.Unlock()
 	if strings.Contains(r.URL.Path, "/endpointslices") {
@@ -358,6 +367,94 @@ func TestLifeOfAPod(t *testing.T) {
 	s.wait(t, "engine-0 decode vllm 127.0.2.2:8000")
 	if s.reg.Snapshot().Workers[0].State == first.State {
 		t.Error("a pod with another address is taken for the old worker")
+	}
+}
+
+// TestPodChanges: what changes of a pod that stays the same pod. Its own lines, with the
+// words that are other ones replaced.
+func TestPodChanges(t *testing.T) {
+	ready := strings.Split(string(recorded(t, "life.jsonl")), "\n")[2]
+	change := func(words ...string) string { return strings.NewReplacer(words...).Replace(ready) }
+	a := newAPIServer(t)
+	s := start(t, a, Options{})
+	a.lines <- ready
+	s.wait(t, "engine-0 decode vllm 127.0.2.1:8000")
+	first := s.reg.Snapshot().Workers[0]
+	a.lines <- change(`"llm-d.ai/role":"decode"`, `"llm-d.ai/role":"prefill"`)
+	s.wait(t, "engine-0 prefill vllm 127.0.2.1:8000")
+	if s.reg.Snapshot().Workers[0].State != first.State {
+		t.Error("a pod that gets another role becomes another worker: it is the same engine with the same caches")
+	}
+	a.lines <- change("127.0.2.1", "127.0.2.9") // its sandbox was made anew
+	s.wait(t, "engine-0 decode vllm 127.0.2.9:8000")
+	if s.reg.Snapshot().Workers[0].State == first.State {
+		t.Error("a pod that gets another address is taken for the old worker")
+	}
+	// Its label goes: it is left out, and with it back it is a worker again.
+	a.lines <- change(`"llm-d.ai/role":"decode"`, `"llm-d.ai/role":"encode"`)
+	s.wait(t)
+	a.lines <- ready
+	s.wait(t, "engine-0 decode vllm 127.0.2.1:8000")
+	// Its address is another pod's by now, whose name comes later, while it is still being
+	// deleted: the one that stays has it.
+	a.lines <- change(`"creationTimestamp"`, `"deletionTimestamp":"2026-11-22T18:23:40Z","creationTimestamp"`)
+	s.wait(t, "engine-0 decode vllm 127.0.2.1:8000: draining")
+	var line struct{ Object corev1.Pod }
+	if err := json.Unmarshal([]byte(ready), &line); err != nil {
+		t.Fatal(err)
+	}
+	a.lines <- change(`"MODIFIED"`, `"ADDED"`, `"engine-0"`, `"engine-1"`, string(line.Object.UID), "another")
+	s.wait(t, "engine-1 decode vllm 127.0.2.1:8000")
+	if left := s.Status().LeftOut; len(left) != 1 || left[0].Pod != "life/engine-0" {
+		t.Errorf("left out: %v", left)
+	}
+}
+
+// TestWatchRefused: lists that are answered do not say that changes are seen. A service
+// account that may only list is told once, and stays told.
+func TestWatchRefused(t *testing.T) {
+	a := newAPIServer(t)
+	a.refuseWatch = []byte(strings.ReplaceAll(string(recorded(t, "forbidden.json")), "list", "watch"))
+	s := start(t, a, Options{})
+	if e := s.event(t, "discovery.kubernetes.lost"); !strings.Contains(e.Text, "refuses to watch pods") {
+		t.Errorf("%s", e.Text)
+	}
+	deadline := time.After(patience)
+	for lists := 0; lists < 3; { // of which the second is there after the refusal
+		select {
+		case q := <-a.asked:
+			if strings.HasPrefix(q, "list ") {
+				lists++
+			}
+		case <-deadline:
+			t.Fatal("the pods are not listed again")
+		}
+	}
+	for len(s.events) > 0 {
+		if e := <-s.events; strings.HasPrefix(e.Kind, "discovery.kubernetes.") {
+			t.Errorf("told again: %s %s", e.Kind, e.Text)
+		}
+	}
+	if len(s.Troubles()) != 1 {
+		t.Errorf("troubles %q", s.Troubles())
+	}
+	a.set(func() { a.refuseWatch = nil })
+	s.event(t, "discovery.kubernetes.back")
+}
+
+// TestExplainAlike: one trouble has one text, whatever port the router asked from, since
+// each other text is told anew.
+func TestExplainAlike(t *testing.T) {
+	w := &watch{}
+	told := map[string]bool{}
+	for port := range 3 {
+		told[w.explain("list", &url.Error{Op: "Get", URL: "https://10.96.0.1/api/v1/pods", Err: &net.OpError{
+			Op: "read", Net: "tcp", Err: syscall.ECONNRESET,
+			Source: &net.TCPAddr{IP: net.IPv4(10, 1, 2, 3), Port: 40000 + port}, Addr: &net.TCPAddr{IP: net.IPv4(10, 96, 0, 1), Port: 443},
+		}})] = true
+	}
+	if want := "the API server cannot be asked: read tcp 10.96.0.1:443: connection reset by peer"; len(told) != 1 || !told[want] {
+		t.Errorf("%v, want %s", told, want)
 	}
 }
 

@@ -238,7 +238,11 @@ func slimService(item any) (any, error) {
 	return &corev1.Service{
 		ObjectMeta: slimMeta(&svc.ObjectMeta),
 		Spec: corev1.ServiceSpec{
-			Type: svc.Spec.Type, Selector: svc.Spec.Selector, Ports: svc.Spec.Ports, ClusterIP: svc.Spec.ClusterIP, IPFamilies: svc.Spec.IPFamilies,
+			Type: svc.Spec.Type, Selector: svc.Spec.Selector, ClusterIP: svc.Spec.ClusterIP, IPFamilies: svc.Spec.IPFamilies,
+			// One number may stand for a port of each protocol.
+			Ports: slices.DeleteFunc(slices.Clone(svc.Spec.Ports), func(p corev1.ServicePort) bool {
+				return p.Protocol == corev1.ProtocolUDP || p.Protocol == corev1.ProtocolSCTP
+			}),
 		},
 	}, nil
 }

@@ -238,6 +238,9 @@ func TestPortOfAService(t *testing.T) {
 		{"headless without ports", func(s *corev1.Service) { s.Spec.Ports = nil }, one(), "engine.ns.svc:80"},
 		{"slices without ports", nil, one([]discoveryv1.EndpointPort{}...), "engine.ns.svc:80"},
 		{"a port of every number", nil, one(discoveryv1.EndpointPort{Name: new("http")}), "engine.ns.svc:80"},
+		{"a port of two protocols", func(s *corev1.Service) {
+			s.Spec.Ports = []corev1.ServicePort{{Name: "quic", Port: 80, Protocol: corev1.ProtocolUDP}, {Name: "http", Port: 80, Protocol: corev1.ProtocolTCP}}
+		}, one(discoveryv1.EndpointPort{Name: new("quic"), Port: new(int32(8443))}, discoveryv1.EndpointPort{Name: new("http"), Port: new(int32(8000))}), "engine.ns.svc:8000"},
 		{"no such port", nil, one(discoveryv1.EndpointPort{Name: new("web"), Port: new(int32(8000))}), `the pod behind it has no port "http", which is the service's 80`},
 		{"no number", nil, one(discoveryv1.EndpointPort{Name: new("http"), Port: new(int32(-1))}), `port "http" of the pod behind it: "-1" is no port (1 to 65535)`},
 	} {

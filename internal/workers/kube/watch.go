@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"sync"
 	"time"
 
@@ -43,8 +44,9 @@ type watch struct {
 	informer cache.SharedIndexInformer
 	slices   *watch // those of the Services that this one is of
 
-	mu    sync.Mutex
-	state WatchStatus
+	mu     sync.Mutex
+	state  WatchStatus
+	failed string // the verb that state.Err is of
 }
 
 // both are the watch and that of its EndpointSlices, if it has one.
@@ -126,11 +128,16 @@ func (w *watch) answered(ctx context.Context, verb string, err error) {
 	now := w.s.now()
 	w.mu.Lock()
 	was, since := w.state.Err, w.state.Since
-	if err == nil {
-		w.state.Err, w.state.Since = "", time.Time{}
-	} else {
+	switch {
+	case err == nil && verb == "list" && w.failed == "watch":
+		// Who may list and not watch is answered before each refusal.
+		w.mu.Unlock()
+		return
+	case err == nil:
+		w.state.Err, w.state.Since, w.failed = "", time.Time{}, ""
+	default:
 		w.state.Failures++
-		w.state.Err = w.explain(verb, err)
+		w.state.Err, w.failed = w.explain(verb, err), verb
 		if was == "" {
 			w.state.Since = now
 		}
@@ -176,7 +183,14 @@ func (w *watch) explain(verb string, err error) string {
 	case errors.Is(err, context.DeadlineExceeded):
 		return fmt.Sprintf("the API server did not answer within %s", listTime)
 	}
-	return "the API server cannot be asked: " + clip(err.Error())
+	text := err.Error()
+	var op *net.OpError
+	if errors.As(err, &op) {
+		bare := *op
+		bare.Source = nil // another port each time, and each other text is told
+		text = bare.Error()
+	}
+	return "the API server cannot be asked: " + clip(text)
 }
 
 func (w *watch) status() WatchStatus {
