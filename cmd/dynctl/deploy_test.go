@@ -3,11 +3,58 @@ package main
 import (
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
+
+	"go.yaml.in/yaml/v3"
 
 	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/discovery"
 )
+
+// TestReleaseArchives: what README.md links to is in the archives of a release. Files and
+// folders are named as they are there: "docs/**/*" once left out all that was not in a
+// folder below docs.
+func TestReleaseArchives(t *testing.T) {
+	raw, err := os.ReadFile(filepath.Join(repository, "goreleaser.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var release struct {
+		Archives []struct{ Files []any }
+	}
+	if err := yaml.Unmarshal(raw, &release); err != nil || len(release.Archives) != 1 {
+		t.Fatalf("%d archives: %v", len(release.Archives), err)
+	}
+	var packed []string
+	for _, f := range release.Archives[0].Files {
+		if name, ok := f.(string); ok {
+			packed = append(packed, name)
+			if _, err := os.Stat(filepath.Join(repository, name)); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	doc, err := os.ReadFile(filepath.Join(repository, "README.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := 0
+	for _, m := range links.FindAllStringSubmatch(string(doc), -1) {
+		file, _, _ := strings.Cut(m[1], "#")
+		if file == "" || strings.Contains(file, "://") {
+			continue
+		}
+		found++
+		if !slices.ContainsFunc(packed, func(p string) bool { return file == p || strings.HasPrefix(file, p+"/") }) {
+			t.Errorf("README.md links to %s, which no archive has (goreleaser.yaml)", file)
+		}
+	}
+	if found < 20 {
+		t.Errorf("found only %d links", found)
+	}
+}
 
 // TestDeployExamples: the examples that operators copy are valid.
 func TestDeployExamples(t *testing.T) {
