@@ -8,7 +8,7 @@ usage: gen.py OUT_DIR          (needs: pip install tokenizers==0.23.3)
 The first form trains one small byte-level BPE per family on made-up text,
 with the exact pre-tokenizer, normalizer and post-processor that the real
 files of that family have, and writes the ids that the Hugging Face package
-computes for texts.json. Everything is seeded.
+computes for texts.json, and the texts that it decodes ids to. Everything is seeded.
 
 The second form writes vectors for any real file: one JSON object a line with
 "text", "ids" (add_special_tokens=False) and "special" (True). Point
@@ -26,7 +26,7 @@ import sys
 import time
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 CL100K = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?%s+|\p{N}%s| ?[^\s%s\p{N}]+[\r\n]*"
           r"|\s*[\r\n]+|\s+(?!\S)|\s+")
@@ -194,6 +194,7 @@ def train(name, f):
             single=f["bos"] + " $A" + (" " + eos if eos else ""),
             special_tokens=[(t, tok.token_to_id(t)) for t in [f["bos"], eos] if t]))
     tok.post_processor = processors.Sequence(post) if len(post) > 1 else post[0]
+    tok.decoder = decoders.ByteLevel()
     d = json.loads(tok.to_str())
     m = d["model"]
     if f.get("ignore_merges"):
@@ -203,6 +204,22 @@ def train(name, f):
     if f.get("string_merges"):
         m["merges"] = [" ".join(p) for p in m["merges"]]
     return d
+
+
+def decoded(tok, seed=13):
+    """What the package makes of ids: of whole texts, cut anywhere, and of any ids at all."""
+    r = random.Random(seed)
+    size = tok.get_vocab_size()
+    added = sorted(tok.get_added_tokens_decoder())
+    some = [EMOJI, CODE, "的" * 5 + " naïve café\n"] + list(PROSE.values()) + list(ALL_SPECIALS)
+    lists = []
+    for t in some:
+        ids = tok.encode(t, add_special_tokens=False).ids
+        lists += [ids, ids[:r.randrange(len(ids) + 1)], ids[r.randrange(len(ids) + 1):]]
+    for _ in range(100):
+        lists.append([r.choice(added) if added and r.random() < 0.2 else r.randrange(size) for _ in range(r.randrange(1, 12))])
+    lists += [[a] for a in added] + [[i] for i in range(size)]
+    return [{"ids": ids, "text": tok.decode(ids, skip_special_tokens=True), "whole": tok.decode(ids, skip_special_tokens=False)} for ids in lists]
 
 
 def hash_of(pair):
@@ -250,6 +267,8 @@ def main():
             lines.append(json.dumps(ids, separators=(",", ":")))
         (out / name / "ids.json").write_text("[\n" + ",\n".join(lines) + "\n]\n")
         (out / name / "special.json").write_text(json.dumps(tok.encode("Hello, world!").ids) + "\n")
+        rows = [json.dumps(d, ensure_ascii=True, separators=(",", ":")) for d in decoded(tok)]
+        (out / name / "decoded.json").write_text("[\n" + ",\n".join(rows) + "\n]\n")
         print(name, tok.get_vocab_size(), "tokens,", len(sample), "texts,", path.stat().st_size, "bytes")
 
 

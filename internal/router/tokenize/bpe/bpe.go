@@ -27,6 +27,8 @@ type Tokenizer struct {
 	added        []addedToken
 	rawAdded     *matcher // nil for none
 	normAdded    *matcher
+	texts        map[uint32]addedText // of added tokens, by id
+	decodes      bool
 	prefix       []uint32 // put around a prompt by the post-processor
 	suffix       []uint32
 

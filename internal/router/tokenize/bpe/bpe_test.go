@@ -389,16 +389,8 @@ func FuzzParse(f *testing.F) {
 
 // decode returns the bytes that ids stand for; unknown ids add nothing.
 func decode(t *Tokenizer, ids []uint32) (out []byte) {
-	added := map[uint32]string{}
-	for _, a := range t.added {
-		added[a.id] = a.content
-	}
 	for _, id := range ids {
-		if int(id) < len(t.tokens) && t.tokens[id] != nil {
-			out = append(out, t.tokens[id]...)
-			continue
-		}
-		out = append(out, added[id]...)
+		out, _ = t.AppendBytes(out, id, true)
 	}
 	return out
 }

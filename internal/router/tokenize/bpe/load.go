@@ -115,6 +115,7 @@ func Parse(data []byte, o Options) (*Tokenizer, error) {
 	if err := t.parsePost(root.Get("post_processor")); err != nil {
 		return nil, err
 	}
+	t.decodes = byteLevelDecoder(root.Get("decoder"))
 	t.classes = sharedClasses()
 	t.cuts = t.safeCuts()
 	t.words = newWordCache(o.WordCacheWords)
@@ -349,6 +350,7 @@ func (t *Tokenizer) parseMerges(v gjson.Result, vocab map[string]uint32) error {
 func (t *Tokenizer) parseAdded(v gjson.Result, vocab map[string]uint32) error {
 	var raw, normalized []addedToken
 	known := make(map[string]bool)
+	t.texts = make(map[uint32]addedText)
 	byID := make(map[uint32]string)
 	for _, a := range v.Array() {
 		content := strings.Clone(a.Get("content").String())
@@ -382,12 +384,14 @@ func (t *Tokenizer) parseAdded(v gjson.Result, vocab map[string]uint32) error {
 		}
 		t.added = append(t.added, tok)
 		special := a.Get("special").Bool()
+		t.texts[tok.id] = addedText{alphabetBytes(content), special}
 		if norm := a.Get("normalized"); norm.Exists() && !norm.Bool() || !norm.Exists() && special {
 			raw = append(raw, tok)
 			continue
 		}
 		if t.norm != nil {
 			tok.content = string(t.norm.apply(nil, []byte(tok.content)))
+			t.texts[tok.id] = addedText{alphabetBytes(tok.content), special} // as the reference does
 		}
 		normalized = append(normalized, tok)
 	}
