@@ -209,6 +209,9 @@ func (x *exchange) holdHead(p disagg.Peer, resp *upstream.Response, head *sse.He
 			if verdict = head.Feed(piece, time.Now()); err == nil {
 				continue
 			}
+			if errors.Is(err, resume.ErrStopped) {
+				verdict = sse.Forward
+			}
 			if verdict == sse.Hold {
 				return x.fail(selector.Decode, p.Worker, attempt.StreamError, true, err)
 			}

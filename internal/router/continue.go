@@ -68,7 +68,12 @@ func (x *exchange) mayContinue() {
 		return // no stream, nothing to go on with
 	}
 	c := &continuation{}
-	c.refused, c.member = resume.Judge(&x.view)
+	stops, watched := resume.StopStrings(&x.view)
+	decode := x.r.tokens.Decoder()
+	watched = watched && decode != nil && x.view.Kind != api.SGLangGenerate
+	if c.refused, c.member = resume.Judge(&x.view, watched); watched {
+		c.stream.Stops, c.stream.Decode, c.stream.Usage = stops, decode, x.view.IncludeUsage
+	}
 	c.stream.Chat = x.view.Kind == api.Chat
 	raw, ok := x.view.Get("return_token_ids")
 	c.stream.Native = x.view.Kind == api.SGLangGenerate
@@ -114,7 +119,7 @@ func (x *exchange) readAlong(p []byte) ([]byte, error) {
 	}
 	out, err := c.stream.Pass(p)
 	x.account()
-	if err != nil {
+	if err != nil && !errors.Is(err, resume.ErrStopped) {
 		text := strings.TrimSpace(strings.TrimPrefix(string(c.stream.Held()), "data:"))
 		err = &upstream.Failure{Kind: upstream.Reset, Op: "read the answer", Sent: true, Started: true, Err: fmt.Errorf("%w: %.512s", err, text)}
 	}
@@ -205,6 +210,9 @@ func (x *exchange) follow(opt upstream.StreamOptions) error {
 	err := c.pending
 	if err == nil {
 		err = upstream.Stream(x.w, x.flow.resp, opt)
+	}
+	if errors.Is(err, resume.ErrStopped) {
+		return nil // and the engine's leg is closed
 	}
 	if err == nil && !c.stream.Done() && c.refused == "" {
 		err = &upstream.Failure{Kind: upstream.Reset, Addr: x.flow.resp.Addr(), Op: "read the answer of", Sent: true, Started: true, Err: errors.New("the stream ended before its end was announced")}

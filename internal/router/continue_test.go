@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -18,6 +20,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/receipt"
 	"github.com/dynctl/dynctl/internal/settings"
 	"github.com/dynctl/dynctl/internal/workers/sim/fault"
+	"github.com/dynctl/dynctl/internal/workers/sim/vocab"
 )
 
 func exact(c *settings.Config) { c.Continue.Mode = settings.ContinueExact }
@@ -550,4 +553,96 @@ func TestStreamWithoutMemory(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// vocabFile writes the simulated engines' vocabulary as a tokenizer.json that decodes as
+// they do. It has no merges: they are asked for the ids of texts.
+func vocabFile(t *testing.T) string {
+	t.Helper()
+	alphabet, next := map[byte]rune{}, rune(256)
+	for b := range 256 {
+		if alphabet[byte(b)] = rune(b); b < '!' || b > '~' && b < 0xa1 || b == 0xad {
+			alphabet[byte(b)] = next
+			next++
+		}
+	}
+	v, tokens, added := vocab.New(), map[string]uint32{}, []object{}
+	for id := uint32(0); v.Text(id) != fmt.Sprintf("⟨%d⟩", id); id++ {
+		if text := v.Text(id); id <= vocab.End {
+			added = append(added, object{"id": id, "content": text, "special": true})
+		} else {
+			var token strings.Builder
+			for _, b := range []byte(text) {
+				token.WriteRune(alphabet[b])
+			}
+			tokens[token.String()] = id
+		}
+	}
+	path := filepath.Join(t.TempDir(), "tokenizer.json")
+	file := encode(t, object{
+		"added_tokens": added, "pre_tokenizer": object{"type": "ByteLevel", "add_prefix_space": false}, "decoder": object{"type": "ByteLevel"},
+		"model": object{"type": "BPE", "vocab": tokens, "merges": []string{}},
+	})
+	if err := os.WriteFile(path, file, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// TestStopStringsGoOnElsewhere: a stream with stop strings that is cut after any of its
+// events ends where it would have, with the same text, reason and count, local and remote.
+func TestStopStringsGoOnElsewhere(t *testing.T) {
+	t.Parallel()
+	const n = 40
+	path := vocabFile(t)
+	for _, fleet := range []string{"2a:speed=6,answers=letters", "1p2d:speed=6,answers=letters"} {
+		t.Run(fleet, func(t *testing.T) {
+			t.Parallel()
+			r, p := tappedRig(t, fleet, exact, func(c *settings.Config) { c.Health.Interval, c.Tokens.Path = 1<<40, path })
+			for _, path := range []string{"/v1/completions", "/v1/chat/completions"} {
+				text := strings.Repeat("Tell me about the river. ", 12)
+				body := object{"model": "sim", "max_tokens": n, "ignore_eos": true, "stream": true, "stream_options": object{"include_usage": true}}
+				if body["prompt"] = text; strings.Contains(path, "chat") {
+					delete(body, "prompt")
+					body["messages"] = []object{{"role": "user", "content": text}}
+				}
+				p.set(nil)
+				whole := []rune(read(t, r.post(path, body).body).text)
+				if len(whole) < 30 {
+					t.Fatalf("%q", string(whole))
+				}
+				moved, ended := 0, 0
+				for _, stop := range []string{"never in it", string(whole[len(whole)/2:][:7]), string(whole[len(whole)*3/4:][:12])} {
+					body["stop"] = []string{stop, "nor this"}
+					p.set(nil)
+					want := read(t, r.post(path, body).body)
+					for k := 1; ; k++ {
+						for _, name := range []string{"aggregated-0", "aggregated-1", "decode-0", "decode-1", "prefill-0"} {
+							r.Router.Heal(name)
+						}
+						cut := p.cutOnce(r, k, 30)
+						a := r.send(http.MethodPost, path, encode(t, body))
+						c := r.receipt(a.header.Get("X-Dynctl-Decision"))
+						if c.Outcome.NotContinued == "nothing was said yet, and the first tokens may be a parser's" {
+							continue
+						}
+						got := read(t, a.body)
+						if got.text != want.text || got.usage != want.usage || got.finish != want.finish || got.roles != want.roles || len(got.kinds) != len(want.kinds) || len(got.ids) != 1 || len(got.odd) > 0 || c.Outcome.NotContinued != "" || c.Outcome.Error != "" {
+							t.Fatalf("stop %q, cut after %d events:\n%q %s %s\nwant\n%q %s %s\n%+v\n%s", stop, k, got.text, got.usage, got.finish, want.text, want.usage, want.finish, c.Outcome, a.body)
+						}
+						if moved += len(c.Continued); want.finish == "stop" {
+							ended += len(c.Continued)
+						}
+						if !cut() {
+							break
+						}
+					}
+				}
+				if moved < 10 || ended < 3 {
+					t.Errorf("%d streams went on elsewhere, %d to a stop string", moved, ended)
+				}
+				t.Logf("%s: %d streams went on elsewhere, %d to a stop string", path, moved, ended)
+			}
+		})
+	}
 }

@@ -12,6 +12,16 @@ import (
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
+// Decoder appends the bytes of a token, none of a special one, by the local tokenizer; ok is
+// false for an id that it does not know. It is nil where there is none, or where the
+// file's decoder is not known exactly.
+func (t *Stage) Decoder() func(dst []byte, id uint32) (b []byte, ok bool) {
+	if t.local == nil {
+		return nil
+	}
+	return t.local.Decoder()
+}
+
 // maxText bounds an engine's answer to /detokenize, in bytes.
 const maxText = 4 << 20
 

@@ -242,7 +242,7 @@ func TestJudgeNative(t *testing.T) {
 		if err := v.Parse([]byte(body), api.SGLangGenerate, api.Limits{}); err != nil {
 			t.Fatal(err)
 		}
-		if why, _ := Judge(&v); why != want {
+		if why, _ := Judge(&v, false); why != want {
 			t.Errorf("%s: %q, want %q", body, why, want)
 		}
 	}

@@ -31,7 +31,8 @@ const (
 	// Tools and Reasoning: their parsers begin anew.
 	Tools     Refusal = "tools"
 	Reasoning Refusal = "reasoning"
-	// Stops: the beginning of a stop string may be text that the engine has held back.
+	// Stops: the beginning of a stop string may be text that the engine has held back, and
+	// nobody here can tell what text that is.
 	Stops Refusal = "stop_strings"
 	// Prompt: it is cut by the engine, or is not of text and ids alone.
 	Prompt Refusal = "prompt"
@@ -70,7 +71,7 @@ var words = map[Refusal]string{
 	Echo:       "it echoes the prompt",
 	Tools:      "its tool parser would begin anew",
 	Reasoning:  "its reasoning parser would begin anew",
-	Stops:      "it has stop strings",
+	Stops:      "it has stop strings, and no tokenizer here watches them",
 	Prompt:     "its prompt is cut by the engine, or is more than text",
 	Field:      "it has a member that is not known to be continuable",
 	TooLong:    "it is longer than is kept for a stream",
@@ -181,7 +182,7 @@ var (
 // say nothing of the answer.
 func Kept(member string) bool {
 	switch member {
-	case "model", "stream", "stream_options", "min_tokens", "ignore_eos", "temperature", "top_p", "top_k", "min_p", "repetition_penalty",
+	case "model", "stream", "stream_options", "stop", "min_tokens", "ignore_eos", "temperature", "top_p", "top_k", "min_p", "repetition_penalty",
 		"stop_token_ids", "logit_bias", "allowed_token_ids", "skip_special_tokens", "user", "session_id", "priority", "cache_salt", "return_token_ids", "stream_interval", "seed":
 		return true
 	}
@@ -189,8 +190,8 @@ func Kept(member string) bool {
 }
 
 // Judge says why the stream that a request asks for could not be gone on with, and
-// which member of it, if one does, says so.
-func Judge(v *api.View) (why Refusal, member string) {
+// which member of it, if one does, says so. watched says that its stop strings are.
+func Judge(v *api.View, watched bool) (why Refusal, member string) {
 	switch {
 	case v.Kind != api.Completion && v.Kind != api.Chat && v.Kind != api.SGLangGenerate || !v.Stream:
 		return Endpoint, ""
@@ -224,7 +225,7 @@ func Judge(v *api.View) (why Refusal, member string) {
 			}
 			continue
 		}
-		if why := judge(tables, name, raw); why != "" && (why != Seed || !greedy(v)) {
+		if why := judge(tables, name, raw); why != "" && (why != Seed || !greedy(v)) && (why != Stops || !watched) {
 			return why, name
 		}
 	}

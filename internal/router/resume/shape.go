@@ -29,7 +29,7 @@ func (s *Stream) learn(e, data []byte, c *choice) {
 	h := &s.shape
 	h.forget()
 	end, prompt := len(c.finish) > 0 && !rawjson.IsNull(c.finish), len(c.prompt) > 0 && !rawjson.IsNull(c.prompt)
-	if s.refused != "" || s.Native || len(e) > maxShape || end || prompt || !rawjson.IsString(c.text) || !one(c.ids) ||
+	if s.refused != "" || s.Native || len(s.watch.held) > 0 || len(e) > maxShape || end || prompt || !rawjson.IsString(c.text) || !one(c.ids) ||
 		s.Chat && s.going { // whose text becomes a part of something else
 		return
 	}

@@ -32,6 +32,11 @@ type Stream struct {
 	Chat bool
 	// Native says that the events are those of SGLang's /generate.
 	Native bool
+	// Stops are the request's stop strings, and Decode appends the bytes of a token; nil
+	// where there are no stop strings. Usage says that the client wants its tokens counted.
+	Stops  []string
+	Decode func(dst []byte, id uint32) ([]byte, bool)
+	Usage  bool
 
 	refused Refusal
 	ids     []uint32 // of the prompt, then of the answer
@@ -49,7 +54,9 @@ type Stream struct {
 
 	finished, done, usage bool
 
-	latest latest // of SGLang's own events
+	latest  latest // of SGLang's own events
+	watch   watch  // of a stream with stop strings
+	stopped bool   // by one that no engine has seen
 
 	shape shape
 	part  []byte // the beginning of an event
@@ -69,7 +76,7 @@ type cut struct {
 // the client has; of one that it has nothing of, nothing is kept.
 func (s *Stream) Begin() {
 	if !s.going {
-		*s = Stream{KeepIDs: s.KeepIDs, Chat: s.Chat, Native: s.Native, out: s.out}
+		*s = Stream{KeepIDs: s.KeepIDs, Chat: s.Chat, Native: s.Native, Stops: s.Stops, Decode: s.Decode, Usage: s.Usage, out: s.out}
 		return
 	}
 	if s.refused == "" {
@@ -77,6 +84,7 @@ func (s *Stream) Begin() {
 	}
 	s.shape.forget()
 	s.latest.begin()
+	s.watch.begin()
 	s.sure, s.tail, s.told = s.base, s.tail[:0], s.base
 	s.part, s.last, s.first, s.finished, s.done, s.usage = s.part[:0], nil, false, false, false, false
 }
@@ -106,7 +114,7 @@ func (s *Stream) Prompt() int { return s.prompt }
 func (s *Stream) IDs() []uint32 { return s.ids }
 
 // Kept is how much memory, in bytes, is held for another engine's sake.
-func (s *Stream) Kept() int { return 4*cap(s.ids) + s.latest.kept() }
+func (s *Stream) Kept() int { return 4*cap(s.ids) + s.latest.kept() + s.watch.kept() }
 
 // Told is how many tokens of the answer the engines have told.
 func (s *Stream) Told() int { return max(0, len(s.ids)-s.prompt) }
@@ -131,7 +139,11 @@ func (s *Stream) Pass(p []byte) ([]byte, error) {
 		if n == 0 {
 			break
 		}
-		if err := s.event(p[:n]); err != nil {
+		switch err := s.event(p[:n]); {
+		case errors.Is(err, ErrStopped):
+			s.part = s.part[:0]
+			return s.out, err
+		case err != nil:
 			s.last = append([]byte(nil), p[:n]...)
 			s.part = s.part[:0]
 			return s.out, err
@@ -217,6 +229,11 @@ func (s *Stream) event(e []byte) error {
 	}
 	s.out = append(s.out, e[from:]...)
 	s.learn(e, data, &c)
+	if s.stopped {
+		s.out = append(s.out, s.Closing(s.Usage)...)
+		s.done = true
+		return ErrStopped
+	}
 	return nil
 }
 
@@ -229,7 +246,10 @@ var (
 )
 
 // choice is what an event says of its one choice, raw.
-type choice struct{ text, ids, prompt, finish []byte }
+type choice struct {
+	text, ids, prompt, finish, reason []byte
+	shown                             []byte // instead of the text; nil for the text itself
+}
 
 // payload reads an event's JSON and notes what is to be changed of it. It reports
 // false for an error.
@@ -285,6 +305,9 @@ func (s *Stream) payload(data []byte, c *choice) bool {
 		return true
 	}
 	s.token(c)
+	if len(s.watch.held) > 0 && !s.behind(c, change) {
+		return false
+	}
 	if !s.KeepIDs && len(c.ids) > 0 && c.ids[0] == '[' {
 		change(c.ids, null)
 	}
@@ -299,9 +322,12 @@ func (s *Stream) payload(data []byte, c *choice) bool {
 
 // asChat makes the choice of a completion one of a chat.
 func (s *Stream) asChat(data []byte, c *choice) {
-	from := within(data, c.text)
+	from, content := within(data, c.text), c.text
+	if c.shown != nil {
+		content = c.shown
+	}
 	if key := bytes.LastIndex(data[:from], []byte(`"text"`)); key >= 0 {
-		s.cuts = append(s.cuts, cut{key, from + len(c.text), append(append([]byte(`"delta":{"content":`), c.text...), '}')})
+		s.cuts = append(s.cuts, cut{key, from + len(c.text), append(append([]byte(`"delta":{"content":`), content...), '}')})
 	}
 	if len(c.prompt) == 0 {
 		return
@@ -369,6 +395,8 @@ func (s *Stream) choices(w *rawjson.Walker, c *choice) (seen int, ok bool) {
 				c.prompt = v
 			case "finish_reason":
 				finish, c.finish = v, v
+			case "stop_reason":
+				c.reason = v
 			case "index":
 				index = v
 			}
@@ -453,6 +481,10 @@ func (s *Stream) took(n int, text []byte) {
 	if s.KeepIDs {
 		s.told = len(s.ids) - s.prompt
 	}
+	if s.Decode != nil {
+		s.heard(n, text)
+		return
+	}
 	switch {
 	case len(text) <= 2: // nothing was said
 	case n == 1:
@@ -499,7 +531,7 @@ func numbers(dst []uint32, list []byte) ([]uint32, bool) {
 // Settled reports whether the stream can be gone on with as it stands, and is worth it:
 // something was sent, nothing that was told is left out, and the end has not come.
 func (s *Stream) Settled() bool {
-	return s.refused == "" && !s.Native && s.first && !s.finished && s.sure > 0 && len(s.tail) == 0 && len(s.part) == 0 && s.prompt+s.sure == len(s.ids)
+	return s.refused == "" && !s.Native && (s.Decode == nil || s.watch.whole >= 0 && s.watch.spoke) && s.first && !s.finished && s.sure > 0 && len(s.tail) == 0 && len(s.part) == 0 && s.prompt+s.sure == len(s.ids)
 }
 
 // Unsettled are ids of the answer, and the text that was sent of them, of which it
@@ -523,9 +555,9 @@ func (s *Stream) Next() ([]uint32, Refusal) {
 		return nil, s.refused
 	case !s.first, s.Native && !s.latest.ready:
 		return nil, NoIDs
-	case len(s.tail) > 0:
+	case len(s.tail) > 0 || s.watch.whole < 0:
 		return nil, Seam
-	case s.Chat && s.sure == 0:
+	case s.Chat && (s.sure == 0 || s.Decode != nil && !s.watch.spoke):
 		return nil, Silent
 	case s.KeepIDs && s.told > s.sure:
 		return nil, ToldIDs
@@ -535,6 +567,7 @@ func (s *Stream) Next() ([]uint32, Refusal) {
 	if s.Native {
 		s.latest.handOver()
 	}
+	s.watch.handOver()
 	s.Begin()
 	return s.ids, ""
 }

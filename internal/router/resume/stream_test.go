@@ -241,7 +241,7 @@ func TestJudge(t *testing.T) {
 		if err := v.Parse([]byte(body), api.Completion, api.Limits{}); err != nil {
 			t.Fatal(err)
 		}
-		if why, _ := Judge(&v); why != want || why != "" && why.String() == "" {
+		if why, _ := Judge(&v, false); why != want || why != "" && why.String() == "" {
 			t.Errorf("%.80s: %q %q, want %q", body, why, why.String(), want)
 		}
 	}
@@ -259,7 +259,7 @@ func TestJudge(t *testing.T) {
 		if err := chat.Parse([]byte(body), api.Chat, api.Limits{}); err != nil {
 			t.Fatal(err)
 		}
-		if why, _ := Judge(&chat); why != want {
+		if why, _ := Judge(&chat, false); why != want {
 			t.Errorf("%s: %q, want %q", body, why, want)
 		}
 	}
@@ -267,7 +267,7 @@ func TestJudge(t *testing.T) {
 	if err := other.Parse([]byte(`{"messages":[{"role":"user","content":"hi"}],"max_tokens":3,"stream":true}`), api.Messages, api.Limits{}); err != nil {
 		t.Fatal(err)
 	}
-	if why, _ := Judge(&other); why != Endpoint {
+	if why, _ := Judge(&other, false); why != Endpoint {
 		t.Errorf("messages: %q", why)
 	}
 }
@@ -338,6 +338,14 @@ func FuzzStream(f *testing.F) {
 			gotApart, errApart := apart(&three, b[:whole+2])
 			same(t, b, &four, &three, gotByShape, gotApart, errByShape, errApart)
 		}
+		five := Stream{Stops: []string{"on", "ß", "\x00"}, Usage: true, Decode: func(dst []byte, id uint32) ([]byte, bool) { return append(dst, byte(id)), id < 512 }}
+		five.Begin()
+		run(&five, b)
+		if ids, why := five.Next(); why == "" && len(ids) < five.Prompt() {
+			t.Fatalf("%d ids of a prompt of %d", len(ids), five.Prompt())
+		}
+		run(&five, b)
+		run(&five, []byte(strings.Join(engine(3, 9, 1, true, true, "two"), "")))
 		one.Unsettled()
 		if ids, why := one.Next(); why == "" && len(ids) < one.Prompt() {
 			t.Fatalf("%d ids of a prompt of %d", len(ids), one.Prompt())

@@ -140,6 +140,15 @@ func (l *Local) loadTemplate(dir, override string) error {
 	return nil
 }
 
+// Decoder appends the bytes of a token, none of a special one. It is nil where the
+// file's decoder is not known exactly.
+func (l *Local) Decoder() func(dst []byte, id uint32) (b []byte, ok bool) {
+	if !l.tok.Decodes() {
+		return nil
+	}
+	return func(dst []byte, id uint32) ([]byte, bool) { return l.tok.AppendBytes(dst, id, false) }
+}
+
 // TemplateError says why chats cannot be rendered locally, nil if they can.
 func (l *Local) TemplateError() error { return l.templateErr }
 

@@ -137,9 +137,9 @@ func (s *Server) run(ctx context.Context, j *job, all []*choice, emit func(*choi
 var errDie = errors.New("connection cut by fault injection")
 
 func (s *Server) follow(ctx context.Context, j *job, c *choice, emit func(*choice, delta) error) error {
-	hold := 0
+	hold := 0 // characters
 	for _, w := range j.stops {
-		hold = max(hold, len(w)-1)
+		hold = max(hold, utf8.RuneCountInString(w)-1)
 	}
 	var buf []engine.Output
 	for {
@@ -185,7 +185,10 @@ func (s *Server) follow(ctx context.Context, j *job, c *choice, emit func(*choic
 		}
 		show := c.held
 		if c.finish == "" {
-			show = c.held[:max(len(c.held)-hold, 0)]
+			for range hold {
+				_, n := utf8.DecodeLastRuneInString(show)
+				show = show[:len(show)-n]
+			}
 		}
 		c.held = c.held[len(show):]
 		c.text.WriteString(show)
