@@ -61,9 +61,9 @@ func (f *traceFlags) files(cmd *cobra.Command, args []string) (*traceFiles, erro
 	}
 	t.options.OnCut = func(line int64) { t.cut.Store(line) }
 	if !f.quiet {
-		told := 0
+		var told atomic.Int64 // a recording that is shown is read by two at once
 		t.options.OnBad = func(e *trace.LineError) {
-			if told++; told <= 10 {
+			if told.Add(1) <= 10 {
 				fmt.Fprintln(cmd.ErrOrStderr(), "skipped:", e)
 			}
 		}

@@ -35,11 +35,19 @@ func (f *replayFlags) show(cmd *cobra.Command, files *traceFiles) (err error) {
 	if host, _, err := net.SplitHostPort(addr); err != nil || net.ParseIP(host) == nil || !net.ParseIP(host).IsLoopback() {
 		return withCode(exitUsage, fmt.Errorf("--admin-listen %s: want a loopback HOST:PORT, since it asks for no token", addr))
 	}
+	if f.tui {
+		files.options.OnBad = nil // its words would stand on the screen
+	}
 	stage, err := replay.NewStage(files.open, replay.PlayerOptions{BlockSize: f.blockSize}, speed)
 	if err != nil {
 		return traceError(err)
 	}
 	defer stage.Close()
+	if f.from > 0 {
+		if err := stage.Seek(f.from.String()); err != nil {
+			return err
+		}
+	}
 	ln, err := listen("--admin-listen", addr)
 	if err != nil {
 		return err
@@ -59,14 +67,14 @@ func (f *replayFlags) show(cmd *cobra.Command, files *traceFiles) (err error) {
 	g.Go(func() error { return traceError(stage.Run(ctx)) })
 	url := "http://" + ln.Addr().String()
 	if f.tui {
-		top := topCmd(topFlags{control: func(_ context.Context, do string) error { return stage.Control(do, 1) }})
+		top := newTopCmd()
 		top.SetArgs([]string{"--router", url, "--rate", "250ms"})
 		top.SetIn(cmd.InOrStdin())
 		top.SetOut(cmd.OutOrStdout())
 		top.SetErr(cmd.ErrOrStderr())
 		err = top.ExecuteContext(ctx)
 	} else {
-		fmt.Fprintf(cmd.ErrOrStderr(), "dynctl top --router %s\ncurl -X POST '%s/admin/v1/replay?do=pause'   (play, step&n=1, back&n=100)\n", url, url)
+		fmt.Fprintf(cmd.ErrOrStderr(), "dynctl top --router %s\ncurl -X POST '%s/admin/v1/replay?do=pause'   (play, step&n=1, back&n=100, seek&to=90s, faster, slower)\n", url, url)
 		<-ctx.Done()
 	}
 	stop()

@@ -30,13 +30,10 @@ type topFlags struct {
 	watch, rate, timeout       time.Duration
 	count                      int
 	filter, sort               string
-	// control makes the keys of time act on a recording, see tui.Options.
-	control func(ctx context.Context, do string) error
 }
 
-func newTopCmd() *cobra.Command { return topCmd(topFlags{}) }
-
-func topCmd(f topFlags) *cobra.Command {
+func newTopCmd() *cobra.Command {
+	var f topFlags
 	cmd := &cobra.Command{
 		Use:   "top",
 		Short: "Watch ranks, the radix index and every decision",
@@ -143,9 +140,6 @@ func runTop(cmd *cobra.Command, f *topFlags) (err error) {
 		}
 		defer func() { err = errors.Join(err, demo.Close()) }()
 		o.Note, f.routers = "DEMO", []string{demo.URL}
-	}
-	if f.control != nil {
-		o.Note, o.Control = "REPLAY", f.control
 	}
 	if o.Context, err = f.resolve(); err != nil {
 		return withCode(exitUsage, err)

@@ -63,6 +63,9 @@ func (a *app) key(m tea.KeyMsg) tea.Cmd {
 		}
 		return nil
 	}
+	if cmd, ok := a.playKey(m.String()); ok {
+		return cmd
+	}
 	c := a.page()
 	if cmd, ok := a.common(c, act); ok {
 		return cmd
@@ -110,26 +113,17 @@ func (a *app) common(c *page.Ctx, act keys.Action) (tea.Cmd, bool) {
 	case keys.SaveText:
 		a.save(a.fileName("txt"))
 	case keys.Pause:
-		if a.opts.Control != nil {
-			return a.control("toggle"), true
-		}
 		if a.frozen != nil {
 			a.resume()
 		} else {
 			a.freeze(0)
 		}
 	case keys.StepBack:
-		if a.opts.Control != nil {
-			return a.control("back"), true
-		}
 		if a.frozen == nil {
 			a.freeze(0)
 		}
 		a.step(1)
 	case keys.StepForward:
-		if a.opts.Control != nil {
-			return a.control("step"), true
-		}
 		if a.frozen != nil {
 			a.step(-1)
 		}
@@ -331,6 +325,12 @@ func (a *app) command(text string) tea.Cmd {
 		}
 		a.sel = n - 1
 		return a.show(a.tab, nil)
+	case "seek":
+		if a.recording() == nil {
+			a.say("seek is for recordings: dynctl replay FILE --tui", true)
+			return nil
+		}
+		return a.control("seek", rest)
 	case "theme":
 		if !slices.Contains(theme.Names(), rest) {
 			a.say(fmt.Sprintf("theme: %q is not one of %s", rest, strings.Join(theme.Names(), ", ")), true)
@@ -341,7 +341,7 @@ func (a *app) command(text string) tea.Cmd {
 		a.opts.ASCII = !a.opts.ASCII
 		a.th = theme.New(a.th.Name, a.opts.Profile, a.opts.ASCII)
 	default:
-		a.say(fmt.Sprintf("there is no command %q: %s", verb, "overview, workers, radix, decisions, events, describe, drain, resume, sort, rate, filter, save, router, theme, ascii, help, quit"), true)
+		a.say(fmt.Sprintf("there is no command %q: %s", verb, "overview, workers, radix, decisions, events, describe, drain, resume, sort, rate, filter, save, router, seek, theme, ascii, help, quit"), true)
 	}
 	return nil
 }

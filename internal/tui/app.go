@@ -63,10 +63,6 @@ type Options struct {
 	Out io.Writer
 	// Note is shown in the first line, such as "demo".
 	Note string
-	// Control, when not nil, makes the keys of time act on what is watched
-	// rather than on the screen: "toggle" (pause or go on), "step", "back". It
-	// is for a recording that is played, and may take a moment.
-	Control func(ctx context.Context, do string) error
 }
 
 // historyLen is how many views can be stepped back through.
@@ -78,6 +74,7 @@ type app struct {
 	ctx      context.Context
 	th       *theme.Theme
 	keys     keys.Map
+	playKeys keys.Map // while a recording is watched, before keys
 	w, h     int
 	now      time.Time
 	rate     time.Duration
@@ -100,6 +97,7 @@ type app struct {
 	message string
 	fault   bool
 	mouse   bool
+	bar     [2]int // columns of a recording's bar, from and to
 
 	frame    string
 	dirty    bool
@@ -143,6 +141,11 @@ type (
 	}
 	pollMsg struct{ replica, gen int }
 	tickMsg time.Time
+	// controlledMsg is where a recording stands after what a key asked of it.
+	controlledMsg struct {
+		replica int
+		err     error
+	}
 	saidMsg struct {
 		text  string
 		fault bool
@@ -156,7 +159,7 @@ func newApp(ctx context.Context, o Options) *app {
 		o.Theme = theme.Names()[0]
 	}
 	a := &app{
-		opts: o, ctx: ctx, th: theme.New(o.Theme, o.Profile, o.ASCII), keys: keys.NewMap(), now: time.Now(),
+		opts: o, ctx: ctx, th: theme.New(o.Theme, o.Profile, o.ASCII), keys: keys.NewMap(keys.Entries()), playKeys: keys.NewMap(keys.Recording()), now: time.Now(),
 		rate: min(max(o.Rate, minRate), maxRate), tab: min(max(o.View, 0), 4), dirty: true,
 	}
 	ranks := &page.RankTable{}
@@ -218,22 +221,6 @@ func (a *app) poll(i int) tea.Cmd {
 	return func() tea.Msg { return sampleMsg{i, r.poller.Poll(ctx, after)} }
 }
 
-// control acts on a recording that is played, then looks at what it shows.
-func (a *app) control(do string) tea.Cmd {
-	cmds := []tea.Cmd{func() tea.Msg { return a.controlNow(do) }}
-	for i := range a.replicas {
-		cmds = append(cmds, a.poll(i))
-	}
-	return tea.Sequence(cmds...)
-}
-
-func (a *app) controlNow(do string) tea.Msg {
-	if err := a.opts.Control(a.ctx, do); err != nil {
-		return saidMsg{text: err.Error(), fault: true}
-	}
-	return nil
-}
-
 // again waits for the next question: longer each time that none is answered.
 func (a *app) again(i int) tea.Cmd {
 	r := a.replicas[i]
@@ -278,9 +265,13 @@ func (a *app) page() *page.Ctx {
 	v := a.shown()
 	r := a.replicas[a.sel]
 	i := a.sel
+	chrome := 3 // lines of header, tabs and footer
+	if a.recording() != nil {
+		chrome++
+	}
 	c := &page.Ctx{
 		Th: a.th, View: v, R: &v.Routers[a.sel], Sel: a.sel, Series: a.series, Events: r.builder.Events(),
-		W: a.w, H: max(0, a.h-3), Now: a.now, Frozen: a.frozen != nil,
+		W: a.w, H: max(0, a.h-chrome), Now: a.now, Frozen: a.frozen != nil,
 	}
 	client := r.poller.Client
 	c.Load = page.Loader{
@@ -371,6 +362,8 @@ func (a *app) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 		return a, a.poll(m.replica)
 	case sampleMsg:
 		return a, a.sample(m)
+	case controlledMsg:
+		return a, a.controlled(m)
 	case page.ChildrenMsg, page.DecisionsMsg, page.DecisionMsg:
 		a.dirty = true
 		var cmds []tea.Cmd
@@ -478,6 +471,8 @@ func (a *app) click(m tea.MouseMsg) tea.Cmd {
 	case m.Button == tea.MouseButtonWheelUp:
 		cmd, _ := a.pages[a.tab].Act(c, keys.Up)
 		return cmd
+	case m.Button == tea.MouseButtonLeft && m.Action == tea.MouseActionPress && a.recording() != nil && m.Y == a.h-2:
+		return a.seekAt(m.X)
 	case m.Button == tea.MouseButtonLeft && m.Action == tea.MouseActionPress && m.Y >= 2 && m.Y < a.h-1:
 		a.pages[a.tab].Click(c, m.X, m.Y-2)
 	}
@@ -529,6 +524,7 @@ func (a *app) draw() string {
 	}
 	body.Fill(c.H)
 	p.Append(body)
+	a.drawRecording(p)
 	a.drawFooter(p)
 	p.Fill(a.h)
 	return strings.Join(p.Lines(), "\n")

@@ -39,6 +39,9 @@ func (a *app) drawHeader(c *page.Ctx, p *widget.Painter) {
 	if a.opts.Note != "" {
 		p.Put(theme.Warn, "  "+a.opts.Note)
 	}
+	if a.recording() != nil {
+		p.Put(theme.Warn, "  REPLAY")
+	}
 	if a.opts.Context != "" {
 		p.Put(theme.Plain, "  ctx "+a.opts.Context)
 	}
@@ -179,6 +182,8 @@ func (a *app) drawFooter(p *widget.Painter) {
 		list := a.pages[a.tab].Keys()
 		if a.overlay != nil {
 			list = []string{"j/k scroll", "esc back", "q quit"}
+		} else if a.recording() != nil {
+			list = append([]string{"space pause", "left/right 10s", "+/- speed", ":seek TIME"}, list...)
 		} else if a.frozen != nil {
 			list = append([]string{"p go on", "[ ] history"}, list...)
 		}
@@ -245,7 +250,11 @@ func (a *app) drawOverlay(p *widget.Painter, h int) {
 func (a *app) helpLines() []string {
 	var cells []string
 	group := ""
-	for _, e := range keys.Entries() {
+	entries := keys.Entries()
+	if a.recording() != nil {
+		entries = append(keys.Recording(), entries...)
+	}
+	for _, e := range entries {
 		if e.Group != group {
 			if group != "" {
 				cells = append(cells, "")

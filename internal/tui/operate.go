@@ -33,7 +33,7 @@ func (a *app) operate(verb, name string) {
 	case i < 0:
 		a.say(fmt.Sprintf("%s: the router has no worker %q", verb, name), true)
 		return
-	case a.opts.Control != nil:
+	case a.recording() != nil:
 		a.say("a recording cannot be changed", true)
 		return
 	case a.frozen != nil:

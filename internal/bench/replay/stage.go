@@ -6,6 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
+	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -15,6 +18,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/receipt"
 	"github.com/dynctl/dynctl/internal/router/selector"
 	"github.com/dynctl/dynctl/internal/router/trace"
+	"github.com/dynctl/dynctl/internal/router/traffic"
 	"github.com/dynctl/dynctl/internal/wait"
 )
 
@@ -24,11 +28,15 @@ const (
 	stageEvents   = 2000
 	stageRunning  = 1 << 16 // decisions whose outcome is waited for
 	stagePause    = 50 * time.Millisecond
+	stagePiece    = 5000 // records between two questions
+	minSpeed      = 1. / 16
+	maxSpeed      = 1024 // the next is as fast as it goes
+	halfMinute    = 30 * time.Second
 )
 
 // Stage shows a recorded run as a router's admin API would have shown it: it
-// plays a trace in time and can be paused, stepped and taken back. Handler
-// serves it; Run plays.
+// plays a trace in time and can be paused, stepped and taken to any place of it, faster
+// or slower. Handler serves it; Run plays.
 type Stage struct {
 	open func() (*trace.Reader, error)
 	o    PlayerOptions
@@ -45,9 +53,17 @@ type Stage struct {
 	played int64         // records
 	now    time.Duration // of the trace
 	start  time.Time
+	// pending was read and is played next; nil when nothing was read ahead.
+	pending *trace.Record
+	// target is where the stage is on its way to while seeking.
+	seeking bool
+	target  time.Duration
+	total   *time.Duration // of the trace; nil until it was read through
 
 	traffic  admin.Traffic
-	block    int // tokens of the router's blocks, as far as the records have told
+	times    *traffic.Traffic // its windows are those of the recorded outcomes
+	turned   time.Duration    // when the windows were turned
+	block    int              // tokens of the router's blocks, as far as the records have told
 	prefill  selector.Policy
 	decode   selector.Policy
 	thresh   int
@@ -97,7 +113,8 @@ func (s *Stage) rewind() error {
 	if s.start = r.Header().Start; s.start.IsZero() {
 		s.start = time.Unix(0, 0).UTC()
 	}
-	s.ended, s.err, s.played, s.now, s.traffic = false, nil, 0, 0, admin.Traffic{}
+	s.ended, s.err, s.played, s.now, s.pending, s.traffic = false, nil, 0, 0, nil, admin.Traffic{}
+	s.times, s.turned = new(traffic.Traffic), 0
 	s.block, s.prefill, s.decode, s.thresh, s.on = o.BlockSize, "", "", 0, ""
 	// Of one epoch, so that a cursor means the same after going back.
 	s.receipts, s.running = receipt.NewRing(receipt.Options{Capacity: stageReceipts, Epoch: 1}), map[string]receipt.Live{}
@@ -120,8 +137,14 @@ func (s *Stage) Close() {
 	s.closeLocked()
 }
 
-// Run plays until ctx ends; at the end of the trace it stays there.
+// Run plays until ctx ends; at the end of the trace it stays there. Beside, the trace
+// is read through once for its length.
 func (s *Stage) Run(ctx context.Context) error {
+	ctx, stop := context.WithCancel(ctx)
+	var measuring sync.WaitGroup
+	measuring.Go(func() { s.measure(ctx) })
+	defer measuring.Wait()
+	defer stop()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	var wallAt time.Time // when the trace was at traceAt; zero to begin anew
@@ -134,20 +157,26 @@ func (s *Stage) Run(ctx context.Context) error {
 			wallAt = time.Time{}
 		case <-timer.C:
 		}
+		pause := stagePause
 		s.mu.Lock()
-		if s.paused || s.ended {
+		switch {
+		case s.seeking:
 			wallAt = time.Time{}
-		} else {
+			if s.seeking = !s.playTo(s.target); s.seeking {
+				pause = 0
+			}
+		case s.paused || s.ended:
+			wallAt = time.Time{}
+		default:
 			if wallAt.IsZero() {
 				wallAt, traceAt = time.Now(), s.now
 			}
-			until := s.now + time.Hour
 			if s.speed > 0 {
-				until = traceAt + time.Duration(float64(time.Since(wallAt))*s.speed)
-			}
-			// A bounded piece at a time, so that questions are answered.
-			for n := 0; n < 20000 && !s.ended && s.now < until; n++ {
-				s.next()
+				s.playTo(traceAt + time.Duration(float64(time.Since(wallAt))*s.speed))
+			} else {
+				for n := 0; n < stagePiece && !s.ended; n++ {
+					s.next()
+				}
 			}
 		}
 		err := s.err
@@ -155,12 +184,50 @@ func (s *Stage) Run(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		timer.Reset(stagePause)
+		timer.Reset(pause)
 	}
 }
 
-// Control does "pause", "play", "step" or "back", the latter two n records and
-// with a pause.
+// measure finds the length of the trace. What cannot be read ends it, as it ends
+// playing.
+func (s *Stage) measure(ctx context.Context) {
+	r, err := s.open()
+	if err != nil {
+		return // it opened before: its length stays unknown
+	}
+	defer r.Close()
+	total := time.Duration(0)
+	for ctx.Err() == nil {
+		var rec trace.Record
+		if err := r.Next(&rec); err != nil {
+			s.mu.Lock()
+			s.total = &total
+			s.mu.Unlock()
+			return
+		}
+		total = max(total, rec.Time)
+	}
+}
+
+// playTo plays a bounded piece of what was recorded up to a time, so that questions are
+// answered in between, and reports whether the stage is there. The caller holds mu.
+func (s *Stage) playTo(t time.Duration) bool {
+	for range stagePiece {
+		rec := s.ahead()
+		if rec == nil {
+			return true
+		}
+		if rec.Time > t {
+			s.now = max(s.now, t)
+			return true
+		}
+		s.next()
+	}
+	return false
+}
+
+// Control does "pause", "play", "toggle", "step", "back", "faster" or "slower"; step
+// and back go n records, with a pause.
 func (s *Stage) Control(do string, n int) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -173,12 +240,12 @@ func (s *Stage) Control(do string, n int) error {
 	case "toggle":
 		s.paused = !s.paused
 	case "step":
-		s.paused = true
+		s.paused, s.seeking = true, false
 		for range n {
 			s.next()
 		}
 	case "back":
-		s.paused = true
+		s.paused, s.seeking = true, false
 		target := max(s.played-int64(n), 0)
 		if err := s.rewind(); err != nil {
 			return err
@@ -186,29 +253,106 @@ func (s *Stage) Control(do string, n int) error {
 		for s.played < target && !s.ended {
 			s.next()
 		}
+	case "faster":
+		if s.speed *= 2; s.speed > maxSpeed {
+			s.speed = 0
+		}
+	case "slower":
+		if s.speed /= 2; s.speed == 0 {
+			s.speed = maxSpeed
+		}
+		s.speed = max(s.speed, minSpeed)
 	default:
-		return fmt.Errorf("%q is not one of pause, play, toggle, step, back", do)
+		return fmt.Errorf("%q is not one of pause, play, toggle, step, back, faster, slower, seek", do)
 	}
 	wait.Poke(s.wake)
 	return s.err
 }
 
-// next plays one record. The caller holds mu.
-func (s *Stage) next() {
-	if s.ended {
-		return
+// Seek begins to go to a place of the trace: a time such as "90s", one from here such
+// as "+10s" or "-1m", a share of its length such as "50%", or "end". Run goes there, all
+// up to it being played as fast as it can; a pause stays a pause.
+func (s *Stage) Seek(to string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	from := s.now
+	if s.seeking {
+		from = s.target
 	}
-	var rec trace.Record
-	if err := s.r.Next(&rec); err != nil {
+	var target time.Duration
+	if to == "end" {
+		target = math.MaxInt64
+		if s.total != nil {
+			target = *s.total
+		}
+	} else if text, ok := strings.CutSuffix(to, "%"); ok {
+		share, err := strconv.ParseFloat(text, 64)
+		switch {
+		case err != nil || !(share >= 0 && share <= 100):
+			return fmt.Errorf("%q is not a share from 0%% to 100%%", to)
+		case s.total == nil:
+			return errors.New("the length of the recording is not known yet: it is being read")
+		}
+		target = time.Duration(share / 100 * float64(*s.total))
+	} else {
+		d, err := time.ParseDuration(to)
+		if err != nil {
+			return fmt.Errorf("%q is not a time such as 90s, +10s or -1m, a share such as 50%%, or end", to)
+		}
+		target = d
+		if to[0] == '+' || to[0] == '-' {
+			if target = from + d; d > 0 && target < from {
+				target = math.MaxInt64
+			}
+		}
+	}
+	if s.total != nil {
+		target = min(target, *s.total)
+	}
+	target = max(target, 0)
+	if target < s.now {
+		if err := s.rewind(); err != nil {
+			return err
+		}
+	}
+	s.seeking, s.target = true, target
+	wait.Poke(s.wake)
+	return nil
+}
+
+// ahead is the record that is played next, nil at the end. The caller holds mu.
+func (s *Stage) ahead() *trace.Record {
+	if s.pending != nil || s.ended {
+		return s.pending
+	}
+	rec := new(trace.Record)
+	if err := s.r.Next(rec); err != nil {
 		s.ended = true
 		if !errors.Is(err, io.EOF) {
 			s.err = err
 		}
+		return nil
+	}
+	s.pending = rec
+	return rec
+}
+
+// next plays one record. The caller holds mu.
+func (s *Stage) next() {
+	rec := s.ahead()
+	if rec == nil {
 		return
 	}
+	s.pending = nil
 	s.played++
 	s.now = max(s.now, rec.Time)
-	if err := s.p.Play(&rec); err != nil {
+	for n := 0; s.now-s.turned >= halfMinute; n++ {
+		s.turned += halfMinute
+		if n < 2 { // both halves are new then
+			s.times.Turn()
+		}
+	}
+	if err := s.p.Play(rec); err != nil {
 		s.err, s.ended = err, true
 		return
 	}
@@ -237,7 +381,7 @@ func (s *Stage) next() {
 	case trace.KindDropped:
 		s.event(at, "records_dropped", eventlog.Warn, "", fmt.Sprintf("%d records were lost while recording", rec.Dropped))
 	case trace.KindDecision:
-		s.decision(&rec, at)
+		s.decision(rec, at)
 	case trace.KindOutcome:
 		s.outcome(rec.Outcome)
 	default:
@@ -331,5 +475,11 @@ func (s *Stage) outcome(o *trace.Outcome) {
 	t.CompletionTokens += uint64(max(out.CompletionTokens, 0))
 	if out.SilentRecompute {
 		t.Recomputes++
+	}
+	if out.TTFTMS >= 0 {
+		s.times.TTFT.Add(time.Duration(out.TTFTMS * float64(time.Millisecond)))
+	}
+	if out.E2EMS >= 0 {
+		s.times.E2E.Add(time.Duration(out.E2EMS * float64(time.Millisecond)))
 	}
 }

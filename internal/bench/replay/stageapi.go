@@ -19,7 +19,7 @@ import (
 )
 
 // Handler is the admin API as of the stage's time, to be read, and
-// POST /admin/v1/replay?do=pause|play|toggle|step|back&n=.
+// POST /admin/v1/replay?do=pause|play|toggle|step|back|faster|slower|seek&n=&to=.
 func (s *Stage) Handler(a adminserver.Access) http.Handler {
 	return adminserver.New(a, s, nil, map[string]http.Handler{"POST /admin/v1/replay": adminserver.JSON(s.control)})
 }
@@ -32,12 +32,26 @@ func (s *Stage) control(q *http.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := s.Control(q.URL.Query().Get("do"), n); err != nil {
+	v := q.URL.Query()
+	if do := v.Get("do"); do == "seek" {
+		if err := s.Seek(v.Get("to")); err != nil {
+			return nil, api.BadRequest("to", "%v", err)
+		}
+	} else if err := s.Control(do, n); err != nil {
 		return nil, api.BadRequest("do", "%v", err)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return map[string]any{"records": s.played, "t_us": s.now.Microseconds(), "paused": s.paused, "ended": s.ended}, nil
+	return s.place(), nil
+}
+
+// place is where the stage stands. The caller holds mu.
+func (s *Stage) place() *admin.Replay {
+	r := &admin.Replay{Records: s.played, AtUS: s.now.Microseconds(), Speed: s.speed, Paused: s.paused, Ended: s.ended, Seeking: s.seeking}
+	if s.total != nil {
+		r.TotalUS = new(s.total.Microseconds())
+	}
+	return r
 }
 
 // Now is the time of the recording.
@@ -54,7 +68,7 @@ func (s *Stage) Status() admin.Status {
 	st := admin.Status{
 		Schema: admin.Schema, Version: s.r.Header().Version, Name: s.r.Name(), Now: s.at(), Started: s.start, State: "ready", Reasons: []string{},
 		PrefillPolicy: string(s.prefill), DecodePolicy: string(s.decode), ThresholdTokens: s.thresh, ThresholdOn: s.on, Tokenizer: "recorded",
-		BlockSizeTokens: s.block, Models: []string{}, Traffic: s.traffic, Index: s.totals(),
+		BlockSizeTokens: s.block, Models: []string{}, Traffic: s.traffic, Index: s.totals(), Replay: s.place(),
 	}
 	if s.prefill == s.decode { // else the one that was set is in no record
 		st.Policy = string(s.decode)
@@ -66,6 +80,8 @@ func (s *Stage) Status() admin.Status {
 		st.Reasons = append(st.Reasons, fmt.Sprintf("paused after %d records", s.played))
 	}
 	st.Traffic.Inflight = len(s.running)
+	times := s.times.Figures()
+	st.Traffic.TTFT, st.Traffic.E2E = times.TTFT, times.E2E
 	for _, w := range s.workers() {
 		st.Workers.Total++
 		st.Workers.Usable++

@@ -389,6 +389,17 @@ func (c *Client) SnapshotBrief(ctx context.Context, decisions, events int, after
 	})
 }
 
+// Replay does "pause", "play", "toggle", "step", "back", "faster", "slower" or "seek"
+// with a recording that is shown. to is where "seek" goes: a time such as "90s", one from
+// here such as "+10s", a share such as "50%", or "end".
+func (c *Client) Replay(ctx context.Context, do, to string) (*Replay, error) {
+	q := url.Values{"do": {do}}
+	if to != "" {
+		q.Set("to", to)
+	}
+	return ask[Replay](ctx, c, http.MethodPost, "/admin/v1/replay", q, nil)
+}
+
 // Route asks what would be decided for a request now.
 func (c *Client) Route(ctx context.Context, r RouteRequest) (*RouteAnswer, error) {
 	return ask[RouteAnswer](ctx, c, http.MethodPost, "/admin/v1/route", nil, r)

@@ -80,6 +80,23 @@ type Status struct {
 	Access ListenerAccesses `json:"access,omitzero"`
 	// Kubernetes is there when pods are looked for.
 	Kubernetes *Kubernetes `json:"kubernetes,omitempty"`
+	// Replay is of a recording that is shown; a running router has none.
+	Replay *Replay `json:"replay,omitempty"`
+}
+
+// Replay is where a recording that is shown stands.
+type Replay struct {
+	Records int64 `json:"records"` // played so far
+	// AtUS is the time since the recording began, TotalUS its length; that is absent
+	// until the recording has been read through once.
+	AtUS    int64  `json:"t_us"`
+	TotalUS *int64 `json:"total_us,omitempty"`
+	// Speed is how many seconds of the recording pass in one; 0 is as many as can.
+	Speed  float64 `json:"speed"`
+	Paused bool    `json:"paused"`
+	Ended  bool    `json:"ended"`
+	// Seeking says that all up to the place that was asked for is being played.
+	Seeking bool `json:"seeking"`
 }
 
 // ListenerAccesses are who may come in at the two listeners.

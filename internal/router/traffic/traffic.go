@@ -54,11 +54,16 @@ func (t *Traffic) Figures() admin.Traffic {
 // Run turns the windows until ctx ends.
 func (t *Traffic) Run(ctx context.Context) error {
 	for range wait.Every(ctx, 30*time.Second) {
-		for _, w := range []*Window{&t.TTFT, &t.ITL, &t.E2E, &t.Overhead} {
-			w.turn()
-		}
+		t.Turn()
 	}
 	return nil
+}
+
+// Turn begins another half minute of the windows.
+func (t *Traffic) Turn() {
+	for _, w := range []*Window{&t.TTFT, &t.ITL, &t.E2E, &t.Overhead} {
+		w.turn()
+	}
 }
 
 // Window is a histogram of durations over the present and the last half

@@ -118,6 +118,10 @@ func (b *Builder) Add(s Sample, interval time.Duration) *Router {
 		b.points, b.events, b.hot = nil, nil, hotWatch{}
 		b.cold.restart(&snap.Status)
 	}
+	if n := len(b.points); n > 0 && snap.Status.Replay != nil && snap.Status.Now.Before(b.points[n-1].at) {
+		// The recording was taken back: what was seen comes later now.
+		b.points, b.events, b.hot = nil, nil, hotWatch{}
+	}
 	b.last = s.At
 	b.router.Error = ""
 	b.router.AnswerMS = Num(float64(s.Took.Microseconds()) / 1000)
@@ -184,7 +188,7 @@ func (b *Builder) describe(st *admin.Status) {
 	r := &b.router
 	r.Link = Live
 	r.Name, r.Version, r.Schema, r.State, r.Reasons = st.Name, st.Version, st.Schema, st.State, st.Reasons
-	r.Queues = st.Queues
+	r.Queues, r.Replay = st.Queues, st.Replay
 	if r.Reasons == nil {
 		r.Reasons = []string{}
 	}

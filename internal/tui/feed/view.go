@@ -128,6 +128,8 @@ type Router struct {
 	BlockSize      int                `json:"block_size_tokens"`
 	ConfigRevision uint64             `json:"config_revision"`
 	Workers        admin.WorkerCounts `json:"worker_counts"`
+	// Replay is where a recording stands; nil for a running router.
+	Replay *admin.Replay `json:"replay,omitempty"`
 
 	// RateWindow is the time that rates and shares are taken over,
 	// TroubleWindow the longer one of the counts of what went wrong.

@@ -64,6 +64,17 @@ const (
 	Redraw
 	NextRouter
 	Follow
+	PlayPause
+	RecordBack
+	RecordForward
+	SeekBack
+	SeekForward
+	SeekFarBack
+	SeekFarForward
+	SeekStart
+	SeekEnd
+	PlayFaster
+	PlaySlower
 )
 
 // Entry is one action with its keys.
@@ -142,13 +153,31 @@ func Entries() []Entry {
 	}
 }
 
+// Recording lists the keys that do something else while a recording is watched.
+func Recording() []Entry {
+	play := key.NewBinding(key.WithKeys("p", " "), key.WithHelp("p space", "pause or play"))
+	return []Entry{
+		{PlayPause, "RECORDING", play},
+		bind(SeekBack, "RECORDING", "10 s back", "left"),
+		bind(SeekForward, "RECORDING", "10 s on", "right"),
+		bind(SeekFarBack, "RECORDING", "a minute back", "shift+left"),
+		bind(SeekFarForward, "RECORDING", "a minute on", "shift+right"),
+		bind(SeekStart, "RECORDING", "to the beginning", "home"),
+		bind(SeekEnd, "RECORDING", "to the end", "end"),
+		bind(PlayFaster, "RECORDING", "twice as fast", "+", "="),
+		bind(PlaySlower, "RECORDING", "half as fast", "-", "_"),
+		bind(RecordBack, "RECORDING", "one record back", "["),
+		bind(RecordForward, "RECORDING", "one record on", "]"),
+	}
+}
+
 // Map finds the action of a key.
 type Map map[string]Action
 
-// NewMap is the map of Entries.
-func NewMap() Map {
+// NewMap is the map of entries.
+func NewMap(entries []Entry) Map {
 	m := Map{}
-	for _, e := range Entries() {
+	for _, e := range entries {
 		for _, k := range e.Binding.Keys() {
 			m[k] = e.Action
 		}
