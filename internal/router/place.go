@@ -156,8 +156,8 @@ func (x *exchange) place() error {
 // not have found it either.
 func (x *exchange) needs(phase selector.Phase) string {
 	q := &x.d.run
-	if len(q.History.Failures) > 0 {
-		return x.decision // it is kept out where others are not
+	if q.Apart() {
+		return x.decision
 	}
 	p := &q.Request.Pin
 	s := string(phase) + "\x00" + string(q.Request.Force) + "\x00" + p.Decode + "\x00" + p.Prefill + "\x00" + string(q.Plan.Reason)

@@ -301,6 +301,11 @@ func (r *Run) Busy() (phase selector.Phase, is bool) {
 	return "", false
 }
 
+// Apart reports whether the request's tries, or those of a stream that it goes on with,
+// keep workers from it that others may have: what it finds nothing of, another request
+// with the same wishes may find.
+func (r *Run) Apart() bool { return len(r.History.Failures) > 0 || len(r.History.Bans) > 0 }
+
 // Again takes back the newest decision: the next one is made in its place.
 func (r *Run) Again() { r.Attempt-- }
 

@@ -367,3 +367,21 @@ func TestBlind(t *testing.T) {
 		t.Error("the whole prompt's length needs no cache")
 	}
 }
+
+// TestApart: what a request finds nothing of stands for others like it only while nobody
+// is kept from it; the rest of a stream is kept from the engine that broke off.
+func TestApart(t *testing.T) {
+	d := well("d1", workers.Decode)
+	s := usual()
+	s.Continuations = 1
+	var r Run
+	r.Begin(prompt(100))
+	r.Decide(s, []*workers.Worker{d}, 16, nothing{})
+	if r.Apart() {
+		t.Error("before anything has failed")
+	}
+	next := r.Failed(attempt.Failure{Worker: d.State, Name: "d1", Phase: selector.Decode, Reason: attempt.Reset, Sent: true, Begun: true})
+	if next.Step != attempt.Continue || !r.Apart() {
+		t.Errorf("after its stream has broken off: %+v, apart: %v", next, r.Apart())
+	}
+}

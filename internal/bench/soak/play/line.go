@@ -119,7 +119,7 @@ func (s *stage) turn() {
 
 // needs are those of the router: what a request found nothing of.
 func (q *request) needs(p selector.Phase) string {
-	if len(q.run.History.Failures) > 0 {
+	if q.run.Apart() {
 		return q.id
 	}
 	return string(p)

@@ -70,6 +70,10 @@ const (
 	numbersOnly
 	// forgetEase does not tell those that wait in line that a rank has room again.
 	forgetEase
+	// seamTwice goes on with a stream from one token before what the client has.
+	seamTwice
+	// wholeLimit asks for as many tokens of the rest of a stream as of all of it.
+	wholeLimit
 )
 
 // Outcome is what one seed has done. Two runs of a seed give equal Outcomes.
@@ -86,6 +90,9 @@ type Outcome struct {
 	// (Readmitted), requests that a worker which is on trial was given to after
 	// another had been (Refused), and failures that were taken back (Excused).
 	Ejections, Readmitted, Refused, Excused int
+	// Continued is how often a stream whose engine died went on elsewhere, Closed how
+	// often one was ended by the router because its last token had come.
+	Continued, Closed int
 	// Waited are requests that waited for a rank that was under its limit.
 	Waited int
 	Checks int // of the index against the events
@@ -230,7 +237,7 @@ func (s *stage) build() {
 	g.BlockSize, g.Blocks = 8, 24+s.rng.IntN(60)
 	g.MaxSeqs, g.MaxBatchedTokens = 2+s.rng.IntN(8), 32+s.rng.IntN(200)
 	g.Profile, g.Speed, g.OSL, g.Seed = "mocker", 10, 6, s.out.Seed
-	g.Recompute = s.chance(0.3)
+	g.Recompute, g.Letters = s.chance(0.3), s.chance(0.5)
 	g.Lease = s.between(200*time.Millisecond, 2*time.Second)
 	s.group = g
 	s.w.Patience = 100 * time.Millisecond
@@ -258,6 +265,7 @@ func (s *stage) build() {
 	if s.budget = 1000; s.chance(0.1) {
 		s.budget = s.rng.IntN(5)
 	}
+	s.settings.Continuations = []int{0, 1, 4, 4}[s.rng.IntN(4)]
 	if s.chance(0.2) {
 		s.settings.Weights.Temperature = 0.5
 	}
@@ -731,16 +739,16 @@ func newReference(g sim.Group) *reference {
 	return ref
 }
 
-// answer is the right answer to a prompt.
-func (ref *reference) answer(prompt []uint32, limit int) answerOf {
-	key := fmt.Sprint(limit, prompt)
+// answer is the right answer to a prompt; on says that nothing but the limit ends it.
+func (ref *reference) answer(prompt []uint32, limit int, on bool) answerOf {
+	key := fmt.Sprint(limit, on, prompt)
 	if a, ok := ref.said[key]; ok {
 		return a
 	}
 	var a answerOf
 	ref.n++
 	err := ref.r.Submit(engine.Request{
-		ID: fmt.Sprint(ref.n), Tokens: prompt, MaxTokens: limit,
+		ID: fmt.Sprint(ref.n), Tokens: prompt, MaxTokens: limit, IgnoreEOS: on,
 		Sink: func(o engine.Output) {
 			if o.HasToken {
 				a.tokens = append(a.tokens, o.Token)

@@ -48,6 +48,8 @@ func seeds(from, n uint64, p plant, enough func(*Outcome) bool) (sum Outcome, ba
 				sum.Readmitted += o.Readmitted
 				sum.Refused += o.Refused
 				sum.Excused += o.Excused
+				sum.Continued += o.Continued
+				sum.Closed += o.Closed
 				sum.Waited += o.Waited
 				sum.Checks += o.Checks
 				sum.Steps += o.Steps
@@ -102,9 +104,9 @@ func TestVirtual(t *testing.T) {
 	sum, bad := seeds(from, n, nothing, func(*Outcome) bool { return false })
 	took := time.Since(began)
 	t.Logf("%d seeds from %d in %v (%.0f/s): %d requests: %d completed, %d left by their client, %d cut, %d given up; %d attempts, %d of them remote, %d fallbacks; "+
-		"%d faults, %d restarts of the router; %d ejections of workers, %d ended for want of others, %d requests came late for a trial, %d failures taken back; %d requests waited for a rank; %d batches of events, %d gaps, %d resyncs, %d looks at the index; %d steps",
+		"%d faults, %d restarts of the router; %d ejections of workers, %d ended for want of others, %d requests came late for a trial, %d failures taken back; %d streams went on elsewhere, %d were ended for their engine; %d requests waited for a rank; %d batches of events, %d gaps, %d resyncs, %d looks at the index; %d steps",
 		n, from, took.Round(time.Millisecond), float64(n)/took.Seconds(), sum.Requests, sum.Completed, sum.Left, sum.Cut, sum.Hopeless, sum.Attempts, sum.Remote, sum.Fallbacks,
-		sum.Faults, sum.Restarts, sum.Ejections, sum.Readmitted, sum.Refused, sum.Excused, sum.Waited, sum.Batches, sum.Gaps, sum.Resyncs, sum.Checks, sum.Steps)
+		sum.Faults, sum.Restarts, sum.Ejections, sum.Readmitted, sum.Refused, sum.Excused, sum.Continued, sum.Closed, sum.Waited, sum.Batches, sum.Gaps, sum.Resyncs, sum.Checks, sum.Steps)
 	for i, o := range bad {
 		if i == 3 {
 			t.Errorf("and %d seeds more", len(bad)-i)
@@ -116,7 +118,7 @@ func TestVirtual(t *testing.T) {
 			t.Errorf("seed %d has another history when it is run again", o.Seed)
 		}
 	}
-	if sum.Completed < sum.Requests/2 || sum.Remote == 0 || sum.Gaps == 0 || sum.Ejections == 0 || sum.Readmitted == 0 || sum.Waited == 0 || sum.Checks == 0 {
+	if sum.Completed < sum.Requests/2 || sum.Remote == 0 || sum.Gaps == 0 || sum.Ejections == 0 || sum.Readmitted == 0 || sum.Continued == 0 || sum.Closed == 0 || sum.Waited == 0 || sum.Checks == 0 {
 		t.Errorf("the seeds did too little: %+v", sum)
 	}
 }
@@ -162,6 +164,8 @@ func TestPlantedBugsAreFound(t *testing.T) {
 		{leaveEjected, "an ejected worker is not brought back when nobody else is left", 100, []string{"which is kept out"}},
 		{numbersOnly, "a new publisher whose numbers fit is taken for the old one", 100, []string{"which the engine does not", "although every batch was applied"}},
 		{forgetEase, "those in line are not told of a rank that has room", 24, []string{"waits although"}},
+		{seamTwice, "a stream goes on with a token that the client has", 24, []string{"the answer is"}},
+		{wholeLimit, "the limit of a stream that goes on is not reduced", 100, []string{"the answer is"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			n := c.n

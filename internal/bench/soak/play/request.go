@@ -33,6 +33,12 @@ type request struct {
 	tokens  []uint32
 	limit   int
 	arrived time.Duration
+	// The prompt and the limit as the client gave them, and the right answer. Of a
+	// stream that goes on elsewhere tokens and limit are those of the rest.
+	whole  []uint32
+	most   int
+	want   answerOf
+	stream *stream // nil where the answer is not streamed
 
 	tries int // decisions
 	run   decide.Run
@@ -60,6 +66,15 @@ func (s *stage) request() {
 	if s.chance(0.3) { // a turn of its own
 		q.tokens = append(slices.Clone(q.tokens), uint32(5000+q.no), uint32(6000+q.no))
 	}
+	if s.chance(0.7) {
+		q.stream = &stream{usage: s.chance(0.5)}
+		if s.chance(0.3) {
+			q.limit += s.rng.IntN(40)
+		}
+	}
+	// A simulated answer has at least four tokens, also that to the rest of one: where
+	// it ends by itself, an engine that goes on would end it elsewhere.
+	q.whole, q.most, q.want = q.tokens, q.limit, s.ref.answer(q.tokens, q.limit, q.stream != nil)
 	s.open[q] = true
 	s.out.Requests++
 	s.note("%s arrives with %d tokens, wants %d", q.id, len(q.tokens), q.limit)
@@ -123,6 +138,7 @@ func (q *request) decided() {
 		q.follow(next, plan.Err)
 		return
 	}
+	q.run.Settled()
 	if s.chance(0.3) { // others come between
 		s.w.At(s.w.Now()+s.between(0, 2*time.Millisecond), func() {
 			if q.ended == 0 {
@@ -161,7 +177,7 @@ func (q *request) carryOut(late bool) {
 	}
 	s.out.Remote++
 	t, err := s.conn.Begin(disagg.Dispatch{
-		RequestID: q.transferID(), Facts: in.Facts,
+		RequestID: q.transferID(), Facts: q.run.Request.Facts,
 		Prefill: in.PrefillPeers[plan.PrefillIndex], Decode: in.DecodePeers[plan.DecodeIndex],
 	})
 	if err != nil {
@@ -319,6 +335,7 @@ func (q *request) end(how string) {
 	if q.ended++; q.ended > 1 {
 		s.violate("%s ended %d times", q.id, q.ended)
 	}
+	q.run.Release()
 	delete(s.open, q)
 }
 
@@ -332,9 +349,11 @@ func (q *request) cut(why string) {
 
 // prefix wants what the client has got so far to be right.
 func (q *request) prefix() {
-	want := q.s.ref.answer(q.tokens, q.limit)
-	if len(q.got) > len(want.tokens) || !slices.Equal(q.got, want.tokens[:len(q.got)]) {
-		q.s.violate("%s got the tokens %v, the answer is %v", q.id, q.got, want.tokens)
+	if len(q.got) > len(q.want.tokens) || !slices.Equal(q.got, q.want.tokens[:len(q.got)]) {
+		q.s.violate("%s got the tokens %v, the answer is %v", q.id, q.got, q.want.tokens)
+	}
+	if q.stream != nil {
+		q.heard(false)
 	}
 }
 
@@ -351,6 +370,7 @@ func (q *request) hopeless(err error) {
 	}
 	s.out.Hopeless++
 	q.stop()
+	q.prefix()
 	q.end(fmt.Sprintf("nobody is left: %v", err))
 }
 
@@ -518,6 +538,8 @@ func (q *request) call(l *leg, r engine.Request) {
 			return
 		case s.chance(l.n.die):
 			l.cutAt = s.rng.IntN(4)
+		case q.mayGoOn() && l.phase == selector.Decode && s.chance(0.1): // and nobody need be to blame
+			l.cutAt = 1 + s.rng.IntN(q.limit) // before the first token it would be tried again
 		}
 		l.inc, l.life = l.n.inc, l.n.v.EngineID()
 		r.ID = l.id
@@ -559,12 +581,15 @@ func (l *leg) output(o engine.Output) {
 // lost is a leg that broke while the engine worked on it.
 func (q *request) lost(l *leg, why string) {
 	s := q.s
-	if l.phase == selector.Prefill || len(q.got) == 0 {
+	if l.phase == selector.Prefill || !l.heard {
 		q.failed(l.phase, l.n, l.from, attempt.Status5xx)
 		return
 	}
-	// The client has a part of the answer: nothing can be tried again.
+	// The client has a part of the answer.
 	q.prefix()
+	if q.goesOn(l, why) || len(s.out.Violations) > 0 {
+		return
+	}
 	if l.n.since <= q.arrived && (l.from == nil || l.from.since <= q.arrived) {
 		s.violate("%s was cut although %s is well: %s", q.id, l.n.name, why)
 	}
@@ -667,7 +692,11 @@ func pull(edits []api.Edit) (*engine.Pull, error) {
 func (q *request) decode(d, p *node, edits []api.Edit, held *hold) {
 	s := q.s
 	l := &leg{n: d, from: p, phase: selector.Decode, id: fmt.Sprintf("cmpl-%sd", q.transferID())}
-	r := engine.Request{Tokens: q.tokens, MaxTokens: q.limit}
+	r := engine.Request{Tokens: q.tokens, MaxTokens: q.limit, IgnoreEOS: q.stream != nil}
+	if q.stream != nil {
+		q.stream.read.Begin()
+		q.stream.voice.begin(q.tokens)
+	}
 	if p != nil {
 		var err error
 		if r.Pull, err = pull(edits); err != nil {
@@ -696,13 +725,18 @@ func (q *request) decode(d, p *node, edits []api.Edit, held *hold) {
 			if len(q.got)%16 == 0 {
 				held.Progress(len(q.got))
 			}
+			if q.stream != nil && !q.speak(l, o) {
+				l.over = true
+			}
 		}
 		if o.Finish == engine.Running {
 			return
 		}
-		want := s.ref.answer(q.tokens, q.limit)
-		if !slices.Equal(q.got, want.tokens) || o.Finish != want.finish {
-			s.violate("%s got %v (%s) from %s, the answer is %v (%s)", q.id, q.got, o.Finish, d.name, want.tokens, want.finish)
+		if !slices.Equal(q.got, q.want.tokens) || o.Finish != q.want.finish {
+			s.violate("%s got %v (%s) from %s, the answer is %v (%s)", q.id, q.got, o.Finish, d.name, q.want.tokens, q.want.finish)
+		}
+		if q.stream != nil {
+			q.heard(true)
 		}
 		s.out.Completed++
 		q.end("complete")
