@@ -46,12 +46,12 @@ func TestKubernetesServices(t *testing.T) {
 	hosts := string(known)
 	const slices = "/apis/discovery.k8s.io/v1/namespaces/%s/endpointslices"
 	// service makes one; behind says which pods are behind it.
-	service := func(name, engine string) {
+	service := func(name, engine, ports string) {
 		ip := c.address()
 		c.front(ip+":8000", engine)
 		hosts += fmt.Sprintf("%s %s.%s.svc\n", ip, name, c.namespace)
 		c.apply("/api/v1/namespaces/%s/services", name, fmt.Sprintf(`{"apiVersion":"v1","kind":"Service","metadata":{"name":%q,"labels":{"app":"engine"}},
-			"spec":{"selector":{"engine":%q},"ports":[{"port":8000}]}}`, name, name))
+			"spec":{"selector":{"engine":%q},%s}}`, name, name, ports))
 	}
 	type pod struct {
 		uid           string
@@ -67,7 +67,7 @@ func TestKubernetesServices(t *testing.T) {
 			})
 		}
 		raw, err := json.Marshal(map[string]any{
-			"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4", "endpoints": list,
+			"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4", "endpoints": list, "ports": []map[string]any{{"name": "", "port": 8000}},
 			"metadata": metav1.ObjectMeta{Name: name + "-x", Labels: map[string]string{"app": "engine", "kubernetes.io/service-name": name}},
 		})
 		if err != nil {
@@ -75,8 +75,9 @@ func TestKubernetesServices(t *testing.T) {
 		}
 		c.apply(slices, name+"-x", string(raw))
 	}
-	service("engine-a", engines[0])
-	service("engine-b", engines[1])
+	service("engine-a", engines[0], `"ports":[{"port":8000}]`)
+	// Headless: its name is the pod's, where the port is that of the slice.
+	service("engine-b", engines[1], `"clusterIP":"None","ports":[{"port":80,"targetPort":8000}]`)
 	behind("engine-a", pod{uid: "a1", ready: true})
 	behind("engine-b", pod{uid: "b1"})
 	file := filepath.Join(t.TempDir(), "hosts")

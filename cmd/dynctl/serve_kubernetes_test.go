@@ -4,16 +4,56 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"regexp"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
 )
+
+// TestKubernetesTakesNoTimeOfOthers: what the packages that only Kubernetes needs do at the
+// start of every command takes at most 5 ms, as the Go runtime measures it.
+func TestKubernetesTakesNoTimeOfOthers(t *testing.T) {
+	line := regexp.MustCompile(`(?m)^init (\S+) @\S+ ms, (\S+) ms clock`)
+	least, packages := math.Inf(1), 0
+	for range 5 { // others take the machine now and then
+		c := exec.Command(os.Args[0], "-test.run=^$")
+		c.Env = append(os.Environ(), "GODEBUG=inittrace=1")
+		out, err := c.CombinedOutput()
+		if err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		sum := 0.0
+		packages = 0
+		for _, m := range line.FindAllSubmatch(out, -1) {
+			if !strings.Contains(string(m[1]), "k8s.io/") && !strings.Contains(string(m[1]), "gnostic") {
+				continue
+			}
+			ms, err := strconv.ParseFloat(string(m[2]), 64)
+			if err != nil {
+				t.Fatal(err)
+			}
+			sum += ms
+			packages++
+		}
+		least = min(least, sum)
+	}
+	if packages < 10 {
+		t.Fatalf("found only %d packages of Kubernetes", packages)
+	}
+	if least > 5 {
+		t.Errorf("%d packages take %.1f ms of the start of every command", packages, least)
+	}
+	t.Logf("%d packages take %.1f ms", packages, least)
+}
 
 // TestServeAsksNoAPIServer: in a pod, and with a kubeconfig at hand, nothing is asked of
 // an API server unless pods are looked for. With a selector it is, by the same ways.

@@ -76,10 +76,11 @@ type apiServer struct {
 	asked      chan string // one word for each question: list, watch
 
 	agents map[string]string // who asked, by the last part of the path
+	open   map[string]int    // watches that go on, by what is watched and its selector
 }
 
 func newAPIServer(t *testing.T) *apiServer {
-	a := &apiServer{t: t, list: []byte(noPods), kind: "application/json", lines: make(chan string, 64), asked: make(chan string, 1000), cut: make(chan struct{}), agents: map[string]string{}}
+	a := &apiServer{t: t, list: []byte(noPods), kind: "application/json", lines: make(chan string, 64), asked: make(chan string, 1000), cut: make(chan struct{}), agents: map[string]string{}, open: map[string]int{}}
 	a.Server = httptest.NewServer(a)
 	t.Cleanup(a.Close)
 	return a
@@ -129,6 +130,9 @@ func (a *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
 		w.WriteHeader(http.StatusOK)
 		w.(http.Flusher).Flush()
+		what := path.Base(r.URL.Path) + " " + q.Get("labelSelector")
+		a.set(func() { a.open[what]++ })
+		defer a.set(func() { a.open[what]-- })
 		for {
 			select {
 			case <-r.Context().Done():

@@ -166,6 +166,12 @@ func (p *pool) run(ctx context.Context) error {
 	var endNow, endNext context.CancelFunc = func() {}, func() {}
 	defer func() { endNow(); endNext() }()
 	synced := make(chan *watch, 1)
+	promote := func() {
+		endNow()
+		p.drop(now)
+		now, endNow, next, endNext = next, endNext, nil, func() {}
+		p.s.touch()
+	}
 	for {
 		select {
 		case <-ctx.Done():
@@ -188,6 +194,9 @@ func (p *pool) run(ctx context.Context) error {
 				p.s.choose(last, by)
 				continue
 			}
+			if next != nil && next.informer.HasSynced() {
+				promote() // its pods count already; that they do is not heard at once
+			}
 			endNext()
 			p.drop(next)
 			w := p.s.newWatch(pods, p.client, p.object.state.Namespace, m.selector, by)
@@ -204,13 +213,9 @@ func (p *pool) run(ctx context.Context) error {
 				}
 			})
 		case w := <-synced:
-			if w != next {
-				continue
+			if w == next {
+				promote()
 			}
-			endNow()
-			p.drop(now)
-			now, endNow, next, endNext = w, endNext, nil, func() {}
-			p.s.touch()
 		}
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
 	"k8s.io/apimachinery/pkg/util/json"
 )
@@ -29,7 +30,8 @@ func TestPool(t *testing.T) {
 	lines := strings.Split(strings.TrimSpace(string(recorded(t, "pool.jsonl"))), "\n")
 	a.pool <- lines[0]
 	asked("watch /api/v1/namespaces/life/pods app=engine")
-	for _, l := range strings.Split(string(recorded(t, "life.jsonl")), "\n")[:3] {
+	life := strings.Split(string(recorded(t, "life.jsonl")), "\n")
+	for _, l := range life[:3] {
 		a.lines <- l
 	}
 	s.wait(t, "engine-0 decode vllm 127.0.2.1:8000")
@@ -38,9 +40,25 @@ func TestPool(t *testing.T) {
 	}
 	a.pool <- lines[1] // another target port
 	s.wait(t, "engine-0 decode vllm 127.0.2.1:8100")
-	a.pool <- lines[2] // another selector, which finds nothing
+	// Another selector: until it is answered, the pods of the last one are followed.
+	a.set(func() { a.refuse = recorded(t, "forbidden.json") })
+	a.pool <- lines[2]
+	s.event(t, "discovery.kubernetes.lost")
+	a.lines <- life[3]
+	s.wait(t, `engine-0 decode vllm 127.0.2.1:8100: its pod is not Ready (ReadinessGatesNotReady: the status of pod readiness gate "example.com/gate" is not "True", but False)`)
+	a.set(func() { a.refuse = nil }) // it finds nothing
 	asked("watch /api/v1/namespaces/life/pods app=other")
 	s.wait(t)
+	// The watch of the old one ends: a pool that changes leaves none behind.
+	deadline := time.After(patience)
+	for ended := false; !ended; {
+		a.set(func() { ended = a.open["pods app=engine"] == 0 && a.open["pods app=other"] == 1 })
+		select {
+		case <-time.After(time.Millisecond):
+		case <-deadline:
+			t.Fatalf("watches %v", a.open)
+		}
+	}
 	a.pool <- lines[3] // gone
 	s.event(t, "discovery.kubernetes.pool_unread")
 	if st := s.Status(); len(st.Watches) != 2 {
