@@ -44,6 +44,7 @@ var views = []struct {
 	{"overview", func(*app, stage) {}},
 	{"heat", func(a *app, _ stage) { press(a, "x", "x") }},
 	{"workers", func(a *app, _ stage) { press(a, "2", "j", "j", "m") }},
+	{"folded", func(a *app, _ stage) { press(a, "2", "v", "j", "l") }},
 	{"radix", func(a *app, g stage) {
 		press(a, "3")
 		loadTree(a, g, "")

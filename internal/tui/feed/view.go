@@ -360,6 +360,11 @@ type Rank struct {
 
 	// Pressure orders ranks that are equally bad; it has no unit.
 	Pressure float64 `json:"pressure"`
+
+	// Folded is of how many ranks this is the row, see Fold, and Of how many the worker
+	// has; 0 for a rank.
+	Folded int `json:"-"`
+	Of     int `json:"-"`
 }
 
 // Feed is the state of a rank's KV events.

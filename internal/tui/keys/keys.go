@@ -42,6 +42,7 @@ const (
 	Faults
 	Idle
 	Heat
+	FoldAll
 	Pause
 	StepBack
 	StepForward
@@ -126,6 +127,7 @@ func Entries() []Entry {
 		bind(Wide, "TABLE", "more or fewer columns", "z"),
 		bind(Faults, "TABLE", "only what is not ok", "F"),
 		bind(Heat, "TABLE", "strip of heat: active, KV, ITL, hits, off", "x"),
+		bind(FoldAll, "TABLE", "fold all workers or none; h l one of them", "v"),
 		bind(Idle, "TABLE", "hide what is idle", "H"),
 		{Pause, "TIME", space},
 		bind(StepBack, "TIME", "one step back in history", "["),

@@ -1,6 +1,7 @@
 package page
 
 import (
+	"fmt"
 	"math"
 	"slices"
 	"strings"
@@ -27,7 +28,12 @@ type RankTable struct {
 
 	heads []headAt // where the titles stand, for clicks
 
+	// folds says whether workers are folded, and unlike which of them are not so.
+	folds  bool
+	unlike map[string]bool
+
 	from  *feed.Router // what rows were made of
+	ranks []*feed.Rank // those that the filter leaves, none folded
 	rows  []*feed.Rank
 	dirty bool
 }
@@ -228,23 +234,122 @@ func SortRanks(ranks []*feed.Rank, name string, reverse bool) bool {
 	return true
 }
 
-// Rows are the ranks that the filter leaves, in order.
+// Rows are the ranks that the filter leaves, or a worker for those that are folded, in
+// order.
 func (t *RankTable) Rows(r *feed.Router) []*feed.Rank {
 	if t.from == r && !t.dirty {
 		return t.rows
 	}
 	t.from, t.dirty = r, false
-	t.rows = t.rows[:0]
+	t.ranks = t.ranks[:0]
 	for i := range r.Ranks {
 		k := &r.Ranks[i]
 		if t.faults && k.Severity == feed.OK || t.noIdle && k.Active == 0 && !(k.Running > 0) && !(k.RequestRate > 0) || !t.filter.Match(k) {
 			continue
 		}
-		t.rows = append(t.rows, k)
+		t.ranks = append(t.ranks, k)
 	}
+	t.rows = t.fold(r)
 	SortRanks(t.rows, orders[t.order].name, t.reverse)
 	t.sync(len(t.rows), t.keyAt)
 	return t.rows
+}
+
+// folded tells whether a worker's ranks are one row.
+func (t *RankTable) folded(worker string) bool { return t.folds != t.unlike[worker] }
+
+// fold puts one row in the place of a folded worker's first rank. A worker of one rank
+// is that rank.
+func (t *RankTable) fold(r *feed.Router) []*feed.Rank {
+	rows := t.rows[:0]
+	if !t.folds && len(t.unlike) == 0 {
+		return append(rows, t.ranks...)
+	}
+	dp := map[string]int{}
+	for i := range r.Ranks {
+		dp[r.Ranks[i].Worker]++
+	}
+	of := map[string][]*feed.Rank{}
+	for _, k := range t.ranks {
+		of[k.Worker] = append(of[k.Worker], k)
+	}
+	for _, k := range t.ranks {
+		switch {
+		case dp[k.Worker] < 2 || !t.folded(k.Worker):
+			rows = append(rows, k)
+		case of[k.Worker][0] == k:
+			v := feed.Fold(of[k.Worker])
+			v.Of = dp[k.Worker]
+			rows = append(rows, &v)
+		}
+	}
+	return rows
+}
+
+// setFold folds or unfolds the worker under the cursor, which stays with it.
+func (t *RankTable) setFold(r *feed.Router, on bool) {
+	k := t.Current(r)
+	if k == nil || t.folded(k.Worker) == on {
+		return
+	}
+	t.toggle(k.Worker)
+	t.keep(r, k)
+}
+
+// toggle folds a worker, or unfolds it.
+func (t *RankTable) toggle(worker string) {
+	if t.unlike[worker] {
+		delete(t.unlike, worker)
+		return
+	}
+	if t.unlike == nil {
+		t.unlike = map[string]bool{}
+	}
+	t.unlike[worker] = true
+}
+
+// foldAll folds every worker, or where all are folded none.
+func (t *RankTable) foldAll(r *feed.Router) {
+	k := t.Current(r)
+	t.folds, t.unlike = !t.folds || len(t.unlike) > 0, nil
+	t.keep(r, k)
+}
+
+// keep leaves the cursor with a row's worker after it was folded or unfolded.
+func (t *RankTable) keep(r *feed.Router, k *feed.Rank) {
+	t.dirty = true
+	if k == nil || t.key == "" {
+		return
+	}
+	t.key = ""
+	for i, row := range t.Rows(r) {
+		if row.Worker == k.Worker {
+			t.at, t.key = i, row.Label
+			return
+		}
+	}
+}
+
+// reveal puts the cursor on a rank, whose worker is unfolded.
+func (t *RankTable) reveal(r *feed.Router, label string) {
+	i := slices.IndexFunc(r.Ranks, func(k feed.Rank) bool { return k.Label == label })
+	if t.key, t.dirty = label, true; i >= 0 {
+		if w := r.Ranks[i].Worker; t.folded(w) {
+			t.toggle(w)
+		}
+	}
+	t.Rows(r)
+}
+
+// name is what stands for a row in its first column.
+func name(k *feed.Rank) string {
+	switch {
+	case k.Folded == 0:
+		return k.Label
+	case k.Folded < k.Of:
+		return fmt.Sprintf("%s (%d of %d)", k.Label, k.Folded, k.Of)
+	}
+	return fmt.Sprintf("%s (%d)", k.Label, k.Folded)
 }
 
 func (t *RankTable) keyAt(i int) string { return t.rows[i].Label }
@@ -275,6 +380,10 @@ func (t *RankTable) Act(r *feed.Router, a keys.Action) bool {
 		t.heat = (t.heat + 1) % (len(heats) + 1)
 	case keys.Wide:
 		t.wide = !t.wide
+	case keys.Left, keys.Right:
+		t.setFold(r, a == keys.Left)
+	case keys.FoldAll:
+		t.foldAll(r)
 	default:
 		return t.act(a, len(rows), t.keyAt)
 	}
@@ -325,21 +434,21 @@ func (t *RankTable) Draw(r *feed.Router, p *widget.Painter, h int) {
 	rows := t.Rows(r)
 	if t.heat > 0 && len(rows) > 0 {
 		t.heads, t.first, t.cursor.rows = t.heads[:0], 0, 0 // nothing to click
-		drawHeat(p, &heats[t.heat-1], slices.Clone(rows), h)
+		drawHeat(p, &heats[t.heat-1], slices.Clone(t.ranks), h)
 		return
 	}
-	name := 11
+	width := 11
 	var tiers decision.Tiers
 	for _, k := range rows {
-		name = max(name, widget.Width(k.Label))
+		width = max(width, widget.Width(name(k)))
 		tiers = tiers.Or(k.Feed.Tiers)
 	}
-	name = min(name, max(14, p.W/4))
+	width = min(width, max(14, p.W/4))
 	role := 1
 	if p.W >= 100 {
 		role = 10
 	}
-	room := p.W - 2 - name - 1 - role
+	room := p.W - 2 - width - 1 - role
 	show := make([]*column, 0, len(columns))
 	for i := range columns {
 		c := &columns[i]
@@ -378,7 +487,7 @@ func (t *RankTable) Draw(r *feed.Router, p *widget.Painter, h int) {
 		}
 	}
 	p.Put(theme.Title, "  ")
-	head("WORKER/RANK", "rank", name, true)
+	head("WORKER/RANK", "rank", width, true)
 	p.Put(theme.Title, " ")
 	p.Cell(theme.Title, "ROLE"[:min(4, max(role, 1))], role)
 	for _, c := range show {
@@ -397,7 +506,7 @@ func (t *RankTable) Draw(r *feed.Router, p *widget.Painter, h int) {
 		selected := i == t.at && !t.plain
 		p.Select(selected)
 		mark(p, selected, k.Severity)
-		p.Cell(theme.Plain, k.Label, name)
+		p.Cell(theme.Plain, name(k), width)
 		p.Put(theme.Plain, " ")
 		text := k.Role
 		if role == 1 && text != "" {

@@ -31,7 +31,7 @@ func (w *Workers) Name() string { return "Workers" }
 
 // Keys implements Page.
 func (w *Workers) Keys() []string {
-	return []string{"j/k rank", "m metric", "enter its decisions", "/ filter", "s sort", "z wide", "[ ] history", "? help", "q quit"}
+	return []string{"j/k rank", "h/l fold", "m metric", "enter its decisions", "/ filter", "s sort", "z wide", "[ ] history", "? help", "q quit"}
 }
 
 // Act implements Page.
@@ -84,8 +84,7 @@ func (w *Workers) SetOrder(name string) bool { return w.table.SetOrder(name) }
 // Focus implements Page.
 func (w *Workers) Focus(c *Ctx, name string) tea.Cmd {
 	if name != "" {
-		w.table.key, w.table.dirty = name, true
-		w.table.Rows(c.R)
+		w.table.reveal(c.R, name)
 	}
 	return nil
 }
@@ -113,12 +112,14 @@ func (w *Workers) Draw(c *Ctx, p *widget.Painter) {
 	if k == nil {
 		return
 	}
-	p.Rule(k.Label)
+	p.Rule(name(k))
 	w.describe(c, p, k)
 	compare := compareLines(k, c.W >= 110, c.H >= 24)
 	graph := max(3, min(c.H-p.Len()-len(compare)-3, 12))
 	values := func(m feed.Metric) []float64 { return c.Series(k.Label, m) }
-	if c.W >= 110 {
+	if k.Folded > 0 {
+		p.Line(theme.Dim, "  the graphs are of one rank: l unfolds the worker")
+	} else if c.W >= 110 {
 		l, r := p.Sub((c.W+1)/2), p.Sub(c.W/2)
 		graphOf(l, values(w.metric), w.metric, graph)
 		next := (w.metric + 1) % feed.Metric(len(feed.Metrics()))

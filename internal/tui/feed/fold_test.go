@@ -1,0 +1,38 @@
+package feed
+
+import (
+	"math"
+	"testing"
+)
+
+// TestFold: what can be counted is added up, the worst is kept of the rest, and what one
+// rank does not tell is not known of the worker.
+func TestFold(t *testing.T) {
+	rank := func(dp int) *Rank {
+		return &Rank{
+			Label: "d/dp", Worker: "d", DP: dp, Status: "ok", Usable: true, Running: 3, Waiting: 1, KVUsage: .5, HitShare: .25, PromptRate: 100, TTFT: 20, ITL: 5,
+			OutputRate: 7, LoadAge: 1, Active: 4, IndexBlocks: 10, Capacity: 100, Feed: Feed{State: "live", Trusted: true, EventRate: 2, Gaps: 1, SinceSeconds: 9},
+		}
+	}
+	a, b := rank(0), rank(1)
+	b.Severity, b.Status, b.Reason = Warn, "SLOW", "ITL"
+	b.SlowAt, b.SlowTimes, b.KVUsage, b.HitShare, b.PromptRate, b.ITL, b.Feed.SinceSeconds = "ITL", 4, .9, .75, 300, 50, 2
+	v := Fold([]*Rank{a, b})
+	if v.Label != "d" || v.Folded != 2 || v.Status != "SLOW" || v.Severity != Warn || v.Reason != "ITL" || v.SlowAt != "ITL" || v.SlowTimes != 4 {
+		t.Errorf("state %+v", v)
+	}
+	if v.Running != 6 || v.Waiting != 2 || v.PromptRate != 400 || v.OutputRate != 14 || v.Active != 8 || v.IndexBlocks != 20 || v.Capacity != 200 || v.Feed.EventRate != 4 || v.Feed.Gaps != 2 {
+		t.Errorf("sums %+v", v)
+	}
+	if v.KVUsage != .9 || v.ITL != 50 || v.TTFT != 20 || v.Feed.SinceSeconds != 2 || math.Abs(v.HitShare.F()-.625) > 1e-9 || v.Feed.State != "live" || !v.Feed.Trusted {
+		t.Errorf("the rest %+v", v)
+	}
+	b.Running, b.KVUsage, b.TTFT, b.PromptRate, b.Capacity, b.Feed.State, b.Feed.Trusted, b.Usable = Unknown, Unknown, Unknown, Unknown, 0, "gap", false, false
+	v = Fold([]*Rank{a, b})
+	if v.Running.Known() || v.KVUsage.Known() || v.TTFT.Known() || v.PromptRate.Known() || v.HitShare.Known() || v.Capacity != 0 || v.Feed.State != "mixed" || v.Feed.Trusted || v.Usable {
+		t.Errorf("what is not known of one is told of all: %+v", v)
+	}
+	if a.Running != 3 || a.Label != "d/dp" {
+		t.Error("the rank itself was changed")
+	}
+}
