@@ -59,6 +59,13 @@ var views = []struct {
 			hottest(a, g, s)
 		}
 	}},
+	{"evicted", func(a *app, g stage) {
+		press(a, "3")
+		loadTree(a, g, "")
+		press(a, "l")
+		loadTree(a, g, "1")
+		evicted(a, g, 4)
+	}},
 	{"decisions", func(a *app, g stage) {
 		press(a, "4")
 		loadList(a, g, "", 19)
@@ -85,6 +92,17 @@ func hottest(a *app, g stage, s int) {
 		answer.Children[i].Hits += uint64(s * 20 * i)
 	}
 	a.Update(page.ChildrenMsg{Router: a.sel, Query: admin.BrowseQuery{Limit: 200, Flat: true}, Answer: answer})
+}
+
+// evicted hands over the first level of the tree as it is after some seconds: the
+// second run has lost 40 blocks a second, and the third has grown.
+func evicted(a *app, g stage, s int) {
+	answer := g.children("")
+	answer.Now = answer.Now.Add(time.Duration(s) * time.Second)
+	answer.Children[1].Blocks -= 40 * s
+	answer.Children[2].Blocks += 10 * s
+	answer.Children[0].Blocks -= 1000 // of which a lower bound is all that is known
+	a.Update(page.ChildrenMsg{Router: a.sel, Query: admin.BrowseQuery{Sort: "blocks", Limit: 50}, Answer: answer})
 }
 
 func golden(t *testing.T, name, got string) {

@@ -404,7 +404,7 @@ func (x *Radix) Draw(c *Ctx, p *widget.Painter) {
 	p.End()
 	ranks := maskOrder(c.R)
 	mask := len(ranks)
-	name := min(46, max(24, c.W-76-mask))
+	name := min(46, max(24, c.W-84-mask))
 	// Prefix, tokens, subtree, bar, share, hits, ranks always; the rest with room.
 	fixed := 2 + name + 1 + 7 + 1 + 7 + 1 + 5 + 1 + 7 + 1 + 3
 	room := c.W - fixed
@@ -421,7 +421,14 @@ func (x *Radix) Draw(c *Ctx, p *widget.Painter) {
 	if showKids {
 		room -= 7
 	}
-	showSaved := room >= 9
+	show := columnsOf{kids: showKids, mask: showMask, saved: room >= 9}
+	if show.saved {
+		room -= 9
+	}
+	if show.age = room >= 7; show.age {
+		room -= 7
+	}
+	show.lost = show.age && room >= 9
 
 	p.Put(theme.Title, "  ")
 	p.Cell(theme.Title, "PREFIX", name)
@@ -443,9 +450,17 @@ func (x *Radix) Draw(c *Ctx, p *widget.Painter) {
 		p.Put(theme.Title, " ")
 		p.Right(theme.Title, "RUNS", 6)
 	}
-	if showSaved {
+	if show.saved {
 		p.Put(theme.Title, " ")
 		p.Right(theme.Title, "HIT t/s", 8)
+	}
+	if show.age {
+		p.Put(theme.Title, " ")
+		p.Right(theme.Title, "AGE", 6)
+	}
+	if show.lost {
+		p.Put(theme.Title, " ")
+		p.Right(theme.Title, "EVICT/s", 8)
 	}
 	if showMask {
 		p.Put(theme.Title, " ")
@@ -465,7 +480,7 @@ func (x *Radix) Draw(c *Ctx, p *widget.Painter) {
 	from, to := x.window(len(x.rows), h)
 	x.first = p.Len()
 	for i := from; i < to; i++ {
-		x.drawRow(p, i, name, bar, block, showKids, showSaved, showMask, ranks, int64(ix.Blocks))
+		x.drawRow(p, i, name, bar, block, show, ranks, int64(ix.Blocks))
 	}
 	if len(x.rows) == 0 {
 		text := "loading"
@@ -510,7 +525,10 @@ func (x *Radix) crumbs() string {
 	return s
 }
 
-func (x *Radix) drawRow(p *widget.Painter, i, name, bar, block int, showKids, showSaved, showMask bool, ranks []string, all int64) {
+// columnsOf says which columns there is room for.
+type columnsOf struct{ kids, saved, age, lost, mask bool }
+
+func (x *Radix) drawRow(p *widget.Painter, i, name, bar, block int, show columnsOf, ranks []string, all int64) {
 	r := x.rows[i]
 	g := &p.Th.Glyphs
 	p.Select(i == x.at)
@@ -569,15 +587,23 @@ func (x *Radix) drawRow(p *widget.Painter, i, name, bar, block int, showKids, sh
 	p.Right(theme.Plain, atLeast(widget.Rate(r.k.rate), n.HitsExact), 7)
 	p.Put(theme.Plain, " ")
 	p.Right(theme.Plain, strconv.Itoa(n.Ranks), 3)
-	if showKids {
+	if show.kids {
 		p.Put(theme.Plain, " ")
 		p.Right(theme.Plain, atLeast(widget.Count(float64(n.Children)), n.Exact || n.Children == 0), 6)
 	}
-	if showSaved {
+	if show.saved {
 		p.Put(theme.Plain, " ")
 		p.Right(theme.Plain, atLeast(widget.Count(r.k.rate*float64(n.LengthBlocks*block)), n.HitsExact), 8)
 	}
-	if showMask {
+	if show.age {
+		p.Put(theme.Plain, " ")
+		p.Right(theme.Plain, r.k.age(), 6)
+	}
+	if show.lost {
+		p.Put(theme.Plain, " ")
+		p.Right(theme.Plain, atLeast(widget.Rate(r.k.lost), false), 8)
+	}
+	if show.mask {
 		p.Put(theme.Plain, " ")
 		var b strings.Builder
 		for _, label := range ranks {

@@ -29,6 +29,10 @@ type node struct {
 	hits uint64 // at the time of
 	at   time.Time
 	rate float64 // NaN before the second answer
+	// lost is by how many blocks a second the subtree became smaller since at: what was
+	// evicted less what was stored. NaN where that is not known, or it grew.
+	lost   float64
+	blocks int // at the time of at, -1 where they were a lower bound
 
 	sight
 }
@@ -56,7 +60,7 @@ type tree struct {
 }
 
 func newTree() *tree {
-	r := &node{limit: firstLimit, open: true, rate: math.NaN()}
+	r := &node{limit: firstLimit, open: true, rate: math.NaN(), lost: math.NaN()}
 	return &tree{root: r, zoom: r, nodes: map[string]*node{"": r}, seen: map[string]sight{}}
 }
 
@@ -92,7 +96,7 @@ func (t *tree) take(q admin.BrowseQuery, a *admin.IndexChildren, err error) {
 			if len(t.nodes) >= maxNodes {
 				break
 			}
-			k = &node{parent: p, limit: firstLimit, rate: math.NaN()}
+			k = &node{parent: p, limit: firstLimit, rate: math.NaN(), lost: math.NaN()}
 			// An answer that was full may have left it out until now.
 			k.sight = t.sight(n.ID, sight{a.Now, first || a.Total > len(a.Children)})
 			t.nodes[n.ID] = k
@@ -132,20 +136,34 @@ func (t *tree) sight(id string, now sight) sight {
 
 // age is for how long a run has been there, as far as is known.
 func (k *node) age() string {
-	s := widget.Age(k.at.Sub(k.since))
+	d := k.at.Sub(k.since)
+	if d < time.Second {
+		return widget.Unknown // it was just seen for the first time
+	}
+	s := widget.Age(d)
 	if k.older {
 		return ">" + s
 	}
 	return s
 }
 
-// count takes over the figures of a node and the rate of its hits.
+// count takes over the figures of a node and the rates of its hits and losses.
 func (k *node) count(n admin.IndexNode, now time.Time) {
 	if !k.at.IsZero() && now.After(k.at) && n.Hits >= k.hits {
 		k.rate = float64(n.Hits-k.hits) / now.Sub(k.at).Seconds()
 	}
+	blocks := n.Blocks
+	if !n.Exact {
+		blocks = -1
+	}
+	if !k.at.IsZero() && now.After(k.at) {
+		k.lost = math.NaN()
+		if blocks >= 0 && blocks < k.blocks {
+			k.lost = float64(k.blocks-blocks) / now.Sub(k.at).Seconds()
+		}
+	}
 	if k.at.IsZero() || now.Sub(k.at) >= time.Second {
-		k.hits, k.at = n.Hits, now
+		k.hits, k.blocks, k.at = n.Hits, blocks, now
 	}
 	k.n = n
 }
