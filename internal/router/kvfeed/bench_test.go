@@ -240,3 +240,46 @@ func BenchmarkUsable(b *testing.B) {
 		})
 	}
 }
+
+// BenchmarkTiers takes a batch in which an engine copies a prompt of 2,048 blocks to its
+// host's memory, an event for each block.
+func BenchmarkTiers(b *testing.B) {
+	const blocks = 2048
+	toks := tokens(1, blocks*16)
+	device := kvevent.Batch{TS: 1}
+	copied := kvevent.Batch{TS: 1}
+	gone := kvevent.Batch{TS: 1}
+	var names []uint64
+	for i := range uint64(blocks) {
+		names = append(names, i+1)
+		copied.Events = append(copied.Events, placeholder(kvevent.CPU, i+1))
+	}
+	device.Events = append(device.Events, stored(0, names, toks, 16))
+	gone.Events = append(gone.Events, tiered(kvevent.CPU, removed(names...)))
+	x := kvindex.New(kvindex.Options{})
+	defer x.Close()
+	if err := x.AddRank(0, "w/dp0"); err != nil {
+		b.Fatal(err)
+	}
+	s := NewStream(x, 0, 16)
+	seq := uint64(0)
+	offer := func(payload []byte) {
+		if v := s.Offer(seq, payload); v.Kind != Apply {
+			b.Fatal(v)
+		}
+		seq++
+	}
+	encode := func(batch *kvevent.Batch) []byte {
+		return kvevent.AppendBatch(nil, batch, kvevent.Encoding{Form: kvevent.VLLMMap})
+	}
+	offer(encode(&device))
+	in, out := encode(&copied), encode(&gone)
+	b.ReportAllocs()
+	for b.Loop() {
+		offer(in)
+		if s.Tiers().CPU != blocks {
+			b.Fatalf("%+v", s.Tiers())
+		}
+		offer(out)
+	}
+}

@@ -60,8 +60,10 @@ type Status struct {
 	UnknownKinds []string `json:"unknown_cache_kinds,omitempty"`
 	// CacheGroups are those of a rank that has told of several.
 	CacheGroups []kvgroup.Group `json:"cache_groups,omitempty"`
-	// Tiers are the engine's blocks outside the device.
-	Tiers decision.Tiers `json:"tiers,omitzero"`
+	// TiersTold says that the engine has told of a tier outside its device, Tiers how many
+	// of its blocks are there.
+	TiersTold bool           `json:"tiers_told,omitempty"`
+	Tiers     decision.Tiers `json:"tiers,omitzero"`
 
 	// LastSeq is the newest batch applied, -1 before the first.
 	LastSeq   int64     `json:"last_seq"`
@@ -220,7 +222,7 @@ func (r *rank) status() Status {
 		s.CacheGroups = g.Told()
 	}
 	if t := r.stream.tiers; t != nil {
-		s.Tiers = t.Blocks()
+		s.TiersTold, s.Tiers = true, t.Blocks()
 	}
 	if last, ok := r.stream.Last(); ok {
 		s.LastSeq = int64(min(last, math.MaxInt64))

@@ -32,28 +32,58 @@ func (s *Stream) noteTiers(b *kvevent.Batch) {
 	if s.tiers == nil {
 		s.tiers = kvtier.New()
 	}
-	s.tiers.Lock()
-	defer s.tiers.Unlock()
+	// The index is asked once for the whole batch: it hashes all that a prompt has
+	// before a block. Readers, which answer requests, wait for none of that.
+	a := s.app
+	a.names = a.names[:0]
+	for i := range b.Events {
+		if e := &b.Events[i]; s.ofTier(e) && e.Kind == kvevent.Stored {
+			a.names = append(a.names, e.Hashes...)
+			if e.HasParent {
+				a.names = append(a.names, e.Parent)
+			}
+		}
+	}
+	if len(a.names) > 0 {
+		a.seqs = s.index.Sequences(s.rank, a.names, a.seqs[:0])
+	}
+	seqs := a.seqs
 	for i := range b.Events {
 		e := &b.Events[i]
-		tier, known := kvtier.Of(e)
+		tier, _ := kvtier.Of(e)
 		switch {
 		case e.Medium == kvevent.GPU && e.Locality != kvevent.Remote:
 			if e.Kind == kvevent.Cleared && e.MediumName == "" {
-				s.tiers.Clear()
+				s.clearTiers()
 			}
-		case !known, s.ofOther(e):
-			s.app.Counters.OtherTier++
+		case !s.ofTier(e):
+			a.Counters.OtherTier++
 		case e.Kind == kvevent.Stored:
-			s.storeTier(tier, e)
+			own := seqs[:len(e.Hashes)]
+			seqs = seqs[len(e.Hashes):]
+			parent := uint64(0)
+			if e.HasParent {
+				parent, seqs = seqs[0], seqs[1:]
+			}
+			s.storeTier(tier, e, own, parent)
 		case e.Kind == kvevent.Removed:
+			s.tiers.Lock()
 			for _, name := range e.Hashes {
 				s.tiers.Remove(tier, name)
 			}
+			s.tiers.Unlock()
 		case e.Kind == kvevent.Cleared:
+			s.tiers.Lock()
 			s.tiers.ClearTier(tier)
+			s.tiers.Unlock()
 		}
 	}
+}
+
+// ofTier reports whether an event is about blocks in a tier that is followed.
+func (s *Stream) ofTier(e *kvevent.Event) bool {
+	_, known := kvtier.Of(e)
+	return known && !s.ofOther(e)
 }
 
 // ofOther reports whether an event is about another cache group than that in the index.
@@ -62,8 +92,9 @@ func (s *Stream) ofOther(e *kvevent.Event) bool {
 }
 
 // storeTier adds an event's blocks to a tier. A block has its place by its name, or
-// else by its tokens and the place of its parent.
-func (s *Stream) storeTier(tier kvtier.Tier, e *kvevent.Event) {
+// else by its tokens and the place of its parent. seqs and parent are the places that
+// the index has for their names, 0 for none.
+func (s *Stream) storeTier(tier kvtier.Tier, e *kvevent.Event, seqs []uint64, parent uint64) {
 	a, n := s.app, len(e.Hashes)
 	width, bs := max(a.parts, 1), int(e.BlockSize)
 	if bs == 0 && n > 0 {
@@ -76,33 +107,34 @@ func (s *Stream) storeTier(tier kvtier.Tier, e *kvevent.Event) {
 		}
 		width = bs / a.size
 	}
-	a.seqs = s.index.Sequences(s.rank, e.Hashes, a.seqs[:0])
 	a.locals = a.locals[:0]
 	seq, known := uint64(0), n > 0 && bs > 0 && len(e.Tokens) == n*bs && !e.Bigram
 	if known {
 		a.locals = a.hash(e, n, bs)
 		if e.HasParent {
-			a.extra = s.index.Sequences(s.rank, []uint64{e.Parent}, a.extra[:0])
-			if seq = a.extra[0]; seq == 0 {
+			if seq = parent; seq == 0 {
 				seq = s.tiers.Seq(e.Parent)
 			}
 			known = seq != 0
 		}
 	}
-	for i, name := range e.Hashes {
-		if known {
+	if known {
+		for i := range e.Hashes {
 			for _, l := range a.locals[i*width : (i+1)*width] {
 				if seq != 0 {
 					l = blockhash.Next(seq, l)
 				}
 				seq = l
 			}
+			if seqs[i] == 0 {
+				seqs[i] = seq
+			}
 		}
-		place := a.seqs[i]
-		if place == 0 && known {
-			place = seq
-		}
-		if !s.tiers.Store(tier, name, place, width) {
+	}
+	s.tiers.Lock()
+	defer s.tiers.Unlock()
+	for i, name := range e.Hashes {
+		if !s.tiers.Store(tier, name, seqs[i], width) {
 			a.Counters.Crowded++
 		}
 	}

@@ -60,8 +60,9 @@ type Tiers struct {
 	byName  map[uint64]uint32
 	bySeq   map[uint64]uint32
 	held    decision.Tiers
-	nowhere int // blocks of which it is not known what prefix they stand for
-	widest  int // greatest width of a block
+	nowhere int            // blocks of which it is not known what prefix they stand for
+	widths  map[uint16]int // blocks by their width
+	widest  int            // greatest width of a block
 }
 
 // block is one name. seq is the router's hash of the prefix that it stands for, 0 while
@@ -82,7 +83,7 @@ func New() *Tiers {
 // Clear forgets all blocks.
 func (t *Tiers) Clear() {
 	t.blocks, t.free, t.held, t.nowhere, t.widest = nil, nil, decision.Tiers{}, 0, 0
-	t.byName, t.bySeq = map[uint64]uint32{}, map[uint64]uint32{}
+	t.byName, t.bySeq, t.widths = map[uint64]uint32{}, map[uint64]uint32{}, map[uint16]int{}
 }
 
 // ClearTier forgets what one tier holds.
@@ -115,8 +116,12 @@ func (t *Tiers) Store(tier Tier, name, seq uint64, width int) bool {
 		t.nowhere++
 	}
 	b := &t.blocks[at]
-	b.width = uint16(width)
-	t.widest = max(t.widest, width)
+	if was := b.width; was != uint16(width) {
+		b.width = uint16(width)
+		t.widths[b.width]++
+		t.widest = max(t.widest, width)
+		t.narrow(was)
+	}
 	if b.in&(1<<tier) == 0 {
 		b.in |= 1 << tier
 		*t.count(tier)++
@@ -194,8 +199,26 @@ func (t *Tiers) leave(at uint32, tier Tier) {
 	t.nowhereNow(at)
 	t.nowhere--
 	delete(t.byName, b.name)
+	t.narrow(b.width)
 	*b = block{}
 	t.free = append(t.free, at)
+}
+
+// narrow counts a block of a width less; 0 is that of none.
+func (t *Tiers) narrow(width uint16) {
+	if width == 0 {
+		return
+	}
+	if t.widths[width]--; t.widths[width] > 0 {
+		return
+	}
+	delete(t.widths, width)
+	if int(width) == t.widest {
+		t.widest = 0
+		for w := range t.widths {
+			t.widest = max(t.widest, int(w))
+		}
+	}
 }
 
 func (t *Tiers) count(tier Tier) *uint32 { return at(&t.held, tier) }
