@@ -170,6 +170,8 @@ func New(reg *workers.Registry, o Options, sink workers.Sink) (*Source, error) {
 		}
 		namespaces = []string{own}
 	}
+	slices.Sort(namespaces)
+	namespaces = slices.Compact(namespaces)
 	if slices.Contains(namespaces, AllNamespaces) {
 		namespaces = []string{metav1.NamespaceAll}
 	}

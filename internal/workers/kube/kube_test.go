@@ -624,6 +624,17 @@ func TestNamespaces(t *testing.T) {
 	}
 }
 
+// TestNamespaceTwice: one that is named twice is one, and its pods have their own names.
+func TestNamespaceTwice(t *testing.T) {
+	a := newAPIServer(t)
+	s := start(t, a, Options{Namespaces: []string{"life", "life"}})
+	a.lines <- strings.Split(string(recorded(t, "life.jsonl")), "\n")[2]
+	s.wait(t, "engine-0 decode vllm 127.0.2.1:8000")
+	if st := s.Status(); len(st.Watches) != 1 || len(st.Namespaces) != 1 {
+		t.Errorf("status %+v", st)
+	}
+}
+
 // TestUserAgent: the router names itself to the API server, whatever it asks for.
 func TestUserAgent(t *testing.T) {
 	for _, o := range []Options{{Pool: "engines"}, {Selector: "app"}, {Discovery: ByServiceName}} {
