@@ -420,6 +420,15 @@ func (f *benchFlags) crossover(cmd *cobra.Command, output string) (err error) {
 	}
 	res, runErr := r.Run(ctx)
 	p.close()
+	if s, err := t.Admin.Status(ctx); err == nil {
+		for i := range s.Costs {
+			if s.Costs[i].Model == facts.Model {
+				res.Learned = s.Costs[i].Crossings
+			}
+		}
+	} else {
+		p.say("caution the router does not tell what it has learned: %v", err)
+	}
 	res.Name, res.Version, res.Created, res.Target, res.Hardware, res.Command = filepath.Base(folder.Path), buildVersion().Version, start, facts, f.hardware(), append([]string{"dynctl"}, os.Args[1:]...)
 	if runErr != nil && res.Partial == "" {
 		res.Partial = runErr.Error()

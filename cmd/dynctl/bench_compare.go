@@ -155,14 +155,13 @@ the crossing that the router itself has learned.`,
 					return withCode(exitInvalid, err)
 				}
 				tokens = *x.Tokens
-				fmt.Fprintf(out, "%s  (learned: %s tokens with %d answers on the decode rank)\n", c.URL(), x.Text(), x.Running)
+				fmt.Fprintf(out, "%s  (learned: %s)\n", c.URL(), x.Sentence())
 			} else {
 				tokens = r.Recommend.EffISL
 				fmt.Fprintf(out, "%s  (%s)\n", c.URL(), r.Sentence)
 				for i := range s.Costs {
 					for k := range s.Costs[i].Crossings {
-						x := &s.Costs[i].Crossings[k]
-						fmt.Fprintf(out, "  learned for %s: %s tokens with %d answers on the decode rank\n", s.Costs[i].Model, x.Text(), x.Running)
+						fmt.Fprintf(out, "  learned for %s: %s\n", s.Costs[i].Model, s.Costs[i].Crossings[k].Sentence())
 					}
 				}
 			}

@@ -65,7 +65,10 @@ and sends nothing.`,
 			if err := json.Unmarshal(raw, &r); err != nil {
 				return fmt.Errorf("the router's receipt is not understood: %w", err)
 			}
-			return r.Explain(cmd.OutOrStdout())
+			if err := r.Explain(cmd.OutOrStdout()); err != nil || r.Predicted.CostRevision == 0 {
+				return err
+			}
+			return learnedNow(cmd, c, r.Model)
 		}),
 	}
 	router.add(cmd)
@@ -80,6 +83,24 @@ and sends nothing.`,
 	f.StringVar(&session, "session", "", "session `KEY` of the prompt")
 	outputFlag(cmd, &output, "text", "json", "jsonl", "yaml")
 	return cmd
+}
+
+// learnedNow tells from where on the router prefills prompts of a model remotely now. A
+// receipt has the costs of its own request; laws have moved on since.
+func learnedNow(cmd *cobra.Command, c *admin.Client, model string) error {
+	s, err := c.Status(cmd.Context())
+	if err != nil {
+		return err
+	}
+	for i := range s.Costs {
+		if s.Costs[i].Model != model {
+			continue
+		}
+		for k := range s.Costs[i].Crossings {
+			fmt.Fprintf(cmd.OutOrStdout(), "8 learned    remote from %s, as of now\n", s.Costs[i].Crossings[k].Sentence())
+		}
+	}
+	return nil
 }
 
 func routeRequest(stdin io.Reader, endpoint, model, prompt, tokens, bodyFile string) (admin.RouteRequest, error) {

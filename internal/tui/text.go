@@ -130,7 +130,7 @@ func writeTable(w io.Writer, v *feed.View, o TextOptions) error {
 				}
 				for k := range m.Crossings {
 					c := &m.Crossings[k]
-					fmt.Fprintf(&b, "crossing  %s: %s tokens with %d answers on the decode rank\n", clean(m.Model), c.Text(), c.Running)
+					fmt.Fprintf(&b, "crossing  %s: %s\n", clean(m.Model), c.Sentence())
 				}
 			}
 			fmt.Fprintf(&b, "index     %s blocks, %s entries, %s events/s, gaps %s, untrusted ranks %s\n\n", widget.Whole(x.Blocks.F()), widget.Whole(x.Memberships.F()), widget.Rate(x.EventRate.F()), widget.Count(x.Gaps.F()), widget.Count(x.Untrusted.F()))

@@ -9,6 +9,7 @@ import (
 	"github.com/dynctl/dynctl/internal/bench/loadgen"
 	"github.com/dynctl/dynctl/internal/bench/plan"
 	"github.com/dynctl/dynctl/internal/bench/stats"
+	"github.com/dynctl/dynctl/internal/router/admin"
 )
 
 // Schema is the version of result.json.
@@ -243,11 +244,14 @@ type Result struct {
 	Gates     []Gate          `json:"gates"`
 	Sentence  string          `json:"sentence"`
 	Recommend *Recommendation `json:"recommend"`
-	Cautions  []string        `json:"cautions"`
-	Voided    int             `json:"voided_cells"`
-	Skipped   int             `json:"skipped_cells,omitempty"`
-	Seconds   float64         `json:"seconds"`
-	Cells     []CellResult    `json:"cells"`
+	// Learned are the crossings that the router had learned by itself when the run
+	// ended, where its threshold is auto.
+	Learned  []admin.Crossing `json:"learned_crossings,omitempty"`
+	Cautions []string         `json:"cautions"`
+	Voided   int              `json:"voided_cells"`
+	Skipped  int              `json:"skipped_cells,omitempty"`
+	Seconds  float64          `json:"seconds"`
+	Cells    []CellResult     `json:"cells"`
 }
 
 // Warmup is what was thrown away before the first cell.

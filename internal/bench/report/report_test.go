@@ -23,6 +23,7 @@ import (
 	"github.com/dynctl/dynctl/internal/bench/fleet"
 	"github.com/dynctl/dynctl/internal/bench/loadgen"
 	"github.com/dynctl/dynctl/internal/bench/plan"
+	"github.com/dynctl/dynctl/internal/router/admin"
 )
 
 // scripted is a Bench with made-up figures: local 20+0.09n ms, remote 90+0.055n,
@@ -111,6 +112,39 @@ func TestText(t *testing.T) {
 	b.Reset()
 	if err := Text(&b, r, TextOptions{}); err != nil || strings.Contains(b.String(), "RECOMMEND") || !strings.Contains(b.String(), "NOT VALID") {
 		t.Error(b.String())
+	}
+}
+
+// What the router learned by itself stands beside what was measured, with a word on
+// whether both agree where they are of the same load.
+func TestTextHasWhatWasLearned(t *testing.T) {
+	r := result(t, 1, 1)
+	m := r.Groups[0].Crossing("ttft")
+	if m == nil || m.At.Low == nil || m.At.High == nil {
+		t.Fatalf("nothing was measured: %+v", r.Groups[0])
+	}
+	low, high := int(*m.At.Low), int(*m.At.High)
+	far, farther := high+100, high+200
+	for _, c := range []struct {
+		learned admin.Crossing
+		want    string
+	}{
+		{admin.Crossing{Low: &low, Tokens: &high, High: &high}, "agrees with concurrency 1"},
+		{admin.Crossing{Low: &low, Tokens: &low}, "agrees with concurrency 1"},
+		{admin.Crossing{Low: &far, Tokens: &far, High: &farther}, "differs from concurrency 1"},
+		{admin.Crossing{}, "differs from concurrency 1"},
+		{admin.Crossing{Running: 8, Low: &low, Tokens: &high, High: &high}, "8 running"},
+	} {
+		r.Learned = []admin.Crossing{c.learned}
+		var b bytes.Buffer
+		if err := Text(&b, r, TextOptions{Width: 200}); err != nil {
+			t.Fatal(err)
+		}
+		_, out, _ := strings.Cut(b.String(), "learned by auto")
+		out, _, _ = strings.Cut(out, "\n")
+		if !strings.Contains(out, c.learned.Text()) || !strings.Contains(out, c.want) || c.learned.Running > 0 && strings.Contains(out, "concurrency") {
+			t.Errorf("%s: %q", c.learned.Text(), out)
+		}
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 	"github.com/dynctl/dynctl/internal/bench/plan"
 	"github.com/dynctl/dynctl/internal/bench/stats"
 	"github.com/dynctl/dynctl/internal/positive"
+	"github.com/dynctl/dynctl/internal/router/admin"
 	"github.com/dynctl/dynctl/internal/table"
 )
 
@@ -248,7 +249,31 @@ func crossings(b *strings.Builder, r *experiment.Result, width int) {
 			rows = append(rows, []string{g.Group.String(), name, short(&c)})
 		}
 	}
+	for i := range r.Learned {
+		c := &r.Learned[i]
+		rows = append(rows, []string{"learned by auto", fmt.Sprintf("%d running", c.Running), c.Text() + besides(r, c)})
+	}
 	_ = table.List(b, "    ", width, rows)
+}
+
+// besides says whether a learned crossing is that of the run, where both are of the same
+// load: one request at a time, and no answer that runs.
+func besides(r *experiment.Result, c *admin.Crossing) string {
+	if c.Running > 0 {
+		return ""
+	}
+	for i := range r.Groups {
+		g := &r.Groups[i]
+		m := g.Crossing("ttft")
+		if g.Group != (plan.Group{Load: plan.Load{Concurrency: 1}}) || m == nil || m.Answer != stats.Crosses || m.At.Low == nil || m.At.High == nil {
+			continue
+		}
+		if c.Low != nil && float64(*c.Low) <= *m.At.High && (c.High == nil || float64(*c.High) >= *m.At.Low) {
+			return "  agrees with concurrency 1"
+		}
+		return "  differs from concurrency 1: the intervals are apart"
+	}
+	return ""
 }
 
 // short is a crossing in a few characters.

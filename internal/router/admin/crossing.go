@@ -29,6 +29,11 @@ func (c *Crossing) Text() string {
 	return fmt.Sprintf("%s (%s to %s)", text(c.Tokens), text(c.Low), text(c.High))
 }
 
+// Sentence is the crossing with its interval and the load that it is for.
+func (c *Crossing) Sentence() string {
+	return fmt.Sprintf("%s tokens with %d answers on the decode rank", c.Text(), c.Running)
+}
+
 // Threshold is the setting of the threshold in force, as routing.threshold takes it.
 func (s *Status) Threshold() any {
 	if s.ThresholdAuto {
