@@ -9,11 +9,14 @@ import (
 	"net/http/httptest"
 	"net/http/httputil"
 	"net/url"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync/atomic"
 	"testing"
+
+	"github.com/tidwall/gjson"
 )
 
 // cutting is a proxy before an engine that cuts a stream, once it is told to, after so
@@ -57,12 +60,94 @@ func (c *cutWriter) Write(b []byte) (int, error) {
 	}
 }
 
-// TestContinuationOnVLLM: a stream that is cut after any event reads as that of an
-// engine by itself, a completion's and a chat's; and so does one whose engine is killed.
-func TestContinuationOnVLLM(t *testing.T) {
+// modelFolder is where an engine says that its model is, if there is a tokenizer.json.
+func modelFolder(t *testing.T, e engine) string {
+	t.Helper()
+	resp, err := http.Get(e.URL + "/v1/models")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	var list struct {
+		Data []struct {
+			Root string `json:"root"`
+		} `json:"data"`
+	}
+	if err := json.NewDecoder(resp.Body).Decode(&list); err != nil || len(list.Data) == 0 {
+		t.Fatalf("%v %+v", err, list)
+	}
+	if _, err := os.Stat(filepath.Join(list.Data[0].Root, "tokenizer.json")); err != nil {
+		t.Fatal(err)
+	}
+	return list.Data[0].Root
+}
+
+// TestStopStringsOnVLLM: a stream with stop strings that is cut after any event reads as
+// that of an engine by itself: text, finish and stop reason, and the count of tokens.
+func TestStopStringsOnVLLM(t *testing.T) {
 	list := startEngines(t, nil, "2d")
 	after := &atomic.Int32{}
-	args := []string{"--continue", "exact"}
+	r := serve(t, append(cut(t, list, after), "--continue", "exact", "--tokenizer-path", modelFolder(t, list[0]))...)
+	tell := map[string]int{}
+	for path, body := range map[string]map[string]any{
+		"/v1/completions":      {"prompt": "The river was wide, and on its other side they saw", "max_tokens": 40},
+		"/v1/chat/completions": {"messages": []any{map[string]any{"role": "user", "content": "Tell me about the river."}}, "max_completion_tokens": 40},
+	} {
+		body["model"], body["temperature"], body["ignore_eos"], body["stream"], body["stream_options"] = list[0].Model, 0, true, true, map[string]any{"include_usage": true}
+		whole := []rune(post(t, list[1].URL, path, body).must(t).text)
+		if len(whole) < 24 {
+			t.Fatalf("%q", string(whole))
+		}
+		for _, stop := range []string{string(whole[len(whole)/2:][:5]), string(whole[len(whole)*2/3:][:8]), "never in it"} {
+			body["stop"] = []string{stop, "nor this"}
+			want := post(t, list[1].URL, path, body).must(t)
+			for k := int32(1); k < 60; k++ {
+				after.Store(k)
+				got := post(t, r.url, path, body).must(t)
+				if after.Swap(0) != 0 {
+					t.Fatal("nothing was asked")
+				}
+				rec := r.explain(got)
+				if len(rec.Legs) == 1 { // it ended before
+					break
+				}
+				if why := rec.Outcome.NotContinued; why != "" {
+					tell[path+" not continued: "+why]++
+					continue
+				}
+				tell[fmt.Sprintf("%s continued %d times", path, len(rec.Continued))]++
+				if a, b := ends(got.body), ends(want.body); got.text != want.text || a != b {
+					t.Errorf("%s, stop %q, cut after %d events: %q %s\nwant %q %s\n%+v\n%s", path, stop, k, got.text, a, want.text, b, rec.Continued, got.body)
+				}
+			}
+		}
+	}
+	t.Logf("%v", tell)
+	for _, path := range []string{"/v1/completions", "/v1/chat/completions"} {
+		if tell[path+" continued 1 times"] < 10 {
+			t.Errorf("%s: %v", path, tell)
+		}
+	}
+}
+
+// ends are the reasons and the count of tokens with which a stream ended.
+func ends(body []byte) (out string) {
+	for line := range strings.SplitSeq(string(body), "\n") {
+		data, ok := strings.CutPrefix(line, "data: ")
+		v := gjson.Parse(data)
+		if c := v.Get("choices.0"); ok && c.Get("finish_reason").String() != "" {
+			out += c.Get("finish_reason").Raw + c.Get("stop_reason").Raw
+		}
+		if u := v.Get("usage"); ok && u.IsObject() {
+			out += fmt.Sprint(" ", u.Get("prompt_tokens"), u.Get("completion_tokens"), u.Get("total_tokens"))
+		}
+	}
+	return out
+}
+
+// cut puts a proxy that cuts streams before each engine, and names them as workers.
+func cut(t *testing.T, list []engine, after *atomic.Int32) (args []string) {
+	t.Helper()
 	for i, e := range list {
 		to, err := url.Parse(e.URL)
 		if err != nil {
@@ -76,7 +161,15 @@ func TestContinuationOnVLLM(t *testing.T) {
 		t.Cleanup(func() { s.CloseClientConnections(); s.Close() })
 		args = append(args, "--worker", fmt.Sprintf("%s,name=a%d", s.URL, i))
 	}
-	r := serve(t, args...)
+	return args
+}
+
+// TestContinuationOnVLLM: a stream that is cut after any event reads as that of an
+// engine by itself, a completion's and a chat's; and so does one whose engine is killed.
+func TestContinuationOnVLLM(t *testing.T) {
+	list := startEngines(t, nil, "2d")
+	after := &atomic.Int32{}
+	r := serve(t, append(cut(t, list, after), "--continue", "exact")...)
 	const n = 30
 	model := list[0].Model
 	requests := map[string]map[string]any{
