@@ -212,6 +212,10 @@ func (x *exchange) holdHead(p disagg.Peer, resp *upstream.Response, head *sse.He
 			if errors.Is(err, resume.ErrStopped) {
 				verdict = sse.Forward
 			}
+			if verdict == sse.Hold && errors.Is(err, resume.ErrUnclear) {
+				x.report(selector.Decode, health.Canceled)
+				return err
+			}
 			if verdict == sse.Hold {
 				return x.fail(selector.Decode, p.Worker, attempt.StreamError, true, err)
 			}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"strings"
 	"time"
 
@@ -119,7 +120,10 @@ func (x *exchange) readAlong(p []byte) ([]byte, error) {
 	}
 	out, err := c.stream.Pass(p)
 	x.account()
-	if err != nil && !errors.Is(err, resume.ErrStopped) {
+	switch {
+	case errors.Is(err, resume.ErrUnclear):
+		err = &api.Error{Status: http.StatusBadGateway, Code: api.CodeUpstreamError, Message: err.Error(), Err: err}
+	case err != nil && !errors.Is(err, resume.ErrStopped):
 		text := strings.TrimSpace(strings.TrimPrefix(string(c.stream.Held()), "data:"))
 		err = &upstream.Failure{Kind: upstream.Reset, Op: "read the answer", Sent: true, Started: true, Err: fmt.Errorf("%w: %.512s", err, text)}
 	}
@@ -230,7 +234,10 @@ func (x *exchange) goesOn(err *error) bool {
 	case *err == nil || x.ctx.Err() != nil:
 		return false
 	case cut == nil:
-		if c.first != nil { // of the leg that was to go on, the client has got nothing
+		if why := c.stream.Refused(); why != "" && errors.Is(*err, resume.ErrUnclear) {
+			c.first = *err
+			x.notContinued(err, string(why), why.String())
+		} else if c.first != nil { // of the leg that was to go on, the client has got nothing
 			x.notContinued(err, "failed", fmt.Sprintf("nobody else could go on: %v", api.FromError(*err).Message))
 		}
 		return false

@@ -100,6 +100,7 @@ func (s *Stream) native(data []byte) bool {
 	}
 	if !rawjson.IsString(n.text) || len(n.ids) < 2 || n.ids[0] != '[' || len(n.index) > 0 {
 		s.Refuse(Odd)
+		s.unclear = s.going
 		return !s.going
 	}
 	s.first = true
@@ -132,6 +133,7 @@ func (s *Stream) joined(data []byte, n *nativeEvent) bool {
 	own := n.ids[1 : len(n.ids)-1]
 	if listed(own) != a.count {
 		s.Refuse(NoIDs)
+		s.unclear = true
 		return false
 	}
 	change := func(old, with []byte) {

@@ -57,6 +57,7 @@ type Stream struct {
 	latest  latest // of SGLang's own events
 	watch   watch  // of a stream with stop strings
 	stopped bool   // by one that no engine has seen
+	unclear bool   // an event could not be joined to what the client has
 
 	shape shape
 	part  []byte // the beginning of an event
@@ -215,6 +216,9 @@ func (s *Stream) event(e []byte) error {
 	s.cuts = s.cuts[:0]
 	var c choice
 	if s.Native && !s.native(data) || !s.Native && !s.payload(data, &c) {
+		if s.unclear {
+			return ErrUnclear
+		}
 		return ErrEngine
 	}
 	slices.SortFunc(s.cuts, func(a, b cut) int { return a.from - b.from })
@@ -306,6 +310,7 @@ func (s *Stream) payload(data []byte, c *choice) bool {
 	}
 	s.token(c)
 	if len(s.watch.held) > 0 && !s.behind(c, change) {
+		s.unclear = true
 		return false
 	}
 	if !s.KeepIDs && len(c.ids) > 0 && c.ids[0] == '[' {
@@ -531,7 +536,7 @@ func numbers(dst []uint32, list []byte) ([]uint32, bool) {
 // Settled reports whether the stream can be gone on with as it stands, and is worth it:
 // something was sent, nothing that was told is left out, and the end has not come.
 func (s *Stream) Settled() bool {
-	return s.refused == "" && !s.Native && (s.Decode == nil || s.watch.whole >= 0 && s.watch.spoke) && s.first && !s.finished && s.sure > 0 && len(s.tail) == 0 && len(s.part) == 0 && s.prompt+s.sure == len(s.ids)
+	return s.refused == "" && !s.Native && (s.Decode == nil || s.watch.spoke) && s.first && !s.finished && s.sure > 0 && len(s.tail) == 0 && len(s.part) == 0 && s.prompt+s.sure == len(s.ids)
 }
 
 // Unsettled are ids of the answer, and the text that was sent of them, of which it
@@ -555,7 +560,7 @@ func (s *Stream) Next() ([]uint32, Refusal) {
 		return nil, s.refused
 	case !s.first, s.Native && !s.latest.ready:
 		return nil, NoIDs
-	case len(s.tail) > 0 || s.watch.whole < 0:
+	case len(s.tail) > 0:
 		return nil, Seam
 	case s.Chat && (s.sure == 0 || s.Decode != nil && !s.watch.spoke):
 		return nil, Silent

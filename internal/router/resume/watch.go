@@ -15,9 +15,15 @@ import (
 // and what its predecessor held back is sent before what it says, unless a stop string
 // that begins there ends in it: no engine sees that one whole.
 
+// ErrUnclear says that an engine's part of the answer cannot be joined to what the client
+// has. It is no fault of the engine's.
+var ErrUnclear = errors.New("what the engine says cannot be joined to what was sent before")
+
 // ErrStopped says that a stop string has ended the stream, which an engine cannot know.
 // All of the stream has been given out.
 var ErrStopped = errors.New("a stop string begins before the engine's part of the answer")
+
+var replacement = []byte("\uFFFD")
 
 // Limits of the stop strings that are watched.
 const (
@@ -28,15 +34,14 @@ const (
 // watch is the text beside the ids of a stream with stop strings.
 type watch struct {
 	spoke bool   // the client has some text
-	ahead []byte // bytes of the engine's ids behind the text that it has sent
-	whole int    // as many of them end with a character
-	ids   int    // and those of as many ids, the prompt's included; 0 for none of this engine
+	ahead []byte // text of the engine's ids behind that which it has sent, up to a whole character
+	ids   int    // it is that of as many ids, the prompt's included; 0 for none of this engine
+	part  []byte // bytes of a character that is not whole
 
 	// held is what the engines before have told ids of and the client does not have yet. It
 	// is watched until no stop string can begin in it.
 	held []byte
 	said []byte // the text of this engine's ids, up to a whole character
-	part []byte // bytes of a character that is not whole
 	text []byte // what it sent, which waits behind held
 	// checked is how much of held and said was searched.
 	checked int
@@ -50,7 +55,7 @@ func (w *watch) begin() { *w = watch{spoke: w.spoke, held: w.held, checked: len(
 
 // handOver keeps what the client does not have of the text of the ids.
 func (w *watch) handOver() {
-	w.held = append(append(bytes.Clone(w.held), w.text...), w.ahead[:w.whole]...)
+	w.held = append(append(bytes.Clone(w.held), w.text...), w.ahead...)
 }
 
 // kept is the memory in bytes that is held.
@@ -94,27 +99,25 @@ var besideStops = map[string]func(string) bool{
 	"include_stop_str_in_output": off, "return_token_ids": off, "min_tokens": zero, "skip_special_tokens": among("null", "true"),
 }
 
-// endsWhole reports whether bytes end with a character.
-func endsWhole(b []byte) bool {
-	r, n := utf8.DecodeLastRune(b)
-	return r != utf8.RuneError || n > 1
-}
-
 // heard notes that the last n ids came with a text, raw.
 func (s *Stream) heard(n int, raw []byte) {
 	w := &s.watch
 	for i := len(s.ids) - n; i < len(s.ids); i++ {
-		before := len(w.ahead)
 		var ok bool
-		if w.ahead, ok = s.Decode(w.ahead, s.ids[i]); !ok || len(w.ahead) > maxTail {
+		if w.part, ok = s.Decode(w.part, s.ids[i]); !ok || len(w.part)+len(w.ahead) > maxTail {
 			s.Refuse(Seam)
 			return
 		}
-		if len(w.held) > 0 {
-			w.part = append(w.part, w.ahead[before:]...)
+		// Bytes that are no character become U+FFFD, and text that ends with one waits for
+		// the next token (the Hugging Face package's DecodeStream, which vLLM uses).
+		before := len(w.ahead)
+		if w.ahead = rawjson.AppendLossy(w.ahead, w.part); bytes.HasSuffix(w.ahead, replacement) {
+			w.ahead = w.ahead[:before]
+			continue
 		}
-		if len(w.ahead) == 0 || endsWhole(w.ahead) {
-			w.whole, w.ids = len(w.ahead), i+1
+		w.part, w.ids = w.part[:0], i+1
+		if len(w.held) > 0 {
+			w.said = append(w.said, w.ahead[before:]...)
 			s.look(i + 1)
 		}
 	}
@@ -125,7 +128,6 @@ func (s *Stream) heard(n int, raw []byte) {
 			return
 		}
 		w.ahead = append(w.ahead[:0], w.ahead[len(s.text):]...)
-		w.whole -= len(s.text)
 		w.spoke = w.spoke || len(w.held) == 0
 	}
 	if w.ids > 0 {
@@ -138,8 +140,7 @@ func (s *Stream) heard(n int, raw []byte) {
 // in what is new.
 func (s *Stream) look(ids int) {
 	w := &s.watch
-	w.said, w.part = append(w.said, w.part...), w.part[:0]
-	if len(w.held) == 0 || w.over || w.stop != "" {
+	if w.over || w.stop != "" {
 		return
 	}
 	all, longest := append(w.held[:len(w.held):len(w.held)], w.said...), 0

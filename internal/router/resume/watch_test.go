@@ -10,6 +10,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/dynctl/dynctl/internal/router/api"
+	"github.com/dynctl/dynctl/internal/router/rawjson"
 )
 
 // chunked is a model whose tokens are pieces of an answer, of one to four bytes in turn,
@@ -46,9 +47,10 @@ func (m *chunked) stream(after, at int, stops []string, id string) (events []str
 		finish, reason := any(nil), any(nil)
 		for ; i < len(m.pieces) && len(ids) < at && finish == nil; i++ {
 			ids = append(ids, uint32(i+1))
-			if pend += m.pieces[i]; utf8.ValidString(pend) {
+			pend += m.pieces[i]
+			if shown := string(rawjson.AppendLossy(nil, []byte(pend))); !strings.HasSuffix(shown, "\uFFFD") {
 				before := len(text)
-				text, pend = text+pend, ""
+				text, pend = text+shown, ""
 				for _, s := range stops {
 					if k := strings.Index(text[max(0, before-len(s)+1):], s); k >= 0 {
 						text, finish, reason = text[:max(0, before-len(s)+1)+k], "stop", s
@@ -104,28 +106,37 @@ func ending(stream string) string {
 // with stop strings ends where the undisturbed engine's does, with its text, reason and
 // count of tokens, wherever the stop string lies.
 func TestStopStrings(t *testing.T) {
-	var cases [][]string
-	runes := []rune(answer)
-	for i := range runes { // a stop string at each place, of one to nine characters
-		for _, n := range []int{1, 2, 5, 9} {
-			if i+n <= len(runes) && i%3 == n%3 {
-				cases = append(cases, []string{string(runes[i : i+n])})
+	type stopsOf struct {
+		answer string
+		stops  []string
+	}
+	var cases []stopsOf
+	for _, answer := range []string{answer, "wa\xe3y\xf0\x9fgle\xff\xfe single: \xe2\x82 end."} { // the second has bytes that are no characters
+		runes := []rune(string(rawjson.AppendLossy(nil, []byte(answer))))
+		for i := range runes { // a stop string at each place, of one to nine characters
+			for _, n := range []int{1, 2, 5, 9} {
+				if i+n <= len(runes) && i%4 == n%4 {
+					cases = append(cases, stopsOf{answer, []string{string(runes[i : i+n])}})
+				}
 			}
 		}
 	}
-	cases = append(cases, []string{"never in the answer"}, []string{"流不", "川流不息"}, []string{"川流不息", "流不"}, []string{"goes.", "oes", "it goes"}, []string{"x", "ße", "ßen: 川流"})
+	for _, stops := range [][]string{{"never in the answer"}, {"流不", "川流不息"}, {"川流不息", "流不"}, {"goes.", "oes", "it goes"}, {"x", "ße", "ßen: 川流"}} {
+		cases = append(cases, stopsOf{answer, stops})
+	}
 	seams, stopped := 0, 0
-	for _, stops := range cases {
+	for _, c := range cases {
+		stops := c.stops
 		for _, at := range []int{1, 3} {
 			for _, size := range []int{0, 1, 3} {
-				m := chunks(answer, size)
+				m := chunks(c.answer, size)
 				whole := m.stream(0, at, stops, "one")
 				undisturbed := strings.Join(m.stream(0, at, stops, ""), "")
 				undisturbed = strings.ReplaceAll(strings.ReplaceAll(undisturbed, `"id":""`, `"id":"one"`), `"created":0`, `"created":3`)
 				want, usage := texts(t, undisturbed)
 				end := ending(undisturbed)
 				for first := 1; first < len(whole)-2; first++ {
-					for _, second := range []int{1, 2, 1000} {
+					for _, second := range []int{1, 1000} {
 						s := &Stream{Stops: stops, Decode: m.decode, Usage: true}
 						s.Begin()
 						got, events := "", whole[:first]
@@ -241,11 +252,23 @@ func TestStopStringsRefused(t *testing.T) {
 		}
 	}
 	m := chunks("abcdef", 0)
+	// What an engine that goes on says is not what its ids say, while something is held back.
+	s := &Stream{Stops: []string{"never"}, Decode: m.decode}
+	s.Begin()
+	const event = `data: {"id":"a","choices":[{"index":0,"text":%q,"finish_reason":null,"token_ids":%s,"prompt_token_ids":[1000]}]}` + "\n\n"
+	if _, err := s.Pass(fmt.Appendf(nil, event, "a", "[1,2]")); err != nil {
+		t.Fatal(err)
+	}
+	if _, why := s.Next(); why != "" {
+		t.Fatal(why)
+	}
+	if out, err := s.Pass(fmt.Appendf(nil, event, "x", "[3]")); !errors.Is(err, ErrUnclear) || len(out) > 0 || s.Refused() != Seam {
+		t.Errorf("%v %q %q", err, out, s.Refused())
+	}
 	for _, c := range []struct{ text, ids string }{{"x", "[1,2]"}, {"a", "[1,99]"}, {"abc", "[1,2]"}} {
 		s := &Stream{Stops: []string{"never"}, Decode: m.decode}
 		s.Begin()
-		e := fmt.Sprintf(`data: {"id":"a","choices":[{"index":0,"text":%q,"finish_reason":null,"token_ids":%s,"prompt_token_ids":[1000]}]}`+"\n\n", c.text, c.ids)
-		if out, err := s.Pass([]byte(e)); err != nil || len(out) == 0 || s.Refused() != Seam {
+		if out, err := s.Pass(fmt.Appendf(nil, event, c.text, c.ids)); err != nil || len(out) == 0 || s.Refused() != Seam {
 			t.Errorf("%v: %v %q", c, err, s.Refused())
 		}
 	}

@@ -6,23 +6,9 @@ import (
 	"regexp"
 	"strings"
 	"testing"
-	"unicode/utf8"
-)
 
-// lossy is text with U+FFFD for each longest part that begins a character and does not
-// end it, and for each other byte that is none, as Rust's String::from_utf8_lossy does.
-func lossy(b []byte) string {
-	var out strings.Builder
-	for len(b) > 0 {
-		r, n := utf8.DecodeRune(b)
-		for k := 2; r == utf8.RuneError && n < utf8.UTFMax && k <= len(b) && !utf8.FullRune(b[:k]); k++ {
-			n = k
-		}
-		out.WriteRune(r)
-		b = b[n:]
-	}
-	return out.String()
-}
+	"github.com/dynctl/dynctl/internal/router/rawjson"
+)
 
 // TestDecode compares texts with those of the Hugging Face package, for whole texts, for
 // parts of them that begin and end within characters, for each token alone and for any
@@ -55,7 +41,7 @@ func TestDecode(t *testing.T) {
 						}
 					}
 					// The package puts U+FFFD where bytes are no character.
-					if got := lossy(b); got != c.text {
+					if got := string(rawjson.AppendLossy(nil, b)); got != c.text {
 						t.Errorf("%v, special %v: %q, want %q", want.IDs, c.special, got, c.text)
 					}
 				}
