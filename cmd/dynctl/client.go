@@ -78,6 +78,22 @@ func (f *accessFlags) client(url string) (*admin.Client, error) {
 	return c, withCode(exitUsage, err)
 }
 
+// clients makes a client of each router.
+func (f *accessFlags) clients(urls []string) ([]*admin.Client, error) {
+	var list []*admin.Client
+	for _, url := range urls {
+		c, err := f.client(url)
+		if err != nil {
+			for _, c := range list {
+				c.Close()
+			}
+			return nil, err
+		}
+		list = append(list, c)
+	}
+	return list, nil
+}
+
 // routerFlags name the router that a command talks to.
 type routerFlags struct {
 	url    string

@@ -1,11 +1,13 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"go.yaml.in/yaml/v3"
@@ -97,15 +99,74 @@ func readContexts(path string) (*contextsFile, error) {
 	return c, nil
 }
 
+// access is how the context's routers are spoken to where flags do not say otherwise.
+func (x *routerContext) access(flags accessFlags) accessFlags {
+	flags.tokenFile, flags.ca = cmp.Or(flags.tokenFile, x.TokenFile), cmp.Or(flags.ca, x.TLSCA)
+	if flags.cert == "" && flags.key == "" {
+		flags.cert, flags.key = x.TLSCert, x.TLSKey
+	}
+	return flags
+}
+
+// namedRouters are the contexts that NAME=URL make, in their order; several of one name
+// are replicas. Without a name there are none.
+func namedRouters(routers []string) (list []routerContext, err error) {
+	for _, r := range routers {
+		name, url, named := strings.Cut(r, "=")
+		if named = named && !strings.ContainsAny(name, "/:?"); !named {
+			continue
+		}
+		if name == "" || url == "" {
+			return nil, fmt.Errorf("--router %s: want URL or NAME=URL", r)
+		}
+		if i := slices.IndexFunc(list, func(x routerContext) bool { return x.Name == name }); i >= 0 {
+			list[i].Routers = append(list[i].Routers, url)
+			continue
+		}
+		list = append(list, routerContext{Name: name, Routers: []string{url}})
+	}
+	n := 0
+	for _, x := range list {
+		n += len(x.Routers)
+	}
+	if n > 0 && n < len(routers) {
+		return nil, errors.New("--router: give every router a name (NAME=URL), or none")
+	}
+	return list, nil
+}
+
+// allContexts are those of flags and then of the file, whose contexts of the same name
+// they hide.
+func allContexts(named []routerContext) (*contextsFile, error) {
+	c, err := readContexts(contextsPath())
+	if err != nil {
+		return nil, err
+	}
+	all := &contextsFile{Current: c.Current, Contexts: slices.Clone(named)}
+	for _, x := range c.Contexts {
+		if !slices.ContainsFunc(named, func(y routerContext) bool { return y.Name == x.Name }) {
+			all.Contexts = append(all.Contexts, x)
+		}
+	}
+	return all, nil
+}
+
+func (c *contextsFile) names() []string {
+	names := make([]string, len(c.Contexts))
+	for i := range c.Contexts {
+		names[i] = c.Contexts[i].Name
+	}
+	return names
+}
+
 // find is the context with a name.
 func (c *contextsFile) find(name, path string) (*routerContext, error) {
-	var names []string
 	for i := range c.Contexts {
 		if c.Contexts[i].Name == name {
 			return &c.Contexts[i], nil
 		}
-		names = append(names, c.Contexts[i].Name)
 	}
+	names := c.names()
 	if len(names) == 0 {
 		return nil, fmt.Errorf("there is no context %q: %s holds none", name, path)
 	}

@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/muesli/termenv"
@@ -58,7 +59,7 @@ answers.`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return runTop(cmd, &f) },
 	}
 	fl := cmd.Flags()
-	fl.StringArrayVar(&f.routers, "router", nil, "admin `URL` of a router (repeatable; environment DYNCTL_ROUTER; default "+defaultRouter+")")
+	fl.StringArrayVar(&f.routers, "router", nil, "admin `URL` of a router (repeatable; environment DYNCTL_ROUTER; default "+defaultRouter+"); NAME=URL makes a context of it, which :ctx goes to")
 	f.access.add(fl)
 	fl.StringVar(&f.context, "context", "", "`NAME` of a context in $DYNCTL_CONTEXTS, or else in ~/.config/dynctl/contexts.yaml")
 	fl.BoolVar(&f.once, "once", false, "write the figures once and exit")
@@ -79,13 +80,11 @@ answers.`,
 		_ = cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
 	}
 	_ = cmd.RegisterFlagCompletionFunc("context", func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
-		var names []string
-		if c, err := readContexts(contextsPath()); err == nil {
-			for _, x := range c.Contexts {
-				names = append(names, x.Name)
-			}
+		c, err := readContexts(contextsPath())
+		if err != nil {
+			return nil, cobra.ShellCompDirectiveNoFileComp
 		}
-		return names, cobra.ShellCompDirectiveNoFileComp
+		return c.names(), cobra.ShellCompDirectiveNoFileComp
 	})
 	return cmd
 }
@@ -141,20 +140,57 @@ func runTop(cmd *cobra.Command, f *topFlags) (err error) {
 		defer func() { err = errors.Join(err, demo.Close()) }()
 		o.Note, f.routers = "DEMO", []string{demo.URL}
 	}
-	if o.Context, err = f.resolve(); err != nil {
+	given := f.access
+	named, err := namedRouters(f.routers)
+	if err != nil {
 		return withCode(exitUsage, err)
 	}
+	if len(named) > 0 {
+		o.Context, f.routers = named[0].Name, named[0].Routers
+	} else if o.Context, err = f.resolve(); err != nil {
+		return withCode(exitUsage, err)
+	}
+	if o.Clients, err = f.access.clients(f.routers); err != nil {
+		return err
+	}
+	opened, first := o.Clients, o.Context
+	var mu sync.Mutex // a context may be opened while another one is
 	defer func() {
-		for _, c := range o.Clients {
+		mu.Lock()
+		defer mu.Unlock()
+		for _, c := range opened {
 			c.Close()
 		}
 	}()
-	for _, url := range f.routers {
-		c, err := f.access.client(url)
-		if err != nil {
-			return err
-		}
-		o.Clients = append(o.Clients, c)
+	o.Contexts = tui.Contexts{
+		Names: func() ([]string, error) {
+			c, err := allContexts(named)
+			if err != nil {
+				return nil, err
+			}
+			return c.names(), nil
+		},
+		Open: func(name string) ([]*admin.Client, error) {
+			c, err := allContexts(named)
+			if err != nil {
+				return nil, err
+			}
+			x, err := c.find(name, contextsPath())
+			if err != nil {
+				return nil, err
+			}
+			// A token that was given for some routers is not shown to others.
+			var access accessFlags
+			if name == first || slices.ContainsFunc(named, func(y routerContext) bool { return y.Name == name }) {
+				access = given
+			}
+			access = x.access(access)
+			clients, err := access.clients(x.Routers)
+			mu.Lock()
+			opened = append(opened, clients...)
+			mu.Unlock()
+			return clients, err
+		},
 	}
 	if plain {
 		return printTop(ctx, cmd.OutOrStdout(), o, text, f)
@@ -187,11 +223,7 @@ func (f *topFlags) resolve() (name string, err error) {
 	if err != nil {
 		return "", err
 	}
-	f.routers = x.Routers
-	f.access.tokenFile, f.access.ca = cmp.Or(f.access.tokenFile, x.TokenFile), cmp.Or(f.access.ca, x.TLSCA)
-	if f.access.cert == "" && f.access.key == "" {
-		f.access.cert, f.access.key = x.TLSCert, x.TLSKey
-	}
+	f.routers, f.access = x.Routers, x.access(f.access)
 	return name, nil
 }
 

@@ -231,6 +231,10 @@ func (a *app) copy(text string) {
 // prompt opens the input line.
 func (a *app) prompt(kind, value string) tea.Cmd {
 	a.asking = kind
+	a.input.SetSuggestions(nil)
+	if kind == "command" {
+		a.input.SetSuggestions(a.suggestions())
+	}
 	a.input.SetValue(value)
 	a.input.CursorEnd()
 	return a.input.Focus()
@@ -263,6 +267,9 @@ func (a *app) typed(m tea.KeyMsg) tea.Cmd {
 	a.input, cmd = a.input.Update(m)
 	return cmd
 }
+
+// verbs are the commands.
+var verbs = []string{"overview", "workers", "radix", "decisions", "events", "describe", "drain", "resume", "sort", "rate", "filter", "save", "router", "ctx", "seek", "theme", "ascii", "help", "quit"}
 
 // command runs a command line.
 func (a *app) command(text string) tea.Cmd {
@@ -325,6 +332,8 @@ func (a *app) command(text string) tea.Cmd {
 		}
 		a.sel = n - 1
 		return a.show(a.tab, nil)
+	case "ctx", "context":
+		return a.context(rest)
 	case "seek":
 		if a.recording() == nil {
 			a.say("seek is for recordings: dynctl replay FILE --tui", true)
@@ -341,7 +350,7 @@ func (a *app) command(text string) tea.Cmd {
 		a.opts.ASCII = !a.opts.ASCII
 		a.th = theme.New(a.th.Name, a.opts.Profile, a.opts.ASCII)
 	default:
-		a.say(fmt.Sprintf("there is no command %q: %s", verb, "overview, workers, radix, decisions, events, describe, drain, resume, sort, rate, filter, save, router, seek, theme, ascii, help, quit"), true)
+		a.say(fmt.Sprintf("there is no command %q: %s", verb, strings.Join(verbs, ", ")), true)
 	}
 	return nil
 }

@@ -43,8 +43,10 @@ const (
 type Options struct {
 	// Clients are the routers, at least one.
 	Clients []*admin.Client
-	// Context is the name of the context that they come from; may be empty.
-	Context string
+	// Context is the name of the context that they come from; may be empty. Contexts
+	// are those that :ctx switches between.
+	Context  string
+	Contexts Contexts
 	// Rate is the time between two questions; default 1 s.
 	Rate time.Duration
 	// Timeout of one question; default 2 s.
@@ -104,6 +106,7 @@ type app struct {
 	reached  bool // some router answered once
 	draws    uint64
 	finished bool
+	switched int // how often another context was taken
 }
 
 // past is a view of before, and how many answers each router had given.
@@ -162,18 +165,25 @@ func newApp(ctx context.Context, o Options) *app {
 		opts: o, ctx: ctx, th: theme.New(o.Theme, o.Profile, o.ASCII), keys: keys.NewMap(keys.Entries()), playKeys: keys.NewMap(keys.Recording()), now: time.Now(),
 		rate: min(max(o.Rate, minRate), maxRate), tab: min(max(o.View, 0), 4), dirty: true,
 	}
+	a.input = textinput.New()
+	a.input.CharLimit = 500
+	a.input.ShowSuggestions = true
+	a.watch(o.Clients)
+	return a
+}
+
+// watch begins anew with other routers.
+func (a *app) watch(clients []*admin.Client) {
 	ranks := &page.RankTable{}
 	a.pages = []page.Page{page.NewOverview(ranks), page.NewWorkers(ranks), page.NewRadix(), page.NewDecisions(), page.NewEvents()}
-	for _, c := range o.Clients {
+	a.replicas, a.sel = nil, 0
+	for _, c := range clients {
 		b := feed.NewBuilder(c.URL())
-		r := &replica{poller: &feed.Poller{Client: c, Timeout: o.Timeout}, builder: b}
+		r := &replica{poller: &feed.Poller{Client: c, Timeout: a.opts.Timeout}, builder: b}
 		r.view = b.Tick(a.now, a.rate)
 		a.replicas = append(a.replicas, r)
 	}
-	a.input = textinput.New()
-	a.input.CharLimit = 500
 	a.sum()
-	return a
 }
 
 // Init implements tea.Model.
@@ -218,7 +228,7 @@ func (a *app) poll(i int) tea.Cmd {
 	r.polling, r.wanted = true, false
 	r.gen++
 	ctx, after := a.ctx, r.builder.LastEvent()
-	return func() tea.Msg { return sampleMsg{i, r.poller.Poll(ctx, after)} }
+	return a.ofContext(func() tea.Msg { return sampleMsg{i, r.poller.Poll(ctx, after)} })
 }
 
 // again waits for the next question: longer each time that none is answered.
@@ -229,7 +239,7 @@ func (a *app) again(i int) tea.Cmd {
 		wait = max(a.rate, min(500*time.Millisecond<<min(r.failed-1, 8), maxWait))
 	}
 	gen := r.gen
-	return a.after(wait, func(time.Time) tea.Msg { return pollMsg{i, gen} })
+	return a.ofContext(a.after(wait, func(time.Time) tea.Msg { return pollMsg{i, gen} }))
 }
 
 // sum makes the view of the newest answers.
@@ -298,11 +308,11 @@ func (a *app) page() *page.Ctx {
 func (a *app) ask(f func(ctx context.Context) tea.Msg) tea.Cmd {
 	timeout := positive.Or(a.opts.Timeout, 2*time.Second)
 	parent := a.ctx
-	return func() tea.Msg {
+	return a.ofContext(func() tea.Msg {
 		ctx, cancel := context.WithTimeout(parent, timeout)
 		defer cancel()
 		return f(ctx)
-	}
+	})
 }
 
 // decisionsShown is how many decisions the list holds, searched how many the
@@ -362,6 +372,13 @@ func (a *app) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 		return a, a.poll(m.replica)
 	case sampleMsg:
 		return a, a.sample(m)
+	case contextualMsg:
+		if m.switched != a.switched {
+			return a, nil // of routers that are watched no more
+		}
+		return a.Update(m.msg)
+	case openedMsg:
+		return a, a.enter(m)
 	case controlledMsg:
 		return a, a.controlled(m)
 	case page.ChildrenMsg, page.DecisionsMsg, page.DecisionMsg:

@@ -166,7 +166,13 @@ func (a *app) drawFooter(p *widget.Painter) {
 			p.Put(theme.Selected, string(runes[at:at+1]))
 			p.Put(theme.Plain, string(runes[at+1:]))
 		} else {
-			p.Put(theme.Selected, " ")
+			rest := []rune(a.input.CurrentSuggestion())
+			if n := len([]rune(value)); n > 0 && n < len(rest) {
+				p.Put(theme.Selected, string(rest[n:n+1]))
+				p.Put(theme.Dim, string(rest[n+1:])+"  (tab completes)")
+			} else {
+				p.Put(theme.Selected, " ")
+			}
 		}
 		if value == "" {
 			p.Put(theme.Dim, "  "+a.hint())
@@ -217,7 +223,7 @@ func (a *app) hint() string {
 		}
 		return "word !not role:decode kv>80 wait>=1 st:stale re:..."
 	case "command":
-		return "view [filter], describe, drain or resume WORKER, sort NAME, rate 2s, save FILE, router N, theme NAME, ascii, quit"
+		return "view [filter], describe, drain or resume WORKER, sort NAME, rate 2s, save FILE, router N, ctx NAME, theme NAME, ascii, quit"
 	}
 	return "FILE.json, FILE.csv or FILE.txt"
 }

@@ -1,0 +1,149 @@
+package tui
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+
+	tea "github.com/charmbracelet/bubbletea"
+
+	"github.com/dynctl/dynctl/internal/router/admin"
+)
+
+// Contexts are sets of routers by name. The zero value has none.
+type Contexts struct {
+	// Names lists them; it is asked each time that a command is typed.
+	Names func() ([]string, error)
+	// Open makes the clients of one, at least one.
+	Open func(name string) ([]*admin.Client, error)
+}
+
+func (c Contexts) names() ([]string, error) {
+	if c.Names == nil {
+		return nil, nil
+	}
+	return c.Names()
+}
+
+type (
+	// openedMsg is what came of opening a context.
+	openedMsg struct {
+		name    string
+		clients []*admin.Client
+		err     error
+	}
+	// contextualMsg is a message about the routers of a context, which means nothing
+	// after another one was taken.
+	contextualMsg struct {
+		switched int
+		msg      tea.Msg
+	}
+)
+
+// ofContext marks what a command tells as being about the routers of the moment.
+func (a *app) ofContext(cmd tea.Cmd) tea.Cmd {
+	n := a.switched
+	return func() tea.Msg {
+		if m := cmd(); m != nil {
+			return contextualMsg{n, m}
+		}
+		return nil
+	}
+}
+
+// suggestions complete commands.
+func (a *app) suggestions() []string {
+	list := slices.Clone(verbs)
+	names, err := a.opts.Contexts.names()
+	if err != nil {
+		return list // :ctx tells why
+	}
+	for _, n := range names {
+		list = append(list, "ctx "+n)
+	}
+	return list
+}
+
+// context lists the contexts, or goes to one of them when a router there answers.
+func (a *app) context(name string) tea.Cmd {
+	names, err := a.opts.Contexts.names()
+	switch {
+	case err != nil:
+		a.say(err.Error(), true)
+		return nil
+	case len(names) == 0:
+		a.say("there are no contexts: name them in contexts.yaml, or by --router NAME=URL", true)
+		return nil
+	case name == "":
+		lines := []string{}
+		for _, n := range names {
+			if n == a.opts.Context {
+				n += " (this one)"
+			}
+			lines = append(lines, n)
+		}
+		a.overlay = &overlay{title: "contexts, :ctx NAME goes to one", lines: lines}
+		return nil
+	case name == a.opts.Context:
+		a.say("this is context "+name, false)
+		return nil
+	}
+	a.say("asking the routers of "+name, false)
+	open := a.opts.Contexts.Open
+	return a.ask(func(ctx context.Context) tea.Msg {
+		clients, err := open(name)
+		if err == nil {
+			err = anyAnswers(ctx, clients)
+		}
+		if err != nil {
+			for _, c := range clients {
+				c.Close()
+			}
+			return openedMsg{name: name, err: err}
+		}
+		return openedMsg{name: name, clients: clients}
+	})
+}
+
+// anyAnswers is nil when one of the routers does, or else what each said.
+func anyAnswers(ctx context.Context, clients []*admin.Client) error {
+	errs := make([]error, len(clients))
+	var wg sync.WaitGroup
+	for i, c := range clients {
+		wg.Go(func() { _, errs[i] = c.Status(ctx) })
+	}
+	wg.Wait()
+	if slices.Contains(errs, nil) {
+		return nil
+	}
+	return errors.Join(errs...)
+}
+
+// enter shows the routers of another context; one that nobody answers for leaves all as
+// it was.
+func (a *app) enter(m openedMsg) tea.Cmd {
+	if m.err != nil {
+		stays := "the routers stay"
+		if a.opts.Context != "" {
+			stays = a.opts.Context + " stays"
+		}
+		a.say(fmt.Sprintf("%s; context %s: %s", stays, m.name, strings.ReplaceAll(m.err.Error(), "\n", "; ")), true)
+		return nil
+	}
+	for _, r := range a.replicas {
+		r.poller.Client.Close()
+	}
+	a.switched++
+	a.opts.Context, a.opts.Note = m.name, ""
+	a.history, a.frozen, a.back, a.overlay, a.guard, a.reached = nil, nil, 0, nil, nil, false
+	a.watch(m.clients)
+	a.say("context "+m.name, false)
+	cmds := []tea.Cmd{a.show(a.tab, nil)}
+	for i := range a.replicas {
+		cmds = append(cmds, a.poll(i))
+	}
+	return tea.Batch(cmds...)
+}

@@ -1,0 +1,112 @@
+package tui
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	tea "github.com/charmbracelet/bubbletea"
+	"github.com/muesli/termenv"
+
+	"github.com/dynctl/dynctl/internal/router/admin"
+	"github.com/dynctl/dynctl/internal/tui/feed"
+)
+
+func named(t testing.TB, urls map[string]string) Contexts {
+	return Contexts{
+		Names: func() ([]string, error) { return []string{"prod", "lab", "gone"}, nil },
+		Open: func(name string) ([]*admin.Client, error) {
+			if urls[name] == "" {
+				return nil, errors.New("token file: it is not there")
+			}
+			return clients(t, urls[name]), nil
+		},
+	}
+}
+
+// TestContextViews: the list of contexts, a command that is completed, and what is said
+// of a context whose router does not answer.
+func TestContextViews(t *testing.T) {
+	for _, size := range [][2]int{{80, 24}, {120, 40}, {200, 50}} {
+		for _, ascii := range []bool{false, true} {
+			g := stage{prefill: 2, decode: 4, dp: 2}
+			for name, show := range map[string]func(a *app){
+				"list":  func(a *app) { press(a, ":", "c", "t", "x", "enter") },
+				"typed": func(a *app) { press(a, ":", "c", "t", "x", " ", "l") },
+				"gone": func(a *app) {
+					a.Update(openedMsg{name: "gone", err: errors.New("no router answers at http://10.0.9.9:8001: dial tcp 10.0.9.9:8001: connect: connection refused")})
+				},
+			} {
+				name := fmt.Sprintf("ctx-%s-%dx%d", name, size[0], size[1])
+				if ascii {
+					name += "-ascii"
+				}
+				t.Run(name, func(t *testing.T) {
+					a := newStage(t, g, size[0], size[1], 20, Options{Profile: termenv.Ascii, ASCII: ascii, Context: "prod", Contexts: named(t, nil)})
+					show(a)
+					got := screen(a)
+					checkFrame(t, got, size[0], size[1], ascii)
+					golden(t, name, got+"\n")
+				})
+			}
+		}
+	}
+}
+
+// TestContexts: a command with a completed name goes to the routers of that context when
+// one of them answers, and what comes of the old ones later is not shown; a context of
+// which none answers, or which cannot be opened, leaves all as it was and says why.
+func TestContexts(t *testing.T) {
+	lab := newRouter(t, stage{prefill: 1, decode: 1, dp: 1})
+	gone := httptest.NewServer(http.NotFoundHandler())
+	gone.Close()
+	g := stage{prefill: 2, decode: 4, dp: 2}
+	prod := newRouter(t, g)
+	a := newStage(t, g, 120, 40, 20, Options{Profile: termenv.Ascii, Clients: clients(t, prod.URL), Context: "prod", Contexts: named(t, map[string]string{"lab": lab.URL, "gone": gone.URL})})
+	old := a.replicas[0]
+	run := func(cmd tea.Cmd) tea.Cmd {
+		t.Helper()
+		if cmd == nil {
+			t.Fatal("no question: " + a.message)
+		}
+		_, next := a.Update(cmd())
+		return next
+	}
+	for name, why := range map[string]string{"gone": "no router answers at " + gone.URL, "moon": "token file: it is not there"} {
+		run(a.command("ctx " + name))
+		if !a.fault || !strings.Contains(a.message, "context "+name+": ") || !strings.Contains(a.message, why) || !strings.HasPrefix(a.message, "prod stays") || a.replicas[0] != old || a.opts.Context != "prod" {
+			t.Errorf("%s: said %q, now on %s", name, a.message, a.opts.Context)
+		}
+	}
+	if cmd := a.command("ctx prod"); cmd != nil || a.message != "this is context prod" {
+		t.Errorf("the present context: %q", a.message)
+	}
+	late := a.poll(0) // on its way while the context changes
+	press(a, ":", "c", "t", "x", " ", "l", "tab")
+	if a.input.Value() != "ctx lab" {
+		t.Fatalf("completed to %q", a.input.Value())
+	}
+	run(a.typed(tea.KeyMsg{Type: tea.KeyEnter}))
+	if a.opts.Context != "lab" || a.replicas[0] == old || a.replicas[0].poller.Client.URL() != lab.URL || a.fault {
+		t.Fatalf("on %s, %q", a.opts.Context, a.message)
+	}
+	if got := a.page().R; got.Link != feed.Waiting || len(got.Ranks) > 0 {
+		t.Errorf("figures of another context: %s, %d ranks", got.Link, len(got.Ranks))
+	}
+	a.Update(late())
+	if got := a.page().R.Link; got != feed.Waiting {
+		t.Errorf("an answer of the old router is shown: %s", got)
+	}
+	a.replicas[0].polling = false
+	run(a.poll(0))
+	if got := a.page().R; got.Link != feed.Live || len(got.Ranks) != 2 {
+		t.Errorf("of the new one: %s, %d ranks", got.Link, len(got.Ranks))
+	}
+	a.opts.Contexts = Contexts{}
+	if a.command("ctx lab"); !strings.Contains(a.message, "there are no contexts") {
+		t.Errorf("without contexts: %q", a.message)
+	}
+}
