@@ -33,6 +33,8 @@ type stage struct {
 	quiet bool
 	// costs are of a threshold that is auto.
 	costs []admin.ModelCosts
+	// replay is where the recording stands, if this is one.
+	replay *admin.Replay
 }
 
 func ptr[T any](v T) *T { return &v }
@@ -44,7 +46,7 @@ func (g stage) snapshot(s int) *admin.Snapshot {
 	snap := &admin.Snapshot{Schema: admin.Schema}
 	st := &snap.Status
 	*st = admin.Status{
-		ThresholdAuto: g.costs != nil, Costs: g.costs,
+		Replay: g.replay, ThresholdAuto: g.costs != nil, Costs: g.costs,
 		Schema: admin.Schema, Version: "0.9.2", Name: "rt-0:8000", Now: now, Started: start.Add(-3 * time.Hour), State: "ready", Reasons: []string{},
 		ConfigRevision: 3, FleetRevision: 9, Listen: "rt-0:8000", Models: []string{"Qwen/Qwen3-32B"}, Policy: "kv", ThresholdTokens: 2048, ThresholdOn: "eff_isl",
 		Tokenizer: "local", BlockSizeTokens: 64, Workers: admin.WorkerCounts{Total: g.prefill + g.decode, Prefill: g.prefill, Decode: g.decode, Usable: g.prefill + g.decode, Ranks: (g.prefill + g.decode) * g.dp},

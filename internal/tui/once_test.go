@@ -138,6 +138,7 @@ func TestOnceMatchesItsSchema(t *testing.T) {
 		"trouble": {newRouter(t, stage{prefill: 2, decode: 4, dp: 2, troubles: true}).URL},
 		"quiet":   {newRouter(t, stage{prefill: 1, decode: 1, dp: 2, quiet: true}).URL},
 		"auto":    {newRouter(t, stage{prefill: 1, decode: 1, dp: 1, costs: learned}).URL},
+		"replay":  {newRouter(t, stage{prefill: 1, decode: 1, dp: 1, replay: &admin.Replay{Records: 7, AtUS: 12, TotalUS: ptr(int64(90)), Speed: .5}}).URL},
 		"empty":   {newRouter(t, stage{}).URL},
 		"down":    {down.URL},
 		"fleet":   {newRouter(t, stage{prefill: 1, decode: 1, dp: 1}).URL, down.URL},
