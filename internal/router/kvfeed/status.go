@@ -60,8 +60,8 @@ type Status struct {
 	UnknownKinds []string `json:"unknown_cache_kinds,omitempty"`
 	// CacheGroups are those of a rank that has told of several.
 	CacheGroups []kvgroup.Group `json:"cache_groups,omitempty"`
-	// TiersTold says that the engine has told of a tier outside its device, Tiers how many
-	// of its blocks are there.
+	// TiersTold says that the engine has told of a tier outside its device and is followed
+	// there, Tiers how many of its blocks are there.
 	TiersTold bool           `json:"tiers_told,omitempty"`
 	Tiers     decision.Tiers `json:"tiers,omitzero"`
 
@@ -216,13 +216,11 @@ func (r *rank) status() Status {
 		Endpoint: r.src.Endpoint, Replay: r.src.Replay, Peer: r.peer,
 		UnknownKinds: slices.Clone(r.stream.app.UnknownKinds()),
 		LastSeq:      -1, LastEvent: r.lastEvent, LagSeconds: r.lag,
+		TiersTold: r.stream.TiersTold(), Tiers: r.stream.Tiers(),
 		Shape: r.stream.Shape(), StreamCounters: r.stream.Counters(), FeedCounters: r.n,
 	}
 	if g := r.stream.app.groups; g != nil {
 		s.CacheGroups = g.Told()
-	}
-	if t := r.stream.tiers; t != nil {
-		s.TiersTold, s.Tiers = true, t.Blocks()
 	}
 	if last, ok := r.stream.Last(); ok {
 		s.LastSeq = int64(min(last, math.MaxInt64))

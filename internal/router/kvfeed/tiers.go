@@ -15,12 +15,19 @@ func (s *Stream) Tiers() (d decision.Tiers) {
 	return d
 }
 
+// TiersTold reports whether an event has told of a tier outside the device and its blocks
+// are followed: then none is 0, else it is not known.
+func (s *Stream) TiersTold() bool { return s.app.Counters.Tiered > 0 && s.followsTiers() }
+
+// followsTiers reports whether tiers count for the rank: of a hybrid model it is not known
+// which groups go on from another tier.
+func (s *Stream) followsTiers() bool { return s.app.groups == nil && len(s.app.unknown) == 0 }
+
 // noteTiers accounts for what a batch tells of tiers beside the device. The index
 // stands where it stood before the batch: blocks that the batch removes from the device
 // are still known there, so that those that move to another tier keep their place.
 func (s *Stream) noteTiers(b *kvevent.Batch) {
-	if s.app.groups != nil || len(s.app.unknown) > 0 {
-		// Which groups of a hybrid model go on from another tier is not known.
+	if !s.followsTiers() {
 		s.clearTiers()
 		for i := range b.Events {
 			if e := &b.Events[i]; e.Medium != kvevent.GPU || e.Locality == kvevent.Remote {

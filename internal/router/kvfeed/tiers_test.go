@@ -71,6 +71,9 @@ func TestTiers(t *testing.T) {
 		"with tokens, never on the device": {
 			batches: []batch{{tiered(kvevent.CPU, stored(0, []uint64{1, 2}, tokens(0, 2*bs), bs))}, {tiered(kvevent.CPU, stored(2, []uint64{3}, tokens(2*bs, bs), bs))}},
 			want:    decision.Tiers{CPU: 3}},
+		"with tokens, behind a block of the same batch": {
+			batches: []batch{{tiered(kvevent.CPU, stored(0, []uint64{1, 2}, tokens(0, 2*bs), bs)), tiered(kvevent.Disk, stored(2, []uint64{3}, tokens(2*bs, bs), bs))}},
+			want:    decision.Tiers{CPU: 2, Disk: 1}},
 		"with tokens behind a block of the device": {
 			batches: []batch{{stored(0, []uint64{1}, tokens(0, bs), bs)}, {tiered(kvevent.External, stored(1, []uint64{2}, tokens(bs, bs), bs))}},
 			device:  1, want: decision.Tiers{Remote: 1}},
@@ -120,8 +123,14 @@ func TestTiers(t *testing.T) {
 				t.Errorf("%d blocks on the device, then %+v, %d events set aside; want %d, %+v, %d", n, beyond, s.Counters().OtherTier, tt.device, tt.want, tt.other)
 			}
 			s.Skip(1 << 20) // batches are lost: removals among them
-			if left := s.Tiers(); left != (decision.Tiers{}) {
-				t.Errorf("%+v left of a rank that was emptied", left)
+			for _, emptied := range []string{"once", "since its publisher began anew"} {
+				left, known, hybrid := s.Tiers(), s.TiersTold(), s.app.groups != nil
+				if left != (decision.Tiers{}) || known == hybrid {
+					t.Errorf("%+v left of a rank that was emptied %s, known: %t, hybrid: %t", left, emptied, known, hybrid)
+				}
+				if !hybrid {
+					s.Reset()
+				}
 			}
 		})
 	}

@@ -135,7 +135,7 @@ var (
 	draining     = desc("worker_draining", "Whether the worker drains.", "worker")
 	tokenizer    = desc("worker_tokenizer_rests", "Whether the worker's /tokenize failed so often in a row that only trials ask it.", "worker")
 	feedState    = desc("feed_state", "1 for the state that the rank's KV event feed is in.", "worker", "dp_rank", "state")
-	tierBlocks   = desc("feed_tier_blocks", "Blocks that the engine holds in a tier outside its device: cpu, disk, remote. Where its events told of one.", "worker", "dp_rank", "tier")
+	tierBlocks   = desc("feed_tier_blocks", "Blocks that the router counts for the rank in a tier outside its device: cpu, disk, remote. Where its events have told of any, and the model is not hybrid.", "worker", "dp_rank", "tier")
 	cacheGroup   = desc("feed_cache_group", "1 for each cache group of a rank whose engine has told of several.", "worker", "dp_rank", "group", "kind")
 	unknownKinds = desc("feed_unknown_cache_kind", "1 for each cache kind of the rank's engine that this version does not know.", "worker", "dp_rank", "kind")
 )
