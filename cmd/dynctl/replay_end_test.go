@@ -82,6 +82,19 @@ func TestNoSuchLine(t *testing.T) {
 	}
 }
 
+// TestNothingIsIgnoredBesideTheScreen: what a recording that is shown cannot do is refused.
+func TestNothingIsIgnoredBesideTheScreen(t *testing.T) {
+	for _, flags := range [][]string{{"--to", "1m"}, {"--at", "3"}, {"--step"}, {"--verify"}, {"--min-match", "1"}, {"--what-if", "threshold=4096"}, {"--policy", "kv"}} {
+		code, _, stderr := typed(append([]string{"replay", realRecording, "--tui"}, flags...)...)
+		if code != exitUsage || !strings.Contains(stderr, "not for a recording that is shown") {
+			t.Errorf("%s: code %d, %q", flags, code, stderr)
+		}
+	}
+	if code, _, stderr := typed("replay", realRecording, "--tui"); code != exitUsage || strings.Count(stderr, "the screen needs a terminal") != 1 {
+		t.Errorf("without a terminal: code %d, %q", code, stderr)
+	}
+}
+
 // TestChangesAreNamedAsSettings: what a short key changes is told.
 func TestChangesAreNamedAsSettings(t *testing.T) {
 	code, stdout, stderr := typed("replay", realRecording, "--what-if", "eff_isl=3")

@@ -24,6 +24,14 @@ func (f *replayFlags) show(cmd *cobra.Command, files *traceFiles) (err error) {
 	if err := files.again(); err != nil {
 		return err
 	}
+	for _, other := range []string{"to", "at", "step", "verify", "min-match", "what-if"} {
+		if cmd.Flags().Changed(other) {
+			return withCode(exitUsage, fmt.Errorf("--%s is not for a recording that is shown (--tui, --admin-listen)", other))
+		}
+	}
+	if f.compare.asked(cmd) {
+		return withCode(exitUsage, errors.New("a simulation is not for a recording that is shown (--tui, --admin-listen)"))
+	}
 	speed, err := parseSpeed(f.speed)
 	if err != nil {
 		return withCode(exitUsage, err)
@@ -68,6 +76,7 @@ func (f *replayFlags) show(cmd *cobra.Command, files *traceFiles) (err error) {
 	url := "http://" + ln.Addr().String()
 	if f.tui {
 		top := newTopCmd()
+		top.SilenceErrors, top.SilenceUsage = true, true // its error is told below
 		top.SetArgs([]string{"--router", url, "--rate", "250ms"})
 		top.SetIn(cmd.InOrStdin())
 		top.SetOut(cmd.OutOrStdout())
