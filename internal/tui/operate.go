@@ -130,7 +130,7 @@ func describeLines(r *feed.Router, name string) (out []string) {
 		add("  speed    TTFT %s, ITL %s, %s output tokens/s, %s requests/s (the router's measurement)", widget.Millis(k.TTFT.F()), widget.Millis(k.ITL.F()), widget.Count(k.OutputRate.F()), widget.Rate(k.RequestRate.F()))
 		add("  engine   %s run, %s wait, KV %s%%, prefix hits %s%% (life %s%%), figures %s old", widget.Count(k.Running.F()), widget.Count(k.Waiting.F()), widget.Percent(k.KVUsage.F()), widget.Percent(k.HitShare.F()), widget.Percent(k.LifeHit.F()), widget.Seconds(k.LoadAge.F()))
 		add("  router   %d active, %d prefill tokens, %d decode blocks, %s failed in the last minute", k.Active, k.PrefillTokens, k.DecodeBlocks, widget.Count(k.Failures.F()))
-		add("  index    %d blocks of %s, events %s for %s%s, %s/s, %d gaps, %d lost, %d restarts", k.IndexBlocks, widget.Count(known(int(k.Capacity))), k.Feed.State, widget.Seconds(k.Feed.SinceSeconds.F()), because(k.Feed.Reason), widget.Rate(k.Feed.EventRate.F()), k.Feed.Gaps, k.Feed.Lost, k.Feed.Restarts)
+		add("  index    %d blocks of %s, events %s for %s%s, %s/s, %d gaps, %d lost, %d restarts", k.IndexBlocks, widget.Count(known(int(k.IndexRoom))), k.Feed.State, widget.Seconds(k.Feed.SinceSeconds.F()), because(k.Feed.Reason), widget.Rate(k.Feed.EventRate.F()), k.Feed.Gaps, k.Feed.Lost, k.Feed.Restarts)
 	}
 	return out
 }

@@ -612,3 +612,7 @@ func (e *Ejection) ReturnTrial() { e.trial.CompareAndSwap(trialRunning, trialOpe
 
 // OnTrial reports whether the penalty is over, the trial open or running.
 func (e *Ejection) OnTrial() bool { return e.trial.Load() != trialClosed }
+
+// Room is the most engine blocks that one cache group of a rank can have, 0 when unknown:
+// with several groups one of them may fill the pool that they share.
+func (w *Worker) Room() int { return max(w.KVBlocks, w.PoolBlocks) }

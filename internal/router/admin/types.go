@@ -393,7 +393,10 @@ type Rank struct {
 	// The index and its feed.
 	IndexBlocks   int64 `json:"index_blocks"` // router blocks
 	CapacityBlock int64 `json:"capacity_blocks,omitempty"`
-	Feed          Feed  `json:"feed"`
+	// IndexRoom is the most that IndexBlocks can truly be: more than CapacityBlock where
+	// several cache groups share a pool.
+	IndexRoom int64 `json:"index_room_blocks,omitempty"`
+	Feed      Feed  `json:"feed"`
 
 	// What the engine says; null while it has not told.
 	Engine *EngineLoad `json:"engine"`

@@ -269,8 +269,7 @@ func (f *Follower) audit() {
 		return
 	}
 	for _, w := range f.last.Workers {
-		// With several cache groups one of them may fill the pool that they share.
-		room := int64(max(w.KVBlocks, w.PoolBlocks))
+		room := int64(w.Room())
 		if room <= 0 {
 			continue
 		}

@@ -295,6 +295,7 @@ func (s *State) Workers(now time.Time) admin.WorkerList {
 			}
 			if w.KVBlocks > 0 && w.BlockSize > 0 {
 				rank.CapacityBlock = int64(w.KVBlocks) * int64(w.BlockSize) / int64(s.BlockOf(w))
+				rank.IndexRoom = int64(w.Room()) * int64(w.BlockSize) / int64(s.BlockOf(w))
 			}
 			if f, ok := feeds[k.Slot]; ok {
 				rank.Feed = feed(&f)

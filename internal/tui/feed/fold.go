@@ -62,8 +62,9 @@ func Fold(ranks []*Rank) Rank {
 		v.IndexBlocks += k.IndexBlocks
 		if v.Capacity > 0 && k.Capacity > 0 {
 			v.Capacity += k.Capacity
+			v.IndexRoom += k.IndexRoom
 		} else {
-			v.Capacity = 0 // not told
+			v.Capacity, v.IndexRoom = 0, 0 // not told
 		}
 		if k.Feed.State != v.Feed.State {
 			v.Feed.State, v.Feed.Reason = "mixed", ""

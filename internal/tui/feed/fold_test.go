@@ -11,7 +11,7 @@ func TestFold(t *testing.T) {
 	rank := func(dp int) *Rank {
 		return &Rank{
 			Label: "d/dp", Worker: "d", DP: dp, Status: "ok", Usable: true, Running: 3, Waiting: 1, KVUsage: .5, HitShare: .25, PromptRate: 100, TTFT: 20, ITL: 5,
-			OutputRate: 7, LoadAge: 1, Active: 4, IndexBlocks: 10, Capacity: 100, Feed: Feed{State: "live", Trusted: true, EventRate: 2, Gaps: 1, SinceSeconds: 9},
+			OutputRate: 7, LoadAge: 1, Active: 4, IndexBlocks: 10, Capacity: 100, IndexRoom: 150, Feed: Feed{State: "live", Trusted: true, EventRate: 2, Gaps: 1, SinceSeconds: 9},
 		}
 	}
 	a, b := rank(0), rank(1)
@@ -21,7 +21,7 @@ func TestFold(t *testing.T) {
 	if v.Label != "d" || v.Folded != 2 || v.Status != "SLOW" || v.Severity != Warn || v.Reason != "ITL" || v.SlowAt != "ITL" || v.SlowTimes != 4 {
 		t.Errorf("state %+v", v)
 	}
-	if v.Running != 6 || v.Waiting != 2 || v.PromptRate != 400 || v.OutputRate != 14 || v.Active != 8 || v.IndexBlocks != 20 || v.Capacity != 200 || v.Feed.EventRate != 4 || v.Feed.Gaps != 2 {
+	if v.Running != 6 || v.Waiting != 2 || v.PromptRate != 400 || v.OutputRate != 14 || v.Active != 8 || v.IndexBlocks != 20 || v.Capacity != 200 || v.IndexRoom != 300 || v.Feed.EventRate != 4 || v.Feed.Gaps != 2 {
 		t.Errorf("sums %+v", v)
 	}
 	if v.KVUsage != .9 || v.ITL != 50 || v.TTFT != 20 || v.Feed.SinceSeconds != 2 || math.Abs(v.HitShare.F()-.625) > 1e-9 || v.Feed.State != "live" || !v.Feed.Trusted {

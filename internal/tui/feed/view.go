@@ -341,6 +341,8 @@ type Rank struct {
 	Failures      Num   `json:"router_recent_failures"`
 	IndexBlocks   int64 `json:"index_blocks"`
 	Capacity      int64 `json:"capacity_blocks"`
+	// IndexRoom is the most that IndexBlocks can truly be, 0 when unknown.
+	IndexRoom int64 `json:"index_room_blocks"`
 
 	// How fast it answers, as the router measured it in the last seconds.
 	TTFT       Num `json:"router_ttft_ms"`

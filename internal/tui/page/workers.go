@@ -247,9 +247,9 @@ func compareLines(k *feed.Rank, wide, tall bool) []string {
 	}
 	room, index := words2("the index never holds more than the engine has room for", "of the room"), float64(k.IndexBlocks)
 	free := "-"
-	if k.Capacity > 0 {
-		free = widget.Percent(index/float64(k.Capacity)) + "%"
-		if k.IndexBlocks > k.Capacity {
+	if k.IndexRoom > 0 {
+		free = widget.Percent(index/float64(k.IndexRoom)) + "%"
+		if k.IndexBlocks > k.IndexRoom {
 			room = words2("MORE than there is room for: the index overcounts", "MORE than the room")
 		}
 	}
@@ -261,7 +261,7 @@ func compareLines(k *feed.Rank, wide, tall bool) []string {
 		trust = "no events: guessed from what was sent"
 	}
 	out = append(out,
-		row("blocks indexed", widget.Count(index), widget.Count(known(k.Capacity)), free, room),
+		row("blocks indexed", widget.Count(index), widget.Count(known(k.IndexRoom)), free, room),
 		row("prefix hit now/life", widget.Percent(k.HitShare.F())+"%", widget.Percent(k.LifeHit.F())+"%", "", fmt.Sprintf("engine's counters, %s old", widget.Seconds(k.LoadAge.F()))))
 	if tall {
 		out = append(out, row("cache view", trust, "", "", ""))
