@@ -60,7 +60,7 @@ func TestListWorkers(t *testing.T) {
 	three, half := 3, 0.5
 	l := &admin.WorkerList{Schema: admin.Schema, Workers: []admin.Worker{
 		{Name: "d0", Role: "decode", Engine: "vllm", Health: "healthy", Models: []string{"a", "b|c"}, URL: "http://h:1", BlockSizeTokens: 16, Revision: "pair/5d1c", Slice: "1", From: map[string]string{"role": "label a=b", "dp": "default"}, Ranks: []admin.Rank{
-			{Label: "d0/dp0", ActiveRequests: 2, PrefillTokens: 30, DecodeBlocks: 4, IndexBlocks: 5, Feed: admin.Feed{State: "live", Replay: new("")}, TTFT: new(210.), ITL: new(14.1), OutputRate: new(320.), Slow: &admin.Slow{Figure: "ITL", Times: 9.2}, Engine: &admin.EngineLoad{Running: &three, KVUsage: &half}},
+			{Label: "d0/dp0", ActiveRequests: 2, PrefillTokens: 30, DecodeBlocks: 4, IndexBlocks: 5, Moves: &admin.Moves{Away: 3, Onto: 12, Waiting: 7}, Feed: admin.Feed{State: "live", Replay: new("")}, TTFT: new(210.), ITL: new(14.1), OutputRate: new(320.), Slow: &admin.Slow{Figure: "ITL", Times: 9.2}, Engine: &admin.EngineLoad{Running: &three, KVUsage: &half}},
 			{Label: "d0/dp1", Feed: admin.Feed{State: "none"}},
 		}},
 		{Name: "p0", Role: "prefill", Draining: true, Ranks: []admin.Rank{{Label: "p0/dp0", Feed: admin.Feed{State: "gap", Replay: new("tcp://p0:5657")}}, {Label: "p0/dp1", Feed: admin.Feed{State: "gap"}}}},
@@ -83,7 +83,7 @@ func TestListWorkers(t *testing.T) {
 		t.Errorf("wide\n%s", got)
 	}
 	rows, err := csv.NewReader(strings.NewReader(out("csv"))).ReadAll()
-	if err != nil || len(rows) != 5 || len(rows[0]) != 23 || rows[1][14] != "a,b|c" || rows[1][9] != "3" || rows[2][9] != "-" || rows[1][17] != "pair/5d1c slice 1" || rows[1][18] != "dp: default; role: label a=b" {
+	if err != nil || len(rows) != 5 || len(rows[0]) != 26 || rows[1][14] != "a,b|c" || rows[1][9] != "3" || rows[2][9] != "-" || !slices.Equal(rows[1][19:22], []string{"3", "12", "7"}) || rows[2][19] != "-" || rows[1][17] != "pair/5d1c slice 1" || rows[1][18] != "dp: default; role: label a=b" {
 		t.Errorf("csv %q, %v", rows, err)
 	}
 	lines := strings.Split(strings.TrimSpace(out("jsonl")), "\n")

@@ -52,7 +52,7 @@ func listWorkers(out io.Writer, format string, l *admin.WorkerList) error {
 	all := format == "wide" || format == "csv"
 	t := listing{whole: l, head: []string{"RANK", "ROLE", "ENGINE", "HEALTH", "REQUESTS", "PREFILL TOKENS", "DECODE BLOCKS", "INDEX BLOCKS", "EVENTS"}}
 	if all {
-		t.head = append(t.head, "RUNNING", "WAITING", "KV USED", "BLOCK", "CONNECTOR", "MODELS", "URL", "REASON", "REVISION", "FROM")
+		t.head = append(t.head, "RUNNING", "WAITING", "KV USED", "BLOCK", "CONNECTOR", "MODELS", "URL", "REASON", "REVISION", "FROM", "MOVED AWAY", "MOVED HERE", "WAIT TO MOVE")
 	}
 	t.head = append(t.head, "TTFT", "ITL", "OUT TOK/S", "SLOW")
 	for i := range l.Workers {
@@ -89,7 +89,11 @@ func listWorkers(out io.Writer, format string, l *admin.WorkerList) error {
 						used = fmt.Sprintf("%.0f%%", 100**e.KVUsage)
 					}
 				}
-				row = append(row, running, waiting, used, fmt.Sprint(w.BlockSizeTokens), orDash(w.Connector), orDash(strings.Join(w.Models, ",")), w.URL, orDash(why), orDash(revision(w)), orDash(origins(w)))
+				away, onto, moving := "-", "-", "-"
+				if m := r.Moves; m != nil {
+					away, onto, moving = fmt.Sprint(m.Away), fmt.Sprint(m.Onto), fmt.Sprint(m.Waiting)
+				}
+				row = append(row, running, waiting, used, fmt.Sprint(w.BlockSizeTokens), orDash(w.Connector), orDash(strings.Join(w.Models, ",")), w.URL, orDash(why), orDash(revision(w)), orDash(origins(w)), away, onto, moving)
 			}
 			t.rows = append(t.rows, append(row, millis(r.TTFT), millis(r.ITL), told(r.OutputRate, "%.0f"), slow(r.Slow)))
 		}

@@ -51,6 +51,8 @@ type continuation struct {
 	pending error
 	// cut is how the stream's newest leg broke off.
 	cut *attempt.Failure
+	// from is the rank of the stream's newest leg.
+	from *workers.Rank
 	// places are the ranks on which the rest has a place.
 	places []uint32
 	// move is the request for the rest with its decision, where a stream that is well is
@@ -202,6 +204,7 @@ func (x *exchange) follow(opt upstream.StreamOptions) error {
 		return upstream.Stream(x.w, x.flow.resp, opt)
 	}
 	opt.Change = x.readAlong
+	c.from = x.flow.peer.Rank
 	if w := x.flow.peer.Worker; w.Role.CanDecode() {
 		opt.Change = func(p []byte) ([]byte, error) {
 			out, err := x.readAlong(p)
@@ -337,6 +340,7 @@ func (x *exchange) goOn(cut *attempt.Failure) (resume.Refusal, string) {
 	}
 	x.begun.Store(false)
 	r.metrics.Continued(cut.Name, string(cut.Reason))
+	r.fleet.Left(c.from)
 	if e, ok := r.failures.Continued(cut.Name, string(cut.Reason), sent, time.Now()); ok {
 		e.Request = x.decision
 		r.event(e)

@@ -17,6 +17,7 @@ import (
 
 	"github.com/tidwall/gjson"
 
+	"github.com/dynctl/dynctl/internal/router/admin"
 	"github.com/dynctl/dynctl/internal/router/receipt"
 	"github.com/dynctl/dynctl/internal/settings"
 	"github.com/dynctl/dynctl/internal/workers/sim/fault"
@@ -375,6 +376,20 @@ func TestTwoHundredStreamsMove(t *testing.T) {
 	}
 	if moved < n/8 {
 		t.Errorf("%d streams went on elsewhere", moved)
+	}
+	list, err := r.Admin.Workers(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var sum admin.Moves
+	for _, w := range list.Workers {
+		m := w.Ranks[0].Moves
+		if sum.Away, sum.Onto, sum.Waiting = sum.Away+m.Away, sum.Onto+m.Onto, sum.Waiting+m.Waiting; w.Name == r.Sim.Engine(0).Name() && m.Away != uint64(moved) {
+			t.Errorf("%s lost %d streams by its own account, %d by the receipts", w.Name, m.Away, moved)
+		}
+	}
+	if sum.Away != uint64(moved) || sum.Onto < sum.Away || sum.Waiting != 0 {
+		t.Errorf("%+v, by the receipts %d", sum, moved)
 	}
 	t.Logf("%d streams went on elsewhere; %v waited for their turn", moved, r.metric(`dynctl_stage_seconds_count{stage="move"}`))
 }

@@ -39,6 +39,11 @@ func (r facts) BlockOf(w *workers.Worker) int { return r.settings.Load().blockOf
 
 func (r facts) Counts(k *workers.Rank) (requests, failures uint64) { return r.fleet.Counts(k) }
 
+func (r facts) Moves(k *workers.Rank) admin.Moves {
+	away, onto := r.fleet.Moved(k)
+	return admin.Moves{Away: away, Onto: onto, Waiting: r.moves.waiting(k.Slot)}
+}
+
 func (r facts) Speed(k *workers.Rank) pace.Speed { return r.slow.Speed(k) }
 
 func (r facts) Wrong(worker string) []cause.Finding { return r.causes.Findings(worker) }

@@ -25,6 +25,7 @@ const heartbeat = 5 * time.Second
 type moves struct {
 	mu    sync.Mutex
 	on    map[uint32]int // by slot of the rank
+	wait  map[uint32]int // those who wait, by slot of each rank that they want
 	freed chan struct{}  // closed when a place comes free; nil while nobody waits
 }
 
@@ -40,6 +41,8 @@ func (m *moves) enter(ctx context.Context, slots []uint32, limit int, every time
 		if timer == nil {
 			timer = time.NewTimer(every)
 			defer timer.Stop()
+			m.waits(slots, 1)
+			defer m.waits(slots, -1)
 		}
 		select {
 		case <-ctx.Done():
@@ -52,6 +55,27 @@ func (m *moves) enter(ctx context.Context, slots []uint32, limit int, every time
 			timer.Reset(every)
 		}
 	}
+}
+
+// waits counts one more or one less who waits for the slots.
+func (m *moves) waits(slots []uint32, n int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.wait == nil {
+		m.wait = map[uint32]int{}
+	}
+	for _, s := range slots {
+		if m.wait[s] += n; m.wait[s] == 0 {
+			delete(m.wait, s)
+		}
+	}
+}
+
+// waiting is how many streams wait for a place on a rank.
+func (m *moves) waiting(slot uint32) int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.wait[slot]
 }
 
 // try takes the places, or tells what to wait for.

@@ -47,11 +47,19 @@ func TestMovesTakeTurns(t *testing.T) {
 			t.Fatal(err)
 		}
 		gone := errors.New("gone")
-		if err := m.enter(t.Context(), []uint32{1}, 1, time.Second, func() error { return gone }); !errors.Is(err, gone) {
+		if err := m.enter(t.Context(), []uint32{1}, 1, time.Second, func() error {
+			if n := m.waiting(1); n != 1 {
+				t.Errorf("%d wait", n)
+			}
+			return gone
+		}); !errors.Is(err, gone) {
 			t.Error(err)
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
+		if n := m.waiting(1); n != 0 {
+			t.Errorf("%d still wait", n)
+		}
 		if err := m.enter(ctx, []uint32{1}, 1, time.Second, nil); !errors.Is(err, context.Canceled) {
 			t.Error(err)
 		}

@@ -173,6 +173,9 @@ func (x *exchange) beginLeg(phase selector.Phase, p disagg.Peer, leg *upstream.L
 		l.at = c.AddLeg(rec)
 	})
 	x.r.fleet.Began(p.Rank)
+	if phase == selector.Decode && x.d.run.History.Continued > 0 {
+		x.r.fleet.Took(p.Rank)
+	}
 	return l
 }
 

@@ -380,6 +380,8 @@ type Rank struct {
 	DecodeBlocks   int64  `json:"decode_blocks"`
 	Requests       uint64 `json:"requests_total"`
 	Failures       uint64 `json:"failures_total"`
+	// Moves are the streams that went on elsewhere; null if the router does not tell.
+	Moves *Moves `json:"moves"`
 
 	// As the router measured it in the last seconds, null without samples: medians
 	// of the time to a leg's first token and of the time between tokens, and what
@@ -400,6 +402,15 @@ type Rank struct {
 
 	// What the engine says; null while it has not told.
 	Engine *EngineLoad `json:"engine"`
+}
+
+// Moves are streams that went on elsewhere, since the rank joined: those that it had,
+// and rests that were asked of its engine as decode legs, each attempt counted. Waiting
+// are those that wait now for a place on it.
+type Moves struct {
+	Away    uint64 `json:"away_total"`
+	Onto    uint64 `json:"onto_total"`
+	Waiting int    `json:"waiting"`
 }
 
 // Slow says at what a rank is slow, and how much: its median over the median of

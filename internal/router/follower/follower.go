@@ -343,8 +343,8 @@ func (f *Follower) sources(ctx context.Context, worker string) ([]workers.EventS
 	return w.Events, nil
 }
 
-// rankCount counts what was sent to a rank.
-type rankCount struct{ requests, failures uint64 }
+// rankCount counts what was sent to a rank, and streams that went on elsewhere.
+type rankCount struct{ requests, failures, away, onto uint64 }
 
 // Began counts a request that was sent to a rank.
 func (f *Follower) Began(k *workers.Rank) {
@@ -358,6 +358,31 @@ func (f *Follower) Failed(k *workers.Rank) {
 	f.mu.Lock()
 	f.counted(k).failures++
 	f.mu.Unlock()
+}
+
+// Left counts a stream of a rank that goes on elsewhere.
+func (f *Follower) Left(k *workers.Rank) {
+	f.mu.Lock()
+	f.counted(k).away++
+	f.mu.Unlock()
+}
+
+// Took counts the rest of a stream that a rank is asked for.
+func (f *Follower) Took(k *workers.Rank) {
+	f.mu.Lock()
+	f.counted(k).onto++
+	f.mu.Unlock()
+}
+
+// Moved are the streams of a rank that went on elsewhere since it joined, and the rests
+// that it was asked for.
+func (f *Follower) Moved(k *workers.Rank) (away, onto uint64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if c := f.count[k]; c != nil {
+		return c.away, c.onto
+	}
+	return 0, 0
 }
 
 // Counts are the requests that were sent to a rank since it joined, and those

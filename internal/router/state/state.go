@@ -41,6 +41,8 @@ type Router interface {
 	BlockOf(*workers.Worker) int
 	// Counts are the requests that were sent to a rank, and those that failed.
 	Counts(*workers.Rank) (requests, failures uint64)
+	// Moves are the streams that went on elsewhere, from a rank and on it.
+	Moves(*workers.Rank) admin.Moves
 	// Speed is how fast a rank answers.
 	Speed(*workers.Rank) pace.Speed
 	// Wrong is what is wrong with a worker although it answers.
@@ -283,10 +285,11 @@ func (s *State) Workers(now time.Time) admin.WorkerList {
 		for _, k := range w.Ranks {
 			l := s.Ledger.Load(k)
 			requests, failures := s.Counts(k)
+			moves := s.Moves(k)
 			rank := admin.Rank{
 				Label: k.Label, Worker: w.Name, DP: k.DP, Slot: k.Slot, Role: string(w.Role), Health: a.Health, Usable: usable, Reason: why,
 				ActiveRequests: l.Requests, PrefillTokens: int64(l.PrefillTokens), DecodeBlocks: int64(l.DecodeBlocks),
-				Requests: requests, Failures: failures, IndexBlocks: s.resident(k), Feed: admin.Feed{State: "none"}, Engine: engineLoad(k.Load()),
+				Requests: requests, Failures: failures, Moves: &moves, IndexBlocks: s.resident(k), Feed: admin.Feed{State: "none"}, Engine: engineLoad(k.Load()),
 			}
 			speed := s.Speed(k)
 			rank.TTFT, rank.ITL, rank.OutputRate = milli(speed.TTFT), milli(speed.ITL), figure(speed.TokensPerSecond)
