@@ -3,6 +3,7 @@ package trace
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"reflect"
 	"slices"
@@ -551,6 +552,9 @@ func (r *Reader) parseDecision(p []byte) (*Decision, error) {
 	return d, nil
 }
 
+// errNoRank: a decision cannot be told without the names of its candidates.
+var errNoRank = errors.New(`a candidate without "rank"`)
+
 func (r *Reader) phase(d *Decision, l *decisionLine, p *phaseLine, in *selector.Input, peers *[]disagg.Peer) error {
 	*in = selector.Input{
 		Weights: d.Settings.Weights, Busy: d.Settings.Busy, ISL: l.Facts.ISL, BlockSize: l.BlockSize,
@@ -560,7 +564,7 @@ func (r *Reader) phase(d *Decision, l *decisionLine, p *phaseLine, in *selector.
 	for i := range p.Candidates {
 		c := &p.Candidates[i]
 		if c.Rank == "" {
-			return fmt.Errorf("a candidate without \"rank\"")
+			return errNoRank
 		}
 		w, ok := find(r.known.newest.workers, r.known.before.workers, c.N)
 		if !ok {

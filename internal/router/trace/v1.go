@@ -3,6 +3,7 @@ package trace
 import (
 	"encoding/json"
 	"errors"
+	"slices"
 
 	"github.com/dynctl/dynctl/internal/router/attempt"
 	"github.com/dynctl/dynctl/internal/router/decide"
@@ -173,6 +174,11 @@ func (r *Reader) decisionV1(p []byte) (*Decision, error) {
 		in.GaveUp = "why was not recorded"
 	}
 	d.Input = in
+	for _, list := range [...][]candidateV1{v.Decode.Candidates, v.Prefill.Candidates} {
+		if slices.ContainsFunc(list, func(c candidateV1) bool { return c.Rank == "" }) {
+			return nil, errNoRank
+		}
+	}
 	in.DecodePeers = r.v1.phase(&in.Decode, &v.Decode, selector.Decode)
 	in.PrefillPeers = r.v1.phase(&in.Prefill, &v.Prefill, selector.Prefill)
 	for _, p := range []*selector.Input{&in.Decode, &in.Prefill} {
