@@ -532,7 +532,8 @@ func TestStreamWithoutMemory(t *testing.T) {
 	r, p := tappedRig(t, "2a:speed=30,answers=letters", exact, func(c *settings.Config) {
 		c.Limits.BodyBytes, c.Limits.BodyMemory, c.Health.Interval = memory, memory, 1<<40
 	})
-	send := func(prompt any, cut bool) (seen, *receipt.Receipt) {
+	var send func(prompt any, cut bool) (seen, *receipt.Receipt)
+	send = func(prompt any, cut bool) (seen, *receipt.Receipt) {
 		done := func() bool { return true }
 		if p.set(nil); cut {
 			done = p.cutOnce(r, 5, 0)
@@ -542,10 +543,13 @@ func TestStreamWithoutMemory(t *testing.T) {
 		}
 		a := r.post("/v1/completions", object{"model": "sim", "prompt": prompt, "max_tokens": 60, "ignore_eos": true, "stream": true})
 		c := r.receipt(a.header.Get("X-Dynctl-Decision"))
-		if !done() {
+		switch {
+		case !done():
 			t.Fatal("not cut")
-		}
-		if cut && len(c.Continued) == 0 {
+		case cut && len(c.Continued) == 0 && len(c.Legs) > 1 && c.Outcome.NotContinued == "":
+			// What was cut off had not been read, so that it was tried again: a slow machine.
+			return send(prompt, cut)
+		case cut && len(c.Continued) == 0:
 			return seen{}, &c
 		}
 		return read(t, a.body), &c

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/tidwall/gjson"
@@ -56,12 +57,12 @@ func TestPushedPromptsOfOneID(t *testing.T) {
 	r, p := tappedRig(t, "1p1d:profile=instant,connector=nixl-push")
 	oracle := start(t, "1a:profile=instant")
 	const same = "the-clients-own"
-	failed := false
+	var failed atomic.Bool
 	p.set(func(engine string, w http.ResponseWriter, q *http.Request, _ []byte) bool {
-		if failed || engine != "decode-0" || q.URL.Path != "/v1/completions" {
+		if engine != "decode-0" || q.URL.Path != "/v1/completions" || failed.Swap(true) {
 			return false
 		}
-		failed = true // the first prompt stays on the prefill engine
+		// The first prompt stays on the prefill engine.
 		w.WriteHeader(http.StatusInternalServerError)
 		return true
 	})
@@ -112,12 +113,11 @@ func TestPushingEngineRestarts(t *testing.T) {
 		return nil
 	})
 	// The decode engine finds out before the prefill has answered.
-	held := false
+	var held atomic.Bool
 	p.set(func(engine string, _ http.ResponseWriter, q *http.Request, _ []byte) bool {
-		if held || engine != "prefill-0" || q.URL.Path != "/v1/completions" {
+		if engine != "prefill-0" || q.URL.Path != "/v1/completions" || held.Swap(true) {
 			return false
 		}
-		held = true
 		<-q.Context().Done()
 		panic(http.ErrAbortHandler)
 	})
