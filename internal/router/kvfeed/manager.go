@@ -264,6 +264,7 @@ func (m *Manager) Remove(id kvindex.Rank) bool {
 	r.state, r.published = Unknown, 0
 	r.place.word.Store(0)
 	r.place.groups.Store(nil)
+	r.place.tiers.Store(nil)
 	r.tell(Observation{})
 	r.mu.Unlock()
 	return true

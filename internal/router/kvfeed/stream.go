@@ -213,8 +213,9 @@ func (s *Stream) Playback(o Observation) {
 	}
 }
 
-// maxKept bounds the account of groups that is kept, in bytes: as text in a rank's note it
-// is a third longer, and must fit kvindex.MaxNote. It is that of 2 million blocks and more.
+// maxKept bounds the accounts of groups and of tiers that are kept, in bytes together: as
+// text in a rank's note they are a third longer, and must fit kvindex.MaxNote. It is that of
+// 2 million blocks and more.
 const maxKept = kvindex.MaxNote / 3 * 2
 
 // Position is where a Stream stands and what it has learned: enough to go on
@@ -229,13 +230,17 @@ type Position struct {
 	Complete bool   `json:"complete"`
 	// Short says that the index had no room for some of the rank's blocks.
 	Short bool `json:"short,omitempty"`
-	// Groups is the account of a rank's several cache groups (kvgroup.Groups.Append).
+	// Groups is the account of a rank's several cache groups (kvgroup.Groups.Append), Tiers
+	// that of its blocks outside the device (kvtier.Tiers.Append). A router of before there
+	// was one of them wrote none, and passes over it.
 	Groups []byte `json:"groups,omitempty"`
+	Tiers  []byte `json:"tiers,omitempty"`
 }
 
 // Position returns the Stream's position, false before its first batch, while
 // the rank's blocks cannot be held, for blocks of several parts, and for groups that are
-// too many, whose account is in no snapshot of the index.
+// too many, whose account is in no snapshot of the index. Tiers that hold too many blocks
+// are left out: they count as empty then.
 func (s *Stream) Position() (Position, bool) {
 	last, ok := s.seq.Last()
 	if !ok || s.app.parts > 1 || s.app.Mismatch() != "" {
@@ -246,6 +251,11 @@ func (s *Stream) Position() (Position, bool) {
 	if g := s.app.groups; g != nil {
 		if p.Groups = g.Append(nil); len(p.Groups) > maxKept {
 			return Position{}, false
+		}
+	}
+	if s.tiers != nil && s.followsTiers() {
+		if kept := s.tiers.Append(nil); len(p.Groups)+len(kept) <= maxKept {
+			p.Tiers = kept
 		}
 	}
 	return p, ok
@@ -269,6 +279,10 @@ func (s *Stream) Resume(p Position) {
 		}
 		g.Traits = s.app.Traits
 		s.app.groups = g
+	}
+	if len(p.Tiers) > 0 {
+		// In another form of it they begin empty, which is never too much.
+		s.tiers, _ = kvtier.Read(p.Tiers)
 	}
 }
 

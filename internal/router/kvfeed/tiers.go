@@ -15,9 +15,12 @@ func (s *Stream) Tiers() (d decision.Tiers) {
 	return d
 }
 
-// TiersTold reports whether an event has told of a tier outside the device and its blocks
-// are followed: then none is 0, else it is not known.
-func (s *Stream) TiersTold() bool { return s.app.Counters.Tiered > 0 && s.followsTiers() }
+// TiersTold reports whether an event has told of a tier outside the device, before a
+// restart of the router maybe, and its blocks are followed: then none is 0, else it is not
+// known.
+func (s *Stream) TiersTold() bool {
+	return (s.app.Counters.Tiered > 0 || s.tiers != nil) && s.followsTiers()
+}
 
 // followsTiers reports whether tiers count for the rank: of a hybrid model it is not known
 // which groups go on from another tier.

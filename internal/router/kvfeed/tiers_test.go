@@ -260,8 +260,16 @@ func FuzzTiers(f *testing.F) {
 // TestTiersAsVLLM plays what vLLM's cache manager and its offloading to the host's memory
 // published (testdata/tiers/record.py): what they then find of a prompt, on the device
 // and behind that in the host's memory, is what the rank is taken to have, in every
-// request.
+// request, also where the router restarts after every fifth batch and goes on from its
+// snapshot.
 func TestTiersAsVLLM(t *testing.T) {
+	t.Parallel()
+	for name, every := range map[string]uint64{"in one life": 0, "over restarts": 5} {
+		t.Run(name, func(t *testing.T) { tiersAsVLLM(t, every) })
+	}
+}
+
+func tiersAsVLLM(t *testing.T, every uint64) {
 	t.Parallel()
 	files, err := filepath.Glob(filepath.Join("..", "..", "..", "testdata", "tiers", "*.jsonl.gz"))
 	if err != nil || len(files) < 3 {
@@ -284,7 +292,7 @@ func TestTiersAsVLLM(t *testing.T) {
 			defer x.Close()
 			s := NewStream(x, 0, size)
 			var q kvindex.Query
-			asked, warm, mixed := 0, 0, 0
+			asked, warm, mixed, restarts := 0, 0, 0, 0
 			sc := bufio.NewScanner(z)
 			sc.Buffer(nil, 1<<20)
 			for sc.Scan() {
@@ -304,6 +312,13 @@ func TestTiersAsVLLM(t *testing.T) {
 					if v := s.Offer(l.Seq, l.Payload); v.Kind != Apply || s.Counters().Skipped+s.Counters().Unreadable+s.Counters().OtherTier > 0 {
 						t.Fatalf("batch %d: %v, %+v", l.Seq, v, s.Counters())
 					}
+					if every > 0 && l.Seq%every == 0 {
+						was, told := s.Tiers(), s.TiersTold()
+						if x, s = restarted(t, x, s); s == nil || s.Tiers() != was || s.TiersTold() != told {
+							t.Fatalf("after batch %d a restart leaves other tiers than %+v", l.Seq, was)
+						}
+						restarts++
+					}
 				case "request":
 					locals := blockhash.Locals(nil, l.Tokens, size, blockhash.Key{})
 					x.Overlap(locals, &q)
@@ -321,9 +336,46 @@ func TestTiersAsVLLM(t *testing.T) {
 					}
 				}
 			}
-			if err := sc.Err(); err != nil || asked < 100 || warm < 10 || mixed < 1 {
-				t.Errorf("%d requests, %d of them in the host's memory, %d on both, %v", asked, warm, mixed, err)
+			if err := sc.Err(); err != nil || asked < 100 || warm < 10 || mixed < 1 || every > 0 && restarts < 10 {
+				t.Errorf("%d requests, %d of them in the host's memory, %d on both, %d restarts, %v", asked, warm, mixed, restarts, err)
 			}
 		})
+	}
+}
+
+// TestTiersKeptElsewhere: an account of tiers in a form that is not known leaves the tiers
+// empty and the device as it was; a hybrid rank keeps none.
+func TestTiersKeptElsewhere(t *testing.T) {
+	t.Parallel()
+	x := newIndexOf(t)
+	defer x.Close()
+	s := NewStream(x, 0, modelBlock)
+	for i, e := range []kvevent.Event{
+		stored(0, []uint64{1, 2}, tokens(0, 2*modelBlock), modelBlock), placeholder(kvevent.CPU, 1, 2), removed(2),
+	} {
+		s.Offer(uint64(i), kvevent.AppendBatch(nil, &kvevent.Batch{TS: 1e9 + float64(i), Events: []kvevent.Event{e}}, kvevent.Encoding{Form: kvevent.VLLMMap}))
+	}
+	was, ok := s.Position()
+	if !ok || len(was.Tiers) == 0 {
+		t.Fatalf("%+v, %t", was, ok)
+	}
+	p, locals := asked(4)
+	var q kvindex.Query
+	x.Overlap(locals, &q)
+	for name, tt := range map[string]struct {
+		kept []byte
+		want decision.Tiers
+	}{
+		"as it was":            {was.Tiers, decision.Tiers{CPU: 1}},
+		"of a router before":   {nil, decision.Tiers{}},
+		"of another version":   {append([]byte{was.Tiers[0] + 1}, was.Tiers[1:]...), decision.Tiers{}},
+		"of a file that lacks": {was.Tiers[:len(was.Tiers)-1], decision.Tiers{}},
+	} {
+		again, from := NewStream(x, 0, modelBlock), was
+		from.Tiers = tt.kept
+		again.Resume(from)
+		if n, beyond := again.Usable(q.Depth(0), p); n != 1 || beyond != tt.want {
+			t.Errorf("%s: %d blocks on the device, then %+v; want 1, %+v", name, n, beyond, tt.want)
+		}
 	}
 }
