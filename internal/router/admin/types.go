@@ -461,6 +461,9 @@ type Feed struct {
 	// there, which hybrid models are not, Tiers how many of its blocks are there.
 	TiersTold bool           `json:"tiers_told,omitempty"`
 	Tiers     decision.Tiers `json:"tiers,omitzero"`
+	// CopiesDisbelieved says that copies of the rank's blocks are not counted because its
+	// events told of more than there can be.
+	CopiesDisbelieved bool `json:"copies_disbelieved,omitempty"`
 	// LastSeq is the number of the newest batch, null before the first.
 	LastSeq  *uint64   `json:"last_seq"`
 	LastAt   time.Time `json:"last_at,omitzero"`

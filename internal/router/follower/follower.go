@@ -236,8 +236,9 @@ func (f *Follower) feed(w *workers.Worker, k *workers.Rank) {
 		f.once[k] = traits.Once
 	}
 	from := f.resume(k, block, traits.Once)
+	disbelieved := f.once[k] && !traits.Once
 	traits.Once = f.once[k]
-	key := kvfeed.Key{Worker: w.Name, DP: k.DP, Host: w.URL.Hostname(), Start: w.DPStart, BlockSize: block, Traits: traits}
+	key := kvfeed.Key{Worker: w.Name, DP: k.DP, Host: w.URL.Hostname(), Start: w.DPStart, BlockSize: block, Traits: traits, CopiesDisbelieved: disbelieved}
 	if err := f.feeds.Add(kvindex.Rank(k.Slot), key, want, from); err != nil {
 		f.Event(eventlog.Event{
 			Kind: "feed_refused", Severity: eventlog.Error, Worker: w.Name, Rank: k.Label,

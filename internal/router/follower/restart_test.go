@@ -361,6 +361,9 @@ func TestRoomOfAPool(t *testing.T) {
 			t.Errorf("%d blocks and %d copies, a pool of %d: copies are believed: %v", s.Blocks, s.Copies, tt.pool, !tt.believed)
 		}
 		l.places.Unlock()
+		if s := l.feeds.Status(); len(s) != 1 || s[0].CopiesDisbelieved == tt.believed {
+			t.Errorf("a pool of %d: copies are believed: %v, and told otherwise: %+v", tt.pool, tt.believed, s)
+		}
 	}
 }
 

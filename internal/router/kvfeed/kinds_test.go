@@ -116,6 +116,44 @@ func TestUnknownCacheKindIsTold(t *testing.T) {
 	f.equals(p)
 }
 
+// The end of counting copies is a state of the rank and an event, once; it is that of the
+// publisher's life, and outlives a restart of the router.
+func TestDisbelievedCopiesAreTold(t *testing.T) {
+	t.Parallel()
+	p := newPublisher(t, 22, 1)
+	f := newFixture(t, nil)
+	f.add(p.source(true))
+	p.subscribed()
+	f.until(func(s Status) bool { return s.State == Live })
+	send := func() Status {
+		p.set(func() {
+			p.e.log = append(p.e.log, storeOf("full_attention", "sliding_window"))
+			p.e.after = append(p.e.after, set{})
+		})
+		p.send(uint64(len(p.e.log)-1), p.e.log[len(p.e.log)-1])
+		return f.settled(p)
+	}
+	for n := 1; n <= 70; n++ {
+		if s := send(); s.CopiesDisbelieved != (n >= 64) {
+			t.Fatalf("after %d copies: %+v", n, s)
+		}
+	}
+	if n := f.told("copies.disbelieved"); n != 1 {
+		t.Errorf("told %d times", n)
+	}
+	f.Freeze(0, func(at Position, ok bool) {
+		again := NewStream(newIndex(t), 0, modelBlock)
+		if again.Resume(at); !ok || !again.CopiesDisbelieved() {
+			t.Errorf("after a restart of the router copies are counted: %t, %+v", ok, at)
+		}
+	})
+	p.hangUp(func() { p.set(p.e.restart) })
+	p.subscribed()
+	if s := send(); s.CopiesDisbelieved {
+		t.Errorf("after a restart of the engine: %+v", s)
+	}
+}
+
 // kindProgram reads events off the bytes of a program, four for each: what
 // happens, the kind of cache, the group and tier, and the blocks. A block's tokens
 // follow from its name.

@@ -149,6 +149,8 @@ type Key struct {
 	BlockSize int
 	// Traits are known of the engine, and no part of the rank's name either.
 	Traits kvgroup.Traits
+	// CopiesDisbelieved says that Traits.Once was found out and not stated, for Status.
+	CopiesDisbelieved bool
 }
 
 func (k Key) String() string { return fmt.Sprintf("%s/dp%d", k.Worker, k.DP) }
@@ -238,6 +240,7 @@ func (m *Manager) Add(id kvindex.Rank, key Key, src workers.EventSource, resume 
 	r := newRank(m, id, key, src, places[id])
 	if resume != nil {
 		r.stream.Resume(*resume)
+		r.disbelieved = r.stream.CopiesDisbelieved()
 	} else {
 		m.o.Index.ClearRank(id) // whatever it holds, no feed vouches for it
 	}

@@ -60,6 +60,7 @@ type rank struct {
 	catching     bool // live batches wait in held for a replay
 	asking       bool // that replay is for what it may have besides what is known
 	misfit       bool // the newest batch left blocks that do not fit
+	disbelieved  bool // the stream counts no copies any more, which was told
 	nextFull     time.Time
 	held         []heldBatch
 	heldBytes    int64
@@ -388,6 +389,11 @@ func (r *rank) applied(seq uint64, topic, payload []byte, at time.Time, replayed
 		r.set(Live, "the engine's blocks fit again")
 	}
 	r.misfit = s.Mismatch() != ""
+	if was := r.disbelieved; s.CopiesDisbelieved() != was {
+		if r.disbelieved = !was; r.disbelieved {
+			r.emit(workers.Warn, "copies.disbelieved", "%s: its events tell of more copies of a block than there can be: requests have it report hits as stores (kv_cache_report_mode \"full\"); copies are not counted any more, and of cache groups beside full attention only what a hit needs; kv_copies=single on the worker states this from the start", r.label)
+		}
+	}
 	if s.TakeShort() {
 		r.emit(workers.Warn, "feed.full", "%s: the index is full, and blocks of this rank are not known until there is room: raise index.max_blocks", r.label)
 		if r.state == Live {

@@ -65,6 +65,10 @@ type Status struct {
 	TiersTold bool           `json:"tiers_told,omitempty"`
 	Tiers     decision.Tiers `json:"tiers,omitzero"`
 
+	// CopiesDisbelieved says that copies of the rank's blocks are not counted because
+	// its events told of more than there can be.
+	CopiesDisbelieved bool `json:"copies_disbelieved,omitempty"`
+
 	// LastSeq is the newest batch applied, -1 before the first.
 	LastSeq   int64     `json:"last_seq"`
 	LastEvent time.Time `json:"last_event,omitzero"`
@@ -217,7 +221,8 @@ func (r *rank) status() Status {
 		UnknownKinds: slices.Clone(r.stream.app.UnknownKinds()),
 		LastSeq:      -1, LastEvent: r.lastEvent, LagSeconds: r.lag,
 		TiersTold: r.stream.TiersTold(), Tiers: r.stream.Tiers(),
-		Shape: r.stream.Shape(), StreamCounters: r.stream.Counters(), FeedCounters: r.n,
+		CopiesDisbelieved: r.key.CopiesDisbelieved || r.stream.CopiesDisbelieved(),
+		Shape:             r.stream.Shape(), StreamCounters: r.stream.Counters(), FeedCounters: r.n,
 	}
 	if g := r.stream.app.groups; g != nil {
 		s.CacheGroups = g.Told()

@@ -301,6 +301,10 @@ func (s *Stream) Complete() bool { return s.complete }
 // Shape returns the shape of the rank's blocks.
 func (s *Stream) Shape() Shape { return s.app.Shape() }
 
+// CopiesDisbelieved reports whether the copies of the rank's blocks are no longer counted
+// because a block had more of them than there can be.
+func (s *Stream) CopiesDisbelieved() bool { return s.app.groups != nil && s.app.groups.Single() }
+
 // Mismatch returns why the rank's blocks cannot be held, or "".
 func (s *Stream) Mismatch() string { return s.app.Mismatch() }
 

@@ -191,6 +191,10 @@ func (g *Groups) Store(e *Store) (crowded int) {
 	return 0
 }
 
+// Single reports whether copies are no longer counted because a block had more of them
+// than there can be. It is for the goroutine that writes.
+func (g *Groups) Single() bool { return g.single }
+
 // countOnce ends the count of copies. What groups beside full ones were told to have
 // may have been the beginnings of hits, which they do not have.
 func (g *Groups) countOnce() {
