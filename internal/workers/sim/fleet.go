@@ -46,9 +46,13 @@ type Group struct {
 	// BlockSize is in tokens; Blocks counts one rank's blocks, vLLM's null
 	// block included.
 	BlockSize, Blocks int
-	MaxModelLen       int
-	MaxSeqs           int
-	MaxBatchedTokens  int
+	// HostBlocks are blocks in the host's memory beside the device of one rank, 0 for
+	// none; Storage adds a store behind that.
+	HostBlocks       int
+	Storage          bool
+	MaxModelLen      int
+	MaxSeqs          int
+	MaxBatchedTokens int
 	// Profile is a file or a built-in name ("mocker", "instant", "cpu").
 	Profile string
 	Noise   float64 // percent
@@ -242,6 +246,8 @@ func (g *Group) options() map[string]func(value string) error {
 		"lb":                 oneOf(&g.LB, map[string]workers.LB{"internal": workers.LBInternal, "hybrid": workers.LBHybrid, "external": workers.LBExternal}),
 		"block":              into(&g.BlockSize, strconv.Atoi),
 		"kv_blocks":          into(&g.Blocks, strconv.Atoi),
+		"cpu_blocks":         into(&g.HostBlocks, strconv.Atoi),
+		"storage":            oneOf(&g.Storage, map[string]bool{"on": true, "off": false}),
 		"max_model_len":      into(&g.MaxModelLen, strconv.Atoi),
 		"max_seqs":           into(&g.MaxSeqs, strconv.Atoi),
 		"max_batched_tokens": into(&g.MaxBatchedTokens, strconv.Atoi),
@@ -345,6 +351,13 @@ func (g *Group) Validate() error {
 	}
 	within("block", g.BlockSize, 1, 4096)
 	within("kv_blocks", g.Blocks, 2, 1<<24)
+	within("cpu_blocks", g.HostBlocks, 0, 1<<24)
+	switch c := g.Connector; {
+	case g.HostBlocks > 0 && (g.Engine != workers.VLLM || c == workers.ConnectorLMCache || c == workers.ConnectorSharedStorage):
+		errs = append(errs, fmt.Errorf("cpu_blocks is for engine=vllm without a connector, or with one of NIXL's, not for connector=%s", c))
+	case g.Storage && g.HostBlocks == 0:
+		errs = append(errs, errors.New("storage=on needs cpu_blocks: what is stored goes through the host's memory"))
+	}
 	within("max_model_len", g.MaxModelLen, 2, 1<<24)
 	within("max_seqs", g.MaxSeqs, 1, 1<<16)
 	within("max_batched_tokens", g.MaxBatchedTokens, 1, 1<<24)
@@ -412,6 +425,7 @@ func (g *Group) RankConfig(v *vocab.Vocab, index, rank int, incarnation uint64) 
 		MaxModelLen: g.MaxModelLen, Model: g.Model, Seed: g.Weights, NameSeed: names,
 		NoiseSeed: mixSeed(g.Seed, uint64(index), incarnation, 0x6e6f697365, uint64(rank)),
 		Timing:    model, Noise: noise, Speed: speed, Next: next, EOS: vocab.End, OSL: g.OSL,
-		Recompute: g.Recompute, Lease: g.Lease, Connector: g.Connector != workers.ConnectorNone, Unique: g.Engine == workers.SGLang,
+		Recompute: g.Recompute, Lease: g.Lease, HostBlocks: g.HostBlocks, Storage: g.Storage,
+		Connector: g.Connector != workers.ConnectorNone || g.HostBlocks > 0, Unique: g.Engine == workers.SGLang,
 	}, nil
 }

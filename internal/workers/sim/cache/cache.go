@@ -48,6 +48,9 @@ const (
 // Event is one change of the set of named blocks.
 type Event struct {
 	Kind Kind
+	// Tier is where the blocks are; what is told of other tiers than the device has
+	// nothing but names.
+	Tier Tier
 	// Names are the engine's names of the blocks: a run of consecutive blocks
 	// for Stored, one block for Removed.
 	Names []uint64

@@ -84,6 +84,10 @@ type Config struct {
 	// say which directions are used.
 	Store                Store
 	LoadStore, SaveStore bool
+	// HostBlocks are how many blocks the host's memory holds beside the device, 0 for
+	// none; Storage says that there is a store behind that.
+	HostBlocks int
+	Storage    bool
 	// Connector says that the engine has a KV connector, so that it counts
 	// external cache queries.
 	Connector bool
@@ -171,21 +175,24 @@ type request struct {
 	ctx      uint64 // digest of the blocks that are full and computed
 	cached   int
 	external int
-	pulled   bool   // the remote blocks are here, or were given up
-	loaded   bool   // the store was asked
-	ending   Finish // set when it ends as soon as a step or a pull lets go of its blocks
-	hung     bool   // its pull never ends
-	arrived  Time
-	admitted Time
-	first    Time
-	last     Time
-	told     bool // the prompt was counted in the metrics
+	pulled   bool // the remote blocks are here, or were given up
+	loaded   bool // the store was asked
+	// offloaded are the leading blocks that were offered to what is outside the device.
+	offloaded int
+	ending    Finish // set when it ends as soon as a step or a pull lets go of its blocks
+	hung      bool   // its pull never ends
+	arrived   Time
+	admitted  Time
+	first     Time
+	last      Time
+	told      bool // the prompt was counted in the metrics
 }
 
 // Rank is one simulated rank.
 type Rank struct {
 	cfg     Config
 	cache   *cache.Cache
+	off     *cache.Offload // nil without
 	noise   *rand.Rand
 	now     Time
 	slow    float64
@@ -236,8 +243,13 @@ func New(cfg Config) (*Rank, error) {
 	if room := c.Capacity() * cfg.BlockSize; cfg.MaxModelLen <= 0 || cfg.MaxModelLen > room {
 		cfg.MaxModelLen = room
 	}
+	var off *cache.Offload
+	if cfg.HostBlocks > 0 {
+		off = cache.NewOffload(c, cfg.HostBlocks, cfg.Storage)
+	}
 	return &Rank{
 		cfg:    cfg,
+		off:    off,
 		cache:  c,
 		noise:  rand.New(rand.NewPCG(cfg.NoiseSeed, 0x6e6f697365)),
 		slow:   1,

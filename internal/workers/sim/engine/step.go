@@ -124,6 +124,9 @@ func (r *Rank) admit(p *request, budget int) (admitted, wait bool) {
 			p.cached = p.computed
 		}
 		r.loadStore(p)
+		if r.loadOffloaded(p) {
+			return false, false
+		}
 	}
 	n := min(len(p.tokens)-p.computed, budget)
 	if !r.grow(p, p.computed+n) {
@@ -239,6 +242,7 @@ func (r *Rank) finishStep() {
 	for _, p := range r.batch {
 		p.computed += p.step
 		p.step = 0
+		r.offload(p)
 		if p.ending != Running {
 			r.remove(p)
 			r.finish(p, p.ending, nil)
@@ -262,7 +266,11 @@ func (r *Rank) publish() {
 	if r.cfg.Publish == nil {
 		return
 	}
-	if e := r.cache.Events(); len(e) > 0 {
+	e := r.cache.Events()
+	if r.off != nil {
+		e = append(e, r.off.Events()...)
+	}
+	if len(e) > 0 {
 		r.cfg.Publish(r.now, e)
 	}
 }
@@ -317,6 +325,9 @@ func (r *Rank) end(p *request, out Output) {
 		r.cache.Release(p.blocks)
 	}
 	r.saveStore(p)
+	if r.off != nil {
+		r.off.Used(p.seqs[:p.offloaded])
+	}
 	p.blocks = nil
 	r.countEnd(p, out)
 	if p.Sink != nil {

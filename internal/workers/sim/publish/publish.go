@@ -290,5 +290,13 @@ func Convert(e cache.Event, blockSize int) kvevent.Event {
 		k.LoRAName, k.Salt = e.LoRA, e.Salt
 	case cache.Removed:
 	}
+	if e.Tier != cache.Device {
+		// vLLM says of blocks outside the device what they are called, and nothing else.
+		k.CacheKind, k.BlockSize = kvevent.CacheAbsent, 0
+		k.Medium, k.MediumName = kvevent.CPU, "CPU"
+		if e.Tier == cache.Storage {
+			k.Medium, k.MediumName = kvevent.Disk, "STORAGE"
+		}
+	}
 	return k
 }

@@ -78,9 +78,14 @@ func TestAnswersDoNotDependOnTheWeather(t *testing.T) {
 		cfg.MaxSeqs = rapid.IntRange(1, 8).Draw(t, "seqs")
 		cfg.MaxBatchedTokens = rapid.IntRange(1, 64).Draw(t, "budget")
 		cfg.Noise = 0.1
+		cfg.HostBlocks = rapid.SampledFrom([]int{0, 5, 30, 300}).Draw(t, "host")
+		cfg.Storage = rapid.Bool().Draw(t, "storage")
 		mirror := map[uint64]int{}
 		cfg.Publish = func(_ engine.Time, events []cache.Event) {
 			for _, e := range events {
+				if e.Tier != cache.Device {
+					continue
+				}
 				switch e.Kind {
 				case cache.Stored:
 					if len(e.Tokens) != len(e.Names)*cfg.BlockSize {
