@@ -43,6 +43,7 @@ type node struct {
 	log               []batch // of this incarnation
 	ring              int     // how many of them the replay socket has
 	form              kvevent.Encoding
+	recorded          recorded // nil for an engine that is simulated
 
 	feed *feed
 }
@@ -185,14 +186,19 @@ func (n *node) stir(salt uint32) {
 	_ = n.v.Submit(engine.Request{ID: fmt.Sprintf("stir-%d-%d", n.index, n.s.out.Steps), Tokens: tokens, MaxTokens: 1})
 }
 
-// publish sends the events of one step, if nothing happens to them on the way.
+// publish sends the events of one step.
 func (n *node) publish(_ engine.Time, events []cache.Event) {
 	s := n.s
 	b := kvevent.Batch{TS: float64(s.w.Now()) / 1e9, Events: make([]kvevent.Event, len(events))}
 	for i, e := range events {
 		b.Events[i] = publish.Convert(e, s.group.BlockSize)
 	}
-	m := batch{uint64(len(n.log)), kvevent.AppendBatch(nil, &b, n.form), events}
+	n.emit(batch{uint64(len(n.log)), kvevent.AppendBatch(nil, &b, n.form), events})
+}
+
+// emit sends a batch, if nothing happens to it on the way.
+func (n *node) emit(m batch) {
+	s := n.s
 	n.log = append(n.log, m)
 	s.out.Batches++
 	switch {
@@ -254,10 +260,11 @@ type feed struct {
 
 	// truth is what the engine holds after the last batch that the stream has
 	// taken, by the engine's names; at is the next batch to add to it.
-	truth map[uint64]int
-	at    uint64
-	inc   int
-	past  []batch // for applyTwice
+	truth   map[uint64]int
+	outside outside
+	at      uint64
+	inc     int
+	past    []batch // for applyTwice
 }
 
 func newFeed(n *node) *feed {
@@ -288,7 +295,7 @@ func (f *feed) again(k, promised *kept) *feed {
 	g.life, g.promised = f.life+1, promised
 	if k != nil {
 		g.stream.Resume(k.Position)
-		g.truth, g.at, g.inc = f.truth, f.at, f.inc
+		g.truth, g.outside, g.at, g.inc = f.truth, f.outside, f.at, f.inc
 	}
 	return g
 }
@@ -347,6 +354,7 @@ func (f *feed) offer(m batch, replayed bool) {
 	if f.planted(m) {
 		return
 	}
+	m = f.lacking(m)
 	v := f.stream.Offer(m.seq, m.payload)
 	switch v.Kind {
 	case kvfeed.Apply:
@@ -382,6 +390,7 @@ func (f *feed) applied(m batch, replayed bool) {
 		}
 	}
 	f.check()
+	f.checkPrompts(m.seq)
 	if f.refetch && !f.catching {
 		f.refetch = false
 		f.replay(true)
@@ -393,10 +402,14 @@ func (f *feed) applied(m batch, replayed bool) {
 func (f *feed) follow(seq uint64) {
 	n := f.n
 	if f.inc != n.inc || seq+1 < f.at {
-		f.truth, f.at, f.inc = map[uint64]int{}, 0, n.inc
+		f.truth, f.outside, f.at, f.inc = map[uint64]int{}, outside{}, 0, n.inc
 	}
 	for ; f.at <= seq && f.at < uint64(len(n.log)); f.at++ {
 		for _, e := range n.log[f.at].events {
+			if e.Tier != cache.Device {
+				f.outside.take(&e)
+				continue
+			}
 			switch e.Kind {
 			case cache.Stored:
 				for _, name := range e.Names {
@@ -464,7 +477,7 @@ func (f *feed) replay(asking bool) {
 		case known:
 			// The last batch must still be the one that was applied; if it is not
 			// there at all, nobody can tell.
-			if len(all) == 0 || all[0].seq > from || uint64(len(n.log)) <= from || f.stream.Offer(from, all[from-all[0].seq].payload).Kind != kvfeed.Duplicate {
+			if len(all) == 0 || all[0].seq > from || uint64(len(n.log)) <= from || f.stream.Offer(from, f.lacking(all[from-all[0].seq]).payload).Kind != kvfeed.Duplicate {
 				s.note("feed of %s: starts over", n.name)
 				f.stream.Reset()
 				from = 0

@@ -74,6 +74,10 @@ const (
 	seamTwice
 	// wholeLimit asks for as many tokens of the rest of a stream as of all of it.
 	wholeLimit
+	// keepOutside does not hear of blocks that leave the host's memory.
+	keepOutside
+	// firstGroupOnly does not hear of blocks that cache groups but the first lose.
+	firstGroupOnly
 )
 
 // Outcome is what one seed has done. Two runs of a seed give equal Outcomes.
@@ -93,6 +97,8 @@ type Outcome struct {
 	// Continued is how often a stream whose engine died went on elsewhere, Closed how
 	// often one was ended by the router because its last token had come.
 	Continued, Closed int
+	// Outside are blocks that prompts were found to have outside a device, at all looks.
+	Outside int
 	// Waited are requests that waited for a rank that was under its limit.
 	Waited int
 	Checks int // of the index against the events
@@ -154,6 +160,7 @@ type stage struct {
 	used     map[string]string // transfers by the request that used them
 	old      *engine.Pull      // for reuseTransfer
 	prompts  [][]uint32
+	hashed   []hashed // those, once they are
 	digest   uint64
 	buf      []byte
 	away     bool                       // the router is being restarted
@@ -240,6 +247,7 @@ func (s *stage) build() {
 	g.Recompute, g.Letters = s.chance(0.3), s.chance(0.5)
 	g.Lease = s.between(200*time.Millisecond, 2*time.Second)
 	s.group = g
+	s.spill()
 	s.w.Patience = 100 * time.Millisecond
 	s.ref = newReference(g)
 	s.limits = health.OutlierOptions{

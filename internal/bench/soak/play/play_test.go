@@ -51,6 +51,7 @@ func seeds(from, n uint64, p plant, enough func(*Outcome) bool) (sum Outcome, ba
 				sum.Continued += o.Continued
 				sum.Closed += o.Closed
 				sum.Waited += o.Waited
+				sum.Outside += o.Outside
 				sum.Checks += o.Checks
 				sum.Steps += o.Steps
 				if o.Err() != nil {
@@ -118,7 +119,7 @@ func TestVirtual(t *testing.T) {
 			t.Errorf("seed %d has another history when it is run again", o.Seed)
 		}
 	}
-	if sum.Completed < sum.Requests/2 || sum.Remote == 0 || sum.Gaps == 0 || sum.Ejections == 0 || sum.Readmitted == 0 || sum.Continued == 0 || sum.Closed == 0 || sum.Waited == 0 || sum.Checks == 0 {
+	if sum.Completed < sum.Requests/2 || sum.Remote == 0 || sum.Gaps == 0 || sum.Ejections == 0 || sum.Readmitted == 0 || sum.Continued == 0 || sum.Closed == 0 || sum.Waited == 0 || sum.Checks == 0 || sum.Outside == 0 {
 		t.Errorf("the seeds did too little: %+v", sum)
 	}
 }
@@ -165,6 +166,7 @@ func TestPlantedBugsAreFound(t *testing.T) {
 		{numbersOnly, "a new publisher whose numbers fit is taken for the old one", 100, []string{"which the engine does not", "although every batch was applied"}},
 		{forgetEase, "those in line are not told of a rank that has room", 24, []string{"waits although"}},
 		{seamTwice, "a stream goes on with a token that the client has", 24, []string{"the answer is"}},
+		{keepOutside, "blocks that leave the host's memory are not heard of", 24, []string{"counts as outside the device"}},
 		{wholeLimit, "the limit of a stream that goes on is not reduced", 100, []string{"the answer is"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
