@@ -74,7 +74,7 @@ var allowed = map[string][]string{
 	"internal/router/resume":      {"internal/router/api", "internal/router/rawjson"},
 	"internal/router/selector":    {"internal/router/decision"},
 	"internal/router/sse":         {"internal/router/rawjson"},
-	"internal/router/state":       {"internal/router/admin", "internal/router/admission", "internal/router/approx", "internal/router/cause", "internal/router/kvfeed", "internal/router/kvindex", "internal/router/ledger", "internal/router/pace", "internal/router/traffic", "internal/workers"},
+	"internal/router/state":       {"internal/router/admin", "internal/router/admission", "internal/router/approx", "internal/router/cause", "internal/router/kvfeed", "internal/router/kvgroup", "internal/router/kvindex", "internal/router/ledger", "internal/router/pace", "internal/router/traffic", "internal/workers"},
 	"internal/router/telemetry":   {},
 	// The stand for tests, endurance runs and measurements.
 	"internal/router/routertest": {"internal/router", "internal/router/admin", "internal/settings", "internal/workers", "internal/workers/sim", "internal/workers/sim/port"},

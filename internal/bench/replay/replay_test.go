@@ -45,6 +45,9 @@ type recording struct {
 	made  int
 	// offloads says that ranks tell of copies in the memory of their hosts.
 	offloads bool
+	// hybrid says that ranks tell of a second cache group, whose blocks they keep of every
+	// other batch only.
+	hybrid bool
 }
 
 const (
@@ -95,6 +98,16 @@ func (r *recording) batch(i int, tokens []uint32) {
 		names = append(names, workload.Mix(uint64(i)<<32^uint64(tokens[0])<<8^uint64(k)))
 	}
 	b := kvevent.Batch{TS: 1, Rank: 0, Events: []kvevent.Event{{Kind: kvevent.Stored, Group: -1, Hashes: names, Tokens: tokens, BlockSize: testBlock}}}
+	if r.hybrid {
+		full := &b.Events[0]
+		full.Group, full.CacheKind = 0, kvevent.FullAttention
+		window := *full
+		window.Group, window.CacheKind, window.SlidingWindow = 1, kvevent.SlidingWindow, 2*testBlock
+		b.Events = append(b.Events, window)
+		if r.seq[name]%2 == 1 {
+			b.Events = append(b.Events, kvevent.Event{Kind: kvevent.Removed, Group: 1, Hashes: names[len(names)-1:]})
+		}
+	}
 	if r.offloads && r.seq[name]%3 == 0 { // as vLLM's offloading connector tells of a copy in the host's memory
 		b.Events = append(b.Events, kvevent.Event{Kind: kvevent.Stored, Group: -1, Medium: kvevent.CPU, MediumName: "CPU", Hashes: names})
 	}
@@ -242,9 +255,6 @@ func TestVerify(t *testing.T) {
 	}
 }
 
-// TestVerifyRace: a decision that saw a batch before it was recorded, or was
-// recorded after one that it did not see, is reproduced; one that saw what
-// arrived later is not.
 // TestVerifyTiers: decisions that saw blocks of another tier are made again with them,
 // and whoever lacks them says so.
 func TestVerifyTiers(t *testing.T) {
@@ -276,6 +286,35 @@ func TestVerifyTiers(t *testing.T) {
 	}
 }
 
+// TestVerifyGroups: decisions over hybrid ranks are made again with what all cache groups
+// can go on from; who hears of one group only says that they differ.
+func TestVerifyGroups(t *testing.T) {
+	rec := newRecording(t)
+	rec.hybrid = true
+	rec.run(200)
+	if v := play(t, rec.file(), Options{Verify: true}).Verify; v.Proven != 200 || v.InputsDiffer != 0 {
+		t.Fatalf("%d of 200 proven, %d other inputs; first %+v", v.Proven, v.InputsDiffer, v.First)
+	}
+	var d kvevent.Decoder
+	var b kvevent.Batch
+	for i := range rec.recs {
+		if rec.recs[i].Kind != trace.KindBatch {
+			continue
+		}
+		if err := d.Decode(rec.recs[i].Batch.Payload, &b); err != nil {
+			t.Fatal(err)
+		}
+		b.Events = slices.DeleteFunc(b.Events, func(e kvevent.Event) bool { return e.Group == 1 })
+		rec.recs[i].Batch.Payload = kvevent.AppendBatch(nil, &b, kvevent.Encoding{})
+	}
+	if v := play(t, rec.file(), Options{Verify: true}).Verify; v.InputsDiffer < 20 {
+		t.Errorf("without the second group %d of 200 decisions have other inputs", v.InputsDiffer)
+	}
+}
+
+// TestVerifyRace: a decision that saw a batch before it was recorded, or was
+// recorded after one that it did not see, is reproduced; one that saw what
+// arrived later is not.
 func TestVerifyRace(t *testing.T) {
 	build := func(t *testing.T, swap bool, late time.Duration) []byte {
 		r := newRecording(t)

@@ -172,6 +172,30 @@ func TestStage(t *testing.T) {
 	}
 }
 
+// TestStageTellsCaches: what ranks of a recording have in cache groups and outside their
+// devices is told as a running router tells it.
+func TestStageTellsCaches(t *testing.T) {
+	for _, hybrid := range []bool{false, true} {
+		rec := newRecording(t)
+		rec.offloads, rec.hybrid = true, hybrid
+		raw := rec.run(60).file()
+		stage, err := NewStage(func() (*trace.Reader, error) { return trace.NewReader(bytes.NewReader(raw), "t", trace.Options{}) }, PlayerOptions{}, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := stage.Control("step", 1<<10); err != nil {
+			t.Fatal(err)
+		}
+		for _, w := range stage.Workers().Workers {
+			f := w.Ranks[0].Feed
+			if groups := len(f.CacheGroups); f.TiersTold == hybrid || (f.Tiers.CPU > 0) == hybrid || (groups == 2) != hybrid {
+				t.Errorf("hybrid %t: %s has tiers %t %+v, groups %+v", hybrid, w.Name, f.TiersTold, f.Tiers, f.CacheGroups)
+			}
+		}
+		stage.Close()
+	}
+}
+
 // TestStageOfRetries: a request that was decided twice is one receipt, with the
 // earlier decision, and what its outcome tells.
 func TestStageOfRetries(t *testing.T) {

@@ -197,6 +197,10 @@ func (s *Stage) workers() []admin.Worker {
 				State: "live", Trusted: pr.trusted(), Batches: k.batches,
 				Blocks: stats.Stored + stats.Removed, Orphans: stats.Orphaned, Restarts: k.clears,
 			}
+			if st := pr.stream; st != nil {
+				r.Feed.CacheGroups, r.Feed.UnknownKinds = state.CacheGroups(st.CacheGroups()), slices.Clone(st.UnknownKinds())
+				r.Feed.TiersTold, r.Feed.Tiers, r.Feed.CopiesDisbelieved = st.TiersTold(), st.Tiers(), st.CopiesDisbelieved()
+			}
 			if k.batches > 0 {
 				r.Feed.LastSeq, r.Feed.LastAt = new(k.lastSeq), s.start.Add(k.lastAt)
 			}

@@ -168,10 +168,6 @@ func (a *Applier) Shape() Shape {
 	return Shape{EngineBlock: a.engine, Parts: a.parts, Bigram: a.bigram, Drops: a.Drops}
 }
 
-// UnknownKinds returns the engine's names of cache kinds that nothing is known
-// of here, fit to be shown, in the order in which they came. The slice must not be changed.
-func (a *Applier) UnknownKinds() []string { return a.unknown }
-
 // Mismatch returns why the rank's blocks cannot be held, or "" if they can.
 func (a *Applier) Mismatch() string {
 	switch {

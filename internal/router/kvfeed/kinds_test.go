@@ -280,7 +280,7 @@ func FuzzKinds(f *testing.F) {
 			}
 			switch {
 			case m.unknown != "":
-				if len(held) > 0 || !strings.Contains(why, m.unknown) || !slices.Contains(s.app.UnknownKinds(), m.unknown) {
+				if len(held) > 0 || !strings.Contains(why, m.unknown) || !slices.Contains(s.UnknownKinds(), m.unknown) {
 					t.Fatalf("event %d %+v: kind %s is unknown; %d blocks, mismatch %q", i, e, m.unknown, len(held), why)
 				}
 			case m.followed || !m.aside:

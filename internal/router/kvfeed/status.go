@@ -218,14 +218,12 @@ func (r *rank) status() Status {
 		State: r.state, Reason: r.reason, Since: r.since,
 		Trusted: r.state == Live, Complete: r.stream.Complete(),
 		Endpoint: r.src.Endpoint, Replay: r.src.Replay, Peer: r.peer,
-		UnknownKinds: slices.Clone(r.stream.app.UnknownKinds()),
+		CacheGroups:  r.stream.CacheGroups(),
+		UnknownKinds: slices.Clone(r.stream.UnknownKinds()),
 		LastSeq:      -1, LastEvent: r.lastEvent, LagSeconds: r.lag,
 		TiersTold: r.stream.TiersTold(), Tiers: r.stream.Tiers(),
 		CopiesDisbelieved: r.key.CopiesDisbelieved || r.stream.CopiesDisbelieved(),
 		Shape:             r.stream.Shape(), StreamCounters: r.stream.Counters(), FeedCounters: r.n,
-	}
-	if g := r.stream.app.groups; g != nil {
-		s.CacheGroups = g.Told()
 	}
 	if last, ok := r.stream.Last(); ok {
 		s.LastSeq = int64(min(last, math.MaxInt64))

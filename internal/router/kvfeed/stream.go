@@ -301,6 +301,18 @@ func (s *Stream) Complete() bool { return s.complete }
 // Shape returns the shape of the rank's blocks.
 func (s *Stream) Shape() Shape { return s.app.Shape() }
 
+// CacheGroups are those that a rank has told of, nil while that is one.
+func (s *Stream) CacheGroups() []kvgroup.Group {
+	if s.app.groups == nil {
+		return nil
+	}
+	return s.app.groups.Told()
+}
+
+// UnknownKinds returns the engine's names of cache kinds that nothing is known of here,
+// fit to be shown, in the order in which they came. The slice must not be changed.
+func (s *Stream) UnknownKinds() []string { return s.app.unknown }
+
 // CopiesDisbelieved reports whether the copies of the rank's blocks are no longer counted
 // because a block had more of them than there can be.
 func (s *Stream) CopiesDisbelieved() bool { return s.app.groups != nil && s.app.groups.Single() }

@@ -15,6 +15,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/approx"
 	"github.com/dynctl/dynctl/internal/router/cause"
 	"github.com/dynctl/dynctl/internal/router/kvfeed"
+	"github.com/dynctl/dynctl/internal/router/kvgroup"
 	"github.com/dynctl/dynctl/internal/router/kvindex"
 	"github.com/dynctl/dynctl/internal/router/ledger"
 	"github.com/dynctl/dynctl/internal/router/pace"
@@ -330,13 +331,19 @@ func feed(f *kvfeed.Status) admin.Feed {
 		Overrun: f.Overrun, Foreign: f.Foreign, RankDisagree: f.RankDisagree,
 		Unindexed: f.Tokenless + f.Misfit + f.Mismatched + f.Crowded,
 	}
-	for _, g := range f.CacheGroups {
-		a.CacheGroups = append(a.CacheGroups, admin.CacheGroup{Group: g.Number, Kind: g.Kind.String(), Window: g.Window, Block: g.Block})
-	}
+	a.CacheGroups = CacheGroups(f.CacheGroups)
 	if f.LastSeq >= 0 {
 		a.LastSeq = new(uint64(f.LastSeq))
 	}
 	return a
+}
+
+// CacheGroups are a rank's cache groups as the admin API shows them.
+func CacheGroups(told []kvgroup.Group) (list []admin.CacheGroup) {
+	for _, g := range told {
+		list = append(list, admin.CacheGroup{Group: g.Number, Kind: g.Kind.String(), Window: g.Window, Block: g.Block})
+	}
+	return list
 }
 
 // IndexStats are the index and each rank's part in it.
