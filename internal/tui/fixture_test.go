@@ -35,6 +35,8 @@ type stage struct {
 	costs []admin.ModelCosts
 	// replay is where the recording stands, if this is one.
 	replay *admin.Replay
+	// caches adds cache groups and tiers.
+	caches bool
 }
 
 func ptr[T any](v T) *T { return &v }
@@ -108,6 +110,18 @@ func (g stage) snapshot(s int) *admin.Snapshot {
 			e = admin.Event{Seq: e.Seq, At: e.At, Kind: "config_reloaded", Severity: "info", Text: "configuration revision 3 is in force"}
 		}
 		snap.Events = append(snap.Events, e)
+	}
+	if g.caches {
+		for i := range snap.Workers {
+			f := &snap.Workers[i].Ranks[0].Feed
+			switch i % 3 {
+			case 0:
+				f.CacheGroups = []admin.CacheGroup{{Kind: "full_attention", Block: 16}, {Group: 1, Kind: "sliding_window", Window: 128, Block: 16}, {Group: 2, Kind: "mamba", Block: 64}}
+				f.CopiesDisbelieved = i == 3
+			case 1:
+				f.TiersTold, f.Tiers = true, decision.Tiers{CPU: 4711, Disk: 12}
+			}
+		}
 	}
 	if g.troubles {
 		g.trouble(snap, s, now)

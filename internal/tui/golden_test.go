@@ -146,6 +146,33 @@ func TestViews(t *testing.T) {
 	}
 }
 
+// TestCachesViews: cache groups and tiers of a rank are told on the page of workers, at 80
+// columns, too.
+func TestCachesViews(t *testing.T) {
+	for _, size := range [][2]int{{80, 24}, {120, 40}} {
+		for name, want := range map[string]string{
+			"groups": "cache groups (block): full_attention (16), sliding_window 128 (16), mamba (64)",
+			"tiers":  "outside the device: 4711 blocks cpu, 12 disk, 0 remote",
+		} {
+			name := fmt.Sprintf("caches-%s-%dx%d", name, size[0], size[1])
+			t.Run(name, func(t *testing.T) {
+				a := newStage(t, stage{prefill: 1, decode: 3, dp: 1, caches: true}, size[0], size[1], 20, Options{Profile: termenv.Ascii})
+				press(a, "2")
+				got := screen(a)
+				for range 3 {
+					if !strings.Contains(got, want) {
+						press(a, "j")
+						got = screen(a)
+					}
+				}
+				checkFrame(t, got, size[0], size[1], false)
+				mustContain(t, got, want)
+				golden(t, name, got+"\n")
+			})
+		}
+	}
+}
+
 // checkFrame is what holds of every frame.
 func checkFrame(t *testing.T, frame string, w, h int, ascii bool) {
 	t.Helper()

@@ -131,6 +131,9 @@ func describeLines(r *feed.Router, name string) (out []string) {
 		add("  engine   %s run, %s wait, KV %s%%, prefix hits %s%% (life %s%%), figures %s old", widget.Count(k.Running.F()), widget.Count(k.Waiting.F()), widget.Percent(k.KVUsage.F()), widget.Percent(k.HitShare.F()), widget.Percent(k.LifeHit.F()), widget.Seconds(k.LoadAge.F()))
 		add("  router   %d active, %d prefill tokens, %d decode blocks, %s failed in the last minute", k.Active, k.PrefillTokens, k.DecodeBlocks, widget.Count(k.Failures.F()))
 		add("  index    %d blocks of %s, events %s for %s%s, %s/s, %d gaps, %d lost, %d restarts", k.IndexBlocks, widget.Count(known(int(k.IndexRoom))), k.Feed.State, widget.Seconds(k.Feed.SinceSeconds.F()), because(k.Feed.Reason), widget.Rate(k.Feed.EventRate.F()), k.Feed.Gaps, k.Feed.Lost, k.Feed.Restarts)
+		if caches := k.Feed.Caches(); caches != "" {
+			add("  caches   %s", caches)
+		}
 	}
 	return out
 }

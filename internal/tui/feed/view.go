@@ -8,9 +8,11 @@ package feed
 
 import (
 	"encoding/json"
+	"fmt"
 	"math"
 	"reflect"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/dynctl/dynctl/internal/router/admin"
@@ -391,8 +393,38 @@ type Feed struct {
 	Restarts      uint64  `json:"restarts_total"`
 	Errors        uint64  `json:"decode_errors_total"`
 	Orphans       uint64  `json:"orphaned_blocks_total"`
-	// Tiers are the engine's blocks outside the device.
-	Tiers decision.Tiers `json:"tiers,omitzero"`
+	// Tiers are the engine's blocks outside the device, TiersTold says that it has told
+	// of any tier there and is followed.
+	Tiers     decision.Tiers `json:"tiers,omitzero"`
+	TiersTold bool           `json:"tiers_told,omitempty"`
+	// CacheGroups are those of a rank that has told of several.
+	CacheGroups []admin.CacheGroup `json:"cache_groups,omitempty"`
+	// CopiesDisbelieved says that copies of blocks are not counted any more.
+	CopiesDisbelieved bool `json:"copies_disbelieved,omitempty"`
+}
+
+// Caches tells in one line what the rank has beside one cache on its device, "" for
+// nothing.
+func (f *Feed) Caches() string {
+	var parts []string
+	if len(f.CacheGroups) > 0 {
+		var groups []string
+		for _, g := range f.CacheGroups {
+			text := g.Kind
+			if g.Window > 0 {
+				text += fmt.Sprintf(" %d", g.Window)
+			}
+			groups = append(groups, fmt.Sprintf("%s (%d)", text, g.Block))
+		}
+		parts = append(parts, "cache groups (block): "+strings.Join(groups, ", "))
+	}
+	if f.TiersTold {
+		parts = append(parts, fmt.Sprintf("outside the device: %d blocks cpu, %d disk, %d remote", f.Tiers.CPU, f.Tiers.Disk, f.Tiers.Remote))
+	}
+	if f.CopiesDisbelieved {
+		parts = append(parts, "copies disbelieved")
+	}
+	return strings.Join(parts, "; ")
 }
 
 // Decision is the short form of a receipt.

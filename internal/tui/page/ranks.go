@@ -97,7 +97,12 @@ func speed(name string, of func(k *feed.Rank) feed.Num) func(*widget.Painter, *f
 
 // tierColumn is the column of a rank's blocks in a tier outside the device.
 func tierColumn(title string, of func(t *decision.Tiers) uint32) column {
-	return column{title: title, w: 6, tier: of, cell: figure(func(k *feed.Rank) string { return widget.Count(float64(of(&k.Feed.Tiers))) })}
+	return column{title: title, w: 6, tier: of, cell: figure(func(k *feed.Rank) string {
+		if !k.Feed.TiersTold {
+			return widget.Unknown
+		}
+		return widget.Count(float64(of(&k.Feed.Tiers)))
+	})}
 }
 
 // columns in the order of their importance; the name comes before them all.

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -105,6 +106,9 @@ func (w *Workers) Draw(c *Ctx, p *widget.Painter) {
 	if c.H < 30 {
 		detail = 13
 	}
+	if slices.ContainsFunc(c.R.Ranks, func(k feed.Rank) bool { return k.Feed.Caches() != "" }) {
+		detail++
+	}
 	h := max(5, min(rows, c.H-detail))
 	w.table.Draw(c.R, p, h)
 	p.Fill(h)
@@ -138,7 +142,8 @@ func (w *Workers) Draw(c *Ctx, p *widget.Painter) {
 	}
 }
 
-// describe tells the worker's facts in two lines.
+// describe tells the worker's facts in two lines, and in a third one what caches the rank
+// has beside that of its device, if any.
 func (w *Workers) describe(c *Ctx, p *widget.Painter, k *feed.Rank) {
 	for i := range c.R.WorkerList {
 		o := &c.R.WorkerList[i]
@@ -166,6 +171,9 @@ func (w *Workers) describe(c *Ctx, p *widget.Painter, k *feed.Rank) {
 	p.Put(theme.Plain, fmt.Sprintf("  events %s for %s, %s/s, gaps %d, replayed %d, lost %d, seq %s", orDash(k.Feed.State), widget.Seconds(k.Feed.SinceSeconds.F()),
 		widget.Rate(k.Feed.EventRate.F()), k.Feed.Gaps, k.Feed.Replayed, k.Feed.Lost, seq))
 	p.End()
+	if caches := k.Feed.Caches(); caches != "" {
+		p.Line(theme.Plain, p.Cut("  "+caches, c.W))
+	}
 }
 
 // graphOf draws the history of a metric with its title.
