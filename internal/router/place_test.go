@@ -7,9 +7,13 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/dynctl/dynctl/internal/router"
+	"github.com/dynctl/dynctl/internal/router/routertest"
+	"github.com/dynctl/dynctl/internal/router/trace"
 	"github.com/dynctl/dynctl/internal/settings"
 )
 
@@ -168,6 +172,73 @@ func TestTheLineHasAnEnd(t *testing.T) {
 	h.free <- struct{}{}
 	if a := <-first; a == nil || a.status != http.StatusOK {
 		t.Fatalf("the first got %v", a)
+	}
+}
+
+// TestRefusedRetryIsNoDecision: a retry that the line turns away before it could look for
+// a rank has decided nothing. The receipt and an observer have the first decision once,
+// and the client gets what became of that.
+func TestRefusedRetryIsNoDecision(t *testing.T) {
+	t.Parallel()
+	h := &held{p: &tap{}, arrived: make(chan string, 10), free: make(chan struct{})}
+	var decisions sync.Map // how often, by the request's id
+	h.rig = startWith(t, routertest.Options{Fleet: "2a:profile=instant", Specs: h.p.specs(t), Observer: router.Observer{Decision: func(_ time.Time, d *trace.Decision) {
+		n, _ := decisions.LoadOrStore(d.RequestID, new(atomic.Int64))
+		n.(*atomic.Int64).Add(1)
+	}}}, func(c *settings.Config) {
+		c.Routing.Busy.Requests, c.Routing.AllowHeaders, c.Limits.Queue, c.Limits.QueueTimeout = 1, true, 1, patience
+		c.Retry = settings.Retry{Attempts: 3, Budget: 1}
+	})
+	fail := make(chan struct{})
+	h.p.set(func(_ string, w http.ResponseWriter, q *http.Request, body []byte) bool {
+		if q.URL.Path != "/v1/completions" {
+			return false
+		}
+		tag := fmt.Sprint(decode[object](t, body)["user"])
+		h.arrived <- tag
+		if tag == "fails" {
+			<-fail
+			w.WriteHeader(http.StatusInternalServerError)
+			return true
+		}
+		<-h.free
+		return false
+	})
+	fleet, err := h.Admin.Workers(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	one := h.come("one", "X-Dynctl-Worker", fleet.Workers[0].Name)
+	<-h.arrived
+	failing := h.come("fails", "X-Request-Id", "fails")
+	<-h.arrived
+	two := h.come("two", "X-Dynctl-Worker", fleet.Workers[0].Name) // and the queue is full
+	h.inLine(1)
+	close(fail)
+	a := <-failing
+	if a == nil || a.status != http.StatusBadGateway {
+		t.Errorf("the client gets %v", a)
+	}
+	for range 2 {
+		h.free <- struct{}{}
+	}
+	for _, got := range []<-chan *answer{one, two} {
+		if a := <-got; a == nil || a.status != http.StatusOK {
+			t.Errorf("another one got %v", a)
+		}
+	}
+	n, ok := decisions.Load("fails")
+	if !ok || n.(*atomic.Int64).Load() != 1 {
+		t.Errorf("an observer hears of %v decisions", n)
+	}
+	if a != nil {
+		c := h.receipt(a.header.Get("X-Dynctl-Decision"))
+		if c.Attempt != 1 || len(c.Earlier) != 0 || len(c.Legs) != 1 {
+			t.Errorf("the receipt has attempt %d after %+v, legs %+v", c.Attempt, c.Earlier, c.Legs)
+		}
+	}
+	if n := h.metric(`dynctl_stage_seconds_count{stage="plan"}`); n != 3 {
+		t.Errorf("the stages of three requests are counted %v times", n)
 	}
 }
 
