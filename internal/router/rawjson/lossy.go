@@ -9,7 +9,8 @@ import "unicode/utf8"
 func AppendLossy(dst, b []byte) []byte {
 	for len(b) > 0 {
 		r, n := utf8.DecodeRune(b)
-		for k := 2; r == utf8.RuneError && n < utf8.UTFMax && k <= len(b) && !utf8.FullRune(b[:k]); k++ {
+		// A character that is not whole; U+FFFD itself is one of three bytes.
+		for k := 2; r == utf8.RuneError && n == k-1 && k <= len(b) && !utf8.FullRune(b[:k]); k++ {
 			n = k
 		}
 		dst = utf8.AppendRune(dst, r)

@@ -153,7 +153,9 @@ func (s *Stream) joined(data []byte, n *nativeEvent) bool {
 		ids = append(ids, ',')
 	}
 	change(n.ids, append(append(ids, own...), ']'))
-	change(n.id, s.id)
+	if len(s.id) > 0 {
+		change(n.id, s.id)
+	}
 	plus(n.promptTokens, -s.base)
 	plus(n.completionTokens, s.base)
 	plus(n.length, s.base)

@@ -282,3 +282,26 @@ func FuzzNative(f *testing.F) {
 		_, _ = s.Pass([]byte(strings.Join(nativeEngine(0, 5, "two", true), "")))
 	})
 }
+
+// TestNativeWithoutID: where the first engine told no id, that of the one that goes on
+// stays, and its events are JSON.
+func TestNativeWithoutID(t *testing.T) {
+	s := natively()
+	var first []string
+	for _, e := range nativeEngine(0, 1, "one", true)[:4] {
+		first = append(first, strings.Replace(e, `"id":"one",`, "", 1))
+	}
+	if _, err := s.Pass([]byte(strings.Join(first, ""))); err != nil {
+		t.Fatal(err)
+	}
+	s.Broke()
+	settle(s)
+	if _, why := s.Next(); why != "" {
+		t.Fatal(why)
+	}
+	out, err := s.Pass([]byte(nativeEngine(4, 1, "two", true)[0]))
+	data, is := bytes.CutPrefix(bytes.TrimSpace(out), []byte("data: "))
+	if err != nil || !is || !json.Valid(data) || !bytes.Contains(data, []byte(`"id":"two"`)) {
+		t.Errorf("%s, %v", out, err)
+	}
+}
