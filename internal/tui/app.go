@@ -107,6 +107,7 @@ type app struct {
 	draws    uint64
 	finished bool
 	switched int // how often another context was taken
+	opening  int // how often one was asked for
 }
 
 // past is a view of before, and how many answers each router had given.
@@ -305,14 +306,17 @@ func (a *app) page() *page.Ctx {
 }
 
 // ask bounds a question of a page.
-func (a *app) ask(f func(ctx context.Context) tea.Msg) tea.Cmd {
+func (a *app) ask(f func(ctx context.Context) tea.Msg) tea.Cmd { return a.ofContext(a.bounded(f)) }
+
+// bounded gives a question its time.
+func (a *app) bounded(f func(ctx context.Context) tea.Msg) tea.Cmd {
 	timeout := positive.Or(a.opts.Timeout, 2*time.Second)
 	parent := a.ctx
-	return a.ofContext(func() tea.Msg {
+	return func() tea.Msg {
 		ctx, cancel := context.WithTimeout(parent, timeout)
 		defer cancel()
 		return f(ctx)
-	})
+	}
 }
 
 // decisionsShown is how many decisions the list holds, searched how many the

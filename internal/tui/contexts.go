@@ -31,6 +31,7 @@ func (c Contexts) names() ([]string, error) {
 type (
 	// openedMsg is what came of opening a context.
 	openedMsg struct {
+		opening int // which one it was
 		name    string
 		clients []*admin.Client
 		err     error
@@ -92,20 +93,26 @@ func (a *app) context(name string) tea.Cmd {
 		return nil
 	}
 	a.say("asking the routers of "+name, false)
-	open := a.opts.Contexts.Open
-	return a.ask(func(ctx context.Context) tea.Msg {
+	a.opening++
+	open, n := a.opts.Contexts.Open, a.opening
+	return a.bounded(func(ctx context.Context) tea.Msg {
 		clients, err := open(name)
 		if err == nil {
 			err = anyAnswers(ctx, clients)
 		}
+		m := openedMsg{opening: n, name: name, clients: clients, err: err}
 		if err != nil {
-			for _, c := range clients {
-				c.Close()
-			}
-			return openedMsg{name: name, err: err}
+			m.close()
 		}
-		return openedMsg{name: name, clients: clients}
+		return m
 	})
+}
+
+func (m *openedMsg) close() {
+	for _, c := range m.clients {
+		c.Close()
+	}
+	m.clients = nil
 }
 
 // anyAnswers is nil when one of the routers does, or else what each said.
@@ -125,6 +132,10 @@ func anyAnswers(ctx context.Context, clients []*admin.Client) error {
 // enter shows the routers of another context; one that nobody answers for leaves all as
 // it was.
 func (a *app) enter(m openedMsg) tea.Cmd {
+	if m.opening != a.opening { // another one was asked for since
+		m.close()
+		return nil
+	}
 	if m.err != nil {
 		stays := "the routers stay"
 		if a.opts.Context != "" {

@@ -65,7 +65,7 @@ func TestContexts(t *testing.T) {
 	gone.Close()
 	g := stage{prefill: 2, decode: 4, dp: 2}
 	prod := newRouter(t, g)
-	a := newStage(t, g, 120, 40, 20, Options{Profile: termenv.Ascii, Clients: clients(t, prod.URL), Context: "prod", Contexts: named(t, map[string]string{"lab": lab.URL, "gone": gone.URL})})
+	a := newStage(t, g, 120, 40, 20, Options{Profile: termenv.Ascii, Clients: clients(t, prod.URL), Context: "prod", Contexts: named(t, map[string]string{"lab": lab.URL, "lab2": lab.URL, "prod": prod.URL, "gone": gone.URL})})
 	old := a.replicas[0]
 	run := func(cmd tea.Cmd) tea.Cmd {
 		t.Helper()
@@ -104,6 +104,18 @@ func TestContexts(t *testing.T) {
 	run(a.poll(0))
 	if got := a.page().R; got.Link != feed.Live || len(got.Ranks) != 2 {
 		t.Errorf("of the new one: %s, %d ranks", got.Link, len(got.Ranks))
+	}
+	// Two are asked for before either has answered: the last one counts, whichever answers
+	// first, and nothing stays open of the other.
+	for _, first := range []int{0, 1} {
+		cmds := []tea.Cmd{a.command("ctx lab2"), a.command("ctx prod")}
+		messages := []tea.Msg{cmds[0](), cmds[1]()}
+		a.Update(messages[first])
+		a.Update(messages[1-first])
+		if a.opts.Context != "prod" || a.replicas[0].poller.Client.URL() != prod.URL {
+			t.Fatalf("prod was asked for last, and it is %s: %q", a.opts.Context, a.message)
+		}
+		run(a.command("ctx lab"))
 	}
 	a.opts.Contexts = Contexts{}
 	if a.command("ctx lab"); !strings.Contains(a.message, "there are no contexts") {
