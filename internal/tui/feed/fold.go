@@ -13,7 +13,7 @@ func Fold(ranks []*Rank) Rank {
 	v.SlowAt, v.SlowTimes, v.slowAlways = "", Unknown, false
 	v.Feed.Endpoint, v.Feed.Replay, v.Feed.LastSeq = "", nil, nil
 	v.LifeHit = Unknown // the lengths of its ranks' lives are not known
-	found := v.PromptRate * v.HitShare
+	found := hits(ranks[0])
 	slow := func(k *Rank) {
 		if k.SlowAt != "" && !(k.SlowTimes <= v.SlowTimes) {
 			v.SlowAt, v.SlowTimes, v.slowAlways = k.SlowAt, k.SlowTimes, k.slowAlways
@@ -26,7 +26,7 @@ func Fold(ranks []*Rank) Rank {
 			v.Severity, v.Status, v.Reason = k.Severity, k.Status, k.Reason
 		}
 		v.Usable = v.Usable && k.Usable
-		found += k.PromptRate * k.HitShare
+		found += hits(k)
 		for _, sum := range [][2]*Num{
 			{&v.Running, &k.Running},
 			{&v.Waiting, &k.Waiting},
@@ -89,4 +89,13 @@ func Fold(ranks []*Rank) Rank {
 		v.HitShare = Unknown
 	}
 	return v
+}
+
+// hits are the prompt tokens per second that a rank finds in its cache: none where it has
+// no prompts, of which no share is known.
+func hits(k *Rank) Num {
+	if k.PromptRate == 0 {
+		return 0
+	}
+	return k.PromptRate * k.HitShare
 }

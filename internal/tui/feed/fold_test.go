@@ -27,6 +27,11 @@ func TestFold(t *testing.T) {
 	if v.KVUsage != .9 || v.ITL != 50 || v.TTFT != 20 || v.Feed.SinceSeconds != 2 || math.Abs(v.HitShare.F()-.625) > 1e-9 || v.Feed.State != "live" || !v.Feed.Trusted {
 		t.Errorf("the rest %+v", v)
 	}
+	b.PromptRate, b.HitShare = 0, Unknown // it is idle
+	if v = Fold([]*Rank{a, b}); v.HitShare != .25 || Fold([]*Rank{b, a}).HitShare != .25 {
+		t.Errorf("hits beside an idle rank: %v", v.HitShare)
+	}
+	b.HitShare = .75
 	b.Running, b.KVUsage, b.TTFT, b.PromptRate, b.Capacity, b.Feed.State, b.Feed.Trusted, b.Usable = Unknown, Unknown, Unknown, Unknown, 0, "gap", false, false
 	v = Fold([]*Rank{a, b})
 	if v.Running.Known() || v.KVUsage.Known() || v.TTFT.Known() || v.PromptRate.Known() || v.HitShare.Known() || v.Capacity != 0 || v.Feed.State != "mixed" || v.Feed.Trusted || v.Usable {
