@@ -38,6 +38,29 @@ func TestCausesOnSockets(t *testing.T) {
 		t.Skip("takes a minute of load")
 	}
 	const victim = "aggregated-3"
+	t.Run("slow", func(t *testing.T) {
+		g := underLoad(t, routertest.Options{Fleet: "8a"})
+		eventually(t, "all are judged by their past, too", func() error {
+			l, err := g.Admin.Workers(t.Context())
+			if err != nil {
+				return err
+			}
+			for _, w := range l.Workers {
+				if k := &w.Ranks[0]; !k.SpeedJudged || k.Requests < 100 {
+					return fmt.Errorf("%s has had %d requests", k.Label, k.Requests)
+				}
+			}
+			return nil
+		})
+		if err := g.Sim.Named(victim).SetFaults(fault.Set{Slow: 10}); err != nil {
+			t.Fatal(err)
+		}
+		named(t, g, "slow", victim+"/dp0", "times the median of its peers")
+	})
+	t.Run("a prefill engine that is slow from its start", func(t *testing.T) {
+		g := underLoad(t, routertest.Options{Fleet: "3p+1p:slow=10+2d"})
+		named(t, g, "slow", "prefill-3/dp0", "TTFT")
+	})
 	t.Run("answers of 5xx", func(t *testing.T) {
 		g := underLoad(t, routertest.Options{Fleet: "8a:speed=10"})
 		if err := g.Sim.Named(victim).SetFaults(fault.Set{ErrorRate: .1}); err != nil {
@@ -83,6 +106,32 @@ func TestCausesOnSockets(t *testing.T) {
 			return list
 		}})
 		named(t, g, "mute", victim+"/dp0", "tells no KV events")
+		l, err := g.Admin.Workers(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, w := range l.Workers {
+			if f := &w.Ranks[0].Feed; (f.State == "mute") != (w.Name == victim) || f.Trusted == (w.Name == victim) {
+				t.Errorf("%s: its feed is %s, trusted: %t", w.Name, f.State, f.Trusted)
+			}
+		}
+		_, explained, stderr := typed("explain", "--router", g.AdminURL, "--tokens", "1001,1002,1003,1004,1005,1006,1007,1008,1009,1010,1011,1012,1013,1014,1015,1016,1017,1018", "-o", "json")
+		var receipt struct {
+			Decode struct {
+				Candidates []struct {
+					Rank         string
+					CacheUnknown bool `json:"cache_unknown"`
+				}
+			}
+		}
+		if err := json.Unmarshal([]byte(explained), &receipt); err != nil || len(receipt.Decode.Candidates) != 8 {
+			t.Fatalf("%v: %s%s", err, explained, stderr)
+		}
+		for _, c := range receipt.Decode.Candidates {
+			if c.CacheUnknown != (c.Rank == victim+"/dp0") {
+				t.Errorf("explain says of the cache of %s that it is unknown: %t", c.Rank, c.CacheUnknown)
+			}
+		}
 		end()
 		// Now the connection is gone, too, and that is another cause.
 		eventually(t, "the cut is told", func() error {
@@ -185,6 +234,12 @@ func named(t *testing.T, g *routertest.Rig, cause, subject, words string) {
 			return err
 		}
 		for _, e := range l.Events {
+			if e.Kind == "rank_slow" {
+				if cause != "slow" || e.Rank != subject || !strings.Contains(e.Text, words) {
+					t.Fatalf("it says %+v", e)
+				}
+				return nil
+			}
 			if e.Kind == "worker_trouble" {
 				if e.Worker != worker || e.Fields["cause"] != cause || !strings.Contains(e.Text, words) {
 					t.Fatalf("it says %+v", e)
@@ -210,10 +265,16 @@ func named(t *testing.T, g *routertest.Rig, cause, subject, words string) {
 	for _, f := range report.Findings {
 		switch f.Check {
 		case cause:
-			found = f.Subject == subject && strings.Contains(f.Text, words)
+			if found = f.Subject == subject && strings.Contains(f.Text, words); !found {
+				t.Errorf("doctor says %+v", f)
+			}
 		case "failing", "mute", "small_cache", "slow", "behaviour":
 			t.Errorf("doctor says %+v", f)
 		}
+	}
+	code := cause
+	if cause == "slow" {
+		code = "rank_slow"
 	}
 	_, top, stderr := typed("top", "--once", "-o", "json", "--router", g.AdminURL)
 	var screen struct {
@@ -227,7 +288,7 @@ func named(t *testing.T, g *routertest.Rig, cause, subject, words string) {
 	seen := false
 	for _, a := range screen.Routers[0].Attention {
 		switch a.Code {
-		case cause:
+		case code:
 			seen = seen || a.Subject == subject
 		case "failing", "mute", "small_cache", "rank_slow":
 			t.Errorf("top says %+v", a)
@@ -245,12 +306,16 @@ func named(t *testing.T, g *routertest.Rig, cause, subject, words string) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	want := fmt.Sprintf("dynctl_worker_trouble{cause=%q,worker=%q} 1", cause, worker)
+	if cause == "slow" {
+		want = fmt.Sprintf("dynctl_rank_slow{dp_rank=\"0\",worker=%q} 1", worker)
+	}
 	for _, line := range strings.Split(string(page), "\n") {
-		if is := strings.HasSuffix(line, " 1"); is && strings.HasPrefix(line, "dynctl_worker_trouble{") && line != fmt.Sprintf("dynctl_worker_trouble{cause=%q,worker=%q} 1", cause, worker) {
+		if is := strings.HasSuffix(line, " 1"); is && line != want && (strings.HasPrefix(line, "dynctl_worker_trouble{") || strings.HasPrefix(line, "dynctl_rank_slow{")) {
 			t.Errorf("metrics say %s", line)
 		}
 	}
-	if want := fmt.Sprintf("dynctl_worker_trouble{cause=%q,worker=%q} 1\n", cause, worker); !strings.Contains(string(page), want) {
+	if !strings.Contains(string(page), want+"\n") {
 		t.Errorf("metrics do not say %s", want)
 	}
 }

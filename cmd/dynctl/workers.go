@@ -95,7 +95,7 @@ func listWorkers(out io.Writer, format string, l *admin.WorkerList) error {
 				}
 				row = append(row, running, waiting, used, fmt.Sprint(w.BlockSizeTokens), orDash(w.Connector), orDash(strings.Join(w.Models, ",")), w.URL, orDash(why), orDash(revision(w)), orDash(origins(w)), away, onto, moving)
 			}
-			t.rows = append(t.rows, append(row, millis(r.TTFT), millis(r.ITL), told(r.OutputRate, "%.0f"), slow(r.Slow)))
+			t.rows = append(t.rows, append(row, millis(r.TTFT), millis(r.ITL), told(r.OutputRate, "%.0f"), slow(&r)))
 		}
 	}
 	if err := t.write(out, format); err != nil {
@@ -117,12 +117,15 @@ func told(f *float64, format string) string {
 
 func millis(f *float64) string { return told(f, "%.1f ms") }
 
-// slow says at what a rank is slow.
-func slow(s *admin.Slow) string {
-	if s == nil {
-		return "-"
+// slow says at what a rank is slow, "-" while too little is known of it or its peers.
+func slow(k *admin.Rank) string {
+	switch {
+	case k.Slow != nil:
+		return fmt.Sprintf("%s %.1f times its peers'", k.Slow.Figure, k.Slow.Times)
+	case k.SpeedJudged:
+		return "no"
 	}
-	return fmt.Sprintf("%s %.1f times its peers'", s.Figure, s.Times)
+	return "-"
 }
 
 // revision is the rollout that a worker belongs to, and its part of it.

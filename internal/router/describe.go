@@ -54,11 +54,10 @@ func (r *Router) heard() map[uint32]watch.Feed {
 	out := make(map[uint32]watch.Feed, len(list))
 	for i := range list {
 		s := &list[i]
-		f := watch.Feed{Live: s.State == kvfeed.Live, Heard: s.LastEvent, Plain: len(s.CacheGroups) == 0 && s.Parts <= 1, Removed: s.Removed}
-		if s.Since.After(f.Heard) {
-			f.Heard = s.Since
+		out[uint32(s.Rank)] = watch.Feed{
+			Live: s.State == kvfeed.Live, Muted: s.State == kvfeed.Mute, Heard: s.Heard,
+			Plain: len(s.CacheGroups) == 0 && s.Parts <= 1, Removed: s.Removed,
 		}
-		out[uint32(s.Rank)] = f
 	}
 	return out
 }

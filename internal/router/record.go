@@ -8,7 +8,9 @@ import (
 	"github.com/dynctl/dynctl/internal/router/api"
 	"github.com/dynctl/dynctl/internal/router/attempt"
 	"github.com/dynctl/dynctl/internal/router/decide"
+	"github.com/dynctl/dynctl/internal/router/decision"
 	"github.com/dynctl/dynctl/internal/router/disagg"
+	"github.com/dynctl/dynctl/internal/router/kvindex"
 	"github.com/dynctl/dynctl/internal/router/pace"
 	"github.com/dynctl/dynctl/internal/router/receipt"
 	"github.com/dynctl/dynctl/internal/router/selector"
@@ -114,6 +116,15 @@ func fillPlan(c *receipt.Receipt, q *question) {
 		c.Inputs.HashedBlocks = len(q.views[0].locals)
 	}
 	c.Inputs.Approximate = q.chunked
+	if q.chunked {
+		return
+	}
+	for _, p := range [...]*decision.Phase{&c.Decode, &c.Prefill} {
+		for i := range p.Candidates {
+			k := &p.Candidates[i]
+			k.CacheUnknown = q.r.feeds.Untrusted(kvindex.Rank(k.Slot))
+		}
+	}
 }
 
 // note adds plain words to the receipt.
@@ -135,6 +146,7 @@ type legRecord struct {
 	// one does; waiting, that its meter counts the prompt as one without a token.
 	computes int
 	waiting  bool
+	told     bool // that it has answered, or will not
 }
 
 // toCompute is how many tokens of the prompt the rank of a phase has to compute, -1
@@ -173,6 +185,7 @@ func (x *exchange) beginLeg(phase selector.Phase, p disagg.Peer, leg *upstream.L
 		l.at = c.AddLeg(rec)
 	})
 	x.r.fleet.Began(p.Rank)
+	l.meter.Sent()
 	if phase == selector.Decode && x.d.run.History.Continued > 0 {
 		x.r.fleet.Took(p.Rank)
 	}
@@ -199,6 +212,7 @@ func (l *legRecord) facts(f disagg.Checked) {
 // token notes the leg's first token; that of a prefill is its answer.
 func (l *legRecord) token(now time.Time) {
 	l.waited()
+	l.settled(true)
 	l.meter.First(now.Sub(l.start), l.computes)
 	if l.x.d.settings.routing.Rule.Auto {
 		l.x.legTook(l.phase, l.start, now)
@@ -213,6 +227,14 @@ func (l *legRecord) waited() {
 	}
 }
 
+// settled tells the meter, once, whether the rank has answered.
+func (l *legRecord) settled(answered bool) {
+	if !l.told {
+		l.told = true
+		l.meter.Settled(answered)
+	}
+}
+
 // end closes the leg; only the first call counts.
 func (l *legRecord) end(err error) {
 	l.once.Do(func() {
@@ -221,6 +243,7 @@ func (l *legRecord) end(err error) {
 			l.token(now)
 		}
 		l.waited()
+		l.settled(err == nil)
 		outcome := legOutcome(err)
 		if attempt.Reason(outcome).Means().Outcome.Failure() {
 			l.x.r.fleet.Failed(l.peer.Rank)

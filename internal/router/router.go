@@ -203,6 +203,10 @@ func New(ctx context.Context, o Options) (*Router, error) {
 	r.causes = watch.NewCauses(watch.CausesOptions{
 		Fleet: r.registry.Snapshot, Failures: &r.failures, Feeds: r.heard, Event: r.event,
 		Requests: func(k *workers.Rank) uint64 { n, _ := r.fleet.Counts(k); return n },
+		Answers:  func(k *workers.Rank) (uint64, int) { return r.slow.Meter(k).Answers() },
+		Mute: func(k *workers.Rank, heard time.Time, why string) {
+			r.feeds.Mute(kvindex.Rank(k.Slot), heard, why)
+		},
 		Held: func(k *workers.Rank) int64 {
 			x, _ := r.index.RankStats(kvindex.Rank(k.Slot))
 			return x.Blocks

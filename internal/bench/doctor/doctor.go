@@ -423,6 +423,7 @@ func (e *exam) feeds(ws []admin.Worker) {
 				e.add("events", r.Label, Warn, "nothing is known to be missing, and the index does not use its entries until that is proven: "+orNone(f.Reason), noReplay)
 			case (f.State == "replaying" || f.State == "gap") && time.Since(f.Since) < catchesUp:
 				e.add("events", r.Label, Skip, "it is still being brought up to date: "+orNone(f.Reason), "run doctor again in a moment")
+			case f.State == "mute": // told by troubles
 			case !f.Trusted:
 				e.add("events", r.Label, Fail, fmt.Sprintf("the index does not trust the feed: %s (%s)", f.State, orNone(f.Reason)), "")
 			case f.RankDisagree > 0:

@@ -10,14 +10,14 @@ import (
 // advice is what to do about what is wrong with a worker, by its cause.
 var advice = map[string]string{
 	"failing":     "its log says why; requests are tried again elsewhere where that is possible; dynctl top lists them in decisions",
-	"mute":        "restart the engine, or mend the way of its --kv-events-config endpoint; until then it is routed by what was known before",
+	"mute":        "restart the engine, or mend the way of its --kv-events-config endpoint; until its events come again it counts as holding nothing and is routed by load alone",
 	"small_cache": "compare its share of the memory of its GPU, and what else uses that, with its peers; hardware that differs is told by a worker's label hardware",
 }
 
 // troubles names the workers that answer and with which something is wrong, as the
 // router sees it under its traffic.
 func (e *exam) troubles(ws []admin.Worker) {
-	bad, judged := false, 0
+	bad, served, judged := false, 0, 0
 	for _, w := range ws {
 		for _, t := range w.Troubles {
 			bad = true
@@ -25,6 +25,9 @@ func (e *exam) troubles(ws []admin.Worker) {
 		}
 		for _, k := range w.Ranks {
 			if k.Requests > 0 {
+				served++
+			}
+			if k.SpeedJudged {
 				judged++
 			}
 			if s := k.Slow; s != nil {
@@ -35,10 +38,12 @@ func (e *exam) troubles(ws []admin.Worker) {
 	}
 	switch {
 	case bad:
-	case judged == 0:
+	case served == 0:
 		e.add("behaviour", "engines", Skip, "no requests were sent to them yet: whether one is slower, fails more, or tells less than its peers is seen under traffic", "")
-	default:
+	case judged == served:
 		e.add("behaviour", "engines", OK, "under this router's traffic none is slower, fails more, tells less or holds less than its peers", "")
+	default:
+		e.add("behaviour", "engines", OK, fmt.Sprintf("under this router's traffic none fails more, tells less or holds less than its peers; whether one is slow is known of %d of %d ranks (20 samples of it and of peers like it)", judged, served), "")
 	}
 }
 

@@ -11,7 +11,9 @@ import (
 // TestTroubles: what the router sees of workers under traffic is named by its cause,
 // with what to do; healthy ones are called so only after traffic.
 func TestTroubles(t *testing.T) {
-	served := admin.Rank{Label: "d0/dp0", Requests: 10}
+	served := admin.Rank{Label: "d0/dp0", Requests: 10, SpeedJudged: true}
+	unknown := served
+	unknown.SpeedJudged = false
 	slow := served
 	slow.Slow = &admin.Slow{Figure: "ITL", Times: 9, Since: time.Unix(0, 0)}
 	trouble := func(cause, rank string) admin.Worker {
@@ -23,6 +25,7 @@ func TestTroubles(t *testing.T) {
 		check, subject, words string
 	}{
 		"healthy":    {admin.Worker{Ranks: []admin.Rank{served}}, OK, "behaviour", "engines", "none is slower"},
+		"no peers":   {admin.Worker{Ranks: []admin.Rank{served, unknown}}, OK, "behaviour", "engines", "whether one is slow is known of 1 of 2 ranks"},
 		"no traffic": {admin.Worker{Ranks: []admin.Rank{{}}}, Skip, "behaviour", "engines", "no requests were sent"},
 		"slow":       {admin.Worker{Ranks: []admin.Rank{slow}}, Warn, "slow", "d0/dp0", "ITL 9.0 times the median"},
 		"fails":      {trouble("failing", ""), Warn, "failing", "d0", "text of it"},

@@ -389,8 +389,11 @@ type Rank struct {
 	TTFT       *float64 `json:"ttft_ms"`
 	ITL        *float64 `json:"itl_ms"`
 	OutputRate *float64 `json:"output_tokens_per_second"`
-	// Slow is absent unless the rank is slow.
-	Slow *Slow `json:"slow,omitempty"`
+	// Slow is absent unless the rank is slow, as far as is known. SpeedJudged says that
+	// enough is known of the rank and of its peers to tell; false without traffic, and
+	// where it has neither peers like it nor a past.
+	Slow        *Slow `json:"slow,omitempty"`
+	SpeedJudged bool  `json:"speed_judged"`
 
 	// The index and its feed.
 	IndexBlocks   int64 `json:"index_blocks"` // router blocks
@@ -440,7 +443,7 @@ type EngineLoad struct {
 // Feed is the state of a rank's KV event feed.
 type Feed struct {
 	// State is "none", "connecting", "live", "gap", "replaying", "verifying",
-	// "stale" or "unknown".
+	// "stale", "mute" or "unknown".
 	State    string    `json:"state"`
 	Trusted  bool      `json:"trusted"`
 	Reason   string    `json:"reason,omitempty"`

@@ -52,8 +52,10 @@ const (
 
 	// settle is how much later than its computation a prompt's batch may come.
 	settle = time.Second
-	// muteRequests, and muteBlocks beyond what requests leave over in blocks that are
-	// not full, must have been computed without a batch.
+	// muteRequests must have been answered without a batch, besides those that were on
+	// their way when that began, and muteBlocks computed beyond what requests leave over
+	// in blocks that are not full. Engines count what they begin with: one that stands
+	// still has told nothing of it, but has not answered either.
 	muteRequests = 3
 	muteBlocks   = 16
 	overBlocks   = 2 // of each request
@@ -94,12 +96,15 @@ type Worker struct {
 // Rank is what is known of one rank.
 type Rank struct {
 	Label string
-	// Requests were sent to it since it joined.
-	Requests uint64
+	// Requests were sent to it since it joined, Answered of them had at least a first
+	// token, and Pending wait for it.
+	Requests, Answered uint64
+	Pending            int
 	// Live says that its feed is connected and up to date, as far as can be known;
-	// Heard is when it last said something, or began.
-	Live  bool
-	Heard time.Time
+	// Heard is when it last said something, or began. Muted says that the feed is not
+	// trusted since the rank was found to be mute.
+	Live, Muted bool
+	Heard       time.Time
 	// Block is the length of a block in tokens.
 	Block int
 	// Held are the blocks that the index knows of it, Removed those that it has told
@@ -172,6 +177,7 @@ type rank struct {
 	found    float64
 	process  float64
 	requests uint64
+	answered uint64 // with those that were on their way then
 	// The most that it held, and what it had removed when that began.
 	most    int64
 	removed uint64
@@ -396,6 +402,10 @@ func (s *worker) follow(in *Rank, step int) {
 
 // judge says whether a rank has computed what it must have told of, and did not.
 func (r *rank) judge(w *Worker, in *Rank, now time.Time) *Finding {
+	if in.Muted && r.mute != nil {
+		f := *r.mute // until its feed has heard of it
+		return &f
+	}
 	known := in.Live && !math.IsNaN(in.Looked) && !math.IsNaN(in.Found) && in.Block > 0
 	same := known && r.base && in.Heard.Equal(r.heard) && in.Looked >= r.looked && in.Found >= r.found &&
 		(in.Process == r.process || math.IsNaN(in.Process) && math.IsNaN(r.process))
@@ -403,6 +413,7 @@ func (r *rank) judge(w *Worker, in *Rank, now time.Time) *Finding {
 		// What the newest page counts as computed may be told in a batch that is on its way.
 		r.base = known && in.Asked.After(in.Heard.Add(settle))
 		r.heard, r.looked, r.found, r.process, r.requests = in.Heard, in.Looked, in.Found, in.Process, in.Requests
+		r.answered = in.Answered + uint64(max(0, in.Pending))
 		return nil
 	}
 	if !in.Asked.After(in.Heard.Add(2 * settle)) {
@@ -412,10 +423,10 @@ func (r *rank) judge(w *Worker, in *Rank, now time.Time) *Finding {
 	computed := looked - (in.Found - r.found)
 	requests := in.Requests - min(r.requests, in.Requests)
 	over := float64((overBlocks*int(min(requests, 1<<30)) + muteBlocks) * in.Block)
-	if r.mute == nil && (requests < muteRequests || computed < over || computed < looked/2) {
+	if r.mute == nil && (in.Answered < r.answered+muteRequests || computed < over || computed < looked/2) {
 		return nil
 	}
-	return &Finding{Kind: Mute, Worker: w.Name, Rank: in.Label, Text: fmt.Sprintf("tells no KV events: its engine has computed %.0f prompt tokens in the last %.0f s, and nothing came of them although the connection stands; what the index says of it is of before", computed, now.Sub(in.Heard).Seconds())}
+	return &Finding{Kind: Mute, Worker: w.Name, Rank: in.Label, Text: fmt.Sprintf("tells no KV events: its engine has computed %.0f prompt tokens in the last %.0f s, and nothing came of them although the connection stands; what it holds is not known until they come again", computed, now.Sub(in.Heard).Seconds())}
 }
 
 // capacity is the size of a rank's cache in tokens: as told; else as its ranks show

@@ -149,6 +149,8 @@ func TestMute(t *testing.T) {
 		named         bool
 	}{
 		"computes":            {requests: 5, looked: 5000, named: true},
+		"answers nothing":     {requests: 5, looked: 5000, change: func(k *cause.Rank) { k.Answered, k.Pending = 100, k.Pending+5 }},
+		"answers old ones":    {requests: 5, looked: 5000, change: func(k *cause.Rank) { k.Answered, k.Pending = min(k.Answered, 70), 70 }},
 		"finds its prompts":   {requests: 5, looked: 5000, found: 4500},
 		"prompts of a block":  {requests: 50, looked: 800},
 		"too few requests":    {requests: 0, looked: 5000},
@@ -160,6 +162,7 @@ func TestMute(t *testing.T) {
 		k := &b.fleet[1].Ranks[0]
 		got := b.within(10, func() {
 			k.Requests += c.requests
+			k.Answered += c.requests
 			b.fleet[1].Requests += c.requests
 			k.Looked += c.looked
 			k.Found += c.found
@@ -171,10 +174,12 @@ func TestMute(t *testing.T) {
 			t.Errorf("%s: %+v", name, got)
 		}
 		if c.named {
-			if b.step(); len(b.judge.Findings("w1")) != 1 {
-				t.Errorf("%s: it is forgotten", name)
+			k.Live, k.Muted = false, true // what its feed makes of it
+			k.Looked = math.NaN()
+			if got := b.step(); got != nil || len(b.judge.Findings("w1")) != 1 {
+				t.Errorf("%s: it is forgotten: %+v", name, got)
 			}
-			k.Heard = b.now
+			k.Live, k.Muted, k.Looked, k.Heard = true, false, 0, b.now
 			if got := b.step(); len(got) != 1 || !got[0].Ended {
 				t.Errorf("%s, and speaks again: %+v", name, got)
 			}

@@ -122,7 +122,11 @@ type Candidate struct {
 	// Tried says that the rank is kept out (KeptOut) because it had its turn in
 	// this request: it keeps its place in the round-robin order, so that a retry
 	// goes to the one after it. It stands here because it takes no room here.
-	Tried   bool    `json:"-"`
+	Tried bool `json:"-"`
+	// CacheUnknown says that the rank's KV events are not trusted now: OverlapBlocks is 0
+	// for what nobody knows. Only receipts have it; recordings tell of it by themselves.
+	CacheUnknown bool `json:"cache_unknown,omitempty"`
+
 	Running int     `json:"running_requests"`
 	Waiting int     `json:"waiting_requests"`
 	KVUsage float64 `json:"kv_usage_ratio"`

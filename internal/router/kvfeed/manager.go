@@ -22,6 +22,8 @@
 //   - A gap that no replay closes, a number that goes back, a batch or an event
 //     that cannot be read, an engine block that does not fit: the rank's entries
 //     are dropped, counted and reported, and built anew from what follows.
+//   - A rank whose engine is known to compute and to tell nothing is not trusted,
+//     see Manager.Mute.
 //   - The child of a block that the rank does not hold is not stored. If the
 //     feed had seen every batch until then, it starts over from the replay once
 //     per connection.
@@ -365,6 +367,13 @@ func (m *Manager) Usable(id kvindex.Rank, overlap int, p *kvgroup.Prompt, beyond
 	return usable(s, g, t, overlap, p, beyond)
 }
 
+// Untrusted reports whether rank id is fed, and its entries may not be used now: that
+// Usable has none of it says nothing.
+func (m *Manager) Untrusted(id kvindex.Rank) bool {
+	at := m.place(id)
+	return at != nil && at.word.Load()&(wordFed|wordTrusted) == wordFed
+}
+
 func (m *Manager) place(id kvindex.Rank) *place {
 	places := *m.places.Load()
 	if int(id) >= len(places) {
@@ -393,7 +402,8 @@ func (m *Manager) Status() []Status {
 //
 // The connection does not matter. Entries that are not trusted for want of one
 // are still those of the last batch, and the publisher has to prove that it
-// knows that batch before they are used again.
+// knows that batch before they are used again. Those of a rank that is mute may be
+// wrong, and no publisher could prove that they are not.
 func (m *Manager) Freeze(id kvindex.Rank, f func(p Position, ok bool)) {
 	m.mu.Lock()
 	r := m.ranks[id]
@@ -404,5 +414,9 @@ func (m *Manager) Freeze(id kvindex.Rank, f func(p Position, ok bool)) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if r.mute.why != "" {
+		f(Position{}, false)
+		return
+	}
 	f(r.stream.Position())
 }

@@ -24,6 +24,7 @@ type engine struct {
 	rng    *rand.Rand
 	parts  int // router blocks per engine block
 	life   uint64
+	skew   float64 // seconds that dates of batches are ahead
 	serial uint64
 	chains map[uint64][]uint32 // every block ever made in this life: its whole prefix
 	parent map[uint64]uint64   // 0 for none
@@ -64,7 +65,7 @@ func (e *engine) pick() (uint64, bool) {
 
 // step makes the next batch of one to four events.
 func (e *engine) step() {
-	b := kvevent.Batch{TS: 1e9 + float64(e.life)*1e5 + float64(len(e.log))/8, Rank: 0}
+	b := kvevent.Batch{TS: 1e9 + float64(e.life)*1e5 + float64(len(e.log))/8 + e.skew, Rank: 0}
 	for range 1 + e.rng.IntN(4) {
 		switch k := e.rng.IntN(20); {
 		case k == 0:

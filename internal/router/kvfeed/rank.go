@@ -70,6 +70,8 @@ type rank struct {
 	refilled     time.Time
 
 	lastEvent  time.Time
+	heard      time.Time // see Status
+	mute       muteness
 	lag        float64
 	nextVerify time.Time
 	told       map[string]*quota // by kind of event
@@ -174,7 +176,7 @@ func (r *rank) startOver(reason string) {
 	_, had := r.stream.Last()
 	r.set(Unknown, reason)
 	r.stream.Reset()
-	r.proven = true
+	r.proven, r.mute = true, muteness{}
 	r.publish()
 	if had {
 		r.dropped(reason, true)
@@ -192,6 +194,7 @@ func (r *rank) lose(seq uint64, why string) {
 		r.n.Lost += countable(seq - 1 - last)
 		r.set(Unknown, reason)
 		r.stream.Skip(seq)
+		r.mute = muteness{}
 		r.dropped(reason, false)
 		return
 	}
@@ -292,6 +295,11 @@ func (r *rank) goLive() {
 		r.set(Unknown, why)
 		return
 	}
+	if r.mute.why != "" { // nothing has come since
+		r.set(Mute, r.mute.why)
+		r.poke()
+		return
+	}
 	why := r.liveReason()
 	if was == Unknown && why == reasonJoined {
 		why = "rebuilding: " + r.reason
@@ -360,6 +368,10 @@ func (r *rank) applied(seq uint64, topic, payload []byte, at time.Time, replayed
 		r.observe(at, Observation{Seq: seq, Topic: topic, Payload: payload, Replayed: replayed})
 	}
 	s := r.stream
+	r.heard = r.m.now()
+	if r.mute.why != "" {
+		r.speaksAgain(seq)
+	}
 	if r.m.o.Process != nil && r.src.Replay == "" && !r.src.Bind {
 		r.process, _ = r.m.o.Process(r.key.Worker, r.key.DP)
 	}

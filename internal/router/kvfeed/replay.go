@@ -56,11 +56,11 @@ func (r *rank) tend(ctx context.Context) {
 				r.asking, r.catching, catching = true, true, true
 			}
 		case !catching && r.src.Replay != "":
-			if quiet := r.lastEvent.Add(r.m.o.VerifyEvery); r.nextVerify.Before(quiet) && r.lastEvent.After(r.nextVerify.Add(-r.m.o.VerifyAfter)) {
+			if quiet := r.lastEvent.Add(r.m.o.VerifyEvery); !r.mute.ask && r.nextVerify.Before(quiet) && r.lastEvent.After(r.nextVerify.Add(-r.m.o.VerifyAfter)) {
 				r.nextVerify = quiet
 			}
 			if next = r.nextVerify.Sub(now); next <= 0 {
-				verify = r.allow(now)
+				verify, r.mute.ask = r.allow(now), false
 				next = r.m.o.VerifyEvery
 				r.nextVerify = now.Add(next)
 			}

@@ -32,6 +32,10 @@ const (
 	Verifying State = "verifying"
 	// Stale: no connection for longer than Options.StaleAfter.
 	Stale State = "stale"
+	// Mute: connected, and nothing has come although the engine computes (see
+	// Manager.Mute). Its entries are kept, unused, until its next batch shows whether that
+	// was only late.
+	Mute State = "mute"
 	// Unknown: the rank's blocks cannot be known; its entries were dropped.
 	Unknown State = "unknown"
 )
@@ -72,6 +76,8 @@ type Status struct {
 	// LastSeq is the newest batch applied, -1 before the first.
 	LastSeq   int64     `json:"last_seq"`
 	LastEvent time.Time `json:"last_event,omitzero"`
+	// Heard is when a batch was applied last, or when the rank was trusted after that.
+	Heard time.Time `json:"heard,omitzero"`
 	// LagSeconds is receipt minus publication of the newest live batch, by two
 	// clocks; NaN before the first that was dated.
 	LagSeconds float64 `json:"lag_seconds"`
@@ -143,6 +149,9 @@ type Observation struct {
 func (r *rank) set(s State, reason string) {
 	if r.state != s {
 		r.since = r.m.now()
+		if s == Live {
+			r.heard = r.since
+		}
 	}
 	r.state, r.reason = s, reason
 	r.publish()
@@ -161,6 +170,7 @@ const (
 	wordTrusted = 1 << iota
 	wordBigram
 	wordDrops
+	wordFed          // there is a feed
 	wordMore         // groups or tiers
 	wordParts = iota // shift
 )
@@ -169,7 +179,7 @@ const (
 // r.mu.
 func (r *rank) publish() {
 	s := r.stream.Shape()
-	w := uint64(s.Parts) << wordParts
+	w := uint64(s.Parts)<<wordParts | wordFed
 	if s.Bigram {
 		w |= wordBigram
 	}
@@ -220,7 +230,7 @@ func (r *rank) status() Status {
 		Endpoint: r.src.Endpoint, Replay: r.src.Replay, Peer: r.peer,
 		CacheGroups:  r.stream.CacheGroups(),
 		UnknownKinds: slices.Clone(r.stream.UnknownKinds()),
-		LastSeq:      -1, LastEvent: r.lastEvent, LagSeconds: r.lag,
+		LastSeq:      -1, LastEvent: r.lastEvent, Heard: r.heard, LagSeconds: r.lag,
 		TiersTold: r.stream.TiersTold(), Tiers: r.stream.Tiers(),
 		CopiesDisbelieved: r.key.CopiesDisbelieved || r.stream.CopiesDisbelieved(),
 		Shape:             r.stream.Shape(), StreamCounters: r.stream.Counters(), FeedCounters: r.n,

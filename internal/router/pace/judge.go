@@ -27,11 +27,14 @@ const (
 	MinSamples = 20
 	// persist is how long a rank must be slow, or not, before that is said.
 	persist = 2 * time.Second
-	// A rank without a faster past is slow when that lasts for persistAlone, and it is
-	// alone with it among at least minAlone peers: two such ranks are hardware of their
-	// own.
-	persistAlone = 5 * time.Second
+	// A rank without a faster past is slow when that lasts for persistAlone. Where its
+	// group's hardware is not told it must be alone with it among at least minAlone
+	// peers: two such ranks are hardware of their own.
+	persistAlone = 4 * time.Second
 	minAlone     = 3
+	// A rank that is so many times slower than its peers that it gets few requests is
+	// known by as many times fewer samples, but by no fewer than one in clearest of them.
+	clearest = 4
 	// forgetAfter is how long a rank that shows nothing any more stays slow.
 	forgetAfter = 30 * time.Second
 	// mendedAt is the part of the factor below which a slow rank has recovered.
@@ -129,8 +132,10 @@ func (h *fading) quantile(q float64) float64 {
 // Input is one rank's reading.
 type Input[K comparable] struct {
 	Key K
-	// Group names the ranks that can be compared: same role, model and hardware.
+	// Group names the ranks that can be compared: same role, model and hardware. Alike
+	// says that their hardware is told, so that one that differs is no other hardware.
 	Group string
+	Alike bool
 	Reading
 }
 
@@ -151,8 +156,11 @@ type Speed struct {
 	TTFT, ITL float64
 	// TokensPerSecond is what came out of it in the last seconds.
 	TokensPerSecond float64
-	// Slow is nil for a rank that is not.
+	// Slow is nil for a rank that is not, as far as is known.
 	Slow *Finding
+	// Judged says that enough is known of it and of its peers to tell whether it is slow;
+	// without, nobody can say that it is not.
+	Judged bool
 }
 
 // Change is that a rank has become slow, or is not any more.
@@ -172,6 +180,7 @@ type Verdict struct {
 // state is what is kept of one rank.
 type state struct {
 	group  string
+	alike  bool
 	recent [figures]fading
 	past   [figures]fading
 	firsts fading // as they were, for people
@@ -180,7 +189,9 @@ type state struct {
 
 	// Of the present step.
 	now, was [figures]float64
-	past90   float64 // of TTFT, of the step before
+	few      [figures]float64 // as now, of fewer samples than it takes
+	past90   float64          // of TTFT, of the step before
+	judged   [figures]bool
 
 	slow   [figures]bool
 	always [figures]bool      // of slow: it has no faster past
@@ -203,9 +214,9 @@ func NewJudge[K comparable]() *Judge[K] { return &Judge[K]{ranks: map[K]*state{}
 
 // Step takes in what ranks have shown since the last step and tells what changed.
 // A rank is slow at a figure whose median is more than factor times that of its
-// peers' medians, and more than factor times its own median of before; or, never
-// mind its past, more than factor times that of the slowest of its peers. A factor
-// of 0 judges nobody.
+// peers' medians, and more than factor times its own median of before; never mind
+// its past where the hardware of its group is told, and else where it is more than
+// factor times that of the slowest of its peers. A factor of 0 judges nobody.
 func (j *Judge[K]) Step(now time.Time, factor float64, in []Input[K]) (out []Change[K]) {
 	took := now.Sub(j.last)
 	if j.last.IsZero() {
@@ -217,12 +228,19 @@ func (j *Judge[K]) Step(now time.Time, factor float64, in []Input[K]) (out []Cha
 	for i := range in {
 		s := j.ranks[in[i].Key]
 		if s == nil {
-			s = &state{}
+			s = &state{past90: math.NaN()}
 			j.ranks[in[i].Key] = s
 		}
-		s.seen, s.group = j.step, in[i].Group
-		s.take(&in[i].Reading, took, factor)
+		s.seen, s.group, s.alike = j.step, in[i].Group, in[i].Alike
 		groups[s.group] = append(groups[s.group], s)
+	}
+	longest := map[string]float64{}
+	for name, list := range groups {
+		longest[name] = longestWait(list)
+	}
+	for i := range in {
+		s := j.ranks[in[i].Key]
+		s.take(&in[i].Reading, took, factor, longest[s.group])
 	}
 	for k, s := range j.ranks {
 		if s.seen != j.step {
@@ -256,17 +274,34 @@ func (j *Judge[K]) Speed(k K) Speed {
 		out.TokensPerSecond = s.rate
 	}
 	for f := range figures {
-		if s.slow[f] {
+		out.Judged = out.Judged || s.judged[f] || s.slow[f]
+		if s.slow[f] && out.Slow == nil {
 			out.Slow = &Finding{f, s.times[f], s.since[f], s.always[f]}
-			break
 		}
 	}
 	return out
 }
 
+// longestWait is what nine of ten prompts of each rank of a group took at most, as far as
+// enough is known of them; NaN where that is known of too few.
+func longestWait(list []*state) float64 {
+	longest, n := 0., 0
+	for _, s := range list {
+		if h := &s.recent[TTFT]; h.n >= MinSamples {
+			n++
+			longest = max(longest, h.quantile(.9))
+		}
+	}
+	if n < minAlone {
+		return math.NaN()
+	}
+	return longest
+}
+
 // take makes what is known older and adds a reading. What leaves the last seconds
-// becomes the past, unless the rank may be slow now.
-func (s *state) take(r *Reading, took time.Duration, factor float64) {
+// becomes the past, unless the rank may be slow now. longest is what prompts of its
+// group take, for a rank without a past.
+func (s *state) take(r *Reading, took time.Duration, factor, longest float64) {
 	if took > 0 {
 		for f := range figures {
 			past := &s.past[f]
@@ -280,7 +315,11 @@ func (s *state) take(r *Reading, took time.Duration, factor float64) {
 		s.firsts.fade(took, recentHalf[TTFT], nil)
 	}
 	tokens := s.recent[ITL].add(&r.Gaps) + float64(r.Tokens) + s.firsts.add(&r.Firsts)
-	if r.Waiting > 0 && float64(r.Age) > factor*s.past90 {
+	limit := s.past90
+	if math.IsNaN(limit) {
+		limit = longest
+	}
+	if r.Waiting > 0 && float64(r.Age) > factor*limit {
 		// They are no samples yet, but that they wait for too long is seen.
 		r.Work[traffic.Bucket(r.Age)] += uint32(r.Waiting)
 	}
@@ -294,9 +333,12 @@ func (s *state) take(r *Reading, took time.Duration, factor float64) {
 	}
 	s.past90 = math.NaN()
 	for f := range figures {
-		s.now[f], s.was[f] = math.NaN(), math.NaN()
-		if s.recent[f].n >= MinSamples {
+		s.now[f], s.was[f], s.few[f] = math.NaN(), math.NaN(), math.NaN()
+		switch n := s.recent[f].n; {
+		case n >= MinSamples:
 			s.now[f] = s.recent[f].quantile(.5)
+		case n >= MinSamples/clearest:
+			s.few[f] = s.recent[f].quantile(.5)
 		}
 		if s.past[f].n >= MinSamples {
 			s.was[f] = s.past[f].quantile(.5)
@@ -343,15 +385,26 @@ func without(list []float64, one float64) float64 {
 // judge decides about one figure of a rank.
 func (s *state) judge(f Figure, medians []float64, group int, factor float64, now time.Time) (v Verdict, changed bool) {
 	mine, peers, was := s.now[f], without(medians, s.now[f]), s.was[f]
-	// The slowest of its peers, where there are enough of them and all are known: one
-	// that is not may be like this one.
+	all := len(medians)
+	if math.IsNaN(mine) && math.IsNaN(was) && s.recent[f].n*min(s.few[f]/peers, clearest) >= MinSamples {
+		mine = s.few[f]
+		all++
+	}
+	// What a rank without a faster past is measured by: its peers, where they are alike.
+	// Else the slowest of them, where there are enough and all are known: one that is not
+	// may be like this one.
 	slowest := math.NaN()
-	if n := len(medians); n > minAlone && n == group && !math.IsNaN(mine) {
+	switch n := len(medians); {
+	case math.IsNaN(mine):
+	case s.alike:
+		slowest = peers
+	case all > minAlone && all == group:
 		if slowest = medians[n-1]; slowest == mine {
 			slowest = medians[n-2]
 		}
 	}
 	known := !math.IsNaN(mine) && !math.IsNaN(peers) && (!math.IsNaN(was) || !math.IsNaN(slowest)) && factor > 0
+	s.judged[f] = known
 	switch {
 	case known:
 		s.silent[f] = time.Time{}

@@ -23,6 +23,10 @@ type Meter struct {
 	// waiting has the number of prompts that wait for their first token above
 	// waitingShift, and below it the sum of the moments when they began, in ms.
 	waiting atomic.Uint64
+	// answered and pending are requests that have an answer or its first token, and
+	// those that have not.
+	answered atomic.Uint64
+	pending  atomic.Int64
 }
 
 const waitingShift = 48
@@ -46,6 +50,34 @@ func (m *Meter) End(began time.Duration) {
 	if m != nil {
 		m.waiting.Add(-(1<<waitingShift + uint64(began.Milliseconds())))
 	}
+}
+
+// Sent counts a request that is sent to the rank.
+func (m *Meter) Sent() {
+	if m != nil {
+		m.pending.Add(1)
+	}
+}
+
+// Settled says of a request that was counted by Sent that the first of its answer, or all
+// of it, has come, or that nothing will.
+func (m *Meter) Settled(answered bool) {
+	if m == nil {
+		return
+	}
+	m.pending.Add(-1)
+	if answered {
+		m.answered.Add(1)
+	}
+}
+
+// Answers are how many requests the rank has answered, at least with a first token, and how
+// many it has still to.
+func (m *Meter) Answers() (answered uint64, pending int) {
+	if m == nil {
+		return 0, 0
+	}
+	return m.answered.Load(), int(m.pending.Load())
 }
 
 // First counts a first token after d. Tokens are those of the prompt that had to be

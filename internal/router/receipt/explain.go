@@ -99,8 +99,14 @@ func phase(b *strings.Builder, title string, p *decision.Phase) {
 	}
 	head = append(head, "COST", "STATE")
 	var rows [][]string
+	unknown := 0
 	for i := range p.Candidates {
 		c := &p.Candidates[i]
+		overlap := strconv.Itoa(c.OverlapBlocks)
+		if c.CacheUnknown {
+			unknown++
+			overlap = "?"
+		}
 		state := ""
 		switch {
 		case c.Rank == p.Chosen:
@@ -110,7 +116,7 @@ func phase(b *strings.Builder, title string, p *decision.Phase) {
 		case c.Rank == p.RunnerUp:
 			state = "runner-up"
 		}
-		row := []string{pick(c.Rank == p.Chosen, ">", ""), c.Rank, strconv.Itoa(c.OverlapBlocks)}
+		row := []string{pick(c.Rank == p.Chosen, ">", ""), c.Rank, overlap}
 		row = append(row, tiers.Cells(c.Tiers)...)
 		if c.Excluded != "" {
 			row = append(row, slices.Repeat([]string{"-"}, len(terms)+1)...)
@@ -123,6 +129,9 @@ func phase(b *strings.Builder, title string, p *decision.Phase) {
 		rows = append(rows, append(row, state))
 	}
 	_ = table.Figures(b, head, rows, len(head)-1) // a strings.Builder takes everything
+	if unknown > 0 {
+		b.WriteString("             ? = what it holds is not known: its KV events were not trusted, and it counted as holding nothing\n")
+	}
 	if p.Omitted > 0 {
 		fmt.Fprintf(b, "             and %d more ranks\n", p.Omitted)
 	}

@@ -107,6 +107,7 @@ func TestGolden(t *testing.T) {
 		r.Decode.Tied, r.Decode.TieBreak = 2, "overlap"
 		l := r.Leg(r.AddLeg(NewLeg("decode", "decode-2", "decode-2/dp0", 1)))
 		l.DispatchMS, l.EndMS, l.Error, l.RetryReason = 0.5, 2.5, "connection refused", "refused before the first byte"
+		r.Decode.Candidates[1].OverlapBlocks, r.Decode.Candidates[1].CacheUnknown = 0, true
 		r.Note("decode-2 refused; decode-1 took over")
 	})
 	local.Finish(func(r *Receipt) {

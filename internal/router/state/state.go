@@ -293,6 +293,7 @@ func (s *State) Workers(now time.Time) admin.WorkerList {
 				Requests: requests, Failures: failures, Moves: &moves, IndexBlocks: s.resident(k), Feed: admin.Feed{State: "none"}, Engine: engineLoad(k.Load()),
 			}
 			speed := s.Speed(k)
+			rank.SpeedJudged = speed.Judged
 			rank.TTFT, rank.ITL, rank.OutputRate = milli(speed.TTFT), milli(speed.ITL), figure(speed.TokensPerSecond)
 			if f := speed.Slow; f != nil {
 				rank.Slow = &admin.Slow{Figure: f.Figure.String(), Times: f.Times, Since: f.Since, Always: f.Always}

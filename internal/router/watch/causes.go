@@ -19,9 +19,9 @@ const causesEvery = time.Second
 // Feed is what the watch on causes must know of a rank's KV events.
 type Feed struct {
 	// Live says that it is connected and up to date, Heard when it last said
-	// something, or began.
-	Live  bool
-	Heard time.Time
+	// something, or began; Muted that it is not trusted since that was too long ago.
+	Live, Muted bool
+	Heard       time.Time
 	// Plain says that all that fills the rank's cache is of one kind.
 	Plain bool
 	// Removed counts the blocks that it told as removed.
@@ -32,8 +32,10 @@ type Feed struct {
 type CausesOptions struct {
 	// Fleet is the fleet of now.
 	Fleet func() *workers.Snapshot
-	// Requests counts those sent to a rank since it joined.
+	// Requests counts those sent to a rank since it joined. Answers are how many it has
+	// answered, at least with a first token, and how many it has still to.
 	Requests func(*workers.Rank) uint64
+	Answers  func(*workers.Rank) (answered uint64, pending int)
 	// Failures are told of every one.
 	Failures *Failures
 	// Feeds are the feeds by their ranks' slots.
@@ -42,6 +44,8 @@ type CausesOptions struct {
 	Held    func(*workers.Rank) int64
 	BlockOf func(*workers.Worker) int
 	Event   func(eventlog.Event)
+	// Mute is told of a rank that was heard of last at a time, and computes since.
+	Mute func(k *workers.Rank, heard time.Time, why string)
 }
 
 // Causes finds what is wrong with workers that are up and answer.
@@ -75,16 +79,18 @@ func (c *Causes) step(now time.Time) {
 	in := make([]cause.Worker, 0, len(fleet.Workers))
 	for _, w := range fleet.Workers {
 		usable, _ := w.State.Usable()
+		group, _ := groupOf(w)
 		v := cause.Worker{
-			Name: w.Name, Group: groupOf(w), Usable: usable && w.State.Ejection() == nil, Failed: broke[w.Name],
+			Name: w.Name, Group: group, Usable: usable && w.State.Ejection() == nil, Failed: broke[w.Name],
 			Capacity: int64(w.KVBlocks) * int64(w.BlockSize), Ranks: make([]cause.Rank, 0, len(w.Ranks)),
 		}
 		for _, k := range w.Ranks {
 			f := feeds[k.Slot]
 			r := cause.Rank{
-				Label: k.Label, Requests: c.o.Requests(k), Live: f.Live, Heard: f.Heard, Plain: f.Plain, Removed: f.Removed,
+				Label: k.Label, Requests: c.o.Requests(k), Live: f.Live, Muted: f.Muted, Heard: f.Heard, Plain: f.Plain, Removed: f.Removed,
 				Block: c.o.BlockOf(w), Held: c.o.Held(k), Looked: math.NaN(), Found: math.NaN(), Process: math.NaN(),
 			}
+			r.Answered, r.Pending = c.o.Answers(k)
 			if l := k.Load(); l != nil {
 				r.Looked, r.Found, r.Process, r.Asked = l.PrefixQueries, l.PrefixHits, l.Process, l.Asked
 			}
@@ -97,14 +103,22 @@ func (c *Causes) step(now time.Time) {
 	changes := c.judge.Step(now, in)
 	c.mu.Unlock()
 	for i := range changes {
-		c.o.Event(causeEvent(&changes[i]))
+		f := &changes[i]
+		c.o.Event(causeEvent(f))
+		if f.Kind == cause.Mute && !f.Ended {
+			for _, k := range fleet.Ranks {
+				if k.Label == f.Rank {
+					c.o.Mute(k, feeds[k.Slot].Heard, f.Text)
+				}
+			}
+		}
 	}
 }
 
 func causeEvent(c *cause.Change) eventlog.Event {
 	fields := map[string]any{"cause": string(c.Kind)}
 	if c.Ended {
-		return eventlog.Event{Kind: "worker_trouble_ended", Worker: c.Worker, Rank: c.Rank, Fields: fields, Text: c.Subject() + " is well again; it was so that it " + c.Text}
+		return eventlog.Event{Kind: "worker_trouble_ended", Worker: c.Worker, Rank: c.Rank, Fields: fields, Text: c.Subject() + ": it is not so any more that it " + c.Text}
 	}
 	return eventlog.Event{Kind: "worker_trouble", Severity: eventlog.Warn, Worker: c.Worker, Rank: c.Rank, Fields: fields, Text: c.Subject() + " " + c.Text}
 }

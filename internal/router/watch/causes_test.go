@@ -120,6 +120,13 @@ func play(t *testing.T, sc scene) *stage {
 		Feeds:    func() map[uint32]Feed { return s.feeds },
 		Requests: func(k *workers.Rank) uint64 { return s.sent[index(k)] },
 		Held:     func(k *workers.Rank) int64 { return int64(len(s.held[index(k)])) },
+		Answers:  func(k *workers.Rank) (uint64, int) { return s.slow.Meter(k).Answers() },
+		Mute: func(k *workers.Rank, heard time.Time, _ string) {
+			if f := s.feeds[k.Slot]; f.Live && f.Heard.Equal(heard) {
+				f.Live, f.Muted = false, true
+				s.feeds[k.Slot] = f
+			}
+		},
 	})
 	for _, k := range s.fleet.Ranks {
 		s.feeds[k.Slot] = Feed{Live: true, Heard: s.base, Plain: true}
@@ -175,7 +182,7 @@ func (s *stage) publish(i int, events []cache.Event) {
 	}
 	slot := s.fleet.Ranks[i].Slot
 	f := s.feeds[slot]
-	f.Heard = s.base.Add(s.world.Now())
+	f.Heard, f.Live, f.Muted = s.base.Add(s.world.Now()), true, false
 	for _, e := range events {
 		for _, name := range e.Names {
 			if e.Kind == cache.Removed {
@@ -235,11 +242,13 @@ func (s *stage) send(prompt []uint32, but int) {
 	s.active[at]++
 	s.waiting[at] += len(prompt)
 	meter.Begin(now)
+	meter.Sent()
 	last := time.Duration(-1)
 	q.Sink = func(o engine.Output) {
 		switch {
 		case o.HasToken && last < 0:
 			meter.End(now)
+			meter.Settled(true)
 			meter.First(o.At-now, len(prompt)-o.Cached)
 			s.waiting[at] -= len(prompt)
 		case o.HasToken:

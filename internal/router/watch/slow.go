@@ -81,11 +81,11 @@ func (s *Slow) step(now time.Time) {
 	s.in = slices.Grow(s.in[:0], len(fleet.Ranks))[:len(fleet.Ranks)]
 	n := 0
 	for _, w := range fleet.Workers {
-		g := groupOf(w)
+		g, alike := groupOf(w)
 		for _, k := range w.Ranks {
 			in := &s.in[n]
 			n++
-			in.Key, in.Group = k, g
+			in.Key, in.Group, in.Alike = k, g, alike
 			meters[k].Read(s.Since(now), s.o.Waiting(k), &in.Reading)
 		}
 	}
@@ -118,13 +118,14 @@ func (s *Slow) follow(fleet *workers.Snapshot) {
 // hardware are the labels that say what a worker runs on, the first one that it has.
 var hardware = []string{"hardware", "gpu", "nvidia.com/gpu.product", "node.kubernetes.io/instance-type"}
 
-// groupOf names the workers that a worker can be compared with.
-func groupOf(w *workers.Worker) string {
+// groupOf names the workers that a worker can be compared with, and says whether that
+// they run on the same hardware is told.
+func groupOf(w *workers.Worker) (name string, alike bool) {
 	on := ""
 	for _, label := range hardware {
 		on = cmp.Or(on, w.Labels[label])
 	}
-	return strings.Join([]string{string(w.Role), string(w.Engine), strings.Join(w.Models, ","), on}, "\x00")
+	return strings.Join([]string{string(w.Role), string(w.Engine), strings.Join(w.Models, ","), on}, "\x00"), on != ""
 }
 
 func slowEvent(c *pace.Change[*workers.Rank]) eventlog.Event {
@@ -133,7 +134,7 @@ func slowEvent(c *pace.Change[*workers.Rank]) eventlog.Event {
 	case c.Slow && c.Always:
 		return eventlog.Event{
 			Kind: "rank_slow", Severity: eventlog.Warn, Worker: k.WorkerName, Rank: k.Label, Fields: map[string]any{"figure": c.Figure.String(), "times": math.Round(10*c.Times) / 10},
-			Text: fmt.Sprintf("%s is slow: %s %s times the median of its peers, of whom none is like it, and it was hardly faster before (health.slow_factor)", k.Label, c.Figure, times(c.Times)),
+			Text: fmt.Sprintf("%s is slow: %s %s times the median of its peers, and it was hardly faster before (health.slow_factor)", k.Label, c.Figure, times(c.Times)),
 		}
 	case c.Slow:
 		return eventlog.Event{

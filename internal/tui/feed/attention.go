@@ -91,6 +91,8 @@ func judgeRanks(ranks []Rank, workers []Worker, lost *coldWatch) {
 			k.Status, k.Severity = "VERIFY", Info
 		case k.Feed.State == "stale":
 			k.Status, k.Severity = "STALE", Warn
+		case k.Feed.State == "mute":
+			k.Status, k.Severity = troubleWords[CodeMute], Warn
 		case k.Feed.State == "unknown":
 			k.Status, k.Severity = "LOST", Warn
 		case k.Feed.State == "connecting":
@@ -277,6 +279,7 @@ func (b *Builder) attendRanks(c *collector, r *Router) {
 		switch k.Feed.State {
 		case "stale":
 			c.rank(Warn, CodeFeed, k, "stale: its KV events are cut off (%s); its blocks count as unknown and it is routed by load alone", because)
+		case "mute": // told of the worker: attendWorkers
 		case "unknown":
 			c.rank(Warn, CodeFeed, k, "unknown cache: %s; its blocks count as unknown and it is routed by load alone", because)
 		case "connecting":
@@ -306,7 +309,7 @@ func (b *Builder) attendRanks(c *collector, r *Router) {
 			}
 			past := "and it was faster before"
 			if k.slowAlways {
-				past = "of whom none is like it, and it was hardly faster before"
+				past = "and it was hardly faster before"
 			}
 			c.rank(Warn, CodeSlow, k, "%s%s %s times the median of its peers, %s (ITL %s ms, TTFT %s ms now)", k.SlowAt, of, tenth(k.SlowTimes), past, tenth(k.ITL), tenth(k.TTFT))
 		}

@@ -109,6 +109,7 @@ func TestAttention(t *testing.T) {
 			a.Workers[2].Troubles = []admin.Trouble{{Cause: "failing", Text: "fails 10% of its requests"}}
 		}, []string{"warn failing d2"}, "fails 10% of its requests"},
 		{"mute", func(a *admin.Snapshot) {
+			a.Workers[2].Ranks[0].Feed = admin.Feed{State: "mute", Reason: "tells no KV events"} // not told a second time
 			a.Workers[2].Troubles = []admin.Trouble{{Cause: "mute", Rank: "d2/dp0", Text: "tells no KV events"}}
 		}, []string{"warn mute d2/dp0"}, "tells no KV events"},
 		{"small", func(a *admin.Snapshot) {
