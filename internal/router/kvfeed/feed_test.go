@@ -852,3 +852,23 @@ func TestFeedListens(t *testing.T) {
 		t.Errorf("listeners left: %+v", l)
 	}
 }
+
+// TestFeedOfAnotherRank: batches that claim to be of another rank of the deployment than
+// the socket's are told of once and counted each.
+func TestFeedOfAnotherRank(t *testing.T) {
+	t.Parallel()
+	for start, each := range map[int]uint64{0: 0, 4: 1} {
+		p := newPublisher(t, 54, 1) // of rank 0, as it says
+		f := newFixture(t, nil)
+		if err := f.Add(0, Key{Worker: "w", Start: start}, p.source(false), nil); err != nil {
+			t.Fatal(err)
+		}
+		p.subscribed()
+		p.steps(5)
+		s := f.settled(p)
+		if s.RankDisagree != 5*each || uint64(f.told("feed.rank_disagree")) != each || !s.Trusted {
+			t.Errorf("the worker begins with rank %d: %d batches of another one, %d events, %+v", start, s.RankDisagree, f.told("feed.rank_disagree"), s)
+		}
+		f.equals(p)
+	}
+}
