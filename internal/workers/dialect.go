@@ -1,8 +1,11 @@
 package workers
 
 import (
+	"errors"
+	"fmt"
 	"maps"
 	"slices"
+	"strings"
 )
 
 // RoleLabels are the values of a worker's label "model" that stand for a role,
@@ -125,6 +128,78 @@ func NoEngine(labels map[string]string) string {
 		}
 	}
 	return ""
+}
+
+// ownDomain is that of the labels and annotations that state a setting of their
+// worker in dynctl's own words.
+const ownDomain = "dynctl.io/"
+
+// ownKeys are the settings that can be stated so, by the keys of Spec.Set and two
+// that flags and files state by other means. Not among them are names and addresses,
+// which a source of workers knows better, and files of the router's machine.
+var ownKeys = []string{
+	"attention_chunk", "block_size", "bootstrap", "connector", "dp", "dp_start", "engine", "kv_blocks", "kv_copies", "kv_last_block",
+	"lb", "max_batched_tokens", "max_model_len", "revision", "role", "slice", "transfer_check",
+}
+
+// own are the keys as they are in a label: dynctl.io/kv-last-block.
+func own(key string) string { return ownDomain + strings.ReplaceAll(key, "_", "-") }
+
+// StateOwn sets what labels and annotations of the domain dynctl.io state of the
+// worker, a label before an annotation. What s states already stays, unless over
+// says that it is less particular. The error names every key that is none and every
+// value that cannot be taken.
+func (s *Spec) StateOwn(labels, annotations map[string]string, over bool) error {
+	stated := s.stated()
+	var errs []error
+	for _, in := range []struct {
+		what string
+		told map[string]string
+	}{{"label", labels}, {"annotation", annotations}} {
+		for _, key := range slices.Sorted(maps.Keys(in.told)) {
+			if !strings.HasPrefix(key, ownDomain) {
+				continue
+			}
+			value := in.told[key]
+			from := in.what + " " + key + "=" + value
+			i := slices.IndexFunc(ownKeys, func(k string) bool { return own(k) == key })
+			if i < 0 {
+				var valid []string
+				for _, k := range ownKeys {
+					valid = append(valid, own(k))
+				}
+				errs = append(errs, fmt.Errorf("%s: %w", in.what, UnknownKeyError(key, valid)))
+				continue
+			}
+			field := Field(ownKeys[i])
+			var one Spec // a value that cannot be taken is named although another one counts
+			if err := one.setOwn(ownKeys[i], value); err != nil {
+				errs = append(errs, fmt.Errorf("%s: %w", from, err))
+				continue
+			}
+			if _, twice := labels[key]; in.what == "annotation" && twice || !over && slices.Contains(stated, field) {
+				continue
+			}
+			_ = s.setOwn(ownKeys[i], value) // it was taken above
+			s.setFrom(field, from)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (s *Spec) setOwn(key, value string) error {
+	switch key {
+	case string(FieldRevision):
+		s.Revision = value
+	case string(FieldSlice):
+		s.Slice = value
+	default:
+		return s.Set(key, value)
+	}
+	if value == "" {
+		return fmt.Errorf("%s is empty", key)
+	}
+	return nil
 }
 
 // apply completes what is stated of a worker by what its labels tell, wherever it

@@ -314,20 +314,9 @@ func describe(s *Spec, source string, l *Learned) (*Worker, error) {
 func origins(s *Spec, source string, l *Learned) map[Field]string {
 	from := make(map[Field]string, len(l.From)+len(s.From)+4)
 	maps.Copy(from, l.From)
-	for _, f := range []struct {
-		field  Field
-		stated bool
-	}{
-		{FieldEngine, s.Engine != ""}, {FieldRole, s.Role != ""}, {FieldConnector, s.Connector != ""},
-		{FieldModels, s.Models != nil && l.Models == nil}, {FieldDP, s.DP != 0}, {FieldBlockSize, s.BlockSize != 0},
-		{FieldKVBlocks, s.KVBlocks != 0}, {FieldModelLen, s.MaxModelLen != 0}, {FieldBatched, s.MaxBatchedTokens != 0},
-		{FieldEvents, s.EventsOff || len(s.Events) > 0}, {FieldBootstrap, s.Bootstrap != nil}, {FieldLMCache, s.LMCache != nil},
-		{FieldRevision, s.Revision != ""}, {FieldSlice, s.Slice != ""}, {FieldTransferCheck, s.TransferCheck != ""}, {FieldKVCopies, s.KVCopies != ""},
-		{FieldLB, s.LB != ""}, {FieldDPStart, s.DPStart != 0},
-		{FieldLastBlock, s.LastBlock != ""}, {FieldChunk, s.AttentionChunk != 0},
-	} {
-		if f.stated {
-			from[f.field] = statedBy(source, s.Origin)
+	for _, f := range s.stated() {
+		if f != FieldModels || l.Models == nil {
+			from[f] = statedBy(source, s.Origin)
 		}
 	}
 	maps.Copy(from, s.From)
@@ -335,6 +324,28 @@ func origins(s *Spec, source string, l *Learned) map[Field]string {
 		from[FieldRole] = "default: nobody tells"
 	}
 	return from
+}
+
+// stated are the facts that s states.
+func (s *Spec) stated() []Field {
+	var out []Field
+	for _, f := range []struct {
+		field  Field
+		stated bool
+	}{
+		{FieldEngine, s.Engine != ""}, {FieldRole, s.Role != ""}, {FieldConnector, s.Connector != ""},
+		{FieldModels, s.Models != nil}, {FieldDP, s.DP != 0}, {FieldBlockSize, s.BlockSize != 0},
+		{FieldKVBlocks, s.KVBlocks != 0}, {FieldModelLen, s.MaxModelLen != 0}, {FieldBatched, s.MaxBatchedTokens != 0},
+		{FieldEvents, s.EventsOff || len(s.Events) > 0}, {FieldBootstrap, s.Bootstrap != nil}, {FieldLMCache, s.LMCache != nil},
+		{FieldRevision, s.Revision != ""}, {FieldSlice, s.Slice != ""}, {FieldTransferCheck, s.TransferCheck != ""}, {FieldKVCopies, s.KVCopies != ""},
+		{FieldLB, s.LB != ""}, {FieldDPStart, s.DPStart != 0},
+		{FieldLastBlock, s.LastBlock != ""}, {FieldChunk, s.AttentionChunk != 0},
+	} {
+		if f.stated {
+			out = append(out, f.field)
+		}
+	}
+	return out
 }
 
 // defaultConnector is how KV moves where neither the operator nor the engine

@@ -271,9 +271,13 @@ func (s *Spec) Set(key, value string) error {
 	return nil
 }
 
-// Validate reports every problem of the spec at once. It completes the name.
+// Validate reports every problem of the spec at once. It completes the name, and what
+// labels state in dynctl's own words.
 func (s *Spec) Validate() error {
 	var errs []error
+	if err := s.StateOwn(s.Labels, nil, false); err != nil {
+		errs = append(errs, err)
+	}
 	add := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
 	if s.URL == nil {
 		add("no url")

@@ -4,6 +4,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -246,4 +247,30 @@ func FuzzParseSpec(f *testing.F) {
 			t.Fatalf("parsed but not applicable: %v", err)
 		}
 	})
+}
+
+// TestOwnLabelsStated: labels of dynctl's own state settings of a worker wherever it
+// was stated, but what it states itself goes before.
+func TestOwnLabelsStated(t *testing.T) {
+	got, err := ParseSpec("", "http://a:1,connector=nixl,labels=dynctl.io/connector:nixl-push;dynctl.io/role:decode;dynctl.io/kv-copies:single;dynctl.io/slice:3")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got.Connector != ConnectorNIXL || got.Role != Decode || got.KVCopies != CopiesSingle || got.Slice != "3" {
+		t.Errorf("%+v", got)
+	}
+	if from := got.From[FieldRole]; from != "label dynctl.io/role=decode" || got.From[FieldConnector] != "" {
+		t.Errorf("from %v", got.From)
+	}
+	_, err = ParseSpec("", "http://a:1,labels=dynctl.io/name:x;dynctl.io/lb:inner;dynctl.io/revision:")
+	for _, part := range []string{`unknown key "dynctl.io/name"`, "label dynctl.io/lb=inner: lb: ", "dynctl.io/revision=: revision is empty"} {
+		if err == nil || !strings.Contains(err.Error(), part) {
+			t.Errorf("%v does not say %q", err, part)
+		}
+	}
+	for _, key := range ownKeys {
+		if key != "revision" && key != "slice" && !slices.Contains(specKeys, key) {
+			t.Errorf("%s is no key of a worker", key)
+		}
+	}
 }

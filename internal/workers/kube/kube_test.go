@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -430,6 +431,67 @@ func TestPodChanges(t *testing.T) {
 	a.lines <- change(`"MODIFIED"`, `"ADDED"`, `"engine-0"`, `"engine-1"`, string(line.Object.UID), "another")
 	s.wait(t, "engine-1 decode vllm 127.0.2.1:8000")
 	s.leftOut(t, "life/engine-0")
+}
+
+// TestOwnLabels: a pod states settings of its worker in labels and annotations of
+// dynctl's own, before those of all pods and before other projects' words; one with a
+// key or a value that cannot be taken is left out and the problem named.
+func TestOwnLabels(t *testing.T) {
+	ready := strings.Split(string(recorded(t, "life.jsonl")), "\n")[2]
+	var line struct {
+		Type   string     `json:"type"`
+		Object corev1.Pod `json:"object"`
+	}
+	if err := json.Unmarshal([]byte(ready), &line); err != nil {
+		t.Fatal(err)
+	}
+	own := func(labels, annotations map[string]string) string {
+		next := line
+		next.Object = *line.Object.DeepCopy()
+		next.Object.Annotations = annotations
+		maps.Copy(next.Object.Labels, labels)
+		text, err := json.Marshal(next)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(text)
+	}
+	a := newAPIServer(t)
+	s := start(t, a, Options{Worker: "connector=nixl,kv_copies=single,block_size=32", RevisionLabel: "app"})
+	a.lines <- own(map[string]string{
+		"dynctl.io/role": "prefill", "dynctl.io/connector": "nixl-push", "dynctl.io/lb": "hybrid", "dynctl.io/dp-start": "2", "dynctl.io/dp": "2",
+		"dynctl.io/kv-last-block": "dropped", "dynctl.io/attention-chunk": "8192", "dynctl.io/revision": "b7",
+	}, map[string]string{"dynctl.io/bootstrap": "10.0.0.9:8998", "dynctl.io/role": "decode"})
+	s.wait(t, "engine-0 prefill vllm 127.0.2.1:8000 rev=b7 bootstrap=10.0.0.9:8998")
+	w := s.reg.Snapshot().Workers[0]
+	if w.Connector != workers.ConnectorNIXLPush || w.LB != workers.LBHybrid || w.DPStart != 2 || len(w.Ranks) != 2 ||
+		w.LastBlock != workers.LastBlockDropped || w.AttentionChunk != 8192 || w.KVCopies != workers.CopiesSingle || w.BlockSize != 32 {
+		t.Errorf("the worker is %+v", w)
+	}
+	for field, from := range map[workers.Field]string{
+		workers.FieldRole: "label dynctl.io/role=prefill", workers.FieldConnector: "label dynctl.io/connector=nixl-push",
+		workers.FieldBootstrap: "annotation dynctl.io/bootstrap=10.0.0.9:8998", workers.FieldRevision: "label dynctl.io/revision=b7",
+	} {
+		if w.From[field] != from {
+			t.Errorf("%s is from %q, want %q", field, w.From[field], from)
+		}
+	}
+	a.lines <- own(map[string]string{"dynctl.io/connector": "nixl-psh", "dynctl.io/kv-last-blok": "kept"}, map[string]string{"dynctl.io/dp": "two"})
+	s.wait(t)
+	why := s.leftOut(t, "life/engine-0")[0].Why
+	for _, part := range []string{`label dynctl.io/connector=nixl-psh`, `is none of nixl, nixl-push`, `"dynctl.io/kv-last-blok" (did you mean "dynctl.io/kv-last-block"?)`, `annotation dynctl.io/dp=two`} {
+		if !strings.Contains(why, part) {
+			t.Errorf("left out for %q, which does not say %q", why, part)
+		}
+	}
+	a.lines <- ready
+	s.wait(t, "engine-0 decode vllm 127.0.2.1:8000 rev=engine")
+	// Each by itself can be taken, together they cannot.
+	a.lines <- own(map[string]string{"dynctl.io/lb": "external", "dynctl.io/dp": "2"}, nil)
+	s.wait(t)
+	if why := s.leftOut(t, "life/engine-0")[0].Why; !strings.Contains(why, "lb=external has one rank") {
+		t.Errorf("left out for %q", why)
+	}
 }
 
 // TestWatchRefused: lists that are answered do not say that changes are seen. A service

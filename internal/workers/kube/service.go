@@ -300,6 +300,9 @@ func (r *rules) base(what string, of *metav1.ObjectMeta, labels map[string]strin
 	s.Process = string(of.UID)
 	s.Labels = labels
 	s.From = map[workers.Field]string{}
+	if err := s.StateOwn(labels, of.Annotations, true); err != nil {
+		return s, strings.ReplaceAll(err.Error(), "\n", "; ")
+	}
 	switch {
 	case by.prefill && by.decode:
 		s.Role, s.From[workers.FieldRole] = workers.Either, "both role selectors"
@@ -308,10 +311,10 @@ func (r *rules) base(what string, of *metav1.ObjectMeta, labels map[string]strin
 	case by.decode:
 		s.Role, s.From[workers.FieldRole] = workers.Decode, "the decode selector"
 	}
-	if v := labels[r.revision]; r.revision != "" && v != "" {
+	if v := labels[r.revision]; r.revision != "" && v != "" && s.From[workers.FieldRevision] == "" {
 		s.Revision, s.From[workers.FieldRevision] = v, "label "+r.revision+"="+v
 	}
-	if t, ok := workers.ToldBy(workers.FieldBootstrap, nil, of.Annotations); ok {
+	if t, ok := workers.ToldBy(workers.FieldBootstrap, nil, of.Annotations); ok && s.From[workers.FieldBootstrap] == "" {
 		port, err := parsePort(t.Means)
 		if err != nil {
 			return s, t.From + ": " + err.Error()
