@@ -88,10 +88,15 @@ func usable(shape Shape, groups *kvgroup.Groups, tiers *kvtier.Tiers, overlap in
 	switch {
 	case groups == nil:
 		n := shape.Usable(overlap, p)
-		// Which block of a tier an engine drops, or another pair of tokens spoils, is
-		// not known.
-		if tiers != nil && !shape.Bigram && !shape.Drops {
-			*beyond = tiers.Extend(p.Seq, n, (p.Tokens-1)/p.Block)
+		switch {
+		case tiers == nil || shape.Bigram: // which block another pair of tokens spoils is not known
+		case shape.Drops:
+			// vLLM drops a block behind the device, too, where its drafter has a cache
+			// group of its own; where it has not, this is one too few. The block that is
+			// dropped may be the prompt's last.
+			*beyond = tiers.Extend(p.Seq, n, len(p.Seq), true)
+		default:
+			*beyond = tiers.Extend(p.Seq, n, (p.Tokens-1)/p.Block, false)
 		}
 		return n
 	case shape.Bigram:

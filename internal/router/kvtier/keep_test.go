@@ -62,7 +62,7 @@ func FuzzRead(f *testing.F) {
 		if err != nil || !bytes.Equal(again.Append(nil), first) || again.Blocks() != a.Blocks() {
 			t.Fatalf("read %x, written %x, %v", raw, first, err)
 		}
-		a.Extend([]uint64{11, 12, 13}, 0, 3)
+		a.Extend([]uint64{11, 12, 13}, 0, 3, true)
 		for tier := range tiers {
 			a.ClearTier(tier)
 		}

@@ -239,14 +239,16 @@ func (t *Tiers) Blocks() decision.Tiers {
 // blocks. A block in several tiers counts for the fastest.
 //
 // A block of a tier may be larger than the device's, and begin before from. Engines load
-// nothing that is shorter than one of the largest.
-func (t *Tiers) Extend(seq []uint64, from, limit int) (d decision.Tiers) {
+// nothing that is shorter than one of the largest. With drop, the engine computes the last
+// block of what it finds anew.
+func (t *Tiers) Extend(seq []uint64, from, limit int, drop bool) (d decision.Tiers) {
 	t.RLock()
 	defer t.RUnlock()
 	limit = min(limit, len(seq))
-	n := from
+	n, last := from, from
+	var was decision.Tiers // before the last block
 	for n < limit {
-		next := n
+		next, before := n, d
 		for end := n + 1; end <= min(limit, n+t.widest); end++ {
 			i, ok := t.bySeq[seq[end-1]]
 			if !ok || end-int(t.blocks[i].width) > n {
@@ -264,7 +266,10 @@ func (t *Tiers) Extend(seq []uint64, from, limit int) (d decision.Tiers) {
 		if next == n {
 			break
 		}
-		n = next
+		n, last, was = next, n, before
+	}
+	if drop {
+		n, d = last, was
 	}
 	if n-from < t.widest {
 		return decision.Tiers{}
