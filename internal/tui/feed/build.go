@@ -406,6 +406,7 @@ func rankView(w *admin.Worker, k *admin.Rank, now, was, old *point) Rank {
 		},
 	}
 	v.TTFT, v.ITL, v.OutputRate, v.SlowTimes = Num(value(k.TTFT)), Num(value(k.ITL)), Num(value(k.OutputRate)), Unknown
+	v.SpeedJudged = k.SpeedJudged
 	if k.Slow != nil {
 		v.SlowAt, v.SlowTimes, v.slowAlways = k.Slow.Figure, Num(k.Slow.Times), k.Slow.Always
 	}

@@ -26,6 +26,7 @@ func Fold(ranks []*Rank) Rank {
 			v.Severity, v.Status, v.Reason = k.Severity, k.Status, k.Reason
 		}
 		v.Usable = v.Usable && k.Usable
+		v.SpeedJudged = v.SpeedJudged && k.SpeedJudged
 		found += hits(k)
 		for _, sum := range [][2]*Num{
 			{&v.Running, &k.Running},

@@ -32,6 +32,9 @@ func TestFold(t *testing.T) {
 		t.Errorf("hits beside an idle rank: %v", v.HitShare)
 	}
 	b.HitShare = .75
+	if a.SpeedJudged = true; Fold([]*Rank{a, b}).SpeedJudged || Fold([]*Rank{b, a}).SpeedJudged || !Fold([]*Rank{a, a}).SpeedJudged {
+		t.Error("the worker's speed is judged where that of each rank is")
+	}
 	b.Running, b.KVUsage, b.TTFT, b.PromptRate, b.Capacity, b.Feed.State, b.Feed.Trusted, b.Usable = Unknown, Unknown, Unknown, Unknown, 0, "gap", false, false
 	v = Fold([]*Rank{a, b})
 	if v.Running.Known() || v.KVUsage.Known() || v.TTFT.Known() || v.PromptRate.Known() || v.HitShare.Known() || v.Capacity != 0 || v.Feed.State != "mixed" || v.Feed.Trusted || v.Usable {

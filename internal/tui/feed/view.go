@@ -351,10 +351,12 @@ type Rank struct {
 	ITL        Num `json:"router_itl_ms"`
 	OutputRate Num `json:"router_output_tokens_per_second"`
 	// SlowAt is "ITL" or "TTFT" for a rank that is slow at it, SlowTimes how many
-	// times the median of its peers that is.
-	SlowAt     string `json:"slow_at,omitempty"`
-	SlowTimes  Num    `json:"slow_times"`
-	slowAlways bool   // it was hardly faster before
+	// times the median of its peers that is. SpeedJudged says that enough is known of it
+	// and of its peers to tell; without, nobody can say that it is not slow.
+	SlowAt      string `json:"slow_at,omitempty"`
+	SlowTimes   Num    `json:"slow_times"`
+	SpeedJudged bool   `json:"speed_judged"`
+	slowAlways  bool   // it was hardly faster before
 
 	// The differences, engine minus router.
 	RequestDiff Num `json:"requests_difference"`
