@@ -32,7 +32,7 @@ func TestCostsTellOfTheirChanges(t *testing.T) {
 		for i := range n {
 			at = at.Add(time.Second)
 			tokens := 1000 + 100*(i%7)
-			x := &exchange{r: r, model: "m"}
+			x := &exchange{errand: errand{r: r, model: "m"}}
 			x.d.run.Plan.Path = decide.Remote
 			x.d.run.Plan.Asked = cost.Request{Prefill: cost.Work{Tokens: tokens, Context: tokens}, Transfer: cost.Work{Tokens: tokens}}
 			done := at.Add(prefill * time.Duration(tokens) / 1000)

@@ -80,6 +80,12 @@ type overlaps struct {
 
 // question is everything that the decisions of a request are made from.
 type question struct {
+	asking
+	run decide.Run
+}
+
+// asking is what a question has besides.
+type asking struct {
 	r        *Router
 	settings *effective
 	fleet    *workers.Snapshot
@@ -95,7 +101,6 @@ type question struct {
 	used    int
 
 	asked time.Time // when the index was about to be asked
-	run   decide.Run
 	// The memory in which ids and views stand, and who holds the views' blocks; nil
 	// while it is not held.
 	hashed  *hashed

@@ -27,6 +27,15 @@ import (
 
 // exchange is one client request from its first byte to its last.
 type exchange struct {
+	errand
+	view api.View
+	d    question
+	// legs is the memory of the requests to engines, decode and prefill.
+	legs [2]legScratch
+}
+
+// errand is what an exchange has for one request alone.
+type errand struct {
 	r     *Router
 	w     http.ResponseWriter
 	req   *http.Request
@@ -39,11 +48,8 @@ type exchange struct {
 	salted bool
 	ep     *api.Endpoint
 	body   *api.Body
-	view   api.View
 	// asked is the model in the client's words, model in the engines'.
 	asked, model string
-
-	d question
 
 	// dry asks what would be done, and does nothing.
 	dry      bool
@@ -75,8 +81,6 @@ type exchange struct {
 	// reserved is the place that the decision was given on its decode rank, until the
 	// decode leg takes it over.
 	reserved *ledger.Reservation
-	// legs is the memory of the requests to engines, decode and prefill.
-	legs [2]legScratch
 	// decided says that the next attempt's decision is made, and its place taken.
 	decided bool
 	// cont is for the case that the engine dies in the middle of the stream; nil unless

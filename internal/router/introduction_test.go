@@ -34,7 +34,7 @@ func TestModelsMayStillBeTold(t *testing.T) {
 			t.Fatal(err)
 		}
 		r.started = time.Now().Add(-c.age)
-		x := &exchange{r: r, asked: "other"}
+		x := &exchange{errand: errand{r: r, asked: "other"}}
 		x.d.fleet = r.registry.Snapshot()
 		var e *api.Error
 		if err := x.noModel(); !errors.As(err, &e) || e.Status != c.status || (e.RetryAfter > 0) != (c.status == http.StatusServiceUnavailable) {

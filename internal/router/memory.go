@@ -18,10 +18,14 @@ import (
 // cost no more than what they are. Candidates and rankings are package decide's.
 
 var (
-	exchanges = sync.Pool{New: func() any { return new(exchange) }}
-	heads     = sync.Pool{New: func() any { return new(sse.Head) }}
-	prompts   = sync.Pool{New: func() any { return new(hashed) }}
-	answers   = sync.Pool{New: func() any { return new(holders) }}
+	exchanges = sync.Pool{New: func() any {
+		x := new(exchange)
+		x.d.reset()
+		return x
+	}}
+	heads   = sync.Pool{New: func() any { return new(sse.Head) }}
+	prompts = sync.Pool{New: func() any { return new(hashed) }}
+	answers = sync.Pool{New: func() any { return new(holders) }}
 )
 
 // maxKeep bounds the memory that is kept for later requests, in ids and hashes.
@@ -30,7 +34,6 @@ const maxKeep = 1 << 18
 // acquire makes a request's exchange.
 func (r *Router) acquire(w http.ResponseWriter, req *http.Request) *exchange {
 	x := exchanges.Get().(*exchange)
-	x.d.reset()
 	x.r, x.w, x.req, x.start, x.path = r, w, req, time.Now(), "none"
 	return x
 }
@@ -48,7 +51,7 @@ func (x *exchange) release() {
 	for i := range x.legs {
 		x.legs[i].reset()
 	}
-	*x = exchange{view: x.view, d: x.d, legs: x.legs}
+	x.errand = errand{}
 	exchanges.Put(x)
 }
 
@@ -106,7 +109,7 @@ func releaseHead(h *sse.Head) {
 // reset makes the question empty. It must hold no memory.
 func (d *question) reset() {
 	d.run.Begin(decide.Request{})
-	*d = question{run: d.run}
+	d.asking = asking{}
 }
 
 // release gives all memory back.

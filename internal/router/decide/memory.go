@@ -27,16 +27,17 @@ func (r *Run) acquire() {
 	}
 }
 
-// Release gives the memory back; In and Plan are those of no decision then.
+// Release gives the memory back, if the run has any; In and Plan are those of no
+// decision then.
 func (r *Run) Release() {
 	m := r.memory
-	r.reset()
 	if m == nil {
 		return
 	}
+	r.reset()
 	m.in, m.plan = r.In, r.Plan
-	r.memory, r.In, r.Plan = nil, Input{}, Plan{}
-	r.Plan.reset()
+	r.memory = nil
+	r.reset()
 	m.poison()
 	memories.Put(m)
 }
@@ -66,16 +67,20 @@ func (r *Run) Settled() {
 // reset makes In and Plan those of no decision, and keeps the memory that the run
 // has.
 func (r *Run) reset() {
-	in := &r.In
 	if r.memory == nil {
-		*in, r.chosen = Input{}, [2]disagg.Peer{} // they are no memory
+		r.In, r.Plan, r.chosen = Input{}, noPlan, [2]disagg.Peer{} // they are no memory
+		return
 	}
+	in := &r.In
 	*in = Input{
 		Decode: selector.Input{Candidates: in.Decode.Candidates[:0]}, DecodePeers: in.DecodePeers[:0],
 		Prefill: selector.Input{Candidates: in.Prefill.Candidates[:0]}, PrefillPeers: in.PrefillPeers[:0],
 	}
 	r.Plan.reset()
 }
+
+// noPlan is the plan before any decision.
+var noPlan = func() (p Plan) { p.reset(); return }()
 
 // reset makes the plan one of nothing, and keeps its memory.
 func (p *Plan) reset() {

@@ -112,6 +112,14 @@ type Run struct {
 	// After is what says what follows a failure; a test may put a bug there.
 	After func(*attempt.History, attempt.Settings, []*workers.State) attempt.Next
 
+	progress
+
+	memory *memory        // nil while the run has none
+	chosen [2]disagg.Peer // of a settled plan, decode and prefill
+}
+
+// progress is what a run knows of its request besides.
+type progress struct {
 	// The settings and workers of the newest decision.
 	settings *Settings
 	workers  []*workers.Worker
@@ -120,16 +128,13 @@ type Run struct {
 	gaveUp attempt.Reason
 	// asked is the path that was asked for before remote prefill was given up.
 	asked disagg.Force
-
-	memory *memory        // nil while the run has none
-	chosen [2]disagg.Peer // of a settled plan, decode and prefill
 }
 
 // Begin begins another request.
 func (r *Run) Begin(q Request) {
 	r.History.Reset()
 	r.reset()
-	*r = Run{Request: q, In: r.In, Plan: r.Plan, memory: r.memory, History: r.History, After: r.After}
+	r.Request, r.Attempt, r.progress, r.chosen = q, 0, progress{}, [2]disagg.Peer{}
 }
 
 // Decide makes the plan of the next attempt from the workers that serve the

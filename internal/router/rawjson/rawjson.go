@@ -80,10 +80,23 @@ func (w *Walker) Key() []byte {
 	return k
 }
 
+// short is how long a string is that is read byte by byte.
+const short = 16
+
 // text passes over a string and returns what is between its quotes; nil if it is
 // not closed.
 func (w *Walker) text() []byte {
 	start := w.i + 1
+	// Most are short: a look at each byte costs less than a search that is called.
+	for k, c := range w.b[start:min(start+short, len(w.b))] {
+		if c == '\\' {
+			break
+		}
+		if c == '"' {
+			w.i = start + k + 1
+			return w.b[start : start+k : start+k]
+		}
+	}
 	for k := start; k < len(w.b); {
 		q := bytes.IndexByte(w.b[k:], '"')
 		if q < 0 {

@@ -138,19 +138,22 @@ func (p *payload) choices(w *rawjson.Walker) {
 	}
 	for more := w.Open('['); more; more = w.Next() {
 		for inside := w.Open('{'); inside; inside = w.Next() {
-			switch k, v := w.Key(), w.Value(); string(k) {
+			switch string(w.Key()) {
 			case "delta", "message":
-				p.delta(v)
+				p.delta(w)
 			case "text":
 				// Completions have no chunk without a token; a token's text may
 				// be empty, when it is a part of a character.
+				w.Value()
 				p.token = true
 			case "token_ids":
-				if filled(v) {
+				if filled(w.Value()) {
 					p.token = true
 				}
 			case "finish_reason":
-				p.stop(v)
+				p.stop(w.Value())
+			default:
+				w.Value()
 			}
 		}
 		w.Close('}')
@@ -158,16 +161,23 @@ func (p *payload) choices(w *rawjson.Walker) {
 	w.Close(']')
 }
 
-func (p *payload) delta(v []byte) {
-	w := rawjson.Walk(v)
+// delta reads what a choice says, or what is new of it.
+func (p *payload) delta(w *rawjson.Walker) {
+	if !w.At('{') {
+		w.Value()
+		return
+	}
 	for more := w.Open('{'); more; more = w.Next() {
-		switch k, v := w.Key(), w.Value(); string(k) {
+		switch string(w.Key()) {
 		case "content", "reasoning_content", "reasoning", "tool_calls", "refusal", "function_call", "audio":
-			if filled(v) {
+			if filled(w.Value()) {
 				p.token = true
 			}
+		default:
+			w.Value()
 		}
 	}
+	w.Close('}')
 }
 
 // stop reads a finish reason: a string, or in SGLang's native answer an object
