@@ -137,9 +137,9 @@ func (d *question) view(blockSize int) *hashes {
 	return h
 }
 
-// hash names the prompt's blocks at every block size of the candidates.
-func (r *Router) hash(d *question, v *api.View) {
-	start := time.Now()
+// hash names the prompt's blocks at every block size of the candidates. It is timed
+// from start on.
+func (r *Router) hash(d *question, v *api.View, start time.Time) {
 	key := blockhash.Key{LoRA: d.lora, Salt: v.CacheSalt}
 	d.acquireHashes()
 	d.used = 0
@@ -165,8 +165,8 @@ func (r *Router) hash(d *question, v *api.View) {
 	d.took.hash = time.Since(start)
 }
 
-// ask finds who holds the prompt's blocks.
-func (r *Router) ask(d *question) {
+// ask finds who holds the prompt's blocks, and says when it was done.
+func (r *Router) ask(d *question) (now time.Time) {
 	d.asked = time.Now()
 	for i := range d.views[:d.used] {
 		locals, o := d.views[i].locals, &d.holders.views[i]
@@ -175,7 +175,9 @@ func (r *Router) ask(d *question) {
 		}
 		r.guesses.Overlap(locals, &o.guess)
 	}
-	d.took.overlap += time.Since(d.asked)
+	now = time.Now()
+	d.took.overlap += now.Sub(d.asked)
+	return now
 }
 
 // decide asks the index and decides. It may be called again after ranks were
@@ -187,8 +189,7 @@ func (r *Router) choose(d *question) decide.Effects {
 	d.r = r
 	d.acquireHolders()
 	defer d.releaseHolders()
-	r.ask(d)
-	start := time.Now()
+	start := r.ask(d)
 	unit := math.MaxInt
 	for i := range d.views[:d.used] {
 		unit = min(unit, d.views[i].blockSize)

@@ -127,7 +127,7 @@ func benchDecision(b *testing.B, kind string, ranks int) {
 		d.list = d.fleet.Model("bench")
 		d.prompt = prompt.Prompt{IDs: ids, ISL: len(ids), Source: disagg.FromIDs}
 		d.run.Request.Facts = disagg.Facts{Kind: api.Completion, Splittable: true, ISL: len(ids), Source: disagg.FromIDs, N: 1, Prompts: 1, MaxTokens: 16, TokenIDs: ids}
-		r.hash(&d, &v)
+		r.hash(&d, &v, time.Now())
 		r.decide(&d)
 	}
 	one()

@@ -103,7 +103,7 @@ func (x *exchange) look() {
 	if x.view.LoRA == "" {
 		d.lora = loraOf(x.model, d.list)
 	}
-	x.r.hash(d, &x.view) // there may be other block sizes
+	x.r.hash(d, &x.view, time.Now()) // there may be other block sizes
 }
 
 // again asks whether another attempt may follow one that has failed, and

@@ -103,7 +103,7 @@ func (r *Router) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	}
 	switch req.URL.Path {
 	case "/health", "/healthz", "/readyz":
-		api.BoundAnswer(w, limits.Write)
+		api.BoundAnswer(w, time.Now().Add(limits.Write))
 		r.probe(w, req)
 		return
 	}
@@ -152,9 +152,8 @@ func (x *exchange) boundAnswer(d time.Duration) {
 	if x.writeBy.Sub(now) >= d {
 		return
 	}
-	d += d / 4
-	x.writeBy = now.Add(d)
-	api.BoundAnswer(x.w, d)
+	x.writeBy = now.Add(d + d/4)
+	api.BoundAnswer(x.w, x.writeBy)
 }
 
 // probe answers /healthz (the process lives) and /health and /readyz (requests
@@ -462,11 +461,12 @@ func (x *exchange) findPrompt() {
 			d.prompt = prompt.Prompt{ISL: v.EstimateTokens(), Source: disagg.FromEstimate}
 		}
 	}
-	d.took.tokenize = time.Since(now)
+	found := time.Now()
+	d.took.tokenize = found.Sub(now)
 	if !x.dry {
 		r.metrics.Tokenized(string(d.prompt.Source))
 	}
-	r.hash(d, v)
+	r.hash(d, v, found)
 	f := &d.run.Request.Facts
 	*f = disagg.Facts{
 		Kind: x.ep.Kind, Splittable: x.ep.Splittable && x.ep.Body == api.JSONBody,

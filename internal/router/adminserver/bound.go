@@ -29,9 +29,8 @@ func (b *boundWriter) bound() {
 	if b.by.Sub(now) >= b.time {
 		return
 	}
-	d := b.time + b.time/4
-	b.by = now.Add(d)
-	api.BoundAnswer(b.ResponseWriter, d)
+	b.by = now.Add(b.time + b.time/4)
+	api.BoundAnswer(b.ResponseWriter, b.by)
 }
 
 // Write implements http.ResponseWriter.

@@ -37,10 +37,9 @@ func setReadDeadline(w http.ResponseWriter, at time.Time) {
 	_ = http.NewResponseController(w).SetReadDeadline(at)
 }
 
-// BoundAnswer bounds how long what is written from now on may wait for a client
-// that does not read, until net/http has sent the last of the answer.
-func BoundAnswer(w http.ResponseWriter, d time.Duration) {
-	at := time.Now().Add(d)
+// BoundAnswer bounds until when what is written from now on may wait for a client
+// that does not read, and net/http for the last of the answer to be sent.
+func BoundAnswer(w http.ResponseWriter, at time.Time) {
 	if s, ok := w.(interface{ SetWriteDeadline(time.Time) error }); ok {
 		_ = s.SetWriteDeadline(at)
 		return

@@ -320,8 +320,9 @@ func (c *Client) Do(ctx context.Context, leg *Leg) (*Response, error) {
 	}
 	for fresh := false; ; fresh = true {
 		var cn *conn
+		began := time.Now()
 		if !fresh {
-			cn = p.take(time.Now(), c.opt.IdleConn, c.opt.SendTimeout)
+			cn = p.take(began, c.opt.IdleConn, c.opt.SendTimeout)
 		}
 		reused := cn != nil
 		if !reused {
@@ -332,8 +333,8 @@ func (c *Client) Do(ctx context.Context, leg *Leg) (*Response, error) {
 				}
 				return nil, f
 			}
+			began = time.Now()
 		}
-		began := time.Now()
 		r, f := c.exchange(ctx, p, cn, leg, head)
 		if f == nil {
 			return r, nil
