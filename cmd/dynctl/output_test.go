@@ -60,7 +60,7 @@ func TestListWorkers(t *testing.T) {
 	three, half := 3, 0.5
 	l := &admin.WorkerList{Schema: admin.Schema, Workers: []admin.Worker{
 		{Name: "d0", Role: "decode", Engine: "vllm", Health: "healthy", Models: []string{"a", "b|c"}, URL: "http://h:1", BlockSizeTokens: 16, Revision: "pair/5d1c", Slice: "1", From: map[string]string{"role": "label a=b", "dp": "default"}, Ranks: []admin.Rank{
-			{Label: "d0/dp0", ActiveRequests: 2, PrefillTokens: 30, DecodeBlocks: 4, IndexBlocks: 5, Moves: &admin.Moves{Away: 3, Onto: 12, Waiting: 7}, Feed: admin.Feed{State: "live", Replay: new("")}, TTFT: new(210.), ITL: new(14.1), OutputRate: new(320.), Slow: &admin.Slow{Figure: "ITL", Times: 9.2}, Engine: &admin.EngineLoad{Running: &three, KVUsage: &half}},
+			{Label: "d0/dp0", ActiveRequests: 2, PrefillTokens: 30, DecodeBlocks: 4, IndexBlocks: 5, Moves: &admin.Moves{Away: 3, Onto: 12, Waiting: new(7)}, Feed: admin.Feed{State: "live", Replay: new("")}, TTFT: new(210.), ITL: new(14.1), OutputRate: new(320.), Slow: &admin.Slow{Figure: "ITL", Times: 9.2}, Engine: &admin.EngineLoad{Running: &three, KVUsage: &half}},
 			{Label: "d0/dp1", Feed: admin.Feed{State: "none"}},
 		}},
 		{Name: "p0", Role: "prefill", Draining: true, Ranks: []admin.Rank{{Label: "p0/dp0", Feed: admin.Feed{State: "gap", Replay: new("tcp://p0:5657")}}, {Label: "p0/dp1", Feed: admin.Feed{State: "gap"}}}},

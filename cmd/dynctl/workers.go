@@ -91,7 +91,10 @@ func listWorkers(out io.Writer, format string, l *admin.WorkerList) error {
 				}
 				away, onto, moving := "-", "-", "-"
 				if m := r.Moves; m != nil {
-					away, onto, moving = fmt.Sprint(m.Away), fmt.Sprint(m.Onto), fmt.Sprint(m.Waiting)
+					away, onto = fmt.Sprint(m.Away), fmt.Sprint(m.Onto)
+					if m.Waiting != nil {
+						moving = fmt.Sprint(*m.Waiting)
+					}
 				}
 				row = append(row, running, waiting, used, fmt.Sprint(w.BlockSizeTokens), orDash(w.Connector), orDash(strings.Join(w.Models, ",")), w.URL, orDash(why), orDash(revision(w)), orDash(origins(w)), away, onto, moving)
 			}

@@ -37,6 +37,9 @@ type stage struct {
 	replay *admin.Replay
 	// caches adds cache groups and tiers.
 	caches bool
+	// moves is "some" for streams that went on elsewhere, "untold" for a router that does
+	// not know of them.
+	moves string
 }
 
 func ptr[T any](v T) *T { return &v }
@@ -72,7 +75,7 @@ func (g stage) snapshot(s int) *admin.Snapshot {
 			n := i*g.dp + dp
 			k := admin.Rank{
 				Label: fmt.Sprintf("%s/dp%d", name, dp), Worker: name, DP: dp, Slot: uint32(n), Role: role, Health: "healthy", Usable: true,
-				ActiveRequests: 12 + n%5, PrefillTokens: int64(200 * (n % 3)), DecodeBlocks: int64(8000 + 97*n), Requests: 500 + 5*u, IndexBlocks: int64(13204 + 11*n), CapacityBlock: 14570,
+				ActiveRequests: 12 + n%5, PrefillTokens: int64(200 * (n % 3)), DecodeBlocks: int64(8000 + 97*n), Requests: 500 + 5*u, IndexBlocks: int64(13204 + 11*n), CapacityBlock: 14570, Moves: &admin.Moves{Waiting: new(0)},
 				Feed:   admin.Feed{State: "live", Trusted: true, Since: start.Add(-time.Hour), Endpoint: "tcp://10.0.4.11:5557", LastSeq: new(88_120_441 + 8*u), LastAt: now.Add(-9 * time.Millisecond), Batches: 1000 + 8*u, Events: 2000 + 80*u, Blocks: 4000 + 300*u},
 				Engine: &admin.EngineLoad{Running: ptr(11 + n%5), Waiting: ptr(0), KVUsage: ptr(.5 + .01*float64((n*7+s)%13)), PrefixQueries: ptr(1e6 + 10_000*float64(s)), PrefixHits: ptr(6e5 + 6_400*float64(s)), ExternalHits: ptr(0.), At: now.Add(-300 * time.Millisecond)},
 			}
@@ -83,6 +86,12 @@ func (g stage) snapshot(s int) *admin.Snapshot {
 			k.ITL, k.TTFT, k.OutputRate = ptr(13.5+float64(n%4)), ptr(180+float64(10*n)), ptr(900-float64(20*n))
 			if role == "prefill" {
 				k.ITL, k.OutputRate = nil, ptr(5.)
+			}
+			switch {
+			case g.moves == "untold":
+				k.Moves = nil
+			case g.moves == "some" && role == "decode":
+				k.Moves = &admin.Moves{Away: uint64(200 * (n % 2)), Onto: uint64(70 * ((n + 1) % 2)), Waiting: ptr(7 * ((n + 1) % 2))}
 			}
 			if g.quiet {
 				k.ITL, k.TTFT, k.OutputRate = nil, nil, nil

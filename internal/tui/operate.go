@@ -9,6 +9,7 @@ import (
 
 	"github.com/dynctl/dynctl/internal/router/admin"
 	"github.com/dynctl/dynctl/internal/tui/feed"
+	"github.com/dynctl/dynctl/internal/tui/page"
 	"github.com/dynctl/dynctl/internal/tui/widget"
 )
 
@@ -133,6 +134,9 @@ func describeLines(r *feed.Router, name string) (out []string) {
 		add("  index    %d blocks of %s, events %s for %s%s, %s/s, %d gaps, %d lost, %d restarts", k.IndexBlocks, widget.Count(known(int(k.IndexRoom))), k.Feed.State, widget.Seconds(k.Feed.SinceSeconds.F()), because(k.Feed.Reason), widget.Rate(k.Feed.EventRate.F()), k.Feed.Gaps, k.Feed.Lost, k.Feed.Restarts)
 		if caches := k.Feed.Caches(); caches != "" {
 			add("  caches   %s", caches)
+		}
+		if moved := page.Moved(k); moved != "" {
+			add("  %s", moved)
 		}
 	}
 	return out

@@ -64,6 +64,7 @@ type Stage struct {
 	times    *traffic.Traffic // its windows are those of the recorded outcomes
 	turned   time.Duration    // when the windows were turned
 	block    int              // tokens of the router's blocks, as far as the records have told
+	outcomes bool             // some were recorded
 	prefill  selector.Policy
 	decode   selector.Policy
 	thresh   int
@@ -86,6 +87,8 @@ type stageRank struct {
 	lastSeq   uint64
 	lastAt    time.Duration
 	clears    uint64
+	away      uint64 // streams that went on elsewhere
+	onto      uint64 // rests that it was asked for
 	reason    string
 }
 
@@ -114,7 +117,7 @@ func (s *Stage) rewind() error {
 		s.start = time.Unix(0, 0).UTC()
 	}
 	s.ended, s.err, s.played, s.now, s.pending, s.traffic = false, nil, 0, 0, nil, admin.Traffic{}
-	s.times, s.turned = new(traffic.Traffic), 0
+	s.times, s.turned, s.outcomes = new(traffic.Traffic), 0, false
 	s.block, s.prefill, s.decode, s.thresh, s.on = o.BlockSize, "", "", 0, ""
 	// Of one epoch, so that a cursor means the same after going back.
 	s.receipts, s.running = receipt.NewRing(receipt.Options{Capacity: stageReceipts, Epoch: 1}), map[string]receipt.Live{}
@@ -459,6 +462,8 @@ func (s *Stage) outcome(o *trace.Outcome) {
 		r.Notes = append(r.Notes, o.Notes...)
 	})
 	delete(s.running, o.ID)
+	s.outcomes = true
+	s.moves(o)
 	t, out := &s.traffic, &o.Result
 	switch {
 	case out.Cancelled:
@@ -481,5 +486,29 @@ func (s *Stage) outcome(o *trace.Outcome) {
 	}
 	if out.E2EMS >= 0 {
 		s.times.E2E.Add(time.Duration(out.E2EMS * float64(time.Millisecond)))
+	}
+}
+
+// moves counts where a stream went on elsewhere, by the rank whose leg broke off and those
+// that were asked for the rest.
+func (s *Stage) moves(o *trace.Outcome) {
+	if len(o.Continued) == 0 {
+		return
+	}
+	for _, c := range o.Continued {
+		var from *stageRank
+		for i := range o.Legs {
+			if l := &o.Legs[i]; l.Kind == string(selector.Decode) && l.Worker == c.From && l.DispatchMS <= c.AtMS {
+				from = s.ranks[l.Rank]
+			}
+		}
+		if from != nil {
+			from.away++
+		}
+	}
+	for i := range o.Legs {
+		if l := &o.Legs[i]; l.Kind == string(selector.Decode) && l.DispatchMS >= o.Continued[0].AtMS && s.ranks[l.Rank] != nil {
+			s.ranks[l.Rank].onto++
+		}
 	}
 }

@@ -196,6 +196,55 @@ func TestStageTellsCaches(t *testing.T) {
 	}
 }
 
+// TestStageTellsMoves: where streams of a recording went on elsewhere is told by rank, as a
+// running router tells it, once outcomes have said so; who waits is not known.
+func TestStageTellsMoves(t *testing.T) {
+	rec := newRecording(t)
+	rec.decide(rec.prompt())
+	legs := make([]receipt.Leg, 5)
+	for i, at := range []float64{1, 20, 21, 40, 41} {
+		legs[i] = receipt.NewLeg("decode", "w-0", rankName(0), 1+i)
+		if i > 0 {
+			legs[i].Worker, legs[i].Rank = "w-1", rankName(1)
+		}
+		legs[i].DispatchMS = at
+	}
+	legs[3].Worker, legs[3].Rank, legs[3].Kind = "w-2", rankName(2), "prefill"
+	legs[4].Worker, legs[4].Rank = "w-0", rankName(0)
+	rec.add(trace.Record{Kind: trace.KindOutcome, Outcome: &trace.Outcome{
+		ID: rec.recs[len(rec.recs)-1].Decision.ID, Stream: true, Result: receipt.Outcome{Status: 200}, Legs: legs,
+		Continued: []receipt.Continuation{{AtMS: 10, From: "w-0", Reason: "reset", Tokens: 3}, {AtMS: 30, From: "w-1", Reason: "reset", Tokens: 5}},
+	}})
+	raw := rec.file()
+	stage, err := NewStage(func() (*trace.Reader, error) { return trace.NewReader(bytes.NewReader(raw), "t", trace.Options{}) }, PlayerOptions{}, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stage.Close()
+	told := func(steps int) map[string]admin.Moves {
+		t.Helper()
+		if err := stage.Control("step", steps); err != nil {
+			t.Fatal(err)
+		}
+		out := map[string]admin.Moves{}
+		for _, w := range stage.Workers().Workers {
+			if m := w.Ranks[0].Moves; m != nil {
+				out[w.Name] = *m
+			}
+		}
+		return out
+	}
+	if got := told(len(rec.recs) - 1); len(got) != 0 {
+		t.Errorf("before any outcome: %+v", got)
+	}
+	got := told(1)
+	for name, want := range map[string]admin.Moves{"w-0": {Away: 1, Onto: 1}, "w-1": {Away: 1, Onto: 2}, "w-2": {}} {
+		if m, ok := got[name]; !ok || m != want {
+			t.Errorf("%s: %+v, want %+v", name, m, want)
+		}
+	}
+}
+
 // TestStageOfRetries: a request that was decided twice is one receipt, with the
 // earlier decision, and what its outcome tells.
 func TestStageOfRetries(t *testing.T) {

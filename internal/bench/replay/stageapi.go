@@ -183,6 +183,9 @@ func (s *Stage) workers() []admin.Worker {
 			ActiveRequests: k.c.ActiveRequests, PrefillTokens: int64(k.c.PrefillTokens), DecodeBlocks: int64(k.c.DecodeBlocks), Requests: k.requests, CapacityBlock: int64(k.c.KVBlocks),
 			Feed: admin.Feed{State: "none"},
 		}
+		if s.outcomes {
+			r.Moves = &admin.Moves{Away: k.away, Onto: k.onto}
+		}
 		if k.c.HasLoad {
 			c := k.c // the answer outlives the lock
 			r.Engine = &admin.EngineLoad{Running: &c.Running, Waiting: &c.Waiting, At: s.at()}

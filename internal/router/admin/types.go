@@ -409,11 +409,11 @@ type Rank struct {
 
 // Moves are streams that went on elsewhere, since the rank joined: those that it had,
 // and rests that were asked of its engine as decode legs, each attempt counted. Waiting
-// are those that wait now for a place on it.
+// are those that wait now for a place on it; null in a recording, which does not tell.
 type Moves struct {
 	Away    uint64 `json:"away_total"`
 	Onto    uint64 `json:"onto_total"`
-	Waiting int    `json:"waiting"`
+	Waiting *int   `json:"waiting"`
 }
 
 // Slow says at what a rank is slow, and how much: its median over the median of

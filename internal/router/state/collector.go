@@ -90,7 +90,7 @@ var rankMetrics = []metric[*admin.Rank]{
 	{desc("rank_active_requests", "The router's own count of requests on the rank.", rankLabels...), gauge, func(k *admin.Rank) float64 { return float64(k.ActiveRequests) }},
 	{desc("rank_prefill_tokens", "Uncached prompt tokens on the rank without a first token yet.", rankLabels...), gauge, func(k *admin.Rank) float64 { return float64(k.PrefillTokens) }},
 	{desc("rank_decode_blocks", "KV blocks that the rank's requests hold, by the router's account.", rankLabels...), gauge, func(k *admin.Rank) float64 { return float64(k.DecodeBlocks) }},
-	{desc("rank_streams_waiting_to_move", "Streams whose engine broke off and whose rest waits for a place on the rank (continue.at_once).", rankLabels...), gauge, func(k *admin.Rank) float64 { return float64(k.Moves.Waiting) }},
+	{desc("rank_streams_waiting_to_move", "Streams whose engine broke off and whose rest waits for a place on the rank (continue.at_once).", rankLabels...), gauge, func(k *admin.Rank) float64 { return float64(*k.Moves.Waiting) }},
 	{desc("rank_index_blocks", "Blocks that the index says the rank holds.", rankLabels...), gauge, func(k *admin.Rank) float64 { return float64(k.IndexBlocks) }},
 	{desc("rank_ttft_seconds", "Median time to the first token of the rank's legs in the last seconds, as the router measured it.", rankLabels...), gauge, func(k *admin.Rank) float64 { return seconds(k.TTFT) }},
 	{desc("rank_itl_seconds", "Median time between tokens of the rank in the last seconds, as the router measured it.", rankLabels...), gauge, func(k *admin.Rank) float64 { return seconds(k.ITL) }},

@@ -16,6 +16,7 @@ func TestFold(t *testing.T) {
 	}
 	a, b := rank(0), rank(1)
 	b.Severity, b.Status, b.Reason = Warn, "SLOW", "ITL"
+	a.Moves, b.Moves = Moves{Away: 7, Onto: 1}, Moves{Away: 2, Onto: 3}
 	b.SlowAt, b.SlowTimes, b.KVUsage, b.HitShare, b.PromptRate, b.ITL, b.Feed.SinceSeconds = "ITL", 4, .9, .75, 300, 50, 2
 	v := Fold([]*Rank{a, b})
 	if v.Label != "d" || v.Folded != 2 || v.Status != "SLOW" || v.Severity != Warn || v.Reason != "ITL" || v.SlowAt != "ITL" || v.SlowTimes != 4 {
@@ -24,6 +25,9 @@ func TestFold(t *testing.T) {
 	if v.Running != 6 || v.Waiting != 2 || v.PromptRate != 400 || v.OutputRate != 14 || v.Active != 8 || v.IndexBlocks != 20 || v.Capacity != 200 || v.IndexRoom != 300 || v.Feed.EventRate != 4 || v.Feed.Gaps != 2 {
 		t.Errorf("sums %+v", v)
 	}
+	if (v.Moves != Moves{Away: 9, Onto: 4}) {
+		t.Errorf("streams that moved: %+v", v.Moves)
+	}
 	if v.KVUsage != .9 || v.ITL != 50 || v.TTFT != 20 || v.Feed.SinceSeconds != 2 || math.Abs(v.HitShare.F()-.625) > 1e-9 || v.Feed.State != "live" || !v.Feed.Trusted {
 		t.Errorf("the rest %+v", v)
 	}
@@ -31,13 +35,13 @@ func TestFold(t *testing.T) {
 	if v = Fold([]*Rank{a, b}); v.HitShare != .25 || Fold([]*Rank{b, a}).HitShare != .25 {
 		t.Errorf("hits beside an idle rank: %v", v.HitShare)
 	}
-	b.HitShare = .75
+	b.HitShare, b.Moves.Away = .75, Unknown
 	if a.SpeedJudged = true; Fold([]*Rank{a, b}).SpeedJudged || Fold([]*Rank{b, a}).SpeedJudged || !Fold([]*Rank{a, a}).SpeedJudged {
 		t.Error("the worker's speed is judged where that of each rank is")
 	}
 	b.Running, b.KVUsage, b.TTFT, b.PromptRate, b.Capacity, b.Feed.State, b.Feed.Trusted, b.Usable = Unknown, Unknown, Unknown, Unknown, 0, "gap", false, false
 	v = Fold([]*Rank{a, b})
-	if v.Running.Known() || v.KVUsage.Known() || v.TTFT.Known() || v.PromptRate.Known() || v.HitShare.Known() || v.Capacity != 0 || v.Feed.State != "mixed" || v.Feed.Trusted || v.Usable {
+	if v.Running.Known() || v.KVUsage.Known() || v.TTFT.Known() || v.PromptRate.Known() || v.HitShare.Known() || v.Moves.Away.Known() || v.Moves.None() || v.Capacity != 0 || v.Feed.State != "mixed" || v.Feed.Trusted || v.Usable {
 		t.Errorf("what is not known of one is told of all: %+v", v)
 	}
 	if a.Running != 3 || a.Label != "d/dp" {

@@ -346,6 +346,9 @@ type Rank struct {
 	// IndexRoom is the most that IndexBlocks can truly be, 0 when unknown.
 	IndexRoom int64 `json:"index_room_blocks"`
 
+	// Moves are the streams that went on elsewhere.
+	Moves Moves `json:"moves"`
+
 	// How fast it answers, as the router measured it in the last seconds.
 	TTFT       Num `json:"router_ttft_ms"`
 	ITL        Num `json:"router_itl_ms"`
@@ -372,6 +375,17 @@ type Rank struct {
 	Folded int `json:"-"`
 	Of     int `json:"-"`
 }
+
+// Moves are streams that went on elsewhere: those that a rank had, rests that it was asked
+// for (each attempt), and those that wait now for a place on it.
+type Moves struct {
+	Away    Num `json:"away_total"`
+	Onto    Num `json:"onto_total"`
+	Waiting Num `json:"waiting"`
+}
+
+// None says that a rank is known to have had none of them.
+func (m *Moves) None() bool { return m.Away == 0 && m.Onto == 0 && !(m.Waiting > 0) }
 
 // Feed is the state of a rank's KV events.
 type Feed struct {

@@ -71,8 +71,9 @@ type column struct {
 	left  bool
 	wide  bool // only shown in the wide form or with room
 	brief bool // not shown in the wide form without room
-	// tier is what a column shows that stands there only if some rank has any of it.
-	tier func(t *decision.Tiers) uint32
+	// has reports whether a rank has any of what the column shows; one that none has is
+	// left out, where this is not nil.
+	has  func(k *feed.Rank) bool
 	cell func(p *widget.Painter, k *feed.Rank, w int)
 }
 
@@ -97,12 +98,29 @@ func speed(name string, of func(k *feed.Rank) feed.Num) func(*widget.Painter, *f
 
 // tierColumn is the column of a rank's blocks in a tier outside the device.
 func tierColumn(title string, of func(t *decision.Tiers) uint32) column {
-	return column{title: title, w: 6, tier: of, cell: figure(func(k *feed.Rank) string {
+	return column{title: title, w: 6, has: func(k *feed.Rank) bool { return of(&k.Feed.Tiers) > 0 }, cell: figure(func(k *feed.Rank) string {
 		if !k.Feed.TiersTold {
 			return widget.Unknown
 		}
 		return widget.Count(float64(of(&k.Feed.Tiers)))
 	})}
+}
+
+// moveColumn is the column of streams that went on elsewhere.
+func moveColumn(title string, of func(m *feed.Moves) feed.Num) column {
+	return column{
+		title: title, w: len(title), wide: true, has: func(k *feed.Rank) bool { return !k.Moves.None() },
+		cell: figure(func(k *feed.Rank) string { return widget.Count(of(&k.Moves).F()) }),
+	}
+}
+
+// Moved tells in one line which streams of a rank went on elsewhere, "" for none.
+func Moved(k *feed.Rank) string {
+	m := &k.Moves
+	if m.None() {
+		return ""
+	}
+	return fmt.Sprintf("streams: moved away %s, moved here %s, wait to move %s", widget.Count(m.Away.F()), widget.Count(m.Onto.F()), widget.Count(m.Waiting.F()))
 }
 
 // columns in the order of their importance; the name comes before them all.
@@ -144,6 +162,9 @@ var columns = []column{
 		}
 		p.Cell(st, k.Feed.State, w)
 	}},
+	moveColumn("MOVED AWAY", func(m *feed.Moves) feed.Num { return m.Away }),
+	moveColumn("MOVED HERE", func(m *feed.Moves) feed.Num { return m.Onto }),
+	moveColumn("WAIT TO MOVE", func(m *feed.Moves) feed.Num { return m.Waiting }),
 	{title: "EVAGE", w: 6, wide: true, cell: figure(func(k *feed.Rank) string { return widget.Seconds(k.Feed.AgeSeconds.F()) })},
 	{title: "DECBLK", w: 6, wide: true, cell: figure(func(k *feed.Rank) string { return widget.Count(float64(k.DecodeBlocks)) })},
 	{title: "CAPACITY", w: 8, wide: true, cell: figure(func(k *feed.Rank) string { return widget.Count(known(k.Capacity)) })},
@@ -443,10 +464,8 @@ func (t *RankTable) Draw(r *feed.Router, p *widget.Painter, h int) {
 		return
 	}
 	width := 11
-	var tiers decision.Tiers
 	for _, k := range rows {
 		width = max(width, widget.Width(name(k)))
-		tiers = tiers.Or(k.Feed.Tiers)
 	}
 	width = min(width, max(14, p.W/4))
 	role := 1
@@ -460,7 +479,7 @@ func (t *RankTable) Draw(r *feed.Router, p *widget.Painter, h int) {
 		if t.wide && c.brief && p.W < 160 {
 			continue // it gives way to more figures
 		}
-		if c.tier != nil && c.tier(&tiers) == 0 {
+		if c.has != nil && !slices.ContainsFunc(rows, c.has) {
 			continue
 		}
 		if room < c.w+1 || c.wide && !t.wide && p.W < 160 {

@@ -106,8 +106,13 @@ func (w *Workers) Draw(c *Ctx, p *widget.Painter) {
 	if c.H < 30 {
 		detail = 13
 	}
-	if slices.ContainsFunc(c.R.Ranks, func(k feed.Rank) bool { return k.Feed.Caches() != "" }) {
-		detail++
+	for _, told := range []func(k feed.Rank) bool{
+		func(k feed.Rank) bool { return k.Feed.Caches() != "" },
+		func(k feed.Rank) bool { return !k.Moves.None() },
+	} {
+		if slices.ContainsFunc(c.R.Ranks, told) {
+			detail++
+		}
 	}
 	h := max(5, min(rows, c.H-detail))
 	w.table.Draw(c.R, p, h)
@@ -142,8 +147,8 @@ func (w *Workers) Draw(c *Ctx, p *widget.Painter) {
 	}
 }
 
-// describe tells the worker's facts in two lines, and in a third one what caches the rank
-// has beside that of its device, if any.
+// describe tells the worker's facts in two lines, and if there are any, in one line each
+// what caches the rank has beside that of its device, and its streams that went on elsewhere.
 func (w *Workers) describe(c *Ctx, p *widget.Painter, k *feed.Rank) {
 	for i := range c.R.WorkerList {
 		o := &c.R.WorkerList[i]
@@ -171,8 +176,10 @@ func (w *Workers) describe(c *Ctx, p *widget.Painter, k *feed.Rank) {
 	p.Put(theme.Plain, fmt.Sprintf("  events %s for %s, %s/s, gaps %d, replayed %d, lost %d, seq %s", orDash(k.Feed.State), widget.Seconds(k.Feed.SinceSeconds.F()),
 		widget.Rate(k.Feed.EventRate.F()), k.Feed.Gaps, k.Feed.Replayed, k.Feed.Lost, seq))
 	p.End()
-	if caches := k.Feed.Caches(); caches != "" {
-		p.Line(theme.Plain, p.Cut("  "+caches, c.W))
+	for _, line := range []string{k.Feed.Caches(), Moved(k)} {
+		if line != "" {
+			p.Line(theme.Plain, p.Cut("  "+line, c.W))
+		}
 	}
 }
 
