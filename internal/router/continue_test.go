@@ -631,7 +631,7 @@ func TestStopStringsGoOnElsewhere(t *testing.T) {
 				if len(whole) < 30 {
 					t.Fatalf("%q", string(whole))
 				}
-				moved, ended := 0, 0
+				cuts, moved, ended := 0, 0, 0
 				for _, stop := range []string{"never in it", string(whole[len(whole)/2:][:7]), string(whole[len(whole)*3/4:][:12])} {
 					body["stop"] = []string{stop, "nor this"}
 					p.set(nil)
@@ -656,12 +656,15 @@ func TestStopStringsGoOnElsewhere(t *testing.T) {
 						if !cut() {
 							break
 						}
+						cuts++
 					}
 				}
-				if moved < 10 || ended < 3 {
-					t.Errorf("%d streams went on elsewhere, %d to a stop string", moved, ended)
+				// How many events there are to cut after depends on the machine: a slow one has
+				// several tokens in each.
+				if moved < cuts/4 || moved == 0 || ended == 0 {
+					t.Errorf("of %d streams %d went on elsewhere, %d to a stop string", cuts, moved, ended)
 				}
-				t.Logf("%s: %d streams went on elsewhere, %d to a stop string", path, moved, ended)
+				t.Logf("%s: of %d streams %d went on elsewhere, %d to a stop string", path, cuts, moved, ended)
 			}
 		})
 	}
