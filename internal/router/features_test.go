@@ -42,6 +42,8 @@ func TestConnectorsEndToEnd(t *testing.T) {
 		{"nixl with ranks", "1p1d:profile=instant,dp=2", true},
 		{"nixl push", "2p2d:profile=instant,connector=nixl-push", true},
 		{"nixl push with ranks", "1p1d:profile=instant,dp=2,connector=nixl-push", true},
+		{"offload p2p", "2p2d:profile=instant,connector=offload-p2p", true},
+		{"nixl and offload p2p", "2p2d:profile=instant,connector=nixl-offload-p2p", true},
 		{"sglang", "2p2d:profile=instant,engine=sglang", true},
 		{"sglang with prefill ranks", "1p:profile=instant,engine=sglang,dp=2+1d:profile=instant,engine=sglang", true},
 		{"lmcache", "1p1d:profile=instant,connector=lmcache", true},

@@ -181,7 +181,7 @@ type Routing struct {
 	// the like from clients to engines.
 	AllowHeaders, AllowTransferFields bool
 	// Connector overrides the workers' connector: "" (each worker's own),
-	// "nixl", "nixl-push", "sglang", "lmcache" or "shared-storage".
+	// or one of workers.Connectors.
 	Connector string
 	// DecoderRegistry maps decoder URLs to LMCache receiver specs (JSON).
 	DecoderRegistry string

@@ -62,9 +62,13 @@ type Connector string
 // The connectors that a worker can be set to. ConnectorNone stands for a
 // worker that takes no part in a transfer.
 const (
-	ConnectorNone          Connector = ""
-	ConnectorNIXL          Connector = "nixl"
-	ConnectorNIXLPush      Connector = "nixl-push"
+	ConnectorNone       Connector = ""
+	ConnectorNIXL       Connector = "nixl"
+	ConnectorNIXLPush   Connector = "nixl-push"
+	ConnectorOffloadP2P Connector = "offload-p2p"
+	// ConnectorNIXLOffload is vLLM's MultiConnector with NIXL before an offloading
+	// connector that has a peer-to-peer tier.
+	ConnectorNIXLOffload   Connector = "nixl-offload-p2p"
 	ConnectorSGLang        Connector = "sglang"
 	ConnectorLMCache       Connector = "lmcache"
 	ConnectorSharedStorage Connector = "shared-storage"
@@ -72,7 +76,7 @@ const (
 
 // Connectors lists every connector, in the order of the documentation.
 func Connectors() []Connector {
-	return []Connector{ConnectorNIXL, ConnectorNIXLPush, ConnectorSGLang, ConnectorLMCache, ConnectorSharedStorage}
+	return []Connector{ConnectorNIXL, ConnectorNIXLPush, ConnectorOffloadP2P, ConnectorNIXLOffload, ConnectorSGLang, ConnectorLMCache, ConnectorSharedStorage}
 }
 
 // KVCopies says how often a block counts that a worker's events store again.
@@ -143,7 +147,8 @@ type EventSource struct {
 	Bind bool
 }
 
-// Bootstrap is the rendezvous server of an SGLang prefill worker.
+// Bootstrap is where decode engines meet a prefill worker: the rendezvous server of an
+// SGLang engine, or the first rank's port of a vLLM's peer-to-peer tier.
 type Bootstrap struct {
 	Host string
 	Port int

@@ -22,6 +22,17 @@ var kinds = []kind{
 		carries: func(api.Kind, *workers.Worker) bool { return false },
 	},
 	{
+		name: workers.ConnectorOffloadP2P, make: func(o Options) Connector { return offloadP2P{rand: o.Rand} }, counted: true,
+		carries: func(k api.Kind, w *workers.Worker) bool { return k == api.Generate || vllmCarries(k, w) },
+	},
+	{
+		name: workers.ConnectorNIXLOffload, leased: true,
+		make: func(o Options) Connector {
+			return multi{workers.ConnectorNIXLOffload, []Connector{nixl{}, offloadP2P{rand: o.Rand, among: true}}}
+		},
+		carries: func(k api.Kind, w *workers.Worker) bool { return k == api.Generate || vllmCarries(k, w) },
+	},
+	{
 		name: workers.ConnectorSGLang, make: func(o Options) Connector { return sglang{rand: o.Rand} },
 		// Its Messages and Responses have no bootstrap fields.
 		carries: func(k api.Kind, _ *workers.Worker) bool { return k == api.SGLangGenerate },

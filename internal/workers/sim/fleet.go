@@ -353,6 +353,8 @@ func (g *Group) Validate() error {
 	within("kv_blocks", g.Blocks, 2, 1<<24)
 	within("cpu_blocks", g.HostBlocks, 0, 1<<24)
 	switch c := g.Connector; {
+	case g.DP > 1 && (c == workers.ConnectorOffloadP2P || c == workers.ConnectorNIXLOffload):
+		errs = append(errs, fmt.Errorf("connector=%s is simulated with one rank for an engine, not dp=%d", c, g.DP))
 	case g.HostBlocks > 0 && (g.Engine != workers.VLLM || c == workers.ConnectorLMCache || c == workers.ConnectorSharedStorage):
 		errs = append(errs, fmt.Errorf("cpu_blocks is for engine=vllm without a connector, or with one of NIXL's, not for connector=%s", c))
 	case g.Storage && g.HostBlocks == 0:

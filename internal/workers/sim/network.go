@@ -11,7 +11,9 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
+	"time"
 
+	"github.com/dynctl/dynctl/internal/positive"
 	"github.com/dynctl/dynctl/internal/router/blockhash"
 	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/sim/cache"
@@ -84,8 +86,11 @@ func target(p engine.Pull) sidechannel.Target {
 }
 
 func (p *process) pull(ctx context.Context, q engine.PullRequest) ([]cache.Content, error) {
-	if q.Pull.Bootstrap {
+	switch {
+	case q.Pull.Bootstrap:
 		return p.claim(ctx, q)
+	case q.Pull.Offer:
+		return p.take(ctx, q)
 	}
 	for _, id := range q.Blocks {
 		if id < 0 {
@@ -94,6 +99,34 @@ func (p *process) pull(ctx context.Context, q engine.PullRequest) ([]cache.Conte
 	}
 	a, err := p.links.Call(ctx, target(q.Pull), sidechannel.Request{Op: sidechannel.OpRead, RequestID: q.Pull.RequestID, Blocks: q.Blocks})
 	return a.Contents, err
+}
+
+// tierID is the engine id that every peer-to-peer tier answers to: peers know each
+// other by their addresses only, so that links to them are made anew for each prompt.
+const tierID = "p2p-tier"
+
+// take fetches what a prefill rank offers under a name. As vLLM's tier does, it waits
+// for half a minute (six times Patience) for a peer or blocks that are not there.
+func (p *process) take(ctx context.Context, q engine.PullRequest) ([]cache.Content, error) {
+	wait := 6 * positive.Or(p.e.group.Patience, 5*time.Second)
+	ctx, cancel := context.WithTimeoutCause(ctx, wait, errors.New("the peer gave no blocks in time"))
+	defer cancel()
+	links := sidechannel.Links{Patience: wait}
+	defer links.Close()
+	again := time.NewTicker(10 * time.Millisecond)
+	defer again.Stop()
+	for {
+		a, err := links.Call(ctx, sidechannel.Target{EngineID: tierID, Host: q.Pull.Host, Port: q.Pull.Port},
+			sidechannel.Request{Op: sidechannel.OpTake, RequestID: q.Pull.RequestID, Seqs: q.Seqs})
+		if err == nil || !strings.Contains(err.Error(), engine.ErrNoOffer.Error()) {
+			return a.Contents, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		case <-again.C:
+		}
+	}
 }
 
 // claim meets the prefill of an SGLang room at its bootstrap server.

@@ -70,7 +70,7 @@ func (e *Engine) boot(number uint64) (*process, error) {
 		p.store = e.fleet.store(g.Store)
 	case workers.ConnectorLMCache:
 		p.store = newBlockStore()
-	case workers.ConnectorNone, workers.ConnectorNIXL, workers.ConnectorNIXLPush, workers.ConnectorSGLang:
+	case workers.ConnectorNone, workers.ConnectorNIXL, workers.ConnectorNIXLPush, workers.ConnectorOffloadP2P, workers.ConnectorNIXLOffload, workers.ConnectorSGLang:
 	}
 	if err := p.publishers(number == 0); err != nil {
 		return nil, err
@@ -94,7 +94,7 @@ func (e *Engine) boot(number uint64) (*process, error) {
 			}
 		}
 		switch g.Connector {
-		case workers.ConnectorNIXL, workers.ConnectorNIXLPush, workers.ConnectorSGLang:
+		case workers.ConnectorNIXL, workers.ConnectorNIXLPush, workers.ConnectorOffloadP2P, workers.ConnectorNIXLOffload, workers.ConnectorSGLang:
 			cfg.Network = &network{p: p, rank: i}
 		case workers.ConnectorSharedStorage:
 			cfg.Store, cfg.LoadStore, cfg.SaveStore = p.store, true, true
@@ -109,10 +109,16 @@ func (e *Engine) boot(number uint64) (*process, error) {
 		set, _ := e.faults.Set()
 		core.SetSlow(set.Slow)
 		p.ranks = append(p.ranks, live.New(core))
-		if g.Connector == workers.ConnectorNIXL || g.Connector == workers.ConnectorNIXLPush {
-			if err := p.sideChannel(i); err != nil {
-				return nil, err
-			}
+		switch g.Connector {
+		case workers.ConnectorNIXL, workers.ConnectorNIXLPush, workers.ConnectorNIXLOffload:
+			err = p.sideChannel(i)
+		case workers.ConnectorNone, workers.ConnectorOffloadP2P, workers.ConnectorSGLang, workers.ConnectorLMCache, workers.ConnectorSharedStorage:
+		}
+		if err == nil && (g.Connector == workers.ConnectorOffloadP2P || g.Connector == workers.ConnectorNIXLOffload) {
+			err = p.offers()
+		}
+		if err != nil {
+			return nil, err
 		}
 	}
 	rooms, err := p.bootstrap()
@@ -293,6 +299,32 @@ func (p *process) sideChannel(i int) error {
 	}
 	p.side = append(p.side, s)
 	p.e.ports.side[i] = s.Addr().String()
+	return nil
+}
+
+// offers serves the host's memory of the only rank to other engines.
+func (p *process) offers() error {
+	s, err := sidechannel.Listen(p.ctx, p.e.ports.recv, func(q sidechannel.Request) (a sidechannel.Response) {
+		switch q.Op {
+		case sidechannel.OpHello:
+			a.EngineID, a.TPSize, a.BlockSize = tierID, 1, p.e.group.BlockSize
+		case sidechannel.OpTake:
+			p.ranks[0].Do(func(core *engine.Rank, now engine.Time) {
+				var err error
+				if a.Contents, err = core.TakeOffer(now, q.RequestID, q.Seqs); err != nil {
+					a.Error = err.Error()
+				}
+			})
+		default:
+			a.Error = "unknown operation " + q.Op
+		}
+		return a
+	})
+	if err != nil {
+		return err
+	}
+	p.recv = s
+	p.e.ports.recv = s.Addr().String()
 	return nil
 }
 

@@ -253,6 +253,9 @@ func (e *Engine) Worker() *workers.Worker {
 	if g.Engine == workers.SGLang && g.Role == workers.Prefill {
 		w.Bootstrap = &workers.Bootstrap{Host: loopback, Port: portOf(e.ports.boot)}
 	}
+	if g.Connector == workers.ConnectorOffloadP2P || g.Connector == workers.ConnectorNIXLOffload {
+		w.Bootstrap = &workers.Bootstrap{Host: loopback, Port: portOf(e.ports.recv) - e.start}
+	}
 	if g.Connector == workers.ConnectorLMCache && g.Role != workers.Prefill {
 		n := portOf(e.ports.recv)
 		w.LMCache = &workers.LMCacheDecoder{Host: loopback, InitPorts: []int{n}, AllocPorts: []int{n}}

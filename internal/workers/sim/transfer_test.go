@@ -408,3 +408,55 @@ func TestParamsLookLikeTheCapture(t *testing.T) {
 		t.Errorf("keys\n%s, want\n%s", got, want)
 	}
 }
+
+// TestOffloadParams: what a decode engine with a peer-to-peer tier does with its
+// parameters. Blocks that do not come are computed, which takes time and changes no text.
+func TestOffloadParams(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name string
+		// tell is what the decode is told instead, or another prompt that is prefilled.
+		tell   object
+		other  bool
+		moved  uint64
+		failed bool
+	}{
+		{name: "as it should be", moved: 96},
+		{name: "another name", tell: object{"kv_request_id": "nobody"}, failed: true},
+		{name: "a port at which nobody listens", tell: object{"remote_port": 1}, failed: true},
+		{name: "a name with another prompt's blocks", other: true, failed: true},
+		{name: "no port", tell: object{"remote_port": "absent"}},
+		{name: "no host", tell: object{"remote_host": "absent"}},
+		{name: "an empty name", tell: object{"kv_request_id": ""}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			r := start(t, "1p1d:profile=instant,connector=offload-p2p,patience=50ms,block=32")
+			p, d := r.Engine(0), r.Engine(1)
+			_, want, _ := complete(t, p, ids(100, 1), nil)
+			first := ids(100, 1)
+			if tt.other {
+				first = ids(100, 2)
+			}
+			status, _, a := complete(t, p, first, object{"remote_decoder": object{"kv_request_id": "one"}})
+			if status != 200 || string(a.KV) != "null" {
+				t.Fatalf("%d, parameters %s", status, a.KV)
+			}
+			w := p.Worker()
+			params := edit(object{"kv_request_id": "one", "remote_host": w.Bootstrap.Host, "remote_port": w.Bootstrap.Port}, tt.tell)
+			if status, got, _ := complete(t, d, ids(100, 1), object{"remote_prefiller": params}); status != 200 || got != want {
+				t.Errorf("%d %q, want 200 %q", status, got, want)
+			}
+			c := counters(t, d)
+			if c.External != tt.moved || c.FailedTransfers > 0 != tt.failed || c.External+c.Local != 100 || counters(t, p).Pinned != 0 {
+				t.Errorf("%d tokens came, %d were computed, %d transfers failed; %d prompts are pinned", c.External, c.Local, c.FailedTransfers, counters(t, p).Pinned)
+			}
+			// A name serves once.
+			if tt.moved > 0 {
+				if status, got, _ := complete(t, d, ids(100, 1), object{"remote_prefiller": params}); status != 200 || got != want {
+					t.Errorf("again: %d %q, want 200 %q", status, got, want)
+				}
+			}
+		})
+	}
+}

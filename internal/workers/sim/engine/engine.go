@@ -204,6 +204,7 @@ type Rank struct {
 	stepEnd Time
 	agenda  Agenda
 	pinned  map[string]*pin
+	offers  map[string]*offer
 	// registered are decodes that wait for a prefill of this rank, by base id.
 	registered map[string]registration
 	asleep     bool
@@ -254,7 +255,7 @@ func New(cfg Config) (*Rank, error) {
 		noise:  rand.New(rand.NewPCG(cfg.NoiseSeed, 0x6e6f697365)),
 		slow:   1,
 		reqs:   make(map[string]*request),
-		pinned: make(map[string]*pin), registered: make(map[string]registration),
+		pinned: make(map[string]*pin), registered: make(map[string]registration), offers: make(map[string]*offer),
 		stats: newStats(),
 	}, nil
 }
@@ -351,7 +352,7 @@ func (r *Rank) Abort(now Time, id string) {
 			p.Sink = nil
 		}
 	default:
-		if p.Pull != nil && !p.pulled && !p.Pull.Bootstrap && !p.Pull.Push && r.cfg.Network != nil {
+		if p.Pull != nil && !p.pulled && !p.Pull.Bootstrap && !p.Pull.Push && !p.Pull.Offer && r.cfg.Network != nil {
 			r.cfg.Network.Note(r.now, *p.Pull, NoteDone)
 		}
 		r.remove(p)

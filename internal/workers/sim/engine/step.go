@@ -109,6 +109,9 @@ func (r *Rank) admit(p *request, budget int) (admitted, wait bool) {
 	bs := r.cfg.BlockSize
 	if p.computed == 0 && len(p.blocks) == 0 {
 		hits := r.cache.Lookup(nil, p.seqs[:min((len(p.tokens)-1)/bs, len(p.seqs))])
+		if p.Pull != nil && p.Pull.Offer && len(hits) == (len(p.tokens)-1)/bs {
+			p.pulled = true // every full block is here
+		}
 		if p.Pull != nil && !p.pulled {
 			return r.admitPull(p, hits)
 		}

@@ -3,6 +3,7 @@ package engine
 import (
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/dynctl/dynctl/internal/workers/sim/cache"
 )
@@ -33,6 +34,10 @@ type Pull struct {
 	// Push says that the prefill rank writes the KV here when it has the prompt
 	// (vLLM's NixlPushConnector); the blocks are the prompt's last ones.
 	Push bool
+	// Offer says that RequestID is the name of full blocks in the host's memory of the
+	// prefill rank (vLLM's peer-to-peer tier): the rest of the prompt is computed, and all
+	// of it when they do not come.
+	Offer bool
 }
 
 // PullRequest asks the network for remote blocks.
@@ -43,7 +48,9 @@ type PullRequest struct {
 	// is nil, and the last Want blocks of the prompt come.
 	Blocks []int
 	Want   int
-	Pull   Pull
+	// Seqs are the sequence hashes of the blocks of an offer.
+	Seqs []uint64
+	Pull Pull
 }
 
 // Note is a message to a prefill rank about one of its pinned requests.
@@ -87,7 +94,11 @@ func (r *Rank) admitPull(p *request, hits []int) (admitted, wait bool) {
 	p.blocks, _ = r.cache.Alloc(hits, need)
 	p.named = len(hits)
 	p.cached = len(hits) * bs
-	p.external = len(p.tokens) - p.cached
+	last := len(p.tokens)
+	if p.Pull.Offer {
+		last = (last - 1) / bs * bs
+	}
+	p.external = last - p.cached
 	p.state = pulling
 	r.waiting = r.waiting[1:]
 	r.countPrompt(p)
@@ -106,6 +117,9 @@ func (r *Rank) admitPull(p *request, hits []int) (admitted, wait bool) {
 		p.hung = true
 		return false, false
 	case p.Pull.Bootstrap, p.Pull.Push:
+	case p.Pull.Offer:
+		q.Seqs = p.seqs[len(hits) : last/bs]
+		q.Want = len(q.Seqs)
 	case p.Pull.Broken, len(p.Pull.Blocks) < need:
 		// vLLM 0.32 asserts in the worker; the whole engine goes down with it.
 		r.exit(fmt.Sprintf("kv_transfer_params of request %s name %d blocks where %d are needed", p.ID, len(p.Pull.Blocks), need))
@@ -133,6 +147,9 @@ func (r *Rank) PullDone(now Time, id string, contents []cache.Content, err error
 		return
 	}
 	need := len(p.blocks) - p.named
+	if p.Pull.Offer {
+		need = p.external / r.cfg.BlockSize
+	}
 	if err == nil && len(contents) < need {
 		err = fmt.Errorf("%d remote blocks where %d are needed", len(contents), need)
 	}
@@ -141,10 +158,10 @@ func (r *Rank) PullDone(now Time, id string, contents []cache.Content, err error
 		r.start()
 		return
 	}
-	for i, id := range p.blocks[p.named:] {
+	for i, id := range p.blocks[p.named : p.named+need] {
 		r.cache.SetContent(id, contents[i])
 	}
-	tokens := len(p.tokens) - p.cached
+	tokens := p.external
 	if p.Pull.Push { // the prefill rank counts what it writes
 		r.after(r.scaled(r.cfg.Timing.Transfer(tokens)), func() { r.pulledAll(p) })
 		return
@@ -170,7 +187,7 @@ func (r *Rank) pulledAll(p *request) {
 	}
 	bs := r.cfg.BlockSize
 	p.pulled = true
-	p.computed = len(p.tokens) - 1
+	p.computed = min(p.cached+p.external, len(p.tokens)-1)
 	if p.Pull.Fake {
 		// Nothing was transferred: the blocks are what the model would have
 		// computed, so that a probe of a lone engine gets a sane answer.
@@ -182,6 +199,9 @@ func (r *Rank) pulledAll(p *request) {
 		r.name(p, p.computed/bs)
 	}
 	r.fold(p, p.computed/bs)
+	if p.Pull.Offer {
+		r.stats.Local += uint64(len(p.tokens) - p.computed)
+	}
 	r.requeue(p)
 	r.stats.External += uint64(p.external)
 }
@@ -193,7 +213,7 @@ func (r *Rank) pullFailed(p *request, err error) {
 		return
 	}
 	p.external = 0
-	if !r.cfg.Recompute {
+	if !r.cfg.Recompute && !p.Pull.Offer {
 		r.finish(p, FinishError, fmt.Errorf("%w: %w", ErrPull, err))
 		return
 	}
@@ -212,7 +232,7 @@ func (r *Rank) requeue(p *request) {
 
 // beat keeps the remote lease of a request alive until its blocks have come.
 func (r *Rank) beat(p *request) {
-	if p.Pull.Bootstrap || p.Pull.Push || p.Pull.Incomplete || r.cfg.Network == nil {
+	if p.Pull.Bootstrap || p.Pull.Push || p.Pull.Offer || p.Pull.Incomplete || r.cfg.Network == nil {
 		return
 	}
 	r.after(r.cfg.Lease/6, func() {
@@ -230,6 +250,60 @@ func (r *Rank) pin(p *request) {
 	r.pinned[p.ID] = n
 	r.lease(p.ID, n)
 	r.push(baseID(p.ID))
+}
+
+// offerTime is how long offered blocks wait for a decode (vLLM's
+// unbound_store_timeout_s), maxOffers how many prompts wait at most; vLLM is bounded by
+// the size of the host's memory.
+const (
+	offerTime = 60 * time.Second
+	maxOffers = 1 << 12
+)
+
+// offer is the KV of a prompt's full blocks, by their sequence hashes.
+type offer struct{ blocks map[uint64]cache.Content }
+
+// Offer keeps the full blocks of a prompt under a name for a decode to take. id is the
+// request that has just ended, with its blocks pinned, and seqs are its sequence hashes.
+func (r *Rank) Offer(now Time, name, id string, seqs []uint64) {
+	r.Advance(now)
+	n := r.pinned[id]
+	if n == nil || len(r.offers) >= maxOffers {
+		return
+	}
+	o := &offer{make(map[uint64]cache.Content, len(seqs))}
+	for i, seq := range seqs[:min(len(seqs), len(n.blocks))] {
+		o.blocks[seq] = r.cache.Content(n.blocks[i])
+	}
+	r.offers[name] = o
+	r.after(offerTime, func() {
+		if r.offers[name] == o {
+			delete(r.offers, name)
+		}
+	})
+}
+
+// ErrNoOffer: nothing is offered under a name, yet or any more.
+var ErrNoOffer = errors.New("nothing is offered under this name")
+
+// ErrOtherBlocks: what is offered under a name are blocks of another prompt.
+var ErrOtherBlocks = errors.New("blocks of another prompt are offered under this name")
+
+// TakeOffer hands offered blocks to a decode, once.
+func (r *Rank) TakeOffer(now Time, name string, seqs []uint64) ([]cache.Content, error) {
+	r.Advance(now)
+	o, ok := r.offers[name]
+	if !ok {
+		return nil, ErrNoOffer
+	}
+	delete(r.offers, name)
+	out := make([]cache.Content, len(seqs))
+	for i, seq := range seqs {
+		if out[i], ok = o.blocks[seq]; !ok {
+			return nil, ErrOtherBlocks
+		}
+	}
+	return out, nil
 }
 
 // registration is a decode that has made room for the KV of a request.

@@ -68,7 +68,7 @@ func (s *Server) begin(ctx context.Context, base string, j *job) ([]*choice, err
 			q := engine.Request{
 				ID: c.id, Tokens: p, MaxTokens: j.max, MinTokens: j.MinTokens, IgnoreEOS: j.IgnoreEOS,
 				Key: blockhash.Key{LoRA: j.lora, Salt: j.CacheSalt}, Choice: n, Embed: j.embed,
-				Pin: j.pin || j.rooms != nil || j.spec != nil && j.spec.host != "",
+				Pin: j.pin || j.offer != "" || j.rooms != nil || j.spec != nil && j.spec.host != "",
 			}
 			if j.pulls != nil {
 				q.Pull = j.pulls[pi]
@@ -151,7 +151,7 @@ func (s *Server) follow(ctx context.Context, j *job, c *choice, emit func(*choic
 		for _, o := range buf {
 			// vLLM counts what a synchronous store brought as cached, but not
 			// the tokens that NIXL pulls; those that are pushed it counts.
-			if c.cached = o.Cached; j.pulls == nil || j.pulls[0].Push {
+			if c.cached = o.Cached; j.pulls == nil || j.pulls[0].Push || j.pulls[0].Offer {
 				c.cached += o.External
 			}
 			if o.HasToken {

@@ -33,11 +33,20 @@ func (s *Server) transfer(j *job) *apiError {
 		return badRequest("body.kv_transfer_params", "kv_transfer_params is not valid JSON.")
 	}
 	switch s.cfg.Connector {
-	case workers.ConnectorNIXL:
-		j.pin = truthy(p["do_remote_decode"])
-		if truthy(p["do_remote_prefill"]) {
+	case workers.ConnectorNIXL, workers.ConnectorOffloadP2P, workers.ConnectorNIXLOffload:
+		nixl := s.cfg.Connector != workers.ConnectorOffloadP2P
+		j.pin = nixl && truthy(p["do_remote_decode"])
+		if s.cfg.Connector != workers.ConnectorNIXL {
+			j.offer = parseOffer(p["remote_decoder"]).RequestID
+		}
+		switch q := parseOffer(p["remote_prefiller"]); {
+		case nixl && truthy(p["do_remote_prefill"]): // the first connector that has the KV brings it
 			for range j.prompts {
 				j.pulls = append(j.pulls, parsePull(p))
+			}
+		case s.cfg.Connector != workers.ConnectorNIXL && q.RequestID != "" && q.Host != "" && q.Port != 0:
+			for range j.prompts {
+				j.pulls = append(j.pulls, q)
 			}
 		}
 	case workers.ConnectorNIXLPush:
@@ -78,6 +87,18 @@ func parsePull(p map[string]json.RawMessage) *engine.Pull {
 		q.Blocks = groups[0]
 	}
 	return q
+}
+
+// parseOffer reads what the peer-to-peer tier reads of one side. A member that is not
+// there leaves the tier out, as in vLLM 0.32.
+func parseOffer(raw json.RawMessage) *engine.Pull {
+	var d struct {
+		Name string `json:"kv_request_id"`
+		Host string `json:"remote_host"`
+		Port int    `json:"remote_port"`
+	}
+	_ = json.Unmarshal(raw, &d) // what cannot be read is not there
+	return &engine.Pull{Offer: true, RequestID: d.Name, Host: d.Host, Port: d.Port}
 }
 
 // parseRegistration reads what the push form of the NIXL connector reads. As in

@@ -64,7 +64,9 @@ type job struct {
 	pulls       []*engine.Pull // per prompt, or none
 	rooms       []*rooms.Room  // per prompt, or none: SGLang prefill
 	spec        *lmcacheSpec
-	embed       bool
+	// offer is the name under which the prompt's full blocks are kept for a decode.
+	offer string
+	embed bool
 }
 
 // check turns the shared fields into a job.

@@ -128,7 +128,7 @@ func (s *Server) leaveRooms(j *job) {
 // rooms, or an LMCache receiver.
 func (s *Server) handOver(ctx context.Context, j *job, all []*choice) error {
 	defer func() {
-		if j.rooms != nil || j.spec != nil {
+		if j.rooms != nil || j.spec != nil || j.offer != "" && !j.pin {
 			s.release(all)
 		}
 	}()
@@ -138,6 +138,12 @@ func (s *Server) handOver(ctx context.Context, j *job, all []*choice) error {
 		}
 		c := all[0]
 		return s.cfg.Push(ctx, j.spec.host, j.spec.initPorts[0], c.rank, blockhash.Key{LoRA: j.lora, Salt: j.CacheSalt}, c.prompt, c.pinned)
+	}
+	if j.offer != "" {
+		c := all[0]
+		locals := blockhash.Locals(nil, c.prompt, s.cfg.BlockSize, blockhash.Key{LoRA: j.lora, Salt: j.CacheSalt})
+		seqs := blockhash.Chain(nil, locals)
+		s.cfg.Ranks[c.rank].Do(func(core *engine.Rank, now engine.Time) { core.Offer(now, j.offer, c.id, seqs) })
 	}
 	for i, k := range j.rooms {
 		c := all[i]

@@ -114,7 +114,7 @@ func VLLM(f Facts, all []engine.Stats) string {
 			p.histogram(name, value(&all[i]), "engine", strconv.Itoa(f.FirstRank+i), "model_name", model)
 		}
 	}
-	if f.Connector == workers.ConnectorNIXL || f.Connector == workers.ConnectorNIXLPush {
+	if f.Connector == workers.ConnectorNIXL || f.Connector == workers.ConnectorNIXLOffload || f.Connector == workers.ConnectorNIXLPush {
 		for _, h := range []struct {
 			name, help string
 			sum        func(*engine.Stats) float64

@@ -8,7 +8,7 @@
 // number whoever they belong to. The wire is this program's own:
 //
 //	frame    = len32be body                  ; at most MaxFrame bytes of JSON
-//	request  = {"op": "hello" | "read" | "beat" | "done" | "put" | "register" | "write", …}
+//	request  = {"op": "hello" | "read" | "beat" | "done" | "put" | "register" | "write" | "take", …}
 //	response = {"error"?, …}                 ; one per request, in order
 package sidechannel
 
@@ -44,6 +44,8 @@ const (
 	// engine at From; OpWrite brings them.
 	OpRegister = "register"
 	OpWrite    = "write"
+	// OpTake asks for the blocks Seqs that are offered under the name RequestID.
+	OpTake = "take"
 )
 
 // Request is one question.

@@ -1,0 +1,76 @@
+package router_test
+
+import (
+	"context"
+	"net/http"
+	"testing"
+
+	"github.com/tidwall/gjson"
+
+	"github.com/dynctl/dynctl/internal/settings"
+)
+
+// TestOffloadPrefillFails: without a prefill nothing is told to a decode engine that it
+// would wait for, and the request is served all the same.
+func TestOffloadPrefillFails(t *testing.T) {
+	t.Parallel()
+	for _, connector := range []string{"offload-p2p", "nixl-offload-p2p"} {
+		t.Run(connector, func(t *testing.T) {
+			t.Parallel()
+			r, p := tappedRig(t, "1p1d:profile=instant,connector="+connector, func(c *settings.Config) { c.Retry.Attempts = 1 })
+			oracle := start(t, "1a:profile=instant")
+			p.set(func(engine string, w http.ResponseWriter, q *http.Request, _ []byte) bool {
+				if engine != "prefill-0" || q.URL.Path != "/v1/completions" {
+					return false
+				}
+				w.WriteHeader(http.StatusInternalServerError)
+				return true
+			})
+			a, got := r.complete(ids(200, 2))
+			if want := direct(t, oracle.Sim.Engine(0).URL(), ids(200, 2)); got != want || a.header.Get("X-Dynctl-Path") != "local" {
+				t.Errorf("%q by %s, want %q by local", got, a.header.Get("X-Dynctl-Path"), want)
+			}
+			for _, leg := range p.legsOf("decode-0") {
+				if gjson.GetBytes(leg.body, "kv_transfer_params").Exists() {
+					t.Errorf("the decode engine was told %s", leg.body)
+				}
+			}
+		})
+	}
+}
+
+// TestOffloadClientLeaves: when the client leaves, the leg that runs is ended, the
+// prefill's as the decode's.
+func TestOffloadClientLeaves(t *testing.T) {
+	t.Parallel()
+	for _, connector := range []string{"offload-p2p", "nixl-offload-p2p"} {
+		for _, in := range []string{"prefill-0", "decode-0"} {
+			t.Run(connector+" in "+in, func(t *testing.T) {
+				t.Parallel()
+				r, p := tappedRig(t, "1p1d:profile=instant,connector="+connector)
+				arrived, left := make(chan struct{}), make(chan struct{})
+				p.set(func(engine string, _ http.ResponseWriter, q *http.Request, _ []byte) bool {
+					if engine != in || q.URL.Path != "/v1/completions" {
+						return false
+					}
+					close(arrived)
+					<-q.Context().Done()
+					close(left)
+					panic(http.ErrAbortHandler)
+				})
+				ctx, leave := context.WithCancel(t.Context())
+				gone := make(chan struct{})
+				go func() {
+					defer close(gone)
+					if a, err := r.try(ctx, http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": ids(200, 3), "max_tokens": 12})); err == nil {
+						t.Errorf("answered %s", a.body)
+					}
+				}()
+				<-arrived
+				leave()
+				<-left
+				<-gone
+			})
+		}
+	}
+}
