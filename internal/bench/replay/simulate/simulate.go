@@ -27,6 +27,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/disagg"
 	"github.com/dynctl/dynctl/internal/router/kvevent"
 	"github.com/dynctl/dynctl/internal/router/kvfeed"
+	"github.com/dynctl/dynctl/internal/router/kvgroup"
 	"github.com/dynctl/dynctl/internal/router/kvindex"
 	"github.com/dynctl/dynctl/internal/router/ledger"
 	"github.com/dynctl/dynctl/internal/workers"
@@ -92,7 +93,7 @@ type Result struct {
 	Refused uint64    `json:"refused"`
 	Wait    Quantiles `json:"wait"`
 	// HitRatio is the share of prompt tokens that engines took from their own
-	// prefix caches; Bound what one shared cache would give, OfBound the ratio.
+	// prefix caches, and from where they offload to; Bound what one shared cache would give, OfBound the ratio.
 	HitRatio float64 `json:"hit_ratio"`
 	Bound    float64 `json:"bound_ratio"`
 	OfBound  float64 `json:"hit_of_bound_ratio"`
@@ -188,8 +189,12 @@ type run struct {
 	turns  [2]uint64 // of the decode and of the prefill phase
 	locals []uint64
 	query  kvindex.Query
-	decide decide.Run
-	costs  *cost.Learner
+	// offloads says that engines have blocks outside their devices; looked is then the
+	// prompt that is decided on.
+	offloads bool
+	looked   kvgroup.Prompt
+	decide   decide.Run
+	costs    *cost.Learner
 
 	res             Result
 	prompt, hits    uint64
@@ -208,9 +213,8 @@ type simRank struct {
 	worker *workers.Worker
 	rank   *workers.Rank
 	eng    *virtual.Rank
-	app    *kvfeed.Applier
+	stream *kvfeed.Stream
 	batch  kvevent.Batch
-	ops    kvindex.Batch
 
 	computed uint64
 	requests uint64
@@ -254,6 +258,7 @@ func newRun(s Setup) (*run, error) {
 			number[g.Role]++
 			engines++
 			r.split = r.split || g.Role.CanPrefill()
+			r.offloads = r.offloads || g.HostBlocks > 0
 		}
 	}
 	return r, nil
@@ -269,7 +274,7 @@ func (r *run) add(g *sim.Group, v *vocab.Vocab, w *workers.Worker, index, dp int
 	}
 	slot := uint32(len(r.ranks))
 	k := &simRank{
-		worker: w, app: kvfeed.NewApplier(r.block),
+		worker: w, stream: kvfeed.NewStream(r.index, kvindex.Rank(slot), r.block),
 		rank: &workers.Rank{Slot: slot, WorkerName: w.Name, DP: dp, Label: fmt.Sprintf("%s/dp%d", w.Name, dp)},
 	}
 	cfg.Publish = func(_ engine.Time, events []cache.Event) { r.publish(k, events) }
@@ -286,14 +291,12 @@ func (r *run) publish(k *simRank, events []cache.Event) {
 	b := &k.batch
 	b.Events, b.Rank = b.Events[:0], -1
 	for _, e := range events {
-		if e.Kind == cache.Removed {
+		if e.Kind == cache.Removed && e.Tier == cache.Device {
 			r.res.Evictions += uint64(len(e.Names))
 		}
 		b.Events = append(b.Events, publish.Convert(e, r.block))
 	}
-	k.ops.Reset()
-	k.app.Apply(b, &k.ops)
-	r.index.Apply(kvindex.Rank(k.rank.Slot), &k.ops)
+	k.stream.Tell(b)
 }
 
 // scrape reads the engines' own load figures, as the router does once in a
@@ -385,6 +388,9 @@ func (f *flight) choose() decide.Effects {
 	r, q := f.r, f.q
 	r.locals = blockhash.Locals(r.locals[:0], f.tokens, r.block, blockhash.Key{})
 	r.index.Overlap(r.locals, &r.query)
+	if r.offloads {
+		r.looked = kvgroup.Prompt{Seq: blockhash.Chain(r.looked.Seq[:0], r.locals), Tokens: len(f.tokens)}
+	}
 	r.decide.Begin(decide.Request{
 		Session: q.SessionKey, Chances: f.chances, Costs: r.costs.Model(),
 		Facts: disagg.Facts{Kind: api.Completion, Splittable: true, ISL: q.ISL, Source: disagg.FromIDs, N: 1, Prompts: 1, MaxTokens: int64(max(q.OSL, 1)), MinTokens: -1},
@@ -423,8 +429,14 @@ func (f *flight) settled(e decide.Effects) {
 }
 
 // Overlap is for decide.Seen.
-func (r *run) Overlap(_ *workers.Worker, k *workers.Rank, _ *decision.Tiers) int {
-	return r.query.Depth(kvindex.Rank(k.Slot)) * r.block
+func (r *run) Overlap(_ *workers.Worker, k *workers.Rank, beyond *decision.Tiers) int {
+	n := r.query.Depth(kvindex.Rank(k.Slot))
+	if r.offloads {
+		var there decision.Tiers
+		n, there = r.ranks[k.Slot].stream.Usable(n, r.looked)
+		*beyond = there.Scale(r.block, 1)
+	}
+	return n * r.block
 }
 
 // Resident is for decide.Seen.
@@ -460,7 +472,7 @@ func (f *flight) prefill(k *simRank, claim ledger.Claim) {
 				f.fail()
 				return
 			}
-			f.count(k, o.Cached)
+			f.count(k, o.Cached+o.External)
 			r.took(cost.PrefillLeg, &f.asked.Prefill, r.world.Now()-f.sent)
 			f.answer(k.eng.Pull(f.id, o.Pinned))
 		})
@@ -499,7 +511,11 @@ func (f *flight) token(o engine.Output) {
 		if f.made == 1 {
 			f.first = o.At
 			f.held.FirstToken()
-			f.count(f.decode, o.Cached)
+			cached := o.Cached
+			if f.local { // else it is what prefill has sent
+				cached += o.External
+			}
+			f.count(f.decode, cached)
 			record(r.ttft, o.At-f.start)
 			if f.local {
 				r.took(cost.LocalLeg, &f.asked.Local, o.At-f.sent)

@@ -269,3 +269,35 @@ func TestConversation(t *testing.T) {
 		t.Errorf("kv has p99 TTFT %.0f ms, least_loaded %.0f ms", kv.TTFT.P99, least.TTFT.P99)
 	}
 }
+
+// TestRunOffloads: where engines keep outside their devices what these have no room for,
+// prompts find it there, and the router expects what is found, less what it does not credit
+// of a block there by default.
+func TestRunOffloads(t *testing.T) {
+	src := workload.FromSlice(sessions(30, 6))
+	run := func(text string) *Result {
+		t.Helper()
+		r, err := Run(t.Context(), src, Setup{Fleet: fleet(t, text), Settings: decide.Settings{Decode: selector.KV, Prefill: selector.KV, Weights: selector.DefaultWeights()}, Seed: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r
+	}
+	device := run("4a:block=16,kv_blocks=160")
+	host := run("4a:block=16,kv_blocks=160,cpu_blocks=400")
+	store := run("4a:block=16,kv_blocks=160,cpu_blocks=400,storage=on")
+	t.Logf("device %.3f, with the host's memory %.3f (expected %.3f), with a store %.3f (expected %.3f), of %.3f", device.HitRatio, host.HitRatio, host.Predicted, store.HitRatio, store.Predicted, store.Bound)
+	if host.HitRatio < device.HitRatio+0.05 || store.HitRatio < host.HitRatio+0.05 {
+		t.Error("what is outside the device is not found")
+	}
+	credit := selector.DefaultWeights()
+	if got := host.Predicted / host.HitRatio; got > credit.CreditCPU+0.05 || got < credit.CreditCPU-0.02 {
+		t.Errorf("%.4f was expected, %.4f found", host.Predicted, host.HitRatio)
+	}
+	if store.Predicted > store.HitRatio || store.Predicted < credit.CreditDisk*store.HitRatio {
+		t.Errorf("with a store %.4f was expected, %.4f found", store.Predicted, store.HitRatio)
+	}
+	if host.Evictions == 0 || host.Evictions > 2*device.Evictions {
+		t.Errorf("%d blocks left the devices, without more memory %d", host.Evictions, device.Evictions)
+	}
+}
