@@ -22,7 +22,7 @@ func TestTopOnceOfManyRanks(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts 250 engines")
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute)
 	defer cancel()
 	rig, err := routertest.Start(ctx, routertest.Options{Fleet: "125p125d:dp=4"})
 	if err != nil {
@@ -57,7 +57,7 @@ func TestTopOnceOfManyRanks(t *testing.T) {
 	load, stop := context.WithCancel(ctx)
 	var clients sync.WaitGroup
 	var number, failed atomic.Int64
-	for range 24 {
+	for range 8 { // more would starve what is looked at on two cores
 		clients.Go(func() {
 			for load.Err() == nil {
 				body := fmt.Sprintf(`{"model":"sim","max_tokens":200,"ignore_eos":true,"messages":[{"role":"user","content":"%d: %s"}]}`, number.Add(1), strings.Repeat("tell me how a router chooses ", 20))
