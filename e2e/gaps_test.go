@@ -87,14 +87,15 @@ func TestEngineWithTwoHundredStreams(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// A step of two hundred streams takes 150 ms, the prompt of one 14 ms.
+	// A step of two hundred streams takes 150 ms, the prompt of one 50 ms: eight of them
+	// make a step of half a second, and as many as fit into a step one of two and a half.
 	profile := filepath.Join(t.TempDir(), "profile.yaml")
-	if err := os.WriteFile(profile, []byte("name: paced\nprefill_ms: [8, 0.02, 1.0e-6]\ndecode_ms: [90, 0.3, 0]\ntransfer_ms: [2, 0.001]\n"), 0o600); err != nil {
+	if err := os.WriteFile(profile, []byte("name: paced\nprefill_ms: [8, 0.15, 0]\ndecode_ms: [90, 0.3, 0]\ntransfer_ms: [2, 0.001]\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	kill, args := map[string]func(){}, []string{"--continue", "exact"}
 	for _, name := range []string{"a", "b", "c", "d"} {
-		url, k := simulated(t, bin, "1a:answers=letters,max_seqs=1024,kv_blocks=16384,profile="+profile)
+		url, k := simulated(t, bin, "1a:answers=letters,max_seqs=1024,max_batched_tokens=16384,kv_blocks=16384,profile="+profile)
 		kill[name], args = k, append(args, "--worker", url+",name="+name)
 	}
 	r := serveUntil(t, "four workers are ready", func(r *router) bool {

@@ -73,13 +73,15 @@ func (x *exchange) mayContinue() {
 	c := &continuation{}
 	stops, watched := resume.StopStrings(&x.view)
 	decode := x.r.tokens.Decoder()
-	watched = watched && decode != nil && x.view.Kind != api.SGLangGenerate
+	c.stream.Native = x.view.Kind == api.SGLangGenerate
+	watched = watched && (decode != nil || c.stream.Native)
 	if c.refused, c.member = resume.Judge(&x.view, watched); watched {
-		c.stream.Stops, c.stream.Decode, c.stream.Usage = stops, decode, x.view.IncludeUsage
+		if c.stream.Stops = stops; !c.stream.Native {
+			c.stream.Decode, c.stream.Usage = decode, x.view.IncludeUsage
+		}
 	}
 	c.stream.Chat = x.view.Kind == api.Chat
 	raw, ok := x.view.Get("return_token_ids")
-	c.stream.Native = x.view.Kind == api.SGLangGenerate
 	c.stream.KeepIDs = ok && string(raw) == "true" || c.stream.Native
 	x.cont = c
 }

@@ -194,8 +194,9 @@ func TestStreamGoesOnElsewhere(t *testing.T) {
 }
 
 // TestNativeStreamGoesOnElsewhere: SGLang's own streams, cut after any event. Each event
-// has the text and the ids so far; where the client has ids of a character that was cut,
-// and after one event only, the stream is refused by name.
+// has the text and the ids so far, and with stop strings none ends with the beginning of
+// one; where the client has ids of a character that was cut, and after one event only, the
+// stream is refused by name.
 func TestNativeStreamGoesOnElsewhere(t *testing.T) {
 	t.Parallel()
 	const n = 40
@@ -203,10 +204,12 @@ func TestNativeStreamGoesOnElsewhere(t *testing.T) {
 		t.Run(fleet, func(t *testing.T) {
 			t.Parallel()
 			r, p := tappedRig(t, fleet, exact, func(c *settings.Config) { c.Health.Interval = 1 << 40 })
-			body := encode(t, object{
-				"input_ids": ids(300, 1), "stream": true, "rid": "mine",
-				"sampling_params": object{"max_new_tokens": n, "min_new_tokens": n, "ignore_eos": true, "temperature": 0},
-			})
+			body := func(stop any) []byte {
+				return encode(t, object{
+					"input_ids": ids(300, 1), "stream": true, "rid": "mine",
+					"sampling_params": object{"max_new_tokens": n, "ignore_eos": true, "temperature": 0, "stop": stop},
+				})
+			}
 			last := func(b []byte) gjson.Result {
 				all := serverSent(string(b))
 				if len(all) < 2 || all[len(all)-1] != "[DONE]" {
@@ -222,37 +225,62 @@ func TestNativeStreamGoesOnElsewhere(t *testing.T) {
 				}
 				return gjson.Parse(all[len(all)-2])
 			}
-			want := last(r.send(http.MethodPost, "/generate", body).body)
-			refused, moved := map[string]int{}, 0
-			for k := 1; ; k++ {
-				for _, name := range []string{"aggregated-0", "aggregated-1", "decode-0", "decode-1", "prefill-0"} {
-					r.Router.Heal(name)
-				}
-				cut := p.cutOnce(r, k, 30)
-				a := r.send(http.MethodPost, "/generate", body)
-				if !cut() {
-					break
-				}
-				c := r.receipt(a.header.Get("X-Dynctl-Decision"))
-				if why := c.Outcome.NotContinued; why != "" {
-					if refused[why]++; len(c.Continued) > 0 || !strings.Contains(string(a.body), why) {
-						t.Errorf("%+v %s", c, a.body)
-					}
-					continue
-				}
-				got := last(a.body)
-				for _, part := range []string{"text", "output_ids", "meta_info.finish_reason"} {
-					if got.Get(part).Raw != want.Get(part).Raw {
-						t.Fatalf("cut after %d events: %s\n%s\nwant\n%s", k, part, got.Get(part).Raw, want.Get(part).Raw)
-					}
-				}
-				moved += len(c.Continued)
+			whole := []rune(last(r.send(http.MethodPost, "/generate", body(nil)).body).Get("text").String())
+			if len(whole) < 25 {
+				t.Fatalf("%q", string(whole))
 			}
-			const within, single = "the client asked for ids and has some of a character that is not whole", "which tokens the sent text belongs to is not known"
-			if moved < 5 || refused[within] == 0 || refused[single] != 1 || len(refused) > 2 {
-				t.Errorf("%d streams went on elsewhere, refused %v", moved, refused)
+			sum := func(of map[string]int) (n int) {
+				for _, k := range of {
+					n += k
+				}
+				return n
 			}
-			t.Logf("%d streams went on elsewhere, refused %v", moved, refused)
+			cuts, all, ended, torn := 0, 0, 0, 0
+			for _, stop := range []any{nil, "never in it", []string{string(whole[len(whole)/2:][:7]), "nor this"}, string(whole[len(whole)-5:][:4])} {
+				p.set(nil)
+				want := last(r.send(http.MethodPost, "/generate", body(stop)).body)
+				refused, moved := map[string]int{}, 0
+				for k := 1; ; k++ {
+					for _, name := range []string{"aggregated-0", "aggregated-1", "decode-0", "decode-1", "prefill-0"} {
+						r.Router.Heal(name)
+					}
+					cut := p.cutOnce(r, k, 30)
+					a := r.send(http.MethodPost, "/generate", body(stop))
+					if !cut() {
+						break
+					}
+					c := r.receipt(a.header.Get("X-Dynctl-Decision"))
+					if why := c.Outcome.NotContinued; why != "" {
+						if refused[why]++; len(c.Continued) > 0 || !strings.Contains(string(a.body), why) {
+							t.Errorf("%+v %s", c, a.body)
+						}
+						continue
+					}
+					got := last(a.body)
+					for _, part := range []string{"text", "output_ids", "meta_info.finish_reason"} {
+						if got.Get(part).Raw != want.Get(part).Raw {
+							t.Fatalf("stop %q, cut after %d events: %s\n%s\nwant\n%s", stop, k, part, got.Get(part).Raw, want.Get(part).Raw)
+						}
+					}
+					moved += len(c.Continued)
+				}
+				const within, single = "the client asked for ids and has some of a character that is not whole", "which tokens the sent text belongs to is not known"
+				if refused[single] == 0 || stop == nil && refused[single] > 1 || refused[single]+refused[within] != sum(refused) {
+					t.Errorf("stop %q: %d streams went on elsewhere, refused %v", stop, moved, refused)
+				}
+				if all += moved; want.Get("meta_info.finish_reason.type").String() == "stop" {
+					ended += moved
+				}
+				cuts, torn = cuts+moved+sum(refused), torn+refused[within]
+				if list, is := stop.([]string); is && (want.Get("meta_info.finish_reason.matched").String() != list[0] || strings.Contains(want.Get("text").String(), list[0])) {
+					t.Errorf("stop %q did not end %s", stop, want)
+				}
+				t.Logf("stop %q: %d streams went on elsewhere, refused %v", stop, moved, refused)
+			}
+			// On a slow machine events have many tokens, and are few.
+			if all < 3 || cuts > 40 && (ended == 0 || torn == 0) {
+				t.Errorf("of %d streams %d went on elsewhere, %d to a stop string; %d were cut within a character", cuts, all, ended, torn)
+			}
 		})
 	}
 }

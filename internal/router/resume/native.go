@@ -18,6 +18,7 @@ type latest struct {
 	events    int    // of this engine that had ids
 	least     int    // count of the first of them
 	ready     bool   // the newest event is taken apart
+	past      bool   // no stop string is as long as this engine's part of the answer
 	// Of the engines before, within quotes and brackets.
 	textBefore, idsBefore []byte
 }
@@ -131,8 +132,14 @@ func (s *Stream) native(data []byte) bool {
 func (s *Stream) joined(data []byte, n *nativeEvent) bool {
 	a := &s.latest
 	own := n.ids[1 : len(n.ids)-1]
-	if listed(own) != a.count {
-		s.Refuse(NoIDs)
+	why := Refusal("")
+	switch {
+	case listed(own) != a.count:
+		why = NoIDs
+	case s.passedStop(n):
+		why = Stops
+	}
+	if s.Refuse(why); why != "" {
 		s.unclear = true
 		return false
 	}
@@ -199,7 +206,49 @@ func (s *Stream) Broke() {
 		s.Refuse(Seam)
 		return
 	}
+	if s.stopBegins() {
+		s.Refuse(Stops)
+		return
+	}
 	s.ids, s.tail, s.told, a.ready = ids, text, len(ids)-s.prompt, true
+}
+
+// With stop strings SGLang (0.5.23) sends no event whose text ends with the beginning of
+// one, so that none begins in what the client has and ends in the rest. Where older
+// versions have sent such an event, the stream is refused. It looks for them in the text of
+// its own last tokens, and some tokenizers leave out the space that a text begins with: a
+// stop string that it has not seen where its part begins ends the stream with an error.
+
+// stopBegins reports whether a stop string may begin in what the client has of the text,
+// or is in it.
+func (s *Stream) stopBegins() bool {
+	if len(s.Stops) == 0 {
+		return false
+	}
+	a := &s.latest
+	all, ok := rawjson.Unquote(nil, slices.Concat([]byte{'"'}, a.textBefore, a.text[1:]))
+	for _, stop := range s.Stops {
+		ok = ok && !bytes.Contains(all, []byte(stop))
+		for n := min(len(stop)-1, len(all)); n > 0; n-- {
+			ok = ok && !bytes.HasSuffix(all, []byte(stop[:n]))
+		}
+	}
+	return !ok
+}
+
+// passedStop reports whether the part of the engine that goes on begins with a stop string
+// that has not ended it.
+func (s *Stream) passedStop(n *nativeEvent) bool {
+	if len(s.Stops) == 0 || s.latest.past || string(n.finishKind) == `"stop"` {
+		return false
+	}
+	own, ok := rawjson.Unquote(nil, n.text)
+	s.latest.past = true
+	for _, stop := range s.Stops {
+		ok = ok && !bytes.HasPrefix(own, []byte(stop))
+		s.latest.past = s.latest.past && len(own) >= len(stop)
+	}
+	return !ok
 }
 
 // handOver keeps what the client has of the answer, for the events of the next engine.

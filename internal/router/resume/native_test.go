@@ -218,6 +218,64 @@ func TestNativeRefused(t *testing.T) {
 	}
 }
 
+// TestNativeStops: a stream with stop strings is gone on with where none begins in what the
+// client has, and one that the next engine has not seen at its beginning ends it.
+func TestNativeStops(t *testing.T) {
+	whole := nativeEngine(0, 1, "one", true)
+	const seam = 4
+	for name, c := range map[string]struct {
+		stop  string
+		why   Refusal // of going on
+		joins bool    // what the next engine says
+	}{
+		"elsewhere":                      {"never in it", "", true},
+		"begins before, ends after":      {answer[seam-2 : seam+3], Stops, false},
+		"begins with the last character": {answer[seam-1:seam] + "?", Stops, false},
+		"ends before":                    {answer[seam-3 : seam], Stops, false},
+		"begins the rest":                {answer[seam : seam+3], "", false},
+		"is later in the rest":           {answer[seam+1 : seam+4], "", true}, // which is that engine's to see
+	} {
+		s := natively()
+		s.Stops = []string{"nor this", c.stop}
+		s.Begin()
+		s.Given([]byte("[1000,1001,1002]"))
+		if _, err := s.Pass([]byte(strings.Join(whole[:seam], ""))); err != nil {
+			t.Fatal(err)
+		}
+		s.Broke()
+		settle(s)
+		if _, why := s.Next(); why != c.why {
+			t.Errorf("%s: %q, want %q", name, why, c.why)
+			continue
+		}
+		if c.why != "" {
+			continue
+		}
+		_, err := s.Pass([]byte(strings.Join(nativeEngine(seam, 1, "two", true)[:6], "")))
+		if c.joins && err != nil || !c.joins && (!errors.Is(err, ErrUnclear) || s.Refused() != Stops) {
+			t.Errorf("%s: %v, %q", name, err, s.Refused())
+		}
+	}
+	// The engine's own end there is the stream's.
+	s := natively()
+	s.Stops = []string{answer[seam : seam+3]}
+	s.Begin()
+	s.Given([]byte("[1000,1001,1002]"))
+	if _, err := s.Pass([]byte(strings.Join(whole[:seam], ""))); err != nil {
+		t.Fatal(err)
+	}
+	s.Broke()
+	settle(s)
+	if _, why := s.Next(); why != "" {
+		t.Fatal(why)
+	}
+	end := nativeEngine(seam, 1, "two", true)[2]
+	end = strings.Replace(end, `"finish_reason":null`, `"finish_reason":{"type":"stop","matched":"x"}`, 1)
+	if out, err := s.Pass([]byte(end)); err != nil || !s.Ended() || len(out) == 0 {
+		t.Errorf("%v %q", err, out)
+	}
+}
+
 // TestJudgeNative: the members of SGLang's /generate.
 func TestJudgeNative(t *testing.T) {
 	for body, want := range map[string]Refusal{
@@ -246,6 +304,24 @@ func TestJudgeNative(t *testing.T) {
 		if why, _ := Judge(&v, false); why != want {
 			t.Errorf("%s: %q, want %q", body, why, want)
 		}
+	}
+	for body, want := range map[string]string{
+		`{"stop":"a"}`: "a", `{"stop":["b","c"]}`: "b c", `{"stop":""}`: "", `{"stop":["a",7]}`: "", `{}`: "",
+	} {
+		var v api.View
+		if err := v.Parse([]byte(`{"input_ids":[1,2],"stop":"z","stream":true,"sampling_params":`+body+`}`), api.SGLangGenerate, api.Limits{}); err != nil {
+			t.Fatal(err)
+		}
+		if stops, ok := StopStrings(&v); strings.Join(stops, " ") != want || ok != (want != "") {
+			t.Errorf("%s: %q %t", body, stops, ok)
+		}
+	}
+	var v api.View
+	if err := v.Parse([]byte(`{"input_ids":[1,2],"stream":true,"sampling_params":{"stop":"a","stop_regex":"b"}}`), api.SGLangGenerate, api.Limits{}); err != nil {
+		t.Fatal(err)
+	}
+	if why, member := Judge(&v, true); why != Stops || member != "sampling_params.stop_regex" {
+		t.Errorf("%q %q", why, member)
 	}
 }
 

@@ -71,7 +71,7 @@ var words = map[Refusal]string{
 	Echo:       "it echoes the prompt",
 	Tools:      "its tool parser would begin anew",
 	Reasoning:  "its reasoning parser would begin anew",
-	Stops:      "it has stop strings, and no tokenizer here watches them",
+	Stops:      "it has stop strings, and they cannot be watched across the seam",
 	Prompt:     "its prompt is cut by the engine, or is more than text",
 	Field:      "it has a member that is not known to be continuable",
 	TooLong:    "it is longer than is kept for a stream",
@@ -220,7 +220,7 @@ func Judge(v *api.View, watched bool) (why Refusal, member string) {
 	for i := range v.Fields {
 		name, raw := v.Member(i)
 		if v.Kind == api.SGLangGenerate && name == "sampling_params" {
-			if why, member := judgeSampling(raw); why != "" {
+			if why, member := judgeSampling(raw, watched); why != "" {
 				return why, member
 			}
 			continue
@@ -250,12 +250,14 @@ func judge(tables []map[string]rule, name string, raw []byte) Refusal {
 }
 
 // judgeSampling judges the sampling_params of SGLang's /generate.
-func judgeSampling(raw []byte) (why Refusal, member string) {
+func judgeSampling(raw []byte, watched bool) (why Refusal, member string) {
 	if string(raw) == "null" {
 		return "", ""
 	}
 	err := rawjson.Object(raw, func(k, v []byte) bool {
-		member = string(k)
+		if member = string(k); watched && member == "stop" {
+			return true
+		}
 		why = judge([]map[string]rule{ofSampling}, member, v)
 		return why == ""
 	})

@@ -67,6 +67,17 @@ func (w *watch) kept() int {
 // be watched.
 func StopStrings(v *api.View) (stops []string, ok bool) {
 	raw, _ := v.Get("stop")
+	beside := besideStops
+	if v.Kind == api.SGLangGenerate {
+		raw, beside = nil, nil
+		sampling, _ := v.Get("sampling_params")
+		_ = rawjson.Object(sampling, func(k, v []byte) bool { // what is no object is refused for that
+			if string(k) == "stop" {
+				raw = v
+			}
+			return true
+		})
+	}
 	size := 0
 	add := func(v []byte) bool {
 		s, is := rawjson.Unquote(nil, v)
@@ -85,7 +96,7 @@ func StopStrings(v *api.View) (stops []string, ok bool) {
 	if !ok || len(stops) > maxStops || size > maxStopBytes {
 		return nil, false
 	}
-	for name, harmless := range besideStops {
+	for name, harmless := range beside {
 		if raw, is := v.Get(name); is && !harmless(string(raw)) {
 			return nil, false
 		}

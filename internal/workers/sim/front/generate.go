@@ -142,12 +142,12 @@ func (s *Server) follow(ctx context.Context, j *job, c *choice, emit func(*choic
 		hold = max(hold, utf8.RuneCountInString(w)-1)
 	}
 	var buf []engine.Output
+	var d delta
 	for {
 		var err error
 		if buf, err = c.stream.Next(ctx, buf); err != nil {
 			return err
 		}
-		var d delta
 		for _, o := range buf {
 			// vLLM counts what a synchronous store brought as cached, but not
 			// the tokens that NIXL pulls; those that are pushed it counts.
@@ -184,7 +184,16 @@ func (s *Server) follow(ctx context.Context, j *job, c *choice, emit func(*choic
 			}
 		}
 		show := c.held
-		if c.finish == "" {
+		switch {
+		case c.finish != "":
+		case s.sglang(): // it holds back the whole event
+			if begins(show, j.stops) {
+				if c.raw == "" {
+					continue
+				}
+				show = "" // not within a character, whose text waits
+			}
+		default:
 			for range hold {
 				_, n := utf8.DecodeLastRuneInString(show)
 				show = show[:len(show)-n]
@@ -196,6 +205,7 @@ func (s *Server) follow(ctx context.Context, j *job, c *choice, emit func(*choic
 		if err := emit(c, d); err != nil {
 			return err
 		}
+		d = delta{}
 		if c.finish != "" {
 			return nil
 		}
@@ -239,6 +249,18 @@ func stopAt(text string, stops []string) (int, string) {
 		}
 	}
 	return at, word
+}
+
+// begins reports whether a stop string may begin in a text and end behind it.
+func begins(text string, stops []string) bool {
+	for _, w := range stops {
+		for n := min(len(w)-1, len(text)); n > 0; n-- {
+			if strings.HasSuffix(text, w[:n]) {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // whole runs a job to its end without streaming and returns its choices.
