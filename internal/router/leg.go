@@ -166,6 +166,12 @@ func (x *exchange) prefillLeg(ctx context.Context, t *disagg.Transfer, p disagg.
 		if len(facts.Odd) > 0 {
 			x.oddParams(p.Worker, facts.Odd)
 		}
+		if facts.Groups > 1 {
+			if e, ok := r.failures.Hybrid(p.Worker, facts.Groups, time.Now()); ok {
+				e.Request = x.decision
+				r.event(e)
+			}
+		}
 		return nil
 	case errors.Is(err, disagg.ErrEnded):
 		record.end(nil) // a good answer

@@ -21,6 +21,7 @@ import (
 	"github.com/dynctl/dynctl/internal/bench/loadgen"
 	"github.com/dynctl/dynctl/internal/bench/workload"
 	"github.com/dynctl/dynctl/internal/router/admin"
+	"github.com/dynctl/dynctl/internal/router/disagg"
 	"github.com/dynctl/dynctl/internal/router/receipt"
 	"github.com/dynctl/dynctl/internal/table"
 	"github.com/dynctl/dynctl/internal/wait"
@@ -356,6 +357,9 @@ func (e *exam) contradictions(ws []admin.Worker) {
 					lens[m] = seen{n, w.Name}
 				}
 			}
+		}
+		if strings.HasPrefix(w.Connector, string(workers.ConnectorNIXL)) && slices.ContainsFunc(w.Ranks, func(k admin.Rank) bool { return len(k.Feed.CacheGroups) > 1 }) {
+			e.add("hybrid over NIXL", w.Name, Warn, "the model has caches of several kinds, and "+disagg.HybridDefect, "compare answers with those of one engine alone before you trust them; without prefill workers nothing is moved")
 		}
 		if w.DP != len(w.Ranks) {
 			bad = true

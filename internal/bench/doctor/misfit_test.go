@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
@@ -40,6 +41,27 @@ func TestMisfit(t *testing.T) {
 		e := &exam{facts: &fleet.Facts{Workers: []admin.Worker{{Name: "v"}, w}}}
 		if got := e.misfit("w/dp1", tt.predicted, tt.found); !strings.Contains(got, tt.want) {
 			t.Errorf("%s: %q, want %q", tt.name, got, tt.want)
+		}
+	}
+}
+
+// A model with several cache groups that moves them over NIXL is named, with the
+// engine's defect; other connectors and models are not.
+func TestHybridOverNIXL(t *testing.T) {
+	t.Parallel()
+	hybrid := []admin.CacheGroup{{Kind: "full_attention", Block: 16}, {Group: 1, Kind: "sliding_window", Window: 40, Block: 16}}
+	for _, tt := range []struct {
+		connector string
+		groups    []admin.CacheGroup
+		warned    bool
+	}{{"nixl", hybrid, true}, {"nixl-push", hybrid, true}, {"nixl", nil, false}, {"lmcache", hybrid, false}, {"", hybrid, false}} {
+		e := &exam{r: &Report{}}
+		e.contradictions([]admin.Worker{{Name: "w", Connector: tt.connector, DP: 1, Ranks: []admin.Rank{{Label: "w/dp0", Feed: admin.Feed{CacheGroups: tt.groups}}}}})
+		warned := slices.ContainsFunc(e.r.Findings, func(f Finding) bool {
+			return f.Check == "hybrid over NIXL" && f.Subject == "w" && f.State == Warn && strings.Contains(f.Text, "52234")
+		})
+		if warned != tt.warned {
+			t.Errorf("%q with %d groups: warned: %v", tt.connector, len(tt.groups), warned)
 		}
 	}
 }

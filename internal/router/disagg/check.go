@@ -234,6 +234,8 @@ type params struct {
 	err   error
 	// report lets harmless oddities pass into odd.
 	report bool
+	// hybrid says that there are several cache groups, with which nothing is harmless.
+	hybrid bool
 	odd    []string
 }
 
@@ -241,7 +243,7 @@ type params struct {
 // 0.32 answers right whatever these members say, or at worst (a size that it
 // needs for its first contact with the prefill engine) with an error.
 func (p *params) harmless(field int, format string, a ...any) {
-	e := &ParamsError{Field: fieldNames[field], Problem: fmt.Sprintf(format, a...), Harmless: true}
+	e := &ParamsError{Field: fieldNames[field], Problem: fmt.Sprintf(format, a...), Harmless: !p.hybrid}
 	if p.report {
 		p.odd = append(p.odd, e.Field+": "+e.Problem)
 	} else {
@@ -313,6 +315,9 @@ func readParams(t *Transfer, a *answer) (*params, error) {
 	if p.count == 0 {
 		return nil, a.missing()
 	}
+	if t.facts.Groups = cacheGroups(p.m[fieldBlockIDs]); t.facts.Groups > 1 {
+		p.hybrid, p.report = true, false
+	}
 	p.flag(fieldRemotePrefill, gjson.True)
 	p.flag(fieldRemoteDecode, gjson.False)
 	f := &t.facts
@@ -339,6 +344,23 @@ func readParams(t *Transfer, a *answer) (*params, error) {
 	}
 	return p, nil
 }
+
+// cacheGroups is how many groups a list of blocks has, 0 when it has none or is flat.
+func cacheGroups(list gjson.Result) (n int) {
+	if list.IsArray() {
+		list.ForEach(func(_, group gjson.Result) bool {
+			if group.IsArray() {
+				n++
+			}
+			return true
+		})
+	}
+	return n
+}
+
+// HybridDefect says what is known to go wrong where a model with several cache groups
+// moves them over NIXL.
+const HybridDefect = "vLLM has an open defect there: corrupted tokens with HTTP 200 (vllm-project/vllm#52234)"
 
 // checkRequestID refuses parameters of another request. vLLM makes its
 // internal id from the header X-Request-Id, which both legs carry, and answers

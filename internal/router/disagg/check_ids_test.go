@@ -2,6 +2,7 @@ package disagg
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -10,6 +11,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/dynctl/dynctl/internal/property"
+	"github.com/dynctl/dynctl/internal/workers"
 )
 
 // TestRisingIDsAreCountedTheSame: the fast way counts what the slow one would,
@@ -74,6 +76,41 @@ func BenchmarkParseAnswer(b *testing.B) {
 	for b.Loop() {
 		if _, err := parseAnswer(body); err != nil {
 			b.Fatal(err)
+		}
+	}
+}
+
+// TestHybridIsStrict: parameters with several cache groups are judged strictly,
+// whatever was asked for, and how many groups there are is told.
+func TestHybridIsStrict(t *testing.T) {
+	const two = `[[700, 699, 698, 697, 696, 695, 694],[12, 13]]`
+	for _, tt := range []struct {
+		name   string
+		blocks string
+		groups int
+		want   error
+	}{
+		{"one group", `[[700, 699, 698, 697, 696, 695, 694]]`, 1, nil},
+		{"two groups", two, 2, ErrBadParams},
+	} {
+		for _, odd := range []bool{false, true} {
+			d := dispatch(workers.ConnectorNIXL)
+			d.Check = workers.TransferReport
+			tr := begin(t, workers.ConnectorNIXL, Options{}, d)
+			answer := strings.Replace(captured, `[[700, 699, 698, 697, 696, 695, 694]]`, tt.blocks, 1)
+			if odd {
+				answer = strings.Replace(answer, `"remote_num_tokens": 200`, `"remote_num_tokens": 7`, 1)
+			}
+			want := tt.want
+			if !odd {
+				want = nil
+			}
+			if err := tr.CheckPrefill([]byte(answer)); !errors.Is(err, want) {
+				t.Errorf("%s, odd: %v: %v", tt.name, odd, err)
+			}
+			if f := tr.Facts(); f.Groups != tt.groups || len(f.Odd) > 0 != (odd && want == nil) {
+				t.Errorf("%s, odd: %v: %+v", tt.name, odd, f)
+			}
 		}
 	}
 }

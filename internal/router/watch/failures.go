@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/dynctl/dynctl/internal/router/disagg"
 	"github.com/dynctl/dynctl/internal/router/eventlog"
 	"github.com/dynctl/dynctl/internal/workers"
 )
@@ -72,6 +73,15 @@ func (f *Failures) OddParams(w *workers.Worker, what string, now time.Time) (e e
 	return f.tell(failure{w.Name, "prefill", "odd_params"}, now, eventlog.Event{
 		Kind: "prefill_odd_params", Worker: w.Name, Fields: map[string]any{},
 		Text: fmt.Sprintf("the transfer parameters of %s are not as expected and were used (transfer_check=report): %s", w.Name, what),
+	})
+}
+
+// Hybrid is the event by which to tell that KV of several cache groups moves over
+// NIXL; ok is false when it was told of this worker a moment ago.
+func (f *Failures) Hybrid(w *workers.Worker, groups int, now time.Time) (e eventlog.Event, ok bool) {
+	return f.tell(failure{w.Name, "prefill", "hybrid"}, now, eventlog.Event{
+		Kind: "hybrid_over_nixl", Severity: eventlog.Warn, Worker: w.Name, Fields: map[string]any{"cache_groups": groups},
+		Text: fmt.Sprintf("%s moves KV of %d cache groups over NIXL: %s", w.Name, groups, disagg.HybridDefect),
 	})
 }
 
