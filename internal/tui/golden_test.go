@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -36,11 +38,14 @@ func leakMain(m *testing.M) {
 		goleak.IgnoreAnyFunction("github.com/charmbracelet/bubbletea.(*Program).readLoop"))
 }
 
-// views brings every view onto the screen.
-var views = []struct {
+// view is one that a key brings onto the screen.
+type view struct {
 	name string
 	show func(a *app, g stage)
-}{
+}
+
+// views brings every view onto the screen.
+var views = []view{
 	{"overview", func(*app, stage) {}},
 	{"heat", func(a *app, _ stage) { press(a, "x", "x") }},
 	{"workers", func(a *app, _ stage) { press(a, "2", "j", "j", "m") }},
@@ -125,24 +130,33 @@ func golden(t *testing.T, name, got string) {
 	}
 }
 
-func TestViews(t *testing.T) {
+// everySize runs test at each size, with and without characters beyond ASCII; name has
+// what tells the golden files apart.
+func everySize(t *testing.T, name string, test func(t *testing.T, w, h int, o Options, name string)) {
+	t.Helper()
 	for _, size := range [][2]int{{120, 40}, {80, 24}, {200, 50}} {
 		for _, ascii := range []bool{false, true} {
-			for _, v := range views {
-				name := fmt.Sprintf("%s-%dx%d", v.name, size[0], size[1])
-				if ascii {
-					name += "-ascii"
-				}
-				t.Run(name, func(t *testing.T) {
-					g := stage{prefill: 2, decode: 4, dp: 2, troubles: true}
-					a := newStage(t, g, size[0], size[1], 20, Options{Profile: termenv.Ascii, ASCII: ascii})
-					v.show(a, g)
-					got := screen(a)
-					checkFrame(t, got, size[0], size[1], ascii)
-					golden(t, name, got+"\n")
-				})
+			name := fmt.Sprintf("%s-%dx%d", name, size[0], size[1])
+			if ascii {
+				name += "-ascii"
 			}
+			t.Run(name, func(t *testing.T) {
+				test(t, size[0], size[1], Options{Profile: termenv.Ascii, ASCII: ascii}, name)
+			})
 		}
+	}
+}
+
+func TestViews(t *testing.T) {
+	for _, v := range views {
+		everySize(t, v.name, func(t *testing.T, w, h int, o Options, name string) {
+			g := stage{prefill: 2, decode: 4, dp: 2, troubles: true}
+			a := newStage(t, g, w, h, 20, o)
+			v.show(a, g)
+			got := screen(a)
+			checkFrame(t, got, w, h, o.ASCII)
+			golden(t, name, got+"\n")
+		})
 	}
 }
 
@@ -244,11 +258,18 @@ func checkFrame(t *testing.T, frame string, w, h int, ascii bool) {
 	}
 }
 
+// TestHealthyOverview: where all is well, the rates are told, at each size.
 func TestHealthyOverview(t *testing.T) {
-	g := stage{prefill: 2, decode: 4, dp: 2}
-	got := screen(newStage(t, g, 120, 40, 20, plainOptions))
-	golden(t, "healthy-120x40", got+"\n")
-	mustContain(t, got, "req/s   42.0", "p50 188ms", "prefix hit  63.1%")
+	everySize(t, "healthy", func(t *testing.T, w, h int, o Options, name string) {
+		got := screen(newStage(t, stage{prefill: 2, decode: 4, dp: 2}, w, h, 20, o))
+		checkFrame(t, got, w, h, o.ASCII)
+		golden(t, name, got+"\n")
+		text := strings.Join(strings.Fields(got), " ")
+		mustContain(t, text, "req/s 42.0", "hit 63.1%")
+		if w >= 120 {
+			mustContain(t, text, "p50 188ms")
+		}
+	})
 }
 
 // TestUnreached: a router that was never reached has no figures, and one that came
@@ -256,22 +277,54 @@ func TestHealthyOverview(t *testing.T) {
 func TestUnreached(t *testing.T) {
 	g := stage{prefill: 2, decode: 4, dp: 2}
 	lost := feed.Sample{Err: errors.New("no router answers at http://10.0.0.1:8001: connection refused"), At: start.Add(20 * time.Second)}
-	a := newStage(t, g, 80, 24, 0, plainOptions)
-	a.Update(sampleMsg{0, lost})
-	got := screen(a)
-	golden(t, "unreached-80x24", got+"\n")
-	if strings.Contains(got, "ready") || strings.Contains(got, "0us") {
-		t.Errorf("something is known of a router that was never reached:\n%s", got)
-	}
-	a = newStage(t, g, 120, 40, 18, plainOptions)
-	restarted := g.snapshot(19)
-	restarted.Status.Started, restarted.Status.Index.Memberships = restarted.Status.Now.Add(-3*time.Second), 21_000
-	a.Update(sampleMsg{0, feed.Sample{Snapshot: restarted, At: restarted.Status.Now}})
-	a.Update(sampleMsg{0, lost})
-	got = screen(a)
-	golden(t, "restarted-120x40", got+"\n")
-	mustContain(t, got, "was ready", "cold since the router's restart: it knows 21000 of 1840000 blocks, 1%")
+	everySize(t, "unreached", func(t *testing.T, w, h int, o Options, name string) {
+		a := newStage(t, g, w, h, 0, o)
+		a.Update(sampleMsg{0, lost})
+		got := screen(a)
+		checkFrame(t, got, w, h, o.ASCII)
+		golden(t, name, got+"\n")
+		if strings.Contains(got, "ready") || strings.Contains(got, "0us") {
+			t.Errorf("something is known of a router that was never reached:\n%s", got)
+		}
+	})
+	everySize(t, "restarted", func(t *testing.T, w, h int, o Options, name string) {
+		a := newStage(t, g, w, h, 18, o)
+		restarted := g.snapshot(19)
+		restarted.Status.Started, restarted.Status.Index.Memberships = restarted.Status.Now.Add(-3*time.Second), 21_000
+		a.Update(sampleMsg{0, feed.Sample{Snapshot: restarted, At: restarted.Status.Now}})
+		a.Update(sampleMsg{0, lost})
+		got := screen(a)
+		checkFrame(t, got, w, h, o.ASCII)
+		golden(t, name, got+"\n")
+		mustContain(t, got, "was ready")
+		press(a, "!") // the line is longer than 80 columns
+		mustContain(t, strings.Join(strings.Fields(screen(a)), " "), "cold since the router's restart: it knows 21000 of 1840000 blocks, 1%")
+	})
 }
+
+// TestRadixFiguresAreWhole: where a place in the prompt, or the line of the whole index, has
+// no room, words are left out, and no figure is cut.
+func TestRadixFiguresAreWhole(t *testing.T) {
+	g := stage{prefill: 2, decode: 4, dp: 2, troubles: true}
+	for w := 80; w <= 130; w++ {
+		a := newStage(t, g, w, 24, 20, plainOptions)
+		views[slices.IndexFunc(views, func(v view) bool { return v.name == "radix" })].show(a, g)
+		deep := g.children("11")
+		for i := range deep.Children {
+			deep.Children[i].DepthBlocks = 123_456
+		}
+		a.Update(page.ChildrenMsg{Router: a.sel, Query: admin.BrowseQuery{Node: "11", Sort: "blocks", Limit: 50}, Answer: deep})
+		for l := range strings.Lines(screen(a)) {
+			l = strings.TrimRight(l, " \n")
+			if cutFigure.MatchString(l) {
+				t.Errorf("%d columns: %s", w, l)
+			}
+		}
+	}
+}
+
+// cutFigure is a figure with a sign that the rest is missing, or a unit without its end.
+var cutFigure = regexp.MustCompile(`at [0-9.]+[kM]?…|[-+][0-9.]+$| (b|bl|blk|blk/|lookups/|lookup)$`)
 
 // TestTroubles demands that the overview tells every trouble in plain words.
 func TestTroubles(t *testing.T) {
@@ -306,8 +359,15 @@ func TestTroubles(t *testing.T) {
 	}
 }
 
+// TestColours: no view says anything by colour alone.
 func TestColours(t *testing.T) {
-	g := stage{prefill: 1, decode: 2, dp: 2, troubles: false}
+	g := stage{prefill: 2, decode: 4, dp: 2, troubles: true}
+	lines := func(a *app) (out []string) { // charts with a colour have blanks at the end of lines
+		for l := range strings.Lines(screen(a)) {
+			out = append(out, strings.TrimRight(l, " \n"))
+		}
+		return out
+	}
 	for _, c := range []struct {
 		name    string
 		profile termenv.Profile
@@ -315,15 +375,19 @@ func TestColours(t *testing.T) {
 		colours bool
 	}{{"none", termenv.Ascii, "dark", false}, {"mono", termenv.TrueColor, "mono", false}, {"16", termenv.ANSI, "dark", true}, {"256", termenv.ANSI256, "light", true}} {
 		t.Run(c.name, func(t *testing.T) {
-			a := newStage(t, g, 120, 40, 5, Options{Profile: c.profile, Theme: c.theme})
-			frame := a.View()
-			got := strings.Contains(frame, "\x1b[3") || strings.Contains(frame, ";3") || strings.Contains(frame, "\x1b[9")
-			if got != c.colours {
-				t.Errorf("colours = %v, want %v", got, c.colours)
-			}
-			plain := screen(newStage(t, g, 120, 40, 5, plainOptions))
-			if d := cmp.Diff(plain, screen(a)); d != "" {
-				t.Errorf("the text depends on colours:\n%s", d)
+			for _, v := range views {
+				a := newStage(t, g, 120, 40, 20, Options{Profile: c.profile, Theme: c.theme})
+				v.show(a, g)
+				frame := a.View()
+				got := strings.Contains(frame, "\x1b[3") || strings.Contains(frame, ";3") || strings.Contains(frame, "\x1b[9")
+				if got != c.colours {
+					t.Errorf("%s: colours = %v, want %v", v.name, got, c.colours)
+				}
+				plain := newStage(t, g, 120, 40, 20, plainOptions)
+				v.show(plain, g)
+				if d := cmp.Diff(lines(plain), lines(a)); d != "" {
+					t.Errorf("%s: the text depends on colours:\n%s", v.name, d)
+				}
 			}
 		})
 	}

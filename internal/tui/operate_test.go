@@ -72,14 +72,32 @@ func TestDrainAsksFirst(t *testing.T) {
 // TestDescribe: d tells all of the worker under the cursor.
 func TestDescribe(t *testing.T) {
 	g := stage{prefill: 2, decode: 4, dp: 2, troubles: true}
-	a := newStage(t, g, 120, 40, 20, plainOptions)
-	press(a, "/")
-	typed(a, "decode-1/dp1")
-	press(a, "enter", "d")
-	got := screen(a)
-	golden(t, "describe-120x40", got+"\n")
-	mustContain(t, got, "describe decode-1", "decode-1/dp0", "decode-1/dp1 SLOW", "TTFT 210ms, ITL 131ms, 92 output tokens/s")
-	if press(a, "esc"); strings.Contains(screen(a), "describe decode-1") {
-		t.Error("esc does not close it")
-	}
+	everySize(t, "describe", func(t *testing.T, w, h int, o Options, name string) {
+		a := newStage(t, g, w, h, 20, o)
+		press(a, "/")
+		typed(a, "decode-1/dp1")
+		press(a, "enter", "d")
+		got := screen(a)
+		checkFrame(t, got, w, h, o.ASCII)
+		golden(t, name, got+"\n")
+		mustContain(t, got, "describe decode-1", "decode-1/dp1 SLOW", "TTFT 210ms, ITL 131ms, 92 output tokens/s")
+		if h < 30 {
+			mustContain(t, got, "more lines (j scrolls)")
+			press(a, "G")
+		}
+		mustContain(t, screen(a), "decode-1/dp0")
+		if press(a, "esc"); strings.Contains(screen(a), "describe decode-1") {
+			t.Error("esc does not close it")
+		}
+	})
+	everySize(t, "drain", func(t *testing.T, w, h int, o Options, name string) {
+		a := newStage(t, g, w, h, 20, o)
+		press(a, ":")
+		typed(a, "drain prefill-0")
+		press(a, "enter")
+		got := screen(a)
+		checkFrame(t, got, w, h, o.ASCII)
+		golden(t, name, got+"\n")
+		mustContain(t, got, "prefill-0 is the last usable prefill worker")
+	})
 }

@@ -399,7 +399,7 @@ func (x *Radix) Draw(c *Ctx, p *widget.Painter) {
 	ix := &c.R.Index
 	block := max(c.R.BlockSize, 1)
 	p.Put(theme.Bold, "  "+x.crumbs())
-	p.Put(theme.Dim, fmt.Sprintf("   index %s blocks in %s runs, %s, %s lookups/s, +%s -%s blk/s", widget.Count(ix.Blocks.F()), widget.Count(ix.Nodes.F()), widget.Bytes(ix.Bytes.F()),
+	p.Words(theme.Dim, fmt.Sprintf("   index %s blocks in %s runs, %s, %s lookups/s, +%s -%s blk/s", widget.Count(ix.Blocks.F()), widget.Count(ix.Nodes.F()), widget.Bytes(ix.Bytes.F()),
 		widget.Rate(ix.LookupRate.F()), widget.Rate(ix.StoredRate.F()), widget.Rate(ix.RemovedRate.F())))
 	p.End()
 	ranks := maskOrder(c.R)
@@ -553,17 +553,21 @@ func (x *Radix) drawRow(p *widget.Painter, i, name, bar, block int, show columns
 		sign = g.Closed
 	}
 	p.Put(theme.Accent, sign+" ")
-	label := r.k.label() + ".."
+	p.Put(theme.Plain, p.Cut(r.k.label()+"..", max(end-p.X(), 0)))
+	var more []string
 	if n.DepthBlocks > 0 {
-		label += fmt.Sprintf(" at %s", widget.Count(float64(n.DepthBlocks*block)))
+		more = append(more, "at "+widget.Count(float64(n.DepthBlocks*block)))
 	}
 	if r.k.asking && !r.k.loaded {
-		label += " loading"
+		more = append(more, "loading")
 	}
 	if r.k.err != "" {
-		label += " " + r.k.err
+		more = append(more, r.k.err)
 	}
-	p.Put(theme.Plain, p.Cut(label, max(end-p.X(), 0)))
+	if room := end - p.X() - 1; len(more) > 0 && room > widget.Width(g.Ellipsis) {
+		p.Put(theme.Plain, " ")
+		p.Put(theme.Plain, p.FitWords(strings.Join(more, " "), room))
+	}
 	p.To(end)
 	p.Put(theme.Plain, " ")
 	p.Right(theme.Plain, widget.Count(float64(n.LengthBlocks*block)), 7)
