@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/dynctl/dynctl/internal/router/admission"
 	"github.com/dynctl/dynctl/internal/router/api"
 	"github.com/dynctl/dynctl/internal/router/attempt"
 	"github.com/dynctl/dynctl/internal/router/decide"
@@ -20,36 +21,35 @@ const heartbeat = 5 * time.Second
 
 // moves paces streams that go on elsewhere: an engine that dies with two hundred of
 // them leaves two hundred prompts at once, and whoever takes them has streams of its
-// own. On each rank a few have their prompt computed at a time. Who waits is bounded as
-// requests in progress are. The zero value is ready.
+// own. On each rank a few have their prompt computed at a time, first come, first served
+// ([admission.Places]). Who waits is bounded as requests in progress are. The zero value
+// is ready.
 type moves struct {
-	mu    sync.Mutex
-	on    map[uint32]int // by slot of the rank
-	wait  map[uint32]int // those who wait, by slot of each rank that they want
-	freed chan struct{}  // closed when a place comes free; nil while nobody waits
+	mu     sync.Mutex
+	places admission.Places
+	turn   map[*admission.Wish]chan struct{} // of those who wait: closed when it has its places
 }
 
 // enter takes a place on all ranks at once, of which each has so many. While it waits
 // it calls beat again and again.
 func (m *moves) enter(ctx context.Context, slots []uint32, limit int, every time.Duration, beat func() error) error {
-	var timer *time.Timer
+	w := &admission.Wish{Slots: slots, Limit: limit}
+	turn := m.wait(w)
+	if turn == nil {
+		return nil
+	}
+	timer := time.NewTimer(every)
+	defer timer.Stop()
 	for {
-		freed := m.try(slots, limit)
-		if freed == nil {
-			return nil
-		}
-		if timer == nil {
-			timer = time.NewTimer(every)
-			defer timer.Stop()
-			m.waits(slots, 1)
-			defer m.waits(slots, -1)
-		}
 		select {
 		case <-ctx.Done():
+			m.drop(w)
 			return ctx.Err()
-		case <-freed:
+		case <-turn:
+			return nil
 		case <-timer.C:
 			if err := beat(); err != nil {
+				m.drop(w)
 				return err
 			}
 			timer.Reset(every)
@@ -57,68 +57,68 @@ func (m *moves) enter(ctx context.Context, slots []uint32, limit int, every time
 	}
 }
 
-// waits counts one more or one less who waits for the slots.
-func (m *moves) waits(slots []uint32, n int) {
+// wait takes the places, or stands in line for them and returns what is closed when it
+// has them.
+func (m *moves) wait(w *admission.Wish) chan struct{} {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.wait == nil {
-		m.wait = map[uint32]int{}
+	if m.places.Take(w.Slots, w.Limit) {
+		return nil
 	}
-	for _, s := range slots {
-		if m.wait[s] += n; m.wait[s] == 0 {
-			delete(m.wait, s)
-		}
+	if m.turn == nil {
+		m.turn = map[*admission.Wish]chan struct{}{}
 	}
+	turn := make(chan struct{})
+	m.turn[w] = turn
+	m.places.Wait(w)
+	m.next() // its limit may be another one than that of those before
+	return turn
+}
+
+// next tells those who have their places now; mu is held.
+func (m *moves) next() {
+	for w := m.places.Next(); w != nil; w = m.places.Next() {
+		close(m.turn[w])
+		delete(m.turn, w)
+	}
+}
+
+// drop gives up waiting.
+func (m *moves) drop(w *admission.Wish) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.turn, w)
+	m.places.Drop(w)
+	m.next()
 }
 
 // waiting is how many streams wait for a place on a rank.
 func (m *moves) waiting(slot uint32) int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.wait[slot]
+	return m.places.Waiting(slot)
 }
 
-// try takes the places, or tells what to wait for.
-func (m *moves) try(slots []uint32, limit int) (freed chan struct{}) {
+// try takes the places, if they are free now.
+func (m *moves) try(slots []uint32, limit int) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for _, s := range slots {
-		if m.on[s] >= limit {
-			if m.freed == nil {
-				m.freed = make(chan struct{})
-			}
-			return m.freed
-		}
-	}
-	if m.on == nil {
-		m.on = map[uint32]int{}
-	}
-	for _, s := range slots {
-		m.on[s]++
-	}
-	return nil
+	return m.places.Take(slots, limit)
 }
 
 // room reports whether one of the ranks has a place.
 func (m *moves) room(ranks []*workers.Rank, limit int) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return slices.ContainsFunc(ranks, func(k *workers.Rank) bool { return m.on[k.Slot] < limit })
+	return slices.ContainsFunc(ranks, func(k *workers.Rank) bool { return m.places.Free(k.Slot, limit) })
 }
 
 // leave gives the places back.
 func (m *moves) leave(slots []uint32) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for _, s := range slots {
-		if m.on[s]--; m.on[s] == 0 {
-			delete(m.on, s)
-		}
-	}
-	if m.freed != nil {
-		close(m.freed)
-		m.freed = nil
-	}
+	m.places.Leave(slots)
+	m.next()
 }
 
 // appendSlots adds the slots of a plan's ranks.
@@ -224,7 +224,7 @@ func (x *exchange) decideMove(y *exchange, from *workers.Worker, fleet *workers.
 			return false
 		}
 		slots := appendSlots(c.places, &d.run)
-		if r.moves.try(slots, d.settings.Continue.AtOnce) != nil {
+		if !r.moves.try(slots, d.settings.Continue.AtOnce) {
 			return false
 		}
 		c.places = slots

@@ -40,8 +40,8 @@ func TestMovesTakeTurns(t *testing.T) {
 			})
 		}
 		wg.Wait()
-		if most != 4 || beats == 0 || len(m.on) != 0 {
-			t.Errorf("at most %d at once, %d beats, left %v", most, beats, m.on)
+		if most != 4 || beats == 0 || !m.places.Idle() || len(m.turn) != 0 {
+			t.Errorf("at most %d at once, %d beats, left %v", most, beats, m.turn)
 		}
 		if err := m.enter(t.Context(), []uint32{1}, 1, time.Second, nil); err != nil {
 			t.Fatal(err)
