@@ -71,18 +71,7 @@ func (x *exchange) mayContinue() {
 		return // no stream, nothing to go on with
 	}
 	c := &continuation{}
-	stops, watched := resume.StopStrings(&x.view)
-	decode := x.r.tokens.Decoder()
-	c.stream.Native = x.view.Kind == api.SGLangGenerate
-	watched = watched && (decode != nil || c.stream.Native)
-	if c.refused, c.member = resume.Judge(&x.view, watched); watched {
-		if c.stream.Stops = stops; !c.stream.Native {
-			c.stream.Decode, c.stream.Usage = decode, x.view.IncludeUsage
-		}
-	}
-	c.stream.Chat = x.view.Kind == api.Chat
-	raw, ok := x.view.Get("return_token_ids")
-	c.stream.KeepIDs = ok && string(raw) == "true" || c.stream.Native
+	c.stream, c.refused, c.member = resume.Open(&x.view, x.r.tokens.Decoder())
 	x.cont = c
 }
 
@@ -425,22 +414,11 @@ func (x *exchange) restOf(ids []uint32, sent int) ([]byte, resume.Refusal) {
 // that is not known because several came in one event.
 func (x *exchange) settle() {
 	c := x.cont
-	ids, text := c.stream.Unsettled()
-	if text == "" {
+	if _, text := c.stream.Unsettled(); text == "" {
 		return
 	}
 	ctx, cancel := context.WithTimeout(x.ctx, settleTime)
 	defer cancel()
 	fleet := x.r.registry.Snapshot()
-	// What was held back is the beginning of a character: three tokens at most.
-	for n := len(ids); n > max(0, len(ids)-4); n-- {
-		got, err := x.r.tokens.Text(ctx, x.model, fleet.Model(x.model), ids[:n])
-		if err != nil {
-			return
-		}
-		if got == text {
-			c.stream.Settle(n)
-			return
-		}
-	}
+	c.stream.SettleBy(func(ids []uint32) (string, error) { return x.r.tokens.Text(ctx, x.model, fleet.Model(x.model), ids) })
 }

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 
+	"github.com/dynctl/dynctl/internal/router/api"
 	"github.com/dynctl/dynctl/internal/router/rawjson"
 )
 
@@ -71,6 +72,23 @@ type Stream struct {
 type cut struct {
 	from, to int
 	with     []byte
+}
+
+// Open is what reads along with the answer to a request, with why it could not be gone on
+// with, and which member of the request, if one does, says so. decode appends the bytes of
+// a token; nil where no tokenizer here can.
+func Open(v *api.View, decode func(dst []byte, id uint32) ([]byte, bool)) (s Stream, why Refusal, member string) {
+	s.Chat, s.Native = v.Kind == api.Chat, v.Kind == api.SGLangGenerate
+	stops, watched := StopStrings(v)
+	watched = watched && (decode != nil || s.Native)
+	if why, member = Judge(v, watched); watched {
+		if s.Stops = stops; !s.Native {
+			s.Decode, s.Usage = decode, v.IncludeUsage
+		}
+	}
+	raw, ok := v.Get("return_token_ids")
+	s.KeepIDs = ok && string(raw) == "true" || s.Native
+	return s, why, member
 }
 
 // Begin makes the stream ready for the answer of an engine, which goes on from what
@@ -546,6 +564,26 @@ func (s *Stream) Unsettled() (ids []uint32, text string) {
 		return nil, ""
 	}
 	return s.ids[s.prompt+s.sure:], string(s.tail)
+}
+
+// SettleBy finds where the text that was sent ends among its tokens, with what an engine
+// says of their text.
+func (s *Stream) SettleBy(textOf func(ids []uint32) (string, error)) {
+	ids, text := s.Unsettled()
+	if text == "" {
+		return
+	}
+	// What was held back is the beginning of a character: three tokens at most.
+	for n := len(ids); n > max(0, len(ids)-4); n-- {
+		got, err := textOf(ids[:n])
+		if err != nil {
+			return
+		}
+		if got == text {
+			s.Settle(n)
+			return
+		}
+	}
 }
 
 // Settle says that the first n of the ids that are unsettled are the text's.

@@ -74,6 +74,12 @@ const (
 	seamTwice
 	// wholeLimit asks for as many tokens of the rest of a stream as of all of it.
 	wholeLimit
+	// keepPlace does not give back the place on a rank of the rest of a stream now and then.
+	keepPlace
+	// oneTooMany lets one rest more be computed at a time than a rank may have.
+	oneTooMany
+	// forgetNext does not tell those who wait for such a place that one came free.
+	forgetNext
 	// keepOutside does not hear of blocks that leave the host's memory.
 	keepOutside
 	// firstGroupOnly does not hear of blocks that cache groups but the first lose.
@@ -97,6 +103,8 @@ type Outcome struct {
 	// Continued is how often a stream whose engine died went on elsewhere, Closed how
 	// often one was ended by the router because its last token had come.
 	Continued, Closed int
+	// MovesWaited is how often the rest of a stream waited for a place on a rank.
+	MovesWaited int
 	// Outside are blocks that prompts were found to have outside a device, at all looks.
 	Outside int
 	// Waited are requests that waited for a rank that was under its limit.
@@ -150,6 +158,7 @@ type stage struct {
 	guesses  *approx.Index
 	ledger   *ledger.Ledger
 	line     line
+	moves    moves
 	conn     disagg.Connector
 	settings decide.Settings
 	budget   int       // retries left
@@ -188,6 +197,7 @@ func play(seed uint64, p plant, history bool) *Outcome {
 	defer s.close()
 	s.build()
 	s.plot()
+	s.crowd()
 	for s.out.Steps < maxSteps && len(s.out.Violations) == 0 {
 		at, ok := s.w.Next()
 		if !ok || at > schedule+quiet {
@@ -386,6 +396,9 @@ func (s *stage) final() {
 	}
 	if n := s.ledger.DoubleReleases(); n > 0 {
 		s.violate("%d reservations were released twice", n)
+	}
+	if !s.moves.places.Idle() {
+		s.violate("places of rests of streams were not given back")
 	}
 	for _, n := range s.nodes {
 		if !n.member {
@@ -660,6 +673,9 @@ func (s *stage) restartRouter() {
 	}
 	if err := s.ledger.Balanced(); err != nil {
 		s.violate("after a drain: %v", err)
+	}
+	if !s.moves.places.Idle() {
+		s.violate("after a drain: places of rests of streams were not given back")
 	}
 	_ = s.index.Close() // nothing is mapped that could fail to be given back
 	_ = s.guesses.Close()

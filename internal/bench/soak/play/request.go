@@ -56,6 +56,10 @@ type request struct {
 	placed *hold
 	got    []uint32
 	ended  int
+	// Of a stream that goes on elsewhere: the places that it has on ranks, by slot, or
+	// waits for.
+	places []uint32
+	wish   *admission.Wish
 }
 
 // request begins a request.
@@ -152,6 +156,13 @@ func (q *request) decided() {
 
 // carryOut sends what the plan says, some time after it was made if late.
 func (q *request) carryOut(late bool) {
+	if q.run.History.Continued == 0 || q.enterMove() {
+		q.send(late)
+	}
+}
+
+// send sends the legs of the plan.
+func (q *request) send(late bool) {
 	s, in, plan := q.s, &q.run.In, &q.run.Plan
 	d := q.node(in.DecodePeers[plan.DecodeIndex])
 	if !q.admit(selector.Decode, d, late) {
@@ -326,6 +337,7 @@ func (q *request) end(how string) {
 	s := q.s
 	s.note("%s ends: %s", q.id, how)
 	q.outOfLine()
+	q.leaveMove()
 	for _, p := range []selector.Phase{selector.Decode, selector.Prefill} {
 		if q.untold[phaseIndex(p)] { // nobody waits for it any more
 			q.report(p, health.Canceled)
@@ -393,6 +405,7 @@ func (q *request) failed(phase selector.Phase, n, from *node, reason attempt.Rea
 		q.report(selector.Decode, health.Canceled) // nothing was sent to it
 	}
 	q.release()
+	q.leaveMove()
 	f := attempt.Failure{
 		Worker: n.worker.State, Name: n.name, Phase: phase, Reason: reason, Sent: reason != attempt.Connect && reason != attempt.Ejected,
 		Admission: q.leave[phaseIndex(phase)],
@@ -718,6 +731,7 @@ func (q *request) decode(d, p *node, edits []api.Edit, held *hold) {
 	}
 	l.on = func(o engine.Output) {
 		if o.HasToken {
+			q.leaveMove()
 			if len(q.got) == 0 {
 				held.FirstToken()
 			}
