@@ -74,6 +74,11 @@ const (
 	seamTwice
 	// wholeLimit asks for as many tokens of the rest of a stream as of all of it.
 	wholeLimit
+	// aheadOfText goes on with a stream after all ids that were told, though the text of the
+	// last ones may not be a whole character.
+	aheadOfText
+	// forgetRefusal takes a stream for one that can be gone on with, whatever its request says.
+	forgetRefusal
 	// keepPlace does not give back the place on a rank of the rest of a stream now and then.
 	keepPlace
 	// oneTooMany lets one rest more be computed at a time than a rank may have.
@@ -103,6 +108,10 @@ type Outcome struct {
 	// Continued is how often a stream whose engine died went on elsewhere, Closed how
 	// often one was ended by the router because its last token had come.
 	Continued, Closed int
+	// Stopped is how often the router ended one for a stop string that no engine saw, CutFor
+	// why those that were cut did not go on.
+	Stopped int
+	CutFor  map[string]int
 	// MovesWaited is how often the rest of a stream waited for a place on a rank.
 	MovesWaited int
 	// Outside are blocks that prompts were found to have outside a device, at all looks.
@@ -117,6 +126,14 @@ type Outcome struct {
 	Violations []string
 	// History is what happened, if it was asked for.
 	History []string
+}
+
+// cutFor counts a request that is cut, by its cause.
+func (o *Outcome) cutFor(why string) {
+	if o.CutFor == nil {
+		o.CutFor = map[string]int{}
+	}
+	o.CutFor[why]++
 }
 
 // Err is nil when nothing happened that must not.

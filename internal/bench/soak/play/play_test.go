@@ -19,6 +19,7 @@ import (
 // seeds runs many seeds, none after one that is enough, and returns the sum of
 // what they did and those that failed, by seed.
 func seeds(from, n uint64, p plant, enough func(*Outcome) bool) (sum Outcome, bad []*Outcome) {
+	sum.CutFor = map[string]int{}
 	var mu sync.Mutex
 	var wg sync.WaitGroup
 	var next atomic.Uint64
@@ -51,6 +52,10 @@ func seeds(from, n uint64, p plant, enough func(*Outcome) bool) (sum Outcome, ba
 				sum.Continued += o.Continued
 				sum.Closed += o.Closed
 				sum.MovesWaited += o.MovesWaited
+				sum.Stopped += o.Stopped
+				for why, n := range o.CutFor {
+					sum.CutFor[why] += n
+				}
 				sum.Waited += o.Waited
 				sum.Outside += o.Outside
 				sum.Checks += o.Checks
@@ -106,9 +111,9 @@ func TestVirtual(t *testing.T) {
 	sum, bad := seeds(from, n, nothing, func(*Outcome) bool { return false })
 	took := time.Since(began)
 	t.Logf("%d seeds from %d in %v (%.0f/s): %d requests: %d completed, %d left by their client, %d cut, %d given up; %d attempts, %d of them remote, %d fallbacks; "+
-		"%d faults, %d restarts of the router; %d ejections of workers, %d ended for want of others, %d requests came late for a trial, %d failures taken back; %d streams went on elsewhere, %d of which waited for a place, %d were ended for their engine; %d requests waited for a rank; %d batches of events, %d gaps, %d resyncs, %d looks at the index; %d steps",
+		"%d faults, %d restarts of the router; %d ejections of workers, %d ended for want of others, %d requests came late for a trial, %d failures taken back; %d streams went on elsewhere, %d of which waited for a place, %d were ended for their engine, %d for a stop string at the seam; cut: %v; %d requests waited for a rank; %d batches of events, %d gaps, %d resyncs, %d looks at the index; %d steps",
 		n, from, took.Round(time.Millisecond), float64(n)/took.Seconds(), sum.Requests, sum.Completed, sum.Left, sum.Cut, sum.Hopeless, sum.Attempts, sum.Remote, sum.Fallbacks,
-		sum.Faults, sum.Restarts, sum.Ejections, sum.Readmitted, sum.Refused, sum.Excused, sum.Continued, sum.MovesWaited, sum.Closed, sum.Waited, sum.Batches, sum.Gaps, sum.Resyncs, sum.Checks, sum.Steps)
+		sum.Faults, sum.Restarts, sum.Ejections, sum.Readmitted, sum.Refused, sum.Excused, sum.Continued, sum.MovesWaited, sum.Closed, sum.Stopped, sum.CutFor, sum.Waited, sum.Batches, sum.Gaps, sum.Resyncs, sum.Checks, sum.Steps)
 	for i, o := range bad {
 		if i == 3 {
 			t.Errorf("and %d seeds more", len(bad)-i)
@@ -120,7 +125,7 @@ func TestVirtual(t *testing.T) {
 			t.Errorf("seed %d has another history when it is run again", o.Seed)
 		}
 	}
-	if sum.Completed < sum.Requests/2 || sum.Remote == 0 || sum.Gaps == 0 || sum.Ejections == 0 || sum.Readmitted == 0 || sum.Continued == 0 || sum.MovesWaited == 0 || sum.Closed == 0 || sum.Waited == 0 || sum.Checks == 0 || sum.Outside == 0 {
+	if sum.Completed < sum.Requests/2 || sum.Remote == 0 || sum.Gaps == 0 || sum.Ejections == 0 || sum.Readmitted == 0 || sum.Continued == 0 || sum.MovesWaited == 0 || sum.Stopped == 0 || sum.Closed == 0 || sum.Waited == 0 || sum.Checks == 0 || sum.Outside == 0 {
 		t.Errorf("the seeds did too little: %+v", sum)
 	}
 }
@@ -167,6 +172,8 @@ func TestPlantedBugsAreFound(t *testing.T) {
 		{numbersOnly, "a new publisher whose numbers fit is taken for the old one", 100, []string{"which the engine does not", "although every batch was applied"}},
 		{forgetEase, "those in line are not told of a rank that has room", 24, []string{"waits although"}},
 		{seamTwice, "a stream goes on with a token that the client has", 24, []string{"the answer is"}},
+		{aheadOfText, "a stream goes on within a character", 100, []string{"the client read", "the answer is"}},
+		{forgetRefusal, "a stream is not refused by name", 24, []string{"it should be"}},
 		{keepPlace, "a place of the rest of a stream is not given back", 24, []string{"requests have one"}},
 		{oneTooMany, "one rest too many at once on a rank", 100, []string{"rests of streams at once"}},
 		{forgetNext, "those who wait for a place are not told of one", 100, []string{"although there is one"}},

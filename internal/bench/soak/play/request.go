@@ -71,7 +71,7 @@ func (s *stage) request() {
 		q.tokens = append(slices.Clone(q.tokens), uint32(5000+q.no), uint32(6000+q.no))
 	}
 	if s.chance(0.7) {
-		q.stream = &stream{usage: s.chance(0.5)}
+		q.stream = newStream(s.rng)
 		if s.chance(0.3) {
 			q.limit += s.rng.IntN(40)
 		}
@@ -79,6 +79,9 @@ func (s *stage) request() {
 	// A simulated answer has at least four tokens, also that to the rest of one: where
 	// it ends by itself, an engine that goes on would end it elsewhere.
 	q.whole, q.most, q.want = q.tokens, q.limit, s.ref.answer(q.tokens, q.limit, q.stream != nil)
+	if q.stream != nil {
+		q.ask(s.rng)
+	}
 	s.open[q] = true
 	s.out.Requests++
 	s.note("%s arrives with %d tokens, wants %d", q.id, len(q.tokens), q.limit)
@@ -93,6 +96,7 @@ func (s *stage) request() {
 		})
 	}
 	if s.away {
+		s.out.cutFor("the router was restarted")
 		s.out.Cut++
 		q.end("the router is away")
 		return
@@ -355,6 +359,7 @@ func (q *request) end(how string) {
 func (q *request) cut(why string) {
 	q.stop()
 	q.prefix()
+	q.s.out.cutFor("the router was restarted")
 	q.s.out.Cut++
 	q.end(why)
 }
@@ -516,7 +521,9 @@ type leg struct {
 	over  bool
 	heard bool // an output has come
 	cutAt int  // tokens after which the answer is cut, -1 for never
-	on    func(o engine.Output)
+	// struck says that it is cut for nobody's fault.
+	struck bool
+	on     func(o engine.Output)
 }
 
 // call sends a leg to its engine.
@@ -552,6 +559,7 @@ func (q *request) call(l *leg, r engine.Request) {
 		case s.chance(l.n.die):
 			l.cutAt = s.rng.IntN(4)
 		case q.mayGoOn() && l.phase == selector.Decode && s.chance(0.1): // and nobody need be to blame
+			l.struck = true
 			l.cutAt = 1 + s.rng.IntN(q.limit) // before the first token it would be tried again
 		}
 		l.inc, l.life = l.n.inc, l.n.v.EngineID()
@@ -603,7 +611,7 @@ func (q *request) lost(l *leg, why string) {
 	if q.goesOn(l, why) || len(s.out.Violations) > 0 {
 		return
 	}
-	if l.n.since <= q.arrived && (l.from == nil || l.from.since <= q.arrived) {
+	if !l.struck && l.n.since <= q.arrived && (l.from == nil || l.from.since <= q.arrived) {
 		s.violate("%s was cut although %s is well: %s", q.id, l.n.name, why)
 	}
 	s.out.Cut++
@@ -707,8 +715,7 @@ func (q *request) decode(d, p *node, edits []api.Edit, held *hold) {
 	l := &leg{n: d, from: p, phase: selector.Decode, id: fmt.Sprintf("cmpl-%sd", q.transferID())}
 	r := engine.Request{Tokens: q.tokens, MaxTokens: q.limit, IgnoreEOS: q.stream != nil}
 	if q.stream != nil {
-		q.stream.read.Begin()
-		q.stream.voice.begin(q.tokens)
+		q.listen()
 	}
 	if p != nil {
 		var err error
@@ -739,8 +746,10 @@ func (q *request) decode(d, p *node, edits []api.Edit, held *hold) {
 			if len(q.got)%16 == 0 {
 				held.Progress(len(q.got))
 			}
-			if q.stream != nil && !q.speak(l, o) {
-				l.over = true
+			if q.stream != nil {
+				if o.Finish = q.speak(l, o); o.Finish != engine.Running {
+					l.abort() // a stop string has ended it
+				}
 			}
 		}
 		if o.Finish == engine.Running {
