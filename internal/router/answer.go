@@ -275,14 +275,20 @@ func (x *exchange) sendHead(p disagg.Peer, held *ledger.Reservation, record *leg
 func (x *exchange) observer() func([]byte) {
 	f := &x.flow
 	tokens, told := f.head.Scanner.Tokens(), 0
+	ran := x.running(tokens, time.Now())
 	return func(b []byte) {
 		got := f.head.Scanner.Feed(b)
 		if got.Events == 0 {
 			return
 		}
-		gap := x.answer.gaps.Tick(time.Now())
+		now := time.Now()
+		gap := x.answer.gaps.Tick(now)
 		x.answer.meter.Gap(gap, got.Tokens)
-		if tokens += got.Tokens; tokens-told >= progressEvery {
+		tokens += got.Tokens
+		if ran != nil {
+			ran.Ran(&x.answer.ran, tokens, now.Sub(x.r.costs.began))
+		}
+		if tokens-told >= progressEvery {
 			told = tokens
 			f.held.Progress(tokens)
 		}

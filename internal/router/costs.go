@@ -81,9 +81,23 @@ func (x *exchange) legTook(phase selector.Phase, sent, first time.Time) {
 	}
 }
 
-// answered tells of the tokens of an answer and of the time between them.
-func (x *exchange) answered(tokens int, gap time.Duration) {
-	if l := x.r.costs.learners.Of(x.model); l != nil && tokens > 1 {
-		l.Answered(tokens, gap)
+// running begins to tell of an answer that has so many tokens now, and gives who hears
+// of the others; nil where the threshold is not auto.
+func (x *exchange) running(tokens int, now time.Time) *cost.Learner {
+	x.answer.ran = cost.Running{}
+	if !x.d.settings.routing.Rule.Auto {
+		return nil
+	}
+	l := x.r.costs.learners.Of(x.model)
+	if l != nil {
+		l.Ran(&x.answer.ran, tokens, now.Sub(x.r.costs.began))
+	}
+	return l
+}
+
+// ended tells that the answer has all its tokens.
+func (x *exchange) ended() {
+	if l := x.r.costs.learners.Of(x.model); l != nil {
+		l.Ended(&x.answer.ran)
 	}
 }

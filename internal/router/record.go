@@ -7,6 +7,7 @@ import (
 
 	"github.com/dynctl/dynctl/internal/router/api"
 	"github.com/dynctl/dynctl/internal/router/attempt"
+	"github.com/dynctl/dynctl/internal/router/cost"
 	"github.com/dynctl/dynctl/internal/router/decide"
 	"github.com/dynctl/dynctl/internal/router/decision"
 	"github.com/dynctl/dynctl/internal/router/disagg"
@@ -297,7 +298,8 @@ type answerFacts struct {
 	cached     int
 	completion int
 	gaps       traffic.Gaps
-	meter      *pace.Meter // of the rank that answers
+	meter      *pace.Meter  // of the rank that answers
+	ran        cost.Running // for a threshold that is auto
 }
 
 func ms(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
@@ -361,7 +363,7 @@ func (r *Router) settle(x *exchange, c *receipt.Receipt) {
 		gap := g.Mean()
 		t.ITL.Add(gap)
 		if x.d.settings.routing.Rule.Auto {
-			x.answered(a.completion, gap)
+			x.ended()
 		}
 		r.metrics.InterToken(x.model, gap)
 	}

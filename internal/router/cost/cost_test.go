@@ -134,7 +134,7 @@ func TestModelProperties(t *testing.T) {
 				w := Work{Tokens: rng.IntN(1 << rng.IntN(20)), Context: 1 << 20 * rng.IntN(2), Queued: rng.IntN(1 << rng.IntN(22)), Running: rng.IntN(300)}
 				l.Took(leg, &w, time.Duration(rng.ExpFloat64()*float64(time.Second)), time.Duration(i)*time.Second)
 			}
-			l.Answered(rng.IntN(3000), time.Duration(rng.IntN(1e8)))
+			answer(l, rng.IntN(3000), time.Duration(rng.IntN(1e8)))
 		}
 		m := l.Model()
 		if m == nil {
@@ -164,6 +164,53 @@ func TestModelProperties(t *testing.T) {
 			t.Fatalf("%v allocations", n)
 		}
 	})
+}
+
+// answer tells of an answer whose tokens come so long after each other.
+func answer(l *Learner, tokens int, gap time.Duration) (a Running) {
+	for n := range tokens {
+		l.Ran(&a, n+1, time.Duration(n)*gap)
+	}
+	l.Ended(&a)
+	return a
+}
+
+// TestRunningAnswersCount: what answers wait for their tokens is known while they run,
+// and each token counts as much whether its answer has ended or not.
+func TestRunningAnswersCount(t *testing.T) {
+	gaps := func(ended bool, tokens int, ms int) float64 {
+		l := NewLearner(Objective{For: ForGoodput, TTFT: 2 * time.Second, ITL: 25 * time.Millisecond})
+		for range 40 * typical / tokens {
+			var a Running
+			for n := range tokens + 1 {
+				l.Ran(&a, n+1, time.Duration(n*ms)*time.Millisecond)
+			}
+			if ended {
+				l.Ended(&a)
+				l.answers = typical // of one length: what a token counts is asked
+			}
+		}
+		return l.gaps
+	}
+	start, whole := tight*25, gaps(true, typical, 40)
+	if whole < start+0.5*(40-start) || whole > 40 {
+		t.Fatalf("after 40 answers with 40 ms between tokens there are %.1f, began with %.1f", whole, start)
+	}
+	for what, got := range map[string]float64{
+		"running": gaps(false, typical, 40), "short": gaps(true, 10, 40), "shorter than they are told in": gaps(true, 5, 40),
+	} {
+		if math.Abs(got-whole) > 1 {
+			t.Errorf("%s: %.1f ms, answers that have ended gave %.1f", what, got, whole)
+		}
+	}
+	if low := gaps(false, typical, 5); low > start-0.5*(start-5) {
+		t.Errorf("answers run with 5 ms between tokens, and %.1f are known", low)
+	}
+	l := NewLearner(Objective{For: ForGoodput, TTFT: time.Second, ITL: 20 * time.Millisecond})
+	a := answer(l, 1, time.Second)
+	if l.gaps != tight*20 || l.answers != typical {
+		t.Errorf("an answer of one token told of gaps: %+v", a)
+	}
 }
 
 // TestRevisions: a model comes when enough is known, never changes, and follows

@@ -105,12 +105,53 @@ func (l *Learner) Took(leg Leg, w *Work, took, now time.Duration) Change {
 	return change
 }
 
-// Answered tells of an answer: its tokens, and the mean time between them.
-func (l *Learner) Answered(tokens int, gap time.Duration) {
+// stretch is after how many tokens a running answer counts: it ends long after paths
+// were chosen that stall it.
+const stretch = 16
+
+// Running is an answer that runs. The zero value is one without a token.
+type Running struct{ told, now mark }
+
+// mark is how many tokens an answer had at a time.
+type mark struct {
+	tokens int
+	at     time.Duration
+}
+
+// Ran tells that an answer has so many tokens now, a time since any beginning.
+func (l *Learner) Ran(a *Running, tokens int, now time.Duration) {
+	a.now = mark{tokens, now}
+	if a.told.tokens == 0 {
+		a.told = a.now
+	}
+	if tokens-a.told.tokens >= stretch {
+		l.mu.Lock()
+		l.gap(a)
+		l.mu.Unlock()
+	}
+}
+
+// Ended tells that an answer has all its tokens.
+func (l *Learner) Ended(a *Running) {
+	if a.now.tokens < 2 {
+		return
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.answers += (float64(tokens) - l.answers) / recent
-	l.gaps += (float64(gap)/float64(time.Millisecond) - l.gaps) / recent
+	l.gap(a)
+	l.answers += (float64(a.now.tokens) - l.answers) / recent
+}
+
+// gap counts what an answer has not told yet, as so much of one as it is. The caller
+// holds mu.
+func (l *Learner) gap(a *Running) {
+	n := float64(a.now.tokens - a.told.tokens)
+	if n <= 0 {
+		return
+	}
+	ms := float64(a.now.at-a.told.at) / float64(time.Millisecond) / n
+	l.gaps += (ms - l.gaps) * n / max(l.answers, n) / recent
+	a.told = a.now
 }
 
 // publish puts a new revision in force when it is time. The caller holds mu.

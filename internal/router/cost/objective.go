@@ -65,8 +65,9 @@ const (
 	// strain and steep say how a stall costs more the nearer the time between tokens
 	// is to its limit.
 	strain, steep = 1.5, 6
-	// least is how near to the limit that is counted, most bounds the whole.
-	least, most = 0.01, 100
+	// least is how near to the limit that is counted, most bounds the whole: where most
+	// answers are beyond it, keeping prompts from them saves few.
+	least, most = 0.01, 10
 	// calm is the weight with ForITL.
 	calm = 20
 )

@@ -357,6 +357,7 @@ type flight struct {
 	decode  *simRank
 	held    *ledger.Reservation
 	made    int
+	ran     cost.Running
 	counted bool
 	chances [2]decide.Chance
 	waiter  *admission.Waiter // while it waits
@@ -526,6 +527,7 @@ func (f *flight) token(o engine.Output) {
 			gap := o.At - f.last
 			record(r.itl, gap)
 		}
+		r.costs.Ran(&f.ran, f.made, o.At)
 		f.held.Progress(f.made)
 		f.last = o.At
 	}
@@ -547,9 +549,7 @@ func (f *flight) token(o engine.Output) {
 	if f.made > 1 {
 		mean = (f.last - f.first) / time.Duration(f.made-1)
 	}
-	if f.made > 1 {
-		r.costs.Answered(f.made, mean)
-	}
+	r.costs.Ended(&f.ran)
 	if (r.s.TTFT == 0 || f.first-f.start <= r.s.TTFT) && (r.s.ITL == 0 || mean <= r.s.ITL) {
 		r.good++
 	}
