@@ -48,7 +48,7 @@ var refusals = []struct {
 	{api.Completion, `"return_token_ids":true,"stop":"x"`, resume.Stops}, {api.Completion, `"surprise":1`, resume.Field},
 	{api.Chat, `"tools":[{"type":"function"}]`, resume.Tools}, {api.Chat, `"reasoning_effort":"low"`, resume.Reasoning},
 	{api.Chat, `"top_logprobs":2`, resume.Logprobs}, {api.Chat, `"response_format":{"type":"json_object"}`, resume.Guided},
-	{api.SGLangGenerate, `"return_logprob":true`, resume.Logprobs}, {api.SGLangGenerate, `"sampling_params":{"stop":"x"}`, resume.Stops},
+	{api.SGLangGenerate, `"return_logprob":true`, resume.Logprobs}, {api.SGLangGenerate, `"sampling_params":{"stop_regex":"x"}`, resume.Stops},
 	{api.SGLangGenerate, `"sampling_params":{"regex":"a"}`, resume.Guided}, {api.SGLangGenerate, `"sampling_params":{"sampling_seed":1}`, resume.Seed},
 }
 
