@@ -209,7 +209,7 @@ func TestA2DecodeBody(t *testing.T) {
 	if got := spliced(t, api.Completion, body, edits); got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}
-	want2 := Checked{PromptTokens: 200, CachedTokens: 0, EngineID: "23e3e443-45fd-4472-b476-5bf4cd33f119", RequestID: "cmpl-810f561d65b277a9-0-bb15515f", Host: "127.0.0.1", Port: 18200, Blocks: 7}
+	want2 := Checked{PromptTokens: 200, CachedTokens: 0, EngineID: "23e3e443-45fd-4472-b476-5bf4cd33f119", RequestID: "cmpl-810f561d65b277a9-0-bb15515f", Host: "127.0.0.1", Port: 18200, Blocks: 7, Groups: 1}
 	if d := cmp.Diff(want2, tr.Facts()); d != "" {
 		t.Error(d)
 	}
