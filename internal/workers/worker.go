@@ -79,6 +79,10 @@ func Connectors() []Connector {
 	return []Connector{ConnectorNIXL, ConnectorNIXLPush, ConnectorOffloadP2P, ConnectorNIXLOffload, ConnectorSGLang, ConnectorLMCache, ConnectorSharedStorage}
 }
 
+// HybridDefect says what is known to go wrong where a model with several cache groups
+// moves them over NIXL.
+const HybridDefect = "vLLM has an open defect there: corrupted tokens with HTTP 200 (vllm-project/vllm#52234)"
+
 // KVCopies says how often a block counts that a worker's events store again.
 type KVCopies string
 

@@ -21,7 +21,6 @@ import (
 	"github.com/dynctl/dynctl/internal/bench/loadgen"
 	"github.com/dynctl/dynctl/internal/bench/workload"
 	"github.com/dynctl/dynctl/internal/router/admin"
-	"github.com/dynctl/dynctl/internal/router/disagg"
 	"github.com/dynctl/dynctl/internal/router/receipt"
 	"github.com/dynctl/dynctl/internal/table"
 	"github.com/dynctl/dynctl/internal/wait"
@@ -359,7 +358,7 @@ func (e *exam) contradictions(ws []admin.Worker) {
 			}
 		}
 		if strings.HasPrefix(w.Connector, string(workers.ConnectorNIXL)) && slices.ContainsFunc(w.Ranks, func(k admin.Rank) bool { return len(k.Feed.CacheGroups) > 1 }) {
-			e.add("hybrid over NIXL", w.Name, Warn, "the model has caches of several kinds, and "+disagg.HybridDefect, "compare answers with those of one engine alone before you trust them; without prefill workers nothing is moved")
+			e.add("hybrid over NIXL", w.Name, Warn, "the model has caches of several kinds, and "+workers.HybridDefect, "compare answers with those of one engine alone before you trust them; without prefill workers nothing is moved")
 		}
 		if w.DP != len(w.Ranks) {
 			bad = true

@@ -358,10 +358,6 @@ func cacheGroups(list gjson.Result) (n int) {
 	return n
 }
 
-// HybridDefect says what is known to go wrong where a model with several cache groups
-// moves them over NIXL.
-const HybridDefect = "vLLM has an open defect there: corrupted tokens with HTTP 200 (vllm-project/vllm#52234)"
-
 // checkRequestID refuses parameters of another request. vLLM makes its
 // internal id from the header X-Request-Id, which both legs carry, and answers
 // with an id that the internal one begins with.

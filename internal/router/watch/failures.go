@@ -6,7 +6,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/dynctl/dynctl/internal/router/disagg"
 	"github.com/dynctl/dynctl/internal/router/eventlog"
 	"github.com/dynctl/dynctl/internal/workers"
 )
@@ -81,7 +80,7 @@ func (f *Failures) OddParams(w *workers.Worker, what string, now time.Time) (e e
 func (f *Failures) Hybrid(w *workers.Worker, groups int, now time.Time) (e eventlog.Event, ok bool) {
 	return f.tell(failure{w.Name, "prefill", "hybrid"}, now, eventlog.Event{
 		Kind: "hybrid_over_nixl", Severity: eventlog.Warn, Worker: w.Name, Fields: map[string]any{"cache_groups": groups},
-		Text: fmt.Sprintf("%s moves KV of %d cache groups over NIXL: %s", w.Name, groups, disagg.HybridDefect),
+		Text: fmt.Sprintf("%s moves KV of %d cache groups over NIXL: %s", w.Name, groups, workers.HybridDefect),
 	})
 }
 
