@@ -283,10 +283,10 @@ func (r *Rank) Offer(now Time, name, id string, seqs []uint64) {
 	})
 }
 
-// ErrNoOffer: nothing is offered under a name, yet or any more.
+// ErrNoOffer says that nothing is offered under a name, yet or any more.
 var ErrNoOffer = errors.New("nothing is offered under this name")
 
-// ErrOtherBlocks: what is offered under a name are blocks of another prompt.
+// ErrOtherBlocks says that what is offered under a name are blocks of another prompt.
 var ErrOtherBlocks = errors.New("blocks of another prompt are offered under this name")
 
 // TakeOffer hands offered blocks to a decode, once.
