@@ -43,12 +43,17 @@ func parseOutcome(p []byte) (*Outcome, error) {
 	if err := json.Unmarshal(p, &l); err != nil {
 		return nil, err
 	}
-	for i := range l.Legs {
-		if k := &l.Legs[i]; k.Worker == "" {
-			k.Worker, _, _ = SplitRank(k.Rank)
+	nameWorkers(l.Legs)
+	return &Outcome{ID: l.ID, ReceivedUS: l.ReceivedUS, Stream: l.Stream, Result: l.Outcome, Legs: l.Legs, LegsOmitted: l.LegsOmitted, Notes: l.Notes, Continued: l.Continued}, nil
+}
+
+// nameWorkers gives legs that tell a rank only its worker.
+func nameWorkers(legs []receipt.Leg) {
+	for i := range legs {
+		if l := &legs[i]; l.Worker == "" {
+			l.Worker, _, _ = SplitRank(l.Rank)
 		}
 	}
-	return &Outcome{ID: l.ID, ReceivedUS: l.ReceivedUS, Stream: l.Stream, Result: l.Outcome, Legs: l.Legs, LegsOmitted: l.LegsOmitted, Notes: l.Notes, Continued: l.Continued}, nil
 }
 
 // AppendOutcome appends the line of an outcome. Figures that JSON has no number for

@@ -135,6 +135,7 @@ func (r *Reader) outcomeV1(p []byte) (*Outcome, error) {
 	if c == nil {
 		return nil, errors.New("an outcome without receipt")
 	}
+	nameWorkers(c.Legs)
 	return &Outcome{
 		ID: x.ID, ReceivedUS: c.Time.Sub(r.header.Start).Microseconds(), Stream: c.Stream,
 		Result: c.Outcome, Legs: c.Legs, LegsOmitted: c.LegsOmitted, Notes: c.Notes,
