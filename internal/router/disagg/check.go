@@ -346,16 +346,12 @@ func readParams(t *Transfer, a *answer) (*params, error) {
 }
 
 // cacheGroups is how many groups a list of blocks has, 0 when it has none or is flat.
-func cacheGroups(list gjson.Result) (n int) {
-	if list.IsArray() {
-		list.ForEach(func(_, group gjson.Result) bool {
-			if group.IsArray() {
-				n++
-			}
-			return true
-		})
+// Lists within groups count as groups, which no engine has.
+func cacheGroups(list gjson.Result) int {
+	if !list.IsArray() {
+		return 0
 	}
-	return n
+	return strings.Count(list.Raw, "[") - 1 // a list has as many blocks as the prompt
 }
 
 // checkRequestID refuses parameters of another request. vLLM makes its
