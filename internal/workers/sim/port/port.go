@@ -34,10 +34,21 @@ const (
 	patience, pause = 5 * time.Second, 20 * time.Millisecond
 )
 
-// next is the port that is tried next. Processes begin at different ones.
-var next struct {
+// slice is how many ports a process takes at a time.
+const slice = 1024
+
+// area is a row of ports, end not among them.
+type area struct{ port, end int }
+
+// ours are the ports that this process gives out. It listens on the first of each of its
+// slices, so that no other process gives out the same: a port would be gone when its
+// listener comes back.
+var ours struct {
 	sync.Mutex
-	port, end int // end is the first port that is not ours; 0 before the first use
+	all    area // end is 0 before the first use
+	slice  area // what is left of the one in use
+	guards []net.Listener
+	turn   int // the slice to use again when there are no more
 }
 
 // outgoing tells the first port of outgoing connections, as in
@@ -54,27 +65,51 @@ func outgoing(text string) (int, error) {
 // outgoing connection, others with each call; 0 where there are none, or none
 // are known.
 func Below(n int) int {
-	next.Lock()
-	defer next.Unlock()
-	if next.end == 0 {
-		next.end = lowest
+	ours.Lock()
+	defer ours.Unlock()
+	all := &ours.all
+	if all.end == 0 {
+		all.port, all.end = lowest, lowest
 		if text, err := os.ReadFile("/proc/sys/net/ipv4/ip_local_port_range"); err == nil {
 			if end, err := outgoing(string(text)); err == nil {
-				next.end = max(end, lowest)
+				all.end = max(end, lowest)
 			}
 		}
-		if next.end > lowest {
-			next.port = lowest + rand.IntN(next.end-lowest)
+	}
+	switch {
+	case n > all.end-lowest:
+		return 0
+	case n >= slice:
+		return lowest + rand.IntN(all.end-lowest-n+1)
+	}
+	if ours.slice.port+n > ours.slice.end {
+		ours.slice = another()
+	}
+	ours.slice.port += n
+	return ours.slice.port - n
+}
+
+// another is a slice that no process has, or one to share where there is none.
+func another() area {
+	of := func(k int) area {
+		return area{lowest + k*slice + 1, min(lowest+(k+1)*slice, ours.all.end)}
+	}
+	free := rand.Perm((ours.all.end - lowest) / slice)
+	for _, k := range free {
+		if ln, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(lowest+k*slice))); err == nil {
+			ours.guards = append(ours.guards, ln)
+			return of(k)
 		}
 	}
-	if n > next.end-lowest {
-		return 0
+	if n := len(ours.guards); n > 0 {
+		ours.turn++
+		k := (ours.guards[ours.turn%n].Addr().(*net.TCPAddr).Port - lowest) / slice
+		return of(k)
 	}
-	if next.port+n > next.end {
-		next.port = lowest
+	if len(free) > 0 {
+		return of(free[0])
 	}
-	next.port += n
-	return next.port - n
+	return area{lowest, ours.all.end}
 }
 
 // Free calls bind with ports of which n in a row may be free, until it takes

@@ -1,11 +1,14 @@
 package port
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
+	"os/exec"
 	"syscall"
 	"testing"
 )
@@ -112,5 +115,56 @@ func TestFree(t *testing.T) {
 	}
 	if err := Free(1, func(int) error { return syscall.EADDRINUSE }); !InUse(err) {
 		t.Errorf("%v", err)
+	}
+}
+
+// TestProcessesShareNoPorts: what one process gives out no other one does meanwhile, so
+// that listeners of both can go away and come back.
+func TestProcessesShareNoPorts(t *testing.T) {
+	const name, n = "DYNCTL_TEST_PORTS", 3 * slice / 2
+	if os.Getenv(name) != "" {
+		for range n {
+			_, _ = fmt.Fprintln(os.Stdout, "port", Below(1))
+		}
+		_, _ = io.Copy(io.Discard, os.Stdin) // until the others have theirs
+		return
+	}
+	if Below(1) == 0 {
+		t.Skip("the ports of outgoing connections are not known here")
+	}
+	of := map[int]int{}
+	for who := range 3 {
+		cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^"+t.Name()+"$")
+		cmd.Env = append(os.Environ(), name+"=1")
+		in, err := cmd.StdinPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		defer func() {
+			if err := errors.Join(in.Close(), cmd.Wait()); err != nil {
+				t.Error(err)
+			}
+		}()
+		lines := bufio.NewScanner(out)
+		for range n {
+			var p int
+			if !lines.Scan() {
+				t.Fatal(lines.Err())
+			}
+			if _, err := fmt.Sscanf(lines.Text(), "port %d", &p); err != nil {
+				t.Fatalf("%q: %v", lines.Text(), err)
+			}
+			if was, taken := of[p]; taken && was != who {
+				t.Fatalf("%d is given out by processes %d and %d", p, was, who)
+			}
+			of[p] = who
+		}
 	}
 }
