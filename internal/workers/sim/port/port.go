@@ -14,6 +14,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -40,15 +41,14 @@ const slice = 1024
 // area is a row of ports, end not among them.
 type area struct{ port, end int }
 
-// ours are the ports that this process gives out. It listens on the first of each of its
-// slices, so that no other process gives out the same: a port would be gone when its
-// listener comes back.
+// ours are the ports that this process gives out, in slices that no other process has: a
+// port that one gave out would be gone when its listener comes back.
 var ours struct {
 	sync.Mutex
-	all    area // end is 0 before the first use
-	slice  area // what is left of the one in use
-	guards []net.Listener
-	turn   int // the slice to use again when there are no more
+	all   area // end is 0 before the first use
+	slice area // what is left of the one in use
+	taken []int
+	turn  int // the slice to use again when there are no more
 }
 
 // outgoing tells the first port of outgoing connections, as in
@@ -89,27 +89,48 @@ func Below(n int) int {
 	return ours.slice.port - n
 }
 
-// another is a slice that no process has, or one to share where there is none.
+// another is a slice that no process has, or one to use again where there is none.
 func another() area {
 	of := func(k int) area {
-		return area{lowest + k*slice + 1, min(lowest+(k+1)*slice, ours.all.end)}
+		return area{lowest + k*slice, min(lowest+(k+1)*slice, ours.all.end)}
 	}
-	free := rand.Perm((ours.all.end - lowest) / slice)
-	for _, k := range free {
-		if ln, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(lowest+k*slice))); err == nil {
-			ours.guards = append(ours.guards, ln)
+	all := rand.Perm((ours.all.end - lowest) / slice)
+	for _, k := range all {
+		if take(filepath.Join(os.TempDir(), fmt.Sprintf("dynctl-ports-%d", lowest+k*slice))) {
+			ours.taken = append(ours.taken, k)
 			return of(k)
 		}
 	}
-	if n := len(ours.guards); n > 0 {
+	if n := len(ours.taken); n > 0 {
 		ours.turn++
-		k := (ours.guards[ours.turn%n].Addr().(*net.TCPAddr).Port - lowest) / slice
-		return of(k)
+		return of(ours.taken[ours.turn%n])
 	}
-	if len(free) > 0 {
-		return of(free[0])
+	if len(all) > 0 {
+		return of(all[0])
 	}
 	return area{lowest, ours.all.end}
+}
+
+// take makes a file that names this process, or takes over that of one that has ended.
+// A file that is held open or a listener would look like a leak.
+func take(path string) bool {
+	mine := path + "." + strconv.Itoa(os.Getpid())
+	if err := os.WriteFile(mine, []byte(strconv.Itoa(os.Getpid())), 0o600); err != nil {
+		return false
+	}
+	defer os.Remove(mine)
+	if os.Link(mine, path) == nil {
+		return true
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return false // another user's
+	}
+	pid, err := strconv.Atoi(string(text))
+	if err == nil && (pid == os.Getpid() || syscall.Kill(pid, 0) != syscall.ESRCH) {
+		return false
+	}
+	return os.Rename(mine, path) == nil
 }
 
 // Free calls bind with ports of which n in a row may be free, until it takes
