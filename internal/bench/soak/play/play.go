@@ -195,6 +195,7 @@ type stage struct {
 	going    *node                      // leaves once a request has chosen it
 	doomed   int                        // prefills whose engine restarts before their KV is pulled
 	early    map[*feed]*kvfeed.Position // for positionsFirst
+	script   *script                    // instead of what is drawn; nil for none
 }
 
 const (
@@ -206,13 +207,8 @@ const (
 )
 
 func play(seed uint64, p plant, history bool) *Outcome {
-	s := &stage{
-		out: &Outcome{Seed: seed}, plant: p, keep: history, rng: rand.New(rand.NewPCG(seed, 0x736f616b)), w: virtual.NewWorld(),
-		open: map[*request]bool{}, used: map[string]string{},
-	}
-	s.openLedger()
+	s := newStage(seed, p, history)
 	defer s.close()
-	s.build()
 	s.plot()
 	s.crowd()
 	for s.out.Steps < maxSteps && len(s.out.Violations) == 0 {
@@ -231,6 +227,17 @@ func play(seed uint64, p plant, history bool) *Outcome {
 	}
 	s.out.Digest = s.digest
 	return s.out
+}
+
+// newStage makes the fleet and the router of a seed.
+func newStage(seed uint64, p plant, history bool) *stage {
+	s := &stage{
+		out: &Outcome{Seed: seed}, plant: p, keep: history, rng: rand.New(rand.NewPCG(seed, 0x736f616b)), w: virtual.NewWorld(),
+		open: map[*request]bool{}, used: map[string]string{},
+	}
+	s.openLedger()
+	s.build()
+	return s
 }
 
 func (s *stage) close() {

@@ -76,6 +76,9 @@ func (s *stage) request() {
 			q.limit += s.rng.IntN(40)
 		}
 	}
+	if c := s.script; c != nil {
+		q.stream, q.limit = &stream{kind: c.kind, usage: c.kind != api.SGLangGenerate}, c.limit
+	}
 	// A simulated answer has at least four tokens, also that to the rest of one: where
 	// it ends by itself, an engine that goes on would end it elsewhere.
 	q.whole, q.most, q.want = q.tokens, q.limit, s.ref.answer(q.tokens, q.limit, q.stream != nil)
@@ -85,7 +88,7 @@ func (s *stage) request() {
 	s.open[q] = true
 	s.out.Requests++
 	s.note("%s arrives with %d tokens, wants %d", q.id, len(q.tokens), q.limit)
-	if s.chance(0.1) {
+	if s.script == nil && s.chance(0.1) {
 		s.w.At(s.w.Now()+s.between(0, 100*time.Millisecond), func() {
 			if q.ended == 0 {
 				q.stop()
@@ -521,6 +524,8 @@ type leg struct {
 	over  bool
 	heard bool // an output has come
 	cutAt int  // tokens after which the answer is cut, -1 for never
+	// before is how many tokens of the answer came from other legs.
+	before int
 	// struck says that it is cut for nobody's fault.
 	struck bool
 	on     func(o engine.Output)
@@ -558,6 +563,10 @@ func (q *request) call(l *leg, r engine.Request) {
 			return
 		case s.chance(l.n.die):
 			l.cutAt = s.rng.IntN(4)
+		case s.script != nil:
+			if l.phase == selector.Decode && !s.script.struck {
+				s.script.struck, l.struck, l.cutAt = true, true, s.script.cut
+			}
 		case q.mayGoOn() && l.phase == selector.Decode && s.chance(0.1): // and nobody need be to blame
 			l.struck = true
 			l.cutAt = 1 + s.rng.IntN(q.limit) // before the first token it would be tried again
@@ -602,7 +611,10 @@ func (l *leg) output(o engine.Output) {
 // lost is a leg that broke while the engine worked on it.
 func (q *request) lost(l *leg, why string) {
 	s := q.s
-	if l.phase == selector.Prefill || !l.heard {
+	if l.phase == selector.Prefill || !l.heard || q.stream != nil && q.stream.silent() {
+		if l.phase == selector.Decode {
+			q.got = q.got[:l.before]
+		}
 		q.failed(l.phase, l.n, l.from, attempt.Status5xx)
 		return
 	}
@@ -712,7 +724,7 @@ func pull(edits []api.Edit) (*engine.Pull, error) {
 // decode sends the leg whose answer the client gets.
 func (q *request) decode(d, p *node, edits []api.Edit, held *hold) {
 	s := q.s
-	l := &leg{n: d, from: p, phase: selector.Decode, id: fmt.Sprintf("cmpl-%sd", q.transferID())}
+	l := &leg{n: d, from: p, phase: selector.Decode, id: fmt.Sprintf("cmpl-%sd", q.transferID()), before: len(q.got)}
 	r := engine.Request{Tokens: q.tokens, MaxTokens: q.limit, IgnoreEOS: q.stream != nil}
 	if q.stream != nil {
 		q.listen()

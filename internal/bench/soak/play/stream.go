@@ -35,6 +35,14 @@ type stream struct {
 	client []byte // whole events
 }
 
+// script is one stream of a kind whose first engine breaks off after so many tokens.
+type script struct {
+	kind       api.Kind
+	ids, stops bool
+	limit, cut int
+	struck     bool // it has
+}
+
 // refusals are members for which a request's stream is not gone on with, by name.
 var refusals = []struct {
 	kind   api.Kind
@@ -73,7 +81,11 @@ func newStream(rng *rand.Rand) *stream {
 // the router to read along. The answer is cut where a stop string ends it.
 func (q *request) ask(rng *rand.Rand) {
 	t := q.stream
-	if t.why == "" && t.kind != api.SGLangGenerate {
+	if c := q.s.script; c != nil {
+		if t.ids = c.ids; c.stops {
+			t.stops = q.drawStops(rng)
+		}
+	} else if t.why == "" {
 		switch rng.IntN(6) {
 		case 0, 1:
 			t.stops = q.drawStops(rng)
@@ -83,6 +95,7 @@ func (q *request) ask(rng *rand.Rand) {
 	}
 	ids, _ := json.Marshal(q.whole) // numbers
 	t.given = string(ids)
+	stops, _ := json.Marshal(t.stops) // strings or null, which is none
 	var b strings.Builder
 	fmt.Fprintf(&b, `{"model":"sim","stream":true,"stream_options":{"include_usage":%v}`, t.usage)
 	switch t.kind {
@@ -92,7 +105,7 @@ func (q *request) ask(rng *rand.Rand) {
 		b.Reset()
 		fmt.Fprintf(&b, `{"stream":true,"input_ids":%s`, ids)
 		if !strings.Contains(t.member, "sampling_params") {
-			fmt.Fprintf(&b, `,"sampling_params":{"max_new_tokens":%d}`, q.most)
+			fmt.Fprintf(&b, `,"sampling_params":{"max_new_tokens":%d,"stop":%s}`, q.most, stops)
 		}
 	default:
 		fmt.Fprintf(&b, `,"prompt":%s,"max_tokens":%d`, ids, q.most)
@@ -100,9 +113,8 @@ func (q *request) ask(rng *rand.Rand) {
 	if t.ids {
 		b.WriteString(`,"return_token_ids":true`)
 	}
-	if len(t.stops) > 0 {
-		list, _ := json.Marshal(t.stops) // strings
-		fmt.Fprintf(&b, `,"stop":%s`, list)
+	if len(t.stops) > 0 && t.kind != api.SGLangGenerate {
+		fmt.Fprintf(&b, `,"stop":%s`, stops)
 	}
 	if t.member != "" {
 		b.WriteString("," + t.member)
@@ -156,7 +168,8 @@ func decodeToken(dst []byte, id uint32) ([]byte, bool) {
 }
 
 // voice makes text of a leg's tokens as vLLM 0.32 does, or SGLang: whole characters only,
-// and as much held back as may begin a stop string.
+// and as much held back as may begin a stop string. SGLang (0.5.23) holds back all of an
+// event whose text ends with the beginning of one, but not within a character.
 type voice struct {
 	kind   api.Kind
 	prompt []uint32
@@ -168,13 +181,18 @@ type voice struct {
 	all    string // text
 	shown  int    // bytes of it
 	stop   string // the one that has ended it
+	// Of SGLang: events, the tokens that the text of the newest leaves out, and those before
+	// the last place at which none was left out.
+	events, ahead, whole int
 }
 
 // alone is the voice of an engine that does all of the answer.
 func (t *stream) alone(prompt []uint32) *voice {
 	v := &voice{kind: t.kind, ids: t.judged == "" || t.ids, prompt: prompt, stops: t.stops}
 	for _, w := range t.stops {
-		v.hold = max(v.hold, utf8.RuneCountInString(w)-1)
+		if t.kind != api.SGLangGenerate {
+			v.hold = max(v.hold, utf8.RuneCountInString(w)-1)
+		}
 	}
 	// vLLM repeats a prompt that ends within a character, all of it, once that is whole.
 	if tail := tokenizer().Decode(prompt[max(0, len(prompt)-utf8.UTFMax):], true); !utf8.ValidString(tail) && strings.HasSuffix(vocab.Printable(tail), "\uFFFD") {
@@ -207,10 +225,25 @@ func (v *voice) text(token uint32, finish engine.Finish) (string, engine.Finish)
 			_, n := utf8.DecodeLastRuneInString(show)
 			show = show[:len(show)-n]
 		}
+		if v.kind == api.SGLangGenerate && v.stopBegins() {
+			return "", finish
+		}
 	}
 	show = show[min(v.shown, len(show)):]
 	v.shown += len(show)
 	return show, finish
+}
+
+// stopBegins reports whether a stop string may begin in the text and end behind it.
+func (v *voice) stopBegins() bool {
+	return slices.ContainsFunc(v.stops, func(w string) bool {
+		for n := range len(w) {
+			if n > 0 && strings.HasSuffix(v.all, w[:n]) {
+				return true
+			}
+		}
+		return false
+	})
 }
 
 // chunk is an event of a completion or a chat.
@@ -253,8 +286,9 @@ type generated struct {
 }
 
 type finished struct {
-	Type   engine.Finish `json:"type"`
-	Length int           `json:"length"`
+	Type    engine.Finish `json:"type"`
+	Length  int           `json:"length,omitempty"`
+	Matched string        `json:"matched,omitempty"`
 }
 
 func event(c any) []byte {
@@ -283,10 +317,21 @@ func (v *voice) says(id string, o engine.Output, usage bool) (now, end []byte, f
 	}
 	p, n := len(v.prompt), len(v.tokens)
 	if v.kind == api.SGLangGenerate {
-		g := &generated{Text: v.all, IDs: v.tokens}
+		if v.raw == "" && v.shown < len(v.all) {
+			return nil, nil, finish
+		}
+		if v.raw == "" {
+			v.whole = n
+		}
+		v.events, v.ahead = v.events+1, n-v.whole
+		g := &generated{Text: v.all[:v.shown], IDs: v.tokens}
 		g.Meta.ID, g.Meta.Prompt, g.Meta.Completion, g.Meta.Cached = id, p, n, o.Cached
-		if finish != engine.Running {
-			g.Meta.Finish = &finished{finish, n}
+		switch finish {
+		case engine.Running:
+		case engine.FinishStop:
+			g.Meta.Finish = &finished{Type: finish, Matched: v.stop}
+		default:
+			g.Meta.Finish = &finished{Type: finish, Length: n}
 		}
 		return event(g), end, finish
 	}
@@ -353,7 +398,7 @@ func (q *request) speak(l *leg, o engine.Output) engine.Finish {
 		q.s.out.Stopped++
 		return engine.FinishStop
 	case finish == engine.Running:
-	case t.judged == "" && q.s.chance(0.05):
+	case t.judged == "" && (q.s.chance(0.05) || q.s.script != nil && q.s.script.cut == q.s.script.limit):
 		q.s.note("%s: %s breaks off after the last token", q.id, l.n.name)
 		q.s.out.Closed++
 		t.client = append(t.client, t.read.Closing(t.usage)...)
@@ -399,7 +444,8 @@ func (q *request) heard(whole bool) {
 			got.Reset()
 			got.WriteString(g.Text)
 			if told, ids[g.Meta.ID] = g.IDs, true; g.Meta.Finish != nil {
-				if finish = append(finish, g.Meta.Finish.Type); g.Meta.Finish.Length != len(told) {
+				stop = g.Meta.Finish.Matched
+				if finish = append(finish, g.Meta.Finish.Type); finish[0] == engine.FinishLength && g.Meta.Finish.Length != len(told) {
 					s.violate("%s: %d ids end with %s", q.id, len(told), data)
 				}
 			}
@@ -462,15 +508,18 @@ func (q *request) refusal() resume.Refusal {
 	switch {
 	case t.why != "":
 		return t.why
-	case t.kind == api.SGLangGenerate && len(t.voice.tokens) == 1:
-		return resume.Seam // from one event nobody knows what the next would tell
+	case t.kind == api.SGLangGenerate && (t.voice.events == 1 || t.voice.ahead > 3 && t.voice.shown > 0):
+		return resume.Seam // from one event nobody knows what the next would tell, and three tokens are looked at
 	case t.kind == api.Chat && !t.spoken():
 		return resume.Silent
-	case (t.ids || t.kind == api.SGLangGenerate) && t.voice.raw != "":
+	case t.ids && t.voice.raw != "", t.kind == api.SGLangGenerate && t.voice.ahead > 0:
 		return resume.ToldIDs
 	}
 	return ""
 }
+
+// silent reports whether a leg has said nothing so far: all its events were held back.
+func (t *stream) silent() bool { return t.kind == api.SGLangGenerate && t.voice.events == 0 }
 
 // spoken reports whether the client has text of a chat.
 func (t *stream) spoken() bool {
@@ -491,9 +540,9 @@ func (q *request) goesOn(l *leg, why string) bool {
 	}
 	want := q.refusal()
 	if s.chance(0.5) { // in the middle of an event
-		now, _, _ := t.voice.says(l.id, engine.Output{Token: 300}, false)
-		now = now[:slices.Index(now, '\n')]
-		q.pass(now[:s.rng.IntN(len(now))])
+		if now, _, _ := t.voice.says(l.id, engine.Output{Token: 300}, false); len(now) > 0 {
+			q.pass(now[:s.rng.IntN(slices.Index(now, '\n'))])
+		}
 	}
 	read := &t.read
 	told := slices.Clone(q.got)
