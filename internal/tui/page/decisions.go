@@ -576,7 +576,11 @@ func candidateTable(ph *decision.Phase, w int, g *theme.Glyphs) []string {
 		if widget.Width(name) > rank {
 			name = name[:rank-1] + g.Ellipsis
 		}
-		l := fmt.Sprintf("%s %-*s %7d", sign, rank, name, c.OverlapBlocks)
+		overlap := strconv.Itoa(c.OverlapBlocks)
+		if c.CacheUnknown {
+			overlap = "?" // it may hold some: its KV events are not trusted now
+		}
+		l := fmt.Sprintf("%s %-*s %7s", sign, rank, name, overlap)
 		for _, n := range tiers.Cells(c.Tiers) {
 			l += fmt.Sprintf(" %6s", n)
 		}
