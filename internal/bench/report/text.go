@@ -182,7 +182,8 @@ func percent(p *float64) string {
 	return fmt.Sprintf("%+.0f", *p*100)
 }
 
-// forest draws each point's difference with its interval around zero.
+// forest draws each point's difference with its interval around zero. It is a drawing, whose
+// columns are a scale, and no table.
 func forest(b *strings.Builder, g *experiment.GroupResult, width int) {
 	most := 0.05
 	for i := range g.Points {
@@ -347,7 +348,8 @@ func gates(b *strings.Builder, r *experiment.Result, width int) {
 	_ = table.List(b, "    ", width, rows)
 }
 
-// CellLine is one finished cell on one line.
+// CellLine is one finished cell on one line. The lines are written one by one while a run goes
+// on, so that the widths stand before the rows are known: no table can be made of them.
 func CellLine(c *experiment.CellResult) string {
 	m := c.Measure
 	t := m.TTFT
