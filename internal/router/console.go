@@ -6,6 +6,7 @@ import (
 	"maps"
 	"net/http"
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/dynctl/dynctl/internal/router/admin"
@@ -92,6 +93,34 @@ func (c *console) IndexChildren(q adminserver.IndexQuery) (admin.IndexChildren, 
 		labels[kvindex.Rank(k.Slot)] = k.Label
 	}
 	return adminserver.IndexChildren(c.index, labels, q)
+}
+
+// Previews is for adminserver.Control.
+func (c *console) Previews(ctx context.Context, a *admin.IndexChildren) error {
+	if c.words == nil {
+		return conflict("preview", "the router keeps no words of prompts: start it with --index-preview TOKENS (index.preview)")
+	}
+	nodes := make([]*admin.IndexNode, 0, len(a.Children)+1)
+	for i := range a.Children {
+		nodes = append(nodes, &a.Children[i])
+	}
+	if a.Node != nil {
+		nodes = append(nodes, a.Node)
+	}
+	runs := make([][]uint64, len(nodes))
+	for i, n := range nodes {
+		if id, err := strconv.ParseUint(n.ID, 16, 64); err == nil {
+			runs[i] = c.index.Head(kvindex.NodeID(id), c.words.Blocks())
+		}
+	}
+	texts, err := c.words.Texts(ctx, c.registry.Snapshot(), runs)
+	for i, text := range texts {
+		nodes[i].Preview = text
+	}
+	if err != nil {
+		a.PreviewError = oneLine(err)
+	}
+	return nil
 }
 
 // worker describes one worker.

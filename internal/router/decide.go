@@ -159,6 +159,9 @@ func (r *Router) hash(d *question, v *api.View, start time.Time) {
 			if h := d.view(size); len(h.locals) == 0 {
 				h.locals = blockhash.Locals(h.locals, d.prompt.IDs, size, key)
 				h.seq = blockhash.Chain(h.seq, h.locals)
+				if r.words != nil && !d.dry {
+					r.words.Note(d.model, h.locals, d.prompt.IDs, size)
+				}
 			}
 		}
 	}

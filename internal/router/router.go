@@ -122,6 +122,7 @@ type Router struct {
 	cancelRequests context.CancelFunc
 	modelCache     modelCache
 	tokens         *prompt.Stage
+	words          *prompt.Words // nil unless asked for
 	budget         retryBudget
 	moves          moves
 	sticky         *stickyResponses
@@ -232,6 +233,7 @@ func New(ctx context.Context, o Options) (*Router, error) {
 	}); err != nil {
 		return nil, err
 	}
+	r.words = prompt.NewWords(r.tokens, o.Config.Index.Preview)
 	r.state = &state.State{
 		Router: facts{r}, Version: o.Version, Started: r.started, Registry: r.registry, Index: r.index, Guesses: r.guesses,
 		Feeds: r.feeds, Ledger: r.ledger, Gate: r.gate, Ranks: r.ranks, Bodies: r.bodies, Addresses: r.addresses, Traffic: &r.traffic,

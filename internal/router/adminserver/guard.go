@@ -41,8 +41,11 @@ type userKey struct{}
 // seesTexts reports whether a request's user may see texts that can quote a prompt.
 func seesTexts(q *http.Request) bool {
 	u, _ := q.Context().Value(userKey{}).(*user)
-	return u == nil || u.key == nil || u.key.Has(access.Operate)
+	return u == nil || u.may(access.Operate)
 }
+
+// may reports whether the user has a role.
+func (u *user) may(r access.Role) bool { return u.key == nil || u.key.Has(r) }
 
 // identify finds out who asks; nil where what was shown lets nobody in.
 func (s *server) identify(q *http.Request) *user {
@@ -85,7 +88,7 @@ func (s *server) guard(h http.Handler, role access.Role) http.Handler {
 			}
 			api.WriteError(w, q, &api.Error{Status: http.StatusUnauthorized, Code: api.CodeUnauthorized, Message: message})
 			return
-		case u.key != nil && !u.key.Has(role):
+		case !u.may(role):
 			s.audit(q, u, http.StatusForbidden, eventlog.Event{
 				Kind: "admin_denied", Severity: eventlog.Warn, Text: fmt.Sprintf("%s may not %s %s: it lacks the role %s", u.name, q.Method, api.Clip(q.URL.Path), role),
 			})
@@ -97,9 +100,7 @@ func (s *server) guard(h http.Handler, role access.Role) http.Handler {
 				return
 			}
 		}
-		if u.key != nil {
-			q = q.WithContext(context.WithValue(q.Context(), userKey{}, u))
-		}
+		q = q.WithContext(context.WithValue(q.Context(), userKey{}, u))
 		if q.ContentLength != 0 {
 			body, err := api.ReadBody(q, maxBody, s.bodies)
 			if err != nil {

@@ -55,6 +55,7 @@ const (
 	ZoomUp
 	Icicle
 	RankMask
+	Words
 	Metric
 	Copy
 	CopyRow
@@ -142,6 +143,7 @@ func Entries() []Entry {
 		bind(ZoomUp, "TREE", "zoom out", "u"),
 		bind(Icicle, "TREE", "icicle strip", "i"),
 		bind(RankMask, "TREE", "which ranks hold it", "w"),
+		bind(Words, "TREE", "words it begins with, where allowed", "W"),
 		bind(Metric, "TREE", "metric of the graph", "m"),
 		bind(Copy, "OUT", "copy the name (OSC 52)", "y"),
 		bind(CopyRow, "OUT", "copy the row", "Y"),

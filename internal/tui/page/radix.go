@@ -1,8 +1,10 @@
 package page
 
 import (
+	"errors"
 	"fmt"
 	"math"
+	"net/http"
 	"slices"
 	"strconv"
 	"strings"
@@ -34,6 +36,9 @@ type Radix struct {
 	expand  map[string]int // nodes to open when they are loaded, and how deep
 	flat    bool           // the most used runs of the whole tree instead of its levels
 	holders string         // the node whose holders are shown when they have come
+	words   bool           // what runs begin with is asked for and shown
+	refused string         // why it is not shown although it was asked for
+	begins  string         // only runs that have this among these words
 }
 
 const byHits = "hits"
@@ -50,7 +55,7 @@ func (x *Radix) Name() string { return "Radix" }
 
 // Keys implements Page.
 func (x *Radix) Keys() []string {
-	return []string{"h/l close open", "E two levels", "enter holders", "Z u zoom", "t flat", "s sort", "w mask", "i icicle", "/ hash rank:", "? help"}
+	return []string{"h/l close open", "E two levels", "enter holders", "Z u zoom", "t flat", "s sort", "w mask", "W words", "i icicle", "/ hash rank:", "? help"}
 }
 
 // Act implements Page.
@@ -62,7 +67,13 @@ func (x *Radix) Act(c *Ctx, a keys.Action) (tea.Cmd, bool) {
 	switch a {
 	case keys.Flat:
 		x.flat = !x.flat
-		x.text, x.find, x.rank, x.depth = "", "", "", 0
+		x.text, x.find, x.rank, x.depth, x.begins = "", "", "", 0, ""
+		return x.reload(c), true
+	case keys.Words:
+		x.words, x.refused = !x.words, ""
+		if !x.words && x.begins != "" {
+			x.text, x.find, x.rank, x.depth, x.begins = "", "", "", 0, ""
+		}
 		return x.reload(c), true
 	case keys.Sort:
 		if x.flat {
@@ -162,6 +173,11 @@ func (x *Radix) keyAt(i int) string { return x.rows[i].key() }
 // refresh makes the rows again and finds the cursor's.
 func (x *Radix) refresh() {
 	x.rows = x.tree.rows(x.rows)
+	if x.begins != "" {
+		x.rows = slices.DeleteFunc(x.rows, func(r row) bool {
+			return r.more == 0 && !strings.Contains(strings.ToLower(r.k.n.Preview), x.begins)
+		})
+	}
 	x.sync(len(x.rows), x.keyAt)
 }
 
@@ -201,12 +217,12 @@ func (x *Radix) ask(c *Ctx, k *node) tea.Cmd {
 	k.asking, k.asked = true, c.Now
 	limit := k.limit
 	if x.flat {
-		return c.Load.Children(admin.BrowseQuery{Limit: max(limit, hitsLimit), Flat: true})
+		return c.Load.Children(admin.BrowseQuery{Limit: max(limit, hitsLimit), Flat: true, Preview: x.words})
 	}
 	if treeOrders[x.sort] == byHits {
 		limit = max(limit, hitsLimit)
 	}
-	return c.Load.Children(admin.BrowseQuery{Node: k.n.ID, Sort: treeOrders[x.sort], Limit: limit, Rank: x.rank, MinDepth: x.depth})
+	return c.Load.Children(admin.BrowseQuery{Node: k.n.ID, Sort: treeOrders[x.sort], Limit: limit, Rank: x.rank, MinDepth: x.depth, Preview: x.words})
 }
 
 // opened goes on with opening several levels.
@@ -263,8 +279,12 @@ func (x *Radix) Take(c *Ctx, msg tea.Msg) tea.Cmd {
 	if ok && x.flat && m.Router == x.router && m.Query.Node != "" && m.Query.Node == x.holders && m.Err == nil && m.Answer.Node != nil {
 		return x.showHolders(c, &node{n: *m.Answer.Node})
 	}
-	if !ok || m.Router != x.router || m.Query.Flat != x.flat || !x.flat && (m.Query.Sort != treeOrders[x.sort] || m.Query.Rank != x.rank || m.Query.MinDepth != x.depth) {
+	if !ok || m.Router != x.router || m.Query.Preview != x.words || m.Query.Flat != x.flat || !x.flat && (m.Query.Sort != treeOrders[x.sort] || m.Query.Rank != x.rank || m.Query.MinDepth != x.depth) {
 		return nil
+	}
+	if status := (*admin.StatusError)(nil); m.Query.Preview && errors.As(m.Err, &status) && (status.Status == http.StatusForbidden || status.Status == http.StatusConflict) {
+		x.words, x.refused = false, m.Err.Error()
+		return x.reload(c)
 	}
 	k := x.tree.nodes[m.Query.Node]
 	x.tree.take(m.Query, m.Answer, m.Err)
@@ -319,6 +339,11 @@ func (x *Radix) Filter() string { return x.text }
 // SetFilter takes "HASH", "rank:LABEL" and "depth>N"; the last two are
 // answered by the router.
 func (x *Radix) SetFilter(c *Ctx, text string) (tea.Cmd, error) {
+	whole := strings.TrimSpace(text)
+	text, begins, worded := strings.Cut(text, "words:")
+	if begins = strings.ToLower(strings.TrimSpace(begins)); worded && begins == "" {
+		return nil, errors.New("filter: words: needs what a run begins with, such as words:support bot")
+	}
 	hash, rank, depth := "", "", 0
 	for _, w := range strings.Fields(text) {
 		switch {
@@ -336,7 +361,7 @@ func (x *Radix) SetFilter(c *Ctx, text string) (tea.Cmd, error) {
 		default:
 			for _, r := range strings.ToLower(w) {
 				if !strings.ContainsRune("0123456789abcdef", r) {
-					return nil, fmt.Errorf("filter: %q is no head of a hash; give hex digits, rank:LABEL or depth>N", w)
+					return nil, fmt.Errorf("filter: %q is no head of a hash; give hex digits, rank:LABEL, depth>N or words:TEXT", w)
 				}
 			}
 			hash = strings.ToLower(w)
@@ -344,7 +369,11 @@ func (x *Radix) SetFilter(c *Ctx, text string) (tea.Cmd, error) {
 	}
 	again := rank != x.rank || depth != x.depth
 	x.flat = x.flat && !again // they choose within levels
-	x.text, x.find, x.rank, x.depth = strings.TrimSpace(text), hash, rank, depth
+	x.text, x.find, x.rank, x.depth, x.begins = whole, hash, rank, depth, begins
+	if begins != "" && !x.words {
+		x.words, x.refused, again = true, "", true
+	}
+	x.refresh()
 	if again {
 		return x.reload(c), nil
 	}
@@ -399,6 +428,9 @@ func (x *Radix) Draw(c *Ctx, p *widget.Painter) {
 	ix := &c.R.Index
 	block := max(c.R.BlockSize, 1)
 	p.Put(theme.Bold, "  "+x.crumbs())
+	if x.refused != "" {
+		p.Words(theme.Warn, "   no words: "+x.refused)
+	}
 	p.Words(theme.Dim, fmt.Sprintf("   index %s blocks in %s runs, %s, %s lookups/s, +%s -%s blk/s", widget.Count(ix.Blocks.F()), widget.Count(ix.Nodes.F()), widget.Bytes(ix.Bytes.F()),
 		widget.Rate(ix.LookupRate.F()), widget.Rate(ix.StoredRate.F()), widget.Rate(ix.RemovedRate.F())))
 	p.End()
@@ -408,12 +440,19 @@ func (x *Radix) Draw(c *Ctx, p *widget.Painter) {
 	// Prefix, tokens, subtree, bar, share, hits, ranks always; the rest with room.
 	fixed := 2 + name + 1 + 7 + 1 + 7 + 1 + 5 + 1 + 7 + 1 + 3
 	room := c.W - fixed
-	bar := 0
-	if room >= 11 {
+	bar, keep := 0, 0
+	if x.words {
+		keep = room // where there is little, the words come first
+		if room > 62 {
+			keep = 62
+		}
+	}
+	room -= keep
+	if room >= 11 && !x.words {
 		bar = 10
 		room -= 11
 	}
-	showMask := x.mask && mask > 0 && mask <= 64 && room >= mask+1
+	showMask := x.mask && !x.words && mask > 0 && mask <= 64 && room >= mask+1
 	if showMask {
 		room -= mask + 1
 	}
@@ -428,7 +467,12 @@ func (x *Radix) Draw(c *Ctx, p *widget.Painter) {
 	if show.age = room >= 7; show.age {
 		room -= 7
 	}
-	show.lost = show.age && room >= 9
+	if show.lost = show.age && room >= 9; show.lost {
+		room -= 9
+	}
+	if x.words {
+		show.words = keep + room - 1
+	}
 
 	p.Put(theme.Title, "  ")
 	p.Cell(theme.Title, "PREFIX", name)
@@ -462,6 +506,10 @@ func (x *Radix) Draw(c *Ctx, p *widget.Painter) {
 		p.Put(theme.Title, " ")
 		p.Right(theme.Title, "EVICT/s", 8)
 	}
+	if show.words > 0 {
+		p.Put(theme.Title, " ")
+		p.Cell(theme.Title, "BEGINS WITH", show.words)
+	}
 	if showMask {
 		p.Put(theme.Title, " ")
 		p.Cell(theme.Title, maskTitle(ranks), mask)
@@ -487,6 +535,8 @@ func (x *Radix) Draw(c *Ctx, p *widget.Painter) {
 		switch z := x.tree.zoom; {
 		case z.err != "":
 			text = z.err
+		case z.loaded && x.begins != "":
+			text = "no loaded run begins with these words (esc clears the filter)"
 		case z.loaded && x.rank+strconv.Itoa(x.depth) != "0":
 			text = "nothing in the index fits the filter (esc clears it)"
 		case z.loaded:
@@ -526,7 +576,10 @@ func (x *Radix) crumbs() string {
 }
 
 // columnsOf says which columns there is room for.
-type columnsOf struct{ kids, saved, age, lost, mask bool }
+type columnsOf struct {
+	kids, saved, age, lost, mask bool
+	words                        int // how wide
+}
 
 func (x *Radix) drawRow(p *widget.Painter, i, name, bar, block int, show columnsOf, ranks []string, all int64) {
 	r := x.rows[i]
@@ -607,6 +660,10 @@ func (x *Radix) drawRow(p *widget.Painter, i, name, bar, block int, show columns
 		p.Put(theme.Plain, " ")
 		p.Right(theme.Plain, atLeast(widget.Rate(r.k.lost), false), 8)
 	}
+	if show.words > 0 {
+		p.Put(theme.Plain, " ")
+		p.Put(theme.Plain, p.FitWords(begin(n), show.words))
+	}
 	if show.mask {
 		p.Put(theme.Plain, " ")
 		var b strings.Builder
@@ -620,6 +677,14 @@ func (x *Radix) drawRow(p *widget.Painter, i, name, bar, block int, show columns
 		p.Put(theme.Plain, b.String())
 	}
 	p.End()
+}
+
+// begin is what a run begins with.
+func begin(n *admin.IndexNode) string {
+	if n.Preview == "" {
+		return widget.Unknown // not kept any more, or nobody could tell its words
+	}
+	return n.Preview
 }
 
 // atLeast marks a figure that is a lower bound; of none at all nothing is known.
@@ -703,4 +768,7 @@ func (x *Radix) drawDetail(c *Ctx, p *widget.Painter, block int) {
 		held += fmt.Sprintf("   only copy: losing it costs %s tokens of prefill", widget.Count(float64(end*block)))
 	}
 	p.Line(theme.Plain, p.Cut(held, c.W))
+	if x.words {
+		p.Line(theme.Plain, p.FitWords("  begins with: "+begin(n), c.W))
+	}
 }
