@@ -34,6 +34,7 @@ type compareFlags struct {
 	seed       uint64
 	scrape     time.Duration
 	ttft, itl  time.Duration
+	explore    bool
 	limits     admission.Limits
 	jobs       int
 }
@@ -50,6 +51,7 @@ func (c *compareFlags) add(cmd *cobra.Command) {
 	f.DurationVar(&c.scrape, "scrape-interval", time.Second, "how old engines' load figures may be in a simulation")
 	f.DurationVar(&c.ttft, "slo-ttft", 2*time.Second, "a good request has its first token within this")
 	f.DurationVar(&c.itl, "slo-itl", 25*time.Millisecond, "a good request has its tokens within this of each other, on average")
+	f.BoolVar(&c.explore, "explore", false, "simulate with routing.explore: 1 of 200 requests takes the dearer path with a threshold that is auto")
 	f.IntVar(&c.limits.Inflight, "max-inflight", 0, "simulate with so many requests in progress at most; 0 is no limit")
 	f.IntVar(&c.limits.Queue, "queue-size", settings.Default().Limits.Queue, "how many requests wait in a simulation with a limit (this one, or --what-if routing.busy_…)")
 	f.DurationVar(&c.limits.Timeout, "queue-timeout", settings.Default().Limits.QueueTimeout, "longest wait of a simulated request")
@@ -126,6 +128,7 @@ func (c *compareFlags) rows(changes []replay.Change, from, to time.Duration, sta
 					Fleet: f,
 					Settings: decide.Settings{
 						Decode: policy, Prefill: policy, Weights: selector.DefaultWeights(), Rule: decide.Rule{Threshold: threshold.Tokens, Auto: threshold.Auto, On: decide.Measure(c.on), LoadCredit: decide.LoadCredit},
+						Explore: c.explore,
 					},
 					Speedup: c.speedup, Seed: c.seed, Scrape: c.scrape, From: from, To: to, TTFT: c.ttft, ITL: c.itl, Limits: c.limits,
 				}

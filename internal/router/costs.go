@@ -98,6 +98,6 @@ func (x *exchange) running(tokens int, now time.Time) *cost.Learner {
 // ended tells that the answer has all its tokens.
 func (x *exchange) ended() {
 	if l := x.r.costs.learners.Of(x.model); l != nil {
-		l.Ended(&x.answer.ran)
+		l.Ended(&x.answer.ran, x.answer.firstToken.Sub(x.start))
 	}
 }

@@ -202,7 +202,8 @@ func (r *Router) choose(d *question) decide.Effects {
 	}
 	r.take(d)
 	if d.settings.routing.Rule.Auto {
-		d.run.Request.Costs = r.costs.model(d.model)
+		q := &d.run.Request
+		q.Costs, q.Waited = r.costs.model(d.model), q.Waited || d.took.queue > 0
 	}
 	effects := d.run.Decide(&d.settings.routing.Settings, d.list, unit, d)
 	d.took.plan += time.Since(start)

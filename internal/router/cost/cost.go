@@ -86,6 +86,20 @@ type Model struct {
 	// A millisecond of time to first token beyond Limit (in ms, 0 for none) costs
 	// Beyond: who is late is late.
 	Limit, Beyond float64
+	// Spare is up to what expected time to first token, in ms by either path, a request may
+	// explore; 0 for none.
+	Spare float64
+}
+
+// atMost is how much dearer the other path may be for a request to explore, in ms.
+const atMost = 5
+
+// MayExplore reports whether a request may take either path to learn of it: no limit is
+// missed of late, its own is not near, and the dearer path costs little more.
+func (m *Model) MayExplore(q *Request) bool {
+	c := m.Of(q)
+	return m.Local.at(&q.Local) < m.Spare && m.Prefill.at(&q.Prefill)+m.Transfer.at(&q.Transfer) < m.Spare &&
+		max(c.Local, c.Remote)-min(c.Local, c.Remote) <= atMost
 }
 
 // felt is what a time to first token costs.

@@ -171,7 +171,7 @@ func answer(l *Learner, tokens int, gap time.Duration) (a Running) {
 	for n := range tokens {
 		l.Ran(&a, n+1, time.Duration(n)*gap)
 	}
-	l.Ended(&a)
+	l.Ended(&a, time.Second)
 	return a
 }
 
@@ -186,7 +186,7 @@ func TestRunningAnswersCount(t *testing.T) {
 				l.Ran(&a, n+1, time.Duration(n*ms)*time.Millisecond)
 			}
 			if ended {
-				l.Ended(&a)
+				l.Ended(&a, time.Second)
 				l.answers = typical // of one length: what a token counts is asked
 			}
 		}
@@ -270,5 +270,62 @@ func TestParseSLO(t *testing.T) {
 		if _, _, err := ParseSLO(text); err == nil {
 			t.Errorf("%q is read", text)
 		}
+	}
+}
+
+// TestSpare: nobody explores while a limit is missed, and then until it is kept again.
+func TestSpare(t *testing.T) {
+	l := NewLearner(Objective{For: ForGoodput, TTFT: 2 * time.Second, ITL: 25 * time.Millisecond})
+	answers := func(n int, first, gap time.Duration) float64 {
+		for range n {
+			var a Running
+			for k := range 100 {
+				l.Ran(&a, k+1, time.Duration(k)*gap)
+			}
+			l.Ended(&a, first)
+		}
+		return l.spare()
+	}
+	for _, c := range []struct {
+		what       string
+		first, gap time.Duration
+		want       float64
+	}{
+		{"good", time.Second, 10 * time.Millisecond, 1000},
+		{"first tokens late", 3 * time.Second, 10 * time.Millisecond, 0},
+		{"good again", time.Second, 10 * time.Millisecond, 1000},
+		{"tokens late", time.Second, 40 * time.Millisecond, 0},
+		{"good once more", time.Second, 10 * time.Millisecond, 1000},
+	} {
+		if got := answers(1000, c.first, c.gap); got != c.want {
+			t.Errorf("%s: %v ms to spare, want %v", c.what, got, c.want)
+		}
+	}
+}
+
+// TestMayExplore: only where the dearer path costs at most 5 ms more, and neither path's
+// first token is near its limit.
+func TestMayExplore(t *testing.T) {
+	law := Law{0, 10, 0, 10, 0}
+	m := Model{Local: law, Prefill: law, Transfer: Law{4, 0, 0, 0, 0}, Stall: 1, Beyond: 1, Spare: 50}
+	q := func(running, queued int) *Request {
+		return &Request{
+			Local: Work{Tokens: 3000, Context: 3000, Running: running}, Transfer: Work{Tokens: 3000},
+			Prefill: Work{Tokens: 3000, Context: 3000, Queued: queued},
+		}
+	}
+	if !m.MayExplore(q(0, 0)) {
+		t.Error("nobody explores for 4 ms")
+	}
+	for what, q := range map[string]*Request{"the answers on the decode rank wait for 30 ms": q(1, 0), "the prefill rank's queue takes 2 ms": q(0, 200)} {
+		if m.MayExplore(q) {
+			t.Errorf("explored where %s", what)
+		}
+	}
+	if m.Spare = 32; m.MayExplore(q(0, 0)) {
+		t.Error("explored with a first token by the remote path after 34 ms, with 32 to spare")
+	}
+	if m.Spare = 0; m.MayExplore(&Request{}) {
+		t.Error("explored with nothing to spare")
 	}
 }

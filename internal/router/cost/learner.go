@@ -58,6 +58,7 @@ type Learner struct {
 	fits      [legs]fit
 	answers   float64 // mean tokens of an answer
 	gaps      float64 // mean ms between them, of late
+	late      float64 // share of answers whose first token came after its limit, of late
 	published time.Duration
 	fresh     bool // there is something new to publish
 	solved    bool // laws were made before
@@ -131,8 +132,8 @@ func (l *Learner) Ran(a *Running, tokens int, now time.Duration) {
 	}
 }
 
-// Ended tells that an answer has all its tokens.
-func (l *Learner) Ended(a *Running) {
+// Ended tells that an answer has all its tokens, and how long its first one took.
+func (l *Learner) Ended(a *Running, first time.Duration) {
 	if a.now.tokens < 2 {
 		return
 	}
@@ -140,6 +141,11 @@ func (l *Learner) Ended(a *Running) {
 	defer l.mu.Unlock()
 	l.gap(a)
 	l.answers += (float64(a.now.tokens) - l.answers) / recent
+	missed := 0.0
+	if l.objective.TTFT > 0 && first > l.objective.TTFT {
+		missed = 1
+	}
+	l.late += (missed - l.late) / recent
 }
 
 // gap counts what an answer has not told yet, as so much of one as it is. The caller
@@ -167,6 +173,7 @@ func (l *Learner) publish(now time.Duration) (first bool) {
 	f[PrefillLeg].solve(&local, &f[LocalLeg])
 	f[TransferLeg].solve(&start[TransferLeg], nil)
 	m := l.objective.model(l.answers, l.gaps)
+	m.Spare = l.spare()
 	m.Local, m.Prefill, m.Transfer = f[LocalLeg].law, f[PrefillLeg].law, f[TransferLeg].law
 	l.published, l.fresh, l.solved = now, false, true
 	if l.doubt > 0 {
@@ -175,6 +182,19 @@ func (l *Learner) publish(now time.Duration) (first bool) {
 	m.Revision = l.revision.Add(1)
 	l.model.Store(m)
 	return old == nil
+}
+
+// missing is the share of answers that come too late from which on a limit is missed.
+const missing = 0.05
+
+// spare is Model.Spare: half the limit to the first token, or 0 while a limit is missed.
+// The caller holds mu.
+func (l *Learner) spare() float64 {
+	o := &l.objective
+	if l.late > missing || l.gaps > float64(o.ITL)/float64(time.Millisecond) {
+		return 0
+	}
+	return float64(o.TTFT) / float64(time.Millisecond) / 2
 }
 
 // Known is how much a learner knows.

@@ -1,6 +1,7 @@
 package decide
 
 import (
+	"math/rand/v2"
 	"strings"
 	"testing"
 
@@ -80,6 +81,55 @@ func TestAuto(t *testing.T) {
 		}
 		if unknown := strings.Contains(d.ReasonText, "too little is known"); unknown != strings.HasPrefix(c.name, "too little") {
 			t.Errorf("%s: %s", c.name, d.ReasonText)
+		}
+	}
+}
+
+// TestExplore: a request that was drawn takes the dearer path where its costs allow it, and
+// nowhere else.
+func TestExplore(t *testing.T) {
+	drawn := func(in *Input) { in.Explore, in.Costs.Spare = true, 1000 }
+	for _, c := range []struct {
+		name   string
+		in     *Input
+		path   Path
+		reason decision.Reason
+	}{
+		{"drawn", priced(drawn), Remote, decision.ReasonExplored},
+		{"drawn, remote is cheaper", priced(drawn, queued(450, 0)), Local, decision.ReasonExplored},
+		{"not drawn", priced(drawn, func(in *Input) { in.Explore = false }), Local, decision.ReasonLocalCheaper},
+		{"too dear", priced(drawn, running(1)), Remote, decision.ReasonRemoteCheaper},
+		{"nothing to spare", priced(drawn, func(in *Input) { in.Costs.Spare = 0 }), Local, decision.ReasonLocalCheaper},
+		{"too little is known", priced(drawn, func(in *Input) { in.Costs = nil }), Remote, decision.ReasonAbove},
+		{"forced", priced(drawn, func(in *Input) { in.Force = disagg.ForceLocal }), Local, decision.ReasonForcedLocal},
+	} {
+		var p Plan
+		Choose(c.in, &p)
+		if p.Path != c.path || p.Reason != c.reason {
+			t.Errorf("%s: %s, %s, %+v; want %s, %s", c.name, p.Path, p.Reason, p.Costs, c.path, c.reason)
+		}
+		if words := p.Words(c.in); (p.Reason == decision.ReasonExplored) != strings.HasPrefix(words, "the dearer path, to learn of it: remote costs 4") {
+			t.Errorf("%s: %s", c.name, words)
+		}
+	}
+}
+
+// TestFewExplore: at most 1 % of requests are drawn, whatever their random numbers are
+// like.
+func TestFewExplore(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	const n = 100_000
+	for what, next := range map[string]func(i uint64) uint64{
+		"random": func(uint64) uint64 { return r.Uint64() }, "counted": func(i uint64) uint64 { return i }, "counted from above": func(i uint64) uint64 { return i << 40 },
+	} {
+		some := 0
+		for i := range uint64(n) {
+			if explored(next(i)) {
+				some++
+			}
+		}
+		if some < n/300 || some > n/130 {
+			t.Errorf("%s numbers: %d of %d explore", what, some, n)
 		}
 	}
 }

@@ -99,6 +99,9 @@ type Input struct {
 	// Costs are the laws of the paths' costs, with Rule.Auto; nil while too little is
 	// known.
 	Costs *cost.Model
+	// Explore says that the request was drawn to take the path that costs more, where that
+	// is allowed (cost.Model.MayExplore), so that its costs are learned.
+	Explore bool
 
 	Decode       selector.Input
 	DecodePeers  []disagg.Peer
@@ -357,6 +360,14 @@ func (p *Plan) weigh(in *Input, d int) {
 		p.Path, p.Reason = Remote, decision.ReasonRemoteCheaper
 	} else {
 		p.Path, p.Reason = Local, decision.ReasonLocalCheaper
+	}
+	if in.Explore && in.Costs.MayExplore(&p.Asked) {
+		p.Reason = decision.ReasonExplored
+		if p.Path == Local {
+			p.Path = Remote
+		} else {
+			p.Path = Local
+		}
 	}
 	if gate := in.Rule.DecodeGate; p.Path == Local && gate > 0 && decode.HasLoad && decode.KVUsage > gate {
 		p.Path, p.Reason = Remote, decision.ReasonDecodeBusy

@@ -13,6 +13,9 @@ const (
 	ReasonDecodeOnly   Reason = "decode_cannot_prefill"
 	// ReasonRemoteCheaper and ReasonLocalCheaper are those of a threshold that is auto.
 	ReasonRemoteCheaper Reason = "remote_costs_less"
+	// ReasonExplored is that of either path with such a threshold, where the dearer one is
+	// taken to learn of it.
+	ReasonExplored Reason = "explored"
 )
 
 // Those of a local path by choice:
@@ -57,7 +60,7 @@ const ReasonEnded Reason = "prefill_ended"
 // Reasons lists the closed set.
 func Reasons() []Reason {
 	return []Reason{
-		ReasonAbove, ReasonISLAbove, ReasonAlways, ReasonForcedRemote, ReasonDecodeBusy, ReasonDecodeOnly, ReasonRemoteCheaper,
+		ReasonAbove, ReasonISLAbove, ReasonAlways, ReasonForcedRemote, ReasonDecodeBusy, ReasonDecodeOnly, ReasonRemoteCheaper, ReasonExplored,
 		ReasonBelow, ReasonISLBelow, ReasonForcedLocal, ReasonPrefillBusy, ReasonLengthUnknown, ReasonLocalCheaper,
 		ReasonEndpoint, ReasonPrompts, ReasonAnswers, ReasonMultimodal, ReasonContinues, ReasonServerTools, ReasonPromptLogprobs, ReasonNoOutput, ReasonNoConnector, ReasonShort,
 		ReasonNoPrefill, ReasonPrefillAllBusy, ReasonPrefillExcluded, ReasonFallback, ReasonEnded,

@@ -106,6 +106,7 @@ type decisionLine struct {
 	Facts        factsLine `json:"facts"`
 	Force        string    `json:"force"`
 	GaveUp       string    `json:"gave_up"`
+	Explore      bool      `json:"explore"`
 	Session      uint64    `json:"session_key_hash,string"`
 	Decode       phaseLine `json:"decode"`
 	Prefill      phaseLine `json:"prefill"`
@@ -176,6 +177,7 @@ type costsLine struct {
 	Stall    float64  `json:"stall"`
 	Limit    float64  `json:"limit_ms"`
 	Beyond   float64  `json:"beyond"`
+	Spare    float64  `json:"spare_ms,omitempty"`
 }
 
 type workerLine struct {
@@ -245,6 +247,7 @@ func AppendDecision(dst []byte, atUS int64, d *Decision, refs []uint64) []byte {
 	o.close()
 	o.str("force", string(in.Force))
 	o.str("gave_up", in.GaveUp)
+	o.yes("explore", in.Explore)
 	if in.Decode.SessionKey != 0 {
 		o.quoted("session_key_hash", in.Decode.SessionKey)
 	}
@@ -440,7 +443,7 @@ func (r *Reader) parseCosts(p []byte) error {
 		return err
 	}
 	e := described[*cost.Model]{value: &cost.Model{
-		Revision: l.Revision, Local: l.Local, Prefill: l.Prefill, Transfer: l.Transfer, Stall: l.Stall, Limit: l.Limit, Beyond: l.Beyond,
+		Revision: l.Revision, Local: l.Local, Prefill: l.Prefill, Transfer: l.Transfer, Stall: l.Stall, Limit: l.Limit, Beyond: l.Beyond, Spare: l.Spare,
 	}}
 	if unknown != "" {
 		e.lacks = "the costs have " + unknown + ", which this dynctl does not know"
@@ -524,7 +527,7 @@ func (r *Reader) parseDecision(p []byte) (*Decision, error) {
 		d.lacks("path %q is not known to this dynctl", l.Force)
 	}
 	in := &decide.Input{
-		Rule: s.value.Rule, Force: disagg.Force(l.Force), GaveUp: l.GaveUp,
+		Rule: s.value.Rule, Force: disagg.Force(l.Force), GaveUp: l.GaveUp, Explore: l.Explore,
 		Facts: disagg.Facts{
 			Kind: kind, Splittable: f.Splittable, ISL: f.ISL, Source: f.Source, N: f.N, Prompts: f.Prompts, Multimodal: f.Multimodal,
 			Continues: f.Continues, ServerTools: f.ServerTools, PromptLogprobs: f.PromptLogprobs, MaxTokens: f.MaxTokens,

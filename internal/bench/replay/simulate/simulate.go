@@ -87,6 +87,8 @@ type Result struct {
 	Failed    uint64 `json:"failed"`
 	Remote    uint64 `json:"remote"`
 	Degraded  uint64 `json:"degraded"`
+	// Explored took the path that costs more, to learn of it.
+	Explored uint64 `json:"explored,omitempty"`
 	// Waited are the requests that waited for a place, Wait how long; Refused are those
 	// of the failed that found no room in the queue or waited too long.
 	Waited  uint64    `json:"waited"`
@@ -393,7 +395,7 @@ func (f *flight) choose() decide.Effects {
 		r.looked = kvgroup.Prompt{Seq: blockhash.Chain(r.looked.Seq[:0], r.locals), Tokens: len(f.tokens)}
 	}
 	r.decide.Begin(decide.Request{
-		Session: q.SessionKey, Chances: f.chances, Costs: r.costs.Model(),
+		Session: q.SessionKey, Chances: f.chances, Costs: r.costs.Model(), Waited: r.world.Now() > f.start,
 		Facts: disagg.Facts{Kind: api.Completion, Splittable: true, ISL: q.ISL, Source: disagg.FromIDs, N: 1, Prompts: 1, MaxTokens: int64(max(q.OSL, 1)), MinTokens: -1},
 	})
 	return r.decide.Decide(&r.s.Settings, r.list, r.block, r)
@@ -411,6 +413,9 @@ func (f *flight) settled(e decide.Effects) {
 		return
 	}
 	f.asked = p.Asked
+	if p.Reason == decision.ReasonExplored {
+		r.res.Explored++
+	}
 	r.judge()
 	f.decode = r.ranks[d.In.DecodePeers[p.DecodeIndex].Rank.Slot]
 	if p.Reason.Degraded() && r.split {
@@ -549,7 +554,7 @@ func (f *flight) token(o engine.Output) {
 	if f.made > 1 {
 		mean = (f.last - f.first) / time.Duration(f.made-1)
 	}
-	r.costs.Ended(&f.ran)
+	r.costs.Ended(&f.ran, f.first-f.start)
 	if (r.s.TTFT == 0 || f.first-f.start <= r.s.TTFT) && (r.s.ITL == 0 || mean <= r.s.ITL) {
 		r.good++
 	}
