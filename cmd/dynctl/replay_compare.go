@@ -35,6 +35,8 @@ type compareFlags struct {
 	scrape     time.Duration
 	ttft, itl  time.Duration
 	explore    bool
+	faults     []string
+	countFrom  time.Duration
 	limits     admission.Limits
 	jobs       int
 }
@@ -52,6 +54,8 @@ func (c *compareFlags) add(cmd *cobra.Command) {
 	f.DurationVar(&c.ttft, "slo-ttft", 2*time.Second, "a good request has its first token within this")
 	f.DurationVar(&c.itl, "slo-itl", 25*time.Millisecond, "a good request has its tokens within this of each other, on average")
 	f.BoolVar(&c.explore, "explore", false, "simulate with routing.explore: 1 of 200 requests takes the dearer path with a threshold that is auto")
+	f.StringSliceVar(&c.faults, "fault", nil, "simulate with engines that change, as in 10m:prefill_slow=3 (prefill ranks three times slower), 10m:network_slow=10, 10m:prefill_gone=0.5 (half of them)")
+	f.DurationVar(&c.countFrom, "count-from", 0, "leave requests of a simulation out of its result that arrive sooner after the first")
 	f.IntVar(&c.limits.Inflight, "max-inflight", 0, "simulate with so many requests in progress at most; 0 is no limit")
 	f.IntVar(&c.limits.Queue, "queue-size", settings.Default().Limits.Queue, "how many requests wait in a simulation with a limit (this one, or --what-if routing.busy_…)")
 	f.DurationVar(&c.limits.Timeout, "queue-timeout", settings.Default().Limits.QueueTimeout, "longest wait of a simulated request")
@@ -61,7 +65,7 @@ func (c *compareFlags) add(cmd *cobra.Command) {
 
 // asked reports whether a simulation is wanted.
 func (c *compareFlags) asked(cmd *cobra.Command) bool {
-	return slices.ContainsFunc([]string{"policy", "routing-threshold", "kv-blocks", "fleet", "arrival-speedup", "max-inflight"}, cmd.Flags().Changed)
+	return slices.ContainsFunc([]string{"policy", "routing-threshold", "kv-blocks", "fleet", "arrival-speedup", "max-inflight", "fault"}, cmd.Flags().Changed)
 }
 
 // simulatedDefaults are options of simulated engines that fit long prompts.
@@ -108,6 +112,14 @@ func (c *compareFlags) rows(changes []replay.Change, from, to time.Duration, sta
 	if c.on != "eff_isl" && c.on != "isl" {
 		return nil, withCode(exitUsage, fmt.Errorf("--routing-threshold-on %s: not one of eff_isl, isl", c.on))
 	}
+	var faults []simulate.Fault
+	for _, text := range c.faults {
+		one, err := simulate.ParseFault(text)
+		if err != nil {
+			return nil, withCode(exitUsage, fmt.Errorf("--fault %w", err))
+		}
+		faults = append(faults, one)
+	}
 	var rows []row
 	for _, cache := range caches {
 		f, blocks, err := withCache(fleet, cache, stat)
@@ -131,6 +143,7 @@ func (c *compareFlags) rows(changes []replay.Change, from, to time.Duration, sta
 						Explore: c.explore,
 					},
 					Speedup: c.speedup, Seed: c.seed, Scrape: c.scrape, From: from, To: to, TTFT: c.ttft, ITL: c.itl, Limits: c.limits,
+					Faults: faults, CountFrom: c.countFrom,
 				}
 				rows = append(rows, row{setup: s, blocks: blocks})
 				if len(changes) == 0 {

@@ -207,7 +207,7 @@ func TestEveryInputIsRecorded(t *testing.T) {
 		{func(d *Decision) any { return &d.Settings.Rule }, nil},
 		{func(d *Decision) any { return &d.Settings.Weights }, nil},
 		{func(d *Decision) any { return &d.Settings.Busy }, nil},
-		{func(d *Decision) any { return d.Settings }, map[string]string{"Attempts": "what follows a failure is no input of a plan", "LocalWithoutParams": "what follows a failure is no input of a plan", "Continuations": "what follows a failure is no input of a plan"}},
+		{func(d *Decision) any { return d.Settings }, map[string]string{"Attempts": "what follows a failure is no input of a plan", "LocalWithoutParams": "what follows a failure is no input of a plan", "Continuations": "what follows a failure is no input of a plan", "Explore": "the input says whether the request was drawn"}},
 		{func(d *Decision) any { return &d.Input.Decode.Candidates[0] }, map[string]string{
 			"Terms": "they follow from the figures, and the cost is there", "Excluded": "it follows from limits and KeptOut", "ExcludedCode": "it follows from limits and KeptOut", "CacheUnknown": "only receipts have it",
 		}},

@@ -80,7 +80,9 @@ func (f *flight) refuse() {
 		delete(f.r.line.waiting, f.waiter)
 		f.waiter = nil
 	}
-	f.r.res.Refused++
+	if !f.early {
+		f.r.res.Refused++
+	}
 	f.fail()
 }
 
@@ -105,8 +107,10 @@ func (f *flight) try(w *admission.Waiter) bool {
 		r.line.turns.Admit(w, r.clock())
 		delete(r.line.waiting, w)
 		f.waiter = nil
-		r.res.Waited++
-		record(r.line.wait, r.world.Now()-f.start)
+		f.record(r.line.wait, r.world.Now()-f.start)
+		if !f.early {
+			r.res.Waited++
+		}
 	}
 	f.settled(e)
 	return true

@@ -50,6 +50,11 @@ type Setup struct {
 	Scrape time.Duration
 	// From and To cut the trace; 0 is open.
 	From, To time.Duration
+	// Faults are what becomes of the engines meanwhile.
+	Faults []Fault
+	// CountFrom leaves requests out of the result that arrive sooner after the first,
+	// under the run's clock.
+	CountFrom time.Duration
 	// SLO is what a good request keeps.
 	TTFT, ITL time.Duration
 	// Limits are those of the router, whose Inflight, Queue and Timeout are in force;
@@ -150,6 +155,9 @@ func Run(ctx context.Context, src workload.Source, s Setup) (*Result, error) {
 	if err := r.arrive(); err != nil {
 		return nil, err
 	}
+	if err := r.expect(); err != nil {
+		return nil, err
+	}
 	r.scrape()
 	for steps := 0; r.world.Step(); steps++ {
 		if r.err != nil {
@@ -197,6 +205,7 @@ type run struct {
 	looked   kvgroup.Prompt
 	decide   decide.Run
 	costs    *cost.Learner
+	wire     float64 // how many times longer transfers take
 
 	res             Result
 	prompt, hits    uint64
@@ -230,6 +239,7 @@ func newRun(s Setup) (*run, error) {
 	}
 	r := &run{
 		s: s, world: virtual.NewWorld(), index: kvindex.New(kvindex.Options{}), book: ledger.New(),
+		wire:  1,
 		costs: cost.NewLearner(cost.Objective{For: cost.ForGoodput, TTFT: s.TTFT, ITL: s.ITL}),
 		rng:   rand.NewPCG(s.Seed, 0x9e3779b97f4a7c15), block: s.Fleet.Groups[0].BlockSize,
 		// 1 µs to 3 h.
@@ -279,6 +289,7 @@ func (r *run) add(g *sim.Group, v *vocab.Vocab, w *workers.Worker, index, dp int
 		worker: w, stream: kvfeed.NewStream(r.index, kvindex.Rank(slot), r.block),
 		rank: &workers.Rank{Slot: slot, WorkerName: w.Name, DP: dp, Label: fmt.Sprintf("%s/dp%d", w.Name, dp)},
 	}
+	cfg.Timing = wire{cfg.Timing, &r.wire}
 	cfg.Publish = func(_ engine.Time, events []cache.Event) { r.publish(k, events) }
 	if k.eng, err = r.world.Add(cfg); err != nil {
 		return err
@@ -309,6 +320,8 @@ func (r *run) scrape() {
 			l := workers.UnknownLoad(time.Time{})
 			l.Running, l.Waiting, l.KVUsage = c.Load()
 			k.rank.SetLoad(&l)
+		} else {
+			k.worker.State.SetCondition(workers.Condition{Health: workers.Unhealthy, Reason: "gone"})
 		}
 	}
 	r.line.turns.Changed()
@@ -368,13 +381,17 @@ type flight struct {
 	asked cost.Request
 	sent  time.Duration
 	local bool
+	// early requests are not counted.
+	early bool
 }
 
 // route decides on a request and sends it off.
 func (r *run) route(q *workload.Request) {
-	r.res.Requests++
 	r.open++
 	f := &flight{r: r, q: q, id: strconv.Itoa(q.Number), tokens: q.Expand(nil), start: r.world.Now()}
+	if f.early = f.start < r.s.CountFrom; !f.early {
+		r.res.Requests++
+	}
 	for i := range f.chances {
 		f.chances[i] = decide.Chance{Turn: r.turns[i], Draw: r.rng.Uint64()}
 		r.turns[i]++
@@ -413,12 +430,14 @@ func (f *flight) settled(e decide.Effects) {
 		return
 	}
 	f.asked = p.Asked
-	if p.Reason == decision.ReasonExplored {
+	if p.Reason == decision.ReasonExplored && !f.early {
 		r.res.Explored++
 	}
-	r.judge()
+	if !f.early {
+		r.judge()
+	}
 	f.decode = r.ranks[d.In.DecodePeers[p.DecodeIndex].Rank.Slot]
-	if p.Reason.Degraded() && r.split {
+	if p.Reason.Degraded() && r.split && !f.early {
 		r.res.Degraded++
 	}
 	claim, prefill := d.Claims()
@@ -430,7 +449,9 @@ func (f *flight) settled(e decide.Effects) {
 		f.answer(nil)
 		return
 	}
-	r.res.Remote++
+	if !f.early {
+		r.res.Remote++
+	}
 	f.prefill(r.ranks[d.In.PrefillPeers[p.PrefillIndex].Rank.Slot], prefill)
 }
 
@@ -491,7 +512,7 @@ func (f *flight) prefill(k *simRank, claim ledger.Claim) {
 
 // count notes who computed the prompt, and how much of it was cached.
 func (f *flight) count(k *simRank, cached int) {
-	if f.counted {
+	if f.counted || f.early {
 		return
 	}
 	f.counted = true
@@ -522,7 +543,7 @@ func (f *flight) token(o engine.Output) {
 				cached += o.External
 			}
 			f.count(f.decode, cached)
-			record(r.ttft, o.At-f.start)
+			f.record(r.ttft, o.At-f.start)
 			if f.local {
 				r.took(cost.LocalLeg, &f.asked.Local, o.At-f.sent)
 			} else {
@@ -530,7 +551,7 @@ func (f *flight) token(o engine.Output) {
 			}
 		} else {
 			gap := o.At - f.last
-			record(r.itl, gap)
+			f.record(r.itl, gap)
 		}
 		r.costs.Ran(&f.ran, f.made, o.At)
 		f.held.Progress(f.made)
@@ -544,17 +565,20 @@ func (f *flight) token(o engine.Output) {
 		return
 	}
 	f.held.Release()
-	f.decode.requests++
 	r.done()
+	r.costs.Ended(&f.ran, f.first-f.start)
+	if f.early {
+		return
+	}
+	f.decode.requests++
 	r.res.Completed++
 	r.output += uint64(f.made)
 	r.last = max(r.last, o.At)
-	record(r.e2e, o.At-f.start)
+	f.record(r.e2e, o.At-f.start)
 	mean := time.Duration(0)
 	if f.made > 1 {
 		mean = (f.last - f.first) / time.Duration(f.made-1)
 	}
-	r.costs.Ended(&f.ran, f.first-f.start)
 	if (r.s.TTFT == 0 || f.first-f.start <= r.s.TTFT) && (r.s.ITL == 0 || mean <= r.s.ITL) {
 		r.good++
 	}
@@ -573,13 +597,19 @@ func (f *flight) fail() {
 		f.held.Release()
 	}
 	r.done()
+	if f.early {
+		return
+	}
 	if r.res.Failed++; r.res.Failed > maxFailures {
 		r.err = fmt.Errorf("simulation stopped: %d requests failed", r.res.Failed)
 	}
 }
 
-func record(h *hdrhistogram.Histogram, d time.Duration) {
-	_ = h.RecordValue(min(max(d.Microseconds(), 1), 1e10)) // within the bounds
+// record notes a time of a request that counts.
+func (f *flight) record(h *hdrhistogram.Histogram, d time.Duration) {
+	if !f.early {
+		_ = h.RecordValue(min(max(d.Microseconds(), 1), 1e10)) // within the bounds
+	}
 }
 
 func quantiles(h *hdrhistogram.Histogram) Quantiles {
@@ -608,7 +638,7 @@ func (r *run) result() *Result {
 	if r.decisions > 0 {
 		res.Regret = r.regret / float64(r.decisions)
 	}
-	if s := r.last.Seconds(); s > 0 {
+	if s := (r.last - r.s.CountFrom).Seconds(); s > 0 {
 		res.Goodput, res.TokensPS, res.VirtualS = float64(r.good)/s, float64(r.output)/s, s
 	}
 	var computed, requests []uint64

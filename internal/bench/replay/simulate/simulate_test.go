@@ -127,7 +127,7 @@ func TestExplores(t *testing.T) {
 	run := func(explore bool, itl time.Duration) *Result {
 		t.Helper()
 		r, err := Run(t.Context(), src, Setup{
-			Fleet: fleet(t, "2p2d:block=16,kv_blocks=4096"), Seed: 1, TTFT: time.Hour, ITL: itl,
+			Fleet: fleet(t, "2p2d:block=16,kv_blocks=4096"), Seed: 1, Speedup: 3, TTFT: 10 * time.Second, ITL: itl,
 			Settings: decide.Settings{
 				Decode: selector.KV, Prefill: selector.KV, Weights: selector.DefaultWeights(), Rule: decide.Rule{Threshold: 250, Auto: true}, Explore: explore,
 			},
@@ -137,10 +137,10 @@ func TestExplores(t *testing.T) {
 		}
 		return r
 	}
-	if r := run(true, time.Hour); r.Explored == 0 || r.Explored > r.Requests/100 {
+	if r := run(true, 25*time.Millisecond); r.Explored == 0 || r.Explored > r.Requests/100 {
 		t.Errorf("%d of %d explored", r.Explored, r.Requests)
 	}
-	if r := run(false, time.Hour); r.Explored != 0 {
+	if r := run(false, 25*time.Millisecond); r.Explored != 0 {
 		t.Errorf("%d explored, and were not to", r.Explored)
 	}
 	if r := run(true, time.Nanosecond); r.Explored != 0 {
