@@ -1,12 +1,15 @@
 package simulate
 
 import (
+	"math"
+	"math/rand/v2"
 	"testing"
 	"time"
 
 	"github.com/dynctl/dynctl/internal/bench/replay/workload"
 	"github.com/dynctl/dynctl/internal/router/decide"
 	"github.com/dynctl/dynctl/internal/router/selector"
+	"github.com/dynctl/dynctl/internal/router/trace"
 )
 
 func TestParseFault(t *testing.T) {
@@ -76,4 +79,63 @@ func FuzzParseFault(f *testing.F) {
 			t.Errorf("%q: %+v", text, got)
 		}
 	})
+}
+
+// mixed are prompts of 200 to 4,000 tokens that share nothing, so many a second.
+func mixed(span time.Duration, perSecond int) []workload.Request {
+	rng := rand.New(rand.NewPCG(3, 5))
+	all := make([]workload.Request, int(span.Seconds())*perSecond)
+	for i := range all {
+		q := workload.Request{Number: i, At: time.Duration(i) * time.Second / time.Duration(perSecond)}
+		q.BlockSize, q.IDs, q.OSL = 64, trace.LocalIDs, 20+rng.IntN(40)
+		q.ISL = int(200 * math.Pow(20, rng.Float64()))
+		for b := range q.ISL/64 + 1 {
+			q.Blocks = append(q.Blocks, uint64(i)<<16|uint64(b))
+		}
+		all[i] = q
+	}
+	return all
+}
+
+// TestReturnsAfterFault: where engines change, a threshold that is auto serves about as many
+// requests well as the fixed one that is best then, in the five minutes from the fault on
+// and after them. It took both paths before, and explores at most its budget.
+func TestReturnsAfterFault(t *testing.T) {
+	if testing.Short() {
+		t.Skip("33 runs of some ten simulated minutes")
+	}
+	const begin, returned, end = 3 * time.Minute, 8 * time.Minute, 11 * time.Minute
+	const rate = 12
+	all := mixed(end, rate)
+	for _, f := range []Fault{{begin, SlowPrefill, 3}, {begin, SlowNetwork, 10}, {begin, PrefillGone, .5}} {
+		t.Run(string(f.Kind), func(t *testing.T) {
+			t.Parallel()
+			run := func(rule decide.Rule, from, to time.Duration) *Result {
+				r, err := Run(t.Context(), workload.FromSlice(all[:int(to.Seconds())*rate]), Setup{
+					Fleet: fleet(t, "2p2d:block=16,kv_blocks=4096"), Seed: 1, TTFT: 120 * time.Millisecond, ITL: 12 * time.Millisecond, Faults: []Fault{f}, CountFrom: from,
+					Settings: decide.Settings{Decode: selector.KV, Prefill: selector.KV, Weights: selector.DefaultWeights(), Rule: rule, Explore: true},
+				})
+				if err != nil {
+					t.Fatal(err)
+				}
+				if r.Explored > r.Requests/100 {
+					t.Errorf("%d of %d explored", r.Explored, r.Requests)
+				}
+				return r
+			}
+			auto := decide.Rule{Threshold: 512, Auto: true}
+			if r := run(auto, 0, begin); r.Remote < r.Requests/5 || r.Remote > r.Requests*4/5 {
+				t.Errorf("before, %d of %d were remote: there is nothing to relearn", r.Remote, r.Requests)
+			}
+			for _, w := range [][2]time.Duration{{begin, returned}, {returned, end}} {
+				best := 0.0
+				for _, threshold := range []int{0, 512, 2048, 1 << 20} {
+					best = max(best, run(decide.Rule{Threshold: threshold, LoadCredit: decide.LoadCredit}, w[0], w[1]).Good)
+				}
+				if r := run(auto, w[0], w[1]); r.Good < .95*best {
+					t.Errorf("from %v on %.3f are good, with the best threshold %.3f", w[0], r.Good, best)
+				}
+			}
+		})
+	}
 }
