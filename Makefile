@@ -1,5 +1,5 @@
 # What the README names; CI runs .ci/run.
-.PHONY: image test race lint vuln e2e kube bench soak soak-virtual build
+.PHONY: engines image test race lint vuln e2e kube bench soak soak-virtual build
 
 build:
 	CGO_ENABLED=0 go build -trimpath -o bin/dynctl ./cmd/dynctl
@@ -23,9 +23,17 @@ lint:
 vuln:
 	go run golang.org/x/vuln/cmd/govulncheck@v1.9.0 ./...
 
-# Pods and their life on a real API server; CONTRIBUTING.md says how to name it.
+# Pods and their life on a real API server, which is started for that.
 kube:
-	DYNCTL_E2E=1 go test -count=1 -timeout 20m -v -run Kubernetes ./e2e
+	e2e/apiserver.py install
+	export DYNCTL_E2E=1; if [ -z "$$DYNCTL_KUBECONFIG" ]; then \
+		trap 'e2e/apiserver.py down' EXIT; DYNCTL_KUBECONFIG=$$(e2e/apiserver.py up) || exit; \
+		export DYNCTL_KUBECONFIG DYNCTL_KUBE_DOWN="./apiserver.py down" DYNCTL_KUBE_UP="./apiserver.py up"; \
+	fi; go test -count=1 -timeout 20m -v -run Kubernetes ./e2e
+
+# vLLM for this machine's CPU, some 6 GB in the user's cache.
+engines:
+	e2e/engines.py install
 
 # Real engines and real clients; every test says why it is skipped.
 e2e:

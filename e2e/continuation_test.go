@@ -85,7 +85,7 @@ func modelFolder(t *testing.T, e engine) string {
 // TestStopStringsOnVLLM: a stream with stop strings that is cut after any event reads as
 // that of an engine by itself: text, finish and stop reason, and the count of tokens.
 func TestStopStringsOnVLLM(t *testing.T) {
-	list := startEngines(t, nil, "2d")
+	list := startEngines(t, "2d")
 	after := &atomic.Int32{}
 	r := serve(t, append(cut(t, list, after), "--continue", "exact", "--tokenizer-path", modelFolder(t, list[0]))...)
 	tell := map[string]int{}
@@ -167,7 +167,7 @@ func cut(t *testing.T, list []engine, after *atomic.Int32) (args []string) {
 // TestContinuationOnVLLM: a stream that is cut after any event reads as that of an
 // engine by itself, a completion's and a chat's; and so does one whose engine is killed.
 func TestContinuationOnVLLM(t *testing.T) {
-	list := startEngines(t, nil, "2d")
+	list := startEngines(t, "2d")
 	after := &atomic.Int32{}
 	r := serve(t, append(cut(t, list, after), "--continue", "exact")...)
 	const n = 30
@@ -223,7 +223,7 @@ func TestContinuationOnVLLM(t *testing.T) {
 		t.Fatal(err)
 	}
 	busy := resp.Header.Get("X-Dynctl-Worker")
-	if out, err := exec.Command(filepath.Join(enginesDir, "down"), list[busy[1]-'0'].Name).CombinedOutput(); err != nil {
+	if out, err := exec.Command(enginesScript, "down", list[busy[1]-'0'].Name).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
 	rest, err := io.ReadAll(resp.Body)

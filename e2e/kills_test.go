@@ -307,7 +307,7 @@ func TestKillsOnVLLM(t *testing.T) {
 	}
 	for _, fleet := range []string{"2d", "1p2d"} {
 		t.Run(fleet, func(t *testing.T) {
-			list := startEngines(t, nil, fleet)
+			list := startEngines(t, fleet)
 			s := &stand{t: t, rng: rand.New(rand.NewPCG(16, uint64(len(list)))), tell: map[string]int{}}
 			s.refused = (len(list) - 2) * len(refused) / 2 // few kills have all their turn, too
 			args := []string{"--continue", "exact"}

@@ -49,7 +49,7 @@ func newCluster(t *testing.T, bed int) *cluster {
 	need(t)
 	path := os.Getenv("DYNCTL_KUBECONFIG")
 	if path == "" {
-		t.Skip("skipped: DYNCTL_KUBECONFIG names no API server whose namespaces a test may fill")
+		t.Skip("skipped: DYNCTL_KUBECONFIG names no API server whose namespaces a test may fill; make kube starts one")
 	}
 	cfg, err := clientcmd.BuildConfigFromFlags("", path)
 	if err != nil {

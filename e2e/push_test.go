@@ -11,7 +11,7 @@ import (
 // Texts are those of one engine, the engines' counters show who computed what, and the
 // legs start together once the prefill engine's address is known.
 func TestPushOnVLLM(t *testing.T) {
-	list := startEngines(t, []string{"WARMUP=0"}, "1p1d", "--", "--kv-transfer-config", `{"kv_connector":"NixlPushConnector","kv_role":"kv_both","kv_buffer_device":"cpu"}`)
+	list := startEngines(t, "1p1d", "--cold", "--", "--kv-transfer-config", `{"kv_connector":"NixlPushConnector","kv_role":"kv_both","kv_buffer_device":"cpu"}`)
 	p, d := by(list, "prefill")[0], by(list, "decode")[0]
 	const spec = ",connector=nixl-push"
 	r := serve(t, "--prefill", p.URL+",name=p0"+spec, "--decode", d.URL+",name=d0"+spec, "--routing-threshold", "256")

@@ -22,7 +22,7 @@ func TestRecordingOfVLLM(t *testing.T) {
 		{Name: "d0", Role: "decode", Model: "tiny", URL: os.Getenv("DYNCTL_E2E_DECODE")},
 	}
 	if list[0].URL == "" || list[1].URL == "" {
-		list = startEngines(t, []string{"KV_BLOCKS=96", "MODEL=tiny"}, "1p1d")
+		list = startEngines(t, "1p1d", "--kv-blocks", "96", "--model", "tiny")
 	}
 	p, d := by(list, "prefill")[0], by(list, "decode")[0]
 	path := filepath.Join(t.TempDir(), "vllm.jsonl")

@@ -24,8 +24,6 @@ import (
 	"github.com/dynctl/dynctl/internal/router/receipt"
 )
 
-const enginesDir = "../../shared/engines"
-
 // need skips a test that was not asked for.
 func need(t *testing.T) {
 	t.Helper()
@@ -49,26 +47,23 @@ func enginesHome() string {
 	return filepath.Join(dir, ".cache", "dynctl-engines")
 }
 
-// startEngines starts real engines and stops them when the test ends.
-func startEngines(t *testing.T, env []string, spec string, args ...string) []engine {
+const enginesScript = "./engines.py"
+
+// startEngines starts real engines and stops them when the test ends. The flags are those
+// of engines.py up; what follows "--" goes to the engines.
+func startEngines(t *testing.T, spec string, flags ...string) []engine {
 	t.Helper()
 	need(t)
-	up := filepath.Join(enginesDir, "up")
-	if _, err := os.Stat(up); err != nil {
-		t.Skipf("skipped: no real engines here (%v)", err)
-	}
-	home := enginesHome()
-	if _, err := os.Stat(filepath.Join(home, "venv")); err != nil {
-		t.Skipf("skipped: real engines are not installed; run %s/install (%v)", enginesDir, err)
+	if _, err := os.Stat(filepath.Join(enginesHome(), "venv")); err != nil {
+		t.Skipf("skipped: real engines are not installed; run make engines (%v)", err)
 	}
 	down := func() {
-		if out, err := exec.Command(filepath.Join(enginesDir, "down")).CombinedOutput(); err != nil {
+		if out, err := exec.Command(enginesScript, "down").CombinedOutput(); err != nil {
 			t.Logf("engines down: %v\n%s", err, out)
 		}
 	}
 	down()
-	cmd := exec.Command(up, append([]string{spec}, args...)...)
-	cmd.Env = append(os.Environ(), env...)
+	cmd := exec.Command(enginesScript, append([]string{"up", spec}, flags...)...)
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	start := time.Now()

@@ -12,7 +12,7 @@ import (
 // another, by the engine's own counter, whatever endpoint it comes by and whatever salt
 // the other sends; what a tenant has sent itself does, and the router foretells both.
 func TestTenantsOnVLLM(t *testing.T) {
-	list := startEngines(t, nil, "1d")
+	list := startEngines(t, "1d")
 	e := list[0]
 	bin, err := build()
 	if err != nil {

@@ -43,7 +43,7 @@ func by(list []engine, role string) (out []engine) {
 // the decode engine's own counters prove the pull, the text is that of one
 // engine alone, and below the threshold the prefill engine is not touched.
 func TestRemotePrefillOnVLLM(t *testing.T) {
-	list := startEngines(t, nil, "1p1d")
+	list := startEngines(t, "1p1d")
 	p, d := by(list, "prefill")[0], by(list, "decode")[0]
 	r := serve(t, "--prefill", p.URL+",name=p0", "--decode", d.URL+",name=d0", "--routing-threshold", "256")
 	rng := rand.New(rand.NewPCG(1, 1))
@@ -111,7 +111,7 @@ func TestMessagesAndResponsesOnVLLM(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	list := startEngines(t, nil, "1p1d", "--", "--chat-template", template, "--trust-request-chat-template",
+	list := startEngines(t, "1p1d", "--", "--chat-template", template, "--trust-request-chat-template",
 		"--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--enable-prompt-tokens-details")
 	p, d := by(list, "prefill")[0], by(list, "decode")[0]
 	r := serve(t, "--prefill", p.URL+",name=p0", "--decode", d.URL+",name=d0", "--tokenizer", "engine")
@@ -197,7 +197,7 @@ func TestMessagesAndResponsesOnVLLM(t *testing.T) {
 // cache is far too small for them, the overlap predicted from the engine's own
 // events equals the cached tokens that it reports.
 func TestPredictionOnVLLM(t *testing.T) {
-	list := startEngines(t, []string{"KV_BLOCKS=96"}, "1d")
+	list := startEngines(t, "1d", "--kv-blocks", "96")
 	e := list[0]
 	r := serve(t, "--worker", e.URL+",name=a0")
 	rng := rand.New(rand.NewPCG(7, 7))
@@ -240,7 +240,7 @@ func TestPredictionOnVLLM(t *testing.T) {
 // head: each group stays on one engine, and the engines' own hit counters show
 // it.
 func TestAffinityOnVLLM(t *testing.T) {
-	list := startEngines(t, nil, "2d")
+	list := startEngines(t, "2d")
 	args := []string{}
 	for i, e := range list {
 		args = append(args, "--worker", fmt.Sprintf("%s,name=a%d", e.URL, i))
@@ -301,7 +301,7 @@ func affinity(t *testing.T, r *router, model string, hits func() float64) {
 // TestDataParallelRanksOnVLLM: the ranks of one engine behind one port are
 // routed to one by one.
 func TestDataParallelRanksOnVLLM(t *testing.T) {
-	list := startEngines(t, nil, "1d:dp=2")
+	list := startEngines(t, "1d:dp=2")
 	r := serve(t, "--worker", list[0].URL+",name=a0")
 	r.until("both ranks are known", func() bool {
 		l, err := r.admin.Ranks(t.Context())
@@ -317,7 +317,7 @@ func TestDataParallelRanksOnVLLM(t *testing.T) {
 
 // TestTwoByTwoOnVLLM: any prefill engine serves any decode engine.
 func TestTwoByTwoOnVLLM(t *testing.T) {
-	list := startEngines(t, nil, "2p2d")
+	list := startEngines(t, "2p2d")
 	args := []string{"--policy", "round_robin"}
 	for _, e := range list {
 		args = append(args, "--"+e.Role, e.URL+",name="+e.Name)

@@ -2,7 +2,7 @@
 # Runs the benchmarks that goals are set for and prints a table of medians, the
 # goal beside each. Arguments: number of repetitions (default 3).
 #
-# With KVOPS (a workload file of the shared index harness) the index rows are
+# With KVOPS (a file of operations, as cmd/kvindexbench describes it) the index rows are
 # run, with DYNCTL_TOKENIZER and DYNCTL_BENCH_TEXT (a real tokenizer.json and a
 # text) the tokenizer rows. Client and engine of the request rows run in the
 # same process: the row "direct" is what they need, and is taken off. They send

@@ -29,6 +29,7 @@ var allowed = map[string][]string{
 	// Only tests import them.
 	"internal/router/certs/certtest": {},
 	"internal/property":              {},
+	"internal/publictrace":           {},
 	"internal/python":                {},
 
 	"internal/workers":           {},

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/dynctl/dynctl/internal/bench/loadgen"
+	"github.com/dynctl/dynctl/internal/publictrace"
 )
 
 type body struct {
@@ -193,10 +194,7 @@ func TestTrace(t *testing.T) {
 }
 
 func TestConversationTrace(t *testing.T) {
-	items, info, err := ReadTrace("../../../../shared/traces/conversation_trace.jsonl.gz", nil, TraceOptions{})
-	if errors.Is(err, os.ErrNotExist) {
-		t.Skip("the trace is not here")
-	}
+	items, info, err := ReadTrace(publictrace.Conversation(t), nil, TraceOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -8,10 +8,10 @@ import (
 	"fmt"
 	"math"
 	"os"
-	"path/filepath"
 	"slices"
 	"testing"
 
+	"github.com/dynctl/dynctl/internal/publictrace"
 	"github.com/dynctl/dynctl/internal/router/decision"
 	"github.com/dynctl/dynctl/internal/router/ledger"
 	"github.com/dynctl/dynctl/internal/router/selector"
@@ -29,13 +29,12 @@ type request struct {
 
 const traceBlock = 512 // tokens
 
-// conversationTrace reads the shared conversation trace or skips the test.
+// conversationTrace reads the conversation trace or skips the test.
 func conversationTrace(tb testing.TB) []request {
 	tb.Helper()
-	path := filepath.FromSlash("../../../../shared/traces/conversation_trace.jsonl.gz")
-	f, err := os.Open(path)
+	f, err := os.Open(publictrace.Conversation(tb))
 	if err != nil {
-		tb.Skipf("the conversation trace is not here: %v", err)
+		tb.Fatal(err)
 	}
 	defer f.Close()
 	z, err := gzip.NewReader(f)

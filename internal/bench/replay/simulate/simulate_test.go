@@ -5,8 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"testing"
 	"time"
 
@@ -14,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/dynctl/dynctl/internal/bench/replay/workload"
+	"github.com/dynctl/dynctl/internal/publictrace"
 	"github.com/dynctl/dynctl/internal/router/decide"
 	"github.com/dynctl/dynctl/internal/router/disagg"
 	"github.com/dynctl/dynctl/internal/router/selector"
@@ -268,10 +267,7 @@ func TestConversation(t *testing.T) {
 	if testing.Short() {
 		t.Skip("an hour of requests, twice")
 	}
-	path := filepath.Join("..", "..", "..", "..", "..", "shared", "traces", "conversation_trace.jsonl.gz")
-	if _, err := os.Stat(path); err != nil {
-		t.Skipf("the conversation trace is not here: %v", err)
-	}
+	path := publictrace.Conversation(t)
 	src, err := workload.FromTrace(func() (*trace.Reader, error) { return trace.Open(path, nil, trace.Options{}) })
 	if err != nil {
 		t.Fatal(err)

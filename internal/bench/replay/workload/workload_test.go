@@ -4,23 +4,19 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/dynctl/dynctl/internal/publictrace"
 	"github.com/dynctl/dynctl/internal/router/trace"
 )
 
 // TestConversationFacts checks the reader and the figures against what is known
 // of the conversation trace.
 func TestConversationFacts(t *testing.T) {
-	path := filepath.Join("..", "..", "..", "..", "..", "shared", "traces", "conversation_trace.jsonl.gz")
-	if _, err := os.Stat(path); err != nil {
-		t.Skipf("the conversation trace is not here: %v", err)
-	}
+	path := publictrace.Conversation(t)
 	if testing.Short() {
 		t.Skip("145 million tokens, twice")
 	}
