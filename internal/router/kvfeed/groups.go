@@ -33,7 +33,7 @@ func (a *Applier) several(b *kvevent.Batch) bool {
 func (s *Stream) follow() {
 	a := s.app
 	a.groups = kvgroup.New(a.size)
-	a.groups.Traits = a.Traits
+	a.groups.Know(a.Traits)
 	if a.engine == 0 {
 		return
 	}
@@ -72,10 +72,14 @@ func (a *Applier) note(e *kvevent.Event) {
 		if bs%a.size == 0 { // else it is a part of a block, too small to be told apart
 			st.Names = e.Hashes
 			// Events may have the tokens of more blocks than they name: which of
-			// them the names stand for is then not told.
-			if n > 0 && len(e.Tokens) == n*bs {
-				a.locals = a.hash(e, n, bs)
-				st.Locals = a.locals
+			// them the names stand for is then told by the engine's names only, if those
+			// can be computed.
+			st.Whole = n > 0 && len(e.Tokens) == n*bs
+			if blocks := len(e.Tokens) / bs; st.Whole || g.Named() && blocks > 0 {
+				a.locals = a.hash(e, blocks, bs)
+				st.Locals, st.Tokens, st.Salt = a.locals, e.Tokens, e.Salt
+				// vLLM names an adapter by its path, too, which no event tells.
+				st.Foreign = a.lora(e) != "" || e.ExtraKeys != nil
 			}
 		}
 		a.Counters.Crowded += uint64(g.Store(&st))

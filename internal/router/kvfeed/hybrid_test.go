@@ -27,6 +27,7 @@ type hybridLine struct {
 		Chunk  int
 	}
 	Unit int `json:"hash_block_size"`
+	Hash string
 	// Of a batch.
 	Payload []byte
 	Seq     uint64

@@ -61,6 +61,7 @@ type rank struct {
 	asking       bool // that replay is for what it may have besides what is known
 	misfit       bool // the newest batch left blocks that do not fit
 	disbelieved  bool // the stream counts no copies any more, which was told
+	hashDiffers  bool // the engine's names are not what was stated, which was told
 	nextFull     time.Time
 	held         []heldBatch
 	heldBytes    int64
@@ -404,6 +405,11 @@ func (r *rank) applied(seq uint64, topic, payload []byte, at time.Time, replayed
 	if was := r.disbelieved; s.CopiesDisbelieved() != was {
 		if r.disbelieved = !was; r.disbelieved {
 			r.emit(workers.Warn, "copies.disbelieved", "%s: its events tell of more copies of a block than there can be: requests have it report hits as stores (kv_cache_report_mode \"full\"); copies are not counted any more, and of cache groups beside full attention only what a hit needs; kv_copies=single on the worker states this from the start", r.label)
+		}
+	}
+	if was := r.hashDiffers; s.HashDiffers() != was {
+		if r.hashDiffers = !was; r.hashDiffers {
+			r.emit(workers.Warn, "kv.hash.differs", "%s: the names of its blocks are not what kv_hash and the router's block size make them (the engine's --prefix-caching-hash-algo, PYTHONHASHSEED and smallest block): they are not computed any more, and what its events alone tell counts", r.label)
 		}
 	}
 	if s.TakeShort() {

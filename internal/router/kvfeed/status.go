@@ -73,6 +73,9 @@ type Status struct {
 	// its events told of more than there can be.
 	CopiesDisbelieved bool `json:"copies_disbelieved,omitempty"`
 
+	// HashDiffers says that the engine names its blocks otherwise than was stated.
+	HashDiffers bool `json:"hash_differs,omitempty"`
+
 	// LastSeq is the newest batch applied, -1 before the first.
 	LastSeq   int64     `json:"last_seq"`
 	LastEvent time.Time `json:"last_event,omitzero"`
@@ -233,6 +236,7 @@ func (r *rank) status() Status {
 		LastSeq:      -1, LastEvent: r.lastEvent, Heard: r.heard, LagSeconds: r.lag,
 		TiersTold: r.stream.TiersTold(), Tiers: r.stream.Tiers(),
 		CopiesDisbelieved: r.key.CopiesDisbelieved || r.stream.CopiesDisbelieved(),
+		HashDiffers:       r.stream.HashDiffers(),
 		Shape:             r.stream.Shape(), StreamCounters: r.stream.Counters(), FeedCounters: r.n,
 	}
 	if last, ok := r.stream.Last(); ok {

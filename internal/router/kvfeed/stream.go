@@ -280,7 +280,7 @@ func (s *Stream) Resume(p Position) {
 			s.Reset() // kept by a router with another form of it
 			return
 		}
-		g.Traits = s.app.Traits
+		g.Know(s.app.Traits)
 		s.app.groups = g
 	}
 	if len(p.Tiers) > 0 {
@@ -319,6 +319,9 @@ func (s *Stream) UnknownKinds() []string { return s.app.unknown }
 // CopiesDisbelieved reports whether the copies of the rank's blocks are no longer counted
 // because a block had more of them than there can be.
 func (s *Stream) CopiesDisbelieved() bool { return s.app.groups != nil && s.app.groups.Single() }
+
+// HashDiffers reports whether the engine names its blocks otherwise than was stated.
+func (s *Stream) HashDiffers() bool { return s.app.groups != nil && s.app.groups.HashDiffers() }
 
 // Mismatch returns why the rank's blocks cannot be held, or "".
 func (s *Stream) Mismatch() string { return s.app.Mismatch() }

@@ -13,6 +13,10 @@ type Traits struct {
 	// Chunk is the size of a chunk of chunked attention in tokens, 0 when not known:
 	// then all blocks of such a group are asked for.
 	Chunk int `json:"chunk_tokens,omitempty"`
+	// HashAlgorithm and HashSeed are how the engine names blocks, as for
+	// [blockhash.NewEngineNames]; the first is empty when that is not known.
+	HashAlgorithm string `json:"hash_algorithm,omitempty"`
+	HashSeed      string `json:"hash_seed,omitempty"`
 }
 
 // dropped is Usable for an engine that drops the last block of every hit. Groups

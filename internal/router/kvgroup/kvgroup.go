@@ -52,8 +52,9 @@ type Groups struct {
 	sync.RWMutex
 	// First is the number of the group whose overlap callers of Usable know.
 	First int32
-	// Traits are set before the first event.
+	// Traits are set by Know.
 	Traits
+	names *names // nil when the engine's names of blocks are not computed
 
 	size   int // router block in tokens
 	groups []group
@@ -94,6 +95,9 @@ func New(size int) *Groups {
 func (g *Groups) Clear() {
 	g.blocks, g.free = nil, nil
 	g.byName, g.bySeq = map[uint64]uint32{}, map[uint64]uint32{}
+	if g.names != nil {
+		g.names.clear()
+	}
 }
 
 // Group is what a rank's engine has told of one of its groups.
@@ -127,9 +131,17 @@ type Store struct {
 	// Block is the size of a block in tokens.
 	Block int
 	Names []uint64
-	// Locals are the local hashes of the router blocks of all Names, from the first
-	// on. They are empty when it is not known which tokens the names stand for.
-	Locals    []uint64
+	// Locals are the local hashes of the event's router blocks, from the first on. They
+	// are those of all Names if Whole; else there are more of them, and which ones the
+	// names stand for is not told.
+	Locals []uint64
+	Whole  bool
+	// Tokens are those of the Locals, Salt the salt of a first block. Foreign says that
+	// the names are made of more than these: an adapter, images.
+	Tokens  []uint32
+	Salt    string
+	Foreign bool
+
 	Parent    uint64
 	HasParent bool
 	// Once is as in Traits, for this event.
@@ -142,8 +154,11 @@ func (g *Groups) Store(e *Store) (crowded int) {
 	if i < 0 {
 		return len(e.Names)
 	}
+	if g.names != nil && g.names.place(e, g.size) {
+		return g.storeNamed(i, e)
+	}
 	parts := 0
-	if len(e.Names) > 0 {
+	if e.Whole && len(e.Names) > 0 {
 		parts = len(e.Locals) / len(e.Names)
 	}
 	seq, before, known := uint64(0), uint32(0), parts > 0
@@ -181,14 +196,53 @@ func (g *Groups) Store(e *Store) (crowded int) {
 		if n < sure {
 			continue
 		}
-		if c := &b.copies[i]; *c == 0 || !e.Once && !g.Once && !g.single {
-			if *c++; *c == maxCopies {
-				g.countOnce()
-				sure = g.sure(i, e)
-			}
+		if g.count(&b.copies[i], e) {
+			sure = g.sure(i, e)
 		}
 	}
 	return 0
+}
+
+// count adds a copy, and reports whether it was the last one to be counted.
+func (g *Groups) count(c *uint8, e *Store) bool {
+	if *c != 0 && (e.Once || g.Once || g.single) {
+		return false
+	}
+	if *c++; *c < maxCopies {
+		return false
+	}
+	g.countOnce()
+	return true
+}
+
+// storeNamed is Store for an event of which it was found what its names stand for.
+func (g *Groups) storeNamed(i int, e *Store) (crowded int) {
+	n, sure := g.names, g.sure(i, e)
+	for j, name := range e.Names {
+		if j < sure {
+			continue
+		}
+		at, room := g.named(name)
+		if !room {
+			crowded = len(e.Names) - j
+			break
+		}
+		b := &g.blocks[at]
+		g.learn(at, n.seqs[j])
+		if before, ok := g.byName[n.before[j]]; ok {
+			b.before = before
+		}
+		if g.count(&b.copies[i], e) {
+			sure = g.sure(i, e)
+		}
+	}
+	// The prompt goes on behind the last one, whether it is held or not.
+	for _, name := range append(e.Names[:len(e.Names):len(e.Names)], n.last) {
+		if _, held := g.byName[name]; !held {
+			g.tip(name)
+		}
+	}
+	return crowded
 }
 
 // Single reports whether copies are no longer counted because a block had more of them
@@ -353,6 +407,9 @@ func (g *Groups) settle(at uint32) {
 	delete(g.byName, b.name)
 	if b.seq != 0 && g.bySeq[b.seq] == at {
 		delete(g.bySeq, b.seq)
+	}
+	if g.names != nil {
+		g.tip(b.name)
 	}
 	*b = block{}
 	g.free = append(g.free, at)
