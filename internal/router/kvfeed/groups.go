@@ -75,7 +75,7 @@ func (a *Applier) note(e *kvevent.Event) {
 			// them the names stand for is then told by the engine's names only, if those
 			// can be computed.
 			st.Whole = n > 0 && len(e.Tokens) == n*bs
-			if blocks := len(e.Tokens) / bs; st.Whole || g.Named() && blocks > 0 {
+			if blocks := len(e.Tokens) / bs; st.Whole || g.Computes() && blocks > 0 {
 				a.locals = a.hash(e, blocks, bs)
 				st.Locals, st.Tokens, st.Salt = a.locals, e.Tokens, e.Salt
 				// vLLM names an adapter by its path, too, which no event tells.

@@ -15,9 +15,11 @@ type names struct {
 	known  map[uint64]link // by the name in events
 	tips   []uint64        // of known, those that may not be held, in a ring
 	next   int
-	wrong  bool
-	// seqs and before are what place found, last is the name of the event's last block.
+	fits   bool // an event's names were as computed
+	misfit bool // another's were not
+	// seqs, before and whole are what place found, last is the name of the event's last block.
 	seqs, before []uint64
+	whole        []blockhash.Name
 	last         uint64
 }
 
@@ -36,11 +38,14 @@ func (g *Groups) Know(t Traits) {
 	}
 }
 
-// Named reports whether the engine's names of blocks are computed, which tells what they
-// stand for where events do not; HashDiffers whether they were to be, and the first that
-// could be compared was another one. Both are for the goroutine that writes.
-func (g *Groups) Named() bool       { return g.names != nil && !g.names.wrong }
-func (g *Groups) HashDiffers() bool { return g.names != nil && g.names.wrong }
+// Computes reports whether the engine's names of blocks are computed, which tells what
+// they stand for where events do not; Named whether the engine was seen to give such
+// names, HashDiffers whether it gave others only. Salts and images that an event does
+// not tell of make other names, too: one that fits proves the statement. All are for the
+// goroutine that writes.
+func (g *Groups) Computes() bool    { return g.names != nil }
+func (g *Groups) Named() bool       { return g.names != nil && g.names.fits }
+func (g *Groups) HashDiffers() bool { return g.names != nil && g.names.misfit && !g.names.fits }
 
 func (n *names) clear() {
 	n.known, n.tips, n.next = map[uint64]link{}, nil, 0
@@ -48,10 +53,10 @@ func (n *names) clear() {
 
 // place finds which of an event's blocks its names stand for. It returns false if that
 // cannot be known: the name of the parent is not, or the names are made of more than
-// tokens and a salt. Afterwards seqs and before are, for each name, the prefix and the
-// name of the block before it, 0 for none.
+// tokens and a salt, or otherwise. Afterwards seqs and before are, for each name, the
+// prefix and the name of the block before it, 0 for none.
 func (n *names) place(e *Store, size int) bool {
-	if n.wrong || e.Foreign || len(e.Locals) == 0 {
+	if e.Foreign || len(e.Locals) == 0 {
 		return false
 	}
 	at, seq, parent := n.engine.Root(), uint64(0), uint64(0)
@@ -62,8 +67,8 @@ func (n *names) place(e *Store, size int) bool {
 		}
 		at, seq, parent = l.name, l.seq, e.Parent
 	}
-	n.seqs, n.before = n.seqs[:0], n.before[:0]
-	salt, last := e.Salt, len(e.Locals)-1
+	n.seqs, n.before, n.whole = n.seqs[:0], n.before[:0], n.whole[:0]
+	salt := e.Salt
 	for i, local := range e.Locals {
 		if i == 0 && !e.HasParent {
 			seq = local
@@ -72,21 +77,22 @@ func (n *names) place(e *Store, size int) bool {
 		}
 		at = n.engine.Next(nil, at, e.Tokens[i*size:(i+1)*size], salt)
 		short := at.Short()
-		found := len(n.seqs) < len(e.Names) && e.Names[len(n.seqs)] == short
-		if found {
-			n.seqs, n.before = append(n.seqs, seq), append(n.before, parent)
-		}
-		if _, ok := n.known[short]; !ok && (found || i == last) {
-			n.known[short] = link{at, seq}
+		if k := len(n.seqs); k < len(e.Names) && e.Names[k] == short {
+			n.seqs, n.before, n.whole = append(n.seqs, seq), append(n.before, parent), append(n.whole, at)
 		}
 		parent = short
 	}
-	n.last = parent
 	if len(n.seqs) < len(e.Names) {
-		n.wrong = true
-		n.clear()
+		n.misfit = true
+		return false
 	}
-	return !n.wrong
+	n.fits = n.fits || len(e.Names) > 0
+	for j, name := range e.Names {
+		n.known[name] = link{n.whole[j], n.seqs[j]}
+	}
+	n.known[parent] = link{at, seq}
+	n.last = parent
+	return true
 }
 
 // tip keeps the whole name of a block that is not held, for a while.
