@@ -138,7 +138,7 @@ const ownDomain = "dynctl.io/"
 // that flags and files state by other means. Not among them are names and addresses,
 // which a source of workers knows better, and files of the router's machine.
 var ownKeys = []string{
-	"attention_chunk", "block_size", "bootstrap", "connector", "dp", "dp_start", "engine", "kv_blocks", "kv_copies", "kv_last_block",
+	"attention_chunk", "block_size", "bootstrap", "connector", "dp", "dp_start", "engine", "kv_blocks", "kv_copies", "kv_hash", "kv_hash_seed", "kv_last_block",
 	"lb", "max_batched_tokens", "max_model_len", "revision", "role", "slice", "transfer_check",
 }
 

@@ -43,6 +43,9 @@ const (
 	FieldLastBlock Field = "kv_last_block"
 	// FieldChunk is the size of a chunk of chunked attention.
 	FieldChunk Field = "attention_chunk"
+	// FieldKVHash and FieldKVHashSeed are how the engine names blocks.
+	FieldKVHash     Field = "kv_hash"
+	FieldKVHashSeed Field = "kv_hash_seed"
 	// FieldLB is how ranks lie behind ports, FieldDPStart which is the first.
 	FieldLB      Field = "lb"
 	FieldDPStart Field = "dp_start"
@@ -249,6 +252,7 @@ func describe(s *Spec, source string, l *Learned) (*Worker, error) {
 		Models: s.Models, ChatTokens: l.ChatTokens, TransferCheck: s.TransferCheck,
 		Revision: s.Revision, Slice: s.Slice, From: origins(s, source, l),
 		KVCopies: s.KVCopies, LastBlock: s.LastBlock, AttentionChunk: s.AttentionChunk,
+		KVHash: s.KVHash, KVHashSeed: s.KVHashSeed,
 	}
 	keep(&w.Engine, l.Engine)
 	keep(&w.Engine, VLLM)
@@ -340,6 +344,7 @@ func (s *Spec) stated() []Field {
 		{FieldRevision, s.Revision != ""}, {FieldSlice, s.Slice != ""}, {FieldTransferCheck, s.TransferCheck != ""}, {FieldKVCopies, s.KVCopies != ""},
 		{FieldLB, s.LB != ""}, {FieldDPStart, s.DPStart != 0},
 		{FieldLastBlock, s.LastBlock != ""}, {FieldChunk, s.AttentionChunk != 0},
+		{FieldKVHash, s.KVHash != ""}, {FieldKVHashSeed, s.KVHashSeed != ""},
 	} {
 		if f.stated {
 			out = append(out, f.field)

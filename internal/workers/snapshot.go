@@ -236,6 +236,8 @@ func facts(w *Worker) []struct {
 		{FieldKVCopies, w.KVCopies},
 		{FieldLastBlock, w.LastBlock},
 		{FieldChunk, w.AttentionChunk},
+		{FieldKVHash, w.KVHash},
+		{FieldKVHashSeed, w.KVHashSeed},
 		{FieldLB, w.LB},
 		{FieldDPStart, w.DPStart},
 		{"conflict", w.Conflict},
@@ -332,6 +334,10 @@ func (c Change) words(f Field) string {
 			return string(w.LastBlock)
 		case FieldChunk:
 			return count(w.AttentionChunk)
+		case FieldKVHash:
+			return w.KVHash
+		case FieldKVHashSeed:
+			return w.KVHashSeed
 		case FieldLB:
 			return string(w.LB)
 		case FieldDPStart:

@@ -13,6 +13,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/dynctl/dynctl/internal/router/blockhash"
 )
 
 // Limits of a Spec; they bound what a typo can make the router allocate.
@@ -52,6 +54,8 @@ type Spec struct {
 	// LastBlock and AttentionChunk are as in Worker.
 	LastBlock      LastBlock
 	AttentionChunk int
+	// KVHash and KVHashSeed are as in Worker.
+	KVHash, KVHashSeed string
 	// LB and DPStart are as in Worker. The ports of Events and Replay, where there is
 	// one endpoint for all ranks, count from that of the deployment's first rank.
 	LB      LB
@@ -97,7 +101,7 @@ type Spec struct {
 
 var specKeys = []string{
 	"api_key_file", "attention_chunk", "block_size", "bootstrap", "connector", "dialect", "dp", "dp_start", "engine", "events",
-	"kv_blocks", "kv_copies", "kv_last_block", "labels", "lb", "lmcache", "max_batched_tokens", "max_model_len", "model", "name",
+	"kv_blocks", "kv_copies", "kv_hash", "kv_hash_seed", "kv_last_block", "labels", "lb", "lmcache", "max_batched_tokens", "max_model_len", "model", "name",
 	"replay", "role", "topic", "transfer_check",
 }
 
@@ -254,6 +258,12 @@ func (s *Spec) Set(key, value string) error {
 		s.LastBlock, err = oneOf(value, LastBlockKept, LastBlockDropped)
 	case "attention_chunk":
 		s.AttentionChunk, err = number(value, maxChunkTok)
+	case "kv_hash":
+		s.KVHash, err = oneOf(value, blockhash.EngineAlgorithms()...)
+	case "kv_hash_seed":
+		if s.KVHashSeed = value; value == "" {
+			err = errors.New("it is empty")
+		}
 	case "block_size":
 		s.BlockSize, err = number(value, maxBlockTok)
 	case "kv_blocks":
@@ -326,6 +336,9 @@ func (s *Spec) Validate() error {
 	}
 	if s.BlockSize < 0 || s.DP < 0 || s.DP > maxDP || s.KVBlocks < 0 || s.MaxModelLen < 0 || s.MaxBatchedTokens < 0 || s.AttentionChunk < 0 || s.DPStart < 0 || s.DPStart >= maxDP || s.AttentionChunk > maxChunkTok {
 		add("a negative or too large number")
+	}
+	if (s.KVHash != "" || s.KVHashSeed != "") && blockhash.NewEngineNames(s.KVHash, s.KVHashSeed) == nil {
+		add("kv_hash %q with kv_hash_seed %q: a seed needs kv_hash, and xxhash and xxhash_cbor need the seed, as vLLM draws one without PYTHONHASHSEED", s.KVHash, s.KVHashSeed)
 	}
 	if b := s.Bootstrap; b != nil && (b.Port < 1 || b.Port > 65535) {
 		add("bootstrap: %d is no port (1 to 65535)", b.Port)

@@ -35,12 +35,12 @@ func TestParseSpec(t *testing.T) {
 		{
 			"everything", Decode,
 			"http://a:1, name=d0, engine=vllm,connector=nixl,dp=2,events=tcp://*:5557,replay=tcp://*:5657,topic=kv@,model=llama;lora-1,model=m2," +
-				"labels=gpu:h200;pool:a,bootstrap=10.0.0.9:8998,block_size=16,kv_blocks=100,max_model_len=4096,max_batched_tokens=8192,kv_copies=single,kv_last_block=dropped,attention_chunk=8192,lmcache=10.0.0.2/7300;7301/7400;7401",
+				"labels=gpu:h200;pool:a,bootstrap=10.0.0.9:8998,block_size=16,kv_blocks=100,max_model_len=4096,max_batched_tokens=8192,kv_copies=single,kv_last_block=dropped,attention_chunk=8192,kv_hash=sha256_cbor,kv_hash_seed=42,lmcache=10.0.0.2/7300;7301/7400;7401",
 			Spec{
 				Name: "d0", URL: mustURL(t, "http://a:1"), Engine: VLLM, Role: Decode, Connector: ConnectorNIXL, DP: 2,
 				Events: []string{"tcp://*:5557"}, Replay: []string{"tcp://*:5657"}, Topic: "kv@",
 				Models: []string{"llama", "lora-1", "m2"}, Labels: map[string]string{"gpu": "h200", "pool": "a"},
-				Bootstrap: &Bootstrap{"10.0.0.9", 8998}, BlockSize: 16, KVBlocks: 100, MaxModelLen: 4096, MaxBatchedTokens: 8192, KVCopies: CopiesSingle, LastBlock: LastBlockDropped, AttentionChunk: 8192,
+				Bootstrap: &Bootstrap{"10.0.0.9", 8998}, BlockSize: 16, KVBlocks: 100, MaxModelLen: 4096, MaxBatchedTokens: 8192, KVCopies: CopiesSingle, LastBlock: LastBlockDropped, AttentionChunk: 8192, KVHash: "sha256_cbor", KVHashSeed: "42",
 				LMCache: &LMCacheDecoder{Host: "10.0.0.2", InitPorts: []int{7300, 7301}, AllocPorts: []int{7400, 7401}},
 			},
 		},

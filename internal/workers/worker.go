@@ -201,6 +201,9 @@ type Worker struct {
 	// AttentionChunk is the size of a chunk of chunked attention in tokens; 0 when
 	// unknown.
 	AttentionChunk int
+	// KVHash is the algorithm by which vLLM names blocks (prefix_caching_hash_algo),
+	// empty when unknown; KVHashSeed is its PYTHONHASHSEED, empty without one.
+	KVHash, KVHashSeed string
 	// LB is how the ranks of the deployment lie behind ports, and DPStart the place of
 	// this worker's first one in it; empty and 0 where nobody told.
 	LB      LB

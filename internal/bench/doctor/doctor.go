@@ -427,6 +427,8 @@ func (e *exam) feeds(ws []admin.Worker) {
 			case (f.State == "replaying" || f.State == "gap") && time.Since(f.Since) < catchesUp:
 				e.add("events", r.Label, Skip, "it is still being brought up to date: "+orNone(f.Reason), "run doctor again in a moment")
 			case f.State == "mute": // told by troubles
+			case f.HashDiffers:
+				e.add("events", r.Label, Fail, "the engine names its blocks otherwise than the worker states: only what its events tell counts", "state the engine's --prefix-caching-hash-algo as kv_hash, its PYTHONHASHSEED as kv_hash_seed, and its smallest block as block_size")
 			case !f.Trusted:
 				e.add("events", r.Label, Fail, fmt.Sprintf("the index does not trust the feed: %s (%s)", f.State, orNone(f.Reason)), "")
 			case f.RankDisagree > 0:

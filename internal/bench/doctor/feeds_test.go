@@ -25,6 +25,7 @@ func TestFragileFeeds(t *testing.T) {
 		"of an old router":    {admin.Feed{State: "live", Trusted: true, Dropped: 3}, Warn, "replay endpoint is unknown"},
 		"still replaying":     {admin.Feed{State: "replaying", Since: time.Now(), Reason: "batches 3 to 9"}, Skip, "still being brought up to date: batches 3 to 9"},
 		"replays for ever":    {admin.Feed{State: "replaying", Since: time.Now().Add(-time.Hour)}, Fail, "does not trust"},
+		"other names":         {admin.Feed{State: "live", Trusted: true, Replay: replay, HashDiffers: true}, Fail, "names its blocks otherwise"},
 		"not trusted":         {admin.Feed{State: "connecting"}, Fail, "does not trust"},
 	} {
 		e := &exam{r: &Report{}}

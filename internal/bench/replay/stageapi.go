@@ -202,6 +202,7 @@ func (s *Stage) workers() []admin.Worker {
 			}
 			if st := pr.stream; st != nil {
 				r.Feed.CacheGroups, r.Feed.UnknownKinds = state.CacheGroups(st.CacheGroups()), slices.Clone(st.UnknownKinds())
+				r.Feed.HashDiffers = st.HashDiffers()
 				r.Feed.TiersTold, r.Feed.Tiers, r.Feed.CopiesDisbelieved = st.TiersTold(), st.Tiers(), st.CopiesDisbelieved()
 			}
 			if k.batches > 0 {

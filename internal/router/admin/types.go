@@ -327,6 +327,8 @@ type Worker struct {
 	KVCopies        string            `json:"kv_copies,omitempty"`
 	KVLastBlock     string            `json:"kv_last_block,omitempty"` // "dropped": computed anew in every hit
 	AttentionChunk  int               `json:"attention_chunk_tokens,omitempty"`
+	KVHash          string            `json:"kv_hash,omitempty"`
+	KVHashSeed      string            `json:"kv_hash_seed,omitempty"`
 	Revision        string            `json:"revision,omitempty"`
 	Slice           string            `json:"slice,omitempty"`
 	From            map[string]string `json:"from,omitempty"` // where each fact comes from
@@ -467,6 +469,9 @@ type Feed struct {
 	// CopiesDisbelieved says that copies of the rank's blocks are not counted because its
 	// events told of more than there can be.
 	CopiesDisbelieved bool `json:"copies_disbelieved,omitempty"`
+	// HashDiffers says that the engine names its blocks otherwise than kv_hash and
+	// kv_hash_seed state, so that only what its events tell counts.
+	HashDiffers bool `json:"hash_differs,omitempty"`
 	// LastSeq is the number of the newest batch, null before the first.
 	LastSeq  *uint64   `json:"last_seq"`
 	LastAt   time.Time `json:"last_at,omitzero"`

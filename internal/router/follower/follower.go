@@ -253,7 +253,7 @@ func (f *Follower) feed(w *workers.Worker, k *workers.Rank) {
 
 // stated is what is known of a worker's engine beside its events.
 func stated(w *workers.Worker) kvgroup.Traits {
-	return kvgroup.Traits{Once: w.KVCopies == workers.CopiesSingle, Drops: w.LastBlock == workers.LastBlockDropped, Chunk: w.AttentionChunk}
+	return kvgroup.Traits{Once: w.KVCopies == workers.CopiesSingle, Drops: w.LastBlock == workers.LastBlockDropped, Chunk: w.AttentionChunk, HashAlgorithm: w.KVHash, HashSeed: w.KVHashSeed}
 }
 
 // auditEvery is how often the index is held against the engines' capacity.

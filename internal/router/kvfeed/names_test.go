@@ -16,7 +16,7 @@ func seedOf(file string) string {
 }
 
 // With the algorithm and the seed of the engine's names stated, the count is vLLM's own
-// in every request and with all groups, also those without full attention. A wrong
+// in every request, also without full attention where windows or mamba tell it. A wrong
 // statement is noticed at once and counts nothing too long.
 func TestHybridCachesWithNamesStated(t *testing.T) {
 	t.Parallel()
@@ -43,7 +43,9 @@ func TestHybridCachesWithNamesStated(t *testing.T) {
 					early++
 				}
 			}
-			if n.more > 0 || n.less > early || s.HashDiffers() {
+			// Chunked attention alone leaves out whole chunks, whose tokens no event tells.
+			alone := len(head.Groups) == 1 && head.chunk() > 0
+			if n.more > 0 || n.less > early && !alone || s.HashDiffers() {
 				t.Errorf("%d predictions are more than vLLM's, %d less; differs: %v", n.more, n.less, s.HashDiffers())
 			}
 			if len(head.Groups) > 1 || !strings.Contains(head.Groups[0].Spec, "Full") {

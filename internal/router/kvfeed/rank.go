@@ -409,7 +409,7 @@ func (r *rank) applied(seq uint64, topic, payload []byte, at time.Time, replayed
 	}
 	if was := r.hashDiffers; s.HashDiffers() != was {
 		if r.hashDiffers = !was; r.hashDiffers {
-			r.emit(workers.Warn, "kv.hash.differs", "%s: the names of its blocks are not what kv_hash and the router's block size make them (the engine's --prefix-caching-hash-algo, PYTHONHASHSEED and smallest block): they are not computed any more, and what its events alone tell counts", r.label)
+			r.emit(workers.Warn, "hash.differs", "%s: the names of its blocks are not what kv_hash, kv_hash_seed and the router's block make them (the engine's --prefix-caching-hash-algo, PYTHONHASHSEED and smallest block): only what its events tell counts, until one fits", r.label)
 		}
 	}
 	if s.TakeShort() {

@@ -12,7 +12,7 @@ func kept() *Groups {
 	g := New(4)
 	g.First = 0
 	for _, kind := range []kvevent.CacheKind{kvevent.FullAttention, kvevent.SlidingWindow} {
-		g.Store(&Store{Group: int32(kind - 1), Kind: kind, Window: 9 * int(kind-1), Block: 4, Names: []uint64{1, 2, 3}, Locals: []uint64{11, 12, 13}})
+		g.Store(&Store{Group: int32(kind - 1), Kind: kind, Window: 9 * int(kind-1), Block: 4, Names: []uint64{1, 2, 3}, Locals: []uint64{11, 12, 13}, Whole: true})
 	}
 	g.Store(&Store{Group: 0, Kind: kvevent.FullAttention, Block: 4, Names: []uint64{3}, Parent: 2, HasParent: true})
 	g.Remove(-1, []uint64{2})

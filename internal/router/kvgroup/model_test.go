@@ -186,6 +186,7 @@ func (m *model) store(t *rapid.T, g *Groups, i int, p []uint32) {
 	e := Store{Group: int32(i), Kind: k.kind, Window: k.window, Block: k.block}
 	if k.kind == kvevent.FullAttention {
 		from = 0
+		e.Whole = true
 		e.Locals = blockhash.Locals(nil, p[:whole*k.block], routerBlock, blockhash.Key{})
 	}
 	for n := from; n < whole; n++ {
@@ -236,7 +237,7 @@ func TestSizesWhoseProductOverflows(t *testing.T) {
 	for i := range names {
 		names[i] = uint64(i + 1)
 	}
-	g.Store(&Store{Kind: kvevent.FullAttention, Block: routerBlock, Names: names, Locals: locals})
+	g.Store(&Store{Kind: kvevent.FullAttention, Block: routerBlock, Names: names, Locals: locals, Whole: true})
 	g.Store(&Store{Group: 1, Kind: kvevent.Mamba, Block: routerBlock * 65537})
 	g.Store(&Store{Group: 2, Kind: kvevent.SlidingWindow, Window: 8, Block: routerBlock * 42007935})
 	g.Store(&Store{Group: 3, Kind: kvevent.SlidingWindow, Window: 8, Block: routerBlock * 6700417})

@@ -124,6 +124,7 @@ var feedMetrics = []metric[*admin.Feed]{
 	{desc("feed_foreign_batches_total", "Batches dropped because a second publisher claims the rank.", rankLabels...), counter, func(f *admin.Feed) float64 { return float64(f.Foreign) }},
 	{desc("feed_rank_disagree_batches_total", "Batches that claim another data-parallel rank than that of the socket, which counts.", rankLabels...), counter, func(f *admin.Feed) float64 { return float64(f.RankDisagree) }},
 	{desc("feed_copies_disbelieved", "Whether copies of the rank's blocks are not counted because its events told of more than there can be.", rankLabels...), gauge, func(f *admin.Feed) float64 { return flag(f.CopiesDisbelieved) }},
+	{desc("feed_hash_differs", "Whether the rank's engine names its blocks otherwise than kv_hash and kv_hash_seed of the worker state.", rankLabels...), gauge, func(f *admin.Feed) float64 { return flag(f.HashDiffers) }},
 	{desc("feed_unindexed_blocks_total", "Blocks of the rank that the index cannot hold: they came without token ids, with more or fewer than fit, or when too many blocks of several parts were held.", rankLabels...), counter, func(f *admin.Feed) float64 { return float64(f.Unindexed) }},
 }
 

@@ -276,7 +276,7 @@ func (s *State) Workers(now time.Time) admin.WorkerList {
 		usable, why := w.State.Usable()
 		a := admin.Worker{
 			Name: w.Name, URL: w.URL.String(), Engine: string(w.Engine), Version: w.Version, Role: string(w.Role), Connector: string(w.Connector),
-			Models: append([]string{}, w.Models...), LoRAs: w.LoRAs, Labels: w.Labels, DP: len(w.Ranks), LB: string(w.LB), DPStart: w.DPStart, KVCopies: string(w.KVCopies), KVLastBlock: string(w.LastBlock), AttentionChunk: w.AttentionChunk, BlockSizeTokens: w.BlockSize, MaxModelLen: w.MaxModelLen,
+			Models: append([]string{}, w.Models...), LoRAs: w.LoRAs, Labels: w.Labels, DP: len(w.Ranks), LB: string(w.LB), DPStart: w.DPStart, KVCopies: string(w.KVCopies), KVLastBlock: string(w.LastBlock), AttentionChunk: w.AttentionChunk, KVHash: w.KVHash, KVHashSeed: w.KVHashSeed, BlockSizeTokens: w.BlockSize, MaxModelLen: w.MaxModelLen,
 			KVBlocks: w.KVBlocks, Revision: w.Revision, Slice: w.Slice, From: from(w), Source: w.Source, Origin: w.Origin, Health: c.Health.String(), Reason: c.Reason, Since: c.Since,
 			Draining: w.State.Draining(), Usable: usable, Conflict: w.Conflict, Ranks: make([]admin.Rank, 0, len(w.Ranks)),
 		}
@@ -324,7 +324,7 @@ func from(w *workers.Worker) map[string]string {
 // feed is the account of a rank's feed as the admin API shows it.
 func feed(f *kvfeed.Status) admin.Feed {
 	a := admin.Feed{
-		State: string(f.State), Trusted: f.Trusted, Reason: f.Reason, Since: f.Since, Endpoint: f.Endpoint, Replay: &f.Replay, UnknownKinds: f.UnknownKinds, TiersTold: f.TiersTold, Tiers: f.Tiers, CopiesDisbelieved: f.CopiesDisbelieved,
+		State: string(f.State), Trusted: f.Trusted, Reason: f.Reason, Since: f.Since, Endpoint: f.Endpoint, Replay: &f.Replay, UnknownKinds: f.UnknownKinds, TiersTold: f.TiersTold, Tiers: f.Tiers, CopiesDisbelieved: f.CopiesDisbelieved, HashDiffers: f.HashDiffers,
 		LastAt: f.LastEvent, Lag: figure(f.LagSeconds),
 		Batches: f.Batches, Events: f.Events, Blocks: f.Stored + f.Removed, Gaps: f.Gaps, Replayed: f.ReplayedBatches, Restarts: f.Restarts,
 		Errors: f.Unreadable + f.Malformed, Orphans: f.Orphans, Lost: f.Lost, Refused: f.Refused, Dropped: f.Dropped,

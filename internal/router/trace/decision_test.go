@@ -199,7 +199,7 @@ func TestEveryInputIsRecorded(t *testing.T) {
 			"Logprobs": "only connectors read it", "Echo": "only connectors read it", "TokenIDs": "only connectors read them; the decision has its own where it may",
 		}},
 		{func(d *Decision) any { return d.Input.DecodePeers[0].Worker }, map[string]string{
-			"Dialect": "the line has the engine whose wire it is", "URL": "where it is", "TransferCheck": "only checks of a prefill's answer read it", "KVCopies": "the line of the rank has it, as once", "LastBlock": "the line of the rank has it", "PoolBlocks": "not read by a plan", "AttentionChunk": "the line of the rank has it", "LB": "not read by a plan", "DPStart": "where its events are",
+			"Dialect": "the line has the engine whose wire it is", "URL": "where it is", "TransferCheck": "only checks of a prefill's answer read it", "KVCopies": "the line of the rank has it, as once", "LastBlock": "the line of the rank has it", "PoolBlocks": "not read by a plan", "AttentionChunk": "the line of the rank has it", "KVHash": "the line of the rank has it", "KVHashSeed": "the line of the rank has it", "LB": "not read by a plan", "DPStart": "where its events are",
 			"Models": "who serves the model is a candidate", "LoRAs": "in the names of blocks", "Labels": "the operator's words",
 			"MaxModelLen": "not read by a plan", "MaxBatchedTokens": "not read by a plan", "Events": "where its events are", "Bootstrap": "only connectors read it",
 			"LMCache": "only connectors read it", "APIKey": "a secret", "Source": "who put it there", "Origin": "who put it there", "From": "who said so",

@@ -46,6 +46,8 @@ func AppendRecord(dst []byte, r *Record) ([]byte, error) {
 		o.yes("once", r.RankInfo.Once)
 		o.yes("last_block_dropped", r.RankInfo.Drops)
 		o.some("chunk_tokens", r.RankInfo.Chunk)
+		o.str("hash_algorithm", r.RankInfo.HashAlgorithm)
+		o.str("hash_seed", r.RankInfo.HashSeed)
 	case KindBatch:
 		o.str("rank", r.Rank)
 		o.uint("seq", r.Batch.Seq)

@@ -409,7 +409,7 @@ func rankView(w *admin.Worker, k *admin.Rank, now, was, old *point) Rank {
 			State: k.Feed.State, Trusted: k.Feed.Trusted, Reason: k.Feed.Reason, Endpoint: k.Feed.Endpoint, Replay: k.Feed.Replay, LastSeq: k.Feed.LastSeq,
 			AgeSeconds: Unknown, SinceSeconds: Unknown, EventRate: Unknown, BlockRate: Unknown, RecentGaps: Unknown, RecentLost: Unknown, RecentDropped: Unknown,
 			Gaps: k.Feed.Gaps, Replayed: k.Feed.Replayed, Lost: k.Feed.Lost, Dropped: k.Feed.Dropped, Restarts: k.Feed.Restarts, Errors: k.Feed.Errors, Orphans: k.Feed.Orphans,
-			Tiers: k.Feed.Tiers, TiersTold: k.Feed.TiersTold, CacheGroups: k.Feed.CacheGroups, CopiesDisbelieved: k.Feed.CopiesDisbelieved,
+			Tiers: k.Feed.Tiers, TiersTold: k.Feed.TiersTold, CacheGroups: k.Feed.CacheGroups, CopiesDisbelieved: k.Feed.CopiesDisbelieved, HashDiffers: k.Feed.HashDiffers,
 		},
 	}
 	v.TTFT, v.ITL, v.OutputRate, v.SlowTimes = Num(value(k.TTFT)), Num(value(k.ITL)), Num(value(k.OutputRate)), Unknown

@@ -417,6 +417,8 @@ type Feed struct {
 	CacheGroups []admin.CacheGroup `json:"cache_groups,omitempty"`
 	// CopiesDisbelieved says that copies of blocks are not counted any more.
 	CopiesDisbelieved bool `json:"copies_disbelieved,omitempty"`
+	// HashDiffers says that the engine names its blocks otherwise than was stated.
+	HashDiffers bool `json:"hash_differs,omitempty"`
 }
 
 // Caches tells in one line what the rank has beside one cache on its device, "" for
@@ -439,6 +441,9 @@ func (f *Feed) Caches() string {
 	}
 	if f.CopiesDisbelieved {
 		parts = append(parts, "copies disbelieved")
+	}
+	if f.HashDiffers {
+		parts = append(parts, "hash differs")
 	}
 	return strings.Join(parts, "; ")
 }

@@ -460,12 +460,12 @@ func TestOwnLabels(t *testing.T) {
 	s := start(t, a, Options{Worker: "connector=nixl,kv_copies=single,block_size=32", RevisionLabel: "app"})
 	a.lines <- own(map[string]string{
 		"dynctl.io/role": "prefill", "dynctl.io/connector": "nixl-push", "dynctl.io/lb": "hybrid", "dynctl.io/dp-start": "2", "dynctl.io/dp": "2",
-		"dynctl.io/kv-last-block": "dropped", "dynctl.io/attention-chunk": "8192", "dynctl.io/revision": "b7",
-	}, map[string]string{"dynctl.io/bootstrap": "10.0.0.9:8998", "dynctl.io/role": "decode"})
+		"dynctl.io/kv-last-block": "dropped", "dynctl.io/attention-chunk": "8192", "dynctl.io/kv-hash": "xxhash", "dynctl.io/revision": "b7",
+	}, map[string]string{"dynctl.io/bootstrap": "10.0.0.9:8998", "dynctl.io/kv-hash-seed": "7", "dynctl.io/role": "decode"})
 	s.wait(t, "engine-0 prefill vllm 127.0.2.1:8000 rev=b7 bootstrap=10.0.0.9:8998")
 	w := s.reg.Snapshot().Workers[0]
 	if w.Connector != workers.ConnectorNIXLPush || w.LB != workers.LBHybrid || w.DPStart != 2 || len(w.Ranks) != 2 ||
-		w.LastBlock != workers.LastBlockDropped || w.AttentionChunk != 8192 || w.KVCopies != workers.CopiesSingle || w.BlockSize != 32 {
+		w.LastBlock != workers.LastBlockDropped || w.AttentionChunk != 8192 || w.KVHash != "xxhash" || w.KVHashSeed != "7" || w.KVCopies != workers.CopiesSingle || w.BlockSize != 32 {
 		t.Errorf("the worker is %+v", w)
 	}
 	for field, from := range map[workers.Field]string{
