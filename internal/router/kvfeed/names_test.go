@@ -5,6 +5,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/dynctl/dynctl/internal/router/blockhash"
+	"github.com/dynctl/dynctl/internal/router/decision"
+	"github.com/dynctl/dynctl/internal/router/kvevent"
 	"github.com/dynctl/dynctl/internal/router/kvgroup"
 )
 
@@ -58,5 +61,51 @@ func TestHybridCachesWithNamesStated(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// What is stated of an engine's names is held against what it gives: names that fit make
+// a cache without full attention count, others are a state of the rank and an event, once,
+// and count nothing.
+func TestStatedNamesAreHeldAgainstTheEngines(t *testing.T) {
+	t.Parallel()
+	for seed, fits := range map[string]bool{"5": true, "6": false} {
+		p := newPublisher(t, 22, 1)
+		f := newFixture(t, nil)
+		if err := f.Add(0, Key{Worker: "w", Traits: kvgroup.Traits{HashAlgorithm: "sha256", HashSeed: seed}}, p.source(true), nil); err != nil {
+			t.Fatal(err)
+		}
+		p.subscribed()
+		f.until(func(s Status) bool { return s.State == Live })
+		text := tokens(0, 4*modelBlock)
+		engine := blockhash.NewEngineNames("sha256", "5")
+		name := engine.Root()
+		for i := range 4 {
+			name = engine.Next(nil, name, text[i*modelBlock:(i+1)*modelBlock], "")
+		}
+		// A state at the end of the prompt alone, after the tokens of all four blocks.
+		e := stored(0, []uint64{name.Short()}, text, modelBlock)
+		e.Group, e.CacheKind, e.CacheName = 0, kvevent.OtherCache, "mamba"
+		payload := kvevent.AppendBatch(nil, &kvevent.Batch{TS: 1e9, Events: []kvevent.Event{e}}, kvevent.Encoding{Form: kvevent.VLLMMap})
+		for n := range int64(3) {
+			p.set(func() {
+				p.e.log = append(p.e.log, payload)
+				p.e.after = append(p.e.after, set{})
+			})
+			p.send(uint64(n), payload)
+			s := f.until(func(s Status) bool { return s.LastSeq == n })
+			if s.HashDiffers == fits || (s.State == Live) != fits {
+				t.Fatalf("seed %s: %+v", seed, s)
+			}
+		}
+		locals := blockhash.Locals(nil, append(text, 1), modelBlock, blockhash.Key{})
+		var beyond decision.Tiers
+		got, want := f.Usable(0, 0, &kvgroup.Prompt{Seq: blockhash.Chain(nil, locals), Tokens: len(text) + 1, Block: modelBlock}, &beyond), 0
+		if fits {
+			want = 4
+		}
+		if told := f.told("hash.differs"); got != want || (told == 0) != fits || told > 1 {
+			t.Errorf("seed %s: %d blocks usable, not %d; told %d times", seed, got, want, told)
+		}
 	}
 }
