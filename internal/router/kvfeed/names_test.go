@@ -1,6 +1,7 @@
 package kvfeed
 
 import (
+	"cmp"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -23,10 +24,11 @@ func seedOf(file string) string {
 func TestHybridCachesWithNamesStated(t *testing.T) {
 	t.Parallel()
 	files, err := filepath.Glob("../../../testdata/hybrid/*.jsonl.gz")
-	if err != nil || len(files) < 20 {
-		t.Fatalf("recordings: %d, %v", len(files), err)
+	seeded, err2 := filepath.Glob("../../../testdata/hybrid/names/*.jsonl.gz")
+	if err = cmp.Or(err, err2); err != nil || len(files) < 20 || len(seeded) < 3 {
+		t.Fatalf("recordings: %d, %d with a seed, %v", len(files), len(seeded), err)
 	}
-	for _, file := range files {
+	for _, file := range append(files, seeded...) {
 		t.Run(strings.TrimSuffix(filepath.Base(file), ".jsonl.gz"), func(t *testing.T) {
 			t.Parallel()
 			lines := readHybrid(t, file)

@@ -39,12 +39,16 @@ func (g *Groups) Know(t Traits) {
 }
 
 // Computes reports whether the engine's names of blocks are computed, which tells what
-// they stand for where events do not; Named whether the engine was seen to give such
-// names, HashDiffers whether it gave others only. Salts and images that an event does
-// not tell of make other names, too: one that fits proves the statement. All are for the
+// they stand for where events do not. It is for the goroutine that writes.
+func (g *Groups) Computes() bool { return g.names != nil }
+
+// Named reports whether the engine was seen to give names as computed. It is for the
 // goroutine that writes.
-func (g *Groups) Computes() bool    { return g.names != nil }
-func (g *Groups) Named() bool       { return g.names != nil && g.names.fits }
+func (g *Groups) Named() bool { return g.names != nil && g.names.fits }
+
+// HashDiffers reports whether names were to be computed and the engine gave others only.
+// One that fits proves what was stated: salts and images that an event does not tell of
+// make other names, too. It is for the goroutine that writes.
 func (g *Groups) HashDiffers() bool { return g.names != nil && g.names.misfit && !g.names.fits }
 
 func (n *names) clear() {
