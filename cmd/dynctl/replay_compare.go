@@ -37,6 +37,7 @@ type compareFlags struct {
 	explore    bool
 	faults     []string
 	countFrom  time.Duration
+	assume     float64
 	limits     admission.Limits
 	jobs       int
 }
@@ -56,6 +57,7 @@ func (c *compareFlags) add(cmd *cobra.Command) {
 	f.BoolVar(&c.explore, "explore", false, "simulate with routing.explore: 1 of 200 requests takes the dearer path with a threshold that is auto")
 	f.StringSliceVar(&c.faults, "fault", nil, "simulate with engines that change, as in 10m:prefill_slow=3 (prefill ranks three times slower), 10m:network_slow=10, 10m:prefill_gone=0.5 (half of them)")
 	f.DurationVar(&c.countFrom, "count-from", 0, "leave requests of a simulation out of its result that arrive sooner after the first")
+	f.Float64Var(&c.assume, "assume", 1, "let auto assume at the start of a simulation that everything takes so many times as long: 3 or 0.33 try start values that are wrong")
 	f.IntVar(&c.limits.Inflight, "max-inflight", 0, "simulate with so many requests in progress at most; 0 is no limit")
 	f.IntVar(&c.limits.Queue, "queue-size", settings.Default().Limits.Queue, "how many requests wait in a simulation with a limit (this one, or --what-if routing.busy_…)")
 	f.DurationVar(&c.limits.Timeout, "queue-timeout", settings.Default().Limits.QueueTimeout, "longest wait of a simulated request")
@@ -112,6 +114,9 @@ func (c *compareFlags) rows(changes []replay.Change, from, to time.Duration, sta
 	if c.on != "eff_isl" && c.on != "isl" {
 		return nil, withCode(exitUsage, fmt.Errorf("--routing-threshold-on %s: not one of eff_isl, isl", c.on))
 	}
+	if !(c.assume >= 0 && c.assume <= 1e6) { // 0 is 1
+		return nil, withCode(exitUsage, fmt.Errorf("--assume %v: want a factor of at most 1e6", c.assume))
+	}
 	var faults []simulate.Fault
 	for _, text := range c.faults {
 		one, err := simulate.ParseFault(text)
@@ -143,7 +148,7 @@ func (c *compareFlags) rows(changes []replay.Change, from, to time.Duration, sta
 						Explore: c.explore,
 					},
 					Speedup: c.speedup, Seed: c.seed, Scrape: c.scrape, From: from, To: to, TTFT: c.ttft, ITL: c.itl, Limits: c.limits,
-					Faults: faults, CountFrom: c.countFrom,
+					Faults: faults, CountFrom: c.countFrom, Assume: c.assume,
 				}
 				rows = append(rows, row{setup: s, blocks: blocks})
 				if len(changes) == 0 {

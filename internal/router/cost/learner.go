@@ -56,9 +56,10 @@ type Learner struct {
 	mu        sync.Mutex // guards the fields below
 	objective Objective
 	fits      [legs]fit
-	answers   float64 // mean tokens of an answer
-	gaps      float64 // mean ms between them, of late
-	late      float64 // share of answers whose first token came after its limit, of late
+	assumed   [legs]Law // before anything was seen
+	answers   float64   // mean tokens of an answer
+	gaps      float64   // mean ms between them, of late
+	late      float64   // share of answers whose first token came after its limit, of late
 	published time.Duration
 	fresh     bool // there is something new to publish
 	solved    bool // laws were made before
@@ -73,11 +74,24 @@ func NewLearner(o Objective) *Learner { return newLearner(o, new(atomic.Uint64))
 func newLearner(o Objective, revision *atomic.Uint64) *Learner {
 	// Answers end long after paths are chosen by costs: until then they are taken for
 	// such that feel a stall.
-	l := &Learner{objective: o, revision: revision, answers: typical, gaps: tight * float64(o.ITL) / float64(time.Millisecond)}
+	l := &Learner{objective: o, revision: revision, assumed: start, answers: typical, gaps: tight * float64(o.ITL) / float64(time.Millisecond)}
 	for i := range l.fits {
 		l.fits[i].law = start[i]
 	}
 	return l
+}
+
+// Assume makes a learner that knows nothing yet assume that everything takes so many times
+// as long as it would assume else: what becomes of start values that are wrong can be tried.
+func (l *Learner) Assume(times float64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for i := range l.assumed {
+		for k := range l.assumed[i] {
+			l.assumed[i][k] *= times
+		}
+		l.fits[i].law = l.assumed[i]
+	}
 }
 
 // Model is the revision in force; nil while too little is known.
@@ -171,7 +185,7 @@ func (l *Learner) publish(now time.Duration) (first bool) {
 	local, prefill := f[LocalLeg].law, f[PrefillLeg].law
 	f[LocalLeg].solve(&prefill, &f[PrefillLeg])
 	f[PrefillLeg].solve(&local, &f[LocalLeg])
-	f[TransferLeg].solve(&start[TransferLeg], nil)
+	f[TransferLeg].solve(&l.assumed[TransferLeg], nil)
 	m := l.objective.model(l.answers, l.gaps)
 	m.Spare = l.spare()
 	m.Local, m.Prefill, m.Transfer = f[LocalLeg].law, f[PrefillLeg].law, f[TransferLeg].law

@@ -55,6 +55,9 @@ type Setup struct {
 	// CountFrom leaves requests out of the result that arrive sooner after the first,
 	// under the run's clock.
 	CountFrom time.Duration
+	// Assume is how many times as long auto takes everything to be at the start, before it
+	// has learned (0 means 1).
+	Assume float64
 	// SLO is what a good request keeps.
 	TTFT, ITL time.Duration
 	// Limits are those of the router, whose Inflight, Queue and Timeout are in force;
@@ -245,6 +248,7 @@ func newRun(s Setup) (*run, error) {
 		// 1 µs to 3 h.
 		ttft: hdrhistogram.New(1, 1e10, 3), itl: hdrhistogram.New(1, 1e10, 3), e2e: hdrhistogram.New(1, 1e10, 3),
 	}
+	r.costs.Assume(positive.Or(s.Assume, 1))
 	r.openLine()
 	v := vocab.New()
 	number, engines := map[workers.Role]int{}, 0

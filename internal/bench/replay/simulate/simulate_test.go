@@ -102,6 +102,11 @@ func TestRun(t *testing.T) {
 	if d := cmp.Diff(auto, run(pd), cmpopts.IgnoreFields(Result{}, "WallS")); d != "" {
 		t.Errorf("auto twice:\n%s", d)
 	}
+	// What is assumed at the start counts until more is known.
+	pd.Assume = 3
+	if r := run(pd); r.TTFT == auto.TTFT || r.Remote == 0 || r.Remote == r.Requests {
+		t.Errorf("auto with other start values: %d remote, %+v; else %+v", r.Remote, r.TTFT, auto.TTFT)
+	}
 	pd.Fleet = setup.Fleet
 	if r := run(pd); r.Remote != 0 {
 		t.Errorf("auto in an aggregated fleet: %d remote", r.Remote)
