@@ -13,8 +13,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-
-	"github.com/dynctl/dynctl/internal/router/blockhash"
 )
 
 // Limits of a Spec; they bound what a typo can make the router allocate.
@@ -259,7 +257,7 @@ func (s *Spec) Set(key, value string) error {
 	case "attention_chunk":
 		s.AttentionChunk, err = number(value, maxChunkTok)
 	case "kv_hash":
-		s.KVHash, err = oneOf(value, blockhash.EngineAlgorithms()...)
+		s.KVHash, err = oneOf(value, KVHashes()...)
 	case "kv_hash_seed":
 		if s.KVHashSeed = value; value == "" {
 			err = errors.New("it is empty")
@@ -337,7 +335,7 @@ func (s *Spec) Validate() error {
 	if s.BlockSize < 0 || s.DP < 0 || s.DP > maxDP || s.KVBlocks < 0 || s.MaxModelLen < 0 || s.MaxBatchedTokens < 0 || s.AttentionChunk < 0 || s.DPStart < 0 || s.DPStart >= maxDP || s.AttentionChunk > maxChunkTok {
 		add("a negative or too large number")
 	}
-	if (s.KVHash != "" || s.KVHashSeed != "") && blockhash.NewEngineNames(s.KVHash, s.KVHashSeed) == nil {
+	if s.KVHash == "" && s.KVHashSeed != "" || s.KVHashSeed == "" && strings.HasPrefix(s.KVHash, "xxhash") {
 		add("kv_hash %q with kv_hash_seed %q: a seed needs kv_hash, and xxhash and xxhash_cbor need the seed, as vLLM draws one without PYTHONHASHSEED", s.KVHash, s.KVHashSeed)
 	}
 	if b := s.Bootstrap; b != nil && (b.Port < 1 || b.Port > 65535) {

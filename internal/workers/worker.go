@@ -79,6 +79,11 @@ func Connectors() []Connector {
 	return []Connector{ConnectorNIXL, ConnectorNIXLPush, ConnectorOffloadP2P, ConnectorNIXLOffload, ConnectorSGLang, ConnectorLMCache, ConnectorSharedStorage}
 }
 
+// KVHashes are the algorithms by which an engine may name blocks, in the words of vLLM's
+// --prefix-caching-hash-algo. The xxhash ones need a seed: vLLM draws one without
+// PYTHONHASHSEED.
+func KVHashes() []string { return []string{"sha256", "sha256_cbor", "xxhash", "xxhash_cbor"} }
+
 // HybridDefect says what is known to go wrong where a model with several cache groups
 // moves them over NIXL.
 const HybridDefect = "vLLM has an open defect there: corrupted tokens with HTTP 200 (vllm-project/vllm#52234)"

@@ -28,12 +28,6 @@ type EngineNames struct {
 	buf    []byte
 }
 
-// EngineAlgorithms are the algorithms of [NewEngineNames], by the names that vLLM's
-// --prefix-caching-hash-algo has for them.
-func EngineAlgorithms() []string {
-	return []string{"sha256", "sha256_cbor", "xxhash", "xxhash_cbor"}
-}
-
 // NewEngineNames returns the names of an algorithm of vLLM's (sha256, sha256_cbor, xxhash,
 // xxhash_cbor) and the value of PYTHONHASHSEED, "" for the seed that vLLM has without it.
 // It returns nil for other algorithms, and for an xxhash without a seed, which then is
