@@ -17,6 +17,8 @@ race:
 lint:
 	cd .ci/tools && go build -o ../../bin/golangci-lint github.com/golangci/golangci-lint/v2/cmd/golangci-lint
 	bin/golangci-lint run --timeout 10m ./...
+	cd .ci/tools && go build -o ../../bin/deadcode golang.org/x/tools/cmd/deadcode
+	dead=$$(bin/deadcode ./cmd/...) && echo "$$dead" && test -z "$$dead"
 
 # Known vulnerabilities in what the binary calls, its modules' and Go's own. It asks the
 # module proxy for the tool and vuln.go.dev for the list, and fails without them.
@@ -47,12 +49,12 @@ e2e:
 # docs/reliability.md.
 soak:
 	DYNCTL_CHAOS=$${DYNCTL_CHAOS:-5} go test -count=1 -timeout 0 -run '^TestChaos$$' -v ./internal/router
-	RAPID_SEED=$${DYNCTL_SOAK_SEED:-0} RAPID_CHECKS=$${RAPID_CHECKS:-2000} go test -count=1 -timeout 30m $$(grep -rl --include='*_test.go' internal/property ./internal | xargs dirname | sort -u)
-	DYNCTL_LIBZMQ_MINUTE=1 go test -count=1 -run '^TestInteropLibzmqSilence$$' ./internal/router/kvfeed
-	DYNCTL_SOAK=$${DYNCTL_SOAK:-1h} DYNCTL_SOAK_DIR=$${DYNCTL_SOAK_DIR:-$(CURDIR)/bin/soak} go test -count=1 -timeout 0 -run '^TestEndurance$$' -v ./internal/bench/soak
+	RAPID_SEED=$${DYNCTL_SOAK_SEED:-0} RAPID_CHECKS=$${RAPID_CHECKS:-2000} go test -count=1 -timeout 30m $$(grep -rl --include='*_test.go' internal/rig/property ./internal | xargs dirname | sort -u)
+	DYNCTL_LIBZMQ_MINUTE=1 go test -count=1 -run '^TestInteropLibzmqSilence$$' ./internal/router/cache/kvfeed
+	DYNCTL_SOAK=$${DYNCTL_SOAK:-1h} DYNCTL_SOAK_DIR=$${DYNCTL_SOAK_DIR:-$(CURDIR)/bin/soak} go test -count=1 -timeout 0 -run '^TestEndurance$$' -v ./internal/rig/soak
 
 soak-virtual:
-	DYNCTL_SOAK_SEEDS=$${DYNCTL_SOAK_SEEDS:-10000} go test -count=1 -timeout 0 -run '^Test(PlantedBugsAreFound|Virtual)$$' -v ./internal/bench/soak/play
+	DYNCTL_SOAK_SEEDS=$${DYNCTL_SOAK_SEEDS:-10000} go test -count=1 -timeout 0 -run '^Test(PlantedBugsAreFound|Virtual)$$' -v ./internal/rig/virtualsoak
 
 # The table of goals and figures; COUNT is the number of repetitions, and
 # scripts/bench.sh says which rows need a file. docs/benchmarks.md.

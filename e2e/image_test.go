@@ -13,7 +13,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/dynctl/dynctl/internal/router/admin"
+	"github.com/dynctl/dynctl/internal/router/observe/admin"
 )
 
 // blob reads a JSON document of an OCI layout.

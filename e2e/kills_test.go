@@ -382,6 +382,7 @@ var refused = []struct {
 	{"reasoning", "/v1/chat/completions", members{"reasoning_effort": "low"}},
 	{"prompt", "/v1/completions", members{"truncate_prompt_tokens": 8}},
 	{"other_field", "/v1/completions", members{"bad_words": []string{"river"}}},
+	{"stop_strings", "/v1/completions", members{"stop": "never in an answer"}}, // and no tokenizer here
 }
 
 // round kills one engine with streams on it, and looks at what became of them.

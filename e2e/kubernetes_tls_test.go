@@ -12,8 +12,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/dynctl/dynctl/internal/python"
-	"github.com/dynctl/dynctl/internal/router/certs/certtest"
+	"github.com/dynctl/dynctl/internal/rig/certtest"
+	"github.com/dynctl/dynctl/internal/rig/python"
 )
 
 // TestKubernetesTLS: pods that speak https, in uvicorn with OpenSSL, and ask for a

@@ -20,8 +20,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/dynctl/dynctl/internal/router/admin"
-	"github.com/dynctl/dynctl/internal/router/receipt"
+	"github.com/dynctl/dynctl/internal/router/observe/admin"
+	"github.com/dynctl/dynctl/internal/router/observe/receipt"
 )
 
 // need skips a test that was not asked for.

@@ -2,7 +2,7 @@
 # Runs the benchmarks that goals are set for and prints a table of medians, the
 # goal beside each. Arguments: number of repetitions (default 3).
 #
-# With KVOPS (a file of operations, as cmd/kvindexbench describes it) the index rows are
+# With KVOPS (a file of operations, as benchmarks/kvindex describes it) the index rows are
 # run, with DYNCTL_TOKENIZER and DYNCTL_BENCH_TEXT (a real tokenizer.json and a
 # text) the tokenizer rows. Client and engine of the request rows run in the
 # same process: the row "direct" is what they need, and is taken off. They send
@@ -17,12 +17,13 @@ run() { # package pattern flags...
 	local pkg=$1 pattern=$2; shift 2
 	go test -run '^$' -bench "$pattern" -count "$count" "$@" "./$pkg" | tee -a "$out" | grep '^Benchmark' >&2 || true
 }
-[ -z "${KVOPS:-}" ] || run cmd/kvindexbench Workload -benchtime 1x
-run internal/router/kvfeed 'Stream|Feed'
+[ -z "${KVOPS:-}" ] || run benchmarks/kvindex Workload -benchtime 1x
+run internal/router/cache/kvstream Stream
+run internal/router/cache/kvfeed Feed
 run internal/router 'Decision|Observed'
 run internal/router 'Request|Chunk' -benchtime 3000x
-run internal/router/disagg 'ParseAnswer'
-[ -z "${DYNCTL_TOKENIZER:-}" ] || run internal/router/tokenize/bpe 'Cold1MB|Prompt220KB'
+run internal/router/forward/disagg 'ParseAnswer'
+[ -z "${DYNCTL_TOKENIZER:-}" ] || run internal/router/request/tokenize/bpe 'Cold1MB|Prompt220KB'
 run internal/bench/loadgen 'ClosedLoop|OpenLoop'
 
 awk '

@@ -13,7 +13,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 binaries=()
 for arch in amd64 arm64; do
-	CGO_ENABLED=0 GOOS=linux GOARCH=$arch go build -trimpath -ldflags "-s -w -X main.version=$version" -o "$work/$arch" ./cmd/dynctl
+	CGO_ENABLED=0 GOOS=linux GOARCH=$arch go build -trimpath -ldflags "-s -w -X github.com/dynctl/dynctl/internal/cli.version=$version" -o "$work/$arch" ./cmd/dynctl
 	binaries+=("linux/$arch=$work/$arch")
 done
 [ ! -e "$out/oci-layout" ] || rm -rf "$out"

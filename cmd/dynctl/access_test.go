@@ -10,9 +10,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/dynctl/dynctl/internal/cli"
+	"github.com/dynctl/dynctl/internal/loopback"
+	"github.com/dynctl/dynctl/internal/rig/certtest"
 	"github.com/dynctl/dynctl/internal/router"
-	"github.com/dynctl/dynctl/internal/router/certs/certtest"
-	"github.com/dynctl/dynctl/internal/router/routertest"
 	"github.com/dynctl/dynctl/internal/settings"
 )
 
@@ -27,7 +28,7 @@ func TestCommandsOverTLS(t *testing.T) {
 		t.Fatal(err)
 	}
 	trust := ca.File(t)
-	g, err := routertest.Start(t.Context(), routertest.Options{
+	g, err := loopback.Start(t.Context(), loopback.Options{
 		Fleet: "1a:profile=instant", TLS: &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: ca.Pool(), Certificates: []tls.Certificate{pair}},
 		Configure: func(c *settings.Config) {
 			c.Routing.AllowHeaders = true
@@ -54,18 +55,18 @@ func TestCommandsOverTLS(t *testing.T) {
 		code int
 		want string
 	}{
-		{append([]string{"workers", "list"}, all...), exitOK, "healthy"},
-		{append([]string{"top", "--once", "-o", "json"}, all...), exitOK, `"routers"`},
-		{append([]string{"doctor"}, all...), exitOK, "TLS, this machine only, with a client certificate"},
-		{append([]string{"explain", "--prompt", "hello"}, all...), exitOK, "aggregated-0"},
-		{[]string{"workers", "list", "--router", g.AdminURL}, exitUnreachable, "certificate"},
-		{[]string{"workers", "list", "--router", g.AdminURL, "--tls-ca", trust}, exitUnreachable, "certificate"},
-		{[]string{"top", "--once", "--router", g.AdminURL, "--tls-ca", trust, "--tls-cert", mine}, exitUsage, "--tls-cert and --tls-key go together"},
-		{[]string{"doctor", "--router", g.AdminURL, "--tls-ca", mineKey}, exitUsage, "holds no certificate"},
-		{[]string{"workers", "list", "--router", strings.Replace(g.AdminURL, "https", "http", 1)}, exitUsage, "HTTPS server"},
+		{append([]string{"workers", "list"}, all...), cli.ExitOK, "healthy"},
+		{append([]string{"top", "--once", "-o", "json"}, all...), cli.ExitOK, `"routers"`},
+		{append([]string{"doctor"}, all...), cli.ExitOK, "TLS, this machine only, with a client certificate"},
+		{append([]string{"explain", "--prompt", "hello"}, all...), cli.ExitOK, "aggregated-0"},
+		{[]string{"workers", "list", "--router", g.AdminURL}, cli.ExitUnreachable, "certificate"},
+		{[]string{"workers", "list", "--router", g.AdminURL, "--tls-ca", trust}, cli.ExitUnreachable, "certificate"},
+		{[]string{"top", "--once", "--router", g.AdminURL, "--tls-ca", trust, "--tls-cert", mine}, cli.ExitUsage, "--tls-cert and --tls-key go together"},
+		{[]string{"doctor", "--router", g.AdminURL, "--tls-ca", mineKey}, cli.ExitUsage, "holds no certificate"},
+		{[]string{"workers", "list", "--router", strings.Replace(g.AdminURL, "https", "http", 1)}, cli.ExitUsage, "HTTPS server"},
 	} {
 		var out, stderr bytes.Buffer
-		if code := runMain(c.args, strings.NewReader(""), &out, &stderr); code != c.code || !strings.Contains(out.String()+stderr.String(), c.want) {
+		if code := cli.Main(newRoot(), c.args, strings.NewReader(""), &out, &stderr); code != c.code || !strings.Contains(out.String()+stderr.String(), c.want) {
 			t.Errorf("dynctl %s: exit code %d, want %d and %q\n%s%s", strings.Join(c.args, " "), code, c.code, c.want, &out, &stderr)
 		}
 	}
@@ -79,7 +80,7 @@ func TestKeysOfCommands(t *testing.T) {
 	dynctl := func(want int, args ...string) (stdout, all string) {
 		t.Helper()
 		var out, stderr bytes.Buffer
-		if code := runMain(args, strings.NewReader(""), &out, &stderr); code != want {
+		if code := cli.Main(newRoot(), args, strings.NewReader(""), &out, &stderr); code != want {
 			t.Errorf("dynctl %s: exit code %d, want %d\n%s%s", strings.Join(args, " "), code, want, &out, &stderr)
 		}
 		return out.String(), out.String() + stderr.String()
@@ -91,12 +92,12 @@ func TestKeysOfCommands(t *testing.T) {
 		}
 		return path
 	}
-	user, _ := dynctl(exitOK, "keys", "new", "bench", "--tenant", "us", "--file", file)
-	ops, _ := dynctl(exitOK, "keys", "new", "ops", "--role", "operate", "--file", file)
-	if _, text := dynctl(exitUsage, "keys", "new", "ops", "--file", file); !strings.Contains(text, "stands twice") {
+	user, _ := dynctl(cli.ExitOK, "keys", "new", "bench", "--tenant", "us", "--file", file)
+	ops, _ := dynctl(cli.ExitOK, "keys", "new", "ops", "--role", "operate", "--file", file)
+	if _, text := dynctl(cli.ExitUsage, "keys", "new", "ops", "--file", file); !strings.Contains(text, "stands twice") {
 		t.Error(text)
 	}
-	if _, text := dynctl(exitUsage, "keys", "new", "x", "--role", "root", "--file", file); !strings.Contains(text, "not one of use, read, operate, admin") {
+	if _, text := dynctl(cli.ExitUsage, "keys", "new", "x", "--role", "root", "--file", file); !strings.Contains(text, "not one of use, read, operate, admin") {
 		t.Error(text)
 	}
 	raw, err := os.ReadFile(file)
@@ -106,13 +107,13 @@ func TestKeysOfCommands(t *testing.T) {
 	if info, err := os.Stat(file); err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("%v %v", info.Mode(), err)
 	}
-	if out, _ := dynctl(exitOK, "keys", "check", file); !strings.Contains(out, "us") || !strings.Contains(out, "operate") {
+	if out, _ := dynctl(cli.ExitOK, "keys", "check", file); !strings.Contains(out, "us") || !strings.Contains(out, "operate") {
 		t.Error(out)
 	}
-	if _, text := dynctl(exitInvalid, "keys", "check", keep("bad.yaml", "keys: [{name: a}]")); !strings.Contains(text, `key "a": sha256 is not`) {
+	if _, text := dynctl(cli.ExitInvalid, "keys", "check", keep("bad.yaml", "keys: [{name: a}]")); !strings.Contains(text, `key "a": sha256 is not`) {
 		t.Error(text)
 	}
-	g, err := routertest.Start(t.Context(), routertest.Options{
+	g, err := loopback.Start(t.Context(), loopback.Options{
 		Fleet: "1a:profile=instant", Admin: router.AdminOptions{TokenFile: keep("token", "the-token-of-the-rig-itself")},
 		Configure: func(c *settings.Config) {
 			c.Routing.AllowHeaders = true
@@ -133,16 +134,16 @@ func TestKeysOfCommands(t *testing.T) {
 		t.Fatal(err)
 	}
 	opsFile, userFile := keep("ops.key", ops), keep("user.key", user)
-	if _, text := dynctl(exitOK, "doctor", "--router", g.AdminURL, "--token-file", opsFile, "--api-key-file", userFile); !strings.Contains(text, "with an API key") {
+	if _, text := dynctl(cli.ExitOK, "doctor", "--router", g.AdminURL, "--token-file", opsFile, "--api-key-file", userFile); !strings.Contains(text, "with an API key") {
 		t.Error(text)
 	}
-	if _, text := dynctl(exitInvalid, "doctor", "--passive", "--router", g.AdminURL, "--token-file", opsFile); !strings.Contains(text, "GET /v1/models answers 401") {
+	if _, text := dynctl(cli.ExitInvalid, "doctor", "--passive", "--router", g.AdminURL, "--token-file", opsFile); !strings.Contains(text, "GET /v1/models answers 401") {
 		t.Error(text)
 	}
-	if _, text := dynctl(exitRuntime, "workers", "list", "--router", g.AdminURL, "--token-file", userFile); !strings.Contains(text, "lacks") && !strings.Contains(text, "needs the role read") {
+	if _, text := dynctl(cli.ExitRuntime, "workers", "list", "--router", g.AdminURL, "--token-file", userFile); !strings.Contains(text, "lacks") && !strings.Contains(text, "needs the role read") {
 		t.Error(text)
 	}
-	if _, text := dynctl(exitRuntime, "workers", "remove", g.Sim.Engines()[0].Name(), "--router", g.AdminURL, "--token-file", opsFile); !strings.Contains(text, "needs the role admin") {
+	if _, text := dynctl(cli.ExitRuntime, "workers", "remove", g.Sim.Engines()[0].Name(), "--router", g.AdminURL, "--token-file", opsFile); !strings.Contains(text, "needs the role admin") {
 		t.Error(text)
 	}
 }

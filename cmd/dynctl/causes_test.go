@@ -14,9 +14,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/dynctl/dynctl/internal/python"
-	"github.com/dynctl/dynctl/internal/router/admin"
-	"github.com/dynctl/dynctl/internal/router/routertest"
+	"github.com/dynctl/dynctl/internal/loopback"
+	"github.com/dynctl/dynctl/internal/rig/clitest"
+	"github.com/dynctl/dynctl/internal/rig/python"
+	"github.com/dynctl/dynctl/internal/router/observe/admin"
 	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/sim/fault"
 )
@@ -39,8 +40,8 @@ func TestCausesOnSockets(t *testing.T) {
 	}
 	const victim = "aggregated-3"
 	t.Run("slow", func(t *testing.T) {
-		g := underLoad(t, routertest.Options{Fleet: "8a"})
-		eventually(t, "all are judged by their past, too", func() error {
+		g := underLoad(t, loopback.Options{Fleet: "8a"})
+		clitest.Until(t, "all are judged by their past, too", func() error {
 			l, err := g.Admin.Workers(t.Context())
 			if err != nil {
 				return err
@@ -58,18 +59,18 @@ func TestCausesOnSockets(t *testing.T) {
 		named(t, g, "slow", victim+"/dp0", "times the median of its peers")
 	})
 	t.Run("a prefill engine that is slow from its start", func(t *testing.T) {
-		g := underLoad(t, routertest.Options{Fleet: "3p+1p:slow=10+2d"})
+		g := underLoad(t, loopback.Options{Fleet: "3p+1p:slow=10+2d"})
 		named(t, g, "slow", "prefill-3/dp0", "TTFT")
 	})
 	t.Run("answers of 5xx", func(t *testing.T) {
-		g := underLoad(t, routertest.Options{Fleet: "8a:speed=10"})
+		g := underLoad(t, loopback.Options{Fleet: "8a:speed=10"})
 		if err := g.Sim.Named(victim).SetFaults(fault.Set{ErrorRate: .1}); err != nil {
 			t.Fatal(err)
 		}
 		named(t, g, "failing", victim, "status_5xx")
 	})
 	t.Run("half the cache", func(t *testing.T) {
-		g := underLoad(t, routertest.Options{Fleet: "3a:speed=10,kv_blocks=4096+1a:speed=10,kv_blocks=2048+4a:speed=10,kv_blocks=4096"})
+		g := underLoad(t, loopback.Options{Fleet: "3a:speed=10,kv_blocks=4096+1a:speed=10,kv_blocks=2048+4a:speed=10,kv_blocks=4096"})
 		named(t, g, "small_cache", victim, "as its metrics tell")
 	})
 	t.Run("events of libzmq that do not come", func(t *testing.T) {
@@ -97,7 +98,7 @@ func TestCausesOnSockets(t *testing.T) {
 			t.Fatal("the publisher says nothing")
 		}
 		endpoint := lines.Text()
-		g := underLoad(t, routertest.Options{Fleet: "8a:speed=10", Specs: func(list []workers.Spec) []workers.Spec {
+		g := underLoad(t, loopback.Options{Fleet: "8a:speed=10", Specs: func(list []workers.Spec) []workers.Spec {
 			for i := range list {
 				if list[i].Name == victim {
 					list[i].Events, list[i].Replay = []string{endpoint}, nil
@@ -134,7 +135,7 @@ func TestCausesOnSockets(t *testing.T) {
 		}
 		end()
 		// Now the connection is gone, too, and that is another cause.
-		eventually(t, "the cut is told", func() error {
+		clitest.Until(t, "the cut is told", func() error {
 			_, doctor, _ := typed("doctor", "--passive", "--router", g.AdminURL)
 			if !strings.Contains(doctor, "the index does not trust the feed") || strings.Contains(doctor, "mute") {
 				return fmt.Errorf("doctor says %s", doctor)
@@ -151,19 +152,10 @@ func TestCausesOnSockets(t *testing.T) {
 	})
 }
 
-func eventually(t *testing.T, what string, cond func() error) {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
-	defer cancel()
-	if err := routertest.Wait(ctx, what, cond); err != nil {
-		t.Fatal(err)
-	}
-}
-
 // underLoad starts a fleet, and clients that send to it until the test ends.
-func underLoad(t *testing.T, o routertest.Options) *routertest.Rig {
+func underLoad(t *testing.T, o loopback.Options) *loopback.Rig {
 	t.Helper()
-	g, err := routertest.Start(t.Context(), o)
+	g, err := loopback.Start(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -176,7 +168,7 @@ func underLoad(t *testing.T, o routertest.Options) *routertest.Rig {
 			t.Error(err)
 		}
 	})
-	eventually(t, "workers", func() error {
+	clitest.Until(t, "workers", func() error {
 		l, err := g.Admin.Workers(t.Context())
 		if err != nil {
 			return err
@@ -224,11 +216,11 @@ func underLoad(t *testing.T, o routertest.Options) *routertest.Rig {
 
 // named waits until top, doctor, the events and the metrics name a worker or a rank
 // with a cause, and fails when they name anything else.
-func named(t *testing.T, g *routertest.Rig, cause, subject, words string) {
+func named(t *testing.T, g *loopback.Rig, cause, subject, words string) {
 	t.Helper()
 	began := time.Now()
 	worker, _, _ := strings.Cut(subject, "/")
-	eventually(t, "it is named", func() error {
+	clitest.Until(t, "it is named", func() error {
 		l, err := g.Admin.Events(t.Context(), 0, 500, 0)
 		if err != nil {
 			return err

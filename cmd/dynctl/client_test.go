@@ -6,19 +6,18 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
-	"net/http/httputil"
-	"net/url"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/dynctl/dynctl/internal/router/routertest"
+	"github.com/dynctl/dynctl/internal/cli"
+	"github.com/dynctl/dynctl/internal/loopback"
 )
 
 // TestDataPlaneAsRouter: whoever gives the data plane as --router is told so in a
 // line, by every command that asks a router.
 func TestDataPlaneAsRouter(t *testing.T) {
-	g, err := routertest.Start(t.Context(), routertest.Options{Fleet: "1a:profile=instant"})
+	g, err := loopback.Start(t.Context(), loopback.Options{Fleet: "1a:profile=instant"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -31,7 +30,7 @@ func TestDataPlaneAsRouter(t *testing.T) {
 	})
 	for _, args := range []string{"doctor", "workers list", "bench", "bench --sweep", "explain --prompt x", "workers drain a"} {
 		code, _, stderr := typed(append(strings.Fields(args), "--router", g.URL)...)
-		if code != exitUsage || !strings.Contains(stderr, g.URL+" is the data plane of a router; the admin API is at ") || len(stderr) > 300 {
+		if code != cli.ExitUsage || !strings.Contains(stderr, g.URL+" is the data plane of a router; the admin API is at ") || len(stderr) > 300 {
 			t.Errorf("%s: code %d, %q", args, code, stderr)
 		}
 	}
@@ -73,48 +72,8 @@ func TestAdminAPIBesideTheDataPlane(t *testing.T) {
 		if !its {
 			want = "the admin API is at the address that its --admin-listen says"
 		}
-		if code, _, stderr := typed("workers", "list", "--router", "http://"+data.Addr().String()); code != exitUsage || !strings.Contains(stderr, want) {
+		if code, _, stderr := typed("workers", "list", "--router", "http://"+data.Addr().String()); code != cli.ExitUsage || !strings.Contains(stderr, want) {
 			t.Errorf("code %d, %q, want %q", code, stderr, want)
 		}
-	}
-}
-
-// TestTopOnceWaitsForABigRouter: a router that takes three seconds to answer is one
-// that answers.
-func TestTopOnceWaitsForABigRouter(t *testing.T) {
-	if testing.Short() {
-		t.Skip("waits for three seconds")
-	}
-	g, err := routertest.Start(t.Context(), routertest.Options{Fleet: "1a:profile=instant"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
-		defer cancel()
-		if err := g.Close(ctx); err != nil {
-			t.Error(err)
-		}
-	})
-	u, err := url.Parse(g.AdminURL)
-	if err != nil {
-		t.Fatal(err)
-	}
-	proxy := httputil.NewSingleHostReverseProxy(u)
-	slow := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
-		if strings.HasPrefix(q.URL.Path, "/admin/v1/snapshot") {
-			select {
-			case <-time.After(3 * time.Second):
-			case <-q.Context().Done():
-			}
-		}
-		proxy.ServeHTTP(w, q)
-	}))
-	t.Cleanup(slow.Close)
-	if code, stdout, stderr := typed("top", "--once", "--router", slow.URL); code != exitOK || !strings.Contains(stdout, "aggregated-0") {
-		t.Errorf("code %d\n%s\n%s", code, stdout, stderr)
-	}
-	if code, _, _ := typed("top", "--once", "--timeout", "200ms", "--router", slow.URL); code != exitUnreachable {
-		t.Errorf("a wait that was asked for: code %d", code)
 	}
 }

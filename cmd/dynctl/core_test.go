@@ -27,30 +27,30 @@ type step struct {
 }
 
 const (
-	decidePkg  = "internal/router/decide"
-	attemptPkg = "internal/router/attempt"
+	decidePkg  = "internal/router/placement/decide"
+	attemptPkg = "internal/router/placement/attempt"
 )
 
 var steps = []step{
 	{
 		does: "lists the candidates of a phase", by: decidePkg + ".Run.list",
-		marks: []string{"internal/router/decision.Candidate{}"},
+		marks: []string{"internal/router/placement/decision.Candidate{}"},
 		may: map[string]string{
-			"internal/router/trace":   "reads those of a recording",
-			decidePkg + "/race_on.go": "overwrites memory that was given back",
+			"internal/router/observe/trace": "reads those of a recording",
+			decidePkg + "/race_on.go":       "overwrites memory that was given back",
 		},
 	},
 	{
 		does: "makes the input of a plan", by: decidePkg + ".Run.Decide",
-		marks: []string{"internal/router/selector.Input{}", decidePkg + ".Input{}"},
+		marks: []string{"internal/router/placement/selector.Input{}", decidePkg + ".Input{}"},
 		may: map[string]string{
-			decidePkg + "/memory.go": "empties it for another request",
-			"internal/router/trace":  "reads the input of a recorded plan",
+			decidePkg + "/memory.go":        "empties it for another request",
+			"internal/router/observe/trace": "reads the input of a recorded plan",
 		},
 	},
 	{
 		does: "makes the plan", by: decidePkg + ".Choose",
-		marks: []string{"internal/router/selector.Rank", decidePkg + ".Plan{}"},
+		marks: []string{"internal/router/placement/selector.Rank", decidePkg + ".Plan{}"},
 		may: map[string]string{
 			decidePkg + "/plan.go":   "is Choose with its parts",
 			decidePkg + "/memory.go": "empties it for another request",
@@ -60,11 +60,11 @@ var steps = []step{
 	{
 		does: "asks for the plan", by: decidePkg + ".Run.Decide",
 		marks: []string{decidePkg + ".Choose"},
-		may:   map[string]string{"internal/bench/replay": "makes recorded plans again"},
+		may:   map[string]string{"internal/replay": "makes recorded plans again"},
 	},
 	{
 		does: "says what a plan takes of the ledger", by: decidePkg + ".Run.Claims",
-		marks: []string{"internal/router/ledger.Claim{}"},
+		marks: []string{"internal/router/placement/ledger.Claim{}"},
 	},
 	{
 		does: "decides about another attempt", by: decidePkg + ".Run.Failed",
@@ -73,7 +73,7 @@ var steps = []step{
 			attemptPkg:                             "is the policy",
 			decidePkg + ".Run.NoBudget":            "goes on from Failed",
 			decidePkg + ".Run.NoChoice":            "decides after a plan with an error",
-			"internal/bench/soak/play.stage.after": "plants bugs in what the policy says",
+			"internal/rig/virtualsoak.stage.after": "plants bugs in what the policy says",
 		},
 	},
 }
@@ -126,12 +126,12 @@ func TestOneDecision(t *testing.T) {
 // TestCopiesAreFound: in whatever way a second copy is written.
 func TestCopiesAreFound(t *testing.T) {
 	const imports = `import (
-		"` + module + `internal/router/attempt"
-		"` + module + `internal/router/decide"
-		"` + module + `internal/router/decision"
-		seen "` + module + `internal/router/decision"
-		"` + module + `internal/router/ledger"
-		"` + module + `internal/router/selector"
+		"` + module + `internal/router/placement/attempt"
+		"` + module + `internal/router/placement/decide"
+		"` + module + `internal/router/placement/decision"
+		seen "` + module + `internal/router/placement/decision"
+		"` + module + `internal/router/placement/ledger"
+		"` + module + `internal/router/placement/selector"
 	)
 	`
 	for code, want := range map[string]string{
@@ -174,7 +174,7 @@ func TestCopiesAreFound(t *testing.T) {
 		{decidePkg + "/other.go", `func (r *Run) again() { Choose(&r.In, &r.Plan) }`, "asks for the plan"},
 		{decidePkg + "/other.go", `func (r *Run) fresh() { r.In = Input{} }`, "makes the input"},
 		{decidePkg + "/run.go", `func (r *Run) Decide() { r.In = Input{}; Choose(&r.In, &r.Plan) }`, ""},
-		{"internal/new/copy.go", `import . "` + module + `internal/router/decision"`, "imports"},
+		{"internal/new/copy.go", `import . "` + module + `internal/router/placement/decision"`, "imports"},
 	} {
 		found, err := copies(c.place, []byte("package x\n"+c.code), c.place, map[string]bool{})
 		if err != nil || (c.want == "") != (len(found) == 0) || !strings.Contains(strings.Join(found, ""), c.want) {

@@ -14,6 +14,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"go.yaml.in/yaml/v3"
 
+	"github.com/dynctl/dynctl/internal/cli"
+	"github.com/dynctl/dynctl/internal/cli/servecmd"
 	"github.com/dynctl/dynctl/internal/settings"
 	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/kube"
@@ -96,14 +98,14 @@ func serveArgs(t *testing.T, args []any, file string) *settings.Config {
 		}
 		words = append(words, a.(string))
 	}
-	cmd := newServeCmd()
+	cmd := servecmd.New()
 	if words[0] != "serve" {
 		t.Fatalf("the command is %s", words[0])
 	}
 	if err := cmd.ParseFlags(words[1:]); err != nil {
 		t.Fatal(err)
 	}
-	l, err := loadConfig(path, cmd.Flags())
+	l, err := cli.LoadConfig(path, cmd.Flags())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -178,8 +180,8 @@ func checkRouter(t *testing.T, docs, podLabels map[string]any, c *settings.Confi
 	// The order of an end: left out of Services, nothing new, streams finish, last
 	// bytes; and only then killed.
 	grace := time.Duration(at[int](t, pod, "terminationGracePeriodSeconds")) * time.Second
-	if leave := c.Timeouts.Leave; leave < 5*time.Second || leave+c.Timeouts.Drain+cutGrace > grace {
-		t.Errorf("%s before the drain, %s for it and %s after it, in %s", leave, c.Timeouts.Drain, cutGrace, grace)
+	if leave := c.Timeouts.Leave; leave < 5*time.Second || leave+c.Timeouts.Drain+servecmd.CutGrace > grace {
+		t.Errorf("%s before the drain, %s for it and %s after it, in %s", leave, c.Timeouts.Drain, servecmd.CutGrace, grace)
 	}
 	if n := at[int](t, docs["Deployment/dynctl"], "spec", "strategy", "rollingUpdate", "maxUnavailable"); n != 0 {
 		t.Errorf("a rolling update stops %d routers before there are new ones", n)

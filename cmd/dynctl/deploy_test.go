@@ -9,6 +9,8 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
+	"github.com/dynctl/dynctl/internal/cli"
+	"github.com/dynctl/dynctl/internal/cli/servecmd"
 	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/discovery"
 )
@@ -56,9 +58,19 @@ func TestReleaseArchives(t *testing.T) {
 	}
 }
 
+// TestReleasesSetTheVersion: the linker sets a variable that is not there without a word.
+func TestReleasesSetTheVersion(t *testing.T) {
+	const pkg = "internal/cli"
+	for name, want := range map[string]string{"goreleaser.yaml": "-X " + module + pkg + ".version=", "scripts/image.sh": "-X " + module + pkg + ".version=", pkg + "/version.go": "\nvar version = "} {
+		if raw, err := os.ReadFile(filepath.Join(repository, name)); err != nil || !strings.Contains(string(raw), want) {
+			t.Errorf("%s lacks %q (%v)", name, want, err)
+		}
+	}
+}
+
 // TestDeployExamples: the examples that operators copy are valid.
 func TestDeployExamples(t *testing.T) {
-	if _, err := loadConfig(filepath.Join("..", "..", "deploy", "dynctl.yaml"), newServeCmd().Flags()); err != nil {
+	if _, err := cli.LoadConfig(filepath.Join("..", "..", "deploy", "dynctl.yaml"), servecmd.New().Flags()); err != nil {
 		t.Error(err)
 	}
 	file := filepath.Join("..", "..", "deploy", "workers.yaml")
@@ -73,7 +85,7 @@ func TestDeployExamples(t *testing.T) {
 	if _, err := workers.NewRegistry(nil).Apply("file", specs); err != nil || len(specs) != 2 {
 		t.Errorf("%d workers: %v", len(specs), err)
 	}
-	if got, err := loadConfig("", newServeCmd().Flags()); err != nil || got.Config.Routing.Policy != "kv" {
+	if got, err := cli.LoadConfig("", servecmd.New().Flags()); err != nil || got.Config.Routing.Policy != "kv" {
 		t.Errorf("defaults: %v", err)
 	}
 }

@@ -11,13 +11,13 @@ import (
 const module = "github.com/dynctl/dynctl/"
 
 // allowed says which packages of this module a package may import. A name that
-// ends in "/..." stands for everything below it. Data flows one way: cmd →
+// ends in "/..." stands for everything below it. Data flows one way: cmd → cli →
 // {tui, bench, router, workers}; router → its stages → workers; the stages do
 // not know each other except where stated here.
 var allowed = map[string][]string{
-	"cmd/dynctl":       {"internal/..."},
-	"e2e":              {"internal/router/admin", "internal/router/receipt"},
-	"cmd/kvindexbench": {"internal/router/kvindex", "internal/router/blockhash"},
+	"cmd/dynctl":         {"internal/cli", "internal/cli/...", "internal/router/observe/admin", "internal/router/observe/trace"},
+	"e2e":                {"internal/router/observe/admin", "internal/router/observe/receipt"},
+	"benchmarks/kvindex": {"internal/router/cache/kvindex", "internal/router/cache/blockhash"},
 
 	// Any package may import them.
 	"internal/positive": {},
@@ -26,80 +26,107 @@ var allowed = map[string][]string{
 	// Whoever reads files that change.
 	"internal/watchfile": {},
 
+	// What commands share, and the commands.
+	"internal/cli":            {"internal/certs", "internal/router/observe/admin", "internal/settings", "internal/settings/load", "internal/table", "internal/workers"},
+	"internal/cli/topcmd":     {"internal/cli", "internal/loopback", "internal/router/observe/admin", "internal/settings", "internal/tui", "internal/tui/...", "internal/workers", "internal/workers/sim", "internal/workers/sim/fault"},
+	"internal/cli/workerscmd": {"internal/cli", "internal/router/observe/admin", "internal/workers"},
+	"internal/cli/explaincmd": {"internal/cli", "internal/router/observe/admin", "internal/router/observe/receipt"},
+	"internal/cli/simcmd":     {"internal/cli", "internal/workers", "internal/workers/sim"},
+	"internal/cli/keyscmd":    {"internal/cli", "internal/router/request/access", "internal/router/request/admission"},
+	"internal/cli/replaycmd":  {"internal/cli", "internal/cli/topcmd", "internal/replay", "internal/replay/arrivals", "internal/replay/simulate", "internal/router", "internal/router/observe/adminserver", "internal/router/observe/trace", "internal/router/observe/trace/tracefile", "internal/router/placement/decide", "internal/router/placement/selector", "internal/router/request/admission", "internal/settings", "internal/table", "internal/workers/sim"},
+	"internal/cli/recordcmd":  {"internal/cli", "internal/router", "internal/router/cache/kvfeed", "internal/router/cache/kvindex", "internal/router/observe/admin", "internal/router/observe/trace", "internal/router/observe/trace/recorder", "internal/settings", "internal/workers"},
+	"internal/cli/servecmd":   {"internal/cli", "internal/cli/recordcmd", "internal/router", "internal/settings", "internal/settings/load", "internal/wait", "internal/workers", "internal/workers/sim"},
+	"internal/cli/configcmd":  {"internal/cli", "internal/cli/servecmd", "internal/settings"},
+	"internal/cli/target":     {"internal/bench/fleet", "internal/cli", "internal/loopback", "internal/router", "internal/router/observe/admin", "internal/settings", "internal/wait", "internal/workers", "internal/workers/sim"},
+	"internal/cli/benchcmd":   {"internal/bench/...", "internal/cli", "internal/cli/target", "internal/router/observe/admin", "internal/settings", "internal/wait"},
+	"internal/cli/doctorcmd":  {"internal/cli", "internal/cli/target", "internal/doctor", "internal/settings"},
+
 	// Only tests import them.
-	"internal/router/certs/certtest": {},
-	"internal/property":              {},
-	"internal/publictrace":           {},
-	"internal/python":                {},
+	"internal/rig/clitest":     {"internal/cli", "internal/loopback"},
+	"internal/rig/certtest":    {},
+	"internal/rig/kvmodel":     {"internal/router/cache/blockhash", "internal/router/cache/kvevent", "internal/router/cache/kvindex"},
+	"internal/rig/property":    {},
+	"internal/rig/publictrace": {},
+	"internal/rig/python":      {},
 
 	"internal/workers":           {},
 	"internal/workers/discovery": {"internal/workers", "internal/watchfile"},
 	"internal/workers/health":    {"internal/workers", "internal/workers/samples"},
 	"internal/workers/kube":      {"internal/workers"},
 	"internal/workers/samples":   {},
-	"internal/workers/sim":       {"internal/workers", "internal/workers/samples", "internal/workers/sim/...", "internal/router/zmtp", "internal/router/kvevent", "internal/router/blockhash", "internal/router/api"},
-	"internal/workers/sim/...":   {"internal/workers", "internal/workers/samples", "internal/workers/sim/...", "internal/router/zmtp", "internal/router/kvevent", "internal/router/blockhash", "internal/router/api"},
+	"internal/workers/sim":       {"internal/workers", "internal/workers/samples", "internal/workers/sim/...", "internal/router/cache/zmtp", "internal/router/cache/kvevent", "internal/router/cache/blockhash", "internal/router/request/api"},
+	"internal/workers/sim/...":   {"internal/workers", "internal/workers/samples", "internal/workers/sim/...", "internal/router/cache/zmtp", "internal/router/cache/kvevent", "internal/router/cache/blockhash", "internal/router/request/api"},
 
 	// The table of settings; how they are read.
-	"internal/settings":      {"internal/router/cost", "internal/router/decide", "internal/router/selector", "internal/workers"},
-	"internal/settings/load": {"internal/settings", "internal/router/disagg", "internal/workers", "internal/workers/sim"},
+	"internal/settings":      {"internal/router/placement/cost", "internal/router/placement/decide", "internal/router/placement/selector", "internal/workers"},
+	"internal/settings/load": {"internal/settings", "internal/router/forward/disagg", "internal/workers", "internal/workers/sim"},
 
-	"internal/router": {"internal/router/...", "internal/settings", "internal/workers", "internal/workers/discovery", "internal/workers/health", "internal/workers/kube"},
+	"internal/router": {"internal/certs", "internal/router/...", "internal/settings", "internal/workers", "internal/workers/discovery", "internal/workers/health", "internal/workers/kube"},
 
-	"internal/router/access":      {"internal/router/admission", "internal/router/eventlog", "internal/watchfile"},
-	"internal/router/admin":       {"internal/router/decision", "internal/router/eventlog"},
-	"internal/router/adminserver": {"internal/router/access", "internal/router/admin", "internal/router/admission", "internal/router/api", "internal/router/decision", "internal/router/eventlog", "internal/router/kvindex", "internal/router/receipt", "internal/workers"},
-	"internal/router/admission":   {},
-	"internal/router/api":         {"internal/router/rawjson"},
-	"internal/router/approx":      {"internal/router/kvindex", "internal/router/blockhash"},
-	"internal/router/attempt":     {"internal/router/decision", "internal/router/selector", "internal/workers", "internal/workers/health"},
-	"internal/router/blockhash":   {},
-	"internal/router/cause":       {},
-	"internal/router/certs":       {"internal/router/eventlog", "internal/watchfile"},
-	"internal/router/cost":        {},
-	"internal/router/decision":    {},
-	"internal/router/decide":      {"internal/router/api", "internal/router/attempt", "internal/router/cost", "internal/router/decision", "internal/router/disagg", "internal/router/ledger", "internal/router/selector", "internal/workers"},
-	"internal/router/disagg":      {"internal/router/api", "internal/workers"},
-	"internal/router/eventlog":    {},
-	"internal/router/follower":    {"internal/router/approx", "internal/router/eventlog", "internal/router/kvfeed", "internal/router/kvgroup", "internal/router/kvindex", "internal/router/ledger", "internal/workers"},
-	"internal/router/kvevent":     {},
-	"internal/router/kvfeed":      {"internal/router/zmtp", "internal/router/kvevent", "internal/router/blockhash", "internal/router/decision", "internal/router/kvgroup", "internal/router/kvindex", "internal/router/kvtier", "internal/workers"},
-	"internal/router/kvgroup":     {"internal/router/blockhash", "internal/router/kvevent"},
-	"internal/router/kvtier":      {"internal/router/decision", "internal/router/kvevent"},
-	"internal/router/kvindex":     {"internal/router/blockhash", "internal/router/kvindex/..."},
-	"internal/router/ledger":      {"internal/workers"},
-	"internal/router/pace":        {"internal/router/traffic"},
-	"internal/router/prompt":      {"internal/router/api", "internal/router/disagg", "internal/router/eventlog", "internal/router/tokenize", "internal/workers"},
-	"internal/router/rawjson":     {},
-	"internal/router/receipt":     {"internal/router/decision", "internal/router/selector", "internal/table"},
-	"internal/router/resume":      {"internal/router/api", "internal/router/rawjson"},
-	"internal/router/selector":    {"internal/router/decision"},
-	"internal/router/sse":         {"internal/router/rawjson"},
-	"internal/router/state":       {"internal/router/admin", "internal/router/admission", "internal/router/approx", "internal/router/cause", "internal/router/kvfeed", "internal/router/kvgroup", "internal/router/kvindex", "internal/router/ledger", "internal/router/pace", "internal/router/traffic", "internal/workers"},
-	"internal/router/telemetry":   {},
+	"internal/router/request/access":      {"internal/router/request/admission", "internal/router/observe/eventlog", "internal/watchfile"},
+	"internal/router/observe/admin":       {"internal/router/placement/decision", "internal/router/observe/eventlog"},
+	"internal/router/observe/adminserver": {"internal/router/request/access", "internal/router/observe/admin", "internal/router/request/admission", "internal/router/request/api", "internal/router/placement/decision", "internal/router/observe/eventlog", "internal/router/cache/kvindex", "internal/router/observe/receipt", "internal/workers"},
+	"internal/router/request/admission":   {},
+	"internal/router/request/api":         {"internal/rawjson"},
+	"internal/router/request/models":      {"internal/router/request/api"},
+	"internal/router/cache/approx":        {"internal/router/cache/kvindex", "internal/router/cache/blockhash"},
+	"internal/router/placement/attempt":   {"internal/router/placement/decision", "internal/router/placement/selector", "internal/workers", "internal/workers/health"},
+	"internal/router/cache/blockhash":     {},
+	"internal/router/observe/cause":       {},
+	"internal/certs":                      {"internal/router/observe/eventlog", "internal/watchfile"},
+	"internal/router/placement/cost":      {},
+	"internal/router/placement/decision":  {},
+	"internal/router/placement/decide":    {"internal/router/request/api", "internal/router/placement/attempt", "internal/router/placement/cost", "internal/router/placement/decision", "internal/router/forward/disagg", "internal/router/placement/ledger", "internal/router/placement/selector", "internal/workers"},
+	"internal/router/forward/disagg":      {"internal/router/request/api", "internal/workers"},
+	"internal/router/observe/eventlog":    {},
+	"internal/router/cache/follower":      {"internal/router/cache/approx", "internal/router/observe/eventlog", "internal/router/cache/kvfeed", "internal/router/cache/kvstream", "internal/router/cache/kvgroup", "internal/router/cache/kvindex", "internal/router/placement/ledger", "internal/workers"},
+	"internal/router/cache/kvevent":       {},
+	"internal/router/cache/kvfeed":        {"internal/router/cache/zmtp", "internal/router/cache/kvevent", "internal/router/cache/kvstream", "internal/router/placement/decision", "internal/router/cache/kvgroup", "internal/router/cache/kvindex", "internal/router/cache/kvtier", "internal/workers"},
+	"internal/router/cache/kvstream":      {"internal/router/cache/kvevent", "internal/router/cache/blockhash", "internal/router/placement/decision", "internal/router/cache/kvgroup", "internal/router/cache/kvindex", "internal/router/cache/kvtier"},
+	"internal/router/cache/kvgroup":       {"internal/router/cache/blockhash", "internal/router/cache/kvevent"},
+	"internal/router/cache/kvtier":        {"internal/router/placement/decision", "internal/router/cache/kvevent"},
+	"internal/router/cache/kvindex":       {"internal/router/cache/blockhash", "internal/router/cache/kvindex/..."},
+	"internal/router/placement/ledger":    {"internal/workers"},
+	"internal/router/observe/pace":        {"internal/router/observe/traffic"},
+	"internal/router/request/prompt":      {"internal/router/request/api", "internal/router/forward/disagg", "internal/router/observe/eventlog", "internal/router/request/tokenize", "internal/workers"},
+	"internal/rawjson":                    {},
+	"internal/router/observe/receipt":     {"internal/router/placement/decision", "internal/router/placement/selector", "internal/table"},
+	"internal/router/forward/resume":      {"internal/router/request/api", "internal/rawjson"},
+	"internal/router/placement/selector":  {"internal/router/placement/decision"},
+	"internal/router/forward/sse":         {"internal/rawjson"},
+	"internal/router/observe/state":       {"internal/router/observe/admin", "internal/router/request/admission", "internal/router/cache/approx", "internal/router/observe/cause", "internal/router/cache/kvfeed", "internal/router/cache/kvgroup", "internal/router/cache/kvindex", "internal/router/placement/ledger", "internal/router/observe/pace", "internal/router/observe/traffic", "internal/workers"},
+	"internal/router/observe/telemetry":   {},
 	// The stand for tests, endurance runs and measurements.
-	"internal/router/routertest": {"internal/router", "internal/router/admin", "internal/settings", "internal/workers", "internal/workers/sim", "internal/workers/sim/port"},
-	"internal/router/tokenize":   {"internal/router/rawjson", "internal/router/tokenize/..."},
-	"internal/router/trace":      {"internal/router/api", "internal/router/attempt", "internal/router/cost", "internal/router/decide", "internal/router/decision", "internal/router/disagg", "internal/router/kvevent", "internal/router/kvgroup", "internal/router/receipt", "internal/router/selector", "internal/workers"},
-	"internal/router/trace/...":  {"internal/router/trace", "internal/router/receipt"},
-	"internal/router/quicksock":  {},
-	"internal/router/traffic":    {"internal/router/admin"},
-	"internal/router/watch":      {"internal/router/cause", "internal/router/eventlog", "internal/router/pace", "internal/workers"},
-	"internal/router/upstream":   {"internal/router/api", "internal/router/quicksock"},
-	"internal/router/zmtp":       {},
+	"internal/loopback":                 {"internal/router", "internal/router/observe/admin", "internal/settings", "internal/workers", "internal/workers/sim", "internal/workers/sim/port"},
+	"internal/router/request/tokenize":  {"internal/rawjson", "internal/router/request/tokenize/..."},
+	"internal/router/observe/trace":     {"internal/router/request/api", "internal/router/placement/attempt", "internal/router/placement/cost", "internal/router/placement/decide", "internal/router/placement/decision", "internal/router/forward/disagg", "internal/router/cache/kvevent", "internal/router/cache/kvgroup", "internal/router/observe/receipt", "internal/router/placement/selector", "internal/router/observe/trace/tracefile", "internal/workers"},
+	"internal/router/observe/trace/...": {"internal/router/observe/trace", "internal/router/observe/trace/tracefile", "internal/router/observe/receipt"},
+	"internal/router/forward/quicksock": {},
+	"internal/router/observe/traffic":   {"internal/router/observe/admin"},
+	"internal/router/observe/watch":     {"internal/router/observe/cause", "internal/router/observe/eventlog", "internal/router/observe/pace", "internal/workers"},
+	"internal/router/forward/upstream":  {"internal/router/request/api", "internal/router/forward/quicksock"},
+	"internal/router/cache/zmtp":        {},
 
-	"internal/router/tokenize/...": {"internal/router/rawjson", "internal/router/tokenize/..."},
-	"internal/router/kvindex/...":  {},
+	"internal/router/request/tokenize/...": {"internal/rawjson", "internal/router/request/tokenize/..."},
+	"internal/router/cache/kvindex/...":    {},
 
+	"internal/doctor":     {"internal/bench/fleet", "internal/bench/loadgen", "internal/bench/workload", "internal/table", "internal/router/...", "internal/workers"},
+	"internal/replay":     {"internal/bench/stats", "internal/replay/...", "internal/table", "internal/router/...", "internal/settings", "internal/workers", "internal/workers/sim/..."},
+	"internal/replay/...": {"internal/bench/stats", "internal/replay/...", "internal/table", "internal/router/...", "internal/workers", "internal/workers/sim", "internal/workers/sim/..."},
+
+	"internal/rig/indexcheck":  {"internal/loopback"},
+	"internal/rig/conformance": {"internal/workers", "internal/workers/samples", "internal/workers/sim", "internal/workers/sim/...", "internal/router/cache/...", "internal/router/request/api"},
 	// The endurance run drives a whole router, and nothing but a test asks for it.
-	"internal/bench/soak": {"internal/bench/...", "internal/table", "internal/router", "internal/router/...", "internal/settings", "internal/workers", "internal/workers/samples", "internal/workers/sim", "internal/workers/sim/..."},
+	"internal/rig/soak": {"internal/bench/...", "internal/rig/indexcheck", "internal/loopback", "internal/table", "internal/router", "internal/router/...", "internal/settings", "internal/workers", "internal/workers/samples", "internal/workers/sim", "internal/workers/sim/..."},
 	// Its virtual form ejects workers as the router does.
-	"internal/bench/soak/play": {"internal/router/...", "internal/workers", "internal/workers/health", "internal/workers/sim", "internal/workers/sim/..."},
-	"internal/bench":           {"internal/bench/...", "internal/table", "internal/router/...", "internal/settings", "internal/workers", "internal/workers/samples", "internal/workers/sim", "internal/workers/sim/..."},
-	"internal/bench/...":       {"internal/bench/...", "internal/table", "internal/router/...", "internal/settings", "internal/workers", "internal/workers/samples", "internal/workers/sim", "internal/workers/sim/..."},
-	"internal/table":           {},
-	"internal/tui":             {"internal/tui/...", "internal/router/admin", "internal/router/decision", "internal/router/receipt"},
-	"internal/tui/...":         {"internal/tui/...", "internal/router/admin", "internal/router/decision", "internal/router/receipt"},
+	"internal/rig/virtualsoak":           {"internal/rig/virtualsoak/...", "internal/router/...", "internal/workers", "internal/workers/health", "internal/workers/sim", "internal/workers/sim/..."},
+	"internal/rig/virtualsoak/voice":     {"internal/router/request/api", "internal/workers/sim/..."},
+	"internal/rig/virtualsoak/reference": {"internal/workers/sim", "internal/workers/sim/..."},
+	"internal/bench":                     {"internal/bench/...", "internal/table", "internal/router/...", "internal/settings", "internal/workers", "internal/workers/samples", "internal/workers/sim", "internal/workers/sim/..."},
+	"internal/bench/...":                 {"internal/bench/...", "internal/table", "internal/router/...", "internal/settings", "internal/workers", "internal/workers/samples", "internal/workers/sim", "internal/workers/sim/..."},
+	"internal/table":                     {},
+	"internal/tui":                       {"internal/tui/...", "internal/router/observe/admin", "internal/router/placement/decision", "internal/router/observe/receipt"},
+	"internal/tui/...":                   {"internal/tui/...", "internal/router/observe/admin", "internal/router/placement/decision", "internal/router/observe/receipt"},
 }
 
 // TestImportDirections keeps the picture of ARCHITECTURE.md true: a package
@@ -117,6 +144,7 @@ func TestImportDirections(t *testing.T) {
 		Imports    []string
 	}
 	seen := 0
+	const rig = "internal/rig/" // what only tests use
 	for dec := json.NewDecoder(strings.NewReader(string(out))); dec.More(); {
 		var p pkg
 		if err := dec.Decode(&p); err != nil {
@@ -133,13 +161,16 @@ func TestImportDirections(t *testing.T) {
 			continue
 		}
 		for _, i := range p.Imports {
+			if strings.HasPrefix(i, module+rig) && !strings.HasPrefix(path, rig) {
+				t.Errorf("%s must not import %s: only tests may", path, i)
+			}
 			if i, ours := strings.CutPrefix(i, module); ours && i != path && i != "internal/positive" && i != "internal/wait" && !slices.ContainsFunc(rules, func(r string) bool { return matches(r, i) }) {
 				t.Errorf("%s must not import %s", path, i)
 			}
 		}
 		for i, may := range map[string][]string{
 			"github.com/spf13/viper":            {"internal/settings/load"},
-			"github.com/spf13/pflag":            {"internal/settings/load", "cmd/dynctl"},
+			"github.com/spf13/pflag":            {"internal/settings/load", "internal/cli", "internal/cli/servecmd"},
 			"github.com/olekukonko/tablewriter": {"internal/table"},
 			"text/tabwriter":                    nil, // a second way to write tables
 		} {

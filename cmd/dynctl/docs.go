@@ -8,6 +8,8 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/cobra/doc"
+
+	"github.com/dynctl/dynctl/internal/cli"
 )
 
 // newDocsCmd writes what a release packs: man pages and completions.
@@ -26,7 +28,7 @@ func newDocsCmd() *cobra.Command {
 					return err
 				}
 				when := time.Unix(date, 0).UTC()
-				if err := doc.GenManTree(root, &doc.GenManHeader{Title: "DYNCTL", Section: "1", Source: "dynctl " + buildVersion().Version, Date: &when}, man); err != nil {
+				if err := doc.GenManTree(root, &doc.GenManHeader{Title: "DYNCTL", Section: "1", Source: "dynctl " + cli.BuildVersion().Version, Date: &when}, man); err != nil {
 					return err
 				}
 			}

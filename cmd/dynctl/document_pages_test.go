@@ -12,6 +12,8 @@ import (
 	"testing"
 
 	"github.com/spf13/cobra"
+
+	"github.com/dynctl/dynctl/internal/cli"
 )
 
 const (
@@ -32,11 +34,11 @@ func TestDocumentCommands(t *testing.T) {
 	for _, g := range groups {
 		fmt.Fprintf(&index, "\n## %s\n\n", strings.TrimSuffix(g.title, ":"))
 		for _, name := range g.commands {
-			listed(child(root, name))
+			listed(cli.Child(root, name))
 		}
 	}
 	index.WriteString("\n## Also\n\n")
-	listed(child(root, "environment"))
+	listed(cli.Child(root, "environment"))
 	pages["README.md"] = index.String()
 	for _, c := range root.Commands() {
 		if c.IsAvailableCommand() && c.Name() != "help" && pages[c.Name()+".md"] == "" {

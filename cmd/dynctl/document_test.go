@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/dynctl/dynctl/internal/cli/configcmd"
 	"github.com/dynctl/dynctl/internal/settings"
 )
 
@@ -31,7 +32,7 @@ func TestDocumentSettings(t *testing.T) {
 		if r.Fixed {
 			meaning += "; *restart to change*"
 		}
-		fmt.Fprintf(&b, "| `%s` | `--%s` | `%s` | %s |\n", r.Key, r.Flag, yamlValue(r.Get(&defaults)), meaning)
+		fmt.Fprintf(&b, "| `%s` | `--%s` | `%s` | %s |\n", r.Key, r.Flag, configcmd.YAML(r.Get(&defaults)), meaning)
 	}
 	b.WriteString("\n")
 	document(t, "settings", b.String())
@@ -45,7 +46,7 @@ func TestDocumentMetrics(t *testing.T) {
 	var b strings.Builder
 	b.WriteString("\n| metric | labels | meaning |\n|---|---|---|\n")
 	rows := []string{"| `dynctl_build_info` | `version`, `revision`, `go` | The version that runs; the value is 1. |\n"}
-	for _, file := range []string{"telemetry/metrics.go", "state/collector.go"} {
+	for _, file := range []string{"observe/telemetry/metrics.go", "observe/state/collector.go"} {
 		for _, m := range declared.FindAllStringSubmatch(source(t, file), -1) {
 			var labels []string
 			for _, l := range label.FindAllString(m[4], -1) {
@@ -105,10 +106,10 @@ func TestDocumentNames(t *testing.T) {
 	}
 
 	compare("admin request", find(section("Admin API"), "`((?:GET|POST|DELETE) /admin/v1/[^`]+)`"),
-		find(source(t, "adminserver")+source(t, "."), `"((?:GET|POST|DELETE) /admin/v1/[^"]+)"`))
+		find(source(t, "observe/adminserver")+source(t, "."), `"((?:GET|POST|DELETE) /admin/v1/[^"]+)"`))
 
 	var kinds []string
-	for _, dir := range []string{".", "access", "adminserver", "certs", "follower", "kvfeed", "prompt", "watch", "../workers", "../workers/health", "../workers/discovery", "../workers/kube"} {
+	for _, dir := range []string{".", "request/access", "observe/adminserver", "../certs", "cache/follower", "cache/kvfeed", "request/prompt", "observe/watch", "../workers", "../workers/health", "../workers/discovery", "../workers/kube"} {
 		text := source(t, dir)
 		kinds = append(kinds, find(text, `(?:Event\{|\t|, )Kind: "([a-z_.]*[a-z])"`)...)
 		kinds = append(kinds, find(text, `\.Kind, [a-z]+\.Text = "([a-z_.]+)"`)...)
@@ -135,8 +136,8 @@ func TestDocumentNames(t *testing.T) {
 			codes = append(codes, find(cells[2], "`([a-z_]+)`")...)
 		}
 	}
-	compare("error code", codes, find(source(t, "api"), `\n\tCode[A-Za-z]+ +Code += "([a-z_]+)"`))
-	compare("header", find(doc, `(X-Dynctl-[A-Za-z-]+)`), find(source(t, ".")+source(t, "api"), `"(X-Dynctl-[A-Za-z-]+)"`))
+	compare("error code", codes, find(source(t, "request/api"), `\n\tCode[A-Za-z]+ +Code += "([a-z_]+)"`))
+	compare("header", find(doc, `(X-Dynctl-[A-Za-z-]+)`), find(source(t, ".")+source(t, "request/api"), `"(X-Dynctl-[A-Za-z-]+)"`))
 }
 
 // source is the Go source of a file, or of the files of a folder, of the

@@ -17,8 +17,8 @@ import (
 
 	"github.com/tidwall/gjson"
 
-	"github.com/dynctl/dynctl/internal/router/admin"
-	"github.com/dynctl/dynctl/internal/router/routertest"
+	"github.com/dynctl/dynctl/internal/loopback"
+	"github.com/dynctl/dynctl/internal/router/observe/admin"
 	"github.com/dynctl/dynctl/internal/settings"
 	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/sim/fault"
@@ -88,7 +88,7 @@ func TestAcceptanceListIsProven(t *testing.T) {
 		}
 		for _, decl := range f.Decls {
 			if fn, ok := decl.(*ast.FuncDecl); ok && fn.Recv == nil {
-				have[filepath.Dir(p)+":"+fn.Name.Name] = true
+				have[filepath.Base(filepath.Dir(p))+":"+fn.Name.Name] = true
 			}
 		}
 		return nil
@@ -244,7 +244,7 @@ func TestAcceptanceIPv6(t *testing.T) {
 	go func() { defer close(done); _ = proxy.Serve(ln) }() // ends with Close
 	t.Cleanup(func() { proxy.Close(); <-done })
 	u := &url.URL{Scheme: "http", Host: ln.Addr().String()}
-	r := startCold(t, routertest.Options{Specs: func([]workers.Spec) []workers.Spec {
+	r := startCold(t, loopback.Options{Specs: func([]workers.Spec) []workers.Spec {
 		return []workers.Spec{{Name: "six", URL: u, Role: workers.Aggregated, EventsOff: true, Origin: "test"}}
 	}})
 	r.eventually("the worker", func() error {
@@ -439,7 +439,7 @@ func TestAcceptanceLeastLoaded(t *testing.T) {
 func TestAcceptanceDecoderSpecs(t *testing.T) {
 	t.Parallel()
 	p := &tap{}
-	r := startWith(t, routertest.Options{Fleet: "1p2d:profile=instant,connector=lmcache", Specs: p.specs(t)}, func(c *settings.Config) { c.Routing.DecodePolicy = "round_robin" })
+	r := startWith(t, loopback.Options{Fleet: "1p2d:profile=instant,connector=lmcache", Specs: p.specs(t)}, func(c *settings.Config) { c.Routing.DecodePolicy = "round_robin" })
 	spec := func(b []byte) gjson.Result { return gjson.GetBytes(b, "kv_transfer_params.disagg_spec") }
 	own := map[string]int64{}
 	for i := range 4 {

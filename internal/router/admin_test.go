@@ -17,11 +17,11 @@ import (
 
 	"github.com/tidwall/gjson"
 
+	"github.com/dynctl/dynctl/internal/loopback"
 	"github.com/dynctl/dynctl/internal/router"
-	"github.com/dynctl/dynctl/internal/router/admin"
-	"github.com/dynctl/dynctl/internal/router/routertest"
-	"github.com/dynctl/dynctl/internal/router/selector"
-	"github.com/dynctl/dynctl/internal/router/trace"
+	"github.com/dynctl/dynctl/internal/router/observe/admin"
+	"github.com/dynctl/dynctl/internal/router/observe/trace"
+	"github.com/dynctl/dynctl/internal/router/placement/selector"
 	"github.com/dynctl/dynctl/internal/settings"
 )
 
@@ -52,7 +52,7 @@ func TestInvariant10NoPatchIsLost(t *testing.T) {
 	if len(patches) < 20 {
 		t.Fatalf("only %d settings to change", len(patches))
 	}
-	r := startCold(t, routertest.Options{Fleet: "1a:profile=instant"})
+	r := startCold(t, loopback.Options{Fleet: "1a:profile=instant"})
 	var wg sync.WaitGroup
 	for key, value := range patches {
 		wg.Go(func() {
@@ -99,7 +99,7 @@ func TestPhaseOfTheDecodeRank(t *testing.T) {
 	for fleet, want := range map[string]selector.Phase{"2a:profile=instant": selector.Aggregated, "1p2d:profile=instant": selector.Decode} {
 		var mu sync.Mutex
 		var got []selector.Phase
-		r := startWith(t, routertest.Options{Fleet: fleet, Observer: router.Observer{Decision: func(_ time.Time, d *trace.Decision) {
+		r := startWith(t, loopback.Options{Fleet: fleet, Observer: router.Observer{Decision: func(_ time.Time, d *trace.Decision) {
 			mu.Lock()
 			defer mu.Unlock()
 			got = append(got, d.Input.DecodePhase().Phase)
@@ -187,7 +187,7 @@ func TestStatusShowsTheRecorder(t *testing.T) {
 	t.Parallel()
 	rec := recorded{ended: make(chan struct{})}
 	rec.Store(&admin.Recorder{Path: "t.jsonl", Bytes: 7, Records: 3, Dropped: 1})
-	r := startWith(t, routertest.Options{Fleet: "1a:profile=instant", Recording: &rec})
+	r := startWith(t, loopback.Options{Fleet: "1a:profile=instant", Recording: &rec})
 	if st := r.status(); st.Recorder == nil || *st.Recorder != *rec.State() || st.State != "ready" {
 		t.Errorf("%+v in state %s %q", st.Recorder, st.State, st.Reasons)
 	}
@@ -225,7 +225,7 @@ func TestNoRecordingIsNoTrouble(t *testing.T) {
 	rec := recorded{ended: make(chan struct{})}
 	rec.Store(&admin.Recorder{Path: "t.jsonl", Records: 3})
 	close(rec.ended)
-	for want, o := range map[float64]routertest.Options{-1: {Fleet: "1a:profile=instant"}, 0: {Fleet: "1a:profile=instant", Recording: &rec}} {
+	for want, o := range map[float64]loopback.Options{-1: {Fleet: "1a:profile=instant"}, 0: {Fleet: "1a:profile=instant", Recording: &rec}} {
 		r := startWith(t, o)
 		if got := r.metric("dynctl_recording_failed"); got != want {
 			t.Errorf("dynctl_recording_failed is %v, want %v", got, want)
@@ -240,7 +240,7 @@ func TestNoRecordingIsNoTrouble(t *testing.T) {
 // number once there was something.
 func TestUnknownFiguresAreNull(t *testing.T) {
 	t.Parallel()
-	r := startWith(t, routertest.Options{Fleet: "1a:profile=instant"})
+	r := startWith(t, loopback.Options{Fleet: "1a:profile=instant"})
 	figures := map[string]string{
 		"/admin/v1/status":      "index.hit_share",
 		"/admin/v1/index/stats": "totals.hit_share",
@@ -292,7 +292,7 @@ func TestRoleByLabel(t *testing.T) {
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	r := startCold(t, routertest.Options{Fleet: "1a:profile=instant"}, func(c *settings.Config) {
+	r := startCold(t, loopback.Options{Fleet: "1a:profile=instant"}, func(c *settings.Config) {
 		c.Worker, c.WorkersFile = flags, file
 		c.Routing.PrefillLabels, c.Routing.DecodeLabels = []string{"first"}, []string{"second"}
 	})

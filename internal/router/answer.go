@@ -15,16 +15,16 @@ import (
 
 	"github.com/tidwall/gjson"
 
-	"github.com/dynctl/dynctl/internal/router/api"
-	"github.com/dynctl/dynctl/internal/router/attempt"
-	"github.com/dynctl/dynctl/internal/router/decide"
-	"github.com/dynctl/dynctl/internal/router/disagg"
-	"github.com/dynctl/dynctl/internal/router/ledger"
-	"github.com/dynctl/dynctl/internal/router/receipt"
-	"github.com/dynctl/dynctl/internal/router/resume"
-	"github.com/dynctl/dynctl/internal/router/selector"
-	"github.com/dynctl/dynctl/internal/router/sse"
-	"github.com/dynctl/dynctl/internal/router/upstream"
+	"github.com/dynctl/dynctl/internal/router/forward/disagg"
+	"github.com/dynctl/dynctl/internal/router/forward/resume"
+	"github.com/dynctl/dynctl/internal/router/forward/sse"
+	"github.com/dynctl/dynctl/internal/router/forward/upstream"
+	"github.com/dynctl/dynctl/internal/router/observe/receipt"
+	"github.com/dynctl/dynctl/internal/router/placement/attempt"
+	"github.com/dynctl/dynctl/internal/router/placement/decide"
+	"github.com/dynctl/dynctl/internal/router/placement/ledger"
+	"github.com/dynctl/dynctl/internal/router/placement/selector"
+	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/workers/health"
 )
 

@@ -10,11 +10,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/dynctl/dynctl/internal/loopback"
 	"github.com/dynctl/dynctl/internal/router"
-	"github.com/dynctl/dynctl/internal/router/decision"
-	"github.com/dynctl/dynctl/internal/router/receipt"
-	"github.com/dynctl/dynctl/internal/router/routertest"
-	"github.com/dynctl/dynctl/internal/router/trace"
+	"github.com/dynctl/dynctl/internal/router/observe/receipt"
+	"github.com/dynctl/dynctl/internal/router/observe/trace"
+	"github.com/dynctl/dynctl/internal/router/placement/decision"
 	"github.com/dynctl/dynctl/internal/settings"
 	"github.com/dynctl/dynctl/internal/workers"
 )
@@ -26,7 +26,7 @@ func TestDecisionsAreNumbered(t *testing.T) {
 	t.Parallel()
 	var mu sync.Mutex
 	var numbers []int
-	r := startWith(t, routertest.Options{Fleet: "2a:profile=instant", Observer: router.Observer{Decision: func(_ time.Time, d *trace.Decision) {
+	r := startWith(t, loopback.Options{Fleet: "2a:profile=instant", Observer: router.Observer{Decision: func(_ time.Time, d *trace.Decision) {
 		mu.Lock()
 		defer mu.Unlock()
 		if numbers = append(numbers, d.Attempt); len(numbers) == 1 {

@@ -21,9 +21,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/dynctl/dynctl/internal/python"
+	"github.com/dynctl/dynctl/internal/loopback"
+	"github.com/dynctl/dynctl/internal/rig/python"
 	"github.com/dynctl/dynctl/internal/router"
-	"github.com/dynctl/dynctl/internal/router/routertest"
 	"github.com/dynctl/dynctl/internal/settings"
 )
 
@@ -237,7 +237,7 @@ func badRig(t *testing.T, configure ...func(*settings.Config)) *rig {
 		t.Fatal(err)
 	}
 	configure = append([]func(*settings.Config){func(c *settings.Config) { c.Timeouts.Body = 300 * time.Millisecond }}, configure...)
-	r := startCold(t, routertest.Options{Fleet: "1a:profile=instant", Admin: router.AdminOptions{TokenFile: file}}, configure...)
+	r := startCold(t, loopback.Options{Fleet: "1a:profile=instant", Admin: router.AdminOptions{TokenFile: file}}, configure...)
 	r.eventually("a completion", func() error {
 		a, err := r.try(t.Context(), http.MethodPost, "/v1/completions", []byte(quickBody(0)))
 		if err == nil && a.status != http.StatusOK {

@@ -17,7 +17,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/dynctl/dynctl/internal/router/routertest"
+	"github.com/dynctl/dynctl/internal/loopback"
 	"github.com/dynctl/dynctl/internal/settings"
 	"github.com/dynctl/dynctl/internal/workers"
 )
@@ -346,7 +346,7 @@ func TestGarbageEngines(t *testing.T) {
 	t.Parallel()
 	g := newGarbage(t)
 	other := start(t, "1a:profile=instant")
-	r := startCold(t, routertest.Options{Specs: func([]workers.Spec) []workers.Spec {
+	r := startCold(t, loopback.Options{Specs: func([]workers.Spec) []workers.Spec {
 		u, _ := url.Parse("http://" + g.ln.Addr().String())
 		return []workers.Spec{
 			{Name: "garbage", URL: u, Engine: workers.VLLM, Role: workers.Aggregated, EventsOff: true, Origin: "test"},

@@ -17,10 +17,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/dynctl/dynctl/internal/loopback"
 	"github.com/dynctl/dynctl/internal/router"
-	"github.com/dynctl/dynctl/internal/router/routertest"
-	"github.com/dynctl/dynctl/internal/router/trace"
-	tracerecorder "github.com/dynctl/dynctl/internal/router/trace/recorder"
+	"github.com/dynctl/dynctl/internal/router/observe/trace"
+	tracerecorder "github.com/dynctl/dynctl/internal/router/observe/trace/recorder"
 	"github.com/dynctl/dynctl/internal/settings"
 )
 
@@ -145,17 +145,23 @@ func (e *bareEngine) stream(c net.Conn, ids bool) bool {
 	if ids {
 		event, prompt = start+"[48213]}]}\n\n", `,"prompt_token_ids":[`+strings.Repeat("1000,", 255)+"1000]"
 	}
+	// Made before, so that writing one costs the engine the same whatever is in it.
+	chunk := func(s string) []byte { return fmt.Appendf(nil, "%x\r\n%s\r\n", len(s), s) }
 	head := "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
-	first := strings.Replace(event, "]}\n\n", "]"+prompt+"}\n\n", 1)
+	first := append([]byte(head), chunk(strings.Replace(event, "]}\n\n", "]"+prompt+"}\n\n", 1))...)
+	rest, done := chunk(event), chunk("data: [DONE]\n\n")
 	for i := range benchEvents {
 		<-e.next
-		if i == benchEvents-1 {
-			first = "data: [DONE]\n\n"
+		out := rest
+		switch i {
+		case 0:
+			out = first
+		case benchEvents - 1:
+			out = done
 		}
-		if _, err := fmt.Fprintf(c, "%s%x\r\n%s\r\n", head, len(first), first); err != nil {
+		if _, err := c.Write(out); err != nil {
 			return false
 		}
-		head, first = "", event
 	}
 	_, err := io.WriteString(c, "0\r\n\r\n")
 	return err == nil
@@ -252,15 +258,15 @@ func cpu(b *testing.B) time.Duration {
 }
 
 // benchRouter starts a router in front of bare engines and waits for them.
-func benchRouter(b *testing.B, configure func(*settings.Config)) *routertest.Rig {
+func benchRouter(b *testing.B, configure func(*settings.Config)) *loopback.Rig {
 	b.Helper()
 	return observedRouter(b, router.Observer{}, configure)
 }
 
 // observedRouter is benchRouter with somebody who observes it.
-func observedRouter(b *testing.B, o router.Observer, configure func(*settings.Config)) *routertest.Rig {
+func observedRouter(b *testing.B, o router.Observer, configure func(*settings.Config)) *loopback.Rig {
 	b.Helper()
-	g, err := routertest.Start(context.Background(), routertest.Options{Observer: o, Configure: func(c *settings.Config) {
+	g, err := loopback.Start(context.Background(), loopback.Options{Observer: o, Configure: func(c *settings.Config) {
 		c.Health.Interval, c.Health.Scrape = time.Second, time.Second
 		configure(c)
 	}})
@@ -276,7 +282,7 @@ func observedRouter(b *testing.B, o router.Observer, configure func(*settings.Co
 	})
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	if err := routertest.Wait(ctx, "a routed request", func() error {
+	if err := loopback.Wait(ctx, "a routed request", func() error {
 		k := &benchClient{}
 		if k.c, err = net.Dial("tcp", strings.TrimPrefix(g.URL, "http://")); err != nil {
 			return err
@@ -291,7 +297,7 @@ func observedRouter(b *testing.B, o router.Observer, configure func(*settings.Co
 }
 
 // recordedRouter is benchRouter with a recording to a file, as serve --record has it.
-func recordedRouter(b *testing.B, configure func(*settings.Config)) *routertest.Rig {
+func recordedRouter(b *testing.B, configure func(*settings.Config)) *loopback.Rig {
 	b.Helper()
 	tap := tracerecorder.NewTap(trace.Header{Source: "bench"})
 	sub, err := tap.Subscribe(0)

@@ -17,8 +17,9 @@ import (
 
 	"github.com/tidwall/gjson"
 
-	"github.com/dynctl/dynctl/internal/router/admin"
-	"github.com/dynctl/dynctl/internal/router/routertest"
+	"github.com/dynctl/dynctl/internal/loopback"
+	"github.com/dynctl/dynctl/internal/rig/indexcheck"
+	"github.com/dynctl/dynctl/internal/router/observe/admin"
 	"github.com/dynctl/dynctl/internal/settings"
 	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/sim"
@@ -57,7 +58,7 @@ func chaosPrompt(n int) []int { return append(ids(160, n%6), ids(16+n*11, 100+n)
 // byte while another worker could serve it, no answer is wrong, and afterwards
 // all books balance. One engine of each role is always left alone.
 //
-// internal/bench/soak is the long form with all kinds of load.
+// internal/rig/soak is the long form with all kinds of load.
 func TestChaos(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes seconds; .ci/run runs it")
@@ -119,7 +120,7 @@ func TestChaos(t *testing.T) {
 			// that of the block (vLLM 0.32 does), and of copies at a prompt's
 			// beginning the index knows nothing. Blocks of a transfer that nobody
 			// fetched keep their place until its lease ends.
-			for i := 0; i < 3 && r.Differ() != nil; i++ {
+			for i := 0; i < 3 && indexcheck.Differ(r.Rig) != nil; i++ {
 				r.eventually("the end of all transfers", r.unpinned)
 				for _, e := range r.Sim.Engines() {
 					for range 12 {
@@ -129,7 +130,7 @@ func TestChaos(t *testing.T) {
 					}
 				}
 			}
-			if err := r.Synced(r.wait()); err != nil {
+			if err := indexcheck.Synced(r.wait(), r.Rig); err != nil {
 				t.Error(err)
 				for _, e := range r.allEvents() {
 					if strings.HasPrefix(e.Kind, "feed") {
@@ -258,13 +259,13 @@ func (r *chaosRig) turn(rng *rand.Rand) (out []chaosFault) {
 			die.DieAfter = rng.IntN(6)
 		}
 		for _, f := range []chaosFault{
-			{kind: routertest.Kill}, {kind: routertest.Restart}, {kind: routertest.Refuse, set: fault.Set{Refuse: true}},
-			{kind: routertest.Hang, set: fault.Set{Hang: true}}, {kind: routertest.Errors, set: fault.Set{ErrorRate: 1}},
-			{kind: routertest.Die, set: die}, {kind: routertest.Slow, set: fault.Set{Slow: 20}},
-			{kind: routertest.Drop, set: fault.Set{DropEvents: .3}},
-			{kind: routertest.Corrupt, set: fault.Set{DropEvents: .3, ReorderEvents: .2, CorruptEvents: .2}},
-			{kind: routertest.Lose, set: fault.Set{LoseEvents: .3}},
-			{kind: routertest.Replay, set: fault.Set{DropEvents: .3, DropReplay: .3}},
+			{kind: loopback.Kill}, {kind: loopback.Restart}, {kind: loopback.Refuse, set: fault.Set{Refuse: true}},
+			{kind: loopback.Hang, set: fault.Set{Hang: true}}, {kind: loopback.Errors, set: fault.Set{ErrorRate: 1}},
+			{kind: loopback.Die, set: die}, {kind: loopback.Slow, set: fault.Set{Slow: 20}},
+			{kind: loopback.Drop, set: fault.Set{DropEvents: .3}},
+			{kind: loopback.Corrupt, set: fault.Set{DropEvents: .3, ReorderEvents: .2, CorruptEvents: .2}},
+			{kind: loopback.Lose, set: fault.Set{LoseEvents: .3}},
+			{kind: loopback.Replay, set: fault.Set{DropEvents: .3, DropReplay: .3}},
 		} {
 			f.engine = roles[role][rng.IntN(len(roles[role]))]
 			out = append(out, f)
@@ -281,9 +282,9 @@ func (r *chaosRig) turn(rng *rand.Rand) (out []chaosFault) {
 func (r *chaosRig) strike(f chaosFault, rng *rand.Rand) {
 	e, from := f.engine, time.Now()
 	switch f.kind {
-	case routertest.Kill:
+	case loopback.Kill:
 		e.Kill()
-	case routertest.Restart:
+	case loopback.Restart:
 		if err := e.Restart(); err != nil {
 			r.t.Error(err)
 		}
@@ -293,10 +294,10 @@ func (r *chaosRig) strike(f chaosFault, rng *rand.Rand) {
 		}
 	}
 	enough := from.Add(time.Duration(50+rng.IntN(200)) * time.Millisecond)
-	if err := routertest.Wait(r.wait(), "an event that tells of "+f.kind+" of "+e.Name(), func() error {
-		if f.kind != routertest.Slow { // slow is not broken
+	if err := loopback.Wait(r.wait(), "an event that tells of "+f.kind+" of "+e.Name(), func() error {
+		if f.kind != loopback.Slow { // slow is not broken
 			if !slices.ContainsFunc(r.allEvents(), func(v admin.Event) bool {
-				return v.Worker == e.Name() && !v.At.Before(from) && slices.Contains(routertest.Shows[f.kind], v.Kind)
+				return v.Worker == e.Name() && !v.At.Before(from) && slices.Contains(loopback.Shows[f.kind], v.Kind)
 			}) {
 				ctx, cancel := context.WithTimeout(r.t.Context(), time.Second)
 				defer cancel()
@@ -311,7 +312,7 @@ func (r *chaosRig) strike(f chaosFault, rng *rand.Rand) {
 	}); err != nil {
 		r.t.Error(err)
 	}
-	if f.kind == routertest.Kill {
+	if f.kind == loopback.Kill {
 		if err := e.Restart(); err != nil {
 			r.t.Error(err)
 		}
@@ -320,7 +321,7 @@ func (r *chaosRig) strike(f chaosFault, rng *rand.Rand) {
 		r.t.Error(err)
 	}
 	r.calm()
-	if err := routertest.Wait(r.wait(), e.Name(), func() error {
+	if err := loopback.Wait(r.wait(), e.Name(), func() error {
 		w := r.worker(e.Name())
 		// An ejected worker is back when it is needed: the router knows
 		// nobody else then.

@@ -9,12 +9,12 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/dynctl/dynctl/internal/router/admin"
-	"github.com/dynctl/dynctl/internal/router/adminserver"
-	"github.com/dynctl/dynctl/internal/router/api"
-	"github.com/dynctl/dynctl/internal/router/eventlog"
-	"github.com/dynctl/dynctl/internal/router/kvindex"
-	"github.com/dynctl/dynctl/internal/router/receipt"
+	"github.com/dynctl/dynctl/internal/router/cache/kvindex"
+	"github.com/dynctl/dynctl/internal/router/observe/admin"
+	"github.com/dynctl/dynctl/internal/router/observe/adminserver"
+	"github.com/dynctl/dynctl/internal/router/observe/eventlog"
+	"github.com/dynctl/dynctl/internal/router/observe/receipt"
+	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/settings"
 	"github.com/dynctl/dynctl/internal/workers"
 )

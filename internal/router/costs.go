@@ -4,10 +4,10 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/dynctl/dynctl/internal/router/cost"
-	"github.com/dynctl/dynctl/internal/router/decide"
-	"github.com/dynctl/dynctl/internal/router/eventlog"
-	"github.com/dynctl/dynctl/internal/router/selector"
+	"github.com/dynctl/dynctl/internal/router/observe/eventlog"
+	"github.com/dynctl/dynctl/internal/router/placement/cost"
+	"github.com/dynctl/dynctl/internal/router/placement/decide"
+	"github.com/dynctl/dynctl/internal/router/placement/selector"
 )
 
 // costs is what was learned of the costs of both paths, for a threshold that is auto.

@@ -6,9 +6,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/dynctl/dynctl/internal/router/cost"
-	"github.com/dynctl/dynctl/internal/router/decide"
-	"github.com/dynctl/dynctl/internal/router/selector"
+	"github.com/dynctl/dynctl/internal/router/placement/cost"
+	"github.com/dynctl/dynctl/internal/router/placement/decide"
+	"github.com/dynctl/dynctl/internal/router/placement/selector"
 	"github.com/dynctl/dynctl/internal/settings"
 )
 

@@ -4,9 +4,9 @@ import (
 	"errors"
 	"testing"
 
-	"github.com/dynctl/dynctl/internal/router/decide"
-	"github.com/dynctl/dynctl/internal/router/decision"
-	"github.com/dynctl/dynctl/internal/router/selector"
+	"github.com/dynctl/dynctl/internal/router/placement/decide"
+	"github.com/dynctl/dynctl/internal/router/placement/decision"
+	"github.com/dynctl/dynctl/internal/router/placement/selector"
 )
 
 // TestPlanErrorIsTheSameEachTime: a client that compares messages, and a person

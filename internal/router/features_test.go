@@ -21,10 +21,10 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/tidwall/gjson"
 
+	"github.com/dynctl/dynctl/internal/loopback"
 	"github.com/dynctl/dynctl/internal/router"
-	"github.com/dynctl/dynctl/internal/router/admin"
-	"github.com/dynctl/dynctl/internal/router/routertest"
-	"github.com/dynctl/dynctl/internal/router/selector"
+	"github.com/dynctl/dynctl/internal/router/observe/admin"
+	"github.com/dynctl/dynctl/internal/router/placement/selector"
 	"github.com/dynctl/dynctl/internal/settings"
 	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/sim/fault"
@@ -313,7 +313,7 @@ func TestNoSeriesOfAWorkerThatLeftMeanwhile(t *testing.T) {
 		}
 		err := r.Admin.RemoveWorker(q.Context(), "aggregated-0")
 		if err == nil {
-			err = routertest.Wait(q.Context(), "the end of its series", func() error {
+			err = loopback.Wait(q.Context(), "the end of its series", func() error {
 				page, err := r.adminPage(q.Context(), "/metrics")
 				if err == nil && strings.Contains(page, series) {
 					err = errors.New("there are series of it")
@@ -365,7 +365,7 @@ func TestRetrySeesTheFleetOfNow(t *testing.T) {
 			_, err = r.Admin.AddWorker(ctx, admin.AddWorker{Spec: more.Sim.Engine(0).URL() + ",name=newcomer"})
 		}
 		if err == nil {
-			err = routertest.Wait(ctx, "the newcomer", func() error {
+			err = loopback.Wait(ctx, "the newcomer", func() error {
 				list, err := r.Admin.Workers(ctx)
 				if err != nil {
 					return err
@@ -1257,7 +1257,7 @@ func TestTransferCheck(t *testing.T) {
 			t.Parallel()
 			p := &tap{}
 			tapped := p.specs(t)
-			r := startWith(t, routertest.Options{Fleet: "1p1d:profile=instant", Specs: func(list []workers.Spec) []workers.Spec {
+			r := startWith(t, loopback.Options{Fleet: "1p1d:profile=instant", Specs: func(list []workers.Spec) []workers.Spec {
 				list = tapped(list)
 				for i := range list {
 					if list[i].Role == workers.Prefill {
@@ -1346,8 +1346,8 @@ func TestChatTemplatesThatDiffer(t *testing.T) {
 		writeJSON(w, []byte(`{"count":3,"max_model_len":4096,"tokens":[7,8,9]}`))
 		return true
 	})
-	r := startWith(t, routertest.Options{Fleet: "1p1d:profile=instant", Specs: p.specs(t)}, func(c *settings.Config) { c.Tokens.Tokenizer = "estimate" })
-	if err := routertest.Wait(r.wait(), "the event", func() error {
+	r := startWith(t, loopback.Options{Fleet: "1p1d:profile=instant", Specs: p.specs(t)}, func(c *settings.Config) { c.Tokens.Tokenizer = "estimate" })
+	if err := loopback.Wait(r.wait(), "the event", func() error {
 		e := r.events("chat_tokens_differ")
 		if len(e) == 1 && strings.Contains(e[0].Text, "prefill-0 (3 tokens) and decode-0 (") {
 			return nil
@@ -1444,7 +1444,7 @@ func TestAdminAuth(t *testing.T) {
 	if err := os.WriteFile(file, []byte("a-long-enough-token-42\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	r := startCold(t, routertest.Options{Fleet: "1a:profile=instant", Admin: router.AdminOptions{TokenFile: file}})
+	r := startCold(t, loopback.Options{Fleet: "1a:profile=instant", Admin: router.AdminOptions{TokenFile: file}})
 	get := func(path, token string) int {
 		q, err := http.NewRequestWithContext(t.Context(), http.MethodGet, r.AdminURL+path, nil)
 		if err != nil {

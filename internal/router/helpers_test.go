@@ -20,9 +20,10 @@ import (
 
 	"go.uber.org/goleak"
 
-	"github.com/dynctl/dynctl/internal/router/admin"
-	"github.com/dynctl/dynctl/internal/router/receipt"
-	"github.com/dynctl/dynctl/internal/router/routertest"
+	"github.com/dynctl/dynctl/internal/loopback"
+	"github.com/dynctl/dynctl/internal/rig/indexcheck"
+	"github.com/dynctl/dynctl/internal/router/observe/admin"
+	"github.com/dynctl/dynctl/internal/router/observe/receipt"
 	"github.com/dynctl/dynctl/internal/settings"
 	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/sim/engine"
@@ -37,7 +38,7 @@ type object = map[string]any
 
 // rig is a router with engines for the time of one test.
 type rig struct {
-	*routertest.Rig
+	*loopback.Rig
 	t *testing.T
 }
 
@@ -45,10 +46,10 @@ type rig struct {
 // ready. When the test ends, nothing may be left on the ledger.
 func start(t *testing.T, fleet string, configure ...func(*settings.Config)) *rig {
 	t.Helper()
-	return startWith(t, routertest.Options{Fleet: fleet}, configure...)
+	return startWith(t, loopback.Options{Fleet: fleet}, configure...)
 }
 
-func startWith(t *testing.T, o routertest.Options, configure ...func(*settings.Config)) *rig {
+func startWith(t *testing.T, o loopback.Options, configure ...func(*settings.Config)) *rig {
 	t.Helper()
 	r := startCold(t, o, configure...)
 	if err := r.Ready(r.wait()); err != nil {
@@ -58,7 +59,7 @@ func startWith(t *testing.T, o routertest.Options, configure ...func(*settings.C
 }
 
 // startCold does not wait.
-func startCold(t *testing.T, o routertest.Options, configure ...func(*settings.Config)) *rig {
+func startCold(t *testing.T, o loopback.Options, configure ...func(*settings.Config)) *rig {
 	t.Helper()
 	was := o.Configure
 	o.Configure = func(c *settings.Config) {
@@ -69,13 +70,13 @@ func startCold(t *testing.T, o routertest.Options, configure ...func(*settings.C
 			f(c)
 		}
 	}
-	g, err := routertest.Start(context.Background(), o)
+	g, err := loopback.Start(context.Background(), o)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
 		if g.Router != nil {
-			if err := routertest.Wait(waitCtx(t), "an empty ledger", g.Router.Balanced); err != nil {
+			if err := loopback.Wait(waitCtx(t), "an empty ledger", g.Router.Balanced); err != nil {
 				t.Error(err)
 			}
 		}
@@ -99,7 +100,7 @@ func (r *rig) wait() context.Context { return waitCtx(r.t) }
 // eventually waits until a condition holds.
 func (r *rig) eventually(what string, cond func() error) {
 	r.t.Helper()
-	if err := routertest.Wait(r.wait(), what, cond); err != nil {
+	if err := loopback.Wait(r.wait(), what, cond); err != nil {
 		r.t.Fatal(err)
 	}
 }
@@ -296,7 +297,7 @@ func (r *rig) touched(name string) (n uint64) {
 // synced waits until the index equals the engines' caches.
 func (r *rig) synced() {
 	r.t.Helper()
-	if err := r.Synced(r.wait()); err != nil {
+	if err := indexcheck.Synced(r.wait(), r.Rig); err != nil {
 		r.t.Fatal(err)
 	}
 }
@@ -576,7 +577,7 @@ func (r *recorder) Flush() { _ = http.NewResponseController(r.ResponseWriter).Fl
 func tappedRig(t *testing.T, fleet string, configure ...func(*settings.Config)) (*rig, *tap) {
 	t.Helper()
 	p := &tap{}
-	return startWith(t, routertest.Options{Fleet: fleet, Specs: p.specs(t)}, configure...), p
+	return startWith(t, loopback.Options{Fleet: fleet, Specs: p.specs(t)}, configure...), p
 }
 
 // adminRoute asks for a dry run of a completion.

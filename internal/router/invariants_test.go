@@ -18,7 +18,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/tidwall/gjson"
 
-	"github.com/dynctl/dynctl/internal/router/routertest"
+	"github.com/dynctl/dynctl/internal/loopback"
+	"github.com/dynctl/dynctl/internal/rig/indexcheck"
 	"github.com/dynctl/dynctl/internal/settings"
 	"github.com/dynctl/dynctl/internal/workers/sim/fault"
 )
@@ -520,7 +521,7 @@ func TestInvariant05ReservationsBalance(t *testing.T) {
 				}
 				e := r.Sim.Engine(i % 4)
 				e.Kill()
-				if err := routertest.Wait(r.wait(), "traffic", trafficOf(r, 20)); err != nil {
+				if err := loopback.Wait(r.wait(), "traffic", trafficOf(r, 20)); err != nil {
 					t.Error(err)
 				}
 				if err := e.Restart(); err != nil {
@@ -623,7 +624,7 @@ func TestInvariant06IndexMayUndercountNeverOvercount(t *testing.T) {
 		for i := range 8 {
 			r.complete(ids(64, 7000+round*10+i))
 		}
-		if err := r.Synced(r.wait()); err != nil {
+		if err := indexcheck.Synced(r.wait(), r.Rig); err != nil {
 			for _, e := range r.allEvents() {
 				t.Log(e.Kind, e.Text)
 			}
@@ -935,7 +936,7 @@ func TestInvariant09FirstByteEarlyAndLiveStreamsAreNotCut(t *testing.T) {
 
 // TestInvariant10ConfigChangesAreAtomic: a reload is wholly in force or not at
 // all, and told; requests see one revision each. SIGHUP takes the same way
-// (TestSIGHUPReloads in cmd/dynctl).
+// (TestServeFromSignalToSignal in internal/cli/servecmd).
 func TestInvariant10ConfigChangesAreAtomic(t *testing.T) {
 	t.Parallel()
 	r := start(t, "1p1d:profile=instant", func(c *settings.Config) { c.Routing.Threshold.Tokens = 1000; c.Routing.ThresholdOn = "isl" })
@@ -1002,7 +1003,7 @@ func TestInvariant10ConfigChangesAreAtomic(t *testing.T) {
 			t.Error(err)
 		}
 		if i%5 == 4 {
-			if err := routertest.Wait(r.wait(), "traffic", trafficOf(r, 4)); err != nil {
+			if err := loopback.Wait(r.wait(), "traffic", trafficOf(r, 4)); err != nil {
 				t.Error(err)
 			}
 		}

@@ -19,10 +19,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/dynctl/dynctl/internal/loopback"
 	"github.com/dynctl/dynctl/internal/router"
-	"github.com/dynctl/dynctl/internal/router/receipt"
-	"github.com/dynctl/dynctl/internal/router/routertest"
-	"github.com/dynctl/dynctl/internal/router/trace"
+	"github.com/dynctl/dynctl/internal/router/observe/receipt"
+	"github.com/dynctl/dynctl/internal/router/observe/trace"
 	"github.com/dynctl/dynctl/internal/settings"
 	"github.com/dynctl/dynctl/internal/workers"
 )
@@ -169,7 +169,7 @@ func TestRolesOfTheAdminAPI(t *testing.T) {
 	if err := os.WriteFile(token, []byte(adminSecret+"-token"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	r := startCold(t, routertest.Options{Fleet: "2a:profile=instant", Admin: router.AdminOptions{TokenFile: token}}, func(c *settings.Config) {
+	r := startCold(t, loopback.Options{Fleet: "2a:profile=instant", Admin: router.AdminOptions{TokenFile: token}}, func(c *settings.Config) {
 		c.Keys.File, c.Keys.Admin = path, true
 	})
 	if err := r.Ready(r.wait()); err != nil {
@@ -252,7 +252,7 @@ func TestRolesOfTheAdminAPI(t *testing.T) {
 // prompt.
 func TestTextsByRole(t *testing.T) {
 	path := keysFile(t)
-	r := startCold(t, routertest.Options{Fleet: "1a:profile=instant", Admin: router.AdminOptions{TokenFile: tokenFile(t)}, Specs: func(specs []workers.Spec) []workers.Spec {
+	r := startCold(t, loopback.Options{Fleet: "1a:profile=instant", Admin: router.AdminOptions{TokenFile: tokenFile(t)}, Specs: func(specs []workers.Spec) []workers.Spec {
 		specs[0].URL = broken(t, specs[0].URL)
 		return specs
 	}}, func(c *settings.Config) { c.Keys.File, c.Keys.Admin = path, true })
@@ -330,7 +330,7 @@ func TestSecretsAreNowhere(t *testing.T) {
 	path := keysFile(t)
 	var mu sync.Mutex
 	var log, engines, recorded bytes.Buffer
-	r := startCold(t, routertest.Options{
+	r := startCold(t, loopback.Options{
 		Fleet: "1a:profile=instant", Admin: router.AdminOptions{TokenFile: tokenFile(t)},
 		Logger: slog.New(slog.NewJSONHandler(locked{&mu, &log}, &slog.HandlerOptions{Level: slog.LevelDebug})),
 		Observer: router.Observer{

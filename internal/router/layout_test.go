@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/dynctl/dynctl/internal/router/routertest"
+	"github.com/dynctl/dynctl/internal/loopback"
 	"github.com/dynctl/dynctl/internal/settings"
 	"github.com/dynctl/dynctl/internal/workers/sim"
 )
@@ -26,7 +26,7 @@ func TestLayouts(t *testing.T) {
 	} {
 		t.Run(tt.fleet, func(t *testing.T) {
 			t.Parallel()
-			r := startWith(t, routertest.Options{Fleet: tt.fleet}, func(c *settings.Config) { c.Routing.DecodePolicy = "round_robin" })
+			r := startWith(t, loopback.Options{Fleet: tt.fleet}, func(c *settings.Config) { c.Routing.DecodePolicy = "round_robin" })
 			for i := range 12 {
 				if a := r.post("/v1/completions", map[string]any{"model": "sim", "prompt": fmt.Sprintf("%d: %s", i, strings.Repeat("word ", 100)), "max_tokens": 2}); a.status != http.StatusOK {
 					t.Fatalf("request %d: %d %s", i, a.status, a.body)
@@ -62,7 +62,7 @@ func TestWrongLayout(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = fleet.Close() })
 	specs := fleet.Specs("test")
-	r := startCold(t, routertest.Options{Fleet: "1a:profile=instant"}, func(c *settings.Config) {
+	r := startCold(t, loopback.Options{Fleet: "1a:profile=instant"}, func(c *settings.Config) {
 		c.Worker = append(c.Worker, specs[1].URL.String()+",name=wrong,lb=internal,dp=4")
 	})
 	r.eventually("the layout is refused", func() error {

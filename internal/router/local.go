@@ -11,8 +11,9 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/dynctl/dynctl/internal/router/api"
-	"github.com/dynctl/dynctl/internal/router/upstream"
+	"github.com/dynctl/dynctl/internal/router/forward/upstream"
+	"github.com/dynctl/dynctl/internal/router/request/api"
+	"github.com/dynctl/dynctl/internal/router/request/models"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
@@ -30,7 +31,7 @@ type modelAnswer struct {
 	revision uint64
 	done     chan struct{}
 	at       time.Time
-	list     *api.ModelList // nil when fetching it failed
+	list     *models.List // nil when fetching it failed
 }
 
 // fresh reports whether the answer can be given out at a fleet's revision.
@@ -89,7 +90,7 @@ func (x *exchange) local() error {
 }
 
 // models are the merged model lists of the fleet.
-func (r *Router) models(ctx context.Context) (*api.ModelList, error) {
+func (r *Router) models(ctx context.Context) (*models.List, error) {
 	snap := r.registry.Snapshot()
 	c := &r.modelCache
 	for {
@@ -121,7 +122,7 @@ func (r *Router) models(ctx context.Context) (*api.ModelList, error) {
 }
 
 // askModels asks the fleet for its models.
-func (r *Router) askModels(ctx context.Context, snap *workers.Snapshot) *api.ModelList {
+func (r *Router) askModels(ctx context.Context, snap *workers.Snapshot) *models.List {
 	// One worker for each set of models is enough.
 	var ask []*workers.Worker
 	var sets [][]string
@@ -153,11 +154,11 @@ func (r *Router) askModels(ctx context.Context, snap *workers.Snapshot) *api.Mod
 	_ = g.Wait()
 	answers = slices.DeleteFunc(answers, func(b []byte) bool { return b == nil })
 	s := r.settings.Load()
-	aliases := make([]api.Alias, len(s.Aliases))
+	aliases := make([]models.Alias, len(s.Aliases))
 	for i, a := range s.Aliases {
-		aliases[i] = api.Alias{Name: a.Name, Target: a.Model}
+		aliases[i] = models.Alias{Name: a.Name, Target: a.Model}
 	}
-	list, err := api.MergeModels(answers, aliases)
+	list, err := models.Merge(answers, aliases)
 	if err != nil {
 		r.log.Warn("a model list could not be read", "err", err)
 	}

@@ -3,7 +3,7 @@ package router
 import (
 	"testing"
 
-	"github.com/dynctl/dynctl/internal/router/api"
+	"github.com/dynctl/dynctl/internal/router/request/api"
 )
 
 // TestLargeMemoryIsNotKept: what one large prompt has needed is not kept for the

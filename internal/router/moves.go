@@ -6,12 +6,12 @@ import (
 	"sync"
 	"time"
 
-	"github.com/dynctl/dynctl/internal/router/admission"
-	"github.com/dynctl/dynctl/internal/router/api"
-	"github.com/dynctl/dynctl/internal/router/attempt"
-	"github.com/dynctl/dynctl/internal/router/decide"
-	"github.com/dynctl/dynctl/internal/router/selector"
-	"github.com/dynctl/dynctl/internal/router/upstream"
+	"github.com/dynctl/dynctl/internal/router/forward/upstream"
+	"github.com/dynctl/dynctl/internal/router/placement/attempt"
+	"github.com/dynctl/dynctl/internal/router/placement/decide"
+	"github.com/dynctl/dynctl/internal/router/placement/selector"
+	"github.com/dynctl/dynctl/internal/router/request/admission"
+	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 

@@ -4,7 +4,7 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/dynctl/dynctl/internal/router/decision"
+	"github.com/dynctl/dynctl/internal/router/placement/decision"
 )
 
 // TestOffloadedBlocksCount: prompts that have left the devices come back from the hosts'

@@ -8,10 +8,10 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/dynctl/dynctl/internal/router/admission"
-	"github.com/dynctl/dynctl/internal/router/api"
-	"github.com/dynctl/dynctl/internal/router/decide"
-	"github.com/dynctl/dynctl/internal/router/selector"
+	"github.com/dynctl/dynctl/internal/router/placement/decide"
+	"github.com/dynctl/dynctl/internal/router/placement/selector"
+	"github.com/dynctl/dynctl/internal/router/request/admission"
+	"github.com/dynctl/dynctl/internal/router/request/api"
 )
 
 // settle is how long requests that wait for a rank go without a look at the fleet when

@@ -11,9 +11,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/dynctl/dynctl/internal/loopback"
 	"github.com/dynctl/dynctl/internal/router"
-	"github.com/dynctl/dynctl/internal/router/routertest"
-	"github.com/dynctl/dynctl/internal/router/trace"
+	"github.com/dynctl/dynctl/internal/router/observe/trace"
 	"github.com/dynctl/dynctl/internal/settings"
 )
 
@@ -182,7 +182,7 @@ func TestRefusedRetryIsNoDecision(t *testing.T) {
 	t.Parallel()
 	h := &held{p: &tap{}, arrived: make(chan string, 10), free: make(chan struct{})}
 	var decisions sync.Map // how often, by the request's id
-	h.rig = startWith(t, routertest.Options{Fleet: "2a:profile=instant", Specs: h.p.specs(t), Observer: router.Observer{Decision: func(_ time.Time, d *trace.Decision) {
+	h.rig = startWith(t, loopback.Options{Fleet: "2a:profile=instant", Specs: h.p.specs(t), Observer: router.Observer{Decision: func(_ time.Time, d *trace.Decision) {
 		n, _ := decisions.LoadOrStore(d.RequestID, new(atomic.Int64))
 		n.(*atomic.Int64).Add(1)
 	}}}, func(c *settings.Config) {

@@ -13,11 +13,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/dynctl/dynctl/internal/loopback"
 	"github.com/dynctl/dynctl/internal/router"
-	"github.com/dynctl/dynctl/internal/router/admin"
-	"github.com/dynctl/dynctl/internal/router/receipt"
-	"github.com/dynctl/dynctl/internal/router/routertest"
-	"github.com/dynctl/dynctl/internal/router/trace"
+	"github.com/dynctl/dynctl/internal/router/observe/admin"
+	"github.com/dynctl/dynctl/internal/router/observe/receipt"
+	"github.com/dynctl/dynctl/internal/router/observe/trace"
 	"github.com/dynctl/dynctl/internal/settings"
 )
 
@@ -29,7 +29,7 @@ func TestIndexPreview(t *testing.T) {
 	var log, recorded bytes.Buffer
 	rigOf := func(tokens int) *rig {
 		path := keysFile(t)
-		r := startCold(t, routertest.Options{
+		r := startCold(t, loopback.Options{
 			Fleet: "1a:profile=instant", Admin: router.AdminOptions{TokenFile: tokenFile(t)},
 			Logger: slog.New(slog.NewJSONHandler(locked{&mu, &log}, &slog.HandlerOptions{Level: slog.LevelDebug})),
 			Observer: router.Observer{

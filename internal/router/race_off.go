@@ -2,7 +2,7 @@
 
 package router
 
-import "github.com/dynctl/dynctl/internal/router/sse"
+import "github.com/dynctl/dynctl/internal/router/forward/sse"
 
 // Without the race detector memory that is given back stays as it is.
 

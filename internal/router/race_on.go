@@ -5,9 +5,9 @@ package router
 import (
 	"math"
 
-	"github.com/dynctl/dynctl/internal/router/api"
-	"github.com/dynctl/dynctl/internal/router/sse"
-	"github.com/dynctl/dynctl/internal/router/upstream"
+	"github.com/dynctl/dynctl/internal/router/forward/sse"
+	"github.com/dynctl/dynctl/internal/router/forward/upstream"
+	"github.com/dynctl/dynctl/internal/router/request/api"
 )
 
 // With the race detector memory that is given back is overwritten: who still reads

@@ -6,8 +6,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/dynctl/dynctl/internal/router/api"
-	"github.com/dynctl/dynctl/internal/router/upstream"
+	"github.com/dynctl/dynctl/internal/router/forward/upstream"
+	"github.com/dynctl/dynctl/internal/router/request/api"
 )
 
 // TestReleasedMemoryShows: who still reads ids, hashes, the pieces of a leg or the

@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/dynctl/dynctl/internal/router/routertest"
+	"github.com/dynctl/dynctl/internal/loopback"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
@@ -87,7 +87,7 @@ func TestFeedsOfTheSameProcess(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			h := newHop(t)
-			r := startCold(t, routertest.Options{Fleet: "1a:profile=instant,replay=off", Specs: func(s []workers.Spec) []workers.Spec {
+			r := startCold(t, loopback.Options{Fleet: "1a:profile=instant,replay=off", Specs: func(s []workers.Spec) []workers.Spec {
 				s[0].Events = []string{"tcp://" + h.ln.Addr().String()}
 				return s
 			}})

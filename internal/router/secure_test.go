@@ -17,10 +17,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/dynctl/dynctl/internal/python"
+	"github.com/dynctl/dynctl/internal/loopback"
+	"github.com/dynctl/dynctl/internal/rig/certtest"
+	"github.com/dynctl/dynctl/internal/rig/python"
 	"github.com/dynctl/dynctl/internal/router"
-	"github.com/dynctl/dynctl/internal/router/certs/certtest"
-	"github.com/dynctl/dynctl/internal/router/routertest"
 	"github.com/dynctl/dynctl/internal/settings"
 	"github.com/dynctl/dynctl/internal/workers"
 )
@@ -70,7 +70,7 @@ func TestReplacedCertificateUnderLoad(t *testing.T) {
 	p := python.With(t, "ssl", "http.client")
 	ca := certtest.NewAuthority(t, "ours")
 	cert, key := ca.Pair(t, "router-0.test", 90*24*time.Hour)
-	r := startWith(t, routertest.Options{Fleet: "1a:profile=instant", TLS: &tls.Config{RootCAs: ca.Pool(), MinVersion: tls.VersionTLS12}}, func(c *settings.Config) {
+	r := startWith(t, loopback.Options{Fleet: "1a:profile=instant", TLS: &tls.Config{RootCAs: ca.Pool(), MinVersion: tls.VersionTLS12}}, func(c *settings.Config) {
 		c.TLS.CertFile, c.TLS.KeyFile = cert, key
 		c.AdminTLS.CertFile, c.AdminTLS.KeyFile = cert, key
 	})
@@ -111,7 +111,7 @@ func TestReplacedCertificateUnderLoad(t *testing.T) {
 		certtest.Put(t, key, rawKey)
 		certtest.Put(t, cert, raw)
 		if i == 2 {
-			if err := routertest.Wait(r.wait(), "the refusal", func() error {
+			if err := loopback.Wait(r.wait(), "the refusal", func() error {
 				if s := r.status(); !strings.Contains(strings.Join(s.Reasons, " "), "router-2.test expired on") {
 					return fmt.Errorf("%q", s.Reasons)
 				}
@@ -185,7 +185,7 @@ func TestAuthorityThatIsTakenOut(t *testing.T) {
 		return raw
 	}
 	certtest.Put(t, trusted, append(read(old.File(t)), read(renewed.File(t))...))
-	r := startWith(t, routertest.Options{Fleet: "1a:profile=instant", TLS: &tls.Config{RootCAs: server.Pool(), MinVersion: tls.VersionTLS12, ServerName: "router.test", Certificates: []tls.Certificate{pair}}}, func(c *settings.Config) {
+	r := startWith(t, loopback.Options{Fleet: "1a:profile=instant", TLS: &tls.Config{RootCAs: server.Pool(), MinVersion: tls.VersionTLS12, ServerName: "router.test", Certificates: []tls.Certificate{pair}}}, func(c *settings.Config) {
 		c.TLS.CertFile, c.TLS.KeyFile, c.TLS.ClientCAFile = cert, key, trusted
 	})
 	base, err := url.Parse(r.URL)
@@ -264,11 +264,11 @@ func TestEngineTLS(t *testing.T) {
 		{"another name", settings.EngineTLS{CAFile: ca.File(t), CertFile: cert, KeyFile: key, ServerName: "other.test"}, "other.test"},
 	} {
 		t.Run(c.what, func(t *testing.T) {
-			r := startCold(t, routertest.Options{Fleet: "1a:profile=instant", Specs: func(specs []workers.Spec) []workers.Spec {
+			r := startCold(t, loopback.Options{Fleet: "1a:profile=instant", Specs: func(specs []workers.Spec) []workers.Spec {
 				specs[0].URL = front(specs[0].URL)
 				return specs
 			}}, func(s *settings.Config) { s.EngineTLS = c.tls })
-			if err := routertest.Wait(r.wait(), "the engine's answer", func() error {
+			if err := loopback.Wait(r.wait(), "the engine's answer", func() error {
 				l, err := r.Admin.Workers(t.Context())
 				switch {
 				case err != nil:
@@ -289,7 +289,7 @@ func TestEngineTLS(t *testing.T) {
 
 // TestExposedListenersAreTold: loudly, at the start.
 func TestExposedListenersAreTold(t *testing.T) {
-	r, err := router.New(t.Context(), router.Options{Config: routertest.FastConfig()})
+	r, err := router.New(t.Context(), router.Options{Config: loopback.FastConfig()})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -11,9 +11,9 @@ import (
 	"github.com/tidwall/gjson"
 	"pgregory.net/rapid"
 
-	"github.com/dynctl/dynctl/internal/property"
-	"github.com/dynctl/dynctl/internal/router/access"
-	"github.com/dynctl/dynctl/internal/router/blockhash"
+	"github.com/dynctl/dynctl/internal/rig/property"
+	"github.com/dynctl/dynctl/internal/router/cache/blockhash"
+	"github.com/dynctl/dynctl/internal/router/request/access"
 	"github.com/dynctl/dynctl/internal/settings"
 )
 

@@ -10,7 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/dynctl/dynctl/internal/router/decide"
+	"github.com/dynctl/dynctl/internal/router/placement/decide"
 )
 
 // TestRowsAndFields: every field of the config has one row, and every row says

@@ -11,8 +11,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/dynctl/dynctl/internal/router/cost"
-	"github.com/dynctl/dynctl/internal/router/decide"
+	"github.com/dynctl/dynctl/internal/router/placement/cost"
+	"github.com/dynctl/dynctl/internal/router/placement/decide"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 

@@ -17,7 +17,7 @@ import (
 	"github.com/muesli/termenv"
 	"go.uber.org/goleak"
 
-	"github.com/dynctl/dynctl/internal/router/admin"
+	"github.com/dynctl/dynctl/internal/router/observe/admin"
 	"github.com/dynctl/dynctl/internal/tui/feed"
 	"github.com/dynctl/dynctl/internal/tui/page"
 	"github.com/dynctl/dynctl/internal/tui/widget"

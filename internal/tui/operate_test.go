@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/dynctl/dynctl/internal/router/admin"
+	"github.com/dynctl/dynctl/internal/router/observe/admin"
 )
 
 // TestDrainAsksFirst: a worker is drained by a command and a yes, and by nothing

@@ -10,7 +10,7 @@ import (
 	"github.com/muesli/termenv"
 
 	"github.com/dynctl/dynctl/internal/positive"
-	"github.com/dynctl/dynctl/internal/router/admin"
+	"github.com/dynctl/dynctl/internal/router/observe/admin"
 	"github.com/dynctl/dynctl/internal/tui/feed"
 	"github.com/dynctl/dynctl/internal/tui/page"
 	"github.com/dynctl/dynctl/internal/tui/theme"

@@ -13,7 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
-	"github.com/dynctl/dynctl/internal/property"
+	"github.com/dynctl/dynctl/internal/rig/property"
 )
 
 func spec(t testing.TB, role Role, text string) Spec {

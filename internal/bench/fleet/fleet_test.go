@@ -7,7 +7,7 @@ import (
 	"os"
 	"testing"
 
-	"github.com/dynctl/dynctl/internal/router/admin"
+	"github.com/dynctl/dynctl/internal/router/observe/admin"
 )
 
 // The pages are those of real engines after one remote prefill.

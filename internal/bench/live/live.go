@@ -20,8 +20,8 @@ import (
 	"github.com/dynctl/dynctl/internal/bench/stats"
 	"github.com/dynctl/dynctl/internal/bench/workload"
 	"github.com/dynctl/dynctl/internal/positive"
-	"github.com/dynctl/dynctl/internal/router/admin"
-	"github.com/dynctl/dynctl/internal/router/receipt"
+	"github.com/dynctl/dynctl/internal/router/observe/admin"
+	"github.com/dynctl/dynctl/internal/router/observe/receipt"
 	"github.com/dynctl/dynctl/internal/wait"
 )
 

@@ -15,8 +15,8 @@ import (
 	"github.com/dynctl/dynctl/internal/bench/live"
 	"github.com/dynctl/dynctl/internal/bench/loadgen"
 	"github.com/dynctl/dynctl/internal/bench/plan"
-	"github.com/dynctl/dynctl/internal/router/admin"
-	"github.com/dynctl/dynctl/internal/router/routertest"
+	"github.com/dynctl/dynctl/internal/loopback"
+	"github.com/dynctl/dynctl/internal/router/observe/admin"
 	"github.com/dynctl/dynctl/internal/settings"
 	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/sim/fault"
@@ -24,13 +24,13 @@ import (
 )
 
 // stand is a router with simulated engines and a bench in front of it.
-func stand(t *testing.T, o routertest.Options, headers bool) (*routertest.Rig, *live.Bench) {
+func stand(t *testing.T, o loopback.Options, headers bool) (*loopback.Rig, *live.Bench) {
 	t.Helper()
 	o.Configure = func(c *settings.Config) {
 		c.Routing.AllowHeaders = headers
 		c.Routing.PrefillFallback = "error"
 	}
-	g, err := routertest.Start(t.Context(), o)
+	g, err := loopback.Start(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -67,7 +67,7 @@ func cell(arm plan.Arm, eff, cached, n int) plan.Cell {
 }
 
 func TestArmsAreForcedAndProven(t *testing.T) {
-	_, b := stand(t, routertest.Options{Fleet: "1p1d:profile=cpu,speed=20"}, true)
+	_, b := stand(t, loopback.Options{Fleet: "1p1d:profile=cpu,speed=20"}, true)
 	for _, arm := range []plan.Arm{plan.Local, plan.Remote} {
 		m, err := b.Measure(t.Context(), cell(arm, 200, 0, 8))
 		if err != nil {
@@ -89,7 +89,7 @@ func TestArmsAreForcedAndProven(t *testing.T) {
 }
 
 func TestCachedShareIsWhatItShouldBe(t *testing.T) {
-	_, b := stand(t, routertest.Options{Fleet: "1p2d:profile=instant,dp=2"}, true)
+	_, b := stand(t, loopback.Options{Fleet: "1p2d:profile=instant,dp=2"}, true)
 	for _, arm := range []plan.Arm{plan.Local, plan.Remote} {
 		m, err := b.Measure(t.Context(), cell(arm, 256, 256, 6))
 		if err != nil {
@@ -102,7 +102,7 @@ func TestCachedShareIsWhatItShouldBe(t *testing.T) {
 }
 
 func TestRouterWithoutTheHeader(t *testing.T) {
-	_, b := stand(t, routertest.Options{Fleet: "1p1d:profile=instant"}, false)
+	_, b := stand(t, loopback.Options{Fleet: "1p1d:profile=instant"}, false)
 	if _, _, err := b.Preflight(t.Context(), []plan.Arm{plan.Local, plan.Remote}); !errors.Is(err, live.ErrNotForced) {
 		t.Errorf("%v", err)
 	}
@@ -112,7 +112,7 @@ func TestRouterWithoutTheHeader(t *testing.T) {
 // difference between the two ends of the grid may be less than the noise, and then
 // they are estimated alike.
 func TestPreflightEstimates(t *testing.T) {
-	_, b := stand(t, routertest.Options{Fleet: "1p1d:profile=cpu"}, true)
+	_, b := stand(t, loopback.Options{Fleet: "1p1d:profile=cpu"}, true)
 	b.Spec.ISL = []int{64, 2048}
 	checks, seconds, err := b.Preflight(t.Context(), []plan.Arm{plan.Local, plan.Remote})
 	if err != nil || len(checks) != 4 {
@@ -136,7 +136,7 @@ func TestPreflightEstimates(t *testing.T) {
 // A worker that dies in the middle of a cell makes the cell void, also when it
 // is back before the cell ends, and the next cell finds it whole again.
 func TestLostWorkerVoidsTheCell(t *testing.T) {
-	g, b := stand(t, routertest.Options{Fleet: "1p1d:profile=cpu"}, true)
+	g, b := stand(t, loopback.Options{Fleet: "1p1d:profile=cpu"}, true)
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	e := g.Sim.Named("decode-0")
@@ -158,7 +158,7 @@ func TestLostWorkerVoidsTheCell(t *testing.T) {
 		case <-failed:
 		case <-ctx.Done():
 		}
-		restarted <- routertest.Wait(ctx, "the router to see that decode-0 is gone", func() error {
+		restarted <- loopback.Wait(ctx, "the router to see that decode-0 is gone", func() error {
 			l, err := g.Admin.Workers(ctx)
 			if err != nil {
 				return err
@@ -190,7 +190,7 @@ func TestLostWorkerVoidsTheCell(t *testing.T) {
 // A worker that was away and is back before the cell ends, without a request
 // that failed: only the router's events and the engine's counters tell.
 func TestWorkerThatIsBackVoidsTheCell(t *testing.T) {
-	g, b := stand(t, routertest.Options{Fleet: "1p1d:profile=cpu"}, true)
+	g, b := stand(t, loopback.Options{Fleet: "1p1d:profile=cpu"}, true)
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	e := g.Sim.Named("prefill-0")
@@ -216,7 +216,7 @@ func TestWorkerThatIsBackVoidsTheCell(t *testing.T) {
 }
 
 func TestCancelledCell(t *testing.T) {
-	_, b := stand(t, routertest.Options{Fleet: "1p1d:profile=mocker"}, true)
+	_, b := stand(t, loopback.Options{Fleet: "1p1d:profile=mocker"}, true)
 	ctx, cancel := context.WithTimeout(t.Context(), 150*time.Millisecond)
 	defer cancel()
 	if _, err := b.Measure(ctx, cell(plan.Local, 256, 0, 1000)); !errors.Is(err, context.DeadlineExceeded) {
@@ -258,13 +258,13 @@ func TestBrokenSetUps(t *testing.T) {
 	}
 	for _, c := range []struct {
 		gate    string
-		options routertest.Options
-		prepare func(t *testing.T, g *routertest.Rig, b *live.Bench)
+		options loopback.Options
+		prepare func(t *testing.T, g *loopback.Rig, b *live.Bench)
 		spec    func(*plan.Spec)
 	}{
-		{gate: "cache", options: routertest.Options{Fleet: "1p1d:profile=cpu,speed=10"}, prepare: func(_ *testing.T, _ *routertest.Rig, b *live.Bench) { b.SaltAll = true }},
+		{gate: "cache", options: loopback.Options{Fleet: "1p1d:profile=cpu,speed=10"}, prepare: func(_ *testing.T, _ *loopback.Rig, b *live.Bench) { b.SaltAll = true }},
 		{
-			gate: "client", options: routertest.Options{Fleet: "1p1d:profile=cpu,speed=10"},
+			gate: "client", options: loopback.Options{Fleet: "1p1d:profile=cpu,speed=10"},
 			// Ten times as much is planned as the one slot of the client can send.
 			spec: func(s *plan.Spec) {
 				s.Loads, s.Cap, s.Requests = []plan.Load{{Rate: 1000}}, 1, 20
@@ -273,7 +273,7 @@ func TestBrokenSetUps(t *testing.T) {
 		},
 		{
 			gate: "transfer",
-			options: routertest.Options{Fleet: "1p1d:connector=none,profile=cpu,speed=10", Specs: func(s []workers.Spec) []workers.Spec {
+			options: loopback.Options{Fleet: "1p1d:connector=none,profile=cpu,speed=10", Specs: func(s []workers.Spec) []workers.Spec {
 				for i := range s {
 					s[i].Connector = workers.ConnectorSharedStorage
 				}
@@ -281,8 +281,8 @@ func TestBrokenSetUps(t *testing.T) {
 			}},
 		},
 		{
-			gate: "drift", options: routertest.Options{Fleet: "1p1d:profile=cpu,speed=4"},
-			prepare: func(t *testing.T, g *routertest.Rig, b *live.Bench) {
+			gate: "drift", options: loopback.Options{Fleet: "1p1d:profile=cpu,speed=4"},
+			prepare: func(t *testing.T, g *loopback.Rig, b *live.Bench) {
 				// Far more than a busy machine drifts by itself.
 				n := 0.0
 				b.OnResult = func(plan.Cell, *loadgen.Result) {

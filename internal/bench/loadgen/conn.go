@@ -13,8 +13,8 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/dynctl/dynctl/internal/router/quicksock"
-	"github.com/dynctl/dynctl/internal/router/sse"
+	"github.com/dynctl/dynctl/internal/router/forward/quicksock"
+	"github.com/dynctl/dynctl/internal/router/forward/sse"
 )
 
 // Bounds on an answer.

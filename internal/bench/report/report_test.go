@@ -23,7 +23,7 @@ import (
 	"github.com/dynctl/dynctl/internal/bench/fleet"
 	"github.com/dynctl/dynctl/internal/bench/loadgen"
 	"github.com/dynctl/dynctl/internal/bench/plan"
-	"github.com/dynctl/dynctl/internal/router/admin"
+	"github.com/dynctl/dynctl/internal/router/observe/admin"
 )
 
 // scripted is a Bench with made-up figures: local 20+0.09n ms, remote 90+0.055n,

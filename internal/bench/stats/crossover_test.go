@@ -9,7 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"pgregory.net/rapid"
 
-	"github.com/dynctl/dynctl/internal/property"
+	"github.com/dynctl/dynctl/internal/rig/property"
 )
 
 func TestIsotonic(t *testing.T) {

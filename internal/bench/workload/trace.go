@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/dynctl/dynctl/internal/positive"
-	"github.com/dynctl/dynctl/internal/router/trace"
+	"github.com/dynctl/dynctl/internal/router/observe/trace"
 )
 
 // TraceOptions say which part of a trace is sent and how fast.

@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/dynctl/dynctl/internal/bench/loadgen"
-	"github.com/dynctl/dynctl/internal/publictrace"
+	"github.com/dynctl/dynctl/internal/rig/publictrace"
 )
 
 type body struct {

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/dynctl/dynctl/internal/router/admin"
+	"github.com/dynctl/dynctl/internal/router/observe/admin"
 )
 
 // The codes of attention lines, a closed set.

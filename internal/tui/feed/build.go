@@ -9,8 +9,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/dynctl/dynctl/internal/router/admin"
-	"github.com/dynctl/dynctl/internal/router/receipt"
+	"github.com/dynctl/dynctl/internal/router/observe/admin"
+	"github.com/dynctl/dynctl/internal/router/observe/receipt"
 )
 
 // The windows of rates and of troubles.

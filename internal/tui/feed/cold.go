@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/dynctl/dynctl/internal/router/admin"
+	"github.com/dynctl/dynctl/internal/router/observe/admin"
 )
 
 // When an index counts as cold: it holds less than coldBelow of what it held

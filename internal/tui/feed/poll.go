@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/dynctl/dynctl/internal/positive"
-	"github.com/dynctl/dynctl/internal/router/admin"
+	"github.com/dynctl/dynctl/internal/router/observe/admin"
 )
 
 // Poller asks one router for samples. It is not safe for concurrent use.

@@ -15,8 +15,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/dynctl/dynctl/internal/router/admin"
-	"github.com/dynctl/dynctl/internal/router/decision"
+	"github.com/dynctl/dynctl/internal/router/observe/admin"
+	"github.com/dynctl/dynctl/internal/router/placement/decision"
 )
 
 // Schema names the JSON form of View.

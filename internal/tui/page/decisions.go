@@ -10,8 +10,8 @@ import (
 
 	tea "github.com/charmbracelet/bubbletea"
 
-	"github.com/dynctl/dynctl/internal/router/decision"
-	"github.com/dynctl/dynctl/internal/router/receipt"
+	"github.com/dynctl/dynctl/internal/router/observe/receipt"
+	"github.com/dynctl/dynctl/internal/router/placement/decision"
 	"github.com/dynctl/dynctl/internal/tui/feed"
 	"github.com/dynctl/dynctl/internal/tui/keys"
 	"github.com/dynctl/dynctl/internal/tui/theme"
@@ -21,7 +21,7 @@ import (
 // Decisions is the view of routing decisions: a live list, and the full
 // explanation of the one under the cursor.
 type Decisions struct {
-	cursor
+	cursor Cursor
 	filter feed.Filter
 	follow bool
 	full   bool // the explanation has the page for itself
@@ -100,13 +100,13 @@ func (d *Decisions) Act(c *Ctx, a keys.Action) (tea.Cmd, bool) {
 	case keys.Follow:
 		d.follow = !d.follow
 		if d.follow {
-			d.at, d.key = 0, ""
+			d.cursor.Top()
 		}
 	default:
-		if !d.act(a, len(rows), d.keyAt) {
+		if !d.cursor.Move(a, len(rows), d.keyAt) {
 			return nil, false
 		}
-		d.follow = d.key == ""
+		d.follow = d.cursor.Key == ""
 		d.scroll = 0
 	}
 	return d.ask(c), true
@@ -128,10 +128,10 @@ func (d *Decisions) Tick(c *Ctx) tea.Cmd {
 // ask asks for the receipt under the cursor, if it is not there or not final.
 func (d *Decisions) ask(c *Ctx) tea.Cmd {
 	rows := d.Rows(c)
-	if d.at >= len(rows) || c.Load.Decision == nil {
+	if d.cursor.At >= len(rows) || c.Load.Decision == nil {
 		return nil
 	}
-	row := rows[d.at]
+	row := rows[d.cursor.At]
 	r := d.receipts[row.ID]
 	if d.asking == row.ID || r != nil && (!r.Live || r.Live == row.Live && c.Frozen) {
 		return nil
@@ -193,7 +193,7 @@ func (d *Decisions) Rows(c *Ctx) []*feed.Decision {
 			d.rows = append(d.rows, &all[i])
 		}
 	}
-	d.sync(len(d.rows), d.keyAt)
+	d.cursor.Sync(len(d.rows), d.keyAt)
 	return d.rows
 }
 
@@ -207,7 +207,7 @@ func (d *Decisions) SetFilter(c *Ctx, text string) (tea.Cmd, error) {
 		return nil, err
 	}
 	d.filter, d.all = f, nil
-	d.at, d.key = 0, ""
+	d.cursor.Top()
 	if c.Load.Decisions == nil || c.Frozen {
 		return nil, nil
 	}
@@ -230,7 +230,7 @@ func (d *Decisions) Focus(c *Ctx, name string) tea.Cmd {
 	if name == "" {
 		return nil
 	}
-	d.key, d.follow = name, false
+	d.cursor.Key, d.follow = name, false
 	d.Rows(c)
 	return d.ask(c)
 }
@@ -238,10 +238,10 @@ func (d *Decisions) Focus(c *Ctx, name string) tea.Cmd {
 // Row implements Page.
 func (d *Decisions) Row(c *Ctx) (string, string) {
 	rows := d.Rows(c)
-	if d.at >= len(rows) {
+	if d.cursor.At >= len(rows) {
 		return "", ""
 	}
-	x := rows[d.at]
+	x := rows[d.cursor.At]
 	return x.ID, fmt.Sprintf("%s %s request=%s path=%s (%s) isl=%d eff_isl=%d cached=%d decode=%s prefill=%s status=%d", x.At.UTC().Format("2006-01-02T15:04:05.000Z"), x.ID,
 		x.Request, x.Path, x.ReasonText, x.ISL, x.EffISL, x.Predicted, x.Decode, x.Prefill, x.Status)
 }
@@ -249,7 +249,7 @@ func (d *Decisions) Row(c *Ctx) (string, string) {
 // Click implements Page.
 func (d *Decisions) Click(c *Ctx, _, line int) {
 	if !d.full {
-		d.click(line, len(d.Rows(c)), d.keyAt)
+		d.cursor.Click(line, len(d.Rows(c)), d.keyAt)
 		d.follow = false
 	}
 }
@@ -260,10 +260,9 @@ func (d *Decisions) Draw(c *Ctx, p *widget.Painter) {
 	if !d.full {
 		before := p.Len()
 		h := max(4, c.H*2/5) - 1
-		from, to := d.window(len(rows), h-1)
+		from, to := d.cursor.Window(len(rows), before+1, h-1)
 		visible := rows[from:to]
-		drawDecisions(c, p, nil, visible, h, d.at-from)
-		d.first = before + 1
+		drawDecisions(c, p, nil, visible, h, d.cursor.At-from)
 		if len(rows) == 0 {
 			text := "no decision fits the filter (esc clears it)"
 			switch {
@@ -284,10 +283,10 @@ func (d *Decisions) Draw(c *Ctx, p *widget.Painter) {
 		}
 		p.Line(theme.Dim, "  "+shown)
 	}
-	if d.at >= len(rows) {
+	if d.cursor.At >= len(rows) {
 		return
 	}
-	row := rows[d.at]
+	row := rows[d.cursor.At]
 	p.Rule("explain " + row.ID + " (same text: dynctl explain " + row.ID + ")")
 	d.explain(c, p, row)
 }
@@ -341,7 +340,7 @@ func drawDecisions(c *Ctx, p *widget.Painter, list []feed.Decision, rows []*feed
 		st, word := outcome(d)
 		sev := map[theme.Style]feed.Severity{theme.Bad: feed.Error, theme.Warn: feed.Warn}[st]
 		p.Select(i == selected)
-		mark(p, i == selected, sev)
+		Mark(p, i == selected, sev)
 		p.Cell(theme.Dim, d.At.Local().Format(layout), clock)
 		if wide {
 			id := cmp.Or(d.Request, d.ID)

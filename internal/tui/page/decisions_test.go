@@ -10,8 +10,8 @@ import (
 
 	"github.com/muesli/termenv"
 
-	"github.com/dynctl/dynctl/internal/router/decision"
-	"github.com/dynctl/dynctl/internal/router/receipt"
+	"github.com/dynctl/dynctl/internal/router/observe/receipt"
+	"github.com/dynctl/dynctl/internal/router/placement/decision"
 	"github.com/dynctl/dynctl/internal/tui/feed"
 	"github.com/dynctl/dynctl/internal/tui/theme"
 	"github.com/dynctl/dynctl/internal/tui/widget"

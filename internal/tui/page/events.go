@@ -10,7 +10,7 @@ import (
 
 	tea "github.com/charmbracelet/bubbletea"
 
-	"github.com/dynctl/dynctl/internal/router/admin"
+	"github.com/dynctl/dynctl/internal/router/observe/admin"
 	"github.com/dynctl/dynctl/internal/tui/feed"
 	"github.com/dynctl/dynctl/internal/tui/keys"
 	"github.com/dynctl/dynctl/internal/tui/theme"
@@ -19,7 +19,7 @@ import (
 
 // Events is the view of the router's event log, newest first.
 type Events struct {
-	cursor
+	cursor Cursor
 	filter feed.Filter
 	faults bool
 	rows   []*admin.Event
@@ -50,7 +50,7 @@ func (e *Events) Rows(c *Ctx) []*admin.Event {
 		}
 		e.rows = append(e.rows, x)
 	}
-	e.sync(len(e.rows), e.keyAt)
+	e.cursor.Sync(len(e.rows), e.keyAt)
 	return e.rows
 }
 
@@ -63,17 +63,17 @@ func (e *Events) Act(c *Ctx, a keys.Action) (tea.Cmd, bool) {
 	case keys.Faults:
 		e.faults = !e.faults
 	case keys.Follow:
-		e.at, e.key = 0, ""
+		e.cursor.Top()
 	case keys.Enter:
-		if e.at < len(rows) {
-			x := rows[e.at]
+		if e.cursor.At < len(rows) {
+			x := rows[e.cursor.At]
 			if x.Request != "" {
 				return open(3, x.Request), true
 			}
 			return func() tea.Msg { return ShowMsg{"event " + fmt.Sprint(x.Seq), eventText(x)} }, true
 		}
 	default:
-		return nil, e.act(a, len(rows), e.keyAt)
+		return nil, e.cursor.Move(a, len(rows), e.keyAt)
 	}
 	return nil, true
 }
@@ -113,7 +113,7 @@ func (e *Events) SetFilter(_ *Ctx, text string) (tea.Cmd, error) {
 // Order implements Page.
 func (e *Events) Order() string {
 	s := "follow off"
-	if e.key == "" {
+	if e.cursor.Key == "" {
 		s = "follow on"
 	}
 	if e.faults {
@@ -131,15 +131,15 @@ func (e *Events) Focus(*Ctx, string) tea.Cmd { return nil }
 // Row implements Page.
 func (e *Events) Row(c *Ctx) (string, string) {
 	rows := e.Rows(c)
-	if e.at >= len(rows) {
+	if e.cursor.At >= len(rows) {
 		return "", ""
 	}
-	x := rows[e.at]
+	x := rows[e.cursor.At]
 	return x.Kind, strings.Join([]string{x.At.UTC().Format(time.RFC3339Nano), string(x.Severity), orDash(x.Rank + x.Worker), x.Kind, x.Text}, " ")
 }
 
 // Click implements Page.
-func (e *Events) Click(c *Ctx, _, line int) { e.click(line, len(e.Rows(c)), e.keyAt) }
+func (e *Events) Click(c *Ctx, _, line int) { e.cursor.Click(line, len(e.Rows(c)), e.keyAt) }
 
 // Draw implements Page.
 func (e *Events) Draw(c *Ctx, p *widget.Painter) {
@@ -161,21 +161,20 @@ func (e *Events) Draw(c *Ctx, p *widget.Painter) {
 	p.End()
 	// The event under the cursor is told in full below.
 	var detail []string
-	if e.at < len(rows) && c.H >= 12 {
-		detail = Wrap(rows[e.at].Text, c.W-4, "")
+	if e.cursor.At < len(rows) && c.H >= 12 {
+		detail = Wrap(rows[e.cursor.At].Text, c.W-4, "")
 		detail = detail[:min(len(detail), 4)]
 	}
 	h := c.H - 2
 	if len(detail) > 0 {
 		h -= len(detail) + 1
 	}
-	e.first = p.Len()
-	from, to := e.window(len(rows), h)
+	from, to := e.cursor.Window(len(rows), p.Len(), h)
 	for i := from; i < to; i++ {
 		x := rows[i]
 		sev := feed.ParseSeverity(string(x.Severity))
-		p.Select(i == e.at)
-		mark(p, i == e.at, sev)
+		p.Select(i == e.cursor.At)
+		Mark(p, i == e.cursor.At, sev)
 		p.Cell(theme.Dim, x.At.Local().Format("15:04:05.000"), 13)
 		p.Cell(severityStyle(sev), severityWord(sev), 6)
 		name := cmp.Or(x.Rank, x.Worker)
@@ -194,7 +193,7 @@ func (e *Events) Draw(c *Ctx, p *widget.Painter) {
 	}
 	if len(detail) > 0 {
 		p.Fill(h + 1)
-		p.Rule("event " + fmt.Sprint(rows[e.at].Seq))
+		p.Rule("event " + fmt.Sprint(rows[e.cursor.At].Seq))
 		for _, l := range detail {
 			p.Line(theme.Plain, "  "+l)
 		}

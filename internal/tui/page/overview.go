@@ -71,7 +71,7 @@ func (o *Overview) SetOrder(name string) bool { return o.table.SetOrder(name) }
 
 // Focus implements Page.
 func (o *Overview) Focus(c *Ctx, name string) tea.Cmd {
-	o.table.key, o.table.dirty = name, true
+	o.table.cursor.Key, o.table.dirty = name, true
 	o.table.Rows(c.R)
 	return nil
 }
@@ -171,7 +171,7 @@ func drawFleet(c *Ctx, p *widget.Painter) {
 			}
 		}
 		p.Select(i == c.Sel)
-		mark(p, i == c.Sel, sev)
+		Mark(p, i == c.Sel, sev)
 		title := cmp.Or(r.Name, r.URL)
 		p.Cell(theme.Plain, title, name)
 		p.Put(theme.Plain, " ")

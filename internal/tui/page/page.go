@@ -1,6 +1,7 @@
-// Package page holds the five views of the screen. A page keeps what belongs
-// to the person in front of it (cursor, filter, order, what is open) and draws
-// the newest view model; it never talks to a router itself.
+// Package page says what a view of the screen is, and holds four of the five: that of
+// the radix index is package radix. A page keeps what belongs to the person in front of
+// it (cursor, filter, order, what is open) and draws the newest view model; it never
+// talks to a router itself.
 package page
 
 import (
@@ -9,7 +10,7 @@ import (
 
 	tea "github.com/charmbracelet/bubbletea"
 
-	"github.com/dynctl/dynctl/internal/router/admin"
+	"github.com/dynctl/dynctl/internal/router/observe/admin"
 	"github.com/dynctl/dynctl/internal/tui/feed"
 	"github.com/dynctl/dynctl/internal/tui/keys"
 	"github.com/dynctl/dynctl/internal/tui/theme"
@@ -109,80 +110,6 @@ type Page interface {
 	Click(c *Ctx, x, line int)
 }
 
-// cursor is a place in a list of rows that change. While it was not moved it
-// stays at the top; then it stays with its row.
-type cursor struct {
-	at, off int
-	key     string
-	first   int // line of the first row on the page, for clicks
-	rows    int // rows on the page
-}
-
-// sync finds the row again among n rows.
-func (l *cursor) sync(n int, keyAt func(int) string) {
-	if l.key != "" && (l.at >= n || keyAt(l.at) != l.key) {
-		for i := range n {
-			if keyAt(i) == l.key {
-				l.at = i
-				break
-			}
-		}
-	}
-	l.at = max(0, min(l.at, n-1))
-}
-
-// window is the part of n rows that h lines show.
-func (l *cursor) window(n, h int) (from, to int) {
-	h = max(h, 1)
-	l.rows = h
-	if l.at < l.off {
-		l.off = l.at
-	}
-	if l.at >= l.off+h {
-		l.off = l.at - h + 1
-	}
-	l.off = max(0, min(l.off, n-h))
-	return l.off, min(n, l.off+h)
-}
-
-// act moves the cursor; ok is false when the action is no move.
-func (l *cursor) act(a keys.Action, n int, keyAt func(int) string) (ok bool) {
-	switch a {
-	case keys.Down:
-		l.at++
-	case keys.Up:
-		l.at--
-	case keys.HalfDown:
-		l.at += max(1, l.rows/2)
-	case keys.HalfUp:
-		l.at -= max(1, l.rows/2)
-	case keys.Top:
-		l.at, l.key = 0, ""
-		return true
-	case keys.Bottom:
-		l.at = n - 1
-	default:
-		return false
-	}
-	l.set(l.at, n, keyAt)
-	return true
-}
-
-func (l *cursor) set(at, n int, keyAt func(int) string) {
-	l.at = max(0, min(at, n-1))
-	l.key = ""
-	if n > 0 {
-		l.key = keyAt(l.at)
-	}
-}
-
-// click moves to the row on a line of the page.
-func (l *cursor) click(line, n int, keyAt func(int) string) {
-	if i := line - l.first + l.off; line >= l.first && line < l.first+l.rows && i < n {
-		l.set(i, n, keyAt)
-	}
-}
-
 // Wrap breaks text into lines of at most w columns; the lines after the first
 // one begin with indent.
 func Wrap(text string, w int, indent string) []string {
@@ -243,8 +170,8 @@ func severityWord(s feed.Severity) string {
 	return [...]string{"ok", "INFO", "WARN", "ERROR"}[min(max(int(s), 0), 3)]
 }
 
-// mark is the sign at the left of a row.
-func mark(p *widget.Painter, selected bool, s feed.Severity) {
+// Mark is the sign at the left of a row.
+func Mark(p *widget.Painter, selected bool, s feed.Severity) {
 	switch {
 	case selected:
 		p.Put(theme.Accent, p.Th.Cursor)

@@ -6,7 +6,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/dynctl/dynctl/internal/router/decision"
+	"github.com/dynctl/dynctl/internal/router/placement/decision"
 	"github.com/dynctl/dynctl/internal/tui/feed"
 	"github.com/dynctl/dynctl/internal/tui/keys"
 	"github.com/dynctl/dynctl/internal/tui/theme"
@@ -16,7 +16,7 @@ import (
 // RankTable is the table of ranks that the overview and the workers page
 // share: one cursor, one filter, one order.
 type RankTable struct {
-	cursor
+	cursor  Cursor
 	filter  feed.Filter
 	order   int // in orders
 	reverse bool
@@ -47,8 +47,8 @@ type headAt struct {
 // clickAt moves to a row, or sorts by the title that was clicked; a second click
 // turns the order round.
 func (t *RankTable) clickAt(r *feed.Router, x, line int) {
-	if line != t.first-1 {
-		t.click(line, len(t.Rows(r)), t.keyAt)
+	if line != t.cursor.first-1 {
+		t.cursor.Click(line, len(t.Rows(r)), t.keyAt)
 		return
 	}
 	for _, h := range t.heads {
@@ -277,7 +277,7 @@ func (t *RankTable) Rows(r *feed.Router) []*feed.Rank {
 	}
 	t.rows = t.fold(r)
 	SortRanks(t.rows, orders[t.order].name, t.reverse)
-	t.sync(len(t.rows), t.keyAt)
+	t.cursor.Sync(len(t.rows), t.keyAt)
 	return t.rows
 }
 
@@ -344,13 +344,13 @@ func (t *RankTable) foldAll(r *feed.Router) {
 // keep leaves the cursor with a row's worker after it was folded or unfolded.
 func (t *RankTable) keep(r *feed.Router, k *feed.Rank) {
 	t.dirty = true
-	if k == nil || t.key == "" {
+	if k == nil || t.cursor.Key == "" {
 		return
 	}
-	t.key = ""
+	t.cursor.Key = ""
 	for i, row := range t.Rows(r) {
 		if row.Worker == k.Worker {
-			t.at, t.key = i, row.Label
+			t.cursor.At, t.cursor.Key = i, row.Label
 			return
 		}
 	}
@@ -359,7 +359,7 @@ func (t *RankTable) keep(r *feed.Router, k *feed.Rank) {
 // reveal puts the cursor on a rank, whose worker is unfolded.
 func (t *RankTable) reveal(r *feed.Router, label string) {
 	i := slices.IndexFunc(r.Ranks, func(k feed.Rank) bool { return k.Label == label })
-	if t.key, t.dirty = label, true; i >= 0 {
+	if t.cursor.Key, t.dirty = label, true; i >= 0 {
 		if w := r.Ranks[i].Worker; t.folded(w) {
 			t.toggle(w)
 		}
@@ -383,10 +383,10 @@ func (t *RankTable) keyAt(i int) string { return t.rows[i].Label }
 // Current is the rank under the cursor; nil when there is none.
 func (t *RankTable) Current(r *feed.Router) *feed.Rank {
 	rows := t.Rows(r)
-	if t.at >= len(rows) {
+	if t.cursor.At >= len(rows) {
 		return nil
 	}
-	return rows[t.at]
+	return rows[t.cursor.At]
 }
 
 // Act does what a key asks for, and reports whether it knew it.
@@ -411,7 +411,7 @@ func (t *RankTable) Act(r *feed.Router, a keys.Action) bool {
 	case keys.FoldAll:
 		t.foldAll(r)
 	default:
-		return t.act(a, len(rows), t.keyAt)
+		return t.cursor.Move(a, len(rows), t.keyAt)
 	}
 	t.dirty = true
 	return true
@@ -459,7 +459,7 @@ func (t *RankTable) Order(th *theme.Theme) string {
 func (t *RankTable) Draw(r *feed.Router, p *widget.Painter, h int) {
 	rows := t.Rows(r)
 	if t.heat > 0 && len(rows) > 0 {
-		t.heads, t.first, t.cursor.rows = t.heads[:0], 0, 0 // nothing to click
+		t.heads, t.cursor.first, t.cursor.rows = t.heads[:0], 0, 0 // nothing to click
 		drawHeat(p, &heats[t.heat-1], slices.Clone(t.ranks), h)
 		return
 	}
@@ -523,13 +523,12 @@ func (t *RankTable) Draw(r *feed.Router, p *widget.Painter, h int) {
 		head(c.title, c.order, w, c.left)
 	}
 	p.End()
-	t.first = p.Len()
-	from, to := t.window(len(rows), h-1)
+	from, to := t.cursor.Window(len(rows), p.Len(), h-1)
 	for i := from; i < to; i++ {
 		k := rows[i]
-		selected := i == t.at && !t.plain
+		selected := i == t.cursor.At && !t.plain
 		p.Select(selected)
-		mark(p, selected, k.Severity)
+		Mark(p, selected, k.Severity)
 		p.Cell(theme.Plain, name(k), width)
 		p.Put(theme.Plain, " ")
 		text := k.Role

@@ -10,7 +10,7 @@ import (
 	"github.com/muesli/termenv"
 	"pgregory.net/rapid"
 
-	"github.com/dynctl/dynctl/internal/property"
+	"github.com/dynctl/dynctl/internal/rig/property"
 	"github.com/dynctl/dynctl/internal/tui/theme"
 )
 

@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"github.com/dynctl/dynctl/internal/positive"
-	"github.com/dynctl/dynctl/internal/router/blockhash"
+	"github.com/dynctl/dynctl/internal/router/cache/blockhash"
 	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/sim/cache"
 	"github.com/dynctl/dynctl/internal/workers/sim/engine"

@@ -11,14 +11,14 @@ import (
 	"sync"
 	"time"
 
-	"github.com/dynctl/dynctl/internal/router/kvevent"
+	"github.com/dynctl/dynctl/internal/router/cache/kvevent"
 	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/sim/cache"
 	"github.com/dynctl/dynctl/internal/workers/sim/engine"
 	"github.com/dynctl/dynctl/internal/workers/sim/front"
-	"github.com/dynctl/dynctl/internal/workers/sim/live"
 	"github.com/dynctl/dynctl/internal/workers/sim/port"
 	"github.com/dynctl/dynctl/internal/workers/sim/publish"
+	"github.com/dynctl/dynctl/internal/workers/sim/realtime"
 	"github.com/dynctl/dynctl/internal/workers/sim/rooms"
 	"github.com/dynctl/dynctl/internal/workers/sim/sidechannel"
 )
@@ -32,7 +32,7 @@ type process struct {
 	dead    context.Context // ends earlier, when the engine core dies
 	die     context.CancelCauseFunc
 
-	ranks []*live.Rank
+	ranks []*realtime.Rank
 	ids   []string // engine id of each rank
 	pubs  []*publish.Publisher
 	side  []*sidechannel.Server
@@ -108,7 +108,7 @@ func (e *Engine) boot(number uint64) (*process, error) {
 		}
 		set, _ := e.faults.Set()
 		core.SetSlow(set.Slow)
-		p.ranks = append(p.ranks, live.New(core))
+		p.ranks = append(p.ranks, realtime.New(core))
 		switch g.Connector {
 		case workers.ConnectorNIXL, workers.ConnectorNIXLPush, workers.ConnectorNIXLOffload:
 			err = p.sideChannel(i)

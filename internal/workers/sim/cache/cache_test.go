@@ -7,7 +7,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
-	"github.com/dynctl/dynctl/internal/property"
+	"github.com/dynctl/dynctl/internal/rig/property"
 )
 
 // naive is the block pool as one would write it without caring for speed.

@@ -3,7 +3,7 @@ package engine
 import (
 	"math/bits"
 
-	"github.com/dynctl/dynctl/internal/router/blockhash"
+	"github.com/dynctl/dynctl/internal/router/cache/blockhash"
 	"github.com/dynctl/dynctl/internal/workers/sim/cache"
 	"github.com/dynctl/dynctl/internal/workers/sim/timing"
 )
@@ -232,11 +232,15 @@ func (r *Rank) name(p *request, full int) {
 }
 
 // fold sets p's context to the contents of its first n blocks.
-func (r *Rank) fold(p *request, n int) {
-	p.ctx = r.root(p)
+func (r *Rank) fold(p *request, n int) { p.ctx = r.context(p, n) }
+
+// context is the digest of p's first n blocks as they are now.
+func (r *Rank) context(p *request, n int) uint64 {
+	ctx := r.root(p)
 	for _, id := range p.blocks[:n] {
-		p.ctx = mix(p.ctx, r.cache.Content(id).Digest)
+		ctx = mix(ctx, r.cache.Content(id).Digest)
 	}
+	return ctx
 }
 
 // finishStep ends the step in progress.
@@ -278,22 +282,47 @@ func (r *Rank) publish() {
 	}
 }
 
-// sample gives p its next token.
-func (r *Rank) sample(p *request) {
-	d := p.ctx
-	if off := p.computed % r.cfg.BlockSize; off != 0 {
-		d = mix(d, r.cache.Content(p.blocks[len(p.blocks)-1]).Digest)
+// draw is what the model makes of p's first n tokens, none of which is to come; ctx is
+// the context of the full blocks among them.
+func (r *Rank) draw(p *request, ctx uint64, n int) uint64 {
+	d, bs := ctx, r.cfg.BlockSize
+	if off := n % bs; off != 0 {
+		digest := r.cache.Content(p.blocks[n/bs]).Digest
+		for at := n; at < min(p.computed, n-off+bs); at++ { // slots add up: those behind n come off
+			digest -= slot(ctx, at%bs, p.tokens[at])
+		}
+		d = mix(d, digest)
 	}
 	if p.Choice != 0 {
 		d = mix(d, uint64(p.Choice))
 	}
-	d = mix(d, 0x746f6b656e)
+	return mix(d, 0x746f6b656e)
+}
+
+// leastAnswer is how many tokens of its own the model says before it may end.
+const leastAnswer = 4
+
+// mayEnd reports whether the last tokens before the next one are the model's own words,
+// whoever asked for them: an answer does not end at once, and the rest of one that
+// another engine began ends where that engine would have ended it. A prefill leg of one
+// token so practically always ends by length, as it does on a real engine.
+func (r *Rank) mayEnd(p *request) bool {
+	n := len(p.tokens)
+	for at := n - leastAnswer; at < n; at++ {
+		if at < 1 || r.cfg.Next(p.tokens[:at], r.draw(p, r.context(p, at/r.cfg.BlockSize), at)) != p.tokens[at] {
+			return false
+		}
+	}
+	return true
+}
+
+// sample gives p its next token.
+func (r *Rank) sample(p *request) {
 	made := len(p.tokens) - len(p.Tokens) + 1
+	d := r.draw(p, p.ctx, p.computed)
 	token := r.cfg.Next(p.tokens, d)
 	finish := Running
-	// Answers have at least four tokens, so a prefill leg of one token always
-	// ends by length, as it practically always does on a real engine.
-	if !p.IgnoreEOS && made > 4 && made > p.MinTokens && (d>>40)%uint64(r.cfg.OSL) == 0 {
+	if !p.IgnoreEOS && made > p.MinTokens && (d>>40)%uint64(r.cfg.OSL) == 0 && r.mayEnd(p) {
 		token, finish = r.cfg.EOS, FinishStop
 	}
 	p.tokens = append(p.tokens, token)

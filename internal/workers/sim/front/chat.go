@@ -1,18 +1,17 @@
 package front
 
 import (
-	"cmp"
 	"encoding/json"
 	"net/http"
-	"strings"
 	"time"
 
-	"github.com/dynctl/dynctl/internal/router/api"
+	"github.com/dynctl/dynctl/internal/workers/sim/front/chat"
+	"github.com/dynctl/dynctl/internal/workers/sim/front/httpjson"
 )
 
 type chatRequest struct {
 	sampling
-	Messages            []chatMessage   `json:"messages"`
+	Messages            []chat.Message  `json:"messages"`
 	Tools               json.RawMessage `json:"tools"`
 	ToolChoice          json.RawMessage `json:"tool_choice"`
 	Logprobs            bool            `json:"logprobs"`
@@ -69,29 +68,20 @@ type chatAnswer struct {
 	Metrics           any          `json:"metrics"`
 }
 
-// forced is the function that the answer must call.
-type forced struct {
-	name   string
-	before string // arguments up to the text of the answer
-	after  string
-	quiet  bool // the arguments have no place for the text
-	named  bool // by name: vLLM then says "stop", not "tool_calls"
-}
-
 // chat is POST /v1/chat/completions.
-func (s *Server) chat(w http.ResponseWriter, r *http.Request, q *chatRequest) *apiError {
-	msgs, err := render(q.Messages)
+func (s *Server) chat(w http.ResponseWriter, r *http.Request, q *chatRequest) *httpjson.Error {
+	msgs, err := chat.Render(q.Messages)
 	if err != nil {
 		return err
 	}
-	call, err := forcedCall(q.Tools, q.ToolChoice)
+	call, err := chat.ForcedCall(q.Tools, q.ToolChoice)
 	if err != nil {
 		return err
 	}
 	if q.TopLogprobs < 0 || q.TopLogprobs > 20 || q.TopLogprobs > 0 && !q.Logprobs {
-		return badRequest("top_logprobs", "when using `top_logprobs`, `logprobs` must be set to true and top_logprobs be between 0 and 20.")
+		return httpjson.BadRequest("top_logprobs", "when using `top_logprobs`, `logprobs` must be set to true and top_logprobs be between 0 and 20.")
 	}
-	prompt := s.cfg.Vocab.Chat(nil, compactTools(q.Tools), msgs, q.AddGenerationPrompt == nil || *q.AddGenerationPrompt)
+	prompt := s.cfg.Vocab.Chat(nil, chat.Tools(q.Tools), msgs, q.AddGenerationPrompt == nil || *q.AddGenerationPrompt)
 	j, err := s.check(r, q.sampling, [][]uint32{prompt})
 	if err != nil {
 		return err
@@ -116,8 +106,8 @@ func (s *Server) chat(w http.ResponseWriter, r *http.Request, q *chatRequest) *a
 		out := chatChoice{Index: c.index, FinishReason: c.finish, StopReason: c.stop, Message: chatAnswerMessage{Role: "assistant"}}
 		text := c.text.String()
 		if call != nil {
-			out.Message.ToolCalls = []toolCall{{"chatcmpl-tool-" + s.id(), "function", toolFunction{call.name, call.before + call.text(text) + call.after}}}
-			out.FinishReason = call.finish(c.finish)
+			out.Message.ToolCalls = []toolCall{{"chatcmpl-tool-" + s.id(), "function", toolFunction{call.Name, call.Before + call.Text(text) + call.After}}}
+			out.FinishReason = call.Finish(c.finish)
 			text = ""
 		}
 		out.Message.Content = &text
@@ -129,138 +119,8 @@ func (s *Server) chat(w http.ResponseWriter, r *http.Request, q *chatRequest) *a
 		}
 		a.Choices = append(a.Choices, out)
 	}
-	WriteJSON(w, http.StatusOK, a)
+	httpjson.WriteJSON(w, http.StatusOK, a)
 	return nil
-}
-
-// text is what a piece of the answer adds to the arguments.
-func (f *forced) text(piece string) string {
-	if f.quiet {
-		return ""
-	}
-	q := api.AppendString(nil, piece)
-	return string(q[1 : len(q)-1]) // as it stands inside a JSON string
-}
-
-func (f *forced) finish(why string) string {
-	if f.named && why == "stop" || why == "length" {
-		return why
-	}
-	return "tool_calls"
-}
-
-// forcedCall is the call that tool_choice asks for, nil if it is free.
-func forcedCall(rawTools, rawChoice json.RawMessage) (*forced, *apiError) {
-	var tools []struct {
-		Type     string `json:"type"`
-		Name     string `json:"name"` // Anthropic and Responses
-		Function struct {
-			Name       string          `json:"name"`
-			Parameters json.RawMessage `json:"parameters"`
-		} `json:"function"`
-		Parameters  json.RawMessage `json:"parameters"`
-		InputSchema json.RawMessage `json:"input_schema"`
-	}
-	if !absent(rawTools) && json.Unmarshal(rawTools, &tools) != nil {
-		return nil, badRequest("tools", "tools must be a list of functions.")
-	}
-	if absent(rawChoice) {
-		return nil, nil
-	}
-	want, named := "", false
-	var word string
-	var choice struct {
-		Type     string `json:"type"`
-		Name     string `json:"name"`
-		Function struct {
-			Name string `json:"name"`
-		} `json:"function"`
-	}
-	switch {
-	case json.Unmarshal(rawChoice, &word) == nil:
-		switch word {
-		case "auto", "none":
-			return nil, nil
-		case "required", "any":
-		default:
-			return nil, badRequest("tool_choice", "Invalid value for `tool_choice`: %s! Only named tools, \"none\", \"auto\" or \"required\" are supported.", word)
-		}
-	case json.Unmarshal(rawChoice, &choice) == nil:
-		switch choice.Type {
-		case "auto", "none":
-			return nil, nil
-		case "any":
-		default:
-			want, named = choice.Function.Name, true
-			want = cmp.Or(want, choice.Name)
-		}
-	default:
-		return nil, badRequest("tool_choice", "tool_choice must be a string or an object.")
-	}
-	if len(tools) == 0 {
-		return nil, badRequest("tool_choice", "When using `tool_choice`, `tools` must be set.")
-	}
-	for _, t := range tools {
-		name, schema := t.Function.Name, t.Function.Parameters
-		if name == "" {
-			name = t.Name
-			if schema = t.Parameters; schema == nil {
-				schema = t.InputSchema
-			}
-		}
-		if want == "" || name == want {
-			f := &forced{name: name, named: named}
-			f.before, f.after, f.quiet = arguments(schema)
-			return f, nil
-		}
-	}
-	return nil, badRequest("tool_choice", "The tool specified in `tool_choice` does not match any of the specified `tools`")
-}
-
-// arguments makes an object that fits a simple schema, in two halves around the
-// answer's text, which becomes the value of the first text property; quiet if
-// there is none.
-func arguments(raw json.RawMessage) (before, after string, quiet bool) {
-	var schema struct {
-		Properties map[string]struct {
-			Type string            `json:"type"`
-			Enum []json.RawMessage `json:"enum"`
-		} `json:"properties"`
-		Required []string `json:"required"`
-	}
-	if absent(raw) || json.Unmarshal(raw, &schema) != nil {
-		return `{"text": "`, `"}`, false
-	}
-	textKey := ""
-	var fixed []string
-	for _, k := range schema.Required {
-		p := schema.Properties[k]
-		key := string(api.AppendString(nil, k)) + ": "
-		switch {
-		case len(p.Enum) > 0:
-			fixed = append(fixed, key+string(p.Enum[0]))
-		case p.Type == "integer" || p.Type == "number":
-			fixed = append(fixed, key+"1")
-		case p.Type == "boolean":
-			fixed = append(fixed, key+"true")
-		case p.Type == "array":
-			fixed = append(fixed, key+"[]")
-		case p.Type == "object":
-			fixed = append(fixed, key+"{}")
-		case textKey == "":
-			textKey = key
-		default:
-			fixed = append(fixed, key+`""`)
-		}
-	}
-	before = "{" + strings.Join(fixed, ", ")
-	if textKey == "" {
-		return before, "}", true
-	}
-	if len(fixed) > 0 {
-		before += ", "
-	}
-	return before + textKey + `"`, `"}`, false
 }
 
 type chatLogprob struct {
@@ -285,7 +145,7 @@ func (s *Server) chatLogprobs(tokens []uint32, top int) map[string]any {
 	return map[string]any{"content": list}
 }
 
-func (s *Server) streamChat(w http.ResponseWriter, r *http.Request, base string, j *job, q *chatRequest, call *forced) {
+func (s *Server) streamChat(w http.ResponseWriter, r *http.Request, base string, j *job, q *chatRequest, call *chat.Call) {
 	e := newEvents(w)
 	head := newChunk(base, "chat.completion.chunk", j)
 	begun := make([]bool, j.n)
@@ -297,7 +157,7 @@ func (s *Server) streamChat(w http.ResponseWriter, r *http.Request, base string,
 				return err
 			}
 			if call != nil {
-				part := toolCallDelta{ID: "chatcmpl-tool-" + s.id(), Type: "function", Function: toolFunction{call.name, call.before}}
+				part := toolCallDelta{ID: "chatcmpl-tool-" + s.id(), Type: "function", Function: toolFunction{call.Name, call.Before}}
 				if err := e.chunk(head, chunkChoice{Index: c.index, Delta: chatDelta{ToolCalls: []toolCallDelta{part}}, chunkEnd: &chunkEnd{}}); err != nil {
 					return err
 				}
@@ -305,10 +165,10 @@ func (s *Server) streamChat(w http.ResponseWriter, r *http.Request, base string,
 		}
 		out := chunkChoice{Delta: chatDelta{Content: &d.text}}
 		if call != nil {
-			text := call.text(d.text)
+			text := call.Text(d.text)
 			if c.finish != "" {
-				text += call.after
-				c.finish = call.finish(c.finish)
+				text += call.After
+				c.finish = call.Finish(c.finish)
 			}
 			out.Delta = chatDelta{ToolCalls: []toolCallDelta{{Function: toolFunction{Arguments: text}}}}
 		}
@@ -348,5 +208,5 @@ func (e *events) chatRole(head chunk, index int, j *job) error {
 	if j.ReturnTokenIDs {
 		first.PromptTokenIDs = j.prompts[0]
 	}
-	return e.event("", first)
+	return e.Add("", first)
 }

@@ -4,6 +4,10 @@ import (
 	"encoding/json"
 	"net/http"
 	"time"
+
+	"github.com/dynctl/dynctl/internal/workers"
+	"github.com/dynctl/dynctl/internal/workers/sim/front/httpjson"
+	"github.com/dynctl/dynctl/internal/workers/sim/front/transfer"
 )
 
 type completionRequest struct {
@@ -44,19 +48,19 @@ type completionAnswer struct {
 const fingerprint = "vllm-0.32.0-dynctl-sim"
 
 // completions is POST /v1/completions.
-func (s *Server) completions(w http.ResponseWriter, r *http.Request, q *completionRequest) *apiError {
+func (s *Server) completions(w http.ResponseWriter, r *http.Request, q *completionRequest) *httpjson.Error {
 	prompts, err := s.promptsOf(q.Prompt)
 	if err != nil {
 		return err
 	}
 	if len(q.Limit) > 0 && json.Unmarshal(q.Limit, &q.MaxTokens) != nil {
-		return badRequest("max_tokens", "Input should be a valid integer")
+		return httpjson.BadRequest("max_tokens", "Input should be a valid integer")
 	}
 	if len(q.Limit) == 0 { // OpenAI's default for completions
 		q.MaxTokens = new(max(1, min(16, s.cfg.MaxModelLen-len(prompts[0]))))
 	}
 	if q.Logprobs != nil && (*q.Logprobs < 0 || *q.Logprobs > 20) {
-		return badRequest("logprobs", "Requested sample logprobs of %d, which is greater than max allowed: 20", *q.Logprobs)
+		return httpjson.BadRequest("logprobs", "Requested sample logprobs of %d, which is greater than max allowed: 20", *q.Logprobs)
 	}
 	j, err := s.check(r, q.sampling, prompts)
 	if err != nil {
@@ -88,7 +92,7 @@ func (s *Server) completions(w http.ResponseWriter, r *http.Request, q *completi
 		}
 		a.Choices = append(a.Choices, out)
 	}
-	WriteJSON(w, http.StatusOK, a)
+	httpjson.WriteJSON(w, http.StatusOK, a)
 	return nil
 }
 
@@ -96,12 +100,25 @@ func (s *Server) completions(w http.ResponseWriter, r *http.Request, q *completi
 func (s *Server) handBack(j *job, all []*choice) any {
 	c := all[0]
 	switch {
-	case j.spec != nil && j.spec.first && len(c.tokens) > 0:
+	case j.LMCache != nil && j.LMCache.First && len(c.tokens) > 0:
 		return map[string]any{"first_tok": c.tokens[0]}
-	case j.pin && c.pinned != nil:
+	case j.Pin && c.pinned != nil:
 		return s.paramsOf(c)
 	}
 	return nil
+}
+
+func (s *Server) paramsOf(c *choice) *transfer.Params {
+	l, mode := s.cfg.Links[c.rank], "pull"
+	if s.cfg.Connector == workers.ConnectorNIXLPush {
+		mode = "push"
+	}
+	return &transfer.Params{
+		DoRemotePrefill: true, RemoteBlockIDs: [][]int{c.pinned},
+		RemoteEngineID: l.EngineID, RemoteRequestID: c.id, RemoteHost: l.Host, RemotePort: l.Port,
+		TPSize: 1, DCPSize: 1, PPSize: 1, RemoteNumTokens: len(c.prompt) + len(c.tokens) - 1,
+		TransferMode: mode, RemotePrefillCachedTokens: c.cached,
+	}
 }
 
 // logprob is the log probability that the model claims for every token.
@@ -186,7 +203,7 @@ func newChunk(base, object string, j *job) chunk {
 
 func (e *events) chunk(c chunk, choices ...chunkChoice) error {
 	c.Choices = append([]chunkChoice{}, choices...)
-	return e.event("", c)
+	return e.Add("", c)
 }
 
 // piece sends what a step has added to a choice.
@@ -204,7 +221,7 @@ func (e *events) piece(head chunk, out chunkChoice, j *job, c *choice, d delta) 
 	if err := e.chunk(head, out); err != nil {
 		return err
 	}
-	return e.send()
+	return e.Send()
 }
 
 // last writes the chunk with the usage.
@@ -251,7 +268,7 @@ func (s *Server) streaming(w http.ResponseWriter, r *http.Request, base string, 
 		last(usageOf(j, all))
 	}
 	if last != nil {
-		e.buf.WriteString(done)
+		e.AddDone()
 	}
-	_ = e.send() // the client may be gone
+	_ = e.Send() // the client may be gone
 }

@@ -10,9 +10,10 @@ import (
 	"sync"
 	"unicode/utf8"
 
-	"github.com/dynctl/dynctl/internal/router/blockhash"
+	"github.com/dynctl/dynctl/internal/router/cache/blockhash"
 	"github.com/dynctl/dynctl/internal/workers/sim/engine"
-	"github.com/dynctl/dynctl/internal/workers/sim/live"
+	"github.com/dynctl/dynctl/internal/workers/sim/front/httpjson"
+	"github.com/dynctl/dynctl/internal/workers/sim/realtime"
 	"github.com/dynctl/dynctl/internal/workers/sim/vocab"
 )
 
@@ -22,7 +23,7 @@ type choice struct {
 	id     string
 	rank   int
 	prompt []uint32
-	stream *live.Stream
+	stream *realtime.Stream
 
 	tokens []uint32
 	raw    string          // from the last text on to a character that is not whole yet
@@ -68,10 +69,10 @@ func (s *Server) begin(ctx context.Context, base string, j *job) ([]*choice, err
 			q := engine.Request{
 				ID: c.id, Tokens: p, MaxTokens: j.max, MinTokens: j.MinTokens, IgnoreEOS: j.IgnoreEOS,
 				Key: blockhash.Key{LoRA: j.lora, Salt: j.CacheSalt}, Choice: n, Embed: j.embed,
-				Pin: j.pin || j.offer != "" || j.rooms != nil || j.spec != nil && j.spec.host != "",
+				Pin: j.Pin || j.Offer != "" || j.rooms != nil || j.LMCache != nil && j.LMCache.Host != "",
 			}
-			if j.pulls != nil {
-				q.Pull = j.pulls[pi]
+			if j.Pulls != nil {
+				q.Pull = j.Pulls[pi]
 			}
 			if j.embed {
 				q.MaxTokens = 1
@@ -80,7 +81,7 @@ func (s *Server) begin(ctx context.Context, base string, j *job) ([]*choice, err
 			if err != nil {
 				abort(all)
 				if errors.Is(err, engine.ErrTooLong) {
-					return nil, badRequest("input_tokens", "%s", err.Error())
+					return nil, httpjson.BadRequest("input_tokens", "%s", err.Error())
 				}
 				return nil, err
 			}
@@ -151,7 +152,7 @@ func (s *Server) follow(ctx context.Context, j *job, c *choice, emit func(*choic
 		for _, o := range buf {
 			// vLLM counts what a synchronous store brought as cached, but not
 			// the tokens that NIXL pulls; those that are pushed it counts.
-			if c.cached = o.Cached; j.pulls == nil || j.pulls[0].Push || j.pulls[0].Offer {
+			if c.cached = o.Cached; j.Pulls == nil || j.Pulls[0].Push || j.Pulls[0].Offer {
 				c.cached += o.External
 			}
 			if o.HasToken {
@@ -283,7 +284,7 @@ func (s *Server) whole(w http.ResponseWriter, r *http.Request, base string, j *j
 		return nil, false
 	}
 	s.endEarly(j, all)
-	if j.pin && len(all) > 1 { // parameters are returned for one choice only
+	if j.Pin && len(all) > 1 { // parameters are returned for one choice only
 		s.release(all[1:])
 	}
 	s.orca(w, r, j.rank)
@@ -302,7 +303,7 @@ func (s *Server) release(all []*choice) {
 
 // endEarly is the fault by which the first token of a prefill ends the answer.
 func (s *Server) endEarly(j *job, all []*choice) {
-	if set, _ := s.cfg.Faults.Set(); j.pin && s.cfg.Faults.Hit(set.EndRate) {
+	if set, _ := s.cfg.Faults.Set(); j.Pin && s.cfg.Faults.Hit(set.EndRate) {
 		s.release(all)
 		for _, c := range all {
 			c.finish = cmp.Or(set.EndReason, string(engine.FinishStop))

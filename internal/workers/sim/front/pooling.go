@@ -9,7 +9,8 @@ import (
 	"sort"
 	"time"
 
-	"github.com/dynctl/dynctl/internal/router/blockhash"
+	"github.com/dynctl/dynctl/internal/router/cache/blockhash"
+	"github.com/dynctl/dynctl/internal/workers/sim/front/httpjson"
 )
 
 // pool sends prompts through the scheduler for their prefill only.
@@ -19,7 +20,7 @@ func (s *Server) pool(w http.ResponseWriter, r *http.Request, model string, prom
 		s.refuse(w, err)
 		return nil, false
 	}
-	j.embed, j.pulls = true, nil
+	j.embed, j.Pulls = true, nil
 	_, ok := s.whole(w, r, "pool-"+s.requestID(r), j)
 	return j, ok
 }
@@ -75,15 +76,15 @@ type embeddingRequest struct {
 	Dimensions *int            `json:"dimensions"`
 }
 
-func (s *Server) embeddings(w http.ResponseWriter, r *http.Request, q *embeddingRequest) *apiError {
+func (s *Server) embeddings(w http.ResponseWriter, r *http.Request, q *embeddingRequest) *httpjson.Error {
 	size := s.cfg.EmbedSize
 	if q.Dimensions != nil {
 		if size = *q.Dimensions; size < 1 || size > 8192 {
-			return badRequest("dimensions", "dimensions must be between 1 and 8192, got %d.", size)
+			return httpjson.BadRequest("dimensions", "dimensions must be between 1 and 8192, got %d.", size)
 		}
 	}
 	if q.Encoding != "" && q.Encoding != "float" && q.Encoding != "base64" {
-		return badRequest("encoding_format", "encoding_format must be float or base64.")
+		return httpjson.BadRequest("encoding_format", "encoding_format must be float or base64.")
 	}
 	prompts, err := s.promptsOf(q.Input)
 	if err != nil {
@@ -110,7 +111,7 @@ func (s *Server) embeddings(w http.ResponseWriter, r *http.Request, q *embedding
 			items[i].Embedding = base64.StdEncoding.EncodeToString(b)
 		}
 	}
-	WriteJSON(w, http.StatusOK, map[string]any{"id": "embd-" + s.id(), "object": "list", "created": time.Now().Unix(), "model": j.shown, "data": items, "usage": poolUsage(j)})
+	httpjson.WriteJSON(w, http.StatusOK, map[string]any{"id": "embd-" + s.id(), "object": "list", "created": time.Now().Unix(), "model": j.shown, "data": items, "usage": poolUsage(j)})
 	return nil
 }
 
@@ -122,9 +123,9 @@ type rerankRequest struct {
 	ReturnDocuments *bool             `json:"return_documents"`
 }
 
-func (s *Server) rerank(w http.ResponseWriter, r *http.Request, q *rerankRequest) *apiError {
+func (s *Server) rerank(w http.ResponseWriter, r *http.Request, q *rerankRequest) *httpjson.Error {
 	if q.Query == "" || len(q.Documents) == 0 {
-		return badRequest("documents", "query and documents must not be empty.")
+		return httpjson.BadRequest("documents", "query and documents must not be empty.")
 	}
 	type document struct {
 		Text string `json:"text"`
@@ -142,7 +143,7 @@ func (s *Server) rerank(w http.ResponseWriter, r *http.Request, q *rerankRequest
 		var d document
 		if json.Unmarshal(raw, &text) != nil {
 			if json.Unmarshal(raw, &d) != nil {
-				return badRequest("documents", "documents must be strings or objects with a text.")
+				return httpjson.BadRequest("documents", "documents must be strings or objects with a text.")
 			}
 			text = d.Text
 		}
@@ -159,7 +160,7 @@ func (s *Server) rerank(w http.ResponseWriter, r *http.Request, q *rerankRequest
 		results = results[:q.TopN]
 	}
 	u := poolUsage(j)
-	WriteJSON(w, http.StatusOK, map[string]any{"id": "rerank-" + s.id(), "model": j.shown, "usage": u, "results": results})
+	httpjson.WriteJSON(w, http.StatusOK, map[string]any{"id": "rerank-" + s.id(), "model": j.shown, "usage": u, "results": results})
 	return nil
 }
 
@@ -172,14 +173,14 @@ type scoreRequest struct {
 	Documents json.RawMessage `json:"documents"`
 }
 
-func (s *Server) score(w http.ResponseWriter, r *http.Request, q *scoreRequest) *apiError {
-	if absent(q.Text1) {
+func (s *Server) score(w http.ResponseWriter, r *http.Request, q *scoreRequest) *httpjson.Error {
+	if httpjson.Absent(q.Text1) {
 		q.Text1, q.Text2 = q.Queries, q.Documents
 	}
 	one, ok1 := oneOrMany(q.Text1)
 	two, ok2 := oneOrMany(q.Text2)
 	if !ok1 || !ok2 || len(one) == 0 || len(two) == 0 || len(one) != 1 && len(one) != len(two) {
-		return badRequest("text_1", "Input lengths must be either 1:1, 1:N or N:N")
+		return httpjson.BadRequest("text_1", "Input lengths must be either 1:1, 1:N or N:N")
 	}
 	type item struct {
 		Index  int     `json:"index"`
@@ -201,6 +202,6 @@ func (s *Server) score(w http.ResponseWriter, r *http.Request, q *scoreRequest) 
 	if !ok {
 		return nil
 	}
-	WriteJSON(w, http.StatusOK, map[string]any{"id": "score-" + s.id(), "object": "list", "created": time.Now().Unix(), "model": j.shown, "data": items, "usage": poolUsage(j)})
+	httpjson.WriteJSON(w, http.StatusOK, map[string]any{"id": "score-" + s.id(), "object": "list", "created": time.Now().Unix(), "model": j.shown, "data": items, "usage": poolUsage(j)})
 	return nil
 }

@@ -1,13 +1,12 @@
 package front
 
 import (
-	"bytes"
 	"encoding/json"
 	"net/http"
 	"slices"
-	"strings"
 
-	"github.com/dynctl/dynctl/internal/workers/sim/engine"
+	"github.com/dynctl/dynctl/internal/workers/sim/front/httpjson"
+	"github.com/dynctl/dynctl/internal/workers/sim/front/transfer"
 	"github.com/dynctl/dynctl/internal/workers/sim/rooms"
 	"github.com/dynctl/dynctl/internal/workers/sim/vocab"
 )
@@ -60,17 +59,13 @@ type job struct {
 	usage       bool // a last chunk with the usage
 	everyUsage  bool // usage in every chunk
 	rank        int
-	pin         bool
-	pulls       []*engine.Pull // per prompt, or none
-	rooms       []*rooms.Room  // per prompt, or none: SGLang prefill
-	spec        *lmcacheSpec
-	// offer is the name under which the prompt's full blocks are kept for a decode.
-	offer string
+	transfer.Asked
+	rooms []*rooms.Room // per prompt, or none: SGLang prefill
 	embed bool
 }
 
 // check turns the shared fields into a job.
-func (s *Server) check(r *http.Request, f sampling, prompts [][]uint32) (*job, *apiError) {
+func (s *Server) check(r *http.Request, f sampling, prompts [][]uint32) (*job, *httpjson.Error) {
 	shown, lora, aerr := s.model(f.Model)
 	if aerr != nil {
 		return nil, aerr
@@ -78,7 +73,7 @@ func (s *Server) check(r *http.Request, f sampling, prompts [][]uint32) (*job, *
 	j := &job{sampling: f, shown: shown, lora: lora, prompts: prompts, n: 1, stream: f.Stream}
 	if f.StreamOptions != nil {
 		if !f.Stream {
-			return nil, badRequest("stream_options", "Stream options can only be defined when `stream=True`.")
+			return nil, httpjson.BadRequest("stream_options", "Stream options can only be defined when `stream=True`.")
 		}
 		j.usage, j.everyUsage = f.StreamOptions.IncludeUsage, f.StreamOptions.IncludeUsage && f.StreamOptions.ContinuousUsageStats
 	}
@@ -86,13 +81,13 @@ func (s *Server) check(r *http.Request, f sampling, prompts [][]uint32) (*job, *
 		j.n = *f.N
 	}
 	if j.n < 1 || j.n > 128 {
-		return nil, badRequest("n", "n must be between 1 and 128, got %d.", j.n)
+		return nil, httpjson.BadRequest("n", "n must be between 1 and 128, got %d.", j.n)
 	}
 	if f.Temperature != nil && (*f.Temperature < 0 || *f.Temperature > 2) {
-		return nil, badRequest("temperature", "temperature must be between 0 and 2, got %v.", *f.Temperature)
+		return nil, httpjson.BadRequest("temperature", "temperature must be between 0 and 2, got %v.", *f.Temperature)
 	}
 	if f.TopP != nil && (*f.TopP <= 0 || *f.TopP > 1) {
-		return nil, badRequest("top_p", "top_p must be in (0, 1], got %v.", *f.TopP)
+		return nil, httpjson.BadRequest("top_p", "top_p must be in (0, 1], got %v.", *f.TopP)
 	}
 	max := f.MaxTokens
 	if f.MaxCompletionTokens != nil {
@@ -100,22 +95,22 @@ func (s *Server) check(r *http.Request, f sampling, prompts [][]uint32) (*job, *
 	}
 	if max != nil {
 		if *max < 1 {
-			return nil, badRequest("max_tokens", "max_tokens must be at least 1, got %d.", *max)
+			return nil, httpjson.BadRequest("max_tokens", "max_tokens must be at least 1, got %d.", *max)
 		}
 		j.max = *max
 	}
 	if f.MinTokens < 0 || j.max > 0 && f.MinTokens > j.max {
-		return nil, badRequest("min_tokens", "min_tokens must be greater than or equal to 0 and less than or equal to max_tokens=%d, got %d.", j.max, f.MinTokens)
+		return nil, httpjson.BadRequest("min_tokens", "min_tokens must be greater than or equal to 0 and less than or equal to max_tokens=%d, got %d.", j.max, f.MinTokens)
 	}
 	var ok bool
 	if j.stops, ok = oneOrMany(f.Stop); !ok {
-		return nil, badRequest("stop", "stop must be a string or a list of strings.")
+		return nil, httpjson.BadRequest("stop", "stop must be a string or a list of strings.")
 	}
 	if len(prompts) == 0 {
-		return nil, badRequest("prompt", "Either prompt or prompt_embeds must be provided and non-empty.")
+		return nil, httpjson.BadRequest("prompt", "Either prompt or prompt_embeds must be provided and non-empty.")
 	}
 	if len(prompts) > 256 {
-		return nil, badRequest("prompt", "at most 256 prompts in one request, got %d.", len(prompts))
+		return nil, httpjson.BadRequest("prompt", "at most 256 prompts in one request, got %d.", len(prompts))
 	}
 	for i, p := range prompts {
 		if f.Truncate != nil { // the end stays, as much as fits the model for -1
@@ -137,24 +132,25 @@ func (s *Server) check(r *http.Request, f sampling, prompts [][]uint32) (*job, *
 	if s.sglang() {
 		return j, s.bootstrap(j)
 	}
-	return j, s.transfer(j)
+	j.Asked, aerr = transfer.Read(s.cfg.Connector, f.KVTransferParams, len(prompts))
+	return j, aerr
 }
 
 // fits checks a prompt against the vocabulary and the model's length.
-func (s *Server) fits(p []uint32, max *int) *apiError {
+func (s *Server) fits(p []uint32, max *int) *httpjson.Error {
 	limit := s.cfg.MaxModelLen
 	if len(p) == 0 {
-		return badRequest("prompt", "The decoder prompt cannot be empty")
+		return httpjson.BadRequest("prompt", "The decoder prompt cannot be empty")
 	}
 	if len(p) > limit || len(p) == limit && max != nil {
-		return badRequest("input_tokens", "This model's maximum context length is %d tokens. However, your prompt contains at least %d input tokens, which exceeds this limit even without any output tokens. Please reduce the length of the input prompt. (parameter=input_tokens, value=%d)", limit, min(len(p), limit+1), min(len(p), limit+1))
+		return httpjson.BadRequest("input_tokens", "This model's maximum context length is %d tokens. However, your prompt contains at least %d input tokens, which exceeds this limit even without any output tokens. Please reduce the length of the input prompt. (parameter=input_tokens, value=%d)", limit, min(len(p), limit+1), min(len(p), limit+1))
 	}
 	if max != nil && *max > limit-len(p) {
-		return badRequest("max_tokens", "This model's maximum context length is %d tokens. However, you requested %d output tokens and your prompt contains %d input tokens, for a total of %d tokens. Please reduce the length of the input prompt or the number of requested output tokens. (parameter=max_tokens, value=%d)", limit, *max, len(p), len(p)+*max, *max)
+		return httpjson.BadRequest("max_tokens", "This model's maximum context length is %d tokens. However, you requested %d output tokens and your prompt contains %d input tokens, for a total of %d tokens. Please reduce the length of the input prompt or the number of requested output tokens. (parameter=max_tokens, value=%d)", limit, *max, len(p), len(p)+*max, *max)
 	}
 	for _, t := range p {
 		if t >= vocab.Size {
-			return badRequest("prompt", "Token id %d is out of vocabulary", t)
+			return httpjson.BadRequest("prompt", "Token id %d is out of vocabulary", t)
 		}
 	}
 	return nil
@@ -162,7 +158,7 @@ func (s *Server) fits(p []uint32, max *int) *apiError {
 
 // oneOrMany reads a string, a list of strings, or nothing, without empty ones.
 func oneOrMany(raw json.RawMessage) ([]string, bool) {
-	if absent(raw) {
+	if httpjson.Absent(raw) {
 		return nil, true
 	}
 	list := make([]string, 1)
@@ -172,15 +168,11 @@ func oneOrMany(raw json.RawMessage) ([]string, bool) {
 	return slices.DeleteFunc(list, func(s string) bool { return s == "" }), true
 }
 
-func absent(raw json.RawMessage) bool {
-	return len(raw) == 0 || bytes.Equal(bytes.TrimSpace(raw), []byte("null"))
-}
-
 // prompts reads the prompt of a completion: text, texts, ids, or lists of ids.
-func (s *Server) promptsOf(raw json.RawMessage) ([][]uint32, *apiError) {
-	bad := badRequest("prompt", "prompt must be a string, array of strings, array of tokens, or array of token arrays.")
-	if absent(raw) {
-		return nil, badRequest("prompt", "Either prompt or prompt_embeds must be provided and non-empty.")
+func (s *Server) promptsOf(raw json.RawMessage) ([][]uint32, *httpjson.Error) {
+	bad := httpjson.BadRequest("prompt", "prompt must be a string, array of strings, array of tokens, or array of token arrays.")
+	if httpjson.Absent(raw) {
+		return nil, httpjson.BadRequest("prompt", "Either prompt or prompt_embeds must be provided and non-empty.")
 	}
 	switch raw[0] {
 	case '"':
@@ -208,105 +200,4 @@ func (s *Server) promptsOf(raw json.RawMessage) ([][]uint32, *apiError) {
 		}
 	}
 	return nil, bad
-}
-
-// chatMessage is one message of a chat request.
-type chatMessage struct {
-	Role       string          `json:"role"`
-	Content    json.RawMessage `json:"content"`
-	ToolCalls  json.RawMessage `json:"tool_calls"`
-	ToolCallID string          `json:"tool_call_id"`
-	Name       string          `json:"name"`
-}
-
-// render flattens messages to what the template takes.
-func render(in []chatMessage) ([]vocab.Message, *apiError) {
-	if len(in) == 0 {
-		return nil, badRequest("messages", "messages must not be empty.")
-	}
-	out := make([]vocab.Message, len(in))
-	for i, m := range in {
-		if m.Role == "" {
-			return nil, badRequest("messages", "1 validation error:\n  {'type': 'missing', 'loc': 'body.messages.%d.role', 'msg': 'Field required'}", i)
-		}
-		text, err := contentText(m.Content)
-		if err != nil {
-			return nil, err
-		}
-		text += canonical(m.ToolCalls)
-		out[i] = vocab.Message{Role: m.Role, Content: text}
-	}
-	return out, nil
-}
-
-// contentText is the text of a message's content: a string, or text parts.
-func contentText(raw json.RawMessage) (string, *apiError) {
-	if absent(raw) {
-		return "", nil
-	}
-	var text string
-	if json.Unmarshal(raw, &text) == nil {
-		return text, nil
-	}
-	var parts []struct {
-		Type string `json:"type"`
-		Text string `json:"text"`
-	}
-	if json.Unmarshal(raw, &parts) != nil {
-		return "", badRequest("messages", "message content must be a string or a list of parts.")
-	}
-	var b strings.Builder
-	for _, p := range parts {
-		switch p.Type {
-		case "text", "input_text", "output_text":
-			b.WriteString(p.Text)
-		default:
-			return "", badRequest("messages", "At most 0 %s(s) may be provided in one prompt.", strings.TrimSuffix(p.Type, "_url"))
-		}
-	}
-	return b.String(), nil
-}
-
-// compactTools is the compact JSON of tools for the template; empty for none.
-func compactTools(raw json.RawMessage) string {
-	if c := canonical(raw); c != "[]" {
-		return c
-	}
-	return ""
-}
-
-// canonical is the compact JSON of a value whatever its spelling: templates see
-// parsed values, in which arguments of calls are objects and null is as good as
-// absent.
-func canonical(raw json.RawMessage) string {
-	var v any
-	if absent(raw) || json.Unmarshal(raw, &v) != nil {
-		return ""
-	}
-	return string(jsonOf(plain(v)))
-}
-
-func plain(v any) any {
-	switch v := v.(type) {
-	case []any:
-		for i := range v {
-			v[i] = plain(v[i])
-		}
-	case map[string]any:
-		for k, x := range v {
-			if text, ok := x.(string); ok && k == "arguments" {
-				var parsed any
-				if json.Unmarshal([]byte(text), &parsed) != nil {
-					parsed = map[string]any{}
-				}
-				x = parsed
-			}
-			if x = plain(x); x == nil {
-				delete(v, k)
-			} else {
-				v[k] = x
-			}
-		}
-	}
-	return v
 }

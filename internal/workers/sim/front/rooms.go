@@ -8,17 +8,18 @@ import (
 	"slices"
 	"time"
 
-	"github.com/dynctl/dynctl/internal/router/blockhash"
+	"github.com/dynctl/dynctl/internal/router/cache/blockhash"
 	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/sim/cache"
 	"github.com/dynctl/dynctl/internal/workers/sim/engine"
+	"github.com/dynctl/dynctl/internal/workers/sim/front/httpjson"
 )
 
 // FakeHost is the bootstrap host of SGLang's health probes: no transfer.
 const FakeHost = "2.2.2.2"
 
 // bootstrap reads SGLang's fields into the job and picks its rank.
-func (s *Server) bootstrap(j *job) *apiError {
+func (s *Server) bootstrap(j *job) *httpjson.Error {
 	rank := j.RoutedRank
 	if rank == nil {
 		rank = j.DPRank
@@ -37,13 +38,13 @@ func (s *Server) bootstrap(j *job) *apiError {
 	ports, ok2 := manyOf[int](j.BootstrapPort, len(j.prompts))
 	rooms, ok3 := manyOf[uint64](j.BootstrapRoom, len(j.prompts))
 	if !ok1 || !ok2 || !ok3 {
-		return badRequest("bootstrap_room", "bootstrap_host, bootstrap_port and bootstrap_room must be one value, or one for each prompt.")
+		return httpjson.BadRequest("bootstrap_room", "bootstrap_host, bootstrap_port and bootstrap_room must be one value, or one for each prompt.")
 	}
 	if rooms == nil || rooms[0] == nil {
-		return badRequest(nil, "Disaggregated request received without boostrap room id.")
+		return httpjson.BadRequest(nil, "Disaggregated request received without boostrap room id.")
 	}
 	if j.n > 1 {
-		return badRequest("n", "n must be 1 in disaggregation mode.")
+		return httpjson.BadRequest("n", "n must be 1 in disaggregation mode.")
 	}
 	if s.cfg.Role == workers.Prefill {
 		// The prefill server's own answer is one token, whatever was asked.
@@ -54,7 +55,7 @@ func (s *Server) bootstrap(j *job) *apiError {
 	}
 	for i := range j.prompts {
 		if rooms[i] == nil {
-			return badRequest(nil, "Disaggregated request received without boostrap room id.")
+			return httpjson.BadRequest(nil, "Disaggregated request received without boostrap room id.")
 		}
 		host, port := "", 8998
 		if hosts != nil && hosts[i] != nil {
@@ -64,7 +65,7 @@ func (s *Server) bootstrap(j *job) *apiError {
 			port = *ports[i]
 		}
 		if s.cfg.Role == workers.Decode {
-			j.pulls = append(j.pulls, &engine.Pull{Bootstrap: true, Host: host, Port: port, Room: *rooms[i], Fake: host == FakeHost})
+			j.Pulls = append(j.Pulls, &engine.Pull{Bootstrap: true, Host: host, Port: port, Room: *rooms[i], Fake: host == FakeHost})
 			continue
 		}
 		if host == FakeHost {
@@ -73,7 +74,7 @@ func (s *Server) bootstrap(j *job) *apiError {
 		k, err := s.cfg.Rooms.Enter(*rooms[i], true)
 		if err != nil {
 			s.leaveRooms(j)
-			return badRequest("bootstrap_room", "room %d: %v", *rooms[i], err)
+			return httpjson.BadRequest("bootstrap_room", "room %d: %v", *rooms[i], err)
 		}
 		j.rooms = append(j.rooms, k)
 	}
@@ -82,7 +83,7 @@ func (s *Server) bootstrap(j *job) *apiError {
 
 // manyOf reads a value or a list of n values; nil for nothing.
 func manyOf[T any](raw json.RawMessage, n int) ([]*T, bool) {
-	if absent(raw) {
+	if httpjson.Absent(raw) {
 		return nil, true
 	}
 	var one T
@@ -128,22 +129,22 @@ func (s *Server) leaveRooms(j *job) {
 // rooms, or an LMCache receiver.
 func (s *Server) handOver(ctx context.Context, j *job, all []*choice) error {
 	defer func() {
-		if j.rooms != nil || j.spec != nil || j.offer != "" && !j.pin {
+		if j.rooms != nil || j.LMCache != nil || j.Offer != "" && !j.Pin {
 			s.release(all)
 		}
 	}()
-	if j.spec != nil && j.spec.host != "" {
-		if s.cfg.Push == nil || len(j.spec.initPorts) == 0 {
+	if j.LMCache != nil && j.LMCache.Host != "" {
+		if s.cfg.Push == nil || len(j.LMCache.InitPorts) == 0 {
 			return errors.New("disagg_spec names no receiver")
 		}
 		c := all[0]
-		return s.cfg.Push(ctx, j.spec.host, j.spec.initPorts[0], c.rank, blockhash.Key{LoRA: j.lora, Salt: j.CacheSalt}, c.prompt, c.pinned)
+		return s.cfg.Push(ctx, j.LMCache.Host, j.LMCache.InitPorts[0], c.rank, blockhash.Key{LoRA: j.lora, Salt: j.CacheSalt}, c.prompt, c.pinned)
 	}
-	if j.offer != "" {
+	if j.Offer != "" {
 		c := all[0]
 		locals := blockhash.Locals(nil, c.prompt, s.cfg.BlockSize, blockhash.Key{LoRA: j.lora, Salt: j.CacheSalt})
 		seqs := blockhash.Chain(nil, locals)
-		s.cfg.Ranks[c.rank].Do(func(core *engine.Rank, now engine.Time) { core.Offer(now, j.offer, c.id, seqs) })
+		s.cfg.Ranks[c.rank].Do(func(core *engine.Rank, now engine.Time) { core.Offer(now, j.Offer, c.id, seqs) })
 	}
 	for i, k := range j.rooms {
 		c := all[i]

@@ -10,7 +10,6 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -24,11 +23,12 @@ import (
 	"time"
 
 	"github.com/dynctl/dynctl/internal/positive"
-	"github.com/dynctl/dynctl/internal/router/blockhash"
+	"github.com/dynctl/dynctl/internal/router/cache/blockhash"
 	"github.com/dynctl/dynctl/internal/wait"
 	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/sim/fault"
-	"github.com/dynctl/dynctl/internal/workers/sim/live"
+	"github.com/dynctl/dynctl/internal/workers/sim/front/httpjson"
+	"github.com/dynctl/dynctl/internal/workers/sim/realtime"
 	"github.com/dynctl/dynctl/internal/workers/sim/rooms"
 	"github.com/dynctl/dynctl/internal/workers/sim/vocab"
 )
@@ -62,7 +62,7 @@ type Config struct {
 	Vocab                                        *vocab.Vocab
 	// FirstRank is the place of the first of Ranks in its deployment.
 	FirstRank int
-	Ranks     []*live.Rank
+	Ranks     []*realtime.Rank
 	// Links and Sources have one element per rank; Sources is empty without events.
 	Links   []Link
 	Sources []Source
@@ -176,11 +176,11 @@ func (s *Server) routes() {
 			probe.Method = m
 			if _, pattern := s.mux.Handler(probe); pattern != "/" {
 				w.Header().Set("Allow", m)
-				WriteJSON(w, http.StatusMethodNotAllowed, map[string]string{"detail": "Method Not Allowed"})
+				httpjson.WriteJSON(w, http.StatusMethodNotAllowed, map[string]string{"detail": "Method Not Allowed"})
 				return
 			}
 		}
-		WriteJSON(w, http.StatusNotFound, map[string]string{"detail": "Not Found"})
+		httpjson.WriteJSON(w, http.StatusNotFound, map[string]string{"detail": "Not Found"})
 	})
 }
 
@@ -251,51 +251,14 @@ type failing struct{ err error }
 
 func (f failing) Read([]byte) (int, error) { return 0, cmp.Or(f.err, io.EOF) }
 
-// fail writes an error in the dialect's form: nested from vLLM, flat from
-// SGLang. param is a string or nil.
+// fail answers with an error.
 func (s *Server) fail(w http.ResponseWriter, status int, message, kind string, param any) {
-	if s.sglang() {
-		WriteJSON(w, status, flatError{"error", message, kind, param, status})
-		return
-	}
-	WriteJSON(w, status, nestedError{errorBody{message, kind, param, status}})
+	s.deny(w, &httpjson.Error{Status: status, Message: message, Kind: kind, Param: param})
 }
 
-type errorBody struct {
-	Message string `json:"message"`
-	Type    string `json:"type"`
-	Param   any    `json:"param"`
-	Code    int    `json:"code"`
-}
-
-type nestedError struct {
-	Error errorBody `json:"error"`
-}
-
-type flatError struct {
-	Object  string `json:"object"`
-	Message string `json:"message"`
-	Type    string `json:"type"`
-	Param   any    `json:"param"`
-	Code    int    `json:"code"`
-}
-
-// apiError is a refusal with its status.
-type apiError struct {
-	status        int
-	message, kind string
-	param         any
-}
-
-func (e *apiError) Error() string { return e.message }
-
-func badRequest(param any, format string, args ...any) *apiError {
-	return &apiError{http.StatusBadRequest, fmt.Sprintf(format, args...), "BadRequestError", param}
-}
-
-// refuse writes err, which is an *apiError or an internal one.
+// refuse writes err, which is an *httpjson.Error or an internal one.
 func (s *Server) refuse(w http.ResponseWriter, err error) {
-	var a *apiError
+	var a *httpjson.Error
 	switch {
 	case errors.As(err, &a):
 		s.deny(w, a)
@@ -306,15 +269,15 @@ func (s *Server) refuse(w http.ResponseWriter, err error) {
 	}
 }
 
-func (s *Server) deny(w http.ResponseWriter, a *apiError) {
-	s.fail(w, a.status, a.message, a.kind, a.param)
+func (s *Server) deny(w http.ResponseWriter, a *httpjson.Error) {
+	a.Write(w, s.sglang())
 }
 
 // reads is a handler of requests with JSON bodies. What h returns is refused.
-func reads[Q any](s *Server, refuse func(http.ResponseWriter, *apiError), h func(http.ResponseWriter, *http.Request, *Q) *apiError) http.HandlerFunc {
+func reads[Q any](s *Server, refuse func(http.ResponseWriter, *httpjson.Error), h func(http.ResponseWriter, *http.Request, *Q) *httpjson.Error) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		var q Q
-		err := s.readJSON(r, &q)
+		err := httpjson.Read(r, &q)
 		if err == nil {
 			err = h(w, r, &q)
 		}
@@ -324,56 +287,9 @@ func reads[Q any](s *Server, refuse func(http.ResponseWriter, *apiError), h func
 	}
 }
 
-// WriteJSON answers with v as JSON.
-func WriteJSON(w http.ResponseWriter, status int, v any) {
-	b, err := json.Marshal(v)
-	if err != nil {
-		http.Error(w, err.Error(), http.StatusInternalServerError)
-		return
-	}
-	writeBody(w, status, "application/json", b)
-}
-
-func writeBody(w http.ResponseWriter, status int, contentType string, b []byte) {
-	w.Header().Set("Content-Type", contentType)
-	w.Header().Set("Content-Length", strconv.Itoa(len(b)))
-	w.WriteHeader(status)
-	_, _ = w.Write(b) // a client that is gone needs no answer
-}
-
-// readJSON reads the whole body into v, or says what is wrong with it.
-func (s *Server) readJSON(r *http.Request, v any) *apiError {
-	b, err := io.ReadAll(r.Body)
-	if err != nil {
-		if big, ok := errors.AsType[*http.MaxBytesError](err); ok {
-			return &apiError{http.StatusRequestEntityTooLarge, fmt.Sprintf("Request body is larger than %d bytes.", big.Limit), "BadRequestError", nil}
-		}
-		return badRequest(nil, "Request body could not be read.")
-	}
-	return decodeJSON(b, v)
-}
-
-func decodeJSON(b []byte, v any) *apiError {
-	err := json.Unmarshal(b, v)
-	var wrong *json.UnmarshalTypeError
-	var syntax *json.SyntaxError
-	switch {
-	case err == nil:
-		return nil
-	case errors.As(err, &wrong):
-		field := wrong.Field
-		return &apiError{http.StatusBadRequest, fmt.Sprintf("1 validation error:\n  {'type': '%s_type', 'loc': 'body.%s', 'msg': 'Input should be a valid %s', 'input': %s}",
-			wrong.Type.Kind(), field, wrong.Type.Kind(), strconv.Quote(wrong.Value)), "Bad Request", "body." + field}
-	case errors.As(err, &syntax):
-		return &apiError{http.StatusBadRequest, fmt.Sprintf("1 validation error:\n  {'type': 'json_invalid', 'loc': 'body.%d', 'msg': 'JSON decode error', 'ctx': {'error': %s}}",
-			syntax.Offset, strconv.Quote(syntax.Error())), "Bad Request", "body"}
-	}
-	return &apiError{http.StatusBadRequest, "1 validation error:\n  " + err.Error(), "Bad Request", "body"}
-}
-
 // pickRank is the rank that the request names, or the least loaded one, in
 // turn when they are equal (vLLM's internal balancer: 4·waiting + running).
-func (s *Server) pickRank(r *http.Request) (int, *apiError) {
+func (s *Server) pickRank(r *http.Request) (int, *httpjson.Error) {
 	if h := r.Header.Get("X-data-parallel-rank"); h != "" {
 		if n, err := strconv.Atoi(strings.TrimSpace(h)); err == nil {
 			return s.rankInRange(n)
@@ -382,9 +298,9 @@ func (s *Server) pickRank(r *http.Request) (int, *apiError) {
 	return s.leastLoaded(), nil
 }
 
-func (s *Server) rankInRange(n int) (int, *apiError) {
+func (s *Server) rankInRange(n int) (int, *httpjson.Error) {
 	if n < 0 || n >= len(s.cfg.Ranks) {
-		return 0, badRequest(nil, "data_parallel_rank %d is out of range [0, %d).", n, len(s.cfg.Ranks))
+		return 0, httpjson.BadRequest(nil, "data_parallel_rank %d is out of range [0, %d).", n, len(s.cfg.Ranks))
 	}
 	return n, nil
 }
@@ -420,7 +336,7 @@ func (s *Server) requestID(r *http.Request) string {
 }
 
 // model checks the model of a request and returns the adapter's name, if it is one.
-func (s *Server) model(name string) (shown, lora string, err *apiError) {
+func (s *Server) model(name string) (shown, lora string, err *httpjson.Error) {
 	if name == "" {
 		return s.cfg.Models[0], "", nil
 	}
@@ -432,7 +348,7 @@ func (s *Server) model(name string) (shown, lora string, err *apiError) {
 	case s.sglang(): // does not check
 		return name, "", nil
 	}
-	return "", "", &apiError{http.StatusNotFound, fmt.Sprintf("The model `%s` does not exist. Valid aliases: %s.", name, strings.Join(slices.Concat(s.cfg.Models, s.cfg.LoRAs), ", ")), "NotFoundError", "model"}
+	return "", "", &httpjson.Error{Status: http.StatusNotFound, Message: fmt.Sprintf("The model `%s` does not exist. Valid aliases: %s.", name, strings.Join(slices.Concat(s.cfg.Models, s.cfg.LoRAs), ", ")), Kind: "NotFoundError", Param: "model"}
 }
 
 // mergeDead returns the request's context, ended also by the death of the engine.

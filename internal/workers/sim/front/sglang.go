@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/dynctl/dynctl/internal/workers"
+	"github.com/dynctl/dynctl/internal/workers/sim/front/httpjson"
 )
 
 type sglRequest struct {
@@ -65,9 +66,9 @@ func (s *Server) sglAnswer(base string, c *choice, text string) sglAnswer {
 }
 
 // sglGenerate is POST /generate, SGLang's own API.
-func (s *Server) sglGenerate(w http.ResponseWriter, r *http.Request, q *sglRequest) *apiError {
+func (s *Server) sglGenerate(w http.ResponseWriter, r *http.Request, q *sglRequest) *httpjson.Error {
 	raw := q.InputIDs
-	if absent(raw) {
+	if httpjson.Absent(raw) {
 		raw = q.Text
 	}
 	prompts, err := s.promptsOf(raw)
@@ -96,10 +97,10 @@ func (s *Server) sglGenerate(w http.ResponseWriter, r *http.Request, q *sglReque
 			if list {
 				a = sglListed{c.index, a.(sglAnswer)}
 			}
-			if err := e.event("", a); err != nil {
+			if err := e.Add("", a); err != nil {
 				return err
 			}
-			return e.send()
+			return e.Send()
 		}, func(usage) {})
 		return nil
 	}
@@ -112,10 +113,10 @@ func (s *Server) sglGenerate(w http.ResponseWriter, r *http.Request, q *sglReque
 		out = append(out, s.sglAnswer(base, c, c.text.String()))
 	}
 	if list {
-		WriteJSON(w, http.StatusOK, out)
+		httpjson.WriteJSON(w, http.StatusOK, out)
 		return nil
 	}
-	WriteJSON(w, http.StatusOK, out[0])
+	httpjson.WriteJSON(w, http.StatusOK, out[0])
 	return nil
 }
 
@@ -159,11 +160,11 @@ func (s *Server) sglServerInfo(w http.ResponseWriter, r *http.Request) {
 			info["kv_events"] = ev
 		}
 	}
-	WriteJSON(w, http.StatusOK, info)
+	httpjson.WriteJSON(w, http.StatusOK, info)
 }
 
 func (s *Server) sglModelInfo(w http.ResponseWriter, _ *http.Request) {
-	WriteJSON(w, http.StatusOK, map[string]any{"model_path": s.cfg.Models[0], "tokenizer_path": s.cfg.Models[0], "is_generation": true, "preferred_sampling_params": nil, "weight_version": "default"})
+	httpjson.WriteJSON(w, http.StatusOK, map[string]any{"model_path": s.cfg.Models[0], "tokenizer_path": s.cfg.Models[0], "is_generation": true, "preferred_sampling_params": nil, "weight_version": "default"})
 }
 
 func (s *Server) sglLoads(w http.ResponseWriter, _ *http.Request) {
@@ -185,7 +186,7 @@ func (s *Server) sglLoads(w http.ResponseWriter, _ *http.Request) {
 		used := t.UsedBlocks * s.cfg.BlockSize
 		loads[i] = load{i, t.Running, t.Waiting, used, used, room, s.cfg.MaxSeqs, t.KVUsage, float64(t.Running) / float64(s.cfg.MaxSeqs)}
 	}
-	WriteJSON(w, http.StatusOK, map[string]any{"timestamp": time.Now().Format(time.RFC3339), "version": Version[workers.SGLang], "accelerator": "sim", "num_accelerators": len(s.cfg.Ranks), "loads": loads})
+	httpjson.WriteJSON(w, http.StatusOK, map[string]any{"timestamp": time.Now().Format(time.RFC3339), "version": Version[workers.SGLang], "accelerator": "sim", "num_accelerators": len(s.cfg.Ranks), "loads": loads})
 }
 
 func (s *Server) sglGetLoad(w http.ResponseWriter, _ *http.Request) {
@@ -200,13 +201,13 @@ func (s *Server) sglGetLoad(w http.ResponseWriter, _ *http.Request) {
 		t := k.Stats()
 		loads[i] = load{i, t.Running, t.Waiting, t.UsedBlocks * s.cfg.BlockSize}
 	}
-	WriteJSON(w, http.StatusOK, loads)
+	httpjson.WriteJSON(w, http.StatusOK, loads)
 }
 
 func (s *Server) sglFlush(w http.ResponseWriter, _ *http.Request) {
 	if !s.clearCaches() {
-		writeBody(w, http.StatusBadRequest, "text/plain; charset=utf-8", []byte("Failed to flush cache: requests are running.\n"))
+		httpjson.WriteBody(w, http.StatusBadRequest, "text/plain; charset=utf-8", []byte("Failed to flush cache: requests are running.\n"))
 		return
 	}
-	writeBody(w, http.StatusOK, "text/plain; charset=utf-8", []byte("Cache flushed.\nPlease check backend logs for more details.\n"))
+	httpjson.WriteBody(w, http.StatusOK, "text/plain; charset=utf-8", []byte("Cache flushed.\nPlease check backend logs for more details.\n"))
 }

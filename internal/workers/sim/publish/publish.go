@@ -11,8 +11,8 @@ import (
 	"time"
 
 	"github.com/dynctl/dynctl/internal/positive"
-	"github.com/dynctl/dynctl/internal/router/kvevent"
-	"github.com/dynctl/dynctl/internal/router/zmtp"
+	"github.com/dynctl/dynctl/internal/router/cache/kvevent"
+	"github.com/dynctl/dynctl/internal/router/cache/zmtp"
 	"github.com/dynctl/dynctl/internal/workers/sim/cache"
 	"github.com/dynctl/dynctl/internal/workers/sim/fault"
 )

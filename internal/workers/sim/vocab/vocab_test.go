@@ -9,7 +9,7 @@ import (
 
 	"pgregory.net/rapid"
 
-	"github.com/dynctl/dynctl/internal/property"
+	"github.com/dynctl/dynctl/internal/rig/property"
 	"github.com/dynctl/dynctl/internal/workers/sim/vocab"
 )
 

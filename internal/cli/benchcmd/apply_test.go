@@ -1,0 +1,107 @@
+package benchcmd
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/dynctl/dynctl/internal/cli"
+	"github.com/dynctl/dynctl/internal/loopback"
+	"github.com/dynctl/dynctl/internal/router/observe/admin"
+	"github.com/dynctl/dynctl/internal/router/placement/decide"
+	"github.com/dynctl/dynctl/internal/settings"
+)
+
+// TestApplyToAuto: a threshold that is auto is no number, whatever decides meanwhile:
+// a run's number takes its place, and so does what was learned, if it says something.
+func TestApplyToAuto(t *testing.T) {
+	t.Parallel()
+	g, err := loopback.Start(t.Context(), loopback.Options{
+		Fleet: "1p1d:profile=instant", Configure: func(c *settings.Config) { c.Routing.Threshold = decide.Threshold{Tokens: 2048, Auto: true} },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := g.Close(context.WithoutCancel(t.Context())); err != nil {
+			t.Error(err)
+		}
+	})
+	at, err := url.Parse(g.AdminURL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Between the command and the router: what a busier one would have learned.
+	var costs []admin.ModelCosts
+	proxy := httputil.NewSingleHostReverseProxy(at)
+	between := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
+		if q.URL.Path != "/admin/v1/status" {
+			q.Host = at.Host
+			proxy.ServeHTTP(w, q)
+			return
+		}
+		s, err := g.Admin.Status(q.Context())
+		if err != nil {
+			t.Error(err)
+		}
+		s.Costs = costs
+		if err := json.NewEncoder(w).Encode(s); err != nil {
+			t.Error(err)
+		}
+	}))
+	t.Cleanup(between.Close)
+	run := filepath.Join(t.TempDir(), "result.json")
+	if err := os.WriteFile(run, []byte(`{"schema":"dynctl.bench/v1","valid":true,"sentence":"remote wins from 2048","recommend":{"eff_isl_tokens":2048}}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	threshold := func() any {
+		t.Helper()
+		s, err := g.Admin.Status(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s.Threshold()
+	}
+	apply := func(want int, says string, args ...string) {
+		t.Helper()
+		code, stdout, stderr := typed(append([]string{"bench", "apply", "--yes", "--router", between.URL}, args...)...)
+		if code != want || !strings.Contains(stdout+stderr, says) {
+			t.Errorf("%v: code %d\n%s%s", args, code, stdout, stderr)
+		}
+	}
+	n := func(v int) *int { return &v }
+	one := admin.ModelCosts{Model: "sim", Crossings: []admin.Crossing{
+		{Running: 0}, {Running: 8, Low: n(300), Tokens: n(512), High: n(900)}, {Running: 32, Low: n(0), Tokens: n(40)},
+	}}
+	apply(cli.ExitUsage, "not both")
+	apply(cli.ExitUsage, "not both", run, "--learned", "8")
+	apply(cli.ExitInvalid, "too little is known", "--learned", "8")
+	costs = []admin.ModelCosts{one, one}
+	apply(cli.ExitInvalid, "2 models", "--learned", "8")
+	costs = []admin.ModelCosts{one}
+	apply(cli.ExitInvalid, "never (never to never)", "--learned", "0")
+	apply(cli.ExitInvalid, "no number to keep", "--learned", "32")
+	apply(cli.ExitInvalid, "there are 0 to 32", "--learned", "7")
+	if is := threshold(); is != "auto:2048" {
+		t.Errorf("refused, and the threshold is %v", is)
+	}
+	apply(cli.ExitOK, "+ routing.threshold: 512", "--learned", "8")
+	if is := threshold(); is != 512 {
+		t.Errorf("frozen to 512, and the threshold is %v", is)
+	}
+	apply(cli.ExitInvalid, "not auto", "--learned", "8")
+	if _, err := g.Admin.SetConfig(t.Context(), map[string]any{"routing.threshold": "auto:2048"}); err != nil {
+		t.Fatal(err)
+	}
+	apply(cli.ExitOK, "learned for sim: 512 (300 to 900) tokens with 8 answers", run)
+	if is := threshold(); is != 2048 {
+		t.Errorf("2048 was applied, and the threshold is %v", is)
+	}
+}

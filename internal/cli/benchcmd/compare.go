@@ -1,0 +1,235 @@
+package benchcmd
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/dynctl/dynctl/internal/bench/experiment"
+	"github.com/dynctl/dynctl/internal/bench/report"
+	"github.com/dynctl/dynctl/internal/cli"
+	"github.com/dynctl/dynctl/internal/router/observe/admin"
+)
+
+func newCompare() *cobra.Command {
+	var output string
+	var failIf []string
+	cmd := &cobra.Command{
+		Use:   "compare A B",
+		Short: "Compare two runs, with intervals",
+		Long: `Compare two runs of dynctl bench --threshold: how much each metric of B differs
+from A at each load and path, over the lengths that both measured, with a 95%
+interval from the repeats.
+
+--fail-if METRIC>PERCENT% (or <) makes the exit code 5 when a difference is
+beyond the limit and its interval excludes that nothing changed. The metrics
+are ` + strings.Join(report.Metrics(), ", ") + `.`,
+		Example: `  dynctl bench compare run-20261121-1423 run-20261122-0900
+  dynctl bench compare old new --fail-if 'ttft_p50>5%' --fail-if 'output_tokens_per_second<-3%'`,
+		Args: cobra.ExactArgs(2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			var conds []report.Condition
+			for _, s := range failIf {
+				c, err := report.ParseCondition(s)
+				if err != nil {
+					return cli.WithCode(cli.ExitUsage, err)
+				}
+				conds = append(conds, c)
+			}
+			a, err := report.ReadResult(args[0])
+			if err != nil {
+				return cli.WithCode(cli.ExitUsage, err)
+			}
+			b, err := report.ReadResult(args[1])
+			if err != nil {
+				return cli.WithCode(cli.ExitUsage, err)
+			}
+			changes := report.Compare(a, b)
+			if len(changes) == 0 {
+				return cli.WithCode(cli.ExitUsage, errors.New("the runs have no load, path and length in common"))
+			}
+			if output == "table" {
+				err = report.CompareText(cmd.OutOrStdout(), a, b, changes)
+			} else {
+				err = cli.WriteData(cmd.OutOrStdout(), output, map[string]any{"schema": "dynctl.bench-compare/v1", "a": a.Name, "b": b.Name, "changes": report.Finite(changes)})
+			}
+			if err != nil {
+				return err
+			}
+			var failed []string
+			for _, c := range conds {
+				failed = append(failed, c.Failed(changes)...)
+			}
+			if len(failed) > 0 {
+				return cli.WithCode(cli.ExitMissed, errors.New(strings.Join(failed, "\n")))
+			}
+			return nil
+		},
+	}
+	cmd.Flags().StringArrayVar(&failIf, "fail-if", nil, "`CONDITION` such as 'ttft_p50>5%' (repeatable)")
+	cli.OutputFlag(cmd, &output, "table", "json", "yaml")
+	return cmd
+}
+
+func newReport() *cobra.Command {
+	var output string
+	cmd := &cobra.Command{
+		Use:   "report FOLDER",
+		Short: "Show a finished run again, or write its HTML",
+		Long: `Show a finished run again, or write its HTML. Tables, gates and the sentence are
+made anew from the cells, by the rules of this version of dynctl.`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			r, err := report.ReadResult(args[0])
+			if err != nil {
+				return cli.WithCode(cli.ExitUsage, err)
+			}
+			r = experiment.Review(r)
+			switch output {
+			case "html":
+				return report.HTML(cmd.OutOrStdout(), r)
+			case "csv":
+				return report.CSV(cmd.OutOrStdout(), r.Cells)
+			case "json":
+				return cli.WriteData(cmd.OutOrStdout(), "json", r)
+			}
+			return report.Text(cmd.OutOrStdout(), r, report.TextOptions{Width: terminalWidth(cmd.OutOrStdout()), Wide: output == "wide"})
+		},
+	}
+	cli.OutputFlag(cmd, &output, "table", "wide", "json", "csv", "html")
+	return cmd
+}
+
+func newApply() *cobra.Command {
+	var router cli.RouterFlags
+	var yes bool
+	var answers int
+	cmd := &cobra.Command{
+		Use:   "apply [FOLDER]",
+		Short: "Set the threshold that a run recommends on a running router",
+		Long: `Show what would change on a running router and, after a question, set the
+threshold that a run recommends. A run whose gates failed recommends nothing
+and is refused. Where the router's threshold is auto, what it has learned is
+shown beside what was measured.
+
+With --learned and without a FOLDER, a threshold that is auto is frozen: set is
+the crossing that the router itself has learned.`,
+		Example: `  dynctl bench apply run-20261121-1423 --router http://127.0.0.1:8001
+  dynctl bench apply --learned 8 --router http://127.0.0.1:8001`,
+		Args: cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			learned := cmd.Flags().Changed("learned")
+			if learned == (len(args) == 1) {
+				return cli.WithCode(cli.ExitUsage, errors.New("want the FOLDER of a run, or --learned ANSWERS, and not both"))
+			}
+			var r *experiment.Result
+			if !learned {
+				var err error
+				if r, err = report.ReadResult(args[0]); err != nil {
+					return cli.WithCode(cli.ExitUsage, err)
+				}
+				if r.Recommend == nil || !r.Valid {
+					return cli.WithCode(cli.ExitInvalid, fmt.Errorf("%s recommends nothing: %s", filepath.Base(args[0]), r.Sentence))
+				}
+			}
+			c, err := router.Client()
+			if err != nil {
+				return err
+			}
+			defer c.Close()
+			s, err := c.Status(cmd.Context())
+			if err != nil {
+				return cli.AdminError(err)
+			}
+			out := cmd.OutOrStdout()
+			var tokens int
+			if learned {
+				x, err := learnedCrossing(s, answers)
+				if err != nil {
+					return cli.WithCode(cli.ExitInvalid, err)
+				}
+				tokens = *x.Tokens
+				fmt.Fprintf(out, "%s  (learned: %s)\n", c.URL(), x.Sentence())
+			} else {
+				tokens = r.Recommend.EffISL
+				fmt.Fprintf(out, "%s  (%s)\n", c.URL(), r.Sentence)
+				for i := range s.Costs {
+					for k := range s.Costs[i].Crossings {
+						fmt.Fprintf(out, "  learned for %s: %s\n", s.Costs[i].Model, s.Costs[i].Crossings[k].Sentence())
+					}
+				}
+			}
+			changes := map[string]any{}
+			diff := func(key string, old, now any) {
+				if fmt.Sprint(old) == fmt.Sprint(now) {
+					fmt.Fprintf(out, "  %s: %v\n", key, old)
+					return
+				}
+				fmt.Fprintf(out, "- %s: %v\n+ %s: %v\n", key, old, key, now)
+				changes[key] = now
+			}
+			diff("routing.threshold", s.Threshold(), tokens)
+			diff("routing.threshold_on", s.ThresholdOn, "eff_isl")
+			if r != nil {
+				if t := r.Target; t != nil && len(s.Models) > 0 && !slices.Contains(s.Models, t.Model) {
+					fmt.Fprintf(cmd.ErrOrStderr(), "caution: the run measured %s, this router serves %s\n", t.Model, strings.Join(s.Models, ", "))
+				}
+			}
+			if len(changes) == 0 {
+				fmt.Fprintln(out, "nothing to change")
+				return nil
+			}
+			if !yes {
+				if f, ok := cmd.InOrStdin().(*os.File); ok && !cli.IsTerminal(f) {
+					return cli.WithCode(cli.ExitUsage, errors.New("nothing was changed: give --yes where nobody can be asked"))
+				}
+				fmt.Fprint(cmd.ErrOrStderr(), "apply? [y/N] ")
+				line, err := bufio.NewReader(io.LimitReader(cmd.InOrStdin(), 64)).ReadString('\n')
+				if a := strings.ToLower(strings.TrimSpace(line)); err != nil && a == "" || a != "y" && a != "yes" {
+					fmt.Fprintln(cmd.ErrOrStderr(), "nothing was changed")
+					return nil
+				}
+			}
+			v, err := c.SetConfig(cmd.Context(), changes)
+			if err != nil {
+				return cli.AdminError(err)
+			}
+			fmt.Fprintf(out, "set, configuration revision %d\n", v.Revision)
+			return nil
+		},
+	}
+	router.Add(cmd)
+	cmd.Flags().BoolVar(&yes, "yes", false, "do not ask")
+	cmd.Flags().IntVar(&answers, "learned", 0, "set the crossing that the router has learned for so many `ANSWERS` on a decode rank: 0, 8, 32")
+	return cmd
+}
+
+// learnedCrossing is the crossing that a router has learned with so many answers on a
+// decode rank. A threshold is one for all models, so there must be one only.
+func learnedCrossing(s *admin.Status, answers int) (*admin.Crossing, error) {
+	switch {
+	case !s.ThresholdAuto:
+		return nil, fmt.Errorf("routing.threshold is %d and not auto: nothing was learned", s.ThresholdTokens)
+	case len(s.Costs) > 1:
+		return nil, fmt.Errorf("there are costs of %d models, and routing.threshold is one for all: choose from their crossings in dynctl top --once, and set it", len(s.Costs))
+	case len(s.Costs) == 0 || len(s.Costs[0].Crossings) == 0:
+		return nil, errors.New("too little is known of the costs yet; dynctl top --once tells how much")
+	}
+	list := s.Costs[0].Crossings
+	i := slices.IndexFunc(list, func(x admin.Crossing) bool { return x.Running == answers })
+	if i < 0 {
+		return nil, fmt.Errorf("no crossing is told for %d answers; there are %d to %d", answers, list[0].Running, list[len(list)-1].Running)
+	}
+	x := &list[i]
+	if x.Tokens == nil || x.Low == nil || *x.Low == 0 && x.High == nil {
+		return nil, fmt.Errorf("what was learned is no number to keep: %s tokens", x.Text())
+	}
+	return x, nil
+}

@@ -1,0 +1,102 @@
+package cli
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"go.yaml.in/yaml/v3"
+
+	"github.com/dynctl/dynctl/internal/table"
+)
+
+// OutputFlag adds -o with the formats that the command can write; the first is
+// the default. Other values are a usage error.
+func OutputFlag(cmd *cobra.Command, value *string, formats ...string) {
+	cmd.Flags().StringVarP(value, "output", "o", formats[0], "output format: "+strings.Join(formats, "|"))
+	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(formats, cobra.ShellCompDirectiveNoFileComp))
+	before := cmd.PreRunE
+	cmd.PreRunE = func(c *cobra.Command, args []string) error {
+		if !slices.Contains(formats, *value) {
+			return WithCode(ExitUsage, fmt.Errorf("-o %s: not one of %s", *value, strings.Join(formats, ", ")))
+		}
+		if before != nil {
+			return before(c, args)
+		}
+		return nil
+	}
+}
+
+// WriteData writes v as indented JSON, one-line JSON or YAML. YAML keeps the
+// names of the JSON form.
+func WriteData(w io.Writer, format string, v any) error {
+	switch format {
+	case "yaml":
+		raw, err := json.Marshal(v)
+		if err != nil {
+			return err
+		}
+		var generic any
+		if err := yaml.Unmarshal(raw, &generic); err != nil {
+			return err
+		}
+		enc := yaml.NewEncoder(w)
+		enc.SetIndent(2)
+		if err := enc.Encode(generic); err != nil {
+			return err
+		}
+		return enc.Close()
+	case "jsonl":
+		return json.NewEncoder(w).Encode(v)
+	default:
+		enc := json.NewEncoder(w)
+		enc.SetIndent("", "  ")
+		enc.SetEscapeHTML(false)
+		return enc.Encode(v)
+	}
+}
+
+// WriteLines writes each thing as JSON on a line of its own.
+func WriteLines[T any](w io.Writer, items []T) error {
+	for _, item := range items {
+		if err := WriteData(w, "jsonl", item); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// ListFormats are the formats of a command that lists things, the default first.
+func ListFormats() []string {
+	return []string{"table", "json", "jsonl", "csv", "markdown", "yaml"}
+}
+
+// A Listing is a list of things in all its forms.
+type Listing struct {
+	// Whole is the answer as data, Items what it lists.
+	Whole any
+	Items []any
+	// Head and Rows are the columns for people.
+	Head []string
+	Rows [][]string
+}
+
+// Add adds a thing; what it is made of stands in Whole, too.
+func (l *Listing) Add(item any, cells ...string) {
+	l.Items, l.Rows = append(l.Items, item), append(l.Rows, cells)
+}
+
+// Write writes the list: JSON and YAML whole, JSON lines a thing to a line, the
+// other formats as rows.
+func (l *Listing) Write(out io.Writer, format string) error {
+	switch format {
+	case "json", "yaml":
+		return WriteData(out, format, l.Whole)
+	case "jsonl":
+		return WriteLines(out, l.Items)
+	}
+	return table.Write(out, format, l.Head, l.Rows)
+}

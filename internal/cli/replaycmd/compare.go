@@ -1,0 +1,300 @@
+package replaycmd
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/dynctl/dynctl/internal/cli"
+	"github.com/dynctl/dynctl/internal/replay"
+	"github.com/dynctl/dynctl/internal/replay/arrivals"
+	"github.com/dynctl/dynctl/internal/replay/simulate"
+	"github.com/dynctl/dynctl/internal/router/placement/decide"
+	"github.com/dynctl/dynctl/internal/router/placement/selector"
+	"github.com/dynctl/dynctl/internal/router/request/admission"
+	"github.com/dynctl/dynctl/internal/settings"
+	"github.com/dynctl/dynctl/internal/table"
+	"github.com/dynctl/dynctl/internal/workers/sim"
+)
+
+// compareFlags describe simulated runs; every combination is a row.
+type compareFlags struct {
+	policies   []string
+	thresholds []string
+	kvBlocks   []string
+	fleet      string
+	on         string
+	speedup    float64
+	seed       uint64
+	scrape     time.Duration
+	ttft, itl  time.Duration
+	explore    bool
+	faults     []string
+	countFrom  time.Duration
+	assume     float64
+	limits     admission.Limits
+	jobs       int
+}
+
+func (c *compareFlags) add(cmd *cobra.Command) {
+	f := cmd.Flags()
+	f.StringSliceVar(&c.policies, "policy", nil, "simulate the requests under these policies: "+strings.Join(settings.Lookup("routing.policy").Values, ","))
+	f.StringSliceVar(&c.thresholds, "routing-threshold", nil, "simulate with these thresholds, in `TOKENS`; auto takes the path that costs less, by what was learned in the run, and auto:TOKENS says what decides before enough is known")
+	f.StringSliceVar(&c.kvBlocks, "kv-blocks", nil, "simulate with caches of so many blocks a rank; \"unlimited\" evicts nothing")
+	f.StringVar(&c.fleet, "fleet", "16a", "simulated engines, as in serve --sim; blocks are of 64 tokens and a cache holds 16384 unless told")
+	f.StringVar(&c.on, "routing-threshold-on", "eff_isl", "what the threshold counts: eff_isl|isl")
+	f.Float64Var(&c.speedup, "arrival-speedup", 1, "let requests arrive so many times faster")
+	f.Uint64Var(&c.seed, "seed", 1, "seed of random choices in a simulation")
+	f.DurationVar(&c.scrape, "scrape-interval", time.Second, "how old engines' load figures may be in a simulation")
+	f.DurationVar(&c.ttft, "slo-ttft", 2*time.Second, "a good request has its first token within this")
+	f.DurationVar(&c.itl, "slo-itl", 25*time.Millisecond, "a good request has its tokens within this of each other, on average")
+	f.BoolVar(&c.explore, "explore", false, "simulate with routing.explore: 1 of 200 requests takes the dearer path with a threshold that is auto")
+	f.StringSliceVar(&c.faults, "fault", nil, "simulate with engines that change, as in 10m:prefill_slow=3 (prefill ranks three times slower), 10m:network_slow=10, 10m:prefill_gone=0.5 (half of them)")
+	f.DurationVar(&c.countFrom, "count-from", 0, "leave requests of a simulation out of its result that arrive sooner after the first")
+	f.Float64Var(&c.assume, "assume", 1, "let auto assume at the start of a simulation that everything takes so many times as long: 3 or 0.33 try start values that are wrong")
+	f.IntVar(&c.limits.Inflight, "max-inflight", 0, "simulate with so many requests in progress at most; 0 is no limit")
+	f.IntVar(&c.limits.Queue, "queue-size", settings.Default().Limits.Queue, "how many requests wait in a simulation with a limit (this one, or --what-if routing.busy_…)")
+	f.DurationVar(&c.limits.Timeout, "queue-timeout", settings.Default().Limits.QueueTimeout, "longest wait of a simulated request")
+	f.IntVar(&c.jobs, "jobs", runtime.NumCPU(), "simulations at a time")
+	_ = cmd.RegisterFlagCompletionFunc("policy", cobra.FixedCompletions(settings.Lookup("routing.policy").Values, cobra.ShellCompDirectiveNoFileComp))
+}
+
+// asked reports whether a simulation is wanted.
+func (c *compareFlags) asked(cmd *cobra.Command) bool {
+	return slices.ContainsFunc([]string{"policy", "routing-threshold", "kv-blocks", "fleet", "arrival-speedup", "max-inflight", "fault"}, cmd.Flags().Changed)
+}
+
+// simulatedDefaults are options of simulated engines that fit long prompts.
+const simulatedDefaults = "block=64,kv_blocks=16384,max_model_len=1048576,max_batched_tokens=8192,max_seqs=256"
+
+// parseFleet reads a fleet with defaults for simulations.
+func (c *compareFlags) parseFleet() (sim.Fleet, error) {
+	var parts []string
+	for part := range strings.SplitSeq(c.fleet, "+") {
+		counts, options, _ := strings.Cut(part, ":")
+		parts = append(parts, strings.TrimSuffix(counts+":"+simulatedDefaults+","+options, ","))
+	}
+	f, err := sim.ParseFleet(strings.Join(parts, "+"))
+	if err != nil {
+		return f, cli.WithCode(cli.ExitUsage, fmt.Errorf("--fleet %s: %w", c.fleet, err))
+	}
+	return f, nil
+}
+
+// row is one simulated run to be made.
+type row struct {
+	setup  simulate.Setup
+	blocks int // a rank's cache, 0 for unlimited
+	label  string
+	result *simulate.Result
+}
+
+// rows are all combinations.
+func (c *compareFlags) rows(changes []replay.Change, from, to time.Duration, stat *arrivals.Stat) ([]row, error) {
+	fleet, err := c.parseFleet()
+	if err != nil {
+		return nil, err
+	}
+	policies, thresholds, caches := c.policies, c.thresholds, c.kvBlocks
+	if len(policies) == 0 {
+		policies = []string{string(selector.KV)}
+	}
+	if len(thresholds) == 0 {
+		thresholds = []string{"0"}
+	}
+	if len(caches) == 0 {
+		caches = []string{""}
+	}
+	if c.on != "eff_isl" && c.on != "isl" {
+		return nil, cli.WithCode(cli.ExitUsage, fmt.Errorf("--routing-threshold-on %s: not one of eff_isl, isl", c.on))
+	}
+	if !(c.assume >= 0 && c.assume <= 1e6) { // 0 is 1
+		return nil, cli.WithCode(cli.ExitUsage, fmt.Errorf("--assume %v: want a factor of at most 1e6", c.assume))
+	}
+	var faults []simulate.Fault
+	for _, text := range c.faults {
+		one, err := simulate.ParseFault(text)
+		if err != nil {
+			return nil, cli.WithCode(cli.ExitUsage, fmt.Errorf("--fault %w", err))
+		}
+		faults = append(faults, one)
+	}
+	var rows []row
+	for _, cache := range caches {
+		f, blocks, err := withCache(fleet, cache, stat)
+		if err != nil {
+			return nil, cli.WithCode(cli.ExitUsage, err)
+		}
+		for _, text := range thresholds {
+			threshold, err := decide.ParseThreshold(text)
+			if err != nil {
+				return nil, cli.WithCode(cli.ExitUsage, fmt.Errorf("--routing-threshold %w", err))
+			}
+			for _, p := range policies {
+				policy, err := selector.ParsePolicy(p)
+				if err != nil {
+					return nil, cli.WithCode(cli.ExitUsage, err)
+				}
+				s := simulate.Setup{
+					Fleet: f,
+					Settings: decide.Settings{
+						Decode: policy, Prefill: policy, Weights: selector.DefaultWeights(), Rule: decide.Rule{Threshold: threshold.Tokens, Auto: threshold.Auto, On: decide.Measure(c.on), LoadCredit: decide.LoadCredit},
+						Explore: c.explore,
+					},
+					Speedup: c.speedup, Seed: c.seed, Scrape: c.scrape, From: from, To: to, TTFT: c.ttft, ITL: c.itl, Limits: c.limits,
+					Faults: faults, CountFrom: c.countFrom, Assume: c.assume,
+				}
+				rows = append(rows, row{setup: s, blocks: blocks})
+				if len(changes) == 0 {
+					continue
+				}
+				s.Settings = replay.Changed(s.Settings, changes)
+				var names []string
+				for _, ch := range changes {
+					names = append(names, ch.String())
+				}
+				rows = append(rows, row{setup: s, blocks: blocks, label: strings.Join(names, " ")})
+			}
+		}
+	}
+	return rows, nil
+}
+
+// withCache sets the caches of a fleet's ranks.
+func withCache(f sim.Fleet, text string, stat *arrivals.Stat) (sim.Fleet, int, error) {
+	groups := append([]sim.Group(nil), f.Groups...)
+	blocks := groups[0].Blocks
+	switch text {
+	case "":
+		for _, g := range groups {
+			blocks = max(blocks, g.Blocks)
+		}
+		return f, blocks, nil
+	case "unlimited", "0":
+		// Enough for twice an even share of everything ever computed, with the
+		// longest prompt on top; the table shows evictions, should there be any.
+		ranks, tokens := 0, uint64(stat.ISL.Mean*float64(stat.Requests)+stat.OSL.Mean*float64(stat.Requests))
+		for _, g := range groups {
+			ranks += g.Count * g.DP
+		}
+		blocks = int(2*tokens/uint64(ranks)/uint64(groups[0].BlockSize)) + int(stat.ISL.Max+stat.OSL.Max)/groups[0].BlockSize + 64*groups[0].MaxSeqs
+		blocks = min(blocks, 1<<24)
+	default:
+		n, err := strconv.Atoi(text)
+		if err != nil || n < 2 {
+			return f, 0, fmt.Errorf("--kv-blocks %s: want a number of blocks or \"unlimited\"", text)
+		}
+		blocks = n
+	}
+	for i := range groups {
+		groups[i].Blocks = blocks
+	}
+	if text == "unlimited" || text == "0" {
+		return sim.Fleet{Groups: groups}, 0, nil
+	}
+	return sim.Fleet{Groups: groups}, blocks, nil
+}
+
+// simulate runs the rows and prints their table.
+func (f *replayFlags) simulate(cmd *cobra.Command, files *traceFiles, changes []replay.Change) error {
+	if err := files.again(); err != nil {
+		return err
+	}
+	src, err := arrivals.FromTrace(files.open)
+	if err != nil {
+		return traceError(err)
+	}
+	stat, err := arrivals.Describe(src)
+	if err != nil {
+		return traceError(err)
+	}
+	rows, err := f.compare.rows(changes, f.from, f.to, stat)
+	if err != nil {
+		return err
+	}
+	if f.compare.jobs < 1 {
+		return cli.WithCode(cli.ExitUsage, errors.New("--jobs must be at least 1"))
+	}
+	for _, r := range rows {
+		if t := r.setup.Rule.Threshold; t < 0 {
+			fmt.Fprintf(cmd.ErrOrStderr(), "caution: --routing-threshold %d is always remote, as 0 is; for never remote give one above every prompt\n", t)
+		}
+	}
+	if err := f.bounds(rows, src); err != nil {
+		return traceError(err)
+	}
+	g, ctx := errgroup.WithContext(cmd.Context())
+	g.SetLimit(f.compare.jobs)
+	for i := range rows {
+		g.Go(func() error {
+			res, err := simulate.Run(ctx, src, rows[i].setup)
+			if err != nil {
+				return err
+			}
+			bound := rows[i].result.Bound
+			res.Bound, res.KVBlocks, res.Label = bound, rows[i].blocks, rows[i].label
+			if bound > 0 {
+				res.OfBound = res.HitRatio / bound
+			}
+			rows[i].result = res
+			if !f.trace.quiet {
+				fmt.Fprintf(cmd.ErrOrStderr(), "%s threshold %s: %s requests, %s of trace in %.1f s\n", res.Policy, res.Rule(), table.Count(res.Requests),
+					time.Duration(res.VirtualS*float64(time.Second)).Round(time.Second), res.WallS)
+			}
+			return nil
+		})
+	}
+	if err := g.Wait(); err != nil {
+		return traceError(err)
+	}
+	results := make([]*simulate.Result, len(rows))
+	for i := range rows {
+		results[i] = rows[i].result
+	}
+	switch f.output {
+	case "json", "yaml":
+		err = cli.WriteData(cmd.OutOrStdout(), f.output, results)
+	case "jsonl":
+		err = cli.WriteLines(cmd.OutOrStdout(), results)
+	default:
+		err = simulate.WriteTable(cmd.OutOrStdout(), f.output, results)
+	}
+	if err != nil {
+		return err
+	}
+	return files.whole()
+}
+
+// bounds finds what one shared cache of all ranks' blocks would give, once for
+// each size.
+func (f *replayFlags) bounds(rows []row, src arrivals.Source) error {
+	type key struct{ size, blocks int }
+	known := map[key]float64{}
+	for i := range rows {
+		all := 0
+		for _, g := range rows[i].setup.Fleet.Groups {
+			all += g.Count * g.DP * (g.Blocks - 1)
+		}
+		k := key{rows[i].setup.Fleet.Groups[0].BlockSize, all}
+		if rows[i].blocks == 0 {
+			k.blocks = 0
+		}
+		b, ok := known[k]
+		if !ok {
+			var err error
+			if b, err = arrivals.Bound(src, k.size, k.blocks); err != nil {
+				return err
+			}
+			known[k] = b
+		}
+		rows[i].result = &simulate.Result{Bound: b}
+	}
+	return nil
+}

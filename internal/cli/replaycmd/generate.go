@@ -1,0 +1,61 @@
+package replaycmd
+
+import (
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/dynctl/dynctl/internal/cli"
+	"github.com/dynctl/dynctl/internal/replay/arrivals"
+	"github.com/dynctl/dynctl/internal/router/observe/trace"
+	"github.com/dynctl/dynctl/internal/router/observe/trace/tracefile"
+)
+
+func newGenerate() *cobra.Command {
+	var path string
+	var requests int
+	var seed uint64
+	cmd := &cobra.Command{
+		Use:   "generate SHAPE -w FILE",
+		Short: "Make a trace of requests of a certain shape",
+		Long: `Make a trace of requests to simulate where there is none of one's own: agents
+(loops of many steps that share long heads), chats (many turns with pauses),
+documents (long prompts that share nothing) or bursts (chats, and forty prompts
+at once every 20 s). The same arguments give the same trace.`,
+		Example: `  dynctl replay generate agents -w agents.jsonl.gz
+  dynctl replay generate bursts --requests 10000 -w bursts.jsonl.gz`,
+		Args:      cobra.ExactArgs(1),
+		ValidArgs: arrivals.Shapes(),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			all, err := arrivals.Generate(args[0], requests, seed)
+			if err != nil {
+				return cli.WithCode(cli.ExitUsage, err)
+			}
+			w, err := tracefile.Create(path, cmd.OutOrStdout())
+			if err != nil {
+				return cli.WithCode(cli.ExitUsage, err)
+			}
+			defer w.Discard()
+			line, err := trace.AppendHeader(nil, trace.Header{Source: "dynctl replay generate " + args[0], Start: time.Unix(0, 0)})
+			if err != nil {
+				return err
+			}
+			for i := range all {
+				if _, err := w.Write(line); err != nil {
+					return err
+				}
+				if line, err = trace.AppendRecord(line[:0], &trace.Record{Kind: trace.KindRequest, Time: all[i].At, Request: &all[i].Request}); err != nil {
+					return err
+				}
+			}
+			if _, err := w.Write(line); err != nil {
+				return err
+			}
+			return w.Commit()
+		},
+	}
+	cmd.Flags().StringVarP(&path, "write", "w", "-", "`FILE` to write; .gz and .zst compress, - is stdout")
+	cmd.Flags().IntVar(&requests, "requests", 2000, "how many requests to make")
+	cmd.Flags().Uint64Var(&seed, "seed", 1, "seed of their lengths and times")
+	return cmd
+}

@@ -1,0 +1,192 @@
+package replaycmd
+
+import (
+	"bytes"
+	"compress/gzip"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/dynctl/dynctl/internal/cli"
+	"github.com/dynctl/dynctl/internal/replay"
+	"github.com/dynctl/dynctl/internal/rig/clitest"
+	"github.com/dynctl/dynctl/internal/router/placement/decide"
+)
+
+// realRecording is a recording of real engines.
+const realRecording = "../../../testdata/trace/vllm-0.32.0-1p1d-evictions-v2.jsonl.zst"
+
+// typed runs a command line without a terminal.
+func typed(args ...string) (code int, stdout, stderr string) {
+	return clitest.Run(cli.Root(New()), "", args...)
+}
+
+// TestACutRecordingIsNotAllOfIt: what is verified up to a cut is said to be that, and
+// whoever reads a cut recording is told, with a code that is not that of a whole one.
+func TestACutRecordingIsNotAllOfIt(t *testing.T) {
+	dir := t.TempDir()
+	whole := filepath.Join(dir, "whole.jsonl")
+	if code, _, stderr := typed("replay", "convert", realRecording, "-w", whole); code != cli.ExitOK {
+		t.Fatal(stderr)
+	}
+	raw, err := os.ReadFile(whole)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var packed bytes.Buffer
+	z := gzip.NewWriter(&packed)
+	if _, err := z.Write(raw); err != nil {
+		t.Fatal(err)
+	}
+	if err := z.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		name string
+		data []byte
+		code int
+	}{
+		{"whole.jsonl.gz", packed.Bytes(), cli.ExitOK},
+		{"cut.jsonl.gz", packed.Bytes()[:packed.Len()/2], cli.ExitInvalid},
+		{"cut.jsonl", raw[:len(raw)/2], cli.ExitInvalid},
+	} {
+		file := filepath.Join(dir, c.name)
+		if err := os.WriteFile(file, c.data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		code, stdout, stderr := typed("replay", file, "--verify")
+		said := strings.Contains(stdout, "% of decisions up to the cut proven") && strings.Contains(stderr, "the trace is cut after line")
+		if code != c.code || said != (c.code != cli.ExitOK) {
+			t.Errorf("%s: code %d\n%s\n%s", c.name, code, stdout, stderr)
+		}
+		for _, args := range [][]string{
+			{"replay", file}, {"replay", "stat", file}, {"replay", file, "--what-if", "eff_isl=3"}, {"replay", "convert", file, "-w", filepath.Join(dir, "again.jsonl")},
+			{"replay", file, "--policy", "kv,random", "--fleet", "2a", "--quiet"}, {"replay", "stat", file, "-o", "json"}, {"replay", file, "--what-if", "eff_isl=3", "-o", "json"},
+		} {
+			code, stdout, stderr := typed(args...)
+			said := strings.Contains(stderr, "the trace is cut after line")
+			if code != c.code || said != (c.code != cli.ExitOK) || stdout == "" && args[1] != "convert" {
+				t.Errorf("%v: code %d\n%s\n%s", args, code, stdout, stderr)
+			}
+		}
+		// Where reading ends before the cut, the cut is nothing to tell of.
+		if code, _, stderr := typed("replay", file, "--at", "20"); code != cli.ExitOK {
+			t.Errorf("%s --at 20: code %d, %s", c.name, code, stderr)
+		}
+	}
+}
+
+// TestNoSuchLine: a line that the trace does not have is a mistake, and not its end.
+func TestNoSuchLine(t *testing.T) {
+	code, _, stderr := typed("replay", realRecording, "--at", "99999999")
+	if code != cli.ExitUsage || !strings.Contains(stderr, "--at 99999999: the trace ends with line ") {
+		t.Errorf("code %d, %q", code, stderr)
+	}
+	if code, _, stderr = typed("replay", realRecording, "--at", "20"); code != cli.ExitOK {
+		t.Errorf("code %d, %q", code, stderr)
+	}
+}
+
+// TestNothingIsIgnoredBesideTheScreen: what a recording that is shown cannot do is refused.
+func TestNothingIsIgnoredBesideTheScreen(t *testing.T) {
+	for _, flags := range [][]string{{"--to", "1m"}, {"--at", "3"}, {"--step"}, {"--verify"}, {"--min-match", "1"}, {"--what-if", "threshold=4096"}, {"--policy", "kv"}} {
+		code, _, stderr := typed(append([]string{"replay", realRecording, "--tui"}, flags...)...)
+		if code != cli.ExitUsage || !strings.Contains(stderr, "not for a recording that is shown") {
+			t.Errorf("%s: code %d, %q", flags, code, stderr)
+		}
+	}
+	if code, _, stderr := typed("replay", realRecording, "--tui"); code != cli.ExitUsage || strings.Count(stderr, "the screen needs a terminal") != 1 {
+		t.Errorf("without a terminal: code %d, %q", code, stderr)
+	}
+}
+
+// TestChangesAreNamedAsSettings: what a short key changes is told.
+func TestChangesAreNamedAsSettings(t *testing.T) {
+	code, stdout, stderr := typed("replay", realRecording, "--what-if", "eff_isl=3")
+	if code != cli.ExitOK || !strings.Contains(stdout, "threshold=3,threshold_on=eff_isl") {
+		t.Errorf("code %d\n%s\n%s", code, stdout, stderr)
+	}
+	_, _, stderr = typed("replay", realRecording, "--fleet", "1p1d", "--routing-threshold", "-5")
+	if !strings.Contains(stderr, "--routing-threshold -5 is always remote") {
+		t.Errorf("%q", stderr)
+	}
+}
+
+// TestSimulationsDecideAsTheRouter: what no flag of compare says is as in the
+// router, with changes and without.
+func TestSimulationsDecideAsTheRouter(t *testing.T) {
+	change, err := replay.ParseChange("temperature=0.5")
+	if err != nil {
+		t.Fatal(err)
+	}
+	rows, err := (&compareFlags{fleet: "1p1d", on: "eff_isl"}).rows([]replay.Change{change}, 0, 0, nil)
+	if err != nil || len(rows) != 2 {
+		t.Fatalf("%d rows, %v", len(rows), err)
+	}
+	for _, r := range rows {
+		if got := r.setup.Settings.Rule.LoadCredit; got != decide.LoadCredit {
+			t.Errorf("%q counts cached blocks as %v of their cost, the router as %v", r.label, got, decide.LoadCredit)
+		}
+	}
+}
+
+// TestReplayCommand is the command line of replay on small files.
+func TestReplayCommand(t *testing.T) {
+	dir := t.TempDir()
+	write := func(name, text string) string {
+		p := filepath.Join(dir, name)
+		if err := os.WriteFile(p, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+	moon := strings.Repeat(`{"timestamp":0,"input_length":1100,"output_length":3,"hash_ids":[1,2,3]}`+"\n", 3)
+	requests := write("m.jsonl", moon)
+	events := write("e.jsonl", `{"timestamp":5,"event":{"worker_id":1,"event":{"event_id":0,"dp_rank":0,"data":{"stored":{"parent_hash":null,"blocks":[{"block_hash":1,"tokens_hash":2}]}}}}}
+{"timestamp":6,"event":{"worker_id":1,"event":{"event_id":1,"dp_rank":0,"data":{"stored":{"parent_hash":1,"blocks":[{"block_hash":3,"tokens_hash":4}]}}}}}
+`)
+	bad := write("b.jsonl", moon+"{oops\n"+moon)
+	for _, tt := range []struct {
+		name   string
+		stdin  string
+		args   []string
+		code   int
+		stdout string
+		stderr string
+	}{
+		{name: "no file", args: []string{"replay"}, code: cli.ExitUsage, stderr: "requires at least 1 arg"},
+		{name: "absent", args: []string{"replay", filepath.Join(dir, "x")}, code: cli.ExitUsage, stderr: "no such file"},
+		{name: "events", args: []string{"replay", events}, stdout: "index   2 blocks, 2 distinct"},
+		{name: "events from stdin", stdin: `{"timestamp":5,"event":{"worker_id":1,"event":{"event_id":0,"data":"cleared"}}}`, args: []string{"replay", "-"}, stdout: "clears 1"},
+		{name: "at a line", args: []string{"replay", events, "--at", "1"}, stdout: "index   1 blocks", stderr: "stored 1 blocks"},
+		{name: "step", stdin: "\nq\n", args: []string{"replay", events, "--at", "1", "--step"}, stdout: "line 2  t=6ms  event"},
+		{name: "bad line", args: []string{"replay", bad}, code: cli.ExitInvalid, stderr: fmt.Sprintf("line 4 (byte %d)", len(moon)+1)},
+		{name: "bad line allowed", args: []string{"replay", bad, "--max-bad", "1"}, stdout: "bad lines 1 (first is line 4)", stderr: "skipped: "},
+		{name: "no format", stdin: "hello", args: []string{"replay", "-"}, code: cli.ExitInvalid, stderr: "no JSON object"},
+		{name: "unknown format", args: []string{"replay", events, "--format", "x"}, code: cli.ExitUsage, stderr: "unknown trace format"},
+		{name: "unknown policy", args: []string{"replay", requests, "--policy", "best"}, code: cli.ExitUsage, stderr: "unknown policy"},
+		{name: "unknown what-if", args: []string{"replay", requests, "--what-if", "a=1"}, code: cli.ExitUsage, stderr: "overlap_credit"},
+		{name: "what-if without decisions", args: []string{"replay", requests, "--what-if", "threshold=1"}, code: cli.ExitUsage, stderr: "no decisions"},
+		{name: "no requests", args: []string{"replay", events, "--policy", "kv"}, code: cli.ExitRuntime, stderr: "no requests"},
+		{name: "speed", args: []string{"replay", events, "--speed", "fast"}, code: cli.ExitUsage, stderr: "--speed fast"},
+		{name: "stdin twice", stdin: moon, args: []string{"replay", "-", "--policy", "kv"}, code: cli.ExitUsage, stderr: "not stdin"},
+		{name: "policies", args: []string{"replay", requests, "--policy", "kv,random", "--fleet", "2a", "--quiet", "-o", "markdown"}, stdout: "| kv     | 0         | 16384     |"},
+		{name: "thresholds and what-if", args: []string{"replay", requests, "--routing-threshold", "0,2000", "--what-if", "spread=0", "--fleet", "1p1d", "--quiet", "-o", "jsonl"}, stdout: `"label":"spread=0"`},
+		{name: "stat", args: []string{"replay", "stat", requests}, stdout: "66.67% of blocks (6)"},
+		{name: "convert", args: []string{"replay", "convert", requests, "--to", "dynamo-requests", "--block-size", "64"}, stdout: `"trace_block_size":64`, stderr: "3 records written"},
+		{name: "convert to nothing", args: []string{"replay", "convert", requests, "--to", "capture"}, code: cli.ExitRuntime, stderr: "cannot write capture"},
+		{name: "convert a broken file", args: []string{"replay", "convert", bad, "-w", filepath.Join(dir, "half.jsonl")}, code: cli.ExitInvalid, stderr: "line 4"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			code, out, errs := clitest.Run(cli.Root(New()), tt.stdin, tt.args...)
+			if code != tt.code || !strings.Contains(out, tt.stdout) || !strings.Contains(errs, tt.stderr) {
+				t.Errorf("exit %d, want %d\nstdout: %s\nwant: %s\nstderr: %s\nwant: %s", code, tt.code, out, tt.stdout, errs, tt.stderr)
+			}
+		})
+	}
+	if list, _ := filepath.Glob(filepath.Join(dir, "*half*")); len(list) > 0 {
+		t.Errorf("half-written files: %v", list)
+	}
+}

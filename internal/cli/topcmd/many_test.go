@@ -1,0 +1,106 @@
+package topcmd
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"regexp"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/dynctl/dynctl/internal/cli"
+	"github.com/dynctl/dynctl/internal/loopback"
+)
+
+// TestTopOnceOfManyRanks: 250 workers with 1,000 ranks in one process, under a load of
+// texts and after it: top --once ends well, within its own timeouts, has every rank, and says nothing
+// that is not so.
+func TestTopOnceOfManyRanks(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts 250 engines")
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute)
+	defer cancel()
+	rig, err := loopback.Start(ctx, loopback.Options{Fleet: "125p125d:dp=4"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+		defer cancel()
+		_ = rig.Close(ctx) // requests that a failed test left are cut
+	})
+	if err := rig.Ready(ctx); err != nil {
+		t.Fatal(err)
+	}
+	look := func(when string) string {
+		t.Helper()
+		began := time.Now()
+		code, out, errs := typed("top", "--once", "--router", rig.AdminURL)
+		t.Logf("%s: %s", when, time.Since(began)) // told only: the machine may be busy with other tests
+		if code != cli.ExitOK || errs != "" {
+			t.Fatalf("%s: exit %d: %s", when, code, errs)
+		}
+		if n := len(regexp.MustCompile(`(?m)^  \S+/dp\d `).FindAllString(out, -1)); n != 1000 || !strings.Contains(out, "250 usable, 1000 ranks") {
+			t.Errorf("%s: %d ranks are shown:\n%.2000s", when, n, out)
+		}
+		for _, untrue := range []string{"tokenize", "stale", "unreachable", "down", "unknown"} {
+			if strings.Contains(out, untrue) {
+				t.Errorf("%s: it says %q, which is not so:\n%.600s … %s", when, untrue, out, out[max(0, len(out)-1000):])
+			}
+		}
+		return out
+	}
+	load, stop := context.WithCancel(ctx)
+	var clients sync.WaitGroup
+	var number, failed atomic.Int64
+	for range 8 { // more would starve what is looked at on two cores
+		clients.Go(func() {
+			for load.Err() == nil {
+				body := fmt.Sprintf(`{"model":"sim","max_tokens":200,"ignore_eos":true,"messages":[{"role":"user","content":"%d: %s"}]}`, number.Add(1), strings.Repeat("tell me how a router chooses ", 20))
+				req, err := http.NewRequestWithContext(load, http.MethodPost, rig.URL+"/v1/chat/completions", strings.NewReader(body))
+				if err != nil {
+					failed.Add(1)
+					return
+				}
+				req.Header.Set("Content-Type", "application/json")
+				resp, err := rig.Client.Do(req)
+				if err != nil {
+					continue // the load has ended
+				}
+				if _, err := io.Copy(io.Discard, resp.Body); resp.StatusCode != http.StatusOK && err == nil {
+					failed.Add(1)
+				}
+				_ = resp.Body.Close()
+			}
+		})
+	}
+	for range 3 {
+		if out := look("under load"); strings.Contains(out, "active 0,") {
+			t.Errorf("nothing is active under load:\n%.600s", out)
+		}
+	}
+	stop()
+	clients.Wait()
+	if n := failed.Load(); n > 0 {
+		t.Errorf("%d requests failed", n)
+	}
+	for tick := time.NewTicker(100 * time.Millisecond); ; {
+		s, err := rig.Admin.Status(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if s.Traffic.Inflight == 0 {
+			tick.Stop()
+			break
+		}
+		<-tick.C
+	}
+	if out := look("after the load"); !strings.Contains(out, "active 0,") {
+		t.Errorf("idle, and not said so:\n%.600s", out)
+	}
+}

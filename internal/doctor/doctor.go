@@ -1,0 +1,598 @@
+// Package doctor examines a router and its engines: what is broken, what
+// contradicts itself, and whether the KV cache and its transfer do what they
+// should. Every finding comes from the fleet itself; nothing is changed.
+package doctor
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"math/rand/v2"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/dynctl/dynctl/internal/bench/fleet"
+	"github.com/dynctl/dynctl/internal/bench/loadgen"
+	"github.com/dynctl/dynctl/internal/bench/workload"
+	"github.com/dynctl/dynctl/internal/router/observe/admin"
+	"github.com/dynctl/dynctl/internal/router/observe/receipt"
+	"github.com/dynctl/dynctl/internal/table"
+	"github.com/dynctl/dynctl/internal/wait"
+	"github.com/dynctl/dynctl/internal/workers"
+)
+
+// Schema is the version of the JSON form.
+const Schema = "dynctl.doctor/v1"
+
+// State is how a check came out.
+type State string
+
+// The states.
+const (
+	OK   State = "ok"
+	Warn State = "warn"
+	Fail State = "fail"
+	Skip State = "skip"
+)
+
+// Finding is one check.
+type Finding struct {
+	Check string `json:"check"`
+	// Subject is the router, a worker or a rank.
+	Subject string `json:"subject"`
+	State   State  `json:"state"`
+	Text    string `json:"text"`
+	// Advice says what to do; empty when there is nothing.
+	Advice string `json:"advice,omitempty"`
+}
+
+// Report is an examination.
+type Report struct {
+	Schema   string    `json:"schema"`
+	Target   string    `json:"target"`
+	Created  time.Time `json:"created"`
+	Findings []Finding `json:"findings"`
+	Failed   int       `json:"failed"`
+	Warned   int       `json:"warned"`
+	// Transfer is null when no pair was looked at.
+	Transfer *Matrix `json:"transfer"`
+}
+
+// Options set what is done.
+type Options struct {
+	Target *fleet.Target
+	Model  string
+	// Passive sends no request that an engine would have to compute.
+	Passive bool
+	// Tokens of the prompts of the probes; 0 means 40 blocks.
+	Tokens int
+	// OnFinding is told of each finding as it is made; may be nil.
+	OnFinding func(Finding)
+}
+
+// exam is an examination under way.
+type exam struct {
+	o      Options
+	r      *Report
+	facts  *fleet.Facts
+	http   *http.Client
+	pool   workload.Pool
+	salt   string
+	number int
+}
+
+// Run examines a target. The error is of what made the examination impossible.
+func Run(ctx context.Context, o Options) (*Report, error) {
+	e := &exam{
+		o: o, r: &Report{Schema: Schema, Target: o.Target.URL, Created: time.Now(), Findings: []Finding{}},
+		http: &http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DisableKeepAlives: true, TLSClientConfig: o.Target.TLS}},
+		salt: fmt.Sprint(time.Now().UnixNano()),
+	}
+	status, err := e.clock(ctx)
+	if err != nil {
+		return nil, err
+	}
+	e.router(ctx, status)
+	e.kubernetes(status.Kubernetes)
+	list, err := o.Target.Admin.Workers(ctx)
+	if err != nil {
+		return nil, err
+	}
+	e.reach(ctx, list.Workers)
+	e.contradictions(list.Workers)
+	e.troubles(list.Workers)
+	e.feeds(list.Workers)
+	model := o.Model
+	if model == "" && len(status.Models) > 0 {
+		model = status.Models[0]
+	}
+	if e.facts, err = o.Target.Describe(ctx, model); err != nil {
+		e.add("engines", "router", Fail, err.Error(), "")
+		return e.r, nil
+	}
+	var own bool
+	e.pool, own = o.Target.Pool(ctx, e.facts.Model)
+	e.tokenizer(ctx, own)
+	if o.Passive {
+		e.add("cache probe", "engines", Skip, "passive: no request was sent", "")
+		e.add("transfer", "engines", Skip, "passive: no request was sent", "")
+		return e.r, ctx.Err()
+	}
+	e.cacheProbe(ctx)
+	e.transfer(ctx)
+	return e.r, ctx.Err()
+}
+
+func (e *exam) add(check, subject string, s State, text, advice string) {
+	f := Finding{check, subject, s, text, advice}
+	e.r.Findings = append(e.r.Findings, f)
+	switch s {
+	case Fail:
+		e.r.Failed++
+	case Warn:
+		e.r.Warned++
+	case OK, Skip:
+	}
+	if e.o.OnFinding != nil {
+		e.o.OnFinding(f)
+	}
+}
+
+// clock asks for the status and sees by how much the router's clock is off:
+// the middle of the question against the time in the answer.
+func (e *exam) clock(ctx context.Context) (*admin.Status, error) {
+	var s *admin.Status
+	best, skew := time.Duration(math.MaxInt64), time.Duration(0)
+	for range 5 {
+		t0 := time.Now()
+		got, err := e.o.Target.Admin.Status(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if took := time.Since(t0); took < best {
+			best, skew, s = took, got.Now.Sub(t0.Add(took/2)), got
+		}
+	}
+	text := fmt.Sprintf("the router's clock is %+.1f ms from this one (+-%.1f)", float64(skew.Microseconds())/1000, float64(best.Microseconds())/2000)
+	if skew.Abs() > best/2+50*time.Millisecond {
+		e.add("clock", "router", Warn, text, "events and receipts are hard to put beside logs of other machines: run a time service")
+	} else {
+		e.add("clock", "router", OK, text, "")
+	}
+	return s, nil
+}
+
+func (e *exam) router(ctx context.Context, s *admin.Status) {
+	switch s.State {
+	case "ready":
+		e.add("router", s.Name, OK, fmt.Sprintf("ready, version %s, %d workers, policy %s, remote from %s", s.Version, s.Workers.Total, s.Policy, admin.Rule(s.ThresholdTokens, s.ThresholdOn, s.ThresholdAuto, s.Costs)), "")
+	default:
+		e.add("router", s.Name, Warn, fmt.Sprintf("%s: %s", s.State, strings.Join(s.Reasons, "; ")), "dynctl workers list shows each worker")
+	}
+	code, _, err := e.get(ctx, e.o.Target.URL+"/v1/models")
+	switch {
+	case err != nil:
+		e.add("data plane", e.o.Target.URL, Fail, err.Error(), "is this the address that clients use? give --data URL")
+	case code != http.StatusOK:
+		e.add("data plane", e.o.Target.URL, Fail, fmt.Sprintf("GET /v1/models answers %d", code), "")
+	default:
+		e.add("data plane", e.o.Target.URL, OK, "answers; models "+strings.Join(s.Models, ", "), "")
+	}
+	for _, l := range []struct {
+		name   string
+		access admin.ListenerAccess
+	}{{"data plane", s.Access.Data}, {"admin API", s.Access.Admin}} {
+		if why := l.access.Exposed(); why != "" {
+			e.add("access", l.name+" "+l.access.Listen, Warn, why, "docs/security.md shows what to ask clients for")
+		} else if l.access.Listen != "" {
+			e.add("access", l.name+" "+l.access.Listen, OK, l.access.Who(), "")
+		}
+	}
+	if s.Traffic.Recomputes > 0 {
+		e.add("silent recompute", "router", Fail, fmt.Sprintf("%d requests were prefilled remotely and computed again by the decode engine since the start", s.Traffic.Recomputes), "dynctl explain of one of them shows its workers; check the KV connector of both sides")
+	}
+	if s.Traffic.Fallbacks > 0 {
+		e.add("fallback", "router", Warn, fmt.Sprintf("%d requests fell back to local prefill since the start", s.Traffic.Fallbacks), "")
+	}
+}
+
+// kubernetes tells whether the pods of a cluster are followed, and which are found
+// for nothing; k is nil where none are looked for.
+func (e *exam) kubernetes(k *admin.Kubernetes) {
+	if k == nil {
+		return
+	}
+	lost := false
+	for _, w := range k.Watches {
+		subject := w.Namespace + " " + w.Selector
+		switch {
+		case w.Error != "":
+			lost = true
+			e.add("kubernetes", subject, Fail, "the pods are not followed since "+w.Since.Format(time.RFC3339)+": "+w.Error, "the workers stay as they were until then; docs/kubernetes.md has the rights that are needed")
+		case !w.Synced:
+			lost = true
+			e.add("kubernetes", subject, Warn, "the pods were not listed yet", "")
+		}
+	}
+	if !lost {
+		e.add("kubernetes", k.Server, OK, fmt.Sprintf("%d pods are followed: %d workers, %d without an address yet", k.Pods, k.Workers, k.Waiting), "")
+	}
+	for _, p := range k.LeftOut {
+		e.add("kubernetes", p.Pod, Warn, "a selector finds it, and it is no worker: "+p.Reason, "narrow the selector if that is right")
+	}
+	if more := k.LeftOutCount - len(k.LeftOut); more > 0 {
+		e.add("kubernetes", k.Server, Warn, fmt.Sprintf("%d more pods are found and are no workers", more), "")
+	}
+}
+
+func (e *exam) get(ctx context.Context, u string) (code int, date time.Time, err error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u, nil)
+	if err != nil {
+		return 0, date, err
+	}
+	e.o.Target.Authorize(req)
+	resp, err := e.http.Do(req)
+	if err != nil {
+		return 0, date, err
+	}
+	defer resp.Body.Close()
+	_, _ = io.Copy(io.Discard, io.LimitReader(resp.Body, 8<<20)) // only the status counts
+	date, _ = http.ParseTime(resp.Header.Get("Date"))
+	return resp.StatusCode, date, nil
+}
+
+// reach asks every engine directly: is it there, healthy, and what time is it.
+func (e *exam) reach(ctx context.Context, ws []admin.Worker) {
+	if len(ws) == 0 {
+		e.add("engines", "router", Fail, "the router has no worker", "dynctl workers add, or --worker, --prefill and --decode")
+	}
+	for _, w := range ws {
+		if !w.Usable {
+			e.add("engine", w.Name, Fail, fmt.Sprintf("not usable: %s (%s)", w.Health, orNone(w.Reason)), "")
+		}
+		base := strings.TrimRight(w.URL, "/")
+		code, date, err := e.get(ctx, base+"/health")
+		switch {
+		case err != nil && w.Usable:
+			e.add("reachable", w.Name, Warn, fmt.Sprintf("the router reaches it, this machine does not: %v", err), "counters cannot be read from here: run doctor and bench beside the router")
+			continue
+		case err != nil:
+			e.add("reachable", w.Name, Fail, err.Error(), "is the engine running at "+w.URL+"?")
+			continue
+		case code != http.StatusOK:
+			e.add("reachable", w.Name, Fail, fmt.Sprintf("GET /health answers %d", code), "")
+			continue
+		}
+		text := engineText(&w)
+		if !date.IsZero() {
+			// The Date header has whole seconds.
+			if off := time.Until(date); off > 2*time.Second || off < -3*time.Second {
+				e.add("clock", w.Name, Warn, fmt.Sprintf("the engine's clock is about %.0f s from this one", off.Seconds()), "run a time service there")
+			}
+		}
+		e.add("reachable", w.Name, OK, text, "")
+	}
+}
+
+// engineText is what is known of a worker's engine, and nothing of what is not.
+func engineText(w *admin.Worker) string {
+	words := []string{"engine unknown"}
+	if w.Engine != "" {
+		words[0] = strings.TrimSpace(w.Engine + " " + w.Version)
+	}
+	// What labels say may surprise those who did not write them.
+	said := func(fact, value string) {
+		if value == "" {
+			return
+		}
+		if from := w.From[fact]; from != "" && w.Source == workers.SourceKube {
+			value += " (" + from + ")"
+		}
+		words = append(words, value)
+	}
+	said("role", w.Role)
+	if w.Revision != "" {
+		said("revision", "revision "+w.Revision)
+	}
+	words = append(words, fmt.Sprintf("dp %d", w.DP))
+	if w.BlockSizeTokens > 0 {
+		words = append(words, fmt.Sprintf("block %d", w.BlockSizeTokens))
+	}
+	unused := len(w.Ranks) > 0
+	for _, k := range w.Ranks {
+		unused = unused && k.Engine != nil && k.Engine.Unused
+	}
+	if unused {
+		words = append(words, "idle (no load series yet, and its counters say that it has served nothing)")
+	}
+	return strings.Join(words, ", ")
+}
+
+func orNone(s string) string {
+	if s == "" {
+		return "no reason given"
+	}
+	return s
+}
+
+// contradictions compares what workers of one model say of themselves.
+func (e *exam) contradictions(ws []admin.Worker) {
+	type seen struct {
+		value int
+		who   string
+	}
+	blocks := map[string]seen{}
+	lens := map[string]seen{}
+	roles := map[string]map[string]bool{}
+	bad := false
+	for _, w := range ws {
+		if w.Conflict != "" {
+			bad = true
+			e.add("contradiction", w.Name, Fail, w.Conflict, "")
+		}
+		for _, m := range w.Models {
+			if roles[m] == nil {
+				roles[m] = map[string]bool{}
+			}
+			roles[m][w.Role] = true
+			if b := w.BlockSizeTokens; b > 0 {
+				if s, ok := blocks[m]; ok && s.value != b {
+					bad = true
+					e.add("block size", w.Name, Fail, fmt.Sprintf("model %s: block size %d here, %d on %s", m, b, s.value, s.who), "transfer between them fails or gives wrong text: give all engines of a model the same --block-size")
+				} else {
+					blocks[m] = seen{b, w.Name}
+				}
+			}
+			if n := w.MaxModelLen; n > 0 {
+				if s, ok := lens[m]; ok && s.value != n {
+					e.add("model length", w.Name, Warn, fmt.Sprintf("model %s: %d tokens here, %d on %s", m, n, s.value, s.who), "long prompts are refused by some workers only")
+				} else {
+					lens[m] = seen{n, w.Name}
+				}
+			}
+		}
+		if strings.HasPrefix(w.Connector, string(workers.ConnectorNIXL)) && slices.ContainsFunc(w.Ranks, func(k admin.Rank) bool { return len(k.Feed.CacheGroups) > 1 }) {
+			e.add("hybrid over NIXL", w.Name, Warn, "the model has caches of several kinds, and "+workers.HybridDefect, "compare answers with those of one engine alone before you trust them; without prefill workers nothing is moved")
+		}
+		if w.DP != len(w.Ranks) {
+			bad = true
+			e.add("dp", w.Name, Fail, fmt.Sprintf("the worker has dp %d and the router follows %d ranks", w.DP, len(w.Ranks)), "give the worker's dp=N")
+		}
+		told, silent := 0, []string{}
+		for _, r := range w.Ranks {
+			if r.Engine != nil {
+				told++
+			} else {
+				silent = append(silent, r.Label)
+			}
+		}
+		if told > 0 && len(silent) > 0 {
+			bad = true
+			e.add("dp", w.Name, Fail, fmt.Sprintf("its metrics have no figures of %s", strings.Join(silent, ", ")), "the engine may have fewer data-parallel ranks than dp says")
+		}
+	}
+	for m, r := range roles {
+		switch {
+		case r["prefill"] && !r["decode"] && !r["aggregated"]:
+			bad = true
+			e.add("roles", m, Fail, "the model has prefill workers and nobody to decode", "")
+		case r["decode"] && !r["prefill"] && !r["aggregated"]:
+			e.add("roles", m, Warn, "the model has decode workers and no prefill worker: every prompt is prefilled locally", "")
+		}
+	}
+	if !bad {
+		e.add("contradictions", "engines", OK, "block sizes, ranks and roles agree", "")
+	}
+}
+
+// noReplay is the advice for a rank whose engine has no replay endpoint, as
+// vLLM's have none unless they are given one.
+const noReplay = `give vLLM a replay_endpoint in --kv-events-config, "replay_endpoint":"tcp://*:5657" say, or state it with replay=tcp://…`
+
+// catchesUp is for how long a feed may fetch what it missed, as after a router's
+// start, before that is a failure.
+const catchesUp = time.Minute
+
+// feeds looks at every rank's KV event feed.
+func (e *exam) feeds(ws []admin.Worker) {
+	followed, fine := 0, 0
+	for _, w := range ws {
+		if w.Role == "prefill" && !w.Usable {
+			continue
+		}
+		some := false
+		for _, r := range w.Ranks {
+			some = some || r.Feed.State != "none"
+		}
+		for _, r := range w.Ranks {
+			f := r.Feed
+			switch {
+			case f.State == "none" && some:
+				e.add("events", r.Label, Fail, "no event feed, though other ranks of the worker have one", "each rank publishes on a port of its own: give events=… for every rank")
+				continue
+			case f.State == "none":
+				e.add("events", r.Label, Warn, "no KV events: the router guesses what this rank holds", "start the engine with --kv-events-config, or give events=tcp://…")
+				continue
+			}
+			followed++
+			switch {
+			case f.State == "verifying":
+				e.add("events", r.Label, Warn, "nothing is known to be missing, and the index does not use its entries until that is proven: "+orNone(f.Reason), noReplay)
+			case (f.State == "replaying" || f.State == "gap") && time.Since(f.Since) < catchesUp:
+				e.add("events", r.Label, Skip, "it is still being brought up to date: "+orNone(f.Reason), "run doctor again in a moment")
+			case f.State == "mute": // told by troubles
+			case f.HashDiffers:
+				e.add("events", r.Label, Fail, "the engine names its blocks otherwise than the worker states: only what its events tell counts", "state the engine's --prefix-caching-hash-algo as kv_hash, its PYTHONHASHSEED as kv_hash_seed, and its smallest block as block_size")
+			case !f.Trusted:
+				e.add("events", r.Label, Fail, fmt.Sprintf("the index does not trust the feed: %s (%s)", f.State, orNone(f.Reason)), "")
+			case f.RankDisagree > 0:
+				e.add("layout", r.Label, Fail, fmt.Sprintf("%d batches of its events claim to be of another rank of the deployment than %d", f.RankDisagree, w.DPStart+r.DP), "state dp_start=N, the place of the engine's first rank in its deployment, and the events of its own ports: what is known of the rank's cache may be another one's")
+			case f.Gaps > 0 && f.Lost > 0:
+				e.add("events", r.Label, Warn, fmt.Sprintf("%d gaps, %d batches lost for good, %d replayed", f.Gaps, f.Lost, f.Replayed), "raise the engine's buffer_steps, or give it a replay endpoint")
+			case f.Errors > 0:
+				e.add("events", r.Label, Warn, fmt.Sprintf("%d messages could not be read", f.Errors), "is the engine's version one that dynctl knows?")
+			case f.Orphans > 0:
+				e.add("events", r.Label, Warn, fmt.Sprintf("%d blocks came without their parent", f.Orphans), "events were lost before the router began to follow; a replay endpoint brings them back")
+			case f.Replay == nil:
+				e.add("events", r.Label, Warn, "live, but whether its engine has a replay endpoint is unknown: this router does not tell", "upgrade the router to learn whether a lost batch can be fetched again")
+			case f.Dropped > 0 && *f.Replay == "":
+				e.add("events", r.Label, Warn, fmt.Sprintf("its entries were dropped %d times since the start (now: %s), and no replay brings them back", f.Dropped, orNone(f.Reason)), noReplay)
+			case *f.Replay == "":
+				e.add("events", r.Label, Warn, "fragile: live, but its engine has no replay endpoint: a lost batch costs all that is known of its cache, and so does a lost connection unless the engine's metrics and its next batch prove that nothing was missed", noReplay)
+			default:
+				fine++
+			}
+		}
+	}
+	if followed > 0 && fine == followed {
+		e.add("events", "engines", OK, fmt.Sprintf("%d feeds live and trusted, no gap", followed), "")
+	}
+}
+
+// texts are what tokenizers like to disagree about.
+var texts = []string{
+	"The quick brown fox jumps over the lazy dog.", "  leading and trailing  ", "naïve café — “quotes” … €5", "日本語のテキスト、混ぜて。", "def f(x):\n\treturn x ** 2  # square\n",
+	"1234567890 3.14159 0x7fff", "emoji 👩‍👩‍👧‍👦 and flags 🇨🇭", "CamelCase snake_case kebab-case", "https://example.org/a?b=c&d=%20e", "\n\n\nnew\r\nlines\n", "Привет, мир", "ﬁ ligature ½ Ⅷ", "a", "<|im_start|>user\nhi<|im_end|>",
+	`{"json": [1, 2, {"x": null}]}`, strings.Repeat("word ", 200), strings.Repeat("=", 80), "it's we'll I'd they've", "ＦＵＬＬ width", "\u200bzero\u200bwidth",
+}
+
+// tokenizer compares the router's count of tokens with each engine's.
+func (e *exam) tokenizer(ctx context.Context, own bool) {
+	if !own {
+		e.add("tokenizer", "router", Skip, "nobody answers /tokenize", "")
+		return
+	}
+	agree, total, source := 0, 0, ""
+	var differ []string
+	for _, text := range texts {
+		a, err := e.o.Target.Admin.Route(ctx, admin.RouteRequest{Model: e.facts.Model, Prompt: text})
+		if err != nil {
+			e.add("tokenizer", "router", Skip, "the dry run of a text failed: "+err.Error(), "")
+			return
+		}
+		var r receipt.Receipt
+		if json.Unmarshal(a.Receipt, &r) != nil {
+			e.add("tokenizer", "router", Skip, "the router's receipt is not understood", "")
+			return
+		}
+		source = r.Inputs.ISLSource
+		for i := range e.facts.Workers {
+			w := &e.facts.Workers[i]
+			if !w.Usable || !slices.Contains(w.Models, e.facts.Model) {
+				continue
+			}
+			ids, err := e.o.Target.Tokenize(ctx, w.URL, e.facts.Model, text)
+			if err != nil {
+				continue
+			}
+			total++
+			if len(ids) == r.Inputs.ISL {
+				agree++
+			} else if len(differ) < 3 {
+				differ = append(differ, fmt.Sprintf("%q: router %d, %s %d", short(text), r.Inputs.ISL, w.Name, len(ids)))
+			}
+		}
+	}
+	switch {
+	case total == 0:
+		e.add("tokenizer", "engines", Skip, "no engine answers /tokenize", "")
+	case agree == total:
+		e.add("tokenizer", "router", OK, fmt.Sprintf("counts agree with the engines' %d/%d (source %s)", agree, total, source), "")
+	case source == "estimate" || source == "none":
+		e.add("tokenizer", "router", Warn, fmt.Sprintf("the router estimates: %d of %d counts differ from the engines', as %s", total-agree, total, strings.Join(differ, "; ")), "give --tokenizer-path, or --tokenizer engine")
+	default:
+		e.add("tokenizer", "router", Fail, fmt.Sprintf("%d of %d counts differ from the engines' (source %s): %s", total-agree, total, source, strings.Join(differ, "; ")), "cached prefixes will not be found: use the model's own tokenizer file")
+	}
+}
+
+func short(s string) string {
+	if r := []rune(s); len(r) > 24 {
+		return string(r[:24]) + "…"
+	}
+	return s
+}
+
+// one sends one prompt and gives what became of it with its receipt.
+func (e *exam) one(ctx context.Context, header string, prompt []uint32, osl int) (*loadgen.Result, *receipt.Receipt, error) {
+	e.number++
+	src := &workload.Cell{
+		Series: workload.Series{Pool: e.pool, Model: e.facts.Model, Header: header, Name: "doctor/" + strconv.Itoa(e.number), Salt: e.salt, N: 1},
+		Prefix: prompt, OSL: osl,
+	}
+	sum, err := loadgen.Run(ctx, loadgen.Options{Base: e.o.Target.URL, TLS: e.o.Target.TLS, APIKey: e.o.Target.APIKey, Concurrency: 1, Keep: 1, Timeout: 2 * time.Minute}, src)
+	if err != nil {
+		return nil, nil, err
+	}
+	if len(sum.Kept) == 0 {
+		return nil, nil, fmt.Errorf("nothing was sent")
+	}
+	r := &sum.Kept[0]
+	if r.Err != "" {
+		err = errors.New(r.Err)
+	}
+	rec, lost := e.receipt(ctx, r.ID)
+	return r, rec, errors.Join(err, lost)
+}
+
+// receipt is that of a request that has been answered; nil when the router has
+// none. It is final a little after the answer.
+func (e *exam) receipt(ctx context.Context, id string) (*receipt.Receipt, error) {
+	soon, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	var rec receipt.Receipt
+	if wait.Until(soon, 10*time.Millisecond, func() bool {
+		raw, err := e.o.Target.Admin.Decision(ctx, id)
+		rec = receipt.Receipt{}
+		return err == nil && json.Unmarshal(raw, &rec) == nil && !rec.Live
+	}) {
+		return &rec, nil
+	}
+	return nil, ctx.Err()
+}
+
+func (e *exam) prompt() []uint32 {
+	n := e.o.Tokens
+	if n <= 0 {
+		n = 40 * max(e.facts.Block, 1)
+		if e.facts.MaxModelLen > 0 {
+			n = min(n, e.facts.MaxModelLen/2)
+		}
+		n = n/max(e.facts.Block, 1)*max(e.facts.Block, 1) + 1
+	}
+	e.number++
+	return e.pool.Tokens(nil, rand.New(rand.NewPCG(workload.Seed(e.salt, "prompt"), uint64(e.number))), n)
+}
+
+// Text writes the report for a terminal.
+func Text(w io.Writer, r *Report, verbose bool) error {
+	b := &strings.Builder{}
+	var rows [][]string
+	for _, f := range r.Findings {
+		if f.State == OK && !verbose && f.Check == "reachable" && len(r.Findings) > 40 {
+			continue
+		}
+		rows = append(rows, []string{strings.ToUpper(string(f.State)), f.Check, f.Subject, f.Text})
+		if f.Advice != "" && f.State != OK {
+			rows = append(rows, []string{"", "", "", "-> " + f.Advice})
+		}
+	}
+	if err := table.Figures(b, []string{"STATE", "CHECK", "SUBJECT", "FINDING"}, rows, 0, 1, 2, 3); err != nil {
+		return err
+	}
+	if m := r.Transfer; m != nil && len(m.Prefill)*len(m.Decode) > 1 {
+		b.WriteString("\ntransfer of KV\n")
+		if err := m.text(b); err != nil {
+			return err
+		}
+		b.WriteString("\n")
+	}
+	fmt.Fprintf(b, "%d checks, %d failed, %d warnings\n", len(r.Findings), r.Failed, r.Warned)
+	_, err := io.WriteString(w, b.String())
+	return err
+}

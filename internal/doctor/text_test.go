@@ -1,0 +1,38 @@
+package doctor
+
+import (
+	"regexp"
+	"testing"
+
+	"github.com/dynctl/dynctl/internal/router/observe/admin"
+)
+
+// TestEngineText: whatever is not told is left out, with its comma.
+func TestEngineText(t *testing.T) {
+	fresh := admin.Rank{Engine: &admin.EngineLoad{Unused: true}}
+	for bits := range 1 << 5 {
+		w := admin.Worker{DP: 2}
+		set := func(bit int, do func()) {
+			if bits>>bit&1 == 1 {
+				do()
+			}
+		}
+		set(0, func() { w.Engine = "vllm" })
+		set(1, func() { w.Version = "0.32.0" })
+		set(2, func() { w.Role = "aggregated" })
+		set(3, func() { w.BlockSizeTokens = 32 })
+		set(4, func() { w.Ranks = []admin.Rank{fresh, fresh} })
+		got := engineText(&w)
+		if regexp.MustCompile(`^ | $|  | ,|, ?,|,$|block 0`).MatchString(got) {
+			t.Errorf("%+v: %q has empty words", w, got)
+		}
+	}
+	w := admin.Worker{Engine: "vllm", Role: "aggregated", DP: 2, BlockSizeTokens: 32, Ranks: []admin.Rank{fresh, fresh}}
+	if got, want := engineText(&w), "vllm, aggregated, dp 2, block 32, idle (no load series yet, and its counters say that it has served nothing)"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+	w.Ranks[1].Engine = nil
+	if got, want := engineText(&w), "vllm, aggregated, dp 2, block 32"; got != want {
+		t.Errorf("with a rank that tells nothing: %q", got)
+	}
+}

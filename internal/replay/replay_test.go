@@ -1,0 +1,415 @@
+package replay
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/dynctl/dynctl/internal/replay/arrivals"
+	"github.com/dynctl/dynctl/internal/router/cache/blockhash"
+	"github.com/dynctl/dynctl/internal/router/cache/kvevent"
+	"github.com/dynctl/dynctl/internal/router/observe/receipt"
+	"github.com/dynctl/dynctl/internal/router/observe/trace"
+	"github.com/dynctl/dynctl/internal/router/placement/decide"
+	"github.com/dynctl/dynctl/internal/router/placement/selector"
+	"github.com/dynctl/dynctl/internal/settings"
+)
+
+func TestPlay(t *testing.T) {
+	rec := newRecording(t).run(100)
+	raw := rec.file()
+	whole := play(t, raw, Options{})
+	if whole.Decisions != 100 || whole.Counts.Batches != 100 || whole.Counts.Gaps != 0 || len(whole.Ranks) != testRanks || whole.ApplyMax == 0 {
+		t.Errorf("%+v", whole)
+	}
+	// Up to a line.
+	var at int64
+	rep := play(t, raw, Options{At: 50, Each: func(rec *trace.Record, p *Player) error {
+		at = rec.Line
+		return Show(io.Discard, rec, p)
+	}})
+	if at != 50 || rep.Lines != 50 {
+		t.Errorf("stopped at line %d of %d", at, rep.Lines)
+	}
+	// A window of time.
+	from, to := whole.Span/3, 2*whole.Span/3
+	if rep = play(t, raw, Options{From: from, To: to}); rep.Decisions >= 60 || rep.Decisions < 10 || rep.Span > to {
+		t.Errorf("%d decisions in a third, span %v", rep.Decisions, rep.Span)
+	}
+	// A gap that nothing accounts for.
+	for i := range rec.recs {
+		if rec.recs[i].Kind == trace.KindBatch && rec.recs[i].Batch.Seq == 3 {
+			if rep = play(t, rec.file(i), Options{}); rep.Counts.Gaps != 1 || rep.Counts.Missing != 1 {
+				t.Errorf("gaps %d, missing %d", rep.Counts.Gaps, rep.Counts.Missing)
+			}
+			break
+		}
+	}
+	// In time: ten times faster than recorded.
+	start := time.Now()
+	play(t, raw, Options{Speed: 10})
+	if took := time.Since(start); took < whole.Span/10-10*time.Millisecond {
+		t.Errorf("%v of trace at 10x took %v", whole.Span, took)
+	}
+}
+
+// TestRedecide: the same settings change nothing, round robin nearly all.
+func TestRedecide(t *testing.T) {
+	raw := newRecording(t).run(200).file()
+	change := func(text string) []Change {
+		c, err := ParseChange(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return []Change{c}
+	}
+	d, err := Redecide(t.Context(), open(t, raw), change("policy=kv"))
+	if err != nil || d.Decisions != 200 || d.Changed != 0 || d.RecordedHit != d.WhatIfHit {
+		t.Errorf("%+v, %v", d, err)
+	}
+	d, err = Redecide(t.Context(), open(t, raw), change("routing.policy=round_robin"))
+	if err != nil || d.Ranks < 100 || d.WhatIfHit >= d.RecordedHit || d.Regret <= 0 || len(d.Examples) != 5 {
+		t.Errorf("%+v, %v", d, err)
+	}
+	// Whether cached blocks on a decode rank save computing or a transfer
+	// follows the threshold that is asked about.
+	for _, text := range []string{"threshold=0", "threshold=100000"} {
+		if d, err = Redecide(t.Context(), open(t, raw), change(text)); err != nil || d.Decisions != 200 || d.Failed != 0 {
+			t.Errorf("%s: %+v, %v", text, d, err)
+		}
+	}
+	for _, bad := range []string{"policy", "policy=best", "moon=1", "threshold=-1", "threshold=auto", "isl=-1", "temperature=x", "spread=inf", "busy_kv_usage=7", "connector=pigeon", "seed=1", "tokens.path=x"} {
+		if _, err := ParseChange(bad); err == nil {
+			t.Errorf("%s is taken", bad)
+		}
+	}
+}
+
+// TestWhatIfReachesTheDecision: every setting that a what-if may name is one of
+// those that a decision is made again with, and none is half set.
+func TestWhatIfReachesTheDecision(t *testing.T) {
+	plan := decide.Rule{Threshold: 5, On: decide.OnEffISL, Fallback: decide.FallbackLocal, PrefillGate: 5, LoadCredit: decide.LoadCredit}
+	with := func(list ...Change) string {
+		r := Changed(decide.Settings{Rule: plan, Decode: selector.KV, Prefill: selector.Session, Weights: selector.DefaultWeights(), Busy: selector.Busy{Waiting: 5}}, list)
+		return fmt.Sprintf("%+v %s %s %+v %+v", r.Rule, r.Prefill, r.Decode, r.Weights, r.Busy)
+	}
+	asRecorded := fmt.Sprintf("%+v %s %s %+v %+v", plan, selector.Session, selector.KV, selector.DefaultWeights(), selector.Busy{Waiting: 5})
+	if got := with(); got != asRecorded {
+		t.Errorf("no change gives\n%s\nof\n%s", got, asRecorded)
+	}
+	change := func(text string) Change {
+		c, err := ParseChange(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	for _, key := range ChangeKeys() {
+		value := "0.5"
+		if row := settings.Lookup("routing." + key); row == nil {
+			value = "7"
+		} else if row.Values != nil {
+			value = row.Values[len(row.Values)-2]
+			if row.Default == value {
+				value = row.Values[len(row.Values)-1]
+			}
+		} else {
+			switch row.At(&settings.Config{}).(type) {
+			case *int, *decide.Threshold:
+				value = "7"
+			}
+		}
+		if with(change(key+"="+value)) == asRecorded {
+			t.Errorf("%s=%s changes nothing", key, value)
+		}
+	}
+	for _, c := range []struct{ text, say string }{
+		{"isl=9", "{Threshold:9 Auto:false On:isl "}, {"eff_isl=9", "{Threshold:9 Auto:false On:eff_isl "}, {"policy=random", " random random "},
+		{"prefill-policy=random", " random kv "}, {"routing.decode_policy=random", " session random "}, {"prefill_policy=", " kv kv "},
+	} {
+		if got := with(change(c.text)); !strings.Contains(got, c.say) {
+			t.Errorf("%s gives %s, want %q in it", c.text, got, c.say)
+		}
+	}
+	if got := with(change("decode_policy=random"), change("policy=least_loaded"), change("prefill_policy=random")); !strings.Contains(got, " random least_loaded ") {
+		t.Errorf("one after the other: %s", got)
+	}
+}
+
+// TestConvert: own batches become Dynamo's recorder lines, and playing those
+// leaves the very index that the batches left.
+func TestConvert(t *testing.T) {
+	rec := newRecording(t).run(150)
+	raw := rec.file()
+	again := func(p []byte) func() (*trace.Reader, error) {
+		return func() (*trace.Reader, error) { return trace.NewReader(bytes.NewReader(p), "t", trace.Options{}) }
+	}
+	var dynamo, own, dynamo2 bytes.Buffer
+	c, err := Convert(again(raw), &dynamo, ConvertOptions{To: trace.DynamoEvents})
+	if err != nil || c.Inexact != 0 || c.Left[trace.KindDecision] != 150 {
+		t.Fatalf("%+v, %v", c, err)
+	}
+	want := play(t, raw, Options{})
+	got := play(t, dynamo.Bytes(), Options{Player: PlayerOptions{BlockSize: testBlock}})
+	if want.Checksum == "" || got.Blocks != want.Blocks || got.Distinct != want.Distinct {
+		t.Errorf("%d blocks (%d distinct) after the conversion, %d (%d) before", got.Blocks, got.Distinct, want.Blocks, want.Distinct)
+	}
+	if _, err := Convert(again(dynamo.Bytes()), &own, ConvertOptions{To: trace.Own}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Convert(again(own.Bytes()), &dynamo2, ConvertOptions{To: trace.DynamoEvents}); err != nil {
+		t.Fatal(err)
+	}
+	if d := cmp.Diff(dynamo.String(), dynamo2.String()); d != "" {
+		t.Errorf("Dynamo → own → Dynamo differs:\n%.2000s", d)
+	}
+	// Decisions are requests, too.
+	var moon bytes.Buffer
+	if _, err := Convert(again(raw), &moon, ConvertOptions{To: trace.Mooncake}); err != nil {
+		t.Fatal(err)
+	}
+	src, err := arrivals.FromTrace(again(moon.Bytes()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s, err := arrivals.Describe(src); err != nil || s.Requests != 150 || s.BlockSize != 512 {
+		t.Errorf("%+v, %v", s, err)
+	}
+	if _, err := Convert(again(raw), &moon, ConvertOptions{To: trace.Capture}); err == nil {
+		t.Error("captures can be written")
+	}
+}
+
+// TestVersion1Converts: the recordings of version 1 are of version 2 after a
+// conversion, by the same rules, and every decision is made again the same.
+func TestVersion1Converts(t *testing.T) {
+	path := filepath.Join("..", "..", "testdata", "trace", "vllm-0.32.0-1p1d-evictions.jsonl.zst")
+	first := func() (*trace.Reader, error) { return trace.Open(path, nil, trace.Options{}) }
+	r, err := first()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	if r.Header().Schema != "dynctl.trace/v1" {
+		t.Fatalf("%s is of %s", path, r.Header().Schema)
+	}
+	before, err := Play(t.Context(), r, Options{Verify: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var own, twice bytes.Buffer
+	if _, err := Convert(first, &own, ConvertOptions{To: trace.Own}); err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.HasPrefix(own.Bytes(), []byte(`{"schema":"dynctl.trace/v2"`)) || !bytes.Contains(own.Bytes()[:400], []byte(`"rules":1,`)) {
+		t.Errorf("header %.400s", own.Bytes())
+	}
+	after := play(t, own.Bytes(), Options{Verify: true})
+	if d := cmp.Diff(before.Verify, after.Verify, cmpopts.IgnoreUnexported(VerifyReport{})); d != "" || before.Checksum != after.Checksum || after.Verify.Proven != after.Verify.Decisions {
+		t.Errorf("the conversion verifies otherwise (-before +after):\n%s", d)
+	}
+	if d := cmp.Diff(before.Records, after.Records); d != "" {
+		t.Errorf("other records (-before +after):\n%s", d)
+	}
+	second := func() (*trace.Reader, error) {
+		return trace.NewReader(bytes.NewReader(own.Bytes()), path, trace.Options{})
+	}
+	if _, err := Convert(second, &twice, ConvertOptions{To: trace.Own}); err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(own.Bytes(), twice.Bytes()) {
+		t.Error("a conversion of version 2 is not the same again")
+	}
+	// What else reads recordings reads the same of both: requests, what-ifs, the
+	// screen's stage.
+	all := func(open func() (*trace.Reader, error)) (texts []string) {
+		t.Helper()
+		text := func(v any, err error) {
+			t.Helper()
+			raw, merr := json.Marshal(v)
+			if err != nil || merr != nil {
+				t.Fatal(err, merr)
+			}
+			texts = append(texts, string(raw))
+		}
+		src, err := arrivals.FromTrace(open)
+		if err != nil {
+			t.Fatal(err)
+		}
+		text(arrivals.Describe(src))
+		r, err := open()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer r.Close()
+		change, err := ParseChange("threshold=0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		d, err := Redecide(t.Context(), r, []Change{change})
+		if err == nil {
+			for i := range d.Examples {
+				d.Examples[i].Line = 0 // there are lines more
+			}
+		}
+		text(d, err)
+		s, err := NewStage(open, PlayerOptions{}, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer s.Close()
+		if err := s.Control("step", 400); err != nil {
+			t.Fatal(err)
+		}
+		st := s.Status()
+		st.Version = "" // of who wrote the file
+		text(st, nil)
+		text(s.Workers(), nil)
+		list, _, err := s.Receipts().List(receipt.Query{Limit: 100})
+		text(list, err)
+		return texts
+	}
+	if d := cmp.Diff(all(first), all(second)); d != "" {
+		t.Errorf("read otherwise after the conversion (-before +after):\n%s", d)
+	}
+}
+
+// TestRecordingInTheMiddle: a rank whose feed began before the recording may hold
+// anything until a batch or a word of the router's says more.
+func TestRecordingInTheMiddle(t *testing.T) {
+	rec := newRecording(t).run(60)
+	rec.recs[0].RankInfo.New = false // and so of others
+	for i := range rec.recs {
+		rec.recs[i].RankInfo.New = false
+	}
+	whole := play(t, rec.file(), Options{Verify: true}).Verify
+	if whole.Proven != 60 || whole.Unknown != 0 { // their first batches are number 0
+		t.Errorf("%+v", whole)
+	}
+	cut := *rec
+	cut.recs = append(slices.Clone(rec.recs[:2*testRanks]), rec.recs[len(rec.recs)/2:]...)
+	v := play(t, cut.file(), Options{Verify: true}).Verify
+	if v.Divergent() != 0 || v.InputsDiffer != 0 || v.Unknown == 0 || v.OnTrust == 0 || v.Equal != v.Decisions {
+		t.Errorf("%+v, first %+v", v, v.FirstInput)
+	}
+}
+
+// TestForgottenIsTold: a trace that describes more than is kept says so in its report,
+// and what refers to it is unverifiable.
+func TestForgottenIsTold(t *testing.T) {
+	raw := newRecording(t).run(3).file()
+	i := bytes.Index(raw, []byte(`{"kind":"decision"`))
+	var many bytes.Buffer
+	for n := range 3 << 15 {
+		fmt.Fprintf(&many, `{"kind":"worker","t_us":1,"n":%d,"worker":"x"}`+"\n", 1000+n)
+	}
+	rep := play(t, slices.Concat(raw[:i], many.Bytes(), raw[i:]), Options{Verify: true})
+	var text strings.Builder
+	if err := rep.Text(&text); err != nil {
+		t.Fatal(err)
+	}
+	if v := rep.Verify; rep.Forgotten == 0 || v.Unverifiable != 3 || !strings.Contains(v.FirstLack, "is not in the recording") || !strings.Contains(text.String(), "more settings and workers than are kept") {
+		t.Errorf("%+v\n%s", v, &text)
+	}
+}
+
+// TestReportJSON: the report can be written, whatever is in it.
+func TestReportJSON(t *testing.T) {
+	rep := play(t, newRecording(t).run(3).file(), Options{Verify: true})
+	if _, err := json.Marshal(rep); err != nil {
+		t.Error(err)
+	}
+	if _, err := Play(t.Context(), open(t, append(newRecording(t).file(), "{bad\n"...)), Options{}); err == nil {
+		t.Error("a bad line is passed over")
+	} else if line := new(trace.LineError); !errors.As(err, &line) || line.Line != 10 {
+		t.Errorf("error %v", err)
+	}
+}
+
+// BenchmarkReplay is what a core does with a recording in the project's own
+// format, parsing included: blocks stored or removed per second.
+func BenchmarkReplay(b *testing.B) {
+	for _, form := range []string{"batches", "hashes"} {
+		b.Run(form, func(b *testing.B) {
+			raw, blocks := benchTrace(b, form == "hashes")
+			b.SetBytes(int64(len(raw)))
+			b.ReportAllocs()
+			for b.Loop() {
+				r, err := trace.NewReader(bytes.NewReader(raw), "t", trace.Options{})
+				if err != nil {
+					b.Fatal(err)
+				}
+				rep, err := Play(b.Context(), r, Options{})
+				if err != nil {
+					b.Fatal(err)
+				}
+				if n := rep.Counts.Stored + rep.Counts.Removed; n != blocks {
+					b.Fatalf("%d blocks, want %d", n, blocks)
+				}
+			}
+			b.ReportMetric(float64(blocks)*float64(b.N)/b.Elapsed().Seconds(), "blocks/s")
+		})
+	}
+}
+
+// benchTrace is 16 ranks that store chains of 32 blocks and remove the oldest.
+func benchTrace(b *testing.B, hashes bool) ([]byte, uint64) {
+	const chains, ranks, keep = 500, 16, 200
+	p, _ := trace.AppendHeader(nil, trace.Header{BlockSize: testBlock})
+	rng := rand.New(rand.NewPCG(3, 4))
+	blocks := uint64(0)
+	var held [ranks][][]uint64
+	for seq := range uint64(chains) {
+		for rank := range ranks {
+			tokens := make([]uint32, 32*testBlock)
+			names := make([]uint64, 32)
+			for i := range tokens {
+				tokens[i] = rng.Uint32N(150000)
+			}
+			for i := range names {
+				names[i] = rng.Uint64()
+			}
+			rec := trace.Record{Kind: trace.KindBatch, Rank: rankName(rank), Batch: trace.Batch{Seq: seq}}
+			batch := kvevent.Batch{Rank: -1, Events: []kvevent.Event{{Kind: kvevent.Stored, Group: -1, Hashes: names, Tokens: tokens, BlockSize: testBlock}}}
+			blocks += 32
+			held[rank] = append(held[rank], names)
+			var gone []uint64
+			if len(held[rank]) > keep {
+				for i := range held[rank][0] {
+					gone = append(gone, held[rank][0][31-i])
+				}
+				held[rank] = held[rank][1:]
+				batch.Events = append(batch.Events, kvevent.Event{Kind: kvevent.Removed, Group: -1, Hashes: gone})
+				blocks += 32
+			}
+			var err error
+			if hashes {
+				rec.Kind, rec.Event = trace.KindEvent, trace.Event{ID: seq, Op: trace.Stored, Names: names, Locals: blockhash.Locals(nil, tokens, testBlock, blockhash.Key{}), Start: -1}
+				if p, err = trace.AppendRecord(p, &rec); err != nil {
+					b.Fatal(err)
+				}
+				if gone == nil {
+					continue
+				}
+				rec.Event = trace.Event{ID: seq, Op: trace.Removed, Names: gone, Start: -1}
+			} else {
+				rec.Batch.Payload = kvevent.AppendBatch(nil, &batch, kvevent.Encoding{})
+			}
+			if p, err = trace.AppendRecord(p, &rec); err != nil {
+				b.Fatal(err)
+			}
+		}
+	}
+	return p, blocks
+}

@@ -1,0 +1,675 @@
+// Package simulate runs recorded requests through the router's stages and
+// simulated engines under a virtual clock, and measures what a policy, a
+// threshold or another fleet would have made of them.
+package simulate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"math/rand/v2"
+	"net/url"
+	"strconv"
+	"time"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+
+	"github.com/dynctl/dynctl/internal/positive"
+	"github.com/dynctl/dynctl/internal/replay/arrivals"
+	"github.com/dynctl/dynctl/internal/router/cache/blockhash"
+	"github.com/dynctl/dynctl/internal/router/cache/kvevent"
+	"github.com/dynctl/dynctl/internal/router/cache/kvgroup"
+	"github.com/dynctl/dynctl/internal/router/cache/kvindex"
+	"github.com/dynctl/dynctl/internal/router/cache/kvstream"
+	"github.com/dynctl/dynctl/internal/router/forward/disagg"
+	"github.com/dynctl/dynctl/internal/router/placement/cost"
+	"github.com/dynctl/dynctl/internal/router/placement/decide"
+	"github.com/dynctl/dynctl/internal/router/placement/decision"
+	"github.com/dynctl/dynctl/internal/router/placement/ledger"
+	"github.com/dynctl/dynctl/internal/router/request/admission"
+	"github.com/dynctl/dynctl/internal/router/request/api"
+	"github.com/dynctl/dynctl/internal/workers"
+	"github.com/dynctl/dynctl/internal/workers/sim"
+	"github.com/dynctl/dynctl/internal/workers/sim/cache"
+	"github.com/dynctl/dynctl/internal/workers/sim/engine"
+	"github.com/dynctl/dynctl/internal/workers/sim/publish"
+	"github.com/dynctl/dynctl/internal/workers/sim/virtual"
+	"github.com/dynctl/dynctl/internal/workers/sim/vocab"
+)
+
+// Setup is what a simulated run is made of, besides the requests.
+type Setup struct {
+	Fleet sim.Fleet
+	decide.Settings
+	// Speedup makes requests arrive this many times faster (0 means 1).
+	Speedup float64
+	Seed    uint64
+	// Scrape is how old the engines' own load figures may be (default 1 s).
+	Scrape time.Duration
+	// From and To cut the trace; 0 is open.
+	From, To time.Duration
+	// Faults are what becomes of the engines meanwhile.
+	Faults []Fault
+	// CountFrom leaves requests out of the result that arrive sooner after the first,
+	// under the run's clock.
+	CountFrom time.Duration
+	// Assume is how many times as long auto takes everything to be at the start, before it
+	// has learned (0 means 1).
+	Assume float64
+	// SLO is what a good request keeps.
+	TTFT, ITL time.Duration
+	// Limits are those of the router, whose Inflight, Queue and Timeout are in force;
+	// with those of Busy they make requests wait.
+	Limits admission.Limits
+	// Tenant says in whose name a request takes turns, and with what weight; nil is one
+	// for all. Placed hears of each that has got its place.
+	Tenant func(*arrivals.Request) (name string, weight int)
+	Placed func(q *arrivals.Request, at time.Duration)
+}
+
+// Quantiles of a latency, in milliseconds.
+type Quantiles struct {
+	Mean float64 `json:"mean_ms"`
+	P50  float64 `json:"p50_ms"`
+	P90  float64 `json:"p90_ms"`
+	P95  float64 `json:"p95_ms"`
+	P99  float64 `json:"p99_ms"`
+	Max  float64 `json:"max_ms"`
+}
+
+// Result is what came of a simulated run.
+type Result struct {
+	Policy    string `json:"policy"`
+	Threshold int    `json:"threshold_tokens"`
+	// Auto says that the cheaper path was taken, and by Threshold before enough was
+	// known.
+	Auto bool `json:"threshold_auto,omitempty"`
+	// KVBlocks is one rank's cache in blocks, 0 without limit.
+	KVBlocks int    `json:"kv_blocks"`
+	Label    string `json:"label,omitempty"`
+
+	Requests  uint64 `json:"requests"`
+	Completed uint64 `json:"completed"`
+	Failed    uint64 `json:"failed"`
+	Remote    uint64 `json:"remote"`
+	Degraded  uint64 `json:"degraded"`
+	// Explored took the path that costs more, to learn of it.
+	Explored uint64 `json:"explored,omitempty"`
+	// Waited are the requests that waited for a place, Wait how long; Refused are those
+	// of the failed that found no room in the queue or waited too long.
+	Waited  uint64    `json:"waited"`
+	Refused uint64    `json:"refused"`
+	Wait    Quantiles `json:"wait"`
+	// HitRatio is the share of prompt tokens that engines took from their own
+	// prefix caches, and from where they offload to; Bound what one shared cache would give, OfBound the ratio.
+	HitRatio float64 `json:"hit_ratio"`
+	Bound    float64 `json:"bound_ratio"`
+	OfBound  float64 `json:"hit_of_bound_ratio"`
+	// Predicted is the router's own expectation of HitRatio.
+	Predicted float64 `json:"predicted_hit_ratio"`
+
+	TTFT Quantiles `json:"ttft"`
+	ITL  Quantiles `json:"itl"`
+	E2E  Quantiles `json:"e2e"`
+	// Good requests kept both limits; Goodput is their number per second.
+	Good     float64 `json:"good_ratio"`
+	Goodput  float64 `json:"goodput_rps"`
+	TokensPS float64 `json:"output_tokens_per_s"`
+	// Imbalance is the busiest rank's computed prompt tokens over the mean of
+	// the ranks that prefill; RequestImbalance the same of requests answered.
+	Imbalance        float64 `json:"prefill_imbalance"`
+	RequestImbalance float64 `json:"request_imbalance"`
+	// Regret is by how many blocks, by kv's cost function, the chosen rank cost
+	// more than the cheapest, on average; Missed is the share of prompt tokens
+	// that another rank had and the chosen one had not.
+	Regret float64 `json:"regret_blocks"`
+	Missed float64 `json:"missed_hit_ratio"`
+
+	Evictions   uint64  `json:"evicted_blocks"`
+	Preemptions uint64  `json:"preemptions"`
+	VirtualS    float64 `json:"virtual_s"`
+	WallS       float64 `json:"wall_s"`
+}
+
+// Rule is the threshold as it is asked for.
+func (r *Result) Rule() string { return decide.Threshold{Tokens: r.Threshold, Auto: r.Auto}.String() }
+
+// maxFailures ends a run in which nothing works.
+const maxFailures = 1 << 20
+
+// Run runs the requests of a source through the router's stages and
+// simulated engines under a virtual clock. The same setup and requests give the
+// same result, but for WallS.
+func Run(ctx context.Context, src arrivals.Source, s Setup) (*Result, error) {
+	began := time.Now()
+	r, err := newRun(s)
+	if err != nil {
+		return nil, err
+	}
+	defer r.close()
+	next, done, err := src()
+	if err != nil {
+		return nil, err
+	}
+	defer done()
+	r.next = next
+	if err := r.arrive(); err != nil {
+		return nil, err
+	}
+	if err := r.expect(); err != nil {
+		return nil, err
+	}
+	r.scrape()
+	for steps := 0; r.world.Step(); steps++ {
+		if r.err != nil {
+			return nil, r.err
+		}
+		if steps&0xfff == 0 && ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+	}
+	if r.err != nil {
+		return nil, r.err
+	}
+	if err := r.book.Balanced(); err != nil {
+		return nil, fmt.Errorf("simulation ended with work in flight: %w", err)
+	}
+	res := r.result()
+	res.WallS = time.Since(began).Seconds()
+	return res, nil
+}
+
+// run is one simulation in progress.
+type run struct {
+	s     Setup
+	world *virtual.World
+	index *kvindex.Index
+	book  *ledger.Ledger
+	rng   *rand.PCG
+	ranks []*simRank
+	block int
+	split bool // there are prefill ranks
+	list  []*workers.Worker
+
+	next   func(*arrivals.Request) error
+	ended  bool
+	base   time.Duration
+	based  bool
+	open   int
+	err    error
+	turns  [2]uint64 // of the decode and of the prefill phase
+	locals []uint64
+	query  kvindex.Query
+	// offloads says that engines have blocks outside their devices; looked is then the
+	// prompt that is decided on.
+	offloads bool
+	looked   kvgroup.Prompt
+	decide   decide.Run
+	costs    *cost.Learner
+	wire     float64 // how many times longer transfers take
+
+	res             Result
+	prompt, hits    uint64
+	predicted, lost uint64
+	regret          float64
+	decisions       uint64
+	output          uint64
+	good            uint64
+	last            time.Duration
+	ttft, itl, e2e  *hdrhistogram.Histogram
+	line            line
+}
+
+// simRank is one rank with the router's view of it.
+type simRank struct {
+	worker *workers.Worker
+	rank   *workers.Rank
+	eng    *virtual.Rank
+	stream *kvstream.Stream
+	batch  kvevent.Batch
+
+	computed uint64
+	requests uint64
+}
+
+func newRun(s Setup) (*run, error) {
+	s.Speedup = positive.Or(s.Speedup, 1)
+	s.Scrape = positive.Or(s.Scrape, time.Second)
+	if len(s.Fleet.Groups) == 0 {
+		return nil, errors.New("simulation without engines")
+	}
+	r := &run{
+		s: s, world: virtual.NewWorld(), index: kvindex.New(kvindex.Options{}), book: ledger.New(),
+		wire:  1,
+		costs: cost.NewLearner(cost.Objective{For: cost.ForGoodput, TTFT: s.TTFT, ITL: s.ITL}),
+		rng:   rand.NewPCG(s.Seed, 0x9e3779b97f4a7c15), block: s.Fleet.Groups[0].BlockSize,
+		// 1 µs to 3 h.
+		ttft: hdrhistogram.New(1, 1e10, 3), itl: hdrhistogram.New(1, 1e10, 3), e2e: hdrhistogram.New(1, 1e10, 3),
+	}
+	r.costs.Assume(positive.Or(s.Assume, 1))
+	r.openLine()
+	v := vocab.New()
+	number, engines := map[workers.Role]int{}, 0
+	for _, g := range s.Fleet.Groups {
+		if g.BlockSize != r.block {
+			r.close()
+			return nil, fmt.Errorf("simulation of engines with blocks of %d and %d tokens: want one size", r.block, g.BlockSize)
+		}
+		for range g.Count {
+			name := string(g.Role) + "-" + strconv.Itoa(number[g.Role])
+			w := &workers.Worker{
+				Name: name, URL: &url.URL{Scheme: "http", Host: name}, Engine: workers.Sim, Dialect: g.Engine, Role: g.Role,
+				Connector: g.Connector, BlockSize: g.BlockSize, KVBlocks: g.Blocks, State: &workers.State{},
+			}
+			w.State.SetCondition(workers.Condition{Health: workers.Healthy})
+			r.list = append(r.list, w)
+			for dp := range g.DP {
+				if err := r.add(&g, v, w, engines, dp); err != nil {
+					r.close()
+					return nil, err
+				}
+			}
+			number[g.Role]++
+			engines++
+			r.split = r.split || g.Role.CanPrefill()
+			r.offloads = r.offloads || g.HostBlocks > 0
+		}
+	}
+	return r, nil
+}
+
+// close frees the index; it is memory only.
+func (r *run) close() { _ = r.index.Close() }
+
+func (r *run) add(g *sim.Group, v *vocab.Vocab, w *workers.Worker, index, dp int) error {
+	cfg, err := g.RankConfig(v, index, dp, 0)
+	if err != nil {
+		return err
+	}
+	slot := uint32(len(r.ranks))
+	k := &simRank{
+		worker: w, stream: kvstream.New(r.index, kvindex.Rank(slot), r.block),
+		rank: &workers.Rank{Slot: slot, WorkerName: w.Name, DP: dp, Label: fmt.Sprintf("%s/dp%d", w.Name, dp)},
+	}
+	cfg.Timing = wire{cfg.Timing, &r.wire}
+	cfg.Publish = func(_ engine.Time, events []cache.Event) { r.publish(k, events) }
+	if k.eng, err = r.world.Add(cfg); err != nil {
+		return err
+	}
+	w.Ranks = append(w.Ranks, k.rank)
+	r.ranks = append(r.ranks, k)
+	return r.index.AddRank(kvindex.Rank(slot), k.rank.Label)
+}
+
+// publish brings a rank's cache events to the index, as its feed would.
+func (r *run) publish(k *simRank, events []cache.Event) {
+	b := &k.batch
+	b.Events, b.Rank = b.Events[:0], -1
+	for _, e := range events {
+		if e.Kind == cache.Removed && e.Tier == cache.Device {
+			r.res.Evictions += uint64(len(e.Names))
+		}
+		b.Events = append(b.Events, publish.Convert(e, r.block))
+	}
+	k.stream.Tell(b)
+}
+
+// scrape reads the engines' own load figures, as the router does once in a
+// while, until the last request has ended.
+func (r *run) scrape() {
+	for _, k := range r.ranks {
+		if c := k.eng.Core(); c != nil {
+			l := workers.UnknownLoad(time.Time{})
+			l.Running, l.Waiting, l.KVUsage = c.Load()
+			k.rank.SetLoad(&l)
+		} else {
+			k.worker.State.SetCondition(workers.Condition{Health: workers.Unhealthy, Reason: "gone"})
+		}
+	}
+	r.line.turns.Changed()
+	r.turn()
+	if !r.ended || r.open > 0 {
+		r.world.At(r.world.Now()+r.s.Scrape, r.scrape)
+	}
+}
+
+// arrive has the next request of the source arrive at its time.
+func (r *run) arrive() error {
+	q := new(arrivals.Request)
+	for {
+		err := r.next(q)
+		if errors.Is(err, io.EOF) {
+			r.ended = true
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if q.ISL > 0 && q.At >= r.s.From && (r.s.To == 0 || q.At < r.s.To) {
+			break
+		}
+	}
+	if !r.based {
+		r.base, r.based = q.At, true
+	}
+	at := time.Duration(float64(q.At-r.base) / r.s.Speedup)
+	r.world.At(at, func() {
+		r.route(q)
+		if err := r.arrive(); err != nil {
+			r.err = err
+		}
+	})
+	return nil
+}
+
+// flight is one request on its way.
+type flight struct {
+	r       *run
+	q       *arrivals.Request
+	id      string
+	tokens  []uint32
+	start   time.Duration
+	first   time.Duration
+	last    time.Duration
+	decode  *simRank
+	held    *ledger.Reservation
+	made    int
+	ran     cost.Running
+	counted bool
+	chances [2]decide.Chance
+	waiter  *admission.Waiter // while it waits
+	// asked is what the paths asked of their ranks, and sent when the newest leg was sent;
+	// local says that it computes the prompt on the decode rank.
+	asked cost.Request
+	sent  time.Duration
+	local bool
+	// early requests are not counted.
+	early bool
+}
+
+// route decides on a request and sends it off.
+func (r *run) route(q *arrivals.Request) {
+	r.open++
+	f := &flight{r: r, q: q, id: strconv.Itoa(q.Number), tokens: q.Expand(nil), start: r.world.Now()}
+	if f.early = f.start < r.s.CountFrom; !f.early {
+		r.res.Requests++
+	}
+	for i := range f.chances {
+		f.chances[i] = decide.Chance{Turn: r.turns[i], Draw: r.rng.Uint64()}
+		r.turns[i]++
+	}
+	if r.line.limited {
+		f.wait()
+		return
+	}
+	f.settled(f.choose())
+}
+
+// choose decides on a request.
+func (f *flight) choose() decide.Effects {
+	r, q := f.r, f.q
+	r.locals = blockhash.Locals(r.locals[:0], f.tokens, r.block, blockhash.Key{})
+	r.index.Overlap(r.locals, &r.query)
+	if r.offloads {
+		r.looked = kvgroup.Prompt{Seq: blockhash.Chain(r.looked.Seq[:0], r.locals), Tokens: len(f.tokens)}
+	}
+	r.decide.Begin(decide.Request{
+		Session: q.SessionKey, Chances: f.chances, Costs: r.costs.Model(), Waited: r.world.Now() > f.start,
+		Facts: disagg.Facts{Kind: api.Completion, Splittable: true, ISL: q.ISL, Source: disagg.FromIDs, N: 1, Prompts: 1, MaxTokens: int64(max(q.OSL, 1)), MinTokens: -1},
+	})
+	return r.decide.Decide(&r.s.Settings, r.list, r.block, r)
+}
+
+// settled carries the newest decision out, which is f's.
+func (f *flight) settled(e decide.Effects) {
+	r, d := f.r, &f.r.decide
+	if e.ReturnTurn && r.turns[1] == f.chances[1].Turn+1 {
+		r.turns[1]--
+	}
+	p := &d.Plan
+	if p.Err != nil {
+		f.fail()
+		return
+	}
+	f.asked = p.Asked
+	if p.Reason == decision.ReasonExplored && !f.early {
+		r.res.Explored++
+	}
+	if !f.early {
+		r.judge()
+	}
+	f.decode = r.ranks[d.In.DecodePeers[p.DecodeIndex].Rank.Slot]
+	if p.Reason.Degraded() && r.split && !f.early {
+		r.res.Degraded++
+	}
+	claim, prefill := d.Claims()
+	f.held = r.book.Reserve(f.decode.rank, claim)
+	if r.s.Placed != nil {
+		r.s.Placed(f.q, r.world.Now())
+	}
+	if p.Path == decide.Local {
+		f.answer(nil)
+		return
+	}
+	if !f.early {
+		r.res.Remote++
+	}
+	f.prefill(r.ranks[d.In.PrefillPeers[p.PrefillIndex].Rank.Slot], prefill)
+}
+
+// Overlap is for decide.Seen.
+func (r *run) Overlap(_ *workers.Worker, k *workers.Rank, beyond *decision.Tiers) int {
+	n := r.query.Depth(kvindex.Rank(k.Slot))
+	if r.offloads {
+		var there decision.Tiers
+		n, there = r.ranks[k.Slot].stream.Usable(n, r.looked)
+		*beyond = there.Scale(r.block, 1)
+	}
+	return n * r.block
+}
+
+// Resident is for decide.Seen.
+func (r *run) Resident(k *workers.Rank) int { return r.index.Blocks(kvindex.Rank(k.Slot)) }
+
+// Ledger is for decide.Seen.
+func (r *run) Ledger() *ledger.Ledger { return r.book }
+
+// judge counts what the choice of the rank that computes the prompt was worth.
+func (r *run) judge() {
+	j, ok := r.decide.Judge()
+	if !ok {
+		return
+	}
+	r.decisions++
+	r.regret += j.RegretBlocks
+	r.lost += uint64(j.MostTokens - j.CachedTokens)
+	r.predicted += uint64(j.CachedTokens)
+}
+
+// prefill sends the prompt to a prefill rank first.
+func (f *flight) prefill(k *simRank, claim ledger.Claim) {
+	r := f.r
+	held := r.book.Reserve(k.rank, claim)
+	f.sent = r.world.Now()
+	err := k.eng.Submit(engine.Request{ID: f.id, Tokens: f.tokens, MaxTokens: 1, Pin: true, IgnoreEOS: true, Sink: func(o engine.Output) {
+		if o.Finish == engine.Running {
+			return
+		}
+		held.Release()
+		r.world.At(r.world.Now(), func() {
+			if o.Finish != engine.FinishLength {
+				f.fail()
+				return
+			}
+			f.count(k, o.Cached+o.External)
+			r.took(cost.PrefillLeg, &f.asked.Prefill, r.world.Now()-f.sent)
+			f.answer(k.eng.Pull(f.id, o.Pinned))
+		})
+	}})
+	if err != nil {
+		held.Release()
+		f.fail()
+	}
+}
+
+// count notes who computed the prompt, and how much of it was cached.
+func (f *flight) count(k *simRank, cached int) {
+	if f.counted || f.early {
+		return
+	}
+	f.counted = true
+	f.r.prompt += uint64(f.q.ISL)
+	f.r.hits += uint64(cached)
+	k.computed += uint64(f.q.ISL - cached)
+}
+
+// answer sends the prompt to the decode rank.
+func (f *flight) answer(pull *engine.Pull) {
+	f.sent, f.local = f.r.world.Now(), pull == nil
+	err := f.decode.eng.Submit(engine.Request{ID: f.id, Tokens: f.tokens, MaxTokens: max(f.q.OSL, 1), IgnoreEOS: true, Pull: pull, Sink: f.token})
+	if err != nil {
+		f.fail()
+	}
+}
+
+// token takes the decode rank's outputs.
+func (f *flight) token(o engine.Output) {
+	r := f.r
+	if o.HasToken {
+		f.made++
+		if f.made == 1 {
+			f.first = o.At
+			f.held.FirstToken()
+			cached := o.Cached
+			if f.local { // else it is what prefill has sent
+				cached += o.External
+			}
+			f.count(f.decode, cached)
+			f.record(r.ttft, o.At-f.start)
+			if f.local {
+				r.took(cost.LocalLeg, &f.asked.Local, o.At-f.sent)
+			} else {
+				r.took(cost.TransferLeg, &f.asked.Transfer, o.At-f.sent)
+			}
+		} else {
+			gap := o.At - f.last
+			f.record(r.itl, gap)
+		}
+		r.costs.Ran(&f.ran, f.made, o.At)
+		f.held.Progress(f.made)
+		f.last = o.At
+	}
+	if o.Finish == engine.Running {
+		return
+	}
+	if o.Finish != engine.FinishLength && o.Finish != engine.FinishStop {
+		f.fail()
+		return
+	}
+	f.held.Release()
+	r.done()
+	r.costs.Ended(&f.ran, f.first-f.start)
+	if f.early {
+		return
+	}
+	f.decode.requests++
+	r.res.Completed++
+	r.output += uint64(f.made)
+	r.last = max(r.last, o.At)
+	f.record(r.e2e, o.At-f.start)
+	mean := time.Duration(0)
+	if f.made > 1 {
+		mean = (f.last - f.first) / time.Duration(f.made-1)
+	}
+	if (r.s.TTFT == 0 || f.first-f.start <= r.s.TTFT) && (r.s.ITL == 0 || mean <= r.s.ITL) {
+		r.good++
+	}
+}
+
+// took tells of a leg, where it is of use.
+func (r *run) took(leg cost.Leg, w *cost.Work, took time.Duration) {
+	if r.s.Rule.Auto && w.Tokens > 0 {
+		r.costs.Took(leg, w, took, r.world.Now())
+	}
+}
+
+func (f *flight) fail() {
+	r := f.r
+	if f.held != nil {
+		f.held.Release()
+	}
+	r.done()
+	if f.early {
+		return
+	}
+	if r.res.Failed++; r.res.Failed > maxFailures {
+		r.err = fmt.Errorf("simulation stopped: %d requests failed", r.res.Failed)
+	}
+}
+
+// record notes a time of a request that counts.
+func (f *flight) record(h *hdrhistogram.Histogram, d time.Duration) {
+	if !f.early {
+		_ = h.RecordValue(min(max(d.Microseconds(), 1), 1e10)) // within the bounds
+	}
+}
+
+func quantiles(h *hdrhistogram.Histogram) Quantiles {
+	q := func(p float64) float64 { return float64(h.ValueAtQuantile(p)) / 1000 }
+	if h.TotalCount() == 0 {
+		return Quantiles{}
+	}
+	return Quantiles{Mean: h.Mean() / 1000, P50: q(50), P90: q(90), P95: q(95), P99: q(99), Max: float64(h.Max()) / 1000}
+}
+
+func (r *run) result() *Result {
+	res := &r.res
+	res.Policy, res.Threshold, res.Auto = string(r.s.Decode), r.s.Rule.Threshold, r.s.Rule.Auto
+	if r.s.Prefill != r.s.Decode {
+		res.Policy += ", prefill " + string(r.s.Prefill)
+	}
+	res.TTFT, res.ITL, res.E2E, res.Wait = quantiles(r.ttft), quantiles(r.itl), quantiles(r.e2e), quantiles(r.line.wait)
+	share := func(n, of uint64) float64 {
+		if of == 0 {
+			return 0
+		}
+		return float64(n) / float64(of)
+	}
+	res.HitRatio, res.Predicted, res.Missed = share(r.hits, r.prompt), share(r.predicted, r.prompt), share(r.lost, r.prompt)
+	res.Good = share(r.good, res.Requests)
+	if r.decisions > 0 {
+		res.Regret = r.regret / float64(r.decisions)
+	}
+	if s := (r.last - r.s.CountFrom).Seconds(); s > 0 {
+		res.Goodput, res.TokensPS, res.VirtualS = float64(r.good)/s, float64(r.output)/s, s
+	}
+	var computed, requests []uint64
+	for _, k := range r.ranks {
+		if k.worker.Role.CanDecode() {
+			requests = append(requests, k.requests)
+		}
+		if k.worker.Role.CanPrefill() == (res.Remote > 0) {
+			computed = append(computed, k.computed)
+		}
+		if c := k.eng.Core(); c != nil {
+			res.Preemptions += c.Stats(r.world.Now()).Preemptions
+		}
+	}
+	res.Imbalance, res.RequestImbalance = imbalance(computed), imbalance(requests)
+	return res
+}
+
+// imbalance is the greatest over the mean.
+func imbalance(n []uint64) float64 {
+	var sum, top uint64
+	for _, v := range n {
+		sum += v
+		top = max(top, v)
+	}
+	if sum == 0 {
+		return 0
+	}
+	return math.Round(float64(top)/(float64(sum)/float64(len(n)))*1e6) / 1e6
+}

@@ -1,0 +1,332 @@
+package simulate
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/dynctl/dynctl/internal/replay/arrivals"
+	"github.com/dynctl/dynctl/internal/rig/publictrace"
+	"github.com/dynctl/dynctl/internal/router/forward/disagg"
+	"github.com/dynctl/dynctl/internal/router/observe/trace"
+	"github.com/dynctl/dynctl/internal/router/placement/decide"
+	"github.com/dynctl/dynctl/internal/router/placement/selector"
+	"github.com/dynctl/dynctl/internal/workers/sim"
+)
+
+func fleet(t testing.TB, text string) sim.Fleet {
+	t.Helper()
+	f, err := sim.ParseFleet(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+// sessions are requests of which each turn repeats the one before.
+func sessions(n, turns int) []arrivals.Request {
+	var all []arrivals.Request
+	for turn := range turns {
+		for s := range n {
+			q := arrivals.Request{Number: len(all), At: time.Duration(turn*n+s) * 100 * time.Millisecond}
+			q.BlockSize, q.IDs, q.OSL = 64, trace.LocalIDs, 5+s%7
+			for b := range 4 + 3*turn {
+				q.Blocks = append(q.Blocks, uint64(s)<<32|uint64(b))
+			}
+			q.ISL = 64*len(q.Blocks) + 10
+			q.Blocks = append(q.Blocks, uint64(s)<<48|uint64(turn))
+			all = append(all, q)
+		}
+	}
+	return all
+}
+
+func TestRun(t *testing.T) {
+	all := sessions(30, 6)
+	src := arrivals.FromSlice(all)
+	setup := Setup{Fleet: fleet(t, "4a:block=16,kv_blocks=4096"), Settings: decide.Settings{Decode: selector.KV, Prefill: selector.KV, Weights: selector.DefaultWeights()}, Seed: 1, TTFT: 2 * time.Second, ITL: 25 * time.Millisecond}
+	bound, err := arrivals.Bound(src, 16, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	run := func(s Setup) *Result {
+		t.Helper()
+		r, err := Run(t.Context(), src, s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r.Requests != uint64(len(all)) || r.Completed != r.Requests || r.Failed != 0 {
+			t.Errorf("%d requests, %d completed, %d failed, want %d", r.Requests, r.Completed, r.Failed, len(all))
+		}
+		return r
+	}
+	kv := run(setup)
+	if kv.HitRatio < 0.97*bound || kv.HitRatio > bound+1e-9 || kv.Regret != 0 {
+		t.Errorf("kv hits %.3f of a bound of %.3f, regret %v", kv.HitRatio, bound, kv.Regret)
+	}
+	if kv.TTFT.P50 <= 0 || kv.TTFT.P99 < kv.TTFT.P50 || kv.E2E.P50 < kv.TTFT.P50 || kv.Good == 0 {
+		t.Errorf("times %+v", kv)
+	}
+	if d := cmp.Diff(kv, run(setup), cmpopts.IgnoreFields(Result{}, "WallS")); d != "" {
+		t.Errorf("the same run twice:\n%s", d)
+	}
+	rr := setup
+	rr.Decode, rr.Prefill = selector.RoundRobin, selector.RoundRobin
+	if r := run(rr); r.HitRatio >= kv.HitRatio || r.Regret <= 0 || r.Missed <= 0 {
+		t.Errorf("round robin hits %.3f, kv %.3f; regret %v", r.HitRatio, kv.HitRatio, r.Regret)
+	}
+	// Remote prefill: all of it, none of it, and what lies between.
+	pd := setup
+	pd.Fleet = fleet(t, "2p2d:block=16,kv_blocks=4096")
+	always := run(pd)
+	pd.Rule = decide.Rule{Threshold: 1 << 20}
+	never := run(pd)
+	pd.Rule.Threshold = 250
+	some := run(pd)
+	if always.Remote != uint64(len(all)) || never.Remote != 0 || some.Remote == 0 || some.Remote == always.Remote {
+		t.Errorf("remote %d, %d, %d of %d", always.Remote, never.Remote, some.Remote, len(all))
+	}
+	// By costs, learned in the run: both paths, the same each time, and none of it
+	// without a prefill rank.
+	pd.Rule = decide.Rule{Threshold: 250, Auto: true}
+	auto := run(pd)
+	if auto.Remote == 0 || auto.Remote == auto.Requests || auto.Rule() != "auto:250" || auto.TTFT.P95 > some.TTFT.P95 && auto.TTFT.P95 > never.TTFT.P95 {
+		t.Errorf("auto: %d remote, p95 %.0f ms; by the threshold %.0f, never %.0f", auto.Remote, auto.TTFT.P95, some.TTFT.P95, never.TTFT.P95)
+	}
+	if d := cmp.Diff(auto, run(pd), cmpopts.IgnoreFields(Result{}, "WallS")); d != "" {
+		t.Errorf("auto twice:\n%s", d)
+	}
+	// What is assumed at the start counts until more is known.
+	pd.Assume = 3
+	if r := run(pd); r.TTFT == auto.TTFT || r.Remote == 0 || r.Remote == r.Requests {
+		t.Errorf("auto with other start values: %d remote, %+v; else %+v", r.Remote, r.TTFT, auto.TTFT)
+	}
+	pd.Fleet = setup.Fleet
+	if r := run(pd); r.Remote != 0 {
+		t.Errorf("auto in an aggregated fleet: %d remote", r.Remote)
+	}
+	// Faster arrivals wait longer.
+	hot := setup
+	hot.Speedup = 50
+	if r := run(hot); r.TTFT.P99 <= kv.TTFT.P99 || r.VirtualS >= kv.VirtualS {
+		t.Errorf("50 times faster: p99 %v after %v", r.TTFT.P99, kv.TTFT.P99)
+	}
+	cut := setup
+	cut.From, cut.To = 3*time.Second, 6*time.Second
+	if r, err := Run(t.Context(), src, cut); err != nil || r.Requests != 30 {
+		t.Errorf("a window of 3 s: %+v, %v", r, err)
+	}
+}
+
+// TestExplores: few requests take the dearer path to learn of it, if they may, and none
+// while a limit is missed.
+func TestExplores(t *testing.T) {
+	src := arrivals.FromSlice(sessions(300, 8))
+	run := func(explore bool, itl time.Duration) *Result {
+		t.Helper()
+		r, err := Run(t.Context(), src, Setup{
+			Fleet: fleet(t, "2p2d:block=16,kv_blocks=4096"), Seed: 1, Speedup: 3, TTFT: 10 * time.Second, ITL: itl,
+			Settings: decide.Settings{
+				Decode: selector.KV, Prefill: selector.KV, Weights: selector.DefaultWeights(), Rule: decide.Rule{Threshold: 250, Auto: true}, Explore: explore,
+			},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r
+	}
+	if r := run(true, 25*time.Millisecond); r.Explored == 0 || r.Explored > r.Requests/100 {
+		t.Errorf("%d of %d explored", r.Explored, r.Requests)
+	}
+	if r := run(false, 25*time.Millisecond); r.Explored != 0 {
+		t.Errorf("%d explored, and were not to", r.Explored)
+	}
+	if r := run(true, time.Nanosecond); r.Explored != 0 {
+		t.Errorf("%d explored while a limit is missed", r.Explored)
+	}
+}
+
+// TestSessions: policy session keeps the turns of a session together, whether a
+// trace of requests names it or a recorded decision has its key.
+func TestSessions(t *testing.T) {
+	all := sessions(30, 6)
+	var named, keyed bytes.Buffer
+	for _, b := range []*bytes.Buffer{&named, &keyed} {
+		head, err := trace.AppendHeader(nil, trace.Header{Source: "test", Start: time.Unix(1_800_000_000, 0)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		b.Write(head)
+	}
+	book := trace.NewBook()
+	s := &decide.Settings{Decode: selector.Session, Prefill: selector.Session, Weights: selector.DefaultWeights()}
+	for i := range all {
+		q, session := &all[i], fmt.Sprint("session ", i%30)
+		r := q.Request
+		r.Session = session
+		d := trace.Decision{
+			ID: fmt.Sprint(i), BeganUS: q.At.Microseconds(), BlockSize: q.BlockSize, Locals: q.Blocks, Settings: s,
+			Input: &decide.Input{Facts: disagg.Facts{ISL: q.ISL, MaxTokens: int64(q.OSL)}, Decode: selector.Input{SessionKey: selector.HashSession(session)}},
+		}
+		for b, rec := range map[*bytes.Buffer]*trace.Record{
+			&named: {Kind: trace.KindRequest, Time: q.At, Request: &r}, &keyed: {Kind: trace.KindDecision, Time: q.At, Decision: &d},
+		} {
+			line, err := book.AppendRecord(nil, rec)
+			if err != nil {
+				t.Fatal(err)
+			}
+			b.Write(line)
+		}
+	}
+	setup := Setup{Fleet: fleet(t, "4a:block=16,kv_blocks=4096"), Settings: *s, Seed: 1}
+	alone, err := Run(t.Context(), arrivals.FromSlice(all), setup)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, b := range map[string]*bytes.Buffer{"requests": &named, "decisions": &keyed} {
+		src, err := arrivals.FromTrace(func() (*trace.Reader, error) {
+			return trace.NewReader(bytes.NewReader(b.Bytes()), name, trace.Options{})
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		bound, err := arrivals.Bound(src, 16, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, err := Run(t.Context(), src, setup)
+		if err != nil || r.Completed != uint64(len(all)) || r.HitRatio < 0.99*bound || r.HitRatio < 1.4*alone.HitRatio {
+			t.Errorf("%s: hits %.3f of a bound of %.3f, without sessions %.3f (%v)", name, r.HitRatio, bound, alone.HitRatio, err)
+		}
+	}
+}
+
+// TestColdRanksGetWork: after a quiet time in which one rank of each kind had
+// all requests, and has the prefix that all of them share, the others get their
+// part of a steady load.
+func TestColdRanksGetWork(t *testing.T) {
+	const shared, own, block = 512, 512, 64
+	var all []arrivals.Request
+	at := time.Duration(0)
+	for i := range 600 {
+		q := arrivals.Request{Number: i, At: at}
+		if at += 40 * time.Millisecond; i < 10 {
+			at += 3 * time.Second
+		}
+		q.BlockSize, q.IDs, q.OSL = block, trace.LocalIDs, 100
+		for b := range shared / block {
+			q.Blocks = append(q.Blocks, uint64(b))
+		}
+		for b := range own / block {
+			q.Blocks = append(q.Blocks, uint64(i+1)<<32|uint64(b))
+		}
+		q.ISL = len(q.Blocks) * block
+		all = append(all, q)
+	}
+	for _, c := range []struct {
+		name, fleet string
+		threshold   int
+	}{{"always remote", "2p4d", 0}, {"by threshold", "2p4d", 512}, {"aggregated", "4a", 0}} {
+		for _, p := range []selector.Policy{selector.KV, selector.KVDynamo} {
+			s := Setup{Fleet: fleet(t, c.fleet+":block=16,kv_blocks=8192"), Settings: decide.Settings{Decode: p, Prefill: p, Weights: selector.DefaultWeights(), Rule: decide.Rule{Threshold: c.threshold}}, Seed: 1}
+			r, err := Run(t.Context(), arrivals.FromSlice(all), s)
+			if err != nil || r.Completed != uint64(len(all)) {
+				t.Fatalf("%s: %+v, %v", c.name, r, err)
+			}
+			if r.RequestImbalance > 1.25 {
+				t.Errorf("%s, %s: the busiest of 4 ranks answered %.2f times its part", c.name, p, r.RequestImbalance)
+			}
+		}
+	}
+}
+
+func TestRunFails(t *testing.T) {
+	long := sessions(1, 1)
+	long[0].ISL = 1 << 17
+	r, err := Run(t.Context(), arrivals.FromSlice(long), Setup{Fleet: fleet(t, "1a"), Settings: decide.Settings{Decode: selector.KV, Prefill: selector.KV, Weights: selector.DefaultWeights()}})
+	if err != nil || r.Failed != 1 || r.Completed != 0 {
+		t.Errorf("a prompt beyond the model: %+v, %v", r, err)
+	}
+	if _, err := Run(t.Context(), arrivals.FromSlice(nil), Setup{}); err == nil {
+		t.Error("a run without engines")
+	}
+	if _, err := Run(t.Context(), arrivals.FromSlice(nil), Setup{Fleet: fleet(t, "1a:block=16+1a:block=32")}); err == nil {
+		t.Error("a run with two block sizes")
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := Run(ctx, arrivals.FromSlice(sessions(2, 2)), Setup{Fleet: fleet(t, "1a"), Settings: decide.Settings{Decode: selector.KV, Prefill: selector.KV}}); !errors.Is(err, context.Canceled) {
+		t.Errorf("cancelled: %v", err)
+	}
+}
+
+// TestConversation runs the hour of real conversations over 16 ranks: the kv
+// policy keeps its promises of docs/policies.md, and fast enough.
+func TestConversation(t *testing.T) {
+	if testing.Short() {
+		t.Skip("an hour of requests, twice")
+	}
+	path := publictrace.Conversation(t)
+	src, err := arrivals.FromTrace(func() (*trace.Reader, error) { return trace.Open(path, nil, trace.Options{}) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	const ranks, blocks = 16, 16384
+	bound, err := arrivals.Bound(src, 64, ranks*(blocks-1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := fleet(t, "16a:block=64,kv_blocks=16384,max_model_len=1048576")
+	var got [2]*Result
+	for i, p := range []selector.Policy{selector.KV, selector.LeastLoaded} {
+		if got[i], err = Run(t.Context(), src, Setup{Fleet: f, Settings: decide.Settings{Decode: p, Prefill: p, Weights: selector.DefaultWeights()}, Seed: 1}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	kv, least := got[0], got[1]
+	t.Logf("kv %.2f%% of the bound %.2f%%, p99 TTFT %.0f ms, least_loaded %.0f ms; %.1f s", 100*kv.HitRatio/bound, 100*bound, kv.TTFT.P99, least.TTFT.P99, kv.WallS)
+	if kv.HitRatio < 0.95*bound {
+		t.Errorf("kv hits %.2f%% of prompt tokens, less than 95%% of %.2f%%", 100*kv.HitRatio, 100*bound)
+	}
+	if kv.TTFT.P99 > least.TTFT.P99 {
+		t.Errorf("kv has p99 TTFT %.0f ms, least_loaded %.0f ms", kv.TTFT.P99, least.TTFT.P99)
+	}
+}
+
+// TestRunOffloads: where engines keep outside their devices what these have no room for,
+// prompts find it there, and the router expects what is found, less what it does not credit
+// of a block there by default.
+func TestRunOffloads(t *testing.T) {
+	src := arrivals.FromSlice(sessions(30, 6))
+	run := func(text string) *Result {
+		t.Helper()
+		r, err := Run(t.Context(), src, Setup{Fleet: fleet(t, text), Settings: decide.Settings{Decode: selector.KV, Prefill: selector.KV, Weights: selector.DefaultWeights()}, Seed: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r
+	}
+	device := run("4a:block=16,kv_blocks=160")
+	host := run("4a:block=16,kv_blocks=160,cpu_blocks=400")
+	store := run("4a:block=16,kv_blocks=160,cpu_blocks=400,storage=on")
+	t.Logf("device %.3f, with the host's memory %.3f (expected %.3f), with a store %.3f (expected %.3f), of %.3f", device.HitRatio, host.HitRatio, host.Predicted, store.HitRatio, store.Predicted, store.Bound)
+	if host.HitRatio < device.HitRatio+0.05 || store.HitRatio < host.HitRatio+0.05 {
+		t.Error("what is outside the device is not found")
+	}
+	credit := selector.DefaultWeights()
+	if got := host.Predicted / host.HitRatio; got > credit.CreditCPU+0.05 || got < credit.CreditCPU-0.02 {
+		t.Errorf("%.4f was expected, %.4f found", host.Predicted, host.HitRatio)
+	}
+	if store.Predicted > store.HitRatio || store.Predicted < credit.CreditDisk*store.HitRatio {
+		t.Errorf("with a store %.4f was expected, %.4f found", store.Predicted, store.HitRatio)
+	}
+	if host.Evictions == 0 || host.Evictions > 2*device.Evictions {
+		t.Errorf("%d blocks left the devices, without more memory %d", host.Evictions, device.Evictions)
+	}
+}

@@ -1,0 +1,451 @@
+package replay
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/dynctl/dynctl/internal/router/cache/kvevent"
+	"github.com/dynctl/dynctl/internal/router/observe/trace"
+	"github.com/dynctl/dynctl/internal/router/placement/decide"
+	"github.com/dynctl/dynctl/internal/router/placement/decision"
+)
+
+// TestVerify: a whole recording comes out the same; without one of its batches
+// the first decision that suffers is named with the batch that is missing.
+func TestVerify(t *testing.T) {
+	rec := newRecording(t).run(400)
+	rep := play(t, rec.file(), Options{Verify: true})
+	if v := rep.Verify; v.Equal != 400 || v.Decisions != 400 || v.InputsDiffer != 0 || v.First != nil || v.FirstInput != nil {
+		t.Fatalf("%d of %d equal, %d other inputs, first %+v", v.Equal, v.Decisions, v.InputsDiffer, v.First)
+	}
+	if want := fmt.Sprintf("%016x", rec.p.index.Checksum()); rep.Checksum != want {
+		t.Errorf("checksum %s, want %s", rep.Checksum, want)
+	}
+	// Leave out each of some batches: whoever decides next on that rank's
+	// blocks must be told.
+	told, every, enough := 0, 19, 8
+	if testing.Short() {
+		every, enough = 97, 1
+	}
+	for i := range rec.recs {
+		if rec.recs[i].Kind != trace.KindBatch || i%every != 0 {
+			continue
+		}
+		v := play(t, rec.file(i), Options{Verify: true}).Verify
+		if v.FirstInput == nil {
+			continue // nothing ever asked for these blocks
+		}
+		told++
+		b := rec.recs[i].Batch
+		text := strings.Join(v.FirstInput.Because, "\n")
+		if want := fmt.Sprintf("%s: recorded overlap", rec.recs[i].Rank); !strings.Contains(text, want) {
+			t.Errorf("without batch %d of %s: %s", b.Seq, rec.recs[i].Rank, text)
+		}
+		last := b.Seq+1 == rec.seq[rec.recs[i].Rank]
+		if want := fmt.Sprintf("batch %d of this rank is missing", b.Seq); !last && v.FirstInput.Line > int64(i)+40 && !strings.Contains(text, want) {
+			t.Errorf("without batch %d of %s: no word of it in %s", b.Seq, rec.recs[i].Rank, text)
+		}
+		if v.Equal != v.Decisions && v.First == nil {
+			t.Error("divergence without the first one")
+		}
+	}
+	if told < enough {
+		t.Errorf("only %d left out batches were noticed", told)
+	}
+}
+
+// TestVerifyTiers: decisions that saw blocks of another tier are made again with them,
+// and whoever lacks them says so.
+func TestVerifyTiers(t *testing.T) {
+	rec := newRecording(t)
+	rec.offloads = true
+	rec.run(200)
+	saw := 0
+	for i := range rec.recs {
+		if d := rec.recs[i].Decision; d != nil && slices.ContainsFunc(d.Input.Decode.Candidates, func(c decision.Candidate) bool { return c.CPU > 0 }) {
+			saw++
+		}
+	}
+	if v := play(t, rec.file(), Options{Verify: true}).Verify; v.Proven != 200 || v.InputsDiffer != 0 || saw < 20 {
+		t.Fatalf("%d of 200 proven, %d other inputs, %d saw another tier; first %+v", v.Proven, v.InputsDiffer, saw, v.First)
+	}
+	for i := range rec.recs {
+		d := rec.recs[i].Decision
+		if d == nil {
+			continue
+		}
+		if at := slices.IndexFunc(d.Input.Decode.Candidates, func(c decision.Candidate) bool { return c.CPU > 0 }); at >= 0 {
+			d.Input.Decode.Candidates[at].CPU += 3
+			break
+		}
+	}
+	v := play(t, rec.file(), Options{Verify: true}).Verify
+	if v.InputsDiffer != 1 || v.FirstInput == nil || !strings.Contains(strings.Join(v.FirstInput.Because, ""), " cpu, 0 disk, 0 remote) blocks, replayed ") {
+		t.Errorf("a recorded figure that no cache had is not told: %+v", v)
+	}
+}
+
+// TestVerifyGroups: decisions over hybrid ranks are made again with what all cache groups
+// can go on from; who hears of one group only says that they differ.
+func TestVerifyGroups(t *testing.T) {
+	rec := newRecording(t)
+	rec.hybrid = true
+	rec.run(200)
+	if v := play(t, rec.file(), Options{Verify: true}).Verify; v.Proven != 200 || v.InputsDiffer != 0 {
+		t.Fatalf("%d of 200 proven, %d other inputs; first %+v", v.Proven, v.InputsDiffer, v.First)
+	}
+	var d kvevent.Decoder
+	var b kvevent.Batch
+	for i := range rec.recs {
+		if rec.recs[i].Kind != trace.KindBatch {
+			continue
+		}
+		if err := d.Decode(rec.recs[i].Batch.Payload, &b); err != nil {
+			t.Fatal(err)
+		}
+		b.Events = slices.DeleteFunc(b.Events, func(e kvevent.Event) bool { return e.Group == 1 })
+		rec.recs[i].Batch.Payload = kvevent.AppendBatch(nil, &b, kvevent.Encoding{})
+	}
+	if v := play(t, rec.file(), Options{Verify: true}).Verify; v.InputsDiffer < 20 {
+		t.Errorf("without the second group %d of 200 decisions have other inputs", v.InputsDiffer)
+	}
+}
+
+// TestVerifyRace: a decision that saw a batch before it was recorded, or was
+// recorded after one that it did not see, is reproduced; one that saw what
+// arrived later is not.
+func TestVerifyRace(t *testing.T) {
+	build := func(t *testing.T, swap bool, late time.Duration) []byte {
+		r := newRecording(t)
+		p := make([]uint32, 4*testBlock)
+		for i := range p {
+			p[i] = uint32(i)
+		}
+		r.batch(0, p)
+		r.batch(1, p[:testBlock])
+		r.now += time.Second // out of everybody's sight
+		r.batch(1, p)
+		r.decide(p)
+		n := len(r.recs)
+		b, d := &r.recs[n-2], &r.recs[n-1]
+		if swap {
+			// The decision is recorded first, the batch afterwards.
+			*b, *d = *d, *b
+			b.Time, d.Time = d.Time-100*time.Microsecond, b.Time+200*time.Microsecond
+			b.Decision.BeganUS = (b.Time - 20*time.Microsecond).Microseconds()
+			d.Batch.Received = b.Time + late
+		} else {
+			// The batch was being applied while the decision was made.
+			d.Decision.BeganUS = (b.Time - 10*time.Microsecond).Microseconds()
+		}
+		return r.file()
+	}
+	for _, tt := range []struct {
+		name   string
+		swap   bool
+		late   time.Duration
+		differ uint64
+	}{
+		{"applied meanwhile", false, 0, 0},
+		{"arrived before, recorded after", true, -30 * time.Microsecond, 0},
+		{"arrived after", true, 30 * time.Microsecond, 1},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			v := play(t, build(t, tt.swap, tt.late), Options{Verify: true}).Verify
+			if v.Decisions != 1 || v.InputsDiffer != tt.differ {
+				t.Errorf("%d decisions, %d with other inputs, want %d; %+v", v.Decisions, v.InputsDiffer, tt.differ, v.FirstInput)
+			}
+		})
+	}
+}
+
+// TestUntrusted: entries of a feed that is not trusted count for nothing.
+func TestUntrusted(t *testing.T) {
+	r := newRecording(t)
+	p := r.prompt()
+	r.batch(0, p)
+	r.decide(p)
+	r.add(trace.Record{Kind: trace.KindFeed, Rank: rankName(0), Trusted: false})
+	r.decide(p)
+	r.add(trace.Record{Kind: trace.KindClear, Rank: rankName(0), Clear: trace.Clear{Anew: true, Reason: "gone"}})
+	r.seq[rankName(0)], r.names[rankName(0)] = 0, nil
+	r.add(trace.Record{Kind: trace.KindFeed, Rank: rankName(0), Trusted: true})
+	r.batch(0, p)
+	r.decide(p)
+	var seen []int
+	for _, rec := range r.recs {
+		if rec.Kind == trace.KindDecision {
+			seen = append(seen, rec.Decision.Input.Decode.Candidates[0].OverlapBlocks)
+		}
+	}
+	if seen[0] == 0 || seen[1] != 0 || seen[2] != seen[0] {
+		t.Fatalf("overlaps %v", seen)
+	}
+	if v := play(t, r.file(), Options{Verify: true}).Verify; v.Equal != 3 || v.InputsDiffer != 0 {
+		t.Errorf("%+v", v)
+	}
+}
+
+// TestCaptures plays the captures of real engines and of an independent
+// simulator.
+func TestCaptures(t *testing.T) {
+	for name, blocks := range map[string]int64{"kvevents-vllm-0.32.0-real.jsonl.gz": 1, "kvevents-vllm-format.jsonl.gz": 1} {
+		t.Run(name, func(t *testing.T) {
+			r, err := trace.Open(filepath.Join("..", "..", "testdata", "captures", name), nil, trace.Options{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			rep, err := Play(t.Context(), r, Options{})
+			r.Close()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if rep.Blocks < blocks || rep.Counts.Unreadable != 0 || rep.Counts.Gaps != 0 || len(rep.Ranks) != 5 {
+				t.Errorf("%+v", rep.Counts)
+			}
+		})
+	}
+}
+
+// TestOwnCapture verifies the recordings that are kept in testdata: runs of a
+// router before real vLLM engines with evictions.
+func TestOwnCapture(t *testing.T) {
+	paths, err := filepath.Glob(filepath.Join("..", "..", "testdata", "trace", "*.jsonl.*"))
+	if err != nil || len(paths) == 0 {
+		t.Fatalf("no recordings: %v", err)
+	}
+	for _, path := range paths {
+		r, err := trace.Open(path, nil, trace.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		rep, err := Play(t.Context(), r, Options{Verify: true})
+		r.Close()
+		if err != nil {
+			t.Fatal(err)
+		}
+		v := rep.Verify
+		if v.Decisions == 0 || v.Proven != v.Decisions || v.InputsDiffer != 0 || v.Unknown != 0 || v.Unverifiable != 0 {
+			t.Errorf("%s: %d of %d decisions, %d other inputs, %d unknown; %+v", path, v.Equal, v.Decisions, v.InputsDiffer, v.Unknown, v.First)
+		}
+		if rep.Counts.Removed == 0 {
+			t.Errorf("%s has no evictions", path)
+		}
+	}
+}
+
+// TestVerifyCountsApart: what cannot be made again is neither equal nor divergent,
+// what a router with other rules decided is no defect, and a cost that differs in its
+// last bit, or another reason, is one.
+func TestVerifyCountsApart(t *testing.T) {
+	base := newRecording(t).run(30)
+	at := slices.IndexFunc(base.recs, func(r trace.Record) bool { return r.Decision != nil && r.Decision.ID == "d20" })
+	for _, c := range []struct {
+		name   string
+		change func(d *trace.Decision, in *decide.Input)
+		rules  int
+		want   VerifyReport
+		tell   string
+	}{
+		{"nothing", nil, decide.Rules, VerifyReport{Equal: 30, Proven: 30}, ""},
+		{"nothing by other rules", nil, decide.Rules + 1, VerifyReport{Equal: 30, Proven: 30}, ""},
+		{"unverifiable", func(d *trace.Decision, _ *decide.Input) { d.Unverifiable, d.DecodeRank = "the moon", "x/dp0" }, decide.Rules, VerifyReport{Equal: 29, Proven: 29, Unverifiable: 1}, "CANNOT BE MADE AGAIN  d20: the moon"},
+		{"another rank", func(d *trace.Decision, _ *decide.Input) { d.DecodeRank = "x/dp0" }, decide.Rules, VerifyReport{Equal: 29, Proven: 29, Real: 1}, "the inputs are the same"},
+		{"another rank by other rules", func(d *trace.Decision, _ *decide.Input) { d.DecodeRank = "x/dp0" }, 1, VerifyReport{Equal: 29, Proven: 29, OtherRules: 1}, "had rules 1, this dynctl has"},
+		{"the last bit of a cost", func(_ *trace.Decision, in *decide.Input) {
+			c := &in.Decode.Candidates[3].Cost
+			*c = math.Nextafter(*c, 1e9)
+		}, decide.Rules, VerifyReport{Equal: 29, Proven: 29, Real: 1}, "the inputs are the same"},
+		{"another reason", func(d *trace.Decision, _ *decide.Input) { d.Reason = "forced_local" }, decide.Rules, VerifyReport{Equal: 29, Proven: 29, Real: 1}, "forced_local"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			rec := *base
+			rec.recs = slices.Clone(base.recs)
+			d := *rec.recs[at].Decision
+			in := *d.Input
+			in.Decode.Candidates = slices.Clone(in.Decode.Candidates)
+			d.Input = &in
+			if c.change != nil {
+				c.change(&d, &in)
+			}
+			rec.recs[at].Decision = &d
+			raw := bytes.Replace(rec.file(), fmt.Appendf(nil, `"rules":%d`, decide.Rules), fmt.Appendf(nil, `"rules":%d`, c.rules), 1)
+			rep := play(t, raw, Options{Verify: true})
+			v := rep.Verify
+			got := VerifyReport{Equal: v.Equal, Proven: v.Proven, Unverifiable: v.Unverifiable, OtherRules: v.OtherRules, Real: v.Real, TieBreaks: v.TieBreaks}
+			if d := cmp.Diff(c.want, got, cmpopts.IgnoreUnexported(VerifyReport{})); d != "" || v.Decisions != 30 || v.Equal+v.Divergent()+v.Unverifiable != 30 {
+				t.Errorf("%d decisions (-want +got):\n%s", v.Decisions, d)
+			}
+			if wrong := 30 - c.want.Proven; v.Match() != 1-float64(wrong)/30 {
+				t.Errorf("match %v", v.Match())
+			}
+			var text strings.Builder
+			if err := rep.Text(&text); err != nil || !strings.Contains(text.String(), c.tell) {
+				t.Errorf("%v, no %q in\n%s", err, c.tell, &text)
+			}
+			// A what-if leaves out what cannot be made again, and a conversion keeps all
+			// of it as it was.
+			change, err := ParseChange("policy=kv")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if r, err := Redecide(t.Context(), open(t, raw), []Change{change}); err != nil || r.Unverifiable != c.want.Unverifiable || r.Decisions+r.Unverifiable != 30 {
+				t.Errorf("what if: %+v, %v", r, err)
+			}
+			var again bytes.Buffer
+			if _, err := Convert(func() (*trace.Reader, error) { return trace.NewReader(bytes.NewReader(raw), "t", trace.Options{}) }, &again, ConvertOptions{To: trace.Own}); err != nil {
+				t.Fatal(err)
+			}
+			if d := cmp.Diff(v, play(t, again.Bytes(), Options{Verify: true}).Verify, cmpopts.IgnoreUnexported(VerifyReport{}), cmpopts.IgnoreFields(Divergence{}, "Line")); d != "" {
+				t.Errorf("after a conversion (-before +after):\n%s", d)
+			}
+		})
+	}
+}
+
+// TestUnknownWhenItWasDecided: a rank whose cache was not known when a decision was
+// made was not, though it was cleared, and so known, before the decision is judged.
+func TestUnknownWhenItWasDecided(t *testing.T) {
+	rec := newRecording(t).run(30)
+	for at, r := range rec.recs {
+		if r.Decision == nil {
+			continue
+		}
+		cs := r.Decision.Input.Decode.Candidates
+		i := slices.IndexFunc(cs, func(c decision.Candidate) bool { return c.OverlapBlocks > 0 })
+		if i < 0 {
+			continue
+		}
+		rank := cs[i].Rank
+		late := *rec
+		late.recs = slices.DeleteFunc(slices.Clone(rec.recs[:at+1]), func(r trace.Record) bool { return r.Kind == trace.KindBatch && r.Rank == rank })
+		for i := range late.recs {
+			late.recs[i].RankInfo.New = false
+		}
+		late.recs = append(late.recs, trace.Record{Kind: trace.KindClear, Time: r.Time + time.Millisecond, Rank: rank, Clear: trace.Clear{Anew: true, Reason: "it began anew"}})
+		v := play(t, late.file(), Options{Verify: true}).Verify
+		if v.OnTrust == 0 || v.InputsDiffer != 0 || v.OnTrust+v.Proven != v.Decisions {
+			t.Errorf("without what %s held before: %+v, %+v", rank, v, v.FirstInput)
+		}
+		return
+	}
+	t.Fatal("no decision knows a cached block")
+}
+
+// TestKeptRecordingsVerify: every decision of the recordings of real engines that are
+// kept is made again the same, whatever version they are of.
+func TestKeptRecordingsVerify(t *testing.T) {
+	files, err := filepath.Glob("../../testdata/trace/*.jsonl.zst")
+	if err != nil {
+		t.Fatal(err)
+	}
+	versions := map[string]bool{}
+	for _, path := range files {
+		r, err := trace.Open(path, nil, trace.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		versions[r.Header().Schema] = true
+		rep, err := Play(t.Context(), r, Options{Verify: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if v := rep.Verify; v.Decisions < 70 || v.Proven != v.Decisions {
+			t.Errorf("%s: %d of %d decisions are proven", path, v.Proven, v.Decisions)
+		}
+		r.Close()
+	}
+	if len(versions) != 2 {
+		t.Errorf("recordings of versions %v are kept, want both", versions)
+	}
+}
+
+// TestPartsOfDifferentRules: parts of different rules in one conversion keep theirs.
+func TestPartsOfDifferentRules(t *testing.T) {
+	raw := newRecording(t).run(5).file()
+	older := bytes.Replace(raw, fmt.Appendf(nil, `"rules":%d`, decide.Rules), []byte(`"rules":1`), 1)
+	var own bytes.Buffer
+	if _, err := Convert(func() (*trace.Reader, error) {
+		return trace.NewReader(bytes.NewReader(slices.Concat(older, raw)), "t", trace.Options{})
+	}, &own, ConvertOptions{To: trace.Own}); err != nil {
+		t.Fatal(err)
+	}
+	r := open(t, own.Bytes())
+	var rules []int
+	for {
+		var rec trace.Record
+		if err := r.Next(&rec); errors.Is(err, io.EOF) {
+			break
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		if d := rec.Decision; d != nil {
+			if rules = append(rules, d.Rules); d.Unverifiable != "" {
+				t.Error(d.Unverifiable)
+			}
+		}
+	}
+	if want := slices.Concat(slices.Repeat([]int{1}, 5), slices.Repeat([]int{decide.Rules}, 5)); !slices.Equal(rules, want) {
+		t.Errorf("rules %v, want %v", rules, want)
+	}
+}
+
+// FuzzVerify: whatever stands in a recording, its decisions are judged, shown and
+// changed without a fault, and every one is counted once.
+func FuzzVerify(f *testing.F) {
+	rec := newRecording(f).run(6)
+	raw := rec.file()
+	f.Add(raw)
+	f.Add(bytes.ReplaceAll(raw, []byte(`"engine":"vllm"`), []byte(`"engine":"sglang"`)))
+	f.Add(bytes.ReplaceAll(raw, []byte(`"block_size_tokens":16`), []byte(`"block_size_tokens":-1`)))
+	f.Add(bytes.ReplaceAll(raw, []byte(`"role":"aggregated"`), []byte(`"role":"decode"`)))
+	f.Add(bytes.ReplaceAll(raw, []byte(`"decode":{`), []byte(`"prefill":{`)))
+	f.Add(bytes.ReplaceAll(raw, []byte(`"kind":"settings"`), []byte(`"kind":"lost"`)))
+	change, err := ParseChange("policy=session")
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Fuzz(func(t *testing.T, in []byte) {
+		o := trace.Options{Format: trace.Own, MaxBad: -1, MaxLine: 1 << 16}
+		first := func() (*trace.Reader, error) { return trace.NewReader(bytes.NewReader(in), "t", o) }
+		r, err := first()
+		if err != nil {
+			return
+		}
+		defer r.Close()
+		rep, err := Play(t.Context(), r, Options{Verify: true, Player: PlayerOptions{MaxRanks: 64}, Each: func(rec *trace.Record, p *Player) error { return Show(io.Discard, rec, p) }})
+		if err != nil {
+			return
+		}
+		if v := rep.Verify; v.Equal+v.Divergent()+v.Unverifiable != v.Decisions || v.Proven+v.OnTrust != v.Equal {
+			t.Errorf("%+v", v)
+		}
+		if r, err = first(); err == nil {
+			_, err = Redecide(t.Context(), r, []Change{change})
+			r.Close()
+		}
+		if err != nil {
+			t.Error(err)
+		}
+		s, err := NewStage(first, PlayerOptions{MaxRanks: 64}, 0)
+		if err != nil {
+			return
+		}
+		defer s.Close()
+		if s.Control("step", 200) == nil {
+			s.Status()
+			s.Workers()
+		}
+	})
+}

@@ -1,0 +1,60 @@
+// Package indexcheck compares a router's index with the caches of the simulated
+// engines behind it.
+package indexcheck
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/dynctl/dynctl/internal/loopback"
+)
+
+// Synced waits until what the index holds of every rank is what its engine's
+// cache holds.
+func Synced(ctx context.Context, g *loopback.Rig) error {
+	return loopback.Wait(ctx, "the index to equal the caches", func() error { return Differ(g) })
+}
+
+// Differ says where the index and the engines' caches are not equal; nil when
+// they are. Engines without events are left out.
+func Differ(g *loopback.Rig) error {
+	var errs []error
+	for _, e := range g.Sim.Engines() {
+		for dp := range e.Group().DP {
+			pub, err := e.Publisher(dp)
+			if err != nil {
+				errs = append(errs, err)
+				continue
+			}
+			if pub == nil {
+				continue
+			}
+			want, err := e.Cached(dp)
+			if err != nil {
+				errs = append(errs, err)
+				continue
+			}
+			label := fmt.Sprintf("%s/dp%d", e.Name(), dp)
+			got, ok := g.Router.IndexedBlocks(label)
+			if !ok {
+				errs = append(errs, fmt.Errorf("the index knows no rank %s", label))
+				continue
+			}
+			slices.Sort(want)
+			slices.Sort(got)
+			want, got = slices.Compact(want), slices.Compact(got)
+			if !slices.Equal(want, got) {
+				over := 0
+				for _, s := range got {
+					if _, ok := slices.BinarySearch(want, s); !ok {
+						over++
+					}
+				}
+				errs = append(errs, fmt.Errorf("%s: the index holds %d block(s), %d of them not in the engine's cache of %d", label, len(got), over, len(want)))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,497 @@
+package soak
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/dynctl/dynctl/internal/loopback"
+	"github.com/dynctl/dynctl/internal/settings"
+	"github.com/dynctl/dynctl/internal/workers"
+	"github.com/dynctl/dynctl/internal/workers/sim"
+)
+
+// Kinds of what is done to the fleet, beside the faults of engines.
+const (
+	doDrain         = "drain"
+	doRemove        = "remove worker"
+	doAdd           = "add worker"
+	doReload        = "reload"
+	doBadReload     = "bad reload"
+	doRestartRouter = "restart router"
+)
+
+// shows says which events prove that something was seen. It needs one of them,
+// of its worker, within its time.
+func shows(kind string) []string {
+	if of, ok := loopback.Shows[kind]; ok {
+		return of
+	}
+	return map[string][]string{
+		doDrain:         {"worker_draining"},
+		doRemove:        {"worker_removed"},
+		doAdd:           {"worker_added"},
+		doReload:        {"config_reloaded"},
+		doBadReload:     {"config_refused"},
+		doRestartRouter: {"router_draining"},
+	}[kind]
+}
+
+// Fault is one thing that was done on purpose.
+type Fault struct {
+	// From and To are when it began and when its worker was well again.
+	From time.Time `json:"from"`
+	To   time.Time `json:"to"`
+	Kind string    `json:"kind"`
+	// Worker is empty for what is done to the router itself.
+	Worker string `json:"worker,omitempty"`
+	Detail string `json:"detail,omitempty"`
+	// Seen is the event by which an operator can find it.
+	Seen   string    `json:"seen,omitempty"`
+	SeenAt time.Time `json:"seen_at,omitzero"`
+	Text   string    `json:"text,omitempty"`
+}
+
+// group is engines of which always one is left alone: the alternative that
+// every request has.
+type group struct {
+	model   string
+	prefill bool
+	engines []*sim.Engine
+}
+
+// chaos does things to the fleet.
+type chaos struct {
+	s      *soak
+	groups []*group
+	// The spare comes and goes; the replacement takes its slot for a while.
+	spare, replacement *sim.Engine
+
+	runs  uint64
+	watch watch
+
+	mu     sync.Mutex
+	faults []*Fault
+	active map[string]*Fault // by worker
+	away   []*Fault          // restarts of the router
+	errs   []error
+	wg     sync.WaitGroup
+}
+
+// felt reports whether an event tells of a fault.
+func (c *chaos) felt(f *Fault) bool {
+	for _, kind := range shows(f.Kind) {
+		if c.watch.since(kind, f.Worker, f.From) {
+			return true
+		}
+	}
+	return false
+}
+
+// watch is where the router's log goes: to the file of events, and into a note
+// of when each worker last had one of each kind.
+type watch struct {
+	slog.Handler
+	mu   sync.Mutex
+	last map[[2]string]time.Time
+}
+
+// Handle implements slog.Handler.
+func (w *watch) Handle(ctx context.Context, r slog.Record) error {
+	var kind, worker string
+	r.Attrs(func(a slog.Attr) bool {
+		switch a.Key {
+		case "kind":
+			kind = a.Value.String()
+		case "worker":
+			worker = a.Value.String()
+		}
+		return true
+	})
+	if kind != "" {
+		w.mu.Lock()
+		w.last[[2]string{kind, worker}] = time.Now()
+		w.mu.Unlock()
+	}
+	return w.Handler.Handle(ctx, r)
+}
+
+// quiet is nil when no worker had an event of these kinds since t.
+func (w *watch) quiet(t time.Time, kinds ...string) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	var errs []error
+	for of, at := range w.last {
+		if at.After(t) && slices.Contains(kinds, of[0]) {
+			errs = append(errs, fmt.Errorf("%s of %s at %s", of[0], of[1], at.Format(time.TimeOnly)))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (w *watch) since(kind, worker string, t time.Time) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.last[[2]string{kind, worker}].After(t)
+}
+
+// faulty reports whether something was done to a worker in a time.
+func (c *chaos) faulty(worker string, from, to time.Time) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for i := len(c.faults) - 1; i >= 0; i-- {
+		f := c.faults[i]
+		if f.Worker == worker && !f.From.After(to) && (f.To.IsZero() || !f.To.Before(from)) {
+			return true
+		}
+	}
+	return false
+}
+
+// restarting reports whether the router was away at any time in between.
+func (c *chaos) restarting(from, to time.Time) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, f := range c.away {
+		if !f.From.After(to) && (f.To.IsZero() || !f.To.Before(from)) {
+			return true
+		}
+	}
+	return false
+}
+
+func (c *chaos) begin(kind, worker, detail string) *Fault {
+	f := &Fault{From: time.Now(), Kind: kind, Worker: worker, Detail: detail}
+	c.mu.Lock()
+	c.faults = append(c.faults, f)
+	if worker != "" {
+		c.active[worker] = f
+	}
+	if kind == doRestartRouter {
+		c.away = append(c.away, f)
+	}
+	c.mu.Unlock()
+	return f
+}
+
+func (c *chaos) end(f *Fault) {
+	c.mu.Lock()
+	f.To = time.Now()
+	if c.active[f.Worker] == f {
+		delete(c.active, f.Worker)
+	}
+	c.mu.Unlock()
+}
+
+func (c *chaos) failed(f *Fault, err error) {
+	if err == nil {
+		return
+	}
+	c.mu.Lock()
+	c.errs = append(c.errs, fmt.Errorf("%s %s at %s: %w", f.Kind, f.Worker, f.From.Format(time.TimeOnly), err))
+	c.mu.Unlock()
+}
+
+// run does one thing after the other, several at a time, until ctx ends; then it
+// makes everything whole again.
+func (c *chaos) run(ctx context.Context) {
+	c.runs++
+	rng := rand.New(rand.NewPCG(c.s.o.Seed, 0x6368616f73+c.runs))
+	nextRestart := time.Now().Add(c.s.o.RouterEvery)
+	for ctx.Err() == nil {
+		pause(ctx, time.Duration((0.5+rng.ExpFloat64())*float64(c.s.o.Gap)))
+		if ctx.Err() != nil {
+			break
+		}
+		if time.Now().After(nextRestart) {
+			c.wg.Wait() // a restart must find what it left
+			c.restartRouter(ctx)
+			nextRestart = time.Now().Add(c.s.o.RouterEvery)
+			continue
+		}
+		switch k := rng.IntN(100); {
+		case k < 6:
+			c.reload(rng.IntN(4) == 0, rng)
+		case k < 12:
+			c.swapSpare(ctx)
+		case k < 20:
+			c.reuseSlot(ctx, rng.IntN(2) == 0)
+		default:
+			c.strike(ctx, rng)
+		}
+	}
+	c.wg.Wait()
+}
+
+// strike picks a worker that can be missed and does something to it.
+func (c *chaos) strike(ctx context.Context, rng *rand.Rand) {
+	g := c.groups[rng.IntN(len(c.groups))]
+	target := g.engines[rng.IntN(len(g.engines))]
+	kind := []string{
+		loopback.Kill, loopback.Kill, loopback.Restart, loopback.Restart, loopback.Refuse, loopback.Hang, loopback.Slow, loopback.Errors, loopback.Errors, loopback.Die, loopback.Die,
+		loopback.Drop, loopback.Drop, loopback.Reorder, loopback.Reorder, loopback.Corrupt, loopback.Corrupt,
+		loopback.Lose, loopback.Replay, doDrain,
+	}[rng.IntN(20)]
+	hold := time.Duration((1 + rng.Float64()*2) * float64(c.s.o.Hold))
+	number, status := rng.Float64(), []int{500, 502, 503, 504}[rng.IntN(4)]
+	if !c.spareable(ctx, g, target.Name()) {
+		return
+	}
+	f := c.begin(kind, target.Name(), "")
+	c.wg.Add(1)
+	go func() {
+		defer c.wg.Done()
+		defer c.end(f)
+		c.failed(f, c.carry(ctx, f, g, target, hold, number, status))
+	}()
+}
+
+// spareable reports whether another worker of the group is left that the router
+// would use and to which nothing is done.
+func (c *chaos) spareable(ctx context.Context, g *group, target string) bool {
+	usable := map[string]bool{}
+	l, err := c.s.rig.Admin.Workers(ctx)
+	if err != nil {
+		return false
+	}
+	for _, w := range l.Workers {
+		usable[w.Name] = w.Usable
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.active[target] != nil || !usable[target] {
+		return false
+	}
+	if g.model == modelSGLang {
+		// Both legs of SGLang hold memory for each other: a decode that hangs
+		// fills its prefill's cache with KV that waits. With a fault on either
+		// side nobody would be left who is well.
+		for _, other := range c.groups {
+			for _, e := range other.engines {
+				if other.model == g.model && c.active[e.Name()] != nil {
+					return false
+				}
+			}
+		}
+	}
+	for _, e := range g.engines {
+		if e.Name() != target && c.active[e.Name()] == nil && usable[e.Name()] {
+			return true
+		}
+	}
+	return false
+}
+
+func (c *chaos) carry(ctx context.Context, f *Fault, g *group, e *sim.Engine, hold time.Duration, number float64, status int) error {
+	always := e.Group().Faults
+	set := always
+	switch f.Kind {
+	case loopback.Kill:
+		e.Kill()
+	case loopback.Restart:
+		if err := e.Restart(); err != nil {
+			return err
+		}
+		hold = 0
+	case doDrain:
+		if _, err := c.s.rig.Admin.DrainWorker(ctx, e.Name()); err != nil {
+			return err
+		}
+	case loopback.Refuse:
+		set.Refuse = true
+	case loopback.Hang:
+		set.Hang = true
+	case loopback.Slow:
+		set.Slow = 2000 + 2000*number
+	case loopback.Errors:
+		set.ErrorRate, set.ErrorStatus = 0.3+0.7*number, status
+	case loopback.Die:
+		set.DieRate, set.DieAfter = 0.3+0.7*number, int(number*20)%6
+		if g.prefill {
+			set.DieAfter = 0 // it has one token only
+		}
+	case loopback.Drop:
+		set.DropEvents = 0.2 + 0.6*number
+	case loopback.Reorder:
+		set.ReorderEvents = 0.2 + 0.6*number
+	case loopback.Corrupt:
+		set.CorruptEvents = 0.2 + 0.6*number
+	case loopback.Lose:
+		set.LoseEvents = 0.2 + 0.6*number
+	case loopback.Replay: // of what was dropped, else nobody asks for one
+		set.DropEvents, set.DropReplay = 0.4, 0.2+0.6*number
+	}
+	if set != always {
+		f.Detail = fmt.Sprintf("%+v", set)
+		if err := e.SetFaults(set); err != nil {
+			return err
+		}
+	}
+	// It lasts until it is felt, and requests of our own help with that: a
+	// fault that hits nobody need not leave a trace.
+	ctx = context.WithoutCancel(ctx)
+	for began := time.Now(); time.Since(began) < hold || !c.felt(f) && time.Since(began) < 4*hold+4*c.s.o.Timeout; {
+		if f.Kind != doDrain && f.Kind != loopback.Kill {
+			_ = c.poke(ctx, g, e, 2500, 2*c.s.o.Timeout) // that it fails is the purpose
+		}
+		pause(ctx, 100*time.Millisecond)
+	}
+	switch f.Kind {
+	case loopback.Kill:
+		if err := e.Restart(); err != nil {
+			return err
+		}
+	case doDrain:
+		if _, err := c.s.rig.Admin.ResumeWorker(ctx, e.Name()); err != nil {
+			return err
+		}
+	case loopback.Restart:
+	default:
+		if err := e.SetFaults(always); err != nil {
+			return err
+		}
+	}
+	// It is well again when it answers.
+	for end := time.Now().Add(2 * time.Minute); ; {
+		err := c.poke(ctx, g, e, 200, 20*time.Second)
+		if err == nil {
+			return nil
+		}
+		if time.Now().After(end) {
+			return fmt.Errorf("does not recover: %w", err)
+		}
+		pause(ctx, 250*time.Millisecond)
+	}
+}
+
+// poke sends a request through the router that must pass one engine.
+func (c *chaos) poke(ctx context.Context, g *group, e *sim.Engine, tokens int, wait time.Duration) error {
+	if g.prefill {
+		return c.s.pinned(ctx, g.model, "", e.Name(), tokens, wait)
+	}
+	return c.s.pinned(ctx, g.model, e.Name(), "", tokens, wait)
+}
+
+// reload changes the configuration in force, or tries to with one that must be
+// refused.
+func (c *chaos) reload(broken bool, rng *rand.Rand) {
+	cfg := c.s.rig.Config
+	if broken {
+		f := c.begin(doBadReload, "", "")
+		defer c.end(f)
+		cfg.Routing.Policy = "whatever"
+		if c.s.rig.Router.Reload(cfg, nil) == nil {
+			c.failed(f, errors.New("a configuration that makes no sense was taken"))
+		}
+		return
+	}
+	cfg.Routing.Threshold.Tokens = []int{0, 64, 512, 4096}[rng.IntN(4)]
+	cfg.Routing.Policy = []string{"kv", "kv", "kv", "least_loaded", "round_robin", "power_of_two"}[rng.IntN(6)]
+	f := c.begin(doReload, "", fmt.Sprintf("policy %s, threshold %d", cfg.Routing.Policy, cfg.Routing.Threshold.Tokens))
+	defer c.end(f)
+	c.failed(f, c.s.rig.Router.Reload(cfg, nil))
+}
+
+// working waits, but not for longer than within, until a worker's account has so
+// many requests, or done is closed, after which it need not.
+func (c *chaos) working(ctx context.Context, within time.Duration, e *sim.Engine, n int, done <-chan struct{}) error {
+	wait, cancel := context.WithTimeout(ctx, within)
+	defer cancel()
+	unusable := false // at any time
+	return loopback.Wait(wait, "requests on "+e.Name(), func() error {
+		l, err := c.s.rig.Admin.Workers(ctx)
+		if err != nil {
+			return err
+		}
+		have := 0
+		for _, w := range l.Workers {
+			if w.Name == e.Name() {
+				unusable = unusable || !w.Usable
+				for _, k := range w.Ranks {
+					have += k.ActiveRequests
+				}
+			}
+		}
+		select {
+		case <-done:
+			return nil
+		default:
+		}
+		if have < n {
+			err := fmt.Errorf("%s has %d requests on its account, not %d", e.Name(), have, n)
+			if unusable {
+				err = fmt.Errorf("%w: %w", err, errUnusable)
+			}
+			return err
+		}
+		return nil
+	})
+}
+
+// errUnusable is that the router had no use for a worker for a while, as a probe
+// that was late on a busy machine may have told it.
+var errUnusable = errors.New("the router did not use it for a while")
+
+// usable waits until the router would send requests to an engine.
+func (c *chaos) usable(ctx context.Context, e *sim.Engine) error {
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	return loopback.Wait(ctx, e.Name()+" to be usable", func() error {
+		l, err := c.s.rig.Admin.Workers(ctx)
+		if err != nil {
+			return err
+		}
+		for _, w := range l.Workers {
+			if w.Name == e.Name() && w.Usable {
+				return nil
+			}
+		}
+		return errors.New("it is not")
+	})
+}
+
+// restartRouter stops the router in the midst of everything and starts it anew
+// with the snapshot that it left.
+func (c *chaos) restartRouter(ctx context.Context) {
+	f := c.begin(doRestartRouter, "", "")
+	defer c.end(f)
+	ctx = context.WithoutCancel(ctx)
+	c.failed(f, c.s.restart(ctx))
+}
+
+// specs are the engines that the router knows from the start: all but some.
+func (c *chaos) specs(without ...string) func([]workers.Spec) []workers.Spec {
+	return func(in []workers.Spec) (out []workers.Spec) {
+		for _, w := range in {
+			if !slices.Contains(without, w.Name) {
+				out = append(out, w)
+			}
+		}
+		return out
+	}
+}
+
+// retries of the soak are generous: what is tested is that a request gets
+// through when it can.
+func configure(o *Options) func(*settings.Config) {
+	return func(c *settings.Config) {
+		c.Health.Interval, c.Health.Scrape, c.Health.Timeout = 300*time.Millisecond, 500*time.Millisecond, o.Timeout/3
+		c.Index.Snapshot = filepath.Join(o.Dir, "index.snapshot")
+		c.Routing.AllowHeaders = true
+		c.Retry = settings.Retry{Attempts: 6, Budget: 1}
+		c.Continue.Mode = settings.ContinueExact
+		// Fewer than there are clients, so that some queue, and leave the queue.
+		c.Limits.Inflight, c.Limits.Queue, c.Limits.QueueTimeout = max(2, o.Clients*3/4), 1000, patience
+		c.Timeouts.Body = o.Timeout
+		c.Timeouts.Prefill, c.Timeouts.Response, c.Timeouts.Idle = o.Timeout*4/3, o.Timeout, o.Timeout
+		c.Receipts, c.Events = 512, 4096
+		// Full before the second check, from which on the heap is compared.
+		c.Tokens.ApproxTTL, c.Tokens.CacheBytes = 30*time.Second, 4<<20
+	}
+}

@@ -1,0 +1,169 @@
+package virtualsoak
+
+import (
+	"testing"
+	"time"
+
+	"github.com/dynctl/dynctl/internal/rig/virtualsoak/reference"
+	"github.com/dynctl/dynctl/internal/router/forward/resume"
+	"github.com/dynctl/dynctl/internal/router/request/admission"
+	"github.com/dynctl/dynctl/internal/router/request/api"
+	"github.com/dynctl/dynctl/internal/workers"
+	"github.com/dynctl/dynctl/internal/workers/sim/engine"
+)
+
+// kill runs one stream whose first engine breaks off after so many tokens, on the fleet of
+// a seed, and tells what one engine answers.
+func kill(seed uint64, p plant, c script, remote bool) (*stage, reference.Answer) {
+	s := newStage(seed, p, true)
+	s.line.limited, s.settings.Busy.Requests = false, 0
+	s.settings.Attempts, s.settings.Continuations = 8, 4
+	if s.budget = 1000; !remote {
+		s.settings.Rule.Threshold = 1 << 20
+	} else {
+		s.settings.Rule.Threshold = 0
+	}
+	s.moves = moves{atOnce: 1, waits: map[*admission.Wish]*request{}, on: map[uint32]int{}}
+	s.script = &c
+	s.w.At(probeEvery, s.probe)
+	var want reference.Answer
+	s.w.At(2*probeEvery, func() {
+		s.request()
+		for q := range s.open {
+			want = q.want
+		}
+	})
+	for len(s.out.Violations) == 0 && (s.started == 0 || len(s.open) > 0) {
+		if at, ok := s.w.Next(); !ok || at > time.Minute {
+			s.violate("the stream never ended")
+		}
+		s.w.Step()
+	}
+	return s, want
+}
+
+// TestKilledAtEveryToken: whichever token of an answer with characters of several tokens
+// is the last of the first engine, the client reads what one engine says alone: text, ids,
+// end, and usage. Only what may not go on ends there, by its name. After none the request
+// is tried again, after all of them only the end is missing.
+func TestKilledAtEveryToken(t *testing.T) {
+	total := 0
+	for _, c := range []struct {
+		name       string
+		kind       api.Kind
+		ids, stops bool
+		refused    []resume.Refusal // which it may be
+	}{
+		{"completion", api.Completion, false, false, nil},
+		{"completion with ids", api.Completion, true, false, []resume.Refusal{resume.ToldIDs}},
+		{"completion with stop strings", api.Completion, false, true, nil},
+		{"chat", api.Chat, false, false, []resume.Refusal{resume.Silent}},
+		{"chat with stop strings", api.Chat, false, true, []resume.Refusal{resume.Silent}},
+		{"SGLang's own", api.SGLangGenerate, false, false, []resume.Refusal{resume.ToldIDs, resume.Seam}},
+		{"SGLang's own with stop strings", api.SGLangGenerate, false, true, []resume.Refusal{resume.ToldIDs, resume.Seam}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			continued, stopped, closed, ended, remotes, cut := 0, 0, 0, 0, 0, map[string]int{}
+			for _, remote := range []bool{false, true} {
+				for _, limit := range []int{5, 48} {
+					fleets := 2
+					if c.stops {
+						fleets = 6 // each with stop strings elsewhere
+					}
+					if testing.Short() {
+						fleets /= 2
+					}
+					for seed := uint64(1); fleets > 0; seed++ {
+						if s := newStage(seed, nothing, false); !s.group.Letters || !hasRole(s, workers.Prefill) {
+							s.close()
+							continue
+						}
+						fleets--
+						for at := range limit + 1 {
+							s, want := kill(seed, nothing, script{kind: c.kind, ids: c.ids, stops: c.stops, on: true, limit: limit, cut: at}, remote)
+							o := s.out
+							if o.Err() != nil {
+								t.Fatalf("remote %v, killed after %d of %d tokens: %v\n%s", remote, at, limit, o.Err(), tail(o, 30))
+							}
+							if remotes += o.Remote; !remote && o.Remote > 0 {
+								t.Fatalf("seed %d went to a prefill worker", seed)
+							}
+							continued, stopped, closed = continued+o.Continued, stopped+o.Stopped, closed+o.Closed
+							if o.Continued == 1 && want.Finish == engine.FinishStop {
+								ended++
+							}
+							for why, n := range o.CutFor {
+								cut[why] += n
+							}
+							s.close()
+							// A stop string may have come before.
+							if moved := o.Continued+o.Cut == 1; moved != (at > 0 && at < limit) && !c.stops || o.Completed+o.Cut != 1 {
+								t.Fatalf("remote %v, killed after %d of %d tokens: %+v", remote, at, limit, o)
+							}
+						}
+					}
+				}
+			}
+			allowed := 0
+			for _, r := range c.refused {
+				allowed += cut[string(r)]
+				if cut[string(r)] == 0 {
+					t.Errorf("none was refused as %s", string(r))
+				}
+				delete(cut, string(r))
+			}
+			// Across the seam SGLang has no stop string, so that its engines see each.
+			if len(cut) > 0 || continued < 50 || remotes < 50 || closed == 0 || c.stops != (ended > 0) || (c.stops && c.kind != api.SGLangGenerate) != (stopped > 0) {
+				t.Errorf("%d went on, %d remote legs, %d closed, %d ended by a stop string, %d of them by the router; cut: %v", continued, remotes, closed, ended, stopped, cut)
+			}
+			t.Logf("%d went on (%d to a stop string, %d of them across the seam), %d refused by name", continued, ended, stopped, allowed)
+			total += continued
+		})
+	}
+	t.Logf("%d streams went on", total)
+}
+
+// TestKilledBeforeItEnds: an answer that ends by itself ends at the same token, whichever
+// was the last of the first engine.
+func TestKilledBeforeItEnds(t *testing.T) {
+	continued := 0
+	for seed := uint64(1); seed < 12; seed++ {
+		for at, rest := 1, 1; rest > 0; at++ {
+			s, want := kill(seed, nothing, script{kind: api.Completion, limit: 200, cut: at}, false)
+			o := s.out
+			s.close()
+			if o.Err() != nil || want.Finish != engine.FinishStop || at < len(want.Tokens) && o.Continued != 1 {
+				t.Fatalf("seed %d, killed after %d of %d tokens (%s): %v\n%s", seed, at, len(want.Tokens), want.Finish, o.Err(), tail(o, 30))
+			}
+			continued += o.Continued
+			rest = len(want.Tokens) - at
+		}
+	}
+	t.Logf("%d streams went on", continued)
+}
+
+func hasRole(s *stage, r workers.Role) bool {
+	for _, n := range s.nodes {
+		if n.worker.Role == r {
+			return true
+		}
+	}
+	return false
+}
+
+// TestKilledAtEveryTokenFindsBugs plants bugs in it.
+func TestKilledAtEveryTokenFindsBugs(t *testing.T) {
+	for _, p := range []plant{seamTwice, wholeLimit, aheadOfText} {
+		found := false
+		for seed := uint64(1); seed < 6 && !found; seed++ {
+			for at := 1; at < 20 && !found; at++ {
+				s, _ := kill(seed, p, script{kind: api.Completion, on: true, limit: 20, cut: at}, true)
+				found = s.out.Err() != nil
+				s.close()
+			}
+		}
+		if !found {
+			t.Errorf("planted bug %d was not found", p)
+		}
+	}
+}

@@ -1,0 +1,220 @@
+package virtualsoak
+
+import (
+	"cmp"
+	"fmt"
+	"os"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	gocmp "github.com/google/go-cmp/cmp"
+)
+
+// seeds runs many seeds, none after one that is enough, and returns the sum of
+// what they did and those that failed, by seed.
+func seeds(from, n uint64, p plant, enough func(*Outcome) bool) (sum Outcome, bad []*Outcome) {
+	sum.CutFor = map[string]int{}
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	var next atomic.Uint64
+	for range min(runtime.GOMAXPROCS(0), 4) {
+		wg.Go(func() {
+			for {
+				i := next.Add(1) - 1
+				if i >= n {
+					return
+				}
+				o := play(from+i, p, false)
+				mu.Lock()
+				sum.Requests += o.Requests
+				sum.Completed += o.Completed
+				sum.Left += o.Left
+				sum.Cut += o.Cut
+				sum.Hopeless += o.Hopeless
+				sum.Attempts += o.Attempts
+				sum.Remote += o.Remote
+				sum.Fallbacks += o.Fallbacks
+				sum.Faults += o.Faults
+				sum.Batches += o.Batches
+				sum.Gaps += o.Gaps
+				sum.Resyncs += o.Resyncs
+				sum.Restarts += o.Restarts
+				sum.Ejections += o.Ejections
+				sum.Readmitted += o.Readmitted
+				sum.Refused += o.Refused
+				sum.Excused += o.Excused
+				sum.Continued += o.Continued
+				sum.Closed += o.Closed
+				sum.MovesWaited += o.MovesWaited
+				sum.Stopped += o.Stopped
+				for why, n := range o.CutFor {
+					sum.CutFor[why] += n
+				}
+				sum.Waited += o.Waited
+				sum.Outside += o.Outside
+				sum.Checks += o.Checks
+				sum.Steps += o.Steps
+				if o.Err() != nil {
+					bad = append(bad, o)
+					if enough(o) {
+						next.Store(n)
+					}
+				}
+				mu.Unlock()
+			}
+		})
+	}
+	wg.Wait()
+	slices.SortFunc(bad, func(a, b *Outcome) int { return cmp.Compare(a.Seed, b.Seed) })
+	return sum, bad
+}
+
+// asked is a number from the environment, or what it is without one.
+func asked(t *testing.T, name string, otherwise uint64) uint64 {
+	t.Helper()
+	text := os.Getenv(name)
+	if text == "" {
+		return otherwise
+	}
+	v, err := strconv.ParseUint(text, 10, 64)
+	if err != nil {
+		t.Fatalf("%s: %v", name, err)
+	}
+	return v
+}
+
+// tail is the end of a history.
+func tail(o *Outcome, n int) string {
+	h := o.History
+	if len(h) > n {
+		h = h[len(h)-n:]
+	}
+	return strings.Join(h, "\n")
+}
+
+// TestVirtual is the deterministic form: 300 seeds here, DYNCTL_SOAK_SEEDS of
+// them by `make soak-virtual`, from DYNCTL_SOAK_SEED on. A seed that fails is
+// printed with its history, and fails again whenever it is run.
+func TestVirtual(t *testing.T) {
+	n := uint64(300)
+	if testing.Short() {
+		n = 100
+	}
+	n, from := asked(t, "DYNCTL_SOAK_SEEDS", n), asked(t, "DYNCTL_SOAK_SEED", 1)
+	began := time.Now()
+	sum, bad := seeds(from, n, nothing, func(*Outcome) bool { return false })
+	took := time.Since(began)
+	t.Logf("%d seeds from %d in %v (%.0f/s): %d requests: %d completed, %d left by their client, %d cut, %d given up; %d attempts, %d of them remote, %d fallbacks; "+
+		"%d faults, %d restarts of the router; %d ejections of workers, %d ended for want of others, %d requests came late for a trial, %d failures taken back; %d streams went on elsewhere, %d of which waited for a place, %d were ended for their engine, %d for a stop string at the seam; cut: %v; %d requests waited for a rank; %d batches of events, %d gaps, %d resyncs, %d looks at the index; %d steps",
+		n, from, took.Round(time.Millisecond), float64(n)/took.Seconds(), sum.Requests, sum.Completed, sum.Left, sum.Cut, sum.Hopeless, sum.Attempts, sum.Remote, sum.Fallbacks,
+		sum.Faults, sum.Restarts, sum.Ejections, sum.Readmitted, sum.Refused, sum.Excused, sum.Continued, sum.MovesWaited, sum.Closed, sum.Stopped, sum.CutFor, sum.Waited, sum.Batches, sum.Gaps, sum.Resyncs, sum.Checks, sum.Steps)
+	for i, o := range bad {
+		if i == 3 {
+			t.Errorf("and %d seeds more", len(bad)-i)
+			break
+		}
+		again := Play(o.Seed, true)
+		t.Errorf("%v\n%s", o.Err(), tail(again, 60))
+		if again.Digest != o.Digest {
+			t.Errorf("seed %d has another history when it is run again", o.Seed)
+		}
+	}
+	if sum.Completed < sum.Requests/2 || sum.Remote == 0 || sum.Gaps == 0 || sum.Ejections == 0 || sum.Readmitted == 0 || sum.Continued == 0 || sum.MovesWaited == 0 || sum.Stopped == 0 || sum.Closed == 0 || sum.Waited == 0 || sum.Checks == 0 || sum.Outside == 0 {
+		t.Errorf("the seeds did too little: %+v", sum)
+	}
+}
+
+// TestSeedsRepeat runs seeds twice: all that they did must be equal.
+func TestSeedsRepeat(t *testing.T) {
+	for seed := uint64(1); seed <= 10; seed++ {
+		a, b := Play(seed, true), Play(seed, true)
+		if d := gocmp.Diff(a, b); d != "" {
+			t.Fatalf("seed %d is not the same twice (-first +second):\n%s", seed, d)
+		}
+		if c := Play(seed, false); c.Digest != a.Digest {
+			t.Fatalf("seed %d depends on whether its history is kept", seed)
+		}
+	}
+}
+
+// rareSeeds is how many seeds must be asked for before the rare bugs are planted.
+const rareSeeds = 1000
+
+// TestPlantedBugsAreFound proves that the soak sees what it is for. Each bug is
+// tried until it is found; the rare ones, which need too many seeds for every
+// day, only when many are asked for, and then within as many.
+func TestPlantedBugsAreFound(t *testing.T) {
+	many := asked(t, "DYNCTL_SOAK_SEEDS", 0)
+	for _, c := range []struct {
+		plant plant
+		name  string
+		n     uint64 // seeds, 0 for a rare one
+		says  []string
+	}{
+		{skipRelease, "a ledger release skipped", 24, []string{"ledger: "}},
+		{applyTwice, "an event applied twice", 24, []string{"which the engine does not"}},
+		{applyEarly, "an event applied out of order", 24, []string{"which the engine does not"}},
+		{reuseTransfer, "transfer parameters reused", 24, []string{"the answer is", "has exited"}},
+		{giveUpFallBack, "no fallback to local prefill", 80, []string{"failed although"}}, // every prefill worker must be down at once
+		{endFirst, "feeds ended before the last snapshot", 100, []string{"has forgotten what it knew"}},
+		{positionsFirst, "a snapshot with older positions", 100, []string{"which the engine does not"}},
+		{positionsJustBefore, "a snapshot whose positions are older by a moment", 0, []string{"which the engine does not"}},
+		{displace, "a late reservation displaces a live account", 100, []string{"ledger: "}},
+		{forgetFailed, "a failed worker is not kept out", 100, []string{"failed although", "which had failed it"}},
+		{keepOut, "a worker that was kept out never comes back", 300, []string{"failed although"}},
+		{leaveEjected, "an ejected worker is not brought back when nobody else is left", 100, []string{"which is kept out"}},
+		{numbersOnly, "a new publisher whose numbers fit is taken for the old one", 100, []string{"which the engine does not", "although every batch was applied"}},
+		{forgetEase, "those in line are not told of a rank that has room", 24, []string{"waits although"}},
+		{seamTwice, "a stream goes on with a token that the client has", 24, []string{"the answer is"}},
+		{aheadOfText, "a stream goes on within a character", 100, []string{"the client read", "the answer is"}},
+		{forgetRefusal, "a stream is not refused by name", 24, []string{"it should be"}},
+		{keepPlace, "a place of the rest of a stream is not given back", 24, []string{"requests have one"}},
+		{oneTooMany, "one rest too many at once on a rank", 100, []string{"rests of streams at once"}},
+		{forgetNext, "those who wait for a place are not told of one", 100, []string{"although there is one"}},
+		{keepOutside, "blocks that leave the host's memory are not heard of", 24, []string{"counts as outside the device"}},
+		{wholeLimit, "the limit of a stream that goes on is not reduced", 100, []string{"the answer is"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			n := c.n
+			if n == 0 {
+				if n = many; n < rareSeeds {
+					t.Skipf("it is rare: DYNCTL_SOAK_SEEDS=%d or more (make soak-virtual) plants it", rareSeeds)
+				}
+			}
+			tells := func(o *Outcome) bool {
+				return slices.ContainsFunc(c.says, func(w string) bool { return strings.Contains(o.Violations[0], w) })
+			}
+			began := time.Now()
+			_, bad := seeds(1, n, c.plant, tells)
+			i := slices.IndexFunc(bad, tells)
+			switch {
+			case len(bad) == 0:
+				t.Fatalf("not found in %d seeds", n)
+			case i < 0:
+				t.Fatalf("found, but for other reasons: %v", bad[0].Err())
+			}
+			o := bad[i]
+			t.Logf("found after %d seeds in %v: %v", o.Seed, time.Since(began).Round(time.Millisecond), o.Err())
+			if again := play(o.Seed, c.plant, false); again.Digest != o.Digest || fmt.Sprint(again.Violations) != fmt.Sprint(o.Violations) {
+				t.Errorf("seed %d fails in another way when it is run again", o.Seed)
+			}
+		})
+	}
+}
+
+func BenchmarkPlay(b *testing.B) {
+	b.ReportAllocs()
+	seed := uint64(0)
+	for b.Loop() {
+		seed++
+		if o := Play(seed, false); o.Err() != nil {
+			b.Fatal(o.Err())
+		}
+	}
+}

@@ -1,0 +1,419 @@
+// Package follower keeps everything that is keyed by rank in step with the
+// fleet: the KV index and its feeds, the guesses, the ledger. It gives a rank
+// its place in each of them when its worker joins, and takes all of them away
+// before the rank's slot may be used again. It also keeps the index across
+// restarts.
+package follower
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"reflect"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/dynctl/dynctl/internal/router/cache/approx"
+	"github.com/dynctl/dynctl/internal/router/cache/kvfeed"
+	"github.com/dynctl/dynctl/internal/router/cache/kvgroup"
+	"github.com/dynctl/dynctl/internal/router/cache/kvindex"
+	"github.com/dynctl/dynctl/internal/router/observe/eventlog"
+	"github.com/dynctl/dynctl/internal/router/placement/ledger"
+	"github.com/dynctl/dynctl/internal/workers"
+)
+
+// Options are what a Follower works on; none may be missing but Snapshot.
+type Options struct {
+	Registry *workers.Registry
+	Index    *kvindex.Index
+	Guesses  *approx.Index
+	Ledger   *ledger.Ledger
+	// Feeds are the options of the feeds; Index and Sources are filled in.
+	Feeds kvfeed.Options
+	// Snapshot is a file that keeps the index across restarts; empty for none.
+	Snapshot string
+	// BlockOf is the block size in tokens in which a worker's blocks are named.
+	BlockOf func(*workers.Worker) int
+	// Learn asks a worker again what it is.
+	Learn func(context.Context, *workers.Worker) error
+	// Gone is told of a worker that was removed.
+	Gone  func(worker string)
+	Event func(eventlog.Event)
+}
+
+// Follower follows a registry. Make it with New, run it with Run.
+type Follower struct {
+	Options
+	feeds *kvfeed.Manager
+
+	// places is held while ranks get or lose their places, and while one is
+	// copied into a snapshot: what is copied belongs to whom it is said to.
+	places   sync.Mutex             // guards the fields below; before mu
+	once     map[*workers.Rank]bool // ranks whose engine does not tell of single copies
+	last     *workers.Snapshot
+	restored map[uint32]restoredRank // by slot: what a snapshot brought back
+
+	// feeding holds at each slot the rank whose KV events are fed, if one's are;
+	// read on the request path.
+	feeding atomic.Pointer[[]*workers.Rank]
+
+	mu    sync.Mutex // guards the fields below
+	open  map[*workers.Rank]feedOf
+	count map[*workers.Rank]*rankCount
+}
+
+// feedOf is what a feed was started with.
+type feedOf struct {
+	source workers.EventSource
+	block  int
+	worker *workers.Worker
+}
+
+// New makes a follower and its feeds.
+func New(o Options) (*Follower, error) {
+	f := &Follower{Options: o, once: map[*workers.Rank]bool{}, open: map[*workers.Rank]feedOf{}, count: map[*workers.Rank]*rankCount{}}
+	f.feeding.Store(new([]*workers.Rank))
+	o.Feeds.Index, o.Feeds.Sources, o.Feeds.Process = o.Index, f.sources, f.process
+	var err error
+	f.feeds, err = kvfeed.New(o.Feeds)
+	return f, err
+}
+
+// Feeds are the feeds of the ranks that tell KV events.
+func (f *Follower) Feeds() *kvfeed.Manager { return f.feeds }
+
+// Fed reports whether the rank's engine tells KV events, so that the index is
+// what counts for it.
+func (f *Follower) Fed(k *workers.Rank) bool { return f.fed(k.Slot) == k }
+
+// fed is the rank whose KV events are fed at a slot, nil for none.
+func (f *Follower) fed(slot uint32) *workers.Rank {
+	if at := *f.feeding.Load(); int64(slot) < int64(len(at)) {
+		return at[slot]
+	}
+	return nil
+}
+
+// Run follows the registry and feeds the index until ctx ends. It begins with
+// what the snapshot file holds, and leaves the last state in it. The feeds end
+// after that: with them goes what is known of where they stand.
+func (f *Follower) Run(ctx context.Context) error {
+	f.restore()
+	g, ctx := errgroup.WithContext(ctx)
+	feeding, stop := context.WithCancel(context.WithoutCancel(ctx))
+	g.Go(func() error { return f.feeds.Run(feeding) })
+	g.Go(func() error {
+		defer stop()
+		return f.keep(ctx)
+	})
+	return g.Wait()
+}
+
+// keep follows the registry until ctx ends, and saves now and then and at last.
+func (f *Follower) keep(ctx context.Context) error {
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return f.watch(ctx) })
+	if f.Snapshot != "" {
+		g.Go(func() error { return f.saveEvery(ctx) })
+	}
+	err := g.Wait()
+	if f.Snapshot != "" {
+		err = errors.Join(err, f.save())
+	}
+	return err
+}
+
+// watch follows the registry until ctx ends.
+func (f *Follower) watch(ctx context.Context) error {
+	changed, cancel := f.Registry.Subscribe()
+	defer cancel()
+	expire := time.NewTimer(restoredKeep)
+	defer expire.Stop()
+	audit := time.NewTicker(auditEvery)
+	defer audit.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-expire.C:
+			f.expire()
+		case <-audit.C:
+			f.audit()
+		case <-changed:
+			f.follow(f.Registry.Snapshot())
+		}
+	}
+}
+
+// follow brings everything keyed by rank to the state of a snapshot.
+func (f *Follower) follow(now *workers.Snapshot) {
+	f.places.Lock()
+	defer f.places.Unlock()
+	changes := workers.Diff(f.last, now)
+	for _, c := range changes {
+		for _, k := range c.Retired {
+			f.retire(k)
+		}
+	}
+	// Who came and went since the last look is in no change. Who left after
+	// this one is still in it, and has its turn next time.
+	for _, k := range f.Registry.Retired() {
+		if _, in, ok := now.Slot(k.Slot); !ok || in != k {
+			f.retire(k)
+		}
+	}
+	for _, c := range changes {
+		if c.Kind == workers.Removed {
+			f.Gone(c.Old.Name)
+		}
+		for _, k := range c.Started {
+			slot := kvindex.Rank(k.Slot)
+			if err := errors.Join(f.claim(k), f.Guesses.AddRank(slot, k.Number, k.Label)); err != nil {
+				f.Event(eventlog.Event{
+					Kind: "rank_refused", Severity: eventlog.Error, Worker: k.WorkerName, Rank: k.Label,
+					Text: fmt.Sprintf("rank %s has no place in the index and is routed without cache knowledge: %v", k.Label, err),
+				})
+			}
+		}
+	}
+	f.last = now
+	f.forgetCounts()
+	for _, w := range now.Workers {
+		for _, k := range w.Ranks {
+			f.feed(w, k)
+		}
+	}
+	f.publish()
+}
+
+// retire takes all places of a rank that has left the fleet away, and then lets
+// others have its slot. The caller holds places.
+func (f *Follower) retire(k *workers.Rank) {
+	f.unfeed(k)
+	f.mu.Lock()
+	delete(f.count, k)
+	f.mu.Unlock()
+	delete(f.once, k)
+	slot := kvindex.Rank(k.Slot)
+	f.Index.RemoveRank(slot)
+	delete(f.restored, k.Slot) // its blocks went with the place
+	f.Guesses.RemoveRank(slot)
+	f.Ledger.Forget(k)
+	f.Registry.ReleaseRanks(k)
+}
+
+// feed starts, restarts or stops the feed of a rank as its worker says. The
+// caller holds places.
+func (f *Follower) feed(w *workers.Worker, k *workers.Rank) {
+	var want workers.EventSource
+	has := false
+	for _, s := range w.Events {
+		if s.DP == k.DP {
+			want, has = s, true
+		}
+	}
+	block := f.BlockOf(w)
+	f.mu.Lock()
+	old, fed := f.open[k]
+	f.mu.Unlock()
+	if fed && has && old.block == block && stated(old.worker) == stated(w) && old.worker.DPStart == w.DPStart && reflect.DeepEqual(old.source, want) {
+		return
+	}
+	if fed {
+		f.unfeed(k)
+		f.Index.ClearRank(kvindex.Rank(k.Slot))
+	}
+	if !has {
+		return
+	}
+	traits := stated(w)
+	if traits.Once || fed && stated(old.worker).Once {
+		f.once[k] = traits.Once
+	}
+	from := f.resume(k, block, traits.Once)
+	disbelieved := f.once[k] && !traits.Once
+	traits.Once = f.once[k]
+	key := kvfeed.Key{Worker: w.Name, DP: k.DP, Host: w.URL.Hostname(), Start: w.DPStart, BlockSize: block, Traits: traits, CopiesDisbelieved: disbelieved}
+	if err := f.feeds.Add(kvindex.Rank(k.Slot), key, want, from); err != nil {
+		f.Event(eventlog.Event{
+			Kind: "feed_refused", Severity: eventlog.Error, Worker: w.Name, Rank: k.Label,
+			Text: fmt.Sprintf("the KV events of %s are not followed: %v", k.Label, err),
+		})
+		return
+	}
+	f.mu.Lock()
+	f.open[k] = feedOf{want, block, w}
+	f.mu.Unlock()
+}
+
+// stated is what is known of a worker's engine beside its events.
+func stated(w *workers.Worker) kvgroup.Traits {
+	return kvgroup.Traits{Once: w.KVCopies == workers.CopiesSingle, Drops: w.LastBlock == workers.LastBlockDropped, Chunk: w.AttentionChunk, HashAlgorithm: w.KVHash, HashSeed: w.KVHashSeed}
+}
+
+// auditEvery is how often the index is held against the engines' capacity.
+const auditEvery = 5 * time.Second
+
+// audit looks for ranks of which the index knows more blocks than fit into the
+// engine's memory. The count of copies (kvindex.Batch.StoreCopies) is then
+// wrong: the engine tells the removal of the last copy only. Such a rank begins
+// anew without that count.
+func (f *Follower) audit() {
+	f.places.Lock()
+	defer f.places.Unlock()
+	if f.last == nil {
+		return
+	}
+	for _, w := range f.last.Workers {
+		room := int64(w.Room())
+		if room <= 0 {
+			continue
+		}
+		for _, k := range w.Ranks {
+			s, ok := f.Index.RankStats(kvindex.Rank(k.Slot))
+			if !ok || f.once[k] || s.Copies == 0 || f.BlockOf(w) != w.BlockSize || s.Blocks+s.Copies <= room {
+				continue
+			}
+			f.once[k] = true
+			f.unfeed(k)
+			f.Index.ClearRank(kvindex.Rank(k.Slot))
+			f.feed(w, k)
+			f.publish()
+			f.Event(eventlog.Event{Kind: "copies_disbelieved", Severity: eventlog.Warn, Worker: w.Name, Rank: k.Label,
+				Text: fmt.Sprintf("the events of %s add up to %d blocks and %d further copies, but it has room for %d: it does not tell the removal of single copies; its entries are built anew without counting them", k.Label, s.Blocks, s.Copies, room)})
+		}
+	}
+}
+
+func (f *Follower) unfeed(k *workers.Rank) {
+	f.mu.Lock()
+	_, fed := f.open[k]
+	delete(f.open, k)
+	f.mu.Unlock()
+	if fed {
+		f.feeds.Remove(kvindex.Rank(k.Slot))
+	}
+}
+
+func (f *Follower) publish() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	slots := 0
+	for k := range f.open {
+		slots = max(slots, int(k.Slot)+1)
+	}
+	at := make([]*workers.Rank, slots)
+	for k := range f.open {
+		at[k.Slot] = k
+	}
+	f.feeding.Store(&at)
+}
+
+// process tells when the engine's process behind a rank was started, and when it
+// was asked; NaN when it does not say.
+func (f *Follower) process(worker string, dp int) (started float64, asked time.Time) {
+	if w, ok := f.Registry.Snapshot().Worker(worker); ok && dp < len(w.Ranks) {
+		if l := w.Ranks[dp].Load(); l != nil {
+			return l.Process, l.Asked
+		}
+	}
+	return math.NaN(), time.Time{}
+}
+
+// sources asks a worker again where its ranks publish; the ports may have
+// changed with a restart.
+func (f *Follower) sources(ctx context.Context, worker string) ([]workers.EventSource, error) {
+	w, ok := f.Registry.Snapshot().Worker(worker)
+	if !ok {
+		return nil, fmt.Errorf("worker %s is not in the fleet", worker)
+	}
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	if err := f.Learn(ctx, w); err != nil {
+		return nil, err
+	}
+	w, ok = f.Registry.Snapshot().Worker(worker)
+	if !ok {
+		return nil, fmt.Errorf("worker %s left the fleet", worker)
+	}
+	return w.Events, nil
+}
+
+// rankCount counts what was sent to a rank, and streams that went on elsewhere.
+type rankCount struct{ requests, failures, away, onto uint64 }
+
+// Began counts a request that was sent to a rank.
+func (f *Follower) Began(k *workers.Rank) {
+	f.mu.Lock()
+	f.counted(k).requests++
+	f.mu.Unlock()
+}
+
+// Failed counts a request that failed there by the engine's doing.
+func (f *Follower) Failed(k *workers.Rank) {
+	f.mu.Lock()
+	f.counted(k).failures++
+	f.mu.Unlock()
+}
+
+// Left counts a stream of a rank that goes on elsewhere.
+func (f *Follower) Left(k *workers.Rank) {
+	f.mu.Lock()
+	f.counted(k).away++
+	f.mu.Unlock()
+}
+
+// Took counts the rest of a stream that a rank is asked for.
+func (f *Follower) Took(k *workers.Rank) {
+	f.mu.Lock()
+	f.counted(k).onto++
+	f.mu.Unlock()
+}
+
+// Moved are the streams of a rank that went on elsewhere since it joined, and the rests
+// that it was asked for.
+func (f *Follower) Moved(k *workers.Rank) (away, onto uint64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if c := f.count[k]; c != nil {
+		return c.away, c.onto
+	}
+	return 0, 0
+}
+
+// Counts are the requests that were sent to a rank since it joined, and those
+// that failed there.
+func (f *Follower) Counts(k *workers.Rank) (requests, failures uint64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if c := f.count[k]; c != nil {
+		return c.requests, c.failures
+	}
+	return 0, 0
+}
+
+// forgetCounts drops what late requests have counted of ranks that have left.
+func (f *Follower) forgetCounts() {
+	newest := f.Registry.Snapshot()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	maps.DeleteFunc(f.count, func(k *workers.Rank, _ *rankCount) bool {
+		_, in, ok := newest.Slot(k.Slot)
+		return !ok || in != k
+	})
+}
+
+// counted is the rank's counter. The caller holds mu.
+func (f *Follower) counted(k *workers.Rank) *rankCount {
+	c := f.count[k]
+	if c == nil {
+		c = &rankCount{}
+		f.count[k] = c
+	}
+	return c
+}

@@ -1,0 +1,463 @@
+package kvfeed
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"github.com/dynctl/dynctl/internal/router/cache/kvevent"
+	"github.com/dynctl/dynctl/internal/router/cache/zmtp"
+	"github.com/dynctl/dynctl/internal/wait"
+	"github.com/dynctl/dynctl/internal/workers"
+)
+
+// hub is a listener that publishers dial into, shared by the ranks whose source
+// names its endpoint. A message belongs to the worker whose topic fits it best
+// (see topicFits) and, where several have that, whose host is the one in the
+// message's topic, or else the peer's. Of the worker's ranks it is the one that
+// the batch claims (see rankOf). What fits no rank, or several, is dropped and
+// counted.
+type hub struct {
+	m        *Manager
+	endpoint string
+	cancel   context.CancelFunc
+	wg       sync.WaitGroup
+
+	mu    sync.Mutex // guards writes of ranks, lines and told; before line.mu
+	told  quota
+	lines map[*line]struct{}
+	ranks atomic.Pointer[[]*rank]
+
+	unrouted atomic.Uint64 // messages of no rank, or of an uncertain one
+	listener atomic.Pointer[zmtp.SubListener]
+}
+
+func (h *hub) list() []*rank {
+	if p := h.ranks.Load(); p != nil {
+		return *p
+	}
+	return nil
+}
+
+func (h *hub) add(r *rank) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	next := append(append([]*rank(nil), h.list()...), r)
+	h.ranks.Store(&next)
+	for l := range h.lines {
+		l.review(h)
+	}
+}
+
+// remove takes r off and reports whether no rank is left. Ending, nobody's
+// batches are anybody else's: what the ranks know is what a snapshot takes.
+func (h *hub) remove(r *rank, ending bool) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	next := slices.DeleteFunc(slices.Clone(h.list()), func(o *rank) bool { return o == r })
+	h.ranks.Store(&next)
+	for l := range h.lines {
+		l.leave(r)
+		if !ending {
+			l.review(h)
+		}
+	}
+	return len(next) == 0
+}
+
+// run listens until ctx ends and joins the connections.
+func (h *hub) run(ctx context.Context) {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	pause := h.m.o.BackoffMin
+	for {
+		ln, err := zmtp.ListenSub(ctx, h.endpoint, h.m.o.Socket)
+		if err == nil {
+			h.listener.Store(ln)
+			h.say("waiting for a publisher to dial " + ln.Endpoint())
+			for {
+				c, aerr := ln.Accept(ctx)
+				if aerr != nil {
+					err = aerr
+					break
+				}
+				wg.Go(func() { h.serve(c) })
+			}
+			h.listener.Store(nil)
+			_ = ln.Close()
+		} else {
+			h.say(err.Error())
+		}
+		h.m.o.Logger.Debug("kv event listener ended", "endpoint", h.endpoint, "error", err)
+		if !wait.For(ctx, pause/2+rand.N(pause/2+1)) {
+			return
+		}
+		pause = min(2*pause, h.m.o.BackoffMax)
+	}
+}
+
+// say gives the ranks without a publisher the reason for that.
+func (h *hub) say(reason string) {
+	for _, r := range h.list() {
+		r.mu.Lock()
+		if r.conn == 0 {
+			r.set(r.state, reason)
+		}
+		r.mu.Unlock()
+	}
+}
+
+// line is a connection of a publisher, with the ranks that it speaks for.
+type line struct {
+	conn uint64
+	peer string
+	host string
+
+	mu   sync.Mutex // guards mine; before rank.mu
+	mine map[*rank]*voice
+}
+
+// voice is the topic and the rank number under which a connection has sent a
+// rank's batches; that they are this rank's follows from the two and from the
+// ranks that there are. mixed says that it has sent some under others, too, which
+// are not kept.
+type voice struct {
+	topic string
+	said  int32
+	mixed bool
+}
+
+const (
+	reasonElsewhere = "since the workers of its listener changed, the batches that it was fed with are those of another rank, or of no certain one: give each worker that dials in a topic of its own"
+	reasonUnrouted  = "a batch that may be its own could not be told from those of other ranks"
+)
+
+// review ends the use of the connection by ranks whose batches it does not bring
+// any more, after the ranks of the listener have changed.
+func (l *line) review(h *hub) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for r, v := range l.mine {
+		if v.mixed || h.route([]byte(v.topic), &kvevent.Batch{Rank: v.said}, l.host, nil) != r {
+			delete(l.mine, r)
+			r.disown(l.conn, reasonElsewhere)
+		}
+	}
+}
+
+// leave forgets a rank that leaves the listener.
+func (l *line) leave(r *rank) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.mine, r)
+}
+
+// take finds the rank that a batch is of and claims it for the connection. The
+// list of ranks cannot change between the two unnoticed. With no rank for
+// certain, each that the connection feeds may have missed it, if its topic fits,
+// whichever ones its batches had before.
+func (l *line) take(h *hub, topic []byte, b *kvevent.Batch) *rank {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	r := h.route(topic, b, l.host, l.mine)
+	if r == nil {
+		for o := range l.mine {
+			if topicFits(o.boundTopic, topic) {
+				delete(l.mine, o)
+				o.disown(l.conn, reasonUnrouted)
+			}
+		}
+		return nil
+	}
+	switch v := l.mine[r]; {
+	case b == nil:
+	case v == nil:
+		l.mine[r] = &voice{topic: string(topic), said: b.Rank}
+	case v.said != b.Rank || v.topic != string(topic):
+		v.mixed = true
+	}
+	r.claim(l.conn, l.peer, strings.EqualFold(r.key.Host, l.host))
+	return r
+}
+
+// serve receives from one publisher until its connection ends.
+func (h *hub) serve(c *zmtp.Conn) {
+	defer c.Close()
+	l := &line{conn: h.m.conns.Add(1), peer: c.RemoteAddr(), host: peerHost(c.RemoteAddr()), mine: map[*rank]*voice{}}
+	h.mu.Lock()
+	h.lines[l] = struct{}{}
+	h.mu.Unlock()
+	var msg zmtp.Message
+	var dec kvevent.Decoder
+	var batch kvevent.Batch
+	var ended error
+	for {
+		topic, seq, payload, err := nextLive(c, &msg)
+		if err != nil {
+			ended = err
+			break
+		}
+		decoded := &batch
+		if dec.Decode(payload, &batch) != nil {
+			decoded = nil
+		}
+		r := l.take(h, topic, decoded)
+		if r == nil {
+			h.unroutable(topic, decoded, l.peer)
+			continue
+		}
+		r.receive(l.conn, topic, seq, payload, decoded)
+	}
+	h.mu.Lock()
+	delete(h.lines, l) // nobody else sees it any more
+	h.mu.Unlock()
+	for r := range l.mine {
+		r.malformed(ended)
+		r.detach(l.conn, ended)
+	}
+}
+
+// unroutable counts and tells of a batch that belongs to no rank for certain.
+func (h *hub) unroutable(topic []byte, b *kvevent.Batch, peer string) {
+	h.unrouted.Add(1)
+	now := h.m.now()
+	h.mu.Lock()
+	more, ok := h.told.allow(now)
+	h.mu.Unlock()
+	if !ok {
+		return
+	}
+	what := "a batch that cannot be read"
+	if b != nil {
+		what = fmt.Sprintf("a batch of rank %d", b.Rank)
+	}
+	h.m.o.Events.Emit(workers.Event{At: now, Severity: workers.Warn, Kind: "feed.unrouted", Text: fmt.Sprintf(
+		"listener %s: %s with topic %q from %s belongs to no rank, or to several, and is dropped: give each worker that dials in its own topic=kv@HOST%s",
+		h.endpoint, what, topic[:min(len(topic), 100)], peer, more)})
+}
+
+// claim is connection conn's claim to speak for r; home says that it comes from
+// the worker's host. Who comes from there displaces who does not; otherwise the
+// later connection displaces the earlier, which an engine that has gone without
+// a word leaves behind. When the earlier one speaks all the same, nobody can say
+// whose batches are the engine's: the rank is untrusted until one of them leaves.
+func (r *rank) claim(conn uint64, peer string, home bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	switch {
+	case r.closed || r.conn == conn:
+		return
+	case r.conn == 0:
+		if home && !r.home {
+			r.rival = 0
+		}
+	case home && !r.home, home == r.home && conn > r.conn:
+		if home && !r.home {
+			r.rival = 0 // it came from elsewhere, too
+		}
+		r.emit(workers.Warn, "feed.publisher", "%s: its batches come from %s now, not from %s", r.label, peer, r.peer)
+		r.abandon()
+	case home == r.home && r.rival == 0:
+		r.abandon()
+		r.rival, r.rivalPeer = conn, peer
+		r.startOver(r.contested())
+		return
+	default:
+		return
+	}
+	if r.rival == conn {
+		r.rival = 0
+	}
+	r.home = home
+	r.attachLocked(conn, peer)
+}
+
+// contested is why a rank with a rival is not trusted. The caller holds r.mu.
+func (r *rank) contested() string {
+	return fmt.Sprintf("two publishers claim this rank, %s and %s: end the wrong one, or give each worker a topic of its own", r.rivalPeer, r.peer)
+}
+
+// disown ends what connection conn has to do with r, which it does not speak for
+// any more. What it brought is not known to be of r.
+func (r *rank) disown(conn uint64, reason string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.withdraw(conn) || r.conn != conn {
+		return
+	}
+	r.abandon()
+	r.conn, r.lostAt = 0, r.m.now()
+	r.startOver(reason)
+	r.poke()
+}
+
+// route finds the rank that a batch belongs to, nil if that is not certain. A
+// batch that cannot be decoded goes to the only rank that the connection has
+// served, which must not go on as if there had been none.
+func (h *hub) route(topic []byte, b *kvevent.Batch, host string, mine map[*rank]*voice) *rank {
+	var found *rank
+	if b == nil {
+		for r := range mine {
+			if found != nil {
+				return nil
+			}
+			found = r
+		}
+		return found
+	}
+	ranks := h.list()
+	longest := -1
+	for _, r := range ranks {
+		if len(r.boundTopic) > longest && topicFits(r.boundTopic, topic) {
+			longest, found = len(r.boundTopic), r
+		}
+	}
+	if found == nil {
+		return nil
+	}
+	fits := func(r *rank) bool { return len(r.boundTopic) == longest && topicFits(r.boundTopic, topic) }
+	one := true
+	for _, r := range ranks {
+		one = one && (r.key.Worker == found.key.Worker || !fits(r))
+	}
+	if one {
+		return rankOf(ranks, found, fits, b.Rank)
+	}
+	for _, at := range [...]string{topicHost(topic), host} {
+		found, one = nil, true
+		for _, r := range ranks {
+			if at == "" || !strings.EqualFold(r.key.Host, at) || !fits(r) {
+				continue
+			}
+			one = one && (found == nil || found.key.Worker == r.key.Worker)
+			found = r
+		}
+		if found != nil {
+			if !one {
+				return nil
+			}
+			return rankOf(ranks, found, fits, b.Rank)
+		}
+	}
+	return nil
+}
+
+// rankOf is the rank of w's worker, of those that fit, that a batch is of which
+// claims rank said (-1 for none). Engines count the ranks of a deployment, the
+// router those of a worker: a worker that runs ranks 4 to 7 of a larger group
+// has them as 0 to 3. Where nobody told the first one, they are taken to be as many
+// on every worker.
+func rankOf(ranks []*rank, w *rank, fits func(*rank) bool, said int32) *rank {
+	n := 0
+	for _, r := range ranks {
+		if r.key.Worker == w.key.Worker && fits(r) {
+			n++
+		}
+	}
+	if n == 1 {
+		return w
+	}
+	if said < 0 {
+		return nil
+	}
+	for _, r := range ranks {
+		place := int(said) - r.key.Start
+		if r.key.Start == 0 {
+			place %= n
+		}
+		if r.key.Worker == w.key.Worker && fits(r) && r.key.DP == place {
+			return r
+		}
+	}
+	return nil
+}
+
+// topicFits reports whether the topic of a rank is that of a message, part by
+// part between the @s; the rank's may have fewer parts. Only the second, a host
+// ("kv@10.0.0.1@model"), may have a port besides in the message's.
+func topicFits(rank string, topic []byte) bool {
+	rank = strings.TrimSuffix(rank, "@")
+	if rank == "" {
+		return true
+	}
+	for i, last := 0, false; !last; i++ {
+		var part string
+		var more bool
+		part, rank, more = strings.Cut(rank, "@")
+		got, rest, cut := bytes.Cut(topic, []byte{'@'})
+		if string(got) != part && (i != 1 || string(withoutPort(got)) != part) || more && !cut {
+			return false
+		}
+		topic, last = rest, !more
+	}
+	return true
+}
+
+// topicHost is the host that a topic names, "" for none.
+func topicHost(topic []byte) string {
+	_, rest, _ := bytes.Cut(topic, []byte{'@'})
+	part, _, _ := bytes.Cut(rest, []byte{'@'})
+	return strings.Trim(string(withoutPort(part)), "[]")
+}
+
+// withoutPort is host:port without the port. An IPv6 address has one only where
+// it is in brackets.
+func withoutPort(s []byte) []byte {
+	i := bytes.LastIndexByte(s, ':')
+	if i < 0 || i == len(s)-1 || bytes.IndexByte(s[:i], ':') >= 0 && s[i-1] != ']' {
+		return s
+	}
+	for _, c := range s[i+1:] {
+		if c < '0' || c > '9' {
+			return s
+		}
+	}
+	return s[:i]
+}
+
+// peerHost is the host of a peer's name, "" for a local socket.
+func peerHost(peer string) string {
+	host, _, err := net.SplitHostPort(strings.TrimPrefix(peer, "tcp://"))
+	if err != nil {
+		return ""
+	}
+	return host
+}
+
+// ListenerStatus is the account of a socket that publishers dial into.
+type ListenerStatus struct {
+	Endpoint string `json:"endpoint"`
+	// Bound is the endpoint with its real port, empty while it is not bound.
+	Bound string `json:"bound"`
+	Ranks int    `json:"ranks"`
+	// Unrouted counts messages that belong to no rank, or to several.
+	Unrouted uint64 `json:"unrouted_messages"`
+	// Accepted, Refused and Failed count publishers: those that shook hands,
+	// those beyond the limit, those that broke the protocol.
+	Accepted uint64 `json:"accepted"`
+	Refused  uint64 `json:"refused"`
+	Failed   uint64 `json:"failed"`
+}
+
+// Listeners returns the account of every listener, by endpoint.
+func (m *Manager) Listeners() []ListenerStatus {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var all []ListenerStatus
+	for _, h := range m.hubs {
+		s := ListenerStatus{Endpoint: h.endpoint, Ranks: len(h.list()), Unrouted: h.unrouted.Load()}
+		if ln := h.listener.Load(); ln != nil {
+			st := ln.Stats()
+			s.Bound, s.Accepted, s.Refused, s.Failed = ln.Endpoint(), st.Accepted, st.Refused, st.Failed
+		}
+		all = append(all, s)
+	}
+	slices.SortFunc(all, func(a, b ListenerStatus) int { return strings.Compare(a.Endpoint, b.Endpoint) })
+	return all
+}

@@ -1,0 +1,86 @@
+package kvfeed
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/dynctl/dynctl/internal/rig/kvmodel"
+	"github.com/dynctl/dynctl/internal/router/cache/kvstream"
+)
+
+// A kind that nobody knows is a state of the rank, an event and a figure, all
+// of which name it; a publisher that begins anew without it is trusted again.
+func TestUnknownCacheKindIsTold(t *testing.T) {
+	t.Parallel()
+	p := newPublisher(t, 21, 1)
+	f := newFixture(t, nil)
+	f.add(p.source(true))
+	p.subscribed()
+	p.steps(5)
+	f.settled(p)
+	p.set(func() {
+		p.e.Log = append(p.e.Log, kvmodel.StoreOf("quantum_attention"))
+		p.e.After = append(p.e.After, kvmodel.Set{})
+		clear(p.e.Held)
+	})
+	p.send(uint64(len(p.e.Log)-1), p.e.Log[len(p.e.Log)-1])
+	s := f.until(func(s Status) bool { return s.State == Unknown })
+	if s.Trusted || f.Trusted(0) || len(s.UnknownKinds) != 1 || s.UnknownKinds[0] != "quantum_attention" || !strings.Contains(s.Reason, "quantum_attention") {
+		t.Errorf("status %+v", s)
+	}
+	f.equals(p)
+	f.mu.Lock()
+	told := false
+	for _, e := range f.events {
+		told = told || e.Kind == "feed.unknown" && strings.Contains(e.Text, "quantum_attention") && strings.Contains(e.Text, "w/dp0")
+	}
+	f.mu.Unlock()
+	if !told {
+		t.Errorf("no event names the kind: %+v", f.events)
+	}
+	p.hangUp(func() { p.set(p.e.Restart) })
+	p.subscribed()
+	p.steps(5)
+	if s := f.settled(p); len(s.UnknownKinds) != 0 {
+		t.Errorf("after a restart: %+v", s)
+	}
+	f.equals(p)
+}
+
+// The end of counting copies is a state of the rank and an event, once; it is that of the
+// publisher's life, and outlives a restart of the router.
+func TestDisbelievedCopiesAreTold(t *testing.T) {
+	t.Parallel()
+	p := newPublisher(t, 22, 1)
+	f := newFixture(t, nil)
+	f.add(p.source(true))
+	p.subscribed()
+	f.until(func(s Status) bool { return s.State == Live })
+	send := func() Status {
+		p.set(func() {
+			p.e.Log = append(p.e.Log, kvmodel.StoreOf("full_attention", "sliding_window"))
+			p.e.After = append(p.e.After, kvmodel.Set{})
+		})
+		p.send(uint64(len(p.e.Log)-1), p.e.Log[len(p.e.Log)-1])
+		return f.settled(p)
+	}
+	for n := 1; n <= 70; n++ {
+		if s := send(); s.CopiesDisbelieved != (n >= 64) {
+			t.Fatalf("after %d copies: %+v", n, s)
+		}
+	}
+	if n := f.told("copies.disbelieved"); n != 1 {
+		t.Errorf("told %d times", n)
+	}
+	f.Freeze(0, func(at kvstream.Position, ok bool) {
+		again := kvstream.New(kvmodel.NewIndex(t), 0, kvmodel.Block)
+		if again.Resume(at); !ok || !again.CopiesDisbelieved() {
+			t.Errorf("after a restart of the router copies are counted: %t, %+v", ok, at)
+		}
+	})
+	p.hangUp(func() { p.set(p.e.Restart) })
+	p.subscribed()
+	if s := send(); s.CopiesDisbelieved {
+		t.Errorf("after a restart of the engine: %+v", s)
+	}
+}

@@ -1,0 +1,72 @@
+package kvfeed
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/dynctl/dynctl/internal/router/cache/kvindex"
+	"github.com/dynctl/dynctl/internal/workers"
+)
+
+// An engine whose connection stands and that computes without telling anything may have
+// given up blocks, too. Silence by itself is no sign of that, so it is found by those who
+// know what the engine was asked.
+
+// Mute says that the engine of rank id has answered prompts, for why, of which nothing has
+// come since the rank was heard of (Status.Heard). Its entries are not used until a batch
+// comes, live or by a replay, which is asked for one. They are kept if that batch follows
+// the last one and was published before Mute was called: it was late, and its number says
+// that none is missing. Else the engine has not told of what it did meanwhile, and they
+// are dropped. A rank that has been heard of since stays as it is.
+func (m *Manager) Mute(id kvindex.Rank, heard time.Time, why string) {
+	m.mu.Lock()
+	r := m.ranks[id]
+	m.mu.Unlock()
+	if r == nil {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.state != Live || !r.heard.Equal(heard) {
+		return
+	}
+	_, had := r.stream.Last()
+	r.mute = muteness{at: m.now(), why: why, had: had, ask: true}
+	r.set(Mute, why)
+	r.emit(workers.Warn, "feed.mute", "%s: %s", r.label, why)
+	r.nextVerify = r.mute.at
+	r.poke()
+}
+
+// muteness is the silence of an engine that computes.
+type muteness struct {
+	at  time.Time // when it was found
+	why string    // "" while there is none
+	had bool      // there was a batch before it
+	ask bool      // whether a replay has what the connection did not bring
+}
+
+// speaksAgain meets the first batch applied after Mute. The caller holds r.mu.
+func (r *rank) speaksAgain(seq uint64) {
+	m := r.mute
+	r.mute = muteness{}
+	// By what the last batch took, the publisher's clock is ahead of this one by no more
+	// than the lag.
+	published := r.stream.Published()
+	late := published > 0 && published+r.lag <= float64(m.at.UnixNano())/1e9
+	was := fmt.Sprintf("its events come again: batch %d had been published in time, and follows the last one", seq)
+	if m.had && !late {
+		was = "its events come again, and its engine has told nothing of what it computed meanwhile"
+		r.stream.Drop()
+		r.dropped(was, false)
+	}
+	if r.state != Mute {
+		return // it is being brought up to date
+	}
+	reason := r.liveReason()
+	if m.had && !late {
+		reason = "rebuilding: " + was
+	}
+	r.set(Live, reason)
+	r.emit(workers.Info, "feed.live", "%s: live: %s", r.label, was)
+}

@@ -1,0 +1,624 @@
+package kvfeed
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/dynctl/dynctl/internal/router/cache/kvevent"
+	"github.com/dynctl/dynctl/internal/router/cache/kvindex"
+	"github.com/dynctl/dynctl/internal/router/cache/kvstream"
+	"github.com/dynctl/dynctl/internal/router/cache/zmtp"
+	"github.com/dynctl/dynctl/internal/wait"
+	"github.com/dynctl/dynctl/internal/workers"
+)
+
+// rank is the feed of one rank. The goroutine that receives (dial's, or that of
+// a listener's connection) calls attach, receive and detach; tend runs replays.
+type rank struct {
+	m          *Manager
+	id         kvindex.Rank
+	key        Key
+	label      string
+	place      *place
+	boundTopic string        // topic of a rank whose publisher dials in
+	wake       chan struct{} // something for tend to do; never blocks the waker
+	wg         sync.WaitGroup
+	cancel     context.CancelFunc // guarded by m.mu, as hub is
+	hub        *hub
+
+	mu     sync.Mutex // guards the fields below
+	src    workers.EventSource
+	stream *kvstream.Stream
+	n      FeedCounters
+
+	state     State
+	reason    string
+	since     time.Time
+	published uint64
+
+	closed    bool   // the feed has ended
+	conn      uint64 // number of the connection in use, 0 for none
+	peer      string
+	home      bool   // the peer is on the worker's host
+	attached  uint64 // number of the latest attachment; one connection may be attached again
+	rival     uint64 // another connection that speaks for this rank, 0 for none
+	rivalPeer string
+	lostAt    time.Time // when the rank was last without connection
+	process   float64   // start of the engine's process as told when the last batch was applied, see provable
+	began     time.Time // when the connection in use began
+	proving   bool      // entries wait for the proof that they may be kept, see prove
+	proven    bool      // the connection continues what the stream has seen
+	resynced  bool      // it was started over because of orphans
+	refetch   bool      // see whether the replay tells more, when the budget of replays allows
+	accept    bool      // take the first batch as it comes: the replay has failed
+
+	catching     bool // live batches wait in held for a replay
+	asking       bool // that replay is for what it may have besides what is known
+	misfit       bool // the newest batch left blocks that do not fit
+	disbelieved  bool // the stream counts no copies any more, which was told
+	hashDiffers  bool // the engine's names are not what was stated, which was told
+	nextFull     time.Time
+	held         []heldBatch
+	heldBytes    int64
+	heldFrom     uint64 // from here on, held has no gap
+	cancelReplay context.CancelFunc
+	tokens       float64 // replays allowed now
+	refilled     time.Time
+
+	lastEvent  time.Time
+	heard      time.Time // see Status
+	mute       muteness
+	lag        float64
+	nextVerify time.Time
+	told       map[string]*quota // by kind of event
+}
+
+// heldBatch is a live batch that waits for the end of a replay.
+type heldBatch struct {
+	seq            uint64
+	topic, payload []byte
+	at             time.Time
+}
+
+// size is what the batch counts for in bytes, with an allowance for the rest.
+func (b *heldBatch) size() int64 { return int64(len(b.topic)+len(b.payload)) + 128 }
+
+func newRank(m *Manager, id kvindex.Rank, key Key, src workers.EventSource, at *place) *rank {
+	now := m.now()
+	r := &rank{
+		m: m, id: id, key: key, label: key.String(), src: src, boundTopic: src.Topic, place: at,
+		wake:   make(chan struct{}, 1),
+		stream: kvstream.New(m.o.Index, id, cmp.Or(key.BlockSize, m.o.BlockSize)),
+		state:  Connecting, reason: "not connected yet", since: now,
+		lostAt: now, process: math.NaN(), lag: math.NaN(), tokens: float64(m.o.ReplayBurst), refilled: now,
+		told: map[string]*quota{},
+	}
+	r.stream.Know(key.Traits)
+	r.publish()
+	return r
+}
+
+func (r *rank) poke() { wait.Poke(r.wake) }
+
+// Of one kind and rank, so many events are told at once and one more in each
+// interval: a publisher that misbehaves cannot flood the log.
+const (
+	emitBurst = 10
+	emitEvery = 5 * time.Second
+)
+
+// quota is what may be told of one kind of event. The kinds are a closed set.
+type quota struct {
+	left   float64
+	last   time.Time
+	untold int // kept back since the last one told
+}
+
+// allow reports whether one more may be told now, and what to add of those that
+// were not.
+func (q *quota) allow(now time.Time) (more string, ok bool) {
+	q.left = min(emitBurst, q.left+now.Sub(q.last).Seconds()/emitEvery.Seconds())
+	q.last = now
+	if q.left < 1 {
+		q.untold++
+		return "", false
+	}
+	q.left--
+	if q.untold > 0 {
+		more = fmt.Sprintf(" (and %d more like this since the last one told)", q.untold)
+		q.untold = 0
+	}
+	return more, true
+}
+
+// emit tells the operator. The caller holds r.mu.
+func (r *rank) emit(sev workers.Severity, kind, format string, args ...any) {
+	now := r.m.now()
+	q := r.told[kind]
+	if q == nil {
+		q = &quota{left: emitBurst, last: now}
+		r.told[kind] = q
+	}
+	more, ok := q.allow(now)
+	if !ok {
+		return
+	}
+	text := fmt.Sprintf(format, args...) + more
+	r.m.o.Events.Emit(workers.Event{At: now, Severity: sev, Kind: kind, Worker: r.key.Worker, Rank: r.label, Text: text})
+}
+
+// observe hands what has happened to the observer. The caller holds r.mu, or r is
+// not known to anybody yet.
+func (r *rank) observe(at time.Time, o Observation) {
+	if r.m.o.Observer != nil {
+		o.Rank, o.Worker, o.DP, o.At = r.id, r.key.Worker, r.key.DP, at
+		r.m.o.Observer(o)
+	}
+}
+
+// dropped reports that the rank's entries were dropped. The caller holds r.mu.
+func (r *rank) dropped(reason string, anew bool) {
+	r.observe(r.m.now(), Observation{Cleared: true, Anew: anew, Reason: reason})
+	if r.stream.Mismatch() != "" {
+		r.emit(workers.Warn, "feed.unknown", "%s: routed without cache knowledge: %s", r.label, reason)
+		return
+	}
+	r.emit(workers.Warn, "feed.unknown", "%s: entries dropped and built anew: %s", r.label, reason)
+}
+
+// startOver empties the rank and waits for the first batch of a publisher. The
+// caller holds r.mu.
+func (r *rank) startOver(reason string) {
+	_, had := r.stream.Last()
+	r.set(Unknown, reason)
+	r.stream.Reset()
+	r.proven, r.mute = true, muteness{}
+	r.publish()
+	if had {
+		r.dropped(reason, true)
+	}
+}
+
+// countable keeps a made-up number from wrapping a counter.
+func countable(n uint64) uint64 { return min(n, 1<<32) }
+
+// lose gives up the batches before seq. The caller holds r.mu.
+func (r *rank) lose(seq uint64, why string) {
+	last, had := r.stream.Last()
+	if had {
+		reason := fmt.Sprintf("batches %d to %d are lost: %s", last+1, seq-1, why)
+		r.n.Lost += countable(seq - 1 - last)
+		r.set(Unknown, reason)
+		r.stream.Skip(seq)
+		r.mute = muteness{}
+		r.dropped(reason, false)
+		return
+	}
+	r.stream.Skip(seq)
+}
+
+// attach begins to use a connection to the publisher. The caller of receive and
+// detach passes the same number.
+func (r *rank) attach(conn uint64, peer string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.attachLocked(conn, peer)
+}
+
+func (r *rank) attachLocked(conn uint64, peer string) {
+	r.conn, r.peer, r.began = conn, peer, r.m.now()
+	r.attached++
+	r.n.Connects++
+	if r.rival != 0 {
+		r.startOver(r.contested())
+		return
+	}
+	_, had := r.stream.Last()
+	r.proven, r.resynced, r.accept, r.refetch, r.asking = !had, false, false, false, false
+	if r.src.Replay != "" {
+		r.catching = true
+		r.set(Replaying, "connected, asking for what was missed")
+		r.poke()
+		return
+	}
+	if had && r.provable() {
+		// The proof takes an answer of the engine and a batch, which wait for it.
+		r.proving, r.catching = true, true
+		r.set(Verifying, "connected again; its entries are kept, unused, until its engine has told that it is the same process and its next batch follows the last")
+		r.emit(workers.Info, "feed.verifying", "%s: %s", r.label, r.reason)
+		r.poke()
+		return
+	}
+	if had {
+		r.startOver(lostWithoutReplay)
+	}
+	r.goLive()
+}
+
+const lostWithoutReplay = "the connection was lost, and without a replay socket nothing tells what was missed"
+
+// detach ends the use of connection conn, because of err.
+func (r *rank) detach(conn uint64, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.withdraw(conn) || r.conn != conn {
+		return
+	}
+	r.conn = 0
+	r.lostAt = r.m.now()
+	r.abandon()
+	r.set(Connecting, "connection lost: "+err.Error())
+	if !errors.Is(err, context.Canceled) { // else the feed itself was ended
+		r.emit(workers.Warn, "feed.disconnected", "%s: connection to %s lost: %v", r.label, r.src.Endpoint, err)
+	}
+	r.poke()
+}
+
+// withdraw ends the claim of connection conn beside the one in use, and reports
+// whether it had one. The caller holds r.mu.
+func (r *rank) withdraw(conn uint64) bool {
+	if r.rival != conn {
+		return false
+	}
+	r.rival = 0
+	if r.conn != 0 {
+		r.attachLocked(r.conn, r.peer)
+	}
+	return true
+}
+
+// abandon ends what is under way with the connection in use. The caller holds
+// r.mu.
+func (r *rank) abandon() {
+	r.catching, r.proving = false, false
+	r.release()
+	if r.cancelReplay != nil {
+		r.cancelReplay()
+	}
+}
+
+// current reports whether an attachment is the one whose batches count. The
+// caller holds r.mu.
+func (r *rank) current(attached uint64) bool {
+	return r.attached == attached && r.conn != 0 && r.rival == 0
+}
+
+// goLive ends a resync. The caller holds r.mu.
+func (r *rank) goLive() {
+	r.catching = false
+	was := r.state
+	if why := r.stream.Mismatch(); why != "" {
+		r.set(Unknown, why)
+		return
+	}
+	if r.mute.why != "" { // nothing has come since
+		r.set(Mute, r.mute.why)
+		r.poke()
+		return
+	}
+	why := r.liveReason()
+	if was == Unknown && why == reasonJoined {
+		why = "rebuilding: " + r.reason
+	}
+	r.set(Live, why)
+	r.nextVerify = r.m.now().Add(r.m.o.VerifyAfter)
+	if was != Live {
+		r.emit(workers.Info, "feed.live", "%s: live: %s", r.label, r.reason)
+	}
+	r.poke()
+}
+
+// liveReason is what the stream tells of a live rank. The caller holds r.mu.
+func (r *rank) liveReason() string {
+	switch _, had := r.stream.Last(); {
+	case !had:
+		return reasonNone
+	case r.stream.Complete():
+		return "every batch since the publisher's start was applied"
+	case r.stream.Short():
+		return reasonFull
+	}
+	return reasonJoined
+}
+
+const (
+	reasonNone    = "connected, no batch yet"
+	reasonJoined  = "blocks stored before the feed began are missing until they are stored again"
+	reasonRefused = "blocks that the index had no room for are missing until they are stored again"
+	reasonFull    = "the index is full: some of its blocks are not known until there is room"
+)
+
+// receive takes a live batch of connection conn. decoded is its content if the
+// caller has decoded it already. Nothing is kept of topic and payload.
+func (r *rank) receive(conn uint64, topic []byte, seq uint64, payload []byte, decoded *kvevent.Batch) {
+	now := r.m.now()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.conn == 0 {
+		return // the connection was given up meanwhile
+	}
+	if r.conn != conn || r.rival != 0 {
+		r.n.Foreign++
+		r.emit(workers.Warn, "feed.foreign", "%s: a second publisher claims this rank while %s is connected; its batches are dropped", r.label, r.peer)
+		return
+	}
+	r.lastEvent = now
+	if r.catching {
+		r.hold(topic, seq, payload, now)
+		if r.proving {
+			r.poke()
+		}
+		return
+	}
+	v := r.stream.OfferDecoded(seq, payload, decoded)
+	if v.Kind == kvstream.Apply {
+		r.applied(seq, topic, payload, now, false)
+		return
+	}
+	r.outOfOrder(v, topic, seq, payload, now)
+}
+
+// applied does what follows every applied batch. The caller holds r.mu.
+func (r *rank) applied(seq uint64, topic, payload []byte, at time.Time, replayed bool) {
+	if r.m.o.Observer != nil { // an Observation is too large to be made for nobody
+		r.observe(at, Observation{Seq: seq, Topic: topic, Payload: payload, Replayed: replayed})
+	}
+	s := r.stream
+	r.heard = r.m.now()
+	if r.mute.why != "" {
+		r.speaksAgain(seq)
+	}
+	if r.m.o.Process != nil && r.src.Replay == "" && !r.src.Bind {
+		r.process, _ = r.m.o.Process(r.key.Worker, r.key.DP)
+	}
+	if said := s.Claimed(); said >= 0 && int(said) != r.key.Start+r.key.DP {
+		if r.n.RankDisagree == 0 {
+			r.emit(workers.Warn, "feed.rank_disagree", "%s: batches from %s claim to be of rank %d of the deployment, not %d; the socket's rank is used. Either dp_start of worker %s is not what its engine counts from, or that is another rank's port", r.label, r.src.Endpoint, said, r.key.Start+r.key.DP, r.key.Worker)
+		}
+		r.n.RankDisagree++
+	}
+	if lag := float64(at.UnixNano())/1e9 - s.Published(); !replayed && math.Abs(lag) < 1e9 { // else the publisher has no clock
+		r.lag = lag
+	}
+	if f := s.TakeFault(); f != "" {
+		r.dropped(f, false)
+		if !replayed && r.src.Replay != "" && s.Mismatch() == "" {
+			r.refetch = true
+			r.poke()
+		}
+		if !r.catching {
+			if s.Mismatch() != "" {
+				r.set(Unknown, f)
+			} else {
+				r.set(Live, "rebuilding: "+f)
+			}
+		}
+	} else if r.misfit && r.state == Unknown && !r.catching && s.Mismatch() == "" {
+		r.set(Live, "the engine's blocks fit again")
+	}
+	r.misfit = s.Mismatch() != ""
+	if was := r.disbelieved; s.CopiesDisbelieved() != was {
+		if r.disbelieved = !was; r.disbelieved {
+			r.emit(workers.Warn, "copies.disbelieved", "%s: its events tell of more copies of a block than there can be: requests have it report hits as stores (kv_cache_report_mode \"full\"); copies are not counted any more, and of cache groups beside full attention only what a hit needs; kv_copies=single on the worker states this from the start", r.label)
+		}
+	}
+	if was := r.hashDiffers; s.HashDiffers() != was {
+		if r.hashDiffers = !was; r.hashDiffers {
+			r.emit(workers.Warn, "hash.differs", "%s: the names of its blocks are not what kv_hash, kv_hash_seed and the router's block make them (the engine's --prefix-caching-hash-algo, PYTHONHASHSEED and smallest block): only what its events tell counts, until one fits", r.label)
+		}
+	}
+	if s.TakeShort() {
+		r.emit(workers.Warn, "feed.full", "%s: the index is full, and blocks of this rank are not known until there is room: raise index.max_blocks", r.label)
+		if r.state == Live {
+			r.set(Live, reasonFull)
+		}
+	}
+	if r.state == Live && r.reason == reasonNone {
+		r.set(Live, r.liveReason())
+	}
+	r.publish()
+	if !r.resynced && !r.catching && !replayed && r.src.Replay != "" && s.LacksParent() {
+		// Every batch was applied and yet a parent is missing: either the engine
+		// names blocks in a way not understood here, or something was lost
+		// without a trace. Starting over tells, once.
+		r.resynced = true
+		r.startOver(fmt.Sprintf("batch %d has a child of a block that was never stored", seq))
+		r.catching = true
+		r.poke()
+	}
+}
+
+// outOfOrder meets a live batch that does not follow the one before. The caller
+// holds r.mu.
+func (r *rank) outOfOrder(v kvstream.Verdict, topic []byte, seq uint64, payload []byte, now time.Time) {
+	_, had := r.stream.Last()
+	switch {
+	case v.Kind == kvstream.Duplicate:
+		r.n.Duplicates++
+		return
+	case v.Kind == kvstream.Restart:
+		r.n.Restarts++
+		r.startOver(fmt.Sprintf("the publisher began anew: batch %d came again with another content", seq))
+		r.emit(workers.Warn, "feed.restart", "%s: %s", r.label, r.reason)
+	case had:
+		r.n.Gaps++
+		r.n.Missing += countable(v.To - v.From + 1)
+		r.set(InGap, fmt.Sprintf("batches %d to %d are missing", v.From, v.To))
+		r.emit(workers.Warn, "feed.gap", "%s: %s", r.label, r.reason)
+	}
+	if r.src.Replay != "" && (had || !r.accept) {
+		r.catching = true
+		r.hold(topic, seq, payload, now)
+		r.poke()
+		return
+	}
+	r.force(heldBatch{seq, topic, payload, now}, "there is no replay socket")
+	r.goLive()
+}
+
+// force applies a live batch whatever came before it. The caller holds r.mu.
+func (r *rank) force(b heldBatch, why string) {
+	v := r.stream.Offer(b.seq, b.payload)
+	if v.Kind == kvstream.Restart {
+		r.n.Restarts++
+		r.startOver(fmt.Sprintf("the publisher began anew: batch %d came again with another content", b.seq))
+		v = r.stream.Offer(b.seq, b.payload)
+	}
+	if v.Kind == kvstream.Gap {
+		r.lose(b.seq, why)
+		v = r.stream.Offer(b.seq, b.payload)
+	}
+	if v.Kind == kvstream.Duplicate {
+		r.n.Duplicates++
+		return
+	}
+	r.applied(b.seq, b.topic, b.payload, b.at, false)
+}
+
+// hold keeps a live batch until the replay has ended. Beyond the limits all
+// that wait are dropped: the next replay brings them. The caller holds r.mu.
+func (r *rank) hold(topic []byte, seq uint64, payload []byte, at time.Time) {
+	b := heldBatch{seq, topic, payload, at}
+	size := b.size()
+	if r.heldBytes+size > r.m.o.HoldBytes || r.m.held.Load()+size > r.m.o.HoldTotal {
+		r.n.Overrun += uint64(len(r.held))
+		r.release()
+		if size > r.m.o.HoldBytes || r.m.held.Load()+size > r.m.o.HoldTotal {
+			r.n.Overrun++
+			return
+		}
+	}
+	r.heldBytes += size
+	r.m.held.Add(size)
+	own := make([]byte, 0, len(topic)+len(payload))
+	own = append(append(own, topic...), payload...)
+	b.topic, b.payload = own[:len(topic):len(topic)], own[len(topic):]
+	if n := len(r.held); n == 0 || seq != r.held[n-1].seq+1 {
+		r.heldFrom = seq
+	}
+	r.held = append(r.held, b)
+}
+
+// release forgets the batches that wait. The caller holds r.mu.
+func (r *rank) release() {
+	r.m.held.Add(-r.heldBytes)
+	r.held, r.heldBytes = nil, 0
+}
+
+// dial keeps a connection to a publisher that listens.
+func (r *rank) dial(ctx context.Context) {
+	pause := r.m.o.BackoffMin
+	for first := true; ; first = false {
+		r.ask(ctx, first)
+		began := r.m.now()
+		err := r.connection(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		if r.m.now().Sub(began) >= r.m.o.StableAfter {
+			pause = r.m.o.BackoffMin
+		}
+		r.m.o.Logger.Debug("kv event connection ended", "rank", r.label, "error", err, "retry_in", pause)
+		if !wait.For(ctx, pause/2+rand.N(pause/2+1)) {
+			return
+		}
+		pause = min(2*pause, r.m.o.BackoffMax)
+	}
+}
+
+// ask finds out where the rank publishes now. On an error the last known
+// endpoint stays.
+func (r *rank) ask(ctx context.Context, first bool) {
+	r.mu.Lock()
+	known := r.src.Endpoint != ""
+	r.mu.Unlock()
+	if r.m.o.Sources == nil || first && known {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, r.m.o.BackoffMax)
+	defer cancel()
+	all, err := r.m.o.Sources(ctx, r.key.Worker)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err != nil {
+		r.n.SourceErrors++
+		if !known {
+			r.set(r.state, "where the rank publishes is not known: "+err.Error())
+		}
+		return
+	}
+	for _, s := range all {
+		if s.DP != r.key.DP || s.Bind || s.Endpoint == "" {
+			continue
+		}
+		if known && s.Endpoint != r.src.Endpoint {
+			r.emit(workers.Info, "feed.source", "%s: publishes at %s now, not at %s", r.label, s.Endpoint, r.src.Endpoint)
+		}
+		r.src = s
+		return
+	}
+	if !known {
+		r.set(r.state, "the worker names no event endpoint for this rank")
+	}
+}
+
+// connection receives from one connection until it ends.
+func (r *rank) connection(ctx context.Context) error {
+	r.mu.Lock()
+	src := r.src
+	r.mu.Unlock()
+	if src.Endpoint == "" {
+		return errors.New("no event endpoint")
+	}
+	o := r.m.o.Socket
+	o.Topics = []string{src.Topic}
+	c, err := zmtp.DialSub(ctx, src.Endpoint, o)
+	if err != nil {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.n.ConnectErrors++
+		r.set(r.state, err.Error())
+		return err
+	}
+	defer c.Close()
+	conn := r.m.conns.Add(1)
+	r.attach(conn, c.RemoteAddr())
+	var msg zmtp.Message
+	for {
+		topic, seq, payload, err := nextLive(c, &msg)
+		if err != nil {
+			r.malformed(err)
+			r.detach(conn, err)
+			return err
+		}
+		r.receive(conn, topic, seq, payload, nil)
+	}
+}
+
+// nextLive receives the next live batch. Where one is no publisher of events, or
+// not only, it is an ErrFrames: hang up rather than guess.
+func nextLive(c *zmtp.Conn, msg *zmtp.Message) (topic []byte, seq uint64, payload []byte, err error) {
+	if err = c.Recv(msg); err != nil {
+		return nil, 0, nil, err
+	}
+	topic, seq, payload, err = kvevent.ParseLive(msg.Frames())
+	if err == nil && seq == kvevent.EndSeq {
+		err = fmt.Errorf("%w: live batch with the number of a replay's end", kvevent.ErrFrames)
+	}
+	return topic, seq, payload, err
+}
+
+// malformed counts the end of a connection that is no publisher's.
+func (r *rank) malformed(err error) {
+	if errors.Is(err, kvevent.ErrFrames) {
+		r.mu.Lock()
+		r.n.Malformed++
+		r.mu.Unlock()
+	}
+}

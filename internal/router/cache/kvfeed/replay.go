@@ -1,0 +1,422 @@
+package kvfeed
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/dynctl/dynctl/internal/router/cache/kvevent"
+	"github.com/dynctl/dynctl/internal/router/cache/kvstream"
+	"github.com/dynctl/dynctl/internal/router/cache/zmtp"
+	"github.com/dynctl/dynctl/internal/workers"
+)
+
+// tend does for a rank what takes time: replays, checks for silent loss, and
+// noticing that a rank has gone stale.
+func (r *rank) tend(ctx context.Context) {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-r.wake:
+		case <-timer.C:
+		}
+		r.mu.Lock()
+		conn, attached, catching := r.conn, r.attached, r.catching && !r.proving && r.rival == 0
+		now := r.m.now()
+		verify := false
+		next := r.m.o.VerifyEvery
+		switch {
+		case conn == 0:
+			if left := r.lostAt.Add(r.m.o.StaleAfter).Sub(now); left > 0 {
+				next = left
+			} else if r.state != Stale {
+				r.set(Stale, fmt.Sprintf("no connection for %v: %s", r.m.o.StaleAfter, r.reason))
+				r.emit(workers.Error, "feed.stale", "%s: %s", r.label, r.reason)
+			}
+		case r.rival != 0:
+		case !catching && r.refetch:
+			// Built anew from what follows, the rank misses what it held until
+			// that is stored again; a replay that reaches further back tells it
+			// at once.
+			if next = r.untilReplay(now); next <= 0 {
+				r.refetch = false
+				r.asking, r.catching, catching = true, true, true
+			}
+		case r.proving:
+			next = r.prove(now)
+		case !catching && r.stream.Short() && r.src.Replay != "" && !now.Before(r.nextFull) && r.m.o.Index.Roomy():
+			// What was refused comes by no other way: the engine does not store
+			// again what it has.
+			if next = r.untilReplay(now); next <= 0 {
+				r.nextFull = now.Add(r.m.o.VerifyEvery)
+				r.asking, r.catching, catching = true, true, true
+			}
+		case !catching && r.src.Replay != "":
+			if quiet := r.lastEvent.Add(r.m.o.VerifyEvery); !r.mute.ask && r.nextVerify.Before(quiet) && r.lastEvent.After(r.nextVerify.Add(-r.m.o.VerifyAfter)) {
+				r.nextVerify = quiet
+			}
+			if next = r.nextVerify.Sub(now); next <= 0 {
+				verify, r.mute.ask = r.allow(now), false
+				next = r.m.o.VerifyEvery
+				r.nextVerify = now.Add(next)
+			}
+		}
+		r.mu.Unlock()
+		switch {
+		case conn != 0 && catching:
+			r.catchUp(ctx, attached)
+			next = 0
+		case verify:
+			r.verify(ctx, attached)
+			next = 0
+		}
+		timer.Reset(next)
+	}
+}
+
+// untilReplay is how long the budget of replays forbids another one. The caller
+// holds r.mu.
+func (r *rank) untilReplay(now time.Time) time.Duration {
+	r.tokens = min(float64(r.m.o.ReplayBurst), r.tokens+now.Sub(r.refilled).Seconds()/r.m.o.ReplayEvery.Seconds())
+	r.refilled = now
+	if r.tokens >= 1 {
+		return 0
+	}
+	return time.Duration((1-r.tokens)*float64(r.m.o.ReplayEvery)) + time.Millisecond
+}
+
+// allow takes from the budget of replays. The caller holds r.mu.
+func (r *rank) allow(now time.Time) bool {
+	if r.untilReplay(now) > 0 {
+		return false
+	}
+	r.tokens--
+	return true
+}
+
+// catchUpAttempts bounds the replays in a row; each but one must bring news.
+const catchUpAttempts = 16
+
+// catchUp fetches what is missing, applies the live batches that waited and
+// goes live. What cannot be fetched is given up.
+func (r *rank) catchUp(ctx context.Context, attached uint64) {
+	why := ""
+	idle := 0       // attempts that brought nothing
+	broken := false // the replay socket does not work
+	for attempt := range catchUpAttempts {
+		r.mu.Lock()
+		if !r.current(attached) || !r.catching {
+			r.mu.Unlock()
+			return
+		}
+		if !r.allow(r.m.now()) {
+			why = "too many replays in a short time"
+			r.mu.Unlock()
+			break
+		}
+		before := r.stream.Next()
+		asking := r.asking
+		r.asking = false
+		if !asking {
+			r.set(Replaying, fmt.Sprintf("asking %s for batches from %d on (attempt %d)", r.src.Replay, before, attempt+1))
+		}
+		r.n.Replays++
+		r.mu.Unlock()
+
+		p, err := r.replay(ctx, attached, asking)
+
+		r.mu.Lock()
+		if !r.current(attached) || ctx.Err() != nil {
+			r.mu.Unlock()
+			return
+		}
+		if err != nil {
+			r.n.ReplayErrors++
+			why = err.Error()
+		}
+		if p.asking { // it had no more, or did not answer
+			if err == nil {
+				r.stream.EndShort()
+			}
+			done := r.drain()
+			if done {
+				r.catching = false
+				if r.state == Live && r.reason == reasonFull && !r.stream.Short() {
+					r.set(Live, reasonRefused)
+				}
+				r.nextVerify = r.m.now().Add(r.m.o.VerifyAfter)
+			}
+			r.mu.Unlock()
+			if done {
+				return
+			}
+			continue
+		}
+		broken = err != nil
+		if p.restarted {
+			r.mu.Unlock()
+			continue
+		}
+		if (err == nil || p.joined) && r.drain() {
+			r.goLive()
+			r.mu.Unlock()
+			return
+		}
+		stuck := r.stream.Next() == before
+		r.mu.Unlock()
+		if !stuck {
+			continue
+		}
+		if err == nil {
+			why = "the replay does not have them"
+		}
+		if idle++; err != nil || idle > 1 {
+			break
+		}
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !r.current(attached) {
+		return
+	}
+	why = cmp.Or(why, "replays do not come to an end")
+	if _, had := r.stream.Last(); had && !(r.proven && len(r.held) > 0) {
+		// With batches that wait, force says more exactly what is lost.
+		r.startOver("what was missed cannot be fetched: " + why)
+	}
+	r.proven, r.accept = true, true
+	// What was given up for want of budget can be fetched later; from a socket
+	// that does not answer it cannot, and the rank is built anew without it.
+	r.refetch = !broken
+	for _, b := range r.held {
+		r.force(b, why)
+	}
+	r.release()
+	r.goLive()
+	if r.state == Live && !r.stream.Complete() {
+		r.reason = "rebuilding, what was missed could not be fetched: " + why
+	}
+}
+
+// drain applies the live batches that waited. It returns false when one does
+// not follow; that and the later ones keep waiting. The caller holds r.mu.
+func (r *rank) drain() bool {
+	for i, b := range r.held {
+		v := kvstream.Verdict{Kind: kvstream.Duplicate}
+		if !r.stream.Forgotten(b.seq) {
+			v = r.stream.Offer(b.seq, b.payload)
+		}
+		switch v.Kind {
+		case kvstream.Apply:
+			r.applied(b.seq, b.topic, b.payload, b.at, false)
+			continue
+		case kvstream.Duplicate:
+			r.n.Duplicates++
+			continue
+		case kvstream.Restart:
+			r.n.Restarts++
+			r.startOver(fmt.Sprintf("the publisher began anew: batch %d came again with another content", b.seq))
+		case kvstream.Gap:
+		}
+		for _, done := range r.held[:i] {
+			r.heldBytes -= done.size()
+			r.m.held.Add(-done.size())
+		}
+		r.held = r.held[i:]
+		return false
+	}
+	r.release()
+	return true
+}
+
+// playback is one replay in progress. Its fields are guarded by the rank's mu
+// while it runs.
+type playback struct {
+	from      uint64
+	asking    bool // nothing is taken unless it reaches further back than the rank
+	short     bool // as far back is enough: some of the rank's blocks were refused
+	batches   int
+	bytes     int64
+	joined    bool // it reached the live batches that wait
+	restarted bool // it showed another life of the publisher
+}
+
+var (
+	errReplayIdle  = errors.New("the replay socket does not answer in time")
+	errReplayTotal = errors.New("the replay takes too long")
+	errReplayLimit = errors.New("the replay is larger than the limit")
+	errReplayOrder = errors.New("the replay sends old batches instead of those asked for")
+)
+
+// replay asks the replay socket for the newest batch applied and all after it,
+// and applies what comes. That first batch proves that the publisher is in the
+// same life. Asking, it wants all batches there are, and applies them to an
+// emptied rank if they begin before those that the rank's entries come from;
+// else p is still asking at the end, and nothing has changed. A nil error means
+// that the replay ended as it should, or that p says why it was left.
+func (r *rank) replay(ctx context.Context, attached uint64, asking bool) (*playback, error) {
+	r.mu.Lock()
+	p := &playback{asking: asking, short: r.stream.Short()}
+	if last, had := r.stream.Last(); had && !asking {
+		p.from = last
+	}
+	src := r.src
+	ctx, cancel := context.WithCancelCause(ctx)
+	r.cancelReplay = func() { cancel(context.Canceled) }
+	r.mu.Unlock()
+	defer func() {
+		r.mu.Lock()
+		r.cancelReplay = nil
+		r.mu.Unlock()
+		cancel(nil)
+	}()
+	total := time.AfterFunc(r.m.o.ReplayTotal, func() { cancel(errReplayTotal) })
+	defer total.Stop()
+	idle := time.AfterFunc(r.m.o.ReplayIdle, func() { cancel(errReplayIdle) })
+	defer idle.Stop()
+
+	o := r.m.o.Socket
+	o.Heartbeat = 0 // the idle limit is the stricter watch
+	c, err := zmtp.DialDealer(ctx, src.Replay, o)
+	if err != nil {
+		return p, fmt.Errorf("replay: %w", err)
+	}
+	defer c.Close()
+	if err := c.Send(kvevent.ReplayRequest(p.from)...); err != nil {
+		return p, fmt.Errorf("replay: %w", err)
+	}
+	var msg zmtp.Message
+	for {
+		if err := c.Recv(&msg); err != nil {
+			return p, fmt.Errorf("replay: %w", err)
+		}
+		idle.Reset(r.m.o.ReplayIdle)
+		seq, payload, end, err := kvevent.ParseReplay(msg.Frames())
+		if err != nil {
+			return p, fmt.Errorf("replay: %w", err)
+		}
+		r.mu.Lock()
+		done := true
+		switch {
+		case !r.current(attached):
+			err = context.Canceled
+		case end:
+			if !r.proven {
+				// It does not have the batch that it sent before: another life, or
+				// one that moved on too far.
+				r.n.Restarts++
+				p.restarted = true
+				r.startOver(fmt.Sprintf("the publisher began anew: its replay does not know batch %d", p.from))
+			}
+		default:
+			p.batches++
+			p.bytes += int64(msg.Size())
+			if p.batches > r.m.o.ReplayBatches || p.bytes > r.m.o.ReplayBytes {
+				err = errReplayLimit
+				break
+			}
+			done, err = r.replayed(p, seq, payload)
+		}
+		r.mu.Unlock()
+		if err != nil || done {
+			return p, err
+		}
+	}
+}
+
+// replayed takes one batch of a replay. It returns true when no more is needed.
+// The caller holds r.mu.
+func (r *rank) replayed(p *playback, seq uint64, payload []byte) (done bool, err error) {
+	if p.asking {
+		if base := r.stream.Base(); seq > base || seq == base && !p.short {
+			return true, nil
+		}
+		p.asking = false
+		r.startOver("fetching again what came damaged, was given up or found no room")
+		r.set(Replaying, fmt.Sprintf("%s has the batches from %d on", r.src.Replay, seq))
+	}
+	if seq < p.from {
+		if p.batches > kvstream.Remembered {
+			return false, errReplayOrder
+		}
+		return false, nil // more than asked for
+	}
+	if !r.proven {
+		switch {
+		case seq == p.from && r.stream.Holds(seq, payload):
+			r.proven = true
+			return r.joins(p), nil
+		case seq == p.from:
+			r.n.Restarts++
+			p.restarted = true
+			r.startOver(fmt.Sprintf("the publisher began anew: its batch %d is another one", seq))
+			return true, nil
+		}
+		// Kept too few batches to prove anything.
+		r.lose(seq, fmt.Sprintf("the replay begins at batch %d", seq))
+		r.proven = true
+	}
+	if r.stream.Forgotten(seq) {
+		return r.joins(p), nil
+	}
+	v := r.stream.Offer(seq, payload)
+	if v.Kind == kvstream.Gap {
+		r.lose(seq, fmt.Sprintf("the replay goes on with batch %d", seq))
+		v = r.stream.Offer(seq, payload)
+	}
+	switch v.Kind {
+	case kvstream.Apply:
+		r.n.ReplayedBatches++
+		r.applied(seq, nil, payload, r.m.now(), true)
+	case kvstream.Restart:
+		r.n.Restarts++
+		p.restarted = true
+		r.startOver(fmt.Sprintf("the publisher began anew: its batch %d is another one", seq))
+		return true, nil
+	case kvstream.Duplicate, kvstream.Gap:
+	}
+	return r.joins(p), nil
+}
+
+// joins reports whether the replay has reached the live batches that wait. The
+// caller holds r.mu.
+func (r *rank) joins(p *playback) bool {
+	p.joined = len(r.held) > 0 && r.stream.Next() >= r.heldFrom
+	return p.joined
+}
+
+// verify asks the replay of a quiet publisher whether a batch was missed. It
+// changes nothing unless there is news.
+func (r *rank) verify(ctx context.Context, attached uint64) {
+	r.mu.Lock()
+	if !r.current(attached) || r.catching {
+		r.mu.Unlock()
+		return
+	}
+	r.n.Replays++
+	state := r.state
+	r.mu.Unlock()
+	p, err := r.replay(ctx, attached, false)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !r.current(attached) || ctx.Err() != nil {
+		return
+	}
+	if err != nil {
+		r.n.ReplayErrors++
+	}
+	if p.restarted && !r.catching {
+		r.catching = true
+		r.poke()
+		return
+	}
+	if !r.catching && r.state == Unknown && state != Unknown {
+		// A hole in the replay emptied the rank; what followed is in it again.
+		r.goLive()
+	}
+}

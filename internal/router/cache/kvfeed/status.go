@@ -1,0 +1,248 @@
+package kvfeed
+
+import (
+	"math"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/dynctl/dynctl/internal/router/cache/kvgroup"
+	"github.com/dynctl/dynctl/internal/router/cache/kvindex"
+	"github.com/dynctl/dynctl/internal/router/cache/kvstream"
+	"github.com/dynctl/dynctl/internal/router/cache/kvtier"
+	"github.com/dynctl/dynctl/internal/router/placement/decision"
+)
+
+// State is what is known of a rank's entries in the index.
+type State string
+
+// The states of a rank. Only in Live are its entries those of the engine as of
+// the newest batch that arrived.
+const (
+	// Connecting: no connection to the publisher.
+	Connecting State = "connecting"
+	// Live: every batch since the last reset of the rank was applied.
+	Live State = "live"
+	// InGap: batches are missing and not asked for yet.
+	InGap State = "gap"
+	// Replaying: missing batches are being fetched.
+	Replaying State = "replaying"
+	// Verifying: connected again without a replay socket; nothing is known to be
+	// missing, and the entries wait for the proof, see prove. An engine that is
+	// idle may leave the rank in it for as long.
+	Verifying State = "verifying"
+	// Stale: no connection for longer than Options.StaleAfter.
+	Stale State = "stale"
+	// Mute: connected, and nothing has come although the engine computes (see
+	// Manager.Mute). Its entries are kept, unused, until its next batch shows whether that
+	// was only late.
+	Mute State = "mute"
+	// Unknown: the rank's blocks cannot be known; its entries were dropped.
+	Unknown State = "unknown"
+)
+
+// Status is the account of one rank's feed. Counters only grow while the rank
+// is with the Manager.
+type Status struct {
+	Rank   kvindex.Rank `json:"rank"`
+	Worker string       `json:"worker"`
+	DP     int          `json:"dp_rank"`
+	State  State        `json:"state"`
+	// Reason says in plain words why the rank is in its state.
+	Reason string    `json:"reason"`
+	Since  time.Time `json:"since"`
+	// Trusted says that routing may use the rank's overlap.
+	Trusted bool `json:"trusted"`
+	// Complete says that the entries come from every batch the publisher ever
+	// sent; if not, blocks stored before may be missing.
+	Complete bool   `json:"complete"`
+	Endpoint string `json:"endpoint"`
+	Replay   string `json:"replay_endpoint,omitempty"`
+	Peer     string `json:"peer,omitempty"`
+
+	// UnknownKinds are the engine's names of cache kinds that nothing is known of
+	// here. With one of them the rank's blocks cannot be known.
+	UnknownKinds []string `json:"unknown_cache_kinds,omitempty"`
+	// CacheGroups are those of a rank that has told of several.
+	CacheGroups []kvgroup.Group `json:"cache_groups,omitempty"`
+	// TiersTold says that the engine has told of a tier outside its device and is followed
+	// there, Tiers how many of its blocks are there.
+	TiersTold bool           `json:"tiers_told,omitempty"`
+	Tiers     decision.Tiers `json:"tiers,omitzero"`
+
+	// CopiesDisbelieved says that copies of the rank's blocks are not counted because
+	// its events told of more than there can be.
+	CopiesDisbelieved bool `json:"copies_disbelieved,omitempty"`
+
+	// HashDiffers says that the engine names its blocks otherwise than was stated.
+	HashDiffers bool `json:"hash_differs,omitempty"`
+
+	// LastSeq is the newest batch applied, -1 before the first.
+	LastSeq   int64     `json:"last_seq"`
+	LastEvent time.Time `json:"last_event,omitzero"`
+	// Heard is when a batch was applied last, or when the rank was trusted after that.
+	Heard time.Time `json:"heard,omitzero"`
+	// LagSeconds is receipt minus publication of the newest live batch, by two
+	// clocks; NaN before the first that was dated.
+	LagSeconds float64 `json:"lag_seconds"`
+
+	kvstream.Shape
+	kvstream.Counters
+	FeedCounters
+}
+
+// FeedCounters count what happened between the socket and the stream.
+type FeedCounters struct {
+	Connects      uint64 `json:"connects"`
+	ConnectErrors uint64 `json:"connect_errors"`
+	// SourceErrors counts failed questions for the current event endpoint.
+	SourceErrors uint64 `json:"source_errors"`
+	// Malformed messages were not those of a KV event socket.
+	Malformed  uint64 `json:"malformed_messages"`
+	Duplicates uint64 `json:"duplicate_batches"`
+	Restarts   uint64 `json:"restarts"`
+	Gaps       uint64 `json:"gaps"`
+	// Missing counts the batches inside gaps, Lost those of them that no replay
+	// brought back.
+	Missing         uint64 `json:"missing_batches"`
+	Lost            uint64 `json:"lost_batches"`
+	Replays         uint64 `json:"replays"`
+	ReplayErrors    uint64 `json:"replay_errors"`
+	ReplayedBatches uint64 `json:"replayed_batches"`
+	// Overrun counts live batches dropped because too many waited for a replay;
+	// they are fetched again by the next one.
+	Overrun uint64 `json:"overrun_batches"`
+	// Foreign counts batches of a second publisher that claims the rank.
+	Foreign uint64 `json:"foreign_batches"`
+	// RankDisagree counts batches that claim another rank than the socket's.
+	RankDisagree uint64 `json:"rank_disagree_batches"`
+}
+
+// Observation is something that changed a rank's entries, in the order in which
+// it did. Slices belong to the feed and are valid during the call only.
+type Observation struct {
+	Rank   kvindex.Rank
+	Worker string
+	DP     int
+	At     time.Time
+	// Cleared says that the rank's entries were dropped, for Reason; there is no
+	// batch then. Anew says that what was learned of the publisher was dropped
+	// with them.
+	Cleared, Anew bool
+	Reason        string
+
+	Seq     uint64
+	Topic   []byte // nil for a replayed batch
+	Payload []byte
+	// Replayed says that the batch came from the replay socket.
+	Replayed bool
+
+	// Told says that this is about the feed itself, with neither batch nor
+	// clearing: it began, or its entries are trusted from now on, or no more.
+	Told bool
+	// Began says that the feed begins, with entries from a snapshot if Kept, with
+	// none otherwise, in blocks of BlockSize tokens; Traits are those of its Key.
+	Began, Kept bool
+	Traits      kvgroup.Traits
+	BlockSize   int
+	// Trusted is whether routing may use the entries.
+	Trusted bool
+}
+
+// set moves the rank to a state. The caller holds r.mu.
+func (r *rank) set(s State, reason string) {
+	if r.state != s {
+		r.since = r.m.now()
+		if s == Live {
+			r.heard = r.since
+		}
+	}
+	r.state, r.reason = s, reason
+	r.publish()
+}
+
+// place is where a rank is read without its lock. groups is nil while the rank has
+// told of one cache group only, tiers while it has told of the device only.
+type place struct {
+	word   atomic.Uint64
+	groups atomic.Pointer[kvgroup.Groups]
+	tiers  atomic.Pointer[kvtier.Tiers]
+}
+
+// The word in which a rank's trust and shape are read.
+const (
+	wordTrusted = 1 << iota
+	wordBigram
+	wordDrops
+	wordFed          // there is a feed
+	wordMore         // groups or tiers
+	wordParts = iota // shift
+)
+
+// publish makes state and shape visible to Trusted and Usable. The caller holds
+// r.mu.
+func (r *rank) publish() {
+	s := r.stream.Shape()
+	w := uint64(s.Parts)<<wordParts | wordFed
+	if s.Bigram {
+		w |= wordBigram
+	}
+	if s.Drops {
+		w |= wordDrops
+	}
+	if r.state == Live {
+		w |= wordTrusted
+	}
+	g, t := r.stream.Accounts()
+	if g != nil || r.place.groups.Load() != nil {
+		r.place.groups.Store(g)
+		if g != nil {
+			w |= wordMore
+		}
+	}
+	if t != nil || r.place.tiers.Load() != nil {
+		r.place.tiers.Store(t)
+		if t != nil {
+			w |= wordMore
+		}
+	}
+	if w == r.published {
+		return
+	}
+	turned := (w^r.published)&wordTrusted != 0
+	r.published = w
+	r.place.word.Store(w)
+	if turned {
+		r.tell(Observation{Trusted: w&wordTrusted != 0})
+	}
+}
+
+// tell hands what happens to the feed itself to the observer. The caller holds
+// r.mu, or r is not known to anybody yet.
+func (r *rank) tell(o Observation) {
+	o.Told = true
+	r.observe(r.m.now(), o)
+}
+
+// status returns the rank's account.
+func (r *rank) status() Status {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	s := Status{
+		Rank: r.id, Worker: r.key.Worker, DP: r.key.DP,
+		State: r.state, Reason: r.reason, Since: r.since,
+		Trusted: r.state == Live, Complete: r.stream.Complete(),
+		Endpoint: r.src.Endpoint, Replay: r.src.Replay, Peer: r.peer,
+		CacheGroups:  r.stream.CacheGroups(),
+		UnknownKinds: slices.Clone(r.stream.UnknownKinds()),
+		LastSeq:      -1, LastEvent: r.lastEvent, Heard: r.heard, LagSeconds: r.lag,
+		TiersTold: r.stream.TiersTold(), Tiers: r.stream.Tiers(),
+		CopiesDisbelieved: r.key.CopiesDisbelieved || r.stream.CopiesDisbelieved(),
+		HashDiffers:       r.stream.HashDiffers(),
+		Shape:             r.stream.Shape(), Counters: r.stream.Counters(), FeedCounters: r.n,
+	}
+	if last, ok := r.stream.Last(); ok {
+		s.LastSeq = int64(min(last, math.MaxInt64))
+	}
+	return s
+}

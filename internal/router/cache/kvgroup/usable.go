@@ -1,0 +1,176 @@
+package kvgroup
+
+import "github.com/dynctl/dynctl/internal/router/cache/kvevent"
+
+// Prompt is what a rank's groups are asked about.
+type Prompt struct {
+	// Seq are the sequence hashes of the prompt's full router blocks.
+	Seq []uint64
+	// Tokens is the length of the prompt, Block that of a router block.
+	Tokens, Block int
+}
+
+// Usable returns how many leading router blocks of a prompt the engine reuses. The
+// last token is always computed, so it is fewer than the prompt's. The first
+// overlap blocks are known to be held by the group First, as whole blocks.
+func (g *Groups) Usable(p Prompt, overlap int) int {
+	g.RLock()
+	defer g.RUnlock()
+	if len(g.groups) == 0 || g.Mismatch() != "" {
+		return 0
+	}
+	l := look{g: g, seq: p.Seq, left: maxLooks + 4*len(p.Seq)}
+	unit, parts := g.unit()
+	limit := max(0, min((p.Tokens-1)/g.size, len(p.Seq)))
+	if g.Drops {
+		return l.dropped(overlap, limit, unit, parts)
+	}
+	for i := range g.groups {
+		if k := &g.groups[i]; k.kind == kvevent.FullAttention {
+			held := 0
+			if k.id == g.First {
+				held = overlap
+			}
+			limit = l.reach(i, held, limit, unit, parts)
+		}
+	}
+	n := limit / unit * unit
+	for settled := 0; n > 0 && settled < len(g.groups); {
+		for i := range g.groups {
+			was := n
+			if n = l.goesOn(i, n, unit); n == was {
+				settled++
+				continue
+			}
+			settled = 1
+		}
+		if l.left <= 0 {
+			return 0
+		}
+	}
+	return n
+}
+
+// maxUnit is longer than any prompt: more says nothing else, and no product of block
+// sizes that engines may tell of overflows.
+const maxUnit = 1 << 31
+
+// unit returns what lengths are multiples of, in router blocks, and whether full
+// groups reach into a block.
+func (g *Groups) unit() (unit int, parts bool) {
+	larger, fit := false, true
+	unit = 1
+	for i := range g.groups {
+		k := &g.groups[i]
+		larger = larger || k.kind == kvevent.Mamba && k.blocks > g.finest
+		fit = fit && (k.kind == kvevent.FullAttention || k.kind == kvevent.Mamba || k.blocks == g.finest)
+		if k.blocks > 0 {
+			unit = min(unit/gcd(unit, k.blocks)*k.blocks, maxUnit)
+		}
+	}
+	if larger && fit {
+		return g.finest, true
+	}
+	return unit, false
+}
+
+// look answers for one prompt.
+type look struct {
+	g    *Groups
+	seq  []uint64
+	left int // lookups
+}
+
+// holds reports whether a group has the block that ends at a length.
+func (l *look) holds(i, end int) bool {
+	l.left--
+	at, ok := l.g.bySeq[l.seq[end-1]]
+	return ok && l.g.blocks[at].copies[i] > 0
+}
+
+// reach returns how far a full group holds all from the start, at most limit, given
+// that it holds the first held.
+func (l *look) reach(i, held, limit, unit int, parts bool) int {
+	size := l.g.groups[i].blocks
+	if size == 0 {
+		return 0 // it has stored nothing yet
+	}
+	end := min(held, limit) / size * size
+	for end+size <= limit && l.left > 0 && l.holds(i, end+size) {
+		end += size
+	}
+	if parts {
+		for tail := min(limit, end+size-unit) / unit * unit; tail > end; tail -= unit {
+			if l.holds(i, tail) {
+				return tail
+			}
+		}
+	}
+	return end
+}
+
+// goesOn returns the largest length, a multiple of unit and at most n, at which
+// the group can go on.
+func (l *look) goesOn(i, n, unit int) int {
+	k := &l.g.groups[i]
+	if k.blocks == 0 {
+		return 0 // it has stored nothing yet
+	}
+	switch k.kind {
+	case kvevent.FullAttention:
+		return n
+	case kvevent.Mamba:
+		for n > 0 && l.left > 0 && !l.holds(i, n) {
+			n -= unit
+		}
+		return n
+	}
+	for n > 0 && l.left > 0 {
+		gap := l.gap(i, n, l.start(k, n))
+		if gap == 0 {
+			return n
+		}
+		// No length from there on to n can do without that block.
+		n = (gap - 1) / unit * unit
+	}
+	return n
+}
+
+// start returns where the blocks begin that a group needs to go on at n.
+func (l *look) start(k *group, n int) int {
+	size := k.blocks * l.g.size
+	switch {
+	case k.kind == kvevent.ChunkedLocal && l.g.Chunk > 0:
+		return n * l.g.size / l.g.Chunk * l.g.Chunk / size * k.blocks
+	case k.kind != kvevent.SlidingWindow || k.window <= 0:
+		return 0 // all of it is needed for certain
+	}
+	return max(0, n-(k.window-1+size-1)/size*k.blocks)
+}
+
+// gap returns the end of the last block from start to n that the group does not
+// hold, 0 if there is none.
+func (l *look) gap(i, n, start int) int {
+	if n <= start {
+		return 0
+	}
+	size, blocks := l.g.groups[i].blocks, l.g.blocks
+	at, ok := l.g.bySeq[l.seq[n-1]]
+	for end := n; ; {
+		if !ok || blocks[at].copies[i] == 0 {
+			l.left -= (n-end)/size + 1
+			return end
+		}
+		if end -= size; end <= start {
+			l.left -= (n - end) / size
+			return 0
+		}
+		// Chains mostly lie in a row, or are linked; else the block is looked up.
+		seq := l.seq[end-1]
+		if at > 0 && blocks[at-1].seq == seq {
+			at--
+		} else if at = blocks[at].before; int(at) >= len(blocks) || blocks[at].seq != seq {
+			at, ok = l.g.bySeq[seq]
+		}
+	}
+}

@@ -1,0 +1,52 @@
+package kvstream
+
+import (
+	"testing"
+
+	"github.com/dynctl/dynctl/internal/rig/kvmodel"
+	"github.com/dynctl/dynctl/internal/router/cache/kvindex"
+)
+
+// Whatever bytes come, a stream neither fails nor keeps what it cannot know.
+func FuzzStream(f *testing.F) {
+	e := kvmodel.New(40, 2)
+	for range 6 {
+		e.Step()
+	}
+	for i, p := range e.Log {
+		f.Add(uint64(i), p, uint64(i)+1, e.Log[0])
+	}
+	f.Add(uint64(0), []byte("\x93"), uint64(1<<63), []byte{})
+	x := kvindex.New(kvindex.Options{MaxBlocks: 1 << 16})
+	f.Cleanup(func() { _ = x.Close() })
+	if err := x.AddRank(0, "w/dp0"); err != nil {
+		f.Fatal(err)
+	}
+	f.Fuzz(func(t *testing.T, seq1 uint64, p1 []byte, seq2 uint64, p2 []byte) {
+		s := New(x, 0, kvmodel.Block)
+		x.ClearRank(0)
+		for _, b := range []struct {
+			seq     uint64
+			payload []byte
+		}{{0, e.Log[0]}, {1, e.Log[1]}, {seq1, p1}, {seq2, p2}, {2, e.Log[2]}} {
+			before := s.Counters().Batches
+			v := s.Offer(b.seq, b.payload)
+			if v.Kind == Gap {
+				s.Skip(b.seq)
+				if v = s.Offer(b.seq, b.payload); v.Kind != Apply {
+					t.Fatalf("batch %d after a skip to it is %v", b.seq, v.Kind)
+				}
+			}
+			if (v.Kind == Apply) != (s.Counters().Batches == before+1) {
+				t.Fatalf("verdict %v, %d batches after %d", v.Kind, s.Counters().Batches, before)
+			}
+			if s.TakeFault() != "" && s.Mismatch() == "" && len(kvmodel.Holds(t, x)) != 0 {
+				t.Fatal("entries survived a fault")
+			}
+		}
+		s.Reset()
+		if n := len(kvmodel.Holds(t, x)); n != 0 {
+			t.Fatalf("%d blocks survived a reset", n)
+		}
+	})
+}

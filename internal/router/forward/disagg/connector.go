@@ -1,0 +1,416 @@
+package disagg
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"strconv"
+	"strings"
+	"sync/atomic"
+
+	"github.com/dynctl/dynctl/internal/router/request/api"
+	"github.com/dynctl/dynctl/internal/workers"
+)
+
+// Mode says how the two legs of a remote plan follow each other.
+type Mode string
+
+// The modes.
+const (
+	// Sequential: the decode leg starts when the prefill leg has answered and
+	// CheckPrefill has passed.
+	Sequential Mode = "sequential"
+	// Concurrent: both legs start at once; the prefill's answer is read to its
+	// end and judged, its failure cancels the decode leg.
+	Concurrent Mode = "concurrent"
+)
+
+// Errors of a Transfer.
+var (
+	// ErrUsed: the transfer fed a decode leg before. A retry needs a new
+	// prefill.
+	ErrUsed = errors.New("transfer was used before: a retry needs a new prefill")
+	// ErrUnchecked: a sequential transfer without a prefill answer that passed
+	// CheckPrefill.
+	ErrUnchecked = errors.New("transfer has no checked prefill answer")
+	// ErrMissingParams: the prefill answered well but gave no transfer
+	// parameters, so the decode engine would compute everything again.
+	ErrMissingParams = errors.New("prefill answer has no transfer parameters")
+	// ErrEnded: the prefill's first token ended the answer, so the engine kept
+	// no KV for another one: vLLM 0.32 gives parameters when an answer ends by
+	// length or stop, older ones by length only. Nothing is wrong with the
+	// engine; the decode engine computes the prompt by itself.
+	ErrEnded = errors.New("the prefill's first token ended the answer, so there is no KV to move")
+	// ErrBadParams: the parameters must not reach a decode engine. A
+	// *ParamsError says which of them and why.
+	ErrBadParams = errors.New("prefill answer has wrong transfer parameters")
+	// ErrRestarted: the prefill engine is another one than the decode engine was
+	// told to wait for.
+	ErrRestarted = errors.New("the prefill engine was started anew")
+	// ErrPrefillFailed: the prefill engine ended the request without the
+	// prompt's KV.
+	ErrPrefillFailed = errors.New("prefill did not finish")
+)
+
+// ParamsError is one wrong transfer parameter. It is an ErrBadParams.
+type ParamsError struct {
+	// Field is the member's name.
+	Field string
+	// Problem says what is wrong with it.
+	Problem string
+	// Harmless says that no known decode engine comes to harm by it.
+	Harmless bool
+}
+
+func (e *ParamsError) Error() string {
+	text := fmt.Sprintf("%v: %s: %s", ErrBadParams, e.Field, e.Problem)
+	if e.Harmless {
+		text += " (no known decode engine comes to harm by it; transfer_check=report on this worker uses such parameters)"
+	}
+	return text
+}
+
+// Is makes a ParamsError an ErrBadParams.
+func (e *ParamsError) Is(target error) bool { return target == ErrBadParams }
+
+// Options set up a connector.
+type Options struct {
+	// Rand makes transfer ids and rooms; nil uses the runtime's generator,
+	// which is seeded by the system. A simulation passes a seeded one.
+	Rand func() uint64
+	// Decoders finds the receiver of a decode worker for LMCache; nil leaves
+	// the workers' own.
+	Decoders *DecoderRegistry
+	// FirstToken lets LMCache prefills return the first token where the
+	// request allows it: the router then sends it to the client, and the
+	// decode leg goes on behind it.
+	FirstToken bool
+}
+
+// Dispatch is one try to serve one request in two legs.
+type Dispatch struct {
+	// RequestID is sent as X-Request-Id on both legs.
+	RequestID string
+	Facts     Facts
+	Prefill   Peer
+	Decode    Peer
+	// Check is how strictly the prefill's parameters are judged.
+	Check workers.TransferCheck
+}
+
+// Connector is one way in which KV moves.
+type Connector interface {
+	// Begin makes the transfer of one dispatch, with fresh ids.
+	Begin(d Dispatch) (*Transfer, error)
+}
+
+// Transfer is the KV transfer of one dispatch. It gives the edits of the
+// prefill leg, judges its answer, and gives the edits of the decode leg
+// exactly once: a decode engine that is handed the parameters of another
+// prompt, or the same ones twice, answers 200 with another prompt's text, or
+// exits. It is safe for concurrent use.
+type Transfer struct {
+	kind     workers.Connector
+	mode     Mode
+	dispatch Dispatch
+	// id is fresh: SGLang's room, 0 where the engines make their own.
+	id uint64
+	// requestID is X-Request-Id of both legs where they may not carry the
+	// request's own; "" elsewhere.
+	requestID string
+	prefill   []api.Edit
+	decode    []api.Edit
+	// check judges a prefill answer and, in a sequential transfer, sets decode;
+	// nil in a concurrent one whose answer says nothing but whether it failed.
+	check func(t *Transfer, a *answer) error
+	facts Checked
+	first *FirstToken
+	// used is the address that the decode engine was told before the prefill
+	// answered; nil where none is needed.
+	used *workers.PushAddress
+
+	state atomic.Uint32
+}
+
+// The states of a transfer.
+const (
+	stateNew uint32 = iota
+	stateChecking
+	stateReady
+	stateTaken
+	stateBad
+)
+
+// Checked is what a prefill's answer said, for receipts and metrics.
+type Checked struct {
+	// PromptTokens and CachedTokens are from the answer's usage, -1 when it
+	// did not say.
+	PromptTokens, CachedTokens int
+	// EngineID, RequestID, Host and Port name the KV on the prefill side.
+	EngineID, RequestID, Host string
+	Port                      int
+	// Blocks is how many of the prefill engine's blocks hold the prompt, Groups how many
+	// cache groups they are of: with several the parameters are judged strictly,
+	// whatever was asked for, since of what goes wrong with those too little is known.
+	Blocks, Groups int
+	// Odd are problems with the parameters that were let pass.
+	Odd []string
+}
+
+// FirstToken is the token that the prefill has sampled and the client must get
+// before the decode leg's answer.
+type FirstToken struct {
+	ID   int
+	Text string
+}
+
+// Kind is the connector that the transfer is of.
+func (t *Transfer) Kind() workers.Connector { return t.kind }
+
+// Mode says how the legs follow each other.
+func (t *Transfer) Mode() Mode { return t.mode }
+
+// Leased reports whether the prefill engine keeps the KV for a limited time only,
+// and the decode engine fetches it by block number, whatever the blocks hold by
+// then. vLLM 0.32 does (kv_lease_duration): from when it has the request the
+// decode engine extends the lease, and before that nobody does.
+func (t *Transfer) Leased() bool { return kindOf(t.kind).leased }
+
+// ID is the room of the transfer, 0 for a connector that has none.
+func (t *Transfer) ID() uint64 { return t.id }
+
+// RequestID is X-Request-Id of both legs.
+func (t *Transfer) RequestID() string { return cmp.Or(t.requestID, t.dispatch.RequestID) }
+
+// PrefillEdits are the changes of the client's body for the prefill leg. They
+// must not be changed.
+func (t *Transfer) PrefillEdits() []api.Edit { return t.prefill }
+
+// Facts are what CheckPrefill has read.
+func (t *Transfer) Facts() Checked { return t.facts }
+
+// FirstToken is the token that the client must get first; ok is false when the
+// decode leg gives all of them.
+func (t *Transfer) FirstToken() (FirstToken, bool) {
+	if t.first == nil {
+		return FirstToken{}, false
+	}
+	return *t.first, true
+}
+
+// CheckPrefill judges the body of a prefill's 2xx answer; after an error the
+// transfer is of no use. The decode leg of a concurrent transfer does not wait for
+// it and must be stopped by an error. The body must not change afterwards.
+func (t *Transfer) CheckPrefill(body []byte) error {
+	if t.mode == Concurrent {
+		if t.check == nil {
+			return checkDiscarded(body)
+		}
+		return t.judge(body)
+	}
+	if !t.state.CompareAndSwap(stateNew, stateChecking) {
+		return ErrUsed
+	}
+	if err := t.judge(body); err != nil {
+		t.state.Store(stateBad)
+		return err
+	}
+	t.state.Store(stateReady)
+	return nil
+}
+
+// judge reads a prefill's answer and lets check say whether it will do.
+func (t *Transfer) judge(body []byte) error {
+	a, err := parseAnswer(body)
+	if err != nil {
+		return err
+	}
+	t.facts.PromptTokens, t.facts.CachedTokens = a.promptTokens, a.cachedTokens
+	return t.check(t, a)
+}
+
+// DecodeFailed tells that the decode leg failed. If it was told where to get its
+// KV before the prefill had answered, that may have been wrong: the next transfer
+// of the prefill rank waits for its answer.
+func (t *Transfer) DecodeFailed() {
+	if t.used != nil {
+		t.dispatch.Prefill.Rank.SetPushAddress(nil)
+	}
+}
+
+// DecodeEdits are the changes of the client's body for the decode leg. Only
+// the first call gets them; a second one is an ErrUsed.
+func (t *Transfer) DecodeEdits() ([]api.Edit, error) {
+	if t.state.CompareAndSwap(stateReady, stateTaken) {
+		return t.decode, nil
+	}
+	if t.state.Load() == stateTaken {
+		return nil, ErrUsed
+	}
+	return nil, ErrUnchecked
+}
+
+// oneToken are the edits that make a prefill leg of any engine of vLLM's kind:
+// a short answer in one piece.
+func oneToken(f *Facts, more ...api.Edit) []api.Edit {
+	e := []api.Edit{api.Set("stream", api.RawFalse)}
+	switch f.Kind {
+	case api.Generate:
+		e = append(e, api.Set("sampling_params.max_tokens", api.RawOne), api.Delete("sampling_params.min_tokens"))
+	case api.Responses:
+		// Nobody will ask the prefill engine for the response later on.
+		e = append(e, api.Delete("stream_options"), api.Set("max_output_tokens", api.RawOne),
+			api.Set("store", api.RawFalse), api.Delete("background"))
+	case api.Messages:
+		e = append(e, api.Delete("stream_options"), api.Set("max_tokens", api.RawOne))
+		if f.ThinkingBudget {
+			e = append(e, api.Set("thinking", adaptive))
+		}
+	default:
+		e = append(e, api.Delete("stream_options"), api.Set("max_tokens", api.RawOne),
+			api.Replace("max_completion_tokens", api.RawOne), api.Delete("min_tokens"), api.Delete("min_completion_tokens"))
+	}
+	return append(e, more...)
+}
+
+// adaptive lets the model think as it does by default, without a budget, which
+// would have to be below the one token; the prompt is the same.
+var adaptive = []byte(`{"type":"adaptive"}`)
+
+const transferParams = "kv_transfer_params"
+
+// nixl is vLLM's NixlConnector in its pull form: the prefill answer names the
+// blocks, the decode engine reads them.
+type nixl struct{}
+
+// askNIXL is the object by which a prefill engine keeps its blocks for a
+// decode engine.
+var askNIXL = []byte(`{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}`)
+
+func (nixl) Begin(d Dispatch) (*Transfer, error) {
+	return &Transfer{
+		kind: workers.ConnectorNIXL, mode: Sequential, dispatch: d, check: checkNIXL,
+		prefill: oneToken(&d.Facts, api.Set(transferParams, askNIXL)),
+	}, nil
+}
+
+// sharedStorage is vLLM's ExampleConnector (once SharedStorageConnector): the
+// prefill engine writes KV files, the decode engine finds them by the prompt's
+// hash. Nothing is handed over.
+type sharedStorage struct{}
+
+func (sharedStorage) Begin(d Dispatch) (*Transfer, error) {
+	return &Transfer{
+		kind: workers.ConnectorSharedStorage, mode: Sequential, dispatch: d, prefill: oneToken(&d.Facts),
+		check: func(*Transfer, *answer) error { return nil },
+	}, nil
+}
+
+// sglang is SGLang's bootstrap: both legs carry the address of the prefill's
+// rendezvous server and a room that no other request has.
+type sglang struct{ rand func() uint64 }
+
+func (s sglang) Begin(d Dispatch) (*Transfer, error) {
+	w := d.Prefill.Worker
+	if w == nil || w.Bootstrap == nil && w.URL == nil {
+		return nil, fmt.Errorf("sglang: prefill worker %v has no bootstrap address", w)
+	}
+	host, port := "", api.RawNull
+	if w.Bootstrap != nil {
+		host = w.Bootstrap.Host
+		if w.Bootstrap.Port > 0 {
+			port = api.RawInt(int64(w.Bootstrap.Port))
+		}
+	}
+	host = cmp.Or(host, hostname(w.URL))
+	if host == "" {
+		return nil, fmt.Errorf("sglang: prefill worker %s has no bootstrap address", w.Name)
+	}
+	ranks, rank := 1, 0
+	if len(w.Ranks) > 1 && d.Prefill.Rank != nil {
+		ranks, rank = len(w.Ranks), d.Prefill.Rank.DP
+	}
+	rooms := make([]int, max(d.Facts.Prompts, 1))
+	for i := range rooms {
+		rooms[i] = int(room(s.rand(), ranks, rank))
+	}
+	t := &Transfer{kind: workers.ConnectorSGLang, mode: Concurrent, dispatch: d, id: uint64(rooms[0])}
+	hosts, ids := api.RawString(bracketed(host)), api.RawInt(int64(rooms[0]))
+	if len(rooms) > 1 { // one of each for each prompt
+		hosts, port, ids = repeated(hosts, len(rooms)), repeated(port, len(rooms)), appendInts(nil, rooms)
+	}
+	t.prefill = []api.Edit{
+		api.Set("bootstrap_host", hosts),
+		api.Set("bootstrap_port", port),
+		api.Set("bootstrap_room", ids),
+	}
+	t.decode = t.prefill
+	if ranks > 1 {
+		// The decode engine need not ask where the prompt was prefilled.
+		t.decode = append(t.prefill[:3:3], api.Set("disagg_prefill_dp_rank", api.RawInt(int64(rank))))
+	}
+	t.facts = Checked{PromptTokens: -1, CachedTokens: -1}
+	t.state.Store(stateReady)
+	return t, nil
+}
+
+// room makes a room number in [0, 2^63) with room ≡ rank (mod ranks), by which
+// SGLang's prefill server finds the rank.
+func room(draw uint64, ranks, rank int) uint64 {
+	n, r := uint64(ranks), uint64(rank)
+	v := draw >> 1
+	v = v - v%n + r%n
+	if v >= 1<<63 {
+		v -= n
+	}
+	return v
+}
+
+// repeated is the list that holds a value n times.
+func repeated(value []byte, n int) []byte {
+	out := append(make([]byte, 0, n*(len(value)+1)+2), '[')
+	for i := range n {
+		if i > 0 {
+			out = append(out, ',')
+		}
+		out = append(out, value...)
+	}
+	return append(out, ']')
+}
+
+// bracketed puts an IPv6 address between brackets.
+func bracketed(host string) string {
+	if strings.Contains(host, ":") && !strings.HasPrefix(host, "[") {
+		return "[" + host + "]"
+	}
+	return host
+}
+
+func hostname(u *url.URL) string {
+	if u == nil {
+		return ""
+	}
+	return u.Hostname()
+}
+
+// isLoopback reports whether a host name means this machine only.
+func isLoopback(host string) bool {
+	if strings.EqualFold(host, "localhost") {
+		return true
+	}
+	ip := net.ParseIP(strings.Trim(host, "[]"))
+	return ip != nil && ip.IsLoopback()
+}
+
+func appendInts[T int | uint32](dst []byte, v []T) []byte {
+	dst = append(dst, '[')
+	for i, n := range v {
+		if i > 0 {
+			dst = append(dst, ',')
+		}
+		dst = strconv.AppendInt(dst, int64(n), 10)
+	}
+	return append(dst, ']')
+}

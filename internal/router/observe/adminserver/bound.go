@@ -1,0 +1,59 @@
+package adminserver
+
+import (
+	"errors"
+	"net/http"
+	"os"
+	"time"
+
+	"github.com/dynctl/dynctl/internal/router/request/api"
+)
+
+// boundPiece is how much of an answer has one deadline, in bytes: a client that
+// takes as much within it is slow, and served to the end.
+const boundPiece = 16 << 10
+
+// boundWriter writes an answer of any length in pieces that may each wait so
+// long for a client that does not read.
+type boundWriter struct {
+	http.ResponseWriter
+	time time.Duration
+	by   time.Time
+	late bool // a piece waited too long
+}
+
+// bound gives what is written next its time, or up to a quarter more: moving a
+// deadline costs as much as a short write.
+func (b *boundWriter) bound() {
+	now := time.Now()
+	if b.by.Sub(now) >= b.time {
+		return
+	}
+	b.by = now.Add(b.time + b.time/4)
+	api.BoundAnswer(b.ResponseWriter, b.by)
+}
+
+// Write implements http.ResponseWriter.
+func (b *boundWriter) Write(p []byte) (n int, err error) {
+	for {
+		b.bound()
+		m, err := b.ResponseWriter.Write(p[n:min(n+boundPiece, len(p))])
+		if n += m; err != nil || n == len(p) {
+			return n, b.note(err)
+		}
+	}
+}
+
+// FlushError is what http.ResponseController calls.
+func (b *boundWriter) FlushError() error {
+	b.bound()
+	return b.note(http.NewResponseController(b.ResponseWriter).Flush())
+}
+
+// Unwrap is for http.ResponseController.
+func (b *boundWriter) Unwrap() http.ResponseWriter { return b.ResponseWriter }
+
+func (b *boundWriter) note(err error) error {
+	b.late = b.late || errors.Is(err, os.ErrDeadlineExceeded)
+	return err
+}

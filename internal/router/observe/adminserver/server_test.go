@@ -1,0 +1,127 @@
+package adminserver
+
+import (
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/dynctl/dynctl/internal/router/observe/admin"
+	"github.com/dynctl/dynctl/internal/router/observe/eventlog"
+	"github.com/dynctl/dynctl/internal/router/observe/receipt"
+)
+
+// stand is a reader that shows events only.
+type stand struct{ events *eventlog.Log }
+
+func newStand(events int) *stand { return &stand{eventlog.New(events, nil, nil)} }
+
+func (s *stand) Now() time.Time               { return time.Now() }
+func (s *stand) Status() admin.Status         { return admin.Status{} }
+func (s *stand) Workers() admin.WorkerList    { return admin.WorkerList{} }
+func (s *stand) Receipts() *receipt.Ring      { return receipt.NewRing(receipt.Options{Capacity: 1}) }
+func (s *stand) Events() *eventlog.Log        { return s.events }
+func (s *stand) IndexStats() admin.IndexStats { return admin.IndexStats{} }
+func (s *stand) IndexChildren(IndexQuery) (admin.IndexChildren, error) {
+	return admin.IndexChildren{}, nil
+}
+
+// anybody gives clients so long to read a piece.
+func anybody(write time.Duration) Access {
+	return Access{Terms: func() Terms { return Terms{Hosts: []string{"router.test"}, Body: time.Second, Write: write} }}
+}
+
+// ask asks the API for something.
+func ask(t *testing.T, h http.Handler, path string) (int, map[string]any) {
+	t.Helper()
+	w := httptest.NewRecorder()
+	q := httptest.NewRequestWithContext(t.Context(), http.MethodGet, path, nil)
+	q.Host = "localhost:8001"
+	h.ServeHTTP(w, q)
+	var v map[string]any
+	if err := json.Unmarshal(w.Body.Bytes(), &v); err != nil {
+		t.Errorf("GET %s: %v in %q", path, err, w.Body)
+	}
+	return w.Code, v
+}
+
+// TestTokenFile: a token that is missing or could be guessed is refused at the
+// start.
+func TestTokenFile(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "token")
+	if _, err := ReadToken(file); err == nil || !strings.Contains(err.Error(), "admin_token_file") {
+		t.Errorf("no file: %v", err)
+	}
+	for text, want := range map[string]string{"short\n": "5 characters, fewer than 16", "a-long-enough-token-42\n": ""} {
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		token, err := ReadToken(file)
+		if want == "" && (err != nil || string(token) != strings.TrimSpace(text)) || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+			t.Errorf("%q is %q, %v", text, token, err)
+		}
+	}
+}
+
+// FuzzFromPage: whatever a request says of where it goes and where it comes from,
+// without a token it is answered only if it goes to a loopback address, localhost
+// or a stated name, and comes from no other page.
+func FuzzFromPage(f *testing.F) {
+	for _, host := range []string{
+		"127.0.0.1:8001", "[::1]:8001", "::1", "[::ffff:127.0.0.1]", "localhost.", "router.test:8001", "evil.example", "127.0.0.1.evil.example",
+		"127.0.0.1:80.evil.example", "localhost:@evil.example", "[localhost]", "[[127.0.0.1]]", "127.1", "2130706433", "0x7f.1", "[::]", "[::1%25lo]", "localho\u017ft",
+	} {
+		for _, origin := range []string{"", "null", "http://" + host, "https://" + host, "http://evil.example"} {
+			f.Add(host, origin, "", true)
+			f.Add(host, origin, "same-origin", false)
+		}
+	}
+	f.Add("localhost", "", "cross-site", true)
+	h := New(anybody(time.Second), newStand(1), nil, map[string]http.Handler{"GET /metrics": http.NotFoundHandler()})
+	f.Fuzz(func(t *testing.T, host, origin, site string, read bool) {
+		method, path := http.MethodPost, "/debug/pprof/symbol"
+		if read {
+			method, path = http.MethodGet, "/metrics"
+		}
+		q := httptest.NewRequestWithContext(t.Context(), method, path, nil)
+		q.Host = host
+		q.Header["Origin"], q.Header["Sec-Fetch-Site"] = []string{origin}, []string{site}
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, q)
+		if w.Code == http.StatusForbidden {
+			return
+		}
+		if !ours(host, "router.test") {
+			t.Errorf("%s as %q: %d", method, host, w.Code)
+		}
+		if origin != "" && (!read || origin != "http://"+host) {
+			t.Errorf("%s as %q from %q: %d", method, host, origin, w.Code)
+		}
+		if site != "" && (!read || site != "none" && site != "same-origin") {
+			t.Errorf("%s as %q from a page that is %q: %d", method, host, site, w.Code)
+		}
+	})
+}
+
+// ours judges a Host header by what a URL and an address are, strictly: a
+// loopback address, localhost or stated, with a port or without.
+func ours(host, stated string) bool {
+	if ip, err := netip.ParseAddr(host); err == nil {
+		return ip.Unmap().IsLoopback()
+	}
+	u, err := url.Parse("http://" + host)
+	if err != nil || u.Host != host || u.User != nil || u.Path != "" {
+		return false
+	}
+	name := strings.TrimSuffix(strings.ToLower(u.Hostname()), ".")
+	if ip, err := netip.ParseAddr(name); err == nil {
+		return ip.Unmap().IsLoopback()
+	}
+	return !strings.HasPrefix(host, "[") && (name == "localhost" || name == stated)
+}

@@ -1,0 +1,407 @@
+package pace_test
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/dynctl/dynctl/internal/rig/property"
+	"github.com/dynctl/dynctl/internal/router/observe/pace"
+	"github.com/dynctl/dynctl/internal/workers/sim/engine"
+	"github.com/dynctl/dynctl/internal/workers/sim/timing"
+	"github.com/dynctl/dynctl/internal/workers/sim/virtual"
+)
+
+// fleet is eight ranks of one group under load on the virtual clock.
+type fleet struct {
+	seed    uint64
+	prefill bool    // prompts only; otherwise whole answers
+	mixed   bool    // every other rank is of hardware three times as slow
+	rate    float64 // requests per second
+	slow    float64 // what one rank is slowed by after half a minute; 0 for none
+	begin   bool    // it is slow from the start
+	alike   bool    // that all hardware is the same is told
+	two     bool    // two are slowed
+}
+
+const (
+	slowAt = 30 * time.Second
+	ends   = 75 * time.Second
+	factor = 2
+)
+
+type call struct {
+	rank int
+	at   time.Duration
+	pace.Change[int]
+}
+
+// play runs a fleet and gives what was judged, and which rank was slowed.
+func play(t *testing.T, f fleet) (calls []call, victim int) {
+	t.Helper()
+	rng := rand.New(rand.NewPCG(f.seed, 77))
+	w := virtual.NewWorld()
+	var ranks []*virtual.Rank
+	meters := make([]pace.Meter, 8)
+	active, waiting := make([]int, 8), make([]int, 8)
+	for i := range 8 {
+		cfg := engine.Config{
+			BlockSize: 16, Blocks: 20_000, MaxSeqs: 64, MaxBatchedTokens: 2048, Model: "m", Seed: 1, NameSeed: uint64(i), NoiseSeed: f.seed + uint64(i),
+			Timing: timing.Mocker{}, Noise: .05, Next: func(_ []uint32, draw uint64) uint32 { return uint32(300 + draw%100) }, EOS: 2, OSL: 150,
+		}
+		if f.mixed && i%2 == 1 {
+			cfg.Speed = 1. / 3
+		}
+		r, err := w.Add(cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ranks = append(ranks, r)
+	}
+	victim = rng.IntN(8)
+	if f.slow > 0 {
+		at := slowAt
+		if f.begin {
+			at = 0
+		}
+		w.At(at, func() {
+			ranks[victim].Core().SetSlow(f.slow)
+			ranks[victim].Touch()
+			if f.two {
+				ranks[(victim+1)%8].Core().SetSlow(f.slow)
+			}
+		})
+	}
+	n := 0
+	var arrive func()
+	arrive = func() {
+		n++
+		now := w.Now()
+		// The rank with the least work, as the router chooses it.
+		at, best := 0, math.Inf(1)
+		for i := range ranks {
+			if c := float64(active[i]) + float64(waiting[i])/2000 + rng.Float64()/2; c < best {
+				at, best = i, c
+			}
+		}
+		isl := int(200 * math.Exp(rng.Float64()*3)) // 200 to 4,000
+		q := engine.Request{ID: fmt.Sprint(n), Tokens: make([]uint32, isl), MaxTokens: 1, IgnoreEOS: true}
+		if !f.prefill {
+			q.MaxTokens = 50 + rng.IntN(250)
+		}
+		for i := range q.Tokens {
+			q.Tokens[i] = uint32(1000 + (n*7919+i*31)%5000)
+		}
+		active[at]++
+		waiting[at] += isl
+		last := time.Duration(-1)
+		m := &meters[at]
+		m.Begin(now)
+		q.Sink = func(o engine.Output) {
+			when := o.At
+			switch {
+			case o.HasToken && last < 0:
+				m.End(now)
+				m.First(when-now, isl)
+				waiting[at] -= isl
+			case o.HasToken:
+				m.Gap(when-last, 1)
+			}
+			if o.HasToken {
+				last = when
+			}
+			if o.Finish != engine.Running {
+				active[at]--
+			}
+		}
+		if err := ranks[at].Submit(q); err != nil {
+			t.Fatal(err)
+		}
+		w.At(w.Now()+time.Duration(rng.ExpFloat64()/f.rate*1e9), arrive)
+	}
+	w.At(0, arrive)
+	j := pace.NewJudge[int]()
+	in := make([]pace.Input[int], 8)
+	for at := time.Second; at <= ends; at += time.Second {
+		w.Run(at)
+		for i := range in {
+			in[i].Key, in[i].Group, in[i].Alike = i, "g", f.alike
+			meters[i].Read(at, waiting[i], &in[i].Reading)
+		}
+		for _, c := range j.Step(time.Unix(1000, 0).Add(at), factor, in) {
+			calls = append(calls, call{c.Key, at, c})
+		}
+	}
+	if s := j.Speed(0); testing.Verbose() && f.seed == 1 {
+		t.Logf("%+v: rank 0: %+v, active %v", f, s, active)
+	}
+	return calls, victim
+}
+
+// TestSlowRanks: one rank of eight that becomes slower is named within ten
+// seconds, and no other one is.
+func TestSlowRanks(t *testing.T) {
+	seeds := uint64(20)
+	if testing.Short() {
+		seeds = 4
+	}
+	for _, f := range []fleet{{rate: 12}, {rate: 12, mixed: true}, {rate: 60, prefill: true}, {rate: 40, prefill: true, mixed: true}} {
+		for _, f.slow = range []float64{3, 10, 20} {
+			if f.mixed && f.slow < 10 {
+				continue // hardware that differs by the same factor hides it
+			}
+			t.Run(fmt.Sprintf("prefill=%t,mixed=%t,slow=%g", f.prefill, f.mixed, f.slow), func(t *testing.T) {
+				slowest := time.Duration(0)
+				for f.seed = 1; f.seed <= seeds; f.seed++ {
+					calls, victim := play(t, f)
+					first := time.Duration(0)
+					for _, c := range calls {
+						switch {
+						case c.rank != victim || c.at <= slowAt || !c.Slow && !c.Lost:
+							t.Errorf("seed %d, victim %d: %+v", f.seed, victim, c)
+						case first == 0 && c.Slow:
+							first = c.at - slowAt
+						}
+					}
+					if slowest = max(slowest, first); first == 0 || first > 10*time.Second {
+						t.Errorf("seed %d: named after %s", f.seed, first)
+					}
+				}
+				t.Logf("named within %s, %d seeds", slowest, seeds)
+			})
+		}
+	}
+}
+
+// TestSlowFromTheStart: one rank of eight that was never fast is named within ten
+// seconds of the start, and no other one is; among hardware of two kinds that nobody told
+// it takes the samples of the slower kind, too. Two of them may be hardware of their own,
+// and are named where that is ruled out.
+func TestSlowFromTheStart(t *testing.T) {
+	seeds := uint64(20)
+	if testing.Short() {
+		seeds = 4
+	}
+	for _, f := range []fleet{
+		{rate: 16}, {rate: 60, prefill: true}, {rate: 16, mixed: true}, {rate: 60, prefill: true, mixed: true},
+		{rate: 16, two: true}, {rate: 60, prefill: true, two: true}, {rate: 16, two: true, alike: true}, {rate: 60, prefill: true, two: true, alike: true},
+	} {
+		f.begin = true
+		for _, f.slow = range []float64{3, 10, 20} {
+			if f.mixed && f.slow < 10 {
+				continue // hardware that differs by the same factor hides it
+			}
+			t.Run(fmt.Sprintf("prefill=%t,mixed=%t,two=%t,alike=%t,slow=%g", f.prefill, f.mixed, f.two, f.alike, f.slow), func(t *testing.T) {
+				slowest, want, by := time.Duration(0), 1, 10*time.Second
+				switch {
+				case f.two && f.alike:
+					want = 2
+				case f.two:
+					want = 0
+				case f.mixed:
+					by = 30 * time.Second
+				}
+				for f.seed = 1; f.seed <= seeds; f.seed++ {
+					calls, victim := play(t, f)
+					first := map[int]time.Duration{}
+					for _, c := range calls {
+						mine := c.rank == victim || f.two && c.rank == (victim+1)%8
+						switch {
+						case !mine || want > 0 && (!c.Slow && !c.Lost || c.Slow && !c.Always):
+							t.Errorf("seed %d, victim %d: %+v", f.seed, victim, c)
+						case c.Slow && !c.Always: // it has become slower still
+						case first[c.rank] == 0 && c.Slow:
+							first[c.rank] = c.at
+						}
+					}
+					if len(first) != want {
+						t.Errorf("seed %d: named are %v", f.seed, first)
+					}
+					for _, at := range first {
+						if slowest = max(slowest, at); at > by {
+							t.Errorf("seed %d: named after %s", f.seed, at)
+						}
+					}
+				}
+				t.Logf("named within %s, %d seeds", slowest, seeds)
+			})
+		}
+	}
+}
+
+// TestHealthyFleets: nobody is named where nobody has become slower, on one kind of
+// hardware or on two.
+func TestHealthyFleets(t *testing.T) {
+	seeds := uint64(20)
+	if testing.Short() {
+		seeds = 4
+	}
+	for _, f := range []fleet{
+		{rate: 12}, {rate: 2}, {rate: 30}, {rate: 12, mixed: true}, {rate: 60, prefill: true}, {rate: 5, prefill: true}, {rate: 100, prefill: true}, {rate: 40, prefill: true, mixed: true},
+		{rate: 12, alike: true}, {rate: 30, alike: true}, {rate: 60, prefill: true, alike: true}, {rate: 5, prefill: true, alike: true}, {rate: 100, prefill: true, alike: true},
+	} {
+		for f.seed = 1; f.seed <= seeds; f.seed++ {
+			if calls, _ := play(t, f); len(calls) > 0 {
+				t.Errorf("%+v: %+v", f, calls)
+			}
+		}
+	}
+}
+
+// spread fills a reading with gaps about d.
+func spread(rng *rand.Rand, r *pace.Reading, n int, d time.Duration) {
+	var m pace.Meter
+	for range n {
+		m.Gap(time.Duration(float64(d)*(.9+.2*rng.Float64())), 1)
+	}
+	m.Read(0, 0, r)
+}
+
+// TestJudgeProperties: who is named is slower than its peers and than it was, by
+// the factor and on enough samples; others are not; and the order of ranks does not
+// matter.
+func TestJudgeProperties(t *testing.T) {
+	property.Check(t, func(t *rapid.T) {
+		n := rapid.IntRange(2, 12).Draw(t, "ranks")
+		factor := rapid.Float64Range(1.5, 5).Draw(t, "factor")
+		victim := rapid.IntRange(0, n-1).Draw(t, "victim")
+		times := rapid.Float64Range(1, 20).Draw(t, "times")
+		everybody := rapid.Bool().Draw(t, "everybody")
+		samples := rapid.SampledFrom([]int{1, 200}).Draw(t, "samples")
+		var own []time.Duration
+		for range n {
+			own = append(own, time.Duration(rapid.IntRange(10, 40).Draw(t, "ms"))*time.Millisecond)
+		}
+		rng := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 1))
+		j, twin := pace.NewJudge[int](), pace.NewJudge[int]()
+		named := map[int]bool{}
+		for s := range 40 {
+			in := make([]pace.Input[int], n)
+			for i := range in {
+				d := own[i]
+				if s >= 30 && (i == victim || everybody) {
+					d = time.Duration(times * float64(d))
+				}
+				in[i] = pace.Input[int]{Key: i, Group: "g"}
+				spread(rng, &in[i].Reading, samples, d)
+			}
+			at := time.Unix(int64(s), 0)
+			changes := j.Step(at, factor, in)
+			slices.Reverse(in)
+			again := twin.Step(at, factor, in)
+			if len(changes) != len(again) {
+				t.Fatalf("in another order %d ranks change, not %d", len(again), len(changes))
+			}
+			for _, c := range changes {
+				named[c.Key] = true
+				if s < 30 && (c.Slow && !c.Always || !alone(own, c.Key, factor)) {
+					t.Fatalf("rank %d before anything was slow: %+v", c.Key, c)
+				}
+			}
+		}
+		var peers []float64
+		for i, d := range own {
+			if i != victim {
+				peers = append(peers, float64(d))
+			}
+		}
+		slices.Sort(peers)
+		median := (peers[(len(peers)-1)/2] + peers[len(peers)/2]) / 2
+		ratio := times * float64(own[victim]) / median
+		switch {
+		case samples < pace.MinSamples/2 || times < factor*.85 || everybody && ratio < factor*.85:
+			if named[victim] && !alone(own, victim, factor) {
+				t.Fatalf("named at %.2f times its past, factor %.2f, %d samples", times, factor, samples)
+			}
+		case !everybody && times > factor*1.25 && ratio > factor*1.25:
+			if !named[victim] {
+				t.Fatalf("not named at %.2f times its past and %.2f times its peers, factor %.2f", times, ratio, factor)
+			}
+		}
+		for i := range named {
+			if i != victim && !everybody && !alone(own, i, factor) {
+				t.Fatalf("rank %d is named for rank %d", i, victim)
+			}
+		}
+	})
+}
+
+// alone reports whether a rank may count as slow from its start, with the noise of
+// spread and the width of buckets.
+func alone(own []time.Duration, i int, factor float64) bool {
+	for j, d := range own {
+		if j != i && float64(own[i]) < .75*factor*float64(d) {
+			return false
+		}
+	}
+	return len(own) > 3
+}
+
+// TestRecovery: a rank that is fast again is told of as such, one that shows nothing
+// any more is forgotten, and a factor of 0 judges nobody.
+func TestRecovery(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 1))
+	j := pace.NewJudge[string]()
+	second := 0
+	step := func(a, b int, factor float64) []pace.Change[string] { // ms, 0 for nothing
+		second++
+		in := make([]pace.Input[string], 3)
+		for i, ms := range []int{a, b, b} {
+			in[i] = pace.Input[string]{Key: fmt.Sprint("r", i), Group: "g"}
+			if ms > 0 {
+				spread(rng, &in[i].Reading, 50, time.Duration(ms)*time.Millisecond)
+			}
+		}
+		return j.Step(time.Unix(int64(second), 0), factor, in)
+	}
+	until := func(a int, factor float64, want bool, within int) pace.Change[string] {
+		t.Helper()
+		for range within {
+			if c := step(a, 10, factor); len(c) > 0 {
+				if len(c) != 1 || c[0].Key != "r0" || c[0].Slow != want {
+					t.Fatalf("%+v", c)
+				}
+				return c[0]
+			}
+		}
+		t.Fatalf("nothing is told within %d s", within)
+		return pace.Change[string]{}
+	}
+	for range 30 {
+		if c := step(10, 10, 2); c != nil {
+			t.Fatalf("healthy: %+v", c)
+		}
+	}
+	if s := j.Speed("r0"); s.Slow != nil || s.ITL < .009 || s.ITL > .011 || s.TokensPerSecond < 45 || s.TokensPerSecond > 55 || !math.IsNaN(s.TTFT) {
+		t.Errorf("healthy: %+v", s)
+	}
+	c := until(90, 2, true, 8)
+	if s := j.Speed("r0").Slow; s == nil || s.Figure != pace.ITL || c.Times < 2 {
+		t.Errorf("slow: %+v, %+v", s, c)
+	}
+	for range 20 {
+		step(90, 10, 2)
+	}
+	if s := j.Speed("r0").Slow; s == nil || s.Times < 8 || s.Times > 10 {
+		t.Errorf("it is %+v", s)
+	}
+	if until(10, 2, false, 20); j.Speed("r0").Slow != nil {
+		t.Error("it stays slow")
+	}
+	until(90, 2, true, 10)
+	if c := until(0, 2, false, 100); !c.Lost {
+		t.Errorf("silence: %+v", c)
+	}
+	for range 60 {
+		step(10, 10, 2)
+	}
+	until(90, 2, true, 10)
+	if c := until(90, 0, false, 5); !c.Lost {
+		t.Errorf("turned off: %+v", c)
+	}
+}

@@ -1,0 +1,273 @@
+package state
+
+import (
+	"math"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/dynctl/dynctl/internal/router/cache/kvfeed"
+	"github.com/dynctl/dynctl/internal/router/cache/kvindex"
+	"github.com/dynctl/dynctl/internal/router/observe/admin"
+	"github.com/dynctl/dynctl/internal/router/observe/cause"
+	"github.com/dynctl/dynctl/internal/workers"
+)
+
+// A metric is one figure of a subject: the router, a rank, a rank's feed.
+type metric[S any] struct {
+	desc *prometheus.Desc
+	kind prometheus.ValueType
+	// read is NaN where the subject has no such figure.
+	read func(S) float64
+}
+
+const (
+	gauge   = prometheus.GaugeValue
+	counter = prometheus.CounterValue
+)
+
+func desc(name, help string, labels ...string) *prometheus.Desc {
+	return prometheus.NewDesc("dynctl_"+name, help, labels, nil)
+}
+
+var rankLabels = []string{"worker", "dp_rank"}
+
+var routerMetrics = []metric[*State]{
+	{desc("inflight_requests", "Requests in progress."), gauge, func(s *State) float64 { return float64(s.Gate.Inflight()) }},
+	{desc("queued_requests", "Requests that wait for a place in progress, or for a rank."), gauge, func(s *State) float64 { return float64(s.queued()) }},
+	{desc("body_memory_bytes", "Memory that the bodies of requests take, and what is kept of streams that may be continued."), gauge, func(s *State) float64 { return float64(s.Bodies.Used()) }},
+	{desc("body_memory_limit_bytes", "Memory that those may take."), gauge, func(s *State) float64 { return float64(s.Bodies.Limit()) }},
+	{desc("approx_blocks", "(block, rank) pairs of approximate routing."), gauge, func(s *State) float64 { return float64(s.Guesses.Blocks()) }},
+	{desc("ledger_open_requests", "Reservations in the ledger."), gauge, func(s *State) float64 { return float64(s.Ledger.Total().Requests) }},
+	{desc("ledger_double_releases_total", "Reservations released twice: each is a defect of the router."), counter, func(s *State) float64 { return float64(s.Ledger.DoubleReleases()) }},
+	{desc("client_connections_refused_total", "Connections closed at once because their address has limits.client_connections."), counter, func(s *State) float64 { return float64(s.Addresses.Refused()) }},
+	{desc("api_keys", "API keys in force; none without a file of them."), gauge, func(s *State) float64 { n := s.Keys(); return known(&n, n >= 0) }},
+	{desc("ready", "Whether requests can be served."), gauge, func(s *State) float64 { ok, _ := s.Ready(); return flag(ok) }},
+}
+
+var settingMetrics = []metric[Settings]{
+	{desc("routing_threshold_tokens", "The fixed threshold in force; none with a threshold that is auto."), gauge, func(c Settings) float64 { n := float64(c.Threshold); return known(&n, !c.Auto) }},
+	{desc("config_revision", "The configuration in force."), gauge, func(c Settings) float64 { return float64(c.Revision) }},
+}
+
+var indexMetrics = []metric[kvindex.Stats]{
+	{desc("index_memberships", "(block, rank) pairs in the index."), gauge, func(x kvindex.Stats) float64 { return float64(x.Memberships) }},
+	{desc("index_blocks", "Distinct blocks in the index."), gauge, func(x kvindex.Stats) float64 { return float64(x.Blocks) }},
+	{desc("index_bytes", "Memory of the index."), gauge, func(x kvindex.Stats) float64 { return float64(x.Bytes) }},
+	{desc("index_lookups_total", "Overlap questions put to the index."), counter, func(x kvindex.Stats) float64 { return float64(x.Lookups) }},
+}
+
+var recorderMetrics = []metric[*admin.Recorder]{
+	{desc("recording_failed", "Whether the recording of this process has ended with an error."), gauge, func(r *admin.Recorder) float64 { return flag(r.Error != "") }},
+	{desc("recording_bytes_total", "Bytes recorded, before compression."), counter, func(r *admin.Recorder) float64 { return float64(max(0, r.Bytes)) }},
+	{desc("recording_records_total", "Records that were made."), counter, func(r *admin.Recorder) float64 { return float64(r.Records) }},
+	{desc("recording_dropped_total", "Records that were lost because the file could not take them in time."), counter, func(r *admin.Recorder) float64 { return float64(r.Dropped) }},
+}
+
+var kubernetesMetrics = []metric[*admin.Kubernetes]{
+	{desc("kubernetes_connected", "Whether the API server answers all watches; while it does not, the workers stay as they were."), gauge, func(k *admin.Kubernetes) float64 { return flag(k.Connected) }},
+	{desc("kubernetes_watch_failures_total", "Questions to the API server that failed or were refused."), counter, func(k *admin.Kubernetes) float64 { return float64(k.Failures) }},
+	{desc("kubernetes_pods", "Pods, or Services, that the selectors find."), gauge, func(k *admin.Kubernetes) float64 { return float64(k.Pods) }},
+	{desc("kubernetes_waiting_pods", "Pods without an address yet, or Services without a pod."), gauge, func(k *admin.Kubernetes) float64 { return float64(k.Waiting) }},
+	{desc("kubernetes_left_out_pods", "Pods, or Services, that the selectors find and of which no worker is made; the status says why."), gauge, func(k *admin.Kubernetes) float64 { return float64(k.LeftOutCount) }},
+}
+
+var listenerMetrics = []metric[*kvfeed.ListenerStatus]{
+	{desc("feed_listener_bound", "Whether publishers can dial into the listener.", "endpoint"), gauge, func(l *kvfeed.ListenerStatus) float64 { return flag(l.Bound != "") }},
+	{desc("feed_listener_unrouted_messages_total", "Messages at the listener that belong to no rank, or to several, and were dropped.", "endpoint"), counter, func(l *kvfeed.ListenerStatus) float64 { return float64(l.Unrouted) }},
+}
+
+// publisherMetrics are those of a listener by the value of their last label.
+var publisherMetrics = map[string][]metric[*kvfeed.ListenerStatus]{
+	"accepted": {{publishers, counter, func(l *kvfeed.ListenerStatus) float64 { return float64(l.Accepted) }}},
+	"refused":  {{publishers, counter, func(l *kvfeed.ListenerStatus) float64 { return float64(l.Refused) }}},
+	"failed":   {{publishers, counter, func(l *kvfeed.ListenerStatus) float64 { return float64(l.Failed) }}},
+}
+
+var rankMetrics = []metric[*admin.Rank]{
+	{desc("rank_active_requests", "The router's own count of requests on the rank.", rankLabels...), gauge, func(k *admin.Rank) float64 { return float64(k.ActiveRequests) }},
+	{desc("rank_prefill_tokens", "Uncached prompt tokens on the rank without a first token yet.", rankLabels...), gauge, func(k *admin.Rank) float64 { return float64(k.PrefillTokens) }},
+	{desc("rank_decode_blocks", "KV blocks that the rank's requests hold, by the router's account.", rankLabels...), gauge, func(k *admin.Rank) float64 { return float64(k.DecodeBlocks) }},
+	{desc("rank_streams_waiting_to_move", "Streams whose engine broke off and whose rest waits for a place on the rank (continue.at_once).", rankLabels...), gauge, func(k *admin.Rank) float64 { return float64(*k.Moves.Waiting) }},
+	{desc("rank_index_blocks", "Blocks that the index says the rank holds.", rankLabels...), gauge, func(k *admin.Rank) float64 { return float64(k.IndexBlocks) }},
+	{desc("rank_ttft_seconds", "Median time to the first token of the rank's legs in the last seconds, as the router measured it.", rankLabels...), gauge, func(k *admin.Rank) float64 { return seconds(k.TTFT) }},
+	{desc("rank_itl_seconds", "Median time between tokens of the rank in the last seconds, as the router measured it.", rankLabels...), gauge, func(k *admin.Rank) float64 { return seconds(k.ITL) }},
+	{desc("rank_output_tokens_per_second", "Tokens that came from the rank in the last seconds, as the router counted them.", rankLabels...), gauge, func(k *admin.Rank) float64 { return known(k.OutputRate, k.OutputRate != nil) }},
+	{desc("rank_slow", "Whether the rank is slow against its peers and its own past; none while too little is known of it or of them.", rankLabels...), gauge, func(k *admin.Rank) float64 {
+		slow := flag(k.Slow != nil)
+		return known(&slow, k.SpeedJudged)
+	}},
+	{desc("rank_capacity_blocks", "Blocks that the rank has room for, in router blocks.", rankLabels...), gauge, func(k *admin.Rank) float64 { return known(&k.CapacityBlock, k.CapacityBlock > 0) }},
+}
+
+var engineMetrics = []metric[*admin.EngineLoad]{
+	{desc("engine_running_requests", "Running requests as the engine says.", rankLabels...), gauge, func(e *admin.EngineLoad) float64 { return known(e.Running, e.Running != nil) }},
+	{desc("engine_waiting_requests", "Waiting requests as the engine says.", rankLabels...), gauge, func(e *admin.EngineLoad) float64 { return known(e.Waiting, e.Waiting != nil) }},
+	{desc("engine_kv_usage_ratio", "Used share of the KV cache as the engine says.", rankLabels...), gauge, func(e *admin.EngineLoad) float64 { return known(e.KVUsage, e.KVUsage != nil) }},
+}
+
+var feedMetrics = []metric[*admin.Feed]{
+	{desc("feed_lag_seconds", "Receipt minus publication of the newest batch that was not replayed; none where the publisher has no clock.", rankLabels...), gauge, func(f *admin.Feed) float64 { return known(f.Lag, f.Lag != nil) }},
+	{desc("feed_gaps_total", "Gaps in the rank's batch numbers.", rankLabels...), counter, func(f *admin.Feed) float64 { return float64(f.Gaps) }},
+	{desc("feed_dropped_total", "Times that the rank's entries in the index were dropped because a connection, a batch or its sense was lost.", rankLabels...), counter, func(f *admin.Feed) float64 { return float64(f.Dropped) }},
+	{desc("feed_lost_batches_total", "Batches that no replay brought back.", rankLabels...), counter, func(f *admin.Feed) float64 { return float64(f.Lost) }},
+	{desc("feed_orphan_blocks_total", "Blocks whose parent the rank does not hold.", rankLabels...), counter, func(f *admin.Feed) float64 { return float64(f.Orphans) }},
+	{desc("feed_restarts_total", "Restarts of the rank's publisher.", rankLabels...), counter, func(f *admin.Feed) float64 { return float64(f.Restarts) }},
+	{desc("feed_refused_blocks_total", "Blocks of the rank that found no room in the index.", rankLabels...), counter, func(f *admin.Feed) float64 { return float64(f.Refused) }},
+	{desc("feed_decode_errors_total", "Batches and messages of the rank's publisher that cannot be read.", rankLabels...), counter, func(f *admin.Feed) float64 { return float64(f.Errors) }},
+	{desc("feed_connect_errors_total", "Connections to the rank's publisher that failed.", rankLabels...), counter, func(f *admin.Feed) float64 { return float64(f.ConnectErrors) }},
+	{desc("feed_source_errors_total", "Questions to the worker where the rank publishes that failed.", rankLabels...), counter, func(f *admin.Feed) float64 { return float64(f.SourceErrors) }},
+	{desc("feed_replay_errors_total", "Replays of the rank's publisher that failed.", rankLabels...), counter, func(f *admin.Feed) float64 { return float64(f.ReplayErrors) }},
+	{desc("feed_overrun_batches_total", "Batches dropped because too many waited for a replay, which is asked for them again.", rankLabels...), counter, func(f *admin.Feed) float64 { return float64(f.Overrun) }},
+	{desc("feed_foreign_batches_total", "Batches dropped because a second publisher claims the rank.", rankLabels...), counter, func(f *admin.Feed) float64 { return float64(f.Foreign) }},
+	{desc("feed_rank_disagree_batches_total", "Batches that claim another data-parallel rank than that of the socket, which counts.", rankLabels...), counter, func(f *admin.Feed) float64 { return float64(f.RankDisagree) }},
+	{desc("feed_copies_disbelieved", "Whether copies of the rank's blocks are not counted because its events told of more than there can be.", rankLabels...), gauge, func(f *admin.Feed) float64 { return flag(f.CopiesDisbelieved) }},
+	{desc("feed_hash_differs", "Whether the rank's engine names its blocks otherwise than kv_hash and kv_hash_seed of the worker state.", rankLabels...), gauge, func(f *admin.Feed) float64 { return flag(f.HashDiffers) }},
+	{desc("feed_unindexed_blocks_total", "Blocks of the rank that the index cannot hold: they came without token ids, with more or fewer than fit, or when too many blocks of several parts were held.", rankLabels...), counter, func(f *admin.Feed) float64 { return float64(f.Unindexed) }},
+}
+
+// Metrics of which a subject has several, or that the router knows of it.
+var (
+	publishers   = desc("feed_listener_publishers_total", "Publishers that dialled into the listener, by what came of it: accepted, refused (too many are connected), or failed (the protocol was broken).", "endpoint", "result")
+	health       = desc("worker_health", "1 for the state that the worker is in.", "worker", "role", "state")
+	queue        = desc("queue_requests", "Requests that wait for a rank of the model, or with no model for a place in progress, by priority; none while nobody waits.", "model", "priority")
+	costsKnown   = desc("routing_costs_known", "With a threshold that is auto, whether costs choose the path for requests of the model; while too little is known of them, or they are in doubt, the threshold does.", "model")
+	crossing     = desc("routing_crossing_tokens", "With a threshold that is auto, from how many uncached tokens on prompts are cheaper on a prefill rank, by the answers that run on the decode rank and nothing that waits: as learned, and the low and high end of its interval; +Inf beyond all prompts, none while too little is known.", "model", "running", "bound")
+	modelActive  = desc("model_active_requests", "Requests in engines that decode, by the model that they serve (its first name), as the router counts them.", "model")
+	expires      = desc("certificate_expires_timestamp_seconds", "When the certificate in force ends, of the data plane, the admin API, or the one shown to engines.", "of")
+	trouble      = desc("worker_trouble", "Whether that is wrong with the worker although it answers: failing (a part of its requests), mute (computes, and tells no KV events), small_cache (against its peers).", "worker", "cause")
+	draining     = desc("worker_draining", "Whether the worker drains.", "worker")
+	tokenizer    = desc("worker_tokenizer_rests", "Whether the worker's /tokenize failed so often in a row that only trials ask it.", "worker")
+	feedState    = desc("feed_state", "1 for the state that the rank's KV event feed is in.", "worker", "dp_rank", "state")
+	tierBlocks   = desc("feed_tier_blocks", "Blocks that the router counts for the rank in a tier outside its device: cpu, disk, remote. Where its events have told of any, and the model is not hybrid.", "worker", "dp_rank", "tier")
+	cacheGroup   = desc("feed_cache_group", "1 for each cache group of a rank whose engine has told of several.", "worker", "dp_rank", "group", "kind")
+	unknownKinds = desc("feed_unknown_cache_kind", "1 for each cache kind of the rank's engine that this version does not know.", "worker", "dp_rank", "kind")
+)
+
+var (
+	feedStates   = []kvfeed.State{kvfeed.Connecting, kvfeed.Live, kvfeed.InGap, kvfeed.Replaying, kvfeed.Verifying, kvfeed.Stale, kvfeed.Mute, kvfeed.Unknown}
+	healthStates = []workers.Health{workers.Unknown, workers.Healthy, workers.Unhealthy, workers.Ejected, workers.Asleep}
+)
+
+func flag(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// seconds is a figure in seconds of one in ms that may be unknown.
+func seconds(ms *float64) float64 { return known(ms, ms != nil) / 1000 }
+
+func known[N int | int64 | float64](n *N, is bool) float64 {
+	if !is {
+		return math.NaN()
+	}
+	return float64(*n)
+}
+
+// Describe implements prometheus.Collector: the state is unchecked, since
+// its series follow the fleet.
+func (s *State) Describe(chan<- *prometheus.Desc) {}
+
+// collect reads what the metrics of one kind of subject say of one.
+func collect[S any](ch chan<- prometheus.Metric, list []metric[S], of S, labels ...string) {
+	for _, m := range list {
+		if v := m.read(of); !math.IsNaN(v) {
+			ch <- prometheus.MustNewConstMetric(m.desc, m.kind, v, labels...)
+		}
+	}
+}
+
+// Collect implements prometheus.Collector with what is read when the page is
+// asked for.
+func (s *State) Collect(ch chan<- prometheus.Metric) {
+	mark := func(d *prometheus.Desc, is bool, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, gauge, flag(is), labels...)
+	}
+	collect(ch, routerMetrics, s)
+	collect(ch, settingMetrics, s.Settings())
+	for _, c := range s.Costs() {
+		mark(costsKnown, c.Revision > 0, c.Model)
+		for _, x := range c.Crossings {
+			for _, at := range []struct {
+				name   string
+				tokens *int
+			}{{"low", x.Low}, {"learned", x.Tokens}, {"high", x.High}} {
+				n := math.Inf(1)
+				if at.tokens != nil {
+					n = float64(*at.tokens)
+				}
+				ch <- prometheus.MustNewConstMetric(crossing, gauge, n, c.Model, strconv.Itoa(x.Running), at.name)
+			}
+		}
+	}
+	collect(ch, indexMetrics, s.Index.Stats())
+	if rec := s.Recorder(); rec != nil {
+		collect(ch, recorderMetrics, rec)
+	}
+	for _, q := range s.queues(time.Now()) {
+		for band, n := range map[string]int{"high": q.High, "normal": q.Normal, "low": q.Low} {
+			ch <- prometheus.MustNewConstMetric(queue, gauge, float64(n), q.Model, band)
+		}
+	}
+	for _, c := range s.Certificates() {
+		ch <- prometheus.MustNewConstMetric(expires, gauge, float64(c.Expires.Unix()), c.Of)
+	}
+	if k := s.Kubernetes(); k != nil {
+		collect(ch, kubernetesMetrics, k)
+	}
+	for _, l := range s.Feeds.Listeners() {
+		collect(ch, listenerMetrics, &l, l.Endpoint)
+		for result, list := range publisherMetrics {
+			collect(ch, list, &l, l.Endpoint, result)
+		}
+	}
+	active := map[string]int{}
+	defer func() {
+		for model, n := range active {
+			ch <- prometheus.MustNewConstMetric(modelActive, gauge, float64(n), model)
+		}
+	}()
+	for _, w := range s.Workers(time.Now()).Workers {
+		if len(w.Models) > 0 && w.Role != string(workers.Prefill) {
+			for i := range w.Ranks {
+				active[w.Models[0]] += w.Ranks[i].ActiveRequests
+			}
+		}
+		for _, h := range healthStates {
+			mark(health, h.String() == w.Health, w.Name, w.Role, h.String())
+		}
+		mark(draining, w.Draining, w.Name)
+		for _, c := range cause.Kinds() {
+			mark(trouble, slices.ContainsFunc(w.Troubles, func(t admin.Trouble) bool { return t.Cause == string(c) }), w.Name, string(c))
+		}
+		mark(tokenizer, s.TokenizerRests(w.Name), w.Name)
+		for i := range w.Ranks {
+			k, dp := &w.Ranks[i], strconv.Itoa(w.Ranks[i].DP)
+			collect(ch, rankMetrics, k, w.Name, dp)
+			if k.Feed.State != "none" {
+				for _, st := range feedStates {
+					mark(feedState, string(st) == k.Feed.State, w.Name, dp, string(st))
+				}
+				collect(ch, feedMetrics, &k.Feed, w.Name, dp)
+				if k.Feed.TiersTold {
+					for tier, n := range map[string]uint32{"cpu": k.Feed.Tiers.CPU, "disk": k.Feed.Tiers.Disk, "remote": k.Feed.Tiers.Remote} {
+						ch <- prometheus.MustNewConstMetric(tierBlocks, gauge, float64(n), w.Name, dp, tier)
+					}
+				}
+				for _, g := range k.Feed.CacheGroups {
+					mark(cacheGroup, true, w.Name, dp, strconv.Itoa(int(g.Group)), g.Kind)
+				}
+				for _, kind := range k.Feed.UnknownKinds {
+					mark(unknownKinds, true, w.Name, dp, kind)
+				}
+			}
+			if k.Engine != nil {
+				collect(ch, engineMetrics, k.Engine, w.Name, dp)
+			}
+		}
+	}
+}

@@ -1,0 +1,641 @@
+package trace
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"maps"
+	"math"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/dynctl/dynctl/internal/router/forward/disagg"
+	"github.com/dynctl/dynctl/internal/router/observe/receipt"
+	"github.com/dynctl/dynctl/internal/router/placement/cost"
+	"github.com/dynctl/dynctl/internal/router/placement/decide"
+	"github.com/dynctl/dynctl/internal/router/placement/decision"
+	"github.com/dynctl/dynctl/internal/router/placement/selector"
+	"github.com/dynctl/dynctl/internal/router/request/api"
+	"github.com/dynctl/dynctl/internal/workers"
+)
+
+var update = flag.Bool("update", false, "write the golden bytes of version 2 anew")
+
+// TestGolden: the bytes of version 2 are those that were written before, and are
+// read as what was written.
+func TestGolden(t *testing.T) {
+	path := filepath.Join("testdata", "v2.jsonl")
+	got := write(t, every())
+	if *update {
+		if err := os.WriteFile(path, got, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := cmp.Diff(strings.Split(string(want), "\n"), strings.Split(string(got), "\n")); d != "" {
+		t.Errorf("version 2 is written otherwise (-was +is); only members may be added:\n%s", d)
+	}
+}
+
+// TestVersion1 reads the bytes that version 1 wrote.
+func TestVersion1(t *testing.T) {
+	raw, err := os.ReadFile(filepath.Join("testdata", "v1.jsonl"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, r, err := readAll(raw, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := every()
+	if len(got) != len(want) || r.Header().Rules != 1 || !slices.Equal(r.Header().Terms, termsV1()) {
+		t.Fatalf("%d records of %d, header %+v", len(got), len(want), r.Header())
+	}
+	for i := range want {
+		if k := want[i].Kind; k == KindDecision || k == KindOutcome {
+			continue
+		}
+		info := &want[i].RankInfo // it had none of these
+		info.Drops, info.Chunk, info.HashAlgorithm, info.HashSeed = false, 0, "", ""
+		if d := cmp.Diff(want[i], got[i], sameRecord); d != "" {
+			t.Errorf("a %s record (-want +got):\n%s", want[i].Kind, d)
+		}
+	}
+	weights := selector.Weights{OverlapCredit: 1, CreditDecay: 2, PrefillLoadScale: 3, Queue: .25, DecodeLoad: 1. / 64, Spread: 1e-9, ActiveRequest: 7, Temperature: 8}
+	busy := selector.Busy{DecodeBlocksShare: .9, PrefillTokens: 1, Waiting: 2, KVUsage: .5}
+	settings := &decide.Settings{
+		Decode: selector.KV, Prefill: selector.KV, Weights: weights, Busy: busy,
+		Rule: decide.Rule{Threshold: 100, On: decide.OnISL, Fallback: decide.FallbackError, PrefillGate: 5, DecodeGate: .5, Connector: workers.ConnectorNIXL, LoadCredit: 1. / 32},
+	}
+	a := decision.Candidate{
+		Rank: "a/dp0", Slot: 1, OverlapBlocks: 2, ActiveRequests: 3, PrefillTokens: 4, DecodeBlocks: 5, FreshTokens: 6,
+		LastTurn: 7, ResidentBlocks: 8, KVBlocks: 9, HasLoad: true, Running: 10, Waiting: 11, KVUsage: 0.125, KeptOut: "draining", Cost: 1.0 / 3,
+	}
+	phase := func(p selector.Phase, list ...decision.Candidate) selector.Input {
+		return selector.Input{Phase: p, Policy: selector.KV, Weights: weights, Busy: busy, ISL: 100, BlockSize: 16, SessionKey: 1 << 63, Draw: 1<<64 - 1, Turn: 12, Candidates: list}
+	}
+	worker := workers.Worker{Name: "a", Engine: workers.VLLM, Connector: workers.ConnectorNIXL, BlockSize: 16}
+	prefill := worker
+	prefill.Role = workers.Prefill
+	d := &Decision{
+		ID: "d1", RequestID: "q\"1", Attempt: 2, Model: "m", BeganUS: 12, BlockSize: 16, Locals: manyHashes(41), Approximate: true, Tokens: Tokens{1, 2, 3},
+		Revision: 1, Settings: settings, Rules: 1,
+		Input: &decide.Input{
+			Rule: settings.Rule, Force: disagg.ForceRemote,
+			Facts:       disagg.Facts{Kind: api.Chat, Splittable: true, ISL: 100, Source: disagg.FromIDs, N: 1, Prompts: 2, Multimodal: true, PromptLogprobs: true, MaxTokens: -1},
+			Decode:      phase(selector.Decode, a, decision.Candidate{Rank: "b/dp0", KVUsage: -1}),
+			DecodePeers: []disagg.Peer{{Worker: &worker}, {Worker: &workers.Worker{Name: "b"}}},
+			Prefill:     phase(selector.Prefill, a), PrefillPeers: []disagg.Peer{{Worker: &prefill}},
+		},
+		Path: "remote", Reason: "forced_remote", Error: "x", EffISL: 68, Cached: 32, DecodeRank: "a/dp0", PrefillRank: "b/dp0",
+	}
+	i := slices.IndexFunc(got, func(r Record) bool { return r.Kind == KindDecision })
+	if diff := cmp.Diff(d, got[i].Decision, sameRecord); diff != "" {
+		t.Errorf("the decision (-want +got):\n%s", diff)
+	}
+	o := &Outcome{ID: "d1", ReceivedUS: time.Unix(5, 0).Sub(time.Unix(1_800_000_000, 0)).Microseconds(), Legs: []receipt.Leg{receipt.NewLeg("decode", "w", "w/dp0", 1)}}
+	if diff := cmp.Diff(o, got[i+1].Outcome, sameRecord); diff != "" {
+		t.Errorf("the outcome (-want +got):\n%s", diff)
+	}
+}
+
+// decisionV1With is a decision of version 1 with some members replaced.
+func decisionV1With(t *testing.T, replace ...string) *Decision {
+	t.Helper()
+	line := `{"kind":"decision","t_us":1,"id":"d","config":{"threshold_tokens":9},"facts":{"kind":"completion","isl_tokens":9},` +
+		`"decode":{"weights":{"overlap_credit":0.75},"candidates":[{"rank":"d/dp0","engine":"vllm"},{"rank":"d/dp1","engine":"vllm"}]},` +
+		`"prefill":{"weights":{"overlap_credit":0.75},"candidates":[{"rank":"p/dp0","engine":"vllm"},{"rank":"p/dp1","engine":"vllm"}]}}`
+	for i := 0; i < len(replace); i += 2 {
+		if !strings.Contains(line, replace[i]) {
+			t.Fatalf("no %s in %s", replace[i], line)
+		}
+		line = strings.ReplaceAll(line, replace[i], replace[i+1])
+	}
+	all, _, err := readAll([]byte(`{"schema":"dynctl.trace/v1","start":"2026-11-21T15:26:08Z"}`+"\n"+line+"\n"), Options{})
+	if err != nil || len(all) != 1 {
+		t.Fatalf("%s: %d records, %v", line, len(all), err)
+	}
+	return all[0].Decision
+}
+
+// TestVersion1Lacks: what version 1 does not tell makes a decision unverifiable
+// where it matters, and nowhere else.
+func TestVersion1Lacks(t *testing.T) {
+	for _, c := range []struct {
+		name, want string
+		replace    []string
+	}{
+		{"a completion", "", nil},
+		{"SGLang", "can prefill by itself", []string{"vllm", "sglang"}},
+		{"Messages", "on messages", []string{"completion", "messages"}},
+		{"Responses", "on responses", []string{"completion", "responses"}},
+		{"Messages without prefill workers", "", []string{"completion", "messages", `{"rank":"p/dp0","engine":"vllm"},{"rank":"p/dp1","engine":"vllm"}`, ""}},
+		{"a chat", "", []string{"completion", "chat"}},
+		{"a chat and two prefill workers", "tokens of a chat", []string{"completion", "chat", "p/dp1", "q/dp0"}},
+		{"a completion and two prefill workers", "", []string{"p/dp1", "q/dp0"}},
+		{"an endpoint of later", `endpoint "dreams" is not known`, []string{"completion", "dreams"}},
+	} {
+		d := decisionV1With(t, c.replace...)
+		if (c.want == "") != (d.Unverifiable == "") || !strings.Contains(d.Unverifiable, c.want) {
+			t.Errorf("%s: %q, want %q", c.name, d.Unverifiable, c.want)
+		}
+	}
+}
+
+// TestVersion1Credit: the settings of a decision of version 1 are those that were
+// set; what its decode ranking took instead is the credit of a load.
+func TestVersion1Credit(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		d      *Decision
+		credit float64
+	}{
+		{"a threshold", decisionV1With(t), decide.LoadCredit},
+		{"always remote", decisionV1With(t, `"threshold_tokens":9`, `"threshold_tokens":0`, `"decode":{"weights":{"overlap_credit":0.75}`, `"decode":{"weights":{"overlap_credit":0.1875}`), .25},
+		{"always remote, from before there was one", decisionV1With(t, `"threshold_tokens":9`, `"threshold_tokens":0`), 1},
+	} {
+		in := c.d.Input
+		if c.d.Settings.Rule.LoadCredit != c.credit || c.d.Settings.Weights.OverlapCredit != .75 || in.Decode.Weights.OverlapCredit != .75 || in.Prefill.Weights.OverlapCredit != .75 {
+			t.Errorf("%s: credit %v of %v", c.name, c.d.Settings.Rule.LoadCredit, c.d.Settings.Weights.OverlapCredit)
+		}
+	}
+	if d := decisionV1With(t, `"facts"`, `"reason":"prefill_failed","facts"`); d.Input.GaveUp == "" {
+		t.Error("what was given up is not told")
+	}
+}
+
+// TestEveryInputIsRecorded: whatever a plan reads comes back from its line. What
+// stands in the lists does not, for the reason beside it; a member that is new in
+// one of these types must go into the line or be listed.
+func TestEveryInputIsRecorded(t *testing.T) {
+	roundTrip := func(d *Decision) *Decision {
+		t.Helper()
+		all, _, err := readAll(write(t, []Record{{Kind: KindDecision, Decision: d}}), Options{})
+		if err != nil || len(all) != 1 {
+			t.Fatalf("%d records, %v", len(all), err)
+		}
+		return all[0].Decision
+	}
+	for _, c := range []struct {
+		at     func(d *Decision) any // a pointer to the struct
+		except map[string]string
+	}{
+		{func(d *Decision) any { return &d.Input.Facts }, map[string]string{
+			"Truncated": "only checks of a prefill's answer read it", "ThinkingBudget": "only connectors read it",
+			"MaxTokensKey": "only connectors read it", "MinTokens": "only connectors read it", "StreamUsage": "only connectors read it",
+			"Logprobs": "only connectors read it", "Echo": "only connectors read it", "TokenIDs": "only connectors read them; the decision has its own where it may",
+		}},
+		{func(d *Decision) any { return d.Input.DecodePeers[0].Worker }, map[string]string{
+			"Dialect": "the line has the engine whose wire it is", "URL": "where it is", "TransferCheck": "only checks of a prefill's answer read it", "KVCopies": "the line of the rank has it, as once", "LastBlock": "the line of the rank has it", "PoolBlocks": "not read by a plan", "AttentionChunk": "the line of the rank has it", "KVHash": "the line of the rank has it", "KVHashSeed": "the line of the rank has it", "LB": "not read by a plan", "DPStart": "where its events are",
+			"Models": "who serves the model is a candidate", "LoRAs": "in the names of blocks", "Labels": "the operator's words",
+			"MaxModelLen": "not read by a plan", "MaxBatchedTokens": "not read by a plan", "Events": "where its events are", "Bootstrap": "only connectors read it",
+			"LMCache": "only connectors read it", "APIKey": "a secret", "Source": "who put it there", "Origin": "who put it there", "From": "who said so",
+			"Conflict": "its candidates are kept out", "State": "its candidates are kept out", "Ranks": "candidates",
+		}},
+		{func(d *Decision) any { return &d.Settings.Rule }, nil},
+		{func(d *Decision) any { return &d.Settings.Weights }, nil},
+		{func(d *Decision) any { return &d.Settings.Busy }, nil},
+		{func(d *Decision) any { return d.Settings }, map[string]string{"Attempts": "what follows a failure is no input of a plan", "LocalWithoutParams": "what follows a failure is no input of a plan", "Continuations": "what follows a failure is no input of a plan", "Explore": "the input says whether the request was drawn"}},
+		{func(d *Decision) any { return &d.Input.Decode.Candidates[0] }, map[string]string{
+			"Terms": "they follow from the figures, and the cost is there", "Excluded": "it follows from limits and KeptOut", "ExcludedCode": "it follows from limits and KeptOut", "CacheUnknown": "only receipts have it",
+		}},
+		{func(d *Decision) any { return &d.Input.Prefill.Candidates[0] }, map[string]string{"Terms": "as above", "Excluded": "as above", "ExcludedCode": "as above", "CacheUnknown": "as above"}},
+		{func(d *Decision) any { return &d.Input.Decode }, map[string]string{"Phase": "the plan's own", "Veto": "the plan's own", "Limit": "how many ranks are put in order, not which is first"}},
+		{func(d *Decision) any { return d.Input }, nil},
+		{func(d *Decision) any { return d }, map[string]string{"Rules": "in the header"}},
+	} {
+		typ := reflect.TypeOf(c.at(fullDecision())).Elem()
+		for name := range c.except {
+			if _, ok := typ.FieldByName(name); !ok {
+				t.Errorf("%s has no %s", typ, name)
+			}
+		}
+		for i := range typ.NumField() {
+			name := typ.Field(i).Name
+			if c.except[name] != "" {
+				continue
+			}
+			// fullDecision has something else than nothing in every member.
+			d := fullDecision()
+			f := reflect.ValueOf(c.at(d)).Elem().Field(i)
+			if f.IsZero() {
+				t.Errorf("%s.%s is zero in fullDecision", typ, name)
+			}
+			got := roundTrip(d)
+			if diff := cmp.Diff(f.Interface(), reflect.ValueOf(c.at(got)).Elem().Field(i).Interface(), sameRecord); diff != "" {
+				t.Errorf("%s.%s is not in the recording (-want +got):\n%s", typ, name, diff)
+			}
+		}
+	}
+}
+
+// TestTerms: the header names the terms of a cost, new ones last.
+func TestTerms(t *testing.T) {
+	if want := termsV1(); len(terms) < len(want) || !slices.Equal(terms[:len(want)], want) {
+		t.Errorf("terms %v; version 1 had %v", terms, want)
+	}
+	h := string(write(t, nil))
+	if want := fmt.Sprintf(`"rules":%d,"terms":["%s"]`, decide.Rules, strings.Join(terms, `","`)); !strings.Contains(h, want) {
+		t.Errorf("no %s in %s", want, h)
+	}
+}
+
+// TestAdditive: what a reader does not know is stepped over, and a decision that
+// may depend on it says that it cannot be made again.
+func TestAdditive(t *testing.T) {
+	d := fullDecision()
+	d.Unverifiable = ""
+	good := string(write(t, []Record{{Kind: KindDecision, Decision: d}, {Kind: KindOutcome, Outcome: fullOutcome()}}))
+	without := func(kind string) string {
+		var keep []string
+		for _, l := range strings.SplitAfter(good, "\n") {
+			if !strings.HasPrefix(l, `{"kind":"`+kind+`"`) {
+				keep = append(keep, l)
+			}
+		}
+		return strings.Join(keep, "")
+	}
+	in := func(old, add string) string {
+		if !strings.Contains(good, old) {
+			t.Fatalf("no %s in %s", old, good)
+		}
+		return strings.Replace(good, old, old+add, 1)
+	}
+	for _, c := range []struct{ name, in, want string }{
+		{"nothing", good, ""},
+		{"a kind", in(`"block_size_tokens":16}`+"\n", `{"kind":"moon","t_us":1}`+"\n"), ""},
+		{"a member of the header", in(`"source":"test"`, `,"moon":1`), ""},
+		{"a member of the outcome", in(`"kind":"outcome","t_us":0`, `,"moon":1`), ""},
+		{"a member of a leg", in(`"kind":"prefill"`, `,"moon":1`), ""},
+		{"a term", in(`"terms":["prefill"`, `,"moon"`), `term "moon"`},
+		{"a member of the facts", in(`"facts":{`, `"moon":1,`), `the decision has "moon"`},
+		{"a member of the decision", in(`"kind":"decision","t_us":0`, `,"moon":{"a":1}`), `the decision has "moon"`},
+		{"a member of a phase", in(`"prefill":{`, `"moon":1,`), `the decision has "moon"`},
+		{"a member of a candidate", in(`"rank":"d/dp1"`, `,"moon":1`), `the decision has "moon"`},
+		{"a member of the settings", in(`"revision":3`, `,"moon":1`), `the settings have "moon"`},
+		{"a weight", in(`"weights":{`, `"moon":1,`), `the settings have "moon"`},
+		{"a limit", in(`"busy":{`, `"moon":1,`), `the settings have "moon"`},
+		{"a member of a worker", in(`"worker":"p"`, `,"moon":1`), `worker p has "moon"`},
+		{"a member of the costs", in(`"kind":"costs","t_us":0`, `,"moon":1`), `the costs have "moon"`},
+		{"no costs", without("costs"), "costs revision 9 is not in the recording"},
+		{"no settings", without("settings"), "settings revision 3 is not in the recording"},
+		{"no workers", without("worker"), "description 1 of worker d is not in the recording"},
+		{"another policy", strings.Replace(good, `"decode_policy":"kv"`, `"decode_policy":"moon"`, 1), `policy "moon"`},
+		{"another fallback", strings.Replace(good, `"prefill_fallback":"error"`, `"prefill_fallback":"moon"`, 1), `fallback "moon"`},
+		{"another measure", strings.Replace(good, `"threshold_on":"isl"`, `"threshold_on":"moon"`, 1), `threshold on "moon"`},
+		{"another connector", strings.Replace(good, `"connector":"nixl","load`, `"connector":"moon","load`, 1), `connector "moon"`},
+		{"a worker's connector", strings.Replace(good, `"connector":"nixl","block`, `"connector":"moon","block`, 1), `worker d: connector "moon"`},
+		{"another engine", strings.Replace(good, `"engine":"vllm"`, `"engine":"moon"`, 1), `engine "moon"`},
+		{"another role", strings.Replace(good, `"role":"decode"`, `"role":"moon"`, 1), `role "moon"`},
+		{"another endpoint", strings.Replace(good, `"endpoint":"responses"`, `"endpoint":"moon"`, 1), `endpoint "moon"`},
+		{"another source", strings.Replace(good, `"isl_source":"ids"`, `"isl_source":"moon"`, 1), `length from "moon"`},
+		{"another force", strings.Replace(good, `"force":"local"`, `"force":"moon"`, 1), `path "moon"`},
+		{"converted before", in(`"kind":"decision","t_us":0`, `,"unverifiable":"so it was"`), "so it was"},
+	} {
+		if c.want != "" && c.in == good {
+			t.Errorf("%s: nothing was changed", c.name)
+		}
+		got, _, err := readAll([]byte(c.in), Options{})
+		if err != nil || len(got) != 2 {
+			t.Errorf("%s: %d records, %v", c.name, len(got), err)
+			continue
+		}
+		if why := got[0].Decision.Unverifiable; (c.want == "") != (why == "") || !strings.Contains(why, c.want) {
+			t.Errorf("%s: %q, want %q", c.name, why, c.want)
+		}
+		// What cannot be made again must not make anything break.
+		var p decide.Plan
+		decide.Choose(got[0].Decision.Input, &p)
+		if d := cmp.Diff(fullOutcome(), got[1].Outcome, sameRecord); d != "" {
+			t.Errorf("%s: another outcome:\n%s", c.name, d)
+		}
+	}
+	// A settings line counts from where it stands, a header forgets all.
+	second := `{"kind":"settings","t_us":1,"revision":3,"decode_policy":"kv","prefill_policy":"kv","threshold_tokens":7}` + "\n"
+	line := good[strings.Index(good, `{"kind":"decision"`):]
+	header, _, _ := strings.Cut(good, "\n")
+	got, _, err := readAll([]byte(good+second+line+header+"\n"+line), Options{})
+	if err != nil || len(got) != 6 {
+		t.Fatalf("%d records, %v", len(got), err)
+	}
+	if a, b, c := got[0].Decision, got[2].Decision, got[4].Decision; a.Settings.Rule.Threshold != 100 || b.Settings.Rule.Threshold != 7 || b.Unverifiable != "" || c.Unverifiable == "" {
+		t.Errorf("thresholds %d and %d; %q, %q", a.Settings.Rule.Threshold, b.Settings.Rule.Threshold, b.Unverifiable, c.Unverifiable)
+	}
+}
+
+// TestBookIsBounded: more descriptions than are kept make the book begin anew, and
+// the reader forget the oldest; the decisions all have what they refer to.
+func TestBookIsBounded(t *testing.T) {
+	const limit, n = 64, 400
+	book, d := NewBook(), fullDecision()
+	book.limit = limit
+	d.Unverifiable, d.Locals, d.Tokens = "", nil, nil
+	var p []byte
+	for i := range n {
+		w := *d.Input.DecodePeers[0].Worker
+		if i%3 > 0 { // else another pointer to the same description
+			w.Version = fmt.Sprint("0.", i)
+		}
+		d.Input.DecodePeers[0].Worker = &w
+		d.Revision = uint64(i / 2)
+		var err error
+		if p, err = book.AppendRecord(p, &Record{Kind: KindDecision, Decision: d}); err != nil {
+			t.Fatal(err)
+		}
+		if book.Len() > limit+4 || len(book.byWorker) > limit+4 {
+			t.Fatalf("the book has %d lines of %d workers", book.Len(), len(book.byWorker))
+		}
+	}
+	if book.Full() < 5 {
+		t.Errorf("the book was full %d times", book.Full())
+	}
+	r, err := NewReader(bytes.NewReader(append(write(t, nil), p...)), "t", Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	r.known.limit = 2 * limit
+	version := "0.32.0"
+	for i := range n {
+		var rec Record
+		if err := r.Next(&rec); err != nil {
+			t.Fatal(err)
+		}
+		if i%3 > 0 {
+			version = fmt.Sprint("0.", i)
+		}
+		if d := rec.Decision; d.Unverifiable != "" || d.Input.DecodePeers[0].Worker.Version != version {
+			t.Fatalf("decision %d: worker %+v, %q", i, d.Input.DecodePeers[0].Worker, d.Unverifiable)
+		}
+	}
+	if r.Stats().Forgotten == 0 {
+		t.Error("the reader kept all")
+	}
+	// Long ones are fewer.
+	var lines bytes.Buffer
+	lines.Write(write(t, nil))
+	for i := range 9 {
+		fmt.Fprintf(&lines, `{"kind":"worker","t_us":1,"n":%d,"worker":%q}`+"\n", i, strings.Repeat("w", 1000))
+	}
+	if r, err = NewReader(&lines, "t", Options{}); err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	r.known.bytes = 2100
+	if err := r.Next(new(Record)); !errors.Is(err, io.EOF) {
+		t.Error(err)
+	}
+	if k := r.known; r.Stats().Forgotten != 3 || len(k.newest.workers) != 1 || len(k.before.workers) != 2 {
+		t.Errorf("%+v, %d and %d descriptions", r.Stats(), len(k.newest.workers), len(k.before.workers))
+	}
+}
+
+// fill sets every member of v below to something: empty, the given ones, or
+// what is hard to write.
+func fill(v reflect.Value, r *rand.Rand, text string, figure float64) {
+	switch v.Kind() {
+	case reflect.Struct:
+		for i := range v.NumField() {
+			if v.Field(i).CanSet() {
+				fill(v.Field(i), r, text, figure)
+			}
+		}
+	case reflect.Slice:
+		if n := r.IntN(5); n > 0 {
+			v.Set(reflect.MakeSlice(v.Type(), n-1, n-1))
+		}
+		for i := range v.Len() {
+			fill(v.Index(i), r, text, figure)
+		}
+	case reflect.String:
+		v.SetString(strings.ToValidUTF8([]string{"", "w/dp0", text, "<a&b>\"\\\n\x7f", "é\u2028\xff"}[r.IntN(5)], "?"))
+	case reflect.Bool:
+		v.SetBool(r.IntN(2) == 0)
+	case reflect.Float64:
+		v.SetFloat([]float64{0, -1, figure, -figure, float64(r.IntN(1e6)) / 1000, math.Copysign(0, -1), r.NormFloat64(), math.Float64frombits(r.Uint64()), 1 << 53, 1e21, 1e-7, 999999, 1e6}[r.IntN(13)])
+	case reflect.Int, reflect.Int64:
+		v.SetInt(int64(r.IntN(2)) * int64(r.Uint64()))
+	case reflect.Uint8:
+		v.SetUint(uint64(r.IntN(len(kinds))))
+	case reflect.Uint32, reflect.Uint64:
+		v.SetUint(uint64(r.IntN(2)) * (r.Uint64() & (1<<v.Type().Bits() - 1)))
+	default:
+		panic("there is a " + v.Kind().String())
+	}
+}
+
+// readable makes of a value what JSON can hold: figures that it cannot are -1.
+func readable(v reflect.Value) {
+	switch v.Kind() {
+	case reflect.Struct:
+		for i := range v.NumField() {
+			if v.Field(i).CanSet() {
+				readable(v.Field(i))
+			}
+		}
+	case reflect.Slice:
+		for i := range v.Len() {
+			readable(v.Index(i))
+		}
+	case reflect.Float64:
+		if f := v.Float(); math.IsNaN(f) || math.IsInf(f, 0) {
+			v.SetFloat(-1)
+		}
+	default:
+	}
+}
+
+// members are those of a line as encoding/json reads it.
+func members(t *testing.T, line []byte) map[string]any {
+	t.Helper()
+	var m map[string]any
+	if err := json.Unmarshal(line, &m); err != nil {
+		t.Fatalf("%s: %v", line, err)
+	}
+	return m
+}
+
+// noZero fails on a member that could be left out.
+func noZero(t *testing.T, at string, v any, may ...string) {
+	t.Helper()
+	switch v := v.(type) {
+	case map[string]any:
+		for _, k := range slices.Sorted(maps.Keys(v)) {
+			if !slices.Contains(may, k) {
+				noZero(t, at+"."+k, v[k], may...)
+			}
+		}
+	case []any:
+		for i := range v {
+			if s, ok := v[i].(string); !ok || s != "" {
+				noZero(t, fmt.Sprint(at, ".", i), v[i], may...)
+			}
+		}
+	case float64:
+		if v == 0 && !math.Signbit(v) {
+			t.Errorf("%s is 0", at)
+		}
+	default:
+		if v == nil || reflect.ValueOf(v).IsZero() {
+			t.Errorf("%s is %v", at, v)
+		}
+	}
+}
+
+// FuzzOutcome: what encoding/json reads of an outcome's line is the outcome, and
+// nothing is written that is zero.
+func FuzzOutcome(f *testing.F) {
+	for i := range uint64(300) {
+		f.Add(i, "text", float64(i)/7)
+	}
+	f.Add(uint64(1), "\x00</script>\ufffd", math.NaN())
+	f.Fuzz(func(t *testing.T, seed uint64, text string, figure float64) {
+		r := rand.New(rand.NewPCG(seed, 1))
+		x := new(Outcome)
+		fill(reflect.ValueOf(x).Elem(), r, text, figure)
+		line := AppendOutcome([]byte("before"), 5*time.Microsecond, x)
+		line = bytes.TrimPrefix(line, []byte("before"))
+		var got outcomeLine
+		var head struct {
+			Kind Kind  `json:"kind"`
+			Time int64 `json:"t_us"`
+			*outcomeLine
+		}
+		head.outcomeLine = &got
+		if unknown, err := strict(line, &head); err != nil || unknown != "" || head.Kind != KindOutcome || head.Time != 5 {
+			t.Fatalf("%s: %v, unknown %s", line, err, unknown)
+		}
+		readable(reflect.ValueOf(x).Elem())
+		want := outcomeLine{x.ID, x.ReceivedUS, x.Stream, x.Result, slices.Clone(x.Legs), x.LegsOmitted, x.Notes, x.Continued}
+		for i := range want.Legs {
+			if k := &want.Legs[i]; k.Worker == firstOf(SplitRank(k.Rank)) {
+				k.Worker = ""
+			}
+		}
+		if d := cmp.Diff(want, got, sameRecord); d != "" {
+			t.Fatalf("%s\nis read otherwise (-want +got):\n%s", line, d)
+		}
+		m := members(t, line)
+		delete(m, "t_us")
+		noZero(t, "outcome", m, "itl")
+	})
+}
+
+func firstOf[T, U, V any](a T, _ U, _ V) T { return a }
+
+// FuzzDecision: the same of a decision with its settings and workers.
+func FuzzDecision(f *testing.F) {
+	for i := range uint64(300) {
+		f.Add(i, "text", float64(i)/7)
+	}
+	f.Add(uint64(1), "\x00</script>\ufffd", math.Inf(1))
+	f.Fuzz(func(t *testing.T, seed uint64, text string, figure float64) {
+		r := rand.New(rand.NewPCG(seed, 1))
+		d := fullDecision()
+		in := d.Input
+		facts, block := in.Facts, in.Decode.BlockSize*r.IntN(2)
+		fill(reflect.ValueOf(&in.Facts).Elem(), r, text, figure)
+		// What only connectors read is not recorded, and words are of their sets.
+		in.Facts = disagg.Facts{
+			Kind: in.Facts.Kind, Splittable: in.Facts.Splittable, ISL: in.Facts.ISL, Source: facts.Source, N: in.Facts.N, Prompts: in.Facts.Prompts,
+			Multimodal: in.Facts.Multimodal, Continues: in.Facts.Continues, ServerTools: in.Facts.ServerTools, PromptLogprobs: in.Facts.PromptLogprobs, MaxTokens: in.Facts.MaxTokens,
+		}
+		fill(reflect.ValueOf(&in.GaveUp).Elem(), r, text, figure)
+		for _, v := range []any{&d.ID, &d.RequestID, &d.Model, &d.Attempt, &d.BeganUS, &d.Locals, &d.Tokens, &d.Approximate, &d.Path, &d.Reason, &d.Error, &d.EffISL, &d.Cached, &d.DecodeRank, &d.PrefillRank} {
+			fill(reflect.ValueOf(v).Elem(), r, text, figure)
+		}
+		d.BlockSize = 1 + r.IntN(64)
+		session := r.Uint64() * uint64(r.IntN(2))
+		for _, p := range []*selector.Input{&in.Decode, &in.Prefill} {
+			p.ISL, p.BlockSize, p.SessionKey = in.Facts.ISL, block, session
+			fill(reflect.ValueOf(&p.Draw).Elem(), r, text, figure)
+			fill(reflect.ValueOf(&p.Turn).Elem(), r, text, figure)
+			for i := range p.Candidates {
+				fill(reflect.ValueOf(&p.Candidates[i]).Elem(), r, text, figure)
+				k := &p.Candidates[i]
+				k.Terms, k.Excluded, k.ExcludedCode, k.CacheUnknown = decision.Terms{}, "", "", false
+				if k.Rank == "" {
+					k.Rank = "x"
+				}
+				if !k.HasLoad {
+					k.Running, k.Waiting, k.KVUsage = 0, 0, -1
+				}
+			}
+		}
+		w := in.DecodePeers[0].Worker
+		for _, v := range []any{&w.Name, &w.Version, &w.ChatTokens, &w.Revision, &w.Slice, &w.BlockSize, &w.KVBlocks} {
+			fill(reflect.ValueOf(v).Elem(), r, text, figure)
+		}
+		book := NewBook()
+		line, err := book.AppendRecord(nil, &Record{Kind: KindDecision, Decision: d})
+		if err != nil {
+			t.Fatal(err)
+		}
+		all, reader, err := readAll(append(write(t, nil), line...), Options{})
+		if err != nil || len(all) != 1 || reader.Stats().Unknown != 0 {
+			t.Fatalf("%s: %d records, %v", line, len(all), err)
+		}
+		readable(reflect.ValueOf(in.Decode.Candidates))
+		readable(reflect.ValueOf(in.Prefill.Candidates))
+		if diff := cmp.Diff(d, all[0].Decision, sameRecord); diff != "" {
+			t.Fatalf("%s\nis read otherwise (-want +got):\n%s", line, diff)
+		}
+		m := members(t, line[bytes.LastIndexByte(line[:len(line)-1], '\n')+1:])
+		delete(m, "t_us")
+		noZero(t, "decision", m, "kv_blocks", "hashed_block_tokens", "facts", "decode", "prefill")
+	})
+}
+
+// TestExploredAgain: a decision that explores is made again from its recording, costs to
+// the last bit; without the draw, or what may be spared, it would come out otherwise.
+func TestExploredAgain(t *testing.T) {
+	d := fullDecision()
+	in := d.Input
+	d.Settings.Decode, d.Settings.Prefill = selector.KV, selector.KV
+	d.Settings.Busy, d.Settings.Rule = selector.Busy{}, decide.Rule{Threshold: 100, Auto: true, Connector: workers.ConnectorNIXL}
+	d.Settings.Weights.Temperature = 0
+	in.Rule, in.Force, in.GaveUp = d.Settings.Rule, "", ""
+	in.Facts = disagg.Facts{Kind: api.Completion, Splittable: true, ISL: 100, Source: disagg.FromIDs, N: 1, Prompts: 1, MaxTokens: 9}
+	law := cost.Law{1. / 3, 1. / 7, 0, 0, 0}
+	in.Costs = &cost.Model{Revision: 4, Local: law, Prefill: law, Transfer: law, Beyond: 1, Spare: 1e3 / 3}
+	for _, phase := range []*selector.Input{&in.Decode, &in.Prefill} {
+		phase.Policy, phase.Weights, phase.Busy = selector.KV, d.Settings.Weights, d.Settings.Busy
+		for i := range phase.Candidates {
+			phase.Candidates[i].KeptOut, phase.Candidates[i].Tried = "", false
+		}
+	}
+	d.Unverifiable = ""
+	var plan, again decide.Plan
+	decide.Choose(in, &plan)
+	if plan.Reason != decision.ReasonExplored {
+		t.Fatalf("%s because %s, %v: it does not explore", plan.Path, plan.Reason, plan.Err)
+	}
+	d.SetPlan(in, &plan)
+	all, _, err := readAll(write(t, []Record{{Kind: KindDecision, Decision: d}}), Options{})
+	if err != nil || len(all) != 1 || all[0].Decision.Unverifiable != "" {
+		t.Fatalf("%+v, %v", all, err)
+	}
+	got := all[0].Decision
+	decide.Choose(got.Input, &again)
+	if again.Path != plan.Path || again.Reason != plan.Reason || again.Costs != plan.Costs || got.Costs != plan.Costs || got.Reason != string(decision.ReasonExplored) {
+		t.Errorf("again %s because %s with %+v, recorded %s with %+v", again.Path, again.Reason, again.Costs, got.Reason, got.Costs)
+	}
+	got.Input.Explore = false
+	if decide.Choose(got.Input, &again); again.Path == plan.Path {
+		t.Errorf("%s also where it was not drawn", again.Path)
+	}
+}

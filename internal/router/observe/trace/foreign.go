@@ -1,0 +1,356 @@
+package trace
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/dynctl/dynctl/internal/router/cache/kvevent"
+)
+
+// dynamoLine is a line of Dynamo's KvRecorder: a RouterEvent with the
+// milliseconds since the recorder's start (Dynamo 1.6; older files lack dp_rank,
+// storage_tier and start_position).
+type dynamoLine struct {
+	Timestamp *int64       `json:"timestamp"`
+	Event     *dynamoEvent `json:"event"`
+}
+
+type dynamoEvent struct {
+	Worker  uint64 `json:"worker_id"`
+	Tier    string `json:"storage_tier,omitempty"`
+	Domain  string `json:"residency_domain,omitempty"`
+	Session string `json:"session_id,omitempty"`
+	Event   struct {
+		ID   uint64          `json:"event_id"`
+		DP   uint32          `json:"dp_rank"`
+		Data json.RawMessage `json:"data"`
+	} `json:"event"`
+}
+
+type dynamoData struct {
+	Stored *struct {
+		Parent *uint64       `json:"parent_hash"`
+		Start  *int64        `json:"start_position"`
+		Blocks []dynamoBlock `json:"blocks"`
+	} `json:"stored"`
+	Removed *struct {
+		Hashes []uint64 `json:"block_hashes"`
+	} `json:"removed"`
+}
+
+type dynamoBlock struct {
+	Name  uint64          `json:"block_hash"`
+	Local uint64          `json:"tokens_hash"`
+	Extra json.RawMessage `json:"mm_extra_info"`
+}
+
+func (r *Reader) parseDynamoEvent(p []byte, rec *Record) error {
+	var l dynamoLine
+	if err := json.Unmarshal(p, &l); err != nil {
+		return err
+	}
+	if l.Timestamp == nil || l.Event == nil {
+		return errors.New("a recorder line without \"timestamp\" and \"event\"")
+	}
+	if err := rec.setTime(millis(*l.Timestamp)); err != nil {
+		return err
+	}
+	d := l.Event
+	e := Event{ID: d.Event.ID, Tier: d.Tier, Domain: d.Domain, Session: d.Session, Start: -1}
+	data := bytes.TrimSpace(d.Event.Data)
+	if string(data) == `"cleared"` {
+		e.Op = Cleared
+	} else {
+		var v dynamoData
+		if err := json.Unmarshal(data, &v); err != nil {
+			return fmt.Errorf("event data: %w", err)
+		}
+		switch {
+		case v.Stored != nil && v.Removed == nil:
+			e.Op = Stored
+			if v.Stored.Parent != nil {
+				e.Parent, e.HasParent = *v.Stored.Parent, true
+			}
+			if v.Stored.Start != nil {
+				e.Start = max(-1, *v.Stored.Start)
+			}
+			extra := false
+			for _, b := range v.Stored.Blocks {
+				e.Names = append(e.Names, b.Name)
+				e.Locals = append(e.Locals, b.Local)
+				extra = extra || len(b.Extra) > 0 && string(b.Extra) != "null"
+			}
+			if extra {
+				all := make([]json.RawMessage, len(v.Stored.Blocks))
+				for i, b := range v.Stored.Blocks {
+					if all[i] = b.Extra; len(b.Extra) == 0 {
+						all[i] = json.RawMessage("null")
+					}
+				}
+				e.Extra, _ = json.Marshal(all) // what was decoded can be encoded
+			}
+		case v.Removed != nil && v.Stored == nil:
+			e.Op, e.Names = Removed, v.Removed.Hashes
+		default:
+			return errors.New("event data that is neither stored, removed nor \"cleared\"")
+		}
+	}
+	rec.Kind, rec.Event = KindEvent, e
+	rec.Rank = dynamoRank(d.Worker, d.Event.DP)
+	return nil
+}
+
+func dynamoRank(worker uint64, dp uint32) string { return fmt.Sprintf("worker-%d/dp%d", worker, dp) }
+
+// millis is ms in µs; out of range stays so.
+func millis(ms int64) int64 {
+	if ms > math.MaxInt64/1000 || ms < math.MinInt64/1000 {
+		return math.MaxInt64
+	}
+	return ms * 1000
+}
+
+// SplitRank takes a label "worker/dpN" apart; ok is false for another form.
+func SplitRank(label string) (worker string, dp int, ok bool) {
+	i := strings.LastIndex(label, "/dp")
+	if i <= 0 {
+		return label, 0, false
+	}
+	n, err := strconv.Atoi(label[i+3:])
+	if err != nil || n < 0 {
+		return label, 0, false
+	}
+	return label[:i], n, true
+}
+
+// AppendDynamoEvent appends an event record as a line of Dynamo's recorder.
+// workers gives names other than "worker-N" their numbers.
+func AppendDynamoEvent(dst []byte, rec *Record, workers map[string]uint64) ([]byte, error) {
+	if rec.Kind != KindEvent {
+		return dst, fmt.Errorf("a %s record has no form in Dynamo's recorder", rec.Kind)
+	}
+	name, dp, ok := SplitRank(rec.Rank)
+	if !ok {
+		return dst, fmt.Errorf("rank %q is not of the form worker/dpN", rec.Rank)
+	}
+	id, err := strconv.ParseUint(strings.TrimPrefix(name, "worker-"), 10, 64)
+	if err != nil || !strings.HasPrefix(name, "worker-") {
+		if id, ok = workers[name]; !ok {
+			return dst, fmt.Errorf("worker %q has no number", name)
+		}
+	}
+	e := &rec.Event
+	d := dynamoEvent{Worker: id, Tier: e.Tier, Domain: e.Domain, Session: e.Session}
+	d.Event.ID, d.Event.DP = e.ID, uint32(dp)
+	switch e.Op {
+	case Cleared:
+		d.Event.Data = json.RawMessage(`"cleared"`)
+	case Removed:
+		if d.Event.Data, err = json.Marshal(map[string]any{"removed": map[string]any{"block_hashes": append([]uint64{}, e.Names...)}}); err != nil {
+			return dst, err
+		}
+	case Stored:
+		var extra []json.RawMessage
+		if len(e.Extra) > 0 {
+			if err := json.Unmarshal(e.Extra, &extra); err != nil {
+				return dst, fmt.Errorf("extra: %w", err)
+			}
+		}
+		type stored struct {
+			Parent *uint64       `json:"parent_hash"`
+			Start  *int64        `json:"start_position,omitempty"`
+			Blocks []dynamoBlock `json:"blocks"`
+		}
+		s := stored{Blocks: make([]dynamoBlock, len(e.Names))}
+		if e.HasParent {
+			s.Parent = &e.Parent
+		}
+		if e.Start >= 0 {
+			s.Start = &e.Start
+		}
+		for i := range s.Blocks {
+			s.Blocks[i] = dynamoBlock{Name: e.Names[i], Local: e.Locals[i], Extra: json.RawMessage("null")}
+			if i < len(extra) {
+				s.Blocks[i].Extra = extra[i]
+			}
+		}
+		if d.Event.Data, err = json.Marshal(map[string]any{"stored": s}); err != nil {
+			return dst, err
+		}
+	default:
+		return dst, fmt.Errorf("an event that does %q", e.Op)
+	}
+	ms := rec.Time.Milliseconds()
+	return appendLine(dst, dynamoLine{Timestamp: &ms, Event: &d})
+}
+
+func appendLine(dst []byte, v any) ([]byte, error) {
+	p, err := json.Marshal(v)
+	if err != nil {
+		return dst, err
+	}
+	return append(append(dst, p...), '\n'), nil
+}
+
+// dynamoRequest is a line of a Dynamo request trace.
+type dynamoRequest struct {
+	Schema  string `json:"schema"`
+	Type    string `json:"event_type"`
+	AtMS    int64  `json:"event_time_unix_ms"`
+	Request *struct {
+		ID         string `json:"request_id"`
+		ReceivedMS *int64 `json:"request_received_ms"`
+		Model      string `json:"model,omitempty"`
+		OSL        int    `json:"output_tokens"`
+		Replay     *struct {
+			BlockSize int      `json:"trace_block_size"`
+			ISL       int      `json:"input_length"`
+			Hashes    []uint64 `json:"input_sequence_hashes"`
+		} `json:"replay"`
+	} `json:"request"`
+}
+
+func (r *Reader) parseDynamoRequest(p []byte, rec *Record) error {
+	var l dynamoRequest
+	if err := json.Unmarshal(p, &l); err != nil {
+		return err
+	}
+	switch {
+	case l.Schema != dynamoReqSchema:
+		return fmt.Errorf("schema %q in a file of %s", l.Schema, dynamoReqSchema)
+	case l.Type != "request_end":
+		r.stats.Skipped++ // tool calls and the like
+		return nil
+	case l.Request == nil || l.Request.Replay == nil:
+		return errors.New("a request_end without \"request\" and its \"replay\"")
+	}
+	q, v := l.Request, l.Request.Replay
+	at := l.AtMS
+	if q.ReceivedMS != nil && *q.ReceivedMS > 0 {
+		at = *q.ReceivedMS
+	}
+	if !r.based {
+		r.base, r.based = at, true
+	}
+	if err := rec.setTime(millis(at - r.base)); err != nil {
+		return err
+	}
+	rec.Kind = KindRequest
+	rec.Request = &Request{ID: q.ID, Model: q.Model, ISL: v.ISL, OSL: q.OSL, BlockSize: v.BlockSize, IDs: PrefixIDs, Blocks: v.Hashes}
+	if len(v.Hashes) == 0 {
+		rec.Request.BlockSize = 0
+	}
+	return rec.Request.check()
+}
+
+// AppendDynamoRequest appends a request record, whose ids must be prefix ids, as
+// a line of a Dynamo request trace that began at a time in Unix ms.
+func AppendDynamoRequest(dst []byte, rec *Record, beganMS int64) ([]byte, error) {
+	q := rec.Request
+	if rec.Kind != KindRequest || q == nil {
+		return dst, fmt.Errorf("a %s record has no form in a Dynamo request trace", rec.Kind)
+	}
+	at := beganMS + rec.Time.Milliseconds()
+	return appendLine(dst, map[string]any{
+		"schema": dynamoReqSchema, "event_type": "request_end", "event_time_unix_ms": at,
+		"request": map[string]any{
+			"request_id": q.ID, "request_received_ms": at, "model": q.Model, "output_tokens": q.OSL,
+			"replay": map[string]any{"trace_block_size": q.BlockSize, "input_length": q.ISL, "input_sequence_hashes": append([]uint64{}, q.Blocks...)},
+		},
+	})
+}
+
+// mooncakeLine is a line of a Mooncake request trace (FAST'25 release); one
+// hash id names a prefix of 512 tokens more, the last one may be partial.
+type mooncakeLine struct {
+	Timestamp *float64 `json:"timestamp"`
+	ISL       *int     `json:"input_length"`
+	OSL       int      `json:"output_length"`
+	Hashes    []uint64 `json:"hash_ids"`
+	Session   any      `json:"session_id,omitempty"`
+}
+
+func (r *Reader) parseMooncake(p []byte, rec *Record) error {
+	var l mooncakeLine
+	if err := json.Unmarshal(p, &l); err != nil {
+		return err
+	}
+	switch {
+	case l.Timestamp == nil || l.ISL == nil:
+		return errors.New("a Mooncake line without \"timestamp\" and \"input_length\" (delays between turns are not supported)")
+	case !(math.Abs(*l.Timestamp) < 1e15):
+		return fmt.Errorf("timestamp %v ms is out of range", *l.Timestamp)
+	}
+	rec.Kind, rec.Time = KindRequest, time.Duration(*l.Timestamp*float64(time.Millisecond))
+	rec.Request = &Request{ISL: *l.ISL, OSL: l.OSL, BlockSize: mooncakeBlock, IDs: PrefixIDs, Blocks: l.Hashes}
+	if len(l.Hashes) == 0 {
+		rec.Request.BlockSize = 0
+	}
+	switch s := l.Session.(type) {
+	case string:
+		rec.Request.Session = s
+	case float64:
+		rec.Request.Session = strconv.FormatFloat(s, 'f', -1, 64)
+	}
+	return rec.Request.check()
+}
+
+// AppendMooncake appends a request record as a line of a Mooncake trace; its
+// blocks must be prefix ids of 512 tokens.
+func AppendMooncake(dst []byte, rec *Record) ([]byte, error) {
+	q := rec.Request
+	if rec.Kind != KindRequest || q == nil {
+		return dst, fmt.Errorf("a %s record has no form in a Mooncake trace", rec.Kind)
+	}
+	if len(q.Blocks) > 0 && (q.BlockSize != mooncakeBlock || q.IDs != PrefixIDs) {
+		return dst, fmt.Errorf("a Mooncake trace has prefix ids of %d tokens, not %s ids of %d", mooncakeBlock, q.IDs, q.BlockSize)
+	}
+	ms := float64(rec.Time.Microseconds()) / 1000
+	l := mooncakeLine{Timestamp: &ms, ISL: &q.ISL, OSL: q.OSL, Hashes: append([]uint64{}, q.Blocks...)}
+	if q.Session != "" {
+		l.Session = q.Session
+	}
+	return appendLine(dst, l)
+}
+
+// captureLine is one ZeroMQ message of a KV event socket, as it was received.
+type captureLine struct {
+	Source string   `json:"src"`
+	AtNS   int64    `json:"recv_unix_ns"`
+	Frames [][]byte `json:"frames_b64"`
+}
+
+func (r *Reader) parseCapture(p []byte, rec *Record) error {
+	var l captureLine
+	if err := json.Unmarshal(p, &l); err != nil {
+		return err
+	}
+	if l.Source == "" || l.Frames == nil {
+		return errors.New("a capture line without \"src\" and \"frames_b64\"")
+	}
+	if strings.HasPrefix(l.Source, "replay:") {
+		r.stats.Skipped++ // the same batches once more
+		return nil
+	}
+	_, seq, payload, err := kvevent.ParseLive(l.Frames)
+	if err != nil {
+		return err
+	}
+	if !r.based {
+		r.base, r.based = l.AtNS, true
+	}
+	at := time.Duration(l.AtNS - r.base)
+	rec.Kind, rec.Time = KindBatch, at
+	rec.Rank = l.Source
+	if _, _, ok := SplitRank(l.Source); !ok {
+		rec.Rank += "/dp0"
+	}
+	rec.Batch = Batch{Seq: seq, Received: at, Payload: payload}
+	return nil
+}

@@ -1,0 +1,349 @@
+// Package attempt decides what follows when an attempt at a request has failed:
+// before the client got a byte another one elsewhere, one without remote prefill,
+// or the end, and in the middle of a stream that its rest comes from elsewhere, or
+// the end; and which workers are kept out of what follows.
+//
+// It is pure: the same history gives the same answer, no clock is read and
+// nothing is changed. Who asks carries the answer out, with all its effects on
+// budgets, metrics, events and the health of workers.
+package attempt
+
+import (
+	"slices"
+
+	"github.com/dynctl/dynctl/internal/router/placement/selector"
+	"github.com/dynctl/dynctl/internal/workers"
+	"github.com/dynctl/dynctl/internal/workers/health"
+)
+
+// Settings are what the operator has decided.
+type Settings struct {
+	// Attempts is how many there may be of one request.
+	Attempts int
+	// LocalPrefill says that a decode rank, of which there is one that can,
+	// prefills by itself when no prefill worker does.
+	LocalPrefill bool
+	// LocalWithoutParams says that it does so, too, when a prefill gave no
+	// transfer parameters.
+	LocalWithoutParams bool
+	// Continuations is how often the rest of one stream may come from another
+	// engine; 0 for never.
+	Continuations int
+}
+
+// Failure is a leg that failed.
+type Failure struct {
+	// Worker is the one that the leg was sent to. The state names the process:
+	// it is the same through all descriptions of a worker, and another one
+	// when a worker of the same name comes in its place.
+	Worker *workers.State
+	// Name is the worker's, for people: it may have left the fleet since.
+	Name   string
+	Phase  selector.Phase
+	Reason Reason
+	// Sent says that the engine may have read something of the request.
+	Sent bool
+	// Begun says that the client has a part of the leg's answer.
+	Begun bool
+	// Admission is the leave with which the leg was sent.
+	Admission health.Admission
+	// Other is the worker of the other leg where that had a part in this one.
+	Other *workers.State
+}
+
+// broke reports whether the engine broke while it worked on the request.
+func (f *Failure) broke() bool { return f.Sent && f.Reason.Means().Broke }
+
+// suspect is the worker of the other leg when either of the two may be at fault.
+func (f *Failure) suspect() *workers.State {
+	if f.Reason.Means().Mutual {
+		return f.Other
+	}
+	return nil
+}
+
+// Ban keeps a worker out of the further attempts of one request.
+type Ban struct {
+	Worker *workers.State
+	// Phase is the work that it is not given, "" for any.
+	Phase selector.Phase
+	// Why is for people.
+	Why string
+	// Suspect says that the fault may have been another worker's, or that there was
+	// none in this request. Suspects come back when their phase has nobody else.
+	Suspect bool
+}
+
+// History is what is known of the attempts of one request.
+type History struct {
+	// Attempts counts those that failed after they were begun: neither a worker
+	// that was sent nothing or had closed the connection nor workers that come
+	// back use one up.
+	Attempts int
+	// Continued counts how often the rest of the stream came from another engine.
+	// What is told of attempts is told since then.
+	Continued int
+	// Local says that remote prefill was given up.
+	Local bool
+	// Failures are the failed legs, oldest first.
+	Failures []Failure
+	// Bans are in force.
+	Bans []Ban
+}
+
+// Add puts a failure, which ended an attempt, into the history.
+func (h *History) Add(f Failure) {
+	h.Failures = append(h.Failures, f)
+	if f.Reason != Ejected && f.Reason != Stale {
+		h.Attempts++
+	}
+}
+
+// MayBeStale reports whether a connection that breaks at once may be called
+// stale: once in a phase, since an engine that breaks on the request itself looks
+// the same.
+func (h *History) MayBeStale(p selector.Phase) bool {
+	return !slices.ContainsFunc(h.Failures, func(f Failure) bool { return f.Reason == Stale && f.Phase == p })
+}
+
+// Reset empties the history and keeps its memory.
+func (h *History) Reset() {
+	clear(h.Failures)
+	clear(h.Bans)
+	*h = History{Failures: h.Failures[:0], Bans: h.Bans[:0]}
+}
+
+// Banned says why a worker is kept out of a phase; ok is false when it is not.
+func (h *History) Banned(w *workers.State, p selector.Phase) (why string, ok bool) {
+	return banned(h.Bans, w, p)
+}
+
+func banned(bans []Ban, w *workers.State, p selector.Phase) (why string, ok bool) {
+	for i := range bans {
+		if b := &bans[i]; b.Worker == w && (b.Phase == "" || b.Phase == p) {
+			why, ok = b.Why, true // the newest reason counts
+		}
+	}
+	return why, ok
+}
+
+// Step is what follows.
+type Step uint8
+
+// The steps.
+const (
+	// GiveUp: the client gets the error.
+	GiveUp Step = iota
+	// Retry: decide again, with the new bans.
+	Retry
+	// FallBack: decide again, without remote prefill.
+	FallBack
+	// Recall: decide again, with workers that are kept out no longer.
+	Recall
+	// Continue: decide anew, for the prompt with what the client has of the answer.
+	Continue
+)
+
+var stepNames = [...]string{"give up", "retry", "fall back to local prefill", "bring workers back", "go on elsewhere", "invalid"}
+
+// String is the step in words.
+func (s Step) String() string { return stepNames[min(int(s), len(stepNames)-1)] }
+
+// Next is the answer.
+type Next struct {
+	Step Step
+	// Bans replace those of the history.
+	Bans []Ban
+	// Free says that what failed was no attempt: no engine was asked.
+	Free bool
+	// Budgeted says that the step is taken out of the budget for retries; if that
+	// has no room, AfterNoBudget follows.
+	Budgeted bool
+	// Why says why there is no further attempt where the failure itself does
+	// not: NoBudget, NoAttempts, NoMoreTry, or "".
+	Why string
+}
+
+// Why a request is given up although another worker might do better.
+const (
+	NoBudget   = "the budget for retries is used up"
+	NoAttempts = "the attempts are used up"
+	NoMoreTry  = "two engines had broken while they worked on the request, and so did the next one"
+	NoMoreMove = "the stream has gone on elsewhere as often as it may (continue.moves)"
+)
+
+// Blamed lists the failures of a request that has failed, in which engines broke
+// while they worked on it, if two engines of one phase did and so did the one
+// more try that followed: then the request is as likely at fault as they are, and
+// its failures count against none of them. Where it succeeds in the end, or that
+// try was never made, they do.
+func Blamed(h *History) (list []*Failure) {
+	if !broken(h.Failures, selector.Prefill) && !broken(h.Failures, selector.Decode) {
+		return nil
+	}
+	for i := range h.Failures {
+		if f := &h.Failures[i]; f.broke() {
+			list = append(list, f)
+		}
+	}
+	return list
+}
+
+// broken reports whether two engines of a phase had broken on the request, and so
+// has the one more try that it had then. Those that have broken are kept out of
+// that try, as of any other, while there are others.
+func broken(failures []Failure, phase selector.Phase) (over bool) {
+	var first *workers.State
+	two := false
+	for i := range failures {
+		switch f := &failures[i]; {
+		case !f.broke() || f.Phase != phase:
+		case two:
+			over = true
+		case first == nil:
+			first = f.Worker
+		default:
+			two = f.Worker != first
+		}
+	}
+	return over
+}
+
+// AfterFailure says what follows the newest failure of a history. prefills are
+// the workers that could prefill but for their bans.
+func AfterFailure(h *History, s Settings, prefills []*workers.State) Next {
+	f := &h.Failures[len(h.Failures)-1]
+	if f.Reason.Means().Final {
+		return Next{Bans: h.Bans}
+	}
+	if f.Begun {
+		return afterCut(h, s, f)
+	}
+	switch f.Reason {
+	case Ended:
+		return Next{Step: FallBack, Bans: h.Bans}
+	case Stale:
+		return Next{Step: Retry, Free: true, Bans: h.Bans}
+	case Ejected:
+		// Once: who is ejected again and again would make a request go round.
+		again := slices.ContainsFunc(h.Failures[:len(h.Failures)-1], func(was Failure) bool { return was.Reason == Ejected && was.Worker == f.Worker })
+		return Next{Step: Retry, Free: true, Bans: append(slices.Clone(h.Bans), Ban{Worker: f.Worker, Phase: f.Phase, Why: string(Ejected), Suspect: !again})}
+	}
+	bans := ban(h.Bans, f)
+	over := broken(h.Failures, f.Phase)
+	alone := noneLeft(prefills, bans)
+	if alone {
+		if recalled := recall(bans, selector.Prefill); len(recalled) < len(bans) {
+			bans, alone = recalled, noneLeft(prefills, recalled)
+		}
+	}
+	mayFallBack := f.Phase == selector.Prefill && s.LocalPrefill && !h.Local
+	if alone && !mayFallBack {
+		var ok bool
+		bans, ok = again(h, bans, selector.Prefill)
+		alone = !ok
+	}
+	switch {
+	case over && !mayFallBack:
+		return Next{Bans: bans, Why: NoMoreTry}
+	case f.Reason == MissingParams && s.LocalWithoutParams:
+		return Next{Step: FallBack, Bans: bans}
+	case f.Reason == MissingParams:
+		return Next{Bans: bans}
+	case f.Phase == selector.Prefill && alone, h.Attempts >= s.Attempts, over:
+		if mayFallBack {
+			return Next{Step: FallBack, Bans: bans}
+		}
+		why := NoAttempts
+		if h.Attempts < s.Attempts {
+			why = ""
+		}
+		return Next{Bans: bans, Why: why}
+	}
+	return Next{Step: Retry, Bans: bans, Budgeted: true}
+}
+
+// afterCut says what follows a stream's leg of which the client has a part. The leg
+// has made progress, so that this is not taken for a request that breaks engines;
+// its worker may have the rest if nobody else can.
+func afterCut(h *History, s Settings, f *Failure) Next {
+	switch {
+	case s.Continuations == 0:
+		return Next{Bans: h.Bans}
+	case h.Continued >= s.Continuations:
+		return Next{Bans: h.Bans, Why: NoMoreMove}
+	}
+	const why = "broke off in the middle of this stream"
+	return Next{Step: Continue, Bans: []Ban{
+		{Worker: f.Worker, Phase: selector.Decode, Why: why, Suspect: true}, {Worker: f.Worker, Phase: selector.Prefill, Why: why, Suspect: true},
+	}}
+}
+
+// AfterNoBudget says what follows when there is no room in the budget for a retry
+// that is taken out of it.
+func AfterNoBudget(h *History) Next { return Next{Bans: h.Bans, Why: NoBudget} }
+
+// AfterNoChoice says what follows a decision that found nobody for a phase.
+func AfterNoChoice(h *History, p selector.Phase) Next {
+	bans := recall(h.Bans, p)
+	ok := len(bans) < len(h.Bans)
+	if !ok {
+		bans, ok = again(h, bans, p)
+	}
+	if ok {
+		return Next{Step: Recall, Bans: bans}
+	}
+	return Next{Bans: h.Bans}
+}
+
+// again is bans without those of one worker that has failed in a phase, for when
+// nobody else is left: of two or more the one that failed longest ago, which is
+// the likeliest to be well by now. One that has failed alone is not asked again.
+func again(h *History, bans []Ban, p selector.Phase) (rest []Ban, ok bool) {
+	var failed []*workers.State // by their last failure, newest first
+	for _, f := range slices.Backward(h.Failures) {
+		if f.Phase == p && f.Reason != Ejected && !slices.Contains(failed, f.Worker) {
+			failed = append(failed, f.Worker)
+		}
+	}
+	if len(failed) < 2 {
+		return bans, false
+	}
+	for _, w := range slices.Backward(failed) {
+		rest = slices.DeleteFunc(slices.Clone(bans), func(b Ban) bool { return b.Worker == w && b.Phase == p })
+		if len(rest) < len(bans) {
+			return rest, true
+		}
+	}
+	return bans, false
+}
+
+// ban adds those of a failure: of its worker, and when either leg may be at
+// fault of the other leg's, both as suspects.
+func ban(bans []Ban, f *Failure) []Ban {
+	bans = slices.Clone(bans)
+	b := Ban{Worker: f.Worker, Phase: f.Phase, Why: "failed in this request"}
+	if x := f.suspect(); x != nil {
+		b.Suspect, b.Why = true, "failed in this request, or the other leg's worker did"
+		other := b
+		other.Worker, other.Phase = x, selector.Prefill
+		if f.Phase == selector.Prefill {
+			other.Phase = selector.Decode
+		}
+		bans = append(bans, other)
+	}
+	return append(bans, b)
+}
+
+// recall is bans without the suspects of a phase.
+func recall(bans []Ban, p selector.Phase) []Ban {
+	return slices.DeleteFunc(slices.Clone(bans), func(b Ban) bool { return b.Suspect && b.Phase == p })
+}
+
+// noneLeft reports whether all prefill workers are banned.
+func noneLeft(prefills []*workers.State, bans []Ban) bool {
+	return !slices.ContainsFunc(prefills, func(w *workers.State) bool {
+		_, out := banned(bans, w, selector.Prefill)
+		return !out
+	})
+}

@@ -1,0 +1,388 @@
+package attempt
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
+
+	"github.com/dynctl/dynctl/internal/rig/property"
+	"github.com/dynctl/dynctl/internal/router/forward/upstream"
+	"github.com/dynctl/dynctl/internal/router/placement/selector"
+	"github.com/dynctl/dynctl/internal/workers"
+)
+
+const (
+	prefill = selector.Prefill
+	decode  = selector.Decode
+)
+
+// TestAfterFailure names each answer of the policy.
+func TestAfterFailure(t *testing.T) {
+	p1, p2, d1, d2 := &workers.State{}, &workers.State{}, &workers.State{}, &workers.State{}
+	both := []*workers.State{p1, p2}
+	usual := Settings{Attempts: 3, LocalPrefill: true}
+	out := func(w *workers.State, p selector.Phase) Ban { return Ban{Worker: w, Phase: p} }
+	suspect := func(w *workers.State, p selector.Phase) Ban { return Ban{Worker: w, Phase: p, Suspect: true} }
+	for _, c := range []struct {
+		name     string
+		history  History
+		failure  Failure
+		settings Settings
+		prefills []*workers.State
+		poor     bool // the budget is used up
+		want     Next
+	}{
+		{"another worker", History{Attempts: 1}, Failure{Worker: d1, Phase: decode, Reason: "connect"}, usual, both, false,
+			Next{Step: Retry, Budgeted: true, Bans: []Ban{out(d1, decode)}}},
+		{"nobody would do better", History{Attempts: 1}, Failure{Worker: d1, Phase: decode, Reason: Status4xx}, usual, both, false,
+			Next{}},
+		{"ejected meanwhile", History{Attempts: 3}, Failure{Worker: d1, Phase: decode, Reason: Ejected}, usual, both, true,
+			Next{Step: Retry, Free: true, Bans: []Ban{suspect(d1, decode)}}},
+		{"ejected meanwhile again", History{Attempts: 3, Failures: []Failure{{Worker: d1, Phase: decode, Reason: Ejected}}}, Failure{Worker: d1, Phase: decode, Reason: Ejected}, usual, both, true,
+			Next{Step: Retry, Free: true, Bans: []Ban{out(d1, decode)}}},
+		{"a stale connection", History{Attempts: 3}, Failure{Worker: d1, Phase: decode, Reason: Stale}, usual, both, true,
+			Next{Step: Retry, Free: true}},
+		{"no attempt left", History{Attempts: 3}, Failure{Worker: d1, Phase: decode, Reason: "reset"}, usual, both, false,
+			Next{Why: NoAttempts, Bans: []Ban{out(d1, decode)}}},
+		{"no budget", History{Attempts: 1}, Failure{Worker: d1, Phase: decode, Reason: "reset"}, usual, both, true,
+			Next{Why: NoBudget, Bans: []Ban{out(d1, decode)}}},
+		{"either may be at fault", History{Attempts: 1}, Failure{Worker: d1, Phase: decode, Reason: "timeout", Other: p1}, usual, both, false,
+			Next{Step: Retry, Budgeted: true, Bans: []Ban{suspect(p1, prefill), suspect(d1, decode)}}},
+		{"the last prefill worker is only a suspect", History{Attempts: 1}, Failure{Worker: d1, Phase: decode, Reason: "timeout", Other: p1}, usual, both[:1], false,
+			Next{Step: Retry, Budgeted: true, Bans: []Ban{suspect(d1, decode)}}},
+		{"the last prefill worker", History{Attempts: 1}, Failure{Worker: p1, Phase: prefill, Reason: "connect"}, usual, both[:1], true,
+			Next{Step: FallBack, Bans: []Ban{out(p1, prefill)}}},
+		{"the last prefill worker, and no fallback", History{Attempts: 1}, Failure{Worker: p1, Phase: prefill, Reason: "connect"}, Settings{Attempts: 3}, both[:1], false,
+			Next{Bans: []Ban{out(p1, prefill)}}},
+		{"both prefill workers failed: the decode rank prefills", History{Attempts: 2, Bans: []Ban{out(p1, prefill)}, Failures: []Failure{{Worker: p1, Phase: prefill, Reason: "connect"}}}, Failure{Worker: p2, Phase: prefill, Reason: "reset", Sent: true}, usual, both, true,
+			Next{Step: FallBack, Bans: []Ban{out(p1, prefill), out(p2, prefill)}}},
+		{"both prefill workers failed, and no fallback: the first may be well again", History{Attempts: 2, Bans: []Ban{out(p1, prefill)}, Failures: []Failure{{Worker: p1, Phase: prefill, Reason: "connect"}}}, Failure{Worker: p2, Phase: prefill, Reason: "reset", Sent: true}, Settings{Attempts: 3}, both, false,
+			Next{Step: Retry, Budgeted: true, Bans: []Ban{out(p2, prefill)}}},
+		{"another prefill worker", History{Attempts: 1}, Failure{Worker: p1, Phase: prefill, Reason: "connect"}, usual, both, false,
+			Next{Step: Retry, Budgeted: true, Bans: []Ban{out(p1, prefill)}}},
+		{"prefill failed in the last attempt", History{Attempts: 3}, Failure{Worker: p1, Phase: prefill, Reason: "connect"}, usual, both, true,
+			Next{Step: FallBack, Bans: []Ban{out(p1, prefill)}}},
+		{"a suspect beside a sure one", History{Attempts: 2, Bans: []Ban{suspect(p2, prefill), suspect(d2, decode)}}, Failure{Worker: p1, Phase: prefill, Reason: "connect"}, usual, both, false,
+			Next{Step: Retry, Budgeted: true, Bans: []Ban{suspect(d2, decode), out(p1, prefill)}}},
+		{"no parameters", History{Attempts: 1}, Failure{Worker: p1, Phase: prefill, Reason: MissingParams}, usual, both, false,
+			Next{Bans: []Ban{out(p1, prefill)}}},
+		{"no parameters, by policy local", History{Attempts: 3}, Failure{Worker: p1, Phase: prefill, Reason: MissingParams}, Settings{Attempts: 3, LocalWithoutParams: true}, both, true,
+			Next{Step: FallBack, Bans: []Ban{out(p1, prefill)}}},
+		{"two engines broke: one more try", History{Attempts: 2, Failures: []Failure{{Worker: d2, Phase: decode, Reason: "reset", Sent: true}}}, Failure{Worker: d1, Phase: decode, Reason: "timeout", Sent: true}, Settings{Attempts: 9}, both, false,
+			Next{Step: Retry, Budgeted: true, Bans: []Ban{out(d1, decode)}}},
+		{"three engines broke", History{Attempts: 3, Failures: []Failure{{Worker: d2, Phase: decode, Reason: Reset, Sent: true}, {Worker: p2, Phase: decode, Reason: Reset, Sent: true}}}, Failure{Worker: d1, Phase: decode, Reason: "timeout", Sent: true}, Settings{Attempts: 9}, both, false,
+			Next{Why: NoMoreTry, Bans: []Ban{out(d1, decode)}}},
+		{"one of three was not reached", History{Attempts: 3, Failures: []Failure{{Worker: d2, Phase: decode, Reason: Reset, Sent: true}, {Worker: p2, Phase: decode, Reason: "connect"}}}, Failure{Worker: d1, Phase: decode, Reason: "timeout", Sent: true}, Settings{Attempts: 9}, both, false,
+			Next{Step: Retry, Budgeted: true, Bans: []Ban{out(d1, decode)}}},
+		{"the phases are counted by themselves", History{Attempts: 3, Failures: []Failure{{Worker: p1, Phase: prefill, Reason: Reset, Sent: true}, {Worker: d2, Phase: decode, Reason: Reset, Sent: true}}}, Failure{Worker: d1, Phase: decode, Reason: "timeout", Sent: true}, Settings{Attempts: 9}, both, false,
+			Next{Step: Retry, Budgeted: true, Bans: []Ban{out(d1, decode)}}},
+		{"one engine twice is one engine", History{Attempts: 2, Failures: []Failure{{Worker: d1, Phase: decode, Reason: Reset, Sent: true}, {Worker: d1, Phase: decode, Reason: Reset, Sent: true}}}, Failure{Worker: d1, Phase: decode, Reason: "timeout", Sent: true}, Settings{Attempts: 9}, both, false,
+			Next{Step: Retry, Budgeted: true, Bans: []Ban{out(d1, decode)}}},
+		{"three prefill engines broke: the decode rank prefills", History{Attempts: 3, Failures: []Failure{{Worker: d2, Phase: prefill, Reason: Reset, Sent: true}, {Worker: p2, Phase: prefill, Reason: Reset, Sent: true}}}, Failure{Worker: p1, Phase: prefill, Reason: "reset", Sent: true}, Settings{Attempts: 9, LocalPrefill: true}, both, true,
+			Next{Step: FallBack, Bans: []Ban{out(p1, prefill)}}},
+		{"the first token ended the answer", History{Attempts: 3}, Failure{Worker: p1, Phase: prefill, Reason: Ended}, Settings{Attempts: 3}, both, true,
+			Next{Step: FallBack}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			h := c.history
+			h.Failures = append(h.Failures, c.failure)
+			got := AfterFailure(&h, c.settings, c.prefills)
+			if got.Budgeted && c.poor {
+				h.Bans = got.Bans
+				got = AfterNoBudget(&h)
+			}
+			for i := range got.Bans {
+				if slices.Contains(c.history.Bans, got.Bans[i]) {
+					continue
+				}
+				if got.Bans[i].Why == "" {
+					t.Errorf("a ban without a reason: %+v", got.Bans[i])
+				}
+				got.Bans[i].Why = ""
+			}
+			if d := cmp.Diff(c.want, got, sameWorker, sameLength); d != "" {
+				t.Errorf("-want +got:\n%s", d)
+			}
+		})
+	}
+}
+
+var (
+	sameWorker = cmp.Comparer(func(a, b *workers.State) bool { return a == b })
+	sameLength = cmp.Transformer("list", func(b []Ban) []Ban {
+		if len(b) == 0 {
+			return nil
+		}
+		return b
+	})
+)
+
+// TestAfterNoChoice: suspects of the phase that has nobody come back, all at
+// once, then those that failed, one by one, unless it was but one.
+func TestAfterNoChoice(t *testing.T) {
+	p1, d1, d2 := &workers.State{}, &workers.State{}, &workers.State{}
+	h := History{Bans: []Ban{{Worker: p1, Phase: prefill, Suspect: true}, {Worker: d1, Phase: decode, Suspect: true}, {Worker: d2, Phase: decode}}}
+	next := AfterNoChoice(&h, decode)
+	if next.Step != Recall || len(next.Bans) != 2 || len(h.Bans) != 3 {
+		t.Fatalf("%+v, left %+v", next, h.Bans)
+	}
+	h.Bans = next.Bans
+	h.Failures = []Failure{{Worker: d2, Phase: decode}, {Worker: d2, Phase: decode}, {Worker: p1, Phase: prefill}}
+	if next = AfterNoChoice(&h, decode); next.Step != GiveUp || len(next.Bans) != 2 {
+		t.Fatalf("%+v", next)
+	}
+	h.Bans = append(h.Bans, Ban{Worker: d1, Phase: decode})
+	h.Failures = append(h.Failures, Failure{Worker: d1, Phase: decode}, Failure{Worker: d2, Phase: decode})
+	for _, want := range []*workers.State{d1, d2} { // the one whose last failure is older comes first
+		next = AfterNoChoice(&h, decode)
+		if _, out := banned(next.Bans, want, decode); next.Step != Recall || out || len(next.Bans) != len(h.Bans)-1 {
+			t.Fatalf("%+v", next)
+		}
+		h.Bans = next.Bans
+	}
+	if next = AfterNoChoice(&h, decode); next.Step != GiveUp {
+		t.Fatalf("%+v", next)
+	}
+}
+
+// TestBlamed: two engines of a phase must have broken, and then the one more try.
+func TestBlamed(t *testing.T) {
+	a, b, third := &workers.State{}, &workers.State{}, &workers.State{}
+	for _, c := range []struct {
+		failures []Failure
+		want     int
+	}{
+		{nil, 0},
+		{[]Failure{{Worker: a, Reason: Reset, Sent: true}, {Worker: a, Reason: Reset, Sent: true}}, 0},
+		{[]Failure{{Worker: a, Reason: Reset, Sent: true}, {Worker: b, Reason: Connect}}, 0},
+		{[]Failure{{Worker: a, Reason: Reset, Sent: true, Phase: decode}, {Worker: b, Reason: Reset, Sent: true, Phase: decode}}, 0},
+		{[]Failure{{Worker: a, Reason: Reset, Sent: true, Phase: decode}, {Worker: b, Reason: Reset, Sent: true, Phase: decode}, {Worker: third, Reason: Connect, Phase: decode}}, 0},
+		{[]Failure{{Worker: a, Reason: Reset, Sent: true, Phase: prefill}, {Worker: b, Reason: Reset, Sent: true, Phase: decode}, {Worker: third, Reason: Reset, Sent: true, Phase: decode}}, 0},
+		{[]Failure{{Worker: a, Reason: Reset, Sent: true, Phase: decode}, {Worker: b, Reason: Reset, Sent: true, Phase: decode}, {Worker: third, Reason: Reset, Sent: true, Phase: decode}}, 3},
+		{[]Failure{{Worker: a, Reason: Reset, Sent: true, Phase: prefill}, {Worker: b, Reason: Reset, Sent: true, Phase: prefill}, {Worker: third, Reason: Reset, Sent: true, Phase: prefill}, {Worker: b, Reason: Reset, Sent: true, Phase: decode}}, 4},
+	} {
+		if got := Blamed(&History{Failures: c.failures}); len(got) != c.want {
+			t.Errorf("%+v: %d", c.failures, len(got))
+		}
+	}
+}
+
+// fleet is a router's work on one request, with engines that fail as drawn.
+type fleet struct {
+	prefills, decodes []*workers.State
+	sick              map[*workers.State]Reason // the reason, "kv" for KV that is gone
+	h                 History
+	budget            int
+}
+
+func (f *fleet) free(list []*workers.State, p selector.Phase) (free []*workers.State) {
+	for _, w := range list {
+		if _, out := f.h.Banned(w, p); !out {
+			free = append(free, w)
+		}
+	}
+	return free
+}
+
+// run tries until the policy ends it. It reports success and the legs sent.
+func (f *fleet) run(t *rapid.T, s Settings) (ok bool, legs int) {
+	pick := func(list []*workers.State) *workers.State {
+		return list[rapid.IntRange(0, len(list)-1).Draw(t, "pick")]
+	}
+	for steps := 1; ; steps++ {
+		if steps > 100 {
+			t.Fatalf("no end: %+v", f.h)
+		}
+		decodes, prefills := f.free(f.decodes, decode), f.free(f.prefills, prefill)
+		if len(decodes) == 0 {
+			next := AfterNoChoice(&f.h, decode)
+			if next.Step != Recall {
+				return false, legs
+			}
+			f.h.Bans = next.Bans
+			continue
+		}
+		d := pick(decodes)
+		legs++
+		fail := Failure{Worker: d, Phase: decode, Reason: f.sick[d]}
+		if len(prefills) > 0 && !f.h.Local {
+			p := pick(prefills)
+			switch why := f.sick[p]; {
+			case why == "kv" && fail.Reason == "":
+				fail.Reason, fail.Other = "status_5xx", p
+			case why == "kv":
+				fail.Other = p
+			case why != "":
+				fail = Failure{Worker: p, Phase: prefill, Reason: why}
+			default:
+				if fail.Reason != "" && fail.Reason != "connect" {
+					fail.Other = p
+				}
+			}
+		}
+		if fail.Reason == "" {
+			return true, legs
+		}
+		fail.Sent = fail.Reason != Connect
+		f.h.Add(fail)
+		if f.h.Attempts != legs {
+			t.Fatalf("%d attempts are counted, engines were asked %d times", f.h.Attempts, legs)
+		}
+		before := slices.Clone(f.h.Bans)
+		next := AfterFailure(&f.h, s, f.prefills)
+		if again := AfterFailure(&f.h, s, f.prefills); !cmp.Equal(next, again, sameWorker) {
+			t.Fatalf("asked twice: %+v and %+v", next, again)
+		}
+		if !cmp.Equal(before, f.h.Bans, sameWorker, sameLength) {
+			t.Fatalf("the question changed the history")
+		}
+		switch {
+		case next.Budgeted && f.budget == 0:
+			f.h.Bans = next.Bans
+			next = AfterNoBudget(&f.h)
+		case next.Budgeted:
+			f.budget--
+		}
+		if next.Step == Retry && f.h.Attempts >= s.Attempts {
+			t.Fatalf("retry after %d attempts of %d", f.h.Attempts, s.Attempts)
+		}
+		f.h.Bans = next.Bans
+		switch next.Step {
+		case GiveUp:
+			if next.Why == NoAttempts && legs < s.Attempts {
+				t.Fatalf("the attempts are used up after %d of %d", legs, s.Attempts)
+			}
+			return false, legs
+		case FallBack:
+			if f.h.Local {
+				t.Fatal("fell back twice")
+			}
+			f.h.Local = true
+		}
+		if _, out := f.h.Banned(fail.Worker, fail.Phase); !out && fail.Other == nil && next.Step != GiveUp {
+			t.Fatalf("a worker failed for certain and is not kept out: %+v", next)
+		}
+	}
+}
+
+// TestRequestsEnd: whatever fails, a request ends within its attempts, its
+// budget and the one fallback; and where somebody who is well could serve it,
+// there are attempts and budget enough and a decode rank may prefill, it is
+// served.
+func TestRequestsEnd(t *testing.T) {
+	property.Check(t, func(t *rapid.T) {
+		f := &fleet{sick: map[*workers.State]Reason{}}
+		well := false
+		reason := rapid.SampledFrom([]Reason{"", "", "connect", "timeout", "status_5xx", "kv"})
+		for range rapid.IntRange(0, 3).Draw(t, "prefills") {
+			w := &workers.State{}
+			f.prefills = append(f.prefills, w)
+			f.sick[w] = reason.Draw(t, "prefill")
+		}
+		for range rapid.IntRange(1, 4).Draw(t, "decodes") {
+			w := &workers.State{}
+			f.decodes = append(f.decodes, w)
+			if r := reason.Draw(t, "decode"); r != "kv" {
+				f.sick[w] = r
+			}
+			well = well || f.sick[w] == ""
+		}
+		s := Settings{Attempts: rapid.SampledFrom([]int{1, 3, 16}).Draw(t, "attempts"), LocalPrefill: rapid.Bool().Draw(t, "local")}
+		f.budget = rapid.SampledFrom([]int{0, 2, 100}).Draw(t, "budget")
+		budget := f.budget
+		ok, legs := f.run(t, s)
+		if most := min(s.Attempts, budget+1) + 1; legs > most {
+			t.Fatalf("%d attempts, %d allowed", legs, most)
+		}
+		for _, p := range []selector.Phase{prefill, decode} {
+			broke := map[*workers.State]bool{}
+			for _, x := range f.h.Failures {
+				if x.broke() && x.Phase == p {
+					broke[x.Worker] = true
+				}
+			}
+			if len(broke) > 3 {
+				t.Fatalf("%d engines broke in phase %s", len(broke), p)
+			}
+		}
+		breaking := 0
+		for _, w := range f.decodes {
+			if f.sick[w] != "" && f.sick[w] != "connect" {
+				breaking++
+			}
+		}
+		loses := slices.ContainsFunc(f.prefills, func(w *workers.State) bool { return f.sick[w] == "kv" })
+		if well && !ok && s.LocalPrefill && s.Attempts == 16 && budget == 100 && !loses && breaking <= 2 {
+			t.Fatalf("failed although a decode worker is well: %+v", f.h)
+		}
+	})
+}
+
+// TestMeanings: every reason is fit for a label and says nothing that contradicts
+// itself, and every way in which a leg gets no answer is one.
+func TestMeanings(t *testing.T) {
+	for r, m := range meanings {
+		if r == "" || strings.ToLower(string(r)) != string(r) || strings.ContainsAny(string(r), " -") {
+			t.Errorf("%q is not a fit label", r)
+		}
+		if m.Final && (m.Broke || m.Mutual) {
+			t.Errorf("%s: nobody would do better, and yet a worker is to blame: %+v", r, m)
+		}
+		if m.Mutual && !m.Broke {
+			t.Errorf("%s: either worker is at fault, and yet none broke: %+v", r, m)
+		}
+		if m.Broke && !m.Outcome.Failure() {
+			t.Errorf("%s: the engine broke, and its health does not show it: %+v", r, m)
+		}
+	}
+	for _, k := range []upstream.Kind{upstream.Connect, upstream.Timeout, upstream.Reset, upstream.Protocol, upstream.Canceled, upstream.Invalid} {
+		if _, ok := meanings[Reason(k)]; !ok {
+			t.Errorf("package upstream fails with %q, which means nothing here", k)
+		}
+	}
+	if m := Reason("other").Means(); m.Final || m.Broke || m.Outcome.Failure() {
+		t.Errorf("a reason that there is not means %+v", m)
+	}
+}
+
+// TestAfterCut: a stream that has begun goes on elsewhere as often as it may, and to
+// whoever broke off only when nobody else is left; what is tried for the rest counts
+// anew.
+func TestAfterCut(t *testing.T) {
+	a, b := &workers.State{}, &workers.State{}
+	h := &History{Attempts: 3, Failures: []Failure{{Worker: b, Phase: decode, Reason: Reset, Sent: true}}, Bans: []Ban{{Worker: b, Why: "x"}}}
+	cut := Failure{Worker: a, Phase: decode, Reason: Reset, Sent: true, Begun: true}
+	h.Add(cut)
+	if n := AfterFailure(h, Settings{Attempts: 3}, nil); n.Step != GiveUp {
+		t.Errorf("without leave: %+v", n)
+	}
+	n := AfterFailure(h, Settings{Attempts: 3, Continuations: 2}, nil)
+	if n.Step != Continue || n.Budgeted || n.Free {
+		t.Fatalf("%+v", n)
+	}
+	h.Bans = n.Bans
+	for _, p := range []selector.Phase{decode, prefill} {
+		if _, out := h.Banned(a, p); !out {
+			t.Errorf("the engine that broke off is asked for %s at once", p)
+		}
+		if back := AfterNoChoice(h, p); back.Step != Recall {
+			t.Errorf("nobody else is left for %s: %+v", p, back)
+		}
+	}
+	if _, out := h.Banned(b, decode); out {
+		t.Error("who failed before the answer began is out for its rest")
+	}
+	h.Continued = 2
+	if n := AfterFailure(h, Settings{Attempts: 3, Continuations: 2}, nil); n.Step != GiveUp || n.Why != NoMoreMove {
+		t.Errorf("%+v", n)
+	}
+	gone := cut
+	gone.Reason = Canceled
+	h.Add(gone)
+	if n := AfterFailure(h, Settings{Continuations: 9}, nil); n.Step != GiveUp {
+		t.Errorf("nobody waits for it: %+v", n)
+	}
+}

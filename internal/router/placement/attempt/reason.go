@@ -1,0 +1,111 @@
+package attempt
+
+import (
+	"github.com/dynctl/dynctl/internal/router/placement/decision"
+	"github.com/dynctl/dynctl/internal/workers/health"
+)
+
+// Reason is why a leg failed before the client got a byte: a closed set, fit for
+// metric labels.
+type Reason string
+
+// The reasons. Those of a leg that got no answer, in the words of package upstream:
+const (
+	Connect  Reason = "connect"
+	Timeout  Reason = "timeout"
+	Reset    Reason = "reset"
+	Protocol Reason = "protocol"
+	// Stale: the engine had closed the connection as idle when the request was
+	// sent, as far as anybody can tell. That is nobody's fault.
+	Stale Reason = "stale_connection"
+	// Canceled: nobody waits for the leg any more.
+	Canceled Reason = "canceled"
+	// Invalid: the leg itself cannot be sent.
+	Invalid Reason = "invalid"
+)
+
+// Those of an answer that is none:
+const (
+	Status5xx  Reason = "status_5xx"
+	Overloaded Reason = "overloaded" // 429
+	Status4xx  Reason = "status_4xx"
+	// Status3xx: a redirect is no prefill, and none of the client's business.
+	Status3xx Reason = "status_3xx"
+	// StreamError: the engine's stream begins with an error.
+	StreamError Reason = "stream_error"
+)
+
+// Those of a prefill whose KV cannot move although its answer is good:
+const (
+	// MissingParams: it says nothing of where its KV is.
+	MissingParams Reason = "missing_params"
+	// BadParams: what it says does not fit the prompt.
+	BadParams Reason = "bad_params"
+	// Restarted: it is of another process than the one that the decode leg was told to
+	// wait for.
+	Restarted Reason = "restarted"
+	// Ended: its first token ended the answer, which leaves no KV to move. That
+	// is nobody's fault.
+	Ended = Reason(decision.ReasonEnded)
+)
+
+// Those of a leg that was not sent:
+const (
+	// Moved: the rest of its stream is to come from elsewhere, because the worker is
+	// drained. That is nobody's fault.
+	Moved Reason = "moved"
+	// Ejected: between the choice and the dispatch the worker was ejected.
+	Ejected Reason = "ejected"
+	// NoConnector: the transfer could not be begun.
+	NoConnector Reason = "no_connector"
+)
+
+// Meaning is what a reason says, for the policy and for the health of the worker.
+type Meaning struct {
+	// Final: nobody else would do better.
+	Final bool
+	// Broke: if the leg was sent, the engine had taken the request on, and
+	// answered with an error of its own, broke off, or did not answer in time.
+	Broke bool
+	// Mutual: it may have failed so because of the other leg's worker. KV that
+	// cannot be fetched, or a rendezvous that nobody comes to, is told as an
+	// internal error or not at all.
+	Mutual bool
+	// Outcome is how the leg ended, for the health of its worker.
+	Outcome health.Outcome
+}
+
+// meanings is the one place that says what a failure means.
+var meanings = map[Reason]Meaning{
+	Connect:  {Outcome: health.ConnectError},
+	Timeout:  {Broke: true, Mutual: true, Outcome: health.Timeout},
+	Reset:    {Broke: true, Outcome: health.ServerError},
+	Protocol: {Broke: true, Outcome: health.ServerError},
+	Canceled: {Final: true, Outcome: health.Canceled},
+	Stale:    {Outcome: health.Canceled},
+	Invalid:  {Final: true, Outcome: health.Canceled},
+
+	Status5xx:   {Broke: true, Mutual: true, Outcome: health.ServerError},
+	Overloaded:  {Outcome: health.ClientError},
+	Status4xx:   {Final: true, Outcome: health.ClientError},
+	Status3xx:   {Outcome: health.ServerError},
+	StreamError: {Broke: true, Mutual: true, Outcome: health.ServerError},
+
+	MissingParams: {Outcome: health.Success},
+	BadParams:     {Outcome: health.Success},
+	Restarted:     {Outcome: health.Success},
+	Ended:         {Outcome: health.Success},
+
+	Moved:       {Outcome: health.Canceled},
+	Ejected:     {Outcome: health.Canceled},
+	NoConnector: {Outcome: health.Canceled},
+}
+
+// Means is what a reason says. Of one that there is not it is that another worker
+// may do better, and that nobody's health is concerned.
+func (r Reason) Means() Meaning {
+	if m, ok := meanings[r]; ok {
+		return m
+	}
+	return Meaning{Outcome: health.Canceled}
+}

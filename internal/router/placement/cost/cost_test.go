@@ -1,0 +1,331 @@
+package cost
+
+import (
+	"math"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/dynctl/dynctl/internal/rig/property"
+)
+
+// engine is how long a closed-form engine takes to compute n tokens, in ms.
+type engine func(n, context float64) float64
+
+// engines have laws that a fit's terms cannot say exactly, the last but one in part.
+var engines = map[string]engine{
+	// Chunks of 2,048 tokens, each with an overhead and dearer than the one before.
+	"chunks": func(n, _ float64) float64 {
+		ms := 0.0
+		for k := 1.0; n > 0; k++ {
+			part := min(n, 2048)
+			ms += 9 + part*(0.011+0.0008*k)
+			n -= part
+		}
+		return ms
+	},
+	// Under-used when little is asked of it.
+	"roofline": func(n, _ float64) float64 { return 6 + max(35, 0.022*n) },
+	// A power that is none of the terms.
+	"power": func(n, _ float64) float64 { return 11 + 0.0009*math.Pow(n, 1.33) },
+	// The square of the whole.
+	"square": func(n, context float64) float64 { return 4 + 0.012*n + 2e-7*(context*context-(context-n)*(context-n)) },
+}
+
+// outcome makes work at random, and how long it takes by an engine, with noise.
+func outcome(rng *rand.Rand, e engine, most int) (Work, float64) {
+	w := Work{Tokens: 16 + int(float64(most)*math.Pow(rng.Float64(), 2)), Queued: rng.IntN(3) * rng.IntN(8000), Running: rng.IntN(24)}
+	w.Context = w.Tokens + rng.IntN(8000)
+	ms := e(float64(w.Tokens), float64(w.Context)) + 0.7*e(float64(w.Queued), float64(w.Queued)) + 0.4*float64(w.Running)
+	return w, ms * math.Exp(0.1*rng.NormFloat64())
+}
+
+// taught is a learner that has seen outcomes of an engine and of transfers.
+func taught(rng *rand.Rand, e engine, n int) *Learner {
+	l := NewLearner(Objective{For: ForTTFT})
+	for i := range n {
+		now := time.Duration(i) * time.Second
+		for _, leg := range []Leg{LocalLeg, PrefillLeg} {
+			w, ms := outcome(rng, e, 24000)
+			l.Took(leg, &w, time.Duration(ms*float64(time.Millisecond)), now)
+		}
+		w := Work{Tokens: rng.IntN(24000), Queued: rng.IntN(2) * rng.IntN(8000), Running: rng.IntN(24)}
+		ms := (3 + 0.004*float64(w.Tokens) + 0.015*float64(w.Queued)) * math.Exp(0.1*rng.NormFloat64())
+		l.Took(TransferLeg, &w, time.Duration(ms*float64(time.Millisecond)), now)
+	}
+	return l
+}
+
+// TestTakesTheCheaperPath: on engines whose law is not that of the fit, the path that
+// a model says is cheaper is the cheaper one, or nearly: over many requests it loses
+// little to who knows the law.
+func TestTakesTheCheaperPath(t *testing.T) {
+	for name, e := range engines {
+		for seed := range uint64(10) {
+			rng := rand.New(rand.NewPCG(seed, 7))
+			m := taught(rng, e, 200).Model()
+			if m == nil {
+				t.Fatalf("%s: nothing is known", name)
+			}
+			var got, best, local, remote float64
+			for range 500 {
+				a, _ := outcome(rng, e, 24000)
+				q := Request{Local: a, Prefill: a, Transfer: Work{Tokens: a.Tokens, Queued: a.Queued, Running: a.Running}}
+				q.Prefill.Queued, q.Prefill.Running = rng.IntN(3)*rng.IntN(8000), rng.IntN(24)
+				took := func(w *Work) float64 {
+					return e(float64(w.Tokens), float64(w.Context)) + 0.7*e(float64(w.Queued), float64(w.Queued)) + 0.4*float64(w.Running)
+				}
+				l := took(&q.Local)
+				r := took(&q.Prefill) + 3 + 0.004*float64(q.Transfer.Tokens) + 0.015*float64(q.Transfer.Queued)
+				if c := m.Of(&q); c.Remote < c.Local {
+					got += r
+				} else {
+					got += l
+				}
+				best, local, remote = best+min(l, r), local+l, remote+r
+			}
+			if got > 1.05*best {
+				t.Errorf("%s, seed %d: %.0f ms, best %.0f, all local %.0f, all remote %.0f", name, seed, got, best, local, remote)
+			}
+		}
+	}
+}
+
+// TestStartValuesDoNotMatter: with all of what is assumed wrong by a factor of three
+// the model is nearly the same after some outcomes.
+func TestStartValuesDoNotMatter(t *testing.T) {
+	right := start
+	defer func() { start = right }()
+	for name, e := range engines {
+		model := func(factor float64) *Model {
+			for i := range start {
+				for k := range start[i] {
+					start[i][k] = factor * right[i][k]
+				}
+			}
+			return taught(rand.New(rand.NewPCG(3, 3)), e, 60).Model()
+		}
+		rng := rand.New(rand.NewPCG(4, 4))
+		want, low, high := model(1), model(1./3), model(3)
+		for range 200 {
+			w, _ := outcome(rng, e, 24000)
+			q := Request{Local: w, Prefill: w, Transfer: Work{Tokens: w.Tokens, Queued: w.Queued, Running: w.Running}}
+			c := want.Of(&q)
+			for _, m := range []*Model{low, high} {
+				o := m.Of(&q)
+				if math.Abs(o.Local-c.Local) > 0.05*c.Local+1 || math.Abs(o.Remote-c.Remote) > 0.05*c.Remote+1 {
+					t.Fatalf("%s: %+v costs %+v, with other start values %+v", name, q, c, o)
+				}
+			}
+		}
+	}
+}
+
+// TestModelProperties: more work never costs less, costs are numbers, and the same
+// inputs give the same costs without an allocation.
+func TestModelProperties(t *testing.T) {
+	property.Check(t, func(t *rapid.T) {
+		rng := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 1))
+		l := NewLearner(Objective{For: Aim(rapid.SampledFrom(Aims()).Draw(t, "aim")), TTFT: time.Second, ITL: 20 * time.Millisecond})
+		for i := range rapid.IntRange(12, 80).Draw(t, "outcomes") {
+			for leg := range legs {
+				w := Work{Tokens: rng.IntN(1 << rng.IntN(20)), Context: 1 << 20 * rng.IntN(2), Queued: rng.IntN(1 << rng.IntN(22)), Running: rng.IntN(300)}
+				l.Took(leg, &w, time.Duration(rng.ExpFloat64()*float64(time.Second)), time.Duration(i)*time.Second)
+			}
+			answer(l, rng.IntN(3000), time.Duration(rng.IntN(1e8)))
+		}
+		m := l.Model()
+		if m == nil {
+			t.Fatal("nothing is known")
+		}
+		work := func(name string) Work {
+			n := rapid.IntRange(0, 1<<20).Draw(t, name)
+			return Work{Tokens: n, Context: n + rapid.IntRange(0, 1<<20).Draw(t, name), Queued: rapid.IntRange(0, 1<<24).Draw(t, name), Running: rapid.IntRange(0, 1<<12).Draw(t, name)}
+		}
+		q := Request{Local: work("local"), Prefill: work("prefill"), Transfer: work("transfer")}
+		c := m.Of(&q)
+		if !(c.Local >= 0 && c.Remote >= 0) || math.IsInf(c.Local, 0) || math.IsInf(c.Remote, 0) {
+			t.Fatalf("%+v of %+v by %+v", c, q, m)
+		}
+		if again := m.Of(&q); again != c {
+			t.Fatalf("%v, then %v", c, again)
+		}
+		more := q
+		more.Local.Queued += 4096
+		more.Local.Running++
+		more.Prefill.Queued += 4096
+		more.Transfer.Running++
+		if o := m.Of(&more); o.Local < c.Local || o.Remote < c.Remote {
+			t.Fatalf("more work costs less: %v after %v by %+v", o, c, m)
+		}
+		if n := testing.AllocsPerRun(3, func() { c = m.Of(&q) }); n != 0 {
+			t.Fatalf("%v allocations", n)
+		}
+	})
+}
+
+// answer tells of an answer whose tokens come so long after each other.
+func answer(l *Learner, tokens int, gap time.Duration) (a Running) {
+	for n := range tokens {
+		l.Ran(&a, n+1, time.Duration(n)*gap)
+	}
+	l.Ended(&a, time.Second)
+	return a
+}
+
+// TestRunningAnswersCount: what answers wait for their tokens is known while they run,
+// and each token counts as much whether its answer has ended or not.
+func TestRunningAnswersCount(t *testing.T) {
+	gaps := func(ended bool, tokens int, ms int) float64 {
+		l := NewLearner(Objective{For: ForGoodput, TTFT: 2 * time.Second, ITL: 25 * time.Millisecond})
+		for range 40 * typical / tokens {
+			var a Running
+			for n := range tokens + 1 {
+				l.Ran(&a, n+1, time.Duration(n*ms)*time.Millisecond)
+			}
+			if ended {
+				l.Ended(&a, time.Second)
+				l.answers = typical // of one length: what a token counts is asked
+			}
+		}
+		return l.gaps
+	}
+	start, whole := tight*25, gaps(true, typical, 40)
+	if whole < start+0.5*(40-start) || whole > 40 {
+		t.Fatalf("after 40 answers with 40 ms between tokens there are %.1f, began with %.1f", whole, start)
+	}
+	for what, got := range map[string]float64{
+		"running": gaps(false, typical, 40), "short": gaps(true, 10, 40), "shorter than they are told in": gaps(true, 5, 40),
+	} {
+		if math.Abs(got-whole) > 1 {
+			t.Errorf("%s: %.1f ms, answers that have ended gave %.1f", what, got, whole)
+		}
+	}
+	if low := gaps(false, typical, 5); low > start-0.5*(start-5) {
+		t.Errorf("answers run with 5 ms between tokens, and %.1f are known", low)
+	}
+	l := NewLearner(Objective{For: ForGoodput, TTFT: time.Second, ITL: 20 * time.Millisecond})
+	a := answer(l, 1, time.Second)
+	if l.gaps != tight*20 || l.answers != typical {
+		t.Errorf("an answer of one token told of gaps: %+v", a)
+	}
+}
+
+// TestRevisions: a model comes when enough is known, never changes, and follows
+// another at most once a second; revisions of a router's models are all different.
+func TestRevisions(t *testing.T) {
+	all := NewLearners(Objective{For: ForGoodput, TTFT: time.Second, ITL: 20 * time.Millisecond})
+	a, b := all.Of("a"), all.Of("b")
+	if all.Of("a") != a || a == b {
+		t.Error("one learner a model")
+	}
+	w := Work{Tokens: 1000, Context: 1000}
+	teach := func(l *Learner, now time.Duration) (firsts int) {
+		for range EnoughComputed {
+			if l.Took(PrefillLeg, &w, 30*time.Millisecond, now) == Learned {
+				firsts++
+			}
+			if l.Took(TransferLeg, &w, 5*time.Millisecond, now) == Learned {
+				firsts++
+			}
+		}
+		return firsts
+	}
+	for range EnoughComputed {
+		a.Took(PrefillLeg, &w, time.Second, 0)
+	}
+	if a.Model() != nil {
+		t.Error("a model without a transfer")
+	}
+	if teach(a, 0) != 1 || teach(b, 0) != 1 {
+		t.Error("the first model is told of once")
+	}
+	first, kept := a.Model(), *a.Model()
+	if teach(a, every-1); a.Model() != first {
+		t.Error("two revisions within a second")
+	}
+	all.Aim(Objective{For: ForE2E})
+	teach(a, every)
+	if m := a.Model(); m == first || m.Revision <= b.Model().Revision || m.Stall != 1 || *first != kept {
+		t.Errorf("after a second: %+v, first %+v", m, first)
+	}
+	if k := all.Known()["b"]; k.Model != b.Model() || k.Prefill < EnoughComputed-1 || k.Local != 0 {
+		t.Errorf("known of b: %+v", k)
+	}
+	for i := range maxModels + 1 {
+		all.Of(string(rune('A' + i)))
+	}
+	if all.Of("one too many") != nil || all.Of("a") != a {
+		t.Error("the bound on models")
+	}
+}
+
+func TestParseSLO(t *testing.T) {
+	if ttft, itl, err := ParseSLO("itl=20ms, ttft=1.5s"); err != nil || ttft != 1500*time.Millisecond || itl != 20*time.Millisecond {
+		t.Errorf("%v %v %v", ttft, itl, err)
+	}
+	for _, text := range []string{"", "ttft=2s", "itl=25ms", "ttft=2s,itl=0", "ttft=2s,itl=-1s", "ttft=2s,itl=x", "ttft=2s,itl=25ms,e2e=1s", "ttft=2h,itl=1ms"} {
+		if _, _, err := ParseSLO(text); err == nil {
+			t.Errorf("%q is read", text)
+		}
+	}
+}
+
+// TestSpare: nobody explores while a limit is missed, and then until it is kept again.
+func TestSpare(t *testing.T) {
+	l := NewLearner(Objective{For: ForGoodput, TTFT: 2 * time.Second, ITL: 25 * time.Millisecond})
+	answers := func(n int, first, gap time.Duration) float64 {
+		for range n {
+			var a Running
+			for k := range 100 {
+				l.Ran(&a, k+1, time.Duration(k)*gap)
+			}
+			l.Ended(&a, first)
+		}
+		return l.spare()
+	}
+	for _, c := range []struct {
+		what       string
+		first, gap time.Duration
+		want       float64
+	}{
+		{"good", time.Second, 10 * time.Millisecond, 1000},
+		{"first tokens late", 3 * time.Second, 10 * time.Millisecond, 0},
+		{"good again", time.Second, 10 * time.Millisecond, 1000},
+		{"tokens late", time.Second, 40 * time.Millisecond, 0},
+		{"good once more", time.Second, 10 * time.Millisecond, 1000},
+	} {
+		if got := answers(1000, c.first, c.gap); got != c.want {
+			t.Errorf("%s: %v ms to spare, want %v", c.what, got, c.want)
+		}
+	}
+}
+
+// TestMayExplore: only where the dearer path costs at most 5 ms more, and neither path's
+// first token is near its limit.
+func TestMayExplore(t *testing.T) {
+	law := Law{0, 10, 0, 10, 0}
+	m := Model{Local: law, Prefill: law, Transfer: Law{4, 0, 0, 0, 0}, Stall: 1, Beyond: 1, Spare: 50}
+	q := func(running, queued int) *Request {
+		return &Request{
+			Local: Work{Tokens: 3000, Context: 3000, Running: running}, Transfer: Work{Tokens: 3000},
+			Prefill: Work{Tokens: 3000, Context: 3000, Queued: queued},
+		}
+	}
+	if !m.MayExplore(q(0, 0)) {
+		t.Error("nobody explores for 4 ms")
+	}
+	for what, q := range map[string]*Request{"the answers on the decode rank wait for 30 ms": q(1, 0), "the prefill rank's queue takes 2 ms": q(0, 200)} {
+		if m.MayExplore(q) {
+			t.Errorf("explored where %s", what)
+		}
+	}
+	if m.Spare = 32; m.MayExplore(q(0, 0)) {
+		t.Error("explored with a first token by the remote path after 34 ms, with 32 to spare")
+	}
+	if m.Spare = 0; m.MayExplore(&Request{}) {
+		t.Error("explored with nothing to spare")
+	}
+}

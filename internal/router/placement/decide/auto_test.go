@@ -1,0 +1,180 @@
+package decide
+
+import (
+	"math/rand/v2"
+	"strings"
+	"testing"
+
+	"github.com/dynctl/dynctl/internal/router/forward/disagg"
+	"github.com/dynctl/dynctl/internal/router/placement/cost"
+	"github.com/dynctl/dynctl/internal/router/placement/decision"
+	"github.com/dynctl/dynctl/internal/workers"
+)
+
+// priced is pair with a threshold that is auto and costs of 1 ms for 100 tokens,
+// wherever they are computed or wait, and 1 ms for a transfer.
+func priced(change ...func(*Input)) *Input {
+	in := pair(2048)
+	in.Rule.Auto = true
+	compute := cost.Law{0, 10, 0, 10, 0}
+	in.Costs = &cost.Model{Revision: 7, Local: compute, Prefill: compute, Transfer: cost.Law{1, 0, 0, 0, 0}, Stall: 1, Beyond: 1}
+	for _, c := range change {
+		c(in)
+	}
+	return in
+}
+
+func running(n int) func(*Input) {
+	return func(in *Input) { in.Decode.Candidates[0].ActiveRequests = n }
+}
+
+func queued(decode, prefill int) func(*Input) {
+	return func(in *Input) {
+		in.Decode.Candidates[0].PrefillTokens, in.Prefill.Candidates[0].PrefillTokens = decode, prefill
+	}
+}
+
+// TestAuto: the path that costs less is taken where both can be had and the costs are
+// known; what is forced, a gate, or what keeps a request whole goes before.
+func TestAuto(t *testing.T) {
+	for _, c := range []struct {
+		name          string
+		in            *Input
+		path          Path
+		reason        decision.Reason
+		local, remote float64 // ms; 0 where costs did not decide
+	}{
+		{"idle", priced(), Local, decision.ReasonLocalCheaper, 40.96, 41.96},
+		{"answers on the decode rank wait", priced(running(3)), Remote, decision.ReasonRemoteCheaper, 4 * 40.96, 41.96},
+		{"prompts wait on the prefill rank", priced(running(3), queued(0, 20000)), Local, decision.ReasonLocalCheaper, 4 * 40.96, 241.96},
+		{"prompts wait on the decode rank", priced(queued(1000, 0)), Remote, decision.ReasonRemoteCheaper, 50.96, 41.96},
+		{"below the threshold", priced(isl(1000), running(9)), Remote, decision.ReasonRemoteCheaper, 100, 11},
+		{"too little is known", priced(func(in *Input) { in.Costs = nil }), Remote, decision.ReasonAbove, 0, 0},
+		{"too little is known, short", priced(isl(1000), func(in *Input) { in.Costs = nil }), Local, decision.ReasonBelow, 0, 0},
+		{"not auto", priced(func(in *Input) { in.Rule.Auto = false }), Remote, decision.ReasonAbove, 0, 0},
+		{"forced", priced(func(in *Input) { in.Force = disagg.ForceRemote }), Remote, decision.ReasonForcedRemote, 0, 0},
+		{"forced local", priced(running(9), func(in *Input) { in.Force = disagg.ForceLocal }), Local, decision.ReasonForcedLocal, 0, 0},
+		{"whole", priced(running(9), func(in *Input) { in.Facts.N = 2 }), Local, decision.ReasonAnswers, 0, 0},
+		{"no length", priced(running(9), func(in *Input) { in.Facts.Source = disagg.FromNothing }), Local, decision.ReasonLengthUnknown, 0, 0},
+		{"prefill gate", priced(running(9), queued(0, 6000), func(in *Input) { in.Rule.PrefillGate = 5000 }), Local, decision.ReasonPrefillBusy, 409.6, 101.96},
+		{"decode gate", priced(func(in *Input) {
+			in.Rule.DecodeGate = .5
+			in.Decode.Candidates[0].HasLoad, in.Decode.Candidates[0].KVUsage = true, .9
+		}), Remote, decision.ReasonDecodeBusy, 40.96, 41.96},
+		{"no prefill rank", priced(func(in *Input) { in.Prefill.Candidates, in.PrefillPeers = nil, nil }), Local, decision.ReasonNoPrefill, 0, 0},
+		{"SGLang's decode rank cannot prefill", priced(func(in *Input) {
+			for _, w := range []*workers.Worker{in.DecodePeers[0].Worker, in.PrefillPeers[0].Worker} {
+				w.Engine, w.Connector = workers.SGLang, workers.ConnectorSGLang
+			}
+		}), Remote, decision.ReasonDecodeOnly, 40.96, 41.96},
+	} {
+		var p Plan
+		Choose(c.in, &p)
+		near := func(a, b float64) bool { return a-b < 1e-9 && b-a < 1e-9 }
+		if p.Path != c.path || p.Reason != c.reason || !near(p.Costs.Local, c.local) || !near(p.Costs.Remote, c.remote) || (p.CostRevision == 7) != (c.local > 0) {
+			t.Errorf("%s: %s, %s, %+v by %d; want %s, %s, %v, %v", c.name, p.Path, p.Reason, p.Costs, p.CostRevision, c.path, c.reason, c.local, c.remote)
+		}
+		var d decision.Decision
+		p.Fill(&d, c.in, 1)
+		if d.Predicted.LocalMS != p.Costs.Local || d.Predicted.RemoteMS != p.Costs.Remote || d.Predicted.CostRevision != p.CostRevision {
+			t.Errorf("%s: the receipt has %+v", c.name, d.Predicted)
+		}
+		if unknown := strings.Contains(d.ReasonText, "too little is known"); unknown != strings.HasPrefix(c.name, "too little") {
+			t.Errorf("%s: %s", c.name, d.ReasonText)
+		}
+	}
+}
+
+// TestExplore: a request that was drawn takes the dearer path where its costs allow it, and
+// nowhere else.
+func TestExplore(t *testing.T) {
+	drawn := func(in *Input) { in.Explore, in.Costs.Spare = true, 1000 }
+	for _, c := range []struct {
+		name   string
+		in     *Input
+		path   Path
+		reason decision.Reason
+	}{
+		{"drawn", priced(drawn), Remote, decision.ReasonExplored},
+		{"drawn, remote is cheaper", priced(drawn, queued(450, 0)), Local, decision.ReasonExplored},
+		{"not drawn", priced(drawn, func(in *Input) { in.Explore = false }), Local, decision.ReasonLocalCheaper},
+		{"too dear", priced(drawn, running(1)), Remote, decision.ReasonRemoteCheaper},
+		{"nothing to spare", priced(drawn, func(in *Input) { in.Costs.Spare = 0 }), Local, decision.ReasonLocalCheaper},
+		{"too little is known", priced(drawn, func(in *Input) { in.Costs = nil }), Remote, decision.ReasonAbove},
+		{"forced", priced(drawn, func(in *Input) { in.Force = disagg.ForceLocal }), Local, decision.ReasonForcedLocal},
+	} {
+		var p Plan
+		Choose(c.in, &p)
+		if p.Path != c.path || p.Reason != c.reason {
+			t.Errorf("%s: %s, %s, %+v; want %s, %s", c.name, p.Path, p.Reason, p.Costs, c.path, c.reason)
+		}
+		if words := p.Words(c.in); (p.Reason == decision.ReasonExplored) != strings.HasPrefix(words, "the dearer path, to learn of it: remote costs 4") {
+			t.Errorf("%s: %s", c.name, words)
+		}
+	}
+}
+
+// TestFewExplore: at most 1 % of requests are drawn, whatever their random numbers are
+// like.
+func TestFewExplore(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	const n = 100_000
+	for what, next := range map[string]func(i uint64) uint64{
+		"random": func(uint64) uint64 { return r.Uint64() }, "counted": func(i uint64) uint64 { return i }, "counted from above": func(i uint64) uint64 { return i << 40 },
+	} {
+		some := 0
+		for i := range uint64(n) {
+			if explored(next(i)) {
+				some++
+			}
+		}
+		if some < n/300 || some > n/130 {
+			t.Errorf("%s numbers: %d of %d explore", what, some, n)
+		}
+	}
+}
+
+// TestAutoAsksForBothPaths: what an outcome is set against is there as soon as the
+// threshold is auto, also before anything is known.
+func TestAutoAsksForBothPaths(t *testing.T) {
+	in := priced(running(2), queued(300, 500), func(in *Input) {
+		in.Costs = nil
+		in.Decode.Candidates[0].OverlapBlocks, in.Prefill.Candidates[0].OverlapBlocks = 32, 16
+		in.Prefill.Candidates[0].ActiveRequests = 5
+	})
+	var p Plan
+	Choose(in, &p)
+	want := cost.Request{
+		Local:    cost.Work{Tokens: 3072, Context: 4096, Queued: 300, Running: 2},
+		Prefill:  cost.Work{Tokens: 3584, Context: 4096, Queued: 500, Running: 5},
+		Transfer: cost.Work{Tokens: 3072, Queued: 300, Running: 2},
+	}
+	if p.Asked != want {
+		t.Errorf("%+v, want %+v", p.Asked, want)
+	}
+	if n := testing.AllocsPerRun(10, func() { Choose(in, &p) }); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
+
+func TestParseThreshold(t *testing.T) {
+	for text, want := range map[string]Threshold{
+		"0": {}, "2048": {Tokens: 2048}, "-1": {Tokens: -1}, "auto": {Tokens: 2048, Auto: true}, "auto:512": {Tokens: 512, Auto: true},
+	} {
+		got, err := ParseThreshold(text)
+		if err != nil || got != want || got.String() != text {
+			t.Errorf("%q: %+v (%s), %v", text, got, got, err)
+		}
+	}
+	for _, text := range []string{"", "x", "1.5", "auto:", "auto:0", "auto:-3", "auto:x", "auto:1:2", "Auto"} {
+		if _, err := ParseThreshold(text); err == nil {
+			t.Errorf("%q is read", text)
+		}
+	}
+	for text, want := range map[string]string{"512": "512", "auto:512": `"auto:512"`} {
+		th, _ := ParseThreshold(text)
+		if p, err := th.MarshalJSON(); err != nil || string(p) != want {
+			t.Errorf("%s: %s, %v", text, p, err)
+		}
+	}
+}

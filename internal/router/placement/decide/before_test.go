@@ -1,0 +1,153 @@
+package decide
+
+import (
+	"math/rand/v2"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/dynctl/dynctl/internal/rig/property"
+	"github.com/dynctl/dynctl/internal/router/forward/disagg"
+	"github.com/dynctl/dynctl/internal/router/placement/decision"
+	"github.com/dynctl/dynctl/internal/router/placement/selector"
+	"github.com/dynctl/dynctl/internal/workers"
+)
+
+// before is the choice as it was before pairs were chosen: the best decode rank,
+// whatever there is to prefill for it. ok is false where that went local only
+// because remote could not be had, or to another rank, or nowhere.
+func before(in *Input) (path Path, reason decision.Reason, decode, prefill int, ok bool) {
+	phase := in.Decode
+	usable := false
+	for i := range in.Prefill.Candidates {
+		usable = usable || in.Prefill.Candidates[i].KeptOut == ""
+	}
+	switch {
+	case len(in.PrefillPeers) == 0:
+		phase.Phase = selector.Aggregated
+	case in.Rule.Threshold > 0 || in.Force == disagg.ForceLocal || whole(&in.Facts) != "" || !usable:
+	case phase.Policy == selector.KVDynamo:
+		phase.Weights.OverlapCredit = 0
+	default:
+		phase.Weights.OverlapCredit *= in.Rule.LoadCredit
+	}
+	if phase.Weights != in.DecodePhase().Weights {
+		return // every prefill rank is busy: blocks that will be used count in full now
+	}
+	var rk selector.Ranking
+	selector.Rank(&phase, &rk)
+	d, any := rk.Best()
+	if !any {
+		return
+	}
+	c, f := &in.Rule, &in.Facts
+	to := in.DecodePeers[d].Worker
+	eff := f.ISL - CachedTokens(f.ISL, in.Decode.Candidates[d].OverlapBlocks, in.Decode.BlockSize)
+	connector := c.Connector
+	if connector == workers.ConnectorNone {
+		connector = to.Connector
+	}
+	alone := !(to.Role == workers.Decode && to.WireEngine() == workers.SGLang)
+	intact := mustStayWhole(in, to, connector)
+	p, remote, queued := -1, false, 0
+	if intact == "" {
+		phase := in.Prefill
+		phase.Veto = make([]string, len(in.PrefillPeers))
+		for i, k := range in.PrefillPeers {
+			from := k.Worker
+			if from == to || from.WireEngine() != to.WireEngine() || c.Connector == workers.ConnectorNone && from.Connector != to.Connector ||
+				from.BlockSize != 0 && to.BlockSize != 0 && from.BlockSize != to.BlockSize ||
+				!carries(connector, f.Kind, from) || f.Kind.IsChat() && from.ChatDiffers(to) {
+				phase.Veto[i] = "does not fit"
+			}
+		}
+		selector.Rank(&phase, &rk)
+		if p, remote = rk.Best(); remote {
+			queued = in.Prefill.Candidates[p].PrefillTokens
+		} else {
+			p = -1
+		}
+	}
+	path, reason = Local, decision.ReasonBelow
+	switch {
+	case in.Force == disagg.ForceRemote:
+		path, reason = Remote, decision.ReasonForcedRemote
+	case c.Threshold <= 0:
+		path, reason = Remote, decision.ReasonAlways
+	case f.Source == disagg.FromNothing:
+		reason = decision.ReasonLengthUnknown
+	case c.On == OnISL && f.ISL >= c.Threshold:
+		path, reason = Remote, decision.ReasonISLAbove
+	case c.On == OnISL:
+		reason = decision.ReasonISLBelow
+	case eff >= c.Threshold:
+		path, reason = Remote, decision.ReasonAbove
+	}
+	if in.Force != disagg.ForceRemote {
+		k := &in.Decode.Candidates[d]
+		if path == Local && c.DecodeGate > 0 && k.HasLoad && k.KVUsage > c.DecodeGate {
+			path, reason = Remote, decision.ReasonDecodeBusy
+		}
+		if path == Remote && c.PrefillGate > 0 && remote && queued > c.PrefillGate {
+			path, reason = Local, decision.ReasonPrefillBusy
+		}
+	}
+	switch {
+	case in.Force == disagg.ForceLocal:
+		path, reason = Local, decision.ReasonForcedLocal
+	case intact != "":
+		path, reason = Local, intact
+	}
+	if path == Local && !alone && intact == "" && in.Force != disagg.ForceLocal && remote {
+		path, reason = Remote, decision.ReasonDecodeOnly
+	}
+	return path, reason, d, p, path == Remote && remote || path == Local && alone
+}
+
+// Where the best decode rank could do what the rule wanted, the pair is the one
+// that was chosen before. Where it could not, no pair is chosen that cannot, and
+// nothing falls back as long as one can.
+func TestPairs(t *testing.T) {
+	var same, other, better int
+	var p, again Plan
+	property.Check(t, func(t *rapid.T) {
+		in := someInput(rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "fleet and request"), 11)))
+		path, reason, decode, prefill, ok := before(in)
+		Choose(in, &p)
+		if ok {
+			same++
+			if p.Path != path || p.Reason != reason || p.DecodeIndex != decode || p.PrefillIndex != prefill {
+				t.Fatalf("%s because %s on %d from %d, before %s because %s on %d from %d", p.Path, p.Reason, p.DecodeIndex, p.PrefillIndex, path, reason, decode, prefill)
+			}
+		} else {
+			other++
+			if p.Err == nil && !p.Reason.Degraded() {
+				better++
+			}
+		}
+		Choose(in, &again)
+		if line(in, &p) != line(in, &again) {
+			t.Fatal("the same input gives another plan")
+		}
+		if p.Err == nil && p.Path == Remote && in.pairs(p.PrefillIndex, p.DecodeIndex, p.Connector) != (unpaired{}) {
+			t.Fatalf("%s and %s are no pair: %+v", in.Prefill.Candidates[p.PrefillIndex].Rank, in.Decode.Candidates[p.DecodeIndex].Rank, in.pairs(p.PrefillIndex, p.DecodeIndex, p.Connector))
+		}
+		if !p.Reason.Degraded() {
+			return
+		}
+		for d := range in.DecodePeers {
+			if !in.Decode.Eligible(d) {
+				continue
+			}
+			w := in.wish(d)
+			for i := range in.PrefillPeers {
+				if in.Prefill.Eligible(i) && w.path == Remote && in.pairs(i, d, w.connector) == (unpaired{}) {
+					t.Fatalf("%s, and yet %s could prefill for %s", p.Reason, in.Prefill.Candidates[i].Rank, in.Decode.Candidates[d].Rank)
+				}
+			}
+		}
+	})
+	if same == 0 || other == 0 || better == 0 {
+		t.Errorf("%d as before, %d otherwise, of which %d are served as the rule wants", same, other, better)
+	}
+}

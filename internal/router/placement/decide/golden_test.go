@@ -1,0 +1,185 @@
+package decide
+
+import (
+	"bufio"
+	"bytes"
+	"compress/gzip"
+	"flag"
+	"fmt"
+	"hash/fnv"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strconv"
+	"testing"
+
+	"github.com/dynctl/dynctl/internal/router/forward/disagg"
+	"github.com/dynctl/dynctl/internal/router/placement/decision"
+	"github.com/dynctl/dynctl/internal/router/placement/selector"
+	"github.com/dynctl/dynctl/internal/router/request/api"
+	"github.com/dynctl/dynctl/internal/workers"
+)
+
+var update = flag.Bool("update", false, "write the golden decisions anew")
+
+const (
+	goldenDecisions = 5000
+	goldenFile      = "testdata/decisions.txt.gz"
+)
+
+// TestDecisionsOnEveryPlatform makes decisions that were made before, on another
+// machine: path, ranks, and every cost to the last bit are those of the file.
+// Go may compute x*y+z in one rounding where the processor can (arm64, and amd64
+// with GOAMD64=v3), so a sum that allows it fails here on one of them.
+func TestDecisionsOnEveryPlatform(t *testing.T) {
+	var got bytes.Buffer
+	rng := rand.New(rand.NewPCG(7, 2026))
+	var p Plan
+	for i := range goldenDecisions {
+		in := someInput(rng)
+		Choose(in, &p)
+		fmt.Fprintf(&got, "%d %s\n", i, line(in, &p))
+	}
+	if *update {
+		writeGolden(t, got.Bytes())
+	}
+	file, err := os.Open(filepath.FromSlash(goldenFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	z, err := gzip.NewReader(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want, have := bufio.NewScanner(z), bufio.NewScanner(&got)
+	lines, wrong := 0, 0
+	for have.Scan() {
+		if !want.Scan() {
+			t.Fatalf("the file ends after %d decisions: %v", lines, want.Err())
+		}
+		if lines++; want.Text() != have.Text() {
+			if wrong++; wrong <= 5 {
+				t.Errorf("want %s\n      got %s", want.Text(), have.Text())
+			}
+		}
+	}
+	if want.Scan() || lines != goldenDecisions || wrong > 0 {
+		t.Errorf("%d of %d decisions are others", wrong, lines)
+	}
+}
+
+func writeGolden(t *testing.T, text []byte) {
+	t.Helper()
+	var out bytes.Buffer
+	z, err := gzip.NewWriterLevel(&out, gzip.BestCompression)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := z.Write(text); err != nil {
+		t.Fatal(err)
+	}
+	if err := z.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.FromSlash(goldenFile), out.Bytes(), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// line is a plan in one line: what was chosen with its costs in hex, and a digest
+// of both rankings whole.
+func line(in *Input, p *Plan) string {
+	digest := fnv.New32a()
+	chosen := func(s *selector.Input, r *selector.Ranking, i int) string {
+		fmt.Fprint(digest, r.Verdict, r.Policy, r.Order, r.Eligible, r.Tied, r.TieBreak, r.Sampled)
+		for k := 0; r.Policy != "" && k < len(s.Candidates); k++ {
+			fmt.Fprintf(digest, " %x %s", s.Candidates[k].Cost, s.Why(k))
+		}
+		if i < 0 {
+			return "- -"
+		}
+		return s.Candidates[i].Rank + " " + strconv.FormatFloat(s.Candidates[i].Cost, 'x', -1, 64)
+	}
+	d, f := chosen(&in.Decode, &p.Decode, p.DecodeIndex), chosen(&in.Prefill, &p.Prefill, p.PrefillIndex)
+	path := string(p.Path)
+	if p.Err != nil {
+		path = "error"
+	}
+	return fmt.Sprintf("%s %s %d %d %s %s %08x", path, p.Reason, p.CachedTokens, p.PrefillCached, d, f, digest.Sum32())
+}
+
+// someInput is a fleet and a request as rng has them. Few of its figures are
+// powers of two: only sums that are rounded show how they are rounded.
+func someInput(rng *rand.Rand) *Input {
+	one := func(of ...float64) float64 { return of[rng.IntN(len(of))] }
+	isl := rng.IntN(9000)
+	in := &Input{
+		Rule: Rule{
+			Threshold: []int{0, 0, 500, 2048}[rng.IntN(4)], On: []Measure{OnEffISL, OnEffISL, OnISL, ""}[rng.IntN(4)],
+			Fallback:    []Fallback{FallbackLocal, FallbackLocal, FallbackLocal, FallbackError}[rng.IntN(4)],
+			PrefillGate: []int{0, 0, 4000}[rng.IntN(3)], DecodeGate: one(0, 0, 0.7), LoadCredit: LoadCredit,
+		},
+		Facts: disagg.Facts{
+			Kind: []api.Kind{api.Chat, api.Chat, api.Chat, api.Completion, api.Completion, api.Completion, api.Messages, api.Generate}[rng.IntN(8)], Splittable: rng.IntN(40) > 0,
+			ISL: isl, Source: []disagg.Source{disagg.FromIDs, disagg.FromLocal, disagg.FromLocal, disagg.FromLocal, disagg.FromEstimate, disagg.FromEstimate, disagg.FromNothing}[rng.IntN(7)],
+			N: 1 + rng.IntN(40)/39, Prompts: 1 + rng.IntN(40)/39, MaxTokens: int64(rng.IntN(40)) - 1, MinTokens: -1,
+		},
+		Force: []disagg.Force{disagg.Auto, disagg.Auto, disagg.Auto, disagg.Auto, disagg.Auto, disagg.Auto, disagg.Auto, disagg.Auto, disagg.ForceLocal, disagg.ForceRemote}[rng.IntN(10)],
+	}
+	weights := selector.DefaultWeights()
+	if rng.IntN(3) > 0 {
+		weights = selector.Weights{
+			OverlapCredit: one(1, 0.9, 2.0/3), CreditDecay: one(0, 0.3, 1.1), PrefillLoadScale: one(1, 0.7, 1.3), Queue: one(0, 0.1, 1.0/3),
+			DecodeLoad: one(0, 0.01, 1.0/7), Spread: one(0, 0.003), ActiveRequest: one(0, 0.6, 1.9), Temperature: one(0, 0, 0.2, 0.9),
+		}
+	}
+	block := []int{16, 7, 48, 64, 100}[rng.IntN(5)]
+	busy := selector.Busy{DecodeBlocksShare: one(0, 0.8), PrefillTokens: []int{0, 6000}[rng.IntN(2)], Waiting: []int{0, 6}[rng.IntN(2)], KVUsage: one(0, 0.9)}
+	policy := func() selector.Policy {
+		if rng.IntN(3) > 0 {
+			return selector.KV
+		}
+		return selector.Policies()[rng.IntN(len(selector.Policies()))]
+	}
+	connectors := []workers.Connector{
+		workers.ConnectorNIXL, workers.ConnectorNIXL, workers.ConnectorNIXL, workers.ConnectorNIXL, workers.ConnectorNIXL,
+		workers.ConnectorNIXL, workers.ConnectorLMCache, workers.ConnectorLMCache, workers.ConnectorSharedStorage, workers.ConnectorNone,
+	}
+	fill := func(s *selector.Input, peers *[]disagg.Peer, phase selector.Phase, role workers.Role) {
+		*s = selector.Input{
+			Phase: phase, Policy: policy(), Weights: weights, Busy: busy, ISL: isl, BlockSize: block,
+			SessionKey: rng.Uint64() >> (63 * rng.IntN(2)), Draw: rng.Uint64(), Turn: rng.Uint64() >> 40,
+		}
+		for n := range min(rng.IntN(30), 1+rng.IntN(6)) {
+			w := &workers.Worker{
+				Name: fmt.Sprintf("%s-%d", role, n), Engine: workers.VLLM, Role: role, Connector: connectors[rng.IntN(len(connectors))],
+				BlockSize: block, Version: []string{"", "0.31.0", "0.32.0"}[rng.IntN(3)], ChatTokens: []string{"", "37:9c", "38:aa"}[rng.IntN(8)/6+rng.IntN(8)/7],
+			}
+			if rng.IntN(8) == 0 {
+				w.Engine, w.Connector = workers.SGLang, workers.ConnectorSGLang
+			}
+			for dp := range 1 + rng.IntN(6)/5 {
+				c := decision.Candidate{
+					Rank: fmt.Sprintf("%s/dp%d", w.Name, dp), Slot: uint32(len(s.Candidates)), OverlapBlocks: rng.IntN(isl/block + 2), ActiveRequests: rng.IntN(9),
+					PrefillTokens: rng.IntN(8000), DecodeBlocks: rng.IntN(3000), FreshTokens: rng.IntN(300000), LastTurn: rng.Uint64() >> 50,
+					ResidentBlocks: rng.IntN(4000), KVBlocks: rng.IntN(4000), HasLoad: rng.IntN(5) > 0, Running: rng.IntN(8), Waiting: rng.IntN(8), KVUsage: rng.Float64(),
+				}
+				if rng.IntN(4) == 0 { // as its neighbour, so that something else decides
+					c.OverlapBlocks, c.PrefillTokens, c.DecodeBlocks, c.FreshTokens, c.ActiveRequests = 0, 0, 0, 0, 0
+				}
+				switch rng.IntN(20) {
+				case 0:
+					c.KeptOut = "draining"
+				case 1:
+					c.KeptOut, c.Tried = "failed in this request", true
+				}
+				s.Candidates = append(s.Candidates, c)
+				*peers = append(*peers, disagg.Peer{Worker: w, Rank: &workers.Rank{WorkerName: w.Name, DP: dp, Label: c.Rank}})
+			}
+		}
+	}
+	fill(&in.Decode, &in.DecodePeers, selector.Decode, []workers.Role{workers.Decode, workers.Decode, workers.Aggregated}[rng.IntN(3)])
+	fill(&in.Prefill, &in.PrefillPeers, selector.Prefill, workers.Prefill)
+	return in
+}

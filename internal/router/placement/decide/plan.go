@@ -1,0 +1,604 @@
+// Package decide is the decision: which ranks serve a request, whether its prompt
+// is prefilled by the decode rank itself (local) or by a prefill rank from which the
+// KV cache moves (remote), what the ledger is told of it, and, attempt by attempt,
+// what follows when a leg fails.
+//
+// Choose is a pure function of an Input, which holds values only, random draws and
+// turns included: replay makes recorded decisions again with it. A Run makes the
+// Input from the fleet as its caller sees it and goes through the attempts of one
+// request; the router, its dry run, the simulation and the virtual soak each drive
+// one. It reads no clock and changes nothing outside: effects are returned.
+package decide
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/dynctl/dynctl/internal/router/forward/disagg"
+	"github.com/dynctl/dynctl/internal/router/placement/attempt"
+	"github.com/dynctl/dynctl/internal/router/placement/cost"
+	"github.com/dynctl/dynctl/internal/router/placement/decision"
+	"github.com/dynctl/dynctl/internal/router/placement/selector"
+	"github.com/dynctl/dynctl/internal/router/request/api"
+	"github.com/dynctl/dynctl/internal/workers"
+)
+
+// Path says where the prompt is prefilled.
+type Path string
+
+// The paths.
+const (
+	Local  Path = "local"
+	Remote Path = "remote"
+)
+
+// Measure names what is compared with the threshold.
+type Measure string
+
+// The measures.
+const (
+	// OnEffISL compares the tokens that the decode rank does not hold.
+	OnEffISL Measure = "eff_isl"
+	// OnISL compares the whole prompt, as production-stack does.
+	OnISL Measure = "isl"
+)
+
+// Fallback says what becomes of a request that should go remote when no
+// prefill rank can take it.
+type Fallback string
+
+// The fallbacks.
+const (
+	FallbackLocal Fallback = "local"
+	FallbackError Fallback = "error"
+)
+
+// Rule is the operator's part of the plan.
+type Rule struct {
+	// Threshold in tokens: remote when the measure is at least this; 0 or
+	// less is always remote.
+	Threshold int
+	// Auto takes the path that costs less where both can be had and Input.Costs is
+	// known; else the threshold decides, which is more than 0 then.
+	Auto bool
+	// On is what the threshold is compared with; empty is OnEffISL.
+	On Measure
+	// Fallback applies when there is no prefill rank; empty is FallbackLocal.
+	Fallback Fallback
+	// PrefillGate keeps a request local while the prefill rank that would be
+	// chosen has more prompt tokens in work than this; 0 is off.
+	PrefillGate int
+	// DecodeGate sends a request remote that would stay local while the chosen
+	// decode rank uses more than this share of its KV cache; 0 is off. A rank
+	// that does not tell its usage is not gated.
+	DecodeGate float64
+	// Connector overrides the workers' own; empty leaves it to them.
+	Connector workers.Connector
+	// LoadCredit is what a cached block takes off the cost of a decode rank whose
+	// prompt is computed elsewhere in any case, as a share of its ordinary
+	// credit: the block then saves its transfer, not its computation. Policy
+	// kv_dynamo gives no credit then, as Dynamo's decode router without
+	// conditional disaggregation.
+	LoadCredit float64
+}
+
+// LoadCredit is the router's Rule.LoadCredit.
+const LoadCredit = 1.0 / 32
+
+// Input is all that a plan depends on. The peers are parallel to the
+// candidates of their phase.
+type Input struct {
+	Rule  Rule
+	Facts disagg.Facts
+	Force disagg.Force
+	// GaveUp is the reason for which remote prefill was tried and given up in this
+	// request, whose path is forced since; empty otherwise.
+	GaveUp string
+	// Costs are the laws of the paths' costs, with Rule.Auto; nil while too little is
+	// known.
+	Costs *cost.Model
+	// Explore says that the request was drawn to take the path that costs more, where that
+	// is allowed (cost.Model.MayExplore), so that its costs are learned.
+	Explore bool
+
+	Decode       selector.Input
+	DecodePeers  []disagg.Peer
+	Prefill      selector.Input
+	PrefillPeers []disagg.Peer
+}
+
+// Work is what one path would cost, in tokens.
+type Work struct {
+	// Compute is the prompt tokens to prefill, Queued those that stand before
+	// them on the rank, Transfer those whose KV moves between ranks.
+	Compute, Queued, Transfer int
+}
+
+// Plan is the answer. Reuse one to avoid allocation.
+type Plan struct {
+	Path   Path
+	Reason decision.Reason
+	// Err says why nothing can be done; Path is empty then. It wraps
+	// ErrNoDecode or ErrNoPrefill and an error of package selector.
+	Err error
+
+	// EffISL is ISL minus CachedTokens; Threshold and On are the rule that
+	// was applied.
+	EffISL    int
+	Threshold int
+	On        Measure
+	// CachedTokens is what the decode rank is predicted to find in its cache,
+	// PrefillCached what the prefill rank is.
+	CachedTokens, PrefillCached int
+	// Connector is how KV moves, if it does.
+	Connector workers.Connector
+
+	// Decode and Prefill are the rankings of the phases. Prefill holds those for
+	// the chosen decode rank, and is filled whenever the request could be split,
+	// also when it stays local.
+	Decode, Prefill selector.Ranking
+	// DecodeIndex and PrefillIndex are the chosen candidates, -1 for none.
+	// PrefillIndex is set for a local plan, too, if remote was possible.
+	DecodeIndex, PrefillIndex int
+	// Local and Remote are the predicted work of both paths; HasRemote tells
+	// whether remote was possible. The one that was not taken is the what-if.
+	Local, Remote Work
+	HasRemote     bool
+	// Asked is what the paths ask of their ranks, and Costs what that would cost by
+	// revision CostRevision of the laws; with Rule.Auto, where remote was possible. The
+	// revision is 0 where the costs were not asked for or not known.
+	Asked        cost.Request
+	Costs        cost.Costs
+	CostRevision uint64
+
+	// Why candidates of a phase are kept out of a ranking; see selector.Input.Veto.
+	decodeVeto, prefillVeto []string
+}
+
+// Errors of a plan.
+var (
+	ErrNoDecode  = errors.New("no decode worker")
+	ErrNoPrefill = errors.New("no prefill worker")
+	// ErrWhole: the request cannot be served in two legs, and no decode worker
+	// can serve it in one.
+	ErrWhole = errors.New("the request cannot be split, and every decode worker of its model needs a prefill worker beside it")
+)
+
+// CachedTokens is how many tokens of a prompt a rank with overlap leading
+// blocks takes from its cache. The last token is always computed, because its
+// logits give the first token of the answer; as caches hold whole blocks, a
+// prompt that is cached to its end loses its last block.
+func CachedTokens(isl, overlapBlocks, blockSize int) int {
+	if isl <= 0 || overlapBlocks <= 0 || blockSize <= 0 {
+		return 0
+	}
+	return min(overlapBlocks, (isl-1)/blockSize) * blockSize
+}
+
+// Choose fills out with the plan for in, reusing its memory.
+//
+// The best decode rank is taken with the best prefill rank that works with it, if
+// they can do together what the rule wants. If they cannot, it is the best of the
+// decode ranks that can, and only if there is none the request goes local, or ends,
+// as the rule's fallback says. What only some requests or ranks are kept local for
+// (a gate, a rank without a connector) is what the rule wants for them.
+func Choose(in *Input, out *Plan) {
+	c := &in.Rule
+	out.reset()
+	out.Threshold, out.On, out.Connector = c.Threshold, cmp.Or(c.On, OnEffISL), c.Connector
+	prefill := eligible(&in.Prefill)
+	decode := in.DecodePhase()
+	selector.Rank(&decode, &out.Decode)
+	d, ok := out.Decode.Best()
+	if !ok {
+		out.Err = fmt.Errorf("%w: %w", ErrNoDecode, out.Decode.Err())
+		return
+	}
+	if out.serve(in, d) {
+		return
+	}
+	// Draws and turns are among those that can serve, so they are ranked anew.
+	if (prefill || !alone(in)) && out.keepOutUnserved(in) {
+		decode.Veto = out.decodeVeto
+		selector.Rank(&decode, &out.Decode)
+		d, _ = out.Decode.Best()
+		out.serve(in, d)
+		return
+	}
+	out.fallBack(in, decode.Weights == in.Decode.Weights)
+}
+
+// decodePhase is the decode phase as it is ranked for what may be local. Without
+// prefill ranks a rank that decodes does the whole request.
+func (in *Input) decodePhase() selector.Input {
+	phase := in.Decode
+	if len(in.PrefillPeers) == 0 {
+		phase.Phase = selector.Aggregated
+	}
+	return phase
+}
+
+// DecodePhase is the decode phase as it is ranked at first. With a rule that sends
+// every prompt to a prefill rank, cached blocks count as Rule.LoadCredit says.
+func (in *Input) DecodePhase() selector.Input {
+	phase := in.decodePhase()
+	switch {
+	case !in.alwaysRemote() || !eligible(&in.Prefill):
+	case phase.Policy == selector.KVDynamo:
+		phase.Weights.OverlapCredit = 0
+	default:
+		phase.Weights.OverlapCredit *= in.Rule.LoadCredit
+	}
+	return phase
+}
+
+// alwaysRemote reports whether the request goes to a prefill rank, if there is
+// one, whatever the decode ranks hold.
+func (in *Input) alwaysRemote() bool {
+	return in.Rule.Threshold <= 0 && in.Force != disagg.ForceLocal && whole(&in.Facts) == ""
+}
+
+// eligible reports whether a phase has a rank that could be chosen.
+func eligible(in *selector.Input) bool {
+	for i := range in.Candidates {
+		if in.Eligible(i) {
+			return true
+		}
+	}
+	return false
+}
+
+// alone reports whether every decode rank can prefill by itself.
+func alone(in *Input) bool {
+	return !slices.ContainsFunc(in.DecodePeers, func(p disagg.Peer) bool { return needsPrefill(p.Worker) })
+}
+
+// needsPrefill reports whether a decode worker refuses a request that no
+// prefill worker works on with it, as SGLang's do.
+func needsPrefill(w *workers.Worker) bool {
+	return w.Role == workers.Decode && w.WireEngine() == workers.SGLang
+}
+
+// wish is what the rule wants for a request on one decode rank, as if there were a
+// prefill rank for every one.
+type wish struct {
+	path   Path
+	reason decision.Reason
+	// whole says that the request must be served in one leg there.
+	whole bool
+	// cached is what is taken from the rank's cache, in tokens.
+	cached    int
+	connector workers.Connector
+}
+
+// wish is what the rule wants for the request on decode rank d.
+func (in *Input) wish(d int) (w wish) {
+	c, f, k := &in.Rule, &in.Facts, &in.Decode.Candidates[d]
+	to := in.DecodePeers[d].Worker
+	w.cached = CachedTokens(f.ISL, int(in.Decode.Weights.Held(k)), in.Decode.BlockSize)
+	if w.connector = c.Connector; w.connector == workers.ConnectorNone {
+		w.connector = to.Connector
+	}
+	intact := mustStayWhole(in, to, w.connector)
+	w.whole = intact != ""
+	switch {
+	case in.Force == disagg.ForceLocal:
+		w.path, w.reason = Local, decision.ReasonForcedLocal
+		switch in.GaveUp {
+		case "":
+		case string(attempt.Ended):
+			w.reason = decision.ReasonEnded
+		default:
+			w.reason = decision.ReasonFallback
+		}
+	case w.whole:
+		w.path, w.reason = Local, intact
+	case in.Force == disagg.ForceRemote:
+		w.path, w.reason = Remote, decision.ReasonForcedRemote
+	case c.Threshold <= 0:
+		w.path, w.reason = Remote, decision.ReasonAlways
+	case c.On == OnISL && f.Source != disagg.FromNothing && f.ISL >= c.Threshold:
+		w.path, w.reason = Remote, decision.ReasonISLAbove
+	case c.On != OnISL && f.Source != disagg.FromNothing && f.ISL-w.cached >= c.Threshold:
+		w.path, w.reason = Remote, decision.ReasonAbove
+	case c.DecodeGate > 0 && k.HasLoad && k.KVUsage > c.DecodeGate:
+		w.path, w.reason = Remote, decision.ReasonDecodeBusy
+	case f.Source == disagg.FromNothing:
+		w.path, w.reason = Local, decision.ReasonLengthUnknown
+	case c.On == OnISL:
+		w.path, w.reason = Local, decision.ReasonISLBelow
+	default:
+		w.path, w.reason = Local, decision.ReasonBelow
+	}
+	return w
+}
+
+// serve makes the plan for decode rank d and reports whether it can be carried out.
+func (p *Plan) serve(in *Input, d int) bool {
+	c, f, decode := &in.Rule, &in.Facts, &in.Decode.Candidates[d]
+	w := in.wish(d)
+	p.DecodeIndex, p.CachedTokens, p.Connector = d, w.cached, w.connector
+	p.EffISL = f.ISL - w.cached
+	p.Local = Work{Compute: p.EffISL, Queued: decode.PrefillTokens}
+	p.PrefillIndex, p.HasRemote, p.Remote, p.PrefillCached = -1, false, Work{}, 0
+	p.Prefill.Reset()
+	if !w.whole {
+		p.rankPrefill(in, d)
+	}
+	p.Path, p.Reason = w.path, w.reason
+	alone := !needsPrefill(in.DecodePeers[d].Worker)
+	p.Asked, p.Costs, p.CostRevision = cost.Request{}, cost.Costs{}, 0
+	if c.Auto && p.HasRemote {
+		p.weigh(in, d)
+	}
+	if p.Path == Remote && in.Force != disagg.ForceRemote && c.PrefillGate > 0 && p.HasRemote && p.Remote.Queued > c.PrefillGate {
+		p.Path, p.Reason = Local, decision.ReasonPrefillBusy
+	}
+	if p.Path == Local && !alone && p.HasRemote && in.Force != disagg.ForceLocal {
+		p.Path, p.Reason = Remote, decision.ReasonDecodeOnly
+	}
+	return p.Path == Remote && p.HasRemote || p.Path == Local && alone
+}
+
+// weigh compares what the paths cost and takes the cheaper one, where the threshold
+// would decide, and a gate does not.
+func (p *Plan) weigh(in *Input, d int) {
+	decode, prefill := &in.Decode.Candidates[d], &in.Prefill.Candidates[p.PrefillIndex]
+	isl := in.Facts.ISL
+	on := cost.Work{Queued: decode.PrefillTokens, Running: decode.ActiveRequests}
+	p.Asked.Local, p.Asked.Transfer = on, on
+	p.Asked.Local.Tokens, p.Asked.Local.Context = p.EffISL, isl
+	p.Asked.Transfer.Tokens = p.EffISL
+	p.Asked.Prefill = cost.Work{Tokens: isl - p.PrefillCached, Context: isl, Queued: prefill.PrefillTokens, Running: prefill.ActiveRequests}
+	if in.Costs == nil || !p.byThreshold() {
+		return
+	}
+	p.Costs, p.CostRevision = in.Costs.Of(&p.Asked), in.Costs.Revision
+	if p.Costs.Remote < p.Costs.Local {
+		p.Path, p.Reason = Remote, decision.ReasonRemoteCheaper
+	} else {
+		p.Path, p.Reason = Local, decision.ReasonLocalCheaper
+	}
+	if in.Explore && in.Costs.MayExplore(&p.Asked) {
+		p.Reason = decision.ReasonExplored
+		if p.Path == Local {
+			p.Path = Remote
+		} else {
+			p.Path = Local
+		}
+	}
+	if gate := in.Rule.DecodeGate; p.Path == Local && gate > 0 && decode.HasLoad && decode.KVUsage > gate {
+		p.Path, p.Reason = Remote, decision.ReasonDecodeBusy
+	}
+}
+
+// byThreshold reports whether the threshold decided.
+func (p *Plan) byThreshold() bool {
+	switch p.Reason {
+	case decision.ReasonAbove, decision.ReasonISLAbove, decision.ReasonBelow, decision.ReasonISLBelow:
+		return true
+	default:
+		return false
+	}
+}
+
+// rankPrefill ranks the prefill ranks that can send to decode rank d.
+func (p *Plan) rankPrefill(in *Input, d int) {
+	p.prefillVeto = slices.Grow(p.prefillVeto[:0], len(in.PrefillPeers))[:len(in.PrefillPeers)]
+	for i := range in.PrefillPeers {
+		p.prefillVeto[i] = in.pairs(i, d, p.Connector).prefill
+	}
+	if slice := in.DecodePeers[d].Worker.Slice; slice != "" {
+		p.stayInSlice(in, slice)
+	}
+	phase := in.Prefill
+	phase.Veto = p.prefillVeto
+	selector.Rank(&phase, &p.Prefill)
+	best, ok := p.Prefill.Best()
+	if !ok {
+		return
+	}
+	c := &in.Prefill.Candidates[best]
+	p.PrefillIndex, p.HasRemote = best, true
+	p.PrefillCached = CachedTokens(in.Facts.ISL, int(in.Prefill.Weights.Held(c)), in.Prefill.BlockSize)
+	p.Remote = Work{Compute: in.Facts.ISL - p.PrefillCached, Queued: c.PrefillTokens, Transfer: p.EffISL}
+}
+
+// stayInSlice keeps the prefill ranks of other slices out, if one of the decode
+// rank's own could be chosen.
+func (p *Plan) stayInSlice(in *Input, slice string) {
+	can := func(i int) bool { return p.prefillVeto[i] == "" && in.Prefill.Eligible(i) }
+	for i := range in.PrefillPeers {
+		if in.PrefillPeers[i].Worker.Slice != slice || !can(i) {
+			continue
+		}
+		for k := range in.PrefillPeers {
+			if other := in.PrefillPeers[k].Worker.Slice; p.prefillVeto[k] == "" && other != "" && other != slice {
+				p.prefillVeto[k] = "in another slice than the decode worker"
+			}
+		}
+		return
+	}
+}
+
+// keepOutUnserved keeps the decode ranks out that cannot do what the rule wants for
+// them, and reports whether one is left that can.
+func (p *Plan) keepOutUnserved(in *Input) (any bool) {
+	p.decodeVeto = slices.Grow(p.decodeVeto[:0], len(in.DecodePeers))[:len(in.DecodePeers)]
+	for d := range in.DecodePeers {
+		p.decodeVeto[d] = ""
+		if !in.Decode.Eligible(d) {
+			continue
+		}
+		w := in.wish(d)
+		needs := needsPrefill(in.DecodePeers[d].Worker)
+		if w.path == Local && !needs {
+			any = true
+			continue
+		}
+		if w.whole || in.Force == disagg.ForceLocal {
+			p.decodeVeto[d] = cannotAlone
+			continue
+		}
+		p.decodeVeto[d] = "no prefill worker that could be chosen"
+		for i := range in.PrefillPeers {
+			if !in.Prefill.Eligible(i) {
+				continue
+			}
+			if p.decodeVeto[d] = in.pairs(i, d, w.connector).decode; p.decodeVeto[d] == "" {
+				any = true
+				break
+			}
+		}
+	}
+	return any
+}
+
+const cannotAlone = "cannot prefill by itself"
+
+// fallBack makes the plan where no decode rank can do what the rule wants for it:
+// local on the best one that can prefill by itself, with cached blocks counted in
+// full, as they save computing there. The plan is that of the rank that was best,
+// and full says whether it was with them.
+func (p *Plan) fallBack(in *Input, full bool) {
+	if p.Path == Remote && in.Rule.Fallback == FallbackError {
+		p.failed(noPrefill(&p.Prefill), fmt.Errorf("%w: %w", ErrNoPrefill, p.Prefill.Err()))
+		return
+	}
+	able := func(k disagg.Peer) bool { return !needsPrefill(k.Worker) }
+	if any := slices.ContainsFunc(in.DecodePeers, able); any && !(full && able(in.DecodePeers[p.DecodeIndex])) {
+		p.decodeVeto = slices.Grow(p.decodeVeto[:0], len(in.DecodePeers))[:len(in.DecodePeers)]
+		for i, k := range in.DecodePeers {
+			p.decodeVeto[i] = ""
+			if !able(k) {
+				p.decodeVeto[i] = cannotAlone
+			}
+		}
+		phase := in.decodePhase()
+		phase.Veto = p.decodeVeto
+		selector.Rank(&phase, &p.Decode)
+		if d, ok := p.Decode.Best(); ok {
+			p.serve(in, d)
+		}
+	}
+	switch {
+	case able(in.DecodePeers[p.DecodeIndex]):
+		if p.Path == Remote {
+			p.Path, p.Reason = Local, noPrefill(&p.Prefill)
+		}
+	case !in.Facts.Splittable:
+		// Nobody says that it needs a prefill worker for this: it is asked.
+	case in.Force == disagg.ForceLocal:
+		p.failed(p.Reason, fmt.Errorf("%w can prefill by itself: %w", ErrNoDecode, selector.ErrAllExcluded))
+	case p.Path == Local && p.Prefill.Policy == "":
+		err := ErrWhole
+		if slices.ContainsFunc(in.DecodePeers, able) {
+			err = fmt.Errorf("%w: %w", ErrNoDecode, p.Decode.Err())
+		}
+		p.failed(p.Reason, err)
+	default:
+		p.failed(noPrefill(&p.Prefill), fmt.Errorf("%w: %w", ErrNoPrefill, p.Prefill.Err()))
+	}
+}
+
+// failed makes the plan one that cannot be carried out.
+func (p *Plan) failed(r decision.Reason, err error) { p.Path, p.Reason, p.Err = "", r, err }
+
+// unpaired is why a prefill and a decode rank do not work together, in words that
+// go with the one and with the other; empty if they do.
+type unpaired struct{ prefill, decode string }
+
+// pairs says why prefill rank i cannot send KV to decode rank d over a connector.
+func (in *Input) pairs(i, d int, c workers.Connector) unpaired {
+	from, to := in.PrefillPeers[i].Worker, in.DecodePeers[d].Worker
+	switch {
+	case from == to:
+		return unpaired{"is the decode worker itself", "no prefill worker besides itself"}
+	case from.WireEngine() != to.WireEngine():
+		return unpaired{"another engine than the decode worker's", "no prefill worker of its engine"}
+	case in.Rule.Connector == workers.ConnectorNone && from.Connector != to.Connector:
+		return unpaired{"another connector than the decode worker's", "no prefill worker with its connector"}
+	case from.BlockSize != 0 && to.BlockSize != 0 && from.BlockSize != to.BlockSize:
+		return unpaired{"another KV block size than the decode worker's", "no prefill worker with its KV block size"}
+	case from.Revision != "" && to.Revision != "" && from.Revision != to.Revision:
+		return unpaired{"of another revision than the decode worker", "no prefill worker of its revision"}
+	case !carries(c, in.Facts.Kind, from):
+		return unpaired{"takes no transfer parameters on this endpoint", "no prefill worker that takes transfer parameters on this endpoint"}
+	case in.Facts.Kind.IsChat() && from.ChatDiffers(to):
+		// Its KV would be of another prompt; a longer one makes vLLM's
+		// decode engine exit.
+		return unpaired{"makes other tokens of a chat than the decode worker", "no prefill worker that makes the same tokens of a chat"}
+	}
+	return unpaired{}
+}
+
+// mustStayWhole says why a request cannot be served in two legs by a decode worker
+// over a connector; "" if it can. A short prompt is not worth two legs where the
+// worker could do it alone.
+func mustStayWhole(in *Input, to *workers.Worker, c workers.Connector) decision.Reason {
+	f, alone := &in.Facts, !needsPrefill(to)
+	if f.Splittable && c != workers.ConnectorNone && !carries(c, f.Kind, to) {
+		return decision.ReasonEndpoint
+	}
+	if r := whole(f); r != "" && (alone || c != workers.ConnectorSGLang || !roomEach(r)) {
+		return r
+	}
+	switch {
+	case c == workers.ConnectorNone:
+		return decision.ReasonNoConnector
+	case alone && f.Source != disagg.FromEstimate && f.Source != disagg.FromNothing && f.ISL < in.Decode.BlockSize &&
+		(c == workers.ConnectorSharedStorage || in.Rule.Threshold > 0 && in.Force != disagg.ForceRemote):
+		return decision.ReasonShort
+	}
+	return ""
+}
+
+// whole says what of a request keeps it from being served in two legs by any
+// rank; "" for nothing.
+func whole(f *disagg.Facts) decision.Reason {
+	switch {
+	case !f.Splittable:
+		return decision.ReasonEndpoint
+	case f.N > 1:
+		return decision.ReasonAnswers
+	case f.Continues:
+		return decision.ReasonContinues
+	case f.ServerTools:
+		return decision.ReasonServerTools
+	case f.PromptLogprobs:
+		return decision.ReasonPromptLogprobs
+	case f.MaxTokens == 0:
+		return decision.ReasonNoOutput
+	// What SGLang's connector can do comes last: nothing else is in its way.
+	case f.Prompts > 1:
+		return decision.ReasonPrompts
+	case f.Multimodal:
+		return decision.ReasonMultimodal
+	}
+	return ""
+}
+
+// roomEach reports whether SGLang's engines serve in two legs what others do not:
+// each of several prompts has a room of its own, and both engines read the
+// client's whole body.
+func roomEach(r decision.Reason) bool {
+	return r == decision.ReasonPrompts || r == decision.ReasonMultimodal
+}
+
+// carries reports whether a connector's fields exist on an endpoint of w.
+func carries(c workers.Connector, k api.Kind, w *workers.Worker) bool {
+	return disagg.Carries(c, k, w)
+}
+
+// noPrefill is the reason for a prefill ranking without a choice.
+func noPrefill(r *selector.Ranking) decision.Reason {
+	switch r.Verdict {
+	case selector.AllBusy:
+		return decision.ReasonPrefillAllBusy
+	case selector.AllExcluded:
+		return decision.ReasonPrefillExcluded
+	}
+	return decision.ReasonNoPrefill
+}

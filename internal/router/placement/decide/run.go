@@ -1,0 +1,378 @@
+package decide
+
+import (
+	"errors"
+	"slices"
+
+	"github.com/dynctl/dynctl/internal/router/forward/disagg"
+	"github.com/dynctl/dynctl/internal/router/placement/attempt"
+	"github.com/dynctl/dynctl/internal/router/placement/cost"
+	"github.com/dynctl/dynctl/internal/router/placement/decision"
+	"github.com/dynctl/dynctl/internal/router/placement/ledger"
+	"github.com/dynctl/dynctl/internal/router/placement/selector"
+	"github.com/dynctl/dynctl/internal/workers"
+)
+
+// Settings are the operator's part of decisions, of one configuration revision.
+type Settings struct {
+	// Decode and Prefill are the policies of the phases.
+	Decode, Prefill selector.Policy
+	Weights         selector.Weights
+	Busy            selector.Busy
+	Rule            Rule
+	// Attempts is how many there may be of one request. LocalWithoutParams says
+	// that the decode rank prefills by itself when a prefill gave no transfer
+	// parameters.
+	Attempts           int
+	LocalWithoutParams bool
+	// Continuations is how often the rest of one stream may come from another engine.
+	Continuations int
+	// Explore says that with Rule.Auto some requests may take the path that costs more, so
+	// that its costs are learned.
+	Explore bool
+}
+
+// Blind reports whether no decision looks at caches: no policy, limit, gate,
+// threshold or cost does.
+func (s *Settings) Blind() bool {
+	return !s.Decode.LooksAtCaches() && !s.Prefill.LooksAtCaches() && s.Busy.PrefillTokens == 0 && s.Rule.PrefillGate == 0 &&
+		!s.Rule.Auto && (s.Rule.Threshold <= 0 || s.Rule.On == OnISL)
+}
+
+// Request is what a decision needs to know of a request besides its prompt's
+// blocks.
+type Request struct {
+	Facts disagg.Facts
+	Force disagg.Force
+	// Costs are the laws of the paths' costs; nil while too little is known, and
+	// where the threshold is not auto.
+	Costs *cost.Model
+	// Session is selector.HashSession of the session's name; 0 for none.
+	Session uint64
+	Pin     Pin
+	// Chances are those of the decode and of the prefill phase. They are the
+	// caller's, once for all attempts: a retry goes on from where the request
+	// began, and shifts nobody else's turn.
+	Chances [2]Chance
+	// Waited says that the request has waited for a place: its limits are nearer than its
+	// costs tell.
+	Waited bool
+}
+
+// Pin is who was asked for.
+type Pin struct {
+	// Decode and Prefill are the workers' names; empty for any.
+	Decode, Prefill string
+	// HasRank says that Rank, the number of a data-parallel rank, was asked for
+	// of the decode worker.
+	HasRank bool
+	Rank    int
+}
+
+// worker is the name of a phase's worker.
+func (p *Pin) worker(phase selector.Phase) string {
+	if phase == selector.Prefill {
+		return p.Prefill
+	}
+	return p.Decode
+}
+
+// Chance is what a choice depends on besides what is known: the request's turn in
+// a phase's round-robin sequence, and its random number.
+type Chance struct{ Turn, Draw uint64 }
+
+// Seen is what the caller alone can see of the fleet. Health and the engines' own
+// load stand in the workers.
+type Seen interface {
+	// Overlap is how many leading tokens of the prompt a rank is taken to hold on its
+	// device. Where its other tiers go on from there, beyond gets what they hold, in tokens.
+	Overlap(w *workers.Worker, k *workers.Rank, beyond *decision.Tiers) (tokens int)
+	// Resident is how many blocks a rank holds, of whatever prompts.
+	Resident(k *workers.Rank) int
+	// Ledger is the account of the work that was given to ranks.
+	Ledger() *ledger.Ledger
+}
+
+// Effects are what a decision asks of its caller. Who only asks what would be done
+// leaves them.
+type Effects struct {
+	// Readmit are ejected workers that were candidates, because a phase has
+	// nobody else.
+	Readmit []*workers.Worker
+	// ReturnTurn says that the request has no use for its turn in the prefill
+	// phase: it is the next request's, unless that has one already.
+	ReturnTurn bool
+}
+
+// Run is one request with all its attempts. Begin reuses its memory, or Settled and
+// Release give it back.
+type Run struct {
+	Request Request
+	// In and Plan are the newest decision's.
+	In      Input
+	Plan    Plan
+	History attempt.History
+	// Attempt is the number of the newest decision, from 1 on. The history counts
+	// what was tried.
+	Attempt int
+	// After is what says what follows a failure; a test may put a bug there.
+	After func(*attempt.History, attempt.Settings, []*workers.State) attempt.Next
+
+	progress
+
+	memory *memory        // nil while the run has none
+	chosen [2]disagg.Peer // of a settled plan, decode and prefill
+}
+
+// progress is what a run knows of its request besides.
+type progress struct {
+	// The settings and workers of the newest decision.
+	settings *Settings
+	workers  []*workers.Worker
+	// gaveUp is why remote prefill was given up in this request; empty if it was
+	// not.
+	gaveUp attempt.Reason
+	// asked is the path that was asked for before remote prefill was given up.
+	asked disagg.Force
+}
+
+// Begin begins another request.
+func (r *Run) Begin(q Request) {
+	r.History.Reset()
+	r.reset()
+	r.Request, r.Attempt, r.progress, r.chosen = q, 0, progress{}, [2]disagg.Peer{}
+}
+
+// Decide makes the plan of the next attempt from the workers that serve the
+// request's model. unit is the router's block in tokens. A phase whose workers are
+// all kept out, some of them by nothing but their ejection, has those as
+// candidates.
+func (r *Run) Decide(s *Settings, list []*workers.Worker, unit int, seen Seen) (e Effects) {
+	r.acquire()
+	in, q := &r.In, &r.Request
+	in.Rule, in.Facts, in.Force, in.GaveUp, in.Costs = s.Rule, q.Facts, q.Force, string(r.gaveUp), q.Costs
+	r.settings, r.workers = s, list
+	r.Attempt++
+	in.Explore = s.Explore && s.Rule.Auto && r.Attempt == 1 && r.History.Continued == 0 && !q.Waited && explored(q.Chances[0].Draw)
+	for _, p := range [...]struct {
+		in     *selector.Input
+		peers  *[]disagg.Peer
+		phase  selector.Phase
+		policy selector.Policy
+		chance Chance
+	}{
+		{&in.Decode, &in.DecodePeers, selector.Decode, s.Decode, q.Chances[0]},
+		{&in.Prefill, &in.PrefillPeers, selector.Prefill, s.Prefill, q.Chances[1]},
+	} {
+		*p.in = selector.Input{
+			Phase: p.phase, Policy: p.policy, Weights: s.Weights, Busy: s.Busy, ISL: q.Facts.ISL, BlockSize: unit,
+			SessionKey: q.Session, Draw: p.chance.Draw, Turn: p.chance.Turn, Candidates: p.in.Candidates,
+			Limit: decision.Kept,
+		}
+		if r.list(p.in, p.peers, list, seen, nil) {
+			continue
+		}
+		before := len(e.Readmit)
+		for _, w := range list {
+			if ok, _ := w.State.Usable(); ok || !ejected(w) || !can(w, p.phase) {
+				continue
+			}
+			if why, _ := r.keptOut(w, p.phase, true); why == "" {
+				e.Readmit = append(e.Readmit, w)
+			}
+		}
+		if back := e.Readmit[before:]; len(back) > 0 {
+			r.list(p.in, p.peers, list, seen, back)
+		}
+	}
+	Choose(in, &r.Plan)
+	e.ReturnTurn = r.Attempt == 1 && r.Plan.Path != Remote
+	return e
+}
+
+// exploring is the share of requests that are drawn to explore: half of the 1 % that may
+// be, so that chance does not take the share of some thousand requests above that.
+const exploring = 1.0 / 200
+
+// explored reports whether a request with this random number is drawn. Ranks are chosen
+// by the same number, so it is mixed first (as splitmix64 does it).
+func explored(draw uint64) bool {
+	x := draw + 0x9e3779b97f4a7c15
+	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
+	x = (x ^ x>>27) * 0x94d049bb133111eb
+	return float64((x^x>>31)>>11)/(1<<53) < exploring
+}
+
+// Ahead makes of another run what this one would be now, with the same request and
+// history, and no decision: what comes of it can be had or left.
+func (r *Run) Ahead(to *Run) {
+	to.Begin(r.Request)
+	to.History.Failures, to.History.Bans = append(to.History.Failures, r.History.Failures...), append(to.History.Bans, r.History.Bans...)
+	to.History.Attempts, to.History.Continued, to.History.Local = r.History.Attempts, r.History.Continued, r.History.Local
+	to.Attempt, to.After, to.settings, to.workers, to.gaveUp, to.asked = r.Attempt, r.After, r.settings, r.workers, r.gaveUp, r.asked
+}
+
+// can reports whether a worker does the work of a phase.
+func can(w *workers.Worker, p selector.Phase) bool {
+	if p == selector.Prefill {
+		return w.Role.CanPrefill()
+	}
+	return w.Role.CanDecode()
+}
+
+// ejected reports whether nothing but its ejection keeps a worker from use.
+func ejected(w *workers.Worker) bool {
+	return !w.State.Draining() && w.State.Condition().Health == workers.Ejected
+}
+
+// list fills the candidates of a phase and reports whether one of them may be
+// used. Those who are let back are taken for healthy.
+func (r *Run) list(in *selector.Input, peers *[]disagg.Peer, list []*workers.Worker, seen Seen, back []*workers.Worker) (any bool) {
+	in.Candidates, *peers = in.Candidates[:0], (*peers)[:0]
+	pin, given := &r.Request.Pin, seen.Ledger()
+	for _, w := range list {
+		if !can(w, in.Phase) {
+			continue
+		}
+		why, tried := r.keptOut(w, in.Phase, slices.Contains(back, w))
+		capacity := Capacity(w, in.BlockSize)
+		for _, k := range w.Ranks {
+			*peers = append(*peers, disagg.Peer{Worker: w, Rank: k})
+			// Made where it stands: what is appended is written twice, and a large fleet's
+			// candidates are half a megabyte.
+			in.Candidates = slices.Grow(in.Candidates, 1)[:len(in.Candidates)+1]
+			c := &in.Candidates[len(in.Candidates)-1]
+			*c = decision.Candidate{}
+			c.Rank, c.Slot, c.KeptOut, c.Tried, c.KVBlocks, c.KVUsage = k.Label, k.Slot, why, tried, capacity, -1
+			if why == "" && in.Phase == selector.Decode && pin.HasRank && k.DP != pin.Rank {
+				c.KeptOut = "another rank was asked for"
+			}
+			any = any || c.KeptOut == ""
+			c.OverlapBlocks = seen.Overlap(w, k, &c.Tiers) / in.BlockSize
+			if c.Tiers != (decision.Tiers{}) {
+				c.Tiers = c.Tiers.Scale(1, in.BlockSize)
+			}
+			c.ResidentBlocks = seen.Resident(k)
+			var l ledger.Load
+			given.Read(k, &l)
+			c.ActiveRequests, c.PrefillTokens, c.DecodeBlocks = l.Requests, l.PrefillTokens, l.DecodeBlocks
+			c.FreshTokens, c.LastTurn = l.Fresh, l.LastTurn
+			if e := k.Load(); e != nil && e.Told() {
+				c.HasLoad = true
+				c.Running, c.Waiting, c.KVUsage = max(0, e.Running), max(0, e.Waiting), e.KVUsage
+			}
+		}
+	}
+	return any
+}
+
+// keptOut says why a worker is no choice in a phase, whatever it would cost; empty
+// if it is one. tried says that it had its turn in this request. An ejected one
+// that is let back is taken for healthy.
+func (r *Run) keptOut(w *workers.Worker, p selector.Phase, back bool) (why string, tried bool) {
+	if why, tried = r.History.Banned(w.State, p); tried {
+		return why, true
+	}
+	if ok, why := w.State.Usable(); !ok && !back {
+		return why, false
+	}
+	if name := r.Request.Pin.worker(p); name != "" && name != w.Name {
+		return "another worker was asked for", false
+	}
+	return "", false
+}
+
+// Claims are what the plan takes of its decode and of its prefill rank.
+func (r *Run) Claims() (decode, prefill ledger.Claim) {
+	p, isl := &r.Plan, r.Request.Facts.ISL
+	decode = ledger.Claim{ContextTokens: isl, BlockSize: r.In.Decode.BlockSize}
+	if p.Path == Local {
+		decode.PrefillTokens = p.EffISL
+		return decode, ledger.Claim{}
+	}
+	decode.LoadTokens = p.EffISL
+	return decode, ledger.Claim{PrefillTokens: isl - p.PrefillCached, BlockSize: r.In.Prefill.BlockSize}
+}
+
+// Failed says what follows when a leg of the plan has failed. A retry that is budgeted needs room in the caller's budget; without it
+// NoBudget says what follows.
+func (r *Run) Failed(f attempt.Failure) attempt.Next {
+	after := r.After
+	if after == nil {
+		after = attempt.AfterFailure
+	}
+	r.History.Add(f)
+	return r.follow(after(&r.History, attempt.Settings{
+		Attempts: r.settings.Attempts, LocalWithoutParams: r.settings.LocalWithoutParams, Continuations: r.settings.Continuations,
+		// Whoever can prefill by itself need not be usable, nor the one chosen now.
+		LocalPrefill: r.settings.Rule.Fallback != FallbackError && slices.ContainsFunc(r.workers, func(w *workers.Worker) bool {
+			return can(w, selector.Decode) && !needsPrefill(w)
+		}),
+	}, r.prefills()))
+}
+
+// NoBudget says what follows when there is no budget for a retry.
+func (r *Run) NoBudget() attempt.Next { return r.follow(attempt.AfterNoBudget(&r.History)) }
+
+// Busy reports whether the newest decision failed for want of room only: some ranks of
+// a phase could have been chosen but for a limit.
+func (r *Run) Busy() (phase selector.Phase, is bool) {
+	switch p := &r.Plan; {
+	case errors.Is(p.Err, ErrNoDecode):
+		return selector.Decode, p.Decode.Verdict == selector.AllBusy
+	case errors.Is(p.Err, ErrNoPrefill):
+		return selector.Prefill, p.Prefill.Verdict == selector.AllBusy
+	}
+	return "", false
+}
+
+// Apart reports whether the request's tries, or those of a stream that it goes on with,
+// keep workers from it that others may have: what it finds nothing of, another request
+// with the same wishes may find.
+func (r *Run) Apart() bool { return len(r.History.Failures) > 0 || len(r.History.Bans) > 0 }
+
+// Again takes back the newest decision, since the request waits: the next one is made in
+// its place.
+func (r *Run) Again() {
+	r.Attempt--
+	r.Request.Waited = true
+}
+
+// NoChoice says what follows a plan with an error.
+func (r *Run) NoChoice() attempt.Next {
+	missing := selector.Decode
+	if errors.Is(r.Plan.Err, ErrNoPrefill) {
+		missing = selector.Prefill
+	}
+	return r.follow(attempt.AfterNoChoice(&r.History, missing))
+}
+
+// follow makes the next decision one of what follows.
+func (r *Run) follow(next attempt.Next) attempt.Next {
+	r.History.Bans = next.Bans
+	if next.Step == attempt.Continue {
+		// All that follows is about the rest.
+		if r.gaveUp != "" {
+			r.Request.Force, r.gaveUp = r.asked, ""
+		}
+		r.History.Failures, r.History.Attempts, r.History.Local = r.History.Failures[:0], 0, false
+		r.History.Continued++
+	}
+	if next.Step == attempt.FallBack {
+		// The decode rank prefills by itself, and the plan says why.
+		r.History.Local, r.gaveUp = true, r.History.Failures[len(r.History.Failures)-1].Reason
+		r.asked, r.Request.Force = r.Request.Force, disagg.ForceLocal
+	}
+	return next
+}
+
+// prefills are the workers that could prefill but for their bans. An ejected one
+// comes back when there is nobody else.
+func (r *Run) prefills() (list []*workers.State) {
+	for _, w := range r.workers {
+		if ok, _ := w.State.Usable(); w.Role.CanPrefill() && (ok || ejected(w)) {
+			list = append(list, w.State)
+		}
+	}
+	return list
+}

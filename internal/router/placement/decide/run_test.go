@@ -1,0 +1,387 @@
+package decide
+
+import (
+	"net/url"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/dynctl/dynctl/internal/router/forward/disagg"
+	"github.com/dynctl/dynctl/internal/router/placement/attempt"
+	"github.com/dynctl/dynctl/internal/router/placement/decision"
+	"github.com/dynctl/dynctl/internal/router/placement/ledger"
+	"github.com/dynctl/dynctl/internal/router/placement/selector"
+	"github.com/dynctl/dynctl/internal/router/request/api"
+	"github.com/dynctl/dynctl/internal/workers"
+	"github.com/dynctl/dynctl/internal/workers/health"
+)
+
+// idle is the ledger of a fleet without work.
+var idle = ledger.New()
+
+// nothing is a fleet without work, whose caches are empty.
+type nothing struct{}
+
+func (nothing) Overlap(*workers.Worker, *workers.Rank, *decision.Tiers) int { return 0 }
+
+func (nothing) Resident(*workers.Rank) int { return 0 }
+
+func (nothing) Ledger() *ledger.Ledger { return idle }
+
+// well makes a healthy worker.
+func well(name string, role workers.Role) *workers.Worker {
+	w := worker(name, role, workers.ConnectorNIXL, 1)
+	w.State.SetCondition(workers.Condition{Health: workers.Healthy})
+	return w
+}
+
+func eject(w *workers.Worker) {
+	w.State.SetEjection(&workers.Ejection{Since: time.Now(), Until: time.Now().Add(time.Hour), Reason: "by the test"})
+}
+
+func usual() *Settings {
+	return &Settings{Decode: selector.RoundRobin, Prefill: selector.RoundRobin, Weights: selector.DefaultWeights(), Attempts: 3}
+}
+
+func prompt(tokens int) Request {
+	return Request{Facts: disagg.Facts{Kind: api.Completion, Splittable: true, ISL: tokens, Source: disagg.FromIDs, N: 1, Prompts: 1, MaxTokens: 8, MinTokens: -1}}
+}
+
+// chosen are the names of the plan's workers, "-" for none.
+func chosen(r *Run) (decode, prefill string) {
+	decode, prefill = "-", "-"
+	if r.Plan.Err != nil {
+		return decode, prefill
+	}
+	if i := r.Plan.DecodeIndex; i >= 0 {
+		decode = r.In.DecodePeers[i].Worker.Name
+	}
+	if i := r.Plan.PrefillIndex; i >= 0 && r.Plan.Path == Remote {
+		prefill = r.In.PrefillPeers[i].Worker.Name
+	}
+	return decode, prefill
+}
+
+// TestEjectedComeBackWhenNobodyElseIsLeft: they are candidates then, and named, and
+// nothing is done to them; those who failed this request, or were not asked for,
+// stay out.
+func TestEjectedComeBackWhenNobodyElseIsLeft(t *testing.T) {
+	d1, d2, d3 := well("d1", workers.Decode), well("d2", workers.Decode), well("d3", workers.Decode)
+	list := []*workers.Worker{d1, d2, d3}
+	eject(d1)
+	eject(d2)
+	var r Run
+	r.Begin(prompt(100))
+	if e := r.Decide(usual(), list, 16, nothing{}); len(e.Readmit) != 0 {
+		t.Errorf("%v come back although d3 is well", e.Readmit)
+	}
+	d3.State.SetDraining(true)
+	e := r.Decide(usual(), list, 16, nothing{})
+	if got, _ := chosen(&r); got != "d1" || !slices.Equal(e.Readmit, list[:2]) {
+		t.Errorf("%s is chosen, %v come back: %v", got, e.Readmit, r.Plan.Err)
+	}
+	if d1.State.Ejection() == nil {
+		t.Error("the decision itself has brought a worker back")
+	}
+	r.Failed(attempt.Failure{Worker: d1.State, Name: "d1", Phase: selector.Decode, Reason: attempt.Connect})
+	if e = r.Decide(usual(), list, 16, nothing{}); !slices.Equal(e.Readmit, list[1:2]) {
+		t.Errorf("after d1 has failed %v come back", e.Readmit)
+	}
+	q := prompt(100)
+	q.Pin.Decode = "d3"
+	r.Begin(q)
+	if e = r.Decide(usual(), list, 16, nothing{}); len(e.Readmit) != 0 || r.Plan.Err == nil {
+		t.Errorf("d3 is asked for, %v come back", e.Readmit)
+	}
+}
+
+// TestTrialThatAnotherRequestTook: two requests are decided for the last worker that
+// is left, whose penalty is over. One gets the trial; the other comes too late for it,
+// and brings the worker back instead of being given up.
+func TestTrialThatAnotherRequestTook(t *testing.T) {
+	reg := workers.NewRegistry(nil)
+	if _, err := reg.Apply(workers.SourceFlag, []workers.Spec{
+		{Name: "d1", URL: &url.URL{Scheme: "http", Host: "d1:1"}, Role: workers.Decode, BlockSize: 16, DP: 1},
+		{Name: "d2", URL: &url.URL{Scheme: "http", Host: "d2:1"}, Role: workers.Decode, BlockSize: 16, DP: 1},
+	}); err != nil {
+		t.Fatal(err)
+	}
+	list, now := reg.Snapshot().Workers, time.Unix(1_800_000_000, 0)
+	for _, w := range list {
+		w.State.SetCondition(workers.Condition{Health: workers.Healthy})
+	}
+	outliers := health.NewOutliers(reg, health.OutlierOptions{Connects: 1, Now: func() time.Time { return now }}, nil)
+	a, _ := outliers.Admit(list[0])
+	outliers.Report(a, health.ConnectError)
+	list[1].State.SetCondition(workers.Condition{Health: workers.Unhealthy})
+	now = now.Add(time.Minute)
+	outliers.Step()
+
+	var runs [2]Run
+	admit := func(r *Run) bool {
+		t.Helper()
+		if r.Plan.Err != nil {
+			t.Fatal(r.Plan.Err)
+		}
+		_, ok := outliers.Admit(r.In.DecodePeers[r.Plan.DecodeIndex].Worker)
+		return ok
+	}
+	for i := range runs {
+		runs[i].Begin(prompt(100))
+		if e := runs[i].Decide(usual(), list, 16, nothing{}); len(e.Readmit) != 0 {
+			t.Fatal("a worker that is open for a trial comes back")
+		}
+	}
+	if !admit(&runs[0]) || admit(&runs[1]) {
+		t.Fatal("a trial is for one request")
+	}
+	r := &runs[1]
+	r.Failed(attempt.Failure{Worker: list[0].State, Name: "d1", Phase: selector.Decode, Reason: attempt.Ejected})
+	r.Decide(usual(), list, 16, nothing{})
+	if next := r.NoChoice(); r.Plan.Err == nil || next.Step != attempt.Recall {
+		t.Fatalf("%v: %v", r.Plan.Err, next.Step)
+	}
+	e := r.Decide(usual(), list, 16, nothing{})
+	for _, w := range e.Readmit {
+		outliers.Last(w)
+	}
+	if !admit(r) || r.History.Attempts != 0 {
+		t.Errorf("d1 takes no request, after %d attempts", r.History.Attempts)
+	}
+}
+
+// TestPrefillTurnIsReturned: once, by the first decision, and only if no prefill
+// rank is used.
+func TestPrefillTurnIsReturned(t *testing.T) {
+	list := []*workers.Worker{well("d", workers.Decode), well("p", workers.Prefill)}
+	s := usual()
+	var r Run
+	r.Begin(prompt(100))
+	if r.Decide(s, list, 16, nothing{}).ReturnTurn {
+		t.Error("a remote plan returns its turn")
+	}
+	s.Rule.Threshold = 1000
+	r.Begin(prompt(100))
+	if !r.Decide(s, list, 16, nothing{}).ReturnTurn || r.Attempt != 1 {
+		t.Error("a local plan keeps its turn")
+	}
+	if r.Decide(s, list, 16, nothing{}).ReturnTurn || r.Attempt != 2 {
+		t.Error("a retry returns the turn again")
+	}
+}
+
+func TestClaims(t *testing.T) {
+	list := []*workers.Worker{well("d", workers.Decode), well("p", workers.Prefill)}
+	s := usual()
+	var r Run
+	r.Begin(prompt(100))
+	r.Decide(s, list, 16, nothing{})
+	d, p := r.Claims()
+	if want := (ledger.Claim{ContextTokens: 100, LoadTokens: 100, BlockSize: 16}); d != want {
+		t.Errorf("decode of a remote plan: %+v", d)
+	}
+	if want := (ledger.Claim{PrefillTokens: 100, BlockSize: 16}); p != want {
+		t.Errorf("prefill of a remote plan: %+v", p)
+	}
+	s.Rule.Threshold = 1000
+	r.Begin(prompt(100))
+	r.Decide(s, list, 16, nothing{})
+	d, p = r.Claims()
+	if want := (ledger.Claim{ContextTokens: 100, PrefillTokens: 100, BlockSize: 16}); d != want || p != (ledger.Claim{}) {
+		t.Errorf("a local plan: %+v, %+v", d, p)
+	}
+}
+
+// TestRunGoesOn: what the policy says becomes part of the next decision.
+func TestRunGoesOn(t *testing.T) {
+	d1, d2, p := well("d1", workers.Decode), well("d2", workers.Decode), well("p", workers.Prefill)
+	list := []*workers.Worker{d1, d2, p}
+	for _, c := range []struct {
+		reason attempt.Reason
+		want   decision.Reason
+		words  string
+	}{
+		{attempt.Connect, decision.ReasonFallback, "(connect)"},
+		{attempt.BadParams, decision.ReasonFallback, "(bad_params)"},
+		{attempt.Ended, decision.ReasonEnded, "ended the answer"},
+	} {
+		var r Run
+		r.Begin(prompt(100))
+		r.Decide(usual(), list, 16, nothing{})
+		if d, f := chosen(&r); d != "d1" || f != "p" {
+			t.Fatalf("%s and %s are chosen", d, f)
+		}
+		if next := r.Failed(attempt.Failure{Worker: p.State, Name: "p", Phase: selector.Prefill, Reason: c.reason}); next.Step != attempt.FallBack {
+			t.Fatalf("%s: %+v", c.reason, next)
+		}
+		r.Decide(usual(), list, 16, nothing{})
+		if words := r.Plan.Words(&r.In); r.Plan.Path != Local || r.Plan.Reason != c.want || !strings.Contains(words, c.words) {
+			t.Errorf("%s: %s because %s (%s)", c.reason, r.Plan.Path, r.Plan.Reason, words)
+		}
+	}
+
+	var r Run
+	r.Begin(prompt(100))
+	r.Decide(usual(), list, 16, nothing{})
+	if next := r.Failed(attempt.Failure{Worker: d1.State, Name: "d1", Phase: selector.Decode, Reason: attempt.Reset, Sent: true, Other: p.State}); next.Step != attempt.Retry || !next.Budgeted {
+		t.Fatalf("%+v", next)
+	}
+	if next := r.NoBudget(); next.Step != attempt.GiveUp || next.Why != attempt.NoBudget || len(r.History.Bans) != 1 {
+		t.Errorf("without budget: %+v", next)
+	}
+
+	// Either worker of a pair may be at fault: nobody is left, until they are
+	// taken back.
+	pair := []*workers.Worker{d1, p}
+	r.Begin(prompt(100))
+	r.Decide(usual(), pair, 16, nothing{})
+	r.Failed(attempt.Failure{Worker: d1.State, Name: "d1", Phase: selector.Decode, Reason: attempt.Timeout, Sent: true, Other: p.State})
+	if r.Decide(usual(), pair, 16, nothing{}); r.Plan.Err == nil {
+		t.Fatalf("%s is tried again at once", r.In.DecodePeers[r.Plan.DecodeIndex].Worker)
+	}
+	if next := r.NoChoice(); next.Step != attempt.Recall {
+		t.Fatalf("%+v", next)
+	}
+	if r.Decide(usual(), pair, 16, nothing{}); r.Plan.Err != nil || r.Attempt != 3 {
+		t.Errorf("decision %d: %v", r.Attempt, r.Plan.Err)
+	}
+}
+
+func TestDecideAllocatesNothing(t *testing.T) {
+	var list []*workers.Worker
+	for _, name := range []string{"a", "b", "c", "d"} {
+		list = append(list, well("decode-"+name, workers.Decode), well("prefill-"+name, workers.Prefill))
+	}
+	var r Run
+	s, q := usual(), prompt(100)
+	s.Decode = selector.KV
+	one := func() {
+		r.Begin(q)
+		r.Decide(s, list, 16, nothing{})
+	}
+	one()
+	if n := testing.AllocsPerRun(100, one); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
+
+// TestFallbackLooksAtTheWholeFleet: whether somebody can prefill by itself is asked
+// of all workers, also when the caller has kept of the plan only who was chosen.
+func TestFallbackLooksAtTheWholeFleet(t *testing.T) {
+	sglang := func(name string, role workers.Role) *workers.Worker {
+		w := well(name, role)
+		w.Engine, w.Connector = workers.SGLang, workers.ConnectorSGLang
+		return w
+	}
+	d, p := sglang("d", workers.Decode), sglang("p", workers.Prefill)
+	for _, c := range []struct {
+		list []*workers.Worker
+		want attempt.Step
+	}{
+		{[]*workers.Worker{d, p}, attempt.GiveUp},
+		{[]*workers.Worker{d, p, sglang("z", workers.Aggregated)}, attempt.FallBack},
+	} {
+		var r Run
+		r.Begin(prompt(100))
+		r.Decide(usual(), c.list, 16, nothing{})
+		if to, from := chosen(&r); to != "d" || from != "p" {
+			t.Fatalf("%s and %s are chosen: %v", to, from, r.Plan.Err)
+		}
+		r.Settled()
+		if next := r.Failed(attempt.Failure{Worker: p.State, Name: "p", Phase: selector.Prefill, Reason: attempt.Connect}); next.Step != c.want {
+			t.Errorf("of %d workers: %v, want %v", len(c.list), next.Step, c.want)
+		}
+	}
+}
+
+// holds is a fleet whose workers hold so many leading tokens of every prompt.
+type holds map[string]int
+
+func (h holds) Overlap(w *workers.Worker, _ *workers.Rank, _ *decision.Tiers) int { return h[w.Name] }
+
+func (holds) Resident(*workers.Rank) int { return 0 }
+
+func (holds) Ledger() *ledger.Ledger { return idle }
+
+// TestJudge: where the prompt is computed is measured by kv's costs, whatever the
+// policy was and whatever weights and limits it had.
+func TestJudge(t *testing.T) {
+	list := []*workers.Worker{well("d1", workers.Decode), well("d2", workers.Decode), well("p1", workers.Prefill), well("p2", workers.Prefill)}
+	fleet := holds{"d2": 32, "p1": 96, "p2": 16}
+	for _, c := range []struct {
+		turn      uint64
+		threshold int
+		want      Judgement
+	}{
+		{0, 1000, Judgement{RegretBlocks: 2, CachedTokens: 0, MostTokens: 32}}, // local on d1
+		{1, 1000, Judgement{RegretBlocks: 0, CachedTokens: 32, MostTokens: 32}},
+		{0, 0, Judgement{RegretBlocks: 0, CachedTokens: 96, MostTokens: 96}}, // remote on p1
+		{1, 0, Judgement{RegretBlocks: 5, CachedTokens: 16, MostTokens: 96}},
+	} {
+		s := usual()
+		s.Rule.Threshold, s.Weights, s.Busy.PrefillTokens = c.threshold, selector.Weights{Queue: 9}, 1
+		q := prompt(160)
+		q.Chances[0].Turn, q.Chances[1].Turn = c.turn, c.turn
+		var r Run
+		r.Begin(q)
+		r.Decide(s, list, 16, fleet)
+		if got, ok := r.Judge(); !ok || got != c.want {
+			t.Errorf("turn %d, threshold %d: %+v, %v, want %+v", c.turn, c.threshold, got, ok, c.want)
+		}
+		r.Settled()
+		if _, ok := r.Judge(); ok {
+			t.Errorf("turn %d, threshold %d: a settled plan is judged", c.turn, c.threshold)
+		}
+	}
+	var r Run
+	r.Begin(prompt(160))
+	r.Decide(usual(), list[2:], 16, fleet)
+	if _, ok := r.Judge(); ok {
+		t.Error("a plan with an error is judged")
+	}
+}
+
+// TestBlind: prompts are looked up in caches as soon as one part of the settings
+// depends on what is found.
+func TestBlind(t *testing.T) {
+	for i, change := range []func(*Settings){
+		func(s *Settings) { s.Decode = selector.KV },
+		func(s *Settings) { s.Prefill = selector.KVDynamo },
+		func(s *Settings) { s.Busy.PrefillTokens = 1 },
+		func(s *Settings) { s.Rule.PrefillGate = 1 },
+		func(s *Settings) { s.Rule.Threshold = 1 },
+		func(s *Settings) { s.Rule.Threshold, s.Rule.On = 1, OnEffISL },
+	} {
+		s := usual()
+		if !s.Blind() {
+			t.Fatal("nothing looks at caches")
+		}
+		if change(s); s.Blind() {
+			t.Errorf("change %d: no decision would look at caches", i)
+		}
+	}
+	s := usual()
+	s.Rule.Threshold, s.Rule.On, s.Rule.DecodeGate = 1000, OnISL, 0.5
+	if !s.Blind() {
+		t.Error("the whole prompt's length needs no cache")
+	}
+}
+
+// TestApart: what a request finds nothing of stands for others like it only while nobody
+// is kept from it; the rest of a stream is kept from the engine that broke off.
+func TestApart(t *testing.T) {
+	d := well("d1", workers.Decode)
+	s := usual()
+	s.Continuations = 1
+	var r Run
+	r.Begin(prompt(100))
+	r.Decide(s, []*workers.Worker{d}, 16, nothing{})
+	if r.Apart() {
+		t.Error("before anything has failed")
+	}
+	next := r.Failed(attempt.Failure{Worker: d.State, Name: "d1", Phase: selector.Decode, Reason: attempt.Reset, Sent: true, Begun: true})
+	if next.Step != attempt.Continue || !r.Apart() {
+		t.Errorf("after its stream has broken off: %+v, apart: %v", next, r.Apart())
+	}
+}

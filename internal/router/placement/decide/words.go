@@ -1,0 +1,86 @@
+package decide
+
+import (
+	"fmt"
+
+	"github.com/dynctl/dynctl/internal/router/placement/decision"
+)
+
+// Words tells the plan's reason in plain words, with its figures.
+func (p *Plan) Words(in *Input) string {
+	words := p.words(in)
+	if in.Rule.Auto && in.Costs == nil && p.byThreshold() {
+		words += ", since too little is known of the costs yet"
+	}
+	return words
+}
+
+func (p *Plan) words(in *Input) string {
+	switch p.Reason {
+	case decision.ReasonAbove:
+		return fmt.Sprintf("eff_isl %d >= %d", p.EffISL, p.Threshold)
+	case decision.ReasonBelow:
+		return fmt.Sprintf("eff_isl %d < %d", p.EffISL, p.Threshold)
+	case decision.ReasonISLAbove:
+		return fmt.Sprintf("isl %d >= %d", in.Facts.ISL, p.Threshold)
+	case decision.ReasonISLBelow:
+		return fmt.Sprintf("isl %d < %d", in.Facts.ISL, p.Threshold)
+	case decision.ReasonRemoteCheaper:
+		return fmt.Sprintf("remote costs %.1f ms, local %.1f ms", p.Costs.Remote, p.Costs.Local)
+	case decision.ReasonLocalCheaper:
+		return fmt.Sprintf("local costs %.1f ms, remote %.1f ms", p.Costs.Local, p.Costs.Remote)
+	case decision.ReasonExplored:
+		return fmt.Sprintf("the dearer path, to learn of it: remote costs %.1f ms, local %.1f ms", p.Costs.Remote, p.Costs.Local)
+	case decision.ReasonDecodeOnly:
+		return "the decode worker cannot prefill by itself"
+	case decision.ReasonAlways:
+		return fmt.Sprintf("threshold %d: every prompt is prefilled remotely", p.Threshold)
+	case decision.ReasonForcedRemote:
+		return "the request asked for remote prefill"
+	case decision.ReasonForcedLocal:
+		return "the request asked for local prefill"
+	case decision.ReasonDecodeBusy:
+		return fmt.Sprintf("below the threshold, but %s uses %.0f%% of its KV cache, gate %.0f%%",
+			in.Decode.Candidates[p.DecodeIndex].Rank, 100*in.Decode.Candidates[p.DecodeIndex].KVUsage, 100*in.Rule.DecodeGate)
+	case decision.ReasonPrefillBusy:
+		return fmt.Sprintf("over the threshold, but %s has %d prompt tokens in prefill, gate %d",
+			in.Prefill.Candidates[p.PrefillIndex].Rank, p.Remote.Queued, in.Rule.PrefillGate)
+	case decision.ReasonLengthUnknown:
+		return "the prompt's length is not known"
+	case decision.ReasonEndpoint:
+		return "this endpoint is not split with this connector"
+	case decision.ReasonPrompts:
+		return fmt.Sprintf("the request holds %d prompts", in.Facts.Prompts)
+	case decision.ReasonAnswers:
+		return fmt.Sprintf("the request asks for %d answers", in.Facts.N)
+	case decision.ReasonMultimodal:
+		return "the prompt holds more than text"
+	case decision.ReasonContinues:
+		return "the response goes on from one that only its decode worker has"
+	case decision.ReasonServerTools:
+		return "the engine may run tools by itself and use the transfer parameters again"
+	case decision.ReasonPromptLogprobs:
+		return "the answer needs the prompt's own log probabilities"
+	case decision.ReasonNoOutput:
+		return "the request asks for no output tokens"
+	case decision.ReasonNoConnector:
+		return fmt.Sprintf("%s has no KV connector", in.Decode.Candidates[p.DecodeIndex].Rank)
+	case decision.ReasonShort:
+		return fmt.Sprintf("the prompt of %d tokens fills no block of %d", in.Facts.ISL, in.Decode.BlockSize)
+	case decision.ReasonNoPrefill:
+		return "remote wanted, but there is no prefill worker"
+	case decision.ReasonPrefillAllBusy:
+		return "remote wanted, but every prefill rank is busy"
+	case decision.ReasonPrefillExcluded:
+		return "remote wanted, but every prefill rank is excluded"
+	case decision.ReasonFallback:
+		why := ""
+		if in.GaveUp != "" {
+			why = " (" + in.GaveUp + ")"
+		}
+		return "remote prefill failed" + why + "; the decode rank prefills by itself"
+	case decision.ReasonEnded:
+		return "the remote prefill's first token ended the answer, which leaves no KV to move; the decode rank prefills by itself"
+	}
+	return string(p.Reason)
+}

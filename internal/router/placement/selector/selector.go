@@ -1,0 +1,277 @@
+// Package selector is the choice: it ranks the candidates of one phase of one
+// request by a policy and says why.
+//
+// Rank is a pure function. Everything that could differ between two runs (the
+// random draw, the round-robin turn, every load figure) is part of the Input,
+// by value, so that a recorded decision gives the same answer when it is
+// replayed, explained or simulated. Rank allocates nothing when the Ranking is
+// reused.
+//
+// Costs are in blocks of the router's block size; fractions are kept, as the
+// terms are tokens divided by the block size.
+package selector
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/dynctl/dynctl/internal/router/placement/decision"
+)
+
+// Phase says which work of a request a rank is chosen for.
+type Phase string
+
+// The phases.
+const (
+	Prefill    Phase = "prefill"
+	Decode     Phase = "decode"
+	Aggregated Phase = "aggregated"
+)
+
+// Weights are the knobs of the kv cost functions. Start from DefaultWeights;
+// the zero value ignores everything.
+type Weights struct {
+	// OverlapCredit is what one cached block takes off the prefill term.
+	OverlapCredit float64 `json:"overlap_credit"`
+	// CreditCPU, CreditDisk and CreditRemote are what a block in that tier counts,
+	// as a share of one on the device.
+	CreditCPU    float64 `json:"credit_cpu"`
+	CreditDisk   float64 `json:"credit_disk"`
+	CreditRemote float64 `json:"credit_remote"`
+	// CreditDecay lowers the credit of ranks with more queued prefill work
+	// than the least busy candidate: credit / (1 + CreditDecay × excess), the
+	// excess counted in lengths of this prompt.
+	CreditDecay float64 `json:"credit_decay"`
+	// PrefillLoadScale multiplies the prefill term.
+	PrefillLoadScale float64 `json:"prefill_load_scale"`
+	// Queue multiplies the prompt blocks that are queued or being prefilled on
+	// the rank, in policy kv; kv_dynamo counts them in full.
+	Queue float64 `json:"queue"`
+	// DecodeLoad multiplies the rank's active decode blocks in policy kv;
+	// kv_dynamo counts them in full.
+	DecodeLoad float64 `json:"decode_load"`
+	// Spread multiplies the blocks that were computed on the rank of late
+	// (decision.Candidate.FreshTokens), in policy kv.
+	Spread float64 `json:"spread"`
+	// ActiveRequest is added for every active request, in blocks.
+	ActiveRequest float64 `json:"active_request"`
+	// Temperature of the softmax over normalised costs; 0 takes the cheapest.
+	Temperature float64 `json:"temperature"`
+}
+
+// DefaultWeights are the weights that the router starts with; see
+// docs/adr/0004-cost-function.md for how Queue, DecodeLoad and Spread were
+// chosen. OverlapCredit, PrefillLoadScale and the zeros are Dynamo's defaults.
+func DefaultWeights() Weights {
+	return Weights{OverlapCredit: 1, CreditCPU: 0.8, CreditDisk: 0.25, PrefillLoadScale: 1, Queue: 1.0 / 4, DecodeLoad: 1.0 / 64, Spread: 1.0 / 128}
+}
+
+// Held is how many blocks of the prompt a candidate holds: those on its device, and
+// those of its other tiers by their credits.
+func (w *Weights) Held(c *decision.Candidate) float64 {
+	held := float64(c.OverlapBlocks)
+	if t := &c.Tiers; *t != (decision.Tiers{}) {
+		held += float64(w.CreditCPU * float64(t.CPU))
+		held += float64(w.CreditDisk * float64(t.Disk))
+		held += float64(w.CreditRemote * float64(t.Remote))
+	}
+	return held
+}
+
+// Busy holds the limits beyond which a rank takes no new work. A limit of 0 is
+// off; any one that is passed excludes the rank.
+type Busy struct {
+	// DecodeBlocksShare limits active decode blocks as a share of the rank's
+	// KV blocks, 0 to 1.
+	DecodeBlocksShare float64 `json:"decode_blocks_share"`
+	// PrefillTokens limits the prompt tokens being prefilled or queued.
+	PrefillTokens int `json:"prefill_tokens"`
+	// Waiting limits the requests that the engine says are waiting.
+	Waiting int `json:"waiting_requests"`
+	// KVUsage limits the used share of the KV cache as told by the engine.
+	KVUsage float64 `json:"kv_usage"`
+	// Requests limits the requests that the router has given to a rank that decodes
+	// and that are not done.
+	Requests int `json:"requests,omitempty"`
+}
+
+// Input is all that a choice depends on.
+type Input struct {
+	Phase   Phase
+	Policy  Policy
+	Weights Weights
+	Busy    Busy
+	// ISL is the prompt's length in tokens, BlockSize the router's block in
+	// tokens (1 is assumed when it is not positive).
+	ISL, BlockSize int
+	// Candidates are the ranks of the phase. Order does not matter: every tie
+	// ends at the label. Rank writes costs and exclusions into them, and reads
+	// nothing that it writes.
+	Candidates []decision.Candidate
+	// Veto, when not nil, is parallel to Candidates; an entry that is not
+	// empty keeps that rank out of this ranking, as Candidate.KeptOut does of
+	// all.
+	Veto []string
+	// SessionKey is HashSession of the session's name; 0 when there is none.
+	SessionKey uint64
+	// Draw is the request's random number in this phase, Turn its number in the
+	// phase's round-robin sequence. Retries have those of the first attempt.
+	Draw, Turn uint64
+	// Limit is how many ranks need to be ordered; 0 orders all of them.
+	Limit int
+}
+
+// The codes of candidates that were excluded: "given" for the caller's own reasons,
+// or the metric that is over its limit.
+const (
+	ExcludedGiven         = "given"
+	ExcludedDecodeBlocks  = "decode_blocks_share"
+	ExcludedPrefillTokens = "prefill_tokens"
+	ExcludedWaiting       = "waiting_requests"
+	ExcludedKVUsage       = "kv_usage"
+	ExcludedRequests      = "requests"
+)
+
+// Eligible reports whether candidate i can be chosen.
+func (in *Input) Eligible(i int) bool {
+	code, _ := exclusion(in, i)
+	return code == ""
+}
+
+// Why says in words what kept candidate i out of a ranking; empty for nothing.
+func (in *Input) Why(i int) string {
+	c, b := &in.Candidates[i], &in.Busy
+	switch c.ExcludedCode {
+	case ExcludedDecodeBlocks:
+		return fmt.Sprintf("busy: %.0f%% of its KV blocks are decoding, limit %.0f%%", 100*decodeShare(c), 100*b.DecodeBlocksShare)
+	case ExcludedPrefillTokens:
+		return fmt.Sprintf("busy: %d prompt tokens in prefill, limit %d", c.PrefillTokens, b.PrefillTokens)
+	case ExcludedWaiting:
+		return fmt.Sprintf("busy: %d requests waiting, limit %d", c.Waiting, b.Waiting)
+	case ExcludedKVUsage:
+		return fmt.Sprintf("busy: kv %.0f%% > %.0f%%", 100*c.KVUsage, 100*b.KVUsage)
+	case ExcludedRequests:
+		return fmt.Sprintf("busy: %d requests in progress, limit %d", c.ActiveRequests, b.Requests)
+	}
+	return c.Excluded
+}
+
+// Verdict says how a ranking ended.
+type Verdict string
+
+// The verdicts.
+const (
+	// Chosen: at least one rank is eligible.
+	Chosen Verdict = "chosen"
+	// NoCandidates: the phase has no ranks at all.
+	NoCandidates Verdict = "no_candidates"
+	// AllExcluded: every rank is excluded, at least one for another reason
+	// than a busy limit.
+	AllExcluded Verdict = "all_excluded"
+	// AllBusy: every rank that was not excluded otherwise is over a limit.
+	AllBusy Verdict = "all_busy"
+)
+
+// Errors that Ranking.Err returns.
+var (
+	ErrNoCandidates = errors.New("no rank serves this phase")
+	ErrAllExcluded  = errors.New("every rank is excluded")
+	ErrAllBusy      = errors.New("every eligible rank is busy")
+)
+
+// TieBreak says what decided between ranks of equal cost.
+type TieBreak string
+
+// The tie-breaks, in the order in which policy kv applies them.
+const (
+	TieNone     TieBreak = ""
+	TieOverlap  TieBreak = "overlap"  // more cached blocks of this prompt
+	TieRequests TieBreak = "requests" // fewer active requests
+	TieDecode   TieBreak = "decode"   // fewer active decode blocks
+	TieResident TieBreak = "resident" // fewer blocks in the cache
+	TieTurn     TieBreak = "turn"     // least recently given work
+	TieLabel    TieBreak = "label"    // first by name
+	TieDraw     TieBreak = "draw"     // drawn among equals (kv_dynamo)
+)
+
+// Ranking is the answer. Reuse one to avoid allocation.
+type Ranking struct {
+	Verdict Verdict
+	// Policy is the policy that was applied in the end: least_loaded answers
+	// as round_robin when a candidate has no load figure. Empty when nothing was
+	// ranked.
+	Policy Policy
+	// Order holds indices into Input.Candidates, best first: all eligible
+	// ranks, or the best Input.Limit of them.
+	Order []int
+	// Eligible is how many ranks could have been chosen.
+	Eligible int
+	// Margin is by how many blocks the runner-up costs more than the chosen rank;
+	// 0 without a runner-up.
+	Margin float64
+	// Tied is how many ranks shared the best cost; TieBreak is what told the
+	// chosen one from the runner-up among them.
+	Tied     int
+	TieBreak TieBreak
+	// Sampled says that the first rank was drawn by temperature and need not
+	// be the cheapest.
+	Sampled bool
+}
+
+// Best is the index of the chosen candidate; ok is false when there is none.
+func (r *Ranking) Best() (i int, ok bool) {
+	if len(r.Order) == 0 {
+		return 0, false
+	}
+	return r.Order[0], true
+}
+
+// Err is nil when a rank was chosen, else one of the package's errors.
+func (r *Ranking) Err() error {
+	switch r.Verdict {
+	case Chosen:
+		return nil
+	case NoCandidates:
+		return ErrNoCandidates
+	case AllBusy:
+		return ErrAllBusy
+	default:
+		return ErrAllExcluded
+	}
+}
+
+// HashSession turns a session's name into the key of policy session. It is the
+// same on every router replica. The empty name gives 0, which means none.
+func HashSession(name string) uint64 {
+	if name == "" {
+		return 0
+	}
+	if h := mix(fnv(name)); h != 0 {
+		return h
+	}
+	return 1
+}
+
+// fnv is FNV-1a with 64 bits.
+func fnv(s string) uint64 {
+	h := uint64(14695981039346656037)
+	for i := 0; i < len(s); i++ {
+		h ^= uint64(s[i])
+		h *= 1099511628211
+	}
+	return h
+}
+
+// mix is the finaliser of splitmix64: it spreads every input bit over all
+// output bits, which FNV does not.
+func mix(x uint64) uint64 {
+	x += 0x9e3779b97f4a7c15
+	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
+	x = (x ^ x>>27) * 0x94d049bb133111eb
+	return x ^ x>>31
+}
+
+// Reset empties the ranking and keeps its memory.
+func (r *Ranking) Reset() {
+	*r = Ranking{Verdict: NoCandidates, Order: r.Order[:0]}
+}
