@@ -1,6 +1,7 @@
 package replaycmd
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"runtime"
@@ -62,7 +63,7 @@ func (c *compareFlags) add(cmd *cobra.Command) {
 	f.IntVar(&c.limits.Inflight, "max-inflight", 0, "simulate with so many requests in progress at most; 0 is no limit")
 	f.IntVar(&c.limits.Queue, "queue-size", settings.Default().Limits.Queue, "how many requests wait in a simulation with a limit (this one, or --what-if routing.busy_…)")
 	f.DurationVar(&c.limits.Timeout, "queue-timeout", settings.Default().Limits.QueueTimeout, "longest wait of a simulated request")
-	f.IntVar(&c.jobs, "jobs", runtime.NumCPU(), "simulations at a time")
+	f.IntVar(&c.jobs, "jobs", 0, "simulations at a time; 0 is one for each processor")
 	_ = cmd.RegisterFlagCompletionFunc("policy", cobra.FixedCompletions(settings.Lookup("routing.policy").Values, cobra.ShellCompDirectiveNoFileComp))
 }
 
@@ -219,8 +220,8 @@ func (f *replayFlags) simulate(cmd *cobra.Command, files *traceFiles, changes []
 	if err != nil {
 		return err
 	}
-	if f.compare.jobs < 1 {
-		return cli.WithCode(cli.ExitUsage, errors.New("--jobs must be at least 1"))
+	if f.compare.jobs < 0 {
+		return cli.WithCode(cli.ExitUsage, errors.New("--jobs must not be negative; 0 is one for each processor"))
 	}
 	for _, r := range rows {
 		if t := r.setup.Rule.Threshold; t < 0 {
@@ -231,7 +232,7 @@ func (f *replayFlags) simulate(cmd *cobra.Command, files *traceFiles, changes []
 		return traceError(err)
 	}
 	g, ctx := errgroup.WithContext(cmd.Context())
-	g.SetLimit(f.compare.jobs)
+	g.SetLimit(cmp.Or(f.compare.jobs, runtime.NumCPU()))
 	for i := range rows {
 		g.Go(func() error {
 			res, err := simulate.Run(ctx, src, rows[i].setup)
