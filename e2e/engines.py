@@ -41,7 +41,8 @@ MODELS = {"tiny": (128, 2), "small": (256, 4), "medium": (512, 4)}
 def install():
     done = VENV / "installed.txt"
     if not done.exists() or done.read_text() != REQUIREMENTS.read_text():
-        python = next((p for p in (os.environ.get("PYTHON"), shutil.which("python3.12"), sys.executable) if p and is_312(p)), None)
+        pyenv = sorted(pathlib.Path(os.environ.get("PYENV_ROOT", "~/.pyenv")).expanduser().glob("versions/3.12.*/bin/python"))
+        python = next((p for p in (os.environ.get("PYTHON"), shutil.which("python3.12"), sys.executable, *pyenv) if p and is_312(p)), None)
         if not python:
             sys.exit("no Python 3.12 found: name one in PYTHON")
         run(python, "-m", "venv", "--clear", VENV)

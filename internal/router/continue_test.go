@@ -148,7 +148,8 @@ func TestStreamGoesOnElsewhere(t *testing.T) {
 				if n > 3 && utf8.RuneCountInString(want.text) == len(want.text) || want.usage == "" {
 					t.Fatalf("%q %s", want.text, want.usage)
 				}
-				moved := 0
+				moved, rounds := 0, 1
+			cuts:
 				for k := 1; ; k++ {
 					for _, more := range []int{0, 30} {
 						cut := p.cutOnce(r, k, more)
@@ -173,15 +174,16 @@ func TestStreamGoesOnElsewhere(t *testing.T) {
 							t.Fatalf("cut, and no continuation: %+v", c)
 						}
 						if !cut() {
-							if k == 1 || n > 3 && moved < 3 {
+							if k > 1 && (n <= 3 || moved >= 3) {
+								break cuts
+							}
+							// On a busy machine one event has many tokens, and there is little to cut.
+							if rounds++; rounds > 50 {
 								t.Fatalf("%d streams went on elsewhere, of %d events", moved, k)
 							}
-							k = 1 << 30
-							break
+							k = 0
+							continue cuts
 						}
-					}
-					if k >= 1<<30 {
-						break
 					}
 				}
 				t.Logf("%s, %d tokens: %d streams went on elsewhere", path, n, moved)
