@@ -69,6 +69,7 @@ var allowed = map[string][]string{
 	"internal/router/request/admission":   {},
 	"internal/router/request/api":         {"internal/rawjson"},
 	"internal/router/request/models":      {"internal/router/request/api"},
+	"internal/router/request/stored":      {},
 	"internal/router/cache/approx":        {"internal/router/cache/kvindex", "internal/router/cache/blockhash"},
 	"internal/router/placement/attempt":   {"internal/router/placement/decision", "internal/router/placement/selector", "internal/workers", "internal/workers/health"},
 	"internal/router/cache/blockhash":     {},

@@ -251,7 +251,7 @@ func (x *exchange) sendHead(p disagg.Peer, held *ledger.Reservation, record *leg
 		x.commit(resp)
 	}
 	if x.view.Kind == api.Responses {
-		x.r.sticky.put(streamResponseID(head.Held()), p.Worker.Name, x.owner())
+		x.r.stored.Put(streamResponseID(head.Held()), p.Worker.Name, x.owner())
 	}
 	out := upstream.NewWriter(x.w, x.d.settings.Timeouts.Write)
 	if t != nil {
@@ -362,7 +362,7 @@ func (x *exchange) whole(p disagg.Peer, held *ledger.Reservation, resp *upstream
 		x.learn(sse.Inspect(body))
 	}
 	if x.view.Kind == api.Responses {
-		x.r.sticky.put(gjson.GetBytes(body, "id").String(), p.Worker.Name, x.owner())
+		x.r.stored.Put(gjson.GetBytes(body, "id").String(), p.Worker.Name, x.owner())
 	}
 	if t != nil {
 		if tok, ok := t.FirstToken(); ok {

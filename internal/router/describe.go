@@ -41,7 +41,7 @@ func (r facts) Counts(k *workers.Rank) (requests, failures uint64) { return r.fl
 
 func (r facts) Moves(k *workers.Rank) admin.Moves {
 	away, onto := r.fleet.Moved(k)
-	return admin.Moves{Away: away, Onto: onto, Waiting: new(r.moves.waiting(k.Slot))}
+	return admin.Moves{Away: away, Onto: onto, Waiting: new(r.moves.Waiting(k.Slot))}
 }
 
 func (r facts) Speed(k *workers.Rank) pace.Speed { return r.slow.Speed(k) }

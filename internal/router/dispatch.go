@@ -116,7 +116,7 @@ func (x *exchange) again(err error) bool {
 	}
 	f.Admission = *x.admission(f.Phase)
 	next := run.Failed(f.Failure)
-	if next.Budgeted && !r.budget.take(time.Now(), x.d.settings.Retry.Budget) {
+	if next.Budgeted && !r.budget.Take(time.Now(), x.d.settings.Retry.Budget) {
 		next = run.NoBudget()
 	}
 	switch {

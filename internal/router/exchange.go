@@ -410,8 +410,8 @@ func (x *exchange) pinResponse() error {
 	if id == "" {
 		return nil
 	}
-	if r, ok := x.r.sticky.get(id); ok && (x.dry || r.tenant == x.owner()) {
-		x.d.run.Request.Pin.Decode = r.worker
+	if r, ok := x.r.stored.Get(id); ok && (x.dry || r.Tenant == x.owner()) {
+		x.d.run.Request.Pin.Decode = r.Worker
 		return nil
 	}
 	able := 0
@@ -442,7 +442,7 @@ func (x *exchange) tokenize() {
 	x.findPrompt()
 	x.live = x.r.receipts.Begin(x.start)
 	x.decision = x.live.ID()
-	x.r.budget.request(x.start)
+	x.r.budget.Request(x.start)
 }
 
 // findPrompt finds what a decision needs to know of the request.

@@ -1,16 +1,13 @@
 package router
 
 import (
-	"context"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/dynctl/dynctl/internal/router/forward/upstream"
 	"github.com/dynctl/dynctl/internal/router/placement/attempt"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
-	"github.com/dynctl/dynctl/internal/router/request/admission"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/workers"
 )
@@ -18,108 +15,6 @@ import (
 // heartbeat is how often a stream that waits for its turn to go on elsewhere gets a
 // comment, for clients and proxies that give silent ones up.
 const heartbeat = 5 * time.Second
-
-// moves paces streams that go on elsewhere: an engine that dies with two hundred of
-// them leaves two hundred prompts at once, and whoever takes them has streams of its
-// own. On each rank a few have their prompt computed at a time, first come, first served
-// ([admission.Places]). Who waits is bounded as requests in progress are. The zero value
-// is ready.
-type moves struct {
-	mu     sync.Mutex
-	places admission.Places
-	turn   map[*admission.Wish]chan struct{} // of those who wait: closed when it has its places
-}
-
-// enter takes a place on all ranks at once, of which each has so many. While it waits
-// it calls beat again and again.
-func (m *moves) enter(ctx context.Context, slots []uint32, limit int, every time.Duration, beat func() error) error {
-	w := &admission.Wish{Slots: slots, Limit: limit}
-	turn := m.wait(w)
-	if turn == nil {
-		return nil
-	}
-	timer := time.NewTimer(every)
-	defer timer.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			m.drop(w)
-			return ctx.Err()
-		case <-turn:
-			return nil
-		case <-timer.C:
-			if err := beat(); err != nil {
-				m.drop(w)
-				return err
-			}
-			timer.Reset(every)
-		}
-	}
-}
-
-// wait takes the places, or stands in line for them and returns what is closed when it
-// has them.
-func (m *moves) wait(w *admission.Wish) chan struct{} {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.places.Take(w.Slots, w.Limit) {
-		return nil
-	}
-	if m.turn == nil {
-		m.turn = map[*admission.Wish]chan struct{}{}
-	}
-	turn := make(chan struct{})
-	m.turn[w] = turn
-	m.places.Wait(w)
-	m.next() // its limit may be another one than that of those before
-	return turn
-}
-
-// next tells those who have their places now; mu is held.
-func (m *moves) next() {
-	for w := m.places.Next(); w != nil; w = m.places.Next() {
-		close(m.turn[w])
-		delete(m.turn, w)
-	}
-}
-
-// drop gives up waiting.
-func (m *moves) drop(w *admission.Wish) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	delete(m.turn, w)
-	m.places.Drop(w)
-	m.next()
-}
-
-// waiting is how many streams wait for a place on a rank.
-func (m *moves) waiting(slot uint32) int {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.places.Waiting(slot)
-}
-
-// try takes the places, if they are free now.
-func (m *moves) try(slots []uint32, limit int) bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.places.Take(slots, limit)
-}
-
-// room reports whether one of the ranks has a place.
-func (m *moves) room(ranks []*workers.Rank, limit int) bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return slices.ContainsFunc(ranks, func(k *workers.Rank) bool { return m.places.Free(k.Slot, limit) })
-}
-
-// leave gives the places back.
-func (m *moves) leave(slots []uint32) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.places.Leave(slots)
-	m.next()
-}
 
 // appendSlots adds the slots of a plan's ranks.
 func appendSlots(slots []uint32, run *decide.Run) []uint32 {
@@ -140,7 +35,7 @@ func (x *exchange) enterMove() error {
 	slots := appendSlots(x.cont.places, &x.d.run)
 	out := upstream.NewWriter(x.w, x.d.settings.Timeouts.Write)
 	began := time.Now()
-	err := x.r.moves.enter(x.ctx, slots, x.d.settings.Continue.AtOnce, heartbeat, func() error {
+	err := x.r.moves.Enter(x.ctx, slots, x.d.settings.Continue.AtOnce, heartbeat, func() error {
 		_, err := out.Write([]byte(": the rest is waiting for its turn on another engine\n\n"))
 		return err
 	})
@@ -155,7 +50,7 @@ func (x *exchange) enterMove() error {
 // failed, or when it is not asked for after all.
 func (x *exchange) leaveMove() {
 	if c := x.cont; c != nil && len(c.places) > 0 {
-		x.r.moves.leave(c.places)
+		x.r.moves.Leave(c.places)
 		c.places = c.places[:0]
 	}
 }
@@ -180,7 +75,8 @@ func (x *exchange) mayMove(from *workers.Worker) bool {
 	fleet, limit := x.r.registry.Snapshot(), x.d.settings.Continue.AtOnce
 	if !slices.ContainsFunc(fleet.Model(x.model), func(w *workers.Worker) bool {
 		ok, _ := w.State.Usable()
-		return ok && w.State != from.State && w.Role.CanDecode() && c.tells(w) && x.r.moves.room(w.Ranks, limit)
+		return ok && w.State != from.State && w.Role.CanDecode() && c.tells(w) &&
+			slices.ContainsFunc(w.Ranks, func(k *workers.Rank) bool { return x.r.moves.Free(k.Slot, limit) })
 	}) {
 		return false
 	}
@@ -224,7 +120,7 @@ func (x *exchange) decideMove(y *exchange, from *workers.Worker, fleet *workers.
 			return false
 		}
 		slots := appendSlots(c.places, &d.run)
-		if !r.moves.try(slots, d.settings.Continue.AtOnce) {
+		if !r.moves.Try(slots, d.settings.Continue.AtOnce) {
 			return false
 		}
 		c.places = slots

@@ -38,10 +38,12 @@ import (
 	"github.com/dynctl/dynctl/internal/router/observe/trace"
 	"github.com/dynctl/dynctl/internal/router/observe/traffic"
 	"github.com/dynctl/dynctl/internal/router/observe/watch"
+	"github.com/dynctl/dynctl/internal/router/placement/attempt"
 	"github.com/dynctl/dynctl/internal/router/placement/ledger"
 	"github.com/dynctl/dynctl/internal/router/request/access"
 	"github.com/dynctl/dynctl/internal/router/request/admission"
 	"github.com/dynctl/dynctl/internal/router/request/prompt"
+	"github.com/dynctl/dynctl/internal/router/request/stored"
 	"github.com/dynctl/dynctl/internal/settings"
 	"github.com/dynctl/dynctl/internal/wait"
 	"github.com/dynctl/dynctl/internal/workers"
@@ -123,9 +125,9 @@ type Router struct {
 	modelCache     modelCache
 	tokens         *prompt.Stage
 	words          *prompt.Words // nil unless asked for
-	budget         retryBudget
-	moves          moves
-	sticky         *stickyResponses
+	budget         attempt.Budget
+	moves          admission.Moves
+	stored         *stored.Responses
 	traffic        traffic.Traffic
 	compute        *watch.Recompute
 	slow           *watch.Slow
@@ -190,7 +192,7 @@ func New(ctx context.Context, o Options) (*Router, error) {
 	r.ledger.OnEase(r.ranks.Wake)
 	r.bodies = admission.NewMemory(o.Config.Limits.BodyMemory, r.bodyMemory)
 	r.addresses = admission.NewAddresses(r.connectionsOf, r.addressFull)
-	r.sticky = newStickyResponses(1 << 16)
+	r.stored = stored.New(1 << 16)
 	r.index = kvindex.New(kvindex.Options{MaxBlocks: int64(o.Config.Index.MaxBlocks)})
 	r.guesses = approx.New(approx.Options{TTL: o.Config.Tokens.ApproxTTL})
 	r.compute = watch.NewRecompute(watch.RecomputeOptions{

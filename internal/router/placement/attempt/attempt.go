@@ -3,9 +3,9 @@
 // or the end, and in the middle of a stream that its rest comes from elsewhere, or
 // the end; and which workers are kept out of what follows.
 //
-// It is pure: the same history gives the same answer, no clock is read and
+// That is pure: the same history gives the same answer, no clock is read and
 // nothing is changed. Who asks carries the answer out, with all its effects on
-// budgets, metrics, events and the health of workers.
+// the [Budget] of retries, metrics, events and the health of workers.
 package attempt
 
 import (

@@ -1,4 +1,4 @@
-package router
+package admission
 
 import (
 	"context"
@@ -13,7 +13,7 @@ import (
 // everybody has a turn.
 func TestMovesTakeTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var m moves
+		var m Moves
 		var mu sync.Mutex
 		on, most, beats := map[uint32]int{}, 0, 0
 		add := func(slots []uint32, n int) {
@@ -28,7 +28,7 @@ func TestMovesTakeTurns(t *testing.T) {
 		for i := range 200 {
 			wg.Go(func() {
 				slots := []uint32{uint32(i % 3), uint32(3 + i%2)}
-				err := m.enter(t.Context(), slots, 4, 5*time.Second, func() error { mu.Lock(); defer mu.Unlock(); beats++; return nil })
+				err := m.Enter(t.Context(), slots, 4, 5*time.Second, func() error { mu.Lock(); defer mu.Unlock(); beats++; return nil })
 				if err != nil {
 					t.Error(err)
 					return
@@ -36,19 +36,19 @@ func TestMovesTakeTurns(t *testing.T) {
 				add(slots, 1)
 				<-time.After(time.Second)
 				add(slots, -1)
-				m.leave(slots)
+				m.Leave(slots)
 			})
 		}
 		wg.Wait()
 		if most != 4 || beats == 0 || !m.places.Idle() || len(m.turn) != 0 {
 			t.Errorf("at most %d at once, %d beats, left %v", most, beats, m.turn)
 		}
-		if err := m.enter(t.Context(), []uint32{1}, 1, time.Second, nil); err != nil {
+		if err := m.Enter(t.Context(), []uint32{1}, 1, time.Second, nil); err != nil {
 			t.Fatal(err)
 		}
 		gone := errors.New("gone")
-		if err := m.enter(t.Context(), []uint32{1}, 1, time.Second, func() error {
-			if n := m.waiting(1); n != 1 {
+		if err := m.Enter(t.Context(), []uint32{1}, 1, time.Second, func() error {
+			if n := m.Waiting(1); n != 1 {
 				t.Errorf("%d wait", n)
 			}
 			return gone
@@ -57,12 +57,12 @@ func TestMovesTakeTurns(t *testing.T) {
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
-		if n := m.waiting(1); n != 0 {
+		if n := m.Waiting(1); n != 0 {
 			t.Errorf("%d still wait", n)
 		}
-		if err := m.enter(ctx, []uint32{1}, 1, time.Second, nil); !errors.Is(err, context.Canceled) {
+		if err := m.Enter(ctx, []uint32{1}, 1, time.Second, nil); !errors.Is(err, context.Canceled) {
 			t.Error(err)
 		}
-		m.leave([]uint32{1})
+		m.Leave([]uint32{1})
 	})
 }

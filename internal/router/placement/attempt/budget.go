@@ -1,14 +1,14 @@
-package router
+package attempt
 
 import (
 	"sync"
 	"time"
 )
 
-// retryBudget keeps retries a bounded share of the traffic, so that a fleet in
+// Budget keeps retries a bounded share of the traffic, so that a fleet in
 // trouble is not hit by a multiple of its load. A floor lets a quiet router
-// retry at all.
-type retryBudget struct {
+// retry at all. The zero value is ready.
+type Budget struct {
 	mu     sync.Mutex
 	window [2]budgetCount // the present and the last ten seconds
 	turned time.Time
@@ -21,7 +21,7 @@ const (
 	budgetFloor  = 10
 )
 
-func (b *retryBudget) rotate(now time.Time) {
+func (b *Budget) rotate(now time.Time) {
 	if d := now.Sub(b.turned); d >= budgetWindow {
 		b.window[1] = b.window[0]
 		if d >= 2*budgetWindow {
@@ -32,16 +32,17 @@ func (b *retryBudget) rotate(now time.Time) {
 	}
 }
 
-// request counts a request.
-func (b *retryBudget) request(now time.Time) {
+// Request counts a request.
+func (b *Budget) Request(now time.Time) {
 	b.mu.Lock()
 	b.rotate(now)
 	b.window[0].requests++
 	b.mu.Unlock()
 }
 
-// take asks for a retry and counts it when it is granted.
-func (b *retryBudget) take(now time.Time, share float64) bool {
+// Take asks for a retry, of which there may be share for each request (0.2: one for
+// five), and counts it when it is granted.
+func (b *Budget) Take(now time.Time, share float64) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.rotate(now)

@@ -1,0 +1,33 @@
+package attempt
+
+import (
+	"testing"
+	"time"
+)
+
+func TestRetryBudgetIsAShareAboveAFloor(t *testing.T) {
+	var b Budget
+	now := time.Unix(100, 0)
+	granted := func() (n int) {
+		for range 1000 {
+			if b.Take(now, 0.2) {
+				n++
+			}
+		}
+		return n
+	}
+	if n := granted(); n != budgetFloor {
+		t.Fatalf("a quiet router may retry %d times", n)
+	}
+	now = now.Add(budgetWindow)
+	for range 100 {
+		b.Request(now)
+	}
+	if n := granted(); n != 20 {
+		t.Fatalf("after 100 requests %d more retries", n)
+	}
+	now = now.Add(3 * budgetWindow)
+	if n := granted(); n != budgetFloor {
+		t.Fatalf("after a pause %d retries", n)
+	}
+}

@@ -1,0 +1,57 @@
+// Package stored remembers which worker has the state of a response that an engine
+// keeps (of the Responses API), and whose response it is.
+package stored
+
+import "sync"
+
+// maxID is the longest id in bytes that is remembered.
+const maxID = 256
+
+// Response is a response that a worker keeps for a tenant.
+type Response struct{ Worker, Tenant string }
+
+// Responses are those of the fleet, by id. An id that engines say of another tenant's,
+// too, as clients may choose it, stays with the first. When it is full, the entry that
+// was stored first goes.
+type Responses struct {
+	mu    sync.Mutex
+	max   int
+	byID  map[string]Response
+	order []string
+	head  int
+}
+
+// New remembers as many responses as limit, which is at least 1.
+func New(limit int) *Responses {
+	return &Responses{max: limit, byID: map[string]Response{}}
+}
+
+// Put notes that a worker has a response. An id that is empty or longer than 256 bytes
+// is not remembered.
+func (s *Responses) Put(id, worker, tenant string) {
+	if id == "" || len(id) > maxID {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if old, known := s.byID[id]; known && old.Tenant != tenant {
+		return
+	} else if !known {
+		if len(s.byID) >= s.max {
+			delete(s.byID, s.order[s.head])
+			s.order[s.head] = id
+			s.head = (s.head + 1) % s.max
+		} else {
+			s.order = append(s.order, id)
+		}
+	}
+	s.byID[id] = Response{worker, tenant}
+}
+
+// Get is where the response of an id is and whose it is, if it is known.
+func (s *Responses) Get(id string) (r Response, ok bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	r, ok = s.byID[id]
+	return r, ok
+}

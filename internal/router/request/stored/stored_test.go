@@ -1,0 +1,21 @@
+package stored
+
+import (
+	"fmt"
+	"testing"
+)
+
+func TestResponsesAreBounded(t *testing.T) {
+	s := New(3)
+	for i := range 10 {
+		s.Put(fmt.Sprint(i), fmt.Sprint("w", i), "t")
+	}
+	s.Put("9", "other", "t")
+	s.Put("9", "engine that was told to take the id", "u") // another tenant's stays what it is
+	if w, ok := s.Get("9"); !ok || w != (Response{"other", "t"}) || len(s.byID) != 3 || len(s.order) != 3 {
+		t.Fatalf("%v %v, %d ids", w, ok, len(s.byID))
+	}
+	if _, ok := s.Get("6"); ok {
+		t.Fatal("the oldest id is still there")
+	}
+}
