@@ -594,3 +594,15 @@ func routeOf(t *testing.T, endpoint string, body object) admin.RouteRequest {
 	t.Helper()
 	return admin.RouteRequest{Endpoint: endpoint, Body: encode(t, body)}
 }
+
+// callsOf are the calls to a path that have begun.
+func (p *tap) callsOf(path string) (out []*tapped) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, c := range p.calls {
+		if c.path == path {
+			out = append(out, c)
+		}
+	}
+	return out
+}

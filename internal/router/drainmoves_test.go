@@ -1,0 +1,143 @@
+package router_test
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/dynctl/dynctl/internal/settings"
+	"github.com/dynctl/dynctl/internal/workers/sim/fault"
+)
+
+// TestDrainMoves: a drain that moves has the streams that can be continued go on
+// elsewhere; the others finish where they are, and nobody's health is concerned.
+func TestDrainMoves(t *testing.T) {
+	t.Parallel()
+	r := start(t, "2a:speed=4,answers=letters", exact)
+	off := start(t, "2a:profile=instant")
+	if _, err := off.Admin.MoveStreams(t.Context(), off.Sim.Engine(0).Name()); err == nil || !strings.Contains(err.Error(), "continue.mode") {
+		t.Errorf("without continue.mode: %v", err)
+	}
+	body := func(seed any) object {
+		return object{"model": "sim", "prompt": "Tell me about the river.", "max_tokens": 150, "ignore_eos": true, "stream": true, "seed": seed}
+	}
+	want := read(t, r.post("/v1/completions", body(nil)).body)
+	slow := func(factor float64) {
+		for i := range 2 {
+			if err := r.Sim.Engine(i).SetFaults(fault.Set{Slow: factor}); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	for _, seed := range []any{nil, 7} {
+		slow(20) // the stream is not at its end before the drain
+		resp, err := r.open(t.Context(), http.MethodPost, "/v1/completions", encode(t, body(seed)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		first := make([]byte, 64)
+		if _, err := io.ReadFull(resp.Body, first); err != nil {
+			t.Fatal(err)
+		}
+		label := resp.Header.Get("X-Dynctl-Worker")
+		name, _, _ := strings.Cut(label, "/")
+		w, err := r.Admin.MoveStreams(t.Context(), name)
+		if err != nil || !w.Draining {
+			t.Fatalf("%v %+v", err, w)
+		}
+		slow(0)
+		rest, err := io.ReadAll(resp.Body)
+		resp.Body.Close()
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := read(t, append(first, rest...))
+		c := r.receipt(resp.Header.Get("X-Dynctl-Decision"))
+		if got.text != want.text || len(got.ids) != 1 || c.Outcome.Error != "" {
+			t.Errorf("seed %v: %q, want %q (%v)", seed, got.text, want.text, c.Outcome)
+		}
+		if moved := len(c.Continued); seed == nil && (moved != 1 || c.Continued[0].Reason != "moved" || c.Continued[0].Dropped != 0) || seed != nil && moved != 0 {
+			t.Errorf("seed %v: %+v", seed, c.Continued)
+		}
+		if _, err := r.Admin.ResumeWorker(t.Context(), name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := len(r.events("worker_failing")); n != 0 {
+		t.Errorf("%d workers are said to fail", n)
+	}
+}
+
+// events reads so many events of a stream.
+func readEvents(t *testing.T, from io.Reader, n int) []byte {
+	t.Helper()
+	var all []byte
+	one := make([]byte, 1)
+	for bytes.Count(all, []byte("\n\n")) < n {
+		if _, err := io.ReadFull(from, one); err != nil {
+			t.Fatalf("%v after %q", err, all)
+		}
+		all = append(all, one[0])
+	}
+	return all
+}
+
+// TestDrainMovesWhatHasAPlace: a stream is taken from its worker only when another one
+// takes it at once, and stays well where it is until then.
+func TestDrainMovesWhatHasAPlace(t *testing.T) {
+	t.Parallel()
+	// A request has one rank to itself, and none waits for one.
+	r := start(t, "2a:speed=4,answers=letters", exact, func(c *settings.Config) {
+		c.Routing.Busy.Requests, c.Limits.Queue, c.Routing.AllowHeaders = 1, 0, true
+	})
+	body := func(n int) []byte {
+		return encode(t, object{"model": "sim", "prompt": "Tell me about the river.", "max_tokens": n, "ignore_eos": true, "stream": true})
+	}
+	const tokens = 400
+	want := read(t, r.send(http.MethodPost, "/v1/completions", body(tokens)).body)
+	from, to := r.Sim.Engine(0), r.Sim.Engine(1)
+	if err := from.SetFaults(fault.Set{Slow: 4}); err != nil { // it is not at its end before the other one has left
+		t.Fatal(err)
+	}
+	ctx, leave := context.WithCancel(t.Context())
+	defer leave()
+	other, err := r.open(ctx, http.MethodPost, "/v1/completions", body(4000), "X-Dynctl-Worker", to.Name())
+	if err != nil || other.StatusCode != http.StatusOK {
+		t.Fatalf("%v %v", err, other)
+	}
+	defer other.Body.Close()
+	// A stream that was asked for on a worker by its name would not be moved.
+	resp, err := r.open(t.Context(), http.MethodPost, "/v1/completions", body(tokens))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if label := resp.Header.Get("X-Dynctl-Worker"); !strings.HasPrefix(label, from.Name()) {
+		t.Fatalf("on %s", label)
+	}
+	got := readEvents(t, resp.Body, 3)
+	if _, err := r.Admin.MoveStreams(t.Context(), from.Name()); err != nil {
+		t.Fatal(err)
+	}
+	decision := resp.Header.Get("X-Dynctl-Decision")
+	got = append(got, readEvents(t, resp.Body, 20)...)
+	if err := from.SetFaults(fault.Set{Slow: 20}); err != nil {
+		t.Fatal(err)
+	}
+	leave()
+	rest, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := read(t, append(got, rest...))
+	c := r.receipt(decision)
+	if s.text != want.text || s.finish != want.finish || len(s.ids) != 1 || len(c.Continued) != 1 || c.Continued[0].Reason != "moved" || c.Continued[0].Tokens < 23 || c.Continued[0].Dropped != 0 || c.Outcome.Error != "" {
+		t.Errorf("%q %s\nwant %q %s\n%+v %+v", s.text, s.finish, want.text, want.finish, c.Continued, c.Outcome)
+	}
+	if c.Outcome.Status != http.StatusOK || len(c.Legs) != 2 || !strings.HasPrefix(c.Legs[1].Rank, to.Name()) {
+		t.Errorf("%+v %+v", c.Outcome, c.Legs)
+	}
+}

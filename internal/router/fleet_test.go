@@ -1,0 +1,317 @@
+package router_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/tidwall/gjson"
+
+	"github.com/dynctl/dynctl/internal/loopback"
+	"github.com/dynctl/dynctl/internal/router/observe/admin"
+	"github.com/dynctl/dynctl/internal/settings"
+)
+
+// TestNoSeriesOfAWorkerThatLeftMeanwhile: a worker leaves while it answers, and
+// what is counted of that at the end brings none of its series back.
+func TestNoSeriesOfAWorkerThatLeftMeanwhile(t *testing.T) {
+	t.Parallel()
+	r, p := tappedRig(t, "1a:profile=instant")
+	body := encode(t, object{"model": "sim", "prompt": ids(100, 1), "max_tokens": 2})
+	if a := r.send(http.MethodPost, "/v1/completions", body); a.status != http.StatusOK {
+		t.Fatal(a)
+	}
+	const series = `worker="aggregated-0"`
+	r.eventually("its series", func() error {
+		if page, err := r.adminPage(t.Context(), "/metrics"); err != nil || !strings.Contains(page, series) {
+			return fmt.Errorf("no series of the worker (%s)", fmt.Sprint(err))
+		}
+		return nil
+	})
+	left := make(chan error, 1)
+	p.set(func(_ string, _ http.ResponseWriter, q *http.Request, _ []byte) bool {
+		if q.URL.Path != "/v1/completions" {
+			return false
+		}
+		err := r.Admin.RemoveWorker(q.Context(), "aggregated-0")
+		if err == nil {
+			err = loopback.Wait(q.Context(), "the end of its series", func() error {
+				page, err := r.adminPage(q.Context(), "/metrics")
+				if err == nil && strings.Contains(page, series) {
+					err = errors.New("there are series of it")
+				}
+				return err
+			})
+		}
+		left <- err
+		return false
+	})
+	a := r.send(http.MethodPost, "/v1/completions", body)
+	if err := <-left; err != nil {
+		t.Fatal(err)
+	}
+	if a.status != http.StatusOK {
+		t.Errorf("the request that ran: %s", a)
+	}
+	r.eventually("the request's end", func() error {
+		if st := r.status(); st.Traffic.Inflight != 0 || st.Traffic.Completed != 2 {
+			return fmt.Errorf("%+v", st.Traffic)
+		}
+		return nil
+	})
+	page, err := r.adminPage(t.Context(), "/metrics")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(page) {
+		if strings.Contains(line, series) {
+			t.Errorf("after its end: %s", line)
+		}
+	}
+}
+
+// TestModelsAliasesAndLoRA: several models behind one router, each on its own
+// workers, under its own names.
+func TestModelsAliasesAndLoRA(t *testing.T) {
+	t.Parallel()
+	r, p := tappedRig(t, "1p1d:profile=instant,model=red+2a:profile=instant,model=blue,loras=navy|sky", func(c *settings.Config) {
+		c.Aliases = []settings.Alias{{Name: "gpt-x", Model: "red"}}
+	})
+	ask := func(model string) *answer {
+		return r.send(http.MethodPost, "/v1/completions", encode(t, object{"model": model, "prompt": ids(64, 1), "max_tokens": 2}))
+	}
+	for model, on := range map[string]string{"red": "decode-0", "gpt-x": "decode-0", "blue": "aggregated", "navy": "aggregated"} {
+		p.reset()
+		if a := ask(model); a.status != 200 || !strings.HasPrefix(a.header.Get("X-Dynctl-Worker"), on) {
+			t.Errorf("%s: %s on %s", model, a, a.header.Get("X-Dynctl-Worker"))
+		}
+		for _, l := range p.legs() {
+			if m := gjson.GetBytes(l.body, "model").String(); model == "gpt-x" && m != "red" {
+				t.Errorf("the alias went to the engine as %q", m)
+			}
+		}
+	}
+	ask("green").refused(t, http.StatusNotFound, "model_not_found")
+	var names []string
+	for _, m := range gjson.GetBytes(r.send(http.MethodGet, "/v1/models", nil).body, "data.#.id").Array() {
+		names = append(names, m.String())
+	}
+	slices.Sort(names)
+	if got := strings.Join(names, " "); got != "blue gpt-x navy red sky" {
+		t.Errorf("models: %s", got)
+	}
+	if a := r.send(http.MethodGet, "/v1/models/navy", nil); a.status != 200 || gjson.GetBytes(a.body, "id").String() != "navy" {
+		t.Errorf("%s", a)
+	}
+	r.send(http.MethodGet, "/v1/models/nobody", nil).refused(t, http.StatusNotFound, "model_not_found")
+	// An adapter's blocks are its own: the base model's cache is no use to it.
+	r.synced()
+	c := r.receipt(ask("blue").header.Get("X-Dynctl-Decision"))
+	if c.Predicted.CachedTokens == 0 {
+		t.Error("the base model finds nothing of its own prompt")
+	}
+	c = r.receipt(ask("sky").header.Get("X-Dynctl-Decision"))
+	if c.Predicted.CachedTokens != 0 {
+		t.Errorf("an adapter is promised %d tokens of another one's cache", c.Predicted.CachedTokens)
+	}
+}
+
+// TestFleetByAdminAPI: drain, resume, add and remove, with a stream in
+// progress that is not disturbed.
+func TestFleetByAdminAPI(t *testing.T) {
+	t.Parallel()
+	r := start(t, "2a:speed=2")
+	more := start(t, "1a:profile=instant")
+	ctx := t.Context()
+	resp, err := r.open(ctx, http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": ids(30, 1), "max_tokens": 60, "ignore_eos": true, "stream": true}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	busy, _, _ := strings.Cut(resp.Header.Get("X-Dynctl-Worker"), "/")
+	w, err := r.Admin.DrainWorker(ctx, busy)
+	if err != nil || !w.Draining || w.Usable {
+		t.Fatalf("%+v %v", w, err)
+	}
+	for i := range 6 {
+		if a, _ := r.complete(ids(30, 1+i)); strings.HasPrefix(a.header.Get("X-Dynctl-Worker"), busy) {
+			t.Errorf("a draining worker got a request")
+		}
+	}
+	body, err := io.ReadAll(resp.Body)
+	if err != nil || !bytes.HasSuffix(body, []byte("data: [DONE]\n\n")) {
+		t.Errorf("the running stream was disturbed: %.200q %v", body, err)
+	}
+	if w, err := r.Admin.ResumeWorker(ctx, busy); err != nil || !w.Usable {
+		t.Fatalf("%+v %v", w, err)
+	}
+	added, err := r.Admin.AddWorker(ctx, admin.AddWorker{Spec: more.Sim.Engine(0).URL() + ",name=newcomer"})
+	if err != nil || added.Name != "newcomer" {
+		t.Fatalf("%+v %v", added, err)
+	}
+	if _, err := r.Admin.AddWorker(ctx, admin.AddWorker{Spec: more.Sim.Engine(0).URL() + ",name=newcomer"}); err == nil {
+		t.Error("the same worker was added twice")
+	}
+	if _, err := r.Admin.AddWorker(ctx, admin.AddWorker{Spec: "http://127.0.0.1:1,engin=vllm"}); err == nil || !strings.Contains(err.Error(), "engine") {
+		t.Errorf("a misspelt option: %v", err)
+	}
+	for _, name := range []string{"aggregated-0", "aggregated-1"} {
+		if err := r.Admin.RemoveWorker(ctx, name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := r.Admin.RemoveWorker(ctx, "agregated-0"); err == nil {
+		t.Error("a worker that is not there was removed")
+	}
+	r.eventually("the new worker", func() error {
+		if w := r.worker("newcomer"); !w.Usable || w.Ranks[0].Feed.State != "live" {
+			return fmt.Errorf("%s, feed %s", w.Reason, w.Ranks[0].Feed.State)
+		}
+		return nil
+	})
+	if a, _ := r.complete(ids(100, 77)); !strings.HasPrefix(a.header.Get("X-Dynctl-Worker"), "newcomer") {
+		t.Errorf("went to %s", a.header.Get("X-Dynctl-Worker"))
+	}
+	for kind, n := range map[string]int{"worker_draining": 1, "worker_resumed": 1, "worker_added": 3, "worker_removed": 2} {
+		if got := len(r.events(kind)); got != n {
+			t.Errorf("%d events %s, want %d", got, kind, n)
+		}
+	}
+	if err := r.Admin.RemoveWorker(ctx, "newcomer"); err != nil {
+		t.Fatal(err)
+	}
+	a := r.send(http.MethodPost, "/v1/completions", []byte(`{"model":"sim","prompt":"x"}`))
+	if a.status != http.StatusServiceUnavailable {
+		t.Errorf("a router without workers answers %s", a)
+	}
+}
+
+// TestSnapshotAndRestart: a router that comes back knows at once what the
+// engines hold, and takes the feeds up where it left them, although the engines
+// remember their latest few batches only.
+func TestSnapshotAndRestart(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "index.snapshot")
+	r := start(t, "2a:profile=instant,steps=8", func(c *settings.Config) { c.Index.Snapshot = path })
+	for i := range 40 {
+		r.complete(ids(300, i))
+	}
+	r.synced()
+	before := r.worker("aggregated-0").Ranks[0]
+	if before.Feed.LastSeq == nil || *before.Feed.LastSeq < 2*8 || before.IndexBlocks == 0 {
+		t.Fatalf("the replay reaches back to the start: %+v", before)
+	}
+	ctx := r.wait()
+	if err := r.StopRouter(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(path); err != nil {
+		t.Fatal(err)
+	}
+	// While it is away one engine goes on, the other is replaced.
+	direct(t, r.Sim.Engine(0).URL(), ids(200, 500))
+	if err := r.Sim.Engine(1).Restart(); err != nil {
+		t.Fatal(err)
+	}
+	direct(t, r.Sim.Engine(1).URL(), ids(200, 600))
+	if err := r.StartRouter(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.Ready(ctx); err != nil {
+		t.Fatal(err)
+	}
+	r.synced()
+	if len(r.events("snapshot_restored")) != 1 {
+		t.Error("the restore is not told")
+	}
+	w := r.worker("aggregated-0").Ranks[0]
+	if w.Feed.Restarts != 0 || w.Feed.Lost != 0 || w.IndexBlocks <= before.IndexBlocks {
+		t.Errorf("the engine that went on was taken for a new one: %d blocks, %d before, %+v", w.IndexBlocks, before.IndexBlocks, w.Feed)
+	}
+	for i := range 10 {
+		a, _ := r.complete(ids(300, i))
+		c := r.receipt(a.header.Get("X-Dynctl-Decision"))
+		if c.Predicted.CachedTokens != c.Outcome.CachedTokens {
+			t.Errorf("prompt %d: %d cached tokens predicted, %d found", i, c.Predicted.CachedTokens, c.Outcome.CachedTokens)
+		}
+	}
+	// A snapshot that was damaged is refused whole.
+	if err := r.StopRouter(ctx); err != nil {
+		t.Fatal(err)
+	}
+	raw, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	raw[len(raw)/2] ^= 0x40
+	if err := os.WriteFile(path, raw, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.StartRouter(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.Ready(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if len(r.events("snapshot_refused")) != 1 {
+		t.Error("a damaged snapshot is not told")
+	}
+	r.eventually("what the engines' replay still has", func() error {
+		if w := r.worker("aggregated-0").Ranks[0]; !w.Feed.Trusted || w.IndexBlocks == 0 || w.IndexBlocks >= before.IndexBlocks {
+			return fmt.Errorf("%d blocks, feed %+v", w.IndexBlocks, w.Feed)
+		}
+		return nil
+	})
+}
+
+// TestDrainOfTheRouter: running streams finish, new requests are told to go
+// elsewhere, and what does not finish is told so.
+func TestDrainOfTheRouter(t *testing.T) {
+	t.Parallel()
+	r, p := tappedRig(t, "1a:profile=instant")
+	reached, held := make(chan struct{}, 2), make(chan struct{})
+	p.set(func(_ string, _ http.ResponseWriter, q *http.Request, _ []byte) bool {
+		if q.URL.Path == "/v1/completions" {
+			reached <- struct{}{}
+			select {
+			case <-held:
+			case <-q.Context().Done():
+			}
+		}
+		return false
+	})
+	got := make(chan *answer, 2)
+	ask := func() {
+		a, err := r.try(t.Context(), http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": "x", "max_tokens": 2}))
+		if err != nil {
+			t.Error(err)
+		}
+		got <- a
+	}
+	go ask()
+	<-reached
+	if err := r.Admin.Drain(t.Context(), 0); err != nil {
+		t.Fatal(err)
+	}
+	r.send(http.MethodPost, "/v1/completions", []byte(`{"model":"sim","prompt":"x"}`)).refused(t, 503, "draining")
+	if n, full := r.metric(`dynctl_rejections_total{reason="draining"}`), r.metric(`dynctl_rejections_total{reason="overload"}`); n != 1 || full > 0 {
+		t.Errorf("%v requests refused by the drain, %v by overload", n, full)
+	}
+	q, _ := http.NewRequestWithContext(t.Context(), http.MethodGet, r.AdminURL+"/readyz", nil)
+	if resp, err := r.Client.Do(q); err != nil || resp.StatusCode != 503 {
+		t.Errorf("readyz while draining: %v %v", resp, err)
+	} else {
+		resp.Body.Close()
+	}
+	r.Router.CancelRequests()
+	if a := <-got; a != nil {
+		a.refused(t, 503, "draining")
+	}
+}

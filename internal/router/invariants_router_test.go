@@ -1,0 +1,447 @@
+package router_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/tidwall/gjson"
+
+	"github.com/dynctl/dynctl/internal/loopback"
+	"github.com/dynctl/dynctl/internal/rig/indexcheck"
+	"github.com/dynctl/dynctl/internal/settings"
+	"github.com/dynctl/dynctl/internal/workers/sim/fault"
+)
+
+// nowhere is a ResponseWriter that keeps nothing.
+type nowhere struct{ h http.Header }
+
+func (n *nowhere) Header() http.Header {
+	if n.h == nil {
+		n.h = http.Header{}
+	}
+	return n.h
+}
+
+func (n *nowhere) Write(b []byte) (int, error) { return len(b), nil }
+
+func (n *nowhere) WriteHeader(int) {}
+
+// panicky is a ResponseWriter that panics at a chosen place.
+type panicky struct {
+	nowhere
+	at    string
+	after int
+}
+
+func (p *panicky) Write(b []byte) (int, error) {
+	if p.after--; p.at == "write" && p.after < 0 {
+		panic("the writer broke")
+	}
+	return len(b), nil
+}
+
+func (p *panicky) WriteHeader(int) {
+	if p.at == "head" {
+		p.at = ""
+		panic("the head broke")
+	}
+}
+
+func (p *panicky) Flush() {}
+
+// TestInvariant05ReservationsBalance: whatever ends requests, the ledger is
+// zero afterwards and nothing was released twice.
+func TestInvariant05ReservationsBalance(t *testing.T) {
+	t.Parallel()
+	for _, fleet := range []string{"2p2d:speed=3,osl=60", "2p2d:speed=3,osl=60,engine=sglang,bootstrap_wait=2s"} {
+		t.Run(fleet, func(t *testing.T) {
+			t.Parallel()
+			r := start(t, fleet, func(c *settings.Config) { c.Routing.Threshold.Tokens = 100; c.Timeouts.Drain = time.Second })
+			var wg sync.WaitGroup
+			body := func(i int) []byte {
+				return encode(t, object{"model": "sim", "prompt": ids(40+i%5*60, i), "max_tokens": 40, "ignore_eos": true, "stream": i%2 == 0})
+			}
+			stop := make(chan struct{})
+			for c := range 12 {
+				wg.Add(1)
+				go func() {
+					defer wg.Done()
+					for i := c; ; i += 12 {
+						select {
+						case <-stop:
+							return
+						default:
+						}
+						ctx, cancel := context.WithCancel(t.Context())
+						switch i % 4 {
+						case 0: // hangs up at once or a little later
+							time.AfterFunc(time.Duration(i%7)*3*time.Millisecond, cancel)
+							_, _ = r.try(ctx, http.MethodPost, "/v1/completions", body(i))
+						case 1: // reads a part of the answer
+							if resp, err := r.open(ctx, http.MethodPost, "/v1/completions", body(i+1)); err == nil {
+								_, _ = io.CopyN(io.Discard, resp.Body, 300)
+								resp.Body.Close()
+							}
+						case 2: // panics in the middle
+							q, _ := http.NewRequestWithContext(ctx, http.MethodPost, "/v1/completions", bytes.NewReader(body(i)))
+							func() {
+								defer func() { _ = recover() }()
+								r.Router.ServeHTTP(&panicky{at: []string{"head", "write"}[i/4%2], after: i % 3}, q)
+							}()
+						case 3:
+							_, _ = r.try(ctx, http.MethodPost, "/v1/completions", body(i))
+						}
+						cancel()
+					}
+				}()
+			}
+			reload := r.Config
+			for i := range 6 {
+				reload.Routing.Threshold.Tokens = 50 + 40*i
+				if err := r.Router.Reload(reload, nil); err != nil {
+					t.Error(err)
+				}
+				e := r.Sim.Engine(i % 4)
+				e.Kill()
+				if err := loopback.Wait(r.wait(), "traffic", trafficOf(r, 20)); err != nil {
+					t.Error(err)
+				}
+				if err := e.Restart(); err != nil {
+					t.Error(err)
+				}
+			}
+			close(stop)
+			wg.Wait()
+			r.eventually("an empty ledger", r.Router.Balanced)
+			r.eventually("no open requests in the gauges", func() error {
+				for _, m := range []string{"dynctl_ledger_open_requests", "dynctl_inflight_requests", "dynctl_ledger_double_releases_total"} {
+					if v := r.metric(m); v != 0 {
+						return fmt.Errorf("%s = %v", m, v)
+					}
+				}
+				return nil
+			})
+			r.eventually("figures that add up", func() error {
+				if tr := r.status().Traffic; tr.Completed == 0 || tr.Cancelled == 0 || tr.Requests != tr.Completed+tr.Failed+tr.Cancelled+tr.Rejected {
+					return fmt.Errorf("%+v", tr)
+				}
+				return nil
+			})
+			if len(r.events("panic")) == 0 {
+				t.Error("panics are not told")
+			}
+			// Nothing is poisoned: the fleet comes back and serves.
+			if err := r.Ready(r.wait()); err != nil {
+				t.Fatal(err)
+			}
+			r.complete(ids(300, 1))
+		})
+	}
+}
+
+// trafficOf holds once so many more requests have ended.
+func trafficOf(r *rig, n uint64) func() error {
+	from := r.status().Traffic
+	return func() error {
+		now := r.status().Traffic
+		if done := now.Completed + now.Failed + now.Cancelled - from.Completed - from.Failed - from.Cancelled; done < n {
+			return fmt.Errorf("%d of %d requests", done, n)
+		}
+		return nil
+	}
+}
+
+// TestInvariant06IndexMayUndercountNeverOvercount: with events dropped,
+// reordered and corrupted and an engine restarted, what the index counts of a
+// rank whose feed is trusted is in the engine's cache, and afterwards all of it
+// is equal.
+func TestInvariant06IndexMayUndercountNeverOvercount(t *testing.T) {
+	t.Parallel()
+	r := start(t, "2a:profile=instant,kv_blocks=128")
+	for round := range 5 {
+		set := fault.Set{}
+		switch round {
+		case 0:
+			set.DropEvents = .3
+		case 1:
+			set.ReorderEvents = .3
+		case 2:
+			set.CorruptEvents = .3
+		case 3:
+			set.DropEvents, set.ReorderEvents = .2, .2
+		}
+		for _, e := range r.Sim.Engines() {
+			if err := e.SetFaults(set); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for i := range 25 {
+			a, _ := r.complete(ids(160+i*8, round*100+i/2))
+			c := r.receipt(a.header.Get("X-Dynctl-Decision"))
+			if c.Predicted.CachedTokens > c.Outcome.CachedTokens {
+				t.Errorf("round %d: %d cached tokens predicted on %s, the engine had %d", round, c.Predicted.CachedTokens, c.Decode.Chosen, c.Outcome.CachedTokens)
+			}
+			// The next decision is made on what has arrived of this one.
+			if i%5 == 4 {
+				r.settle()
+			}
+		}
+		if round == 3 {
+			if err := r.Sim.Engine(0).Restart(); err != nil {
+				t.Fatal(err)
+			}
+			r.eventually("the engine to be back", func() error {
+				if !r.worker("aggregated-0").Usable {
+					return errors.New("not usable")
+				}
+				return nil
+			})
+		}
+		for _, e := range r.Sim.Engines() {
+			if err := e.SetFaults(fault.Set{}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		// New blocks show what is missing; then the index is rebuilt.
+		for i := range 8 {
+			r.complete(ids(64, 7000+round*10+i))
+		}
+		if err := indexcheck.Synced(r.wait(), r.Rig); err != nil {
+			for _, e := range r.allEvents() {
+				t.Log(e.Kind, e.Text)
+			}
+			for _, w := range []string{"aggregated-0", "aggregated-1"} {
+				t.Logf("%+v", r.worker(w).Ranks[0].Feed)
+			}
+			t.Fatalf("round %d: %v", round, err)
+		}
+	}
+	told := map[string]int{}
+	for _, e := range r.allEvents() {
+		told[e.Kind]++
+	}
+	if told["feed_gap"] == 0 || told["feed_malformed"]+told["feed_unreadable"]+told["feed_reset"] == 0 && len(told) < 5 {
+		t.Errorf("what went wrong is not told: %v", told)
+	}
+}
+
+// settle waits until the feeds have taken in what the engines have published.
+func (r *rig) settle() {
+	r.t.Helper()
+	r.eventually("the feeds to settle", func() error {
+		for _, w := range []string{"aggregated-0", "aggregated-1"} {
+			for _, k := range r.worker(w).Ranks {
+				pub, err := r.Sim.Named(w).Publisher(k.DP)
+				if err != nil {
+					return err
+				}
+				if next := pub.Next(); k.Feed.Trusted && next > 0 && (k.Feed.LastSeq == nil || *k.Feed.LastSeq+1 < next) && r.Sim.Named(w).Faults() == (fault.Set{}) {
+					return fmt.Errorf("%s is not at %d: %+v", k.Label, next, k.Feed)
+				}
+			}
+		}
+		return nil
+	})
+}
+
+// TestInvariant07NothingIsUnbounded: what comes from outside meets its limit,
+// with a stated answer and a figure.
+func TestInvariant07NothingIsUnbounded(t *testing.T) {
+	t.Parallel()
+	r, p := tappedRig(t, "1a:profile=instant", func(c *settings.Config) {
+		c.Limits = settings.Limits{BodyBytes: 64 << 10, BodyMemory: 1 << 20, Inflight: 2, Queue: 3, QueueTimeout: 50 * time.Millisecond}
+		c.Receipts, c.Events = 16, 32
+	})
+	t.Run("body", func(t *testing.T) {
+		big := encode(t, object{"model": "sim", "prompt": strings.Repeat("a", 70<<10)})
+		r.send(http.MethodPost, "/v1/completions", big).refused(t, http.StatusRequestEntityTooLarge, "body_too_large")
+	})
+	t.Run("receipts and events", func(t *testing.T) {
+		for i := range 40 {
+			r.complete(ids(20, i))
+		}
+		l, err := r.Admin.Decisions(t.Context(), 1000, "", "")
+		if err != nil || len(l.Decisions) > 16 || l.Total < 40 {
+			t.Errorf("%d decisions of %d kept (%v)", len(l.Decisions), l.Total, err)
+		}
+		for i := range 60 {
+			_ = r.Router.Reload(settings.Config{}, nil)
+			_ = i
+		}
+		e, err := r.Admin.Events(t.Context(), 1, 10000, 0)
+		if err != nil || len(e.Events) > 32 || e.Lost == 0 {
+			t.Errorf("%d events kept, %d lost (%v)", len(e.Events), e.Lost, err)
+		}
+	})
+	t.Run("labels", func(t *testing.T) {
+		for i := range 400 {
+			r.send(http.MethodPost, "/v1/completions", fmt.Appendf(nil, `{"model":"nobody-%d","prompt":"x"}`, i)).refused(t, http.StatusNotFound, "model_not_found")
+			r.send(http.MethodGet, fmt.Sprintf("/nowhere/%d", i), nil).refused(t, http.StatusNotFound, "unknown_path")
+		}
+		q, err := http.NewRequestWithContext(t.Context(), http.MethodGet, r.AdminURL+"/metrics", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp, err := r.Client.Do(q)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		page, err := io.ReadAll(resp.Body)
+		if err != nil || bytes.Contains(page, []byte("nobody-")) || bytes.Contains(page, []byte("nowhere")) {
+			t.Error("a client's words became labels")
+		}
+	})
+	t.Run("requests in progress and the queue", func(t *testing.T) {
+		held := make(chan struct{})
+		p.set(func(_ string, _ http.ResponseWriter, q *http.Request, _ []byte) bool {
+			if q.URL.Path != "/v1/completions" {
+				return false
+			}
+			select {
+			case <-held:
+			case <-q.Context().Done():
+			}
+			return false
+		})
+		var wg sync.WaitGroup
+		var full, good atomic.Int32
+		for i := range 12 {
+			wg.Add(1)
+			go func() {
+				defer wg.Done()
+				a, err := r.try(t.Context(), http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": ids(20, 900+i), "max_tokens": 2}))
+				switch {
+				case err != nil:
+					t.Error(err)
+				case a.status == http.StatusTooManyRequests && a.header.Get("Retry-After") != "":
+					full.Add(1)
+				case a.status == 200:
+					good.Add(1)
+				default:
+					t.Errorf("%s", a)
+				}
+			}()
+		}
+		r.eventually("ten refusals", func() error {
+			if n := full.Load(); n != 10 {
+				return fmt.Errorf("%d refused", n)
+			}
+			return nil
+		})
+		if st := r.status(); st.Traffic.Inflight != 2 {
+			t.Errorf("%d in progress", st.Traffic.Inflight)
+		}
+		close(held)
+		wg.Wait()
+		if good.Load() != 2 {
+			t.Errorf("%d served", good.Load())
+		}
+	})
+}
+
+// TestInvariant10ConfigChangesAreAtomic: a reload is wholly in force or not at
+// all, and told; requests see one revision each. SIGHUP takes the same way
+// (TestServeFromSignalToSignal in internal/cli/servecmd).
+func TestInvariant10ConfigChangesAreAtomic(t *testing.T) {
+	t.Parallel()
+	r := start(t, "1p1d:profile=instant", func(c *settings.Config) { c.Routing.Threshold.Tokens = 1000; c.Routing.ThresholdOn = "isl" })
+	old := r.Config
+	for name, breakIt := range map[string]func(c *settings.Config){
+		"policy":   func(c *settings.Config) { c.Routing.Policy = "magic" },
+		"worker":   func(c *settings.Config) { c.Worker = []string{"http://127.0.0.1:1,engin=vllm"} },
+		"fixed":    func(c *settings.Config) { c.Listen = "127.0.0.1:1" },
+		"registry": func(c *settings.Config) { c.Routing.DecoderRegistry = "{" },
+		"alias": func(c *settings.Config) {
+			c.Aliases = []settings.Alias{{Name: "a", Model: "a"}, {Name: "a", Model: "b"}}
+		},
+		"two fault": func(c *settings.Config) {
+			c.Retry.Attempts = 0
+			c.Routing.Threshold.Tokens = 5
+			c.Aliases = []settings.Alias{{Name: "q", Model: "sim"}}
+		},
+	} {
+		c := old
+		c.Routing.Threshold.Tokens = 7
+		breakIt(&c)
+		if err := r.Router.Reload(c, nil); err == nil {
+			t.Errorf("%s: a bad configuration was taken", name)
+		}
+		if s := r.status(); s.ThresholdTokens != 1000 || s.ConfigRevision != 1 {
+			t.Errorf("%s: a part of a bad configuration is in force: %d, revision %d", name, s.ThresholdTokens, s.ConfigRevision)
+		}
+		if a := r.send(http.MethodPost, "/v1/completions", []byte(`{"model":"q","prompt":"x"}`)); a.status != 404 {
+			t.Errorf("%s: an alias of a bad configuration is in force: %s", name, a)
+		}
+	}
+	if n := len(r.events("config_refused")); n != 6 {
+		t.Errorf("%d refusals are told, want 6", n)
+	}
+
+	// Odd revisions have threshold 1000 and the rule isl, even ones 0 and
+	// eff_isl; no request may see a mixture.
+	var wg sync.WaitGroup
+	stop := make(chan struct{})
+	for w := range 4 {
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			for i := 0; ; i++ {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				a, err := r.try(t.Context(), http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": ids(40, w*1000+i), "max_tokens": 2}))
+				if err != nil || a.status != 200 {
+					t.Errorf("%v %v", a, err)
+					return
+				}
+			}
+		}()
+	}
+	for i := range 40 {
+		c := old
+		if i%2 == 0 {
+			c.Routing.Threshold.Tokens, c.Routing.ThresholdOn = 0, "eff_isl"
+		}
+		if err := r.Router.Reload(c, nil); err != nil {
+			t.Error(err)
+		}
+		if i%5 == 4 {
+			if err := loopback.Wait(r.wait(), "traffic", trafficOf(r, 4)); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	close(stop)
+	wg.Wait()
+	l, err := r.Admin.Decisions(t.Context(), 1000, "", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := [2]int{}
+	for _, raw := range l.Decisions {
+		rev, in, path := gjson.GetBytes(raw, "config_revision").Uint(), gjson.GetBytes(raw, "inputs"), gjson.GetBytes(raw, "path").String()
+		seen[rev%2]++
+		want := [2]string{"0 eff_isl remote", "1000 isl local"}[rev%2]
+		if got := fmt.Sprintf("%d %s %s", in.Get("threshold_tokens").Int(), in.Get("threshold_on").String(), path); got != want {
+			t.Fatalf("revision %d decided with %q, want %q", rev, got, want)
+		}
+	}
+	if seen[0] == 0 || seen[1] == 0 {
+		t.Errorf("decisions by revision: %v", seen)
+	}
+	if n := len(r.events("config_reloaded")); n != 40 {
+		t.Errorf("%d reloads are told, want 40", n)
+	}
+}

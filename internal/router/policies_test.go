@@ -1,0 +1,202 @@
+package router_test
+
+import (
+	"fmt"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/dynctl/dynctl/internal/settings"
+	"github.com/dynctl/dynctl/internal/workers/sim/fault"
+)
+
+// TestRoundRobinWithTwoAttempts: a request has one turn in each phase, however
+// many attempts it takes. With a turn for each attempt two attempts go round a
+// fleet of an even number of ranks in step with it, and half of the ranks get
+// all the work.
+func TestRoundRobinWithTwoAttempts(t *testing.T) {
+	t.Parallel()
+	r := start(t, "4p2d:profile=instant", func(c *settings.Config) {
+		c.Routing.Policy, c.Routing.MissingParams = "round_robin", "local"
+	})
+	for i := range 4 {
+		if err := r.Sim.Named(fmt.Sprint("prefill-", i)).SetFaults(fault.Set{EndRate: 1, EndReason: "length"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n := map[string]int{}
+	for i := range 24 {
+		a, _ := r.complete(ids(100, i))
+		for _, l := range r.receipt(a.header.Get("X-Dynctl-Decision")).Legs {
+			n[l.Worker]++
+		}
+	}
+	want := map[string]int{"prefill-0": 6, "prefill-1": 6, "prefill-2": 6, "prefill-3": 6, "decode-0": 12, "decode-1": 12}
+	if d := cmp.Diff(want, n); d != "" {
+		t.Errorf("legs by worker, -want +got:\n%s", d)
+	}
+}
+
+// TestRoundRobinOfSomeRequests: a request that stays local takes no turn from the
+// prefill ranks. If it did, requests that are local and remote in turns would
+// load half of them only.
+func TestRoundRobinOfSomeRequests(t *testing.T) {
+	t.Parallel()
+	r := start(t, "2p2d:profile=instant", func(c *settings.Config) {
+		c.Routing.Policy, c.Routing.Threshold.Tokens, c.Routing.ThresholdOn = "round_robin", 50, "isl"
+	})
+	n := map[string]int{}
+	for i := range 16 {
+		a, _ := r.complete(ids(20+80*(i%2), i))
+		for _, l := range r.receipt(a.header.Get("X-Dynctl-Decision")).Legs {
+			n[l.Worker]++
+		}
+	}
+	want := map[string]int{"prefill-0": 4, "prefill-1": 4, "decode-0": 8, "decode-1": 8}
+	if d := cmp.Diff(want, n); d != "" {
+		t.Errorf("legs by worker, -want +got:\n%s", d)
+	}
+}
+
+// TestRanksOfOneWorkerHoldTheirOwn: with data-parallel ranks a prompt goes back
+// to the rank that holds it, and the engine says so too.
+func TestRanksOfOneWorkerHoldTheirOwn(t *testing.T) {
+	t.Parallel()
+	for _, engine := range []string{"vllm", "sglang"} {
+		t.Run(engine, func(t *testing.T) {
+			t.Parallel()
+			r := start(t, "1a:profile=instant,dp=4,engine="+engine)
+			home := map[int]string{}
+			for round := range 3 {
+				for i := range 8 {
+					a, _ := r.complete(ids(320, i))
+					rank := a.header.Get("X-Dynctl-Worker")
+					cached := a.completion(t).Usage.PromptTokensDetails.CachedTokens
+					if round == 0 {
+						home[i] = rank
+					} else if rank != home[i] || cached != 304 {
+						t.Errorf("prompt %d went to %s with %d cached tokens, its home is %s", i, rank, cached, home[i])
+					}
+					r.synced()
+				}
+			}
+			used := map[string]bool{}
+			for _, k := range home {
+				used[k] = true
+			}
+			if len(used) != 4 {
+				t.Errorf("eight prompts live on %v of four ranks", used)
+			}
+		})
+	}
+}
+
+// TestSessionPolicy: a session stays on its rank, by header or by body field,
+// and most sessions stay when a worker comes.
+func TestSessionPolicy(t *testing.T) {
+	t.Parallel()
+	r := start(t, "4a:profile=instant", func(c *settings.Config) { c.Routing.Policy = "session" })
+	home := map[string]string{}
+	for round := range 3 {
+		for i := range 16 {
+			s := fmt.Sprint("session-", i)
+			body := object{"model": "sim", "prompt": ids(50, round*100+i), "max_tokens": 1}
+			var a *answer
+			if i%2 == 0 {
+				a = r.post("/v1/completions", body, "X-Session-ID", s)
+			} else {
+				body["user"] = s
+				a = r.post("/v1/completions", body)
+			}
+			rank := a.header.Get("X-Dynctl-Worker")
+			if home[s] == "" {
+				home[s] = rank
+			}
+			if home[s] != rank {
+				t.Errorf("%s moved from %s to %s", s, home[s], rank)
+			}
+		}
+	}
+	used := map[string]bool{}
+	for _, k := range home {
+		used[k] = true
+	}
+	if len(used) < 3 {
+		t.Errorf("16 sessions live on %d of 4 workers", len(used))
+	}
+}
+
+// TestBusyThresholds: ranks over a limit get nothing; when all are and nobody
+// may wait, the client is told to come back.
+func TestBusyThresholds(t *testing.T) {
+	t.Parallel()
+	r, p := tappedRig(t, "2a:profile=instant", func(c *settings.Config) {
+		c.Routing.Busy.PrefillTokens = 100
+		c.Routing.Policy, c.Limits.Queue = "round_robin", 0
+	})
+	held := make(chan struct{})
+	p.set(func(_ string, _ http.ResponseWriter, q *http.Request, _ []byte) bool {
+		if q.URL.Path == "/v1/completions" {
+			select {
+			case <-held:
+			case <-q.Context().Done():
+			}
+		}
+		return false
+	})
+	var wg sync.WaitGroup
+	for i := range 2 {
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			if a, err := r.try(t.Context(), http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": ids(200, i), "max_tokens": 1})); err != nil || a.status != 200 {
+				t.Errorf("%v %v", a, err)
+			}
+		}()
+		r.eventually("a busy rank", func() error {
+			if n := len(p.callsOf("/v1/completions")); n != i+1 {
+				return fmt.Errorf("%d calls", n)
+			}
+			return nil
+		})
+	}
+	a := r.send(http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": ids(200, 9), "max_tokens": 1}))
+	a.refused(t, http.StatusTooManyRequests, "overloaded")
+	if a.header.Get("Retry-After") == "" {
+		t.Error("no Retry-After")
+	}
+	c := r.receipt(a.header.Get("X-Dynctl-Decision"))
+	for _, k := range c.Decode.Candidates {
+		if k.Excluded == "" {
+			t.Errorf("%s stands in the receipt without a reason", k.Rank)
+		}
+	}
+	close(held)
+	wg.Wait()
+	r.complete(ids(200, 10))
+}
+
+// TestSteeringHeaders: where the operator allows it, clients choose path,
+// workers and rank; a wrong choice is told.
+func TestSteeringHeaders(t *testing.T) {
+	t.Parallel()
+	r := start(t, "2p2d:profile=instant,dp=2", func(c *settings.Config) { c.Routing.AllowHeaders = true; c.Routing.Threshold.Tokens = 100 })
+	for i, c := range []struct{ path, decode, prefill, rank, wantPath string }{
+		{"remote", "decode-1", "prefill-1", "1", "remote"}, {"local", "decode-0", "", "0", "local"}, {"auto", "decode-0", "prefill-0", "1", "remote"},
+	} {
+		a, _ := r.complete(ids(200, i), "X-Dynctl-Path", c.path, "X-Dynctl-Worker", c.decode, "X-Dynctl-Prefill-Worker", c.prefill, "X-data-parallel-rank", c.rank)
+		if a.header.Get("X-Dynctl-Path") != c.wantPath || a.header.Get("X-Dynctl-Worker") != c.decode+"/dp"+c.rank || c.wantPath == "remote" && !strings.HasPrefix(a.header.Get("X-Dynctl-Prefill-Worker"), c.prefill) {
+			t.Errorf("%+v went %s on %s from %s", c, a.header.Get("X-Dynctl-Path"), a.header.Get("X-Dynctl-Worker"), a.header.Get("X-Dynctl-Prefill-Worker"))
+		}
+	}
+	body := []byte(`{"model":"sim","prompt":"x"}`)
+	r.send(http.MethodPost, "/v1/completions", body, "X-Dynctl-Path", "sideways").refused(t, 400, "invalid_request")
+	r.send(http.MethodPost, "/v1/completions", body, "X-Dynctl-Worker", "nobody").refused(t, 404, "worker_not_found")
+	r.send(http.MethodPost, "/v1/completions", body, "X-data-parallel-rank", "minus").refused(t, 400, "invalid_request")
+	if a := r.send(http.MethodPost, "/v1/completions", body, "X-data-parallel-rank", "9"); a.status != 503 {
+		t.Errorf("a rank that is not there: %s", a)
+	}
+}

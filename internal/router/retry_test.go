@@ -1,0 +1,461 @@
+package router_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/tidwall/gjson"
+
+	"github.com/dynctl/dynctl/internal/loopback"
+	"github.com/dynctl/dynctl/internal/router/observe/admin"
+	"github.com/dynctl/dynctl/internal/settings"
+	"github.com/dynctl/dynctl/internal/workers/sim/fault"
+)
+
+// TestRetrySeesTheFleetOfNow: a request whose first attempt takes long goes on
+// with the workers that are there then, not with those that were.
+func TestRetrySeesTheFleetOfNow(t *testing.T) {
+	t.Parallel()
+	r, p := tappedRig(t, "2a:profile=instant", func(c *settings.Config) { c.Routing.Policy, c.Retry.Budget = "round_robin", 1 })
+	more := start(t, "1a:profile=instant")
+	changed := make(chan error, 1)
+	p.set(func(engine string, w http.ResponseWriter, q *http.Request, _ []byte) bool {
+		if q.URL.Path != "/v1/completions" || engine != "aggregated-0" {
+			return false
+		}
+		ctx := q.Context()
+		err := r.Admin.RemoveWorker(ctx, "aggregated-1")
+		if err == nil {
+			_, err = r.Admin.AddWorker(ctx, admin.AddWorker{Spec: more.Sim.Engine(0).URL() + ",name=newcomer"})
+		}
+		if err == nil {
+			err = loopback.Wait(ctx, "the newcomer", func() error {
+				list, err := r.Admin.Workers(ctx)
+				if err != nil {
+					return err
+				}
+				for _, k := range list.Workers {
+					if k.Name == "newcomer" && k.Usable && len(k.Models) > 0 {
+						return nil
+					}
+				}
+				return errors.New("not usable yet")
+			})
+		}
+		changed <- err
+		w.WriteHeader(http.StatusInternalServerError)
+		return true
+	})
+	a := r.send(http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": ids(100, 1), "max_tokens": 2}))
+	if err := <-changed; err != nil {
+		t.Fatal(err)
+	}
+	if a.status != http.StatusOK || a.header.Get("X-Dynctl-Worker") != "newcomer/dp0" {
+		t.Errorf("%s from %q", a, a.header.Get("X-Dynctl-Worker"))
+	}
+	if n := len(p.legsOf("aggregated-1")); n != 0 {
+		t.Errorf("%d legs went to a worker that had been removed", n)
+	}
+}
+
+// TestRequestThatBreaksEngines: a request that every engine breaks on is tried on
+// three of them and ejects none; two engines that are really sick do not keep a
+// request from a third that is well, and are ejected for it.
+func TestRequestThatBreaksEngines(t *testing.T) {
+	t.Parallel()
+	r, p := tappedRig(t, "4a:profile=instant", func(c *settings.Config) {
+		c.Routing.Policy, c.Retry.Attempts, c.Retry.Budget = "round_robin", 8, 1
+	})
+	var sick atomic.Value // engines that fail all requests
+	sick.Store("")
+	poison := ids(100, 66)
+	p.set(func(engine string, w http.ResponseWriter, q *http.Request, body []byte) bool {
+		if q.URL.Path != "/v1/completions" || !strings.Contains(sick.Load().(string), engine) && gjson.GetBytes(body, "prompt.1").Int() != int64(poison[1]) {
+			return false
+		}
+		w.WriteHeader(http.StatusInternalServerError)
+		return true
+	})
+	body := encode(t, object{"model": "sim", "prompt": poison, "max_tokens": 2})
+	const requests = 9 // six failures of each engine at least, where five in a row eject
+	for range requests {
+		a := r.send(http.MethodPost, "/v1/completions", body)
+		c := r.receipt(a.header.Get("X-Dynctl-Decision"))
+		if a.status < 500 || len(c.Legs) != 3 || len(c.Earlier) != 2 {
+			t.Fatalf("%s after %d legs: %q", a, len(c.Legs), c.Notes)
+		}
+		if notes := strings.Join(c.Notes, "\n"); !strings.Contains(notes, "counts against none of them") || !strings.Contains(notes, "two engines had broken") {
+			t.Errorf("the receipt does not say so: %q", c.Notes)
+		}
+	}
+	if n := len(r.events("outlier_ejected")); n != 0 {
+		t.Errorf("%d ejections", n)
+	}
+	if n := r.metric("dynctl_requests_blamed_total"); n != requests {
+		t.Errorf("%v requests are counted, want %d", n, requests)
+	}
+	if len(r.events("request_blamed")) != 1 {
+		t.Errorf("events %+v", r.events("request_blamed"))
+	}
+
+	// The ones that are sick are not those that come next in turn only.
+	sick.Store("aggregated-0 aggregated-1")
+	for i := range 25 {
+		if a := r.send(http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": ids(100, i), "max_tokens": 2})); a.status != http.StatusOK {
+			t.Fatalf("request %d: %s", i, a)
+		}
+	}
+	if n := len(r.events("outlier_ejected")); n != 2 {
+		t.Errorf("%d ejections, want those of both sick engines", n)
+	}
+}
+
+// TestWhatBreaksEngines: an engine breaks on a request when it answers with an
+// error, breaks off, or gives no answer in time; one that cannot be reached does
+// not, and the request goes on while it has attempts.
+func TestWhatBreaksEngines(t *testing.T) {
+	t.Parallel()
+	const engines, attempts = 5, 8
+	for _, c := range []struct {
+		name   string
+		faults fault.Set
+		legs   int
+	}{
+		{"error", fault.Set{ErrorRate: 1}, 3},
+		{"reset", fault.Set{DieRate: 1}, 3},
+		{"timeout", fault.Set{HangRate: 1}, 3},
+		{"refused", fault.Set{Refuse: true}, attempts},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			r := start(t, fmt.Sprintf("%da:profile=instant", engines), func(k *settings.Config) {
+				k.Routing.Policy, k.Retry.Attempts, k.Retry.Budget = "round_robin", attempts, 1
+				k.Health.Interval, k.Timeouts.Response = time.Minute, 500*time.Millisecond
+			})
+			for _, e := range r.Sim.Engines() {
+				if err := e.SetFaults(c.faults); err != nil {
+					t.Fatal(err)
+				}
+			}
+			a := r.send(http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": ids(100, 1), "max_tokens": 2}))
+			got := r.receipt(a.header.Get("X-Dynctl-Decision"))
+			blamed := len(r.events("request_blamed")) == 1 && strings.Contains(strings.Join(got.Notes, "\n"), "counts against none of them")
+			if a.status < 500 || len(got.Legs) != c.legs || blamed != (c.legs == 3) {
+				t.Errorf("%s: %d legs, want %d; the request is blamed: %v, %q", a, len(got.Legs), c.legs, blamed, got.Notes)
+			}
+		})
+	}
+}
+
+// TestTroubleThatMoves: an engine fails a request, then so does the only other
+// one, by when the first is well again.
+func TestTroubleThatMoves(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct{ fleet, fails string }{
+		{"2a:profile=instant", "aggregated"},
+		{"1p2d:profile=instant", "decode"},
+		{"2p1d:profile=instant,engine=sglang", "prefill"},
+		{"1p2d:profile=instant,engine=sglang", "decode"},
+	} {
+		t.Run(c.fleet, func(t *testing.T) {
+			t.Parallel()
+			r, p := tappedRig(t, c.fleet, func(k *settings.Config) { k.Routing.Threshold.Tokens = 1 })
+			var mu sync.Mutex
+			var asked []string
+			p.set(func(engine string, w http.ResponseWriter, q *http.Request, _ []byte) bool {
+				if q.URL.Path != "/v1/completions" || !strings.HasPrefix(engine, c.fails) {
+					return false
+				}
+				mu.Lock()
+				defer mu.Unlock()
+				if asked = append(asked, engine); len(asked) > 2 {
+					return false
+				}
+				w.WriteHeader(http.StatusInternalServerError)
+				return true
+			})
+			a := r.send(http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": ids(100, 1), "max_tokens": 2}))
+			mu.Lock()
+			defer mu.Unlock()
+			if a.status != http.StatusOK || len(asked) != 3 || asked[0] == asked[1] || asked[2] != asked[0] {
+				t.Errorf("%s, by %q: %q", a, asked, r.receipt(a.header.Get("X-Dynctl-Decision")).Notes)
+			}
+		})
+	}
+}
+
+// TestConnectionClosedAsItIsUsed: an engine closes a connection as idle while the
+// next request is on its way. The request is sent again, and it is nobody's fault;
+// an engine that breaks every request off is no such case.
+func TestConnectionClosedAsItIsUsed(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct{ fleet, path string }{{"1a:profile=instant", "local"}, {"1p1d:profile=instant", "remote"}, {"1p1d:profile=instant,engine=sglang", "remote"}} {
+		t.Run(c.fleet, func(t *testing.T) {
+			t.Parallel()
+			r, p := tappedRig(t, c.fleet, func(k *settings.Config) { k.Routing.Threshold.Tokens = 1 })
+			var mu sync.Mutex
+			used, now, broken, always := map[string]int{}, 1, 0, false // connections, and the request that was their first
+			p.set(func(_ string, w http.ResponseWriter, q *http.Request, _ []byte) bool {
+				mu.Lock()
+				defer mu.Unlock()
+				if first := used[q.RemoteAddr]; q.URL.Path != "/v1/completions" || (first == 0 || first == now) && !always {
+					used[q.RemoteAddr] = now
+					return false
+				}
+				broken++
+				conn, _, err := w.(http.Hijacker).Hijack()
+				if err != nil {
+					t.Error(err)
+					return false
+				}
+				_ = conn.(*net.TCPConn).SetLinger(0)
+				_ = conn.Close()
+				return true
+			})
+			// An answer may be out before its connection is there for the next one.
+			for i, begun, enough := 0, time.Now(), false; !enough; i++ {
+				a := r.send(http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": ids(100, i), "max_tokens": 2}))
+				if a.status != http.StatusOK || a.header.Get("X-Dynctl-Path") != c.path {
+					t.Fatalf("request %d: %s", i, a)
+				}
+				mu.Lock()
+				now++
+				n := broken
+				mu.Unlock()
+				if enough = n >= 4; !enough && time.Since(begun) > patience {
+					t.Fatalf("%d connections broke in %d requests", n, i+1)
+				}
+			}
+			mu.Lock()
+			always = true
+			mu.Unlock()
+			if n := len(r.events("worker_failing")); n != 0 {
+				t.Errorf("%d events", n)
+			}
+			a := r.send(http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": ids(100, 99), "max_tokens": 2}))
+			if a.status != http.StatusBadGateway || len(r.events("worker_failing")) == 0 {
+				t.Errorf("%s, events %v", a, r.events("worker_failing"))
+			}
+		})
+	}
+}
+
+// TestReceiptKeepsEveryAttempt: when all attempts fail, the receipt tells what
+// each of them was decided from, not only that nobody is left.
+func TestReceiptKeepsEveryAttempt(t *testing.T) {
+	t.Parallel()
+	r := start(t, "2a:profile=instant", func(c *settings.Config) {
+		c.Routing.Policy, c.Retry.Attempts, c.Retry.Budget = "round_robin", 8, 1
+	})
+	for i := range 2 {
+		if err := r.Sim.Named(fmt.Sprint("aggregated-", i)).SetFaults(fault.Set{ErrorRate: 1}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	a := r.send(http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": ids(100, 1), "max_tokens": 2}))
+	c := r.receipt(a.header.Get("X-Dynctl-Decision"))
+	// The third decision finds that nobody is left, and the first engine comes back.
+	if len(c.Earlier) != 3 || len(c.Legs) != 3 || c.Earlier[2].Decode.Verdict == "chosen" || c.Decode.Chosen != c.Legs[0].Rank || c.Legs[2].Rank != c.Legs[0].Rank {
+		t.Fatalf("%d earlier decisions, %d legs, the last %+v", len(c.Earlier), len(c.Legs), c.Decode)
+	}
+	for i, d := range c.Earlier[:2] {
+		if d.Attempt != i+1 || d.Decode.Chosen != c.Legs[i].Rank || d.Path != "local" || len(d.Decode.Candidates) != 2 || d.Decode.Eligible != 2-i {
+			t.Errorf("attempt %d: %+v", i+1, d)
+		}
+	}
+	var text strings.Builder
+	if err := c.Explain(&text); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"attempt 1\n", "attempt 2\n", "attempt 3\n", "2 decode     every rank is excluded", "attempt 4, the last\n", "failed in this request"} {
+		if !strings.Contains(text.String(), want) {
+			t.Errorf("explain says no %q:\n%s", want, text.String())
+		}
+	}
+}
+
+// TestPassiveEjection: a worker whose probes are fine but whose answers fail is
+// taken out, visibly, and comes back by a trial.
+func TestPassiveEjection(t *testing.T) {
+	t.Parallel()
+	r := start(t, "2a:profile=instant", func(c *settings.Config) { c.Retry.Budget = 1; c.Routing.Policy = "round_robin" })
+	bad := r.Sim.Named("aggregated-0")
+	if err := bad.SetFaults(fault.Set{ErrorRate: 1}); err != nil {
+		t.Fatal(err)
+	}
+	for i := range 20 {
+		r.complete(ids(20, i)) // none of them fails
+	}
+	if w := r.worker("aggregated-0"); w.Health != "ejected" || w.Usable {
+		t.Errorf("%s %s", w.Health, w.Reason)
+	}
+	if e := r.events("outlier_ejected"); len(e) != 1 || e[0].Worker != "aggregated-0" {
+		t.Errorf("%+v", e)
+	}
+	before := r.touched("aggregated-1")
+	r.complete(ids(20, 99))
+	if r.touched("aggregated-1") != before+1 {
+		t.Error("the good worker did not get the request")
+	}
+	// Whoever asks what would be done while the good one drains is told what a
+	// request would get, and brings nobody back.
+	if _, err := r.Admin.DrainWorker(t.Context(), "aggregated-1"); err != nil {
+		t.Fatal(err)
+	}
+	dry, err := r.Admin.Route(t.Context(), adminRoute(ids(20, 98), ""))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := gjson.GetBytes(dry.Receipt, "decode.chosen").String(); got != "aggregated-0/dp0" || len(r.events("outlier_reinstated")) != 0 {
+		t.Errorf("a dry run chooses %q; brought back: %+v", got, r.events("outlier_reinstated"))
+	}
+	if _, err := r.Admin.ResumeWorker(t.Context(), "aggregated-1"); err != nil {
+		t.Fatal(err)
+	}
+	// The other one dies: a bad worker is better than none, and this one has
+	// recovered meanwhile.
+	if err := bad.SetFaults(fault.Set{}); err != nil {
+		t.Fatal(err)
+	}
+	r.Sim.Named("aggregated-1").Kill()
+	r.complete(ids(20, 100))
+	if len(r.events("outlier_reinstated")) != 1 {
+		t.Error("the return is not told")
+	}
+}
+
+// TestRetryBeforeTheFirstByte: connections refused, resets and 5xx cost the
+// client nothing while another worker is there.
+func TestRetryBeforeTheFirstByte(t *testing.T) {
+	t.Parallel()
+	for name, set := range map[string]fault.Set{
+		"refused": {Refuse: true}, "500": {ErrorRate: 1}, "503": {ErrorRate: 1, ErrorStatus: 503}, "429": {ErrorRate: 1, ErrorStatus: 429},
+		"cut before the first token": {DieRate: 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := start(t, "2p2d:profile=instant", func(c *settings.Config) { c.Retry.Budget = 1; c.Routing.Policy = "round_robin" })
+			for _, e := range []string{"prefill-1", "decode-0"} {
+				if err := r.Sim.Named(e).SetFaults(set); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for i := range 6 {
+				a := r.post("/v1/completions", object{"model": "sim", "prompt": ids(100, i), "max_tokens": 3, "stream": i%2 == 0})
+				if a.header.Get("X-Dynctl-Worker") != "decode-1/dp0" || a.header.Get("X-Dynctl-Prefill-Worker") != "prefill-0/dp0" {
+					c := r.receipt(a.header.Get("X-Dynctl-Decision"))
+					t.Errorf("answered by %q and %q because %s (%s), %q, legs %+v, prefill %+v", a.header.Get("X-Dynctl-Prefill-Worker"), a.header.Get("X-Dynctl-Worker"), c.Reason, c.ReasonText, c.Notes, c.Legs, c.Prefill.Candidates)
+				}
+			}
+		})
+	}
+}
+
+// TestIdleConnectionsOfEngines: what an engine writes after an answer is never
+// the answer to the next request, and connections that it closes while they are
+// idle cost no client anything, over TLS as over TCP.
+func TestIdleConnectionsOfEngines(t *testing.T) {
+	for _, c := range []struct {
+		fleet    string
+		attempts int
+	}{
+		{"1p1d:late_rate=.5", 1},
+		{"2p2d:close_idle=30ms", 4}, // it may come in the very moment of the next request: then another worker serves
+	} {
+		for _, secure := range []string{"on", "off"} {
+			t.Run(c.fleet+",tls="+secure, func(t *testing.T) {
+				t.Parallel()
+				r := start(t, c.fleet+",profile=instant,tls="+secure, func(conf *settings.Config) { conf.Retry.Attempts = c.attempts })
+				for i := range 60 {
+					for _, stream := range []bool{true, false} {
+						a := r.post("/v1/completions", object{"model": "sim", "prompt": ids(20+i, i), "max_tokens": 3, "ignore_eos": true, "stream": stream})
+						if stream != bytes.HasSuffix(a.body, []byte("data: [DONE]\n\n")) {
+							t.Errorf("request %d: %s", i, a)
+						}
+					}
+				}
+				if n := len(r.events("outlier_ejected")); n > 0 {
+					t.Errorf("%d ejections", n)
+				}
+			})
+		}
+	}
+}
+
+// TestHangUpIsCanceled: whenever a client hangs up, before the first token or in
+// the middle of a stream, its legs end as canceled; an engine that breaks off
+// itself is another outcome.
+func TestHangUpIsCanceled(t *testing.T) {
+	t.Parallel()
+	r := start(t, "1p1d:profile=cpu,osl=100000", func(c *settings.Config) { c.Routing.AllowHeaders = true })
+	legs := func(outcome string) (n float64) {
+		for _, leg := range []string{`leg="decode",outcome="` + outcome + `",worker="decode-0"`, `leg="prefill",outcome="` + outcome + `",worker="prefill-0"`} {
+			n += max(0, r.metric("dynctl_legs_total{"+leg+"}")) // -1 is none
+		}
+		return n
+	}
+	const clients = 30
+	for i := range clients {
+		path := []string{"local", "remote"}[i/2%2]
+		stream := i%2 == 0
+		body := encode(t, map[string]any{"model": "sim", "prompt": ids(100, i), "max_tokens": 4000, "stream": stream})
+		ctx, hangUp := context.WithCancel(t.Context())
+		resp, failed := make(chan *http.Response, 1), make(chan error, 1)
+		go func() {
+			a, e := r.open(ctx, http.MethodPost, "/v1/completions", body, "X-Dynctl-Path", path)
+			resp <- a
+			failed <- e
+		}()
+		if stream {
+			a, e := <-resp, <-failed
+			if e != nil {
+				t.Fatal(e)
+			}
+			if _, e := io.ReadFull(a.Body, make([]byte, 100+10*i)); e != nil {
+				t.Fatal(e)
+			}
+			hangUp()
+			_ = a.Body.Close()
+		} else {
+			r.eventually("the decode leg", func() error {
+				if r.counters("decode-0").Running == 0 {
+					return errors.New("decode runs nothing")
+				}
+				return nil
+			})
+			hangUp()
+			if e := <-failed; e == nil {
+				t.Fatal("an answer of 4000 tokens is there already")
+			}
+		}
+		r.eventually("the end of the leg", func() error {
+			if n := r.status().Traffic.Cancelled; n != uint64(i+1) || r.counters("decode-0").Running != 0 {
+				return fmt.Errorf("%d requests cancelled, want %d", n, i+1)
+			}
+			return nil
+		})
+	}
+	if n := legs("canceled"); n != clients {
+		t.Errorf("%v legs are canceled, want %d", n, clients)
+	}
+	for _, outcome := range []string{"failed", "reset", "timeout"} {
+		if n := legs(outcome); n != 0 {
+			t.Errorf("%v legs are %s", n, outcome)
+		}
+	}
+	for _, k := range r.worker("decode-0").Ranks {
+		if k.Failures != 0 {
+			t.Errorf("%d failures of %s", k.Failures, k.Label)
+		}
+	}
+}

@@ -1,0 +1,470 @@
+package router_test
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/tidwall/gjson"
+
+	"github.com/dynctl/dynctl/internal/loopback"
+	"github.com/dynctl/dynctl/internal/router/placement/selector"
+	"github.com/dynctl/dynctl/internal/settings"
+	"github.com/dynctl/dynctl/internal/workers"
+	"github.com/dynctl/dynctl/internal/workers/sim/fault"
+)
+
+// TestConnectorsEndToEnd: with every connector, streamed and not, the text is
+// that of a single engine, and the engines' counters show that KV moved.
+func TestConnectorsEndToEnd(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name, fleet string
+		moved       bool // the decode side counts tokens from outside
+	}{
+		{"nixl", "2p2d:profile=instant", true},
+		{"nixl with ranks", "1p1d:profile=instant,dp=2", true},
+		{"nixl push", "2p2d:profile=instant,connector=nixl-push", true},
+		{"nixl push with ranks", "1p1d:profile=instant,dp=2,connector=nixl-push", true},
+		{"offload p2p", "2p2d:profile=instant,connector=offload-p2p", true},
+		{"nixl and offload p2p", "2p2d:profile=instant,connector=nixl-offload-p2p", true},
+		{"sglang", "2p2d:profile=instant,engine=sglang", true},
+		{"sglang with prefill ranks", "1p:profile=instant,engine=sglang,dp=2+1d:profile=instant,engine=sglang", true},
+		{"lmcache", "1p1d:profile=instant,connector=lmcache", true},
+		{"shared storage", "1p1d:profile=instant,connector=shared-storage", true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			r := start(t, c.fleet)
+			engine := "vllm"
+			if strings.Contains(c.fleet, "sglang") {
+				engine = "sglang"
+			}
+			oracle := start(t, "1a:profile=instant,engine="+engine)
+			for i := range 10 {
+				prompt := ids(150+i, i)
+				want := direct(t, oracle.Sim.Engine(0).URL(), prompt)
+				a, got := r.complete(prompt)
+				if got != want || a.header.Get("X-Dynctl-Path") != "remote" {
+					t.Errorf("prompt %d: %q by %s, want %q", i, got, a.header.Get("X-Dynctl-Path"), want)
+				}
+				s := r.post("/v1/completions", object{"model": "sim", "prompt": ids(150+i, 100+i), "max_tokens": 12, "ignore_eos": true, "stream": true})
+				if got, want := streamed(t, s.body), direct(t, oracle.Sim.Engine(0).URL(), ids(150+i, 100+i)); got != want {
+					t.Errorf("prompt %d, streamed: %q, want %q", i, got, want)
+				}
+				chat := object{"model": "sim", "messages": []object{{"role": "user", "content": fmt.Sprintf("tell me about number %d %s", i, strings.Repeat("and some more words ", 20))}}, "max_tokens": 8, "ignore_eos": true}
+				got = r.post("/v1/chat/completions", chat).completion(t).Choices[0].Message.Content
+				if want := oracle.post("/v1/chat/completions", chat).completion(t).Choices[0].Message.Content; got != want {
+					t.Errorf("chat %d: %q, want %q", i, got, want)
+				}
+			}
+			var moved, computed uint64
+			for _, e := range r.Sim.Engines() {
+				s, err := e.Counters()
+				if err != nil {
+					t.Fatal(err)
+				}
+				for i := range s {
+					if e.Group().Role == workers.Decode {
+						moved += s[i].ExternalHits
+						computed += s[i].Local
+					}
+					if s[i].FailedTransfers+s[i].Expired != 0 || s[i].Pinned != 0 {
+						t.Errorf("%s: %d failed transfers, %d expired, %d still pinned", e.Name(), s[i].FailedTransfers, s[i].Expired, s[i].Pinned)
+					}
+				}
+			}
+			if c.moved && moved < 30*100 {
+				t.Errorf("%d tokens came from outside, %d were computed by decode engines", moved, computed)
+			}
+			r.synced()
+		})
+	}
+}
+
+// TestPairIsChosen: of decode workers of two connectors only one has a prefill
+// worker. What goes remote goes to that pair, whatever the policy says of the other,
+// and explain tells why not there; without the prefill worker both answer.
+func TestPairIsChosen(t *testing.T) {
+	t.Parallel()
+	for _, policy := range selector.Policies() {
+		t.Run(string(policy), func(t *testing.T) {
+			t.Parallel()
+			r := start(t, "1p:profile=instant+1d:profile=instant,connector=lmcache+1d:profile=instant", func(c *settings.Config) { c.Routing.Policy = string(policy) })
+			oracle := start(t, "1a:profile=instant")
+			vetoed := 0
+			for i := range 6 {
+				a, got := r.complete(ids(150+i, i))
+				if want := direct(t, oracle.Sim.Engine(0).URL(), ids(150+i, i)); got != want {
+					t.Errorf("prompt %d: %q, want %q", i, got, want)
+				}
+				if a.header.Get("X-Dynctl-Path") != "remote" || a.header.Get("X-Dynctl-Worker") != "decode-1/dp0" {
+					t.Errorf("prompt %d went %s to %s", i, a.header.Get("X-Dynctl-Path"), a.header.Get("X-Dynctl-Worker"))
+				}
+				d := r.receipt(a.header.Get("X-Dynctl-Decision"))
+				for _, c := range d.Decode.Candidates {
+					if c.Rank == "decode-0/dp0" && c.Excluded == "no prefill worker with its connector" {
+						vetoed++
+					}
+				}
+			}
+			if vetoed == 0 && policy != selector.Random && policy != selector.PowerOfTwo && policy != selector.Session {
+				t.Error("nobody was told why the other decode worker is not used")
+			}
+			r.drainWorker("prefill-0")
+			used := map[string]bool{}
+			for i := range 12 {
+				a, _ := r.complete(ids(150, 100+i))
+				used[a.header.Get("X-Dynctl-Worker")] = true
+				if d := r.receipt(a.header.Get("X-Dynctl-Decision")); d.Path != "local" || d.Reason != "prefill_all_excluded" {
+					t.Errorf("without the prefill worker: %s because %s", d.Path, d.Reason)
+				}
+			}
+			if policy == selector.RoundRobin && len(used) != 2 {
+				t.Errorf("only %v answered", used)
+			}
+		})
+	}
+}
+
+// streamed joins the texts of a stream of completions.
+func streamed(t *testing.T, body []byte) string {
+	t.Helper()
+	var text strings.Builder
+	for _, line := range bytes.Split(body, []byte("\n")) {
+		data, ok := bytes.CutPrefix(line, []byte("data: "))
+		if !ok || string(data) == "[DONE]" {
+			continue
+		}
+		if e := gjson.GetBytes(data, "error"); e.Exists() {
+			t.Errorf("the stream has an error: %s", data)
+		}
+		text.WriteString(gjson.GetBytes(data, "choices.0.text").String())
+	}
+	if !bytes.HasSuffix(body, []byte("data: [DONE]\n\n")) {
+		t.Errorf("the stream has no end: %.200q", body)
+	}
+	return text.String()
+}
+
+// TestSGLangPrefillFailureCancelsDecode: with concurrent legs the failure of the
+// prefill ends the decode leg at once, and the retry has a new room.
+func TestSGLangPrefillFailureCancelsDecode(t *testing.T) {
+	t.Parallel()
+	r := start(t, "1p1d:profile=instant,engine=sglang,bootstrap_wait=10m", func(c *settings.Config) { c.Retry.Attempts = 1; c.Routing.PrefillFallback = "error" })
+	if err := r.Sim.Named("prefill-0").SetFaults(fault.Set{ErrorRate: 1}); err != nil {
+		t.Fatal(err)
+	}
+	// The rendezvous alone would wait ten minutes.
+	a, err := r.try(r.wait(), http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": ids(200, 1)}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	a.refused(t, http.StatusBadGateway, "prefill_failed")
+	r.eventually("an idle decode engine", func() error {
+		if s := r.counters("decode-0"); s.Running+s.Waiting != 0 {
+			return fmt.Errorf("%d requests", s.Running+s.Waiting)
+		}
+		return nil
+	})
+}
+
+// TestPrefillThatEndsTheAnswer: a prefill whose first token ends the answer has
+// no KV to move. The decode rank then answers by itself; no engine is blamed,
+// banned or ejected. Only an answer cut by length must have parameters.
+func TestPrefillThatEndsTheAnswer(t *testing.T) {
+	t.Parallel()
+	r := start(t, "1p1d:profile=instant", func(c *settings.Config) {
+		c.Retry.Attempts = 1
+		c.Routing.PrefillFallback = "error"
+	})
+	oracle := start(t, "1a:profile=instant")
+	set := func(f fault.Set) {
+		t.Helper()
+		if err := r.Sim.Named("prefill-0").SetFaults(f); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i, reason := range []string{"stop", "repetition"} {
+		set(fault.Set{EndRate: 1, EndReason: reason})
+		for _, stream := range []bool{false, true} {
+			prompt := ids(200, 10+2*i)
+			body := object{"model": "sim", "prompt": prompt, "max_tokens": 12, "ignore_eos": true, "stream": stream}
+			a := r.post("/v1/completions", body)
+			got := ""
+			if stream {
+				got = streamed(t, a.body)
+			} else {
+				got = a.completion(t).Choices[0].Text
+			}
+			if want := direct(t, oracle.Sim.Engine(0).URL(), prompt); got != want {
+				t.Errorf("%s: %q, want %q", reason, got, want)
+			}
+			c := r.receipt(a.header.Get("X-Dynctl-Decision"))
+			if a.header.Get("X-Dynctl-Path") != "local" || c.Reason != "prefill_ended" || len(c.Legs) != 2 || c.Legs[0].Error != "" || len(c.Notes) == 0 {
+				t.Errorf("%s: path %s, receipt %+v", reason, a.header.Get("X-Dynctl-Path"), c)
+			}
+		}
+	}
+	t.Cleanup(http.DefaultClient.CloseIdleConnections)
+	for _, e := range r.allEvents() {
+		if e.Severity == "warn" || e.Severity == "error" {
+			t.Errorf("event %+v", e)
+		}
+	}
+	if s := r.status().Traffic; s.Fallbacks != 0 {
+		t.Errorf("%d fallbacks are counted", s.Fallbacks)
+	}
+	if n := r.metric(`dynctl_decisions_total{path="local",reason="prefill_ended"}`); n != 4 {
+		t.Errorf("%v decisions are counted", n)
+	}
+
+	set(fault.Set{EndRate: 1, EndReason: "length"})
+	r.send(http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": ids(200, 99)})).refused(t, http.StatusBadGateway, "prefill_failed")
+	if len(r.events("prefill_without_params")) != 1 {
+		t.Errorf("events %+v", r.allEvents())
+	}
+}
+
+// TestSilentRecomputeIsDetected: a decode engine that answers well but does not
+// use the KV that was computed for it is found out by its own counters.
+func TestSilentRecomputeIsDetected(t *testing.T) {
+	t.Parallel()
+	r, p := tappedRig(t, "1p1d:profile=instant")
+	p.set(func(engine string, w http.ResponseWriter, q *http.Request, body []byte) bool {
+		if engine != "decode-0" || q.URL.Path != "/v1/completions" {
+			return false
+		}
+		// As an engine without --kv-transfer-config does: the parameters are
+		// not looked at.
+		resp, err := http.Post(r.Sim.Named(engine).URL()+q.URL.Path, "application/json", bytes.NewReader(edit(body, "kv_transfer_params", nil)))
+		if err != nil {
+			panic(http.ErrAbortHandler)
+		}
+		defer resp.Body.Close()
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = io.Copy(w, resp.Body)
+		return true
+	})
+	t.Cleanup(http.DefaultClient.CloseIdleConnections)
+	r.eventually("the alarm", func() error {
+		// What is sent before the counter has been read once proves nothing.
+		r.complete(ids(200, int(time.Now().UnixNano()%1e6)))
+		if n := len(r.events("silent_recompute")); n != 1 {
+			return fmt.Errorf("%d events", n)
+		}
+		return nil
+	})
+	s := r.status()
+	if s.Traffic.Recomputes == 0 || s.State != "degraded" || !strings.Contains(strings.Join(s.Reasons, " "), "decode-0/dp0") {
+		t.Errorf("status does not tell: %+v", s)
+	}
+	if r.metric(`dynctl_silent_recompute_total{worker="decode-0"}`) < 3 {
+		t.Error("not counted")
+	}
+	p.set(nil)
+	fresh := 1000
+	r.eventually("the all-clear", func() error {
+		fresh++
+		r.complete(ids(200, fresh))
+		if len(r.events("silent_recompute_ended")) == 0 {
+			return fmt.Errorf("still alarmed")
+		}
+		return nil
+	})
+}
+
+// TestMessagesAndResponsesGoRemote: the other chat endpoints are tokenized as the
+// engine does it, split like a chat, and answer as one engine alone does.
+func TestMessagesAndResponsesGoRemote(t *testing.T) {
+	t.Parallel()
+	r, p := tappedRig(t, "1p1d:profile=instant", func(c *settings.Config) { c.Tokens.Tokenizer = "engine" })
+	oracle := start(t, "1a:profile=instant")
+	words := strings.Repeat("a good many words of context ", 30)
+	schema := object{"properties": object{"city": object{"type": "string"}}}
+	for name, c := range map[string]struct {
+		path string
+		body object
+	}{
+		"messages, text":   {"/v1/messages", object{"max_tokens": 8, "messages": []object{{"role": "user", "content": words + "1"}}}},
+		"messages, stream": {"/v1/messages", object{"max_tokens": 8, "stream": true, "system": "be brief", "messages": []object{{"role": "user", "content": words + "2"}}}},
+		"messages, tools": {"/v1/messages", object{"max_tokens": 8, "system": []object{{"type": "text", "text": "x-anthropic-billing-header: " + words}, {"type": "text", "text": words}, {"type": "text", "text": "<more>"}},
+			"tools": []object{{"name": "weather", "description": "the weather", "input_schema": schema}},
+			"messages": []object{
+				{"role": "user", "content": []object{{"type": "text", "text": "how is it"}, {"type": "text", "text": "there"}}},
+				{"role": "assistant", "content": []object{{"type": "thinking", "thinking": "hm", "signature": "s"}, {"type": "text", "text": "I look"}, {"type": "tool_use", "id": "t1", "name": "weather", "input": object{"city": "A & B", "n": 1.5}}}},
+				{"role": "user", "content": []object{{"type": "tool_result", "tool_use_id": "t1", "content": []object{{"type": "text", "text": "rain"}, {"type": "text", "text": "cold"}}}, {"type": "text", "text": "so?"}}},
+			}}},
+		"messages, thinking": {"/v1/messages", object{"max_tokens": 2000, "stop_sequences": []string{"e"}, "thinking": object{"type": "enabled", "budget_tokens": 1024}, "messages": []object{{"role": "user", "content": words + "3"}}}},
+		"responses, text":    {"/v1/responses", object{"max_output_tokens": 8, "input": words + "4", "instructions": "be brief", "store": true}},
+		"responses, stream":  {"/v1/responses", object{"max_output_tokens": 8, "stream": true, "input": []object{{"role": "user", "content": []object{{"type": "input_text", "text": words}, {"type": "input_text", "text": "5"}}}}}},
+		"responses, tools": {"/v1/responses", object{"max_output_tokens": 8, "tools": []object{{"type": "function", "name": "weather", "parameters": schema, "strict": nil}},
+			"input": []object{
+				{"role": "developer", "content": words + "6"}, {"role": "user", "content": "how is it"},
+				{"type": "reasoning", "id": "r1", "summary": []object{}, "content": []object{{"type": "reasoning_text", "text": "hm"}}},
+				{"type": "message", "id": "m1", "role": "assistant", "status": "completed", "content": []object{{"type": "output_text", "text": "I look", "annotations": []object{}}}},
+				{"type": "function_call", "call_id": "c1", "name": "weather", "arguments": `{"city": "<X>"}`}, {"type": "function_call_output", "call_id": "c1", "output": "rain"},
+			}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p.reset()
+			c.body["model"] = "sim"
+			a := r.post(c.path, c.body)
+			rec := r.receipt(a.header.Get("X-Dynctl-Decision"))
+			if rec.Path != "remote" || rec.Inputs.ISLSource != "engine" || len(rec.Legs) != 2 || rec.Legs[0].PromptTokens != rec.Inputs.ISL || rec.Legs[0].Blocks == 0 {
+				t.Fatalf("%s (%s): isl %d by %s, notes %q, legs %+v", rec.Path, rec.ReasonText, rec.Inputs.ISL, rec.Inputs.ISLSource, rec.Notes, rec.Legs)
+			}
+			if rec.Outcome.PromptTokens != rec.Inputs.ISL {
+				t.Errorf("the answer counts %d tokens of %d", rec.Outcome.PromptTokens, rec.Inputs.ISL)
+			}
+			text := func(b []byte) string {
+				if c.body["stream"] == true {
+					var out strings.Builder
+					for _, line := range bytes.Split(b, []byte("\n")) {
+						if data, ok := bytes.CutPrefix(line, []byte("data: ")); ok {
+							out.WriteString(gjson.GetBytes(data, "delta.text").String())
+							if d := gjson.GetBytes(data, "delta"); d.Type == gjson.String {
+								out.WriteString(d.String())
+							}
+						}
+					}
+					return out.String()
+				}
+				return gjson.GetBytes(b, "content.0.text").String() + gjson.GetBytes(b, "output.0.content.0.text").String()
+			}
+			if got, want := text(a.body), text(oracle.post(c.path, c.body).body); got != want || got == "" && c.body["stop_sequences"] == nil {
+				t.Errorf("%q, one engine alone %q", got, want)
+			}
+			leg := p.legsOf("prefill")[0].body
+			if gjson.GetBytes(leg, "stream").Bool() || c.path == "/v1/responses" && (gjson.GetBytes(leg, "max_output_tokens").Int() != 1 || gjson.GetBytes(leg, "store").String() != "false") ||
+				c.path == "/v1/messages" && gjson.GetBytes(leg, "max_tokens").Int() != 1 {
+				t.Errorf("prefill leg %s", leg)
+			}
+			// The prompt is named as the engine names it: the next one like it hits.
+			r.synced()
+			again := r.receipt(r.post(c.path, c.body).header.Get("X-Dynctl-Decision"))
+			if b := again.Inputs.BlockSize; again.Predicted.CachedTokens != (again.Inputs.ISL-1)/b*b {
+				t.Errorf("the decode rank is thought to hold %d of %d tokens", again.Predicted.CachedTokens, again.Inputs.ISL)
+			}
+		})
+	}
+	first := r.post("/v1/responses", object{"model": "sim", "input": words, "max_output_tokens": 3})
+	for reason, body := range map[string]object{
+		"previous_response": {"model": "sim", "input": words, "max_output_tokens": 3, "previous_response_id": gjson.GetBytes(first.body, "id").String()},
+		"server_tools":      {"model": "sim", "input": words, "max_output_tokens": 3, "tools": []object{{"type": "code_interpreter", "container": object{"type": "auto"}}}},
+	} {
+		a := r.post("/v1/responses", body)
+		if c := r.receipt(a.header.Get("X-Dynctl-Decision")); c.Path != "local" || c.Reason != reason || c.Inputs.ISLSource != "estimate" {
+			t.Errorf("%s: %s (%s), isl by %s", reason, c.Path, c.Reason, c.Inputs.ISLSource)
+		}
+	}
+	// An engine that is too old to take transfer parameters there is not asked to.
+	if n := len(r.events("prefill_without_params")); n != 0 {
+		t.Errorf("%d prefills without parameters", n)
+	}
+}
+
+// TestTransferCheck: parameters of a shape that is not expected and does no known
+// harm are refused, or used and told, as the worker or else the router says.
+func TestTransferCheck(t *testing.T) {
+	t.Parallel()
+	lax := settings.Default()
+	lax.Routing.TransferCheck = "lax"
+	if err := lax.Validate(); err == nil || !strings.Contains(err.Error(), `routing.transfer_check`) {
+		t.Errorf("a word that says nothing: %v", err)
+	}
+	for _, c := range []struct {
+		name   string
+		config string // "" leaves what the router does by itself
+		worker workers.TransferCheck
+		used   bool
+	}{
+		{"nothing said", "", "", false},
+		{"strict", "strict", "", false},
+		{"report", "report", "", true},
+		{"report for this worker", "strict", workers.TransferReport, true},
+		{"strict for this worker", "report", workers.TransferStrict, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			p := &tap{}
+			tapped := p.specs(t)
+			r := startWith(t, loopback.Options{Fleet: "1p1d:profile=instant", Specs: func(list []workers.Spec) []workers.Spec {
+				list = tapped(list)
+				for i := range list {
+					if list[i].Role == workers.Prefill {
+						list[i].TransferCheck = c.worker
+					}
+				}
+				return list
+			}}, func(to *settings.Config) {
+				if c.config != "" {
+					to.Routing.TransferCheck = c.config
+				}
+			})
+			p.set(func(engine string, w http.ResponseWriter, q *http.Request, body []byte) bool {
+				if !strings.HasPrefix(engine, "prefill") || q.URL.Path != "/v1/completions" {
+					return false
+				}
+				good := &recorder{ResponseWriter: &nowhere{}}
+				leg, err := http.NewRequest(http.MethodPost, r.Sim.Named(engine).URL()+q.URL.Path, bytes.NewReader(body))
+				if err != nil {
+					return false
+				}
+				leg.Header, leg.Close = q.Header.Clone(), true
+				resp, err := http.DefaultClient.Do(leg)
+				if err != nil {
+					return false
+				}
+				_, _ = io.Copy(good, resp.Body)
+				resp.Body.Close()
+				writeJSON(w, edit(good.body.Bytes(), "kv_transfer_params.remote_num_tokens", object{"prompt": 200}))
+				return true
+			})
+			for i := range 3 {
+				a, _ := r.complete(ids(200, 40+i))
+				rec := r.receipt(a.header.Get("X-Dynctl-Decision"))
+				told := strings.Contains(strings.Join(rec.Notes, " "), "remote_num_tokens")
+				if c.used && (rec.Path != "remote" || !told) || !c.used && rec.Path != "local" {
+					t.Errorf("%s (%s), notes %q", rec.Path, rec.ReasonText, rec.Notes)
+				}
+			}
+			events, n := r.events("prefill_odd_params"), r.metric(`dynctl_transfer_params_odd_total{worker="prefill-0"}`)
+			if c.used && (len(events) != 1 || n != 3 || !strings.Contains(events[0].Text, "remote_num_tokens")) || !c.used && (len(events) != 0 || n > 0) {
+				t.Errorf("events %+v, %v counted", events, n)
+			}
+		})
+	}
+}
+
+// TestTruncatedPromptsGoRemote: an engine that cuts the prompt counts fewer tokens
+// than the client sent; that is no fault of the prefill.
+func TestTruncatedPromptsGoRemote(t *testing.T) {
+	t.Parallel()
+	r := start(t, "1p1d:profile=instant")
+	oracle := start(t, "1a:profile=instant")
+	for _, limit := range []int{100, -1} {
+		body := object{"model": "sim", "prompt": ids(400, 1), "truncate_prompt_tokens": limit, "max_tokens": 12, "ignore_eos": true}
+		a := r.post("/v1/completions", body)
+		c := r.receipt(a.header.Get("X-Dynctl-Decision"))
+		if c.Path != "remote" || len(c.Legs) != 2 || c.Legs[0].PromptTokens != c.Outcome.PromptTokens || c.Inputs.ISL != c.Outcome.PromptTokens {
+			t.Errorf("%d: %s (%s), isl %d, legs %+v", limit, c.Path, c.ReasonText, c.Inputs.ISL, c.Legs)
+		}
+		if got, want := a.completion(t).Choices[0].Text, oracle.post("/v1/completions", body).completion(t).Choices[0].Text; got != want {
+			t.Errorf("%d: %q, one engine alone %q", limit, got, want)
+		}
+	}
+	if e := r.events("prefill_bad_params"); len(e) != 0 {
+		t.Errorf("events %+v", e)
+	}
+	// To its own limit an engine cuts a prompt of which the router has every id.
+	small := start(t, "1p1d:profile=instant,max_model_len=200")
+	a := small.post("/v1/completions", object{"model": "sim", "prompt": ids(400, 2), "truncate_prompt_tokens": -1, "max_tokens": 12, "ignore_eos": true})
+	if c := small.receipt(a.header.Get("X-Dynctl-Decision")); c.Path != "remote" || c.Inputs.ISL != 400 || c.Outcome.PromptTokens >= 200 || c.Legs[0].PromptTokens >= 200 {
+		t.Errorf("%s (%s), isl %d, prompt %d, legs %+v", c.Path, c.ReasonText, c.Inputs.ISL, c.Outcome.PromptTokens, c.Legs)
+	}
+}
