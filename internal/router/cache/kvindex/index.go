@@ -6,6 +6,13 @@
 // its rank only; where the name that the first rank gave to a block is also what a later rank calls
 // that same block (same parent, same tokens), it is kept once.
 //
+//	root ─┬─ run 1: a b c d ─┬─ run 2: e f          an edge is found by (run, offset, local hash)
+//	      │    rank 0: 4     └─ run 3: g h i
+//	      │    rank 1: 2          rank 0: 3         a member of a run: how many of its first
+//	      └─ run 4: k …                             blocks the rank holds
+//
+//	table of rank 0:  name 101 → block 0 of run 1,  name 102 → block 1 of run 1,  …
+//
 // The index may know less than the ranks hold, never more. A block counts for a rank only under
 // blocks that the rank holds too: when an engine evicts from the middle, what hangs below is kept but
 // not counted until the gap is filled again. A chain whose parent the rank does not hold is not stored
