@@ -303,6 +303,10 @@ func (r *playRank) usable(q *kvindex.Query, p kvgroup.Prompt) (n int, beyond dec
 	return n * r.size, beyond.Scale(r.size, 1)
 }
 
+// byNames reports whether a router finds blocks of the rank by the engine's names of the
+// prompt's own, which a recording without tokens does not tell: it may have counted more.
+func (r *playRank) byNames() bool { return r.stream != nil && r.stream.ByNames() }
+
 // RankState is what a Player knows of one rank.
 type RankState struct {
 	Rank      string `json:"rank"`

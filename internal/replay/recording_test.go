@@ -10,6 +10,7 @@ import (
 	"github.com/dynctl/dynctl/internal/replay/arrivals"
 	"github.com/dynctl/dynctl/internal/router/cache/blockhash"
 	"github.com/dynctl/dynctl/internal/router/cache/kvevent"
+	"github.com/dynctl/dynctl/internal/router/cache/kvgroup"
 	"github.com/dynctl/dynctl/internal/router/cache/kvindex"
 	"github.com/dynctl/dynctl/internal/router/forward/disagg"
 	"github.com/dynctl/dynctl/internal/router/observe/trace"
@@ -36,6 +37,8 @@ type recording struct {
 	// hybrid says that ranks tell of a second cache group, whose blocks they keep of every
 	// other batch only.
 	hybrid bool
+	// texts says that ranks are asked with the prompts' tokens, as a router asks them.
+	texts bool
 }
 
 const (
@@ -121,7 +124,12 @@ func (r *recording) decide(tokens []uint32) {
 	for i := range testRanks {
 		rank := r.p.ranks[rankName(i)]
 		s, _ := r.p.index.RankStats(rank.slot)
-		held, beyond := rank.usable(&q, prompt(locals, len(tokens)))
+		asked := prompt(locals, len(tokens))
+		if r.texts {
+			asked.Text = new(kvgroup.Text)
+			asked.Text.Set(tokens, "")
+		}
+		held, beyond := rank.usable(&q, asked)
 		in.Decode.Candidates = append(in.Decode.Candidates, decision.Candidate{
 			Rank: rank.name, Slot: uint32(i), OverlapBlocks: held / testBlock, Tiers: beyond.Scale(1, testBlock),
 			ResidentBlocks: int(s.Blocks), ActiveRequests: r.rng.IntN(3), KVUsage: -1,

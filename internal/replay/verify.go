@@ -287,7 +287,7 @@ func (v *Verifier) look(o *openDecision, rank string) {
 			}
 			stats, _ := v.p.index.RankStats(r.slot)
 			s.add(v.overlap(o.d, r, phase), int(stats.Blocks), !o.passed)
-			s.partial = s.partial || r.partial
+			s.partial = s.partial || r.partial || r.byNames()
 		}
 	}
 }

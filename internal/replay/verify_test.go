@@ -15,7 +15,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"github.com/dynctl/dynctl/internal/router/cache/blockhash"
 	"github.com/dynctl/dynctl/internal/router/cache/kvevent"
+	"github.com/dynctl/dynctl/internal/router/cache/kvgroup"
 	"github.com/dynctl/dynctl/internal/router/observe/trace"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
 	"github.com/dynctl/dynctl/internal/router/placement/decision"
@@ -167,6 +169,38 @@ func TestVerifyRace(t *testing.T) {
 				t.Errorf("%d decisions, %d with other inputs, want %d; %+v", v.Decisions, v.InputsDiffer, tt.differ, v.FirstInput)
 			}
 		})
+	}
+}
+
+// TestVerifyNamesOfThePrompt: what a router found by the engine's names of a prompt's own
+// blocks is not in a recording without tokens. It is not known there, and no divergence.
+func TestVerifyNamesOfThePrompt(t *testing.T) {
+	r := newRecording(t)
+	r.texts = true
+	known := kvgroup.Traits{Chunk: 4 * testBlock, HashAlgorithm: "sha256"}
+	r.add(trace.Record{Kind: trace.KindRank, Rank: rankName(0), RankInfo: trace.RankInfo{BlockSize: testBlock, New: true, Traits: known}})
+	r.add(trace.Record{Kind: trace.KindFeed, Rank: rankName(0), Trusted: true})
+	tokens := make([]uint32, 11*testBlock)
+	engine := blockhash.NewEngineNames("sha256", "")
+	at, names := engine.Root(), []uint64(nil)
+	for i := range tokens {
+		tokens[i] = uint32(i)
+	}
+	for i := range 10 {
+		at = engine.Next(nil, at, tokens[i*testBlock:(i+1)*testBlock], "")
+		names = append(names, at.Short())
+	}
+	// Of two whole chunks nothing is stored, nor told.
+	b := kvevent.Batch{TS: 1, Events: []kvevent.Event{{
+		Kind: kvevent.Stored, CacheKind: kvevent.ChunkedLocal, Parent: names[7], HasParent: true, Hashes: names[8:], Tokens: tokens[8*testBlock : 10*testBlock], BlockSize: testBlock,
+	}}}
+	r.add(trace.Record{Kind: trace.KindBatch, Rank: rankName(0), Batch: trace.Batch{Payload: kvevent.AppendBatch(nil, &b, kvevent.Encoding{Form: kvevent.VLLMMap})}})
+	r.decide(tokens)
+	if n := r.recs[len(r.recs)-1].Decision.Input.Decode.Candidates[0].OverlapBlocks; n != 10 {
+		t.Fatalf("%d blocks found, not 10", n)
+	}
+	if v := play(t, r.file(), Options{Verify: true}).Verify; v.Equal != 1 || v.Unknown != 1 || v.InputsDiffer != 0 {
+		t.Errorf("%+v; %+v", v, v.FirstInput)
 	}
 }
 

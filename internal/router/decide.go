@@ -144,6 +144,9 @@ func (r *Router) hash(d *question, v *api.View, start time.Time) {
 	d.acquireHashes()
 	d.used = 0
 	d.chunked = d.prompt.IDs == nil && d.prompt.Source == disagg.FromEstimate
+	if d.lora == "" { // an adapter's path is in the engine's names of blocks, too, and not known
+		d.hashed.text.Set(d.prompt.IDs, v.CacheSalt)
+	}
 	switch {
 	case d.chunked && d.settings.routing.Blind():
 		// Guesses that nobody asks for are not worth reading the prompt.
@@ -264,7 +267,7 @@ func (d *question) Overlap(w *workers.Worker, k *workers.Rank, beyond *decision.
 		}
 		o := &d.holders.views[i]
 		if d.r.fleet.Fed(k) {
-			p := kvgroup.Prompt{Seq: d.views[i].seq, Tokens: d.prompt.ISL, Block: size}
+			p := kvgroup.Prompt{Seq: d.views[i].seq, Tokens: d.prompt.ISL, Block: size, Text: &d.hashed.text}
 			n := d.r.feeds.Usable(slot, o.exact.Depth(slot), &p, beyond)
 			if *beyond != (decision.Tiers{}) {
 				*beyond = beyond.Scale(size, 1)

@@ -5,6 +5,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/dynctl/dynctl/internal/router/cache/kvgroup"
 	"github.com/dynctl/dynctl/internal/router/forward/sse"
 	"github.com/dynctl/dynctl/internal/router/forward/upstream"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
@@ -124,6 +125,7 @@ func (d *question) release() {
 type hashed struct {
 	ids   []uint32
 	views []hashes
+	text  kvgroup.Text
 }
 
 // acquireHashes gets memory for ids and hashes, unless the question has it.
@@ -148,6 +150,7 @@ func (d *question) releaseHashes() {
 			h.locals, h.seq = nil, nil
 		}
 	}
+	m.text.Forget(maxKeep / 4)
 	d.hashed, d.ids, d.views, d.used = nil, nil, nil, 0
 	m.poison()
 	prompts.Put(m)

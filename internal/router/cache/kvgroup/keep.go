@@ -124,7 +124,9 @@ func Read(size int, p []byte) (*Groups, error) {
 			return bad("a name")
 		}
 		g.byName[b.name] = uint32(i)
-		if b.seq != 0 {
+		if b.seq == 0 {
+			g.nowhere++
+		} else {
 			g.bySeq[b.seq] = uint32(i)
 		}
 	}

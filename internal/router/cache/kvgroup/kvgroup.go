@@ -21,7 +21,8 @@
 // The engine's name of a block stands for its whole prefix and is the same in all
 // groups, so blocks are kept by name, with a count of copies for each group. What
 // prefix a name stands for is learned from events whose names and tokens match one
-// to one; a block of which that is not known yet counts for no prompt.
+// to one. A block of which that is not known yet counts for no prompt, unless the engine's
+// names of the prompt's own blocks can be computed, and one of them is the block's.
 package kvgroup
 
 import (
@@ -63,8 +64,10 @@ type Groups struct {
 	single bool // copies are not counted
 	blocks []block
 	free   []uint32
-	byName map[uint64]uint32
-	bySeq  map[uint64]uint32
+	// nowhere counts the blocks of which it is not known what they stand for.
+	nowhere int
+	byName  map[uint64]uint32
+	bySeq   map[uint64]uint32
 }
 
 type group struct {
@@ -93,7 +96,7 @@ func New(size int) *Groups {
 
 // Clear forgets the blocks. What groups there are stays known.
 func (g *Groups) Clear() {
-	g.blocks, g.free = nil, nil
+	g.blocks, g.free, g.nowhere = nil, nil, 0
 	g.byName, g.bySeq = map[uint64]uint32{}, map[uint64]uint32{}
 	if g.names != nil {
 		g.names.clear()
@@ -360,6 +363,7 @@ func (g *Groups) named(name uint64) (at uint32, room bool) {
 	}
 	g.blocks[at] = block{name: name}
 	g.byName[name] = at
+	g.nowhere++
 	return at, true
 }
 
@@ -369,7 +373,9 @@ func (g *Groups) learn(at uint32, seq uint64) {
 	if b.seq == seq {
 		return
 	}
-	if b.seq != 0 && g.bySeq[b.seq] == at {
+	if b.seq == 0 {
+		g.nowhere--
+	} else if g.bySeq[b.seq] == at {
 		delete(g.bySeq, b.seq)
 	}
 	b.seq = seq
@@ -405,7 +411,9 @@ func (g *Groups) settle(at uint32) {
 		return
 	}
 	delete(g.byName, b.name)
-	if b.seq != 0 && g.bySeq[b.seq] == at {
+	if b.seq == 0 {
+		g.nowhere--
+	} else if g.bySeq[b.seq] == at {
 		delete(g.bySeq, b.seq)
 	}
 	if g.names != nil {

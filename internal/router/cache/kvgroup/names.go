@@ -2,6 +2,7 @@ package kvgroup
 
 import (
 	"github.com/dynctl/dynctl/internal/router/cache/blockhash"
+	"github.com/dynctl/dynctl/internal/router/cache/kvevent"
 )
 
 // maxTips bounds the blocks that a rank does not hold and whose full names are kept, since
@@ -45,6 +46,22 @@ func (g *Groups) Computes() bool { return g.names != nil }
 // Named reports whether the engine was seen to give names as computed. It is for the
 // goroutine that writes.
 func (g *Groups) Named() bool { return g.names != nil && g.names.fits }
+
+// Placed reports whether blocks are found by their names alone: where names are computed
+// as was seen, or nothing was seen yet and all groups are chunked. Whole chunks before a
+// block are in no event then, so that seldom one can be tested, and the engine goes on
+// from the end of a chunk whatever it holds. It is for the goroutine that writes.
+func (g *Groups) Placed() bool {
+	if g.Named() || g.names == nil || g.HashDiffers() || g.Chunk == 0 {
+		return g.Named()
+	}
+	for i := range g.groups {
+		if g.groups[i].kind != kvevent.ChunkedLocal {
+			return false
+		}
+	}
+	return true
+}
 
 // HashDiffers reports whether names were to be computed and the engine gave others only.
 // One that fits proves what was stated: salts and images that an event does not tell of

@@ -8,6 +8,8 @@ type Prompt struct {
 	Seq []uint64
 	// Tokens is the length of the prompt, Block that of a router block.
 	Tokens, Block int
+	// Text is nil where the prompt's tokens are not known.
+	Text *Text
 }
 
 // Usable returns how many leading router blocks of a prompt the engine reuses. The
@@ -20,6 +22,9 @@ func (g *Groups) Usable(p Prompt, overlap int) int {
 		return 0
 	}
 	l := look{g: g, seq: p.Seq, left: maxLooks + 4*len(p.Seq)}
+	if g.ByNames() {
+		l.text = p.Text
+	}
 	unit, parts := g.unit()
 	limit := max(0, min((p.Tokens-1)/g.size, len(p.Seq)))
 	if g.Drops {
@@ -78,13 +83,26 @@ func (g *Groups) unit() (unit int, parts bool) {
 type look struct {
 	g    *Groups
 	seq  []uint64
-	left int // lookups
+	text *Text // nil unless blocks may be found by the engine's names
+	left int   // lookups
+}
+
+// find finds the block that ends at a length.
+func (l *look) find(end int) (at uint32, ok bool) {
+	at, ok = l.g.bySeq[l.seq[end-1]]
+	if ok || l.text == nil {
+		return at, ok
+	}
+	if names := l.text.Names(&l.g.Traits, l.g.size); end <= len(names) {
+		at, ok = l.g.byName[names[end-1]]
+	}
+	return at, ok
 }
 
 // holds reports whether a group has the block that ends at a length.
 func (l *look) holds(i, end int) bool {
 	l.left--
-	at, ok := l.g.bySeq[l.seq[end-1]]
+	at, ok := l.find(end)
 	return ok && l.g.blocks[at].copies[i] > 0
 }
 
@@ -155,7 +173,7 @@ func (l *look) gap(i, n, start int) int {
 		return 0
 	}
 	size, blocks := l.g.groups[i].blocks, l.g.blocks
-	at, ok := l.g.bySeq[l.seq[n-1]]
+	at, ok := l.find(n)
 	for end := n; ; {
 		if !ok || blocks[at].copies[i] == 0 {
 			l.left -= (n-end)/size + 1
@@ -170,7 +188,7 @@ func (l *look) gap(i, n, start int) int {
 		if at > 0 && blocks[at-1].seq == seq {
 			at--
 		} else if at = blocks[at].before; int(at) >= len(blocks) || blocks[at].seq != seq {
-			at, ok = l.g.bySeq[seq]
+			at, ok = l.find(end)
 		}
 	}
 }

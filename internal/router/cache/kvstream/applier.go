@@ -173,7 +173,7 @@ func (a *Applier) Mismatch() string {
 	switch {
 	case len(a.unknown) > 0:
 		return fmt.Sprintf("the engine has a cache of kind %s, which this version does not know, so nobody can tell what it reuses: use a newer dynctl, or route to it without KV events", strings.Join(a.unknown, " and "))
-	case a.engine == 0 && a.aside != kvevent.CacheAbsent && (a.groups == nil || !a.groups.Named()):
+	case a.engine == 0 && a.aside != kvevent.CacheAbsent && (a.groups == nil || !a.groups.Placed()):
 		return fmt.Sprintf("the engine has told of a cache of kind %s only, whose blocks are not followed", a.aside)
 	case a.groups != nil && a.groups.Mismatch() != "":
 		return a.groups.Mismatch()

@@ -91,6 +91,7 @@ func predictOver(t *testing.T, lines []hybridLine, size int, known kvgroup.Trait
 	s = New(x, 0, size)
 	s.Know(known)
 	var q kvindex.Query
+	var text kvgroup.Text
 	for _, l := range lines {
 		switch l.Type {
 		case "batch":
@@ -110,7 +111,8 @@ func predictOver(t *testing.T, lines []hybridLine, size int, known kvgroup.Trait
 		case "request":
 			locals := blockhash.Locals(nil, l.Tokens, size, blockhash.Key{})
 			x.Overlap(locals, &q)
-			p := kvgroup.Prompt{Seq: blockhash.Chain(nil, locals), Tokens: len(l.Tokens)}
+			text.Set(l.Tokens, "")
+			p := kvgroup.Prompt{Seq: blockhash.Chain(nil, locals), Tokens: len(l.Tokens), Text: &text}
 			// As decide.CachedTokens has it: the last token is computed in any case.
 			usable, _ := s.Usable(q.Depth(0), p)
 			got := min(usable, (len(l.Tokens)-1)/size) * size

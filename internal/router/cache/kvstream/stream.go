@@ -357,6 +357,10 @@ func (s *Stream) CopiesDisbelieved() bool { return s.app.groups != nil && s.app.
 // HashDiffers reports whether the engine names its blocks otherwise than was stated.
 func (s *Stream) HashDiffers() bool { return s.app.groups != nil && s.app.groups.HashDiffers() }
 
+// ByNames reports whether the rank has blocks that are found only by the engine's names of
+// a prompt's own (see [kvgroup.Text]).
+func (s *Stream) ByNames() bool { return s.app.groups != nil && s.app.groups.ByNames() }
+
 // Mismatch returns why the rank's blocks cannot be held, or "".
 func (s *Stream) Mismatch() string { return s.app.Mismatch() }
 

@@ -1,0 +1,46 @@
+package router
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/dynctl/dynctl/internal/router/cache/blockhash"
+	"github.com/dynctl/dynctl/internal/router/cache/kvgroup"
+	"github.com/dynctl/dynctl/internal/router/forward/disagg"
+	"github.com/dynctl/dynctl/internal/router/request/api"
+	"github.com/dynctl/dynctl/internal/router/request/prompt"
+)
+
+// TestTextOfAQuestion: the engine's names of a prompt's blocks can be had from its
+// question, with the salt of its request; not where the prompt has an adapter, and not
+// from the memory of an earlier one.
+func TestTextOfAQuestion(t *testing.T) {
+	ids := make([]uint32, 40)
+	for i := range ids {
+		ids[i] = uint32(i)
+	}
+	known := kvgroup.Traits{HashAlgorithm: "sha256", HashSeed: "7"}
+	engine := blockhash.NewEngineNames("sha256", "7")
+	first := engine.Next(nil, engine.Root(), ids[:16], "salt")
+	want := []uint64{first.Short(), engine.Next(nil, first, ids[16:32], "").Short()}
+	r := &Router{}
+	var d question
+	ask := func(lora string) []uint64 {
+		d.lora, d.settings = lora, &effective{}
+		d.prompt = prompt.Prompt{IDs: ids, ISL: len(ids), Source: disagg.FromIDs}
+		r.hash(&d, &api.View{CacheSalt: "salt"}, time.Now())
+		return d.hashed.text.Names(&known, 16)
+	}
+	if got := ask(""); !slices.Equal(got, want) {
+		t.Errorf("names %x, not %x", got, want)
+	}
+	text := &d.hashed.text
+	d.release()
+	if got := text.Names(&known, 16); got != nil {
+		t.Errorf("after the question: %x", got)
+	}
+	if got := ask("adapter"); got != nil {
+		t.Errorf("with an adapter: %x", got)
+	}
+}
