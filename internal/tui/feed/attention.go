@@ -553,6 +553,7 @@ func (h *hotWatch) attend(c *collector, r *Router) {
 			break
 		}
 	}
-	c.add(sev, CodeHotPrefix, Short(n.Local), "hot prefix: %.0f%% of lookups (%.1f/s) begin with these %d tokens; %s",
+	// The index knows in which run a lookup ended, not how far it came in it.
+	c.add(sev, CodeHotPrefix, Short(n.Local), "hot prefix: %.0f%% of lookups (%.1f/s) share a prefix of up to %d tokens; %s",
 		100*part, h.rate, n.LengthBlocks*max(r.BlockSize, 1), where)
 }

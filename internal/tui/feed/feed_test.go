@@ -197,7 +197,7 @@ func TestHotPrefix(t *testing.T) {
 			for _, a := range b.Add(s, time.Second).Attention {
 				if a.Code == CodeHotPrefix {
 					got = a.Severity.String()
-					if !strings.Contains(a.Text, "1024 tokens") || a.Subject != "7f3a19c2" {
+					if !strings.Contains(a.Text, "of lookups (9.0/s) share a prefix of up to 1024 tokens; held by ") || a.Subject != "7f3a19c2" {
 						t.Errorf("%s: %s", a.Subject, a.Text)
 					}
 				}
