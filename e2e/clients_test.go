@@ -91,15 +91,22 @@ func generate(t *testing.T, result any, file, name string, args ...string) {
 	}
 }
 
-// counted checks that a router counts as many requests and tokens as their sender.
-func counted(t *testing.T, r *router, requests, tokens uint64) {
+// counted checks that a router counts as many requests to an endpoint, all of them
+// answered well, and as many tokens as their sender. What a client asks besides, such as
+// the tokens of a prompt, counts apart.
+func counted(t *testing.T, r *router, endpoint string, requests, tokens uint64) {
 	t.Helper()
+	label := fmt.Sprintf("endpoint=%q", endpoint)
+	all, well := counter(t, r.metrics, "dynctl_requests_total", label), counter(t, r.metrics, "dynctl_requests_total", label, `code="200"`)
+	if all != float64(requests) || well != all {
+		t.Errorf("%v requests, %v answered well: want %d", all, well, requests)
+	}
 	s, err := r.admin.Status(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	if f := s.Traffic; f.Completed != requests || f.CompletionTokens != tokens || f.Failed+f.Cancelled != 0 || f.Remote == 0 {
-		t.Errorf("traffic %+v: want %d requests with %d tokens of answers, and remote prefill among them", f, requests, tokens)
+	if f := s.Traffic; f.CompletionTokens != tokens || f.Failed+f.Cancelled != 0 || f.Remote == 0 {
+		t.Errorf("traffic %+v: want %d tokens of answers, and remote prefill", f, tokens)
 	}
 }
 
@@ -114,7 +121,7 @@ func TestVLLMBenchServe(t *testing.T) {
 		}
 	}
 	dir := tokenizerFolder(t)
-	for backend, endpoint := range map[string]string{"openai": "/v1/completions", "openai-chat": "/v1/chat/completions"} {
+	for backend, at := range map[string]struct{ path, endpoint string }{"openai": {"/v1/completions", "completion"}, "openai-chat": {"/v1/chat/completions", "chat"}} {
 		t.Run(backend, func(t *testing.T) {
 			r := serve(t, "--sim", "2p2d:speed=10", "--routing-threshold", "64")
 			var got struct {
@@ -123,13 +130,13 @@ func TestVLLMBenchServe(t *testing.T) {
 				Tokens    uint64   `json:"total_output_tokens"`
 				Errors    []string `json:"errors"`
 			}
-			generate(t, &got, filepath.Join(dir, backend+".json"), vllm, "bench", "serve", "--backend", backend, "--endpoint", endpoint, "--base-url", r.url,
+			generate(t, &got, filepath.Join(dir, backend+".json"), vllm, "bench", "serve", "--backend", backend, "--endpoint", at.path, "--base-url", r.url,
 				"--model", "sim", "--tokenizer", dir, "--dataset-name", "random", "--random-input-len", "300", "--random-output-len", "16", "--num-prompts", "40",
 				"--max-concurrency", "8", "--ignore-eos", "--disable-tqdm", "--save-result", "--save-detailed", "--result-dir", dir, "--result-filename", backend+".json")
 			if got.Completed != 40 || got.Failed != 0 || got.Tokens != 640 {
 				t.Errorf("vllm bench serve saw %+v", got)
 			}
-			counted(t, r, got.Completed+1, got.Tokens) // it asks for the tokens of a prompt first
+			counted(t, r, at.endpoint, got.Completed, got.Tokens)
 		})
 	}
 }
@@ -158,5 +165,5 @@ func TestGuideLLM(t *testing.T) {
 	if n.Successful != 40 || n.Errored+n.Incomplete != 0 {
 		t.Errorf("guidellm saw %+v", n)
 	}
-	counted(t, r, 40, 640)
+	counted(t, r, "chat", 40, 640)
 }
