@@ -202,7 +202,7 @@ func (c *console) MoveStreams(name string) (admin.Worker, error) {
 	if !ok {
 		return admin.Worker{}, c.noWorker(name)
 	}
-	if c.settings.Load().routing.Continuations == 0 {
+	if c.settings.Load().Decisions.Continuations == 0 {
 		return admin.Worker{}, conflict("name", "streams are not continued elsewhere (continue.mode is off); set it to exact, or drain the worker without moving them")
 	}
 	if !w.State.Moving() {
@@ -218,9 +218,9 @@ func (c *console) Route(ctx context.Context, in admin.RouteRequest) (*receipt.Re
 
 func (c *console) Config() admin.ConfigView {
 	s := c.settings.Load()
-	v := admin.ConfigView{Schema: admin.Schema, Revision: s.revision}
+	v := admin.ConfigView{Schema: admin.Schema, Revision: s.Revision}
 	for _, r := range settings.Rows() {
-		v.Settings = append(v.Settings, admin.ConfigValue{Key: r.Key, Value: r.Shown(&s.Config), Origin: s.origin[r.Key]})
+		v.Settings = append(v.Settings, admin.ConfigValue{Key: r.Key, Value: r.Shown(&s.Config), Origin: s.Origin[r.Key]})
 	}
 	return v
 }

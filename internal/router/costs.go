@@ -85,7 +85,7 @@ func (x *exchange) legTook(phase selector.Phase, sent, first time.Time) {
 // of the others; nil where the threshold is not auto.
 func (x *exchange) running(tokens int, now time.Time) *cost.Learner {
 	x.answer.ran = cost.Running{}
-	if !x.d.settings.routing.Rule.Auto {
+	if !x.d.settings.Decisions.Rule.Auto {
 		return nil
 	}
 	l := x.r.costs.learners.Of(x.model)

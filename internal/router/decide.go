@@ -1,7 +1,6 @@
 package router
 
 import (
-	"fmt"
 	"math"
 	"slices"
 	"time"
@@ -9,61 +8,15 @@ import (
 	"github.com/dynctl/dynctl/internal/router/cache/blockhash"
 	"github.com/dynctl/dynctl/internal/router/cache/kvgroup"
 	"github.com/dynctl/dynctl/internal/router/cache/kvindex"
+	"github.com/dynctl/dynctl/internal/router/effective"
 	"github.com/dynctl/dynctl/internal/router/forward/disagg"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
 	"github.com/dynctl/dynctl/internal/router/placement/decision"
 	"github.com/dynctl/dynctl/internal/router/placement/ledger"
-	"github.com/dynctl/dynctl/internal/router/placement/selector"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/router/request/prompt"
-	"github.com/dynctl/dynctl/internal/settings"
 	"github.com/dynctl/dynctl/internal/workers"
 )
-
-// defaultBlock is the block size in tokens while no engine has told its own.
-const defaultBlock = 16
-
-// routing is the part of the settings that decisions read, in the types of the
-// stages.
-type routing struct {
-	decide.Settings
-	connectors map[workers.Connector]disagg.Connector
-}
-
-func newEffective(c settings.Config, origin map[string]string, revision uint64) (*effective, error) {
-	s := &effective{Config: c, origin: origin, revision: revision, routing: routing{Settings: c.Decisions()}}
-	s.bounded = s.routing.Busy != (selector.Busy{})
-	r := &c.Routing
-	var err error
-	if s.proxies, err = c.Proxies(); err != nil {
-		return nil, err
-	}
-	o := disagg.Options{FirstToken: true}
-	if r.DecoderRegistry != "" {
-		if o.Decoders, err = disagg.ParseDecoderRegistry([]byte(r.DecoderRegistry), nil); err != nil {
-			return nil, fmt.Errorf("routing.decoder_registry: %w", err)
-		}
-	}
-	s.routing.connectors = map[workers.Connector]disagg.Connector{}
-	for _, k := range workers.Connectors() {
-		if s.routing.connectors[k], err = disagg.NewConnector(k, o); err != nil {
-			return nil, err
-		}
-	}
-	return s, nil
-}
-
-// blockOf is the block size in which the router names a worker's blocks.
-func (s *effective) blockOf(w *workers.Worker) int {
-	switch own := s.Tokens.BlockSize; {
-	case own > 0 && (w.BlockSize == 0 || w.BlockSize%own == 0):
-		return own
-	case w.BlockSize > 0:
-		return w.BlockSize
-	default:
-		return defaultBlock
-	}
-}
 
 // hashes are the block names of one prompt at one block size, and who holds
 // them.
@@ -87,7 +40,7 @@ type question struct {
 // asking is what a question has besides.
 type asking struct {
 	r        *Router
-	settings *effective
+	settings *effective.Settings
 	fleet    *workers.Snapshot
 	model    string
 	lora     string
@@ -148,7 +101,7 @@ func (r *Router) hash(d *question, v *api.View, start time.Time) {
 		d.hashed.text.Set(d.prompt.IDs, v.CacheSalt)
 	}
 	switch {
-	case d.chunked && d.settings.routing.Blind():
+	case d.chunked && d.settings.Decisions.Blind():
 		// Guesses that nobody asks for are not worth reading the prompt.
 	case d.chunked:
 		// A text chunk stands for the tokens it is estimated to have.
@@ -158,7 +111,7 @@ func (r *Router) hash(d *question, v *api.View, start time.Time) {
 		h.seq = blockhash.Chain(h.seq, h.locals)
 	default:
 		for _, w := range d.list {
-			size := d.settings.blockOf(w)
+			size := d.settings.BlockOf(w)
 			if h := d.view(size); len(h.locals) == 0 {
 				h.locals = blockhash.Locals(h.locals, d.prompt.IDs, size, key)
 				h.seq = blockhash.Chain(h.seq, h.locals)
@@ -201,14 +154,14 @@ func (r *Router) choose(d *question) decide.Effects {
 		unit = min(unit, d.views[i].blockSize)
 	}
 	if unit == math.MaxInt {
-		unit = defaultBlock
+		unit = effective.DefaultBlock
 	}
 	r.take(d)
-	if d.settings.routing.Rule.Auto {
+	if d.settings.Decisions.Rule.Auto {
 		q := &d.run.Request
 		q.Costs, q.Waited = r.costs.model(d.model), q.Waited || d.took.queue > 0
 	}
-	effects := d.run.Decide(&d.settings.routing.Settings, d.list, unit, d)
+	effects := d.run.Decide(&d.settings.Decisions, d.list, unit, d)
 	d.took.plan += time.Since(start)
 	return effects
 }
@@ -260,7 +213,7 @@ func (d *question) Overlap(w *workers.Worker, k *workers.Rank, beyond *decision.
 		}
 		return d.holders.views[0].guess.Depth(slot) * d.views[0].blockSize
 	}
-	size := d.settings.blockOf(w)
+	size := d.settings.BlockOf(w)
 	for i := range d.views[:d.used] {
 		if d.views[i].blockSize != size {
 			continue
@@ -284,7 +237,7 @@ func (r *Router) sent(d *question, w *workers.Worker, k *workers.Rank, now time.
 	if !d.chunked && r.fleet.Fed(k) {
 		return
 	}
-	size := d.settings.blockOf(w)
+	size := d.settings.BlockOf(w)
 	for i := range d.views[:d.used] {
 		if h := &d.views[i]; d.chunked || h.blockSize == size {
 			r.guesses.Sent(kvindex.Rank(k.Slot), k.Number, h.locals, h.seq, now)

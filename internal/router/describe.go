@@ -30,12 +30,12 @@ type facts struct{ *Router }
 func (r facts) Settings() state.Settings {
 	s := r.settings.Load()
 	return state.Settings{
-		Revision: s.revision, Policy: s.Routing.Policy, Prefill: string(s.routing.Prefill), Decode: string(s.routing.Decode),
+		Revision: s.Revision, Policy: s.Routing.Policy, Prefill: string(s.Decisions.Prefill), Decode: string(s.Decisions.Decode),
 		Threshold: s.Routing.Threshold.Tokens, Auto: s.Routing.Threshold.Auto, ThresholdOn: s.Routing.ThresholdOn, PrefillFallback: s.Routing.PrefillFallback, Tokenizer: s.Tokens.Tokenizer,
 	}
 }
 
-func (r facts) BlockOf(w *workers.Worker) int { return r.settings.Load().blockOf(w) }
+func (r facts) BlockOf(w *workers.Worker) int { return r.settings.Load().BlockOf(w) }
 
 func (r facts) Counts(k *workers.Rank) (requests, failures uint64) { return r.fleet.Counts(k) }
 
@@ -199,7 +199,7 @@ func (r *Router) dryRun(ctx context.Context, in admin.RouteRequest) (*receipt.Re
 	x.findPrompt()
 	r.decide(&x.d)
 	c := &receipt.Receipt{
-		Schema: receipt.Schema, ID: "dry-run", Time: x.start, Endpoint: ep.Kind.String(), Model: x.model, Stream: x.view.Stream, ConfigRevision: x.d.settings.revision,
+		Schema: receipt.Schema, ID: "dry-run", Time: x.start, Endpoint: ep.Kind.String(), Model: x.model, Stream: x.view.Stream, ConfigRevision: x.d.settings.Revision,
 		Legs: []receipt.Leg{}, Outcome: receipt.Outcome{PromptTokens: -1, CachedTokens: -1, CompletionTokens: -1, TTFTMS: -1, E2EMS: -1},
 	}
 	if x.d.prompt.Note != "" {

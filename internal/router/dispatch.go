@@ -216,7 +216,7 @@ func (x *exchange) remote(decode disagg.Peer, held *ledger.Reservation, claim le
 		x.report(selector.Decode, health.Canceled)
 		return x.fail(selector.Prefill, prefill.Worker, attempt.Ejected, false, errEjected)
 	}
-	connector := d.settings.routing.connectors[p.Connector]
+	connector := d.settings.Connectors[p.Connector]
 	if connector == nil {
 		x.report(selector.Decode, health.Canceled)
 		return x.fail(selector.Prefill, prefill.Worker, attempt.NoConnector, false, fmt.Errorf("unknown connector %q", p.Connector))

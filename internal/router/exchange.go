@@ -202,7 +202,7 @@ func (x *exchange) serve() error {
 		return err
 	}
 	x.tokenize()
-	if x.d.settings.routing.Continuations > 0 {
+	if x.d.settings.Decisions.Continuations > 0 {
 		x.mayContinue()
 	}
 	err = x.respond()

@@ -2,33 +2,11 @@ package router
 
 import (
 	"net/http"
-	"net/netip"
 	"strings"
 
 	"github.com/dynctl/dynctl/internal/router/forward/upstream"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 )
-
-// trusts reports whether what a peer says of the hops before it is believed.
-func (s *effective) trusts(peer string) bool {
-	if len(s.proxies) == 0 {
-		return false
-	}
-	a, err := netip.ParseAddr(peer)
-	if err != nil {
-		return false
-	}
-	return s.trustsAddr(a.WithZone("").Unmap())
-}
-
-func (s *effective) trustsAddr(a netip.Addr) bool {
-	for _, p := range s.proxies {
-		if p.Contains(a) {
-			return true
-		}
-	}
-	return false
-}
 
 // appendForwarded adds the headers that tell an engine where a request came
 // from. They are made anew unless the peer is a trusted proxy, whose own are then
@@ -43,7 +21,7 @@ func (x *exchange) appendForwarded(set []upstream.HeaderField) []upstream.Header
 	if q.TLS != nil {
 		proto = "https"
 	}
-	if x.d.settings.trusts(peer) {
+	if x.d.settings.Trusts(peer) {
 		set = appendHops(set, q.Header, peer)
 		if before := q.Header["X-Forwarded-For"]; len(before) > 0 {
 			chain = strings.Join(before, ", ") + ", " + peer

@@ -64,7 +64,7 @@ const askForMove = settle
 // nothing has changed, and the stream stays where it is.
 func (x *exchange) mayMove(from *workers.Worker) bool {
 	run, c := &x.d.run, x.cont
-	if run.History.Continued >= x.d.settings.routing.Continuations || run.Request.Pin.Decode != "" {
+	if run.History.Continued >= x.d.settings.Decisions.Continuations || run.Request.Pin.Decode != "" {
 		return false
 	}
 	now := time.Now()

@@ -102,7 +102,7 @@ func (x *exchange) place() error {
 		x.decided = false
 		return nil
 	}
-	if !d.settings.bounded {
+	if !d.settings.Bounded {
 		r.decide(d)
 		return nil
 	}

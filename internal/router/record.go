@@ -69,7 +69,7 @@ func (x *exchange) record() {
 func (x *exchange) introduce(c *receipt.Receipt) {
 	d := &x.d
 	c.RequestID, c.Endpoint, c.Model, c.Stream = x.id, x.ep.Kind.String(), x.model, x.view.Stream
-	c.ConfigRevision = d.settings.revision
+	c.ConfigRevision = d.settings.Revision
 	c.QueuedMS, c.QueuedFor, c.QueuedBehind = float64(d.took.queue.Microseconds())/1000, d.took.why, d.took.ahead
 	if x.key != nil {
 		c.Key, c.Tenant = x.key.Name, x.key.Tenant
@@ -88,7 +88,7 @@ func (x *exchange) observe() {
 	d := recorded.Get().(*trace.Decision)
 	*d = trace.Decision{
 		ID: x.decision, RequestID: x.id, Model: x.model, Attempt: q.run.Attempt, Approximate: q.chunked, Tokens: q.prompt.IDs,
-		Revision: q.settings.revision, Settings: &q.settings.routing.Settings, Input: &q.run.In,
+		Revision: q.settings.Revision, Settings: &q.settings.Decisions, Input: &q.run.In,
 	}
 	if q.used > 0 {
 		d.Locals, d.BlockSize = q.views[0].locals, q.views[0].blockSize
@@ -165,7 +165,7 @@ func (x *exchange) toCompute(phase selector.Phase) int {
 
 func (x *exchange) beginLeg(phase selector.Phase, p disagg.Peer, leg *upstream.Leg) *legRecord {
 	l := &legRecord{x: x, phase: phase, peer: p, start: time.Now(), at: -1, meter: x.r.slow.Meter(p.Rank), computes: x.toCompute(phase)}
-	if phase == selector.Prefill && x.d.settings.routing.Rule.Auto {
+	if phase == selector.Prefill && x.d.settings.Decisions.Rule.Auto {
 		x.prefilled.Store(0)
 	}
 	// When an answer that is not streamed had its first token, nobody is told.
@@ -215,7 +215,7 @@ func (l *legRecord) token(now time.Time) {
 	l.waited()
 	l.settled(true)
 	l.meter.First(now.Sub(l.start), l.computes)
-	if l.x.d.settings.routing.Rule.Auto {
+	if l.x.d.settings.Decisions.Rule.Auto {
 		l.x.legTook(l.phase, l.start, now)
 	}
 }
@@ -362,7 +362,7 @@ func (r *Router) settle(x *exchange, c *receipt.Receipt) {
 	if g := &a.gaps; g.Count() > 0 {
 		gap := g.Mean()
 		t.ITL.Add(gap)
-		if x.d.settings.routing.Rule.Auto {
+		if x.d.settings.Decisions.Rule.Auto {
 			x.ended()
 		}
 		r.metrics.InterToken(x.model, gap)

@@ -15,7 +15,6 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
-	"net/netip"
 	"os"
 	"strings"
 	"sync"
@@ -29,6 +28,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/cache/follower"
 	"github.com/dynctl/dynctl/internal/router/cache/kvfeed"
 	"github.com/dynctl/dynctl/internal/router/cache/kvindex"
+	"github.com/dynctl/dynctl/internal/router/effective"
 	"github.com/dynctl/dynctl/internal/router/forward/upstream"
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
 	"github.com/dynctl/dynctl/internal/router/observe/eventlog"
@@ -101,7 +101,7 @@ type Router struct {
 	log      *slog.Logger
 	opts     Options
 	started  time.Time
-	settings atomic.Pointer[effective]
+	settings atomic.Pointer[effective.Settings]
 	reloadMu sync.Mutex
 
 	registry       *workers.Registry
@@ -150,17 +150,6 @@ type Router struct {
 	rng      *drawer
 }
 
-// effective is a config with what is derived from it; a reload swaps it whole.
-type effective struct {
-	settings.Config
-	revision uint64
-	origin   map[string]string
-	routing  routing
-	proxies  []netip.Prefix
-	// bounded says that a limit keeps ranks from taking more.
-	bounded bool
-}
-
 // New makes a router from a config. It opens no sockets.
 func New(ctx context.Context, o Options) (*Router, error) {
 	if o.Logger == nil {
@@ -170,7 +159,7 @@ func New(ctx context.Context, o Options) (*Router, error) {
 		return nil, err
 	}
 	r := &Router{log: o.Logger, opts: o, started: time.Now(), drain: make(chan struct{})}
-	s, err := newEffective(o.Config, o.Origin, 1)
+	s, err := effective.New(o.Config, o.Origin, 1)
 	if err != nil {
 		return nil, err
 	}
@@ -214,7 +203,7 @@ func New(ctx context.Context, o Options) (*Router, error) {
 			x, _ := r.index.RankStats(kvindex.Rank(k.Slot))
 			return x.Blocks
 		},
-		BlockOf: func(w *workers.Worker) int { return r.settings.Load().blockOf(w) },
+		BlockOf: func(w *workers.Worker) int { return r.settings.Load().BlockOf(w) },
 	})
 	if r.tracer, err = telemetry.NewTracer(ctx, o.Config.Trace.Endpoint, o.Config.Trace.Sample, o.Version); err != nil {
 		return nil, err
@@ -401,7 +390,7 @@ func (r *Router) Change(change func(settings.Config, map[string]string) (setting
 	r.reloadMu.Lock()
 	defer r.reloadMu.Unlock()
 	s := r.settings.Load()
-	c, origin, err := change(s.Config, s.origin)
+	c, origin, err := change(s.Config, s.Origin)
 	if err != nil {
 		return err
 	}
@@ -421,7 +410,7 @@ func (r *Router) replace(c settings.Config, origin map[string]string) error {
 	if told := r.opts.Reloaded; told != nil {
 		told(&old.Config, &r.settings.Load().Config)
 	}
-	r.event(eventlog.Event{Kind: "config_reloaded", Text: fmt.Sprintf("configuration revision %d is in force", r.settings.Load().revision)})
+	r.event(eventlog.Event{Kind: "config_reloaded", Text: fmt.Sprintf("configuration revision %d is in force", r.settings.Load().Revision)})
 	return nil
 }
 
@@ -434,7 +423,7 @@ func (r *Router) reload(c settings.Config, origin map[string]string) error {
 	if err := errors.Join(c.CanFollow(&old.Config), err); err != nil {
 		return err
 	}
-	s, err := newEffective(c, origin, old.revision+1)
+	s, err := effective.New(c, origin, old.Revision+1)
 	if err != nil {
 		return err
 	}

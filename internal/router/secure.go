@@ -160,7 +160,7 @@ func (h *handshakes) Write(b []byte) (int, error) {
 // connectionsOf is how many connections an address may have.
 func (r *Router) connectionsOf(a netip.Addr) int {
 	s := r.settings.Load()
-	if a.IsLoopback() || s.trustsAddr(a) {
+	if a.IsLoopback() || s.TrustsAddr(a) {
 		return 0
 	}
 	return s.Limits.ClientConnections

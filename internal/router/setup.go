@@ -11,6 +11,7 @@ import (
 
 	"github.com/dynctl/dynctl/internal/router/cache/follower"
 	"github.com/dynctl/dynctl/internal/router/cache/kvfeed"
+	"github.com/dynctl/dynctl/internal/router/effective"
 	"github.com/dynctl/dynctl/internal/router/forward/upstream"
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
 	"github.com/dynctl/dynctl/internal/router/observe/eventlog"
@@ -25,7 +26,7 @@ func (r *Router) buildClients(c *settings.Config) error {
 	r.client = upstream.New(upstream.Options{DialTimeout: c.Timeouts.Dial, TLS: r.engineTLS})
 	r.monitor = health.NewMonitor(r.registry, health.Options{Interval: c.Health.Interval, Timeout: c.Health.Timeout, Scrape: c.Health.Scrape, TLS: r.engineTLS}, r.workerEvent)
 	r.outliers = health.NewOutliers(r.registry, health.OutlierOptions{}, r.workerEvent)
-	feeds := kvfeed.Options{BlockSize: defaultBlock, Events: r.workerEvent, Logger: r.log, StaleAfter: c.Index.StaleAfter}
+	feeds := kvfeed.Options{BlockSize: effective.DefaultBlock, Events: r.workerEvent, Logger: r.log, StaleAfter: c.Index.StaleAfter}
 	if c.Tokens.BlockSize > 0 {
 		feeds.BlockSize = c.Tokens.BlockSize
 	}
@@ -35,7 +36,7 @@ func (r *Router) buildClients(c *settings.Config) error {
 	var err error
 	r.fleet, err = follower.New(follower.Options{
 		Registry: r.registry, Index: r.index, Guesses: r.guesses, Ledger: r.ledger, Feeds: feeds, Snapshot: c.Index.Snapshot,
-		BlockOf: func(w *workers.Worker) int { return r.settings.Load().blockOf(w) },
+		BlockOf: func(w *workers.Worker) int { return r.settings.Load().BlockOf(w) },
 		Learn:   r.monitor.Learn, Gone: r.metrics.ForgetWorker, Event: r.event,
 	})
 	if err != nil {

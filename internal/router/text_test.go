@@ -7,6 +7,7 @@ import (
 
 	"github.com/dynctl/dynctl/internal/router/cache/blockhash"
 	"github.com/dynctl/dynctl/internal/router/cache/kvgroup"
+	"github.com/dynctl/dynctl/internal/router/effective"
 	"github.com/dynctl/dynctl/internal/router/forward/disagg"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/router/request/prompt"
@@ -27,7 +28,7 @@ func TestTextOfAQuestion(t *testing.T) {
 	r := &Router{}
 	var d question
 	ask := func(lora string) []uint64 {
-		d.lora, d.settings = lora, &effective{}
+		d.lora, d.settings = lora, &effective.Settings{}
 		d.prompt = prompt.Prompt{IDs: ids, ISL: len(ids), Source: disagg.FromIDs}
 		r.hash(&d, &api.View{CacheSalt: "salt"}, time.Now())
 		return d.hashed.text.Names(&known, 16)
