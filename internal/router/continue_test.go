@@ -294,8 +294,9 @@ func TestStreamThatIsNotContinued(t *testing.T) {
 	r, p := tappedRig(t, "2a:speed=30,answers=letters", exact, func(c *settings.Config) { c.Health.Interval = 1 << 40 })
 	// broken sends a request until the engine breaks off within the answer: on a slow
 	// machine the answer may come in one event, or break off before it is read.
-	broken := func(body object, events int, last string) (a *answer, rec *receipt.Receipt, cut bool) {
+	broken := func(body object, events int, last string, begin func()) (a *answer, rec *receipt.Receipt, cut bool) {
 		for range 20 {
+			begin()
 			for _, name := range []string{"aggregated-0", "aggregated-1"} {
 				r.Router.Heal(name)
 			}
@@ -331,8 +332,8 @@ func TestStreamThatIsNotContinued(t *testing.T) {
 				body[k] = v
 			}
 			name := fmt.Sprintf("dynctl_streams_not_continued_total{why=%q}", c.label)
-			before := max(0, r.metric(name)) // -1 while there is none
-			a, rec, cut := broken(body, 1, last)
+			var before float64 // the last try; those before it may have been counted, too
+			a, rec, cut := broken(body, 1, last, func() { before = max(0, r.metric(name)) })
 			if !cut || rec.Outcome.NotContinued == "" || len(rec.Continued) > 0 || !strings.Contains(string(a.body), "not continued elsewhere: "+rec.Outcome.NotContinued) || strings.Count(string(a.body), `"error"`) != 1 {
 				t.Errorf("%v, %q: cut %v, %q, %s", c.more, last, cut, rec.Outcome.NotContinued, a.body)
 			}
@@ -346,7 +347,7 @@ func TestStreamThatIsNotContinued(t *testing.T) {
 		"model": "sim", "prompt": "words", "max_tokens": 300, "ignore_eos": true, "stream": true, "seed": 7, "temperature": 0, "presence_penalty": 0.0,
 		"stop": nil, "repetition_penalty": 1.1, "nothing": nil,
 	}
-	if a, rec, cut := broken(body, 2, ""); !cut || len(rec.Continued) != 1 {
+	if a, rec, cut := broken(body, 2, "", func() {}); !cut || len(rec.Continued) != 1 {
 		t.Errorf("%+v %s", rec.Outcome, a.body)
 	}
 }
