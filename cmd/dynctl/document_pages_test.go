@@ -133,9 +133,9 @@ func anchors(doc string) map[string]bool {
 	return names
 }
 
-// TestDocumentLinks finds what every link of every document points to, and every
-// document in the two lists of them.
-func TestDocumentLinks(t *testing.T) {
+// markdown is the text of the repository's Markdown files, by path.
+func markdown(t *testing.T) map[string]string {
+	t.Helper()
 	docs := map[string]string{}
 	err := filepath.WalkDir(repository, func(path string, d fs.DirEntry, err error) error {
 		switch {
@@ -158,6 +158,40 @@ func TestDocumentLinks(t *testing.T) {
 	if len(docs) < 20 {
 		t.Fatalf("found only %d documents", len(docs))
 	}
+	return docs
+}
+
+// TestDocumentTables: every row of a table has the cells of its head; of what is more,
+// readers see nothing.
+func TestDocumentTables(t *testing.T) {
+	tables := 0
+	for path, doc := range markdown(t) {
+		cells := 0 // of the table that the line before is in
+		for line := range strings.Lines(fences.ReplaceAllString(doc, "")) {
+			line = strings.TrimSpace(line)
+			if !strings.HasPrefix(line, "|") {
+				cells = 0
+				continue
+			}
+			n := strings.Count(strings.ReplaceAll(line, `\|`, ""), "|")
+			if cells == 0 {
+				cells = n
+				tables++
+			}
+			if n != cells {
+				t.Errorf("%s: a row of %d cells in a table of %d: %s", path, n-1, cells-1, line)
+			}
+		}
+	}
+	if tables < 100 {
+		t.Errorf("found only %d tables", tables)
+	}
+}
+
+// TestDocumentLinks finds what every link of every document points to, and every
+// document in the two lists of them.
+func TestDocumentLinks(t *testing.T) {
+	docs := markdown(t)
 	linked := map[string]map[string]bool{}
 	for path, doc := range docs {
 		linked[path] = map[string]bool{}
