@@ -5,6 +5,8 @@
   engines.py up 1p1d [-- ARGUMENTS]   prefill and decode engines with KV transfer over NIXL
   engines.py up 2d:dp=2               plain engines, each with two data-parallel ranks
   engines.py down [NAME ...]          ends all engines, or those named
+  engines.py sglang                   SGLang's package beside vLLM's, for tests of its bodies
+                                      and events; prints the variables that these tests want
 
 up prints a JSON array with each engine's name, role, model, url, pid and log, when all
 of them answer. ARGUMENTS go to vllm serve as they are. Everything listens on 127.0.0.1,
@@ -34,6 +36,8 @@ HERE = pathlib.Path(__file__).resolve().parent
 HOME = pathlib.Path(os.environ.get("DYNCTL_ENGINES_HOME", "~/.cache/dynctl-engines")).expanduser()
 VENV, RUN = HOME / "venv", HOME / "run"
 REQUIREMENTS = HERE / "engines.txt"
+# Of what the package names only that without which its events and bodies cannot be imported.
+SGLANG = ("sglang==0.5.23", "orjson==3.13.0", "triton==3.9.0", "ipython==9.18.1", "traitlets==5.16.1")
 # hidden size, layers
 MODELS = {"tiny": (128, 2), "small": (256, 4), "medium": (512, 4)}
 
@@ -54,6 +58,17 @@ def install():
     for name in MODELS:
         if not (HOME / "models" / name / "config.json").exists():
             run(VENV / "bin/python", __file__, "model", name)
+
+
+def sglang():
+    install()
+    out = HOME / "sglang"
+    done = out / "installed.txt"
+    if not done.exists() or done.read_text() != " ".join(SGLANG):
+        shutil.rmtree(out, ignore_errors=True)
+        run(VENV / "bin/python", "-m", "pip", "install", "--quiet", "--no-deps", "--target", out, *SGLANG)
+        done.write_text(" ".join(SGLANG))
+    print(f"DYNCTL_SGLANG={VENV / 'bin/python'} PYTHONPATH={out}")
 
 
 def is_312(python):
@@ -236,6 +251,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("install")
+    commands.add_parser("sglang")
     commands.add_parser("model").add_argument("name", choices=MODELS)
     u = commands.add_parser("up")
     u.add_argument("spec")
@@ -250,6 +266,8 @@ def main():
     match a.command:
         case "install":
             install()
+        case "sglang":
+            sglang()
         case "model":
             model(a.name)
         case "up":

@@ -27,7 +27,12 @@ type zmqPublisher struct {
 
 func newZMQPublisher(t *testing.T, args ...string) *zmqPublisher {
 	t.Helper()
-	cmd := exec.Command(python.With(t, "zmq"), append([]string{filepath.Join("testdata", "publisher.py")}, args...)...)
+	return startPublisher(t, exec.Command(python.With(t, "zmq"), append([]string{filepath.Join("testdata", "publisher.py")}, args...)...))
+}
+
+// startPublisher starts a publisher that takes the commands of testdata/publisher.py.
+func startPublisher(t *testing.T, cmd *exec.Cmd) *zmqPublisher {
+	t.Helper()
 	in, err := cmd.StdinPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -136,6 +141,44 @@ func TestInteropLibzmqPublisher(t *testing.T) {
 	}
 	check("after a restart")
 	if s := f.one(); s.Restarts == 0 || !s.Complete {
+		t.Errorf("status %+v", s)
+	}
+}
+
+// TestInteropSGLangPublisher: events in the bytes of SGLang's own package, published and
+// replayed by it: from its beginning, and after it began anew, the index holds what was
+// told. DYNCTL_SGLANG names a Python that has the package.
+func TestInteropSGLangPublisher(t *testing.T) {
+	t.Parallel()
+	interpreter := os.Getenv("DYNCTL_SGLANG")
+	if interpreter == "" {
+		t.Skip("skipped: DYNCTL_SGLANG names no Python with SGLang's package (e2e/engines.py sglang installs one)")
+	}
+	p := startPublisher(t, exec.Command(interpreter, filepath.Join("testdata", "sglang_publisher.py")))
+	for range 20 {
+		p.step(1) // before anyone listens
+	}
+	f := newFixture(t, nil)
+	f.add(workers.EventSource{Endpoint: p.pub, Replay: p.rep})
+	for _, when := range []string{"joined late", "after a restart"} {
+		p.settle(f)
+		for range 30 {
+			p.step(1)
+		}
+		p.settle(f)
+		kvmodel.Equal(t, when, p.e.Set(), kvmodel.Holds(t, f.x))
+		kvmodel.Equal(t, when+", played back", p.e.Set(), kvmodel.Holds(t, f.copied))
+		if s := f.one(); s.Dropped != 0 && when == "joined late" || !s.Complete || s.RankDisagree != 0 {
+			t.Errorf("%s: status %+v", when, s)
+		}
+		if when == "joined late" {
+			p.restart()
+			for range 5 {
+				p.step(1)
+			}
+		}
+	}
+	if s := f.one(); s.Restarts == 0 {
 		t.Errorf("status %+v", s)
 	}
 }

@@ -1,16 +1,21 @@
 package disagg
 
 import (
+	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
+	gocmp "github.com/google/go-cmp/cmp"
 
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/workers"
@@ -79,7 +84,7 @@ func sameJSON(t testing.TB, want, got string) {
 	if err := json.Unmarshal([]byte(got), &g); err != nil {
 		t.Fatalf("%v in %s", err, got)
 	}
-	if d := cmp.Diff(w, g); d != "" {
+	if d := gocmp.Diff(w, g); d != "" {
 		t.Errorf("(-want +got)\n%s", d)
 	}
 }
@@ -167,7 +172,7 @@ func TestA2DecodeBody(t *testing.T) {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}
 	want2 := Checked{PromptTokens: 200, CachedTokens: 0, EngineID: "23e3e443-45fd-4472-b476-5bf4cd33f119", RequestID: "cmpl-810f561d65b277a9-0-bb15515f", Host: "127.0.0.1", Port: 18200, Blocks: 7, Groups: 1}
-	if d := cmp.Diff(want2, tr.Facts()); d != "" {
+	if d := gocmp.Diff(want2, tr.Facts()); d != "" {
 		t.Error(d)
 	}
 }
@@ -255,6 +260,71 @@ func TestSGLang(t *testing.T) {
 	got := spliced(t, api.Chat, body, begin(t, workers.ConnectorSGLang, Options{}, d).PrefillEdits())
 	if !strings.Contains(got, `"bootstrap_host":"127.0.0.1","bootstrap_port":null`) {
 		t.Errorf("without a told address: %s", got)
+	}
+}
+
+// TestSGLangReadsTheBodies: what both legs carry is what SGLang's own package reads from
+// them, for one prompt and for several. DYNCTL_SGLANG names a Python that has the package.
+func TestSGLangReadsTheBodies(t *testing.T) {
+	interpreter := os.Getenv("DYNCTL_SGLANG")
+	if interpreter == "" {
+		t.Skip("skipped: DYNCTL_SGLANG names no Python with SGLang's package (e2e/engines.py sglang installs one)")
+	}
+	type triple struct {
+		Host any `json:"bootstrap_host"`
+		Port any `json:"bootstrap_port"`
+		Room any `json:"bootstrap_room"`
+		From any `json:"disagg_prefill_dp_rank"`
+		At   any `json:"routed_dp_rank"`
+	}
+	var in bytes.Buffer
+	var sent []string
+	for _, address := range []*workers.Bootstrap{{Host: "fd00::7", Port: 8998}, {Host: "10.0.0.7", Port: 1}, nil} {
+		for _, c := range []struct {
+			model string
+			kind  api.Kind
+			body  string
+		}{
+			{"ChatCompletionRequest", api.Chat, `{"model":"m","messages":[{"role":"user","content":"a"}],"stream":true,"max_tokens":50}`},
+			{"CompletionRequest", api.Completion, `{"model":"m","prompt":"a","max_tokens":50}`},
+		} {
+			d := dispatch(workers.ConnectorSGLang)
+			d.Prefill.Worker = worker("prefill-0", workers.Prefill, workers.ConnectorSGLang, 4)
+			d.Prefill.Worker.Bootstrap, d.Prefill.Rank = address, d.Prefill.Worker.Ranks[3]
+			tr := begin(t, workers.ConnectorSGLang, Options{}, d)
+			edits, err := tr.DecodeEdits()
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, body := range []string{spliced(t, c.kind, c.body, tr.PrefillEdits()), spliced(t, c.kind, c.body, edits)} {
+				sent = append(sent, body)
+				fmt.Fprintf(&in, "[%q,%s]\n", c.model, body)
+			}
+		}
+	}
+	cmd := exec.Command(interpreter, filepath.Join("testdata", "sglang_bodies.py"))
+	var stderr strings.Builder
+	cmd.Stdin, cmd.Stderr = &in, &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("%v: %s", err, stderr.String())
+	}
+	dec := json.NewDecoder(bytes.NewReader(out))
+	dec.UseNumber()
+	for _, body := range sent {
+		var want triple
+		own := json.NewDecoder(strings.NewReader(body))
+		own.UseNumber()
+		var got struct {
+			Read    triple
+			Unknown []string
+		}
+		if err := cmp.Or(own.Decode(&want), dec.Decode(&got)); err != nil {
+			t.Fatal(err)
+		}
+		if got.Read != want || got.Read.Host == nil || got.Read.Room == nil || len(got.Unknown) > 0 {
+			t.Errorf("%s: read %+v, unknown %v", body, got.Read, got.Unknown)
+		}
 	}
 }
 
