@@ -1,10 +1,13 @@
 package router
 
 import (
+	"cmp"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/dynctl/dynctl/internal/router/observe/eventlog"
+	"github.com/dynctl/dynctl/internal/router/observe/watch"
 	"github.com/dynctl/dynctl/internal/router/placement/cost"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
@@ -27,6 +30,16 @@ func (c *costs) model(name string) *cost.Model {
 		return l.Model()
 	}
 	return nil
+}
+
+// slow tells which ranks take longer than their peers.
+func (c *costs) slow(found []watch.SlowRank) {
+	var slow []cost.Slow
+	for _, f := range found {
+		slow = append(slow, cost.Slow{Slot: f.Rank.Slot, Times: f.Times})
+	}
+	slices.SortFunc(slow, func(a, b cost.Slow) int { return cmp.Compare(a.Slot, b.Slot) })
+	c.learners.Slow(slow)
 }
 
 // legs are what an outcome is about, in words.

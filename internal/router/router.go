@@ -190,7 +190,7 @@ func New(ctx context.Context, o Options) (*Router, error) {
 	r.costs = newCosts(o.Config.Routing.Aim())
 	r.slow = watch.NewSlow(watch.SlowOptions{
 		Fleet: r.registry.Snapshot, Factor: func() float64 { return r.settings.Load().Health.SlowFactor },
-		Waiting: func(k *workers.Rank) int { return r.ledger.Load(k).PrefillTokens }, Event: r.event,
+		Waiting: func(k *workers.Rank) int { return r.ledger.Load(k).PrefillTokens }, Event: r.event, Found: r.costs.slow,
 	})
 	r.causes = watch.NewCauses(watch.CausesOptions{
 		Fleet: r.registry.Snapshot, Failures: &r.failures, Feeds: r.heard, Event: r.event,

@@ -40,6 +40,7 @@ type compareFlags struct {
 	faults     []string
 	countFrom  time.Duration
 	assume     float64
+	slowFactor float64
 	limits     admission.Limits
 	jobs       int
 }
@@ -57,9 +58,10 @@ func (c *compareFlags) add(cmd *cobra.Command) {
 	f.DurationVar(&c.ttft, "slo-ttft", 2*time.Second, "a good request has its first token within this")
 	f.DurationVar(&c.itl, "slo-itl", 25*time.Millisecond, "a good request has its tokens within this of each other, on average")
 	f.BoolVar(&c.explore, "explore", false, "simulate with routing.explore: 1 of 200 requests takes the dearer path with a threshold that is auto")
-	f.StringSliceVar(&c.faults, "fault", nil, "simulate with engines that change, as in 10m:prefill_slow=3 (prefill ranks three times slower), 10m:network_slow=10, 10m:prefill_gone=0.5 (half of them)")
+	f.StringSliceVar(&c.faults, "fault", nil, "simulate with engines that change, as in 10m:prefill_slow=3 (prefill ranks three times slower), 10m:one_prefill_slow=3 (the last of them), 10m:network_slow=10, 10m:prefill_gone=0.5 (half of them)")
 	f.DurationVar(&c.countFrom, "count-from", 0, "leave requests of a simulation out of its result that arrive sooner after the first")
 	f.Float64Var(&c.assume, "assume", 1, "let auto assume at the start of a simulation that everything takes so many times as long: 3 or 0.33 try start values that are wrong")
+	f.Float64Var(&c.slowFactor, "slow-factor", settings.Default().Health.SlowFactor, "simulate with health.slow_factor: ranks so many times slower than their peers cost more with a threshold that is auto; 0 judges nobody")
 	f.IntVar(&c.limits.Inflight, "max-inflight", 0, "simulate with so many requests in progress at most; 0 is no limit")
 	f.IntVar(&c.limits.Queue, "queue-size", settings.Default().Limits.Queue, "how many requests wait in a simulation with a limit (this one, or --what-if routing.busy_…)")
 	f.DurationVar(&c.limits.Timeout, "queue-timeout", settings.Default().Limits.QueueTimeout, "longest wait of a simulated request")
@@ -119,6 +121,9 @@ func (c *compareFlags) rows(changes []replay.Change, from, to time.Duration, sta
 	if !(c.assume >= 0 && c.assume <= 1e6) { // 0 is 1
 		return nil, cli.WithCode(cli.ExitUsage, fmt.Errorf("--assume %v: want a factor of at most 1e6", c.assume))
 	}
+	if !(c.slowFactor == 0 || c.slowFactor >= 1.2 && c.slowFactor <= 1000) {
+		return nil, cli.WithCode(cli.ExitUsage, fmt.Errorf("--slow-factor %v: want 0, or a factor from 1.2 to 1000", c.slowFactor))
+	}
 	var faults []simulate.Fault
 	for _, text := range c.faults {
 		one, err := simulate.ParseFault(text)
@@ -150,7 +155,7 @@ func (c *compareFlags) rows(changes []replay.Change, from, to time.Duration, sta
 						Explore: c.explore,
 					},
 					Speedup: c.speedup, Seed: c.seed, Scrape: c.scrape, From: from, To: to, TTFT: c.ttft, ITL: c.itl, Limits: c.limits,
-					Faults: faults, CountFrom: c.countFrom, Assume: c.assume,
+					Faults: faults, CountFrom: c.countFrom, Assume: c.assume, SlowFactor: c.slowFactor,
 				}
 				rows = append(rows, row{setup: s, blocks: blocks})
 				if len(changes) == 0 {

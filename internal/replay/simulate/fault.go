@@ -20,6 +20,8 @@ const (
 	// SlowPrefill makes the prefill ranks slower by Fault.By, which is set against their
 	// speed at the start: 1 makes them well.
 	SlowPrefill FaultKind = "prefill_slow"
+	// SlowOne does that with the prefill engine named last.
+	SlowOne FaultKind = "one_prefill_slow"
 	// SlowNetwork does that with the transfers of KV between engines.
 	SlowNetwork FaultKind = "network_slow"
 	// PrefillGone ends a share of the prefill engines, those named last first, rounded.
@@ -46,7 +48,7 @@ func ParseFault(text string) (f Fault, err error) {
 	}
 	f.By, err = strconv.ParseFloat(by, 64)
 	switch f.Kind {
-	case SlowPrefill, SlowNetwork:
+	case SlowPrefill, SlowOne, SlowNetwork:
 		if err != nil || !(f.By >= 1 && f.By <= 1e6) {
 			return Fault{}, fmt.Errorf("%q: want a factor of 1 to 1e6 after %s=", text, kind)
 		}
@@ -55,7 +57,7 @@ func ParseFault(text string) (f Fault, err error) {
 			return Fault{}, fmt.Errorf("%q: want a share from 0 to 1 after %s=", text, kind)
 		}
 	default:
-		return Fault{}, fmt.Errorf("%q: there are the faults %s, %s and %s", text, SlowPrefill, SlowNetwork, PrefillGone)
+		return Fault{}, fmt.Errorf("%q: there are the faults %s, %s, %s and %s", text, SlowPrefill, SlowOne, SlowNetwork, PrefillGone)
 	}
 	return f, nil
 }
@@ -96,6 +98,9 @@ func (r *run) suffer(f Fault) {
 	}
 	if f.Kind == PrefillGone {
 		prefill = prefill[len(prefill)-int(math.Round(f.By*float64(len(prefill)))):]
+	}
+	if f.Kind == SlowOne {
+		prefill = prefill[len(prefill)-1:]
 	}
 	for _, w := range prefill {
 		for _, rank := range w.Ranks {

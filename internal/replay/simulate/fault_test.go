@@ -14,7 +14,7 @@ import (
 
 func TestParseFault(t *testing.T) {
 	for text, want := range map[string]Fault{
-		"10m:prefill_slow=3": {10 * time.Minute, SlowPrefill, 3}, "0s:network_slow=1.5": {0, SlowNetwork, 1.5}, "90s:prefill_gone=0.5": {90 * time.Second, PrefillGone, .5},
+		"10m:prefill_slow=3": {10 * time.Minute, SlowPrefill, 3}, "1m:one_prefill_slow=3": {time.Minute, SlowOne, 3}, "0s:network_slow=1.5": {0, SlowNetwork, 1.5}, "90s:prefill_gone=0.5": {90 * time.Second, PrefillGone, .5},
 	} {
 		if got, err := ParseFault(text); err != nil || got != want {
 			t.Errorf("%q: %+v, %v", text, got, err)

@@ -24,6 +24,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/cache/kvindex"
 	"github.com/dynctl/dynctl/internal/router/cache/kvstream"
 	"github.com/dynctl/dynctl/internal/router/forward/disagg"
+	"github.com/dynctl/dynctl/internal/router/observe/pace"
 	"github.com/dynctl/dynctl/internal/router/placement/cost"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
 	"github.com/dynctl/dynctl/internal/router/placement/decision"
@@ -58,6 +59,9 @@ type Setup struct {
 	// Assume is how many times as long auto takes everything to be at the start, before it
 	// has learned (0 means 1).
 	Assume float64
+	// SlowFactor is the router's health.slow_factor: from how many times as long as its
+	// peers on a rank is slow, which auto then counts; 0 judges nobody.
+	SlowFactor float64
 	// SLO is what a good request keeps.
 	TTFT, ITL time.Duration
 	// Limits are those of the router, whose Inflight, Queue and Timeout are in force;
@@ -143,42 +147,51 @@ const maxFailures = 1 << 20
 // simulated engines under a virtual clock. The same setup and requests give the
 // same result, but for WallS.
 func Run(ctx context.Context, src arrivals.Source, s Setup) (*Result, error) {
+	_, res, err := play(ctx, src, s)
+	return res, err
+}
+
+// play is Run, with what ran.
+func play(ctx context.Context, src arrivals.Source, s Setup) (*run, *Result, error) {
 	began := time.Now()
 	r, err := newRun(s)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	defer r.close()
 	next, done, err := src()
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	defer done()
 	r.next = next
 	if err := r.arrive(); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if err := r.expect(); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	r.scrape()
+	if r.paces != nil {
+		r.pace()
+	}
 	for steps := 0; r.world.Step(); steps++ {
 		if r.err != nil {
-			return nil, r.err
+			return nil, nil, r.err
 		}
 		if steps&0xfff == 0 && ctx.Err() != nil {
-			return nil, ctx.Err()
+			return nil, nil, ctx.Err()
 		}
 	}
 	if r.err != nil {
-		return nil, r.err
+		return nil, nil, r.err
 	}
 	if err := r.book.Balanced(); err != nil {
-		return nil, fmt.Errorf("simulation ended with work in flight: %w", err)
+		return nil, nil, fmt.Errorf("simulation ended with work in flight: %w", err)
 	}
 	res := r.result()
 	res.WallS = time.Since(began).Seconds()
-	return res, nil
+	return r, res, nil
 }
 
 // run is one simulation in progress.
@@ -209,6 +222,7 @@ type run struct {
 	decide   decide.Run
 	costs    *cost.Learner
 	wire     float64 // how many times longer transfers take
+	paces    *pace.Judge[*simRank]
 
 	res             Result
 	prompt, hits    uint64
@@ -230,6 +244,7 @@ type simRank struct {
 	stream *kvstream.Stream
 	batch  kvevent.Batch
 
+	meter    *pace.Meter // nil where nobody asks
 	computed uint64
 	requests uint64
 }
@@ -247,6 +262,9 @@ func newRun(s Setup) (*run, error) {
 		rng:   rand.NewPCG(s.Seed, 0x9e3779b97f4a7c15), block: s.Fleet.Groups[0].BlockSize,
 		// 1 µs to 3 h.
 		ttft: hdrhistogram.New(1, 1e10, 3), itl: hdrhistogram.New(1, 1e10, 3), e2e: hdrhistogram.New(1, 1e10, 3),
+	}
+	if s.Rule.Auto && s.SlowFactor > 0 {
+		r.paces = pace.NewJudge[*simRank]()
 	}
 	r.costs.Assume(positive.Or(s.Assume, 1))
 	r.openLine()
@@ -293,6 +311,9 @@ func (r *run) add(g *sim.Group, v *vocab.Vocab, w *workers.Worker, index, dp int
 		worker: w, stream: kvstream.New(r.index, kvindex.Rank(slot), r.block),
 		rank: &workers.Rank{Slot: slot, WorkerName: w.Name, DP: dp, Label: fmt.Sprintf("%s/dp%d", w.Name, dp)},
 	}
+	if r.paces != nil {
+		k.meter = &pace.Meter{}
+	}
 	cfg.Timing = wire{cfg.Timing, &r.wire}
 	cfg.Publish = func(_ engine.Time, events []cache.Event) { r.publish(k, events) }
 	if k.eng, err = r.world.Add(cfg); err != nil {
@@ -332,6 +353,30 @@ func (r *run) scrape() {
 	r.turn()
 	if !r.ended || r.open > 0 {
 		r.world.At(r.world.Now()+r.s.Scrape, r.scrape)
+	}
+}
+
+// paced is how often ranks' speed is judged.
+const paced = time.Second
+
+// pace judges how fast ranks are by what requests show of them, as the router's watch does,
+// until the last request has ended.
+func (r *run) pace() {
+	in := make([]pace.Input[*simRank], len(r.ranks))
+	for i, k := range r.ranks {
+		in[i].Key, in[i].Group = k, string(k.worker.Role)
+		k.meter.Read(r.world.Now(), r.book.Load(k.rank).PrefillTokens, &in[i].Reading)
+	}
+	r.paces.Step(time.Unix(0, 0).Add(r.world.Now()), r.s.SlowFactor, in)
+	var slow []cost.Slow
+	for _, k := range r.ranks { // by slot
+		if times := r.paces.Times(k); times > 1 {
+			slow = append(slow, cost.Slow{Slot: k.rank.Slot, Times: times})
+		}
+	}
+	r.costs.Slow(slow)
+	if !r.ended || r.open > 0 {
+		r.world.At(r.world.Now()+paced, r.pace)
 	}
 }
 
@@ -385,6 +430,8 @@ type flight struct {
 	asked cost.Request
 	sent  time.Duration
 	local bool
+	// compute is the prompt tokens that have to be computed, wherever.
+	compute int
 	// early requests are not counted.
 	early bool
 }
@@ -445,6 +492,7 @@ func (f *flight) settled(e decide.Effects) {
 		r.res.Degraded++
 	}
 	claim, prefill := d.Claims()
+	f.compute = claim.PrefillTokens + prefill.PrefillTokens // one of them is 0
 	f.held = r.book.Reserve(f.decode.rank, claim)
 	if r.s.Placed != nil {
 		r.s.Placed(f.q, r.world.Now())
@@ -493,23 +541,27 @@ func (f *flight) prefill(k *simRank, claim ledger.Claim) {
 	r := f.r
 	held := r.book.Reserve(k.rank, claim)
 	f.sent = r.world.Now()
+	k.meter.Begin(f.sent)
 	err := k.eng.Submit(engine.Request{ID: f.id, Tokens: f.tokens, MaxTokens: 1, Pin: true, IgnoreEOS: true, Sink: func(o engine.Output) {
 		if o.Finish == engine.Running {
 			return
 		}
 		held.Release()
+		k.meter.End(f.sent)
 		r.world.At(r.world.Now(), func() {
 			if o.Finish != engine.FinishLength {
 				f.fail()
 				return
 			}
 			f.count(k, o.Cached+o.External)
+			k.meter.First(r.world.Now()-f.sent, f.compute)
 			r.took(cost.PrefillLeg, &f.asked.Prefill, r.world.Now()-f.sent)
 			f.answer(k.eng.Pull(f.id, o.Pinned))
 		})
 	}})
 	if err != nil {
 		held.Release()
+		k.meter.End(f.sent)
 		f.fail()
 	}
 }
@@ -528,10 +580,21 @@ func (f *flight) count(k *simRank, cached int) {
 // answer sends the prompt to the decode rank.
 func (f *flight) answer(pull *engine.Pull) {
 	f.sent, f.local = f.r.world.Now(), pull == nil
+	if f.local {
+		f.decode.meter.Begin(f.sent)
+	}
 	err := f.decode.eng.Submit(engine.Request{ID: f.id, Tokens: f.tokens, MaxTokens: max(f.q.OSL, 1), IgnoreEOS: true, Pull: pull, Sink: f.token})
 	if err != nil {
-		f.fail()
+		f.unserved()
 	}
+}
+
+// unserved ends a request of whose answer there was nothing, or not all.
+func (f *flight) unserved() {
+	if f.local && f.made == 0 {
+		f.decode.meter.End(f.sent)
+	}
+	f.fail()
 }
 
 // token takes the decode rank's outputs.
@@ -549,6 +612,8 @@ func (f *flight) token(o engine.Output) {
 			f.count(f.decode, cached)
 			f.record(r.ttft, o.At-f.start)
 			if f.local {
+				f.decode.meter.End(f.sent)
+				f.decode.meter.First(o.At-f.sent, f.compute)
 				r.took(cost.LocalLeg, &f.asked.Local, o.At-f.sent)
 			} else {
 				r.took(cost.TransferLeg, &f.asked.Transfer, o.At-f.sent)
@@ -556,6 +621,7 @@ func (f *flight) token(o engine.Output) {
 		} else {
 			gap := o.At - f.last
 			f.record(r.itl, gap)
+			f.decode.meter.Gap(gap, 1)
 		}
 		r.costs.Ran(&f.ran, f.made, o.At)
 		f.held.Progress(f.made)
@@ -565,7 +631,7 @@ func (f *flight) token(o engine.Output) {
 		return
 	}
 	if o.Finish != engine.FinishLength && o.Finish != engine.FinishStop {
-		f.fail()
+		f.unserved()
 		return
 	}
 	f.held.Release()

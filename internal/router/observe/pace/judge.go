@@ -282,6 +282,20 @@ func (j *Judge[K]) Speed(k K) Speed {
 	return out
 }
 
+// Times is how many times as long as its peers a slow rank takes, at whatever it is slowest;
+// 1 for one that is not slow, as far as is known.
+func (j *Judge[K]) Times(k K) float64 {
+	most := 1.0
+	if s := j.ranks[k]; s != nil {
+		for f := range figures {
+			if s.slow[f] {
+				most = max(most, s.times[f])
+			}
+		}
+	}
+	return most
+}
+
 // longestWait is what nine of ten prompts of each rank of a group took at most, as far as
 // enough is known of them; NaN where that is known of too few.
 func longestWait(list []*state) float64 {

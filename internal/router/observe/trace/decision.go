@@ -178,6 +178,21 @@ type costsLine struct {
 	Limit    float64  `json:"limit_ms"`
 	Beyond   float64  `json:"beyond"`
 	Spare    float64  `json:"spare_ms,omitempty"`
+	// Slow are the ranks that take longer than their peers.
+	Slow []slowLine `json:"slow,omitempty"`
+}
+
+// slowLine is a cost.Slow.
+type slowLine struct {
+	Slot  uint32  `json:"slot"`
+	Times float64 `json:"times"`
+}
+
+func slowLines(list []cost.Slow) (out []slowLine) {
+	for _, s := range list {
+		out = append(out, slowLine(s))
+	}
+	return out
 }
 
 type workerLine struct {
@@ -445,6 +460,12 @@ func (r *Reader) parseCosts(p []byte) error {
 	e := described[*cost.Model]{value: &cost.Model{
 		Revision: l.Revision, Local: l.Local, Prefill: l.Prefill, Transfer: l.Transfer, Stall: l.Stall, Limit: l.Limit, Beyond: l.Beyond, Spare: l.Spare,
 	}}
+	for i, s := range l.Slow {
+		if i > 0 && s.Slot <= l.Slow[i-1].Slot || !(s.Times > 0) {
+			e.lacks = "the costs have slow ranks in no order, or that take no time"
+		}
+		e.value.Slow = append(e.value.Slow, cost.Slow(s))
+	}
 	if unknown != "" {
 		e.lacks = "the costs have " + unknown + ", which this dynctl does not know"
 	}

@@ -30,6 +30,14 @@ type SlowOptions struct {
 	// Waiting is how many prompt tokens of a rank wait to be computed.
 	Waiting func(*workers.Rank) int
 	Event   func(eventlog.Event)
+	// Found hears each time of the ranks that are slow.
+	Found func([]SlowRank)
+}
+
+// SlowRank is a rank that takes so many times as long as its peers.
+type SlowRank struct {
+	Rank  *workers.Rank
+	Times float64
 }
 
 // Slow measures how fast ranks answer and finds those that are slow.
@@ -90,7 +98,16 @@ func (s *Slow) step(now time.Time) {
 		}
 	}
 	changes := s.judge.Step(now, s.o.Factor(), s.in[:n])
+	var slow []SlowRank
+	for _, k := range fleet.Ranks {
+		if times := s.judge.Times(k); times > 1 {
+			slow = append(slow, SlowRank{k, times})
+		}
+	}
 	s.mu.Unlock()
+	if s.o.Found != nil {
+		s.o.Found(slow)
+	}
 	for _, c := range changes {
 		s.o.Event(slowEvent(&c))
 	}

@@ -5,6 +5,11 @@
 // so that recorded decisions can be made again.
 package cost
 
+import (
+	"cmp"
+	"slices"
+)
+
 // Terms of a law. Figures are scaled so that coefficients are of one size: tokens in
 // thousands.
 const (
@@ -33,6 +38,17 @@ type Work struct {
 	// Queued is the prompt tokens of others that wait on the rank for their first
 	// token, Running its requests.
 	Queued, Running int
+	// Times is how many times as long as its peers the rank takes (Model.Times); 0 is as
+	// long.
+	Times float64
+}
+
+// times is Times of a rank of which nothing is said, too.
+func (w *Work) times() float64 {
+	if w.Times > 0 {
+		return w.Times
+	}
+	return 1
 }
 
 // values are the terms' values for w.
@@ -49,21 +65,22 @@ func (w *Work) values() [terms]float64 {
 	}
 }
 
-// at is the law's time for w in ms.
-func (l *Law) at(w *Work) float64 {
+// Time is the law's time for w in ms.
+func (l *Law) Time(w *Work) float64 {
 	v := w.values()
 	sum := 0.0
 	for i := range v {
 		sum += float64(l[i] * v[i])
 	}
-	return max(sum, 0)
+	return float64(max(sum, 0) * w.times())
 }
 
 // compute is the part of the time that w's own tokens take, in ms: for so long the
 // rank does nothing else.
 func (l *Law) compute(w *Work) float64 {
 	v := w.values()
-	return max(float64(l[termCompute]*v[termCompute])+float64(l[termAttention]*v[termAttention]), 0)
+	own := max(float64(l[termCompute]*v[termCompute])+float64(l[termAttention]*v[termAttention]), 0)
+	return float64(own * w.times())
 }
 
 // Request is the work of both paths of a request.
@@ -89,7 +106,27 @@ type Model struct {
 	// Spare is up to what expected time to first token, in ms by either path, a request may
 	// explore; 0 for none.
 	Spare float64
+	// Slow are the ranks that take longer than their peers, by slot in rising order.
+	Slow []Slow
 }
+
+// Slow is a rank that takes longer than its peers: the laws' times are its own as often as
+// Times says.
+type Slow struct {
+	Slot  uint32
+	Times float64
+}
+
+// Times is how many times as long as its peers a rank takes, 1 for one of which nothing is
+// said.
+func (m *Model) Times(slot uint32) float64 {
+	if i, ok := slices.BinarySearchFunc(m.Slow, slot, bySlot); ok {
+		return m.Slow[i].Times
+	}
+	return 1
+}
+
+func bySlot(s Slow, slot uint32) int { return cmp.Compare(s.Slot, slot) }
 
 // atMost is how much dearer the other path may be for a request to explore, in ms.
 const atMost = 5
@@ -98,7 +135,7 @@ const atMost = 5
 // missed of late, its own is not near, and the dearer path costs little more.
 func (m *Model) MayExplore(q *Request) bool {
 	c := m.Of(q)
-	return m.Local.at(&q.Local) < m.Spare && m.Prefill.at(&q.Prefill)+m.Transfer.at(&q.Transfer) < m.Spare &&
+	return m.Local.Time(&q.Local) < m.Spare && m.Prefill.Time(&q.Prefill)+m.Transfer.Time(&q.Transfer) < m.Spare &&
 		max(c.Local, c.Remote)-min(c.Local, c.Remote) <= atMost
 }
 
@@ -117,7 +154,7 @@ type Costs struct{ Local, Remote float64 }
 func (m *Model) Of(q *Request) Costs {
 	stalled := float64(m.Stall * float64(q.Local.Running))
 	return Costs{
-		Local:  m.felt(m.Local.at(&q.Local)) + float64(stalled*m.Local.compute(&q.Local)),
-		Remote: m.felt(m.Prefill.at(&q.Prefill) + m.Transfer.at(&q.Transfer)),
+		Local:  m.felt(m.Local.Time(&q.Local)) + float64(stalled*m.Local.compute(&q.Local)),
+		Remote: m.felt(m.Prefill.Time(&q.Prefill) + m.Transfer.Time(&q.Transfer)),
 	}
 }

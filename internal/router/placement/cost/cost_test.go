@@ -3,6 +3,7 @@ package cost
 import (
 	"math"
 	"math/rand/v2"
+	"reflect"
 	"testing"
 	"time"
 
@@ -248,7 +249,7 @@ func TestRevisions(t *testing.T) {
 	}
 	all.Aim(Objective{For: ForE2E})
 	teach(a, every)
-	if m := a.Model(); m == first || m.Revision <= b.Model().Revision || m.Stall != 1 || *first != kept {
+	if m := a.Model(); m == first || m.Revision <= b.Model().Revision || m.Stall != 1 || !reflect.DeepEqual(*first, kept) {
 		t.Errorf("after a second: %+v, first %+v", m, first)
 	}
 	if k := all.Known()["b"]; k.Model != b.Model() || k.Prefill < EnoughComputed-1 || k.Local != 0 {

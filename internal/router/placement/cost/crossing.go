@@ -167,10 +167,10 @@ func (u *uncertainty) of(w *Work, stalled float64) (variance, misfit float64) {
 	}
 	// What tokens take is the difference of two times: of a prompt that has them, and of
 	// one that has none. Both can be off.
-	misfit = u.law.at(w) * u.misfit[band(w)]
+	misfit = u.law.Time(w) * u.misfit[band(w)]
 	if stalled > 0 {
 		none := Work{Running: w.Running}
-		misfit += stalled * (misfit + u.law.at(&none)*u.misfit[band(&none)])
+		misfit += stalled * (misfit + u.law.Time(&none)*u.misfit[band(&none)])
 	}
 	return max(variance, 0), misfit
 }

@@ -34,8 +34,8 @@ func TestFollowsDrift(t *testing.T) {
 					t.Errorf("%s x%.2g, seed %d: told %d times, last after %d", name, factor, seed, told, noticed)
 				}
 				w := Work{Tokens: 8000, Context: 12000}
-				if is := other(8000, 12000) + 0.7*other(0, 0); math.Abs(l.Model().Prefill.at(&w)-is) > 0.25*is {
-					t.Errorf("%s x%.2g, seed %d: 8,000 tokens take %.0f ms, predicted are %.0f", name, factor, seed, is, l.Model().Prefill.at(&w))
+				if is := other(8000, 12000) + 0.7*other(0, 0); math.Abs(l.Model().Prefill.Time(&w)-is) > 0.25*is {
+					t.Errorf("%s x%.2g, seed %d: 8,000 tokens take %.0f ms, predicted are %.0f", name, factor, seed, is, l.Model().Prefill.Time(&w))
 				}
 			}
 		}
@@ -102,8 +102,8 @@ func TestBadSpell(t *testing.T) {
 			t.Fatalf("%s: after a calm time %v", name, changes)
 		}
 		w := Work{Tokens: 8000, Context: 12000}
-		if is := e(8000, 12000) + 0.7*e(0, 0); math.Abs(m.Prefill.at(&w)-is) > 0.25*is {
-			t.Errorf("%s: 8,000 tokens take %.0f ms, predicted are %.0f", name, is, m.Prefill.at(&w))
+		if is := e(8000, 12000) + 0.7*e(0, 0); math.Abs(m.Prefill.Time(&w)-is) > 0.25*is {
+			t.Errorf("%s: 8,000 tokens take %.0f ms, predicted are %.0f", name, is, m.Prefill.Time(&w))
 		}
 	}
 }

@@ -29,17 +29,20 @@ const memory = 400
 // floor in ms is where errors stop to be judged relative to the time.
 const floor = 20
 
-// add counts an outcome: a leg with work w took ms. It reports whether that is a drift.
-func (f *fit) add(w *Work, ms float64, now time.Duration) Change {
+// add counts an outcome: a leg took ms. It reports whether that is a drift.
+// Of a rank that is slow it tells what another would have taken: the law is that of them all.
+func (f *fit) add(leg *Work, ms float64, now time.Duration) Change {
+	w := *leg
+	ms, w.Times = ms/leg.times(), 0
 	x := w.values()
-	guess := f.law.at(w)
+	guess := f.law.Time(&w)
 	// Long waits differ by more than short ones: errors are relative. An outcome
 	// that is far from what was expected weighs less.
 	scale := floor + max(guess, ms)/2
 	weight := 1 / (scale * scale)
-	change := f.drift(w, guess, ms, now)
+	change := f.drift(&w, guess, ms, now)
 	f.fade(1 - 1.0/memory)
-	own := &f.bands[band(w)]
+	own := &f.bands[band(&w)]
 	for i := range x {
 		for j := range x {
 			f.info[i][j] += weight * x[i] * x[j]

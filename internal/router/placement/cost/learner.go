@@ -1,6 +1,7 @@
 package cost
 
 import (
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -61,8 +62,9 @@ type Learner struct {
 	gaps      float64   // mean ms between them, of late
 	late      float64   // share of answers whose first token came after its limit, of late
 	published time.Duration
-	fresh     bool // there is something new to publish
-	solved    bool // laws were made before
+	slow      []Slow // ranks that take longer than their peers; never written to
+	fresh     bool   // there is something new to publish
+	solved    bool   // laws were made before
 	// doubt is how many outcomes without a drift are wanted before there is a model
 	// again.
 	doubt int
@@ -187,7 +189,7 @@ func (l *Learner) publish(now time.Duration) (first bool) {
 	f[PrefillLeg].solve(&local, &f[LocalLeg])
 	f[TransferLeg].solve(&l.assumed[TransferLeg], nil)
 	m := l.objective.model(l.answers, l.gaps)
-	m.Spare = l.spare()
+	m.Spare, m.Slow = l.spare(), l.slow
 	m.Local, m.Prefill, m.Transfer = f[LocalLeg].law, f[PrefillLeg].law, f[TransferLeg].law
 	l.published, l.fresh, l.solved = now, false, true
 	if l.doubt > 0 {
@@ -196,6 +198,22 @@ func (l *Learner) publish(now time.Duration) (first bool) {
 	m.Revision = l.revision.Add(1)
 	l.model.Store(m)
 	return old == nil
+}
+
+// slower is by how much a rank's measure must change for a revision of its own.
+const slower = 1.1
+
+// Slow tells which ranks take longer than their peers, by slot in rising order. Models
+// follow with their next revisions. The list is the learner's from then on.
+func (l *Learner) Slow(ranks []Slow) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if slices.EqualFunc(l.slow, ranks, func(a, b Slow) bool {
+		return a.Slot == b.Slot && a.Times < b.Times*slower && b.Times < a.Times*slower
+	}) {
+		return
+	}
+	l.slow, l.fresh = ranks, true
 }
 
 // missing is the share of answers that come too late from which on a limit is missed.
@@ -242,6 +260,7 @@ type Learners struct {
 	revision  atomic.Uint64
 	mu        sync.RWMutex // guards the fields below
 	objective Objective
+	slow      []Slow
 	byModel   map[string]*Learner
 }
 
@@ -262,6 +281,7 @@ func (l *Learners) Of(model string) *Learner {
 	defer l.mu.Unlock()
 	if one = l.byModel[model]; one == nil && len(l.byModel) < maxModels {
 		one = newLearner(l.objective, &l.revision)
+		one.slow = l.slow
 		l.byModel[strings.Clone(model)] = one
 	}
 	return one
@@ -276,6 +296,16 @@ func (l *Learners) Aim(o Objective) {
 		one.mu.Lock()
 		one.objective, one.fresh = o, true
 		one.mu.Unlock()
+	}
+}
+
+// Slow tells which ranks take longer than their peers, as Learner.Slow.
+func (l *Learners) Slow(ranks []Slow) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.slow = ranks
+	for _, one := range l.byModel {
+		one.Slow(ranks)
 	}
 }
 

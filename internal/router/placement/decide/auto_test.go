@@ -178,3 +178,49 @@ func TestParseThreshold(t *testing.T) {
 		}
 	}
 }
+
+// TestSlowPrefillRank: a slow prefill rank is passed over where another costs less, and only
+// for costs.
+func TestSlowPrefillRank(t *testing.T) {
+	two := func(in *Input) {
+		second := in.Prefill.Candidates[0]
+		second.Rank, second.Slot = "second/dp0", 5
+		second.PrefillTokens = 2000
+		in.Prefill.Candidates = append(in.Prefill.Candidates, second)
+		in.PrefillPeers = append(in.PrefillPeers, in.PrefillPeers[0])
+		in.Prefill.Candidates[0].Slot = 4
+	}
+	slow := func(ranks ...cost.Slow) func(*Input) { return func(in *Input) { in.Costs.Slow = ranks } }
+	for _, c := range []struct {
+		name   string
+		in     *Input
+		path   Path
+		rank   int
+		remote float64
+	}{
+		{"none is slow", priced(two, running(9)), Remote, 0, 41.96},
+		{"another, with a queue, costs less", priced(two, running(9), slow(cost.Slow{Slot: 4, Times: 3})), Remote, 1, 61.96},
+		{"another costs more", priced(two, running(9), slow(cost.Slow{Slot: 4, Times: 1.2})), Remote, 0, 50.152},
+		{"the other one is slow", priced(two, running(9), slow(cost.Slow{Slot: 5, Times: 3})), Remote, 0, 41.96},
+		{"both are", priced(two, running(9), slow(cost.Slow{Slot: 4, Times: 3}, cost.Slow{Slot: 5, Times: 3})), Remote, 0, 123.88},
+		{"so slow that the decode rank computes it", priced(running(1), func(in *Input) { in.Prefill.Candidates[0].Slot = 4 }, slow(cost.Slow{Slot: 4, Times: 3})), Local, 0, 123.88},
+		{"forced", priced(two, func(in *Input) { in.Force = disagg.ForceRemote }, slow(cost.Slow{Slot: 4, Times: 3})), Remote, 1, 0},
+		{"not auto", priced(two, func(in *Input) { in.Rule.Auto = false }, slow(cost.Slow{Slot: 4, Times: 3})), Remote, 0, 0},
+	} {
+		var p Plan
+		Choose(c.in, &p)
+		if off := p.Costs.Remote - c.remote; p.Path != c.path || p.PrefillIndex != c.rank || off > 1e-9 || off < -1e-9 {
+			t.Errorf("%s: %s over rank %d for %v ms (%v); want %s, %d, %v", c.name, p.Path, p.PrefillIndex, p.Costs.Remote, p.Err, c.path, c.rank, c.remote)
+		}
+		if best, ok := p.Prefill.Best(); !ok || best != c.rank {
+			t.Errorf("%s: the ranking has rank %d", c.name, best)
+		}
+	}
+	// A slow decode rank costs as many times more, its transfer too.
+	var p, like Plan
+	Choose(priced(func(in *Input) { in.Decode.Candidates[0].Slot = 7 }, slow(cost.Slow{Slot: 7, Times: 2})), &p)
+	Choose(priced(), &like)
+	if p.Path != Remote || like.Path != Local || p.Costs.Local != 2*like.Costs.Local || p.Costs.Remote-like.Costs.Remote < .99 || p.Costs.Remote-like.Costs.Remote > 1.01 {
+		t.Errorf("slow decode rank: %s, %+v; like the others %s, %+v", p.Path, p.Costs, like.Path, like.Costs)
+	}
+}

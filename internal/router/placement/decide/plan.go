@@ -345,14 +345,19 @@ func (p *Plan) serve(in *Input, d int) bool {
 // weigh compares what the paths cost and takes the cheaper one, where the threshold
 // would decide, and a gate does not.
 func (p *Plan) weigh(in *Input, d int) {
-	decode, prefill := &in.Decode.Candidates[d], &in.Prefill.Candidates[p.PrefillIndex]
+	decode := &in.Decode.Candidates[d]
 	isl := in.Facts.ISL
 	on := cost.Work{Queued: decode.PrefillTokens, Running: decode.ActiveRequests}
 	p.Asked.Local, p.Asked.Transfer = on, on
 	p.Asked.Local.Tokens, p.Asked.Local.Context = p.EffISL, isl
 	p.Asked.Transfer.Tokens = p.EffISL
-	p.Asked.Prefill = cost.Work{Tokens: isl - p.PrefillCached, Context: isl, Queued: prefill.PrefillTokens, Running: prefill.ActiveRequests}
-	if in.Costs == nil || !p.byThreshold() {
+	p.Asked.Prefill = p.prefillWork(in)
+	if in.Costs == nil {
+		return
+	}
+	p.Asked.Local.Times = in.Costs.Times(decode.Slot)
+	p.Asked.Transfer.Times = p.Asked.Local.Times
+	if !p.byThreshold() {
 		return
 	}
 	p.Costs, p.CostRevision = in.Costs.Of(&p.Asked), in.Costs.Revision
@@ -393,11 +398,64 @@ func (p *Plan) rankPrefill(in *Input, d int) {
 	if slice := in.DecodePeers[d].Worker.Slice; slice != "" {
 		p.stayInSlice(in, slice)
 	}
+	p.choosePrefill(in)
+	p.passSlow(in)
+}
+
+// slower is why a prefill rank that takes longer than its peers is passed over.
+const slower = "slower than its peers, and another costs less"
+
+// passSlow takes another prefill rank than a slow one where that costs less: the one that
+// the policy likes best among those that are not slow.
+func (p *Plan) passSlow(in *Input) {
+	m := in.Costs
+	if !in.Rule.Auto || m == nil || len(m.Slow) == 0 || !p.HasRemote {
+		return
+	}
+	takes := func() float64 {
+		w := p.prefillWork(in)
+		return m.Prefill.Time(&w)
+	}
+	slow := func(i int) bool { return m.Times(in.Prefill.Candidates[i].Slot) > 1 }
+	if !slow(p.PrefillIndex) {
+		return
+	}
+	own := takes()
+	for i := range p.prefillVeto {
+		if p.prefillVeto[i] == "" && slow(i) {
+			p.prefillVeto[i] = slower
+		}
+	}
+	p.choosePrefill(in)
+	if p.HasRemote && takes() < own {
+		return
+	}
+	for i := range p.prefillVeto {
+		if p.prefillVeto[i] == slower {
+			p.prefillVeto[i] = ""
+		}
+	}
+	p.choosePrefill(in)
+}
+
+// prefillWork is what the chosen prefill rank is asked for.
+func (p *Plan) prefillWork(in *Input) cost.Work {
+	isl, c := in.Facts.ISL, &in.Prefill.Candidates[p.PrefillIndex]
+	w := cost.Work{Tokens: isl - p.PrefillCached, Context: isl, Queued: c.PrefillTokens, Running: c.ActiveRequests}
+	if in.Costs != nil {
+		w.Times = in.Costs.Times(c.Slot)
+	}
+	return w
+}
+
+// choosePrefill takes the prefill rank that the policy likes best of those without a veto.
+func (p *Plan) choosePrefill(in *Input) {
 	phase := in.Prefill
 	phase.Veto = p.prefillVeto
 	selector.Rank(&phase, &p.Prefill)
 	best, ok := p.Prefill.Best()
 	if !ok {
+		p.HasRemote = false
 		return
 	}
 	c := &in.Prefill.Candidates[best]

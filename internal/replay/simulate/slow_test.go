@@ -1,0 +1,55 @@
+package simulate
+
+import (
+	"testing"
+	"time"
+
+	"github.com/dynctl/dynctl/internal/replay/arrivals"
+	"github.com/dynctl/dynctl/internal/router/placement/decide"
+	"github.com/dynctl/dynctl/internal/router/placement/selector"
+)
+
+// TestSlowRankCostsMore: of eight prefill ranks one becomes three times slower. What the
+// router measures of it makes its path dearer: it computes fewer tokens than without, and
+// the fleet's late first tokens are not as late. The engines say so, not the router.
+func TestSlowRankCostsMore(t *testing.T) {
+	const begin, end, rate = time.Minute, 4 * time.Minute, 40
+	all := mixed(end, rate)
+	type outcome struct {
+		*Result
+		last, mean float64 // tokens computed by the slow rank, and by the others on average
+	}
+	with := func(factor float64, faults ...Fault) (o outcome) {
+		t.Helper()
+		r, res, err := play(t.Context(), arrivals.FromSlice(all), Setup{
+			Fleet: fleet(t, "8p8d:block=16,kv_blocks=4096"), Seed: 1, TTFT: 2 * time.Second, ITL: 12 * time.Millisecond, Faults: faults, CountFrom: begin + 30*time.Second,
+			Settings:   decide.Settings{Decode: selector.KV, Prefill: selector.KV, Weights: selector.DefaultWeights(), Rule: decide.Rule{Threshold: 512, Auto: true}},
+			SlowFactor: factor,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		o.Result = res
+		for _, k := range r.ranks[:8] {
+			o.mean += float64(k.computed) / 7
+		}
+		o.last = float64(r.ranks[7].computed)
+		o.mean -= o.last / 7
+		return o
+	}
+	fault := Fault{begin, SlowOne, 3}
+	without, slow := with(0, fault), with(2, fault)
+	if slow.last > without.last/2 || slow.last > slow.mean/2 {
+		t.Errorf("the slow rank computed %.0f tokens, without a judgement %.0f; the others %.0f each", slow.last, without.last, slow.mean)
+	}
+	if slow.TTFT.P95 > .95*without.TTFT.P95 || slow.TTFT.P99 > .8*without.TTFT.P99 || slow.Good < without.Good-.005 {
+		t.Errorf("TTFT %+v, %.3f good; without a judgement %+v, %.3f good", slow.TTFT, slow.Good, without.TTFT, without.Good)
+	}
+	if testing.Short() {
+		return
+	}
+	// Of eight that are alike none costs more.
+	if none, judged := with(0), with(2); judged.TTFT != none.TTFT || judged.last != none.last {
+		t.Errorf("all alike: TTFT %+v, without a judgement %+v", judged.TTFT, none.TTFT)
+	}
+}
