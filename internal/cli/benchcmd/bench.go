@@ -30,6 +30,10 @@ import (
 	"github.com/dynctl/dynctl/internal/settings"
 )
 
+// simulated is the fleet that is measured when no target is named. It has room for the
+// longest prompts at the highest load that are measured when nobody says which.
+const simulated = "1p1d:kv_blocks=8192"
+
 // benchFlags are the flags of dynctl bench.
 type benchFlags struct {
 	target target.Flags
@@ -69,7 +73,7 @@ measured by load as it routes by itself.
 
 The target is a running router (--router, its admin URL; it needs
 --allow-routing-headers), engines behind a router in this process (--prefill,
---decode), or simulated engines (--sim, the default is 1p1d).
+--decode), or simulated engines (--sim, also when nothing is named).
 
 Times: intended is when a request should have been sent, sent is when it was.
   TTFT      first piece with a token - sent; from intended in an open loop
@@ -113,7 +117,7 @@ goes on. A second ctrl-c ends it at once. On a terminal there are also keys:
 	fl.StringArrayVar(&t.Prefill, "prefill", nil, "engine that prefills, `URL[,key=value,...]` (repeatable)")
 	fl.StringArrayVar(&t.Decode, "decode", nil, "engine that decodes, `URL[,key=value,...]` (repeatable)")
 	fl.StringArrayVar(&t.Worker, "worker", nil, "engine that does both, `URL[,key=value,...]` (repeatable)")
-	fl.StringVar(&t.Sim, "sim", "", "simulated `FLEET` such as 1p1d or 2p2d:speed=4 (default 1p1d when no target is named)")
+	fl.StringVar(&t.Sim, "sim", "", "simulated `FLEET` such as 1p1d or 2p2d:speed=4 (default "+simulated+" when no target is named)")
 	fl.StringVar(&t.Connector, "disagg-connector-type", "", "how KV moves, with --prefill and --decode: "+strings.Join(settings.Lookup("routing.connector").Values, "|"))
 	fl.StringVar(&t.Model, "model", "", "model; not needed when there is only one")
 	fl.BoolVar(&t.Verbose, "verbose", false, "show the log of the router in this process")
@@ -330,7 +334,7 @@ func (f *benchFlags) crossover(cmd *cobra.Command, output string) (err error) {
 	}
 	ctx, control, end := newRunControl(cmd.Context(), stderr)
 	defer end()
-	t, err := f.target.Open(ctx, stderr, "1p1d")
+	t, err := f.target.Open(ctx, stderr, simulated)
 	if err != nil {
 		return err
 	}

@@ -58,6 +58,18 @@ func TestBenchUsage(t *testing.T) {
 	}
 }
 
+// TestBenchOfNothingNamed: what is measured when nothing is said is possible, and there is
+// nothing to warn of.
+func TestBenchOfNothingNamed(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts engines")
+	}
+	code, stdout, stderr := typed("bench", "--dry-run")
+	if code != cli.ExitOK || !strings.HasPrefix(stdout, "plan    6 isl") || strings.Contains(stdout+stderr, "caution") {
+		t.Errorf("code %d\n%s\n%s", code, stdout, stderr)
+	}
+}
+
 // TestBenchFromEndToEnd runs the experiment against simulated engines on real
 // sockets, and everything that works on its result.
 func TestBenchFromEndToEnd(t *testing.T) {

@@ -67,7 +67,7 @@ func (f *benchFlags) sweep(cmd *cobra.Command, output string) (err error) {
 	}
 	ctx, control, end := newRunControl(cmd.Context(), stderr)
 	defer end()
-	t, err := f.target.Open(ctx, stderr, "1p1d")
+	t, err := f.target.Open(ctx, stderr, simulated)
 	if err != nil {
 		return err
 	}
