@@ -3,14 +3,18 @@ package e2e
 import (
 	"encoding/json"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
+
+	"github.com/dynctl/dynctl/internal/router/observe/admin"
 )
 
 // TestHybridOnVLLM: on real vLLM with models whose layers have caches of several
 // kinds, the prefix predicted from the engine's own events is what it reports as
 // cached. The pool is so small that blocks are removed all the time. Where no group has
-// full attention, the rank says that nothing is known of its cache, and why.
+// full attention, so it is with the engine's names of blocks stated; else the rank says
+// that nothing is known of its cache, and why.
 func TestHybridOnVLLM(t *testing.T) {
 	vllmBin(t)
 	layers := func(other string) []string { return []string{other, other, other, "full_attention"} }
@@ -46,6 +50,8 @@ func TestHybridOnVLLM(t *testing.T) {
 			"norm_topk_prob": true, "partial_rotary_factor": 0.25,
 		}, args: []string{"--dtype", "bfloat16"}}, // on a CPU its kernel takes nothing else
 		{name: "mistral", arch: "MistralForCausalLM", config: map[string]any{"model_type": "mistral", "sliding_window": 128}, unknown: "sliding_window"},
+		{name: "mistral, names stated", arch: "MistralForCausalLM", config: map[string]any{"model_type": "mistral", "sliding_window": 128},
+			env: []string{"PYTHONHASHSEED=7"}, worker: ",kv_hash=sha256,kv_hash_seed=7"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			url := startVLLM(t, tinyModel(t, c.arch, c.config), freeAddr(t), c.env, append([]string{
@@ -114,12 +120,14 @@ func predicted(t *testing.T, r *router) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if reused < prompts/5 || s.Totals.Removed == 0 {
-		t.Errorf("%d of %d prompts reused blocks, %d blocks removed: the test proved little", reused, prompts, s.Totals.Removed)
-	}
 	l, err := r.admin.Ranks(t.Context())
-	if err != nil || len(l.Ranks) != 1 || len(l.Ranks[0].Feed.CacheGroups) < 2 {
-		t.Fatalf("the rank has not told of several cache groups: %+v, %v", l, err)
+	if err != nil || len(l.Ranks) != 1 || len(l.Ranks[0].Feed.CacheGroups) == 0 {
+		t.Fatalf("the rank has not told of its cache groups: %+v, %v", l, err)
+	}
+	// The index, which counts removals, holds full attention.
+	full := slices.ContainsFunc(l.Ranks[0].Feed.CacheGroups, func(g admin.CacheGroup) bool { return g.Kind == "full_attention" })
+	if reused < prompts/5 || full && s.Totals.Removed == 0 {
+		t.Errorf("%d of %d prompts reused blocks, %d blocks removed: the test proved little", reused, prompts, s.Totals.Removed)
 	}
 	t.Logf("cache groups: %+v", l.Ranks[0].Feed.CacheGroups)
 	t.Logf("%d prompts, %d with %d cached tokens in all, %d removals: prediction equal each time", prompts, reused, tokens, s.Totals.Removed)
