@@ -43,7 +43,7 @@ const progressEvery = 16
 // decodeLeg runs the leg whose answer the client gets. t is nil for a local
 // plan. A stream whose head is sent is left in x.flow.
 func (x *exchange) decodeLeg(ctx context.Context, p disagg.Peer, held *ledger.Reservation, body [][]byte, t *disagg.Transfer) (err error) {
-	r, s := x.r, x.d.settings
+	r, s := x.r, x.d.Settings
 	id := x.id
 	if t != nil {
 		id = t.RequestID()
@@ -121,7 +121,7 @@ func (x *exchange) decisionHeaders() {
 		h[key] = values[len(values)-1 : len(values) : len(values)]
 	}
 	set("X-Dynctl-Decision", x.decision)
-	p, in := &x.d.run.Plan, &x.d.run.In
+	p, in := &x.d.Run.Plan, &x.d.Run.In
 	if p.Err != nil || p.DecodeIndex < 0 || p.Path == "" {
 		return
 	}
@@ -184,7 +184,7 @@ func (x *exchange) forward() (err error) {
 		f.record.end(err)
 		*f = flow{}
 	}()
-	opt := upstream.StreamOptions{WriteTimeout: x.d.settings.Timeouts.Write, Observe: x.observer(), Gate: &f.head.Gate}
+	opt := upstream.StreamOptions{WriteTimeout: x.d.Settings.Timeouts.Write, Observe: x.observer(), Gate: &f.head.Gate}
 	if x.cont != nil {
 		return x.endStream(x.follow(opt))
 	}
@@ -253,7 +253,7 @@ func (x *exchange) sendHead(p disagg.Peer, held *ledger.Reservation, record *leg
 	if x.view.Kind == api.Responses {
 		x.r.stored.Put(streamResponseID(head.Held()), p.Worker.Name, x.owner())
 	}
-	out := upstream.NewWriter(x.w, x.d.settings.Timeouts.Write)
+	out := upstream.NewWriter(x.w, x.d.Settings.Timeouts.Write)
 	if t != nil {
 		if tok, ok := t.FirstToken(); ok {
 			if x.cont != nil {
@@ -349,7 +349,7 @@ func (x *exchange) whole(p disagg.Peer, held *ledger.Reservation, resp *upstream
 		x.report(selector.Decode, health.Success)
 		held.FirstToken()
 		x.commit(resp)
-		return x.streamError(p, upstream.Stream(x.w, resp, upstream.StreamOptions{WriteTimeout: x.d.settings.Timeouts.Write}))
+		return x.streamError(p, upstream.Stream(x.w, resp, upstream.StreamOptions{WriteTimeout: x.d.Settings.Timeouts.Write}))
 	}
 	body, err := resp.ReadAll(maxPrefillAnswer)
 	if err != nil {
@@ -377,12 +377,12 @@ func (x *exchange) whole(p disagg.Peer, held *ledger.Reservation, resp *upstream
 	if len(body) <= 16<<10 {
 		// net/http flushes it at the end. It waits here for a client that does
 		// not read the answers before it.
-		x.boundAnswer(x.d.settings.Timeouts.Write)
+		x.boundAnswer(x.d.Settings.Timeouts.Write)
 		x.w.WriteHeader(resp.Status)
 		_, err = x.w.Write(body)
 	} else {
 		x.w.WriteHeader(resp.Status)
-		_, err = upstream.NewWriter(x.w, x.d.settings.Timeouts.Write).Write(body)
+		_, err = upstream.NewWriter(x.w, x.d.Settings.Timeouts.Write).Write(body)
 	}
 	if err != nil {
 		return &upstream.ClientError{Err: err}

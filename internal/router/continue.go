@@ -273,7 +273,7 @@ func (x *exchange) closing(cut *attempt.Failure) bool {
 		return false // who knows how many there were
 	}
 	x.note(fmt.Sprintf("%s broke off after the last token; the end of the stream is the router's", cut.Name))
-	_, werr := upstream.NewWriter(x.w, x.d.settings.Timeouts.Write).Write(end)
+	_, werr := upstream.NewWriter(x.w, x.d.Settings.Timeouts.Write).Write(end)
 	return werr == nil
 }
 
@@ -312,7 +312,7 @@ func (x *exchange) goOn(cut *attempt.Failure) (resume.Refusal, string) {
 		if why != "" {
 			return why, ""
 		}
-		if next := x.d.run.Failed(*cut); next.Step != attempt.Continue {
+		if next := x.d.Run.Failed(*cut); next.Step != attempt.Continue {
 			return "", next.Why
 		}
 		own, ok := api.OwnBody(body, r.bodies)

@@ -23,15 +23,6 @@ func newCosts(o cost.Objective) costs {
 	return costs{learners: cost.NewLearners(o), began: time.Now()}
 }
 
-// model is the revision in force for the requests of a model; nil while too little is
-// known.
-func (c *costs) model(name string) *cost.Model {
-	if l := c.learners.Of(name); l != nil {
-		return l.Model()
-	}
-	return nil
-}
-
 // slow tells which ranks take longer than their peers.
 func (c *costs) slow(found []watch.SlowRank) {
 	var slow []cost.Slow
@@ -50,7 +41,7 @@ var legs = map[cost.Leg]string{
 // legTook tells of a leg of the newest plan that was sent at a time and had its first
 // token at another.
 func (x *exchange) legTook(phase selector.Phase, sent, first time.Time) {
-	p := &x.d.run.Plan
+	p := &x.d.Run.Plan
 	leg, w := cost.LocalLeg, &p.Asked.Local
 	switch {
 	case phase == selector.Prefill:
@@ -98,7 +89,7 @@ func (x *exchange) legTook(phase selector.Phase, sent, first time.Time) {
 // of the others; nil where the threshold is not auto.
 func (x *exchange) running(tokens int, now time.Time) *cost.Learner {
 	x.answer.ran = cost.Running{}
-	if !x.d.settings.Decisions.Rule.Auto {
+	if !x.d.Settings.Decisions.Rule.Auto {
 		return nil
 	}
 	l := x.r.costs.learners.Of(x.model)

@@ -16,6 +16,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/placement/cost"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
 	"github.com/dynctl/dynctl/internal/router/placement/ledger"
+	"github.com/dynctl/dynctl/internal/router/placement/question"
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/router/request/prompt"
@@ -119,26 +120,26 @@ func benchDecision(b *testing.B, kind string, ranks int) {
 			l.Took(cost.TransferLeg, &w, 8*time.Millisecond, 0)
 		}
 	}
-	var d question
+	var d question.Question
 	var v api.View
 	one := func() {
-		d.release()
-		d.settings, d.fleet, d.model = r.settings.Load(), r.registry.Snapshot(), "bench"
-		d.list = d.fleet.Model("bench")
-		d.prompt = prompt.Prompt{IDs: ids, ISL: len(ids), Source: disagg.FromIDs}
-		d.run.Request.Facts = disagg.Facts{Kind: api.Completion, Splittable: true, ISL: len(ids), Source: disagg.FromIDs, N: 1, Prompts: 1, MaxTokens: 16, TokenIDs: ids}
-		r.hash(&d, &v, time.Now())
-		r.decide(&d)
+		d.Release()
+		d.Settings, d.Fleet, d.Model = r.settings.Load(), r.registry.Snapshot(), "bench"
+		d.List = d.Fleet.Model("bench")
+		d.Prompt = prompt.Prompt{IDs: ids, ISL: len(ids), Source: disagg.FromIDs}
+		d.Run.Request.Facts = disagg.Facts{Kind: api.Completion, Splittable: true, ISL: len(ids), Source: disagg.FromIDs, N: 1, Prompts: 1, MaxTokens: 16, TokenIDs: ids}
+		r.asker.Hash(&d, &v, time.Now())
+		r.asker.Decide(&d)
 	}
 	one()
 	if n := testing.AllocsPerRun(10, one); n != 0 {
 		b.Errorf("%v allocations for a decision", n)
 	}
-	if d.run.Plan.Err != nil || d.run.Plan.CachedTokens == 0 || len(d.run.In.Decode.Candidates)+len(d.run.In.Prefill.Candidates) < ranks {
-		b.Fatalf("not the decision to measure: %+v", d.run.Plan)
+	if d.Run.Plan.Err != nil || d.Run.Plan.CachedTokens == 0 || len(d.Run.In.Decode.Candidates)+len(d.Run.In.Prefill.Candidates) < ranks {
+		b.Fatalf("not the decision to measure: %+v", d.Run.Plan)
 	}
-	if kind == "auto" && d.run.Plan.CostRevision == 0 {
-		b.Fatalf("costs did not decide: %+v", d.run.Plan)
+	if kind == "auto" && d.Run.Plan.CostRevision == 0 {
+		b.Fatalf("costs did not decide: %+v", d.Run.Plan)
 	}
 	b.ReportAllocs()
 	start := cpuTime(b)
@@ -160,17 +161,17 @@ func BenchmarkObserved(b *testing.B) {
 			}
 			facts := disagg.Facts{Kind: api.Chat, Splittable: true, ISL: 256, Source: disagg.FromEstimate, N: 1, Prompts: 1, MaxTokens: 16}
 			x := &exchange{}
-			x.d.reset()
+			x.d.Reset()
 			x.r, x.ep, x.ctx, x.model, x.path = r, ep, b.Context(), "bench", "local"
-			x.d.settings, x.d.fleet, x.d.model = r.settings.Load(), r.registry.Snapshot(), "bench"
-			x.d.list = x.d.fleet.Model("bench")
-			x.d.prompt = prompt.Prompt{ISL: 256, Source: disagg.FromEstimate}
-			x.d.run.Request.Facts = facts
-			r.decide(&x.d)
-			if x.d.run.Plan.Err != nil {
-				b.Fatal(x.d.run.Plan.Err)
+			x.d.Settings, x.d.Fleet, x.d.Model = r.settings.Load(), r.registry.Snapshot(), "bench"
+			x.d.List = x.d.Fleet.Model("bench")
+			x.d.Prompt = prompt.Prompt{ISL: 256, Source: disagg.FromEstimate}
+			x.d.Run.Request.Facts = facts
+			r.asker.Decide(&x.d)
+			if x.d.Run.Plan.Err != nil {
+				b.Fatal(x.d.Run.Plan.Err)
 			}
-			peer := x.d.run.In.DecodePeers[x.d.run.Plan.DecodeIndex]
+			peer := x.d.Run.In.DecodePeers[x.d.Run.Plan.DecodeIndex]
 			x.answer = answerFacts{finish: "stop", prompt: 256, completion: 16}
 			b.ReportAllocs()
 			start := cpuTime(b)
@@ -178,7 +179,7 @@ func BenchmarkObserved(b *testing.B) {
 				x.start, x.closed, x.status = time.Now(), false, http.StatusOK
 				x.live = r.receipts.Begin(x.start)
 				x.decision = x.live.ID()
-				r.metrics.Tokenized(string(x.d.prompt.Source))
+				r.metrics.Tokenized(string(x.d.Prompt.Source))
 				x.record()
 				leg := x.beginLeg(selector.Decode, peer, nil)
 				leg.head(http.StatusOK)

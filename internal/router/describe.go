@@ -178,8 +178,8 @@ func (r *Router) dryRun(ctx context.Context, in admin.RouteRequest) (*receipt.Re
 	}
 	x := r.acquire(nil, nil)
 	defer x.release()
-	x.ctx, x.ep, x.dry, x.d.dry = ctx, ep, true, true
-	x.d.settings = r.settings.Load()
+	x.ctx, x.ep, x.dry, x.d.Dry = ctx, ep, true, true
+	x.d.Settings = r.settings.Load()
 	if err := x.view.Parse(in.Body, ep.Kind, api.Limits{}); err != nil {
 		return nil, err
 	}
@@ -187,7 +187,7 @@ func (r *Router) dryRun(ctx context.Context, in admin.RouteRequest) (*receipt.Re
 	if err := x.findModel(); err != nil {
 		return nil, err
 	}
-	q := &x.d.run.Request
+	q := &x.d.Run.Request
 	if q.Force, err = disagg.ParseForce(in.Path); err != nil {
 		return nil, api.BadRequest("path", "%v", err)
 	}
@@ -197,16 +197,16 @@ func (r *Router) dryRun(ctx context.Context, in admin.RouteRequest) (*receipt.Re
 		return nil, err
 	}
 	x.findPrompt()
-	r.decide(&x.d)
+	r.asker.Decide(&x.d)
 	c := &receipt.Receipt{
-		Schema: receipt.Schema, ID: "dry-run", Time: x.start, Endpoint: ep.Kind.String(), Model: x.model, Stream: x.view.Stream, ConfigRevision: x.d.settings.Revision,
+		Schema: receipt.Schema, ID: "dry-run", Time: x.start, Endpoint: ep.Kind.String(), Model: x.model, Stream: x.view.Stream, ConfigRevision: x.d.Settings.Revision,
 		Legs: []receipt.Leg{}, Outcome: receipt.Outcome{PromptTokens: -1, CachedTokens: -1, CompletionTokens: -1, TTFTMS: -1, E2EMS: -1},
 	}
-	if x.d.prompt.Note != "" {
-		c.Note(x.d.prompt.Note)
+	if x.d.Prompt.Note != "" {
+		c.Note(x.d.Prompt.Note)
 	}
-	fillPlan(c, &x.d)
-	if _, busy := x.d.run.Busy(); busy {
+	r.fillPlan(c, &x.d)
+	if _, busy := x.d.Run.Busy(); busy {
 		text := fmt.Sprintf("the request would wait in the queue of %s, or be refused", x.model)
 		for _, q := range r.ranks.States() {
 			if q.Queue == x.model {

@@ -15,6 +15,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/placement/attempt"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
 	"github.com/dynctl/dynctl/internal/router/placement/ledger"
+	"github.com/dynctl/dynctl/internal/router/placement/question"
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/workers"
@@ -42,7 +43,7 @@ func (x *exchange) dispatch() error {
 // excuse takes back what has been counted against engines that broke on a
 // request that failed in the end, when that is as likely the request's fault.
 func (x *exchange) excuse() {
-	blamed := attempt.Blamed(&x.d.run.History)
+	blamed := attempt.Blamed(&x.d.Run.History)
 	if len(blamed) == 0 {
 		return
 	}
@@ -67,23 +68,23 @@ func (x *exchange) attempts() error {
 	d := &x.d
 	var last error
 	for {
-		if d.run.Attempt > 0 && !x.decided {
+		if d.Run.Attempt > 0 && !x.decided {
 			x.look()
 		}
 		if err := x.place(); err != nil {
 			return cmp.Or(last, err)
 		}
 		x.record()
-		if d.run.Plan.Err != nil {
-			if d.run.NoChoice().Step == attempt.Recall {
+		if d.Run.Plan.Err != nil {
+			if d.Run.NoChoice().Step == attempt.Recall {
 				continue
 			}
 			if last != nil {
 				return last // why the workers are banned says more
 			}
-			return planError(&d.run.In, &d.run.Plan)
+			return planError(&d.Run.In, &d.Run.Plan)
 		}
-		d.run.Settled()
+		d.Run.Settled()
 		err := x.carryOut()
 		if err == nil || x.begun.Load() || x.ctx.Err() != nil || !x.again(err) {
 			return err
@@ -96,27 +97,27 @@ func (x *exchange) attempts() error {
 // and gone.
 func (x *exchange) look() {
 	d, now := &x.d, x.r.registry.Snapshot()
-	if now == d.fleet {
+	if now == d.Fleet {
 		return
 	}
-	d.fleet, d.list = now, now.Model(x.model)
+	d.Fleet, d.List = now, now.Model(x.model)
 	if x.view.LoRA == "" {
-		d.lora = loraOf(x.model, d.list)
+		d.LoRA = question.LoRAOf(x.model, d.List)
 	}
-	x.r.hash(d, &x.view, time.Now()) // there may be other block sizes
+	x.r.asker.Hash(d, &x.view, time.Now()) // there may be other block sizes
 }
 
 // again asks whether another attempt may follow one that has failed, and
 // prepares it.
 func (x *exchange) again(err error) bool {
-	r, run := x.r, &x.d.run
+	r, run := x.r, &x.d.Run
 	var f *failure
 	if !errors.As(err, &f) {
 		return false
 	}
 	f.Admission = *x.admission(f.Phase)
 	next := run.Failed(f.Failure)
-	if next.Budgeted && !r.budget.Take(time.Now(), x.d.settings.Retry.Budget) {
+	if next.Budgeted && !r.budget.Take(time.Now(), x.d.Settings.Retry.Budget) {
 		next = run.NoBudget()
 	}
 	switch {
@@ -177,10 +178,10 @@ func planError(in *decide.Input, p *decide.Plan) error {
 // stream.
 func (x *exchange) carryOut() error {
 	r, d := x.r, &x.d
-	p := &d.run.Plan
-	decode := d.run.In.DecodePeers[p.DecodeIndex]
+	p := &d.Run.Plan
+	decode := d.Run.In.DecodePeers[p.DecodeIndex]
 	x.path = string(p.Path)
-	if d.run.History.Continued > 0 {
+	if d.Run.History.Continued > 0 {
 		if err := x.enterMove(); err != nil {
 			return err
 		}
@@ -190,7 +191,7 @@ func (x *exchange) carryOut() error {
 		x.giveUpPlace()
 		return x.fail(selector.Decode, decode.Worker, attempt.Ejected, false, errEjected)
 	}
-	claim, prefill := d.run.Claims()
+	claim, prefill := d.Run.Claims()
 	held := x.reserved
 	if x.reserved = nil; held == nil {
 		held = r.ledger.Reserve(decode.Rank, claim)
@@ -201,7 +202,7 @@ func (x *exchange) carryOut() error {
 		}
 	}()
 	if p.Path == decide.Local {
-		r.sent(d, decode.Worker, decode.Rank, time.Now())
+		r.asker.Sent(d, decode.Worker, decode.Rank, time.Now())
 		return x.decodeLeg(x.ctx, decode, held, x.edit(nil, decode, selector.Decode), nil)
 	}
 	return x.remote(decode, held, prefill)
@@ -210,31 +211,31 @@ func (x *exchange) carryOut() error {
 // remote carries out a plan with remote prefill.
 func (x *exchange) remote(decode disagg.Peer, held *ledger.Reservation, claim ledger.Claim) error {
 	r, d := x.r, &x.d
-	p := &d.run.Plan
-	prefill := d.run.In.PrefillPeers[p.PrefillIndex]
+	p := &d.Run.Plan
+	prefill := d.Run.In.PrefillPeers[p.PrefillIndex]
 	if !x.admit(selector.Prefill, prefill.Worker) {
 		x.report(selector.Decode, health.Canceled)
 		return x.fail(selector.Prefill, prefill.Worker, attempt.Ejected, false, errEjected)
 	}
-	connector := d.settings.Connectors[p.Connector]
+	connector := d.Settings.Connectors[p.Connector]
 	if connector == nil {
 		x.report(selector.Decode, health.Canceled)
 		return x.fail(selector.Prefill, prefill.Worker, attempt.NoConnector, false, fmt.Errorf("unknown connector %q", p.Connector))
 	}
-	if d.run.History.Continued > 0 && p.Connector == workers.ConnectorLMCache {
+	if d.Run.History.Continued > 0 && p.Connector == workers.ConnectorLMCache {
 		x.report(selector.Decode, health.Canceled)
 		return x.fail(selector.Prefill, prefill.Worker, attempt.NoConnector, false, errFirstToken)
 	}
 	transfer, err := connector.Begin(disagg.Dispatch{
-		RequestID: x.id, Facts: d.run.Request.Facts, Prefill: prefill, Decode: decode,
-		Check: cmp.Or(prefill.Worker.TransferCheck, workers.TransferCheck(d.settings.Routing.TransferCheck)),
+		RequestID: x.id, Facts: d.Run.Request.Facts, Prefill: prefill, Decode: decode,
+		Check: cmp.Or(prefill.Worker.TransferCheck, workers.TransferCheck(d.Settings.Routing.TransferCheck)),
 	})
 	if err != nil {
 		x.report(selector.Decode, health.Canceled)
 		return x.fail(selector.Prefill, prefill.Worker, attempt.NoConnector, false, err)
 	}
-	r.sent(d, prefill.Worker, prefill.Rank, time.Now())
-	r.sent(d, decode.Worker, decode.Rank, time.Now())
+	r.asker.Sent(d, prefill.Worker, prefill.Rank, time.Now())
+	r.asker.Sent(d, decode.Worker, decode.Rank, time.Now())
 	if transfer.Mode() == disagg.Concurrent {
 		return x.concurrent(transfer, prefill, claim, decode, held)
 	}
@@ -242,7 +243,7 @@ func (x *exchange) remote(decode disagg.Peer, held *ledger.Reservation, claim le
 		x.report(selector.Decode, health.Canceled) // nothing was sent to it
 		return err
 	}
-	x.aliveBy = time.Now().Add(d.settings.Timeouts.KVLease * 4 / 5)
+	x.aliveBy = time.Now().Add(d.Settings.Timeouts.KVLease * 4 / 5)
 	edits, err := transfer.DecodeEdits()
 	if err != nil {
 		x.report(selector.Decode, health.Canceled)

@@ -17,6 +17,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/observe/receipt"
 	"github.com/dynctl/dynctl/internal/router/observe/telemetry"
 	"github.com/dynctl/dynctl/internal/router/placement/ledger"
+	"github.com/dynctl/dynctl/internal/router/placement/question"
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
 	"github.com/dynctl/dynctl/internal/router/request/access"
 	"github.com/dynctl/dynctl/internal/router/request/api"
@@ -29,7 +30,7 @@ import (
 type exchange struct {
 	errand
 	view api.View
-	d    question
+	d    question.Question
 	// legs is the memory of the requests to engines, decode and prefill.
 	legs [2]legScratch
 }
@@ -176,7 +177,7 @@ func (x *exchange) serve() error {
 		return x.refuse("path", err)
 	}
 	x.ep = ep
-	x.d.settings = r.settings.Load()
+	x.d.Settings = r.settings.Load()
 	if r.keys != nil {
 		if err := x.identify(); err != nil {
 			return err
@@ -202,7 +203,7 @@ func (x *exchange) serve() error {
 		return err
 	}
 	x.tokenize()
-	if x.d.settings.Decisions.Continuations > 0 {
+	if x.d.Settings.Decisions.Continuations > 0 {
 		x.mayContinue()
 	}
 	err = x.respond()
@@ -242,7 +243,7 @@ func (x *exchange) read() error {
 	if x.ep.Body == api.NoBody && x.req.ContentLength == 0 {
 		return nil
 	}
-	body, err := api.ReadBody(x.req, x.d.settings.Limits.BodyBytes, x.r.bodies)
+	body, err := api.ReadBody(x.req, x.d.Settings.Limits.BodyBytes, x.r.bodies)
 	if err != nil {
 		reason := "body"
 		if api.FromError(err).Status == http.StatusServiceUnavailable {
@@ -253,7 +254,7 @@ func (x *exchange) read() error {
 	x.body = body // what parses it may panic
 	api.UnboundBody(x.w, x.req)
 	now := time.Now()
-	x.d.took.read = now.Sub(x.start)
+	x.d.Took.Read = now.Sub(x.start)
 	switch x.ep.Body {
 	case api.NoBody: // it was sent all the same, and means nothing
 		body.Release()
@@ -267,7 +268,7 @@ func (x *exchange) read() error {
 		err = x.view.Parse(body.B, x.ep.Kind, api.Limits{})
 		x.asked = x.view.Model
 	}
-	x.d.took.parse = time.Since(now)
+	x.d.Took.Parse = time.Since(now)
 	if err != nil {
 		return x.refuse("request", err)
 	}
@@ -277,7 +278,7 @@ func (x *exchange) read() error {
 // resolve finds the workers that may serve the request, and what the client
 // asks of the router.
 func (x *exchange) resolve() error {
-	s := x.d.settings
+	s := x.d.Settings
 	if err := x.findModel(); err != nil {
 		return x.refuse("model", err)
 	}
@@ -292,7 +293,7 @@ func (x *exchange) resolve() error {
 		}
 	}
 	if h := s.Routing.SessionHeader; h != "" {
-		x.d.run.Request.Session = selector.HashSession(x.req.Header.Get(h))
+		x.d.Run.Request.Session = selector.HashSession(x.req.Header.Get(h))
 	}
 	x.findSession()
 	if err := x.pinResponse(); err != nil {
@@ -305,31 +306,31 @@ func (x *exchange) resolve() error {
 // blocks belong to.
 func (x *exchange) findModel() error {
 	d := &x.d
-	d.fleet = x.r.registry.Snapshot()
-	x.model = d.fleet.Canonical(x.asked)
-	d.model = x.model
+	d.Fleet = x.r.registry.Snapshot()
+	x.model = d.Fleet.Canonical(x.asked)
+	d.Model = x.model
 	if err := x.mayAsk(); err != nil {
 		return err
 	}
-	d.list = d.fleet.Model(x.model)
-	if len(d.list) == 0 {
+	d.List = d.Fleet.Model(x.model)
+	if len(d.List) == 0 {
 		return x.noModel()
 	}
-	d.lora = loraOf(x.model, d.list)
+	d.LoRA = question.LoRAOf(x.model, d.List)
 	if x.view.LoRA != "" {
-		d.lora = x.view.LoRA
+		d.LoRA = x.view.LoRA
 	}
 	return nil
 }
 
 // findSession takes the session from the body where nothing else named one.
 func (x *exchange) findSession() {
-	f := x.d.settings.Routing.SessionField
-	if x.d.run.Request.Session != 0 || f == "" || x.ep.Body != api.JSONBody {
+	f := x.d.Settings.Routing.SessionField
+	if x.d.Run.Request.Session != 0 || f == "" || x.ep.Body != api.JSONBody {
 		return
 	}
 	if v, ok := x.view.String(f); ok {
-		x.d.run.Request.Session = selector.HashSession(v)
+		x.d.Run.Request.Session = selector.HashSession(v)
 	}
 }
 
@@ -339,9 +340,9 @@ func (x *exchange) findSession() {
 const introduction = 10 * time.Second
 
 func (x *exchange) noModel() error {
-	known := x.d.fleet.Models()
+	known := x.d.Fleet.Models()
 	silent := func(w *workers.Worker) bool { return len(w.Models) == 0 }
-	if n := len(known); n > 0 && time.Since(x.r.started) < introduction && slices.ContainsFunc(x.d.fleet.Workers, silent) {
+	if n := len(known); n > 0 && time.Since(x.r.started) < introduction && slices.ContainsFunc(x.d.Fleet.Workers, silent) {
 		return &api.Error{
 			Status: http.StatusServiceUnavailable, Code: api.CodeNoDecodeWorker, RetryAfter: time.Second,
 			Message: fmt.Sprintf("no worker that has told its models serves %q, and others have not told yet; try again", api.Clip(x.asked)),
@@ -369,7 +370,7 @@ func (x *exchange) noModel() error {
 
 // steer reads the headers by which a client may choose, when allowed.
 func (x *exchange) steer() error {
-	h, d, q := x.req.Header, &x.d, &x.d.run.Request
+	h, d, q := x.req.Header, &x.d, &x.d.Run.Request
 	var err error
 	if q.Force, err = disagg.ParseForce(h.Get("X-Dynctl-Path")); err != nil {
 		return &api.Error{Status: http.StatusBadRequest, Code: api.CodeInvalidRequest, Param: "X-Dynctl-Path", Message: "header X-Dynctl-Path: " + err.Error()}
@@ -382,7 +383,7 @@ func (x *exchange) steer() error {
 		if name == "" {
 			continue
 		}
-		if _, ok := d.fleet.Worker(name); !ok {
+		if _, ok := d.Fleet.Worker(name); !ok {
 			return &api.Error{Status: http.StatusNotFound, Code: api.CodeWorkerNotFound, Param: p.header, Message: fmt.Sprintf("header %s: there is no worker %q", p.header, api.Clip(name))}
 		}
 		*p.pin = name
@@ -411,11 +412,11 @@ func (x *exchange) pinResponse() error {
 		return nil
 	}
 	if r, ok := x.r.stored.Get(id); ok && (x.dry || r.Tenant == x.owner()) {
-		x.d.run.Request.Pin.Decode = r.Worker
+		x.d.Run.Request.Pin.Decode = r.Worker
 		return nil
 	}
 	able := 0
-	for _, w := range x.d.list {
+	for _, w := range x.d.List {
 		if w.Role.CanDecode() {
 			able++
 		}
@@ -448,34 +449,34 @@ func (x *exchange) tokenize() {
 // findPrompt finds what a decision needs to know of the request.
 func (x *exchange) findPrompt() {
 	r, d, v := x.r, &x.d, &x.view
-	d.acquireHashes()
+	d.AcquireHashes()
 	now := time.Now()
 	if x.ep.Splittable || x.ep.Streamable {
-		d.prompt = r.tokens.Find(x.ctx, v, x.model, d.list, d.ids)
-		if d.prompt.Source == disagg.FromIDs {
-			d.ids = d.prompt.IDs
+		d.Prompt = r.tokens.Find(x.ctx, v, x.model, d.List, d.IDs)
+		if d.Prompt.Source == disagg.FromIDs {
+			d.IDs = d.Prompt.IDs
 		}
 	} else {
-		d.prompt = prompt.Prompt{Source: disagg.FromNothing}
+		d.Prompt = prompt.Prompt{Source: disagg.FromNothing}
 		if x.ep.Body == api.JSONBody && v.Prompt != api.PromptNone {
-			d.prompt = prompt.Prompt{ISL: v.EstimateTokens(), Source: disagg.FromEstimate}
+			d.Prompt = prompt.Prompt{ISL: v.EstimateTokens(), Source: disagg.FromEstimate}
 		}
 	}
 	found := time.Now()
-	d.took.tokenize = found.Sub(now)
+	d.Took.Tokenize = found.Sub(now)
 	if !x.dry {
-		r.metrics.Tokenized(string(d.prompt.Source))
+		r.metrics.Tokenized(string(d.Prompt.Source))
 	}
-	r.hash(d, v, found)
-	f := &d.run.Request.Facts
+	r.asker.Hash(d, v, found)
+	f := &d.Run.Request.Facts
 	*f = disagg.Facts{
 		Kind: x.ep.Kind, Splittable: x.ep.Splittable && x.ep.Body == api.JSONBody,
-		ISL: d.prompt.ISL, Source: d.prompt.Source,
+		ISL: d.Prompt.ISL, Source: d.Prompt.Source,
 		N: int(max(1, v.N)), Prompts: v.Prompts(), Multimodal: v.Multimodal,
 		PromptLogprobs: v.PromptLogprobs || v.Echo && v.Logprobs,
 		MaxTokens:      v.MaxTokens, MaxTokensKey: v.MaxTokensKey, MinTokens: v.MinTokens,
-		Logprobs: v.Logprobs, Echo: v.Echo, TokenIDs: d.prompt.IDs,
-		Truncated: d.prompt.Truncated, StreamUsage: v.Stream && v.IncludeUsage,
+		Logprobs: v.Logprobs, Echo: v.Echo, TokenIDs: d.Prompt.IDs,
+		Truncated: d.Prompt.Truncated, StreamUsage: v.Stream && v.IncludeUsage,
 	}
 	if f.Splittable {
 		f.Continues, f.ServerTools, f.ThinkingBudget = v.Continues(), v.ServerTools(), v.ThinkingBudget()
@@ -552,7 +553,7 @@ func (x *exchange) close(e *api.Error, err error) {
 		endpoint = x.ep.Kind.String()
 	}
 	model := x.model
-	if model != "" && len(x.d.list) == 0 {
+	if model != "" && len(x.d.List) == 0 {
 		model = "unknown"
 	}
 	r.metrics.Request(endpoint, model, x.path, strconv.Itoa(status), took)

@@ -21,7 +21,7 @@ func (x *exchange) appendForwarded(set []upstream.HeaderField) []upstream.Header
 	if q.TLS != nil {
 		proto = "https"
 	}
-	if x.d.settings.Trusts(peer) {
+	if x.d.Settings.Trusts(peer) {
 		set = appendHops(set, q.Header, peer)
 		if before := q.Header["X-Forwarded-For"]; len(before) > 0 {
 			chain = strings.Join(before, ", ") + ", " + peer

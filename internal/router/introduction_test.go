@@ -35,7 +35,7 @@ func TestModelsMayStillBeTold(t *testing.T) {
 		}
 		r.started = time.Now().Add(-c.age)
 		x := &exchange{errand: errand{r: r, asked: "other"}}
-		x.d.fleet = r.registry.Snapshot()
+		x.d.Fleet = r.registry.Snapshot()
 		var e *api.Error
 		if err := x.noModel(); !errors.As(err, &e) || e.Status != c.status || (e.RetryAfter > 0) != (c.status == http.StatusServiceUnavailable) {
 			t.Errorf("%s: %v", c.name, err)

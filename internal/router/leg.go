@@ -99,7 +99,7 @@ func (x *exchange) edit(more []api.Edit, p disagg.Peer, phase selector.Phase) []
 	}
 	s := x.scratch(phase)
 	edits := s.edits[:0]
-	if !x.d.settings.Routing.AllowTransferFields {
+	if !x.d.Settings.Routing.AllowTransferFields {
 		edits = x.view.AppendStrip(edits)
 	}
 	if x.model != x.asked && x.asked != "" {
@@ -121,7 +121,7 @@ func (x *exchange) edit(more []api.Edit, p disagg.Peer, phase selector.Phase) []
 
 // leg makes the HTTP call of a phase, which carries a request id.
 func (x *exchange) leg(phase selector.Phase, p disagg.Peer, body [][]byte, headTimeout time.Duration, id string) *upstream.Leg {
-	s := x.d.settings
+	s := x.d.Settings
 	m := x.scratch(phase)
 	set := x.appendForwarded(append(m.set[:0], upstream.HeaderField{Key: api.HeaderRequestID, Value: id}))
 	if len(p.Worker.Ranks) > 1 {
@@ -137,7 +137,7 @@ func (x *exchange) leg(phase selector.Phase, p disagg.Peer, body [][]byte, headT
 // prefillLeg runs the prefill and judges its answer. The error is a *failure,
 // or an answer that the client shall get (4xx).
 func (x *exchange) prefillLeg(ctx context.Context, t *disagg.Transfer, p disagg.Peer, claim ledger.Claim) (err error) {
-	r, s := x.r, x.d.settings
+	r, s := x.r, x.d.Settings
 	held := r.ledger.Reserve(p.Rank, claim)
 	defer held.Release()
 	leg := x.leg(selector.Prefill, p, x.edit(t.PrefillEdits(), p, selector.Prefill), s.Timeouts.Prefill, t.RequestID())
@@ -215,7 +215,7 @@ func (x *exchange) legFailed(phase selector.Phase, w *workers.Worker, err error)
 		return x.fail(phase, w, attempt.Invalid, false, err)
 	}
 	reason := attempt.Reason(u.Kind)
-	if u.Stale() && x.d.run.History.MayBeStale(phase) {
+	if u.Stale() && x.d.Run.History.MayBeStale(phase) {
 		reason = attempt.Stale
 	}
 	return x.fail(phase, w, reason, u.Sent, err)

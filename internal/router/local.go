@@ -71,7 +71,7 @@ func (x *exchange) local() error {
 		}
 		var ok bool
 		if body, ok = list.Model(id); !ok {
-			x.d.fleet = x.r.registry.Snapshot()
+			x.d.Fleet = x.r.registry.Snapshot()
 			return x.noModel()
 		}
 	} else {
@@ -81,7 +81,7 @@ func (x *exchange) local() error {
 	h.Set("Content-Type", "application/json")
 	h.Set("Content-Length", strconv.Itoa(len(body)))
 	x.status, x.committed = http.StatusOK, true
-	x.boundAnswer(x.d.settings.Timeouts.Write)
+	x.boundAnswer(x.d.Settings.Timeouts.Write)
 	x.w.WriteHeader(http.StatusOK)
 	if x.req.Method != http.MethodHead {
 		_, _ = x.w.Write(body) // a client that is gone is no news here

@@ -32,10 +32,10 @@ func (x *exchange) enterMove() error {
 	if len(x.cont.places) > 0 {
 		return nil
 	}
-	slots := appendSlots(x.cont.places, &x.d.run)
-	out := upstream.NewWriter(x.w, x.d.settings.Timeouts.Write)
+	slots := appendSlots(x.cont.places, &x.d.Run)
+	out := upstream.NewWriter(x.w, x.d.Settings.Timeouts.Write)
 	began := time.Now()
-	err := x.r.moves.Enter(x.ctx, slots, x.d.settings.Continue.AtOnce, heartbeat, func() error {
+	err := x.r.moves.Enter(x.ctx, slots, x.d.Settings.Continue.AtOnce, heartbeat, func() error {
 		_, err := out.Write([]byte(": the rest is waiting for its turn on another engine\n\n"))
 		return err
 	})
@@ -63,8 +63,8 @@ const askForMove = settle
 // decided on and has a place for the stream then, in [continuation.move]; otherwise
 // nothing has changed, and the stream stays where it is.
 func (x *exchange) mayMove(from *workers.Worker) bool {
-	run, c := &x.d.run, x.cont
-	if run.History.Continued >= x.d.settings.Decisions.Continuations || run.Request.Pin.Decode != "" {
+	run, c := &x.d.Run, x.cont
+	if run.History.Continued >= x.d.Settings.Decisions.Continuations || run.Request.Pin.Decode != "" {
 		return false
 	}
 	now := time.Now()
@@ -72,7 +72,7 @@ func (x *exchange) mayMove(from *workers.Worker) bool {
 		return false
 	}
 	c.askAt = now.Add(askForMove)
-	fleet, limit := x.r.registry.Snapshot(), x.d.settings.Continue.AtOnce
+	fleet, limit := x.r.registry.Snapshot(), x.d.Settings.Continue.AtOnce
 	if !slices.ContainsFunc(fleet.Model(x.model), func(w *workers.Worker) bool {
 		ok, _ := w.State.Usable()
 		return ok && w.State != from.State && w.Role.CanDecode() && c.tells(w) &&
@@ -106,27 +106,25 @@ func (x *exchange) decideMove(y *exchange, from *workers.Worker, fleet *workers.
 	y.ctx, y.key, y.ep, y.asked, y.model, y.salted = x.ctx, x.key, x.ep, x.asked, x.model, x.salted
 	y.body = own
 	y.begun.Store(true)
-	d.settings, d.model, d.lora, d.taken, d.took = x.d.settings, x.d.model, x.d.lora, x.d.taken, x.d.took
-	d.fleet, d.list = fleet, fleet.Model(x.model)
-	x.d.run.Ahead(&d.run)
+	x.d.Rest(d, fleet)
 	moved := failureOf(selector.Decode, from, attempt.Moved, true, errMoved).Failure
 	moved.Begun = true
-	if d.run.Failed(moved).Step != attempt.Continue || y.readRest() != nil {
+	if d.Run.Failed(moved).Step != attempt.Continue || y.readRest() != nil {
 		return false
 	}
 	return r.ranks.Try(func() bool {
-		e := r.choose(d)
-		if d.run.Plan.Err != nil || len(e.Readmit) > 0 { // whoever is ejected is no better place
+		e := r.asker.Choose(d)
+		if d.Run.Plan.Err != nil || len(e.Readmit) > 0 { // whoever is ejected is no better place
 			return false
 		}
-		slots := appendSlots(c.places, &d.run)
-		if !r.moves.Try(slots, d.settings.Continue.AtOnce) {
+		slots := appendSlots(c.places, &d.Run)
+		if !r.moves.Try(slots, d.Settings.Continue.AtOnce) {
 			return false
 		}
 		c.places = slots
-		claim, _ := d.run.Claims()
-		y.reserved = r.ledger.Reserve(d.run.In.DecodePeers[d.run.Plan.DecodeIndex].Rank, claim)
-		r.apply(d, e)
+		claim, _ := d.Run.Claims()
+		y.reserved = r.ledger.Reserve(d.Run.In.DecodePeers[d.Run.Plan.DecodeIndex].Rank, claim)
+		r.asker.Apply(d, e)
 		return true
 	})
 }

@@ -43,9 +43,9 @@ func (x *exchange) waited(w admission.Waited, why string) {
 	if w.For <= 0 {
 		return
 	}
-	t := &x.d.took
-	t.queue += w.For
-	t.ahead, t.why = w.Ahead, why
+	t := &x.d.Took
+	t.Queue += w.For
+	t.Ahead, t.Why = w.Ahead, why
 	x.r.metrics.Stage("queue", w.For)
 }
 
@@ -63,7 +63,7 @@ func (x *exchange) claim(prompt int) (admission.Claim, error) {
 			return c, api.BadRequest("X-Dynctl-Priority", "header X-Dynctl-Priority: %q is not one of %v", api.Clip(name), admission.Bands)
 		}
 		// Whoever may not steer may step back all the same.
-		if b > c.Band || x.d.settings.Routing.AllowHeaders {
+		if b > c.Band || x.d.Settings.Routing.AllowHeaders {
 			c.Band = b
 		}
 	}
@@ -79,7 +79,7 @@ func (x *exchange) claim(prompt int) (admission.Claim, error) {
 
 // tenant is in whose name the request takes turns.
 func (x *exchange) tenant() string {
-	l := &x.d.settings.Limits
+	l := &x.d.Settings.Limits
 	if l.TenantHeader != "" {
 		if name := x.req.Header.Get(l.TenantHeader); name != "" {
 			return api.Clip(name)
@@ -102,37 +102,37 @@ func (x *exchange) place() error {
 		x.decided = false
 		return nil
 	}
-	if !d.settings.Bounded {
-		r.decide(d)
+	if !d.Settings.Bounded {
+		r.asker.Decide(d)
 		return nil
 	}
-	c, err := x.claim(d.prompt.ISL)
+	c, err := x.claim(d.Prompt.ISL)
 	if err != nil {
 		return x.refuse("request", err)
 	}
 	c.Queue = x.model
 	if c.Patience > 0 {
-		c.Patience = max(time.Millisecond, c.Patience-d.took.queue)
+		c.Patience = max(time.Millisecond, c.Patience-d.Took.Queue)
 	}
 	why, again := "", false
 	waited, err := r.ranks.Enter(x.ctx, c, func() (needs string, ok bool) {
 		if again {
-			d.run.Again()
-			d.settings = r.settings.Load()
+			d.Run.Again()
+			d.Settings = r.settings.Load()
 			x.look()
 		}
-		e := r.choose(d)
-		phase, busy := d.run.Busy()
+		e := r.asker.Choose(d)
+		phase, busy := d.Run.Busy()
 		if !busy {
-			r.apply(d, e)
-			if d.run.Plan.Err == nil {
-				claim, _ := d.run.Claims()
-				x.reserved = r.ledger.Reserve(d.run.In.DecodePeers[d.run.Plan.DecodeIndex].Rank, claim)
+			r.asker.Apply(d, e)
+			if d.Run.Plan.Err == nil {
+				claim, _ := d.Run.Claims()
+				x.reserved = r.ledger.Reserve(d.Run.In.DecodePeers[d.Run.Plan.DecodeIndex].Rank, claim)
 			}
 			return "", true
 		}
 		if again = true; why == "" {
-			why = busyWhy(&d.run, phase)
+			why = busyWhy(&d.Run, phase)
 		}
 		return x.needs(phase), false
 	})
@@ -146,7 +146,7 @@ func (x *exchange) place() error {
 	switch {
 	case why != "":
 		x.record()
-	case d.run.Attempt == 0: // it was turned away before it could try
+	case d.Run.Attempt == 0: // it was turned away before it could try
 		x.live.Update(x.introduce)
 	}
 	return x.refuseAtGate(err)
@@ -155,7 +155,7 @@ func (x *exchange) place() error {
 // needs are the words for what a request found nothing of: one of the same words would
 // not have found it either.
 func (x *exchange) needs(phase selector.Phase) string {
-	q := &x.d.run
+	q := &x.d.Run
 	if q.Apart() {
 		return x.decision
 	}

@@ -3,8 +3,6 @@
 package router
 
 import (
-	"math"
-
 	"github.com/dynctl/dynctl/internal/router/forward/sse"
 	"github.com/dynctl/dynctl/internal/router/forward/upstream"
 	"github.com/dynctl/dynctl/internal/router/request/api"
@@ -22,15 +20,6 @@ func (s *legScratch) poison() {
 	overwrite(s.edits, api.Set(released, []byte(released)))
 	overwrite(s.body, []byte(released))
 	overwrite(s.set, upstream.HeaderField{Key: "X-Released-Memory", Value: released})
-}
-
-// poison overwrites ids and hashes.
-func (m *hashed) poison() {
-	overwrite(m.ids, math.MaxUint32)
-	for _, h := range m.views[:cap(m.views)] {
-		overwrite(h.locals, math.MaxUint64)
-		overwrite(h.seq, math.MaxUint64)
-	}
 }
 
 // poisonHead overwrites what was held of a stream.

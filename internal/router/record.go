@@ -17,6 +17,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/placement/cost"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
 	"github.com/dynctl/dynctl/internal/router/placement/decision"
+	"github.com/dynctl/dynctl/internal/router/placement/question"
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/workers"
@@ -25,17 +26,17 @@ import (
 // record writes the newest plan into the receipt and the metrics.
 func (x *exchange) record() {
 	r, d := x.r, &x.d
-	p := &d.run.Plan
+	p := &d.Run.Plan
 	reason := p.Reason
-	if d.run.Attempt == 1 {
+	if d.Run.Attempt == 1 {
 		x.observeStages()
 	}
 	x.live.Update(func(c *receipt.Receipt) {
-		if d.run.Attempt == 1 {
+		if d.Run.Attempt == 1 {
 			x.introduce(c)
 		}
-		c.Begin(d.run.Attempt)
-		fillPlan(c, d)
+		c.Begin(d.Run.Attempt)
+		r.fillPlan(c, d)
 	})
 	if p.Err == nil {
 		r.metrics.Decision(string(p.Path), string(reason))
@@ -49,9 +50,9 @@ func (x *exchange) record() {
 			r.metrics.Fallback(string(reason))
 		}
 	}
-	for _, in := range [...]*selector.Input{&d.run.In.Decode, &d.run.In.Prefill} {
+	for _, in := range [...]*selector.Input{&d.Run.In.Decode, &d.Run.In.Prefill} {
 		name := "decode"
-		if in == &d.run.In.Prefill {
+		if in == &d.Run.In.Prefill {
 			name = "prefill"
 		}
 		for i := range in.Candidates {
@@ -69,13 +70,13 @@ func (x *exchange) record() {
 func (x *exchange) introduce(c *receipt.Receipt) {
 	d := &x.d
 	c.RequestID, c.Endpoint, c.Model, c.Stream = x.id, x.ep.Kind.String(), x.model, x.view.Stream
-	c.ConfigRevision = d.settings.Revision
-	c.QueuedMS, c.QueuedFor, c.QueuedBehind = float64(d.took.queue.Microseconds())/1000, d.took.why, d.took.ahead
+	c.ConfigRevision = d.Settings.Revision
+	c.QueuedMS, c.QueuedFor, c.QueuedBehind = float64(d.Took.Queue.Microseconds())/1000, d.Took.Why, d.Took.Ahead
 	if x.key != nil {
 		c.Key, c.Tenant = x.key.Name, x.key.Tenant
 	}
-	if d.prompt.Note != "" {
-		c.Note(d.prompt.Note)
+	if d.Prompt.Note != "" {
+		c.Note(d.Prompt.Note)
 	}
 }
 
@@ -87,43 +88,40 @@ func (x *exchange) observe() {
 	q := &x.d
 	d := recorded.Get().(*trace.Decision)
 	*d = trace.Decision{
-		ID: x.decision, RequestID: x.id, Model: x.model, Attempt: q.run.Attempt, Approximate: q.chunked, Tokens: q.prompt.IDs,
-		Revision: q.settings.Revision, Settings: &q.settings.Decisions, Input: &q.run.In,
+		ID: x.decision, RequestID: x.id, Model: x.model, Attempt: q.Run.Attempt, Approximate: q.Chunked, Tokens: q.Prompt.IDs,
+		Revision: q.Settings.Revision, Settings: &q.Settings.Decisions, Input: &q.Run.In,
 	}
-	if q.used > 0 {
-		d.Locals, d.BlockSize = q.views[0].locals, q.views[0].blockSize
-	}
-	d.SetPlan(&q.run.In, &q.run.Plan)
-	x.r.opts.Observer.Decision(q.asked, d)
+	d.Locals, d.BlockSize = q.Blocks()
+	d.SetPlan(&q.Run.In, &q.Run.Plan)
+	x.r.opts.Observer.Decision(q.At, d)
 	*d = trace.Decision{} // nothing is kept
 	recorded.Put(d)
 }
 
 func (x *exchange) observeStages() {
-	m, t := x.r.metrics, &x.d.took
-	m.Stage("read", t.read)
-	m.Stage("parse", t.parse)
-	m.Stage("tokenize", t.tokenize)
-	m.Stage("hash", t.hash)
-	m.Stage("overlap", t.overlap)
-	m.Stage("plan", t.plan)
-	x.r.traffic.Overhead.Add(t.parse + t.tokenize + t.hash + t.overlap + t.plan)
+	m, t := x.r.metrics, &x.d.Took
+	m.Stage("read", t.Read)
+	m.Stage("parse", t.Parse)
+	m.Stage("tokenize", t.Tokenize)
+	m.Stage("hash", t.Hash)
+	m.Stage("overlap", t.Overlap)
+	m.Stage("plan", t.Plan)
+	x.r.traffic.Overhead.Add(t.Parse + t.Tokenize + t.Hash + t.Overlap + t.Plan)
 }
 
 // fillPlan copies a plan and what it was made from into a receipt.
-func fillPlan(c *receipt.Receipt, q *question) {
-	q.run.Plan.Fill(&c.Decision, &q.run.In, c.Candidates())
-	if q.used > 0 {
-		c.Inputs.HashedBlocks = len(q.views[0].locals)
-	}
-	c.Inputs.Approximate = q.chunked
-	if q.chunked {
+func (r *Router) fillPlan(c *receipt.Receipt, q *question.Question) {
+	q.Run.Plan.Fill(&c.Decision, &q.Run.In, c.Candidates())
+	blocks, _ := q.Blocks()
+	c.Inputs.HashedBlocks = len(blocks)
+	c.Inputs.Approximate = q.Chunked
+	if q.Chunked {
 		return
 	}
 	for _, p := range [...]*decision.Phase{&c.Decode, &c.Prefill} {
 		for i := range p.Candidates {
 			k := &p.Candidates[i]
-			k.CacheUnknown = q.r.feeds.Untrusted(kvindex.Rank(k.Slot))
+			k.CacheUnknown = r.feeds.Untrusted(kvindex.Rank(k.Slot))
 		}
 	}
 }
@@ -153,10 +151,10 @@ type legRecord struct {
 // toCompute is how many tokens of the prompt the rank of a phase has to compute, -1
 // where KV comes from another rank.
 func (x *exchange) toCompute(phase selector.Phase) int {
-	p := &x.d.run.Plan
+	p := &x.d.Run.Plan
 	switch {
 	case phase == selector.Prefill:
-		return max(0, x.d.prompt.ISL-p.PrefillCached)
+		return max(0, x.d.Prompt.ISL-p.PrefillCached)
 	case p.Path == decide.Remote:
 		return -1
 	}
@@ -165,7 +163,7 @@ func (x *exchange) toCompute(phase selector.Phase) int {
 
 func (x *exchange) beginLeg(phase selector.Phase, p disagg.Peer, leg *upstream.Leg) *legRecord {
 	l := &legRecord{x: x, phase: phase, peer: p, start: time.Now(), at: -1, meter: x.r.slow.Meter(p.Rank), computes: x.toCompute(phase)}
-	if phase == selector.Prefill && x.d.settings.Decisions.Rule.Auto {
+	if phase == selector.Prefill && x.d.Settings.Decisions.Rule.Auto {
 		x.prefilled.Store(0)
 	}
 	// When an answer that is not streamed had its first token, nobody is told.
@@ -178,16 +176,16 @@ func (x *exchange) beginLeg(phase selector.Phase, p disagg.Peer, leg *upstream.L
 		l.span = x.span.Leg(string(phase)+" leg", leg.Header)
 		l.span.String("dynctl.worker", p.Worker.Name)
 		l.span.Int("dynctl.dp_rank", p.Rank.DP)
-		l.span.Int("dynctl.attempt", x.d.run.Attempt)
+		l.span.Int("dynctl.attempt", x.d.Run.Attempt)
 	}
 	x.live.Update(func(c *receipt.Receipt) {
-		rec := receipt.NewLeg(string(phase), p.Worker.Name, p.Rank.Label, x.d.run.Attempt)
+		rec := receipt.NewLeg(string(phase), p.Worker.Name, p.Rank.Label, x.d.Run.Attempt)
 		rec.DispatchMS = c.Since(l.start)
 		l.at = c.AddLeg(rec)
 	})
 	x.r.fleet.Began(p.Rank)
 	l.meter.Sent()
-	if phase == selector.Decode && x.d.run.History.Continued > 0 {
+	if phase == selector.Decode && x.d.Run.History.Continued > 0 {
 		x.r.fleet.Took(p.Rank)
 	}
 	return l
@@ -215,7 +213,7 @@ func (l *legRecord) token(now time.Time) {
 	l.waited()
 	l.settled(true)
 	l.meter.First(now.Sub(l.start), l.computes)
-	if l.x.d.settings.Decisions.Rule.Auto {
+	if l.x.d.Settings.Decisions.Rule.Auto {
 		l.x.legTook(l.phase, l.start, now)
 	}
 }
@@ -320,7 +318,7 @@ func (x *exchange) outcome(c *receipt.Receipt, status int, e *api.Error, took ti
 	if e != nil {
 		o.ErrorCode, o.Error = string(e.Code), e.Error()
 	}
-	p := &x.d.run.Plan
+	p := &x.d.Run.Plan
 	// An engine that counts transferred tokens as cached and reports fewer
 	// than were sent has computed them again. NIXL's do not count them; the
 	// watch on the engine's own counters is for those.
@@ -337,7 +335,7 @@ func (x *exchange) outcome(c *receipt.Receipt, status int, e *api.Error, took ti
 
 // settle adds the engine's figures of a good request to the router's.
 func (r *Router) settle(x *exchange, c *receipt.Receipt) {
-	a, p, t := &x.answer, &x.d.run.Plan, &r.traffic
+	a, p, t := &x.answer, &x.d.Run.Plan, &r.traffic
 	if a.prompt >= 0 {
 		t.Prompt.Add(uint64(a.prompt))
 	}
@@ -350,7 +348,7 @@ func (r *Router) settle(x *exchange, c *receipt.Receipt) {
 	r.metrics.Usage(x.model, a.prompt, a.cached, a.completion)
 	if x.ep.Streamable {
 		t.Predicted.Add(uint64(p.CachedTokens))
-		t.Planned.Add(uint64(max(0, x.d.prompt.ISL)))
+		t.Planned.Add(uint64(max(0, x.d.Prompt.ISL)))
 		if a.cached >= 0 {
 			r.metrics.Cached(p.CachedTokens, a.cached)
 		}
@@ -362,7 +360,7 @@ func (r *Router) settle(x *exchange, c *receipt.Receipt) {
 	if g := &a.gaps; g.Count() > 0 {
 		gap := g.Mean()
 		t.ITL.Add(gap)
-		if x.d.settings.Decisions.Rule.Auto {
+		if x.d.Settings.Decisions.Rule.Auto {
 			x.ended()
 		}
 		r.metrics.InterToken(x.model, gap)
@@ -371,7 +369,7 @@ func (r *Router) settle(x *exchange, c *receipt.Receipt) {
 		a.meter.Tokens(a.completion)
 	}
 	if c.Outcome.SilentRecompute {
-		r.recomputed(x.d.run.In.DecodePeers[p.DecodeIndex].Worker.Name, 1)
+		r.recomputed(x.d.Run.In.DecodePeers[p.DecodeIndex].Worker.Name, 1)
 	}
 	if a.finish != "error" {
 		x.decodeBegan(time.Now())
@@ -381,12 +379,12 @@ func (r *Router) settle(x *exchange, c *receipt.Receipt) {
 // decodeBegan tells the watch on recomputed prompts, once, that the decode rank
 // has made a token of a remote plan: what it loaded, it has counted by then.
 func (x *exchange) decodeBegan(now time.Time) {
-	a, p := &x.answer, &x.d.run.Plan
-	if a.begun || p.Path != decide.Remote || p.DecodeIndex < 0 || countsTransfers(p) || p.Remote.Transfer < x.d.run.In.Decode.BlockSize {
+	a, p := &x.answer, &x.d.Run.Plan
+	if a.begun || p.Path != decide.Remote || p.DecodeIndex < 0 || countsTransfers(p) || p.Remote.Transfer < x.d.Run.In.Decode.BlockSize {
 		return
 	}
 	a.begun = true
-	x.r.compute.Answered(x.d.run.In.DecodePeers[p.DecodeIndex].Rank, p.Remote.Transfer, a.sent, now)
+	x.r.compute.Answered(x.d.Run.In.DecodePeers[p.DecodeIndex].Rank, p.Remote.Transfer, a.sent, now)
 }
 
 // failed tells that a worker failed a leg of the request.

@@ -14,8 +14,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
-	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -40,6 +38,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/observe/watch"
 	"github.com/dynctl/dynctl/internal/router/placement/attempt"
 	"github.com/dynctl/dynctl/internal/router/placement/ledger"
+	"github.com/dynctl/dynctl/internal/router/placement/question"
 	"github.com/dynctl/dynctl/internal/router/request/access"
 	"github.com/dynctl/dynctl/internal/router/request/admission"
 	"github.com/dynctl/dynctl/internal/router/request/prompt"
@@ -133,6 +132,7 @@ type Router struct {
 	slow           *watch.Slow
 	causes         *watch.Causes
 	costs          costs
+	asker          *question.Asker
 	failures       watch.Failures
 	fleet          *follower.Follower
 	state          *state.State
@@ -146,8 +146,6 @@ type Router struct {
 
 	drain    chan struct{} // closed by Drain
 	draining atomic.Pointer[drainPlan]
-	turns    [2]atomic.Uint64 // round-robin turns of the decode and prefill phase
-	rng      *drawer
 }
 
 // New makes a router from a config. It opens no sockets.
@@ -164,7 +162,6 @@ func New(ctx context.Context, o Options) (*Router, error) {
 		return nil, err
 	}
 	r.settings.Store(s)
-	r.rng = newDrawer(o.Config.Routing.Seed)
 	r.metrics = telemetry.New(o.Version, o.Revision, func(worker string) bool {
 		_, ok := r.registry.Snapshot().Worker(worker)
 		return ok
@@ -225,6 +222,9 @@ func New(ctx context.Context, o Options) (*Router, error) {
 		return nil, err
 	}
 	r.words = prompt.NewWords(r.tokens, o.Config.Index.Preview)
+	r.asker = question.New(question.Sources{
+		Index: r.index, Guesses: r.guesses, Feeds: r.feeds, Fleet: r.fleet, Ledger: r.ledger, Learners: r.costs.learners, Words: r.words, Last: r.outliers.Last,
+	}, o.Config.Routing.Seed)
 	r.state = &state.State{
 		Router: facts{r}, Version: o.Version, Started: r.started, Registry: r.registry, Index: r.index, Guesses: r.guesses,
 		Feeds: r.feeds, Ledger: r.ledger, Gate: r.gate, Ranks: r.ranks, Bodies: r.bodies, Addresses: r.addresses, Traffic: &r.traffic,
@@ -534,28 +534,3 @@ func (r *Router) logEvent(e eventlog.Event) {
 }
 
 func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
-
-// drawer gives the random numbers of decisions.
-type drawer struct {
-	mu  sync.Mutex
-	rng *rand.PCG
-}
-
-func newDrawer(seed uint64) *drawer {
-	if seed == 0 {
-		seed = uint64(time.Now().UnixNano()) ^ uint64(os.Getpid())<<32
-	}
-	return &drawer{rng: rand.NewPCG(seed, 0x9e3779b97f4a7c15)}
-}
-
-// pair gives the next two; keep takes them out of the sequence.
-func (d *drawer) pair(keep bool) (a, b uint64) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	rng := *d.rng
-	a, b = rng.Uint64(), rng.Uint64()
-	if keep {
-		*d.rng = rng
-	}
-	return a, b
-}

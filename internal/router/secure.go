@@ -75,7 +75,7 @@ func (x *exchange) identify() error {
 	shown := access.Shown(x.req.Header)
 	access.Hide(x.req.Header)
 	if shown == "" {
-		if x.d.settings.Keys.Required {
+		if x.d.Settings.Keys.Required {
 			return x.refuse("key", &api.Error{Status: http.StatusUnauthorized, Code: api.CodeUnauthorized, Message: "this router asks for an API key: send it as Authorization: Bearer KEY"})
 		}
 		return nil
@@ -202,7 +202,7 @@ func (x *exchange) takesNoSalt() string {
 	if x.ep.Kind == api.SGLangGenerate || x.req.URL.Path == "/v2/embed" {
 		return "it is no member of the body there"
 	}
-	for _, w := range x.d.list {
+	for _, w := range x.d.List {
 		if w.WireEngine() != workers.VLLM || !w.VersionAtLeast(0, 32) {
 			return fmt.Sprintf("worker %s is not known to be vLLM 0.32 or later", w.Name)
 		}

@@ -1,4 +1,4 @@
-package router
+package question
 
 import (
 	"slices"
@@ -25,19 +25,19 @@ func TestTextOfAQuestion(t *testing.T) {
 	engine := blockhash.NewEngineNames("sha256", "7")
 	first := engine.Next(nil, engine.Root(), ids[:16], "salt")
 	want := []uint64{first.Short(), engine.Next(nil, first, ids[16:32], "").Short()}
-	r := &Router{}
-	var d question
+	var a Asker
+	var d Question
 	ask := func(lora string) []uint64 {
-		d.lora, d.settings = lora, &effective.Settings{}
-		d.prompt = prompt.Prompt{IDs: ids, ISL: len(ids), Source: disagg.FromIDs}
-		r.hash(&d, &api.View{CacheSalt: "salt"}, time.Now())
+		d.LoRA, d.Settings = lora, &effective.Settings{}
+		d.Prompt = prompt.Prompt{IDs: ids, ISL: len(ids), Source: disagg.FromIDs}
+		a.Hash(&d, &api.View{CacheSalt: "salt"}, time.Now())
 		return d.hashed.text.Names(&known, 16)
 	}
 	if got := ask(""); !slices.Equal(got, want) {
 		t.Errorf("names %x, not %x", got, want)
 	}
 	text := &d.hashed.text
-	d.release()
+	d.Release()
 	if got := text.Names(&known, 16); got != nil {
 		t.Errorf("after the question: %x", got)
 	}

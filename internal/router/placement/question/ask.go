@@ -1,0 +1,212 @@
+package question
+
+import (
+	"math"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/dynctl/dynctl/internal/router/cache/approx"
+	"github.com/dynctl/dynctl/internal/router/cache/blockhash"
+	"github.com/dynctl/dynctl/internal/router/cache/follower"
+	"github.com/dynctl/dynctl/internal/router/cache/kvfeed"
+	"github.com/dynctl/dynctl/internal/router/cache/kvindex"
+	"github.com/dynctl/dynctl/internal/router/effective"
+	"github.com/dynctl/dynctl/internal/router/forward/disagg"
+	"github.com/dynctl/dynctl/internal/router/placement/cost"
+	"github.com/dynctl/dynctl/internal/router/placement/decide"
+	"github.com/dynctl/dynctl/internal/router/placement/ledger"
+	"github.com/dynctl/dynctl/internal/router/request/api"
+	"github.com/dynctl/dynctl/internal/router/request/prompt"
+	"github.com/dynctl/dynctl/internal/workers"
+)
+
+// Sources are what questions are answered from. All but Words are needed.
+type Sources struct {
+	Index    *kvindex.Index
+	Guesses  *approx.Index
+	Feeds    *kvfeed.Manager
+	Fleet    *follower.Follower
+	Ledger   *ledger.Ledger
+	Learners *cost.Learners // of the costs of both paths, for a threshold that is auto
+	Words    *prompt.Words  // nil where no words of prompts are kept
+	// Last hears of workers that are ejected and yet asked, since nobody else is left.
+	Last func(*workers.Worker)
+}
+
+// Asker asks and decides. It is safe for concurrent use, a question is not.
+type Asker struct {
+	from  Sources
+	turns [2]atomic.Uint64 // round-robin turns of the decode and prefill phase
+	rng   *drawer
+}
+
+// New makes an asker. The seed is that of the random numbers; 0 takes one of its own.
+func New(s Sources, seed uint64) *Asker { return &Asker{from: s, rng: newDrawer(seed)} }
+
+// Hash names the prompt's blocks at every block size of the candidates. It is timed
+// from start on.
+func (a *Asker) Hash(d *Question, v *api.View, start time.Time) {
+	key := blockhash.Key{LoRA: d.LoRA, Salt: v.CacheSalt}
+	d.AcquireHashes()
+	d.used = 0
+	d.Chunked = d.Prompt.IDs == nil && d.Prompt.Source == disagg.FromEstimate
+	if d.LoRA == "" { // an adapter's path is in the engine's names of blocks, too, and not known
+		d.hashed.text.Set(d.Prompt.IDs, v.CacheSalt)
+	}
+	switch {
+	case d.Chunked && d.Settings.Decisions.Blind():
+		// Guesses that nobody asks for are not worth reading the prompt.
+	case d.Chunked:
+		// A text chunk stands for the tokens it is estimated to have.
+		bytes := d.Settings.Tokens.ChunkBytes
+		h := d.view(max(1, bytes/4))
+		h.locals = blockhash.TextChunks(h.locals, v.PromptValue.Of(v.Body), bytes, key)
+		h.seq = blockhash.Chain(h.seq, h.locals)
+	default:
+		for _, w := range d.List {
+			size := d.Settings.BlockOf(w)
+			if h := d.view(size); len(h.locals) == 0 {
+				h.locals = blockhash.Locals(h.locals, d.Prompt.IDs, size, key)
+				h.seq = blockhash.Chain(h.seq, h.locals)
+				if a.from.Words != nil && !d.Dry {
+					a.from.Words.Note(d.Model, h.locals, d.Prompt.IDs, size)
+				}
+			}
+		}
+	}
+	d.Took.Hash = time.Since(start)
+}
+
+// ask finds who holds the prompt's blocks, and says when it was done.
+func (a *Asker) ask(d *Question) (now time.Time) {
+	d.At = time.Now()
+	for i := range d.views[:d.used] {
+		locals, o := d.views[i].locals, &d.holders.views[i]
+		if !d.Chunked {
+			a.from.Index.Overlap(locals, &o.exact)
+		}
+		a.from.Guesses.Overlap(locals, &o.guess)
+	}
+	now = time.Now()
+	d.Took.Overlap += now.Sub(d.At)
+	return now
+}
+
+// Decide asks the index and decides. It may be called again after ranks were
+// banned.
+func (a *Asker) Decide(d *Question) { a.Apply(d, a.Choose(d)) }
+
+// Choose is Decide without its effects.
+func (a *Asker) Choose(d *Question) decide.Effects {
+	d.asker = a
+	d.acquireHolders()
+	defer d.releaseHolders()
+	start := a.ask(d)
+	unit := math.MaxInt
+	for i := range d.views[:d.used] {
+		unit = min(unit, d.views[i].blockSize)
+	}
+	if unit == math.MaxInt {
+		unit = effective.DefaultBlock
+	}
+	a.take(d)
+	if d.Settings.Decisions.Rule.Auto {
+		q := &d.Run.Request
+		q.Costs, q.Waited = a.model(d.Model), q.Waited || d.Took.Queue > 0
+	}
+	effects := d.Run.Decide(&d.Settings.Decisions, d.List, unit, d)
+	d.Took.Plan += time.Since(start)
+	return effects
+}
+
+// Apply does what a decision asks of the router.
+func (a *Asker) Apply(d *Question, e decide.Effects) {
+	if d.Dry {
+		return
+	}
+	for _, w := range e.Readmit {
+		a.from.Last(w)
+	}
+	if e.ReturnTurn {
+		turn := d.Run.Request.Chances[1].Turn
+		a.turns[1].CompareAndSwap(turn+1, turn)
+	}
+}
+
+// take gives a request its turns and random numbers, once. A dry run sees those of
+// the next request and takes none.
+func (a *Asker) take(d *Question) {
+	c := &d.Run.Request.Chances
+	switch {
+	case d.taken:
+		return
+	case d.Dry:
+		c[0].Turn, c[1].Turn = a.turns[0].Load(), a.turns[1].Load()
+	default:
+		c[0].Turn, c[1].Turn = a.turns[0].Add(1)-1, a.turns[1].Add(1)-1
+	}
+	c[0].Draw, c[1].Draw = a.rng.pair(!d.Dry)
+	d.taken = true
+}
+
+// model is the revision of the costs in force for the requests of a model; nil while too
+// little is known.
+func (a *Asker) model(name string) *cost.Model {
+	if l := a.from.Learners.Of(name); l != nil {
+		return l.Model()
+	}
+	return nil
+}
+
+// Sent notes for approximate routing that a prompt went to a rank.
+func (a *Asker) Sent(d *Question, w *workers.Worker, k *workers.Rank, now time.Time) {
+	if !d.Chunked && a.from.Fleet.Fed(k) {
+		return
+	}
+	size := d.Settings.BlockOf(w)
+	for i := range d.views[:d.used] {
+		if h := &d.views[i]; d.Chunked || h.blockSize == size {
+			a.from.Guesses.Sent(kvindex.Rank(k.Slot), k.Number, h.locals, h.seq, now)
+			return
+		}
+	}
+}
+
+// LoRAOf is the model's name if it is an adapter on the workers that serve it.
+func LoRAOf(model string, list []*workers.Worker) string {
+	for _, w := range list {
+		if slices.Contains(w.LoRAs, model) {
+			return model
+		}
+	}
+	return ""
+}
+
+// drawer gives the random numbers of decisions.
+type drawer struct {
+	mu  sync.Mutex
+	rng *rand.PCG
+}
+
+func newDrawer(seed uint64) *drawer {
+	if seed == 0 {
+		seed = uint64(time.Now().UnixNano()) ^ uint64(os.Getpid())<<32
+	}
+	return &drawer{rng: rand.NewPCG(seed, 0x9e3779b97f4a7c15)}
+}
+
+// pair gives the next two; keep takes them out of the sequence.
+func (d *drawer) pair(keep bool) (a, b uint64) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	rng := *d.rng
+	a, b = rng.Uint64(), rng.Uint64()
+	if keep {
+		*d.rng = rng
+	}
+	return a, b
+}
