@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -17,38 +16,7 @@ import (
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
-// modelCache keeps the merged answer to /v1/models for a moment, so that
-// clients that poll it do not multiply into the fleet. Those who come while the
-// fleet is asked wait for that answer; no lock is held meanwhile.
-type modelCache struct {
-	mu     sync.Mutex
-	answer *modelAnswer // the newest, being fetched or done
-}
-
-// modelAnswer is the fleet's answer at one revision. The rest is set when done
-// is closed.
-type modelAnswer struct {
-	revision uint64
-	done     chan struct{}
-	at       time.Time
-	list     *models.List // nil when fetching it failed
-}
-
-// fresh reports whether the answer can be given out at a fleet's revision.
-func (a *modelAnswer) fresh(revision uint64, now time.Time) bool {
-	if a == nil || a.revision != revision {
-		return false
-	}
-	select {
-	case <-a.done:
-		return a.list != nil && now.Sub(a.at) < modelCacheTime
-	default:
-		return true
-	}
-}
-
 const (
-	modelCacheTime  = 5 * time.Second
 	modelAskTimeout = 2 * time.Second
 	maxModelAnswer  = 8 << 20
 )
@@ -92,33 +60,7 @@ func (x *exchange) local() error {
 // models are the merged model lists of the fleet.
 func (r *Router) models(ctx context.Context) (*models.List, error) {
 	snap := r.registry.Snapshot()
-	c := &r.modelCache
-	for {
-		c.mu.Lock()
-		a := c.answer
-		mine := !a.fresh(snap.Revision, time.Now())
-		if mine {
-			a = &modelAnswer{revision: snap.Revision, done: make(chan struct{})}
-			c.answer = a
-		}
-		c.mu.Unlock()
-		if mine {
-			func() {
-				defer close(a.done)
-				a.list = r.askModels(ctx, snap)
-				a.at = time.Now()
-			}()
-		}
-		select {
-		case <-a.done:
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		}
-		if a.list != nil {
-			return a.list, nil
-		}
-		// Whoever asked panicked; ask again.
-	}
+	return r.modelLists.Get(ctx, snap.Revision, func() *models.List { return r.askModels(ctx, snap) })
 }
 
 // askModels asks the fleet for its models.

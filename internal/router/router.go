@@ -41,6 +41,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/placement/question"
 	"github.com/dynctl/dynctl/internal/router/request/access"
 	"github.com/dynctl/dynctl/internal/router/request/admission"
+	"github.com/dynctl/dynctl/internal/router/request/models"
 	"github.com/dynctl/dynctl/internal/router/request/prompt"
 	"github.com/dynctl/dynctl/internal/router/request/stored"
 	"github.com/dynctl/dynctl/internal/settings"
@@ -121,7 +122,7 @@ type Router struct {
 	outliers       *health.Outliers
 	requests       context.Context // ends when the router stops waiting for requests
 	cancelRequests context.CancelFunc
-	modelCache     modelCache
+	modelLists     models.Cache
 	tokens         *prompt.Stage
 	words          *prompt.Words // nil unless asked for
 	budget         attempt.Budget

@@ -1,0 +1,70 @@
+package models
+
+import (
+	"context"
+	"sync"
+	"time"
+)
+
+// keep is how long a list is given out.
+const keep = 5 * time.Second
+
+// Cache keeps the merged list for a moment, so that clients that poll it do not multiply
+// into the fleet. Those who come while the fleet is asked wait for that answer; no lock is
+// held meanwhile. The zero value is ready.
+type Cache struct {
+	mu     sync.Mutex
+	answer *answer // the newest, being fetched or done
+}
+
+// answer is the fleet's at one revision. The rest is set when done is closed.
+type answer struct {
+	revision uint64
+	done     chan struct{}
+	at       time.Time
+	list     *List // nil when fetching it failed
+}
+
+// fresh reports whether the answer can be given out at a fleet's revision.
+func (a *answer) fresh(revision uint64, now time.Time) bool {
+	if a == nil || a.revision != revision {
+		return false
+	}
+	select {
+	case <-a.done:
+		return a.list != nil && now.Sub(a.at) < keep
+	default:
+		return true
+	}
+}
+
+// Get is the list at a fleet's revision, which ask fetches where there is none yet. The
+// error is that of ctx.
+func (c *Cache) Get(ctx context.Context, revision uint64, ask func() *List) (*List, error) {
+	for {
+		c.mu.Lock()
+		a := c.answer
+		mine := !a.fresh(revision, time.Now())
+		if mine {
+			a = &answer{revision: revision, done: make(chan struct{})}
+			c.answer = a
+		}
+		c.mu.Unlock()
+		if mine {
+			func() {
+				defer close(a.done)
+				a.list = ask()
+				a.at = time.Now()
+			}()
+		}
+		select {
+		case <-a.done:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+		if a.list != nil {
+			return a.list, nil
+		}
+		// Whoever asked panicked; ask again.
+	}
+}
