@@ -4,8 +4,9 @@
 #
 #   scripts/judge-auto.sh conversation.jsonl.gz     # 5 traces; without a file, 4
 #
-# DYNCTL (bin/dynctl), FLEETS, SPEEDS and REQUESTS may be set. A trace that is given
-# is cut to its first REQUESTS.
+# DYNCTL (bin/dynctl), FLEETS, SPEEDS, SHAPES and REQUESTS may be set, and ENGINES, what
+# all engines have besides: ENGINES=profile=steps.yaml is another timing. A trace that is
+# given is cut to its first REQUESTS.
 set -eu
 dynctl=${DYNCTL:-bin/dynctl} requests=${REQUESTS:-2000}
 dir=$(mktemp -d)
@@ -15,7 +16,7 @@ for file in "$@"; do
 	case $file in *.gz) gzip -dc "$file" ;; *) cat "$file" ;; esac | sed -n "1,${requests}p" >"$dir/conversation.jsonl"
 	traces=conversation
 done
-for shape in agents chats documents bursts; do
+for shape in ${SHAPES-agents chats documents bursts}; do
 	"$dynctl" replay generate $shape --requests "$requests" -w "$dir/$shape.jsonl"
 	traces="$traces $shape"
 done
@@ -24,7 +25,7 @@ echo '|---|---|---|---|---|---|---|---|---|'
 for trace in $traces; do
 	for fleet in ${FLEETS:-4p12d 8p8d 2p14d 12p4d}; do
 		for speed in ${SPEEDS:-1 4 8 16}; do
-			"$dynctl" replay "$dir/$trace.jsonl" --fleet "$fleet" --arrival-speedup "$speed" \
+			"$dynctl" replay "$dir/$trace.jsonl" --fleet "$fleet${ENGINES:+:$ENGINES}" --arrival-speedup "$speed" \
 				--routing-threshold auto,0,512,2048,8192,32768,1000000 -o json 2>"$dir/log" |
 				jq -r --arg cell "$trace | $fleet | ×$speed" '
 					(map(select(.threshold_auto)) | first) as $a

@@ -87,6 +87,11 @@ type Profile struct {
 	Prefill   [3]float64 `json:"prefill_ms" yaml:"prefill_ms"`
 	Decode    [3]float64 `json:"decode_ms" yaml:"decode_ms"`
 	Transfers [2]float64 `json:"transfer_ms" yaml:"transfer_ms"`
+	// PrefillPad and DecodePad make steps of the first two lines: PrefillTokens and
+	// DecodeRequests count as the next multiple of them, as where an engine pads its
+	// batches. 0 does not.
+	PrefillPad int `json:"prefill_pad,omitempty" yaml:"prefill_pad,omitempty"`
+	DecodePad  int `json:"decode_pad,omitempty" yaml:"decode_pad,omitempty"`
 	// Noise is the relative standard deviation of a step's length, in percent.
 	Noise float64 `json:"noise_pct,omitempty" yaml:"noise_pct,omitempty"`
 	// Speed divides every time; 0 means 1.
@@ -97,12 +102,20 @@ type Profile struct {
 func (p Profile) Step(b Batch) time.Duration {
 	var ms float64
 	if b.PrefillTokens > 0 {
-		ms += p.Prefill[0] + p.Prefill[1]*float64(b.PrefillTokens) + p.Prefill[2]*b.PrefillSquares
+		ms += p.Prefill[0] + p.Prefill[1]*padded(b.PrefillTokens, p.PrefillPad) + p.Prefill[2]*b.PrefillSquares
 	}
 	if b.DecodeRequests > 0 {
-		ms += p.Decode[0] + p.Decode[1]*float64(b.DecodeRequests) + p.Decode[2]*float64(b.DecodeTokens)
+		ms += p.Decode[0] + p.Decode[1]*padded(b.DecodeRequests, p.DecodePad) + p.Decode[2]*float64(b.DecodeTokens)
 	}
 	return millis(ms)
+}
+
+// padded is n as a multiple of pad.
+func padded(n, pad int) float64 {
+	if pad > 1 {
+		n = (n + pad - 1) / pad * pad
+	}
+	return float64(n)
 }
 
 // Transfer is the time that moving the KV of so many tokens takes.
@@ -126,6 +139,9 @@ func (p Profile) Validate() error {
 	}
 	for i, v := range p.Transfers {
 		check(fmt.Sprintf("transfer_ms[%d]", i), v)
+	}
+	if p.PrefillPad < 0 || p.PrefillPad > 1<<20 || p.DecodePad < 0 || p.DecodePad > 1<<20 {
+		errs = append(errs, fmt.Errorf("prefill_pad %d, decode_pad %d: not between 0 and 1048576", p.PrefillPad, p.DecodePad))
 	}
 	if p.Noise < 0 || p.Noise > 100 || math.IsNaN(p.Noise) {
 		errs = append(errs, fmt.Errorf("noise_pct: %v is not between 0 and 100", p.Noise))
