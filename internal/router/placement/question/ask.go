@@ -54,9 +54,11 @@ func (a *Asker) Hash(d *Question, v *api.View, start time.Time) {
 	d.AcquireHashes()
 	d.used = 0
 	d.Chunked = d.Prompt.IDs == nil && d.Prompt.Source == disagg.FromEstimate
-	if d.LoRA == "" { // an adapter's path is in the engine's names of blocks, too, and not known
-		d.hashed.text.Set(d.Prompt.IDs, v.CacheSalt)
+	named := d.Prompt.IDs
+	if d.LoRA != "" { // its path is in the engine's names of blocks, too, and not known
+		named = nil
 	}
+	d.hashed.text.Set(named, v.CacheSalt)
 	switch {
 	case d.Chunked && d.Settings.Decisions.Blind():
 		// Guesses that nobody asks for are not worth reading the prompt.

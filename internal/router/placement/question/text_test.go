@@ -44,4 +44,12 @@ func TestTextOfAQuestion(t *testing.T) {
 	if got := ask("adapter"); got != nil {
 		t.Errorf("with an adapter: %x", got)
 	}
+	d.Release()
+	// Between two attempts a worker may tell that the model is an adapter.
+	if got := ask(""); !slices.Equal(got, want) {
+		t.Errorf("names %x, not %x", got, want)
+	}
+	if got := ask("adapter"); got != nil {
+		t.Errorf("with an adapter that was not known before: %x", got)
+	}
 }
