@@ -140,7 +140,9 @@ func TestInteropLibzmqPublisher(t *testing.T) {
 		p.step(1)
 	}
 	check("after a restart")
-	if s := f.one(); s.Restarts == 0 || !s.Complete {
+	// The events may come back before the replay port is there: then the old life's
+	// entries were dropped before the new one was seen to be another.
+	if s := f.one(); s.Restarts == 0 && s.Dropped == 0 || !s.Complete {
 		t.Errorf("status %+v", s)
 	}
 }
@@ -178,7 +180,7 @@ func TestInteropSGLangPublisher(t *testing.T) {
 			}
 		}
 	}
-	if s := f.one(); s.Restarts == 0 {
+	if s := f.one(); s.Restarts == 0 && s.Dropped == 0 {
 		t.Errorf("status %+v", s)
 	}
 }
