@@ -1,9 +1,11 @@
 package cost
 
 import (
+	"bytes"
 	"math"
 	"math/rand/v2"
 	"reflect"
+	"runtime"
 	"testing"
 	"time"
 
@@ -211,6 +213,27 @@ func TestRunningAnswersCount(t *testing.T) {
 	a := answer(l, 1, time.Second)
 	if l.gaps != tight*20 || l.answers != typical {
 		t.Errorf("an answer of one token told of gaps: %+v", a)
+	}
+}
+
+// TestKnownKeepsNobodyWaiting: while it is told what is known of each model, a request may
+// ask for a new one.
+func TestKnownKeepsNobodyWaiting(t *testing.T) {
+	all := NewLearners(Objective{For: ForE2E})
+	a := all.Of("a")
+	a.mu.Lock() // Known gets no further than to this one
+	told := make(chan map[string]Known)
+	go func() { told <- all.Known() }()
+	for buf := make([]byte, 1<<20); !bytes.Contains(buf[:runtime.Stack(buf, true)], []byte("cost.(*Learner).Known(")); {
+		runtime.Gosched()
+	}
+	free := all.mu.TryLock()
+	if free {
+		all.mu.Unlock()
+	}
+	a.mu.Unlock()
+	if k := <-told; !free || len(k) != 1 {
+		t.Errorf("others wait: %v, known %+v", !free, k)
 	}
 }
 

@@ -1,6 +1,7 @@
 package cost
 
 import (
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -312,9 +313,10 @@ func (l *Learners) Slow(ranks []Slow) {
 // Known tells how much is known of each model.
 func (l *Learners) Known() map[string]Known {
 	l.mu.RLock()
-	defer l.mu.RUnlock()
-	all := make(map[string]Known, len(l.byModel))
-	for name, one := range l.byModel {
+	learners := maps.Clone(l.byModel) // nobody waits for what follows
+	l.mu.RUnlock()
+	all := make(map[string]Known, len(learners))
+	for name, one := range learners {
 		all[name] = one.Known()
 	}
 	return all
