@@ -15,7 +15,6 @@ import (
 	"github.com/dynctl/dynctl/internal/router/placement/attempt"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
 	"github.com/dynctl/dynctl/internal/router/placement/ledger"
-	"github.com/dynctl/dynctl/internal/router/placement/question"
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/workers"
@@ -100,10 +99,7 @@ func (x *exchange) look() {
 	if now == d.Fleet {
 		return
 	}
-	d.Fleet, d.List = now, now.Model(x.model)
-	if x.view.LoRA == "" {
-		d.LoRA = question.LoRAOf(x.model, d.List)
-	}
+	d.Look(now)
 	x.r.asker.Hash(d, &x.view, time.Now()) // there may be other block sizes
 }
 

@@ -306,19 +306,14 @@ func (x *exchange) resolve() error {
 // blocks belong to.
 func (x *exchange) findModel() error {
 	d := &x.d
-	d.Fleet = x.r.registry.Snapshot()
-	x.model = d.Fleet.Canonical(x.asked)
-	d.Model = x.model
+	fleet := x.r.registry.Snapshot()
+	x.model = fleet.Canonical(x.asked)
+	d.Model, d.Named = x.model, x.view.LoRA
 	if err := x.mayAsk(); err != nil {
 		return err
 	}
-	d.List = d.Fleet.Model(x.model)
-	if len(d.List) == 0 {
+	if d.Look(fleet); len(d.List) == 0 {
 		return x.noModel()
-	}
-	d.LoRA = question.LoRAOf(x.model, d.List)
-	if x.view.LoRA != "" {
-		d.LoRA = x.view.LoRA
 	}
 	return nil
 }

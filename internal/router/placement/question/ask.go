@@ -4,7 +4,6 @@ import (
 	"math"
 	"math/rand/v2"
 	"os"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -176,16 +175,6 @@ func (a *Asker) Sent(d *Question, w *workers.Worker, k *workers.Rank, now time.T
 			return
 		}
 	}
-}
-
-// LoRAOf is the model's name if it is an adapter on the workers that serve it.
-func LoRAOf(model string, list []*workers.Worker) string {
-	for _, w := range list {
-		if slices.Contains(w.LoRAs, model) {
-			return model
-		}
-	}
-	return ""
 }
 
 // drawer gives the random numbers of decisions.

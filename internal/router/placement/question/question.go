@@ -4,6 +4,7 @@
 package question
 
 import (
+	"slices"
 	"time"
 
 	"github.com/dynctl/dynctl/internal/router/cache/kvgroup"
@@ -39,10 +40,12 @@ type Question struct {
 // Asked is what a question has beside the run of its decisions.
 type Asked struct {
 	Settings *effective.Settings
-	Fleet    *workers.Snapshot
 	Model    string
-	LoRA     string
-	List     []*workers.Worker // who serves the model
+	Named    string // the adapter that the request itself names; empty for none
+	// Look sets these, from one fleet.
+	Fleet *workers.Snapshot
+	List  []*workers.Worker // who serves the model
+	LoRA  string            // the adapter that the prompt's blocks belong to; empty for none
 
 	Prompt prompt.Prompt
 	// IDs is memory for the prompt's ids, from AcquireHashes on.
@@ -100,11 +103,21 @@ func (d *Question) Blocks() (locals []uint64, blockSize int) {
 	return d.views[0].locals, d.views[0].blockSize
 }
 
+// Look has the question asked of a fleet: of those who serve its model there, and with the
+// blocks of the adapter that the model is to them, unless the request names one itself.
+func (d *Question) Look(fleet *workers.Snapshot) {
+	d.Fleet, d.List, d.LoRA = fleet, fleet.Model(d.Model), d.Named
+	adapter := func(w *workers.Worker) bool { return slices.Contains(w.LoRAs, d.Model) }
+	if d.LoRA == "" && slices.ContainsFunc(d.List, adapter) {
+		d.LoRA = d.Model
+	}
+}
+
 // Rest makes rest, which is empty, the question who takes the rest of this request's
 // stream from a fleet.
 func (d *Question) Rest(rest *Question, fleet *workers.Snapshot) {
-	rest.Settings, rest.Model, rest.LoRA, rest.taken, rest.Took = d.Settings, d.Model, d.LoRA, d.taken, d.Took
-	rest.Fleet, rest.List = fleet, fleet.Model(d.Model)
+	rest.Settings, rest.Model, rest.Named, rest.taken, rest.Took = d.Settings, d.Model, d.Named, d.taken, d.Took
+	rest.Look(fleet)
 	d.Run.Ahead(&rest.Run)
 }
 
