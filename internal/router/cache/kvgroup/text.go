@@ -8,19 +8,21 @@ import "github.com/dynctl/dynctl/internal/router/cache/blockhash"
 type Text struct {
 	tokens []uint32
 	salt   string
-	made   []made
-	used   int // of made, for these tokens
+	ways   []made
+	used   int // of ways, for these tokens
 }
 
 // ByNames reports whether there are blocks of which no event told what they stand for and
 // that a [Text] may find. It is for the goroutine that writes.
 func (g *Groups) ByNames() bool { return g.nowhere > 0 && g.names != nil && !g.HashDiffers() }
 
-// made are the names of a text's blocks, in one way to name them.
+// made are the names of a text's first blocks, in one way to name them.
 type made struct {
 	algorithm, seed string
 	size            int
+	engine          *blockhash.EngineNames // nil when these names cannot be computed
 	names           []uint64
+	at              blockhash.Name // the whole of the last one
 }
 
 // Set makes it that of a prompt with a salt, "" for none. It keeps the tokens. Without
@@ -28,40 +30,49 @@ type made struct {
 func (t *Text) Set(tokens []uint32, salt string) { t.tokens, t.salt, t.used = tokens, salt, 0 }
 
 // Names are the names, as events have them, that an engine with these traits gives to the
-// text's full blocks of size tokens; nil when they are not known. They are computed once.
-func (t *Text) Names(k *Traits, size int) []uint64 {
-	for i := range t.made[:t.used] {
-		if m := &t.made[i]; m.algorithm == k.HashAlgorithm && m.seed == k.HashSeed && m.size == size {
-			return m.names
+// text's first full blocks of size tokens: to n of them or more, or all if there are fewer;
+// none when they are not known. Each is computed once, when it is first asked for.
+func (t *Text) Names(k *Traits, size, n int) []uint64 {
+	m := t.made(k, size)
+	if m.engine == nil {
+		return nil
+	}
+	for n = min(n, len(t.tokens)/size); len(m.names) < n; {
+		done, salt := len(m.names), ""
+		if done == 0 {
+			m.at, salt = append(m.at[:0], m.engine.Root()...), t.salt
 		}
-	}
-	if len(t.tokens) < size {
-		return nil
-	}
-	engine := blockhash.NewEngineNames(k.HashAlgorithm, k.HashSeed)
-	if engine == nil {
-		return nil
-	}
-	if t.used == len(t.made) {
-		t.made = append(t.made, made{})
-	}
-	m := &t.made[t.used]
-	t.used++
-	m.algorithm, m.seed, m.size, m.names = k.HashAlgorithm, k.HashSeed, size, m.names[:0]
-	at, salt := append(blockhash.Name(nil), engine.Root()...), t.salt
-	for rest := t.tokens; len(rest) >= size; rest = rest[size:] {
-		at, salt = engine.Next(at[:0], at, rest[:size], salt), ""
-		m.names = append(m.names, at.Short())
+		m.at = m.engine.Next(m.at[:0], m.at, t.tokens[done*size:(done+1)*size], salt)
+		m.names = append(m.names, m.at.Short())
 	}
 	return m.names
+}
+
+// made finds or begins the names in one way.
+func (t *Text) made(k *Traits, size int) *made {
+	for i := range t.ways[:t.used] {
+		if m := &t.ways[i]; m.algorithm == k.HashAlgorithm && m.seed == k.HashSeed && m.size == size {
+			return m
+		}
+	}
+	if t.used == len(t.ways) {
+		t.ways = append(t.ways, made{})
+	}
+	m := &t.ways[t.used]
+	t.used++
+	if m.algorithm != k.HashAlgorithm || m.seed != k.HashSeed {
+		m.algorithm, m.seed, m.engine = k.HashAlgorithm, k.HashSeed, blockhash.NewEngineNames(k.HashAlgorithm, k.HashSeed)
+	}
+	m.size, m.names = size, m.names[:0]
+	return m
 }
 
 // Forget drops the prompt and gives back memory of more than keep names.
 func (t *Text) Forget(keep int) {
 	t.Set(nil, "")
-	for i := range t.made {
-		if cap(t.made[i].names) > keep {
-			t.made[i].names = nil
+	for i := range t.ways {
+		if cap(t.ways[i].names) > keep {
+			t.ways[i].names = nil
 		}
 	}
 }

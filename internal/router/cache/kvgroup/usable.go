@@ -93,7 +93,7 @@ func (l *look) find(end int) (at uint32, ok bool) {
 	if ok || l.text == nil {
 		return at, ok
 	}
-	if names := l.text.Names(&l.g.Traits, l.g.size); end <= len(names) {
+	if names := l.text.Names(&l.g.Traits, l.g.size, end); end <= len(names) {
 		at, ok = l.g.byName[names[end-1]]
 	}
 	return at, ok

@@ -31,17 +31,17 @@ func TestTextOfAQuestion(t *testing.T) {
 		d.LoRA, d.Settings = lora, &effective.Settings{}
 		d.Prompt = prompt.Prompt{IDs: ids, ISL: len(ids), Source: disagg.FromIDs}
 		a.Hash(&d, &api.View{CacheSalt: "salt"}, time.Now())
-		return d.hashed.text.Names(&known, 16)
+		return d.hashed.text.Names(&known, 16, 2)
 	}
 	if got := ask(""); !slices.Equal(got, want) {
 		t.Errorf("names %x, not %x", got, want)
 	}
 	text := &d.hashed.text
 	d.Release()
-	if got := text.Names(&known, 16); got != nil {
+	if got := text.Names(&known, 16, 2); len(got) != 0 {
 		t.Errorf("after the question: %x", got)
 	}
-	if got := ask("adapter"); got != nil {
+	if got := ask("adapter"); len(got) != 0 {
 		t.Errorf("with an adapter: %x", got)
 	}
 	d.Release()
@@ -49,7 +49,7 @@ func TestTextOfAQuestion(t *testing.T) {
 	if got := ask(""); !slices.Equal(got, want) {
 		t.Errorf("names %x, not %x", got, want)
 	}
-	if got := ask("adapter"); got != nil {
+	if got := ask("adapter"); len(got) != 0 {
 		t.Errorf("with an adapter that was not known before: %x", got)
 	}
 }
