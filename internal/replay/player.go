@@ -7,6 +7,7 @@ package replay
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/dynctl/dynctl/internal/positive"
 	"github.com/dynctl/dynctl/internal/router/cache/blockhash"
@@ -289,6 +290,18 @@ func prompt(locals []uint64, isl int) kvgroup.Prompt {
 	return kvgroup.Prompt{Seq: blockhash.Chain(nil, locals), Tokens: isl}
 }
 
+// promptOf is the prompt of a decision, with what the engine's names of its blocks are
+// made of where the recording tells it: the tokens, if nothing else is in the hashes. A
+// salt or an adapter would be, and neither is recorded.
+func promptOf(d *trace.Decision) kvgroup.Prompt {
+	p := prompt(d.Locals, d.Input.Facts.ISL)
+	if len(d.Locals) > 0 && slices.Equal(blockhash.Locals(nil, d.Tokens, d.BlockSize, blockhash.Key{}), d.Locals) {
+		p.Text = new(kvgroup.Text)
+		p.Text.Set(d.Tokens, "")
+	}
+	return p
+}
+
 // usable is how many leading tokens of a prompt a rank is known to reuse, as the
 // router reads the index: none when it is not trusted, whole engine blocks only; beyond
 // are the tokens that its other tiers hold behind them.
@@ -303,9 +316,11 @@ func (r *playRank) usable(q *kvindex.Query, p kvgroup.Prompt) (n int, beyond dec
 	return n * r.size, beyond.Scale(r.size, 1)
 }
 
-// byNames reports whether a router finds blocks of the rank by the engine's names of the
-// prompt's own, which a recording without tokens does not tell: it may have counted more.
-func (r *playRank) byNames() bool { return r.stream != nil && r.stream.ByNames() }
+// byNames reports whether a router that trusts the rank finds blocks of it by the engine's
+// names of a prompt's own.
+func (r *playRank) byNames() bool {
+	return r.trusted() && r.stream != nil && r.stream.Mismatch() == "" && r.stream.ByNames()
+}
 
 // RankState is what a Player knows of one rank.
 type RankState struct {

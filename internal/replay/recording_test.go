@@ -140,15 +140,20 @@ func (r *recording) decide(tokens []uint32) {
 		ID: fmt.Sprint("d", r.made), Attempt: 1, BeganUS: (r.now - 20*time.Microsecond).Microseconds(), BlockSize: testBlock, Locals: locals,
 		Revision: 1, Settings: testSettings, Input: in, Rules: decide.Rules,
 	}
-	var m maker
-	m.load(d)
-	d.SetPlan(in, m.decide())
-	copy(in.Decode.Candidates, m.in.Decode.Candidates)
-	for i := range in.Decode.Candidates {
-		in.Decode.Candidates[i].Terms = decision.Terms{}
-	}
+	plan(d)
 	r.made++
 	r.add(trace.Record{Kind: trace.KindDecision, Decision: d})
+}
+
+// plan makes a decision from its input.
+func plan(d *trace.Decision) {
+	var m maker
+	m.load(d)
+	d.SetPlan(d.Input, m.decide())
+	copy(d.Input.Decode.Candidates, m.in.Decode.Candidates)
+	for i := range d.Input.Decode.Candidates {
+		d.Input.Decode.Candidates[i].Terms = decision.Terms{}
+	}
 }
 
 var (

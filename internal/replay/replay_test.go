@@ -303,6 +303,18 @@ func TestRecordingInTheMiddle(t *testing.T) {
 	if v.Divergent() != 0 || v.InputsDiffer != 0 || v.Unknown == 0 || v.OnTrust == 0 || v.Equal != v.Decisions {
 		t.Errorf("%+v, first %+v", v, v.FirstInput)
 	}
+	// What was taken as it was recorded is no reason for another choice.
+	for i := range cut.recs {
+		if d := cut.recs[i].Decision; d != nil {
+			other := *d
+			other.DecodeRank = "x/dp0"
+			cut.recs[i].Decision = &other
+		}
+	}
+	v = play(t, cut.file(), Options{Verify: true}).Verify
+	if v.Real != v.Decisions || v.Unknown == 0 || v.First == nil || !strings.Contains(v.First.Because[0], "the inputs are the same") || v.FirstTaken == nil || !strings.Contains(v.FirstTaken.Because[0], "from before the recording is not known") {
+		t.Errorf("%+v, first %+v, first with recorded figures %+v", v, v.First, v.FirstTaken)
+	}
 }
 
 // TestForgottenIsTold: a trace that describes more than is kept says so in its report,

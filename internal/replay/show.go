@@ -75,7 +75,7 @@ func showDecision(b *strings.Builder, d *trace.Decision, p *Player) {
 	}
 	var q kvindex.Query
 	p.Overlap(d.Locals, &q)
-	asked := prompt(d.Locals, d.Input.Facts.ISL)
+	asked := promptOf(d)
 	for _, ph := range []*selector.Input{&d.Input.Decode, &d.Input.Prefill} {
 		if len(ph.Candidates) == 0 {
 			continue

@@ -54,6 +54,8 @@ func (r *Report) Rows() [][]string {
 			[]string{"other rules", table.Count(v.OtherRules)},
 			[]string{"other choice", table.Count(v.Real)},
 			[]string{"other inputs", table.Count(v.InputsDiffer)},
+			[]string{"caches before the recording", table.Count(v.Unknown)},
+			[]string{"found by the engine's names", table.Count(v.ByNames)},
 		)
 	}
 	return rows
@@ -117,14 +119,15 @@ func (v *VerifyReport) Text(out io.Writer) error {
 	rows := [][]string{
 		{"  decisions equal", table.Count(v.Decisions), table.Count(v.Equal), ""},
 		{"    proven", "-", table.Count(v.Proven), table.Percent(v.Match())},
-		{"    taken on trust", "-", table.Count(v.OnTrust), map[bool]string{true: "the recording began after the caches", false: "ok"}[v.OnTrust > 0]},
+		{"    taken on trust", "-", table.Count(v.OnTrust), map[bool]string{true: "with recorded figures, see below", false: "ok"}[v.OnTrust > 0]},
 		{"    other rank, equal cost", "-", table.Count(v.TieBreaks), map[bool]string{true: "tie-break", false: "ok"}[v.TieBreaks > 0]},
 		{"    the router had other rules", "-", table.Count(v.OtherRules), map[bool]string{true: "another version", false: "ok"}[v.OtherRules > 0]},
 		{"    other choice, other cost", "-", table.Count(v.Real), state(v.Real)},
 		{"  cannot be made again", "-", table.Count(v.Unverifiable), map[bool]string{true: "the recording lacks something", false: "ok"}[v.Unverifiable > 0]},
-		{"  other caches than recorded", "-", table.Count(v.InputsDiffer), map[bool]string{true: "events are missing", false: "ok"}[v.InputsDiffer > 0]},
+		{"  other caches than recorded", "-", table.Count(v.InputsDiffer), map[bool]string{true: "the replay has others", false: "ok"}[v.InputsDiffer > 0]},
 		{"  made while events arrived", "-", table.Count(v.Raced), "equal with a state of that moment"},
-		{"  caches partly unknown", "-", table.Count(v.Unknown), "recorded figures taken"},
+		{"  caches before the recording", "-", table.Count(v.Unknown), "recorded figures taken"},
+		{"  found by the engine's names", "-", table.Count(v.ByNames), "recorded overlaps taken"},
 		{"  predicted hit rate", table.Percent(v.RecordedHit), table.Percent(v.ReplayedHit), ""},
 	}
 	if err := table.Write(out, "table", []string{"  CHECK", "RECORDED", "REPLAYED", "STATE"}, rows); err != nil {
@@ -149,6 +152,9 @@ func (v *VerifyReport) Text(out io.Writer) error {
 	}
 	if v.FirstInput != nil && (v.First == nil || v.First.Line != v.FirstInput.Line) {
 		tell("FIRST OTHER INPUT (same choice)", v.FirstInput)
+	}
+	if v.FirstTaken != nil {
+		tell("FIRST WITH RECORDED FIGURES", v.FirstTaken)
 	}
 	return nil
 }

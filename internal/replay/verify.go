@@ -18,7 +18,7 @@ import (
 type VerifyReport struct {
 	Decisions uint64 `json:"decisions"`
 	// Equal came out the same: Proven from the caches of the replay, OnTrust
-	// with recorded figures in the place of caches from before the recording.
+	// with recorded figures in the place of what the recording cannot tell.
 	Equal   uint64 `json:"equal"`
 	Proven  uint64 `json:"proven"`
 	OnTrust uint64 `json:"on_trust"`
@@ -31,6 +31,10 @@ type VerifyReport struct {
 	// Unknown counts decisions of which some caches cannot be known, because
 	// the recording began after them; they take the recorded figures.
 	Unknown uint64 `json:"partly_unknown"`
+	// ByNames counts decisions of which some overlaps may have been found by the
+	// engine's names of the prompt's blocks, and the recording lacks what names are
+	// computed from; they take the recorded overlaps.
+	ByNames uint64 `json:"found_by_names"`
 	// TieBreaks, OtherRules and Real are the divergences: another rank of equal
 	// cost, what a router with other rules decided, and everything else.
 	TieBreaks  uint64 `json:"tie_breaks"`
@@ -45,9 +49,11 @@ type VerifyReport struct {
 	// in these figures.
 	Cut bool `json:"cut,omitempty"`
 	// First is the first divergence, FirstInput the first decision with other
-	// inputs; nil when there is none.
+	// inputs, FirstTaken the first that took recorded figures, with the reasons for
+	// that; nil when there is none.
 	First      *Divergence `json:"first_divergence,omitempty"`
 	FirstInput *Divergence `json:"first_other_input,omitempty"`
+	FirstTaken *Divergence `json:"first_recorded_figures,omitempty"`
 
 	// RecordedHit and ReplayedHit are the shares of prompt tokens found in the
 	// chosen ranks' caches.
@@ -69,7 +75,7 @@ func (r *VerifyReport) Match() float64 {
 // Divergent counts the decisions that come out differently.
 func (r *VerifyReport) Divergent() uint64 { return r.TieBreaks + r.OtherRules + r.Real }
 
-// Divergence is one decision that comes out differently, and why.
+// Divergence is one decision that comes out differently, or could, and why.
 type Divergence struct {
 	Line    int64         `json:"line"`
 	Time    time.Duration `json:"t_ns"`
@@ -102,7 +108,6 @@ type Verifier struct {
 	p      *Player
 	m      *maker
 	q      kvindex.Query
-	prompt kvgroup.Prompt // that q is about
 	report VerifyReport
 
 	held   []*heldRecord
@@ -126,6 +131,7 @@ type heldRecord struct {
 type openDecision struct {
 	rec     trace.Record
 	d       *trace.Decision
+	prompt  kvgroup.Prompt // empty before the first look
 	began   time.Duration
 	passed  bool // its own place in the trace was reached
 	started bool
@@ -142,6 +148,8 @@ type seen struct {
 	// partial says that the rank's cache from before the recording was not known
 	// then, though it may have been cleared since.
 	partial bool
+	// named says that more may have been found by the engine's names than is known here.
+	named bool
 }
 
 // prefix is what a rank holds of a prompt, in the phase's blocks.
@@ -277,7 +285,9 @@ func (v *Verifier) look(o *openDecision, rank string) {
 			}
 			if !asked {
 				v.p.Overlap(o.d.Locals, &v.q)
-				v.prompt = prompt(o.d.Locals, o.d.Input.Facts.ISL)
+				if o.prompt.Seq == nil {
+					o.prompt = promptOf(o.d)
+				}
 				asked = true
 			}
 			s := o.seen[c.Rank]
@@ -286,8 +296,10 @@ func (v *Verifier) look(o *openDecision, rank string) {
 				o.seen[c.Rank] = s
 			}
 			stats, _ := v.p.index.RankStats(r.slot)
-			s.add(v.overlap(o.d, r, phase), int(stats.Blocks), !o.passed)
-			s.partial = s.partial || r.partial || r.byNames()
+			s.add(v.overlap(o, r, phase), int(stats.Blocks), !o.passed)
+			s.partial = s.partial || r.partial
+			// Of a rank whose batches are missing it is not known what names would find.
+			s.named = s.named || o.prompt.Text == nil && r.byNames() && r.gap == nil
 		}
 	}
 }
@@ -305,11 +317,11 @@ func (s *seen) add(overlap prefix, resident int, here bool) {
 }
 
 // overlap is a rank's overlap in the phase's blocks, as the router counts it.
-func (v *Verifier) overlap(d *trace.Decision, r *playRank, p *selector.Input) prefix {
-	if r.size != d.BlockSize || d.Approximate {
+func (v *Verifier) overlap(o *openDecision, r *playRank, p *selector.Input) prefix {
+	if r.size != o.d.BlockSize || o.d.Approximate {
 		return prefix{}
 	}
-	n, beyond := r.usable(&v.q, v.prompt)
+	n, beyond := r.usable(&v.q, o.prompt)
 	unit := max(p.BlockSize, 1)
 	return prefix{n / unit, beyond.Scale(1, unit)}
 }
@@ -360,8 +372,7 @@ func (v *Verifier) judge(o *openDecision) {
 		v.remember(d)
 		first = nil
 	}
-	raced, unknown := false, false
-	var why []string
+	var f findings
 	for _, in := range []*selector.Input{&v.m.in.Decode, &v.m.in.Prefill} {
 		for i := range in.Candidates {
 			c := in.Candidates[i] // as recorded
@@ -372,28 +383,63 @@ func (v *Verifier) judge(o *openDecision) {
 			}
 			now := &in.Candidates[i]
 			partial := s.partial || r.partial // its first batch may have come after the decision
-			if !slices.Contains(s.resident, c.ResidentBlocks) {
+			switch {
+			case s.residentAt == c.ResidentBlocks:
+			case slices.Contains(s.resident, c.ResidentBlocks):
+				f.raced = true
+			case partial:
+				f.unknown = true
+				f.taken = append(f.taken, residents(&c, s)+before)
+			default:
 				now.ResidentBlocks = s.residentAt
-			} else if s.residentAt != c.ResidentBlocks {
-				raced = true
+				f.residents = append(f.residents, residents(&c, s))
 			}
 			switch {
 			case s.overlapAt == prefixOf(&c):
 			case slices.Contains(s.overlap, prefixOf(&c)), first != nil && sameOverlap(first, &c):
-				raced = true
+				f.raced = true
 			case partial && prefixOf(&c).more(s.overlapAt):
-				unknown = true
+				f.unknown = true
+				f.taken = append(f.taken, overlaps(&c, s)+before)
+			case s.named && s.foundMore(&c) && c.OverlapBlocks*max(in.BlockSize, 1) <= len(d.Locals)*d.BlockSize:
+				f.named = true
+				f.taken = append(f.taken, overlaps(&c, s)+byNames)
 			default:
 				now.OverlapBlocks, now.Tiers = s.overlapAt.blocks, s.overlapAt.Tiers
-				why = append(why, v.because(r, &c, s))
-			}
-			if partial && now.ResidentBlocks != c.ResidentBlocks {
-				now.ResidentBlocks, unknown = c.ResidentBlocks, true
+				f.why = append(f.why, v.because(r, &c, s))
 			}
 		}
 	}
 	plan := v.m.decide()
-	v.count(o, plan, raced, unknown, why)
+	v.count(o, plan, &f)
+}
+
+// findings are what a decision's recorded inputs are beside the replayed ones.
+type findings struct {
+	raced, unknown, named bool
+	// why are the overlaps that differ, taken the figures that were taken as recorded;
+	// residents are those sizes of caches that differ, which break ties only.
+	why, taken, residents []string
+}
+
+// Why a recorded figure is taken.
+const (
+	before  = "; the rank's cache from before the recording is not known"
+	byNames = "; more may be found by the engine's names of the prompt's blocks, which this recording does not tell"
+)
+
+// foundMore reports whether a candidate differs from what the rank had by more blocks on
+// the device only: names find no others.
+func (s *seen) foundMore(c *decision.Candidate) bool {
+	return c.Tiers == s.overlapAt.Tiers && c.OverlapBlocks > s.overlapAt.blocks
+}
+
+func overlaps(c *decision.Candidate, s *seen) string {
+	return fmt.Sprintf("%s: recorded overlap %v blocks, replayed %v", c.Rank, prefixOf(c), s.overlapAt)
+}
+
+func residents(c *decision.Candidate, s *seen) string {
+	return fmt.Sprintf("%s: recorded %d blocks held, replayed %d", c.Rank, c.ResidentBlocks, s.residentAt)
 }
 
 // lacks counts a decision that cannot be made again.
@@ -428,7 +474,7 @@ func sameOverlap(d *trace.Decision, c *decision.Candidate) bool {
 
 // because says why a rank's replayed overlap is another than the recorded one.
 func (v *Verifier) because(r *playRank, c *decision.Candidate, s *seen) string {
-	text := fmt.Sprintf("%s: recorded overlap %v blocks, replayed %v", c.Rank, prefixOf(c), s.overlapAt)
+	text := overlaps(c, s)
 	switch {
 	case r.gap != nil && r.gap.from == r.gap.to:
 		return text + fmt.Sprintf("; batch %d of this rank is missing from the trace (between lines %d and %d)", r.gap.from, r.gap.after, r.gap.atLine)
@@ -444,7 +490,7 @@ func (v *Verifier) because(r *playRank, c *decision.Candidate, s *seen) string {
 	return text
 }
 
-func (v *Verifier) count(o *openDecision, plan *decide.Plan, raced, unknown bool, why []string) {
+func (v *Verifier) count(o *openDecision, plan *decide.Plan, f *findings) {
 	d, rep := o.d, &v.report
 	now := asDecided(&v.m.in, plan)
 	rep.Decisions++
@@ -455,60 +501,74 @@ func (v *Verifier) count(o *openDecision, plan *decide.Plan, raced, unknown bool
 	// Version 1 does not tell all that a reason depends on.
 	equal := d.Path == now.Path && d.DecodeRank == now.DecodeRank && d.PrefillRank == now.PrefillRank && (d.Error == "") == (now.Error == "")
 	same := equal
-	if len(why) == 0 && d.Rules == decide.Rules {
+	if len(f.why) == 0 && d.Rules == decide.Rules {
 		same = equal && d.Reason == now.Reason && d.Costs == now.Costs && v.sameCosts(d)
 	}
-	if unknown {
-		rep.Unknown++
-	}
-	var div *Divergence
-	if len(why) > 0 || !same {
-		div = &Divergence{
-			Line: o.rec.Line, Time: o.rec.Time, ID: d.ID, Request: d.RequestID, Because: why, Recorded: describe(d), Replayed: describe(now),
-		}
-		switch {
-		case len(why) > 0:
-		case unknown:
-			div.Because = []string{"some ranks' caches before the recording began are not known"}
-		case d.Rules != decide.Rules:
-			div.Because = []string{fmt.Sprintf("the router that recorded had rules %d, this dynctl has %d", d.Rules, decide.Rules)}
-		default:
-			div.Because = []string{"the inputs are the same: this dynctl decides otherwise than the one that recorded (another version or policy)"}
+	tell := func(because []string) *Divergence {
+		div := &Divergence{
+			Line: o.rec.Line, Time: o.rec.Time, ID: d.ID, Request: d.RequestID, Because: because, Recorded: describe(d), Replayed: describe(now),
 		}
 		if equal && !same {
 			div.Recorded += ", " + d.Reason
 			div.Replayed += ", " + now.Reason
 		}
+		return div
 	}
-	if len(why) > 0 {
+	if f.unknown {
+		rep.Unknown++
+	}
+	if f.named {
+		rep.ByNames++
+	}
+	if len(f.taken) > 0 && rep.FirstTaken == nil {
+		rep.FirstTaken = tell(f.taken)
+	}
+	if len(f.why) > 0 {
 		rep.InputsDiffer++
 		if rep.FirstInput == nil {
-			rep.FirstInput = div
+			rep.FirstInput = tell(f.why)
 		}
 	}
 	if same {
 		rep.Equal++
-		if unknown {
+		if len(f.taken) > 0 {
 			rep.OnTrust++
 		} else {
 			rep.Proven++
 		}
-		if raced {
+		if f.raced {
 			rep.Raced++
 		}
 		return
 	}
 	if rep.First == nil {
-		rep.First = div
+		rep.First = tell(v.cause(d, f))
 	}
 	switch {
-	case len(why) == 0 && d.Rules != decide.Rules:
+	case len(f.why) == 0 && d.Rules != decide.Rules:
 		rep.OtherRules++
 	case !equal && d.Path == now.Path && d.PrefillRank == now.PrefillRank && v.sameCost(plan, d.DecodeRank):
 		rep.TieBreaks++
 	default:
 		rep.Real++
 	}
+}
+
+// cause says why a decision comes out differently. Figures that were taken as recorded are
+// none: they are the same on both sides.
+func (v *Verifier) cause(d *trace.Decision, f *findings) []string {
+	const otherwise = "this dynctl decides otherwise than the one that recorded (another version or policy)"
+	switch {
+	case len(f.why) > 0:
+		return f.why
+	case d.Rules != decide.Rules:
+		return []string{fmt.Sprintf("the router that recorded had rules %d, this dynctl has %d", d.Rules, decide.Rules)}
+	case len(f.residents) == 0:
+		return []string{"the inputs are the same: " + otherwise}
+	case v.sameCosts(d):
+		return f.residents
+	}
+	return append([]string{otherwise}, f.residents...)
 }
 
 func describe(d *trace.Decision) string {

@@ -2,6 +2,7 @@ package replay
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -173,13 +174,9 @@ func TestVerifyRace(t *testing.T) {
 }
 
 // TestVerifyNamesOfThePrompt: what a router found by the engine's names of a prompt's own
-// blocks is not in a recording without tokens. It is not known there, and no divergence.
+// blocks is not in a recording without tokens. Such overlaps are taken as recorded, for a
+// reason of their own, which explains nothing else that differs.
 func TestVerifyNamesOfThePrompt(t *testing.T) {
-	r := newRecording(t)
-	r.texts = true
-	known := kvgroup.Traits{Chunk: 4 * testBlock, HashAlgorithm: "sha256"}
-	r.add(trace.Record{Kind: trace.KindRank, Rank: rankName(0), RankInfo: trace.RankInfo{BlockSize: testBlock, New: true, Traits: known}})
-	r.add(trace.Record{Kind: trace.KindFeed, Rank: rankName(0), Trusted: true})
 	tokens := make([]uint32, 11*testBlock)
 	engine := blockhash.NewEngineNames("sha256", "")
 	at, names := engine.Root(), []uint64(nil)
@@ -190,17 +187,89 @@ func TestVerifyNamesOfThePrompt(t *testing.T) {
 		at = engine.Next(nil, at, tokens[i*testBlock:(i+1)*testBlock], "")
 		names = append(names, at.Short())
 	}
-	// Of two whole chunks nothing is stored, nor told.
-	b := kvevent.Batch{TS: 1, Events: []kvevent.Event{{
-		Kind: kvevent.Stored, CacheKind: kvevent.ChunkedLocal, Parent: names[7], HasParent: true, Hashes: names[8:], Tokens: tokens[8*testBlock : 10*testBlock], BlockSize: testBlock,
-	}}}
-	r.add(trace.Record{Kind: trace.KindBatch, Rank: rankName(0), Batch: trace.Batch{Payload: kvevent.AppendBatch(nil, &b, kvevent.Encoding{Form: kvevent.VLLMMap})}})
-	r.decide(tokens)
-	if n := r.recs[len(r.recs)-1].Decision.Input.Decode.Candidates[0].OverlapBlocks; n != 10 {
-		t.Fatalf("%d blocks found, not 10", n)
+	batch := func(seq uint64, events ...kvevent.Event) trace.Record {
+		b := kvevent.Batch{TS: 1, Events: events}
+		return trace.Record{Kind: trace.KindBatch, Rank: rankName(0), Batch: trace.Batch{Seq: seq, Payload: kvevent.AppendBatch(nil, &b, kvevent.Encoding{Form: kvevent.VLLMMap})}}
 	}
-	if v := play(t, r.file(), Options{Verify: true}).Verify; v.Equal != 1 || v.Unknown != 1 || v.InputsDiffer != 0 {
-		t.Errorf("%+v; %+v", v, v.FirstInput)
+	known := kvgroup.Traits{Chunk: 4 * testBlock, HashAlgorithm: "sha256"}
+	type figures = []decision.Candidate
+	const named, same = "more may be found by the engine's names", "the inputs are the same"
+	for _, c := range []struct {
+		name   string
+		extra  []trace.Record // before the decision, unseen by it
+		change func(d *trace.Decision, c figures)
+		want   VerifyReport
+		tell   string
+	}{
+		{"as found", nil, nil, VerifyReport{Equal: 1, OnTrust: 1, ByNames: 1}, named},
+		{"with the tokens", nil, func(d *trace.Decision, _ figures) { d.Tokens = tokens }, VerifyReport{Equal: 1, Proven: 1}, ""},
+		{"fewer than the tokens tell", nil, func(d *trace.Decision, c figures) { d.Tokens, c[0].OverlapBlocks = tokens, 8 }, VerifyReport{TieBreaks: 1, InputsDiffer: 1}, "recorded overlap 8 blocks, replayed 10"},
+		{"more than the tokens tell", nil, func(d *trace.Decision, c figures) { d.Tokens, c[0].OverlapBlocks = tokens, 11 }, VerifyReport{Equal: 1, Proven: 1, InputsDiffer: 1}, "recorded overlap 11 blocks, replayed 10"},
+		{"tokens under other hashes", nil, func(d *trace.Decision, _ figures) { d.Tokens = tokens[1:] }, VerifyReport{Equal: 1, OnTrust: 1, ByNames: 1}, named},
+		{"another rank's overlap", nil, func(_ *trace.Decision, c figures) { c[2].OverlapBlocks = 3 }, VerifyReport{Equal: 1, OnTrust: 1, ByNames: 1, InputsDiffer: 1}, "w-2/dp0: recorded overlap 3 blocks, replayed 0"},
+		{"blocks of another tier", nil, func(_ *trace.Decision, c figures) { c[0].CPU = 1 }, VerifyReport{Real: 1, InputsDiffer: 1}, "w-0/dp0: recorded overlap 10 (then 1 cpu"},
+		{"more than the prompt has", nil, func(_ *trace.Decision, c figures) { c[0].OverlapBlocks = 12 }, VerifyReport{Real: 1, InputsDiffer: 1}, "recorded overlap 12 blocks, replayed 8"},
+		{"a rank that is not trusted", []trace.Record{{Kind: trace.KindFeed, Rank: rankName(0)}}, nil, VerifyReport{Real: 1, InputsDiffer: 1}, "recorded overlap 10 blocks, replayed 0"},
+		{"a batch is missing", []trace.Record{batch(2)}, nil, VerifyReport{Real: 1, InputsDiffer: 1}, "batch 1 of this rank is missing"},
+		{"the size of a cache", nil, func(_ *trace.Decision, c figures) { c[0].ResidentBlocks = 20 }, VerifyReport{ByNames: 1, TieBreaks: 1}, "w-0/dp0: recorded 20 blocks held, replayed 0"},
+		{"another choice", nil, func(d *trace.Decision, _ figures) { d.DecodeRank = "x/dp0" }, VerifyReport{ByNames: 1, Real: 1}, same},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := newRecording(t)
+			r.texts = true
+			r.batch(1, tokens[:10*testBlock])
+			r.add(trace.Record{Kind: trace.KindRank, Rank: rankName(0), RankInfo: trace.RankInfo{BlockSize: testBlock, New: true, Traits: known}})
+			r.add(trace.Record{Kind: trace.KindFeed, Rank: rankName(0), Trusted: true})
+			// Of two whole chunks nothing is stored, nor told.
+			r.add(batch(0, kvevent.Event{
+				Kind: kvevent.Stored, CacheKind: kvevent.ChunkedLocal, Parent: names[7], HasParent: true, Hashes: names[8:], Tokens: tokens[8*testBlock : 10*testBlock], BlockSize: testBlock,
+			}))
+			r.now += time.Second // out of everybody's sight
+			r.decide(tokens)
+			last := len(r.recs) - 1
+			d := r.recs[last].Decision
+			list := d.Input.Decode.Candidates
+			if n := list[0].OverlapBlocks; n != 10 || list[1].OverlapBlocks != 10 {
+				t.Fatalf("%d and %d blocks found, not 10", n, list[1].OverlapBlocks)
+			}
+			for i := range list {
+				list[i].ActiveRequests = 0 // so that the first two cost the same
+			}
+			if c.change != nil {
+				c.change(d, list)
+			}
+			chosen := d.DecodeRank
+			if plan(d); chosen == "x/dp0" {
+				d.DecodeRank = chosen
+			}
+			for i := range c.extra {
+				c.extra[i].Time = r.recs[last-1].Time
+				c.extra[i].Batch.Received = c.extra[i].Time
+			}
+			r.recs = slices.Insert(r.recs, last, c.extra...)
+			rep := play(t, r.file(), Options{Verify: true})
+			v := rep.Verify
+			got := *v
+			got.First, got.FirstInput, got.FirstTaken, got.RecordedHit, got.ReplayedHit = nil, nil, nil, 0, 0
+			c.want.Decisions = 1
+			if d := cmp.Diff(c.want, got, cmpopts.IgnoreUnexported(VerifyReport{})); d != "" {
+				t.Errorf("(-want +got):\n%s%+v\n%+v", d, v.First, v.FirstInput)
+			}
+			var text strings.Builder
+			if err := rep.Text(&text); err != nil || !strings.Contains(text.String(), c.tell) || strings.Contains(text.String(), "from before the recording is not known") {
+				t.Errorf("%v, %q is to be in\n%s", err, c.tell, &text)
+			}
+			if v.First != nil && !strings.Contains(strings.Join(v.First.Because, "\n"), c.tell) {
+				t.Errorf("because %q, not %q", v.First.Because, c.tell)
+			}
+			raw, err := json.Marshal(rep)
+			if want := fmt.Sprintf(`"partly_unknown":0,"found_by_names":%d`, v.ByNames); err != nil || !strings.Contains(string(raw), want) {
+				t.Errorf("%v, no %s in %s", err, want, raw)
+			}
+			if told := v.FirstTaken != nil && strings.Contains(v.FirstTaken.Because[0], named); told != (v.ByNames > 0) {
+				t.Errorf("first with recorded figures: %+v", v.FirstTaken)
+			}
+		})
 	}
 }
 
