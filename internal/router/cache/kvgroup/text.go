@@ -20,9 +20,15 @@ func (g *Groups) ByNames() bool { return g.nowhere > 0 && g.names != nil && !g.H
 type made struct {
 	algorithm, seed string
 	size            int
-	engine          *blockhash.EngineNames // nil when these names cannot be computed
+	engine          namer // nil when these names cannot be computed
 	names           []uint64
 	at              blockhash.Name // the whole of the last one
+}
+
+// namer computes names, as [blockhash.EngineNames] does.
+type namer interface {
+	Root() blockhash.Name
+	Next(dst []byte, before blockhash.Name, tokens []uint32, salt string) blockhash.Name
 }
 
 // Set makes it that of a prompt with a salt, "" for none. It keeps the tokens. Without
@@ -33,7 +39,10 @@ func (t *Text) Set(tokens []uint32, salt string) { t.tokens, t.salt, t.used = to
 // text's first full blocks of size tokens: to n of them or more, or all if there are fewer;
 // none when they are not known. Each is computed once, when it is first asked for.
 func (t *Text) Names(k *Traits, size, n int) []uint64 {
-	m := t.made(k, size)
+	m := t.way(k, size)
+	if m == nil {
+		m = t.begin(k, size)
+	}
 	if m.engine == nil {
 		return nil
 	}
@@ -48,20 +57,36 @@ func (t *Text) Names(k *Traits, size, n int) []uint64 {
 	return m.names
 }
 
-// made finds or begins the names in one way.
-func (t *Text) made(k *Traits, size int) *made {
+// computed are the names that were computed already.
+func (t *Text) computed(k *Traits, size int) []uint64 {
+	if m := t.way(k, size); m != nil {
+		return m.names
+	}
+	return nil
+}
+
+// way finds the names in one way, nil when they were not asked for yet.
+func (t *Text) way(k *Traits, size int) *made {
 	for i := range t.ways[:t.used] {
 		if m := &t.ways[i]; m.algorithm == k.HashAlgorithm && m.seed == k.HashSeed && m.size == size {
 			return m
 		}
 	}
+	return nil
+}
+
+// begin begins the names in one more way.
+func (t *Text) begin(k *Traits, size int) *made {
 	if t.used == len(t.ways) {
 		t.ways = append(t.ways, made{})
 	}
 	m := &t.ways[t.used]
 	t.used++
 	if m.algorithm != k.HashAlgorithm || m.seed != k.HashSeed {
-		m.algorithm, m.seed, m.engine = k.HashAlgorithm, k.HashSeed, blockhash.NewEngineNames(k.HashAlgorithm, k.HashSeed)
+		m.algorithm, m.seed, m.engine = k.HashAlgorithm, k.HashSeed, nil
+		if e := blockhash.NewEngineNames(k.HashAlgorithm, k.HashSeed); e != nil {
+			m.engine = e
+		}
 	}
 	m.size, m.names = size, m.names[:0]
 	return m

@@ -72,6 +72,69 @@ func TestNamesAsFarAsLookedFor(t *testing.T) {
 	}
 }
 
+// atWork is told before each name that is computed.
+type atWork struct {
+	*blockhash.EngineNames
+	name func()
+}
+
+func (w atWork) Next(dst []byte, before blockhash.Name, tokens []uint32, salt string) blockhash.Name {
+	w.name()
+	return w.EngineNames.Next(dst, before, tokens, salt)
+}
+
+// TestWritersDoNotWaitForNames: while names are computed for an answer, events can be
+// written, and the answer is what holds after those. Nor does it end where they come with
+// every name.
+func TestWritersDoNotWaitForNames(t *testing.T) {
+	t.Parallel()
+	const blocks, held = 64, 32
+	tokens, seq, names := named(blocks)
+	store := func(g *Groups, n int) {
+		g.Store(&Store{Kind: kvevent.FullAttention, Block: routerBlock, Names: names[n : n+1], Parent: 2, HasParent: true})
+	}
+	for _, tt := range []struct {
+		name  string
+		write func(g *Groups, computed int)
+		want  int
+	}{
+		{"nothing", func(*Groups, int) {}, held},
+		{"one more each time", func(g *Groups, computed int) { store(g, min(held+computed, blocks)-1) }, blocks},
+		{"its first is removed late", func(g *Groups, computed int) {
+			if computed == held {
+				g.Remove(0, names[:1])
+			}
+		}, 0},
+		{"all are forgotten", func(g *Groups, computed int) {
+			if computed == held/2 {
+				g.Clear()
+			}
+		}, 0},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			g, computed := holding(names[:held]), 0
+			engine := atWork{blockhash.NewEngineNames(stated.HashAlgorithm, stated.HashSeed), func() {
+				computed++
+				if !g.TryLock() {
+					t.Error("writers wait for a name")
+					return
+				}
+				tt.write(g, computed)
+				g.Unlock()
+			}}
+			text := Text{ways: []made{{algorithm: stated.HashAlgorithm, seed: stated.HashSeed, engine: engine}}}
+			text.Set(tokens, "")
+			if n := g.Usable(Prompt{Seq: seq, Tokens: len(tokens), Block: routerBlock, Text: &text}, 0); n != tt.want {
+				t.Errorf("%d blocks usable, not %d", n, tt.want)
+			}
+			if computed == 0 || computed > blocks {
+				t.Errorf("%d names computed for a prompt of %d blocks", computed, blocks)
+			}
+		})
+	}
+}
+
 // BenchmarkUsableByNames is the overlap of a new prompt of 2,048 blocks, of which a rank has
 // so many that are found by their names only.
 func BenchmarkUsableByNames(b *testing.B) {

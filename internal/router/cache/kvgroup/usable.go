@@ -16,14 +16,32 @@ type Prompt struct {
 // last token is always computed, so it is fewer than the prompt's. The first
 // overlap blocks are known to be held by the group First, as whole blocks.
 func (g *Groups) Usable(p Prompt, overlap int) int {
+	for {
+		l := look{g: g, seq: p.Seq, left: maxLooks + 4*len(p.Seq)}
+		n := l.usable(&p, overlap)
+		if l.lacks == 0 {
+			return n
+		}
+		// Whoever writes does not wait for names to be computed. What was seen may have
+		// changed meanwhile, so all is looked up again; half as many names again keep
+		// that rare.
+		if known := len(l.names); len(p.Text.Names(&l.traits, g.size, max(l.lacks, known+known/2))) < l.lacks {
+			p.Text = nil
+		}
+	}
+}
+
+// usable is Usable as far as names are computed; lacks says that more are wanted.
+func (l *look) usable(p *Prompt, overlap int) int {
+	g := l.g
 	g.RLock()
 	defer g.RUnlock()
 	if len(g.groups) == 0 || g.Mismatch() != "" {
 		return 0
 	}
-	l := look{g: g, seq: p.Seq, left: maxLooks + 4*len(p.Seq)}
-	if g.ByNames() {
-		l.text = p.Text
+	if p.Text != nil && g.ByNames() {
+		l.traits = g.Traits
+		l.names, l.named = p.Text.computed(&l.traits, g.size), len(p.Text.tokens)/g.size
 	}
 	unit, parts := g.unit()
 	limit := max(0, min((p.Tokens-1)/g.size, len(p.Seq)))
@@ -83,18 +101,25 @@ func (g *Groups) unit() (unit int, parts bool) {
 type look struct {
 	g    *Groups
 	seq  []uint64
-	text *Text // nil unless blocks may be found by the engine's names
-	left int   // lookups
+	left int // lookups
+	// names are those that the engine gives to the prompt's first blocks, with these
+	// traits, as far as they are computed; they can be for the first named blocks. lacks is
+	// the first length that was looked for beyond them, which ends the look; 0 for none.
+	names  []uint64
+	named  int
+	lacks  int
+	traits Traits
 }
 
 // find finds the block that ends at a length.
 func (l *look) find(end int) (at uint32, ok bool) {
 	at, ok = l.g.bySeq[l.seq[end-1]]
-	if ok || l.text == nil {
-		return at, ok
-	}
-	if names := l.text.Names(&l.g.Traits, l.g.size, end); end <= len(names) {
-		at, ok = l.g.byName[names[end-1]]
+	switch {
+	case ok:
+	case end <= len(l.names):
+		at, ok = l.g.byName[l.names[end-1]]
+	case end <= l.named && l.lacks == 0:
+		l.lacks, l.left = end, 0
 	}
 	return at, ok
 }
