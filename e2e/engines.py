@@ -5,8 +5,8 @@
   engines.py up 1p1d [-- ARGUMENTS]   prefill and decode engines with KV transfer over NIXL
   engines.py up 2d:dp=2               plain engines, each with two data-parallel ranks
   engines.py down [NAME ...]          ends all engines, or those named
-  engines.py sglang                   SGLang's package beside vLLM's, for tests of its bodies
-                                      and events; prints the variables that these tests want
+  engines.py sglang                   SGLang's package beside vLLM's, for tests of its bodies,
+                                      events and bootstrap; prints the variables that these tests want
 
 up prints a JSON array with each engine's name, role, model, url, pid and log, when all
 of them answer. ARGUMENTS go to vllm serve as they are. Everything listens on 127.0.0.1,
@@ -36,7 +36,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 HOME = pathlib.Path(os.environ.get("DYNCTL_ENGINES_HOME", "~/.cache/dynctl-engines")).expanduser()
 VENV, RUN = HOME / "venv", HOME / "run"
 REQUIREMENTS = HERE / "engines.txt"
-# Of what the package names only that without which its events and bodies cannot be imported.
+# Of what the package names only that without which its events, bodies and bootstrap cannot be imported.
 SGLANG = ("sglang==0.5.23", "orjson==3.13.0", "triton==3.9.0", "ipython==9.18.1", "traitlets==5.16.1")
 # hidden size, layers
 MODELS = {"tiny": (128, 2), "small": (256, 4), "medium": (512, 4)}

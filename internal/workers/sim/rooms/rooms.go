@@ -6,7 +6,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
+	"strconv"
 	"sync"
 	"time"
 
@@ -114,9 +116,7 @@ type KVAnswer struct {
 // Handler is the bootstrap server.
 func (t *Rooms) Handler(dp, pageSize int) http.Handler {
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /route", func(w http.ResponseWriter, _ *http.Request) {
-		answer(w, http.StatusOK, map[string]any{"attn_tp_size": 1, "attn_cp_size": 1, "dp_size": dp, "pp_size": 1, "page_size": pageSize, "follow_bootstrap_room": true})
-	})
+	mux.HandleFunc("GET /route", func(w http.ResponseWriter, r *http.Request) { route(w, r, dp, pageSize) })
 	mux.HandleFunc("GET /health", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) })
 	mux.HandleFunc("POST /sim/kv", func(w http.ResponseWriter, r *http.Request) {
 		var q KVRequest
@@ -147,6 +147,34 @@ func (t *Rooms) Handler(dp, pageSize int) http.Handler {
 		answer(w, http.StatusOK, KVAnswer{Contents: k.contents})
 	})
 	return mux
+}
+
+// route tells a decode the prefill's layout, where it asks for rank -1 of everything, or
+// where a rank is: here, for a simulated one has no port of its own. Its ranks need not
+// register, and each has its KV whole.
+func route(w http.ResponseWriter, r *http.Request, dp, pageSize int) {
+	var at [4]int
+	for i, name := range []string{"prefill_dp_rank", "prefill_cp_rank", "target_tp_rank", "target_pp_rank"} {
+		n, err := strconv.Atoi(r.URL.Query().Get(name))
+		if err != nil {
+			http.Error(w, "Missing inputs for bootstrap server.", http.StatusBadRequest)
+			return
+		}
+		at[i] = n
+	}
+	if at == [4]int{-1, -1, -1, -1} {
+		answer(w, http.StatusOK, map[string]any{
+			"attn_tp_size": 1, "attn_cp_size": 1, "dp_size": dp, "pp_size": 1, "page_size": pageSize, "kv_cache_dtype": nil, "follow_bootstrap_room": true,
+		})
+		return
+	}
+	host, text, err := net.SplitHostPort(r.Host)
+	port, bad := strconv.Atoi(text)
+	if at[0] < 0 || at[0] >= dp || [3]int(at[1:]) != [3]int{} || err != nil || bad != nil {
+		http.Error(w, fmt.Sprintf("Bootstrap info not found for dp_rank=%d cp_rank=%d tp_rank=%d pp_rank=%d", at[0], at[1], at[2], at[3]), http.StatusNotFound)
+		return
+	}
+	answer(w, http.StatusOK, map[string]any{"rank_ip": host, "rank_port": port})
 }
 
 func answer(w http.ResponseWriter, status int, v any) {
