@@ -190,6 +190,10 @@ func TestSlowPrefillRank(t *testing.T) {
 		in.PrefillPeers = append(in.PrefillPeers, in.PrefillPeers[0])
 		in.Prefill.Candidates[0].Slot = 4
 	}
+	second := func(queued int) func(*Input) {
+		return func(in *Input) { in.Prefill.Candidates[1].PrefillTokens = queued }
+	}
+	gate := func(in *Input) { in.Rule.PrefillGate = 1500 }
 	slow := func(ranks ...cost.Slow) func(*Input) { return func(in *Input) { in.Costs.Slow = ranks } }
 	for _, c := range []struct {
 		name   string
@@ -206,6 +210,21 @@ func TestSlowPrefillRank(t *testing.T) {
 		{"so slow that the decode rank computes it", priced(running(1), func(in *Input) { in.Prefill.Candidates[0].Slot = 4 }, slow(cost.Slow{Slot: 4, Times: 3})), Local, 0, 123.88},
 		{"forced", priced(two, func(in *Input) { in.Force = disagg.ForceRemote }, slow(cost.Slow{Slot: 4, Times: 3})), Remote, 1, 0},
 		{"not auto", priced(two, func(in *Input) { in.Rule.Auto = false }, slow(cost.Slow{Slot: 4, Times: 3})), Remote, 0, 0},
+		{"the gate would stop the other one", priced(two, running(9), gate, slow(cost.Slow{Slot: 4, Times: 3})), Remote, 0, 123.88},
+		{"it would stop the slow one, too", priced(two, running(9), gate, queued(0, 3000), second(4000), slow(cost.Slow{Slot: 4, Times: 3})), Local, 0, 213.88},
+		{"it would stop the slow one alone", priced(two, running(9), gate, queued(0, 3000), second(1000), func(in *Input) { in.Prefill.Candidates[0].OverlapBlocks = 120 }, slow(cost.Slow{Slot: 4, Times: 3})), Remote, 1, 51.96},
+		{"another than the one that it would stop costs less", priced(two, running(9), gate, func(in *Input) {
+			in.Prefill.Candidates[0].OverlapBlocks, in.Prefill.Candidates[1].OverlapBlocks = 80, 80
+			third := in.Prefill.Candidates[1]
+			third.Rank, third.Slot, third.PrefillTokens, third.OverlapBlocks = "third/dp0", 6, 0, 0
+			in.Prefill.Candidates, in.PrefillPeers = append(in.Prefill.Candidates, third), append(in.PrefillPeers, in.PrefillPeers[0])
+		}, slow(cost.Slow{Slot: 4, Times: 3})), Remote, 2, 41.96},
+		{"forced, whatever the gate", priced(two, gate, func(in *Input) { in.Force = disagg.ForceRemote }, slow(cost.Slow{Slot: 4, Times: 3})), Remote, 1, 0},
+		{"a decode rank that cannot prefill, whatever the gate", priced(two, gate, func(in *Input) {
+			for _, w := range []*workers.Worker{in.DecodePeers[0].Worker, in.PrefillPeers[0].Worker} {
+				w.Engine, w.Connector = workers.SGLang, workers.ConnectorSGLang
+			}
+		}, slow(cost.Slow{Slot: 4, Times: 3})), Remote, 1, 61.96},
 	} {
 		var p Plan
 		Choose(c.in, &p)
@@ -214,6 +233,9 @@ func TestSlowPrefillRank(t *testing.T) {
 		}
 		if best, ok := p.Prefill.Best(); !ok || best != c.rank {
 			t.Errorf("%s: the ranking has rank %d", c.name, best)
+		}
+		if why := strings.Join(p.prefillVeto, ""); c.rank == 0 && why != "" {
+			t.Errorf("%s: the policy's favourite is taken, and yet there is one %s", c.name, why)
 		}
 	}
 	// A slow decode rank costs as many times more, its transfer too.

@@ -333,13 +333,19 @@ func (p *Plan) serve(in *Input, d int) bool {
 	if c.Auto && p.HasRemote {
 		p.weigh(in, d)
 	}
-	if p.Path == Remote && in.Force != disagg.ForceRemote && c.PrefillGate > 0 && p.HasRemote && p.Remote.Queued > c.PrefillGate {
+	if p.Path == Remote && p.HasRemote && in.gated(p.PrefillIndex) {
 		p.Path, p.Reason = Local, decision.ReasonPrefillBusy
 	}
 	if p.Path == Local && !alone && p.HasRemote && in.Force != disagg.ForceLocal {
 		p.Path, p.Reason = Remote, decision.ReasonDecodeOnly
 	}
 	return p.Path == Remote && p.HasRemote || p.Path == Local && alone
+}
+
+// gated reports whether prefill rank i has more in work than the prefill gate lets pass.
+func (in *Input) gated(i int) bool {
+	gate := in.Rule.PrefillGate
+	return in.Force != disagg.ForceRemote && gate > 0 && in.Prefill.Candidates[i].PrefillTokens > gate
 }
 
 // weigh compares what the paths cost and takes the cheaper one, where the threshold
@@ -402,11 +408,15 @@ func (p *Plan) rankPrefill(in *Input, d int) {
 	p.passSlow(in)
 }
 
-// slower is why a prefill rank that takes longer than its peers is passed over.
-const slower = "slower than its peers, and another costs less"
+// Why a prefill rank is passed over where the one that the policy likes best is slow:
+// because it takes longer than its peers, or because the request would stay local for it.
+const (
+	slower     = "slower than its peers, and another costs less"
+	behindGate = "in place of a slower one, has more tokens in work than routing.prefill_gate"
+)
 
 // passSlow takes another prefill rank than a slow one where that costs less: the one that
-// the policy likes best among those that are not slow.
+// the policy likes best among those that are not slow, and that the gate does not stop.
 func (p *Plan) passSlow(in *Input) {
 	m := in.Costs
 	if !in.Rule.Auto || m == nil || len(m.Slow) == 0 || !p.HasRemote {
@@ -421,17 +431,23 @@ func (p *Plan) passSlow(in *Input) {
 		return
 	}
 	own := takes()
+	// A gate stops nothing on its way to a decode rank that cannot prefill.
+	stops := !needsPrefill(in.DecodePeers[p.DecodeIndex].Worker)
 	for i := range p.prefillVeto {
-		if p.prefillVeto[i] == "" && slow(i) {
+		switch {
+		case p.prefillVeto[i] != "":
+		case slow(i):
 			p.prefillVeto[i] = slower
+		case stops && in.gated(i):
+			p.prefillVeto[i] = behindGate
 		}
 	}
 	p.choosePrefill(in)
 	if p.HasRemote && takes() < own {
 		return
 	}
-	for i := range p.prefillVeto {
-		if p.prefillVeto[i] == slower {
+	for i, why := range p.prefillVeto {
+		if why == slower || why == behindGate {
 			p.prefillVeto[i] = ""
 		}
 	}
