@@ -86,7 +86,8 @@ func (l *Law) compute(w *Work) float64 {
 // Request is the work of both paths of a request.
 type Request struct {
 	// Local is that of the decode rank when it computes the prompt, Prefill that of
-	// the prefill rank, Transfer that of the decode rank when it gets the KV.
+	// the prefill rank, Transfer that of the decode rank when it gets the KV. The last
+	// has no Times: a rank is called slow for what it computes, and KV is not computed.
 	Local, Prefill, Transfer Work
 }
 

@@ -13,6 +13,7 @@ func TestSlowRank(t *testing.T) {
 	teach := func(from, n int) {
 		for i := from; i < from+n; i++ {
 			w := Work{Tokens: 100 + i%7*500, Context: 100 + i%7*500}
+			kv := Work{Tokens: w.Tokens}
 			ms := 10 + float64(w.Tokens)/100
 			if i%2 == 0 {
 				w.Times = times
@@ -22,7 +23,7 @@ func TestSlowRank(t *testing.T) {
 			took := time.Duration(ms * float64(time.Millisecond))
 			l.Took(LocalLeg, &w, took, now)
 			l.Took(PrefillLeg, &w, took, now)
-			l.Took(TransferLeg, &w, took, now)
+			l.Took(TransferLeg, &kv, 5*time.Millisecond, now)
 		}
 	}
 	slow := []Slow{{Slot: 2, Times: times}, {Slot: 9, Times: 1.5}}

@@ -238,11 +238,12 @@ func TestSlowPrefillRank(t *testing.T) {
 			t.Errorf("%s: the policy's favourite is taken, and yet there is one %s", c.name, why)
 		}
 	}
-	// A slow decode rank costs as many times more, its transfer too.
+	// A slow decode rank costs as many times more where it computes. A transfer costs, and
+	// teaches, what it does with any other.
 	var p, like Plan
 	Choose(priced(func(in *Input) { in.Decode.Candidates[0].Slot = 7 }, slow(cost.Slow{Slot: 7, Times: 2})), &p)
 	Choose(priced(), &like)
-	if p.Path != Remote || like.Path != Local || p.Costs.Local != 2*like.Costs.Local || p.Costs.Remote-like.Costs.Remote < .99 || p.Costs.Remote-like.Costs.Remote > 1.01 {
-		t.Errorf("slow decode rank: %s, %+v; like the others %s, %+v", p.Path, p.Costs, like.Path, like.Costs)
+	if p.Path != Remote || like.Path != Local || p.Costs.Local != 2*like.Costs.Local || p.Costs.Remote != like.Costs.Remote || p.Asked.Local.Times != 2 || p.Asked.Transfer != like.Asked.Transfer {
+		t.Errorf("slow decode rank: %s, %+v by %+v; like the others %s, %+v by %+v", p.Path, p.Costs, p.Asked, like.Path, like.Costs, like.Asked)
 	}
 }

@@ -362,7 +362,6 @@ func (p *Plan) weigh(in *Input, d int) {
 		return
 	}
 	p.Asked.Local.Times = in.Costs.Times(decode.Slot)
-	p.Asked.Transfer.Times = p.Asked.Local.Times
 	if !p.byThreshold() {
 		return
 	}
