@@ -301,12 +301,24 @@ func (x *exchange) endStream(err error) error {
 	scan.Finish()
 	sum := scan.Summary()
 	x.learn(sum)
+	if hungUp(&sum, err) {
+		err = nil
+	}
 	if err == nil && sum.Failed {
 		// The engine told the client by itself; the receipt shall say so too.
 		x.answer.finish = "error"
 		x.note("the engine's stream ended with an error: " + sum.Error)
 	}
 	return x.streamError(x.flow.peer, err)
+}
+
+// hungUp says that the client has left after the end of its answer: some close
+// the connection when they read [DONE], and do not wait for the end of the body.
+// A piece is written before the next one is awaited, so that what was announced
+// has been sent when an attempt to read more is given up.
+func hungUp(sum *sse.Summary, err error) bool {
+	var f *upstream.Failure
+	return sum.Done && errors.As(err, &f) && f.Kind == upstream.Canceled && !errors.Is(err, errMoved)
 }
 
 // streamError judges how a stream ended that the client has a part of.

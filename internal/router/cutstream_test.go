@@ -1,12 +1,15 @@
 package router_test
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
 	"strings"
 	"testing"
+
+	"github.com/dynctl/dynctl/internal/settings"
 )
 
 // serverSent reads a stream by the rules of the HTML standard (9.2.6): the data
@@ -88,6 +91,81 @@ func TestStreamThatIsCutAnywhereEndsWithAnError(t *testing.T) {
 	got := serverSent(string(a.body))
 	if len(got) != 4 || !strings.Contains(got[2], "broke off") {
 		t.Errorf("%d events, the last %.200q", len(got), got[len(got)-1])
+	}
+}
+
+// TestClientThatLeavesAfterItsAnswer: who closes the connection on reading the end
+// of a stream has got all of it, whatever the engine still does with the body.
+func TestClientThatLeavesAfterItsAnswer(t *testing.T) {
+	t.Parallel()
+	for path, c := range map[string]struct{ body, more, end string }{
+		"/v1/completions": {
+			`{"model":"sim","prompt":"x","stream":true}`,
+			"data: {\"choices\":[{\"index\":0,\"text\":\"t\",\"finish_reason\":\"stop\"}]}\n\n", "data: [DONE]\n\n",
+		},
+		"/v1/messages": {
+			`{"model":"sim","max_tokens":5,"stream":true,"messages":[{"role":"user","content":"x"}]}`,
+			"event: content_block_delta\ndata: {\"type\":\"content_block_delta\",\"index\":0,\"delta\":{\"type\":\"text_delta\",\"text\":\"t\"}}\n\n",
+			"event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n",
+		},
+	} {
+		for _, whole := range []bool{true, false} {
+			for _, mode := range []string{settings.ContinueOff, settings.ContinueExact} {
+				t.Run(fmt.Sprintf("%s/%v/%s", path, whole, mode), func(t *testing.T) {
+					t.Parallel()
+					r, p := tappedRig(t, "1a:profile=instant", func(c *settings.Config) { c.Continue.Mode = mode })
+					p.set(func(_ string, w http.ResponseWriter, q *http.Request, _ []byte) bool {
+						if q.URL.Path != path || q.Method != http.MethodPost {
+							return false
+						}
+						w.Header().Set("Content-Type", "text/event-stream")
+						text := c.more
+						if whole {
+							text += c.end
+						}
+						for _, event := range strings.SplitAfter(text, "\n\n") {
+							_, _ = io.WriteString(w, event)
+							_ = http.NewResponseController(w).Flush()
+						}
+						<-q.Context().Done() // the body does not end by itself
+						return true
+					})
+					ctx, leave := context.WithCancel(r.wait())
+					defer leave()
+					resp, err := r.open(ctx, http.MethodPost, path, []byte(c.body))
+					if err != nil {
+						t.Fatal(err)
+					}
+					defer resp.Body.Close()
+					last := c.more
+					if whole {
+						last = c.end
+					}
+					got := ""
+					for piece := make([]byte, 4096); !strings.HasSuffix(got, last); {
+						n, err := resp.Body.Read(piece)
+						if got += string(piece[:n]); err != nil {
+							t.Fatalf("%q, %v", got, err)
+						}
+					}
+					leave()
+					r.eventually("the request to be counted", func() error {
+						s, err := r.Admin.Status(r.wait())
+						if err != nil {
+							return err
+						}
+						completed, cancelled := uint64(1), uint64(0)
+						if !whole {
+							completed, cancelled = 0, 1
+						}
+						if n := s.Traffic; n.Completed != completed || n.Cancelled != cancelled || n.Failed != 0 {
+							return fmt.Errorf("%+v", n)
+						}
+						return nil
+					})
+				})
+			}
+		}
 	}
 }
 
