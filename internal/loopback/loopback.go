@@ -248,7 +248,9 @@ func (g *Rig) Ready(ctx context.Context) error {
 			}
 			if e := g.engine(w.Name); e != nil {
 				for _, k := range w.Ranks {
-					if pub, err := e.Publisher(k.DP); err == nil && pub != nil && k.Feed.State == "none" {
+					// The router has sent its subscription when its connection is up, and an
+					// engine has no memory of events that nobody had subscribed to.
+					if pub, err := e.Publisher(k.DP); err == nil && pub != nil && (k.Feed.State == "none" || pub.Subscribers() == 0) {
 						return fmt.Errorf("the events of %s are not followed yet", k.Label)
 					}
 				}
