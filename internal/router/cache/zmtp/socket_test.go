@@ -110,8 +110,8 @@ func TestPubSub(t *testing.T) {
 			if err := kv.Recv(new(Message)); !errors.Is(err, ErrClosed) {
 				t.Errorf("receive on a closed Conn: %v", err)
 			}
-			p.Close()
 			recv(t, two, "kv@a")
+			p.Close()
 			if err := two.Recv(new(Message)); !errors.Is(err, io.EOF) {
 				t.Errorf("receive after the publisher closed: %v", err)
 			}
