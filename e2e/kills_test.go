@@ -87,7 +87,12 @@ func newMortal(t *testing.T, e engine) *mortal {
 			m.env[k] = v
 		}
 	}
-	t.Cleanup(func() { m.kill() })
+	t.Cleanup(func() {
+		m.kill()
+		if raw, err := os.ReadFile(m.Log); t.Failed() && err == nil {
+			t.Logf("%s said last:\n%s", m.Name, raw[max(0, len(raw)-8<<10):])
+		}
+	})
 	return m
 }
 
