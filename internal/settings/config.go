@@ -292,8 +292,8 @@ type Continue struct {
 // Health times the probes.
 type Health struct {
 	Interval, Timeout, Scrape time.Duration
-	// SlowFactor is how many times slower than its peers and than its own past a rank
-	// must be to be told of as slow; 0 turns that off.
+	// SlowFactor is how many times slower than its peers a rank must be to be told
+	// of as slow; 0 turns that off.
 	SlowFactor float64
 }
 

@@ -252,7 +252,7 @@ var rows = []*Row{
 	{Key: "health.scrape", Flag: "scrape-interval", At: func(c *Config) any { return &c.Health.Scrape }, Default: time.Second, Check: positive, Fixed: true,
 		Help: "between two reads of a worker's metrics"},
 	{Key: "health.slow_factor", Flag: "slow-factor", At: func(c *Config) any { return &c.Health.SlowFactor }, Default: 2.0, Check: slowFactor,
-		Help: "ranks this many times slower than their peers and their own past are told of; 0 is off"},
+		Help: "ranks this many times slower than their peers are told of; 0 is off"},
 	{Key: "trace.endpoint", Flag: "otlp-endpoint", At: func(c *Config) any { return &c.Trace.Endpoint }, Fixed: true,
 		Help: "`URL` of an OTLP/HTTP collector; empty is off"},
 	{Key: "trace.sample", Flag: "trace-sample", At: func(c *Config) any { return &c.Trace.Sample }, Default: 1.0, Check: share, Fixed: true,

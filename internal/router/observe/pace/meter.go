@@ -1,5 +1,5 @@
 // Package pace judges how fast ranks answer: from what requests have shown of each
-// it finds those that are slow against their peers and against their own past.
+// it finds those that are slow against their peers, and were faster or slow from the start.
 //
 // A Meter is what requests add to, one atomic operation an event. The Judge takes
 // meters' readings by value, the time included, and has no clock of its own.

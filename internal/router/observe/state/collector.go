@@ -95,7 +95,7 @@ var rankMetrics = []metric[*admin.Rank]{
 	{desc("rank_ttft_seconds", "Median time to the first token of the rank's legs in the last seconds, as the router measured it.", rankLabels...), gauge, func(k *admin.Rank) float64 { return seconds(k.TTFT) }},
 	{desc("rank_itl_seconds", "Median time between tokens of the rank in the last seconds, as the router measured it.", rankLabels...), gauge, func(k *admin.Rank) float64 { return seconds(k.ITL) }},
 	{desc("rank_output_tokens_per_second", "Tokens that came from the rank in the last seconds, as the router counted them.", rankLabels...), gauge, func(k *admin.Rank) float64 { return known(k.OutputRate, k.OutputRate != nil) }},
-	{desc("rank_slow", "Whether the rank is slow against its peers and its own past; none while too little is known of it or of them.", rankLabels...), gauge, func(k *admin.Rank) float64 {
+	{desc("rank_slow", "Whether the rank is slow against its peers; none while too little is known of it or of them.", rankLabels...), gauge, func(k *admin.Rank) float64 {
 		slow := flag(k.Slow != nil)
 		return known(&slow, k.SpeedJudged)
 	}},

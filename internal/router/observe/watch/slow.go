@@ -24,7 +24,7 @@ const slowEvery = time.Second
 type SlowOptions struct {
 	// Fleet is the fleet of now.
 	Fleet func() *workers.Snapshot
-	// Factor is how many times slower than its peers and than before a rank must be;
+	// Factor is how many times slower than its peers a rank must be;
 	// 0 turns the judgement off.
 	Factor func() float64
 	// Waiting is how many prompt tokens of a rank wait to be computed.
