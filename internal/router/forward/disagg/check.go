@@ -56,17 +56,11 @@ const (
 // the last one, as the engines' own parser does.
 func parseAnswer(body []byte) (*answer, error) {
 	a := &answer{promptTokens: -1, cachedTokens: -1}
-	if !api.ValidJSON(body, maxDepth) {
-		return nil, fmt.Errorf("%w: the answer is not a JSON object", ErrPrefillFailed)
-	}
-	// Not a copy of what may be many block ids; the body does not change.
-	top := gjson.Parse(unsafe.String(unsafe.SliceData(body), len(body)))
-	if !top.IsObject() {
-		return nil, fmt.Errorf("%w: the answer is not a JSON object", ErrPrefillFailed)
-	}
 	var wrong, choice, usage, object, stop, status gjson.Result
-	members(top, func(key string, v gjson.Result) {
-		switch key {
+	isObject := api.ReadObject(body, maxDepth, func(key, value []byte) {
+		// Not a copy of what may be many block ids; the body does not change.
+		v := gjson.Parse(unsafe.String(unsafe.SliceData(value), len(value)))
+		switch string(key) {
 		case "error":
 			wrong = v
 		case "id":
@@ -91,6 +85,9 @@ func parseAnswer(body []byte) (*answer, error) {
 			a.params = v
 		}
 	})
+	if !isObject {
+		return nil, fmt.Errorf("%w: the answer is not a JSON object", ErrPrefillFailed)
+	}
 	if told(wrong) {
 		return nil, fmt.Errorf("%w: the answer is an error: %s", ErrPrefillFailed, clip(wrong.Raw))
 	}

@@ -373,11 +373,27 @@ func (s *scanner) wholes(i int) int {
 	}
 }
 
-// ValidJSON reports whether b is one JSON text, in valid UTF-8 and nested no
-// deeper than depth.
-func ValidJSON(b []byte, depth int) bool {
+// ReadObject reports whether b is one JSON object, in valid UTF-8 and with nothing
+// nested deeper than depth, and calls each for its members, duplicates included:
+// the name with its escapes resolved, the value as it stands in b. It may have been
+// called for some before the answer is false.
+func ReadObject(b []byte, depth int, each func(name, value []byte)) bool {
 	s := scanner{b: b, maxDepth: depth}
-	i := s.value(s.space(0))
+	i := s.space(0)
+	if i >= len(b) || b[i] != '{' {
+		return false
+	}
+	i = s.object(i, func(key Span, escaped bool, i int) int {
+		end := s.value(i)
+		if end >= 0 {
+			name := key.Of(b)
+			if escaped {
+				name = []byte(unquote(b[key.Start-1 : key.End+1]))
+			}
+			each(name, b[i:end])
+		}
+		return end
+	})
 	return i >= 0 && s.space(i) == len(b)
 }
 
