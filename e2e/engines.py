@@ -256,7 +256,7 @@ def main():
     u = commands.add_parser("up")
     u.add_argument("spec")
     u.add_argument("--model", choices=MODELS, default="small")
-    u.add_argument("--port", type=int, default=18100, help="of the first engine; NIXL's are from 100 above on")
+    u.add_argument("--port", type=int, default=9800, help="of the first engine; NIXL's are from 100 above on")
     u.add_argument("--block-size", type=int, default=32, help="tokens; on a CPU a multiple of 32")
     u.add_argument("--kv-blocks", type=int, default=1024, help="of each rank")
     u.add_argument("--cold", action="store_true", help="no first contact between the engines")

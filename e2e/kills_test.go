@@ -3,11 +3,14 @@ package e2e
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
 	"math/rand/v2"
+	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -19,6 +22,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/dynctl/dynctl/internal/wait"
 )
 
 // engineStarter starts vLLM engines in a few seconds each.
@@ -118,9 +123,27 @@ func (m *mortal) killCore(t *testing.T) {
 	t.Fatalf("no process of %s computes: %q", m.Name, raw)
 }
 
-// start starts the engine again, and does not wait for it.
+// start starts the engine again, and does not wait for it. A process that was killed
+// has its port until the kernel has taken back its memory, and a new one that is
+// forked from one with all of vLLM in it is there sooner.
 func (m *mortal) start(t *testing.T, s *engineStarter) {
 	t.Helper()
+	at := strings.TrimPrefix(m.URL, "http://")
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	for range wait.Every(ctx, 50*time.Millisecond) {
+		l, err := net.Listen("tcp", at)
+		if err == nil {
+			_ = l.Close()
+			break
+		}
+		if !errors.Is(err, syscall.EADDRINUSE) {
+			t.Fatal(err)
+		}
+	}
+	if ctx.Err() != nil {
+		t.Fatalf("a minute after %s was killed something has its port %s still", m.Name, at)
+	}
 	raw, err := json.Marshal(map[string]any{"args": m.args, "env": m.env, "log": m.Log})
 	if err != nil {
 		t.Fatal(err)
