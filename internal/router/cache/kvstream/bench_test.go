@@ -27,7 +27,7 @@ func BenchmarkStream(b *testing.B) {
 			if err := x.AddRank(0, "w/dp0"); err != nil {
 				b.Fatal(err)
 			}
-			payloads, blocks := kvmodel.Traffic(bb.engineBlock, bb.chain, 256)
+			payloads, blocks := kvmodel.Traffic(bb.engineBlock, bb.chain, 6000)
 			bytes := 0
 			for _, p := range payloads {
 				bytes += len(p)
