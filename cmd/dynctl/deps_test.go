@@ -72,7 +72,7 @@ var allowed = map[string][]string{
 	"internal/router/request/models":      {"internal/router/request/api"},
 	"internal/router/request/stored":      {},
 	"internal/router/cache/approx":        {"internal/router/cache/kvindex", "internal/router/cache/blockhash"},
-	"internal/router/placement/attempt":   {"internal/router/placement/decision", "internal/router/placement/selector", "internal/workers", "internal/workers/health"},
+	"internal/router/placement/attempt":   {"internal/router/placement/decision", "internal/router/placement/selector", "internal/router/request/api", "internal/workers", "internal/workers/health"},
 	"internal/router/cache/blockhash":     {},
 	"internal/router/observe/cause":       {},
 	"internal/certs":                      {"internal/router/observe/eventlog", "internal/watchfile"},

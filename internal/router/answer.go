@@ -325,7 +325,7 @@ func hungUp(sum *sse.Summary, err error) bool {
 func (x *exchange) streamError(p disagg.Peer, err error) error {
 	var f *upstream.Failure
 	if errors.Is(err, errMoved) {
-		moved := failureOf(selector.Decode, p.Worker, attempt.Moved, true, err).Failure
+		moved := attempt.NewError(selector.Decode, p.Worker, attempt.Moved, true, err).Failure
 		moved.Begun = true
 		x.cont.cut = &moved
 		return err
@@ -338,7 +338,7 @@ func (x *exchange) streamError(p disagg.Peer, err error) error {
 		x.report(selector.Decode, health.ServerError)
 		x.failed(selector.Decode, p.Worker, reason, err)
 		if x.cont != nil {
-			broke := failureOf(selector.Decode, p.Worker, reason, true, err).Failure
+			broke := attempt.NewError(selector.Decode, p.Worker, reason, true, err).Failure
 			broke.Begun = true
 			x.cont.cut = &broke
 		}

@@ -5,8 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
-	"net/http"
 	"slices"
 	"strings"
 	"time"
@@ -16,7 +14,6 @@ import (
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
 	"github.com/dynctl/dynctl/internal/router/placement/ledger"
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
-	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/health"
 )
@@ -81,7 +78,7 @@ func (x *exchange) attempts() error {
 			if last != nil {
 				return last // why the workers are banned says more
 			}
-			return planError(&d.Run.In, &d.Run.Plan)
+			return d.Run.Refusal()
 		}
 		d.Run.Settled()
 		err := x.carryOut()
@@ -107,7 +104,7 @@ func (x *exchange) look() {
 // prepares it.
 func (x *exchange) again(err error) bool {
 	r, run := x.r, &x.d.Run
-	var f *failure
+	var f *attempt.Error
 	if !errors.As(err, &f) {
 		return false
 	}
@@ -133,41 +130,6 @@ func (x *exchange) again(err error) bool {
 		x.held = nil
 	}
 	return true
-}
-
-func planError(in *decide.Input, p *decide.Plan) error {
-	if errors.Is(p.Err, decide.ErrWhole) {
-		return &api.Error{
-			Status: http.StatusBadRequest, Code: api.CodeInvalidRequest, Err: p.Err,
-			Message: fmt.Sprintf("%v (%s); change the request, or add a worker that both prefills and decodes", p.Err, p.Reason),
-		}
-	}
-	e := &api.Error{Status: http.StatusServiceUnavailable, RetryAfter: time.Second, Err: p.Err}
-	phase, ranks := &p.Decode, &in.Decode
-	if errors.Is(p.Err, decide.ErrNoPrefill) {
-		phase, ranks = &p.Prefill, &in.Prefill
-		e.Code, e.Message = api.CodeNoPrefillWorker, "no prefill worker can take the request"
-	} else {
-		e.Code, e.Message = api.CodeNoDecodeWorker, "no decode worker can take the request"
-	}
-	switch phase.Verdict {
-	case selector.AllBusy:
-		e.Status, e.Code = http.StatusTooManyRequests, api.CodeOverloaded
-		e.Message += ": all are busy; try again later"
-	case selector.AllExcluded:
-		reasons := map[string]int{}
-		for i := range ranks.Candidates {
-			reasons[ranks.Why(i)]++
-		}
-		for _, why := range slices.Sorted(maps.Keys(reasons)) {
-			e.Message += fmt.Sprintf("; %d rank(s): %s", reasons[why], why)
-		}
-	case selector.Chosen:
-		e.Message = p.Err.Error()
-	default:
-		e.Message += ": there is none for this model"
-	}
-	return e
 }
 
 // carryOut executes the plan once, up to the end of the answer or the head of a
@@ -243,10 +205,10 @@ func (x *exchange) remote(decode disagg.Peer, held *ledger.Reservation, claim le
 	edits, err := transfer.DecodeEdits()
 	if err != nil {
 		x.report(selector.Decode, health.Canceled)
-		return failureOf(selector.Prefill, prefill.Worker, attempt.BadParams, true, err)
+		return attempt.NewError(selector.Prefill, prefill.Worker, attempt.BadParams, true, err)
 	}
 	err = x.decodeLeg(x.ctx, decode, held, x.edit(edits, decode, selector.Decode), transfer)
-	var f *failure
+	var f *attempt.Error
 	if errors.As(err, &f) {
 		f.Other = prefill.Worker.State // its KV may be what was missing
 	}
@@ -283,7 +245,7 @@ func (x *exchange) concurrent(t *disagg.Transfer, prefill disagg.Peer, claim led
 		if cause := context.Cause(dctx); cause != nil && x.ctx.Err() == nil {
 			err, other = cause, decode.Worker // the decode leg failed because it was cancelled
 		}
-		var f *failure
+		var f *attempt.Error
 		if errors.As(err, &f) {
 			f.Other = other.State
 			select {

@@ -23,50 +23,16 @@ import (
 // maxPrefillAnswer bounds the answer of a prefill leg; it is read whole.
 const maxPrefillAnswer = 32 << 20
 
-// failure is a leg that failed before the client got a byte.
-type failure struct {
-	attempt.Failure
-	err error
-}
-
 // fail is the failure of a leg. What its reason means for the worker's health is
 // told here, and for the request by the policy: who finds the failure names a
 // reason and no more.
-func (x *exchange) fail(phase selector.Phase, w *workers.Worker, reason attempt.Reason, sent bool, err error) *failure {
+func (x *exchange) fail(phase selector.Phase, w *workers.Worker, reason attempt.Reason, sent bool, err error) *attempt.Error {
 	out := reason.Means().Outcome
 	x.report(phase, out)
 	if out.Failure() {
 		x.failed(phase, w, reason, err)
 	}
-	return failureOf(phase, w, reason, sent, err)
-}
-
-// failureOf is the failure of a leg whose worker's health has been told.
-func failureOf(phase selector.Phase, w *workers.Worker, reason attempt.Reason, sent bool, err error) *failure {
-	return &failure{Failure: attempt.Failure{Worker: w.State, Name: w.Name, Phase: phase, Reason: reason, Sent: sent}, err: err}
-}
-
-func (f *failure) Error() string { return fmt.Sprintf("%s leg on %s: %v", f.Phase, f.Name, f.err) }
-
-func (f *failure) Unwrap() error { return f.err }
-
-// APIError is the failure as the client is told it.
-func (f *failure) APIError() *api.Error {
-	e := *api.FromError(f.err)
-	if f.Phase == selector.Prefill && e.Status >= 500 {
-		if e.Status == http.StatusInternalServerError {
-			e.Status = http.StatusBadGateway
-		}
-		e.Code = api.CodePrefillFailed
-		e.Message = fmt.Sprintf("remote prefill on %s failed: %v", f.Name, f.err)
-	} else if e.Status >= 500 && e.Status != api.StatusClientClosed {
-		if e.Status == http.StatusInternalServerError {
-			e.Status, e.Code = http.StatusBadGateway, api.CodeUpstreamError
-		}
-		e.Message = fmt.Sprintf("%s: %v", f.Name, f.err)
-	}
-	e.Err = f
-	return &e
+	return attempt.NewError(phase, w, reason, sent, err)
 }
 
 // admission is the leave of a phase's request.
@@ -134,7 +100,7 @@ func (x *exchange) leg(phase selector.Phase, p disagg.Peer, body [][]byte, headT
 	return &m.leg
 }
 
-// prefillLeg runs the prefill and judges its answer. The error is a *failure,
+// prefillLeg runs the prefill and judges its answer. The error is an *attempt.Error,
 // or an answer that the client shall get (4xx).
 func (x *exchange) prefillLeg(ctx context.Context, t *disagg.Transfer, p disagg.Peer, claim ledger.Claim) (err error) {
 	r, s := x.r, x.d.Settings

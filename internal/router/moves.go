@@ -107,7 +107,7 @@ func (x *exchange) decideMove(y *exchange, from *workers.Worker, fleet *workers.
 	y.body = own
 	y.begun.Store(true)
 	x.d.Rest(d, fleet)
-	moved := failureOf(selector.Decode, from, attempt.Moved, true, errMoved).Failure
+	moved := attempt.NewError(selector.Decode, from, attempt.Moved, true, errMoved).Failure
 	moved.Begun = true
 	if d.Run.Failed(moved).Step != attempt.Continue || y.readRest() != nil {
 		return false

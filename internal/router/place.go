@@ -1,15 +1,12 @@
 package router
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"net/http"
 	"strconv"
 	"time"
 
-	"github.com/dynctl/dynctl/internal/router/placement/decide"
-	"github.com/dynctl/dynctl/internal/router/placement/selector"
 	"github.com/dynctl/dynctl/internal/router/request/admission"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 )
@@ -132,9 +129,9 @@ func (x *exchange) place() error {
 			return "", true
 		}
 		if again = true; why == "" {
-			why = busyWhy(&d.Run, phase)
+			why = d.Run.BusyWhy(phase)
 		}
-		return x.needs(phase), false
+		return d.Run.Needs(phase, x.decision), false
 	})
 	x.waited(waited, why)
 	if err == nil || x.ctx.Err() != nil {
@@ -150,39 +147,6 @@ func (x *exchange) place() error {
 		x.live.Update(x.introduce)
 	}
 	return x.refuseAtGate(err)
-}
-
-// needs are the words for what a request found nothing of: one of the same words would
-// not have found it either.
-func (x *exchange) needs(phase selector.Phase) string {
-	q := &x.d.Run
-	if q.Apart() {
-		return x.decision
-	}
-	p := &q.Request.Pin
-	s := string(phase) + "\x00" + string(q.Request.Force) + "\x00" + p.Decode + "\x00" + p.Prefill + "\x00" + string(q.Plan.Reason)
-	if p.HasRank {
-		s += "\x00" + strconv.Itoa(p.Rank)
-	}
-	if phase == selector.Prefill {
-		s += "\x00" + x.ep.Kind.String()
-	}
-	return s
-}
-
-// busyWhy says in words why no rank of a phase had room.
-func busyWhy(run *decide.Run, phase selector.Phase) string {
-	in := &run.In.Decode
-	if phase == selector.Prefill {
-		in = &run.In.Prefill
-	}
-	n, first := 0, ""
-	for i := range in.Candidates {
-		if code := in.Candidates[i].ExcludedCode; code != "" && code != selector.ExcludedGiven {
-			n, first = n+1, cmp.Or(first, in.Why(i))
-		}
-	}
-	return fmt.Sprintf("%d %s rank(s) were at their limits (%s)", n, phase, first)
 }
 
 // giveUpPlace gives back the place that no leg has taken over.

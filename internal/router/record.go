@@ -268,7 +268,7 @@ func (l *legRecord) end(err error) {
 // where the engine is not to blame because nobody waited for it any more, and
 // otherwise how the engine broke off.
 func legOutcome(err error) string {
-	var f *failure
+	var f *attempt.Error
 	var u *upstream.Failure
 	var client *upstream.ClientError
 	switch {

@@ -1,0 +1,49 @@
+package attempt
+
+import (
+	"fmt"
+	"net/http"
+
+	"github.com/dynctl/dynctl/internal/router/placement/selector"
+	"github.com/dynctl/dynctl/internal/router/request/api"
+	"github.com/dynctl/dynctl/internal/workers"
+)
+
+// Error is the failure of a leg as an error, which knows how it is told to the client.
+type Error struct {
+	Failure
+	// Err is what happened.
+	Err error
+}
+
+// NewError is the failure of the leg of a phase that went to a worker. sent says that the
+// engine may have read something of the request.
+func NewError(phase selector.Phase, w *workers.Worker, reason Reason, sent bool, err error) *Error {
+	return &Error{Failure: Failure{Worker: w.State, Name: w.Name, Phase: phase, Reason: reason, Sent: sent}, Err: err}
+}
+
+// Error names the leg, its worker and what happened.
+func (e *Error) Error() string { return fmt.Sprintf("%s leg on %s: %v", e.Phase, e.Name, e.Err) }
+
+// Unwrap is what happened.
+func (e *Error) Unwrap() error { return e.Err }
+
+// APIError is the failure as the client is told it: what is the request's own fault in the
+// words of that, anything else as the fault of the worker behind the router.
+func (e *Error) APIError() *api.Error {
+	told := *api.FromError(e.Err)
+	if e.Phase == selector.Prefill && told.Status >= 500 {
+		if told.Status == http.StatusInternalServerError {
+			told.Status = http.StatusBadGateway
+		}
+		told.Code = api.CodePrefillFailed
+		told.Message = fmt.Sprintf("remote prefill on %s failed: %v", e.Name, e.Err)
+	} else if told.Status >= 500 {
+		if told.Status == http.StatusInternalServerError {
+			told.Status, told.Code = http.StatusBadGateway, api.CodeUpstreamError
+		}
+		told.Message = fmt.Sprintf("%s: %v", e.Name, e.Err)
+	}
+	told.Err = e
+	return &told
+}
