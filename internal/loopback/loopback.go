@@ -155,13 +155,13 @@ func Serve(ctx context.Context, r *router.Router, o router.AdminOptions, url, ad
 		return nil, errors.Join(err, data.Close(), ctrl.Close())
 	}
 	quiet := slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug)
-	scheme, adminScheme := r.Schemes()
-	s := &Served{URL: scheme + "://" + o.Name, AdminURL: adminScheme + "://" + o.AdminName, router: r, data: router.NewServer(r, r.ServerLog("data", quiet)), ctrl: router.NewServer(h, r.ServerLog("admin", quiet))}
+	scheme, adminScheme := r.Secure().Schemes()
+	s := &Served{URL: scheme + "://" + o.Name, AdminURL: adminScheme + "://" + o.AdminName, router: r, data: router.NewServer(r, r.Secure().ServerLog("data", quiet)), ctrl: router.NewServer(h, r.Secure().ServerLog("admin", quiet))}
 	s.data.BaseContext = r.BaseContext
 	ctx, s.stop = context.WithCancel(context.WithoutCancel(ctx))
 	s.run.Go(func() error { return r.Run(ctx) })
-	s.run.Go(func() error { return unlessClosed(s.data.Serve(r.DataListener(data))) })
-	s.run.Go(func() error { return unlessClosed(s.ctrl.Serve(r.AdminListener(ctrl))) })
+	s.run.Go(func() error { return unlessClosed(s.data.Serve(r.Secure().DataListener(data))) })
+	s.run.Go(func() error { return unlessClosed(s.ctrl.Serve(r.Secure().AdminListener(ctrl))) })
 	return s, nil
 }
 

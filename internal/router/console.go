@@ -15,6 +15,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/observe/eventlog"
 	"github.com/dynctl/dynctl/internal/router/observe/receipt"
 	"github.com/dynctl/dynctl/internal/router/request/api"
+	"github.com/dynctl/dynctl/internal/router/secure"
 	"github.com/dynctl/dynctl/internal/settings"
 	"github.com/dynctl/dynctl/internal/workers"
 )
@@ -57,10 +58,12 @@ func (r *Router) AdminHandler(o AdminOptions) (http.Handler, error) {
 		more["GET /admin/v1/stream"] = adminserver.Stream(o.Stream, r.events)
 	}
 	if r.settings.Load().Keys.Admin {
-		a.Keys = r.keys
+		a.Keys = r.secure.Keys()
 	}
 	c := &console{r, o}
-	c.warnOfExposure()
+	for _, e := range secure.Exposed(c.access()) {
+		r.event(e)
+	}
 	return adminserver.New(a, c, c, more), nil
 }
 
@@ -68,6 +71,11 @@ func (r *Router) AdminHandler(o AdminOptions) (http.Handler, error) {
 type console struct {
 	*Router
 	o AdminOptions
+}
+
+// access is who may come in at the two listeners.
+func (c *console) access() admin.ListenerAccesses {
+	return c.secure.Accesses(&c.settings.Load().Config, secure.Listeners{Data: c.o.Name, Admin: c.o.AdminName, Token: c.o.TokenFile != ""})
 }
 
 func (c *console) Now() time.Time { return time.Now() }

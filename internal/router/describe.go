@@ -62,6 +62,10 @@ func (r *Router) heard() map[uint32]watch.Feed {
 	return out
 }
 
+func (r facts) Certificates() []state.Certificate { return r.secure.Certificates() }
+
+func (r facts) Keys() int { return r.secure.KeyCount() }
+
 func (r facts) Costs() []admin.ModelCosts {
 	if !r.settings.Load().Routing.Threshold.Auto {
 		return nil
@@ -98,16 +102,7 @@ func (r facts) Troubles() []string {
 	if r.bodies.Full() {
 		out = append(out, "requests are refused because the memory for bodies and streams is used up (limits.body_memory)")
 	}
-	for _, c := range r.certs() {
-		if why := c.Trouble(); why != "" {
-			out = append(out, why)
-		}
-	}
-	if r.keys != nil {
-		if why := r.keys.Trouble(); why != "" {
-			out = append(out, why)
-		}
-	}
+	out = append(out, r.secure.Troubles()...)
 	if r.kube != nil {
 		out = append(out, r.kube.Troubles()...)
 	}

@@ -178,9 +178,10 @@ func (x *exchange) serve() error {
 	}
 	x.ep = ep
 	x.d.Settings = r.settings.Load()
-	if r.keys != nil {
-		if err := x.identify(); err != nil {
-			return err
+	if keys := r.secure.Keys(); keys != nil {
+		var reason string
+		if x.key, reason, err = keys.Admit(x.req.Header, x.d.Settings.Keys.Required, x.start); err != nil {
+			return x.refuse(reason, err)
 		}
 	}
 	if ep.Local {
@@ -416,7 +417,7 @@ func (x *exchange) pinResponse() error {
 			able++
 		}
 	}
-	if able > 1 || x.r.keys != nil && !x.dry { // with keys it may be another tenant's
+	if able > 1 || x.r.secure.Keys() != nil && !x.dry { // with keys it may be another tenant's
 		return &api.Error{
 			Status: http.StatusNotFound, Code: api.CodeInvalidRequest, Param: "previous_response_id",
 			Message: fmt.Sprintf("response %q is not known here: it was made by another router, for another tenant, or too long ago", api.Clip(id)),
@@ -431,6 +432,22 @@ func (x *exchange) owner() string {
 		return ""
 	}
 	return x.key.Tenant
+}
+
+// mayAsk refuses a model that the request's key is not for.
+func (x *exchange) mayAsk() error {
+	if x.key == nil || x.ep.Kind == api.ResponseObject {
+		return nil
+	}
+	return x.key.Refusal(x.asked, x.model)
+}
+
+// saltTenant keeps the request's blocks apart from those of other tenants.
+func (x *exchange) saltTenant() (err error) {
+	if x.salted, err = access.SaltPrompt(&x.view, x.ep.Kind, x.req.URL.Path, x.owner(), x.d.List); err != nil {
+		return x.refuse(access.ReasonKey, err)
+	}
+	return nil
 }
 
 // tokenize finds ids and block names, and begins the receipt.

@@ -14,6 +14,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -21,7 +22,6 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/dynctl/dynctl/internal/certs"
 	"github.com/dynctl/dynctl/internal/router/cache/approx"
 	"github.com/dynctl/dynctl/internal/router/cache/follower"
 	"github.com/dynctl/dynctl/internal/router/cache/kvfeed"
@@ -39,11 +39,11 @@ import (
 	"github.com/dynctl/dynctl/internal/router/placement/attempt"
 	"github.com/dynctl/dynctl/internal/router/placement/ledger"
 	"github.com/dynctl/dynctl/internal/router/placement/question"
-	"github.com/dynctl/dynctl/internal/router/request/access"
 	"github.com/dynctl/dynctl/internal/router/request/admission"
 	"github.com/dynctl/dynctl/internal/router/request/models"
 	"github.com/dynctl/dynctl/internal/router/request/prompt"
 	"github.com/dynctl/dynctl/internal/router/request/stored"
+	"github.com/dynctl/dynctl/internal/router/secure"
 	"github.com/dynctl/dynctl/internal/settings"
 	"github.com/dynctl/dynctl/internal/wait"
 	"github.com/dynctl/dynctl/internal/workers"
@@ -116,7 +116,6 @@ type Router struct {
 	gate           *admission.Gate
 	ranks          *admission.Line   // for a rank that is under its limits
 	bodies         *admission.Memory // of the requests' bodies
-	addresses      *admission.Addresses
 	client         *upstream.Client
 	monitor        *health.Monitor
 	outliers       *health.Outliers
@@ -137,13 +136,8 @@ type Router struct {
 	failures       watch.Failures
 	fleet          *follower.Follower
 	state          *state.State
-
-	// Of those that are not configured nil. engineTLS is how https engines are
-	// spoken to, nil for the system's roots.
-	dataCert, adminCert, engineCert *certs.Store
-	engineTLS                       func() *tls.Config
-	keys                            *access.Store // nil without a file of keys
-	kube                            *kube.Source  // nil unless pods are looked for
+	secure         *secure.Secure
+	kube           *kube.Source // nil unless pods are looked for
 
 	drain    chan struct{} // closed by Drain
 	draining atomic.Pointer[drainPlan]
@@ -178,7 +172,6 @@ func New(ctx context.Context, o Options) (*Router, error) {
 	r.ranks = admission.NewLine(o.Config.Limits.Queue, o.Config.Limits.QueueTimeout, settle)
 	r.ledger.OnEase(r.ranks.Wake)
 	r.bodies = admission.NewMemory(o.Config.Limits.BodyMemory, r.bodyMemory)
-	r.addresses = admission.NewAddresses(r.connectionsOf, r.addressFull)
 	r.stored = stored.New(1 << 16)
 	r.index = kvindex.New(kvindex.Options{MaxBlocks: int64(o.Config.Index.MaxBlocks)})
 	r.guesses = approx.New(approx.Options{TTL: o.Config.Tokens.ApproxTTL})
@@ -206,17 +199,17 @@ func New(ctx context.Context, o Options) (*Router, error) {
 	if r.tracer, err = telemetry.NewTracer(ctx, o.Config.Trace.Endpoint, o.Config.Trace.Sample, o.Version); err != nil {
 		return nil, err
 	}
-	if err := r.readCerts(&o.Config); err != nil {
-		return nil, err
-	}
-	if err := r.readKeys(&o.Config); err != nil {
+	if r.secure, err = secure.New(secure.Options{
+		Config: &o.Config, SimTLS: o.EngineTLS, Metrics: r.metrics, Event: r.event,
+		Connections: func(a netip.Addr) int { return r.settings.Load().ConnectionsOf(a) },
+	}); err != nil {
 		return nil, err
 	}
 	if err := r.buildClients(&o.Config); err != nil {
 		return nil, err
 	}
 	if r.tokens, err = prompt.New(prompt.Options{
-		TLS:  r.engineTLS,
+		TLS:  r.secure.EngineTLS(),
 		Mode: o.Config.Tokens.Tokenizer, Path: o.Config.Tokens.Path, Registry: r.registry, Event: r.event, DialTimeout: o.Config.Timeouts.Dial,
 		CacheBytes: o.Config.Tokens.CacheBytes,
 	}); err != nil {
@@ -228,7 +221,7 @@ func New(ctx context.Context, o Options) (*Router, error) {
 	}, o.Config.Routing.Seed)
 	r.state = &state.State{
 		Router: facts{r}, Version: o.Version, Started: r.started, Registry: r.registry, Index: r.index, Guesses: r.guesses,
-		Feeds: r.feeds, Ledger: r.ledger, Gate: r.gate, Ranks: r.ranks, Bodies: r.bodies, Addresses: r.addresses, Traffic: &r.traffic,
+		Feeds: r.feeds, Ledger: r.ledger, Gate: r.gate, Ranks: r.ranks, Bodies: r.bodies, Addresses: r.secure.Addresses(), Traffic: &r.traffic,
 	}
 	r.metrics.Collect(r.state)
 	specs, err := flagSpecs(&o.Config)
@@ -289,12 +282,7 @@ func (r *Router) Run(ctx context.Context) error {
 		f := discovery.NewFile(r.registry, discovery.FileOptions{Path: cfg.WorkersFile, Source: workers.SourceFile}, r.workerEvent)
 		g.Go(func() error { return f.Run(ctx) })
 	}
-	for _, c := range r.certs() {
-		g.Go(func() error { return c.Run(ctx) })
-	}
-	if r.keys != nil {
-		g.Go(func() error { return r.keys.Run(ctx) })
-	}
+	g.Go(func() error { return r.secure.Run(ctx) })
 	if r.kube != nil {
 		g.Go(func() error { return r.kube.Run(ctx) })
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/forward/upstream"
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
 	"github.com/dynctl/dynctl/internal/router/observe/eventlog"
+	"github.com/dynctl/dynctl/internal/router/secure"
 	"github.com/dynctl/dynctl/internal/settings"
 	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/health"
@@ -23,8 +24,8 @@ import (
 // buildClients makes everything that talks to workers.
 func (r *Router) buildClients(c *settings.Config) error {
 	r.requests, r.cancelRequests = context.WithCancel(context.Background())
-	r.client = upstream.New(upstream.Options{DialTimeout: c.Timeouts.Dial, TLS: r.engineTLS})
-	r.monitor = health.NewMonitor(r.registry, health.Options{Interval: c.Health.Interval, Timeout: c.Health.Timeout, Scrape: c.Health.Scrape, TLS: r.engineTLS}, r.workerEvent)
+	r.client = upstream.New(upstream.Options{DialTimeout: c.Timeouts.Dial, TLS: r.secure.EngineTLS()})
+	r.monitor = health.NewMonitor(r.registry, health.Options{Interval: c.Health.Interval, Timeout: c.Health.Timeout, Scrape: c.Health.Scrape, TLS: r.secure.EngineTLS()}, r.workerEvent)
 	r.outliers = health.NewOutliers(r.registry, health.OutlierOptions{}, r.workerEvent)
 	feeds := kvfeed.Options{BlockSize: effective.DefaultBlock, Events: r.workerEvent, Logger: r.log, StaleAfter: c.Index.StaleAfter}
 	if c.Tokens.BlockSize > 0 {
@@ -53,6 +54,9 @@ func (r *Router) runHealth(ctx context.Context) error {
 	g.Go(func() error { return r.outliers.Run(ctx) })
 	return g.Wait()
 }
+
+// Secure is the router's certificates and keys, and what its listeners make of them.
+func (r *Router) Secure() *secure.Secure { return r.secure }
 
 // Ready reports whether requests can be served, and why not.
 func (r *Router) Ready() (bool, string) { return r.state.Ready() }

@@ -132,7 +132,7 @@ func serve(ctx context.Context, l *load.Loaded, flags *pflag.FlagSet, record *re
 	if err != nil {
 		return cli.WithCode(cli.ExitUsage, err)
 	}
-	scheme, adminScheme := r.Schemes()
+	scheme, adminScheme := r.Secure().Schemes()
 	url, adminURL := scheme+"://"+data.Addr().String(), adminScheme+"://"+admin.Addr().String()
 	log.Info(fmt.Sprintf("dynctl %s routes on %s, admin API and /metrics on %s", v.Version, url, adminURL))
 	if c := l.Config; len(c.Worker)+len(c.Prefill)+len(c.Decode)+len(specs) == 0 && c.WorkersFile == "" && !c.Kubernetes.On() {
@@ -150,7 +150,7 @@ func serve(ctx context.Context, l *load.Loaded, flags *pflag.FlagSet, record *re
 		g.Go(func() error { greet(runCtx, stderr, r, url, adminURL); return nil })
 	}
 	quiet := slog.NewLogLogger(log.Handler(), slog.LevelDebug)
-	dataServer, adminServer := router.NewServer(r, r.ServerLog("data", quiet)), router.NewServer(adminHandler, r.ServerLog("admin", quiet))
+	dataServer, adminServer := router.NewServer(r, r.Secure().ServerLog("data", quiet)), router.NewServer(adminHandler, r.Secure().ServerLog("admin", quiet))
 	dataServer.BaseContext = r.BaseContext
 	failed := make(chan error, 2)
 	serveOn := func(s *http.Server, ln net.Listener) {
@@ -158,8 +158,8 @@ func serve(ctx context.Context, l *load.Loaded, flags *pflag.FlagSet, record *re
 			failed <- fmt.Errorf("listener %s: %w", ln.Addr(), err)
 		}
 	}
-	g.Go(func() error { serveOn(dataServer, r.DataListener(data)); return nil })
-	g.Go(func() error { serveOn(adminServer, r.AdminListener(admin)); return nil })
+	g.Go(func() error { serveOn(dataServer, r.Secure().DataListener(data)); return nil })
+	g.Go(func() error { serveOn(adminServer, r.Secure().AdminListener(admin)); return nil })
 
 	hup := make(chan os.Signal, 1)
 	signal.Notify(hup, syscall.SIGHUP)

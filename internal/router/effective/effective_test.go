@@ -80,3 +80,15 @@ func TestTrusts(t *testing.T) {
 		t.Error("trusted without being named")
 	}
 }
+
+// TestConnectionsOf: this machine and trusted proxies have as many as they want.
+func TestConnectionsOf(t *testing.T) {
+	s := made(t, func(c *settings.Config) {
+		c.TrustedProxies, c.Limits.ClientConnections = []string{"10.0.0.0/8"}, 7
+	})
+	for addr, want := range map[string]int{"127.0.0.1": 0, "::1": 0, "10.1.2.3": 0, "192.0.2.7": 7} {
+		if got := s.ConnectionsOf(netip.MustParseAddr(addr)); got != want {
+			t.Errorf("%s: %d, want %d", addr, got, want)
+		}
+	}
+}

@@ -1,0 +1,91 @@
+package access
+
+import (
+	"fmt"
+	"net/http"
+	"time"
+
+	"github.com/dynctl/dynctl/internal/router/request/api"
+	"github.com/dynctl/dynctl/internal/workers"
+)
+
+// Why a request was not let in, for the metrics.
+const (
+	ReasonKey  = "key"
+	ReasonRate = "rate"
+)
+
+// Admit finds out whose a request is, nil for nobody's, and whether it may begin; if it
+// may not, the error comes with one of the reasons. Nothing behind it sees the key.
+func (s *Store) Admit(h http.Header, required bool, now time.Time) (k *Key, reason string, err error) {
+	shown := Shown(h)
+	Hide(h)
+	if shown == "" {
+		if required {
+			return nil, ReasonKey, &api.Error{Status: http.StatusUnauthorized, Code: api.CodeUnauthorized, Message: "this router asks for an API key: send it as Authorization: Bearer KEY"}
+		}
+		return nil, "", nil
+	}
+	k = s.Find(shown)
+	switch {
+	case k == nil:
+		return nil, ReasonKey, &api.Error{Status: http.StatusUnauthorized, Code: api.CodeUnauthorized, Message: "the API key is not known here: it is wrong, or was taken back"}
+	case !k.Has(Use):
+		return nil, ReasonKey, &api.Error{Status: http.StatusForbidden, Code: api.CodeForbidden, Message: fmt.Sprintf("the API key %q is for the admin API only: it lacks the role use", k.Name)}
+	}
+	if wait := k.Take(now); wait > 0 {
+		return nil, ReasonRate, &api.Error{
+			Status: http.StatusTooManyRequests, Code: api.CodeRateLimited, RetryAfter: wait,
+			Message: fmt.Sprintf("the API key %q may begin %d requests a minute; try again later", k.Name, k.Rate),
+		}
+	}
+	return k, "", nil
+}
+
+// Refusal is the error for a model, by the client's name for it and the engines', that
+// the key is not for, whether it exists or not; nil for one that it is for.
+func (k *Key) Refusal(asked, model string) error {
+	if k.May(asked, model) {
+		return nil
+	}
+	return &api.Error{
+		Status: http.StatusForbidden, Code: api.CodeForbidden, Param: "model",
+		Message: fmt.Sprintf("the API key %q is not for the model %q; it is for %q", k.Name, api.Clip(asked), k.Models),
+	}
+}
+
+// SaltPrompt keeps a request's blocks apart from those of other tenants, in the engine
+// and in the index: whatever salt the client sends is its tenant's own. It reports
+// whether there is a prompt to salt. Where an engine of the list takes no salt, the
+// prompt must not reach it, and that is the error.
+func SaltPrompt(v *api.View, kind api.Kind, path, tenant string, list []*workers.Worker) (salted bool, err error) {
+	switch kind {
+	case api.Chat, api.Completion, api.Responses, api.Generate:
+	case api.Messages, api.Embeddings, api.Rerank, api.Score, api.Classify, api.Pooling, api.SGLangGenerate:
+		if why := takesNoSalt(kind, path, list); why != "" {
+			return false, &api.Error{
+				Status: http.StatusForbidden, Code: api.CodeForbidden,
+				Message: fmt.Sprintf("this router keeps tenants apart in the engines' caches (keys.salt), which %s has no cache_salt for (%s); use /v1/chat/completions, /v1/completions or /v1/responses", path, why),
+			}
+		}
+	default: // no prompt of it gets into a cache
+		return false, nil
+	}
+	v.CacheSalt = Salt(tenant, v.CacheSalt)
+	return true, nil
+}
+
+// takesNoSalt says why the prompt of an endpoint beside the most common ones could not be
+// salted; empty if it can. vLLM's Messages and pooling endpoints have had the field for
+// sure since 0.32; an engine that does not know it would drop it without a word.
+func takesNoSalt(kind api.Kind, path string, list []*workers.Worker) string {
+	if kind == api.SGLangGenerate || path == "/v2/embed" {
+		return "it is no member of the body there"
+	}
+	for _, w := range list {
+		if w.WireEngine() != workers.VLLM || !w.VersionAtLeast(0, 32) {
+			return fmt.Sprintf("worker %s is not known to be vLLM 0.32 or later", w.Name)
+		}
+	}
+	return ""
+}

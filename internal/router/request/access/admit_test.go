@@ -1,0 +1,158 @@
+package access
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/dynctl/dynctl/internal/router/request/api"
+	"github.com/dynctl/dynctl/internal/workers"
+)
+
+// stored are the keys of a file: what stands of each, and what is shown for it.
+func stored(t *testing.T, pairs ...string) *Store {
+	t.Helper()
+	text := "keys:\n"
+	for i := 0; i < len(pairs); i += 2 {
+		text += fmt.Sprintf("  - {%s, sha256: %s}\n", pairs[i], hashOf(pairs[i+1]))
+	}
+	path := filepath.Join(t.TempDir(), "keys.yaml")
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s, err := NewStore(Options{Path: path})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// refused is the error that a client is told.
+func refused(t *testing.T, err error) *api.Error {
+	t.Helper()
+	var e *api.Error
+	if !errors.As(err, &e) {
+		t.Fatalf("not refused, or not so that a client is told: %v", err)
+	}
+	return e
+}
+
+// TestAdmit: who may begin a request, and with what the others are refused. No engine is
+// shown a key, right or wrong.
+func TestAdmit(t *testing.T) {
+	s := stored(t, "name: user, rate: 6", "one", "name: reader, roles: [read]", "two")
+	now := time.Unix(1000, 0)
+	for _, c := range []struct {
+		what, shown string
+		required    bool
+		key, reason string
+		status      int
+		code        api.Code
+		mentions    string
+	}{
+		{"a key", "Bearer one", true, "user", "", 0, "", ""},
+		{"one more than its rate", "Bearer one", true, "", ReasonRate, 429, api.CodeRateLimited, `"user" may begin 6 requests a minute`},
+		{"a rate counts where none is required", "Bearer one", false, "", ReasonRate, 429, api.CodeRateLimited, "6 requests"},
+		{"none", "", true, "", ReasonKey, 401, api.CodeUnauthorized, "asks for an API key"},
+		{"none where none is required", "", false, "", "", 0, "", ""},
+		{"a wrong one", "Bearer three", true, "", ReasonKey, 401, api.CodeUnauthorized, "wrong, or was taken back"},
+		{"a wrong one where none is required", "Bearer three", false, "", ReasonKey, 401, api.CodeUnauthorized, "wrong, or was taken back"},
+		{"one for the admin API", "Bearer two", true, "", ReasonKey, 403, api.CodeForbidden, `"reader" is for the admin API only`},
+		{"no bearer token", "Basic one", true, "", ReasonKey, 401, api.CodeUnauthorized, "wrong"},
+	} {
+		h := http.Header{"Accept": {"*/*"}}
+		if c.shown != "" {
+			h.Set("Authorization", c.shown)
+		}
+		k, reason, err := s.Admit(h, c.required, now)
+		if len(h) != 1 {
+			t.Errorf("%s: what is passed on has %v", c.what, h)
+		}
+		name := ""
+		if k != nil {
+			name = k.Name
+		}
+		if name != c.key || reason != c.reason || (err != nil) != (c.status != 0) {
+			t.Errorf("%s: key %q, reason %q, %v", c.what, name, reason, err)
+			continue
+		}
+		if err == nil {
+			continue
+		}
+		if e := refused(t, err); e.Status != c.status || e.Code != c.code || !strings.Contains(e.Message, c.mentions) || (e.RetryAfter > 0) != (c.status == 429) {
+			t.Errorf("%s: %+v", c.what, e)
+		}
+	}
+	if k, _, err := s.Admit(http.Header{"X-Api-Key": {"one"}}, true, now.Add(time.Minute)); err != nil || k.Name != "user" {
+		t.Errorf("a minute later: %v, %v", k, err)
+	}
+}
+
+// TestRefusal: a key for some models is told which, of any other, by whichever of its names.
+func TestRefusal(t *testing.T) {
+	s := stored(t, "name: some, models: [nice, m2]", "one", "name: all", "two")
+	some, all := s.Find("one"), s.Find("two")
+	for _, of := range [][2]string{{"nice", "m1"}, {"other", "m2"}} {
+		if err := some.Refusal(of[0], of[1]); err != nil {
+			t.Errorf("%v: %v", of, err)
+		}
+	}
+	if err := all.Refusal("anything", ""); err != nil {
+		t.Error(err)
+	}
+	for _, asked := range []string{"m1", "", strings.Repeat("x", 5000)} {
+		e := refused(t, some.Refusal(asked, asked))
+		if e.Status != 403 || e.Code != api.CodeForbidden || e.Param != "model" || !strings.Contains(e.Message, `it is for ["nice" "m2"]`) || len(e.Message) > 1000 {
+			t.Errorf("%.10q: %+v", asked, e)
+		}
+	}
+}
+
+// TestSaltPrompt: a prompt that gets into a cache has its tenant's salt, whatever salt it
+// came with, or does not reach an engine that would drop it.
+func TestSaltPrompt(t *testing.T) {
+	worker := func(engine workers.Engine, version string) []*workers.Worker {
+		return []*workers.Worker{{Name: "new", Engine: workers.VLLM, Version: "0.32.0"}, {Name: "w", Engine: engine, Version: version}}
+	}
+	good := worker(workers.VLLM, "0.33.1")
+	for _, c := range []struct {
+		kind   api.Kind
+		path   string
+		list   []*workers.Worker
+		salted bool
+		why    string
+	}{
+		{api.Chat, "/v1/chat/completions", worker(workers.SGLang, ""), true, ""},
+		{api.Completion, "/v1/completions", worker(workers.VLLM, "0.9.0"), true, ""},
+		{api.Responses, "/v1/responses", good, true, ""},
+		{api.Messages, "/v1/messages", good, true, ""},
+		{api.Embeddings, "/v1/embeddings", good, true, ""},
+		{api.Messages, "/v1/messages", worker(workers.VLLM, "0.31.9"), false, "worker w is not known to be vLLM 0.32"},
+		{api.Rerank, "/rerank", worker(workers.VLLM, ""), false, "worker w is not known"},
+		{api.Pooling, "/pooling", worker(workers.SGLang, "0.32.0"), false, "worker w is not known"},
+		{api.Embeddings, "/v2/embed", good, false, "no member of the body"},
+		{api.SGLangGenerate, "/generate", good, false, "no member of the body"},
+		{api.ResponseObject, "/v1/responses/r", good, false, ""},
+	} {
+		v := api.View{CacheSalt: "the client's"}
+		salted, err := SaltPrompt(&v, c.kind, c.path, "web", c.list)
+		if salted != c.salted || (err != nil) != (c.why != "") {
+			t.Errorf("%s: salted %v, %v", c.path, salted, err)
+			continue
+		}
+		if want := map[bool]string{true: Salt("web", "the client's"), false: "the client's"}[c.salted]; v.CacheSalt != want {
+			t.Errorf("%s has the salt %q", c.path, v.CacheSalt)
+		}
+		if err == nil {
+			continue
+		}
+		if e := refused(t, err); e.Status != 403 || !strings.Contains(e.Message, c.why) || !strings.Contains(e.Message, c.path) {
+			t.Errorf("%s: %+v", c.path, e)
+		}
+	}
+}
