@@ -116,22 +116,27 @@ func TestWhatIfReachesTheDecision(t *testing.T) {
 		return c
 	}
 	for _, key := range ChangeKeys() {
-		value := "0.5"
+		values := []string{"0.5"}
 		if row := settings.Lookup("routing." + key); row == nil {
-			value = "7"
+			values[0] = "7"
 		} else if row.Values != nil {
-			value = row.Values[len(row.Values)-2]
-			if row.Default == value {
-				value = row.Values[len(row.Values)-1]
-			}
+			values = row.Values
 		} else {
 			switch row.At(&settings.Config{}).(type) {
 			case *int, *decide.Threshold:
-				value = "7"
+				values[0] = "7"
 			}
 		}
-		if with(change(key+"="+value)) == asRecorded {
-			t.Errorf("%s=%s changes nothing", key, value)
+		said := map[string]string{}
+		for _, value := range values {
+			text := with(change(key + "=" + value))
+			if was, twice := said[text]; twice {
+				t.Errorf("%s=%s gives what %s=%s gives", key, value, key, was)
+			}
+			said[text] = value
+		}
+		if _, unchanged := said[asRecorded]; unchanged && len(values) == 1 {
+			t.Errorf("%s=%s changes nothing", key, values[0])
 		}
 	}
 	for _, c := range []struct{ text, say string }{
