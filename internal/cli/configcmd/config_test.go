@@ -12,6 +12,7 @@ import (
 	"github.com/dynctl/dynctl/internal/cli"
 	"github.com/dynctl/dynctl/internal/cli/servecmd"
 	"github.com/dynctl/dynctl/internal/rig/clitest"
+	"github.com/dynctl/dynctl/internal/router/placement/selector"
 	"github.com/dynctl/dynctl/internal/settings"
 )
 
@@ -57,7 +58,7 @@ aliases:
   bad.yaml:11: timeouts.dial: want a duration such as 500ms, 10s or 2m
   bad.yaml:17: limits.inflight: "1.5" is not a whole number
   bad.yaml:17: key "limits.inflight" stands twice
-  file bad.yaml:4: routing.policy: "kvv" is not one of kv, kv_dynamo, least_loaded, round_robin, power_of_two, random, session
+  file bad.yaml:4: routing.policy: "kvv" is not one of POLICIES
   file bad.yaml:7: routing.busy_kv_usage: 7 is not a share between 0 and 1
   file bad.yaml:19: aliases[0]: an alias needs a name and a model
   file bad.yaml:13: worker "foo bar": URL "foo bar" holds a space or a control character
@@ -65,20 +66,25 @@ aliases:
   file bad.yaml:16: sim: fleet "2q": want counts like 2p2d (p prefill, d decode, a aggregated)
   file bad.yaml:8: routing.decoder_registry: decoder registry: invalid character 'b' looking for beginning of object key string
 `
-	want = strings.Replace(want, "15 problems", fmt.Sprintf("%d problems", strings.Count(want, "\n")-1), 1)
+	var names []string
+	for _, p := range selector.Policies() {
+		names = append(names, string(p))
+	}
+	policies := strings.NewReplacer("POLICIES", strings.Join(names, ", "))
+	want = policies.Replace(strings.Replace(want, "15 problems", fmt.Sprintf("%d problems", strings.Count(want, "\n")-1), 1))
 	if d := cmp.Diff(want, stderr); d != "" || code != cli.ExitInvalid {
 		t.Errorf("code %d, (-want +got)\n%s", code, d)
 	}
 
 	code, _, stderr = typed("serve", "--routing-threshold", "abc", "--policy", "foo", "--drain-timeout", "5", "--worker", "nonsense", "--allow-routing-headers=maybe")
 	want = `dynctl: 5 problems in the configuration:
-  flag --policy: routing.policy: "foo" is not one of kv, kv_dynamo, least_loaded, round_robin, power_of_two, random, session
+  flag --policy: routing.policy: "foo" is not one of POLICIES
   flag --routing-threshold: "abc" is not a whole number of tokens, nor auto
   flag --allow-routing-headers: "maybe" is not true or false
   flag --drain-timeout: "5" is not a duration such as 500ms, 10s or 2m
   flag --worker: worker "nonsense": URL "nonsense" has no scheme (did you mean http://nonsense?)
 `
-	if code != cli.ExitUsage || !sameLines(want, stderr) {
+	if want = policies.Replace(want); code != cli.ExitUsage || !sameLines(want, stderr) {
 		t.Errorf("code %d\n%s\nwant\n%s", code, stderr, want)
 	}
 }

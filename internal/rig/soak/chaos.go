@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/dynctl/dynctl/internal/loopback"
+	"github.com/dynctl/dynctl/internal/router/placement/selector"
 	"github.com/dynctl/dynctl/internal/settings"
 	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/sim"
@@ -392,7 +393,10 @@ func (c *chaos) reload(broken bool, rng *rand.Rand) {
 		return
 	}
 	cfg.Routing.Threshold.Tokens = []int{0, 64, 512, 4096}[rng.IntN(4)]
-	cfg.Routing.Policy = []string{"kv", "kv", "kv", "least_loaded", "round_robin", "power_of_two"}[rng.IntN(6)]
+	policies := selector.Policies()
+	if cfg.Routing.Policy = string(selector.KV); rng.IntN(2) == 0 { // half of the time what most fleets have
+		cfg.Routing.Policy = string(policies[rng.IntN(len(policies))])
+	}
 	f := c.begin(doReload, "", fmt.Sprintf("policy %s, threshold %d", cfg.Routing.Policy, cfg.Routing.Threshold.Tokens))
 	defer c.end(f)
 	c.failed(f, c.s.rig.Router.Reload(cfg, nil))
