@@ -1,7 +1,9 @@
 package feed
 
 import (
+	"fmt"
 	"math"
+	"reflect"
 	"testing"
 )
 
@@ -47,4 +49,78 @@ func TestFold(t *testing.T) {
 	if a.Running != 3 || a.Label != "d/dp" {
 		t.Error("the rank itself was changed")
 	}
+}
+
+// TestFoldKnowsEveryField: what the row of a worker says in a field depends on all of its
+// ranks, whatever their order, unless there is a reason why the first one's will do.
+func TestFoldKnowsEveryField(t *testing.T) {
+	ofTheFirst := map[string]string{
+		"Worker":           "the ranks are of one worker",
+		"Role":             "a worker has one",
+		"Health":           "that of the worker",
+		"Model":            "that of the worker",
+		"DP":               "a folded row shows the number of its ranks instead",
+		"Pressure":         "ranks are put in order before they are folded",
+		"Of":               "set by whoever folds, who knows the ranks that were filtered out",
+		"Feed.CacheGroups": "ranks of one engine have the same model, and its groups",
+	}
+	var a, b Rank
+	fields := leaves(t, "", reflect.ValueOf(&a).Elem(), 1)
+	leaves(t, "", reflect.ValueOf(&b).Elem(), 2)
+	if len(fields) < 50 {
+		t.Fatalf("found only %d fields", len(fields))
+	}
+	ab, ba := Fold([]*Rank{&a, &b}), Fold([]*Rank{&b, &a})
+	at := func(r *Rank, index []int) string {
+		return fmt.Sprintf("%#v", reflect.ValueOf(r).Elem().FieldByIndex(index))
+	}
+	for name, index := range fields {
+		first := at(&ab, index) == at(&a, index) && at(&ba, index) == at(&b, index)
+		if why := ofTheFirst[name]; first && why == "" {
+			t.Errorf("Fold leaves %s as the first rank has it: say in Fold what it is for a worker, or here why that will do", name)
+		} else if !first && why != "" {
+			t.Errorf("Fold looks at %s of every rank, and is said here not to", name)
+		}
+	}
+	for name := range ofTheFirst {
+		if fields[name] == nil {
+			t.Errorf("a rank has no field %s", name)
+		}
+	}
+}
+
+// leaves fills the fields of a rank, and of what is in it, with values that differ by n, 1
+// or 2, and returns where they are.
+func leaves(t *testing.T, under string, v reflect.Value, n int) map[string][]int {
+	t.Helper()
+	all := map[string][]int{}
+	for i := range v.NumField() {
+		name, f := under+v.Type().Field(i).Name, v.Field(i)
+		f = reflect.NewAt(f.Type(), f.Addr().UnsafePointer()).Elem() // the unexported ones, too
+		switch f.Kind() {
+		case reflect.Struct:
+			for inner, index := range leaves(t, name+".", f, n) {
+				all[inner] = append([]int{i}, index...)
+			}
+			continue
+		case reflect.String:
+			f.SetString(fmt.Sprint(name, n))
+		case reflect.Bool:
+			f.SetBool(n == 2)
+		case reflect.Int, reflect.Int8, reflect.Int16, reflect.Int32, reflect.Int64:
+			f.SetInt(int64(n))
+		case reflect.Uint, reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64:
+			f.SetUint(uint64(n))
+		case reflect.Float32, reflect.Float64:
+			f.SetFloat(float64(n))
+		case reflect.Pointer:
+			f.Set(reflect.New(f.Type().Elem()))
+		case reflect.Slice:
+			f.Set(reflect.MakeSlice(f.Type(), n, n))
+		default:
+			t.Fatalf("%s is a %s, which this test cannot fill", name, f.Kind())
+		}
+		all[name] = []int{i}
+	}
+	return all
 }
