@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/dynctl/dynctl/internal/cli/configcmd"
+	"github.com/dynctl/dynctl/internal/router/placement/selector"
 	"github.com/dynctl/dynctl/internal/settings"
 )
 
@@ -67,7 +68,7 @@ func TestDocumentMetrics(t *testing.T) {
 }
 
 // TestDocumentNames compares names in the documentation with those in the
-// source, both ways: admin paths, kinds of events, error codes, headers.
+// source, both ways: admin paths, kinds of events, error codes, headers, policies.
 func TestDocumentNames(t *testing.T) {
 	raw, err := os.ReadFile(configurationDoc)
 	if err != nil {
@@ -137,6 +138,17 @@ func TestDocumentNames(t *testing.T) {
 		}
 	}
 	compare("error code", codes, find(source(t, "request/api"), `\n\tCode[A-Za-z]+ +Code += "([a-z_]+)"`))
+	front, err := os.ReadFile("../../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, list, _ := strings.Cut(string(front), "\n- Policies ")
+	list, _, _ = strings.Cut(list, ", for both phases")
+	var policies []string
+	for _, p := range selector.Policies() {
+		policies = append(policies, string(p))
+	}
+	compare("policy", find(list, "`([a-z_]+)`"), policies)
 	compare("header", find(doc, `(X-Dynctl-[A-Za-z-]+)`), find(source(t, ".")+source(t, "request/api"), `"(X-Dynctl-[A-Za-z-]+)"`))
 }
 
