@@ -361,7 +361,7 @@ func TestAcceptanceThresholds(t *testing.T) {
 	} {
 		cfg := r.Config
 		cfg.Routing.Threshold.Tokens = c.threshold
-		if err := r.Router.Reload(cfg, nil); err != nil {
+		if err := r.Router.Settings().Reload(cfg, nil); err != nil {
 			t.Fatal(err)
 		}
 		a := r.post("/v1/completions", object{"model": "sim", "prompt": strings.Repeat("word ", c.chars/5+1)[:c.chars], "max_tokens": 1})
@@ -402,7 +402,7 @@ func TestAcceptanceLeastLoaded(t *testing.T) {
 	// Round robin does not look.
 	cfg := r.Config
 	cfg.Routing.Policy = "round_robin"
-	if err := r.Router.Reload(cfg, nil); err != nil {
+	if err := r.Router.Settings().Reload(cfg, nil); err != nil {
 		t.Fatal(err)
 	}
 	got := map[string]int{}
@@ -415,7 +415,7 @@ func TestAcceptanceLeastLoaded(t *testing.T) {
 	}
 	// Without a figure of one of them, least_loaded is round robin.
 	cfg.Routing.Policy = "least_loaded"
-	if err := r.Router.Reload(cfg, nil); err != nil {
+	if err := r.Router.Settings().Reload(cfg, nil); err != nil {
 		t.Fatal(err)
 	}
 	var dry *admin.RouteAnswer
@@ -461,7 +461,7 @@ func TestAcceptanceDecoderSpecs(t *testing.T) {
 	registry := fmt.Sprintf(`{%q:{"receiver_host":"127.0.0.1","receiver_init_port":[%d],"receiver_alloc_port":[%d]}}`, url0, own["decode-0"], own["decode-0"])
 	cfg := r.Config
 	cfg.Routing.DecoderRegistry = registry
-	if err := r.Router.Reload(cfg, nil); err != nil {
+	if err := r.Router.Settings().Reload(cfg, nil); err != nil {
 		t.Fatal(err)
 	}
 	seen := map[string]bool{}

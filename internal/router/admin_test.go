@@ -63,7 +63,7 @@ func TestInvariant10NoPatchIsLost(t *testing.T) {
 			}
 		})
 		wg.Go(func() {
-			err := r.Router.Change(func(c settings.Config, origin map[string]string) (settings.Config, map[string]string, error) {
+			err := r.Router.Settings().Change(func(c settings.Config, origin map[string]string) (settings.Config, map[string]string, error) {
 				for range 20 {
 					runtime.Gosched() // where another change could come between
 				}
@@ -334,7 +334,7 @@ func TestRoleByLabel(t *testing.T) {
 	check("at first", func(name string) string { return cases[name].want })
 	c := r.Config
 	c.Routing.PrefillLabels, c.Routing.DecodeLabels = nil, []string{"first"}
-	if err := r.Router.Reload(c, nil); err != nil {
+	if err := r.Router.Settings().Reload(c, nil); err != nil {
 		t.Fatal(err)
 	}
 	check("after a reload", func(name string) string { return cases[name].after })

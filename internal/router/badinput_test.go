@@ -406,7 +406,7 @@ func TestGarbageEngines(t *testing.T) {
 			within := func(d time.Duration) {
 				if cfg := r.Config; c.wait {
 					cfg.Timeouts.Response, cfg.Timeouts.Idle = d, d
-					if err := r.Router.Reload(cfg, nil); err != nil {
+					if err := r.Router.Settings().Reload(cfg, nil); err != nil {
 						t.Fatal(err)
 					}
 				}

@@ -3,7 +3,6 @@ package router
 import (
 	"context"
 	"fmt"
-	"maps"
 	"net/http"
 	"slices"
 	"strconv"
@@ -233,19 +232,7 @@ func (c *console) Config() admin.ConfigView {
 	return v
 }
 
-func (c *console) Patch(changes map[string]any) error {
-	return c.Change(func(now settings.Config, origin map[string]string) (settings.Config, map[string]string, error) {
-		now, err := settings.Patch(now, changes)
-		origin = maps.Clone(origin)
-		if origin == nil {
-			origin = map[string]string{}
-		}
-		for k := range changes {
-			origin[k] = "admin API"
-		}
-		return now, origin, err
-	})
-}
+func (c *console) Patch(changes map[string]any) error { return c.settings.Patch(changes, "admin API") }
 
 // Drain begins one; serve waits for its end.
 func (c *console) Drain(timeout time.Duration) admin.DrainState {

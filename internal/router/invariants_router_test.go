@@ -107,7 +107,7 @@ func TestInvariant05ReservationsBalance(t *testing.T) {
 			reload := r.Config
 			for i := range 6 {
 				reload.Routing.Threshold.Tokens = 50 + 40*i
-				if err := r.Router.Reload(reload, nil); err != nil {
+				if err := r.Router.Settings().Reload(reload, nil); err != nil {
 					t.Error(err)
 				}
 				e := r.Sim.Engine(i % 4)
@@ -274,7 +274,7 @@ func TestInvariant07NothingIsUnbounded(t *testing.T) {
 			t.Errorf("%d decisions of %d kept (%v)", len(l.Decisions), l.Total, err)
 		}
 		for i := range 60 {
-			_ = r.Router.Reload(settings.Config{}, nil)
+			_ = r.Router.Settings().Reload(settings.Config{}, nil)
 			_ = i
 		}
 		e, err := r.Admin.Events(t.Context(), 1, 10000, 0)
@@ -373,7 +373,7 @@ func TestInvariant10ConfigChangesAreAtomic(t *testing.T) {
 		c := old
 		c.Routing.Threshold.Tokens = 7
 		breakIt(&c)
-		if err := r.Router.Reload(c, nil); err == nil {
+		if err := r.Router.Settings().Reload(c, nil); err == nil {
 			t.Errorf("%s: a bad configuration was taken", name)
 		}
 		if s := r.status(); s.ThresholdTokens != 1000 || s.ConfigRevision != 1 {
@@ -414,7 +414,7 @@ func TestInvariant10ConfigChangesAreAtomic(t *testing.T) {
 		if i%2 == 0 {
 			c.Routing.Threshold.Tokens, c.Routing.ThresholdOn = 0, "eff_isl"
 		}
-		if err := r.Router.Reload(c, nil); err != nil {
+		if err := r.Router.Settings().Reload(c, nil); err != nil {
 			t.Error(err)
 		}
 		if i%5 == 4 {

@@ -340,7 +340,7 @@ func TestInvariant04FailedPrefillNeverReachesDecodeSilently(t *testing.T) {
 				within := func(d time.Duration) {
 					if cfg := r.Config; c.name == "timeout" {
 						cfg.Timeouts.Prefill = d
-						if err := r.Router.Reload(cfg, nil); err != nil {
+						if err := r.Router.Settings().Reload(cfg, nil); err != nil {
 							t.Fatal(err)
 						}
 					}

@@ -127,7 +127,7 @@ func TestAPIKeys(t *testing.T) {
 	if a := ask(bearer(otherSecret)...); a.status != 200 {
 		t.Errorf("a key that may more now: %s", a)
 	}
-	if err := r.Router.Change(func(c settings.Config, o map[string]string) (settings.Config, map[string]string, error) {
+	if err := r.Router.Settings().Change(func(c settings.Config, o map[string]string) (settings.Config, map[string]string, error) {
 		c.Keys.Required = false
 		return c, o, nil
 	}); err != nil {

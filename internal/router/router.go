@@ -16,7 +16,6 @@ import (
 	"log/slog"
 	"net/netip"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -101,8 +100,7 @@ type Router struct {
 	log      *slog.Logger
 	opts     Options
 	started  time.Time
-	settings atomic.Pointer[effective.Settings]
-	reloadMu sync.Mutex
+	settings *effective.InForce
 
 	registry       *workers.Registry
 	index          *kvindex.Index
@@ -156,7 +154,9 @@ func New(ctx context.Context, o Options) (*Router, error) {
 	if err != nil {
 		return nil, err
 	}
-	r.settings.Store(s)
+	r.settings = effective.NewInForce(s, effective.Options{
+		Prepare: r.prepare, Follow: r.follow, Event: r.event, Result: func(result string) { r.metrics.Reload(result) }, Replaced: o.Reloaded,
+	})
 	r.metrics = telemetry.New(o.Version, o.Revision, func(worker string) bool {
 		_, ok := r.registry.Snapshot().Worker(worker)
 		return ok
@@ -224,14 +224,11 @@ func New(ctx context.Context, o Options) (*Router, error) {
 		Feeds: r.feeds, Ledger: r.ledger, Gate: r.gate, Ranks: r.ranks, Bodies: r.bodies, Addresses: r.secure.Addresses(), Traffic: &r.traffic,
 	}
 	r.metrics.Collect(r.state)
-	specs, err := flagSpecs(&o.Config)
+	specs, err := o.Config.Specs()
 	if err != nil {
 		return nil, err
 	}
-	if err := r.applyAliases(&o.Config); err != nil {
-		return nil, err
-	}
-	if _, err := r.registry.ApplyWithRoles(workers.SourceFlag, specs, roleLabels(&o.Config)); err != nil {
+	if err := r.prepare(s, s, specs); err != nil {
 		return nil, err
 	}
 	if k := &o.Config.Kubernetes; k.On() {
@@ -248,27 +245,6 @@ func New(ctx context.Context, o Options) (*Router, error) {
 		}
 	}
 	return r, nil
-}
-
-// flagSpecs reads the worker specs of the config.
-func flagSpecs(c *settings.Config) ([]workers.Spec, error) {
-	var specs []workers.Spec
-	var errs []error
-	add := func(role workers.Role, flag string, texts []string) {
-		for _, t := range texts {
-			s, err := workers.ParseSpec(role, t)
-			if err != nil {
-				errs = append(errs, fmt.Errorf("%s %s: %w", flag, t, err))
-				continue
-			}
-			s.Origin = flag
-			specs = append(specs, s)
-		}
-	}
-	add("", "--worker", c.Worker)
-	add(workers.Prefill, "--prefill", c.Prefill)
-	add(workers.Decode, "--decode", c.Decode)
-	return specs, errors.Join(errs...)
 }
 
 // Run runs everything beside the requests until ctx ends: discovery, health,
@@ -363,83 +339,26 @@ func (r *Router) Drain(ctx context.Context) error {
 // Draining is closed when a drain begins, so that serve can stop its listener.
 func (r *Router) Draining() <-chan struct{} { return r.drain }
 
-// Reload replaces the configuration. Addresses and sizes that are fixed at the
-// start may not change; everything else takes effect at once, or the old
-// configuration stays in force and the error says why.
-func (r *Router) Reload(c settings.Config, origin map[string]string) error {
-	r.reloadMu.Lock()
-	defer r.reloadMu.Unlock()
-	return r.replace(c, origin)
-}
+// Settings are those in force, by which they are replaced.
+func (r *Router) Settings() *effective.InForce { return r.settings }
 
-// Change replaces the configuration by what change makes of the one in force
-// and its origins, which it must not write to. No other change comes between.
-// An error of change is returned as it is, and nothing has happened then.
-func (r *Router) Change(change func(settings.Config, map[string]string) (settings.Config, map[string]string, error)) error {
-	r.reloadMu.Lock()
-	defer r.reloadMu.Unlock()
-	s := r.settings.Load()
-	c, origin, err := change(s.Config, s.Origin)
-	if err != nil {
+// prepare has the fleet follow new settings.
+func (r *Router) prepare(old, now *effective.Settings, listed []workers.Spec) error {
+	if err := r.registry.SetAliases(now.AliasedModels()); err != nil {
 		return err
 	}
-	return r.replace(c, origin)
-}
-
-// replace is Reload. The caller holds reloadMu.
-func (r *Router) replace(c settings.Config, origin map[string]string) error {
-	old := r.settings.Load()
-	err := r.reload(c, origin)
-	if err != nil {
-		r.metrics.Reload("refused")
-		r.event(eventlog.Event{Kind: "config_refused", Severity: eventlog.Error, Text: "the new configuration was refused, the old one stays in force: " + oneLine(err)})
-		return err
+	if _, err := r.registry.ApplyWithRoles(workers.SourceFlag, listed, now.Routing.RoleLabels()); err != nil {
+		return errors.Join(err, r.registry.SetAliases(old.AliasedModels()))
 	}
-	r.metrics.Reload("ok")
-	if told := r.opts.Reloaded; told != nil {
-		told(&old.Config, &r.settings.Load().Config)
-	}
-	r.event(eventlog.Event{Kind: "config_reloaded", Text: fmt.Sprintf("configuration revision %d is in force", r.settings.Load().Revision)})
+	r.gate.SetLimits(gateLimits(&now.Config))
+	r.bodies.SetLimit(now.Limits.BodyMemory)
 	return nil
 }
 
-func (r *Router) reload(c settings.Config, origin map[string]string) error {
-	if err := c.Validate(); err != nil {
-		return err
-	}
-	old := r.settings.Load()
-	specs, err := flagSpecs(&c)
-	if err := errors.Join(c.CanFollow(&old.Config), err); err != nil {
-		return err
-	}
-	s, err := effective.New(c, origin, old.Revision+1)
-	if err != nil {
-		return err
-	}
-	if err := r.applyAliases(&c); err != nil {
-		return err
-	}
-	if _, err := r.registry.ApplyWithRoles(workers.SourceFlag, specs, roleLabels(&c)); err != nil {
-		return errors.Join(err, r.applyAliases(&old.Config))
-	}
-	r.gate.SetLimits(gateLimits(&c))
-	r.bodies.SetLimit(c.Limits.BodyMemory)
-	r.settings.Store(s)
-	r.ranks.SetLimits(c.Limits.Queue, c.Limits.QueueTimeout)
-	r.costs.learners.Aim(c.Routing.Aim())
-	return nil
-}
-
-func (r *Router) applyAliases(c *settings.Config) error {
-	aliases := make(map[string]string, len(c.Aliases))
-	for _, a := range c.Aliases {
-		aliases[a.Name] = a.Model
-	}
-	return r.registry.SetAliases(aliases)
-}
-
-func roleLabels(c *settings.Config) workers.RoleLabels {
-	return workers.RoleLabels{Prefill: c.Routing.PrefillLabels, Decode: c.Routing.DecodeLabels}
+// follow has the stages follow settings that are in force.
+func (r *Router) follow(now *effective.Settings) {
+	r.ranks.SetLimits(now.Limits.Queue, now.Limits.QueueTimeout)
+	r.costs.learners.Aim(now.Routing.Aim())
 }
 
 func gateLimits(c *settings.Config) admission.Limits {

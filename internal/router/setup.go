@@ -14,7 +14,6 @@ import (
 	"github.com/dynctl/dynctl/internal/router/effective"
 	"github.com/dynctl/dynctl/internal/router/forward/upstream"
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
-	"github.com/dynctl/dynctl/internal/router/observe/eventlog"
 	"github.com/dynctl/dynctl/internal/router/secure"
 	"github.com/dynctl/dynctl/internal/settings"
 	"github.com/dynctl/dynctl/internal/workers"
@@ -91,9 +90,3 @@ func NewServer(h http.Handler, errors *log.Logger) *http.Server {
 
 // CancelRequests ends every request that still runs.
 func (r *Router) CancelRequests() { r.cancelRequests() }
-
-// ReloadRefused notes that a new configuration could not even be read.
-func (r *Router) ReloadRefused(err error) {
-	r.metrics.Reload("refused")
-	r.event(eventlog.Event{Kind: "config_refused", Severity: eventlog.Error, Text: "the new configuration was refused, the old one stays in force: " + oneLine(err)})
-}

@@ -334,9 +334,11 @@ func (p *Problem) Error() string { return p.Key + ": " + p.Err.Error() }
 func (p *Problem) Unwrap() error { return p.Err }
 
 // Validate returns every problem of the config at once, each naming its key.
-func (c *Config) Validate() error {
+func (c *Config) Validate() error { return joined(c.Problems()) }
+
+func joined(list []*Problem) error {
 	var errs []error
-	for _, p := range c.Problems() {
+	for _, p := range list {
 		errs = append(errs, p)
 	}
 	return errors.Join(errs...)
@@ -398,6 +400,33 @@ func (c *Config) Problems() []*Problem {
 	return list
 }
 
+// Specs are the workers that the config lists, each with the flag that it belongs to as
+// its origin. The error names every entry that cannot be read.
+func (c *Config) Specs() ([]workers.Spec, error) {
+	specs, problems := c.ReadSpecs()
+	return specs, joined(problems)
+}
+
+// ReadSpecs is Specs with the problems one by one.
+func (c *Config) ReadSpecs() (specs []workers.Spec, problems []*Problem) {
+	for _, list := range []struct {
+		key   string
+		role  workers.Role
+		specs []string
+	}{{"worker", "", c.Worker}, {"prefill", workers.Prefill, c.Prefill}, {"decode", workers.Decode, c.Decode}} {
+		for i, text := range list.specs {
+			s, err := workers.ParseSpec(list.role, text)
+			if err != nil {
+				problems = append(problems, &Problem{fmt.Sprintf("%s[%d]", list.key, i), err})
+				continue
+			}
+			s.Origin = "--" + list.key
+			specs = append(specs, s)
+		}
+	}
+	return specs, problems
+}
+
 // CanFollow returns every setting in which c differs from the config that is in
 // force and that cannot change while the router runs.
 func (c *Config) CanFollow(old *Config) error {
@@ -429,6 +458,20 @@ func (r *Routing) Aim() cost.Objective {
 	o := cost.Objective{For: cost.Aim(r.Objective)}
 	o.TTFT, o.ITL, _ = cost.ParseSLO(r.SLO) // checked by its row
 	return o
+}
+
+// RoleLabels are the values of a worker's label that stand for a role.
+func (r *Routing) RoleLabels() workers.RoleLabels {
+	return workers.RoleLabels{Prefill: r.PrefillLabels, Decode: r.DecodeLabels}
+}
+
+// AliasedModels are the models that aliases stand for, by the alias.
+func (c *Config) AliasedModels() map[string]string {
+	names := make(map[string]string, len(c.Aliases))
+	for _, a := range c.Aliases {
+		names[a.Name] = a.Model
+	}
+	return names
 }
 
 // Decisions is what decisions read of the settings.

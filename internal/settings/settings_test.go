@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
+	"github.com/dynctl/dynctl/internal/workers"
 )
 
 // TestRowsAndFields: every field of the config has one row, and every row says
@@ -265,5 +266,28 @@ func TestAccessIsWhole(t *testing.T) {
 		if c.want == "" && len(list) != 0 || c.want != "" && (len(list) != 1 || list[0].Key != c.want) {
 			t.Errorf("%v, want a problem of %q", config.Validate(), c.want)
 		}
+	}
+}
+
+// TestSpecs: workers have the role and the flag of their list, and every entry that
+// cannot be read is named.
+func TestSpecs(t *testing.T) {
+	c := Default()
+	c.Worker, c.Prefill, c.Decode = []string{"http://a:1"}, []string{"http://b:1"}, []string{"http://c:1,dp=2"}
+	specs, err := c.Specs()
+	if err != nil || len(specs) != 3 {
+		t.Fatalf("%v, %v", specs, err)
+	}
+	for i, want := range []struct {
+		role   workers.Role
+		origin string
+	}{{"", "--worker"}, {workers.Prefill, "--prefill"}, {workers.Decode, "--decode"}} {
+		if s := specs[i]; s.Role != want.role || s.Origin != want.origin {
+			t.Errorf("%+v, want %v", s, want)
+		}
+	}
+	c.Worker, c.Decode = append(c.Worker, "http://d:1,nosuch=1"), []string{"no URL"}
+	if _, err := c.Specs(); err == nil || !strings.Contains(err.Error(), "worker[1]: ") || !strings.Contains(err.Error(), "decode[0]: ") {
+		t.Errorf("%v", err)
 	}
 }

@@ -304,7 +304,7 @@ func TestEveryPartVerifies(t *testing.T) {
 	paths := recorded(t, "1p2d:profile=instant", func(c *settings.Config) { c.Routing.Threshold.Tokens = 100 }, 12<<10, func(g *loopback.Rig) {
 		for i := range 30 {
 			if i == 15 {
-				if err := g.Router.Change(func(c settings.Config, origin map[string]string) (settings.Config, map[string]string, error) {
+				if err := g.Router.Settings().Change(func(c settings.Config, origin map[string]string) (settings.Config, map[string]string, error) {
 					c.Routing.Threshold.Tokens = 300
 					return c, origin, nil
 				}); err != nil {

@@ -171,10 +171,10 @@ loop:
 		case <-hup:
 			n, err := cli.LoadConfig(l.Path, flags)
 			if err != nil {
-				r.ReloadRefused(err)
+				r.Settings().Refused(err)
 				continue
 			}
-			_ = r.Reload(n.Config, n.Origin) // an event tells the outcome
+			_ = r.Settings().Reload(n.Config, n.Origin) // an event tells the outcome
 		case <-ctx.Done():
 			break loop
 		case <-r.Draining():

@@ -387,7 +387,7 @@ func (c *chaos) reload(broken bool, rng *rand.Rand) {
 		f := c.begin(doBadReload, "", "")
 		defer c.end(f)
 		cfg.Routing.Policy = "whatever"
-		if c.s.rig.Router.Reload(cfg, nil) == nil {
+		if c.s.rig.Router.Settings().Reload(cfg, nil) == nil {
 			c.failed(f, errors.New("a configuration that makes no sense was taken"))
 		}
 		return
@@ -399,7 +399,7 @@ func (c *chaos) reload(broken bool, rng *rand.Rand) {
 	}
 	f := c.begin(doReload, "", fmt.Sprintf("policy %s, threshold %d", cfg.Routing.Policy, cfg.Routing.Threshold.Tokens))
 	defer c.end(f)
-	c.failed(f, c.s.rig.Router.Reload(cfg, nil))
+	c.failed(f, c.s.rig.Router.Settings().Reload(cfg, nil))
 }
 
 // working waits, but not for longer than within, until a worker's account has so

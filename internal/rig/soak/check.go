@@ -43,8 +43,8 @@ func (s *soak) check(ctx context.Context, when string) Check {
 	wrong("admin API", err)
 	wrong("index of an untouched engine holds too much", s.agree(ctx, 5*time.Second, quiet))
 	s.looked = from
-	wrong("reload", s.rig.Router.Reload(s.patient(), nil))
-	defer func() { wrong("reload", s.rig.Router.Reload(s.rig.Config, nil)) }()
+	wrong("reload", s.rig.Router.Settings().Reload(s.patient(), nil))
+	defer func() { wrong("reload", s.rig.Router.Settings().Reload(s.rig.Config, nil)) }()
 	if l, err := s.rig.Admin.Workers(ctx); err != nil {
 		wrong("admin API", err)
 	} else if !slices.ContainsFunc(l.Workers, func(w admin.Worker) bool { return w.Name == spareName }) {

@@ -120,16 +120,9 @@ func Load(path string, flags *pflag.FlagSet, other []string) (*Loaded, error) {
 
 // checkTexts reads the settings that have a grammar of their own.
 func checkTexts(c *settings.Config, bad func(key string, err error)) {
-	for _, list := range []struct {
-		key   string
-		role  workers.Role
-		specs []string
-	}{{"worker", "", c.Worker}, {"prefill", workers.Prefill, c.Prefill}, {"decode", workers.Decode, c.Decode}} {
-		for i, text := range list.specs {
-			if _, err := workers.ParseSpec(list.role, text); err != nil {
-				bad(fmt.Sprintf("%s[%d]", list.key, i), err)
-			}
-		}
+	_, problems := c.ReadSpecs()
+	for _, p := range problems {
+		bad(p.Key, p.Err)
 	}
 	if c.Sim != "" {
 		if _, err := sim.ParseFleet(c.Sim); err != nil {

@@ -1,0 +1,128 @@
+package effective
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"github.com/dynctl/dynctl/internal/router/observe/eventlog"
+	"github.com/dynctl/dynctl/internal/settings"
+	"github.com/dynctl/dynctl/internal/workers"
+)
+
+// Options say who follows the settings, and who is told. Only Replaced may be nil.
+type Options struct {
+	// Prepare has whatever can refuse new settings follow them, with the workers that they
+	// list. After an error all of it is as it was.
+	Prepare func(old, now *Settings, listed []workers.Spec) error
+	// Follow has the rest follow settings that are in force.
+	Follow func(now *Settings)
+	// Event and Result, of "ok" or "refused", hear of every attempt.
+	Event  func(eventlog.Event)
+	Result func(string)
+	// Replaced hears of new settings before the event does.
+	Replaced func(old, now *settings.Config)
+}
+
+// InForce holds the settings in force. It is safe for concurrent use.
+type InForce struct {
+	o       Options
+	current atomic.Pointer[Settings]
+	mu      sync.Mutex // one replacement at a time
+}
+
+// NewInForce begins with settings.
+func NewInForce(s *Settings, o Options) *InForce {
+	f := &InForce{o: o}
+	f.current.Store(s)
+	return f
+}
+
+// Load returns the settings in force.
+func (f *InForce) Load() *Settings { return f.current.Load() }
+
+// Reload replaces the configuration. What is fixed at the start may not change;
+// everything else takes effect at once, or the old configuration stays in force and the
+// error says why.
+func (f *InForce) Reload(c settings.Config, origin map[string]string) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.replace(c, origin)
+}
+
+// Change replaces the configuration by what change makes of the one in force and its
+// origins, which it must not write to. No other change comes between. An error of change
+// is returned as it is, and nothing has happened then.
+func (f *InForce) Change(change func(settings.Config, map[string]string) (settings.Config, map[string]string, error)) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	s := f.Load()
+	c, origin, err := change(s.Config, s.Origin)
+	if err != nil {
+		return err
+	}
+	return f.replace(c, origin)
+}
+
+// Patch changes settings by their keys; their origin is who did it from then on.
+func (f *InForce) Patch(changes map[string]any, who string) error {
+	return f.Change(func(now settings.Config, origin map[string]string) (settings.Config, map[string]string, error) {
+		now, err := settings.Patch(now, changes)
+		origin = maps.Clone(origin)
+		if origin == nil {
+			origin = map[string]string{}
+		}
+		for k := range changes {
+			origin[k] = who
+		}
+		return now, origin, err
+	})
+}
+
+// replace is Reload. The caller holds mu.
+func (f *InForce) replace(c settings.Config, origin map[string]string) error {
+	old := f.Load()
+	now, err := f.put(old, c, origin)
+	if err != nil {
+		f.Refused(err)
+		return err
+	}
+	f.o.Result("ok")
+	if f.o.Replaced != nil {
+		f.o.Replaced(&old.Config, &now.Config)
+	}
+	f.o.Event(eventlog.Event{Kind: "config_reloaded", Text: fmt.Sprintf("configuration revision %d is in force", now.Revision)})
+	return nil
+}
+
+func (f *InForce) put(old *Settings, c settings.Config, origin map[string]string) (*Settings, error) {
+	if err := c.Validate(); err != nil {
+		return nil, err
+	}
+	listed, err := c.Specs()
+	if err := errors.Join(c.CanFollow(&old.Config), err); err != nil {
+		return nil, err
+	}
+	now, err := New(c, origin, old.Revision+1)
+	if err != nil {
+		return nil, err
+	}
+	if err := f.o.Prepare(old, now, listed); err != nil {
+		return nil, err
+	}
+	f.current.Store(now)
+	f.o.Follow(now)
+	return now, nil
+}
+
+// Refused notes that a new configuration could not be put into force, or not even read.
+func (f *InForce) Refused(err error) {
+	f.o.Result("refused")
+	f.o.Event(eventlog.Event{
+		Kind: "config_refused", Severity: eventlog.Error,
+		Text: "the new configuration was refused, the old one stays in force: " + strings.ReplaceAll(err.Error(), "\n", "; "),
+	})
+}
