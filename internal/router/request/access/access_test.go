@@ -106,6 +106,26 @@ func TestRate(t *testing.T) {
 	if k = slow.Find("one"); k.Take(now) != 0 || k.Take(now) != time.Minute {
 		t.Error("one a minute")
 	}
+	// A file with another rate changes it for what comes, and gives nothing back.
+	faster, err := Parse(fmt.Appendf(nil, "keys: [{name: a, sha256: %s, rate: 6000}]", hashOf("one")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	difference(slow, faster)
+	k, now = faster.Find("one"), time.Now().Add(time.Hour)
+	for begun = 0; begun < 2000 && k.Take(now) == 0; begun++ {
+	}
+	if wait := k.Take(now); begun != 1000 || wait != 10*time.Millisecond {
+		t.Errorf("of 6,000 a minute %d begin at once, and the next one after %v", begun, wait)
+	}
+	free, err := Parse(fmt.Appendf(nil, "keys: [{name: a, sha256: %s}]", hashOf("one")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	difference(faster, free)
+	if k = free.Find("one"); k.Take(now) != 0 {
+		t.Error("a key without a rate waits")
+	}
 }
 
 func TestShown(t *testing.T) {

@@ -14,13 +14,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"go.yaml.in/yaml/v3"
+	"golang.org/x/time/rate"
 
 	"github.com/dynctl/dynctl/internal/router/request/admission"
 )
@@ -67,9 +68,8 @@ type Key struct {
 	// Roles are what it may do.
 	Roles []Role
 
-	sum [sha256.Size]byte
-	// next is when the rate's account is even again, in ns since the epoch.
-	next *atomic.Int64
+	sum   [sha256.Size]byte
+	limit *rate.Limiter // goes on when the file is read again
 }
 
 // Has reports whether the key has a role, or one that holds it.
@@ -85,28 +85,23 @@ func (k *Key) May(names ...string) bool {
 	return len(k.Models) == 0 || slices.ContainsFunc(names, func(n string) bool { return slices.Contains(k.Models, n) })
 }
 
-// burst is how much of a minute's rate may be used at once.
-const burst = 10 * time.Second
+// bucket is how fast a key's rate comes back, and how many requests may begin at once: the
+// share of ten seconds, and one at least.
+func (k *Key) bucket() (refill rate.Limit, size int) {
+	if k.Rate == 0 {
+		return rate.Inf, 1
+	}
+	return rate.Limit(k.Rate) / 60, max(1, k.Rate/6)
+}
 
 // Take begins a request, or says how long to wait: a key may begin its rate's
 // share of ten seconds, and one at least, at once, and its rate over any longer time.
 func (k *Key) Take(now time.Time) (wait time.Duration) {
-	if k.Rate <= 0 {
+	if k.limit.AllowN(now, 1) {
 		return 0
 	}
-	each := int64(time.Minute) / int64(k.Rate)
-	slack := max(int64(burst), each)
-	at := now.UnixNano()
-	for {
-		was := k.next.Load()
-		even := max(was, at) + each
-		if over := even - at - slack; over > 0 {
-			return time.Duration(over)
-		}
-		if k.next.CompareAndSwap(was, even) {
-			return 0
-		}
-	}
+	missing := 1 - k.limit.TokensAt(now)
+	return max(1, time.Duration(math.Ceil(missing/float64(k.limit.Limit())*float64(time.Second))))
 }
 
 // Set is the keys of one file. It is not changed.
@@ -174,7 +169,8 @@ func Parse(raw []byte) (*Set, error) {
 			what = fmt.Sprintf("key %.*q", maxName, e.Name)
 		}
 		bad := func(format string, a ...any) { errs = append(errs, fmt.Errorf(what+": "+format, a...)) }
-		*k = Key{Name: e.Name, Tenant: e.Tenant, Models: e.Models, Rate: e.Rate, Weight: max(1, e.Weight), Roles: e.Roles, next: new(atomic.Int64)}
+		*k = Key{Name: e.Name, Tenant: e.Tenant, Models: e.Models, Rate: e.Rate, Weight: max(1, e.Weight), Roles: e.Roles}
+		k.limit = rate.NewLimiter(k.bucket())
 		if k.Tenant == "" {
 			k.Tenant = k.Name
 		}

@@ -116,7 +116,11 @@ func difference(old, set *Set) (added, changed, removed int) {
 			continue
 		}
 		delete(was, k.Name)
-		k.next = o.next
+		if k.limit = o.limit; k.Rate != o.Rate {
+			refill, size := k.bucket()
+			k.limit.SetLimit(refill)
+			k.limit.SetBurst(size)
+		}
 		if o.sum != k.sum || o.Tenant != k.Tenant || o.Rate != k.Rate || o.Weight != k.Weight || fmt.Sprint(o.Models, o.Roles) != fmt.Sprint(k.Models, k.Roles) {
 			changed++
 		}
