@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"net/http"
 	"runtime/debug"
-	"slices"
 	"strconv"
 	"sync/atomic"
 	"time"
@@ -21,8 +20,8 @@ import (
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
 	"github.com/dynctl/dynctl/internal/router/request/access"
 	"github.com/dynctl/dynctl/internal/router/request/api"
+	"github.com/dynctl/dynctl/internal/router/request/models"
 	"github.com/dynctl/dynctl/internal/router/request/prompt"
-	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/health"
 )
 
@@ -331,37 +330,12 @@ func (x *exchange) findSession() {
 }
 
 // introduction is how long after its start the router takes a model that nobody
-// serves for one that a worker which has not answered yet may serve: clients try
-// again after a 503, not after a 404.
+// serves for one that a worker which has not answered yet may serve.
 const introduction = 10 * time.Second
 
+// noModel is what the client is told whose model nobody serves.
 func (x *exchange) noModel() error {
-	known := x.d.Fleet.Models()
-	silent := func(w *workers.Worker) bool { return len(w.Models) == 0 }
-	if n := len(known); n > 0 && time.Since(x.r.started) < introduction && slices.ContainsFunc(x.d.Fleet.Workers, silent) {
-		return &api.Error{
-			Status: http.StatusServiceUnavailable, Code: api.CodeNoDecodeWorker, RetryAfter: time.Second,
-			Message: fmt.Sprintf("no worker that has told its models serves %q, and others have not told yet; try again", api.Clip(x.asked)),
-		}
-	}
-	if len(known) == 0 {
-		return &api.Error{
-			Status: http.StatusServiceUnavailable, Code: api.CodeNoDecodeWorker, RetryAfter: time.Second,
-			Message: "no worker has told yet which models it serves",
-		}
-	}
-	e := &api.Error{Status: http.StatusNotFound, Code: api.CodeModelNotFound, Param: "model"}
-	if x.asked == "" {
-		e.Message = "the request names no model and there is none to choose from"
-	} else {
-		e.Message = fmt.Sprintf("no worker serves the model %q", api.Clip(x.asked))
-	}
-	if near := workers.Nearest(x.asked, known); near != "" {
-		e.Message += fmt.Sprintf("; did you mean %q?", near)
-	} else if len(known) <= 8 {
-		e.Message += fmt.Sprintf("; served here: %q", known)
-	}
-	return e
+	return models.NotServed(x.asked, x.d.Fleet, time.Since(x.r.started) < introduction)
 }
 
 // steer reads the headers by which a client may choose, when allowed.

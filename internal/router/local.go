@@ -3,12 +3,8 @@ package router
 import (
 	"context"
 	"net/http"
-	"slices"
 	"strconv"
 	"strings"
-	"time"
-
-	"golang.org/x/sync/errgroup"
 
 	"github.com/dynctl/dynctl/internal/router/forward/upstream"
 	"github.com/dynctl/dynctl/internal/router/request/api"
@@ -16,10 +12,8 @@ import (
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
-const (
-	modelAskTimeout = 2 * time.Second
-	maxModelAnswer  = 8 << 20
-)
+// maxModelAnswer bounds a worker's list of its models.
+const maxModelAnswer = 8 << 20
 
 // local answers what the router knows by itself.
 func (x *exchange) local() error {
@@ -59,52 +53,31 @@ func (x *exchange) local() error {
 
 // models are the merged model lists of the fleet.
 func (r *Router) models(ctx context.Context) (*models.List, error) {
-	snap := r.registry.Snapshot()
-	return r.modelLists.Get(ctx, snap.Revision, func() *models.List { return r.askModels(ctx, snap) })
+	fleet := r.registry.Snapshot()
+	return r.modelLists.Get(ctx, fleet.Revision, func() *models.List {
+		var aliases []models.Alias
+		for _, a := range r.settings.Load().Aliases {
+			aliases = append(aliases, models.Alias{Name: a.Name, Target: a.Model})
+		}
+		list, err := models.Ask(ctx, fleet, aliases, r.modelsOf)
+		if err != nil {
+			r.log.Warn("a model list could not be read", "err", err)
+		}
+		return list
+	})
 }
 
-// askModels asks the fleet for its models.
-func (r *Router) askModels(ctx context.Context, snap *workers.Snapshot) *models.List {
-	// One worker for each set of models is enough.
-	var ask []*workers.Worker
-	var sets [][]string
-	for _, w := range snap.Workers {
-		if ok, _ := w.State.Usable(); ok && !slices.ContainsFunc(sets, func(s []string) bool { return slices.Equal(s, w.Models) }) {
-			ask, sets = append(ask, w), append(sets, w.Models)
-		}
-	}
-	answers := make([][]byte, len(ask))
-	// The answer is for other clients, too; this one going away must not make
-	// it empty.
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), modelAskTimeout)
-	defer cancel()
-	var g errgroup.Group
-	g.SetLimit(16)
-	for i, w := range ask {
-		g.Go(func() error {
-			resp, err := r.client.Do(ctx, &upstream.Leg{Base: w.URL, Path: "/v1/models", Method: http.MethodGet, APIKey: w.APIKey})
-			if err != nil {
-				return nil // the worker's models are missing; probes tell why
-			}
-			defer resp.Close()
-			if body, err := resp.ReadAll(maxModelAnswer); err == nil && resp.Status == http.StatusOK {
-				answers[i] = body
-			}
-			return nil
-		})
-	}
-	_ = g.Wait()
-	answers = slices.DeleteFunc(answers, func(b []byte) bool { return b == nil })
-	s := r.settings.Load()
-	aliases := make([]models.Alias, len(s.Aliases))
-	for i, a := range s.Aliases {
-		aliases[i] = models.Alias{Name: a.Name, Target: a.Model}
-	}
-	list, err := models.Merge(answers, aliases)
+// modelsOf is a worker's answer to /v1/models; nil for none.
+func (r *Router) modelsOf(ctx context.Context, w *workers.Worker) []byte {
+	resp, err := r.client.Do(ctx, &upstream.Leg{Base: w.URL, Path: "/v1/models", Method: http.MethodGet, APIKey: w.APIKey})
 	if err != nil {
-		r.log.Warn("a model list could not be read", "err", err)
+		return nil // probes tell why
 	}
-	return list
+	defer resp.Close()
+	if body, err := resp.ReadAll(maxModelAnswer); err == nil && resp.Status == http.StatusOK {
+		return body
+	}
+	return nil
 }
 
 // responseID is the id in the path of a stored response.

@@ -1,10 +1,7 @@
 package router
 
 import (
-	"errors"
 	"fmt"
-	"net/http"
-	"strconv"
 	"time"
 
 	"github.com/dynctl/dynctl/internal/router/request/admission"
@@ -53,25 +50,7 @@ func (x *exchange) claim(prompt int) (admission.Claim, error) {
 	if x.key != nil {
 		c.Weight, c.Band = x.key.Weight, x.key.Priority
 	}
-	h := x.req.Header
-	if name := h.Get("X-Dynctl-Priority"); name != "" {
-		b, ok := admission.ParseBand(name)
-		if !ok {
-			return c, api.BadRequest("X-Dynctl-Priority", "header X-Dynctl-Priority: %q is not one of %v", api.Clip(name), admission.Bands)
-		}
-		// Whoever may not steer may step back all the same.
-		if b > c.Band || x.d.Settings.Routing.AllowHeaders {
-			c.Band = b
-		}
-	}
-	if v := h.Get("X-Dynctl-Max-Wait"); v != "" {
-		seconds, err := strconv.ParseFloat(v, 64)
-		if err != nil || !(seconds >= 0.001 && seconds <= 86400) {
-			return c, api.BadRequest("X-Dynctl-Max-Wait", "header X-Dynctl-Max-Wait: %q is not a number of seconds from 0.001 to 86400", api.Clip(v))
-		}
-		c.Patience = time.Duration(seconds * float64(time.Second))
-	}
-	return c, nil
+	return c, c.Ask(x.req.Header, x.d.Settings.Routing.AllowHeaders)
 }
 
 // tenant is in whose name the request takes turns.
@@ -157,36 +136,7 @@ func (x *exchange) giveUpPlace() {
 	}
 }
 
-// retryAfter is how long a client that is refused is told to wait: as long as places
-// took of late to come free for all that wait, within reason.
-func (x *exchange) retryAfter() time.Duration {
-	longest := time.Second
-	for _, l := range []struct {
-		line  *admission.Line
-		queue string
-	}{{x.r.gate.Line(), ""}, {x.r.ranks, x.model}} {
-		if d, known := l.line.Wait(l.queue); known {
-			longest = max(longest, d)
-		}
-	}
-	return min(longest, time.Minute)
-}
-
-func (x *exchange) gateError(err error) error {
-	switch {
-	case errors.Is(err, admission.ErrClosed):
-		return &api.Error{Status: http.StatusServiceUnavailable, Code: api.CodeDraining, Message: "this router is stopping; send the request to another one", RetryAfter: time.Second, Err: err}
-	case errors.Is(err, admission.ErrFull), errors.Is(err, admission.ErrTimeout), errors.Is(err, admission.ErrHopeless):
-		return &api.Error{Status: http.StatusTooManyRequests, Code: api.CodeOverloaded, Message: err.Error() + "; try again later", RetryAfter: x.retryAfter(), Err: err}
-	}
-	return err
-}
-
 // refuseAtGate answers a request that the gate, or the line for a rank, does not let in.
 func (x *exchange) refuseAtGate(err error) error {
-	reason := "overload"
-	if errors.Is(err, admission.ErrClosed) {
-		reason = "draining"
-	}
-	return x.refuse(reason, x.gateError(err))
+	return x.refuse(admission.Refusal(err, admission.Queue{Line: x.r.gate.Line()}, admission.Queue{Line: x.r.ranks, Name: x.model}))
 }

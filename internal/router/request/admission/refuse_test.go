@@ -1,0 +1,80 @@
+package admission
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/dynctl/dynctl/internal/router/request/api"
+)
+
+// TestAsk: everybody may step back and be impatient; only who steers steps forward.
+func TestAsk(t *testing.T) {
+	for _, c := range []struct {
+		priority, wait string
+		steers         bool
+		band           Band
+		patience       time.Duration
+		bad            bool
+	}{
+		{band: Normal},
+		{priority: "low", band: Low},
+		{priority: "high", band: Normal},
+		{priority: "high", steers: true, band: High},
+		{wait: "0.25", band: Normal, patience: 250 * time.Millisecond},
+		{wait: "86400", band: Normal, patience: 24 * time.Hour},
+		{priority: "urgent", band: Normal, bad: true},
+		{wait: "soon", band: Normal, bad: true},
+		{wait: "NaN", band: Normal, bad: true},
+		{wait: "0", band: Normal, bad: true},
+		{wait: "86401", band: Normal, bad: true},
+	} {
+		h := http.Header{}
+		h.Set(headerPriority, c.priority)
+		h.Set(headerMaxWait, c.wait)
+		got := Claim{Band: Normal}
+		err := got.Ask(h, c.steers)
+		if got.Band != c.band || got.Patience != c.patience || (err != nil) != c.bad || c.bad && api.FromError(err).Status != http.StatusBadRequest {
+			t.Errorf("%+v: %+v, %v", c, got, err)
+		}
+	}
+}
+
+// TestRefusal: who comes to a router that stops goes elsewhere, who finds no room comes
+// again, as late as the slowest queue says and within a minute.
+func TestRefusal(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		queues := []Queue{{NewLine(1, time.Minute, 0), ""}, {NewLine(1, time.Minute, 0), "m"}}
+		for _, c := range []struct {
+			err    error
+			reason string
+			status int
+		}{
+			{ErrClosed, "draining", http.StatusServiceUnavailable},
+			{ErrFull, "overload", http.StatusTooManyRequests},
+			{ErrHopeless, "overload", http.StatusTooManyRequests},
+			{fmt.Errorf("%w; why", ErrTimeout), "overload", http.StatusTooManyRequests},
+		} {
+			reason, told := Refusal(c.err, queues...)
+			e := api.FromError(told)
+			if reason != c.reason || e.Status != c.status || e.RetryAfter != time.Second || !errors.Is(told, c.err) {
+				t.Errorf("%v: %s, %+v", c.err, reason, e)
+			}
+		}
+		for range 2 {
+			queues[1].Line.turns.queue("m").took[queues[1].Line.turns.queue("m").tookAt] = time.Now()
+			queues[1].Line.turns.queue("m").tookAt++
+			<-time.After(10 * time.Second)
+		}
+		if _, told := Refusal(ErrFull, queues...); api.FromError(told).RetryAfter != 10*time.Second {
+			t.Errorf("with two places in 20 seconds: %+v", told)
+		}
+		other := errors.New("other")
+		if reason, told := Refusal(other, queues...); reason != "overload" || !errors.Is(told, other) {
+			t.Errorf("%s, %v", reason, told)
+		}
+	})
+}
