@@ -19,7 +19,6 @@ import (
 	"github.com/dynctl/dynctl/internal/router/observe/state"
 	"github.com/dynctl/dynctl/internal/router/observe/watch"
 	"github.com/dynctl/dynctl/internal/router/placement/cost"
-	"github.com/dynctl/dynctl/internal/router/placement/selector"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/workers"
 )
@@ -173,7 +172,7 @@ func (r *Router) dryRun(ctx context.Context, in admin.RouteRequest) (*receipt.Re
 	}
 	x := r.acquire(nil, nil)
 	defer x.release()
-	x.ctx, x.ep, x.dry, x.d.Dry = ctx, ep, true, true
+	x.ctx, x.ep, x.d.Dry = ctx, ep, true
 	x.d.Settings = r.settings.Load()
 	if err := x.view.Parse(in.Body, ep.Kind, api.Limits{}); err != nil {
 		return nil, err
@@ -186,9 +185,8 @@ func (r *Router) dryRun(ctx context.Context, in admin.RouteRequest) (*receipt.Re
 	if q.Force, err = disagg.ParseForce(in.Path); err != nil {
 		return nil, api.BadRequest("path", "%v", err)
 	}
-	q.Session = selector.HashSession(in.Session)
-	x.findSession()
-	if err := x.pinResponse(); err != nil {
+	x.d.FindSession(in.Session, &x.view)
+	if err := x.follows(); err != nil {
 		return nil, err
 	}
 	x.findPrompt()

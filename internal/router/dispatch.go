@@ -65,7 +65,7 @@ func (x *exchange) attempts() error {
 	var last error
 	for {
 		if d.Run.Attempt > 0 && !x.decided {
-			x.look()
+			x.r.asker.Renew(d, x.r.registry.Snapshot(), &x.view)
 		}
 		if err := x.place(); err != nil {
 			return cmp.Or(last, err)
@@ -87,17 +87,6 @@ func (x *exchange) attempts() error {
 		}
 		last = err
 	}
-}
-
-// look takes the fleet as it is now: between two attempts workers may have come
-// and gone.
-func (x *exchange) look() {
-	d, now := &x.d, x.r.registry.Snapshot()
-	if now == d.Fleet {
-		return
-	}
-	d.Look(now)
-	x.r.asker.Hash(d, &x.view, time.Now()) // there may be other block sizes
 }
 
 // again asks whether another attempt may follow one that has failed, and
@@ -149,10 +138,9 @@ func (x *exchange) carryOut() error {
 		x.giveUpPlace()
 		return x.fail(selector.Decode, decode.Worker, attempt.Ejected, false, errEjected)
 	}
-	claim, prefill := d.Run.Claims()
 	held := x.reserved
 	if x.reserved = nil; held == nil {
-		held = r.ledger.Reserve(decode.Rank, claim)
+		held = r.asker.Reserve(d)
 	}
 	defer func() {
 		if x.flow.resp == nil { // else it goes on
@@ -163,12 +151,13 @@ func (x *exchange) carryOut() error {
 		r.asker.Sent(d, decode.Worker, decode.Rank, time.Now())
 		return x.decodeLeg(x.ctx, decode, held, x.edit(nil, decode, selector.Decode), nil)
 	}
-	return x.remote(decode, held, prefill)
+	return x.remote(decode, held)
 }
 
 // remote carries out a plan with remote prefill.
-func (x *exchange) remote(decode disagg.Peer, held *ledger.Reservation, claim ledger.Claim) error {
+func (x *exchange) remote(decode disagg.Peer, held *ledger.Reservation) error {
 	r, d := x.r, &x.d
+	_, claim := d.Run.Claims()
 	p := &d.Run.Plan
 	prefill := d.Run.In.PrefillPeers[p.PrefillIndex]
 	if !x.admit(selector.Prefill, prefill.Worker) {

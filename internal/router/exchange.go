@@ -9,19 +9,17 @@ import (
 	"net/http"
 	"runtime/debug"
 	"strconv"
+	"strings"
 	"sync/atomic"
 	"time"
 
-	"github.com/dynctl/dynctl/internal/router/forward/disagg"
 	"github.com/dynctl/dynctl/internal/router/observe/receipt"
 	"github.com/dynctl/dynctl/internal/router/observe/telemetry"
 	"github.com/dynctl/dynctl/internal/router/placement/ledger"
 	"github.com/dynctl/dynctl/internal/router/placement/question"
-	"github.com/dynctl/dynctl/internal/router/placement/selector"
 	"github.com/dynctl/dynctl/internal/router/request/access"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/router/request/models"
-	"github.com/dynctl/dynctl/internal/router/request/prompt"
 	"github.com/dynctl/dynctl/internal/workers/health"
 )
 
@@ -51,8 +49,6 @@ type errand struct {
 	// asked is the model in the client's words, model in the engines'.
 	asked, model string
 
-	// dry asks what would be done, and does nothing.
-	dry      bool
 	live     receipt.Live
 	decision string // its id
 	span     *telemetry.Span
@@ -288,15 +284,12 @@ func (x *exchange) resolve() error {
 		}
 	}
 	if s.Routing.AllowHeaders {
-		if err := x.steer(); err != nil {
+		if err := x.d.Steer(x.req.Header); err != nil {
 			return x.refuse("request", err)
 		}
 	}
-	if h := s.Routing.SessionHeader; h != "" {
-		x.d.Run.Request.Session = selector.HashSession(x.req.Header.Get(h))
-	}
-	x.findSession()
-	if err := x.pinResponse(); err != nil {
+	x.d.FindSession(x.req.Header.Get(s.Routing.SessionHeader), &x.view)
+	if err := x.follows(); err != nil {
 		return x.refuse("request", err)
 	}
 	return nil
@@ -318,17 +311,6 @@ func (x *exchange) findModel() error {
 	return nil
 }
 
-// findSession takes the session from the body where nothing else named one.
-func (x *exchange) findSession() {
-	f := x.d.Settings.Routing.SessionField
-	if x.d.Run.Request.Session != 0 || f == "" || x.ep.Body != api.JSONBody {
-		return
-	}
-	if v, ok := x.view.String(f); ok {
-		x.d.Run.Request.Session = selector.HashSession(v)
-	}
-}
-
 // introduction is how long after its start the router takes a model that nobody
 // serves for one that a worker which has not answered yet may serve.
 const introduction = 10 * time.Second
@@ -338,66 +320,16 @@ func (x *exchange) noModel() error {
 	return models.NotServed(x.asked, x.d.Fleet, time.Since(x.r.started) < introduction)
 }
 
-// steer reads the headers by which a client may choose, when allowed.
-func (x *exchange) steer() error {
-	h, d, q := x.req.Header, &x.d, &x.d.Run.Request
-	var err error
-	if q.Force, err = disagg.ParseForce(h.Get("X-Dynctl-Path")); err != nil {
-		return &api.Error{Status: http.StatusBadRequest, Code: api.CodeInvalidRequest, Param: "X-Dynctl-Path", Message: "header X-Dynctl-Path: " + err.Error()}
-	}
-	for _, p := range []struct {
-		header string
-		pin    *string
-	}{{"X-Dynctl-Worker", &q.Pin.Decode}, {"X-Dynctl-Prefill-Worker", &q.Pin.Prefill}} {
-		name := h.Get(p.header)
-		if name == "" {
-			continue
-		}
-		if _, ok := d.Fleet.Worker(name); !ok {
-			return &api.Error{Status: http.StatusNotFound, Code: api.CodeWorkerNotFound, Param: p.header, Message: fmt.Sprintf("header %s: there is no worker %q", p.header, api.Clip(name))}
-		}
-		*p.pin = name
-	}
-	if v := h.Get("X-Data-Parallel-Rank"); v != "" {
-		n, err := strconv.Atoi(v)
-		if err != nil || n < 0 {
-			return &api.Error{Status: http.StatusBadRequest, Code: api.CodeInvalidRequest, Param: "X-data-parallel-rank", Message: fmt.Sprintf("header X-data-parallel-rank: %q is not a rank", api.Clip(v))}
-		}
-		q.Pin.HasRank, q.Pin.Rank = true, n
-	}
-	return nil
-}
-
-// pinResponse sends what belongs to a stored response to the worker that has
-// it.
-func (x *exchange) pinResponse() error {
+// follows sends what belongs to a stored response to the worker that has it.
+func (x *exchange) follows() error {
 	id := ""
 	switch x.ep.Kind {
 	case api.ResponseObject:
-		id = responseID(x.req.URL.Path)
+		id, _, _ = strings.Cut(strings.TrimPrefix(x.req.URL.Path, "/v1/responses/"), "/")
 	case api.Responses:
 		id = x.view.PreviousResponseID
 	}
-	if id == "" {
-		return nil
-	}
-	if r, ok := x.r.stored.Get(id); ok && (x.dry || r.Tenant == x.owner()) {
-		x.d.Run.Request.Pin.Decode = r.Worker
-		return nil
-	}
-	able := 0
-	for _, w := range x.d.List {
-		if w.Role.CanDecode() {
-			able++
-		}
-	}
-	if able > 1 || x.r.secure.Keys() != nil && !x.dry { // with keys it may be another tenant's
-		return &api.Error{
-			Status: http.StatusNotFound, Code: api.CodeInvalidRequest, Param: "previous_response_id",
-			Message: fmt.Sprintf("response %q is not known here: it was made by another router, for another tenant, or too long ago", api.Clip(id)),
-		}
-	}
-	return nil
+	return x.d.Follow(id, x.r.stored, x.owner(), x.r.secure.Keys() == nil)
 }
 
 // owner is the tenant whose the request is, and what an engine keeps of it.
@@ -434,44 +366,13 @@ func (x *exchange) tokenize() {
 
 // findPrompt finds what a decision needs to know of the request.
 func (x *exchange) findPrompt() {
-	r, d, v := x.r, &x.d, &x.view
-	d.AcquireHashes()
-	now := time.Now()
-	if x.ep.Splittable || x.ep.Streamable {
-		d.Prompt = r.tokens.Find(x.ctx, v, x.model, d.List, d.IDs)
-		if d.Prompt.Source == disagg.FromIDs {
-			d.IDs = d.Prompt.IDs
-		}
-	} else {
-		d.Prompt = prompt.Prompt{Source: disagg.FromNothing}
-		if x.ep.Body == api.JSONBody && v.Prompt != api.PromptNone {
-			d.Prompt = prompt.Prompt{ISL: v.EstimateTokens(), Source: disagg.FromEstimate}
-		}
-	}
-	found := time.Now()
-	d.Took.Tokenize = found.Sub(now)
-	if !x.dry {
-		r.metrics.Tokenized(string(d.Prompt.Source))
-	}
-	r.asker.Hash(d, v, found)
-	f := &d.Run.Request.Facts
-	*f = disagg.Facts{
-		Kind: x.ep.Kind, Splittable: x.ep.Splittable && x.ep.Body == api.JSONBody,
-		ISL: d.Prompt.ISL, Source: d.Prompt.Source,
-		N: int(max(1, v.N)), Prompts: v.Prompts(), Multimodal: v.Multimodal,
-		PromptLogprobs: v.PromptLogprobs || v.Echo && v.Logprobs,
-		MaxTokens:      v.MaxTokens, MaxTokensKey: v.MaxTokensKey, MinTokens: v.MinTokens,
-		Logprobs: v.Logprobs, Echo: v.Echo, TokenIDs: d.Prompt.IDs,
-		Truncated: d.Prompt.Truncated, StreamUsage: v.Stream && v.IncludeUsage,
-	}
-	if f.Splittable {
-		f.Continues, f.ServerTools, f.ThinkingBudget = v.Continues(), v.ServerTools(), v.ThinkingBudget()
-	}
-	if x.ep.Body != api.JSONBody {
-		f.MaxTokens, f.MinTokens = -1, -1
-	}
+	kind := x.ep.Kind
 	if x.begun.Load() { // what is asked now is the rest of a stream
-		f.Kind = x.restKind()
+		kind = x.restKind()
+	}
+	x.r.asker.Read(x.ctx, &x.d, x.ep, kind, &x.view)
+	if !x.d.Dry {
+		x.r.metrics.Tokenized(string(x.d.Prompt.Source))
 	}
 }
 

@@ -79,9 +79,3 @@ func (r *Router) modelsOf(ctx context.Context, w *workers.Worker) []byte {
 	}
 	return nil
 }
-
-// responseID is the id in the path of a stored response.
-func responseID(path string) string {
-	id, _, _ := strings.Cut(strings.TrimPrefix(path, "/v1/responses/"), "/")
-	return id
-}

@@ -122,8 +122,7 @@ func (x *exchange) decideMove(y *exchange, from *workers.Worker, fleet *workers.
 			return false
 		}
 		c.places = slots
-		claim, _ := d.Run.Claims()
-		y.reserved = r.ledger.Reserve(d.Run.In.DecodePeers[d.Run.Plan.DecodeIndex].Rank, claim)
+		y.reserved = r.asker.Reserve(d)
 		r.asker.Apply(d, e)
 		return true
 	})

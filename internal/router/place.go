@@ -55,18 +55,17 @@ func (x *exchange) claim(prompt int) (admission.Claim, error) {
 
 // tenant is in whose name the request takes turns.
 func (x *exchange) tenant() string {
-	l := &x.d.Settings.Limits
+	l, name := &x.d.Settings.Limits, ""
 	if l.TenantHeader != "" {
-		if name := x.req.Header.Get(l.TenantHeader); name != "" {
-			return api.Clip(name)
-		}
+		name = x.req.Header.Get(l.TenantHeader)
 	}
-	if l.TenantField != "" && x.body != nil && x.ep.Body == api.JSONBody {
-		if name, ok := x.view.String(l.TenantField); ok && name != "" {
-			return api.Clip(name)
-		}
+	if name == "" && l.TenantField != "" && x.body != nil {
+		name, _ = x.view.String(l.TenantField)
 	}
-	return x.owner()
+	if name == "" {
+		return x.owner()
+	}
+	return api.Clip(name)
 }
 
 // place decides. Where limits bound what ranks take, it takes the place on the chosen
@@ -95,15 +94,14 @@ func (x *exchange) place() error {
 		if again {
 			d.Run.Again()
 			d.Settings = r.settings.Load()
-			x.look()
+			r.asker.Renew(d, r.registry.Snapshot(), &x.view)
 		}
 		e := r.asker.Choose(d)
 		phase, busy := d.Run.Busy()
 		if !busy {
 			r.asker.Apply(d, e)
 			if d.Run.Plan.Err == nil {
-				claim, _ := d.Run.Claims()
-				x.reserved = r.ledger.Reserve(d.Run.In.DecodePeers[d.Run.Plan.DecodeIndex].Rank, claim)
+				x.reserved = r.asker.Reserve(d)
 			}
 			return "", true
 		}

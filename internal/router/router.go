@@ -217,7 +217,7 @@ func New(ctx context.Context, o Options) (*Router, error) {
 	}
 	r.words = prompt.NewWords(r.tokens, o.Config.Index.Preview)
 	r.asker = question.New(question.Sources{
-		Index: r.index, Guesses: r.guesses, Feeds: r.feeds, Fleet: r.fleet, Ledger: r.ledger, Learners: r.costs.learners, Words: r.words, Last: r.outliers.Last,
+		Index: r.index, Guesses: r.guesses, Feeds: r.feeds, Fleet: r.fleet, Ledger: r.ledger, Learners: r.costs.learners, Prompts: r.tokens, Words: r.words, Last: r.outliers.Last,
 	}, o.Config.Routing.Seed)
 	r.state = &state.State{
 		Router: facts{r}, Version: o.Version, Started: r.started, Registry: r.registry, Index: r.index, Guesses: r.guesses,

@@ -31,7 +31,8 @@ type Sources struct {
 	Fleet    *follower.Follower
 	Ledger   *ledger.Ledger
 	Learners *cost.Learners // of the costs of both paths, for a threshold that is auto
-	Words    *prompt.Words  // nil where no words of prompts are kept
+	Prompts  *prompt.Stage
+	Words    *prompt.Words // nil where no words of prompts are kept
 	// Last hears of workers that are ejected and yet asked, since nobody else is left.
 	Last func(*workers.Worker)
 }

@@ -1,0 +1,85 @@
+package question
+
+import (
+	"fmt"
+	"net/http"
+	"strconv"
+
+	"github.com/dynctl/dynctl/internal/router/forward/disagg"
+	"github.com/dynctl/dynctl/internal/router/placement/selector"
+	"github.com/dynctl/dynctl/internal/router/request/api"
+	"github.com/dynctl/dynctl/internal/router/request/stored"
+)
+
+// The headers by which a client steers.
+const (
+	headerPath    = "X-Dynctl-Path"
+	headerWorker  = "X-Dynctl-Worker"
+	headerPrefill = "X-Dynctl-Prefill-Worker"
+	headerRank    = "X-Data-Parallel-Rank"
+)
+
+// Steer takes the path, the workers and the rank that the headers of a request ask for.
+// Who may not steer is not asked.
+func (d *Question) Steer(h http.Header) (err error) {
+	q := &d.Run.Request
+	if q.Force, err = disagg.ParseForce(h.Get(headerPath)); err != nil {
+		return api.BadRequest(headerPath, "header %s: %v", headerPath, err)
+	}
+	for _, p := range [...]struct {
+		header string
+		pin    *string
+	}{{headerWorker, &q.Pin.Decode}, {headerPrefill, &q.Pin.Prefill}} {
+		name := h.Get(p.header)
+		if name == "" {
+			continue
+		}
+		if _, ok := d.Fleet.Worker(name); !ok {
+			return &api.Error{Status: http.StatusNotFound, Code: api.CodeWorkerNotFound, Param: p.header, Message: fmt.Sprintf("header %s: there is no worker %q", p.header, api.Clip(name))}
+		}
+		*p.pin = name
+	}
+	if v := h.Get(headerRank); v != "" {
+		n, err := strconv.Atoi(v)
+		if err != nil || n < 0 {
+			return api.BadRequest("X-data-parallel-rank", "header X-data-parallel-rank: %q is not a rank", api.Clip(v))
+		}
+		q.Pin.HasRank, q.Pin.Rank = true, n
+	}
+	return nil
+}
+
+// FindSession takes the session that was named, or where that is empty the one that the
+// body names.
+func (d *Question) FindSession(name string, v *api.View) {
+	if f := d.Settings.Routing.SessionField; name == "" && f != "" {
+		name, _ = v.String(f)
+	}
+	d.Run.Request.Session = selector.HashSession(name)
+}
+
+// Follow has the request go to the worker that keeps the response of an id for its tenant;
+// with an empty id it goes anywhere. mine says that the response cannot be another
+// tenant's.
+func (d *Question) Follow(id string, from *stored.Responses, tenant string, mine bool) error {
+	if id == "" {
+		return nil
+	}
+	if r, ok := from.Get(id); ok && (d.Dry || r.Tenant == tenant) {
+		d.Run.Request.Pin.Decode = r.Worker
+		return nil
+	}
+	able := 0
+	for _, w := range d.List {
+		if w.Role.CanDecode() {
+			able++
+		}
+	}
+	if able <= 1 && (mine || d.Dry) {
+		return nil // whoever made it, it was there
+	}
+	return &api.Error{
+		Status: http.StatusNotFound, Code: api.CodeInvalidRequest, Param: "previous_response_id",
+		Message: fmt.Sprintf("response %q is not known here: it was made by another router, for another tenant, or too long ago", api.Clip(id)),
+	}
+}

@@ -1,0 +1,165 @@
+package question
+
+import (
+	"fmt"
+	"net/http"
+	"net/url"
+	"testing"
+
+	"github.com/dynctl/dynctl/internal/router/effective"
+	"github.com/dynctl/dynctl/internal/router/forward/disagg"
+	"github.com/dynctl/dynctl/internal/router/placement/decide"
+	"github.com/dynctl/dynctl/internal/router/placement/selector"
+	"github.com/dynctl/dynctl/internal/router/request/api"
+	"github.com/dynctl/dynctl/internal/router/request/prompt"
+	"github.com/dynctl/dynctl/internal/router/request/stored"
+	"github.com/dynctl/dynctl/internal/workers"
+)
+
+// served is a registry of workers w0, w1 and so on that serve the model m.
+func served(t *testing.T, n int) *workers.Registry {
+	t.Helper()
+	r := workers.NewRegistry(func(workers.Event) {})
+	var specs []workers.Spec
+	for i := range n {
+		specs = append(specs, workers.Spec{Name: fmt.Sprint("w", i), URL: &url.URL{Scheme: "http", Host: fmt.Sprint("127.0.0.1:", i+1)}, Models: []string{"m"}})
+	}
+	if _, err := r.Apply("test", specs); err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// parse is a request of a kind.
+func parse(t *testing.T, kind api.Kind, body string) *api.View {
+	t.Helper()
+	v := new(api.View)
+	if err := v.Parse([]byte(body), kind, api.Limits{}); err != nil {
+		t.Fatal(err)
+	}
+	return v
+}
+
+// TestSteer: the headers set path, workers and rank; what cannot be had is told with the
+// header's name.
+func TestSteer(t *testing.T) {
+	fleet := served(t, 2).Snapshot()
+	for _, c := range []struct {
+		header, value string
+		force         disagg.Force
+		pin           decide.Pin
+		status        int
+	}{
+		{"X-Dynctl-Path", "local", disagg.ForceLocal, decide.Pin{}, 0},
+		{"X-Dynctl-Path", "sideways", "", decide.Pin{}, http.StatusBadRequest},
+		{"X-Dynctl-Worker", "w1", disagg.Auto, decide.Pin{Decode: "w1"}, 0},
+		{"X-Dynctl-Worker", "w2", "", decide.Pin{}, http.StatusNotFound},
+		{"X-Dynctl-Prefill-Worker", "w0", disagg.Auto, decide.Pin{Prefill: "w0"}, 0},
+		{"X-Dynctl-Prefill-Worker", "nobody", "", decide.Pin{}, http.StatusNotFound},
+		{"X-data-parallel-rank", "3", disagg.Auto, decide.Pin{HasRank: true, Rank: 3}, 0},
+		{"X-data-parallel-rank", "-1", "", decide.Pin{}, http.StatusBadRequest},
+		{"X-data-parallel-rank", "first", "", decide.Pin{}, http.StatusBadRequest},
+	} {
+		d := Question{Asked: Asked{Model: "m"}}
+		d.Look(fleet)
+		h := http.Header{}
+		h.Set(c.header, c.value)
+		err := d.Steer(h)
+		if c.status != 0 {
+			if e := api.FromError(err); err == nil || e.Status != c.status || e.Param != c.header {
+				t.Errorf("%s: %s: %+v", c.header, c.value, e)
+			}
+			continue
+		}
+		if q := &d.Run.Request; err != nil || q.Force != c.force || q.Pin != c.pin {
+			t.Errorf("%s: %s: %+v %+v, %v", c.header, c.value, q.Force, q.Pin, err)
+		}
+	}
+}
+
+// TestFindSession: the name that is given goes before that in the body, and where there is
+// none there is no session.
+func TestFindSession(t *testing.T) {
+	s := &effective.Settings{}
+	s.Routing.SessionField = "user"
+	d := Question{Asked: Asked{Settings: s}}
+	v := parse(t, api.Completion, `{"model":"m","prompt":"p","user":"body"}`)
+	for _, c := range []struct {
+		name string
+		v    *api.View
+		want string
+	}{{"header", v, "header"}, {"", v, "body"}, {"", parse(t, api.Completion, `{"model":"m","prompt":"p","user":""}`), ""}, {"", &api.View{}, ""}} {
+		d.FindSession(c.name, c.v)
+		if got := d.Run.Request.Session; got != selector.HashSession(c.want) {
+			t.Errorf("%q and %s: %x", c.name, c.v.Body, got)
+		}
+	}
+	s.Routing.SessionField = ""
+	if d.FindSession("", v); d.Run.Request.Session != 0 {
+		t.Error("a member of the body that is not asked for")
+	}
+}
+
+// TestFollow: a response is where its tenant had it made; one that is not known is looked
+// for where only one worker could have made it, unless another tenant may have.
+func TestFollow(t *testing.T) {
+	from := stored.New(8)
+	from.Put("known", "w1", "tenant")
+	for _, c := range []struct {
+		id, tenant string
+		workers    int
+		mine, dry  bool
+		pin        string
+		refused    bool
+	}{
+		{id: "", workers: 2},
+		{id: "known", tenant: "tenant", workers: 2, pin: "w1"},
+		{id: "known", tenant: "other", workers: 2, refused: true},
+		{id: "known", tenant: "other", workers: 2, dry: true, pin: "w1"},
+		{id: "gone", workers: 2, mine: true, refused: true},
+		{id: "gone", workers: 1, mine: true},
+		{id: "gone", workers: 1, refused: true},
+		{id: "gone", workers: 1, dry: true},
+	} {
+		d := Question{Asked: Asked{Model: "m", Dry: c.dry}}
+		d.Look(served(t, c.workers).Snapshot())
+		err := d.Follow(c.id, from, c.tenant, c.mine)
+		if d.Run.Request.Pin.Decode != c.pin || (err != nil) != c.refused || c.refused && api.FromError(err).Status != http.StatusNotFound {
+			t.Errorf("%+v: %q, %v", c, d.Run.Request.Pin.Decode, err)
+		}
+	}
+}
+
+// TestRead: the facts are those of the body; the rest of a stream is of another kind, and
+// where no prompt is looked at there is nothing to know.
+func TestRead(t *testing.T) {
+	r := served(t, 1)
+	stage, err := prompt.New(prompt.Options{Mode: "estimate", Registry: r})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(stage.Close)
+	a := New(Sources{Prompts: stage}, 1)
+	read := func(path string, kind api.Kind, v *api.View) (*Question, *disagg.Facts) {
+		t.Helper()
+		ep, err := api.Lookup(http.MethodPost, path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		d := &Question{Asked: Asked{Settings: &effective.Settings{}, Model: "m"}}
+		d.Look(r.Snapshot())
+		a.Read(t.Context(), d, ep, kind, v)
+		t.Cleanup(d.Release)
+		return d, &d.Run.Request.Facts
+	}
+	d, f := read("/v1/completions", api.Completion, parse(t, api.Completion, `{"model":"m","prompt":[1,2,3],"max_tokens":7,"n":2,"echo":true,"logprobs":1}`))
+	if f.Kind != api.Completion || !f.Splittable || f.ISL != 3 || f.Source != disagg.FromIDs || len(d.IDs) != 3 || f.N != 2 || f.MaxTokens != 7 || !f.PromptLogprobs {
+		t.Errorf("ids: %+v", f)
+	}
+	if _, f = read("/v1/chat/completions", api.Completion, parse(t, api.Chat, `{"model":"m","messages":[{"role":"user","content":"eight letters"}]}`)); f.Kind != api.Completion || f.Source != disagg.FromEstimate || f.ISL == 0 || f.N != 1 {
+		t.Errorf("a chat as a completion: %+v", f)
+	}
+	if d, f = read("/v1/audio/transcriptions", api.Unknown, &api.View{}); f.Splittable || f.Source != disagg.FromNothing || f.MaxTokens != -1 || f.MinTokens != -1 || d.IDs != nil {
+		t.Errorf("a form: %+v", f)
+	}
+}
