@@ -1,11 +1,9 @@
 package main
 
 import (
-	"os"
 	"runtime"
-	"strconv"
-	"strings"
 
+	"github.com/prometheus/procfs"
 	"golang.org/x/sys/unix"
 )
 
@@ -19,17 +17,12 @@ func pin(cpu int) {
 
 // rss returns the anonymous memory of the process in bytes.
 func rss() int64 {
-	b, err := os.ReadFile("/proc/self/status")
+	p, err := procfs.Self()
 	if err != nil {
 		return 0
 	}
-	for l := range strings.Lines(string(b)) {
-		if v, ok := strings.CutPrefix(l, "RssAnon:"); ok {
-			n, _ := strconv.ParseInt(strings.Fields(v)[0], 10, 64)
-			return n * 1024
-		}
-	}
-	return 0
+	status, _ := p.NewStatus()
+	return int64(status.RssAnon)
 }
 
 // cpu returns the CPU seconds used by the process and by the whole host.
@@ -37,14 +30,10 @@ func cpu() (own, host float64) {
 	var u unix.Rusage
 	_ = unix.Getrusage(unix.RUSAGE_SELF, &u)
 	own = float64(u.Utime.Nano()+u.Stime.Nano()) / 1e9
-	b, _ := os.ReadFile("/proc/stat")
-	line, _, _ := strings.Cut(string(b), "\n")
-	for i, f := range strings.Fields(line) {
-		// user nice system irq softirq steal, in ticks of 10 ms
-		if i >= 1 && i <= 3 || i >= 6 && i <= 8 {
-			n, _ := strconv.ParseFloat(f, 64)
-			host += n / 100
-		}
+	if fs, err := procfs.NewDefaultFS(); err == nil {
+		stat, _ := fs.Stat()
+		c := stat.CPUTotal
+		host = c.User + c.Nice + c.System + c.IRQ + c.SoftIRQ + c.Steal
 	}
 	return own, host
 }

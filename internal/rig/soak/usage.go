@@ -9,6 +9,8 @@ import (
 	"runtime/metrics"
 	"strings"
 	"time"
+
+	"github.com/prometheus/procfs"
 )
 
 // Usage is what the process holds.
@@ -25,10 +27,11 @@ func usageNow() Usage {
 	m := []metrics.Sample{{Name: "/memory/classes/heap/objects:bytes"}}
 	metrics.Read(m)
 	u := Usage{Heap: m[0].Value.Uint64(), Goroutines: runtime.NumGoroutine()}
-	if list, err := os.ReadDir("/proc/self/fd"); err == nil {
-		for _, e := range list {
-			u.Files++
-			if to, err := os.Readlink("/proc/self/fd/" + e.Name()); err == nil && strings.HasPrefix(to, "socket:") {
+	if p, err := procfs.Self(); err == nil { // on Linux
+		files, _ := p.FileDescriptorTargets()
+		u.Files = len(files)
+		for _, to := range files {
+			if strings.HasPrefix(to, "socket:") {
 				u.Sockets++
 			}
 		}

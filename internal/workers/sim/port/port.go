@@ -16,10 +16,11 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
-	"strings"
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/prometheus/procfs"
 
 	"github.com/dynctl/dynctl/internal/wait"
 )
@@ -51,14 +52,18 @@ var ours struct {
 	turn  int // the slice to use again when there are no more
 }
 
-// outgoing tells the first port of outgoing connections, as in
-// /proc/sys/net/ipv4/ip_local_port_range.
-func outgoing(text string) (int, error) {
-	fields := strings.Fields(text)
-	if len(fields) != 2 {
-		return 0, fmt.Errorf("%q is not a range of ports", text)
+// outgoing is the first port that the system gives to outgoing connections; 0 where that is
+// not known.
+func outgoing() int {
+	fs, err := procfs.NewDefaultFS()
+	if err != nil {
+		return 0
 	}
-	return strconv.Atoi(fields[0])
+	ports, err := fs.SysctlInts("net.ipv4.ip_local_port_range")
+	if err != nil || len(ports) != 2 {
+		return 0
+	}
+	return ports[0]
 }
 
 // Below returns the first of n ports in a row that the system gives to no
@@ -69,12 +74,7 @@ func Below(n int) int {
 	defer ours.Unlock()
 	all := &ours.all
 	if all.end == 0 {
-		all.port, all.end = lowest, lowest
-		if text, err := os.ReadFile("/proc/sys/net/ipv4/ip_local_port_range"); err == nil {
-			if end, err := outgoing(string(text)); err == nil {
-				all.end = max(end, lowest)
-			}
-		}
+		all.port, all.end = lowest, max(outgoing(), lowest)
 	}
 	switch {
 	case n > all.end-lowest:
