@@ -243,7 +243,7 @@ func (t *Stage) find(ctx context.Context, v *api.View, model string, list []*wor
 		}
 		return estimate("tokenizer: " + reason(err))
 	}
-	if res.Source == tokenize.SourceLocal {
+	if !res.Engine {
 		return Prompt{IDs: res.IDs, ISL: res.Tokens, Source: disagg.FromLocal}
 	}
 	if !res.Cached { // a kept answer says nothing about the engines of now

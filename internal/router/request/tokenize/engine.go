@@ -194,7 +194,7 @@ func (e *Engine) ask(ctx context.Context, body []byte) (Result, error) {
 	}
 	sum := sha256.Sum256(body)
 	if ids, ok := e.cache.get(sum); ok {
-		return Result{IDs: ids, Tokens: len(ids), Source: SourceEngine, Cached: true}, nil
+		return Result{IDs: ids, Tokens: len(ids), Engine: true, Cached: true}, nil
 	}
 	e.wg.Add(1)
 	ch := e.group.DoChan(string(sum[:]), func() (any, error) {
@@ -215,7 +215,7 @@ func (e *Engine) ask(ctx context.Context, body []byte) (Result, error) {
 			return Result{}, r.Err
 		}
 		ids := r.Val.(answer).ids
-		return Result{IDs: ids, Tokens: len(ids), Source: SourceEngine, Cached: r.Shared}, nil
+		return Result{IDs: ids, Tokens: len(ids), Engine: true, Cached: r.Shared}, nil
 	}
 	select {
 	case r := <-ch:

@@ -48,7 +48,7 @@ func TestEngineRequests(t *testing.T) {
 		last.Store(&s)
 		fmt.Fprint(w, `{"count":3,"max_model_len":16384,"tokens":[1, 2,4294967295],"token_strs":null}`)
 	})
-	want := Result{IDs: []uint32{1, 2, 4294967295}, Tokens: 3, Source: SourceEngine}
+	want := Result{IDs: []uint32{1, 2, 4294967295}, Tokens: 3, Engine: true}
 	got, err := e.Prompt(t.Context(), "a\"b\n你", true)
 	if err != nil {
 		t.Fatal(err)
@@ -285,7 +285,7 @@ func TestLocalChat(t *testing.T) {
 			t.Errorf("%s: %v (-want +got)\n%s", c.body, err, cmp.Diff(c.want, string(got)))
 		}
 		r, err := l.Chat(t.Context(), []byte(c.body))
-		if err != nil || r.Source != SourceLocal || r.Tokens != len(r.IDs) {
+		if err != nil || r.Engine || r.Tokens != len(r.IDs) {
 			t.Fatal(r, err)
 		}
 		if want := l.tok.AppendString(nil, c.want); !slices.Equal(r.IDs, want) {
@@ -377,12 +377,12 @@ func TestSelfCheck(t *testing.T) {
 	g := NewGated(local, e, part)
 	asked.Store(0)
 	r, err := g.Chat(t.Context(), []byte(`{"messages":[{"role":"user","content":"x"}]}`))
-	if err != nil || r.Source != SourceLocal || asked.Load() != 0 {
-		t.Errorf("plain chat: %v, %v, %d calls", r.Source, err, asked.Load())
+	if err != nil || r.Engine || asked.Load() != 0 {
+		t.Errorf("plain chat: engine %t, %v, %d calls", r.Engine, err, asked.Load())
 	}
 	r, err = g.Chat(t.Context(), []byte(`{"messages":[{"role":"user","content":"x"}],"tools":[{"type":"function","function":{"name":"f"}}]}`))
-	if err != nil || r.Source != SourceEngine || asked.Load() != 1 {
-		t.Errorf("chat with tools: %v, %v, %d calls", r.Source, err, asked.Load())
+	if err != nil || !r.Engine || asked.Load() != 1 {
+		t.Errorf("chat with tools: engine %t, %v, %d calls", r.Engine, err, asked.Load())
 	}
 	alone := NewGated(local, nil, Agreement{})
 	if _, err := alone.Prompt(t.Context(), "x", true); !errors.Is(err, ErrUnsupported) {

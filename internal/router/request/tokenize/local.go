@@ -173,7 +173,7 @@ func ids[T string | []byte](tok *bpe.Tokenizer, text T, addSpecial bool, add fun
 	if addSpecial {
 		ids = append(ids, tok.Suffix()...)
 	}
-	return Result{IDs: ids, Tokens: len(ids), Source: SourceLocal}
+	return Result{IDs: ids, Tokens: len(ids)}
 }
 
 // Chat implements Tokenizer: it renders the chat template and tokenizes the

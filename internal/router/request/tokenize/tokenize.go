@@ -13,21 +13,12 @@ import (
 	"errors"
 )
 
-// Source says where a request's token ids came from.
-type Source string
-
-// The closed set of sources.
-const (
-	SourceLocal  Source = "local"  // computed in process from tokenizer.json
-	SourceEngine Source = "engine" // answered by an engine's /tokenize
-)
-
 // Result is a tokenized prompt.
 type Result struct {
 	IDs    []uint32 // the prompt's token ids; not to be modified
 	Tokens int      // the prompt's length in tokens
-	Source Source
-	Cached bool // the engine tokenizer answered from its cache
+	Engine bool     // answered by an engine's /tokenize, not by this process
+	Cached bool     // that answer was a kept one
 }
 
 // Tokenizer computes the ids of a prompt. Implementations are safe for
