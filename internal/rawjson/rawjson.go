@@ -1,6 +1,10 @@
 // Package rawjson walks JSON in place: the members of an object, the elements
 // of an array, the text of a string, without building values. It is tolerant
 // of what it skips over and reports what it cannot walk.
+//
+// Two others read JSON without encoding/json: the scanner of package api, which judges
+// what clients send to the byte and within limits, and gjson, where few members are asked
+// for by their paths, or numbers by their kind, and nobody counts the time.
 package rawjson
 
 import (

@@ -28,5 +28,6 @@
 //
 // The connection is the package's own: one request is one write, an answer is
 // read into one buffer and walked in place. net/http would cost several times
-// as much and hides when bytes arrive.
+// as much and hides when bytes arrive. Its reader of events is its own, too, and not the
+// router's: an instrument that shares code with what it measures shares its mistakes.
 package loadgen

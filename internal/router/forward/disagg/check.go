@@ -179,6 +179,8 @@ func checkDiscarded(body []byte) error {
 		}
 		return nil
 	}
+	// The lines are read here, and not by sse.Scanner, which stops at no error and keeps no
+	// event's data: each must be judged as an answer.
 	events := 0
 	for line := range bytes.Lines(body) {
 		data, ok := bytes.CutPrefix(bytes.TrimRight(line, "\r\n"), []byte("data:"))
