@@ -64,6 +64,7 @@ var allowed = map[string][]string{
 	"internal/router": {"internal/router/...", "internal/settings", "internal/workers", "internal/workers/discovery", "internal/workers/health", "internal/workers/kube"},
 
 	"internal/router/effective":           {"internal/router/forward/disagg", "internal/router/observe/eventlog", "internal/router/placement/decide", "internal/router/placement/selector", "internal/settings", "internal/workers"},
+	"internal/router/drain":               {"internal/router/observe/admin", "internal/router/observe/eventlog", "internal/router/request/admission"},
 	"internal/router/secure":              {"internal/certs", "internal/router/forward/quicksock", "internal/router/observe/admin", "internal/router/observe/eventlog", "internal/router/observe/state", "internal/router/observe/telemetry", "internal/router/request/access", "internal/router/request/admission", "internal/settings"},
 	"internal/router/request/access":      {"internal/router/request/admission", "internal/router/request/api", "internal/workers", "internal/router/observe/eventlog", "internal/watchfile"},
 	"internal/router/observe/admin":       {"internal/router/placement/decision", "internal/router/observe/eventlog"},

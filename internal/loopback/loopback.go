@@ -192,7 +192,7 @@ func (g *Rig) StopRouter(ctx context.Context) error {
 	if g.Router == nil {
 		return nil
 	}
-	err := g.Router.Drain(ctx)
+	err := g.Router.Drain().End(ctx)
 	_ = g.served.data.Shutdown(ctx) // Close ends what does not end by itself
 	err = errors.Join(err, g.served.Close(), g.Router.Balanced(), g.Router.Close(context.WithoutCancel(ctx)))
 	g.Router = nil

@@ -236,6 +236,9 @@ func (c *console) Patch(changes map[string]any) error { return c.settings.Patch(
 
 // Drain begins one; serve waits for its end.
 func (c *console) Drain(timeout time.Duration) admin.DrainState {
-	c.beginDrain(timeout)
-	return *facts{c.Router}.Drain()
+	c.drain.Begin(timeout)
+	return *c.drain.State()
 }
+
+// Draining is for adminserver.Control.
+func (c *console) Draining() <-chan struct{} { return c.drain.Begun() }

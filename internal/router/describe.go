@@ -139,13 +139,7 @@ func (r facts) Recorder() *admin.Recorder {
 
 func (r facts) TokenizerRests(worker string) bool { return r.tokens.AtRest(worker) }
 
-func (r facts) Drain() *admin.DrainState {
-	p := r.draining.Load()
-	if p == nil {
-		return nil
-	}
-	return &admin.DrainState{Since: p.since, Closes: p.closes, Until: p.until, Inflight: r.gate.Present()}
-}
+func (r facts) Drain() *admin.DrainState { return r.drain.State() }
 
 // dryRun runs the deciding stages for a request.
 func (r *Router) dryRun(ctx context.Context, in admin.RouteRequest) (*receipt.Receipt, error) {

@@ -94,7 +94,7 @@ func (r *Router) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	// What follows a chunked body might be taken for its own by a proxy that went by a
 	// length: nothing may follow. And whoever keeps connections must come to another
 	// router than one that leaves.
-	if len(req.TransferEncoding) > 0 || r.draining.Load() != nil {
+	if len(req.TransferEncoding) > 0 || r.drain.On() {
 		w.Header()["Connection"] = []string{"close"}
 	}
 	switch req.URL.Path {

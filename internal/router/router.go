@@ -16,7 +16,6 @@ import (
 	"log/slog"
 	"net/netip"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -25,6 +24,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/cache/follower"
 	"github.com/dynctl/dynctl/internal/router/cache/kvfeed"
 	"github.com/dynctl/dynctl/internal/router/cache/kvindex"
+	"github.com/dynctl/dynctl/internal/router/drain"
 	"github.com/dynctl/dynctl/internal/router/effective"
 	"github.com/dynctl/dynctl/internal/router/forward/upstream"
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
@@ -44,7 +44,6 @@ import (
 	"github.com/dynctl/dynctl/internal/router/request/stored"
 	"github.com/dynctl/dynctl/internal/router/secure"
 	"github.com/dynctl/dynctl/internal/settings"
-	"github.com/dynctl/dynctl/internal/wait"
 	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/discovery"
 	"github.com/dynctl/dynctl/internal/workers/health"
@@ -136,9 +135,7 @@ type Router struct {
 	state          *state.State
 	secure         *secure.Secure
 	kube           *kube.Source // nil unless pods are looked for
-
-	drain    chan struct{} // closed by Drain
-	draining atomic.Pointer[drainPlan]
+	drain          *drain.Drain
 }
 
 // New makes a router from a config. It opens no sockets.
@@ -149,7 +146,7 @@ func New(ctx context.Context, o Options) (*Router, error) {
 	if err := o.Config.Validate(); err != nil {
 		return nil, err
 	}
-	r := &Router{log: o.Logger, opts: o, started: time.Now(), drain: make(chan struct{})}
+	r := &Router{log: o.Logger, opts: o, started: time.Now()}
 	s, err := effective.New(o.Config, o.Origin, 1)
 	if err != nil {
 		return nil, err
@@ -169,6 +166,10 @@ func New(ctx context.Context, o Options) (*Router, error) {
 	r.ledger = ledger.New()
 	r.receipts = receipt.NewRing(receipt.Options{Capacity: o.Config.Receipts})
 	r.gate = admission.New(gateLimits(&o.Config))
+	r.drain = drain.New(r.gate, func() (leave, drain time.Duration) {
+		t := &r.settings.Load().Timeouts
+		return t.Leave, t.Drain
+	}, r.event)
 	r.ranks = admission.NewLine(o.Config.Limits.Queue, o.Config.Limits.QueueTimeout, settle)
 	r.ledger.OnEase(r.ranks.Wake)
 	r.bodies = admission.NewMemory(o.Config.Limits.BodyMemory, r.bodyMemory)
@@ -283,61 +284,8 @@ func (r *Router) Close(ctx context.Context) error {
 	return errors.Join(r.index.Close(), r.guesses.Close(), r.tracer.Close(ctx))
 }
 
-// drainPlan is when a drain began, until when new requests are still served, and when
-// it ends at the latest.
-type drainPlan struct{ since, closes, until time.Time }
-
-// beginDrain says that the router is not ready any more and has every answer end its
-// connection. New requests are refused after timeouts.leave; the running ones have the
-// given time from then on, or the configured one if that is 0. A drain that has begun
-// goes on as it is.
-func (r *Router) beginDrain(timeout time.Duration) *drainPlan {
-	limits := &r.settings.Load().Timeouts
-	if timeout <= 0 {
-		timeout = limits.Drain
-	}
-	now := time.Now()
-	closes := now.Add(limits.Leave)
-	if r.draining.CompareAndSwap(nil, &drainPlan{now, closes, closes.Add(timeout)}) {
-		newOnes := "new ones are refused"
-		if limits.Leave > 0 {
-			newOnes = fmt.Sprintf("new ones are served for %s before that, each as the last of its connection", limits.Leave)
-		} else {
-			r.gate.Close()
-		}
-		r.event(eventlog.Event{Kind: "router_draining", Text: fmt.Sprintf("the router drains: %d request(s) in progress may finish within %s, %s", r.gate.Present(), timeout, newOnes)})
-		close(r.drain)
-	}
-	return r.draining.Load()
-}
-
-// Leave begins a drain and waits until new requests are to be refused, or ctx ends:
-// clients with connections and load balancers learn meanwhile that the router goes.
-func (r *Router) Leave(ctx context.Context) {
-	if rest := time.Until(r.beginDrain(0).closes); rest > 0 {
-		wait.For(ctx, rest)
-	}
-}
-
-// Drain takes no new requests and waits until the running ones have ended, the
-// time for that is up, or ctx ends. It may be called more than once; whoever
-// began sets the time.
-func (r *Router) Drain(ctx context.Context) error {
-	ctx, cancel := context.WithDeadline(ctx, r.beginDrain(0).until)
-	defer cancel()
-	r.gate.Close()
-	select {
-	case <-r.gate.Idle():
-	case <-ctx.Done():
-		if n := r.gate.Present(); n > 0 {
-			return fmt.Errorf("%d request(s) still running when the drain ended: %w", n, ctx.Err())
-		}
-	}
-	return nil
-}
-
-// Draining is closed when a drain begins, so that serve can stop its listener.
-func (r *Router) Draining() <-chan struct{} { return r.drain }
+// Drain is the end of the router's requests.
+func (r *Router) Drain() *drain.Drain { return r.drain }
 
 // Settings are those in force, by which they are replaced.
 func (r *Router) Settings() *effective.InForce { return r.settings }

@@ -177,7 +177,7 @@ loop:
 			_ = r.Settings().Reload(n.Config, n.Origin) // an event tells the outcome
 		case <-ctx.Done():
 			break loop
-		case <-r.Draining():
+		case <-r.Drain().Begun():
 			break loop
 		case <-runCtx.Done():
 			break loop
@@ -192,9 +192,9 @@ loop:
 	// Clients that keep their connections must make new ones, which a Service brings to
 	// another router. Those that ask meanwhile are told so with their answer; then idle
 	// connections are closed, the others after their answer.
-	r.Leave(signals)
+	r.Drain().Leave(signals)
 	dataServer.SetKeepAlivesEnabled(false)
-	drained := r.Drain(signals)
+	drained := r.Drain().End(signals)
 	if drained != nil {
 		// What still runs is told so, in its own stream, and ends.
 		log.Warn("streams are cut: " + drained.Error())

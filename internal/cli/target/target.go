@@ -149,7 +149,7 @@ func (f *Flags) embed(ctx context.Context, stderr io.Writer) (t *Target, err err
 	closers = append(closers, func() error {
 		c, cancel := context.WithTimeout(context.WithoutCancel(ctx), 3*time.Second)
 		defer cancel()
-		_ = r.Drain(c) // what still runs was given up by the client
+		_ = r.Drain().End(c) // what still runs was given up by the client
 		return served.Close()
 	})
 	c, err := admin.NewClient(served.AdminURL, admin.Options{})

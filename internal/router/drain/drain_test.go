@@ -1,0 +1,122 @@
+package drain
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/dynctl/dynctl/internal/router/observe/eventlog"
+	"github.com/dynctl/dynctl/internal/router/request/admission"
+	"github.com/dynctl/dynctl/internal/wait"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// made is a drain with terms, its gate and what it tells.
+func made(leave, drain time.Duration) (*Drain, *admission.Gate, *[]string) {
+	gate, told := admission.New(admission.Limits{}), new([]string)
+	return New(gate, func() (time.Duration, time.Duration) { return leave, drain }, func(e eventlog.Event) { *told = append(*told, e.Kind+": "+e.Text) }), gate, told
+}
+
+func arrive(t *testing.T, g *admission.Gate) {
+	t.Helper()
+	if err := g.Arrive(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestBegin: whoever begins sets the time; nobody else changes it, and it is told once.
+func TestBegin(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d, gate, told := made(5*time.Second, time.Minute)
+		arrive(t, gate)
+		select {
+		case <-d.Begun():
+			t.Error("it has begun by itself")
+		default:
+		}
+		if d.On() || d.State() != nil {
+			t.Errorf("%+v", d.State())
+		}
+		began := time.Now()
+		d.Begin(10 * time.Second)
+		<-d.Begun()
+		wait.For(t.Context(), time.Second)
+		d.Begin(time.Hour)
+		if s := d.State(); !d.On() || !s.Since.Equal(began) || !s.Closes.Equal(began.Add(5*time.Second)) || !s.Until.Equal(began.Add(15*time.Second)) || s.Inflight != 1 {
+			t.Errorf("%+v", s)
+		}
+		if len(*told) != 1 || !strings.HasPrefix((*told)[0], "router_draining: the router drains: 1 request(s) in progress may finish within 10s, new ones are served for 5s before that") {
+			t.Errorf("%q", *told)
+		}
+		arrive(t, gate) // they are still served
+	})
+}
+
+// TestAtOnce: without a time to leave, no request is let in after the beginning.
+func TestAtOnce(t *testing.T) {
+	d, gate, told := made(0, time.Minute)
+	d.Begin(0)
+	if err := gate.Arrive(); !errors.Is(err, admission.ErrClosed) {
+		t.Error(err)
+	}
+	if s := d.State(); !s.Closes.Equal(s.Since) || s.Until.Sub(s.Since) != time.Minute || !strings.Contains((*told)[0], "within 1m0s, new ones are refused") {
+		t.Errorf("%+v, %q", s, *told)
+	}
+}
+
+// TestEnd: new requests are served until Leave is over, and running ones have their time
+// from then on.
+func TestEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d, gate, _ := made(5*time.Second, time.Minute)
+		began := time.Now()
+		d.Leave(t.Context())
+		if took := time.Since(began); took != 5*time.Second {
+			t.Errorf("left after %s", took)
+		}
+		d.Leave(t.Context()) // is over
+		arrive(t, gate)
+		go func() {
+			wait.For(t.Context(), 30*time.Second)
+			gate.Depart()
+		}()
+		if err := d.End(t.Context()); err != nil || time.Since(began) != 35*time.Second {
+			t.Errorf("after %s: %v", time.Since(began), err)
+		}
+		if err := gate.Arrive(); !errors.Is(err, admission.ErrClosed) {
+			t.Error(err)
+		}
+		if err := d.End(t.Context()); err != nil {
+			t.Errorf("once more: %v", err)
+		}
+	})
+}
+
+// TestCut: requests that take longer are counted, and a caller that gives up ends both
+// waits.
+func TestCut(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d, gate, _ := made(5*time.Second, time.Minute)
+		arrive(t, gate)
+		ended, cancel := context.WithCancel(t.Context())
+		cancel()
+		began := time.Now()
+		d.Leave(ended)
+		if err := d.End(ended); !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "1 request(s) still running") || time.Since(began) != 0 {
+			t.Errorf("after %s: %v", time.Since(began), err)
+		}
+		if err := d.End(t.Context()); !errors.Is(err, context.DeadlineExceeded) || time.Since(began) != 65*time.Second {
+			t.Errorf("after %s: %v", time.Since(began), err)
+		}
+		gate.Depart()
+		if err := d.End(t.Context()); err != nil {
+			t.Errorf("nothing runs any more: %v", err)
+		}
+	})
+}
