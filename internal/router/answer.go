@@ -19,6 +19,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/forward/resume"
 	"github.com/dynctl/dynctl/internal/router/forward/sse"
 	"github.com/dynctl/dynctl/internal/router/forward/upstream"
+	"github.com/dynctl/dynctl/internal/router/observe/account"
 	"github.com/dynctl/dynctl/internal/router/observe/receipt"
 	"github.com/dynctl/dynctl/internal/router/placement/attempt"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
@@ -54,24 +55,24 @@ func (x *exchange) decodeLeg(ctx context.Context, p disagg.Peer, held *ledger.Re
 		// would fetch what other prompts have put into the blocks.
 		leg.Alive, leg.AliveBy = p.Worker.State.AnsweredSince, x.aliveBy
 	}
-	record := x.beginLeg(selector.Decode, p, leg)
-	x.answer.sent, x.answer.meter = record.start, record.meter
+	record := x.book.BeginLeg(selector.Decode, p, leg)
+	x.book.Answer.Of(record)
 	if x.cont != nil {
 		x.cont.begin()
 	}
 	resp, err := r.client.Do(ctx, leg)
 	if err != nil {
 		err = x.legFailed(selector.Decode, p.Worker, err)
-		record.end(err)
+		record.End(err, time.Now())
 		return err
 	}
 	defer func() {
 		if x.flow.resp == nil {
 			resp.Close()
-			record.end(err)
+			record.End(err, time.Now())
 		}
 	}()
-	record.head(resp.Status)
+	record.Head(resp.Status)
 	if resp.Status/100 != 2 {
 		answer, err := resp.ReadAll(maxErrorAnswer)
 		if err != nil {
@@ -79,7 +80,7 @@ func (x *exchange) decodeLeg(ctx context.Context, p disagg.Peer, held *ledger.Re
 		}
 		return x.legRefused(selector.Decode, p.Worker, resp, answer)
 	}
-	x.answer.prompt, x.answer.cached, x.answer.completion = -1, -1, -1
+	x.book.Answer.Unknown()
 	if strings.HasPrefix(resp.Header.Get("Content-Type"), "text/event-stream") {
 		return x.streamed(p, held, record, resp, t)
 	}
@@ -99,7 +100,7 @@ type heldAnswer struct {
 
 // hold keeps an engine's answer for the client. With concurrent legs both may
 // come at the same time; the first one counts.
-func (x *exchange) hold(a *heldAnswer) { x.live.Update(func(*receipt.Receipt) { x.held = a }) }
+func (x *exchange) hold(a *heldAnswer) { x.book.Live.Update(func(*receipt.Receipt) { x.held = a }) }
 
 // sendHeld gives the client the engine's own words.
 func (x *exchange) sendHeld() {
@@ -144,7 +145,7 @@ func (x *exchange) commit(resp *upstream.Response) {
 type flow struct {
 	peer   disagg.Peer
 	held   *ledger.Reservation
-	record *legRecord
+	record *account.Leg
 	resp   *upstream.Response // nil while there is no stream
 	head   *sse.Head
 }
@@ -153,7 +154,7 @@ type flow struct {
 // first token or error: what fails before can be tried again elsewhere. The
 // rest waits in x.flow for forward, which runs where little of the stack is in
 // use: a router has ten thousand streams that wait for a token.
-func (x *exchange) streamed(p disagg.Peer, held *ledger.Reservation, record *legRecord, resp *upstream.Response, t *disagg.Transfer) error {
+func (x *exchange) streamed(p disagg.Peer, held *ledger.Reservation, record *account.Leg, resp *upstream.Response, t *disagg.Transfer) error {
 	head := acquireHead()
 	err := x.holdHead(p, resp, head)
 	if err == nil {
@@ -178,10 +179,10 @@ func (x *exchange) streamed(p disagg.Peer, held *ledger.Reservation, record *leg
 func (x *exchange) forward() (err error) {
 	f := &x.flow
 	defer func() {
-		x.answer.cut = f.head.Gate.Open()
+		x.cut = f.head.Gate.Open()
 		releaseHead(f.head)
 		f.resp.Close()
-		f.record.end(err)
+		f.record.End(err, time.Now())
 		*f = flow{}
 	}()
 	opt := upstream.StreamOptions{WriteTimeout: x.d.Settings.Timeouts.Write, Observe: x.observer(), Gate: &f.head.Gate}
@@ -231,22 +232,17 @@ func (x *exchange) holdHead(p disagg.Peer, resp *upstream.Response, head *sse.He
 }
 
 // sendHead sends on what was held.
-func (x *exchange) sendHead(p disagg.Peer, held *ledger.Reservation, record *legRecord, resp *upstream.Response, t *disagg.Transfer, head *sse.Head) error {
+func (x *exchange) sendHead(p disagg.Peer, held *ledger.Reservation, record *account.Leg, resp *upstream.Response, t *disagg.Transfer, head *sse.Head) error {
 	x.begun.Store(true)
 	x.leaveMove()
 	x.report(selector.Decode, health.Success)
 	first := time.Now()
-	x.answer.stream = true
-	if head.Scanner.Tokens() > 0 {
-		if x.answer.firstToken.IsZero() {
-			x.answer.firstToken = first
-		}
-		record.token(first)
-		x.decodeBegan(first)
+	token := head.Scanner.Tokens() > 0
+	record.Streams(first, token)
+	if token {
+		x.legTook(selector.Decode, record.Start, first)
 	}
-	record.waited()
 	held.FirstToken()
-	x.answer.gaps.Tick(first)
 	if !x.committed {
 		x.commit(resp)
 	}
@@ -282,11 +278,10 @@ func (x *exchange) observer() func([]byte) {
 			return
 		}
 		now := time.Now()
-		gap := x.answer.gaps.Tick(now)
-		x.answer.meter.Gap(gap, got.Tokens)
+		x.book.Answer.Piece(now, got.Tokens)
 		tokens += got.Tokens
 		if ran != nil {
-			ran.Ran(&x.answer.ran, tokens, now.Sub(x.r.costs.began))
+			ran.Ran(&x.ran, tokens, now.Sub(x.r.costs.began))
 		}
 		if tokens-told >= progressEvery {
 			told = tokens
@@ -300,14 +295,14 @@ func (x *exchange) endStream(err error) error {
 	scan := &x.flow.head.Scanner
 	scan.Finish()
 	sum := scan.Summary()
-	x.learn(sum)
+	x.book.Answer.Learn(sum)
 	if hungUp(&sum, err) {
 		err = nil
 	}
 	if err == nil && sum.Failed {
 		// The engine told the client by itself; the receipt shall say so too.
-		x.answer.finish = "error"
-		x.note("the engine's stream ended with an error: " + sum.Error)
+		x.book.Answer.Finish = "error"
+		x.book.Note("the engine's stream ended with an error: " + sum.Error)
 	}
 	return x.streamError(x.flow.peer, err)
 }
@@ -336,7 +331,7 @@ func (x *exchange) streamError(p disagg.Peer, err error) error {
 			reason = attempt.StreamError
 		}
 		x.report(selector.Decode, health.ServerError)
-		x.failed(selector.Decode, p.Worker, reason, err)
+		x.book.Failed(selector.Decode, p.Worker, reason, err)
 		if x.cont != nil {
 			broke := attempt.NewError(selector.Decode, p.Worker, reason, true, err).Failure
 			broke.Begun = true
@@ -371,7 +366,7 @@ func (x *exchange) whole(p disagg.Peer, held *ledger.Reservation, resp *upstream
 	x.report(selector.Decode, health.Success)
 	held.FirstToken()
 	if strings.HasPrefix(resp.Header.Get("Content-Type"), "application/json") {
-		x.learn(sse.Inspect(body))
+		x.book.Answer.Learn(sse.Inspect(body))
 	}
 	if x.view.Kind == api.Responses {
 		x.r.stored.Put(gjson.GetBytes(body, "id").String(), p.Worker.Name, x.owner())
@@ -400,13 +395,6 @@ func (x *exchange) whole(p disagg.Peer, held *ledger.Reservation, resp *upstream
 		return &upstream.ClientError{Err: err}
 	}
 	return nil
-}
-
-// learn keeps what an answer said of itself.
-func (x *exchange) learn(s sse.Summary) {
-	a := &x.answer
-	a.finish = s.FinishReason
-	a.prompt, a.cached, a.completion = int(s.Usage.PromptTokens), int(s.Usage.CachedTokens), int(s.Usage.CompletionTokens)
 }
 
 // streamResponseID finds the id of a response of the Responses API in the

@@ -11,7 +11,6 @@ import (
 
 	"github.com/dynctl/dynctl/internal/router/forward/resume"
 	"github.com/dynctl/dynctl/internal/router/forward/upstream"
-	"github.com/dynctl/dynctl/internal/router/observe/receipt"
 	"github.com/dynctl/dynctl/internal/router/placement/attempt"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/workers"
@@ -146,7 +145,7 @@ func (x *exchange) account() {
 		x.r.bodies.Give(c.taken)
 		c.taken = 0
 		x.r.metrics.StreamWithoutMemory()
-		x.note("from here on it could not be continued elsewhere: " + resume.Memory.String())
+		x.book.Note("from here on it could not be continued elsewhere: " + resume.Memory.String())
 	}
 }
 
@@ -272,7 +271,7 @@ func (x *exchange) closing(cut *attempt.Failure) bool {
 	if c.stream.Refused() != "" && x.view.IncludeUsage {
 		return false // who knows how many there were
 	}
-	x.note(fmt.Sprintf("%s broke off after the last token; the end of the stream is the router's", cut.Name))
+	x.book.Note(fmt.Sprintf("%s broke off after the last token; the end of the stream is the router's", cut.Name))
 	_, werr := upstream.NewWriter(x.w, x.d.Settings.Timeouts.Write).Write(end)
 	return werr == nil
 }
@@ -280,13 +279,8 @@ func (x *exchange) closing(cut *attempt.Failure) bool {
 // notContinued says in receipt, metrics, events and the client's error why a stream
 // that has broken off does not go on elsewhere.
 func (x *exchange) notContinued(err *error, label, words string) {
-	r, c := x.r, x.cont
-	x.live.Update(func(c *receipt.Receipt) { c.Outcome.NotContinued = words })
-	r.metrics.NotContinued(label)
-	if e, ok := r.failures.NotContinued(label, words, time.Now()); ok {
-		e.Request = x.decision
-		r.event(e)
-	}
+	c := x.cont
+	x.book.NotContinued(label, words)
 	e := *api.FromError(c.first)
 	e.Message += "; not continued elsewhere: " + words
 	e.Err = *err
@@ -330,16 +324,7 @@ func (x *exchange) goOn(cut *attempt.Failure) (resume.Refusal, string) {
 		c.to = strings.Replace(c.to, "/chat/completions", "/completions", 1)
 	}
 	x.begun.Store(false)
-	r.metrics.Continued(cut.Name, string(cut.Reason))
-	r.fleet.Left(c.from)
-	if e, ok := r.failures.Continued(cut.Name, string(cut.Reason), sent, time.Now()); ok {
-		e.Request = x.decision
-		r.event(e)
-	}
-	now := time.Now()
-	x.live.Update(func(c *receipt.Receipt) {
-		c.GoesOn(receipt.Continuation{AtMS: c.Since(now), From: cut.Name, Reason: string(cut.Reason), Tokens: sent, Dropped: told - sent})
-	})
+	x.book.Continued(cut, c.from, sent, told-sent)
 	return "", ""
 }
 

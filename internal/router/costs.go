@@ -39,8 +39,11 @@ var legs = map[cost.Leg]string{
 }
 
 // legTook tells of a leg of the newest plan that was sent at a time and had its first
-// token at another.
+// token at another, where the threshold is auto.
 func (x *exchange) legTook(phase selector.Phase, sent, first time.Time) {
+	if !x.d.Settings.Decisions.Rule.Auto {
+		return
+	}
 	p := &x.d.Run.Plan
 	leg, w := cost.LocalLeg, &p.Asked.Local
 	switch {
@@ -88,20 +91,24 @@ func (x *exchange) legTook(phase selector.Phase, sent, first time.Time) {
 // running begins to tell of an answer that has so many tokens now, and gives who hears
 // of the others; nil where the threshold is not auto.
 func (x *exchange) running(tokens int, now time.Time) *cost.Learner {
-	x.answer.ran = cost.Running{}
+	x.ran = cost.Running{}
 	if !x.d.Settings.Decisions.Rule.Auto {
 		return nil
 	}
 	l := x.r.costs.learners.Of(x.model)
 	if l != nil {
-		l.Ran(&x.answer.ran, tokens, now.Sub(x.r.costs.began))
+		l.Ran(&x.ran, tokens, now.Sub(x.r.costs.began))
 	}
 	return l
 }
 
-// ended tells that the answer has all its tokens.
+// ended tells that the answer has all its tokens, if there were several.
 func (x *exchange) ended() {
+	a := &x.book.Answer
+	if !x.d.Settings.Decisions.Rule.Auto || a.Gaps.Count() == 0 {
+		return
+	}
 	if l := x.r.costs.learners.Of(x.model); l != nil {
-		l.Ended(&x.answer.ran, x.answer.firstToken.Sub(x.start))
+		l.Ended(&x.ran, a.FirstToken.Sub(x.start))
 	}
 }

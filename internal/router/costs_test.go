@@ -33,7 +33,7 @@ func TestCostsTellOfTheirChanges(t *testing.T) {
 			at = at.Add(time.Second)
 			tokens := 1000 + 100*(i%7)
 			x := &exchange{errand: errand{r: r, model: "m"}}
-			x.d.Run.Plan.Path = decide.Remote
+			x.d.Settings, x.d.Run.Plan.Path = r.settings.Load(), decide.Remote
 			x.d.Run.Plan.Asked = cost.Request{Prefill: cost.Work{Tokens: tokens, Context: tokens}, Transfer: cost.Work{Tokens: tokens}}
 			done := at.Add(prefill * time.Duration(tokens) / 1000)
 			x.legTook(selector.Prefill, at, done)

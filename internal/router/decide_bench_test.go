@@ -13,6 +13,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/cache/blockhash"
 	"github.com/dynctl/dynctl/internal/router/cache/kvindex"
 	"github.com/dynctl/dynctl/internal/router/forward/disagg"
+	"github.com/dynctl/dynctl/internal/router/observe/account"
 	"github.com/dynctl/dynctl/internal/router/placement/cost"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
 	"github.com/dynctl/dynctl/internal/router/placement/ledger"
@@ -172,18 +173,18 @@ func BenchmarkObserved(b *testing.B) {
 				b.Fatal(x.d.Run.Plan.Err)
 			}
 			peer := x.d.Run.In.DecodePeers[x.d.Run.Plan.DecodeIndex]
-			x.answer = answerFacts{finish: "stop", prompt: 256, completion: 16}
 			b.ReportAllocs()
 			start := cpuTime(b)
 			for b.Loop() {
 				x.start, x.closed, x.status = time.Now(), false, http.StatusOK
-				x.live = r.receipts.Begin(x.start)
-				x.decision = x.live.ID()
+				x.book = account.Request{To: &r.hearers, Live: r.receipts.Begin(x.start), Question: &x.d, Endpoint: ep, Model: x.model, Start: x.start}
+				x.decision = x.book.Live.ID()
 				r.metrics.Tokenized(string(x.d.Prompt.Source))
-				x.record()
-				leg := x.beginLeg(selector.Decode, peer, nil)
-				leg.head(http.StatusOK)
-				leg.end(nil)
+				x.book.Decided()
+				leg := x.book.BeginLeg(selector.Decode, peer, nil)
+				leg.Head(http.StatusOK)
+				leg.End(nil, time.Now())
+				x.book.Answer.Finish, x.book.Answer.Prompt, x.book.Answer.Completion = "stop", 256, 16
 				x.finish(nil)
 			}
 			b.ReportMetric(float64(cpuTime(b)-start)/1e3/float64(b.N), "cpu-µs/op")

@@ -192,7 +192,7 @@ func (r *Router) dryRun(ctx context.Context, in admin.RouteRequest) (*receipt.Re
 	if x.d.Prompt.Note != "" {
 		c.Note(x.d.Prompt.Note)
 	}
-	r.fillPlan(c, &x.d)
+	r.hearers.Fill(c, &x.d)
 	if _, busy := x.d.Run.Busy(); busy {
 		text := fmt.Sprintf("the request would wait in the queue of %s, or be refused", x.model)
 		for _, q := range r.ranks.States() {

@@ -52,12 +52,9 @@ func (x *exchange) excuse() {
 		}
 	}
 	text := fmt.Sprintf("%s broke while they worked on this request; it failed, and counts against none of them", strings.Join(names, ", "))
-	x.note(text)
+	x.book.Note(text)
 	x.r.metrics.Blamed()
-	if e, ok := x.r.failures.Blamed(text, time.Now()); ok {
-		e.Request = x.decision
-		x.r.event(e)
-	}
+	x.book.Event(x.r.failures.Blamed(text, time.Now()))
 }
 
 func (x *exchange) attempts() error {
@@ -70,7 +67,7 @@ func (x *exchange) attempts() error {
 		if err := x.place(); err != nil {
 			return cmp.Or(last, err)
 		}
-		x.record()
+		x.book.Decided()
 		if d.Run.Plan.Err != nil {
 			if d.Run.NoChoice().Step == attempt.Recall {
 				continue
@@ -105,17 +102,17 @@ func (x *exchange) again(err error) bool {
 	switch {
 	case next.Step == attempt.GiveUp:
 		if next.Why != "" {
-			x.note("no retry: " + next.Why)
+			x.book.Note("no retry: " + next.Why)
 		}
 		return false
 	case next.Step == attempt.FallBack:
 		x.held = nil
-		x.note(fmt.Sprintf("fallback to local prefill: %v", f))
+		x.book.Note(fmt.Sprintf("fallback to local prefill: %v", f))
 	case next.Free && f.Reason != attempt.Stale: // nothing was sent
 	default:
 		r.traffic.Retries.Add(1)
 		r.metrics.Retry(string(f.Phase), string(f.Reason))
-		x.note(fmt.Sprintf("attempt %d failed: %v", run.Attempt, err))
+		x.book.Note(fmt.Sprintf("attempt %d failed: %v", run.Attempt, err))
 		x.held = nil
 	}
 	return true
@@ -241,7 +238,7 @@ func (x *exchange) concurrent(t *disagg.Transfer, prefill disagg.Peer, claim led
 			case <-done:
 			default:
 				if f.Phase == selector.Decode && f.Reason == attempt.Timeout {
-					x.failed(selector.Prefill, other, f.Reason, errors.New("no answer when the decode leg's time was up"))
+					x.book.Failed(selector.Prefill, other, f.Reason, errors.New("no answer when the decode leg's time was up"))
 				}
 			}
 		}

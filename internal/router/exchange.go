@@ -13,8 +13,9 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/dynctl/dynctl/internal/router/observe/receipt"
+	"github.com/dynctl/dynctl/internal/router/observe/account"
 	"github.com/dynctl/dynctl/internal/router/observe/telemetry"
+	"github.com/dynctl/dynctl/internal/router/placement/cost"
 	"github.com/dynctl/dynctl/internal/router/placement/ledger"
 	"github.com/dynctl/dynctl/internal/router/placement/question"
 	"github.com/dynctl/dynctl/internal/router/request/access"
@@ -49,9 +50,11 @@ type errand struct {
 	// asked is the model in the client's words, model in the engines'.
 	asked, model string
 
-	live     receipt.Live
 	decision string // its id
 	span     *telemetry.Span
+	// book is the account of the request from its receipt on.
+	book account.Request
+	ran  cost.Running // for a threshold that is auto
 
 	// What the client got.
 	committed bool // the head of the answer is sent
@@ -66,7 +69,9 @@ type errand struct {
 	// writeBy is the deadline that boundAnswer has set; zero for none yet.
 	writeBy time.Time
 	path    string // "none" until a decision is made
-	answer  answerFacts
+	// cut says that the stream broke off after the client had got the beginning of an
+	// event.
+	cut bool
 	// held is the newest answer of an engine that is not 2xx, sent on when no
 	// attempt brings a better one.
 	held *heldAnswer
@@ -359,8 +364,14 @@ func (x *exchange) saltTenant() (err error) {
 // tokenize finds ids and block names, and begins the receipt.
 func (x *exchange) tokenize() {
 	x.findPrompt()
-	x.live = x.r.receipts.Begin(x.start)
-	x.decision = x.live.ID()
+	x.book = account.Request{
+		To: &x.r.hearers, Live: x.r.receipts.Begin(x.start), Span: x.span, Question: &x.d,
+		ID: x.id, Endpoint: x.ep, Model: x.model, Stream: x.view.Stream, Start: x.start,
+	}
+	if x.key != nil {
+		x.book.Key, x.book.Tenant = x.key.Name, x.key.Tenant
+	}
+	x.decision = x.book.Live.ID()
 	x.r.budget.Request(x.start)
 }
 
@@ -451,7 +462,10 @@ func (x *exchange) close(e *api.Error, err error) {
 		x.span.End(err)
 	}
 	if x.decision != "" {
-		x.live.Finish(func(c *receipt.Receipt) { x.outcome(c, status, e, took) })
+		x.book.Finish(account.Outcome{Status: status, Err: e, Path: x.path, Took: took})
+		if e == nil {
+			x.ended()
+		}
 	}
 	if err != nil && r.log.Enabled(x.ctx, slog.LevelDebug) {
 		r.log.Debug("request failed", "request", x.id, "decision", x.decision, "status", status, "err", err)
@@ -485,11 +499,11 @@ func (x *exchange) abort(e *api.Error) {
 	if e.Status == api.StatusClientClosed {
 		panic(http.ErrAbortHandler)
 	}
-	if x.answer.stream {
+	if x.book.Answer.Streamed {
 		rc := http.NewResponseController(x.w)
 		_ = rc.SetWriteDeadline(time.Now().Add(5 * time.Second))
 		event := e.StreamEvent(x.ep.Kind)
-		if x.answer.cut {
+		if x.cut {
 			event = append([]byte("\n\n"), event...)
 		}
 		if _, werr := x.w.Write(event); werr == nil && rc.Flush() == nil {

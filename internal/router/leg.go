@@ -11,6 +11,7 @@ import (
 
 	"github.com/dynctl/dynctl/internal/router/forward/disagg"
 	"github.com/dynctl/dynctl/internal/router/forward/upstream"
+	"github.com/dynctl/dynctl/internal/router/observe/account"
 	"github.com/dynctl/dynctl/internal/router/observe/eventlog"
 	"github.com/dynctl/dynctl/internal/router/placement/attempt"
 	"github.com/dynctl/dynctl/internal/router/placement/ledger"
@@ -30,7 +31,7 @@ func (x *exchange) fail(phase selector.Phase, w *workers.Worker, reason attempt.
 	out := reason.Means().Outcome
 	x.report(phase, out)
 	if out.Failure() {
-		x.failed(phase, w, reason, err)
+		x.book.Failed(phase, w, reason, err)
 	}
 	return attempt.NewError(phase, w, reason, sent, err)
 }
@@ -107,15 +108,16 @@ func (x *exchange) prefillLeg(ctx context.Context, t *disagg.Transfer, p disagg.
 	held := r.ledger.Reserve(p.Rank, claim)
 	defer held.Release()
 	leg := x.leg(selector.Prefill, p, x.edit(t.PrefillEdits(), p, selector.Prefill), s.Timeouts.Prefill, t.RequestID())
-	record := x.beginLeg(selector.Prefill, p, leg)
-	defer func() { record.end(err) }()
+	x.prefilled.Store(0)
+	record := x.book.BeginLeg(selector.Prefill, p, leg)
+	defer func() { x.endPrefill(record, err) }()
 
 	resp, err := r.client.Do(ctx, leg)
 	if err != nil {
 		return x.legFailed(selector.Prefill, p.Worker, err)
 	}
 	defer resp.Close()
-	record.head(resp.Status)
+	record.Head(resp.Status)
 	body, err := resp.ReadAll(maxPrefillAnswer)
 	if err != nil {
 		return x.legFailed(selector.Prefill, p.Worker, err)
@@ -125,7 +127,7 @@ func (x *exchange) prefillLeg(ctx context.Context, t *disagg.Transfer, p disagg.
 	}
 	err = t.CheckPrefill(body)
 	facts := t.Facts()
-	record.facts(facts)
+	record.Facts(facts)
 	switch {
 	case err == nil:
 		x.report(selector.Prefill, health.Success)
@@ -133,42 +135,43 @@ func (x *exchange) prefillLeg(ctx context.Context, t *disagg.Transfer, p disagg.
 			x.oddParams(p.Worker, facts.Odd)
 		}
 		if facts.Groups > 1 {
-			if e, ok := r.failures.Hybrid(p.Worker, facts.Groups, time.Now()); ok {
-				e.Request = x.decision
-				r.event(e)
-			}
+			x.book.Event(r.failures.Hybrid(p.Worker, facts.Groups, time.Now()))
 		}
 		return nil
 	case errors.Is(err, disagg.ErrEnded):
-		record.end(nil) // a good answer
+		x.endPrefill(record, nil) // a good answer
 		return x.fail(selector.Prefill, p.Worker, attempt.Ended, true, err)
 	case errors.Is(err, disagg.ErrRestarted):
-		record.end(nil) // a good answer
+		x.endPrefill(record, nil) // a good answer
 		return x.fail(selector.Prefill, p.Worker, attempt.Restarted, true, err)
 	case errors.Is(err, disagg.ErrMissingParams):
-		r.event(eventlog.Event{
-			Kind: "prefill_without_params", Severity: eventlog.Error, Worker: p.Worker.Name, Request: x.decision,
+		x.book.Event(eventlog.Event{
+			Kind: "prefill_without_params", Severity: eventlog.Error, Worker: p.Worker.Name,
 			Text: fmt.Sprintf("%s answered a remote prefill with 200 but without transfer parameters, so its KV cannot move; check its --kv-transfer-config", p.Worker.Name),
-		})
+		}, true)
 		return x.fail(selector.Prefill, p.Worker, attempt.MissingParams, true, err)
 	}
-	r.event(eventlog.Event{
-		Kind: "prefill_bad_params", Severity: eventlog.Error, Worker: p.Worker.Name, Request: x.decision,
+	x.book.Event(eventlog.Event{
+		Kind: "prefill_bad_params", Severity: eventlog.Error, Worker: p.Worker.Name,
 		Text: fmt.Sprintf("%s answered a remote prefill with transfer parameters that do not fit the prompt; they were not used: %v", p.Worker.Name, err),
-	})
+	}, true)
 	return x.fail(selector.Prefill, p.Worker, attempt.BadParams, true, err)
+}
+
+// endPrefill ends the account of a prefill leg.
+func (x *exchange) endPrefill(record *account.Leg, err error) {
+	if now := time.Now(); record.End(err, now) && err == nil {
+		x.legTook(selector.Prefill, record.Start, now)
+	}
 }
 
 // oddParams tells of transfer parameters that were used although a part of them
 // is not as expected.
 func (x *exchange) oddParams(w *workers.Worker, odd []string) {
 	what := strings.Join(odd, "; ")
-	x.note(fmt.Sprintf("the transfer parameters of %s are not as expected and were used (transfer_check=report): %s", w.Name, what))
+	x.book.Note(fmt.Sprintf("the transfer parameters of %s are not as expected and were used (transfer_check=report): %s", w.Name, what))
 	x.r.metrics.OddParams(w.Name)
-	if e, ok := x.r.failures.OddParams(w, what, time.Now()); ok {
-		e.Request = x.decision
-		x.r.event(e)
-	}
+	x.book.Event(x.r.failures.OddParams(w, what, time.Now()))
 }
 
 // legFailed turns a transport failure into one of the request. The client has got

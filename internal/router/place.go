@@ -119,9 +119,9 @@ func (x *exchange) place() error {
 	}
 	switch {
 	case why != "":
-		x.record()
+		x.book.Decided()
 	case d.Run.Attempt == 0: // it was turned away before it could try
-		x.live.Update(x.introduce)
+		x.book.Undecided()
 	}
 	return x.refuseAtGate(err)
 }

@@ -27,6 +27,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/drain"
 	"github.com/dynctl/dynctl/internal/router/effective"
 	"github.com/dynctl/dynctl/internal/router/forward/upstream"
+	"github.com/dynctl/dynctl/internal/router/observe/account"
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
 	"github.com/dynctl/dynctl/internal/router/observe/eventlog"
 	"github.com/dynctl/dynctl/internal/router/observe/receipt"
@@ -129,6 +130,7 @@ type Router struct {
 	slow           *watch.Slow
 	causes         *watch.Causes
 	costs          costs
+	hearers        account.Hearers
 	asker          *question.Asker
 	failures       watch.Failures
 	fleet          *follower.Follower
@@ -177,7 +179,7 @@ func New(ctx context.Context, o Options) (*Router, error) {
 	r.index = kvindex.New(kvindex.Options{MaxBlocks: int64(o.Config.Index.MaxBlocks)})
 	r.guesses = approx.New(approx.Options{TTL: o.Config.Tokens.ApproxTTL})
 	r.compute = watch.NewRecompute(watch.RecomputeOptions{
-		Ranks: func() []*workers.Rank { return r.registry.Snapshot().Ranks }, Found: r.recomputed, Event: r.event,
+		Ranks: func() []*workers.Rank { return r.registry.Snapshot().Ranks }, Found: r.hearers.Recomputed, Event: r.event,
 	})
 	r.costs = newCosts(o.Config.Routing.Aim())
 	r.slow = watch.NewSlow(watch.SlowOptions{
@@ -220,6 +222,11 @@ func New(ctx context.Context, o Options) (*Router, error) {
 	r.asker = question.New(question.Sources{
 		Index: r.index, Guesses: r.guesses, Feeds: r.feeds, Fleet: r.fleet, Ledger: r.ledger, Learners: r.costs.learners, Prompts: r.tokens, Words: r.words, Last: r.outliers.Last,
 	}, o.Config.Routing.Seed)
+	r.hearers = account.Hearers{
+		Metrics: r.metrics, Traffic: &r.traffic, Failures: &r.failures, Slow: r.slow, Recompute: r.compute, Ranks: r.fleet, Event: r.event,
+		Untrusted: func(slot uint32) bool { return r.feeds.Untrusted(kvindex.Rank(slot)) },
+		Decision:  o.Observer.Decision, Outcome: o.Observer.Outcome,
+	}
 	r.state = &state.State{
 		Router: facts{r}, Version: o.Version, Started: r.started, Registry: r.registry, Index: r.index, Guesses: r.guesses,
 		Feeds: r.feeds, Ledger: r.ledger, Gate: r.gate, Ranks: r.ranks, Bodies: r.bodies, Addresses: r.secure.Addresses(), Traffic: &r.traffic,
@@ -337,14 +344,6 @@ func (r *Router) bodyMemory(full bool) {
 		return
 	}
 	r.event(eventlog.Event{Kind: "body_memory_freed", Text: fmt.Sprintf("half of the %d bytes for request bodies is free again", limit)})
-}
-
-// recomputed counts requests whose KV was moved and computed again.
-func (r *Router) recomputed(worker string, requests int) {
-	r.traffic.Recomputes.Add(uint64(requests))
-	for range requests {
-		r.metrics.SilentRecompute(worker)
-	}
 }
 
 // event adds to the event log.

@@ -1,0 +1,216 @@
+package account
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/dynctl/dynctl/internal/router/effective"
+	"github.com/dynctl/dynctl/internal/router/forward/disagg"
+	"github.com/dynctl/dynctl/internal/router/forward/sse"
+	"github.com/dynctl/dynctl/internal/router/forward/upstream"
+	"github.com/dynctl/dynctl/internal/router/observe/eventlog"
+	"github.com/dynctl/dynctl/internal/router/observe/receipt"
+	"github.com/dynctl/dynctl/internal/router/observe/telemetry"
+	"github.com/dynctl/dynctl/internal/router/observe/trace"
+	"github.com/dynctl/dynctl/internal/router/observe/traffic"
+	"github.com/dynctl/dynctl/internal/router/observe/watch"
+	"github.com/dynctl/dynctl/internal/router/placement/attempt"
+	"github.com/dynctl/dynctl/internal/router/placement/decide"
+	"github.com/dynctl/dynctl/internal/router/placement/decision"
+	"github.com/dynctl/dynctl/internal/router/placement/question"
+	"github.com/dynctl/dynctl/internal/router/placement/selector"
+	"github.com/dynctl/dynctl/internal/router/request/api"
+	"github.com/dynctl/dynctl/internal/workers"
+)
+
+// ranks writes down what it is told.
+type ranks struct{ told []string }
+
+func (r *ranks) Began(k *workers.Rank)  { r.told = append(r.told, "began "+k.Label) }
+func (r *ranks) Failed(k *workers.Rank) { r.told = append(r.told, "failed "+k.Label) }
+func (r *ranks) Left(k *workers.Rank)   { r.told = append(r.told, "left "+k.Label) }
+func (r *ranks) Took(k *workers.Rank)   { r.told = append(r.told, "took "+k.Label) }
+
+// stand is an account with all that hear of it.
+type stand struct {
+	Request
+	ring   *receipt.Ring
+	ranks  ranks
+	events []eventlog.Event
+	peer   disagg.Peer
+}
+
+func newStand(t *testing.T, p decide.Plan) *stand {
+	t.Helper()
+	w := &workers.Worker{State: new(workers.State)}
+	w.Name = "a"
+	s := &stand{ring: receipt.NewRing(receipt.Options{}), peer: disagg.Peer{Worker: w, Rank: &workers.Rank{Label: "a/dp0"}}}
+	q := &question.Question{}
+	q.Reset()
+	q.Settings = &effective.Settings{Revision: 7}
+	q.Run.Attempt, q.Run.Plan = 1, p
+	q.Run.In.DecodePeers = []disagg.Peer{s.peer}
+	s.Request = Request{
+		To: &Hearers{
+			Metrics: telemetry.New("", "", func(string) bool { return true }), Traffic: &traffic.Traffic{}, Failures: &watch.Failures{},
+			Slow:      watch.NewSlow(watch.SlowOptions{}),
+			Recompute: watch.NewRecompute(watch.RecomputeOptions{}),
+			Ranks:     &s.ranks, Untrusted: func(uint32) bool { return false },
+			Event: func(e eventlog.Event) { s.events = append(s.events, e) },
+		},
+		Live: s.ring.Begin(time.Now()), Question: q, Endpoint: &api.Endpoint{Kind: api.Completion, Streamable: true}, Model: "m", ID: "id", Start: time.Now(),
+	}
+	return s
+}
+
+// receipt is the receipt as it stands.
+func (s *stand) receipt(t *testing.T) *receipt.Receipt {
+	t.Helper()
+	c, ok := s.ring.Find(s.Live.ID())
+	if !ok {
+		t.Fatal("there is no receipt")
+	}
+	return c
+}
+
+// TestLegOutcomes: a leg is closed once, its rank is blamed for what is its fault, and the
+// receipt and the metrics name what came of it.
+func TestLegOutcomes(t *testing.T) {
+	t.Parallel()
+	reset := &upstream.Failure{Kind: upstream.Reset, Err: errors.New("gone")}
+	w := &workers.Worker{}
+	for _, c := range []struct {
+		err     error
+		outcome string
+		blamed  bool
+	}{
+		{nil, "", false},
+		{reset, "reset", true},
+		{&upstream.ClientError{Err: reset}, "canceled", false},
+		{attempt.NewError(selector.Decode, w, attempt.Status4xx, true, errors.New("bad request")), "status_4xx", false},
+		{attempt.NewError(selector.Decode, w, attempt.Status5xx, true, reset), "status_5xx", true},
+		{fmt.Errorf("a panic"), "failed", false},
+	} {
+		s := newStand(t, decide.Plan{Path: decide.Local, DecodeIndex: 0, PrefillIndex: -1})
+		l := s.BeginLeg(selector.Decode, s.peer, nil)
+		l.Head(http.StatusOK)
+		if first, again := l.End(c.err, time.Now()), l.End(errors.New("again"), time.Now()); !first || again {
+			t.Errorf("%v: ended %v, and again %v", c.err, first, again)
+		}
+		leg := s.receipt(t).Legs[0]
+		if leg.RetryReason != c.outcome || leg.Status != http.StatusOK || leg.EndMS < 0 || (leg.Error != "") != (c.err != nil) {
+			t.Errorf("%v: %+v, want %q", c.err, leg, c.outcome)
+		}
+		if blamed := slices.Contains(s.ranks.told, "failed a/dp0"); blamed != c.blamed || s.ranks.told[0] != "began a/dp0" {
+			t.Errorf("%v: told of the rank: %v", c.err, s.ranks.told)
+		}
+	}
+}
+
+// TestWhatARankComputes: a decode rank that gets KV computes nothing of the prompt.
+func TestWhatARankComputes(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		phase selector.Phase
+		path  decide.Path
+		want  int
+	}{{selector.Prefill, decide.Remote, 60}, {selector.Decode, decide.Remote, -1}, {selector.Decode, decide.Local, 30}} {
+		s := newStand(t, decide.Plan{Path: c.path, PrefillCached: 40, EffISL: 30})
+		s.Question.Prompt.ISL = 100
+		if got := s.toCompute(c.phase); got != c.want {
+			t.Errorf("%s of a %s plan computes %d tokens, want %d", c.phase, c.path, got, c.want)
+		}
+	}
+}
+
+// TestFinish: a good request's figures are added up, those of a failed one are not; KV that
+// was moved and computed again is told where the engine's usage shows it.
+func TestFinish(t *testing.T) {
+	t.Parallel()
+	moved := decide.Plan{Path: decide.Remote, Connector: workers.ConnectorNIXLPush, CachedTokens: 32}
+	moved.Remote.Transfer = 96
+	if !countsTransfers(&moved) {
+		t.Fatal("not the connector to test")
+	}
+	for _, c := range []struct {
+		name   string
+		plan   decide.Plan
+		cached int64
+		end    Outcome
+		silent bool
+		prompt uint64
+	}{
+		{"local", decide.Plan{Path: decide.Local}, 0, Outcome{Status: 200, Path: "local"}, false, 100},
+		{"moved", moved, 96, Outcome{Status: 200, Path: "remote"}, false, 100},
+		{"computed again", moved, 0, Outcome{Status: 200, Path: "remote"}, true, 100},
+		{"not told", moved, -1, Outcome{Status: 200, Path: "remote"}, false, 100},
+		{"failed", moved, 0, Outcome{Status: 502, Path: "remote", Err: &api.Error{Code: api.CodeUpstreamError, Message: "gone"}}, false, 0},
+	} {
+		s := newStand(t, c.plan)
+		var told *receipt.Receipt
+		s.To.Outcome = func(c *receipt.Receipt) { o := *c; told = &o }
+		s.Decided()
+		l := s.BeginLeg(selector.Decode, s.peer, nil)
+		s.Answer.Of(l)
+		l.Streams(time.Now(), true)
+		s.Answer.Piece(time.Now(), 1)
+		s.Answer.Learn(sse.Summary{FinishReason: "stop", Usage: sse.Usage{PromptTokens: 100, CompletionTokens: 2, CachedTokens: c.cached}})
+		s.Finish(c.end)
+		o := s.receipt(t).Outcome
+		if o.SilentRecompute != c.silent || s.To.Traffic.Recomputes.Load() != map[bool]uint64{true: 1}[c.silent] || s.To.Traffic.Prompt.Load() != c.prompt {
+			t.Errorf("%s: %+v, %d recomputed, %d prompt tokens", c.name, o, s.To.Traffic.Recomputes.Load(), s.To.Traffic.Prompt.Load())
+		}
+		if o.Status != c.end.Status || o.TTFTMS < 0 || o.ITL.Count != 1 || o.Finish != "stop" || (o.ErrorCode != "") != (c.end.Err != nil) {
+			t.Errorf("%s: %+v", c.name, o)
+		}
+		if told == nil || told.Outcome.Status != c.end.Status {
+			t.Errorf("%s: the recording got %+v", c.name, told)
+		}
+	}
+}
+
+// TestDecided: the receipt, the traffic and a recording learn of a decision, and of a
+// request that ends before any.
+func TestDecided(t *testing.T) {
+	t.Parallel()
+	s := newStand(t, decide.Plan{Path: decide.Remote, Reason: decision.ReasonForcedRemote, DecodeIndex: -1, PrefillIndex: -1})
+	var got trace.Decision
+	s.To.Decision = func(_ time.Time, d *trace.Decision) { got = *d }
+	s.Key, s.Tenant = "k", "t"
+	s.Decided()
+	if c := s.receipt(t); c.RequestID != "id" || c.Model != "m" || c.ConfigRevision != 7 || c.Key != "k" || c.Tenant != "t" || c.Path != "remote" || c.Attempt != 1 {
+		t.Errorf("%+v", c)
+	}
+	if got.ID != s.Live.ID() || got.RequestID != "id" || got.Path != "remote" || got.Revision != 7 || s.To.Traffic.Remote.Load() != 1 {
+		t.Errorf("recorded %+v; %d remote", got, s.To.Traffic.Remote.Load())
+	}
+	s = newStand(t, decide.Plan{})
+	s.Undecided()
+	if c := s.receipt(t); c.RequestID != "id" || c.Attempt != 0 || c.Path != "" {
+		t.Errorf("%+v", c)
+	}
+}
+
+// TestContinuedAndNot: a stream that breaks off is told of with the decision's id, whether
+// it goes on or not.
+func TestContinuedAndNot(t *testing.T) {
+	t.Parallel()
+	s := newStand(t, decide.Plan{Path: decide.Local})
+	s.Continued(&attempt.Failure{Name: "a", Reason: attempt.Reset}, s.peer.Rank, 5, 2)
+	s.NotContinued("policy", "enough is enough")
+	c := s.receipt(t)
+	if len(c.Continued) != 1 || c.Continued[0].From != "a" || c.Continued[0].Tokens != 5 || c.Continued[0].Dropped != 2 || c.Outcome.NotContinued != "enough is enough" {
+		t.Errorf("%+v, %+v", c.Continued, c.Outcome)
+	}
+	if len(s.events) != 2 || s.events[0].Kind != "stream_continued" || s.events[1].Kind != "stream_not_continued" || s.events[0].Request != s.Live.ID() || s.ranks.told[0] != "left a/dp0" {
+		t.Errorf("%+v, %v", s.events, s.ranks.told)
+	}
+	s.Event(eventlog.Event{}, false)
+	if len(s.events) != 2 {
+		t.Error("an event that is not worth telling was told")
+	}
+}
