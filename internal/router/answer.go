@@ -58,7 +58,8 @@ func (x *exchange) decodeLeg(ctx context.Context, p disagg.Peer, held *ledger.Re
 	record := x.book.BeginLeg(selector.Decode, p, leg)
 	x.book.Answer.Of(record)
 	if x.cont != nil {
-		x.cont.begin()
+		x.cont.pending = nil
+		x.cont.Begin()
 	}
 	resp, err := r.client.Do(ctx, leg)
 	if err != nil {
@@ -166,7 +167,8 @@ func (x *exchange) streamed(p disagg.Peer, held *ledger.Reservation, record *acc
 	}
 	x.flow = flow{peer: p, held: held, record: record, resp: resp, head: head}
 	if x.cont != nil {
-		x.keep()
+		x.cont.Keep(&x.view)
+		x.lost()
 	}
 	if t != nil && t.Mode() == disagg.Concurrent {
 		return x.forward() // the prefill leg is joined after it
@@ -253,7 +255,7 @@ func (x *exchange) sendHead(p disagg.Peer, held *ledger.Reservation, record *acc
 	if t != nil {
 		if tok, ok := t.FirstToken(); ok {
 			if x.cont != nil {
-				x.cont.stream.Refuse(resume.FirstToken)
+				x.cont.Stream.Refuse(resume.FirstToken)
 			}
 			if _, err := out.Write(x.firstTokenEvent(tok)); err != nil {
 				return err

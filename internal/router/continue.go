@@ -1,7 +1,6 @@
 package router
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -21,13 +20,6 @@ import (
 // client has of it, as ids. It is a request of its own to the stages, from the prompt
 // on, and to the client nothing but the next events.
 
-// completionTokens is how many tokens vLLM answers a completion with that names no
-// limit, nativeTokens how many SGLang's /generate does.
-const (
-	completionTokens = 16
-	nativeTokens     = 128
-)
-
 // settleTime bounds asking an engine where a text ends in its tokens.
 const settleTime = 2 * time.Second
 
@@ -37,15 +29,7 @@ var errMoved = errors.New("the worker is drained, and the rest comes from elsewh
 // continuation is what a request has for the case that its engine dies in the middle
 // of the stream.
 type continuation struct {
-	// refused says why the request cannot be gone on with, and member what of it.
-	refused resume.Refusal
-	member  string
-	stream  resume.Stream
-	// rest is the request without the value of its prompt, which stood at a place.
-	rest []byte
-	at   int
-	// to is where the rest is asked for; empty while nothing has broken off.
-	to string
+	resume.Continuation
 	// pending is an error that the engine told right after the first token.
 	pending error
 	// cut is how the stream's newest leg broke off.
@@ -58,8 +42,6 @@ type continuation struct {
 	// about to be taken from its worker; askAt is when it may ask for a place again.
 	move  *exchange
 	askAt time.Time
-	// taken is what is kept of the stream, in bytes out of limits.body_memory.
-	taken int64
 	// first is the error of the newest leg that the client had a part of.
 	first error
 }
@@ -69,128 +51,38 @@ func (x *exchange) mayContinue() {
 	if !x.view.Stream || x.ep.Body != api.JSONBody {
 		return // no stream, nothing to go on with
 	}
-	c := &continuation{}
-	c.stream, c.refused, c.member = resume.Open(&x.view, x.r.tokens.Decoder())
-	x.cont = c
-}
-
-// tells reports whether a worker tells the ids of the answer, if it is asked.
-func (c *continuation) tells(w *workers.Worker) bool {
-	if c.stream.Native {
-		return w.WireEngine() == workers.SGLang
-	}
-	return w.WireEngine() == workers.VLLM
-}
-
-// asks reports whether a worker is to be asked for token ids.
-func (c *continuation) asks(w *workers.Worker) bool {
-	return c != nil && c.refused == "" && !c.stream.Native && c.tells(w)
-}
-
-// path is where a leg goes for a request that came to a path. It reads nothing of the
-// stream: the legs of both phases may ask at once.
-func (c *continuation) path(asked string) string {
-	if c == nil || c.to == "" {
-		return asked
-	}
-	return c.to
-}
-
-// begin makes ready for the answer to another leg.
-func (c *continuation) begin() {
-	c.pending = nil
-	c.stream.Begin()
-	c.stream.Refuse(c.refused)
+	x.cont = &continuation{Continuation: resume.New(&x.view, x.r.tokens.Decoder(), x.r.bodies)}
 }
 
 // readAlong is what the client gets of a piece of the engine's stream. The error is the
 // engine's own, which the client is told with why the rest does not come, or not at all.
 func (x *exchange) readAlong(p []byte) ([]byte, error) {
 	c := x.cont
-	if c.refused == resume.Endpoint { // whose events are of another kind
-		return p, nil
-	}
-	out, err := c.stream.Pass(p)
-	x.account()
+	out, err := c.Pass(p)
+	x.lost()
 	switch {
 	case errors.Is(err, resume.ErrUnclear):
 		err = &api.Error{Status: http.StatusBadGateway, Code: api.CodeUpstreamError, Message: err.Error(), Err: err}
 	case err != nil && !errors.Is(err, resume.ErrStopped):
-		text := strings.TrimSpace(strings.TrimPrefix(string(c.stream.Held()), "data:"))
+		text := strings.TrimSpace(strings.TrimPrefix(string(c.Stream.Held()), "data:"))
 		err = &upstream.Failure{Kind: upstream.Reset, Op: "read the answer", Sent: true, Started: true, Err: fmt.Errorf("%w: %.512s", err, text)}
 	}
 	return out, err
 }
 
-// account takes what is kept for another leg out of limits.body_memory. Where that is
-// used up, the stream is not continuable from then on, and receipt and metrics say so.
-func (x *exchange) account() {
-	c := x.cont
-	n := int64(0)
-	if c.stream.Refused() != "" {
-		c.rest = nil
-	} else {
-		n = int64(c.stream.Kept() + cap(c.rest))
-	}
-	switch more := n - c.taken; {
-	case more == 0:
-	case more < 0:
-		x.r.bodies.Give(-more)
-		c.taken = n
-	case x.r.bodies.Take(more):
-		c.taken = n
-	default:
-		c.stream.Refuse(resume.Memory)
-		c.rest = nil
-		x.r.bodies.Give(c.taken)
-		c.taken = 0
+// lost says in receipt and metrics that the stream is not continuable from now on, where
+// limits.body_memory has just been used up.
+func (x *exchange) lost() {
+	if x.cont.Lost() {
 		x.r.metrics.StreamWithoutMemory()
 		x.book.Note("from here on it could not be continued elsewhere: " + resume.Memory.String())
 	}
 }
 
-// keep keeps what another leg would be made of, but for the ids, which the stream has.
-func (x *exchange) keep() {
-	c := x.cont
-	if c.rest != nil || c.stream.Refused() != "" {
-		return
-	}
-	defer x.account()
-	v := &x.view
-	if c.stream.Chat {
-		c.rest = restOfChat(v)
-		c.at = len(c.rest) - 1
-		return
-	}
-	if c.stream.Native {
-		c.stream.Given(v.PromptValue.Of(v.Body))
-	}
-	c.at = v.PromptValue.Start
-	c.rest = append(append(make([]byte, 0, len(v.Body)-v.PromptValue.Len()), v.Body[:c.at]...), v.Body[v.PromptValue.End:]...)
-}
-
-// restOfChat is a completion with the members of a chat, whose prompt's value is to
-// stand before its last byte.
-func restOfChat(v *api.View) []byte {
-	b := []byte{'{'}
-	for i := range v.Fields {
-		if name, raw := v.Member(i); resume.Kept(name) {
-			b = append(append(append(api.AppendString(b, name), ':'), raw...), ',')
-		}
-	}
-	b = append(b, `"max_tokens":`...)
-	if v.MaxTokens >= 0 {
-		b = append(b, api.RawInt(v.MaxTokens)...)
-	} else {
-		b = append(b, api.RawNull...) // as far as the model goes, as with a chat
-	}
-	return append(b, `,"prompt":}`...)
-}
-
 // follow sends the rest of a stream on as [exchange.forward] does, and reads along.
 func (x *exchange) follow(opt upstream.StreamOptions) error {
 	c := x.cont
-	if c.refused == resume.Endpoint {
+	if c.Refused == resume.Endpoint {
 		return upstream.Stream(x.w, x.flow.resp, opt)
 	}
 	opt.Change = x.readAlong
@@ -198,7 +90,7 @@ func (x *exchange) follow(opt upstream.StreamOptions) error {
 	if w := x.flow.peer.Worker; w.Role.CanDecode() {
 		opt.Change = func(p []byte) ([]byte, error) {
 			out, err := x.readAlong(p)
-			if err == nil && w.State.Moving() && c.stream.Settled() && x.mayMove(w) {
+			if err == nil && w.State.Moving() && c.Stream.Settled() && x.mayMove(w) {
 				err = &upstream.Failure{Kind: upstream.Canceled, Op: "read the answer", Sent: true, Started: true, Err: errMoved}
 			}
 			return out, err
@@ -211,7 +103,7 @@ func (x *exchange) follow(opt upstream.StreamOptions) error {
 	if errors.Is(err, resume.ErrStopped) {
 		return nil // and the engine's leg is closed
 	}
-	if err == nil && !c.stream.Done() && c.refused == "" {
+	if err == nil && !c.Stream.Done() && c.Refused == "" {
 		err = &upstream.Failure{Kind: upstream.Reset, Addr: x.flow.resp.Addr(), Op: "read the answer of", Sent: true, Started: true, Err: errors.New("the stream ended before its end was announced")}
 	}
 	return err
@@ -227,7 +119,7 @@ func (x *exchange) goesOn(err *error) bool {
 	case *err == nil || x.ctx.Err() != nil:
 		return false
 	case cut == nil:
-		if why := c.stream.Refused(); why != "" && errors.Is(*err, resume.ErrUnclear) {
+		if why := c.Stream.Refused(); why != "" && errors.Is(*err, resume.ErrUnclear) {
 			c.first = *err
 			x.notContinued(err, string(why), why.String())
 		} else if c.first != nil { // of the leg that was to go on, the client has got nothing
@@ -236,13 +128,13 @@ func (x *exchange) goesOn(err *error) bool {
 		return false
 	}
 	c.first = *err
-	if (c.stream.Ended() || c.stream.Done()) && c.refused == "" {
+	if c.Whole() {
 		if x.closing(cut) {
 			*err = nil
 		}
 		return false
 	}
-	why, words := c.refused, ""
+	why, words := c.Refused, ""
 	if why == "" {
 		why, words = x.goOn(cut)
 	}
@@ -251,9 +143,7 @@ func (x *exchange) goesOn(err *error) bool {
 	}
 	label := string(why)
 	if why != "" {
-		if words = why.String(); c.member != "" {
-			words += fmt.Sprintf(" (%s)", c.member)
-		}
+		words = c.Words(why)
 	} else {
 		label = "policy"
 	}
@@ -263,13 +153,9 @@ func (x *exchange) goesOn(err *error) bool {
 
 // closing ends a stream whose engine died after the answer's last token.
 func (x *exchange) closing(cut *attempt.Failure) bool {
-	c := x.cont
-	if c.stream.Done() {
-		return true
-	}
-	end := c.stream.Closing(x.view.IncludeUsage)
-	if c.stream.Refused() != "" && x.view.IncludeUsage {
-		return false // who knows how many there were
+	end, ok := x.cont.Ending(x.view.IncludeUsage)
+	if len(end) == 0 {
+		return ok
 	}
 	x.book.Note(fmt.Sprintf("%s broke off after the last token; the end of the stream is the router's", cut.Name))
 	_, werr := upstream.NewWriter(x.w, x.d.Settings.Timeouts.Write).Write(end)
@@ -291,18 +177,18 @@ func (x *exchange) notContinued(err *error, label, words string) {
 // word of the closed set, or else in plain words.
 func (x *exchange) goOn(cut *attempt.Failure) (resume.Refusal, string) {
 	r, c := x.r, x.cont
-	c.stream.Broke()
-	told := c.stream.Told()
+	c.Stream.Broke()
+	told := c.Stream.Told()
 	x.settle()
-	ids, why := c.stream.Next()
+	ids, why := c.Stream.Next()
 	if why != "" {
 		return why, ""
 	}
-	sent := c.stream.Sent()
+	sent := c.Stream.Sent()
 	if c.move != nil {
 		x.takeMove()
 	} else {
-		body, why := x.restOf(ids, sent)
+		body, why := c.Rest(ids, sent)
 		if why != "" {
 			return why, ""
 		}
@@ -319,10 +205,7 @@ func (x *exchange) goOn(cut *attempt.Failure) (resume.Refusal, string) {
 			return "", err.Error() // what the router has made: cannot be
 		}
 	}
-	c.to = x.req.URL.RequestURI()
-	if c.stream.Chat { // whose rest is a completion
-		c.to = strings.Replace(c.to, "/chat/completions", "/completions", 1)
-	}
+	c.GoOn(x.req.URL.RequestURI())
 	x.begun.Store(false)
 	x.book.Continued(cut, c.from, sent, told-sent)
 	return "", ""
@@ -331,7 +214,7 @@ func (x *exchange) goOn(cut *attempt.Failure) (resume.Refusal, string) {
 // readRest reads the body as the request for the rest of a stream, while begun says that
 // it is one.
 func (x *exchange) readRest() error {
-	if err := x.view.Parse(x.body.B, x.restKind(), api.Limits{}); err != nil {
+	if err := x.view.Parse(x.body.B, resume.RestKind(x.ep.Kind), api.Limits{}); err != nil {
 		return err
 	}
 	if x.salted {
@@ -343,67 +226,15 @@ func (x *exchange) readRest() error {
 	return nil
 }
 
-// restKind is the kind of a request for the rest of a stream: a completion, of a chat,
-// too, or one of SGLang's own.
-func (x *exchange) restKind() api.Kind {
-	if x.ep.Kind == api.SGLangGenerate {
-		return x.ep.Kind
-	}
-	return api.Completion
-}
-
-// restOf is the body of the request for what comes after the ids, of which the last
-// are so many of the answer's.
-func (x *exchange) restOf(ids []uint32, sent int) ([]byte, resume.Refusal) {
-	c := x.cont
-	body := make([]byte, 0, len(c.rest)+7*len(ids)+2)
-	body = append(body, c.rest[:c.at]...)
-	body = append(body, '[')
-	for i, id := range ids {
-		if i > 0 {
-			body = append(body, ',')
-		}
-		body = append(body, api.RawInt(int64(id))...)
-	}
-	body = append(append(body, ']'), c.rest[c.at:]...)
-	var v api.View
-	if err := v.Parse(body, x.restKind(), api.Limits{}); err != nil {
-		return nil, resume.Prompt
-	}
-	var edits []api.Edit
-	most, least, limit := "max_tokens", "min_tokens", v.MaxTokens
-	_, null := v.Get(most) // as many as fit
-	if c.stream.Native {
-		most, least, null = "sampling_params.max_new_tokens", "sampling_params.min_new_tokens", false
-	}
-	switch {
-	case limit >= 0:
-	case c.stream.Native:
-		limit = nativeTokens
-	case !null:
-		limit = completionTokens
-	}
-	if limit >= 0 {
-		if limit <= int64(sent) {
-			return nil, resume.Seam // the engine has not told that it was the last
-		}
-		edits = append(edits, api.Set(most, api.RawInt(limit-int64(sent))))
-	}
-	if v.MinTokens > 0 {
-		edits = append(edits, api.Set(least, api.RawInt(max(0, v.MinTokens-int64(sent)))))
-	}
-	return bytes.Join(v.Segments(nil, edits), nil), ""
-}
-
 // settle asks an engine which of the tokens stand for the text that was sent, where
 // that is not known because several came in one event.
 func (x *exchange) settle() {
 	c := x.cont
-	if _, text := c.stream.Unsettled(); text == "" {
+	if _, text := c.Stream.Unsettled(); text == "" {
 		return
 	}
 	ctx, cancel := context.WithTimeout(x.ctx, settleTime)
 	defer cancel()
 	fleet := x.r.registry.Snapshot()
-	c.stream.SettleBy(func(ids []uint32) (string, error) { return x.r.tokens.Text(ctx, x.model, fleet.Model(x.model), ids) })
+	c.Stream.SettleBy(func(ids []uint32) (string, error) { return x.r.tokens.Text(ctx, x.model, fleet.Model(x.model), ids) })
 }

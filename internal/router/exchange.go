@@ -13,6 +13,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/dynctl/dynctl/internal/router/forward/resume"
 	"github.com/dynctl/dynctl/internal/router/observe/account"
 	"github.com/dynctl/dynctl/internal/router/observe/telemetry"
 	"github.com/dynctl/dynctl/internal/router/placement/cost"
@@ -379,7 +380,7 @@ func (x *exchange) tokenize() {
 func (x *exchange) findPrompt() {
 	kind := x.ep.Kind
 	if x.begun.Load() { // what is asked now is the rest of a stream
-		kind = x.restKind()
+		kind = resume.RestKind(x.ep.Kind)
 	}
 	x.r.asker.Read(x.ctx, &x.d, x.ep, kind, &x.view)
 	if !x.d.Dry {

@@ -78,7 +78,7 @@ func (x *exchange) edit(more []api.Edit, p disagg.Peer, phase selector.Phase) []
 	if len(p.Worker.Ranks) > 1 && p.Worker.WireEngine() == workers.SGLang && x.ep.Streamable {
 		edits = append(edits, api.Set("routed_dp_rank", api.RawInt(int64(p.Rank.DP))))
 	}
-	if phase == selector.Decode && x.cont.asks(p.Worker) {
+	if phase == selector.Decode && x.cont != nil && x.cont.Asks(p.Worker.WireEngine()) {
 		edits = append(edits, api.Set("return_token_ids", api.RawTrue))
 	}
 	s.edits = append(edits, more...)
@@ -90,12 +90,16 @@ func (x *exchange) edit(more []api.Edit, p disagg.Peer, phase selector.Phase) []
 func (x *exchange) leg(phase selector.Phase, p disagg.Peer, body [][]byte, headTimeout time.Duration, id string) *upstream.Leg {
 	s := x.d.Settings
 	m := x.scratch(phase)
+	path := x.req.URL.RequestURI()
+	if x.cont != nil {
+		path = x.cont.Path(path)
+	}
 	set := x.appendForwarded(append(m.set[:0], upstream.HeaderField{Key: api.HeaderRequestID, Value: id}))
 	if len(p.Worker.Ranks) > 1 {
 		set = append(set, upstream.HeaderField{Key: "X-Data-Parallel-Rank", Value: strconv.Itoa(p.Rank.DP)})
 	}
 	m.set, m.leg = set, upstream.Leg{
-		Base: p.Worker.URL, Path: x.cont.path(x.req.URL.RequestURI()), Method: x.req.Method, Header: x.req.Header, Set: set, APIKey: p.Worker.APIKey,
+		Base: p.Worker.URL, Path: path, Method: x.req.Method, Header: x.req.Header, Set: set, APIKey: p.Worker.APIKey,
 		Body: body, HeadTimeout: headTimeout, IdleTimeout: s.Timeouts.Idle,
 	}
 	return &m.leg

@@ -41,7 +41,7 @@ func (x *exchange) release() {
 	}
 	x.d.Release()
 	if x.cont != nil {
-		x.r.bodies.Give(x.cont.taken)
+		x.cont.Release()
 	}
 	for i := range x.legs {
 		x.legs[i].reset()

@@ -75,7 +75,7 @@ func (x *exchange) mayMove(from *workers.Worker) bool {
 	fleet, limit := x.r.registry.Snapshot(), x.d.Settings.Continue.AtOnce
 	if !slices.ContainsFunc(fleet.Model(x.model), func(w *workers.Worker) bool {
 		ok, _ := w.State.Usable()
-		return ok && w.State != from.State && w.Role.CanDecode() && c.tells(w) &&
+		return ok && w.State != from.State && w.Role.CanDecode() && c.Tells(w.WireEngine()) &&
 			slices.ContainsFunc(w.Ranks, func(k *workers.Rank) bool { return x.r.moves.Free(k.Slot, limit) })
 	}) {
 		return false
@@ -95,7 +95,7 @@ func (x *exchange) mayMove(from *workers.Worker) bool {
 // those on which the rest is computed are taken.
 func (x *exchange) decideMove(y *exchange, from *workers.Worker, fleet *workers.Snapshot) bool {
 	r, c, d := x.r, x.cont, &y.d
-	body, why := x.restOf(c.stream.IDs(), c.stream.Sent())
+	body, why := c.Rest(c.Stream.IDs(), c.Stream.Sent())
 	if why != "" {
 		return false
 	}

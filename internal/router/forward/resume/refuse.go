@@ -178,9 +178,9 @@ var (
 	}
 )
 
-// Kept are the members of a chat that its rest has, too; the others make its prompt, or
+// kept are the members of a chat that its rest has, too; the others make its prompt, or
 // say nothing of the answer.
-func Kept(member string) bool {
+func kept(member string) bool {
 	switch member {
 	case "model", "stream", "stream_options", "stop", "min_tokens", "ignore_eos", "temperature", "top_p", "top_k", "min_p", "repetition_penalty",
 		"stop_token_ids", "logit_bias", "allowed_token_ids", "skip_special_tokens", "user", "session_id", "priority", "cache_salt", "return_token_ids", "stream_interval", "seed":
