@@ -99,6 +99,7 @@ var allowed = map[string][]string{
 	"internal/router/observe/receipt":     {"internal/router/placement/decision", "internal/router/placement/selector", "internal/table"},
 	"internal/router/forward/resume":      {"internal/router/request/api", "internal/rawjson", "internal/workers"},
 	"internal/router/placement/selector":  {"internal/router/placement/decision"},
+	"internal/router/forward/rewrite":     {"internal/router/effective", "internal/router/forward/disagg", "internal/router/forward/upstream", "internal/router/request/api", "internal/workers"},
 	"internal/router/forward/sse":         {"internal/rawjson"},
 	"internal/router/observe/state":       {"internal/router/observe/admin", "internal/router/request/admission", "internal/router/cache/approx", "internal/router/observe/cause", "internal/router/cache/kvfeed", "internal/router/cache/kvgroup", "internal/router/cache/kvindex", "internal/router/placement/ledger", "internal/router/observe/pace", "internal/router/observe/traffic", "internal/workers"},
 	"internal/router/observe/telemetry":   {},

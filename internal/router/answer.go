@@ -156,13 +156,13 @@ type flow struct {
 // rest waits in x.flow for forward, which runs where little of the stack is in
 // use: a router has ten thousand streams that wait for a token.
 func (x *exchange) streamed(p disagg.Peer, held *ledger.Reservation, record *account.Leg, resp *upstream.Response, t *disagg.Transfer) error {
-	head := acquireHead()
+	head := sse.AcquireHead()
 	err := x.holdHead(p, resp, head)
 	if err == nil {
 		err = x.sendHead(p, held, record, resp, t, head)
 	}
 	if err != nil {
-		releaseHead(head)
+		head.Release()
 		return err
 	}
 	x.flow = flow{peer: p, held: held, record: record, resp: resp, head: head}
@@ -182,7 +182,7 @@ func (x *exchange) forward() (err error) {
 	f := &x.flow
 	defer func() {
 		x.cut = f.head.Gate.Open()
-		releaseHead(f.head)
+		f.head.Release()
 		f.resp.Close()
 		f.record.End(err, time.Now())
 		*f = flow{}

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/dynctl/dynctl/internal/router/forward/resume"
+	"github.com/dynctl/dynctl/internal/router/forward/rewrite"
 	"github.com/dynctl/dynctl/internal/router/observe/account"
 	"github.com/dynctl/dynctl/internal/router/observe/telemetry"
 	"github.com/dynctl/dynctl/internal/router/placement/cost"
@@ -31,7 +32,7 @@ type exchange struct {
 	view api.View
 	d    question.Question
 	// legs is the memory of the requests to engines, decode and prefill.
-	legs [2]legScratch
+	legs [2]rewrite.Scratch
 }
 
 // errand is what an exchange has for one request alone.

@@ -5,11 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"strconv"
 	"strings"
 	"time"
 
 	"github.com/dynctl/dynctl/internal/router/forward/disagg"
+	"github.com/dynctl/dynctl/internal/router/forward/rewrite"
 	"github.com/dynctl/dynctl/internal/router/forward/upstream"
 	"github.com/dynctl/dynctl/internal/router/observe/account"
 	"github.com/dynctl/dynctl/internal/router/observe/eventlog"
@@ -56,53 +56,32 @@ func (x *exchange) report(p selector.Phase, out health.Outcome) {
 	*a = x.r.outliers.Report(*a, out)
 }
 
+// source is the request as engines get it but for what differs from leg to leg.
+func (x *exchange) source() rewrite.Source {
+	s := rewrite.Source{Request: x.req, Endpoint: x.ep, View: &x.view, Settings: x.d.Settings, Asked: x.asked, Model: x.model, Salted: x.salted}
+	if x.body != nil {
+		s.Body = x.body.B
+	}
+	return s
+}
+
 // edit is the body of a leg in pieces.
 func (x *exchange) edit(more []api.Edit, p disagg.Peer, phase selector.Phase) [][]byte {
 	if x.body == nil {
 		return nil
 	}
-	if x.ep.Body != api.JSONBody {
-		return [][]byte{x.body.B}
-	}
-	s := x.scratch(phase)
-	edits := s.edits[:0]
-	if !x.d.Settings.Routing.AllowTransferFields {
-		edits = x.view.AppendStrip(edits)
-	}
-	if x.model != x.asked && x.asked != "" {
-		edits = append(edits, api.Set("model", api.RawString(x.model)))
-	}
-	if x.salted {
-		edits = append(edits, api.Set("cache_salt", api.RawString(x.view.CacheSalt)))
-	}
-	if len(p.Worker.Ranks) > 1 && p.Worker.WireEngine() == workers.SGLang && x.ep.Streamable {
-		edits = append(edits, api.Set("routed_dp_rank", api.RawInt(int64(p.Rank.DP))))
-	}
-	if phase == selector.Decode && x.cont != nil && x.cont.Asks(p.Worker.WireEngine()) {
-		edits = append(edits, api.Set("return_token_ids", api.RawTrue))
-	}
-	s.edits = append(edits, more...)
-	s.body = x.view.Segments(s.body[:0], s.edits)
-	return s.body
+	s, ids := x.source(), phase == selector.Decode && x.cont != nil && x.cont.Asks(p.Worker.WireEngine())
+	return x.scratch(phase).Body(&s, p, ids, more)
 }
 
 // leg makes the HTTP call of a phase, which carries a request id.
 func (x *exchange) leg(phase selector.Phase, p disagg.Peer, body [][]byte, headTimeout time.Duration, id string) *upstream.Leg {
-	s := x.d.Settings
-	m := x.scratch(phase)
 	path := x.req.URL.RequestURI()
 	if x.cont != nil {
 		path = x.cont.Path(path)
 	}
-	set := x.appendForwarded(append(m.set[:0], upstream.HeaderField{Key: api.HeaderRequestID, Value: id}))
-	if len(p.Worker.Ranks) > 1 {
-		set = append(set, upstream.HeaderField{Key: "X-Data-Parallel-Rank", Value: strconv.Itoa(p.Rank.DP)})
-	}
-	m.set, m.leg = set, upstream.Leg{
-		Base: p.Worker.URL, Path: path, Method: x.req.Method, Header: x.req.Header, Set: set, APIKey: p.Worker.APIKey,
-		Body: body, HeadTimeout: headTimeout, IdleTimeout: s.Timeouts.Idle,
-	}
-	return &m.leg
+	s := x.source()
+	return x.scratch(phase).Leg(&s, p, path, id, body, headTimeout)
 }
 
 // prefillLeg runs the prefill and judges its answer. The error is an *attempt.Error,

@@ -1,9 +1,16 @@
 package router
 
 import (
+	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"testing"
 
+	"github.com/dynctl/dynctl/internal/router/effective"
+	"github.com/dynctl/dynctl/internal/router/forward/disagg"
+	"github.com/dynctl/dynctl/internal/router/forward/rewrite"
 	"github.com/dynctl/dynctl/internal/router/request/api"
+	"github.com/dynctl/dynctl/internal/workers"
 )
 
 // TestReleasedExchangeIsEmpty: nothing of a request is found in the next one's
@@ -16,16 +23,16 @@ func TestReleasedExchangeIsEmpty(t *testing.T) {
 	x.prefilled.Store(1)
 	x.d.AcquireHashes()
 	x.d.IDs = append(x.d.IDs, 1)
-	s := x.scratch("prefill")
-	s.edits, s.body, s.set = append(s.edits, api.Set("a", nil)), append(s.body, []byte("b")), append(s.set, s.set...)
-	s.leg.Path = "/v1/models"
+	x.ep, x.d.Settings = &api.Endpoint{}, &effective.Settings{}
+	x.req = httptest.NewRequest(http.MethodGet, "/v1/models", nil)
+	x.leg("prefill", disagg.Peer{Worker: &workers.Worker{}}, nil, 0, "id")
 	x.release()
 	if x.r != nil || x.id != "" || x.model != "" || x.asked != "" || x.decision != "" || x.status != 0 || x.committed || x.begun.Load() || x.prefilled.Load() != 0 || x.path != "" || x.d.IDs != nil {
 		t.Errorf("%+v is left", x)
 	}
 	for i := range x.legs {
-		if s := &x.legs[i]; len(s.edits)+len(s.body)+len(s.set) != 0 || s.leg.Path != "" {
-			t.Errorf("%+v is left of a leg", s)
+		if s, empty := fmt.Sprint(x.legs[i]), fmt.Sprint(rewrite.Scratch{}); s != empty {
+			t.Errorf("%s is left of a leg", s)
 		}
 	}
 	if next := r.acquire(nil, nil); next.r != r || next.path != "none" || next.start.IsZero() || next.d.Run.Plan.DecodeIndex != -1 {

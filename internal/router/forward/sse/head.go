@@ -1,6 +1,9 @@
 package sse
 
-import "time"
+import (
+	"sync"
+	"time"
+)
 
 // Verdict says what is to be done with a stream whose head is held.
 type Verdict uint8
@@ -40,6 +43,18 @@ type Head struct {
 	held  []byte
 	since time.Time
 	out   Verdict
+}
+
+var heads = sync.Pool{New: func() any { return new(Head) }}
+
+// AcquireHead is a head for a stream; whoever has it releases it.
+func AcquireHead() *Head { return heads.Get().(*Head) }
+
+// Release gives the head back, with what was held in it.
+func (h *Head) Release() {
+	h.poison()
+	h.Reset()
+	heads.Put(h)
 }
 
 // Reset makes the head ready for another stream and keeps its memory.

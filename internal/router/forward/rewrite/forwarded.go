@@ -1,9 +1,10 @@
-package router
+package rewrite
 
 import (
 	"net/http"
 	"strings"
 
+	"github.com/dynctl/dynctl/internal/router/effective"
 	"github.com/dynctl/dynctl/internal/router/forward/upstream"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 )
@@ -11,8 +12,7 @@ import (
 // appendForwarded adds the headers that tell an engine where a request came
 // from. They are made anew unless the peer is a trusted proxy, whose own are then
 // continued: anybody else could claim to be anybody.
-func (x *exchange) appendForwarded(set []upstream.HeaderField) []upstream.HeaderField {
-	q := x.req
+func appendForwarded(set []upstream.HeaderField, q *http.Request, s *effective.Settings) []upstream.HeaderField {
 	peer := q.RemoteAddr
 	if i := strings.LastIndexByte(peer, ':'); i >= 0 {
 		peer = strings.TrimSuffix(strings.TrimPrefix(peer[:i], "["), "]")
@@ -21,7 +21,7 @@ func (x *exchange) appendForwarded(set []upstream.HeaderField) []upstream.Header
 	if q.TLS != nil {
 		proto = "https"
 	}
-	if x.d.Settings.Trusts(peer) {
+	if s.Trusts(peer) {
 		set = appendHops(set, q.Header, peer)
 		if before := q.Header["X-Forwarded-For"]; len(before) > 0 {
 			chain = strings.Join(before, ", ") + ", " + peer

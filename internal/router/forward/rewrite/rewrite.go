@@ -1,0 +1,89 @@
+// Package rewrite makes the requests that engines get of the one that a client has sent:
+// what of its body and its headers is changed for a leg, and nothing else.
+package rewrite
+
+import (
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/dynctl/dynctl/internal/router/effective"
+	"github.com/dynctl/dynctl/internal/router/forward/disagg"
+	"github.com/dynctl/dynctl/internal/router/forward/upstream"
+	"github.com/dynctl/dynctl/internal/router/request/api"
+	"github.com/dynctl/dynctl/internal/workers"
+)
+
+// Source is a client's request, with what the router has made of it.
+type Source struct {
+	Request  *http.Request
+	Endpoint *api.Endpoint
+	View     *api.View
+	Settings *effective.Settings
+	// Body are the bytes of the body, nil for none.
+	Body []byte
+	// Asked is the model in the client's words, Model in the engines'.
+	Asked, Model string
+	// Salted says that the view's salt is the router's.
+	Salted bool
+}
+
+// Scratch is the memory of the requests of one phase, which follow each other. The zero
+// value is ready.
+type Scratch struct {
+	edits []api.Edit
+	body  [][]byte
+	set   []upstream.HeaderField
+	leg   upstream.Leg
+}
+
+// Reset forgets the request and keeps the memory.
+func (m *Scratch) Reset() {
+	clear(m.edits)
+	clear(m.body)
+	clear(m.set)
+	*m = Scratch{edits: m.edits[:0], body: m.body[:0], set: m.set[:0]}
+	m.poison()
+}
+
+// Body is the body of a leg in pieces, with more edits than those that every leg gets;
+// ids asks the engine for token ids. It is valid until the next request of the phase.
+func (m *Scratch) Body(s *Source, p disagg.Peer, ids bool, more []api.Edit) [][]byte {
+	if s.Endpoint.Body != api.JSONBody {
+		return [][]byte{s.Body}
+	}
+	edits := m.edits[:0]
+	if !s.Settings.Routing.AllowTransferFields {
+		edits = s.View.AppendStrip(edits)
+	}
+	if s.Model != s.Asked && s.Asked != "" {
+		edits = append(edits, api.Set("model", api.RawString(s.Model)))
+	}
+	if s.Salted {
+		edits = append(edits, api.Set("cache_salt", api.RawString(s.View.CacheSalt)))
+	}
+	if len(p.Worker.Ranks) > 1 && p.Worker.WireEngine() == workers.SGLang && s.Endpoint.Streamable {
+		edits = append(edits, api.Set("routed_dp_rank", api.RawInt(int64(p.Rank.DP))))
+	}
+	if ids {
+		edits = append(edits, api.Set("return_token_ids", api.RawTrue))
+	}
+	m.edits = append(edits, more...)
+	m.body = s.View.Segments(m.body[:0], m.edits)
+	return m.body
+}
+
+// Leg is the HTTP call of a phase, which carries a request id, at a path. It is valid
+// until the next request of the phase.
+func (m *Scratch) Leg(s *Source, p disagg.Peer, path, id string, body [][]byte, headTimeout time.Duration) *upstream.Leg {
+	q := s.Request
+	m.set = appendForwarded(append(m.set[:0], upstream.HeaderField{Key: api.HeaderRequestID, Value: id}), q, s.Settings)
+	if len(p.Worker.Ranks) > 1 {
+		m.set = append(m.set, upstream.HeaderField{Key: "X-Data-Parallel-Rank", Value: strconv.Itoa(p.Rank.DP)})
+	}
+	m.leg = upstream.Leg{
+		Base: p.Worker.URL, Path: path, Method: q.Method, Header: q.Header, Set: m.set, APIKey: p.Worker.APIKey,
+		Body: body, HeadTimeout: headTimeout, IdleTimeout: s.Settings.Timeouts.Idle,
+	}
+	return &m.leg
+}
