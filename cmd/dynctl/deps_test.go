@@ -84,6 +84,7 @@ var allowed = map[string][]string{
 	"internal/router/placement/decide":    {"internal/router/request/api", "internal/router/placement/attempt", "internal/router/placement/cost", "internal/router/placement/decision", "internal/router/forward/disagg", "internal/router/placement/ledger", "internal/router/placement/selector", "internal/workers"},
 	"internal/router/forward/disagg":      {"internal/router/request/api", "internal/workers"},
 	"internal/router/observe/eventlog":    {},
+	"internal/router/observe/console":     {"internal/router/cache/follower", "internal/router/cache/kvindex", "internal/router/drain", "internal/router/effective", "internal/router/observe/admin", "internal/router/observe/adminserver", "internal/router/observe/cause", "internal/router/observe/eventlog", "internal/router/observe/pace", "internal/router/observe/receipt", "internal/router/observe/state", "internal/router/observe/watch", "internal/router/placement/cost", "internal/router/request/admission", "internal/router/request/api", "internal/router/request/prompt", "internal/router/secure", "internal/settings", "internal/workers", "internal/workers/kube"},
 	"internal/router/cache/follower":      {"internal/router/cache/approx", "internal/router/observe/eventlog", "internal/router/cache/kvfeed", "internal/router/cache/kvstream", "internal/router/cache/kvgroup", "internal/router/cache/kvindex", "internal/router/placement/ledger", "internal/workers"},
 	"internal/router/cache/kvevent":       {},
 	"internal/router/cache/kvfeed":        {"internal/router/cache/zmtp", "internal/router/cache/kvevent", "internal/router/cache/kvstream", "internal/router/placement/decision", "internal/router/cache/kvgroup", "internal/router/cache/kvindex", "internal/router/cache/kvtier", "internal/workers"},
@@ -110,7 +111,7 @@ var allowed = map[string][]string{
 	"internal/router/observe/trace/...": {"internal/router/observe/trace", "internal/router/observe/trace/tracefile", "internal/router/observe/receipt"},
 	"internal/router/forward/quicksock": {},
 	"internal/router/observe/traffic":   {"internal/router/observe/admin"},
-	"internal/router/observe/watch":     {"internal/router/observe/cause", "internal/router/observe/eventlog", "internal/router/observe/pace", "internal/workers"},
+	"internal/router/observe/watch":     {"internal/router/cache/kvfeed", "internal/router/observe/cause", "internal/router/observe/eventlog", "internal/router/observe/pace", "internal/workers"},
 	"internal/router/forward/upstream":  {"internal/router/request/api", "internal/router/forward/quicksock"},
 	"internal/router/cache/zmtp":        {},
 

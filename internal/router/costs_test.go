@@ -53,7 +53,7 @@ func TestCostsTellOfTheirChanges(t *testing.T) {
 		if got := told(); !slices.Equal(got, kinds) {
 			t.Errorf("events %v, want %v", got, kinds)
 		}
-		s := facts{r}.Costs()
+		s := r.state.Costs()
 		if len(s) != 1 || (s[0].Revision > 0) != known || (len(s[0].Crossings) > 0) != known {
 			t.Errorf("known is to be %v: %+v", known, s)
 		}

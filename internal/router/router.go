@@ -29,6 +29,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/forward/upstream"
 	"github.com/dynctl/dynctl/internal/router/observe/account"
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
+	"github.com/dynctl/dynctl/internal/router/observe/console"
 	"github.com/dynctl/dynctl/internal/router/observe/eventlog"
 	"github.com/dynctl/dynctl/internal/router/observe/receipt"
 	"github.com/dynctl/dynctl/internal/router/observe/state"
@@ -187,7 +188,7 @@ func New(ctx context.Context, o Options) (*Router, error) {
 		Waiting: func(k *workers.Rank) int { return r.ledger.Load(k).PrefillTokens }, Event: r.event, Found: r.costs.slow,
 	})
 	r.causes = watch.NewCauses(watch.CausesOptions{
-		Fleet: r.registry.Snapshot, Failures: &r.failures, Feeds: r.heard, Event: r.event,
+		Fleet: r.registry.Snapshot, Failures: &r.failures, Feeds: func() map[uint32]watch.Feed { return watch.Feeds(r.feeds.Status()) }, Event: r.event,
 		Requests: func(k *workers.Rank) uint64 { n, _ := r.fleet.Counts(k); return n },
 		Answers:  func(k *workers.Rank) (uint64, int) { return r.slow.Meter(k).Answers() },
 		Mute: func(k *workers.Rank, heard time.Time, why string) {
@@ -227,11 +228,6 @@ func New(ctx context.Context, o Options) (*Router, error) {
 		Untrusted: func(slot uint32) bool { return r.feeds.Untrusted(kvindex.Rank(slot)) },
 		Decision:  o.Observer.Decision, Outcome: o.Observer.Outcome,
 	}
-	r.state = &state.State{
-		Router: facts{r}, Version: o.Version, Started: r.started, Registry: r.registry, Index: r.index, Guesses: r.guesses,
-		Feeds: r.feeds, Ledger: r.ledger, Gate: r.gate, Ranks: r.ranks, Bodies: r.bodies, Addresses: r.secure.Addresses(), Traffic: &r.traffic,
-	}
-	r.metrics.Collect(r.state)
 	specs, err := o.Config.Specs()
 	if err != nil {
 		return nil, err
@@ -247,6 +243,15 @@ func New(ctx context.Context, o Options) (*Router, error) {
 			return nil, err
 		}
 	}
+	facts := &console.Facts{
+		InForce: r.settings, Fleet: r.fleet, Rests: &r.moves, Slow: r.slow, Causes: r.causes, Compute: r.compute, Learners: r.costs.learners,
+		Tokens: r.tokens, Bodies: r.bodies, Secure: r.secure, Ending: r.drain, Pods: r.kube, Recording: o.Recording,
+	}
+	r.state = &state.State{
+		Router: facts, Version: o.Version, Started: r.started, Registry: r.registry, Index: r.index, Guesses: r.guesses,
+		Feeds: r.feeds, Ledger: r.ledger, Gate: r.gate, Ranks: r.ranks, Bodies: r.bodies, Addresses: r.secure.Addresses(), Traffic: &r.traffic,
+	}
+	r.metrics.Collect(r.state)
 	if len(o.Sim) > 0 {
 		if _, err := r.registry.Apply(workers.SourceSim, o.Sim); err != nil {
 			return nil, err
@@ -387,5 +392,3 @@ func (r *Router) logEvent(e eventlog.Event) {
 	}
 	r.log.LogAttrs(context.Background(), level, e.Text, attrs...)
 }
-
-func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }

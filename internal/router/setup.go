@@ -14,6 +14,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/effective"
 	"github.com/dynctl/dynctl/internal/router/forward/upstream"
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
+	"github.com/dynctl/dynctl/internal/router/observe/console"
 	"github.com/dynctl/dynctl/internal/router/secure"
 	"github.com/dynctl/dynctl/internal/settings"
 	"github.com/dynctl/dynctl/internal/workers"
@@ -52,6 +53,18 @@ func (r *Router) runHealth(ctx context.Context) error {
 	g.Go(func() error { return r.monitor.Run(ctx) })
 	g.Go(func() error { return r.outliers.Run(ctx) })
 	return g.Wait()
+}
+
+// AdminOptions set up the admin API.
+type AdminOptions = console.Options
+
+// AdminHandler is the admin API, the metrics page and the probes.
+func (r *Router) AdminHandler(o AdminOptions) (http.Handler, error) {
+	c := &console.Router{
+		State: r.state, InForce: r.settings, Registry: r.registry, Index: r.index, Words: r.words, Kept: r.receipts, Log: r.events,
+		Secure: r.secure, Ending: r.drain, DryRun: r.dryRun, Metrics: r.metrics.Handler(), Probe: http.HandlerFunc(r.probe),
+	}
+	return c.Handler(o)
 }
 
 // Secure is the router's certificates and keys, and what its listeners make of them.

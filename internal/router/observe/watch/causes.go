@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/dynctl/dynctl/internal/router/cache/kvfeed"
 	"github.com/dynctl/dynctl/internal/router/observe/cause"
 	"github.com/dynctl/dynctl/internal/router/observe/eventlog"
 	"github.com/dynctl/dynctl/internal/wait"
@@ -26,6 +27,19 @@ type Feed struct {
 	Plain bool
 	// Removed counts the blocks that it told as removed.
 	Removed uint64
+}
+
+// Feeds are what the watch on causes must know of feeds, by their ranks' slots.
+func Feeds(list []kvfeed.Status) map[uint32]Feed {
+	out := make(map[uint32]Feed, len(list))
+	for i := range list {
+		s := &list[i]
+		out[uint32(s.Rank)] = Feed{
+			Live: s.State == kvfeed.Live, Muted: s.State == kvfeed.Mute, Heard: s.Heard,
+			Plain: len(s.CacheGroups) == 0 && s.Parts <= 1, Removed: s.Removed,
+		}
+	}
+	return out
 }
 
 // CausesOptions are what the watch on causes needs.

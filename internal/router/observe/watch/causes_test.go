@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/dynctl/dynctl/internal/router/cache/kvfeed"
 	"github.com/dynctl/dynctl/internal/router/observe/eventlog"
 	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/sim/cache"
@@ -348,5 +349,19 @@ func TestNothingIsWrong(t *testing.T) {
 				t.Errorf("%+v: %s: %s", sc, e.Kind, e.Text)
 			}
 		}
+	}
+}
+
+// TestFeeds: what fills a rank's cache is of one kind where it has no cache groups and
+// tells of all blocks on one socket.
+func TestFeeds(t *testing.T) {
+	parts := kvfeed.Status{Rank: 2, State: kvfeed.Mute, Heard: time.Unix(5, 0)}
+	parts.Parts = 2
+	got := Feeds([]kvfeed.Status{{Rank: 1, State: kvfeed.Live}, parts})
+	if len(got) != 2 || !got[1].Live || got[1].Muted || !got[1].Plain {
+		t.Errorf("%+v", got[1])
+	}
+	if f := got[2]; f.Live || !f.Muted || f.Plain || !f.Heard.Equal(time.Unix(5, 0)) {
+		t.Errorf("%+v", f)
 	}
 }

@@ -1,26 +1,33 @@
-package router
+// Package console is a running router as those who run it see and change it: the facts
+// that its state is described by, and what the admin API shows and does.
+package console
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"net/http"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/dynctl/dynctl/internal/router/cache/kvindex"
+	"github.com/dynctl/dynctl/internal/router/drain"
+	"github.com/dynctl/dynctl/internal/router/effective"
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
 	"github.com/dynctl/dynctl/internal/router/observe/adminserver"
 	"github.com/dynctl/dynctl/internal/router/observe/eventlog"
 	"github.com/dynctl/dynctl/internal/router/observe/receipt"
 	"github.com/dynctl/dynctl/internal/router/request/api"
+	"github.com/dynctl/dynctl/internal/router/request/prompt"
 	"github.com/dynctl/dynctl/internal/router/secure"
 	"github.com/dynctl/dynctl/internal/settings"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
-// AdminOptions set up the admin API.
-type AdminOptions struct {
+// Options set up the admin API.
+type Options struct {
 	// TokenFile holds the bearer token; empty asks for none.
 	TokenFile string
 	// Name of this replica in status; the data plane's address. AdminName is the
@@ -33,15 +40,39 @@ type AdminOptions struct {
 	Stream http.Handler
 }
 
-// AdminHandler is the admin API, the metrics page and the probes.
-func (r *Router) AdminHandler(o AdminOptions) (http.Handler, error) {
-	probe := http.HandlerFunc(r.probe)
+// State describes the router at a time.
+type State interface {
+	Status(time.Time) admin.Status
+	Workers(time.Time) admin.WorkerList
+	IndexStats(time.Time) admin.IndexStats
+}
+
+// Router is what the admin API reaches of a router.
+type Router struct {
+	State    State
+	InForce  *effective.InForce
+	Registry *workers.Registry
+	Index    *kvindex.Index
+	Words    *prompt.Words // nil where words of prompts are not kept
+	Kept     *receipt.Ring
+	Log      *eventlog.Log
+	Secure   *secure.Secure
+	Ending   *drain.Drain
+	// DryRun decides about a request to an endpoint, with its body, and does nothing.
+	DryRun func(context.Context, *api.Endpoint, admin.RouteRequest) (*receipt.Receipt, error)
+	// Metrics answers with the page of metrics, Probe whether requests can be served.
+	Metrics, Probe http.Handler
+}
+
+// Handler is the admin API, the metrics page and the probes. Listeners that let everybody
+// in are told of.
+func (r *Router) Handler(o Options) (http.Handler, error) {
 	a := adminserver.Access{
 		Terms: func() adminserver.Terms {
-			s := r.settings.Load()
+			s := r.InForce.Load()
 			return adminserver.Terms{Hosts: s.AdminHosts, Body: s.Timeouts.Body, Write: s.Timeouts.Write}
 		},
-		Open: map[string]http.Handler{"GET /healthz": probe, "GET /readyz": probe},
+		Open: map[string]http.Handler{"GET /healthz": r.Probe, "GET /readyz": r.Probe},
 	}
 	if o.TokenFile != "" {
 		var err error
@@ -49,19 +80,19 @@ func (r *Router) AdminHandler(o AdminOptions) (http.Handler, error) {
 			return nil, err
 		}
 	}
-	more := map[string]http.Handler{"GET /metrics": r.metrics.Handler()}
+	more := map[string]http.Handler{"GET /metrics": r.Metrics}
 	if o.Sim != nil {
 		more["/sim/v1/"] = o.Sim
 	}
 	if o.Stream != nil {
-		more["GET /admin/v1/stream"] = adminserver.Stream(o.Stream, r.events)
+		more["GET /admin/v1/stream"] = adminserver.Stream(o.Stream, r.Log)
 	}
-	if r.settings.Load().Keys.Admin {
-		a.Keys = r.secure.Keys()
+	if r.InForce.Load().Keys.Admin {
+		a.Keys = r.Secure.Keys()
 	}
 	c := &console{r, o}
 	for _, e := range secure.Exposed(c.access()) {
-		r.event(e)
+		r.Log.Add(e)
 	}
 	return adminserver.New(a, c, c, more), nil
 }
@@ -69,42 +100,48 @@ func (r *Router) AdminHandler(o AdminOptions) (http.Handler, error) {
 // console is a router as the admin API shows and changes it.
 type console struct {
 	*Router
-	o AdminOptions
+	o Options
 }
 
 // access is who may come in at the two listeners.
 func (c *console) access() admin.ListenerAccesses {
-	return c.secure.Accesses(&c.settings.Load().Config, secure.Listeners{Data: c.o.Name, Admin: c.o.AdminName, Token: c.o.TokenFile != ""})
+	return c.Secure.Accesses(&c.InForce.Load().Config, secure.Listeners{Data: c.o.Name, Admin: c.o.AdminName, Token: c.o.TokenFile != ""})
 }
 
+// Now is for adminserver.Reader.
 func (c *console) Now() time.Time { return time.Now() }
 
 // Status is the router's, with what only the API's owner knows.
 func (c *console) Status() admin.Status {
-	st := c.state.Status(c.Now())
+	st := c.State.Status(c.Now())
 	st.Name, st.Listen, st.Access = c.o.Name, c.o.Name, c.access()
 	return st
 }
 
-func (c *console) Workers() admin.WorkerList { return c.state.Workers(c.Now()) }
+// Workers is for adminserver.Reader.
+func (c *console) Workers() admin.WorkerList { return c.State.Workers(c.Now()) }
 
-func (c *console) Receipts() *receipt.Ring { return c.receipts }
+// Receipts is for adminserver.Reader.
+func (c *console) Receipts() *receipt.Ring { return c.Kept }
 
-func (c *console) Events() *eventlog.Log { return c.events }
+// Events is for adminserver.Reader.
+func (c *console) Events() *eventlog.Log { return c.Log }
 
-func (c *console) IndexStats() admin.IndexStats { return c.state.IndexStats(c.Now()) }
+// IndexStats is for adminserver.Reader.
+func (c *console) IndexStats() admin.IndexStats { return c.State.IndexStats(c.Now()) }
 
+// IndexChildren is for adminserver.Reader.
 func (c *console) IndexChildren(q adminserver.IndexQuery) (admin.IndexChildren, error) {
 	labels := map[kvindex.Rank]string{}
-	for _, k := range c.registry.Snapshot().Ranks {
+	for _, k := range c.Registry.Snapshot().Ranks {
 		labels[kvindex.Rank(k.Slot)] = k.Label
 	}
-	return adminserver.IndexChildren(c.index, labels, q)
+	return adminserver.IndexChildren(c.Index, labels, q)
 }
 
 // Previews is for adminserver.Control.
 func (c *console) Previews(ctx context.Context, a *admin.IndexChildren) error {
-	if c.words == nil {
+	if c.Words == nil {
 		return conflict("preview", "the router keeps no words of prompts: start it with --index-preview TOKENS (index.preview)")
 	}
 	nodes := make([]*admin.IndexNode, 0, len(a.Children)+1)
@@ -117,15 +154,15 @@ func (c *console) Previews(ctx context.Context, a *admin.IndexChildren) error {
 	runs := make([][]uint64, len(nodes))
 	for i, n := range nodes {
 		if id, err := strconv.ParseUint(n.ID, 16, 64); err == nil {
-			runs[i] = c.index.Head(kvindex.NodeID(id), c.words.Blocks())
+			runs[i] = c.Index.Head(kvindex.NodeID(id), c.Words.Blocks())
 		}
 	}
-	texts, err := c.words.Texts(ctx, c.registry.Snapshot(), runs)
+	texts, err := c.Words.Texts(ctx, c.Registry.Snapshot(), runs)
 	for i, text := range texts {
 		nodes[i].Preview = text
 	}
 	if err != nil {
-		a.PreviewError = oneLine(err)
+		a.PreviewError = strings.ReplaceAll(err.Error(), "\n", "; ")
 	}
 	return nil
 }
@@ -142,7 +179,7 @@ func (c *console) worker(name string) (admin.Worker, error) {
 
 func (c *console) noWorker(name string) error {
 	var names []string
-	for _, w := range c.registry.Snapshot().Workers {
+	for _, w := range c.Registry.Snapshot().Workers {
 		names = append(names, w.Name)
 	}
 	e := &api.Error{Status: http.StatusNotFound, Code: api.CodeWorkerNotFound, Param: "name", Message: fmt.Sprintf("there is no worker %q", api.Clip(name))}
@@ -157,9 +194,10 @@ func conflict(param, message string) error {
 	return &api.Error{Status: http.StatusConflict, Code: api.CodeInvalidRequest, Param: param, Message: message}
 }
 
+// AddWorker is for adminserver.Control.
 func (c *console) AddWorker(s workers.Spec) (admin.Worker, error) {
 	s.Origin = "admin API"
-	changes, err := c.registry.Modify(workers.SourceAdmin, func(specs []workers.Spec) ([]workers.Spec, error) { return append(specs, s), nil })
+	changes, err := c.Registry.Modify(workers.SourceAdmin, func(specs []workers.Spec) ([]workers.Spec, error) { return append(specs, s), nil })
 	if err != nil {
 		return admin.Worker{}, conflict("spec", err.Error())
 	}
@@ -171,22 +209,24 @@ func (c *console) AddWorker(s workers.Spec) (admin.Worker, error) {
 	return admin.Worker{}, conflict("spec", "the fleet did not change")
 }
 
+// RemoveWorker is for adminserver.Control.
 func (c *console) RemoveWorker(name string) error {
-	w, ok := c.registry.Snapshot().Worker(name)
+	w, ok := c.Registry.Snapshot().Worker(name)
 	if !ok {
 		return c.noWorker(name)
 	}
 	if w.Source == workers.SourceFile || w.Source == workers.SourceKube {
 		return conflict("name", fmt.Sprintf("worker %s comes from %s; remove it there, or drain it", name, w.Origin))
 	}
-	_, err := c.registry.Modify(w.Source, func(specs []workers.Spec) ([]workers.Spec, error) {
+	_, err := c.Registry.Modify(w.Source, func(specs []workers.Spec) ([]workers.Spec, error) {
 		return slices.DeleteFunc(specs, func(s workers.Spec) bool { return s.Name == name || s.Name == "" && s.URL.String() == w.URL.String() }), nil
 	})
 	return err
 }
 
+// DrainWorker is for adminserver.Control.
 func (c *console) DrainWorker(name string, on bool) (admin.Worker, error) {
-	w, ok := c.registry.Snapshot().Worker(name)
+	w, ok := c.Registry.Snapshot().Worker(name)
 	if !ok {
 		return admin.Worker{}, c.noWorker(name)
 	}
@@ -199,32 +239,56 @@ func (c *console) DrainWorker(name string, on bool) (admin.Worker, error) {
 		if !on {
 			e.Kind, e.Text = "worker_resumed", fmt.Sprintf("worker %s takes requests again", name)
 		}
-		c.event(e)
+		c.Log.Add(e)
 	}
 	return c.worker(name)
 }
 
+// MoveStreams is for adminserver.Control.
 func (c *console) MoveStreams(name string) (admin.Worker, error) {
-	w, ok := c.registry.Snapshot().Worker(name)
+	w, ok := c.Registry.Snapshot().Worker(name)
 	if !ok {
 		return admin.Worker{}, c.noWorker(name)
 	}
-	if c.settings.Load().Decisions.Continuations == 0 {
+	if c.InForce.Load().Decisions.Continuations == 0 {
 		return admin.Worker{}, conflict("name", "streams are not continued elsewhere (continue.mode is off); set it to exact, or drain the worker without moving them")
 	}
 	if !w.State.Moving() {
 		w.State.SetMoving()
-		c.event(eventlog.Event{Kind: "worker_draining", Worker: name, Text: fmt.Sprintf("worker %s drains: it gets no new requests, its streams go on elsewhere where they can, others finish", name)})
+		c.Log.Add(eventlog.Event{Kind: "worker_draining", Worker: name, Text: fmt.Sprintf("worker %s drains: it gets no new requests, its streams go on elsewhere where they can, others finish", name)})
 	}
 	return c.worker(name)
 }
 
+// Route is for adminserver.Control.
 func (c *console) Route(ctx context.Context, in admin.RouteRequest) (*receipt.Receipt, error) {
-	return c.dryRun(ctx, in)
+	if in.Body == nil {
+		if models := c.Registry.Snapshot().Models(); in.Model == "" && len(models) == 1 {
+			in.Model = models[0]
+		}
+		var prompt any = in.Prompt
+		if in.Tokens != nil {
+			prompt = in.Tokens
+		}
+		raw, err := json.Marshal(map[string]any{"model": in.Model, "prompt": prompt})
+		if err != nil {
+			return nil, err
+		}
+		in.Body = raw
+	}
+	ep, err := api.Lookup(http.MethodPost, in.Endpoint)
+	if err != nil {
+		return nil, err
+	}
+	if ep.Body != api.JSONBody {
+		return nil, api.BadRequest("endpoint", "%s takes no JSON body", in.Endpoint)
+	}
+	return c.DryRun(ctx, ep, in)
 }
 
+// Config is for adminserver.Control.
 func (c *console) Config() admin.ConfigView {
-	s := c.settings.Load()
+	s := c.InForce.Load()
 	v := admin.ConfigView{Schema: admin.Schema, Revision: s.Revision}
 	for _, r := range settings.Rows() {
 		v.Settings = append(v.Settings, admin.ConfigValue{Key: r.Key, Value: r.Shown(&s.Config), Origin: s.Origin[r.Key]})
@@ -232,13 +296,14 @@ func (c *console) Config() admin.ConfigView {
 	return v
 }
 
-func (c *console) Patch(changes map[string]any) error { return c.settings.Patch(changes, "admin API") }
+// Patch is for adminserver.Control.
+func (c *console) Patch(changes map[string]any) error { return c.InForce.Patch(changes, "admin API") }
 
 // Drain begins one; serve waits for its end.
 func (c *console) Drain(timeout time.Duration) admin.DrainState {
-	c.drain.Begin(timeout)
-	return *c.drain.State()
+	c.Ending.Begin(timeout)
+	return *c.Ending.State()
 }
 
 // Draining is for adminserver.Control.
-func (c *console) Draining() <-chan struct{} { return c.drain.Begun() }
+func (c *console) Draining() <-chan struct{} { return c.Ending.Begun() }

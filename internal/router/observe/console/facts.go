@@ -1,0 +1,120 @@
+package console
+
+import (
+	"github.com/dynctl/dynctl/internal/router/cache/follower"
+	"github.com/dynctl/dynctl/internal/router/drain"
+	"github.com/dynctl/dynctl/internal/router/effective"
+	"github.com/dynctl/dynctl/internal/router/observe/admin"
+	"github.com/dynctl/dynctl/internal/router/observe/cause"
+	"github.com/dynctl/dynctl/internal/router/observe/pace"
+	"github.com/dynctl/dynctl/internal/router/observe/state"
+	"github.com/dynctl/dynctl/internal/router/observe/watch"
+	"github.com/dynctl/dynctl/internal/router/placement/cost"
+	"github.com/dynctl/dynctl/internal/router/request/admission"
+	"github.com/dynctl/dynctl/internal/router/request/prompt"
+	"github.com/dynctl/dynctl/internal/router/secure"
+	"github.com/dynctl/dynctl/internal/workers"
+	"github.com/dynctl/dynctl/internal/workers/kube"
+)
+
+// Facts are what a router's stages tell of themselves, as its state asks for it.
+type Facts struct {
+	InForce  *effective.InForce
+	Fleet    *follower.Follower
+	Rests    *admission.Moves
+	Slow     *watch.Slow
+	Causes   *watch.Causes
+	Compute  *watch.Recompute
+	Learners *cost.Learners
+	Tokens   *prompt.Stage
+	Bodies   *admission.Memory
+	Secure   *secure.Secure
+	Ending   *drain.Drain
+	Pods     *kube.Source // nil unless they are looked for
+	// Recording is the recording of this process, nil without one.
+	Recording interface{ State() *admin.Recorder }
+}
+
+var _ state.Router = (*Facts)(nil)
+
+// Settings is for state.Router.
+func (f *Facts) Settings() state.Settings {
+	s := f.InForce.Load()
+	return state.Settings{
+		Revision: s.Revision, Policy: s.Routing.Policy, Prefill: string(s.Decisions.Prefill), Decode: string(s.Decisions.Decode),
+		Threshold: s.Routing.Threshold.Tokens, Auto: s.Routing.Threshold.Auto, ThresholdOn: s.Routing.ThresholdOn, PrefillFallback: s.Routing.PrefillFallback, Tokenizer: s.Tokens.Tokenizer,
+	}
+}
+
+// BlockOf is for state.Router.
+func (f *Facts) BlockOf(w *workers.Worker) int { return f.InForce.Load().BlockOf(w) }
+
+// Counts is for state.Router.
+func (f *Facts) Counts(k *workers.Rank) (requests, failures uint64) { return f.Fleet.Counts(k) }
+
+// Moves is for state.Router.
+func (f *Facts) Moves(k *workers.Rank) admin.Moves {
+	away, onto := f.Fleet.Moved(k)
+	return admin.Moves{Away: away, Onto: onto, Waiting: new(f.Rests.Waiting(k.Slot))}
+}
+
+// Speed is for state.Router.
+func (f *Facts) Speed(k *workers.Rank) pace.Speed { return f.Slow.Speed(k) }
+
+// Wrong is for state.Router.
+func (f *Facts) Wrong(worker string) []cause.Finding { return f.Causes.Findings(worker) }
+
+// Certificates is for state.Router.
+func (f *Facts) Certificates() []state.Certificate { return f.Secure.Certificates() }
+
+// Keys is for state.Router.
+func (f *Facts) Keys() int { return f.Secure.KeyCount() }
+
+// Costs is for state.Router.
+func (f *Facts) Costs() []admin.ModelCosts {
+	if !f.InForce.Load().Routing.Threshold.Auto {
+		return nil
+	}
+	return costsOf(f.Learners.Known())
+}
+
+// Troubles is for state.Router.
+func (f *Facts) Troubles() []string {
+	out := f.Tokens.Troubles()
+	for _, label := range f.Compute.Alarms() {
+		out = append(out, label+" computes remotely prefilled prompts again")
+	}
+	if f.Bodies.Full() {
+		out = append(out, "requests are refused because the memory for bodies and streams is used up (limits.body_memory)")
+	}
+	out = append(out, f.Secure.Troubles()...)
+	if f.Pods != nil {
+		out = append(out, f.Pods.Troubles()...)
+	}
+	if rec := f.Recorder(); rec != nil && rec.Error != "" {
+		out = append(out, "the recording has ended: "+rec.Error)
+	}
+	return out
+}
+
+// Kubernetes is for state.Router.
+func (f *Facts) Kubernetes() *admin.Kubernetes {
+	if f.Pods == nil {
+		return nil
+	}
+	return kubernetesOf(f.Pods.Status())
+}
+
+// Recorder is for state.Router.
+func (f *Facts) Recorder() *admin.Recorder {
+	if f.Recording == nil {
+		return nil
+	}
+	return f.Recording.State()
+}
+
+// TokenizerRests is for state.Router.
+func (f *Facts) TokenizerRests(worker string) bool { return f.Tokens.AtRest(worker) }
+
+// Drain is for state.Router.
+func (f *Facts) Drain() *admin.DrainState { return f.Ending.State() }
