@@ -105,13 +105,13 @@ var allowed = map[string][]string{
 	"internal/router/observe/state":       {"internal/router/observe/admin", "internal/router/request/admission", "internal/router/cache/approx", "internal/router/observe/cause", "internal/router/cache/kvfeed", "internal/router/cache/kvgroup", "internal/router/cache/kvindex", "internal/router/placement/ledger", "internal/router/observe/pace", "internal/router/observe/traffic", "internal/workers"},
 	"internal/router/observe/telemetry":   {},
 	// The stand for tests, endurance runs and measurements.
-	"internal/loopback":                 {"internal/router", "internal/router/observe/admin", "internal/settings", "internal/workers", "internal/workers/sim", "internal/workers/sim/port"},
+	"internal/loopback":                 {"internal/router", "internal/router/observe/admin", "internal/router/observe/watch", "internal/settings", "internal/workers", "internal/workers/sim", "internal/workers/sim/port"},
 	"internal/router/request/tokenize":  {"internal/rawjson", "internal/router/request/tokenize/..."},
 	"internal/router/observe/trace":     {"internal/router/request/api", "internal/router/placement/attempt", "internal/router/placement/cost", "internal/router/placement/decide", "internal/router/placement/decision", "internal/router/forward/disagg", "internal/router/cache/kvevent", "internal/router/cache/kvgroup", "internal/router/observe/receipt", "internal/router/placement/selector", "internal/router/observe/trace/tracefile", "internal/workers"},
 	"internal/router/observe/trace/...": {"internal/router/observe/trace", "internal/router/observe/trace/tracefile", "internal/router/observe/receipt"},
 	"internal/router/forward/quicksock": {},
 	"internal/router/observe/traffic":   {"internal/router/observe/admin"},
-	"internal/router/observe/watch":     {"internal/router/cache/kvfeed", "internal/router/observe/cause", "internal/router/observe/eventlog", "internal/router/observe/pace", "internal/workers"},
+	"internal/router/observe/watch":     {"internal/router/cache/kvfeed", "internal/router/observe/admin", "internal/router/observe/cause", "internal/router/observe/eventlog", "internal/router/observe/pace", "internal/workers"},
 	"internal/router/forward/upstream":  {"internal/router/request/api", "internal/router/forward/quicksock"},
 	"internal/router/cache/zmtp":        {},
 

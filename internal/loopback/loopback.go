@@ -19,6 +19,7 @@ import (
 
 	"github.com/dynctl/dynctl/internal/router"
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
+	"github.com/dynctl/dynctl/internal/router/observe/watch"
 	"github.com/dynctl/dynctl/internal/settings"
 	"github.com/dynctl/dynctl/internal/wait"
 	"github.com/dynctl/dynctl/internal/workers"
@@ -39,7 +40,7 @@ type Options struct {
 	Admin    router.AdminOptions
 	Observer router.Observer
 	// Recording is passed on to the router.
-	Recording router.Recording
+	Recording watch.Recording
 	// TLS is how the rig's clients speak to a router with certificates; nil for
 	// one without.
 	TLS    *tls.Config

@@ -28,7 +28,6 @@ import (
 	"github.com/dynctl/dynctl/internal/router/effective"
 	"github.com/dynctl/dynctl/internal/router/forward/upstream"
 	"github.com/dynctl/dynctl/internal/router/observe/account"
-	"github.com/dynctl/dynctl/internal/router/observe/admin"
 	"github.com/dynctl/dynctl/internal/router/observe/console"
 	"github.com/dynctl/dynctl/internal/router/observe/eventlog"
 	"github.com/dynctl/dynctl/internal/router/observe/receipt"
@@ -70,7 +69,7 @@ type Options struct {
 	// zero value sees nothing.
 	Observer Observer
 	// Recording is what this process records; nil for nothing.
-	Recording Recording
+	Recording watch.Recording
 	// Reloaded is told of every new configuration that is in force, before the
 	// event; may be nil.
 	Reloaded func(old, now *settings.Config)
@@ -85,15 +84,6 @@ type Observer struct {
 	Decision func(asked time.Time, d *trace.Decision)
 	// Outcome is a finished receipt.
 	Outcome func(r *receipt.Receipt)
-}
-
-// Recording is a recording of what the Observer sees.
-type Recording interface {
-	// State is the recording as the status shows it.
-	State() *admin.Recorder
-	// Ended is closed when the recording has ended, as it should or with the error
-	// that State tells from then on.
-	Ended() <-chan struct{}
 }
 
 // Router is the router. Make it with New, run it with Run.
@@ -163,7 +153,7 @@ func New(ctx context.Context, o Options) (*Router, error) {
 	})
 	r.events = eventlog.New(o.Config.Events, nil, func(e eventlog.Event) {
 		r.metrics.Event(e.Kind, string(e.Severity))
-		r.logEvent(e)
+		eventlog.Print(r.log, &e, time.Since(r.started) < introduction)
 	})
 	r.registry = workers.NewRegistry(r.workerEvent)
 	r.ledger = ledger.New()
@@ -175,7 +165,7 @@ func New(ctx context.Context, o Options) (*Router, error) {
 	}, r.event)
 	r.ranks = admission.NewLine(o.Config.Limits.Queue, o.Config.Limits.QueueTimeout, settle)
 	r.ledger.OnEase(r.ranks.Wake)
-	r.bodies = admission.NewMemory(o.Config.Limits.BodyMemory, r.bodyMemory)
+	r.bodies = admission.NewMemory(o.Config.Limits.BodyMemory, func(full bool) { r.event(watch.BodyMemory(full, r.bodies.Limit())) })
 	r.stored = stored.New(1 << 16)
 	r.index = kvindex.New(kvindex.Options{MaxBlocks: int64(o.Config.Index.MaxBlocks)})
 	r.guesses = approx.New(approx.Options{TTL: o.Config.Tokens.ApproxTTL})
@@ -266,7 +256,8 @@ func (r *Router) Run(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	cfg := &r.settings.Load().Config
 	g.Go(func() error { return r.fleet.Run(ctx) })
-	g.Go(func() error { return r.runHealth(ctx) })
+	g.Go(func() error { return r.monitor.Run(ctx) })
+	g.Go(func() error { return r.outliers.Run(ctx) })
 	if cfg.WorkersFile != "" {
 		f := discovery.NewFile(r.registry, discovery.FileOptions{Path: cfg.WorkersFile, Source: workers.SourceFile}, r.workerEvent)
 		g.Go(func() error { return f.Run(ctx) })
@@ -281,7 +272,7 @@ func (r *Router) Run(ctx context.Context) error {
 	g.Go(func() error { return r.slow.Run(ctx) })
 	g.Go(func() error { return r.causes.Run(ctx) })
 	if r.opts.Recording != nil {
-		g.Go(func() error { return r.watchRecording(ctx) })
+		g.Go(func() error { return watch.Record(ctx, r.opts.Recording, r.event) })
 	}
 	r.event(eventlog.Event{Kind: "router_started", Text: fmt.Sprintf("the router started with %d worker(s)", len(r.registry.Snapshot().Workers))})
 	return g.Wait()
@@ -325,32 +316,6 @@ func gateLimits(c *settings.Config) admission.Limits {
 	return admission.Limits{Inflight: c.Limits.Inflight, Queue: c.Limits.Queue, Timeout: c.Limits.QueueTimeout}
 }
 
-// watchRecording tells of a recording that breaks off.
-func (r *Router) watchRecording(ctx context.Context) error {
-	select {
-	case <-ctx.Done():
-	case <-r.opts.Recording.Ended():
-		if rec := r.opts.Recording.State(); rec.Error != "" {
-			r.event(eventlog.Event{
-				Kind: "recording_failed", Severity: eventlog.Error,
-				Text: fmt.Sprintf("the recording to %s has ended after %d records: %s; requests are served as before, but nothing is recorded until the router is started again", rec.Path, rec.Records, rec.Error),
-			})
-		}
-	}
-	return nil
-}
-
-// bodyMemory tells when requests begin to be refused because the memory for
-// bodies is used up, and when half of it is free again.
-func (r *Router) bodyMemory(full bool) {
-	limit := r.bodies.Limit()
-	if full {
-		r.event(eventlog.Event{Kind: "body_memory_full", Severity: eventlog.Warn, Text: fmt.Sprintf("requests are refused with 503: the bodies of those that are read, wait or run, and what is kept of streams that may be continued, take all of %d bytes (limits.body_memory); raise it, or admit fewer at once (limits.inflight, limits.queue)", limit)})
-		return
-	}
-	r.event(eventlog.Event{Kind: "body_memory_freed", Text: fmt.Sprintf("half of the %d bytes for request bodies is free again", limit)})
-}
-
 // event adds to the event log.
 func (r *Router) event(e eventlog.Event) { r.events.Add(e) }
 
@@ -360,35 +325,4 @@ func (r *Router) workerEvent(e workers.Event) {
 		At: e.At, Kind: strings.ReplaceAll(e.Kind, ".", "_"), Severity: eventlog.Severity(e.Severity),
 		Worker: e.Worker, Rank: e.Rank, Text: e.Text, Fields: e.Fields,
 	})
-}
-
-func (r *Router) logEvent(e eventlog.Event) {
-	level := slog.LevelInfo
-	switch e.Severity {
-	case eventlog.Warn:
-		level = slog.LevelWarn
-	case eventlog.Error:
-		level = slog.LevelError
-	default:
-		// What every worker of a fleet goes through when the router starts is told in
-		// one line, by serve; here it would be four of them for each.
-		switch e.Kind {
-		case "worker_added", "worker_changed", "health_changed", "feed_live":
-			if time.Since(r.started) < introduction {
-				level = slog.LevelDebug
-			}
-		}
-	}
-	attrs := make([]slog.Attr, 0, 4)
-	attrs = append(attrs, slog.String("kind", e.Kind))
-	if e.Worker != "" {
-		attrs = append(attrs, slog.String("worker", e.Worker))
-	}
-	if e.Rank != "" {
-		attrs = append(attrs, slog.String("rank", e.Rank))
-	}
-	if e.Request != "" {
-		attrs = append(attrs, slog.String("request", e.Request))
-	}
-	r.log.LogAttrs(context.Background(), level, e.Text, attrs...)
 }

@@ -7,8 +7,6 @@ import (
 	"net/http"
 	"time"
 
-	"golang.org/x/sync/errgroup"
-
 	"github.com/dynctl/dynctl/internal/router/cache/follower"
 	"github.com/dynctl/dynctl/internal/router/cache/kvfeed"
 	"github.com/dynctl/dynctl/internal/router/effective"
@@ -45,14 +43,6 @@ func (r *Router) buildClients(c *settings.Config) error {
 	}
 	r.feeds = r.fleet.Feeds()
 	return nil
-}
-
-// runHealth probes, scrapes and ejects until ctx ends.
-func (r *Router) runHealth(ctx context.Context) error {
-	g, ctx := errgroup.WithContext(ctx)
-	g.Go(func() error { return r.monitor.Run(ctx) })
-	g.Go(func() error { return r.outliers.Run(ctx) })
-	return g.Wait()
 }
 
 // AdminOptions set up the admin API.

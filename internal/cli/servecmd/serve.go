@@ -103,26 +103,26 @@ func serve(ctx context.Context, l *load.Loaded, flags *pflag.FlagSet, record *re
 	}
 	tap := recordcmd.NewTap("serve")
 	tap.Tokens = record.Tokens
-	var recorded router.Recording // nil when nothing is recorded
-	if record.Path != "" {
-		var file *recordcmd.Recording
-		if file, err = recordcmd.Start(tap, record, log); err != nil {
-			return err
-		}
-		recorded = file
-		defer func() { err = errors.Join(err, file.Stop()) }()
-	}
 	v := cli.BuildVersion()
-	r, err := router.New(ctx, router.Options{
+	options := router.Options{
 		Config: l.Config, Origin: l.Origin, Sim: specs, EngineTLS: trust, Version: v.Version, Revision: v.Revision, Logger: log,
-		Observer: recordcmd.Observer(tap), Recording: recorded,
+		Observer: recordcmd.Observer(tap),
 		Reloaded: func(old, now *settings.Config) {
 			_ = level.UnmarshalText([]byte(now.Log.Level)) // validated with the config
 			for _, change := range configChanges(old, now) {
 				log.Info(change)
 			}
 		},
-	})
+	}
+	if record.Path != "" {
+		var file *recordcmd.Recording
+		if file, err = recordcmd.Start(tap, record, log); err != nil {
+			return err
+		}
+		options.Recording = file
+		defer func() { err = errors.Join(err, file.Stop()) }()
+	}
+	r, err := router.New(ctx, options)
 	if err != nil {
 		return cli.WithCode(cli.ExitUsage, err)
 	}

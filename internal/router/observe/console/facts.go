@@ -32,7 +32,7 @@ type Facts struct {
 	Ending   *drain.Drain
 	Pods     *kube.Source // nil unless they are looked for
 	// Recording is the recording of this process, nil without one.
-	Recording interface{ State() *admin.Recorder }
+	Recording watch.Recording
 }
 
 var _ state.Router = (*Facts)(nil)

@@ -22,6 +22,7 @@ import (
 type recording admin.Recorder
 
 func (r *recording) State() *admin.Recorder { return (*admin.Recorder)(r) }
+func (r *recording) Ended() <-chan struct{} { return nil }
 
 // TestFacts: costs are told where they decide, and troubles are those of every stage.
 func TestFacts(t *testing.T) {

@@ -1,0 +1,53 @@
+package watch
+
+import (
+	"context"
+	"strings"
+	"testing"
+
+	"github.com/dynctl/dynctl/internal/router/observe/admin"
+	"github.com/dynctl/dynctl/internal/router/observe/eventlog"
+)
+
+// record is a recording as it stands.
+type record struct {
+	state admin.Recorder
+	ended chan struct{}
+}
+
+func (r *record) State() *admin.Recorder { return &r.state }
+func (r *record) Ended() <-chan struct{} { return r.ended }
+
+// TestRecord: a recording that breaks off is told of, one that ends as it should and one
+// that runs when the router stops are not.
+func TestRecord(t *testing.T) {
+	over := make(chan struct{})
+	close(over)
+	stopped, stop := context.WithCancel(t.Context())
+	stop()
+	for _, c := range []struct {
+		ctx   context.Context
+		ended chan struct{}
+		why   string
+		told  bool
+	}{{t.Context(), over, "disk full", true}, {t.Context(), over, "", false}, {stopped, nil, "disk full", false}} {
+		var told []eventlog.Event
+		r := &record{admin.Recorder{Path: "file", Records: 7, Error: c.why}, c.ended}
+		if err := Record(c.ctx, r, func(e eventlog.Event) { told = append(told, e) }); err != nil || (len(told) == 1) != c.told {
+			t.Errorf("%q: %+v, %v", c.why, told, err)
+		}
+		if c.told && (told[0].Kind != "recording_failed" || told[0].Severity != eventlog.Error || !strings.Contains(told[0].Text, "to file has ended after 7 records: disk full")) {
+			t.Errorf("%+v", told[0])
+		}
+	}
+}
+
+// TestBodyMemory: what is full is a warning with the setting to change.
+func TestBodyMemory(t *testing.T) {
+	if e := BodyMemory(true, 99); e.Kind != "body_memory_full" || e.Severity != eventlog.Warn || !strings.Contains(e.Text, "all of 99 bytes (limits.body_memory)") {
+		t.Errorf("%+v", e)
+	}
+	if e := BodyMemory(false, 99); e.Kind != "body_memory_freed" || e.Severity != "" || !strings.Contains(e.Text, "half of the 99 bytes") {
+		t.Errorf("%+v", e)
+	}
+}
