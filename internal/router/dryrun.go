@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/dynctl/dynctl/internal/router/cache/kvindex"
 	"github.com/dynctl/dynctl/internal/router/forward/disagg"
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
 	"github.com/dynctl/dynctl/internal/router/observe/receipt"
@@ -56,21 +55,4 @@ func (r *Router) dryRun(ctx context.Context, ep *api.Endpoint, in admin.RouteReq
 		c.Note(text)
 	}
 	return c, nil
-}
-
-// IndexedBlocks are the sequence hashes of the blocks that the index holds of
-// the rank with a label, in no order: what an audit compares with the engine's
-// own cache. ok is false for a rank that has no place in the index.
-func (r *Router) IndexedBlocks(label string) (seqs []uint64, ok bool) {
-	for _, k := range r.registry.Snapshot().Ranks {
-		if k.Label != label {
-			continue
-		}
-		err := r.index.RankBlocks(kvindex.Rank(k.Slot), func(seq, _ uint64) bool {
-			seqs = append(seqs, seq)
-			return true
-		})
-		return seqs, err == nil
-	}
-	return nil, false
 }

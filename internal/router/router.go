@@ -158,12 +158,12 @@ func New(ctx context.Context, o Options) (*Router, error) {
 	r.registry = workers.NewRegistry(r.workerEvent)
 	r.ledger = ledger.New()
 	r.receipts = receipt.NewRing(receipt.Options{Capacity: o.Config.Receipts})
-	r.gate = admission.New(gateLimits(&o.Config))
+	r.gate = admission.New(admission.Limits{}) // prepare and follow set the limits
 	r.drain = drain.New(r.gate, func() (leave, drain time.Duration) {
 		t := &r.settings.Load().Timeouts
 		return t.Leave, t.Drain
 	}, r.event)
-	r.ranks = admission.NewLine(o.Config.Limits.Queue, o.Config.Limits.QueueTimeout, settle)
+	r.ranks = admission.NewLine(0, 0, settle)
 	r.ledger.OnEase(r.ranks.Wake)
 	r.bodies = admission.NewMemory(o.Config.Limits.BodyMemory, func(full bool) { r.event(watch.BodyMemory(full, r.bodies.Limit())) })
 	r.stored = stored.New(1 << 16)
@@ -225,6 +225,7 @@ func New(ctx context.Context, o Options) (*Router, error) {
 	if err := r.prepare(s, s, specs); err != nil {
 		return nil, err
 	}
+	r.follow(s)
 	if k := &o.Config.Kubernetes; k.On() {
 		if r.kube, err = kube.New(r.registry, kube.Options{
 			Selector: k.Selector, Prefill: k.PrefillSelector, Decode: k.DecodeSelector, Pool: k.Pool, Discovery: k.Discovery, Namespaces: k.Namespaces, Kubeconfig: k.Kubeconfig,
@@ -290,6 +291,9 @@ func (r *Router) Close(ctx context.Context) error {
 // Drain is the end of the router's requests.
 func (r *Router) Drain() *drain.Drain { return r.drain }
 
+// Fleet keeps the index and the feeds in step with the workers.
+func (r *Router) Fleet() *follower.Follower { return r.fleet }
+
 // Settings are those in force, by which they are replaced.
 func (r *Router) Settings() *effective.InForce { return r.settings }
 
@@ -301,7 +305,7 @@ func (r *Router) prepare(old, now *effective.Settings, listed []workers.Spec) er
 	if _, err := r.registry.ApplyWithRoles(workers.SourceFlag, listed, now.Routing.RoleLabels()); err != nil {
 		return errors.Join(err, r.registry.SetAliases(old.AliasedModels()))
 	}
-	r.gate.SetLimits(gateLimits(&now.Config))
+	r.gate.SetLimits(admission.Limits{Inflight: now.Limits.Inflight, Queue: now.Limits.Queue, Timeout: now.Limits.QueueTimeout})
 	r.bodies.SetLimit(now.Limits.BodyMemory)
 	return nil
 }
@@ -310,10 +314,6 @@ func (r *Router) prepare(old, now *effective.Settings, listed []workers.Spec) er
 func (r *Router) follow(now *effective.Settings) {
 	r.ranks.SetLimits(now.Limits.Queue, now.Limits.QueueTimeout)
 	r.costs.learners.Aim(now.Routing.Aim())
-}
-
-func gateLimits(c *settings.Config) admission.Limits {
-	return admission.Limits{Inflight: c.Limits.Inflight, Queue: c.Limits.Queue, Timeout: c.Limits.QueueTimeout}
 }
 
 // event adds to the event log.

@@ -1,6 +1,7 @@
 package router
 
 import (
+	"cmp"
 	"context"
 	"log"
 	"net"
@@ -25,12 +26,9 @@ func (r *Router) buildClients(c *settings.Config) error {
 	r.client = upstream.New(upstream.Options{DialTimeout: c.Timeouts.Dial, TLS: r.secure.EngineTLS()})
 	r.monitor = health.NewMonitor(r.registry, health.Options{Interval: c.Health.Interval, Timeout: c.Health.Timeout, Scrape: c.Health.Scrape, TLS: r.secure.EngineTLS()}, r.workerEvent)
 	r.outliers = health.NewOutliers(r.registry, health.OutlierOptions{}, r.workerEvent)
-	feeds := kvfeed.Options{BlockSize: effective.DefaultBlock, Events: r.workerEvent, Logger: r.log, StaleAfter: c.Index.StaleAfter}
-	if c.Tokens.BlockSize > 0 {
-		feeds.BlockSize = c.Tokens.BlockSize
-	}
-	if batch := r.opts.Observer.Batch; batch != nil {
-		feeds.Observer = batch
+	feeds := kvfeed.Options{
+		BlockSize: cmp.Or(c.Tokens.BlockSize, effective.DefaultBlock), StaleAfter: c.Index.StaleAfter,
+		Events: r.workerEvent, Logger: r.log, Observer: r.opts.Observer.Batch,
 	}
 	var err error
 	r.fleet, err = follower.New(follower.Options{

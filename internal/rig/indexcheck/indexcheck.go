@@ -37,7 +37,7 @@ func Differ(g *loopback.Rig) error {
 				continue
 			}
 			label := fmt.Sprintf("%s/dp%d", e.Name(), dp)
-			got, ok := g.Router.IndexedBlocks(label)
+			got, ok := g.Router.Fleet().Blocks(label)
 			if !ok {
 				errs = append(errs, fmt.Errorf("the index knows no rank %s", label))
 				continue

@@ -234,7 +234,7 @@ func (s *soak) joinLate(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		got, _ := s.rig.Router.IndexedBlocks(near.Name() + "/dp0")
+		got, _ := s.rig.Router.Fleet().Blocks(near.Name() + "/dp0")
 		if i := slices.IndexFunc(got, func(b uint64) bool { return slices.Contains(cached, b) && !slices.Contains(own, b) }); i >= 0 {
 			return fmt.Errorf("the index has block %x of %s, which only %s holds", got[i], near.Name(), late.Name())
 		}
@@ -311,7 +311,7 @@ func (s *soak) overcount(engines []*sim.Engine) (n int, _ error) {
 			continue
 		}
 		slices.Sort(cached)
-		got, _ := s.rig.Router.IndexedBlocks(e.Name() + "/dp0")
+		got, _ := s.rig.Router.Fleet().Blocks(e.Name() + "/dp0")
 		over := 0
 		for _, b := range got {
 			if _, ok := slices.BinarySearch(cached, b); !ok {

@@ -87,6 +87,23 @@ func New(o Options) (*Follower, error) {
 // Feeds are the feeds of the ranks that tell KV events.
 func (f *Follower) Feeds() *kvfeed.Manager { return f.feeds }
 
+// Blocks are the sequence hashes of the blocks that the index holds of the rank with a
+// label, in no order: what an audit compares with the engine's own cache. ok is false for
+// a rank that has no place in the index.
+func (f *Follower) Blocks(label string) (seqs []uint64, ok bool) {
+	for _, k := range f.Registry.Snapshot().Ranks {
+		if k.Label != label {
+			continue
+		}
+		err := f.Index.RankBlocks(kvindex.Rank(k.Slot), func(seq, _ uint64) bool {
+			seqs = append(seqs, seq)
+			return true
+		})
+		return seqs, err == nil
+	}
+	return nil, false
+}
+
 // Fed reports whether the rank's engine tells KV events, so that the index is
 // what counts for it.
 func (f *Follower) Fed(k *workers.Rank) bool { return f.fed(k.Slot) == k }

@@ -118,6 +118,30 @@ func TestPlaces(t *testing.T) {
 	}
 }
 
+// TestBlocks: the blocks of a rank are its own, and one without a place has none.
+func TestBlocks(t *testing.T) {
+	s := newStand(t, "")
+	snap := s.set(t, "http://127.0.0.1:1,name=a", "http://127.0.0.1:2,name=b")
+	a, _ := snap.Worker("a")
+	var batch kvindex.Batch
+	batch.Store(0, false, []uint64{1, 2}, []uint64{11, 12})
+	s.Index.Apply(kvindex.Rank(a.Ranks[0].Slot), &batch)
+	if got, ok := s.Blocks(a.Ranks[0].Label); !ok || len(got) != 2 || got[0] == got[1] {
+		t.Errorf("%v, %v", got, ok)
+	}
+	b, _ := snap.Worker("b")
+	if got, ok := s.Blocks(b.Ranks[0].Label); !ok || len(got) != 0 {
+		t.Errorf("another rank: %v, %v", got, ok)
+	}
+	snap = s.register(t, "http://127.0.0.1:1,name=a", "http://127.0.0.1:3,name=c") // and nobody follows
+	c, _ := snap.Worker("c")
+	for _, label := range []string{c.Ranks[0].Label, "nobody"} {
+		if got, ok := s.Blocks(label); len(got) != 0 || ok && label == "nobody" {
+			t.Errorf("%s: %v, %v", label, got, ok)
+		}
+	}
+}
+
 // bringBack puts a rank into a slot as a snapshot would have brought it back.
 func (s *stand) bringBack(t rapid.TB, slot uint32, label string) {
 	if err := s.Index.AddRank(kvindex.Rank(slot), label); err != nil {
