@@ -1,19 +1,14 @@
 package router
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"net/http"
 	"strconv"
 	"strings"
 	"time"
-
-	"github.com/tidwall/gjson"
 
 	"github.com/dynctl/dynctl/internal/router/forward/disagg"
 	"github.com/dynctl/dynctl/internal/router/forward/resume"
@@ -22,10 +17,10 @@ import (
 	"github.com/dynctl/dynctl/internal/router/observe/account"
 	"github.com/dynctl/dynctl/internal/router/observe/receipt"
 	"github.com/dynctl/dynctl/internal/router/placement/attempt"
-	"github.com/dynctl/dynctl/internal/router/placement/decide"
 	"github.com/dynctl/dynctl/internal/router/placement/ledger"
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
 	"github.com/dynctl/dynctl/internal/router/request/api"
+	"github.com/dynctl/dynctl/internal/router/request/stored"
 	"github.com/dynctl/dynctl/internal/workers/health"
 )
 
@@ -91,53 +86,21 @@ func (x *exchange) decodeLeg(ctx context.Context, p disagg.Peer, held *ledger.Re
 	return x.whole(p, held, resp, t)
 }
 
-// heldAnswer is a complete answer of an engine.
-type heldAnswer struct {
-	status int
-	header http.Header
-	body   []byte
-	worker string
-}
-
 // hold keeps an engine's answer for the client. With concurrent legs both may
 // come at the same time; the first one counts.
-func (x *exchange) hold(a *heldAnswer) { x.book.Live.Update(func(*receipt.Receipt) { x.held = a }) }
+func (x *exchange) hold(a *upstream.Answer) {
+	x.book.Live.Update(func(*receipt.Receipt) { x.held = a })
+}
 
 // sendHeld gives the client the engine's own words.
 func (x *exchange) sendHeld() {
-	a := x.held
-	h := x.w.Header()
-	maps.Copy(h, a.header)
-	h.Set("Content-Length", strconv.Itoa(len(a.body)))
-	x.status = a.status
-	x.w.WriteHeader(a.status)
-	_, _ = x.w.Write(a.body) // a client that is gone is no news here
-}
-
-// decisionHeaders tell the client what was decided.
-func (x *exchange) decisionHeaders() {
-	h := x.w.Header()
-	values := make([]string, 0, 5) // one allocation for all
-	set := func(key, value string) {
-		values = append(values, value)
-		h[key] = values[len(values)-1 : len(values) : len(values)]
-	}
-	set("X-Dynctl-Decision", x.decision)
-	p, in := &x.d.Run.Plan, &x.d.Run.In
-	if p.Err != nil || p.DecodeIndex < 0 || p.Path == "" {
-		return
-	}
-	set("X-Dynctl-Path", string(p.Path))
-	set("X-Dynctl-Worker", in.DecodePeers[p.DecodeIndex].Rank.Label)
-	if p.Path == decide.Remote {
-		set("X-Dynctl-Prefill-Worker", in.PrefillPeers[p.PrefillIndex].Rank.Label)
-	}
-	set("X-Dynctl-Cached-Tokens", strconv.Itoa(p.CachedTokens))
+	x.status = x.held.Status
+	x.held.Send(x.w)
 }
 
 // commit sends the head of the answer.
 func (x *exchange) commit(resp *upstream.Response) {
-	x.decisionHeaders()
+	x.book.Headers(x.w.Header())
 	x.status, x.committed = resp.Status, true
 	resp.WriteHead(x.w)
 }
@@ -249,7 +212,7 @@ func (x *exchange) sendHead(p disagg.Peer, held *ledger.Reservation, record *acc
 		x.commit(resp)
 	}
 	if x.view.Kind == api.Responses {
-		x.r.stored.Put(streamResponseID(head.Held()), p.Worker.Name, x.owner())
+		x.r.stored.Put(stored.StreamID(head.Held()), p.Worker.Name, x.owner())
 	}
 	out := upstream.NewWriter(x.w, x.d.Settings.Timeouts.Write)
 	if t != nil {
@@ -257,7 +220,7 @@ func (x *exchange) sendHead(p disagg.Peer, held *ledger.Reservation, record *acc
 			if x.cont != nil {
 				x.cont.Stream.Refuse(resume.FirstToken)
 			}
-			if _, err := out.Write(x.firstTokenEvent(tok)); err != nil {
+			if _, err := out.Write(tok.Event(x.id, x.model, x.start)); err != nil {
 				return err
 			}
 		}
@@ -371,14 +334,14 @@ func (x *exchange) whole(p disagg.Peer, held *ledger.Reservation, resp *upstream
 		x.book.Answer.Learn(sse.Inspect(body))
 	}
 	if x.view.Kind == api.Responses {
-		x.r.stored.Put(gjson.GetBytes(body, "id").String(), p.Worker.Name, x.owner())
+		x.r.stored.Put(stored.ID(body), p.Worker.Name, x.owner())
 	}
 	if t != nil {
 		if tok, ok := t.FirstToken(); ok {
-			body = withFirstToken(body, tok)
+			body = tok.Before(body)
 		}
 	}
-	x.decisionHeaders()
+	x.book.Headers(x.w.Header())
 	x.status, x.committed = resp.Status, true
 	h := x.w.Header()
 	resp.Header.CopyTo(h)
@@ -397,50 +360,4 @@ func (x *exchange) whole(p disagg.Peer, held *ledger.Reservation, resp *upstream
 		return &upstream.ClientError{Err: err}
 	}
 	return nil
-}
-
-// streamResponseID finds the id of a response of the Responses API in the
-// first events of its stream.
-func streamResponseID(head []byte) string {
-	_, data, ok := bytes.Cut(head, []byte("data:"))
-	if !ok {
-		return ""
-	}
-	line, _, _ := bytes.Cut(data, []byte("\n"))
-	return gjson.GetBytes(bytes.TrimSpace(line), "response.id").String()
-}
-
-// firstTokenEvent is the event by which the client gets the token that the
-// prefill has sampled (LMCache), before the decode leg's own.
-func (x *exchange) firstTokenEvent(t disagg.FirstToken) []byte {
-	raw, err := json.Marshal(map[string]any{
-		"id": "cmpl-" + x.id, "object": "text_completion", "created": x.start.Unix(), "model": x.model,
-		"choices": []any{map[string]any{"index": 0, "text": t.Text, "logprobs": nil, "finish_reason": nil}},
-	})
-	if err != nil { // strings and numbers only: cannot happen
-		return nil
-	}
-	return append(append([]byte("data: "), raw...), "\n\n"...)
-}
-
-// withFirstToken puts the token that the prefill has sampled in front of a
-// completion's text, and counts it as generated rather than as prompt.
-func withFirstToken(body []byte, t disagg.FirstToken) []byte {
-	put := func(path string, raw []byte) {
-		v := gjson.GetBytes(body, path)
-		if !v.Exists() || v.Index <= 0 {
-			return
-		}
-		out := make([]byte, 0, len(body)+len(raw))
-		out = append(append(append(out, body[:v.Index]...), raw...), body[v.Index+len(v.Raw):]...)
-		body = out
-	}
-	put("choices.0.text", api.RawString(t.Text+gjson.GetBytes(body, "choices.0.text").String()))
-	if n := gjson.GetBytes(body, "usage.completion_tokens"); n.Exists() {
-		put("usage.completion_tokens", api.RawInt(n.Int()+1))
-	}
-	if n := gjson.GetBytes(body, "usage.prompt_tokens"); n.Exists() {
-		put("usage.prompt_tokens", api.RawInt(n.Int()-1))
-	}
-	return body
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/dynctl/dynctl/internal/router/forward/resume"
 	"github.com/dynctl/dynctl/internal/router/forward/rewrite"
+	"github.com/dynctl/dynctl/internal/router/forward/upstream"
 	"github.com/dynctl/dynctl/internal/router/observe/account"
 	"github.com/dynctl/dynctl/internal/router/observe/telemetry"
 	"github.com/dynctl/dynctl/internal/router/placement/cost"
@@ -76,7 +77,7 @@ type errand struct {
 	cut bool
 	// held is the newest answer of an engine that is not 2xx, sent on when no
 	// attempt brings a better one.
-	held *heldAnswer
+	held *upstream.Answer
 	// aliveBy is when the decode engine must have shown a sign of life, for the
 	// prefill engine to keep the KV for it.
 	aliveBy time.Time
@@ -414,7 +415,7 @@ func (x *exchange) finish(err error) (e *api.Error) {
 		if !x.committed {
 			x.status = e.Status
 			if x.held != nil && e.Status != api.StatusClientClosed {
-				x.status = x.held.status
+				x.status = x.held.Status
 			}
 		}
 	}
@@ -428,7 +429,7 @@ func (x *exchange) finish(err error) (e *api.Error) {
 		return e
 	}
 	if x.decision != "" {
-		x.decisionHeaders()
+		x.book.Headers(x.w.Header())
 	}
 	x.committed = true
 	if x.held != nil && e.Status != api.StatusClientClosed {

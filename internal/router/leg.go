@@ -3,16 +3,13 @@ package router
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net/http"
-	"strings"
 	"time"
 
 	"github.com/dynctl/dynctl/internal/router/forward/disagg"
 	"github.com/dynctl/dynctl/internal/router/forward/rewrite"
 	"github.com/dynctl/dynctl/internal/router/forward/upstream"
 	"github.com/dynctl/dynctl/internal/router/observe/account"
-	"github.com/dynctl/dynctl/internal/router/observe/eventlog"
 	"github.com/dynctl/dynctl/internal/router/placement/attempt"
 	"github.com/dynctl/dynctl/internal/router/placement/ledger"
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
@@ -111,34 +108,23 @@ func (x *exchange) prefillLeg(ctx context.Context, t *disagg.Transfer, p disagg.
 	err = t.CheckPrefill(body)
 	facts := t.Facts()
 	record.Facts(facts)
+	x.book.Prefilled(p.Worker, &facts, err)
+	reason := attempt.BadParams
 	switch {
 	case err == nil:
 		x.report(selector.Prefill, health.Success)
-		if len(facts.Odd) > 0 {
-			x.oddParams(p.Worker, facts.Odd)
-		}
-		if facts.Groups > 1 {
-			x.book.Event(r.failures.Hybrid(p.Worker, facts.Groups, time.Now()))
-		}
 		return nil
 	case errors.Is(err, disagg.ErrEnded):
-		x.endPrefill(record, nil) // a good answer
-		return x.fail(selector.Prefill, p.Worker, attempt.Ended, true, err)
+		reason = attempt.Ended
 	case errors.Is(err, disagg.ErrRestarted):
-		x.endPrefill(record, nil) // a good answer
-		return x.fail(selector.Prefill, p.Worker, attempt.Restarted, true, err)
+		reason = attempt.Restarted
 	case errors.Is(err, disagg.ErrMissingParams):
-		x.book.Event(eventlog.Event{
-			Kind: "prefill_without_params", Severity: eventlog.Error, Worker: p.Worker.Name,
-			Text: fmt.Sprintf("%s answered a remote prefill with 200 but without transfer parameters, so its KV cannot move; check its --kv-transfer-config", p.Worker.Name),
-		}, true)
-		return x.fail(selector.Prefill, p.Worker, attempt.MissingParams, true, err)
+		reason = attempt.MissingParams
 	}
-	x.book.Event(eventlog.Event{
-		Kind: "prefill_bad_params", Severity: eventlog.Error, Worker: p.Worker.Name,
-		Text: fmt.Sprintf("%s answered a remote prefill with transfer parameters that do not fit the prompt; they were not used: %v", p.Worker.Name, err),
-	}, true)
-	return x.fail(selector.Prefill, p.Worker, attempt.BadParams, true, err)
+	if reason == attempt.Ended || reason == attempt.Restarted {
+		x.endPrefill(record, nil) // a good answer
+	}
+	return x.fail(selector.Prefill, p.Worker, reason, true, err)
 }
 
 // endPrefill ends the account of a prefill leg.
@@ -146,15 +132,6 @@ func (x *exchange) endPrefill(record *account.Leg, err error) {
 	if now := time.Now(); record.End(err, now) && err == nil {
 		x.legTook(selector.Prefill, record.Start, now)
 	}
-}
-
-// oddParams tells of transfer parameters that were used although a part of them
-// is not as expected.
-func (x *exchange) oddParams(w *workers.Worker, odd []string) {
-	what := strings.Join(odd, "; ")
-	x.book.Note(fmt.Sprintf("the transfer parameters of %s are not as expected and were used (transfer_check=report): %s", w.Name, what))
-	x.r.metrics.OddParams(w.Name)
-	x.book.Event(x.r.failures.OddParams(w, what, time.Now()))
 }
 
 // legFailed turns a transport failure into one of the request. The client has got
@@ -187,9 +164,7 @@ func (x *exchange) legRefused(phase selector.Phase, w *workers.Worker, resp *ups
 		reason = attempt.Status3xx
 	}
 	if phase == selector.Decode || resp.Status/100 == 4 {
-		h := http.Header{}
-		resp.Header.CopyTo(h)
-		x.hold(&heldAnswer{status: resp.Status, header: h, body: body, worker: w.Name})
+		x.hold(resp.Keep(body))
 	}
 	return x.fail(phase, w, reason, true, &upstream.Failure{Kind: upstream.Status, Addr: resp.Addr(), Op: "answer of", Status: resp.Status})
 }

@@ -3,7 +3,9 @@ package upstream
 import (
 	"errors"
 	"io"
+	"maps"
 	"net/http"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -49,6 +51,29 @@ func (r *Response) WriteHead(w http.ResponseWriter) {
 		h["Content-Length"] = []string{r.Header.Get("Content-Length")}
 	}
 	w.WriteHeader(r.Status)
+}
+
+// Answer is the whole of an answer, which is kept.
+type Answer struct {
+	Status int
+	Header http.Header
+	Body   []byte
+}
+
+// Keep is the answer with its body, which has been read.
+func (r *Response) Keep(body []byte) *Answer {
+	a := &Answer{Status: r.Status, Header: http.Header{}, Body: body}
+	r.Header.CopyTo(a.Header)
+	return a
+}
+
+// Send gives the answer to a client, with the headers already set on w.
+func (a *Answer) Send(w http.ResponseWriter) {
+	h := w.Header()
+	maps.Copy(h, a.Header)
+	h.Set("Content-Length", strconv.Itoa(len(a.Body)))
+	w.WriteHeader(a.Status)
+	_, _ = w.Write(a.Body) // a client that is gone is no news here
 }
 
 // Stream forwards the body to the client, whose head must have been written,

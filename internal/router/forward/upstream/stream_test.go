@@ -373,3 +373,16 @@ func (s *scripted) Read(p []byte) (int, error) {
 }
 
 func (s *scripted) Close() error { return nil }
+
+// TestKeptAnswer: an answer that is kept is sent with its own headers beside those that are
+// set, and with the length that it has.
+func TestKeptAnswer(t *testing.T) {
+	t.Parallel()
+	w := httptest.NewRecorder()
+	w.Header().Set("X-Request-Id", "id")
+	a := &Answer{Status: http.StatusTooManyRequests, Header: http.Header{"Retry-After": {"1"}}, Body: []byte("busy")}
+	a.Send(w)
+	if h := w.Header(); w.Code != http.StatusTooManyRequests || w.Body.String() != "busy" || h.Get("Retry-After") != "1" || h.Get("X-Request-Id") != "id" || h.Get("Content-Length") != "4" {
+		t.Errorf("%d %q %v", w.Code, w.Body, h)
+	}
+}

@@ -1,0 +1,75 @@
+package account
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"testing"
+
+	"github.com/dynctl/dynctl/internal/router/forward/disagg"
+	"github.com/dynctl/dynctl/internal/router/placement/decide"
+	"github.com/dynctl/dynctl/internal/workers"
+)
+
+// TestHeaders: the client learns of the ranks that were decided on, and of the decision
+// even if it was for none.
+func TestHeaders(t *testing.T) {
+	t.Parallel()
+	local := map[string]string{"X-Dynctl-Path": "local", "X-Dynctl-Worker": "a/dp0", "X-Dynctl-Cached-Tokens": "32"}
+	remote := map[string]string{"X-Dynctl-Path": "remote", "X-Dynctl-Worker": "a/dp0", "X-Dynctl-Prefill-Worker": "p/dp0", "X-Dynctl-Cached-Tokens": "32"}
+	for _, c := range []struct {
+		plan decide.Plan
+		want map[string]string
+	}{
+		{decide.Plan{Path: decide.Local, CachedTokens: 32, PrefillIndex: -1}, local},
+		{decide.Plan{Path: decide.Remote, CachedTokens: 32}, remote},
+		{decide.Plan{Path: decide.Local, DecodeIndex: -1}, map[string]string{}},
+		{decide.Plan{Path: decide.Local, Err: decide.ErrNoDecode}, map[string]string{}},
+		{decide.Plan{}, map[string]string{}},
+	} {
+		s := newStand(t, c.plan)
+		s.Question.Run.In.PrefillPeers = []disagg.Peer{{Rank: &workers.Rank{Label: "p/dp0"}}}
+		h := http.Header{}
+		s.Headers(h)
+		if h.Get("X-Dynctl-Decision") != s.Live.ID() || len(h) != len(c.want)+1 {
+			t.Errorf("%+v: %v", c.plan, h)
+		}
+		for k, v := range c.want {
+			if h.Get(k) != v {
+				t.Errorf("%s: %q, want %q", k, h.Get(k), v)
+			}
+		}
+	}
+}
+
+// TestPrefilled: what is wrong with transfer parameters is an event of the request.
+func TestPrefilled(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		facts disagg.Checked
+		err   error
+		want  string
+		notes int
+	}{
+		{disagg.Checked{Groups: 1}, nil, "[]", 0},
+		{disagg.Checked{Odd: []string{"a", "b"}}, nil, "[prefill_odd_params]", 1},
+		{disagg.Checked{Groups: 2}, nil, "[hybrid_over_nixl]", 0},
+		{disagg.Checked{}, disagg.ErrEnded, "[]", 0},
+		{disagg.Checked{}, disagg.ErrRestarted, "[]", 0},
+		{disagg.Checked{}, fmt.Errorf("%w: none", disagg.ErrMissingParams), "[prefill_without_params]", 0},
+		{disagg.Checked{}, errors.New("other"), "[prefill_bad_params]", 0},
+	} {
+		s := newStand(t, decide.Plan{Path: decide.Remote})
+		s.Prefilled(s.peer.Worker, &c.facts, c.err)
+		kinds := []string{}
+		for _, e := range s.events {
+			kinds = append(kinds, e.Kind)
+			if e.Request != s.Live.ID() || e.Worker != "a" {
+				t.Errorf("%+v", e)
+			}
+		}
+		if fmt.Sprint(kinds) != c.want || len(s.receipt(t).Notes) != c.notes {
+			t.Errorf("%+v, %v: %v and %d notes", c.facts, c.err, kinds, len(s.receipt(t).Notes))
+		}
+	}
+}
