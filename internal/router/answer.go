@@ -226,10 +226,8 @@ func (x *exchange) sendHead(p disagg.Peer, held *ledger.Reservation, record *acc
 		}
 	}
 	_, ready := head.Gate.Pass(head.Held())
-	if _, err := out.Write(ready); err != nil {
-		return err
-	}
-	return nil
+	_, err := out.Write(ready)
+	return err
 }
 
 // observer reads along with the rest of a stream.
@@ -285,9 +283,7 @@ func hungUp(sum *sse.Summary, err error) bool {
 func (x *exchange) streamError(p disagg.Peer, err error) error {
 	var f *upstream.Failure
 	if errors.Is(err, errMoved) {
-		moved := attempt.NewError(selector.Decode, p.Worker, attempt.Moved, true, err).Failure
-		moved.Begun = true
-		x.cont.cut = &moved
+		x.cont.cut = attempt.Cut(p.Worker, attempt.Moved)
 		return err
 	}
 	if errors.As(err, &f) && f.Kind != upstream.Canceled {
@@ -298,9 +294,7 @@ func (x *exchange) streamError(p disagg.Peer, err error) error {
 		x.report(selector.Decode, health.ServerError)
 		x.book.Failed(selector.Decode, p.Worker, reason, err)
 		if x.cont != nil {
-			broke := attempt.NewError(selector.Decode, p.Worker, reason, true, err).Failure
-			broke.Begun = true
-			x.cont.cut = &broke
+			x.cont.cut = attempt.Cut(p.Worker, reason)
 		}
 		e := *f.APIError()
 		if reason == attempt.StreamError {

@@ -3,7 +3,6 @@ package router
 import (
 	"context"
 	"errors"
-	"net/http"
 	"time"
 
 	"github.com/dynctl/dynctl/internal/router/forward/disagg"
@@ -153,18 +152,8 @@ func (x *exchange) legFailed(phase selector.Phase, w *workers.Worker, err error)
 // legRefused turns an answer that is not 2xx into a failure. It is kept for
 // the client in case that nothing better comes.
 func (x *exchange) legRefused(phase selector.Phase, w *workers.Worker, resp *upstream.Response, body []byte) error {
-	// What is left is the request's own fault; nobody else will like it better.
-	reason := attempt.Status4xx
-	switch {
-	case resp.Status >= 500:
-		reason = attempt.Status5xx
-	case resp.Status == http.StatusTooManyRequests:
-		reason = attempt.Overloaded
-	case phase == selector.Prefill && resp.Status < 400:
-		reason = attempt.Status3xx
-	}
 	if phase == selector.Decode || resp.Status/100 == 4 {
 		x.hold(resp.Keep(body))
 	}
-	return x.fail(phase, w, reason, true, &upstream.Failure{Kind: upstream.Status, Addr: resp.Addr(), Op: "answer of", Status: resp.Status})
+	return x.fail(phase, w, attempt.OfStatus(phase, resp.Status), true, &upstream.Failure{Kind: upstream.Status, Addr: resp.Addr(), Op: "answer of", Status: resp.Status})
 }

@@ -7,7 +7,6 @@ import (
 	"github.com/dynctl/dynctl/internal/router/forward/upstream"
 	"github.com/dynctl/dynctl/internal/router/placement/attempt"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
-	"github.com/dynctl/dynctl/internal/router/placement/selector"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/workers"
 )
@@ -107,9 +106,7 @@ func (x *exchange) decideMove(y *exchange, from *workers.Worker, fleet *workers.
 	y.body = own
 	y.begun.Store(true)
 	x.d.Rest(d, fleet)
-	moved := attempt.NewError(selector.Decode, from, attempt.Moved, true, errMoved).Failure
-	moved.Begun = true
-	if d.Run.Failed(moved).Step != attempt.Continue || y.readRest() != nil {
+	if d.Run.Failed(*attempt.Cut(from, attempt.Moved)).Step != attempt.Continue || y.readRest() != nil {
 		return false
 	}
 	return r.ranks.Try(func() bool {

@@ -22,6 +22,11 @@ func NewError(phase selector.Phase, w *workers.Worker, reason Reason, sent bool,
 	return &Error{Failure: Failure{Worker: w.State, Name: w.Name, Phase: phase, Reason: reason, Sent: sent}, Err: err}
 }
 
+// Cut is how the leg of a stream broke off that the client has a part of.
+func Cut(w *workers.Worker, reason Reason) *Failure {
+	return &Failure{Worker: w.State, Name: w.Name, Phase: selector.Decode, Reason: reason, Sent: true, Begun: true}
+}
+
 // Error names the leg, its worker and what happened.
 func (e *Error) Error() string { return fmt.Sprintf("%s leg on %s: %v", e.Phase, e.Name, e.Err) }
 

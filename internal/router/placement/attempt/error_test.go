@@ -44,3 +44,30 @@ func TestErrorIsToldToClients(t *testing.T) {
 		}
 	}
 }
+
+// TestOfStatus: only what the request itself is to blame for is final.
+func TestOfStatus(t *testing.T) {
+	for _, c := range []struct {
+		phase  selector.Phase
+		status int
+		want   Reason
+	}{
+		{selector.Decode, 500, Status5xx}, {selector.Prefill, 503, Status5xx}, {selector.Decode, 429, Overloaded},
+		{selector.Decode, 400, Status4xx}, {selector.Prefill, 404, Status4xx}, {selector.Prefill, 302, Status3xx}, {selector.Decode, 302, Status4xx},
+	} {
+		if got := OfStatus(c.phase, c.status); got != c.want {
+			t.Errorf("%s %d: %s, want %s", c.phase, c.status, got, c.want)
+		}
+	}
+}
+
+// TestCut: a stream that broke off is a failure of the decode leg of which the client has
+// a part.
+func TestCut(t *testing.T) {
+	w := &workers.Worker{State: new(workers.State)}
+	w.Name = "a"
+	want := Failure{Worker: w.State, Name: "a", Phase: selector.Decode, Reason: Reset, Sent: true, Begun: true}
+	if got := *Cut(w, Reset); got != want {
+		t.Errorf("%+v, want %+v", got, want)
+	}
+}

@@ -1,7 +1,10 @@
 package attempt
 
 import (
+	"net/http"
+
 	"github.com/dynctl/dynctl/internal/router/placement/decision"
+	"github.com/dynctl/dynctl/internal/router/placement/selector"
 	"github.com/dynctl/dynctl/internal/workers/health"
 )
 
@@ -99,6 +102,20 @@ var meanings = map[Reason]Meaning{
 	Moved:       {Outcome: health.Canceled},
 	Ejected:     {Outcome: health.Canceled},
 	NoConnector: {Outcome: health.Canceled},
+}
+
+// OfStatus is why the leg of a phase has failed that was answered with a status that is
+// not 2xx.
+func OfStatus(phase selector.Phase, status int) Reason {
+	switch {
+	case status >= 500:
+		return Status5xx
+	case status == http.StatusTooManyRequests:
+		return Overloaded
+	case phase == selector.Prefill && status < 400:
+		return Status3xx
+	}
+	return Status4xx // the request's own fault; nobody else will like it better
 }
 
 // Means is what a reason says. Of one that there is not it is that another worker
