@@ -234,7 +234,7 @@ func (x *exchange) sendHead(p disagg.Peer, held *ledger.Reservation, record *acc
 func (x *exchange) observer() func([]byte) {
 	f := &x.flow
 	tokens, told := f.head.Scanner.Tokens(), 0
-	ran := x.running(tokens, time.Now())
+	x.r.costs.Runs(&x.taught, x.d.Settings.Decisions.Rule.Auto, x.model, tokens, time.Now())
 	return func(b []byte) {
 		got := f.head.Scanner.Feed(b)
 		if got.Events == 0 {
@@ -243,9 +243,7 @@ func (x *exchange) observer() func([]byte) {
 		now := time.Now()
 		x.book.Answer.Piece(now, got.Tokens)
 		tokens += got.Tokens
-		if ran != nil {
-			ran.Ran(&x.ran, tokens, now.Sub(x.r.costs.began))
-		}
+		x.taught.Ran(tokens, now)
 		if tokens-told >= progressEvery {
 			told = tokens
 			f.held.Progress(tokens)

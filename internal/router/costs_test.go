@@ -2,19 +2,19 @@ package router
 
 import (
 	"context"
-	"slices"
 	"testing"
 	"time"
 
 	"github.com/dynctl/dynctl/internal/router/placement/cost"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
+	"github.com/dynctl/dynctl/internal/router/placement/outcome"
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
 	"github.com/dynctl/dynctl/internal/settings"
 )
 
-// TestCostsTellOfTheirChanges: a drift of the costs, the doubt after a second one, and its
-// end are events in this order, and the status has no crossing in between.
-func TestCostsTellOfTheirChanges(t *testing.T) {
+// TestCostsAreDescribed: the status tells how much is known of a model's costs, and once
+// that is enough from which revision and where they change the path.
+func TestCostsAreDescribed(t *testing.T) {
 	c := settings.Default()
 	c.Routing.Threshold = decide.Threshold{Tokens: 2048, Auto: true}
 	c.Decode, c.Prefill = []string{"http://127.0.0.1:1,engine=vllm,model=m,connector=nixl"}, []string{"http://127.0.0.1:2,engine=vllm,model=m,connector=nixl"}
@@ -27,43 +27,20 @@ func TestCostsTellOfTheirChanges(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	at := r.costs.began
-	took := func(n int, prefill time.Duration) {
-		for i := range n {
+	at := time.Now()
+	for _, enough := range []bool{false, true} {
+		for i := range 1 + 100*len(r.state.Costs()) {
 			at = at.Add(time.Second)
 			tokens := 1000 + 100*(i%7)
-			x := &exchange{errand: errand{r: r, model: "m"}}
-			x.d.Settings, x.d.Run.Plan.Path = r.settings.Load(), decide.Remote
-			x.d.Run.Plan.Asked = cost.Request{Prefill: cost.Work{Tokens: tokens, Context: tokens}, Transfer: cost.Work{Tokens: tokens}}
-			done := at.Add(prefill * time.Duration(tokens) / 1000)
-			x.legTook(selector.Prefill, at, done)
-			x.legTook(selector.Decode, at, done.Add(10*time.Millisecond))
-		}
-	}
-	told := func() (kinds []string) {
-		for _, e := range r.events.Last(100) {
-			if e.Kind == "costs_known" || e.Kind == "costs_drifted" || e.Kind == "costs_doubted" {
-				kinds = append(kinds, e.Kind)
-			}
-		}
-		return kinds
-	}
-	expect := func(known bool, kinds ...string) {
-		t.Helper()
-		if got := told(); !slices.Equal(got, kinds) {
-			t.Errorf("events %v, want %v", got, kinds)
+			p := &decide.Plan{Path: decide.Remote, Asked: cost.Request{Prefill: cost.Work{Tokens: tokens, Context: tokens}, Transfer: cost.Work{Tokens: tokens}}}
+			var q outcome.Request
+			done := at.Add(100 * time.Microsecond * time.Duration(tokens))
+			r.costs.Took(&q, p, outcome.Leg{Model: "m", Phase: selector.Prefill, Sent: at, First: done})
+			r.costs.Took(&q, p, outcome.Leg{Model: "m", Phase: selector.Decode, Sent: at, First: done.Add(10 * time.Millisecond)})
 		}
 		s := r.state.Costs()
-		if len(s) != 1 || (s[0].Revision > 0) != known || (len(s[0].Crossings) > 0) != known {
-			t.Errorf("known is to be %v: %+v", known, s)
+		if len(s) != 1 || (s[0].Revision > 0) != enough || (len(s[0].Crossings) > 0) != enough || s[0].TransferOutcomes == 0 {
+			t.Errorf("enough is known: %v; told %+v", enough, s)
 		}
 	}
-	took(100, 100*time.Millisecond)
-	expect(true, "costs_known")
-	took(90, 400*time.Millisecond)
-	expect(true, "costs_known", "costs_drifted")
-	took(60, 100*time.Millisecond)
-	expect(false, "costs_known", "costs_drifted", "costs_doubted")
-	took(150, 100*time.Millisecond)
-	expect(true, "costs_known", "costs_drifted", "costs_doubted", "costs_known")
 }

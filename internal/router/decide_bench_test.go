@@ -115,7 +115,7 @@ func benchDecision(b *testing.B, kind string, ranks int) {
 		}
 	}
 	if kind == "auto" {
-		l, w := r.costs.learners.Of("bench"), cost.Work{Tokens: 4096, Context: 8192}
+		l, w := r.costs.Of("bench"), cost.Work{Tokens: 4096, Context: 8192}
 		for range cost.EnoughComputed {
 			l.Took(cost.PrefillLeg, &w, 80*time.Millisecond, 0)
 			l.Took(cost.TransferLeg, &w, 8*time.Millisecond, 0)

@@ -18,8 +18,8 @@ import (
 	"github.com/dynctl/dynctl/internal/router/forward/upstream"
 	"github.com/dynctl/dynctl/internal/router/observe/account"
 	"github.com/dynctl/dynctl/internal/router/observe/telemetry"
-	"github.com/dynctl/dynctl/internal/router/placement/cost"
 	"github.com/dynctl/dynctl/internal/router/placement/ledger"
+	"github.com/dynctl/dynctl/internal/router/placement/outcome"
 	"github.com/dynctl/dynctl/internal/router/placement/question"
 	"github.com/dynctl/dynctl/internal/router/request/access"
 	"github.com/dynctl/dynctl/internal/router/request/api"
@@ -57,7 +57,6 @@ type errand struct {
 	span     *telemetry.Span
 	// book is the account of the request from its receipt on.
 	book account.Request
-	ran  cost.Running // for a threshold that is auto
 
 	// What the client got.
 	committed bool // the head of the answer is sent
@@ -65,10 +64,9 @@ type errand struct {
 	// begun is set with the first byte from the decode leg that counts; it is
 	// read by the prefill leg that runs beside it.
 	begun atomic.Bool
-	// prefilled is when the prefill of the newest attempt has ended, in ns of the Unix
-	// epoch, 0 for not yet; with a threshold that is auto.
-	prefilled atomic.Int64
-	status    int
+	// taught is what it has told of its costs, with a threshold that is auto.
+	taught outcome.Request
+	status int
 	// writeBy is the deadline that boundAnswer has set; zero for none yet.
 	writeBy time.Time
 	path    string // "none" until a decision is made
@@ -467,7 +465,9 @@ func (x *exchange) close(e *api.Error, err error) {
 	if x.decision != "" {
 		x.book.Finish(account.Outcome{Status: status, Err: e, Path: x.path, Took: took})
 		if e == nil {
-			x.ended()
+			if a := &x.book.Answer; a.Gaps.Count() > 0 {
+				x.taught.Ended(a.FirstToken.Sub(x.start))
+			}
 		}
 	}
 	if err != nil && r.log.Enabled(x.ctx, slog.LevelDebug) {

@@ -11,6 +11,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/observe/account"
 	"github.com/dynctl/dynctl/internal/router/placement/attempt"
 	"github.com/dynctl/dynctl/internal/router/placement/ledger"
+	"github.com/dynctl/dynctl/internal/router/placement/outcome"
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/workers"
@@ -80,6 +81,13 @@ func (x *exchange) leg(phase selector.Phase, p disagg.Peer, body [][]byte, headT
 	return x.scratch(phase).Leg(&s, p, path, id, body, headTimeout)
 }
 
+// legTook tells what a leg of the newest plan took, where the threshold is auto.
+func (x *exchange) legTook(phase selector.Phase, sent, first time.Time) {
+	if x.d.Settings.Decisions.Rule.Auto {
+		x.r.costs.Took(&x.taught, &x.d.Run.Plan, outcome.Leg{Model: x.model, Decision: x.decision, Phase: phase, Sent: sent, First: first})
+	}
+}
+
 // prefillLeg runs the prefill and judges its answer. The error is an *attempt.Error,
 // or an answer that the client shall get (4xx).
 func (x *exchange) prefillLeg(ctx context.Context, t *disagg.Transfer, p disagg.Peer, claim ledger.Claim) (err error) {
@@ -87,7 +95,7 @@ func (x *exchange) prefillLeg(ctx context.Context, t *disagg.Transfer, p disagg.
 	held := r.ledger.Reserve(p.Rank, claim)
 	defer held.Release()
 	leg := x.leg(selector.Prefill, p, x.edit(t.PrefillEdits(), p, selector.Prefill), s.Timeouts.Prefill, t.RequestID())
-	x.prefilled.Store(0)
+	x.taught.PrefillBegins()
 	record := x.book.BeginLeg(selector.Prefill, p, leg)
 	defer func() { x.endPrefill(record, err) }()
 

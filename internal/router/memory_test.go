@@ -9,6 +9,8 @@ import (
 	"github.com/dynctl/dynctl/internal/router/effective"
 	"github.com/dynctl/dynctl/internal/router/forward/disagg"
 	"github.com/dynctl/dynctl/internal/router/forward/rewrite"
+	"github.com/dynctl/dynctl/internal/router/placement/cost"
+	"github.com/dynctl/dynctl/internal/router/placement/outcome"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/workers"
 )
@@ -20,14 +22,14 @@ func TestReleasedExchangeIsEmpty(t *testing.T) {
 	x := r.acquire(nil, nil)
 	x.id, x.model, x.asked, x.decision, x.status, x.committed = "id", "model", "asked", "d", 200, true
 	x.begun.Store(true)
-	x.prefilled.Store(1)
+	outcome.New(cost.Objective{}, nil).Runs(&x.taught, true, "m", 1, x.start)
 	x.d.AcquireHashes()
 	x.d.IDs = append(x.d.IDs, 1)
 	x.ep, x.d.Settings = &api.Endpoint{}, &effective.Settings{}
 	x.req = httptest.NewRequest(http.MethodGet, "/v1/models", nil)
 	x.leg("prefill", disagg.Peer{Worker: &workers.Worker{}}, nil, 0, "id")
 	x.release()
-	if x.r != nil || x.id != "" || x.model != "" || x.asked != "" || x.decision != "" || x.status != 0 || x.committed || x.begun.Load() || x.prefilled.Load() != 0 || x.path != "" || x.d.IDs != nil {
+	if x.r != nil || x.id != "" || x.model != "" || x.asked != "" || x.decision != "" || x.status != 0 || x.committed || x.begun.Load() || x.taught != (outcome.Request{}) || x.path != "" || x.d.IDs != nil {
 		t.Errorf("%+v is left", x)
 	}
 	for i := range x.legs {

@@ -38,6 +38,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/observe/watch"
 	"github.com/dynctl/dynctl/internal/router/placement/attempt"
 	"github.com/dynctl/dynctl/internal/router/placement/ledger"
+	"github.com/dynctl/dynctl/internal/router/placement/outcome"
 	"github.com/dynctl/dynctl/internal/router/placement/question"
 	"github.com/dynctl/dynctl/internal/router/request/admission"
 	"github.com/dynctl/dynctl/internal/router/request/models"
@@ -120,7 +121,7 @@ type Router struct {
 	compute        *watch.Recompute
 	slow           *watch.Slow
 	causes         *watch.Causes
-	costs          costs
+	costs          *outcome.Teacher
 	hearers        account.Hearers
 	asker          *question.Asker
 	failures       watch.Failures
@@ -172,10 +173,10 @@ func New(ctx context.Context, o Options) (*Router, error) {
 	r.compute = watch.NewRecompute(watch.RecomputeOptions{
 		Ranks: func() []*workers.Rank { return r.registry.Snapshot().Ranks }, Found: r.hearers.Recomputed, Event: r.event,
 	})
-	r.costs = newCosts(o.Config.Routing.Aim())
+	r.costs = outcome.New(o.Config.Routing.Aim(), r.event)
 	r.slow = watch.NewSlow(watch.SlowOptions{
 		Fleet: r.registry.Snapshot, Factor: func() float64 { return r.settings.Load().Health.SlowFactor },
-		Waiting: func(k *workers.Rank) int { return r.ledger.Load(k).PrefillTokens }, Event: r.event, Found: r.costs.slow,
+		Waiting: func(k *workers.Rank) int { return r.ledger.Load(k).PrefillTokens }, Event: r.event, Found: r.costs.SlowRanks,
 	})
 	r.causes = watch.NewCauses(watch.CausesOptions{
 		Fleet: r.registry.Snapshot, Failures: &r.failures, Feeds: func() map[uint32]watch.Feed { return watch.Feeds(r.feeds.Status()) }, Event: r.event,
@@ -211,7 +212,7 @@ func New(ctx context.Context, o Options) (*Router, error) {
 	}
 	r.words = prompt.NewWords(r.tokens, o.Config.Index.Preview)
 	r.asker = question.New(question.Sources{
-		Index: r.index, Guesses: r.guesses, Feeds: r.feeds, Fleet: r.fleet, Ledger: r.ledger, Learners: r.costs.learners, Prompts: r.tokens, Words: r.words, Last: r.outliers.Last,
+		Index: r.index, Guesses: r.guesses, Feeds: r.feeds, Fleet: r.fleet, Ledger: r.ledger, Learners: r.costs.Learners, Prompts: r.tokens, Words: r.words, Last: r.outliers.Last,
 	}, o.Config.Routing.Seed)
 	r.hearers = account.Hearers{
 		Metrics: r.metrics, Traffic: &r.traffic, Failures: &r.failures, Slow: r.slow, Recompute: r.compute, Ranks: r.fleet, Event: r.event,
@@ -235,7 +236,7 @@ func New(ctx context.Context, o Options) (*Router, error) {
 		}
 	}
 	facts := &console.Facts{
-		InForce: r.settings, Fleet: r.fleet, Rests: &r.moves, Slow: r.slow, Causes: r.causes, Compute: r.compute, Learners: r.costs.learners,
+		InForce: r.settings, Fleet: r.fleet, Rests: &r.moves, Slow: r.slow, Causes: r.causes, Compute: r.compute, Learners: r.costs.Learners,
 		Tokens: r.tokens, Bodies: r.bodies, Secure: r.secure, Ending: r.drain, Pods: r.kube, Recording: o.Recording,
 	}
 	r.state = &state.State{
@@ -313,7 +314,7 @@ func (r *Router) prepare(old, now *effective.Settings, listed []workers.Spec) er
 // follow has the stages follow settings that are in force.
 func (r *Router) follow(now *effective.Settings) {
 	r.ranks.SetLimits(now.Limits.Queue, now.Limits.QueueTimeout)
-	r.costs.learners.Aim(now.Routing.Aim())
+	r.costs.Aim(now.Routing.Aim())
 }
 
 // event adds to the event log.

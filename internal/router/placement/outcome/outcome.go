@@ -1,0 +1,135 @@
+// Package outcome tells those who learn what both paths cost ([cost.Learners]) what the
+// legs and answers of requests took, for a threshold that is auto.
+package outcome
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/dynctl/dynctl/internal/router/observe/eventlog"
+	"github.com/dynctl/dynctl/internal/router/observe/watch"
+	"github.com/dynctl/dynctl/internal/router/placement/cost"
+	"github.com/dynctl/dynctl/internal/router/placement/decide"
+	"github.com/dynctl/dynctl/internal/router/placement/selector"
+)
+
+// Teacher teaches the learners of a router. It is safe for concurrent use.
+type Teacher struct {
+	*cost.Learners
+	began time.Time
+	event func(eventlog.Event)
+}
+
+// New makes a teacher and its learners. event hears when costs begin to decide, and when
+// they do so no longer.
+func New(o cost.Objective, event func(eventlog.Event)) *Teacher {
+	return &Teacher{Learners: cost.NewLearners(o), began: time.Now(), event: event}
+}
+
+// SlowRanks tells which ranks take longer than their peers.
+func (t *Teacher) SlowRanks(found []watch.SlowRank) {
+	var slow []cost.Slow
+	for _, f := range found {
+		slow = append(slow, cost.Slow{Slot: f.Rank.Slot, Times: f.Times})
+	}
+	slices.SortFunc(slow, func(a, b cost.Slow) int { return cmp.Compare(a.Slot, b.Slot) })
+	t.Slow(slow)
+}
+
+// Request is what a teacher keeps of one request. The zero value is ready; of its methods
+// PrefillBegins and [Teacher.Took] may be called at once by both legs.
+type Request struct {
+	// prefilled is when the prefill of the newest attempt has ended, in ns of the Unix
+	// epoch; 0 for not yet.
+	prefilled atomic.Int64
+	learner   *cost.Learner // of the answer that is running; nil for none
+	running   cost.Running
+	began     time.Time
+}
+
+// PrefillBegins tells that the prefill leg of another attempt goes out.
+func (q *Request) PrefillBegins() { q.prefilled.Store(0) }
+
+// Leg is a leg that had its first token.
+type Leg struct {
+	Model, Decision string // of its request
+	Phase           selector.Phase
+	Sent, First     time.Time
+}
+
+// Took tells what a leg of a plan took.
+func (t *Teacher) Took(q *Request, p *decide.Plan, l Leg) {
+	leg, w := cost.LocalLeg, &p.Asked.Local
+	switch {
+	case l.Phase == selector.Prefill:
+		leg, w = cost.PrefillLeg, &p.Asked.Prefill
+		q.prefilled.Store(l.First.UnixNano())
+	case p.Path == decide.Remote:
+		leg, w = cost.TransferLeg, &p.Asked.Transfer
+		// Where both legs are sent at once, the KV comes when the prefill has ended.
+		done := q.prefilled.Load()
+		if done == 0 {
+			return
+		}
+		if at := time.Unix(0, done); at.After(l.Sent) {
+			l.Sent = at
+		}
+	}
+	if w.Tokens <= 0 || l.First.Before(l.Sent) {
+		return
+	}
+	learner := t.Of(l.Model)
+	if learner == nil {
+		return
+	}
+	if change := learner.Took(leg, w, l.First.Sub(l.Sent), l.First.Sub(t.began)); change != cost.NoChange {
+		t.event(told(change, leg, &l))
+	}
+}
+
+// words are what legs are about.
+var words = map[cost.Leg]string{
+	cost.LocalLeg: "prompts on decode ranks", cost.PrefillLeg: "prompts on prefill ranks", cost.TransferLeg: "transfers",
+}
+
+// told is the event of a change in what is known.
+func told(c cost.Change, leg cost.Leg, l *Leg) eventlog.Event {
+	e := eventlog.Event{Severity: eventlog.Warn, Request: l.Decision}
+	switch c {
+	case cost.Drifted:
+		e.Kind, e.Text = "costs_drifted", fmt.Sprintf("model %s: %s no longer take the time that they took; that is learned anew, and costs go on to decide", l.Model, words[leg])
+	case cost.Doubted:
+		e.Kind, e.Text = "costs_doubted", fmt.Sprintf("model %s: %s take other times again and again; the threshold decides until their costs are known", l.Model, words[leg])
+	default:
+		e.Kind, e.Text = "costs_known", fmt.Sprintf("model %s: enough is known of the costs of both paths; from now on they decide instead of the threshold", l.Model)
+		e.Severity = eventlog.Info
+	}
+	return e
+}
+
+// Runs begins to tell of an answer of a model that has so many tokens now. With a
+// threshold that is not auto nobody hears of it.
+func (t *Teacher) Runs(q *Request, auto bool, model string, tokens int, now time.Time) {
+	q.learner, q.running, q.began = nil, cost.Running{}, t.began
+	if auto {
+		q.learner = t.Of(model)
+	}
+	q.Ran(tokens, now)
+}
+
+// Ran tells that the answer has so many tokens now.
+func (q *Request) Ran(tokens int, now time.Time) {
+	if q.learner != nil {
+		q.learner.Ran(&q.running, tokens, now.Sub(q.began))
+	}
+}
+
+// Ended tells that the answer has all its tokens, of which the first took so long.
+func (q *Request) Ended(first time.Duration) {
+	if q.learner != nil {
+		q.learner.Ended(&q.running, first)
+	}
+}

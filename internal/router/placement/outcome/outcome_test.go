@@ -1,0 +1,125 @@
+package outcome
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/dynctl/dynctl/internal/router/observe/eventlog"
+	"github.com/dynctl/dynctl/internal/router/observe/watch"
+	"github.com/dynctl/dynctl/internal/router/placement/cost"
+	"github.com/dynctl/dynctl/internal/router/placement/decide"
+	"github.com/dynctl/dynctl/internal/router/placement/selector"
+	"github.com/dynctl/dynctl/internal/workers"
+)
+
+// class is a teacher, and what it tells.
+type class struct {
+	*Teacher
+	at    time.Time
+	kinds []string
+}
+
+func newClass() *class {
+	c := &class{}
+	c.Teacher = New(cost.Objective{}, func(e eventlog.Event) {
+		c.kinds = append(c.kinds, e.Kind)
+		if e.Request != "its id" || e.Text == "" || (e.Severity == eventlog.Info) != (e.Kind == "costs_known") {
+			c.kinds = append(c.kinds, "which is wrong")
+		}
+	})
+	c.at = c.began
+	return c
+}
+
+// remote tells of so many requests that were prefilled in a time for 1,000 tokens, and
+// whose KV moved in 10 ms.
+func (c *class) remote(n int, prefill time.Duration) {
+	for i := range n {
+		c.at = c.at.Add(time.Second)
+		tokens := 1000 + 100*(i%7)
+		var q Request
+		p := &decide.Plan{Path: decide.Remote, Asked: cost.Request{Prefill: cost.Work{Tokens: tokens, Context: tokens}, Transfer: cost.Work{Tokens: tokens}}}
+		done := c.at.Add(prefill * time.Duration(tokens) / 1000)
+		q.PrefillBegins()
+		c.Took(&q, p, Leg{"m", "its id", selector.Prefill, c.at, done})
+		c.Took(&q, p, Leg{"m", "its id", selector.Decode, c.at, done.Add(10 * time.Millisecond)})
+	}
+}
+
+// TestChangesAreTold: a drift of the costs, the doubt after a second one, and its end are
+// events in this order, and there is no model in between.
+func TestChangesAreTold(t *testing.T) {
+	c := newClass()
+	for _, step := range []struct {
+		n       int
+		prefill time.Duration
+		known   bool
+		told    string
+	}{
+		{100, 100 * time.Millisecond, true, "costs_known"},
+		{90, 400 * time.Millisecond, true, "costs_drifted"},
+		{60, 100 * time.Millisecond, false, "costs_doubted"},
+		{150, 100 * time.Millisecond, true, "costs_known"},
+	} {
+		c.kinds = nil
+		c.remote(step.n, step.prefill)
+		if known := c.Known()["m"].Model != nil; known != step.known || !slices.Equal(c.kinds, []string{step.told}) {
+			t.Errorf("after %d of %v: known is %v, told %v; want %v and %s", step.n, step.prefill, known, c.kinds, step.known, step.told)
+		}
+	}
+}
+
+// TestLegsThatTeachNothing: KV whose prefill has not ended, a leg with nothing to do, and
+// one whose clock went back are no outcomes; KV that was asked for before its prefill had
+// ended took the time from then on.
+func TestLegsThatTeachNothing(t *testing.T) {
+	c := newClass()
+	p := &decide.Plan{Path: decide.Remote, Asked: cost.Request{Prefill: cost.Work{Tokens: 1000, Context: 1000}, Transfer: cost.Work{Tokens: 1000}}}
+	var q Request
+	after := func(d time.Duration) time.Time { return c.began.Add(d) }
+	c.Took(&q, p, Leg{"m", "", selector.Decode, c.began, after(time.Second)})
+	c.Took(&q, &decide.Plan{}, Leg{"m", "", selector.Decode, c.began, after(time.Second)})
+	c.Took(&q, p, Leg{"m", "", selector.Prefill, after(2 * time.Second), after(time.Second)})
+	if k := c.Known(); len(k) != 0 {
+		t.Errorf("learned %+v", k)
+	}
+	c.Took(&q, p, Leg{"m", "", selector.Prefill, c.began, after(time.Second)})
+	c.Took(&q, p, Leg{"m", "", selector.Decode, c.began, after(time.Second + 10*time.Millisecond)})
+	k := c.Known()["m"]
+	if k.Prefill != 1 || k.Transfer != 1 || k.Local != 0 {
+		t.Errorf("known %+v", k)
+	}
+	q.PrefillBegins()
+	c.Took(&q, p, Leg{"m", "", selector.Decode, c.began, after(time.Minute)})
+	if k := c.Known()["m"]; k.Transfer != 1 {
+		t.Errorf("KV of the attempt before: %+v", k)
+	}
+}
+
+// TestAnswers: an answer is heard of only where the threshold is auto, and slow ranks by
+// slot.
+func TestAnswers(t *testing.T) {
+	c := newClass()
+	var q Request
+	c.Runs(&q, false, "m", 1, c.began)
+	q.Ran(100, c.began.Add(time.Second))
+	q.Ended(time.Second)
+	if len(c.Known()) != 0 {
+		t.Error("heard of an answer without auto")
+	}
+	c.Runs(&q, true, "m", 1, c.began)
+	q.Ran(100, c.began.Add(time.Second))
+	q.Ended(time.Second)
+	if len(c.Known()) != 1 || q.learner != c.Of("m") {
+		t.Error("an answer was not heard of")
+	}
+	c.SlowRanks([]watch.SlowRank{{Rank: &workers.Rank{Slot: 7}, Times: 2}, {Rank: &workers.Rank{Slot: 3}, Times: 3}})
+	c.remote(100, 100*time.Millisecond)
+	for range 20 { // until both paths are known
+		c.Took(&q, &decide.Plan{Path: decide.Local, Asked: cost.Request{Local: cost.Work{Tokens: 1000, Context: 1000}}}, Leg{"m", "", selector.Decode, c.at, c.at.Add(time.Second)})
+	}
+	if m := c.Known()["m"].Model; m == nil || len(m.Slow) != 2 || m.Slow[0].Slot != 3 {
+		t.Errorf("model %+v", m)
+	}
+}
