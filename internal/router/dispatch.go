@@ -5,8 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
-	"strings"
 	"time"
 
 	"github.com/dynctl/dynctl/internal/router/forward/disagg"
@@ -43,15 +41,11 @@ func (x *exchange) excuse() {
 	if len(blamed) == 0 {
 		return
 	}
-	var names []string
 	for _, f := range blamed {
 		x.r.outliers.Excuse(f.Admission)
 		x.r.failures.Excuse(f.Name, string(f.Reason))
-		if !slices.Contains(names, f.Name) {
-			names = append(names, f.Name)
-		}
 	}
-	text := fmt.Sprintf("%s broke while they worked on this request; it failed, and counts against none of them", strings.Join(names, ", "))
+	text := attempt.Excuse(blamed)
 	x.book.Note(text)
 	x.r.metrics.Blamed()
 	x.book.Event(x.r.failures.Blamed(text, time.Now()))

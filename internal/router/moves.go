@@ -6,7 +6,6 @@ import (
 
 	"github.com/dynctl/dynctl/internal/router/forward/upstream"
 	"github.com/dynctl/dynctl/internal/router/placement/attempt"
-	"github.com/dynctl/dynctl/internal/router/placement/decide"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/workers"
 )
@@ -15,23 +14,13 @@ import (
 // comment, for clients and proxies that give silent ones up.
 const heartbeat = 5 * time.Second
 
-// appendSlots adds the slots of a plan's ranks.
-func appendSlots(slots []uint32, run *decide.Run) []uint32 {
-	p, in := &run.Plan, &run.In
-	slots = append(slots, in.DecodePeers[p.DecodeIndex].Rank.Slot)
-	if p.Path == decide.Remote {
-		slots = append(slots, in.PrefillPeers[p.PrefillIndex].Rank.Slot)
-	}
-	return slots
-}
-
 // enterMove waits until the ranks of the plan may have the rest of a stream, unless
 // they have a place for it already.
 func (x *exchange) enterMove() error {
 	if len(x.cont.places) > 0 {
 		return nil
 	}
-	slots := appendSlots(x.cont.places, &x.d.Run)
+	slots := x.d.Run.Slots(x.cont.places)
 	out := upstream.NewWriter(x.w, x.d.Settings.Timeouts.Write)
 	began := time.Now()
 	err := x.r.moves.Enter(x.ctx, slots, x.d.Settings.Continue.AtOnce, heartbeat, func() error {
@@ -114,7 +103,7 @@ func (x *exchange) decideMove(y *exchange, from *workers.Worker, fleet *workers.
 		if d.Run.Plan.Err != nil || len(e.Readmit) > 0 { // whoever is ejected is no better place
 			return false
 		}
-		slots := appendSlots(c.places, &d.Run)
+		slots := d.Run.Slots(c.places)
 		if !r.moves.Try(slots, d.Settings.Continue.AtOnce) {
 			return false
 		}

@@ -85,31 +85,8 @@ func (x *exchange) place() error {
 	if err != nil {
 		return x.refuse("request", err)
 	}
-	c.Queue = x.model
-	if c.Patience > 0 {
-		c.Patience = max(time.Millisecond, c.Patience-d.Took.Queue)
-	}
-	why, again := "", false
-	waited, err := r.ranks.Enter(x.ctx, c, func() (needs string, ok bool) {
-		if again {
-			d.Run.Again()
-			d.Settings = r.settings.Load()
-			r.asker.Renew(d, r.registry.Snapshot(), &x.view)
-		}
-		e := r.asker.Choose(d)
-		phase, busy := d.Run.Busy()
-		if !busy {
-			r.asker.Apply(d, e)
-			if d.Run.Plan.Err == nil {
-				x.reserved = r.asker.Reserve(d)
-			}
-			return "", true
-		}
-		if again = true; why == "" {
-			why = d.Run.BusyWhy(phase)
-		}
-		return d.Run.Needs(phase, x.decision), false
-	})
+	place, waited, why, err := r.asker.Wait(x.ctx, r.ranks, c, d, &x.view, x.decision)
+	x.reserved = place
 	x.waited(waited, why)
 	if err == nil || x.ctx.Err() != nil {
 		return err

@@ -213,6 +213,7 @@ func New(ctx context.Context, o Options) (*Router, error) {
 	r.words = prompt.NewWords(r.tokens, o.Config.Index.Preview)
 	r.asker = question.New(question.Sources{
 		Index: r.index, Guesses: r.guesses, Feeds: r.feeds, Fleet: r.fleet, Ledger: r.ledger, Learners: r.costs.Learners, Prompts: r.tokens, Words: r.words, Last: r.outliers.Last,
+		Now: func() (*effective.Settings, *workers.Snapshot) { return r.settings.Load(), r.registry.Snapshot() },
 	}, o.Config.Routing.Seed)
 	r.hearers = account.Hearers{
 		Metrics: r.metrics, Traffic: &r.traffic, Failures: &r.failures, Slow: r.slow, Recompute: r.compute, Ranks: r.fleet, Event: r.event,

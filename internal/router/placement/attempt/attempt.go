@@ -10,6 +10,7 @@ package attempt
 
 import (
 	"slices"
+	"strings"
 
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
 	"github.com/dynctl/dynctl/internal/workers"
@@ -187,6 +188,17 @@ func Blamed(h *History) (list []*Failure) {
 		}
 	}
 	return list
+}
+
+// Excuse says in words why failures count against nobody.
+func Excuse(blamed []*Failure) string {
+	var names []string
+	for _, f := range blamed {
+		if !slices.Contains(names, f.Name) {
+			names = append(names, f.Name)
+		}
+	}
+	return strings.Join(names, ", ") + " broke while they worked on this request; it failed, and counts against none of them"
 }
 
 // broken reports whether two engines of a phase had broken on the request, and so

@@ -386,3 +386,10 @@ func TestAfterCut(t *testing.T) {
 		t.Errorf("nobody waits for it: %+v", n)
 	}
 }
+
+// TestExcuse: each worker is named once, in the order in which they broke.
+func TestExcuse(t *testing.T) {
+	if got, want := Excuse([]*Failure{{Name: "b"}, {Name: "a"}, {Name: "b"}}), "b, a broke while they worked on this request; it failed, and counts against none of them"; got != want {
+		t.Errorf("%q, not %q", got, want)
+	}
+}

@@ -3,13 +3,16 @@ package decide
 import (
 	"errors"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 
+	"github.com/dynctl/dynctl/internal/router/forward/disagg"
 	"github.com/dynctl/dynctl/internal/router/placement/attempt"
 	"github.com/dynctl/dynctl/internal/router/placement/decision"
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
 	"github.com/dynctl/dynctl/internal/router/request/api"
+	"github.com/dynctl/dynctl/internal/workers"
 )
 
 // TestRefusalIsTheSameEachTime: a client that compares messages, and a person who greps
@@ -93,5 +96,19 @@ func TestBusyWhy(t *testing.T) {
 	}
 	if got, want := r.BusyWhy(selector.Prefill), "2 prefill rank(s) were at their limits (busy: 3 requests in progress, limit 3)"; got != want {
 		t.Errorf("%q, not %q", got, want)
+	}
+}
+
+// TestSlots: those of the ranks that the plan takes, after those that there are.
+func TestSlots(t *testing.T) {
+	var r Run
+	r.In.DecodePeers = []disagg.Peer{{Rank: &workers.Rank{Slot: 4}}, {Rank: &workers.Rank{Slot: 5}}}
+	r.In.PrefillPeers = []disagg.Peer{{Rank: &workers.Rank{Slot: 6}}}
+	r.Plan.DecodeIndex, r.Plan.Path = 1, Local
+	if got := r.Slots([]uint32{1}); !slices.Equal(got, []uint32{1, 5}) {
+		t.Errorf("local: %v", got)
+	}
+	if r.Plan.Path = Remote; !slices.Equal(r.Slots(nil), []uint32{5, 6}) {
+		t.Errorf("remote: %v", r.Slots(nil))
 	}
 }

@@ -294,6 +294,16 @@ func (r *Run) Claims() (decode, prefill ledger.Claim) {
 	return decode, ledger.Claim{PrefillTokens: isl - p.PrefillCached, BlockSize: r.In.Prefill.BlockSize}
 }
 
+// Slots appends the slots of the plan's ranks to a list.
+func (r *Run) Slots(list []uint32) []uint32 {
+	p, in := &r.Plan, &r.In
+	list = append(list, in.DecodePeers[p.DecodeIndex].Rank.Slot)
+	if p.Path == Remote {
+		list = append(list, in.PrefillPeers[p.PrefillIndex].Rank.Slot)
+	}
+	return list
+}
+
 // Failed says what follows when a leg of the plan has failed. A retry that is budgeted needs room in the caller's budget; without it
 // NoBudget says what follows.
 func (r *Run) Failed(f attempt.Failure) attempt.Next {

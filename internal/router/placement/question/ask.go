@@ -33,6 +33,8 @@ type Sources struct {
 	Learners *cost.Learners // of the costs of both paths, for a threshold that is auto
 	Prompts  *prompt.Stage
 	Words    *prompt.Words // nil where no words of prompts are kept
+	// Now are the settings and the fleet as they are.
+	Now func() (*effective.Settings, *workers.Snapshot)
 	// Last hears of workers that are ejected and yet asked, since nobody else is left.
 	Last func(*workers.Worker)
 }

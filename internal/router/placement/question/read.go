@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"github.com/dynctl/dynctl/internal/router/forward/disagg"
-	"github.com/dynctl/dynctl/internal/router/placement/ledger"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/router/request/prompt"
 	"github.com/dynctl/dynctl/internal/workers"
@@ -57,10 +56,4 @@ func (a *Asker) Renew(d *Question, fleet *workers.Snapshot, v *api.View) {
 	}
 	d.Look(fleet)
 	a.Hash(d, v, time.Now()) // there may be other block sizes
-}
-
-// Reserve takes the place of the newest plan on its decode rank.
-func (a *Asker) Reserve(d *Question) *ledger.Reservation {
-	claim, _ := d.Run.Claims()
-	return a.from.Ledger.Reserve(d.Run.In.DecodePeers[d.Run.Plan.DecodeIndex].Rank, claim)
 }
