@@ -341,7 +341,7 @@ func (x *exchange) whole(p disagg.Peer, held *ledger.Reservation, resp *upstream
 	if len(body) <= 16<<10 {
 		// net/http flushes it at the end. It waits here for a client that does
 		// not read the answers before it.
-		x.boundAnswer(x.d.Settings.Timeouts.Write)
+		x.writeBy.Extend(x.w, x.d.Settings.Timeouts.Write)
 		x.w.WriteHeader(resp.Status)
 		_, err = x.w.Write(body)
 	} else {

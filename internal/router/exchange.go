@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net/http"
 	"runtime/debug"
@@ -65,10 +64,9 @@ type errand struct {
 	// read by the prefill leg that runs beside it.
 	begun atomic.Bool
 	// taught is what it has told of its costs, with a threshold that is auto.
-	taught outcome.Request
-	status int
-	// writeBy is the deadline that boundAnswer has set; zero for none yet.
-	writeBy time.Time
+	taught  outcome.Request
+	status  int
+	writeBy api.AnswerDeadline
 	path    string // "none" until a decision is made
 	// cut says that the stream broke off after the client had got the beginning of an
 	// event.
@@ -105,8 +103,8 @@ func (r *Router) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	}
 	switch req.URL.Path {
 	case "/health", "/healthz", "/readyz":
-		api.BoundAnswer(w, time.Now().Add(limits.Write))
-		r.probe(w, req)
+		new(api.AnswerDeadline).Extend(w, limits.Write)
+		r.state.ServeProbe(w, req)
 		return
 	}
 	x := r.acquire(w, req)
@@ -140,32 +138,11 @@ func (r *Router) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		}
 	}()
 	err := x.serve()
-	x.boundAnswer(limits.Write) // what is not written yet
+	x.writeBy.Extend(w, limits.Write) // what is not written yet
 	begun := x.committed
 	if e := x.finish(err); e != nil && (begun || e.Status == api.StatusClientClosed) {
 		x.abort(e)
 	}
-}
-
-// boundAnswer gives what is written from now on d, or up to a quarter more: moving
-// a deadline costs as much as a short write, so one that leaves d is left alone.
-func (x *exchange) boundAnswer(d time.Duration) {
-	now := time.Now()
-	if x.writeBy.Sub(now) >= d {
-		return
-	}
-	x.writeBy = now.Add(d + d/4)
-	api.BoundAnswer(x.w, x.writeBy)
-}
-
-// probe answers /healthz (the process lives) and /health and /readyz (requests
-// can be served).
-func (r *Router) probe(w http.ResponseWriter, req *http.Request) {
-	if ok, why := r.state.Ready(); !ok && req.URL.Path != "/healthz" {
-		http.Error(w, why, http.StatusServiceUnavailable)
-		return
-	}
-	_, _ = io.WriteString(w, "ok\n") // a prober that is gone is no news here
 }
 
 // serve answers the request. After an error the client has got nothing yet,
@@ -446,7 +423,14 @@ func (x *exchange) close(e *api.Error, err error) {
 	if e != nil && e.Status == api.StatusClientClosed {
 		status = e.Status
 	}
-	r.count(x, status, e, took)
+	gone, cut := status == api.StatusClientClosed, e != nil && x.committed
+	switch {
+	case gone:
+		r.metrics.Abort("client_gone")
+	case cut:
+		r.metrics.Abort("upstream_broke")
+	}
+	r.traffic.Ended(status, cut, gone, took)
 	endpoint := "unknown"
 	if x.ep != nil {
 		endpoint = x.ep.Kind.String()
@@ -472,26 +456,6 @@ func (x *exchange) close(e *api.Error, err error) {
 	}
 	if err != nil && r.log.Enabled(x.ctx, slog.LevelDebug) {
 		r.log.Debug("request failed", "request", x.id, "decision", x.decision, "status", status, "err", err)
-	}
-}
-
-// count adds the request to the traffic figures.
-func (r *Router) count(x *exchange, status int, e *api.Error, took time.Duration) {
-	t := &r.traffic
-	switch {
-	case status == api.StatusClientClosed:
-		t.Cancelled.Add(1)
-		r.metrics.Abort("client_gone")
-	case status >= 500 || e != nil && x.committed:
-		t.Failed.Add(1)
-		if x.committed {
-			r.metrics.Abort("upstream_broke")
-		}
-	case status >= 400:
-		t.Rejected.Add(1)
-	default:
-		t.Completed.Add(1)
-		t.E2E.Add(took)
 	}
 }
 

@@ -50,7 +50,7 @@ type AdminOptions = console.Options
 func (r *Router) AdminHandler(o AdminOptions) (http.Handler, error) {
 	c := &console.Router{
 		State: r.state, InForce: r.settings, Registry: r.registry, Index: r.index, Words: r.words, Kept: r.receipts, Log: r.events,
-		Secure: r.secure, Ending: r.drain, DryRun: r.dryRun, Metrics: r.metrics.Handler(), Probe: http.HandlerFunc(r.probe),
+		Secure: r.secure, Ending: r.drain, DryRun: r.dryRun, Metrics: r.metrics.Handler(), Probe: http.HandlerFunc(r.state.ServeProbe),
 	}
 	return c.Handler(o)
 }

@@ -18,25 +18,14 @@ const boundPiece = 16 << 10
 type boundWriter struct {
 	http.ResponseWriter
 	time time.Duration
-	by   time.Time
+	by   api.AnswerDeadline
 	late bool // a piece waited too long
-}
-
-// bound gives what is written next its time, or up to a quarter more: moving a
-// deadline costs as much as a short write.
-func (b *boundWriter) bound() {
-	now := time.Now()
-	if b.by.Sub(now) >= b.time {
-		return
-	}
-	b.by = now.Add(b.time + b.time/4)
-	api.BoundAnswer(b.ResponseWriter, b.by)
 }
 
 // Write implements http.ResponseWriter.
 func (b *boundWriter) Write(p []byte) (n int, err error) {
 	for {
-		b.bound()
+		b.by.Extend(b.ResponseWriter, b.time)
 		m, err := b.ResponseWriter.Write(p[n:min(n+boundPiece, len(p))])
 		if n += m; err != nil || n == len(p) {
 			return n, b.note(err)
@@ -46,7 +35,7 @@ func (b *boundWriter) Write(p []byte) (n int, err error) {
 
 // FlushError is what http.ResponseController calls.
 func (b *boundWriter) FlushError() error {
-	b.bound()
+	b.by.Extend(b.ResponseWriter, b.time)
 	return b.note(http.NewResponseController(b.ResponseWriter).Flush())
 }
 

@@ -182,7 +182,7 @@ func New(a Access, r Reader, c Control, more map[string]http.Handler) http.Handl
 		api.BoundBody(w, q, t.Body)
 		b := &boundWriter{ResponseWriter: w, time: t.Write}
 		mux.ServeHTTP(b, q)
-		b.bound() // what is not written yet
+		b.by.Extend(w, t.Write) // what is not written yet
 	})
 }
 

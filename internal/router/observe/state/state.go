@@ -5,7 +5,9 @@ package state
 
 import (
 	"fmt"
+	"io"
 	"math"
+	"net/http"
 	"slices"
 	"strconv"
 	"time"
@@ -256,6 +258,16 @@ func (s *State) Ready() (bool, string) {
 		}
 	}
 	return false, "no worker that can decode is usable"
+}
+
+// ServeProbe answers /healthz (the process lives) and /health and /readyz (requests can
+// be served).
+func (s *State) ServeProbe(w http.ResponseWriter, req *http.Request) {
+	if ok, why := s.Ready(); !ok && req.URL.Path != "/healthz" {
+		http.Error(w, why, http.StatusServiceUnavailable)
+		return
+	}
+	_, _ = io.WriteString(w, "ok\n") // a prober that is gone is no news here
 }
 
 func (s *State) feedStatus() map[uint32]kvfeed.Status {

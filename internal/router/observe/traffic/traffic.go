@@ -51,6 +51,22 @@ func (t *Traffic) Figures() admin.Traffic {
 	}
 }
 
+// Ended counts a request that has ended with a status. cut says that its answer had
+// begun and broke off, gone that it was the client who left.
+func (t *Traffic) Ended(status int, cut, gone bool, took time.Duration) {
+	switch {
+	case gone:
+		t.Cancelled.Add(1)
+	case status >= 500 || cut:
+		t.Failed.Add(1)
+	case status >= 400:
+		t.Rejected.Add(1)
+	default:
+		t.Completed.Add(1)
+		t.E2E.Add(took)
+	}
+}
+
 // Run turns the windows until ctx ends.
 func (t *Traffic) Run(ctx context.Context) error {
 	for range wait.Every(ctx, 30*time.Second) {

@@ -74,3 +74,18 @@ func TestFigures(t *testing.T) {
 		t.Errorf("%+v, hit share %v", f, c.HitShare())
 	}
 }
+
+// TestEnded: a request counts once: as cancelled by whoever left, failed, rejected or
+// completed, and only then with its time.
+func TestEnded(t *testing.T) {
+	var f Traffic
+	for _, c := range []struct {
+		status    int
+		cut, gone bool
+	}{{200, false, false}, {499, true, true}, {200, true, false}, {502, false, false}, {429, false, false}, {301, false, false}} {
+		f.Ended(c.status, c.cut, c.gone, time.Second)
+	}
+	if a := f.Figures(); a.Completed != 2 || a.Cancelled != 1 || a.Failed != 2 || a.Rejected != 1 || a.E2E == nil || a.E2E.Count != 2 {
+		t.Errorf("%+v", a)
+	}
+}

@@ -37,12 +37,21 @@ func setReadDeadline(w http.ResponseWriter, at time.Time) {
 	_ = http.NewResponseController(w).SetReadDeadline(at)
 }
 
-// BoundAnswer bounds until when what is written from now on may wait for a client
-// that does not read, and net/http for the last of the answer to be sent.
-func BoundAnswer(w http.ResponseWriter, at time.Time) {
-	if s, ok := w.(interface{ SetWriteDeadline(time.Time) error }); ok {
-		_ = s.SetWriteDeadline(at)
+// AnswerDeadline is until when what is written may wait for a client that does not read,
+// and net/http for the last of the answer to be sent. The zero value is none yet.
+type AnswerDeadline struct{ by time.Time }
+
+// Extend gives what is written from now on d, or up to a quarter more: moving a deadline
+// costs as much as a short write, so one that leaves d is left alone.
+func (a *AnswerDeadline) Extend(w http.ResponseWriter, d time.Duration) {
+	now := time.Now()
+	if a.by.Sub(now) >= d {
 		return
 	}
-	_ = http.NewResponseController(w).SetWriteDeadline(at)
+	a.by = now.Add(d + d/4)
+	if s, ok := w.(interface{ SetWriteDeadline(time.Time) error }); ok {
+		_ = s.SetWriteDeadline(a.by)
+		return
+	}
+	_ = http.NewResponseController(w).SetWriteDeadline(a.by)
 }
