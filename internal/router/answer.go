@@ -212,7 +212,7 @@ func (x *exchange) sendHead(p disagg.Peer, held *ledger.Reservation, record *acc
 		x.commit(resp)
 	}
 	if x.view.Kind == api.Responses {
-		x.r.stored.Put(stored.StreamID(head.Held()), p.Worker.Name, x.owner())
+		x.r.stored.Put(stored.StreamID(head.Held()), p.Worker.Name, x.key.Owner())
 	}
 	out := upstream.NewWriter(x.w, x.d.Settings.Timeouts.Write)
 	if t != nil {
@@ -326,7 +326,7 @@ func (x *exchange) whole(p disagg.Peer, held *ledger.Reservation, resp *upstream
 		x.book.Answer.Learn(sse.Inspect(body))
 	}
 	if x.view.Kind == api.Responses {
-		x.r.stored.Put(stored.ID(body), p.Worker.Name, x.owner())
+		x.r.stored.Put(stored.ID(body), p.Worker.Name, x.key.Owner())
 	}
 	if t != nil {
 		if tok, ok := t.FirstToken(); ok {

@@ -145,32 +145,39 @@ func (x *exchange) carryOut() error {
 	return x.remote(decode, held)
 }
 
+// transfer begins a plan's transfer of KV.
+func (x *exchange) transfer(prefill, decode disagg.Peer) (t *disagg.Transfer, err error) {
+	if !x.admit(selector.Prefill, prefill.Worker) {
+		return nil, x.fail(selector.Prefill, prefill.Worker, attempt.Ejected, false, errEjected)
+	}
+	d := &x.d
+	name := d.Run.Plan.Connector
+	switch connector := d.Settings.Connectors[name]; {
+	case connector == nil:
+		err = fmt.Errorf("unknown connector %q", name)
+	case d.Run.History.Continued > 0 && name == workers.ConnectorLMCache:
+		err = errFirstToken
+	default:
+		t, err = connector.Begin(disagg.Dispatch{
+			RequestID: x.id, Facts: d.Run.Request.Facts, Prefill: prefill, Decode: decode,
+			Check: cmp.Or(prefill.Worker.TransferCheck, workers.TransferCheck(d.Settings.Routing.TransferCheck)),
+		})
+	}
+	if err != nil {
+		return nil, x.fail(selector.Prefill, prefill.Worker, attempt.NoConnector, false, err)
+	}
+	return t, nil
+}
+
 // remote carries out a plan with remote prefill.
 func (x *exchange) remote(decode disagg.Peer, held *ledger.Reservation) error {
 	r, d := x.r, &x.d
 	_, claim := d.Run.Claims()
-	p := &d.Run.Plan
-	prefill := d.Run.In.PrefillPeers[p.PrefillIndex]
-	if !x.admit(selector.Prefill, prefill.Worker) {
-		x.report(selector.Decode, health.Canceled)
-		return x.fail(selector.Prefill, prefill.Worker, attempt.Ejected, false, errEjected)
-	}
-	connector := d.Settings.Connectors[p.Connector]
-	if connector == nil {
-		x.report(selector.Decode, health.Canceled)
-		return x.fail(selector.Prefill, prefill.Worker, attempt.NoConnector, false, fmt.Errorf("unknown connector %q", p.Connector))
-	}
-	if d.Run.History.Continued > 0 && p.Connector == workers.ConnectorLMCache {
-		x.report(selector.Decode, health.Canceled)
-		return x.fail(selector.Prefill, prefill.Worker, attempt.NoConnector, false, errFirstToken)
-	}
-	transfer, err := connector.Begin(disagg.Dispatch{
-		RequestID: x.id, Facts: d.Run.Request.Facts, Prefill: prefill, Decode: decode,
-		Check: cmp.Or(prefill.Worker.TransferCheck, workers.TransferCheck(d.Settings.Routing.TransferCheck)),
-	})
+	prefill := d.Run.In.PrefillPeers[d.Run.Plan.PrefillIndex]
+	transfer, err := x.transfer(prefill, decode)
 	if err != nil {
 		x.report(selector.Decode, health.Canceled)
-		return x.fail(selector.Prefill, prefill.Worker, attempt.NoConnector, false, err)
+		return err
 	}
 	r.asker.Sent(d, prefill.Worker, prefill.Rank, time.Now())
 	r.asker.Sent(d, decode.Worker, decode.Rank, time.Now())

@@ -312,15 +312,7 @@ func (x *exchange) follows() error {
 	case api.Responses:
 		id = x.view.PreviousResponseID
 	}
-	return x.d.Follow(id, x.r.stored, x.owner(), x.r.secure.Keys() == nil)
-}
-
-// owner is the tenant whose the request is, and what an engine keeps of it.
-func (x *exchange) owner() string {
-	if x.key == nil {
-		return ""
-	}
-	return x.key.Tenant
+	return x.d.Follow(id, x.r.stored, x.key.Owner(), x.r.secure.Keys() == nil)
 }
 
 // mayAsk refuses a model that the request's key is not for.
@@ -333,7 +325,7 @@ func (x *exchange) mayAsk() error {
 
 // saltTenant keeps the request's blocks apart from those of other tenants.
 func (x *exchange) saltTenant() (err error) {
-	if x.salted, err = access.SaltPrompt(&x.view, x.ep.Kind, x.req.URL.Path, x.owner(), x.d.List); err != nil {
+	if x.salted, err = access.SaltPrompt(&x.view, x.ep.Kind, x.req.URL.Path, x.key.Owner(), x.d.List); err != nil {
 		return x.refuse(access.ReasonKey, err)
 	}
 	return nil
@@ -365,28 +357,13 @@ func (x *exchange) findPrompt() {
 	}
 }
 
-// errorOf is what the client is told of an error, or would be.
-func (x *exchange) errorOf(err error) *api.Error {
-	e := api.FromError(err)
-	switch {
-	case x.ctx.Err() == nil, e.Status < 499:
-		// What is the request's own fault stays so: net/http ends the context
-		// also for a body that came too slowly or ended early.
-	case x.req.Context().Err() != nil && x.r.requests.Err() == nil:
-		if !x.committed {
-			e = &api.Error{Status: api.StatusClientClosed, Code: api.CodeClientClosed, Message: "the client closed the connection", Err: err}
-		}
-	case x.r.requests.Err() != nil:
-		e = &api.Error{Status: http.StatusServiceUnavailable, Code: api.CodeDraining, Message: "this router stopped before the request was done; send it to another one", RetryAfter: time.Second, Err: err}
-	}
-	return e
-}
-
 // finish closes the books of the request, once, and then tells the client of
 // the error if it has got nothing yet.
 func (x *exchange) finish(err error) (e *api.Error) {
 	if err != nil {
-		e = x.errorOf(err)
+		if e = api.FromError(err); x.ctx.Err() != nil {
+			e = api.Ended(err, x.req.Context().Err() != nil, x.r.requests.Err() != nil, x.committed)
+		}
 		if !x.committed {
 			x.status = e.Status
 			if x.held != nil && e.Status != api.StatusClientClosed {
@@ -463,19 +440,7 @@ func (x *exchange) close(e *api.Error, err error) {
 // last error event, anything else is cut so that the client notices. So is the
 // connection of a client that is gone: net/http would send an empty 200.
 func (x *exchange) abort(e *api.Error) {
-	if e.Status == api.StatusClientClosed {
+	if e.Status == api.StatusClientClosed || !x.book.Answer.Streamed || !e.EndStream(x.w, x.ep.Kind, x.cut) {
 		panic(http.ErrAbortHandler)
 	}
-	if x.book.Answer.Streamed {
-		rc := http.NewResponseController(x.w)
-		_ = rc.SetWriteDeadline(time.Now().Add(5 * time.Second))
-		event := e.StreamEvent(x.ep.Kind)
-		if x.cut {
-			event = append([]byte("\n\n"), event...)
-		}
-		if _, werr := x.w.Write(event); werr == nil && rc.Flush() == nil {
-			return
-		}
-	}
-	panic(http.ErrAbortHandler)
 }

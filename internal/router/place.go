@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"github.com/dynctl/dynctl/internal/router/request/admission"
-	"github.com/dynctl/dynctl/internal/router/request/api"
 )
 
 // settle is how long requests that wait for a rank go without a look at the fleet when
@@ -20,7 +19,7 @@ func (x *exchange) enter() error {
 	if err != nil || g.TryEnter() {
 		return err
 	}
-	c, err := x.claim(x.view.EstimateTokens())
+	c, err := x.d.Claim(x.key.Claim(), x.req.Header, &x.view, x.view.EstimateTokens())
 	if err != nil {
 		return x.refuse("request", err)
 	}
@@ -34,38 +33,9 @@ func (x *exchange) enter() error {
 
 // waited notes how a request came to its place.
 func (x *exchange) waited(w admission.Waited, why string) {
-	if w.For <= 0 {
-		return
+	if x.d.Waited(w, why) {
+		x.r.metrics.Stage("queue", w.For)
 	}
-	t := &x.d.Took
-	t.Queue += w.For
-	t.Ahead, t.Why = w.Ahead, why
-	x.r.metrics.Stage("queue", w.For)
-}
-
-// claim is what the request is worth where requests wait: its prompt's tokens, and
-// those that it may be answered with.
-func (x *exchange) claim(prompt int) (admission.Claim, error) {
-	c := admission.Claim{Tokens: prompt + int(max(0, x.view.MaxTokens)), Tenant: x.tenant()}
-	if x.key != nil {
-		c.Weight, c.Band = x.key.Weight, x.key.Priority
-	}
-	return c, c.Ask(x.req.Header, x.d.Settings.Routing.AllowHeaders)
-}
-
-// tenant is in whose name the request takes turns.
-func (x *exchange) tenant() string {
-	l, name := &x.d.Settings.Limits, ""
-	if l.TenantHeader != "" {
-		name = x.req.Header.Get(l.TenantHeader)
-	}
-	if name == "" && l.TenantField != "" && x.body != nil {
-		name, _ = x.view.String(l.TenantField)
-	}
-	if name == "" {
-		return x.owner()
-	}
-	return api.Clip(name)
 }
 
 // place decides. Where limits bound what ranks take, it takes the place on the chosen
@@ -81,7 +51,7 @@ func (x *exchange) place() error {
 		r.asker.Decide(d)
 		return nil
 	}
-	c, err := x.claim(d.Prompt.ISL)
+	c, err := d.Claim(x.key.Claim(), x.req.Header, &x.view, d.Prompt.ISL)
 	if err != nil {
 		return x.refuse("request", err)
 	}

@@ -2,12 +2,41 @@ package question
 
 import (
 	"context"
+	"net/http"
 	"time"
 
 	"github.com/dynctl/dynctl/internal/router/placement/ledger"
 	"github.com/dynctl/dynctl/internal/router/request/admission"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 )
+
+// Claim is what a request is worth where requests wait: its prompt's tokens and those that
+// it may be answered with, in the name of whom its header or body names. of is what it
+// begins with; its headers may ask for more or less of it.
+func (d *Question) Claim(of admission.Claim, h http.Header, v *api.View, prompt int) (admission.Claim, error) {
+	l := &d.Settings.Limits
+	name := h.Get(l.TenantHeader)
+	if name == "" && l.TenantField != "" && v.Body != nil {
+		name, _ = v.String(l.TenantField)
+	}
+	if name != "" {
+		of.Tenant = api.Clip(name)
+	}
+	of.Tokens = prompt + int(max(0, v.MaxTokens))
+	err := of.Ask(h, d.Settings.Routing.AllowHeaders)
+	return of, err
+}
+
+// Waited notes how the request came to a place, and reports whether it waited for it.
+func (d *Question) Waited(w admission.Waited, why string) bool {
+	if w.For <= 0 {
+		return false
+	}
+	t := &d.Took
+	t.Queue += w.For
+	t.Ahead, t.Why = w.Ahead, why
+	return true
+}
 
 // Reserve takes the place of the newest plan on its decode rank.
 func (a *Asker) Reserve(d *Question) *ledger.Reservation {

@@ -2,6 +2,7 @@ package question
 
 import (
 	"errors"
+	"net/http"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -64,4 +65,40 @@ func TestWait(t *testing.T) {
 		}
 		d.Release()
 	})
+}
+
+// TestClaim: a request is worth its prompt and the answer that it may have, in the name of
+// its header, else its body, else its key.
+func TestClaim(t *testing.T) {
+	s := &effective.Settings{}
+	d := Question{Asked: Asked{Settings: s}}
+	v := parse(t, api.Completion, `{"model":"m","prompt":"p","user":"body","max_tokens":5}`)
+	key := admission.Claim{Tenant: "key", Weight: 3, Band: admission.Low}
+	h := http.Header{"X-Team": {"header"}}
+	for _, c := range []struct {
+		header, field string
+		v             *api.View
+		want          string
+	}{{"", "", v, "key"}, {"", "user", v, "body"}, {"X-Team", "user", v, "header"}, {"X-Other", "user", &api.View{}, "key"}} {
+		s.Limits.TenantHeader, s.Limits.TenantField = c.header, c.field
+		if got, err := d.Claim(key, h, c.v, 7); err != nil || got.Tenant != c.want || got.Weight != 3 || got.Band != admission.Low || got.Tokens != 7+int(max(0, c.v.MaxTokens)) {
+			t.Errorf("%q %q: %+v, %v", c.header, c.field, got, err)
+		}
+	}
+	h.Set("X-Dynctl-Priority", "urgent")
+	if _, err := d.Claim(key, h, v, 7); err == nil {
+		t.Error("a band that there is not")
+	}
+}
+
+// TestWaited: what a request waited adds up, and whoever did not wait is told nothing of.
+func TestWaited(t *testing.T) {
+	var d Question
+	if d.Waited(admission.Waited{}, "nothing") || d.Took.Why != "" {
+		t.Errorf("%+v", d.Took)
+	}
+	d.Waited(admission.Waited{For: time.Second, Ahead: 4}, "a place")
+	if !d.Waited(admission.Waited{For: time.Second, Ahead: 2}, "a rank") || d.Took.Queue != 2*time.Second || d.Took.Ahead != 2 || d.Took.Why != "a rank" {
+		t.Errorf("%+v", d.Took)
+	}
 }

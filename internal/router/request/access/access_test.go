@@ -17,6 +17,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/dynctl/dynctl/internal/router/observe/eventlog"
+	"github.com/dynctl/dynctl/internal/router/request/admission"
 	"github.com/dynctl/dynctl/internal/wait"
 	"github.com/dynctl/dynctl/internal/watchfile"
 )
@@ -276,5 +277,17 @@ func BenchmarkFind(b *testing.B) {
 		if s.Find("one") == nil {
 			b.Fatal("lost")
 		}
+	}
+}
+
+// TestNoKey: a request without a key is nobody's, and one with a key waits as that says.
+func TestNoKey(t *testing.T) {
+	var none *Key
+	if none.Owner() != "" || none.Claim() != (admission.Claim{}) {
+		t.Errorf("%q %+v", none.Owner(), none.Claim())
+	}
+	k := &Key{Name: "n", Tenant: "t", Weight: 2, Priority: admission.High}
+	if k.Owner() != "t" || k.Claim() != (admission.Claim{Tenant: "t", Weight: 2, Band: admission.High}) {
+		t.Errorf("%q %+v", k.Owner(), k.Claim())
 	}
 }

@@ -72,6 +72,23 @@ type Key struct {
 	limit *rate.Limiter // goes on when the file is read again
 }
 
+// Owner is the tenant whose a request is that shows the key, and what an engine keeps of
+// it; empty for one that shows none.
+func (k *Key) Owner() string {
+	if k == nil {
+		return ""
+	}
+	return k.Tenant
+}
+
+// Claim is what such a request begins with where requests wait.
+func (k *Key) Claim() admission.Claim {
+	if k == nil {
+		return admission.Claim{}
+	}
+	return admission.Claim{Tenant: k.Tenant, Weight: k.Weight, Band: k.Priority}
+}
+
 // Has reports whether the key has a role, or one that holds it.
 func (k *Key) Has(r Role) bool {
 	if r == Use {

@@ -213,6 +213,38 @@ func FromError(err error) *Error {
 	return &Error{Status: http.StatusInternalServerError, Code: CodeInternal, Message: "internal error of the router", Err: err}
 }
 
+// Ended is what the client is told of an error of a request whose context has ended: the
+// client has left, or the router has stopped. begun says that the client has a part of the
+// answer. What is the request's own fault stays so: net/http ends the context also for a
+// body that came too slowly or ended early.
+func Ended(err error, left, stopped, begun bool) *Error {
+	e := FromError(err)
+	switch {
+	case e.Status < StatusClientClosed:
+	case stopped:
+		e = &Error{Status: http.StatusServiceUnavailable, Code: CodeDraining, Message: "this router stopped before the request was done; send it to another one", RetryAfter: time.Second, Err: err}
+	case left && !begun:
+		e = &Error{Status: StatusClientClosed, Code: CodeClientClosed, Message: "the client closed the connection", Err: err}
+	}
+	return e
+}
+
+// lastEvent is how long a stream's last event may wait for the client.
+const lastEvent = 5 * time.Second
+
+// EndStream writes the error as the last event of a stream of an endpoint's kind, after the
+// beginning of another one where that is cut off. It reports whether the client was told.
+func (e *Error) EndStream(w http.ResponseWriter, k Kind, cut bool) bool {
+	rc := http.NewResponseController(w)
+	_ = rc.SetWriteDeadline(time.Now().Add(lastEvent))
+	event := e.StreamEvent(k)
+	if cut {
+		event = append([]byte("\n\n"), event...)
+	}
+	_, err := w.Write(event)
+	return err == nil && rc.Flush() == nil
+}
+
 // errorKind is the kind whose error shape a path has.
 func errorKind(path string) Kind {
 	if path == "/v1/messages" || strings.HasPrefix(path, "/v1/messages/") {
