@@ -100,6 +100,7 @@ var allowed = map[string][]string{
 	"internal/rawjson":                    {},
 	"internal/router/observe/receipt":     {"internal/router/placement/decision", "internal/router/placement/selector", "internal/table"},
 	"internal/router/forward/resume":      {"internal/router/request/api", "internal/rawjson", "internal/workers"},
+	"internal/router/forward/pair":        {},
 	"internal/router/placement/selector":  {"internal/router/placement/decision"},
 	"internal/router/forward/rewrite":     {"internal/router/effective", "internal/router/forward/disagg", "internal/router/forward/upstream", "internal/router/request/api", "internal/workers"},
 	"internal/router/forward/sse":         {"internal/rawjson"},

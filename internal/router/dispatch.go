@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/dynctl/dynctl/internal/router/forward/disagg"
+	"github.com/dynctl/dynctl/internal/router/forward/pair"
 	"github.com/dynctl/dynctl/internal/router/placement/attempt"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
 	"github.com/dynctl/dynctl/internal/router/placement/ledger"
@@ -20,9 +21,6 @@ var (
 	errEjected    = errors.New("the worker is ejected")
 	errFirstToken = errors.New("the rest of a stream cannot begin with a prefill's own token")
 )
-
-// prefillGrace is how long a concurrent prefill leg may outlast its decode leg.
-const prefillGrace = time.Second
 
 // dispatch decides and carries out, again elsewhere when an attempt fails
 // before the client got a byte.
@@ -202,9 +200,33 @@ func (x *exchange) remote(decode disagg.Peer, held *ledger.Reservation) error {
 	return err
 }
 
-// concurrent sends both legs at once. The failure of one cancels the other,
-// except that a decode leg that has begun to answer has the KV it needs. The
-// prefill leg is joined whatever happens, a panic of the decode leg included.
+// both are the legs of a plan that are sent at once.
+type both struct {
+	x               *exchange
+	t               *disagg.Transfer
+	prefill, decode disagg.Peer
+	claim           ledger.Claim
+	held            *ledger.Reservation
+	body            [][]byte
+}
+
+func (b *both) Prefill(ctx context.Context) error {
+	return b.x.prefillLeg(ctx, b.t, b.prefill, b.claim)
+}
+
+func (b *both) Decode(ctx context.Context) error {
+	err := b.x.decodeLeg(ctx, b.decode, b.held, b.body, b.t)
+	if err != nil {
+		b.t.DecodeFailed()
+	}
+	return err
+}
+
+func (b *both) Begun() bool { return b.x.begun.Load() }
+
+func (b *both) Panicked(p any) { b.x.r.panicked(b.x, p) }
+
+// concurrent sends both legs at once.
 func (x *exchange) concurrent(t *disagg.Transfer, prefill disagg.Peer, claim ledger.Claim, decode disagg.Peer, held *ledger.Reservation) error {
 	edits, err := t.DecodeEdits()
 	if err != nil {
@@ -212,56 +234,16 @@ func (x *exchange) concurrent(t *disagg.Transfer, prefill disagg.Peer, claim led
 		x.report(selector.Prefill, health.Canceled)
 		return err
 	}
-	dctx, stopDecode := context.WithCancelCause(x.ctx)
-	defer stopDecode(nil)
-	pctx, stopPrefill := context.WithCancel(x.ctx)
-	done := make(chan struct{})
-	defer func() { stopPrefill(); <-done }()
-	decodeBody := x.edit(edits, decode, selector.Decode)
-	go func() {
-		defer close(done)
-		if err := x.guarded(func() error { return x.prefillLeg(pctx, t, prefill, claim) }); err != nil && !x.begun.Load() {
-			stopDecode(err)
+	end := pair.Run(x.ctx, &both{x, t, prefill, decode, claim, held, x.edit(edits, decode, selector.Decode)})
+	var f *attempt.Error
+	if errors.As(end.Err, &f) {
+		f.Other = prefill.Worker.State
+		if end.Cancelled {
+			f.Other = decode.Worker.State
 		}
-	}()
-	if err := x.decodeLeg(dctx, decode, held, decodeBody, t); err != nil {
-		t.DecodeFailed()
-		// Asked before the prefill leg is stopped: what that says then is our
-		// own doing.
-		other := prefill.Worker
-		if cause := context.Cause(dctx); cause != nil && x.ctx.Err() == nil {
-			err, other = cause, decode.Worker // the decode leg failed because it was cancelled
+		if end.Waiting && f.Phase == selector.Decode && f.Reason == attempt.Timeout {
+			x.book.Failed(selector.Prefill, prefill.Worker, f.Reason, errors.New("no answer when the decode leg's time was up"))
 		}
-		var f *attempt.Error
-		if errors.As(err, &f) {
-			f.Other = other.State
-			select {
-			case <-done:
-			default:
-				if f.Phase == selector.Decode && f.Reason == attempt.Timeout {
-					x.book.Failed(selector.Prefill, other, f.Reason, errors.New("no answer when the decode leg's time was up"))
-				}
-			}
-		}
-		return err
 	}
-	timer := time.NewTimer(prefillGrace)
-	defer timer.Stop()
-	select {
-	case <-done:
-	case <-timer.C:
-	}
-	return nil
-}
-
-// guarded turns a panic on another goroutine than the handler's, which would
-// end the process, into an error.
-func (x *exchange) guarded(f func() error) (err error) {
-	defer func() {
-		if p := recover(); p != nil {
-			x.r.panicked(x, p)
-			err = fmt.Errorf("panic: %v", p)
-		}
-	}()
-	return f()
+	return end.Err
 }

@@ -1,0 +1,87 @@
+// Package pair carries out the two legs of a request that are sent at once.
+package pair
+
+import (
+	"context"
+	"fmt"
+	"time"
+)
+
+// Grace is how long a prefill leg may outlast its decode leg.
+const Grace = time.Second
+
+// Legs are a prefill leg and the decode leg that waits for its KV.
+type Legs interface {
+	// Prefill and Decode run a leg to its end. They are called at once, each once.
+	Prefill(ctx context.Context) error
+	Decode(ctx context.Context) error
+	// Begun reports whether the decode leg has begun to answer.
+	Begun() bool
+	// Panicked is told of a panic of the prefill leg, where the stack still shows it: on
+	// another goroutine than the handler's it would end the process.
+	Panicked(p any)
+}
+
+// Ending is how a pair ended.
+type Ending struct {
+	// Err is nil when the decode leg has answered.
+	Err error
+	// Cancelled says that Err is the prefill leg's, for which the decode leg was cancelled.
+	Cancelled bool
+	// Waiting says that the prefill leg had not ended when the decode leg failed.
+	Waiting bool
+}
+
+// Run runs both legs. The failure of one cancels the other, except that a decode leg that
+// has begun to answer has the KV it needs. The prefill leg is joined whatever happens, a
+// panic of the decode leg included.
+func Run(ctx context.Context, legs Legs) (end Ending) {
+	dctx, stopDecode := context.WithCancelCause(ctx)
+	defer stopDecode(nil)
+	pctx, stopPrefill := context.WithCancel(ctx)
+	done := make(chan struct{})
+	defer func() { stopPrefill(); <-done }()
+	go func() {
+		defer close(done)
+		if err := prefill(pctx, legs); err != nil && !legs.Begun() {
+			stopDecode(err)
+		}
+	}()
+	if err := legs.Decode(dctx); err != nil {
+		// Asked before the prefill leg is stopped: what that says then is our own doing.
+		if cause := context.Cause(dctx); cause != nil && ctx.Err() == nil {
+			return Ending{Err: cause, Cancelled: true}
+		}
+		return Ending{Err: err, Waiting: !ended(done)}
+	}
+	if ended(done) {
+		return Ending{}
+	}
+	timer := time.NewTimer(Grace)
+	defer timer.Stop()
+	select {
+	case <-done:
+	case <-timer.C:
+	}
+	return Ending{}
+}
+
+func ended(done chan struct{}) bool {
+	select {
+	case <-done:
+		return true
+	default:
+		return false
+	}
+}
+
+// prefill runs the prefill leg. A panic of it is an error.
+func prefill(ctx context.Context, legs Legs) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			legs.Panicked(p)
+			err = fmt.Errorf("panic: %v", p)
+		}
+	}()
+	return legs.Prefill(ctx)
+}

@@ -1,0 +1,113 @@
+package pair
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+var errPrefill, errDecode = errors.New("prefill"), errors.New("decode")
+
+// leg ends after a time with an error, or panics with it, or is cancelled before.
+type leg struct {
+	takes time.Duration
+	err   error
+	panic bool
+}
+
+func (l *leg) run(ctx context.Context) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(l.takes):
+	}
+	if l.panic {
+		panic(l.err)
+	}
+	return l.err
+}
+
+// two are legs of which the answer begins at a time.
+type two struct {
+	prefill, decode leg
+	start           time.Time
+	begins          time.Duration
+	prefilled       time.Duration // when the prefill leg ended
+	panics          []any
+}
+
+func (p *two) Prefill(ctx context.Context) error {
+	defer func() { p.prefilled = time.Since(p.start) }()
+	return p.prefill.run(ctx)
+}
+func (p *two) Decode(ctx context.Context) error { return p.decode.run(ctx) }
+func (p *two) Begun() bool                      { return p.begins > 0 && time.Since(p.start) >= p.begins }
+func (p *two) Panicked(v any)                   { p.panics = append(p.panics, v) }
+
+// TestRun: a leg that fails ends the other, unless the answer has begun; a prefill leg that
+// does not end is given a moment.
+func TestRun(t *testing.T) {
+	const s = time.Second
+	for _, c := range []struct {
+		name      string
+		legs      two
+		want      Ending
+		took      time.Duration
+		prefilled time.Duration
+	}{
+		{"both are well", two{prefill: leg{takes: s}, decode: leg{takes: 3 * s}}, Ending{}, 3 * s, s},
+		{"prefill fails", two{prefill: leg{takes: s, err: errPrefill}, decode: leg{takes: 3 * s}}, Ending{Err: errPrefill, Cancelled: true}, s, s},
+		{"prefill fails after the answer has begun", two{prefill: leg{takes: 2 * s, err: errPrefill}, decode: leg{takes: 3 * s}, begins: s}, Ending{}, 3 * s, 2 * s},
+		{"decode fails while prefill works", two{prefill: leg{takes: 3 * s}, decode: leg{takes: s, err: errDecode}}, Ending{Err: errDecode, Waiting: true}, s, s},
+		{"decode fails after prefill", two{prefill: leg{takes: s}, decode: leg{takes: 3 * s, err: errDecode}}, Ending{Err: errDecode}, 3 * s, s},
+		{"prefill has no end", two{prefill: leg{takes: 60 * s}, decode: leg{takes: 3 * s}, begins: s}, Ending{}, 3*s + Grace, 3*s + Grace},
+		{"prefill ends late", two{prefill: leg{takes: 3*s + Grace/2}, decode: leg{takes: 3 * s}}, Ending{}, 3*s + Grace/2, 3*s + Grace/2},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			c.legs.start = time.Now()
+			got := Run(t.Context(), &c.legs)
+			if took := time.Since(c.legs.start); !errors.Is(got.Err, c.want.Err) || got.Cancelled != c.want.Cancelled || got.Waiting != c.want.Waiting || took != c.took || c.legs.prefilled != c.prefilled {
+				t.Errorf("%s: %+v after %v, prefill ended after %v", c.name, got, took, c.legs.prefilled)
+			}
+		})
+	}
+}
+
+// TestLeavingIsNoFailureOfALeg: with a context that ends both legs end, and nobody blames
+// the prefill leg.
+func TestLeavingIsNoFailureOfALeg(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, leave := context.WithTimeout(t.Context(), time.Second)
+		defer leave()
+		p := &two{prefill: leg{takes: time.Minute}, decode: leg{takes: time.Minute}, start: time.Now()}
+		if end := Run(ctx, p); !errors.Is(end.Err, context.DeadlineExceeded) || end.Cancelled || time.Since(p.start) != time.Second {
+			t.Errorf("%+v after %v", end, time.Since(p.start))
+		}
+	})
+}
+
+// TestPanics: a panic of the prefill leg is told and an error; one of the decode leg goes
+// on, after the prefill leg has ended.
+func TestPanics(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := &two{prefill: leg{err: errPrefill, panic: true}, decode: leg{takes: time.Minute}, start: time.Now()}
+		if end := Run(t.Context(), p); end.Err == nil || !end.Cancelled || len(p.panics) != 1 {
+			t.Errorf("%+v, told %v", end, p.panics)
+		}
+		p = &two{prefill: leg{takes: time.Minute}, decode: leg{takes: time.Second, err: errDecode, panic: true}, start: time.Now()}
+		func() {
+			defer func() {
+				if v, _ := recover().(error); !errors.Is(v, errDecode) || p.prefilled != time.Second {
+					t.Errorf("%v, prefill ended after %v", v, p.prefilled)
+				}
+			}()
+			Run(t.Context(), p)
+		}()
+	})
+}
