@@ -18,31 +18,34 @@ var (
 	comment   = regexp.MustCompile(`(?:^|\s)#\s.*$`)
 	inside    = regexp.MustCompile("`([^`\n]+)`")
 	pathed    = regexp.MustCompile(`^(?:\./)?(?:\.ci|\.github|benchmarks|cmd|deploy|docs|e2e|internal|scripts|testdata)/[\w./-]+$`)
+	gofile    = regexp.MustCompile(`^[\w-]+(?:/[\w-]+)*\.go$`)
+	numbered  = regexp.MustCompile(`\w+\.go:\d+`)
+	tested    = regexp.MustCompile(`(?m)^func ((?:Test|Fuzz|Benchmark)\w+)\(`)
+	testname  = regexp.MustCompile(`(?:^|[^\w/])((?:Test|Fuzz|Benchmark)[A-Z]\w*)(…?)`)
 	words     = regexp.MustCompile(`'[^']*'|"[^"]*"|\S+`)
 )
+
+// notOurs are folders that are made, or hold other people's files.
+var notOurs = []string{".git", "bin", "dist", "dist-extra", "shared"}
 
 // eachDocument calls see with every document of the repository, by its path in it. The
 // history of releases is left out: it names what was.
 func eachDocument(t *testing.T, see func(path, text string)) {
 	t.Helper()
 	seen := 0
-	err := filepath.WalkDir(repository, func(path string, d fs.DirEntry, err error) error {
-		rel, _ := filepath.Rel(repository, path)
-		switch {
-		case err != nil:
-			return err
-		case d.IsDir() && slices.Contains([]string{".git", "bin", "dist", "dist-extra", "shared"}, rel):
-			return filepath.SkipDir
-		case !strings.HasSuffix(path, ".md") || rel == "CHANGELOG.md":
-			return nil
+	eachFile(t, ".md", func(rel string) {
+		if rel == "CHANGELOG.md" {
+			return
 		}
-		raw, err := os.ReadFile(path)
+		raw, err := os.ReadFile(filepath.Join(repository, rel))
+		if err != nil {
+			t.Fatal(err)
+		}
 		see(rel, string(raw))
 		seen++
-		return err
 	})
-	if err != nil || seen < 20 {
-		t.Fatalf("%d documents: %v", seen, err)
+	if seen < 20 {
+		t.Fatalf("only %d documents", seen)
 	}
 }
 
@@ -111,24 +114,94 @@ func parses(args []string) error {
 	return nil
 }
 
-// TestDocumentPaths: each path of the repository that a document names is there.
+// TestDocumentPaths: each path of the repository that a document names is there, and so is
+// each Go file that it names by the end of its path. No line of one has a number, which the
+// next change would make wrong.
 func TestDocumentPaths(t *testing.T) {
-	seen := 0
+	ends := map[string]bool{}
+	eachFile(t, ".go", func(path string) {
+		for end := path; ; {
+			ends[end] = true
+			_, rest, more := strings.Cut(end, "/")
+			if !more {
+				return
+			}
+			end = rest
+		}
+	})
+	seen, files := 0, 0
 	eachDocument(t, func(path, text string) {
+		if n := numbered.FindString(text); n != "" {
+			t.Errorf("%s names a line by its number: %s", path, n)
+		}
 		for _, m := range inside.FindAllStringSubmatch(text, -1) {
 			for _, word := range strings.Fields(m[1]) {
 				word, _, _ = strings.Cut(strings.TrimSuffix(word, "/..."), ":")
-				if !pathed.MatchString(word) {
-					continue
+				if pathed.MatchString(word) {
+					seen++
+					if _, err := os.Stat(filepath.Join(repository, word)); err != nil {
+						t.Errorf("%s names %s, which does not exist", path, word)
+					}
 				}
+				if word = strings.TrimPrefix(strings.TrimRight(word, ".,;)"), "…/"); gofile.MatchString(word) {
+					files++
+					if !ends[word] {
+						t.Errorf("%s names %s, and no file ends so", path, word)
+					}
+				}
+			}
+		}
+	})
+	if seen < 100 || files < 60 {
+		t.Errorf("saw only %d paths and %d Go files", seen, files)
+	}
+}
+
+// TestDocumentTests: each test that a document names is there.
+func TestDocumentTests(t *testing.T) {
+	var all []string
+	eachFile(t, "_test.go", func(path string) {
+		raw, err := os.ReadFile(filepath.Join(repository, path))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range tested.FindAllStringSubmatch(string(raw), -1) {
+			all = append(all, m[1])
+		}
+	})
+	seen := 0
+	eachDocument(t, func(path, text string) {
+		for _, m := range inside.FindAllStringSubmatch(text, -1) {
+			for _, name := range testname.FindAllStringSubmatch(m[1], -1) {
 				seen++
-				if _, err := os.Stat(filepath.Join(repository, word)); err != nil {
-					t.Errorf("%s names %s, which does not exist", path, word)
+				begins := name[2] != "" || strings.HasPrefix(m[1], "go test ")
+				if !slices.ContainsFunc(all, func(is string) bool { return is == name[1] || begins && strings.HasPrefix(is, name[1]) }) {
+					t.Errorf("%s names %s, and there is no such test", path, name[0])
 				}
 			}
 		}
 	})
 	if seen < 100 {
-		t.Errorf("saw only %d paths", seen)
+		t.Errorf("saw only %d names of tests", seen)
+	}
+}
+
+// eachFile calls see with the path of each file of the repository that ends so.
+func eachFile(t *testing.T, end string, see func(path string)) {
+	t.Helper()
+	err := filepath.WalkDir(repository, func(path string, d fs.DirEntry, err error) error {
+		rel, _ := filepath.Rel(repository, path)
+		switch {
+		case err != nil:
+			return err
+		case d.IsDir() && slices.Contains(notOurs, rel):
+			return filepath.SkipDir
+		case strings.HasSuffix(path, end):
+			see(filepath.ToSlash(rel))
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
 	}
 }

@@ -3,11 +3,9 @@ package main
 import (
 	"bytes"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strings"
 	"testing"
 
@@ -137,24 +135,14 @@ func anchors(doc string) map[string]bool {
 func markdown(t *testing.T) map[string]string {
 	t.Helper()
 	docs := map[string]string{}
-	err := filepath.WalkDir(repository, func(path string, d fs.DirEntry, err error) error {
-		switch {
-		case err != nil:
-			return err
-		case d.IsDir() && slices.Contains([]string{".git", "bin", "dist", "dist-extra", "node_modules"}, d.Name()):
-			return filepath.SkipDir
-		case d.IsDir() && d.Name() == "shared" && filepath.Dir(path) == filepath.Clean(repository):
-			return filepath.SkipDir // not a part of the repository
-		case strings.HasSuffix(path, ".md"):
-			raw, err := os.ReadFile(path)
-			docs[filepath.Clean(path)] = string(raw)
-			return err
+	eachFile(t, ".md", func(rel string) {
+		path := filepath.Join(repository, rel)
+		raw, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
 		}
-		return nil
+		docs[path] = string(raw)
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 	if len(docs) < 20 {
 		t.Fatalf("found only %d documents", len(docs))
 	}
