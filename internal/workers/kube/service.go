@@ -27,12 +27,12 @@ const (
 
 var (
 	services = kind{
-		resource: "services", path: "services", object: &corev1.Service{}, list: func() runtime.Object { return &corev1.ServiceList{} }, keep: slimService,
+		resource: "services", path: "services", object: &corev1.Service{}, list: func() runtime.Object { return &corev1.ServiceList{} }, keep: keepService,
 	}
 	// endpointSlices have the labels of their Services: Kubernetes copies them.
 	endpointSlices = kind{
 		resource: "endpointslices." + discoveryv1.GroupName, path: "endpointslices",
-		object: &discoveryv1.EndpointSlice{}, list: func() runtime.Object { return &discoveryv1.EndpointSliceList{} }, keep: slimSlice,
+		object: &discoveryv1.EndpointSlice{}, list: func() runtime.Object { return &discoveryv1.EndpointSliceList{} }, keep: keepSlice,
 	}
 )
 
@@ -229,14 +229,14 @@ func (e *end) port(svc *corev1.Service, port int) (int, error) {
 	return port, fmt.Errorf("the pod behind it has no port %q, which is the service's %d", name, port)
 }
 
-// slimService and slimSlice keep what is read.
-func slimService(item any) (any, error) {
+// keepService and keepSlice keep what is read.
+func keepService(item any) (any, error) {
 	svc, ok := item.(*corev1.Service)
 	if !ok {
 		return item, nil
 	}
 	return &corev1.Service{
-		ObjectMeta: slimMeta(&svc.ObjectMeta),
+		ObjectMeta: keepMeta(&svc.ObjectMeta),
 		Spec: corev1.ServiceSpec{
 			Type: svc.Spec.Type, Selector: svc.Spec.Selector, ClusterIP: svc.Spec.ClusterIP, IPFamilies: svc.Spec.IPFamilies,
 			// One number may stand for a port of each protocol.
@@ -247,7 +247,7 @@ func slimService(item any) (any, error) {
 	}, nil
 }
 
-func slimSlice(item any) (any, error) {
+func keepSlice(item any) (any, error) {
 	part, ok := item.(*discoveryv1.EndpointSlice)
 	if !ok {
 		return item, nil

@@ -133,13 +133,13 @@ func endpoint(address string, words ...string) discoveryv1.Endpoint {
 // fails unless all say the same.
 func readAlike(t *testing.T, r *rules, svc *corev1.Service, parts ...*discoveryv1.EndpointSlice) reading {
 	t.Helper()
-	kept, err := slimService(svc)
+	kept, err := keepService(svc)
 	if err != nil {
 		t.Fatal(err)
 	}
 	var small []*discoveryv1.EndpointSlice
 	for _, p := range parts {
-		one, err := slimSlice(p)
+		one, err := keepSlice(p)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -298,7 +298,7 @@ func FuzzService(f *testing.F) {
 		if json.Unmarshal(service, &svc) != nil || json.Unmarshal(slice, &part) != nil {
 			return
 		}
-		small, err := slimSlice(&part)
+		small, err := keepSlice(&part)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -34,7 +34,7 @@ type kind struct {
 	keep           cache.TransformFunc
 }
 
-var pods = kind{resource: "pods", path: "pods", object: &corev1.Pod{}, list: func() runtime.Object { return &corev1.PodList{} }, keep: slim}
+var pods = kind{resource: "pods", path: "pods", object: &corev1.Pod{}, list: func() runtime.Object { return &corev1.PodList{} }, keep: keepPod}
 
 // watch is one selector in one namespace.
 type watch struct {
@@ -204,8 +204,8 @@ func (w *watch) status() WatchStatus {
 	return st
 }
 
-// slim keeps of a pod what is read of it; the rest would only take memory.
-func slim(item any) (any, error) {
+// keepPod keeps of a pod what is read of it; the rest would only take memory.
+func keepPod(item any) (any, error) {
 	pod, ok := item.(*corev1.Pod)
 	if !ok {
 		return item, nil
@@ -217,7 +217,7 @@ func slim(item any) (any, error) {
 		return out
 	}
 	return &corev1.Pod{
-		ObjectMeta: slimMeta(&pod.ObjectMeta),
+		ObjectMeta: keepMeta(&pod.ObjectMeta),
 		Spec:       corev1.PodSpec{InitContainers: containers(pod.Spec.InitContainers), Containers: containers(pod.Spec.Containers)},
 		Status: corev1.PodStatus{
 			Phase: pod.Status.Phase, PodIP: pod.Status.PodIP, Conditions: pod.Status.Conditions,
@@ -225,7 +225,7 @@ func slim(item any) (any, error) {
 	}, nil
 }
 
-func slimMeta(m *metav1.ObjectMeta) metav1.ObjectMeta {
+func keepMeta(m *metav1.ObjectMeta) metav1.ObjectMeta {
 	return metav1.ObjectMeta{
 		Name: m.Name, Namespace: m.Namespace, UID: m.UID, ResourceVersion: m.ResourceVersion,
 		Labels: m.Labels, Annotations: m.Annotations, DeletionTimestamp: m.DeletionTimestamp,

@@ -170,14 +170,14 @@ type settingsLine struct {
 
 // costsLine is a revision of cost.Model, by its members.
 type costsLine struct {
-	Revision uint64   `json:"revision"`
-	Local    cost.Law `json:"local"`
-	Prefill  cost.Law `json:"prefill"`
-	Transfer cost.Law `json:"transfer"`
-	Stall    float64  `json:"stall"`
-	Limit    float64  `json:"limit_ms"`
-	Beyond   float64  `json:"beyond"`
-	Spare    float64  `json:"spare_ms,omitempty"`
+	Revision     uint64   `json:"revision"`
+	Local        cost.Law `json:"local"`
+	Prefill      cost.Law `json:"prefill"`
+	Transfer     cost.Law `json:"transfer"`
+	Stall        float64  `json:"stall"`
+	Limit        float64  `json:"limit_ms"`
+	Beyond       float64  `json:"beyond"`
+	ExploreBelow float64  `json:"spare_ms,omitempty"`
 	// Slow are the ranks that take longer than their peers.
 	Slow []slowLine `json:"slow,omitempty"`
 }
@@ -458,7 +458,7 @@ func (r *Reader) parseCosts(p []byte) error {
 		return err
 	}
 	e := described[*cost.Model]{value: &cost.Model{
-		Revision: l.Revision, Local: l.Local, Prefill: l.Prefill, Transfer: l.Transfer, Stall: l.Stall, Limit: l.Limit, Beyond: l.Beyond, Spare: l.Spare,
+		Revision: l.Revision, Local: l.Local, Prefill: l.Prefill, Transfer: l.Transfer, Stall: l.Stall, Limit: l.Limit, Beyond: l.Beyond, ExploreBelow: l.ExploreBelow,
 	}}
 	for i, s := range l.Slow {
 		if i > 0 && s.Slot <= l.Slow[i-1].Slot || !(s.Times > 0) {

@@ -104,9 +104,9 @@ type Model struct {
 	// A millisecond of time to first token beyond Limit (in ms, 0 for none) costs
 	// Beyond: who is late is late.
 	Limit, Beyond float64
-	// Spare is up to what expected time to first token, in ms by either path, a request may
+	// ExploreBelow is the expected time to first token, in ms by either path, up to which a request may
 	// explore; 0 for none.
-	Spare float64
+	ExploreBelow float64
 	// Slow are the ranks that take longer than their peers, by slot in rising order.
 	Slow []Slow
 }
@@ -136,7 +136,7 @@ const atMost = 5
 // missed of late, its own is not near, and the dearer path costs little more.
 func (m *Model) MayExplore(q *Request) bool {
 	c := m.Of(q)
-	return m.Local.Time(&q.Local) < m.Spare && m.Prefill.Time(&q.Prefill)+m.Transfer.Time(&q.Transfer) < m.Spare &&
+	return m.Local.Time(&q.Local) < m.ExploreBelow && m.Prefill.Time(&q.Prefill)+m.Transfer.Time(&q.Transfer) < m.ExploreBelow &&
 		max(c.Local, c.Remote)-min(c.Local, c.Remote) <= atMost
 }
 

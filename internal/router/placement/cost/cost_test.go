@@ -297,8 +297,8 @@ func TestParseSLO(t *testing.T) {
 	}
 }
 
-// TestSpare: nobody explores while a limit is missed, and then until it is kept again.
-func TestSpare(t *testing.T) {
+// TestExploreBelow: nobody explores while a limit is missed, and then until it is kept again.
+func TestExploreBelow(t *testing.T) {
 	l := NewLearner(Objective{For: ForGoodput, TTFT: 2 * time.Second, ITL: 25 * time.Millisecond})
 	answers := func(n int, first, gap time.Duration) float64 {
 		for range n {
@@ -308,7 +308,7 @@ func TestSpare(t *testing.T) {
 			}
 			l.Ended(&a, first)
 		}
-		return l.spare()
+		return l.exploreBelow()
 	}
 	for _, c := range []struct {
 		what       string
@@ -331,7 +331,7 @@ func TestSpare(t *testing.T) {
 // first token is near its limit.
 func TestMayExplore(t *testing.T) {
 	law := Law{0, 10, 0, 10, 0}
-	m := Model{Local: law, Prefill: law, Transfer: Law{4, 0, 0, 0, 0}, Stall: 1, Beyond: 1, Spare: 50}
+	m := Model{Local: law, Prefill: law, Transfer: Law{4, 0, 0, 0, 0}, Stall: 1, Beyond: 1, ExploreBelow: 50}
 	q := func(running, queued int) *Request {
 		return &Request{
 			Local: Work{Tokens: 3000, Context: 3000, Running: running}, Transfer: Work{Tokens: 3000},
@@ -346,10 +346,10 @@ func TestMayExplore(t *testing.T) {
 			t.Errorf("explored where %s", what)
 		}
 	}
-	if m.Spare = 32; m.MayExplore(q(0, 0)) {
+	if m.ExploreBelow = 32; m.MayExplore(q(0, 0)) {
 		t.Error("explored with a first token by the remote path after 34 ms, with 32 to spare")
 	}
-	if m.Spare = 0; m.MayExplore(&Request{}) {
+	if m.ExploreBelow = 0; m.MayExplore(&Request{}) {
 		t.Error("explored with nothing to spare")
 	}
 }

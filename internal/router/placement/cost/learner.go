@@ -190,7 +190,7 @@ func (l *Learner) publish(now time.Duration) (first bool) {
 	f[PrefillLeg].solve(&local, &f[LocalLeg])
 	f[TransferLeg].solve(&l.assumed[TransferLeg], nil)
 	m := l.objective.model(l.answers, l.gaps)
-	m.Spare, m.Slow = l.spare(), l.slow
+	m.ExploreBelow, m.Slow = l.exploreBelow(), l.slow
 	m.Local, m.Prefill, m.Transfer = f[LocalLeg].law, f[PrefillLeg].law, f[TransferLeg].law
 	l.published, l.fresh, l.solved = now, false, true
 	if l.doubt > 0 {
@@ -220,9 +220,9 @@ func (l *Learner) Slow(ranks []Slow) {
 // missing is the share of answers that come too late from which on a limit is missed.
 const missing = 0.05
 
-// spare is Model.Spare: half the limit to the first token, or 0 while a limit is missed.
+// exploreBelow is Model.ExploreBelow: half the limit to the first token, or 0 while a limit is missed.
 // The caller holds mu.
-func (l *Learner) spare() float64 {
+func (l *Learner) exploreBelow() float64 {
 	o := &l.objective
 	if l.late > missing || l.gaps > float64(o.ITL)/float64(time.Millisecond) {
 		return 0

@@ -88,7 +88,7 @@ func TestAuto(t *testing.T) {
 // TestExplore: a request that was drawn takes the dearer path where its costs allow it, and
 // nowhere else.
 func TestExplore(t *testing.T) {
-	drawn := func(in *Input) { in.Explore, in.Costs.Spare = true, 1000 }
+	drawn := func(in *Input) { in.Explore, in.Costs.ExploreBelow = true, 1000 }
 	for _, c := range []struct {
 		name   string
 		in     *Input
@@ -99,7 +99,7 @@ func TestExplore(t *testing.T) {
 		{"drawn, remote is cheaper", priced(drawn, queued(450, 0)), Local, decision.ReasonExplored},
 		{"not drawn", priced(drawn, func(in *Input) { in.Explore = false }), Local, decision.ReasonLocalCheaper},
 		{"too dear", priced(drawn, running(1)), Remote, decision.ReasonRemoteCheaper},
-		{"nothing to spare", priced(drawn, func(in *Input) { in.Costs.Spare = 0 }), Local, decision.ReasonLocalCheaper},
+		{"nothing to spare", priced(drawn, func(in *Input) { in.Costs.ExploreBelow = 0 }), Local, decision.ReasonLocalCheaper},
 		{"too little is known", priced(drawn, func(in *Input) { in.Costs = nil }), Remote, decision.ReasonAbove},
 		{"forced", priced(drawn, func(in *Input) { in.Force = disagg.ForceLocal }), Local, decision.ReasonForcedLocal},
 	} {
