@@ -298,7 +298,7 @@ func (x *exchange) findModel() error {
 // serves for one that a worker which has not answered yet may serve.
 const introduction = 10 * time.Second
 
-// noModel is what the client is told whose model nobody serves.
+// noModel is the error for a model that nobody serves.
 func (x *exchange) noModel() error {
 	return models.NotServed(x.asked, x.d.Fleet, time.Since(x.r.started) < introduction)
 }

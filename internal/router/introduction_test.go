@@ -11,21 +11,21 @@ import (
 	"github.com/dynctl/dynctl/internal/settings"
 )
 
-// A model that nobody serves may be that of a worker which has not told yet,
-// for a while after the start.
-func TestModelsMayStillBeTold(t *testing.T) {
+// TestModelsMayStillBeReported: for a while after the start a model that nobody serves may
+// be that of a worker which has not reported its models yet.
+func TestModelsMayStillBeReported(t *testing.T) {
 	t.Parallel()
-	const told, silent = "http://127.0.0.1:20001,engine=vllm,model=m", "http://127.0.0.1:20002,engine=vllm"
+	const known, silent = "http://127.0.0.1:20001,engine=vllm,model=m", "http://127.0.0.1:20002,engine=vllm"
 	for _, c := range []struct {
 		name   string
 		age    time.Duration
 		fleet  []string
 		status int
 	}{
-		{"one is silent", 0, []string{told, silent}, http.StatusServiceUnavailable},
-		{"all have told", 0, []string{told}, http.StatusNotFound},
-		{"one stays silent", time.Minute, []string{told, silent}, http.StatusNotFound},
-		{"nobody has told", time.Minute, []string{silent}, http.StatusServiceUnavailable},
+		{"one is silent", 0, []string{known, silent}, http.StatusServiceUnavailable},
+		{"all have reported", 0, []string{known}, http.StatusNotFound},
+		{"one stays silent", time.Minute, []string{known, silent}, http.StatusNotFound},
+		{"none has reported", time.Minute, []string{silent}, http.StatusServiceUnavailable},
 	} {
 		config := settings.Default()
 		config.Worker = c.fleet

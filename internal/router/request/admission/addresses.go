@@ -18,11 +18,12 @@ type Addresses struct {
 
 	mu     sync.Mutex
 	open   map[netip.Addr]int
-	toldBy time.Time // until when full is not called again
+	silent time.Time // until when full is not called again
 }
 
 // NewAddresses is a bound of limit connections for an address, asked for each; 0
-// is no bound. full hears, now and then, of an address that has used up its own.
+// is no bound. full is called with an address that has used up its own, once a minute
+// at most.
 func NewAddresses(limit func(netip.Addr) int, full func(addr netip.Addr, limit int)) *Addresses {
 	return &Addresses{limit: limit, full: full, open: map[netip.Addr]int{}}
 }
@@ -49,7 +50,7 @@ func (l *addressListener) Accept() (net.Conn, error) {
 		if bounded, ok := l.a.take(c); ok {
 			return bounded, nil
 		}
-		_ = c.Close() // nobody was promised anything
+		_ = c.Close()
 	}
 }
 
@@ -82,12 +83,12 @@ func (a *Addresses) take(c net.Conn) (net.Conn, bool) {
 	if a.open[addr] >= limit {
 		a.refused.Add(1)
 		now := time.Now()
-		tell := now.After(a.toldBy)
-		if tell {
-			a.toldBy = now.Add(time.Minute) // whoever can be refused cannot fill the event log with it
+		report := now.After(a.silent)
+		if report {
+			a.silent = now.Add(time.Minute) // refused connections cannot fill the event log
 		}
 		a.mu.Unlock()
-		if tell {
+		if report {
 			a.full(addr, limit)
 		}
 		return nil, false

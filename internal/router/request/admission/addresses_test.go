@@ -18,22 +18,22 @@ func (n named) Close() error         { return nil }
 // TestAddressesAreBoundedEachByItself: one address has no more than its own, others
 // theirs, and what is closed, once or twice, makes room once.
 func TestAddressesAreBoundedEachByItself(t *testing.T) {
-	told := 0
+	calls := 0
 	free := netip.MustParseAddr("10.0.0.9")
 	a := NewAddresses(func(of netip.Addr) int {
 		if of == free {
 			return 0
 		}
 		return 2
-	}, func(netip.Addr, int) { told++ })
+	}, func(netip.Addr, int) { calls++ })
 	from := func(s string) net.Conn { return named{from: net.TCPAddrFromAddrPort(netip.MustParseAddrPort(s))} }
 	one, ok1 := a.take(from("10.0.0.1:1"))
 	_, ok2 := a.take(from("[::ffff:10.0.0.1]:2"))
 	_, ok3 := a.take(from("10.0.0.1:3"))
 	_, ok4 := a.take(from("10.0.0.1:4"))
 	_, other := a.take(from("10.0.0.2:1"))
-	if !ok1 || !ok2 || ok3 || ok4 || !other || a.Refused() != 2 || told != 1 {
-		t.Errorf("%v %v %v %v %v, %d refused, told %d times", ok1, ok2, ok3, ok4, other, a.Refused(), told)
+	if !ok1 || !ok2 || ok3 || ok4 || !other || a.Refused() != 2 || calls != 1 {
+		t.Errorf("%v %v %v %v %v, %d refused, full called %d times", ok1, ok2, ok3, ok4, other, a.Refused(), calls)
 	}
 	_, _ = one.Close(), one.Close()
 	if _, ok := a.take(from("10.0.0.1:5")); !ok {

@@ -61,7 +61,7 @@ func (g *Gate) SetLimits(l Limits) {
 	g.line.SetLimits(l.Queue, l.Timeout)
 }
 
-// Arrive tells that a request has come. On success the caller must call Depart
+// Arrive counts a request that has come. On success the caller must call Depart
 // exactly once, when everything else is done. A gate that drains waits for those
 // that have arrived.
 func (g *Gate) Arrive() error {

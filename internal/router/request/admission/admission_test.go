@@ -140,8 +140,8 @@ func TestGateForgetsThoseWhoLeave(t *testing.T) {
 			var inside, waiting atomic.Int64
 			for range 60 {
 				ctx, leave := context.WithCancel(t.Context())
-				// Nobody leaves in the very moment in which somebody is done: who is
-				// first then, nobody can tell.
+				// Nobody leaves in the very moment in which somebody is done: which
+				// of them is first would be open.
 				stay, work := time.Duration(rng.IntN(50))*time.Millisecond+time.Microsecond, time.Duration(rng.IntN(20))*time.Millisecond
 				left := rng.IntN(2) == 0
 				wg.Go(func() {
@@ -188,14 +188,14 @@ func TestGateForgetsThoseWhoLeave(t *testing.T) {
 }
 
 // TestMemory: whatever is taken and given back at once by many, the limit holds,
-// nothing is lost, and the two states are told in turns, the last one rightly.
+// nothing is lost, and the two states are reported in turns, the last one rightly.
 func TestMemory(t *testing.T) { synctest.Test(t, testMemory) }
 
 func testMemory(t *testing.T) {
 	const limit = 1000
 	var mu sync.Mutex
-	var told []bool
-	m := NewMemory(limit, func(full bool) { mu.Lock(); told = append(told, full); mu.Unlock() })
+	var states []bool
+	m := NewMemory(limit, func(full bool) { mu.Lock(); states = append(states, full); mu.Unlock() })
 	var wg sync.WaitGroup
 	for i := range 8 {
 		wg.Go(func() {
@@ -223,13 +223,13 @@ func testMemory(t *testing.T) {
 	if m.Used() != 0 || m.Full() {
 		t.Errorf("%d used, full %v", m.Used(), m.Full())
 	}
-	for i, full := range told {
+	for i, full := range states {
 		if full != (i%2 == 0) {
-			t.Fatalf("told %v", told)
+			t.Fatalf("states %v", states)
 		}
 	}
-	if len(told) == 0 || told[len(told)-1] {
-		t.Errorf("told %d times, the last time that it is full", len(told))
+	if len(states) == 0 || states[len(states)-1] {
+		t.Errorf("%d states were reported, the last one full", len(states))
 	}
 	if !m.Take(limit) || m.Take(1) || !m.Take(0) || !m.Full() {
 		t.Error("the whole memory can be taken, and no more")
@@ -240,7 +240,7 @@ func testMemory(t *testing.T) {
 }
 
 // TestMemoryIsNotFullInTurns: one request after another that is refused beside a
-// small one does not tell of it each time, and the state ends without another.
+// small one is not reported each time, and the state ends without another.
 func TestMemoryIsNotFullInTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var full, free atomic.Int64
@@ -266,23 +266,23 @@ func TestMemoryIsNotFullInTurns(t *testing.T) {
 		}
 		synctest.Wait()
 		if full.Load() != 1 || free.Load() != 0 || !m.Full() {
-			t.Errorf("told %d times that it is full, %d that it is not, full %v", full.Load(), free.Load(), m.Full())
+			t.Errorf("reported full %d times, free %d times, full %v", full.Load(), free.Load(), m.Full())
 		}
 		<-time.After(2 * fullFor)
 		synctest.Wait()
 		if full.Load() != 1 || free.Load() != 1 || m.Full() {
-			t.Errorf("told %d times that it is full, %d that it is not, full %v after nobody was refused any more", full.Load(), free.Load(), m.Full())
+			t.Errorf("reported full %d times, free %d times, full %v after nobody was refused any more", full.Load(), free.Load(), m.Full())
 		}
 	})
 }
 
-// TestMemoryIsSilentOnceClosed: who closed it hears nothing more, whether it was
+// TestMemoryIsSilentOnceClosed: nothing is reported after it, whether it was
 // full then, was refused later or is given back what is left.
 func TestMemoryIsSilentOnceClosed(t *testing.T) {
 	for _, after := range []string{"nothing", "refused", "given", "a greater limit"} {
 		synctest.Test(t, func(t *testing.T) {
-			var told atomic.Int64
-			m := NewMemory(100, func(bool) { told.Add(1) })
+			var calls atomic.Int64
+			m := NewMemory(100, func(bool) { calls.Add(1) })
 			if !m.Take(60) || m.Take(60) {
 				t.Fatal("the limit is not kept")
 			}
@@ -301,8 +301,8 @@ func TestMemoryIsSilentOnceClosed(t *testing.T) {
 			// The bubble ends only when no timer is left that would call.
 			<-time.After(3 * fullFor)
 			synctest.Wait()
-			if n := told.Load(); n != 1 {
-				t.Errorf("%s after the end: told %d times, want once, before it", after, n)
+			if n := calls.Load(); n != 1 {
+				t.Errorf("%s after the end: called %d times, want once, before it", after, n)
 			}
 		})
 	}

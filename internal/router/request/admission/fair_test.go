@@ -117,7 +117,7 @@ func TestNobodyFillsTheQueueForAll(t *testing.T) {
 	})
 }
 
-// TestWaitIsMeasured: what a refused client is told follows from how fast places
+// TestWaitIsMeasured: the wait that a refused client is sent follows from how fast places
 // came free of late; without that nothing is known.
 func TestWaitIsMeasured(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

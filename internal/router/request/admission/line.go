@@ -24,8 +24,8 @@ type Line struct {
 	free    *sync.Cond // on mu: nobody tries, or somebody waits
 }
 
-// NewLine is an empty line in which queue requests may wait for timeout. Where not every
-// change is told, those that wait try again every poll; 0 is never.
+// NewLine is an empty line in which queue requests may wait for timeout. Where Wake
+// is not called for every change, those that wait try again every poll; 0 is never.
 func NewLine(queue int, timeout, poll time.Duration) *Line {
 	l := &Line{turns: Turns{Limit: queue}, timeout: timeout, poll: poll}
 	l.free = sync.NewCond(&l.mu)
@@ -221,8 +221,8 @@ func (l *Line) leave(w *Waiter, err error) error {
 	return err
 }
 
-// Wake tells that something may have come free. Without anybody in line it costs a
-// look.
+// Wake lets those in line try again, because something may have come free. With an empty
+// line it costs one read.
 func (l *Line) Wake() {
 	if l.waiting.Load() == 0 {
 		return

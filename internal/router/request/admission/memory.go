@@ -6,30 +6,30 @@ import (
 	"time"
 )
 
-// fullFor is how long the memory counts as full after a refusal at least: whoever
-// can have requests refused cannot fill the event log with it.
+// fullFor is how long the memory counts as full at least after a refusal, so that
+// refused requests cannot fill the event log.
 const fullFor = 5 * time.Second
 
 // Memory is a number of bytes that requests share. What does not fit is refused
-// at once: who waited for memory would hold memory meanwhile. It is safe for
+// at once: a request that waited for memory would hold memory meanwhile. It is safe for
 // concurrent use.
 type Memory struct {
 	limit, used atomic.Int64
 	full        atomic.Bool
 
-	mu      sync.Mutex  // orders what told hears
+	mu      sync.Mutex  // orders the calls of onChange
 	refused time.Time   // the newest refusal
 	waits   *time.Timer // look runs when the newest refusal may be long enough ago; nil when it will not
-	// told hears when the memory is used up, and when half of it is free again.
-	// It is nil once the memory is closed.
-	told func(full bool)
+	// onChange is called when the memory is used up, and when half of it is free
+	// again. It is nil once the memory is closed.
+	onChange func(full bool)
 }
 
-// NewMemory is a memory of limit bytes. told may be nil; it is called when a
-// first request is refused, and again once half of the memory is free and nobody
-// has been refused for a while.
-func NewMemory(limit int64, told func(full bool)) *Memory {
-	m := &Memory{told: told}
+// NewMemory is a memory of limit bytes. onChange may be nil; it is called when a
+// first request is refused, and again once half of the memory is free and no
+// request has been refused for a while.
+func NewMemory(limit int64, onChange func(full bool)) *Memory {
+	m := &Memory{onChange: onChange}
 	m.limit.Store(limit)
 	return m
 }
@@ -68,8 +68,8 @@ func (m *Memory) refuse() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.refused = time.Now()
-	if m.full.CompareAndSwap(false, true) && m.told != nil {
-		m.told(true)
+	if m.full.CompareAndSwap(false, true) && m.onChange != nil {
+		m.onChange(true)
 	}
 	m.wait(fullFor)
 }
@@ -77,7 +77,7 @@ func (m *Memory) refuse() {
 // wait has look run once the newest refusal may be long enough ago. The caller
 // holds mu.
 func (m *Memory) wait(d time.Duration) {
-	if m.waits == nil && m.told != nil {
+	if m.waits == nil && m.onChange != nil {
 		m.waits = time.AfterFunc(d, m.look)
 	}
 }
@@ -95,8 +95,7 @@ func (m *Memory) look() {
 	m.ease()
 }
 
-// eased is ease where nothing is held; it costs nothing while the memory is not
-// full.
+// eased calls ease with mu held; it costs nothing while the memory is not full.
 func (m *Memory) eased() {
 	if !m.full.Load() || m.used.Load() > m.limit.Load()/2 {
 		return
@@ -106,20 +105,20 @@ func (m *Memory) eased() {
 	m.ease()
 }
 
-// ease ends the state of being full when half of the memory is free and nobody
-// was refused for a while. The caller holds mu.
+// ease ends the state of being full when half of the memory is free and no
+// request was refused for a while. The caller holds mu.
 func (m *Memory) ease() {
-	if m.used.Load() <= m.limit.Load()/2 && time.Since(m.refused) >= fullFor && m.full.CompareAndSwap(true, false) && m.told != nil {
-		m.told(false)
+	if m.used.Load() <= m.limit.Load()/2 && time.Since(m.refused) >= fullFor && m.full.CompareAndSwap(true, false) && m.onChange != nil {
+		m.onChange(false)
 	}
 }
 
-// Close ends what told hears, and waits for a call of it that goes on. What is
+// Close stops the calls of onChange, and waits for one that is running. What is
 // taken may be given back later.
 func (m *Memory) Close() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.told = nil
+	m.onChange = nil
 	if m.waits != nil {
 		m.waits.Stop()
 		m.waits = nil

@@ -62,7 +62,7 @@ func (m *Moves) wait(w *Wish) chan struct{} {
 	return turn
 }
 
-// next tells those who have their places now; mu is held.
+// next wakes those that have their places now; mu is held.
 func (m *Moves) next() {
 	for w := m.places.Next(); w != nil; w = m.places.Next() {
 		close(m.turn[w])

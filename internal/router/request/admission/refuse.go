@@ -15,8 +15,8 @@ const (
 	headerMaxWait  = "X-Dynctl-Max-Wait"
 )
 
-// Ask takes into the claim what a client's headers ask for. Only who may steer steps
-// forward; stepping back is everybody's.
+// Ask takes into the claim what a client's headers ask for. Every client may lower its
+// priority; only one that may steer raises it.
 func (c *Claim) Ask(h http.Header, steers bool) error {
 	if name := h.Get(headerPriority); name != "" {
 		b, ok := ParseBand(name)
@@ -43,10 +43,10 @@ type Queue struct {
 	Name string
 }
 
-// Refusal is what a client is told whose request is not let in, and why in a word for
-// metrics. Who finds no room is to come again when places took of late as long to come
-// free for all that wait in these queues, within reason.
-func Refusal(err error, queues ...Queue) (reason string, told error) {
+// Refusal is the answer to a request that is not let in, and its reason for metrics. A
+// request that finds no room is to come again after the time that those which wait in these
+// queues will take at the recent rate, a minute at most.
+func Refusal(err error, queues ...Queue) (reason string, answer error) {
 	switch {
 	case errors.Is(err, ErrClosed):
 		return "draining", &api.Error{Status: http.StatusServiceUnavailable, Code: api.CodeDraining, Message: "this router is stopping; send the request to another one", RetryAfter: time.Second, Err: err}

@@ -58,9 +58,9 @@ func TestRefusal(t *testing.T) {
 			{ErrHopeless, "overload", http.StatusTooManyRequests},
 			{fmt.Errorf("%w; why", ErrTimeout), "overload", http.StatusTooManyRequests},
 		} {
-			reason, told := Refusal(c.err, queues...)
-			e := api.FromError(told)
-			if reason != c.reason || e.Status != c.status || e.RetryAfter != time.Second || !errors.Is(told, c.err) {
+			reason, answer := Refusal(c.err, queues...)
+			e := api.FromError(answer)
+			if reason != c.reason || e.Status != c.status || e.RetryAfter != time.Second || !errors.Is(answer, c.err) {
 				t.Errorf("%v: %s, %+v", c.err, reason, e)
 			}
 		}
@@ -69,12 +69,12 @@ func TestRefusal(t *testing.T) {
 			queues[1].Line.turns.queue("m").tookAt++
 			<-time.After(10 * time.Second)
 		}
-		if _, told := Refusal(ErrFull, queues...); api.FromError(told).RetryAfter != 10*time.Second {
-			t.Errorf("with two places in 20 seconds: %+v", told)
+		if _, answer := Refusal(ErrFull, queues...); api.FromError(answer).RetryAfter != 10*time.Second {
+			t.Errorf("with two places in 20 seconds: %+v", answer)
 		}
 		other := errors.New("other")
-		if reason, told := Refusal(other, queues...); reason != "overload" || !errors.Is(told, other) {
-			t.Errorf("%s, %v", reason, told)
+		if reason, answer := Refusal(other, queues...); reason != "overload" || !errors.Is(answer, other) {
+			t.Errorf("%s, %v", reason, answer)
 		}
 	})
 }

@@ -66,10 +66,10 @@ type Waiter struct {
 }
 
 // Turns says whose turn it is to try. It is pure: it knows no clock, no goroutine and
-// no place, and whoever drives it tells what came of a try. Each waiter tries in its
+// no place; its caller reports what came of each try. Each waiter tries in its
 // turn; what it found nothing of is not tried again by others with the same needs until
-// something has changed. So nobody waits who could go, unless somebody forgets to tell
-// of a change.
+// something has changed. So no waiter stays that could go, as long as every change is
+// reported.
 //
 // In one queue the band comes first, and in a band the tenant that has been given less
 // than its share: start-time fair queueing over tokens by weight. Between queues the
@@ -109,7 +109,7 @@ func (t *Turns) Waiting() int { return t.n }
 // Change is the number of the newest change.
 func (t *Turns) Change() uint64 { return t.change }
 
-// Changed tells that something may have come free: all may try again.
+// Changed reports that something may have come free: all may try again.
 func (t *Turns) Changed() {
 	t.change++
 	clear(t.none)
@@ -212,7 +212,7 @@ func (t *Turns) Next() *Waiter {
 	return next
 }
 
-// Failed tells that w, which began to try when change was the newest one, found nothing
+// Failed reports that w, which began to try when change was the newest one, found nothing
 // of what it needs. Needs are words of the caller's, never empty.
 func (t *Turns) Failed(w *Waiter, needs string, change uint64) {
 	w.needs = w.Queue + "\x00" + needs
@@ -255,7 +255,7 @@ func (t *Turns) out(q *queue, w *Waiter) {
 	}
 }
 
-// lookBack is how old a place that was got may be to tell how fast a queue goes.
+// lookBack is how far back places that were got count for how fast a queue goes.
 const lookBack = 30 * time.Second
 
 // Wait is how long a request of a band that came to a queue now would wait, by the rate

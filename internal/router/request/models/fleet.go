@@ -43,19 +43,19 @@ func Ask(ctx context.Context, fleet *workers.Snapshot, aliases []Alias, ask func
 	return Merge(slices.DeleteFunc(answers, func(b []byte) bool { return b == nil }), aliases)
 }
 
-// NotServed is what a client is told that asks for a model which nobody of a fleet serves.
-// While models are still being told, a worker that has not told its own may serve it:
-// clients try again after a 503, not after a 404.
-func NotServed(asked string, fleet *workers.Snapshot, telling bool) *api.Error {
+// NotServed is the error for a client that asks for a model which no worker of a fleet
+// serves. While the router is starting, a worker that has not reported its models yet may
+// serve it: clients try again after a 503, not after a 404.
+func NotServed(asked string, fleet *workers.Snapshot, starting bool) *api.Error {
 	known := fleet.Models()
 	silent := func(w *workers.Worker) bool { return len(w.Models) == 0 }
 	wait := &api.Error{Status: http.StatusServiceUnavailable, Code: api.CodeNoDecodeWorker, RetryAfter: time.Second}
 	switch {
 	case len(known) == 0:
-		wait.Message = "no worker has told yet which models it serves"
+		wait.Message = "no worker has reported its models yet"
 		return wait
-	case telling && slices.ContainsFunc(fleet.Workers, silent):
-		wait.Message = fmt.Sprintf("no worker that has told its models serves %q, and others have not told yet; try again", api.Clip(asked))
+	case starting && slices.ContainsFunc(fleet.Workers, silent):
+		wait.Message = fmt.Sprintf("no worker that has reported its models serves %q, and others have not reported theirs yet; try again", api.Clip(asked))
 		return wait
 	}
 	e := &api.Error{Status: http.StatusNotFound, Code: api.CodeModelNotFound, Param: "model"}

@@ -12,8 +12,8 @@ import (
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
-// fleet is one worker for each list of models, which may be used; nobody has told the
-// models of an empty list.
+// fleet is one worker for each list of models, which may be used; one with an
+// empty list has not reported its models.
 func fleet(t *testing.T, lists ...[]string) *workers.Snapshot {
 	t.Helper()
 	r := workers.NewRegistry(func(workers.Event) {})
@@ -61,24 +61,24 @@ func TestAsk(t *testing.T) {
 	}
 }
 
-// TestNotServed: a model may be that of a worker which has not told yet, for a while; a
+// TestNotServed: a model may be that of a worker which has not reported its own yet, for a while; a
 // name that is nearly right is set right.
 func TestNotServed(t *testing.T) {
 	for _, c := range []struct {
-		asked   string
-		lists   [][]string
-		telling bool
-		status  int
-		text    string
+		asked    string
+		lists    [][]string
+		starting bool
+		status   int
+		text     string
 	}{
-		{"other", [][]string{{"m"}, nil}, true, http.StatusServiceUnavailable, `serves "other", and others have not told yet`},
+		{"other", [][]string{{"m"}, nil}, true, http.StatusServiceUnavailable, `serves "other", and others have not reported theirs yet`},
 		{"other", [][]string{{"m"}, nil}, false, http.StatusNotFound, `served here: ["m"]`},
 		{"other", [][]string{{"m"}}, true, http.StatusNotFound, `no worker serves the model "other"`},
-		{"other", [][]string{nil}, false, http.StatusServiceUnavailable, "no worker has told yet"},
+		{"other", [][]string{nil}, false, http.StatusServiceUnavailable, "no worker has reported its models yet"},
 		{"", [][]string{{"m", "n"}}, false, http.StatusNotFound, "the request names no model"},
 		{"llama-8", [][]string{{"llama-8b", "qwen"}}, false, http.StatusNotFound, `did you mean "llama-8b"?`},
 	} {
-		e := NotServed(c.asked, fleet(t, c.lists...), c.telling)
+		e := NotServed(c.asked, fleet(t, c.lists...), c.starting)
 		if e.Status != c.status || !strings.Contains(e.Message, c.text) || (e.RetryAfter > 0) != (c.status == http.StatusServiceUnavailable) {
 			t.Errorf("%q of %v: %d %s", c.asked, c.lists, e.Status, e.Message)
 		}

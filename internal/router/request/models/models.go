@@ -1,4 +1,4 @@
-// Package models is the answer to /v1/models, merged from what workers told.
+// Package models is the answer to /v1/models, merged from what workers answered.
 package models
 
 import (
@@ -21,7 +21,7 @@ type List struct {
 // once, in the order in which it is first seen, described as the first worker
 // that has it does. An alias whose target some worker has is added under its
 // own id with "root" naming the target. The error names the answers that could
-// not be read (by index); the list then holds what the others told.
+// not be read (by index); the list then holds those of the others.
 func Merge(answers [][]byte, aliases []Alias) (*List, error) {
 	l := &List{objects: make(map[string]json.RawMessage)}
 	var bad error
