@@ -32,7 +32,7 @@ func (r *Router) buildClients(c *settings.Config) error {
 	}
 	var err error
 	r.fleet, err = follower.New(follower.Options{
-		Registry: r.registry, Index: r.index, Guesses: r.guesses, Ledger: r.ledger, Feeds: feeds, Snapshot: c.Index.Snapshot,
+		Registry: r.registry, Index: r.index, Predicted: r.guesses, Ledger: r.ledger, Feeds: feeds, Snapshot: c.Index.Snapshot,
 		BlockOf: func(w *workers.Worker) int { return r.settings.Load().BlockOf(w) },
 		Learn:   r.monitor.Learn, Gone: r.metrics.ForgetWorker, Event: r.event,
 	})

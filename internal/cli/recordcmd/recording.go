@@ -57,9 +57,9 @@ func Observer(t *recorder.Tap) router.Observer {
 func observeBatch(t *recorder.Tap, o kvfeed.Observation) {
 	rank := kvfeed.Key{Worker: o.Worker, DP: o.DP}.String()
 	switch {
-	case o.Told && o.Began:
+	case o.OfFeed && o.Began:
 		t.Rank(rank, trace.RankInfo{Slot: uint32(o.Rank), BlockSize: o.BlockSize, Traits: o.Traits, New: !o.Kept})
-	case o.Told:
+	case o.OfFeed:
 		t.Feed(rank, o.Trusted)
 	case o.Cleared:
 		t.Clear(rank, o.Anew, o.Reason)

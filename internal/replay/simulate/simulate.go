@@ -266,7 +266,7 @@ func (r *run) publish(k *simRank, events []cache.Event) {
 		}
 		b.Events = append(b.Events, publish.Convert(e, r.block))
 	}
-	k.stream.Tell(b)
+	k.stream.ApplyUnnumbered(b)
 }
 
 // scrape reads the engines' own load figures, as the router does once in a

@@ -31,7 +31,7 @@ func newIndex(t *testing.T, o Options) *Index {
 	return x
 }
 
-func TestGuessesExpireAndAreRefreshed(t *testing.T) {
+func TestPredictionsExpireAndAreRefreshed(t *testing.T) {
 	x := newIndex(t, Options{TTL: time.Minute})
 	now := time.Unix(1000, 0)
 	l, s := chain(1, 2, 3, 4)
@@ -51,18 +51,18 @@ func TestGuessesExpireAndAreRefreshed(t *testing.T) {
 	}
 	x.Sent(1, 1, other, otherSeq, now.Add(91*time.Second))
 	if got := depth(x, 0, l); got != 0 || x.Blocks() != 1 {
-		t.Fatalf("overlap %d, %d guesses", got, x.Blocks())
+		t.Fatalf("overlap %d, %d predicted blocks", got, x.Blocks())
 	}
 }
 
-func TestGuessesAreBounded(t *testing.T) {
+func TestPredictionsAreBounded(t *testing.T) {
 	x := newIndex(t, Options{TTL: time.Hour, MaxBlocks: 100})
 	now := time.Unix(0, 0)
 	for i := range uint64(1000) {
 		l, s := chain(i*10+1, i*10+2, i*10+3)
 		x.Sent(kvindex.Rank(i%2), 1, l, s, now.Add(time.Duration(i)))
 		if n := x.Blocks(); n > 100 {
-			t.Fatalf("%d guesses", n)
+			t.Fatalf("%d predicted blocks", n)
 		}
 	}
 	l, s := chain(1, 2, 3)
@@ -94,7 +94,7 @@ func TestRemovedRanksAreForgotten(t *testing.T) {
 	}
 	x.RemoveRank(1)
 	if x.Blocks() != 0 {
-		t.Fatalf("%d guesses left", x.Blocks())
+		t.Fatalf("%d predicted blocks left", x.Blocks())
 	}
 }
 
@@ -111,7 +111,7 @@ func TestLateSends(t *testing.T) {
 	}
 	x.Sent(0, 1, l, s, now)
 	if depth(x, 0, l) != 0 || x.Blocks() != 0 {
-		t.Fatalf("%d guesses about the rank that has the slot", x.Blocks())
+		t.Fatalf("%d predicted blocks of the rank that has the slot", x.Blocks())
 	}
 	x.Sent(0, 2, l, s, now)
 	x.Sent(0, 1, l, s, now) // takes nothing away either
@@ -165,7 +165,7 @@ func TestLikeAListOfBlocks(t *testing.T) {
 				}
 			}
 			if x.Blocks() != len(model) {
-				t.Fatalf("%d guesses, want %d", x.Blocks(), len(model))
+				t.Fatalf("%d predicted blocks, want %d", x.Blocks(), len(model))
 			}
 			probe, names := chain(rapid.SliceOfN(rapid.Uint64Range(1, 3), 1, 8).Draw(t, "probe")...)
 			for r := range kvindex.Rank(2) {
@@ -185,7 +185,7 @@ func TestLikeAListOfBlocks(t *testing.T) {
 		locals, seq := chain(9)
 		x.Sent(0, 1, locals, seq, now)
 		if x.Blocks() != 1 || x.segments() != 1 {
-			t.Fatalf("%d guesses in %d segments left after all expired", x.Blocks(), x.segments())
+			t.Fatalf("%d predicted blocks in %d segments left after all expired", x.Blocks(), x.segments())
 		}
 	})
 }

@@ -29,10 +29,10 @@ import (
 
 // Options are what a Follower works on; none may be missing but Snapshot.
 type Options struct {
-	Registry *workers.Registry
-	Index    *kvindex.Index
-	Guesses  *approx.Index
-	Ledger   *ledger.Ledger
+	Registry  *workers.Registry
+	Index     *kvindex.Index
+	Predicted *approx.Index
+	Ledger    *ledger.Ledger
 	// Feeds are the options of the feeds; Index and Sources are filled in.
 	Feeds kvfeed.Options
 	// Snapshot is a file that keeps the index across restarts; empty for none.
@@ -53,10 +53,10 @@ type Follower struct {
 
 	// places is held while ranks get or lose their places, and while one is
 	// copied into a snapshot: what is copied belongs to whom it is said to.
-	places   sync.Mutex             // guards the fields below; before mu
-	once     map[*workers.Rank]bool // ranks whose engine does not tell of single copies
-	last     *workers.Snapshot
-	restored map[uint32]restoredRank // by slot: what a snapshot brought back
+	places       sync.Mutex             // guards the fields below; before mu
+	ignoreCopies map[*workers.Rank]bool // ranks whose engine does not tell of single copies
+	last         *workers.Snapshot
+	restored     map[uint32]restoredRank // by slot: what a snapshot brought back
 
 	// feeding holds at each slot the rank whose KV events are fed, if one's are;
 	// read on the request path.
@@ -76,7 +76,7 @@ type feedOf struct {
 
 // New makes a follower and its feeds.
 func New(o Options) (*Follower, error) {
-	f := &Follower{Options: o, once: map[*workers.Rank]bool{}, open: map[*workers.Rank]feedOf{}, count: map[*workers.Rank]*rankCount{}}
+	f := &Follower{Options: o, ignoreCopies: map[*workers.Rank]bool{}, open: map[*workers.Rank]feedOf{}, count: map[*workers.Rank]*rankCount{}}
 	f.feeding.Store(new([]*workers.Rank))
 	o.Feeds.Index, o.Feeds.Sources, o.Feeds.Process = o.Index, f.sources, f.process
 	var err error
@@ -190,7 +190,7 @@ func (f *Follower) follow(now *workers.Snapshot) {
 		}
 		for _, k := range c.Started {
 			slot := kvindex.Rank(k.Slot)
-			if err := errors.Join(f.claim(k), f.Guesses.AddRank(slot, k.Number, k.Label)); err != nil {
+			if err := errors.Join(f.claim(k), f.Predicted.AddRank(slot, k.Number, k.Label)); err != nil {
 				f.Event(eventlog.Event{
 					Kind: "rank_refused", Severity: eventlog.Error, Worker: k.WorkerName, Rank: k.Label,
 					Text: fmt.Sprintf("rank %s has no place in the index and is routed without cache knowledge: %v", k.Label, err),
@@ -215,11 +215,11 @@ func (f *Follower) retire(k *workers.Rank) {
 	f.mu.Lock()
 	delete(f.count, k)
 	f.mu.Unlock()
-	delete(f.once, k)
+	delete(f.ignoreCopies, k)
 	slot := kvindex.Rank(k.Slot)
 	f.Index.RemoveRank(slot)
 	delete(f.restored, k.Slot) // its blocks went with the place
-	f.Guesses.RemoveRank(slot)
+	f.Predicted.RemoveRank(slot)
 	f.Ledger.Forget(k)
 	f.Registry.ReleaseRanks(k)
 }
@@ -249,12 +249,12 @@ func (f *Follower) feed(w *workers.Worker, k *workers.Rank) {
 		return
 	}
 	traits := stated(w)
-	if traits.Once || fed && stated(old.worker).Once {
-		f.once[k] = traits.Once
+	if traits.IgnoreCopies || fed && stated(old.worker).IgnoreCopies {
+		f.ignoreCopies[k] = traits.IgnoreCopies
 	}
-	from := f.resume(k, block, traits.Once)
-	disbelieved := f.once[k] && !traits.Once
-	traits.Once = f.once[k]
+	from := f.resume(k, block, traits.IgnoreCopies)
+	disbelieved := f.ignoreCopies[k] && !traits.IgnoreCopies
+	traits.IgnoreCopies = f.ignoreCopies[k]
 	key := kvfeed.Key{Worker: w.Name, DP: k.DP, Host: w.URL.Hostname(), Start: w.DPStart, BlockSize: block, Traits: traits, CopiesDisbelieved: disbelieved}
 	if err := f.feeds.Add(kvindex.Rank(k.Slot), key, want, from); err != nil {
 		f.Event(eventlog.Event{
@@ -270,7 +270,7 @@ func (f *Follower) feed(w *workers.Worker, k *workers.Rank) {
 
 // stated is what is known of a worker's engine beside its events.
 func stated(w *workers.Worker) kvgroup.Traits {
-	return kvgroup.Traits{Once: w.KVCopies == workers.CopiesSingle, Drops: w.LastBlock == workers.LastBlockDropped, Chunk: w.AttentionChunk, HashAlgorithm: w.KVHash, HashSeed: w.KVHashSeed}
+	return kvgroup.Traits{IgnoreCopies: w.KVCopies == workers.CopiesSingle, Drops: w.LastBlock == workers.LastBlockDropped, Chunk: w.AttentionChunk, HashAlgorithm: w.KVHash, HashSeed: w.KVHashSeed}
 }
 
 // auditEvery is how often the index is held against the engines' capacity.
@@ -293,16 +293,16 @@ func (f *Follower) audit() {
 		}
 		for _, k := range w.Ranks {
 			s, ok := f.Index.RankStats(kvindex.Rank(k.Slot))
-			if !ok || f.once[k] || s.Copies == 0 || f.BlockOf(w) != w.BlockSize || s.Blocks+s.Copies <= room {
+			if !ok || f.ignoreCopies[k] || s.Copies == 0 || f.BlockOf(w) != w.BlockSize || s.Blocks+s.Copies <= room {
 				continue
 			}
-			f.once[k] = true
+			f.ignoreCopies[k] = true
 			f.unfeed(k)
 			f.Index.ClearRank(kvindex.Rank(k.Slot))
 			f.feed(w, k)
 			f.publish()
 			f.Event(eventlog.Event{Kind: "copies_disbelieved", Severity: eventlog.Warn, Worker: w.Name, Rank: k.Label,
-				Text: fmt.Sprintf("the events of %s add up to %d blocks and %d further copies, but it has room for %d: it does not tell the removal of single copies; its entries are built anew without counting them", k.Label, s.Blocks, s.Copies, room)})
+				Text: fmt.Sprintf("the events of %s add up to %d blocks and %d further copies, but it has room for %d: it does not publish the removal of single copies; its entries are built anew without counting them", k.Label, s.Blocks, s.Copies, room)})
 		}
 	}
 }

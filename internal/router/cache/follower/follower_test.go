@@ -35,7 +35,7 @@ func newStand(t testing.TB, snapshot string) *stand {
 	t.Helper()
 	s := &stand{}
 	o := Options{
-		Registry: workers.NewRegistry(func(workers.Event) {}), Index: kvindex.New(kvindex.Options{MaxBlocks: 1 << 12}), Guesses: approx.New(approx.Options{}), Ledger: ledger.New(),
+		Registry: workers.NewRegistry(func(workers.Event) {}), Index: kvindex.New(kvindex.Options{MaxBlocks: 1 << 12}), Predicted: approx.New(approx.Options{}), Ledger: ledger.New(),
 		Feeds: kvfeed.Options{BlockSize: 16}, Snapshot: snapshot,
 		BlockOf: func(*workers.Worker) int { return 16 },
 		Learn:   func(context.Context, *workers.Worker) error { return errors.New("nobody to ask") },
@@ -47,7 +47,7 @@ func newStand(t testing.TB, snapshot string) *stand {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := errors.Join(o.Index.Close(), o.Guesses.Close()); err != nil {
+		if err := errors.Join(o.Index.Close(), o.Predicted.Close()); err != nil {
 			t.Error(err)
 		}
 	})
@@ -114,7 +114,7 @@ func TestPlaces(t *testing.T) {
 		t.Errorf("slot %d is not used again but %d", b.Ranks[0].Slot, c.Ranks[0].Slot)
 	}
 	if len(s.kinds) != 0 {
-		t.Errorf("told %q", s.kinds)
+		t.Errorf("events %q", s.kinds)
 	}
 }
 
@@ -267,7 +267,7 @@ func TestSnapshot(t *testing.T) {
 	now := newStand(t, path)
 	now.restore()
 	if _, ok := now.Index.RankStats(slot); !ok || !slices.Equal(now.kinds, []string{"snapshot_restored"}) {
-		t.Errorf("after a restart: rank %v, told %q", ok, now.kinds)
+		t.Errorf("after a restart: rank %v, events %q", ok, now.kinds)
 	}
 	now.expire()
 	if _, ok := now.Index.RankStats(slot); ok {
@@ -283,14 +283,14 @@ func TestSnapshot(t *testing.T) {
 	cut := newStand(t, path)
 	cut.restore()
 	if cut.restored != nil || !slices.Equal(cut.kinds, []string{"snapshot_refused"}) {
-		t.Errorf("a file that is cut: %v, told %q", cut.restored, cut.kinds)
+		t.Errorf("a file that is cut: %v, events %q", cut.restored, cut.kinds)
 	}
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
 	}
 	none := newStand(t, path)
 	if none.restore(); len(none.kinds) != 0 {
-		t.Errorf("without a file: told %q", none.kinds)
+		t.Errorf("without a file: events %q", none.kinds)
 	}
 }
 
@@ -318,7 +318,7 @@ func FuzzSnapshot(f *testing.F) {
 		}
 		s := newStand(t, path)
 		if s.restore(); len(s.kinds) != 1 {
-			t.Errorf("told %q", s.kinds)
+			t.Errorf("events %q", s.kinds)
 		}
 		s.expire()
 	})

@@ -358,12 +358,12 @@ func TestRoomOfAPool(t *testing.T) {
 		l.last = &fleet
 		l.places.Unlock()
 		l.audit()
-		if l.places.Lock(); l.once[w.Ranks[0]] == tt.believed {
+		if l.places.Lock(); l.ignoreCopies[w.Ranks[0]] == tt.believed {
 			t.Errorf("%d blocks and %d copies, a pool of %d: copies are believed: %v", s.Blocks, s.Copies, tt.pool, !tt.believed)
 		}
 		l.places.Unlock()
 		if s := l.feeds.Status(); len(s) != 1 || s[0].CopiesDisbelieved == tt.believed {
-			t.Errorf("a pool of %d: copies are believed: %v, and told otherwise: %+v", tt.pool, tt.believed, s)
+			t.Errorf("a pool of %d: copies are believed: %v, and the status says otherwise: %+v", tt.pool, tt.believed, s)
 		}
 	}
 }

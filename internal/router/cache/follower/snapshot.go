@@ -40,9 +40,9 @@ type snapshotHead struct {
 
 // snapshotRank is what the feed of a rank needs to go on from its blocks.
 type snapshotRank struct {
-	Block    int               `json:"block_size_tokens"`
-	Once     bool              `json:"once,omitempty"`
-	Position kvstream.Position `json:"position"`
+	Block        int               `json:"block_size_tokens"`
+	IgnoreCopies bool              `json:"once,omitempty"`
+	Position     kvstream.Position `json:"position"`
 }
 
 // restoredRank is a rank from a snapshot whose worker has not come yet.
@@ -74,7 +74,7 @@ func (f *Follower) note(slot kvindex.Rank, label string, take func()) (note []by
 		if !ok {
 			return
 		}
-		b, err := json.Marshal(snapshotRank{Block: of.block, Once: f.once[k], Position: p})
+		b, err := json.Marshal(snapshotRank{Block: of.block, IgnoreCopies: f.ignoreCopies[k], Position: p})
 		if err == nil { // numbers and words always can be
 			take()
 			note = b
@@ -198,11 +198,11 @@ func (f *Follower) resume(k *workers.Rank, block int, single bool) *kvstream.Pos
 		return nil
 	}
 	delete(f.restored, k.Slot)
-	if old.Block != block || single && !old.Once {
+	if old.Block != block || single && !old.IgnoreCopies {
 		f.Index.ClearRank(kvindex.Rank(k.Slot))
 		return nil
 	}
-	f.once[k] = old.Once
+	f.ignoreCopies[k] = old.IgnoreCopies
 	return &old.Position
 }
 

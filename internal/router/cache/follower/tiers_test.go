@@ -43,7 +43,7 @@ func TestStopKeepsGroupsAndTiers(t *testing.T) {
 			for i, p := range k.payloads {
 				g.offer(i, p, kvstream.Apply)
 			}
-			if s.Tiers != g.s.Tiers() || s.TiersTold != g.s.TiersTold() || len(s.CacheGroups) > 1 != (k.groups > 1) {
+			if s.Tiers != g.s.Tiers() || s.TiersReported != g.s.TiersReported() || len(s.CacheGroups) > 1 != (k.groups > 1) {
 				t.Errorf("after the restart tiers have %+v, without it %+v; groups %+v", s.Tiers, g.s.Tiers(), s.CacheGroups)
 			}
 			found, beyond := 0, decision.Tiers{}
@@ -62,7 +62,7 @@ func TestStopKeepsGroupsAndTiers(t *testing.T) {
 				found += n
 				beyond.CPU += got.CPU
 			}
-			if found == 0 || (beyond.CPU > 0) != s.TiersTold {
+			if found == 0 || (beyond.CPU > 0) != s.TiersReported {
 				t.Errorf("as a recording it proves nothing: %d blocks, %+v", found, beyond)
 			}
 		})

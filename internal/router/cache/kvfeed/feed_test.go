@@ -28,7 +28,7 @@ func TestFeedJoinsLateAndReplays(t *testing.T) {
 		f.add(p.source(true))
 		p.subscribed()
 		p.steps(30)
-		s := f.settled(p)
+		s := f.caughtUp(p)
 		f.equals(p)
 		if !s.Complete || !s.Trusted || !f.Trusted(0) || s.Dropped != 0 || s.Parts != parts {
 			t.Errorf("status %+v", s)
@@ -49,19 +49,19 @@ func TestFeedWithoutReplay(t *testing.T) {
 	f.add(p.source(false))
 	p.subscribed()
 	p.steps(20)
-	s := f.settled(p)
+	s := f.caughtUp(p)
 	f.within(p)
 	if s.Complete || s.Gaps != 0 {
 		t.Errorf("joined late without a replay: %+v", s)
 	}
 	p.step(false) // lost
 	p.steps(20)
-	s = f.settled(p)
+	s = f.caughtUp(p)
 	f.within(p)
 	if s.Gaps != 1 || s.Missing != 1 || s.Lost != 1 || s.Dropped != 1 {
 		t.Errorf("after a gap: %+v", s)
 	}
-	if f.told("feed.gap") != 1 || f.told("feed.unknown") != 1 {
+	if f.emitted("feed.gap") != 1 || f.emitted("feed.unknown") != 1 {
 		t.Errorf("events %+v", f.events)
 	}
 }
@@ -93,7 +93,7 @@ func TestFeedReasonIsOfNow(t *testing.T) {
 		"found by a look at the replay": {true, 0, func(_ *fixture, p *publisher) { p.step(false) }, all},
 		"some lost, found by a look at the replay": {true, 0, func(f *fixture, p *publisher) {
 			p.steps(2)
-			f.settled(p)
+			f.caughtUp(p)
 			p.set(func() { p.window = 4 })
 			for range 3 {
 				p.step(false)
@@ -128,18 +128,18 @@ func TestFeedOutlivesSilence(t *testing.T) {
 	f.add(p.source(false))
 	p.subscribed()
 	p.steps(20)
-	f.settled(p)
+	f.caughtUp(p)
 	silent := time.Now()
 	f.until(func(Status) bool { return time.Since(silent) > 3*beat })
 	p.steps(5)
-	if s := f.settled(p); s.Connects != 1 || s.Dropped != 0 || s.Gaps != 0 || f.told("feed.disconnected") != 0 {
+	if s := f.caughtUp(p); s.Connects != 1 || s.Dropped != 0 || s.Gaps != 0 || f.emitted("feed.disconnected") != 0 {
 		t.Errorf("after silence: %+v", s)
 	}
 	f.equals(p)
 	p.hangUp(func() {})
 	p.subscribed()
 	p.steps(5)
-	if s := f.until(func(s Status) bool { return s.State == Live && s.Connects == 2 && s.LastSeq == int64(len(p.e.Log))-1 }); s.Dropped != 1 || f.told("feed.disconnected") != 1 {
+	if s := f.until(func(s Status) bool { return s.State == Live && s.Connects == 2 && s.LastSeq == int64(len(p.e.Log))-1 }); s.Dropped != 1 || f.emitted("feed.disconnected") != 1 {
 		t.Errorf("after a cut: %+v", s)
 	}
 	f.within(p)
@@ -157,7 +157,7 @@ func TestFeedClosesGap(t *testing.T) {
 		p.step(false)
 		p.step(false)
 		p.steps(3)
-		f.settled(p)
+		f.caughtUp(p)
 		f.equals(p)
 	}
 	s := f.one()
@@ -173,13 +173,13 @@ func TestFeedGapBeyondTheReplay(t *testing.T) {
 	f.add(p.source(true))
 	p.subscribed()
 	p.steps(20)
-	f.settled(p)
+	f.caughtUp(p)
 	for range 10 {
 		p.step(false)
 	}
 	p.set(func() { p.window = 25 })
 	p.steps(5)
-	s := f.settled(p)
+	s := f.caughtUp(p)
 	f.within(p)
 	if s.Dropped == 0 || s.Lost != 5 || s.Complete {
 		t.Errorf("status %+v", s)
@@ -201,11 +201,11 @@ func TestFeedFetchesDamagedAgain(t *testing.T) {
 	f.add(p.source(true))
 	p.subscribed()
 	p.steps(20)
-	f.settled(p)
+	f.caughtUp(p)
 	p.damaged()
 	f.until(func(s Status) bool { return s.State == Live && s.Complete && s.Dropped == 2 })
 	p.steps(5)
-	f.settled(p)
+	f.caughtUp(p)
 	f.equals(p)
 }
 
@@ -230,7 +230,7 @@ func TestFeedKeepsWhatTheReplayHasNot(t *testing.T) {
 			f.add(p.source(true))
 			p.subscribed()
 			p.steps(30)
-			f.settled(p)
+			f.caughtUp(p)
 			asked := f.one().Replays
 			p.set(func() { change(p) })
 			p.damaged()
@@ -239,8 +239,8 @@ func TestFeedKeepsWhatTheReplayHasNot(t *testing.T) {
 				return s.Replays == asked+1 && s.State == Live && s.LastSeq == int64(len(p.e.Log))-1
 			})
 			f.within(p)
-			if s.Dropped != 1 || f.told("feed.unknown") != 1 || len(kvmodel.Holds(t, f.x)) == 0 {
-				t.Errorf("emptied %d times, told %d, %d blocks left: %s", s.Dropped, f.told("feed.unknown"), len(kvmodel.Holds(t, f.x)), f.show())
+			if s.Dropped != 1 || f.emitted("feed.unknown") != 1 || len(kvmodel.Holds(t, f.x)) == 0 {
+				t.Errorf("emptied %d times, %d events, %d blocks left: %s", s.Dropped, f.emitted("feed.unknown"), len(kvmodel.Holds(t, f.x)), f.show())
 			}
 		})
 	}
@@ -257,7 +257,7 @@ func TestFeedNoticesRestart(t *testing.T) {
 			p.subscribed()
 			f.until(func(s Status) bool { return s.State == Live })
 			p.steps(20)
-			f.settled(p)
+			f.caughtUp(p)
 			p.hangUp(func() {
 				f.until(func(s Status) bool { return s.State == Connecting })
 				if f.Trusted(0) {
@@ -272,7 +272,7 @@ func TestFeedNoticesRestart(t *testing.T) {
 			})
 			p.subscribed()
 			p.steps(10)
-			s := f.settled(p)
+			s := f.caughtUp(p)
 			if replay {
 				f.equals(p)
 				if !s.Complete || s.Restarts != 1 {
@@ -297,7 +297,7 @@ func TestFeedReconnects(t *testing.T) {
 	p.subscribed()
 	f.until(func(s Status) bool { return s.State == Live })
 	p.steps(20)
-	f.settled(p)
+	f.caughtUp(p)
 	p.hangUp(func() {
 		f.until(func(s Status) bool { return s.State == Connecting })
 		for range 300 { // more than the feed remembers stamps of
@@ -305,7 +305,7 @@ func TestFeedReconnects(t *testing.T) {
 		}
 	})
 	p.subscribed()
-	s := f.settled(p)
+	s := f.caughtUp(p)
 	f.equals(p)
 	if s.Dropped != 0 || s.Restarts != 0 || !s.Complete || s.Connects != 2 {
 		t.Errorf("status %+v", s)
@@ -326,36 +326,36 @@ func TestFeedKeepsWhatIsProven(t *testing.T) {
 	for name, c := range map[string]struct {
 		miss    int     // batches sent while the connection is lost
 		restart bool    // so that the next batch has the number expected
-		before  float64 // start of the process as told before
+		before  float64 // start of the process as learned before
 		after   float64 // and after the connection came back
-		early   bool    // that was told before the connection was lost
+		early   bool    // that was learned before the connection was lost
 		kept    bool
 	}{
 		"nothing missed":                      {0, false, first, first, false, true},
 		"one batch missed":                    {1, false, first, first, false, false},
 		"another process":                     {0, true, first, first + 1e5, false, false},
-		"another process, told too soon":      {0, true, first + 1e5, first + 1e5, false, false},
+		"another process, learned too soon":   {0, true, first + 1e5, first + 1e5, false, false},
 		"another process, and clock set back": {0, true, first, first - 10, false, false},
-		"the same, told before the loss":      {0, true, first, first - 10, true, false},
-		"told no more":                        {0, false, first, math.NaN(), false, false},
-		"never told":                          {0, false, math.NaN(), math.NaN(), false, false},
-		"told late only":                      {0, false, math.NaN(), first, false, false},
+		"the same, learned before the loss":   {0, true, first, first - 10, true, false},
+		"not learned any more":                {0, false, first, math.NaN(), false, false},
+		"never learned":                       {0, false, math.NaN(), math.NaN(), false, false},
+		"learned late only":                   {0, false, math.NaN(), first, false, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			p := newPublisher(t, 40, 2)
-			var told atomic.Pointer[answer]
-			told.Store(&answer{c.before, time.Now()})
+			var process atomic.Pointer[answer]
+			process.Store(&answer{c.before, time.Now()})
 			f := newFixture(t, func(o *Options) {
-				o.Process = func(string, int) (float64, time.Time) { a := told.Load(); return a.started, a.at }
+				o.Process = func(string, int) (float64, time.Time) { a := process.Load(); return a.started, a.at }
 			})
 			f.add(p.source(false))
 			p.subscribed()
 			f.until(func(s Status) bool { return s.State == Live })
 			p.steps(20)
-			f.settled(p)
+			f.caughtUp(p)
 			if c.early {
-				told.Store(&answer{c.after, time.Now()})
+				process.Store(&answer{c.after, time.Now()})
 			}
 			p.hangUp(func() {
 				f.until(func(s Status) bool { return s.State == Connecting })
@@ -376,16 +376,16 @@ func TestFeedKeepsWhatIsProven(t *testing.T) {
 				// The engine has not been asked since: nothing is used, nothing dropped,
 				// and nothing said to be missing.
 				f.until(func(s Status) bool { return s.State == "verifying" })
-				if s := f.one(); s.Trusted || s.Dropped != 0 || s.Gaps != 0 || f.told("feed.verifying") != 1 {
+				if s := f.one(); s.Trusted || s.Dropped != 0 || s.Gaps != 0 || f.emitted("feed.verifying") != 1 {
 					t.Errorf("before the proof: %+v", s)
 				}
 			}
-			told.Store(&answer{c.after, time.Now()})
-			f.settled(p)
+			process.Store(&answer{c.after, time.Now()})
+			f.caughtUp(p)
 			p.steps(10)
-			s := f.settled(p)
+			s := f.caughtUp(p)
 			f.within(p)
-			if c.kept != (s.Dropped == 0) || c.kept != (f.told("feed.kept") == 1) {
+			if c.kept != (s.Dropped == 0) || c.kept != (f.emitted("feed.kept") == 1) {
 				t.Errorf("status %+v", s)
 			}
 			if c.kept {
@@ -415,7 +415,7 @@ func TestFeedWithoutEndMarker(t *testing.T) {
 	p.hangUp(func() { f.until(func(s Status) bool { return s.State == Connecting }) })
 	p.subscribed()
 	p.steps(10)
-	f.settled(p)
+	f.caughtUp(p)
 	f.within(p)
 }
 
@@ -431,7 +431,7 @@ func TestFeedReplayJoinsLive(t *testing.T) {
 	p.steps(5)
 	p.step(false)
 	p.steps(5)
-	s := f.settled(p)
+	s := f.caughtUp(p)
 	f.equals(p)
 	if s.ReplayErrors != 0 || s.Dropped != 0 || !s.Complete {
 		t.Errorf("status %+v", s)
@@ -446,7 +446,7 @@ func TestFeedNoticesYoungerPublisher(t *testing.T) {
 	f.add(p.source(true))
 	p.subscribed()
 	p.steps(20)
-	f.settled(p)
+	f.caughtUp(p)
 	p.hangUp(func() {
 		f.until(func(s Status) bool { return s.State == Connecting })
 		p.set(func() { p.e.Restart() })
@@ -454,7 +454,7 @@ func TestFeedNoticesYoungerPublisher(t *testing.T) {
 			p.step(false)
 		}
 	})
-	s := f.settled(p)
+	s := f.caughtUp(p)
 	f.equals(p)
 	if s.Restarts != 1 || !s.Complete {
 		t.Errorf("status %+v", s)
@@ -469,7 +469,7 @@ func TestFeedReconnectsTooLate(t *testing.T) {
 	f.add(p.source(true))
 	p.subscribed()
 	p.steps(20)
-	f.settled(p)
+	f.caughtUp(p)
 	p.hangUp(func() {
 		f.until(func(s Status) bool { return s.State == Connecting })
 		for range 20 {
@@ -477,7 +477,7 @@ func TestFeedReconnectsTooLate(t *testing.T) {
 		}
 		p.set(func() { p.window = 30 })
 	})
-	s := f.settled(p)
+	s := f.caughtUp(p)
 	f.within(p)
 	if s.Lost != 10 || s.Dropped != 1 || s.Complete {
 		t.Errorf("status %+v", s)
@@ -492,14 +492,14 @@ func TestFeedSilentReplay(t *testing.T) {
 	f.add(p.source(true))
 	p.subscribed()
 	p.steps(20)
-	s := f.settled(p)
+	s := f.caughtUp(p)
 	f.within(p)
 	if s.ReplayErrors == 0 {
 		t.Errorf("status %+v", s)
 	}
 	p.step(false)
 	p.steps(10)
-	f.settled(p)
+	f.caughtUp(p)
 	f.within(p)
 }
 
@@ -512,11 +512,11 @@ func TestFeedVerifiesQuietPublisher(t *testing.T) {
 	f.add(p.source(true))
 	p.subscribed()
 	p.steps(10)
-	f.settled(p)
+	f.caughtUp(p)
 	for range 5 {
 		p.step(false)
 	}
-	s := f.settled(p)
+	s := f.caughtUp(p)
 	f.equals(p)
 	if s.Dropped != 0 || s.Gaps != 0 {
 		t.Errorf("status %+v", s)
@@ -530,14 +530,14 @@ func TestFeedGoesStale(t *testing.T) {
 	f.add(p.source(true))
 	p.subscribed()
 	p.steps(5)
-	f.settled(p)
+	f.caughtUp(p)
 	p.hangUp(func() {
 		s := f.until(func(s Status) bool { return s.State == Stale })
-		if s.Trusted || f.Trusted(0) || f.Usable(0, 9, &kvgroup.Prompt{}, nil) != 0 || s.Reason == "" || f.told("feed.stale") != 1 {
+		if s.Trusted || f.Trusted(0) || f.Usable(0, 9, &kvgroup.Prompt{}, nil) != 0 || s.Reason == "" || f.emitted("feed.stale") != 1 {
 			t.Errorf("status %+v", s)
 		}
 	})
-	f.settled(p)
+	f.caughtUp(p)
 	f.equals(p)
 }
 
@@ -564,7 +564,7 @@ func TestFeedAsksForSources(t *testing.T) {
 	f.add(workers.EventSource{}) // not known at all
 	p.subscribed()
 	p.steps(5)
-	f.settled(p)
+	f.caughtUp(p)
 
 	q := newPublisher(t, 11, 1)
 	src2 := q.source(true)
@@ -572,9 +572,9 @@ func TestFeedAsksForSources(t *testing.T) {
 	p.hangUp(func() {
 		q.subscribed()
 		q.steps(7)
-		s := f.settled(q)
+		s := f.caughtUp(q)
 		f.equals(q)
-		if s.Endpoint != q.pubAt || f.told("feed.source") != 1 || s.SourceErrors != 1 {
+		if s.Endpoint != q.pubAt || f.emitted("feed.source") != 1 || s.SourceErrors != 1 {
 			t.Errorf("status %+v", s)
 		}
 	})
@@ -590,7 +590,7 @@ func TestFeedBeginsEmpty(t *testing.T) {
 	ops.Store(0, false, []uint64{1}, []uint64{2})
 	f.x.Apply(0, &ops)
 	f.add(p.source(true))
-	f.settled(p)
+	f.caughtUp(p)
 	kvmodel.Equal(t, "index", p.e.Set(), kvmodel.Holds(t, f.x))
 }
 
@@ -606,7 +606,7 @@ func TestFeedResumes(t *testing.T) {
 			f.add(p.source(true))
 			p.subscribed()
 			p.steps(20)
-			f.settled(p)
+			f.caughtUp(p)
 			var pos kvstream.Position
 			var ok bool
 			f.Freeze(0, func(p kvstream.Position, known bool) { pos, ok = p, known })
@@ -625,7 +625,7 @@ func TestFeedResumes(t *testing.T) {
 			if err := f.Add(0, Key{Worker: "w"}, p.source(true), &pos); err != nil {
 				t.Fatal(err)
 			}
-			s := f.settled(p)
+			s := f.caughtUp(p)
 			kvmodel.Equal(t, "index", p.e.Set(), kvmodel.Holds(t, f.x))
 			if (s.Dropped == 0) != same {
 				t.Errorf("status %+v", s)

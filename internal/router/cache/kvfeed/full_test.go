@@ -19,7 +19,7 @@ func TestFullIndexRecovers(t *testing.T) {
 	for len(p.e.Held) < 8 {
 		p.steps(1)
 	}
-	if s := f.settled(p); s.Refused == 0 {
+	if s := f.caughtUp(p); s.Refused == 0 {
 		t.Fatalf("nothing was refused: %+v", s)
 	}
 	kvmodel.Subset(t, "index", p.e.Set(), kvmodel.Holds(t, x))
@@ -39,7 +39,7 @@ func TestFullIndexBeyondTheReplay(t *testing.T) {
 	for len(p.e.Held) < 8 {
 		p.steps(1)
 	}
-	if s := f.settled(p); s.Refused == 0 || s.Reason != reasonFull {
+	if s := f.caughtUp(p); s.Refused == 0 || s.Reason != reasonFull {
 		t.Fatalf("nothing was refused: %+v", s)
 	}
 	p.set(func() { p.window = len(p.e.Log) - 1 })
@@ -64,7 +64,7 @@ func TestFullIndexIsToldOnce(t *testing.T) {
 		for len(p.e.Held) < 8 {
 			p.steps(1)
 		}
-		if s := f.settled(p); s.Refused == 0 {
+		if s := f.caughtUp(p); s.Refused == 0 {
 			t.Fatalf("nothing was refused: %+v", s)
 		}
 		p.set(func() { broken(p) })
@@ -74,8 +74,8 @@ func TestFullIndexIsToldOnce(t *testing.T) {
 			p.steps(1)
 			f.until(func(s Status) bool { return s.LastSeq == int64(len(p.e.Log))-1 })
 		}
-		if n := f.told("feed.full"); n != 1 {
-			t.Errorf("%s: told %d times that the index is full: %+v", name, n, f.one())
+		if n := f.emitted("feed.full"); n != 1 {
+			t.Errorf("%s: %d events that the index is full: %+v", name, n, f.one())
 		}
 	}
 }
@@ -88,12 +88,12 @@ func TestFullIndexIsToldAgain(t *testing.T) {
 	f.add(p.source(false))
 	p.subscribed()
 	for life := 1; life <= 2; life++ {
-		for n := 0; f.told("feed.full") < life; n++ {
+		for n := 0; f.emitted("feed.full") < life; n++ {
 			if n == 100 {
-				t.Fatalf("life %d: told %d times: %+v", life, f.told("feed.full"), f.one())
+				t.Fatalf("life %d: %d events: %+v", life, f.emitted("feed.full"), f.one())
 			}
 			p.steps(1)
-			f.settled(p)
+			f.caughtUp(p)
 		}
 		if s := f.one(); s.Reason != reasonFull {
 			t.Errorf("life %d: %+v", life, s)

@@ -18,7 +18,7 @@ func TestGroupsAreShown(t *testing.T) {
 	f.add(p.source(true))
 	p.subscribed()
 	p.steps(3)
-	if s := f.settled(p); len(s.CacheGroups) != 0 {
+	if s := f.caughtUp(p); len(s.CacheGroups) != 0 {
 		t.Errorf("a plain rank has groups: %+v", s.CacheGroups)
 	}
 	p.set(func() {
@@ -34,7 +34,7 @@ func TestGroupsAreShown(t *testing.T) {
 	p.hangUp(func() { p.set(p.e.Restart) })
 	p.subscribed()
 	p.steps(3)
-	if s := f.settled(p); len(s.CacheGroups) != 0 {
+	if s := f.caughtUp(p); len(s.CacheGroups) != 0 {
 		t.Errorf("after a restart: %+v", s.CacheGroups)
 	}
 }

@@ -59,7 +59,7 @@ func TestHostilePublisher(t *testing.T) {
 			good.steps(1)
 		}
 	}
-	f.settled(good)
+	f.caughtUp(good)
 	f.equals(good)
 	s := f.until(func(Status) bool { return f.Status()[1].Batches+f.Status()[1].Duplicates > 100 })
 	if s.Dropped != 0 {
@@ -69,7 +69,7 @@ func TestHostilePublisher(t *testing.T) {
 	if b.Replays > 4 {
 		t.Errorf("%d replays, the budget is 4", b.Replays)
 	}
-	if n := f.told("feed.unknown") + f.told("feed.gap") + f.told("feed.restart"); n > 4*emitBurst {
+	if n := f.emitted("feed.unknown") + f.emitted("feed.gap") + f.emitted("feed.restart"); n > 4*emitBurst {
 		t.Errorf("%d events for one rank in a moment", n)
 	}
 	if n := len(f.one().Reason); n > 1000 {
@@ -114,7 +114,7 @@ func TestHeldBatchesAreBounded(t *testing.T) {
 	// The next connection gets what this one could not hold.
 	p.set(func() { p.silent = false })
 	p.hangUp(func() { f.until(func(s Status) bool { return s.State == Connecting }) })
-	f.settled(p)
+	f.caughtUp(p)
 	f.equals(p)
 }
 

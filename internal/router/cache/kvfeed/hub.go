@@ -29,8 +29,8 @@ type hub struct {
 	cancel   context.CancelFunc
 	wg       sync.WaitGroup
 
-	mu    sync.Mutex // guards writes of ranks, lines and told; before line.mu
-	told  quota
+	mu    sync.Mutex // guards writes of ranks, lines and quota; before line.mu
+	quota quota      // of feed.unrouted events
 	lines map[*line]struct{}
 	ranks atomic.Pointer[[]*rank]
 
@@ -135,7 +135,7 @@ type voice struct {
 
 const (
 	reasonElsewhere = "since the workers of its listener changed, the batches that it was fed with are those of another rank, or of no certain one: give each worker that dials in a topic of its own"
-	reasonUnrouted  = "a batch that may be its own could not be told from those of other ranks"
+	reasonUnrouted  = "a batch that may be its own cannot be distinguished from those of other ranks"
 )
 
 // review ends the use of the connection by ranks whose batches it does not bring
@@ -228,7 +228,7 @@ func (h *hub) unroutable(topic []byte, b *kvevent.Batch, peer string) {
 	h.unrouted.Add(1)
 	now := h.m.now()
 	h.mu.Lock()
-	more, ok := h.told.allow(now)
+	more, ok := h.quota.allow(now)
 	h.mu.Unlock()
 	if !ok {
 		return

@@ -88,9 +88,9 @@ func (p *zmqPublisher) restart() {
 	p.e.Restart()
 }
 
-// settle sends batches until one has arrived live and all are applied: nobody
+// catchUp sends batches until one has arrived live and all are applied: nobody
 // knows when libzmq has taken note of a subscription.
-func (p *zmqPublisher) settle(f *fixture) {
+func (p *zmqPublisher) catchUp(f *fixture) {
 	p.t.Helper()
 	next := time.Now()
 	eventually(p.t, f.show, func() bool {
@@ -121,7 +121,7 @@ func TestInteropLibzmqPublisher(t *testing.T) {
 	}()
 	check := func(when string) {
 		t.Helper()
-		p.settle(f)
+		p.catchUp(f)
 		kvmodel.Equal(t, when, p.e.Set(), kvmodel.Holds(t, f.x))
 		kvmodel.Equal(t, when+", played back", p.e.Set(), kvmodel.Holds(t, f.copied))
 	}
@@ -163,11 +163,11 @@ func TestInteropSGLangPublisher(t *testing.T) {
 	f := newFixture(t, nil)
 	f.add(workers.EventSource{Endpoint: p.pub, Replay: p.rep})
 	for _, when := range []string{"joined late", "after a restart"} {
-		p.settle(f)
+		p.catchUp(f)
 		for range 30 {
 			p.step(1)
 		}
-		p.settle(f)
+		p.catchUp(f)
 		kvmodel.Equal(t, when, p.e.Set(), kvmodel.Holds(t, f.x))
 		kvmodel.Equal(t, when+", played back", p.e.Set(), kvmodel.Holds(t, f.copied))
 		if s := f.one(); s.Dropped != 0 && when == "joined late" || !s.Complete || s.RankDisagree != 0 {
@@ -197,12 +197,12 @@ func TestInteropLibzmqDialsIn(t *testing.T) {
 		return bound != ""
 	})
 	p := newZMQPublisher(t, "dial", bound)
-	p.settle(f)
+	p.catchUp(f)
 	kvmodel.Subset(t, "dialled in", p.e.Set(), kvmodel.Holds(t, f.x))
 	for range 50 {
 		p.step(1)
 	}
-	p.settle(f)
+	p.catchUp(f)
 	kvmodel.Subset(t, "dialled in", p.e.Set(), kvmodel.Holds(t, f.x))
 	if s := f.one(); s.Batches < 50 {
 		t.Errorf("status %+v", s)
@@ -222,7 +222,7 @@ func TestInteropLibzmqSilence(t *testing.T) {
 	p := newZMQPublisher(t, "bind")
 	f := newFixture(t, func(o *Options) { o.Heartbeat = heartbeat })
 	f.add(workers.EventSource{Endpoint: p.pub, Topic: "k"}) // without replay, which is vLLM's default
-	p.settle(f)
+	p.catchUp(f)
 	began := f.one()
 	for range turns {
 		silent := time.NewTimer(heartbeat * 8 / 5)
@@ -235,7 +235,7 @@ func TestInteropLibzmqSilence(t *testing.T) {
 		tick.Stop()
 	}
 	f.until(func(s Status) bool { return s.LastSeq == int64(len(p.e.Log))-1 || s.Connects > 1 })
-	if s := f.one(); s.Connects != 1 || s.Dropped != began.Dropped || f.told("feed.disconnected") > 0 {
+	if s := f.one(); s.Connects != 1 || s.Dropped != began.Dropped || f.emitted("feed.disconnected") > 0 {
 		t.Errorf("the feed was lost: %+v\n%+v", s, f.events)
 	}
 	kvmodel.Subset(t, "index", p.e.Set(), kvmodel.Holds(t, f.x))

@@ -17,7 +17,7 @@ func TestUnknownCacheKindIsTold(t *testing.T) {
 	f.add(p.source(true))
 	p.subscribed()
 	p.steps(5)
-	f.settled(p)
+	f.caughtUp(p)
 	p.set(func() {
 		p.e.Log = append(p.e.Log, kvmodel.StoreOf("quantum_attention"))
 		p.e.After = append(p.e.After, kvmodel.Set{})
@@ -30,18 +30,18 @@ func TestUnknownCacheKindIsTold(t *testing.T) {
 	}
 	f.equals(p)
 	f.mu.Lock()
-	told := false
+	reported := false
 	for _, e := range f.events {
-		told = told || e.Kind == "feed.unknown" && strings.Contains(e.Text, "quantum_attention") && strings.Contains(e.Text, "w/dp0")
+		reported = reported || e.Kind == "feed.unknown" && strings.Contains(e.Text, "quantum_attention") && strings.Contains(e.Text, "w/dp0")
 	}
 	f.mu.Unlock()
-	if !told {
+	if !reported {
 		t.Errorf("no event names the kind: %+v", f.events)
 	}
 	p.hangUp(func() { p.set(p.e.Restart) })
 	p.subscribed()
 	p.steps(5)
-	if s := f.settled(p); len(s.UnknownKinds) != 0 {
+	if s := f.caughtUp(p); len(s.UnknownKinds) != 0 {
 		t.Errorf("after a restart: %+v", s)
 	}
 	f.equals(p)
@@ -62,15 +62,15 @@ func TestDisbelievedCopiesAreTold(t *testing.T) {
 			p.e.After = append(p.e.After, kvmodel.Set{})
 		})
 		p.send(uint64(len(p.e.Log)-1), p.e.Log[len(p.e.Log)-1])
-		return f.settled(p)
+		return f.caughtUp(p)
 	}
 	for n := 1; n <= 70; n++ {
 		if s := send(); s.CopiesDisbelieved != (n >= 64) {
 			t.Fatalf("after %d copies: %+v", n, s)
 		}
 	}
-	if n := f.told("copies.disbelieved"); n != 1 {
-		t.Errorf("told %d times", n)
+	if n := f.emitted("copies.disbelieved"); n != 1 {
+		t.Errorf("%d events", n)
 	}
 	f.Freeze(0, func(at kvstream.Position, ok bool) {
 		again := kvstream.New(kvmodel.NewIndex(t), 0, kvmodel.Block)

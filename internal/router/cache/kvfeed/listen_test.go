@@ -85,10 +85,10 @@ func TestListenerAmbiguousWorkerJoins(t *testing.T) {
 	sendBatch(p, 0, 1, kvmodel.Removed(11))
 	eventually(t, f.show, func() bool { return f.Listeners()[0].Unrouted == 1 })
 	if s := f.one(); s.State != Unknown || s.Trusted || s.Reason != reasonElsewhere || len(f.blocks(0)) != 0 {
-		t.Errorf("entries of which the engine has told the removal: %+v", s)
+		t.Errorf("entries whose removal the engine has published: %+v", s)
 	}
-	if f.told("feed.unknown") != 1 {
-		t.Errorf("nothing is told: %+v", f.events)
+	if f.emitted("feed.unknown") != 1 {
+		t.Errorf("no event: %+v", f.events)
 	}
 	// It can be told again.
 	f.Remove(1)
@@ -113,7 +113,7 @@ func TestListenerWorkerComesAfterItsPublisher(t *testing.T) {
 	sendBatch(p, 0, 2, storing(12))
 	eventually(t, f.show, func() bool { return f.Status()[1].LastSeq == 2 })
 	if s := f.one(); s.State != Unknown || s.Trusted || len(f.blocks(0)) != 0 {
-		t.Errorf("a has what b's engine told: %+v", s)
+		t.Errorf("a has what b's engine published: %+v", s)
 	}
 	if s := f.Status()[1]; !s.Trusted || !f.blocks(1)[12] {
 		t.Errorf("b is not fed: %+v", s)
@@ -423,8 +423,8 @@ func TestFeedListens(t *testing.T) {
 		s := f.Status()
 		return len(s) == 3 && s[0].LastSeq == 2 && s[1].LastSeq == 2 && s[2].LastSeq == 3 && f.Listeners()[0].Unrouted == 1
 	})
-	if f.told("feed.unrouted") != 1 {
-		t.Errorf("of a batch that nobody gets nothing is told: %+v", f.events)
+	if f.emitted("feed.unrouted") != 1 {
+		t.Errorf("no event about a batch that no rank gets: %+v", f.events)
 	}
 	for i := range ranks {
 		n := 0
@@ -497,9 +497,9 @@ func TestFeedOfAnotherRank(t *testing.T) {
 		}
 		p.subscribed()
 		p.steps(5)
-		s := f.settled(p)
-		if s.RankDisagree != 5*each || uint64(f.told("feed.rank_disagree")) != each || !s.Trusted {
-			t.Errorf("the worker begins with rank %d: %d batches of another one, %d events, %+v", start, s.RankDisagree, f.told("feed.rank_disagree"), s)
+		s := f.caughtUp(p)
+		if s.RankDisagree != 5*each || uint64(f.emitted("feed.rank_disagree")) != each || !s.Trusted {
+			t.Errorf("the worker begins with rank %d: %d batches of another one, %d events, %+v", start, s.RankDisagree, f.emitted("feed.rank_disagree"), s)
 		}
 		f.equals(p)
 	}

@@ -150,7 +150,7 @@ type Key struct {
 	BlockSize int
 	// Traits are known of the engine, and no part of the rank's name either.
 	Traits kvgroup.Traits
-	// CopiesDisbelieved says that Traits.Once was found out and not stated, for Status.
+	// CopiesDisbelieved says that Traits.IgnoreCopies was found out and not stated, for Status.
 	CopiesDisbelieved bool
 }
 
@@ -245,7 +245,7 @@ func (m *Manager) Add(id kvindex.Rank, key Key, src workers.EventSource, resume 
 	} else {
 		m.o.Index.ClearRank(id) // whatever it holds, no feed vouches for it
 	}
-	r.tell(Observation{Began: true, Kept: resume != nil, Traits: key.Traits, BlockSize: cmp.Or(key.BlockSize, m.o.BlockSize)})
+	r.observeFeed(Observation{Began: true, Kept: resume != nil, Traits: key.Traits, BlockSize: cmp.Or(key.BlockSize, m.o.BlockSize)})
 	m.ranks[id] = r
 	if m.ctx != nil {
 		m.start(r)
@@ -269,7 +269,7 @@ func (m *Manager) Remove(id kvindex.Rank) bool {
 	r.place.word.Store(0)
 	r.place.groups.Store(nil)
 	r.place.tiers.Store(nil)
-	r.tell(Observation{})
+	r.observeFeed(Observation{})
 	r.mu.Unlock()
 	return true
 }

@@ -56,7 +56,7 @@ func (r *rank) speaksAgain(seq uint64) {
 	late := published > 0 && published+r.lag <= float64(m.at.UnixNano())/1e9
 	was := fmt.Sprintf("its events come again: batch %d had been published in time, and follows the last one", seq)
 	if m.had && !late {
-		was = "its events come again, and its engine has told nothing of what it computed meanwhile"
+		was = "its events come again, and its engine has published nothing of what it computed meanwhile"
 		r.stream.Drop()
 		r.dropped(was, false)
 	}

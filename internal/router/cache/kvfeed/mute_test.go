@@ -16,13 +16,13 @@ func muted(t *testing.T, replay bool, change func(*Options)) (*fixture, *publish
 	f.add(p.source(replay))
 	f.live(p)
 	p.steps(20)
-	s := f.settled(p)
+	s := f.caughtUp(p)
 	if len(p.e.Set()) == 0 || !f.Trusted(0) || f.Untrusted(0) {
 		t.Fatalf("before it: %+v", s)
 	}
 	f.Mute(0, s.Heard.Add(-time.Second), "heard of since")
 	f.Mute(7, s.Heard, "not fed")
-	if s := f.one(); s.State != Live || f.told("feed.mute") != 0 {
+	if s := f.one(); s.State != Live || f.emitted("feed.mute") != 0 {
 		t.Fatalf("it was heard of since: %+v", s)
 	}
 	f.Mute(0, s.Heard, "it computes")
@@ -44,12 +44,12 @@ func (p *publisher) lose(n int) {
 // was published afterwards shows that something was never told, and all is dropped.
 func TestMuteRankIsNotTrusted(t *testing.T) {
 	t.Parallel()
-	for name, late := range map[string]bool{"late": true, "never told": false} {
+	for name, late := range map[string]bool{"late": true, "never published": false} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			f, p := muted(t, false, nil)
 			s := f.one()
-			if s.State != Mute || s.Trusted || s.Reason != "it computes" || f.Trusted(0) || !f.Untrusted(0) || f.Usable(0, 4, nil, nil) != 0 || f.told("feed.mute") != 1 {
+			if s.State != Mute || s.Trusted || s.Reason != "it computes" || f.Trusted(0) || !f.Untrusted(0) || f.Usable(0, 4, nil, nil) != 0 || f.emitted("feed.mute") != 1 {
 				t.Fatalf("mute: %+v", s)
 			}
 			f.Freeze(0, func(_ kvstream.Position, ok bool) {
@@ -65,16 +65,16 @@ func TestMuteRankIsNotTrusted(t *testing.T) {
 			}
 			p.set(func() { p.e.Skew = skew })
 			p.steps(1)
-			s = f.settled(p)
-			if !f.Trusted(0) || f.Untrusted(0) || s.Complete != late || (s.Dropped == 0) != late || late == strings.HasPrefix(s.Reason, "rebuilding: ") || f.told("feed.live") != 2 {
-				t.Errorf("it speaks again: %+v, %d times live", s, f.told("feed.live"))
+			s = f.caughtUp(p)
+			if !f.Trusted(0) || f.Untrusted(0) || s.Complete != late || (s.Dropped == 0) != late || late == strings.HasPrefix(s.Reason, "rebuilding: ") || f.emitted("feed.live") != 2 {
+				t.Errorf("it speaks again: %+v, %d times live", s, f.emitted("feed.live"))
 			}
 			if late {
 				f.equals(p)
 			}
 			f.within(p)
 			p.steps(20)
-			f.settled(p)
+			f.caughtUp(p)
 			f.within(p)
 		})
 	}
@@ -90,16 +90,16 @@ func TestMuteRankIsAskedFor(t *testing.T) {
 	f.add(p.source(true))
 	f.live(p)
 	p.steps(20)
-	s := f.settled(p)
+	s := f.caughtUp(p)
 	p.set(func() { p.e.Skew = -1 })
 	for range 3 {
 		p.step(false)
 	}
 	before := s.ReplayedBatches
 	f.Mute(0, s.Heard, "it computes")
-	s = f.settled(p)
+	s = f.caughtUp(p)
 	f.equals(p)
-	if s.Dropped != 0 || s.ReplayedBatches != before+3 || !s.Complete || f.told("feed.mute") != 1 {
+	if s.Dropped != 0 || s.ReplayedBatches != before+3 || !s.Complete || f.emitted("feed.mute") != 1 {
 		t.Errorf("a replay had the rest: %+v", s)
 	}
 	was := s.Replays
@@ -110,7 +110,7 @@ func TestMuteRankIsAskedFor(t *testing.T) {
 	f.until(func(s Status) bool { return s.Connects == 2 && s.State == Mute && s.Reason == "it computes" })
 	p.set(func() { p.e.Skew = 3600 })
 	p.steps(1)
-	if s := f.settled(p); s.Dropped != 1 {
+	if s := f.caughtUp(p); s.Dropped != 1 {
 		t.Errorf("after the connection was lost: %+v", s)
 	}
 	f.within(p)
@@ -131,7 +131,7 @@ func TestMuteRankWithoutBatches(t *testing.T) {
 	}
 	p.set(func() { p.e.Skew = 3600 })
 	p.steps(1)
-	if s := f.settled(p); s.Dropped != 0 || s.Reason != "every batch since the publisher's start was applied" {
+	if s := f.caughtUp(p); s.Dropped != 0 || s.Reason != "every batch since the publisher's start was applied" {
 		t.Errorf("%+v", s)
 	}
 	f.equals(p)
@@ -143,11 +143,11 @@ func TestMuteRankOverAGap(t *testing.T) {
 	f, p := muted(t, false, nil)
 	p.step(false)
 	p.steps(1)
-	if s := f.settled(p); s.Dropped != 1 || s.Lost != 1 {
+	if s := f.caughtUp(p); s.Dropped != 1 || s.Lost != 1 {
 		t.Errorf("%+v", s)
 	}
 	f.within(p)
 	p.steps(5)
-	f.settled(p)
+	f.caughtUp(p)
 	f.within(p)
 }

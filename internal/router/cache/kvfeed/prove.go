@@ -46,14 +46,14 @@ func (r *rank) provable() bool {
 // they are. It returns how long it is until the next look. The caller holds r.mu.
 func (r *rank) prove(now time.Time) time.Duration {
 	started, asked := r.m.o.Process(r.key.Worker, r.key.DP)
-	told := asked.After(r.began)
+	answered := asked.After(r.began)
 	next := r.stream.Next()
 	switch {
-	case told && started != r.process: // NaN included
+	case answered && started != r.process: // NaN included
 		r.disproved("the process of its engine is not the one that published the last batch known")
 	case len(r.held) > 0 && r.held[0].seq != next:
 		r.disproved(fmt.Sprintf("batch %d came instead of %d", r.held[0].seq, next))
-	case told && len(r.held) > 0:
+	case answered && len(r.held) > 0:
 		r.proving = false
 		r.emit(workers.Info, "feed.kept", "%s: connected again with the same process of its engine, and batch %d follows the last: its entries are kept", r.label, next)
 		if !r.drain() { // a gap among those that waited
@@ -64,8 +64,8 @@ func (r *rank) prove(now time.Time) time.Duration {
 		}
 		r.goLive()
 	case len(r.held) > 0 && now.Sub(r.began) > proveWithin:
-		r.disproved("its engine does not tell when its process was started")
-	case told:
+		r.disproved("its engine does not say when its process was started")
+	case answered:
 		return r.m.o.VerifyEvery // until a batch comes
 	default:
 		return provePause

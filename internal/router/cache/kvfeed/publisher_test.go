@@ -225,7 +225,7 @@ func newFixture(t *testing.T, change func(*Options)) *fixture {
 		VerifyAfter: time.Hour, VerifyEvery: time.Hour, StaleAfter: time.Hour,
 		Observer: func(o Observation) {
 			switch {
-			case o.Rank != 0 || o.Told:
+			case o.Rank != 0 || o.OfFeed:
 			case o.Anew:
 				f.again.Reset()
 			case o.Cleared:
@@ -288,8 +288,8 @@ func (f *fixture) until(ok func(Status) bool) Status {
 	return s
 }
 
-// settled waits until the rank is live and has applied all of p's batches.
-func (f *fixture) settled(p *publisher) Status {
+// caughtUp waits until the rank is live and has applied all of p's batches.
+func (f *fixture) caughtUp(p *publisher) Status {
 	f.t.Helper()
 	return f.until(func(s Status) bool { return s.State == Live && s.LastSeq == int64(len(p.e.Log))-1 })
 }
@@ -318,7 +318,7 @@ func (f *fixture) within(p *publisher) {
 	kvmodel.Equal(f.t, "played back", kvmodel.Holds(f.t, f.x), kvmodel.Holds(f.t, f.copied))
 }
 
-func (f *fixture) told(kind string) int {
+func (f *fixture) emitted(kind string) int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	n := 0

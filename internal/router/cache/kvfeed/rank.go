@@ -76,7 +76,7 @@ type rank struct {
 	mute       muteness
 	lag        float64
 	nextVerify time.Time
-	told       map[string]*quota // by kind of event
+	quotas     map[string]*quota // by kind of event
 }
 
 // heldBatch is a live batch that waits for the end of a replay.
@@ -97,7 +97,7 @@ func newRank(m *Manager, id kvindex.Rank, key Key, src workers.EventSource, at *
 		stream: kvstream.New(m.o.Index, id, cmp.Or(key.BlockSize, m.o.BlockSize)),
 		state:  Connecting, reason: "not connected yet", since: now,
 		lostAt: now, process: math.NaN(), lag: math.NaN(), tokens: float64(m.o.ReplayBurst), refilled: now,
-		told: map[string]*quota{},
+		quotas: map[string]*quota{},
 	}
 	r.stream.Know(key.Traits)
 	r.publish()
@@ -115,9 +115,9 @@ const (
 
 // quota is what may be told of one kind of event. The kinds are a closed set.
 type quota struct {
-	left   float64
-	last   time.Time
-	untold int // kept back since the last one told
+	left       float64
+	last       time.Time
+	suppressed int // since the last one emitted
 }
 
 // allow reports whether one more may be told now, and what to add of those that
@@ -126,13 +126,13 @@ func (q *quota) allow(now time.Time) (more string, ok bool) {
 	q.left = min(emitBurst, q.left+now.Sub(q.last).Seconds()/emitEvery.Seconds())
 	q.last = now
 	if q.left < 1 {
-		q.untold++
+		q.suppressed++
 		return "", false
 	}
 	q.left--
-	if q.untold > 0 {
-		more = fmt.Sprintf(" (and %d more like this since the last one told)", q.untold)
-		q.untold = 0
+	if q.suppressed > 0 {
+		more = fmt.Sprintf(" (and %d more like this since the last event)", q.suppressed)
+		q.suppressed = 0
 	}
 	return more, true
 }
@@ -140,10 +140,10 @@ func (q *quota) allow(now time.Time) (more string, ok bool) {
 // emit tells the operator. The caller holds r.mu.
 func (r *rank) emit(sev workers.Severity, kind, format string, args ...any) {
 	now := r.m.now()
-	q := r.told[kind]
+	q := r.quotas[kind]
 	if q == nil {
 		q = &quota{left: emitBurst, last: now}
-		r.told[kind] = q
+		r.quotas[kind] = q
 	}
 	more, ok := q.allow(now)
 	if !ok {
@@ -230,7 +230,7 @@ func (r *rank) attachLocked(conn uint64, peer string) {
 	if had && r.provable() {
 		// The proof takes an answer of the engine and a batch, which wait for it.
 		r.proving, r.catching = true, true
-		r.set(Verifying, "connected again; its entries are kept, unused, until its engine has told that it is the same process and its next batch follows the last")
+		r.set(Verifying, "connected again; its entries are kept, unused, until its engine has proven to be the same process and its next batch follows the last")
 		r.emit(workers.Info, "feed.verifying", "%s: %s", r.label, r.reason)
 		r.poke()
 		return
@@ -241,7 +241,7 @@ func (r *rank) attachLocked(conn uint64, peer string) {
 	r.goLive()
 }
 
-const lostWithoutReplay = "the connection was lost, and without a replay socket nothing tells what was missed"
+const lostWithoutReplay = "the connection was lost, and without a replay socket nobody knows what was missed"
 
 // detach ends the use of connection conn, because of err.
 func (r *rank) detach(conn uint64, err error) {
@@ -405,12 +405,12 @@ func (r *rank) applied(seq uint64, topic, payload []byte, at time.Time, replayed
 	r.misfit = s.Mismatch() != ""
 	if was := r.disbelieved; s.CopiesDisbelieved() != was {
 		if r.disbelieved = !was; r.disbelieved {
-			r.emit(workers.Warn, "copies.disbelieved", "%s: its events tell of more copies of a block than there can be: requests have it report hits as stores (kv_cache_report_mode \"full\"); copies are not counted any more, and of cache groups beside full attention only what a hit needs; kv_copies=single on the worker states this from the start", r.label)
+			r.emit(workers.Warn, "copies.disbelieved", "%s: its events store more copies of a block than there can be: requests have it report hits as stores (kv_cache_report_mode \"full\"); copies are not counted any more, and of cache groups beside full attention only what a hit needs; kv_copies=single on the worker states this from the start", r.label)
 		}
 	}
 	if was := r.hashDiffers; s.HashDiffers() != was {
 		if r.hashDiffers = !was; r.hashDiffers {
-			r.emit(workers.Warn, "hash.differs", "%s: the names of its blocks are not what kv_hash, kv_hash_seed and the router's block make them (the engine's --prefix-caching-hash-algo, PYTHONHASHSEED and smallest block): only what its events tell counts, until one fits", r.label)
+			r.emit(workers.Warn, "hash.differs", "%s: the names of its blocks are not what kv_hash, kv_hash_seed and the router's block make them (the engine's --prefix-caching-hash-algo, PYTHONHASHSEED and smallest block): only what its events state counts, until one fits", r.label)
 		}
 	}
 	if s.TakeShort() {

@@ -65,10 +65,10 @@ type Status struct {
 	UnknownKinds []string `json:"unknown_cache_kinds,omitempty"`
 	// CacheGroups are those of a rank that has told of several.
 	CacheGroups []kvgroup.Group `json:"cache_groups,omitempty"`
-	// TiersTold says that the engine has told of a tier outside its device and is followed
+	// TiersReported says that the engine has told of a tier outside its device and is followed
 	// there, Tiers how many of its blocks are there.
-	TiersTold bool           `json:"tiers_told,omitempty"`
-	Tiers     decision.Tiers `json:"tiers,omitzero"`
+	TiersReported bool           `json:"tiers_told,omitempty"`
+	Tiers         decision.Tiers `json:"tiers,omitzero"`
 
 	// CopiesDisbelieved says that copies of the rank's blocks are not counted because
 	// its events told of more than there can be.
@@ -137,9 +137,9 @@ type Observation struct {
 	// Replayed says that the batch came from the replay socket.
 	Replayed bool
 
-	// Told says that this is about the feed itself, with neither batch nor
+	// OfFeed says that this is about the feed itself, with neither batch nor
 	// clearing: it began, or its entries are trusted from now on, or no more.
-	Told bool
+	OfFeed bool
 	// Began says that the feed begins, with entries from a snapshot if Kept, with
 	// none otherwise, in blocks of BlockSize tokens; Traits are those of its Key.
 	Began, Kept bool
@@ -213,14 +213,14 @@ func (r *rank) publish() {
 	r.published = w
 	r.place.word.Store(w)
 	if turned {
-		r.tell(Observation{Trusted: w&wordTrusted != 0})
+		r.observeFeed(Observation{Trusted: w&wordTrusted != 0})
 	}
 }
 
-// tell hands what happens to the feed itself to the observer. The caller holds
+// observeFeed hands what happens to the feed itself to the observer. The caller holds
 // r.mu, or r is not known to anybody yet.
-func (r *rank) tell(o Observation) {
-	o.Told = true
+func (r *rank) observeFeed(o Observation) {
+	o.OfFeed = true
 	r.observe(r.m.now(), o)
 }
 
@@ -236,7 +236,7 @@ func (r *rank) status() Status {
 		CacheGroups:  r.stream.CacheGroups(),
 		UnknownKinds: slices.Clone(r.stream.UnknownKinds()),
 		LastSeq:      -1, LastEvent: r.lastEvent, Heard: r.heard, LagSeconds: r.lag,
-		TiersTold: r.stream.TiersTold(), Tiers: r.stream.Tiers(),
+		TiersReported: r.stream.TiersReported(), Tiers: r.stream.Tiers(),
 		CopiesDisbelieved: r.key.CopiesDisbelieved || r.stream.CopiesDisbelieved(),
 		HashDiffers:       r.stream.HashDiffers(),
 		Shape:             r.stream.Shape(), Counters: r.stream.Counters(), FeedCounters: r.n,

@@ -81,7 +81,7 @@ func TestFeedStory(t *testing.T) {
 				}
 				if n%4 == 0 {
 					p.steps(1)
-					f.settled(p)
+					f.caughtUp(p)
 					if replay {
 						f.equals(p)
 					} else {

@@ -5,8 +5,8 @@ import "github.com/dynctl/dynctl/internal/router/cache/kvevent"
 // Traits are what one must know of an engine to read its events and what the events
 // do not tell.
 type Traits struct {
-	// Once says that one removal ends a block however often it was stored.
-	Once bool `json:"once,omitempty"`
+	// IgnoreCopies says that one removal ends a block however often it was stored.
+	IgnoreCopies bool `json:"once,omitempty"`
 	// Drops says that the engine computes the last block of every hit anew: vLLM
 	// does it when it drafts with EAGLE, MTP or the like.
 	Drops bool `json:"last_block_dropped,omitempty"`

@@ -57,13 +57,13 @@ type Groups struct {
 	Traits
 	names *names // nil when the engine's names of blocks are not computed
 
-	size   int // router block in tokens
-	groups []group
-	finest int  // smallest block told of that is whole router blocks, in those; 0 = none
-	crowd  bool // a group had no room
-	single bool // copies are not counted
-	blocks []block
-	free   []uint32
+	size        int // router block in tokens
+	groups      []group
+	finest      int  // smallest block told of that is whole router blocks, in those; 0 = none
+	crowd       bool // a group had no room
+	disbelieved bool // copies are not counted any more, see CopiesDisbelieved
+	blocks      []block
+	free        []uint32
 	// nowhere counts the blocks of which it is not known what they stand for.
 	nowhere int
 	byName  map[uint64]uint32
@@ -113,8 +113,8 @@ type Group struct {
 	Block int `json:"block_tokens"`
 }
 
-// Told returns the groups that were told of, in the order in which they came.
-func (g *Groups) Told() []Group {
+// Reported returns the groups that were told of, in the order in which they came.
+func (g *Groups) Reported() []Group {
 	g.RLock()
 	defer g.RUnlock()
 	list := make([]Group, 0, len(g.groups))
@@ -147,8 +147,8 @@ type Store struct {
 
 	Parent    uint64
 	HasParent bool
-	// Once is as in Traits, for this event.
-	Once bool
+	// IgnoreCopies is as in Traits, for this event.
+	IgnoreCopies bool
 }
 
 // Store adds blocks and returns how many there was no room for.
@@ -208,13 +208,13 @@ func (g *Groups) Store(e *Store) (crowded int) {
 
 // count adds a copy, and reports whether it was the last one to be counted.
 func (g *Groups) count(c *uint8, e *Store) bool {
-	if *c != 0 && (e.Once || g.Once || g.single) {
+	if *c != 0 && (e.IgnoreCopies || g.IgnoreCopies || g.disbelieved) {
 		return false
 	}
 	if *c++; *c < maxCopies {
 		return false
 	}
-	g.countOnce()
+	g.disbelieveCopies()
 	return true
 }
 
@@ -248,14 +248,14 @@ func (g *Groups) storeNamed(i int, e *Store) (crowded int) {
 	return crowded
 }
 
-// Single reports whether copies are no longer counted because a block had more of them
+// CopiesDisbelieved reports whether copies are no longer counted because a block had more of them
 // than there can be. It is for the goroutine that writes.
-func (g *Groups) Single() bool { return g.single }
+func (g *Groups) CopiesDisbelieved() bool { return g.disbelieved }
 
-// countOnce ends the count of copies. What groups beside full ones were told to have
+// disbelieveCopies ends the count of copies. What groups beside full ones were told to have
 // may have been the beginnings of hits, which they do not have.
-func (g *Groups) countOnce() {
-	g.single = true
+func (g *Groups) disbelieveCopies() {
+	g.disbelieved = true
 	for i := range g.blocks {
 		for j := range g.groups {
 			full := uint8(0)
@@ -265,7 +265,7 @@ func (g *Groups) countOnce() {
 			g.blocks[i].copies[j] = min(g.blocks[i].copies[j], full)
 		}
 		if g.blocks[i].name != 0 || g.blocks[i].seq != 0 {
-			g.settle(uint32(i))
+			g.freeUnheld(uint32(i))
 		}
 	}
 }
@@ -275,7 +275,7 @@ func (g *Groups) countOnce() {
 // start, and has those which the hit needs of it.
 func (g *Groups) sure(i int, e *Store) int {
 	k := &g.groups[i]
-	if !g.Once && !g.single || e.HasParent || k.kind == kvevent.FullAttention || e.Block == 0 {
+	if !g.IgnoreCopies && !g.disbelieved || e.HasParent || k.kind == kvevent.FullAttention || e.Block == 0 {
 		return 0
 	}
 	n := len(e.Names)
@@ -400,12 +400,12 @@ func (g *Groups) Remove(id int32, names []uint64) {
 				b.copies[j]--
 			}
 		}
-		g.settle(at)
+		g.freeUnheld(at)
 	}
 }
 
-// settle forgets a block that no group holds.
-func (g *Groups) settle(at uint32) {
+// freeUnheld frees a block that no group holds.
+func (g *Groups) freeUnheld(at uint32) {
 	b := &g.blocks[at]
 	if b.copies != [maxGroups]uint8{} {
 		return
@@ -426,7 +426,7 @@ func (g *Groups) settle(at uint32) {
 // Mismatch returns why nothing can be said of what the rank can go on from, or "".
 func (g *Groups) Mismatch() string {
 	if g.crowd {
-		return fmt.Sprintf("the engine has told of more than %d cache groups", maxGroups)
+		return fmt.Sprintf("the engine has more than %d cache groups", maxGroups)
 	}
 	for i := range g.groups {
 		if k := &g.groups[i]; k.tokens > 0 && k.blocks == 0 {

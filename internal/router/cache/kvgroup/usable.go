@@ -58,14 +58,14 @@ func (l *look) usable(p *Prompt, overlap int) int {
 		}
 	}
 	n := limit / unit * unit
-	for settled := 0; n > 0 && settled < len(g.groups); {
+	for agreed := 0; n > 0 && agreed < len(g.groups); {
 		for i := range g.groups {
 			was := n
 			if n = l.goesOn(i, n, unit); n == was {
-				settled++
+				agreed++
 				continue
 			}
-			settled = 1
+			agreed = 1
 		}
 		if l.left <= 0 {
 			return 0

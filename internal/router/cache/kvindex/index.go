@@ -60,13 +60,13 @@ type rankState struct {
 	counters
 	lost atomic.Bool
 
-	mu      sync.Mutex
-	removed bool
-	tab     table
-	copies  map[uint64]uint32                // further copies of held blocks, by name; few
-	extra   atomic.Int64                     // sum of copies
-	single  bool                             // copies are not counted: the engine reports hits as stores
-	hints   [16]struct{ node, place uint32 } // places of the rank in runs used lately
+	mu           sync.Mutex
+	removed      bool
+	tab          table
+	copies       map[uint64]uint32                // further copies of held blocks, by name; few
+	extra        atomic.Int64                     // sum of copies
+	ignoreCopies bool                             // copies are not counted: the engine reports hits as stores
+	hints        [16]struct{ node, place uint32 } // places of the rank in runs used lately
 }
 
 // counters are those of [RankStats].
@@ -236,7 +236,7 @@ func (x *Index) apply(k *rankState, b *Batch, last bool) (res Result) {
 		}
 	}
 	x.ep.exit(c.stripe, v)
-	c.settle()
+	c.endApply()
 	x.count(k, 0)
 	k.counters.add(&res)
 	if c.blocks != 0 {
@@ -304,7 +304,7 @@ func (x *Index) store(k *rankState, c *cache, o *op, b *Batch, res *Result) {
 	res.Stored += int(fresh)
 	res.Duplicate += int(done - fresh)
 	res.Refused += len(names) - int(done)
-	if o.copies && done > fresh && !k.single {
+	if o.copies && done > fresh && !k.ignoreCopies {
 		k.copy(names[:done], res)
 	}
 	x.name(k, c, names, res)
@@ -328,7 +328,7 @@ func (k *rankState) copy(names []uint64, res *Result) {
 		}
 		n, known := k.copies[name]
 		if n >= maxCopy {
-			k.single = true
+			k.ignoreCopies = true
 			k.forgetCopies(0, true)
 			return
 		}

@@ -287,8 +287,8 @@ func (c *cache) reclaim() {
 	}
 }
 
-// settle ends an Apply: it lets the epoch move on and gives surplus memory to the others.
-func (c *cache) settle() {
+// endApply ends an Apply: it lets the epoch move on and gives surplus memory to the others.
+func (c *cache) endApply() {
 	if len(c.limbo)-c.head > 64 {
 		c.ep.advance()
 		c.reclaim()

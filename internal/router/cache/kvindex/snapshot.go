@@ -167,7 +167,7 @@ func (x *Index) dumpRank(k *rankState, d *dump) {
 	if k.lost.Load() {
 		d.flags |= flagLost
 	}
-	if k.single {
+	if k.ignoreCopies {
 		d.flags |= flagSingle
 	}
 	out := d.frames[:0]
@@ -426,7 +426,7 @@ func (s *restorer) endRank() error {
 	s.total += uint64(s.x.sizes[k.slot].Load())
 	k.lost.Store(s.flags&flagLost != 0)
 	k.mu.Lock()
-	k.single = s.flags&flagSingle != 0
+	k.ignoreCopies = s.flags&flagSingle != 0
 	k.mu.Unlock()
 	s.runs, s.gaps = s.runs[:0], s.gaps[:0]
 	return nil

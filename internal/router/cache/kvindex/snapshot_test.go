@@ -226,14 +226,14 @@ func TestSnapshotKeepsCopiesAndNotes(t *testing.T) {
 			t.Fatal(err)
 		}
 		long := New(Options{MaxRanks: 8})
-		told := 0
+		noted := 0
 		if err := long.Restore(&file, func(_ Rank, _ string, got []byte) error {
-			if told++; !bytes.Equal(got, note) {
+			if noted++; !bytes.Equal(got, note) {
 				t.Errorf("of a note of %d bytes %d came back, or others", n, len(got))
 			}
 			return nil
-		}); err != nil || told != x.Stats().Ranks {
-			t.Errorf("notes of %d bytes: %v, %d of %d ranks told", n, err, told, x.Stats().Ranks)
+		}); err != nil || noted != x.Stats().Ranks {
+			t.Errorf("notes of %d bytes: %v, notes of %d of %d ranks", n, err, noted, x.Stats().Ranks)
 		}
 		_ = long.Close()
 	}

@@ -172,7 +172,7 @@ func (x *Index) hold(k *rankState, c *cache, n uint32, nd *node, i int, e uint64
 		x.pend(c, nd, end, end+1, at+end-from, own)
 		b = setBit(b, end)
 	}
-	x.settleExtra(k, n, &a[i], cut, b)
+	x.storeExtra(k, n, &a[i], cut, b)
 	return end, fresh
 }
 
@@ -423,7 +423,7 @@ func (x *Index) release(k *rankState, c *cache, n, lo, hi uint32) {
 				b[o/64] &^= 1 << (o % 64)
 			}
 		}
-		x.settleExtra(k, n, &a[i], cut, b)
+		x.storeExtra(k, n, &a[i], cut, b)
 		if loadWord(&a[i])>>16 == 0 {
 			x.leave(nd, i)
 		}

@@ -172,9 +172,9 @@ func (a *Applier) Shape() Shape {
 func (a *Applier) Mismatch() string {
 	switch {
 	case len(a.unknown) > 0:
-		return fmt.Sprintf("the engine has a cache of kind %s, which this version does not know, so nobody can tell what it reuses: use a newer dynctl, or route to it without KV events", strings.Join(a.unknown, " and "))
+		return fmt.Sprintf("the engine has a cache of kind %s, which this version does not know, so what it reuses is unknown: use a newer dynctl, or route to it without KV events", strings.Join(a.unknown, " and "))
 	case a.engine == 0 && a.aside != kvevent.CacheAbsent && (a.groups == nil || !a.groups.Placed()):
-		return fmt.Sprintf("the engine has told of a cache of kind %s only, whose blocks are not followed", a.aside)
+		return fmt.Sprintf("the engine has reported a cache of kind %s only, whose blocks are not followed", a.aside)
 	case a.groups != nil && a.groups.Mismatch() != "":
 		return a.groups.Mismatch()
 	case a.engine == 0 || a.parts > 0:
@@ -276,7 +276,7 @@ func (a *Applier) store(e *kvevent.Event, ops *kvindex.Batch) {
 	a.locals = a.hash(e, full, bs)
 	a.Counters.Stored += uint64(len(a.locals))
 	if a.parts == 1 {
-		if e.Group >= 0 && !a.Once {
+		if e.Group >= 0 && !a.IgnoreCopies {
 			// vLLM (the only one with cache groups) keeps a block that it computed
 			// twice in two places, as with requests that arrive together with a
 			// common head, and tells the removal of each.

@@ -67,7 +67,7 @@ func (a *Applier) note(e *kvevent.Event) {
 		}
 		st := kvgroup.Store{
 			Group: e.Group, Kind: e.CacheKind, Window: int(e.SlidingWindow), Block: bs,
-			Parent: e.Parent, HasParent: e.HasParent, Once: e.Group < 0,
+			Parent: e.Parent, HasParent: e.HasParent, IgnoreCopies: e.Group < 0,
 		}
 		if bs%a.size == 0 { // else it is a part of a block, too small to be told apart
 			st.Names = e.Hashes

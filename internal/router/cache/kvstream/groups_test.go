@@ -22,7 +22,7 @@ type naiveGroup struct {
 	parts  int // router blocks in a block
 	chunk  int // router blocks, 0 = not stated
 	copies map[uint64]int
-	told   bool
+	stored bool
 }
 
 // goesOn reports whether the group has what it needs at a length.
@@ -124,7 +124,7 @@ func FuzzGroups(f *testing.F) {
 		x.ClearRank(0)
 		s := New(x, 0, kvmodel.Block)
 		groups, events := groupsProgram(program)
-		known := kvgroup.Traits{Drops: len(program)&1 != 0, Once: len(program)&2 != 0, Chunk: len(program) & 4 * kvmodel.Block}
+		known := kvgroup.Traits{Drops: len(program)&1 != 0, IgnoreCopies: len(program)&2 != 0, Chunk: len(program) & 4 * kvmodel.Block}
 		if len(program)&8 != 0 {
 			known.HashAlgorithm = "sha256" // whose names these are not: nothing changes
 		}
@@ -144,10 +144,10 @@ func FuzzGroups(f *testing.F) {
 				} else if e.Kind == kvevent.Cleared {
 					clear(k.copies)
 				} else if e.Group == int32(g) {
-					k.told = k.told || e.Kind == kvevent.Stored
+					k.stored = k.stored || e.Kind == kvevent.Stored
 					for _, h := range e.Hashes {
 						switch {
-						case e.Kind == kvevent.Stored && known.Once:
+						case e.Kind == kvevent.Stored && known.IgnoreCopies:
 							k.copies[h] = 1
 						case e.Kind == kvevent.Stored:
 							k.copies[h]++
@@ -163,7 +163,7 @@ func FuzzGroups(f *testing.F) {
 			x.Overlap(locals, &q)
 			n, _ := s.Usable(q.Depth(0), asked)
 			for g := range groups {
-				if k := &groups[g]; k.told && !k.goesOn(n) {
+				if k := &groups[g]; k.stored && !k.goesOn(n) {
 					t.Fatalf("event %d %+v: %d router blocks are usable, but group %d (%s, window %d, blocks of %d) has %v", i, e, n, g, k.kind, k.window, k.parts, k.copies)
 				}
 			}
@@ -185,11 +185,11 @@ func TestGroupsThatCannotBeFollowed(t *testing.T) {
 		many = append(many, event(i+1, kvevent.Mamba, kvmodel.Block))
 	}
 	for want, events := range map[string][]kvevent.Event{
-		"more than 16 cache groups":              many,
-		"cache group 1 has blocks of 5 tokens":   {full, event(1, kvevent.Mamba, kvmodel.Block+1)},
-		"has told of a cache of kind mamba only": {event(1, kvevent.Mamba, kvmodel.Block)},
-		"":                                       {full, event(1, kvevent.Mamba, kvmodel.Block)},
-		"cache group 0 has blocks of 5 tokens":   {event(0, kvevent.FullAttention, kvmodel.Block+1), event(1, kvevent.Mamba, kvmodel.Block)},
+		"more than 16 cache groups":               many,
+		"cache group 1 has blocks of 5 tokens":    {full, event(1, kvevent.Mamba, kvmodel.Block+1)},
+		"has reported a cache of kind mamba only": {event(1, kvevent.Mamba, kvmodel.Block)},
+		"":                                     {full, event(1, kvevent.Mamba, kvmodel.Block)},
+		"cache group 0 has blocks of 5 tokens": {event(0, kvevent.FullAttention, kvmodel.Block+1), event(1, kvevent.Mamba, kvmodel.Block)},
 	} {
 		s := New(kvmodel.NewIndex(t), 0, kvmodel.Block)
 		s.Offer(0, kvevent.AppendBatch(nil, &kvevent.Batch{TS: 1, Events: events}, kvevent.Encoding{Form: kvevent.VLLMMap}))

@@ -346,7 +346,7 @@ func TestHitsReportedByVLLM(t *testing.T) {
 			if n, _ := predict(t, lines, lines[0].Unit, kvgroup.Traits{}); n.more == 0 {
 				t.Errorf("as a recording of hits that count as copies it proves nothing: %+v", n)
 			}
-			n, _ := predict(t, lines, lines[0].Unit, kvgroup.Traits{Once: true, Chunk: lines[0].chunk()})
+			n, _ := predict(t, lines, lines[0].Unit, kvgroup.Traits{IgnoreCopies: true, Chunk: lines[0].chunk()})
 			t.Logf("%+v", n)
 			if n.more > 0 || n.equal < n.warm/2 {
 				t.Errorf("with single copies: %+v", n)

@@ -102,8 +102,8 @@ func (s *Stream) OfferDecoded(seq uint64, payload []byte, decoded *kvevent.Batch
 	return v
 }
 
-// Tell applies a batch of an engine that numbers none and loses none: a simulated one.
-func (s *Stream) Tell(b *kvevent.Batch) { s.apply(s.seq.Next(), b) }
+// ApplyUnnumbered applies a batch of an engine that numbers none and loses none: a simulated one.
+func (s *Stream) ApplyUnnumbered(b *kvevent.Batch) { s.apply(s.seq.Next(), b) }
 
 func (s *Stream) apply(seq uint64, b *kvevent.Batch) {
 	was := s.app.Mismatch()
@@ -343,7 +343,7 @@ func (s *Stream) CacheGroups() []kvgroup.Group {
 	if s.app.groups == nil {
 		return nil
 	}
-	return s.app.groups.Told()
+	return s.app.groups.Reported()
 }
 
 // UnknownKinds returns the engine's names of cache kinds that nothing is known of here,
@@ -352,7 +352,9 @@ func (s *Stream) UnknownKinds() []string { return s.app.unknown }
 
 // CopiesDisbelieved reports whether the copies of the rank's blocks are no longer counted
 // because a block had more of them than there can be.
-func (s *Stream) CopiesDisbelieved() bool { return s.app.groups != nil && s.app.groups.Single() }
+func (s *Stream) CopiesDisbelieved() bool {
+	return s.app.groups != nil && s.app.groups.CopiesDisbelieved()
+}
 
 // HashDiffers reports whether the engine names its blocks otherwise than was stated.
 func (s *Stream) HashDiffers() bool { return s.app.groups != nil && s.app.groups.HashDiffers() }

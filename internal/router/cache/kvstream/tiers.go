@@ -15,10 +15,10 @@ func (s *Stream) Tiers() (d decision.Tiers) {
 	return d
 }
 
-// TiersTold reports whether an event has told of a tier outside the device, before a
+// TiersReported reports whether an event has told of a tier outside the device, before a
 // restart of the router maybe, and its blocks are followed: then none is 0, else it is not
 // known.
-func (s *Stream) TiersTold() bool {
+func (s *Stream) TiersReported() bool {
 	return (s.app.Counters.Tiered > 0 || s.tiers != nil) && s.followsTiers()
 }
 

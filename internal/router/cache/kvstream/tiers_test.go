@@ -125,7 +125,7 @@ func TestTiers(t *testing.T) {
 			}
 			s.Skip(1 << 20) // batches are lost: removals among them
 			for _, emptied := range []string{"once", "since its publisher began anew"} {
-				left, known, hybrid := s.Tiers(), s.TiersTold(), s.app.groups != nil
+				left, known, hybrid := s.Tiers(), s.TiersReported(), s.app.groups != nil
 				if left != (decision.Tiers{}) || known == hybrid {
 					t.Errorf("%+v left of a rank that was emptied %s, known: %t, hybrid: %t", left, emptied, known, hybrid)
 				}
@@ -319,8 +319,8 @@ func tiersAsVLLM(t *testing.T, every uint64) {
 						t.Fatalf("batch %d: %v, %+v", l.Seq, v, s.Counters())
 					}
 					if every > 0 && l.Seq%every == 0 {
-						was, told := s.Tiers(), s.TiersTold()
-						if x, s = restarted(t, x, s); s == nil || s.Tiers() != was || s.TiersTold() != told {
+						was, reported := s.Tiers(), s.TiersReported()
+						if x, s = restarted(t, x, s); s == nil || s.Tiers() != was || s.TiersReported() != reported {
 							t.Fatalf("after batch %d a restart leaves other tiers than %+v", l.Seq, was)
 						}
 						restarts++

@@ -83,7 +83,7 @@ func (p *peer) line() string {
 	return ""
 }
 
-func (p *peer) tell(format string, args ...any) {
+func (p *peer) command(format string, args ...any) {
 	p.t.Helper()
 	if _, err := fmt.Fprintf(p.in, format+"\n", args...); err != nil {
 		p.t.Fatal(err)
@@ -104,8 +104,8 @@ func expect(t *testing.T, p *peer, c *Conn, n, size int, topic string) uint64 {
 	t.Helper()
 	defer hangUp(c)()
 	first := make(chan struct{})
-	var teller sync.WaitGroup
-	teller.Go(func() {
+	var commander sync.WaitGroup
+	commander.Go(func() {
 		for tick := time.NewTicker(20 * time.Millisecond); ; {
 			select {
 			case <-first:
@@ -119,11 +119,11 @@ func expect(t *testing.T, p *peer, c *Conn, n, size int, topic string) uint64 {
 	var m Message
 	err := c.Recv(&m)
 	close(first)
-	teller.Wait()
+	commander.Wait()
 	if err != nil {
 		t.Fatal(err)
 	}
-	p.tell("send %d %d %s", n, size, topic)
+	p.command("send %d %d %s", n, size, topic)
 	last := binary.BigEndian.Uint64(m.Frames()[1])
 	for run := 1; run < n; {
 		if err := c.Recv(&m); err != nil {
@@ -230,7 +230,7 @@ func TestLibzmqHeartbeats(t *testing.T) {
 	}
 	defer c.Close()
 	defer hangUp(c)()
-	timer := time.AfterFunc(1500*time.Millisecond, func() { p.tell("send 1 5 kv") })
+	timer := time.AfterFunc(1500*time.Millisecond, func() { p.command("send 1 5 kv") })
 	defer timer.Stop()
 	var m Message
 	if err := c.Recv(&m); err != nil || string(m.Frames()[0]) != "kv" {
@@ -314,7 +314,7 @@ func TestLibzmqDealer(t *testing.T) {
 	}
 	defer r.Close()
 	d := startPeer(t, "dealer", r.Endpoint())
-	d.tell("replay 258")
+	d.command("replay 258")
 	var got []string
 	for range 3 {
 		got = append(got, d.line())

@@ -33,7 +33,7 @@ func publishersUnderTest(t *testing.T) []publisherUnderTest {
 	theirs := startPeer(t, "pub-bind", "tcp://127.0.0.1:*")
 	ours := listenPub(t, "tcp://127.0.0.1:0", Options{})
 	return []publisherUnderTest{
-		{"libzmq", theirs.endpoint, func(topic string) { theirs.tell("send 1 3 %s", topic) }},
+		{"libzmq", theirs.endpoint, func(topic string) { theirs.command("send 1 3 %s", topic) }},
 		{"dynctl", ours.Endpoint(), func(topic string) { ours.Send([]byte(topic), make([]byte, 8), make([]byte, 3)) }},
 	}
 }

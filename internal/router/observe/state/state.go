@@ -336,7 +336,7 @@ func from(w *workers.Worker) map[string]string {
 // feed is the account of a rank's feed as the admin API shows it.
 func feed(f *kvfeed.Status) admin.Feed {
 	a := admin.Feed{
-		State: string(f.State), Trusted: f.Trusted, Reason: f.Reason, Since: f.Since, Endpoint: f.Endpoint, Replay: &f.Replay, UnknownKinds: f.UnknownKinds, TiersTold: f.TiersTold, Tiers: f.Tiers, CopiesDisbelieved: f.CopiesDisbelieved, HashDiffers: f.HashDiffers,
+		State: string(f.State), Trusted: f.Trusted, Reason: f.Reason, Since: f.Since, Endpoint: f.Endpoint, Replay: &f.Replay, UnknownKinds: f.UnknownKinds, TiersTold: f.TiersReported, Tiers: f.Tiers, CopiesDisbelieved: f.CopiesDisbelieved, HashDiffers: f.HashDiffers,
 		LastAt: f.LastEvent, Lag: figure(f.LagSeconds),
 		Batches: f.Batches, Events: f.Events, Blocks: f.Stored + f.Removed, Gaps: f.Gaps, Replayed: f.ReplayedBatches, Restarts: f.Restarts,
 		Errors: f.Unreadable + f.Malformed, Orphans: f.Orphans, Lost: f.Lost, Refused: f.Refused, Dropped: f.Dropped,

@@ -43,7 +43,7 @@ func AppendRecord(dst []byte, r *Record) ([]byte, error) {
 		o.some("block_size_tokens", r.RankInfo.BlockSize)
 		o.some("kv_blocks", r.RankInfo.KVBlocks)
 		o.yes("new", r.RankInfo.New)
-		o.yes("once", r.RankInfo.Once)
+		o.yes("once", r.RankInfo.IgnoreCopies)
 		o.yes("last_block_dropped", r.RankInfo.Drops)
 		o.some("chunk_tokens", r.RankInfo.Chunk)
 		o.str("hash_algorithm", r.RankInfo.HashAlgorithm)
