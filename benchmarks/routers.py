@@ -34,7 +34,7 @@ import urllib.request
 
 HERE = pathlib.Path(__file__).resolve().parent
 PLAN = tomllib.loads((HERE / "routers.toml").read_text())
-PORTS = {"port": 27110, "prom": 27190, "w1": 27101, "w2": 27102, "p1": 27103, "d1": 27104, "boot": 27203}  # boot: of mockers; SGLang's engines tell theirs
+PORTS = {"port": 27110, "prom": 27190, "w1": 27101, "w2": 27102, "p1": 27103, "d1": 27104, "boot": 27203}  # boot: of mockers; SGLang's engines report theirs
 TICK = os.sysconf("SC_CLK_TCK")
 EVENTS = 100  # of a stream
 CASES = {  # bytes of the prompt, connections, whether the answer is a paced stream

@@ -27,7 +27,7 @@ func runClient(t *testing.T, python, script, path string, left uint64) admin.Tra
 		s, err = r.admin.Status(t.Context())
 		return err == nil && s.Traffic.Inflight == 0
 	})
-	r.settled()
+	r.waitIdle()
 	if s.Traffic.Failed != 0 || s.Traffic.Remote == 0 || s.Traffic.Cancelled != left {
 		t.Errorf("traffic %+v: want no failure, requests with remote prefill, and %d streams left", s.Traffic, left)
 	}

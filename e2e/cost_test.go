@@ -67,7 +67,7 @@ func TestCostOfContinuation(t *testing.T) {
 		list := crowd(r, client, bodies, func() { began = cpuOf(t, r.process.Pid) })
 		used := cpuOf(t, r.process.Pid) - began
 		for i, p := range list {
-			if got := listen(p.body); p.err != nil || !got.done || got.failed != "" {
+			if got := parseStream(p.body); p.err != nil || !got.done || got.failed != "" {
 				t.Fatalf("stream %d: %v %s", i, p.err, p.body)
 			}
 		}

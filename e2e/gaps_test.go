@@ -134,7 +134,7 @@ func TestEngineWithTwoHundredStreams(t *testing.T) {
 				t.Fatalf("stream %d: %v %s", i, p.err, p.body)
 			}
 		}
-		was, is := listen(without[i].body), listen(with[i].body)
+		was, is := parseStream(without[i].body), parseStream(with[i].body)
 		if is.text != was.text || is.failed != "" || !is.done || len(is.names) != 1 || was.text == "" {
 			t.Errorf("stream %d on %s: %q %s, want %q", i, with[i].worker(), is.text, is.failed, was.text)
 		}

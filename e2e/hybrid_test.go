@@ -102,7 +102,7 @@ func predicted(t *testing.T, r *router) {
 		if rng.IntN(4) > 0 {
 			prompt = append(prompt, ids(rng, rng.IntN(200))...)
 		}
-		r.settled()
+		r.waitIdle()
 		a := post(t, r.url, "/v1/completions", completion("tiny", prompt, 1+rng.IntN(8), false)).must(t)
 		if a.cached < 0 {
 			t.Fatal("the engine does not report cached tokens")
@@ -122,7 +122,7 @@ func predicted(t *testing.T, r *router) {
 	}
 	l, err := r.admin.Ranks(t.Context())
 	if err != nil || len(l.Ranks) != 1 || len(l.Ranks[0].Feed.CacheGroups) == 0 {
-		t.Fatalf("the rank has not told of its cache groups: %+v, %v", l, err)
+		t.Fatalf("the rank has reported no cache groups: %+v, %v", l, err)
 	}
 	// The index, which counts removals, holds full attention.
 	full := slices.ContainsFunc(l.Ranks[0].Feed.CacheGroups, func(g admin.CacheGroup) bool { return g.Kind == "full_attention" })

@@ -104,7 +104,7 @@ func newMortal(t *testing.T, e engine) *mortal {
 // kill ends all processes of the engine, and leaves them no time for anything.
 func (m *mortal) kill() { _ = syscall.Kill(-m.PID, syscall.SIGKILL) }
 
-// killCore ends the process that computes. The one that serves HTTP tells its clients.
+// killCore ends the process that computes. The one that serves HTTP reports it to its clients.
 func (m *mortal) killCore(t *testing.T) {
 	t.Helper()
 	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", m.PID, m.PID))
@@ -160,8 +160,8 @@ func (m *mortal) start(t *testing.T, s *engineStarter) {
 	}
 }
 
-// said is what a stream of an engine or of the router tells.
-type said struct {
+// transcript is the content of a stream, of an engine or of the router.
+type transcript struct {
 	text, finish, failed string
 	prompt, ids          []uint32
 	texts                []string // by event that has text or ids
@@ -171,8 +171,8 @@ type said struct {
 	done                 bool
 }
 
-func listen(body []byte) said {
-	s := said{names: map[string]bool{}, inputs: -1, outputs: -1}
+func parseStream(body []byte) transcript {
+	s := transcript{names: map[string]bool{}, inputs: -1, outputs: -1}
 	for {
 		event, rest, whole := bytes.Cut(body, []byte("\n\n"))
 		if !whole {
@@ -315,12 +315,12 @@ type stand struct {
 	starter *engineStarter
 	rng     *rand.Rand
 	wg      sync.WaitGroup
-	tell    map[string]int
+	counts  map[string]int
 	refused int // of the requests that are not continued, as many had their turn
 }
 
 // TestKillsOnVLLM: engines are killed in the middle of streams, again and again. The
-// rest is asked for with exactly the ids that the dead engine has told of the text
+// rest is asked for with exactly the ids that the dead engine has reported for the text
 // that was sent; it is what the other engine answers to those by itself; and the whole
 // is the answer of an engine that lives. What is not to be continued is refused by
 // name. DYNCTL_E2E_KILLS is the number of kills, 50 by default.
@@ -336,7 +336,7 @@ func TestKillsOnVLLM(t *testing.T) {
 	for _, fleet := range []string{"2d", "1p2d"} {
 		t.Run(fleet, func(t *testing.T) {
 			list := startEngines(t, fleet)
-			s := &stand{t: t, rng: rand.New(rand.NewPCG(16, uint64(len(list)))), tell: map[string]int{}}
+			s := &stand{t: t, rng: rand.New(rand.NewPCG(16, uint64(len(list)))), counts: map[string]int{}}
 			s.refused = (len(list) - 2) * len(refused) / 2 // few kills have all their turn, too
 			args := []string{"--continue", "exact"}
 			for _, e := range list {
@@ -357,8 +357,8 @@ func TestKillsOnVLLM(t *testing.T) {
 			s.r = serve(t, args...)
 			defer func() {
 				s.wg.Wait()
-				for _, k := range slices.Sorted(maps.Keys(s.tell)) {
-					t.Logf("%4d %s", s.tell[k], k)
+				for _, k := range slices.Sorted(maps.Keys(s.counts)) {
+					t.Logf("%4d %s", s.counts[k], k)
 				}
 			}()
 			end, limited := t.Deadline()
@@ -460,7 +460,7 @@ func (s *stand) round(i int) {
 	} else {
 		victim.kill()
 	}
-	s.tell["= "+how]++
+	s.counts["= "+how]++
 	ended := append(append(slices.Clone(may), extra...), must)
 	if must == nil {
 		ended = ended[:len(ended)-1]
@@ -476,14 +476,14 @@ func (s *stand) round(i int) {
 	if must != nil {
 		a := answer{header: must.resp.Header}
 		rec := s.r.explain(a)
-		got := listen(must.got)
+		got := parseStream(must.got)
 		switch why := rec.Outcome.NotContinued; {
 		case got.done && got.failed == "" && why == "":
-			s.tell["refused, "+no.why+": ended before the kill"]++
+			s.counts["refused, "+no.why+": ended before the kill"]++
 		case why == "" || len(rec.Continued) > 0 || !strings.Contains(got.failed, "not continued elsewhere: "+why) || counted() != before+1:
 			t.Errorf("%v: %q, %q, counted %v times; %+v", no.more, why, got.failed, counted()-before, rec.Continued)
 		default:
-			s.tell["refused, "+no.why+": "+why]++
+			s.counts["refused, "+no.why+": "+why]++
 		}
 	}
 	s.r.until(victim.Name+" is back", func() bool {
@@ -513,7 +513,7 @@ func alive(url string) bool {
 func (s *stand) judge(name string, k *reader, victim, other *mortal) {
 	t := s.t
 	rec := s.r.explain(answer{header: k.resp.Header})
-	got := listen(k.got)
+	got := parseStream(k.got)
 	sampled := k.body["temperature"] != 0
 	first, second := victim.tap.take(k.id), other.tap.take(k.id)
 	fail := func(format string, a ...any) {
@@ -524,7 +524,7 @@ func (s *stand) judge(name string, k *reader, victim, other *mortal) {
 		fail("%v", k.err)
 	}
 	if why := rec.Outcome.NotContinued; why != "" {
-		s.tell["not continued, "+name+": "+why]++
+		s.counts["not continued, "+name+": "+why]++
 		if !sampled && !strings.HasPrefix(alone.text, got.text) {
 			fail("%q is not the beginning of %q", got.text, alone.text)
 		}
@@ -548,11 +548,11 @@ func (s *stand) judge(name string, k *reader, victim, other *mortal) {
 	if len(rec.Continued) == 0 {
 		switch {
 		case k.on() != victim.Name:
-			s.tell["on the other engine, "+name]++
+			s.counts["on the other engine, "+name]++
 		case len(second) > 0:
-			s.tell["tried again before the first text, "+name]++
+			s.counts["tried again before the first text, "+name]++
 		default:
-			s.tell["ended before the kill, "+name]++
+			s.counts["ended before the kill, "+name]++
 		}
 		return
 	}
@@ -562,52 +562,52 @@ func (s *stand) judge(name string, k *reader, victim, other *mortal) {
 		return
 	}
 	// The ids at the seam.
-	told := listen(first[0].answer)
+	reported := parseStream(first[0].answer)
 	var rest struct{ Prompt []uint32 }
 	if err := json.Unmarshal(second[0].body, &rest); err != nil {
 		fail("%v: %s", err, second[0].body)
 		return
 	}
-	if len(told.ids) < sent || !slices.Equal(rest.Prompt, append(slices.Clone(told.prompt), told.ids[:sent]...)) {
-		fail("asked for the rest after %v; %v and %v were told, and %d sent", rest.Prompt, told.prompt, told.ids, sent)
+	if len(reported.ids) < sent || !slices.Equal(rest.Prompt, append(slices.Clone(reported.prompt), reported.ids[:sent]...)) {
+		fail("asked for the rest after %v; %v and %v were reported, and %d sent", rest.Prompt, reported.prompt, reported.ids, sent)
 		return
 	}
 	// The text before it, and what the other engine says after it by itself.
 	head := ""
-	for i := range told.texts {
-		if told.ends[i] <= sent {
-			head += told.texts[i]
+	for i := range reported.texts {
+		if reported.ends[i] <= sent {
+			head += reported.texts[i]
 		}
 	}
-	if !slices.Contains(told.ends, sent) { // within an event of several tokens
-		head = s.text(other, told.ids[:sent])
-		s.tell["  within an event of several tokens"]++
+	if !slices.Contains(reported.ends, sent) { // within an event of several tokens
+		head = s.text(other, reported.ids[:sent])
+		s.counts["  within an event of several tokens"]++
 	}
 	var again members
 	if err := json.Unmarshal(second[0].body, &again); err != nil {
 		t.Fatal(err)
 	}
 	tail := s.alone(other, second[0].path, again)
-	if cont := listen(second[0].answer); !strings.HasPrefix(got.text, head) || got.text[len(head):] != cont.text {
+	if cont := parseStream(second[0].answer); !strings.HasPrefix(got.text, head) || got.text[len(head):] != cont.text {
 		fail("%q and then %q are not %q", head, cont.text, got.text)
 	} else if !sampled && (cont.text != tail.text || !slices.Equal(cont.ids, tail.ids)) {
 		fail("after %d ids the other engine says %q by itself, and %q for the stream", len(rest.Prompt), tail.text, cont.text)
 	}
-	s.tell["continued, "+name]++
-	s.tell["+ tokens whose text was not sent: "+strconv.Itoa(rec.Continued[0].Dropped)]++
-	s.tell["+ broken off: "+rec.Continued[0].Reason]++
+	s.counts["continued, "+name]++
+	s.counts["+ tokens whose text was not sent: "+strconv.Itoa(rec.Continued[0].Dropped)]++
+	s.counts["+ broken off: "+rec.Continued[0].Reason]++
 	if s.decode[0].Role == "decode" {
-		s.tell["+ the rest was prefilled: "+rec.Path]++
+		s.counts["+ the rest was prefilled: "+rec.Path]++
 	}
 }
 
 // alone is what an engine answers without a router.
-func (s *stand) alone(m *mortal, path string, body members) said {
+func (s *stand) alone(m *mortal, path string, body members) transcript {
 	s.t.Helper()
 	body = maps.Clone(body)
 	body["return_token_ids"] = true
 	delete(body, "kv_transfer_params")
-	return listen(post(s.t, m.URL, path, body).must(s.t).body)
+	return parseStream(post(s.t, m.URL, path, body).must(s.t).body)
 }
 
 // text asks an engine for the text of ids.

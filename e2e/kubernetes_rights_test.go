@@ -13,8 +13,8 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 )
 
-// TestKubernetesRights: a service account without rights is told which verbs it lacks on
-// what, and the chart's Role is all that it needs.
+// TestKubernetesRights: under a service account without rights the router names the verbs
+// and resources that it lacks, and the chart's Role is all that it needs.
 func TestKubernetesRights(t *testing.T) {
 	c := newCluster(t, 107)
 	for _, tool := range []string{"helm", "kubectl"} {

@@ -67,7 +67,7 @@ func (s *service) listen(t *testing.T) string {
 }
 
 // TestKubernetesRouters: a rolling update of the routers themselves, as the Deployment
-// has it, under load: a new one is ready before an old one is told to end, and the Service
+// has it, under load: a new one is ready before an old one is asked to end, and the Service
 // leaves it out some time after that. Clients keep their connections and send each request
 // once. No request is lost.
 func TestKubernetesRouters(t *testing.T) {

@@ -59,14 +59,14 @@ func TestLayoutsOnVLLM(t *testing.T) {
 					t.Errorf("rank %d computed nothing", rank)
 				}
 			}
-			wrong := serveUntil(t, "the wrong layout is told", func(r *router) bool {
+			wrong := serveUntil(t, "the wrong layout is reported", func(r *router) bool {
 				l, err := r.admin.Workers(t.Context())
 				if err != nil {
 					return false
 				}
 				for _, w := range l.Workers {
 					if w.Name == "a1" && w.Conflict != "" {
-						t.Logf("told: %s", w.Conflict)
+						t.Logf("reported: %s", w.Conflict)
 						return true
 					}
 				}

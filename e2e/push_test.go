@@ -31,7 +31,7 @@ func TestPushOnVLLM(t *testing.T) {
 		if alone := post(t, p.URL, path, body).must(t); a.text != alone.text || a.text == "" {
 			t.Errorf("%s: %q through the router, %q from one engine", path, a.text, alone.text)
 		}
-		r.settled()
+		r.waitIdle()
 	}
 	// Prompts with a head in common, and one id for all: the decode engine has a part of
 	// them, and none must get the KV of another.

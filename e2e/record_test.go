@@ -50,7 +50,7 @@ func TestRecordingOfVLLM(t *testing.T) {
 		}
 		close(prompts)
 		wg.Wait()
-		r.settled()
+		r.waitIdle()
 	})
 	if t.Failed() {
 		return

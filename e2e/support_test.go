@@ -182,12 +182,12 @@ func (r *router) until(what string, ok func() bool) {
 	}
 }
 
-// settled waits until every feed is live and no batch has come for a while.
-func (r *router) settled() {
+// waitIdle waits until every feed is live and no batch has come for a while.
+func (r *router) waitIdle() {
 	r.t.Helper()
 	var last string
 	var since time.Time
-	r.until("the KV event feeds are settled", func() bool {
+	r.until("the KV event feeds are idle", func() bool {
 		l, err := r.admin.Ranks(r.t.Context())
 		if err != nil {
 			return false

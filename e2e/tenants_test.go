@@ -10,7 +10,7 @@ import (
 
 // TestTenantsOnVLLM: with keys.salt no prompt of one tenant counts as cached for
 // another, by the engine's own counter, whatever endpoint it comes by and whatever salt
-// the other sends; what a tenant has sent itself does, and the router foretells both.
+// the other sends; what a tenant has sent itself does, and the router predicts both.
 func TestTenantsOnVLLM(t *testing.T) {
 	list := startEngines(t, "1d")
 	e := list[0]
@@ -61,13 +61,13 @@ func TestTenantsOnVLLM(t *testing.T) {
 			if step.salt != "" {
 				body["cache_salt"] = step.salt
 			}
-			r.settled()
+			r.waitIdle()
 			before := counter(t, e.URL, prefixHits)
 			a := post(t, r.url, c.path, body, tenants[step.tenant]...).must(t)
 			got := counter(t, e.URL, prefixHits) - before
-			foretold := a.header.Get("X-Dynctl-Cached-Tokens")
-			if (got > 0) != step.hit || (foretold != "" && foretold != "0") != step.hit {
-				t.Errorf("%s, step %d of tenant %d with salt %q: %v tokens were cached by the engine's counter, %s by the router's index; want any: %v", c.path, i, step.tenant, step.salt, got, foretold, step.hit)
+			predicted := a.header.Get("X-Dynctl-Cached-Tokens")
+			if (got > 0) != step.hit || (predicted != "" && predicted != "0") != step.hit {
+				t.Errorf("%s, step %d of tenant %d with salt %q: %v tokens were cached by the engine's counter, %s by the router's index; want any: %v", c.path, i, step.tenant, step.salt, got, predicted, step.hit)
 			}
 			if got > 0 {
 				hits++

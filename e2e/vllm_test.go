@@ -65,7 +65,7 @@ func TestRemotePrefillOnVLLM(t *testing.T) {
 		if a.text != alone.text || a.text == "" {
 			t.Errorf("prompt %d: %q through the router, %q from one engine", i, a.text, alone.text)
 		}
-		r.settled()
+		r.waitIdle()
 	}
 	if got := counter(t, d.URL, externalHits) - before; int(got) < pulled-6 || int(got) > pulled {
 		t.Errorf("the decode engine pulled %v tokens, the router planned %d", got, pulled)
@@ -183,7 +183,7 @@ func TestMessagesAndResponsesOnVLLM(t *testing.T) {
 				t.Errorf("%q through the router, %q from one engine", a.text, alone.text)
 			}
 			// What is cached now is predicted by the engine's events.
-			r.settled()
+			r.waitIdle()
 			again := r.explain(post(t, r.url, c.path, c.body).must(t))
 			if want := (rec.Inputs.ISL - 1) / again.Inputs.BlockSize * again.Inputs.BlockSize; again.Predicted.CachedTokens != want {
 				t.Errorf("the decode rank is thought to hold %d tokens of %d, want %d", again.Predicted.CachedTokens, again.Inputs.ISL, want)
@@ -212,7 +212,7 @@ func TestPredictionOnVLLM(t *testing.T) {
 		if rng.IntN(4) > 0 {
 			prompt = append(prompt, ids(rng, rng.IntN(160))...)
 		}
-		r.settled()
+		r.waitIdle()
 		a := post(t, r.url, "/v1/completions", completion(e.Model, prompt, 1+rng.IntN(8), false)).must(t)
 		if a.cached < 0 {
 			t.Fatal("the engine does not report cached tokens")
@@ -277,7 +277,7 @@ func affinity(t *testing.T, r *router, model string, hits func() float64) {
 			if round > 0 {
 				want += 256
 			}
-			r.settled()
+			r.waitIdle()
 		}
 	}
 	used := map[string]bool{}
