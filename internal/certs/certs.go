@@ -61,9 +61,9 @@ type Store struct {
 	server  bool
 	current atomic.Pointer[loaded]
 
-	mu   sync.Mutex // one reading at a time; guards what follows
-	bad  string     // why the newest files are not in force; empty when they are
-	told string     // what was told last of the certificate's age
+	mu        sync.Mutex // one reading at a time; guards what follows
+	bad       string     // why the newest files are not in force; empty when they are
+	announced string     // what was told last of the certificate's age
 }
 
 // loaded is what one reading gave. It is not changed.
@@ -271,7 +271,7 @@ func (s *Store) reload(now time.Time) {
 		})
 		return
 	}
-	s.bad, s.told = "", ""
+	s.bad, s.announced = "", ""
 	s.current.Store(l)
 	s.o.Loaded("ok")
 	text := fmt.Sprintf("new certificate files of %s are in force for new connections", s.o.Name)
@@ -302,8 +302,8 @@ func (s *Store) age(now time.Time) {
 			Text: fmt.Sprintf("the certificate of %s ends on %s, in %d day(s)", s.o.Name, at.Format(time.RFC3339), int(at.Sub(now).Hours()/24)),
 		}
 	}
-	if e.Kind != "" && e.Kind != s.told {
-		s.told = e.Kind
+	if e.Kind != "" && e.Kind != s.announced {
+		s.announced = e.Kind
 		s.o.Event(e)
 	}
 }

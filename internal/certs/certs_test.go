@@ -267,8 +267,8 @@ func TestReplacement(t *testing.T) {
 	}
 }
 
-// TestExpiryIsToldOnce: the certificate in force comes to its end.
-func TestExpiryIsToldOnce(t *testing.T) {
+// TestExpiryIsAnnouncedOnce: the certificate in force comes to its end.
+func TestExpiryIsAnnouncedOnce(t *testing.T) {
 	ca := certtest.NewAuthority(t, "ours")
 	cert, key := ca.Pair(t, "one.test", time.Hour)
 	var h heard
@@ -288,7 +288,7 @@ func TestExpiryIsToldOnce(t *testing.T) {
 		kinds = append(kinds, e.Kind)
 	}
 	if !slices.Equal(kinds, []string{"certificate_expires", "certificate_expired"}) {
-		t.Errorf("told %v", kinds)
+		t.Errorf("announced %v", kinds)
 	}
 }
 

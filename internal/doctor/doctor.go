@@ -364,15 +364,15 @@ func (e *exam) contradictions(ws []admin.Worker) {
 			bad = true
 			e.add("dp", w.Name, Fail, fmt.Sprintf("the worker has dp %d and the router follows %d ranks", w.DP, len(w.Ranks)), "give the worker's dp=N")
 		}
-		told, silent := 0, []string{}
+		reporting, silent := 0, []string{}
 		for _, r := range w.Ranks {
 			if r.Engine != nil {
-				told++
+				reporting++
 			} else {
 				silent = append(silent, r.Label)
 			}
 		}
-		if told > 0 && len(silent) > 0 {
+		if reporting > 0 && len(silent) > 0 {
 			bad = true
 			e.add("dp", w.Name, Fail, fmt.Sprintf("its metrics have no figures of %s", strings.Join(silent, ", ")), "the engine may have fewer data-parallel ranks than dp says")
 		}

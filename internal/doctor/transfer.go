@@ -120,7 +120,7 @@ func (e *exam) pair(ctx context.Context, p, d *admin.Worker) Cell {
 // probePair sends one prompt. again says that others' traffic hid the proof.
 func (e *exam) probePair(ctx context.Context, p, d *admin.Worker) (c Cell, again bool) {
 	alone := &fleet.Facts{Workers: []admin.Worker{*d}}
-	before, berr := e.o.Target.Settled(ctx, alone, time.Second)
+	before, berr := e.o.Target.IdleCounters(ctx, alone, time.Second)
 	prompt := e.prompt()
 	res, rec, err := e.one(ctx, fmt.Sprintf("X-Dynctl-Path: remote\r\nX-Dynctl-Prefill-Worker: %s\r\nX-Dynctl-Worker: %s\r\n", p.Name, d.Name), prompt, 2)
 	if c, ok := notRemote(res == nil, rec, err); !ok {
@@ -140,7 +140,7 @@ func (e *exam) probePair(ctx context.Context, p, d *admin.Worker) (c Cell, again
 	if got := float64(res.CachedTokens); got >= 0.9*want { // nobody has seen the prompt: it came from the prefill engine
 		return Cell{OK, fmt.Sprintf("%.0f of %d tokens moved, by the decode engine's answer", got, len(prompt)), ""}, false
 	}
-	after, aerr := e.o.Target.Settled(ctx, alone, time.Second)
+	after, aerr := e.o.Target.IdleCounters(ctx, alone, time.Second)
 	if err := errorOf(berr, aerr); err != nil {
 		return Cell{Warn, "not proven: " + err.Error(), "doctor needs the engines' metrics: run it where they can be reached"}, false
 	}

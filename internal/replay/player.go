@@ -71,17 +71,17 @@ type playRank struct {
 	size   int // router block in tokens, 0 not known yet
 	stream *kvstream.Stream
 
-	traits    kvgroup.Traits
-	fed       bool // there were records of its KV events
-	trust     bool // what the newest feed record said
-	trustTold bool
-	began     bool // the first batch was seen
-	told      bool // there was a rank record
-	partial   bool // the recording began in the middle of its life: the cache before is not known
-	next      uint64
-	lastLine  int64    // line of the newest record that changed the entries
-	gap       *missing // the newest gap
-	last      kvstream.Counters
+	traits     kvgroup.Traits
+	fed        bool // there were records of its KV events
+	trust      bool // what the newest feed record said
+	trustKnown bool
+	began      bool // the first batch was seen
+	described  bool // there was a rank record
+	partial    bool // the recording began in the middle of its life: the cache before is not known
+	next       uint64
+	lastLine   int64    // line of the newest record that changed the entries
+	gap        *missing // the newest gap
+	last       kvstream.Counters
 }
 
 // missing is a gap in a rank's batches.
@@ -143,17 +143,17 @@ func (p *Player) Play(rec *trace.Record) error {
 		switch {
 		case rec.RankInfo.New:
 			p.renew(r)
-		case !r.told:
+		case !r.described:
 			r.partial = true // unless its first batch is number 0
 		}
-		r.told = true
+		r.described = true
 		r.traits = rec.RankInfo.Traits
 		if s := rec.RankInfo.BlockSize; s > 0 && s != r.size {
 			r.size, r.stream = s, nil
 			p.index.ClearRank(r.slot)
 		}
 	case trace.KindFeed:
-		r.fed, r.trust, r.trustTold = true, rec.Trusted, true
+		r.fed, r.trust, r.trustKnown = true, rec.Trusted, true
 	case trace.KindClear:
 		r.fed = true
 		p.counts.Clears++
@@ -174,7 +174,7 @@ func (p *Player) Play(rec *trace.Record) error {
 		// Whatever was missed is gone from both sides now, but not what was
 		// dropped at the same time.
 		r.began, r.partial = true, r.partial && !rec.Clear.Anew
-		r.next = notTold
+		r.next = anySeq
 	case trace.KindBatch:
 		r.fed = true
 		p.playBatch(r, rec)
@@ -185,8 +185,8 @@ func (p *Player) Play(rec *trace.Record) error {
 	return nil
 }
 
-// notTold is a next batch number that may be any.
-const notTold = ^uint64(0)
+// anySeq is a next batch number that may be any.
+const anySeq = ^uint64(0)
 
 // renew forgets a rank: its worker left the fleet and came again.
 func (p *Player) renew(r *playRank) {
@@ -201,12 +201,12 @@ func (p *Player) playBatch(r *playRank, rec *trace.Record) {
 	if !r.began {
 		r.began, r.partial, r.next = true, b.Seq != 0, b.Seq
 	}
-	if r.next != notTold && b.Seq > r.next {
+	if r.next != anySeq && b.Seq > r.next {
 		r.gap = &missing{from: r.next, to: b.Seq - 1, after: r.lastLine, atLine: rec.Line}
 		p.counts.Gaps++
 		p.counts.Missing += b.Seq - r.next
 	}
-	if r.next == notTold || b.Seq >= r.next {
+	if r.next == anySeq || b.Seq >= r.next {
 		r.next = b.Seq + 1
 	}
 	if r.stream == nil {
@@ -283,7 +283,7 @@ func (p *Player) Overlap(locals []uint64, q *kvindex.Query) { p.index.Overlap(lo
 
 // trusted reports whether the rank's entries count; they do unless a record said
 // otherwise.
-func (r *playRank) trusted() bool { return r.trust || !r.trustTold }
+func (r *playRank) trusted() bool { return r.trust || !r.trustKnown }
 
 // prompt is what the cache groups of a rank are asked about.
 func prompt(locals []uint64, isl int) kvgroup.Prompt {

@@ -322,9 +322,9 @@ func TestRecordingInTheMiddle(t *testing.T) {
 	}
 }
 
-// TestForgottenIsTold: a trace that describes more than is kept says so in its report,
+// TestForgottenIsReported: a trace that describes more than is kept says so in its report,
 // and what refers to it is unverifiable.
-func TestForgottenIsTold(t *testing.T) {
+func TestForgottenIsReported(t *testing.T) {
 	raw := newRecording(t).run(3).file()
 	i := bytes.Index(raw, []byte(`{"kind":"decision"`))
 	var many bytes.Buffer

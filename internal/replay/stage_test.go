@@ -172,9 +172,9 @@ func TestStage(t *testing.T) {
 	}
 }
 
-// TestStageTellsCaches: what ranks of a recording have in cache groups and outside their
+// TestStageShowsCaches: what ranks of a recording have in cache groups and outside their
 // devices is told as a running router tells it.
-func TestStageTellsCaches(t *testing.T) {
+func TestStageShowsCaches(t *testing.T) {
 	for _, hybrid := range []bool{false, true} {
 		rec := newRecording(t)
 		rec.offloads, rec.hybrid = true, hybrid
@@ -196,9 +196,9 @@ func TestStageTellsCaches(t *testing.T) {
 	}
 }
 
-// TestStageTellsMoves: where streams of a recording went on elsewhere is told by rank, as a
+// TestStageShowsMoves: where streams of a recording went on elsewhere is told by rank, as a
 // running router tells it, once outcomes have said so; who waits is not known.
-func TestStageTellsMoves(t *testing.T) {
+func TestStageShowsMoves(t *testing.T) {
 	rec := newRecording(t)
 	rec.decide(rec.prompt())
 	legs := make([]receipt.Leg, 5)
@@ -221,7 +221,7 @@ func TestStageTellsMoves(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer stage.Close()
-	told := func(steps int) map[string]admin.Moves {
+	moves := func(steps int) map[string]admin.Moves {
 		t.Helper()
 		if err := stage.Control("step", steps); err != nil {
 			t.Fatal(err)
@@ -234,10 +234,10 @@ func TestStageTellsMoves(t *testing.T) {
 		}
 		return out
 	}
-	if got := told(len(rec.recs) - 1); len(got) != 0 {
+	if got := moves(len(rec.recs) - 1); len(got) != 0 {
 		t.Errorf("before any outcome: %+v", got)
 	}
-	got := told(1)
+	got := moves(1)
 	for name, want := range map[string]admin.Moves{"w-0": {Away: 1, Onto: 1}, "w-1": {Away: 1, Onto: 2}, "w-2": {}} {
 		if m, ok := got[name]; !ok || m != want {
 			t.Errorf("%s: %+v, want %+v", name, m, want)
@@ -283,9 +283,9 @@ func TestStageOfRetries(t *testing.T) {
 	}
 }
 
-// TestStageTellsTheRoutersSettings: the block size and the policy of each phase
+// TestStageShowsTheRoutersSettings: the block size and the policy of each phase
 // are those that the recording tells, wherever it tells them, and none is made up.
-func TestStageTellsTheRoutersSettings(t *testing.T) {
+func TestStageShowsTheRoutersSettings(t *testing.T) {
 	for _, c := range []struct {
 		name            string
 		o               PlayerOptions

@@ -136,7 +136,7 @@ func (v *VerifyReport) Text(out io.Writer) error {
 	if v.FirstLack != "" {
 		fmt.Fprintf(out, "  FIRST THAT CANNOT BE MADE AGAIN  %s\n", v.FirstLack)
 	}
-	tell := func(title string, d *Divergence) {
+	write := func(title string, d *Divergence) {
 		fmt.Fprintf(out, "  %s  line %s  t=+%s  %s  req %s\n    recorded %s    replayed %s\n", title, table.Count(d.Line), d.Time, d.ID, d.Request, d.Recorded, d.Replayed)
 		for i, b := range d.Because {
 			if i == 4 {
@@ -147,14 +147,14 @@ func (v *VerifyReport) Text(out io.Writer) error {
 		}
 	}
 	if v.First != nil {
-		tell("FIRST DIVERGENCE", v.First)
+		write("FIRST DIVERGENCE", v.First)
 		fmt.Fprintf(out, "  NEXT    dynctl replay TRACE --at %d\n", v.First.Line)
 	}
 	if v.FirstInput != nil && (v.First == nil || v.First.Line != v.FirstInput.Line) {
-		tell("FIRST OTHER INPUT (same choice)", v.FirstInput)
+		write("FIRST OTHER INPUT (same choice)", v.FirstInput)
 	}
 	if v.FirstTaken != nil {
-		tell("FIRST WITH RECORDED FIGURES", v.FirstTaken)
+		write("FIRST WITH RECORDED FIGURES", v.FirstTaken)
 	}
 	return nil
 }

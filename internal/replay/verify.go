@@ -223,7 +223,7 @@ func (v *Verifier) step() error {
 	h := v.held[0]
 	v.held = v.held[1:]
 	v.size -= len(h.own) + 8*len(h.hash) + 256
-	v.settle(h.rec.Time)
+	v.judgeUntil(h.rec.Time)
 	if h.dec != nil {
 		v.start(h.dec)
 		v.look(h.dec, "")
@@ -326,9 +326,9 @@ func (v *Verifier) overlap(o *openDecision, r *playRank, p *selector.Input) pref
 	return prefix{n / unit, beyond.Scale(1, unit)}
 }
 
-// settle judges the decisions that are so long ago at a time that nothing to
+// judgeUntil judges the decisions that are so long ago at a time that nothing to
 // come arrived before they were made.
-func (v *Verifier) settle(now time.Duration) {
+func (v *Verifier) judgeUntil(now time.Duration) {
 	kept := v.open[:0]
 	for _, o := range v.open {
 		if !o.passed || now-o.rec.Time <= horizon/2 {
@@ -482,7 +482,7 @@ func (v *Verifier) because(r *playRank, c *decision.Candidate, s *seen) string {
 		return text + fmt.Sprintf("; batches %d to %d of this rank are missing from the trace (between lines %d and %d)", r.gap.from, r.gap.to, r.gap.after, r.gap.atLine)
 	case v.p.counts.Dropped > 0:
 		return text + fmt.Sprintf("; %d records were dropped while recording", v.p.counts.Dropped)
-	case !r.trustTold:
+	case !r.trustKnown:
 		return text + "; the trace does not tell whether the router trusted this rank's feed"
 	case r.lastLine > 0:
 		return text + fmt.Sprintf("; the rank's entries last changed at line %d", r.lastLine)
@@ -504,7 +504,7 @@ func (v *Verifier) count(o *openDecision, plan *decide.Plan, f *findings) {
 	if len(f.why) == 0 && d.Rules == decide.Rules {
 		same = equal && d.Reason == now.Reason && d.Costs == now.Costs && v.sameCosts(d)
 	}
-	tell := func(because []string) *Divergence {
+	divergence := func(because []string) *Divergence {
 		div := &Divergence{
 			Line: o.rec.Line, Time: o.rec.Time, ID: d.ID, Request: d.RequestID, Because: because, Recorded: describe(d), Replayed: describe(now),
 		}
@@ -521,12 +521,12 @@ func (v *Verifier) count(o *openDecision, plan *decide.Plan, f *findings) {
 		rep.ByNames++
 	}
 	if len(f.taken) > 0 && rep.FirstTaken == nil {
-		rep.FirstTaken = tell(f.taken)
+		rep.FirstTaken = divergence(f.taken)
 	}
 	if len(f.why) > 0 {
 		rep.InputsDiffer++
 		if rep.FirstInput == nil {
-			rep.FirstInput = tell(f.why)
+			rep.FirstInput = divergence(f.why)
 		}
 	}
 	if same {
@@ -542,7 +542,7 @@ func (v *Verifier) count(o *openDecision, plan *decide.Plan, f *findings) {
 		return
 	}
 	if rep.First == nil {
-		rep.First = tell(v.cause(d, f))
+		rep.First = divergence(v.cause(d, f))
 	}
 	switch {
 	case len(f.why) == 0 && d.Rules != decide.Rules:

@@ -37,7 +37,7 @@ func TestVerify(t *testing.T) {
 	}
 	// Leave out each of some batches: whoever decides next on that rank's
 	// blocks must be told.
-	told, every, enough := 0, 19, 8
+	noticed, every, enough := 0, 19, 8
 	if testing.Short() {
 		every, enough = 97, 1
 	}
@@ -49,7 +49,7 @@ func TestVerify(t *testing.T) {
 		if v.FirstInput == nil {
 			continue // nothing ever asked for these blocks
 		}
-		told++
+		noticed++
 		b := rec.recs[i].Batch
 		text := strings.Join(v.FirstInput.Because, "\n")
 		if want := fmt.Sprintf("%s: recorded overlap", rec.recs[i].Rank); !strings.Contains(text, want) {
@@ -63,8 +63,8 @@ func TestVerify(t *testing.T) {
 			t.Error("divergence without the first one")
 		}
 	}
-	if told < enough {
-		t.Errorf("only %d left out batches were noticed", told)
+	if noticed < enough {
+		t.Errorf("only %d left out batches were noticed", noticed)
 	}
 }
 
@@ -199,7 +199,7 @@ func TestVerifyNamesOfThePrompt(t *testing.T) {
 		extra  []trace.Record // before the decision, unseen by it
 		change func(d *trace.Decision, c figures)
 		want   VerifyReport
-		tell   string
+		text   string
 	}{
 		{"as found", nil, nil, VerifyReport{Equal: 1, OnTrust: 1, ByNames: 1}, named},
 		{"with the tokens", nil, func(d *trace.Decision, _ figures) { d.Tokens = tokens }, VerifyReport{Equal: 1, Proven: 1}, ""},
@@ -256,17 +256,17 @@ func TestVerifyNamesOfThePrompt(t *testing.T) {
 				t.Errorf("(-want +got):\n%s%+v\n%+v", d, v.First, v.FirstInput)
 			}
 			var text strings.Builder
-			if err := rep.Text(&text); err != nil || !strings.Contains(text.String(), c.tell) || strings.Contains(text.String(), "from before the recording is not known") {
-				t.Errorf("%v, %q is to be in\n%s", err, c.tell, &text)
+			if err := rep.Text(&text); err != nil || !strings.Contains(text.String(), c.text) || strings.Contains(text.String(), "from before the recording is not known") {
+				t.Errorf("%v, %q is to be in\n%s", err, c.text, &text)
 			}
-			if v.First != nil && !strings.Contains(strings.Join(v.First.Because, "\n"), c.tell) {
-				t.Errorf("because %q, not %q", v.First.Because, c.tell)
+			if v.First != nil && !strings.Contains(strings.Join(v.First.Because, "\n"), c.text) {
+				t.Errorf("because %q, not %q", v.First.Because, c.text)
 			}
 			raw, err := json.Marshal(rep)
 			if want := fmt.Sprintf(`"partly_unknown":0,"found_by_names":%d`, v.ByNames); err != nil || !strings.Contains(string(raw), want) {
 				t.Errorf("%v, no %s in %s", err, want, raw)
 			}
-			if told := v.FirstTaken != nil && strings.Contains(v.FirstTaken.Because[0], named); told != (v.ByNames > 0) {
+			if byName := v.FirstTaken != nil && strings.Contains(v.FirstTaken.Because[0], named); byName != (v.ByNames > 0) {
 				t.Errorf("first with recorded figures: %+v", v.FirstTaken)
 			}
 		})
@@ -359,7 +359,7 @@ func TestVerifyCountsApart(t *testing.T) {
 		change func(d *trace.Decision, in *decide.Input)
 		rules  int
 		want   VerifyReport
-		tell   string
+		text   string
 	}{
 		{"nothing", nil, decide.Rules, VerifyReport{Equal: 30, Proven: 30}, ""},
 		{"nothing by other rules", nil, decide.Rules + 1, VerifyReport{Equal: 30, Proven: 30}, ""},
@@ -394,8 +394,8 @@ func TestVerifyCountsApart(t *testing.T) {
 				t.Errorf("match %v", v.Match())
 			}
 			var text strings.Builder
-			if err := rep.Text(&text); err != nil || !strings.Contains(text.String(), c.tell) {
-				t.Errorf("%v, no %q in\n%s", err, c.tell, &text)
+			if err := rep.Text(&text); err != nil || !strings.Contains(text.String(), c.text) {
+				t.Errorf("%v, no %q in\n%s", err, c.text, &text)
 			}
 			// A what-if leaves out what cannot be made again, and a conversion keeps all
 			// of it as it was.

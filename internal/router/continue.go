@@ -20,8 +20,8 @@ import (
 // client has of it, as ids. It is a request of its own to the stages, from the prompt
 // on, and to the client nothing but the next events.
 
-// settleTime bounds asking an engine where a text ends in its tokens.
-const settleTime = 2 * time.Second
+// alignTimeout bounds asking an engine where a text ends in its tokens.
+const alignTimeout = 2 * time.Second
 
 // errMoved ends a leg whose worker is drained.
 var errMoved = errors.New("the worker is drained, and the rest comes from elsewhere")
@@ -90,7 +90,7 @@ func (x *exchange) follow(opt upstream.StreamOptions) error {
 	if w := x.flow.peer.Worker; w.Role.CanDecode() {
 		opt.Change = func(p []byte) ([]byte, error) {
 			out, err := x.readAlong(p)
-			if err == nil && w.State.Moving() && c.Stream.Settled() && x.mayMove(w) {
+			if err == nil && w.State.Moving() && c.Stream.Resumable() && x.mayMove(w) {
 				err = &upstream.Failure{Kind: upstream.Canceled, Op: "read the answer", Sent: true, Started: true, Err: errMoved}
 			}
 			return out, err
@@ -178,8 +178,8 @@ func (x *exchange) notContinued(err *error, label, words string) {
 func (x *exchange) goOn(cut *attempt.Failure) (resume.Refusal, string) {
 	r, c := x.r, x.cont
 	c.Stream.Broke()
-	told := c.Stream.Told()
-	x.settle()
+	generated := c.Stream.Generated()
+	x.alignTokens()
 	ids, why := c.Stream.Next()
 	if why != "" {
 		return why, ""
@@ -207,7 +207,7 @@ func (x *exchange) goOn(cut *attempt.Failure) (resume.Refusal, string) {
 	}
 	c.GoOn(x.req.URL.RequestURI())
 	x.begun.Store(false)
-	x.book.Continued(cut, c.from, sent, told-sent)
+	x.book.Continued(cut, c.from, sent, generated-sent)
 	return "", ""
 }
 
@@ -226,15 +226,15 @@ func (x *exchange) readRest() error {
 	return nil
 }
 
-// settle asks an engine which of the tokens stand for the text that was sent, where
+// alignTokens asks an engine which of the tokens stand for the text that was sent, where
 // that is not known because several came in one event.
-func (x *exchange) settle() {
+func (x *exchange) alignTokens() {
 	c := x.cont
-	if _, text := c.Stream.Unsettled(); text == "" {
+	if _, text := c.Stream.Unaligned(); text == "" {
 		return
 	}
-	ctx, cancel := context.WithTimeout(x.ctx, settleTime)
+	ctx, cancel := context.WithTimeout(x.ctx, alignTimeout)
 	defer cancel()
 	fleet := x.r.registry.Snapshot()
-	c.Stream.SettleBy(func(ids []uint32) (string, error) { return x.r.tokens.Text(ctx, x.model, fleet.Model(x.model), ids) })
+	c.Stream.AlignBy(func(ids []uint32) (string, error) { return x.r.tokens.Text(ctx, x.model, fleet.Model(x.model), ids) })
 }

@@ -69,7 +69,7 @@ func (x *exchange) attempts() error {
 			}
 			return d.Run.Refusal()
 		}
-		d.Run.Settled()
+		d.Run.Compact()
 		err := x.carryOut()
 		if err == nil || x.begun.Load() || x.ctx.Err() != nil || !x.again(err) {
 			return err

@@ -192,7 +192,7 @@ func TestInvariant06IndexMayUndercountNeverOvercount(t *testing.T) {
 			}
 			// The next decision is made on what has arrived of this one.
 			if i%5 == 4 {
-				r.settle()
+				r.waitForFeeds()
 			}
 		}
 		if round == 3 {
@@ -234,10 +234,10 @@ func TestInvariant06IndexMayUndercountNeverOvercount(t *testing.T) {
 	}
 }
 
-// settle waits until the feeds have taken in what the engines have published.
-func (r *rig) settle() {
+// waitForFeeds waits until the feeds have taken in what the engines have published.
+func (r *rig) waitForFeeds() {
 	r.t.Helper()
-	r.eventually("the feeds to settle", func() error {
+	r.eventually("the feeds to catch up", func() error {
 		for _, w := range []string{"aggregated-0", "aggregated-1"} {
 			for _, k := range r.worker(w).Ranks {
 				pub, err := r.Sim.Named(w).Publisher(k.DP)

@@ -44,7 +44,7 @@ func (x *exchange) leaveMove() {
 }
 
 // askForMove is how often a stream whose worker is drained asks for a place elsewhere.
-const askForMove = settle
+const askForMove = lookInterval
 
 // mayMove reports whether a stream that is well can be taken from its worker now: it
 // has not moved as often as it may, and a rank elsewhere takes it at once. That rank is
@@ -63,7 +63,7 @@ func (x *exchange) mayMove(from *workers.Worker) bool {
 	fleet, limit := x.r.registry.Snapshot(), x.d.Settings.Continue.AtOnce
 	if !slices.ContainsFunc(fleet.Model(x.model), func(w *workers.Worker) bool {
 		ok, _ := w.State.Usable()
-		return ok && w.State != from.State && w.Role.CanDecode() && c.Tells(w.WireEngine()) &&
+		return ok && w.State != from.State && w.Role.CanDecode() && c.ReportsIDs(w.WireEngine()) &&
 			slices.ContainsFunc(w.Ranks, func(k *workers.Rank) bool { return x.r.moves.Free(k.Slot, limit) })
 	}) {
 		return false

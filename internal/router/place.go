@@ -7,10 +7,10 @@ import (
 	"github.com/dynctl/dynctl/internal/router/request/admission"
 )
 
-// settle is how long requests that wait for a rank go without a look at the fleet when
+// lookInterval is how long requests that wait for a rank go without a look at the fleet when
 // nothing ends on one: engines' metrics change, grow stale, and workers come, without a
 // word.
-const settle = 50 * time.Millisecond
+const lookInterval = 50 * time.Millisecond
 
 // enter takes a place in progress, or waits for one in turn with other tenants.
 func (x *exchange) enter() error {

@@ -164,7 +164,7 @@ func New(ctx context.Context, o Options) (*Router, error) {
 		t := &r.settings.Load().Timeouts
 		return t.Leave, t.Drain
 	}, r.event)
-	r.ranks = admission.NewLine(0, 0, settle)
+	r.ranks = admission.NewLine(0, 0, lookInterval)
 	r.ledger.OnEase(r.ranks.Wake)
 	r.bodies = admission.NewMemory(o.Config.Limits.BodyMemory, func(full bool) { r.event(watch.BodyMemory(full, r.bodies.Limit())) })
 	r.stored = stored.New(1 << 16)

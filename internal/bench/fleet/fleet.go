@@ -244,9 +244,9 @@ func (t *Target) Counters(ctx context.Context, f *Facts) (Counters, error) {
 	return c, errors.Join(errs...)
 }
 
-// Settled reads the counters once no engine runs anything any more, or most is
+// IdleCounters reads the counters once no engine runs anything any more, or most is
 // over: engines book a request's figures a little after its last token.
-func (t *Target) Settled(ctx context.Context, f *Facts, most time.Duration) (c Counters, err error) {
+func (t *Target) IdleCounters(ctx context.Context, f *Facts, most time.Duration) (c Counters, err error) {
 	ctx2, cancel := context.WithTimeout(ctx, most)
 	defer cancel()
 	if wait.Until(ctx2, 20*time.Millisecond, func() bool {

@@ -103,7 +103,7 @@ func (b *Bench) Run(ctx context.Context, c plan.Cell, src loadgen.Source, schedu
 	if err != nil {
 		return nil, b.lost(ctx, err)
 	}
-	before, err := b.Target.Settled(ctx, b.Facts, 2*time.Second)
+	before, err := b.Target.IdleCounters(ctx, b.Facts, 2*time.Second)
 	if err != nil {
 		return nil, b.lost(ctx, err)
 	}
@@ -129,7 +129,7 @@ func (b *Bench) Run(ctx context.Context, c plan.Cell, src loadgen.Source, schedu
 	if err != nil {
 		return nil, err
 	}
-	after, err := b.Target.Settled(ctx, b.Facts, 2*time.Second)
+	after, err := b.Target.IdleCounters(ctx, b.Facts, 2*time.Second)
 	if err != nil {
 		return nil, b.lost(ctx, err)
 	}
@@ -487,7 +487,7 @@ func timingOf(lo, hi int, atLo, atHi, itl float64) timing {
 }
 
 // between is what a cell costs besides its requests, in seconds: counters,
-// receipts and the wait for the engines to settle.
+// receipts and the wait until the engines are idle.
 const between = 0.3
 
 // seconds estimates a cell on an arm with so many ranks that prefill.

@@ -95,7 +95,7 @@ type conn struct {
 // piece is a part of a stream that held tokens.
 type piece struct {
 	at     time.Duration
-	tokens int // as continuous usage says, later as settled
+	tokens int // as continuous usage says, later corrected by finish
 	events int // with content
 }
 
@@ -179,7 +179,7 @@ func (c *conn) answer(q *call, now func() time.Duration) (*call, error) {
 	}
 	c.used = true
 	res.End = now()
-	return q, c.settle(h, res)
+	return q, c.finish(h, res)
 }
 
 type head struct {
@@ -334,8 +334,8 @@ func (c *conn) feed(h head, p []byte, at time.Duration) {
 	c.pieces = append(c.pieces, piece{at, n, got.Tokens})
 }
 
-// settle turns what was read into the result and checks it.
-func (c *conn) settle(h head, res *Result) error {
+// finish turns what was read into the result and checks it.
+func (c *conn) finish(h head, res *Result) error {
 	if res.Status/100 != 2 {
 		return fmt.Errorf("status %d: %s", res.Status, clip(c.kept))
 	}
@@ -354,9 +354,9 @@ func (c *conn) settle(h head, res *Result) error {
 		return errors.New("the answer has no token")
 	}
 	// Continuous usage told each piece's tokens, or the total is spread evenly.
-	told, events := 0, 0
+	counted, events := 0, 0
 	for _, p := range c.pieces {
-		told += p.tokens
+		counted += p.tokens
 		events += p.events
 	}
 	total := res.OutputTokens
@@ -365,7 +365,7 @@ func (c *conn) settle(h head, res *Result) error {
 		res.OutputTokens = total
 	}
 	switch {
-	case told == total:
+	case counted == total:
 	case events == total: // one token each
 		for i := range c.pieces {
 			c.pieces[i].tokens = c.pieces[i].events

@@ -27,8 +27,8 @@ type Series struct {
 }
 
 // fill makes the next of so many requests, whose prompt and length of the answer
-// tell gives.
-func (s *Series) fill(q *loadgen.Request, all int, tell func(n int, rng *rand.Rand) (prompt []uint32, osl int)) bool {
+// draw gives.
+func (s *Series) fill(q *loadgen.Request, all int, draw func(n int, rng *rand.Rand) (prompt []uint32, osl int)) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	n := s.next
@@ -37,7 +37,7 @@ func (s *Series) fill(q *loadgen.Request, all int, tell func(n int, rng *rand.Ra
 	}
 	s.next++
 	q.ID, q.Header, q.Warm = RequestID(s.Salt, s.Name, n), s.Header, n < s.Ramp
-	s.prompt, q.OSL = tell(n, rand.New(rand.NewPCG(Seed(s.Salt, s.Name), uint64(n))))
+	s.prompt, q.OSL = draw(n, rand.New(rand.NewPCG(Seed(s.Salt, s.Name), uint64(n))))
 	q.ISL = len(s.prompt)
 	q.Body = Body(q.Body, s.Model, s.prompt, q.OSL)
 	return true

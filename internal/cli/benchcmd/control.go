@@ -61,8 +61,8 @@ func (c *runControl) speak(say func(format string, a ...any)) {
 	c.say = say
 }
 
-// tell is called without the lock, because what it calls may ask for the state.
-func (c *runControl) tell(format string, a ...any) {
+// print is called without the lock, because what it calls may ask for the state.
+func (c *runControl) print(format string, a ...any) {
 	c.mu.Lock()
 	say := c.say
 	c.mu.Unlock()
@@ -83,7 +83,7 @@ func (c *runControl) stop() {
 		c.cancel()
 		return
 	}
-	c.tell("end     after the cell at hand, what is done is kept; once more: at once")
+	c.print("end     after the cell at hand, what is done is kept; once more: at once")
 }
 
 // stopped reports whether the run should end.
@@ -125,7 +125,7 @@ func (c *runControl) press(key byte) {
 		}
 		c.mu.Unlock()
 		if text != "" {
-			c.tell("%s", text)
+			c.print("%s", text)
 		}
 	case 's', 'S':
 		c.mu.Lock()
@@ -136,7 +136,7 @@ func (c *runControl) press(key byte) {
 		}
 		c.mu.Unlock()
 		if none { // a moment between two cells, or a pause
-			c.tell("skip    nothing: no cell is under way")
+			c.print("skip    nothing: no cell is under way")
 		}
 	}
 }

@@ -18,9 +18,9 @@ func typed(args ...string) (code int, stdout, stderr string) {
 	return clitest.Run(cli.Root(New()), "", args...)
 }
 
-// TestExplainTellsTheCrossing: where costs decided, explain tells from where on the router
+// TestExplainShowsTheCrossing: where costs decided, explain tells from where on the router
 // prefills prompts of that model remotely now; where a threshold decided it does not.
-func TestExplainTellsTheCrossing(t *testing.T) {
+func TestExplainShowsTheCrossing(t *testing.T) {
 	t.Parallel()
 	n := func(v int) *int { return &v }
 	router := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {

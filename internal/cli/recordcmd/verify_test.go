@@ -185,8 +185,8 @@ func TestRecordAndVerify(t *testing.T) {
 
 	// The same file again, without one batch at a time, until a decision comes
 	// out differently for lack of it.
-	told := false
-	for n := 10; n < 200 && !told; n += 5 {
+	explained := false
+	for n := 10; n < 200 && !explained; n += 5 {
 		missing, cut := withoutOne(t, path, n, func(*trace.Record) {})
 		code, out, errs = typed("replay", cut, "--verify")
 		if code != cli.ExitOK && code != cli.ExitMissed {
@@ -196,10 +196,10 @@ func TestRecordAndVerify(t *testing.T) {
 			t.Errorf("exit %d with\n%s", code, out)
 		}
 		if code == cli.ExitMissed {
-			told = strings.Contains(out, fmt.Sprintf("batch %d of this rank is missing", missing.Batch.Seq)) && strings.Contains(out, "because "+missing.Rank)
+			explained = strings.Contains(out, fmt.Sprintf("batch %d of this rank is missing", missing.Batch.Seq)) && strings.Contains(out, "because "+missing.Rank)
 		}
 	}
-	if !told {
+	if !explained {
 		t.Error("no decision differs, whichever batch is missing")
 	}
 

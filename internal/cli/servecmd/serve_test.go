@@ -195,9 +195,9 @@ func TestServeFromSignalToSignal(t *testing.T) {
 	}
 }
 
-// TestServeTellsOfItsFleetInOneLine: twelve workers are one line, which says how to
+// TestServeIntroducesItsFleetInOneLine: twelve workers are one line, which says how to
 // watch them.
-func TestServeTellsOfItsFleetInOneLine(t *testing.T) {
+func TestServeIntroducesItsFleetInOneLine(t *testing.T) {
 	stderr := &clitest.Screen{}
 	code := make(chan int, 1)
 	go func() {

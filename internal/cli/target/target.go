@@ -188,7 +188,7 @@ func ready(ctx context.Context, c *admin.Client, want int) error {
 			}
 		}
 		// Feeds that come up need a moment more; what stays behind shows later.
-		return usable >= want && (settled(l.Workers) || time.Since(began) > 5*time.Second)
+		return usable >= want && (feedsConnected(l.Workers) || time.Since(began) > 5*time.Second)
 	}) {
 		return nil
 	}
@@ -198,9 +198,9 @@ func ready(ctx context.Context, c *admin.Client, want int) error {
 	return cli.WithCode(cli.ExitUnreachable, errors.New(why))
 }
 
-// settled reports whether no event feed is on its way up. One that is verifying
+// feedsConnected reports whether no event feed is on its way up. One that is verifying
 // waits for a batch, which an idle engine does not publish.
-func settled(ws []admin.Worker) bool {
+func feedsConnected(ws []admin.Worker) bool {
 	for _, w := range ws {
 		for _, r := range w.Ranks {
 			switch r.Feed.State {

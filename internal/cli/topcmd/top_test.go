@@ -318,9 +318,9 @@ func scrape(ctx context.Context, client *http.Client, url string) (map[string]fl
 	return out, nil
 }
 
-// TestTopTellsTroubles breaks a running fleet in the ways that the overview
+// TestTopShowsTroubles breaks a running fleet in the ways that the overview
 // must tell.
-func TestTopTellsTroubles(t *testing.T) {
+func TestTopShowsTroubles(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	s := newStand(t, ctx, "1p3d:dp=1,speed=20,kv_blocks=200,max_seqs=4")
@@ -375,8 +375,8 @@ func TestTopTellsTroubles(t *testing.T) {
 	s.sees(t, ctx, feed.CodeWorkerDown, "engine down: ")
 }
 
-// TestTopTellsStaleRank cuts the way of an engine's events, not the engine.
-func TestTopTellsStaleRank(t *testing.T) {
+// TestTopShowsStaleRank cuts the way of an engine's events, not the engine.
+func TestTopShowsStaleRank(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	s := newStand(t, ctx, "1d")

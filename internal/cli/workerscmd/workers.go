@@ -102,7 +102,7 @@ func listWorkers(out io.Writer, format string, l *admin.WorkerList) error {
 				}
 				row = append(row, running, waiting, used, fmt.Sprint(w.BlockSizeTokens), cli.OrDash(w.Connector), cli.OrDash(strings.Join(w.Models, ",")), w.URL, cli.OrDash(why), cli.OrDash(revision(w)), cli.OrDash(origins(w)), away, onto, moving)
 			}
-			t.Rows = append(t.Rows, append(row, millis(r.TTFT), millis(r.ITL), told(r.OutputRate, "%.0f"), slow(&r)))
+			t.Rows = append(t.Rows, append(row, millis(r.TTFT), millis(r.ITL), figure(r.OutputRate, "%.0f"), slow(&r)))
 		}
 	}
 	if err := t.Write(out, format); err != nil {
@@ -114,15 +114,15 @@ func listWorkers(out io.Writer, format string, l *admin.WorkerList) error {
 	return nil
 }
 
-// told is a figure, "-" while it is not known.
-func told(f *float64, format string) string {
+// figure is a figure, "-" while it is not known.
+func figure(f *float64, format string) string {
 	if f == nil {
 		return "-"
 	}
 	return fmt.Sprintf(format, *f)
 }
 
-func millis(f *float64) string { return told(f, "%.1f ms") }
+func millis(f *float64) string { return figure(f, "%.1f ms") }
 
 // slow says at what a rank is slow, "-" while too little is known of it or its peers.
 func slow(k *admin.Rank) string {

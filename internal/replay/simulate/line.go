@@ -112,7 +112,7 @@ func (f *flight) try(w *admission.Waiter) bool {
 			r.res.Waited++
 		}
 	}
-	f.settled(e)
+	f.carryOut(e)
 	return true
 }
 

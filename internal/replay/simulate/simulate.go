@@ -383,7 +383,7 @@ func (r *run) route(q *arrivals.Request) {
 		f.wait()
 		return
 	}
-	f.settled(f.choose())
+	f.carryOut(f.choose())
 }
 
 // choose decides on a request.
@@ -401,8 +401,8 @@ func (f *flight) choose() decide.Effects {
 	return r.decide.Decide(&r.s.Settings, r.list, r.block, r)
 }
 
-// settled carries the newest decision out, which is f's.
-func (f *flight) settled(e decide.Effects) {
+// carryOut carries out the newest decision, which is f's.
+func (f *flight) carryOut(e decide.Effects) {
 	r, d := f.r, &f.r.decide
 	if e.ReturnTurn && r.turns[1] == f.chances[1].Turn+1 {
 		r.turns[1]--

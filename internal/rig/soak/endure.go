@@ -193,7 +193,7 @@ func Endure(ctx context.Context, o Options) (*Summary, error) {
 	if err := s.close(context.WithoutCancel(ctx)); err != nil {
 		s.violation("close", nil, err.Error())
 	}
-	sum.After = settle(sum.Before)
+	sum.After = waitForBaseline(sum.Before)
 	s.leaks(sum)
 	s.findFaults(sum)
 	s.fill(sum)

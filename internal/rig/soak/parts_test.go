@@ -140,7 +140,7 @@ func TestFaultsNeedTheirOwnEvent(t *testing.T) {
 	}
 }
 
-func TestSummaryTellsWhatWasWrong(t *testing.T) {
+func TestSummarySaysWhatWasWrong(t *testing.T) {
 	clean := &Summary{Duration: Seconds(time.Hour), Requests: map[string]uint64{"all": 3}, Checks: []Check{{When: "after 5m0s"}}}
 	if err := clean.Err(); err != nil || !strings.Contains(clean.Text(), "1h0m0s, clean") {
 		t.Errorf("%v\n%s", err, clean.Text())

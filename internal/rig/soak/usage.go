@@ -39,9 +39,9 @@ func usageNow() Usage {
 	return u
 }
 
-// settle waits until as much is left as there was before, or does not shrink
+// waitForBaseline waits until as much is left as there was before, or does not shrink
 // any more.
-func settle(before Usage) (now Usage) {
+func waitForBaseline(before Usage) (now Usage) {
 	for end := time.Now().Add(20 * time.Second); ; {
 		now = usageNow()
 		if now.Goroutines <= before.Goroutines && now.Sockets <= before.Sockets || time.Now().After(end) {

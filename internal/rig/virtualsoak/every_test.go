@@ -55,12 +55,12 @@ func TestKilledAtEveryToken(t *testing.T) {
 		refused    []resume.Refusal // which it may be
 	}{
 		{"completion", api.Completion, false, false, nil},
-		{"completion with ids", api.Completion, true, false, []resume.Refusal{resume.ToldIDs}},
+		{"completion with ids", api.Completion, true, false, []resume.Refusal{resume.SentIDs}},
 		{"completion with stop strings", api.Completion, false, true, nil},
 		{"chat", api.Chat, false, false, []resume.Refusal{resume.Silent}},
 		{"chat with stop strings", api.Chat, false, true, []resume.Refusal{resume.Silent}},
-		{"SGLang's own", api.SGLangGenerate, false, false, []resume.Refusal{resume.ToldIDs, resume.Seam}},
-		{"SGLang's own with stop strings", api.SGLangGenerate, false, true, []resume.Refusal{resume.ToldIDs, resume.Seam}},
+		{"SGLang's own", api.SGLangGenerate, false, false, []resume.Refusal{resume.SentIDs, resume.Seam}},
+		{"SGLang's own with stop strings", api.SGLangGenerate, false, true, []resume.Refusal{resume.SentIDs, resume.Seam}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			continued, stopped, closed, ended, remotes, cut := 0, 0, 0, 0, 0, map[string]int{}

@@ -204,7 +204,7 @@ func (s *stage) restartRouter() {
 		s.violate("after a drain: places of rests of streams were not given back")
 	}
 	_ = s.index.Close() // nothing is mapped that could fail to be given back
-	_ = s.guesses.Close()
+	_ = s.approx.Close()
 	s.openRouter()
 	for _, n := range s.nodes { // their health is learned anew
 		n.worker.State.SetEjection(nil)
@@ -230,7 +230,7 @@ func (s *stage) restartRouter() {
 		if !n.member {
 			continue
 		}
-		if err := s.guesses.AddRank(n.slot(), n.rank.Number, n.name); err != nil {
+		if err := s.approx.AddRank(n.slot(), n.rank.Number, n.name); err != nil {
 			s.violate("%v", err)
 		}
 		k := restored[n.name]

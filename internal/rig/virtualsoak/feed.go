@@ -86,7 +86,7 @@ func (s *stage) join(role workers.Role) {
 	if err := s.index.AddRank(n.slot(), n.name); err != nil {
 		s.violate("%v", err)
 	}
-	if err := s.guesses.AddRank(n.slot(), n.rank.Number, n.name); err != nil {
+	if err := s.approx.AddRank(n.slot(), n.rank.Number, n.name); err != nil {
 		s.violate("%v", err)
 	}
 	n.feed = newFeed(n)
@@ -112,7 +112,7 @@ func (s *stage) leave(n *node) {
 	})
 	n.feed.closed = true
 	s.index.RemoveRank(n.slot())
-	s.guesses.RemoveRank(n.slot())
+	s.approx.RemoveRank(n.slot())
 	s.ledger.Forget(n.rank)
 	if s.plant == displace {
 		n.rank.Number += 1 << 32

@@ -9,9 +9,9 @@ import (
 )
 
 const (
-	// settle is how long the line goes without a look at the fleet when nothing ends on
+	// lookInterval is how long the line goes without a look at the fleet when nothing ends on
 	// a rank, as the router's.
-	settle = 50 * time.Millisecond
+	lookInterval = 50 * time.Millisecond
 	// patience is the longest wait for a rank.
 	patience = 2 * time.Second
 )
@@ -62,7 +62,7 @@ func (q *request) wait() {
 	})
 	if !s.line.polled {
 		s.line.polled = true
-		s.w.At(s.w.Now()+settle, s.poll)
+		s.w.At(s.w.Now()+lookInterval, s.poll)
 	}
 }
 
@@ -79,7 +79,7 @@ func (q *request) outOfLine() {
 func (s *stage) poll() {
 	if s.line.polled = len(s.line.waiting) > 0; s.line.polled {
 		s.line.turns.Changed()
-		s.w.At(s.w.Now()+settle, s.poll)
+		s.w.At(s.w.Now()+lookInterval, s.poll)
 	}
 }
 
@@ -137,7 +137,7 @@ func (s *stage) idle() {
 		if n.readySince < 0 {
 			n.readySince = s.w.Now()
 		}
-		if s.w.Now()-n.readySince <= settle || s.ledger.Load(n.rank).Requests >= s.settings.Busy.Requests {
+		if s.w.Now()-n.readySince <= lookInterval || s.ledger.Load(n.rank).Requests >= s.settings.Busy.Requests {
 			continue
 		}
 		for _, q := range s.inOrder() {

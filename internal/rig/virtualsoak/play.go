@@ -171,7 +171,7 @@ type stage struct {
 	outliers *health.Outliers
 	due      time.Duration // when the outliers' next step is to be taken, if after now
 	index    *kvindex.Index
-	guesses  *approx.Index
+	approx   *approx.Index
 	ledger   *ledger.Ledger
 	line     line
 	moves    moves
@@ -241,7 +241,7 @@ func newStage(seed uint64, p plant, history bool) *stage {
 
 func (s *stage) close() {
 	_ = s.index.Close() // nothing is mapped that could fail to be given back
-	_ = s.guesses.Close()
+	_ = s.approx.Close()
 }
 
 // note adds to the history; all of it goes into the digest.
@@ -339,7 +339,7 @@ func (s *stage) build() {
 
 func (s *stage) openRouter() {
 	s.index = kvindex.New(kvindex.Options{MaxRanks: 32})
-	s.guesses = approx.New(approx.Options{TTL: time.Second, MaxRanks: 32})
+	s.approx = approx.New(approx.Options{TTL: time.Second, MaxRanks: 32})
 	s.outliers = health.NewOutliers(s.registry, s.limits, s.healthEvent)
 }
 

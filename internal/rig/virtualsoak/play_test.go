@@ -187,12 +187,12 @@ func TestPlantedBugsAreFound(t *testing.T) {
 					t.Skipf("it is rare: DYNCTL_SOAK_SEEDS=%d or more (make soak-virtual) plants it", rareSeeds)
 				}
 			}
-			tells := func(o *Outcome) bool {
+			shows := func(o *Outcome) bool {
 				return slices.ContainsFunc(c.says, func(w string) bool { return strings.Contains(o.Violations[0], w) })
 			}
 			began := time.Now()
-			_, bad := seeds(1, n, c.plant, tells)
-			i := slices.IndexFunc(bad, tells)
+			_, bad := seeds(1, n, c.plant, shows)
+			i := slices.IndexFunc(bad, shows)
 			switch {
 			case len(bad) == 0:
 				t.Fatalf("not found in %d seeds", n)

@@ -39,12 +39,12 @@ type request struct {
 	run   decide.Run
 	// The leave of the decode and of the prefill leg, and whether how it ended is
 	// still to be told.
-	leave   [2]health.Admission
-	untold  [2]bool
-	exact   kvindex.Query
-	guess   kvindex.Query
-	current []*leg
-	held    []*hold
+	leave      [2]health.Admission
+	unreported [2]bool
+	exact      kvindex.Query
+	predicted  kvindex.Query
+	current    []*leg
+	held       []*hold
 	// In line: while it waits; whether it has tried; and the place that it got.
 	waiter *admission.Waiter
 	asked  bool
@@ -144,7 +144,7 @@ func (q *request) decided() {
 		q.follow(next, plan.Err)
 		return
 	}
-	q.run.Settled()
+	q.run.Compact()
 	if s.chance(0.3) { // others come between
 		s.w.At(s.w.Now()+s.between(0, 2*time.Millisecond), func() {
 			if q.ended == 0 {
@@ -220,7 +220,7 @@ func (s *stage) sent(q *request, n *node) {
 		return
 	}
 	locals := blockhash.Locals(nil, q.tokens, s.group.BlockSize, blockhash.Key{})
-	s.guesses.Sent(n.slot(), n.rank.Number, locals, blockhash.Chain(nil, locals), s.now())
+	s.approx.Sent(n.slot(), n.rank.Number, locals, blockhash.Chain(nil, locals), s.now())
 }
 
 // choose asks the stages.
@@ -228,7 +228,7 @@ func (q *request) choose() decide.Effects {
 	s := q.s
 	locals := blockhash.Locals(nil, q.tokens, s.group.BlockSize, blockhash.Key{})
 	s.index.Overlap(locals, &q.exact)
-	s.guesses.Overlap(locals, &q.guess)
+	s.approx.Overlap(locals, &q.predicted)
 	return q.run.Decide(&s.settings, s.registry.Snapshot().Workers, s.group.BlockSize, q)
 }
 
@@ -250,7 +250,7 @@ func (q *request) apply(e decide.Effects) {
 func (q *request) Overlap(w *workers.Worker, k *workers.Rank, _ *decision.Tiers) int {
 	depth := q.exact.Depth(kvindex.Rank(k.Slot))
 	if q.node(disagg.Peer{Worker: w}).silent {
-		depth = q.guess.Depth(kvindex.Rank(k.Slot))
+		depth = q.predicted.Depth(kvindex.Rank(k.Slot))
 	}
 	return depth * q.s.group.BlockSize
 }
@@ -281,7 +281,7 @@ func phaseIndex(p selector.Phase) int {
 func (q *request) admit(p selector.Phase, n *node, late bool) (ok bool) {
 	i := phaseIndex(p)
 	q.leave[i], ok = q.s.outliers.Admit(n.worker)
-	if q.untold[i] = ok; !ok {
+	if q.unreported[i] = ok; !ok {
 		q.s.out.Refused++
 		if !late {
 			q.s.violate("%s was decided for %s, which is kept out: %s", q.id, n.name, n.worker.State.Condition().Reason)
@@ -294,7 +294,7 @@ func (q *request) admit(p selector.Phase, n *node, late bool) (ok bool) {
 // report tells how a leg ended, for the health of its worker.
 func (q *request) report(p selector.Phase, out health.Outcome) {
 	i := phaseIndex(p)
-	q.untold[i] = false
+	q.unreported[i] = false
 	q.leave[i] = q.s.outliers.Report(q.leave[i], out)
 	q.s.step()
 }
@@ -341,7 +341,7 @@ func (q *request) end(how string) {
 	q.outOfLine()
 	q.leaveMove()
 	for _, p := range []selector.Phase{selector.Decode, selector.Prefill} {
-		if q.untold[phaseIndex(p)] { // nobody waits for it any more
+		if q.unreported[phaseIndex(p)] { // nobody waits for it any more
 			q.report(p, health.Canceled)
 		}
 	}

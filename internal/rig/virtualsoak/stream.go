@@ -249,7 +249,7 @@ func (q *request) heard(whole bool) {
 	case whole && (!got.Done || len(got.Finish) != 1 || got.Finish[0] != q.want.Finish || got.Stop != alone.Stop):
 		s.violate("%s: the stream ended %v %q, end mark %v; the answer ends %s %q", q.id, got.Finish, got.Stop, got.Done, q.want.Finish, alone.Stop)
 	case (t.ids || t.kind == api.SGLangGenerate) && (len(got.IDs) > n || !slices.Equal(got.IDs, q.want.Tokens[:len(got.IDs)]) || whole && len(got.IDs) < n):
-		s.violate("%s: the client was told %v, the answer is %v", q.id, got.IDs, q.want.Tokens)
+		s.violate("%s: the client was sent %v, the answer is %v", q.id, got.IDs, q.want.Tokens)
 	case whole && t.usage != (got.Usage != nil), got.Usage != nil && (got.Usage["prompt_tokens"] != p || got.Usage["completion_tokens"] != n || got.Usage["total_tokens"] != p+n):
 		s.violate("%s: usage %v, the answer has %d and %d tokens", q.id, got.Usage, p, n)
 	}
@@ -271,7 +271,7 @@ func (q *request) refusal() resume.Refusal {
 	case t.kind == api.Chat && !t.spoken():
 		return resume.Silent
 	case t.ids && t.voice.Rest != "", t.kind == api.SGLangGenerate && t.voice.Ahead > 0:
-		return resume.ToldIDs
+		return resume.SentIDs
 	}
 	return ""
 }
@@ -305,9 +305,9 @@ func (q *request) goesOn(l *leg, why string) bool {
 		}
 	}
 	read := &t.read
-	told := slices.Clone(q.got)
+	had := slices.Clone(q.got)
 	read.Broke()
-	read.SettleBy(func(ids []uint32) (string, error) { return tokenizer().Decode(ids, true), nil })
+	read.AlignBy(func(ids []uint32) (string, error) { return tokenizer().Decode(ids, true), nil })
 	ids, refused := read.Next()
 	if refused != want {
 		s.violate("%s cannot go on elsewhere for %q; it should be %q", q.id, refused, want)
@@ -347,8 +347,8 @@ func (q *request) goesOn(l *leg, why string) bool {
 	case wholeLimit:
 		q.limit = q.most
 	case aheadOfText:
-		q.tokens, q.limit = append(slices.Clone(q.whole), told...), q.most-len(told)
-		q.got = told
+		q.tokens, q.limit = append(slices.Clone(q.whole), had...), q.most-len(had)
+		q.got = had
 	}
 	facts := &q.run.Request.Facts
 	facts.ISL, facts.MaxTokens = len(q.tokens), int64(q.limit)

@@ -214,8 +214,8 @@ func TestStrangeVariables(t *testing.T) {
 	}
 }
 
-// TestNegativeThresholdIsTold: it is the same as 0, which nobody would expect of it.
-func TestNegativeThresholdIsTold(t *testing.T) {
+// TestNegativeThresholdIsReported: it is the same as 0, which nobody would expect of it.
+func TestNegativeThresholdIsReported(t *testing.T) {
 	for arg, warned := range map[string]bool{"--routing-threshold=-5": true, "--routing-threshold=0": false, "--routing-threshold=5": false} {
 		l, err := Load("", flags(t, arg), nil)
 		if err != nil {

@@ -88,7 +88,7 @@ func parseAnswer(body []byte) (*answer, error) {
 	if !isObject {
 		return nil, fmt.Errorf("%w: the answer is not a JSON object", ErrPrefillFailed)
 	}
-	if told(wrong) {
+	if present(wrong) {
 		return nil, fmt.Errorf("%w: the answer is an error: %s", ErrPrefillFailed, clip(wrong.Raw))
 	}
 	members(choice, func(key string, v gjson.Result) {
@@ -142,7 +142,7 @@ func parseAnswer(body []byte) (*answer, error) {
 	if message && a.promptTokens >= 0 {
 		a.promptTokens += max(0, a.cachedTokens) + created
 	}
-	if !told(a.params) {
+	if !present(a.params) {
 		a.params = gjson.Result{}
 	}
 	return a, nil
@@ -385,7 +385,7 @@ func checkHost(host string, prefill, decode *url.URL) error {
 // what a decode engine goes by.
 func promptTokens(a *answer, p *params, f *Facts) int {
 	n := a.promptTokens
-	if raw := p.m[fieldTokens]; told(raw) {
+	if raw := p.m[fieldTokens]; present(raw) {
 		v, ok := integer(raw)
 		switch {
 		case !ok || v < 1:
@@ -583,7 +583,7 @@ func (p *params) name(field int) string {
 func (p *params) port(field int) int {
 	n, ok := integer(p.m[field])
 	switch {
-	case !told(p.m[field]):
+	case !present(p.m[field]):
 		p.bad(field, "not told")
 	case !ok || n < 1 || n > 65535:
 		p.bad(field, "%s is not a whole number from 1 to 65535", clip(p.m[field].Raw))
@@ -594,7 +594,7 @@ func (p *params) port(field int) int {
 // size is a member that may be left out.
 func (p *params) size(field int) {
 	v := p.m[field]
-	if n, ok := integer(v); told(v) && (!ok || n < 1 || n > 1<<16) {
+	if n, ok := integer(v); present(v) && (!ok || n < 1 || n > 1<<16) {
 		p.harmless(field, "%s is not a whole number from 1 to %d", clip(v.Raw), 1<<16)
 	}
 }
@@ -605,7 +605,7 @@ func (p *params) size(field int) {
 // here.
 func (p *params) time(field int) {
 	v := p.m[field]
-	if at, err := strconv.ParseFloat(v.Raw, 64); told(v) && (v.Type != gjson.Number || err != nil || at < 0 || math.IsInf(at, 0)) {
+	if at, err := strconv.ParseFloat(v.Raw, 64); present(v) && (v.Type != gjson.Number || err != nil || at < 0 || math.IsInf(at, 0)) {
 		p.harmless(field, "not a time")
 	}
 }
@@ -621,8 +621,8 @@ func members(v gjson.Result, on func(key string, v gjson.Result)) {
 	})
 }
 
-// told reports whether a member is there and not null.
-func told(v gjson.Result) bool { return v.Exists() && v.Type != gjson.Null }
+// present reports whether a member is there and not null.
+func present(v gjson.Result) bool { return v.Exists() && v.Type != gjson.Null }
 
 // word is a string, or "" for any other value.
 func word(v gjson.Result) string {

@@ -80,7 +80,7 @@ func checkLMCache(t *Transfer, a *answer) error {
 	if !a.params.IsObject() {
 		return &ParamsError{Field: transferParams, Problem: "not an object"}
 	}
-	if !told(first) {
+	if !present(first) {
 		return fmt.Errorf("%w: no first_tok", ErrMissingParams)
 	}
 	id, ok := integer(first)

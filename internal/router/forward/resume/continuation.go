@@ -54,8 +54,8 @@ func (c *Continuation) Release() {
 	c.taken = 0
 }
 
-// Tells reports whether an engine tells the ids of the answer, if it is asked.
-func (c *Continuation) Tells(e workers.Engine) bool {
+// ReportsIDs reports whether an engine sends the ids of the answer, if asked.
+func (c *Continuation) ReportsIDs(e workers.Engine) bool {
 	if c.Stream.Native {
 		return e == workers.SGLang
 	}
@@ -64,7 +64,7 @@ func (c *Continuation) Tells(e workers.Engine) bool {
 
 // Asks reports whether an engine is to be asked for token ids.
 func (c *Continuation) Asks(e workers.Engine) bool {
-	return c.Refused == "" && !c.Stream.Native && c.Tells(e)
+	return c.Refused == "" && !c.Stream.Native && c.ReportsIDs(e)
 }
 
 // Path is where a leg goes for a request that came to a path. It reads nothing of the

@@ -155,7 +155,7 @@ func TestWhereTheRestGoes(t *testing.T) {
 	if a, b := chat.Path("/x"), native.Path("/x"); a != "/v1/completions?a=b" || b != "/generate" {
 		t.Error(a, b)
 	}
-	if !chat.Tells(workers.VLLM) || chat.Tells(workers.SGLang) || native.Tells(workers.VLLM) || !native.Tells(workers.SGLang) {
+	if !chat.ReportsIDs(workers.VLLM) || chat.ReportsIDs(workers.SGLang) || native.ReportsIDs(workers.VLLM) || !native.ReportsIDs(workers.SGLang) {
 		t.Error("who tells ids")
 	}
 	if !chat.Asks(workers.VLLM) || chat.Asks(workers.SGLang) || native.Asks(workers.SGLang) || seeded.Asks(workers.VLLM) {

@@ -210,7 +210,7 @@ func (s *Stream) Broke() {
 		s.Refuse(Stops)
 		return
 	}
-	s.ids, s.tail, s.told, a.ready = ids, text, len(ids)-s.prompt, true
+	s.ids, s.tail, s.shown, a.ready = ids, text, len(ids)-s.prompt, true
 }
 
 // With stop strings SGLang (0.5.23) sends no event whose text ends with the beginning of

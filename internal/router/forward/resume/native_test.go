@@ -49,12 +49,12 @@ func natively() *Stream {
 	return s
 }
 
-// settle says where a text ends in its tokens, as an engine's /detokenize would.
-func settle(s *Stream) {
-	ids, text := s.Unsettled()
+// align finds where a text ends in its tokens, as an engine's /detokenize would.
+func align(s *Stream) {
+	ids, text := s.Unaligned()
 	for n := len(ids); n > 0 && text != ""; n-- {
 		if bytesOf(ids[:n]) == text {
-			s.Settle(n)
+			s.Align(n)
 			return
 		}
 	}
@@ -79,7 +79,7 @@ func TestNative(t *testing.T) {
 			for engine := range 3 {
 				at := seams[len(seams)-1]
 				s.Broke()
-				settle(s)
+				align(s)
 				ids, why := s.Next()
 				begun := 0
 				if len(seams) > 1 {
@@ -91,7 +91,7 @@ func TestNative(t *testing.T) {
 						t.Fatalf("after one event: %q", why)
 					}
 				case !fullEnd([]byte(answer[:at])):
-					if why != ToldIDs {
+					if why != SentIDs {
 						t.Fatalf("cut at %v, within a character: %q", seams, why)
 					}
 				case why != "":
@@ -191,7 +191,7 @@ func TestNativeRefused(t *testing.T) {
 			t.Errorf("%s: %v %q", name, err, out)
 		}
 		s.Broke()
-		settle(s)
+		align(s)
 		if _, why := s.Next(); why != c.why {
 			t.Errorf("%s: %q, want %q", name, why, c.why)
 		}
@@ -208,7 +208,7 @@ func TestNativeRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.Broke()
-	settle(s)
+	align(s)
 	if _, why := s.Next(); why != "" {
 		t.Fatal(why)
 	}
@@ -243,7 +243,7 @@ func TestNativeStops(t *testing.T) {
 			t.Fatal(err)
 		}
 		s.Broke()
-		settle(s)
+		align(s)
 		if _, why := s.Next(); why != c.why {
 			t.Errorf("%s: %q, want %q", name, why, c.why)
 			continue
@@ -265,7 +265,7 @@ func TestNativeStops(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.Broke()
-	settle(s)
+	align(s)
 	if _, why := s.Next(); why != "" {
 		t.Fatal(why)
 	}
@@ -345,8 +345,8 @@ func FuzzNative(f *testing.F) {
 			t.Fatalf("%q became %q", b, out)
 		}
 		s.Broke()
-		if ids, _ := s.Unsettled(); len(ids) > 0 {
-			s.Settle(len(ids))
+		if ids, _ := s.Unaligned(); len(ids) > 0 {
+			s.Align(len(ids))
 		}
 		if ids, why := s.Next(); why != "" || len(ids) < 3 {
 			if why == "" {
@@ -371,7 +371,7 @@ func TestNativeWithoutID(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.Broke()
-	settle(s)
+	align(s)
 	if _, why := s.Next(); why != "" {
 		t.Fatal(why)
 	}

@@ -57,8 +57,8 @@ const (
 	Silent Refusal = "nothing_said"
 	// Memory: there is none left for what is kept of the stream.
 	Memory Refusal = "memory"
-	// ToldIDs: the client asked for ids, and has some of a character that was cut.
-	ToldIDs Refusal = "ids_told"
+	// SentIDs: the client asked for ids, and has some of a character that was cut.
+	SentIDs Refusal = "ids_told"
 )
 
 var words = map[Refusal]string{
@@ -81,7 +81,7 @@ var words = map[Refusal]string{
 	FirstToken: "its first token is the prefill's",
 	Silent:     "nothing was said yet, and the first tokens may be a parser's",
 	Memory:     "the memory for requests is used up (limits.body_memory)",
-	ToldIDs:    "the client asked for ids and has some of a character that is not whole",
+	SentIDs:    "the client asked for ids and has some of a character that is not whole",
 }
 
 // String is the refusal in words.

@@ -29,7 +29,7 @@ func apart(s *Stream, stream []byte) (out []byte, err error) {
 func same(t *testing.T, what []byte, a, b *Stream, gotA, gotB []byte, errA, errB error) {
 	t.Helper()
 	if !bytes.Equal(gotA, gotB) || (errA == nil) != (errB == nil) || a.refused != b.refused || !slices.Equal(a.ids, b.ids) ||
-		a.sure != b.sure || a.told != b.told || !bytes.Equal(a.tail, b.tail) || a.finished != b.finished || a.done != b.done || a.usage != b.usage {
+		a.sure != b.sure || a.shown != b.shown || !bytes.Equal(a.tail, b.tail) || a.finished != b.finished || a.done != b.done || a.usage != b.usage {
 		t.Fatalf("%q\nby shape %q, %v, %+v\napart    %q, %v, %+v", what, gotA, errA, a, gotB, errB, b)
 	}
 }

@@ -47,7 +47,7 @@ type Stream struct {
 	base    int      // how many of the answer were told by engines before this one
 	sure    int      // as many of the answer's ids stand for text that was sent
 	tail    []byte   // what was sent since, of which it is not known to which ids it belongs
-	told    int      // ids that were shown to the client
+	shown   int      // ids that were shown to the client
 
 	going   bool   // another engine has begun the answer
 	first   bool   // the first event of this engine has come
@@ -106,7 +106,7 @@ func (s *Stream) Begin() {
 	s.shape.forget()
 	s.latest.begin()
 	s.watch.begin()
-	s.sure, s.tail, s.told = s.base, s.tail[:0], s.base
+	s.sure, s.tail, s.shown = s.base, s.tail[:0], s.base
 	s.part, s.last, s.first, s.finished, s.done, s.usage = s.part[:0], nil, false, false, false, false
 }
 
@@ -137,8 +137,8 @@ func (s *Stream) IDs() []uint32 { return s.ids }
 // Kept is how much memory, in bytes, is held for another engine's sake.
 func (s *Stream) Kept() int { return 4*cap(s.ids) + s.latest.kept() + s.watch.kept() }
 
-// Told is how many tokens of the answer the engines have told.
-func (s *Stream) Told() int { return max(0, len(s.ids)-s.prompt) }
+// Generated is how many tokens of the answer the engines have reported.
+func (s *Stream) Generated() int { return max(0, len(s.ids)-s.prompt) }
 
 // Sent is how many tokens of the answer stand for text that the client has.
 func (s *Stream) Sent() int { return s.sure }
@@ -504,7 +504,7 @@ func (s *Stream) token(c *choice) {
 // took notes that the last n ids came with a text, raw.
 func (s *Stream) took(n int, text []byte) {
 	if s.KeepIDs {
-		s.told = len(s.ids) - s.prompt
+		s.shown = len(s.ids) - s.prompt
 	}
 	if s.Decode != nil {
 		s.heard(n, text)
@@ -553,25 +553,25 @@ func numbers(dst []uint32, list []byte) ([]uint32, bool) {
 	return dst, true
 }
 
-// Settled reports whether the stream can be gone on with as it stands, and is worth it:
-// something was sent, nothing that was told is left out, and the end has not come.
-func (s *Stream) Settled() bool {
+// Resumable reports whether another engine can go on with the stream as it stands, and it is worth it:
+// something was sent, nothing that engines reported is missing, and the end has not come.
+func (s *Stream) Resumable() bool {
 	return s.refused == "" && !s.Native && (s.Decode == nil || s.watch.spoke) && s.first && !s.finished && s.sure > 0 && len(s.tail) == 0 && len(s.part) == 0 && s.prompt+s.sure == len(s.ids)
 }
 
-// Unsettled are ids of the answer, and the text that was sent of them, of which it
-// is not known where it ends. With no text all is settled.
-func (s *Stream) Unsettled() (ids []uint32, text string) {
+// Unaligned are ids of the answer, and the text that was sent of them, of which it
+// is not known where it ends. No text: nothing is open.
+func (s *Stream) Unaligned() (ids []uint32, text string) {
 	if s.refused != "" || len(s.tail) == 0 {
 		return nil, ""
 	}
 	return s.ids[s.prompt+s.sure:], string(s.tail)
 }
 
-// SettleBy finds where the text that was sent ends among its tokens, with what an engine
+// AlignBy finds where the text that was sent ends among its tokens, with what an engine
 // says of their text.
-func (s *Stream) SettleBy(textOf func(ids []uint32) (string, error)) {
-	ids, text := s.Unsettled()
+func (s *Stream) AlignBy(textOf func(ids []uint32) (string, error)) {
+	ids, text := s.Unaligned()
 	if text == "" {
 		return
 	}
@@ -582,14 +582,14 @@ func (s *Stream) SettleBy(textOf func(ids []uint32) (string, error)) {
 			return
 		}
 		if got == text {
-			s.Settle(n)
+			s.Align(n)
 			return
 		}
 	}
 }
 
-// Settle says that the first n of the ids that are unsettled are the text's.
-func (s *Stream) Settle(n int) { s.sure, s.tail = s.sure+n, s.tail[:0] }
+// Align says that the text ends after the first n of the unaligned ids.
+func (s *Stream) Align(n int) { s.sure, s.tail = s.sure+n, s.tail[:0] }
 
 // Next are the ids of the prompt with which another engine goes on: those of the
 // first prompt, and of the answer those whose text the client has, which end with a
@@ -604,8 +604,8 @@ func (s *Stream) Next() ([]uint32, Refusal) {
 		return nil, Seam
 	case s.Chat && (s.sure == 0 || s.Decode != nil && !s.watch.spoke):
 		return nil, Silent
-	case s.KeepIDs && s.told > s.sure:
-		return nil, ToldIDs
+	case s.KeepIDs && s.shown > s.sure:
+		return nil, SentIDs
 	}
 	s.ids = s.ids[:s.prompt+s.sure]
 	s.base, s.going = s.sure, true

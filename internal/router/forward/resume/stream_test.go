@@ -132,10 +132,10 @@ func TestEveryPosition(t *testing.T) {
 				if !s.Done() {
 					got += string(s.Closing(true))
 				}
-			} else if ids, text := s.Unsettled(); text != "" {
+			} else if ids, text := s.Unaligned(); text != "" {
 				for n := len(ids); n > 0; n-- {
 					if b := bytesOf(ids[:n]); b == text {
-						s.Settle(n)
+						s.Align(n)
 						break
 					}
 				}
@@ -346,7 +346,7 @@ func FuzzStream(f *testing.F) {
 		}
 		run(&five, b)
 		run(&five, []byte(strings.Join(engine(3, 9, 1, true, true, "two"), "")))
-		one.Unsettled()
+		one.Unaligned()
 		if ids, why := one.Next(); why == "" && len(ids) < one.Prompt() {
 			t.Fatalf("%d ids of a prompt of %d", len(ids), one.Prompt())
 		}
@@ -438,7 +438,7 @@ func TestOddEngines(t *testing.T) {
 			if s.Refused() != c.why {
 				t.Errorf("%q, want %q", s.Refused(), c.why)
 			}
-			s.Unsettled()
+			s.Unaligned()
 			if ids, why := s.Next(); why != c.why || len(ids) > 0 {
 				t.Errorf("%d ids, %q", len(ids), why)
 			}

@@ -39,16 +39,16 @@ type Scanner struct {
 	// DefaultMaxEvent. Larger ones are counted in Oversized.
 	MaxEvent int
 
-	sum     Summary
-	told    bool   // sum.Usage was set at least once
-	line    []byte // the start of a line whose end has not arrived
-	data    []byte // data of the event under way: own memory or part of a piece
-	own     []byte // memory for data that outlives its piece
-	has     bool   // the event has data
-	isError bool   // the event is of type "error"
-	skip    bool   // the event is too large
-	begun   bool   // at least one byte was seen
-	p       payload
+	sum      Summary
+	hasUsage bool   // sum.Usage was set at least once
+	line     []byte // the start of a line whose end has not arrived
+	data     []byte // data of the event under way: own memory or part of a piece
+	own      []byte // memory for data that outlives its piece
+	has      bool   // the event has data
+	isError  bool   // the event is of type "error"
+	skip     bool   // the event is too large
+	begun    bool   // at least one byte was seen
+	p        payload
 }
 
 // Reset makes the scanner ready for another stream and keeps its memory.
@@ -65,7 +65,7 @@ func (s *Scanner) Reset() {
 // Summary is what the stream has said so far.
 func (s *Scanner) Summary() Summary {
 	out := s.sum
-	if !s.told {
+	if !s.hasUsage {
 		out.Usage = noUsage
 	}
 	return out
@@ -235,8 +235,8 @@ func (s *Scanner) note(data []byte, isError bool) {
 		s.sum.Done = true
 	}
 	if p.usage != noUsage {
-		if !s.told {
-			s.sum.Usage, s.told = noUsage, true
+		if !s.hasUsage {
+			s.sum.Usage, s.hasUsage = noUsage, true
 		}
 		s.sum.Usage.merge(p.usage)
 	}

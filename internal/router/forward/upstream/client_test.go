@@ -21,7 +21,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-func TestRequestGoesOutAsTold(t *testing.T) {
+func TestRequestGoesOutAsAsked(t *testing.T) {
 	t.Parallel()
 	seen := make(chan request, 1)
 	s := serve(t, func(c net.Conn, r request) bool {

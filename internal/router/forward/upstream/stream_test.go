@@ -123,7 +123,7 @@ func TestStreamKeepsLengthAndStatus(t *testing.T) {
 	}
 }
 
-func TestStreamTellsWhoBrokeOff(t *testing.T) {
+func TestStreamSaysWhoBrokeOff(t *testing.T) {
 	t.Parallel()
 	s := serve(t, func(c net.Conn, _ request) bool {
 		say(t, c, "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n5\r\nhe")

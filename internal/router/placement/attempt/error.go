@@ -36,19 +36,19 @@ func (e *Error) Unwrap() error { return e.Err }
 // APIError is the failure as the client is told it: what is the request's own fault in the
 // words of that, anything else as the fault of the worker behind the router.
 func (e *Error) APIError() *api.Error {
-	told := *api.FromError(e.Err)
-	if e.Phase == selector.Prefill && told.Status >= 500 {
-		if told.Status == http.StatusInternalServerError {
-			told.Status = http.StatusBadGateway
+	out := *api.FromError(e.Err)
+	if e.Phase == selector.Prefill && out.Status >= 500 {
+		if out.Status == http.StatusInternalServerError {
+			out.Status = http.StatusBadGateway
 		}
-		told.Code = api.CodePrefillFailed
-		told.Message = fmt.Sprintf("remote prefill on %s failed: %v", e.Name, e.Err)
-	} else if told.Status >= 500 {
-		if told.Status == http.StatusInternalServerError {
-			told.Status, told.Code = http.StatusBadGateway, api.CodeUpstreamError
+		out.Code = api.CodePrefillFailed
+		out.Message = fmt.Sprintf("remote prefill on %s failed: %v", e.Name, e.Err)
+	} else if out.Status >= 500 {
+		if out.Status == http.StatusInternalServerError {
+			out.Status, out.Code = http.StatusBadGateway, api.CodeUpstreamError
 		}
-		told.Message = fmt.Sprintf("%s: %v", e.Name, e.Err)
+		out.Message = fmt.Sprintf("%s: %v", e.Name, e.Err)
 	}
-	told.Err = e
-	return &told
+	out.Err = e
+	return &out
 }

@@ -11,9 +11,9 @@ import (
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
-// TestErrorIsToldToClients: what is the request's own fault stays so; anything else is the
+// TestErrorForClients: what is the request's own fault stays so; anything else is the
 // worker's, which is named, and that of a prefill says so in its code.
-func TestErrorIsToldToClients(t *testing.T) {
+func TestErrorForClients(t *testing.T) {
 	w := &workers.Worker{State: &workers.State{}}
 	w.Name = "w"
 	broke := errors.New("broke")
@@ -32,12 +32,12 @@ func TestErrorIsToldToClients(t *testing.T) {
 		{selector.Decode, api.BadRequest("n", "n is odd"), http.StatusBadRequest, api.CodeInvalidRequest, "n is odd"},
 	} {
 		e := NewError(c.phase, w, Reset, true, c.err)
-		told := api.FromError(e)
+		got := api.FromError(e)
 		if errors.As(c.err, new(*api.Error)) { // which stands in the chain, and is taken as it is
-			told = e.APIError()
+			got = e.APIError()
 		}
-		if told.Status != c.status || told.Code != c.code || told.Message != c.text || !errors.Is(told, c.err) {
-			t.Errorf("%s, %v: %d %s %q", c.phase, c.err, told.Status, told.Code, told.Message)
+		if got.Status != c.status || got.Code != c.code || got.Message != c.text || !errors.Is(got, c.err) {
+			t.Errorf("%s, %v: %d %s %q", c.phase, c.err, got.Status, got.Code, got.Message)
 		}
 		if !e.Sent || e.Worker != w.State || e.Reason != Reset {
 			t.Errorf("%+v", e.Failure)

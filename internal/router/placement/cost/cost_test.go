@@ -222,8 +222,8 @@ func TestKnownKeepsNobodyWaiting(t *testing.T) {
 	all := NewLearners(Objective{For: ForE2E})
 	a := all.Of("a")
 	a.mu.Lock() // Known gets no further than to this one
-	told := make(chan map[string]Known)
-	go func() { told <- all.Known() }()
+	known := make(chan map[string]Known)
+	go func() { known <- all.Known() }()
 	for buf := make([]byte, 1<<20); !bytes.Contains(buf[:runtime.Stack(buf, true)], []byte("cost.(*Learner).Known(")); {
 		runtime.Gosched()
 	}
@@ -232,7 +232,7 @@ func TestKnownKeepsNobodyWaiting(t *testing.T) {
 		all.mu.Unlock()
 	}
 	a.mu.Unlock()
-	if k := <-told; !free || len(k) != 1 {
+	if k := <-known; !free || len(k) != 1 {
 		t.Errorf("others wait: %v, known %+v", !free, k)
 	}
 }

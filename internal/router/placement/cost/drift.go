@@ -13,8 +13,8 @@ const (
 	// lasting is how long it must go on: the prompts of one burst wait for each other,
 	// and are off together.
 	lasting = 30 * time.Second
-	// settled is how many outcomes a law is made of before what it misses is a drift.
-	settled = 50
+	// minOutcomes is how many outcomes a law is made of before what it misses is a drift.
+	minOutcomes = 50
 	// spell is within how many outcomes of one drift another shows that learning anew
 	// did not help, quiet how many without one end the doubt.
 	spell, quiet = 200, 100
@@ -47,17 +47,17 @@ const (
 	Doubted
 )
 
-// drift counts an outcome that took ms where the law said guess, and reports whether
+// drift counts an outcome that took ms where the law said predicted, and reports whether
 // the fleet is no longer what the law says.
-func (f *fit) drift(leg *Work, guess, ms float64, now time.Duration) Change {
+func (f *fit) drift(leg *Work, predicted, ms float64, now time.Duration) Change {
 	w := &f.watch
 	if leg.Queued > leg.Tokens {
 		return NoChange // it says more of those before it
 	}
-	if w.made < settled || w.drifted && w.made < w.last+settled {
+	if w.made < minOutcomes || w.drifted && w.made < w.last+minOutcomes {
 		return NoChange
 	}
-	off := math.Log((floor + ms) / (floor + guess))
+	off := math.Log((floor + ms) / (floor + predicted))
 	by := 0.0
 	if over, under := w.over.add(off, now), w.under.add(-off, now); over {
 		by = w.over.mean()

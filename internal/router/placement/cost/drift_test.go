@@ -16,13 +16,13 @@ func TestFollowsDrift(t *testing.T) {
 				rng := rand.New(rand.NewPCG(seed, 5))
 				l := taught(rng, e, 500)
 				other := func(n, context float64) float64 { return factor * e(n, context) }
-				noticed, told := -1, 0
+				noticed, reports := -1, 0
 				for i := range 90 {
 					w, ms := outcome(rng, other, 24000)
 					switch l.Took(PrefillLeg, &w, time.Duration(ms*float64(time.Millisecond)), time.Duration(500+i)*time.Second) {
 					case Drifted:
 						noticed = i
-						told++
+						reports++
 					case Doubted:
 						t.Errorf("%s x%.2g, seed %d: doubted after %d", name, factor, seed, i)
 					}
@@ -30,8 +30,8 @@ func TestFollowsDrift(t *testing.T) {
 						t.Fatalf("%s x%.2g, seed %d: no model after %d", name, factor, seed, i)
 					}
 				}
-				if told != 1 || noticed > 45 {
-					t.Errorf("%s x%.2g, seed %d: told %d times, last after %d", name, factor, seed, told, noticed)
+				if reports != 1 || noticed > 45 {
+					t.Errorf("%s x%.2g, seed %d: reported %d times, last after %d", name, factor, seed, reports, noticed)
 				}
 				w := Work{Tokens: 8000, Context: 12000}
 				if is := other(8000, 12000) + 0.7*other(0, 0); math.Abs(l.Model().Prefill.Time(&w)-is) > 0.25*is {
@@ -93,7 +93,7 @@ func TestBadSpell(t *testing.T) {
 			play(80, 1)
 		}
 		if changes[Doubted] != 1 {
-			t.Errorf("%s: the doubt was told %d times", name, changes[Doubted])
+			t.Errorf("%s: the doubt was reported %d times", name, changes[Doubted])
 		}
 		before := changes[Learned]
 		play(200, 1)

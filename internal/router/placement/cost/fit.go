@@ -35,12 +35,12 @@ func (f *fit) add(leg *Work, ms float64, now time.Duration) Change {
 	w := *leg
 	ms, w.Times = ms/leg.times(), 0
 	x := w.values()
-	guess := f.law.Time(&w)
+	predicted := f.law.Time(&w)
 	// Long waits differ by more than short ones: errors are relative. An outcome
 	// that is far from what was expected weighs less.
-	scale := floor + max(guess, ms)/2
+	scale := floor + max(predicted, ms)/2
 	weight := 1 / (scale * scale)
-	change := f.drift(&w, guess, ms, now)
+	change := f.drift(&w, predicted, ms, now)
 	f.fade(1 - 1.0/memory)
 	own := &f.bands[band(&w)]
 	for i := range x {

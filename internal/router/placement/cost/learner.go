@@ -128,7 +128,7 @@ func (l *Learner) Took(leg Leg, w *Work, took, now time.Duration) Change {
 const stretch = 16
 
 // Running is an answer that runs. The zero value is one without a token.
-type Running struct{ told, now mark }
+type Running struct{ counted, now mark }
 
 // mark is how many tokens an answer had at a time.
 type mark struct {
@@ -139,10 +139,10 @@ type mark struct {
 // Ran tells that an answer has so many tokens now, a time since any beginning.
 func (l *Learner) Ran(a *Running, tokens int, now time.Duration) {
 	a.now = mark{tokens, now}
-	if a.told.tokens == 0 {
-		a.told = a.now
+	if a.counted.tokens == 0 {
+		a.counted = a.now
 	}
-	if tokens-a.told.tokens >= stretch {
+	if tokens-a.counted.tokens >= stretch {
 		l.mu.Lock()
 		l.gap(a)
 		l.mu.Unlock()
@@ -168,13 +168,13 @@ func (l *Learner) Ended(a *Running, first time.Duration) {
 // gap counts what an answer has not told yet, as so much of one as it is. The caller
 // holds mu.
 func (l *Learner) gap(a *Running) {
-	n := float64(a.now.tokens - a.told.tokens)
+	n := float64(a.now.tokens - a.counted.tokens)
 	if n <= 0 {
 		return
 	}
-	ms := float64(a.now.at-a.told.at) / float64(time.Millisecond) / n
+	ms := float64(a.now.at-a.counted.at) / float64(time.Millisecond) / n
 	l.gaps += (ms - l.gaps) * n / max(l.answers, n) / recent
-	a.told = a.now
+	a.counted = a.now
 }
 
 // publish puts a new revision in force when it is time. The caller holds mu.

@@ -15,7 +15,7 @@ type Judgement struct {
 
 // Judge judges the newest plan, whose candidates have the measure's costs and
 // exclusions from then on. ok is false for a plan with an error or one that was
-// settled, and where nobody may be chosen.
+// compacted, and where nobody may be chosen.
 func (r *Run) Judge() (j Judgement, ok bool) {
 	p := &r.Plan
 	if r.memory == nil || p.Err != nil {

@@ -9,7 +9,7 @@ import (
 
 // memory is what decisions stand in, candidates and rankings: 100 KB in a fleet of
 // 256 ranks. A run has it while it decides, and not while an engine works for it,
-// unless its owner does without Settled and Release.
+// unless its owner does without Compact and Release.
 type memory struct {
 	in   Input
 	plan Plan
@@ -42,11 +42,11 @@ func (r *Run) Release() {
 	memories.Put(m)
 }
 
-// Settled keeps of a plan that can be carried out who was chosen and the plan's
+// Compact keeps of a plan that can be carried out who was chosen and the plan's
 // figures, and gives the memory back: candidates, rankings and what else they were
 // made from belong to another request from then on. A plan with an error stays as it
 // is.
-func (r *Run) Settled() {
+func (r *Run) Compact() {
 	if r.memory == nil || r.Plan.Err != nil {
 		return
 	}

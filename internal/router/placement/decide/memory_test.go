@@ -10,9 +10,9 @@ import (
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
-// TestSettledKeepsThePlan: who was chosen and every figure of the plan stay, whatever
+// TestCompactKeepsThePlan: who was chosen and every figure of the plan stay, whatever
 // another request decides in the memory that was given back.
-func TestSettledKeepsThePlan(t *testing.T) {
+func TestCompactKeepsThePlan(t *testing.T) {
 	list := []*workers.Worker{well("d1", workers.Decode), well("d2", workers.Decode), well("p1", workers.Prefill), well("p2", workers.Prefill)}
 	others := []*workers.Worker{well("other", workers.Aggregated)}
 	for _, threshold := range []int{0, 1000} {
@@ -25,7 +25,7 @@ func TestSettledKeepsThePlan(t *testing.T) {
 		r.Decide(s, list, 16, nothing{})
 		before, decode, prefill := r.Plan, r.In.DecodePeers[r.Plan.DecodeIndex], r.In.PrefillPeers[r.Plan.PrefillIndex]
 		wantD, wantP := r.Claims()
-		r.Settled()
+		r.Compact()
 		next.Begin(prompt(5000))
 		next.Decide(s, others, 16, nothing{})
 		if r.memory != nil || len(r.In.Decode.Candidates) != 0 || len(r.Plan.Decode.Order) != 0 {
@@ -51,7 +51,7 @@ func TestSettledKeepsThePlan(t *testing.T) {
 }
 
 // TestReleaseAndDecideAgain: a plan with an error stays whole, since it tells why; a
-// settled run decides again in memory of its own; a released one knows nothing of
+// compacted run decides again in memory of its own; a released one knows nothing of
 // its last request.
 func TestReleaseAndDecideAgain(t *testing.T) {
 	d1, d2 := well("d1", workers.Decode), well("d2", workers.Decode)
@@ -59,16 +59,16 @@ func TestReleaseAndDecideAgain(t *testing.T) {
 	var r Run
 	r.Begin(prompt(100))
 	r.Decide(usual(), list, 16, nothing{})
-	r.Settled()
+	r.Compact()
 	r.Failed(attempt.Failure{Worker: d1.State, Name: "d1", Phase: selector.Decode, Reason: attempt.Connect})
 	r.Decide(usual(), list, 16, nothing{})
 	if got, _ := chosen(&r); got != "d2" || r.Attempt != 2 {
 		t.Errorf("attempt %d: %s", r.Attempt, got)
 	}
-	r.Settled()
+	r.Compact()
 	r.Failed(attempt.Failure{Worker: d2.State, Name: "d2", Phase: selector.Decode, Reason: attempt.Connect})
 	r.Decide(usual(), list, 16, nothing{})
-	if r.Settled(); r.Plan.Err == nil || len(r.In.Decode.Candidates) != 2 || !slices.ContainsFunc([]int{0, 1}, func(i int) bool { return r.In.Decode.Why(i) != "" }) {
+	if r.Compact(); r.Plan.Err == nil || len(r.In.Decode.Candidates) != 2 || !slices.ContainsFunc([]int{0, 1}, func(i int) bool { return r.In.Decode.Why(i) != "" }) {
 		t.Errorf("%v of %d candidates", r.Plan.Err, len(r.In.Decode.Candidates))
 	}
 	r.Release()

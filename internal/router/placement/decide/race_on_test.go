@@ -12,7 +12,7 @@ import (
 // were given back finds nothing that could be taken for a decision.
 func TestReleasedMemoryShows(t *testing.T) {
 	list := []*workers.Worker{well("d", workers.Decode), well("p", workers.Prefill)}
-	for name, give := range map[string]func(*Run){"settled": (*Run).Settled, "released": (*Run).Release} {
+	for name, give := range map[string]func(*Run){"compacted": (*Run).Compact, "released": (*Run).Release} {
 		var r Run
 		r.Begin(prompt(100))
 		r.Decide(usual(), list, 16, nothing{})

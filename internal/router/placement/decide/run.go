@@ -104,7 +104,7 @@ type Effects struct {
 	ReturnTurn bool
 }
 
-// Run is one request with all its attempts. Begin reuses its memory, or Settled and
+// Run is one request with all its attempts. Begin reuses its memory, or Compact and
 // Release give it back.
 type Run struct {
 	Request Request
@@ -121,7 +121,7 @@ type Run struct {
 	progress
 
 	memory *memory        // nil while the run has none
-	chosen [2]disagg.Peer // of a settled plan, decode and prefill
+	chosen [2]disagg.Peer // of a compacted plan, decode and prefill
 }
 
 // progress is what a run knows of its request besides.

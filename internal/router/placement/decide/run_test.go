@@ -288,7 +288,7 @@ func TestFallbackLooksAtTheWholeFleet(t *testing.T) {
 		if to, from := chosen(&r); to != "d" || from != "p" {
 			t.Fatalf("%s and %s are chosen: %v", to, from, r.Plan.Err)
 		}
-		r.Settled()
+		r.Compact()
 		if next := r.Failed(attempt.Failure{Worker: p.State, Name: "p", Phase: selector.Prefill, Reason: attempt.Connect}); next.Step != c.want {
 			t.Errorf("of %d workers: %v, want %v", len(c.list), next.Step, c.want)
 		}
@@ -329,9 +329,9 @@ func TestJudge(t *testing.T) {
 		if got, ok := r.Judge(); !ok || got != c.want {
 			t.Errorf("turn %d, threshold %d: %+v, %v, want %+v", c.turn, c.threshold, got, ok, c.want)
 		}
-		r.Settled()
+		r.Compact()
 		if _, ok := r.Judge(); ok {
-			t.Errorf("turn %d, threshold %d: a settled plan is judged", c.turn, c.threshold)
+			t.Errorf("turn %d, threshold %d: a compacted plan is judged", c.turn, c.threshold)
 		}
 	}
 	var r Run

@@ -10,7 +10,7 @@
 //
 // An account belongs to a *workers.Rank, not to its slot: when a slot is used
 // again by another rank, reservations on the old rank, late ones included, still
-// settle against the old account and leave the new one alone.
+// count against the old account and leave the new one alone.
 //
 // Blocks are counted per request, also where running requests share a prompt
 // prefix: a decode step reads the whole context of every sequence, so this is
@@ -115,7 +115,7 @@ type Ledger struct {
 
 	mu sync.Mutex // guards writes of slots, and:
 	// retired are accounts without a slot that have work in flight: it went to
-	// another rank, or theirs left the fleet. Settled ones are dropped at the
+	// another rank, or theirs left the fleet. Those without work are dropped at the
 	// next change.
 	retired []*account
 	// gone are the numbers of the last ranks that were forgotten, by slot.
@@ -160,7 +160,7 @@ func (l *Ledger) open(r *workers.Rank) *account {
 	if a := l.find(r); a != nil {
 		return a
 	}
-	l.settle()
+	l.dropRetired()
 	// A rank that lost its slot may still get work from a decision made
 	// before; it keeps its account.
 	for _, a := range l.retired {
@@ -205,8 +205,8 @@ func (l *Ledger) relist(a *account) {
 	}
 }
 
-// settle drops retired accounts without work. The caller holds mu.
-func (l *Ledger) settle() {
+// dropRetired drops retired accounts without work. The caller holds mu.
+func (l *Ledger) dropRetired() {
 	kept := l.retired[:0]
 	for _, a := range l.retired {
 		if !a.amounts().zero() {
@@ -275,7 +275,7 @@ func (l *Ledger) Read(r *workers.Rank, now *Load) {
 func (l *Ledger) Forget(r *workers.Rank) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.settle()
+	l.dropRetired()
 	if more := int(r.Slot) + 1 - len(l.gone); more > 0 {
 		l.gone = append(l.gone, make([]uint64, more)...)
 	}

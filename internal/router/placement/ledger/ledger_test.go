@@ -109,7 +109,7 @@ func TestSlotReuse(t *testing.T) {
 	}
 	l.Reserve(newRank(2, "third/dp0"), Claim{}).Release()
 	if len(l.retired) != 0 {
-		t.Errorf("%d settled accounts are kept", len(l.retired))
+		t.Errorf("%d accounts without work are kept", len(l.retired))
 	}
 }
 

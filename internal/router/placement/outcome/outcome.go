@@ -86,7 +86,7 @@ func (t *Teacher) Took(q *Request, p *decide.Plan, l Leg) {
 		return
 	}
 	if change := learner.Took(leg, w, l.First.Sub(l.Sent), l.First.Sub(t.began)); change != cost.NoChange {
-		t.event(told(change, leg, &l))
+		t.event(changeEvent(change, leg, &l))
 	}
 }
 
@@ -95,8 +95,8 @@ var words = map[cost.Leg]string{
 	cost.LocalLeg: "prompts on decode ranks", cost.PrefillLeg: "prompts on prefill ranks", cost.TransferLeg: "transfers",
 }
 
-// told is the event of a change in what is known.
-func told(c cost.Change, leg cost.Leg, l *Leg) eventlog.Event {
+// changeEvent is the event of a change in what is known.
+func changeEvent(c cost.Change, leg cost.Leg, l *Leg) eventlog.Event {
 	e := eventlog.Event{Severity: eventlog.Warn, Request: l.Decision}
 	switch c {
 	case cost.Drifted:

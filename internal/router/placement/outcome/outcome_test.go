@@ -47,15 +47,15 @@ func (c *class) remote(n int, prefill time.Duration) {
 	}
 }
 
-// TestChangesAreTold: a drift of the costs, the doubt after a second one, and its end are
+// TestChangesAreReported: a drift of the costs, the doubt after a second one, and its end are
 // events in this order, and there is no model in between.
-func TestChangesAreTold(t *testing.T) {
+func TestChangesAreReported(t *testing.T) {
 	c := newClass()
 	for _, step := range []struct {
 		n       int
 		prefill time.Duration
 		known   bool
-		told    string
+		event   string
 	}{
 		{100, 100 * time.Millisecond, true, "costs_known"},
 		{90, 400 * time.Millisecond, true, "costs_drifted"},
@@ -64,8 +64,8 @@ func TestChangesAreTold(t *testing.T) {
 	} {
 		c.kinds = nil
 		c.remote(step.n, step.prefill)
-		if known := c.Known()["m"].Model != nil; known != step.known || !slices.Equal(c.kinds, []string{step.told}) {
-			t.Errorf("after %d of %v: known is %v, told %v; want %v and %s", step.n, step.prefill, known, c.kinds, step.known, step.told)
+		if known := c.Known()["m"].Model != nil; known != step.known || !slices.Equal(c.kinds, []string{step.event}) {
+			t.Errorf("after %d of %v: known is %v, events %v; want %v and %s", step.n, step.prefill, known, c.kinds, step.known, step.event)
 		}
 	}
 }

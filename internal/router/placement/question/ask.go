@@ -93,7 +93,7 @@ func (a *Asker) ask(d *Question) (now time.Time) {
 		if !d.Chunked {
 			a.from.Index.Overlap(locals, &o.exact)
 		}
-		a.from.Guesses.Overlap(locals, &o.guess)
+		a.from.Guesses.Overlap(locals, &o.predicted)
 	}
 	now = time.Now()
 	d.Took.Overlap += now.Sub(d.At)

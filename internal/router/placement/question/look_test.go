@@ -15,7 +15,7 @@ func TestRestOfOneFleet(t *testing.T) {
 	if _, err := registry.Apply("test", []workers.Spec{{Name: "a", URL: &url.URL{Scheme: "http", Host: "127.0.0.1:1"}}}); err != nil {
 		t.Fatal(err)
 	}
-	told := func(learned workers.Learned) *workers.Snapshot {
+	fleet := func(learned workers.Learned) *workers.Snapshot {
 		t.Helper()
 		w, ok := registry.Snapshot().Worker("a")
 		if !ok {
@@ -26,9 +26,9 @@ func TestRestOfOneFleet(t *testing.T) {
 		}
 		return registry.Snapshot()
 	}
-	base := told(workers.Learned{Models: []string{"m"}})
-	adapter := told(workers.Learned{Models: []string{"big", "m"}, LoRAs: []string{"m"}})
-	gone := told(workers.Learned{Models: []string{"big"}})
+	base := fleet(workers.Learned{Models: []string{"m"}})
+	adapter := fleet(workers.Learned{Models: []string{"big", "m"}, LoRAs: []string{"m"}})
+	gone := fleet(workers.Learned{Models: []string{"big"}})
 	for _, c := range []struct {
 		name, named, before, after string
 		from, to                   *workers.Snapshot

@@ -26,8 +26,8 @@ type hashes struct {
 
 // overlaps is who holds the blocks of a prompt at one block size.
 type overlaps struct {
-	exact kvindex.Query // from KV events
-	guess kvindex.Query // from what was sent
+	exact     kvindex.Query // from KV events
+	predicted kvindex.Query // from what was sent
 }
 
 // Question is everything that the decisions of a request are made from. Reset makes one
@@ -138,7 +138,7 @@ func (d *Question) Overlap(w *workers.Worker, k *workers.Rank, beyond *decision.
 		if d.used == 0 {
 			return 0
 		}
-		return d.holders.views[0].guess.Depth(slot) * d.views[0].blockSize
+		return d.holders.views[0].predicted.Depth(slot) * d.views[0].blockSize
 	}
 	size := d.Settings.BlockOf(w)
 	for i := range d.views[:d.used] {
@@ -154,7 +154,7 @@ func (d *Question) Overlap(w *workers.Worker, k *workers.Rank, beyond *decision.
 			}
 			return n * size
 		}
-		return o.guess.Depth(slot) * size
+		return o.predicted.Depth(slot) * size
 	}
 	return 0
 }
