@@ -213,7 +213,7 @@ func TestStatusShowsTheRecorder(t *testing.T) {
 		t.Errorf("%+v in state %s %q", st.Recorder, st.State, st.Reasons)
 	}
 	metrics(map[string]float64{"failed": 1, "records_total": 3})
-	r.eventually("an event that tells of it", func() error {
+	r.eventually("an event of it", func() error {
 		if e := r.events("recording_failed"); len(e) != 1 || e[0].Severity != "error" || !strings.Contains(e[0].Text, "t.jsonl") || !strings.Contains(e[0].Text, "no space left on device") {
 			return fmt.Errorf("events %+v", e)
 		}

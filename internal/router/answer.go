@@ -136,7 +136,7 @@ func (x *exchange) streamed(p disagg.Peer, held *ledger.Reservation, record *acc
 	if t != nil && t.Mode() == disagg.Concurrent {
 		return x.forward() // the prefill leg is joined after it
 	}
-	x.slim()
+	x.releaseInput()
 	return nil
 }
 
@@ -233,7 +233,7 @@ func (x *exchange) sendHead(p disagg.Peer, held *ledger.Reservation, record *acc
 // observer reads along with the rest of a stream.
 func (x *exchange) observer() func([]byte) {
 	f := &x.flow
-	tokens, told := f.head.Scanner.Tokens(), 0
+	tokens, reported := f.head.Scanner.Tokens(), 0
 	x.r.costs.Runs(&x.taught, x.d.Settings.Decisions.Rule.Auto, x.model, tokens, time.Now())
 	return func(b []byte) {
 		got := f.head.Scanner.Feed(b)
@@ -244,14 +244,14 @@ func (x *exchange) observer() func([]byte) {
 		x.book.Answer.Piece(now, got.Tokens)
 		tokens += got.Tokens
 		x.taught.Ran(tokens, now)
-		if tokens-told >= progressEvery {
-			told = tokens
+		if tokens-reported >= progressEvery {
+			reported = tokens
 			f.held.Progress(tokens)
 		}
 	}
 }
 
-// endStream keeps what the stream has told, and judges how it ended.
+// endStream records what the stream said, and judges how it ended.
 func (x *exchange) endStream(err error) error {
 	scan := &x.flow.head.Scanner
 	scan.Finish()
@@ -261,7 +261,7 @@ func (x *exchange) endStream(err error) error {
 		err = nil
 	}
 	if err == nil && sum.Failed {
-		// The engine told the client by itself; the receipt shall say so too.
+		// The client has the engine's own error event; the receipt shall say so too.
 		x.book.Answer.Finish = "error"
 		x.book.Note("the engine's stream ended with an error: " + sum.Error)
 	}

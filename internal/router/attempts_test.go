@@ -21,7 +21,7 @@ import (
 
 // TestDecisionsAreNumbered: a worker that is ejected between the choice and the
 // dispatch costs the request another decision, which has a number of its own;
-// what is told of a request once is not told again.
+// what the receipt has of a request is not recorded twice.
 func TestDecisionsAreNumbered(t *testing.T) {
 	t.Parallel()
 	var mu sync.Mutex
@@ -39,7 +39,7 @@ func TestDecisionsAreNumbered(t *testing.T) {
 	}
 	mu.Lock()
 	if !slices.Equal(numbers, []int{1, 2}) {
-		t.Errorf("the observer hears of the decisions %d", numbers)
+		t.Errorf("the observer got the decisions %d", numbers)
 	}
 	mu.Unlock()
 	c := r.receipt(a.header.Get("X-Dynctl-Decision"))

@@ -261,8 +261,8 @@ func (r *rig) dialPlane(plane string) net.Conn {
 	return c
 }
 
-// openFiles is the number of this process's descriptors, 0 where it cannot be
-// told.
+// openFiles is the number of this process's descriptors, 0 where that is not
+// known.
 func openFiles() int {
 	list, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
@@ -303,7 +303,7 @@ func (r *rig) held() (goroutines, files int) {
 	return goroutines + 4, files + 4 // probes come and go
 }
 
-// misbehave is one bad client. It returns the status that it was told, 0 for
+// misbehave is one bad client. It returns the status that it was sent, 0 for
 // none, once the server has ended the connection.
 func misbehave(c net.Conn, p badPath, b badBehaviour) (status int, err error) {
 	defer c.Close()
@@ -353,9 +353,9 @@ func TestBadClients(t *testing.T) {
 					if err != nil {
 						t.Errorf("%s, %s: %v", p.name, b.name, err)
 					}
-					// Chunks that end badly may be noticed as such first; who
-					// leaves is told nothing.
-					if told := slices.Contains([]string{"never sent", "large, never sent", "slowly sent", "slow chunks", "wants to be asked"}, b.name); told && p.status != 0 && status != p.status {
+					// Chunks that end badly may be noticed as such first; a
+					// client that leaves gets no answer.
+					if answered := slices.Contains([]string{"never sent", "large, never sent", "slowly sent", "slow chunks", "wants to be asked"}, b.name); answered && p.status != 0 && status != p.status {
 						t.Errorf("%s, %s: got %d, want %d", p.name, b.name, status, p.status)
 					}
 				})
@@ -488,7 +488,7 @@ func (r *rig) unharmed() {
 }
 
 // TestBodyMemory: the bodies of all requests have one bound; beyond it requests
-// are told to come again, visibly, until there is room.
+// are refused with a time to try again, visibly, until there is room.
 func TestBodyMemory(t *testing.T) {
 	t.Parallel()
 	r, p := tappedRig(t, "1a:profile=instant", func(c *settings.Config) {
@@ -555,7 +555,7 @@ func TestBodyMemory(t *testing.T) {
 	}
 	r.eventually("room again", func() error {
 		if len(r.events("body_memory_full")) != 1 || len(r.events("body_memory_freed")) != 1 {
-			return errors.New("the events do not tell of it")
+			return errors.New("no events of it")
 		}
 		if st := r.status(); st.State != "ready" {
 			return fmt.Errorf("still %s: %q", st.State, st.Reasons)

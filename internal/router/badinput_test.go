@@ -428,7 +428,7 @@ func TestGarbageEngines(t *testing.T) {
 			if err == nil && !c.begun && c.name != "500" {
 				e := decode[apiError](t, a.body)
 				if e.Error.Code == "" || e.Error.Code == "internal_error" || !strings.Contains(e.Error.Message, "garbage") {
-					t.Errorf("the error does not tell what happened and where: %s", a)
+					t.Errorf("the error does not say what happened and where: %s", a)
 				}
 			}
 			// With another engine at hand the client sees nothing of it.

@@ -25,7 +25,7 @@ import (
 )
 
 // bareEngine answers as fast as it can on plain sockets, so that its own share
-// of a benchmark is small. Of a stream, it sends an event when told.
+// of a benchmark is small. Of a stream, it sends an event for each next.
 type bareEngine struct {
 	ln   net.Listener
 	wg   sync.WaitGroup

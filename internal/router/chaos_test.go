@@ -116,8 +116,8 @@ func TestChaos(t *testing.T) {
 			}
 			r.eventually("an empty ledger", r.Router.Balanced)
 			// Fresh prompts turn every cache over. Before that the index may still
-			// miss blocks: an engine tells the removal of one copy of a block as
-			// that of the block (vLLM 0.32 does), and of copies at a prompt's
+			// miss blocks: an engine publishes the removal of one copy of a block
+			// as that of the block (vLLM 0.32 does), and of copies at a prompt's
 			// beginning the index knows nothing. Blocks of a transfer that nobody
 			// fetched keep their place until its lease ends.
 			for i := 0; i < 3 && indexcheck.Differ(r.Rig) != nil; i++ {
@@ -223,9 +223,9 @@ func (r *chaosRig) chaosRequest(rng *rand.Rand, want []string, counts *chaosCoun
 			}
 		}
 		if a.err != nil || !bytes.HasSuffix(a.body, []byte("data: [DONE]\n\n")) {
-			t.Errorf("a stream ended without a word: %q (%v)", a.body, a.err)
+			t.Errorf("a stream ended without an error: %q (%v)", a.body, a.err)
 		}
-		if failed { // told, after the first byte; what came before must be right
+		if failed { // with an error event, after the first byte; what came before must be right
 			if text == "" || !strings.HasPrefix(want[n], text) {
 				t.Errorf("a stream with an error began with %q, want the beginning of %q", text, want[n])
 			}
@@ -294,7 +294,7 @@ func (r *chaosRig) strike(f chaosFault, rng *rand.Rand) {
 		}
 	}
 	enough := from.Add(time.Duration(50+rng.IntN(200)) * time.Millisecond)
-	if err := loopback.Wait(r.wait(), "an event that tells of "+f.kind+" of "+e.Name(), func() error {
+	if err := loopback.Wait(r.wait(), "an event of "+f.kind+" of "+e.Name(), func() error {
 		if f.kind != loopback.Slow { // slow is not broken
 			if !slices.ContainsFunc(r.allEvents(), func(v admin.Event) bool {
 				return v.Worker == e.Name() && !v.At.Before(from) && slices.Contains(loopback.Shows[f.kind], v.Kind)

@@ -30,7 +30,7 @@ var errMoved = errors.New("the worker is drained, and the rest comes from elsewh
 // of the stream.
 type continuation struct {
 	resume.Continuation
-	// pending is an error that the engine told right after the first token.
+	// pending is an error that the engine sent right after the first token.
 	pending error
 	// cut is how the stream's newest leg broke off.
 	cut *attempt.Failure
@@ -55,7 +55,7 @@ func (x *exchange) mayContinue() {
 }
 
 // readAlong is what the client gets of a piece of the engine's stream. The error is the
-// engine's own, which the client is told with why the rest does not come, or not at all.
+// engine's own: the client gets it with the reason why the rest does not come, or not at all.
 func (x *exchange) readAlong(p []byte) ([]byte, error) {
 	c := x.cont
 	out, err := c.Pass(p)
@@ -199,7 +199,7 @@ func (x *exchange) goOn(cut *attempt.Failure) (resume.Refusal, string) {
 		if !ok {
 			return resume.Memory, ""
 		}
-		x.slim()
+		x.releaseInput()
 		x.body = own
 		if err := x.readRest(); err != nil {
 			return "", err.Error() // what the router has made: cannot be

@@ -56,7 +56,7 @@ func (k *knife) Unwrap() http.ResponseWriter { return k.ResponseWriter }
 func (k *knife) Flush() { _ = http.NewResponseController(k.ResponseWriter).Flush() }
 
 // cutOnce has the next stream of completions cut after so many events, but for those of
-// prefill engines; what it returns tells whether that was done.
+// prefill engines; done reports whether that has happened.
 func (p *tap) cutOnce(r *rig, events, more int) (done func() bool) {
 	return p.endOnce(r, events, more, "")
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/dynctl/dynctl/internal/settings"
 )
 
-// TestCostsAreDescribed: the status tells how much is known of a model's costs, and once
+// TestCostsAreDescribed: the status shows how much is known of a model's costs, and once
 // that is enough from which revision and where they change the path.
 func TestCostsAreDescribed(t *testing.T) {
 	c := settings.Default()
@@ -40,7 +40,7 @@ func TestCostsAreDescribed(t *testing.T) {
 		}
 		s := r.state.Costs()
 		if len(s) != 1 || (s[0].Revision > 0) != enough || (len(s[0].Crossings) > 0) != enough || s[0].TransferOutcomes == 0 {
-			t.Errorf("enough is known: %v; told %+v", enough, s)
+			t.Errorf("enough is known: %v; status %+v", enough, s)
 		}
 	}
 }

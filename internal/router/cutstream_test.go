@@ -169,8 +169,8 @@ func TestClientThatLeavesAfterItsAnswer(t *testing.T) {
 	}
 }
 
-// TestHeadTellsTheLength: the answer to HEAD tells how long that to GET is.
-func TestHeadTellsTheLength(t *testing.T) {
+// TestHeadHasTheLength: the answer to HEAD says how long that to GET is.
+func TestHeadHasTheLength(t *testing.T) {
 	t.Parallel()
 	r, p := tappedRig(t, "1a:profile=instant")
 	p.set(func(_ string, w http.ResponseWriter, q *http.Request, _ []byte) bool {

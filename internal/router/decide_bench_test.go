@@ -25,7 +25,7 @@ import (
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
-// cpuTime is the CPU time of this process so far: on a busy machine it tells
+// cpuTime is the CPU time of this process so far: on a busy machine it says
 // more than the clock.
 func cpuTime(b *testing.B) time.Duration {
 	var u syscall.Rusage
@@ -75,7 +75,8 @@ const benchBlock = 16 // tokens
 
 // BenchmarkDecision is hash, overlap, select and plan for a prompt of 8,192
 // tokens over ranks that hold different parts of it. Busy ones are aggregated, have
-// work in flight, and their engines have told a load. With "auto" the costs of both paths are known and compared.
+// work in flight, and their engines have reported a load. With "auto" the costs of both paths are known
+// and compared.
 func BenchmarkDecision(b *testing.B) {
 	for _, kind := range []string{"aggregated", "disaggregated", "threshold", "auto", "busy"} {
 		for _, ranks := range []int{64, 512, 2048} {

@@ -63,7 +63,7 @@ type errand struct {
 	// begun is set with the first byte from the decode leg that counts; it is
 	// read by the prefill leg that runs beside it.
 	begun atomic.Bool
-	// taught is what it has told of its costs, with a threshold that is auto.
+	// taught is what the model of costs has learned from it, with a threshold that is auto.
 	taught  outcome.Request
 	status  int
 	writeBy api.AnswerDeadline
@@ -126,9 +126,9 @@ func (r *Router) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		end()
 		if cut, _ := p.(error); p != nil && !errors.Is(cut, http.ErrAbortHandler) {
 			r.panicked(x, p)
-			told := x.committed
+			answered := x.committed
 			_ = x.finish(fmt.Errorf("panic: %v", p))
-			if p = nil; told {
+			if p = nil; answered {
 				p = http.ErrAbortHandler
 			}
 		}
@@ -169,7 +169,7 @@ func (x *exchange) serve() error {
 		return x.refuseAtGate(err)
 	}
 	defer r.gate.Depart()
-	// The body first: until it is read nobody can tell whether the client is
+	// The body first: until it is read it is not known whether the client is
 	// still there, and its time is not that of the queue.
 	if err := x.read(); err != nil {
 		return err
@@ -202,7 +202,7 @@ func (x *exchange) respond() error {
 	return x.forward()
 }
 
-// panicked tells of a panic; it is called where the stack still shows it.
+// panicked reports a panic; it is called where the stack still shows it.
 func (r *Router) panicked(x *exchange, p any) {
 	if e, ok := r.failures.Panicked(fmt.Sprintf("a request ended with an internal error: %v", p), time.Now()); ok {
 		e.Request = x.decision
@@ -357,8 +357,8 @@ func (x *exchange) findPrompt() {
 	}
 }
 
-// finish closes the books of the request, once, and then tells the client of
-// the error if it has got nothing yet.
+// finish closes the books of the request, once, and then sends the client the
+// error if it has got nothing yet.
 func (x *exchange) finish(err error) (e *api.Error) {
 	if err != nil {
 		if e = api.FromError(err); x.ctx.Err() != nil {

@@ -22,7 +22,7 @@ func (r *Router) Heal(name string) {
 	}
 }
 
-// ForgetLoad makes the ranks of a worker tell nothing until the next scrape.
+// ForgetLoad makes the load of a worker's ranks unknown until the next scrape.
 func (r *Router) ForgetLoad(name string) {
 	if w, ok := r.registry.Snapshot().Worker(name); ok {
 		for _, k := range w.Ranks {

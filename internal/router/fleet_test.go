@@ -229,7 +229,7 @@ func TestSnapshotAndRestart(t *testing.T) {
 	}
 	r.synced()
 	if len(r.events("snapshot_restored")) != 1 {
-		t.Error("the restore is not told")
+		t.Error("no event of the restore")
 	}
 	w := r.worker("aggregated-0").Ranks[0]
 	if w.Feed.Restarts != 0 || w.Feed.Lost != 0 || w.IndexBlocks <= before.IndexBlocks {
@@ -261,7 +261,7 @@ func TestSnapshotAndRestart(t *testing.T) {
 		t.Fatal(err)
 	}
 	if len(r.events("snapshot_refused")) != 1 {
-		t.Error("a damaged snapshot is not told")
+		t.Error("no event of a damaged snapshot")
 	}
 	r.eventually("what the engines' replay still has", func() error {
 		if w := r.worker("aggregated-0").Ranks[0]; !w.Feed.Trusted || w.IndexBlocks == 0 || w.IndexBlocks >= before.IndexBlocks {
@@ -271,8 +271,8 @@ func TestSnapshotAndRestart(t *testing.T) {
 	})
 }
 
-// TestDrainOfTheRouter: running streams finish, new requests are told to go
-// elsewhere, and what does not finish is told so.
+// TestDrainOfTheRouter: running streams finish, new requests are sent
+// elsewhere, and a stream that does not finish ends with an error.
 func TestDrainOfTheRouter(t *testing.T) {
 	t.Parallel()
 	r, p := tappedRig(t, "1a:profile=instant")

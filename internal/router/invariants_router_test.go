@@ -137,7 +137,7 @@ func TestInvariant05ReservationsBalance(t *testing.T) {
 				return nil
 			})
 			if len(r.events("panic")) == 0 {
-				t.Error("panics are not told")
+				t.Error("no event of the panics")
 			}
 			// Nothing is poisoned: the fleet comes back and serves.
 			if err := r.Ready(r.wait()); err != nil {
@@ -225,12 +225,12 @@ func TestInvariant06IndexMayUndercountNeverOvercount(t *testing.T) {
 			t.Fatalf("round %d: %v", round, err)
 		}
 	}
-	told := map[string]int{}
+	counts := map[string]int{}
 	for _, e := range r.allEvents() {
-		told[e.Kind]++
+		counts[e.Kind]++
 	}
-	if told["feed_gap"] == 0 || told["feed_malformed"]+told["feed_unreadable"]+told["feed_reset"] == 0 && len(told) < 5 {
-		t.Errorf("what went wrong is not told: %v", told)
+	if counts["feed_gap"] == 0 || counts["feed_malformed"]+counts["feed_unreadable"]+counts["feed_reset"] == 0 && len(counts) < 5 {
+		t.Errorf("no event of what went wrong: %v", counts)
 	}
 }
 
@@ -350,7 +350,7 @@ func TestInvariant07NothingIsUnbounded(t *testing.T) {
 }
 
 // TestInvariant10ConfigChangesAreAtomic: a reload is wholly in force or not at
-// all, and told; requests see one revision each. SIGHUP takes the same way
+// all, and there is an event of it; requests see one revision each. SIGHUP takes the same way
 // (TestServeFromSignalToSignal in internal/cli/servecmd).
 func TestInvariant10ConfigChangesAreAtomic(t *testing.T) {
 	t.Parallel()
@@ -384,7 +384,7 @@ func TestInvariant10ConfigChangesAreAtomic(t *testing.T) {
 		}
 	}
 	if n := len(r.events("config_refused")); n != 6 {
-		t.Errorf("%d refusals are told, want 6", n)
+		t.Errorf("%d events of refusals, want 6", n)
 	}
 
 	// Odd revisions have threshold 1000 and the rule isl, even ones 0 and
@@ -442,6 +442,6 @@ func TestInvariant10ConfigChangesAreAtomic(t *testing.T) {
 		t.Errorf("decisions by revision: %v", seen)
 	}
 	if n := len(r.events("config_reloaded")); n != 40 {
-		t.Errorf("%d reloads are told, want 40", n)
+		t.Errorf("%d events of reloads, want 40", n)
 	}
 }

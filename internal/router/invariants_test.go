@@ -222,11 +222,11 @@ func TestInvariant03BytesInBytesOut(t *testing.T) {
 	}
 }
 
-// brokenPrefill answers of a prefill worker that must not lead to a decode leg.
+// brokenPrefills are answers of a prefill worker that must not lead to a decode leg.
 var brokenPrefills = []struct {
 	name   string
 	answer func(w http.ResponseWriter, q *http.Request, good []byte)
-	// whole says that this is the request's own fault: told to the client.
+	// status is what the client gets where the request itself is at fault; else 0.
 	status int
 }{
 
@@ -600,7 +600,7 @@ func TestInvariant09FirstByteEarlyAndLiveStreamsAreNotCut(t *testing.T) {
 	}
 	c := r.receipt(a.header.Get("X-Dynctl-Decision"))
 	if c.Outcome.ErrorCode == "" {
-		t.Errorf("the receipt does not tell of the stall: %+v", c.Outcome)
+		t.Errorf("the receipt does not show the stall: %+v", c.Outcome)
 	}
 }
 

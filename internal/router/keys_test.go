@@ -63,7 +63,7 @@ func putKeys(t *testing.T, path string, pairs ...string) {
 
 func bearer(secret string) []string { return []string{"Authorization", "Bearer " + secret} }
 
-// TestAPIKeys: who gets in at the data plane with what, and what it is told.
+// TestAPIKeys: which key may do what at the data plane, and with what the others are refused.
 func TestAPIKeys(t *testing.T) {
 	path := keysFile(t)
 	r := start(t, "1a:profile=instant", func(c *settings.Config) { c.Keys.File = path })
@@ -83,7 +83,7 @@ func TestAPIKeys(t *testing.T) {
 	if e := ask(bearer(otherSecret)...).refused(t, 403, "forbidden"); e.Error.Type != "permission_error" || e.Error.Param != "model" {
 		t.Errorf("%+v", e)
 	}
-	// Whether a model exists is not told to a key that is not for it; one that it is
+	// A key that is not for a model does not learn whether it exists; one that it is
 	// for may be missing.
 	r.send(http.MethodPost, "/v1/completions", encode(t, object{"model": "nosuch", "prompt": "x"}), bearer(otherSecret)...).refused(t, 404, "model_not_found")
 	if a := ask(bearer(otherSecret)...); a.status != 429 || a.header.Get("Retry-After") == "" {

@@ -73,7 +73,7 @@ func TestHangBeyondTheLease(t *testing.T) {
 		}
 	}
 	if stood == 0 {
-		t.Error("no receipt tells of an engine without a sign of life")
+		t.Error("no receipt shows an engine without a sign of life")
 	}
 }
 

@@ -21,9 +21,9 @@ import (
 // maxPrefillAnswer bounds the answer of a prefill leg; it is read whole.
 const maxPrefillAnswer = 32 << 20
 
-// fail is the failure of a leg. What its reason means for the worker's health is
-// told here, and for the request by the policy: who finds the failure names a
-// reason and no more.
+// fail is the failure of a leg. It reports what the reason means for the worker's
+// health; the policy decides what it means for the request. The caller names a reason and
+// no more.
 func (x *exchange) fail(phase selector.Phase, w *workers.Worker, reason attempt.Reason, sent bool, err error) *attempt.Error {
 	out := reason.Means().Outcome
 	x.report(phase, out)
@@ -47,7 +47,7 @@ func (x *exchange) admit(p selector.Phase, w *workers.Worker) (ok bool) {
 	return ok
 }
 
-// report tells how a phase's request ended, for the health of its worker.
+// report records how a phase's request ended, for the health of its worker.
 func (x *exchange) report(p selector.Phase, out health.Outcome) {
 	a := x.admission(p)
 	*a = x.r.outliers.Report(*a, out)
@@ -81,7 +81,7 @@ func (x *exchange) leg(phase selector.Phase, p disagg.Peer, body [][]byte, headT
 	return x.scratch(phase).Leg(&s, p, path, id, body, headTimeout)
 }
 
-// legTook tells what a leg of the newest plan took, where the threshold is auto.
+// legTook passes on what a leg of the newest plan took, where the threshold is auto.
 func (x *exchange) legTook(phase selector.Phase, sent, first time.Time) {
 	if x.d.Settings.Decisions.Rule.Auto {
 		x.r.costs.Took(&x.taught, &x.d.Run.Plan, outcome.Leg{Model: x.model, Decision: x.decision, Phase: phase, Sent: sent, First: first})

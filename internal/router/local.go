@@ -71,7 +71,7 @@ func (r *Router) models(ctx context.Context) (*models.List, error) {
 func (r *Router) modelsOf(ctx context.Context, w *workers.Worker) []byte {
 	resp, err := r.client.Do(ctx, &upstream.Leg{Base: w.URL, Path: "/v1/models", Method: http.MethodGet, APIKey: w.APIKey})
 	if err != nil {
-		return nil // probes tell why
+		return nil // probes report why
 	}
 	defer resp.Close()
 	if body, err := resp.ReadAll(maxModelAnswer); err == nil && resp.Status == http.StatusOK {

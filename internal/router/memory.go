@@ -46,10 +46,9 @@ func (x *exchange) release() {
 	exchanges.Put(x)
 }
 
-// slim gives back, once the head of a stream is sent, what can only be of use
-// for another attempt: the request's body, its ids and hashes. No leg may run
-// beside the stream.
-func (x *exchange) slim() {
+// releaseInput gives back, once the head of a stream is sent, what only another attempt
+// would need: the request's body, its ids and hashes. No leg may run beside the stream.
+func (x *exchange) releaseInput() {
 	x.d.Run.Request.Facts.TokenIDs, x.d.Prompt.IDs = nil, nil
 	x.d.ReleaseHashes()
 	if x.body != nil {

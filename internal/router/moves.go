@@ -119,7 +119,7 @@ func (x *exchange) decideMove(y *exchange, from *workers.Worker, fleet *workers.
 func (x *exchange) takeMove() {
 	y := x.cont.move
 	x.cont.move = nil
-	x.slim()
+	x.releaseInput()
 	x.d, y.d = y.d, x.d
 	x.view, y.view = y.view, x.view
 	x.body, y.body = y.body, x.body

@@ -21,7 +21,7 @@ func moved(t *testing.T, r, oracle *rig, prompt []int, header ...string) {
 	}
 }
 
-// TestPushedLegsStartTogether: once a prefill rank has told where it is, the decode leg
+// TestPushedLegsStartTogether: once it is known where a prefill rank is, the decode leg
 // does not wait for it: here neither leg goes on before the other has come.
 func TestPushedLegsStartTogether(t *testing.T) {
 	t.Parallel()
@@ -85,13 +85,13 @@ func TestPushedPromptsOfOneID(t *testing.T) {
 	}
 }
 
-// TestPushingEngineRestarts: a decode engine is told to wait for a prefill engine of
-// before a restart once at most, and no request is lost by that.
+// TestPushingEngineRestarts: a decode leg names the prefill engine of before a restart
+// once at most, and no request is lost by that.
 func TestPushingEngineRestarts(t *testing.T) {
 	t.Parallel()
 	r, p := tappedRig(t, "1p1d:profile=instant,connector=nixl-push")
 	oracle := start(t, "1a:profile=instant")
-	engines := func() map[string]int { // that decode legs were told to wait for
+	engines := func() map[string]int { // that decode legs name
 		seen := map[string]int{}
 		for _, leg := range p.legsOf("decode-0") {
 			if id := gjson.GetBytes(leg.body, "kv_transfer_params.remote_engine_id"); id.Exists() {

@@ -29,8 +29,8 @@ func TestOffloadedBlocksCount(t *testing.T) {
 				t.Fatalf("no candidate was chosen: %+v", c.Decode)
 			}
 			chosen := c.Decode.Candidates[at]
-			told, found := 16*(chosen.OverlapBlocks+int(chosen.CPU)), a.completion(t).Usage.PromptTokensDetails.CachedTokens
-			if told > found || round > 0 && found == 0 {
+			counted, found := 16*(chosen.OverlapBlocks+int(chosen.CPU)), a.completion(t).Usage.PromptTokensDetails.CachedTokens
+			if counted > found || round > 0 && found == 0 {
 				t.Errorf("round %d, prompt %d: %d blocks on the device and %d beyond were counted, %d tokens were there", round, i, chosen.OverlapBlocks, chosen.CPU, found)
 			}
 			beyond += chosen.CPU

@@ -10,8 +10,8 @@ import (
 	"github.com/dynctl/dynctl/internal/settings"
 )
 
-// TestOffloadPrefillFails: without a prefill nothing is told to a decode engine that it
-// would wait for, and the request is served all the same.
+// TestOffloadPrefillFails: without a prefill the decode leg names no transfer that its
+// engine would wait for, and the request is served all the same.
 func TestOffloadPrefillFails(t *testing.T) {
 	t.Parallel()
 	for _, connector := range []string{"offload-p2p", "nixl-offload-p2p"} {
@@ -32,7 +32,7 @@ func TestOffloadPrefillFails(t *testing.T) {
 			}
 			for _, leg := range p.legsOf("decode-0") {
 				if gjson.GetBytes(leg.body, "kv_transfer_params").Exists() {
-					t.Errorf("the decode engine was told %s", leg.body)
+					t.Errorf("the decode leg is %s", leg.body)
 				}
 			}
 		})

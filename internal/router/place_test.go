@@ -17,7 +17,7 @@ import (
 	"github.com/dynctl/dynctl/internal/settings"
 )
 
-// held is a fleet whose engines answer when they are told to, one request at a time.
+// held is a fleet whose engines answer when the test lets them, one request at a time.
 type held struct {
 	*rig
 	p       *tap
@@ -130,8 +130,8 @@ func TestRequestsWaitForARank(t *testing.T) {
 	}
 }
 
-// TestTheLineHasAnEnd: who finds no room, waits too long, or would, is told when to come
-// back, and why; whoever leaves is forgotten.
+// TestTheLineHasAnEnd: a request that finds no room, waits too long, or would, is answered
+// with when to come back, and why; one whose client leaves is forgotten.
 func TestTheLineHasAnEnd(t *testing.T) {
 	t.Parallel()
 	h := holding(t, "1a:profile=instant", func(c *settings.Config) {
@@ -244,7 +244,7 @@ func TestRefusedRetryIsNoDecision(t *testing.T) {
 
 // TestNobodyWaitsForAnotherRank: whoever is for a rank that has room goes, although
 // others wait for one that has none; a limit that is raised lets all go; and one that
-// looks at a metric which nobody tells keeps nobody.
+// looks at a metric which no engine has holds nothing up.
 func TestNobodyWaitsForAnotherRank(t *testing.T) {
 	t.Parallel()
 	h := holding(t, "2a:profile=instant", func(c *settings.Config) {

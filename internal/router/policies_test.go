@@ -130,7 +130,7 @@ func TestSessionPolicy(t *testing.T) {
 }
 
 // TestBusyThresholds: ranks over a limit get nothing; when all are and nobody
-// may wait, the client is told to come back.
+// may wait, the client is refused with a time to come back.
 func TestBusyThresholds(t *testing.T) {
 	t.Parallel()
 	r, p := tappedRig(t, "2a:profile=instant", func(c *settings.Config) {
@@ -180,7 +180,7 @@ func TestBusyThresholds(t *testing.T) {
 }
 
 // TestSteeringHeaders: where the operator allows it, clients choose path,
-// workers and rank; a wrong choice is told.
+// workers and rank; a wrong choice is an error.
 func TestSteeringHeaders(t *testing.T) {
 	t.Parallel()
 	r := start(t, "2p2d:profile=instant,dp=2", func(c *settings.Config) { c.Routing.AllowHeaders = true; c.Routing.Threshold.Tokens = 100 })

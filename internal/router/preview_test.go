@@ -22,7 +22,7 @@ import (
 )
 
 // TestIndexPreview: the words that prefixes begin with are for the role admin that asks for
-// them, who is told of once, and stand nowhere else.
+// them, of which there is one event, and stand nowhere else.
 func TestIndexPreview(t *testing.T) {
 	const bot = "Marigold is the support bot of the harbour office"
 	var mu sync.Mutex
@@ -72,7 +72,7 @@ func TestIndexPreview(t *testing.T) {
 	}
 	begins := bot[:20]
 	for _, flat := range []string{"", "&flat=true"} {
-		r.eventually("a run of the index to tell its words", func() error {
+		r.eventually("a run of the index to have its words", func() error {
 			status, text := page(r, adminSecret, asked+flat)
 			var a admin.IndexChildren
 			if err := json.Unmarshal([]byte(text), &a); err != nil || status != http.StatusOK || len(a.Children) == 0 {
@@ -91,9 +91,9 @@ func TestIndexPreview(t *testing.T) {
 			t.Errorf("%.12s: %d %s", secret, status, text)
 		}
 	}
-	told := r.events("prompts_shown")
-	if len(told) != 1 || !strings.Contains(told[0].Text, `the key "root"`) {
-		t.Errorf("of several looks within a minute it is told: %+v", told)
+	shown := r.events("prompts_shown")
+	if len(shown) != 1 || !strings.Contains(shown[0].Text, `the key "root"`) {
+		t.Errorf("events of several looks within a minute: %+v", shown)
 	}
 	var seen strings.Builder
 	for _, p := range []string{"/admin/v1/status", "/admin/v1/decisions?limit=1000", "/admin/v1/events?limit=1000", "/admin/v1/config", "/admin/v1/snapshot", "/metrics", "/admin/v1/workers", "/admin/v1/index/children", "/admin/v1/index/stats"} {
@@ -120,7 +120,7 @@ func TestIndexPreview(t *testing.T) {
 	}
 }
 
-// TestIndexPreviewWithoutEngines: words that nobody can tell are left out, and it is said why.
+// TestIndexPreviewWithoutEngines: words that no engine can give are left out, and the answer says why.
 func TestIndexPreviewWithoutEngines(t *testing.T) {
 	r := start(t, "1a:profile=instant", func(c *settings.Config) { c.Index.Preview = 24 })
 	if a := r.post("/v1/completions", object{"model": "sim", "prompt": strings.Repeat("Marigold is a bot. ", 40), "max_tokens": 2}); a.status != http.StatusOK {

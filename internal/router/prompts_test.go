@@ -67,7 +67,7 @@ func TestTokenizers(t *testing.T) {
 		r := start(t, "1a:profile=instant", func(c *settings.Config) { c.Tokens.Tokenizer, c.Tokens.Path = "local", file })
 		r.eventually("the self-check", func() error {
 			if len(r.events("tokenizer_checked")) == 0 {
-				return fmt.Errorf("not told")
+				return fmt.Errorf("no event")
 			}
 			return nil
 		})
@@ -77,7 +77,7 @@ func TestTokenizers(t *testing.T) {
 			t.Errorf("isl %d by %s, the engine counts %d", c.Inputs.ISL, c.Inputs.ISLSource, c.Outcome.PromptTokens)
 		}
 		if s := r.status(); !strings.Contains(strings.Join(s.Reasons, " "), "local tokenizer") {
-			t.Errorf("status does not tell of the disagreement: %v", s.Reasons)
+			t.Errorf("status does not show the disagreement: %v", s.Reasons)
 		}
 	})
 }
@@ -99,7 +99,7 @@ func tokenizerFile(t *testing.T) string {
 }
 
 // TestChatTemplatesThatDiffer: a prefill and a decode engine that make other tokens
-// of a chat are found before the first request, and told; chats stay with the
+// of a chat are found and reported before the first request; chats stay with the
 // decode engine, and prompts of ids go on as they did.
 func TestChatTemplatesThatDiffer(t *testing.T) {
 	t.Parallel()

@@ -250,7 +250,7 @@ func TestConnectionClosedAsItIsUsed(t *testing.T) {
 	}
 }
 
-// TestReceiptKeepsEveryAttempt: when all attempts fail, the receipt tells what
+// TestReceiptKeepsEveryAttempt: when all attempts fail, the receipt shows what
 // each of them was decided from, not only that nobody is left.
 func TestReceiptKeepsEveryAttempt(t *testing.T) {
 	t.Parallel()
@@ -307,8 +307,8 @@ func TestPassiveEjection(t *testing.T) {
 	if r.touched("aggregated-1") != before+1 {
 		t.Error("the good worker did not get the request")
 	}
-	// Whoever asks what would be done while the good one drains is told what a
-	// request would get, and brings nobody back.
+	// A dry run while the good one drains answers what a request would get, and
+	// brings no worker back.
 	if _, err := r.Admin.DrainWorker(t.Context(), "aggregated-1"); err != nil {
 		t.Fatal(err)
 	}
@@ -330,7 +330,7 @@ func TestPassiveEjection(t *testing.T) {
 	r.Sim.Named("aggregated-1").Kill()
 	r.complete(ids(20, 100))
 	if len(r.events("outlier_reinstated")) != 1 {
-		t.Error("the return is not told")
+		t.Error("no event of the return")
 	}
 }
 

@@ -56,7 +56,7 @@ import (
 type Options struct {
 	// Config is validated by New.
 	Config settings.Config
-	// Origin tells where each key of the config came from; may be nil.
+	// Origin says where each key of the config came from; may be nil.
 	Origin map[string]string
 	// Sim are the simulated engines that run in this process; may be nil.
 	Sim []workers.Spec
@@ -71,13 +71,13 @@ type Options struct {
 	Observer Observer
 	// Recording is what this process records; nil for nothing.
 	Recording watch.Recording
-	// Reloaded is told of every new configuration that is in force, before the
+	// Reloaded is called with every new configuration that is in force, before the
 	// event; may be nil.
 	Reloaded func(old, now *settings.Config)
 }
 
-// Observer is told what a recording needs. Its functions may be nil; they are
-// called on hot paths, must not block and must not keep what they are given.
+// Observer gets what a recording needs. Its functions may be nil; they are called on
+// hot paths, must not block and must not keep what they are given.
 type Observer struct {
 	// Batch is a change of a rank's entries in the index.
 	Batch func(o kvfeed.Observation)

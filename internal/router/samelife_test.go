@@ -138,9 +138,9 @@ func TestFeedsOfTheSameProcess(t *testing.T) {
 					t.Fatalf("the new process is at batch %d, not %d (%v)", pub.Next(), batches, err)
 				}
 			}
-			r.eventually("the loss to be told", func() error {
+			r.eventually("an event of the loss", func() error {
 				if n := len(r.events("feed_disconnected")); n != 1 {
-					return fmt.Errorf("told %d times", n)
+					return fmt.Errorf("%d events", n)
 				}
 				return nil
 			})

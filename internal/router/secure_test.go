@@ -287,8 +287,8 @@ func TestEngineTLS(t *testing.T) {
 	}
 }
 
-// TestExposedListenersAreTold: loudly, at the start.
-func TestExposedListenersAreTold(t *testing.T) {
+// TestExposedListenersAreReported: loudly, at the start.
+func TestExposedListenersAreReported(t *testing.T) {
 	r, err := router.New(t.Context(), router.Options{Config: loopback.FastConfig()})
 	if err != nil {
 		t.Fatal(err)

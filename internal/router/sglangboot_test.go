@@ -78,15 +78,15 @@ func (b *sglangBootstrap) read(into any) {
 
 // lookUp is what a decode engine makes of a body: by the rank that it names, and by the
 // room alone.
-func (b *sglangBootstrap) lookUp(body []byte) (told, byRoom *found) {
+func (b *sglangBootstrap) lookUp(body []byte) (byRank, byRoom *found) {
 	b.t.Helper()
 	fmt.Fprintf(b.in, "%s\n", body)
 	var a struct {
-		Told   *found
+		ByRank *found `json:"told"`
 		ByRoom *found `json:"by_room"`
 	}
 	b.read(&a)
-	return a.Told, a.ByRoom
+	return a.ByRank, a.ByRoom
 }
 
 // TestSGLangBootstrapServer: the host, port, room and rank that decode engines are sent lead
@@ -123,7 +123,7 @@ func TestSGLangBootstrapServer(t *testing.T) {
 				}
 				in[i].Bootstrap = &workers.Bootstrap{Host: host, Port: number}
 				if n == 1 {
-					in[i].Bootstrap = nil // the engine tells it
+					in[i].Bootstrap = nil // the engine reports it
 				}
 			}
 			return in
@@ -161,8 +161,8 @@ func TestSGLangBootstrapServer(t *testing.T) {
 			}
 			rank := int(room % dp) // by which SGLang's prefill server chooses its rank
 			want := found{Rank: rank, DP: dp, At: fmt.Sprintf("10.0.%d.%d:%d", prefills[prefill.engine], rank, 5000+rank)}
-			if told, byRoom := b.lookUp(decode.body); told == nil || byRoom == nil || *told != want || *byRoom != want {
-				t.Errorf("%s: %+v by its rank, %+v by its room, want %+v", decode.body, told, byRoom, want)
+			if byRank, byRoom := b.lookUp(decode.body); byRank == nil || byRoom == nil || *byRank != want || *byRoom != want {
+				t.Errorf("%s: %+v by its rank, %+v by its room, want %+v", decode.body, byRank, byRoom, want)
 			}
 			seen[want.At] = true
 		}
@@ -185,8 +185,8 @@ func TestSGLangBootstrapServer(t *testing.T) {
 		body := gjson.ParseBytes(legs[i].body)
 		at := body.Get("bootstrap_host").String() + ":" + body.Get("bootstrap_port").String()
 		want := found{Rank: int(body.Get("bootstrap_room").Int() % dp), DP: dp, At: at}
-		if told, byRoom := b.lookUp(legs[i].body); told == nil || byRoom == nil || *told != want || *byRoom != want {
-			t.Errorf("%s: %+v by its rank, %+v by its room, want %+v", legs[i].body, told, byRoom, want)
+		if byRank, byRoom := b.lookUp(legs[i].body); byRank == nil || byRoom == nil || *byRank != want || *byRoom != want {
+			t.Errorf("%s: %+v by its rank, %+v by its room, want %+v", legs[i].body, byRank, byRoom, want)
 		}
 		const layout = "/route?prefill_dp_rank=-1&prefill_cp_rank=-1&target_tp_rank=-1&target_pp_rank=-1"
 		for _, path := range []string{

@@ -88,7 +88,7 @@ func TestConnectorsEndToEnd(t *testing.T) {
 
 // TestPairIsChosen: of decode workers of two connectors only one has a prefill
 // worker. What goes remote goes to that pair, whatever the policy says of the other,
-// and explain tells why not there; without the prefill worker both answer.
+// and explain says why not there; without the prefill worker both answer.
 func TestPairIsChosen(t *testing.T) {
 	t.Parallel()
 	for _, policy := range selector.Policies() {
@@ -113,7 +113,7 @@ func TestPairIsChosen(t *testing.T) {
 				}
 			}
 			if vetoed == 0 && policy != selector.Random && policy != selector.PowerOfTwo && policy != selector.Session {
-				t.Error("nobody was told why the other decode worker is not used")
+				t.Error("no receipt says why the other decode worker is not used")
 			}
 			r.drainWorker("prefill-0")
 			used := map[string]bool{}
@@ -261,7 +261,7 @@ func TestSilentRecomputeIsDetected(t *testing.T) {
 	})
 	s := r.status()
 	if s.Traffic.Recomputes == 0 || s.State != "degraded" || !strings.Contains(strings.Join(s.Reasons, " "), "decode-0/dp0") {
-		t.Errorf("status does not tell: %+v", s)
+		t.Errorf("status does not show it: %+v", s)
 	}
 	if r.metric(`dynctl_silent_recompute_total{worker="decode-0"}`) < 3 {
 		t.Error("not counted")
@@ -369,7 +369,7 @@ func TestMessagesAndResponsesGoRemote(t *testing.T) {
 }
 
 // TestTransferCheck: parameters of a shape that is not expected and does no known
-// harm are refused, or used and told, as the worker or else the router says.
+// harm are refused, or used and reported, as the worker or else the router says.
 func TestTransferCheck(t *testing.T) {
 	t.Parallel()
 	lax := settings.Default()
@@ -428,8 +428,8 @@ func TestTransferCheck(t *testing.T) {
 			for i := range 3 {
 				a, _ := r.complete(ids(200, 40+i))
 				rec := r.receipt(a.header.Get("X-Dynctl-Decision"))
-				told := strings.Contains(strings.Join(rec.Notes, " "), "remote_num_tokens")
-				if c.used && (rec.Path != "remote" || !told) || !c.used && rec.Path != "local" {
+				noted := strings.Contains(strings.Join(rec.Notes, " "), "remote_num_tokens")
+				if c.used && (rec.Path != "remote" || !noted) || !c.used && rec.Path != "local" {
 					t.Errorf("%s (%s), notes %q", rec.Path, rec.ReasonText, rec.Notes)
 				}
 			}

@@ -17,10 +17,10 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// made is a drain with terms, its gate and what it tells.
+// made is a drain with terms, its gate and its events.
 func made(leave, drain time.Duration) (*Drain, *admission.Gate, *[]string) {
-	gate, told := admission.New(admission.Limits{}), new([]string)
-	return New(gate, func() (time.Duration, time.Duration) { return leave, drain }, func(e eventlog.Event) { *told = append(*told, e.Kind+": "+e.Text) }), gate, told
+	gate, events := admission.New(admission.Limits{}), new([]string)
+	return New(gate, func() (time.Duration, time.Duration) { return leave, drain }, func(e eventlog.Event) { *events = append(*events, e.Kind+": "+e.Text) }), gate, events
 }
 
 func arrive(t *testing.T, g *admission.Gate) {
@@ -30,10 +30,10 @@ func arrive(t *testing.T, g *admission.Gate) {
 	}
 }
 
-// TestBegin: whoever begins sets the time; nobody else changes it, and it is told once.
+// TestBegin: whoever begins sets the time; nobody else changes it, and there is one event.
 func TestBegin(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		d, gate, told := made(5*time.Second, time.Minute)
+		d, gate, events := made(5*time.Second, time.Minute)
 		arrive(t, gate)
 		select {
 		case <-d.Begun():
@@ -51,8 +51,8 @@ func TestBegin(t *testing.T) {
 		if s := d.State(); !d.On() || !s.Since.Equal(began) || !s.Closes.Equal(began.Add(5*time.Second)) || !s.Until.Equal(began.Add(15*time.Second)) || s.Inflight != 1 {
 			t.Errorf("%+v", s)
 		}
-		if len(*told) != 1 || !strings.HasPrefix((*told)[0], "router_draining: the router drains: 1 request(s) in progress may finish within 10s, new ones are served for 5s before that") {
-			t.Errorf("%q", *told)
+		if len(*events) != 1 || !strings.HasPrefix((*events)[0], "router_draining: the router drains: 1 request(s) in progress may finish within 10s, new ones are served for 5s before that") {
+			t.Errorf("%q", *events)
 		}
 		arrive(t, gate) // they are still served
 	})
@@ -60,13 +60,13 @@ func TestBegin(t *testing.T) {
 
 // TestAtOnce: without a time to leave, no request is let in after the beginning.
 func TestAtOnce(t *testing.T) {
-	d, gate, told := made(0, time.Minute)
+	d, gate, events := made(0, time.Minute)
 	d.Begin(0)
 	if err := gate.Arrive(); !errors.Is(err, admission.ErrClosed) {
 		t.Error(err)
 	}
-	if s := d.State(); !s.Closes.Equal(s.Since) || s.Until.Sub(s.Since) != time.Minute || !strings.Contains((*told)[0], "within 1m0s, new ones are refused") {
-		t.Errorf("%+v, %q", s, *told)
+	if s := d.State(); !s.Closes.Equal(s.Since) || s.Until.Sub(s.Since) != time.Minute || !strings.Contains((*events)[0], "within 1m0s, new ones are refused") {
+		t.Errorf("%+v, %q", s, *events)
 	}
 }
 

@@ -13,7 +13,7 @@ import (
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
-// DefaultBlock is the block size in tokens while no engine has told its own.
+// DefaultBlock is the block size in tokens while no engine has reported its own.
 const DefaultBlock = 16
 
 // Settings are one revision of the configuration. They are never written to; another

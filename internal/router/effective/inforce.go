@@ -13,17 +13,17 @@ import (
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
-// Options say who follows the settings, and who is told. Only Replaced may be nil.
+// Options say what follows the settings, and what is called then. Only Replaced may be nil.
 type Options struct {
 	// Prepare has whatever can refuse new settings follow them, with the workers that they
 	// list. After an error all of it is as it was.
 	Prepare func(old, now *Settings, listed []workers.Spec) error
 	// Follow has the rest follow settings that are in force.
 	Follow func(now *Settings)
-	// Event and Result, of "ok" or "refused", hear of every attempt.
+	// Event and Result, of "ok" or "refused", are called for every attempt.
 	Event  func(eventlog.Event)
 	Result func(string)
-	// Replaced hears of new settings before the event does.
+	// Replaced is called with new settings before the event.
 	Replaced func(old, now *settings.Config)
 }
 

@@ -26,7 +26,7 @@ func (s *steps) add(format string, a ...any) {
 	s.list = append(s.list, fmt.Sprintf(format, a...))
 }
 
-// inForce begins with revision 7 and tells what it does.
+// inForce begins with revision 7; the steps are what it does.
 func inForce(t *testing.T) (*InForce, *steps) {
 	t.Helper()
 	s := &steps{}
@@ -45,7 +45,7 @@ func inForce(t *testing.T) (*InForce, *steps) {
 }
 
 // TestReload: what can refuse new settings is asked before they are in force, the rest
-// follows after, and then it is told.
+// follows after, and then there is an event.
 func TestReload(t *testing.T) {
 	f, s := inForce(t)
 	first := f.Load()
@@ -64,7 +64,7 @@ func TestReload(t *testing.T) {
 	}
 }
 
-// TestRefused: whatever is wrong, the old settings stay in force, and it is told why.
+// TestRefused: whatever is wrong, the old settings stay in force, and an event says why.
 func TestRefused(t *testing.T) {
 	for _, c := range []struct {
 		what, says string

@@ -25,7 +25,7 @@ import (
 	"github.com/dynctl/dynctl/internal/settings"
 )
 
-// Options say what is read and who hears of it. Nothing but SimTLS may be missing.
+// Options say what is read and where events go. Nothing but SimTLS may be missing.
 type Options struct {
 	// Config names the files.
 	Config *settings.Config
@@ -204,7 +204,7 @@ func scheme(c *certs.Store) string {
 }
 
 // ServerLog is the log of a server's own errors, which go on to l: the metrics count
-// the failed handshakes among them, of which net/http tells nobody else.
+// the failed handshakes among them, which net/http reports nowhere else.
 func (s *Secure) ServerLog(of string, l *log.Logger) *log.Logger {
 	return log.New(&handshakes{of: of, metrics: s.metrics, next: l}, "", 0)
 }

@@ -59,7 +59,7 @@ func file(t *testing.T, content string) string {
 }
 
 // TestFilesThatDoNotLoad: nothing starts with a file that is missing or says nonsense, and
-// the section of the config that names it is told.
+// the error names its section of the config.
 func TestFilesThatDoNotLoad(t *testing.T) {
 	ca := certtest.NewAuthority(t, "ours")
 	cert, key := ca.Pair(t, "router.test", time.Hour)
@@ -119,7 +119,7 @@ func TestWhatIsInForce(t *testing.T) {
 	}
 }
 
-// TestFilesAreWatched: a certificate that cannot take the place of the one in force is told.
+// TestFilesAreWatched: a certificate that cannot take the place of the one in force is reported.
 func TestFilesAreWatched(t *testing.T) {
 	ca := certtest.NewAuthority(t, "ours")
 	cert, key := ca.Pair(t, "router.test", 90*24*time.Hour)
@@ -152,8 +152,8 @@ func TestFilesAreWatched(t *testing.T) {
 	}
 }
 
-// TestFailedHandshakesAreTold: they are counted, and told with whatever else a server says.
-func TestFailedHandshakesAreTold(t *testing.T) {
+// TestFailedHandshakesAreLogged: they are counted, and logged with whatever else a server says.
+func TestFailedHandshakesAreLogged(t *testing.T) {
 	ca := certtest.NewAuthority(t, "ours")
 	cert, key := ca.Pair(t, "router.test", time.Hour)
 	o := options(func(c *settings.Config) { c.TLS.CertFile, c.TLS.KeyFile = cert, key })
@@ -162,8 +162,8 @@ func TestFailedHandshakesAreTold(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	told := make(lines, 10)
-	server := &http.Server{ReadHeaderTimeout: 10 * time.Second, ErrorLog: s.ServerLog("data", log.New(told, "", 0)), Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+	logged := make(lines, 10)
+	server := &http.Server{ReadHeaderTimeout: 10 * time.Second, ErrorLog: s.ServerLog("data", log.New(logged, "", 0)), Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = io.WriteString(w, "hello")
 	})}
 	done := make(chan error, 1)
@@ -187,13 +187,13 @@ func TestFailedHandshakesAreTold(t *testing.T) {
 	if err := ask(&tls.Config{MinVersion: tls.VersionTLS12, RootCAs: certtest.NewAuthority(t, "another").Pool()}); err == nil {
 		t.Error("a client that does not know the authority went on")
 	}
-	if got := <-told; !strings.HasPrefix(got, "http: TLS handshake error") {
+	if got := <-logged; !strings.HasPrefix(got, "http: TLS handshake error") {
 		t.Errorf("%q", got)
 	}
-	if err := s.ServerLog("admin", log.New(told, "", 0)).Output(1, "http: something else"); err != nil {
+	if err := s.ServerLog("admin", log.New(logged, "", 0)).Output(1, "http: something else"); err != nil {
 		t.Error(err)
 	}
-	if got := <-told; got != "http: something else\n" {
+	if got := <-logged; got != "http: something else\n" {
 		t.Errorf("%q", got)
 	}
 	_ = server.Close()
@@ -214,11 +214,11 @@ type lines chan string
 // Write implements io.Writer.
 func (l lines) Write(b []byte) (int, error) { l <- string(b); return len(b), nil }
 
-// TestConnectionsAreBounded: at both listeners together, and who is beyond is told.
+// TestConnectionsAreBounded: at both listeners together, and an address with more is reported.
 func TestConnectionsAreBounded(t *testing.T) {
-	told := make(chan eventlog.Event, 10)
+	events := make(chan eventlog.Event, 10)
 	o := options(func(*settings.Config) {})
-	o.Connections, o.Event = func(netip.Addr) int { return 1 }, func(e eventlog.Event) { told <- e }
+	o.Connections, o.Event = func(netip.Addr) int { return 1 }, func(e eventlog.Event) { events <- e }
 	s := made(t, o)
 	var d net.Dialer
 	var conns []net.Conn
@@ -249,7 +249,7 @@ func TestConnectionsAreBounded(t *testing.T) {
 			conns = append(conns, <-accepted)
 		}
 	}
-	if e := <-told; e.Kind != "client_connections_full" || e.Severity != eventlog.Warn || !strings.Contains(e.Text, "127.0.0.1 has 1 connections") {
+	if e := <-events; e.Kind != "client_connections_full" || e.Severity != eventlog.Warn || !strings.Contains(e.Text, "127.0.0.1 has 1 connections") {
 		t.Errorf("%+v", e)
 	}
 	if n := s.Addresses().Refused(); n != 1 || len(accepted) != 0 {
@@ -260,7 +260,7 @@ func TestConnectionsAreBounded(t *testing.T) {
 	}
 }
 
-// TestExposed: a listener that other machines reach is told of, loudly, unless it is under
+// TestExposed: a listener that other machines reach is reported, loudly, unless it is under
 // TLS and asks who comes.
 func TestExposed(t *testing.T) {
 	ca := certtest.NewAuthority(t, "ours")
@@ -274,7 +274,7 @@ func TestExposed(t *testing.T) {
 		what   string
 		change func(*settings.Config)
 		l      Listeners
-		told   []string
+		events []string
 	}{
 		{"loopback", func(*settings.Config) {}, Listeners{Data: inside, Admin: inside}, nil},
 		{"nothing is asked", func(*settings.Config) {}, Listeners{Data: outside, Admin: outside}, []string{"THE DATA PLANE LISTENS ON 0.0.0.0:8000: other machines reach it, and it asks nobody", "THE ADMIN API LISTENS ON 0.0.0.0:8000: other machines"}},
@@ -290,12 +290,12 @@ func TestExposed(t *testing.T) {
 	} {
 		o := options(c.change)
 		list := Exposed(made(t, o).Accesses(o.Config, c.l))
-		if len(list) != len(c.told) {
+		if len(list) != len(c.events) {
 			t.Errorf("%s: %+v", c.what, list)
 			continue
 		}
 		for i, e := range list {
-			if e.Kind != "listener_exposed" || e.Severity != eventlog.Warn || !strings.Contains(e.Text, c.told[i]) {
+			if e.Kind != "listener_exposed" || e.Severity != eventlog.Warn || !strings.Contains(e.Text, c.events[i]) {
 				t.Errorf("%s: %+v", c.what, e)
 			}
 		}

@@ -92,7 +92,7 @@ func TestRate(t *testing.T) {
 		t.Errorf("the next one waits %v", wait)
 	}
 	if k.Take(now.Add(wait)) != 0 {
-		t.Error("what was told to wait is refused after it")
+		t.Error("a request that has waited as long as it was asked to is refused")
 	}
 	now = now.Add(time.Hour)
 	for i := range 600 {
@@ -187,7 +187,7 @@ func TestNewKeysAreAdded(t *testing.T) {
 }
 
 // TestFileIsWatched: a key that is taken out is one no more, a bad file changes
-// nothing and is told.
+// nothing and is reported.
 func TestFileIsWatched(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "keys.yaml")
 	write := func(text string) {

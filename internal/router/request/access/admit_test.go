@@ -32,12 +32,12 @@ func stored(t *testing.T, pairs ...string) *Store {
 	return s
 }
 
-// refused is the error that a client is told.
+// refused is the error that a client is sent.
 func refused(t *testing.T, err error) *api.Error {
 	t.Helper()
 	var e *api.Error
 	if !errors.As(err, &e) {
-		t.Fatalf("not refused, or not so that a client is told: %v", err)
+		t.Fatalf("not refused with an error for the client: %v", err)
 	}
 	return e
 }
@@ -93,7 +93,8 @@ func TestAdmit(t *testing.T) {
 	}
 }
 
-// TestRefusal: a key for some models is told which, of any other, by whichever of its names.
+// TestRefusal: a key for some models is refused any other, by whichever of its names, with
+// the list of its own.
 func TestRefusal(t *testing.T) {
 	s := stored(t, "name: some, models: [nice, m2]", "one", "name: all", "two")
 	some, all := s.Find("one"), s.Find("two")

@@ -131,8 +131,8 @@ type Set struct {
 // Keys are all keys, in the file's order.
 func (s *Set) Keys() []Key { return s.keys }
 
-// Find finds the key that somebody shows; nil for one that is none of them. Time
-// tells nothing of the keys: what is looked up is a hash, and what is compared
+// Find finds the key that a client shows; nil for one that is none of them. How long it
+// takes reveals nothing of the keys: what is looked up is a hash, and what is compared
 // last is compared whole.
 func (s *Set) Find(shown string) *Key {
 	var buf [128]byte
@@ -161,7 +161,7 @@ type file struct {
 	Keys []entry `yaml:"keys"`
 }
 
-// Parse reads a file of keys. The error tells all that is wrong, each with the
+// Parse reads a file of keys. The error names all that is wrong, each with the
 // key's name or place, and nothing of a hash.
 func Parse(raw []byte) (*Set, error) {
 	var f file
@@ -270,7 +270,7 @@ func readFile(path string) ([]byte, error) {
 	return raw, err
 }
 
-// prefix tells people, and tools that look for lost secrets, what a word is.
+// prefix shows people, and tools that look for lost secrets, that a word is a key.
 const prefix = "dynctl_"
 
 // New makes a key of 256 random bits, and puts what a file holds of it at the end of

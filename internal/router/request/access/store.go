@@ -16,8 +16,8 @@ import (
 type Options struct {
 	// Path of the file of keys.
 	Path string
-	// Event hears what becomes of the file; Loaded is told of every reading after
-	// the first, "ok" or "refused". Neither may be nil.
+	// Event gets what becomes of the file; Loaded is called for every reading after
+	// the first, with "ok" or "refused". Neither may be nil.
 	Event  func(eventlog.Event)
 	Loaded func(result string)
 	// Watch is how the file is watched; its paths are set.

@@ -246,7 +246,7 @@ func MultipartModel(contentType string, body []byte) (string, error) {
 	for n := 0; ; n++ {
 		part, err := mr.NextRawPart()
 		switch {
-		case err == io.EOF: //nolint:errorlint // a body that is cut off is told as an error that wraps io.EOF
+		case err == io.EOF: //nolint:errorlint // a body that is cut off is an error that wraps io.EOF
 			return "", nil
 		case err != nil:
 			return "", &Error{

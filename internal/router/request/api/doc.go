@@ -1,6 +1,6 @@
 // Package api is the router's HTTP vocabulary: which paths exist, what a
 // request says, how its body is changed without being re-encoded, and how an
-// error is told.
+// error is written.
 //
 // A request body is looked at once. [View.Parse] checks that it is valid JSON
 // (RFC 8259, depth and sizes bounded), refuses duplicates of the members that

@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// TestEnded: whoever ended the request is what the client is told, but for what is the
-// request's own fault, and a stream that has begun keeps the error that it ended with.
+// TestEnded: the error says who ended the request, unless the request itself is at
+// fault, and a stream that has begun keeps the error that it ended with.
 func TestEnded(t *testing.T) {
 	engine := &Error{Status: http.StatusBadGateway, Code: CodeUpstreamError}
 	for _, c := range []struct {
@@ -46,6 +46,6 @@ func TestEndStream(t *testing.T) {
 		}
 	}
 	if e.EndStream(broken{httptest.NewRecorder()}, Chat, false) {
-		t.Error("a client that is gone was told")
+		t.Error("reported as sent to a client that is gone")
 	}
 }

@@ -71,7 +71,7 @@ type Endpoint struct {
 	Splittable bool
 	// Streamable says that the answer may be an event stream.
 	Streamable bool
-	// Local says that the router answers by itself (from what workers told).
+	// Local says that the router answers by itself (from what workers answered).
 	Local bool
 }
 
@@ -168,7 +168,7 @@ func lookupPrefix(path string) *Endpoint {
 	return nil
 }
 
-// clip shortens client text that is told back in an error.
+// clip shortens client text for an error that quotes it.
 func clip(s string, n int) string {
 	if len(s) <= n {
 		return s
@@ -179,5 +179,5 @@ func clip(s string, n int) string {
 	return s[:n] + "…"
 }
 
-// Clip shortens what a client sent to 100 bytes, for a message that tells it back.
+// Clip shortens what a client sent to 100 bytes, for a message that quotes it.
 func Clip(s string) string { return clip(s, 100) }

@@ -47,7 +47,7 @@ const (
 // for logs, metrics and receipts only; nobody is there to read it.
 const StatusClientClosed = 499
 
-// Error is an error that a client is told. It marshals to OpenAI's shape.
+// Error is an error that a client is sent. It marshals to OpenAI's shape.
 type Error struct {
 	// Status is the HTTP status.
 	Status int
@@ -56,11 +56,11 @@ type Error struct {
 	Message string
 	// Param is the path of the request member at fault; "" for none.
 	Param string
-	// RetryAfter, when above 0, is told in the Retry-After header.
+	// RetryAfter, when above 0, is sent as the Retry-After header.
 	RetryAfter time.Duration
 	// Allow is the Allow header of a 405.
 	Allow string
-	// Err is the cause, for logs; it is never told to the client.
+	// Err is the cause, for logs; the client never sees it.
 	Err error
 }
 
@@ -184,10 +184,10 @@ func (e *Error) StreamEvent(k Kind) []byte {
 	}
 }
 
-// apiErrorer is an error of another package that knows how to be told.
+// apiErrorer is an error of another package that says what the client gets.
 type apiErrorer interface{ APIError() *Error }
 
-// FromError maps any error to what the client is told: an [*Error] in the
+// FromError maps any error to what the client is sent: an [*Error] in the
 // chain is taken as it is, an error with a method APIError() *Error answers by
 // itself, a cancelled context is a client that left, a deadline is 504, and
 // everything else is an internal error that hides its cause.
@@ -213,7 +213,7 @@ func FromError(err error) *Error {
 	return &Error{Status: http.StatusInternalServerError, Code: CodeInternal, Message: "internal error of the router", Err: err}
 }
 
-// Ended is what the client is told of an error of a request whose context has ended: the
+// Ended is what the client is sent for an error of a request whose context has ended: the
 // client has left, or the router has stopped. begun says that the client has a part of the
 // answer. What is the request's own fault stays so: net/http ends the context also for a
 // body that came too slowly or ended early.
@@ -233,7 +233,7 @@ func Ended(err error, left, stopped, begun bool) *Error {
 const lastEvent = 5 * time.Second
 
 // EndStream writes the error as the last event of a stream of an endpoint's kind, after the
-// beginning of another one where that is cut off. It reports whether the client was told.
+// beginning of another one where that is cut off. It reports whether the event was written.
 func (e *Error) EndStream(w http.ResponseWriter, k Kind, cut bool) bool {
 	rc := http.NewResponseController(w)
 	_ = rc.SetWriteDeadline(time.Now().Add(lastEvent))

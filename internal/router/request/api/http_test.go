@@ -78,12 +78,12 @@ func TestLookup(t *testing.T) {
 	}
 }
 
-type toldError struct{}
+type ownError struct{}
 
-func (toldError) Error() string { return "secret" }
+func (ownError) Error() string { return "secret" }
 
-func (toldError) APIError() *Error {
-	return &Error{Status: 502, Code: CodeUpstreamError, Message: "told"}
+func (ownError) APIError() *Error {
+	return &Error{Status: 502, Code: CodeUpstreamError, Message: "own words"}
 }
 
 func TestErrorsAsTheClientSeesThem(t *testing.T) {
@@ -117,7 +117,7 @@ func TestErrorsAsTheClientSeesThem(t *testing.T) {
 			http.Header{"Connection": {"close"}},
 			`{"error":{"message":"m","type":"invalid_request_error","code":"body_too_large","param":null}}`,
 		},
-		{fmt.Errorf("leg: %w", toldError{}), "/generate", 502, nil, `{"error":{"message":"told","type":"server_error","code":"upstream_error","param":null}}`},
+		{fmt.Errorf("leg: %w", ownError{}), "/generate", 502, nil, `{"error":{"message":"own words","type":"server_error","code":"upstream_error","param":null}}`},
 		{context.DeadlineExceeded, "/generate", 504, nil, `{"error":{"message":"the request took longer than its time limit","type":"server_error","code":"timeout","param":null}}`},
 		{os.ErrDeadlineExceeded, "/generate", 504, nil, `{"error":{"message":"the request took longer than its time limit","type":"server_error","code":"timeout","param":null}}`},
 		{io.ErrUnexpectedEOF, "/generate", 400, nil, `{"error":{"message":"the request ended before its body was complete","type":"invalid_request_error","code":"invalid_request","param":null}}`},

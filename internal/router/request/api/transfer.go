@@ -54,7 +54,7 @@ func (v *View) stripIn(dst []Edit, path string, at Span, depth int) []Edit {
 // hop-by-hop headers, those that belong to the message rather than to the
 // request (Host, Content-Length), those by which the router speaks with its
 // client or its engines (X-Dynctl-*, X-Data-Parallel-Rank,
-// Endpoint-Load-Metrics-Format) or tell of the hops before ([ForwardedHeader]),
+// Endpoint-Load-Metrics-Format) or name the hops before ([ForwardedHeader]),
 // and Accept-Encoding, so that event streams
 // are not compressed. Authorization, traceparent, X-Request-Id and whatever
 // else a client sends go on.
@@ -67,8 +67,8 @@ func ForwardRequestHeader(key string) bool {
 	return !hopByHop(key) && !ours(key) && !ForwardedHeader(key)
 }
 
-// ForwardedHeader reports whether a request header tells where the request came
-// from before, so that an engine may believe it from the router alone.
+// ForwardedHeader reports whether a request header says where the request came
+// from before: an engine may believe it from the router alone.
 func ForwardedHeader(key string) bool {
 	const family = "X-Forwarded-"
 	return key == "Forwarded" || key == "X-Real-Ip" || len(key) > len(family) && key[:len(family)] == family

@@ -78,30 +78,30 @@ type View struct {
 	Stream bool
 	// IncludeUsage is stream_options.include_usage.
 	IncludeUsage bool
-	// MaxTokens is the longest answer asked for, in tokens; -1 when not told.
-	// With more than one member that tells it, the one of the newer name wins.
+	// MaxTokens is the longest answer asked for, in tokens; -1 when absent.
+	// With more than one member that sets it, the one of the newer name wins.
 	MaxTokens int64
-	// MaxTokensKey is the member that told MaxTokens, as a key of an Edit.
+	// MaxTokensKey is the member that set MaxTokens, as a key of an Edit.
 	MaxTokensKey string
-	// MinTokens is min_tokens or min_completion_tokens; -1 when not told.
+	// MinTokens is min_tokens or min_completion_tokens; -1 when absent.
 	MinTokens int64
 	// N is the number of answers to each prompt: the larger of n and
-	// best_of; 1 when not told.
+	// best_of; 1 when absent.
 	N int64
 	// Logprobs is whether log probabilities are asked for, PromptLogprobs
 	// whether they are for the prompt's tokens too.
 	Logprobs, PromptLogprobs bool
 	// Echo is whether a completion repeats its prompt.
 	Echo bool
-	// Priority is the engine's scheduling priority; HasPriority tells it from
-	// an absent one.
+	// Priority is the engine's scheduling priority; HasPriority says
+	// that there is one.
 	Priority    int64
 	HasPriority bool
 	// CacheSalt separates the prefix caches of tenants.
 	CacheSalt string
 	// LoRA is lora_path, SGLang's way to ask for an adapter.
 	LoRA string
-	// User, SessionID and PreviousResponseID tell requests of one
+	// User, SessionID and PreviousResponseID mark requests of one
 	// conversation. SessionID is the first of session_id, conversation_id and
 	// prompt_cache_key.
 	User, SessionID, PreviousResponseID string
@@ -399,7 +399,7 @@ func (v *View) note(id keyID, at Span) *Error {
 	case keyPreviousResponseID:
 		v.PreviousResponseID, e = v.text("previous_response_id", raw, at)
 	case keyLoRAPath:
-		if raw[0] == '"' { // a batch has a list; its adapters are not told apart here
+		if raw[0] == '"' { // a batch has a list; its adapters are not looked at here
 			v.LoRA, e = v.text("lora_path", raw, at)
 		}
 	case keySamplingParams:

@@ -58,7 +58,7 @@ type Stage struct {
 
 	mu     sync.Mutex
 	models map[string]*modelTokens
-	// pairs are the workers whose chats differ, as last told.
+	// pairs are the workers whose chats differ, as last reported.
 	pairs []string
 }
 
@@ -226,7 +226,7 @@ func (t *Stage) find(ctx context.Context, v *api.View, model string, list []*wor
 		return estimate(fmt.Sprintf("more than %d models", maxTokenizers))
 	}
 	if t.o.Mode == "auto" && t.local == nil && !anyFed(list) {
-		return estimate("") // nobody tells KV events: ids would name no block
+		return estimate("") // no worker publishes KV events: ids would name no block
 	}
 	ask, err := question(v, list)
 	if err != nil {
@@ -288,7 +288,7 @@ func question(v *api.View, list []*workers.Worker) (func(context.Context, tokeni
 	return func(ctx context.Context, tk tokenize.Tokenizer) (tokenize.Result, error) { return tk.Chat(ctx, chat) }, nil
 }
 
-// anyFed reports whether a worker of the list tells KV events.
+// anyFed reports whether a worker of the list publishes KV events.
 func anyFed(list []*workers.Worker) bool {
 	return slices.ContainsFunc(list, func(w *workers.Worker) bool { return len(w.Events) > 0 })
 }
@@ -322,7 +322,7 @@ func (t *Stage) recover(m *modelTokens, model string) {
 	}
 }
 
-// Troubles tell what is wrong with the stage; empty when nothing is.
+// Troubles are what is wrong with the stage.
 func (t *Stage) Troubles() []string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -368,7 +368,7 @@ func differing(fleet *workers.Snapshot) (out []string) {
 	return out
 }
 
-// compare tells of pairs of workers whose chats differ, when they change.
+// compare reports the pairs of workers whose chats differ, when they change.
 func (t *Stage) compare(fleet *workers.Snapshot) {
 	now := differing(fleet)
 	t.mu.Lock()
@@ -448,7 +448,7 @@ func (t *Stage) check(ctx context.Context, m *modelTokens, name string) {
 	t.o.Event(e)
 }
 
-// disagreement tells the probes that gave other ids; empty when none did.
+// disagreement names the probes that gave other ids; empty when none did.
 func disagreement(a *tokenize.Agreement) string {
 	var out []string
 	for _, p := range a.Probes {

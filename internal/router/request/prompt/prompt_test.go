@@ -18,7 +18,7 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // TestFind: ids come from the client, else from an engine, and where there are
-// none the length is estimated and it is told why.
+// none the length is estimated and the note says why.
 func TestFind(t *testing.T) {
 	engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
 		if q.URL.Path != "/tokenize" || q.Header.Get("Authorization") != "Bearer key" {
@@ -64,7 +64,7 @@ func TestFind(t *testing.T) {
 		}
 	}
 	if got := s.Troubles(); len(got) != 1 || !slices.Equal(kinds, []string{"tokenizer_degraded"}) {
-		t.Errorf("troubles %q, told %q", got, kinds)
+		t.Errorf("troubles %q, events %q", got, kinds)
 	}
 	spec, err := workers.ParseSpec(workers.Decode, engine.URL+",name=d0,model=m")
 	if err != nil {
@@ -80,7 +80,7 @@ func TestFind(t *testing.T) {
 		t.Errorf("ids of the engine: %+v", p)
 	}
 	if got := s.Troubles(); len(got) != 0 || !slices.Equal(kinds, []string{"tokenizer_degraded", "tokenizer_recovered"}) {
-		t.Errorf("troubles %q, told %q", got, kinds)
+		t.Errorf("troubles %q, events %q", got, kinds)
 	}
 	if _, err := New(Options{Mode: "local", Path: "/nosuch/tokenizer.json"}); err == nil || !strings.Contains(err.Error(), "--tokenizer-path") {
 		t.Errorf("a tokenizer that is not there: %v", err)
@@ -195,7 +195,7 @@ func TestWorkersWhoseChatsDiffer(t *testing.T) {
 	if _, err := registry.Apply("flag", specs); err != nil {
 		t.Fatal(err)
 	}
-	tell := func(name, model, tokens string) {
+	learn := func(name, model, tokens string) {
 		t.Helper()
 		w, ok := registry.Snapshot().Worker(name)
 		if !ok {
@@ -206,21 +206,21 @@ func TestWorkersWhoseChatsDiffer(t *testing.T) {
 		}
 		s.compare(registry.Snapshot())
 	}
-	tell("p0", "m", "37:aa")
-	tell("d0", "m", "37:aa")
-	tell("x", "other", "99:cc")
+	learn("p0", "m", "37:aa")
+	learn("d0", "m", "37:aa")
+	learn("x", "other", "99:cc")
 	if len(events) != 0 || len(s.Troubles()) != 0 {
 		t.Errorf("events %+v, troubles %q", events, s.Troubles())
 	}
-	tell("d1", "m", "39:bb")
-	tell("d1", "m", "39:bb")
+	learn("d1", "m", "39:bb")
+	learn("d1", "m", "39:bb")
 	if len(events) != 1 || events[0].Kind != "chat_tokens_differ" || !strings.Contains(events[0].Text, "p0 (37 tokens) and d1 (39)") || strings.Contains(events[0].Text, "d0") {
 		t.Errorf("events %+v", events)
 	}
 	if got := s.Troubles(); len(got) != 1 || !strings.Contains(got[0], "p0 (37 tokens) and d1 (39)") {
 		t.Errorf("troubles %q", got)
 	}
-	tell("d1", "m", "37:aa")
+	learn("d1", "m", "37:aa")
 	if len(events) != 2 || events[1].Kind != "chat_tokens_agree" || len(s.Troubles()) != 0 {
 		t.Errorf("events %+v, troubles %q", events, s.Troubles())
 	}

@@ -103,7 +103,7 @@ func (r *rests) tried(worker string, err error, now time.Time) (awake bool) {
 	return true
 }
 
-// at tells why an engine is at rest; empty when it is not.
+// at is why an engine is at rest; empty when it is not.
 func (r *rests) at(worker string) string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -174,7 +174,7 @@ func reason(err error) string {
 	return oneLine(err)
 }
 
-// heard is an answer's body that tells whether it came whole.
+// heard is an answer's body that calls done with whether it came whole.
 type heard struct {
 	io.ReadCloser
 	done func(error) error
@@ -226,7 +226,7 @@ func (t *Stage) failed(m *modelTokens, model string, w *workers.Worker, why erro
 	}
 }
 
-// awake tells that a worker's tokenizer is asked again.
+// awake reports that a worker's tokenizer is asked again.
 func (t *Stage) awake(model string, w *workers.Worker) {
 	t.o.Event(eventlog.Event{Kind: "tokenizer_recovered", Worker: w.Name, Text: fmt.Sprintf("%s is asked for the tokens of %s again", w.Name, model)})
 }

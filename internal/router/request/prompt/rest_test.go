@@ -128,7 +128,7 @@ func (s *moodyStage) tick(now time.Time) {
 	}
 }
 
-func (s *moodyStage) told() []string {
+func (s *moodyStage) kinds() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Clone(s.events)
@@ -190,8 +190,8 @@ func TestHangingTokenizerIsLeftAlone(t *testing.T) {
 			if p := s.ask(); p.Source != disagg.FromEngine || len(p.IDs) != 3 {
 				t.Errorf("%+v", p)
 			}
-			if got, want := s.told(), []string{"tokenizer_degraded", "tokenizer_degraded d0", "tokenizer_recovered d0", "tokenizer_recovered"}; !slices.Equal(got, want) {
-				t.Errorf("told %q, want %q", got, want)
+			if got, want := s.kinds(), []string{"tokenizer_degraded", "tokenizer_degraded d0", "tokenizer_recovered d0", "tokenizer_recovered"}; !slices.Equal(got, want) {
+				t.Errorf("events %q, want %q", got, want)
 			}
 		})
 	}

@@ -32,7 +32,7 @@ const (
 )
 
 // Words keeps the token ids of the blocks that prompts begin with, so that what a run of
-// the index begins with can be told in words. It keeps what the newest prompts began
+// the index begins with can be shown in words. It keeps what the newest prompts began
 // with and forgets the rest. Words is safe for concurrent use; a nil one keeps nothing.
 type Words struct {
 	stage  *Stage
@@ -49,7 +49,7 @@ type tokens struct {
 	ids   []uint32
 }
 
-// NewWords keeps what is needed to tell n tokens of a run; nil with 0.
+// NewWords keeps what is needed to show n tokens of a run; nil with 0.
 func NewWords(s *Stage, n int) *Words {
 	if n <= 0 {
 		return nil
@@ -110,7 +110,7 @@ func (w *Words) run(locals []uint64) tokens {
 }
 
 // Texts are the words that runs begin with, given the local hashes of each one's leading
-// blocks; empty where they are not known. The local tokenizer tells them, or an engine of the
+// blocks; empty where they are not known. The local tokenizer gives them, or an engine of the
 // fleet, which is asked for a second at most. The error is the last that an engine gave.
 func (w *Words) Texts(ctx context.Context, fleet *workers.Snapshot, runs [][]uint64) ([]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, wordsTime)

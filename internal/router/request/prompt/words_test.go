@@ -9,7 +9,7 @@ import (
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
-// TestWordsAreThoseOfTheRun: what followed a block in one prompt is not told of another run
+// TestWordsAreThoseOfTheRun: what followed a block in one prompt is not shown for another run
 // that begins with the same block, and no more than was asked for is kept.
 func TestWordsAreThoseOfTheRun(t *testing.T) {
 	w := NewWords(nil, 6)
@@ -67,7 +67,7 @@ func TestWordsAreBounded(t *testing.T) {
 	}
 }
 
-// TestWordsOfNoEngine: what nobody can tell is not known, and it is said why.
+// TestWordsOfNoEngine: what no engine gives is not known, and the error says why.
 func TestWordsOfNoEngine(t *testing.T) {
 	registry := workers.NewRegistry(func(workers.Event) {})
 	s, err := New(Options{Mode: "engine", Registry: registry})

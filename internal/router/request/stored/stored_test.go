@@ -11,7 +11,7 @@ func TestResponsesAreBounded(t *testing.T) {
 		s.Put(fmt.Sprint(i), fmt.Sprint("w", i), "t")
 	}
 	s.Put("9", "other", "t")
-	s.Put("9", "engine that was told to take the id", "u") // another tenant's stays what it is
+	s.Put("9", "engine that was given the id by a client", "u") // another tenant's stays what it is
 	if w, ok := s.Get("9"); !ok || w != (Response{"other", "t"}) || len(s.byID) != 3 || len(s.order) != 3 {
 		t.Fatalf("%v %v, %d ids", w, ok, len(s.byID))
 	}

@@ -7,7 +7,7 @@ import (
 )
 
 // class is a one-hot set of the character classes that pre-tokenizer patterns
-// tell apart. Every code point has exactly one.
+// distinguish. Every code point has exactly one.
 type class uint16
 
 const (
