@@ -32,8 +32,7 @@ const maxWholeAnswer = 4 << 20
 // maxErrorAnswer bounds an answer that is not 2xx.
 const maxErrorAnswer = 1 << 20
 
-// progressEvery is how many streamed tokens pass between two updates of the
-// ledger.
+// progressEvery is after how many streamed tokens the ledger is updated.
 const progressEvery = 16
 
 // decodeLeg runs the leg whose answer the client gets. t is nil for a local
@@ -46,7 +45,7 @@ func (x *exchange) decodeLeg(ctx context.Context, p disagg.Peer, held *ledger.Re
 	}
 	leg := x.leg(selector.Decode, p, body, s.Timeouts.Response, id)
 	if t != nil && t.Leased() {
-		// An engine that stands still for longer than the lease and then goes on
+		// An engine that hangs for longer than the lease and then goes on
 		// would fetch what other prompts have put into the blocks.
 		leg.Alive, leg.AliveBy = p.Worker.State.AnsweredSince, x.aliveBy
 	}
@@ -92,7 +91,7 @@ func (x *exchange) hold(a *upstream.Answer) {
 	x.book.Live.Update(func(*receipt.Receipt) { x.held = a })
 }
 
-// sendHeld gives the client the engine's own words.
+// sendHeld sends the client the engine's own answer.
 func (x *exchange) sendHeld() {
 	x.status = x.held.Status
 	x.held.Send(x.w)
@@ -116,7 +115,7 @@ type flow struct {
 
 // streamed begins to answer with an event stream. Its head is held until the
 // first token or error: what fails before can be tried again elsewhere. The
-// rest waits in x.flow for forward, which runs where little of the stack is in
+// rest waits in x.flow for forward, which is called where little of the stack is in
 // use: a router has ten thousand streams that wait for a token.
 func (x *exchange) streamed(p disagg.Peer, held *ledger.Reservation, record *account.Leg, resp *upstream.Response, t *disagg.Transfer) error {
 	head := sse.AcquireHead()
@@ -234,7 +233,7 @@ func (x *exchange) sendHead(p disagg.Peer, held *ledger.Reservation, record *acc
 func (x *exchange) observer() func([]byte) {
 	f := &x.flow
 	tokens, reported := f.head.Scanner.Tokens(), 0
-	x.r.costs.Runs(&x.taught, x.d.Settings.Decisions.Rule.Auto, x.model, tokens, time.Now())
+	x.r.costs.Runs(&x.measured, x.d.Settings.Decisions.Rule.Auto, x.model, tokens, time.Now())
 	return func(b []byte) {
 		got := f.head.Scanner.Feed(b)
 		if got.Events == 0 {
@@ -243,7 +242,7 @@ func (x *exchange) observer() func([]byte) {
 		now := time.Now()
 		x.book.Answer.Piece(now, got.Tokens)
 		tokens += got.Tokens
-		x.taught.Ran(tokens, now)
+		x.measured.Ran(tokens, now)
 		if tokens-reported >= progressEvery {
 			reported = tokens
 			f.held.Progress(tokens)
@@ -268,16 +267,16 @@ func (x *exchange) endStream(err error) error {
 	return x.streamError(x.flow.peer, err)
 }
 
-// hungUp says that the client has left after the end of its answer: some close
+// hungUp reports whether the client has left after the end of its answer: some close
 // the connection when they read [DONE], and do not wait for the end of the body.
-// A piece is written before the next one is awaited, so that what was announced
-// has been sent when an attempt to read more is given up.
+// A piece is written before the next one is read, so [DONE] has been sent when the
+// next read is canceled.
 func hungUp(sum *sse.Summary, err error) bool {
 	var f *upstream.Failure
 	return sum.Done && errors.As(err, &f) && f.Kind == upstream.Canceled && !errors.Is(err, errMoved)
 }
 
-// streamError judges how a stream ended that the client has a part of.
+// streamError judges how a stream ended of which the client has a part.
 func (x *exchange) streamError(p disagg.Peer, err error) error {
 	var f *upstream.Failure
 	if errors.Is(err, errMoved) {

@@ -64,7 +64,7 @@ func rawPost(path, body string, header ...string) string {
 	return fmt.Sprintf("POST %s HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: %d\r\n%s\r\n%s", path, len(body), strings.Join(header, ""), body)
 }
 
-// TestClientsThatLeaveTheQueue: whoever hangs up while waiting frees the place
+// TestClientsThatLeaveTheQueue: a client that hangs up while waiting frees its place
 // at once, and never reaches an engine.
 func TestClientsThatLeaveTheQueue(t *testing.T) {
 	t.Parallel()
@@ -381,7 +381,7 @@ func TestBadClients(t *testing.T) {
 	r.unharmed()
 }
 
-// TestClientsThatNeverRead: whoever sends request after request and reads no
+// TestClientsThatNeverRead: a client that sends request after request and reads no
 // answer loses the connection, and what the last request held is free. Each
 // answer fits into the buffers of a socket that is not full. Not parallel: it
 // counts goroutines and descriptors of the process.
@@ -567,7 +567,7 @@ func TestBodyMemory(t *testing.T) {
 	}
 }
 
-// TestForeignClientsThatLeave: clients that nobody here wrote hang up while they
+// TestForeignClientsThatLeave: clients that other people wrote hang up while they
 // wait in the queue, and give up on a body.
 func TestForeignClientsThatLeave(t *testing.T) {
 	t.Parallel()

@@ -115,8 +115,8 @@ func TestLargeBodies(t *testing.T) {
 			t.Fatal(err)
 		}
 		resp, err := r.Client.Do(q)
-		// The router hangs up before all was sent. Whoever still writes then may
-		// find that before the answer; anything else is no refusal.
+		// The router hangs up before all was sent. A client that still writes then may
+		// notice that before the answer; anything else is no refusal.
 		if broken := errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.ECONNRESET); err != nil && !broken {
 			t.Fatal(err)
 		} else if err == nil {
@@ -402,7 +402,7 @@ func TestGarbageEngines(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			g.set(c.raw, c.wait)
-			// Only who says nothing more is given up by the clock.
+			// Only an engine that sends nothing more runs into a timeout.
 			within := func(d time.Duration) {
 				if cfg := r.Config; c.wait {
 					cfg.Timeouts.Response, cfg.Timeouts.Idle = d, d

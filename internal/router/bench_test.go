@@ -263,7 +263,7 @@ func benchRouter(b *testing.B, configure func(*settings.Config)) *loopback.Rig {
 	return observedRouter(b, router.Observer{}, configure)
 }
 
-// observedRouter is benchRouter with somebody who observes it.
+// observedRouter is benchRouter with an observer.
 func observedRouter(b *testing.B, o router.Observer, configure func(*settings.Config)) *loopback.Rig {
 	b.Helper()
 	g, err := loopback.Start(context.Background(), loopback.Options{Observer: o, Configure: func(c *settings.Config) {
@@ -359,7 +359,7 @@ func BenchmarkRequest(b *testing.B) {
 
 func loopRequests(b *testing.B, url string, raw []byte) {
 	k := dialBench(b, url)
-	for range 20 { // connections, pools, guesses
+	for range 20 { // connections, pools, predicted blocks
 		if err := k.roundTrip(raw); err != nil {
 			b.Fatal(err)
 		}

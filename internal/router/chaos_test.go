@@ -106,8 +106,8 @@ func TestChaos(t *testing.T) {
 			stop()
 			wg.Wait()
 
-			// Everything is whole again. Without traffic nobody tries an ejected
-			// worker.
+			// Everything is whole again. Without traffic no request tries an
+			// ejected worker.
 			for _, e := range r.Sim.Engines() {
 				r.Router.Heal(e.Name())
 			}
@@ -223,7 +223,7 @@ func (r *chaosRig) chaosRequest(rng *rand.Rand, want []string, counts *chaosCoun
 			}
 		}
 		if a.err != nil || !bytes.HasSuffix(a.body, []byte("data: [DONE]\n\n")) {
-			t.Errorf("a stream ended without an error: %q (%v)", a.body, a.err)
+			t.Errorf("a stream ended without [DONE]: %q (%v)", a.body, a.err)
 		}
 		if failed { // with an error event, after the first byte; what came before must be right
 			if text == "" || !strings.HasPrefix(want[n], text) {
@@ -277,8 +277,8 @@ func (r *chaosRig) turn(rng *rand.Rand) (out []chaosFault) {
 
 // strike does one thing to an engine until an operator can see it in the
 // events, and waits until the router knows that it is over: every request
-// always has an alternative. What nobody meets shows nowhere, so requests of
-// its own meet it.
+// always has an alternative. A fault that no request meets shows
+// nowhere, so it sends requests of its own.
 func (r *chaosRig) strike(f chaosFault, rng *rand.Rand) {
 	e, from := f.engine, time.Now()
 	switch f.kind {
@@ -323,8 +323,8 @@ func (r *chaosRig) strike(f chaosFault, rng *rand.Rand) {
 	r.calm()
 	if err := loopback.Wait(r.wait(), e.Name(), func() error {
 		w := r.worker(e.Name())
-		// An ejected worker is back when it is needed: the router knows
-		// nobody else then.
+		// An ejected worker is back when it is needed: there is
+		// no other then.
 		if w.Health != "healthy" && w.Health != "ejected" {
 			return fmt.Errorf("%s %s", w.Health, w.Reason)
 		}

@@ -15,10 +15,10 @@ import (
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
-// Another engine goes on with a stream whose engine dies in the middle
-// (continue.mode): the rest of the answer is the answer to the prompt and what the
-// client has of it, as ids. It is a request of its own to the stages, from the prompt
-// on, and to the client nothing but the next events.
+// Another engine continues a stream whose engine dies in the middle (continue.mode). It
+// is asked with the ids of the prompt and of what the client has of the answer. To the
+// stages, from the prompt on, this is a request of its own; the client just gets the next
+// events.
 
 // alignTimeout bounds asking an engine where a text ends in its tokens.
 const alignTimeout = 2 * time.Second
@@ -26,30 +26,29 @@ const alignTimeout = 2 * time.Second
 // errMoved ends a leg whose worker is drained.
 var errMoved = errors.New("the worker is drained, and the rest comes from elsewhere")
 
-// continuation is what a request has for the case that its engine dies in the middle
-// of the stream.
+// continuation is the state of a request whose stream another engine may continue.
 type continuation struct {
 	resume.Continuation
 	// pending is an error that the engine sent right after the first token.
 	pending error
 	// cut is how the stream's newest leg broke off.
 	cut *attempt.Failure
-	// from is the rank of the stream's newest leg.
+	// from is the rank of that leg.
 	from *workers.Rank
 	// places are the ranks on which the rest has a place.
 	places []uint32
-	// move is the request for the rest with its decision, where a stream that is well is
-	// about to be taken from its worker; askAt is when it may ask for a place again.
+	// move is the request for the rest with its decision, where a healthy stream is about
+	// to be taken from its worker; askAt is when it may ask for a place again.
 	move  *exchange
 	askAt time.Time
-	// first is the error of the newest leg that the client had a part of.
+	// first is the error of the newest leg of which the client has a part.
 	first error
 }
 
-// mayContinue begins to read along with what could be gone on with.
+// mayContinue prepares for a stream that another engine may have to continue.
 func (x *exchange) mayContinue() {
 	if !x.view.Stream || x.ep.Body != api.JSONBody {
-		return // no stream, nothing to go on with
+		return // nothing to continue
 	}
 	x.cont = &continuation{Continuation: resume.New(&x.view, x.r.tokens.Decoder(), x.r.bodies)}
 }
@@ -109,7 +108,7 @@ func (x *exchange) follow(opt upstream.StreamOptions) error {
 	return err
 }
 
-// goesOn asks whether the rest of a stream comes from elsewhere after its leg has
+// goesOn reports whether the rest of a stream comes from elsewhere after its leg has
 // ended with an error, and prepares that. If it does not, the error says why.
 func (x *exchange) goesOn(err *error) bool {
 	c := x.cont
@@ -122,8 +121,8 @@ func (x *exchange) goesOn(err *error) bool {
 		if why := c.Stream.Refused(); why != "" && errors.Is(*err, resume.ErrUnclear) {
 			c.first = *err
 			x.notContinued(err, string(why), why.String())
-		} else if c.first != nil { // of the leg that was to go on, the client has got nothing
-			x.notContinued(err, "failed", fmt.Sprintf("nobody else could go on: %v", api.FromError(*err).Message))
+		} else if c.first != nil { // the client has got nothing of the leg that was to continue
+			x.notContinued(err, "failed", fmt.Sprintf("no other engine could continue it: %v", api.FromError(*err).Message))
 		}
 		return false
 	}
@@ -163,7 +162,7 @@ func (x *exchange) closing(cut *attempt.Failure) bool {
 }
 
 // notContinued says in receipt, metrics, events and the client's error why a stream
-// that has broken off does not go on elsewhere.
+// that has broken off is not continued elsewhere.
 func (x *exchange) notContinued(err *error, label, words string) {
 	c := x.cont
 	x.book.NotContinued(label, words)
@@ -173,8 +172,8 @@ func (x *exchange) notContinued(err *error, label, words string) {
 	*err = &e
 }
 
-// goOn makes the request for the rest of a stream. It says why there is none: in a
-// word of the closed set, or else in plain words.
+// goOn makes the request for the rest of a stream. Where there is none it returns why: one
+// of the known reasons, or else a text.
 func (x *exchange) goOn(cut *attempt.Failure) (resume.Refusal, string) {
 	r, c := x.r, x.cont
 	c.Stream.Broke()
@@ -202,7 +201,7 @@ func (x *exchange) goOn(cut *attempt.Failure) (resume.Refusal, string) {
 		x.releaseInput()
 		x.body = own
 		if err := x.readRest(); err != nil {
-			return "", err.Error() // what the router has made: cannot be
+			return "", err.Error() // cannot be: the router wrote it
 		}
 	}
 	c.GoOn(x.req.URL.RequestURI())

@@ -287,7 +287,7 @@ func TestNativeStreamGoesOnElsewhere(t *testing.T) {
 	}
 }
 
-// TestStreamThatIsNotContinued: what cannot be gone on with for certain is refused by
+// TestStreamThatIsNotContinued: a stream that cannot be continued for certain is refused by
 // name, in the receipt, the client's error and a metric.
 func TestStreamThatIsNotContinued(t *testing.T) {
 	t.Parallel()

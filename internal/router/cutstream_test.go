@@ -94,8 +94,8 @@ func TestStreamThatIsCutAnywhereEndsWithAnError(t *testing.T) {
 	}
 }
 
-// TestClientThatLeavesAfterItsAnswer: who closes the connection on reading the end
-// of a stream has got all of it, whatever the engine still does with the body.
+// TestClientThatLeavesAfterItsAnswer: a client that closes the connection on reading
+// the end of a stream has got all of it, whatever the engine still does with the body.
 func TestClientThatLeavesAfterItsAnswer(t *testing.T) {
 	t.Parallel()
 	for path, c := range map[string]struct{ body, more, end string }{

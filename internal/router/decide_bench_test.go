@@ -104,15 +104,15 @@ func benchDecision(b *testing.B, kind string, ranks int) {
 			n := len(names) * ((i*37)%ranks + 1) / (ranks + 1) // in no order
 			batch.Store(0, false, names[:n], locals[:n])
 			r.index.Apply(slot, &batch)
-			// Without a live feed the guesses decide; both are asked.
-			if err := r.guesses.AddRank(slot, k.Number, k.Label); err != nil {
+			// Without a live feed the predicted blocks decide; both are asked.
+			if err := r.predicted.AddRank(slot, k.Number, k.Label); err != nil {
 				b.Fatal(err)
 			}
 			if kind == "busy" {
 				r.ledger.Reserve(k, ledger.Claim{PrefillTokens: 512 * (i % 9), ContextTokens: 4096 + i, BlockSize: block})
 				k.SetLoad(&workers.Load{Running: i % 7, Waiting: i % 3, KVUsage: 0.5, At: r.started})
 			}
-			r.guesses.Sent(slot, k.Number, locals[:n], names[:n], r.started)
+			r.predicted.Sent(slot, k.Number, locals[:n], names[:n], r.started)
 		}
 	}
 	if kind == "auto" {

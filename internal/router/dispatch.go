@@ -32,8 +32,8 @@ func (x *exchange) dispatch() error {
 	return err
 }
 
-// excuse takes back what has been counted against engines that broke on a
-// request that failed in the end, when that is as likely the request's fault.
+// excuse takes back the failures counted against engines that broke on a request, where
+// it failed in the end and is as likely at fault itself.
 func (x *exchange) excuse() {
 	blamed := attempt.Blamed(&x.d.Run.History)
 	if len(blamed) == 0 {
@@ -78,7 +78,7 @@ func (x *exchange) attempts() error {
 	}
 }
 
-// again asks whether another attempt may follow one that has failed, and
+// again reports whether another attempt may follow one that has failed, and
 // prepares it.
 func (x *exchange) again(err error) bool {
 	r, run := x.r, &x.d.Run
@@ -200,7 +200,7 @@ func (x *exchange) remote(decode disagg.Peer, held *ledger.Reservation) error {
 	return err
 }
 
-// both are the legs of a plan that are sent at once.
+// both are the two legs of a plan, sent at once.
 type both struct {
 	x               *exchange
 	t               *disagg.Transfer

@@ -12,8 +12,8 @@ import (
 	"github.com/dynctl/dynctl/internal/workers/sim/fault"
 )
 
-// TestDrainMoves: a drain that moves has the streams that can be continued go on
-// elsewhere; the others finish where they are, and nobody's health is concerned.
+// TestDrainMoves: with a drain that moves, streams that can be continued go on elsewhere;
+// the others finish where they are, and no worker's health suffers.
 func TestDrainMoves(t *testing.T) {
 	t.Parallel()
 	r := start(t, "2a:speed=4,answers=letters", exact)

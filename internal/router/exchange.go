@@ -28,15 +28,15 @@ import (
 
 // exchange is one client request from its first byte to its last.
 type exchange struct {
-	errand
+	perRequest
 	view api.View
 	d    question.Question
 	// legs is the memory of the requests to engines, decode and prefill.
 	legs [2]rewrite.Scratch
 }
 
-// errand is what an exchange has for one request alone.
-type errand struct {
+// perRequest is what is reset before an exchange serves another request.
+type perRequest struct {
 	r     *Router
 	w     http.ResponseWriter
 	req   *http.Request
@@ -59,23 +59,23 @@ type errand struct {
 
 	// What the client got.
 	committed bool // the head of the answer is sent
-	closed    bool // the books are
+	closed    bool // the outcome is recorded
 	// begun is set with the first byte from the decode leg that counts; it is
 	// read by the prefill leg that runs beside it.
 	begun atomic.Bool
-	// taught is what the model of costs has learned from it, with a threshold that is auto.
-	taught  outcome.Request
-	status  int
-	writeBy api.AnswerDeadline
-	path    string // "none" until a decision is made
+	// measured is what the request adds to the model of costs, with a threshold that is auto.
+	measured outcome.Request
+	status   int
+	writeBy  api.AnswerDeadline
+	path     string // "none" until a decision is made
 	// cut says that the stream broke off after the client had got the beginning of an
 	// event.
 	cut bool
 	// held is the newest answer of an engine that is not 2xx, sent on when no
 	// attempt brings a better one.
 	held *upstream.Answer
-	// aliveBy is when the decode engine must have shown a sign of life, for the
-	// prefill engine to keep the KV for it.
+	// aliveBy is by when the decode engine must have shown a sign of life: after that the
+	// prefill engine may free its KV.
 	aliveBy time.Time
 	flow    flow
 	// reserved is the place that the decision was given on its decode rank, until the
@@ -86,7 +86,7 @@ type errand struct {
 	// cont is for the case that the engine dies in the middle of the stream; nil unless
 	// that is asked for (continue.mode).
 	cont *continuation
-	// admitted is the leave to send them, decode and prefill.
+	// admitted are the permissions to send the legs, decode and prefill.
 	admitted [2]health.Admission
 }
 
@@ -95,9 +95,9 @@ type errand struct {
 func (r *Router) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	limits := &r.settings.Load().Timeouts
 	api.BoundBody(w, req, limits.Body)
-	// What follows a chunked body might be taken for its own by a proxy that went by a
-	// length: nothing may follow. And whoever keeps connections must come to another
-	// router than one that leaves.
+	// A proxy that believed a length beside a chunked body would take what follows for
+	// a request: nothing may follow. And clients must not keep connections to a router
+	// that is leaving.
 	if len(req.TransferEncoding) > 0 || r.drain.On() {
 		w.Header()["Connection"] = []string{"close"}
 	}
@@ -146,7 +146,7 @@ func (r *Router) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 }
 
 // serve answers the request. After an error the client has got nothing yet,
-// unless committed says so.
+// unless committed is set.
 func (x *exchange) serve() error {
 	r := x.r
 	r.traffic.Requests.Add(1)
@@ -170,7 +170,7 @@ func (x *exchange) serve() error {
 	}
 	defer r.gate.Depart()
 	// The body first: until it is read it is not known whether the client is
-	// still there, and its time is not that of the queue.
+	// still there, and the time for that does not count as waiting.
 	if err := x.read(); err != nil {
 		return err
 	}
@@ -235,7 +235,7 @@ func (x *exchange) read() error {
 	now := time.Now()
 	x.d.Took.Read = now.Sub(x.start)
 	switch x.ep.Body {
-	case api.NoBody: // it was sent all the same, and means nothing
+	case api.NoBody: // one was sent all the same; it is ignored
 		body.Release()
 		x.body = nil
 		return nil
@@ -294,11 +294,11 @@ func (x *exchange) findModel() error {
 	return nil
 }
 
-// introduction is how long after its start the router takes a model that nobody
-// serves for one that a worker which has not answered yet may serve.
+// introduction is for how long after the start a model that no worker serves may be that
+// of a worker which has not answered yet.
 const introduction = 10 * time.Second
 
-// noModel is the error for a model that nobody serves.
+// noModel is the error for a model that no worker serves.
 func (x *exchange) noModel() error {
 	return models.NotServed(x.asked, x.d.Fleet, time.Since(x.r.started) < introduction)
 }
@@ -357,7 +357,7 @@ func (x *exchange) findPrompt() {
 	}
 }
 
-// finish closes the books of the request, once, and then sends the client the
+// finish records the outcome of the request, once, and then sends the client the
 // error if it has got nothing yet.
 func (x *exchange) finish(err error) (e *api.Error) {
 	if err != nil {
@@ -427,7 +427,7 @@ func (x *exchange) close(e *api.Error, err error) {
 		x.book.Finish(account.Outcome{Status: status, Err: e, Path: x.path, Took: took})
 		if e == nil {
 			if a := &x.book.Answer; a.Gaps.Count() > 0 {
-				x.taught.Ended(a.FirstToken.Sub(x.start))
+				x.measured.Ended(a.FirstToken.Sub(x.start))
 			}
 		}
 	}

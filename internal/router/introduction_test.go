@@ -11,7 +11,7 @@ import (
 	"github.com/dynctl/dynctl/internal/settings"
 )
 
-// TestModelsMayStillBeReported: for a while after the start a model that nobody serves may
+// TestModelsMayStillBeReported: for a while after the start a model that no worker serves may
 // be that of a worker which has not reported its models yet.
 func TestModelsMayStillBeReported(t *testing.T) {
 	t.Parallel()
@@ -34,7 +34,7 @@ func TestModelsMayStillBeReported(t *testing.T) {
 			t.Fatal(err)
 		}
 		r.started = time.Now().Add(-c.age)
-		x := &exchange{errand: errand{r: r, asked: "other"}}
+		x := &exchange{perRequest: perRequest{r: r, asked: "other"}}
 		x.d.Fleet = r.registry.Snapshot()
 		var e *api.Error
 		if err := x.noModel(); !errors.As(err, &e) || e.Status != c.status || (e.RetryAfter > 0) != (c.status == http.StatusServiceUnavailable) {

@@ -33,7 +33,7 @@ func (x *exchange) fail(phase selector.Phase, w *workers.Worker, reason attempt.
 	return attempt.NewError(phase, w, reason, sent, err)
 }
 
-// admission is the leave of a phase's request.
+// admission is the permission to send a phase's request.
 func (x *exchange) admission(p selector.Phase) *health.Admission {
 	if p == selector.Prefill {
 		return &x.admitted[1]
@@ -41,7 +41,7 @@ func (x *exchange) admission(p selector.Phase) *health.Admission {
 	return &x.admitted[0]
 }
 
-// admit asks whether a phase's request may go to a worker.
+// admit reports whether a phase's request may go to a worker.
 func (x *exchange) admit(p selector.Phase, w *workers.Worker) (ok bool) {
 	*x.admission(p), ok = x.r.outliers.Admit(w)
 	return ok
@@ -84,7 +84,7 @@ func (x *exchange) leg(phase selector.Phase, p disagg.Peer, body [][]byte, headT
 // legTook passes on what a leg of the newest plan took, where the threshold is auto.
 func (x *exchange) legTook(phase selector.Phase, sent, first time.Time) {
 	if x.d.Settings.Decisions.Rule.Auto {
-		x.r.costs.Took(&x.taught, &x.d.Run.Plan, outcome.Leg{Model: x.model, Decision: x.decision, Phase: phase, Sent: sent, First: first})
+		x.r.costs.Took(&x.measured, &x.d.Run.Plan, outcome.Leg{Model: x.model, Decision: x.decision, Phase: phase, Sent: sent, First: first})
 	}
 }
 
@@ -95,7 +95,7 @@ func (x *exchange) prefillLeg(ctx context.Context, t *disagg.Transfer, p disagg.
 	held := r.ledger.Reserve(p.Rank, claim)
 	defer held.Release()
 	leg := x.leg(selector.Prefill, p, x.edit(t.PrefillEdits(), p, selector.Prefill), s.Timeouts.Prefill, t.RequestID())
-	x.taught.PrefillBegins()
+	x.measured.PrefillBegins()
 	record := x.book.BeginLeg(selector.Prefill, p, leg)
 	defer func() { x.endPrefill(record, err) }()
 
@@ -144,7 +144,7 @@ func (x *exchange) endPrefill(record *account.Leg, err error) {
 // legFailed turns a transport failure into one of the request. The client has got
 // nothing so far: of a prefill's answer nothing reaches it, and a decode's is held
 // until it is whole or has its first token. So a part of it that has arrived here
-// is no obstacle to another attempt.
+// does not rule out another attempt.
 func (x *exchange) legFailed(phase selector.Phase, w *workers.Worker, err error) error {
 	var u *upstream.Failure
 	if !errors.As(err, &u) {
@@ -158,7 +158,7 @@ func (x *exchange) legFailed(phase selector.Phase, w *workers.Worker, err error)
 }
 
 // legRefused turns an answer that is not 2xx into a failure. It is kept for
-// the client in case that nothing better comes.
+// the client in case no attempt brings a better one.
 func (x *exchange) legRefused(phase selector.Phase, w *workers.Worker, resp *upstream.Response, body []byte) error {
 	if phase == selector.Decode || resp.Status/100 == 4 {
 		x.hold(resp.Keep(body))

@@ -15,7 +15,7 @@ import (
 // maxModelAnswer bounds a worker's list of its models.
 const maxModelAnswer = 8 << 20
 
-// local answers what the router knows by itself.
+// local answers from what the router knows.
 func (x *exchange) local() error {
 	list, err := x.r.models(x.ctx)
 	if err != nil {

@@ -9,12 +9,11 @@ import (
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
 )
 
-// What requests are made of is used again by those that follow. Here it is acquired
-// and released; elsewhere everything reads as if it were new. A request holds only
-// what it still has a use for: ten thousand streams that wait for a token are to
-// cost no more than what they are. Candidates and rankings are package decide's, ids and
-// hashes package question's, the pieces of a leg package rewrite's, heads of streams
-// package sse's.
+// The memory of a request is used again by those that follow. Here it is acquired and
+// released; elsewhere everything reads as if it were new. A request holds only what it
+// still needs, as there may be ten thousand streams that wait for a token. Candidates and
+// rankings are package decide's, ids and hashes package question's, the pieces of a leg
+// package rewrite's, heads of streams package sse's.
 
 var exchanges = sync.Pool{New: func() any {
 	x := new(exchange)
@@ -29,7 +28,7 @@ func (r *Router) acquire(w http.ResponseWriter, req *http.Request) *exchange {
 	return x
 }
 
-// release gives the exchange back, with all that it holds. Nobody may have it then.
+// release gives the exchange back, with all that it holds. It must not be used then.
 func (x *exchange) release() {
 	x.view.Release()
 	if x.body != nil {
@@ -42,7 +41,7 @@ func (x *exchange) release() {
 	for i := range x.legs {
 		x.legs[i].Reset()
 	}
-	x.errand = errand{}
+	x.perRequest = perRequest{}
 	exchanges.Put(x)
 }
 

@@ -22,14 +22,14 @@ func TestReleasedExchangeIsEmpty(t *testing.T) {
 	x := r.acquire(nil, nil)
 	x.id, x.model, x.asked, x.decision, x.status, x.committed = "id", "model", "asked", "d", 200, true
 	x.begun.Store(true)
-	outcome.New(cost.Objective{}, nil).Runs(&x.taught, true, "m", 1, x.start)
+	outcome.New(cost.Objective{}, nil).Runs(&x.measured, true, "m", 1, x.start)
 	x.d.AcquireHashes()
 	x.d.IDs = append(x.d.IDs, 1)
 	x.ep, x.d.Settings = &api.Endpoint{}, &effective.Settings{}
 	x.req = httptest.NewRequest(http.MethodGet, "/v1/models", nil)
 	x.leg("prefill", disagg.Peer{Worker: &workers.Worker{}}, nil, 0, "id")
 	x.release()
-	if x.r != nil || x.id != "" || x.model != "" || x.asked != "" || x.decision != "" || x.status != 0 || x.committed || x.begun.Load() || x.taught != (outcome.Request{}) || x.path != "" || x.d.IDs != nil {
+	if x.r != nil || x.id != "" || x.model != "" || x.asked != "" || x.decision != "" || x.status != 0 || x.committed || x.begun.Load() || x.measured != (outcome.Request{}) || x.path != "" || x.d.IDs != nil {
 		t.Errorf("%+v is left", x)
 	}
 	for i := range x.legs {

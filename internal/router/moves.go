@@ -11,7 +11,7 @@ import (
 )
 
 // heartbeat is how often a stream that waits for its turn to go on elsewhere gets a
-// comment, for clients and proxies that give silent ones up.
+// comment, for clients and proxies that give up silent streams.
 const heartbeat = 5 * time.Second
 
 // enterMove waits until the ranks of the plan may have the rest of a stream, unless
@@ -46,7 +46,7 @@ func (x *exchange) leaveMove() {
 // askForMove is how often a stream whose worker is drained asks for a place elsewhere.
 const askForMove = lookInterval
 
-// mayMove reports whether a stream that is well can be taken from its worker now: it
+// mayMove reports whether a healthy stream can be taken from its worker now: it
 // has not moved as often as it may, and a rank elsewhere takes it at once. That rank is
 // decided on and has a place for the stream then, in [continuation.move]; otherwise
 // nothing has changed, and the stream stays where it is.
@@ -100,7 +100,7 @@ func (x *exchange) decideMove(y *exchange, from *workers.Worker, fleet *workers.
 	}
 	return r.ranks.Try(func() bool {
 		e := r.asker.Choose(d)
-		if d.Run.Plan.Err != nil || len(e.Readmit) > 0 { // whoever is ejected is no better place
+		if d.Run.Plan.Err != nil || len(e.Readmit) > 0 { // an ejected worker is no better place
 			return false
 		}
 		slots := d.Run.Slots(c.places)
@@ -114,8 +114,8 @@ func (x *exchange) decideMove(y *exchange, from *workers.Worker, fleet *workers.
 	})
 }
 
-// takeMove makes the exchange that of the rest, for which a place was had before the
-// stream was taken from its worker.
+// takeMove makes the exchange that of the rest, which got its place before the stream
+// was taken from its worker.
 func (x *exchange) takeMove() {
 	y := x.cont.move
 	x.cont.move = nil
@@ -128,7 +128,7 @@ func (x *exchange) takeMove() {
 	y.release()
 }
 
-// dropMove gives up a place that the stream does not come to.
+// dropMove gives up the place of a move that does not happen.
 func (x *exchange) dropMove() {
 	c := x.cont
 	if c == nil {

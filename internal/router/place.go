@@ -25,7 +25,7 @@ func (x *exchange) enter() error {
 	}
 	waited, err := g.Enter(x.ctx, c)
 	x.waited(waited, "limits.inflight requests were in progress")
-	if err == nil || x.ctx.Err() != nil { // nobody was refused
+	if err == nil || x.ctx.Err() != nil { // the request was not refused
 		return err
 	}
 	return x.refuseAtGate(err)
@@ -38,9 +38,9 @@ func (x *exchange) waited(w admission.Waited, why string) {
 	}
 }
 
-// place decides. Where limits bound what ranks take, it takes the place on the chosen
-// decode rank with that, and where all are at their limits it waits in line and decides
-// anew whenever something may have changed.
+// place decides. Where limits bound what ranks take, it also takes the place on the chosen
+// decode rank; where all are at their limits it waits in line and decides again whenever
+// something may have changed.
 func (x *exchange) place() error {
 	r, d := x.r, &x.d
 	if x.decided {

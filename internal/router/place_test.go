@@ -69,8 +69,8 @@ func (h *held) inLine(n int) {
 	})
 }
 
-// TestRequestsWaitForARank: a rank takes no more than its limit, whoever comes then
-// waits, by priority and then in turn with other tenants, and says so in its receipt.
+// TestRequestsWaitForARank: a rank takes no more than its limit. A request that comes
+// then waits, by priority and then in turn with other tenants, and its receipt shows that.
 func TestRequestsWaitForARank(t *testing.T) {
 	t.Parallel()
 	h := holding(t, "1a:profile=instant", func(c *settings.Config) {
@@ -242,7 +242,7 @@ func TestRefusedRetryIsNoDecision(t *testing.T) {
 	}
 }
 
-// TestNobodyWaitsForAnotherRank: whoever is for a rank that has room goes, although
+// TestNobodyWaitsForAnotherRank: a request for a rank that has room goes, although
 // others wait for one that has none; a limit that is raised lets all go; and one that
 // looks at a metric which no engine has holds nothing up.
 func TestNobodyWaitsForAnotherRank(t *testing.T) {

@@ -129,7 +129,7 @@ func TestSessionPolicy(t *testing.T) {
 	}
 }
 
-// TestBusyThresholds: ranks over a limit get nothing; when all are and nobody
+// TestBusyThresholds: ranks over a limit get nothing; when all are and no request
 // may wait, the client is refused with a time to come back.
 func TestBusyThresholds(t *testing.T) {
 	t.Parallel()

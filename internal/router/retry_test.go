@@ -195,8 +195,8 @@ func TestTroubleThatMoves(t *testing.T) {
 }
 
 // TestConnectionClosedAsItIsUsed: an engine closes a connection as idle while the
-// next request is on its way. The request is sent again, and it is nobody's fault;
-// an engine that breaks every request off is no such case.
+// next request is on its way. The request is sent again, and no failure is
+// counted; an engine that breaks every request off is no such case.
 func TestConnectionClosedAsItIsUsed(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct{ fleet, path string }{{"1a:profile=instant", "local"}, {"1p1d:profile=instant", "remote"}, {"1p1d:profile=instant,engine=sglang", "remote"}} {
@@ -251,7 +251,7 @@ func TestConnectionClosedAsItIsUsed(t *testing.T) {
 }
 
 // TestReceiptKeepsEveryAttempt: when all attempts fail, the receipt shows what
-// each of them was decided from, not only that nobody is left.
+// each of them was decided from, not only that no worker is left.
 func TestReceiptKeepsEveryAttempt(t *testing.T) {
 	t.Parallel()
 	r := start(t, "2a:profile=instant", func(c *settings.Config) {
@@ -264,7 +264,7 @@ func TestReceiptKeepsEveryAttempt(t *testing.T) {
 	}
 	a := r.send(http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": ids(100, 1), "max_tokens": 2}))
 	c := r.receipt(a.header.Get("X-Dynctl-Decision"))
-	// The third decision finds that nobody is left, and the first engine comes back.
+	// The third decision finds that no worker is left, and the first engine comes back.
 	if len(c.Earlier) != 3 || len(c.Legs) != 3 || c.Earlier[2].Decode.Verdict == "chosen" || c.Decode.Chosen != c.Legs[0].Rank || c.Legs[2].Rank != c.Legs[0].Rank {
 		t.Fatalf("%d earlier decisions, %d legs, the last %+v", len(c.Earlier), len(c.Legs), c.Decode)
 	}

@@ -5,7 +5,7 @@
 //
 // A request passes the stages in one direction; only this package knows their
 // order. What a stage decides is a value with its reasons, so that the admin
-// API, explain and replay show the very thing that was done.
+// API, explain and replay show exactly what was done.
 package router
 
 import (
@@ -96,7 +96,7 @@ type Router struct {
 
 	registry       *workers.Registry
 	index          *kvindex.Index
-	guesses        *approx.Index
+	predicted      *approx.Index
 	feeds          *kvfeed.Manager
 	ledger         *ledger.Ledger
 	receipts       *receipt.Ring
@@ -169,7 +169,7 @@ func New(ctx context.Context, o Options) (*Router, error) {
 	r.bodies = admission.NewMemory(o.Config.Limits.BodyMemory, func(full bool) { r.event(watch.BodyMemory(full, r.bodies.Limit())) })
 	r.stored = stored.New(1 << 16)
 	r.index = kvindex.New(kvindex.Options{MaxBlocks: int64(o.Config.Index.MaxBlocks)})
-	r.guesses = approx.New(approx.Options{TTL: o.Config.Tokens.ApproxTTL})
+	r.predicted = approx.New(approx.Options{TTL: o.Config.Tokens.ApproxTTL})
 	r.compute = watch.NewRecompute(watch.RecomputeOptions{
 		Ranks: func() []*workers.Rank { return r.registry.Snapshot().Ranks }, Found: r.hearers.Recomputed, Event: r.event,
 	})
@@ -212,7 +212,7 @@ func New(ctx context.Context, o Options) (*Router, error) {
 	}
 	r.words = prompt.NewWords(r.tokens, o.Config.Index.Preview)
 	r.asker = question.New(question.Sources{
-		Index: r.index, Guesses: r.guesses, Feeds: r.feeds, Fleet: r.fleet, Ledger: r.ledger, Learners: r.costs.Learners, Prompts: r.tokens, Words: r.words, Last: r.outliers.Last,
+		Index: r.index, Guesses: r.predicted, Feeds: r.feeds, Fleet: r.fleet, Ledger: r.ledger, Learners: r.costs.Learners, Prompts: r.tokens, Words: r.words, Last: r.outliers.Last,
 		Now: func() (*effective.Settings, *workers.Snapshot) { return r.settings.Load(), r.registry.Snapshot() },
 	}, o.Config.Routing.Seed)
 	r.hearers = account.Hearers{
@@ -241,7 +241,7 @@ func New(ctx context.Context, o Options) (*Router, error) {
 		Tokens: r.tokens, Bodies: r.bodies, Secure: r.secure, Ending: r.drain, Pods: r.kube, Recording: o.Recording,
 	}
 	r.state = &state.State{
-		Router: facts, Version: o.Version, Started: r.started, Registry: r.registry, Index: r.index, Guesses: r.guesses,
+		Router: facts, Version: o.Version, Started: r.started, Registry: r.registry, Index: r.index, Guesses: r.predicted,
 		Feeds: r.feeds, Ledger: r.ledger, Gate: r.gate, Ranks: r.ranks, Bodies: r.bodies, Addresses: r.secure.Addresses(), Traffic: &r.traffic,
 	}
 	r.metrics.Collect(r.state)
@@ -287,7 +287,7 @@ func (r *Router) Close(ctx context.Context) error {
 	r.bodies.Close()
 	r.client.Close()
 	r.tokens.Close()
-	return errors.Join(r.index.Close(), r.guesses.Close(), r.tracer.Close(ctx))
+	return errors.Join(r.index.Close(), r.predicted.Close(), r.tracer.Close(ctx))
 }
 
 // Drain is the end of the router's requests.
@@ -299,7 +299,7 @@ func (r *Router) Fleet() *follower.Follower { return r.fleet }
 // Settings are those in force, by which they are replaced.
 func (r *Router) Settings() *effective.InForce { return r.settings }
 
-// prepare has the fleet follow new settings.
+// prepare applies new settings to whatever may refuse them.
 func (r *Router) prepare(old, now *effective.Settings, listed []workers.Spec) error {
 	if err := r.registry.SetAliases(now.AliasedModels()); err != nil {
 		return err
@@ -312,7 +312,7 @@ func (r *Router) prepare(old, now *effective.Settings, listed []workers.Spec) er
 	return nil
 }
 
-// follow has the stages follow settings that are in force.
+// follow applies settings that are in force to the rest.
 func (r *Router) follow(now *effective.Settings) {
 	r.ranks.SetLimits(now.Limits.Queue, now.Limits.QueueTimeout)
 	r.costs.Aim(now.Routing.Aim())

@@ -98,7 +98,7 @@ func TestFeedsOfTheSameProcess(t *testing.T) {
 			if err := r.Ready(r.wait()); err != nil {
 				t.Fatal(err)
 			}
-			// What is published before the subscription has come reaches nobody.
+			// What is published before the subscription has come is lost.
 			subscribers := func(n int) {
 				t.Helper()
 				r.eventually(fmt.Sprintf("%d subscriber(s)", n), func() error {

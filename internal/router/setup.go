@@ -32,7 +32,7 @@ func (r *Router) buildClients(c *settings.Config) error {
 	}
 	var err error
 	r.fleet, err = follower.New(follower.Options{
-		Registry: r.registry, Index: r.index, Predicted: r.guesses, Ledger: r.ledger, Feeds: feeds, Snapshot: c.Index.Snapshot,
+		Registry: r.registry, Index: r.index, Predicted: r.predicted, Ledger: r.ledger, Feeds: feeds, Snapshot: c.Index.Snapshot,
 		BlockOf: func(w *workers.Worker) int { return r.settings.Load().BlockOf(w) },
 		Learn:   r.monitor.Learn, Gone: r.metrics.ForgetWorker, Event: r.event,
 	})
@@ -82,9 +82,9 @@ func (r *Router) BaseContext(net.Listener) context.Context {
 	return context.WithValue(r.requests, routerKey{}, r)
 }
 
-// NewServer is a server for the data plane or the admin API: nobody holds one of
-// its connections with a request that does not come. Bodies and answers have
-// their own bounds in the handlers, since a stream may take as long as it takes.
+// NewServer is a server for the data plane or the admin API. It closes connections on
+// which no request comes. Bodies and answers have their own bounds in the handlers, since
+// a stream may take as long as it needs.
 func NewServer(h http.Handler, errors *log.Logger) *http.Server {
 	return &http.Server{Handler: h, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10, ErrorLog: errors}
 }

@@ -13,7 +13,7 @@ import (
 )
 
 // TestSlowEngineIsNamed: of four engines under load one becomes ten times slower;
-// it is named, in events and in the fleet's description, and nobody else is.
+// it is named, in events and in the fleet's description, and no other is.
 func TestSlowEngineIsNamed(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes half a minute of load")

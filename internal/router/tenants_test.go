@@ -128,8 +128,8 @@ func TestSaltReachesEveryEndpointThatTakesIt(t *testing.T) {
 	}
 }
 
-// TestStoredResponsesAreTheirTenants: nobody goes on from, reads or ends what an engine
-// keeps for another tenant, and nobody what the router does not know.
+// TestStoredResponsesAreTheirTenants: no tenant continues, reads or ends what an engine
+// keeps for another one, nor what the router does not know.
 func TestStoredResponsesAreTheirTenants(t *testing.T) {
 	path := keysFile(t)
 	putKeys(t, path, "name: user, tenant: web", userSecret, "name: second, tenant: web", readSecret, "name: other, tenant: batch", otherSecret)

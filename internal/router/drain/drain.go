@@ -1,5 +1,5 @@
-// Package drain is the end of a router: for a while it says that it goes and still serves
-// new requests, then it refuses them and waits for those in progress.
+// Package drain drains a router: for a while it reports that it is leaving and still
+// serves new requests, then it refuses them and waits for those in progress.
 package drain
 
 import (
@@ -14,7 +14,7 @@ import (
 	"github.com/dynctl/dynctl/internal/wait"
 )
 
-// Drain is one, which may not have begun. It is safe for concurrent use.
+// Drain is the drain of one router, which may not have begun. It is safe for concurrent use.
 type Drain struct {
 	gate  *admission.Gate
 	terms func() (leave, drain time.Duration)
@@ -74,7 +74,7 @@ func (d *Drain) State() *admin.DrainState {
 }
 
 // Leave begins the drain and waits until new requests are to be refused, or ctx ends:
-// clients with connections and load balancers learn meanwhile that the router goes.
+// clients with connections and load balancers learn meanwhile that the router leaves.
 func (d *Drain) Leave(ctx context.Context) {
 	if rest := time.Until(d.begin(0).closes); rest > 0 {
 		wait.For(ctx, rest)
@@ -82,7 +82,7 @@ func (d *Drain) Leave(ctx context.Context) {
 }
 
 // End takes no new requests and waits until the running ones have ended, the time for that
-// is up, or ctx ends. It may be called more than once; whoever began sets the time.
+// is up, or ctx ends. It may be called more than once; the first to begin sets the time.
 func (d *Drain) End(ctx context.Context) error {
 	ctx, cancel := context.WithDeadline(ctx, d.begin(0).until)
 	defer cancel()

@@ -27,7 +27,7 @@ type Settings struct {
 	Origin map[string]string
 	// Decisions is what decisions read, in the types of the stages.
 	Decisions decide.Settings
-	// Connectors has all that there are.
+	// Connectors has every connector.
 	Connectors map[workers.Connector]disagg.Connector
 	// Bounded says that a limit keeps ranks from taking more.
 	Bounded bool

@@ -63,7 +63,7 @@ func TestBlockOf(t *testing.T) {
 }
 
 // TestTrusts: a proxy is trusted by its network or address, however its address is
-// written, and nobody is where none is named.
+// written, and no peer is where no proxy is named.
 func TestTrusts(t *testing.T) {
 	s := made(t, func(c *settings.Config) { c.TrustedProxies = []string{"10.0.0.0/8", "192.0.2.7", "fe80::/10"} })
 	for peer, want := range map[string]bool{

@@ -15,10 +15,10 @@ import (
 
 // Options say what follows the settings, and what is called then. Only Replaced may be nil.
 type Options struct {
-	// Prepare has whatever can refuse new settings follow them, with the workers that they
-	// list. After an error all of it is as it was.
+	// Prepare applies new settings, and the workers that they list, to whatever may refuse
+	// them. After an error all of it is as it was.
 	Prepare func(old, now *Settings, listed []workers.Spec) error
-	// Follow has the rest follow settings that are in force.
+	// Follow applies settings that are in force to the rest.
 	Follow func(now *Settings)
 	// Event and Result, of "ok" or "refused", are called for every attempt.
 	Event  func(eventlog.Event)

@@ -29,7 +29,7 @@ func (s *Secure) Accesses(c *settings.Config, l Listeners) admin.ListenerAccesse
 	}
 }
 
-// Exposed are the warnings, loud ones, of listeners that let everybody in.
+// Exposed are the warnings of listeners that let everybody in.
 func Exposed(a admin.ListenerAccesses) (list []eventlog.Event) {
 	for _, l := range []struct {
 		name   string

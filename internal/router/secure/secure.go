@@ -1,4 +1,4 @@
-// Package secure is who proves what to whom: the certificates of the router's listeners
+// Package secure is authentication: the certificates of the router's listeners
 // and towards engines, the API keys, how many connections an address may have, and which
 // listeners let everybody in.
 package secure
@@ -131,7 +131,7 @@ func (s *Secure) Keys() *access.Store { return s.keys }
 // EngineTLS is how https engines are spoken to, nil for the system's roots.
 func (s *Secure) EngineTLS() func() *tls.Config { return s.engineTLS }
 
-// certs are those that there are.
+// certs are the configured ones.
 func (s *Secure) certs() (list []*certs.Store) {
 	for _, c := range []*certs.Store{s.data, s.admin, s.engines} {
 		if c != nil {
@@ -159,7 +159,7 @@ func (s *Secure) KeyCount() int {
 	return s.keys.Count()
 }
 
-// Troubles are why files are not in force as they are now.
+// Troubles say why the newest content of files is not in force.
 func (s *Secure) Troubles() (out []string) {
 	for _, c := range s.certs() {
 		if why := c.Trouble(); why != "" {
@@ -174,8 +174,8 @@ func (s *Secure) Troubles() (out []string) {
 	return out
 }
 
-// DataListener makes connections of the data plane of those of ln, over TLS where
-// that is configured.
+// DataListener accepts the connections of the data plane from ln, over TLS where that
+// is configured.
 func (s *Secure) DataListener(ln net.Listener) net.Listener {
 	return over(s.data, s.addresses.Listen(quicksock.Listen(ln)))
 }

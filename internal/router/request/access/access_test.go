@@ -70,7 +70,7 @@ func TestBadFilesAreRefused(t *testing.T) {
 }
 
 // TestRate: over any minute no more than the rate and its share of ten seconds
-// begin, and who keeps to the rate never waits.
+// begin, and a key that keeps to the rate never waits.
 func TestRate(t *testing.T) {
 	s, err := Parse(fmt.Appendf(nil, "keys: [{name: a, sha256: %s, rate: 60}]", hashOf("one")))
 	if err != nil {
@@ -229,7 +229,7 @@ func TestFileIsWatched(t *testing.T) {
 	write("keys:\n" + one + two)
 	until("two is known", func() bool { return s.Find("two") != nil })
 	if s.Find("one").Take(time.Now()) == 0 {
-		t.Error("reading the file anew gave a key its rate back")
+		t.Error("reading the file again gave a key its rate back")
 	}
 	write("keys:\n" + two + "  - nonsense\n")
 	until("trouble", func() bool { return s.Trouble() != "" })
@@ -280,7 +280,7 @@ func BenchmarkFind(b *testing.B) {
 	}
 }
 
-// TestNoKey: a request without a key is nobody's, and one with a key waits as that says.
+// TestNoKey: a request without a key has no owner, and one with a key waits as that says.
 func TestNoKey(t *testing.T) {
 	var none *Key
 	if none.Owner() != "" || none.Claim() != (admission.Claim{}) {

@@ -15,8 +15,8 @@ const (
 	ReasonRate = "rate"
 )
 
-// Admit finds out whose a request is, nil for nobody's, and whether it may begin; if it
-// may not, the error comes with one of the reasons. Nothing behind it sees the key.
+// Admit finds the key of a request, nil for none, and whether it may begin; if it may not,
+// the error comes with one of the reasons. It takes the key out of the headers.
 func (s *Store) Admit(h http.Header, required bool, now time.Time) (k *Key, reason string, err error) {
 	shown := Shown(h)
 	Hide(h)
@@ -77,7 +77,7 @@ func SaltPrompt(v *api.View, kind api.Kind, path, tenant string, list []*workers
 
 // takesNoSalt says why the prompt of an endpoint beside the most common ones could not be
 // salted; empty if it can. vLLM's Messages and pooling endpoints have had the field for
-// sure since 0.32; an engine that does not know it would drop it without a word.
+// sure since 0.32; an engine that does not know it would drop it silently.
 func takesNoSalt(kind api.Kind, path string, list []*workers.Worker) string {
 	if kind == api.SGLangGenerate || path == "/v2/embed" {
 		return "it is no member of the body there"

@@ -37,7 +37,7 @@ const (
 type Role string
 
 // The roles. Use is that of the data plane. On the admin API each of the others
-// holds those before it: Read looks, Operate takes workers out and in and asks what
+// includes those before it: Read looks, Operate takes workers out and in and asks what
 // would be decided, Admin changes everything and sees prompts' tokens.
 const (
 	Use     Role = "use"
@@ -49,8 +49,7 @@ const (
 // roles are all, those of the admin API in rising order.
 var roles = []Role{Use, Read, Operate, Admin}
 
-// Key is what is known of one key. It is not changed but for what its rate has
-// let through.
+// Key is what is known of one key. Only what its rate has let through changes.
 type Key struct {
 	// Name is the key's for people and logs; unique.
 	Name string
@@ -69,11 +68,11 @@ type Key struct {
 	Roles []Role
 
 	sum   [sha256.Size]byte
-	limit *rate.Limiter // goes on when the file is read again
+	limit *rate.Limiter // kept when the file is read again
 }
 
-// Owner is the tenant whose a request is that shows the key, and what an engine keeps of
-// it; empty for one that shows none.
+// Owner is the tenant that owns a request with this key, and what an engine keeps of it;
+// empty for one without a key.
 func (k *Key) Owner() string {
 	if k == nil {
 		return ""
@@ -89,7 +88,7 @@ func (k *Key) Claim() admission.Claim {
 	return admission.Claim{Tenant: k.Tenant, Weight: k.Weight, Band: k.Priority}
 }
 
-// Has reports whether the key has a role, or one that holds it.
+// Has reports whether the key has a role, or one that includes it.
 func (k *Key) Has(r Role) bool {
 	if r == Use {
 		return slices.Contains(k.Roles, Use)

@@ -102,7 +102,7 @@ func (s *Store) reload() {
 	})
 }
 
-// difference compares two sets, and lets the rates of keys that stay go on.
+// difference compares two sets; keys that stay keep what their rate has let through.
 func difference(old, set *Set) (added, changed, removed int) {
 	was := make(map[string]*Key, len(old.keys))
 	for i := range old.keys {
@@ -128,8 +128,7 @@ func difference(old, set *Set) (added, changed, removed int) {
 	return added, changed, len(was)
 }
 
-// noBearer stands for credentials of another kind, which are no key, and refused as
-// a wrong one is.
+// noBearer stands for credentials of another kind, which are refused as a wrong key is.
 const noBearer = "credentials that are no bearer token"
 
 // Shown is the key that a request shows, as OpenAI's clients do or as Anthropic's;
@@ -148,7 +147,7 @@ func Shown(h http.Header) string {
 	return ""
 }
 
-// Hide takes the key out of a request's headers, so that nobody sees it later.
+// Hide takes the key out of a request's headers, so that no engine or log sees it.
 func Hide(h http.Header) {
 	delete(h, "Authorization")
 	delete(h, "X-Api-Key")

@@ -35,8 +35,8 @@ type Limits struct {
 // concurrent use.
 //
 // A request comes (Arrive), is read, and then asks for a place (Enter): only
-// once its body is read can its leaving be noticed, and a place that waits for a
-// client that is gone is a place less for one that is there.
+// once its body is read is it noticed that a client leaves, and until then it would keep
+// a place from others.
 type Gate struct {
 	present  atomic.Int64 // arrived and not gone
 	inflight atomic.Int64
@@ -45,7 +45,7 @@ type Gate struct {
 	line     *Line
 
 	mu   sync.Mutex
-	idle chan struct{} // closed when draining and nobody is present
+	idle chan struct{} // closed when draining and no request is present
 }
 
 // New makes an open gate.
@@ -65,7 +65,7 @@ func (g *Gate) SetLimits(l Limits) {
 // exactly once, when everything else is done. A gate that drains waits for those
 // that have arrived.
 func (g *Gate) Arrive() error {
-	g.present.Add(1) // before the look: either Close sees it, or it sees Close
+	g.present.Add(1) // before the check: either Close sees it, or it sees Close
 	if g.draining.Load() {
 		g.Depart()
 		return ErrClosed
@@ -80,7 +80,7 @@ func (g *Gate) Depart() {
 	}
 }
 
-// rest closes idle once nobody is present.
+// rest closes idle once no request is present.
 func (g *Gate) rest() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -119,7 +119,7 @@ func (g *Gate) take() bool {
 }
 
 // Enter waits for a place for a request that has arrived. On success the caller
-// must call Leave exactly once. Who gives up meanwhile leaves the queue at once.
+// must call Leave exactly once. A request whose client leaves meanwhile leaves the queue at once.
 func (g *Gate) Enter(ctx context.Context, c Claim) (Waited, error) {
 	return g.line.Enter(ctx, c, func() (string, bool) { return "a place", g.take() })
 }
@@ -139,7 +139,7 @@ func (g *Gate) Close() {
 	g.rest()
 }
 
-// Idle is closed once the gate is closed and nobody is present.
+// Idle is closed once the gate is closed and no request is present.
 func (g *Gate) Idle() <-chan struct{} { return g.idle }
 
 // Present is the number of requests that have arrived and not departed: being

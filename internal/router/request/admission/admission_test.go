@@ -140,8 +140,8 @@ func TestGateForgetsThoseWhoLeave(t *testing.T) {
 			var inside, waiting atomic.Int64
 			for range 60 {
 				ctx, leave := context.WithCancel(t.Context())
-				// Nobody leaves in the very moment in which somebody is done: which
-				// of them is first would be open.
+				// No client leaves in the very moment in which a request is done:
+				// which of them is first would be open.
 				stay, work := time.Duration(rng.IntN(50))*time.Millisecond+time.Microsecond, time.Duration(rng.IntN(20))*time.Millisecond
 				left := rng.IntN(2) == 0
 				wg.Go(func() {
@@ -271,7 +271,7 @@ func TestMemoryIsNotFullInTurns(t *testing.T) {
 		<-time.After(2 * fullFor)
 		synctest.Wait()
 		if full.Load() != 1 || free.Load() != 1 || m.Full() {
-			t.Errorf("reported full %d times, free %d times, full %v after nobody was refused any more", full.Load(), free.Load(), m.Full())
+			t.Errorf("reported full %d times, free %d times, full %v after the last refusal", full.Load(), free.Load(), m.Full())
 		}
 	})
 }

@@ -21,7 +21,7 @@ func jain(x []float64) float64 {
 
 // TestTenantsShareByWeight: above saturation tenants get tokens by their weights,
 // however many requests each of them has and however large they are, and no place is
-// free while somebody waits.
+// free while a request waits.
 func TestTenantsShareByWeight(t *testing.T) {
 	for seed := range uint64(10) {
 		synctest.Test(t, func(t *testing.T) {
@@ -75,8 +75,8 @@ func TestTenantsShareByWeight(t *testing.T) {
 	}
 }
 
-// TestNobodyFillsTheQueueForAll: who comes to a queue that another tenant has filled
-// takes the place of that one's newest, and no more than an equal part.
+// TestNobodyFillsTheQueueForAll: a request that comes to a queue which another tenant has
+// filled takes the place of that tenant's newest, up to an equal part of the queue.
 func TestNobodyFillsTheQueueForAll(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := New(Limits{Inflight: 1, Queue: 4, Timeout: time.Hour})

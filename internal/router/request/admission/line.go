@@ -19,9 +19,9 @@ type Line struct {
 	turns   Turns
 	timeout time.Duration
 	poll    time.Duration
-	polls   *time.Timer // runs while somebody waits; nil without poll
+	polls   *time.Timer // runs while a request waits; nil without poll
 	trying  *Waiter
-	free    *sync.Cond // on mu: nobody tries, or somebody waits
+	free    *sync.Cond // on mu: no request tries, or one waits
 }
 
 // NewLine is an empty line in which queue requests may wait for timeout. Where Wake
@@ -49,19 +49,19 @@ type Waited struct {
 }
 
 // Enter returns once try has got a place, or with ErrFull, ErrTimeout or the context's
-// error. try is called on the caller's goroutine, while no other try is made; it says
-// in words of its own what it found nothing of, and is called again when something may
-// have changed. It must not call the line.
+// error. try is called on the caller's goroutine, while no other try is made; needs
+// names what it found none of, and it is called again when something may have changed. It
+// must not call the line.
 func (l *Line) Enter(ctx context.Context, c Claim, try func() (needs string, ok bool)) (Waited, error) {
 	if err := ctx.Err(); err != nil {
 		return Waited{}, err
 	}
-	l.waiting.Add(1) // before the try: whoever frees a place after it sees a waiter
+	l.waiting.Add(1) // before the try: a place that is freed after it finds a waiter
 	defer l.waiting.Add(-1)
 	w := &Waiter{Claim: c}
 	l.mu.Lock()
-	// Who comes while another looks for a place is not one of those that find none: a
-	// look takes microseconds, and a full queue is no reason to refuse before it.
+	// A request that comes while another tries may still get a place: a try takes
+	// microseconds, so it is not refused for a full queue before its own.
 	for l.trying != nil && l.turns.Waiting() == 0 {
 		l.free.Wait()
 	}
@@ -73,7 +73,7 @@ func (l *Line) Enter(ctx context.Context, c Claim, try func() (needs string, ok 
 		}
 		l.mu.Lock()
 	}
-	l.free.Signal() // whoever else has come looks no longer for a line that is empty
+	l.free.Signal() // others that have come need not wait for an empty line any more
 	now := time.Now()
 	timeout := l.timeout
 	if c.Patience > 0 {
@@ -91,7 +91,7 @@ func (l *Line) Enter(ctx context.Context, c Claim, try func() (needs string, ok 
 		l.rejected.Add(1)
 		select {
 		case evicted.turn <- struct{}{}:
-		default: // it is about to look
+		default: // it has a token already
 		}
 	}
 	if !ok {
@@ -105,8 +105,7 @@ func (l *Line) Enter(ctx context.Context, c Claim, try func() (needs string, ok 
 	return Waited{For: time.Since(w.Since), Ahead: w.Ahead}, err
 }
 
-// Try is Enter for one that does not wait: it looks for a place if nobody else looks or
-// waits for one.
+// Try is Enter for a request that does not wait: it tries only if no other tries or waits.
 func (l *Line) Try(try func() bool) bool {
 	w := &Waiter{}
 	l.mu.Lock()
@@ -181,7 +180,7 @@ func (l *Line) attempt(w *Waiter, try func() (string, bool)) (ok bool) {
 	return ok
 }
 
-// pass gives the turn to whoever is next. The caller holds mu.
+// pass gives the turn to the next waiter. The caller holds mu.
 func (l *Line) pass() {
 	if l.poll > 0 && (l.polls != nil) != (l.turns.Waiting() > 0) {
 		if l.polls == nil {
@@ -198,7 +197,7 @@ func (l *Line) pass() {
 		l.trying = w
 		select {
 		case w.turn <- struct{}{}:
-		default: // it has one that it has not looked at
+		default: // it has a token already
 		}
 	}
 }
@@ -259,14 +258,14 @@ func (l *Line) Waiting() int {
 func (l *Line) Rejected() uint64 { return l.rejected.Load() }
 
 // Wait is how long a request that came to a queue now would wait for a place, by the
-// rate at which waiters got theirs of late; false where that is not known.
+// rate at which waiters recently got theirs; false where that is not known.
 func (l *Line) Wait(queue string) (time.Duration, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.turns.Wait(queue, Low, time.Now())
 }
 
-// States are the queues in which somebody waits.
+// States are the queues in which requests wait.
 func (l *Line) States() []QueueState {
 	if l.waiting.Load() == 0 {
 		return nil

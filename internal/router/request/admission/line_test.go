@@ -11,9 +11,9 @@ import (
 	"time"
 )
 
-// TestTurnsTryWhatTheyNeed: whoever needs what nobody else does is tried although others
-// wait before it, what there is nothing of is asked for once for each change, and a
-// higher band comes first.
+// TestTurnsTryWhatTheyNeed: a waiter with needs of its own tries although others wait
+// before it, what there is none of is tried once for each change, and a higher band comes
+// first.
 func TestTurnsTryWhatTheyNeed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := NewLine(100, time.Hour, 0)
@@ -68,8 +68,8 @@ func TestTurnsTryWhatTheyNeed(t *testing.T) {
 	})
 }
 
-// TestLineLetsEverybodyIn: however requests come, want, give up and come back, nobody
-// waits at rest while there is what they need, and everybody is let in or has left.
+// TestLineLetsEverybodyIn: however requests come, try, give up and come back, none is
+// left waiting while there is what it needs, and each is let in or has left.
 func TestLineLetsEverybodyIn(t *testing.T) {
 	for seed := range uint64(300) {
 		synctest.Test(t, func(t *testing.T) {
@@ -143,8 +143,8 @@ func TestLineLetsEverybodyIn(t *testing.T) {
 	}
 }
 
-// TestNobodyIsRefusedWhileAnotherLooks: with no room for anybody to wait, whoever comes
-// while another one looks for a place looks after it.
+// TestNobodyIsRefusedWhileAnotherLooks: with no room to wait, a request that comes
+// while another tries for a place tries after it.
 func TestNobodyIsRefusedWhileAnotherLooks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := NewLine(0, time.Second, 0)
@@ -167,8 +167,8 @@ func TestNobodyIsRefusedWhileAnotherLooks(t *testing.T) {
 	})
 }
 
-// TestLineTry: who does not wait gets a place only where nobody else looks or waits for
-// one, and is in nobody's way.
+// TestLineTry: a request that does not wait gets a place only where no other tries or
+// waits for one, and keeps no other from trying.
 func TestLineTry(t *testing.T) {
 	l := NewLine(4, time.Minute, 0)
 	asked := 0

@@ -19,7 +19,7 @@ type Memory struct {
 
 	mu      sync.Mutex  // orders the calls of onChange
 	refused time.Time   // the newest refusal
-	waits   *time.Timer // look runs when the newest refusal may be long enough ago; nil when it will not
+	waits   *time.Timer // calls look when the newest refusal may be long enough ago; nil for no call
 	// onChange is called when the memory is used up, and when half of it is free
 	// again. It is nil once the memory is closed.
 	onChange func(full bool)

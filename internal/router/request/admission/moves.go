@@ -7,17 +7,17 @@ import (
 )
 
 // Moves paces streams that go on elsewhere: an engine that dies with two hundred of
-// them leaves two hundred prompts at once, and whoever takes them has streams of its
-// own. On each rank a few have their prompt computed at a time, first come, first served
-// ([Places]). Who waits is bounded as requests in progress are. The zero value is ready.
+// them leaves two hundred prompts at once, and the engines that take them have streams of
+// their own. On each rank a few have their prompt computed at a time, first come, first served
+// ([Places]). How many wait is bounded as requests in progress are. The zero value is ready.
 type Moves struct {
 	mu     sync.Mutex
 	places Places
 	turn   map[*Wish]chan struct{} // of those who wait: closed when it has its places
 }
 
-// Enter takes a place on all ranks at once, of which each has so many. While it waits
-// it calls beat again and again, as often as every says. The error is that of ctx or of
+// Enter takes a place on each rank of slots, all at once; a rank has limit of them. While
+// it waits it calls beat once per every. The error is that of ctx or of
 // beat, and no place is taken then.
 func (m *Moves) Enter(ctx context.Context, slots []uint32, limit int, every time.Duration, beat func() error) error {
 	w := &Wish{Slots: slots, Limit: limit}
@@ -93,7 +93,7 @@ func (m *Moves) Try(slots []uint32, limit int) bool {
 	return m.places.Take(slots, limit)
 }
 
-// Free reports whether one who comes now gets a place on a rank.
+// Free reports whether a stream that comes now gets a place on a rank.
 func (m *Moves) Free(slot uint32, limit int) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()

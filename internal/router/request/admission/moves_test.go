@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// TestMovesTakeTurns: no rank has more than its places, who waits hears of it, and
-// everybody has a turn.
+// TestMovesTakeTurns: no rank has more than its places, beat is called for a stream
+// that waits, and each has a turn.
 func TestMovesTakeTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var m Moves

@@ -11,14 +11,14 @@ type Wish struct {
 	has bool
 }
 
-// Places says who has the few places on each rank, and who of those that wait is next.
-// It is pure, as Turns is: whoever drives it asks Next after each Wait, Leave and Drop
-// until that is nil. On each rank it goes first come, first served: nobody is given a
-// place on a rank that one who came before waits for, so that who wants several does not
-// wait for ever. The zero value is ready.
+// Places counts the few places on each rank, and says which request that waits is next.
+// It is pure, as Turns is: its caller calls Next after each Wait, Leave and Drop until that
+// is nil. On each rank it is first come, first served: no request gets a place on a rank
+// that an earlier one waits for, so that one which wants several does not wait for ever.
+// The zero value is ready.
 type Places struct {
 	on   map[uint32]int // taken, by slot
-	wait map[uint32]int // those who wait, by slot of each rank that they want
+	wait map[uint32]int // those that wait, by slot of each rank that they want
 	line []*Wish        // oldest first
 	held map[uint32]struct{}
 }
@@ -34,7 +34,7 @@ func (p *Places) Take(slots []uint32, limit int) bool {
 	return true
 }
 
-// Free reports whether one who comes now gets a place on a rank.
+// Free reports whether a request that comes now gets a place on a rank.
 func (p *Places) Free(slot uint32, limit int) bool { return p.on[slot] < limit && p.wait[slot] == 0 }
 
 func (p *Places) take(slots []uint32) {
@@ -57,7 +57,8 @@ func (p *Places) Wait(w *Wish) {
 	p.line = append(p.line, w)
 }
 
-// Next is who gets its places now, and has them; nil for nobody, until something changes.
+// Next gives the first wish that can have its places those, and returns it; nil for none,
+// until something changes.
 func (p *Places) Next() *Wish {
 	clear(p.held)
 	for i, w := range p.line {
@@ -77,7 +78,7 @@ func (p *Places) Next() *Wish {
 		for _, s := range w.Slots {
 			p.held[s] = struct{}{}
 		}
-		if len(p.held) == len(p.wait) { // all ranks that anybody waits for
+		if len(p.held) == len(p.wait) { // all ranks that are waited for
 			return nil
 		}
 	}
@@ -118,5 +119,5 @@ func (p *Places) Taken(slot uint32) int { return p.on[slot] }
 // Waiting is how many wait for a place on a rank.
 func (p *Places) Waiting(slot uint32) int { return p.wait[slot] }
 
-// Idle reports whether no place is taken and nobody waits.
+// Idle reports whether no place is taken and none is waited for.
 func (p *Places) Idle() bool { return len(p.on) == 0 && len(p.line) == 0 }

@@ -9,8 +9,8 @@ import (
 	"github.com/dynctl/dynctl/internal/rig/property"
 )
 
-// TestPlacesInTurn: who wants places on two ranks is not overtaken by those who want one
-// of them, others pass it, and who gives up makes room.
+// TestPlacesInTurn: a wish for two ranks is not overtaken by those for one of them, wishes
+// for other ranks pass it, and one that is dropped makes room.
 func TestPlacesInTurn(t *testing.T) {
 	var p Places
 	one, both, late, other := &Wish{Slots: []uint32{1}, Limit: 1}, &Wish{Slots: []uint32{1, 2}, Limit: 1}, &Wish{Slots: []uint32{2}, Limit: 1}, &Wish{Slots: []uint32{3}, Limit: 1}
@@ -45,7 +45,7 @@ func TestPlacesInTurn(t *testing.T) {
 }
 
 // TestPlaces drives Places at random against a plain model: no rank has more than its
-// places, on none is anybody overtaken, nobody waits who could go, and all is given back.
+// places, on none is a wish overtaken, none waits that could go, and all is given back.
 func TestPlaces(t *testing.T) {
 	property.Check(t, func(t *rapid.T) {
 		draw := func(n int) int { return rapid.IntRange(0, n-1).Draw(t, "n") }

@@ -11,7 +11,8 @@ import (
 	"github.com/dynctl/dynctl/internal/router/request/api"
 )
 
-// TestAsk: everybody may step back and be impatient; only who steers steps forward.
+// TestAsk: every client may lower its priority and its wait; only one that may steer
+// raises the priority.
 func TestAsk(t *testing.T) {
 	for _, c := range []struct {
 		priority, wait string
@@ -43,8 +44,8 @@ func TestAsk(t *testing.T) {
 	}
 }
 
-// TestRefusal: who comes to a router that stops goes elsewhere, who finds no room comes
-// again, as late as the slowest queue says and within a minute.
+// TestRefusal: a router that stops sends clients elsewhere; one without room asks them to
+// come again, as late as the slowest queue needs and within a minute.
 func TestRefusal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		queues := []Queue{{NewLine(1, time.Minute, 0), ""}, {NewLine(1, time.Minute, 0), "m"}}

@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// Band is the priority of a request. Whoever waits in a higher band comes before all of
-// its queue in lower ones.
+// Band is the priority of a request. Requests in a higher band come before all of
+// their queue in lower ones.
 type Band int8
 
 // The bands, the highest first. A request is Normal unless it says otherwise.
@@ -55,7 +55,7 @@ type Waiter struct {
 
 	seq   uint64
 	begin float64 // the tag that orders the waiters of one queue and band
-	needs string  // what it found nothing of; waiters with the same needs can go or not alike
+	needs string  // what it found none of; waiters with the same needs can go or not alike
 	in    bool
 	// trying says that it tries at this moment: it is not turned away then.
 	trying bool
@@ -67,7 +67,7 @@ type Waiter struct {
 
 // Turns says whose turn it is to try. It is pure: it knows no clock, no goroutine and
 // no place; its caller reports what came of each try. Each waiter tries in its
-// turn; what it found nothing of is not tried again by others with the same needs until
+// turn; what it found none of is not tried again by others with the same needs until
 // something has changed. So no waiter stays that could go, as long as every change is
 // reported.
 //
@@ -82,7 +82,7 @@ type Turns struct {
 	n      int
 	seq    uint64
 	change uint64
-	none   map[string]struct{} // needs of which there was nothing since the last change
+	none   map[string]struct{} // needs of which there was none since the last change
 }
 
 // queue is that of one model.
@@ -163,9 +163,9 @@ func (t *Turns) Push(w *Waiter, now time.Time) (evicted *Waiter, ok bool) {
 
 func (w *Waiter) share() float64 { return float64(max(1, w.Tokens)) / float64(max(1, w.Weight)) }
 
-// makeRoom finds the newest waiter, of the lowest band, of whoever has most of them in
-// one queue, if that has more than w's tenant in w's queue has with w: nobody fills the
-// queue for all.
+// makeRoom finds the tenant with the most waiters in one queue and returns its newest one
+// of its lowest band, if it has more than w's tenant in w's queue has with w: no tenant
+// fills the queue for all.
 func (t *Turns) makeRoom(w *Waiter) *Waiter {
 	type owner struct{ queue, tenant string }
 	mine, most, count := owner{w.Queue, w.Tenant}, owner{}, map[owner]int{}
@@ -192,7 +192,7 @@ func (t *Turns) makeRoom(w *Waiter) *Waiter {
 	return last
 }
 
-// Next is whose turn it is to try; nil for nobody's, until something changes.
+// Next is the waiter whose turn it is to try; nil for none, until something changes.
 func (t *Turns) Next() *Waiter {
 	var next *Waiter
 	for _, q := range t.queues {
@@ -212,8 +212,8 @@ func (t *Turns) Next() *Waiter {
 	return next
 }
 
-// Failed reports that w, which began to try when change was the newest one, found nothing
-// of what it needs. Needs are words of the caller's, never empty.
+// Failed reports that w, which began to try when change was the newest one, found none
+// of what it needs. The caller chooses the text of needs; it is never empty.
 func (t *Turns) Failed(w *Waiter, needs string, change uint64) {
 	w.needs = w.Queue + "\x00" + needs
 	if change == t.change {
@@ -239,7 +239,7 @@ func (t *Turns) Remove(w *Waiter) {
 		return
 	}
 	q := t.queues[w.Queue]
-	if q.given[w.Tenant] == w.begin+w.share() { // nobody of its tenant came after it
+	if q.given[w.Tenant] == w.begin+w.share() { // no other of its tenant came after it
 		q.given[w.Tenant] = w.begin
 	}
 	t.out(q, w)
@@ -259,7 +259,7 @@ func (t *Turns) out(q *queue, w *Waiter) {
 const lookBack = 30 * time.Second
 
 // Wait is how long a request of a band that came to a queue now would wait, by the rate
-// at which waiters got their places of late; false where that is not known.
+// at which waiters recently got their places; false where that is not known.
 func (t *Turns) Wait(name string, band Band, now time.Time) (time.Duration, bool) {
 	q := t.queues[name]
 	if q == nil {
@@ -299,7 +299,7 @@ type QueueState struct {
 	Wait time.Duration
 }
 
-// States are the queues in which somebody waits, by name.
+// States are the queues in which requests wait, by name.
 func (t *Turns) States(now time.Time) (list []QueueState) {
 	for name, q := range t.queues {
 		if len(q.waiters) == 0 {

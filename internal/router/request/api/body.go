@@ -102,7 +102,7 @@ func newBuffer(class, length int) ([]byte, *[]byte) {
 }
 
 // ReadBody reads a request's body of at most limit bytes (0: DefaultBodyLimit)
-// into memory. What it takes follows what has arrived, not what was promised: a
+// into memory. What it takes follows what has arrived, not the announced length: a
 // client that announces a large body and sends nothing holds 64 KiB at most, and
 // one that sends slowly four times what it has sent. How slow a writer may be is
 // the caller's matter (see [BoundBody]).

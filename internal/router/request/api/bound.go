@@ -5,12 +5,12 @@ import (
 	"time"
 )
 
-// refusedBody is how long the rest of a body may take that nobody wants: long
-// enough for one that is on its way, so that its connection can be used again.
+// refusedBody is how long the rest of a body that is not read may take: long enough
+// for one that is on its way, so that its connection can be used again.
 const refusedBody = time.Second
 
-// BoundBody bounds how long the body of a request may take from now on, whoever
-// reads it: net/http waits for the rest of a body that nobody wanted before it
+// BoundBody bounds how long the body of a request may take from now on, also where
+// net/http reads it: that waits for the rest of a body that no handler read before it
 // answers, and for ever when there is no deadline. It ends with the request, or
 // with UnboundBody once the body is read.
 func BoundBody(w http.ResponseWriter, r *http.Request, d time.Duration) {

@@ -71,7 +71,7 @@ type Endpoint struct {
 	Splittable bool
 	// Streamable says that the answer may be an event stream.
 	Streamable bool
-	// Local says that the router answers by itself (from what workers answered).
+	// Local says that the router answers by itself.
 	Local bool
 }
 

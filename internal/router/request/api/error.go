@@ -44,7 +44,7 @@ const (
 )
 
 // StatusClientClosed is the status of a request whose client went away. It is
-// for logs, metrics and receipts only; nobody is there to read it.
+// for logs, metrics and receipts only; no client is there to read it.
 const StatusClientClosed = 499
 
 // Error is an error that a client is sent. It marshals to OpenAI's shape.

@@ -55,9 +55,8 @@ func (v *View) stripIn(dst []Edit, path string, at Span, depth int) []Edit {
 // request (Host, Content-Length), those by which the router speaks with its
 // client or its engines (X-Dynctl-*, X-Data-Parallel-Rank,
 // Endpoint-Load-Metrics-Format) or name the hops before ([ForwardedHeader]),
-// and Accept-Encoding, so that event streams
-// are not compressed. Authorization, traceparent, X-Request-Id and whatever
-// else a client sends go on.
+// and Accept-Encoding, so that event streams are not compressed. Authorization,
+// traceparent, X-Request-Id and whatever else a client sends go on.
 func ForwardRequestHeader(key string) bool {
 	switch key {
 	case "Host", "Content-Length", "Accept-Encoding", "Expect",

@@ -133,8 +133,8 @@ type View struct {
 	transferIn uint32 // number of top-level transfer fields
 }
 
-// Forget lets go of the body, which is not used any more; what was learned from
-// it stays, but for the values that are read from it.
+// Forget drops the reference to the body. What was parsed stays, but for the values
+// that are read from the body.
 func (v *View) Forget() { v.Body, v.scan.b = nil, nil }
 
 // reset forgets the last body but keeps the memory of the lists.

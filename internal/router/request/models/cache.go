@@ -9,9 +9,9 @@ import (
 // keep is how long a list is given out.
 const keep = 5 * time.Second
 
-// Cache keeps the merged list for a moment, so that clients that poll it do not multiply
-// into the fleet. Those who come while the fleet is asked wait for that answer; no lock is
-// held meanwhile. The zero value is ready.
+// Cache keeps the merged list for a moment, so that polls of clients do not become as many
+// requests to each worker. Callers that come while the fleet is asked wait for that answer;
+// no lock is held meanwhile. The zero value is ready.
 type Cache struct {
 	mu     sync.Mutex
 	answer *answer // the newest, being fetched or done
@@ -65,6 +65,6 @@ func (c *Cache) Get(ctx context.Context, revision uint64, ask func() *List) (*Li
 		if a.list != nil {
 			return a.list, nil
 		}
-		// Whoever asked panicked; ask again.
+		// The call of ask panicked; ask again.
 	}
 }

@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// TestCache: those who come at once share one question, another revision and a list that
-// is old are asked anew, and a question that panicked is asked again by who waited for it.
+// TestCache: calls at the same time share one question, it is asked again for another
+// revision or an old list, and after one that panicked a call that waited for it asks.
 func TestCache(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var c Cache

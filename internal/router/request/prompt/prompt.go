@@ -71,8 +71,8 @@ type modelTokens struct {
 	gated atomic.Pointer[tokenize.Gated]
 	// agrees is what was found; nil while it is not known.
 	agrees atomic.Pointer[tokenize.Agreement]
-	// degraded is why the model's prompts are estimated for want of a
-	// tokenizer; nil while all is well.
+	// degraded is why the model's prompts are estimated instead of
+	// tokenized; nil while they are not.
 	degraded atomic.Pointer[degradation]
 	rests    rests
 	// trying says that an engine is being asked whether degraded is over.
@@ -159,7 +159,7 @@ func (a anyWorker) RoundTrip(req *http.Request) (*http.Response, error) {
 			_ = resp.Body.Close()
 			err = &trouble{fmt.Sprintf("%s answers /tokenize with %d", w.Name, resp.StatusCode), tokenize.ErrUnavailable}
 		default:
-			resp.Body = &heard{resp.Body, func(err error) error {
+			resp.Body = &watchedBody{resp.Body, func(err error) error {
 				if err != nil {
 					err = troubleOf(w, err)
 					a.t.failed(a.m, a.model, w, err)
@@ -197,7 +197,7 @@ func (t *Stage) Find(ctx context.Context, v *api.View, model string, list []*wor
 	limit, cut := v.TruncateTo()
 	p.Truncated = cut && (limit < 0 || p.ISL > limit)
 	if p.Truncated && limit >= 0 {
-		// Which end is cut is the engine's affair, so the ids are of no use.
+		// The engine chooses which end is cut, so the ids are of no use.
 		return Prompt{ISL: limit, Source: disagg.FromEstimate, Truncated: true, Note: fmt.Sprintf("the engine cuts the prompt of %d tokens to %d", p.ISL, limit)}
 	}
 	return p

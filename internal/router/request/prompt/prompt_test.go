@@ -88,7 +88,7 @@ func TestFind(t *testing.T) {
 }
 
 // TestMessagesOfEnginesThatAreNotVLLM: what vLLM makes of messages and responses
-// is not what another engine makes of them, so nobody is asked for their tokens.
+// is not what another engine makes of them, so no engine is asked for their tokens.
 func TestMessagesOfEnginesThatAreNotVLLM(t *testing.T) {
 	asked := 0
 	engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {

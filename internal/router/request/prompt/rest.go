@@ -29,7 +29,7 @@ const (
 	maxTrials = 16
 )
 
-// rests are the engines of one model whose /tokenize failed of late. A request
+// rests are the engines of one model whose /tokenize failed recently. A request
 // would wait for a hanging one up to the time limit, so after some failures in
 // a row only a trial asks it, which no request waits for.
 type rests struct {
@@ -156,8 +156,7 @@ type trouble struct {
 func (e *trouble) Error() string { return e.text }
 func (e *trouble) Unwrap() error { return e.err }
 
-// troubleOf puts a failed exchange in words: no answer in time is another
-// thing than an answer that says no.
+// troubleOf puts a failed exchange in words; a timeout reads differently from a refusal.
 func troubleOf(w *workers.Worker, err error) *trouble {
 	timeout, ok := errors.AsType[net.Error](err)
 	if errors.Is(err, context.DeadlineExceeded) || ok && timeout.Timeout() {
@@ -166,7 +165,7 @@ func troubleOf(w *workers.Worker, err error) *trouble {
 	return &trouble{fmt.Sprintf("%s: /tokenize: %s", w.Name, oneLine(err)), err}
 }
 
-// reason is the shortest true words for why there are no ids.
+// reason is the shortest text for why there are no ids.
 func reason(err error) string {
 	if t, ok := errors.AsType[*trouble](err); ok {
 		return t.text
@@ -174,13 +173,14 @@ func reason(err error) string {
 	return oneLine(err)
 }
 
-// heard is an answer's body that calls done with whether it came whole.
-type heard struct {
+// watchedBody is an answer's body that calls done once: with nil at its end, else with the
+// error that cut it off.
+type watchedBody struct {
 	io.ReadCloser
 	done func(error) error
 }
 
-func (h *heard) Read(p []byte) (int, error) {
+func (h *watchedBody) Read(p []byte) (int, error) {
 	n, err := h.ReadCloser.Read(p)
 	if err != nil && h.done != nil {
 		done := h.done
@@ -212,8 +212,8 @@ func (t *Stage) put(req *http.Request, w *workers.Worker) (*http.Response, error
 	return t.transport.RoundTrip(try)
 }
 
-// cannot reports whether a status says that the engine cannot tokenize, which is
-// nothing about the question.
+// cannot reports whether a status says that the engine cannot tokenize at all, rather
+// than that it refuses this prompt.
 func cannot(status int) bool { return status >= 400 && !tokenize.Refuses(status) }
 
 // failed notes a failure of a worker's tokenizer.
@@ -232,7 +232,7 @@ func (t *Stage) awake(model string, w *workers.Worker) {
 }
 
 // AtRest reports whether a worker's /tokenize is not asked for some model,
-// because it failed of late.
+// because it failed recently.
 func (t *Stage) AtRest(worker string) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -319,7 +319,7 @@ func (t *Stage) trials(ctx context.Context, g *errgroup.Group, now time.Time) {
 	}
 }
 
-// untried gives a trial back that did not begin.
+// untried takes back a trial that did not begin.
 func (r *rests) untried(worker string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -106,7 +106,7 @@ func newMoodyStage(t *testing.T, engines ...*moody) *moodyStage {
 	return s
 }
 
-// ask finds the ids of a prompt that nobody has asked for before.
+// ask finds the ids of a prompt that was not asked for before.
 func (s *moodyStage) ask() Prompt {
 	s.t.Helper()
 	var v api.View

@@ -72,7 +72,7 @@ func (w *Words) Note(model string, locals []uint64, ids []uint32, blockSize int)
 		t, ok := w.old[l]
 		if !ok {
 			if own == "" {
-				own = strings.Clone(model) // which may stand in the request's own memory
+				own = strings.Clone(model) // which may be in the request's own memory
 			}
 			t = tokens{own, slices.Clone(ids[i*blockSize:][:min(blockSize, w.tokens)])}
 		}

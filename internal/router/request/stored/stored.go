@@ -10,8 +10,8 @@ const maxID = 256
 // Response is a response that a worker keeps for a tenant.
 type Response struct{ Worker, Tenant string }
 
-// Responses are those of the fleet, by id. An id that engines say of another tenant's,
-// too, as clients may choose it, stays with the first. When it is full, the entry that
+// Responses are those of the fleet, by id. An id that another tenant's response
+// has, too (clients may choose it), stays with the first. When it is full, the entry that
 // was stored first goes.
 type Responses struct {
 	mu    sync.Mutex
