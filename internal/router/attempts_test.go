@@ -101,7 +101,7 @@ func TestRealFailuresCount(t *testing.T) {
 	}
 }
 
-// TestFailuresOfARank: what an engine refuses because of the request, or for want of
+// TestFailuresOfARank: what an engine refuses because of the request, or for lack of
 // room, is no failure of its rank; what it breaks is.
 func TestFailuresOfARank(t *testing.T) {
 	t.Parallel()

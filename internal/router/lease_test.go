@@ -14,12 +14,12 @@ import (
 	"github.com/dynctl/dynctl/internal/workers/sim/fault"
 )
 
-// TestHangBeyondTheLease: a decode engine that stands still until the prefill
+// TestHangBeyondTheLease: a decode engine that hangs until the prefill
 // engine has given the blocks to other prompts, and then goes on, fetches what
 // these have put there. No client may get an answer made of that.
 func TestHangBeyondTheLease(t *testing.T) {
 	t.Parallel()
-	// Only the engine that stands still may be late.
+	// Only the engine that hangs may be late.
 	const lease = 3 * time.Second
 	r := start(t, "1p2d:profile=instant,kv_blocks=64,lease="+lease.String(), func(c *settings.Config) {
 		c.Routing.Threshold.Tokens, c.Routing.AllowHeaders, c.Routing.Policy = 1, true, "round_robin"

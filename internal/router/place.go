@@ -7,9 +7,8 @@ import (
 	"github.com/dynctl/dynctl/internal/router/request/admission"
 )
 
-// lookInterval is how long requests that wait for a rank go without a look at the fleet when
-// nothing ends on one: engines' metrics change, grow stale, and workers come, without a
-// word.
+// lookInterval is how often requests that wait for a rank look at the fleet while no request
+// ends: that an engine's metrics change or grow stale, or a worker comes, wakes none of them.
 const lookInterval = 50 * time.Millisecond
 
 // enter takes a place in progress, or waits for one in turn with other tenants.

@@ -38,8 +38,8 @@ func fleet(t *testing.T, lists ...[]string) *workers.Snapshot {
 // usable has no part, and a client that has left does not end the question.
 func TestAsk(t *testing.T) {
 	f := fleet(t, []string{"a"}, []string{"a"}, []string{"b", "a"}, []string{"c"}, []string{"d"})
-	ill, _ := f.Worker("w4")
-	ill.State.SetCondition(workers.Condition{Health: workers.Unhealthy})
+	unhealthy, _ := f.Worker("w4")
+	unhealthy.State.SetCondition(workers.Condition{Health: workers.Unhealthy})
 	left, leave := context.WithCancel(t.Context())
 	leave()
 	var mu sync.Mutex
@@ -62,7 +62,7 @@ func TestAsk(t *testing.T) {
 }
 
 // TestNotServed: a model may be that of a worker which has not reported its own yet, for a while; a
-// name that is nearly right is set right.
+// name that is nearly right gets a suggestion.
 func TestNotServed(t *testing.T) {
 	for _, c := range []struct {
 		asked    string
