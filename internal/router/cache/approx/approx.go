@@ -1,7 +1,7 @@
-// Package approx guesses prefix overlap where engines tell no KV events, or
-// where there are no token ids: what was sent to a rank is assumed to be in
-// its cache for a while. Its answers are labelled as guesses by whoever uses
-// them; it never feeds the exact index.
+// Package approx predicts prefix overlap from routing, where engines publish
+// no KV events or where there are no token ids: what was sent to a rank is
+// assumed to be in its cache for a while. Whoever uses its answers labels
+// them as approximate; they never enter the exact index.
 package approx
 
 import (
@@ -19,13 +19,13 @@ type Options struct {
 	// sent; default 2 minutes.
 	TTL time.Duration
 	// MaxBlocks bounds the (block, rank) pairs; when it is reached, the oldest
-	// guesses are forgotten first. Default 4 Mi.
+	// are forgotten first. Default 4 Mi.
 	MaxBlocks int
 	// MaxRanks is the number of rank slots; default as in package kvindex.
 	MaxRanks int
 }
 
-// Index holds guesses. It is safe for concurrent use.
+// Index holds the predicted blocks of ranks. It is safe for concurrent use.
 //
 // What was sent to a rank is kept as a tree of segments, runs of blocks that
 // were sent, and so expire, together: a prompt that is sent again costs a
@@ -80,8 +80,8 @@ func New(o Options) *Index {
 // Close frees the index.
 func (x *Index) Close() error { return x.idx.Close() }
 
-// AddRank begins to take guesses for a rank. Its number tells it from others
-// that had its slot before.
+// AddRank begins to predict the blocks of a rank. Its number distinguishes it
+// from others that had its slot before.
 func (x *Index) AddRank(r kvindex.Rank, number uint64, name string) error {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -249,11 +249,11 @@ func (x *Index) cut(s *segment, n int) {
 	}
 }
 
-// Overlap answers how many leading blocks of a prompt each rank is guessed to
-// hold.
+// Overlap answers how many leading blocks of a prompt each rank is predicted
+// to hold.
 func (x *Index) Overlap(locals []uint64, q *kvindex.Query) { x.idx.Overlap(locals, q) }
 
-// Blocks is the number of (block, rank) guesses.
+// Blocks is the number of predicted (block, rank) pairs.
 func (x *Index) Blocks() int {
 	x.mu.Lock()
 	defer x.mu.Unlock()

@@ -98,7 +98,7 @@ func TestRemovedRanksAreForgotten(t *testing.T) {
 	}
 }
 
-// TestLateSends: what was sent to a rank that has left is not guessed to be in
+// TestLateSends: what was sent to a rank that has left is not predicted to be in
 // the cache of the one that has its slot.
 func TestLateSends(t *testing.T) {
 	x := newIndex(t, Options{})

@@ -275,9 +275,9 @@ func (g *rig) restarted(block int) *rig {
 }
 
 // TestAnyCutIsInvisible is the property of restarts: whatever batch a router is
-// stopped after, what it restores and what it is told from there on leads to the
-// very index of one that never stopped, after each batch, in blocks and in
-// copies; and neither ever holds a block that the engine does not.
+// stopped after, what it restores and the batches from there on lead to the very
+// index of one that never stopped, after each batch, in blocks and in copies;
+// and neither ever holds a block that the engine does not.
 func TestAnyCutIsInvisible(t *testing.T) {
 	t.Parallel()
 	for _, k := range recordings(t) {
@@ -349,10 +349,10 @@ func (g *rig) judge(k recording, l lookup) {
 	}
 }
 
-// TestAnyCutOfPartsNeverOvercounts: where the router's blocks are smaller than
-// the engine's, there is nothing to go on from, and the rank begins anew with what the
-// engine still tells: less than it has, and never more. A rank with several cache groups
-// goes on with what it had.
+// TestAnyCutOfPartsNeverOvercounts: where the router's blocks are smaller than the
+// engine's, there is nothing to go on from, and the rank begins anew with what the
+// engine still publishes: less than it has, and never more. A rank with several cache
+// groups goes on with what it had.
 func TestAnyCutOfPartsNeverOvercounts(t *testing.T) {
 	t.Parallel()
 	for i, k := range recordings(t) {

@@ -1,8 +1,8 @@
 // Package follower keeps everything that is keyed by rank in step with the
-// fleet: the KV index and its feeds, the guesses, the ledger. It gives a rank
-// its place in each of them when its worker joins, and takes all of them away
-// before the rank's slot may be used again. It also keeps the index across
-// restarts.
+// fleet: the KV index and its feeds, the predicted blocks, the ledger. It
+// gives a rank its place in each of them when its worker joins, and takes all
+// of them away before the rank's slot may be used again. It also keeps the
+// index across restarts.
 package follower
 
 import (
@@ -41,7 +41,7 @@ type Options struct {
 	BlockOf func(*workers.Worker) int
 	// Learn asks a worker again what it is.
 	Learn func(context.Context, *workers.Worker) error
-	// Gone is told of a worker that was removed.
+	// Gone is called for a worker that was removed.
 	Gone  func(worker string)
 	Event func(eventlog.Event)
 }
@@ -52,9 +52,10 @@ type Follower struct {
 	feeds *kvfeed.Manager
 
 	// places is held while ranks get or lose their places, and while one is
-	// copied into a snapshot: what is copied belongs to whom it is said to.
+	// copied into a snapshot, so that what is copied is of the rank that it
+	// is labelled with.
 	places       sync.Mutex             // guards the fields below; before mu
-	ignoreCopies map[*workers.Rank]bool // ranks whose engine does not tell of single copies
+	ignoreCopies map[*workers.Rank]bool // ranks whose engine does not publish the removal of single copies
 	last         *workers.Snapshot
 	restored     map[uint32]restoredRank // by slot: what a snapshot brought back
 
@@ -84,7 +85,7 @@ func New(o Options) (*Follower, error) {
 	return f, err
 }
 
-// Feeds are the feeds of the ranks that tell KV events.
+// Feeds are the feeds of the ranks whose engines publish KV events.
 func (f *Follower) Feeds() *kvfeed.Manager { return f.feeds }
 
 // Blocks are the sequence hashes of the blocks that the index holds of the rank with a
@@ -104,8 +105,8 @@ func (f *Follower) Blocks(label string) (seqs []uint64, ok bool) {
 	return nil, false
 }
 
-// Fed reports whether the rank's engine tells KV events, so that the index is
-// what counts for it.
+// Fed reports whether the rank's engine publishes KV events, so that the
+// index counts for it.
 func (f *Follower) Fed(k *workers.Rank) bool { return f.fed(k.Slot) == k }
 
 // fed is the rank whose KV events are fed at a slot, nil for none.
@@ -278,8 +279,8 @@ const auditEvery = 5 * time.Second
 
 // audit looks for ranks of which the index knows more blocks than fit into the
 // engine's memory. The count of copies (kvindex.Batch.StoreCopies) is then
-// wrong: the engine tells the removal of the last copy only. Such a rank begins
-// anew without that count.
+// wrong: the engine publishes the removal of the last copy only. Such a rank
+// begins anew without that count.
 func (f *Follower) audit() {
 	f.places.Lock()
 	defer f.places.Unlock()
@@ -331,8 +332,8 @@ func (f *Follower) publish() {
 	f.feeding.Store(&at)
 }
 
-// process tells when the engine's process behind a rank was started, and when it
-// was asked; NaN when it does not say.
+// process returns when the engine's process behind a rank was started, NaN when
+// it does not say, and when it was asked.
 func (f *Follower) process(worker string, dp int) (started float64, asked time.Time) {
 	if w, ok := f.Registry.Snapshot().Worker(worker); ok && dp < len(w.Ranks) {
 		if l := w.Ranks[dp].Load(); l != nil {

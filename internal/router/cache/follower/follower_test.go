@@ -24,7 +24,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// stand is a follower with all that it works on, and what it told.
+// stand is a follower with all that it works on, and the events that it emitted.
 type stand struct {
 	*Follower
 	kinds []string
@@ -190,7 +190,7 @@ func TestPlacesWhateverComes(t *testing.T) {
 				var specs []workers.Spec
 				for _, port := range rapid.SliceOfNDistinct(rapid.IntRange(1, 6), 0, 4, rapid.ID[int]).Draw(r, "workers") {
 					text := fmt.Sprintf("http://127.0.0.1:%d,name=w%d,dp=%d", port, port, rapid.IntRange(1, 2).Draw(r, "ranks"))
-					if rapid.Bool().Draw(r, "tells events") {
+					if rapid.Bool().Draw(r, "publishes events") {
 						text += ",events=tcp://127.0.0.1:7"
 					}
 					spec, err := workers.ParseSpec(workers.Aggregated, text)
@@ -252,7 +252,7 @@ func TestPlacesWhateverComes(t *testing.T) {
 }
 
 // TestSnapshot: what was saved is there after a restart until it is clear that
-// the worker does not come back; a bad file is told and changes nothing.
+// the worker does not come back; a bad file is reported and changes nothing.
 func TestSnapshot(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "index")
 	o := newOutlet(t, pick(t, "sink."), 10)

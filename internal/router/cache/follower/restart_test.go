@@ -328,7 +328,7 @@ func TestSingleCopies(t *testing.T) {
 
 // TestRoomOfAPool: blocks and copies may fill the pool that an engine's cache groups
 // share, which is more than the tokens that all groups together have room for; with
-// one more, single removals were not told.
+// one more, the removals of single copies were not published.
 func TestRoomOfAPool(t *testing.T) {
 	t.Parallel()
 	o := newOutlet(t, pick(t, "-full.jsonl"), 1<<20)

@@ -53,8 +53,8 @@ type restoredRank struct {
 }
 
 // note copies a rank into a snapshot, with where its feed stands at that very
-// moment. Were the blocks newer than the position, what is told between the two
-// would be told to them again, and a block that is stored once more counts as a
+// moment. Were the blocks newer than the position, the batches between the two
+// would be applied to them again, and a block that is stored again counts as a
 // further copy. A rank whose feed has nothing to go on from is left out.
 func (f *Follower) note(slot kvindex.Rank, label string, take func()) (note []byte) {
 	f.places.Lock()
@@ -124,7 +124,7 @@ func (f *Follower) saveEvery(ctx context.Context) error {
 }
 
 // restore fills the index from a file, if there is one. A bad one is refused
-// whole and told; the router then begins with an empty index.
+// as a whole and reported; the router then begins with an empty index.
 func (f *Follower) restore() {
 	if f.Snapshot == "" {
 		return

@@ -249,7 +249,7 @@ const (
 	fLoRAName
 	fLoRANameOrSalt
 	fExtraKeys
-	fTail // told apart by type
+	fTail // distinguished by type
 	fGroup
 	fCacheKind
 	fWindow
@@ -347,8 +347,9 @@ func (d *Decoder) arrayEvent(c *cursor, e *Event) (fields, error) {
 	return present, bad
 }
 
-// tailField tells what the element at index i > 8 of a BlockStored is. vLLM has
-// group, kind, window at 9, 10, 11; Dynamo's tolerant form puts a list first.
+// tailField returns which field the element at index i > 8 of a BlockStored is.
+// vLLM has group, kind, window at 9, 10, 11; Dynamo's tolerant form puts a list
+// first.
 func tailField(b byte, i int, present fields) field {
 	switch {
 	case isArray(b):

@@ -176,10 +176,10 @@ func TestExtraKeysTellApart(t *testing.T) {
 		t.Errorf("digest of an item depends on LoRA name or salt")
 	}
 	if base == digest("91"+other) || base == digest("91"+moved) {
-		t.Errorf("digest does not tell items or offsets apart")
+		t.Errorf("digest does not distinguish items or offsets")
 	}
 	if digest("92"+item+other) == digest("92"+other+item) {
-		t.Errorf("digest does not tell the order of items")
+		t.Errorf("digest does not depend on the order of items")
 	}
 }
 

@@ -224,7 +224,7 @@ func (w *writer) arrayEvent(e *Event, sglang bool) {
 		w.str(tag)
 		w.str(medium)
 		return
-	default: // of blocks that were told before
+	default: // Removed
 		n := 3
 		if !sglang && e.Group >= 0 {
 			n = 4
@@ -331,7 +331,7 @@ func (w *writer) mapEvent(e *Event, sglang bool) {
 			key("extra_keys")
 			w.extraKeys(e)
 		}
-	default: // of blocks that were told before
+	default: // Removed
 		key("block_hashes")
 		w.hashes(e.Hashes)
 		key("medium")

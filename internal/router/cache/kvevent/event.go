@@ -19,8 +19,8 @@
 //	tokens  = [*int] | [*[int, int]]                ; pairs: EAGLE bigrams
 //	extra_keys = [*(null | [*(str | bin | [id, offset])])]   ; one entry a block
 //
-// The fields after index 8 are told apart by their types, because forks put one
-// more list in front of them. Map events also know cache_salt, session_id,
+// The fields after index 8 are distinguished by their types, because forks put
+// one more list in front of them. Map events also know cache_salt, session_id,
 // locality and ownership. Unknown tags, keys and trailing elements are stepped
 // over; one bad event does not lose its siblings.
 //
@@ -38,8 +38,8 @@ const (
 	Cleared
 )
 
-// kinds has a row for each kind of event. What it does to a rank's blocks is said
-// in kvstream's Applier.
+// kinds has a row for each kind of event. What it does to a rank's blocks is
+// described at kvstream's Applier.
 var kinds = [...]struct {
 	// name is the kind's here, tag the engines'.
 	name, tag string

@@ -58,7 +58,7 @@ func (d *Decoder) foldBlock(c *cursor, e *Event, first bool) (uint64, error) {
 	if c.null() {
 		return 0, nil
 	}
-	if !isArray(c.peek()) { // a form not known yet still tells blocks apart
+	if !isArray(c.peek()) { // a form not known yet still distinguishes blocks
 		return foldValue(c, 0)
 	}
 	n, ok := c.arrayLen()
@@ -93,7 +93,7 @@ func (d *Decoder) foldBlock(c *cursor, e *Event, first bool) (uint64, error) {
 			case !ok:
 				return 0, errTruncated
 			case i == 0 && string(s) == e.LoRAName, first && string(s) == e.Salt && salt < 0:
-				continue // told by fields of their own
+				continue // in fields of their own
 			case i == salt:
 				if len(s) > d.lim.Text {
 					return 0, errText

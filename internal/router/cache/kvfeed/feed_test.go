@@ -264,7 +264,7 @@ func TestFeedNoticesRestart(t *testing.T) {
 					t.Error("trusted without a connection")
 				}
 				// The new life is further than the old one, so that the next
-				// number is the one expected: only the replay tells.
+				// number is the one expected: only the replay shows it.
 				p.set(func() { p.e.Restart() })
 				for range 20 {
 					p.step(false)
@@ -404,8 +404,8 @@ func TestFeedWithoutEndMarker(t *testing.T) {
 	}
 	f := newFixture(t, func(o *Options) { o.ReplayIdle = silence })
 	f.add(p.source(true))
-	// Nothing live comes: the deadline ends the replay, and since nothing tells
-	// whether it was all, nothing is kept.
+	// Nothing live comes: the deadline ends the replay, and since it is not
+	// known whether it was all, nothing is kept.
 	s := f.until(func(s Status) bool { return s.State == Live })
 	f.within(p)
 	if s.ReplayErrors == 0 || s.Complete {
@@ -541,7 +541,7 @@ func TestFeedGoesStale(t *testing.T) {
 	f.equals(p)
 }
 
-// The event port changes with the engine's restart; the hook tells the new one.
+// The event port changes with the engine's restart; the hook returns the new one.
 func TestFeedAsksForSources(t *testing.T) {
 	t.Parallel()
 	p := newPublisher(t, 10, 1)

@@ -48,7 +48,7 @@ func TestFullIndexBeyondTheReplay(t *testing.T) {
 	kvmodel.Subset(t, "index", p.e.Set(), kvmodel.Holds(t, x))
 }
 
-// That there is no room is told once, however often what was refused is asked for
+// That there is no room is one event, however often what was refused is asked for
 // in vain.
 func TestFullIndexIsToldOnce(t *testing.T) {
 	t.Parallel()
@@ -80,8 +80,8 @@ func TestFullIndexIsToldOnce(t *testing.T) {
 	}
 }
 
-// That there is no room is told of each life of the publisher.
-func TestFullIndexIsToldAgain(t *testing.T) {
+// That there is no room is one event in each life of the publisher.
+func TestFullIndexIsReportedAgain(t *testing.T) {
 	t.Parallel()
 	p := newPublisher(t, 31, 1)
 	f, _ := fullFixture(t)

@@ -55,8 +55,9 @@ func (h *hub) add(r *rank) {
 	}
 }
 
-// remove takes r off and reports whether no rank is left. Ending, nobody's
-// batches are anybody else's: what the ranks know is what a snapshot takes.
+// remove takes r off and reports whether no rank is left. With ending, when
+// the manager stops, the other ranks' connections are not reviewed: a
+// snapshot takes what the ranks know.
 func (h *hub) remove(r *rank, ending bool) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -80,7 +81,7 @@ func (h *hub) run(ctx context.Context) {
 		ln, err := zmtp.ListenSub(ctx, h.endpoint, h.m.o.Socket)
 		if err == nil {
 			h.listener.Store(ln)
-			h.say("waiting for a publisher to dial " + ln.Endpoint())
+			h.setReason("waiting for a publisher to dial " + ln.Endpoint())
 			for {
 				c, aerr := ln.Accept(ctx)
 				if aerr != nil {
@@ -92,7 +93,7 @@ func (h *hub) run(ctx context.Context) {
 			h.listener.Store(nil)
 			_ = ln.Close()
 		} else {
-			h.say(err.Error())
+			h.setReason(err.Error())
 		}
 		h.m.o.Logger.Debug("kv event listener ended", "endpoint", h.endpoint, "error", err)
 		if !wait.For(ctx, pause/2+rand.N(pause/2+1)) {
@@ -102,8 +103,8 @@ func (h *hub) run(ctx context.Context) {
 	}
 }
 
-// say gives the ranks without a publisher the reason for that.
-func (h *hub) say(reason string) {
+// setReason gives the ranks without a publisher the reason for it.
+func (h *hub) setReason(reason string) {
 	for _, r := range h.list() {
 		r.mu.Lock()
 		if r.conn == 0 {
@@ -209,7 +210,7 @@ func (h *hub) serve(c *zmtp.Conn) {
 		}
 		r := l.take(h, topic, decoded)
 		if r == nil {
-			h.unroutable(topic, decoded, l.peer)
+			h.dropUnrouted(topic, decoded, l.peer)
 			continue
 		}
 		r.receive(l.conn, topic, seq, payload, decoded)
@@ -223,8 +224,8 @@ func (h *hub) serve(c *zmtp.Conn) {
 	}
 }
 
-// unroutable counts and tells of a batch that belongs to no rank for certain.
-func (h *hub) unroutable(topic []byte, b *kvevent.Batch, peer string) {
+// dropUnrouted counts and reports a batch that belongs to no rank for certain.
+func (h *hub) dropUnrouted(topic []byte, b *kvevent.Batch, peer string) {
 	h.unrouted.Add(1)
 	now := h.m.now()
 	h.mu.Lock()
@@ -244,9 +245,9 @@ func (h *hub) unroutable(topic []byte, b *kvevent.Batch, peer string) {
 
 // claim is connection conn's claim to speak for r; home says that it comes from
 // the worker's host. Who comes from there displaces who does not; otherwise the
-// later connection displaces the earlier, which an engine that has gone without
-// a word leaves behind. When the earlier one speaks all the same, nobody can say
-// whose batches are the engine's: the rank is untrusted until one of them leaves.
+// later connection displaces the earlier, which may be left over from an engine
+// that died. When the earlier one sends all the same, nobody knows whose batches
+// are the engine's: the rank is untrusted until one of them leaves.
 func (r *rank) claim(conn uint64, peer string, home bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -350,9 +351,9 @@ func (h *hub) route(topic []byte, b *kvevent.Batch, host string, mine map[*rank]
 
 // rankOf is the rank of w's worker, of those that fit, that a batch is of which
 // claims rank said (-1 for none). Engines count the ranks of a deployment, the
-// router those of a worker: a worker that runs ranks 4 to 7 of a larger group
-// has them as 0 to 3. Where nobody told the first one, they are taken to be as many
-// on every worker.
+// router those of a worker: a worker that runs ranks 4 to 7 of a larger group has
+// them as 0 to 3. Where the first one is not stated, every worker is assumed to
+// have as many.
 func rankOf(ranks []*rank, w *rank, fits func(*rank) bool, said int32) *rank {
 	n := 0
 	for _, r := range ranks {

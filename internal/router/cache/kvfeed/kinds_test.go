@@ -10,7 +10,7 @@ import (
 
 // A kind that nobody knows is a state of the rank, an event and a figure, all
 // of which name it; a publisher that begins anew without it is trusted again.
-func TestUnknownCacheKindIsTold(t *testing.T) {
+func TestUnknownCacheKindIsReported(t *testing.T) {
 	t.Parallel()
 	p := newPublisher(t, 21, 1)
 	f := newFixture(t, nil)
@@ -49,7 +49,7 @@ func TestUnknownCacheKindIsTold(t *testing.T) {
 
 // The end of counting copies is a state of the rank and an event, once; it is that of the
 // publisher's life, and outlives a restart of the router.
-func TestDisbelievedCopiesAreTold(t *testing.T) {
+func TestDisbelievedCopiesAreReported(t *testing.T) {
 	t.Parallel()
 	p := newPublisher(t, 22, 1)
 	f := newFixture(t, nil)

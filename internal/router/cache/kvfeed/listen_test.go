@@ -72,8 +72,9 @@ func (f *fixture) blocks(id kvindex.Rank) map[uint64]bool {
 	return all
 }
 
-// A second worker that cannot be told from the first joins: what is known of the
-// first is used no more, for its batches do not come any more.
+// A second worker joins that cannot be distinguished from the first: the entries
+// of the first are not used any more, because its batches are dropped from now
+// on.
 func TestListenerAmbiguousWorkerJoins(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t, nil)
@@ -90,7 +91,7 @@ func TestListenerAmbiguousWorkerJoins(t *testing.T) {
 	if f.emitted("feed.unknown") != 1 {
 		t.Errorf("no event: %+v", f.events)
 	}
-	// It can be told again.
+	// It can be distinguished again.
 	f.Remove(1)
 	sendBatch(p, 0, 2, storing(12))
 	f.until(func(s Status) bool { return s.Trusted && s.LastSeq == 2 })
@@ -263,7 +264,7 @@ func TestAttachmentIsNotItsConnection(t *testing.T) {
 }
 
 // Workers and ranks come and go, their engines dial in before, after and without
-// them, under topics and from hosts that tell them apart or do not: a rank that
+// them, under topics and from hosts that distinguish them or do not: a rank that
 // is trusted has nothing but what one and the same engine holds now.
 func TestListenerTrustsWhatOneEngineHolds(t *testing.T) {
 	t.Parallel()
@@ -366,7 +367,7 @@ func TestListenerTrustsWhatOneEngineHolds(t *testing.T) {
 	}
 }
 
-// Publishers dial one listener; topic, rank and host tell whose batches are whose.
+// Publishers dial one listener; topic, rank and host show whose batches are whose.
 func TestFeedListens(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -486,7 +487,7 @@ func TestFeedListens(t *testing.T) {
 }
 
 // TestFeedOfAnotherRank: batches that claim to be of another rank of the deployment than
-// the socket's are told of once and counted each.
+// the socket's make one event, and each is counted.
 func TestFeedOfAnotherRank(t *testing.T) {
 	t.Parallel()
 	for start, each := range map[int]uint64{0: 0, 4: 1} {

@@ -20,8 +20,8 @@
 //   - A gap that no replay closes, a number that goes back, a batch or an event
 //     that cannot be read, an engine block that does not fit: the rank's entries
 //     are dropped, counted and reported, and built anew from what follows.
-//   - A rank whose engine is known to compute and to tell nothing is not trusted,
-//     see Manager.Mute.
+//   - A rank whose engine is known to compute and publishes nothing is not
+//     trusted, see Manager.Mute.
 //   - The child of a block that the rank does not hold is not stored. If the
 //     feed had seen every batch until then, it starts over from the replay once
 //     per connection.
@@ -61,9 +61,9 @@ type Options struct {
 	// every reconnect, because ports may change with a restart, and for ranks
 	// added without an endpoint. It must honour its context.
 	Sources func(ctx context.Context, worker string) ([]workers.EventSource, error)
-	// Process tells when the process that answers for a rank's worker was started,
-	// in Unix seconds and by the engine's clock (NaN when it does not say), and
-	// when it was asked. Without it no rank keeps its entries over a lost
+	// Process returns when the process that answers for a rank's worker was
+	// started, in Unix seconds by the engine's clock (NaN when it does not say),
+	// and when it was asked. Without it no rank keeps its entries over a lost
 	// connection, unless a replay shows that nothing was missed.
 	Process func(worker string, dp int) (started float64, asked time.Time)
 	// Observer sees every change of a rank's entries, for a recorder. It is
@@ -89,8 +89,9 @@ type Options struct {
 	// ReplayBatches and ReplayBytes bound the answers to one request (1 Mi, 4 GiB).
 	ReplayBatches int
 	ReplayBytes   int64
-	// ReplayBurst and ReplayEvery bound the replays of one rank: so many at once,
-	// one more in each interval (8, 1 s). Beyond it gaps empty the rank.
+	// ReplayBurst and ReplayEvery bound the replays of one rank: so many in a
+	// row, then one more in each interval (8, 1 s). Beyond that a gap empties the
+	// rank.
 	ReplayBurst int
 	ReplayEvery time.Duration
 	// VerifyAfter and VerifyEvery are the silences after which the replay socket
@@ -139,8 +140,8 @@ func (o Options) withDefaults() (Options, error) {
 type Key struct {
 	Worker string
 	DP     int
-	// Host is where the worker runs, to tell publishers apart that dial into one
-	// listener with the same topic; empty if unknown.
+	// Host is where the worker runs, to distinguish publishers that dial into
+	// one listener with the same topic; empty if unknown.
 	Host string
 	// Start is the place of the worker's first rank in the deployment by which its
 	// engines count; 0 when unknown. It is no part of the rank's name.
@@ -150,7 +151,8 @@ type Key struct {
 	BlockSize int
 	// Traits are known of the engine, and no part of the rank's name either.
 	Traits kvgroup.Traits
-	// CopiesDisbelieved says that Traits.IgnoreCopies was found out and not stated, for Status.
+	// CopiesDisbelieved says that Traits.IgnoreCopies was found out and not stated; it
+	// is for Status.
 	CopiesDisbelieved bool
 }
 
@@ -278,7 +280,7 @@ func (m *Manager) Remove(id kvindex.Rank) bool {
 func (m *Manager) start(r *rank) {
 	ctx, cancel := context.WithCancel(m.ctx)
 	r.cancel = cancel
-	r.wg.Go(func() { r.tend(ctx) })
+	r.wg.Go(func() { r.maintain(ctx) })
 	if r.src.Bind {
 		r.hub = m.join(r)
 	} else {
@@ -341,11 +343,11 @@ func (m *Manager) Trusted(id kvindex.Rank) bool {
 	return at != nil && at.word.Load()&wordTrusted != 0
 }
 
-// Usable returns how many of overlap leading router blocks of a prompt, as the
-// index tells, rank id's engine will reuse: none when the rank is not trusted,
-// whole engine blocks only (see [kvstream.Shape.Usable]), and no more than all its cache
-// groups can go on from (see [kvgroup.Groups.Usable]). Where its other tiers hold
-// blocks behind these, beyond gets them (see [kvtier.Tiers.Extend]).
+// Usable returns how many of overlap leading router blocks of a prompt, as the index
+// counts them, rank id's engine will reuse: none when the rank is not trusted, whole
+// engine blocks only (see [kvstream.Shape.Usable]), and no more than all its cache
+// groups can go on from (see [kvgroup.Groups.Usable]). Where its other tiers hold blocks
+// behind these, beyond gets them (see [kvtier.Tiers.Extend]).
 func (m *Manager) Usable(id kvindex.Rank, overlap int, p *kvgroup.Prompt, beyond *decision.Tiers) int {
 	at := m.place(id)
 	if at == nil {
@@ -366,8 +368,8 @@ func (m *Manager) Usable(id kvindex.Rank, overlap int, p *kvgroup.Prompt, beyond
 	return kvstream.Usable(s, g, t, overlap, p, beyond)
 }
 
-// Untrusted reports whether rank id is fed, and its entries may not be used now: that
-// Usable has none of it says nothing.
+// Untrusted reports whether rank id is fed and its entries may not be used now, so
+// that 0 from Usable says nothing about it.
 func (m *Manager) Untrusted(id kvindex.Rank) bool {
 	at := m.place(id)
 	return at != nil && at.word.Load()&(wordFed|wordTrusted) == wordFed

@@ -8,16 +8,16 @@ import (
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
-// An engine whose connection stands and that computes without telling anything may have
-// given up blocks, too. Silence by itself is no sign of that, so it is found by those who
-// know what the engine was asked.
+// An engine that computes and publishes nothing, although its connection stands, may also
+// have evicted blocks. Silence alone does not show that: only those who know what the
+// engine was asked can notice.
 
-// Mute says that the engine of rank id has answered prompts, for why, of which nothing has
-// come since the rank was heard of (Status.Heard). Its entries are not used until a batch
-// comes, live or by a replay, which is asked for one. They are kept if that batch follows
-// the last one and was published before Mute was called: it was late, and its number says
-// that none is missing. Else the engine has not told of what it did meanwhile, and they
-// are dropped. A rank that has been heard of since stays as it is.
+// Mute reports that the engine of rank id has answered prompts, as why says, and has
+// published nothing of them since heard, the rank's Status.Heard. Its entries are not used
+// until a batch comes, live or by a replay, which is asked for one. They are kept if that
+// batch follows the last one and was published before Mute was called: it was late, and
+// its number says that none is missing. Otherwise the engine has not published what it did
+// meanwhile, and they are dropped. A rank that has been heard from since stays as it is.
 func (m *Manager) Mute(id kvindex.Rank, heard time.Time, why string) {
 	m.mu.Lock()
 	r := m.ranks[id]
@@ -31,25 +31,25 @@ func (m *Manager) Mute(id kvindex.Rank, heard time.Time, why string) {
 		return
 	}
 	_, had := r.stream.Last()
-	r.mute = muteness{at: m.now(), why: why, had: had, ask: true}
+	r.mute = muteState{at: m.now(), why: why, had: had, ask: true}
 	r.set(Mute, why)
 	r.emit(workers.Warn, "feed.mute", "%s: %s", r.label, why)
 	r.nextVerify = r.mute.at
 	r.poke()
 }
 
-// muteness is the silence of an engine that computes.
-type muteness struct {
+// muteState is the silence of an engine that computes.
+type muteState struct {
 	at  time.Time // when it was found
 	why string    // "" while there is none
 	had bool      // there was a batch before it
 	ask bool      // whether a replay has what the connection did not bring
 }
 
-// speaksAgain meets the first batch applied after Mute. The caller holds r.mu.
-func (r *rank) speaksAgain(seq uint64) {
+// endSilence handles the first batch applied after Mute. The caller holds r.mu.
+func (r *rank) endSilence(seq uint64) {
 	m := r.mute
-	r.mute = muteness{}
+	r.mute = muteState{}
 	// By what the last batch took, the publisher's clock is ahead of this one by no more
 	// than the lag.
 	published := r.stream.Published()

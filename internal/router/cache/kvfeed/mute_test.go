@@ -29,7 +29,7 @@ func muted(t *testing.T, replay bool, change func(*Options)) (*fixture, *publish
 	return f, p
 }
 
-// lose lets an engine do what it never tells of: not even a number is missing.
+// lose lets an engine do what it never publishes: not even a number is missing.
 func (p *publisher) lose(n int) {
 	p.set(func() {
 		for range n {
@@ -39,9 +39,9 @@ func (p *publisher) lose(n int) {
 	})
 }
 
-// TestMuteRankIsNotTrusted: what is known of a rank that computes and tells nothing is
-// not used, and in no snapshot. A batch that was late lets it be used again; one that
-// was published afterwards shows that something was never told, and all is dropped.
+// TestMuteRankIsNotTrusted: the entries of a rank that computes and publishes nothing
+// are not used, and in no snapshot. A batch that was late lets them be used again; one
+// that was published afterwards shows that something never was, and all are dropped.
 func TestMuteRankIsNotTrusted(t *testing.T) {
 	t.Parallel()
 	for name, late := range map[string]bool{"late": true, "never published": false} {

@@ -24,15 +24,15 @@ import (
 const (
 	// clockSlack is for start times that are computed from the ticks since boot.
 	clockSlack = 1.0 // seconds
-	// provePause is the pause between looks at what the engine has told.
+	// provePause is the pause between looks at the engine's latest answer.
 	provePause = 100 * time.Millisecond
 	// proveWithin bounds the wait of a batch for the engine's answer.
 	proveWithin = 10 * time.Second
 )
 
 // provable reports whether there can be a proof: the last batch has a date, and
-// the engine had told the start of its process when that came. Who dials in may be
-// anybody, whatever the engine's process says. The caller holds r.mu.
+// the start of the engine's process was known when it came. A publisher that dials
+// in proves nothing: it may not be that process. The caller holds r.mu.
 func (r *rank) provable() bool {
 	if r.m.o.Process == nil || r.src.Bind || math.IsNaN(r.process) {
 		return false

@@ -295,8 +295,8 @@ func (f *fixture) caughtUp(p *publisher) Status {
 }
 
 // live waits until what p sends comes by the connection: a batch sent while the rank
-// still asks for a replay may come by that alone, and tells nothing of the time that the
-// way takes.
+// still asks for a replay may come by that alone, and says nothing about the lag of the
+// connection.
 func (f *fixture) live(p *publisher) {
 	f.t.Helper()
 	p.subscribed()

@@ -19,7 +19,7 @@ import (
 )
 
 // rank is the feed of one rank. The goroutine that receives (dial's, or that of
-// a listener's connection) calls attach, receive and detach; tend runs replays.
+// a listener's connection) calls attach, receive and detach; maintain runs replays.
 type rank struct {
 	m          *Manager
 	id         kvindex.Rank
@@ -27,7 +27,7 @@ type rank struct {
 	label      string
 	place      *place
 	boundTopic string        // topic of a rank whose publisher dials in
-	wake       chan struct{} // something for tend to do; never blocks the waker
+	wake       chan struct{} // something for maintain to do; never blocks the waker
 	wg         sync.WaitGroup
 	cancel     context.CancelFunc // guarded by m.mu, as hub is
 	hub        *hub
@@ -50,19 +50,19 @@ type rank struct {
 	rival     uint64 // another connection that speaks for this rank, 0 for none
 	rivalPeer string
 	lostAt    time.Time // when the rank was last without connection
-	process   float64   // start of the engine's process as told when the last batch was applied, see provable
+	process   float64   // start of the engine's process as known when the last batch was applied, see provable
 	began     time.Time // when the connection in use began
 	proving   bool      // entries wait for the proof that they may be kept, see prove
 	proven    bool      // the connection continues what the stream has seen
 	resynced  bool      // it was started over because of orphans
-	refetch   bool      // see whether the replay tells more, when the budget of replays allows
+	refetch   bool      // see whether the replay has more, when the budget of replays allows
 	accept    bool      // take the first batch as it comes: the replay has failed
 
 	catching     bool // live batches wait in held for a replay
 	asking       bool // that replay is for what it may have besides what is known
 	misfit       bool // the newest batch left blocks that do not fit
-	disbelieved  bool // the stream counts no copies any more, which was told
-	hashDiffers  bool // the engine's names are not what was stated, which was told
+	disbelieved  bool // the stream counts no copies any more; the event was emitted
+	hashDiffers  bool // the engine's names are not what was stated; the event was emitted
 	nextFull     time.Time
 	held         []heldBatch
 	heldBytes    int64
@@ -73,7 +73,7 @@ type rank struct {
 
 	lastEvent  time.Time
 	heard      time.Time // see Status
-	mute       muteness
+	mute       muteState
 	lag        float64
 	nextVerify time.Time
 	quotas     map[string]*quota // by kind of event
@@ -106,22 +106,22 @@ func newRank(m *Manager, id kvindex.Rank, key Key, src workers.EventSource, at *
 
 func (r *rank) poke() { wait.Poke(r.wake) }
 
-// Of one kind and rank, so many events are told at once and one more in each
-// interval: a publisher that misbehaves cannot flood the log.
+// Of one kind and rank, emitBurst events are emitted in a row and then one in
+// each emitEvery: a publisher that misbehaves cannot flood the log.
 const (
 	emitBurst = 10
 	emitEvery = 5 * time.Second
 )
 
-// quota is what may be told of one kind of event. The kinds are a closed set.
+// quota limits the rate of one kind of event. The kinds are a closed set.
 type quota struct {
 	left       float64
 	last       time.Time
 	suppressed int // since the last one emitted
 }
 
-// allow reports whether one more may be told now, and what to add of those that
-// were not.
+// allow reports whether one more may be emitted now; more mentions those that
+// were suppressed.
 func (q *quota) allow(now time.Time) (more string, ok bool) {
 	q.left = min(emitBurst, q.left+now.Sub(q.last).Seconds()/emitEvery.Seconds())
 	q.last = now
@@ -137,7 +137,7 @@ func (q *quota) allow(now time.Time) (more string, ok bool) {
 	return more, true
 }
 
-// emit tells the operator. The caller holds r.mu.
+// emit emits an event within the quota of its kind. The caller holds r.mu.
 func (r *rank) emit(sev workers.Severity, kind, format string, args ...any) {
 	now := r.m.now()
 	q := r.quotas[kind]
@@ -153,8 +153,8 @@ func (r *rank) emit(sev workers.Severity, kind, format string, args ...any) {
 	r.m.o.Events.Emit(workers.Event{At: now, Severity: sev, Kind: kind, Worker: r.key.Worker, Rank: r.label, Text: text})
 }
 
-// observe hands what has happened to the observer. The caller holds r.mu, or r is
-// not known to anybody yet.
+// observe passes what has happened to the observer. The caller holds r.mu, or r
+// is not known to anybody yet.
 func (r *rank) observe(at time.Time, o Observation) {
 	if r.m.o.Observer != nil {
 		o.Rank, o.Worker, o.DP, o.At = r.id, r.key.Worker, r.key.DP, at
@@ -178,7 +178,7 @@ func (r *rank) startOver(reason string) {
 	_, had := r.stream.Last()
 	r.set(Unknown, reason)
 	r.stream.Reset()
-	r.proven, r.mute = true, muteness{}
+	r.proven, r.mute = true, muteState{}
 	r.publish()
 	if had {
 		r.dropped(reason, true)
@@ -196,7 +196,7 @@ func (r *rank) lose(seq uint64, why string) {
 		r.n.Lost += countable(seq - 1 - last)
 		r.set(Unknown, reason)
 		r.stream.Skip(seq)
-		r.mute = muteness{}
+		r.mute = muteState{}
 		r.dropped(reason, false)
 		return
 	}
@@ -314,7 +314,8 @@ func (r *rank) goLive() {
 	r.poke()
 }
 
-// liveReason is what the stream tells of a live rank. The caller holds r.mu.
+// liveReason is why a live rank's entries are complete, or what they lack. The caller
+// holds r.mu.
 func (r *rank) liveReason() string {
 	switch _, had := r.stream.Last(); {
 	case !had:
@@ -372,7 +373,7 @@ func (r *rank) applied(seq uint64, topic, payload []byte, at time.Time, replayed
 	s := r.stream
 	r.heard = r.m.now()
 	if r.mute.why != "" {
-		r.speaksAgain(seq)
+		r.endSilence(seq)
 	}
 	if r.m.o.Process != nil && r.src.Replay == "" && !r.src.Bind {
 		r.process, _ = r.m.o.Process(r.key.Worker, r.key.DP)
@@ -426,7 +427,7 @@ func (r *rank) applied(seq uint64, topic, payload []byte, at time.Time, replayed
 	if !r.resynced && !r.catching && !replayed && r.src.Replay != "" && s.LacksParent() {
 		// Every batch was applied and yet a parent is missing: either the engine
 		// names blocks in a way not understood here, or something was lost
-		// without a trace. Starting over tells, once.
+		// without a trace. Starting over, once, shows which.
 		r.resynced = true
 		r.startOver(fmt.Sprintf("batch %d has a child of a block that was never stored", seq))
 		r.catching = true
@@ -601,8 +602,8 @@ func (r *rank) connection(ctx context.Context) error {
 	}
 }
 
-// nextLive receives the next live batch. Where one is no publisher of events, or
-// not only, it is an ErrFrames: hang up rather than guess.
+// nextLive receives the next live batch. Where a message is none of a KV event
+// publisher, the error is ErrFrames: hang up rather than guess.
 func nextLive(c *zmtp.Conn, msg *zmtp.Message) (topic []byte, seq uint64, payload []byte, err error) {
 	if err = c.Recv(msg); err != nil {
 		return nil, 0, nil, err

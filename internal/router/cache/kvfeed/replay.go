@@ -13,9 +13,9 @@ import (
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
-// tend does for a rank what takes time: replays, checks for silent loss, and
+// maintain does for a rank what takes time: replays, checks for silent loss, and
 // noticing that a rank has gone stale.
-func (r *rank) tend(ctx context.Context) {
+func (r *rank) maintain(ctx context.Context) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
@@ -40,8 +40,8 @@ func (r *rank) tend(ctx context.Context) {
 			}
 		case r.rival != 0:
 		case !catching && r.refetch:
-			// Built anew from what follows, the rank misses what it held until
-			// that is stored again; a replay that reaches further back tells it
+			// Rebuilt from what follows, the rank misses what it held until
+			// that is stored again; a replay that reaches further back has it
 			// at once.
 			if next = r.untilReplay(now); next <= 0 {
 				r.refetch = false
@@ -50,7 +50,7 @@ func (r *rank) tend(ctx context.Context) {
 		case r.proving:
 			next = r.prove(now)
 		case !catching && r.stream.Short() && r.src.Replay != "" && !now.Before(r.nextFull) && r.m.o.Index.Roomy():
-			// What was refused comes by no other way: the engine does not store
+			// What was refused comes in no other way: the engine does not store
 			// again what it has.
 			if next = r.untilReplay(now); next <= 0 {
 				r.nextFull = now.Add(r.m.o.VerifyEvery)

@@ -63,15 +63,15 @@ type Status struct {
 	// UnknownKinds are the engine's names of cache kinds that nothing is known of
 	// here. With one of them the rank's blocks cannot be known.
 	UnknownKinds []string `json:"unknown_cache_kinds,omitempty"`
-	// CacheGroups are those of a rank that has told of several.
+	// CacheGroups are set when the engine has reported more than one.
 	CacheGroups []kvgroup.Group `json:"cache_groups,omitempty"`
-	// TiersReported says that the engine has told of a tier outside its device and is followed
-	// there, Tiers how many of its blocks are there.
+	// TiersReported says that the engine has reported a tier outside its device and that such
+	// tiers are followed; Tiers counts the blocks there.
 	TiersReported bool           `json:"tiers_told,omitempty"`
 	Tiers         decision.Tiers `json:"tiers,omitzero"`
 
 	// CopiesDisbelieved says that copies of the rank's blocks are not counted because
-	// its events told of more than there can be.
+	// its events stored more of them than there can be.
 	CopiesDisbelieved bool `json:"copies_disbelieved,omitempty"`
 
 	// HashDiffers says that the engine names its blocks otherwise than was stated.
@@ -126,8 +126,8 @@ type Observation struct {
 	DP     int
 	At     time.Time
 	// Cleared says that the rank's entries were dropped, for Reason; there is no
-	// batch then. Anew says that what was learned of the publisher was dropped
-	// with them.
+	// batch then. Anew says that what was learned about the publisher was
+	// dropped with them.
 	Cleared, Anew bool
 	Reason        string
 
@@ -138,7 +138,8 @@ type Observation struct {
 	Replayed bool
 
 	// OfFeed says that this is about the feed itself, with neither batch nor
-	// clearing: it began, or its entries are trusted from now on, or no more.
+	// clearing: it began or ended, or its entries are trusted from now on, or
+	// no longer.
 	OfFeed bool
 	// Began says that the feed begins, with entries from a snapshot if Kept, with
 	// none otherwise, in blocks of BlockSize tokens; Traits are those of its Key.
@@ -162,7 +163,7 @@ func (r *rank) set(s State, reason string) {
 }
 
 // place is where a rank is read without its lock. groups is nil while the rank has
-// told of one cache group only, tiers while it has told of the device only.
+// reported one cache group only, tiers while it has reported the device only.
 type place struct {
 	word   atomic.Uint64
 	groups atomic.Pointer[kvgroup.Groups]
@@ -217,8 +218,8 @@ func (r *rank) publish() {
 	}
 }
 
-// observeFeed hands what happens to the feed itself to the observer. The caller holds
-// r.mu, or r is not known to anybody yet.
+// observeFeed passes what happens to the feed itself to the observer. The caller
+// holds r.mu, or r is not known to anybody yet.
 func (r *rank) observeFeed(o Observation) {
 	o.OfFeed = true
 	r.observe(r.m.now(), o)

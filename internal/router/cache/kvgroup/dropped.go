@@ -2,10 +2,9 @@ package kvgroup
 
 import "github.com/dynctl/dynctl/internal/router/cache/kvevent"
 
-// Traits are what one must know of an engine to read its events and what the events
-// do not tell.
+// Traits are what must be known of an engine to read its events and is not in them.
 type Traits struct {
-	// IgnoreCopies says that one removal ends a block however often it was stored.
+	// IgnoreCopies says that one removal ends a block, however often it was stored.
 	IgnoreCopies bool `json:"once,omitempty"`
 	// Drops says that the engine computes the last block of every hit anew: vLLM
 	// does it when it drafts with EAGLE, MTP or the like.
@@ -21,7 +20,7 @@ type Traits struct {
 
 // dropped is Usable for an engine that drops the last block of every hit. Groups
 // look one block beyond the length in question, and each drops a block of its own,
-// once for a length; how they settle on one is not the largest length at which all
+// once for a length; the length that they agree on is not the largest at which all
 // can go on, but what vLLM's coordinator comes to, step by step. Groups of one kind,
 // window and block are looked up together, full ones first. Mamba states are made
 // before the drop, and are not looked for beyond it.

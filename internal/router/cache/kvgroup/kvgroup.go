@@ -1,7 +1,7 @@
-// Package kvgroup is what a rank with several cache groups can go on from. The
-// layers of a hybrid model (window, mamba or chunked attention beside full
-// attention) have caches of their own, and the engine reuses a prefix only up to a
-// length at which every one of them holds what it needs.
+// Package kvgroup computes how much of a prompt a rank with several cache groups
+// reuses. The layers of a hybrid model (window, mamba or chunked attention beside
+// full attention) have caches of their own, and the engine reuses a prefix only up
+// to a length at which every one of them holds what it needs.
 //
 // The rule, as vLLM's cache manager follows it. The usable prefix is the largest
 // length below the prompt's for which
@@ -13,9 +13,9 @@
 //   - chunked attention holds the blocks from the start of the length's chunk.
 //
 // Lengths are multiples of the least common multiple of the groups' blocks. If a
-// mamba group's blocks are larger than the smallest one that was told of, and
-// nothing but full groups and groups of that smallest block stand beside it, they
-// are multiples of that smallest block, and full groups reach to the end of the
+// mamba group's blocks are larger than the smallest one reported, and nothing but
+// full groups and groups of that smallest block stand beside it, they are
+// multiples of that smallest block, and full groups reach to the end of the
 // longest stored part of the block that follows.
 //
 // The engine's name of a block stands for its whole prefix and is the same in all
@@ -59,7 +59,7 @@ type Groups struct {
 
 	size        int // router block in tokens
 	groups      []group
-	finest      int  // smallest block told of that is whole router blocks, in those; 0 = none
+	finest      int  // smallest block reported that is whole router blocks, in those; 0 = none
 	crowd       bool // a group had no room
 	disbelieved bool // copies are not counted any more, see CopiesDisbelieved
 	blocks      []block
@@ -73,8 +73,8 @@ type Groups struct {
 type group struct {
 	id     int32
 	kind   kvevent.CacheKind
-	window int // tokens, 0 = not told
-	tokens int // largest block told of, in tokens
+	window int // tokens, 0 = not reported
+	tokens int // largest block reported, in tokens
 	blocks int // the same in router blocks, 0 = not whole ones
 }
 
@@ -103,17 +103,18 @@ func (g *Groups) Clear() {
 	}
 }
 
-// Group is what a rank's engine has told of one of its groups.
+// Group is what a rank's engine has reported about one of its groups.
 type Group struct {
 	Number int32             `json:"group"`
 	Kind   kvevent.CacheKind `json:"kind"`
-	// Window is in tokens, 0 when not told.
+	// Window is in tokens, 0 when not reported.
 	Window int `json:"window_tokens,omitempty"`
 	// Block is the size of a block in tokens.
 	Block int `json:"block_tokens"`
 }
 
-// Reported returns the groups that were told of, in the order in which they came.
+// Reported returns the groups that the engine has reported, in the order in which they
+// came.
 func (g *Groups) Reported() []Group {
 	g.RLock()
 	defer g.RUnlock()
@@ -129,14 +130,14 @@ func (g *Groups) Reported() []Group {
 type Store struct {
 	Group int32
 	Kind  kvevent.CacheKind
-	// Window is in tokens, 0 when not told.
+	// Window is in tokens, 0 when not reported.
 	Window int
 	// Block is the size of a block in tokens.
 	Block int
 	Names []uint64
 	// Locals are the local hashes of the event's router blocks, from the first on. They
-	// are those of all Names if Whole; else there are more of them, and which ones the
-	// names stand for is not told.
+	// are those of all Names if Whole; else there are more of them, and the event does
+	// not say which ones the names stand for.
 	Locals []uint64
 	Whole  bool
 	// Tokens are those of the Locals, Salt the salt of a first block. Foreign says that
@@ -252,8 +253,8 @@ func (g *Groups) storeNamed(i int, e *Store) (crowded int) {
 // than there can be. It is for the goroutine that writes.
 func (g *Groups) CopiesDisbelieved() bool { return g.disbelieved }
 
-// disbelieveCopies ends the count of copies. What groups beside full ones were told to have
-// may have been the beginnings of hits, which they do not have.
+// disbelieveCopies ends the count of copies. What groups other than full ones have stored
+// may have been the beginnings of hits, which they do not hold.
 func (g *Groups) disbelieveCopies() {
 	g.disbelieved = true
 	for i := range g.blocks {
@@ -271,8 +272,8 @@ func (g *Groups) disbelieveCopies() {
 }
 
 // sure is the place of the first name of an event that its group has for certain.
-// Where hits are reported as stores, a window is told to have all blocks from the
-// start, and has those which the hit needs of it.
+// Where hits are reported as stores, events store all blocks from the start in a
+// window, which only holds those that the hit needs of it.
 func (g *Groups) sure(i int, e *Store) int {
 	k := &g.groups[i]
 	if !g.IgnoreCopies && !g.disbelieved || e.HasParent || k.kind == kvevent.FullAttention || e.Block == 0 {
@@ -291,8 +292,8 @@ func (g *Groups) sure(i int, e *Store) int {
 	return n
 }
 
-// Seed adds a block of a known group that was stored before the others were known
-// of.
+// Seed adds a block of a known group that was stored before the other groups were
+// known.
 func (g *Groups) Seed(id int32, seq, name uint64) {
 	i := g.place(id)
 	if i < 0 {
@@ -404,7 +405,7 @@ func (g *Groups) Remove(id int32, names []uint64) {
 	}
 }
 
-// freeUnheld frees a block that no group holds.
+// freeUnheld frees the place of a block that no group holds.
 func (g *Groups) freeUnheld(at uint32) {
 	b := &g.blocks[at]
 	if b.copies != [maxGroups]uint8{} {

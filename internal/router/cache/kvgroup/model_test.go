@@ -26,7 +26,7 @@ type modelGroup struct {
 
 type model struct {
 	groups []modelGroup
-	sizes  []int // of all blocks told of
+	sizes  []int // of all blocks reported
 	names  map[string]uint64
 	chunk  int // tokens, 0 = not stated
 }
@@ -141,7 +141,7 @@ func TestUsableAsTheModelSays(t *testing.T) {
 	property.Check(t, func(t *rapid.T) {
 		m, g := drawGroups(t), New(routerBlock)
 		g.Chunk = m.chunk
-		for i := range m.groups { // as events without hashes tell of a group
+		for i := range m.groups { // as events without hashes report a group
 			g.Store(&Store{Group: int32(i), Kind: m.groups[i].kind, Window: m.groups[i].window, Block: m.groups[i].block})
 		}
 		draw := func() []uint32 {
@@ -168,8 +168,8 @@ func TestUsableAsTheModelSays(t *testing.T) {
 	})
 }
 
-// store stores some blocks of a prompt in a group, told as engines do: all of them
-// in a row with their tokens, or the last one alone after tokens of several.
+// store stores some blocks of a prompt in a group, published as engines do: all of
+// them in a row with their tokens, or the last one alone after tokens of several.
 func (m *model) store(t *rapid.T, g *Groups, i int, p []uint32) {
 	k := &m.groups[i]
 	whole := len(p) / k.block
@@ -226,7 +226,7 @@ func (m *model) judge(t *rapid.T, g *Groups, p []uint32) {
 	}
 }
 
-// TestSizesWhoseProductOverflows: engines may tell of any block sizes. The least common
+// TestSizesWhoseProductOverflows: engines may report any block sizes. The least common
 // multiple of these, in blocks of the router, is -1 in 64 bits.
 func TestSizesWhoseProductOverflows(t *testing.T) {
 	t.Parallel()

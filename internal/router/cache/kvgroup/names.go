@@ -39,8 +39,9 @@ func (g *Groups) Know(t Traits) {
 	}
 }
 
-// Computes reports whether the engine's names of blocks are computed, which tells what
-// they stand for where events do not. It is for the goroutine that writes.
+// Computes reports whether the engine's names of blocks are computed, so that it is
+// known what they stand for where events do not say. It is for the goroutine that
+// writes.
 func (g *Groups) Computes() bool { return g.names != nil }
 
 // Named reports whether the engine was seen to give names as computed. It is for the
@@ -64,8 +65,8 @@ func (g *Groups) Placed() bool {
 }
 
 // HashDiffers reports whether names were to be computed and the engine gave others only.
-// One that fits proves what was stated: salts and images that an event does not tell of
-// make other names, too. It is for the goroutine that writes.
+// One that fits proves what was stated: salts and images that are not in an event make
+// other names, too. It is for the goroutine that writes.
 func (g *Groups) HashDiffers() bool { return g.names != nil && g.names.misfit && !g.names.fits }
 
 func (n *names) clear() {

@@ -3,8 +3,8 @@ package kvgroup
 import "github.com/dynctl/dynctl/internal/router/cache/blockhash"
 
 // Text is what a prompt's blocks are made of. Groups that hold blocks of which no event
-// told what they stand for compute the engine's names of the prompt's blocks from it, and
-// find them by these. It is for one goroutine at a time.
+// said what they stand for compute the engine's names of the prompt's blocks from it, and
+// find the blocks by these. It is for one goroutine at a time.
 type Text struct {
 	tokens []uint32
 	salt   string
@@ -12,7 +12,7 @@ type Text struct {
 	used   int // of ways, for these tokens
 }
 
-// ByNames reports whether there are blocks of which no event told what they stand for and
+// ByNames reports whether there are blocks of which no event said what they stand for and
 // that a [Text] may find. It is for the goroutine that writes.
 func (g *Groups) ByNames() bool { return g.nowhere > 0 && g.names != nil && !g.HashDiffers() }
 

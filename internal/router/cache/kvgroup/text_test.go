@@ -26,7 +26,7 @@ func named(blocks int) (tokens []uint32, seq, names []uint64) {
 	return tokens, blockhash.Chain(nil, blockhash.Locals(nil, tokens, routerBlock, blockhash.Key{})), names
 }
 
-// holding is a rank of full attention, with blocks of which no event told what they stand
+// holding is a rank of full attention, with blocks of which no event said what they stand
 // for: those with these names, and another.
 func holding(names []uint64) *Groups {
 	g := New(routerBlock)
@@ -72,7 +72,7 @@ func TestNamesAsFarAsLookedFor(t *testing.T) {
 	}
 }
 
-// atWork is told before each name that is computed.
+// atWork calls a function before each name that is computed.
 type atWork struct {
 	*blockhash.EngineNames
 	name func()

@@ -74,8 +74,8 @@ func (l *look) usable(p *Prompt, overlap int) int {
 	return n
 }
 
-// maxUnit is longer than any prompt: more says nothing else, and no product of block
-// sizes that engines may tell of overflows.
+// maxUnit is longer than any prompt. It bounds a unit, so that no product of
+// reported block sizes overflows.
 const maxUnit = 1 << 31
 
 // unit returns what lengths are multiples of, in router blocks, and whether full

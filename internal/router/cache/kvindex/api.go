@@ -43,7 +43,7 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// Errors that callers tell apart.
+// Errors that callers distinguish.
 var (
 	ErrRankRange   = errors.New("rank out of range")
 	ErrRankInUse   = errors.New("rank is in use")
@@ -122,7 +122,7 @@ func (b *Batch) Store(parent uint64, hasParent bool, names, locals []uint64) {
 	b.locals = append(b.locals, locals[:n]...)
 }
 
-// StoreCopies is Store for engines that keep a block in memory as often as it was stored and tell the
+// StoreCopies is Store for engines that keep a block in memory as often as it was stored and publish the
 // removal of each copy (vLLM up to 0.33): a block that the rank holds already under the same name counts
 // as a further copy, and is gone when as many removals have come. The number of such blocks is bounded;
 // beyond it the first removal counts, so that the index undercounts.
@@ -139,7 +139,7 @@ func (b *Batch) Remove(names ...uint64) {
 	} else {
 		b.ops = append(b.ops, op{kind: opRemove, from: uint32(len(b.names)), n: uint32(n)})
 	}
-	if n == 1 { // as most engines tell it; a copy of many takes longer to begin
+	if n == 1 { // most engines publish one name each; a copy of many takes longer to begin
 		b.names = append(b.names, names[0])
 		return
 	}

@@ -19,8 +19,8 @@ const (
 	browseMask     = 64
 )
 
-// id names a stretch of a live run, which begins at block from; the hash of the run's place tells it
-// from another one that is put there later.
+// id names a stretch of a live run, which begins at block from; the hash of the run's place
+// distinguishes it from another one that is put there later.
 func (x *Index) id(n uint32, nd *node, from uint32) NodeID {
 	h := blockhash.Next(nd.first, uint64(nd.parent)<<32|uint64(nd.off))
 	return NodeID(h&^0xffffffffffff | uint64(from)<<32 | uint64(n)) // from is below maxRun
@@ -52,10 +52,10 @@ func (x *Index) resolve(id NodeID) (n, from uint32, _ error) {
 }
 
 // Children returns the runs that follow on node, or the first runs when node is [Root]. A run ends here
-// where another one leaves it, although it is kept in one piece, so that prefixes are told apart. The
-// work is bounded: at most 4,096 children are looked at (Partial tells when there are more) and at most
-// 16,384 runs below them, so that the figures of large subtrees are lower bounds. No lock is held for
-// longer than 128 steps.
+// where another one leaves it, although it is kept in one piece, so that prefixes are distinguished.
+// The work is bounded: at most 4,096 children are looked at (Partial says that there are more) and at
+// most 16,384 runs below them, so that the figures of large subtrees are lower bounds. No lock is held
+// for longer than 128 steps.
 func (x *Index) Children(node NodeID, o BrowseOptions) (Browse, error) {
 	less, err := order(o.Sort)
 	if err != nil {
@@ -74,7 +74,7 @@ func (x *Index) Children(node NodeID, o BrowseOptions) (Browse, error) {
 	out.Partial = partial
 	end := uint32(0)
 	if n != 0 {
-		// The same children tell where it ends, whatever comes meanwhile.
+		// The same children determine where it ends, whatever comes meanwhile.
 		out.Node, _ = x.stretch(n, from, ids, partial, browseSubtrees, nil)
 		if out.Node.Length == 0 {
 			return Browse{}, fmt.Errorf("node %x: %w", uint64(node), ErrUnknownNode)
@@ -114,7 +114,7 @@ func (x *Index) Children(node NodeID, o BrowseOptions) (Browse, error) {
 }
 
 // Hottest returns the runs of the whole tree with the most hits, flat, under the root. The work is
-// bounded: the first 16,384 runs from the root are looked at, level by level (Partial tells when there
+// bounded: the first 16,384 runs from the root are looked at, level by level (Partial says that there
 // are more). Runs without a hit are left out. No lock is held for longer than 128 steps.
 func (x *Index) Hottest(limit int) Browse {
 	limit = min(positive.Or(limit, browseLimit), browseMost)

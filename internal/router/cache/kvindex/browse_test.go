@@ -65,7 +65,8 @@ func TestChildren(t *testing.T) {
 		return out
 	}
 	for _, c := range get(Root, BrowseOptions{}).Children {
-		// What a run begins with is told block by block, and no further than the run goes.
+		// The head of a run is returned block by block, and no further than the run
+		// goes.
 		if got := x.Head(c.ID, 3); len(got) != min(3, c.Length) || got[0] != c.Local {
 			t.Errorf("the head of %+v is %x", c, got)
 		}

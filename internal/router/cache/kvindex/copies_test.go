@@ -3,7 +3,7 @@ package kvindex
 import "testing"
 
 // TestCopiesOutliveTheirRemovals: vLLM keeps two copies of a block that was
-// computed twice and tells the removal of each.
+// computed twice and publishes the removal of each.
 func TestCopiesOutliveTheirRemovals(t *testing.T) {
 	x := New(Options{})
 	defer x.Close()
@@ -56,8 +56,8 @@ func TestCopiesOutliveTheirRemovals(t *testing.T) {
 	x.RemoveRank(0)
 }
 
-// TestReportsOfHitsAreNoCopies: an engine that tells a hit as a store again and
-// again is found out, and the first removal counts from then on.
+// TestReportsOfHitsAreNoCopies: an engine that reports a hit as a store again
+// and again is found out, and the first removal counts from then on.
 func TestReportsOfHitsAreNoCopies(t *testing.T) {
 	x := New(Options{})
 	defer x.Close()

@@ -287,7 +287,8 @@ func (c *cache) reclaim() {
 	}
 }
 
-// endApply ends an Apply: it lets the epoch move on and gives surplus memory to the others.
+// endApply ends an Apply: it lets the epoch advance and gives surplus memory to the
+// others.
 func (c *cache) endApply() {
 	if len(c.limbo)-c.head > 64 {
 		c.ep.advance()
@@ -303,7 +304,7 @@ func (c *cache) endApply() {
 	}
 }
 
-// epochs tell when memory that was unlinked can be used again. A reader counts itself in under the
+// epochs show when memory that was unlinked can be reused. A reader counts itself in under the
 // epoch's parity; the epoch moves from e to e+1 only when no reader of e-1 is left. So what was
 // unlinked in epoch e is out of every reader's sight once the epoch is e+2.
 type epochs struct {

@@ -164,7 +164,7 @@ func (x *Index) keeps(n uint32, nd *node) (keep uint32) {
 	return keep
 }
 
-// storeExtra moves the cutoff over the extras that follow it and stores both.
+// storeExtra moves the cutoff past the extras that follow it and stores both.
 func (x *Index) storeExtra(k *rankState, n uint32, place *uint64, cut uint32, b []uint64) {
 	for hasBit(b, cut) {
 		b[cut/64] &^= 1 << (cut % 64)

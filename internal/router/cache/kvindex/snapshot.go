@@ -216,8 +216,8 @@ func (x *Index) dumpRank(k *rankState, d *dump) {
 }
 
 // Restore fills an index that has no ranks from a snapshot: its ranks come back in their slots under
-// their names, and noted is told of each with its note, which it must not keep. What the engines did
-// since the snapshot was written is up to the caller to find out. When the snapshot is cut, damaged or
+// their names, and noted is called for each with its note, which it must not keep. The caller has to
+// find out what the engines did since the snapshot was written. When the snapshot is cut, damaged or
 // of another version, or does not fit the limits, the index is left empty and the error wraps
 // [ErrSnapshot]; an error of noted has the same effect and is returned.
 func (x *Index) Restore(r io.Reader, noted func(r Rank, name string, note []byte) error) error {
@@ -364,7 +364,7 @@ func (s *restorer) more() error {
 	return nil
 }
 
-// endNote tells the caller of the rank's note when all of it is there.
+// endNote passes the rank's note to the caller when all of it is there.
 func (s *restorer) endNote() error {
 	if !s.noting {
 		return nil

@@ -20,9 +20,8 @@ type table struct {
 	touch uint64            // sum of touched words, so that touching is not optimised away
 }
 
-// A line is 8 words: tags 0-7; tags 8-11 and the overflow; 12 references, each with four more bits to
-// tell names apart on top. Tag 0 and
-// reference 0 mark an empty place.
+// A line is 8 words: tags 0-7; tags 8-11 and the overflow; 12 references, each with four more bits on
+// top to distinguish names. Tag 0 and reference 0 mark an empty place.
 //
 // The overflow is about entries that belong here but lie in a later line: their number in the low 16
 // bits (65,535 stays), and above it a set of the low 4 bits of their tags, so that a search for what is

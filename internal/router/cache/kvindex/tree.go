@@ -11,8 +11,8 @@ import (
 // unmapped. parent, off, first and depth are fixed while the node is linked.
 //
 // For readers, who take no lock: every block below len was visible before, in the directory and in its
-// chunk; a cut of the run (len going down) raises ver first, so that a reader who saw blocks that were
-// replaced meanwhile notices and starts again.
+// chunk; a cut of the run (len going down) raises ver first, so that a reader that saw blocks that
+// were replaced meanwhile notices and starts again.
 type node struct {
 	parent uint32
 	off    uint32 // blocks of the parent's run above this one
@@ -126,7 +126,7 @@ func (x *Index) unlink(pd *node, n uint32, nd *node) {
 	if nd.next != 0 {
 		x.m.node(nd.next).prev = nd.prev
 	}
-	nd.next = n // tells a browser that it has lost its way
+	nd.next = n // shows a browser that it has lost its way
 	pd.kids--
 	if nd.parent != 0 {
 		x.m.meta(x.chunkAt(pd, nd.off-1)).kids--

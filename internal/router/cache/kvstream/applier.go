@@ -56,7 +56,7 @@ type Applier struct {
 	// maxKinds of them; aside is the latest kind that is known and not used.
 	unknown []string
 	aside   kvevent.CacheKind
-	groups  *kvgroup.Groups // nil while one group is all that was told of
+	groups  *kvgroup.Groups // nil while only one group was reported
 
 	split                parts
 	names, locals, extra []uint64
@@ -123,8 +123,8 @@ func (a *Applier) Reset() {
 	a.split.reset()
 }
 
-// Emptied tells that the rank's blocks were dropped from the index by someone
-// else than the operations made here.
+// Emptied notes that the rank's blocks were dropped from the index by
+// something other than the operations made here.
 func (a *Applier) Emptied() {
 	a.split.reset()
 	if a.groups != nil {
@@ -136,7 +136,7 @@ func (a *Applier) Emptied() {
 
 // Shape is what one must know of a rank's blocks to read its overlap.
 type Shape struct {
-	// EngineBlock is the engine's block in tokens, 0 when no event told yet.
+	// EngineBlock is the engine's block in tokens, 0 when no event has said yet.
 	EngineBlock int `json:"engine_block_tokens"`
 	// Parts is the number of router blocks in an engine block, 0 when unknown.
 	Parts int `json:"parts"`
@@ -279,7 +279,7 @@ func (a *Applier) store(e *kvevent.Event, ops *kvindex.Batch) {
 		if e.Group >= 0 && !a.IgnoreCopies {
 			// vLLM (the only one with cache groups) keeps a block that it computed
 			// twice in two places, as with requests that arrive together with a
-			// common head, and tells the removal of each.
+			// common head, and publishes the removal of each.
 			ops.StoreCopies(e.Parent, e.HasParent, e.Hashes[:full], a.locals)
 		} else {
 			ops.Store(e.Parent, e.HasParent, e.Hashes[:full], a.locals)

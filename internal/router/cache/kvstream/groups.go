@@ -8,7 +8,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/placement/decision"
 )
 
-// several reports whether a batch tells of a cache group beside the one that is in
+// several reports whether a batch is about a cache group beside the one that is in
 // the index, or will be.
 func (a *Applier) several(b *kvevent.Batch) bool {
 	group := a.group
@@ -69,16 +69,16 @@ func (a *Applier) note(e *kvevent.Event) {
 			Group: e.Group, Kind: e.CacheKind, Window: int(e.SlidingWindow), Block: bs,
 			Parent: e.Parent, HasParent: e.HasParent, IgnoreCopies: e.Group < 0,
 		}
-		if bs%a.size == 0 { // else it is a part of a block, too small to be told apart
+		if bs%a.size == 0 { // else it is a part of a block, too small to be distinguished
 			st.Names = e.Hashes
-			// Events may have the tokens of more blocks than they name: which of
-			// them the names stand for is then told by the engine's names only, if those
-			// can be computed.
+			// Events may have the tokens of more blocks than they name: which of them
+			// the names stand for is then known only if the engine's names can be
+			// computed.
 			st.Whole = n > 0 && len(e.Tokens) == n*bs
 			if blocks := len(e.Tokens) / bs; st.Whole || g.Computes() && blocks > 0 {
 				a.locals = a.hash(e, blocks, bs)
 				st.Locals, st.Tokens, st.Salt = a.locals, e.Tokens, e.Salt
-				// vLLM names an adapter by its path, too, which no event tells.
+				// vLLM names an adapter by its path, too, which is in no event.
 				st.Foreign = a.lora(e) != "" || e.ExtraKeys != nil
 			}
 		}
@@ -86,8 +86,9 @@ func (a *Applier) note(e *kvevent.Event) {
 	}
 }
 
-// Usable is how many of overlap leading router blocks, as the index tells, the
-// engine will reuse for a prompt; beyond gets what tiers hold behind them.
+// Usable is how many of overlap leading router blocks, as the index counts
+// them, the engine will reuse for a prompt; beyond gets what tiers hold behind
+// them.
 func Usable(shape Shape, groups *kvgroup.Groups, tiers *kvtier.Tiers, overlap int, p *kvgroup.Prompt, beyond *decision.Tiers) int {
 	switch {
 	case groups == nil:
@@ -111,7 +112,8 @@ func Usable(shape Shape, groups *kvgroup.Groups, tiers *kvtier.Tiers, overlap in
 }
 
 // Usable returns how many of overlap leading router blocks of a prompt, as the
-// index tells, the engine will reuse, and what its other tiers hold behind them.
+// index counts them, the engine will reuse, and what its other tiers hold behind
+// them.
 func (s *Stream) Usable(overlap int, p kvgroup.Prompt) (n int, beyond decision.Tiers) {
 	p.Block = s.app.size
 	n = Usable(s.app.Shape(), s.app.groups, s.tiers, overlap, &p, &beyond)

@@ -40,7 +40,7 @@ func (g *naiveGroup) goesOn(n int) bool {
 		}
 	case g.kind == kvevent.ChunkedLocal && g.chunk > 0:
 		from, to = n/g.chunk*g.chunk/g.parts*g.parts, n
-	default: // the size of a chunk is not told
+	default: // the size of a chunk is not stated
 		to = n
 	}
 	for end := max(from, 0) + 1; end <= to; end++ {
@@ -102,7 +102,7 @@ func groupsProgram(program []byte) (groups [4]naiveGroup, events []kvevent.Event
 	return groups, events
 }
 
-// FuzzGroups: whatever groups, kinds, windows and tiers an engine tells of, and in
+// FuzzGroups: whatever groups, kinds, windows and tiers an engine reports, and in
 // whatever order, no prefix is counted at which one of the groups that have stored
 // something could not go on, whatever else is known of the engine.
 func FuzzGroups(f *testing.F) {

@@ -184,7 +184,7 @@ func restarted(t *testing.T, x *kvindex.Index, s *Stream) (*kvindex.Index, *Stre
 }
 
 // Judged by vLLM's own cache manager: what the router counts is what the engine
-// finds cached, in every request, where a full group with the finest blocks tells
+// finds cached, in every request, where a full group with the finest blocks shows
 // what the hashes stand for. Elsewhere it is never more.
 func TestHybridCachesOfVLLM(t *testing.T) {
 	t.Parallel()
@@ -293,7 +293,7 @@ func TestHybridCachesJoinedLate(t *testing.T) {
 }
 
 // As above, for engines that draft with EAGLE and so compute the last block of each
-// hit anew, which their events do not tell.
+// hit anew, which their events do not say.
 func TestLastBlockDroppedByVLLM(t *testing.T) {
 	t.Parallel()
 	files, err := filepath.Glob("../../../../testdata/hybrid/eagle/*.jsonl.gz")

@@ -130,7 +130,7 @@ func (m *kindModel) take(e *kvevent.Event) bool {
 	case m.unknown == "" && !other:
 		m.followed, m.group = true, max(m.group, e.Group)
 		for _, h := range e.Hashes {
-			if m.copies[h]++; e.Group < 0 { // a publisher that does not tell of copies
+			if m.copies[h]++; e.Group < 0 { // a publisher that does not publish copies
 				m.copies[h] = max(1, m.copies[h]-1)
 			}
 		}
@@ -139,7 +139,7 @@ func (m *kindModel) take(e *kvevent.Event) bool {
 	return false
 }
 
-// FuzzKinds: whatever kinds of cache an engine tells of, in whatever groups and
+// FuzzKinds: whatever kinds of cache an engine reports, in whatever groups and
 // order, the index holds nothing that the engine may have lost, and what it stored
 // is in there, or counted and, unless another group is followed, said by name.
 func FuzzKinds(f *testing.F) {

@@ -16,7 +16,7 @@ func seedOf(file string) string {
 }
 
 // With the algorithm and the seed of the engine's names stated, the count is vLLM's own
-// in every request, also without full attention where windows or mamba tell it. A wrong
+// in every request, also without full attention where windows or mamba show it. A wrong
 // statement is noticed at once and counts nothing too long.
 func TestHybridCachesWithNamesStated(t *testing.T) {
 	t.Parallel()
@@ -60,8 +60,8 @@ func TestHybridCachesWithNamesStated(t *testing.T) {
 				if s.app.groups == nil || !s.app.groups.Placed() {
 					t.Error("names are not computed")
 				}
-				// Of chunked attention alone whole chunks count without a name, and none may
-				// be told from which on the others could be tested.
+				// Of chunked attention alone whole chunks count without a name, and there
+				// may be none from which on the others could be tested.
 				whole := len(head.Groups) == 1 && head.chunk() > 0
 				tested := !whole || s.app.groups.Named()
 				plain, _ := predict(t, lines, head.Unit, kvgroup.Traits{Chunk: head.chunk()})

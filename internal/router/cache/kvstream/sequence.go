@@ -36,10 +36,10 @@ type Verdict struct {
 const Remembered = 256
 
 // Sequence follows the batch numbers of one publisher: 0 first, one more for
-// each batch, nothing on the wire that tells one life of the publisher from the
-// next. A number that goes back is therefore a restart, unless the batch is
-// byte for byte one that was applied; the stamp tells. The zero value waits for
-// the first batch.
+// each batch, nothing on the wire that distinguishes one life of the publisher
+// from the next. A number that goes back is therefore a restart, unless the
+// batch has the stamp of the one that was applied. The zero value waits for the
+// first batch.
 type Sequence struct {
 	next    uint64
 	started bool
@@ -47,9 +47,9 @@ type Sequence struct {
 	known   uint64             // how many of them are valid
 }
 
-// Stamp condenses a batch's payload to tell it from another batch that has the
-// same number. It reads the length and the first 64 bytes, which hold the
-// time of the batch and the first hashes.
+// Stamp condenses a batch's payload, to distinguish it from another batch that
+// has the same number. It reads the length and the first 64 bytes, which hold
+// the time of the batch and the first hashes.
 func Stamp(payload []byte) uint64 {
 	h := uint64(len(payload)) * 0x9e3779b97f4a7c15
 	p := payload[:min(len(payload), 64)]

@@ -29,7 +29,7 @@ type Stream struct {
 	dec   kvevent.Decoder
 	batch kvevent.Batch
 	ops   kvindex.Batch
-	tiers *kvtier.Tiers // nil until an event tells of one
+	tiers *kvtier.Tiers // nil until an event reports one
 
 	base     uint64  // no block comes from a batch before this one
 	said     int32   // the rank that the latest batch claims, -1 for none
@@ -102,7 +102,8 @@ func (s *Stream) OfferDecoded(seq uint64, payload []byte, decoded *kvevent.Batch
 	return v
 }
 
-// ApplyUnnumbered applies a batch of an engine that numbers none and loses none: a simulated one.
+// ApplyUnnumbered applies a batch of an engine that neither numbers nor loses batches:
+// a simulated one.
 func (s *Stream) ApplyUnnumbered(b *kvevent.Batch) { s.apply(s.seq.Next(), b) }
 
 func (s *Stream) apply(seq uint64, b *kvevent.Batch) {
@@ -124,7 +125,7 @@ func (s *Stream) apply(seq uint64, b *kvevent.Batch) {
 	s.counters.Refused += uint64(r.Refused)
 	s.counters.Renamed += uint64(r.Renamed)
 	if r.Refused > 0 {
-		s.beShort(true)
+		s.setShort(true)
 		s.complete = false
 	}
 	s.counters.Unknown += uint64(b.Unknown)
@@ -154,11 +155,11 @@ func (s *Stream) Drop() {
 	s.counters.Dropped++
 	s.base = s.seq.Next()
 	s.complete = false
-	s.beShort(false)
+	s.setShort(false)
 }
 
-// beShort notes whether the index lacks blocks of the rank for want of room.
-func (s *Stream) beShort(is bool) {
+// setShort notes whether the index lacks blocks of the rank for want of room.
+func (s *Stream) setShort(is bool) {
 	s.began = is && (s.began || !s.short)
 	s.short = is
 }
@@ -167,7 +168,7 @@ func (s *Stream) beShort(is bool) {
 func (s *Stream) Short() bool { return s.short }
 
 // EndShort says that the publisher's replay had nothing more that the index lacks.
-func (s *Stream) EndShort() { s.beShort(false) }
+func (s *Stream) EndShort() { s.setShort(false) }
 
 // TakeShort reports whether the index has begun to lack blocks of the rank for
 // want of room since the last call.
@@ -210,7 +211,7 @@ func (s *Stream) Reset() {
 }
 
 // Playback applies a batch that a feed has applied, in the same order and from the same
-// beginning. What was dropped for batches that are missing before it is told by Reset and
+// beginning. What was dropped for batches missing before it is played back by Reset and
 // Drop.
 func (s *Stream) Playback(seq uint64, payload []byte) {
 	if v := s.Offer(seq, payload); v.Kind == Gap {
@@ -273,7 +274,7 @@ func (s *Stream) Position() (Position, bool) {
 func (s *Stream) Resume(p Position) {
 	s.seq.Resume(p.Seq, p.Stamp)
 	s.base, s.complete = p.Base, p.Complete
-	s.beShort(p.Short)
+	s.setShort(p.Short)
 	s.app.engine, s.app.parts, s.app.bigram, s.app.group = p.EngineBlock, p.Parts, p.Bigram, p.Group
 	if p.EngineBlock != 0 && p.EngineBlock != s.app.size {
 		s.Reset() // kept by a router with another block size
@@ -317,7 +318,7 @@ func (s *Stream) Forgotten(seq uint64) bool { return seq < s.seq.next && s.seq.n
 func (s *Stream) Claimed() int32 { return s.said }
 
 // Published returns the publisher's time of the latest batch in Unix seconds, 0 where it
-// told none.
+// has none.
 func (s *Stream) Published() float64 { return s.at }
 
 // LacksParent reports whether a block came whose parent was never stored, although every
@@ -338,7 +339,7 @@ func (s *Stream) Complete() bool { return s.complete }
 // Shape returns the shape of the rank's blocks.
 func (s *Stream) Shape() Shape { return s.app.Shape() }
 
-// CacheGroups are those that a rank has told of, nil while that is one.
+// CacheGroups are those that the rank's engine has reported, nil while it is only one.
 func (s *Stream) CacheGroups() []kvgroup.Group {
 	if s.app.groups == nil {
 		return nil

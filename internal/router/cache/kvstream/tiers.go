@@ -15,9 +15,9 @@ func (s *Stream) Tiers() (d decision.Tiers) {
 	return d
 }
 
-// TiersReported reports whether an event has told of a tier outside the device, before a
-// restart of the router maybe, and its blocks are followed: then none is 0, else it is not
-// known.
+// TiersReported reports whether an event has reported a tier outside the device, maybe
+// before a restart of the router, and its blocks are followed: only then does a count of 0
+// mean that there are none.
 func (s *Stream) TiersReported() bool {
 	return (s.app.Counters.Tiered > 0 || s.tiers != nil) && s.followsTiers()
 }
@@ -26,7 +26,7 @@ func (s *Stream) TiersReported() bool {
 // which groups go on from another tier.
 func (s *Stream) followsTiers() bool { return s.app.groups == nil && len(s.app.unknown) == 0 }
 
-// noteTiers accounts for what a batch tells of tiers beside the device. The index
+// noteTiers accounts for what a batch says about tiers beside the device. The index
 // stands where it stood before the batch: blocks that the batch removes from the device
 // are still known there, so that those that move to another tier keep their place.
 func (s *Stream) noteTiers(b *kvevent.Batch) {
@@ -150,7 +150,7 @@ func (s *Stream) storeTier(tier kvtier.Tier, e *kvevent.Event, seqs []uint64, pa
 	}
 }
 
-// joinTiers gives blocks their place of which the batch has told only now.
+// joinTiers gives their place to blocks whose prefix the batch has shown only now.
 func (s *Stream) joinTiers(b *kvevent.Batch) {
 	if !s.tiers.AnyNowhere() {
 		return

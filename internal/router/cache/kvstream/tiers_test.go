@@ -22,7 +22,7 @@ func tiered(m kvevent.Medium, e kvevent.Event) kvevent.Event {
 	return e
 }
 
-// placeholder is what vLLM's offloading connector tells of a stored block.
+// placeholder is what vLLM's offloading connector publishes of a stored block.
 func placeholder(m kvevent.Medium, names ...uint64) kvevent.Event {
 	return tiered(m, kvevent.Event{Kind: kvevent.Stored, Group: -1, Hashes: names})
 }
@@ -199,8 +199,8 @@ func (m *tierModel) usable() (n int, beyond decision.Tiers) {
 	return n, beyond
 }
 
-// FuzzTiers: whatever a rank tells of its tiers, one event a batch, its usable prefix is
-// that of a naive model, device and tiers alike.
+// FuzzTiers: whatever a rank reports of its tiers, one event a batch, its usable prefix
+// is that of a naive model, device and tiers alike.
 func FuzzTiers(f *testing.F) {
 	f.Add([]byte{0, 0xf0, 5, 0x30, 1, 0x73, 5, 0x31, 2, 0x10})
 	f.Add([]byte{4, 0x21, 8, 0x33, 0, 0x20, 1, 0x51, 12, 0x70, 13, 0x11})

@@ -132,21 +132,21 @@ func (t *Tiers) Store(tier Tier, name, seq uint64, width int) bool {
 	return true
 }
 
-// Learn tells what prefix a name stands for; a name that no tier holds is passed over.
+// Learn notes what prefix a name stands for; a name that no tier holds is passed over.
 func (t *Tiers) Learn(name, seq uint64) {
 	at, ok := t.byName[name]
 	if !ok || seq == 0 || t.blocks[at].seq == seq {
 		return
 	}
 	b := &t.blocks[at]
-	t.nowhereNow(at)
+	t.unplace(at)
 	b.seq = seq
 	t.nowhere--
 	t.bySeq[seq] = at
 }
 
-// nowhereNow forgets what prefix a block stands for.
-func (t *Tiers) nowhereNow(at uint32) {
+// unplace forgets what prefix a block stands for.
+func (t *Tiers) unplace(at uint32) {
 	b := &t.blocks[at]
 	if b.seq == 0 {
 		return
@@ -196,7 +196,7 @@ func (t *Tiers) leave(at uint32, tier Tier) {
 	if b.in &^= 1 << tier; b.in != 0 {
 		return
 	}
-	t.nowhereNow(at)
+	t.unplace(at)
 	t.nowhere--
 	delete(t.byName, b.name)
 	t.narrow(b.width)

@@ -98,7 +98,7 @@ func hangUp(c *Conn) (stop func()) {
 
 // expect receives n messages of the given topic and size, with sequences
 // increasing by one, and returns the last one. libzmq may not know of the
-// subscription at the first publication, so p is told to publish until
+// subscription at the first publication, so p is commanded to publish until
 // something comes.
 func expect(t *testing.T, p *peer, c *Conn, n, size int, topic string) uint64 {
 	t.Helper()

@@ -57,8 +57,8 @@ func ListenPub(ctx context.Context, endpoint string, o Options) (*Pub, error) {
 
 // DialPub publishes to a subscriber that binds endpoint. It dials in the
 // background and again, with a growing pause, whenever the connection is not
-// there; Stats tells the latest error. Messages sent meanwhile have no
-// subscriber and go nowhere, as with any PUB. The end of ctx closes the socket.
+// there; Stats has the latest error. Messages sent meanwhile have no subscriber
+// and go nowhere, as with any PUB. The end of ctx closes the socket.
 func DialPub(ctx context.Context, endpoint string, o Options) (*Pub, error) {
 	if _, err := parseEndpoint(endpoint); err != nil {
 		return nil, err

@@ -155,7 +155,7 @@ func TestSlowSubscriber(t *testing.T) {
 }
 
 // TestListenSub lets publishers dial in and checks that each one's messages and
-// its end are told apart, and that a dialling Pub comes back.
+// its end are distinguished, and that a dialling Pub comes back.
 func TestListenSub(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()

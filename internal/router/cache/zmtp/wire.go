@@ -195,7 +195,7 @@ func (c *Conn) handshake() error {
 		return err
 	}
 	if !slices.Contains(peersOf[c.role], socketType) {
-		// Tell the peer why, as the specification asks; it is lost either way.
+		// Send the peer the reason, as the specification asks; it is lost either way.
 		reason := "socket type does not fit " + string(c.role)
 		_, _ = c.nc.Write(appendCommand(nil, "ERROR", []byte{byte(len(reason))}, []byte(reason)))
 		return fmt.Errorf("%w: %s cannot talk to a peer of socket type %q", ErrProtocol, c.role, clip([]byte(socketType)))
