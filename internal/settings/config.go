@@ -121,7 +121,7 @@ type Kubernetes struct {
 	Namespaces []string
 	// Kubeconfig is a file; empty for the pod's service account or kubectl's file.
 	Kubeconfig string
-	// Port of engines whose pods do not tell another.
+	// Port of engines whose pods name no other.
 	Port int
 	// Scheme is what all of them speak: http or https.
 	Scheme string

@@ -438,7 +438,7 @@ func (f *benchFlags) crossover(cmd *cobra.Command, output string) (err error) {
 			}
 		}
 	} else {
-		p.say("caution the router does not tell what it has learned: %v", err)
+		p.say("caution the router does not say what it has learned: %v", err)
 	}
 	res.Name, res.Version, res.Created, res.Target, res.Hardware, res.Command = filepath.Base(folder.Path), cli.BuildVersion().Version, start, facts, f.hardware(), append([]string{"dynctl"}, os.Args[1:]...)
 	if runErr != nil && res.Partial == "" {

@@ -220,12 +220,12 @@ func learnedCrossing(s *admin.Status, answers int) (*admin.Crossing, error) {
 	case len(s.Costs) > 1:
 		return nil, fmt.Errorf("there are costs of %d models, and routing.threshold is one for all: choose from their crossings in dynctl top --once, and set it", len(s.Costs))
 	case len(s.Costs) == 0 || len(s.Costs[0].Crossings) == 0:
-		return nil, errors.New("too little is known of the costs yet; dynctl top --once tells how much")
+		return nil, errors.New("too little is known of the costs yet; dynctl top --once shows how much")
 	}
 	list := s.Costs[0].Crossings
 	i := slices.IndexFunc(list, func(x admin.Crossing) bool { return x.Running == answers })
 	if i < 0 {
-		return nil, fmt.Errorf("no crossing is told for %d answers; there are %d to %d", answers, list[0].Running, list[len(list)-1].Running)
+		return nil, fmt.Errorf("no crossing is known for %d answers; there are %d to %d", answers, list[0].Running, list[len(list)-1].Running)
 	}
 	x := &list[i]
 	if x.Tokens == nil || x.Low == nil || *x.Low == 0 && x.High == nil {

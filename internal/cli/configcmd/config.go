@@ -184,7 +184,7 @@ func newConfigViewCmd() *cobra.Command {
 	}
 	cli.SettingFlags(cmd)
 	cmd.Flags().StringVar(&path, "config", os.Getenv("DYNCTL_CONFIG"), "configuration `FILE`")
-	cmd.Flags().BoolVar(&origin, "origin", false, "tell where each value comes from")
+	cmd.Flags().BoolVar(&origin, "origin", false, "show where each value comes from")
 	cli.OutputFlag(cmd, &output, cli.ListFormats()...)
 	return cmd
 }

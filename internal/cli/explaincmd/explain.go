@@ -28,8 +28,8 @@ func New() *cobra.Command {
 	)
 	cmd := &cobra.Command{
 		Use:   "explain [REQUEST]",
-		Short: "Tell why a request went where it went, or would go",
-		Long: `Tell why the router chose what it chose.
+		Short: "Say why a request went where it went, or would go",
+		Long: `Say why the router chose what it chose.
 
 With REQUEST, the id of a decision (header X-Dynctl-Decision) or of a request
 (X-Request-Id), the receipt of that request is shown. With --prompt, --tokens or

@@ -50,7 +50,7 @@ func (c *compareFlags) add(cmd *cobra.Command) {
 	f.StringSliceVar(&c.policies, "policy", nil, "simulate the requests under these policies: "+strings.Join(settings.Lookup("routing.policy").Values, ","))
 	f.StringSliceVar(&c.thresholds, "routing-threshold", nil, "simulate with these thresholds, in `TOKENS`; auto takes the path that costs less, by what was learned in the run, and auto:TOKENS says what decides before enough is known")
 	f.StringSliceVar(&c.kvBlocks, "kv-blocks", nil, "simulate with caches of so many blocks a rank; \"unlimited\" evicts nothing")
-	f.StringVar(&c.fleet, "fleet", "16a", "simulated engines, as in serve --sim; blocks are of 64 tokens and a cache holds 16384 unless told")
+	f.StringVar(&c.fleet, "fleet", "16a", "simulated engines, as in serve --sim; blocks are of 64 tokens and a cache holds 16384 unless stated otherwise")
 	f.StringVar(&c.on, "routing-threshold-on", "eff_isl", "what the threshold counts: eff_isl|isl")
 	f.Float64Var(&c.speedup, "arrival-speedup", 1, "let requests arrive so many times faster")
 	f.Uint64Var(&c.seed, "seed", 1, "seed of random choices in a simulation")

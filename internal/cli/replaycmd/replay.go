@@ -509,7 +509,7 @@ func newStat(tf *traceFlags) *cobra.Command {
 	}
 	cli.OutputFlag(cmd, &output, cli.ListFormats()...)
 	cmd.Flags().StringVar(&html, "html", "", "write a report of the trace as one HTML `FILE`")
-	cmd.Flags().BoolVar(&caches, "caches", false, "also tell what shared caches of several sizes would hit")
+	cmd.Flags().BoolVar(&caches, "caches", false, "also show what shared caches of several sizes would hit")
 	return cmd
 }
 

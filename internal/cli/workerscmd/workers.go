@@ -263,7 +263,7 @@ func newWorkersAddCmd(router *cli.RouterFlags) *cobra.Command {
 			return nil
 		}),
 	}
-	cmd.Flags().StringVar(&role, "role", "", strings.Join(roles, "|")+"; the engine tells when it is left out")
+	cmd.Flags().StringVar(&role, "role", "", strings.Join(roles, "|")+"; left out, the engine reports it")
 	_ = cmd.RegisterFlagCompletionFunc("role", cobra.FixedCompletions(roles, cobra.ShellCompDirectiveNoFileComp))
 	return cmd
 }
