@@ -338,7 +338,7 @@ func TestAnyCutIsInvisible(t *testing.T) {
 	}
 }
 
-// judge holds the index against what the engine itself found cached.
+// judge compares the index with what the engine itself found cached.
 func (g *rig) judge(k recording, l lookup) {
 	g.t.Helper()
 	var q kvindex.Query

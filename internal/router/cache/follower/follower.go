@@ -178,8 +178,9 @@ func (f *Follower) follow(now *workers.Snapshot) {
 			f.retire(k)
 		}
 	}
-	// Who came and went since the last look is in no change. Who left after
-	// this one is still in it, and has its turn next time.
+	// A rank that came and went since the last look is in no change. One that
+	// left after this look is still in the snapshot, and has its turn next
+	// time.
 	for _, k := range f.Registry.Retired() {
 		if _, in, ok := now.Slot(k.Slot); !ok || in != k {
 			f.retire(k)
@@ -209,8 +210,8 @@ func (f *Follower) follow(now *workers.Snapshot) {
 	f.publish()
 }
 
-// retire takes all places of a rank that has left the fleet away, and then lets
-// others have its slot. The caller holds places.
+// retire takes a rank that has left the fleet out of all its places, and then
+// releases its slot. The caller holds places.
 func (f *Follower) retire(k *workers.Rank) {
 	f.unfeed(k)
 	f.mu.Lock()
@@ -274,7 +275,7 @@ func stated(w *workers.Worker) kvgroup.Traits {
 	return kvgroup.Traits{IgnoreCopies: w.KVCopies == workers.CopiesSingle, Drops: w.LastBlock == workers.LastBlockDropped, Chunk: w.AttentionChunk, HashAlgorithm: w.KVHash, HashSeed: w.KVHashSeed}
 }
 
-// auditEvery is how often the index is held against the engines' capacity.
+// auditEvery is how often the index is compared with the engines' capacity.
 const auditEvery = 5 * time.Second
 
 // audit looks for ranks of which the index knows more blocks than fit into the

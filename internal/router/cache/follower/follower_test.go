@@ -24,16 +24,16 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// stand is a follower with all that it works on, and the events that it emitted.
-type stand struct {
+// fixture is a follower with all that it works on, and the events that it emitted.
+type fixture struct {
 	*Follower
 	kinds []string
 	gone  []string
 }
 
-func newStand(t testing.TB, snapshot string) *stand {
+func newFixture(t testing.TB, snapshot string) *fixture {
 	t.Helper()
-	s := &stand{}
+	s := &fixture{}
 	o := Options{
 		Registry: workers.NewRegistry(func(workers.Event) {}), Index: kvindex.New(kvindex.Options{MaxBlocks: 1 << 12}), Predicted: approx.New(approx.Options{}), Ledger: ledger.New(),
 		Feeds: kvfeed.Options{BlockSize: 16}, Snapshot: snapshot,
@@ -55,7 +55,7 @@ func newStand(t testing.TB, snapshot string) *stand {
 }
 
 // set makes the fleet consist of workers, given as they are typed, and follows.
-func (s *stand) set(t testing.TB, texts ...string) *workers.Snapshot {
+func (s *fixture) set(t testing.TB, texts ...string) *workers.Snapshot {
 	t.Helper()
 	snap := s.register(t, texts...)
 	s.follow(snap)
@@ -63,7 +63,7 @@ func (s *stand) set(t testing.TB, texts ...string) *workers.Snapshot {
 }
 
 // register makes the fleet consist of workers.
-func (s *stand) register(t testing.TB, texts ...string) *workers.Snapshot {
+func (s *fixture) register(t testing.TB, texts ...string) *workers.Snapshot {
 	t.Helper()
 	var specs []workers.Spec
 	for _, text := range texts {
@@ -82,7 +82,7 @@ func (s *stand) register(t testing.TB, texts ...string) *workers.Snapshot {
 // TestPlaces: a rank has its place everywhere while it is in the fleet, and
 // nothing is left of it afterwards, so that another can have its slot.
 func TestPlaces(t *testing.T) {
-	s := newStand(t, "")
+	s := newFixture(t, "")
 	snap := s.set(t, "http://127.0.0.1:1,name=a", "http://127.0.0.1:2,name=b,events=tcp://127.0.0.1:3")
 	a, _ := snap.Worker("a")
 	b, _ := snap.Worker("b")
@@ -120,7 +120,7 @@ func TestPlaces(t *testing.T) {
 
 // TestBlocks: the blocks of a rank are its own, and one without a place has none.
 func TestBlocks(t *testing.T) {
-	s := newStand(t, "")
+	s := newFixture(t, "")
 	snap := s.set(t, "http://127.0.0.1:1,name=a", "http://127.0.0.1:2,name=b")
 	a, _ := snap.Worker("a")
 	var batch kvindex.Batch
@@ -143,7 +143,7 @@ func TestBlocks(t *testing.T) {
 }
 
 // bringBack puts a rank into a slot as a snapshot would have brought it back.
-func (s *stand) bringBack(t rapid.TB, slot uint32, label string) {
+func (s *fixture) bringBack(t rapid.TB, slot uint32, label string) {
 	if err := s.Index.AddRank(kvindex.Rank(slot), label); err != nil {
 		t.Fatal(err)
 	}
@@ -156,7 +156,7 @@ func (s *stand) bringBack(t rapid.TB, slot uint32, label string) {
 // TestRestoredRankLeaves: a worker whose rank was restored and that leaves before
 // its events are known leaves nothing behind; when it comes back, it has a place.
 func TestRestoredRankLeaves(t *testing.T) {
-	s := newStand(t, "")
+	s := newFixture(t, "")
 	s.bringBack(t, 0, "a/dp0")
 	s.set(t, "http://127.0.0.1:1,name=a") // its events are not known yet
 	s.set(t)
@@ -177,7 +177,7 @@ func TestRestoredRankLeaves(t *testing.T) {
 // free or kept for a worker that has not come back.
 func TestPlacesWhateverComes(t *testing.T) {
 	property.Check(t, func(r *rapid.T) {
-		s := newStand(t, "")
+		s := newFixture(t, "")
 		for slot, port := range rapid.SliceOfNDistinct(rapid.IntRange(1, 6), 0, 4, rapid.ID[int]).Draw(r, "restored") {
 			s.bringBack(r, uint32(slot), fmt.Sprintf("w%d/dp0", port))
 		}
@@ -264,7 +264,7 @@ func TestSnapshot(t *testing.T) {
 		t.Fatal(err)
 	}
 	const slot = 0
-	now := newStand(t, path)
+	now := newFixture(t, path)
 	now.restore()
 	if _, ok := now.Index.RankStats(slot); !ok || !slices.Equal(now.kinds, []string{"snapshot_restored"}) {
 		t.Errorf("after a restart: rank %v, events %q", ok, now.kinds)
@@ -280,7 +280,7 @@ func TestSnapshot(t *testing.T) {
 	if err := os.WriteFile(path, raw[:len(raw)/2], 0o600); err != nil {
 		t.Fatal(err)
 	}
-	cut := newStand(t, path)
+	cut := newFixture(t, path)
 	cut.restore()
 	if cut.restored != nil || !slices.Equal(cut.kinds, []string{"snapshot_refused"}) {
 		t.Errorf("a file that is cut: %v, events %q", cut.restored, cut.kinds)
@@ -288,7 +288,7 @@ func TestSnapshot(t *testing.T) {
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
 	}
-	none := newStand(t, path)
+	none := newFixture(t, path)
 	if none.restore(); len(none.kinds) != 0 {
 		t.Errorf("without a file: events %q", none.kinds)
 	}
@@ -297,7 +297,7 @@ func TestSnapshot(t *testing.T) {
 // FuzzSnapshot: whatever the file holds, it is taken or refused.
 func FuzzSnapshot(f *testing.F) {
 	path := filepath.Join(f.TempDir(), "index")
-	s := newStand(f, path)
+	s := newFixture(f, path)
 	s.set(f, "http://127.0.0.1:1,name=a,events=tcp://127.0.0.1:3")
 	s.restored = map[uint32]restoredRank{0: {label: "a/dp0", note: []byte(`{"block_size_tokens":16,"position":{"seq":7,"stamp":9}}`)}}
 	if err := s.save(); err != nil {
@@ -316,7 +316,7 @@ func FuzzSnapshot(f *testing.F) {
 		if err := os.WriteFile(path, raw, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		s := newStand(t, path)
+		s := newFixture(t, path)
 		if s.restore(); len(s.kinds) != 1 {
 			t.Errorf("events %q", s.kinds)
 		}

@@ -11,7 +11,7 @@ import (
 // the others behind, here or in their slots, and can come back with more again.
 func TestFewerRanks(t *testing.T) {
 	t.Parallel()
-	s := newStand(t, "")
+	s := newFixture(t, "")
 	s.set(t, "http://127.0.0.1:1,name=a")
 	for _, dp := range []int{4, 1, 3, 2, 4} {
 		l := workers.Learned{DP: dp, From: map[workers.Field]string{workers.FieldDP: "test"}}

@@ -106,7 +106,7 @@ func (o *outlet) blockOf(*workers.Worker) int { return o.block }
 
 // life is a follower that runs.
 type life struct {
-	*stand
+	*fixture
 	t    *testing.T
 	o    *outlet
 	stop func() error // and the outlet has noticed
@@ -114,12 +114,12 @@ type life struct {
 
 func begin(t *testing.T, path string, o *outlet) *life {
 	t.Helper()
-	s := newStand(t, path)
+	s := newFixture(t, path)
 	s.BlockOf = o.blockOf
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- s.Run(ctx) }()
-	l := &life{stand: s, t: t, o: o, stop: func() error {
+	l := &life{fixture: s, t: t, o: o, stop: func() error {
 		cancel()
 		err := <-done
 		done <- nil
@@ -200,12 +200,12 @@ func TestStopKeepsPositions(t *testing.T) {
 	o.publish(65)
 
 	// The next one hears nothing of its engine in its short life.
-	deaf := newStand(t, path)
+	deaf := newFixture(t, path)
 	deaf.restore()
 	if err := deaf.save(); err != nil {
 		t.Fatal(err)
 	}
-	mute := newStand(t, path)
+	mute := newFixture(t, path)
 	mute.restore()
 	mute.BlockOf = o.blockOf
 	mute.set(t, o.worker()) // fed, and not connected yet

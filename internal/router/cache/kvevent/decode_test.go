@@ -152,9 +152,9 @@ func TestVectors(t *testing.T) {
 	}
 }
 
-// TestExtraKeysTellApart checks that the digest follows identifier and offset
+// TestExtraKeysDistinguish checks that the digest follows identifier and offset
 // and not LoRA name or salt.
-func TestExtraKeysTellApart(t *testing.T) {
+func TestExtraKeysDistinguish(t *testing.T) {
 	digest := func(keys string) uint64 {
 		// [0, [["BlockStored", [1], nil, [], 4, nil, "GPU", "ad", [KEYS]]], 0]
 		p := "9300" + "91" + "99ab" + hex.EncodeToString([]byte("BlockStored")) + "9101c09004c0a3475055a26164" + "91" + keys + "00"

@@ -48,9 +48,9 @@ func TestFullIndexBeyondTheReplay(t *testing.T) {
 	kvmodel.Subset(t, "index", p.e.Set(), kvmodel.Holds(t, x))
 }
 
-// That there is no room is one event, however often what was refused is asked for
-// in vain.
-func TestFullIndexIsToldOnce(t *testing.T) {
+// That there is no room is one event, however often the refused blocks are asked
+// for and still do not fit.
+func TestFullIndexIsReportedOnce(t *testing.T) {
 	t.Parallel()
 	for name, broken := range map[string]func(*publisher){
 		"the replay does not end":    func(p *publisher) { p.noEnd = true; p.window = len(p.e.Log) },

@@ -21,8 +21,8 @@ import (
 // names its endpoint. A message belongs to the worker whose topic fits it best
 // (see topicFits) and, where several have that, whose host is the one in the
 // message's topic, or else the peer's. Of the worker's ranks it is the one that
-// the batch claims (see rankOf). What fits no rank, or several, is dropped and
-// counted.
+// the batch claims (see rankOf). A message that fits no rank, or several, is
+// dropped and counted.
 type hub struct {
 	m        *Manager
 	endpoint string
@@ -121,14 +121,13 @@ type line struct {
 	host string
 
 	mu   sync.Mutex // guards mine; before rank.mu
-	mine map[*rank]*voice
+	mine map[*rank]*identity
 }
 
-// voice is the topic and the rank number under which a connection has sent a
-// rank's batches; that they are this rank's follows from the two and from the
-// ranks that there are. mixed says that it has sent some under others, too, which
-// are not kept.
-type voice struct {
+// identity is the topic and the rank number under which a connection first sent a
+// rank's batches; route finds the rank from these two and from the ranks of the
+// listener. mixed says that it has sent some under others, too.
+type identity struct {
 	topic string
 	said  int32
 	mixed bool
@@ -159,10 +158,10 @@ func (l *line) leave(r *rank) {
 	delete(l.mine, r)
 }
 
-// take finds the rank that a batch is of and claims it for the connection. The
-// list of ranks cannot change between the two unnoticed. With no rank for
-// certain, each that the connection feeds may have missed it, if its topic fits,
-// whichever ones its batches had before.
+// take finds the rank of a batch and claims it for the connection; a change of
+// the list of ranks in between ends the claim (see review). When the rank is
+// uncertain, each rank that the connection feeds and whose topic fits may have
+// missed the batch, whatever topics its batches had before.
 func (l *line) take(h *hub, topic []byte, b *kvevent.Batch) *rank {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -179,7 +178,7 @@ func (l *line) take(h *hub, topic []byte, b *kvevent.Batch) *rank {
 	switch v := l.mine[r]; {
 	case b == nil:
 	case v == nil:
-		l.mine[r] = &voice{topic: string(topic), said: b.Rank}
+		l.mine[r] = &identity{topic: string(topic), said: b.Rank}
 	case v.said != b.Rank || v.topic != string(topic):
 		v.mixed = true
 	}
@@ -190,7 +189,7 @@ func (l *line) take(h *hub, topic []byte, b *kvevent.Batch) *rank {
 // serve receives from one publisher until its connection ends.
 func (h *hub) serve(c *zmtp.Conn) {
 	defer c.Close()
-	l := &line{conn: h.m.conns.Add(1), peer: c.RemoteAddr(), host: peerHost(c.RemoteAddr()), mine: map[*rank]*voice{}}
+	l := &line{conn: h.m.conns.Add(1), peer: c.RemoteAddr(), host: peerHost(c.RemoteAddr()), mine: map[*rank]*identity{}}
 	h.mu.Lock()
 	h.lines[l] = struct{}{}
 	h.mu.Unlock()
@@ -284,8 +283,8 @@ func (r *rank) contested() string {
 	return fmt.Sprintf("two publishers claim this rank, %s and %s: end the wrong one, or give each worker a topic of its own", r.rivalPeer, r.peer)
 }
 
-// disown ends what connection conn has to do with r, which it does not speak for
-// any more. What it brought is not known to be of r.
+// disown ends the use of connection conn for r. What it brought may have been of
+// another rank.
 func (r *rank) disown(conn uint64, reason string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -301,7 +300,7 @@ func (r *rank) disown(conn uint64, reason string) {
 // route finds the rank that a batch belongs to, nil if that is not certain. A
 // batch that cannot be decoded goes to the only rank that the connection has
 // served, which must not go on as if there had been none.
-func (h *hub) route(topic []byte, b *kvevent.Batch, host string, mine map[*rank]*voice) *rank {
+func (h *hub) route(topic []byte, b *kvevent.Batch, host string, mine map[*rank]*identity) *rank {
 	var found *rank
 	if b == nil {
 		for r := range mine {
@@ -349,8 +348,8 @@ func (h *hub) route(topic []byte, b *kvevent.Batch, host string, mine map[*rank]
 	return nil
 }
 
-// rankOf is the rank of w's worker, of those that fit, that a batch is of which
-// claims rank said (-1 for none). Engines count the ranks of a deployment, the
+// rankOf finds the rank of a batch that claims rank said (-1 for none), among
+// those of w's worker that fit. Engines count the ranks of a deployment, the
 // router those of a worker: a worker that runs ranks 4 to 7 of a larger group has
 // them as 0 to 3. Where the first one is not stated, every worker is assumed to
 // have as many.

@@ -47,7 +47,7 @@ func TestUnknownCacheKindIsReported(t *testing.T) {
 	f.equals(p)
 }
 
-// The end of counting copies is a state of the rank and an event, once; it is that of the
+// The end of counting copies is a state of the rank and one event; it lasts for the
 // publisher's life, and outlives a restart of the router.
 func TestDisbelievedCopiesAreReported(t *testing.T) {
 	t.Parallel()

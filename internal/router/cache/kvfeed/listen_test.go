@@ -153,8 +153,8 @@ func TestListenerRanksOneByOne(t *testing.T) {
 }
 
 // One connection speaks for a rank under two topics, and then comes a batch of no
-// certain rank under one of them, or under a third: it may be the rank's own, which
-// is used no more.
+// certain rank under one of them, or under a third: it may be the rank's own, whose
+// entries are not used any more.
 func TestListenerUncertainBatchOfAnotherTopic(t *testing.T) {
 	t.Parallel()
 	for _, last := range []string{"kv@h@one", "kv@h@two", "kv@h@three"} {
@@ -177,8 +177,9 @@ func TestListenerUncertainBatchOfAnotherTopic(t *testing.T) {
 	}
 }
 
-// Of two rivals the one in use goes, and a third comes before the other speaks:
-// the rank is visibly not known, and asks no replay for it, until one is left.
+// Of two rivals the one in use leaves, and a third comes before the other
+// sends: until one is left, the status says that the rank's blocks are not
+// known, and no replay is asked for them.
 func TestListenerThirdPublisher(t *testing.T) {
 	t.Parallel()
 	for _, replay := range []string{"", "tcp://127.0.0.1:1"} {
@@ -299,7 +300,7 @@ func TestListenerTrustsWhatOneEngineHolds(t *testing.T) {
 		hosts := []string{"h", "h", "i"}
 		var peers []*peer
 		for i := range 4 {
-			l := &line{conn: f.conns.Add(1), peer: fmt.Sprintf("peer %d", i), host: hosts[rng.IntN(3)], mine: map[*rank]*voice{}}
+			l := &line{conn: f.conns.Add(1), peer: fmt.Sprintf("peer %d", i), host: hosts[rng.IntN(3)], mine: map[*rank]*identity{}}
 			h.mu.Lock()
 			h.lines[l] = struct{}{}
 			h.mu.Unlock()

@@ -10,9 +10,9 @@ import (
 	"github.com/dynctl/dynctl/internal/router/placement/decision"
 )
 
-// What is stated of an engine's names is held against what it gives: names that fit make
-// a cache without full attention count, others are a state of the rank and an event, once,
-// and count nothing.
+// What is stated of an engine's names is compared with those that it gives: names that fit
+// make a cache without full attention count; others count nothing, and are a state of the
+// rank and one event.
 func TestStatedNamesAreHeldAgainstTheEngines(t *testing.T) {
 	t.Parallel()
 	for seed, fits := range map[string]bool{"5": true, "6": false} {

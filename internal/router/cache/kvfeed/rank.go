@@ -435,8 +435,8 @@ func (r *rank) applied(seq uint64, topic, payload []byte, at time.Time, replayed
 	}
 }
 
-// outOfOrder meets a live batch that does not follow the one before. The caller
-// holds r.mu.
+// outOfOrder handles a live batch that does not follow the one before. The
+// caller holds r.mu.
 func (r *rank) outOfOrder(v kvstream.Verdict, topic []byte, seq uint64, payload []byte, now time.Time) {
 	_, had := r.stream.Last()
 	switch {

@@ -49,7 +49,7 @@ func (r *rank) maintain(ctx context.Context) {
 			}
 		case r.proving:
 			next = r.prove(now)
-		case !catching && r.stream.Short() && r.src.Replay != "" && !now.Before(r.nextFull) && r.m.o.Index.Roomy():
+		case !catching && r.stream.Short() && r.src.Replay != "" && !now.Before(r.nextFull) && r.m.o.Index.HasRoom():
 			// What was refused comes in no other way: the engine does not store
 			// again what it has.
 			if next = r.untilReplay(now); next <= 0 {

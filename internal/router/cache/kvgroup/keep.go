@@ -125,7 +125,7 @@ func Read(size int, p []byte) (*Groups, error) {
 		}
 		g.byName[b.name] = uint32(i)
 		if b.seq == 0 {
-			g.nowhere++
+			g.unresolved++
 		} else {
 			g.bySeq[b.seq] = uint32(i)
 		}

@@ -64,10 +64,10 @@ type Groups struct {
 	disbelieved bool // copies are not counted any more, see CopiesDisbelieved
 	blocks      []block
 	free        []uint32
-	// nowhere counts the blocks of which it is not known what they stand for.
-	nowhere int
-	byName  map[uint64]uint32
-	bySeq   map[uint64]uint32
+	// unresolved counts the blocks of which it is not known what they stand for.
+	unresolved int
+	byName     map[uint64]uint32
+	bySeq      map[uint64]uint32
 }
 
 type group struct {
@@ -96,7 +96,7 @@ func New(size int) *Groups {
 
 // Clear forgets the blocks. What groups there are stays known.
 func (g *Groups) Clear() {
-	g.blocks, g.free, g.nowhere = nil, nil, 0
+	g.blocks, g.free, g.unresolved = nil, nil, 0
 	g.byName, g.bySeq = map[uint64]uint32{}, map[uint64]uint32{}
 	if g.names != nil {
 		g.names.clear()
@@ -364,7 +364,7 @@ func (g *Groups) named(name uint64) (at uint32, room bool) {
 	}
 	g.blocks[at] = block{name: name}
 	g.byName[name] = at
-	g.nowhere++
+	g.unresolved++
 	return at, true
 }
 
@@ -375,7 +375,7 @@ func (g *Groups) learn(at uint32, seq uint64) {
 		return
 	}
 	if b.seq == 0 {
-		g.nowhere--
+		g.unresolved--
 	} else if g.bySeq[b.seq] == at {
 		delete(g.bySeq, b.seq)
 	}
@@ -413,7 +413,7 @@ func (g *Groups) freeUnheld(at uint32) {
 	}
 	delete(g.byName, b.name)
 	if b.seq == 0 {
-		g.nowhere--
+		g.unresolved--
 	} else if g.bySeq[b.seq] == at {
 		delete(g.bySeq, b.seq)
 	}

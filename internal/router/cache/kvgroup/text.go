@@ -14,7 +14,7 @@ type Text struct {
 
 // ByNames reports whether there are blocks of which no event said what they stand for and
 // that a [Text] may find. It is for the goroutine that writes.
-func (g *Groups) ByNames() bool { return g.nowhere > 0 && g.names != nil && !g.HashDiffers() }
+func (g *Groups) ByNames() bool { return g.unresolved > 0 && g.names != nil && !g.HashDiffers() }
 
 // made are the names of a text's first blocks, in one way to name them.
 type made struct {

@@ -117,7 +117,8 @@ func TestChildren(t *testing.T) {
 	if len(below.Node.Mask) != 3 || below.Node.Blocks != 46 || !below.Node.Exact {
 		t.Errorf("node is %+v, want 46 blocks", below.Node)
 	}
-	// Lookups that end in the run may have ended above or in its later part: not known, so not said.
+	// Lookups that end in the run may have ended above or in its later part, which is
+	// not known.
 	x.Overlap(with(25), &q)
 	below = get(below.Node.ID, BrowseOptions{Sort: ByRanks})
 	if c := below.Children[0]; below.Node.Hits != 6 || c.Local != 21 || c.Hits != 0 || c.HitsExact {
@@ -181,7 +182,7 @@ func TestChildrenBounds(t *testing.T) {
 
 // Thirty prompts with the same first block and heads of their own of 256 blocks, each with several
 // tails: every head is a run, whoever came first.
-func TestChildrenTellHeadsApart(t *testing.T) {
+func TestChildrenDistinguishHeads(t *testing.T) {
 	t.Parallel()
 	x := New(Options{MaxRanks: 1})
 	defer x.Close()

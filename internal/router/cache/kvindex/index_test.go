@@ -60,7 +60,7 @@ func compare(t rapid.TB, x *Index, m *model, prompts [][]uint64) {
 	checkTree(t, x)
 }
 
-// checkTree verifies what the structures promise to each other, in a quiet index.
+// checkTree verifies the invariants of an index that nobody writes to.
 func checkTree(t rapid.TB, x *Index) {
 	t.Helper()
 	var blocks, nodes int64

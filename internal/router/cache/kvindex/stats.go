@@ -45,8 +45,8 @@ func (x *Index) Stats() Stats {
 	return s
 }
 
-// Roomy reports whether an eighth of the limits is free, so that what was refused may be tried again.
-func (x *Index) Roomy() bool {
+// HasRoom reports whether an eighth of the limits is free, so that what was refused may be tried again.
+func (x *Index) HasRoom() bool {
 	return x.held.Load() <= x.o.MaxBlocks/8*7 && x.m.bytes.Load() <= x.o.MaxBytes/8*7
 }
 

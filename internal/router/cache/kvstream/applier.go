@@ -15,8 +15,8 @@ import (
 
 // Applier turns the events of one rank into operations on the index: engine
 // blocks of any size become router blocks with local hashes, and what the index
-// cannot hold truthfully is left out and counted. It has no socket, no clock
-// and no index; the same events always make the same operations.
+// cannot hold exactly is left out and counted. It has no socket, no clock and
+// no index; the same events always make the same operations.
 //
 // What it does with each shape of event:
 //
@@ -336,8 +336,8 @@ func (a *Applier) clear(ops *kvindex.Batch) {
 	ops.Clear()
 }
 
-// learn meets an engine block size other than the one known. It returns false
-// for the smaller blocks of partial entries.
+// learn handles an engine block size other than the one known. It returns
+// false for the smaller blocks of partial entries.
 func (a *Applier) learn(bs int, ops *kvindex.Batch) bool {
 	if bs < a.engine {
 		return false

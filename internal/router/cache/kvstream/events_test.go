@@ -9,8 +9,8 @@ import (
 )
 
 // TestEveryKindOfEventHasItsEffect: what each kind of event does to ranks that can reuse
-// the first two blocks of a prompt. A kind that is passed over in silence would let the
-// router count blocks that the engine has no more.
+// the first two blocks of a prompt. A kind that is silently ignored would let the router
+// count blocks that the engine no longer has.
 func TestEveryKindOfEventHasItsEffect(t *testing.T) {
 	t.Parallel()
 	const bs = kvmodel.Block

@@ -152,7 +152,7 @@ func (s *Stream) storeTier(tier kvtier.Tier, e *kvevent.Event, seqs []uint64, pa
 
 // joinTiers gives their place to blocks whose prefix the batch has shown only now.
 func (s *Stream) joinTiers(b *kvevent.Batch) {
-	if !s.tiers.AnyNowhere() {
+	if !s.tiers.AnyUnresolved() {
 		return
 	}
 	a := s.app
@@ -160,7 +160,7 @@ func (s *Stream) joinTiers(b *kvevent.Batch) {
 	for i := range b.Events {
 		if e := &b.Events[i]; e.Kind == kvevent.Stored {
 			for _, name := range e.Hashes {
-				if s.tiers.Nowhere(name) {
+				if s.tiers.Unresolved(name) {
 					a.names = append(a.names, name)
 				}
 			}

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// kept is an account with blocks in several tiers, of two widths, one of them nowhere,
+// kept is an account with blocks in several tiers, of two widths, one of them unresolved,
 // and a place that is free.
 func kept() *Tiers {
 	t := New()
@@ -27,12 +27,12 @@ func TestKeep(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !bytes.Equal(again.Append(nil), raw) || again.Blocks() != kept().Blocks() || again.widest != 2 || again.nowhere != 1 || again.Seq(2) != 12 {
+	if !bytes.Equal(again.Append(nil), raw) || again.Blocks() != kept().Blocks() || again.widest != 2 || again.unresolved != 1 || again.Seq(2) != 12 {
 		t.Errorf("read as %+v", again)
 	}
 	again.Learn(4, 14)
-	if again.AnyNowhere() || again.Seq(4) != 14 {
-		t.Error("a block that was nowhere finds no place")
+	if again.AnyUnresolved() || again.Seq(4) != 14 {
+		t.Error("a block that was unresolved is not resolved")
 	}
 	for n := range raw {
 		if _, err := Read(raw[:n]); err == nil {
@@ -66,7 +66,7 @@ func FuzzRead(f *testing.F) {
 		for tier := range tiers {
 			a.ClearTier(tier)
 		}
-		if len(a.byName)+len(a.bySeq)+len(a.widths)+a.nowhere+a.widest != 0 {
+		if len(a.byName)+len(a.bySeq)+len(a.widths)+a.unresolved+a.widest != 0 {
 			t.Fatalf("%+v is left of %x", a, raw)
 		}
 	})

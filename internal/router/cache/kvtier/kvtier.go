@@ -55,14 +55,14 @@ func Of(e *kvevent.Event) (Tier, bool) {
 type Tiers struct {
 	sync.RWMutex
 
-	blocks  []block
-	free    []uint32
-	byName  map[uint64]uint32
-	bySeq   map[uint64]uint32
-	held    decision.Tiers
-	nowhere int            // blocks of which it is not known what prefix they stand for
-	widths  map[uint16]int // blocks by their width
-	widest  int            // greatest width of a block
+	blocks     []block
+	free       []uint32
+	byName     map[uint64]uint32
+	bySeq      map[uint64]uint32
+	held       decision.Tiers
+	unresolved int            // blocks of which it is not known what prefix they stand for
+	widths     map[uint16]int // blocks by their width
+	widest     int            // greatest width of a block
 }
 
 // block is one name. seq is the router's hash of the prefix that it stands for, 0 while
@@ -82,7 +82,7 @@ func New() *Tiers {
 
 // Clear forgets all blocks.
 func (t *Tiers) Clear() {
-	t.blocks, t.free, t.held, t.nowhere, t.widest = nil, nil, decision.Tiers{}, 0, 0
+	t.blocks, t.free, t.held, t.unresolved, t.widest = nil, nil, decision.Tiers{}, 0, 0
 	t.byName, t.bySeq, t.widths = map[uint64]uint32{}, map[uint64]uint32{}, map[uint16]int{}
 }
 
@@ -113,7 +113,7 @@ func (t *Tiers) Store(tier Tier, name, seq uint64, width int) bool {
 		}
 		t.blocks[at] = block{name: name}
 		t.byName[name] = at
-		t.nowhere++
+		t.unresolved++
 	}
 	b := &t.blocks[at]
 	if was := b.width; was != uint16(width) {
@@ -132,21 +132,21 @@ func (t *Tiers) Store(tier Tier, name, seq uint64, width int) bool {
 	return true
 }
 
-// Learn notes what prefix a name stands for; a name that no tier holds is passed over.
+// Learn notes what prefix a name stands for; a name that no tier holds is ignored.
 func (t *Tiers) Learn(name, seq uint64) {
 	at, ok := t.byName[name]
 	if !ok || seq == 0 || t.blocks[at].seq == seq {
 		return
 	}
 	b := &t.blocks[at]
-	t.unplace(at)
+	t.unresolve(at)
 	b.seq = seq
-	t.nowhere--
+	t.unresolved--
 	t.bySeq[seq] = at
 }
 
-// unplace forgets what prefix a block stands for.
-func (t *Tiers) unplace(at uint32) {
+// unresolve forgets what prefix a block stands for.
+func (t *Tiers) unresolve(at uint32) {
 	b := &t.blocks[at]
 	if b.seq == 0 {
 		return
@@ -155,7 +155,7 @@ func (t *Tiers) unplace(at uint32) {
 		delete(t.bySeq, b.seq)
 	}
 	b.seq = 0
-	t.nowhere++
+	t.unresolved++
 }
 
 // Seq returns what prefix a name stands for, 0 when that is not known.
@@ -166,20 +166,20 @@ func (t *Tiers) Seq(name uint64) uint64 {
 	return 0
 }
 
-// Nowhere reports whether a tier holds the name and it is not known what it stands for.
-func (t *Tiers) Nowhere(name uint64) bool {
-	if t.nowhere == 0 {
+// Unresolved reports whether a tier holds the name and it is not known what it stands for.
+func (t *Tiers) Unresolved(name uint64) bool {
+	if t.unresolved == 0 {
 		return false
 	}
 	at, ok := t.byName[name]
 	return ok && t.blocks[at].seq == 0
 }
 
-// AnyNowhere reports whether there is a block of which it is not known what prefix it
+// AnyUnresolved reports whether there is a block of which it is not known what prefix it
 // stands for.
-func (t *Tiers) AnyNowhere() bool { return t.nowhere > 0 }
+func (t *Tiers) AnyUnresolved() bool { return t.unresolved > 0 }
 
-// Remove takes a block from a tier. One that the tier does not hold is passed over.
+// Remove takes a block from a tier. One that the tier does not hold is ignored.
 func (t *Tiers) Remove(tier Tier, name uint64) {
 	if at, ok := t.byName[name]; ok {
 		t.leave(at, tier)
@@ -196,8 +196,8 @@ func (t *Tiers) leave(at uint32, tier Tier) {
 	if b.in &^= 1 << tier; b.in != 0 {
 		return
 	}
-	t.unplace(at)
-	t.nowhere--
+	t.unresolve(at)
+	t.unresolved--
 	delete(t.byName, b.name)
 	t.narrow(b.width)
 	*b = block{}

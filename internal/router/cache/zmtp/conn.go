@@ -93,9 +93,9 @@ func newConn(ctx context.Context, nc net.Conn, role roleKind, o *Options, onClos
 	return c, nil
 }
 
-// watchPeer sees to it that the loss of a peer is noticed while it is silent.
-// PING came with ZMTP 3.1: a peer of 3.0 need not answer it, nor take it for
-// anything but a fault. There the transport's own probes must do.
+// watchPeer makes sure that the loss of a silent peer is noticed. PING came
+// with ZMTP 3.1: a peer of 3.0 need not answer it and may take it for a
+// fault. For such a peer the transport's own probes must do.
 func (c *Conn) watchPeer() {
 	if c.minor >= 1 {
 		c.heartbeats = true
@@ -367,8 +367,8 @@ func (c *Conn) commandBody(size uint64) ([]byte, error) {
 	return c.body(nil, int(size))
 }
 
-// command reads and obeys a command that came between messages or frames. One
-// that means nothing to this role is passed over, as libzmq does it: a later
+// command reads and executes a command that came between messages or frames.
+// One that means nothing to this role is ignored, as in libzmq: a later
 // version may have more of them.
 func (c *Conn) command(size uint64) error {
 	body, err := c.commandBody(size)
@@ -403,8 +403,8 @@ func (c *Conn) command(size uint64) error {
 
 // timeToLive reads that of a PING, in tenths of a second on the wire. libzmq
 // 4.3.5 counts the milliseconds in 16 bits, so that 65.6 s are 64 ms. A
-// simulated engine is to be no kinder; the router's own end takes the peer at
-// its word.
+// simulated engine must not wait longer; the router's own end takes the time
+// as it is sent.
 func (c *Conn) timeToLive(data []byte) time.Duration {
 	tenths := binary.BigEndian.Uint16(data)
 	if c.role == roleSub || c.role == roleDealer {

@@ -50,7 +50,7 @@ func dialPeer(ctx context.Context, endpoint string, role roleKind, o *Options) (
 	return c, nil
 }
 
-// opened does what a role owes its peer right after the handshake.
+// opened sends what a role has to send right after the handshake: a SUB its topics.
 func (c *Conn) opened() error {
 	if c.role != roleSub {
 		return nil
