@@ -173,7 +173,7 @@ func TestModelListIsAskedForOnce(t *testing.T) {
 	}
 }
 
-// recorded is a recording that is what a test says.
+// recorded is a recording with the state that a test sets.
 type recorded struct {
 	atomic.Pointer[admin.Recorder]
 	ended chan struct{}

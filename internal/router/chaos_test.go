@@ -56,7 +56,7 @@ func chaosPrompt(n int) []int { return append(ids(160, n%6), ids(16+n*11, 100+n)
 // TestChaos: while engines are killed, restarted, hung, slowed, made to fail
 // and to lose events, and clients hang up, no request fails before its first
 // byte while another worker could serve it, no answer is wrong, and afterwards
-// all books balance. One engine of each role is always left alone.
+// all counts balance. One engine of each role is always left alone.
 //
 // internal/rig/soak is the long form with all kinds of load.
 func TestChaos(t *testing.T) {
@@ -118,8 +118,8 @@ func TestChaos(t *testing.T) {
 			// Fresh prompts turn every cache over. Before that the index may still
 			// miss blocks: an engine publishes the removal of one copy of a block
 			// as that of the block (vLLM 0.32 does), and of copies at a prompt's
-			// beginning the index knows nothing. Blocks of a transfer that nobody
-			// fetched keep their place until its lease ends.
+			// beginning the index knows nothing. Blocks of a transfer that were
+			// not fetched keep their place until its lease ends.
 			for i := 0; i < 3 && indexcheck.Differ(r.Rig) != nil; i++ {
 				r.eventually("the end of all transfers", r.unpinned)
 				for _, e := range r.Sim.Engines() {

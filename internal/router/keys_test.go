@@ -116,9 +116,9 @@ func TestAPIKeys(t *testing.T) {
 		t.Errorf("%v keys", n)
 	}
 
-	// One that is taken back is refused as soon as the file is read.
+	// One that is revoked is refused as soon as the file is read.
 	putKeys(t, path, "name: other, models: [sim]", otherSecret)
-	r.eventually("the key is taken back", func() error {
+	r.eventually("the key is revoked", func() error {
 		if a := ask(bearer(userSecret)...); a.status != 401 {
 			return fmt.Errorf("%s", a)
 		}

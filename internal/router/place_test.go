@@ -43,7 +43,7 @@ func holding(t *testing.T, fleet string, configure func(*settings.Config)) *held
 	return h
 }
 
-// come sends a request that calls itself tag, and gives its answer later.
+// come sends a request tagged tag, and gives its answer later.
 func (h *held) come(tag string, header ...string) <-chan *answer {
 	h.t.Helper()
 	got := make(chan *answer, 1)
@@ -111,7 +111,7 @@ func TestRequestsWaitForARank(t *testing.T) {
 		order = append(order, <-h.arrived)
 	}
 	h.free <- struct{}{}
-	// c1 may not step forward by itself; b1 and c1 have had nothing, unlike a2.
+	// c1 may not raise its priority by itself; b1 and c1 have had nothing, unlike a2.
 	if want := []string{"a1", "b1", "c1", "a2", "a3", "low"}; !slices.Equal(order, want) {
 		t.Errorf("served in the order %v, want %v", order, want)
 	}

@@ -98,7 +98,7 @@ func tokenizerFile(t *testing.T) string {
 	return found
 }
 
-// TestChatTemplatesThatDiffer: a prefill and a decode engine that make other tokens
+// TestChatTemplatesThatDiffer: a prefill and a decode engine that make different tokens
 // of a chat are found and reported before the first request; chats stay with the
 // decode engine, and prompts of ids go on as they did.
 func TestChatTemplatesThatDiffer(t *testing.T) {
@@ -122,7 +122,7 @@ func TestChatTemplatesThatDiffer(t *testing.T) {
 		t.Fatal(err)
 	}
 	st, err := r.Admin.Status(t.Context())
-	if err != nil || !strings.Contains(fmt.Sprintf("%+v", st), "make other tokens of the same chat: prefill-0 (3 tokens)") {
+	if err != nil || !strings.Contains(fmt.Sprintf("%+v", st), "make different tokens of the same chat: prefill-0 (3 tokens)") {
 		t.Errorf("status %+v, %v", st, err)
 	}
 	for path, c := range map[string]struct {

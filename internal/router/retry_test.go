@@ -69,18 +69,18 @@ func TestRetrySeesTheFleetOfNow(t *testing.T) {
 }
 
 // TestRequestThatBreaksEngines: a request that every engine breaks on is tried on
-// three of them and ejects none; two engines that are really sick do not keep a
-// request from a third that is well, and are ejected for it.
+// three of them and ejects none; two engines that are really broken do not keep a
+// request from a healthy third, and are ejected for it.
 func TestRequestThatBreaksEngines(t *testing.T) {
 	t.Parallel()
 	r, p := tappedRig(t, "4a:profile=instant", func(c *settings.Config) {
 		c.Routing.Policy, c.Retry.Attempts, c.Retry.Budget = "round_robin", 8, 1
 	})
-	var sick atomic.Value // engines that fail all requests
-	sick.Store("")
+	var failing atomic.Value // engines that fail all requests
+	failing.Store("")
 	poison := ids(100, 66)
 	p.set(func(engine string, w http.ResponseWriter, q *http.Request, body []byte) bool {
-		if q.URL.Path != "/v1/completions" || !strings.Contains(sick.Load().(string), engine) && gjson.GetBytes(body, "prompt.1").Int() != int64(poison[1]) {
+		if q.URL.Path != "/v1/completions" || !strings.Contains(failing.Load().(string), engine) && gjson.GetBytes(body, "prompt.1").Int() != int64(poison[1]) {
 			return false
 		}
 		w.WriteHeader(http.StatusInternalServerError)
@@ -108,15 +108,15 @@ func TestRequestThatBreaksEngines(t *testing.T) {
 		t.Errorf("events %+v", r.events("request_blamed"))
 	}
 
-	// The ones that are sick are not those that come next in turn only.
-	sick.Store("aggregated-0 aggregated-1")
+	// The failing ones are not those that come next in turn only.
+	failing.Store("aggregated-0 aggregated-1")
 	for i := range 25 {
 		if a := r.send(http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": ids(100, i), "max_tokens": 2})); a.status != http.StatusOK {
 			t.Fatalf("request %d: %s", i, a)
 		}
 	}
 	if n := len(r.events("outlier_ejected")); n != 2 {
-		t.Errorf("%d ejections, want those of both sick engines", n)
+		t.Errorf("%d ejections, want those of both failing engines", n)
 	}
 }
 

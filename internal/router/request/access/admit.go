@@ -29,7 +29,7 @@ func (s *Store) Admit(h http.Header, required bool, now time.Time) (k *Key, reas
 	k = s.Find(shown)
 	switch {
 	case k == nil:
-		return nil, ReasonKey, &api.Error{Status: http.StatusUnauthorized, Code: api.CodeUnauthorized, Message: "the API key is not known here: it is wrong, or was taken back"}
+		return nil, ReasonKey, &api.Error{Status: http.StatusUnauthorized, Code: api.CodeUnauthorized, Message: "the API key is not known here: it is wrong, or was revoked"}
 	case !k.Has(Use):
 		return nil, ReasonKey, &api.Error{Status: http.StatusForbidden, Code: api.CodeForbidden, Message: fmt.Sprintf("the API key %q is for the admin API only: it lacks the role use", k.Name)}
 	}

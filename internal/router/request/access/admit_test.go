@@ -60,8 +60,8 @@ func TestAdmit(t *testing.T) {
 		{"a rate counts where none is required", "Bearer one", false, "", ReasonRate, 429, api.CodeRateLimited, "6 requests"},
 		{"none", "", true, "", ReasonKey, 401, api.CodeUnauthorized, "asks for an API key"},
 		{"none where none is required", "", false, "", "", 0, "", ""},
-		{"a wrong one", "Bearer three", true, "", ReasonKey, 401, api.CodeUnauthorized, "wrong, or was taken back"},
-		{"a wrong one where none is required", "Bearer three", false, "", ReasonKey, 401, api.CodeUnauthorized, "wrong, or was taken back"},
+		{"a wrong one", "Bearer three", true, "", ReasonKey, 401, api.CodeUnauthorized, "wrong, or was revoked"},
+		{"a wrong one where none is required", "Bearer three", false, "", ReasonKey, 401, api.CodeUnauthorized, "wrong, or was revoked"},
 		{"one for the admin API", "Bearer two", true, "", ReasonKey, 403, api.CodeForbidden, `"reader" is for the admin API only`},
 		{"no bearer token", "Basic one", true, "", ReasonKey, 401, api.CodeUnauthorized, "wrong"},
 	} {

@@ -83,7 +83,7 @@ func (s *Store) reload() {
 			s.o.Loaded("refused")
 			s.o.Event(eventlog.Event{
 				Kind: "keys_refused", Severity: eventlog.Error,
-				Text: "the new file of API keys is refused, the keys of before stay in force: " + strings.ReplaceAll(s.bad, "\n", "; "),
+				Text: "the new file of API keys is refused, the previous keys stay in force: " + strings.ReplaceAll(s.bad, "\n", "; "),
 			})
 		}
 		return

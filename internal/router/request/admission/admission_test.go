@@ -276,7 +276,7 @@ func TestMemoryIsNotFullInTurns(t *testing.T) {
 	})
 }
 
-// TestMemoryIsSilentOnceClosed: nothing is reported after it, whether it was
+// TestMemoryIsSilentOnceClosed: nothing is reported after Close, whether it was
 // full then, was refused later or is given back what is left.
 func TestMemoryIsSilentOnceClosed(t *testing.T) {
 	for _, after := range []string{"nothing", "refused", "given", "a greater limit"} {

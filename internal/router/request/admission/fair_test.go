@@ -118,7 +118,7 @@ func TestNobodyFillsTheQueueForAll(t *testing.T) {
 }
 
 // TestWaitIsMeasured: the wait that a refused client is sent follows from how fast places
-// came free of late; without that nothing is known.
+// came free recently; without that nothing is known.
 func TestWaitIsMeasured(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := New(Limits{Inflight: 1, Queue: 100, Timeout: time.Hour})

@@ -61,8 +61,8 @@ func TestAsk(t *testing.T) {
 	}
 }
 
-// TestNotServed: a model may be that of a worker which has not reported its own yet, for a while; a
-// name that is nearly right gets a suggestion.
+// TestNotServed: for a while a model may be that of a worker which has not reported its own
+// yet; a name that is nearly right gets a suggestion.
 func TestNotServed(t *testing.T) {
 	for _, c := range []struct {
 		asked    string

@@ -328,7 +328,7 @@ func (t *Stage) Troubles() []string {
 	defer t.mu.Unlock()
 	var out []string
 	if len(t.pairs) > 0 {
-		out = append(out, "prefill and decode workers make other tokens of the same chat: "+strings.Join(t.pairs, "; "))
+		out = append(out, "prefill and decode workers make different tokens of the same chat: "+strings.Join(t.pairs, "; "))
 	}
 	for name, m := range t.models {
 		if d := m.degraded.Load(); d != nil {
@@ -348,7 +348,7 @@ func (t *Stage) Troubles() []string {
 const maxPairs = 8
 
 // differing names the prefill and decode workers of one model that are known to
-// make other tokens of the same chat.
+// make different tokens of the same chat.
 func differing(fleet *workers.Snapshot) (out []string) {
 	for _, p := range fleet.Workers {
 		if !p.Role.CanPrefill() || p.ChatTokens == "" {
@@ -382,7 +382,7 @@ func (t *Stage) compare(fleet *workers.Snapshot) {
 	default:
 		t.o.Event(eventlog.Event{
 			Kind: "chat_tokens_differ", Severity: eventlog.Error,
-			Text: "prefill and decode workers make other tokens of the same chat: " + strings.Join(now, "; ") + "; chats do not go from one to the other; give them the same model, --chat-template and engine version",
+			Text: "prefill and decode workers make different tokens of the same chat: " + strings.Join(now, "; ") + "; chats do not go from one to the other; give them the same model, --chat-template and engine version",
 		})
 	}
 }

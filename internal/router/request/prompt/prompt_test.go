@@ -171,7 +171,7 @@ func TestPromptsThatTheEngineCuts(t *testing.T) {
 }
 
 // TestWorkersWhoseChatsDiffer: a prefill and a decode worker of one model that
-// make other tokens of a chat are named, once, until they do not any more.
+// make different tokens of a chat are named, once, until they do not any more.
 func TestWorkersWhoseChatsDiffer(t *testing.T) {
 	registry := workers.NewRegistry(func(workers.Event) {})
 	var events []eventlog.Event

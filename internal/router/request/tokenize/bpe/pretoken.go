@@ -54,12 +54,10 @@ func familyOf(patterns []string) (family, error) {
 	return "", fmt.Errorf("pre_tokenizer: unknown split pattern %q: %w (known: gpt2, llama3, qwen2, qwen3.5, o200k, deepseek3)", patterns, ErrUnknown)
 }
 
-// split calls nothing back: it returns the end of the first word of b[i:].
-// The whole of b is one stretch of text between added tokens, so that the
-// patterns' look-ahead may see its end.
-//
-// The functions below are the patterns' alternatives in order, written out.
-// They rely on every character having exactly one class.
+// The functions below return the end of the first word of b[i:]. They are the
+// patterns' alternatives in order, written out, and rely on every character
+// having exactly one class. The whole of b is one stretch of text between added
+// tokens, so that the patterns' look-ahead may see its end.
 
 // nextGPT2: 's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
 func (t *classTable) nextGPT2(b []byte, i int) int {
