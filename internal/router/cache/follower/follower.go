@@ -132,7 +132,8 @@ func (f *Follower) Run(ctx context.Context) error {
 	return g.Wait()
 }
 
-// keep follows the registry until ctx ends, and saves now and then and at last.
+// keep follows the registry until ctx ends, and saves snapshots at intervals and at the
+// end.
 func (f *Follower) keep(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return f.watch(ctx) })
@@ -270,7 +271,7 @@ func (f *Follower) feed(w *workers.Worker, k *workers.Rank) {
 	f.mu.Unlock()
 }
 
-// stated is what is known of a worker's engine beside its events.
+// stated is what is known of a worker's engine besides its events.
 func stated(w *workers.Worker) kvgroup.Traits {
 	return kvgroup.Traits{IgnoreCopies: w.KVCopies == workers.CopiesSingle, Drops: w.LastBlock == workers.LastBlockDropped, Chunk: w.AttentionChunk, HashAlgorithm: w.KVHash, HashSeed: w.KVHashSeed}
 }

@@ -28,8 +28,8 @@ func TestFullIndexRecovers(t *testing.T) {
 	kvmodel.Equal(t, "index", p.e.Set(), kvmodel.Holds(t, x))
 }
 
-// What was refused and the replay has no more of is missing still when there is
-// room again, and no longer for want of it.
+// Blocks that were refused and that the replay no longer has are still missing
+// when there is room again, and the reason says so.
 func TestFullIndexBeyondTheReplay(t *testing.T) {
 	t.Parallel()
 	p := newPublisher(t, 31, 1)

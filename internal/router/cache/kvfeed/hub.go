@@ -243,10 +243,11 @@ func (h *hub) dropUnrouted(topic []byte, b *kvevent.Batch, peer string) {
 }
 
 // claim is connection conn's claim to speak for r; home says that it comes from
-// the worker's host. Who comes from there displaces who does not; otherwise the
-// later connection displaces the earlier, which may be left over from an engine
-// that died. When the earlier one sends all the same, nobody knows whose batches
-// are the engine's: the rank is untrusted until one of them leaves.
+// the worker's host. A connection from there displaces one from elsewhere;
+// otherwise the later connection displaces the earlier, which may be left over
+// from an engine that died. When the earlier one sends all the same, nobody
+// knows whose batches are the engine's: the rank is untrusted until one of them
+// leaves.
 func (r *rank) claim(conn uint64, peer string, home bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -401,10 +401,10 @@ func (m *Manager) Status() []Status {
 // can go on from both after a restart of the router. ok is false when there is
 // nothing to go on from. f must be quick and must not call the Manager.
 //
-// The connection does not matter. Entries that are not trusted for want of one
-// are still those of the last batch, and the publisher has to prove that it
-// knows that batch before they are used again. Those of a rank that is mute may be
-// wrong, and no publisher could prove that they are not.
+// The connection does not matter. Entries that are not trusted for lack of one are
+// still those of the last batch, and the publisher has to prove that it knows that
+// batch before they are used again. Those of a rank that is mute may be wrong, and
+// no publisher could prove that they are not.
 func (m *Manager) Freeze(id kvindex.Rank, f func(p kvstream.Position, ok bool)) {
 	m.mu.Lock()
 	r := m.ranks[id]

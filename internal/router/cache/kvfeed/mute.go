@@ -50,8 +50,8 @@ type muteState struct {
 func (r *rank) endSilence(seq uint64) {
 	m := r.mute
 	r.mute = muteState{}
-	// By what the last batch took, the publisher's clock is ahead of this one by no more
-	// than the lag.
+	// By this clock, the batch was published no later than its time plus the
+	// lag known.
 	published := r.stream.Published()
 	late := published > 0 && published+r.lag <= float64(m.at.UnixNano())/1e9
 	was := fmt.Sprintf("its events come again: batch %d had been published in time, and follows the last one", seq)

@@ -367,7 +367,7 @@ func (r *rank) receive(conn uint64, topic []byte, seq uint64, payload []byte, de
 
 // applied does what follows every applied batch. The caller holds r.mu.
 func (r *rank) applied(seq uint64, topic, payload []byte, at time.Time, replayed bool) {
-	if r.m.o.Observer != nil { // an Observation is too large to be made for nobody
+	if r.m.o.Observer != nil { // an Observation is too large to be made when nobody reads it
 		r.observe(at, Observation{Seq: seq, Topic: topic, Payload: payload, Replayed: replayed})
 	}
 	s := r.stream
@@ -406,7 +406,7 @@ func (r *rank) applied(seq uint64, topic, payload []byte, at time.Time, replayed
 	r.misfit = s.Mismatch() != ""
 	if was := r.disbelieved; s.CopiesDisbelieved() != was {
 		if r.disbelieved = !was; r.disbelieved {
-			r.emit(workers.Warn, "copies.disbelieved", "%s: its events store more copies of a block than there can be: requests have it report hits as stores (kv_cache_report_mode \"full\"); copies are not counted any more, and of cache groups beside full attention only what a hit needs; kv_copies=single on the worker states this from the start", r.label)
+			r.emit(workers.Warn, "copies.disbelieved", "%s: its events store more copies of a block than there can be: requests have it report hits as stores (kv_cache_report_mode \"full\"); copies are not counted any more, and of cache groups other than full attention only what a hit needs; kv_copies=single on the worker states this from the start", r.label)
 		}
 	}
 	if was := r.hashDiffers; s.HashDiffers() != was {

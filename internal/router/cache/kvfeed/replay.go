@@ -190,7 +190,7 @@ func (r *rank) catchUp(ctx context.Context, attached uint64) {
 		r.startOver("what was missed cannot be fetched: " + why)
 	}
 	r.proven, r.accept = true, true
-	// What was given up for want of budget can be fetched later; from a socket
+	// What was given up for lack of budget can be fetched later; from a socket
 	// that does not answer it cannot, and the rank is built anew without it.
 	r.refetch = !broken
 	for _, b := range r.held {

@@ -22,9 +22,9 @@ func (g *Groups) Usable(p Prompt, overlap int) int {
 		if l.lacks == 0 {
 			return n
 		}
-		// Whoever writes does not wait for names to be computed. What was seen may have
-		// changed meanwhile, so all is looked up again; half as many names again keep
-		// that rare.
+		// Writers do not wait for names to be computed. What was seen may have changed
+		// meanwhile, so all is looked up again; half as many names again keep that
+		// rare.
 		if known := len(l.names); len(p.Text.Names(&l.traits, g.size, max(l.lacks, known+known/2))) < l.lacks {
 			p.Text = nil
 		}

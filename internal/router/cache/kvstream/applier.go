@@ -79,9 +79,9 @@ type Applied struct {
 	Partial uint64 `json:"partial_blocks"`
 	// Tokenless blocks came without token ids.
 	Tokenless uint64 `json:"tokenless_blocks"`
-	// Tiered counts events of tiers beside the device, OtherTier those of them
-	// that are not used, OtherGroup events of cache groups other than the one in
-	// the index.
+	// Tiered counts events of tiers other than the device, OtherTier those of
+	// them that are not used, OtherGroup events of cache groups other than the
+	// one in the index.
 	Tiered     uint64 `json:"tier_events"`
 	OtherTier  uint64 `json:"other_tier_events"`
 	OtherGroup uint64 `json:"other_group_events"`

@@ -221,7 +221,7 @@ func TestApplierShapes(t *testing.T) {
 	}
 }
 
-// Blocks that differ in what the engine hashes beside tokens never match the
+// Blocks that differ in what the engine hashes besides tokens never match the
 // prompt of the plain model.
 func TestApplierKeepsKeysApart(t *testing.T) {
 	t.Parallel()

@@ -8,8 +8,8 @@ import (
 	"github.com/dynctl/dynctl/internal/router/placement/decision"
 )
 
-// several reports whether a batch is about a cache group beside the one that is in
-// the index, or will be.
+// several reports whether a batch is about a cache group other than the one that
+// is in the index, or will be.
 func (a *Applier) several(b *kvevent.Batch) bool {
 	group := a.group
 	for i := range b.Events {
@@ -105,7 +105,7 @@ func Usable(shape Shape, groups *kvgroup.Groups, tiers *kvtier.Tiers, overlap in
 		}
 		return n
 	case shape.Bigram:
-		return 0 // nobody has pairs of tokens and several groups
+		return 0 // no engine is known that has pairs of tokens and several groups
 	}
 	shape.Drops = false // the groups see to it
 	return groups.Usable(*p, shape.Usable(overlap, p))

@@ -200,7 +200,7 @@ func TestGroupsThatCannotBeFollowed(t *testing.T) {
 }
 
 // An engine that reports hits as stores, as vLLM does for requests that ask for it,
-// seems to have ever more copies of a block; soon they are counted no more.
+// seems to have ever more copies of a block; soon they are no longer counted.
 func TestHitsReportedAsStores(t *testing.T) {
 	t.Parallel()
 	x := kvmodel.NewIndex(t)

@@ -30,7 +30,7 @@ var cacheKinds = map[string]string{
 	"quantum_attention":       "unknown",
 }
 
-// No kind of cache leaves the index empty without a word, alone or beside
+// No kind of cache leaves the index empty without a reason, alone or beside
 // another one, in whatever order the groups come.
 func TestNoKindOfCacheIsSilent(t *testing.T) {
 	t.Parallel()

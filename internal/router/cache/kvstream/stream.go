@@ -35,7 +35,7 @@ type Stream struct {
 	said     int32   // the rank that the latest batch claims, -1 for none
 	at       float64 // the publisher's time of the latest batch, Unix seconds
 	complete bool    // every batch since the publisher's first was applied
-	short    bool    // the index refused blocks of the rank for want of room
+	short    bool    // the index refused blocks of the rank for lack of room
 	began    bool    // short began, for TakeShort
 	fault    string
 	counters Counters
@@ -67,8 +67,8 @@ func New(index *kvindex.Index, rank kvindex.Rank, blockSize int) *Stream {
 	return &Stream{index: index, rank: rank, app: NewApplier(blockSize)}
 }
 
-// Know sets what is known of the engine beside its events; call it before the first
-// batch.
+// Know sets what is known of the engine besides its events; call it before the
+// first batch.
 func (s *Stream) Know(t kvgroup.Traits) { s.app.Traits = t }
 
 // Offer judges the next batch and applies it if the verdict is Apply.
@@ -158,20 +158,20 @@ func (s *Stream) Drop() {
 	s.setShort(false)
 }
 
-// setShort notes whether the index lacks blocks of the rank for want of room.
+// setShort notes whether the index lacks blocks of the rank for lack of room.
 func (s *Stream) setShort(is bool) {
 	s.began = is && (s.began || !s.short)
 	s.short = is
 }
 
-// Short reports whether the index lacks blocks of the rank for want of room.
+// Short reports whether the index lacks blocks of the rank for lack of room.
 func (s *Stream) Short() bool { return s.short }
 
 // EndShort says that the publisher's replay had nothing more that the index lacks.
 func (s *Stream) EndShort() { s.setShort(false) }
 
-// TakeShort reports whether the index has begun to lack blocks of the rank for
-// want of room since the last call.
+// TakeShort reports whether, since the last call, the index has begun to lack
+// blocks of the rank for lack of room.
 func (s *Stream) TakeShort() bool {
 	began := s.began
 	s.began = false
@@ -223,8 +223,8 @@ func (s *Stream) Playback(seq uint64, payload []byte) {
 }
 
 // maxKept bounds the accounts of groups and of tiers that are kept, in bytes together: as
-// text in a rank's note they are a third longer, and must fit kvindex.MaxNote. It is that of
-// 2 million blocks and more.
+// text in a rank's note they are a third longer, and must fit kvindex.MaxNote. It is enough
+// for 2 million blocks.
 const maxKept = kvindex.MaxNote / 3 * 2
 
 // Position is where a Stream stands and what it has learned: enough to go on
@@ -246,10 +246,10 @@ type Position struct {
 	Tiers  []byte `json:"tiers,omitempty"`
 }
 
-// Position returns the Stream's position, false before its first batch, while
-// the rank's blocks cannot be held, for blocks of several parts, and for groups that are
-// too many, whose account is in no snapshot of the index. Tiers that hold too many blocks
-// are left out: they count as empty then.
+// Position returns the Stream's position; false before its first batch, while the rank's
+// blocks cannot be held, for blocks of several parts, and when the account of the groups
+// is too large for a snapshot. Tiers whose account does not fit are left out: they count
+// as empty then.
 func (s *Stream) Position() (Position, bool) {
 	last, ok := s.seq.Last()
 	if !ok || s.app.parts > 1 || s.app.Mismatch() != "" {

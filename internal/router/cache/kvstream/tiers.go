@@ -26,7 +26,7 @@ func (s *Stream) TiersReported() bool {
 // which groups go on from another tier.
 func (s *Stream) followsTiers() bool { return s.app.groups == nil && len(s.app.unknown) == 0 }
 
-// noteTiers accounts for what a batch says about tiers beside the device. The index
+// noteTiers accounts for what a batch says about tiers other than the device. The index
 // stands where it stood before the batch: blocks that the batch removes from the device
 // are still known there, so that those that move to another tier keep their place.
 func (s *Stream) noteTiers(b *kvevent.Batch) {

@@ -204,7 +204,7 @@ func (t *Tiers) leave(at uint32, tier Tier) {
 	t.free = append(t.free, at)
 }
 
-// narrow counts a block of a width less; 0 is that of none.
+// narrow counts one block fewer of a width; width 0 is no block.
 func (t *Tiers) narrow(width uint16) {
 	if width == 0 {
 		return
