@@ -188,8 +188,8 @@ func TestStageShowsCaches(t *testing.T) {
 		}
 		for _, w := range stage.Workers().Workers {
 			f := w.Ranks[0].Feed
-			if groups := len(f.CacheGroups); f.TiersTold == hybrid || (f.Tiers.CPU > 0) == hybrid || (groups == 2) != hybrid {
-				t.Errorf("hybrid %t: %s has tiers %t %+v, groups %+v", hybrid, w.Name, f.TiersTold, f.Tiers, f.CacheGroups)
+			if groups := len(f.CacheGroups); f.TiersReported == hybrid || (f.Tiers.CPU > 0) == hybrid || (groups == 2) != hybrid {
+				t.Errorf("hybrid %t: %s has tiers %t %+v, groups %+v", hybrid, w.Name, f.TiersReported, f.Tiers, f.CacheGroups)
 			}
 		}
 		stage.Close()

@@ -178,7 +178,7 @@ func BenchmarkObserved(b *testing.B) {
 			start := cpuTime(b)
 			for b.Loop() {
 				x.start, x.closed, x.status = time.Now(), false, http.StatusOK
-				x.book = account.Request{To: &r.hearers, Live: r.receipts.Begin(x.start), Question: &x.d, Endpoint: ep, Model: x.model, Start: x.start}
+				x.book = account.Request{To: &r.sinks, Live: r.receipts.Begin(x.start), Question: &x.d, Endpoint: ep, Model: x.model, Start: x.start}
 				x.decision = x.book.Live.ID()
 				r.metrics.Tokenized(string(x.d.Prompt.Source))
 				x.book.Decided()

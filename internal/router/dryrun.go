@@ -43,7 +43,7 @@ func (r *Router) dryRun(ctx context.Context, ep *api.Endpoint, in admin.RouteReq
 	if x.d.Prompt.Note != "" {
 		c.Note(x.d.Prompt.Note)
 	}
-	r.hearers.Fill(c, &x.d)
+	r.sinks.Fill(c, &x.d)
 	if _, busy := x.d.Run.Busy(); busy {
 		text := fmt.Sprintf("the request would wait in the queue of %s, or be refused", x.model)
 		for _, q := range r.ranks.States() {

@@ -335,7 +335,7 @@ func (x *exchange) saltTenant() (err error) {
 func (x *exchange) tokenize() {
 	x.findPrompt()
 	x.book = account.Request{
-		To: &x.r.hearers, Live: x.r.receipts.Begin(x.start), Span: x.span, Question: &x.d,
+		To: &x.r.sinks, Live: x.r.receipts.Begin(x.start), Span: x.span, Question: &x.d,
 		ID: x.id, Endpoint: x.ep, Model: x.model, Stream: x.view.Stream, Start: x.start,
 	}
 	if x.key != nil {

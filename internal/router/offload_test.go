@@ -42,7 +42,7 @@ func TestOffloadedBlocksCount(t *testing.T) {
 	}
 	for _, name := range []string{"aggregated-0", "aggregated-1"} {
 		w := r.worker(name)
-		if f := w.Ranks[0].Feed; !f.TiersTold || f.Tiers.CPU == 0 || float64(f.Tiers.CPU) != r.metric(`dynctl_feed_tier_blocks{dp_rank="0",tier="cpu",worker="`+name+`"}`) {
+		if f := w.Ranks[0].Feed; !f.TiersReported || f.Tiers.CPU == 0 || float64(f.Tiers.CPU) != r.metric(`dynctl_feed_tier_blocks{dp_rank="0",tier="cpu",worker="`+name+`"}`) {
 			t.Errorf("%s: %+v", name, f)
 		}
 		if s := r.counters(name); s.External == 0 {

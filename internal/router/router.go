@@ -122,7 +122,7 @@ type Router struct {
 	slow           *watch.Slow
 	causes         *watch.Causes
 	costs          *outcome.Teacher
-	hearers        account.Hearers
+	sinks          account.Sinks
 	asker          *question.Asker
 	failures       watch.Failures
 	fleet          *follower.Follower
@@ -171,7 +171,7 @@ func New(ctx context.Context, o Options) (*Router, error) {
 	r.index = kvindex.New(kvindex.Options{MaxBlocks: int64(o.Config.Index.MaxBlocks)})
 	r.predicted = approx.New(approx.Options{TTL: o.Config.Tokens.ApproxTTL})
 	r.compute = watch.NewRecompute(watch.RecomputeOptions{
-		Ranks: func() []*workers.Rank { return r.registry.Snapshot().Ranks }, Found: r.hearers.Recomputed, Event: r.event,
+		Ranks: func() []*workers.Rank { return r.registry.Snapshot().Ranks }, Found: r.sinks.Recomputed, Event: r.event,
 	})
 	r.costs = outcome.New(o.Config.Routing.Aim(), r.event)
 	r.slow = watch.NewSlow(watch.SlowOptions{
@@ -215,7 +215,7 @@ func New(ctx context.Context, o Options) (*Router, error) {
 		Index: r.index, Guesses: r.predicted, Feeds: r.feeds, Fleet: r.fleet, Ledger: r.ledger, Learners: r.costs.Learners, Prompts: r.tokens, Words: r.words, Last: r.outliers.Last,
 		Now: func() (*effective.Settings, *workers.Snapshot) { return r.settings.Load(), r.registry.Snapshot() },
 	}, o.Config.Routing.Seed)
-	r.hearers = account.Hearers{
+	r.sinks = account.Sinks{
 		Metrics: r.metrics, Traffic: &r.traffic, Failures: &r.failures, Slow: r.slow, Recompute: r.compute, Ranks: r.fleet, Event: r.event,
 		Untrusted: func(slot uint32) bool { return r.feeds.Untrusted(kvindex.Rank(slot)) },
 		Decision:  o.Observer.Decision, Outcome: o.Observer.Outcome,

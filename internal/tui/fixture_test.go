@@ -37,7 +37,7 @@ type stage struct {
 	replay *admin.Replay
 	// caches adds cache groups and tiers.
 	caches bool
-	// moves is "some" for streams that went on elsewhere, "untold" for a router that does
+	// moves is "some" for streams that went on elsewhere, "unknown" for a router that does
 	// not know of them.
 	moves string
 }
@@ -88,7 +88,7 @@ func (g stage) snapshot(s int) *admin.Snapshot {
 				k.ITL, k.OutputRate = nil, ptr(5.)
 			}
 			switch {
-			case g.moves == "untold":
+			case g.moves == "unknown":
 				k.Moves = nil
 			case g.moves == "some" && role == "decode":
 				k.Moves = &admin.Moves{Away: uint64(200 * (n % 2)), Onto: uint64(70 * ((n + 1) % 2)), Waiting: ptr(7 * ((n + 1) % 2))}
@@ -128,7 +128,7 @@ func (g stage) snapshot(s int) *admin.Snapshot {
 				f.CacheGroups = []admin.CacheGroup{{Kind: "full_attention", Block: 16}, {Group: 1, Kind: "sliding_window", Window: 128, Block: 16}, {Group: 2, Kind: "mamba", Block: 64}}
 				f.CopiesDisbelieved = i == 3
 			case 1:
-				f.TiersTold, f.Tiers = true, decision.Tiers{CPU: 4711, Disk: 12}
+				f.TiersReported, f.Tiers = true, decision.Tiers{CPU: 4711, Disk: 12}
 			}
 		}
 	}
@@ -321,8 +321,8 @@ func typed(a *app, text string) {
 	}
 }
 
-// settle runs the message of a page's command that needs no router.
-func settle(a *app, cmds []tea.Cmd) {
+// deliver runs the message of a page's command that needs no router.
+func deliver(a *app, cmds []tea.Cmd) {
 	for _, c := range cmds {
 		if c == nil {
 			continue

@@ -193,7 +193,7 @@ func TestImbalanceInHeader(t *testing.T) {
 
 func TestDecisionKeys(t *testing.T) {
 	a := newStage(t, fleet, 120, 40, 20, plainOptions)
-	settle(a, press(a, "2", "enter"))
+	deliver(a, press(a, "2", "enter"))
 	mustContain(t, screen(a), "[4 Decisions]", "filter worker:")
 	press(a, "esc")
 	loadList(a, fleet, "", 19)
@@ -229,7 +229,7 @@ func TestOverviewOpensRank(t *testing.T) {
 	a := newStage(t, fleet, 120, 40, 5, plainOptions)
 	press(a, "j", "j", "j")
 	name := strings.Fields(cursorLine(a))[1]
-	settle(a, press(a, "enter"))
+	deliver(a, press(a, "enter"))
 	mustContain(t, screen(a), "[2 Workers]", "── "+name, "ROUTER    ENGINE     DIFF")
 	mustContain(t, cursorLine(a), name)
 }
@@ -239,7 +239,7 @@ func TestEventDetail(t *testing.T) {
 	press(a, "5", "/")
 	typed(a, "kind:gap")
 	press(a, "enter")
-	settle(a, press(a, "enter"))
+	deliver(a, press(a, "enter"))
 	mustContain(t, screen(a), "event 9", `{"missing":17}`)
 	press(a, "esc", "esc", "F")
 	if strings.Contains(screen(a), " INFO ") {

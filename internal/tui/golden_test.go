@@ -200,8 +200,8 @@ func TestMovesViews(t *testing.T) {
 				{"some", "decode-0/dp0", "streams: moved away 0, moved here 70, wait to move 7", nil},
 				{"some", "decode-0/dp1", "streams: moved away 200, moved here 0, wait to move 0", nil},
 				{"some", "decode-0 (2)", "streams: moved away 200, moved here 70, wait to move 7", []string{"v"}},
-				{"untold", "decode-0/dp0", "streams: moved away -, moved here -, wait to move -", nil},
-				{"untold", "decode-0 (2)", "streams: moved away -, moved here -, wait to move -", []string{"v"}},
+				{"unknown", "decode-0/dp0", "streams: moved away -, moved here -, wait to move -", nil},
+				{"unknown", "decode-0 (2)", "streams: moved away -, moved here -, wait to move -", []string{"v"}},
 				{"", "decode-0/dp0", "", nil},
 			} {
 				name := fmt.Sprintf("moves-%s-%s-%dx%d", c.moves, strings.NewReplacer("/", "-", " (2)", "-folded").Replace(c.name), size[0], size[1])

@@ -141,7 +141,7 @@ func TestOnceMatchesItsSchema(t *testing.T) {
 		"replay":  {newRouter(t, stage{prefill: 1, decode: 1, dp: 1, replay: &admin.Replay{Records: 7, AtUS: 12, TotalUS: ptr(int64(90)), Speed: .5}}).URL},
 		"caches":  {newRouter(t, stage{prefill: 1, decode: 3, dp: 1, caches: true}).URL},
 		"moves":   {newRouter(t, stage{decode: 3, dp: 2, moves: "some"}).URL},
-		"untold":  {newRouter(t, stage{decode: 3, dp: 2, moves: "untold"}).URL},
+		"unknown": {newRouter(t, stage{decode: 3, dp: 2, moves: "unknown"}).URL},
 		"empty":   {newRouter(t, stage{}).URL},
 		"down":    {down.URL},
 		"fleet":   {newRouter(t, stage{prefill: 1, decode: 1, dp: 1}).URL, down.URL},

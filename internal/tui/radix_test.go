@@ -163,7 +163,7 @@ func TestHottestRuns(t *testing.T) {
 	answer := fleet.children("1")
 	answer.Node.ID, answer.Node.Ranks, answer.Node.RankLabels = "3", 2, []string{"decode-10/dp0", "decode-9/dp1"}
 	_, cmd := a.Update(page.ChildrenMsg{Query: admin.BrowseQuery{Node: "3", Limit: 1}, Answer: answer})
-	settle(a, batched(cmd))
+	deliver(a, batched(cmd))
 	mustContain(t, screen(a), "held by 2 of", "decode-9: dp1", "decode-10: dp0")
 	press(a, "esc", "t")
 	loadTree(a, fleet, "")
@@ -211,7 +211,7 @@ func TestRadixHolders(t *testing.T) {
 		}
 	}
 	_, cmd := a.Update(page.ChildrenMsg{Query: admin.BrowseQuery{Node: "1", Sort: "blocks", Limit: 50}, Answer: answer})
-	settle(a, batched(cmd))
+	deliver(a, batched(cmd))
 	mustContain(t, screen(a), "holders of run 7f3a19c2e5d04b66", "held by 1000 of", "decode-0: dp0 dp1 dp2 dp3", "decode-2: dp0")
 	press(a, "G")
 	mustContain(t, screen(a), "decode-249: dp0 dp1 dp2 dp3")

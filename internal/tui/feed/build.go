@@ -409,7 +409,7 @@ func rankView(w *admin.Worker, k *admin.Rank, now, was, old *point) Rank {
 			State: k.Feed.State, Trusted: k.Feed.Trusted, Reason: k.Feed.Reason, Endpoint: k.Feed.Endpoint, Replay: k.Feed.Replay, LastSeq: k.Feed.LastSeq,
 			AgeSeconds: Unknown, SinceSeconds: Unknown, EventRate: Unknown, BlockRate: Unknown, RecentGaps: Unknown, RecentLost: Unknown, RecentDropped: Unknown,
 			Gaps: k.Feed.Gaps, Replayed: k.Feed.Replayed, Lost: k.Feed.Lost, Dropped: k.Feed.Dropped, Restarts: k.Feed.Restarts, Errors: k.Feed.Errors, Orphans: k.Feed.Orphans,
-			Tiers: k.Feed.Tiers, TiersTold: k.Feed.TiersTold, CacheGroups: k.Feed.CacheGroups, CopiesDisbelieved: k.Feed.CopiesDisbelieved, HashDiffers: k.Feed.HashDiffers,
+			Tiers: k.Feed.Tiers, TiersReported: k.Feed.TiersReported, CacheGroups: k.Feed.CacheGroups, CopiesDisbelieved: k.Feed.CopiesDisbelieved, HashDiffers: k.Feed.HashDiffers,
 		},
 	}
 	v.TTFT, v.ITL, v.OutputRate, v.SlowTimes = Num(value(k.TTFT)), Num(value(k.ITL)), Num(value(k.OutputRate)), Unknown
@@ -572,9 +572,9 @@ func ParseDecision(raw json.RawMessage) (Decision, bool) {
 	}
 	d := Decision{
 		ID: r.ID, Request: r.RequestID, At: r.Time, Live: r.Live, Model: r.Model, Path: r.Path, Reason: r.Reason, ReasonText: r.ReasonText,
-		ISL: r.Inputs.ISL, EffISL: r.EffISL, Predicted: r.Predicted.CachedTokens, Cached: told(float64(r.Outcome.CachedTokens)),
+		ISL: r.Inputs.ISL, EffISL: r.EffISL, Predicted: r.Predicted.CachedTokens, Cached: known(float64(r.Outcome.CachedTokens)),
 		Decode: r.Decode.Chosen, Prefill: r.Prefill.Chosen, RunnerUp: r.Decode.RunnerUp, Margin: Unknown, Eligible: r.Decode.Eligible,
-		TTFT: told(r.Outcome.TTFTMS), E2E: told(r.Outcome.E2EMS), Tokens: told(float64(r.Outcome.CompletionTokens)),
+		TTFT: known(r.Outcome.TTFTMS), E2E: known(r.Outcome.E2EMS), Tokens: known(float64(r.Outcome.CompletionTokens)),
 		Status: r.Outcome.Status, Legs: len(r.Legs), Error: r.Outcome.Error, Recompute: r.Outcome.SilentRecompute, Cancelled: r.Outcome.Cancelled,
 	}
 	if r.Decode.RunnerUp != "" {
@@ -586,7 +586,7 @@ func ParseDecision(raw json.RawMessage) (Decision, bool) {
 	return d, true
 }
 
-func told(v float64) Num {
+func known(v float64) Num {
 	if v < 0 {
 		return Unknown
 	}

@@ -258,9 +258,9 @@ func TestOrderIsCalm(t *testing.T) {
 	}
 }
 
-// TestOrderSettles: whatever the ranks' load was, five seconds after it changed
+// TestOrderBecomesStable: whatever the ranks' load was, five seconds after it changed
 // they are in its order, however near one is to the next.
-func TestOrderSettles(t *testing.T) {
+func TestOrderBecomesStable(t *testing.T) {
 	property.Check(t, func(t *rapid.T) {
 		b := NewBuilder("r")
 		n := rapid.IntRange(2, 30).Draw(t, "ranks")

@@ -82,7 +82,7 @@ func Fold(ranks []*Rank) Rank {
 		v.Feed.Errors += k.Feed.Errors
 		v.Feed.Orphans += k.Feed.Orphans
 		t, u := &v.Feed.Tiers, k.Feed.Tiers
-		v.Feed.TiersTold = v.Feed.TiersTold || k.Feed.TiersTold
+		v.Feed.TiersReported = v.Feed.TiersReported || k.Feed.TiersReported
 		v.Feed.CopiesDisbelieved = v.Feed.CopiesDisbelieved || k.Feed.CopiesDisbelieved
 		v.Feed.HashDiffers = v.Feed.HashDiffers || k.Feed.HashDiffers
 		t.CPU, t.Disk, t.Remote = t.CPU+u.CPU, t.Disk+u.Disk, t.Remote+u.Remote

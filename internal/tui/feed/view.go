@@ -409,10 +409,10 @@ type Feed struct {
 	Restarts      uint64  `json:"restarts_total"`
 	Errors        uint64  `json:"decode_errors_total"`
 	Orphans       uint64  `json:"orphaned_blocks_total"`
-	// Tiers are the engine's blocks outside the device, TiersTold says that it has told
+	// Tiers are the engine's blocks outside the device, TiersReported says that it has told
 	// of any tier there and is followed.
-	Tiers     decision.Tiers `json:"tiers,omitzero"`
-	TiersTold bool           `json:"tiers_told,omitempty"`
+	Tiers         decision.Tiers `json:"tiers,omitzero"`
+	TiersReported bool           `json:"tiers_told,omitempty"`
 	// CacheGroups are those of a rank that has told of several.
 	CacheGroups []admin.CacheGroup `json:"cache_groups,omitempty"`
 	// CopiesDisbelieved says that copies of blocks are not counted any more.
@@ -436,7 +436,7 @@ func (f *Feed) Caches() string {
 		}
 		parts = append(parts, "cache groups (block): "+strings.Join(groups, ", "))
 	}
-	if f.TiersTold {
+	if f.TiersReported {
 		parts = append(parts, fmt.Sprintf("outside the device: %d blocks cpu, %d disk, %d remote", f.Tiers.CPU, f.Tiers.Disk, f.Tiers.Remote))
 	}
 	if f.CopiesDisbelieved {

@@ -98,7 +98,7 @@ func TestTiersOfRanks(t *testing.T) {
 	if head := draw()[0]; strings.Contains(head, "CPU") || !strings.Contains(head, "HIT%") {
 		t.Errorf("without tiers: %s", head)
 	}
-	r.Ranks[1].Feed.Tiers, r.Ranks[1].Feed.TiersTold = decision.Tiers{CPU: 4711, Disk: 12}, true
+	r.Ranks[1].Feed.Tiers, r.Ranks[1].Feed.TiersReported = decision.Tiers{CPU: 4711, Disk: 12}, true
 	lines := draw()
 	head := strings.Join(strings.Fields(lines[0]), " ")
 	if !strings.Contains(head, " KV CPU DISK HIT%") || strings.Contains(head, "REMOTE") {

@@ -99,7 +99,7 @@ func speed(name string, of func(k *feed.Rank) feed.Num) func(*widget.Painter, *f
 // tierColumn is the column of a rank's blocks in a tier outside the device.
 func tierColumn(title string, of func(t *decision.Tiers) uint32) column {
 	return column{title: title, w: 6, has: func(k *feed.Rank) bool { return of(&k.Feed.Tiers) > 0 }, cell: figure(func(k *feed.Rank) string {
-		if !k.Feed.TiersTold {
+		if !k.Feed.TiersReported {
 			return widget.Unknown
 		}
 		return widget.Count(float64(of(&k.Feed.Tiers)))

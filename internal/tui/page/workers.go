@@ -106,11 +106,11 @@ func (w *Workers) Draw(c *Ctx, p *widget.Painter) {
 	if c.H < 30 {
 		detail = 13
 	}
-	for _, told := range []func(k feed.Rank) bool{
+	for _, has := range []func(k feed.Rank) bool{
 		func(k feed.Rank) bool { return k.Feed.Caches() != "" },
 		func(k feed.Rank) bool { return !k.Moves.None() },
 	} {
-		if slices.ContainsFunc(c.R.Ranks, told) {
+		if slices.ContainsFunc(c.R.Ranks, has) {
 			detail++
 		}
 	}

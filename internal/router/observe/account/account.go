@@ -1,7 +1,6 @@
-// Package account is what is told of one request while it runs and when it has ended: to
-// its receipt, the metrics, the spans, the event log, a recording, and the watches that
-// learn from requests. Who carries a request out says what has happened, once, and knows
-// none of them.
+// Package account passes on what happens to one request: to its receipt, the metrics, the
+// spans, the event log, a recording, and the watches that learn from requests. The code
+// that serves a request reports each step once and knows none of them.
 package account
 
 import (
@@ -23,9 +22,9 @@ import (
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
-// Hearers are those that hear of all requests of a router. All but Decision and Outcome
+// Sinks are where what happens to a router's requests goes. All but Decision and Outcome
 // are needed.
-type Hearers struct {
+type Sinks struct {
 	Metrics   *telemetry.Metrics
 	Traffic   *traffic.Traffic
 	Failures  *watch.Failures
@@ -50,16 +49,16 @@ type Ranks interface {
 	Took(*workers.Rank)
 }
 
-// Recomputed tells of requests whose KV was moved to a worker and computed again.
-func (h *Hearers) Recomputed(worker string, requests int) {
-	h.Traffic.Recomputes.Add(uint64(requests))
+// Recomputed counts requests whose KV was moved to a worker and computed again.
+func (s *Sinks) Recomputed(worker string, requests int) {
+	s.Traffic.Recomputes.Add(uint64(requests))
 	for range requests {
-		h.Metrics.SilentRecompute(worker)
+		s.Metrics.SilentRecompute(worker)
 	}
 }
 
 // Fill copies a decision and what it was made from into a receipt.
-func (h *Hearers) Fill(c *receipt.Receipt, q *question.Question) {
+func (s *Sinks) Fill(c *receipt.Receipt, q *question.Question) {
 	q.Run.Plan.Fill(&c.Decision, &q.Run.In, c.Candidates())
 	blocks, _ := q.Blocks()
 	c.Inputs.HashedBlocks = len(blocks)
@@ -70,14 +69,14 @@ func (h *Hearers) Fill(c *receipt.Receipt, q *question.Question) {
 	for _, p := range [...]*decision.Phase{&c.Decode, &c.Prefill} {
 		for i := range p.Candidates {
 			k := &p.Candidates[i]
-			k.CacheUnknown = h.Untrusted(k.Slot)
+			k.CacheUnknown = s.Untrusted(k.Slot)
 		}
 	}
 }
 
 // Request is the account of one request, from its first decision on.
 type Request struct {
-	To   *Hearers
+	To   *Sinks
 	Live receipt.Live
 	// Span is the request's; nil where there are none.
 	Span     *telemetry.Span
@@ -94,9 +93,9 @@ type Request struct {
 	Answer Answer
 }
 
-// Decided tells of the newest decision.
+// Decided passes on the newest decision.
 func (r *Request) Decided() {
-	h, d := r.To, r.Question
+	s, d := r.To, r.Question
 	p := &d.Run.Plan
 	if d.Run.Attempt == 1 {
 		r.stages()
@@ -106,36 +105,36 @@ func (r *Request) Decided() {
 			r.introduce(c)
 		}
 		c.Begin(d.Run.Attempt)
-		h.Fill(c, d)
+		s.Fill(c, d)
 	})
 	if p.Err == nil {
-		h.Metrics.Decision(string(p.Path), string(p.Reason))
+		s.Metrics.Decision(string(p.Path), string(p.Reason))
 		if p.Path == decide.Remote {
-			h.Traffic.Remote.Add(1)
+			s.Traffic.Remote.Add(1)
 		} else {
-			h.Traffic.Local.Add(1)
+			s.Traffic.Local.Add(1)
 		}
 		if p.Reason.Degraded() {
-			h.Traffic.Fallbacks.Add(1)
-			h.Metrics.Fallback(string(p.Reason))
+			s.Traffic.Fallbacks.Add(1)
+			s.Metrics.Fallback(string(p.Reason))
 		}
 	}
-	h.excluded("decode", &d.Run.In.Decode)
-	h.excluded("prefill", &d.Run.In.Prefill)
-	if h.Decision != nil {
+	s.excluded("decode", &d.Run.In.Decode)
+	s.excluded("prefill", &d.Run.In.Prefill)
+	if s.Decision != nil {
 		r.record()
 	}
 }
 
-func (h *Hearers) excluded(phase string, in *selector.Input) {
+func (s *Sinks) excluded(phase string, in *selector.Input) {
 	for i := range in.Candidates {
 		if code := in.Candidates[i].ExcludedCode; code != "" {
-			h.Metrics.Excluded(phase, code)
+			s.Metrics.Excluded(phase, code)
 		}
 	}
 }
 
-// Undecided tells of a request that ends before anything was decided.
+// Undecided begins the receipt of a request that ends before anything was decided.
 func (r *Request) Undecided() { r.Live.Update(r.introduce) }
 
 // introduce writes what a receipt says before any decision.
@@ -149,10 +148,10 @@ func (r *Request) introduce(c *receipt.Receipt) {
 	}
 }
 
-// recorded is the memory of what a recording is told.
+// recorded is the memory for decisions on their way to a recording.
 var recorded = sync.Pool{New: func() any { return new(trace.Decision) }}
 
-// record tells a recording of the newest decision.
+// record gives a recording the newest decision.
 func (r *Request) record() {
 	q := r.Question
 	d := recorded.Get().(*trace.Decision)
@@ -167,7 +166,7 @@ func (r *Request) record() {
 	recorded.Put(d)
 }
 
-// stages tells what the stages before the first decision took.
+// stages counts how long the stages before the first decision took.
 func (r *Request) stages() {
 	m, t := r.To.Metrics, &r.Question.Took
 	m.Stage("read", t.Read)
@@ -182,7 +181,7 @@ func (r *Request) stages() {
 // Note adds plain words to the receipt.
 func (r *Request) Note(text string) { r.Live.Update(func(c *receipt.Receipt) { c.Note(text) }) }
 
-// Event tells of an event about the request, if it is worth telling.
+// Event logs an event about the request; worth is false for one to leave out.
 func (r *Request) Event(e eventlog.Event, worth bool) {
 	if worth {
 		e.Request = r.Live.ID()
@@ -190,7 +189,7 @@ func (r *Request) Event(e eventlog.Event, worth bool) {
 	}
 }
 
-// Failed tells that a worker failed a leg of the request.
+// Failed logs that a worker failed a leg of the request.
 func (r *Request) Failed(phase selector.Phase, w *workers.Worker, reason attempt.Reason, err error) {
 	r.Event(r.To.Failures.Failed(w, string(phase), string(reason), err, time.Now()))
 }

@@ -27,15 +27,15 @@ import (
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
-// ranks writes down what it is told.
-type ranks struct{ told []string }
+// ranks keeps what it is called with.
+type ranks struct{ calls []string }
 
-func (r *ranks) Began(k *workers.Rank)  { r.told = append(r.told, "began "+k.Label) }
-func (r *ranks) Failed(k *workers.Rank) { r.told = append(r.told, "failed "+k.Label) }
-func (r *ranks) Left(k *workers.Rank)   { r.told = append(r.told, "left "+k.Label) }
-func (r *ranks) Took(k *workers.Rank)   { r.told = append(r.told, "took "+k.Label) }
+func (r *ranks) Began(k *workers.Rank)  { r.calls = append(r.calls, "began "+k.Label) }
+func (r *ranks) Failed(k *workers.Rank) { r.calls = append(r.calls, "failed "+k.Label) }
+func (r *ranks) Left(k *workers.Rank)   { r.calls = append(r.calls, "left "+k.Label) }
+func (r *ranks) Took(k *workers.Rank)   { r.calls = append(r.calls, "took "+k.Label) }
 
-// stand is an account with all that hear of it.
+// stand is an account with all its sinks.
 type stand struct {
 	Request
 	ring   *receipt.Ring
@@ -55,7 +55,7 @@ func newStand(t *testing.T, p decide.Plan) *stand {
 	q.Run.Attempt, q.Run.Plan = 1, p
 	q.Run.In.DecodePeers = []disagg.Peer{s.peer}
 	s.Request = Request{
-		To: &Hearers{
+		To: &Sinks{
 			Metrics: telemetry.New("", "", func(string) bool { return true }), Traffic: &traffic.Traffic{}, Failures: &watch.Failures{},
 			Slow:      watch.NewSlow(watch.SlowOptions{}),
 			Recompute: watch.NewRecompute(watch.RecomputeOptions{}),
@@ -105,8 +105,8 @@ func TestLegOutcomes(t *testing.T) {
 		if leg.RetryReason != c.outcome || leg.Status != http.StatusOK || leg.EndMS < 0 || (leg.Error != "") != (c.err != nil) {
 			t.Errorf("%v: %+v, want %q", c.err, leg, c.outcome)
 		}
-		if blamed := slices.Contains(s.ranks.told, "failed a/dp0"); blamed != c.blamed || s.ranks.told[0] != "began a/dp0" {
-			t.Errorf("%v: told of the rank: %v", c.err, s.ranks.told)
+		if blamed := slices.Contains(s.ranks.calls, "failed a/dp0"); blamed != c.blamed || s.ranks.calls[0] != "began a/dp0" {
+			t.Errorf("%v: calls for the rank: %v", c.err, s.ranks.calls)
 		}
 	}
 }
@@ -128,7 +128,7 @@ func TestWhatARankComputes(t *testing.T) {
 }
 
 // TestFinish: a good request's figures are added up, those of a failed one are not; KV that
-// was moved and computed again is told where the engine's usage shows it.
+// was moved and computed again is reported where the engine's usage shows it.
 func TestFinish(t *testing.T) {
 	t.Parallel()
 	moved := decide.Plan{Path: decide.Remote, Connector: workers.ConnectorNIXLPush, CachedTokens: 32}
@@ -147,12 +147,12 @@ func TestFinish(t *testing.T) {
 		{"local", decide.Plan{Path: decide.Local}, 0, Outcome{Status: 200, Path: "local"}, false, 100},
 		{"moved", moved, 96, Outcome{Status: 200, Path: "remote"}, false, 100},
 		{"computed again", moved, 0, Outcome{Status: 200, Path: "remote"}, true, 100},
-		{"not told", moved, -1, Outcome{Status: 200, Path: "remote"}, false, 100},
+		{"not reported", moved, -1, Outcome{Status: 200, Path: "remote"}, false, 100},
 		{"failed", moved, 0, Outcome{Status: 502, Path: "remote", Err: &api.Error{Code: api.CodeUpstreamError, Message: "gone"}}, false, 0},
 	} {
 		s := newStand(t, c.plan)
-		var told *receipt.Receipt
-		s.To.Outcome = func(c *receipt.Receipt) { o := *c; told = &o }
+		var final *receipt.Receipt
+		s.To.Outcome = func(c *receipt.Receipt) { o := *c; final = &o }
 		s.Decided()
 		l := s.BeginLeg(selector.Decode, s.peer, nil)
 		s.Answer.Of(l)
@@ -167,8 +167,8 @@ func TestFinish(t *testing.T) {
 		if o.Status != c.end.Status || o.TTFTMS < 0 || o.ITL.Count != 1 || o.Finish != "stop" || (o.ErrorCode != "") != (c.end.Err != nil) {
 			t.Errorf("%s: %+v", c.name, o)
 		}
-		if told == nil || told.Outcome.Status != c.end.Status {
-			t.Errorf("%s: the recording got %+v", c.name, told)
+		if final == nil || final.Outcome.Status != c.end.Status {
+			t.Errorf("%s: the recording got %+v", c.name, final)
 		}
 	}
 }
@@ -195,7 +195,7 @@ func TestDecided(t *testing.T) {
 	}
 }
 
-// TestContinuedAndNot: a stream that breaks off is told of with the decision's id, whether
+// TestContinuedAndNot: a stream that breaks off is an event with the decision's id, whether
 // it goes on or not.
 func TestContinuedAndNot(t *testing.T) {
 	t.Parallel()
@@ -206,11 +206,43 @@ func TestContinuedAndNot(t *testing.T) {
 	if len(c.Continued) != 1 || c.Continued[0].From != "a" || c.Continued[0].Tokens != 5 || c.Continued[0].Dropped != 2 || c.Outcome.NotContinued != "enough is enough" {
 		t.Errorf("%+v, %+v", c.Continued, c.Outcome)
 	}
-	if len(s.events) != 2 || s.events[0].Kind != "stream_continued" || s.events[1].Kind != "stream_not_continued" || s.events[0].Request != s.Live.ID() || s.ranks.told[0] != "left a/dp0" {
-		t.Errorf("%+v, %v", s.events, s.ranks.told)
+	if len(s.events) != 2 || s.events[0].Kind != "stream_continued" || s.events[1].Kind != "stream_not_continued" || s.events[0].Request != s.Live.ID() || s.ranks.calls[0] != "left a/dp0" {
+		t.Errorf("%+v, %v", s.events, s.ranks.calls)
 	}
 	s.Event(eventlog.Event{}, false)
 	if len(s.events) != 2 {
-		t.Error("an event that is not worth telling was told")
+		t.Error("an event that is not worth it was logged")
+	}
+}
+
+// TestPrefilled: what is wrong with transfer parameters is an event of the request.
+func TestPrefilled(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		facts disagg.Checked
+		err   error
+		want  string
+		notes int
+	}{
+		{disagg.Checked{Groups: 1}, nil, "[]", 0},
+		{disagg.Checked{Odd: []string{"a", "b"}}, nil, "[prefill_odd_params]", 1},
+		{disagg.Checked{Groups: 2}, nil, "[hybrid_over_nixl]", 0},
+		{disagg.Checked{}, disagg.ErrEnded, "[]", 0},
+		{disagg.Checked{}, disagg.ErrRestarted, "[]", 0},
+		{disagg.Checked{}, fmt.Errorf("%w: none", disagg.ErrMissingParams), "[prefill_without_params]", 0},
+		{disagg.Checked{}, errors.New("other"), "[prefill_bad_params]", 0},
+	} {
+		s := newStand(t, decide.Plan{Path: decide.Remote})
+		s.Prefilled(s.peer.Worker, &c.facts, c.err)
+		kinds := []string{}
+		for _, e := range s.events {
+			kinds = append(kinds, e.Kind)
+			if e.Request != s.Live.ID() || e.Worker != "a" {
+				t.Errorf("%+v", e)
+			}
+		}
+		if fmt.Sprint(kinds) != c.want || len(s.receipt(t).Notes) != c.notes {
+			t.Errorf("%+v, %v: %v and %d notes", c.facts, c.err, kinds, len(s.receipt(t).Notes))
+		}
 	}
 }

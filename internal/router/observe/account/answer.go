@@ -27,10 +27,10 @@ type Answer struct {
 	begun bool        // see decodeBegan
 }
 
-// Of begins the answer to a decode leg. What an engine has told before does not count.
+// Of begins the answer to a decode leg. What an earlier engine has reported does not count.
 func (a *Answer) Of(l *Leg) { a.sent, a.meter = l.Start, l.Meter }
 
-// Unknown says that the engine has told nothing of itself yet.
+// Unknown forgets the usage that an engine has reported.
 func (a *Answer) Unknown() { a.Prompt, a.Cached, a.Completion = -1, -1, -1 }
 
 // Learn keeps what an answer said of itself.
@@ -45,14 +45,14 @@ func (a *Answer) Piece(now time.Time, tokens int) { a.meter.Gap(a.Gaps.Tick(now)
 // Outcome is how a request has ended, besides its answer.
 type Outcome struct {
 	Status int
-	// Err is what the client was told; nil for none.
+	// Err is the error that the client got; nil for none.
 	Err *api.Error
 	// Path is that of the attempt that counts.
 	Path string
 	Took time.Duration
 }
 
-// Finish closes the receipt with what came of the request, and tells all others.
+// Finish closes the receipt with what came of the request, and counts it everywhere else.
 func (r *Request) Finish(end Outcome) {
 	r.Live.Finish(func(c *receipt.Receipt) { r.outcome(c, &end) })
 }
@@ -76,7 +76,7 @@ func (r *Request) outcome(c *receipt.Receipt, end *Outcome) {
 		// watch on the engine's own counters is for those.
 		p := &r.Question.Run.Plan
 		o.SilentRecompute = p.Path == decide.Remote && a.Cached >= 0 && countsTransfers(p) && a.Cached+c.Inputs.BlockSize < p.Remote.Transfer
-		r.settle(end.Path)
+		r.addUsage(end.Path)
 		if o.SilentRecompute {
 			r.To.Recomputed(r.Question.Run.In.DecodePeers[p.DecodeIndex].Worker.Name, 1)
 		}
@@ -86,8 +86,8 @@ func (r *Request) outcome(c *receipt.Receipt, end *Outcome) {
 	}
 }
 
-// settle adds the engine's figures of a good request to the router's.
-func (r *Request) settle(path string) {
+// addUsage adds the engine's figures of a good request to the router's.
+func (r *Request) addUsage(path string) {
 	a, p, t, m := &r.Answer, &r.Question.Run.Plan, r.To.Traffic, r.To.Metrics
 	t.Prompt.Add(uint64(max(0, a.Prompt)))
 	t.Cached.Add(uint64(max(0, a.Cached)))
@@ -116,8 +116,8 @@ func (r *Request) settle(path string) {
 	}
 }
 
-// decodeBegan tells the watch on recomputed prompts, once, that the decode rank
-// has made a token of a remote plan: what it loaded, it has counted by then.
+// decodeBegan passes to the watch on recomputed prompts, once, that the decode rank of a
+// remote plan has made a token: what it loaded, it has counted by then.
 func (r *Request) decodeBegan(now time.Time) {
 	a, in, p := &r.Answer, &r.Question.Run.In, &r.Question.Run.Plan
 	if a.begun || p.Path != decide.Remote || p.DecodeIndex < 0 || countsTransfers(p) || p.Remote.Transfer < in.Decode.BlockSize {

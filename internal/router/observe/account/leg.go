@@ -2,16 +2,20 @@ package account
 
 import (
 	"errors"
+	"fmt"
+	"strings"
 	"time"
 
 	"github.com/dynctl/dynctl/internal/router/forward/disagg"
 	"github.com/dynctl/dynctl/internal/router/forward/upstream"
+	"github.com/dynctl/dynctl/internal/router/observe/eventlog"
 	"github.com/dynctl/dynctl/internal/router/observe/pace"
 	"github.com/dynctl/dynctl/internal/router/observe/receipt"
 	"github.com/dynctl/dynctl/internal/router/observe/telemetry"
 	"github.com/dynctl/dynctl/internal/router/placement/attempt"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
+	"github.com/dynctl/dynctl/internal/workers"
 )
 
 // Leg is the account of one leg.
@@ -32,7 +36,7 @@ type Leg struct {
 	// one does; waiting, that its meter counts the prompt as one without a token.
 	computes int
 	waiting  bool
-	told     bool // that it has answered, or will not
+	counted  bool // in its meter: that it has answered, or will not
 }
 
 // toCompute is how many tokens of the prompt the rank of a phase has to compute, -1
@@ -48,11 +52,11 @@ func (r *Request) toCompute(phase selector.Phase) int {
 	return max(0, p.EffISL)
 }
 
-// BeginLeg tells of a leg that is about to be sent, whose headers get the span's.
+// BeginLeg notes that a leg is about to be sent; its headers get the span's.
 func (r *Request) BeginLeg(phase selector.Phase, p disagg.Peer, leg *upstream.Leg) *Leg {
 	slow, run := r.To.Slow, &r.Question.Run
 	l := &Leg{of: r, phase: phase, peer: p, Start: time.Now(), at: -1, Meter: slow.Meter(p.Rank), computes: r.toCompute(phase)}
-	// When an answer that is not streamed had its first token, nobody is told.
+	// Nobody sees when an answer that is not streamed had its first token.
 	if l.computes >= 0 && (phase == selector.Prefill || r.Stream) {
 		l.waiting = true
 		l.Meter.Begin(slow.Since(l.Start))
@@ -113,7 +117,7 @@ func (l *Leg) Streams(now time.Time, token bool) {
 // token notes the leg's first token; that of a prefill is its answer.
 func (l *Leg) token(now time.Time) {
 	l.waited()
-	l.settled(true)
+	l.meterAnswer(true)
 	l.Meter.First(now.Sub(l.Start), l.computes)
 }
 
@@ -125,11 +129,11 @@ func (l *Leg) waited() {
 	}
 }
 
-// settled tells the meter, once, whether the rank has answered.
-func (l *Leg) settled(answered bool) {
-	if !l.told {
-		l.told = true
-		l.Meter.Settled(answered)
+// meterAnswer counts in the meter, once, that the rank has answered, or will not.
+func (l *Leg) meterAnswer(answered bool) {
+	if !l.counted {
+		l.counted = true
+		l.Meter.Answered(answered)
 	}
 }
 
@@ -143,7 +147,7 @@ func (l *Leg) End(err error, now time.Time) bool {
 		l.token(now)
 	}
 	l.waited()
-	l.settled(err == nil)
+	l.meterAnswer(err == nil)
 	outcome := legOutcome(err)
 	if attempt.Reason(outcome).Means().Outcome.Failure() {
 		l.of.To.Ranks.Failed(l.peer.Rank)
@@ -183,4 +187,33 @@ func legOutcome(err error) string {
 		return string(u.Kind)
 	}
 	return "failed"
+}
+
+// Prefilled reports what is odd or wrong with a prefill's good answer: err is why its KV
+// cannot move.
+func (r *Request) Prefilled(w *workers.Worker, f *disagg.Checked, err error) {
+	now := time.Now()
+	switch {
+	case err == nil:
+		if len(f.Odd) > 0 {
+			what := strings.Join(f.Odd, "; ")
+			r.Note(fmt.Sprintf("the transfer parameters of %s are not as expected and were used (transfer_check=report): %s", w.Name, what))
+			r.To.Metrics.OddParams(w.Name)
+			r.Event(r.To.Failures.OddParams(w, what, now))
+		}
+		if f.Groups > 1 {
+			r.Event(r.To.Failures.Hybrid(w, f.Groups, now))
+		}
+	case errors.Is(err, disagg.ErrEnded), errors.Is(err, disagg.ErrRestarted): // nothing is wrong with what it said
+	case errors.Is(err, disagg.ErrMissingParams):
+		r.Event(eventlog.Event{
+			Kind: "prefill_without_params", Severity: eventlog.Error, Worker: w.Name,
+			Text: fmt.Sprintf("%s answered a remote prefill with 200 but without transfer parameters, so its KV cannot move; check its --kv-transfer-config", w.Name),
+		}, true)
+	default:
+		r.Event(eventlog.Event{
+			Kind: "prefill_bad_params", Severity: eventlog.Error, Worker: w.Name,
+			Text: fmt.Sprintf("%s answered a remote prefill with transfer parameters that do not fit the prompt; they were not used: %v", w.Name, err),
+		}, true)
+	}
 }

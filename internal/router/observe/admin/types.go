@@ -462,10 +462,10 @@ type Feed struct {
 	// CacheGroups are those of a rank that has told of several; what it is credited
 	// with is what all of them can go on from.
 	CacheGroups []CacheGroup `json:"cache_groups,omitempty"`
-	// TiersTold says that the engine has told of a tier outside its device and is followed
+	// TiersReported says that the engine has told of a tier outside its device and is followed
 	// there, which hybrid models are not, Tiers how many of its blocks are there.
-	TiersTold bool           `json:"tiers_told,omitempty"`
-	Tiers     decision.Tiers `json:"tiers,omitzero"`
+	TiersReported bool           `json:"tiers_told,omitempty"`
+	Tiers         decision.Tiers `json:"tiers,omitzero"`
 	// CopiesDisbelieved says that copies of the rank's blocks are not counted because its
 	// events told of more than there can be.
 	CopiesDisbelieved bool `json:"copies_disbelieved,omitempty"`

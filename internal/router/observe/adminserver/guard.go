@@ -115,15 +115,15 @@ func (s *server) guard(h http.Handler, role access.Role) http.Handler {
 			h.ServeHTTP(w, q)
 			return
 		}
-		told := &statusWriter{ResponseWriter: w, status: http.StatusOK}
-		h.ServeHTTP(told, q)
-		s.audit(q, u, told.status, eventlog.Event{
-			Kind: "admin_change", Text: fmt.Sprintf("%s asked from %s for %s %s: answered %d", u.name, q.RemoteAddr, q.Method, api.Clip(q.URL.Path), told.status),
+		sw := &statusWriter{ResponseWriter: w, status: http.StatusOK}
+		h.ServeHTTP(sw, q)
+		s.audit(q, u, sw.status, eventlog.Event{
+			Kind: "admin_change", Text: fmt.Sprintf("%s asked from %s for %s %s: answered %d", u.name, q.RemoteAddr, q.Method, api.Clip(q.URL.Path), sw.status),
 		})
 	})
 }
 
-// audit tells who did, or wanted to do, what.
+// audit logs who did, or wanted to do, what.
 func (s *server) audit(q *http.Request, u *user, status int, e eventlog.Event) {
 	e.Fields = map[string]any{"who": u.name, "from": q.RemoteAddr, "method": q.Method, "path": api.Clip(q.URL.Path), "status": status}
 	s.r.Events().Add(e)

@@ -116,7 +116,7 @@ func (s *server) indexChildren(r *http.Request) (any, error) {
 	out.Now = s.r.Now()
 	if err == nil && preview {
 		if err = s.c.Previews(r.Context(), &out); err == nil {
-			s.told(r)
+			s.logPreview(r)
 		}
 	}
 	return out, err
@@ -169,8 +169,8 @@ func (l *looks) due(name string, now time.Time) bool {
 	return true
 }
 
-// told makes an event of who was shown words of prompts, at most one a minute for each user.
-func (s *server) told(r *http.Request) {
+// logPreview logs who was shown words of prompts, at most once a minute for each user.
+func (s *server) logPreview(r *http.Request) {
 	u, _ := r.Context().Value(userKey{}).(*user)
 	if !s.looks.due(u.name, s.r.Now()) {
 		return

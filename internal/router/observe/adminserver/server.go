@@ -427,9 +427,9 @@ func (s *server) decision(q *http.Request) (any, error) {
 	return c, nil
 }
 
-// sequence reads the number of the event that the reader knows last; told is
+// sequence reads the number of the event that the reader knows last; given is
 // false where it names none.
-func sequence(q *http.Request) (after uint64, told bool, err error) {
+func sequence(q *http.Request) (after uint64, given bool, err error) {
 	raw := q.URL.Query().Get("after")
 	if raw == "" {
 		return 0, false, nil
@@ -445,7 +445,7 @@ func (s *server) events(q *http.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	after, told, err := sequence(q)
+	after, given, err := sequence(q)
 	if err != nil {
 		return nil, err
 	}
@@ -466,13 +466,13 @@ func (s *server) events(q *http.Request) (any, error) {
 		signal := log.Wait()
 		from := after
 		switch _, newest, _ := log.Since(0, 0); {
-		case !told && newest > uint64(limit):
+		case !given && newest > uint64(limit):
 			from = newest - uint64(limit) // who asks for some wants the newest
 		case after > newest:
 			from = 0 // the log has begun anew: the router started, or the recording was taken back
 		}
 		list, newest, lost := log.Since(from, limit)
-		if !told {
+		if !given {
 			lost = 0 // no event that is not there was asked for
 		}
 		if len(list) > 0 || ctx.Err() != nil || wait == 0 {

@@ -50,8 +50,8 @@ const (
 	// minRequests is how many requests a share rests on, of peers and of the end.
 	minRequests = 20
 
-	// settle is how much later than its computation a prompt's batch may come.
-	settle = time.Second
+	// batchDelay is how much later than its computation a prompt's batch may come.
+	batchDelay = time.Second
 	// muteRequests must have been answered without a batch, besides those that were on
 	// their way when that began, and muteBlocks computed beyond what requests leave over
 	// in blocks that are not full. Engines count what they begin with: one that stands
@@ -328,7 +328,7 @@ func (j *Judge) failing(w *Worker, s *worker, peers []*Worker) *Finding {
 		if s.failing == nil && !enough && (reasons[ownFault] < quickFailures || mine < quickShare || !peersClean(w, peers, requests)) {
 			continue
 		}
-		return &Finding{Kind: Failing, Worker: w.Name, Text: fmt.Sprintf("fails %.0f%% of its requests: %d of %d in the last %d s (%s)", 100*mine, failed, max(requests, failed), seconds, told(reasons))}
+		return &Finding{Kind: Failing, Worker: w.Name, Text: fmt.Sprintf("fails %.0f%% of its requests: %d of %d in the last %d s (%s)", 100*mine, failed, max(requests, failed), seconds, byFrequency(reasons))}
 	}
 	return nil
 }
@@ -363,8 +363,8 @@ func peersClean(w *Worker, peers []*Worker, requests uint64) bool {
 	return sent >= quickPeers*max(requests, quickFailures) && float64(requests)*share(sent, broke) < quickExpected
 }
 
-// told lists reasons, the most frequent first.
-func told(reasons map[string]uint64) string {
+// byFrequency lists reasons, the most frequent first.
+func byFrequency(reasons map[string]uint64) string {
 	type one struct {
 		reason string
 		n      uint64
@@ -411,12 +411,12 @@ func (r *rank) judge(w *Worker, in *Rank, now time.Time) *Finding {
 		(in.Process == r.process || math.IsNaN(in.Process) && math.IsNaN(r.process))
 	if !same {
 		// What the newest page counts as computed may be told in a batch that is on its way.
-		r.base = known && in.Asked.After(in.Heard.Add(settle))
+		r.base = known && in.Asked.After(in.Heard.Add(batchDelay))
 		r.heard, r.looked, r.found, r.process, r.requests = in.Heard, in.Looked, in.Found, in.Process, in.Requests
 		r.answered = in.Answered + uint64(max(0, in.Pending))
 		return nil
 	}
-	if !in.Asked.After(in.Heard.Add(2 * settle)) {
+	if !in.Asked.After(in.Heard.Add(2 * batchDelay)) {
 		return nil
 	}
 	looked := in.Looked - r.looked

@@ -191,7 +191,7 @@ func TestMute(t *testing.T) {
 // by its evictions; two are hardware of their own, and so is whoever is alone.
 func TestSmallCache(t *testing.T) {
 	for name, c := range map[string]struct {
-		told  []int64
+		sizes []int64
 		named int
 	}{
 		"equal":           {[]int64{1000, 1000, 1010, 990}, -1},
@@ -205,8 +205,8 @@ func TestSmallCache(t *testing.T) {
 		"some tell":       {[]int64{1000, 500, 0, 1000}, 1},
 		"nobody tells it": {[]int64{0, 0, 0, 0}, -1},
 	} {
-		b := newBench(len(c.told))
-		for i, n := range c.told {
+		b := newBench(len(c.sizes))
+		for i, n := range c.sizes {
 			b.fleet[i].Capacity = n
 		}
 		got := b.within(5, nil)

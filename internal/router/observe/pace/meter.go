@@ -45,7 +45,7 @@ func (m *Meter) Begin(now time.Duration) {
 	}
 }
 
-// End takes back what Begin was told.
+// End takes back what Begin has counted, with the same time.
 func (m *Meter) End(began time.Duration) {
 	if m != nil {
 		m.waiting.Add(-(1<<waitingShift + uint64(began.Milliseconds())))
@@ -59,9 +59,9 @@ func (m *Meter) Sent() {
 	}
 }
 
-// Settled says of a request that was counted by Sent that the first of its answer, or all
-// of it, has come, or that nothing will.
-func (m *Meter) Settled(answered bool) {
+// Answered takes back what Sent has counted: the answer has come, at least its first
+// token, or, where answered is false, never will.
+func (m *Meter) Answered(answered bool) {
 	if m == nil {
 		return
 	}

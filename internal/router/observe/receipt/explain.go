@@ -218,7 +218,7 @@ func (r *Receipt) whatIf(b *strings.Builder) {
 		b.WriteString("5 what if    remote was not possible\n")
 		return
 	}
-	tell := func(path string, w decision.Work, where string) {
+	costs := func(path string, w decision.Work, where string) {
 		fmt.Fprintf(b, "5 what if    %s: %s would compute %d tokens behind %d queued", path, cmp.Or(where, "-"), w.Compute, w.Queued)
 		if w.Transfer > 0 {
 			fmt.Fprintf(b, " and move %d", w.Transfer)
@@ -226,10 +226,10 @@ func (r *Receipt) whatIf(b *strings.Builder) {
 	}
 	taken := p.Local
 	if r.Path == "remote" {
-		tell("local", p.Local, r.Decode.Chosen)
+		costs("local", p.Local, r.Decode.Chosen)
 		taken = p.Remote
 	} else {
-		tell("remote", p.Remote, r.Prefill.Chosen)
+		costs("remote", p.Remote, r.Prefill.Chosen)
 	}
 	fmt.Fprintf(b, "; taken: %d tokens behind %d\n", taken.Compute, taken.Queued)
 	if p.CostRevision > 0 {

@@ -253,7 +253,7 @@ func (s *State) Collect(ch chan<- prometheus.Metric) {
 					mark(feedState, string(st) == k.Feed.State, w.Name, dp, string(st))
 				}
 				collect(ch, feedMetrics, &k.Feed, w.Name, dp)
-				if k.Feed.TiersTold {
+				if k.Feed.TiersReported {
 					for tier, n := range map[string]uint32{"cpu": k.Feed.Tiers.CPU, "disk": k.Feed.Tiers.Disk, "remote": k.Feed.Tiers.Remote} {
 						ch <- prometheus.MustNewConstMetric(tierBlocks, gauge, float64(n), w.Name, dp, tier)
 					}

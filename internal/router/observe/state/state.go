@@ -336,7 +336,7 @@ func from(w *workers.Worker) map[string]string {
 // feed is the account of a rank's feed as the admin API shows it.
 func feed(f *kvfeed.Status) admin.Feed {
 	a := admin.Feed{
-		State: string(f.State), Trusted: f.Trusted, Reason: f.Reason, Since: f.Since, Endpoint: f.Endpoint, Replay: &f.Replay, UnknownKinds: f.UnknownKinds, TiersTold: f.TiersReported, Tiers: f.Tiers, CopiesDisbelieved: f.CopiesDisbelieved, HashDiffers: f.HashDiffers,
+		State: string(f.State), Trusted: f.Trusted, Reason: f.Reason, Since: f.Since, Endpoint: f.Endpoint, Replay: &f.Replay, UnknownKinds: f.UnknownKinds, TiersReported: f.TiersReported, Tiers: f.Tiers, CopiesDisbelieved: f.CopiesDisbelieved, HashDiffers: f.HashDiffers,
 		LastAt: f.LastEvent, Lag: figure(f.LagSeconds),
 		Batches: f.Batches, Events: f.Events, Blocks: f.Stored + f.Removed, Gaps: f.Gaps, Replayed: f.ReplayedBatches, Restarts: f.Restarts,
 		Errors: f.Unreadable + f.Malformed, Orphans: f.Orphans, Lost: f.Lost, Refused: f.Refused, Dropped: f.Dropped,
@@ -352,8 +352,8 @@ func feed(f *kvfeed.Status) admin.Feed {
 }
 
 // CacheGroups are a rank's cache groups as the admin API shows them.
-func CacheGroups(told []kvgroup.Group) (list []admin.CacheGroup) {
-	for _, g := range told {
+func CacheGroups(groups []kvgroup.Group) (list []admin.CacheGroup) {
+	for _, g := range groups {
 		list = append(list, admin.CacheGroup{Group: g.Number, Kind: g.Kind.String(), Window: g.Window, Block: g.Block})
 	}
 	return list

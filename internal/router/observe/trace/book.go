@@ -18,9 +18,9 @@ const (
 	maxDescribed    = 32 << 20 // bytes
 )
 
-// Book numbers the descriptions of workers and holds the settings that decisions
-// refer to, and the costs in force, so that each is told once. A full book forgets all and tells anew what
-// is referred to from then on. The zero value is not ready: make it with NewBook.
+// Book numbers the descriptions of workers and holds the settings that decisions refer to,
+// and the costs in force, so that each is written once. A full book forgets all and writes
+// again what is referred to from then on. The zero value is not ready: make it with NewBook.
 type Book struct {
 	byWorker map[*workers.Worker]uint64
 	byText   map[string]uint64
@@ -48,7 +48,7 @@ func NewBook() *Book {
 	return &Book{byWorker: map[*workers.Worker]uint64{}, byText: map[string]uint64{}, settings: map[uint64]string{}, costs: map[uint64]bool{}, next: 1, limit: maxDescriptions}
 }
 
-// Len is how many lines there are to be told.
+// Len is how many lines AppendLine has.
 func (b *Book) Len() int { return len(b.lines) }
 
 // Full is how often the book was full and began anew.
@@ -120,8 +120,8 @@ func (b *Book) set(d *Decision) {
 	}
 }
 
-// price enters a revision of the costs. What its figures cannot be told of, the reader
-// says is not there.
+// price enters a revision of the costs, unless JSON has no number for one of its figures:
+// the reader then says that they are not there.
 func (b *Book) price(m *cost.Model) {
 	b.costs[m.Revision] = true
 	text, err := json.Marshal(costsLine{Revision: m.Revision, Local: m.Local, Prefill: m.Prefill, Transfer: m.Transfer, Stall: m.Stall, Limit: m.Limit, Beyond: m.Beyond, ExploreBelow: m.ExploreBelow, Slow: slowLines(m.Slow)})
@@ -164,13 +164,13 @@ func (b *Book) AppendRecord(dst []byte, r *Record) ([]byte, error) {
 	if r.Kind != KindDecision {
 		return AppendRecord(dst, r)
 	}
-	told, full := b.Len(), b.full
+	written, full := b.Len(), b.full
 	refs := b.Refer(r.Decision, nil)
 	if b.full != full {
-		told = 0
+		written = 0
 	}
-	for ; told < b.Len(); told++ {
-		dst = b.AppendLine(dst, told, r.Time)
+	for ; written < b.Len(); written++ {
+		dst = b.AppendLine(dst, written, r.Time)
 	}
 	return AppendDecision(dst, r.Time.Microseconds(), r.Decision, refs), nil
 }

@@ -141,9 +141,9 @@ func (r *Reader) Format() Format { return r.format }
 
 // cut notes that the trace ends where nobody ended it.
 func (r *Reader) cut() {
-	told := r.stats.Cut
+	reported := r.stats.Cut
 	r.stats.Cut = true
-	if !told && r.o.OnCut != nil {
+	if !reported && r.o.OnCut != nil {
 		r.o.OnCut(r.stats.Lines)
 	}
 }

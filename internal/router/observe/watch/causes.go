@@ -25,7 +25,7 @@ type Feed struct {
 	Heard       time.Time
 	// Plain says that all that fills the rank's cache is of one kind.
 	Plain bool
-	// Removed counts the blocks that it told as removed.
+	// Removed counts the blocks that its events removed.
 	Removed uint64
 }
 
@@ -50,7 +50,7 @@ type CausesOptions struct {
 	// answered, at least with a first token, and how many it has still to.
 	Requests func(*workers.Rank) uint64
 	Answers  func(*workers.Rank) (answered uint64, pending int)
-	// Failures are told of every one.
+	// Failures counts every failure of a worker.
 	Failures *Failures
 	// Feeds are the feeds by their ranks' slots.
 	Feeds func() map[uint32]Feed
@@ -58,7 +58,7 @@ type CausesOptions struct {
 	Held    func(*workers.Rank) int64
 	BlockOf func(*workers.Worker) int
 	Event   func(eventlog.Event)
-	// Mute is told of a rank that was heard of last at a time, and computes since.
+	// Mute is called with a rank that has computed since it was last heard of.
 	Mute func(k *workers.Rank, heard time.Time, why string)
 }
 

@@ -36,7 +36,7 @@ type scene struct {
 	errors, slow float64
 	rare         float64 // share of requests that every engine fails, all the time
 	cut, half    bool
-	silent       bool // engines do not tell how large their caches are
+	silent       bool // engines do not say how large their caches are
 }
 
 // stage is a scene as it is played.
@@ -63,7 +63,7 @@ type stage struct {
 	full     time.Duration // since when half a cache can be known
 }
 
-// play gives what was told, and which worker something was done to.
+// play returns the events, and which worker something was done to.
 func play(t *testing.T, sc scene) *stage {
 	t.Helper()
 	s := &stage{t: t, scene: sc, world: virtual.NewWorld(), rng: rand.New(rand.NewPCG(sc.seed, 99)), feeds: map[uint32]Feed{}}
@@ -109,15 +109,15 @@ func play(t *testing.T, sc scene) *stage {
 	for _, w := range s.fleet.Workers {
 		w.State.SetCondition(workers.Condition{Health: workers.Healthy})
 	}
-	told := func(e eventlog.Event) { s.events = append(s.events, e) }
+	report := func(e eventlog.Event) { s.events = append(s.events, e) }
 	index := func(k *workers.Rank) int { return slices.Index(s.fleet.Ranks, k) }
 	s.slow = NewSlow(SlowOptions{
-		Fleet: registry.Snapshot, Factor: func() float64 { return 2 }, Event: told,
+		Fleet: registry.Snapshot, Factor: func() float64 { return 2 }, Event: report,
 		Waiting: func(k *workers.Rank) int { return s.waiting[index(k)] },
 	})
 	s.base = s.slow.began
 	s.causes = NewCauses(CausesOptions{
-		Fleet: registry.Snapshot, Failures: &s.failures, Event: told, BlockOf: func(*workers.Worker) int { return 16 },
+		Fleet: registry.Snapshot, Failures: &s.failures, Event: report, BlockOf: func(*workers.Worker) int { return 16 },
 		Feeds:    func() map[uint32]Feed { return s.feeds },
 		Requests: func(k *workers.Rank) uint64 { return s.sent[index(k)] },
 		Held:     func(k *workers.Rank) int64 { return int64(len(s.held[index(k)])) },
@@ -249,7 +249,7 @@ func (s *stage) send(prompt []uint32, but int) {
 		switch {
 		case o.HasToken && last < 0:
 			meter.End(now)
-			meter.Settled(true)
+			meter.Answered(true)
 			meter.First(o.At-now, len(prompt)-o.Cached)
 			s.waiting[at] -= len(prompt)
 		case o.HasToken:
@@ -289,7 +289,7 @@ func TestCauses(t *testing.T) {
 		{"cut off, prompts only", scene{rate: 60, short: true, cut: true}, "mute"},
 		{"cut off, mixed", scene{rate: 12, mixed: true, cut: true}, "mute"},
 		{"half the cache", scene{rate: 12, half: true}, "small_cache"},
-		{"half the cache, untold", scene{rate: 20, half: true, silent: true}, "small_cache"},
+		{"half the cache, not stated", scene{rate: 20, half: true, silent: true}, "small_cache"},
 		{"slow", scene{rate: 12, slow: 3}, "slow"},
 		{"slow", scene{rate: 12, slow: 10}, "slow"},
 		{"slow", scene{rate: 12, slow: 20}, "slow"},
@@ -344,7 +344,7 @@ func TestNothingIsWrong(t *testing.T) {
 		for sc.seed = 1; sc.seed <= seeds(); sc.seed++ {
 			for _, e := range play(t, sc).events {
 				if sc.rare > 0 && e.Kind == "worker_failing" {
-					continue // it tells of a request, not that a worker is in trouble
+					continue // it is about a request, not that a worker is in trouble
 				}
 				t.Errorf("%+v: %s: %s", sc, e.Kind, e.Text)
 			}
@@ -353,7 +353,7 @@ func TestNothingIsWrong(t *testing.T) {
 }
 
 // TestFeeds: what fills a rank's cache is of one kind where it has no cache groups and
-// tells of all blocks on one socket.
+// reports all blocks on one socket.
 func TestFeeds(t *testing.T) {
 	parts := kvfeed.Status{Rank: 2, State: kvfeed.Mute, Heard: time.Unix(5, 0)}
 	parts.Parts = 2

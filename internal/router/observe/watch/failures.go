@@ -14,7 +14,7 @@ import (
 // every single one is in the receipts and the metrics.
 const failureEvery = 10 * time.Second
 
-// maxFailures bounds the memory of what was told.
+// maxFailures bounds how many kinds of failures are remembered.
 const maxFailures = 4096
 
 // Failures remembers which failures have lately become events, so that a worker
@@ -22,25 +22,25 @@ const maxFailures = 4096
 // never ejected, and one that is broken for long does not fill it.
 // The zero value is ready.
 type Failures struct {
-	mu   sync.Mutex
-	told map[failure]*toldFailure
+	mu     sync.Mutex
+	lately map[failure]*lastEvent
 	// broke counts each worker's failures by reason.
 	broke map[string]map[string]uint64
 }
 
 type failure struct{ worker, phase, reason string }
 
-type toldFailure struct {
+type lastEvent struct {
 	at   time.Time
-	more int // since then
+	more int // failures since then
 }
 
-// note counts a failure. It reports whether to tell it, and how many were kept
-// back since the last one told.
-func (f *Failures) note(k failure, now time.Time) (tell bool, more int) {
+// note counts a failure. It reports whether it becomes an event, and how many did not
+// since the last one that did.
+func (f *Failures) note(k failure, now time.Time) (report bool, more int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if t := f.told[k]; t != nil {
+	if t := f.lately[k]; t != nil {
 		if now.Sub(t.at) < failureEvery {
 			t.more++
 			return false, 0
@@ -48,80 +48,76 @@ func (f *Failures) note(k failure, now time.Time) (tell bool, more int) {
 		more, t.at, t.more = t.more, now, 0
 		return true, more
 	}
-	if f.told == nil {
-		f.told = map[failure]*toldFailure{}
+	if f.lately == nil {
+		f.lately = map[failure]*lastEvent{}
 	}
-	if len(f.told) >= maxFailures {
-		for k, t := range f.told {
+	if len(f.lately) >= maxFailures {
+		for k, t := range f.lately {
 			if now.Sub(t.at) >= failureEvery {
-				delete(f.told, k)
+				delete(f.lately, k)
 			}
 		}
-		if len(f.told) >= maxFailures {
+		if len(f.lately) >= maxFailures {
 			return false, 0
 		}
 	}
-	f.told[k] = &toldFailure{at: now}
+	f.lately[k] = &lastEvent{at: now}
 	return true, 0
 }
 
-// OddParams is the event by which to tell of transfer parameters that were used
-// although they are not as expected; ok is false when it was told of this worker
-// a moment ago.
+// OddParams is the event that transfer parameters were used although they are not as
+// expected; ok is false when this worker had one a moment ago.
 func (f *Failures) OddParams(w *workers.Worker, what string, now time.Time) (e eventlog.Event, ok bool) {
-	return f.tell(failure{w.Name, "prefill", "odd_params"}, now, eventlog.Event{
+	return f.event(failure{w.Name, "prefill", "odd_params"}, now, eventlog.Event{
 		Kind: "prefill_odd_params", Worker: w.Name, Fields: map[string]any{},
 		Text: fmt.Sprintf("the transfer parameters of %s are not as expected and were used (transfer_check=report): %s", w.Name, what),
 	})
 }
 
-// Hybrid is the event by which to tell that KV of several cache groups moves over
-// NIXL; ok is false when it was told of this worker a moment ago.
+// Hybrid is the event that KV of several cache groups moves over NIXL; ok is false when
+// this worker had one a moment ago.
 func (f *Failures) Hybrid(w *workers.Worker, groups int, now time.Time) (e eventlog.Event, ok bool) {
-	return f.tell(failure{w.Name, "prefill", "hybrid"}, now, eventlog.Event{
+	return f.event(failure{w.Name, "prefill", "hybrid"}, now, eventlog.Event{
 		Kind: "hybrid_over_nixl", Severity: eventlog.Warn, Worker: w.Name, Fields: map[string]any{"cache_groups": groups},
 		Text: fmt.Sprintf("%s moves KV of %d cache groups over NIXL: %s", w.Name, groups, workers.HybridDefect),
 	})
 }
 
-// Blamed is the event by which to tell that a request failed on which several
-// engines broke; ok is false when the like was told a moment ago.
+// Blamed is the event that a request failed on which several engines broke; ok is false
+// when there was one a moment ago.
 func (f *Failures) Blamed(text string, now time.Time) (e eventlog.Event, ok bool) {
-	return f.tell(failure{reason: "request"}, now, eventlog.Event{Kind: "request_blamed", Text: text, Fields: map[string]any{}})
+	return f.event(failure{reason: "request"}, now, eventlog.Event{Kind: "request_blamed", Text: text, Fields: map[string]any{}})
 }
 
-// Panicked is the event by which to tell that a request ended with an internal error;
-// ok is false when that was told a moment ago.
+// Panicked is the event that a request ended with an internal error; ok is false when
+// there was one a moment ago.
 func (f *Failures) Panicked(text string, now time.Time) (e eventlog.Event, ok bool) {
-	return f.tell(failure{reason: "panic"}, now, eventlog.Event{Kind: "panic", Severity: eventlog.Error, Text: text, Fields: map[string]any{}})
+	return f.event(failure{reason: "panic"}, now, eventlog.Event{Kind: "panic", Severity: eventlog.Error, Text: text, Fields: map[string]any{}})
 }
 
-// Failed is the event by which to tell that a worker failed a leg of a request;
-// ok is false when the like was told a moment ago. The reason is one of a
-// closed set.
+// Failed counts that a worker failed a leg of a request, and is its event; ok is false
+// when there was one like it a moment ago. The reason is one of a closed set.
 func (f *Failures) Failed(w *workers.Worker, phase, reason string, err error, now time.Time) (e eventlog.Event, ok bool) {
 	f.count(w.Name, reason)
-	return f.tell(failure{w.Name, phase, reason}, now, eventlog.Event{
+	return f.event(failure{w.Name, phase, reason}, now, eventlog.Event{
 		Kind: "worker_failing", Worker: w.Name, Fields: map[string]any{"phase": phase, "reason": reason},
 		Text: fmt.Sprintf("%s failed the %s leg of a request: %v", w.Name, phase, err),
 	})
 }
 
-// Continued is the event by which to tell that a stream goes on elsewhere because its
-// worker broke off after so many tokens; ok is false when the like was told a moment
-// ago.
+// Continued is the event that a stream goes on elsewhere because its worker broke off
+// after so many tokens; ok is false when there was one like it a moment ago.
 func (f *Failures) Continued(worker, reason string, tokens int, now time.Time) (e eventlog.Event, ok bool) {
-	return f.tell(failure{worker, "continued", reason}, now, eventlog.Event{
+	return f.event(failure{worker, "continued", reason}, now, eventlog.Event{
 		Kind: "stream_continued", Worker: worker, Fields: map[string]any{"reason": reason, "tokens": tokens},
 		Text: fmt.Sprintf("%s left off in the middle of a stream (%s); another engine was asked for what comes after %d tokens", worker, reason, tokens),
 	})
 }
 
-// NotContinued is the event by which to tell that a stream that broke off does not go
-// on elsewhere; why is one of a closed set. ok is false when the like was told a
-// moment ago.
+// NotContinued is the event that a stream that broke off does not go on elsewhere; why is
+// one of a closed set. ok is false when there was one like it a moment ago.
 func (f *Failures) NotContinued(why, text string, now time.Time) (e eventlog.Event, ok bool) {
-	return f.tell(failure{reason: "not continued: " + why}, now, eventlog.Event{
+	return f.event(failure{reason: "not continued: " + why}, now, eventlog.Event{
 		Kind: "stream_not_continued", Text: "a stream broke off and was not continued elsewhere: " + text, Fields: map[string]any{"why": why},
 	})
 }
@@ -144,13 +140,13 @@ func (f *Failures) count(worker, reason string) {
 	r[reason]++
 }
 
-// tell is the event of a failure, unless one like it was told of late; it says of
-// how many that is so.
-func (f *Failures) tell(k failure, now time.Time, e eventlog.Event) (eventlog.Event, bool) {
-	tell, more := f.note(k, now)
+// event completes the event of a failure with how many like it were left out since the
+// last one. It reports false if this one is to be left out, too.
+func (f *Failures) event(k failure, now time.Time, e eventlog.Event) (eventlog.Event, bool) {
+	report, more := f.note(k, now)
 	e.Severity, e.Fields["more"] = cmp.Or(e.Severity, eventlog.Warn), more
 	if more > 0 {
-		e.Text += fmt.Sprintf(" (and %d more like this since the last one told)", more)
+		e.Text += fmt.Sprintf(" (and %d more like this since the last event)", more)
 	}
-	return e, tell
+	return e, report
 }

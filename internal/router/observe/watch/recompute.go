@@ -18,7 +18,7 @@ import (
 
 // Recompute finds decode engines that answer correctly but do not use the
 // KV that a prefill worker computed for them. The answer of such a request
-// looks like any other; only the engine's own counters tell. For every decode
+// looks like any other; only the engine's own counters show it. For every decode
 // rank it compares the remote prefills that ended there with the growth of the
 // engine's counter of tokens loaded over a connector.
 //
@@ -78,7 +78,7 @@ const countingDelay = 500 * time.Millisecond
 type RecomputeOptions struct {
 	// Ranks are the fleet's ranks of now.
 	Ranks func() []*workers.Rank
-	// Found is told how many more requests a worker has computed again.
+	// Found counts requests that a worker has computed again.
 	Found func(worker string, requests int)
 	Event func(eventlog.Event)
 }
@@ -134,8 +134,8 @@ func (w *Recompute) compare() {
 func (w *Recompute) look(k *workers.Rank, s *recomputeRank) (eventlog.Event, bool) {
 	l := k.Load()
 	if l == nil || math.IsNaN(l.ExternalHits) {
-		// The engine does not tell, or is down and may come back with other
-		// counters; receipts say "unproven".
+		// The engine has no such counter, or is down and may come back with others;
+		// receipts say "unproven".
 		s.hits = math.NaN()
 		return eventlog.Event{}, false
 	}

@@ -84,8 +84,8 @@ func (e *countingEngine) crash() {
 	e.after(e.pauseOfRestart(), e.start)
 }
 
-// pauseOfRestart: where the page does not tell when its process began, an
-// engine that is back between two scrapes cannot be told from the old one. Real
+// pauseOfRestart: where the page does not say when its process began, an
+// engine that is back between two scrapes looks like the old one. Real
 // ones take longer than the scrapes' patience.
 func (e *countingEngine) pauseOfRestart() time.Duration {
 	if e.dates {

@@ -30,7 +30,7 @@ type SlowOptions struct {
 	// Waiting is how many prompt tokens of a rank wait to be computed.
 	Waiting func(*workers.Rank) int
 	Event   func(eventlog.Event)
-	// Found hears each time of the ranks that are slow.
+	// Found gets the ranks that are slow each time they are judged.
 	Found func([]SlowRank)
 }
 
@@ -62,7 +62,7 @@ func NewSlow(o SlowOptions) *Slow {
 // Meter is the rank's, nil for one that is not known yet.
 func (s *Slow) Meter(k *workers.Rank) *pace.Meter { return (*s.meters.Load())[k] }
 
-// Since is the time that meters are told for a moment.
+// Since is a moment as meters take it: the time since the watch began.
 func (s *Slow) Since(t time.Time) time.Duration { return max(0, t.Sub(s.began)) }
 
 // Speed is what is known of a rank's.
@@ -135,8 +135,8 @@ func (s *Slow) follow(fleet *workers.Snapshot) {
 // hardware are the labels that say what a worker runs on, the first one that it has.
 var hardware = []string{"hardware", "gpu", "nvidia.com/gpu.product", "node.kubernetes.io/instance-type"}
 
-// groupOf names the workers that a worker can be compared with, and says whether that
-// they run on the same hardware is told.
+// groupOf names the workers that a worker can be compared with, and reports whether labels
+// say that they run on the same hardware.
 func groupOf(w *workers.Worker) (name string, alike bool) {
 	on := ""
 	for _, label := range hardware {

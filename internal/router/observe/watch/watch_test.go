@@ -11,9 +11,9 @@ import (
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
-// TestFailuresAreToldOnceInAWhile: the first failure of a kind is told at once,
-// the next ones together, and others are not held back by it.
-func TestFailuresAreToldOnceInAWhile(t *testing.T) {
+// TestFailuresBecomeEventsOnceInAWhile: the first failure of a kind is an event at once,
+// the next ones are counted in one, and other kinds are not held back by it.
+func TestFailuresBecomeEventsOnceInAWhile(t *testing.T) {
 	var f Failures
 	w, now := &workers.Worker{Name: "d0"}, time.Unix(100, 0)
 	failed := func(phase string) (eventlog.Event, bool) {
@@ -24,11 +24,11 @@ func TestFailuresAreToldOnceInAWhile(t *testing.T) {
 	}
 	for range 3 {
 		if _, ok := failed("decode"); ok {
-			t.Error("the like is told again at once")
+			t.Error("the like is an event again at once")
 		}
 	}
 	if _, ok := failed("prefill"); !ok {
-		t.Error("another kind is not told")
+		t.Error("another kind is no event")
 	}
 	now = now.Add(failureEvery)
 	if e, ok := failed("decode"); !ok || e.Fields["more"] != 3 {
@@ -37,8 +37,8 @@ func TestFailuresAreToldOnceInAWhile(t *testing.T) {
 	for i := range 2 * maxFailures {
 		f.Failed(&workers.Worker{Name: fmt.Sprint("w", i)}, "decode", "reset", errors.New("x"), now)
 	}
-	if len(f.told) > maxFailures {
-		t.Errorf("%d kinds are remembered", len(f.told))
+	if len(f.lately) > maxFailures {
+		t.Errorf("%d kinds are remembered", len(f.lately))
 	}
 	now = now.Add(failureEvery)
 	if _, ok := f.Failed(&workers.Worker{Name: "late"}, "decode", "reset", errors.New("x"), now); !ok {
@@ -46,8 +46,8 @@ func TestFailuresAreToldOnceInAWhile(t *testing.T) {
 	}
 }
 
-// TestPanicsAreToldOnceInAWhile: panics that follow each other are counted in one event.
-func TestPanicsAreToldOnceInAWhile(t *testing.T) {
+// TestPanicsBecomeEventsOnceInAWhile: panics that follow each other are counted in one event.
+func TestPanicsBecomeEventsOnceInAWhile(t *testing.T) {
 	var f Failures
 	now := time.Unix(100, 0)
 	if e, ok := f.Panicked("boom", now); !ok || e.Kind != "panic" || e.Severity != eventlog.Error || e.Text != "boom" {
@@ -55,7 +55,7 @@ func TestPanicsAreToldOnceInAWhile(t *testing.T) {
 	}
 	for range 3 {
 		if _, ok := f.Panicked("boom", now); ok {
-			t.Error("the next is told at once")
+			t.Error("the next is an event at once")
 		}
 	}
 	if e, ok := f.Panicked("boom", now.Add(failureEvery)); !ok || e.Fields["more"] != 3 {
@@ -63,8 +63,8 @@ func TestPanicsAreToldOnceInAWhile(t *testing.T) {
 	}
 }
 
-// TestRecompute: a rank whose counter does not grow although KV was moved to it
-// is told once, and again when it is mended; one that tells nothing is not
+// TestRecompute: a rank whose counter does not grow although KV was moved to it is
+// reported once, and once more when the counter grows again; one without a counter is not
 // blamed.
 func TestRecompute(t *testing.T) {
 	k := &workers.Rank{Label: "d0/dp0", WorkerName: "d0"}
@@ -104,7 +104,7 @@ func TestRecompute(t *testing.T) {
 	end(recomputeProof - 1)
 	scrape(0)
 	if scrape(0); len(kinds) != 0 {
-		t.Fatalf("told after too little: %q", kinds)
+		t.Fatalf("reported after too little: %q", kinds)
 	}
 	end(1)
 	scrape(0)

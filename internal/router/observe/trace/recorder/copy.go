@@ -16,9 +16,9 @@ import (
 // process's Tap, on its way to a File.
 type Copy struct {
 	sub *Subscription
-	// untold are settings and workers for which there was no room yet. When they are
-	// as many as may be, the rest is dropped like other lines.
-	untold [][]byte
+	// late are settings and workers for which there was no room yet. When they are as many
+	// as may be, the rest is dropped like other lines.
+	late [][]byte
 }
 
 // NewCopy makes a Copy with so many bytes that may wait for the disk (0 means
@@ -68,23 +68,23 @@ func (c *Copy) From(r io.Reader) error {
 	}
 }
 
-// line passes a line on. Settings and workers that the disk is too slow for are told
-// when there is room; a decision that could refer to them is dropped.
+// line passes a line on. Settings and workers that the disk is too slow for wait
+// until there is room; a decision that could refer to them is dropped.
 func (c *Copy) line(p []byte) {
-	for len(c.untold) > 0 && c.sub.add(c.untold[0]) {
-		c.untold = c.untold[1:]
+	for len(c.late) > 0 && c.sub.add(c.late[0]) {
+		c.late = c.late[1:]
 	}
 	switch kindOf(p) {
 	case trace.KindSettings, trace.KindWorker, trace.KindCosts:
 		switch {
-		case len(c.untold) == 0 && c.sub.add(p):
-		case len(c.untold) < maxTold:
-			c.untold = append(c.untold, bytes.Clone(p))
+		case len(c.late) == 0 && c.sub.add(p):
+		case len(c.late) < maxKept:
+			c.late = append(c.late, bytes.Clone(p))
 		default:
 			c.sub.drop()
 		}
 	case trace.KindDecision:
-		if len(c.untold) > 0 {
+		if len(c.late) > 0 {
 			c.sub.drop()
 			return
 		}

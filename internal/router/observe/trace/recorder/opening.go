@@ -11,22 +11,22 @@ import (
 
 // Bounds of what an opening remembers besides maxRanks. A Tap's book is full long
 // before.
-const maxTold, maxToldBytes = 1 << 16, 128 << 20
+const maxKept, maxKeptBytes = 1 << 16, 128 << 20
 
 // opening is what a part of a recording begins with, so that it can be read alone:
-// the header, and what the lines before it have told of settings, workers and ranks.
+// the header, and what the lines before it say of settings, workers and ranks.
 // It goes by the lines, not by what the router knows, which is ahead of them. Of
 // settings and workers that are more than may be, the older half goes; so do ranks
 // beyond maxRanks.
 type opening struct {
-	header trace.Header
-	begun  bool // the header was seen
-	told   []line
-	bytes  int
-	most   struct{ lines, bytes int }
-	ranks  map[string]*[2]line // of a rank: its description, and whether it is trusted
-	order  []string
-	last   int64 // time of the newest line
+	header    trace.Header
+	begun     bool   // the header was seen
+	described []line // settings, workers and costs
+	bytes     int
+	most      struct{ lines, bytes int }
+	ranks     map[string]*[2]line // of a rank: its description, and whether it is trusted
+	order     []string
+	last      int64 // time of the newest line
 }
 
 // line is a line without the figure of its time.
@@ -34,11 +34,11 @@ type line struct{ head, tail []byte }
 
 func newOpening() (o opening) {
 	o.ranks = map[string]*[2]line{}
-	o.most.lines, o.most.bytes = maxTold, maxToldBytes
+	o.most.lines, o.most.bytes = maxKept, maxKeptBytes
 	return o
 }
 
-// note remembers of lines what later parts must tell again.
+// note remembers of lines what later parts must repeat.
 func (o *opening) note(lines []byte) error {
 	var l []byte
 	for len(lines) > 0 {
@@ -101,13 +101,13 @@ func (l line) clone() line { return line{bytes.Clone(l.head), bytes.Clone(l.tail
 func (l line) len() int { return len(l.head) + len(l.tail) }
 
 func (o *opening) describe(l line) {
-	o.told, o.bytes = append(o.told, l.clone()), o.bytes+l.len()
-	if len(o.told) > o.most.lines || o.bytes > o.most.bytes {
+	o.described, o.bytes = append(o.described, l.clone()), o.bytes+l.len()
+	if len(o.described) > o.most.lines || o.bytes > o.most.bytes {
 		n := 0
-		for ; n < len(o.told)/2 || o.bytes > o.most.bytes/2; n++ {
-			o.bytes -= o.told[n].len()
+		for ; n < len(o.described)/2 || o.bytes > o.most.bytes/2; n++ {
+			o.bytes -= o.described[n].len()
 		}
-		o.told = slices.Clone(o.told[n:])
+		o.described = slices.Clone(o.described[n:])
 	}
 }
 
@@ -151,7 +151,7 @@ func (o *opening) lines(part int) ([]byte, error) {
 			p = append(append(p, l.tail...), '\n')
 		}
 	}
-	for _, l := range o.told {
+	for _, l := range o.described {
 		add(l)
 	}
 	for _, name := range o.order {

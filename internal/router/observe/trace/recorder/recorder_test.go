@@ -102,7 +102,7 @@ func TestRecording(t *testing.T) {
 		t.Fatalf("kinds %v, want %v", got, want)
 	}
 	if all[0].RankInfo.New || !all[1].Trusted {
-		t.Errorf("the listener that came later was told %+v, trusted %v", all[0].RankInfo, all[1].Trusted)
+		t.Errorf("the listener that came later got %+v, trusted %v", all[0].RankInfo, all[1].Trusted)
 	}
 	if b := all[2].Batch; b.Seq != 2 || !b.Replayed || !bytes.Equal(b.Payload, []byte{1, 2, 3}) {
 		t.Errorf("batch %+v", b)
@@ -582,12 +582,12 @@ func TestOpeningIsBounded(t *testing.T) {
 	for i := range 110 {
 		note(fmt.Sprintf(`{"kind":"worker","t_us":1,"n":%d,"worker":"w"}`, i))
 	}
-	if len(o.told) < 25 || len(o.told) > 50 || !strings.Contains(string(o.told[len(o.told)-1].tail), `"n":109,`) {
-		t.Errorf("%d lines, the last is %s", len(o.told), o.told[len(o.told)-1].tail)
+	if len(o.described) < 25 || len(o.described) > 50 || !strings.Contains(string(o.described[len(o.described)-1].tail), `"n":109,`) {
+		t.Errorf("%d lines, the last is %s", len(o.described), o.described[len(o.described)-1].tail)
 	}
 	note(fmt.Sprintf(`{"kind":"worker","t_us":-5,"n":1,"worker":%q}`, strings.Repeat("w", 10_000)))
-	if len(o.told) != 0 || o.bytes != 0 {
-		t.Errorf("%d lines of %d bytes", len(o.told), o.bytes)
+	if len(o.described) != 0 || o.bytes != 0 {
+		t.Errorf("%d lines of %d bytes", len(o.described), o.bytes)
 	}
 	note(`{"kind":"rank","t_us":9,"rank":"w/dp0","slot":4,"new":true}`)
 	note(`{"kind":"feed","t_us":10,"rank":"w/dp0","trusted":true}`)
@@ -655,7 +655,7 @@ func TestSlowCopy(t *testing.T) {
 	for l := range strings.Lines(string(taken)) {
 		got = append(got, string(kindOf([]byte(l))))
 	}
-	if want := []string{"", "kv", "dropped", "worker", "decision"}; !slices.Equal(got, want) || len(c.untold) != 0 {
+	if want := []string{"", "kv", "dropped", "worker", "decision"}; !slices.Equal(got, want) || len(c.late) != 0 {
 		t.Errorf("lines %q, want %q", got, want)
 	}
 }

@@ -78,7 +78,7 @@ func NewTap(h trace.Header) *Tap {
 
 func (t *Tap) since(at time.Time) time.Duration { return at.Sub(t.header.Start) }
 
-// Rank tells of a rank of the fleet. Every new listener is told, too.
+// Rank records a rank of the fleet. It is repeated for every new listener.
 func (t *Tap) Rank(rank string, info trace.RankInfo) {
 	t.mu.Lock()
 	k := t.ranks[rank]
@@ -171,8 +171,8 @@ func (t *Tap) put(r *trace.Record) {
 func (t *Tap) give(b *scratch, decision bool) {
 	t.mu.Lock()
 	for _, s := range t.subs {
-		if decision && !s.tell(t) {
-			s.drop() // nobody could tell what it was made from
+		if decision && !s.describe(t) {
+			s.drop() // nobody could find out what it was made from
 			continue
 		}
 		s.add(b.line)
@@ -183,14 +183,14 @@ func (t *Tap) give(b *scratch, decision bool) {
 	}
 }
 
-// tell gives a listener the settings and workers that it has not had, and reports
+// describe gives a listener the settings and workers that it has not had, and reports
 // whether it has all of them. The caller holds the tap's mu.
-func (s *Subscription) tell(t *Tap) bool {
+func (s *Subscription) describe(t *Tap) bool {
 	if s.full != t.book.Full() {
-		s.told, s.full = 0, t.book.Full()
+		s.described, s.full = 0, t.book.Full()
 	}
-	for ; s.told < t.book.Len(); s.told++ {
-		t.text = t.book.AppendLine(t.text[:0], s.told, t.since(time.Now()))
+	for ; s.described < t.book.Len(); s.described++ {
+		t.text = t.book.AppendLine(t.text[:0], s.described, t.since(time.Now()))
 		if !s.add(t.text) {
 			return false
 		}
@@ -229,7 +229,7 @@ func (t *Tap) Subscribe(buffer int) (*Subscription, error) {
 	}
 	s := &Subscription{max: buffer, batch: 1, wake: make(chan struct{}, 1)}
 	s.leave = func() { t.leave(s) }
-	s.buf, s.told, s.full = t.opening(), t.book.Len(), t.book.Full()
+	s.buf, s.described, s.full = t.opening(), t.book.Len(), t.book.Full()
 	s.wake <- struct{}{}
 	t.subs = append(t.subs, s)
 	t.active.Store(true)
@@ -268,9 +268,9 @@ type Subscription struct {
 	max  int
 	wake chan struct{}
 	out  []byte // what Next gave last; its own
-	// How much of the Tap's settings and workers it has been told.
-	told, full int
-	leave      func() // the Tap
+	// How many of the lines in the Tap's book it has been given, since it was full so often.
+	described, full int
+	leave           func() // the Tap
 
 	mu      sync.Mutex // guards the fields below
 	buf     []byte

@@ -1,8 +1,6 @@
 package account
 
 import (
-	"errors"
-	"fmt"
 	"net/http"
 	"testing"
 
@@ -38,38 +36,6 @@ func TestHeaders(t *testing.T) {
 			if h.Get(k) != v {
 				t.Errorf("%s: %q, want %q", k, h.Get(k), v)
 			}
-		}
-	}
-}
-
-// TestPrefilled: what is wrong with transfer parameters is an event of the request.
-func TestPrefilled(t *testing.T) {
-	t.Parallel()
-	for _, c := range []struct {
-		facts disagg.Checked
-		err   error
-		want  string
-		notes int
-	}{
-		{disagg.Checked{Groups: 1}, nil, "[]", 0},
-		{disagg.Checked{Odd: []string{"a", "b"}}, nil, "[prefill_odd_params]", 1},
-		{disagg.Checked{Groups: 2}, nil, "[hybrid_over_nixl]", 0},
-		{disagg.Checked{}, disagg.ErrEnded, "[]", 0},
-		{disagg.Checked{}, disagg.ErrRestarted, "[]", 0},
-		{disagg.Checked{}, fmt.Errorf("%w: none", disagg.ErrMissingParams), "[prefill_without_params]", 0},
-		{disagg.Checked{}, errors.New("other"), "[prefill_bad_params]", 0},
-	} {
-		s := newStand(t, decide.Plan{Path: decide.Remote})
-		s.Prefilled(s.peer.Worker, &c.facts, c.err)
-		kinds := []string{}
-		for _, e := range s.events {
-			kinds = append(kinds, e.Kind)
-			if e.Request != s.Live.ID() || e.Worker != "a" {
-				t.Errorf("%+v", e)
-			}
-		}
-		if fmt.Sprint(kinds) != c.want || len(s.receipt(t).Notes) != c.notes {
-			t.Errorf("%+v, %v: %v and %d notes", c.facts, c.err, kinds, len(s.receipt(t).Notes))
 		}
 	}
 }

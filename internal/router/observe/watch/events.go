@@ -13,11 +13,11 @@ type Recording interface {
 	// State is the recording as the status shows it.
 	State() *admin.Recorder
 	// Ended is closed when the recording has ended, as it should or with the error
-	// that State tells from then on.
+	// that State has from then on.
 	Ended() <-chan struct{}
 }
 
-// Record waits until a recording has ended, or ctx has, and tells of one that broke off.
+// Record waits until a recording has ended, or ctx has, and reports one that broke off.
 func Record(ctx context.Context, r Recording, event func(eventlog.Event)) error {
 	select {
 	case <-ctx.Done():

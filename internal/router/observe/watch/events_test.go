@@ -18,7 +18,7 @@ type record struct {
 func (r *record) State() *admin.Recorder { return &r.state }
 func (r *record) Ended() <-chan struct{} { return r.ended }
 
-// TestRecord: a recording that breaks off is told of, one that ends as it should and one
+// TestRecord: a recording that breaks off is an event, one that ends as it should and one
 // that runs when the router stops are not.
 func TestRecord(t *testing.T) {
 	over := make(chan struct{})
@@ -29,15 +29,15 @@ func TestRecord(t *testing.T) {
 		ctx   context.Context
 		ended chan struct{}
 		why   string
-		told  bool
+		event bool
 	}{{t.Context(), over, "disk full", true}, {t.Context(), over, "", false}, {stopped, nil, "disk full", false}} {
-		var told []eventlog.Event
+		var events []eventlog.Event
 		r := &record{admin.Recorder{Path: "file", Records: 7, Error: c.why}, c.ended}
-		if err := Record(c.ctx, r, func(e eventlog.Event) { told = append(told, e) }); err != nil || (len(told) == 1) != c.told {
-			t.Errorf("%q: %+v, %v", c.why, told, err)
+		if err := Record(c.ctx, r, func(e eventlog.Event) { events = append(events, e) }); err != nil || (len(events) == 1) != c.event {
+			t.Errorf("%q: %+v, %v", c.why, events, err)
 		}
-		if c.told && (told[0].Kind != "recording_failed" || told[0].Severity != eventlog.Error || !strings.Contains(told[0].Text, "to file has ended after 7 records: disk full")) {
-			t.Errorf("%+v", told[0])
+		if c.event && (events[0].Kind != "recording_failed" || events[0].Severity != eventlog.Error || !strings.Contains(events[0].Text, "to file has ended after 7 records: disk full")) {
+			t.Errorf("%+v", events[0])
 		}
 	}
 }
