@@ -13,7 +13,7 @@ Each case runs in a network namespace that has loopback alone, where the system 
 one. What counts is the CPU time of the router's processes, divided by the requests (or
 streamed events) that the client got: with two cores, rates say more of engines and
 client. A run in which others used more than --noise cores is kept and does not count;
-passes go on until each case has its runs. Every pass starts every router anew.
+passes go on until each case has its runs. Every pass restarts every router.
 """
 import argparse
 import contextlib

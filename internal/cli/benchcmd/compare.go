@@ -84,7 +84,7 @@ func newReport() *cobra.Command {
 		Use:   "report FOLDER",
 		Short: "Show a finished run again, or write its HTML",
 		Long: `Show a finished run again, or write its HTML. Tables, gates and the sentence are
-made anew from the cells, by the rules of this version of dynctl.`,
+made again from the cells, by the rules of this version of dynctl.`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			r, err := report.ReadResult(args[0])
