@@ -40,7 +40,7 @@ import (
 //	 "kv_transfer_params": {…} | null}
 type answer struct {
 	id, finish, text           string
-	promptTokens, cachedTokens int          // -1 when not told
+	promptTokens, cachedTokens int          // -1 when missing
 	params                     gjson.Result // not existing when absent or null
 }
 
@@ -102,7 +102,7 @@ func parseAnswer(body []byte) (*answer, error) {
 	message := object.Str == "message"
 	switch {
 	case message:
-		// An end that Anthropic's API has no word for is not told.
+		// Anthropic's API may have no word for this end.
 		a.finish = cmp.Or(word(stop), "unnamed")
 		if a.finish == "max_tokens" {
 			a.finish = "length"
@@ -263,10 +263,9 @@ func (p *params) fail(e *ParamsError) {
 // text, hang, or make the engine exit is refused here. What passes is handed
 // on byte for byte.
 //
-// Some members harm nobody, whatever they say. With TransferReport a problem
-// with one of those is told and the parameters are used all the same, so that
-// an engine of a newer version does not turn every remote prefill into a local
-// one.
+// Some members harm nobody, whatever they say. With TransferReport a problem with one
+// of those is reported and the parameters are used all the same, so that an engine of a
+// newer version does not turn every remote prefill into a local one.
 func checkNIXL(t *Transfer, a *answer) error {
 	p, err := readParams(t, a)
 	if err != nil {
@@ -380,9 +379,9 @@ func checkHost(host string, prefill, decode *url.URL) error {
 	return nil
 }
 
-// promptTokens is the prompt's length as the prefill engine has it; every
-// source that tells it must agree. remote_num_tokens alone may differ: it is not
-// what a decode engine goes by.
+// promptTokens is the prompt's length as the prefill engine has it; every source that
+// states it must agree. remote_num_tokens alone may differ: it is not what a decode
+// engine goes by.
 func promptTokens(a *answer, p *params, f *Facts) int {
 	n := a.promptTokens
 	if raw := p.m[fieldTokens]; present(raw) {
@@ -406,7 +405,7 @@ func promptTokens(a *answer, p *params, f *Facts) int {
 		n = f.ISL
 	}
 	if n < 1 {
-		wrong("the answer does not tell the prompt's length, so its blocks cannot be checked")
+		wrong("the answer does not state the prompt's length, so its blocks cannot be checked")
 	}
 	return n
 }
@@ -416,9 +415,9 @@ func promptTokens(a *answer, p *params, f *Facts) int {
 //
 // A list of lists holds one list per KV-cache group; at least one group covers
 // the prompt in full and none has more (sliding windows may have fewer). vLLM
-// 0.9 and 0.10 gave a flat list and left the last partial block out; engines
-// of that age tell none of the newer members, which is how they are told apart,
-// since a flat list makes a newer decode engine exit.
+// 0.9 and 0.10 gave a flat list and left the last partial block out; engines of that
+// age are recognised by having none of the newer members, since a flat list makes a
+// newer decode engine exit.
 func checkBlocks(f *Checked, p *params, tokens int, d *Dispatch) error {
 	const field = "remote_block_ids"
 	bad := func(format string, a ...any) error {
@@ -446,7 +445,7 @@ func checkBlocks(f *Checked, p *params, tokens int, d *Dispatch) error {
 	if flat {
 		for _, k := range [...]int{fieldMode, fieldPP, fieldDCP, fieldPCP, fieldBlockSize} {
 			if p.m[k].Exists() {
-				return bad("a flat list, but an engine that tells %s gives a list for every KV-cache group", fieldNames[k])
+				return bad("a flat list, but an engine that states %s gives a list for every KV-cache group", fieldNames[k])
 			}
 		}
 	}
@@ -569,7 +568,7 @@ func (p *params) flag(field int, want gjson.Type) {
 func (p *params) name(field int) string {
 	s := word(p.m[field])
 	if s == "" {
-		p.bad(field, "not told")
+		p.bad(field, "missing")
 		return ""
 	}
 	if len(s) > maxNameBytes || !utf8.ValidString(s) || strings.ContainsFunc(s, func(r rune) bool { return r < 0x20 || r == 0x7f }) {
@@ -584,7 +583,7 @@ func (p *params) port(field int) int {
 	n, ok := integer(p.m[field])
 	switch {
 	case !present(p.m[field]):
-		p.bad(field, "not told")
+		p.bad(field, "missing")
 	case !ok || n < 1 || n > 65535:
 		p.bad(field, "%s is not a whole number from 1 to 65535", clip(p.m[field].Raw))
 	}

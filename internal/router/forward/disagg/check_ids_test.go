@@ -81,7 +81,7 @@ func BenchmarkParseAnswer(b *testing.B) {
 }
 
 // TestHybridIsStrict: parameters with several cache groups are judged strictly,
-// whatever was asked for, and how many groups there are is told.
+// whatever was asked for, and how many groups there are is reported.
 func TestHybridIsStrict(t *testing.T) {
 	const two = `[[700, 699, 698, 697, 696, 695, 694],[12, 13]]`
 	for _, tt := range []struct {

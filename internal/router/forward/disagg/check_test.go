@@ -130,7 +130,7 @@ func TestCheckPrefill(t *testing.T) {
 		{"two groups, none in full", blocks("[" + ids(6) + "," + ids(2) + "]"), nil, ErrBadParams, "remote_block_ids"},
 		{"another block size", captured, func(d *Dispatch) { d.Prefill.Worker.BlockSize = 64 }, ErrBadParams, "remote_block_ids"},
 		{"block size not known", captured, func(d *Dispatch) { d.Prefill.Worker.BlockSize = 0 }, nil, ""},
-		{"block size told by the engine", sub(`"tp_size": 1`, `"tp_size": 1, "remote_block_size": 32`), func(d *Dispatch) { d.Prefill.Worker.BlockSize = 64 }, nil, ""},
+		{"block size from the engine", sub(`"tp_size": 1`, `"tp_size": 1, "remote_block_size": 32`), func(d *Dispatch) { d.Prefill.Worker.BlockSize = 64 }, nil, ""},
 		{"vLLM 0.9: a flat list without the partial block", fmt.Sprintf(old, ids(6)), nil, nil, ""},
 		{"vLLM 0.9: a flat list, too short", fmt.Sprintf(old, ids(5)), nil, ErrBadParams, "remote_block_ids"},
 		{"vLLM 0.9: a flat list, too long", fmt.Sprintf(old, ids(8)), nil, ErrBadParams, "remote_block_ids"},
@@ -146,7 +146,7 @@ func TestCheckPrefill(t *testing.T) {
 		{"wrong remote_num_tokens", sub(`"remote_num_tokens": 200`, `"remote_num_tokens": 199`), nil, ErrBadParams, "remote_num_tokens"},
 		{"remote_num_tokens a string", sub(`"remote_num_tokens": 200`, `"remote_num_tokens": "200"`), nil, ErrBadParams, "remote_num_tokens"},
 		{
-			"length told by nobody", strings.Replace(sub(`"remote_num_tokens": 200`, `"other": 200`), `"prompt_tokens":200`, `"other":200`, 1),
+			"length not stated", strings.Replace(sub(`"remote_num_tokens": 200`, `"other": 200`), `"prompt_tokens":200`, `"other":200`, 1),
 			func(d *Dispatch) { d.Facts.Source = FromEstimate }, ErrBadParams, "prompt_tokens",
 		},
 
@@ -193,7 +193,7 @@ func TestCheckPrefill(t *testing.T) {
 				t.Errorf("the problem is with %s (%v), want %s", bad.Field, err, tt.field)
 			}
 			if errors.Is(err, ErrMissingParams) && errors.Is(err, ErrBadParams) {
-				t.Error("missing and wrong are not told apart")
+				t.Error("missing and wrong are not distinguished")
 			}
 			// Only what is said to do no harm may pass with transfer_check=report.
 			d.Check = workers.TransferReport
@@ -211,9 +211,9 @@ func TestCheckPrefill(t *testing.T) {
 	}
 }
 
-// TestTransferCheckReport: what no known decode engine minds is used and told;
-// what would make one exit, hang or mix texts is refused as before, and nothing
-// that passes the strict check is told.
+// TestTransferCheckReport: what no known decode engine minds is used and reported;
+// what would make one exit, hang or mix texts is refused as before, and nothing that
+// passes the strict check is reported.
 func TestTransferCheckReport(t *testing.T) {
 	sub := func(pairs ...string) string { return strings.NewReplacer(pairs...).Replace(captured) }
 	for _, tt := range []struct {
@@ -252,7 +252,7 @@ func TestTransferCheckReport(t *testing.T) {
 				t.Fatalf("report: %v", err)
 			}
 			if diff := cmp.Diff(append([]string{}, tt.odd...), append([]string{}, tr.Facts().Odd...)); tt.odd != nil && diff != "" {
-				t.Errorf("told (-want +got)\n%s", diff)
+				t.Errorf("reported (-want +got)\n%s", diff)
 			}
 		})
 	}

@@ -46,8 +46,7 @@ var (
 	// ErrBadParams: the parameters must not reach a decode engine. A
 	// *ParamsError says which of them and why.
 	ErrBadParams = errors.New("prefill answer has wrong transfer parameters")
-	// ErrRestarted: the prefill engine is another one than the decode engine was
-	// told to wait for.
+	// ErrRestarted: the prefill engine is another one than the decode engine waits for.
 	ErrRestarted = errors.New("the prefill engine was started anew")
 	// ErrPrefillFailed: the prefill engine ended the request without the
 	// prompt's KV.
@@ -127,7 +126,7 @@ type Transfer struct {
 	check func(t *Transfer, a *answer) error
 	facts Checked
 	first *FirstToken
-	// used is the address that the decode engine was told before the prefill
+	// used is the address that the decode engine was given before the prefill
 	// answered; nil where none is needed.
 	used *workers.PushAddress
 
@@ -231,9 +230,9 @@ func (t *Transfer) judge(body []byte) error {
 	return t.check(t, a)
 }
 
-// DecodeFailed tells that the decode leg failed. If it was told where to get its
-// KV before the prefill had answered, that may have been wrong: the next transfer
-// of the prefill rank waits for its answer.
+// DecodeFailed reports that the decode leg failed. If it was given the address of its
+// KV before the prefill had answered, that may have been wrong: the next transfer of
+// the prefill rank waits for its answer.
 func (t *Transfer) DecodeFailed() {
 	if t.used != nil {
 		t.dispatch.Prefill.Rank.SetPushAddress(nil)

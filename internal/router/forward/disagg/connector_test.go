@@ -144,7 +144,7 @@ func TestPrefillBodyOfMessagesAndResponses(t *testing.T) {
 			`{"input":"a","max_output_tokens":9,"stream":true,"stream_options":{"include_obfuscation":false},"store":true,"background":true}`,
 			`{"input":"a","max_output_tokens":1,"stream":false,"store":false,"kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}}`,
 		},
-		{"responses, nothing told", api.Responses, workers.ConnectorSharedStorage, false, `{"input":"a"}`, `{"input":"a","max_output_tokens":1,"stream":false,"store":false}`},
+		{"responses, no transfer parameters", api.Responses, workers.ConnectorSharedStorage, false, `{"input":"a"}`, `{"input":"a","max_output_tokens":1,"stream":false,"store":false}`},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			d := dispatch(tt.connector)
@@ -209,7 +209,7 @@ func TestTransferIsUsedOnce(t *testing.T) {
 			}
 			wg.Wait()
 			if got.Load() != 1 || used.Load() != 15 {
-				t.Errorf("%d got the edits, %d were told that they are used", got.Load(), used.Load())
+				t.Errorf("%d got the edits, %d heard that they are used", got.Load(), used.Load())
 			}
 		})
 	}
@@ -259,7 +259,7 @@ func TestSGLang(t *testing.T) {
 	d.Prefill.Worker.Bootstrap = nil
 	got := spliced(t, api.Chat, body, begin(t, workers.ConnectorSGLang, Options{}, d).PrefillEdits())
 	if !strings.Contains(got, `"bootstrap_host":"127.0.0.1","bootstrap_port":null`) {
-		t.Errorf("without a told address: %s", got)
+		t.Errorf("without a stated address: %s", got)
 	}
 }
 

@@ -74,16 +74,16 @@ type Facts struct {
 	// ThinkingBudget says that the answer's limit must be above a number of
 	// tokens for thinking (Anthropic's API).
 	ThinkingBudget bool
-	// PromptLogprobs says that the answer tells of the prompt's own tokens,
+	// PromptLogprobs says that the answer has those of the prompt's own tokens,
 	// which a rank that did not compute them cannot (echo with logprobs too).
 	PromptLogprobs bool
-	// MaxTokens is the longest answer asked for, -1 when not told;
-	// MaxTokensKey is the body's member that told it.
+	// MaxTokens is the longest answer asked for, -1 for no limit; MaxTokensKey is the
+	// body's member with the limit.
 	MaxTokens    int64
 	MaxTokensKey string
-	// MinTokens is the shortest answer asked for, -1 when not told.
+	// MinTokens is the shortest answer asked for, -1 for none.
 	MinTokens int64
-	// StreamUsage says that the answer is a stream that tells the usage.
+	// StreamUsage says that the answer is a stream that reports the usage.
 	StreamUsage bool
 	// Logprobs and Echo are the client's wishes of those names.
 	Logprobs, Echo bool

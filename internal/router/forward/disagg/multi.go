@@ -46,11 +46,11 @@ func (m multi) Begin(d Dispatch) (*Transfer, error) {
 				t.facts = f
 			}
 		}
-		tell, err := union(parts, func(p *Transfer) []api.Edit { return p.decode })
+		decode, err := union(parts, func(p *Transfer) []api.Edit { return p.decode })
 		if err != nil {
 			return &ParamsError{Field: transferParams, Problem: err.Error()}
 		}
-		t.decode = []api.Edit{tell}
+		t.decode = []api.Edit{decode}
 		return nil
 	}
 	return t, nil

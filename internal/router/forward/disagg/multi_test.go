@@ -39,7 +39,7 @@ func TestMulti(t *testing.T) {
 }
 
 // TestMultiRefuses: what either connector refuses feeds no decode leg, nor does an
-// answer with a member that another connector of the union is told by.
+// answer with a member by which another connector of the union is recognised.
 func TestMultiRefuses(t *testing.T) {
 	for _, tt := range []struct {
 		name, from, to string
@@ -91,7 +91,7 @@ func FuzzCheckMulti(f *testing.F) {
 			t.Fatal(err)
 		}
 		if p := got.Params; p.EngineID == "" || p.Tier.Port != p2pPort || p.Tier.Host != "127.0.0.1" {
-			t.Errorf("the decode engine is told %+v", p)
+			t.Errorf("the decode engine gets %+v", p)
 		}
 	})
 }

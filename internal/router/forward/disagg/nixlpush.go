@@ -8,11 +8,11 @@ import (
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
-// nixlPush is vLLM's NixlPushConnector (0.32): the decode engine tells the prefill
-// engine over its side channel which blocks it has made room in, and the prefill
-// engine writes the KV there. Both legs start at once when the prefill rank's
-// address is known. Only an answer of the rank tells it, so that the legs of the
-// first transfer follow each other.
+// nixlPush is vLLM's NixlPushConnector (0.32): the decode engine sends the prefill
+// engine over its side channel which blocks it has made room in, and the prefill engine
+// writes the KV there. Both legs start at once when the prefill rank's address is
+// known. Only an answer of the rank has it, so that the legs of the first transfer
+// follow each other.
 //
 // The engines match the two legs by X-Request-Id, and a prefill engine keeps a
 // finished prompt for a while (kv_lease_duration): a client that uses an id twice
@@ -65,7 +65,7 @@ func registration(t *Transfer, at *workers.PushAddress) []api.Edit {
 }
 
 // checkPush judges the answer of a prefill engine that pushes and keeps the rank's
-// address. In a concurrent transfer the decode engine was told an address before:
+// address. In a concurrent transfer the decode engine was given an address before:
 // with another one (the engine was started anew) it would wait in vain.
 func checkPush(t *Transfer, a *answer) error {
 	p, err := readParams(t, a)

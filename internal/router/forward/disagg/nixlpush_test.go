@@ -26,7 +26,7 @@ func legs() Options {
 	return Options{Rand: func() uint64 { n++; return n }}
 }
 
-// registered is what the decode engine is told for leg n.
+// registered is what the decode engine gets for leg n.
 func registered(n string) string {
 	return `{"prompt":"a","max_tokens":8,"kv_transfer_params":{"do_remote_prefill":true,"do_remote_decode":false,
 "remote_engine_id":"4988d483-16cb-4afe-b9b0-fec995fa4b4f","remote_host":"127.0.0.1","remote_port":18200,
@@ -35,7 +35,7 @@ func registered(n string) string {
 
 const pushBody = `{"prompt":"a","max_tokens":8}`
 
-// TestNIXLPush: the first transfer of a rank waits for its answer, which tells where
+// TestNIXLPush: the first transfer of a rank waits for its answer, which says where
 // the rank is; the next ones do not wait, and each has an id of its own.
 func TestNIXLPush(t *testing.T) {
 	d := dispatch(workers.ConnectorNIXLPush)
@@ -66,7 +66,7 @@ func TestNIXLPush(t *testing.T) {
 	sameJSON(t, registered("7"), spliced(t, api.Completion, pushBody, edits))
 	first.DecodeFailed()
 	if d.Prefill.Rank.PushAddress() == nil {
-		t.Error("a failed decode leg that was told what the prefill had answered says nothing of the address")
+		t.Error("a failed decode leg that got what the prefill had answered says nothing of the address")
 	}
 
 	second, err := c.Begin(d)
@@ -92,7 +92,7 @@ func TestNIXLPush(t *testing.T) {
 }
 
 // TestNIXLPushRestart: a prefill engine that is another one than the decode engine
-// was told to wait for is named, and its address learned.
+// waits for is named, and its address learned.
 func TestNIXLPushRestart(t *testing.T) {
 	d := dispatch(workers.ConnectorNIXLPush)
 	d.Prefill.Rank.SetPushAddress(&workers.PushAddress{EngineID: "old", Host: "127.0.0.1", Port: 18200, TP: 1, PP: 1, DCP: 1})

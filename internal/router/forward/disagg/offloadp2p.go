@@ -67,7 +67,7 @@ func tierOf(p Peer) (host string, port int, err error) {
 	return host, port, nil
 }
 
-// check judges a prefill's answer. It tells of the transfer only that it was made: the
+// check judges a prefill's answer. It says only that the transfer was made: the
 // connector gives no parameters.
 func (o offloadP2P) check(t *Transfer, a *answer) error {
 	if a.params.Exists() && !o.among {

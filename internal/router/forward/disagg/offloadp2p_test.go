@@ -15,7 +15,7 @@ const offloaded = `{"id":"cmpl-810f561d65b277a9","object":"text_completion","cre
 "usage":{"prompt_tokens":200,"total_tokens":201,"completion_tokens":1},"kv_transfer_params":null}`
 
 // TestOffloadP2P: the bodies of both legs. Each dispatch has a name of its own, the
-// decode leg waits for the prefill's answer, and is told once.
+// decode leg waits for the prefill's answer, and gets its parameters once.
 func TestOffloadP2P(t *testing.T) {
 	d := dispatch(workers.ConnectorOffloadP2P)
 	c, err := NewConnector(workers.ConnectorOffloadP2P, legs())

@@ -17,8 +17,8 @@ type Legs interface {
 	Decode(ctx context.Context) error
 	// Begun reports whether the decode leg has begun to answer.
 	Begun() bool
-	// Panicked is told of a panic of the prefill leg, where the stack still shows it: on
-	// another goroutine than the handler's it would end the process.
+	// Panicked is called with a panic of the prefill leg, where the stack still shows
+	// it: on another goroutine than the handler's it would end the process.
 	Panicked(p any)
 }
 

@@ -92,13 +92,13 @@ func TestLeavingIsNoFailureOfALeg(t *testing.T) {
 	})
 }
 
-// TestPanics: a panic of the prefill leg is told and an error; one of the decode leg goes
-// on, after the prefill leg has ended.
+// TestPanics: a panic of the prefill leg is reported and is an error; one of the decode
+// leg goes on, after the prefill leg has ended.
 func TestPanics(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := &two{prefill: leg{err: errPrefill, panic: true}, decode: leg{takes: time.Minute}, start: time.Now()}
 		if end := Run(t.Context(), p); end.Err == nil || !end.Cancelled || len(p.panics) != 1 {
-			t.Errorf("%+v, told %v", end, p.panics)
+			t.Errorf("%+v, reported %v", end, p.panics)
 		}
 		p = &two{prefill: leg{takes: time.Minute}, decode: leg{takes: time.Second, err: errDecode, panic: true}, start: time.Now()}
 		func() {

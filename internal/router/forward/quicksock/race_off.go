@@ -4,7 +4,7 @@ package quicksock
 
 import "syscall"
 
-// Without the race detector nothing is told, and no code is left of these.
+// Without the race detector there is nothing to announce, and these compile to nothing.
 
 func raceRead(uintptr, []byte, int)       {}
 func raceWrite()                          {}

@@ -38,7 +38,7 @@ type Continuation struct {
 	to     string
 	memory Budget
 	taken  int64 // bytes out of memory
-	lost   bool  // there was none left, and nobody has been told
+	lost   bool  // there was none left, and Lost has not reported it yet
 }
 
 // New begins to read along with the answer to a request, as [Open] does.
@@ -207,7 +207,7 @@ func (c *Continuation) Rest(ids []uint32, sent int) ([]byte, Refusal) {
 	}
 	if limit >= 0 {
 		if limit <= int64(sent) {
-			return nil, Seam // the engine has not told that it was the last
+			return nil, Seam // the engine has not said that it was the last
 		}
 		edits = append(edits, api.Set(most, api.RawInt(limit-int64(sent))))
 	}

@@ -140,7 +140,7 @@ func TestEnding(t *testing.T) {
 }
 
 // TestWhereTheRestGoes: the rest of a chat is a completion, that of anything else is asked
-// for where the request was; only who tells ids is asked for them.
+// for where the request was; only engines that report ids are asked for them.
 func TestWhereTheRestGoes(t *testing.T) {
 	t.Parallel()
 	m := &budget{limit: 1 << 20}
@@ -156,7 +156,7 @@ func TestWhereTheRestGoes(t *testing.T) {
 		t.Error(a, b)
 	}
 	if !chat.ReportsIDs(workers.VLLM) || chat.ReportsIDs(workers.SGLang) || native.ReportsIDs(workers.VLLM) || !native.ReportsIDs(workers.SGLang) {
-		t.Error("who tells ids")
+		t.Error("which engines report ids")
 	}
 	if !chat.Asks(workers.VLLM) || chat.Asks(workers.SGLang) || native.Asks(workers.SGLang) || seeded.Asks(workers.VLLM) {
 		t.Error("who is asked for ids")

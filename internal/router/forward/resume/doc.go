@@ -1,5 +1,5 @@
 // Package resume reads along with a stream so that another engine can go on with
-// it: it keeps the token ids that the engine tells, knows how many of them stand
+// it: it keeps the token ids that the engine reports, knows how many of them stand
 // for the text that the client has, and makes one stream of what several engines
 // say.
 //

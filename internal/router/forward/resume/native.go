@@ -8,13 +8,13 @@ import (
 	"github.com/dynctl/dynctl/internal/rawjson"
 )
 
-// latest is the newest event of SGLang's /generate (0.5): each tells the text and the
-// ids of the whole answer so far, and in meta_info how many ids there are. With
-// --incremental-streaming-output an event tells what is new; some versions have put the
+// latest is the newest event of SGLang's /generate (0.5): each has the text and the ids
+// of the whole answer so far, and in meta_info how many ids there are. With
+// --incremental-streaming-output an event has only what is new; some versions have put the
 // prompt's last ids before the first. Neither has as many ids as it counts.
 type latest struct {
 	text, ids []byte // raw
-	count     int    // meta_info.completion_tokens; -1 if it is not told
+	count     int    // meta_info.completion_tokens; -1 if it is missing
 	events    int    // of this engine that had ids
 	least     int    // count of the first of them
 	ready     bool   // the newest event is taken apart
@@ -81,7 +81,7 @@ func (n *nativeEvent) meta(v []byte) {
 	})
 }
 
-// Given says which ids the prompt has, as a raw list, where no engine tells them.
+// Given says which ids the prompt has, as a raw list, where no engine reports them.
 func (s *Stream) Given(prompt []byte) {
 	ids, ok := numbers(nil, prompt)
 	if !ok || len(ids) == 0 || len(ids) > MaxPrompt {
@@ -193,8 +193,8 @@ func (s *Stream) Broke() {
 		s.Refuse(NoIDs)
 		return
 	case n == a.least:
-		// One event, or several of the same: whether the next one would have told all or
-		// what is new is not known.
+		// One event, or several of the same: whether the next one would have had all or
+		// only what is new is not known.
 		s.Refuse(Seam)
 		return
 	case n+s.base > maxAnswer:

@@ -167,7 +167,7 @@ func checkNative(t *testing.T, got string) {
 	}
 }
 
-// TestNativeRefused: what tells other ids than those of the answer so far is not gone
+// TestNativeRefused: what has other ids than those of the answer so far is not gone
 // on with, and passes as it is.
 func TestNativeRefused(t *testing.T) {
 	cumulative := nativeEngine(0, 1, "one", true)
@@ -201,7 +201,7 @@ func TestNativeRefused(t *testing.T) {
 			t.Errorf("%s is no error", odd)
 		}
 	}
-	// An engine that goes on and tells only what is new: its events cannot be made those
+	// An engine that goes on and sends only what is new: its events cannot be made those
 	// of the whole answer.
 	s := natively()
 	if _, err := s.Pass([]byte(strings.Join(cumulative[:4], ""))); err != nil {
@@ -359,7 +359,7 @@ func FuzzNative(f *testing.F) {
 	})
 }
 
-// TestNativeWithoutID: where the first engine told no id, that of the one that goes on
+// TestNativeWithoutID: where the first engine sent no id, that of the one that goes on
 // stays, and its events are JSON.
 func TestNativeWithoutID(t *testing.T) {
 	s := natively()

@@ -24,7 +24,7 @@ const (
 	Seed Refusal = "seed"
 	// Guided: a grammar begins anew.
 	Guided Refusal = "guided_decoding"
-	// Logprobs: of the tokens before, nobody tells them again.
+	// Logprobs: those of the tokens before cannot be had again.
 	Logprobs Refusal = "logprobs"
 	// Echo: the prompt is a part of the answer.
 	Echo Refusal = "echo"
@@ -32,7 +32,7 @@ const (
 	Tools     Refusal = "tools"
 	Reasoning Refusal = "reasoning"
 	// Stops: the beginning of a stop string may be text that the engine has held back, and
-	// nobody here can tell what text that is.
+	// what text that is cannot be known here.
 	Stops Refusal = "stop_strings"
 	// Prompt: it is cut by the engine, or is not of text and ids alone.
 	Prompt Refusal = "prompt"
@@ -45,7 +45,7 @@ const (
 
 // The refusals that the stream itself brings.
 const (
-	// NoIDs: the engine tells no token ids, or not all of them.
+	// NoIDs: the engine reports no token ids, or not all of them.
 	NoIDs Refusal = "no_ids"
 	// Seam: which ids the text that was sent belongs to is not known.
 	Seam Refusal = "unclear_seam"
@@ -75,7 +75,7 @@ var words = map[Refusal]string{
 	Prompt:     "its prompt is cut by the engine, or is more than text",
 	Field:      "it has a member that is not known to be continuable",
 	TooLong:    "it is longer than is kept for a stream",
-	NoIDs:      "the engine does not tell token ids",
+	NoIDs:      "the engine does not report token ids",
 	Seam:       "which tokens the sent text belongs to is not known",
 	Odd:        "the stream has an event that is not a completion's, or too large",
 	FirstToken: "its first token is the prefill's",

@@ -21,7 +21,7 @@ const maxTail = 64 << 10
 // keepBytes is the most memory, in bytes, that is kept from one event to the next.
 const keepBytes = 4 << 10
 
-// ErrEngine is the error that an engine told in its stream.
+// ErrEngine is the error that an engine sent in its stream.
 var ErrEngine = errors.New("the engine ended its stream with an error")
 
 // Stream reads along with an answer that may be gone on with. The zero value is
@@ -43,8 +43,8 @@ type Stream struct {
 
 	refused Refusal
 	ids     []uint32 // of the prompt, then of the answer
-	prompt  int      // how many are the prompt's; 0 while they are not told
-	base    int      // how many of the answer were told by engines before this one
+	prompt  int      // how many are the prompt's; 0 while that is not known
+	base    int      // how many of the answer came from engines before this one
 	sure    int      // as many of the answer's ids stand for text that was sent
 	tail    []byte   // what was sent since, of which it is not known to which ids it belongs
 	shown   int      // ids that were shown to the client
@@ -147,7 +147,7 @@ func (s *Stream) Sent() int { return s.sure }
 func (s *Stream) Held() []byte { return s.last }
 
 // Pass takes the next piece of the stream and returns what the client gets of it:
-// whole events, valid until the next call. ErrEngine says that the next one tells an
+// whole events, valid until the next call. ErrEngine says that the next one is an
 // error, which is in Held.
 func (s *Stream) Pass(p []byte) ([]byte, error) {
 	s.out = s.out[:0]
@@ -465,7 +465,7 @@ func (s *Stream) delta(v []byte, c *choice) {
 	}
 }
 
-// token notes what an event has told of the answer.
+// token notes what an event has of the answer.
 func (s *Stream) token(c *choice) {
 	text, ids, prompt := c.text, c.ids, c.prompt
 	if s.refused != "" {

@@ -174,7 +174,7 @@ func bytesOf(ids []uint32) string {
 	return string(b)
 }
 
-// TestEvents: what is no event of a completion's, and what tells an error.
+// TestEvents: what is no event of a completion's, and what is an error.
 func TestEvents(t *testing.T) {
 	good := engine(0, 6, 1, false, true, "one")
 	for _, c := range []struct {

@@ -38,7 +38,7 @@ type watch struct {
 	ids   int    // it is that of as many ids, the prompt's included; 0 for none of this engine
 	part  []byte // bytes of a character that is not whole
 
-	// held is what the engines before have told ids of and the client does not have yet. It
+	// held is what the engines before have sent ids of and the client does not have yet. It
 	// is watched until no stop string can begin in it.
 	held []byte
 	said []byte // the text of this engine's ids, up to a whole character

@@ -41,7 +41,7 @@ func (m *chunked) stream(after, at int, stops []string, id string) (events []str
 	for _, s := range stops {
 		hold = max(hold, utf8.RuneCountInString(s)-1)
 	}
-	text, pend, sent, told := "", "", 0, 0
+	text, pend, sent, streamed := "", "", 0, 0
 	var ids []uint32
 	for i := after; i < len(m.pieces); {
 		finish, reason := any(nil), any(nil)
@@ -72,19 +72,19 @@ func (m *chunked) stream(after, at int, stops []string, id string) (events []str
 		show = show[min(sent, len(show)):]
 		sent += len(show)
 		choice := map[string]any{"index": 0, "text": show, "logprobs": nil, "finish_reason": finish, "stop_reason": reason, "token_ids": ids, "prompt_token_ids": nil}
-		if told == 0 {
+		if streamed == 0 {
 			choice["prompt_token_ids"] = prompt
 		}
 		if id == "" { // whoever was not asked for ids
 			choice["prompt_token_ids"], choice["token_ids"] = nil, nil
 		}
-		told += len(ids)
+		streamed += len(ids)
 		events = append(events, event(map[string]any{"id": id, "object": "text_completion", "created": len(id), "model": "m", "choices": []any{choice}}))
 		if ids = nil; finish != nil {
 			break
 		}
 	}
-	usage := map[string]any{"prompt_tokens": len(prompt) + after, "completion_tokens": told, "total_tokens": len(prompt) + after + told}
+	usage := map[string]any{"prompt_tokens": len(prompt) + after, "completion_tokens": streamed, "total_tokens": len(prompt) + after + streamed}
 	return append(events, event(map[string]any{"id": id, "object": "text_completion", "created": len(id), "model": "m", "choices": []any{}, "usage": usage}), "data: [DONE]\n\n")
 }
 

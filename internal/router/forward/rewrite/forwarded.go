@@ -9,9 +9,9 @@ import (
 	"github.com/dynctl/dynctl/internal/router/request/api"
 )
 
-// appendForwarded adds the headers that tell an engine where a request came
-// from. They are made anew unless the peer is a trusted proxy, whose own are then
-// continued: anybody else could claim to be anybody.
+// appendForwarded adds the headers that say where a request came from. They are made
+// anew unless the peer is a trusted proxy, whose own are then continued: anybody else
+// could claim to be anybody.
 func appendForwarded(set []upstream.HeaderField, q *http.Request, s *effective.Settings) []upstream.HeaderField {
 	peer := q.RemoteAddr
 	if i := strings.LastIndexByte(peer, ':'); i >= 0 {

@@ -6,12 +6,12 @@ import (
 	"github.com/dynctl/dynctl/internal/rawjson"
 )
 
-// Usage is an engine's own count of tokens; -1 stands for not told.
+// Usage is an engine's own count of tokens; -1 is not reported.
 type Usage struct {
 	PromptTokens, CompletionTokens, CachedTokens int64
 }
 
-// noUsage is what is known before an engine tells.
+// noUsage is what is known before an engine reports any.
 var noUsage = Usage{-1, -1, -1}
 
 // maxError is how much of an error event is kept, in bytes.
@@ -20,7 +20,7 @@ const maxError = 2 << 10
 // payload is what one event's JSON says.
 type payload struct {
 	token  bool // holds generated content
-	fails  bool // tells an error
+	fails  bool // is an error
 	ends   bool // the last event of its protocol
 	finish []byte
 	usage  Usage
@@ -289,7 +289,7 @@ func reason(b []byte) string {
 	return string(b[:min(len(b), 64)])
 }
 
-// merge takes over what a later event tells.
+// merge takes over what a later event reports.
 func (u *Usage) merge(n Usage) {
 	if n.PromptTokens >= 0 {
 		u.PromptTokens = n.PromptTokens

@@ -16,9 +16,9 @@ type Summary struct {
 	// Done is whether the end of the stream was announced: [DONE], or the last
 	// event of an API that has no [DONE].
 	Done bool
-	// FinishReason is the last one told; "" for none.
+	// FinishReason is the last one seen; "" for none.
 	FinishReason string
-	// Usage is the last count told of each kind.
+	// Usage is the last count of each kind.
 	Usage Usage
 	// Failed is whether an error event was seen, ErrorFirst whether it came
 	// before any content, and Error the start of its data.

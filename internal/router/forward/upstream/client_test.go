@@ -230,7 +230,7 @@ func TestBrokenAnswers(t *testing.T) {
 				t.Errorf("Retryable %v after Started %v", f.Retryable(), f.Started)
 			}
 			if e := api.FromError(err); e.Status != http.StatusBadGateway || e.Code != api.CodeUpstreamError {
-				t.Errorf("client is told %d %s", e.Status, e.Code)
+				t.Errorf("the client gets %d %s", e.Status, e.Code)
 			}
 			if client.Idle() != 0 {
 				t.Error("a broken connection was kept")
@@ -550,7 +550,7 @@ func TestEarlyAnswer(t *testing.T) {
 	case err == nil && r.Status == 413:
 		r.Close()
 	case errors.As(err, &f) && f.Kind == Reset && f.Sent:
-		// The reset may overtake the answer; then it is told as one.
+		// The reset may overtake the answer; then it is reported as a reset.
 	default:
 		t.Errorf("answer %+v, error %v", r, err)
 	}

@@ -13,7 +13,7 @@
 // request's business. Of a TLS connection only data counts, not session tickets
 // or key updates.
 //
-// What breaks is told as a [*Failure], which says how far the exchange had
+// What breaks is reported as a [*Failure], which says how far the exchange had
 // come: whether the engine may have seen the request, and whether a byte of
 // its answer had arrived. A request is sent a second time by itself only where
 // no byte of it can have reached the engine (or where the caller said that

@@ -83,7 +83,7 @@ func (f *Failure) Retryable() bool {
 	return !f.Started && f.Kind != Canceled && f.Kind != Invalid
 }
 
-// APIError is the failure as the client is told it.
+// APIError is the failure as the client gets it.
 func (f *Failure) APIError() *api.Error {
 	e := &api.Error{Status: http.StatusBadGateway, Code: api.CodeUpstreamError, Err: f}
 	switch f.Kind {
@@ -118,7 +118,7 @@ func (e *ClientError) Unwrap() error { return e.Err }
 // Slow reports whether the client was there but did not read in time.
 func (e *ClientError) Slow() bool { return errors.Is(e.Err, os.ErrDeadlineExceeded) }
 
-// APIError is the failure in logs and receipts; nobody is told.
+// APIError is the failure in logs and receipts; no client gets it.
 func (e *ClientError) APIError() *api.Error {
 	return &api.Error{Status: api.StatusClientClosed, Code: api.CodeClientClosed, Message: "the client closed the connection", Err: e}
 }

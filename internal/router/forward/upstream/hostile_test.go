@@ -76,7 +76,7 @@ func hostile(raw net.Conn, conf *tls.Config) {
 				return
 			}
 		}
-		answer := "HTTP/1.1 " + status + " Told\r\nX-Id: " + id + "\r\nConnection: x-hop, keep-alive\r\nX-Hop: " + id + "\r\n"
+		answer := "HTTP/1.1 " + status + " Reason\r\nX-Id: " + id + "\r\nConnection: x-hop, keep-alive\r\nX-Hop: " + id + "\r\n"
 		none := req.Method == http.MethodHead
 		if does&hostileHead != 0 && !none {
 			answer, none = strings.Replace(answer, status, "204", 1), true
@@ -102,7 +102,7 @@ func hostile(raw net.Conn, conf *tls.Config) {
 		}
 		if does&hostileCut != 0 {
 			cut := int(does) * 7 % len(answer)
-			if strings.Contains(answer[cut:], "\r\n\r\n") || !ends { // else nobody could tell
+			if strings.Contains(answer[cut:], "\r\n\r\n") || !ends { // else the cut would not be seen
 				answer, ends = answer[:cut], true
 			}
 		} else if does&hostileJunk != 0 && !ends {

@@ -49,7 +49,7 @@ func keepBuffer(b []byte) {
 type Response struct {
 	Status int
 	Header Header
-	// ContentLength is the size of the body in bytes, or -1 if not told.
+	// ContentLength is the size of the body in bytes, or -1 if the answer does not say.
 	ContentLength int64
 
 	client *Client
@@ -343,8 +343,7 @@ func (r *Response) ReadAll(limit int64) ([]byte, error) {
 }
 
 // Close ends the exchange. A connection whose answer was read to its end is
-// kept for the next request; any other is closed, which tells the engine to
-// stop.
+// kept for the next request; any other is closed, which makes the engine stop.
 func (r *Response) Close() {
 	if r.closed {
 		return

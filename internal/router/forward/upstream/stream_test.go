@@ -356,7 +356,7 @@ func FuzzAnswer(f *testing.F) {
 	})
 }
 
-// scripted is a connection that says what a test tells it to.
+// scripted is a connection that says what a test gives it.
 type scripted struct {
 	net.Conn
 	data []byte

@@ -82,7 +82,7 @@ type History struct {
 	// back use one up.
 	Attempts int
 	// Continued counts how often the rest of the stream came from another engine.
-	// What is told of attempts is told since then.
+	// Attempts and Failures start anew each time.
 	Continued int
 	// Local says that remote prefill was given up.
 	Local bool

@@ -9,7 +9,7 @@ import (
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
-// Error is the failure of a leg as an error, which knows how it is told to the client.
+// Error is the failure of a leg, which knows what the client gets of it.
 type Error struct {
 	Failure
 	// Err is what happened.
@@ -33,8 +33,8 @@ func (e *Error) Error() string { return fmt.Sprintf("%s leg on %s: %v", e.Phase,
 // Unwrap is what happened.
 func (e *Error) Unwrap() error { return e.Err }
 
-// APIError is the failure as the client is told it: what is the request's own fault in the
-// words of that, anything else as the fault of the worker behind the router.
+// APIError is the failure as the client gets it: what is the request's own fault in its
+// own words, anything else as the fault of the worker behind the router.
 func (e *Error) APIError() *api.Error {
 	out := *api.FromError(e.Err)
 	if e.Phase == selector.Prefill && out.Status >= 500 {

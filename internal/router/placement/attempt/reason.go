@@ -19,7 +19,7 @@ const (
 	Reset    Reason = "reset"
 	Protocol Reason = "protocol"
 	// Stale: the engine had closed the connection as idle when the request was
-	// sent, as far as anybody can tell. That is nobody's fault.
+	// sent, as far as is known. That is nobody's fault.
 	Stale Reason = "stale_connection"
 	// Canceled: nobody waits for the leg any more.
 	Canceled Reason = "canceled"
@@ -44,8 +44,7 @@ const (
 	MissingParams Reason = "missing_params"
 	// BadParams: what it says does not fit the prompt.
 	BadParams Reason = "bad_params"
-	// Restarted: it is of another process than the one that the decode leg was told to
-	// wait for.
+	// Restarted: it is of another process than the one that the decode leg waits for.
 	Restarted Reason = "restarted"
 	// Ended: its first token ended the answer, which leaves no KV to move. That
 	// is nobody's fault.
@@ -71,7 +70,7 @@ type Meaning struct {
 	// answered with an error of its own, broke off, or did not answer in time.
 	Broke bool
 	// Mutual: it may have failed so because of the other leg's worker. KV that
-	// cannot be fetched, or a rendezvous that nobody comes to, is told as an
+	// cannot be fetched, or a rendezvous that nobody comes to, is reported as an
 	// internal error or not at all.
 	Mutual bool
 	// Outcome is how the leg ended, for the health of its worker.

@@ -169,7 +169,7 @@ func TestModelProperties(t *testing.T) {
 	})
 }
 
-// answer tells of an answer whose tokens come so long after each other.
+// answer reports an answer whose tokens come so long after each other.
 func answer(l *Learner, tokens int, gap time.Duration) (a Running) {
 	for n := range tokens {
 		l.Ran(&a, n+1, time.Duration(n)*gap)
@@ -200,7 +200,7 @@ func TestRunningAnswersCount(t *testing.T) {
 		t.Fatalf("after 40 answers with 40 ms between tokens there are %.1f, began with %.1f", whole, start)
 	}
 	for what, got := range map[string]float64{
-		"running": gaps(false, typical, 40), "short": gaps(true, 10, 40), "shorter than they are told in": gaps(true, 5, 40),
+		"running": gaps(false, typical, 40), "short": gaps(true, 10, 40), "shorter than what is counted at once": gaps(true, 5, 40),
 	} {
 		if math.Abs(got-whole) > 1 {
 			t.Errorf("%s: %.1f ms, answers that have ended gave %.1f", what, got, whole)
@@ -212,11 +212,11 @@ func TestRunningAnswersCount(t *testing.T) {
 	l := NewLearner(Objective{For: ForGoodput, TTFT: time.Second, ITL: 20 * time.Millisecond})
 	a := answer(l, 1, time.Second)
 	if l.gaps != tight*20 || l.answers != typical {
-		t.Errorf("an answer of one token told of gaps: %+v", a)
+		t.Errorf("an answer of one token has gaps: %+v", a)
 	}
 }
 
-// TestKnownKeepsNobodyWaiting: while it is told what is known of each model, a request may
+// TestKnownKeepsNobodyWaiting: while what is known of each model is read, a request may
 // ask for a new one.
 func TestKnownKeepsNobodyWaiting(t *testing.T) {
 	all := NewLearners(Objective{For: ForE2E})
@@ -264,7 +264,7 @@ func TestRevisions(t *testing.T) {
 		t.Error("a model without a transfer")
 	}
 	if teach(a, 0) != 1 || teach(b, 0) != 1 {
-		t.Error("the first model is told of once")
+		t.Error("the first model is not reported exactly once")
 	}
 	first, kept := a.Model(), *a.Model()
 	if teach(a, every-1); a.Model() != first {

@@ -20,7 +20,7 @@ type Crossing struct {
 	Low, Tokens, High int
 }
 
-// crossingLoads are the answers on a decode rank for which crossings are told.
+// crossingLoads are the answers on a decode rank for which there are crossings.
 var crossingLoads = [...]int{0, 8, 32}
 
 // sure is how many standard errors an interval reaches to either side.

@@ -47,8 +47,8 @@ const (
 	Doubted
 )
 
-// drift counts an outcome that took ms where the law said predicted, and reports whether
-// the fleet is no longer what the law says.
+// drift counts an outcome that took ms where the law predicted another time, and
+// reports whether the fleet is no longer what the law says.
 func (f *fit) drift(leg *Work, predicted, ms float64, now time.Duration) Change {
 	w := &f.watch
 	if leg.Queued > leg.Tokens {
@@ -98,7 +98,7 @@ func (e *excess) add(off float64, now time.Duration) bool {
 func (e *excess) mean() float64 { return e.sum/e.n + allowance }
 
 // slow takes all that was seen for outcomes that took so many times as long: the law is
-// so from now on, until the new ones tell.
+// so from now on, until new outcomes say otherwise.
 func (f *fit) slow(by float64) {
 	for i := range f.law {
 		f.law[i] *= by

@@ -8,7 +8,8 @@ import (
 )
 
 // TestFollowsDrift: engines that become three times slower, or faster, are noticed within
-// 45 outcomes (of one a second), told of once, and known again after 90; meanwhile costs go on to decide.
+// 45 outcomes (of one a second), reported once, and known again after 90; meanwhile
+// costs go on to decide.
 func TestFollowsDrift(t *testing.T) {
 	for name, e := range engines {
 		for _, factor := range []float64{3, 1. / 3} {

@@ -30,7 +30,7 @@ const memory = 400
 const floor = 20
 
 // add counts an outcome: a leg took ms. It reports whether that is a drift.
-// Of a rank that is slow it tells what another would have taken: the law is that of them all.
+// Of a slow rank it counts what another would have taken: the law is that of them all.
 func (f *fit) add(leg *Work, ms float64, now time.Duration) Change {
 	w := *leg
 	ms, w.Times = ms/leg.times(), 0

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// Leg is what an outcome tells of.
+// Leg is what an outcome is of.
 type Leg uint8
 
 // The legs.
@@ -100,8 +100,8 @@ func (l *Learner) Assume(times float64) {
 // Model is the revision in force; nil while too little is known.
 func (l *Learner) Model() *Model { return l.model.Load() }
 
-// Took tells that a leg with work w took so long. now is the time since any
-// beginning, the same for all calls. It reports what this changed.
+// Took learns that a leg with work w took so long. now is the time since any beginning,
+// the same for all calls. It returns what this changed.
 func (l *Learner) Took(leg Leg, w *Work, took, now time.Duration) Change {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -136,7 +136,7 @@ type mark struct {
 	at     time.Duration
 }
 
-// Ran tells that an answer has so many tokens now, a time since any beginning.
+// Ran learns that an answer has so many tokens now, a time since any beginning.
 func (l *Learner) Ran(a *Running, tokens int, now time.Duration) {
 	a.now = mark{tokens, now}
 	if a.counted.tokens == 0 {
@@ -149,7 +149,7 @@ func (l *Learner) Ran(a *Running, tokens int, now time.Duration) {
 	}
 }
 
-// Ended tells that an answer has all its tokens, and how long its first one took.
+// Ended learns that an answer has all its tokens, and how long its first one took.
 func (l *Learner) Ended(a *Running, first time.Duration) {
 	if a.now.tokens < 2 {
 		return
@@ -165,8 +165,8 @@ func (l *Learner) Ended(a *Running, first time.Duration) {
 	l.late += (missed - l.late) / recent
 }
 
-// gap counts what an answer has not told yet, as so much of one as it is. The caller
-// holds mu.
+// gap counts the tokens of an answer that are not counted yet, as that share of an
+// answer. The caller holds mu.
 func (l *Learner) gap(a *Running) {
 	n := float64(a.now.tokens - a.counted.tokens)
 	if n <= 0 {
@@ -204,7 +204,7 @@ func (l *Learner) publish(now time.Duration) (first bool) {
 // slower is by how much a rank's measure must change for a revision of its own.
 const slower = 1.1
 
-// Slow tells which ranks take longer than their peers, by slot in rising order. Models
+// Slow sets which ranks take longer than their peers, by slot in rising order. Models
 // follow with their next revisions. The list is the learner's from then on.
 func (l *Learner) Slow(ranks []Slow) {
 	l.mu.Lock()
@@ -240,7 +240,7 @@ type Known struct {
 	Crossings []Crossing
 }
 
-// Known tells how much is known.
+// Known is how much is known.
 func (l *Learner) Known() Known {
 	l.mu.Lock()
 	fits, m := l.fits, l.model.Load() // nobody waits for what follows
@@ -300,7 +300,7 @@ func (l *Learners) Aim(o Objective) {
 	}
 }
 
-// Slow tells which ranks take longer than their peers, as Learner.Slow.
+// Slow sets which ranks take longer than their peers, as Learner.Slow.
 func (l *Learners) Slow(ranks []Slow) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -310,7 +310,7 @@ func (l *Learners) Slow(ranks []Slow) {
 	}
 }
 
-// Known tells how much is known of each model.
+// Known is how much is known of each model.
 func (l *Learners) Known() map[string]Known {
 	l.mu.RLock()
 	learners := maps.Clone(l.byModel) // nobody waits for what follows

@@ -50,7 +50,7 @@ func TestCompactKeepsThePlan(t *testing.T) {
 	}
 }
 
-// TestReleaseAndDecideAgain: a plan with an error stays whole, since it tells why; a
+// TestReleaseAndDecideAgain: a plan with an error stays whole, since it says why; a
 // compacted run decides again in memory of its own; a released one knows nothing of
 // its last request.
 func TestReleaseAndDecideAgain(t *testing.T) {

@@ -1,6 +1,6 @@
 // Package decide is the decision: which ranks serve a request, whether its prompt
 // is prefilled by the decode rank itself (local) or by a prefill rank from which the
-// KV cache moves (remote), what the ledger is told of it, and, attempt by attempt,
+// KV cache moves (remote), what the ledger records of it, and, attempt by attempt,
 // what follows when a leg fails.
 //
 // Choose is a pure function of an Input, which holds values only, random draws and
@@ -71,8 +71,8 @@ type Rule struct {
 	// chosen has more prompt tokens in work than this; 0 is off.
 	PrefillGate int
 	// DecodeGate sends a request remote that would stay local while the chosen
-	// decode rank uses more than this share of its KV cache; 0 is off. A rank
-	// that does not tell its usage is not gated.
+	// decode rank uses more than this share of its KV cache; 0 is off. A rank that does
+	// not report its usage is not gated.
 	DecodeGate float64
 	// Connector overrides the workers' own; empty leaves it to them.
 	Connector workers.Connector
@@ -142,8 +142,8 @@ type Plan struct {
 	// DecodeIndex and PrefillIndex are the chosen candidates, -1 for none.
 	// PrefillIndex is set for a local plan, too, if remote was possible.
 	DecodeIndex, PrefillIndex int
-	// Local and Remote are the predicted work of both paths; HasRemote tells
-	// whether remote was possible. The one that was not taken is the what-if.
+	// Local and Remote are the predicted work of both paths; HasRemote says whether
+	// remote was possible. The one that was not taken is the what-if.
 	Local, Remote Work
 	HasRemote     bool
 	// Asked is what the paths ask of their ranks, and Costs what that would cost by

@@ -260,7 +260,7 @@ func TestPath(t *testing.T) {
 		{"the same of responses", 0, do(version("0.32.0", "0.32.0"), chats("37:aa", "39:bb"), func(in *Input) { in.Facts.Kind = api.Responses }), Local, decision.ReasonPrefillExcluded},
 		{"the same of ids", 0, do(chats("37:aa", "39:bb"), func(in *Input) { in.Facts.Kind = api.Completion }), Remote, decision.ReasonAlways},
 		{"engines that make the same tokens of a chat", 0, do(chats("37:aa", "37:aa"), func(in *Input) { in.Facts.Kind = api.Chat }), Remote, decision.ReasonAlways},
-		{"one that does not tell", 0, do(chats("", "37:aa"), func(in *Input) { in.Facts.Kind = api.Chat }), Remote, decision.ReasonAlways},
+		{"one that does not report its usage", 0, do(chats("", "37:aa"), func(in *Input) { in.Facts.Kind = api.Chat }), Remote, decision.ReasonAlways},
 		{"a response that goes on from another", 0, do(version("0.32.0", "0.32.0"), func(in *Input) { in.Facts.Kind, in.Facts.Continues = api.Responses, true }), Local, decision.ReasonContinues},
 		{"tools that the engine runs", 0, do(version("0.32.0", "0.32.0"), func(in *Input) { in.Facts.Kind, in.Facts.ServerTools = api.Responses, true }), Local, decision.ReasonServerTools},
 		{"several prompts", 0, do(func(in *Input) { in.Facts.Prompts = 3 }), Local, decision.ReasonPrompts},
@@ -319,7 +319,7 @@ func TestPath(t *testing.T) {
 	}
 }
 
-// Restated tests 14, 15 and A5: which pool is empty is told apart.
+// Restated tests 14, 15 and A5: which pool is empty is distinguished.
 func TestEmptyPools(t *testing.T) {
 	in := pair(0)
 	in.Rule.Fallback = FallbackError
@@ -445,8 +445,8 @@ func TestRevisions(t *testing.T) {
 		want            string // prefill and decode rank, or the reason
 		why             map[string]string
 	}{
-		{"nobody tells", []who{{}}, []who{{}}, "p/0 d/0", nil},
-		{"one side tells", []who{{revision: "a"}}, []who{{}}, "p/0 d/0", nil},
+		{"neither side states one", []who{{}}, []who{{}}, "p/0 d/0", nil},
+		{"one side states one", []who{{revision: "a"}}, []who{{}}, "p/0 d/0", nil},
 		{"the other revision", []who{{revision: "a"}}, []who{{revision: "b"}}, "prefill_all_excluded", map[string]string{"p/0": "of another revision than the decode worker"}},
 		{"the decode rank with a partner", []who{{revision: "b"}}, []who{{revision: "a"}, {revision: "b"}}, "p/0 d/1", map[string]string{"d/0": "no prefill worker of its revision"}},
 		{"its own slice", []who{{revision: "a", slice: "0"}, {revision: "a", slice: "1"}}, []who{{revision: "a", slice: "1"}}, "p/1 d/0", map[string]string{"p/0": "in another slice than the decode worker"}},

@@ -14,7 +14,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/request/api"
 )
 
-// Refusal is what a client is told whose request has no plan.
+// Refusal is the error for a client whose request has no plan.
 func (r *Run) Refusal() error {
 	p := &r.Plan
 	if errors.Is(p.Err, ErrWhole) {

@@ -54,8 +54,8 @@ type Request struct {
 	// caller's, once for all attempts: a retry goes on from where the request
 	// began, and shifts nobody else's turn.
 	Chances [2]Chance
-	// Waited says that the request has waited for a place: its limits are nearer than its
-	// costs tell.
+	// Waited says that the request has waited for a place: its limits are nearer than
+	// its costs say.
 	Waited bool
 }
 

@@ -6,7 +6,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/placement/decision"
 )
 
-// Words tells the plan's reason in plain words, with its figures.
+// Words is the plan's reason in plain words, with its figures.
 func (p *Plan) Words(in *Input) string {
 	words := p.words(in)
 	if in.Rule.Auto && in.Costs == nil && p.byThreshold() {

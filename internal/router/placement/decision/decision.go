@@ -3,8 +3,8 @@
 // and what was predicted. The selector ranks over it, receipts and recordings
 // keep it, screens show it. It imports nothing of the router.
 //
-// In JSON numbers are numbers, units are in the keys, a figure that nobody told is
-// -1 or absent.
+// In JSON numbers are numbers, units are in the keys, a figure that is not known is -1
+// or absent.
 package decision
 
 import (
@@ -14,8 +14,7 @@ import (
 
 // Decision is what one attempt was made from.
 type Decision struct {
-	// Attempt is its number from 1 on, 0 before there is one. The legs tell
-	// theirs.
+	// Attempt is its number from 1 on, 0 before there is one. The legs have theirs.
 	Attempt int    `json:"attempt,omitempty"`
 	Inputs  Inputs `json:"inputs"`
 	// Path is "local" or "remote", empty when nothing could be done; Reason
@@ -72,7 +71,7 @@ type Phase struct {
 	// MarginBlocks is by how much the runner-up costs more.
 	MarginBlocks float64 `json:"margin_blocks"`
 	Eligible     int     `json:"eligible_ranks"`
-	// Tied ranks shared the best cost; TieBreak told the chosen one apart.
+	// Tied ranks shared the best cost; TieBreak is what chose among them.
 	Tied     int    `json:"tied_ranks,omitempty"`
 	TieBreak string `json:"tie_break,omitempty"`
 	Sampled  bool   `json:"sampled,omitempty"`
@@ -116,15 +115,16 @@ type Candidate struct {
 	// KVBlocks is the rank's KV capacity in router blocks; 0 when unknown.
 	KVBlocks int `json:"kv_blocks,omitempty"`
 
-	// HasLoad says that the engine told Running and Waiting. KVUsage is
-	// negative or NaN when it did not tell that.
+	// HasLoad says that the engine reported Running and Waiting. KVUsage is negative or
+	// NaN when it did not report that.
 	HasLoad bool `json:"has_load"`
 	// Tried says that the rank is kept out (KeptOut) because it had its turn in
 	// this request: it keeps its place in the round-robin order, so that a retry
 	// goes to the one after it. It stands here because it takes no room here.
 	Tried bool `json:"-"`
-	// CacheUnknown says that the rank's KV events are not trusted now: OverlapBlocks is 0
-	// for what nobody knows. Only receipts have it; recordings tell of it by themselves.
+	// CacheUnknown says that the rank's KV events are not trusted now: OverlapBlocks is
+	// 0 and means nothing. Only receipts have it; recordings have records of their own
+	// for it.
 	CacheUnknown bool `json:"cache_unknown,omitempty"`
 
 	Running int     `json:"running_requests"`
@@ -205,8 +205,8 @@ type Prediction struct {
 	CachedTokens        int `json:"cached_tokens"`
 	PrefillCachedTokens int `json:"prefill_cached_tokens"`
 	RemoteTokens        int `json:"remote_tokens"`
-	// Local and Remote are both paths' work; HasRemote tells whether remote
-	// was possible. The path that was not taken is the what-if.
+	// Local and Remote are both paths' work; HasRemote says whether remote was
+	// possible. The path that was not taken is the what-if.
 	Local     Work `json:"local"`
 	Remote    Work `json:"remote"`
 	HasRemote bool `json:"has_remote"`

@@ -1,5 +1,5 @@
-// Package outcome tells those who learn what both paths cost ([cost.Learners]) what the
-// legs and answers of requests took, for a threshold that is auto.
+// Package outcome reports to the learners of what both paths cost ([cost.Learners])
+// what the legs and answers of requests took, for a threshold that is auto.
 package outcome
 
 import (
@@ -29,7 +29,7 @@ func New(o cost.Objective, event func(eventlog.Event)) *Teacher {
 	return &Teacher{Learners: cost.NewLearners(o), began: time.Now(), event: event}
 }
 
-// SlowRanks tells which ranks take longer than their peers.
+// SlowRanks reports which ranks take longer than their peers.
 func (t *Teacher) SlowRanks(found []watch.SlowRank) {
 	var slow []cost.Slow
 	for _, f := range found {
@@ -50,7 +50,7 @@ type Request struct {
 	began     time.Time
 }
 
-// PrefillBegins tells that the prefill leg of another attempt goes out.
+// PrefillBegins reports that the prefill leg of another attempt goes out.
 func (q *Request) PrefillBegins() { q.prefilled.Store(0) }
 
 // Leg is a leg that had its first token.
@@ -60,7 +60,7 @@ type Leg struct {
 	Sent, First     time.Time
 }
 
-// Took tells what a leg of a plan took.
+// Took reports what a leg of a plan took.
 func (t *Teacher) Took(q *Request, p *decide.Plan, l Leg) {
 	leg, w := cost.LocalLeg, &p.Asked.Local
 	switch {
@@ -110,8 +110,8 @@ func changeEvent(c cost.Change, leg cost.Leg, l *Leg) eventlog.Event {
 	return e
 }
 
-// Runs begins to tell of an answer of a model that has so many tokens now. With a
-// threshold that is not auto nobody hears of it.
+// Runs begins to report an answer of a model that has so many tokens now. With a
+// threshold that is not auto nothing is reported.
 func (t *Teacher) Runs(q *Request, auto bool, model string, tokens int, now time.Time) {
 	q.learner, q.running, q.began = nil, cost.Running{}, t.began
 	if auto {
@@ -120,14 +120,14 @@ func (t *Teacher) Runs(q *Request, auto bool, model string, tokens int, now time
 	q.Ran(tokens, now)
 }
 
-// Ran tells that the answer has so many tokens now.
+// Ran reports that the answer has so many tokens now.
 func (q *Request) Ran(tokens int, now time.Time) {
 	if q.learner != nil {
 		q.learner.Ran(&q.running, tokens, now.Sub(q.began))
 	}
 }
 
-// Ended tells that the answer has all its tokens, of which the first took so long.
+// Ended reports that the answer has all its tokens, of which the first took so long.
 func (q *Request) Ended(first time.Duration) {
 	if q.learner != nil {
 		q.learner.Ended(&q.running, first)

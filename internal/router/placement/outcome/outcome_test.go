@@ -13,7 +13,7 @@ import (
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
-// class is a teacher, and what it tells.
+// class is a teacher, and the events that it sends.
 type class struct {
 	*Teacher
 	at    time.Time
@@ -32,7 +32,7 @@ func newClass() *class {
 	return c
 }
 
-// remote tells of so many requests that were prefilled in a time for 1,000 tokens, and
+// remote reports so many requests that were prefilled in a time for 1,000 tokens, and
 // whose KV moved in 10 ms.
 func (c *class) remote(n int, prefill time.Duration) {
 	for i := range n {

@@ -91,7 +91,8 @@ func TestClaim(t *testing.T) {
 	}
 }
 
-// TestWaited: what a request waited adds up, and whoever did not wait is told nothing of.
+// TestWaited: what a request waited adds up, and of a request that did not wait nothing
+// is recorded.
 func TestWaited(t *testing.T) {
 	var d Question
 	if d.Waited(admission.Waited{}, "nothing") || d.Took.Why != "" {

@@ -129,9 +129,9 @@ func (d *Question) Resident(k *workers.Rank) int {
 // Ledger is for decide.Seen.
 func (d *Question) Ledger() *ledger.Ledger { return d.asker.from.Ledger }
 
-// Overlap is for decide.Seen: how many leading tokens of the prompt a rank is
-// known, or where its engine tells no events is guessed, to hold, and what its other
-// tiers hold behind them.
+// Overlap is for decide.Seen: how many leading tokens of the prompt a rank is known, or
+// where its engine publishes no events is predicted, to hold, and what its other tiers
+// hold behind them.
 func (d *Question) Overlap(w *workers.Worker, k *workers.Rank, beyond *decision.Tiers) int {
 	slot := kvindex.Rank(k.Slot)
 	if d.Chunked {

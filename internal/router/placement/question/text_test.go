@@ -45,7 +45,7 @@ func TestTextOfAQuestion(t *testing.T) {
 		t.Errorf("with an adapter: %x", got)
 	}
 	d.Release()
-	// Between two attempts a worker may tell that the model is an adapter.
+	// Between two attempts a worker may report that the model is an adapter.
 	if got := ask(""); !slices.Equal(got, want) {
 		t.Errorf("names %x, not %x", got, want)
 	}

@@ -40,8 +40,8 @@ func parse(t *testing.T, kind api.Kind, body string) *api.View {
 	return v
 }
 
-// TestSteer: the headers set path, workers and rank; what cannot be had is told with the
-// header's name.
+// TestSteer: the headers set path, workers and rank; what cannot be had is refused with
+// the header's name.
 func TestSteer(t *testing.T) {
 	fleet := served(t, 2).Snapshot()
 	for _, c := range []struct {

@@ -84,7 +84,7 @@ func (p Policy) row() *policy {
 	return &policies[0]
 }
 
-// Chose says in words why a rank was chosen; empty where its costs tell that.
+// Chose says in words why a rank was chosen; empty where its costs say that.
 func (p Policy) Chose() string { return p.row().chose }
 
 // CountsRequests reports whether costs count requests rather than blocks.

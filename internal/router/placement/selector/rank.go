@@ -211,7 +211,7 @@ func sample(in *Input, out *Ranking) {
 	out.Sampled = true
 }
 
-// load is the number of requests on a rank: what its engine told, or what this
+// load is the number of requests on a rank: what its engine reported, or what this
 // router sent there if that is more (the engine's figure is a scrape old, and
 // a burst within one scrape must not land on one rank).
 func load(c *decision.Candidate) int {

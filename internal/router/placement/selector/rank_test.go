@@ -134,7 +134,7 @@ func TestLeastLoaded(t *testing.T) {
 		{"20: a missing figure gives round robin", Input{Policy: LeastLoaded, Candidates: []decision.Candidate{loaded("b", 9, 9), {Rank: "a"}}, Turn: 1}, []string{"b", "a"}, RoundRobin, TieNone},
 		{"20: and only eligible ranks count", Input{Policy: LeastLoaded, Candidates: []decision.Candidate{loaded("b", 9, 9), loaded("c", 1, 1), {Rank: "a", KeptOut: "draining"}}}, []string{"c", "b"}, LeastLoaded, TieNone},
 		{"21: round robin ignores figures", Input{Policy: RoundRobin, Candidates: []decision.Candidate{loaded("a", 99, 9), loaded("b", 0, 0)}}, []string{"a", "b"}, RoundRobin, TieNone},
-		{"the router's own account counts what the engine has not told yet", Input{Policy: LeastLoaded, Candidates: []decision.Candidate{
+		{"the router's own account counts what the engine has not reported yet", Input{Policy: LeastLoaded, Candidates: []decision.Candidate{
 			{Rank: "a", HasLoad: true, ActiveRequests: 3}, {Rank: "b", HasLoad: true, Running: 2},
 		}}, []string{"b", "a"}, LeastLoaded, TieNone},
 		{"ties go by the router's own requests", Input{Policy: LeastLoaded, Candidates: []decision.Candidate{
@@ -406,8 +406,8 @@ func TestBusyThresholds(t *testing.T) {
 		{"prefill tokens", decision.Candidate{PrefillTokens: 5001}, ExcludedPrefillTokens, "5001"},
 		{"waiting", decision.Candidate{HasLoad: true, Waiting: 5}, ExcludedWaiting, "5 requests"},
 		{"kv usage", decision.Candidate{HasLoad: true, KVUsage: 0.91}, ExcludedKVUsage, "kv 91% > 90%"},
-		{"kv usage not told", decision.Candidate{HasLoad: true, KVUsage: math.NaN()}, "", ""},
-		{"load not told", decision.Candidate{Waiting: 50, KVUsage: 1}, "", ""},
+		{"kv usage not reported", decision.Candidate{HasLoad: true, KVUsage: math.NaN()}, "", ""},
+		{"load not reported", decision.Candidate{Waiting: 50, KVUsage: 1}, "", ""},
 		{"draining", decision.Candidate{KeptOut: "draining"}, ExcludedGiven, "draining"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

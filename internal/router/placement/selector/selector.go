@@ -88,7 +88,7 @@ type Busy struct {
 	PrefillTokens int `json:"prefill_tokens"`
 	// Waiting limits the requests that the engine says are waiting.
 	Waiting int `json:"waiting_requests"`
-	// KVUsage limits the used share of the KV cache as told by the engine.
+	// KVUsage limits the used share of the KV cache as the engine reports it.
 	KVUsage float64 `json:"kv_usage"`
 	// Requests limits the requests that the router has given to a rank that decodes
 	// and that are not done.
@@ -209,8 +209,8 @@ type Ranking struct {
 	// Margin is by how many blocks the runner-up costs more than the chosen rank;
 	// 0 without a runner-up.
 	Margin float64
-	// Tied is how many ranks shared the best cost; TieBreak is what told the
-	// chosen one from the runner-up among them.
+	// Tied is how many ranks shared the best cost; TieBreak is what put the chosen one
+	// before the runner-up.
 	Tied     int
 	TieBreak TieBreak
 	// Sampled says that the first rank was drawn by temperature and need not
