@@ -20,9 +20,9 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/dynctl/dynctl/internal/eventlog"
 	"github.com/dynctl/dynctl/internal/rig/certtest"
 	"github.com/dynctl/dynctl/internal/rig/python"
-	"github.com/dynctl/dynctl/internal/router/observe/eventlog"
 	"github.com/dynctl/dynctl/internal/wait"
 	"github.com/dynctl/dynctl/internal/workers"
 )

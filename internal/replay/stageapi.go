@@ -8,10 +8,10 @@ import (
 	"strings"
 	"time"
 
+	"github.com/dynctl/dynctl/internal/eventlog"
 	"github.com/dynctl/dynctl/internal/router/cache/kvindex"
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
 	"github.com/dynctl/dynctl/internal/router/observe/adminserver"
-	"github.com/dynctl/dynctl/internal/router/observe/eventlog"
 	"github.com/dynctl/dynctl/internal/router/observe/receipt"
 	"github.com/dynctl/dynctl/internal/router/observe/state"
 	"github.com/dynctl/dynctl/internal/router/observe/trace"

@@ -15,11 +15,11 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
-	"strings"
 	"time"
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/dynctl/dynctl/internal/eventlog"
 	"github.com/dynctl/dynctl/internal/router/cache/approx"
 	"github.com/dynctl/dynctl/internal/router/cache/follower"
 	"github.com/dynctl/dynctl/internal/router/cache/kvfeed"
@@ -29,7 +29,6 @@ import (
 	"github.com/dynctl/dynctl/internal/router/forward/upstream"
 	"github.com/dynctl/dynctl/internal/router/observe/account"
 	"github.com/dynctl/dynctl/internal/router/observe/console"
-	"github.com/dynctl/dynctl/internal/router/observe/eventlog"
 	"github.com/dynctl/dynctl/internal/router/observe/receipt"
 	"github.com/dynctl/dynctl/internal/router/observe/state"
 	"github.com/dynctl/dynctl/internal/router/observe/telemetry"
@@ -156,7 +155,7 @@ func New(ctx context.Context, o Options) (*Router, error) {
 		r.metrics.Event(e.Kind, string(e.Severity))
 		eventlog.Print(r.log, &e, time.Since(r.started) < introduction)
 	})
-	r.registry = workers.NewRegistry(r.workerEvent)
+	r.registry = workers.NewRegistry(r.event)
 	r.ledger = ledger.New()
 	r.receipts = receipt.NewRing(receipt.Options{Capacity: o.Config.Receipts})
 	r.gate = admission.New(admission.Limits{}) // prepare and follow set the limits
@@ -232,7 +231,7 @@ func New(ctx context.Context, o Options) (*Router, error) {
 		if r.kube, err = kube.New(r.registry, kube.Options{
 			Selector: k.Selector, Prefill: k.PrefillSelector, Decode: k.DecodeSelector, Pool: k.Pool, Discovery: k.Discovery, Namespaces: k.Namespaces, Kubeconfig: k.Kubeconfig,
 			Port: k.Port, Scheme: k.Scheme, Worker: k.Worker, RevisionLabel: k.RevisionLabel, UserAgent: "dynctl/" + o.Version,
-		}, r.workerEvent); err != nil {
+		}, r.event); err != nil {
 			return nil, err
 		}
 	}
@@ -262,7 +261,7 @@ func (r *Router) Run(ctx context.Context) error {
 	g.Go(func() error { return r.monitor.Run(ctx) })
 	g.Go(func() error { return r.outliers.Run(ctx) })
 	if cfg.WorkersFile != "" {
-		f := discovery.NewFile(r.registry, discovery.FileOptions{Path: cfg.WorkersFile, Source: workers.SourceFile}, r.workerEvent)
+		f := discovery.NewFile(r.registry, discovery.FileOptions{Path: cfg.WorkersFile, Source: workers.SourceFile}, r.event)
 		g.Go(func() error { return f.Run(ctx) })
 	}
 	g.Go(func() error { return r.secure.Run(ctx) })
@@ -320,11 +319,3 @@ func (r *Router) follow(now *effective.Settings) {
 
 // event adds to the event log.
 func (r *Router) event(e eventlog.Event) { r.events.Add(e) }
-
-// workerEvent takes what happens to the fleet.
-func (r *Router) workerEvent(e workers.Event) {
-	r.events.Add(eventlog.Event{
-		At: e.At, Kind: strings.ReplaceAll(e.Kind, ".", "_"), Severity: eventlog.Severity(e.Severity),
-		Worker: e.Worker, Rank: e.Rank, Text: e.Text, Fields: e.Fields,
-	})
-}

@@ -24,11 +24,11 @@ import (
 func (r *Router) buildClients(c *settings.Config) error {
 	r.requests, r.cancelRequests = context.WithCancel(context.Background())
 	r.client = upstream.New(upstream.Options{DialTimeout: c.Timeouts.Dial, TLS: r.secure.EngineTLS()})
-	r.monitor = health.NewMonitor(r.registry, health.Options{Interval: c.Health.Interval, Timeout: c.Health.Timeout, Scrape: c.Health.Scrape, TLS: r.secure.EngineTLS()}, r.workerEvent)
-	r.outliers = health.NewOutliers(r.registry, health.OutlierOptions{}, r.workerEvent)
+	r.monitor = health.NewMonitor(r.registry, health.Options{Interval: c.Health.Interval, Timeout: c.Health.Timeout, Scrape: c.Health.Scrape, TLS: r.secure.EngineTLS()}, r.event)
+	r.outliers = health.NewOutliers(r.registry, health.OutlierOptions{}, r.event)
 	feeds := kvfeed.Options{
 		BlockSize: cmp.Or(c.Tokens.BlockSize, effective.DefaultBlock), StaleAfter: c.Index.StaleAfter,
-		Events: r.workerEvent, Logger: r.log, Observer: r.opts.Observer.Batch,
+		Events: r.event, Logger: r.log, Observer: r.opts.Observer.Batch,
 	}
 	var err error
 	r.fleet, err = follower.New(follower.Options{

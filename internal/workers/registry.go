@@ -10,6 +10,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/dynctl/dynctl/internal/eventlog"
 )
 
 // ErrGone says that a worker left the fleet, or became another process.
@@ -22,7 +24,7 @@ var ErrGone = errors.New("worker is no longer in the fleet")
 // slots of its ranks stay reserved until ReleaseSlots, so that no index or
 // ledger keyed by slot takes a new rank for the old one.
 type Registry struct {
-	sink Sink
+	sink eventlog.Sink
 	snap atomic.Pointer[Snapshot]
 
 	mu      sync.Mutex
@@ -43,7 +45,7 @@ type entry struct {
 }
 
 // NewRegistry makes an empty registry that reports every change to sink.
-func NewRegistry(sink Sink) *Registry {
+func NewRegistry(sink eventlog.Sink) *Registry {
 	r := &Registry{
 		sink:    sink,
 		entries: map[string]*entry{},

@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
+	"github.com/dynctl/dynctl/internal/eventlog"
 	"github.com/dynctl/dynctl/internal/rig/property"
 )
 
@@ -52,8 +53,8 @@ func kinds(changes []Change) []string {
 }
 
 func TestApplyKeepsStateAndRanks(t *testing.T) {
-	var events []Event
-	r := NewRegistry(func(e Event) { events = append(events, e) })
+	var events []eventlog.Event
+	r := NewRegistry(func(e eventlog.Event) { events = append(events, e) })
 	if s := r.Snapshot(); s.MaxSlot != -1 || s.Revision != 0 {
 		t.Fatalf("empty snapshot: %+v", s)
 	}
@@ -91,9 +92,9 @@ func TestApplyKeepsStateAndRanks(t *testing.T) {
 		texts = append(texts, e.Kind+": "+e.Text)
 	}
 	want := []string{
-		"worker.added: worker d0 added: decode vllm at http://b:1 (flag)",
-		"worker.added: worker p0 added: prefill vllm at http://a:1 (flag)",
-		"worker.changed: worker p0 changed: labels",
+		"worker_added: worker d0 added: decode vllm at http://b:1 (flag)",
+		"worker_added: worker p0 added: prefill vllm at http://a:1 (flag)",
+		"worker_changed: worker p0 changed: labels",
 	}
 	if diff := cmp.Diff(want, texts); diff != "" {
 		t.Error(diff)
@@ -259,8 +260,8 @@ func TestContradictionNamesBothSides(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			var events []Event
-			r := NewRegistry(func(e Event) { events = append(events, e) })
+			var events []eventlog.Event
+			r := NewRegistry(func(e eventlog.Event) { events = append(events, e) })
 			s := spec(t, "", tt.spec)
 			if tt.source == "file" {
 				s.Origin = "x.yaml:7"
@@ -284,7 +285,7 @@ func TestContradictionNamesBothSides(t *testing.T) {
 				t.Error("a worker in conflict is usable")
 			}
 			last := events[len(events)-1]
-			if last.Kind != "worker.conflict" || last.Severity != Error || last.Text != tt.want {
+			if last.Kind != "worker_conflict" || last.Severity != eventlog.Error || last.Text != tt.want {
 				t.Errorf("event %+v", last)
 			}
 			// The operator corrects the statement.
@@ -344,7 +345,7 @@ func TestSubscribeCoalesces(t *testing.T) {
 // the workers are refused, the labels stay, too.
 func TestRolesComeWithTheWorkers(t *testing.T) {
 	var roles []string
-	r := NewRegistry(func(e Event) { roles = append(roles, e.Worker+" "+e.Kind+" "+e.Fields["role"].(string)) })
+	r := NewRegistry(func(e eventlog.Event) { roles = append(roles, e.Worker+" "+e.Kind+" "+e.Fields["role"].(string)) })
 	first := RoleLabels{Prefill: []string{"first"}}
 	a, b := spec(t, "", "http://a:1,name=a,labels=model:first"), spec(t, "", "http://b:1,name=b,labels=model:second")
 	if _, err := r.ApplyWithRoles("flag", []Spec{a}, first); err != nil {
@@ -358,7 +359,7 @@ func TestRolesComeWithTheWorkers(t *testing.T) {
 		t.Errorf("%d fleets were published, want 1", n)
 	}
 	slices.Sort(roles)
-	if d := cmp.Diff([]string{"a worker.added prefill", "a worker.changed decode", "b worker.added prefill"}, roles); d != "" {
+	if d := cmp.Diff([]string{"a worker_added prefill", "a worker_changed decode", "b worker_added prefill"}, roles); d != "" {
 		t.Error(d)
 	}
 	now := r.Snapshot()

@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/dynctl/dynctl/internal/eventlog"
 )
 
 // Snapshot is the fleet at one moment. It never changes; what its workers'
@@ -268,9 +270,9 @@ func sameFact(a, b any) bool {
 }
 
 // Event puts the change into words.
-func (c Change) Event(at time.Time) Event {
+func (c Change) Event(at time.Time) eventlog.Event {
 	w := c.Worker()
-	e := Event{At: at, Severity: Info, Kind: "worker." + string(c.Kind), Worker: w.Name, Fields: map[string]any{
+	e := eventlog.Event{At: at, Severity: eventlog.Info, Kind: "worker_" + string(c.Kind), Worker: w.Name, Fields: map[string]any{
 		"url": w.URL.String(), "role": string(w.Role), "engine": string(w.Engine), "source": w.Source, "ranks": len(w.Ranks),
 	}}
 	switch c.Kind {
@@ -291,9 +293,9 @@ func (c Change) Event(at time.Time) Event {
 		e.Text = fmt.Sprintf("worker %s changed: %s", w.Name, strings.Join(words, ", "))
 		if slices.Contains(names, "conflict") {
 			if w.Conflict != "" {
-				e.Severity, e.Kind, e.Text = Error, "worker.conflict", w.Conflict
+				e.Severity, e.Kind, e.Text = eventlog.Error, "worker_conflict", w.Conflict
 			} else {
-				e.Kind, e.Text = "worker.conflict.solved", fmt.Sprintf("worker %s agrees with what was stated again", w.Name)
+				e.Kind, e.Text = "worker_conflict_solved", fmt.Sprintf("worker %s agrees with what was stated again", w.Name)
 			}
 		}
 	}

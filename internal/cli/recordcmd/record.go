@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/dynctl/dynctl/internal/cli"
+	"github.com/dynctl/dynctl/internal/eventlog"
 	"github.com/dynctl/dynctl/internal/router/cache/kvfeed"
 	"github.com/dynctl/dynctl/internal/router/cache/kvindex"
 	"github.com/dynctl/dynctl/internal/router/observe/trace"
@@ -79,7 +80,7 @@ func recordEvents(ctx context.Context, flags *Flags, sources []string, blockSize
 	m, err := kvfeed.New(kvfeed.Options{
 		Index: index, BlockSize: blockSize, Logger: log,
 		Observer: func(o kvfeed.Observation) { observeBatch(tap, o) },
-		Events: func(e workers.Event) {
+		Events: func(e eventlog.Event) {
 			log.Info(e.Text, "kind", e.Kind, "rank", e.Rank)
 		},
 	})

@@ -18,10 +18,10 @@ import (
 
 	"github.com/dynctl/dynctl/internal/cli"
 	"github.com/dynctl/dynctl/internal/cli/replaycmd"
+	"github.com/dynctl/dynctl/internal/eventlog"
 	"github.com/dynctl/dynctl/internal/loopback"
 	"github.com/dynctl/dynctl/internal/replay"
 	"github.com/dynctl/dynctl/internal/rig/clitest"
-	"github.com/dynctl/dynctl/internal/router/observe/eventlog"
 	"github.com/dynctl/dynctl/internal/router/observe/trace"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
 	"github.com/dynctl/dynctl/internal/settings"

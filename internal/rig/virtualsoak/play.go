@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/dynctl/dynctl/internal/eventlog"
 	"github.com/dynctl/dynctl/internal/rig/virtualsoak/reference"
 	"github.com/dynctl/dynctl/internal/router/cache/approx"
 	"github.com/dynctl/dynctl/internal/router/cache/kvindex"
@@ -483,9 +484,9 @@ func (s *stage) step() {
 
 // healthEvent is what the outliers tell. Nobody may be ejected who alone can do its
 // work.
-func (s *stage) healthEvent(e workers.Event) {
+func (s *stage) healthEvent(e eventlog.Event) {
 	s.note("%s", e.Text)
-	if e.Kind != "outlier.ejected" {
+	if e.Kind != "outlier_ejected" {
 		return
 	}
 	s.out.Ejections++

@@ -8,7 +8,7 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/dynctl/dynctl/internal/router/observe/eventlog"
+	"github.com/dynctl/dynctl/internal/eventlog"
 	"github.com/dynctl/dynctl/internal/settings"
 	"github.com/dynctl/dynctl/internal/workers"
 )

@@ -16,8 +16,8 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/dynctl/dynctl/internal/certs"
+	"github.com/dynctl/dynctl/internal/eventlog"
 	"github.com/dynctl/dynctl/internal/router/forward/quicksock"
-	"github.com/dynctl/dynctl/internal/router/observe/eventlog"
 	"github.com/dynctl/dynctl/internal/router/observe/state"
 	"github.com/dynctl/dynctl/internal/router/observe/telemetry"
 	"github.com/dynctl/dynctl/internal/router/request/access"

@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"go.uber.org/goleak"
 
+	"github.com/dynctl/dynctl/internal/eventlog"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
@@ -221,10 +222,10 @@ func list(workers ...string) string {
 }
 
 // watch runs a File until the test ends. next waits for its next event of a kind.
-func watch(t *testing.T, opts FileOptions) (reg *workers.Registry, next func(kind string) workers.Event) {
+func watch(t *testing.T, opts FileOptions) (reg *workers.Registry, next func(kind string) eventlog.Event) {
 	t.Helper()
-	events := make(chan workers.Event, 1000)
-	sink := func(e workers.Event) { events <- e }
+	events := make(chan eventlog.Event, 1000)
+	sink := func(e eventlog.Event) { events <- e }
 	reg = workers.NewRegistry(nil)
 	f := NewFile(reg, opts, sink)
 	if err := f.load(true); err != nil {
@@ -239,7 +240,7 @@ func watch(t *testing.T, opts FileOptions) (reg *workers.Registry, next func(kin
 			t.Errorf("Run: %v", err)
 		}
 	})
-	return reg, func(kind string) workers.Event {
+	return reg, func(kind string) eventlog.Event {
 		t.Helper()
 		deadline := time.After(20 * time.Second)
 		for {
@@ -260,40 +261,40 @@ func TestFileIsWatched(t *testing.T) {
 	write(t, path, list("a", "b"))
 	// Polling is too slow to help: what comes, comes from the system.
 	reg, next := watch(t, FileOptions{Path: path, Poll: time.Hour, Settle: 10 * time.Millisecond})
-	next("discovery.file.loaded")
+	next("discovery_file_loaded")
 	if got := names(reg); got != "a b" {
 		t.Fatalf("workers %s", got)
 	}
 	replace(t, path, list("b", "c"))
-	next("discovery.file.loaded")
+	next("discovery_file_loaded")
 	if got := names(reg); got != "b c" {
 		t.Fatalf("after a rename: %s", got)
 	}
 	write(t, path, list("c", "d", "e"))
-	next("discovery.file.loaded")
+	next("discovery_file_loaded")
 	if got := names(reg); got != "c d e" {
 		t.Fatalf("after a write in place: %s", got)
 	}
 
 	before := reg.Snapshot()
 	replace(t, path, "workers:\n- url: http://x:1\n  roel: decode\n- url: y\n")
-	bad := next("discovery.file.bad")
+	bad := next("discovery_file_bad")
 	want := []string{path + `:3: unknown key "roel" (did you mean "role"?)`, path + `:4: URL "y" has no scheme (did you mean http://y?)`}
 	if diff := cmp.Diff(want, bad.Fields["problems"]); diff != "" {
 		t.Errorf("problems (-want +got):\n%s", diff)
 	}
-	if bad.Severity != workers.Error || reg.Snapshot() != before {
+	if bad.Severity != eventlog.Error || reg.Snapshot() != before {
 		t.Error("a bad file changed the fleet or is no error")
 	}
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
 	}
-	next("discovery.file.bad")
+	next("discovery_file_bad")
 	if reg.Snapshot() != before {
 		t.Error("a missing file changed the fleet")
 	}
 	replace(t, path, list("c", "d", "e"))
-	next("discovery.file.fixed")
+	next("discovery_file_fixed")
 	if reg.Snapshot() != before {
 		t.Error("the same workers made a new fleet")
 	}
@@ -322,9 +323,9 @@ func TestConfigMapSwap(t *testing.T) {
 		t.Fatal(err)
 	}
 	reg, next := watch(t, FileOptions{Path: path, Poll: time.Hour, Settle: 10 * time.Millisecond})
-	next("discovery.file.loaded")
+	next("discovery_file_loaded")
 	version("..2026_2", list("a", "b"))
-	next("discovery.file.loaded")
+	next("discovery_file_loaded")
 	if got := names(reg); got != "a b" {
 		t.Fatalf("workers %s", got)
 	}
@@ -340,9 +341,9 @@ func TestPollingSeesWhatTheSystemDoesNotReport(t *testing.T) {
 		t.Fatal(err)
 	}
 	reg, next := watch(t, FileOptions{Path: path, Poll: 10 * time.Millisecond, Settle: time.Millisecond})
-	next("discovery.file.loaded")
+	next("discovery_file_loaded")
 	replace(t, real, list("a", "b"))
-	next("discovery.file.loaded")
+	next("discovery_file_loaded")
 	if got := names(reg); got != "a b" {
 		t.Fatalf("workers %s", got)
 	}

@@ -26,6 +26,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/dynctl/dynctl/internal/eventlog"
 	"github.com/dynctl/dynctl/internal/positive"
 	"github.com/dynctl/dynctl/internal/watchfile"
 	"github.com/dynctl/dynctl/internal/workers"
@@ -49,7 +50,7 @@ type FileOptions struct {
 type File struct {
 	reg  *workers.Registry
 	opts FileOptions
-	sink workers.Sink
+	sink eventlog.Sink
 
 	mu   sync.Mutex // one load at a time; guards what follows
 	last [sha256.Size]byte
@@ -58,7 +59,7 @@ type File struct {
 }
 
 // NewFile prepares a watched file. Nothing is read before Load or Run.
-func NewFile(reg *workers.Registry, opts FileOptions, sink workers.Sink) *File {
+func NewFile(reg *workers.Registry, opts FileOptions, sink eventlog.Sink) *File {
 	opts.Source = cmp.Or(opts.Source, "file")
 	opts.Poll = positive.Or(opts.Poll, watchfile.DefaultPoll)
 	opts.Path = filepath.Clean(opts.Path)
@@ -99,20 +100,20 @@ func (f *File) report(err error, count, changes int) {
 	case err != nil && err.Error() != f.bad:
 		f.bad = err.Error()
 		lines := strings.Split(f.bad, "\n")
-		f.sink.Emit(workers.Event{
-			Severity: workers.Error, Kind: "discovery.file.bad",
+		f.sink.Emit(eventlog.Event{
+			Severity: eventlog.Error, Kind: "discovery_file_bad",
 			Text:   fmt.Sprintf("%s is not taken over, the workers stay as they are: %s", f.opts.Path, strings.Join(lines, "; ")),
 			Fields: map[string]any{"path": f.opts.Path, "problems": lines},
 		})
 	case err == nil && f.bad != "":
 		f.bad = ""
-		f.sink.Emit(workers.Event{
-			Kind: "discovery.file.fixed", Text: fmt.Sprintf("%s is in order again: %d workers, %d changes", f.opts.Path, count, changes),
+		f.sink.Emit(eventlog.Event{
+			Kind: "discovery_file_fixed", Text: fmt.Sprintf("%s is in order again: %d workers, %d changes", f.opts.Path, count, changes),
 			Fields: map[string]any{"path": f.opts.Path, "workers": count, "changes": changes},
 		})
 	case err == nil && changes > 0:
-		f.sink.Emit(workers.Event{
-			Kind: "discovery.file.loaded", Text: fmt.Sprintf("%s is taken over: %d workers, %d changes", f.opts.Path, count, changes),
+		f.sink.Emit(eventlog.Event{
+			Kind: "discovery_file_loaded", Text: fmt.Sprintf("%s is taken over: %d workers, %d changes", f.opts.Path, count, changes),
 			Fields: map[string]any{"path": f.opts.Path, "workers": count, "changes": changes},
 		})
 	}
@@ -142,8 +143,8 @@ func (f *File) Run(ctx context.Context) error {
 	o := watchfile.Options{Paths: []string{f.opts.Path}, Poll: f.opts.Poll, Settle: f.opts.Settle}
 	// The error of load has become an event there.
 	watchfile.Run(ctx, o, func() { _ = f.load(false) }, func(err error) {
-		f.sink.Emit(workers.Event{
-			Severity: workers.Warn, Kind: "discovery.file.unwatched",
+		f.sink.Emit(eventlog.Event{
+			Severity: eventlog.Warn, Kind: "discovery_file_unwatched",
 			Text:   fmt.Sprintf("%s cannot be watched and is read every %s instead: %v", f.opts.Path, f.opts.Poll, err),
 			Fields: map[string]any{"path": f.opts.Path},
 		})

@@ -20,6 +20,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/dynctl/dynctl/internal/eventlog"
 	"github.com/dynctl/dynctl/internal/positive"
 	"github.com/dynctl/dynctl/internal/wait"
 	"github.com/dynctl/dynctl/internal/workers"
@@ -56,14 +57,14 @@ func (o *Options) defaults() {
 type Monitor struct {
 	reg     *workers.Registry
 	opts    Options
-	sink    workers.Sink
+	sink    eventlog.Sink
 	ask     *asker
 	probes  chan struct{} // semaphores
 	scrapes chan struct{}
 }
 
 // NewMonitor makes a monitor; it does nothing before Run.
-func NewMonitor(reg *workers.Registry, opts Options, sink workers.Sink) *Monitor {
+func NewMonitor(reg *workers.Registry, opts Options, sink eventlog.Sink) *Monitor {
 	opts.defaults()
 	return &Monitor{
 		reg: reg, opts: opts, sink: sink,
@@ -257,8 +258,8 @@ func (h *watch) fold(w *workers.Worker, failure string, ifUp bool) {
 		return
 	}
 	w.State.SetCondition(c)
-	e := workers.Event{
-		At: c.Since, Severity: workers.Info, Kind: "health.changed", Worker: w.Name,
+	e := eventlog.Event{
+		At: c.Since, Severity: eventlog.Info, Kind: "health_changed", Worker: w.Name,
 		Text:   fmt.Sprintf("worker %s is %s", w.Name, c.Health),
 		Fields: map[string]any{"from": old.Health.String(), "to": c.Health.String(), "reason": c.Reason},
 	}
@@ -266,7 +267,7 @@ func (h *watch) fold(w *workers.Worker, failure string, ifUp bool) {
 		e.Text += ": " + c.Reason
 	}
 	if c.Health == workers.Unhealthy {
-		e.Severity = workers.Error
+		e.Severity = eventlog.Error
 	} else if old.Health == workers.Unhealthy && !old.Since.IsZero() {
 		e.Text += fmt.Sprintf(" after %s", c.Since.Sub(old.Since).Round(time.Millisecond))
 	}
@@ -310,8 +311,8 @@ func (h *watch) learn(ctx context.Context, w *workers.Worker, fresh bool) {
 	h.notes = notes
 	h.mu.Unlock()
 	if news && notes != "" {
-		h.m.sink.Emit(workers.Event{
-			Severity: workers.Warn, Kind: "worker.odd", Worker: w.Name,
+		h.m.sink.Emit(eventlog.Event{
+			Severity: eventlog.Warn, Kind: "worker_odd", Worker: w.Name,
 			Text: fmt.Sprintf("worker %s: %s", w.Name, notes), Fields: map[string]any{"notes": ans.notes},
 		})
 	}
@@ -386,7 +387,7 @@ func (h *watch) scrape(ctx context.Context, w *workers.Worker) {
 		h.misses = 0
 		if h.silent {
 			h.silent = false
-			h.m.sink.Emit(workers.Event{Kind: "load.told", Worker: w.Name, Text: fmt.Sprintf("worker %s tells its load again", w.Name)})
+			h.m.sink.Emit(eventlog.Event{Kind: "load_told", Worker: w.Name, Text: fmt.Sprintf("worker %s tells its load again", w.Name)})
 		}
 		return
 	}
@@ -403,8 +404,8 @@ func (h *watch) scrape(ctx context.Context, w *workers.Worker) {
 		if err != nil {
 			why = err.Error()
 		}
-		h.m.sink.Emit(workers.Event{
-			Severity: workers.Warn, Kind: "load.unknown", Worker: w.Name,
+		h.m.sink.Emit(eventlog.Event{
+			Severity: eventlog.Warn, Kind: "load_unknown", Worker: w.Name,
 			Text: fmt.Sprintf("worker %s tells no load: %s", w.Name, why), Fields: map[string]any{"reason": why},
 		})
 	}
@@ -438,8 +439,8 @@ func (h *watch) observe(w *workers.Worker, p *page, loads []*workers.Load) {
 	}
 	if restarted {
 		wait.Poke(h.relearn) // asked what it is at the next probe
-		h.m.sink.Emit(workers.Event{
-			Severity: workers.Warn, Kind: "worker.restarted", Worker: w.Name,
+		h.m.sink.Emit(eventlog.Event{
+			Severity: eventlog.Warn, Kind: "worker_restarted", Worker: w.Name,
 			Text: fmt.Sprintf("worker %s has restarted unnoticed by the probes: its counters began anew", w.Name),
 		})
 	}

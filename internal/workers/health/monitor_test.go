@@ -16,6 +16,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/dynctl/dynctl/internal/eventlog"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
@@ -99,7 +100,7 @@ type log struct {
 	lines []string
 }
 
-func (l *log) sink(e workers.Event) {
+func (l *log) sink(e eventlog.Event) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.lines = append(l.lines, e.Kind+": "+e.Text)
@@ -126,7 +127,7 @@ func specs(t testing.TB, texts ...string) []workers.Spec {
 	return out
 }
 
-func registry(t testing.TB, sink workers.Sink, texts ...string) *workers.Registry {
+func registry(t testing.TB, sink eventlog.Sink, texts ...string) *workers.Registry {
 	t.Helper()
 	reg := workers.NewRegistry(sink)
 	if _, err := reg.Apply("flag", specs(t, texts...)); err != nil {
@@ -153,7 +154,7 @@ func elapse(d time.Duration) {
 
 // start runs a monitor inside a synctest bubble until the returned function is
 // called.
-func start(t *testing.T, reg *workers.Registry, opts Options, sink workers.Sink) (stop func()) {
+func start(t *testing.T, reg *workers.Registry, opts Options, sink eventlog.Sink) (stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
@@ -215,9 +216,9 @@ func TestMonitorLife(t *testing.T) {
 			t.Errorf("event endpoint %s after the restart", got)
 		}
 		lines := events.take()
-		if len(lines) != 3 || lines[0] != "health.changed: worker a is healthy" ||
-			lines[1] != "health.changed: worker a is unhealthy: GET /health answers 503" ||
-			!strings.HasPrefix(lines[2], "health.changed: worker a is healthy after ") {
+		if len(lines) != 3 || lines[0] != "health_changed: worker a is healthy" ||
+			lines[1] != "health_changed: worker a is unhealthy: GET /health answers 503" ||
+			!strings.HasPrefix(lines[2], "health_changed: worker a is healthy after ") {
 			t.Errorf("events %q", lines)
 		}
 
@@ -273,7 +274,7 @@ func TestMonitorContradiction(t *testing.T) {
 		}
 		n := 0
 		for _, line := range events.take() {
-			if line == "worker.conflict: worker decode-0: "+want {
+			if line == "worker_conflict: worker decode-0: "+want {
 				n++
 			}
 		}
@@ -335,7 +336,7 @@ func TestMonitorUnknownLoad(t *testing.T) {
 		}
 		var unknown []string
 		for _, line := range events.take() {
-			if strings.HasPrefix(line, "load.unknown") {
+			if strings.HasPrefix(line, "load_unknown") {
 				unknown = append(unknown, line)
 			}
 		}
@@ -364,7 +365,7 @@ func TestMonitorSeesAFastRestart(t *testing.T) {
 		if got := get(t, reg, "a").Events[0].Endpoint; got != "tcp://a:7000" {
 			t.Errorf("event endpoint %s", got)
 		}
-		if lines := strings.Join(events.take(), "\n"); strings.Count(lines, "worker.restarted") != 1 {
+		if lines := strings.Join(events.take(), "\n"); strings.Count(lines, "worker_restarted") != 1 {
 			t.Errorf("events %s", lines)
 		}
 		f.set("a:1", vllmPages(7000, "process_start_time_seconds 200\nvllm:prefix_cache_queries_total{engine=\"0\"} 50\n"))
@@ -494,7 +495,7 @@ func TestMonitorOverHTTP(t *testing.T) {
 		fmt.Fprint(w, body)
 	}))
 	defer srv.Close()
-	events := make(chan workers.Event, 100)
+	events := make(chan eventlog.Event, 100)
 	s := specs(t, srv.URL+",name=a", "http://127.0.0.1:1,name=closed")
 	s[0].APIKey = "key"
 	reg := workers.NewRegistry(nil)
@@ -504,7 +505,7 @@ func TestMonitorOverHTTP(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
 	go func() {
-		done <- NewMonitor(reg, Options{Interval: 5 * time.Millisecond, Scrape: 5 * time.Millisecond, Timeout: time.Minute}, func(e workers.Event) {
+		done <- NewMonitor(reg, Options{Interval: 5 * time.Millisecond, Scrape: 5 * time.Millisecond, Timeout: time.Minute}, func(e eventlog.Event) {
 			select {
 			case events <- e:
 			default:
@@ -516,7 +517,7 @@ func TestMonitorOverHTTP(t *testing.T) {
 	for len(got) < 2 {
 		select {
 		case e := <-events:
-			if e.Kind == "health.changed" {
+			if e.Kind == "health_changed" {
 				got[e.Worker] = fmt.Sprint(e.Fields["to"])
 			}
 		case <-time.After(20 * time.Second):

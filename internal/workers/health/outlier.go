@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/dynctl/dynctl/internal/eventlog"
 	"github.com/dynctl/dynctl/internal/positive"
 	"github.com/dynctl/dynctl/internal/wait"
 	"github.com/dynctl/dynctl/internal/workers"
@@ -77,7 +78,7 @@ func (o *OutlierOptions) defaults() {
 type Outliers struct {
 	reg  *workers.Registry
 	opts OutlierOptions
-	sink workers.Sink
+	sink eventlog.Sink
 	wake chan struct{}
 
 	mu      sync.Mutex
@@ -112,7 +113,7 @@ type window struct{ total, failed int }
 
 // NewOutliers makes a detector for the workers of a registry. Run must run for
 // penalties to end.
-func NewOutliers(reg *workers.Registry, opts OutlierOptions, sink workers.Sink) *Outliers {
+func NewOutliers(reg *workers.Registry, opts OutlierOptions, sink eventlog.Sink) *Outliers {
 	opts.defaults()
 	return &Outliers{reg: reg, opts: opts, sink: sink, wake: make(chan struct{}, 1), records: map[*workers.State]*record{}}
 }
@@ -326,8 +327,8 @@ func (o *Outliers) eject(r *record, of uint64, reason string, now time.Time) {
 	if !o.replaceable(w) {
 		if !r.spared {
 			r.spared = true
-			o.sink.Emit(workers.Event{
-				At: now, Severity: workers.Warn, Kind: "outlier.spared", Worker: w.Name,
+			o.sink.Emit(eventlog.Event{
+				At: now, Severity: eventlog.Warn, Kind: "outlier_spared", Worker: w.Name,
 				Text:   fmt.Sprintf("worker %s is not ejected although it had %s: it is the last usable one for its role and models", w.Name, reason),
 				Fields: map[string]any{"reason": reason, "role": string(w.Role)},
 			})
@@ -342,8 +343,8 @@ func (o *Outliers) eject(r *record, of uint64, reason string, now time.Time) {
 	w.State.SetEjection(&workers.Ejection{Since: now, Until: now.Add(penalty), Reason: reason})
 	r.cause, r.causeOf, r.counts, r.trialSince = r.counts, of, counts{}, time.Time{}
 	r.ejected = o.number()
-	o.sink.Emit(workers.Event{
-		At: now, Severity: workers.Error, Kind: "outlier.ejected", Worker: w.Name,
+	o.sink.Emit(eventlog.Event{
+		At: now, Severity: eventlog.Error, Kind: "outlier_ejected", Worker: w.Name,
 		Text:   fmt.Sprintf("worker %s is ejected for %s: %s", w.Name, penalty, reason),
 		Fields: map[string]any{"reason": reason, "penalty_ms": penalty.Milliseconds(), "ejections": r.ejections},
 	})
@@ -384,8 +385,8 @@ func (o *Outliers) reinstate(r *record, e *workers.Ejection, generation uint64, 
 	r.worker.State.SetGeneration(generation) // before anybody is admitted to it
 	r.worker.State.SetEjection(nil)
 	r.returned, r.trialSince, r.failures, r.connects, r.spared = now, time.Time{}, 0, 0, false
-	o.sink.Emit(workers.Event{
-		At: now, Kind: "outlier.reinstated", Worker: r.worker.Name,
+	o.sink.Emit(eventlog.Event{
+		At: now, Kind: "outlier_reinstated", Worker: r.worker.Name,
 		Text:   fmt.Sprintf("worker %s is back after %s: %s", r.worker.Name, now.Sub(e.Since).Round(time.Millisecond), why),
 		Fields: map[string]any{"ejected_ms": now.Sub(e.Since).Milliseconds()},
 	})
@@ -460,8 +461,8 @@ func (o *Outliers) Step() (next time.Time, ok bool) {
 		switch {
 		case !e.OnTrial() && !now.Before(e.Until):
 			e.OfferTrial()
-			o.sink.Emit(workers.Event{
-				At: now, Kind: "outlier.trial", Worker: r.worker.Name,
+			o.sink.Emit(eventlog.Event{
+				At: now, Kind: "outlier_trial", Worker: r.worker.Name,
 				Text: fmt.Sprintf("worker %s gets one trial request", r.worker.Name),
 			})
 			continue

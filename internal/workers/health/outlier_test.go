@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/dynctl/dynctl/internal/eventlog"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
@@ -181,8 +182,8 @@ func TestExcusedGenerationIsTheOldOne(t *testing.T) {
 		w.State.SetCondition(workers.Condition{Health: workers.Healthy})
 	}
 	a := get(t, reg, "a")
-	o = NewOutliers(reg, OutlierOptions{}, func(e workers.Event) {
-		if e.Kind == "outlier.reinstated" {
+	o = NewOutliers(reg, OutlierOptions{}, func(e eventlog.Event) {
+		if e.Kind == "outlier_reinstated" {
 			during = append(during, admit(t, o, a).number)
 		}
 	})
@@ -300,12 +301,12 @@ func TestPenaltyAndTrial(t *testing.T) {
 		}
 		synctest.Wait()
 		want := []string{
-			"outlier.ejected: worker a is ejected for 5s: 2 connect errors in a row",
-			"outlier.trial: worker a gets one trial request",
-			"outlier.ejected: worker a is ejected for 10s: the trial request ended with a timeout",
-			"outlier.trial: worker a gets one trial request",
-			"outlier.reinstated: worker a is back after 41.1s: its trial request succeeded",
-			"outlier.ejected: worker a is ejected for 5s: 2 connect errors in a row",
+			"outlier_ejected: worker a is ejected for 5s: 2 connect errors in a row",
+			"outlier_trial: worker a gets one trial request",
+			"outlier_ejected: worker a is ejected for 10s: the trial request ended with a timeout",
+			"outlier_trial: worker a gets one trial request",
+			"outlier_reinstated: worker a is back after 41.1s: its trial request succeeded",
+			"outlier_ejected: worker a is ejected for 5s: 2 connect errors in a row",
 		}
 		if diff := cmp.Diff(want, events.take()); diff != "" {
 			t.Errorf("events (-want +got):\n%s", diff)
@@ -467,7 +468,7 @@ func TestTheLastUsableWorkerStays(t *testing.T) {
 					t.Fatalf("stays: %v", got)
 				}
 				lines := events.take()
-				if tt.stays && (len(lines) != 1 || !strings.HasPrefix(lines[0], "outlier.spared: worker a is not ejected although it had 5 failures in a row")) {
+				if tt.stays && (len(lines) != 1 || !strings.HasPrefix(lines[0], "outlier_spared: worker a is not ejected although it had 5 failures in a row")) {
 					t.Errorf("events %q", lines)
 				}
 			})

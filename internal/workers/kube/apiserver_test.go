@@ -19,6 +19,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/dynctl/dynctl/internal/eventlog"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
@@ -154,7 +155,7 @@ func (a *apiServer) kubeconfig() string {
 type stand struct {
 	*Source
 	reg    *workers.Registry
-	events chan workers.Event
+	events chan eventlog.Event
 }
 
 func start(t *testing.T, a *apiServer, o Options) *stand {
@@ -163,9 +164,9 @@ func start(t *testing.T, a *apiServer, o Options) *stand {
 	if o.Selector+o.Prefill+o.Decode+o.Pool == "" {
 		o.Selector = "app"
 	}
-	s := &stand{events: make(chan workers.Event, 1000), reg: workers.NewRegistry(nil)}
+	s := &stand{events: make(chan eventlog.Event, 1000), reg: workers.NewRegistry(nil)}
 	var err error
-	if s.Source, err = New(s.reg, o, func(e workers.Event) { s.events <- e }); err != nil {
+	if s.Source, err = New(s.reg, o, func(e eventlog.Event) { s.events <- e }); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
@@ -221,7 +222,7 @@ func (s *stand) leftOut(t *testing.T, names ...string) []LeftOut {
 	}
 }
 
-func (s *stand) event(t *testing.T, kind string) workers.Event {
+func (s *stand) event(t *testing.T, kind string) eventlog.Event {
 	t.Helper()
 	deadline := time.After(patience)
 	for {

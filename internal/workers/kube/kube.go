@@ -35,6 +35,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/klog/v2"
 
+	"github.com/dynctl/dynctl/internal/eventlog"
 	"github.com/dynctl/dynctl/internal/positive"
 	"github.com/dynctl/dynctl/internal/workers"
 )
@@ -82,7 +83,7 @@ type Source struct {
 	reg   *workers.Registry
 	opts  Options
 	rules rules
-	sink  workers.Sink
+	sink  eventlog.Sink
 	http  *http.Client
 	pools []*pool
 	wake  chan struct{} // holds a token when pods may have changed
@@ -134,7 +135,7 @@ var quiet = sync.OnceFunc(func() { klog.SetLogger(logr.Discard()) })
 
 // New prepares a Source. It reads the kubeconfig and checks what was set, and
 // opens no connection.
-func New(reg *workers.Registry, o Options, sink workers.Sink) (*Source, error) {
+func New(reg *workers.Registry, o Options, sink eventlog.Sink) (*Source, error) {
 	quiet()
 	o.Settle, o.Refresh = positive.Or(o.Settle, 10*time.Millisecond), positive.Or(o.Refresh, 30*time.Second)
 	template, err := template(o.Worker)
@@ -375,8 +376,8 @@ func (s *Source) readKey() bool {
 	now := s.status.KeyError
 	s.mu.Unlock()
 	if now != "" && now != failed {
-		s.sink.Emit(workers.Event{
-			Severity: workers.Error, Kind: "discovery.kubernetes.key_unread",
+		s.sink.Emit(eventlog.Event{
+			Severity: eventlog.Error, Kind: "discovery_kubernetes_key_unread",
 			Text: "the engines' key cannot be read again and the last one is used: " + now,
 		})
 	}
@@ -490,7 +491,7 @@ func (s *Source) takeOver() {
 		left[owners[i]] = why.Error()
 	}
 	if err != nil { // of no single one: none was taken
-		s.sink.Emit(workers.Event{Severity: workers.Error, Kind: "discovery.kubernetes.refused", Text: "the pods are not taken over, the workers stay as they are: " + err.Error()})
+		s.sink.Emit(eventlog.Event{Severity: eventlog.Error, Kind: "discovery_kubernetes_refused", Text: "the pods are not taken over, the workers stay as they are: " + err.Error()})
 	}
 	s.note(all, specs, refused, left, waiting)
 }
@@ -509,15 +510,15 @@ func (s *Source) note(all []found, specs []workers.Spec, refused map[int]error, 
 		case w.Leaving != "":
 			leaving[w.Name] = true
 			if !s.leaving[w.Name] {
-				s.sink.Emit(workers.Event{Kind: "worker.draining", Worker: w.Name, Text: fmt.Sprintf("worker %s drains: %s; it gets no new requests, running ones finish", w.Name, w.Leaving)})
+				s.sink.Emit(eventlog.Event{Kind: "worker_draining", Worker: w.Name, Text: fmt.Sprintf("worker %s drains: %s; it gets no new requests, running ones finish", w.Name, w.Leaving)})
 			}
 		case w.NotReady != "":
 			held[w.Name] = w.NotReady
 			if s.held[w.Name] == "" {
-				s.sink.Emit(workers.Event{Kind: "worker.held", Worker: w.Name, Text: fmt.Sprintf("worker %s gets no requests: %s", w.Name, w.NotReady)})
+				s.sink.Emit(eventlog.Event{Kind: "worker_held", Worker: w.Name, Text: fmt.Sprintf("worker %s gets no requests: %s", w.Name, w.NotReady)})
 			}
 		case s.held[w.Name] != "":
-			s.sink.Emit(workers.Event{Kind: "worker.released", Worker: w.Name, Text: fmt.Sprintf("worker %s may get requests: its pod is Ready", w.Name)})
+			s.sink.Emit(eventlog.Event{Kind: "worker_released", Worker: w.Name, Text: fmt.Sprintf("worker %s may get requests: its pod is Ready", w.Name)})
 		}
 	}
 	st := &s.status
@@ -530,7 +531,7 @@ func (s *Source) note(all []found, specs []workers.Spec, refused map[int]error, 
 		}
 		name := f.Namespace + "/" + f.Name
 		if s.told[f.UID] != why {
-			s.sink.Emit(workers.Event{Kind: "discovery.kubernetes.left_out", Text: fmt.Sprintf("%s %s is found by a selector, but no worker: %s", f.what(), name, why)})
+			s.sink.Emit(eventlog.Event{Kind: "discovery_kubernetes_left_out", Text: fmt.Sprintf("%s %s is found by a selector, but no worker: %s", f.what(), name, why)})
 		}
 		if len(st.LeftOut) < maxLeftOut {
 			st.LeftOut = append(st.LeftOut, LeftOut{name, why})

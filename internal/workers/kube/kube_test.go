@@ -58,7 +58,7 @@ func TestDialects(t *testing.T) {
 			s := start(t, a, Options{Worker: "events=tcp://*:5557"})
 			s.reg.SetRoleLabels(workers.RoleLabels{Prefill: []string{"sim-prefill"}, Decode: []string{"sim-decode"}})
 			s.wait(t, want...)
-			s.event(t, "discovery.kubernetes.left_out")
+			s.event(t, "discovery_kubernetes_left_out")
 			left := []LeftOut{
 				{"rec/big-0-1", "label leaderworkerset.sigs.k8s.io/worker-index=1 (LeaderWorkerSet) says that it is not the leader of its group, which answers for it"},
 				{"rec/dynamo-frontend-0", "label nvidia.com/dynamo-component-type=frontend (Dynamo) says that it is no worker"},
@@ -77,7 +77,7 @@ func TestTopics(t *testing.T) {
 	a := newAPIServer(t)
 	a.list = recorded(t, "dialects.json.gz")
 	s := start(t, a, Options{Worker: "events=bind:tcp://*:5557,topic=kv@{ip}:{port}@{namespace}/{name}"})
-	s.event(t, "discovery.kubernetes.left_out")
+	s.event(t, "discovery_kubernetes_left_out")
 	got := map[string]string{}
 	for _, w := range s.reg.Snapshot().Workers {
 		got[w.Name] = fmt.Sprintf("%v %s %s", w.Events[0].Bind, w.Events[0].Endpoint, w.Events[0].Topic)
@@ -117,14 +117,14 @@ func TestLifeOfAPod(t *testing.T) {
 	first := s.reg.Snapshot().Workers[0]
 	feed(1)
 	s.wait(t, "engine-0 decode vllm 127.0.2.1:8000")
-	s.event(t, "worker.released")
+	s.event(t, "worker_released")
 	feed(1) // all containers are ready, and a readiness gate is not
 	s.wait(t, `engine-0 decode vllm 127.0.2.1:8000: its pod is not Ready (ReadinessGatesNotReady: the status of pod readiness gate "example.com/gate" is not "True", but False)`)
 	feed(1)
 	s.wait(t, "engine-0 decode vllm 127.0.2.1:8000")
 	feed(2) // deleted with grace
 	s.wait(t, "engine-0 decode vllm 127.0.2.1:8000: draining")
-	if e := s.event(t, "worker.draining"); e.Worker != "engine-0" || !strings.Contains(e.Text, "its pod is being deleted") {
+	if e := s.event(t, "worker_draining"); e.Worker != "engine-0" || !strings.Contains(e.Text, "its pod is being deleted") {
 		t.Errorf("event %+v", e)
 	}
 	if w := s.reg.Snapshot().Workers[0]; w.State != first.State || !w.State.Leaving() {
@@ -248,7 +248,7 @@ func TestWatchRefused(t *testing.T) {
 	a := newAPIServer(t)
 	a.refuseWatch = []byte(strings.ReplaceAll(string(recorded(t, "forbidden.json")), "list", "watch"))
 	s := start(t, a, Options{})
-	if e := s.event(t, "discovery.kubernetes.lost"); !strings.Contains(e.Text, "refuses to watch pods") {
+	if e := s.event(t, "discovery_kubernetes_lost"); !strings.Contains(e.Text, "refuses to watch pods") {
 		t.Errorf("%s", e.Text)
 	}
 	deadline := time.After(patience)
@@ -263,7 +263,7 @@ func TestWatchRefused(t *testing.T) {
 		}
 	}
 	for len(s.events) > 0 {
-		if e := <-s.events; strings.HasPrefix(e.Kind, "discovery.kubernetes.") {
+		if e := <-s.events; strings.HasPrefix(e.Kind, "discovery_kubernetes_") {
 			t.Errorf("told again: %s %s", e.Kind, e.Text)
 		}
 	}
@@ -271,7 +271,7 @@ func TestWatchRefused(t *testing.T) {
 		t.Errorf("troubles %q", s.Troubles())
 	}
 	a.set(func() { a.refuseWatch = nil })
-	s.event(t, "discovery.kubernetes.back")
+	s.event(t, "discovery_kubernetes_back")
 }
 
 // TestExplainAlike: one trouble has one text, whatever port the router asked from, since
@@ -296,7 +296,7 @@ func TestRefusal(t *testing.T) {
 	a := newAPIServer(t)
 	a.refuse = recorded(t, "forbidden.json")
 	s := start(t, a, Options{})
-	e := s.event(t, "discovery.kubernetes.lost")
+	e := s.event(t, "discovery_kubernetes_lost")
 	for _, part := range []string{`"app" in namespace life`, "verbs list and watch on pods", "system:serviceaccount:rb:router", "a Role with"} {
 		if !strings.Contains(e.Text, part) {
 			t.Errorf("the event does not say %q: %s", part, e.Text)
@@ -306,7 +306,7 @@ func TestRefusal(t *testing.T) {
 		t.Errorf("troubles %q, status %+v", s.Troubles(), s.Status())
 	}
 	a.set(func() { a.refuse = nil })
-	s.event(t, "discovery.kubernetes.back")
+	s.event(t, "discovery_kubernetes_back")
 	if got := s.Troubles(); len(got) != 0 {
 		t.Errorf("troubles %q after the answer", got)
 	}
@@ -324,7 +324,7 @@ func TestLostServer(t *testing.T) {
 	s.wait(t, "engine-0 decode vllm 127.0.2.1:8000")
 	before := s.reg.Snapshot().Workers[0]
 	a.set(func() { a.down = true; close(a.cut) })
-	s.event(t, "discovery.kubernetes.lost")
+	s.event(t, "discovery_kubernetes_lost")
 	if got := s.Troubles(); len(got) != 1 || !strings.Contains(got[0], "the workers are as they were at") {
 		t.Errorf("troubles %q", got)
 	}
@@ -335,7 +335,7 @@ func TestLostServer(t *testing.T) {
 	// from before their start.
 	a.lines <- `{"type":"ERROR","object":{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","message":"too old resource version: 249 (1026)","reason":"Expired","code":410}}`
 	a.set(func() { a.down, a.cut = false, make(chan struct{}) })
-	s.event(t, "discovery.kubernetes.back")
+	s.event(t, "discovery_kubernetes_back")
 	s.wait(t)
 }
 
@@ -354,7 +354,7 @@ func TestKeyFile(t *testing.T) {
 	if err := os.Remove(key); err != nil {
 		t.Fatal(err)
 	}
-	s.event(t, "discovery.kubernetes.key_unread")
+	s.event(t, "discovery_kubernetes_key_unread")
 	if w := s.reg.Snapshot().Workers; len(w) != 1 || w[0].APIKey != "first" || len(s.Troubles()) != 1 {
 		t.Errorf("workers %v, troubles %q", w, s.Troubles())
 	}

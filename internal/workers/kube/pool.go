@@ -18,7 +18,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 
-	"github.com/dynctl/dynctl/internal/workers"
+	"github.com/dynctl/dynctl/internal/eventlog"
 )
 
 // inferencePools are the InferencePools of the Gateway API's inference extension.
@@ -127,7 +127,7 @@ func (p *pool) note(err error) {
 	now := p.trouble
 	p.mu.Unlock()
 	if now != "" && now != was {
-		p.s.sink.Emit(workers.Event{Severity: workers.Error, Kind: "discovery.kubernetes.pool_unread", Text: now})
+		p.s.sink.Emit(eventlog.Event{Severity: eventlog.Error, Kind: "discovery_kubernetes_pool_unread", Text: now})
 	}
 }
 

@@ -15,7 +15,7 @@ func TestPool(t *testing.T) {
 	a := newAPIServer(t)
 	a.pool = make(chan string, 8)
 	s := start(t, a, Options{Pool: "engines"})
-	s.event(t, "discovery.kubernetes.pool_unread")
+	s.event(t, "discovery_kubernetes_pool_unread")
 	if troubles := s.Troubles(); len(troubles) != 1 || !strings.Contains(troubles[0], "there is no InferencePool engines in namespace life") {
 		t.Errorf("troubles %q", troubles)
 	}
@@ -43,7 +43,7 @@ func TestPool(t *testing.T) {
 	// Another selector: until it is answered, the pods of the last one are followed.
 	a.set(func() { a.refuse = recorded(t, "forbidden.json") })
 	a.pool <- lines[2]
-	s.event(t, "discovery.kubernetes.lost")
+	s.event(t, "discovery_kubernetes_lost")
 	a.lines <- life[3]
 	s.wait(t, `engine-0 decode vllm 127.0.2.1:8100: its pod is not Ready (ReadinessGatesNotReady: the status of pod readiness gate "example.com/gate" is not "True", but False)`)
 	a.set(func() { a.refuse = nil }) // it finds nothing
@@ -60,7 +60,7 @@ func TestPool(t *testing.T) {
 		}
 	}
 	a.pool <- lines[3] // gone
-	s.event(t, "discovery.kubernetes.pool_unread")
+	s.event(t, "discovery_kubernetes_pool_unread")
 	if st := s.Status(); len(st.Watches) != 2 {
 		t.Errorf("watches %+v", st.Watches)
 	}
@@ -71,7 +71,7 @@ func TestPoolRefused(t *testing.T) {
 	a := newAPIServer(t)
 	a.refuse = []byte(strings.ReplaceAll(string(recorded(t, "forbidden.json")), "pods", "inferencepools"))
 	s := start(t, a, Options{Pool: "engines"})
-	if e := s.event(t, "discovery.kubernetes.lost"); !strings.Contains(e.Text, "with the verbs list and watch on inferencepools.inference.networking.k8s.io") {
+	if e := s.event(t, "discovery_kubernetes_lost"); !strings.Contains(e.Text, "with the verbs list and watch on inferencepools.inference.networking.k8s.io") {
 		t.Errorf("%s", e.Text)
 	}
 }

@@ -49,7 +49,7 @@ func TestServices(t *testing.T) {
 	own := newAPIServer(t)
 	own.list, own.slices = a.list, a.slices
 	named := start(t, own, Options{Discovery: ByServiceName, Worker: "events=bind:tcp://*:5557,topic=kv@{ip}@m"})
-	named.event(t, "discovery.kubernetes.left_out")
+	named.event(t, "discovery_kubernetes_left_out")
 	if topic := named.reg.Snapshot().Workers[1].Events[0].Topic; topic != "kv@10.1.3.2@m" {
 		t.Errorf("the topic of the pod behind decode-0 is %q", topic)
 	}
@@ -263,7 +263,7 @@ func TestServicesRefused(t *testing.T) {
 	s := start(t, a, Options{Discovery: ByServiceName})
 	named := map[string]bool{}
 	for len(named) < 2 {
-		e := s.event(t, "discovery.kubernetes.lost")
+		e := s.event(t, "discovery_kubernetes_lost")
 		for _, what := range []string{"the verbs list and watch on services", "the verbs list and watch on endpointslices.discovery.k8s.io"} {
 			if strings.Contains(e.Text, what) {
 				named[what] = true

@@ -16,7 +16,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 
-	"github.com/dynctl/dynctl/internal/workers"
+	"github.com/dynctl/dynctl/internal/eventlog"
 )
 
 // listTime bounds one list; a watch lasts as long as the server lets it.
@@ -146,12 +146,12 @@ func (w *watch) answered(ctx context.Context, verb string, err error) {
 	w.mu.Unlock()
 	switch {
 	case err == nil && was != "":
-		w.s.sink.Emit(workers.Event{
-			Kind: "discovery.kubernetes.back", Text: fmt.Sprintf("the API server answers again after %s: %s %s are followed", now.Sub(since).Round(time.Second), w.resource, w.where()),
+		w.s.sink.Emit(eventlog.Event{
+			Kind: "discovery_kubernetes_back", Text: fmt.Sprintf("the API server answers again after %s: %s %s are followed", now.Sub(since).Round(time.Second), w.resource, w.where()),
 		})
 	case err != nil && text != was:
-		w.s.sink.Emit(workers.Event{
-			Severity: workers.Error, Kind: "discovery.kubernetes.lost",
+		w.s.sink.Emit(eventlog.Event{
+			Severity: eventlog.Error, Kind: "discovery_kubernetes_lost",
 			Text: fmt.Sprintf("the workers stay as they are, changes of %s are not seen: %s", w.resource, text),
 		})
 	}

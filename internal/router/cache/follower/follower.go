@@ -18,11 +18,11 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/dynctl/dynctl/internal/eventlog"
 	"github.com/dynctl/dynctl/internal/router/cache/approx"
 	"github.com/dynctl/dynctl/internal/router/cache/kvfeed"
 	"github.com/dynctl/dynctl/internal/router/cache/kvgroup"
 	"github.com/dynctl/dynctl/internal/router/cache/kvindex"
-	"github.com/dynctl/dynctl/internal/router/observe/eventlog"
 	"github.com/dynctl/dynctl/internal/router/placement/ledger"
 	"github.com/dynctl/dynctl/internal/workers"
 )

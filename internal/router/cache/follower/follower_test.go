@@ -13,11 +13,11 @@ import (
 	"go.uber.org/goleak"
 	"pgregory.net/rapid"
 
+	"github.com/dynctl/dynctl/internal/eventlog"
 	"github.com/dynctl/dynctl/internal/rig/property"
 	"github.com/dynctl/dynctl/internal/router/cache/approx"
 	"github.com/dynctl/dynctl/internal/router/cache/kvfeed"
 	"github.com/dynctl/dynctl/internal/router/cache/kvindex"
-	"github.com/dynctl/dynctl/internal/router/observe/eventlog"
 	"github.com/dynctl/dynctl/internal/router/placement/ledger"
 	"github.com/dynctl/dynctl/internal/workers"
 )
@@ -35,7 +35,7 @@ func newFixture(t testing.TB, snapshot string) *fixture {
 	t.Helper()
 	s := &fixture{}
 	o := Options{
-		Registry: workers.NewRegistry(func(workers.Event) {}), Index: kvindex.New(kvindex.Options{MaxBlocks: 1 << 12}), Predicted: approx.New(approx.Options{}), Ledger: ledger.New(),
+		Registry: workers.NewRegistry(func(eventlog.Event) {}), Index: kvindex.New(kvindex.Options{MaxBlocks: 1 << 12}), Predicted: approx.New(approx.Options{}), Ledger: ledger.New(),
 		Feeds: kvfeed.Options{BlockSize: 16}, Snapshot: snapshot,
 		BlockOf: func(*workers.Worker) int { return 16 },
 		Learn:   func(context.Context, *workers.Worker) error { return errors.New("nobody to ask") },

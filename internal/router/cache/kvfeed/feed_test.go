@@ -61,7 +61,7 @@ func TestFeedWithoutReplay(t *testing.T) {
 	if s.Gaps != 1 || s.Missing != 1 || s.Lost != 1 || s.Dropped != 1 {
 		t.Errorf("after a gap: %+v", s)
 	}
-	if f.emitted("feed.gap") != 1 || f.emitted("feed.unknown") != 1 {
+	if f.emitted("feed_gap") != 1 || f.emitted("feed_unknown") != 1 {
 		t.Errorf("events %+v", f.events)
 	}
 }
@@ -132,14 +132,14 @@ func TestFeedOutlivesSilence(t *testing.T) {
 	silent := time.Now()
 	f.until(func(Status) bool { return time.Since(silent) > 3*beat })
 	p.steps(5)
-	if s := f.caughtUp(p); s.Connects != 1 || s.Dropped != 0 || s.Gaps != 0 || f.emitted("feed.disconnected") != 0 {
+	if s := f.caughtUp(p); s.Connects != 1 || s.Dropped != 0 || s.Gaps != 0 || f.emitted("feed_disconnected") != 0 {
 		t.Errorf("after silence: %+v", s)
 	}
 	f.equals(p)
 	p.hangUp(func() {})
 	p.subscribed()
 	p.steps(5)
-	if s := f.until(func(s Status) bool { return s.State == Live && s.Connects == 2 && s.LastSeq == int64(len(p.e.Log))-1 }); s.Dropped != 1 || f.emitted("feed.disconnected") != 1 {
+	if s := f.until(func(s Status) bool { return s.State == Live && s.Connects == 2 && s.LastSeq == int64(len(p.e.Log))-1 }); s.Dropped != 1 || f.emitted("feed_disconnected") != 1 {
 		t.Errorf("after a cut: %+v", s)
 	}
 	f.within(p)
@@ -239,8 +239,8 @@ func TestFeedKeepsWhatTheReplayHasNot(t *testing.T) {
 				return s.Replays == asked+1 && s.State == Live && s.LastSeq == int64(len(p.e.Log))-1
 			})
 			f.within(p)
-			if s.Dropped != 1 || f.emitted("feed.unknown") != 1 || len(kvmodel.Holds(t, f.x)) == 0 {
-				t.Errorf("emptied %d times, %d events, %d blocks left: %s", s.Dropped, f.emitted("feed.unknown"), len(kvmodel.Holds(t, f.x)), f.show())
+			if s.Dropped != 1 || f.emitted("feed_unknown") != 1 || len(kvmodel.Holds(t, f.x)) == 0 {
+				t.Errorf("emptied %d times, %d events, %d blocks left: %s", s.Dropped, f.emitted("feed_unknown"), len(kvmodel.Holds(t, f.x)), f.show())
 			}
 		})
 	}
@@ -376,7 +376,7 @@ func TestFeedKeepsWhatIsProven(t *testing.T) {
 				// The engine has not been asked since: nothing is used, nothing dropped,
 				// and nothing said to be missing.
 				f.until(func(s Status) bool { return s.State == "verifying" })
-				if s := f.one(); s.Trusted || s.Dropped != 0 || s.Gaps != 0 || f.emitted("feed.verifying") != 1 {
+				if s := f.one(); s.Trusted || s.Dropped != 0 || s.Gaps != 0 || f.emitted("feed_verifying") != 1 {
 					t.Errorf("before the proof: %+v", s)
 				}
 			}
@@ -385,7 +385,7 @@ func TestFeedKeepsWhatIsProven(t *testing.T) {
 			p.steps(10)
 			s := f.caughtUp(p)
 			f.within(p)
-			if c.kept != (s.Dropped == 0) || c.kept != (f.emitted("feed.kept") == 1) {
+			if c.kept != (s.Dropped == 0) || c.kept != (f.emitted("feed_kept") == 1) {
 				t.Errorf("status %+v", s)
 			}
 			if c.kept {
@@ -533,7 +533,7 @@ func TestFeedGoesStale(t *testing.T) {
 	f.caughtUp(p)
 	p.hangUp(func() {
 		s := f.until(func(s Status) bool { return s.State == Stale })
-		if s.Trusted || f.Trusted(0) || f.Usable(0, 9, &kvgroup.Prompt{}, nil) != 0 || s.Reason == "" || f.emitted("feed.stale") != 1 {
+		if s.Trusted || f.Trusted(0) || f.Usable(0, 9, &kvgroup.Prompt{}, nil) != 0 || s.Reason == "" || f.emitted("feed_stale") != 1 {
 			t.Errorf("status %+v", s)
 		}
 	})
@@ -574,7 +574,7 @@ func TestFeedAsksForSources(t *testing.T) {
 		q.steps(7)
 		s := f.caughtUp(q)
 		f.equals(q)
-		if s.Endpoint != q.pubAt || f.emitted("feed.source") != 1 || s.SourceErrors != 1 {
+		if s.Endpoint != q.pubAt || f.emitted("feed_source") != 1 || s.SourceErrors != 1 {
 			t.Errorf("status %+v", s)
 		}
 	})

@@ -74,7 +74,7 @@ func TestFullIndexIsReportedOnce(t *testing.T) {
 			p.steps(1)
 			f.until(func(s Status) bool { return s.LastSeq == int64(len(p.e.Log))-1 })
 		}
-		if n := f.emitted("feed.full"); n != 1 {
+		if n := f.emitted("feed_full"); n != 1 {
 			t.Errorf("%s: %d events that the index is full: %+v", name, n, f.one())
 		}
 	}
@@ -88,9 +88,9 @@ func TestFullIndexIsReportedAgain(t *testing.T) {
 	f.add(p.source(false))
 	p.subscribed()
 	for life := 1; life <= 2; life++ {
-		for n := 0; f.emitted("feed.full") < life; n++ {
+		for n := 0; f.emitted("feed_full") < life; n++ {
 			if n == 100 {
-				t.Fatalf("life %d: %d events: %+v", life, f.emitted("feed.full"), f.one())
+				t.Fatalf("life %d: %d events: %+v", life, f.emitted("feed_full"), f.one())
 			}
 			p.steps(1)
 			f.caughtUp(p)

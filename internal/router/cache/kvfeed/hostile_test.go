@@ -69,7 +69,7 @@ func TestHostilePublisher(t *testing.T) {
 	if b.Replays > 4 {
 		t.Errorf("%d replays, the budget is 4", b.Replays)
 	}
-	if n := f.emitted("feed.unknown") + f.emitted("feed.gap") + f.emitted("feed.restart"); n > 4*emitBurst {
+	if n := f.emitted("feed_unknown") + f.emitted("feed_gap") + f.emitted("feed_restart"); n > 4*emitBurst {
 		t.Errorf("%d events for one rank in a moment", n)
 	}
 	if n := len(f.one().Reason); n > 1000 {

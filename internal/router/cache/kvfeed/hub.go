@@ -11,10 +11,10 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/dynctl/dynctl/internal/eventlog"
 	"github.com/dynctl/dynctl/internal/router/cache/kvevent"
 	"github.com/dynctl/dynctl/internal/router/cache/zmtp"
 	"github.com/dynctl/dynctl/internal/wait"
-	"github.com/dynctl/dynctl/internal/workers"
 )
 
 // hub is a listener that publishers dial into, shared by the ranks whose source
@@ -237,7 +237,7 @@ func (h *hub) dropUnrouted(topic []byte, b *kvevent.Batch, peer string) {
 	if b != nil {
 		what = fmt.Sprintf("a batch of rank %d", b.Rank)
 	}
-	h.m.o.Events.Emit(workers.Event{At: now, Severity: workers.Warn, Kind: "feed.unrouted", Text: fmt.Sprintf(
+	h.m.o.Events.Emit(eventlog.Event{At: now, Severity: eventlog.Warn, Kind: "feed_unrouted", Text: fmt.Sprintf(
 		"listener %s: %s with topic %q from %s belongs to no rank, or to several, and is dropped: give each worker that dials in its own topic=kv@HOST%s",
 		h.endpoint, what, topic[:min(len(topic), 100)], peer, more)})
 }
@@ -262,7 +262,7 @@ func (r *rank) claim(conn uint64, peer string, home bool) {
 		if home && !r.home {
 			r.rival = 0 // it came from elsewhere, too
 		}
-		r.emit(workers.Warn, "feed.publisher", "%s: its batches come from %s now, not from %s", r.label, peer, r.peer)
+		r.emit(eventlog.Warn, "feed_publisher", "%s: its batches come from %s now, not from %s", r.label, peer, r.peer)
 		r.abandon()
 	case home == r.home && r.rival == 0:
 		r.abandon()

@@ -235,7 +235,7 @@ func TestInteropLibzmqSilence(t *testing.T) {
 		tick.Stop()
 	}
 	f.until(func(s Status) bool { return s.LastSeq == int64(len(p.e.Log))-1 || s.Connects > 1 })
-	if s := f.one(); s.Connects != 1 || s.Dropped != began.Dropped || f.emitted("feed.disconnected") > 0 {
+	if s := f.one(); s.Connects != 1 || s.Dropped != began.Dropped || f.emitted("feed_disconnected") > 0 {
 		t.Errorf("the feed was lost: %+v\n%+v", s, f.events)
 	}
 	kvmodel.Subset(t, "index", p.e.Set(), kvmodel.Holds(t, f.x))

@@ -32,7 +32,7 @@ func TestUnknownCacheKindIsReported(t *testing.T) {
 	f.mu.Lock()
 	reported := false
 	for _, e := range f.events {
-		reported = reported || e.Kind == "feed.unknown" && strings.Contains(e.Text, "quantum_attention") && strings.Contains(e.Text, "w/dp0")
+		reported = reported || e.Kind == "feed_unknown" && strings.Contains(e.Text, "quantum_attention") && strings.Contains(e.Text, "w/dp0")
 	}
 	f.mu.Unlock()
 	if !reported {
@@ -69,7 +69,7 @@ func TestDisbelievedCopiesAreReported(t *testing.T) {
 			t.Fatalf("after %d copies: %+v", n, s)
 		}
 	}
-	if n := f.emitted("copies.disbelieved"); n != 1 {
+	if n := f.emitted("copies_disbelieved"); n != 1 {
 		t.Errorf("%d events", n)
 	}
 	f.Freeze(0, func(at kvstream.Position, ok bool) {

@@ -88,7 +88,7 @@ func TestListenerAmbiguousWorkerJoins(t *testing.T) {
 	if s := f.one(); s.State != Unknown || s.Trusted || s.Reason != reasonElsewhere || len(f.blocks(0)) != 0 {
 		t.Errorf("entries whose removal the engine has published: %+v", s)
 	}
-	if f.emitted("feed.unknown") != 1 {
+	if f.emitted("feed_unknown") != 1 {
 		t.Errorf("no event: %+v", f.events)
 	}
 	// It can be distinguished again.
@@ -425,7 +425,7 @@ func TestFeedListens(t *testing.T) {
 		s := f.Status()
 		return len(s) == 3 && s[0].LastSeq == 2 && s[1].LastSeq == 2 && s[2].LastSeq == 3 && f.Listeners()[0].Unrouted == 1
 	})
-	if f.emitted("feed.unrouted") != 1 {
+	if f.emitted("feed_unrouted") != 1 {
 		t.Errorf("no event about a batch that no rank gets: %+v", f.events)
 	}
 	for i := range ranks {
@@ -500,8 +500,8 @@ func TestFeedOfAnotherRank(t *testing.T) {
 		p.subscribed()
 		p.steps(5)
 		s := f.caughtUp(p)
-		if s.RankDisagree != 5*each || uint64(f.emitted("feed.rank_disagree")) != each || !s.Trusted {
-			t.Errorf("the worker begins with rank %d: %d batches of another one, %d events, %+v", start, s.RankDisagree, f.emitted("feed.rank_disagree"), s)
+		if s.RankDisagree != 5*each || uint64(f.emitted("feed_rank_disagree")) != each || !s.Trusted {
+			t.Errorf("the worker begins with rank %d: %d batches of another one, %d events, %+v", start, s.RankDisagree, f.emitted("feed_rank_disagree"), s)
 		}
 		f.equals(p)
 	}

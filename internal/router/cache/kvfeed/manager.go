@@ -42,6 +42,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/dynctl/dynctl/internal/eventlog"
 	"github.com/dynctl/dynctl/internal/positive"
 	"github.com/dynctl/dynctl/internal/router/cache/kvgroup"
 	"github.com/dynctl/dynctl/internal/router/cache/kvindex"
@@ -70,8 +71,8 @@ type Options struct {
 	// called with the rank locked: it must not block, call the Manager or keep
 	// the slices.
 	Observer func(Observation)
-	// Events takes what an operator should know; see workers.Sink.
-	Events workers.Sink
+	// Events takes what an operator should know; see eventlog.Sink.
+	Events eventlog.Sink
 	Logger *slog.Logger
 
 	// BackoffMin and BackoffMax bound the pause before a reconnect (100 ms, 5 s);

@@ -4,8 +4,8 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/dynctl/dynctl/internal/eventlog"
 	"github.com/dynctl/dynctl/internal/router/cache/kvindex"
-	"github.com/dynctl/dynctl/internal/workers"
 )
 
 // An engine that computes and publishes nothing, although its connection stands, may also
@@ -33,7 +33,7 @@ func (m *Manager) Mute(id kvindex.Rank, heard time.Time, why string) {
 	_, had := r.stream.Last()
 	r.mute = muteState{at: m.now(), why: why, had: had, ask: true}
 	r.set(Mute, why)
-	r.emit(workers.Warn, "feed.mute", "%s: %s", r.label, why)
+	r.emit(eventlog.Warn, "feed_mute", "%s: %s", r.label, why)
 	r.nextVerify = r.mute.at
 	r.poke()
 }
@@ -68,5 +68,5 @@ func (r *rank) endSilence(seq uint64) {
 		reason = "rebuilding: " + was
 	}
 	r.set(Live, reason)
-	r.emit(workers.Info, "feed.live", "%s: live: %s", r.label, was)
+	r.emit(eventlog.Info, "feed_live", "%s: live: %s", r.label, was)
 }

@@ -22,7 +22,7 @@ func muted(t *testing.T, replay bool, change func(*Options)) (*fixture, *publish
 	}
 	f.Mute(0, s.Heard.Add(-time.Second), "heard of since")
 	f.Mute(7, s.Heard, "not fed")
-	if s := f.one(); s.State != Live || f.emitted("feed.mute") != 0 {
+	if s := f.one(); s.State != Live || f.emitted("feed_mute") != 0 {
 		t.Fatalf("it was heard of since: %+v", s)
 	}
 	f.Mute(0, s.Heard, "it computes")
@@ -49,7 +49,7 @@ func TestMuteRankIsNotTrusted(t *testing.T) {
 			t.Parallel()
 			f, p := muted(t, false, nil)
 			s := f.one()
-			if s.State != Mute || s.Trusted || s.Reason != "it computes" || f.Trusted(0) || !f.Untrusted(0) || f.Usable(0, 4, nil, nil) != 0 || f.emitted("feed.mute") != 1 {
+			if s.State != Mute || s.Trusted || s.Reason != "it computes" || f.Trusted(0) || !f.Untrusted(0) || f.Usable(0, 4, nil, nil) != 0 || f.emitted("feed_mute") != 1 {
 				t.Fatalf("mute: %+v", s)
 			}
 			f.Freeze(0, func(_ kvstream.Position, ok bool) {
@@ -66,8 +66,8 @@ func TestMuteRankIsNotTrusted(t *testing.T) {
 			p.set(func() { p.e.Skew = skew })
 			p.steps(1)
 			s = f.caughtUp(p)
-			if !f.Trusted(0) || f.Untrusted(0) || s.Complete != late || (s.Dropped == 0) != late || late == strings.HasPrefix(s.Reason, "rebuilding: ") || f.emitted("feed.live") != 2 {
-				t.Errorf("it speaks again: %+v, %d times live", s, f.emitted("feed.live"))
+			if !f.Trusted(0) || f.Untrusted(0) || s.Complete != late || (s.Dropped == 0) != late || late == strings.HasPrefix(s.Reason, "rebuilding: ") || f.emitted("feed_live") != 2 {
+				t.Errorf("it speaks again: %+v, %d times live", s, f.emitted("feed_live"))
 			}
 			if late {
 				f.equals(p)
@@ -99,7 +99,7 @@ func TestMuteRankIsAskedFor(t *testing.T) {
 	f.Mute(0, s.Heard, "it computes")
 	s = f.caughtUp(p)
 	f.equals(p)
-	if s.Dropped != 0 || s.ReplayedBatches != before+3 || !s.Complete || f.emitted("feed.mute") != 1 {
+	if s.Dropped != 0 || s.ReplayedBatches != before+3 || !s.Complete || f.emitted("feed_mute") != 1 {
 		t.Errorf("a replay had the rest: %+v", s)
 	}
 	was := s.Replays

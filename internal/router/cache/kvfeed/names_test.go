@@ -50,7 +50,7 @@ func TestStatedNamesAreHeldAgainstTheEngines(t *testing.T) {
 		if fits {
 			want = 4
 		}
-		if events := f.emitted("hash.differs"); got != want || (events == 0) != fits || events > 1 {
+		if events := f.emitted("hash_differs"); got != want || (events == 0) != fits || events > 1 {
 			t.Errorf("seed %s: %d blocks usable, not %d; %d events", seed, got, want, events)
 		}
 	}

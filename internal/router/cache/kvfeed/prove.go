@@ -5,7 +5,7 @@ import (
 	"math"
 	"time"
 
-	"github.com/dynctl/dynctl/internal/workers"
+	"github.com/dynctl/dynctl/internal/eventlog"
 )
 
 // How a rank without a replay socket keeps its entries over a lost connection.
@@ -55,7 +55,7 @@ func (r *rank) prove(now time.Time) time.Duration {
 		r.disproved(fmt.Sprintf("batch %d came instead of %d", r.held[0].seq, next))
 	case answered && len(r.held) > 0:
 		r.proving = false
-		r.emit(workers.Info, "feed.kept", "%s: connected again with the same process of its engine, and batch %d follows the last: its entries are kept", r.label, next)
+		r.emit(eventlog.Info, "feed_kept", "%s: connected again with the same process of its engine, and batch %d follows the last: its entries are kept", r.label, next)
 		if !r.drain() { // a gap among those that waited
 			for _, b := range r.held {
 				r.force(b, "there is no replay socket")

@@ -11,6 +11,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/dynctl/dynctl/internal/eventlog"
 	"github.com/dynctl/dynctl/internal/rig/kvmodel"
 	"github.com/dynctl/dynctl/internal/router/cache/kvevent"
 	"github.com/dynctl/dynctl/internal/router/cache/kvindex"
@@ -211,7 +212,7 @@ type fixture struct {
 	again  *kvstream.Stream // plays back what the observer saw
 	copied *kvindex.Index
 	mu     sync.Mutex // guards events
-	events []workers.Event
+	events []eventlog.Event
 }
 
 func newFixture(t *testing.T, change func(*Options)) *fixture {
@@ -234,7 +235,7 @@ func newFixture(t *testing.T, change func(*Options)) *fixture {
 				f.again.Playback(o.Seq, o.Payload)
 			}
 		},
-		Events: func(e workers.Event) {
+		Events: func(e eventlog.Event) {
 			f.mu.Lock()
 			f.events = append(f.events, e)
 			f.mu.Unlock()

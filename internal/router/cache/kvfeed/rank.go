@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/dynctl/dynctl/internal/eventlog"
 	"github.com/dynctl/dynctl/internal/router/cache/kvevent"
 	"github.com/dynctl/dynctl/internal/router/cache/kvindex"
 	"github.com/dynctl/dynctl/internal/router/cache/kvstream"
@@ -138,7 +139,7 @@ func (q *quota) allow(now time.Time) (more string, ok bool) {
 }
 
 // emit emits an event within the quota of its kind. The caller holds r.mu.
-func (r *rank) emit(sev workers.Severity, kind, format string, args ...any) {
+func (r *rank) emit(sev eventlog.Severity, kind, format string, args ...any) {
 	now := r.m.now()
 	q := r.quotas[kind]
 	if q == nil {
@@ -150,7 +151,7 @@ func (r *rank) emit(sev workers.Severity, kind, format string, args ...any) {
 		return
 	}
 	text := fmt.Sprintf(format, args...) + more
-	r.m.o.Events.Emit(workers.Event{At: now, Severity: sev, Kind: kind, Worker: r.key.Worker, Rank: r.label, Text: text})
+	r.m.o.Events.Emit(eventlog.Event{At: now, Severity: sev, Kind: kind, Worker: r.key.Worker, Rank: r.label, Text: text})
 }
 
 // observe passes what has happened to the observer. The caller holds r.mu, or r
@@ -166,10 +167,10 @@ func (r *rank) observe(at time.Time, o Observation) {
 func (r *rank) dropped(reason string, anew bool) {
 	r.observe(r.m.now(), Observation{Cleared: true, Anew: anew, Reason: reason})
 	if r.stream.Mismatch() != "" {
-		r.emit(workers.Warn, "feed.unknown", "%s: routed without cache knowledge: %s", r.label, reason)
+		r.emit(eventlog.Warn, "feed_unknown", "%s: routed without cache knowledge: %s", r.label, reason)
 		return
 	}
-	r.emit(workers.Warn, "feed.unknown", "%s: entries dropped and built anew: %s", r.label, reason)
+	r.emit(eventlog.Warn, "feed_unknown", "%s: entries dropped and built anew: %s", r.label, reason)
 }
 
 // startOver empties the rank and waits for the first batch of a publisher. The
@@ -231,7 +232,7 @@ func (r *rank) attachLocked(conn uint64, peer string) {
 		// The proof takes an answer of the engine and a batch, which wait for it.
 		r.proving, r.catching = true, true
 		r.set(Verifying, "connected again; its entries are kept, unused, until its engine has proven to be the same process and its next batch follows the last")
-		r.emit(workers.Info, "feed.verifying", "%s: %s", r.label, r.reason)
+		r.emit(eventlog.Info, "feed_verifying", "%s: %s", r.label, r.reason)
 		r.poke()
 		return
 	}
@@ -255,7 +256,7 @@ func (r *rank) detach(conn uint64, err error) {
 	r.abandon()
 	r.set(Connecting, "connection lost: "+err.Error())
 	if !errors.Is(err, context.Canceled) { // else the feed itself was ended
-		r.emit(workers.Warn, "feed.disconnected", "%s: connection to %s lost: %v", r.label, r.src.Endpoint, err)
+		r.emit(eventlog.Warn, "feed_disconnected", "%s: connection to %s lost: %v", r.label, r.src.Endpoint, err)
 	}
 	r.poke()
 }
@@ -309,7 +310,7 @@ func (r *rank) goLive() {
 	r.set(Live, why)
 	r.nextVerify = r.m.now().Add(r.m.o.VerifyAfter)
 	if was != Live {
-		r.emit(workers.Info, "feed.live", "%s: live: %s", r.label, r.reason)
+		r.emit(eventlog.Info, "feed_live", "%s: live: %s", r.label, r.reason)
 	}
 	r.poke()
 }
@@ -346,7 +347,7 @@ func (r *rank) receive(conn uint64, topic []byte, seq uint64, payload []byte, de
 	}
 	if r.conn != conn || r.rival != 0 {
 		r.n.Foreign++
-		r.emit(workers.Warn, "feed.foreign", "%s: a second publisher claims this rank while %s is connected; its batches are dropped", r.label, r.peer)
+		r.emit(eventlog.Warn, "feed_foreign", "%s: a second publisher claims this rank while %s is connected; its batches are dropped", r.label, r.peer)
 		return
 	}
 	r.lastEvent = now
@@ -380,7 +381,7 @@ func (r *rank) applied(seq uint64, topic, payload []byte, at time.Time, replayed
 	}
 	if said := s.Claimed(); said >= 0 && int(said) != r.key.Start+r.key.DP {
 		if r.n.RankDisagree == 0 {
-			r.emit(workers.Warn, "feed.rank_disagree", "%s: batches from %s claim to be of rank %d of the deployment, not %d; the socket's rank is used. Either dp_start of worker %s is not what its engine counts from, or that is another rank's port", r.label, r.src.Endpoint, said, r.key.Start+r.key.DP, r.key.Worker)
+			r.emit(eventlog.Warn, "feed_rank_disagree", "%s: batches from %s claim to be of rank %d of the deployment, not %d; the socket's rank is used. Either dp_start of worker %s is not what its engine counts from, or that is another rank's port", r.label, r.src.Endpoint, said, r.key.Start+r.key.DP, r.key.Worker)
 		}
 		r.n.RankDisagree++
 	}
@@ -406,16 +407,16 @@ func (r *rank) applied(seq uint64, topic, payload []byte, at time.Time, replayed
 	r.misfit = s.Mismatch() != ""
 	if was := r.disbelieved; s.CopiesDisbelieved() != was {
 		if r.disbelieved = !was; r.disbelieved {
-			r.emit(workers.Warn, "copies.disbelieved", "%s: its events store more copies of a block than there can be: requests have it report hits as stores (kv_cache_report_mode \"full\"); copies are not counted any more, and of cache groups other than full attention only what a hit needs; kv_copies=single on the worker states this from the start", r.label)
+			r.emit(eventlog.Warn, "copies_disbelieved", "%s: its events store more copies of a block than there can be: requests have it report hits as stores (kv_cache_report_mode \"full\"); copies are not counted any more, and of cache groups other than full attention only what a hit needs; kv_copies=single on the worker states this from the start", r.label)
 		}
 	}
 	if was := r.hashDiffers; s.HashDiffers() != was {
 		if r.hashDiffers = !was; r.hashDiffers {
-			r.emit(workers.Warn, "hash.differs", "%s: the names of its blocks are not what kv_hash, kv_hash_seed and the router's block make them (the engine's --prefix-caching-hash-algo, PYTHONHASHSEED and smallest block): only what its events state counts, until one fits", r.label)
+			r.emit(eventlog.Warn, "hash_differs", "%s: the names of its blocks are not what kv_hash, kv_hash_seed and the router's block make them (the engine's --prefix-caching-hash-algo, PYTHONHASHSEED and smallest block): only what its events state counts, until one fits", r.label)
 		}
 	}
 	if s.TakeShort() {
-		r.emit(workers.Warn, "feed.full", "%s: the index is full, and blocks of this rank are not known until there is room: raise index.max_blocks", r.label)
+		r.emit(eventlog.Warn, "feed_full", "%s: the index is full, and blocks of this rank are not known until there is room: raise index.max_blocks", r.label)
 		if r.state == Live {
 			r.set(Live, reasonFull)
 		}
@@ -446,12 +447,12 @@ func (r *rank) outOfOrder(v kvstream.Verdict, topic []byte, seq uint64, payload 
 	case v.Kind == kvstream.Restart:
 		r.n.Restarts++
 		r.startOver(fmt.Sprintf("the publisher began anew: batch %d came again with another content", seq))
-		r.emit(workers.Warn, "feed.restart", "%s: %s", r.label, r.reason)
+		r.emit(eventlog.Warn, "feed_restart", "%s: %s", r.label, r.reason)
 	case had:
 		r.n.Gaps++
 		r.n.Missing += countable(v.To - v.From + 1)
 		r.set(InGap, fmt.Sprintf("batches %d to %d are missing", v.From, v.To))
-		r.emit(workers.Warn, "feed.gap", "%s: %s", r.label, r.reason)
+		r.emit(eventlog.Warn, "feed_gap", "%s: %s", r.label, r.reason)
 	}
 	if r.src.Replay != "" && (had || !r.accept) {
 		r.catching = true
@@ -559,7 +560,7 @@ func (r *rank) ask(ctx context.Context, first bool) {
 			continue
 		}
 		if known && s.Endpoint != r.src.Endpoint {
-			r.emit(workers.Info, "feed.source", "%s: publishes at %s now, not at %s", r.label, s.Endpoint, r.src.Endpoint)
+			r.emit(eventlog.Info, "feed_source", "%s: publishes at %s now, not at %s", r.label, s.Endpoint, r.src.Endpoint)
 		}
 		r.src = s
 		return

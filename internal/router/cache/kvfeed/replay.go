@@ -7,10 +7,10 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/dynctl/dynctl/internal/eventlog"
 	"github.com/dynctl/dynctl/internal/router/cache/kvevent"
 	"github.com/dynctl/dynctl/internal/router/cache/kvstream"
 	"github.com/dynctl/dynctl/internal/router/cache/zmtp"
-	"github.com/dynctl/dynctl/internal/workers"
 )
 
 // maintain does for a rank what takes time: replays, checks for silent loss, and
@@ -36,7 +36,7 @@ func (r *rank) maintain(ctx context.Context) {
 				next = left
 			} else if r.state != Stale {
 				r.set(Stale, fmt.Sprintf("no connection for %v: %s", r.m.o.StaleAfter, r.reason))
-				r.emit(workers.Error, "feed.stale", "%s: %s", r.label, r.reason)
+				r.emit(eventlog.Error, "feed_stale", "%s: %s", r.label, r.reason)
 			}
 		case r.rival != 0:
 		case !catching && r.refetch:

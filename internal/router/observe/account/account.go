@@ -7,7 +7,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/dynctl/dynctl/internal/router/observe/eventlog"
+	"github.com/dynctl/dynctl/internal/eventlog"
 	"github.com/dynctl/dynctl/internal/router/observe/receipt"
 	"github.com/dynctl/dynctl/internal/router/observe/telemetry"
 	"github.com/dynctl/dynctl/internal/router/observe/trace"

@@ -8,11 +8,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/dynctl/dynctl/internal/eventlog"
 	"github.com/dynctl/dynctl/internal/router/effective"
 	"github.com/dynctl/dynctl/internal/router/forward/disagg"
 	"github.com/dynctl/dynctl/internal/router/forward/sse"
 	"github.com/dynctl/dynctl/internal/router/forward/upstream"
-	"github.com/dynctl/dynctl/internal/router/observe/eventlog"
 	"github.com/dynctl/dynctl/internal/router/observe/receipt"
 	"github.com/dynctl/dynctl/internal/router/observe/telemetry"
 	"github.com/dynctl/dynctl/internal/router/observe/trace"

@@ -13,7 +13,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/dynctl/dynctl/internal/router/observe/eventlog"
+	"github.com/dynctl/dynctl/internal/eventlog"
 	"github.com/dynctl/dynctl/internal/router/placement/decision"
 )
 

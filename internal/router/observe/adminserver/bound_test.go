@@ -15,7 +15,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/dynctl/dynctl/internal/router/observe/eventlog"
+	"github.com/dynctl/dynctl/internal/eventlog"
 	"github.com/dynctl/dynctl/internal/router/observe/trace"
 	"github.com/dynctl/dynctl/internal/router/observe/trace/recorder"
 )

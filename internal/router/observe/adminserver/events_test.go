@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/dynctl/dynctl/internal/router/observe/eventlog"
+	"github.com/dynctl/dynctl/internal/eventlog"
 )
 
 // TestEventPages: without "after" the newest events are listed, with it those

@@ -10,7 +10,7 @@ import (
 	"net/http"
 	"strings"
 
-	"github.com/dynctl/dynctl/internal/router/observe/eventlog"
+	"github.com/dynctl/dynctl/internal/eventlog"
 	"github.com/dynctl/dynctl/internal/router/request/access"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 )

@@ -22,8 +22,8 @@ import (
 	"time"
 	"unicode"
 
+	"github.com/dynctl/dynctl/internal/eventlog"
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
-	"github.com/dynctl/dynctl/internal/router/observe/eventlog"
 	"github.com/dynctl/dynctl/internal/router/observe/receipt"
 	"github.com/dynctl/dynctl/internal/router/placement/decision"
 	"github.com/dynctl/dynctl/internal/router/request/access"

@@ -14,11 +14,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/dynctl/dynctl/internal/eventlog"
 	"github.com/dynctl/dynctl/internal/router/cache/kvindex"
 	"github.com/dynctl/dynctl/internal/router/drain"
 	"github.com/dynctl/dynctl/internal/router/effective"
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
-	"github.com/dynctl/dynctl/internal/router/observe/eventlog"
 	"github.com/dynctl/dynctl/internal/router/observe/receipt"
 	"github.com/dynctl/dynctl/internal/router/observe/telemetry"
 	"github.com/dynctl/dynctl/internal/router/request/admission"
@@ -47,7 +47,7 @@ func stand(t *testing.T, change func(*settings.Config)) *console {
 	config := settings.Default()
 	change(&config)
 	r := &Router{
-		Registry: workers.NewRegistry(func(workers.Event) {}), Index: kvindex.New(kvindex.Options{}), Log: eventlog.New(100, nil, nil),
+		Registry: workers.NewRegistry(func(eventlog.Event) {}), Index: kvindex.New(kvindex.Options{}), Log: eventlog.New(100, nil, nil),
 		Kept: receipt.NewRing(receipt.Options{Capacity: 1}), Metrics: http.NotFoundHandler(),
 		Probe: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("probed")) }),
 	}

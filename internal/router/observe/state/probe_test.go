@@ -6,6 +6,7 @@ import (
 	"net/url"
 	"testing"
 
+	"github.com/dynctl/dynctl/internal/eventlog"
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
 	"github.com/dynctl/dynctl/internal/workers"
 )
@@ -21,7 +22,7 @@ func (d *leaving) Drain() *admin.DrainState { return d.drain }
 // TestServeProbe: a router that cannot serve lives all the same; it can when a worker that
 // decodes is usable, and it does not drain.
 func TestServeProbe(t *testing.T) {
-	r, d := workers.NewRegistry(func(workers.Event) {}), &leaving{}
+	r, d := workers.NewRegistry(func(eventlog.Event) {}), &leaving{}
 	s := &State{Router: d, Registry: r}
 	probe := func(ready int) {
 		t.Helper()

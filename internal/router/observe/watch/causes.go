@@ -7,9 +7,9 @@ import (
 	"sync"
 	"time"
 
+	"github.com/dynctl/dynctl/internal/eventlog"
 	"github.com/dynctl/dynctl/internal/router/cache/kvfeed"
 	"github.com/dynctl/dynctl/internal/router/observe/cause"
-	"github.com/dynctl/dynctl/internal/router/observe/eventlog"
 	"github.com/dynctl/dynctl/internal/wait"
 	"github.com/dynctl/dynctl/internal/workers"
 )

@@ -9,8 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/dynctl/dynctl/internal/eventlog"
 	"github.com/dynctl/dynctl/internal/router/cache/kvfeed"
-	"github.com/dynctl/dynctl/internal/router/observe/eventlog"
 	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/sim/cache"
 	"github.com/dynctl/dynctl/internal/workers/sim/engine"
@@ -101,7 +101,7 @@ func play(t *testing.T, sc scene) *stage {
 		s.held = append(s.held, map[uint64]bool{})
 	}
 	s.sent, s.waiting, s.active = make([]uint64, 8), make([]int, 8), make([]int, 8)
-	registry := workers.NewRegistry(func(workers.Event) {})
+	registry := workers.NewRegistry(func(eventlog.Event) {})
 	if _, err := registry.Apply(workers.SourceFlag, specs); err != nil {
 		t.Fatal(err)
 	}

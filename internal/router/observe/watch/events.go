@@ -4,8 +4,8 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/dynctl/dynctl/internal/eventlog"
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
-	"github.com/dynctl/dynctl/internal/router/observe/eventlog"
 )
 
 // Recording is a recording of what a router does.

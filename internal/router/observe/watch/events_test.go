@@ -5,8 +5,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/dynctl/dynctl/internal/eventlog"
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
-	"github.com/dynctl/dynctl/internal/router/observe/eventlog"
 )
 
 // record is a recording as it stands.

@@ -11,7 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/dynctl/dynctl/internal/router/observe/eventlog"
+	"github.com/dynctl/dynctl/internal/eventlog"
 	"github.com/dynctl/dynctl/internal/router/observe/pace"
 	"github.com/dynctl/dynctl/internal/wait"
 	"github.com/dynctl/dynctl/internal/workers"

@@ -9,7 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/dynctl/dynctl/internal/router/observe/eventlog"
+	"github.com/dynctl/dynctl/internal/eventlog"
 	"github.com/dynctl/dynctl/internal/router/observe/watch"
 	"github.com/dynctl/dynctl/internal/router/placement/cost"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"

@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/dynctl/dynctl/internal/router/observe/eventlog"
+	"github.com/dynctl/dynctl/internal/eventlog"
 	"github.com/dynctl/dynctl/internal/router/observe/watch"
 	"github.com/dynctl/dynctl/internal/router/placement/cost"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"

@@ -4,6 +4,7 @@ import (
 	"net/url"
 	"testing"
 
+	"github.com/dynctl/dynctl/internal/eventlog"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
@@ -11,7 +12,7 @@ import (
 // from the fleet that is asked for it, whatever the one before had; an adapter that the
 // request names itself stays.
 func TestRestOfOneFleet(t *testing.T) {
-	registry := workers.NewRegistry(func(workers.Event) {})
+	registry := workers.NewRegistry(func(eventlog.Event) {})
 	if _, err := registry.Apply("test", []workers.Spec{{Name: "a", URL: &url.URL{Scheme: "http", Host: "127.0.0.1:1"}}}); err != nil {
 		t.Fatal(err)
 	}

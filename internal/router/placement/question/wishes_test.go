@@ -6,6 +6,7 @@ import (
 	"net/url"
 	"testing"
 
+	"github.com/dynctl/dynctl/internal/eventlog"
 	"github.com/dynctl/dynctl/internal/router/effective"
 	"github.com/dynctl/dynctl/internal/router/forward/disagg"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
@@ -19,7 +20,7 @@ import (
 // served is a registry of workers w0, w1 and so on that serve the model m.
 func served(t *testing.T, n int) *workers.Registry {
 	t.Helper()
-	r := workers.NewRegistry(func(workers.Event) {})
+	r := workers.NewRegistry(func(eventlog.Event) {})
 	var specs []workers.Spec
 	for i := range n {
 		specs = append(specs, workers.Spec{Name: fmt.Sprint("w", i), URL: &url.URL{Scheme: "http", Host: fmt.Sprint("127.0.0.1:", i+1)}, Models: []string{"m"}})

@@ -16,7 +16,7 @@ import (
 
 	"go.uber.org/goleak"
 
-	"github.com/dynctl/dynctl/internal/router/observe/eventlog"
+	"github.com/dynctl/dynctl/internal/eventlog"
 	"github.com/dynctl/dynctl/internal/router/request/admission"
 	"github.com/dynctl/dynctl/internal/wait"
 	"github.com/dynctl/dynctl/internal/watchfile"

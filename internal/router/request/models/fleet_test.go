@@ -9,6 +9,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/dynctl/dynctl/internal/eventlog"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
@@ -16,7 +17,7 @@ import (
 // empty list has not reported its models.
 func fleet(t *testing.T, lists ...[]string) *workers.Snapshot {
 	t.Helper()
-	r := workers.NewRegistry(func(workers.Event) {})
+	r := workers.NewRegistry(func(eventlog.Event) {})
 	var specs []workers.Spec
 	for i := range lists {
 		specs = append(specs, workers.Spec{Name: fmt.Sprint("w", i), URL: &url.URL{Scheme: "http", Host: fmt.Sprint("127.0.0.1:", i+1)}})

@@ -19,8 +19,8 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/dynctl/dynctl/internal/eventlog"
 	"github.com/dynctl/dynctl/internal/router/forward/disagg"
-	"github.com/dynctl/dynctl/internal/router/observe/eventlog"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/router/request/tokenize"
 	"github.com/dynctl/dynctl/internal/wait"

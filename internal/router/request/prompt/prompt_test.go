@@ -9,8 +9,8 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/dynctl/dynctl/internal/eventlog"
 	"github.com/dynctl/dynctl/internal/router/forward/disagg"
-	"github.com/dynctl/dynctl/internal/router/observe/eventlog"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/workers"
 )
@@ -28,7 +28,7 @@ func TestFind(t *testing.T) {
 	}))
 	defer engine.Close()
 	var kinds []string
-	registry := workers.NewRegistry(func(workers.Event) {})
+	registry := workers.NewRegistry(func(eventlog.Event) {})
 	stage := func(mode string) *Stage {
 		t.Helper()
 		s, err := New(Options{Mode: mode, Registry: registry, Event: func(e eventlog.Event) { kinds = append(kinds, e.Kind) }})
@@ -108,7 +108,7 @@ func TestMessagesOfEnginesThatAreNotVLLM(t *testing.T) {
 		{api.Responses, `{"model":"m","input":"a"}`, "sglang", disagg.FromEstimate},
 		{api.Chat, `{"model":"m","messages":[{"role":"user","content":"a"}]}`, "sglang", disagg.FromEngine},
 	} {
-		registry := workers.NewRegistry(func(workers.Event) {})
+		registry := workers.NewRegistry(func(eventlog.Event) {})
 		spec, err := workers.ParseSpec(workers.Decode, engine.URL+",name=d0,model=m,engine="+c.engine)
 		if err != nil {
 			t.Fatal(err)
@@ -139,7 +139,7 @@ func TestMessagesOfEnginesThatAreNotVLLM(t *testing.T) {
 // TestPromptsThatTheEngineCuts: ids are of no use where the engine cuts the
 // prompt, and a limit that changes nothing changes nothing here.
 func TestPromptsThatTheEngineCuts(t *testing.T) {
-	s, err := New(Options{Mode: "estimate", Registry: workers.NewRegistry(func(workers.Event) {})})
+	s, err := New(Options{Mode: "estimate", Registry: workers.NewRegistry(func(eventlog.Event) {})})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -173,7 +173,7 @@ func TestPromptsThatTheEngineCuts(t *testing.T) {
 // TestWorkersWhoseChatsDiffer: a prefill and a decode worker of one model that
 // make different tokens of a chat are named, once, until they do not any more.
 func TestWorkersWhoseChatsDiffer(t *testing.T) {
-	registry := workers.NewRegistry(func(workers.Event) {})
+	registry := workers.NewRegistry(func(eventlog.Event) {})
 	var events []eventlog.Event
 	s, err := New(Options{Mode: "engine", Registry: registry, Event: func(e eventlog.Event) { events = append(events, e) }})
 	if err != nil {

@@ -16,8 +16,8 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/dynctl/dynctl/internal/eventlog"
 	"github.com/dynctl/dynctl/internal/router/forward/disagg"
-	"github.com/dynctl/dynctl/internal/router/observe/eventlog"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/workers"
 )
@@ -78,7 +78,7 @@ type moodyStage struct {
 
 func newMoodyStage(t *testing.T, engines ...*moody) *moodyStage {
 	t.Helper()
-	s := &moodyStage{t: t, registry: workers.NewRegistry(func(workers.Event) {})}
+	s := &moodyStage{t: t, registry: workers.NewRegistry(func(eventlog.Event) {})}
 	var err error
 	if s.Stage, err = New(Options{Mode: "engine", Registry: s.registry, Event: func(e eventlog.Event) {
 		s.mu.Lock()

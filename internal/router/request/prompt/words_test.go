@@ -6,6 +6,7 @@ import (
 	"testing"
 	"unicode/utf8"
 
+	"github.com/dynctl/dynctl/internal/eventlog"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
@@ -69,7 +70,7 @@ func TestWordsAreBounded(t *testing.T) {
 
 // TestWordsOfNoEngine: what no engine gives is not known, and the error says why.
 func TestWordsOfNoEngine(t *testing.T) {
-	registry := workers.NewRegistry(func(workers.Event) {})
+	registry := workers.NewRegistry(func(eventlog.Event) {})
 	s, err := New(Options{Mode: "engine", Registry: registry})
 	if err != nil {
 		t.Fatal(err)

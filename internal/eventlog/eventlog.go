@@ -40,6 +40,18 @@ type Event struct {
 	Fields map[string]any `json:"fields,omitempty"`
 }
 
+// Sink takes events. It is called from many goroutines, sometimes with a lock held,
+// so it must be safe for concurrent use, must not block and must not change the
+// fleet. A nil Sink drops everything.
+type Sink func(Event)
+
+// Emit passes e to the sink, if there is one.
+func (s Sink) Emit(e Event) {
+	if s != nil {
+		s(e)
+	}
+}
+
 // Log is a ring of events. It is safe for concurrent use.
 type Log struct {
 	mu     sync.Mutex
