@@ -49,7 +49,7 @@ func TestLangChain(t *testing.T) {
 }
 
 // TestLiteLLM: its providers openai, hosted_vllm and anthropic, with streams, tools,
-// requests at once, usage and errors.
+// concurrent requests, usage and errors.
 func TestLiteLLM(t *testing.T) {
 	need(t)
 	runClient(t, libraries.python(t), "litellm_client.py", "", 0)

@@ -33,7 +33,7 @@ func (p *paced) worker() string {
 }
 
 // read reads a stream to its end. begun is called with its first event; gaps count from
-// the time on, in ns of the Unix epoch, that all holds once all have begun.
+// the time in all (ns of the Unix epoch), which is set once all streams have begun.
 func (p *paced) read(c *http.Client, url string, body []byte, begun func(), all *atomic.Int64) {
 	defer begun()
 	if p.resp, p.err = c.Post(url+"/v1/completions", "application/json", bytes.NewReader(body)); p.err != nil {

@@ -13,8 +13,8 @@ import (
 // TestHybridOnVLLM: on real vLLM with models whose layers have caches of several
 // kinds, the prefix predicted from the engine's own events is what it reports as
 // cached. The pool is so small that blocks are removed all the time. Where no group has
-// full attention, so it is with the engine's names of blocks stated; else the rank says
-// that nothing is known of its cache, and why.
+// full attention, that takes the engine's names of blocks to be stated; without, the rank
+// says that nothing is known of its cache, and why.
 func TestHybridOnVLLM(t *testing.T) {
 	vllmBin(t)
 	layers := func(other string) []string { return []string{other, other, other, "full_attention"} }

@@ -316,7 +316,7 @@ type stand struct {
 	rng     *rand.Rand
 	wg      sync.WaitGroup
 	counts  map[string]int
-	refused int // of the requests that are not continued, as many had their turn
+	refused int // how many of the requests that are not continued had their turn
 }
 
 // TestKillsOnVLLM: engines are killed in the middle of streams, again and again. The
@@ -337,7 +337,7 @@ func TestKillsOnVLLM(t *testing.T) {
 		t.Run(fleet, func(t *testing.T) {
 			list := startEngines(t, fleet)
 			s := &stand{t: t, rng: rand.New(rand.NewPCG(16, uint64(len(list)))), counts: map[string]int{}}
-			s.refused = (len(list) - 2) * len(refused) / 2 // few kills have all their turn, too
+			s.refused = (len(list) - 2) * len(refused) / 2 // so that few kills cover all of them, too
 			args := []string{"--continue", "exact"}
 			for _, e := range list {
 				if e.Role == "prefill" {

@@ -15,7 +15,7 @@ import (
 )
 
 // definitions are the custom resources that manifests here use, each from the module of
-// the project whose they are.
+// its project.
 var definitions = []struct{ module, path string }{
 	{"github.com/prometheus-operator/prometheus-operator@v0.85.0", "example/prometheus-operator-crd/monitoring.coreos.com_servicemonitors.yaml"},
 	{"github.com/kedacore/keda/v2@v2.21.0", "config/crd/bases/keda.sh_scaledobjects.yaml"},

@@ -32,7 +32,7 @@ import (
 )
 
 // cluster is a real API server in which nothing runs: a pod exists when the test has
-// written its status, and its engine is whoever listens at its address.
+// written its status, and its engine is what listens at its address.
 type cluster struct {
 	t          *testing.T
 	kubeconfig string
@@ -505,7 +505,7 @@ func TestKubernetesThousandPods(t *testing.T) {
 			k.listed, k.usable, k.start, k.idle, k.bytes/1e6)
 		return r, k
 	}
-	// Once with the same workers from a file: what is more, the watch takes.
+	// Again with the same workers from a file: the difference is what the watch takes.
 	t.Run("file", func(t *testing.T) { start(t, "--workers-file", fleet) })
 
 	r, k := start(t, "--kubeconfig", c.kubeconfig, "--kube-namespace", c.namespace, "--kube-selector", "app=engine", "--kube-port", fmt.Sprint(port))
@@ -519,8 +519,8 @@ func TestKubernetesThousandPods(t *testing.T) {
 	}
 	t.Logf("1,000 changes of pods in %s: CPU %.2f s", time.Since(began), counter(t, r.metrics, "process_cpu_seconds_total")-before)
 
-	// The events say when the new one is healthy, and whether others were not meanwhile,
-	// which counting the usable ones would take for its time.
+	// Events say when the new one is healthy. The count of usable workers would not do:
+	// others may become unhealthy meanwhile.
 	events, err := r.admin.Events(t.Context(), 0, 1, 0)
 	if err != nil {
 		t.Fatal(err)

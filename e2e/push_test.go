@@ -45,7 +45,7 @@ func TestPushOnVLLM(t *testing.T) {
 		})
 	}
 	got := counter(t, d.URL, externalHits) - before
-	// Of chats the router may know the length from the engine only.
+	// For chats the router may know the length from the engine only.
 	if int(got) < moved-11 || int(got) > moved {
 		t.Errorf("the decode engine got %v tokens, the router planned %d", got, moved)
 	}

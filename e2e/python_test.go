@@ -14,7 +14,7 @@ type environment struct {
 	pins []string
 }
 
-// What clients are tried with. Their newest versions are not to be had together:
+// What clients are tried with. Their newest versions cannot be installed together:
 // LiteLLM keeps the OpenAI library back.
 var (
 	openAI    = environment{"openai", []string{"openai==3.54.0"}}
