@@ -71,7 +71,7 @@ func TestCausesOnSockets(t *testing.T) {
 	})
 	t.Run("half the cache", func(t *testing.T) {
 		g := underLoad(t, loopback.Options{Fleet: "3a:speed=10,kv_blocks=4096+1a:speed=10,kv_blocks=2048+4a:speed=10,kv_blocks=4096"})
-		named(t, g, "small_cache", victim, "as its metrics tell")
+		named(t, g, "small_cache", victim, "as its metrics say")
 	})
 	t.Run("events of libzmq that do not come", func(t *testing.T) {
 		cmd := exec.Command(python.With(t, "zmq"), "-c", silentPublisher)
@@ -106,7 +106,7 @@ func TestCausesOnSockets(t *testing.T) {
 			}
 			return list
 		}})
-		named(t, g, "mute", victim+"/dp0", "tells no KV events")
+		named(t, g, "mute", victim+"/dp0", "publishes no KV events")
 		l, err := g.Admin.Workers(t.Context())
 		if err != nil {
 			t.Fatal(err)

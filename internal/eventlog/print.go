@@ -5,9 +5,9 @@ import (
 	"log/slog"
 )
 
-// Print writes an event into the log of the process. While a router starts, what every
-// worker of its fleet goes through is told there in one line, by serve; here it would be
-// four of them for each, and is for those who look for mistakes.
+// Print writes an event into the log of the process. While a router starts, serve sums up
+// what its workers go through in one line; the four events of each worker are for those
+// who look for mistakes, at level debug.
 func Print(l *slog.Logger, e *Event, starting bool) {
 	level := slog.LevelInfo
 	switch e.Severity {

@@ -135,7 +135,7 @@ type replica struct {
 type overlay struct {
 	title string
 	lines []string
-	live  func() []string // makes the lines anew for every frame; may be nil
+	live  func() []string // makes the lines of every frame; may be nil
 	off   int
 }
 

@@ -19,7 +19,7 @@ import (
 // big is a fleet of 256 ranks.
 var big = stage{prefill: 8, decode: 24, dp: 8, troubles: true}
 
-// BenchmarkView draws every view anew at 200x60 with 256 ranks; the budget is
+// BenchmarkView redraws every view at 200x60 with 256 ranks; the budget is
 // 8 ms.
 func BenchmarkView(b *testing.B) {
 	for _, v := range views {

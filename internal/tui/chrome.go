@@ -209,7 +209,7 @@ func (a *app) drawFooter(p *widget.Painter) {
 	p.End()
 }
 
-// hint tells what can be typed.
+// hint shows what can be typed.
 func (a *app) hint() string {
 	switch a.asking {
 	case "filter":

@@ -44,7 +44,7 @@ type (
 	}
 )
 
-// ofContext marks what a command tells as being about the routers of the moment.
+// ofContext marks the message of a command as being about the routers of the moment.
 func (a *app) ofContext(cmd tea.Cmd) tea.Cmd {
 	n := a.switched
 	return func() tea.Msg {
@@ -60,7 +60,7 @@ func (a *app) suggestions() []string {
 	list := slices.Clone(verbs)
 	names, err := a.opts.Contexts.names()
 	if err != nil {
-		return list // :ctx tells why
+		return list // :ctx says why
 	}
 	for _, n := range names {
 		list = append(list, "ctx "+n)

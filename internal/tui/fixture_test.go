@@ -27,7 +27,7 @@ var start = time.Date(2026, 11, 21, 14, 22, 0, 0, time.UTC)
 // stage is a made-up router whose figures depend on the second only.
 type stage struct {
 	prefill, decode, dp int
-	// troubles adds one of each kind that the overview must tell.
+	// troubles adds one of each kind that the overview must show.
 	troubles bool
 	// quiet routers have seen nothing yet: no batch, no answer of an engine.
 	quiet bool

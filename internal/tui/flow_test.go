@@ -167,7 +167,7 @@ func TestHistoryIsBounded(t *testing.T) {
 	}
 }
 
-// TestImbalanceInHeader: the header tells the busiest rank against the mean of its role.
+// TestImbalanceInHeader: the header shows the busiest rank against the mean of its role.
 func TestImbalanceInHeader(t *testing.T) {
 	a := newStage(t, fleet, 200, 50, 3, plainOptions)
 	r := a.page().R
@@ -285,7 +285,7 @@ func TestSave(t *testing.T) {
 		t.Fatal(err)
 	}
 	mustContain(t, string(text), "[1 Overview]")
-	// Nothing is overwritten, and failures are told.
+	// Nothing is overwritten, and failures are shown.
 	save("view.json")
 	mustContain(t, screen(a), "! not saved")
 }

@@ -7,7 +7,7 @@ import (
 )
 
 // TestFolds: h folds the worker under the cursor and l unfolds it, v does all; the
-// cursor stays with the worker, a filter tells how many ranks it leaves, and a rank that
+// cursor stays with the worker, a filter says how many ranks it leaves, and a rank that
 // is looked for is unfolded.
 func TestFolds(t *testing.T) {
 	g := stage{prefill: 2, decode: 4, dp: 2}

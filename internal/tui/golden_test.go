@@ -23,8 +23,8 @@ import (
 	"github.com/dynctl/dynctl/internal/tui/widget"
 )
 
-// updating tells whether -update was given, a flag that teatest brings along:
-// golden files are written anew.
+// updating reports whether -update was given, a flag that teatest brings along:
+// golden files are rewritten.
 func updating() bool {
 	on, ok := flag.Lookup("update").Value.(flag.Getter).Get().(bool)
 	return ok && on
@@ -126,12 +126,12 @@ func golden(t *testing.T, name, got string) {
 		t.Fatal(err)
 	}
 	if d := cmp.Diff(strings.Split(string(want), "\n"), strings.Split(got, "\n")); d != "" {
-		t.Errorf("%s differs (-want +got); -update writes it anew:\n%s", path, d)
+		t.Errorf("%s differs (-want +got); -update rewrites it:\n%s", path, d)
 	}
 }
 
 // everySize runs test at each size, with and without characters beyond ASCII; name has
-// what tells the golden files apart.
+// what distinguishes the golden files.
 func everySize(t *testing.T, name string, test func(t *testing.T, w, h int, o Options, name string)) {
 	t.Helper()
 	for _, size := range [][2]int{{120, 40}, {80, 24}, {200, 50}} {
@@ -160,7 +160,7 @@ func TestViews(t *testing.T) {
 	}
 }
 
-// TestCachesViews: cache groups and tiers of a rank are told on the page of workers, at 80
+// TestCachesViews: cache groups and tiers of a rank are shown on the page of workers, at 80
 // columns, too.
 func TestCachesViews(t *testing.T) {
 	for _, size := range [][2]int{{80, 24}, {120, 40}} {
@@ -187,8 +187,8 @@ func TestCachesViews(t *testing.T) {
 	}
 }
 
-// TestMovesViews: streams that went on elsewhere are told on the page of workers, at 80
-// columns and of a folded worker, too; a router that does not tell of them has none of
+// TestMovesViews: streams that went on elsewhere are shown on the page of workers, at 80
+// columns and of a folded worker, too; a router that does not report them has none of
 // their figures, and one that had none has no line of them.
 func TestMovesViews(t *testing.T) {
 	for _, size := range [][2]int{{80, 24}, {120, 40}, {200, 50}} {
@@ -258,7 +258,7 @@ func checkFrame(t *testing.T, frame string, w, h int, ascii bool) {
 	}
 }
 
-// TestHealthyOverview: where all is well, the rates are told, at each size.
+// TestHealthyOverview: where all is well, the rates are shown, at each size.
 func TestHealthyOverview(t *testing.T) {
 	everySize(t, "healthy", func(t *testing.T, w, h int, o Options, name string) {
 		got := screen(newStage(t, stage{prefill: 2, decode: 4, dp: 2}, w, h, 20, o))
@@ -326,7 +326,7 @@ func TestRadixFiguresAreWhole(t *testing.T) {
 // cutFigure is a figure with a sign that the rest is missing, or a unit without its end.
 var cutFigure = regexp.MustCompile(`at [0-9.]+[kM]?…|[-+][0-9.]+$| (b|bl|blk|blk/|lookups/|lookup)$`)
 
-// TestTroubles demands that the overview tells every trouble in plain words.
+// TestTroubles demands that the overview shows every trouble in plain words.
 func TestTroubles(t *testing.T) {
 	g := stage{prefill: 2, decode: 4, dp: 2, troubles: true}
 	a := newStage(t, g, 120, 40, 3, plainOptions)

@@ -65,7 +65,7 @@ func (a *app) operate(verb, name string) {
 	a.say(text, true)
 }
 
-// lastOf tells whether no other worker of the same role can be used.
+// lastOf reports whether no other worker of the same role can be used.
 func (a *app) lastOf(r *feed.Router, i int) bool {
 	for j := range r.WorkerList {
 		if w := &r.WorkerList[j]; j != i && w.Usable && w.Role == r.WorkerList[i].Role {
@@ -142,7 +142,7 @@ func describeLines(r *feed.Router, name string) (out []string) {
 	return out
 }
 
-// known is a count of which 0 means that nobody told.
+// known is a count of which 0 means unknown.
 func known(n int) float64 {
 	if n == 0 {
 		return feed.Unknown.F()

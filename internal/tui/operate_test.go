@@ -69,7 +69,7 @@ func TestDrainAsksFirst(t *testing.T) {
 	mustContain(t, screen(a), "the data stands still")
 }
 
-// TestDescribe: d tells all of the worker under the cursor.
+// TestDescribe: d shows all of the worker under the cursor.
 func TestDescribe(t *testing.T) {
 	g := stage{prefill: 2, decode: 4, dp: 2, troubles: true}
 	everySize(t, "describe", func(t *testing.T, w, h int, o Options, name string) {

@@ -129,7 +129,7 @@ func TestPanicRestoresTheTerminal(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := <-done; err == nil {
-		t.Error("the panic is not told")
+		t.Error("the panic is not reported")
 	}
 	entered, left := strings.LastIndex(out.String(), "\x1b[?1049h"), strings.LastIndex(out.String(), "\x1b[?1049l")
 	if entered < 0 || left < entered || !strings.Contains(out.String()[left:], "\x1b[?25h") && strings.LastIndex(out.String(), "\x1b[?25h") < strings.LastIndex(out.String(), "\x1b[?25l") {

@@ -75,7 +75,7 @@ func TestOverlapThatNobodyKnows(t *testing.T) {
 }
 
 // TestRadixWords: W asks for the words that runs begin with, in the tree and in the flat
-// table; a filter leaves those that have some; who may not see them is told why.
+// table; a filter leaves those that have some; who may not see them is shown why.
 func TestRadixWords(t *testing.T) {
 	a := newStage(t, fleet, 120, 40, 3, plainOptions)
 	press(a, "3", "i") // the icicle names all runs

@@ -60,7 +60,7 @@ func TestRecordingViews(t *testing.T) {
 }
 
 // TestKeysOfARecording: while a recording is watched, the keys of time and the bar act
-// on it, a refusal is told, and going back forgets what comes later; on a running router
+// on it, a refusal is shown, and going back forgets what comes later; on a running router
 // the same keys do what they always do.
 func TestKeysOfARecording(t *testing.T) {
 	var asked []string

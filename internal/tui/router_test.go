@@ -18,7 +18,7 @@ import (
 )
 
 // TestBadRouters checks that every way in which a router can misbehave is
-// told in plain words, and leaves a whole frame.
+// shown in plain words, and leaves a whole frame.
 func TestBadRouters(t *testing.T) {
 	nonsense := map[string]http.HandlerFunc{
 		"html":   func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "<html>hello</html>") },

@@ -111,7 +111,7 @@ func (c *Collector) Collect(ctx context.Context) (feed.View, error) {
 	return feed.Sum(time.Now(), routers), nil
 }
 
-// wanting tells whether a router answers whose rates are not there yet.
+// wanting reports whether a router answers whose rates are not there yet.
 func (c *Collector) wanting() bool {
 	return slices.ContainsFunc(c.replicas, func(r *replica) bool { return r.view.Link == feed.Live && !r.builder.Rated() })
 }

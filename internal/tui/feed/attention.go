@@ -53,7 +53,7 @@ const (
 	blindAfter     = 10 // seconds without load figures
 	hotShare       = 0.5
 	troubleShare   = 0.05
-	maxGroup       = 4 // ranks with the same trouble before one line tells all
+	maxGroup       = 4 // ranks with the same trouble before one line is for all
 	maxAttention   = 100
 )
 
@@ -136,7 +136,7 @@ func (c *collector) rank(sev Severity, code string, k *Rank, format string, a ..
 	l.Rank, l.Worker = k.Label, k.Worker
 }
 
-// attention tells what somebody should know, worst first, newest first.
+// attention lists what somebody should know, worst first, newest first.
 func (b *Builder) attention(r *Router, now time.Time) []Attention {
 	c := &collector{}
 	switch r.Link {
@@ -172,7 +172,7 @@ func (b *Builder) attendRouter(c *collector, r *Router) {
 	over := func(n Num, limit float64) bool { return n.Known() && n.F() > limit }
 	pct := func(n Num) float64 { return 100 * n.F() }
 	if over(t.Recomputes, 0) {
-		c.add(Error, CodeRecompute, "traffic", "%.0f request(s) in the last minute were prefilled remotely but the KV did not arrive: the decode engine computed the prompt again without telling; check the KV connector on both sides", t.Recomputes.F())
+		c.add(Error, CodeRecompute, "traffic", "%.0f request(s) in the last minute were prefilled remotely but the KV did not arrive: the decode engine silently computed the prompt again; check the KV connector on both sides", t.Recomputes.F())
 	}
 	if over(t.FallbackShare, troubleShare) && t.Fallbacks >= 3 {
 		c.add(Warn, CodeFallback, "traffic", "%.0f%% of the requests meant for remote prefill fell back to local (%.0f in the last minute): prefill workers fail or are missing", pct(t.FallbackShare), t.Fallbacks.F())
@@ -193,7 +193,7 @@ func (b *Builder) attendRouter(c *collector, r *Router) {
 	for i := range r.Queues {
 		c.add(Warn, CodeQueue, cmp.Or(r.Queues[i].Model, "traffic"), "%s", r.Queues[i].Text())
 	}
-	if len(r.Queues) == 0 && t.Queued > 0 { // a router that does not tell more
+	if len(r.Queues) == 0 && t.Queued > 0 { // a router that reports no more
 		c.add(Warn, CodeQueue, "traffic", "%.0f request(s) wait in the router's queue: limits.inflight is reached", t.Queued.F())
 	}
 	if d := t.PredictedShare - t.HitShare; over(d, 0.10) && t.RequestRate >= 1 {
@@ -208,7 +208,7 @@ func (b *Builder) attendRouter(c *collector, r *Router) {
 	for _, reason := range r.Reasons {
 		switch {
 		case strings.HasPrefix(reason, "worker ") || strings.Contains(reason, "rank(s) are routed") || strings.Contains(reason, "the router drains"):
-			// Told of the worker or the rank, below and above.
+			// Listed with the worker or the rank, below and above.
 		case strings.Contains(reason, "computes remotely prefilled prompts again"):
 			label, _, _ := strings.Cut(reason, " ")
 			c.add(Error, CodeRecompute, label, "computes remotely prefilled prompts again: the KV that was computed for it is not used; check the KV connector on both sides")
@@ -265,7 +265,7 @@ func (b *Builder) attendRanks(c *collector, r *Router) {
 	for _, role := range []string{"prefill", "decode", "aggregated", "either"} {
 		medians[role] = median(r.Ranks, role)
 	}
-	failing := map[string]bool{} // of whom it is told already
+	failing := map[string]bool{} // workers that are listed already
 	for i := range r.WorkerList {
 		w := &r.WorkerList[i]
 		failing[w.Name] = slices.ContainsFunc(w.Troubles, func(t admin.Trouble) bool { return t.Cause == CodeFailing })
@@ -273,13 +273,13 @@ func (b *Builder) attendRanks(c *collector, r *Router) {
 	for i := range r.Ranks {
 		k := &r.Ranks[i]
 		if k.Status == "DOWN" || k.Status == "EJECT" || k.Status == "ASLEEP" || k.Status == "NEW" || k.Status == "HELD" {
-			continue // told of the worker
+			continue // listed with the worker
 		}
 		because := cmp.Or(k.Feed.Reason, "no reason given")
 		switch k.Feed.State {
 		case "stale":
 			c.rank(Warn, CodeFeed, k, "stale: its KV events are cut off (%s); its blocks count as unknown and it is routed by load alone", because)
-		case "mute": // told of the worker: attendWorkers
+		case "mute": // listed with the worker: attendWorkers
 		case "unknown":
 			c.rank(Warn, CodeFeed, k, "unknown cache: %s; its blocks count as unknown and it is routed by load alone", because)
 		case "connecting":
@@ -337,7 +337,7 @@ func (b *Builder) attendRanks(c *collector, r *Router) {
 		}
 		switch {
 		case !k.Running.Known() && !k.KVUsage.Known():
-			c.rank(Info, CodeBlind, k, "its engine tells no load figures: routed by the router's own account")
+			c.rank(Info, CodeBlind, k, "its engine reports no load figures: routed by the router's own account")
 		case k.LoadAge > blindAfter:
 			c.rank(Warn, CodeBlind, k, "its load figures are %.0f s old: routed by the router's own account", k.LoadAge.F())
 		}

@@ -26,7 +26,7 @@ const (
 type Sample struct {
 	Snapshot *admin.Snapshot
 	// Prefixes are the most used runs below the root of the index, when they
-	// were asked for; PrefixesAsked tells that they were.
+	// were asked for; PrefixesAsked says that they were.
 	Prefixes      []admin.IndexNode
 	PrefixesAsked bool
 	Err           error
@@ -144,8 +144,8 @@ func (b *Builder) Add(s Sample, interval time.Duration) *Router {
 	return b.finish(s.At, interval)
 }
 
-// Rated tells whether there are two answers, and two pages of every engine that
-// tells its counters, so that every rate that can be known is.
+// Rated reports whether there are two answers, and two pages of every engine that
+// has counters, so that every rate that can be known is.
 func (b *Builder) Rated() bool {
 	if len(b.points) < 2 {
 		return false
@@ -404,7 +404,7 @@ func rankView(w *admin.Worker, k *admin.Rank, now, was, old *point) Rank {
 		Label: k.Label, Worker: k.Worker, DP: k.DP, Role: k.Role, Usable: k.Usable, Health: k.Health, Reason: k.Reason,
 		Running: Unknown, Waiting: Unknown, KVUsage: Unknown, EngineUsed: Unknown, HitShare: Unknown, LifeHit: Unknown, PromptRate: Unknown,
 		ExternalHit: Unknown, LoadAge: Unknown, RequestRate: Unknown, Failures: Unknown, RequestDiff: Unknown, BlockDiff: Unknown,
-		Active: k.ActiveRequests, PrefillTokens: k.PrefillTokens, DecodeBlocks: k.DecodeBlocks, IndexBlocks: k.IndexBlocks, Capacity: k.CapacityBlock, IndexRoom: max(k.IndexRoom, k.CapacityBlock), Moves: moved(k.Moves), // older routers tell the latter only
+		Active: k.ActiveRequests, PrefillTokens: k.PrefillTokens, DecodeBlocks: k.DecodeBlocks, IndexBlocks: k.IndexBlocks, Capacity: k.CapacityBlock, IndexRoom: max(k.IndexRoom, k.CapacityBlock), Moves: moved(k.Moves), // older routers have the latter only
 		Feed: Feed{
 			State: k.Feed.State, Trusted: k.Feed.Trusted, Reason: k.Feed.Reason, Endpoint: k.Feed.Endpoint, Replay: k.Feed.Replay, LastSeq: k.Feed.LastSeq,
 			AgeSeconds: Unknown, SinceSeconds: Unknown, EventRate: Unknown, BlockRate: Unknown, RecentGaps: Unknown, RecentLost: Unknown, RecentDropped: Unknown,
@@ -476,7 +476,7 @@ func orEmpty(s []string) []string {
 }
 
 // calm is how long ranks keep their places: rows that jump at every refresh cannot
-// be read, and rows that never move tell nothing. loadHalf is after which time a
+// be read, and rows that never move show nothing. loadHalf is after which time a
 // rank's pressure of before counts half.
 const (
 	calm     = 4 * time.Second

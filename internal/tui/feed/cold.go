@@ -16,7 +16,7 @@ const (
 	warmFrom  = 0.8
 	coldLeast = 64
 	coldFor   = 10 * time.Minute
-	// freshFor is how long a start is told of, and a recovery.
+	// freshFor is how long a start is listed, and a recovery.
 	freshFor = time.Minute
 )
 
@@ -52,7 +52,7 @@ func (w *coldWatch) restart(st *admin.Status) {
 	}
 }
 
-// follow moves a cold index on; it reports whether it is still to be told of.
+// follow moves a cold index on; it reports whether it is still to be listed.
 func (c *cold) follow(held int64, now time.Time) bool {
 	c.now = held
 	if c.warm.IsZero() && float64(held) >= warmFrom*float64(c.from) {
@@ -103,7 +103,7 @@ func (w *coldWatch) add(snap *admin.Snapshot, points []point) {
 	}
 }
 
-// isCold tells of a rank whose part of the index was lost and is not back.
+// isCold reports whether a rank's part of the index was lost and is not back.
 func (w *coldWatch) isCold(label string) bool {
 	c := w.ranks[label]
 	return c != nil && c.warm.IsZero()
@@ -122,7 +122,7 @@ func (w *coldWatch) holds(label string) string {
 	return fmt.Sprintf(" (it has %s of before)", w.ranks[label].share())
 }
 
-// attend tells of restarts, cold indexes and their recovery.
+// attend lists restarts, cold indexes and their recovery.
 func (w *coldWatch) attend(c *collector, r *Router) {
 	up := time.Duration(r.UptimeSeconds.F() * float64(time.Second))
 	if !w.restarted.IsZero() && up < freshFor {
@@ -139,7 +139,7 @@ func (w *coldWatch) attend(c *collector, r *Router) {
 		k := &r.Ranks[i]
 		x := w.ranks[k.Label]
 		if x == nil || x.warm.IsZero() && (k.Feed.RecentLost >= 1 || k.Feed.RecentDropped >= 1 || !k.Usable) {
-			continue // told where its events or its worker are told of
+			continue // listed with its events or its worker
 		}
 		why := "its cache was cleared"
 		if x.restart {

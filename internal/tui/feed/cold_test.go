@@ -48,7 +48,7 @@ func TestRouterRestart(t *testing.T) {
 	r = at(100, second, 9_000)
 	oneLine(t, r, CodeCold, "9000 of 26000 blocks, 35%")
 	if got := linesOf(r, CodeRestarted); got != nil {
-		t.Errorf("an old start is told of: %q", got)
+		t.Errorf("an old start is listed: %q", got)
 	}
 	r = at(120, second, 21_000)
 	oneLine(t, r, CodeCold, "info index: rebuilt after the router's restart in 117 s")
@@ -67,7 +67,7 @@ func TestRouterRestart(t *testing.T) {
 	}
 }
 
-// TestColdRank: an engine that begins anew with an empty cache is told of until it
+// TestColdRank: an engine that begins anew with an empty cache is listed until it
 // holds most of what it held, and by how much.
 func TestColdRank(t *testing.T) {
 	b := NewBuilder("r")

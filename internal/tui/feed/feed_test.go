@@ -67,7 +67,7 @@ func TestAttention(t *testing.T) {
 			w := &a.Workers[3]
 			w.Health, w.Reason, w.Usable = "unhealthy", "connection refused", false
 			w.Ranks[0].Health, w.Ranks[0].Usable = "unhealthy", false
-			w.Ranks[0].Feed.State, w.Ranks[0].Engine = "stale", nil // not told a second time
+			w.Ranks[0].Feed.State, w.Ranks[0].Engine = "stale", nil // not listed a second time
 		}, []string{"error worker_down d3"}, "engine down: connection refused; its rank gets no requests"},
 		{"ejected", func(a *admin.Snapshot) {
 			a.Workers[0].Health, a.Workers[0].Ranks[0].Health, a.Workers[0].Usable = "ejected", "ejected", false
@@ -105,13 +105,13 @@ func TestAttention(t *testing.T) {
 			a.Workers[2].Ranks[0].ITL, a.Workers[2].Ranks[0].Slow = ptr(90), &admin.Slow{Figure: "ITL", Times: 9}
 		}, []string{"warn rank_slow d2/dp0"}, "ITL 9.0 times the median of its peers, and it was faster before (ITL 90 ms, TTFT - ms now)"},
 		{"fails", func(a *admin.Snapshot) {
-			a.Workers[2].Ranks[0].Failures = 4 // not told a second time
+			a.Workers[2].Ranks[0].Failures = 4 // not listed a second time
 			a.Workers[2].Troubles = []admin.Trouble{{Cause: "failing", Text: "fails 10% of its requests"}}
 		}, []string{"warn failing d2"}, "fails 10% of its requests"},
 		{"mute", func(a *admin.Snapshot) {
-			a.Workers[2].Ranks[0].Feed = admin.Feed{State: "mute", Reason: "tells no KV events"} // not told a second time
-			a.Workers[2].Troubles = []admin.Trouble{{Cause: "mute", Rank: "d2/dp0", Text: "tells no KV events"}}
-		}, []string{"warn mute d2/dp0"}, "tells no KV events"},
+			a.Workers[2].Ranks[0].Feed = admin.Feed{State: "mute", Reason: "publishes no KV events"} // not listed a second time
+			a.Workers[2].Troubles = []admin.Trouble{{Cause: "mute", Rank: "d2/dp0", Text: "publishes no KV events"}}
+		}, []string{"warn mute d2/dp0"}, "publishes no KV events"},
 		{"small", func(a *admin.Snapshot) {
 			a.Workers[2].Troubles = []admin.Trouble{{Cause: "small_cache", Text: "has a small KV cache"}}
 		}, []string{"warn small_cache d2"}, "has a small KV cache"},

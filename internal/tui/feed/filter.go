@@ -83,10 +83,10 @@ func ParseFilter(text string, keys []string) (Filter, error) {
 	return f, nil
 }
 
-// Empty tells whether the filter picks all.
+// Empty reports whether the filter picks all.
 func (f *Filter) Empty() bool { return len(f.terms) == 0 }
 
-// Match tells whether the filter picks the row.
+// Match reports whether the filter picks the row.
 func (f *Filter) Match(r Row) bool {
 	for i := range f.terms {
 		if f.terms[i].match(r) == f.terms[i].not {

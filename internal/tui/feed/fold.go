@@ -68,7 +68,7 @@ func Fold(ranks []*Rank) Rank {
 			v.Capacity += k.Capacity
 			v.IndexRoom += k.IndexRoom
 		} else {
-			v.Capacity, v.IndexRoom = 0, 0 // not told
+			v.Capacity, v.IndexRoom = 0, 0 // unknown
 		}
 		if k.Feed.State != v.Feed.State {
 			v.Feed.State, v.Feed.Reason = "mixed", ""

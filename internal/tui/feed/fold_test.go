@@ -8,7 +8,7 @@ import (
 )
 
 // TestFold: what can be counted is added up, the worst is kept of the rest, and what one
-// rank does not tell is not known of the worker.
+// rank does not report is not known of the worker.
 func TestFold(t *testing.T) {
 	rank := func(dp int) *Rank {
 		return &Rank{
@@ -44,7 +44,7 @@ func TestFold(t *testing.T) {
 	b.Running, b.KVUsage, b.TTFT, b.PromptRate, b.Capacity, b.Feed.State, b.Feed.Trusted, b.Usable = Unknown, Unknown, Unknown, Unknown, 0, "gap", false, false
 	v = Fold([]*Rank{a, b})
 	if v.Running.Known() || v.KVUsage.Known() || v.TTFT.Known() || v.PromptRate.Known() || v.HitShare.Known() || v.Moves.Away.Known() || v.Moves.None() || v.Capacity != 0 || v.Feed.State != "mixed" || v.Feed.Trusted || v.Usable {
-		t.Errorf("what is not known of one is told of all: %+v", v)
+		t.Errorf("what is not known of one is shown for all: %+v", v)
 	}
 	if a.Running != 3 || a.Label != "d/dp" {
 		t.Error("the rank itself was changed")

@@ -25,10 +25,10 @@ const Schema = "dynctl.top/v1"
 // Num is a figure that may be unknown: NaN, null in JSON.
 type Num float64
 
-// Unknown is the figure that nobody told.
+// Unknown is a figure that nobody reported.
 var Unknown = Num(math.NaN())
 
-// Known tells whether there is a figure.
+// Known reports whether there is a figure.
 func (n Num) Known() bool { return !math.IsNaN(float64(n)) && !math.IsInf(float64(n), 0) }
 
 // F is the figure as a float, NaN when unknown.
@@ -51,7 +51,7 @@ func (n *Num) UnmarshalJSON(b []byte) error {
 	return json.Unmarshal(b, (*float64)(n))
 }
 
-// unknown makes every figure of a struct one that nobody told.
+// unknown makes every figure of a struct Unknown.
 func unknown(v any) {
 	var walk func(reflect.Value)
 	walk = func(s reflect.Value) {
@@ -355,7 +355,7 @@ type Rank struct {
 	OutputRate Num `json:"router_output_tokens_per_second"`
 	// SlowAt is "ITL" or "TTFT" for a rank that is slow at it, SlowTimes how many
 	// times the median of its peers that is. SpeedJudged says that enough is known of it
-	// and of its peers to tell; without, nobody can say that it is not slow.
+	// and of its peers to judge it; without, nobody can say that it is not slow.
 	SlowAt      string `json:"slow_at,omitempty"`
 	SlowTimes   Num    `json:"slow_times"`
 	SpeedJudged bool   `json:"speed_judged"`
@@ -409,11 +409,11 @@ type Feed struct {
 	Restarts      uint64  `json:"restarts_total"`
 	Errors        uint64  `json:"decode_errors_total"`
 	Orphans       uint64  `json:"orphaned_blocks_total"`
-	// Tiers are the engine's blocks outside the device, TiersReported says that it has told
-	// of any tier there and is followed.
+	// Tiers are the engine's blocks outside the device, TiersReported says that events have
+	// named one there and the rank is followed.
 	Tiers         decision.Tiers `json:"tiers,omitzero"`
 	TiersReported bool           `json:"tiers_told,omitempty"`
-	// CacheGroups are those of a rank that has told of several.
+	// CacheGroups are those of a rank whose events name several.
 	CacheGroups []admin.CacheGroup `json:"cache_groups,omitempty"`
 	// CopiesDisbelieved says that copies of blocks are not counted any more.
 	CopiesDisbelieved bool `json:"copies_disbelieved,omitempty"`
@@ -421,7 +421,7 @@ type Feed struct {
 	HashDiffers bool `json:"hash_differs,omitempty"`
 }
 
-// Caches tells in one line what the rank has beside one cache on its device, "" for
+// Caches says in one line what the rank has beside one cache on its device, "" for
 // nothing.
 func (f *Feed) Caches() string {
 	var parts []string

@@ -611,7 +611,7 @@ func versus(r *receipt.Receipt) []string {
 	}
 	o := &r.Outcome
 	if o.CachedTokens < 0 {
-		return []string{"8 verdict    the engine did not tell how many prompt tokens were cached"}
+		return []string{"8 verdict    the engine did not say how many prompt tokens were cached"}
 	}
 	real, predicted := o.CachedTokens, r.Predicted.CachedTokens
 	if r.Path == "remote" {

@@ -159,7 +159,7 @@ func (e *Events) Draw(c *Ctx, p *widget.Painter) {
 	p.Cell(theme.Title, "KIND", kind)
 	p.Put(theme.Title, "WHAT")
 	p.End()
-	// The event under the cursor is told in full below.
+	// The event under the cursor is shown in full below.
 	var detail []string
 	if e.cursor.At < len(rows) && c.H >= 12 {
 		detail = Wrap(rows[e.cursor.At].Text, c.W-4, "")

@@ -81,7 +81,7 @@ func drawHeat(p *widget.Painter, hot *heat, rows []*feed.Rank, h int) {
 	}
 }
 
-// spread is the mean and the greatest of a figure of ranks, NaN where nobody told it.
+// spread is the mean and the greatest of a figure of ranks, NaN where it is unknown.
 func spread(list []*feed.Rank, at func(*feed.Rank) float64) (mean, most float64) {
 	most = math.NaN()
 	sum, n := 0.0, 0
@@ -131,7 +131,7 @@ func cell(p *widget.Painter, k *feed.Rank, v, top float64) {
 	}
 }
 
-// rest tells whether ranks need more than one line.
+// rest reports whether ranks need more than one line.
 func rest(list []*feed.Rank, w int, apart bool) bool {
 	return cells(list, apart) > w-heatName-2
 }

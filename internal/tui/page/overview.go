@@ -265,7 +265,7 @@ func orDash(s string) string {
 }
 
 // hitShare is what the engines' answers say; clients that do not ask for usage
-// leave that open, and the engines' own counters tell then.
+// leave that open, and the engines' own counters say it then.
 func hitShare(t *feed.Traffic) float64 {
 	if t.HitShare.Known() {
 		return t.HitShare.F()

@@ -114,7 +114,7 @@ func moveColumn(title string, of func(m *feed.Moves) feed.Num) column {
 	}
 }
 
-// Moved tells in one line which streams of a rank went on elsewhere, "" for none.
+// Moved says in one line which streams of a rank went on elsewhere, "" for none.
 func Moved(k *feed.Rank) string {
 	m := &k.Moves
 	if m.None() {
@@ -183,7 +183,7 @@ func kvStyle(k *feed.Rank) theme.Style {
 	return theme.Plain
 }
 
-// known is a count of which 0 means that nobody told.
+// known is a count of which 0 means unknown.
 func known(n int64) float64 {
 	if n == 0 {
 		return math.NaN()
@@ -281,7 +281,7 @@ func (t *RankTable) Rows(r *feed.Router) []*feed.Rank {
 	return t.rows
 }
 
-// folded tells whether a worker's ranks are one row.
+// folded reports whether a worker's ranks are one row.
 func (t *RankTable) folded(worker string) bool { return t.folds != t.unlike[worker] }
 
 // fold puts one row in the place of a folded worker's first rank. A worker of one rank

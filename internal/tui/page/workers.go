@@ -147,7 +147,7 @@ func (w *Workers) Draw(c *Ctx, p *widget.Painter) {
 	}
 }
 
-// describe tells the worker's facts in two lines, and if there are any, in one line each
+// describe draws the worker's facts in two lines, and if there are any, in one line each
 // what caches the rank has beside that of its device, and its streams that went on elsewhere.
 func (w *Workers) describe(c *Ctx, p *widget.Painter, k *feed.Rank) {
 	for i := range c.R.WorkerList {
@@ -249,7 +249,7 @@ func compareLines(k *feed.Rank, wide, tall bool) []string {
 	words := "the same"
 	switch d := k.RequestDiff; {
 	case !d.Known():
-		words = "the engine does not tell"
+		words = "the engine does not say"
 	case d > 0:
 		words = words2("more in the engine: in between, or others use it", "more in the engine")
 	case d < 0:

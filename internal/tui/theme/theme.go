@@ -82,7 +82,7 @@ func New(name string, profile termenv.Profile, ascii bool) *Theme {
 	}
 	r := lipgloss.NewRenderer(io.Discard)
 	r.SetColorProfile(profile)
-	// Blue and orange are told apart by nearly everybody; all are among the
+	// Nearly everybody can distinguish blue and orange; all are among the
 	// 256 fixed colours or the terminal's own 16.
 	warn, bad, good, accent, bar, dim := "214", "203", "114", "117", "75", "245"
 	if name == "light" {

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// Unknown is how a figure that nobody told is shown.
+// Unknown is how an unknown figure is shown.
 const Unknown = "-"
 
 // Count is a number in at most six columns: 999, 12.3k, 4.56M.

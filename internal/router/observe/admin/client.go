@@ -83,7 +83,7 @@ func (e *DataPlaneError) Error() string {
 	return fmt.Sprintf("%s is the data plane of a router; the admin API is at the address that its --admin-listen says (port %s by default): give that one", e.URL, defaultPort)
 }
 
-// defaultPort is that of a router's admin API, unless it is told otherwise.
+// defaultPort is that of a router's admin API, unless it is set otherwise.
 const defaultPort = "8001"
 
 // adminBeside looks for the admin API of the router whose data plane was asked: on

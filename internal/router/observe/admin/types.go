@@ -61,7 +61,7 @@ type Status struct {
 	ThresholdTokens int    `json:"threshold_tokens"`
 	ThresholdOn     string `json:"threshold_on"`
 	// ThresholdAuto says that costs choose the path and ThresholdTokens decides only
-	// while too little is known of them; Costs tells how much is.
+	// while too little is known of them; Costs shows how much is.
 	ThresholdAuto   bool         `json:"threshold_auto,omitempty"`
 	Costs           []ModelCosts `json:"costs,omitempty"`
 	PrefillFallback string       `json:"prefill_fallback"`
@@ -340,8 +340,8 @@ type Worker struct {
 	Draining        bool              `json:"draining"`
 	Usable          bool              `json:"usable"`
 	Conflict        string            `json:"conflict,omitempty"`
-	// Troubles are what is wrong with it although it answers; that a rank is slow is
-	// told of the rank.
+	// Troubles are what is wrong with it although it answers; that a rank is slow
+	// stands with the rank.
 	Troubles []Trouble `json:"troubles,omitempty"`
 	Ranks    []Rank    `json:"ranks"`
 }
@@ -382,7 +382,7 @@ type Rank struct {
 	DecodeBlocks   int64  `json:"decode_blocks"`
 	Requests       uint64 `json:"requests_total"`
 	Failures       uint64 `json:"failures_total"`
-	// Moves are the streams that went on elsewhere; null if the router does not tell.
+	// Moves are the streams that went on elsewhere; null if the router does not report them.
 	Moves *Moves `json:"moves"`
 
 	// As the router measured it in the last seconds, null without samples: medians
@@ -392,7 +392,7 @@ type Rank struct {
 	ITL        *float64 `json:"itl_ms"`
 	OutputRate *float64 `json:"output_tokens_per_second"`
 	// Slow is absent unless the rank is slow, as far as is known. SpeedJudged says that
-	// enough is known of the rank and of its peers to tell; false without traffic, and
+	// enough is known of the rank and of its peers to judge it; false without traffic, and
 	// where it has neither peers like it nor a past.
 	Slow        *Slow `json:"slow,omitempty"`
 	SpeedJudged bool  `json:"speed_judged"`
@@ -405,13 +405,13 @@ type Rank struct {
 	IndexRoom int64 `json:"index_room_blocks,omitempty"`
 	Feed      Feed  `json:"feed"`
 
-	// What the engine says; null while it has not told.
+	// What the engine reports; null before its first report.
 	Engine *EngineLoad `json:"engine"`
 }
 
 // Moves are streams that went on elsewhere, since the rank joined: those that it had,
 // and rests that were asked of its engine as decode legs, each attempt counted. Waiting
-// are those that wait now for a place on it; null in a recording, which does not tell.
+// are those that wait now for a place on it; null in a recording, which does not have it.
 type Moves struct {
 	Away    uint64 `json:"away_total"`
 	Onto    uint64 `json:"onto_total"`
@@ -451,7 +451,7 @@ type Feed struct {
 	Reason   string    `json:"reason,omitempty"`
 	Since    time.Time `json:"since,omitzero"`
 	Endpoint string    `json:"endpoint,omitempty"`
-	// Replay is the replay endpoint, nil where the router is too old to tell.
+	// Replay is the replay endpoint, nil where the router is too old to report it.
 	// Without one (""), a lost batch costs all of the rank's entries, and a lost
 	// connection does unless the engine's metrics and its next batch prove that
 	// nothing was missed.
@@ -459,18 +459,18 @@ type Feed struct {
 	// UnknownKinds are the engine's names of cache kinds that this version does
 	// not know; with one of them the rank's blocks cannot be known.
 	UnknownKinds []string `json:"unknown_cache_kinds,omitempty"`
-	// CacheGroups are those of a rank that has told of several; what it is credited
+	// CacheGroups are those of a rank whose events name several; what it is credited
 	// with is what all of them can go on from.
 	CacheGroups []CacheGroup `json:"cache_groups,omitempty"`
-	// TiersReported says that the engine has told of a tier outside its device and is followed
+	// TiersReported says that events have named a tier outside the device and the rank is followed
 	// there, which hybrid models are not, Tiers how many of its blocks are there.
 	TiersReported bool           `json:"tiers_told,omitempty"`
 	Tiers         decision.Tiers `json:"tiers,omitzero"`
 	// CopiesDisbelieved says that copies of the rank's blocks are not counted because its
-	// events told of more than there can be.
+	// events add up to more than there can be.
 	CopiesDisbelieved bool `json:"copies_disbelieved,omitempty"`
 	// HashDiffers says that the engine names its blocks otherwise than kv_hash and
-	// kv_hash_seed state, so that only what its events tell counts.
+	// kv_hash_seed state, so that only what its events say counts.
 	HashDiffers bool `json:"hash_differs,omitempty"`
 	// LastSeq is the number of the newest batch, null before the first.
 	LastSeq  *uint64   `json:"last_seq"`
@@ -572,7 +572,7 @@ type IndexChildren struct {
 	Children []IndexNode `json:"children"`
 	Total    int         `json:"total"`
 	Partial  bool        `json:"partial"`
-	// PreviewError is why engines told no words of some, where words were asked for.
+	// PreviewError is why some have no words of an engine, where words were asked for.
 	PreviewError string `json:"preview_error,omitempty"`
 }
 

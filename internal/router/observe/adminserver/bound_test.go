@@ -110,7 +110,7 @@ func TestListenersThatNeverRead(t *testing.T) {
 		}
 	}
 	if took := time.Since(began); took < wait {
-		t.Errorf("the slow listener was done in %s: too early to tell", took)
+		t.Errorf("the slow listener was done in %s: too early to say", took)
 	}
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()

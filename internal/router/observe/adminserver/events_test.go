@@ -29,7 +29,7 @@ func TestEventPages(t *testing.T) {
 		{20, "limit=2", "[19 20]", 0},
 		{20, "limit=18", "[5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20]", 0},
 		{20, "after=0&limit=2", "[5 6]", 4},
-		// The log has begun anew since.
+		// The log has been started again since.
 		{5, "after=6&limit=2", "[1 2]", 0},
 		{0, "after=6&limit=2", "[]", 0},
 	} {

@@ -143,19 +143,19 @@ func (s *server) preview(r *http.Request, query url.Values) (bool, error) {
 	return true, nil
 }
 
-// looks tells when somebody was last said to look at words of prompts.
+// looks remembers when each user was last logged as looking at words of prompts.
 type looks struct {
 	mu   sync.Mutex
 	last map[string]time.Time
 }
 
-// Bounds of looks: how often one user is told of, and how many users are remembered.
+// Bounds of looks: how often one user is logged, and how many users are remembered.
 const (
 	looksEvery = time.Minute
 	looksUsers = 1024
 )
 
-// due reports whether a user is to be told of now.
+// due reports whether a user is to be logged now.
 func (l *looks) due(name string, now time.Time) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -163,7 +163,7 @@ func (l *looks) due(name string, now time.Time) bool {
 		return false
 	}
 	if l.last == nil || len(l.last) >= looksUsers {
-		l.last = map[string]time.Time{} // some are told of once more
+		l.last = map[string]time.Time{} // some are logged once more
 	}
 	l.last[name] = now
 	return true
@@ -177,6 +177,6 @@ func (s *server) logPreview(r *http.Request) {
 	}
 	s.audit(r, u, http.StatusOK, eventlog.Event{
 		Kind: "prompts_shown", Severity: eventlog.Warn,
-		Text: fmt.Sprintf("%s was shown from %s what prompts begin with (index.preview); this is told once a minute", u.name, r.RemoteAddr),
+		Text: fmt.Sprintf("%s was shown from %s what prompts begin with (index.preview); logged at most once a minute", u.name, r.RemoteAddr),
 	})
 }

@@ -519,8 +519,8 @@ func (s *server) snapshot(q *http.Request) (any, error) {
 	return out, nil
 }
 
-// eventsFor are events as a request's user may see them: what is told of one request can
-// quote what an engine said of it, which can quote the prompt.
+// eventsFor are events as a request's user may see them: one about a request can quote
+// what an engine said of it, which can quote the prompt.
 func eventsFor(q *http.Request, list []eventlog.Event) []eventlog.Event {
 	if seesTexts(q) {
 		return list

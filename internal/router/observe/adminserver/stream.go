@@ -7,8 +7,8 @@ import (
 	"github.com/dynctl/dynctl/internal/eventlog"
 )
 
-// Stream is a handler of New that serves a recording as it is made, and tells of
-// a listener that was dropped: nothing can tell the listener itself.
+// Stream is a handler of New that serves a recording as it is made, and logs that a
+// listener was dropped: there is no way left to say so to the listener itself.
 func Stream(recording http.Handler, log *eventlog.Log) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
 		recording.ServeHTTP(w, q)

@@ -1,5 +1,5 @@
 // Package cause judges what is wrong with workers that are up and answer: that they
-// fail a part of their requests, that a rank computes and tells no KV events of it,
+// fail a part of their requests, that a rank computes and publishes no KV events for it,
 // that a cache is smaller than those of its peers. Each has signs of its own, so that
 // a worker is named by what is really wrong with it.
 //
@@ -23,7 +23,7 @@ type Kind string
 const (
 	// Failing: the worker fails a part of its requests.
 	Failing Kind = "failing"
-	// Mute: a rank computes prompts, and its connected feed tells nothing of them.
+	// Mute: a rank computes prompts, and its connected feed says nothing of them.
 	Mute Kind = "mute"
 	// SmallCache: the worker's cache is smaller than those of its peers.
 	SmallCache Kind = "small_cache"
@@ -55,7 +55,7 @@ const (
 	// muteRequests must have been answered without a batch, besides those that were on
 	// their way when that began, and muteBlocks computed beyond what requests leave over
 	// in blocks that are not full. Engines count what they begin with: one that stands
-	// still has told nothing of it, but has not answered either.
+	// still has sent no event of it, but has not answered either.
 	muteRequests = 3
 	muteBlocks   = 16
 	overBlocks   = 2 // of each request
@@ -82,12 +82,12 @@ type Worker struct {
 	// hardware.
 	Group string
 	// Usable says that requests are sent to it; while they are not, something else is
-	// wrong, and told.
+	// wrong, and reported.
 	Usable bool
 	// Requests were sent to it since it joined, Failed of them broke there, by reason.
 	Requests uint64
 	Failed   map[string]uint64
-	// Capacity is what a rank's cache holds in tokens as the engine tells it, 0 for
+	// Capacity is what a rank's cache holds in tokens as the engine reports it, 0 for
 	// unknown.
 	Capacity int64
 	Ranks    []Rank
@@ -107,13 +107,13 @@ type Rank struct {
 	Heard       time.Time
 	// Block is the length of a block in tokens.
 	Block int
-	// Held are the blocks that the index knows of it, Removed those that it has told
-	// as removed. Plain is false where blocks are not all of what fills its cache.
+	// Held are the blocks that the index knows of it, Removed those that its events
+	// removed. Plain is false where blocks are not all of what fills its cache.
 	Held    int64
 	Removed uint64
 	Plain   bool
 	// Looked and Found count prompt tokens looked up and found in its cache, as its
-	// engine tells; NaN when not told. They are of a process and not older than Asked.
+	// engine reports; NaN when it does not. They are of a process and not older than Asked.
 	Looked, Found, Process float64
 	Asked                  time.Time
 }
@@ -170,7 +170,7 @@ type second struct {
 type rank struct {
 	seen int
 	mute *Finding
-	// What had been computed and sent when a batch must have told of all before.
+	// What had been computed and sent when a batch must have come of all before.
 	heard    time.Time
 	base     bool
 	looked   float64
@@ -183,7 +183,7 @@ type rank struct {
 	removed uint64
 }
 
-// Step takes in what is known now, about a second after the last step, and tells
+// Step takes in what is known now, about a second after the last step, and returns
 // what changed.
 func (j *Judge) Step(now time.Time, in []Worker) (out []Change) {
 	j.step++
@@ -400,7 +400,7 @@ func (s *worker) follow(in *Rank, step int) {
 	r.most = max(r.most, in.Held)
 }
 
-// judge says whether a rank has computed what it must have told of, and did not.
+// judge says whether a rank has computed what it must have sent events of, and sent none.
 func (r *rank) judge(w *Worker, in *Rank, now time.Time) *Finding {
 	if in.Muted && r.mute != nil {
 		f := *r.mute // until its feed has heard of it
@@ -410,7 +410,7 @@ func (r *rank) judge(w *Worker, in *Rank, now time.Time) *Finding {
 	same := known && r.base && in.Heard.Equal(r.heard) && in.Looked >= r.looked && in.Found >= r.found &&
 		(in.Process == r.process || math.IsNaN(in.Process) && math.IsNaN(r.process))
 	if !same {
-		// What the newest page counts as computed may be told in a batch that is on its way.
+		// What the newest page counts as computed may be in a batch that is on its way.
 		r.base = known && in.Asked.After(in.Heard.Add(batchDelay))
 		r.heard, r.looked, r.found, r.process, r.requests = in.Heard, in.Looked, in.Found, in.Process, in.Requests
 		r.answered = in.Answered + uint64(max(0, in.Pending))
@@ -426,10 +426,10 @@ func (r *rank) judge(w *Worker, in *Rank, now time.Time) *Finding {
 	if r.mute == nil && (in.Answered < r.answered+muteRequests || computed < over || computed < looked/2) {
 		return nil
 	}
-	return &Finding{Kind: Mute, Worker: w.Name, Rank: in.Label, Text: fmt.Sprintf("tells no KV events: its engine has computed %.0f prompt tokens in the last %.0f s, and nothing came of them although the connection stands; what it holds is not known until they come again", computed, now.Sub(in.Heard).Seconds())}
+	return &Finding{Kind: Mute, Worker: w.Name, Rank: in.Label, Text: fmt.Sprintf("publishes no KV events: its engine has computed %.0f prompt tokens in the last %.0f s, and nothing came of them although the connection stands; what it holds is not known until they come again", computed, now.Sub(in.Heard).Seconds())}
 }
 
-// capacity is the size of a rank's cache in tokens: as told; else as its ranks show
+// capacity is the size of a rank's cache in tokens: as stated; else as its ranks show
 // it, exactly where one had to evict. It is 0 where nothing is known.
 func (s *worker) capacity(w *Worker) (tokens int64, exact bool) {
 	if w.Capacity > 0 {
@@ -477,7 +477,7 @@ func (j *Judge) small(w *Worker, s *worker, peers []*Worker) *Finding {
 	if float64(mine) > smallest*m {
 		return nil
 	}
-	how := "as its metrics tell"
+	how := "as its metrics say"
 	if w.Capacity == 0 {
 		how = "as its evictions show"
 	}

@@ -60,7 +60,7 @@ func (b *bench) within(seconds int, each func()) []cause.Change {
 }
 
 // TestFailing: who fails more than its peers is named, and not any more once that has
-// ended; where all fail alike nobody is.
+// ended; where all fail equally nobody is.
 func TestFailing(t *testing.T) {
 	b := newBench(4)
 	traffic := func(failing ...int) func() {
@@ -138,9 +138,9 @@ func TestFailingQuickly(t *testing.T) {
 	}
 }
 
-// TestMute: a rank that computes and tells nothing is named until it tells something;
+// TestMute: a rank that computes and sends nothing is named until it sends something;
 // one that finds its prompts, computes too little for a block, is not connected, or
-// whose engine does not tell, is not.
+// whose engine has no counters, is not.
 func TestMute(t *testing.T) {
 	for name, c := range map[string]struct {
 		requests      uint64
@@ -148,15 +148,15 @@ func TestMute(t *testing.T) {
 		change        func(*cause.Rank)
 		named         bool
 	}{
-		"computes":            {requests: 5, looked: 5000, named: true},
-		"answers nothing":     {requests: 5, looked: 5000, change: func(k *cause.Rank) { k.Answered, k.Pending = 100, k.Pending+5 }},
-		"answers old ones":    {requests: 5, looked: 5000, change: func(k *cause.Rank) { k.Answered, k.Pending = min(k.Answered, 70), 70 }},
-		"finds its prompts":   {requests: 5, looked: 5000, found: 4500},
-		"prompts of a block":  {requests: 50, looked: 800},
-		"too few requests":    {requests: 0, looked: 5000},
-		"is not connected":    {requests: 5, looked: 5000, change: func(k *cause.Rank) { k.Live = false }},
-		"tells no counters":   {requests: 5, looked: 5000, change: func(k *cause.Rank) { k.Looked = math.NaN() }},
-		"tells of the blocks": {requests: 5, looked: 5000, change: func(k *cause.Rank) { k.Heard = k.Heard.Add(time.Second) }},
+		"computes":           {requests: 5, looked: 5000, named: true},
+		"answers nothing":    {requests: 5, looked: 5000, change: func(k *cause.Rank) { k.Answered, k.Pending = 100, k.Pending+5 }},
+		"answers old ones":   {requests: 5, looked: 5000, change: func(k *cause.Rank) { k.Answered, k.Pending = min(k.Answered, 70), 70 }},
+		"finds its prompts":  {requests: 5, looked: 5000, found: 4500},
+		"prompts of a block": {requests: 50, looked: 800},
+		"too few requests":   {requests: 0, looked: 5000},
+		"is not connected":   {requests: 5, looked: 5000, change: func(k *cause.Rank) { k.Live = false }},
+		"has no counters":    {requests: 5, looked: 5000, change: func(k *cause.Rank) { k.Looked = math.NaN() }},
+		"sends the blocks":   {requests: 5, looked: 5000, change: func(k *cause.Rank) { k.Heard = k.Heard.Add(time.Second) }},
 	} {
 		b := newBench(3)
 		k := &b.fleet[1].Ranks[0]
@@ -187,23 +187,23 @@ func TestMute(t *testing.T) {
 	}
 }
 
-// TestSmallCache: one of a group that has less is named, by what its engine tells or
-// by its evictions; two are hardware of their own, and so is whoever is alone.
+// TestSmallCache: one of a group that has less is named, by what its engine says or
+// by its evictions; two are hardware of their own, and so is one that is alone.
 func TestSmallCache(t *testing.T) {
 	for name, c := range map[string]struct {
 		sizes []int64
 		named int
 	}{
-		"equal":           {[]int64{1000, 1000, 1010, 990}, -1},
-		"half":            {[]int64{1000, 500, 1000, 1000}, 1},
-		"a little less":   {[]int64{1000, 800, 1000, 1000}, -1},
-		"two of four":     {[]int64{1000, 500, 1000, 500}, -1},
-		"two kinds":       {[]int64{1000, 1000, 1000, 1000, 1000, 500, 520, 1000}, -1},
-		"two of sixteen":  {append([]int64{500, 500}, repeated(14, 1000)...), 0},
-		"a larger one":    {[]int64{1000, 2000, 1000, 1000}, -1},
-		"of two":          {[]int64{1000, 500}, -1},
-		"some tell":       {[]int64{1000, 500, 0, 1000}, 1},
-		"nobody tells it": {[]int64{0, 0, 0, 0}, -1},
+		"equal":          {[]int64{1000, 1000, 1010, 990}, -1},
+		"half":           {[]int64{1000, 500, 1000, 1000}, 1},
+		"a little less":  {[]int64{1000, 800, 1000, 1000}, -1},
+		"two of four":    {[]int64{1000, 500, 1000, 500}, -1},
+		"two kinds":      {[]int64{1000, 1000, 1000, 1000, 1000, 500, 520, 1000}, -1},
+		"two of sixteen": {append([]int64{500, 500}, repeated(14, 1000)...), 0},
+		"a larger one":   {[]int64{1000, 2000, 1000, 1000}, -1},
+		"of two":         {[]int64{1000, 500}, -1},
+		"some say it":    {[]int64{1000, 500, 0, 1000}, 1},
+		"nobody says it": {[]int64{0, 0, 0, 0}, -1},
 	} {
 		b := newBench(len(c.sizes))
 		for i, n := range c.sizes {

@@ -65,7 +65,7 @@ type Router struct {
 }
 
 // Handler is the admin API, the metrics page and the probes. Listeners that let everybody
-// in are told of.
+// in are logged.
 func (r *Router) Handler(o Options) (http.Handler, error) {
 	a := adminserver.Access{
 		Terms: func() adminserver.Terms {

@@ -125,7 +125,7 @@ func TestWorkersComeAndGo(t *testing.T) {
 	}
 }
 
-// TestDrainWorker: a worker drains and resumes, each told once; one that leaves does not
+// TestDrainWorker: a worker drains and resumes, each logged once; one that leaves does not
 // come back, and streams are moved only where they can go on.
 func TestDrainWorker(t *testing.T) {
 	c := stand(t, func(*settings.Config) {})
@@ -225,7 +225,7 @@ func TestConfig(t *testing.T) {
 }
 
 // TestHandler: probes answer anybody, the rest those with the token; what lets everybody
-// in is told; and a router that cannot read its token has no admin API.
+// in is logged; and a router that cannot read its token has no admin API.
 func TestHandler(t *testing.T) {
 	c := stand(t, func(c *settings.Config) { c.AdminHosts = []string{"router.test"} })
 	ask := func(h http.Handler, host, path, token string) (int, string) {

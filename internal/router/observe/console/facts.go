@@ -17,7 +17,7 @@ import (
 	"github.com/dynctl/dynctl/internal/workers/kube"
 )
 
-// Facts are what a router's stages tell of themselves, as its state asks for it.
+// Facts answers what the router's state asks of its stages.
 type Facts struct {
 	InForce  *effective.InForce
 	Fleet    *follower.Follower

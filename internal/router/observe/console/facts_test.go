@@ -24,7 +24,7 @@ type recording admin.Recorder
 func (r *recording) State() *admin.Recorder { return (*admin.Recorder)(r) }
 func (r *recording) Ended() <-chan struct{} { return nil }
 
-// TestFacts: costs are told where they decide, and troubles are those of every stage.
+// TestFacts: costs are shown where they decide, and troubles are those of every stage.
 func TestFacts(t *testing.T) {
 	config := settings.Default()
 	of := func() *effective.InForce {

@@ -28,7 +28,7 @@ const (
 	// persist is how long a rank must be slow, or not, before that is said.
 	persist = 2 * time.Second
 	// A rank without a faster past is slow when that lasts for persistAlone. Where its
-	// group's hardware is not told it must be alone with it among at least minAlone
+	// group's hardware is not stated it must be alone with it among at least minAlone
 	// peers: two such ranks are hardware of their own.
 	persistAlone = 4 * time.Second
 	minAlone     = 3
@@ -133,7 +133,7 @@ func (h *fading) quantile(q float64) float64 {
 type Input[K comparable] struct {
 	Key K
 	// Group names the ranks that can be compared: same role, model and hardware. Alike
-	// says that their hardware is told, so that one that differs is no other hardware.
+	// says that their hardware is stated, so that one that differs is no other hardware.
 	Group string
 	Alike bool
 	Reading
@@ -158,8 +158,7 @@ type Speed struct {
 	TokensPerSecond float64
 	// Slow is nil for a rank that is not, as far as is known.
 	Slow *Finding
-	// Judged says that enough is known of it and of its peers to tell whether it is slow;
-	// without, nobody can say that it is not.
+	// Judged says that enough is known of it and of its peers to say whether it is slow.
 	Judged bool
 }
 
@@ -212,10 +211,10 @@ type Judge[K comparable] struct {
 // NewJudge is a judge that knows nothing.
 func NewJudge[K comparable]() *Judge[K] { return &Judge[K]{ranks: map[K]*state{}} }
 
-// Step takes in what ranks have shown since the last step and tells what changed.
+// Step takes in what ranks have shown since the last step and returns what changed.
 // A rank is slow at a figure whose median is more than factor times that of its
-// peers' medians, and more than factor times its own median of before; never mind
-// its past where the hardware of its group is told, and else where it is more than
+// peers' medians, and more than factor times its own median of before; its past
+// does not matter where the hardware of its group is stated, and else where it is more than
 // factor times that of the slowest of its peers. A factor of 0 judges nobody.
 func (j *Judge[K]) Step(now time.Time, factor float64, in []Input[K]) (out []Change[K]) {
 	took := now.Sub(j.last)

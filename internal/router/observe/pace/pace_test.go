@@ -25,7 +25,7 @@ type fleet struct {
 	rate    float64 // requests per second
 	slow    float64 // what one rank is slowed by after half a minute; 0 for none
 	begin   bool    // it is slow from the start
-	alike   bool    // that all hardware is the same is told
+	alike   bool    // that all hardware is the same is stated
 	two     bool    // two are slowed
 }
 
@@ -179,7 +179,7 @@ func TestSlowRanks(t *testing.T) {
 }
 
 // TestSlowFromTheStart: one rank of eight that was never fast is named within ten
-// seconds of the start, and no other one is; among hardware of two kinds that nobody told
+// seconds of the start, and no other one is; among hardware of two kinds that nobody stated
 // it takes the samples of the slower kind, too. Two of them may be hardware of their own,
 // and are named where that is ruled out.
 func TestSlowFromTheStart(t *testing.T) {
@@ -342,7 +342,7 @@ func alone(own []time.Duration, i int, factor float64) bool {
 	return len(own) > 3
 }
 
-// TestRecovery: a rank that is fast again is told of as such, one that shows nothing
+// TestRecovery: a rank that is fast again is reported as such, one that shows nothing
 // any more is forgotten, and a factor of 0 judges nobody.
 func TestRecovery(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 1))
@@ -369,7 +369,7 @@ func TestRecovery(t *testing.T) {
 				return c[0]
 			}
 		}
-		t.Fatalf("nothing is told within %d s", within)
+		t.Fatalf("nothing is reported within %d s", within)
 		return pace.Change[string]{}
 	}
 	for range 30 {

@@ -65,7 +65,7 @@ func (r *Receipt) Explain(w io.Writer) error {
 	return err
 }
 
-// explain tells both choices and the path.
+// explain writes both choices and the path.
 func explain(d *decision.Decision, b *strings.Builder) {
 	phase(b, "2 decode  ", &d.Decode)
 	path(d, b)
@@ -74,7 +74,7 @@ func explain(d *decision.Decision, b *strings.Builder) {
 	}
 }
 
-// phase tells the choice of one rank and why.
+// phase writes the choice of one rank and why.
 func phase(b *strings.Builder, title string, p *decision.Phase) {
 	switch p.Verdict {
 	case "chosen":
@@ -137,7 +137,7 @@ func phase(b *strings.Builder, title string, p *decision.Phase) {
 	}
 }
 
-// why tells what spoke for the chosen rank.
+// why says what spoke for the chosen rank.
 func why(p *decision.Phase) string {
 	var chosen, second *decision.Candidate
 	for i := range p.Candidates {

@@ -97,7 +97,7 @@ type Continuation struct {
 	From   string `json:"from"`
 	Reason string `json:"reason"`
 	// Tokens is how many of the answer the client had then, Dropped how many more the
-	// engine had told: those of text that was not sent.
+	// engine had sent: those of text that the client did not get.
 	Tokens  int `json:"tokens"`
 	Dropped int `json:"dropped"`
 }
@@ -112,7 +112,7 @@ type Gaps struct {
 }
 
 // Outcome is what came of the request. Token counts are the engine's, -1 when
-// it did not tell.
+// it did not report them.
 type Outcome struct {
 	// Status is what the client got; 499 when it left before.
 	Status           int     `json:"status"`
@@ -126,7 +126,7 @@ type Outcome struct {
 	ErrorCode        string  `json:"error_code,omitempty"`
 	Error            string  `json:"error,omitempty"`
 	// SilentRecompute says that a remote plan's KV did not arrive and the
-	// decode engine computed the prompt again without telling.
+	// decode engine silently computed the prompt again.
 	SilentRecompute bool `json:"silent_recompute"`
 	Cancelled       bool `json:"cancelled"`
 	// NotContinued is why a stream that broke off did not go on elsewhere, where that

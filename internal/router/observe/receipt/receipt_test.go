@@ -20,7 +20,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/placement/decision"
 )
 
-var update = flag.Bool("update", false, "write the golden files anew")
+var update = flag.Bool("update", false, "rewrite the golden files")
 
 var at = time.Date(2026, 11, 21, 14, 23, 1, 160e6, time.UTC)
 
@@ -67,7 +67,7 @@ func TestTiersAreColumns(t *testing.T) {
 		t.Errorf("shown as\n%s", b.String())
 	}
 	if !strings.Contains(b.String(), "its cache counts 4.6 blocks more, tiers beside the device included") {
-		t.Errorf("why is not told:\n%s", b.String())
+		t.Errorf("the reason is missing:\n%s", b.String())
 	}
 }
 
@@ -172,7 +172,7 @@ func TestLiveAndFinished(t *testing.T) {
 
 // TestEveryAttemptStays: what an attempt was decided from is not changed by the
 // next one, whose memory it does not share, nor by who holds a copy; there is room
-// for so many attempts and candidates, and what had none is counted and told.
+// for so many attempts and candidates, and what had none is counted and reported.
 func TestEveryAttemptStays(t *testing.T) {
 	const attempts, ranks = maxEarlier + 4, earlierCandidates + 3
 	l := NewRing(Options{}).Begin(at)

@@ -123,7 +123,7 @@ var feedMetrics = []metric[*admin.Feed]{
 	{desc("feed_overrun_batches_total", "Batches dropped because too many waited for a replay, which is asked for them again.", rankLabels...), counter, func(f *admin.Feed) float64 { return float64(f.Overrun) }},
 	{desc("feed_foreign_batches_total", "Batches dropped because a second publisher claims the rank.", rankLabels...), counter, func(f *admin.Feed) float64 { return float64(f.Foreign) }},
 	{desc("feed_rank_disagree_batches_total", "Batches that claim another data-parallel rank than that of the socket, which counts.", rankLabels...), counter, func(f *admin.Feed) float64 { return float64(f.RankDisagree) }},
-	{desc("feed_copies_disbelieved", "Whether copies of the rank's blocks are not counted because its events told of more than there can be.", rankLabels...), gauge, func(f *admin.Feed) float64 { return flag(f.CopiesDisbelieved) }},
+	{desc("feed_copies_disbelieved", "Whether copies of the rank's blocks are not counted because its events add up to more than there can be.", rankLabels...), gauge, func(f *admin.Feed) float64 { return flag(f.CopiesDisbelieved) }},
 	{desc("feed_hash_differs", "Whether the rank's engine names its blocks otherwise than kv_hash and kv_hash_seed of the worker state.", rankLabels...), gauge, func(f *admin.Feed) float64 { return flag(f.HashDiffers) }},
 	{desc("feed_unindexed_blocks_total", "Blocks of the rank that the index cannot hold: they came without token ids, with more or fewer than fit, or when too many blocks of several parts were held.", rankLabels...), counter, func(f *admin.Feed) float64 { return float64(f.Unindexed) }},
 }
@@ -137,12 +137,12 @@ var (
 	crossing     = desc("routing_crossing_tokens", "With a threshold that is auto, from how many uncached tokens on prompts are cheaper on a prefill rank, by the answers that run on the decode rank and nothing that waits: as learned, and the low and high end of its interval; +Inf beyond all prompts, none while too little is known.", "model", "running", "bound")
 	modelActive  = desc("model_active_requests", "Requests in engines that decode, by the model that they serve (its first name), as the router counts them.", "model")
 	expires      = desc("certificate_expires_timestamp_seconds", "When the certificate in force ends, of the data plane, the admin API, or the one shown to engines.", "of")
-	trouble      = desc("worker_trouble", "Whether that is wrong with the worker although it answers: failing (a part of its requests), mute (computes, and tells no KV events), small_cache (against its peers).", "worker", "cause")
+	trouble      = desc("worker_trouble", "Whether that is wrong with the worker although it answers: failing (a part of its requests), mute (computes, and publishes no KV events), small_cache (against its peers).", "worker", "cause")
 	draining     = desc("worker_draining", "Whether the worker drains.", "worker")
 	tokenizer    = desc("worker_tokenizer_rests", "Whether the worker's /tokenize failed so often in a row that only trials ask it.", "worker")
 	feedState    = desc("feed_state", "1 for the state that the rank's KV event feed is in.", "worker", "dp_rank", "state")
-	tierBlocks   = desc("feed_tier_blocks", "Blocks that the router counts for the rank in a tier outside its device: cpu, disk, remote. Where its events have told of any, and the model is not hybrid.", "worker", "dp_rank", "tier")
-	cacheGroup   = desc("feed_cache_group", "1 for each cache group of a rank whose engine has told of several.", "worker", "dp_rank", "group", "kind")
+	tierBlocks   = desc("feed_tier_blocks", "Blocks that the router counts for the rank in a tier outside its device: cpu, disk, remote. Where its events have named any, and the model is not hybrid.", "worker", "dp_rank", "tier")
+	cacheGroup   = desc("feed_cache_group", "1 for each cache group of a rank whose events name several.", "worker", "dp_rank", "group", "kind")
 	unknownKinds = desc("feed_unknown_cache_kind", "1 for each cache kind of the rank's engine that this version does not know.", "worker", "dp_rank", "kind")
 )
 

@@ -36,7 +36,7 @@ type Settings struct {
 	Tokenizer                    string
 }
 
-// Router tells of itself what no stage keeps.
+// Router reports what no stage keeps.
 type Router interface {
 	// Settings are those in force.
 	Settings() Settings
@@ -55,8 +55,8 @@ type Router interface {
 	Costs() []admin.ModelCosts
 	// Troubles are further reasons not to be ready.
 	Troubles() []string
-	// TokenizerRests tells whether a worker is not asked for tokens, because it
-	// failed to tell them of late.
+	// TokenizerRests reports whether a worker is not asked for tokens, because it failed
+	// to answer lately.
 	TokenizerRests(worker string) bool
 	// Recorder is the recording of this process, nil without one.
 	Recorder() *admin.Recorder

@@ -1,4 +1,4 @@
-// Package telemetry is what the router tells machines of itself: Prometheus
+// Package telemetry is what the router reports to machines: Prometheus
 // metrics with bounded labels, and OpenTelemetry spans when a collector is
 // configured.
 package telemetry
@@ -97,7 +97,7 @@ var (
 )
 
 // New makes the metrics with a registry of their own. The build info is that
-// of this binary. here tells whether a worker is in the fleet: what is counted of
+// of this binary. here reports whether a worker is in the fleet: what is counted of
 // one that has left has no series. It must know of a worker's end before
 // ForgetWorker is called; nil stands for a fleet that nobody leaves.
 func New(version, revision string, here func(worker string) bool) *Metrics {

@@ -51,7 +51,7 @@ func NewBook() *Book {
 // Len is how many lines AppendLine has.
 func (b *Book) Len() int { return len(b.lines) }
 
-// Full is how often the book was full and began anew.
+// Full is how often the book was full and began again.
 func (b *Book) Full() int { return b.full }
 
 // AppendLine appends line i.

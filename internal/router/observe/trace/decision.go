@@ -142,7 +142,7 @@ type phaseLine struct {
 }
 
 // candidateLine is a candidate by the names of receipts, with the number of its
-// worker and why it was kept out, which receipts tell as one of several reasons.
+// worker and why it was kept out, which receipts name as one of several reasons.
 type candidateLine struct {
 	decision.Candidate
 	N uint64 `json:"n"`
@@ -219,7 +219,7 @@ var kinds = func() map[string]api.Kind {
 }()
 
 // AppendDecision appends the line of a decision. refs are the numbers of its
-// candidates' workers, of which a Book tells.
+// candidates' workers, as a Book gives them.
 func AppendDecision(dst []byte, atUS int64, d *Decision, refs []uint64) []byte {
 	o := begin(dst, KindDecision, atUS)
 	in := d.Input
@@ -576,7 +576,7 @@ func (r *Reader) parseDecision(p []byte) (*Decision, error) {
 	return d, nil
 }
 
-// errNoRank: a decision cannot be told without the names of its candidates.
+// errNoRank: a decision cannot be read without the names of its candidates.
 var errNoRank = errors.New(`a candidate without "rank"`)
 
 func (r *Reader) phase(d *Decision, l *decisionLine, p *phaseLine, in *selector.Input, peers *[]disagg.Peer) error {

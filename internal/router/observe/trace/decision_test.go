@@ -30,7 +30,7 @@ import (
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
-var update = flag.Bool("update", false, "write the golden bytes of version 2 anew")
+var update = flag.Bool("update", false, "rewrite the golden bytes of version 2")
 
 // TestGolden: the bytes of version 2 are those that were written before, and are
 // read as what was written.
@@ -132,7 +132,7 @@ func decisionV1With(t *testing.T, replace ...string) *Decision {
 	return all[0].Decision
 }
 
-// TestVersion1Lacks: what version 1 does not tell makes a decision unverifiable
+// TestVersion1Lacks: what version 1 does not record makes a decision unverifiable
 // where it matters, and nowhere else.
 func TestVersion1Lacks(t *testing.T) {
 	for _, c := range []struct {
@@ -174,7 +174,7 @@ func TestVersion1Credit(t *testing.T) {
 		}
 	}
 	if d := decisionV1With(t, `"facts"`, `"reason":"prefill_failed","facts"`); d.Input.GaveUp == "" {
-		t.Error("what was given up is not told")
+		t.Error("what was given up is missing")
 	}
 }
 
@@ -337,7 +337,7 @@ func TestAdditive(t *testing.T) {
 	}
 }
 
-// TestBookIsBounded: more descriptions than are kept make the book begin anew, and
+// TestBookIsBounded: more descriptions than are kept make the book begin again, and
 // the reader forget the oldest; the decisions all have what they refer to.
 func TestBookIsBounded(t *testing.T) {
 	const limit, n = 64, 400
@@ -601,7 +601,8 @@ func FuzzDecision(f *testing.F) {
 }
 
 // TestExploredAgain: a decision that explores is made again from its recording, costs to
-// the last bit; without the draw, or what may be spared, it would come out otherwise.
+// the last bit; without the draw, or the limit below which requests may explore, it would
+// differ.
 func TestExploredAgain(t *testing.T) {
 	d := fullDecision()
 	in := d.Input

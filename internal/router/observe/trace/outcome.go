@@ -47,7 +47,7 @@ func parseOutcome(p []byte) (*Outcome, error) {
 	return &Outcome{ID: l.ID, ReceivedUS: l.ReceivedUS, Stream: l.Stream, Result: l.Outcome, Legs: l.Legs, LegsOmitted: l.LegsOmitted, Notes: l.Notes, Continued: l.Continued}, nil
 }
 
-// nameWorkers gives legs that tell a rank only its worker.
+// nameWorkers gives legs that name only a rank its worker.
 func nameWorkers(legs []receipt.Leg) {
 	for i := range legs {
 		if l := &legs[i]; l.Worker == "" {

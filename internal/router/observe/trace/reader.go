@@ -26,9 +26,9 @@ type Options struct {
 	MaxBad int
 	// MaxLine bounds a line in bytes (default 64 MiB); longer ones are bad.
 	MaxLine int
-	// OnBad is told of each bad line that is skipped; may be nil.
+	// OnBad is called with each bad line that is skipped; may be nil.
 	OnBad func(*LineError)
-	// OnCut is told, once, the last line that could be read of a trace that is cut;
+	// OnCut is called once, with the last line that could be read, if the trace is cut;
 	// may be nil.
 	OnCut func(line int64)
 	// Start, when set, is the time that records' times count from in the place
@@ -36,7 +36,7 @@ type Options struct {
 	Start time.Time
 }
 
-// DefaultMaxLine is the longest line in bytes unless told otherwise.
+// DefaultMaxLine is the longest line in bytes unless Options say otherwise.
 const DefaultMaxLine = 64 << 20
 
 // maxNames bounds the remembered rank names.
@@ -75,7 +75,7 @@ type Reader struct {
 	header     Header
 	stats      Stats
 	last       int64  // time of the record before
-	first      []byte // the line that told the format, still to be read
+	first      []byte // the line that showed the format, still to be read
 	firstBytes int
 	shift      time.Duration // of this part's start after the first one's
 	base       int64         // of formats with absolute times
@@ -101,7 +101,7 @@ func Open(path string, stdin io.Reader, o Options) (*Reader, error) {
 }
 
 // NewReader reads a trace from in, which is called name in messages. It reads
-// the header and tells the format; a file that is no trace is ErrSchema.
+// the header and finds out the format; a file that is no trace is ErrSchema.
 func NewReader(in io.Reader, name string, o Options) (*Reader, error) {
 	file, err := tracefile.NewReader(in)
 	if err != nil {
@@ -158,7 +158,7 @@ func (r *Reader) Name() string { return r.name }
 // be called while Next runs.
 func (r *Reader) Consumed() int64 { return r.file.Consumed() }
 
-// begin reads the first line and tells the format.
+// begin reads the first line and finds out the format.
 func (r *Reader) begin() error {
 	p, n, err := r.lines.Next()
 	for err == nil && len(bytes.TrimSpace(p)) == 0 {
@@ -228,7 +228,7 @@ func parseHeader(p []byte) (h Header, err error) {
 	return h, err
 }
 
-// detect tells the format by a file's first line.
+// detect finds out the format by a file's first line.
 func detect(p []byte) (Format, error) {
 	var keys map[string]json.RawMessage
 	if err := json.Unmarshal(p, &keys); err != nil {

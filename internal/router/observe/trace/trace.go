@@ -24,7 +24,7 @@
 // header's start; within a rank, records are in the order in which they took
 // effect. docs/trace-format.md has every member.
 //
-// Also read, and told apart by their first line: the lines of Dynamo's KV event
+// Also read, and recognized by their first line: the lines of Dynamo's KV event
 // recorder (1.6), Dynamo request traces (dynamo.request.trace.v1), Mooncake
 // request traces, and raw captures of KV event sockets (one JSON object per
 // message with frames_b64).
@@ -57,8 +57,8 @@ type Header struct {
 	Source  string `json:"source,omitempty"`
 	Version string `json:"dynctl_version,omitempty"`
 	// Rules is the version of the rules that decided (decide.Rules), Terms the
-	// terms of a cost. Zero terms are left out of decisions, so that a reader must
-	// be told that there is one that it does not know.
+	// terms of a cost. Zero terms are left out of decisions, so that only Terms
+	// show a reader that there is one that it does not know.
 	Rules int      `json:"rules,omitempty"`
 	Terms []string `json:"terms,omitempty"`
 	// Start is the time that the records' times count from.
@@ -72,7 +72,7 @@ type Header struct {
 	Prompts string `json:"prompts,omitempty"`
 }
 
-// Kind tells records apart.
+// Kind is what a record is of.
 type Kind string
 
 // The kinds of records.
@@ -147,7 +147,7 @@ type Batch struct {
 
 // Clear says that a rank's entries were dropped.
 type Clear struct {
-	// Anew says that what was learned of the publisher was dropped too.
+	// Anew says that what was learned of the publisher was dropped, too.
 	Anew   bool   `json:"anew,omitempty"`
 	Reason string `json:"reason,omitempty"`
 }
@@ -211,7 +211,7 @@ type End struct {
 	Dropped uint64 `json:"dropped"`
 }
 
-// Errors that callers tell apart.
+// Errors that callers distinguish.
 var (
 	// ErrSchema is a file of another format or of a newer version.
 	ErrSchema = errors.New("not a trace that can be read here")

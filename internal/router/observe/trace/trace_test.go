@@ -240,7 +240,7 @@ func TestBadInput(t *testing.T) {
 		{name: "mixed formats", in: good + `{"timestamp":1,"input_length":5,"output_length":1,"hash_ids":[1]}` + "\n", records: 3, want: "without \"kind\""},
 		{name: "huge line", in: good + strings.Repeat("x", 1<<20) + "\n" + rest, o: Options{MaxLine: 1 << 19}, records: 3, want: "too long"},
 		{name: "huge line allowed", in: good + strings.Repeat("x", 1<<20) + "\n" + rest, o: Options{MaxLine: 1 << 19, MaxBad: 1}, records: 6},
-		{name: "other format than told", in: good, o: Options{Format: Mooncake}, want: "this is dynctl, not mooncake", is: ErrSchema},
+		{name: "other format than stated", in: good, o: Options{Format: Mooncake}, want: "this is dynctl, not mooncake", is: ErrSchema},
 		{name: "time out of range", in: good + `{"kind":"dropped","t_us":9223372036854775807,"records":1}` + "\n", records: 3, want: "out of range"},
 		{name: "names and locals", in: good + `{"kind":"event","t_us":1,"rank":"a","id":1,"op":"stored","locals":"","names":"AAAAAAAAAAA="}` + "\n", records: 3, want: "1 names and 0 local"},
 		{name: "blocks beyond the prompt", in: good + `{"kind":"request","t_us":1,"isl_tokens":1,"block_size_tokens":16,"blocks":"AAAAAAAAAAAAAAAAAAAAAA=="}` + "\n", records: 3, want: "2 blocks of 16 tokens in a prompt of 1"},
@@ -517,7 +517,7 @@ func fuzzFormat(f *testing.F, format Format, seeds ...[]byte) {
 				var p decide.Plan
 				decide.Choose(again[0].Decision.Input, &p) // whatever comes of it
 				if d.Rules == 1 {
-					continue // version 1 tells some things twice, and not always alike
+					continue // version 1 states some things twice, and not always alike
 				}
 				if again, _, err = readAll(append(write(t, nil), line...), Options{}); err != nil {
 					t.Fatal(err)

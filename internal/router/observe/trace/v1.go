@@ -15,7 +15,7 @@ import (
 )
 
 // This file reads version 1 of the format, which is not written any more. Each of
-// its decisions has the settings and what it tells of the workers.
+// its decisions has the settings and what is recorded of the workers.
 
 // rulesV1 are the rules of every recording of version 1.
 const rulesV1 = 1
@@ -245,19 +245,19 @@ func (x *v1) worker(c *candidateV1, phase selector.Phase) *workers.Worker {
 		}
 		w = &workers.Worker{Name: name, Engine: workers.Engine(c.Engine), Connector: workers.Connector(c.Connector), BlockSize: c.EngineBlock}
 		if key.prefill {
-			w.Role = workers.Prefill // the role of others is not told
+			w.Role = workers.Prefill // the role of others is not recorded
 		}
 		x.workers[key] = w
 	}
 	return w
 }
 
-// lacksV1 says what a decision of version 1 depends on and does not tell.
+// lacksV1 notes what a decision of version 1 depends on and does not contain.
 func (d *Decision) lacksV1() {
 	in := d.Input
 	for i := range in.DecodePeers {
 		if in.DecodePeers[i].Worker.Engine == workers.SGLang {
-			d.lacks("version 1 does not tell whether SGLang's worker %s can prefill by itself", in.DecodePeers[i].Worker.Name)
+			d.lacks("version 1 does not say whether SGLang's worker %s can prefill by itself", in.DecodePeers[i].Worker.Name)
 			return
 		}
 	}
@@ -270,8 +270,8 @@ func (d *Decision) lacksV1() {
 	}
 	switch k := in.Facts.Kind.String(); {
 	case (k == "messages" || k == "responses") && (len(in.PrefillPeers) > 0 || in.Rule.Fallback == decide.FallbackError):
-		d.lacks("version 1 does not tell what of a request on %s keeps it whole, nor the engines' versions", k)
+		d.lacks("version 1 does not say what of a request on %s keeps it whole, nor the engines' versions", k)
 	case several && in.Facts.Kind.IsChat():
-		d.lacks("version 1 does not tell whether engines make the same tokens of a chat")
+		d.lacks("version 1 does not say whether engines make the same tokens of a chat")
 	}
 }

@@ -20,9 +20,9 @@ import (
 type Traffic struct {
 	// Requests as the client sees them.
 	Requests, Completed, Failed, Cancelled, Rejected atomic.Uint64
-	// Plans and what became of them.
+	// Plans, and how they ended.
 	Local, Remote, Fallbacks, Retries, Recomputes atomic.Uint64
-	// Tokens of good requests: as the engines tell, and as was predicted.
+	// Tokens of good requests: as the engines report, and as was predicted.
 	Prompt, Cached, Predicted, Completion atomic.Uint64
 	// Planned is the prompt tokens of requests that had a prediction, the
 	// divisor of the hit share.

@@ -42,7 +42,7 @@ func TestWindowQuantilesAreWithinNinePercent(t *testing.T) {
 	}
 }
 
-// TestGaps: what is told of a stream's pace is what its pieces had.
+// TestGaps: the figures of a stream's pace are those of its pieces.
 func TestGaps(t *testing.T) {
 	var g Gaps
 	now := time.Unix(100, 0)

@@ -63,7 +63,7 @@ func (a *answered) add(b answered) {
 }
 
 // recomputeProof is how many remote prefills without a trace in the engine's
-// counters are needed before the watch speaks up.
+// counters are needed before the watch reports it.
 const recomputeProof = 3
 
 // recomputeEvery is how often readings are looked at. A window can begin no

@@ -272,7 +272,7 @@ func (x *Page) drawRow(p *widget.Painter, i, name, bar, block int, show columnsO
 // begin is what a run begins with.
 func begin(n *admin.IndexNode) string {
 	if n.Preview == "" {
-		return widget.Unknown // not kept any more, or nobody could tell its words
+		return widget.Unknown // not kept any more, or nobody knew its words
 	}
 	return n.Preview
 }
@@ -325,7 +325,7 @@ func maskTitle(ranks []string) string {
 	return b.String()
 }
 
-// drawDetail tells all of the run under the cursor.
+// drawDetail shows all of the run under the cursor.
 func (x *Page) drawDetail(c *page.Ctx, p *widget.Painter, block int) {
 	r := x.rows[x.cursor.At]
 	if r.more > 0 {

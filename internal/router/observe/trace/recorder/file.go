@@ -18,7 +18,7 @@ import (
 
 // FileOptions say where a recording goes.
 type FileOptions struct {
-	// Path of the first file; the compression goes by its end (.gz, .zst).
+	// Path of the first file; its ending (.gz, .zst) says how it is compressed.
 	// Further parts get ".0001" and so on before the ends. A file that exists is
 	// never overwritten: the first free number is taken.
 	Path string

@@ -15,7 +15,7 @@ const maxKept, maxKeptBytes = 1 << 16, 128 << 20
 
 // opening is what a part of a recording begins with, so that it can be read alone:
 // the header, and what the lines before it say of settings, workers and ranks.
-// It goes by the lines, not by what the router knows, which is ahead of them. Of
+// It is made from the lines, not from what the router knows, which is ahead of them. Of
 // settings and workers that are more than may be, the older half goes; so do ranks
 // beyond maxRanks.
 type opening struct {

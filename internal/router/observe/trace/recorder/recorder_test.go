@@ -454,9 +454,9 @@ func BenchmarkOutcome(b *testing.B) {
 	}
 }
 
-// TestLateListeners: whoever listens, from whenever on, has what the decisions of its
-// recording refer to; so has each part of a file, and who could not be told is told
-// when there is room again.
+// TestLateListeners: a listener, whenever it came, has what the decisions of its
+// recording refer to; so has each part of a file, and a listener without room gets
+// it when there is room again.
 func TestLateListeners(t *testing.T) {
 	tap := NewTap(trace.Header{Source: "serve"})
 	first, err := tap.Subscribe(0)
@@ -568,7 +568,7 @@ func TestLateListeners(t *testing.T) {
 }
 
 // TestOpeningIsBounded: of a recording that describes without end, the newest are
-// told again.
+// repeated.
 func TestOpeningIsBounded(t *testing.T) {
 	o := newOpening()
 	o.most.lines, o.most.bytes = 50, 10_000
@@ -638,8 +638,8 @@ func TestPartsAreOfTheirTime(t *testing.T) {
 	}
 }
 
-// TestSlowCopy: settings and workers for which there was no room are told later, and
-// decisions that may refer to them are not told before.
+// TestSlowCopy: settings and workers for which there was no room follow later, and
+// decisions that may refer to them do not come before.
 func TestSlowCopy(t *testing.T) {
 	c := NewCopy(300)
 	pad := strings.Repeat("x", 150)

@@ -353,11 +353,11 @@ func (s *Subscription) Next(ctx context.Context) ([]byte, error) {
 func (s *Subscription) take() []byte {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	spare := s.out[:0]
-	if cap(spare) > 4<<20 && cap(spare) > 8*len(s.buf) {
-		spare = nil // the memory of a burst
+	reused := s.out[:0]
+	if cap(reused) > 4<<20 && cap(reused) > 8*len(s.buf) {
+		reused = nil // the memory of a burst
 	}
-	s.out, s.buf = s.buf, spare
+	s.out, s.buf = s.buf, reused
 	return s.out
 }
 

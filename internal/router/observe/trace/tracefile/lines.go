@@ -22,7 +22,7 @@ func NewLines(in io.Reader, limit int) *Lines {
 	return &Lines{br: bufio.NewReaderSize(in, 1<<18), max: limit}
 }
 
-// Next reads the next line, with its end, and tells how many bytes it has in the text.
+// Next reads the next line, with its end, and returns how many bytes it has in the text, too.
 // One that is too long is read to its end. What has no end comes with the error that cut
 // it, io.EOF at the end of the text. The line is valid until the next call.
 func (l *Lines) Next() (line []byte, n int, err error) {

@@ -22,7 +22,7 @@ const maxZstdWindow = 128 << 20
 var ErrEmpty = errors.New("the trace is empty")
 
 // Reader reads the text of a file, or of several one after the other. Compression is
-// told by the first bytes, not by the name. A part that is cut is followed by the next
+// recognized by the first bytes, not by the name. A part that is cut is followed by the next
 // on a line of its own.
 type Reader struct {
 	paths []string // still to come
@@ -73,12 +73,12 @@ func OpenParts(paths []string) *Reader { return &Reader{paths: paths} }
 // called while Read runs.
 func (r *Reader) Consumed() int64 { return r.raw.n.Load() }
 
-// IsCut tells the end of a compressed file that was not finished.
+// IsCut reports whether an error is the end of a compressed file that was not finished.
 func IsCut(err error) bool {
 	return errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, gzip.ErrHeader)
 }
 
-// decompress tells the compression of a file by its first bytes.
+// decompress recognizes the compression of a file by its first bytes.
 func (r *Reader) decompress() error {
 	br := bufio.NewReaderSize(&r.raw, 1<<16)
 	r.text = br
