@@ -135,7 +135,7 @@ func TestCausesOnSockets(t *testing.T) {
 		}
 		end()
 		// Now the connection is gone, too, and that is another cause.
-		clitest.Until(t, "the cut is told", func() error {
+		clitest.Until(t, "the cut is reported", func() error {
 			_, doctor, _ := typed("doctor", "--passive", "--router", g.AdminURL)
 			if !strings.Contains(doctor, "the index does not trust the feed") || strings.Contains(doctor, "mute") {
 				return fmt.Errorf("doctor says %s", doctor)

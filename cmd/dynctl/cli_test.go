@@ -16,7 +16,7 @@ func typed(args ...string) (code int, stdout, stderr string) {
 	return clitest.Run(newRoot(), "", args...)
 }
 
-// TestCommandLineMistakes: a mistake is told once, with what was probably
+// TestCommandLineMistakes: a mistake is reported once, with what was probably
 // meant, on standard error, with the code of the contract.
 func TestCommandLineMistakes(t *testing.T) {
 	const nobody = "http://127.0.0.1:1" // port 1 is closed

@@ -14,8 +14,8 @@ import (
 	"github.com/dynctl/dynctl/internal/loopback"
 )
 
-// TestDataPlaneAsRouter: whoever gives the data plane as --router is told so in a
-// line, by every command that asks a router.
+// TestDataPlaneAsRouter: whoever gives the data plane as --router learns it in a line,
+// by every command that asks a router.
 func TestDataPlaneAsRouter(t *testing.T) {
 	g, err := loopback.Start(t.Context(), loopback.Options{Fleet: "1a:profile=instant"})
 	if err != nil {
@@ -36,7 +36,7 @@ func TestDataPlaneAsRouter(t *testing.T) {
 	}
 }
 
-// TestAdminAPIBesideTheDataPlane: its address is told when the router there says
+// TestAdminAPIBesideTheDataPlane: its address is named when the router there says
 // that this is its data plane, and not otherwise.
 func TestAdminAPIBesideTheDataPlane(t *testing.T) {
 	serve := func(ln net.Listener, status int, body string) {

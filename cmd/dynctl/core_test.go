@@ -183,9 +183,9 @@ func TestCopiesAreFound(t *testing.T) {
 	}
 }
 
-// copies finds in a file the marks of steps that are not taken there, and tells in
-// named who has one of which step. place is the file's path in the module, src its
-// text or nil for that of the file name.
+// copies finds in a file the marks of steps that are not taken there, and records in
+// named who has one of which step. place is the file's path in the module, src its text
+// or nil for that of the file name.
 func copies(place string, src any, name string, named map[string]bool) (found []string, err error) {
 	fset := token.NewFileSet()
 	f, err := parser.ParseFile(fset, name, src, parser.SkipObjectResolution)

@@ -24,7 +24,7 @@ import (
 	"github.com/dynctl/dynctl/internal/watchfile"
 )
 
-// soon is how long before its end a certificate is told as one that will expire,
+// soon is how long before its end a certificate is announced as one that will expire,
 // lookEvery how often that is looked at.
 const (
 	soon      = 14 * 24 * time.Hour
@@ -47,7 +47,7 @@ type Options struct {
 	// ServerName is the name that servers are asked for instead of their host; for
 	// clients only.
 	ServerName string
-	// Event hears what becomes of the files; Loaded is told of every reading after
+	// Event hears what becomes of the files; Loaded is called for every reading after
 	// the first, "ok" or "refused". Neither may be nil.
 	Event  func(eventlog.Event)
 	Loaded func(result string)
@@ -63,7 +63,7 @@ type Store struct {
 
 	mu        sync.Mutex // one reading at a time; guards what follows
 	bad       string     // why the newest files are not in force; empty when they are
-	announced string     // what was told last of the certificate's age
+	announced string     // the newest event of the certificate's age
 }
 
 // loaded is what one reading gave. It is not changed.
@@ -227,8 +227,8 @@ func (s *Store) Trouble() string {
 	return ""
 }
 
-// Run reads the files again when they change, and tells of a certificate that
-// ends, until ctx does.
+// Run reads the files again when they change, and announces a certificate that ends,
+// until ctx does.
 func (s *Store) Run(ctx context.Context) error {
 	var files []string
 	for _, f := range []string{s.o.Cert, s.o.Key, s.o.CA} {
@@ -281,7 +281,7 @@ func (s *Store) reload(now time.Time) {
 	s.o.Event(eventlog.Event{Kind: "certificate_replaced", Text: text})
 }
 
-// age tells once that the certificate in force will end, and once that it has.
+// age announces once that the certificate in force will end, and once that it has.
 func (s *Store) age(now time.Time) {
 	at, ok := s.Expires()
 	if !ok {

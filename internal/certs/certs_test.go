@@ -29,7 +29,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// heard collects what a store tells.
+// heard collects the events of a store.
 type heard struct {
 	mu     sync.Mutex
 	events []eventlog.Event
@@ -205,13 +205,13 @@ func TestBadFilesAreNamed(t *testing.T) {
 			t.Errorf("%s: %v, want %q", c.what, err, c.want)
 		}
 		if raw, _ := os.ReadFile(c.key); err != nil && len(raw) > 100 && strings.Contains(err.Error(), string(raw[40:80])) {
-			t.Errorf("%s: the error tells of the key: %v", c.what, err)
+			t.Errorf("%s: the error shows the key: %v", c.what, err)
 		}
 	}
 }
 
 // TestReplacement: a good new certificate is shown to new connections, a bad one
-// is refused and told, and what was connected stays so.
+// is refused and reported, and what was connected stays so.
 func TestReplacement(t *testing.T) {
 	ca := certtest.NewAuthority(t, "ours")
 	cert, key := ca.Pair(t, "one.test", time.Hour)

@@ -17,8 +17,8 @@ import (
 	"github.com/dynctl/dynctl/internal/settings"
 )
 
-// NewLogger logs lines for people to a terminal and JSON elsewhere, unless
-// told.
+// NewLogger logs lines for people to a terminal and JSON elsewhere, unless the settings
+// say otherwise.
 func NewLogger(c settings.Log, w io.Writer) *slog.Logger {
 	log, _ := NewLevelLogger(c, w)
 	return log

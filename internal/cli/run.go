@@ -1,6 +1,7 @@
 // Package cli is what the commands of dynctl share: exit codes, how a command line is
-// run and its mistakes are told, output formats, the router that a command asks, settings,
-// and the log. The commands are in the packages below, one or a few that belong together in each.
+// run and its mistakes are reported, output formats, the router that a command asks,
+// settings, and the log. The commands are in the packages below, one or a few that
+// belong together in each.
 package cli
 
 import (
@@ -46,7 +47,7 @@ func WithCode(code int, err error) error {
 	return &ExitError{Code: code, Err: err}
 }
 
-// Main runs one command line, ends it with ctrl-c and SIGTERM, tells its error and
+// Main runs one command line, ends it with ctrl-c and SIGTERM, prints its error and
 // returns its exit code.
 func Main(root *cobra.Command, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)

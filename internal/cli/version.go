@@ -6,7 +6,7 @@ import (
 	"runtime/debug"
 )
 
-// version is set by the release build (-ldflags -X); other builds tell their commit.
+// version is set by the release build (-ldflags -X); other builds have their commit.
 var version = ""
 
 // Version says which build of dynctl this is.

@@ -72,7 +72,7 @@ type Options struct {
 	Passive bool
 	// Tokens of the prompts of the probes; 0 means 40 blocks.
 	Tokens int
-	// OnFinding is told of each finding as it is made; may be nil.
+	// OnFinding is called with each finding as it is made; may be nil.
 	OnFinding func(Finding)
 }
 
@@ -202,7 +202,7 @@ func (e *exam) router(ctx context.Context, s *admin.Status) {
 	}
 }
 
-// kubernetes tells whether the pods of a cluster are followed, and which are found
+// kubernetes reports whether the pods of a cluster are followed, and which are found
 // for nothing; k is nil where none are looked for.
 func (e *exam) kubernetes(k *admin.Kubernetes) {
 	if k == nil {
@@ -426,9 +426,9 @@ func (e *exam) feeds(ws []admin.Worker) {
 				e.add("events", r.Label, Warn, "nothing is known to be missing, and the index does not use its entries until that is proven: "+orNone(f.Reason), noReplay)
 			case (f.State == "replaying" || f.State == "gap") && time.Since(f.Since) < catchesUp:
 				e.add("events", r.Label, Skip, "it is still being brought up to date: "+orNone(f.Reason), "run doctor again in a moment")
-			case f.State == "mute": // told by troubles
+			case f.State == "mute": // reported by troubles
 			case f.HashDiffers:
-				e.add("events", r.Label, Fail, "the engine names its blocks otherwise than the worker states: only what its events tell counts", "state the engine's --prefix-caching-hash-algo as kv_hash, its PYTHONHASHSEED as kv_hash_seed, and its smallest block as block_size")
+				e.add("events", r.Label, Fail, "the engine names its blocks otherwise than the worker states: only what its events say counts", "state the engine's --prefix-caching-hash-algo as kv_hash, its PYTHONHASHSEED as kv_hash_seed, and its smallest block as block_size")
 			case !f.Trusted:
 				e.add("events", r.Label, Fail, fmt.Sprintf("the index does not trust the feed: %s (%s)", f.State, orNone(f.Reason)), "")
 			case f.RankDisagree > 0:
@@ -440,7 +440,7 @@ func (e *exam) feeds(ws []admin.Worker) {
 			case f.Orphans > 0:
 				e.add("events", r.Label, Warn, fmt.Sprintf("%d blocks came without their parent", f.Orphans), "events were lost before the router began to follow; a replay endpoint brings them back")
 			case f.Replay == nil:
-				e.add("events", r.Label, Warn, "live, but whether its engine has a replay endpoint is unknown: this router does not tell", "upgrade the router to learn whether a lost batch can be fetched again")
+				e.add("events", r.Label, Warn, "live, but whether its engine has a replay endpoint is unknown: this router does not say", "upgrade the router to learn whether a lost batch can be fetched again")
 			case f.Dropped > 0 && *f.Replay == "":
 				e.add("events", r.Label, Warn, fmt.Sprintf("its entries were dropped %d times since the start (now: %s), and no replay brings them back", f.Dropped, orNone(f.Reason)), noReplay)
 			case *f.Replay == "":

@@ -198,7 +198,7 @@ func TestPrefillWithoutConnector(t *testing.T) {
 	}
 }
 
-// TestBadParameters: parameters that do not fit are told as that, by the engine
+// TestBadParameters: parameters that do not fit are reported as that, for the engine
 // that gave them, and not as a router that cannot be steered.
 func TestBadParameters(t *testing.T) {
 	r := examine(t, loopback.Options{

@@ -9,7 +9,7 @@ import (
 )
 
 // TestFragileFeeds: a feed that loses everything with its connection is not
-// called fine, and one that has is told of.
+// called fine, and one that has is reported.
 func TestFragileFeeds(t *testing.T) {
 	replay, none := new("tcp://d0:5657"), new("")
 	for name, c := range map[string]struct {

@@ -10,7 +10,7 @@ import (
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
-// TestKubernetes: what the status says of a cluster's pods is told, a lost API
+// TestKubernetes: what the status says of a cluster's pods is reported, a lost API
 // server as a failure, pods that are found for nothing by name.
 func TestKubernetes(t *testing.T) {
 	at := time.Date(2026, 11, 22, 18, 0, 0, 0, time.UTC)
@@ -46,7 +46,7 @@ func TestKubernetes(t *testing.T) {
 	}
 }
 
-// TestFactsOfPods: doctor says which label told role and revision of a pod.
+// TestFactsOfPods: doctor says which label states role and revision of a pod.
 func TestFactsOfPods(t *testing.T) {
 	w := &admin.Worker{Engine: "vllm", Role: "either", Revision: "pair/5d1c", DP: 1, Source: workers.SourceKube, From: map[string]string{"role": "label a=both", "revision": "label b=5d1c of pair"}}
 	if got, want := engineText(w), "vllm, either (label a=both), revision pair/5d1c (label b=5d1c of pair), dp 1"; got != want {

@@ -9,8 +9,8 @@ import (
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
 )
 
-// What a prediction that does not fit may come from is told in the words of the
-// setting that would mend it.
+// What a prediction that does not fit may come from is said in the words of the setting
+// that would mend it.
 func TestMisfit(t *testing.T) {
 	t.Parallel()
 	hybrid := []admin.CacheGroup{{Kind: "full_attention", Block: 16}, {Group: 1, Kind: "sliding_window", Window: 40, Block: 16}}

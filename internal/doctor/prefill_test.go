@@ -52,7 +52,7 @@ func TestMovedIsTheProbesAlone(t *testing.T) {
 		"others run after":    {sums(100, 50, 0), sums(741, 690, 1), Warn, true},
 		"no such counter":     {sums(100, unknown, 0), sums(741, unknown, 0), Warn, false},
 		"prompts uncounted":   {sums(unknown, 50, 0), sums(unknown, 690, 0), Warn, false},
-		"load is not told":    {sums(100, 50, unknown), sums(741, 690, unknown), OK, false},
+		"load not reported":   {sums(100, 50, unknown), sums(741, 690, unknown), OK, false},
 		"the engine restarts": {sums(900, 900, 0), sums(641, 640, 0), Warn, true},
 	} {
 		c.before.External, c.after.External = unknown, unknown

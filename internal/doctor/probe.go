@@ -86,7 +86,7 @@ func (e *exam) probeRank(ctx context.Context, label, header string, probed map[s
 	}
 	switch {
 	case second.CachedTokens < 0:
-		e.add("cache probe", label, Warn, fmt.Sprintf("the engine does not tell its cached tokens; the router expected %d of %d", predicted, len(prompt)), "start vLLM with --enable-prompt-tokens-details")
+		e.add("cache probe", label, Warn, fmt.Sprintf("the engine does not report its cached tokens; the router expected %d of %d", predicted, len(prompt)), "start vLLM with --enable-prompt-tokens-details")
 	case second.CachedTokens == 0:
 		e.add("cache probe", label, Warn, "a repeated prompt found nothing cached", "is prefix caching switched off on the engine?")
 	case predicted != second.CachedTokens:
@@ -127,8 +127,8 @@ func (e *exam) misfit(label string, predicted, found int) string {
 	return "the index and the engine disagree: see the events and the tokenizer above"
 }
 
-// again repeats a prompt once the router expects what it should, which its dry
-// run tells; after a second it is repeated in any case.
+// again repeats a prompt once the router expects what it should, which its dry run
+// says; after a second it is repeated in any case.
 func (e *exam) again(ctx context.Context, header string, prompt []uint32, full int) (*loadgen.Result, *receipt.Receipt, error) {
 	for range 20 {
 		a, err := e.o.Target.Admin.Route(ctx, admin.RouteRequest{Model: e.facts.Model, Tokens: prompt, Path: "local"})

@@ -7,7 +7,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
 )
 
-// TestEngineText: whatever is not told is left out, with its comma.
+// TestEngineText: whatever is not reported is left out, with its comma.
 func TestEngineText(t *testing.T) {
 	fresh := admin.Rank{Engine: &admin.EngineLoad{Unused: true}}
 	for bits := range 1 << 5 {
@@ -33,6 +33,6 @@ func TestEngineText(t *testing.T) {
 	}
 	w.Ranks[1].Engine = nil
 	if got, want := engineText(&w), "vllm, aggregated, dp 2, block 32"; got != want {
-		t.Errorf("with a rank that tells nothing: %q", got)
+		t.Errorf("with a rank that reports nothing: %q", got)
 	}
 }

@@ -59,7 +59,7 @@ func TestADeadEngineSpoilsItsOwnPairs(t *testing.T) {
 	}
 }
 
-// TestAPrefillThatFails: 5xx of a prefill engine are told as that.
+// TestAPrefillThatFails: 5xx of a prefill engine are reported as that.
 func TestAPrefillThatFails(t *testing.T) {
 	r := examine(t, loopback.Options{Fleet: "1p:profile=instant+1p2d:profile=instant"}, false)
 	if got := cells(t, r); got != "ok ok\nok ok" {

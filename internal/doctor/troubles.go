@@ -11,7 +11,7 @@ import (
 var advice = map[string]string{
 	"failing":     "its log says why; requests are tried again elsewhere where that is possible; dynctl top lists them in decisions",
 	"mute":        "restart the engine, or mend the way of its --kv-events-config endpoint; until its events come again it counts as holding nothing and is routed by load alone",
-	"small_cache": "compare its share of the memory of its GPU, and what else uses that, with its peers; hardware that differs is told by a worker's label hardware",
+	"small_cache": "compare its share of the memory of its GPU, and what else uses that, with its peers; state hardware that differs in a worker's label hardware",
 }
 
 // troubles names the workers that answer and with which something is wrong, as the
@@ -39,11 +39,11 @@ func (e *exam) troubles(ws []admin.Worker) {
 	switch {
 	case bad:
 	case served == 0:
-		e.add("behaviour", "engines", Skip, "no requests were sent to them yet: whether one is slower, fails more, or tells less than its peers is seen under traffic", "")
+		e.add("behaviour", "engines", Skip, "no requests were sent to them yet: whether one is slower, fails more, or publishes less than its peers is seen under traffic", "")
 	case judged == served:
-		e.add("behaviour", "engines", OK, "under this router's traffic none is slower, fails more, tells less or holds less than its peers", "")
+		e.add("behaviour", "engines", OK, "under this router's traffic none is slower, fails more, publishes less or holds less than its peers", "")
 	default:
-		e.add("behaviour", "engines", OK, fmt.Sprintf("under this router's traffic none fails more, tells less or holds less than its peers; whether one is slow is known of %d of %d ranks (20 samples of it and of peers like it)", judged, served), "")
+		e.add("behaviour", "engines", OK, fmt.Sprintf("under this router's traffic none fails more, publishes less or holds less than its peers; whether one is slow is known of %d of %d ranks (20 samples of it and of peers like it)", judged, served), "")
 	}
 }
 

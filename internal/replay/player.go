@@ -21,8 +21,8 @@ import (
 
 // PlayerOptions configure a Player.
 type PlayerOptions struct {
-	// BlockSize is the router's block in tokens for ranks of which the trace
-	// does not tell it; 0 takes the engine's own.
+	// BlockSize is the router's block in tokens for ranks of which the trace does not
+	// state it; 0 takes the engine's own.
 	BlockSize int
 	// MaxRanks bounds the ranks (default kvindex.DefaultMaxRanks).
 	MaxRanks int
@@ -241,7 +241,7 @@ func (p *Player) account(r *playRank) {
 	r.last = now
 }
 
-// blockOf is the engine's block size as a batch tells it, 0 if it does not.
+// blockOf is the engine's block size as a batch states it, 0 if it does not.
 func (p *Player) blockOf(payload []byte) int {
 	if p.dec.Decode(payload, &p.batch) != nil {
 		return 0
@@ -291,7 +291,7 @@ func prompt(locals []uint64, isl int) kvgroup.Prompt {
 }
 
 // promptOf is the prompt of a decision, with what the engine's names of its blocks are
-// made of where the recording tells it: the tokens, if nothing else is in the hashes. A
+// made of where the recording has it: the tokens, if nothing else is in the hashes. A
 // salt or an adapter would be, and neither is recorded.
 func promptOf(d *trace.Decision) kvgroup.Prompt {
 	p := prompt(d.Locals, d.Input.Facts.ISL)

@@ -32,9 +32,9 @@ type recording struct {
 	seq   map[string]uint64
 	names map[string][]uint64
 	made  int
-	// offloads says that ranks tell of copies in the memory of their hosts.
+	// offloads says that ranks publish copies in the memory of their hosts.
 	offloads bool
-	// hybrid says that ranks tell of a second cache group, whose blocks they keep of every
+	// hybrid says that ranks publish a second cache group, whose blocks they keep of every
 	// other batch only.
 	hybrid bool
 	// texts says that ranks are asked with the prompts' tokens, as a router asks them.
@@ -99,7 +99,7 @@ func (r *recording) batch(i int, tokens []uint32) {
 			b.Events = append(b.Events, kvevent.Event{Kind: kvevent.Removed, Group: 1, Hashes: names[len(names)-1:]})
 		}
 	}
-	if r.offloads && r.seq[name]%3 == 0 { // as vLLM's offloading connector tells of a copy in the host's memory
+	if r.offloads && r.seq[name]%3 == 0 { // as vLLM's offloading connector publishes a copy in the host's memory
 		b.Events = append(b.Events, kvevent.Event{Kind: kvevent.Stored, Group: -1, Medium: kvevent.CPU, MediumName: "CPU", Hashes: names})
 	}
 	if len(r.names[name]) > 0 && r.rng.IntN(4) == 0 {

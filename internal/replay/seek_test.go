@@ -128,7 +128,7 @@ func TestStageSeeks(t *testing.T) {
 }
 
 // TestStageTimes: TTFT and E2E are those of the recorded outcomes, of the last minute of
-// the recording, and unknown where no outcome tells.
+// the recording, and unknown without an outcome.
 func TestStageTimes(t *testing.T) {
 	rec := newRecording(t)
 	rec.decide(rec.prompt())

@@ -63,7 +63,7 @@ type Stage struct {
 	traffic  admin.Traffic
 	times    *traffic.Traffic // its windows are those of the recorded outcomes
 	turned   time.Duration    // when the windows were turned
-	block    int              // tokens of the router's blocks, as far as the records have told
+	block    int              // tokens of the router's blocks, as far as the records say
 	outcomes bool             // some were recorded
 	prefill  selector.Policy
 	decode   selector.Policy
@@ -75,7 +75,7 @@ type Stage struct {
 	ranks    map[string]*stageRank
 }
 
-// stageRank is what decisions and records told of a rank.
+// stageRank is what decisions and records say of a rank.
 type stageRank struct {
 	role      string
 	engine    string

@@ -106,7 +106,7 @@ func TestStage(t *testing.T) {
 		}
 	}
 
-	// Who waits for an event is told when the recording is taken back to before
+	// Who waits for an event is answered when the recording is taken back to before
 	// one that it knows.
 	newest := first.Events[len(first.Events)-1].Seq
 	waited := make(chan *admin.EventList)
@@ -173,7 +173,7 @@ func TestStage(t *testing.T) {
 }
 
 // TestStageShowsCaches: what ranks of a recording have in cache groups and outside their
-// devices is told as a running router tells it.
+// devices is shown as a running router shows it.
 func TestStageShowsCaches(t *testing.T) {
 	for _, hybrid := range []bool{false, true} {
 		rec := newRecording(t)
@@ -196,8 +196,8 @@ func TestStageShowsCaches(t *testing.T) {
 	}
 }
 
-// TestStageShowsMoves: where streams of a recording went on elsewhere is told by rank, as a
-// running router tells it, once outcomes have said so; who waits is not known.
+// TestStageShowsMoves: where streams of a recording went on elsewhere is shown by rank,
+// as a running router shows it, once outcomes have said so; who waits is not known.
 func TestStageShowsMoves(t *testing.T) {
 	rec := newRecording(t)
 	rec.decide(rec.prompt())
@@ -246,7 +246,7 @@ func TestStageShowsMoves(t *testing.T) {
 }
 
 // TestStageOfRetries: a request that was decided twice is one receipt, with the
-// earlier decision, and what its outcome tells.
+// earlier decision, and what its outcome says.
 func TestStageOfRetries(t *testing.T) {
 	rec := newRecording(t)
 	rec.decide(rec.prompt())
@@ -284,7 +284,7 @@ func TestStageOfRetries(t *testing.T) {
 }
 
 // TestStageShowsTheRoutersSettings: the block size and the policy of each phase
-// are those that the recording tells, wherever it tells them, and none is made up.
+// are those that the recording states, wherever it states them, and none is made up.
 func TestStageShowsTheRoutersSettings(t *testing.T) {
 	for _, c := range []struct {
 		name            string
@@ -294,7 +294,7 @@ func TestStageShowsTheRoutersSettings(t *testing.T) {
 	}{
 		{"one policy", PlayerOptions{}, selector.KV, selector.KV, "kv"},
 		{"one for each phase", PlayerOptions{}, selector.LeastLoaded, selector.KV, ""},
-		{"another block size for ranks that tell none", PlayerOptions{BlockSize: 4 * testBlock}, selector.KV, selector.KV, "kv"},
+		{"another block size for ranks that state none", PlayerOptions{BlockSize: 4 * testBlock}, selector.KV, selector.KV, "kv"},
 	} {
 		rec := newRecording(t)
 		rec.decide(rec.prompt())
@@ -334,7 +334,7 @@ func TestStageShowsTheRoutersSettings(t *testing.T) {
 }
 
 // TestStageAnswersStay: what was asked of a stage does not change while it plays
-// on, and a rank whose engine tells no KV events is not counted as untrusted.
+// on, and a rank whose engine publishes no KV events is not counted as untrusted.
 func TestStageAnswersStay(t *testing.T) {
 	stage, err := NewStage(func() (*trace.Reader, error) {
 		return trace.Open("../../testdata/trace/vllm-0.32.0-1p1d-evictions.jsonl.zst", nil, trace.Options{})

@@ -18,7 +18,7 @@ import (
 type VerifyReport struct {
 	Decisions uint64 `json:"decisions"`
 	// Equal came out the same: Proven from the caches of the replay, OnTrust
-	// with recorded figures in the place of what the recording cannot tell.
+	// with recorded figures in the place of what the recording does not have.
 	Equal   uint64 `json:"equal"`
 	Proven  uint64 `json:"proven"`
 	OnTrust uint64 `json:"on_trust"`
@@ -84,7 +84,7 @@ type Divergence struct {
 	// Recorded and Replayed are "path rank" with the cost of the decode rank.
 	Recorded string `json:"recorded"`
 	Replayed string `json:"replayed"`
-	// Because are the reasons, most telling first.
+	// Because are the reasons, the best first.
 	Because []string `json:"because"`
 }
 
@@ -160,7 +160,7 @@ type prefix struct {
 
 func prefixOf(c *decision.Candidate) prefix { return prefix{c.OverlapBlocks, c.Tiers} }
 
-// String tells the blocks of the device, and those of other tiers where there are any.
+// String is the blocks of the device, and those of other tiers where there are any.
 func (p prefix) String() string {
 	s := strconv.Itoa(p.blocks)
 	if p.Tiers != (decision.Tiers{}) {
@@ -425,7 +425,7 @@ type findings struct {
 // Why a recorded figure is taken.
 const (
 	before  = "; the rank's cache from before the recording is not known"
-	byNames = "; more may be found by the engine's names of the prompt's blocks, which this recording does not tell"
+	byNames = "; more may be found by the engine's names of the prompt's blocks, which this recording does not have"
 )
 
 // foundMore reports whether a candidate differs from what the rank had by more blocks on
@@ -483,7 +483,7 @@ func (v *Verifier) because(r *playRank, c *decision.Candidate, s *seen) string {
 	case v.p.counts.Dropped > 0:
 		return text + fmt.Sprintf("; %d records were dropped while recording", v.p.counts.Dropped)
 	case !r.trustKnown:
-		return text + "; the trace does not tell whether the router trusted this rank's feed"
+		return text + "; the trace does not say whether the router trusted this rank's feed"
 	case r.lastLine > 0:
 		return text + fmt.Sprintf("; the rank's entries last changed at line %d", r.lastLine)
 	}
@@ -498,7 +498,7 @@ func (v *Verifier) count(o *openDecision, plan *decide.Plan, f *findings) {
 	rep.recorded += uint64(max(d.Cached, 0))
 	rep.replayed += uint64(max(now.Cached, 0))
 	// The cached tokens are a consequence; path, ranks and error are what was done.
-	// Version 1 does not tell all that a reason depends on.
+	// Version 1 does not record all that a reason depends on.
 	equal := d.Path == now.Path && d.DecodeRank == now.DecodeRank && d.PrefillRank == now.PrefillRank && (d.Error == "") == (now.Error == "")
 	same := equal
 	if len(f.why) == 0 && d.Rules == decide.Rules {

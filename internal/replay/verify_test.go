@@ -35,8 +35,8 @@ func TestVerify(t *testing.T) {
 	if want := fmt.Sprintf("%016x", rec.p.index.Checksum()); rep.Checksum != want {
 		t.Errorf("checksum %s, want %s", rep.Checksum, want)
 	}
-	// Leave out each of some batches: whoever decides next on that rank's
-	// blocks must be told.
+	// Leave out each of some batches: the next decision on that rank's blocks must be
+	// reported.
 	noticed, every, enough := 0, 19, 8
 	if testing.Short() {
 		every, enough = 97, 1
@@ -95,7 +95,7 @@ func TestVerifyTiers(t *testing.T) {
 	}
 	v := play(t, rec.file(), Options{Verify: true}).Verify
 	if v.InputsDiffer != 1 || v.FirstInput == nil || !strings.Contains(strings.Join(v.FirstInput.Because, ""), " cpu, 0 disk, 0 remote) blocks, replayed ") {
-		t.Errorf("a recorded figure that no cache had is not told: %+v", v)
+		t.Errorf("a recorded figure that no cache had is not reported: %+v", v)
 	}
 }
 
@@ -203,8 +203,8 @@ func TestVerifyNamesOfThePrompt(t *testing.T) {
 	}{
 		{"as found", nil, nil, VerifyReport{Equal: 1, OnTrust: 1, ByNames: 1}, named},
 		{"with the tokens", nil, func(d *trace.Decision, _ figures) { d.Tokens = tokens }, VerifyReport{Equal: 1, Proven: 1}, ""},
-		{"fewer than the tokens tell", nil, func(d *trace.Decision, c figures) { d.Tokens, c[0].OverlapBlocks = tokens, 8 }, VerifyReport{TieBreaks: 1, InputsDiffer: 1}, "recorded overlap 8 blocks, replayed 10"},
-		{"more than the tokens tell", nil, func(d *trace.Decision, c figures) { d.Tokens, c[0].OverlapBlocks = tokens, 11 }, VerifyReport{Equal: 1, Proven: 1, InputsDiffer: 1}, "recorded overlap 11 blocks, replayed 10"},
+		{"fewer than the tokens say", nil, func(d *trace.Decision, c figures) { d.Tokens, c[0].OverlapBlocks = tokens, 8 }, VerifyReport{TieBreaks: 1, InputsDiffer: 1}, "recorded overlap 8 blocks, replayed 10"},
+		{"more than the tokens say", nil, func(d *trace.Decision, c figures) { d.Tokens, c[0].OverlapBlocks = tokens, 11 }, VerifyReport{Equal: 1, Proven: 1, InputsDiffer: 1}, "recorded overlap 11 blocks, replayed 10"},
 		{"tokens under other hashes", nil, func(d *trace.Decision, _ figures) { d.Tokens = tokens[1:] }, VerifyReport{Equal: 1, OnTrust: 1, ByNames: 1}, named},
 		{"another rank's overlap", nil, func(_ *trace.Decision, c figures) { c[2].OverlapBlocks = 3 }, VerifyReport{Equal: 1, OnTrust: 1, ByNames: 1, InputsDiffer: 1}, "w-2/dp0: recorded overlap 3 blocks, replayed 0"},
 		{"blocks of another tier", nil, func(_ *trace.Decision, c figures) { c[0].CPU = 1 }, VerifyReport{Real: 1, InputsDiffer: 1}, "w-0/dp0: recorded overlap 10 (then 1 cpu"},
@@ -220,7 +220,7 @@ func TestVerifyNamesOfThePrompt(t *testing.T) {
 			r.batch(1, tokens[:10*testBlock])
 			r.add(trace.Record{Kind: trace.KindRank, Rank: rankName(0), RankInfo: trace.RankInfo{BlockSize: testBlock, New: true, Traits: known}})
 			r.add(trace.Record{Kind: trace.KindFeed, Rank: rankName(0), Trusted: true})
-			// Of two whole chunks nothing is stored, nor told.
+			// Of two whole chunks nothing is stored, nor published.
 			r.add(batch(0, kvevent.Event{
 				Kind: kvevent.Stored, CacheKind: kvevent.ChunkedLocal, Parent: names[7], HasParent: true, Hashes: names[8:], Tokens: tokens[8*testBlock : 10*testBlock], BlockSize: testBlock,
 			}))

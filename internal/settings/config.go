@@ -110,7 +110,7 @@ type APIKeys struct {
 // Kubernetes finds workers among the pods of a cluster; nothing is asked of one
 // unless a selector is set.
 type Kubernetes struct {
-	// Selector finds pods whose role their labels or engines tell; PrefillSelector
+	// Selector finds pods whose role their labels or engines state; PrefillSelector
 	// and DecodeSelector find those of a role.
 	Selector, PrefillSelector, DecodeSelector string
 	// Pool is an InferencePool whose selector and ports count as those here.
@@ -292,8 +292,8 @@ type Continue struct {
 // Health times the probes.
 type Health struct {
 	Interval, Timeout, Scrape time.Duration
-	// SlowFactor is how many times slower than its peers a rank must be to be told
-	// of as slow; 0 turns that off.
+	// SlowFactor is how many times slower than its peers a rank must be to be reported
+	// as slow; 0 turns that off.
 	SlowFactor float64
 }
 
@@ -344,7 +344,7 @@ func joined(list []*Problem) error {
 	return errors.Join(errs...)
 }
 
-// Problems are what Validate tells.
+// Problems are what Validate reports.
 func (c *Config) Problems() []*Problem {
 	var list []*Problem
 	bad := func(key, format string, a ...any) {

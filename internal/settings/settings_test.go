@@ -189,7 +189,7 @@ func TestEmptyLists(t *testing.T) {
 	}
 }
 
-// TestWhatMayChange: what is fixed is told with what it is now, all at once;
+// TestWhatMayChange: what is fixed is reported with what it is now, all at once;
 // the rest may change.
 func TestWhatMayChange(t *testing.T) {
 	old := Default()

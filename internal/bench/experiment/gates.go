@@ -127,7 +127,7 @@ func (r *Runner) gates(res *Result) ([]Gate, Bounds) {
 	if hitKnown {
 		add("cache", len(hitCells) == 0, hitCells, "prefix cache hits differ from what they should be by up to %.1f%%, in %d cells by more than the limit of %.0f%%", worstHit*100, len(hitCells), hitLimit*100)
 	} else {
-		unknown("cache", "no engine tells its prefix cache hits")
+		unknown("cache", "no engine reports its prefix cache hits")
 	}
 	errOf := share(failed, n+failed)
 	add("errors", errOf <= errLimit, errCells, "errors %.2f%% (%d of %d)", errOf*100, failed, n+failed)
@@ -147,7 +147,7 @@ func (r *Runner) gates(res *Result) ([]Gate, Bounds) {
 	aa := r.aa()
 	switch {
 	case aa.N >= 2 && !r.aaFails(aa) && wide(aa):
-		unknown("a/a", fmt.Sprintf("local against local differs by %+.1f%% [%+.1f, %+.1f] over %d pairs: too noisy to tell", pct(aa.Value), pct(aa.Low), pct(aa.High), aa.N))
+		unknown("a/a", fmt.Sprintf("local against local differs by %+.1f%% [%+.1f, %+.1f] over %d pairs: too noisy to judge", pct(aa.Value), pct(aa.Low), pct(aa.High), aa.N))
 	case aa.N >= 2:
 		add("a/a", !r.aaFails(aa), nil, "local against local differs by %+.1f%% [%+.1f, %+.1f] over %d pairs", pct(aa.Value), pct(aa.Low), pct(aa.High), aa.N)
 	default:
@@ -175,7 +175,7 @@ func (r *Runner) gates(res *Result) ([]Gate, Bounds) {
 	bad := d.N >= 8 && d.Excludes(0) && math.Abs(d.Value) > driftLimit
 	switch {
 	case d.N >= 8 && !bad && wide(d):
-		unknown("drift", fmt.Sprintf("ttft of equal cells changed by %+.1f%% [%+.1f, %+.1f] over the run: too noisy to tell", pct(d.Value), pct(d.Low), pct(d.High)))
+		unknown("drift", fmt.Sprintf("ttft of equal cells changed by %+.1f%% [%+.1f, %+.1f] over the run: too noisy to judge", pct(d.Value), pct(d.Low), pct(d.High)))
 	case d.N >= 8:
 		add("drift", !bad, nil, "ttft of equal cells changed by %+.1f%% [%+.1f, %+.1f] over the run (limit %.0f%%)", pct(d.Value), pct(d.Low), pct(d.High), driftLimit*100)
 	default:

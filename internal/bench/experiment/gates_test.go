@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// TestCacheGateSaysWhatItFound: a gate that fails tells by how much hits were off, in how many
-// cells, and its limit, and promises no bound.
+// TestCacheGateSaysWhatItFound: a gate that fails says by how much hits were off, in
+// how many cells, and its limit, and promises no bound.
 func TestCacheGateSaysWhatItFound(t *testing.T) {
 	hit := func(share float64) CellResult {
 		return CellResult{Measure: &Measure{Requests: 10, HitShare: &share, ExpectedHit: .5, ExactISL: 10, ExactOSL: 10, PathOK: 10, InFlight: 1}}

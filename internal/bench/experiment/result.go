@@ -15,8 +15,8 @@ import (
 // Schema is the version of result.json.
 const Schema = "dynctl.bench/v1"
 
-// Stages splits the time to the first token, in ms, means over a cell. A stage
-// that nobody told is null.
+// Stages splits the time to the first token, in ms, means over a cell. A stage that is
+// not known is null.
 type Stages struct {
 	// Router is from the request's arrival to the first leg's dispatch.
 	Router *float64 `json:"router_ms"`

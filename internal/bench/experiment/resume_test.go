@@ -32,7 +32,7 @@ func TestResumedRunsRecommendTheSame(t *testing.T) {
 		done := map[string]CellResult{}
 		var got *Result
 		for part := range uint64(3) {
-			// A plan is told again with other prompts, as --resume does it.
+			// A plan is repeated with other prompts, as --resume does it.
 			again := s
 			again.Salt += string('a' + rune(part))
 			r := runner(newWorld(t, p, 0.03, seed+1+1000*(part+1)), again)

@@ -30,7 +30,7 @@ var ErrStopped = errors.New("stopped")
 // errSkipped is a cell that was left out by hand.
 var errSkipped = errors.New("skipped by hand")
 
-// Event is what a run tells while it goes on.
+// Event is what a run reports while it goes on.
 type Event struct {
 	// Kind is "phase", "start", "cell", "void" or "skip".
 	Kind string
@@ -54,7 +54,7 @@ type Runner struct {
 	Now func() time.Duration
 	// Done has the cells of a run that is resumed, by id.
 	Done map[string]CellResult
-	// OnEvent and OnCell are told of what happens; OnCell keeps finished cells.
+	// OnEvent and OnCell are called with what happens; OnCell keeps finished cells.
 	OnEvent func(Event)
 	OnCell  func(CellResult) error
 	// Stop, when it answers true, ends the run after the cell at hand.

@@ -7,7 +7,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
 )
 
-// Fingerprint tells targets apart: a line for the router and the model, and one for
+// Fingerprint distinguishes targets: a line for the router and the model, and one for
 // each kind of worker that serves it, with their number. Names and addresses are
 // left out: they change when the same fleet is started again.
 func (f *Facts) Fingerprint() []string {

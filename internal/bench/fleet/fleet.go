@@ -167,7 +167,7 @@ func (t *Target) Describe(ctx context.Context, model string) (*Facts, error) {
 }
 
 // Counters are sums of the engines' own counters over all workers of a kind;
-// NaN for what no engine told. Tokens unless said.
+// NaN for what no engine reported. Tokens unless said.
 type Counters struct {
 	Prefill, Decode Sums
 	// Prompt has the prompt tokens that each worker counted, by name.

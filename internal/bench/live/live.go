@@ -35,7 +35,7 @@ type Bench struct {
 	Timeout time.Duration
 	// Progress is of the cell under way.
 	Progress *loadgen.Progress
-	// OnResult is told of every request; may be nil.
+	// OnResult is called with every request; may be nil.
 	OnResult func(c plan.Cell, r *loadgen.Result)
 	// Patience is how long a lost worker is waited for; 0 means 2 minutes.
 	Patience time.Duration

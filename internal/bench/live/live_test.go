@@ -188,7 +188,7 @@ func TestLostWorkerVoidsTheCell(t *testing.T) {
 }
 
 // A worker that was away and is back before the cell ends, without a request
-// that failed: only the router's events and the engine's counters tell.
+// that failed: only the router's events and the engine's counters show it.
 func TestWorkerThatIsBackVoidsTheCell(t *testing.T) {
 	g, b := stand(t, loopback.Options{Fleet: "1p1d:profile=cpu"}, true)
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
@@ -304,7 +304,7 @@ func TestBrokenSetUps(t *testing.T) {
 			res, bad := runGates(t, b, c.spec)
 			named := slices.ContainsFunc(bad, func(g string) bool { return strings.Contains(g, c.gate) })
 			// On a starved machine the drift may drown: then its gate must say that it
-			// cannot tell. That it tells otherwise is proven in virtual time (package
+			// cannot judge. That it judges otherwise is proven in virtual time (package
 			// experiment).
 			named = named || c.gate == "drift" && slices.ContainsFunc(res.Gates, func(g experiment.Gate) bool { return g.Name == c.gate && g.Passed == nil })
 			if !named || res.Valid || res.Recommend != nil {

@@ -353,7 +353,7 @@ func (c *conn) finish(h head, res *Result) error {
 	case len(c.pieces) == 0:
 		return errors.New("the answer has no token")
 	}
-	// Continuous usage told each piece's tokens, or the total is spread evenly.
+	// Continuous usage gave each piece's tokens, or the total is spread evenly.
 	counted, events := 0, 0
 	for _, p := range c.pieces {
 		counted += p.tokens

@@ -16,7 +16,7 @@ const (
 // wake as precisely as it may. It runs for some µs at a time, and a send that
 // waits behind the work of others is a wrong figure. What is not allowed or
 // not known here (a short slice needs Linux 6.12, a negative nice value the
-// right to it) is left out: the figures of dispatch tell.
+// right to it) is left out: the figures of dispatch show it.
 func punctual() {
 	_ = unix.Prctl(unix.PR_SET_TIMERSLACK, 1, 0, 0, 0) // ns; 50 µs otherwise
 	attr, err := unix.SchedGetAttr(0, 0)

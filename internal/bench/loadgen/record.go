@@ -21,7 +21,7 @@ const (
 )
 
 // Result is what became of one request. Times count from the start of the run;
-// counts are -1 when the engine did not tell.
+// counts are -1 when the engine did not report them.
 type Result struct {
 	ID       string
 	ISL, OSL int
@@ -145,7 +145,7 @@ func (r *recorder) slotDry(now time.Duration) {
 	}
 }
 
-// ended notes the end of a request that sent was told of.
+// ended notes the end of a request that sent has noted.
 func (r *recorder) ended(res *Result, pieces []piece, now time.Duration, o Options) {
 	var worst time.Duration
 	if res.Err == "" {

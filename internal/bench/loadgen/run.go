@@ -64,7 +64,7 @@ type Options struct {
 	SLO SLO
 	// Keep is how many results are kept in memory.
 	Keep int
-	// OnResult is told of every request as it ends, one at a time; may be nil.
+	// OnResult is called with every request as it ends, one at a time; may be nil.
 	// It must not keep its argument.
 	OnResult func(*Result)
 	// Progress, when set, is kept up to date while the run is under way.

@@ -122,7 +122,7 @@ type Cell struct {
 	Load         Load    `json:"load"`
 	Arm          Arm     `json:"arm"`
 	Repeat       int     `json:"repeat"`
-	// Second tells the two cells of an A/A pair apart.
+	// Second distinguishes the two cells of an A/A pair.
 	Second bool `json:"second,omitempty"`
 	// Requests are measured; Ramp ones fill the slots before and are not.
 	Requests int `json:"requests"`
@@ -219,7 +219,7 @@ func (s *Spec) Warnings(l Limits) []string {
 		}
 	}
 	if s.Repeats < 3 {
-		out = append(out, fmt.Sprintf("%d repeats tell little about noise; 5 is the default", s.Repeats))
+		out = append(out, fmt.Sprintf("%d repeats say little about noise; 5 is the default", s.Repeats))
 	}
 	if s.OSL < 2 {
 		out = append(out, "with one output token there is no time between tokens")

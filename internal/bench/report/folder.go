@@ -39,7 +39,7 @@ type Folder struct {
 	reqFile *os.File
 	reqs    *zstd.Encoder
 	line    []byte
-	err     error // of requests; told at the end
+	err     error // of requests; reported at the end
 }
 
 // CreateFolder makes a folder for a new run. It must not exist yet.

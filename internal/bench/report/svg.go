@@ -11,7 +11,7 @@ import (
 )
 
 // Colours: a blue and an orange that stay apart without colour vision, and are
-// told apart by dashes and words as well.
+// distinguished by dashes and words as well.
 const (
 	blue   = "#1f5fa8"
 	orange = "#c4600c"

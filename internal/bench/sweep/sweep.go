@@ -44,7 +44,7 @@ type Options struct {
 	Stop          func() bool
 	// Enter is asked before a cell; see [experiment.Runner].
 	Enter func(run context.Context) (cell context.Context, done func())
-	// OnSkip is told of a cell that was skipped by hand; may be nil.
+	// OnSkip is called with a cell that was skipped by hand; may be nil.
 	OnSkip func(c plan.Cell)
 }
 

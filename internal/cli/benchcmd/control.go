@@ -104,7 +104,7 @@ func (c *runControl) unpause() {
 	}
 }
 
-// press is told of a key.
+// press handles a key.
 func (c *runControl) press(key byte) {
 	switch key {
 	case 'q', 'Q':

@@ -13,7 +13,7 @@ import (
 // late the end of the reading and a return to the foreground are noticed.
 const keyPause = 100
 
-// readKeys tells press of every key on a terminal, unechoed and without enter;
+// readKeys calls press with every key on a terminal, unechoed and without enter;
 // ctrl-c and ctrl-z stay what they are. stop puts the terminal back as it was
 // and may be called twice. A process in the background leaves it alone.
 func readKeys(f *os.File, press func(byte)) (stop func(), err error) {

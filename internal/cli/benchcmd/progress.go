@@ -20,7 +20,7 @@ import (
 	"github.com/dynctl/dynctl/internal/wait"
 )
 
-// benchProgress tells on standard error how a run goes: a region of lines that
+// benchProgress shows on standard error how a run goes: a region of lines that
 // is drawn again and again on a terminal, one line for each cell elsewhere.
 type benchProgress struct {
 	w    io.Writer
@@ -137,7 +137,7 @@ func (p *benchProgress) json(v any) {
 	}
 }
 
-// event is told of everything that the experiment does.
+// event gets everything that the experiment does.
 func (p *benchProgress) event(e experiment.Event) {
 	if e.Kind == "phase" {
 		p.say("run     %s", e.Text)

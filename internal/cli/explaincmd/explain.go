@@ -89,7 +89,7 @@ and sends nothing.`,
 	return cmd
 }
 
-// learnedNow tells from where on the router prefills prompts of a model remotely now. A
+// learnedNow shows from where on the router prefills prompts of a model remotely now. A
 // receipt has the costs of its own request; laws have moved on since.
 func learnedNow(cmd *cobra.Command, c *admin.Client, model string) error {
 	s, err := c.Status(cmd.Context())

@@ -18,7 +18,7 @@ func typed(args ...string) (code int, stdout, stderr string) {
 	return clitest.Run(cli.Root(New()), "", args...)
 }
 
-// TestExplainShowsTheCrossing: where costs decided, explain tells from where on the router
+// TestExplainShowsTheCrossing: where costs decided, explain shows from where on the router
 // prefills prompts of that model remotely now; where a threshold decided it does not.
 func TestExplainShowsTheCrossing(t *testing.T) {
 	t.Parallel()

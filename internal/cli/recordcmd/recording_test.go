@@ -155,8 +155,8 @@ func decisions(t *testing.T, path string) (all []*trace.Decision) {
 	}
 }
 
-// TestRecordingsOfEveryKind: what version 1 did not tell of requests and workers is
-// told, so that decisions of all kinds are reproduced, by the reason that they had.
+// TestRecordingsOfEveryKind: what version 1 did not record of requests and workers is
+// recorded, so that decisions of all kinds are reproduced, by the reason that they had.
 func TestRecordingsOfEveryKind(t *testing.T) {
 	words := strings.Repeat("a good many words of context ", 30)
 	type object = map[string]any
@@ -229,7 +229,7 @@ func TestRecordingsOfEveryKind(t *testing.T) {
 				}
 				list, err := g.Admin.Events(t.Context(), 0, 100, 0)
 				if err != nil || !slices.ContainsFunc(list.Events, func(e eventlog.Event) bool { return e.Kind == "costs_known" }) {
-					t.Errorf("no event tells that the costs are known: %v", err)
+					t.Errorf("no event says that the costs are known: %v", err)
 				}
 				st, err := g.Admin.Status(t.Context())
 				if err != nil || len(st.Costs) != 1 || len(st.Costs[0].Crossings) != 3 || st.Costs[0].Crossings[1].Running != 8 {
@@ -249,7 +249,7 @@ func TestRecordingsOfEveryKind(t *testing.T) {
 					t.Fatal(err)
 				}
 				if s := string(page); strings.Contains(s, "dynctl_routing_threshold_tokens") || !strings.Contains(s, `dynctl_routing_crossing_tokens{bound="high",model="sim",running="32"}`) {
-					t.Errorf("the metrics do not tell what is in force:\n%s", s)
+					t.Errorf("the metrics do not show what is in force:\n%s", s)
 				}
 			},
 		},
@@ -292,7 +292,7 @@ func TestRecordingsOfEveryKind(t *testing.T) {
 				t.Errorf("reasons %q, want %q", reasons, c.reasons)
 			}
 			if gaveUp != slices.Contains(reasons, "prefill_failed") || strings.Contains(c.name, "fail") && !gaveUp {
-				t.Errorf("what was given up is told: %v; reasons %q", gaveUp, reasons)
+				t.Errorf("what was given up is recorded: %v; reasons %q", gaveUp, reasons)
 			}
 		})
 	}

@@ -65,9 +65,9 @@ func (f *traceFlags) files(cmd *cobra.Command, args []string) (*traceFiles, erro
 	}
 	t.options.OnCut = func(line int64) { t.cut.Store(line) }
 	if !f.quiet {
-		var told atomic.Int64 // a recording that is shown is read by two at once
+		var skipped atomic.Int64 // a recording that is shown is read by two at once
 		t.options.OnBad = func(e *trace.LineError) {
-			if told.Add(1) <= 10 {
+			if skipped.Add(1) <= 10 {
 				fmt.Fprintln(cmd.ErrOrStderr(), "skipped:", e)
 			}
 		}

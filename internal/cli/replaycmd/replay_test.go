@@ -24,7 +24,7 @@ func typed(args ...string) (code int, stdout, stderr string) {
 }
 
 // TestACutRecordingIsNotAllOfIt: what is verified up to a cut is said to be that, and
-// whoever reads a cut recording is told, with a code that is not that of a whole one.
+// whoever reads a cut recording is warned, with a code that is not that of a whole one.
 func TestACutRecordingIsNotAllOfIt(t *testing.T) {
 	dir := t.TempDir()
 	whole := filepath.Join(dir, "whole.jsonl")
@@ -71,7 +71,7 @@ func TestACutRecordingIsNotAllOfIt(t *testing.T) {
 				t.Errorf("%v: code %d\n%s\n%s", args, code, stdout, stderr)
 			}
 		}
-		// Where reading ends before the cut, the cut is nothing to tell of.
+		// Where reading ends before the cut, the cut is not reported.
 		if code, _, stderr := typed("replay", file, "--at", "20"); code != cli.ExitOK {
 			t.Errorf("%s --at 20: code %d, %s", c.name, code, stderr)
 		}
@@ -102,7 +102,7 @@ func TestNothingIsIgnoredBesideTheScreen(t *testing.T) {
 	}
 }
 
-// TestChangesAreNamedAsSettings: what a short key changes is told.
+// TestChangesAreNamedAsSettings: what a short key changes is shown.
 func TestChangesAreNamedAsSettings(t *testing.T) {
 	code, stdout, stderr := typed("replay", realRecording, "--what-if", "eff_isl=3")
 	if code != cli.ExitOK || !strings.Contains(stdout, "threshold=3,threshold_on=eff_isl") {

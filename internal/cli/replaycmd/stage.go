@@ -78,7 +78,7 @@ func (f *replayFlags) show(cmd *cobra.Command, files *traceFiles) (err error) {
 	url := "http://" + ln.Addr().String()
 	if f.tui {
 		top := topcmd.New()
-		top.SilenceErrors, top.SilenceUsage = true, true // its error is told below
+		top.SilenceErrors, top.SilenceUsage = true, true // its error is reported below
 		top.SetArgs([]string{"--router", url, "--rate", "250ms"})
 		top.SetIn(cmd.InOrStdin())
 		top.SetOut(cmd.OutOrStdout())

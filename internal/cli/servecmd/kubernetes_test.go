@@ -87,7 +87,7 @@ func TestServeAsksNoAPIServer(t *testing.T) {
 	t.Setenv("KUBECONFIG", file)
 	defer http.DefaultClient.CloseIdleConnections()
 
-	// run serves one chat and ends when it is told to.
+	// run serves one chat and ends when it is asked to.
 	run := func(more func() error, args ...string) {
 		t.Helper()
 		stderr := &clitest.Screen{}

@@ -174,7 +174,7 @@ loop:
 				r.Settings().Refused(err)
 				continue
 			}
-			_ = r.Settings().Reload(n.Config, n.Origin) // an event tells the outcome
+			_ = r.Settings().Reload(n.Config, n.Origin) // an event says how it went
 		case <-ctx.Done():
 			break loop
 		case <-r.Drain().Begun():
@@ -190,13 +190,13 @@ loop:
 	signals, stopSignals := signal.NotifyContext(context.WithoutCancel(ctx), os.Interrupt, syscall.SIGTERM)
 	defer stopSignals()
 	// Clients that keep their connections must make new ones, which a Service brings to
-	// another router. Those that ask meanwhile are told so with their answer; then idle
+	// another router. Those that ask meanwhile learn it with their answer; then idle
 	// connections are closed, the others after their answer.
 	r.Drain().Leave(signals)
 	dataServer.SetKeepAlivesEnabled(false)
 	drained := r.Drain().End(signals)
 	if drained != nil {
-		// What still runs is told so, in its own stream, and ends.
+		// What still runs gets an error in its own stream, and ends.
 		log.Warn("streams are cut: " + drained.Error())
 		r.CancelRequests()
 		if cause == nil {

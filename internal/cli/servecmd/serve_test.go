@@ -121,7 +121,7 @@ func TestServeFromSignalToSignal(t *testing.T) {
 		}
 		clitest.Until(t, kind, func() error {
 			if count() == was {
-				return fmt.Errorf("not told")
+				return fmt.Errorf("no event")
 			}
 			return nil
 		})

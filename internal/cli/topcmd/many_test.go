@@ -41,7 +41,7 @@ func TestTopOnceOfManyRanks(t *testing.T) {
 		t.Helper()
 		began := time.Now()
 		code, out, errs := typed("top", "--once", "--router", rig.AdminURL)
-		t.Logf("%s: %s", when, time.Since(began)) // told only: the machine may be busy with other tests
+		t.Logf("%s: %s", when, time.Since(began)) // logged only: the machine may be busy with other tests
 		if code != cli.ExitOK || errs != "" {
 			t.Fatalf("%s: exit %d: %s", when, code, errs)
 		}

@@ -231,7 +231,7 @@ func (f *topFlags) resolve() (name string, err error) {
 	return name, nil
 }
 
-// colorProfile tells which colours the terminal has.
+// colorProfile is which colours the terminal has.
 func colorProfile(mode string, out io.Writer) termenv.Profile {
 	o := termenv.NewOutput(out)
 	if mode == "never" || mode == "auto" && (o.EnvNoColor() || os.Getenv("TERM") == "dumb" || os.Getenv("DYNCTL_NO_COLOR") != "") {

@@ -318,8 +318,7 @@ func scrape(ctx context.Context, client *http.Client, url string) (map[string]fl
 	return out, nil
 }
 
-// TestTopShowsTroubles breaks a running fleet in the ways that the overview
-// must tell.
+// TestTopShowsTroubles breaks a running fleet in the ways that the overview must show.
 func TestTopShowsTroubles(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
@@ -474,7 +473,7 @@ func TestTopWatch(t *testing.T) {
 // TestTopIsCheap asks a router of 64 ranks for what the screen asks for, at the
 // handler, without network or client. What a question costs is counted in
 // allocations and bytes, which are the same on a busy machine; the time of the
-// fastest of many tries is told only.
+// fastest of many tries is only logged.
 func TestTopIsCheap(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()

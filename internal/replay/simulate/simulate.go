@@ -586,7 +586,7 @@ func (f *flight) token(o engine.Output) {
 	}
 }
 
-// took tells of a leg, where it is of use.
+// took reports what a leg took to the learners, where costs decide.
 func (r *run) took(leg cost.Leg, w *cost.Work, took time.Duration) {
 	if r.s.Rule.Auto && w.Tokens > 0 {
 		r.costs.Took(leg, w, took, r.world.Now())

@@ -59,7 +59,7 @@ func Run(t *testing.T, target Target) {
 	}
 	s := &suite{Target: target, salt: strconv.FormatInt(time.Now().UnixNano(), 36)}
 	if !t.Run("Discovery", s.discovery) {
-		return // nothing else can be told
+		return // nothing else can be checked
 	}
 	t.Run("Tokens", s.tokens)
 	t.Run("Completion", s.completion)
@@ -322,7 +322,7 @@ func (s *suite) discovery(t *testing.T) {
 	}
 	started, err := Metric(page, "process_start_time_seconds")
 	if (err == nil) != (ranks == 1) {
-		t.Errorf("an engine with %d ranks tells the start of its process: %v", ranks, err == nil)
+		t.Errorf("an engine with %d ranks reports the start of its process: %v", ranks, err == nil)
 	}
 	if now := float64(time.Now().Unix()) + 1; err == nil && (started < 1e9 || started > now) {
 		t.Errorf("the process was started at %.2f, it is %.0f now", started, now)

@@ -14,8 +14,8 @@ import (
 	"github.com/dynctl/dynctl/internal/router/cache/zmtp"
 )
 
-// events: what the engine publishes names the blocks of a prompt, and the replay
-// socket tells the same.
+// events: what the engine publishes names the blocks of a prompt, and the replay socket
+// sends the same.
 func (s *suite) events(t *testing.T) {
 	var sources map[string]struct {
 		Endpoint string
@@ -79,7 +79,7 @@ func (s *suite) events(t *testing.T) {
 	seen := false
 	for try := 0; stored < len(prompt)/s.blockSize; try++ {
 		if try == 20 {
-			t.Fatal("no event tells of the prompt's blocks")
+			t.Fatal("no event has the prompt's blocks")
 		}
 		salt := s.salt + "-events-" + string(rune('a'+try))
 		s.do(t, http.MethodPost, s.URL+"/v1/completions", object{"model": s.model, "prompt": prompt, "max_tokens": 1, "cache_salt": salt}, "X-data-parallel-rank", "0")
@@ -152,7 +152,7 @@ func (s *suite) events(t *testing.T) {
 			break
 		}
 		if seq != next {
-			t.Errorf("replay tells %d, want %d", seq, next)
+			t.Errorf("replay sends %d, want %d", seq, next)
 		}
 		next++
 		if err := d.Decode(payload, &b); err != nil {

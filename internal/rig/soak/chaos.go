@@ -85,7 +85,7 @@ type chaos struct {
 	wg     sync.WaitGroup
 }
 
-// felt reports whether an event tells of a fault.
+// felt reports whether an event shows a fault.
 func (c *chaos) felt(f *Fault) bool {
 	for _, kind := range shows(f.Kind) {
 		if c.watch.since(kind, f.Worker, f.From) {
@@ -438,8 +438,8 @@ func (c *chaos) working(ctx context.Context, within time.Duration, e *sim.Engine
 	})
 }
 
-// errUnusable is that the router had no use for a worker for a while, as a probe
-// that was late on a busy machine may have told it.
+// errUnusable is that the router did not use a worker for a while, for instance because
+// a probe was late on a busy machine.
 var errUnusable = errors.New("the router did not use it for a while")
 
 // usable waits until the router would send requests to an engine.

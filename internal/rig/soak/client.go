@@ -155,7 +155,7 @@ func (s *soak) send(ctx context.Context, t *try, each func() bool) {
 	t.said, t.err = t.job.read(resp.Body, t.job.stream, each)
 }
 
-// judge counts a request, and tells of it when something is wrong with it.
+// judge counts a request, and logs it when something is wrong with it.
 func (s *soak) judge(ctx context.Context, t *try) {
 	c := &s.counts
 	c.add(t.job.kind, t.way, t.job.stream, t.job.bytes)

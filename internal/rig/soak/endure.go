@@ -75,7 +75,7 @@ func (o *Options) defaults() {
 
 // fleetText is the engines: five of vLLM that are split, one that is not (the
 // spare that comes and goes), four of SGLang, two more of vLLM whose events
-// arrive at one listener of the router, told apart by their topics, and one
+// arrive at one listener of the router, distinguished by their topics, and one
 // that takes the spare's slot. The caches are small, so that they evict, and
 // leave room for the longest prompt. All the time some write after their
 // answers and close idle connections, which nobody may notice, and some
@@ -241,7 +241,7 @@ func (s *soak) open(ctx context.Context, fleet string) (err error) {
 	s.chaos.watch.last = map[[2]string]time.Time{}
 	s.rig, err = loopback.Start(ctx, loopback.Options{
 		Fleet: fleet, Specs: s.chaos.specs(spareName, replacementName), Configure: configure(&s.o),
-		// The event log is bounded; what it has told is kept in a file.
+		// The event log is bounded; its events are kept in a file.
 		Logger: slog.New(&s.chaos.watch),
 	})
 	if err != nil {

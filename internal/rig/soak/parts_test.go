@@ -108,8 +108,8 @@ type failing struct{ err error }
 
 func (f failing) Read([]byte) (int, error) { return 0, f.err }
 
-// TestFaultsNeedTheirOwnEvent: of another worker, too early, too late, of a kind
-// that tells nothing of it, or without the worker's name is no proof.
+// TestFaultsNeedTheirOwnEvent: of another worker, too early, too late, of a kind that
+// does not show it, or without the worker's name is no proof.
 func TestFaultsNeedTheirOwnEvent(t *testing.T) {
 	at := time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
 	s := func(n int) time.Time { return at.Add(time.Duration(n) * time.Second) }
@@ -157,7 +157,7 @@ func TestSummarySaysWhatWasWrong(t *testing.T) {
 	}
 	left := (&Summary{Checks: []Check{{When: "at the end", Held: 311, Exits: 712, Over: 523}}}).Text()
 	if !strings.Contains(left, "311") || !strings.Contains(left, "712") || !strings.Contains(left, "523") {
-		t.Errorf("requests left in engines, engines that died or blocks too many are not told:\n%s", left)
+		t.Errorf("requests left in engines, engines that died or blocks too many are not reported:\n%s", left)
 	}
 	raw, err := json.Marshal(clean)
 	if err != nil || gjson.GetBytes(raw, "duration_seconds").Float() != 3600 {

@@ -18,7 +18,7 @@ func (c *chaos) addSpare(ctx context.Context) error { return c.add(ctx, c.spare)
 func (c *chaos) add(ctx context.Context, e *sim.Engine) error {
 	w := e.Worker()
 	spec := w.URL.String() + ",name=" + e.Name()
-	if c.s.rig.DialsIn(e.Name()) { // no engine tells whom it dials
+	if c.s.rig.DialsIn(e.Name()) { // no engine says whom it dials
 		spec += ",events=bind:" + w.Events[0].Endpoint + ",topic=" + w.Events[0].Topic
 	}
 	_, err := c.s.rig.Admin.AddWorker(context.WithoutCancel(ctx), admin.AddWorker{Role: string(w.Role), Spec: spec})
@@ -94,7 +94,7 @@ func (c *chaos) reuseSlot(ctx context.Context, kill bool) {
 	if began == nil {
 		err := c.working(ctx, c.s.o.Timeout, c.replacement, 2, done)
 		select {
-		case <-done: // too late to tell
+		case <-done: // too late to judge
 		default:
 			if err != nil {
 				c.s.violation("account", nil, "after requests of a worker that is gone had ended: "+err.Error())

@@ -73,9 +73,9 @@ type Check struct {
 	// Over is how many blocks the index held that their engines did not, before
 	// anything could heal that: events lost at the very end, or still on their
 	// way. Sync is how long after that look the index was first found without
-	// such a block, the requests that tell every feed of its losses included;
-	// where there was none, how long after those requests. Refilled is how often the caches had to be filled anew until the
-	// index knew all of their blocks.
+	// such a block, the requests that show every feed its losses included; where there
+	// was none, how long after those requests. Refilled is how often the caches had to
+	// be filled anew until the index knew all of their blocks.
 	Over     int     `json:"blocks_too_many_at_first"`
 	Sync     Seconds `json:"sync_seconds"`
 	Refilled int     `json:"caches_refilled"`
@@ -331,7 +331,7 @@ func unexplained(events []logged, faults []*Fault) (out []logged) {
 	return out
 }
 
-// find looks for the first event that tells of a fault: of its worker, in its
+// find looks for the first event that shows a fault: of its worker, in its
 // time, of a kind that fits, with the worker's name in its words.
 func find(f *Fault, events []logged) {
 	i, _ := slices.BinarySearchFunc(events, f.From.Add(-time.Millisecond), func(e logged, t time.Time) int { return e.Time.Compare(t) })

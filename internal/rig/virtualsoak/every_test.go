@@ -13,7 +13,7 @@ import (
 )
 
 // kill runs one stream whose first engine breaks off after so many tokens, on the fleet of
-// a seed, and tells what one engine answers.
+// a seed, and returns what one engine answers.
 func kill(seed uint64, p plant, c script, remote bool) (*stage, reference.Answer) {
 	s := newStage(seed, p, true)
 	s.line.limited, s.settings.Busy.Requests = false, 0

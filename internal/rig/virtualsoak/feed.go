@@ -38,7 +38,7 @@ type node struct {
 
 	// The publisher.
 	drop, late, spoil float64
-	silent            bool // publishes nothing: its cache is guessed
+	silent            bool // publishes nothing: its cache is predicted
 	held              *batch
 	log               []batch // of this incarnation
 	ring              int     // how many of them the replay socket has
@@ -475,8 +475,8 @@ func (f *feed) replay(asking bool) {
 		case known && s.plant == numbersOnly && uint64(len(n.log)) > from+1:
 			from++
 		case known:
-			// The last batch must still be the one that was applied; if it is not
-			// there at all, nobody can tell.
+			// The last batch must still be the one that was applied; if it is not there
+			// at all, that is not known.
 			if len(all) == 0 || all[0].seq > from || uint64(len(n.log)) <= from || f.stream.Offer(from, f.lacking(all[from-all[0].seq]).payload).Kind != kvstream.Duplicate {
 				s.note("feed of %s: starts over", n.name)
 				f.stream.Reset()
@@ -529,7 +529,7 @@ func (n *node) audit() {
 	}
 	got := 0
 	var over []uint64
-	_ = s.index.RankBlocks(n.slot(), func(seq, _ uint64) bool { // its error was told by check
+	_ = s.index.RankBlocks(n.slot(), func(seq, _ uint64) bool { // its error was reported by check
 		got++
 		if !want[seq] {
 			over = append(over, seq)

@@ -35,7 +35,7 @@ func (s *stage) limit() {
 	}
 }
 
-// ease tells the line that work has left a rank, as the ledger does.
+// ease notifies the line that work has left a rank, as the ledger does.
 func (s *stage) ease() {
 	if s.plant != forgetEase {
 		s.line.turns.Changed()

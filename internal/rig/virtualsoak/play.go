@@ -68,14 +68,14 @@ const (
 	// numbersOnly goes on with a publisher whose numbers fit, without a look at
 	// whether the last batch is still the same.
 	numbersOnly
-	// forgetEase does not tell those that wait in line that a rank has room again.
+	// forgetEase does not notify those that wait in line that a rank has room again.
 	forgetEase
 	// seamTwice goes on with a stream from one token before what the client has.
 	seamTwice
 	// wholeLimit asks for as many tokens of the rest of a stream as of all of it.
 	wholeLimit
-	// aheadOfText goes on with a stream after all ids that were told, though the text of the
-	// last ones may not be a whole character.
+	// aheadOfText goes on with a stream after all ids that were sent, though the text
+	// of the last ones may not be a whole character.
 	aheadOfText
 	// forgetRefusal takes a stream for one that can be gone on with, whatever its request says.
 	forgetRefusal
@@ -83,7 +83,7 @@ const (
 	keepPlace
 	// oneTooMany lets one rest more be computed at a time than a rank may have.
 	oneTooMany
-	// forgetNext does not tell those who wait for such a place that one came free.
+	// forgetNext does not notify those who wait for such a place that one came free.
 	forgetNext
 	// keepOutside does not hear of blocks that leave the host's memory.
 	keepOutside
@@ -482,7 +482,7 @@ func (s *stage) step() {
 	}
 }
 
-// healthEvent is what the outliers tell. Nobody may be ejected who alone can do its
+// healthEvent is what outlier ejection reports. Nobody may be ejected who alone can do its
 // work.
 func (s *stage) healthEvent(e eventlog.Event) {
 	s.note("%s", e.Text)

@@ -37,8 +37,8 @@ type request struct {
 
 	tries int // decisions
 	run   decide.Run
-	// The leave of the decode and of the prefill leg, and whether how it ended is
-	// still to be told.
+	// The leave of the decode and of the prefill leg, and whether how it ended is still
+	// to be reported.
 	leave      [2]health.Admission
 	unreported [2]bool
 	exact      kvindex.Query
@@ -214,7 +214,7 @@ func (q *request) node(p disagg.Peer) *node {
 	return nil
 }
 
-// sent tells the guesses of ranks without events.
+// sent records a request for the prediction of ranks without events.
 func (s *stage) sent(q *request, n *node) {
 	if !n.silent {
 		return
@@ -291,7 +291,7 @@ func (q *request) admit(p selector.Phase, n *node, late bool) (ok bool) {
 	return ok
 }
 
-// report tells how a leg ended, for the health of its worker.
+// report says how a leg ended, for the health of its worker.
 func (q *request) report(p selector.Phase, out health.Outcome) {
 	i := phaseIndex(p)
 	q.unreported[i] = false

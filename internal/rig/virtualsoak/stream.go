@@ -203,8 +203,8 @@ func (q *request) pass(p []byte) (stopped bool) {
 	return stopped
 }
 
-// speak takes an output of the newest decode leg to the client, and tells how the answer
-// ends with it.
+// speak takes an output of the newest decode leg to the client, and returns how the
+// answer ends with it.
 func (q *request) speak(l *leg, o engine.Output) engine.Finish {
 	t := q.stream
 	now, end, finish := t.voice.Says(l.id, o, t.usage)
@@ -267,7 +267,7 @@ func (q *request) refusal() resume.Refusal {
 	case t.why != "":
 		return t.why
 	case t.kind == api.SGLangGenerate && (t.voice.Events == 1 || t.voice.Ahead > 3 && t.voice.Shown > 0):
-		return resume.Seam // from one event nobody knows what the next would tell, and three tokens are looked at
+		return resume.Seam // from one event nobody knows what the next would have, and three tokens are looked at
 	case t.kind == api.Chat && !t.spoken():
 		return resume.Silent
 	case t.ids && t.voice.Rest != "", t.kind == api.SGLangGenerate && t.voice.Ahead > 0:

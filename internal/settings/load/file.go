@@ -32,8 +32,8 @@ func (f *file) bad(n *yaml.Node, format string, a ...any) {
 	f.problems = append(f.problems, fmt.Errorf("%s:%d: %s", f.path, n.Line, fmt.Sprintf(format, a...)))
 }
 
-// read gives the values of the file, by section and name. What is wrong is told
-// and left out, so that the rest can be checked, too.
+// read gives the values of the file, by section and name. What is wrong is reported and
+// left out, so that the rest can be checked, too.
 func (f *file) read() map[string]any {
 	fail := func(format string, a ...any) map[string]any {
 		f.problems = append(f.problems, fmt.Errorf(format, a...))
@@ -108,7 +108,7 @@ func (f *file) section(prefix string, n *yaml.Node) map[string]any {
 	return values
 }
 
-// members goes through a mapping; keys that are not known or stand twice are told.
+// members goes through a mapping; keys that are not known or stand twice are reported.
 func (f *file) members(prefix string, n *yaml.Node, known []string, use func(name string, k, v *yaml.Node)) {
 	seen := map[string]bool{}
 	for i := 0; i+1 < len(n.Content); i += 2 {

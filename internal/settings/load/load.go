@@ -1,5 +1,5 @@
 // Package load reads settings: defaults, then a file, then the environment, then
-// flags. It knows where each value came from, and tells all problems at once.
+// flags. It knows where each value came from, and reports all problems at once.
 package load
 
 import (

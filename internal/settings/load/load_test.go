@@ -201,7 +201,7 @@ func TestEnvironmentSetsEverySetting(t *testing.T) {
 	}
 }
 
-// TestStrangeVariables: a misspelt variable is told; those that Kubernetes
+// TestStrangeVariables: a misspelt variable is reported; those that Kubernetes
 // makes for a service called dynctl are not.
 func TestStrangeVariables(t *testing.T) {
 	got := strangeVariables([]string{

@@ -16,7 +16,7 @@ type Heard struct {
 	Text   string
 	Finish []engine.Finish
 	Stop   string
-	// IDs are the tokens that were told.
+	// IDs are the tokens whose ids were sent.
 	IDs []uint32
 	// Names are the ids of the events, Done whether the end mark has come.
 	Names map[string]bool

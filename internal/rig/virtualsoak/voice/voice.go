@@ -1,4 +1,4 @@
-// Package voice is how engines tell tokens to clients, and how clients read them, made
+// Package voice is how engines send tokens to clients, and how clients read them, made
 // independently of the simulator and of the router: what a stream that several engines
 // had a part in is compared with.
 package voice
@@ -22,12 +22,12 @@ type Voice struct {
 	vocab  *vocab.Vocab
 	kind   api.Kind
 	prompt []uint32
-	ids    bool // tells ids
+	ids    bool // sends ids
 	stops  []string
 	hold   int // characters
 	tokens []uint32
 
-	// All is the text so far, Shown how many bytes of it were told, and Rest what was
+	// All is the text so far, Shown how many bytes of it were sent, and Rest what was
 	// said since that may not be whole characters yet.
 	All   string
 	Shown int
@@ -40,7 +40,7 @@ type Voice struct {
 }
 
 // New is an engine that answers a prompt at an endpoint of a kind from the first token
-// on. It tells ids if it is asked to.
+// on. It sends ids if it is asked to.
 func New(words *vocab.Vocab, kind api.Kind, prompt []uint32, ids bool, stops []string) *Voice {
 	v := &Voice{vocab: words, kind: kind, ids: ids, prompt: prompt, stops: stops}
 	for _, w := range stops {
