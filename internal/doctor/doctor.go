@@ -203,7 +203,7 @@ func (e *exam) router(ctx context.Context, s *admin.Status) {
 }
 
 // kubernetes reports whether the pods of a cluster are followed, and which are found
-// for nothing; k is nil where none are looked for.
+// and are no workers; k is nil where none are looked for.
 func (e *exam) kubernetes(k *admin.Kubernetes) {
 	if k == nil {
 		return
@@ -417,7 +417,7 @@ func (e *exam) feeds(ws []admin.Worker) {
 				e.add("events", r.Label, Fail, "no event feed, though other ranks of the worker have one", "each rank publishes on a port of its own: give events=… for every rank")
 				continue
 			case f.State == "none":
-				e.add("events", r.Label, Warn, "no KV events: the router guesses what this rank holds", "start the engine with --kv-events-config, or give events=tcp://…")
+				e.add("events", r.Label, Warn, "no KV events: the router predicts what this rank holds", "start the engine with --kv-events-config, or give events=tcp://…")
 				continue
 			}
 			followed++

@@ -11,7 +11,7 @@ import (
 )
 
 // TestKubernetes: what the status says of a cluster's pods is reported, a lost API
-// server as a failure, pods that are found for nothing by name.
+// server as a failure, pods that are found and are no workers by name.
 func TestKubernetes(t *testing.T) {
 	at := time.Date(2026, 11, 22, 18, 0, 0, 0, time.UTC)
 	for _, tt := range []struct {

@@ -10,7 +10,7 @@ import (
 )
 
 // What a prediction that does not fit may come from is said in the words of the setting
-// that would mend it.
+// that would correct it.
 func TestMisfit(t *testing.T) {
 	t.Parallel()
 	hybrid := []admin.CacheGroup{{Kind: "full_attention", Block: 16}, {Group: 1, Kind: "sliding_window", Window: 40, Block: 16}}

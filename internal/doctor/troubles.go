@@ -10,7 +10,7 @@ import (
 // advice is what to do about what is wrong with a worker, by its cause.
 var advice = map[string]string{
 	"failing":     "its log says why; requests are tried again elsewhere where that is possible; dynctl top lists them in decisions",
-	"mute":        "restart the engine, or mend the way of its --kv-events-config endpoint; until its events come again it counts as holding nothing and is routed by load alone",
+	"mute":        "restart the engine, or repair the path to its --kv-events-config endpoint; until its events come again it counts as holding nothing and is routed by load alone",
 	"small_cache": "compare its share of the memory of its GPU, and what else uses that, with its peers; state hardware that differs in a worker's label hardware",
 }
 

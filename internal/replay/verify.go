@@ -379,7 +379,7 @@ func (v *Verifier) judge(o *openDecision) {
 			s := o.seen[c.Rank]
 			r := v.p.ranks[c.Rank]
 			if s == nil || r == nil || d.Approximate || r.size != d.BlockSize {
-				continue // a guess, or blocks of another size: as recorded
+				continue // a prediction, or blocks of another size: as recorded
 			}
 			now := &in.Candidates[i]
 			partial := s.partial || r.partial // its first batch may have come after the decision

@@ -211,7 +211,7 @@ func New(ctx context.Context, o Options) (*Router, error) {
 	}
 	r.words = prompt.NewWords(r.tokens, o.Config.Index.Preview)
 	r.asker = question.New(question.Sources{
-		Index: r.index, Guesses: r.predicted, Feeds: r.feeds, Fleet: r.fleet, Ledger: r.ledger, Learners: r.costs.Learners, Prompts: r.tokens, Words: r.words, Last: r.outliers.Last,
+		Index: r.index, Predicted: r.predicted, Feeds: r.feeds, Fleet: r.fleet, Ledger: r.ledger, Learners: r.costs.Learners, Prompts: r.tokens, Words: r.words, Last: r.outliers.Last,
 		Now: func() (*effective.Settings, *workers.Snapshot) { return r.settings.Load(), r.registry.Snapshot() },
 	}, o.Config.Routing.Seed)
 	r.sinks = account.Sinks{
@@ -240,7 +240,7 @@ func New(ctx context.Context, o Options) (*Router, error) {
 		Tokens: r.tokens, Bodies: r.bodies, Secure: r.secure, Ending: r.drain, Pods: r.kube, Recording: o.Recording,
 	}
 	r.state = &state.State{
-		Router: facts, Version: o.Version, Started: r.started, Registry: r.registry, Index: r.index, Guesses: r.predicted,
+		Router: facts, Version: o.Version, Started: r.started, Registry: r.registry, Index: r.index, Predicted: r.predicted,
 		Feeds: r.feeds, Ledger: r.ledger, Gate: r.gate, Ranks: r.ranks, Bodies: r.bodies, Addresses: r.secure.Addresses(), Traffic: &r.traffic,
 	}
 	r.metrics.Collect(r.state)

@@ -85,8 +85,8 @@ type chaos struct {
 	wg     sync.WaitGroup
 }
 
-// felt reports whether an event shows a fault.
-func (c *chaos) felt(f *Fault) bool {
+// noticed reports whether an event shows a fault.
+func (c *chaos) noticed(f *Fault) bool {
 	for _, kind := range shows(f.Kind) {
 		if c.watch.since(kind, f.Worker, f.From) {
 			return true
@@ -334,10 +334,10 @@ func (c *chaos) carry(ctx context.Context, f *Fault, g *group, e *sim.Engine, ho
 			return err
 		}
 	}
-	// It lasts until it is felt, and requests of our own help with that: a
+	// It lasts until it is noticed, and requests of our own help with that: a
 	// fault that hits nobody need not leave a trace.
 	ctx = context.WithoutCancel(ctx)
-	for began := time.Now(); time.Since(began) < hold || !c.felt(f) && time.Since(began) < 4*hold+4*c.s.o.Timeout; {
+	for began := time.Now(); time.Since(began) < hold || !c.noticed(f) && time.Since(began) < 4*hold+4*c.s.o.Timeout; {
 		if f.Kind != doDrain && f.Kind != loopback.Kill {
 			_ = c.poke(ctx, g, e, 2500, 2*c.s.o.Timeout) // that it fails is the purpose
 		}

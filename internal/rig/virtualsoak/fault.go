@@ -70,7 +70,7 @@ func (s *stage) strike() {
 	inc := n.inc
 	s.w.At(s.w.Now()+for_, func() {
 		if n.inc == inc {
-			n.heal()
+			n.endFaults()
 		}
 	})
 }

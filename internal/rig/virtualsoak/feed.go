@@ -128,8 +128,8 @@ func (n *node) well() bool { return n.since <= n.s.w.Now() }
 // hurt begins a fault: the worker counts as well from its end on.
 func (n *node) hurt() { n.since = 1 << 62 }
 
-// heal ends all faults.
-func (n *node) heal() {
+// endFaults ends all faults.
+func (n *node) endFaults() {
 	n.hang, n.errors, n.die, n.drop, n.late, n.spoil = false, 0, 0, 0, 0, 0
 	n.worker.State.SetDraining(false)
 	if c := n.v.Core(); c != nil {
@@ -170,7 +170,7 @@ func (n *node) boot() {
 	n.up = true
 	n.s.note("%s is up again", n.name)
 	n.since = n.s.w.Now()
-	n.heal()
+	n.endFaults()
 	if n.member && !n.s.away {
 		n.feed.connect()
 	}
@@ -320,7 +320,7 @@ func (f *feed) connect() {
 	f.life++
 	life := f.life
 	within := 30 * time.Millisecond
-	if s.chance(0.3) { // it was tried in vain, and is not tried again at once
+	if s.chance(0.3) { // a try failed, and the next one is later
 		within = time.Second
 	}
 	s.w.At(s.w.Now()+s.between(time.Millisecond, within), func() {

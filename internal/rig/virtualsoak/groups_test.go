@@ -178,7 +178,7 @@ func playGroups(all []*hybrid, seed uint64, p plant) *Outcome {
 		rest := len(h.batches) - at
 		switch k := s.rng.IntN(200); {
 		case rest == 0:
-			if n.heal(); lives < 3 {
+			if n.endFaults(); lives < 3 {
 				n.kill("another one")
 				n.boot()
 				begin()

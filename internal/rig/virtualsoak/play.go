@@ -391,7 +391,7 @@ func (s *stage) plot() {
 	s.w.At(schedule+quiet/2, func() {
 		for _, n := range s.nodes {
 			if n.member {
-				n.heal()
+				n.endFaults()
 			}
 		}
 	})

@@ -416,7 +416,7 @@ func (q *request) failed(phase selector.Phase, n, from *node, reason attempt.Rea
 	if from != nil {
 		f.Other = from.worker.State
 	}
-	if other := q.spared(phase); other != nil && slices.ContainsFunc(q.run.History.Failures, func(was attempt.Failure) bool {
+	if other := q.uninvolved(phase); other != nil && slices.ContainsFunc(q.run.History.Failures, func(was attempt.Failure) bool {
 		return was.Worker == f.Worker && was.Phase == f.Phase && was.Reason != attempt.Ejected && (was.Other == nil || !was.Reason.Means().Mutual)
 	}) {
 		s.violate("%s was tried on %s again, which had failed it, and not on %s", q.id, n.name, other.name)
@@ -433,9 +433,9 @@ func (q *request) failed(phase selector.Phase, n, from *node, reason attempt.Rea
 	q.follow(next, fmt.Errorf("%s leg on %s: %s", phase, n.name, reason))
 }
 
-// spared is a worker for a phase that was well all the time and has had no part in
+// uninvolved is a worker for a phase that was well all the time and has had no part in
 // a failure of the request.
-func (q *request) spared(p selector.Phase) *node {
+func (q *request) uninvolved(p selector.Phase) *node {
 	for _, n := range q.s.nodes {
 		state, can := n.worker.State, n.worker.Role.CanDecode()
 		if p == selector.Prefill {

@@ -11,7 +11,6 @@ import (
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
-// Restated tests 22 to 26 and 28.
 func TestLMCacheSpec(t *testing.T) {
 	static := &workers.LMCacheDecoder{Host: "static", InitPorts: []int{7300}, AllocPorts: []int{7400}}
 	reg, err := ParseDecoderRegistry([]byte(`{"http://127.0.0.1:8108/":{"receiver_host":"d0","receiver_init_port":[1,2],"receiver_alloc_port":[3,4]}}`), static)

@@ -66,7 +66,7 @@ func registration(t *Transfer, at *workers.PushAddress) []api.Edit {
 
 // checkPush judges the answer of a prefill engine that pushes and keeps the rank's
 // address. In a concurrent transfer the decode engine was given an address before:
-// with another one (the engine was started anew) it would wait in vain.
+// with another one (the engine was restarted) it would wait for nothing.
 func checkPush(t *Transfer, a *answer) error {
 	p, err := readParams(t, a)
 	if err != nil {

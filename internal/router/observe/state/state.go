@@ -80,14 +80,14 @@ type Certificate struct {
 // State is what a router's state is read from; nothing may be missing.
 type State struct {
 	Router
-	Version  string
-	Started  time.Time
-	Registry *workers.Registry
-	Index    *kvindex.Index
-	Guesses  *approx.Index
-	Feeds    *kvfeed.Manager
-	Ledger   *ledger.Ledger
-	Gate     *admission.Gate
+	Version   string
+	Started   time.Time
+	Registry  *workers.Registry
+	Index     *kvindex.Index
+	Predicted *approx.Index
+	Feeds     *kvfeed.Manager
+	Ledger    *ledger.Ledger
+	Gate      *admission.Gate
 	// Ranks is where requests wait for a rank.
 	Ranks  *admission.Line
 	Bodies *admission.Memory

@@ -140,8 +140,8 @@ func (m *Model) MayExplore(q *Request) bool {
 		max(c.Local, c.Remote)-min(c.Local, c.Remote) <= atMost
 }
 
-// felt is what a time to first token costs.
-func (m *Model) felt(ms float64) float64 {
+// ttftCost is what a time to first token costs.
+func (m *Model) ttftCost(ms float64) float64 {
 	if m.Limit > 0 && ms > m.Limit {
 		return m.Limit + float64(m.Beyond*(ms-m.Limit))
 	}
@@ -155,7 +155,7 @@ type Costs struct{ Local, Remote float64 }
 func (m *Model) Of(q *Request) Costs {
 	stalled := float64(m.Stall * float64(q.Local.Running))
 	return Costs{
-		Local:  m.felt(m.Local.Time(&q.Local)) + float64(stalled*m.Local.compute(&q.Local)),
-		Remote: m.felt(m.Prefill.Time(&q.Prefill) + m.Transfer.Time(&q.Transfer)),
+		Local:  m.ttftCost(m.Local.Time(&q.Local)) + float64(stalled*m.Local.compute(&q.Local)),
+		Remote: m.ttftCost(m.Prefill.Time(&q.Prefill) + m.Transfer.Time(&q.Transfer)),
 	}
 }

@@ -97,8 +97,6 @@ func connector(c workers.Connector) func(*Input) {
 
 func do(f ...func(*Input)) []func(*Input) { return f }
 
-// Restated tests 1, 3 and 4 count code points; what the body holds is api's
-// part.
 func TestCachedTokensKeepsTheLastToken(t *testing.T) {
 	for _, tt := range []struct{ isl, overlap, bs, want int }{
 		{0, 5, 32, 0},
@@ -319,7 +317,7 @@ func TestPath(t *testing.T) {
 	}
 }
 
-// Restated tests 14, 15 and A5: which pool is empty is distinguished.
+// TestEmptyPools: which pool is empty is distinguished.
 func TestEmptyPools(t *testing.T) {
 	in := pair(0)
 	in.Rule.Fallback = FallbackError
@@ -342,7 +340,7 @@ func TestEmptyPools(t *testing.T) {
 	}
 }
 
-// Restated test 18: threshold 0 with one of each goes through both.
+// TestOldBehaviour: threshold 0 with one of each goes through both.
 func TestOldBehaviour(t *testing.T) {
 	var p Plan
 	in := pair(0)

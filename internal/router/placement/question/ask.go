@@ -25,14 +25,14 @@ import (
 
 // Sources are what questions are answered from. All but Words are needed.
 type Sources struct {
-	Index    *kvindex.Index
-	Guesses  *approx.Index
-	Feeds    *kvfeed.Manager
-	Fleet    *follower.Follower
-	Ledger   *ledger.Ledger
-	Learners *cost.Learners // of the costs of both paths, for a threshold that is auto
-	Prompts  *prompt.Stage
-	Words    *prompt.Words // nil where no words of prompts are kept
+	Index     *kvindex.Index
+	Predicted *approx.Index
+	Feeds     *kvfeed.Manager
+	Fleet     *follower.Follower
+	Ledger    *ledger.Ledger
+	Learners  *cost.Learners // of the costs of both paths, for a threshold that is auto
+	Prompts   *prompt.Stage
+	Words     *prompt.Words // nil where no words of prompts are kept
 	// Now are the settings and the fleet as they are.
 	Now func() (*effective.Settings, *workers.Snapshot)
 	// Last hears of workers that are ejected and yet asked, since nobody else is left.
@@ -63,7 +63,7 @@ func (a *Asker) Hash(d *Question, v *api.View, start time.Time) {
 	d.hashed.text.Set(named, v.CacheSalt)
 	switch {
 	case d.Chunked && d.Settings.Decisions.Blind():
-		// Guesses that nobody asks for are not worth reading the prompt.
+		// Predictions that nobody asks for are not worth reading the prompt.
 	case d.Chunked:
 		// A text chunk stands for the tokens it is estimated to have.
 		bytes := d.Settings.Tokens.ChunkBytes
@@ -93,7 +93,7 @@ func (a *Asker) ask(d *Question) (now time.Time) {
 		if !d.Chunked {
 			a.from.Index.Overlap(locals, &o.exact)
 		}
-		a.from.Guesses.Overlap(locals, &o.predicted)
+		a.from.Predicted.Overlap(locals, &o.predicted)
 	}
 	now = time.Now()
 	d.Took.Overlap += now.Sub(d.At)
@@ -174,7 +174,7 @@ func (a *Asker) Sent(d *Question, w *workers.Worker, k *workers.Rank, now time.T
 	size := d.Settings.BlockOf(w)
 	for i := range d.views[:d.used] {
 		if h := &d.views[i]; d.Chunked || h.blockSize == size {
-			a.from.Guesses.Sent(kvindex.Rank(k.Slot), k.Number, h.locals, h.seq, now)
+			a.from.Predicted.Sent(kvindex.Rank(k.Slot), k.Number, h.locals, h.seq, now)
 			return
 		}
 	}

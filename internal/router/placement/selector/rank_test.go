@@ -50,8 +50,7 @@ func TestParsePolicy(t *testing.T) {
 	}
 }
 
-// Restated test 11 and A6: full cycles in sorted order, whatever the order of
-// discovery.
+// TestRoundRobinSortedCycles: full cycles in sorted order, whatever the order of discovery.
 func TestRoundRobinSortedCycles(t *testing.T) {
 	c := named("p3", "p1", "p2")
 	var got []string
@@ -91,7 +90,7 @@ func TestRoundRobinRetriesTakeTheNext(t *testing.T) {
 	})
 }
 
-// Restated tests 12, 13, 16 and 17: each phase has its own turn.
+// TestRoundRobinPhasesAreIndependent: each phase has its own turn.
 func TestRoundRobinPhasesAreIndependent(t *testing.T) {
 	var got []string
 	for turn := range uint64(4) {
@@ -104,7 +103,7 @@ func TestRoundRobinPhasesAreIndependent(t *testing.T) {
 	}
 }
 
-// Restated test 27: 2P4D spreads evenly.
+// TestRoundRobinSpreadsEvenly: 2P4D spreads evenly.
 func TestRoundRobinSpreadsEvenly(t *testing.T) {
 	n := map[string]int{}
 	for turn := range uint64(40) {
@@ -118,7 +117,6 @@ func TestRoundRobinSpreadsEvenly(t *testing.T) {
 	}
 }
 
-// Restated tests 19 to 21.
 func TestLeastLoaded(t *testing.T) {
 	loaded := func(label string, running, waiting int) decision.Candidate {
 		return decision.Candidate{Rank: label, HasLoad: true, Running: running, Waiting: waiting}
