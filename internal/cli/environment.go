@@ -22,7 +22,7 @@ var otherVariables = []struct{ name, help string }{
 }
 
 // EnvironmentTopic is the help topic "environment". Its table takes several
-// milliseconds, which no other command shall pay.
+// milliseconds, which no other command should pay.
 func EnvironmentTopic() *cobra.Command {
 	topic := &cobra.Command{Use: "environment", Short: "Environment variables"}
 	topic.SetHelpFunc(func(c *cobra.Command, args []string) {

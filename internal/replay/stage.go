@@ -98,7 +98,7 @@ func NewStage(open func() (*trace.Reader, error), o PlayerOptions, speed float64
 	return s, s.rewind()
 }
 
-// rewind begins anew. The caller holds mu, or is the only one.
+// rewind starts over. The caller holds mu, or is the only one.
 func (s *Stage) rewind() error {
 	r, err := s.open()
 	if err != nil {
@@ -150,7 +150,7 @@ func (s *Stage) Run(ctx context.Context) error {
 	defer stop()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	var wallAt time.Time // when the trace was at traceAt; zero to begin anew
+	var wallAt time.Time // when the trace was at traceAt; zero to start over
 	var traceAt time.Duration
 	for {
 		select {

@@ -266,7 +266,7 @@ func wins(objective, winner, where string, c stats.Crossover) string {
 }
 
 // Review judges a finished run by the rules of this version: everything but the
-// cells is made anew from them.
+// cells is recomputed from them.
 func Review(res *Result) *Result {
 	if res.Target == nil || len(res.Cells) == 0 {
 		return res

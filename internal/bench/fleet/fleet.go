@@ -175,7 +175,7 @@ type Counters struct {
 }
 
 // Restarted names a worker whose count went backwards since an earlier
-// reading: its engine began anew. Empty when there is none.
+// reading: its engine restarted. Empty when there is none.
 func (c Counters) Restarted(before Counters) string {
 	for _, name := range slices.Sorted(maps.Keys(c.Prompt)) {
 		if c.Prompt[name] < before.Prompt[name] {

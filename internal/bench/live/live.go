@@ -134,7 +134,7 @@ func (b *Bench) Run(ctx context.Context, c plan.Cell, src loadgen.Source, schedu
 		return nil, b.lost(ctx, err)
 	}
 	// Only now, because a worker that was away and answers again has by then
-	// left its trace: in the router's events, or in counters that began anew.
+	// left its trace: in the router's events, or in counters that were reset.
 	if name := after.Restarted(before); name != "" {
 		return nil, b.lost(ctx, fmt.Errorf("%s was restarted", name))
 	}

@@ -88,7 +88,7 @@ func (f *traceFlags) files(cmd *cobra.Command, args []string) (*traceFiles, erro
 	return t, nil
 }
 
-// open opens the trace anew; several files are read as one.
+// open opens the trace again; several files are read as one.
 func (t *traceFiles) open() (*trace.Reader, error) {
 	if len(t.paths) == 1 {
 		r, err := trace.Open(t.paths[0], t.stdin, t.options)

@@ -46,7 +46,7 @@ func FromSlice(all []Request) Source {
 	}
 }
 
-// FromTrace is a Source that reads a trace of requests each time anew. A trace
+// FromTrace is a Source that reads a trace of requests afresh each time. A trace
 // of decisions is read once and kept: its requests are known in the order of
 // their ends.
 func FromTrace(open func() (*trace.Reader, error)) (Source, error) {

@@ -460,7 +460,7 @@ func (c *chaos) usable(ctx context.Context, e *sim.Engine) error {
 	})
 }
 
-// restartRouter stops the router in the midst of everything and starts it anew
+// restartRouter stops the router in the midst of everything and restarts it
 // with the snapshot that it left.
 func (c *chaos) restartRouter(ctx context.Context) {
 	f := c.begin(doRestartRouter, "", "")

@@ -206,7 +206,7 @@ func (s *stage) restartRouter() {
 	_ = s.index.Close() // nothing is mapped that could fail to be given back
 	_ = s.approx.Close()
 	s.openRouter()
-	for _, n := range s.nodes { // their health is learned anew
+	for _, n := range s.nodes { // their health is learned again
 		n.worker.State.SetEjection(nil)
 		n.worker.State.SetGeneration(0)
 	}
@@ -219,7 +219,7 @@ func (s *stage) restartRouter() {
 		s.violate("restore: %v", err)
 		return
 	}
-	// Whoever has another place now, or none, begins anew.
+	// Whoever has another place now, or none, starts over.
 	for name, k := range restored {
 		if !slices.ContainsFunc(s.nodes, func(n *node) bool { return n.member && n.name == name && n.slot() == k.slot }) {
 			s.index.RemoveRank(k.slot)

@@ -47,7 +47,7 @@ var (
 	// *ParamsError says which of them and why.
 	ErrBadParams = errors.New("prefill answer has wrong transfer parameters")
 	// ErrRestarted: the prefill engine is another one than the decode engine waits for.
-	ErrRestarted = errors.New("the prefill engine was started anew")
+	ErrRestarted = errors.New("the prefill engine was restarted")
 	// ErrPrefillFailed: the prefill engine ended the request without the
 	// prompt's KV.
 	ErrPrefillFailed = errors.New("prefill did not finish")

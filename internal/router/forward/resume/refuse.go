@@ -20,15 +20,15 @@ const (
 	// Penalties: presence and frequency penalties count generated tokens only, which
 	// are a part of the prompt at the other engine.
 	Penalties Refusal = "penalties"
-	// Seed: a seeded draw begins anew.
+	// Seed: a seeded draw starts over.
 	Seed Refusal = "seed"
-	// Guided: a grammar begins anew.
+	// Guided: a grammar starts over.
 	Guided Refusal = "guided_decoding"
 	// Logprobs: those of the tokens before cannot be had again.
 	Logprobs Refusal = "logprobs"
 	// Echo: the prompt is a part of the answer.
 	Echo Refusal = "echo"
-	// Tools and Reasoning: their parsers begin anew.
+	// Tools and Reasoning: their parsers start over.
 	Tools     Refusal = "tools"
 	Reasoning Refusal = "reasoning"
 	// Stops: the beginning of a stop string may be text that the engine has held back, and
@@ -66,11 +66,11 @@ var words = map[Refusal]string{
 	Several:    "it has more than one answer",
 	Penalties:  "presence or frequency penalties count generated tokens only",
 	Seed:       "its draws are seeded",
-	Guided:     "guided decoding would begin anew",
+	Guided:     "guided decoding would start over",
 	Logprobs:   "log probabilities are asked for",
 	Echo:       "it echoes the prompt",
-	Tools:      "its tool parser would begin anew",
-	Reasoning:  "its reasoning parser would begin anew",
+	Tools:      "its tool parser would start over",
+	Reasoning:  "its reasoning parser would start over",
 	Stops:      "it has stop strings, and they cannot be watched across the seam",
 	Prompt:     "its prompt is cut by the engine, or is more than text",
 	Field:      "it has a member that is not known to be continuable",

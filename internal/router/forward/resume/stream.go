@@ -26,7 +26,7 @@ var ErrEngine = errors.New("the engine ended its stream with an error")
 
 // Stream reads along with an answer that may be gone on with. The zero value is
 // ready; it is not safe for concurrent use. It finds the events itself, and not through
-// sse.Scanner, because it writes them anew: it needs each whole, with its place in what is
+// sse.Scanner, because it rewrites them: it needs each whole, with its place in what is
 // put out, where a Scanner is shown bytes that have gone out already.
 type Stream struct {
 	// KeepIDs says that the client asked for ids by itself: they stay in the events.

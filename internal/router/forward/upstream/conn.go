@@ -71,7 +71,7 @@ func (c *conn) close() {
 	})
 }
 
-// due says whether a deadline must be set anew to allow a pause of d from now
+// due says whether a deadline must be set again to allow a pause of d from now
 // on, and to what. Moving a deadline costs as much as a short write, so one
 // that allows up to a quarter more than d is left alone.
 func due(set, now time.Time, d time.Duration) (time.Time, bool) {

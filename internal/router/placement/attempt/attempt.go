@@ -82,7 +82,7 @@ type History struct {
 	// back use one up.
 	Attempts int
 	// Continued counts how often the rest of the stream came from another engine.
-	// Attempts and Failures start anew each time.
+	// Attempts and Failures start over each time.
 	Continued int
 	// Local says that remote prefill was given up.
 	Local bool
@@ -141,7 +141,7 @@ const (
 	FallBack
 	// Recall: decide again, with workers that are kept out no longer.
 	Recall
-	// Continue: decide anew, for the prompt with what the client has of the answer.
+	// Continue: decide again, for the prompt with what the client has of the answer.
 	Continue
 )
 

@@ -15,7 +15,7 @@ const (
 	lasting = 30 * time.Second
 	// minOutcomes is how many outcomes a law is made of before what it misses is a drift.
 	minOutcomes = 50
-	// spell is within how many outcomes of one drift another shows that learning anew
+	// spell is within how many outcomes of one drift another shows that learning again
 	// did not help, quiet how many without one end the doubt.
 	spell, quiet = 200, 100
 	// kept is for how many outcomes what was seen before a drift still counts, as if it
@@ -41,9 +41,9 @@ const (
 	NoChange Change = iota
 	// Learned: there is a model now, and there was none.
 	Learned
-	// Drifted: the outcomes of a leg are no longer what the law says. It is learned anew.
+	// Drifted: the outcomes of a leg are no longer what the law says. It is learned again.
 	Drifted
-	// Doubted: learning anew did not help. There is no model until it does.
+	// Doubted: learning again did not help. There is no model until it does.
 	Doubted
 )
 

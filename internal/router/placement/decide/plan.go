@@ -199,7 +199,7 @@ func Choose(in *Input, out *Plan) {
 	if out.serve(in, d) {
 		return
 	}
-	// Draws and turns are among those that can serve, so they are ranked anew.
+	// Draws and turns are among those that can serve, so they are ranked again.
 	if (prefill || !alone(in)) && out.keepOutUnserved(in) {
 		decode.Veto = out.decodeVeto
 		selector.Rank(&decode, &out.Decode)

@@ -46,7 +46,7 @@ func (a *Asker) Reserve(d *Question) *ledger.Reservation {
 
 // Wait decides in line with others. With a decision it takes the place on the decode rank,
 // nil where the plan has an error. Where all ranks are at their limits it waits, and
-// decides anew, from the settings and the fleet of then, whenever something may have
+// decides again, from the settings and the fleet of then, whenever something may have
 // changed; why says what it waited for. name is the request's own, for when its tries set
 // it apart from all others.
 func (a *Asker) Wait(ctx context.Context, line *admission.Line, c admission.Claim, d *Question, v *api.View, name string) (place *ledger.Reservation, waited admission.Waited, why string, err error) {
