@@ -16,16 +16,16 @@ func (l RoleLabels) clone() RoleLabels {
 	return RoleLabels{Prefill: slices.Clone(l.Prefill), Decode: slices.Clone(l.Decode)}
 }
 
-// dialect is what one label or annotation of a worker tells, as a project that
+// dialect is what one label or annotation of a worker states, as a project that
 // deploys engines sets it.
 type dialect struct {
 	world, key string
 	annotation bool
-	tells      Field
+	states     Field
 	// means says what a value stands for; nil: for itself. A value that is not
-	// there tells nothing.
+	// there states nothing.
 	means map[string]string
-	// within is a label that the value is told apart by.
+	// within is a label within whose value this one is unique.
 	within string
 	// others says that a worker with any other value is no engine that answers
 	// requests, and what it is.
@@ -39,52 +39,52 @@ const (
 	FieldMember Field = "member"
 )
 
-// dialects are read in this order: of several that tell a fact the first counts.
-// None of them tells the model: a label cannot hold most names, so engines do.
+// dialects are read in this order: of several that state a fact the first counts.
+// None of them states the model: a label cannot hold most names, so engines do.
 var dialects = []dialect{
-	{world: "llm-d", key: "llm-d.ai/role", tells: FieldRole, means: map[string]string{
+	{world: "llm-d", key: "llm-d.ai/role", states: FieldRole, means: map[string]string{
 		"prefill": string(Prefill), "decode": string(Decode), "both": string(Either), "prefill-decode": string(Either),
 		"encode-prefill": string(Prefill), "encode-decode": string(Decode), "encode-prefill-decode": string(Either),
 	}},
-	{world: "DisaggregatedSet", key: "disaggregatedset.x-k8s.io/role", tells: FieldRole, means: map[string]string{"prefill": string(Prefill), "decode": string(Decode)}},
-	{world: "Dynamo", key: "nvidia.com/dynamo-sub-component-type", tells: FieldRole, means: map[string]string{"prefill": string(Prefill), "decode": string(Decode)}},
-	{world: "Dynamo", key: "nvidia.com/dynamo-component-type", tells: FieldRole, means: map[string]string{"prefill": string(Prefill), "decode": string(Decode)}},
+	{world: "DisaggregatedSet", key: "disaggregatedset.x-k8s.io/role", states: FieldRole, means: map[string]string{"prefill": string(Prefill), "decode": string(Decode)}},
+	{world: "Dynamo", key: "nvidia.com/dynamo-sub-component-type", states: FieldRole, means: map[string]string{"prefill": string(Prefill), "decode": string(Decode)}},
+	{world: "Dynamo", key: "nvidia.com/dynamo-component-type", states: FieldRole, means: map[string]string{"prefill": string(Prefill), "decode": string(Decode)}},
 
-	{world: "llm-d", key: "llm-d.ai/role", tells: FieldMember, means: map[string]string{
+	{world: "llm-d", key: "llm-d.ai/role", states: FieldMember, means: map[string]string{
 		"prefill": "", "decode": "", "both": "", "prefill-decode": "", "encode-prefill": "", "encode-decode": "", "encode-prefill-decode": "",
 	}, others: "neither prefills nor decodes"},
-	{world: "Dynamo", key: "nvidia.com/dynamo-component-type", tells: FieldMember, means: map[string]string{"worker": "", "prefill": "", "decode": ""}, others: "is no worker"},
-	{world: "LeaderWorkerSet", key: "leaderworkerset.sigs.k8s.io/worker-index", tells: FieldMember, means: map[string]string{"0": ""}, others: "is not the leader of its group, which answers for it"},
-	{world: "dynctl", key: "app.kubernetes.io/name", tells: FieldMember, others: "is a router"},
+	{world: "Dynamo", key: "nvidia.com/dynamo-component-type", states: FieldMember, means: map[string]string{"worker": "", "prefill": "", "decode": ""}, others: "is no worker"},
+	{world: "LeaderWorkerSet", key: "leaderworkerset.sigs.k8s.io/worker-index", states: FieldMember, means: map[string]string{"0": ""}, others: "is not the leader of its group, which answers for it"},
+	{world: "dynctl", key: "app.kubernetes.io/name", states: FieldMember, others: "is a router"},
 
-	{world: "llm-d", key: "llm-d.ai/engine-type", tells: FieldEngine, means: map[string]string{"vllm": string(VLLM), "sglang": string(SGLang)}},
+	{world: "llm-d", key: "llm-d.ai/engine-type", states: FieldEngine, means: map[string]string{"vllm": string(VLLM), "sglang": string(SGLang)}},
 
-	{world: "DisaggregatedSet", key: "disaggregatedset.x-k8s.io/revision", within: "disaggregatedset.x-k8s.io/name", tells: FieldRevision},
-	{world: "Dynamo", key: "nvidia.com/dynamo-namespace", tells: FieldRevision},
-	{world: "SGLang", key: "sglang.ai/transfer-group", tells: FieldRevision},
-	{world: "DisaggregatedSet", key: "disaggregatedset.x-k8s.io/slice", tells: FieldSlice},
+	{world: "DisaggregatedSet", key: "disaggregatedset.x-k8s.io/revision", within: "disaggregatedset.x-k8s.io/name", states: FieldRevision},
+	{world: "Dynamo", key: "nvidia.com/dynamo-namespace", states: FieldRevision},
+	{world: "SGLang", key: "sglang.ai/transfer-group", states: FieldRevision},
+	{world: "DisaggregatedSet", key: "disaggregatedset.x-k8s.io/slice", states: FieldSlice},
 
-	{world: "llm-d", key: "llm-d.ai/active-ports", annotation: true, tells: FieldPorts},
-	{world: "llm-d", key: "inference.networking.k8s.io/active-ports", annotation: true, tells: FieldPorts},
-	{world: "SMG", key: "smg.ai/worker-ports", annotation: true, tells: FieldPorts},
-	{world: "SGLang", key: "sglang.ai/bootstrap-port", annotation: true, tells: FieldBootstrap},
-	{world: "vllm-router", key: "vllm.ai/bootstrap-port", annotation: true, tells: FieldBootstrap},
+	{world: "llm-d", key: "llm-d.ai/active-ports", annotation: true, states: FieldPorts},
+	{world: "llm-d", key: "inference.networking.k8s.io/active-ports", annotation: true, states: FieldPorts},
+	{world: "SMG", key: "smg.ai/worker-ports", annotation: true, states: FieldPorts},
+	{world: "SGLang", key: "sglang.ai/bootstrap-port", annotation: true, states: FieldBootstrap},
+	{world: "vllm-router", key: "vllm.ai/bootstrap-port", annotation: true, states: FieldBootstrap},
 }
 
 // routerName is the value of the label app.kubernetes.io/name of dynctl's own pods.
 const routerName = "dynctl"
 
-// Told is a fact that a label or an annotation tells.
-type Told struct {
-	// Means is the fact in dynctl's words, From the label that tells it.
+// LabelFact is a fact that a label or an annotation states.
+type LabelFact struct {
+	// Means is the fact in dynctl's words, From the label that states it.
 	Means, From string
 }
 
-// ToldBy looks for a fact in the labels and annotations of a worker.
-func ToldBy(f Field, labels, annotations map[string]string) (Told, bool) {
+// FromLabels looks for a fact in the labels and annotations of a worker.
+func FromLabels(f Field, labels, annotations map[string]string) (LabelFact, bool) {
 	for i := range dialects {
 		d := &dialects[i]
-		if d.tells != f {
+		if d.states != f {
 			continue
 		}
 		in, kind := labels, "label "
@@ -95,7 +95,7 @@ func ToldBy(f Field, labels, annotations map[string]string) (Told, bool) {
 		if !ok || value == "" {
 			continue
 		}
-		t := Told{Means: value, From: kind + d.key + "=" + value}
+		t := LabelFact{Means: value, From: kind + d.key + "=" + value}
 		if d.means != nil {
 			if t.Means, ok = d.means[value]; !ok {
 				continue
@@ -107,7 +107,7 @@ func ToldBy(f Field, labels, annotations map[string]string) (Told, bool) {
 		}
 		return t, true
 	}
-	return Told{}, false
+	return LabelFact{}, false
 }
 
 // NoEngine says why labels are those of something that is not asked for answers by
@@ -116,7 +116,7 @@ func NoEngine(labels map[string]string) string {
 	for i := range dialects {
 		d := &dialects[i]
 		value, ok := labels[d.key]
-		if d.tells != FieldMember || !ok || value == "" {
+		if d.states != FieldMember || !ok || value == "" {
 			continue
 		}
 		_, engine := d.means[value]
@@ -153,14 +153,14 @@ func (s *Spec) StateOwn(labels, annotations map[string]string, over bool) error 
 	stated := s.stated()
 	var errs []error
 	for _, in := range []struct {
-		what string
-		told map[string]string
+		what  string
+		pairs map[string]string
 	}{{"label", labels}, {"annotation", annotations}} {
-		for _, key := range slices.Sorted(maps.Keys(in.told)) {
+		for _, key := range slices.Sorted(maps.Keys(in.pairs)) {
 			if !strings.HasPrefix(key, ownDomain) {
 				continue
 			}
-			value := in.told[key]
+			value := in.pairs[key]
 			from := in.what + " " + key + "=" + value
 			i := slices.IndexFunc(ownKeys, func(k string) bool { return own(k) == key })
 			if i < 0 {
@@ -202,14 +202,14 @@ func (s *Spec) setOwn(key, value string) error {
 	return nil
 }
 
-// apply completes what is stated of a worker by what its labels tell, wherever it
+// apply completes what is stated of a worker by what its labels state, wherever it
 // was stated: what it states itself goes before.
 func (l RoleLabels) apply(s *Spec) {
-	tell := func(f Field, value *string) {
+	fill := func(f Field, value *string) {
 		if *value != "" {
 			return
 		}
-		if t, ok := ToldBy(f, s.Labels, nil); ok {
+		if t, ok := FromLabels(f, s.Labels, nil); ok {
 			*value = t.Means
 			s.setFrom(f, t.From)
 		}
@@ -225,10 +225,10 @@ func (l RoleLabels) apply(s *Spec) {
 			s.setFrom(FieldRole, "label model="+model)
 		}
 	}
-	tell(FieldRole, (*string)(&s.Role))
-	tell(FieldEngine, (*string)(&s.Engine))
-	tell(FieldRevision, &s.Revision)
-	tell(FieldSlice, &s.Slice)
+	fill(FieldRole, (*string)(&s.Role))
+	fill(FieldEngine, (*string)(&s.Engine))
+	fill(FieldRevision, &s.Revision)
+	fill(FieldSlice, &s.Slice)
 }
 
 // setFrom says where a fact comes from, without a change to a map that others have.

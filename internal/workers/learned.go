@@ -37,7 +37,7 @@ const (
 	FieldChatTokens Field = "chat_tokens"
 	// FieldTransferCheck is how the worker's transfer parameters are judged.
 	FieldTransferCheck Field = "transfer_check"
-	// FieldKVCopies is how the worker's events tell of copies of a block.
+	// FieldKVCopies is how the worker's events report copies of a block.
 	FieldKVCopies Field = "kv_copies"
 	// FieldLastBlock is what becomes of the last block of a hit.
 	FieldLastBlock Field = "kv_last_block"
@@ -51,7 +51,7 @@ const (
 	FieldDPStart Field = "dp_start"
 )
 
-// Learned is what an engine told of itself. A zero field was not told and
+// Learned is what an engine reported of itself. A zero field was not reported and
 // leaves what was known before.
 type Learned struct {
 	Engine    Engine
@@ -69,22 +69,22 @@ type Learned struct {
 	PoolBlocks int
 	// MaxBatchedTokens is as in Worker.
 	MaxBatchedTokens int
-	// DPStart is as in Worker; nil when not told.
+	// DPStart is as in Worker; nil when not reported.
 	DPStart *int
 	// LastBlock is as in Worker.
 	LastBlock LastBlock
-	// Events is nil when not told, and empty when the engine told that it
+	// Events is nil when not reported, and empty when the engine reported that it
 	// publishes none.
 	Events    []EventSource
 	Bootstrap *Bootstrap
 	// ChatTokens is as in Worker.
 	ChatTokens string
-	// From names the page that told each fact ("vllm:cache_config_info",
+	// From names the page that reported each fact ("vllm:cache_config_info",
 	// "/server_info").
 	From map[Field]string
 }
 
-// merge lays what n tells over l.
+// merge lays what n reports over l.
 func (l Learned) merge(n Learned) Learned {
 	from := make(map[Field]string, len(l.From)+len(n.From))
 	maps.Copy(from, l.From)
@@ -138,22 +138,22 @@ func (l Learned) clone() Learned {
 	return c
 }
 
-// Contradiction is a fact that was stated one way and that the engine tells
-// another.
+// Contradiction is a fact that was stated one way and that the engine
+// reports another way.
 type Contradiction struct {
-	Worker   string
-	Field    Field
-	Stated   string
-	StatedBy string
-	Told     string
-	ToldBy   string
+	Worker     string
+	Field      Field
+	Stated     string
+	StatedBy   string
+	Reported   string
+	ReportedBy string
 }
 
 // Error names both sides.
 func (c *Contradiction) Error() string {
-	told := c.Told
-	if c.ToldBy != "" {
-		told += " (" + c.ToldBy + ")"
+	reported := c.Reported
+	if c.ReportedBy != "" {
+		reported += " (" + c.ReportedBy + ")"
 	}
 	words := strings.ReplaceAll(string(c.Field), "_", " ")
 	switch c.Field {
@@ -166,20 +166,20 @@ func (c *Contradiction) Error() string {
 	case FieldModels:
 		words = "model"
 	}
-	return fmt.Sprintf("worker %s: %s %s stated %s, engine says %s", c.Worker, words, c.Stated, c.StatedBy, told)
+	return fmt.Sprintf("worker %s: %s %s stated %s, engine says %s", c.Worker, words, c.Stated, c.StatedBy, reported)
 }
 
-// contradictions compares what was stated with what the engine told.
+// contradictions compares what was stated with what the engine reported.
 func contradictions(s *Spec, source string, l *Learned) error {
 	by := statedBy(source, s.Origin)
 	var errs []error
-	check := func(f Field, differs bool, stated, told string) {
+	check := func(f Field, differs bool, stated, reported string) {
 		if differs {
-			errs = append(errs, &Contradiction{Worker: s.Name, Field: f, Stated: stated, StatedBy: by, Told: told, ToldBy: l.From[f]})
+			errs = append(errs, &Contradiction{Worker: s.Name, Field: f, Stated: stated, StatedBy: by, Reported: reported, ReportedBy: l.From[f]})
 		}
 	}
-	ints := func(f Field, stated, told int) {
-		check(f, stated != 0 && told != 0 && stated != told, strconv.Itoa(stated), strconv.Itoa(told))
+	ints := func(f Field, stated, reported int) {
+		check(f, stated != 0 && reported != 0 && stated != reported, strconv.Itoa(stated), strconv.Itoa(reported))
 	}
 	if s.Engine == Sim {
 		dialect := s.Dialect
@@ -314,7 +314,7 @@ func describe(s *Spec, source string, l *Learned) (*Worker, error) {
 }
 
 // origins says where the facts of a worker come from: what was stated goes before
-// what the engine told.
+// what the engine reported.
 func origins(s *Spec, source string, l *Learned) map[Field]string {
 	from := make(map[Field]string, len(l.From)+len(s.From)+4)
 	maps.Copy(from, l.From)
@@ -324,8 +324,8 @@ func origins(s *Spec, source string, l *Learned) map[Field]string {
 		}
 	}
 	maps.Copy(from, s.From)
-	if _, told := from[FieldRole]; !told {
-		from[FieldRole] = "default: nobody tells"
+	if _, reported := from[FieldRole]; !reported {
+		from[FieldRole] = "default: not stated"
 	}
 	return from
 }
@@ -369,7 +369,7 @@ func defaultConnector(w *Worker) Connector {
 	return ConnectorNone
 }
 
-// ranksOf is the number of ranks: stated, else told, else one.
+// ranksOf is the number of ranks: stated, else reported, else one.
 func ranksOf(s *Spec, l *Learned) int {
 	n := s.DP
 	keep(&n, l.DP)

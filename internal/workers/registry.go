@@ -276,7 +276,7 @@ func (r *Registry) foreign(source string, s *Spec, urls map[string]string) error
 	return nil
 }
 
-// Update merges what an engine told into the worker w. The error is a
+// Update merges what an engine reported into the worker w. The error is a
 // *Contradiction, or several joined, when the engine contradicts what was
 // stated: the worker is then unhealthy for that reason until either side
 // changes. ErrGone says that w is no longer in the fleet.

@@ -191,19 +191,19 @@ func TestSlotsAreReusedOnlyAfterRelease(t *testing.T) {
 	}
 }
 
-func TestUpdateMergesWhatTheEngineTells(t *testing.T) {
+func TestUpdateMergesWhatTheEngineReports(t *testing.T) {
 	r := NewRegistry(nil)
 	apply(t, r, "flag", spec(t, "", "http://10.0.0.1:8000,name=w"))
 	w := worker(t, r, "w")
 	if w.Engine != VLLM || w.Role != Aggregated {
-		t.Errorf("before it told: %s %s", w.Engine, w.Role)
+		t.Errorf("before it reported: %s %s", w.Engine, w.Role)
 	}
-	told := Learned{
+	reported := Learned{
 		Engine: SGLang, Version: "0.5.23", Role: Prefill, Connector: ConnectorSGLang,
 		Models: []string{"m", "lora"}, LoRAs: []string{"lora"}, MaxModelLen: 8192, DP: 2, BlockSize: 64, KVBlocks: 100,
 		Events: []EventSource{{Endpoint: "tcp://10.0.0.1:5557"}, {DP: 1, Endpoint: "tcp://10.0.0.1:5558"}}, Bootstrap: &Bootstrap{Port: 8998},
 	}
-	changes, err := r.Update(w, told)
+	changes, err := r.Update(w, reported)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -216,13 +216,13 @@ func TestUpdateMergesWhatTheEngineTells(t *testing.T) {
 	}
 	want := &Worker{
 		Name: "w", URL: w.URL, Engine: SGLang, Version: "0.5.23", Role: Prefill, Connector: ConnectorSGLang,
-		Models: told.Models, LoRAs: told.LoRAs, MaxModelLen: 8192, BlockSize: 64, KVBlocks: 100, Events: told.Events,
+		Models: reported.Models, LoRAs: reported.LoRAs, MaxModelLen: 8192, BlockSize: 64, KVBlocks: 100, Events: reported.Events,
 		Bootstrap: &Bootstrap{"10.0.0.1", 8998}, Source: "flag", State: w.State, Ranks: now.Ranks,
 	}
 	if fields := changedFields(want, now); len(fields) != 0 {
 		t.Errorf("wrong fields %v: %+v", fields, now)
 	}
-	// What is not told again stays; what is told anew wins.
+	// What is not reported again stays; what is reported anew wins.
 	if _, err := r.Update(now, Learned{Events: []EventSource{}, DP: 1}); err != nil {
 		t.Fatal(err)
 	}
@@ -233,7 +233,7 @@ func TestUpdateMergesWhatTheEngineTells(t *testing.T) {
 	if got := r.Snapshot().Model("lora"); len(got) != 1 || got[0] != last {
 		t.Errorf("models: %v", got)
 	}
-	told.Models[0] = "scribbled"
+	reported.Models[0] = "scribbled"
 	if last.Models[0] != "m" {
 		t.Error("the registry shares memory with its caller")
 	}
@@ -243,7 +243,7 @@ func TestContradictionNamesBothSides(t *testing.T) {
 	from := map[Field]string{FieldBlockSize: "vllm:cache_config_info", FieldRole: "/server_info"}
 	tests := []struct {
 		name, source, spec string
-		told               Learned
+		reported           Learned
 		want               string
 	}{
 		{"block size", "flag", "http://a:1,name=w,block_size=16", Learned{BlockSize: 32, From: from},
@@ -269,7 +269,7 @@ func TestContradictionNamesBothSides(t *testing.T) {
 			apply(t, r, tt.source, s)
 			w := worker(t, r, "w")
 			w.State.SetCondition(Condition{Health: Healthy})
-			_, err := r.Update(w, tt.told)
+			_, err := r.Update(w, tt.reported)
 			if err == nil || err.Error() != tt.want {
 				t.Fatalf("error %v\nwant  %s", err, tt.want)
 			}
@@ -592,8 +592,8 @@ func TestMergeLoad(t *testing.T) {
 	if r.Load().Waiting != 7 {
 		t.Error("an older figure replaced a newer one")
 	}
-	if UnknownLoad(t0).Told() || !full.Told() {
-		t.Error("Told is wrong")
+	if UnknownLoad(t0).Known() || !full.Known() {
+		t.Error("Known is wrong")
 	}
 	if !math.IsNaN(UnknownLoad(t0).PrefixHits) {
 		t.Error("an unknown counter is a number")

@@ -302,7 +302,7 @@ func (c Change) Event(at time.Time) eventlog.Event {
 	return e
 }
 
-// words tells one changed fact.
+// words describes one changed fact.
 func (c Change) words(f Field) string {
 	show := func(w *Worker) string {
 		switch f {

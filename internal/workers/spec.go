@@ -36,11 +36,11 @@ const (
 )
 
 // Spec is what somebody states of a worker. Everything but the URL may be left
-// open; what the engine tells fills it in.
+// open; what the engine reports fills it in.
 type Spec struct {
 	Name string
 	URL  *url.URL
-	// Engine is empty when the engine shall tell; Dialect is for Sim only.
+	// Engine is empty when the engine shall report it; Dialect is for Sim only.
 	Engine  Engine
 	Dialect Engine
 	// Role is empty when a label shall say it (see RoleLabels), or else the engine;
@@ -63,7 +63,7 @@ type Spec struct {
 	// Models are names that the engine must answer to.
 	Models []string
 	Labels map[string]string
-	// DP is the number of data-parallel ranks; 0 when the engine shall tell.
+	// DP is the number of data-parallel ranks; 0 when the engine shall report it.
 	DP int
 	// Events are the endpoints of the KV event publishers: one whose port
 	// counts up with the rank, or one for each rank. Replay likewise.
@@ -78,7 +78,7 @@ type Spec struct {
 	Bootstrap *Bootstrap
 	LMCache   *LMCacheDecoder
 	// BlockSize, KVBlocks, MaxModelLen and MaxBatchedTokens are as in Worker; 0
-	// when the engine shall tell.
+	// when the engine shall report it.
 	BlockSize, KVBlocks, MaxModelLen, MaxBatchedTokens int
 	// APIKeyFile names a file with the engine's key; APIKey is the key itself.
 	APIKeyFile, APIKey string

@@ -93,7 +93,7 @@ type KVCopies string
 
 // How copies count.
 const (
-	// CopiesCounted counts every store as a copy, whose removal is told by itself.
+	// CopiesCounted counts every store as a copy, whose removal is an event of its own.
 	// It is the default.
 	CopiesCounted KVCopies = "counted"
 	// CopiesSingle takes the first removal for the end: for engines whose requests
@@ -132,7 +132,7 @@ const (
 // which a part is not as expected.
 type TransferCheck string
 
-// The checks. TransferReport lets pass, and tells, what does no harm to the
+// The checks. TransferReport lets pass, and reports, what does no harm to the
 // decode engines that are known; what would make one exit, hang or mix texts is
 // refused by both.
 const (
@@ -186,7 +186,7 @@ type Worker struct {
 	// KVBlocks is the size of one rank's cache in engine blocks; 0 when unknown.
 	KVBlocks int
 	// PoolBlocks is how many blocks one rank's pool has, which all its cache groups
-	// share; 0 when not told. With one group that is KVBlocks; with several KVBlocks is
+	// share; 0 when not reported. With one group that is KVBlocks; with several KVBlocks is
 	// less, what the pool holds of tokens that each group keeps.
 	PoolBlocks int
 
@@ -194,7 +194,7 @@ type Worker struct {
 	Name string
 	// URL is the base of the engine's HTTP API, without a trailing slash.
 	URL *url.URL
-	// Engine is the serving program. For Sim, Dialect tells whose wire it speaks.
+	// Engine is the serving program. For Sim, Dialect says whose wire it speaks.
 	Engine  Engine
 	Dialect Engine
 	// Connector is how this worker moves KV.
@@ -210,14 +210,14 @@ type Worker struct {
 	// empty when unknown; KVHashSeed is its PYTHONHASHSEED, empty without one.
 	KVHash, KVHashSeed string
 	// LB is how the ranks of the deployment lie behind ports, and DPStart the place of
-	// this worker's first one in it; empty and 0 where nobody told.
+	// this worker's first one in it; empty and 0 when not known.
 	LB      LB
 	DPStart int
 	// TransferCheck is how strictly this worker's transfer parameters are
 	// judged; empty for the router's own setting.
 	TransferCheck TransferCheck
 	// Models are the names that this worker answers to, LoRA adapters
-	// included; empty means that it has not told yet.
+	// included; empty means that it has not reported any yet.
 	Models []string
 	// LoRAs is the subset of Models that are adapters (folded into block hashes).
 	LoRAs []string
@@ -236,7 +236,7 @@ type Worker struct {
 	// client's header on.
 	APIKey string
 	// Revision names the rollout that the worker belongs to, and Slice its part of
-	// it; empty when nobody told. Prefill and decode go together within a revision
+	// it; empty when not known. Prefill and decode go together within a revision
 	// only, and within a slice where they can.
 	Revision, Slice string
 	// From says where each fact comes from that is known: a flag, a line, a label,
@@ -250,7 +250,7 @@ type Worker struct {
 	// Version is what the engine says of its own version; may be empty.
 	Version string
 	// ChatTokens names the tokens that the engine makes of a certain chat, as
-	// their number and a hash ("37:9c…"); empty when it does not tell. Engines
+	// their number and a hash ("37:9c…"); empty when it reports none. Engines
 	// in which it differs have other chat templates or vocabularies.
 	ChatTokens string
 	// Conflict says which stated facts the engine contradicts; empty if none.
@@ -274,7 +274,7 @@ func (w *Worker) WireEngine() Engine {
 
 // VersionAtLeast reports whether the engine says of itself that it is of this
 // version or a later one ("0.32.1.dev3+g…" is of 0.32). An engine that does not
-// tell its version is of none.
+// report its version is of none.
 func (w *Worker) VersionAtLeast(major, minor int) bool {
 	first, rest, _ := strings.Cut(strings.TrimPrefix(w.Version, "v"), ".")
 	second, _, _ := strings.Cut(rest, ".")
@@ -290,7 +290,7 @@ func (w *Worker) ChatDiffers(other *Worker) bool {
 }
 
 // Serves reports whether the worker answers to a model name. A worker that has
-// not told its models yet serves nothing by name, but everything for "".
+// not reported its models yet serves nothing by name, but everything for "".
 func (w *Worker) Serves(model string) bool {
 	return model == "" || slices.Contains(w.Models, model)
 }
@@ -315,7 +315,7 @@ type Rank struct {
 }
 
 // PushAddress is where a prefill rank that pushes its KV (connector nixl-push) takes
-// the registrations of decode engines, as an answer of the rank has told it.
+// the registrations of decode engines, as an answer of the rank gave it.
 type PushAddress struct {
 	// EngineID is new with each start of the engine unless it is configured.
 	EngineID, Host string
@@ -324,7 +324,7 @@ type PushAddress struct {
 	TP, PP, DCP int
 }
 
-// PushAddress is the address that the rank has last told; nil when none is known.
+// PushAddress is the address that the rank has last given; nil when none is known.
 // It must not be changed.
 func (r *Rank) PushAddress() *PushAddress { return r.push.Load() }
 
@@ -333,15 +333,15 @@ func (r *Rank) SetPushAddress(a *PushAddress) { r.push.Store(a) }
 
 // Load is what an engine says of one of its ranks.
 type Load struct {
-	// Running and Waiting count requests; -1 when not told. An engine that
-	// tells neither these nor KVUsage has no Load at all.
+	// Running and Waiting count requests; -1 when not reported. An engine that
+	// reports neither these nor KVUsage has no Load at all.
 	Running, Waiting int
-	// KVUsage is the used share of the KV cache, 0 to 1; NaN when not told.
+	// KVUsage is the used share of the KV cache, 0 to 1; NaN when not reported.
 	KVUsage float64
 	// PrefixQueries and PrefixHits count tokens looked up and found in the
-	// prefix cache since the engine's start; NaN when not told.
+	// prefix cache since the engine's start; NaN when not reported.
 	PrefixQueries, PrefixHits float64
-	// ExternalHits counts tokens that came over a KV connector; NaN when not told.
+	// ExternalHits counts tokens that came over a KV connector; NaN when not reported.
 	ExternalHits float64
 	// Unused says on what ground the rank counts as idle: its engine exports no
 	// load series of it yet, and its counters say that it has looked up no
@@ -353,18 +353,18 @@ type Load struct {
 	// Asked is when the engine was asked for its counters: they are not older.
 	Asked time.Time
 	// Process is when the process that counts was started, in Unix seconds; NaN
-	// when not told (vLLM with several ranks). Counters of two processes cannot be compared.
+	// when not reported (vLLM with several ranks). Counters of two processes cannot be compared.
 	Process float64
 }
 
-// Load is the newest load that the engine told, or nil when it never did.
+// Load is the newest load that the engine reported, or nil when it never did.
 func (r *Rank) Load() *Load { return r.load.Load() }
 
 // SetLoad keeps l as the rank's newest load; nil forgets it.
 func (r *Rank) SetLoad(l *Load) { r.load.Store(l) }
 
-// MergeLoad lays the told parts of l over the rank's newest load, as when a
-// response header tells a part of it between two scrapes.
+// MergeLoad lays the known parts of l over the rank's newest load, as when a
+// response header reports a part of it between two scrapes.
 func (r *Rank) MergeLoad(l Load) {
 	for {
 		old := r.load.Load()
@@ -378,14 +378,14 @@ func (r *Rank) MergeLoad(l Load) {
 	}
 }
 
-// UnknownLoad is a Load in which nothing is told.
+// UnknownLoad is a Load in which nothing is known.
 func UnknownLoad(at time.Time) Load {
 	nan := math.NaN()
 	return Load{Running: -1, Waiting: -1, KVUsage: nan, PrefixQueries: nan, PrefixHits: nan, ExternalHits: nan, At: at, Process: nan}
 }
 
-// Told reports whether the load says anything that a choice can use.
-func (l Load) Told() bool { return l.Running >= 0 || l.Waiting >= 0 || !math.IsNaN(l.KVUsage) }
+// Known reports whether the load says anything that a choice can use.
+func (l Load) Known() bool { return l.Running >= 0 || l.Waiting >= 0 || !math.IsNaN(l.KVUsage) }
 
 func (l Load) merge(n Load) Load {
 	if n.At.Before(l.At) {
@@ -524,7 +524,7 @@ func (s *State) Ejection() *Ejection { return s.ejection.Load() }
 // SetEjection ejects the worker; nil takes it back.
 func (s *State) SetEjection(e *Ejection) { s.ejection.Store(e) }
 
-// Generation tells the times apart in which the worker is not ejected: how a
+// Generation numbers the times in which the worker is not ejected: how a
 // request of an earlier one ends says nothing of the worker as it is now.
 func (s *State) Generation() uint64 { return s.generation.Load() }
 

@@ -94,7 +94,7 @@ func (f *File) load(force bool) error {
 	return nil
 }
 
-// report tells the sink of a problem once, and of its end.
+// report emits an event for a problem once, and one for its end.
 func (f *File) report(err error, count, changes int) {
 	switch {
 	case err != nil && err.Error() != f.bad:

@@ -24,13 +24,13 @@ import (
 
 const maxModels = 10_000
 
-// answer is all that a worker told when it was asked what it is.
+// answer is all that a worker reported when it was asked what it is.
 type answer struct {
 	learned workers.Learned
-	loads   []*workers.Load // by rank; nil when not told
-	// sleepPath says that /is_sleeping answers and that /metrics does not tell.
-	sleepTold, asleep, sleepPath bool
-	started                      float64
+	loads   []*workers.Load // by rank; nil when not reported
+	// sleepPath says that /is_sleeping answers and /metrics lacks the state.
+	sleepKnown, asleep, sleepPath bool
+	started                       float64
 	// notes are oddities for the operator, retry says that a page failed in a
 	// way that may pass.
 	notes []string
@@ -41,10 +41,10 @@ type answer struct {
 var owners = map[string]workers.Engine{"vllm": workers.VLLM, "sglang": workers.SGLang, "tensorrt_llm": workers.TRTLLM}
 
 // learn asks a worker what it is. Every page is optional; a missing one leaves
-// its facts not told.
+// its facts unknown.
 func (a *asker) learn(ctx context.Context, w *workers.Worker) *answer {
 	l := &learner{a: a, w: w}
-	l.told.From = map[workers.Field]string{}
+	l.learned.From = map[workers.Field]string{}
 	var wg sync.WaitGroup
 	asked := time.Now()
 	var owner, version string
@@ -72,21 +72,21 @@ func (a *asker) learn(ctx context.Context, w *workers.Worker) *answer {
 
 	engine := p.engine
 	if engine != "" {
-		l.tell(workers.FieldEngine, "/metrics")
+		l.setFrom(workers.FieldEngine, "/metrics")
 	} else if engine = owners[owner]; engine != "" {
-		l.tell(workers.FieldEngine, "/v1/models")
+		l.setFrom(workers.FieldEngine, "/v1/models")
 	}
-	l.told.Engine = engine
+	l.learned.Engine = engine
 	if version != "" {
-		l.told.Version = version
-		l.tell(workers.FieldVersion, "/version")
+		l.learned.Version = version
+		l.setFrom(workers.FieldVersion, "/version")
 	}
 	l.metrics(p)
-	ans := &answer{started: p.started, sleepTold: p.sleepTold, asleep: p.asleep}
+	ans := &answer{started: p.started, sleepKnown: p.sleepKnown, asleep: p.asleep}
 	if engine == workers.VLLM || engine == "" {
 		wg.Go(func() { l.eventSources(ctx) })
 		wg.Go(func() { l.chatTokens(ctx) })
-		if !p.sleepTold {
+		if !p.sleepKnown {
 			wg.Go(func() {
 				l.ask(ctx, "/is_sleeping", func(b []byte) error {
 					asleep, err := parseSleeping(b)
@@ -101,8 +101,8 @@ func (a *asker) learn(ctx context.Context, w *workers.Worker) *answer {
 	}
 	wg.Wait()
 	slices.Sort(l.notes)
-	ans.learned, ans.notes, ans.retry = l.told, l.notes, l.retry
-	ans.loads = p.loads(max(l.told.DP, len(w.Ranks)), asked, time.Now())
+	ans.learned, ans.notes, ans.retry = l.learned, l.notes, l.retry
+	ans.loads = p.loads(max(l.learned.DP, len(w.Ranks)), asked, time.Now())
 	return ans
 }
 
@@ -124,10 +124,10 @@ type learner struct {
 	a *asker
 	w *workers.Worker
 
-	mu    sync.Mutex
-	told  workers.Learned
-	notes []string
-	retry bool
+	mu      sync.Mutex
+	learned workers.Learned
+	notes   []string
+	retry   bool
 }
 
 // ask gets one page; what goes wrong is noted.
@@ -169,9 +169,10 @@ func (l *learner) note(format string, args ...any) {
 	l.mu.Unlock()
 }
 
-func (l *learner) tell(f workers.Field, from string) {
+// setFrom notes which page reported a fact.
+func (l *learner) setFrom(f workers.Field, from string) {
 	l.mu.Lock()
-	l.told.From[f] = from
+	l.learned.From[f] = from
 	l.mu.Unlock()
 }
 
@@ -211,9 +212,9 @@ func (l *learner) models(ctx context.Context) (owner string) {
 		}
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		l.told.Models, l.told.LoRAs = models, loras
-		l.told.From[workers.FieldModels] = path
-		l.number(workers.FieldModelLen, &l.told.MaxModelLen, length, path)
+		l.learned.Models, l.learned.LoRAs = models, loras
+		l.learned.From[workers.FieldModels] = path
+		l.number(workers.FieldModelLen, &l.learned.MaxModelLen, length, path)
 		return nil
 	})
 	return owner
@@ -221,13 +222,13 @@ func (l *learner) models(ctx context.Context) (owner string) {
 
 // chatTokens asks for the tokens of a chat that shows a template's parts: who
 // speaks, what an assistant said before, where the answer begins. The day is
-// given, for templates that would tell today's.
+// given, for templates that would give today's.
 func (l *learner) chatTokens(ctx context.Context) {
 	const path = "/tokenize"
 	l.mu.Lock()
 	model := ""
-	for _, m := range l.told.Models {
-		if !slices.Contains(l.told.LoRAs, m) {
+	for _, m := range l.learned.Models {
+		if !slices.Contains(l.learned.LoRAs, m) {
 			model = m
 			break
 		}
@@ -262,58 +263,58 @@ func (l *learner) chatTokens(ctx context.Context) {
 		}
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		l.told.ChatTokens = fmt.Sprintf("%d:%016x", len(v.Tokens), h.Sum64())
-		l.told.From[workers.FieldChatTokens] = path
+		l.learned.ChatTokens = fmt.Sprintf("%d:%016x", len(v.Tokens), h.Sum64())
+		l.learned.From[workers.FieldChatTokens] = path
 		return nil
 	})
 }
 
-// number takes a number that a page tells; 0 is none. The caller holds mu, or no
+// number takes a number that a page reports; 0 is none. The caller holds mu, or no
 // page is being asked for.
 func (l *learner) number(f workers.Field, dst *int, n int, from string) {
 	if n > 0 {
 		*dst = n
-		l.told.From[f] = from
+		l.learned.From[f] = from
 	}
 }
 
-// metrics takes what a /metrics page tells beside the load.
+// metrics takes what a /metrics page reports beside the load.
 func (l *learner) metrics(p *page) {
 	source := "vllm:cache_config_info"
 	if p.engine == workers.SGLang {
 		source = "sglang:page_size"
 	}
-	l.number(workers.FieldBlockSize, &l.told.BlockSize, p.blockSize, source)
-	l.number(workers.FieldKVBlocks, &l.told.KVBlocks, p.kvBlocks(), source)
+	l.number(workers.FieldBlockSize, &l.learned.BlockSize, p.blockSize, source)
+	l.number(workers.FieldKVBlocks, &l.learned.KVBlocks, p.kvBlocks(), source)
 	if n := p.poolBlocks(); n > 0 {
-		l.told.PoolBlocks = n
+		l.learned.PoolBlocks = n
 	}
 	// SGLang labels only ranks that have run something, vLLM all of them.
 	if p.engine == workers.VLLM {
 		ranks := p.rankLabels()
-		l.number(workers.FieldDP, &l.told.DP, len(ranks), `engine labels in /metrics`)
+		l.number(workers.FieldDP, &l.learned.DP, len(ranks), `engine labels in /metrics`)
 		l.first(ranks, `engine labels in /metrics`)
 	}
 	if p.engine == workers.VLLM {
-		// Which method drafts is not told: those that look words up in the prompt, or
+		// Which method drafts is not reported: those that look words up in the prompt, or
 		// have a model of their own, drop nothing, and are taken to until it is stated.
-		if l.told.LastBlock = workers.LastBlockKept; p.drafts {
-			l.told.LastBlock = workers.LastBlockDropped
-			l.tell(workers.FieldLastBlock, "vllm:spec_decode_num_drafts")
+		if l.learned.LastBlock = workers.LastBlockKept; p.drafts {
+			l.learned.LastBlock = workers.LastBlockDropped
+			l.setFrom(workers.FieldLastBlock, "vllm:spec_decode_num_drafts")
 		}
 	}
 	if p.nixl {
-		l.told.Connector = workers.ConnectorNIXL
-		l.tell(workers.FieldConnector, "vllm:nixl_xfer_time_seconds")
+		l.learned.Connector = workers.ConnectorNIXL
+		l.setFrom(workers.FieldConnector, "vllm:nixl_xfer_time_seconds")
 	}
 }
 
-// first takes the place of a worker's first rank in its deployment, which ranks in a
-// row tell. The caller holds mu, or no page is being asked for.
+// first takes the place of a worker's first rank in its deployment, which consecutive
+// ranks show. The caller holds mu, or no page is being asked for.
 func (l *learner) first(ranks []int, from string) {
 	if n := len(ranks); n > 0 && ranks[n-1]-ranks[0] == n-1 && ranks[0] < maxRanks {
-		l.told.DPStart = &ranks[0]
-		l.told.From[workers.FieldDPStart] = from
+		l.learned.DPStart = &ranks[0]
+		l.learned.From[workers.FieldDPStart] = from
 	}
 }
 
@@ -403,12 +404,12 @@ func (l *learner) eventSources(ctx context.Context) {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.told.Events = sources
-	l.told.From[workers.FieldEvents] = path
-	if l.told.DP == 0 {
-		l.number(workers.FieldDP, &l.told.DP, len(list), path)
+	l.learned.Events = sources
+	l.learned.From[workers.FieldEvents] = path
+	if l.learned.DP == 0 {
+		l.number(workers.FieldDP, &l.learned.DP, len(list), path)
 	}
-	if l.told.DPStart == nil && !slices.ContainsFunc(list, func(s eventSource) bool { return s.counted }) {
+	if l.learned.DPStart == nil && !slices.ContainsFunc(list, func(s eventSource) bool { return s.counted }) {
 		ranks := make([]int, len(list))
 		for i := range list {
 			ranks[i] = *list[i].Rank
@@ -442,7 +443,7 @@ func (l *learner) sglang(path string, info map[string]json.RawMessage) {
 	if !paged && !split {
 		return // vLLM's page of the same name
 	}
-	t := &l.told
+	t := &l.learned
 	if t.Engine == "" {
 		t.Engine = workers.SGLang
 		t.From[workers.FieldEngine] = path
@@ -492,7 +493,7 @@ func (l *learner) sglang(path string, info map[string]json.RawMessage) {
 	}
 	raw, ok := info["kv_events"]
 	if !ok {
-		return // an older server does not tell
+		return // an older server does not say
 	}
 	sources, notes, err := sglangEvents(raw, l.w.URL, max(t.DP, 1))
 	if err != nil {
@@ -579,7 +580,7 @@ func parseLoads(b []byte, ranks int, at time.Time) ([]*workers.Load, error) {
 		if l.Rank != nil {
 			rank = *l.Rank
 		}
-		// A cache of no tokens means that the rank is not ready: not told.
+		// A cache of no tokens means that the rank is not ready: its load is unknown.
 		if rank < 0 || rank >= ranks || l.Total != nil && *l.Total == 0 {
 			continue
 		}
@@ -593,7 +594,7 @@ func parseLoads(b []byte, ranks int, at time.Time) ([]*workers.Load, error) {
 		if l.Usage != nil && *l.Usage >= 0 && *l.Usage <= 1.5 {
 			load.KVUsage = min(*l.Usage, 1)
 		}
-		if load.Told() {
+		if load.Known() {
 			out[rank] = &load
 		}
 	}

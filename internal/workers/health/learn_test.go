@@ -84,9 +84,9 @@ func TestLearnDrafts(t *testing.T) {
 		"/metrics": string(data(t, "vllm-0.32.0-decode.prom")) + "# TYPE vllm:spec_decode_num_drafts_total counter\n" +
 			`vllm:spec_decode_num_drafts_total{engine="0",model_name="small"} 0.0` + "\n",
 	})
-	told := learnFrom(t, w).learned
-	if told.LastBlock != workers.LastBlockDropped || told.From[workers.FieldLastBlock] != "vllm:spec_decode_num_drafts" {
-		t.Errorf("learned %q from %q", told.LastBlock, told.From[workers.FieldLastBlock])
+	learned := learnFrom(t, w).learned
+	if learned.LastBlock != workers.LastBlockDropped || learned.From[workers.FieldLastBlock] != "vllm:spec_decode_num_drafts" {
+		t.Errorf("learned %q from %q", learned.LastBlock, learned.From[workers.FieldLastBlock])
 	}
 	for stated, want := range map[workers.LastBlock]workers.LastBlock{"": workers.LastBlockDropped, workers.LastBlockKept: workers.LastBlockKept} {
 		r := workers.NewRegistry(nil)
@@ -94,7 +94,7 @@ func TestLearnDrafts(t *testing.T) {
 			t.Fatal(err)
 		}
 		got, _ := r.Snapshot().Worker("w")
-		if _, err := r.Update(got, told); err != nil {
+		if _, err := r.Update(got, learned); err != nil {
 			t.Fatal(err)
 		}
 		if got, _ = r.Snapshot().Worker("w"); got.LastBlock != want {
@@ -108,9 +108,9 @@ func TestLearnDrafts(t *testing.T) {
 func TestLearnLayout(t *testing.T) {
 	shifted := strings.NewReplacer(`engine="0"`, `engine="2"`, `engine="1"`, `engine="3"`).Replace(string(data(t, "vllm-0.32.0-dp2.prom")))
 	w := engine(t, map[string]string{"/metrics": shifted})
-	told := learnFrom(t, w).learned
-	if told.DP != 2 || told.DPStart == nil || *told.DPStart != 2 {
-		t.Fatalf("learned %+v", told)
+	learned := learnFrom(t, w).learned
+	if learned.DP != 2 || learned.DPStart == nil || *learned.DPStart != 2 {
+		t.Fatalf("learned %+v", learned)
 	}
 	zero := learnFrom(t, engine(t, map[string]string{"/metrics": string(data(t, "vllm-0.32.0-dp2.prom"))})).learned
 	if zero.DPStart == nil || *zero.DPStart != 0 {
@@ -142,7 +142,7 @@ func TestLearnLayout(t *testing.T) {
 			t.Fatal(err)
 		}
 		got, _ := r.Snapshot().Worker(s.Name)
-		_, err = r.Update(got, told)
+		_, err = r.Update(got, learned)
 		if got, _ = r.Snapshot().Worker(s.Name); want == "" && (err != nil || got.Conflict != "") || !strings.Contains(got.Conflict, want) {
 			t.Errorf("%s: conflict %q, want %q", stated, got.Conflict, want)
 		}
@@ -165,7 +165,7 @@ func TestLearnLayout(t *testing.T) {
 }
 
 // TestLearnChatTokens: what an engine makes of a chat is remembered as a number
-// and a hash; an engine that does not tokenize chats tells nothing, and that is
+// and a hash; an engine that does not tokenize chats reports nothing, and that is
 // nothing odd.
 func TestLearnChatTokens(t *testing.T) {
 	ask := func(status int, answer string) *answer {
@@ -197,10 +197,10 @@ func TestLearnChatTokens(t *testing.T) {
 	}
 	one, same, other := ask(200, `{"count":3,"tokens":[1,2,3]}`), ask(200, `{"tokens":[1, 2, 3]}`), ask(200, `{"count":3,"tokens":[1,3,2]}`)
 	if a, b, c := one.learned.ChatTokens, same.learned.ChatTokens, other.learned.ChatTokens; !strings.HasPrefix(a, "3:") || a != b || a == c || !strings.HasPrefix(c, "3:") {
-		t.Errorf("told %q, %q, %q", a, b, c)
+		t.Errorf("reported %q, %q, %q", a, b, c)
 	}
 	if page := one.learned.From[workers.FieldChatTokens]; page != "/tokenize" {
-		t.Errorf("told by %q", page)
+		t.Errorf("reported by %q", page)
 	}
 	for _, a := range []*answer{ask(404, ""), ask(400, `{"error":{}}`)} {
 		if a.learned.ChatTokens != "" || a.retry || a.notes != nil {
@@ -328,7 +328,7 @@ func FuzzParseEventSources(f *testing.F) {
 	})
 }
 
-func TestLearnFromEnginesThatTellLittle(t *testing.T) {
+func TestLearnFromEnginesThatReportLittle(t *testing.T) {
 	tests := []struct {
 		name  string
 		pages map[string]string

@@ -13,7 +13,7 @@ import (
 // maxRanks bounds the ranks that a page can make the router keep figures of.
 const maxRanks = 1024
 
-// page is what one /metrics page tells. Series that are missing are not told:
+// page is what one /metrics page reports. Figures of missing series are unknown:
 // NaN, zero lengths, false.
 type page struct {
 	engine    workers.Engine
@@ -25,8 +25,8 @@ type page struct {
 	maxTokens              int // SGLang: tokens in one rank's cache
 	nixl                   bool
 	drafts                 bool // vLLM: it drafts, by whatever method
-	sleepTold, asleep      bool
-	started                float64 // Unix seconds; NaN when not told
+	sleepKnown, asleep     bool
+	started                float64 // Unix seconds; NaN when not reported
 }
 
 // figures are the load series with one pair of rank labels.
@@ -111,7 +111,7 @@ func (p *page) vllm(name []byte, l samples.Labels, v float64) {
 		return
 	case "engine_sleep_state":
 		if state, _ := l.Get("sleep_state"); string(state) == "awake" {
-			p.sleepTold = true
+			p.sleepKnown = true
 			p.asleep = p.asleep || v == 0
 		}
 		return
@@ -211,7 +211,7 @@ func most(dst *float64, v float64) {
 	}
 }
 
-// rankLabels are the told numbers of the ranks, sorted; nil when the page has
+// rankLabels are the reported numbers of the ranks, sorted; nil when the page has
 // no such label.
 func (p *page) rankLabels() []int {
 	var out []int
@@ -224,7 +224,7 @@ func (p *page) rankLabels() []int {
 	return out
 }
 
-// kvBlocks is the size of one rank's cache in blocks; 0 when not told.
+// kvBlocks is the size of one rank's cache in blocks; 0 when not reported.
 func (p *page) kvBlocks() int {
 	switch {
 	case p.blockSize == 0:
@@ -238,11 +238,11 @@ func (p *page) kvBlocks() int {
 	}
 }
 
-// poolBlocks is how many blocks one rank's pool has; 0 when not told.
+// poolBlocks is how many blocks one rank's pool has; 0 when not reported.
 func (p *page) poolBlocks() int { return p.gpuBlocks / max(1, len(p.rankLabels())) }
 
 // loads are the figures by the position of the rank in a worker with so many
-// ranks; an entry is nil when nothing is told of its rank.
+// ranks; an entry is nil when nothing is reported of its rank.
 //
 // A process that runs only rank 3 of a larger group labels it "3"; it is the
 // first rank of its worker all the same.
@@ -266,7 +266,7 @@ func (p *page) loads(ranks int, asked, at time.Time) []*workers.Load {
 		}
 		l := f.load(at)
 		l.Asked, l.Process = asked, p.started
-		if !l.Told() && out[pos] == nil && math.IsNaN(l.PrefixQueries) {
+		if !l.Known() && out[pos] == nil && math.IsNaN(l.PrefixQueries) {
 			continue
 		}
 		if old := out[pos]; old != nil { // another tensor-parallel rank of the same
@@ -284,7 +284,7 @@ func (p *page) loads(ranks int, asked, at time.Time) []*workers.Load {
 		out[pos] = &l
 	}
 	for i, l := range out {
-		if l != nil && !l.Told() {
+		if l != nil && !l.Known() {
 			out[i] = nil
 		}
 	}

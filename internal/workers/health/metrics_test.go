@@ -166,7 +166,7 @@ func TestWholeCapturedPages(t *testing.T) {
 				t.Fatal(err)
 			}
 			p := parsePage(b)
-			if p.engine != workers.VLLM || p.blockSize != 32 || p.kvBlocks() == 0 || len(p.rankLabels()) != ranks || !p.sleepTold || p.asleep {
+			if p.engine != workers.VLLM || p.blockSize != 32 || p.kvBlocks() == 0 || len(p.rankLabels()) != ranks || !p.sleepKnown || p.asleep {
 				t.Errorf("page %+v", p)
 			}
 			for i, l := range p.loads(ranks, time.Now(), time.Now()) {
@@ -207,7 +207,7 @@ func FuzzScan(f *testing.F) {
 			if l == nil {
 				continue
 			}
-			if l.Running < -1 || l.Waiting < -1 || l.KVUsage < 0 || l.KVUsage > 1 || !l.Told() {
+			if l.Running < -1 || l.Waiting < -1 || l.KVUsage < 0 || l.KVUsage > 1 || !l.Known() {
 				t.Fatalf("load %+v", l)
 			}
 		}

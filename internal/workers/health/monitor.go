@@ -2,7 +2,7 @@
 // for its models, block size, ranks and event sources, probes it, scrapes its
 // load, and ejects those that fail the requests they are given.
 //
-// Everything that an engine may lack is optional, and what is not told stays
+// Everything that an engine may lack is optional, and what is not reported stays
 // unknown rather than zero. The formats were read from vLLM 0.32 (captures) and
 // from the sources of SGLang 0.5.
 package health
@@ -52,7 +52,7 @@ func (o *Options) defaults() {
 }
 
 // Monitor watches every worker of a registry: its probes write the worker's
-// condition, its scrapes the load of the ranks, and what the worker tells of
+// condition, its scrapes the load of the ranks, and what the worker reports of
 // itself goes to Registry.Update.
 type Monitor struct {
 	reg     *workers.Registry
@@ -135,7 +135,7 @@ type watch struct {
 	sleepPath bool
 	// Only the scrape loop uses these.
 	misses   int
-	silent   bool // reported that no load is told
+	silent   bool // reported that no load is known
 	noLoads  bool // /v1/loads is not there
 	started  float64
 	lastHits map[*workers.Rank]float64
@@ -274,7 +274,7 @@ func (h *watch) fold(w *workers.Worker, failure string, ifUp bool) {
 	h.m.sink.Emit(e)
 }
 
-// learn asks the worker what it is and tells the registry; fresh says that it
+// learn asks the worker what it is and updates the registry; fresh says that it
 // was down before, so that the pages that failed are asked again soon.
 func (h *watch) learn(ctx context.Context, w *workers.Worker, fresh bool) {
 	ans := h.m.ask.learn(ctx, w)
@@ -376,18 +376,18 @@ func (h *watch) scrape(ctx context.Context, w *workers.Worker) {
 	if ctx.Err() != nil {
 		return
 	}
-	told := false
+	known := false
 	for i, r := range w.Ranks {
 		if i < len(loads) && loads[i] != nil {
 			r.SetLoad(loads[i])
-			told = true
+			known = true
 		}
 	}
-	if told {
+	if known {
 		h.misses = 0
 		if h.silent {
 			h.silent = false
-			h.m.sink.Emit(eventlog.Event{Kind: "load_told", Worker: w.Name, Text: fmt.Sprintf("worker %s tells its load again", w.Name)})
+			h.m.sink.Emit(eventlog.Event{Kind: "load_told", Worker: w.Name, Text: fmt.Sprintf("worker %s reports its load again", w.Name)})
 		}
 		return
 	}
@@ -406,7 +406,7 @@ func (h *watch) scrape(ctx context.Context, w *workers.Worker) {
 		}
 		h.m.sink.Emit(eventlog.Event{
 			Severity: eventlog.Warn, Kind: "load_unknown", Worker: w.Name,
-			Text: fmt.Sprintf("worker %s tells no load: %s", w.Name, why), Fields: map[string]any{"reason": why},
+			Text: fmt.Sprintf("worker %s reports no load: %s", w.Name, why), Fields: map[string]any{"reason": why},
 		})
 	}
 }
@@ -414,7 +414,7 @@ func (h *watch) scrape(ctx context.Context, w *workers.Worker) {
 // observe takes from a page what concerns the worker as a whole: sleep, and
 // the signs of a restart that no probe saw.
 func (h *watch) observe(w *workers.Worker, p *page, loads []*workers.Load) {
-	if p.sleepTold {
+	if p.sleepKnown {
 		h.mu.Lock()
 		h.asleep = p.asleep
 		h.mu.Unlock()
@@ -446,7 +446,7 @@ func (h *watch) observe(w *workers.Worker, p *page, loads []*workers.Load) {
 	}
 }
 
-// Learn asks a worker what it is, at once, and tells the registry, as Run does
+// Learn asks a worker what it is, at once, and updates the registry, as Run does
 // by itself every now and then. It is for those who have seen that what they
 // know of the worker no longer holds, such as an event port after a restart.
 func (m *Monitor) Learn(ctx context.Context, w *workers.Worker) error {

@@ -185,7 +185,7 @@ func TestMonitorLife(t *testing.T) {
 		f.set("a:1", vllmPages(5557, ""))
 		stop := start(t, reg, Options{Transport: f}, events.sink)
 
-		// The first probe comes at once, and with it all that the engine tells.
+		// The first probe comes at once, and with it all that the engine reports.
 		expect(t, w, workers.Healthy, "")
 		now := get(t, reg, "a")
 		if now.BlockSize != 16 || now.KVBlocks != 64 || !now.Serves("m") || len(now.Events) != 1 || now.Events[0].Endpoint != "tcp://a:5557" {
@@ -310,7 +310,7 @@ func TestMonitorSleep(t *testing.T) {
 		elapse(2500 * time.Millisecond)
 		expect(t, b, workers.Healthy, "")
 		if f.count("a:1/is_sleeping") != 0 {
-			t.Error("/is_sleeping is asked although /metrics tells")
+			t.Error("/is_sleeping is asked although /metrics says it")
 		}
 		stop()
 	})
@@ -340,14 +340,14 @@ func TestMonitorUnknownLoad(t *testing.T) {
 				unknown = append(unknown, line)
 			}
 		}
-		if len(unknown) != 2 || !strings.Contains(strings.Join(unknown, "\n"), "worker a tells no load: no series that is known") ||
-			!strings.Contains(strings.Join(unknown, "\n"), "worker b tells no load: GET /metrics answers 404") {
+		if len(unknown) != 2 || !strings.Contains(strings.Join(unknown, "\n"), "worker a reports no load: no series that is known") ||
+			!strings.Contains(strings.Join(unknown, "\n"), "worker b reports no load: GET /metrics answers 404") {
 			t.Errorf("events %q", unknown)
 		}
 		f.set("a:1", vllmPages(1, ""))
 		elapse(1200 * time.Millisecond) // at the first scrape
 		if l := get(t, reg, "a").Ranks[0].Load(); l == nil || l.Running != 2 {
-			t.Errorf("load %+v after it is told again", l)
+			t.Errorf("load %+v after it is reported again", l)
 		}
 		stop()
 	})

@@ -98,7 +98,7 @@ type record struct {
 	returned    time.Time
 	trial       uint64    // number of the latest trial
 	trialSince  time.Time // zero without a trial
-	spared      bool      // reported that it was not ejected
+	noted       bool      // reported that it was not ejected
 }
 
 // counts are those by which a worker is judged.
@@ -119,7 +119,7 @@ func NewOutliers(reg *workers.Registry, opts OutlierOptions, sink eventlog.Sink)
 }
 
 // Admission is the leave to send a request to a worker. It goes back with the
-// report of how the request ended, and so tells the request of a trial from
+// report of how the request ended, and so distinguishes the request of a trial from
 // those that were sent before.
 type Admission struct {
 	worker *workers.Worker
@@ -183,7 +183,7 @@ func (o *Outliers) end(w *workers.Worker, e *workers.Ejection, why string) {
 	}
 }
 
-// Report tells how an admitted request ended. For a stream, its first byte is
+// Report takes how an admitted request ended. For a stream, its first byte is
 // the success. What was sent before the worker was ejected counts neither during
 // the ejection nor after it; a trial is decided by the requests that were
 // admitted to try the worker since it was ejected. What is returned is the
@@ -303,7 +303,7 @@ func (o *Outliers) count(r *record, out Outcome, now time.Time) {
 	}
 	switch {
 	case out == Success:
-		r.failures, r.connects, r.spared = 0, 0, false
+		r.failures, r.connects, r.noted = 0, 0, false
 		r.windows[0].total++
 	case out.Failure():
 		if r.failures == 0 {
@@ -325,8 +325,8 @@ func (o *Outliers) count(r *record, out Outcome, now time.Time) {
 func (o *Outliers) eject(r *record, of uint64, reason string, now time.Time) {
 	w := r.worker
 	if !o.replaceable(w) {
-		if !r.spared {
-			r.spared = true
+		if !r.noted {
+			r.noted = true
 			o.sink.Emit(eventlog.Event{
 				At: now, Severity: eventlog.Warn, Kind: "outlier_spared", Worker: w.Name,
 				Text:   fmt.Sprintf("worker %s is not ejected although it had %s: it is the last usable one for its role and models", w.Name, reason),
@@ -371,7 +371,7 @@ func (o *Outliers) judgeTrial(r *record, e *workers.Ejection, a Admission, out O
 		o.reinstate(r, e, o.number(), now, "its trial request succeeded")
 	case out.Failure():
 		o.eject(r, a.number, "the trial request ended with a "+out.String(), now)
-		if r.worker.State.Ejection() == e { // spared: the others went down meanwhile
+		if r.worker.State.Ejection() == e { // kept: the others went down meanwhile
 			o.reinstate(r, e, o.number(), now, "nobody else is left for its role and models")
 		}
 	case a.number == r.trial:
@@ -384,7 +384,7 @@ func (o *Outliers) judgeTrial(r *record, e *workers.Ejection, a Admission, out O
 func (o *Outliers) reinstate(r *record, e *workers.Ejection, generation uint64, now time.Time, why string) {
 	r.worker.State.SetGeneration(generation) // before anybody is admitted to it
 	r.worker.State.SetEjection(nil)
-	r.returned, r.trialSince, r.failures, r.connects, r.spared = now, time.Time{}, 0, 0, false
+	r.returned, r.trialSince, r.failures, r.connects, r.noted = now, time.Time{}, 0, 0, false
 	o.sink.Emit(eventlog.Event{
 		At: now, Kind: "outlier_reinstated", Worker: r.worker.Name,
 		Text:   fmt.Sprintf("worker %s is back after %s: %s", r.worker.Name, now.Sub(e.Since).Round(time.Millisecond), why),
@@ -437,7 +437,7 @@ func (o *Outliers) Run(ctx context.Context) error {
 }
 
 // Step ends the penalties that are over, by the names of their workers, and forgets
-// workers that left the fleet. It tells when it must be called next, and must be
+// workers that left the fleet. It returns when it must be called next, and must be
 // after an Admit, Report or Excuse, too.
 func (o *Outliers) Step() (next time.Time, ok bool) {
 	live := map[*workers.State]bool{}

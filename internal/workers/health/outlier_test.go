@@ -36,7 +36,7 @@ func outliers(t *testing.T, opts OutlierOptions, texts ...string) (o *Outliers, 
 	}
 }
 
-// report ends requests that a worker is admitted for, and tells the admission
+// report ends requests that a worker is admitted for, and returns the admission
 // of the last one.
 func report(t testing.TB, o *Outliers, w *workers.Worker, outs ...Outcome) (a Admission) {
 	t.Helper()
@@ -275,7 +275,7 @@ func TestPenaltyAndTrial(t *testing.T) {
 		if admitted(o, a) || usable(a) {
 			t.Error("not exactly one trial")
 		}
-		o.Report(trial, ClientError) // tells nothing: another may try
+		o.Report(trial, ClientError) // says nothing: another may try
 		if !usable(a) {
 			t.Error("a client's error used the trial up")
 		}
@@ -365,7 +365,7 @@ func TestSlowTrials(t *testing.T) {
 		slow := admit(t, o, a)
 		elapse(31 * time.Second)
 		admit(t, o, a)
-		o.Report(left, Canceled) // tells nothing, and not of the one that runs
+		o.Report(left, Canceled) // says nothing, least of all of the one that runs
 		if usable(a) {
 			t.Error("two trials at a time")
 		}
@@ -408,7 +408,7 @@ func TestTrialsAreDecidedByTheirOwn(t *testing.T) {
 				case len(open) > 0:
 					i := rng.IntN(len(open))
 					q := open[i]
-					if rng.IntN(4) > 0 { // else more is told of it later, as of a stream
+					if rng.IntN(4) > 0 { // else more is reported of it later, as of a stream
 						open = slices.Delete(open, i, i+1)
 					}
 					out := []Outcome{Success, ConnectError, ServerError, Timeout, ClientError, Canceled}[rng.IntN(6)]

@@ -160,7 +160,7 @@ type stand struct {
 
 func start(t *testing.T, a *apiServer, o Options) *stand {
 	t.Helper()
-	o.Kubeconfig, o.Port, o.Settle = a.kubeconfig(), 8000, time.Millisecond
+	o.Kubeconfig, o.Port, o.Gather = a.kubeconfig(), 8000, time.Millisecond
 	if o.Selector+o.Prefill+o.Decode+o.Pool == "" {
 		o.Selector = "app"
 	}

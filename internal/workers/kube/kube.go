@@ -45,11 +45,11 @@ const AllNamespaces = "*"
 
 // Options are the settings of a Source.
 type Options struct {
-	// Selector finds pods whose labels or engines tell their role; Prefill and
+	// Selector finds pods whose labels or engines state their role; Prefill and
 	// Decode find those of a role. A pod that both find can do either.
 	Selector, Prefill, Decode string
 	// Pool is the name of an InferencePool whose pods are found as those of Selector,
-	// at the ports that it tells; empty for none.
+	// at the ports that it states; empty for none.
 	Pool string
 	// Discovery is ByPodIP, also when empty, or ByServiceName: the selectors find
 	// Services then, each with one engine, which are asked by their names.
@@ -71,9 +71,9 @@ type Options struct {
 	RevisionLabel string
 	// UserAgent names the router to the API server.
 	UserAgent string
-	// Settle is how long changes are gathered before they are taken over; 10 ms
+	// Gather is how long changes are gathered before they are taken over; 10 ms
 	// when zero.
-	Settle time.Duration
+	Gather time.Duration
 	// Refresh is how often the key file of Worker is read again; 30 s when zero.
 	Refresh time.Duration
 }
@@ -95,7 +95,7 @@ type Source struct {
 	// Of the last time that pods were read.
 	held    map[string]string    // why workers are not ready, by name
 	leaving map[string]bool      // workers whose pods are being deleted
-	told    map[types.UID]string // why pods were left out
+	leftOut map[types.UID]string // why pods were left out
 }
 
 // Status is what a Source makes of its cluster.
@@ -137,7 +137,7 @@ var quiet = sync.OnceFunc(func() { klog.SetLogger(logr.Discard()) })
 // opens no connection.
 func New(reg *workers.Registry, o Options, sink eventlog.Sink) (*Source, error) {
 	quiet()
-	o.Settle, o.Refresh = positive.Or(o.Settle, 10*time.Millisecond), positive.Or(o.Refresh, 30*time.Second)
+	o.Gather, o.Refresh = positive.Or(o.Gather, 10*time.Millisecond), positive.Or(o.Refresh, 30*time.Second)
 	template, err := template(o.Worker)
 	if err != nil {
 		return nil, fmt.Errorf("kubernetes.worker: %w", err)
@@ -149,7 +149,7 @@ func New(reg *workers.Registry, o Options, sink eventlog.Sink) (*Source, error) 
 	s := &Source{
 		reg: reg, opts: o, sink: sink, wake: make(chan struct{}, 1), now: time.Now,
 		rules: rules{template: template, port: o.Port, scheme: cmp.Or(o.Scheme, "http"), host: host, revision: o.RevisionLabel},
-		held:  map[string]string{}, leaving: map[string]bool{}, told: map[types.UID]string{},
+		held:  map[string]string{}, leaving: map[string]bool{}, leftOut: map[types.UID]string{},
 	}
 	loading := clientcmd.NewDefaultClientConfigLoadingRules()
 	loading.ExplicitPath = o.Kubeconfig
@@ -326,8 +326,8 @@ func (s *Source) choose(w *watch, by chosen) {
 
 // follow takes changes over, many of a moment at once.
 func (s *Source) follow(ctx context.Context) error {
-	settle := time.NewTimer(time.Hour)
-	defer settle.Stop()
+	gathered := time.NewTimer(time.Hour)
+	defer gathered.Stop()
 	refresh := time.NewTicker(s.opts.Refresh)
 	defer refresh.Stop()
 	for {
@@ -335,11 +335,11 @@ func (s *Source) follow(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-s.wake:
-			settle.Reset(s.opts.Settle)
+			gathered.Reset(s.opts.Gather)
 			select {
 			case <-ctx.Done():
 				return nil
-			case <-settle.C:
+			case <-gathered.C:
 			}
 			s.takeOver()
 		case <-refresh.C:
@@ -496,7 +496,7 @@ func (s *Source) takeOver() {
 	s.note(all, specs, refused, left, waiting)
 }
 
-// note keeps the status and tells what has changed.
+// note keeps the status and reports what has changed.
 func (s *Source) note(all []found, specs []workers.Spec, refused map[int]error, left map[types.UID]string, waiting int) {
 	held, leaving := map[string]string{}, map[string]bool{}
 	s.mu.Lock()
@@ -530,14 +530,14 @@ func (s *Source) note(all []found, specs []workers.Spec, refused map[int]error, 
 			continue
 		}
 		name := f.Namespace + "/" + f.Name
-		if s.told[f.UID] != why {
+		if s.leftOut[f.UID] != why {
 			s.sink.Emit(eventlog.Event{Kind: "discovery_kubernetes_left_out", Text: fmt.Sprintf("%s %s is found by a selector, but no worker: %s", f.what(), name, why)})
 		}
 		if len(st.LeftOut) < maxLeftOut {
 			st.LeftOut = append(st.LeftOut, LeftOut{name, why})
 		}
 	}
-	s.held, s.leaving, s.told = held, leaving, left
+	s.held, s.leaving, s.leftOut = held, leaving, left
 }
 
 // Status is what the Source makes of its cluster now.

@@ -71,7 +71,7 @@ func TestDialects(t *testing.T) {
 	}
 }
 
-// TestTopics: engines that dial the router's listener are told apart by topics with what
+// TestTopics: engines that dial the router's listener are distinguished by topics with what
 // their pods have; several servers of one pod by their ports.
 func TestTopics(t *testing.T) {
 	a := newAPIServer(t)
@@ -98,7 +98,7 @@ func TestTopics(t *testing.T) {
 }
 
 // TestLifeOfAPod follows a pod from its making to its successor with another
-// address, as a real API server told of it.
+// address, as a real API server reported it.
 func TestLifeOfAPod(t *testing.T) {
 	lines := strings.Split(strings.TrimSpace(string(recorded(t, "life.jsonl"))), "\n")
 	if len(lines) != 10 {
@@ -243,7 +243,7 @@ func TestOwnLabels(t *testing.T) {
 }
 
 // TestWatchRefused: lists that are answered do not say that changes are seen. A service
-// account that may only list is told once, and stays told.
+// account that may only list is reported once, and not again when lists are answered.
 func TestWatchRefused(t *testing.T) {
 	a := newAPIServer(t)
 	a.refuseWatch = []byte(strings.ReplaceAll(string(recorded(t, "forbidden.json")), "list", "watch"))
@@ -264,7 +264,7 @@ func TestWatchRefused(t *testing.T) {
 	}
 	for len(s.events) > 0 {
 		if e := <-s.events; strings.HasPrefix(e.Kind, "discovery_kubernetes_") {
-			t.Errorf("told again: %s %s", e.Kind, e.Text)
+			t.Errorf("reported again: %s %s", e.Kind, e.Text)
 		}
 	}
 	if len(s.Troubles()) != 1 {
@@ -275,22 +275,22 @@ func TestWatchRefused(t *testing.T) {
 }
 
 // TestExplainAlike: one trouble has one text, whatever port the router asked from, since
-// each other text is told anew.
+// each other text is reported anew.
 func TestExplainAlike(t *testing.T) {
 	w := &watch{}
-	told := map[string]bool{}
+	texts := map[string]bool{}
 	for port := range 3 {
-		told[w.explain("list", &url.Error{Op: "Get", URL: "https://10.96.0.1/api/v1/pods", Err: &net.OpError{
+		texts[w.explain("list", &url.Error{Op: "Get", URL: "https://10.96.0.1/api/v1/pods", Err: &net.OpError{
 			Op: "read", Net: "tcp", Err: syscall.ECONNRESET,
 			Source: &net.TCPAddr{IP: net.IPv4(10, 1, 2, 3), Port: 40000 + port}, Addr: &net.TCPAddr{IP: net.IPv4(10, 96, 0, 1), Port: 443},
 		}})] = true
 	}
-	if want := "the API server cannot be asked: read tcp 10.96.0.1:443: connection reset by peer"; len(told) != 1 || !told[want] {
-		t.Errorf("%v, want %s", told, want)
+	if want := "the API server cannot be asked: read tcp 10.96.0.1:443: connection reset by peer"; len(texts) != 1 || !texts[want] {
+		t.Errorf("%v, want %s", texts, want)
 	}
 }
 
-// TestRefusal: a service account without rights is told which verb it lacks on
+// TestRefusal: a service account without rights learns which verb it lacks on
 // what, and the fleet comes when it has it.
 func TestRefusal(t *testing.T) {
 	a := newAPIServer(t)
@@ -422,8 +422,8 @@ func TestNewNamesWhatIsWrong(t *testing.T) {
 	}
 }
 
-// TestNamespaces: each selector is asked of each namespace, and names tell them
-// apart.
+// TestNamespaces: each selector is asked of each namespace, and names
+// distinguish them.
 func TestNamespaces(t *testing.T) {
 	a := newAPIServer(t)
 	s := start(t, a, Options{Prefill: "app=p", Decode: "app=d", Namespaces: []string{"life", "other"}})

@@ -45,7 +45,7 @@ type rules struct {
 	port     int
 	scheme   string
 	host     string // the router's own pod has this name
-	// revision is a label that tells the revision, besides those that are known.
+	// revision is a label that states the revision, besides those that are known.
 	revision string
 	// qualified puts the namespace before the names of workers.
 	qualified bool
@@ -139,7 +139,7 @@ func clip(s string) string {
 // ports are those at which a pod serves, each for one worker, and where they are
 // from.
 func (r *rules) ports(pod *corev1.Pod, by chosen) (ports []int, from string, err error) {
-	if t, ok := workers.ToldBy(workers.FieldPorts, nil, pod.Annotations); ok {
+	if t, ok := workers.FromLabels(workers.FieldPorts, nil, pod.Annotations); ok {
 		for word := range strings.SplitSeq(t.Means, ",") {
 			p, err := parsePort(strings.TrimSpace(word))
 			if err != nil {
@@ -176,7 +176,7 @@ func (r *rules) basePort(ports []int) int {
 // twice.
 var sidecars = []string{"routing-proxy", "routing-sidecar", "pd-sidecar", "disagg-sidecar"}
 
-// sidecarEngine is the port of an engine behind a sidecar, unless it tells another.
+// sidecarEngine is the port of an engine behind a sidecar, unless it states another.
 const sidecarEngine = 8200
 
 // behindSidecar is the port of the engine of a pod in which a sidecar has the

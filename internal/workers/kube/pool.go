@@ -116,7 +116,7 @@ func readPool(object map[string]any) (m members, err error) {
 	return m, nil
 }
 
-// note keeps why the object does not count, and tells it once.
+// note keeps why the object does not count, and reports it once.
 func (p *pool) note(err error) {
 	p.mu.Lock()
 	was := p.trouble

@@ -99,7 +99,7 @@ func (r *rules) readService(svc *corev1.Service, parts []*discoveryv1.EndpointSl
 	return reading{specs: []workers.Spec{s}}
 }
 
-// servicePort is the one that was set, if the Service has it or tells none, else its
+// servicePort is the one that was set, if the Service has it or states none, else its
 // only one.
 func (r *rules) servicePort(svc *corev1.Service) (port int, from string, err error) {
 	ports := svc.Spec.Ports
@@ -138,8 +138,8 @@ const (
 )
 
 // behind are the pods behind a Service, each once, in no order. A pod has an endpoint in a
-// slice for each of its address families, where its UID tells that it is the same one.
-// Endpoints without a pod are told apart by their addresses in one family, and across
+// slice for each of its address families, where its UID shows that it is the same one.
+// Endpoints without a pod are distinguished by their addresses in one family, and across
 // families by their host names or nodes: where those do not say that it is another one, the
 // family that the Service puts first counts.
 func behind(families []corev1.IPFamily, parts []*discoveryv1.EndpointSlice) []end {
@@ -314,7 +314,7 @@ func (r *rules) base(what string, of *metav1.ObjectMeta, labels map[string]strin
 	if v := labels[r.revision]; r.revision != "" && v != "" && s.From[workers.FieldRevision] == "" {
 		s.Revision, s.From[workers.FieldRevision] = v, "label "+r.revision+"="+v
 	}
-	if t, ok := workers.ToldBy(workers.FieldBootstrap, nil, of.Annotations); ok && s.From[workers.FieldBootstrap] == "" {
+	if t, ok := workers.FromLabels(workers.FieldBootstrap, nil, of.Annotations); ok && s.From[workers.FieldBootstrap] == "" {
 		port, err := parsePort(t.Means)
 		if err != nil {
 			return s, t.From + ": " + err.Error()

@@ -15,8 +15,8 @@ import (
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
-// TestServices: Services of one engine each, as a real API server told of them, are asked
-// by their names; labels, their own or those that they find pods by, tell roles.
+// TestServices: Services of one engine each, as a real API server reported them, are asked
+// by their names; labels, their own or those that they find pods by, state roles.
 func TestServices(t *testing.T) {
 	a := newAPIServer(t)
 	a.list, a.slices = recorded(t, "services.json"), recorded(t, "endpointslices.json")

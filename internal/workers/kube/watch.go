@@ -73,8 +73,8 @@ func (s *Source) newWatch(of kind, client *rest.RESTClient, namespace, selector 
 	return w
 }
 
-// follow prepares the informer: what it asks, what it keeps of an object, and who is
-// told of a change.
+// follow prepares the informer: what it asks, what it keeps of an object, and what is
+// called after a change.
 func (w *watch) follow(object runtime.Object, keep cache.TransformFunc, touch func(),
 	list func(context.Context, metav1.ListOptions) (runtime.Object, error),
 	watch func(context.Context, metav1.ListOptions) (apiwatch.Interface, error),
@@ -93,11 +93,11 @@ func (w *watch) follow(object runtime.Object, keep cache.TransformFunc, touch fu
 			if o.SendInitialEvents != nil && apierrors.IsInvalid(err) {
 				return i, err // a server that cannot list by watching: it is asked to list
 			}
-			told := err
+			result := err
 			if _, answer := i.(*apiwatch.StreamWatcher); err == nil && !answer {
-				told = errNoAnswer // client-go makes an empty watch of it
+				result = errNoAnswer // client-go makes an empty watch of it
 			}
-			w.answered(ctx, "watch", told)
+			w.answered(ctx, "watch", result)
 			return i, err
 		},
 	}
@@ -187,7 +187,7 @@ func (w *watch) explain(verb string, err error) string {
 	var op *net.OpError
 	if errors.As(err, &op) {
 		bare := *op
-		bare.Source = nil // another port each time, and each other text is told
+		bare.Source = nil // another port each time, and each other text would be reported anew
 		text = bare.Error()
 	}
 	return "the API server cannot be asked: " + clip(text)

@@ -1,4 +1,4 @@
-// Package samples reads the pages on which engines tell their metrics.
+// Package samples reads the pages on which engines report their metrics.
 package samples
 
 import (
@@ -106,7 +106,7 @@ func (l Labels) Get(key string) (value []byte, ok bool) {
 }
 
 // Number reads a label as a whole number of 0 or more; words such as "None"
-// are not told.
+// are not reported.
 func (l Labels) Number(key string) (n int, ok bool) {
 	v, ok := l.Get(key)
 	if !ok || len(v) > 10 {

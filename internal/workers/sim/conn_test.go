@@ -39,7 +39,7 @@ func dial(t *testing.T, r *sim.Running) net.Conn {
 	return tls.Client(raw, conf)
 }
 
-// TestIdleConnectionsAreClosed: unless told otherwise, after the time that
+// TestIdleConnectionsAreClosed: unless set otherwise, after the time that
 // uvicorn has for it; those in use are not.
 func TestIdleConnectionsAreClosed(t *testing.T) {
 	for _, engine := range []string{"vllm", "sglang"} {

@@ -91,7 +91,7 @@ type Status struct {
 	Faults      fault.Set `json:"faults"`
 }
 
-// Status tells how the engine is.
+// Status says how the engine is.
 func (e *Engine) Status() Status {
 	up, why := e.Running()
 	return Status{

@@ -108,7 +108,7 @@ func replay(t *testing.T, endpoint string, from uint64, apply func(seq uint64, p
 }
 
 // Engines count the ports of their ranks up from that of rank 0, which is all that
-// SGLang tells of its replay: a port taken at random would be somebody else's to
+// SGLang reports of its replay: a port taken at random would be somebody else's to
 // whoever counts.
 func TestPortsCountUpWithTheRank(t *testing.T) {
 	for _, engine := range []string{"vllm", "sglang"} {
@@ -236,7 +236,7 @@ func TestPublisherDials(t *testing.T) {
 }
 
 // TestClearedComesWithTheNextStep: vLLM publishes after steps only, so that a cache
-// that was cleared without one is told of with the next request.
+// that was cleared without one is published with the next request.
 func TestClearedComesWithTheNextStep(t *testing.T) {
 	r := start(t, "1a:profile=instant")
 	e := r.Engine(0)

@@ -62,7 +62,7 @@ func TestLetters(t *testing.T) {
 			if streamed, _ := say(t, url, prompt, n, true); streamed != whole {
 				t.Errorf("streamed %q, whole %q", streamed, whole)
 			}
-			if engine == "sglang" { // it does not tell ids
+			if engine == "sglang" { // it returns no ids
 				if !utf8.ValidString(whole) || utf8.RuneCountInString(whole) == len(whole) {
 					t.Errorf("%q", whole)
 				}
@@ -80,7 +80,7 @@ func TestLetters(t *testing.T) {
 				want := whole[len(shown(k)):]
 				if !utf8.ValidString(v.Decode(ids[:k], true)) {
 					if within++; want != "" {
-						want = before + whole // vLLM tells the prompt again
+						want = before + whole // vLLM sends the prompt's ids again
 					}
 				}
 				if rest != want || len(more) != n-k {

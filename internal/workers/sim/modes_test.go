@@ -173,7 +173,7 @@ func TestLMCache(t *testing.T) {
 	_, want, _ := complete(t, p, prompt, nil)
 	l := d.Worker().LMCache
 	if l == nil {
-		t.Fatal("the decode tells no receiver")
+		t.Fatal("the decode reports no receiver")
 	}
 	status, b := post(t, p.URL()+"/v1/completions", object{"prompt": prompt, "max_tokens": 1, "kv_transfer_params": object{
 		"ret_first_tok": true,

@@ -144,7 +144,7 @@ func (r *Running) Workers() []*workers.Worker {
 	return out
 }
 
-// Specs are the engines as a router is told of them: name, address, role and
+// Specs are the engines as a router learns of them: name, address, role and
 // connector; the rest it learns, as of real engines.
 func (r *Running) Specs(origin string) []workers.Spec {
 	var specs []workers.Spec
@@ -373,7 +373,7 @@ func (e *Engine) SetFaults(set fault.Set) error {
 	}
 	e.mu.Lock()
 	if e.proc == p {
-		e.reason = "" // who asked may be gone: Running tells it, too
+		e.reason = "" // who asked may be gone: Running returns it, too
 		if err != nil {
 			e.reason = err.Error()
 		}
@@ -443,16 +443,16 @@ func (e *Engine) command(restart bool) {
 	e.mu.Lock()
 	p := e.proc
 	e.mu.Unlock()
-	e.post(call{proc: p, restart: restart, reason: "told to exit"})
+	e.post(call{proc: p, restart: restart, reason: "asked to exit"})
 }
 
-// died tells the supervisor that the engine core of p is dead.
+// died notifies the supervisor that the engine core of p is dead.
 func (e *Engine) died(p *process, reason string) {
 	e.post(call{proc: p, died: true, reason: reason, again: e.group.AutoRestart > 0})
 }
 
 // post hands a call to the supervisor. A full queue means that the process is
-// told to end many times over, so nothing is lost by dropping it.
+// asked to end many times over, so nothing is lost by dropping it.
 func (e *Engine) post(c call) {
 	select {
 	case e.calls <- c:

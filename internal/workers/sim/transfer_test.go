@@ -415,19 +415,19 @@ func TestOffloadParams(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
 		name string
-		// tell is what the decode is told instead, or another prompt that is prefilled.
-		tell   object
+		// params is what the decode gets instead, or another prompt that is prefilled.
+		params object
 		other  bool
 		moved  uint64
 		failed bool
 	}{
 		{name: "as it should be", moved: 96},
-		{name: "another name", tell: object{"kv_request_id": "nobody"}, failed: true},
-		{name: "a port at which nobody listens", tell: object{"remote_port": 1}, failed: true},
+		{name: "another name", params: object{"kv_request_id": "nobody"}, failed: true},
+		{name: "a port at which nobody listens", params: object{"remote_port": 1}, failed: true},
 		{name: "a name with another prompt's blocks", other: true, failed: true},
-		{name: "no port", tell: object{"remote_port": "absent"}},
-		{name: "no host", tell: object{"remote_host": "absent"}},
-		{name: "an empty name", tell: object{"kv_request_id": ""}},
+		{name: "no port", params: object{"remote_port": "absent"}},
+		{name: "no host", params: object{"remote_host": "absent"}},
+		{name: "an empty name", params: object{"kv_request_id": ""}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
@@ -443,7 +443,7 @@ func TestOffloadParams(t *testing.T) {
 				t.Fatalf("%d, parameters %s", status, a.KV)
 			}
 			w := p.Worker()
-			params := edit(object{"kv_request_id": "one", "remote_host": w.Bootstrap.Host, "remote_port": w.Bootstrap.Port}, tt.tell)
+			params := edit(object{"kv_request_id": "one", "remote_host": w.Bootstrap.Host, "remote_port": w.Bootstrap.Port}, tt.params)
 			if status, got, _ := complete(t, d, ids(100, 1), object{"remote_prefiller": params}); status != 200 || got != want {
 				t.Errorf("%d %q, want 200 %q", status, got, want)
 			}

@@ -37,7 +37,7 @@ type web struct {
 	ln      net.Listener
 	closed  bool
 	active  map[net.Conn]struct{} // connections with a request or an answer on them
-	settled chan struct{}         // closed when active becomes empty; nil when nobody waits
+	allIdle chan struct{}         // closed when active becomes empty; nil when nobody waits
 }
 
 func newWeb(ctx context.Context, h http.Handler, faults *fault.Source, conf *tls.Config) *web {
@@ -88,9 +88,9 @@ func (w *web) state(c net.Conn, s http.ConnState) {
 		return
 	}
 	delete(w.active, c)
-	if len(w.active) == 0 && w.settled != nil {
-		close(w.settled)
-		w.settled = nil
+	if len(w.active) == 0 && w.allIdle != nil {
+		close(w.allIdle)
+		w.allIdle = nil
 	}
 }
 
@@ -98,14 +98,14 @@ func (w *web) state(c net.Conn, s http.ConnState) {
 func (w *web) idle() <-chan struct{} {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	c := w.settled
+	c := w.allIdle
 	if c == nil {
 		c = make(chan struct{})
 		if len(w.active) == 0 {
 			close(c)
 			return c
 		}
-		w.settled = c
+		w.allIdle = c
 	}
 	return c
 }
@@ -130,7 +130,7 @@ func (w *web) listen(addr string) error {
 }
 
 // refuse takes the listener away, and idle connections with it, or gives it
-// back. Requests that run go on. An error tells that somebody else has the port,
+// back. Requests that run go on. An error says that somebody else has the port,
 // and connections are refused still.
 func (w *web) refuse(on bool) error {
 	w.mu.Lock()

@@ -257,7 +257,7 @@ func (r *Run) list(in *selector.Input, peers *[]disagg.Peer, list []*workers.Wor
 			given.Read(k, &l)
 			c.ActiveRequests, c.PrefillTokens, c.DecodeBlocks = l.Requests, l.PrefillTokens, l.DecodeBlocks
 			c.FreshTokens, c.LastTurn = l.Fresh, l.LastTurn
-			if e := k.Load(); e != nil && e.Told() {
+			if e := k.Load(); e != nil && e.Known() {
 				c.HasLoad = true
 				c.Running, c.Waiting, c.KVUsage = max(0, e.Running), max(0, e.Waiting), e.KVUsage
 			}

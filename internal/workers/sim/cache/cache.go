@@ -34,7 +34,7 @@ type Content struct {
 	Fill int
 }
 
-// Kind tells the events apart.
+// Kind is what an event reports.
 type Kind uint8
 
 // The kinds of event, in vLLM's words BlockStored, BlockRemoved and
@@ -48,7 +48,7 @@ const (
 // Event is one change of the set of named blocks.
 type Event struct {
 	Kind Kind
-	// Tier is where the blocks are; what is told of other tiers than the device has
+	// Tier is where the blocks are; what is published of other tiers than the device has
 	// nothing but names.
 	Tier Tier
 	// Names are the engine's names of the blocks: a run of consecutive blocks

@@ -20,8 +20,8 @@ const (
 // those go that were used longest ago, and if there is a store, all that the memory has
 // had, up to maxStorage.
 //
-// A block is there for others once it has been copied, and tells of it then; until then it
-// cannot go either, nor while it is copied elsewhere. What goes tells so at once.
+// A block is there for others once it has been copied, and is published then; until then it
+// cannot go either, nor while it is copied elsewhere. Its removal is published at once.
 type Offload struct {
 	name   func(seq uint64) uint64
 	quiet  bool
@@ -51,7 +51,7 @@ func NewOffload(c *Cache, room int, storage bool) *Offload {
 	return o
 }
 
-func (o *Offload) tell(e Event) {
+func (o *Offload) publish(e Event) {
 	if !o.quiet {
 		o.events = append(o.events, e)
 	}
@@ -71,7 +71,7 @@ func (o *Offload) Lookup(seqs []uint64) int {
 }
 
 // Prepare makes room in memory for those blocks of the chain that are not there, whose
-// content the function tells, and returns them; none if there is no room for all of them.
+// content the function gives, and returns them; none if there is no room for all of them.
 // Done says when they are copied.
 func (o *Offload) Prepare(seqs []uint64, content func(i int) Content) []uint64 {
 	protected, fresh := make(map[uint64]bool, len(seqs)), []int(nil)
@@ -98,7 +98,7 @@ func (o *Offload) Prepare(seqs []uint64, content func(i int) Content) []uint64 {
 		removed.Names = append(removed.Names, o.name(c.seq))
 	}
 	if len(gone) > 0 {
-		o.tell(removed)
+		o.publish(removed)
 	}
 	var out []uint64
 	for _, i := range fresh {
@@ -108,11 +108,11 @@ func (o *Offload) Prepare(seqs []uint64, content func(i int) Content) []uint64 {
 	return out
 }
 
-// Done tells that blocks which Prepare returned are copied.
+// Done notes that blocks which Prepare returned are copied.
 func (o *Offload) Done(seqs []uint64) {
 	for _, s := range seqs {
 		o.host[s].Value.(*copied).ready = true
-		o.tell(Event{Kind: Stored, Tier: Host, Names: []uint64{o.name(s)}})
+		o.publish(Event{Kind: Stored, Tier: Host, Names: []uint64{o.name(s)}})
 	}
 }
 
@@ -146,21 +146,21 @@ func (o *Offload) Unpin(seqs []uint64) {
 }
 
 // Store puts blocks that are in memory and pinned into the store, if there is one, and
-// tells of those that were not there.
+// publishes those that were not there.
 func (o *Offload) Store(seqs []uint64) {
 	for _, s := range seqs {
 		if _, ok := o.stored[s]; ok || len(o.stored) >= maxStorage {
 			continue
 		}
 		o.stored[s] = o.host[s].Value.(*copied).content
-		o.tell(Event{Kind: Stored, Tier: Storage, Names: []uint64{o.name(s)}})
+		o.publish(Event{Kind: Stored, Tier: Storage, Names: []uint64{o.name(s)}})
 	}
 }
 
 // HasStorage reports whether there is a store.
 func (o *Offload) HasStorage() bool { return o.stored != nil }
 
-// Used tells that a request has ended that used the chain: its first block goes last.
+// Used marks the chain as used by a request that has ended: its first block goes last.
 func (o *Offload) Used(seqs []uint64) {
 	for _, s := range slices.Backward(seqs) {
 		if e, ok := o.host[s]; ok {

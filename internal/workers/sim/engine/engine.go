@@ -2,7 +2,7 @@
 // Rank is one data-parallel rank with its cache and its scheduler.
 //
 // A Rank never looks at a clock, opens no socket and starts no goroutine.
-// Whoever owns it tells it the time with every call, asks it with Next when
+// Whoever owns it passes the time with every call, asks it with Next when
 // something will happen by itself, and calls Advance then. The same Rank
 // therefore runs on real sockets in real time and, thousands of times faster,
 // under a virtual clock. It is not safe for concurrent use.
@@ -185,7 +185,7 @@ type request struct {
 	admitted  Time
 	first     Time
 	last      Time
-	told      bool // the prompt was counted in the metrics
+	counted   bool // the prompt was counted in the metrics
 }
 
 // Rank is one simulated rank.
@@ -380,7 +380,7 @@ func (r *Rank) Finish(now Time, id string) {
 }
 
 // ClearCache forgets the prefix cache, unless a block is in use. As with vLLM, the
-// next step tells of it.
+// next step publishes it.
 func (r *Rank) ClearCache(now Time) bool {
 	r.Advance(now)
 	return r.cache.Clear()

@@ -112,10 +112,10 @@ func (r *Rank) Load() (runs, waits int, usage float64) {
 
 // countPrompt counts where a prompt's tokens come from, once.
 func (r *Rank) countPrompt(p *request) {
-	if p.told {
+	if p.counted {
 		return
 	}
-	p.told = true
+	p.counted = true
 	n := uint64(len(p.Tokens))
 	s := &r.stats
 	s.PrefixQueries += n

@@ -14,8 +14,8 @@ func (r *Rank) start() {
 		b, ok := r.schedule()
 		if !ok {
 			// vLLM publishes after a step without tokens, too: what a pull has
-			// evicted is told while its blocks are on their way. Without a request
-			// it takes no step, and what is to be told waits for the next one.
+			// evicted is published while its blocks are on their way. Without a request
+			// it takes no step, and what is to be published waits for the next one.
 			if !r.dead && len(r.reqs) > 0 {
 				r.publish()
 			}

@@ -315,7 +315,7 @@ type registration struct {
 // maxRegistrations bounds those that wait for their prefill. vLLM has no bound.
 const maxRegistrations = 1 << 16
 
-// Register tells that a decode has room for the last want blocks of a request of
+// Register notes that a decode has room for the last want blocks of a request of
 // this rank. id is the decode's own; that of the prefill differs from it in the
 // last part, which each engine draws. deliver gets the blocks when the request has
 // ended, at once if it has. It must neither block nor call the rank, and is never

@@ -149,15 +149,15 @@ func (s *Server) streamCompletion(w http.ResponseWriter, r *http.Request, base s
 	head := newChunk(base, "text_completion", j)
 	offsets := make([]int, len(j.prompts)*j.n)
 	echoed := make([]bool, len(offsets))
-	told := make([]bool, len(offsets))
+	sent := make([]bool, len(offsets))
 	s.streaming(w, r, base, j, e, nil, func(c *choice, d delta) error {
 		if q.Echo && !echoed[c.index] {
 			echoed[c.index] = true
 			d.text = s.cfg.Vocab.Decode(c.prompt, true) + d.text
 		}
 		out := chunkChoice{Text: &d.text, PromptTokenIDs: new([]uint32)}
-		if j.ReturnTokenIDs && !told[c.index] {
-			told[c.index] = true
+		if j.ReturnTokenIDs && !sent[c.index] {
+			sent[c.index] = true
 			*out.PromptTokenIDs = c.prompt
 		}
 		if q.Logprobs != nil {
@@ -185,7 +185,7 @@ type chunkChoice struct {
 	Text         *string `json:"text,omitempty"`  // completions
 	Logprobs     any     `json:"logprobs"`
 	FinishReason any     `json:"finish_reason"`
-	// PromptTokenIDs is a member of completions; only the first chunk tells them.
+	// PromptTokenIDs is a member of completions; only the first chunk has them.
 	PromptTokenIDs *[]uint32 `json:"prompt_token_ids,omitempty"`
 	*chunkEnd
 }

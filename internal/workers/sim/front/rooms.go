@@ -121,7 +121,7 @@ func (s *Server) awaitRooms(ctx context.Context, j *job) error {
 // leaveRooms fails the rooms that have no result yet.
 func (s *Server) leaveRooms(j *job) {
 	for _, k := range j.rooms {
-		s.cfg.Rooms.Settle(k, nil, errors.New("the prefill failed or was aborted"))
+		s.cfg.Rooms.Finish(k, nil, errors.New("the prefill failed or was aborted"))
 	}
 }
 
@@ -155,9 +155,9 @@ func (s *Server) handOver(ctx context.Context, j *job, all []*choice) error {
 		var contents []cache.Content
 		var err error
 		s.cfg.Ranks[c.rank].Do(func(core *engine.Rank, now engine.Time) { contents, err = core.Read(now, c.pinned[:blocks]) })
-		s.cfg.Rooms.Settle(k, contents, err)
+		s.cfg.Rooms.Finish(k, contents, err)
 		<-k.Done()
-		if k.Err() != nil { // settled before, by a decode that left
+		if k.Err() != nil { // finished before, by a decode that left
 			return k.Err()
 		}
 	}

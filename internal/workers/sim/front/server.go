@@ -36,7 +36,7 @@ import (
 // Version is the engine version that the front claims, by dialect.
 var Version = map[workers.Engine]string{workers.VLLM: "0.32.0", workers.SGLang: "0.5.23"}
 
-// Source tells where the events of one rank are.
+// Source says where the events of one rank are.
 type Source struct {
 	Endpoint, Replay, Topic string
 	Steps                   int

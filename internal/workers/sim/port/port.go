@@ -157,7 +157,7 @@ func Free(n int, bind func(port int) error) error {
 
 // Again calls bind, which wants certain ports, until nobody else has them, for
 // a moment: whoever else has taken a port that was free for a while may be gone
-// soon. Then the last error is told.
+// soon. Then the last error is returned.
 func Again(ctx context.Context, bind func() error) error {
 	end := time.Now().Add(patience)
 	for {

@@ -70,7 +70,7 @@ func TestAgain(t *testing.T) {
 	}
 	looks = 0
 	if err := Again(t.Context(), func() error { looks++; return errors.New("no such device") }); err == nil || looks != 1 {
-		t.Errorf("%v after %d looks: what is not about the port is told at once", err, looks)
+		t.Errorf("%v after %d looks: what is not about the port is returned at once", err, looks)
 	}
 }
 

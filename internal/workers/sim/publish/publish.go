@@ -183,7 +183,7 @@ func (p *Publisher) Publish(ts float64, events []cache.Event) {
 
 // damage returns a payload that cannot be read: cut short, or with bytes behind
 // its end. TCP's checksum lets no changed byte through, and one that gives
-// another valid batch could not be told from a batch.
+// another valid batch would pass for one.
 func (p *Publisher) damage(payload []byte) []byte {
 	if p.cfg.Faults.IntN(2) == 0 {
 		return payload[:p.cfg.Faults.IntN(len(payload))]

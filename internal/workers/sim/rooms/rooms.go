@@ -82,8 +82,8 @@ func (k *Room) Done() <-chan struct{} { return k.done }
 // Err is why the room has no contents. It may be read when Done is closed.
 func (k *Room) Err() error { return k.err }
 
-// Settle gives the room its result, once, and forgets it.
-func (t *Rooms) Settle(k *Room, contents []cache.Content, err error) {
+// Finish gives the room its result, once, and forgets it.
+func (t *Rooms) Finish(k *Room, contents []cache.Content, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if k.over {
@@ -96,7 +96,7 @@ func (t *Rooms) Settle(k *Room, contents []cache.Content, err error) {
 	}
 }
 
-// patience is how long either side waits unless it is told.
+// patience is how long either side waits unless something else is set.
 const patience = 300 * time.Second
 
 // ClaimTime is how long a prefill waits for its decode.
@@ -134,9 +134,9 @@ func (t *Rooms) Handler(dp, pageSize int) http.Handler {
 		select {
 		case <-k.done:
 		case <-give.C:
-			t.Settle(k, nil, fmt.Errorf("no prefill in room %d", q.Room))
+			t.Finish(k, nil, fmt.Errorf("no prefill in room %d", q.Room))
 		case <-r.Context().Done():
-			t.Settle(k, nil, errors.New("the decode left"))
+			t.Finish(k, nil, errors.New("the decode left"))
 			return
 		}
 		<-k.done
@@ -149,7 +149,7 @@ func (t *Rooms) Handler(dp, pageSize int) http.Handler {
 	return mux
 }
 
-// route tells a decode the prefill's layout, where it asks for rank -1 of everything, or
+// route gives a decode the prefill's layout, where it asks for rank -1 of everything, or
 // where a rank is: here, for a simulated one has no port of its own. Its ranks need not
 // register, and each has its KV whole.
 func route(w http.ResponseWriter, r *http.Request, dp, pageSize int) {

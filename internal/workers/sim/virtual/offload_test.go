@@ -49,9 +49,9 @@ func shapes(t *testing.T, payload []byte, to map[shape]bool) {
 	}
 }
 
-// TestOffloadTellsAsVLLM: events of a rank that offloads have the very shapes of those
+// TestOffloadPublishesAsVLLM: events of a rank that offloads have the very shapes of those
 // that vLLM's own cache manager and offloading manager published.
-func TestOffloadTellsAsVLLM(t *testing.T) {
+func TestOffloadPublishesAsVLLM(t *testing.T) {
 	t.Parallel()
 	files, err := filepath.Glob("../../../../testdata/tiers/*.jsonl.gz")
 	if err != nil || len(files) == 0 {
@@ -107,7 +107,7 @@ func TestOffloadTellsAsVLLM(t *testing.T) {
 
 // TestOffload: what has left the device comes back from the host's memory or the store,
 // takes the time of a transfer, and is the right KV; what the memory had no room for is
-// computed. What was told of it is what there is.
+// computed. What was published is what there is.
 func TestOffload(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
@@ -126,7 +126,7 @@ func TestOffload(t *testing.T) {
 			w := virtual.NewWorld()
 			cfg := config()
 			cfg.Blocks, cfg.HostBlocks, cfg.Storage = 12, tt.host, tt.storage
-			told := map[cache.Tier]map[uint64]bool{cache.Device: {}, cache.Host: {}, cache.Storage: {}}
+			published := map[cache.Tier]map[uint64]bool{cache.Device: {}, cache.Host: {}, cache.Storage: {}}
 			cfg.Publish = func(_ engine.Time, events []cache.Event) {
 				for _, e := range events {
 					if e.Tier != cache.Device && (len(e.Tokens) > 0 || e.HasParent) {
@@ -134,9 +134,9 @@ func TestOffload(t *testing.T) {
 					}
 					for _, n := range e.Names {
 						if e.Kind == cache.Stored {
-							told[e.Tier][n] = true
+							published[e.Tier][n] = true
 						} else {
-							delete(told[e.Tier], n)
+							delete(published[e.Tier], n)
 						}
 					}
 				}
@@ -183,12 +183,12 @@ func TestOffload(t *testing.T) {
 			there := 0
 			for _, s := range seqs {
 				n := r.Core().Cache().Name(s)
-				if told[cache.Host][n] || told[cache.Storage][n] {
+				if published[cache.Host][n] || published[cache.Storage][n] {
 					there++
 				}
 			}
-			if there < tt.want/cfg.BlockSize || len(told[cache.Host]) > tt.host || len(told[cache.Storage]) > 0 != (tt.storage && tt.host > 3) {
-				t.Errorf("told of %d blocks of the prompt, %d in memory with room for %d, %d in the store", there, len(told[cache.Host]), tt.host, len(told[cache.Storage]))
+			if there < tt.want/cfg.BlockSize || len(published[cache.Host]) > tt.host || len(published[cache.Storage]) > 0 != (tt.storage && tt.host > 3) {
+				t.Errorf("published %d blocks of the prompt, %d in memory with room for %d, %d in the store", there, len(published[cache.Host]), tt.host, len(published[cache.Storage]))
 			}
 		})
 	}

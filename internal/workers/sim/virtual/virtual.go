@@ -4,7 +4,7 @@
 //
 // A World holds ranks and timed calls and lets them happen in the order of
 // their times; ties go to calls before ranks, and to the older or lower one.
-// Two worlds that are told the same do the same. A World is used by one
+// Two worlds with the same calls do the same. A World is used by one
 // goroutine.
 package virtual
 
@@ -205,7 +205,7 @@ type network struct{ r *Rank }
 // Pull reads the remote blocks; the time that it takes is the core's own matter.
 func (n network) Pull(_ Time, q engine.PullRequest) { n.r.pull(q) }
 
-// Note tells a prefill about a pinned request.
+// Note informs a prefill of a pinned request.
 func (n network) Note(_ Time, p engine.Pull, note engine.Note) { n.r.note(p, note) }
 
 // At has f called at a time, or now if that has passed.

@@ -200,7 +200,7 @@ func TestAnswersDoNotDependOnTheWeather(t *testing.T) {
 			}
 		}
 		if len(seqs) != len(mirror) {
-			t.Fatalf("events tell of %d blocks, the cache has %d", len(mirror), len(seqs))
+			t.Fatalf("events report %d blocks, the cache has %d", len(mirror), len(seqs))
 		}
 	})
 }
@@ -255,7 +255,7 @@ func TestSameSeedSameHistory(t *testing.T) {
 
 // What a pull evicts is published when it begins, as by vLLM, and not with the
 // next step: there may be none for long, or none at all if the client leaves.
-func TestPullTellsWhatItEvicts(t *testing.T) {
+func TestPullPublishesWhatItEvicts(t *testing.T) {
 	w := virtual.NewWorld()
 	p := add(t, w, config())
 	cfg := config()
@@ -291,7 +291,7 @@ func TestPullTellsWhatItEvicts(t *testing.T) {
 		t.Fatal(err)
 	}
 	if gone := cached - len(d.Core().Cache().Seqs(nil)); gone == 0 || removed != gone {
-		t.Errorf("%d blocks evicted for the pull, %d told", gone, removed)
+		t.Errorf("%d blocks evicted for the pull, %d published", gone, removed)
 	}
 }
 

@@ -14,7 +14,7 @@ import (
 	"github.com/dynctl/dynctl/internal/workers/sim/front/httpjson"
 )
 
-// LMCache is what an LMCache prefill is told (disagg_spec, ret_first_tok).
+// LMCache is what an LMCache prefill gets (disagg_spec, ret_first_tok).
 type LMCache struct {
 	// First asks for the first token in the answer.
 	First bool
