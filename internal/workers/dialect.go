@@ -203,7 +203,7 @@ func (s *Spec) setOwn(key, value string) error {
 }
 
 // apply completes what is stated of a worker by what its labels state, wherever it
-// was stated: what it states itself goes before.
+// was stated: what it states itself has precedence.
 func (l RoleLabels) apply(s *Spec) {
 	fill := func(f Field, value *string) {
 		if *value != "" {

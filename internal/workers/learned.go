@@ -84,7 +84,7 @@ type Learned struct {
 	From map[Field]string
 }
 
-// merge lays what n reports over l.
+// merge returns l with what n reports in its place.
 func (l Learned) merge(n Learned) Learned {
 	from := make(map[Field]string, len(l.From)+len(n.From))
 	maps.Copy(from, l.From)
@@ -313,7 +313,7 @@ func describe(s *Spec, source string, l *Learned) (*Worker, error) {
 	return w, conflict
 }
 
-// origins says where the facts of a worker come from: what was stated goes before
+// origins says where the facts of a worker come from: what was stated has precedence over
 // what the engine reported.
 func origins(s *Spec, source string, l *Learned) map[Field]string {
 	from := make(map[Field]string, len(l.From)+len(s.From)+4)

@@ -336,7 +336,7 @@ func (r *Registry) rebuildAll() {
 	}
 }
 
-// ReleaseSlots gives the slots of w's retired ranks free, once nobody keys
+// ReleaseSlots frees the slots of w's retired ranks, once nobody keys
 // anything by them any more. Ranks that are still in the fleet are left alone,
 // so it may be called with any description of a worker, and twice.
 func (r *Registry) ReleaseSlots(w *Worker) { r.ReleaseRanks(w.Ranks...) }

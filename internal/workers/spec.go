@@ -40,10 +40,10 @@ const (
 type Spec struct {
 	Name string
 	URL  *url.URL
-	// Engine is empty when the engine shall report it; Dialect is for Sim only.
+	// Engine is empty when the engine is to report it; Dialect is for Sim only.
 	Engine  Engine
 	Dialect Engine
-	// Role is empty when a label shall say it (see RoleLabels), or else the engine;
+	// Role is empty when a label is to say it (see RoleLabels), or else the engine;
 	// one that does not is Aggregated.
 	Role      Role
 	Connector Connector
@@ -63,7 +63,7 @@ type Spec struct {
 	// Models are names that the engine must answer to.
 	Models []string
 	Labels map[string]string
-	// DP is the number of data-parallel ranks; 0 when the engine shall report it.
+	// DP is the number of data-parallel ranks; 0 when the engine is to report it.
 	DP int
 	// Events are the endpoints of the KV event publishers: one whose port
 	// counts up with the rank, or one for each rank. Replay likewise.
@@ -78,7 +78,7 @@ type Spec struct {
 	Bootstrap *Bootstrap
 	LMCache   *LMCacheDecoder
 	// BlockSize, KVBlocks, MaxModelLen and MaxBatchedTokens are as in Worker; 0
-	// when the engine shall report it.
+	// when the engine is to report it.
 	BlockSize, KVBlocks, MaxModelLen, MaxBatchedTokens int
 	// APIKeyFile names a file with the engine's key; APIKey is the key itself.
 	APIKeyFile, APIKey string

@@ -250,7 +250,7 @@ func FuzzParseSpec(f *testing.F) {
 }
 
 // TestOwnLabelsStated: labels of dynctl's own state settings of a worker wherever it
-// was stated, but what it states itself goes before.
+// was stated, but what it states itself has precedence.
 func TestOwnLabelsStated(t *testing.T) {
 	got, err := ParseSpec("", "http://a:1,connector=nixl,labels=dynctl.io/connector:nixl-push;dynctl.io/role:decode;dynctl.io/kv-copies:single;dynctl.io/slice:3")
 	if err != nil {

@@ -363,8 +363,8 @@ func (r *Rank) Load() *Load { return r.load.Load() }
 // SetLoad keeps l as the rank's newest load; nil forgets it.
 func (r *Rank) SetLoad(l *Load) { r.load.Store(l) }
 
-// MergeLoad lays the known parts of l over the rank's newest load, as when a
-// response header reports a part of it between two scrapes.
+// MergeLoad puts the known parts of l into the rank's newest load, as when a response
+// header reports a part of it between two scrapes.
 func (r *Rank) MergeLoad(l Load) {
 	for {
 		old := r.load.Load()

@@ -278,7 +278,7 @@ func (l *learner) number(f workers.Field, dst *int, n int, from string) {
 	}
 }
 
-// metrics takes what a /metrics page reports beside the load.
+// metrics takes what a /metrics page reports besides the load.
 func (l *learner) metrics(p *page) {
 	source := "vllm:cache_config_info"
 	if p.engine == workers.SGLang {

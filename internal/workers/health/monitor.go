@@ -1,4 +1,4 @@
-// Package health finds out what workers are and how they feel: it asks each one
+// Package health finds out what workers are and how they do: it asks each one
 // for its models, block size, ranks and event sources, probes it, scrapes its
 // load, and ejects those that fail the requests they are given.
 //
@@ -33,7 +33,7 @@ type Options struct {
 	Down        int           // failed probes in a row that make a worker unhealthy: 2
 	Up          int           // good probes in a row that make it healthy: 1
 	Scrape      time.Duration // between scrapes of the load: 1 s
-	Relearn     time.Duration // between questions what a healthy worker is: 60 s
+	Relearn     time.Duration // until a healthy worker is asked again what it is: 60 s
 	Concurrency int           // requests at the same time, for probes and for scrapes: 256
 	// Transport sends the requests; nil for one of the monitor's own, which
 	// speaks to https workers by TLS.

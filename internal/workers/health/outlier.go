@@ -118,7 +118,7 @@ func NewOutliers(reg *workers.Registry, opts OutlierOptions, sink eventlog.Sink)
 	return &Outliers{reg: reg, opts: opts, sink: sink, wake: make(chan struct{}, 1), records: map[*workers.State]*record{}}
 }
 
-// Admission is the leave to send a request to a worker. It goes back with the
+// Admission is the permission to send a request to a worker. It goes back with the
 // report of how the request ended, and so distinguishes the request of a trial from
 // those that were sent before.
 type Admission struct {
@@ -133,7 +133,7 @@ type Admission struct {
 // must Report.
 func (o *Outliers) Admit(w *workers.Worker) (a Admission, ok bool) {
 	// Read before the ejection: an ejection that ends in between makes this
-	// admission one of the past, never one of the past a present one.
+	// admission one of the past, never the other way round.
 	generation := w.State.Generation()
 	e := w.State.Ejection()
 	if e == nil {
@@ -187,7 +187,7 @@ func (o *Outliers) end(w *workers.Worker, e *workers.Ejection, why string) {
 // the success. What was sent before the worker was ejected counts neither during
 // the ejection nor after it; a trial is decided by the requests that were
 // admitted to try the worker since it was ejected. What is returned is the
-// admission as Excuse must be given it.
+// admission to pass to Excuse.
 func (o *Outliers) Report(a Admission, out Outcome) Admission {
 	if a.worker == nil { // nothing was admitted
 		return a

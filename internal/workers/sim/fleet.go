@@ -46,8 +46,8 @@ type Group struct {
 	// BlockSize is in tokens; Blocks counts one rank's blocks, vLLM's null
 	// block included.
 	BlockSize, Blocks int
-	// HostBlocks are blocks in the host's memory beside the device of one rank, 0 for
-	// none; Storage adds a store behind that.
+	// HostBlocks are blocks of one rank in the host's memory, 0 for none; Storage
+	// adds a store behind that.
 	HostBlocks       int
 	Storage          bool
 	MaxModelLen      int
@@ -65,7 +65,7 @@ type Group struct {
 	FixedNames bool
 	// OSL is the mean length of an answer that nothing else ends.
 	OSL int
-	// Letters makes answers of characters that take several tokens, beside words.
+	// Letters makes answers of characters that take several tokens, besides words.
 	Letters bool
 
 	// Events says whether and how KV events are published.

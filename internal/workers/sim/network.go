@@ -44,8 +44,7 @@ func (n *network) Pull(_ engine.Time, q engine.PullRequest) {
 	})
 }
 
-// Note sends a message to a prefill that is known already; to one that is not,
-// there is nothing to say that it would miss.
+// Note sends a message to a prefill that is known already; one that is not needs none.
 func (n *network) Note(_ engine.Time, p engine.Pull, note engine.Note) {
 	if n.p.ctx.Err() != nil {
 		return

@@ -176,7 +176,7 @@ func (p *process) frontConfig(seed uint64, rooms *rooms.Rooms) front.Config {
 }
 
 // publishers opens the publishers of all ranks. Engines count the ports of events
-// and replay up with the rank, and SGLang reports that of rank 0 only: the ports beside
+// and replay up with the rank, and SGLang reports that of rank 0 only: the ports after
 // a free one must be free, too. At the first start others are tried until they are;
 // later they are waited for, for a moment.
 func (p *process) publishers(first bool) error {

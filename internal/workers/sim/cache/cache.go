@@ -59,7 +59,7 @@ type Event struct {
 	HasParent bool
 	// Tokens are the token ids of the run. The slice is shared and read only.
 	Tokens []uint32
-	// LoRA and Salt are what the names depend on beside the tokens. Salt is set
+	// LoRA and Salt are what the names depend on besides the tokens. Salt is set
 	// only when the run starts at the first block.
 	LoRA, Salt string
 }

@@ -42,7 +42,8 @@ type copied struct {
 	pins    int
 }
 
-// NewOffload makes the memory beside a cache, of room blocks, with a store or without.
+// NewOffload makes the host memory of a cache: its room is in blocks, and storage puts
+// a store behind it.
 func NewOffload(c *Cache, room int, storage bool) *Offload {
 	o := &Offload{name: c.Name, quiet: c.cfg.Quiet, room: room, host: map[uint64]*list.Element{}, order: list.New()}
 	if storage {

@@ -84,7 +84,7 @@ type Config struct {
 	// say which directions are used.
 	Store                Store
 	LoadStore, SaveStore bool
-	// HostBlocks are how many blocks the host's memory holds beside the device, 0 for
+	// HostBlocks are how many blocks the host's memory holds besides those on the device, 0 for
 	// none; Storage says that there is a store behind that.
 	HostBlocks int
 	Storage    bool

@@ -61,7 +61,7 @@ func (p *page) histogram(name string, h engine.Histogram, labels ...string) {
 	p.sample(name+"_sum", h.Sum, labels...)
 }
 
-// Facts are what the page says beside the counters.
+// Facts are what the page says besides the counters.
 type Facts struct {
 	Model     string
 	Role      workers.Role

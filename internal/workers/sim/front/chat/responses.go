@@ -7,7 +7,7 @@ import (
 )
 
 // Item is one item of the input: a message, or what an assistant did
-// beside speaking.
+// besides text.
 type Item struct {
 	Type      string          `json:"type"`
 	Role      string          `json:"role"`
