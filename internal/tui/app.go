@@ -1,7 +1,6 @@
 // Package tui is the screen of dynctl top: it polls the admin APIs of one or
 // several routers and draws their state, and it writes the same view model as
-// text or JSON for programs. It reads; only a
-// command that is confirmed changes a router.
+// text or JSON for programs. Only a command that is confirmed changes a router.
 package tui
 
 import (
@@ -174,7 +173,7 @@ func newApp(ctx context.Context, o Options) *app {
 	return a
 }
 
-// watch begins anew with other routers.
+// watch starts over with other routers.
 func (a *app) watch(clients []*admin.Client) {
 	ranks := &page.RankTable{}
 	a.pages = []page.Page{page.NewOverview(ranks), page.NewWorkers(ranks), radix.New(), page.NewDecisions(), page.NewEvents()}

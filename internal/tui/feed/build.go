@@ -114,7 +114,7 @@ func (b *Builder) Add(s Sample, interval time.Duration) *Router {
 	}
 	snap := s.Snapshot
 	if len(b.points) > 0 && !b.points[len(b.points)-1].started.Equal(snap.Status.Started) {
-		// Another process: its counters and events begin anew.
+		// Another process: its counters and events start from the beginning.
 		b.points, b.events, b.hot = nil, nil, hotWatch{}
 		b.cold.restart(&snap.Status)
 	}
@@ -256,7 +256,7 @@ func (b *Builder) since(d time.Duration) *point {
 	return &b.points[0]
 }
 
-// grew is how much a counter grew; one that went back has begun anew.
+// grew is how much a counter grew; one that went back has started from 0.
 func grew(from, to uint64) float64 {
 	if to < from {
 		return float64(to)

@@ -26,7 +26,7 @@ type cold struct {
 	now     int64     // blocks in the newest answer
 	began   time.Time // by the router's clock
 	warm    time.Time // zero while it is cold
-	restart bool      // the engine's publisher began anew
+	restart bool      // the engine's publisher was restarted
 }
 
 // coldWatch sees indexes fall and recover. The zero value is ready.
@@ -94,7 +94,7 @@ func (w *coldWatch) add(snap *admin.Snapshot, points []point) {
 			}
 		}
 		if c != nil {
-			// The publisher may be known to have begun anew only after the blocks went.
+			// That the publisher was restarted may be known only after the blocks went.
 			c.restart = c.restart || c.warm.IsZero() && len(points) > 1 && k.restarts > points[len(points)-2].ranks[label].restarts
 			if c.follow(k.indexed, now) {
 				w.ranks[label] = c

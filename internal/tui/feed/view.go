@@ -355,7 +355,7 @@ type Rank struct {
 	OutputRate Num `json:"router_output_tokens_per_second"`
 	// SlowAt is "ITL" or "TTFT" for a rank that is slow at it, SlowTimes how many
 	// times the median of its peers that is. SpeedJudged says that enough is known of it
-	// and of its peers to judge it; without, nobody can say that it is not slow.
+	// and of its peers to judge it.
 	SlowAt      string `json:"slow_at,omitempty"`
 	SlowTimes   Num    `json:"slow_times"`
 	SpeedJudged bool   `json:"speed_judged"`

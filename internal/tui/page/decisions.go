@@ -365,7 +365,7 @@ func drawDecisions(c *Ctx, p *widget.Painter, list []feed.Decision, rows []*feed
 	}
 }
 
-// outcome is what became of a request, in a word or two.
+// outcome is how a request ended, in a word or two.
 func outcome(d *feed.Decision) (theme.Style, string) {
 	switch {
 	case d.Recompute:

@@ -13,8 +13,8 @@ import (
 // takes as much within it is slow, and served to the end.
 const boundPiece = 16 << 10
 
-// boundWriter writes an answer of any length in pieces that may each wait so
-// long for a client that does not read.
+// boundWriter writes an answer of any length in pieces, each with a deadline for a client
+// that does not read.
 type boundWriter struct {
 	http.ResponseWriter
 	time time.Duration

@@ -71,9 +71,9 @@ func (s *server) identify(q *http.Request) *user {
 	return nil
 }
 
-// guard asks who it is, and whether they may, and then for the body, whole. Where
-// nobody is asked it refuses what a web page could have sent (see fromPage). What
-// was changed, or would have been, is an event with who did it.
+// guard identifies the user, checks the role, and reads the whole body before h runs. Where
+// no token is needed it refuses what a web page could have sent (see fromPage). Changes, and
+// attempts at them, are events that name the user.
 func (s *server) guard(h http.Handler, role access.Role) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
 		u := s.identify(q)

@@ -52,23 +52,23 @@ const (
 
 	// batchDelay is how much later than its computation a prompt's batch may come.
 	batchDelay = time.Second
-	// muteRequests must have been answered without a batch, besides those that were on
-	// their way when that began, and muteBlocks computed beyond what requests leave over
-	// in blocks that are not full. Engines count what they begin with: one that stands
-	// still has sent no event of it, but has not answered either.
+	// A rank is mute when it has answered muteRequests without a batch, besides those
+	// that were on their way when the last one came, and has computed muteBlocks more than
+	// overBlocks a request, which blocks that are not full account for. Answers are needed
+	// since engines count a prompt when they begin it: one that hangs is not mute.
 	muteRequests = 3
 	muteBlocks   = 16
-	overBlocks   = 2 // of each request
+	overBlocks   = 2
 
-	// smallest is the part of its peers' cache below which a cache is small, alike
-	// how many times another one may be as large to count as one like it.
+	// A cache below smallest times that of its peers is small. Another one counts as
+	// equally small up to alike times its size.
 	smallest = .75
 	alike    = 1.25
-	// crowd: of so many workers one may be small. More are another kind of hardware.
+	// crowd: of so many workers one may be small. More are other hardware.
 	crowd = 8
 	// evictions is how many blocks a rank must have evicted to count as full.
 	evictions = 20
-	// persist is how long a cache must be small, or not, before that is said.
+	// persist is how long a cache must be small, or not, before that is reported.
 	persist = 2 * time.Second
 )
 
@@ -236,7 +236,7 @@ func (j *Judge) Step(now time.Time, in []Worker) (out []Change) {
 	return out
 }
 
-// turn lays a new judgement over an old one and adds the change, if it is one.
+// turn replaces an old judgement by a new one and adds the change, if it is one.
 func turn(out []Change, was **Finding, is *Finding, now time.Time) []Change {
 	switch old := *was; {
 	case old == nil && is == nil:
@@ -304,7 +304,8 @@ func (s *worker) sum(step, seconds int) (requests, failed uint64, reasons map[st
 	return requests, failed, reasons
 }
 
-// share is failures' part of requests; those of requests sent before count, too.
+// share is the part of requests that failed. More may have failed than were sent: some
+// were sent before.
 func share(requests, failed uint64) float64 {
 	return float64(failed) / float64(max(requests, failed, 1))
 }
@@ -315,7 +316,7 @@ func (j *Judge) failing(w *Worker, s *worker, peers []*Worker) *Finding {
 		requests, failed, _ := s.sum(j.step, windows[0])
 		_, ever, _ := s.sum(j.step, len(s.seconds))
 		if ever == 0 || requests >= minRequests && share(requests, failed) < minShare/2 {
-			s.seconds = [30]second{} // what is over is not named once more
+			s.seconds = [30]second{} // what is over is not reported again
 			return nil
 		}
 	} else if !w.Usable {
@@ -403,7 +404,7 @@ func (s *worker) follow(in *Rank, step int) {
 // judge says whether a rank has computed what it must have sent events of, and sent none.
 func (r *rank) judge(w *Worker, in *Rank, now time.Time) *Finding {
 	if in.Muted && r.mute != nil {
-		f := *r.mute // until its feed has heard of it
+		f := *r.mute // until its feed is trusted again
 		return &f
 	}
 	known := in.Live && !math.IsNaN(in.Looked) && !math.IsNaN(in.Found) && in.Block > 0

@@ -25,15 +25,15 @@ func (f Figure) String() string { return [...]string{"ITL", "TTFT"}[f] }
 const (
 	// MinSamples is how many samples a rank, its past and its peers must have each.
 	MinSamples = 20
-	// persist is how long a rank must be slow, or not, before that is said.
+	// persist is how long a rank must be slow, or not, before that is reported.
 	persist = 2 * time.Second
-	// A rank without a faster past is slow when that lasts for persistAlone. Where its
-	// group's hardware is not stated it must be alone with it among at least minAlone
-	// peers: two such ranks are hardware of their own.
+	// A rank that was never faster must be slow for persistAlone. Where its group's
+	// hardware is not stated it must also be the only one among at least minAlone peers:
+	// two such ranks may be other hardware.
 	persistAlone = 4 * time.Second
 	minAlone     = 3
-	// A rank that is so many times slower than its peers that it gets few requests is
-	// known by as many times fewer samples, but by no fewer than one in clearest of them.
+	// A rank that is n times slower than its peers gets few requests, so that n times
+	// fewer samples are enough, but no fewer than MinSamples/clearest.
 	clearest = 4
 	// forgetAfter is how long a rank that shows nothing any more stays slow.
 	forgetAfter = 30 * time.Second
@@ -133,7 +133,7 @@ func (h *fading) quantile(q float64) float64 {
 type Input[K comparable] struct {
 	Key K
 	// Group names the ranks that can be compared: same role, model and hardware. Alike
-	// says that their hardware is stated, so that one that differs is no other hardware.
+	// says that their hardware is stated, so that other hardware explains no difference.
 	Group string
 	Alike bool
 	Reading
@@ -172,7 +172,7 @@ type Change[K comparable] struct {
 type Verdict struct {
 	Slow bool
 	Finding
-	// Lost says of an end that the rank shows nothing any more.
+	// Lost says that it ended because nothing is measured of the rank any more.
 	Lost bool
 }
 
@@ -212,10 +212,10 @@ type Judge[K comparable] struct {
 func NewJudge[K comparable]() *Judge[K] { return &Judge[K]{ranks: map[K]*state{}} }
 
 // Step takes in what ranks have shown since the last step and returns what changed.
-// A rank is slow at a figure whose median is more than factor times that of its
-// peers' medians, and more than factor times its own median of before; its past
-// does not matter where the hardware of its group is stated, and else where it is more than
-// factor times that of the slowest of its peers. A factor of 0 judges nobody.
+// A rank is slow at a figure when its median is more than factor times that of its peers'
+// medians, and besides more than factor times its own median of before, or that of its
+// slowest peer. Where the hardware of its group is stated, the first is enough. A factor
+// of 0 judges nobody.
 func (j *Judge[K]) Step(now time.Time, factor float64, in []Input[K]) (out []Change[K]) {
 	took := now.Sub(j.last)
 	if j.last.IsZero() {
@@ -403,9 +403,9 @@ func (s *state) judge(f Figure, medians []float64, group int, factor float64, no
 		mine = s.few[f]
 		all++
 	}
-	// What a rank without a faster past is measured by: its peers, where they are alike.
-	// Else the slowest of them, where there are enough and all are known: one that is not
-	// may be like this one.
+	// What a rank without a faster past is compared with: its peers, where all hardware
+	// is the same. Else the slowest of them, where there are enough and all are known: an
+	// unknown one may be like this one.
 	slowest := math.NaN()
 	switch n := len(medians); {
 	case math.IsNaN(mine):

@@ -225,7 +225,7 @@ func (x *Page) ask(c *page.Ctx, k *node) tea.Cmd {
 	return c.Load.Children(admin.BrowseQuery{Node: k.n.ID, Sort: treeOrders[x.sort], Limit: limit, Rank: x.rank, MinDepth: x.depth, Preview: x.words})
 }
 
-// opened goes on with opening several levels.
+// opened opens the next of several levels.
 func (x *Page) opened(c *page.Ctx, k *node) tea.Cmd {
 	levels := x.expand[k.n.ID]
 	delete(x.expand, k.n.ID)
