@@ -55,8 +55,8 @@ type Metrics struct {
 	unkept     *counters
 
 	// Of fixed labels, resolved at the start.
-	stages            map[string]prometheus.Observer
-	foretold, counted prometheus.Counter
+	stages                        map[string]prometheus.Observer
+	cachedPredicted, cachedActual prometheus.Counter
 
 	models bounded
 
@@ -145,7 +145,7 @@ func New(version, revision string, here func(worker string) bool) *Metrics {
 	for _, s := range []string{"read", "parse", "queue", "tokenize", "hash", "overlap", "plan", "move"} {
 		m.stages[s] = m.stage.of(s)
 	}
-	m.foretold, m.counted = m.predicted.of("predicted"), m.predicted.of("actual")
+	m.cachedPredicted, m.cachedActual = m.predicted.of("predicted"), m.predicted.of("actual")
 	info := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "dynctl_build_info", Help: "The version that runs; the value is 1."}, []string{"version", "revision", "go"})
 	info.WithLabelValues(version, revision, runtime.Version()).Set(1)
 	reg.MustRegister(info, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
@@ -265,8 +265,8 @@ func (m *Metrics) Tokenized(source string) { m.tokenize.of(source).Inc() }
 
 // Cached adds predicted and actual cached tokens of one request.
 func (m *Metrics) Cached(predicted, actual int) {
-	m.foretold.Add(float64(max(0, predicted)))
-	m.counted.Add(float64(max(0, actual)))
+	m.cachedPredicted.Add(float64(max(0, predicted)))
+	m.cachedActual.Add(float64(max(0, actual)))
 }
 
 // Keys counts a reading of a changed file of API keys, "ok" or "refused".
