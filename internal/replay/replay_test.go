@@ -152,6 +152,29 @@ func TestWhatIfReachesTheDecision(t *testing.T) {
 	}
 }
 
+// TestStartGateAsRecorded: decisions of a threshold that was auto are made again with the
+// gate of their recording, also where there was none yet.
+func TestStartGateAsRecorded(t *testing.T) {
+	for _, c := range []struct {
+		recorded int
+		change   []string
+		want     int
+	}{{0, nil, 0}, {5, nil, 5}, {5, []string{"policy=random"}, 5}, {5, []string{"threshold=9"}, 0}} {
+		var list []Change
+		for _, text := range c.change {
+			one, err := ParseChange(text)
+			if err != nil {
+				t.Fatal(err)
+			}
+			list = append(list, one)
+		}
+		s := decide.Settings{Rule: decide.Rule{Threshold: 2048, Auto: true, StartGate: c.recorded}, Decode: selector.KV, Prefill: selector.KV}
+		if got := Changed(s, list).Rule.StartGate; got != c.want {
+			t.Errorf("recorded with %d, %v: %d, want %d", c.recorded, c.change, got, c.want)
+		}
+	}
+}
+
 // TestConvert: own batches become Dynamo's recorder lines, and playing those
 // leaves the very index that the batches left.
 func TestConvert(t *testing.T) {

@@ -104,6 +104,9 @@ func Changed(s decide.Settings, list []Change) decide.Settings {
 		change.apply(&c)
 	}
 	out := c.Decisions()
+	if out.Rule.Auto {
+		out.Rule.StartGate = s.Rule.StartGate // no change makes a threshold auto
+	}
 	out.Rule.LoadCredit, out.Attempts, out.LocalWithoutParams, out.Continuations = s.Rule.LoadCredit, s.Attempts, s.LocalWithoutParams, s.Continuations
 	return out
 }

@@ -446,11 +446,13 @@ func (r *Routing) Policies() (prefill, decode selector.Policy) {
 
 // Plan is what a plan reads of the settings.
 func (r *Routing) Plan() decide.Rule {
-	return decide.Rule{
-		Threshold: r.Threshold.Tokens, Auto: r.Threshold.Auto, On: decide.Measure(r.ThresholdOn), Fallback: decide.Fallback(r.PrefillFallback),
+	rule := decide.Rule{
+		On: decide.Measure(r.ThresholdOn), Fallback: decide.Fallback(r.PrefillFallback),
 		PrefillGate: r.PrefillGate, DecodeGate: r.DecodeGate, Connector: workers.Connector(r.Connector),
 		LoadCredit: decide.LoadCredit,
 	}
+	r.Threshold.Apply(&rule)
+	return rule
 }
 
 // Aim is what a threshold that is auto chooses paths for.

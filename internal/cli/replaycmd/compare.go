@@ -151,12 +151,13 @@ func (c *compareFlags) rows(changes []replay.Change, from, to time.Duration, sta
 				s := simulate.Setup{
 					Fleet: f,
 					Settings: decide.Settings{
-						Decode: policy, Prefill: policy, Weights: selector.DefaultWeights(), Rule: decide.Rule{Threshold: threshold.Tokens, Auto: threshold.Auto, On: decide.Measure(c.on), LoadCredit: decide.LoadCredit},
+						Decode: policy, Prefill: policy, Weights: selector.DefaultWeights(), Rule: decide.Rule{On: decide.Measure(c.on), LoadCredit: decide.LoadCredit},
 						Explore: c.explore,
 					},
 					Speedup: c.speedup, Seed: c.seed, Scrape: c.scrape, From: from, To: to, TTFT: c.ttft, ITL: c.itl, Limits: c.limits,
 					Faults: faults, CountFrom: c.countFrom, Assume: c.assume, SlowFactor: c.slowFactor,
 				}
+				threshold.Apply(&s.Rule)
 				rows = append(rows, row{setup: s, blocks: blocks})
 				if len(changes) == 0 {
 					continue

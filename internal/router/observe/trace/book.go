@@ -107,7 +107,7 @@ func (b *Book) set(d *Decision) {
 	r := &s.Rule
 	text, err := json.Marshal(settingsLine{
 		Revision: d.Revision, Decode: s.Decode, Prefill: s.Prefill, Threshold: r.Threshold, Auto: r.Auto, On: r.On, Fallback: r.Fallback,
-		PrefillGate: r.PrefillGate, DecodeGate: r.DecodeGate, Connector: r.Connector, LoadCredit: r.LoadCredit, Weights: s.Weights, Busy: s.Busy,
+		PrefillGate: r.PrefillGate, StartGate: r.StartGate, DecodeGate: r.DecodeGate, Connector: r.Connector, LoadCredit: r.LoadCredit, Weights: s.Weights, Busy: s.Busy,
 	})
 	if err != nil {
 		return // figures that JSON has no number for: the reader says that they are not there

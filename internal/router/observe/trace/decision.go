@@ -161,6 +161,7 @@ type settingsLine struct {
 	On          decide.Measure    `json:"threshold_on,omitempty"`
 	Fallback    decide.Fallback   `json:"prefill_fallback,omitempty"`
 	PrefillGate int               `json:"prefill_gate_tokens,omitempty"`
+	StartGate   int               `json:"start_gate_tokens,omitempty"`
 	DecodeGate  float64           `json:"decode_gate_ratio,omitempty"`
 	Connector   workers.Connector `json:"connector,omitempty"`
 	LoadCredit  float64           `json:"load_credit"`
@@ -423,7 +424,7 @@ func (r *Reader) parseSettings(p []byte) error {
 	e := described[*decide.Settings]{value: &decide.Settings{
 		Decode: l.Decode, Prefill: l.Prefill, Weights: l.Weights, Busy: l.Busy,
 		Rule: decide.Rule{
-			Threshold: l.Threshold, Auto: l.Auto, On: l.On, Fallback: l.Fallback, PrefillGate: l.PrefillGate, DecodeGate: l.DecodeGate,
+			Threshold: l.Threshold, Auto: l.Auto, On: l.On, Fallback: l.Fallback, PrefillGate: l.PrefillGate, StartGate: l.StartGate, DecodeGate: l.DecodeGate,
 			Connector: l.Connector, LoadCredit: l.LoadCredit,
 		},
 	}}

@@ -34,6 +34,12 @@ func queued(decode, prefill int) func(*Input) {
 	}
 }
 
+// gated is the start of a threshold that is auto.
+func gated(in *Input) {
+	Threshold{Tokens: 2048, Auto: true}.Apply(&in.Rule)
+	in.Costs = nil
+}
+
 // TestAuto: the path that costs less is taken where both can be had and the costs are
 // known; what is forced, a gate, or what keeps a request whole goes before.
 func TestAuto(t *testing.T) {
@@ -51,6 +57,10 @@ func TestAuto(t *testing.T) {
 		{"below the threshold", priced(isl(1000), running(9)), Remote, decision.ReasonRemoteCheaper, 100, 11},
 		{"too little is known", priced(func(in *Input) { in.Costs = nil }), Remote, decision.ReasonAbove, 0, 0},
 		{"too little is known, short", priced(isl(1000), func(in *Input) { in.Costs = nil }), Local, decision.ReasonBelow, 0, 0},
+		{"too little is known, prompts wait on the prefill rank", priced(queued(0, 32769), gated), Local, decision.ReasonPrefillBusy, 0, 0},
+		{"too little is known, as many wait on the decode rank", priced(queued(1, 32769), gated), Remote, decision.ReasonAbove, 0, 0},
+		{"too little is known, recorded without a gate", priced(queued(0, 32769), func(in *Input) { in.Costs = nil }), Remote, decision.ReasonAbove, 0, 0},
+		{"gate of the start, costs known", priced(running(9), queued(0, 32769), func(in *Input) { in.Rule.StartGate = 32768 }), Remote, decision.ReasonRemoteCheaper, 409.6, 369.65},
 		{"not auto", priced(func(in *Input) { in.Rule.Auto = false }), Remote, decision.ReasonAbove, 0, 0},
 		{"forced", priced(func(in *Input) { in.Force = disagg.ForceRemote }), Remote, decision.ReasonForcedRemote, 0, 0},
 		{"forced local", priced(running(9), func(in *Input) { in.Force = disagg.ForceLocal }), Local, decision.ReasonForcedLocal, 0, 0},

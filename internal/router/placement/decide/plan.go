@@ -70,6 +70,11 @@ type Rule struct {
 	// PrefillGate keeps a request local while the prefill rank that would be
 	// chosen has more prompt tokens in work than this; 0 is off.
 	PrefillGate int
+	// StartGate keeps a request local, with Auto and while too little is known of the
+	// costs, where the prefill rank that would be chosen has more prompt tokens in work
+	// than the decode rank has, by more than this: a threshold does not see that a burst
+	// queues. 0 is off.
+	StartGate int
 	// DecodeGate sends a request remote that would stay local while the chosen
 	// decode rank uses more than this share of its KV cache; 0 is off. A rank that does
 	// not report its usage is not gated.
@@ -333,7 +338,7 @@ func (p *Plan) serve(in *Input, d int) bool {
 	if c.Auto && p.HasRemote {
 		p.weigh(in, d)
 	}
-	if p.Path == Remote && p.HasRemote && in.gated(p.PrefillIndex) {
+	if p.Path == Remote && p.HasRemote && (in.gated(p.PrefillIndex) || p.startGated(in)) {
 		p.Path, p.Reason = Local, decision.ReasonPrefillBusy
 	}
 	if p.Path == Local && !alone && p.HasRemote && in.Force != disagg.ForceLocal {
@@ -346,6 +351,13 @@ func (p *Plan) serve(in *Input, d int) bool {
 func (in *Input) gated(i int) bool {
 	gate := in.Rule.PrefillGate
 	return in.Force != disagg.ForceRemote && gate > 0 && in.Prefill.Candidates[i].PrefillTokens > gate
+}
+
+// startGated reports whether the threshold, which decides while too little is known of the
+// costs, would have the prompt wait behind many more than on the decode rank.
+func (p *Plan) startGated(in *Input) bool {
+	c := &in.Rule
+	return c.Auto && in.Costs == nil && c.StartGate > 0 && p.byThreshold() && p.Remote.Queued-p.Local.Queued > c.StartGate
 }
 
 // weigh compares what the paths cost and takes the cheaper one, where the threshold

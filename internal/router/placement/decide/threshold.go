@@ -14,6 +14,17 @@ type Threshold struct {
 	Auto   bool
 }
 
+// Apply puts the threshold into a rule, with what keeps its start within bounds.
+func (t Threshold) Apply(r *Rule) {
+	r.Threshold, r.Auto, r.StartGate = t.Tokens, t.Auto, 0
+	if t.Auto {
+		r.StartGate = startGate
+	}
+}
+
+// startGate is Rule.StartGate, by the table of docs/policies.md.
+const startGate = 32768
+
 // autoThreshold in tokens decides while costs are not known, unless another one was
 // asked for.
 const autoThreshold = 2048

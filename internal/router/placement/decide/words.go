@@ -43,6 +43,10 @@ func (p *Plan) words(in *Input) string {
 		return fmt.Sprintf("below the threshold, but %s uses %.0f%% of its KV cache, gate %.0f%%",
 			in.Decode.Candidates[p.DecodeIndex].Rank, 100*in.Decode.Candidates[p.DecodeIndex].KVUsage, 100*in.Rule.DecodeGate)
 	case decision.ReasonPrefillBusy:
+		if !in.gated(p.PrefillIndex) {
+			return fmt.Sprintf("over the threshold, but %s has %d prompt tokens in prefill, %s %d, and too little is known of the costs yet",
+				in.Prefill.Candidates[p.PrefillIndex].Rank, p.Remote.Queued, in.Decode.Candidates[p.DecodeIndex].Rank, p.Local.Queued)
+		}
 		return fmt.Sprintf("over the threshold, but %s has %d prompt tokens in prefill, gate %d",
 			in.Prefill.Candidates[p.PrefillIndex].Rank, p.Remote.Queued, in.Rule.PrefillGate)
 	case decision.ReasonLengthUnknown:
