@@ -1,4 +1,4 @@
-"""Reads `go test -json` and tells what became of the tests: a line for each
+"""Reads `go test -json` and prints what became of the tests: a line for each
 package, the output of what failed, and each test that was skipped, with why. It
 fails when a test failed, and when one was skipped that the list of expected skips
 (the argument) does not have: a check that nobody runs is none."""

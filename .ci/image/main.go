@@ -102,7 +102,7 @@ func write(dir, version string, created time.Time, binaries []string) error {
 }
 
 // roots are the certificates that Mozilla trusts without a condition: those that it
-// trusts for older certificates only cannot be told so in a file, and are left out.
+// trusts for older certificates only are left out, since a file cannot say so.
 func roots() []byte {
 	var out bytes.Buffer
 	for root := range bundle.Roots() {

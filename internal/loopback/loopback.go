@@ -31,7 +31,7 @@ import (
 type Options struct {
 	// Fleet is the simulated engines ("2p2d:dp=2"); empty for none.
 	Fleet string
-	// Specs changes what the router is told of the engines; nil leaves it.
+	// Specs changes what is configured of the engines; nil leaves it.
 	Specs func([]workers.Spec) []workers.Spec
 	// Configure changes the configuration, which is the default one with fast
 	// probes; nil leaves it.
@@ -244,7 +244,7 @@ func (g *Rig) Ready(ctx context.Context) error {
 					return fmt.Errorf("the feed of %s is %s: %s", k.Label, k.Feed.State, k.Feed.Reason)
 				}
 				if k.Engine == nil {
-					return fmt.Errorf("%s has not told its load", k.Label)
+					return fmt.Errorf("%s has not reported its load", k.Label)
 				}
 			}
 			if e := g.engine(w.Name); e != nil {

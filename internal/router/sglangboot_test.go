@@ -82,7 +82,7 @@ func (b *sglangBootstrap) lookUp(body []byte) (byRank, byRoom *found) {
 	b.t.Helper()
 	fmt.Fprintf(b.in, "%s\n", body)
 	var a struct {
-		ByRank *found `json:"told"`
+		ByRank *found `json:"by_rank"`
 		ByRoom *found `json:"by_room"`
 	}
 	b.read(&a)

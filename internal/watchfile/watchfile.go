@@ -1,4 +1,4 @@
-// Package watchfile tells when files have changed: workers, certificates, keys.
+// Package watchfile reports changes of files: workers, certificates, keys.
 package watchfile
 
 import (
@@ -24,8 +24,8 @@ type Options struct {
 	// Poll is how often the files are looked at when the system reports nothing;
 	// 5 s when zero.
 	Poll time.Duration
-	// Settle is how long the files must have been left alone before they are told
-	// as changed; 50 ms when zero.
+	// Settle is how long the files must have been left alone before they are
+	// reported as changed; 50 ms when zero.
 	Settle time.Duration
 }
 
@@ -70,7 +70,7 @@ func Run(ctx context.Context, o Options, changed func(), unwatched func(error)) 
 	settle := time.NewTimer(0) // the files may have changed since they were read
 	defer settle.Stop()
 	before := fingerprint(paths)
-	var latest time.Time // when to tell even if writing goes on
+	var latest time.Time // when to report even if writing goes on
 	touch := func() {
 		now := time.Now()
 		if latest.IsZero() {
@@ -109,7 +109,7 @@ func Run(ctx context.Context, o Options, changed func(), unwatched func(error)) 
 	}
 }
 
-// fingerprint is what stat tells of the files behind all links; it changes
+// fingerprint is what stat reports of the files behind all links; it changes
 // whenever the content may have.
 func fingerprint(paths []string) string {
 	var b strings.Builder

@@ -70,7 +70,7 @@ addresses = []
 for n, dp in enumerate(map(int, sys.argv[1:])):
     server = conn.CommonKVBootstrapServer("127.0.0.1", 0)
     while not (hasattr(server, "_runner") and server._runner.addresses):
-        time.sleep(0.01)  # it tells nobody that it listens
+        time.sleep(0.01)  # it does not report that it listens
     port = server._runner.addresses[0][1]
     for rank in range(dp):
         Manager(
@@ -80,9 +80,9 @@ for n, dp in enumerate(map(int, sys.argv[1:])):
 print(json.dumps(addresses), flush=True)
 
 
-def look_up(req, told):
+def look_up(req, rank):
     """The prefill rank that SGLang's decode engine asks for the KV of a request."""
-    asks = types.SimpleNamespace(**{**vars(req), "disagg_prefill_dp_rank": told})
+    asks = types.SimpleNamespace(**{**vars(req), "disagg_prefill_dp_rank": rank})
     at = decode._bootstrap_addr(asks)
     manager = Manager()
     if not manager.try_ensure_parallel_info(at):
@@ -96,4 +96,4 @@ def look_up(req, told):
 
 for line in sys.stdin:
     req = protocol.CompletionRequest.model_validate(json.loads(line))
-    print(json.dumps({"told": look_up(req, req.disagg_prefill_dp_rank), "by_room": look_up(req, None)}), flush=True)
+    print(json.dumps({"by_rank": look_up(req, req.disagg_prefill_dp_rank), "by_room": look_up(req, None)}), flush=True)

@@ -340,8 +340,8 @@ func TestEmptyPools(t *testing.T) {
 	}
 }
 
-// TestOldBehaviour: threshold 0 with one of each goes through both.
-func TestOldBehaviour(t *testing.T) {
+// TestThresholdZero: threshold 0 with one of each goes through both.
+func TestThresholdZero(t *testing.T) {
 	var p Plan
 	in := pair(0)
 	Choose(in, &p)
