@@ -338,7 +338,9 @@ func TestKillsOnVLLM(t *testing.T) {
 			list := startEngines(t, fleet)
 			s := &stand{t: t, rng: rand.New(rand.NewPCG(16, uint64(len(list)))), counts: map[string]int{}}
 			s.refused = (len(list) - 2) * len(refused) / 2 // so that few kills cover all of them, too
-			args := []string{"--continue", "exact"}
+			// Engines that start take the processor from the others for seconds; a killed one
+			// refuses connections, which needs no timeout.
+			args := []string{"--continue", "exact", "--health-timeout", "15s"}
 			for _, e := range list {
 				if e.Role == "prefill" {
 					args = append(args, "--prefill", e.URL+",name=p0")
