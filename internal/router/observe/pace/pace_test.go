@@ -313,9 +313,12 @@ func TestJudgeProperties(t *testing.T) {
 		slices.Sort(peers)
 		median := (peers[(len(peers)-1)/2] + peers[len(peers)/2]) / 2
 		ratio := times * float64(own[victim]) / median
+		slowed := slices.Clone(own)
+		slowed[victim] = time.Duration(times * float64(own[victim]))
 		switch {
 		case samples < pace.MinSamples/2 || times < factor*.85 || everybody && ratio < factor*.85:
-			if named[victim] && !alone(own, victim, factor) {
+			// Whatever its past: one that is slower than each of its peers is named.
+			if named[victim] && !alone(own, victim, factor) && (everybody || !alone(slowed, victim, factor)) {
 				t.Fatalf("named at %.2f times its past, factor %.2f, %d samples", times, factor, samples)
 			}
 		case !everybody && times > factor*1.25 && ratio > factor*1.25:
@@ -331,7 +334,7 @@ func TestJudgeProperties(t *testing.T) {
 	})
 }
 
-// alone reports whether a rank may count as slow from its start, with the noise of
+// alone reports whether a rank may count as slow by its peers alone, with the noise of
 // spread and the width of buckets.
 func alone(own []time.Duration, i int, factor float64) bool {
 	for j, d := range own {

@@ -17,8 +17,8 @@ var expSeries = [...]float64{
 }
 
 // exp is e to the power of x for x of 0 or less, and 0 where that is below the
-// smallest normal number. It is math.Exp but for the last bit, and has the same
-// bits on every processor, which math.Exp has not.
+// smallest normal number. It is math.Exp within two units of the last bit, and has the
+// same bits on every processor, which math.Exp has not.
 func exp(x float64) float64 {
 	if !(x > -708) {
 		return 0
