@@ -26,7 +26,7 @@ type Event struct {
 	// At is when it happened.
 	At time.Time `json:"at"`
 	// Kind is a closed set of snake_case words: "worker_added",
-	// "worker_health", "feed_gap", "config_reloaded", …
+	// "health_changed", "feed_gap", "config_reloaded", …
 	Kind     string   `json:"kind"`
 	Severity Severity `json:"severity"`
 	// Worker and Rank name what it is about; empty for the router itself.

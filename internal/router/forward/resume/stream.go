@@ -553,8 +553,9 @@ func numbers(dst []uint32, list []byte) ([]uint32, bool) {
 	return dst, true
 }
 
-// Resumable reports whether another engine can go on with the stream as it stands, and it is worth it:
-// something was sent, nothing that engines reported is missing, and the end has not come.
+// Resumable reports whether another engine can go on with the stream as it stands, and has
+// anything to add: something was sent, nothing that engines reported is missing, and the
+// end has not come.
 func (s *Stream) Resumable() bool {
 	return s.refused == "" && !s.Native && (s.Decode == nil || s.watch.spoke) && s.first && !s.finished && s.sure > 0 && len(s.tail) == 0 && len(s.part) == 0 && s.prompt+s.sure == len(s.ids)
 }
