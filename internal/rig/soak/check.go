@@ -253,7 +253,7 @@ func (s *soak) joinLate(ctx context.Context) error {
 		}
 		return nil
 	}), apart())
-	err = errors.Join(err, s.chaos.add(ctx, late), s.chaos.usable(ctx, late))
+	err = errors.Join(err, s.chaos.add(ctx, late), s.chaos.usable(ctx, late), s.followed(ctx, late))
 	if err != nil {
 		return err
 	}
@@ -261,6 +261,27 @@ func (s *soak) joinLate(ctx context.Context) error {
 		return err
 	}
 	return errors.Join(s.whole(ctx, true), s.agree(ctx, 5*time.Second, []*sim.Engine{near, late}), apart())
+}
+
+// followed waits until the listener knows an engine: a batch that comes before that is
+// refused, and without another one its feed is never trusted.
+func (s *soak) followed(ctx context.Context, e *sim.Engine) error {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	return loopback.Wait(ctx, "a feed of "+e.Name(), func() error {
+		l, err := s.rig.Admin.Workers(ctx)
+		if err != nil {
+			return err
+		}
+		for _, w := range l.Workers {
+			for _, k := range w.Ranks {
+				if w.Name == e.Name() && k.Feed.State != "none" {
+					return nil
+				}
+			}
+		}
+		return errors.New("there is none")
+	})
 }
 
 // verifyEvery is after how long at most a feed asks its engine's replay whether

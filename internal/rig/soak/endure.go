@@ -6,8 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
-	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -19,6 +17,7 @@ import (
 
 	"github.com/dynctl/dynctl/internal/loopback"
 	"github.com/dynctl/dynctl/internal/workers/sim"
+	"github.com/dynctl/dynctl/internal/workers/sim/port"
 )
 
 // Options shape an endurance run. Zero values stand for the defaults.
@@ -178,7 +177,7 @@ func Endure(ctx context.Context, o Options) (*Summary, error) {
 	if o.Dir == "" {
 		return nil, errors.New("soak: no folder to write to")
 	}
-	listener, err := freeEndpoint()
+	listener, err := freeEndpoint(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -200,21 +199,13 @@ func Endure(ctx context.Context, o Options) (*Summary, error) {
 	return sum, sum.Err()
 }
 
-// freeEndpoint is an endpoint that a router can listen on, again after every
-// restart: below the ports that systems give to connections and to listeners
-// without a wish.
-func freeEndpoint() (string, error) {
-	var last error
-	for range 100 {
-		ln, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", 20_000+rand.IntN(10_000)))
-		if err != nil {
-			last = err
-			continue
-		}
-		defer ln.Close()
-		return "tcp://" + ln.Addr().String(), nil
+// freeEndpoint is an endpoint that a router can listen on, again after every restart.
+func freeEndpoint(ctx context.Context) (string, error) {
+	ln, err := port.Listen(ctx, "127.0.0.1:0")
+	if err != nil {
+		return "", fmt.Errorf("soak: no port to listen on: %w", err)
 	}
-	return "", fmt.Errorf("soak: no port to listen on: %w", last)
+	return "tcp://" + ln.Addr().String(), ln.Close()
 }
 
 func (s *soak) open(ctx context.Context, fleet string) (err error) {

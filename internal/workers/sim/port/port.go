@@ -11,6 +11,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"net"
 	"os"
@@ -111,26 +112,30 @@ func another() area {
 	return area{lowest, ours.all.end}
 }
 
-// take makes a file that names this process, or takes over that of one that has ended.
-// A file that is held open or a listener would look like a leak.
+// take writes this process into a file, unless it names another one that runs. The lock
+// lasts for that look alone: a file that is held open would look like a leak.
 func take(path string) bool {
-	mine := path + "." + strconv.Itoa(os.Getpid())
-	if err := os.WriteFile(mine, []byte(strconv.Itoa(os.Getpid())), 0o600); err != nil {
-		return false
-	}
-	defer os.Remove(mine)
-	if os.Link(mine, path) == nil {
-		return true
-	}
-	text, err := os.ReadFile(path)
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return false // another user's
+	}
+	defer f.Close()
+	if syscall.Flock(int(f.Fd()), syscall.LOCK_EX) != nil {
+		return false
+	}
+	text, err := io.ReadAll(io.LimitReader(f, 32))
+	if err != nil {
+		return false
 	}
 	pid, err := strconv.Atoi(string(text))
 	if err == nil && (pid == os.Getpid() || syscall.Kill(pid, 0) != syscall.ESRCH) {
 		return false
 	}
-	return os.Rename(mine, path) == nil
+	if f.Truncate(0) != nil {
+		return false
+	}
+	_, err = f.WriteAt([]byte(strconv.Itoa(os.Getpid())), 0)
+	return err == nil
 }
 
 // Free calls bind with ports of which n in a row may be free, until it takes
