@@ -15,7 +15,7 @@ import (
 	"github.com/dynctl/dynctl/internal/settings"
 )
 
-var update = flag.Bool("update", false, "write generated documents and golden files anew")
+var update = flag.Bool("update", false, "write generated documents and golden files")
 
 const configurationDoc = "../../docs/configuration.md"
 

@@ -117,7 +117,7 @@ func (e *exam) misfit(label string, predicted, found int) string {
 		case predicted-found == block && !dropped:
 			return fmt.Sprintf("that is one block more than the engine reuses: if it drafts with EAGLE, MTP or the like, state kv_last_block=dropped for %s", w.Name)
 		case found-predicted == block && dropped:
-			return fmt.Sprintf("that is the last block, which %s is taken to compute anew: if it drafts with n-grams or a model of its own, state kv_last_block=kept", w.Name)
+			return fmt.Sprintf("that is the last block, which %s is taken to recompute: if it drafts with n-grams or a model of its own, state kv_last_block=kept", w.Name)
 		case found > predicted && chunked && w.AttentionChunk == 0:
 			return fmt.Sprintf("state attention_chunk=N for %s: without the size of a chunk all blocks of its chunked attention are asked for", w.Name)
 		case predicted > found && len(groups) > 1 && w.KVCopies != string(workers.CopiesSingle):

@@ -374,7 +374,7 @@ func (s *Stage) next() {
 	case trace.KindClear:
 		k := s.rank(rec.Rank)
 		k.clears, k.reason = k.clears+1, rec.Clear.Reason
-		s.event(at, "feed_unknown", eventlog.Warn, rec.Rank, rec.Rank+": entries dropped and built anew: "+rec.Clear.Reason)
+		s.event(at, "feed_unknown", eventlog.Warn, rec.Rank, rec.Rank+": entries dropped and rebuilt: "+rec.Clear.Reason)
 	case trace.KindFeed:
 		if rec.Trusted {
 			s.event(at, "feed_trusted", eventlog.Info, rec.Rank, rec.Rank+": entries are trusted")

@@ -436,7 +436,7 @@ func TestUnknownWhenItWasDecided(t *testing.T) {
 		for i := range late.recs {
 			late.recs[i].RankInfo.New = false
 		}
-		late.recs = append(late.recs, trace.Record{Kind: trace.KindClear, Time: r.Time + time.Millisecond, Rank: rank, Clear: trace.Clear{Anew: true, Reason: "it began anew"}})
+		late.recs = append(late.recs, trace.Record{Kind: trace.KindClear, Time: r.Time + time.Millisecond, Rank: rank, Clear: trace.Clear{Anew: true, Reason: "it started over"}})
 		v := play(t, late.file(), Options{Verify: true}).Verify
 		if v.OnTrust == 0 || v.InputsDiffer != 0 || v.OnTrust+v.Proven != v.Decisions {
 			t.Errorf("without what %s held before: %+v, %+v", rank, v, v.FirstInput)

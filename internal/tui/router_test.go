@@ -189,7 +189,7 @@ func TestHostileTexts(t *testing.T) {
 	}
 }
 
-// TestRestartedRouter checks that counters that begin anew give no wild rates.
+// TestRestartedRouter checks that counters that start over give no wild rates.
 func TestRestartedRouter(t *testing.T) {
 	g := stage{decode: 2, dp: 1}
 	a := newStage(t, g, 100, 30, 5, plainOptions)

@@ -19,7 +19,7 @@ import (
 // Options say what is watched.
 type Options struct {
 	// Paths of the files. A symbolic link, or a file in a directory that is swapped
-	// by one, as a Kubernetes ConfigMap or Secret, is followed anew each time.
+	// by one, as a Kubernetes ConfigMap or Secret, is followed again each time.
 	Paths []string
 	// Poll is how often the files are looked at when the system reports nothing;
 	// 5 s when zero.

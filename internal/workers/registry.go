@@ -374,7 +374,7 @@ func (r *Registry) retire(ranks []*Rank) {
 	}
 }
 
-// rebuild makes the entry's worker anew. The old one stays if nothing differs,
+// rebuild makes the entry's worker again. The old one stays if nothing differs,
 // so that equal descriptions are one pointer.
 func (r *Registry) rebuild(e *entry) error {
 	spec := e.spec

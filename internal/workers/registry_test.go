@@ -222,7 +222,7 @@ func TestUpdateMergesWhatTheEngineReports(t *testing.T) {
 	if fields := changedFields(want, now); len(fields) != 0 {
 		t.Errorf("wrong fields %v: %+v", fields, now)
 	}
-	// What is not reported again stays; what is reported anew wins.
+	// What is not reported again stays; what is reported again wins.
 	if _, err := r.Update(now, Learned{Events: []EventSource{}, DP: 1}); err != nil {
 		t.Fatal(err)
 	}
@@ -366,7 +366,7 @@ func TestRolesComeWithTheWorkers(t *testing.T) {
 	if _, err := r.ApplyWithRoles("file", []Spec{a}, first); err == nil {
 		t.Error("a worker of another source is taken")
 	}
-	apply(t, r, "flag", a, b) // builds them anew by the labels that are held
+	apply(t, r, "flag", a, b) // rebuilds them by the labels that are held
 	if r.Snapshot() != now {
 		t.Error("what was refused has changed the labels")
 	}

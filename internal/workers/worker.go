@@ -105,7 +105,7 @@ const (
 // cached.
 type LastBlock string
 
-// What becomes of the last block. It is computed anew where the engine drafts with
+// What becomes of the last block. It is recomputed where the engine drafts with
 // EAGLE, MTP or the like, which need what the model makes of it.
 const (
 	LastBlockKept    LastBlock = "kept"

@@ -16,7 +16,7 @@ import (
 	"github.com/dynctl/dynctl/internal/bench/experiment"
 )
 
-var update = flag.Bool("update", false, "write docs/schema/bench-v1.json anew")
+var update = flag.Bool("update", false, "write docs/schema/bench-v1.json")
 
 // describe is the JSON schema of a Go type as encoding/json writes it.
 func describe(t reflect.Type) map[string]any {

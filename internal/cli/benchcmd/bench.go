@@ -183,7 +183,7 @@ func (f *benchFlags) run(cmd *cobra.Command, output string) error {
 	}
 	if f.sweeps(cmd) {
 		if f.resume != "" {
-			return cli.WithCode(cli.ExitUsage, errors.New("--resume goes on with a run that compares paths; a sweep is not resumed: begin it anew, without --resume"))
+			return cli.WithCode(cli.ExitUsage, errors.New("--resume goes on with a run that compares paths; a sweep is not resumed: start it again, without --resume"))
 		}
 		if f.threshold {
 			return cli.WithCode(cli.ExitUsage, errors.New("--threshold compares paths and does not go with --sweep, --trace, --thresholds, --turns or --prefix-groups"))

@@ -75,7 +75,7 @@ type Check struct {
 	// way. Sync is how long after that look the index was first found without
 	// such a block, the requests that show every feed its losses included; where there
 	// was none, how long after those requests. Refilled is how often the caches had to
-	// be filled anew until the index knew all of their blocks.
+	// be filled again until the index knew all of their blocks.
 	Over     int     `json:"blocks_too_many_at_first"`
 	Sync     Seconds `json:"sync_seconds"`
 	Refilled int     `json:"caches_refilled"`

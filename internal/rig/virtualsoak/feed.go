@@ -372,7 +372,7 @@ func (f *feed) offer(m batch, replayed bool) {
 		f.held = append(f.held, m)
 		f.catchUp()
 	case kvstream.Restart:
-		s.note("feed of %s: the publisher began anew", f.n.name)
+		s.note("feed of %s: the publisher started over", f.n.name)
 		f.stream.Reset()
 		f.held = append(f.held, m)
 		f.catchUp()

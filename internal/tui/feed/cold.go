@@ -126,7 +126,7 @@ func (w *coldWatch) holds(label string) string {
 func (w *coldWatch) attend(c *collector, r *Router) {
 	up := time.Duration(r.UptimeSeconds.F() * float64(time.Second))
 	if !w.restarted.IsZero() && up < freshFor {
-		c.add(Info, CodeRestarted, "router", "was restarted %.0f s ago; its counters begin anew", up.Seconds())
+		c.add(Info, CodeRestarted, "router", "was restarted %.0f s ago; its counters start over", up.Seconds())
 	}
 	if x := w.whole; x != nil {
 		if x.warm.IsZero() {
@@ -143,7 +143,7 @@ func (w *coldWatch) attend(c *collector, r *Router) {
 		}
 		why := "its cache was cleared"
 		if x.restart {
-			why = "its engine began anew"
+			why = "its engine started over"
 		}
 		if x.warm.IsZero() {
 			c.rank(Warn, CodeCold, k, "cold cache: %s, and it holds %s of what it held before", why, x.share())

@@ -67,7 +67,7 @@ func TestRouterRestart(t *testing.T) {
 	}
 }
 
-// TestColdRank: an engine that begins anew with an empty cache is listed until it
+// TestColdRank: an engine that starts over with an empty cache is listed until it
 // holds most of what it held, and by how much.
 func TestColdRank(t *testing.T) {
 	b := NewBuilder("r")
@@ -93,13 +93,13 @@ func TestColdRank(t *testing.T) {
 		t.Fatalf("healthy: %+v", r.Attention)
 	}
 	r := at(2, 40, 1)
-	oneLine(t, r, CodeCold, "warn d1/dp0: cold cache: its engine began anew, and it holds 40 of 1000 blocks, 4%")
+	oneLine(t, r, CodeCold, "warn d1/dp0: cold cache: its engine started over, and it holds 40 of 1000 blocks, 4%")
 	if status(r) != "COLD" {
 		t.Errorf("its status is %s", status(r))
 	}
 	oneLine(t, at(90, 500, 1), CodeCold, "500 of 1000")
 	r = at(95, 810, 1)
-	oneLine(t, r, CodeCold, "info d1/dp0: warm again after 93 s (its engine began anew)")
+	oneLine(t, r, CodeCold, "info d1/dp0: warm again after 93 s (its engine started over)")
 	if status(r) != "ok" {
 		t.Errorf("its status is %s", status(r))
 	}

@@ -152,7 +152,7 @@ func Entries() []Entry {
 		bind(Help, "APP", "this help", "?"),
 		bind(Theme, "APP", "colours", "T"),
 		bind(Mouse, "APP", "mouse on or off", "M"),
-		bind(Redraw, "APP", "draw anew", "ctrl+l"),
+		bind(Redraw, "APP", "redraw", "ctrl+l"),
 		bind(Quit, "APP", "quit", "q", "ctrl+c"),
 	}
 }

@@ -441,7 +441,7 @@ func (h *watch) observe(w *workers.Worker, p *page, loads []*workers.Load) {
 		wait.Poke(h.relearn) // asked what it is at the next probe
 		h.m.sink.Emit(eventlog.Event{
 			Severity: eventlog.Warn, Kind: "worker_restarted", Worker: w.Name,
-			Text: fmt.Sprintf("worker %s has restarted unnoticed by the probes: its counters began anew", w.Name),
+			Text: fmt.Sprintf("worker %s has restarted unnoticed by the probes: its counters started over", w.Name),
 		})
 	}
 }

@@ -373,7 +373,7 @@ func TestMonitorSeesAFastRestart(t *testing.T) {
 		f.set("a:1", vllmPages(8000, "process_start_time_seconds 200\nvllm:prefix_cache_queries_total{engine=\"0\"} 5\n"))
 		elapse(3 * time.Second)
 		if got := get(t, reg, "a").Events[0].Endpoint; got != "tcp://a:8000" {
-			t.Errorf("event endpoint %s after the counters began anew", got)
+			t.Errorf("event endpoint %s after the counters started over", got)
 		}
 		stop()
 	})

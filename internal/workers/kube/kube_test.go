@@ -158,7 +158,7 @@ func TestPodChanges(t *testing.T) {
 	if s.reg.Snapshot().Workers[0].State != first.State {
 		t.Error("a pod that gets another role becomes another worker: it is the same engine with the same caches")
 	}
-	a.lines <- change("127.0.2.1", "127.0.2.9") // its sandbox was made anew
+	a.lines <- change("127.0.2.1", "127.0.2.9") // its sandbox was made again
 	s.wait(t, "engine-0 decode vllm 127.0.2.9:8000")
 	if s.reg.Snapshot().Workers[0].State == first.State {
 		t.Error("a pod that gets another address is taken for the old worker")
@@ -275,7 +275,7 @@ func TestWatchRefused(t *testing.T) {
 }
 
 // TestExplainAlike: one trouble has one text, whatever port the router asked from, since
-// each other text is reported anew.
+// each other text is reported again.
 func TestExplainAlike(t *testing.T) {
 	w := &watch{}
 	texts := map[string]bool{}
@@ -313,7 +313,7 @@ func TestRefusal(t *testing.T) {
 }
 
 // TestLostServer: without an API server the fleet stays as it was, visibly; a new
-// one that knows no old versions is listed anew.
+// one that knows no old versions is listed again.
 func TestLostServer(t *testing.T) {
 	lines := strings.Split(string(recorded(t, "life.jsonl")), "\n")
 	a := newAPIServer(t)

@@ -123,7 +123,7 @@ func (w *watch) awaitSync(ctx context.Context) error {
 // answered notes what came of a question to the API server.
 func (w *watch) answered(ctx context.Context, verb string, err error) {
 	if ctx.Err() != nil || apierrors.IsResourceExpired(err) || apierrors.IsGone(err) {
-		return // the end, or a version so old that all is listed anew
+		return // the end, or a version so old that all is listed again
 	}
 	now := w.s.now()
 	w.mu.Lock()
@@ -187,7 +187,7 @@ func (w *watch) explain(verb string, err error) string {
 	var op *net.OpError
 	if errors.As(err, &op) {
 		bare := *op
-		bare.Source = nil // another port each time, and each other text would be reported anew
+		bare.Source = nil // another port each time, and each other text would be reported again
 		text = bare.Error()
 	}
 	return "the API server cannot be asked: " + clip(text)

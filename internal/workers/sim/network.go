@@ -101,7 +101,7 @@ func (p *process) pull(ctx context.Context, q engine.PullRequest) ([]cache.Conte
 }
 
 // tierID is the engine id that every peer-to-peer tier answers to: peers know each
-// other by their addresses only, so that links to them are made anew for each prompt.
+// other by their addresses only, so that links to them are made again for each prompt.
 const tierID = "p2p-tier"
 
 // take fetches what a prefill rank offers under a name. As vLLM's tier does, it waits
@@ -190,7 +190,7 @@ func (p *process) receiver() error {
 }
 
 // receiverID is the engine id that every LMCache receiver answers to; links to
-// them are made anew for each push.
+// them are made again for each push.
 const receiverID = "lmcache-receiver"
 
 // push sends the KV of a prompt's full blocks to an LMCache receiver.

@@ -207,7 +207,7 @@ func (x *Index) extend(r kvindex.Rank, locals, seq []uint64, known int, expires 
 	x.batch.Store(parent, known > 0, fresh, locals[known:known+len(fresh)])
 	if res := x.idx.Apply(r, &x.batch); res.Stored+res.Duplicate != len(fresh) {
 		// The rank is unknown, or the index has lost blocks that the
-		// segments name: begin anew.
+		// segments name: start over.
 		x.forget(r)
 		x.idx.ClearRank(r)
 		return

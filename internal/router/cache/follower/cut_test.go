@@ -350,7 +350,7 @@ func (g *rig) judge(k recording, l lookup) {
 }
 
 // TestAnyCutOfPartsNeverOvercounts: where the router's blocks are smaller than the
-// engine's, there is nothing to go on from, and the rank begins anew with what the
+// engine's, there is nothing to go on from, and the rank starts over with what the
 // engine still publishes: less than it has, and never more. A rank with several cache
 // groups goes on with what it had.
 func TestAnyCutOfPartsNeverOvercounts(t *testing.T) {

@@ -282,7 +282,7 @@ const auditEvery = 5 * time.Second
 // audit looks for ranks of which the index knows more blocks than fit into the
 // engine's memory. The count of copies (kvindex.Batch.StoreCopies) is then
 // wrong: the engine publishes the removal of the last copy only. Such a rank
-// begins anew without that count.
+// starts over without that count.
 func (f *Follower) audit() {
 	f.places.Lock()
 	defer f.places.Unlock()
@@ -305,7 +305,7 @@ func (f *Follower) audit() {
 			f.feed(w, k)
 			f.publish()
 			f.Event(eventlog.Event{Kind: "copies_disbelieved", Severity: eventlog.Warn, Worker: w.Name, Rank: k.Label,
-				Text: fmt.Sprintf("the events of %s add up to %d blocks and %d further copies, but it has room for %d: it does not publish the removal of single copies; its entries are built anew without counting them", k.Label, s.Blocks, s.Copies, room)})
+				Text: fmt.Sprintf("the events of %s add up to %d blocks and %d further copies, but it has room for %d: it does not publish the removal of single copies; its entries are rebuilt without counting them", k.Label, s.Blocks, s.Copies, room)})
 		}
 	}
 }

@@ -190,7 +190,7 @@ func (f *Follower) claim(k *workers.Rank) error {
 	return f.Index.AddRank(slot, k.Label)
 }
 
-// resume is where a rank's feed goes on, nil to begin anew. What was restored
+// resume is where a rank's feed goes on, nil to start over. What was restored
 // under other circumstances is dropped; single says that copies do not count.
 func (f *Follower) resume(k *workers.Rank, block int, single bool) *kvstream.Position {
 	old, ok := f.restored[k.Slot]

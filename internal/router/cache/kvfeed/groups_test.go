@@ -9,7 +9,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/cache/kvgroup"
 )
 
-// The groups of a rank are in its status, until its publisher begins anew without
+// The groups of a rank are in its status, until its publisher starts over without
 // them.
 func TestGroupsAreShown(t *testing.T) {
 	t.Parallel()

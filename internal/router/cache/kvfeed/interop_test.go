@@ -148,7 +148,7 @@ func TestInteropLibzmqPublisher(t *testing.T) {
 }
 
 // TestInteropSGLangPublisher: events in the bytes of SGLang's own package, published and
-// replayed by it: from its beginning, and after it began anew, the index holds what was
+// replayed by it: from its beginning, and after it started over, the index holds what was
 // published. DYNCTL_SGLANG names a Python that has the package.
 func TestInteropSGLangPublisher(t *testing.T) {
 	t.Parallel()

@@ -9,7 +9,7 @@ import (
 )
 
 // A kind that nobody knows is a state of the rank, an event and a figure, all
-// of which name it; a publisher that begins anew without it is trusted again.
+// of which name it; a publisher that starts over without it is trusted again.
 func TestUnknownCacheKindIsReported(t *testing.T) {
 	t.Parallel()
 	p := newPublisher(t, 21, 1)

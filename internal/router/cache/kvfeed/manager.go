@@ -19,7 +19,7 @@
 //     the next batch follows; else they are dropped.
 //   - A gap that no replay closes, a number that goes back, a batch or an event
 //     that cannot be read, an engine block that does not fit: the rank's entries
-//     are dropped, counted and reported, and built anew from what follows.
+//     are dropped, counted and reported, and rebuilt from what follows.
 //   - A rank whose engine is known to compute and publishes nothing is not
 //     trusted, see Manager.Mute.
 //   - The child of a block that the rank does not hold is not stored. If the
@@ -364,7 +364,7 @@ func (m *Manager) Usable(id kvindex.Rank, overlap int, p *kvgroup.Prompt, beyond
 	}
 	g, t := at.groups.Load(), at.tiers.Load()
 	if g == nil && t == nil {
-		return 0 // the publisher begins anew at this moment
+		return 0 // the publisher starts over at this moment
 	}
 	return kvstream.Usable(s, g, t, overlap, p, beyond)
 }

@@ -170,7 +170,7 @@ func (r *rank) dropped(reason string, anew bool) {
 		r.emit(eventlog.Warn, "feed_unknown", "%s: routed without cache knowledge: %s", r.label, reason)
 		return
 	}
-	r.emit(eventlog.Warn, "feed_unknown", "%s: entries dropped and built anew: %s", r.label, reason)
+	r.emit(eventlog.Warn, "feed_unknown", "%s: entries dropped and rebuilt: %s", r.label, reason)
 }
 
 // startOver empties the rank and waits for the first batch of a publisher. The
@@ -446,7 +446,7 @@ func (r *rank) outOfOrder(v kvstream.Verdict, topic []byte, seq uint64, payload 
 		return
 	case v.Kind == kvstream.Restart:
 		r.n.Restarts++
-		r.startOver(fmt.Sprintf("the publisher began anew: batch %d came again with another content", seq))
+		r.startOver(fmt.Sprintf("the publisher started over: batch %d came again with another content", seq))
 		r.emit(eventlog.Warn, "feed_restart", "%s: %s", r.label, r.reason)
 	case had:
 		r.n.Gaps++
@@ -469,7 +469,7 @@ func (r *rank) force(b heldBatch, why string) {
 	v := r.stream.Offer(b.seq, b.payload)
 	if v.Kind == kvstream.Restart {
 		r.n.Restarts++
-		r.startOver(fmt.Sprintf("the publisher began anew: batch %d came again with another content", b.seq))
+		r.startOver(fmt.Sprintf("the publisher started over: batch %d came again with another content", b.seq))
 		v = r.stream.Offer(b.seq, b.payload)
 	}
 	if v.Kind == kvstream.Gap {

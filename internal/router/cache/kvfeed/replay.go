@@ -191,7 +191,7 @@ func (r *rank) catchUp(ctx context.Context, attached uint64) {
 	}
 	r.proven, r.accept = true, true
 	// What was given up for lack of budget can be fetched later; from a socket
-	// that does not answer it cannot, and the rank is built anew without it.
+	// that does not answer it cannot, and the rank is rebuilt without it.
 	r.refetch = !broken
 	for _, b := range r.held {
 		r.force(b, why)
@@ -220,7 +220,7 @@ func (r *rank) drain() bool {
 			continue
 		case kvstream.Restart:
 			r.n.Restarts++
-			r.startOver(fmt.Sprintf("the publisher began anew: batch %d came again with another content", b.seq))
+			r.startOver(fmt.Sprintf("the publisher started over: batch %d came again with another content", b.seq))
 		case kvstream.Gap:
 		}
 		for _, done := range r.held[:i] {
@@ -311,7 +311,7 @@ func (r *rank) replay(ctx context.Context, attached uint64, asking bool) (*playb
 				// one that moved on too far.
 				r.n.Restarts++
 				p.restarted = true
-				r.startOver(fmt.Sprintf("the publisher began anew: its replay does not know batch %d", p.from))
+				r.startOver(fmt.Sprintf("the publisher started over: its replay does not know batch %d", p.from))
 			}
 		default:
 			p.batches++
@@ -354,7 +354,7 @@ func (r *rank) replayed(p *playback, seq uint64, payload []byte) (done bool, err
 		case seq == p.from:
 			r.n.Restarts++
 			p.restarted = true
-			r.startOver(fmt.Sprintf("the publisher began anew: its batch %d is another one", seq))
+			r.startOver(fmt.Sprintf("the publisher started over: its batch %d is another one", seq))
 			return true, nil
 		}
 		// Kept too few batches to prove anything.
@@ -376,7 +376,7 @@ func (r *rank) replayed(p *playback, seq uint64, payload []byte) (done bool, err
 	case kvstream.Restart:
 		r.n.Restarts++
 		p.restarted = true
-		r.startOver(fmt.Sprintf("the publisher began anew: its batch %d is another one", seq))
+		r.startOver(fmt.Sprintf("the publisher started over: its batch %d is another one", seq))
 		return true, nil
 	case kvstream.Duplicate, kvstream.Gap:
 	}

@@ -6,7 +6,7 @@ import "github.com/dynctl/dynctl/internal/router/cache/kvevent"
 type Traits struct {
 	// IgnoreCopies says that one removal ends a block, however often it was stored.
 	IgnoreCopies bool `json:"once,omitempty"`
-	// Drops says that the engine computes the last block of every hit anew: vLLM
+	// Drops says that the engine recomputes the last block of every hit: vLLM
 	// does it when it drafts with EAGLE, MTP or the like.
 	Drops bool `json:"last_block_dropped,omitempty"`
 	// Chunk is the size of a chunk of chunked attention in tokens, 0 when not known:

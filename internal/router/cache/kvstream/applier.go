@@ -43,7 +43,7 @@ import (
 //     While only groups of other kinds have stored, Mismatch says so.
 //   - A cache kind that is not known here makes every answer doubtful: an engine
 //     reuses only what all its groups can go on from. The rank is emptied and
-//     Mismatch names the kind until the publisher begins anew.
+//     Mismatch names the kind until the publisher starts over.
 //   - Pairs of tokens (EAGLE) give blocks by their first tokens. Such a block
 //     depends on one token more than it holds, see [Shape.Usable].
 type Applier struct {

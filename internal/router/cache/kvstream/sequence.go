@@ -16,7 +16,7 @@ const (
 	Duplicate
 	// Gap: the batches From to To, both included, are missing.
 	Gap
-	// Restart: the publisher began anew; nothing known before is true.
+	// Restart: the publisher started over; nothing known before is true.
 	Restart
 )
 
@@ -119,7 +119,7 @@ func (s *Sequence) stampOf(seq uint64) (stamp uint64, ok bool) {
 // has dropped whatever the missing batches could have changed.
 func (s *Sequence) Skip(seq uint64) { s.next, s.known, s.started = seq, 0, true }
 
-// Reset forgets everything: the publisher began anew.
+// Reset forgets everything: the publisher started over.
 func (s *Sequence) Reset() { s.next, s.known, s.started = 0, 0, false }
 
 // Resume continues after the batch seq, whose stamp is known from an earlier

@@ -16,7 +16,7 @@ func TestSequenceObserve(t *testing.T) {
 		seq, stamp uint64
 		want       Verdict
 		skip       bool // accept the batch after a gap
-		reset      bool // start anew after a restart
+		reset      bool // start over after a restart
 	}
 	ok := Verdict{Kind: Apply}
 	tests := map[string][]step{

@@ -198,7 +198,7 @@ func (s *Stream) Skip(seq uint64) {
 }
 
 // Reset empties the rank and waits for the first batch of a publisher that
-// began anew.
+// started over.
 func (s *Stream) Reset() {
 	if s.seq.started {
 		s.Drop()

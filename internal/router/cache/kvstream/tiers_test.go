@@ -124,7 +124,7 @@ func TestTiers(t *testing.T) {
 				t.Errorf("%d blocks on the device, then %+v, %d events set aside; want %d, %+v, %d", n, beyond, s.Counters().OtherTier, tt.device, tt.want, tt.other)
 			}
 			s.Skip(1 << 20) // batches are lost: removals among them
-			for _, emptied := range []string{"once", "since its publisher began anew"} {
+			for _, emptied := range []string{"once", "since its publisher started over"} {
 				left, known, hybrid := s.Tiers(), s.TiersReported(), s.app.groups != nil
 				if left != (decision.Tiers{}) || known == hybrid {
 					t.Errorf("%+v left of a rank that was emptied %s, known: %t, hybrid: %t", left, emptied, known, hybrid)

@@ -325,7 +325,7 @@ type Worker struct {
 	MaxModelLen     int               `json:"max_model_len_tokens"`
 	KVBlocks        int               `json:"kv_blocks_per_rank"` // engine blocks; 0 unknown
 	KVCopies        string            `json:"kv_copies,omitempty"`
-	KVLastBlock     string            `json:"kv_last_block,omitempty"` // "dropped": computed anew in every hit
+	KVLastBlock     string            `json:"kv_last_block,omitempty"` // "dropped": recomputed in every hit
 	AttentionChunk  int               `json:"attention_chunk_tokens,omitempty"`
 	KVHash          string            `json:"kv_hash,omitempty"`
 	KVHashSeed      string            `json:"kv_hash_seed,omitempty"`
@@ -502,7 +502,7 @@ type Feed struct {
 	Unindexed uint64 `json:"unindexed_blocks_total"`
 	// Refused counts the blocks that found no room in the index.
 	Refused uint64 `json:"refused_blocks_total"`
-	// Dropped is how often the rank's entries were dropped, to be built anew.
+	// Dropped is how often the rank's entries were dropped, to be rebuilt.
 	Dropped uint64 `json:"dropped_total"`
 	// Lag is receipt minus publication of the newest batch that was not replayed,
 	// by two clocks, in seconds; null before the first, and where the publisher

@@ -469,7 +469,7 @@ func (s *server) events(q *http.Request) (any, error) {
 		case !given && newest > uint64(limit):
 			from = newest - uint64(limit) // who asks for some wants the newest
 		case after > newest:
-			from = 0 // the log has begun anew: the router started, or the recording was taken back
+			from = 0 // the log has started over: the router started, or the recording was taken back
 		}
 		list, newest, lost := log.Since(from, limit)
 		if !given {

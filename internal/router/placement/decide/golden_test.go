@@ -20,7 +20,7 @@ import (
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
-var update = flag.Bool("update", false, "write the golden decisions anew")
+var update = flag.Bool("update", false, "write the golden decisions")
 
 const (
 	goldenDecisions = 5000

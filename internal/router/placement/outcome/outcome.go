@@ -100,7 +100,7 @@ func changeEvent(c cost.Change, leg cost.Leg, l *Leg) eventlog.Event {
 	e := eventlog.Event{Severity: eventlog.Warn, Request: l.Decision}
 	switch c {
 	case cost.Drifted:
-		e.Kind, e.Text = "costs_drifted", fmt.Sprintf("model %s: %s no longer take the time that they took; that is learned anew, and costs go on to decide", l.Model, words[leg])
+		e.Kind, e.Text = "costs_drifted", fmt.Sprintf("model %s: %s no longer take the time that they took; that is relearned, and costs go on to decide", l.Model, words[leg])
 	case cost.Doubted:
 		e.Kind, e.Text = "costs_doubted", fmt.Sprintf("model %s: %s take other times again and again; the threshold decides until their costs are known", l.Model, words[leg])
 	default:

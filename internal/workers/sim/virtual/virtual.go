@@ -172,7 +172,7 @@ func (r *Rank) Kill(reason string) {
 	}
 }
 
-// Restart kills the rank if it runs and starts it anew with an empty cache.
+// Restart kills the rank if it runs and starts it again with an empty cache.
 // nameSeed makes the names of its blocks.
 func (r *Rank) Restart(nameSeed uint64) error {
 	r.Kill("restarted")

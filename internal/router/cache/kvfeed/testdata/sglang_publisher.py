@@ -1,5 +1,5 @@
 """SGLang's own event publisher (sglang.srt.disaggregation.kv_events), driven over stdin by
-interop_test.go with the commands of publisher.py: the events of a payload are made anew as
+interop_test.go with the commands of publisher.py: the events of a payload are made again as
 SGLang's own, so that their bytes, their numbers and the replay are those of SGLang.
 """
 import sys
