@@ -115,6 +115,9 @@ func (w *watch) Handle(ctx context.Context, r slog.Record) error {
 		}
 		return true
 	})
+	if kind == "" && r.Level < slog.LevelInfo {
+		return nil
+	}
 	if kind != "" {
 		w.mu.Lock()
 		w.last[[2]string{kind, worker}] = time.Now()

@@ -228,7 +228,8 @@ func (s *soak) open(ctx context.Context, fleet string) (err error) {
 		client: s.http, seed: s.o.Seed,
 	}
 	s.chaos = &chaos{s: s, active: map[string]*Fault{}}
-	s.chaos.watch.Handler = slog.NewJSONHandler(s.events, &slog.HandlerOptions{Level: slog.LevelInfo})
+	// While a router starts, what becomes of its workers is logged at level debug.
+	s.chaos.watch.Handler = slog.NewJSONHandler(s.events, &slog.HandlerOptions{Level: slog.LevelDebug})
 	s.chaos.watch.last = map[[2]string]time.Time{}
 	s.rig, err = loopback.Start(ctx, loopback.Options{
 		Fleet: fleet, Specs: s.chaos.specs(spareName, replacementName), Configure: configure(&s.o),
