@@ -28,38 +28,32 @@ func (l *look) dropped(overlap, limit, unit int, parts bool) int {
 	g := l.g
 	var led, seen [maxGroups]bool // led: looked up with one before it; seen: has dropped its block
 	full, others, fulls := limit, 0, 0
-	for i := range g.groups {
+	for _, i := range g.order {
 		k := &g.groups[i]
-		for j := range i {
-			led[i] = led[i] || g.groups[j].kind == k.kind && g.groups[j].window == k.window && g.groups[j].blocks == k.blocks
-		}
+		led[i] = !g.leads(i)
 		switch {
 		case k.blocks == 0:
 			return 0 // it has stored nothing yet
-		case k.kind != kvevent.FullAttention:
-			if !led[i] {
-				others++
-			}
+		case led[i]:
 			continue
-		case !led[i]:
-			fulls++
+		case k.kind != kvevent.FullAttention:
+			others++
+			continue
 		}
-		held, margin := 0, k.blocks
+		fulls++
+		margin := k.blocks
 		if len(g.groups) == 1 {
 			margin = 0 // vLLM looks no further then
-		}
-		if k.id == g.First {
-			held = overlap
 		}
 		if parts {
 			margin = min(margin, unit)
 		}
-		end := l.reach(i, held, min(full+margin, len(l.seq)), unit, parts)
+		end := l.reach(i, overlap, min(full+margin, len(l.seq)), unit, parts)
 		full = min(full, max(0, end-min(unit, k.blocks))/unit*unit)
 	}
 	for n := full; ; {
 		was := n
-		for i := range g.groups {
+		for _, i := range g.order {
 			k := &g.groups[i]
 			if k.kind == kvevent.FullAttention || led[i] {
 				continue
@@ -68,7 +62,7 @@ func (l *look) dropped(overlap, limit, unit int, parts bool) int {
 			if drop && k.kind == kvevent.SlidingWindow {
 				to = min(n+k.blocks, len(l.seq))
 			}
-			end := l.together(i, to, unit, drop)
+			end := l.goOn(i, to, unit, drop)
 			if drop {
 				seen[i] = true
 			} else if end < n {
@@ -85,9 +79,9 @@ func (l *look) dropped(overlap, limit, unit int, parts bool) int {
 	}
 }
 
-// together returns the largest length, at most to, at which the groups that are
+// goOn returns the largest length, at most to, at which the groups that are
 // looked up with the group i can go on, less the block that they drop.
-func (l *look) together(i, to, unit int, drop bool) int {
+func (l *look) goOn(i, to, unit int, drop bool) int {
 	k := &l.g.groups[i]
 	size := k.blocks
 	switch {
@@ -137,9 +131,8 @@ func (l *look) together(i, to, unit int, drop bool) int {
 // missing returns the end of the last block from start to n that one of the groups
 // looked up with the group i does not hold, 0 if there is none.
 func (l *look) missing(i, n, start int) (gap int) {
-	k := &l.g.groups[i]
-	for j := i; j < len(l.g.groups); j++ {
-		if o := &l.g.groups[j]; o.kind == k.kind && o.window == k.window && o.blocks == k.blocks {
+	for j := range l.g.groups {
+		if l.g.together(i, j) {
 			gap = max(gap, l.gap(j, n, start))
 		}
 	}

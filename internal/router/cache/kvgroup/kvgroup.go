@@ -6,7 +6,8 @@
 // The rule, as vLLM's cache manager follows it. The usable prefix is the largest
 // length below the prompt's for which
 //
-//   - full attention (sinks included) holds every block from the start,
+//   - full attention (sinks included) holds every block from the start, each full group
+//     looked up by its number no further than those before it hold all,
 //   - a sliding window holds the last ceil((window-1)/block) blocks before it, or
 //     all from the start,
 //   - mamba holds the one block that ends there,
@@ -28,6 +29,7 @@ package kvgroup
 import (
 	"cmp"
 	"fmt"
+	"slices"
 	"sync"
 
 	"github.com/dynctl/dynctl/internal/router/cache/blockhash"
@@ -59,9 +61,10 @@ type Groups struct {
 
 	size        int // router block in tokens
 	groups      []group
-	finest      int  // smallest block reported that is whole router blocks, in those; 0 = none
-	crowd       bool // a group had no room
-	disbelieved bool // copies are not counted any more, see CopiesDisbelieved
+	order       []int // places of groups, by the groups' numbers
+	finest      int   // smallest block reported that is whole router blocks, in those; 0 = none
+	crowd       bool  // a group had no room
+	disbelieved bool  // copies are not counted any more, see CopiesDisbelieved
 	blocks      []block
 	free        []uint32
 	// unresolved counts the blocks of which it is not known what they stand for.
@@ -316,6 +319,8 @@ func (g *Groups) meet(e *Store) int {
 		}
 		i = len(g.groups)
 		g.groups = append(g.groups, group{id: e.Group, kind: kind, window: e.Window})
+		at, _ := slices.BinarySearchFunc(g.order, e.Group, func(i int, id int32) int { return cmp.Compare(g.groups[i].id, id) })
+		g.order = slices.Insert(g.order, at, i)
 	}
 	k := &g.groups[i]
 	if k.kind != kind || k.window != e.Window {
@@ -337,6 +342,23 @@ func (g *Groups) meet(e *Store) int {
 		}
 	}
 	return i
+}
+
+// together reports whether the engine looks two groups up as one: vLLM does so with groups
+// of one kind of cache, in which a prompt has a block where all of them have it.
+func (g *Groups) together(i, j int) bool {
+	a, b := &g.groups[i], &g.groups[j]
+	return a.kind == b.kind && a.window == b.window && a.blocks == b.blocks
+}
+
+// leads reports whether a group is the first by number of those it is looked up with.
+func (g *Groups) leads(i int) bool {
+	for j := range g.groups {
+		if g.groups[j].id < g.groups[i].id && g.together(i, j) {
+			return false
+		}
+	}
+	return true
 }
 
 func (g *Groups) place(id int32) int {

@@ -49,6 +49,39 @@ func (m *model) usable(prompt []uint32) int {
 	return 0
 }
 
+// full is how far the full groups hold all: one size of blocks after the other, in the order
+// of the groups, each no further than those before. Those of one size count as one.
+func (m *model) full(prompt []uint32, finest int, parts bool) int {
+	limit := len(prompt) - 1
+	seen := map[int]bool{}
+	for _, g := range m.groups {
+		if g.kind != kvevent.FullAttention || seen[g.block] {
+			continue
+		}
+		seen[g.block] = true
+		has := func(end int) bool {
+			for _, o := range m.groups {
+				if o.kind == kvevent.FullAttention && o.block == g.block && o.copies[fmt.Sprint(prompt[:end])] == 0 {
+					return false
+				}
+			}
+			return true
+		}
+		reach := 0
+		for reach+g.block <= limit && has(reach+g.block) {
+			reach += g.block
+		}
+		whole := reach
+		for end := whole + finest; parts && end < whole+g.block && end <= limit; end += finest {
+			if has(end) {
+				reach = end
+			}
+		}
+		limit = reach
+	}
+	return limit
+}
+
 func (m *model) goesOn(prompt []uint32, n int) bool {
 	finest := m.sizes[0]
 	for _, s := range m.sizes {
@@ -75,21 +108,7 @@ func (m *model) goesOn(prompt []uint32, n int) bool {
 		has := func(end int) bool { return g.copies[fmt.Sprint(prompt[:end])] > 0 }
 		switch g.kind {
 		case kvevent.FullAttention:
-			// Every block whole, up to one in which a part reaches n or beyond.
-			reach := 0
-			for reach+g.block <= n && has(reach+g.block) {
-				reach += g.block
-			}
-			for end := reach + finest; larger && fit && reach < n && end < min(reach+g.block, len(prompt)); end += finest {
-				if end >= n && has(end) {
-					reach = end
-				}
-			}
-			// A whole block that ends beyond n serves n too.
-			if end := reach + g.block; reach < n && end > n && end < len(prompt) && has(end) {
-				reach = end
-			}
-			if reach < n {
+			if n > m.full(prompt, finest, larger && fit) {
 				return false
 			}
 		case kvevent.Mamba:
@@ -141,7 +160,12 @@ func TestUsableAsTheModelSays(t *testing.T) {
 	property.Check(t, func(t *rapid.T) {
 		m, g := drawGroups(t), New(routerBlock)
 		g.Chunk = m.chunk
-		for i := range m.groups { // as events without hashes report a group
+		places := make([]int, len(m.groups))
+		for i := range places {
+			places[i] = i
+		}
+		// In any order, as events without hashes report a group.
+		for _, i := range rapid.Permutation(places).Draw(t, "reported") {
 			g.Store(&Store{Group: int32(i), Kind: m.groups[i].kind, Window: m.groups[i].window, Block: m.groups[i].block})
 		}
 		draw := func() []uint32 {

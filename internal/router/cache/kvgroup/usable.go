@@ -131,25 +131,47 @@ func (l *look) holds(i, end int) bool {
 	return ok && l.g.blocks[at].copies[i] > 0
 }
 
-// reach returns how far a full group holds all from the start, at most limit, given
-// that it holds the first held.
-func (l *look) reach(i, held, limit, unit int, parts bool) int {
-	size := l.g.groups[i].blocks
+// reach returns how far the full groups that are looked up with the group i hold all from
+// the start, at most limit. The first overlap blocks are held by the group First.
+func (l *look) reach(i, overlap, limit, unit int, parts bool) int {
+	g := l.g
+	size := g.groups[i].blocks
 	if size == 0 {
 		return 0 // it has stored nothing yet
 	}
-	end := min(held, limit) / size * size
-	for end+size <= limit && l.left > 0 && l.holds(i, end+size) {
-		end += size
+	end := limit / size * size
+	for j := range g.groups {
+		if !g.together(i, j) {
+			continue
+		}
+		held := 0
+		if g.groups[j].id == g.First {
+			held = min(overlap, end) / size * size
+		}
+		for held < end && l.left > 0 && l.holds(j, held+size) {
+			held += size
+		}
+		end = held
 	}
 	if parts {
-		for tail := min(limit, end+size-unit) / unit * unit; tail > end; tail -= unit {
-			if l.holds(i, tail) {
+		for tail := min(limit, end+size-unit) / unit * unit; tail > end && l.left > 0; tail -= unit {
+			if l.allHold(i, tail) {
 				return tail
 			}
 		}
 	}
 	return end
+}
+
+// allHold reports whether each of the groups that are looked up with the group i has the
+// block that ends at a length.
+func (l *look) allHold(i, end int) bool {
+	for j := range l.g.groups {
+		if l.g.together(i, j) && !l.holds(j, end) {
+			return false
+		}
+	}
+	return true
 }
 
 // goesOn returns the largest length, a multiple of unit and at most n, at which
