@@ -132,7 +132,9 @@ func TestReturnsAfterFault(t *testing.T) {
 				for _, threshold := range []int{0, 512, 2048, 1 << 20} {
 					best = max(best, run(decide.Rule{Threshold: threshold, LoadCredit: decide.LoadCredit}, w[0], w[1]).Good)
 				}
-				if r := run(auto, w[0], w[1]); r.Good < .95*best {
+				r := run(auto, w[0], w[1])
+				t.Logf("from %v on %.3f are good, with the best threshold %.3f; %d explored", w[0], r.Good, best, r.Explored)
+				if r.Good < .95*best {
 					t.Errorf("from %v on %.3f are good, with the best threshold %.3f", w[0], r.Good, best)
 				}
 			}

@@ -39,6 +39,7 @@ func TestSlowRankCostsMore(t *testing.T) {
 	}
 	fault := Fault{begin, SlowOne, 3}
 	without, slow := with(0, fault), with(2, fault)
+	t.Logf("judged: %.0f tokens on the slow rank, %.0f on each other, TTFT %+v; without a judgement: %.0f, %.0f, %+v", slow.last, slow.mean, slow.TTFT, without.last, without.mean, without.TTFT)
 	if slow.last > without.last/2 || slow.last > slow.mean/2 {
 		t.Errorf("the slow rank computed %.0f tokens, without a judgement %.0f; the others %.0f each", slow.last, without.last, slow.mean)
 	}
@@ -49,7 +50,9 @@ func TestSlowRankCostsMore(t *testing.T) {
 		return
 	}
 	// Of eight that are alike none costs more.
-	if none, judged := with(0), with(2); judged.TTFT != none.TTFT || judged.last != none.last {
+	none, judged := with(0), with(2)
+	t.Logf("all alike: %.0f tokens on one rank, %.0f on each other, TTFT %+v", judged.last, judged.mean, judged.TTFT)
+	if judged.TTFT != none.TTFT || judged.last != none.last {
 		t.Errorf("all alike: TTFT %+v, without a judgement %+v", judged.TTFT, none.TTFT)
 	}
 }

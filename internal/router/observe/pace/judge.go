@@ -198,6 +198,7 @@ type state struct {
 	other  [figures]time.Time // since when the opposite holds; zero while it does not
 	times  [figures]float64
 	silent [figures]time.Time // since when nothing is known
+	lost   [figures]time.Time // when it was slow at last, with times, and nothing is known since
 	seen   int
 }
 
@@ -282,18 +283,35 @@ func (j *Judge[K]) Speed(k K) Speed {
 }
 
 // Times is how many times as long as its peers a slow rank takes, at whatever it is slowest;
-// 1 for one that is not slow, as far as is known.
+// 1 for one that is not slow, as far as is known. One of which nothing is measured any more
+// is not forgotten at once, or all would go to it, idle as it is: in each forgetAfter the
+// factor becomes its square root, so that it is tried again little by little.
 func (j *Judge[K]) Times(k K) float64 {
 	most := 1.0
-	if s := j.ranks[k]; s != nil {
-		for f := range figures {
-			if s.slow[f] {
-				most = max(most, s.times[f])
+	s := j.ranks[k]
+	if s == nil {
+		return most
+	}
+	for f := range figures {
+		times := s.times[f]
+		switch {
+		case s.slow[f]:
+		case s.lost[f].IsZero():
+			continue
+		default:
+			for left := j.last.Sub(s.lost[f]); left >= 0 && times > 1; left -= forgetAfter {
+				if times = math.Sqrt(times); times < negligible {
+					times = 1
+				}
 			}
 		}
+		most = max(most, times)
 	}
 	return most
 }
+
+// negligible is a factor that is none.
+const negligible = 1.1
 
 // longestWait is what nine of ten prompts of each rank of a group took at most, as far as
 // enough is known of them; NaN where that is known of too few.
@@ -420,7 +438,7 @@ func (s *state) judge(f Figure, medians []float64, group int, factor float64, no
 	s.judged[f] = known
 	switch {
 	case known:
-		s.silent[f] = time.Time{}
+		s.silent[f], s.lost[f] = time.Time{}, time.Time{}
 	case s.silent[f].IsZero():
 		s.silent[f] = now
 	}
@@ -456,6 +474,9 @@ func (s *state) judge(f Figure, medians []float64, group int, factor float64, no
 	if lost {
 		// What it will show is not to be held against a time that is long gone.
 		s.recent[f], s.past[f] = fading{}, fading{}
+		if factor > 0 {
+			s.lost[f] = now
+		}
 	}
 	return Verdict{!is, Finding{f, s.times[f], now, s.always[f]}, lost}, true
 }

@@ -397,14 +397,39 @@ func TestRecovery(t *testing.T) {
 		t.Error("it stays slow")
 	}
 	until(90, 2, true, 10)
-	if c := until(0, 2, false, 100); !c.Lost {
+	c = until(0, 2, false, 100)
+	was := c.Times
+	if !c.Lost {
 		t.Errorf("silence: %+v", c)
+	}
+	// It is forgotten little by little, and at once where something is known again.
+	for _, want := range []float64{math.Sqrt(was), math.Sqrt(math.Sqrt(was))} {
+		if got := j.Times("r0"); math.Abs(got-want) > 1e-9 || was < 5 {
+			t.Errorf("after silence it counts %v times, want %v; it was %v", got, want, was)
+		}
+		for range 30 {
+			step(0, 10, 2)
+		}
+	}
+	for range 300 {
+		step(0, 10, 2)
+	}
+	if got := j.Times("r0"); got != 1 {
+		t.Errorf("after minutes of silence it counts %v times", got)
 	}
 	for range 60 {
 		step(10, 10, 2)
 	}
 	until(90, 2, true, 10)
-	if c := until(90, 0, false, 5); !c.Lost {
-		t.Errorf("turned off: %+v", c)
+	until(0, 2, false, 100)
+	for range 60 {
+		step(10, 10, 2)
+	}
+	if got := j.Times("r0"); got != 1 {
+		t.Errorf("it is as fast as the others and counts %v times", got)
+	}
+	until(90, 2, true, 10)
+	if c := until(90, 0, false, 5); !c.Lost || j.Times("r0") != 1 {
+		t.Errorf("turned off: %+v, and it counts %v times", c, j.Times("r0"))
 	}
 }

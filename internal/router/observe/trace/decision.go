@@ -178,6 +178,7 @@ type costsLine struct {
 	Stall        float64  `json:"stall"`
 	Limit        float64  `json:"limit_ms"`
 	Beyond       float64  `json:"beyond"`
+	Lost         float64  `json:"lost_ms,omitempty"`
 	ExploreBelow float64  `json:"spare_ms,omitempty"`
 	// Slow are the ranks that take longer than their peers.
 	Slow []slowLine `json:"slow,omitempty"`
@@ -459,7 +460,7 @@ func (r *Reader) parseCosts(p []byte) error {
 		return err
 	}
 	e := described[*cost.Model]{value: &cost.Model{
-		Revision: l.Revision, Local: l.Local, Prefill: l.Prefill, Transfer: l.Transfer, Stall: l.Stall, Limit: l.Limit, Beyond: l.Beyond, ExploreBelow: l.ExploreBelow,
+		Revision: l.Revision, Local: l.Local, Prefill: l.Prefill, Transfer: l.Transfer, Stall: l.Stall, Limit: l.Limit, Beyond: l.Beyond, Lost: l.Lost, ExploreBelow: l.ExploreBelow,
 	}}
 	for i, s := range l.Slow {
 		if i > 0 && s.Slot <= l.Slow[i-1].Slot || !(s.Times > 0) {

@@ -612,7 +612,7 @@ func TestExploredAgain(t *testing.T) {
 	in.Rule, in.Force, in.GaveUp = d.Settings.Rule, "", ""
 	in.Facts = disagg.Facts{Kind: api.Completion, Splittable: true, ISL: 100, Source: disagg.FromIDs, N: 1, Prompts: 1, MaxTokens: 9}
 	law := cost.Law{1. / 3, 1. / 7, 0, 0, 0}
-	in.Costs = &cost.Model{Revision: 4, Local: law, Prefill: law, Transfer: law, Beyond: 1, ExploreBelow: 1e3 / 3, Slow: []cost.Slow{{Slot: 1, Times: 1e1 / 9}, {Slot: 3, Times: 1.3}}}
+	in.Costs = &cost.Model{Revision: 4, Local: law, Prefill: law, Transfer: law, Beyond: 1, Lost: 1e3 / 11, ExploreBelow: 1e3 / 3, Slow: []cost.Slow{{Slot: 1, Times: 1e1 / 9}, {Slot: 3, Times: 1.3}}}
 	for _, phase := range []*selector.Input{&in.Decode, &in.Prefill} {
 		phase.Policy, phase.Weights, phase.Busy = selector.KV, d.Settings.Weights, d.Settings.Busy
 		for i := range phase.Candidates {

@@ -94,7 +94,7 @@ func fullDecision() *Decision {
 		Rule: s.Rule, Force: disagg.ForceLocal, GaveUp: "connect", Explore: true,
 		Costs: &cost.Model{
 			Revision: 9, Local: cost.Law{1, 2, 3, 4, 1. / 3}, Prefill: cost.Law{5, 6, 7, 8, 9}, Transfer: cost.Law{.1, .2, .3, .4, .5},
-			Stall: 1. / 7, Limit: 2000, Beyond: .05, ExploreBelow: 1e3 / 3, Slow: []cost.Slow{{Slot: 0, Times: 1e1 / 3}, {Slot: 7, Times: 2}},
+			Stall: 1. / 7, Limit: 2000, Beyond: .05, Lost: 1e3 / 7, ExploreBelow: 1e3 / 3, Slow: []cost.Slow{{Slot: 0, Times: 1e1 / 3}, {Slot: 7, Times: 2}},
 		},
 		Facts: disagg.Facts{
 			Kind: api.Responses, Splittable: true, ISL: 100, Source: disagg.FromIDs, N: 2, Prompts: 3, Multimodal: true,

@@ -104,6 +104,10 @@ type Model struct {
 	// A millisecond of time to first token beyond Limit (in ms, 0 for none) costs
 	// Beyond: who is late is late.
 	Limit, Beyond float64
+	// Lost is what it costs, in ms of time to first token, that a request is late. An
+	// expected time is no certain one: the cost grows from 0 to all of it between
+	// doubtful of Limit before it and as much behind it.
+	Lost float64
 	// ExploreBelow is the expected time to first token, in ms by either path, up to which a request may
 	// explore; 0 for none.
 	ExploreBelow float64
@@ -142,11 +146,28 @@ func (m *Model) MayExplore(q *Request) bool {
 
 // ttftCost is what a time to first token costs.
 func (m *Model) ttftCost(ms float64) float64 {
-	if m.Limit > 0 && ms > m.Limit {
-		return m.Limit + float64(m.Beyond*(ms-m.Limit))
+	if m.Limit <= 0 {
+		return ms
 	}
-	return ms
+	share := (ms/m.Limit - (1 - doubtful)) / (2 * doubtful)
+	late := float64(m.Lost * min(max(share, 0), 1))
+	if ms > m.Limit {
+		ms = m.Limit + float64(m.Beyond*(ms-m.Limit))
+	}
+	return ms + late
 }
+
+// steepest is what a ms costs at most at an expected time to first token that may be off by
+// err ms.
+func (m *Model) steepest(ms, err float64) float64 {
+	if m.Lost <= 0 || m.Limit <= 0 || ms+err < (1-doubtful)*m.Limit || ms-err > (1+doubtful)*m.Limit {
+		return 1
+	}
+	return 1 + m.Lost/(2*doubtful*m.Limit)
+}
+
+// doubtful is by what share of the limit an expected time to first token may be off.
+const doubtful = 0.25
 
 // Costs are those of both paths, in ms.
 type Costs struct{ Local, Remote float64 }

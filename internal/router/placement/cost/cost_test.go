@@ -297,6 +297,56 @@ func TestParseSLO(t *testing.T) {
 	}
 }
 
+// TestGoodput: what costs with ForGoodput is requests that are lost.
+func TestGoodput(t *testing.T) {
+	o := Objective{For: ForGoodput, TTFT: 2 * time.Second, ITL: 25 * time.Millisecond}
+	last := 0.0
+	for gap := 1.0; gap < 25; gap++ {
+		if m := o.model(250, gap); m.Stall <= last {
+			t.Errorf("%v ms between tokens: a stall costs %v, with a ms less %v", gap, m.Stall, last)
+		} else {
+			last = m.Stall
+		}
+	}
+	if at, over := o.model(250, 25), o.model(250, 80); over.Stall != at.Stall || at.Stall <= last {
+		t.Errorf("a stall costs %v at the limit, %v beyond", at.Stall, over.Stall)
+	}
+	if one, long := o.model(250, 20), o.model(1000, 20); math.Abs(one.Stall/long.Stall-4) > 1e-9 {
+		t.Errorf("a stall costs %v of answers of 250 tokens, %v of those of 1,000", one.Stall, long.Stall)
+	}
+	// A first token that is late for certain costs a request; near the limit, a part of one.
+	m := o.model(250, 20)
+	for ms, want := range map[float64]float64{0: 0, 1000: 1000, 1500: 1500, 2000: 2000 + 1000, 2500: 2000 + .05*500 + 2000, 4000: 2000 + .05*2000 + 2000} {
+		if got := m.ttftCost(ms); math.Abs(got-want) > 1e-9 {
+			t.Errorf("%v ms to the first token cost %v, want %v", ms, got, want)
+		}
+	}
+	for ms := 0.0; ms < 5000; ms += 10 {
+		if slope := (m.ttftCost(ms+10) - m.ttftCost(ms)) / 10; slope <= 0 || slope > max(m.steepest(ms, 10), m.steepest(ms+10, 10))+1e-9 {
+			t.Errorf("a ms costs %v from %v ms on", slope, ms)
+		}
+	}
+	// While the answers on a decode rank are near their limit, a short prompt stays there
+	// all the same where it would be late elsewhere, and a long one, which many would be
+	// lost for, goes.
+	m = o.model(250, 25)
+	m.Local, m.Prefill, m.Transfer = Law{20, 30, 0, 30, 0}, Law{20, 30, 0, 30, 0}, Law{5, 1, 0, 0, 0}
+	paths := func(tokens, queued int) Costs {
+		return m.Of(&Request{
+			Local:   Work{Tokens: tokens, Context: tokens, Running: 16},
+			Prefill: Work{Tokens: tokens, Context: tokens, Queued: queued}, Transfer: Work{Tokens: tokens},
+		})
+	}
+	for _, c := range []struct {
+		tokens, queued int
+		remote         bool
+	}{{1000, 0, true}, {1000, 100_000, false}, {32_000, 100_000, true}} {
+		if got := paths(c.tokens, c.queued); got.Remote < got.Local != c.remote {
+			t.Errorf("%d tokens behind %d: %+v", c.tokens, c.queued, got)
+		}
+	}
+}
+
 // TestExploreBelow: nobody explores while a limit is missed, and then until it is kept again.
 func TestExploreBelow(t *testing.T) {
 	l := NewLearner(Objective{For: ForGoodput, TTFT: 2 * time.Second, ITL: 25 * time.Millisecond})

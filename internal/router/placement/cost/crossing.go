@@ -46,8 +46,11 @@ func crossings(m *Model, fits *[legs]fit) []Crossing {
 			lv, lm := errors[LocalLeg].of(&q.Local, stalled)
 			pv, pm := errors[PrefillLeg].of(&q.Prefill, 0)
 			tv, tm := errors[TransferLeg].of(&q.Transfer, 0)
-			// What is beyond the limit costs less than it takes: its error is, too.
-			return c.Local - c.Remote, sure*math.Sqrt(lv+pv+tv) + lm + pm + tm
+			// What is beyond the limit costs less than it takes: its error is, too. Near the
+			// limit it may cost more.
+			err = sure*math.Sqrt(lv+pv+tv) + lm + pm + tm
+			local, remote := m.Local.Time(&q.Local), m.Prefill.Time(&q.Prefill)+m.Transfer.Time(&q.Transfer)
+			return c.Local - c.Remote, err * max(m.steepest(local, err), m.steepest(remote, err))
 		}
 		all[i] = Crossing{
 			Running: running,

@@ -60,14 +60,14 @@ func ParseSLO(text string) (ttft, itl time.Duration, err error) {
 // What the weights of ForGoodput are made of. They were chosen by the table of
 // docs/policies.md.
 const (
-	// late is what more of a wait costs that is beyond the limit already.
-	late = 0.05
-	// strain and steep say how a stall costs more the nearer the time between tokens
-	// is to its limit.
-	strain, steep = 1.5, 6
-	// least is how near to the limit that is counted, most bounds the whole: where most
-	// answers are beyond it, keeping prompts from them saves few.
-	least, most = 0.01, 10
+	// beyond is what more of a wait costs that is beyond the limit already.
+	beyond = 0.05
+	// scatter is how far the mean times between tokens of answers lie around what is
+	// measured now, as a share of the limit: their standard deviation.
+	scatter = 0.3
+	// earlier is how many requests that are late an answer is worth that is lost by a
+	// stall: tokens were made for it.
+	earlier = 2
 	// calm is the weight with ForITL.
 	calm = 20
 )
@@ -83,15 +83,14 @@ func (o *Objective) model(tokens, gap float64) *Model {
 	case ForITL:
 		return &Model{Stall: calm, Beyond: 1}
 	}
-	// A request stays good while its first token is late by no more than its limit,
-	// and its other tokens in sum by no more than theirs: that is what a ms of the one
-	// is worth in the other. What is far from its limit may wait for nothing; what has
-	// passed it is lost either way.
+	// A request that is late is lost, as if it had waited for its whole limit. A stall
+	// adds to the mean time between the tokens of an answer by as many tokens as the
+	// answer has, and loses those that pass the limit by that: by the density of a normal
+	// distribution around the time that is measured now. Where that is beyond the limit
+	// the density at the limit stays: fewer stalls can bring it back.
 	limit := float64(o.ITL) / float64(time.Millisecond)
-	x := gap / limit
-	worth := float64(o.TTFT) / float64(time.Millisecond) / (max(tokens, 1) * limit)
-	return &Model{
-		Stall: worth * min(strain*math.Pow(x, steep)/max(1-x, least), most),
-		Limit: float64(o.TTFT) / float64(time.Millisecond), Beyond: late,
-	}
+	first := float64(o.TTFT) / float64(time.Millisecond)
+	z := max(1-gap/limit, 0) / scatter
+	density := math.Exp(-z*z/2) / math.Sqrt(2*math.Pi) / (scatter * limit)
+	return &Model{Stall: earlier * first * density / max(tokens, 1), Limit: first, Beyond: beyond, Lost: first}
 }
