@@ -65,9 +65,9 @@ const (
 	// scatter is how far the mean times between tokens of answers lie around what is
 	// measured now, as a share of the limit: their standard deviation.
 	scatter = 0.3
-	// earlier is how many requests that are late an answer is worth that is lost by a
+	// worth is for how many requests that are late an answer counts that is lost by a
 	// stall: tokens were made for it.
-	earlier = 2
+	worth = 2
 	// calm is the weight with ForITL.
 	calm = 20
 )
@@ -92,5 +92,5 @@ func (o *Objective) model(tokens, gap float64) *Model {
 	first := float64(o.TTFT) / float64(time.Millisecond)
 	z := max(1-gap/limit, 0) / scatter
 	density := math.Exp(-z*z/2) / math.Sqrt(2*math.Pi) / (scatter * limit)
-	return &Model{Stall: earlier * first * density / max(tokens, 1), Limit: first, Beyond: beyond, Lost: first}
+	return &Model{Stall: worth * first * density / max(tokens, 1), Limit: first, Beyond: beyond, Lost: first}
 }
