@@ -438,9 +438,12 @@ func (s *state) judge(f Figure, medians []float64, group int, factor float64, no
 	s.judged[f] = known
 	switch {
 	case known:
-		s.silent[f], s.lost[f] = time.Time{}, time.Time{}
+		s.silent[f] = time.Time{}
 	case s.silent[f].IsZero():
 		s.silent[f] = now
+	}
+	if known || factor <= 0 {
+		s.lost[f] = time.Time{}
 	}
 	far := mine > peers+float64(floor[f])
 	became := func(by float64) bool { return far && mine > by*peers && mine > by*was }

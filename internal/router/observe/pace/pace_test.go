@@ -429,6 +429,14 @@ func TestRecovery(t *testing.T) {
 		t.Errorf("it is as fast as the others and counts %v times", got)
 	}
 	until(90, 2, true, 10)
+	until(0, 2, false, 100)
+	if step(0, 10, 0); j.Times("r0") != 1 {
+		t.Errorf("turned off after silence, it counts %v times", j.Times("r0"))
+	}
+	for range 60 {
+		step(10, 10, 2)
+	}
+	until(90, 2, true, 10)
 	if c := until(90, 0, false, 5); !c.Lost || j.Times("r0") != 1 {
 		t.Errorf("turned off: %+v, and it counts %v times", c, j.Times("r0"))
 	}
