@@ -233,7 +233,7 @@ func (x *exchange) sendHead(p disagg.Peer, held *ledger.Reservation, record *acc
 func (x *exchange) observer() func([]byte) {
 	f := &x.flow
 	tokens, reported := f.head.Scanner.Tokens(), 0
-	x.r.costs.Runs(&x.measured, x.d.Settings.Decisions.Rule.Auto, x.model, tokens, time.Now())
+	x.r.costs.Runs(&x.measured, x.d.Settings.Decisions.Rule.Auto, x.model, f.peer.Worker, f.peer.Rank, tokens, time.Now())
 	return func(b []byte) {
 		got := f.head.Scanner.Feed(b)
 		if got.Events == 0 {

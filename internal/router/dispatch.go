@@ -131,6 +131,9 @@ func (x *exchange) carryOut() error {
 	if x.reserved = nil; held == nil {
 		held = r.asker.Reserve(d)
 	}
+	if d.Settings.Decisions.Rule.Auto {
+		r.costs.Chose(x.model, p, time.Now())
+	}
 	defer func() {
 		if x.flow.resp == nil { // else it goes on
 			held.Release()

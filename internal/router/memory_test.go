@@ -9,7 +9,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/effective"
 	"github.com/dynctl/dynctl/internal/router/forward/disagg"
 	"github.com/dynctl/dynctl/internal/router/forward/rewrite"
-	"github.com/dynctl/dynctl/internal/router/placement/cost"
+	"github.com/dynctl/dynctl/internal/router/placement/ledger"
 	"github.com/dynctl/dynctl/internal/router/placement/outcome"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/workers"
@@ -22,7 +22,8 @@ func TestReleasedExchangeIsEmpty(t *testing.T) {
 	x := r.acquire(nil, nil)
 	x.id, x.model, x.asked, x.decision, x.status, x.committed = "id", "model", "asked", "d", 200, true
 	x.begun.Store(true)
-	outcome.New(cost.Objective{}, nil).Runs(&x.measured, true, "m", 1, x.start)
+	outcome.New(outcome.Options{Ledger: ledger.New(), BlockOf: func(*workers.Worker) int { return 64 }}).
+		Runs(&x.measured, true, "m", &workers.Worker{}, &workers.Rank{}, 1, x.start)
 	x.d.AcquireHashes()
 	x.d.IDs = append(x.d.IDs, 1)
 	x.ep, x.d.Settings = &api.Endpoint{}, &effective.Settings{}

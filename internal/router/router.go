@@ -172,7 +172,10 @@ func New(ctx context.Context, o Options) (*Router, error) {
 	r.compute = watch.NewRecompute(watch.RecomputeOptions{
 		Ranks: func() []*workers.Rank { return r.registry.Snapshot().Ranks }, Found: r.sinks.Recomputed, Event: r.event,
 	})
-	r.costs = outcome.New(o.Config.Routing.Aim(), r.event)
+	r.costs = outcome.New(outcome.Options{
+		Objective: o.Config.Routing.Aim(), Event: r.event,
+		Fleet: r.registry.Snapshot, Ledger: r.ledger, BlockOf: func(w *workers.Worker) int { return r.settings.Load().BlockOf(w) },
+	})
 	r.slow = watch.NewSlow(watch.SlowOptions{
 		Fleet: r.registry.Snapshot, Factor: func() float64 { return r.settings.Load().Health.SlowFactor },
 		Waiting: func(k *workers.Rank) int { return r.ledger.Load(k).PrefillTokens }, Event: r.event, Found: r.costs.SlowRanks,
@@ -272,6 +275,7 @@ func (r *Router) Run(ctx context.Context) error {
 	g.Go(func() error { return r.tokens.Run(ctx) })
 	g.Go(func() error { return r.compute.Run(ctx) })
 	g.Go(func() error { return r.slow.Run(ctx) })
+	g.Go(func() error { return r.costs.Run(ctx) })
 	g.Go(func() error { return r.causes.Run(ctx) })
 	if r.opts.Recording != nil {
 		g.Go(func() error { return watch.Record(ctx, r.opts.Recording, r.event) })

@@ -235,6 +235,25 @@ func TestRecordingsOfEveryKind(t *testing.T) {
 				if err != nil || len(st.Costs) != 1 || len(st.Costs[0].Crossings) != 3 || st.Costs[0].Crossings[1].Running != 8 {
 					t.Errorf("the status has no crossings by load: %+v, %v", st.Costs, err)
 				}
+				// Once answers have shown what the time between their tokens depends on,
+				// prices of a stall are tried on the latest requests.
+				n := 40
+				clitest.Until(t, "prices of a stall are tried", func() error {
+					for range 4 {
+						body := completion(n, 60+40*(n%5))
+						body["stream"], body["max_tokens"] = true, 24
+						asked(t, g, "/v1/completions", body)
+						n++
+					}
+					st, err := g.Admin.Status(t.Context())
+					if err != nil {
+						return err
+					}
+					if c := &st.Costs[0]; len(c.Trials) < 2 || c.StallPrice <= 0 {
+						return fmt.Errorf("after %d requests there are %+v", n, *c)
+					}
+					return nil
+				})
 				req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, g.AdminURL+"/metrics", nil)
 				if err != nil {
 					t.Fatal(err)
@@ -248,7 +267,8 @@ func TestRecordingsOfEveryKind(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				if s := string(page); strings.Contains(s, "dynctl_routing_threshold_tokens") || !strings.Contains(s, `dynctl_routing_crossing_tokens{bound="high",model="sim",running="32"}`) {
+				if s := string(page); strings.Contains(s, "dynctl_routing_threshold_tokens") || !strings.Contains(s, `dynctl_routing_crossing_tokens{bound="high",model="sim",running="32"}`) ||
+					!strings.Contains(s, `dynctl_routing_stall_price{model="sim"}`) {
 					t.Errorf("the metrics do not show what is in force:\n%s", s)
 				}
 			},

@@ -104,6 +104,9 @@ func play(ctx context.Context, src arrivals.Source, s Setup) (*run, *Result, err
 		return nil, nil, err
 	}
 	r.scrape()
+	if s.Rule.Auto {
+		r.renew()
+	}
 	if r.paces != nil {
 		r.pace()
 	}
@@ -170,6 +173,7 @@ type run struct {
 
 // simRank is one rank with the router's view of it.
 type simRank struct {
+	run    *run
 	worker *workers.Worker
 	rank   *workers.Rank
 	eng    *virtual.Rank
@@ -240,7 +244,7 @@ func (r *run) add(g *sim.Group, v *vocab.Vocab, w *workers.Worker, index, dp int
 	}
 	slot := uint32(len(r.ranks))
 	k := &simRank{
-		worker: w, stream: kvstream.New(r.index, kvindex.Rank(slot), r.block),
+		run: r, worker: w, stream: kvstream.New(r.index, kvindex.Rank(slot), r.block),
 		rank: &workers.Rank{Slot: slot, WorkerName: w.Name, DP: dp, Label: fmt.Sprintf("%s/dp%d", w.Name, dp)},
 	}
 	if r.paces != nil {
@@ -310,6 +314,32 @@ func (r *run) pace() {
 	if !r.ended || r.open > 0 {
 		r.world.At(r.world.Now()+paced, r.pace)
 	}
+}
+
+// renewed is how often what was learned is put in force.
+const renewed = time.Second
+
+// renew puts what was learned in force, as the router does, until the last request has ended.
+func (r *run) renew() {
+	var f cost.Fleet
+	for _, k := range r.ranks {
+		switch {
+		case k.eng.Core() == nil:
+		case k.worker.Role.CanDecode():
+			f.Decode = append(f.Decode, cost.DecodeLoad{Slot: k.rank.Slot, Load: k.Load()})
+		case k.worker.Role.CanPrefill():
+			f.Prefill = append(f.Prefill, k.Load().Queued)
+		}
+	}
+	r.costs.Renew(&f, r.world.Now())
+	if !r.ended || r.open > 0 {
+		r.world.At(r.world.Now()+renewed, r.renew)
+	}
+}
+
+// Load is what a rank has in work.
+func (k *simRank) Load() cost.Load {
+	return cost.LoadOf(k.run.book.Load(k.rank).Amounts, k.run.block)
 }
 
 // arrive has the next request of the source arrive at its time.
@@ -426,6 +456,9 @@ func (f *flight) carryOut(e decide.Effects) {
 	claim, prefill := d.Claims()
 	f.compute = claim.PrefillTokens + prefill.PrefillTokens // one of them is 0
 	f.held = r.book.Reserve(f.decode.rank, claim)
+	if r.s.Rule.Auto {
+		r.costs.Chose(&f.asked, p.Path == decide.Remote, r.world.Now())
+	}
 	if r.s.Placed != nil {
 		r.s.Placed(f.q, r.world.Now())
 	}
@@ -537,6 +570,7 @@ func (f *flight) token(o engine.Output) {
 		if f.made == 1 {
 			f.first = o.At
 			f.held.FirstToken()
+			f.ran = cost.Running{Slot: f.decode.rank.Slot, Rank: f.decode}
 			cached := o.Cached
 			if f.local { // else it is what prefill has sent
 				cached += o.External

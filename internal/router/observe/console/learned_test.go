@@ -11,7 +11,8 @@ import (
 // for the other path nothing is said.
 func TestCosts(t *testing.T) {
 	list := costsOf(map[string]cost.Known{
-		"b": {Local: 3, Prefill: 2, Transfer: 1, Model: &cost.Model{Revision: 7}, Crossings: []cost.Crossing{{Running: 4, Low: 100, Tokens: 200, High: cost.Never}}},
+		"b": {Local: 3, Prefill: 2, Transfer: 1, Model: &cost.Model{Revision: 7}, Crossings: []cost.Crossing{{Running: 4, Low: 100, Tokens: 200, High: cost.Never}},
+			Price: 0.3, Trials: []cost.Trial{{Price: 1, Good: 0.5, TTFT: 900}, {Price: 0.3, Good: 0.98, TTFT: 120}}},
 		"a": {Local: 5},
 	})
 	if len(list) != 2 || list[0].Model != "a" || list[0].LocalOutcomes != 5 || list[0].Revision != 0 || list[0].Crossings != nil {
@@ -23,6 +24,12 @@ func TestCosts(t *testing.T) {
 	}
 	if x := b.Crossings[0]; x.Running != 4 || *x.Low != 100 || *x.Tokens != 200 || x.High != nil {
 		t.Errorf("%+v", x)
+	}
+	if want := "×0.3 is in force; expected good and TTFT p95 in ms:  ×1 50% 900  ×0.3 98% 120"; b.TrialText() != want {
+		t.Errorf("%q, want %q", b.TrialText(), want)
+	}
+	if list[0].TrialText() != "" || list[0].StallPrice != 0 {
+		t.Errorf("a price before there was a trial: %+v", list[0])
 	}
 	if costsOf(nil) != nil {
 		t.Error("nothing is known of no model")

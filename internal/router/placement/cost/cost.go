@@ -41,6 +41,8 @@ type Work struct {
 	// Times is how many times as long as its peers the rank takes (Model.Times); 0 is as
 	// long.
 	Times float64
+	// Slot is the rank's. Nothing of the work depends on it.
+	Slot uint32
 }
 
 // times is Times of a rank of which nothing is said, too.

@@ -64,8 +64,17 @@ type Learner struct {
 	late      float64   // share of answers whose first token came after its limit, of late
 	published time.Duration
 	slow      []Slow // ranks that take longer than their peers; never written to
-	fresh     bool   // there is something new to publish
-	solved    bool   // laws were made before
+	// prompts is by slot for how long ranks that answer have computed prompts.
+	prompts map[uint32]computing
+	gapFit  fit // the law of the time between tokens
+	history ring[asked]
+	lengths ring[int] // of answers that have ended
+	part    []uint32  // slots of the ranks that trials have; nil for all
+	pricing pricing
+	renewed time.Duration // until when Renew publishes
+	tries   tries         // Renew's own
+	fresh   bool          // there is something new to publish
+	solved  bool          // laws were made before
 	// doubt is how many outcomes without a drift are wanted before there is a model
 	// again.
 	doubt int
@@ -77,7 +86,7 @@ func NewLearner(o Objective) *Learner { return newLearner(o, new(atomic.Uint64))
 func newLearner(o Objective, revision *atomic.Uint64) *Learner {
 	// Answers end long after paths are chosen by costs: until then they are taken for
 	// such that feel a stall.
-	l := &Learner{objective: o, revision: revision, assumed: start, answers: typical, gaps: tight * float64(o.ITL) / float64(time.Millisecond)}
+	l := &Learner{objective: o, revision: revision, assumed: start, prompts: map[uint32]computing{}, history: ring[asked]{most: historyKept}, lengths: ring[int]{most: lengthsKept}, answers: typical, gaps: tight * float64(o.ITL) / float64(time.Millisecond)}
 	for i := range l.fits {
 		l.fits[i].law = start[i]
 	}
@@ -105,6 +114,9 @@ func (l *Learner) Model() *Model { return l.model.Load() }
 func (l *Learner) Took(leg Leg, w *Work, took, now time.Duration) Change {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if leg == LocalLeg {
+		l.stalled(w, now)
+	}
 	change := l.fits[leg].add(w, float64(took)/float64(time.Millisecond), now)
 	l.fresh = true
 	switch {
@@ -117,73 +129,22 @@ func (l *Learner) Took(leg Leg, w *Work, took, now time.Duration) Change {
 		return NoChange
 	}
 	l.doubt = max(0, l.doubt-1)
-	if l.publish(now) {
+	if l.solved && now < l.renewed {
+		return change
+	}
+	if m := l.draft(now); m != nil && l.put(m) == Learned {
 		return Learned
 	}
 	return change
 }
 
-// stretch is after how many tokens a running answer counts: it ends long after paths
-// were chosen that stall it.
-const stretch = 16
-
-// Running is an answer that runs. The zero value is one without a token.
-type Running struct{ counted, now mark }
-
-// mark is how many tokens an answer had at a time.
-type mark struct {
-	tokens int
-	at     time.Duration
-}
-
-// Ran learns that an answer has so many tokens now, a time since any beginning.
-func (l *Learner) Ran(a *Running, tokens int, now time.Duration) {
-	a.now = mark{tokens, now}
-	if a.counted.tokens == 0 {
-		a.counted = a.now
-	}
-	if tokens-a.counted.tokens >= stretch {
-		l.mu.Lock()
-		l.gap(a)
-		l.mu.Unlock()
-	}
-}
-
-// Ended learns that an answer has all its tokens, and how long its first one took.
-func (l *Learner) Ended(a *Running, first time.Duration) {
-	if a.now.tokens < 2 {
-		return
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.gap(a)
-	l.answers += (float64(a.now.tokens) - l.answers) / recent
-	missed := 0.0
-	if l.objective.TTFT > 0 && first > l.objective.TTFT {
-		missed = 1
-	}
-	l.late += (missed - l.late) / recent
-}
-
-// gap counts the tokens of an answer that are not counted yet, as that share of an
-// answer. The caller holds mu.
-func (l *Learner) gap(a *Running) {
-	n := float64(a.now.tokens - a.counted.tokens)
-	if n <= 0 {
-		return
-	}
-	ms := float64(a.now.at-a.counted.at) / float64(time.Millisecond) / n
-	l.gaps += (ms - l.gaps) * n / max(l.answers, n) / recent
-	a.counted = a.now
-}
-
-// publish puts a new revision in force when it is time. The caller holds mu.
-func (l *Learner) publish(now time.Duration) (first bool) {
+// draft is the next revision but for its number and the price of a stall; nil where there is
+// nothing new, or too little is known. The caller holds mu.
+func (l *Learner) draft(now time.Duration) *Model {
 	f := &l.fits
-	old := l.model.Load()
 	if !l.fresh || l.solved && now-l.published < every ||
 		f[LocalLeg].count+f[PrefillLeg].count < EnoughComputed || f[TransferLeg].count < EnoughMoved {
-		return false
+		return nil
 	}
 	local, prefill := f[LocalLeg].law, f[PrefillLeg].law
 	f[LocalLeg].solve(&prefill, &f[PrefillLeg])
@@ -193,12 +154,24 @@ func (l *Learner) publish(now time.Duration) (first bool) {
 	m.ExploreBelow, m.Slow = l.exploreBelow(), l.slow
 	m.Local, m.Prefill, m.Transfer = f[LocalLeg].law, f[PrefillLeg].law, f[TransferLeg].law
 	l.published, l.fresh, l.solved = now, false, true
+	return m
+}
+
+// put puts a draft in force. The caller holds mu.
+func (l *Learner) put(m *Model) Change {
 	if l.doubt > 0 {
-		return false // the laws are watched, and decide nothing
+		return NoChange // the laws are watched, and decide nothing
 	}
+	if l.objective.For == ForGoodput && l.pricing.price > 0 {
+		m.Stall *= l.pricing.price
+	}
+	first := l.model.Load() == nil
 	m.Revision = l.revision.Add(1)
 	l.model.Store(m)
-	return old == nil
+	if first {
+		return Learned
+	}
+	return NoChange
 }
 
 // slower is by how much a rank's measure must change for a revision of its own.
@@ -238,14 +211,21 @@ type Known struct {
 	Model *Model
 	// Crossings are where it changes the path, by load; none without a model.
 	Crossings []Crossing
+	// Price is the multiple of the objective's price of a stall that is in force, Trials
+	// what the newest trial found of each; none before there was one.
+	Price  float64
+	Trials []Trial
 }
 
 // Known is how much is known.
 func (l *Learner) Known() Known {
 	l.mu.Lock()
-	fits, m := l.fits, l.model.Load() // nobody waits for what follows
+	fits, m, p := l.fits, l.model.Load(), l.pricing // nobody waits for what follows
 	l.mu.Unlock()
-	k := Known{Local: fits[LocalLeg].seen, Prefill: fits[PrefillLeg].seen, Transfer: fits[TransferLeg].seen, Model: m}
+	k := Known{Local: fits[LocalLeg].seen, Prefill: fits[PrefillLeg].seen, Transfer: fits[TransferLeg].seen, Model: m, Price: p.price}
+	if p.tried {
+		k.Trials = p.trials[:]
+	}
 	if m != nil {
 		k.Crossings = crossings(m, &fits)
 	}
@@ -310,13 +290,17 @@ func (l *Learners) Slow(ranks []Slow) {
 	}
 }
 
+// All are the learners there are, by model.
+func (l *Learners) All() map[string]*Learner {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	return maps.Clone(l.byModel)
+}
+
 // Known is how much is known of each model.
 func (l *Learners) Known() map[string]Known {
-	l.mu.RLock()
-	learners := maps.Clone(l.byModel) // nobody waits for what follows
-	l.mu.RUnlock()
-	all := make(map[string]Known, len(learners))
-	for name, one := range learners {
+	all := map[string]Known{}
+	for name, one := range l.All() {
 		all[name] = one.Known()
 	}
 	return all

@@ -253,6 +253,10 @@ func TestSlowPrefillRank(t *testing.T) {
 	var p, like Plan
 	Choose(priced(func(in *Input) { in.Decode.Candidates[0].Slot = 7 }, slow(cost.Slow{Slot: 7, Times: 2})), &p)
 	Choose(priced(), &like)
+	if p.Asked.Local.Slot != 7 || p.Asked.Transfer.Slot != 7 {
+		t.Errorf("asked of slot 7: %+v", p.Asked)
+	}
+	p.Asked.Transfer.Slot = like.Asked.Transfer.Slot
 	if p.Path != Remote || like.Path != Local || p.Costs.Local != 2*like.Costs.Local || p.Costs.Remote != like.Costs.Remote || p.Asked.Local.Times != 2 || p.Asked.Transfer != like.Asked.Transfer {
 		t.Errorf("slow decode rank: %s, %+v by %+v; like the others %s, %+v by %+v", p.Path, p.Costs, p.Asked, like.Path, like.Costs, like.Asked)
 	}

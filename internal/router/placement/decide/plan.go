@@ -365,7 +365,7 @@ func (p *Plan) startGated(in *Input) bool {
 func (p *Plan) weigh(in *Input, d int) {
 	decode := &in.Decode.Candidates[d]
 	isl := in.Facts.ISL
-	on := cost.Work{Queued: decode.PrefillTokens, Running: decode.ActiveRequests}
+	on := cost.Work{Queued: decode.PrefillTokens, Running: decode.ActiveRequests, Slot: decode.Slot}
 	p.Asked.Local, p.Asked.Transfer = on, on
 	p.Asked.Local.Tokens, p.Asked.Local.Context = p.EffISL, isl
 	p.Asked.Transfer.Tokens = p.EffISL
@@ -468,7 +468,7 @@ func (p *Plan) passSlow(in *Input) {
 // prefillWork is what the chosen prefill rank is asked for.
 func (p *Plan) prefillWork(in *Input) cost.Work {
 	isl, c := in.Facts.ISL, &in.Prefill.Candidates[p.PrefillIndex]
-	w := cost.Work{Tokens: isl - p.PrefillCached, Context: isl, Queued: c.PrefillTokens, Running: c.ActiveRequests}
+	w := cost.Work{Tokens: isl - p.PrefillCached, Context: isl, Queued: c.PrefillTokens, Running: c.ActiveRequests, Slot: c.Slot}
 	if in.Costs != nil {
 		w.Times = in.Costs.Times(c.Slot)
 	}

@@ -35,8 +35,9 @@ const HalfLifeTokens = 512 * 512
 
 // Amounts is work in flight on a rank.
 type Amounts struct {
-	// Requests is the number of reservations.
-	Requests int
+	// Requests is the number of reservations, Answering how many of them have their
+	// first token.
+	Requests, Answering int
 	// PrefillTokens is the uncached prompt tokens without a first token yet.
 	PrefillTokens int
 	// DecodeBlocks is the KV blocks that the requests hold.
@@ -85,19 +86,20 @@ func (c *Claim) blocks(generated int) int {
 // account is one rank's figures. The counters are read without a lock; a
 // reader may see one of them before and another after a concurrent change.
 type account struct {
-	rank     *workers.Rank
-	requests atomic.Int64
-	prefill  atomic.Int64
-	blocks   atomic.Int64
-	lastTurn atomic.Uint64
-	fresh    atomic.Pointer[fresh]
+	rank      *workers.Rank
+	requests  atomic.Int64
+	answering atomic.Int64
+	prefill   atomic.Int64
+	blocks    atomic.Int64
+	lastTurn  atomic.Uint64
+	fresh     atomic.Pointer[fresh]
 }
 
 // fresh is a fading sum and the ledger's clock at the time it was right.
 type fresh struct{ tokens, at float64 }
 
 func (a *account) amounts() Amounts {
-	return Amounts{Requests: int(a.requests.Load()), PrefillTokens: int(a.prefill.Load()), DecodeBlocks: int(a.blocks.Load())}
+	return Amounts{Requests: int(a.requests.Load()), Answering: int(a.answering.Load()), PrefillTokens: int(a.prefill.Load()), DecodeBlocks: int(a.blocks.Load())}
 }
 
 // Ledger is the account of a fleet. It is safe for concurrent use.
@@ -313,6 +315,7 @@ func (l *Ledger) Total() Amounts {
 	l.each(func(a *account) {
 		v := a.amounts()
 		t.Requests += v.Requests
+		t.Answering += v.Answering
 		t.PrefillTokens += v.PrefillTokens
 		t.DecodeBlocks += v.DecodeBlocks
 	})
@@ -343,10 +346,11 @@ type Reservation struct {
 	account *account
 	claim   Claim
 
-	mu       sync.Mutex // guards the fields below
-	released bool
-	prefill  int // tokens still on the books
-	blocks   int // blocks on the books
+	mu        sync.Mutex // guards the fields below
+	released  bool
+	answering bool
+	prefill   int // tokens still on the books
+	blocks    int // blocks on the books
 }
 
 // FirstToken ends the prefill: its tokens leave the books. Calls after the
@@ -356,6 +360,10 @@ func (v *Reservation) FirstToken() {
 	had := v.prefill
 	v.account.prefill.Add(-int64(had))
 	v.prefill = 0
+	if !v.answering && !v.released {
+		v.answering = true
+		v.account.answering.Add(1)
+	}
 	v.mu.Unlock()
 	if had > 0 {
 		v.ledger.ease()
@@ -389,6 +397,9 @@ func (v *Reservation) Release() bool {
 	a := v.account
 	a.prefill.Add(-int64(v.prefill))
 	a.blocks.Add(-int64(v.blocks))
+	if v.answering {
+		a.answering.Add(-1)
+	}
 	a.requests.Add(-1)
 	v.prefill, v.blocks = 0, 0
 	v.mu.Unlock()

@@ -29,13 +29,13 @@ func TestReservationLife(t *testing.T) {
 		do   func()
 		want Amounts
 	}{
-		{"reserved", func() {}, Amounts{1, 100, 3}},
-		{"first token", v.FirstToken, Amounts{1, 0, 3}},
-		{"first token again", v.FirstToken, Amounts{1, 0, 3}},
-		{"within the block", func() { v.Progress(62) }, Amounts{1, 0, 3}},
-		{"next block", func() { v.Progress(63) }, Amounts{1, 0, 4}},
-		{"three more", func() { v.Progress(63 + 3*64) }, Amounts{1, 0, 7}},
-		{"never shrinks", func() { v.Progress(1) }, Amounts{1, 0, 7}},
+		{"reserved", func() {}, Amounts{1, 0, 100, 3}},
+		{"first token", v.FirstToken, Amounts{1, 1, 0, 3}},
+		{"first token again", v.FirstToken, Amounts{1, 1, 0, 3}},
+		{"within the block", func() { v.Progress(62) }, Amounts{1, 1, 0, 3}},
+		{"next block", func() { v.Progress(63) }, Amounts{1, 1, 0, 4}},
+		{"three more", func() { v.Progress(63 + 3*64) }, Amounts{1, 1, 0, 7}},
+		{"never shrinks", func() { v.Progress(1) }, Amounts{1, 1, 0, 7}},
 		{"released", func() { v.Release() }, Amounts{}},
 		{"nothing afterwards", func() { v.Progress(9999); v.FirstToken() }, Amounts{}},
 	} {
@@ -251,7 +251,10 @@ func TestModel(t *testing.T) {
 					a := want[e.r]
 					a.Requests++
 					total.Requests++
-					if !e.first {
+					if e.first {
+						a.Answering++
+						total.Answering++
+					} else {
 						a.PrefillTokens += e.claim.PrefillTokens
 						total.PrefillTokens += e.claim.PrefillTokens
 					}

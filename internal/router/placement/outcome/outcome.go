@@ -4,6 +4,7 @@ package outcome
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"slices"
 	"sync/atomic"
@@ -13,21 +14,91 @@ import (
 	"github.com/dynctl/dynctl/internal/router/observe/watch"
 	"github.com/dynctl/dynctl/internal/router/placement/cost"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
+	"github.com/dynctl/dynctl/internal/router/placement/ledger"
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
+	"github.com/dynctl/dynctl/internal/wait"
+	"github.com/dynctl/dynctl/internal/workers"
 )
+
+// renewed is how often what was learned is put in force.
+const renewed = time.Second
+
+// Options are what a teacher needs.
+type Options struct {
+	// Objective is what paths are chosen for at first.
+	Objective cost.Objective
+	// Event hears when costs begin to decide, and when they do so no longer.
+	Event func(eventlog.Event)
+	// Fleet is the fleet of now, Ledger what its ranks have in work, and BlockOf how many
+	// tokens a block has there.
+	Fleet   func() *workers.Snapshot
+	Ledger  *ledger.Ledger
+	BlockOf func(*workers.Worker) int
+}
 
 // Teacher teaches the learners of a router. It is safe for concurrent use.
 type Teacher struct {
 	*cost.Learners
+	o     Options
 	began time.Time
-	event func(eventlog.Event)
 }
 
-// New makes a teacher and its learners. event hears when costs begin to decide, and when
-// they do so no longer.
-func New(o cost.Objective, event func(eventlog.Event)) *Teacher {
-	return &Teacher{Learners: cost.NewLearners(o), began: time.Now(), event: event}
+// New makes a teacher and its learners.
+func New(o Options) *Teacher {
+	return &Teacher{Learners: cost.NewLearners(o.Objective), o: o, began: time.Now()}
 }
+
+// Run puts what was learned in force until ctx ends.
+func (t *Teacher) Run(ctx context.Context) error {
+	for range wait.Every(ctx, renewed) {
+		t.renew(time.Now())
+	}
+	return nil
+}
+
+func (t *Teacher) renew(now time.Time) {
+	s := t.o.Fleet()
+	for model, l := range t.All() {
+		if change := l.Renew(t.fleet(s.Model(model)), now.Sub(t.began)); change != cost.NoChange {
+			t.o.Event(changeEvent(change, 0, &Leg{Model: model}))
+		}
+	}
+}
+
+// fleet is what the ranks of workers have in work. A rank that may do both counts as one that
+// answers.
+func (t *Teacher) fleet(list []*workers.Worker) *cost.Fleet {
+	f := &cost.Fleet{}
+	for _, w := range list {
+		if ok, _ := w.State.Usable(); !ok {
+			continue
+		}
+		for _, k := range w.Ranks {
+			n := t.on(w, k).Load()
+			if w.Role.CanDecode() {
+				f.Decode = append(f.Decode, cost.DecodeLoad{Slot: k.Slot, Load: n})
+			} else if w.Role.CanPrefill() {
+				f.Prefill = append(f.Prefill, n.Queued)
+			}
+		}
+	}
+	slices.SortFunc(f.Decode, func(a, b cost.DecodeLoad) int { return cmp.Compare(a.Slot, b.Slot) })
+	return f
+}
+
+// onRank says what a rank has in work.
+type onRank struct {
+	ledger *ledger.Ledger
+	rank   *workers.Rank
+	block  int
+}
+
+func (t *Teacher) on(w *workers.Worker, k *workers.Rank) onRank {
+	return onRank{t.o.Ledger, k, t.o.BlockOf(w)}
+}
+
+// Load is for cost.Running.
+func (r onRank) Load() cost.Load { return cost.LoadOf(r.ledger.Load(r.rank).Amounts, r.block) }
 
 // SlowRanks reports which ranks take longer than their peers.
 func (t *Teacher) SlowRanks(found []watch.SlowRank) {
@@ -86,7 +157,7 @@ func (t *Teacher) Took(q *Request, p *decide.Plan, l Leg) {
 		return
 	}
 	if change := learner.Took(leg, w, l.First.Sub(l.Sent), l.First.Sub(t.began)); change != cost.NoChange {
-		t.event(changeEvent(change, leg, &l))
+		t.o.Event(changeEvent(change, leg, &l))
 	}
 }
 
@@ -110,12 +181,20 @@ func changeEvent(c cost.Change, leg cost.Leg, l *Leg) eventlog.Event {
 	return e
 }
 
-// Runs begins to report an answer of a model that has so many tokens now. With a
-// threshold that is not auto nothing is reported.
-func (t *Teacher) Runs(q *Request, auto bool, model string, tokens int, now time.Time) {
+// Chose reports that a request for a model goes the way of a plan.
+func (t *Teacher) Chose(model string, p *decide.Plan, now time.Time) {
+	if l := t.Of(model); l != nil {
+		l.Chose(&p.Asked, p.Path == decide.Remote, now.Sub(t.began))
+	}
+}
+
+// Runs begins to report an answer of a model that has so many tokens now, from a rank of a
+// worker. With a threshold that is not auto nothing is reported.
+func (t *Teacher) Runs(q *Request, auto bool, model string, w *workers.Worker, k *workers.Rank, tokens int, now time.Time) {
 	q.learner, q.running, q.began = nil, cost.Running{}, t.began
 	if auto {
 		q.learner = t.Of(model)
+		q.running.Slot, q.running.Rank = k.Slot, t.on(w, k)
 	}
 	q.Ran(tokens, now)
 }

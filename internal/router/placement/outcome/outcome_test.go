@@ -9,6 +9,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/observe/watch"
 	"github.com/dynctl/dynctl/internal/router/placement/cost"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
+	"github.com/dynctl/dynctl/internal/router/placement/ledger"
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
 	"github.com/dynctl/dynctl/internal/workers"
 )
@@ -22,12 +23,12 @@ type class struct {
 
 func newClass() *class {
 	c := &class{}
-	c.Teacher = New(cost.Objective{}, func(e eventlog.Event) {
+	c.Teacher = New(Options{Ledger: ledger.New(), BlockOf: func(*workers.Worker) int { return 64 }, Event: func(e eventlog.Event) {
 		c.kinds = append(c.kinds, e.Kind)
 		if e.Request != "its id" || e.Text == "" || (e.Severity == eventlog.Info) != (e.Kind == "costs_known") {
 			c.kinds = append(c.kinds, "which is wrong")
 		}
-	})
+	}})
 	c.at = c.began
 	return c
 }
@@ -102,13 +103,13 @@ func TestLegsThatTeachNothing(t *testing.T) {
 func TestAnswers(t *testing.T) {
 	c := newClass()
 	var q Request
-	c.Runs(&q, false, "m", 1, c.began)
+	c.Runs(&q, false, "m", &workers.Worker{}, &workers.Rank{}, 1, c.began)
 	q.Ran(100, c.began.Add(time.Second))
 	q.Ended(time.Second)
 	if len(c.Known()) != 0 {
 		t.Error("heard of an answer without auto")
 	}
-	c.Runs(&q, true, "m", 1, c.began)
+	c.Runs(&q, true, "m", &workers.Worker{}, &workers.Rank{}, 1, c.began)
 	q.Ran(100, c.began.Add(time.Second))
 	q.Ended(time.Second)
 	if len(c.Known()) != 1 || q.learner != c.Of("m") {
