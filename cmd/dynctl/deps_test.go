@@ -94,7 +94,7 @@ var allowed = map[string][]string{
 	"internal/router/cache/kvgroup":       {"internal/router/cache/blockhash", "internal/router/cache/kvevent"},
 	"internal/router/cache/kvtier":        {"internal/router/placement/decision", "internal/router/cache/kvevent"},
 	"internal/router/cache/kvindex":       {"internal/router/cache/blockhash", "internal/router/cache/kvindex/..."},
-	"internal/router/placement/outcome":   {"internal/eventlog", "internal/router/observe/watch", "internal/router/placement/cost", "internal/router/placement/decide", "internal/router/placement/selector"},
+	"internal/router/placement/outcome":   {"internal/eventlog", "internal/router/observe/watch", "internal/router/placement/cost", "internal/router/placement/decide", "internal/router/placement/ledger", "internal/router/placement/selector", "internal/workers"},
 	"internal/router/placement/question":  {"internal/router/cache/approx", "internal/router/cache/blockhash", "internal/router/cache/follower", "internal/router/cache/kvfeed", "internal/router/cache/kvgroup", "internal/router/cache/kvindex", "internal/router/effective", "internal/router/forward/disagg", "internal/router/placement/cost", "internal/router/placement/decide", "internal/router/placement/decision", "internal/router/placement/ledger", "internal/router/placement/selector", "internal/router/request/admission", "internal/router/request/api", "internal/router/request/prompt", "internal/router/request/stored", "internal/workers"},
 	"internal/router/placement/ledger":    {"internal/workers"},
 	"internal/router/observe/pace":        {"internal/router/observe/traffic"},

@@ -339,7 +339,8 @@ func (r *run) renew() {
 
 // Load is what a rank has in work.
 func (k *simRank) Load() cost.Load {
-	return cost.LoadOf(k.run.book.Load(k.rank).Amounts, k.run.block)
+	n := k.run.book.Load(k.rank)
+	return cost.LoadOf(n.Requests, n.Answering, n.PrefillTokens, n.DecodeBlocks*k.run.block)
 }
 
 // arrive has the next request of the source arrive at its time.

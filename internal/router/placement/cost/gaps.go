@@ -1,10 +1,6 @@
 package cost
 
-import (
-	"time"
-
-	"github.com/dynctl/dynctl/internal/router/placement/ledger"
-)
+import "time"
 
 // stretch is after how many tokens a running answer counts: it ends long after paths
 // were chosen that stall it. The law of the time between tokens takes longer ones: by what
@@ -50,12 +46,12 @@ type Load struct {
 	Waiting, Answers, Held int
 }
 
-// LoadOf is what is in work on a rank by the router's account, whose blocks have so many
-// tokens.
-func LoadOf(a ledger.Amounts, block int) Load {
-	l := Load{Queued: a.PrefillTokens, Waiting: a.Requests - a.Answering, Answers: a.Answering}
-	if a.Requests > 0 { // the account has the blocks of all requests in one sum
-		l.Held = a.DecodeBlocks * block * a.Answering / a.Requests
+// LoadOf is what is in work on a rank by the router's account: of so many requests some are
+// answering, prompt tokens are queued, and all requests hold so many tokens.
+func LoadOf(requests, answering, queued, held int) Load {
+	l := Load{Queued: queued, Waiting: max(requests-answering, 0), Answers: answering}
+	if requests > 0 {
+		l.Held = held * answering / requests
 	}
 	return l
 }

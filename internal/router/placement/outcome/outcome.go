@@ -98,7 +98,10 @@ func (t *Teacher) on(w *workers.Worker, k *workers.Rank) onRank {
 }
 
 // Load is for cost.Running.
-func (r onRank) Load() cost.Load { return cost.LoadOf(r.ledger.Load(r.rank).Amounts, r.block) }
+func (r onRank) Load() cost.Load {
+	n := r.ledger.Load(r.rank)
+	return cost.LoadOf(n.Requests, n.Answering, n.PrefillTokens, n.DecodeBlocks*r.block)
+}
 
 // SlowRanks reports which ranks take longer than their peers.
 func (t *Teacher) SlowRanks(found []watch.SlowRank) {
