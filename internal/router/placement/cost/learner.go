@@ -211,8 +211,8 @@ type Known struct {
 	Model *Model
 	// Crossings are where it changes the path, by load; none without a model.
 	Crossings []Crossing
-	// Price is the multiple of the objective's price of a stall that is in force, Trials
-	// what the newest trial found of each; none before there was one.
+	// Price is the multiple of what the objective says that a stall costs, Trials what the
+	// newest trial found of each; none before there was one, and with other objectives.
 	Price  float64
 	Trials []Trial
 }
@@ -221,10 +221,11 @@ type Known struct {
 func (l *Learner) Known() Known {
 	l.mu.Lock()
 	fits, m, p := l.fits, l.model.Load(), l.pricing // nobody waits for what follows
+	tries := l.objective.For == ForGoodput
 	l.mu.Unlock()
-	k := Known{Local: fits[LocalLeg].seen, Prefill: fits[PrefillLeg].seen, Transfer: fits[TransferLeg].seen, Model: m, Price: p.price}
-	if p.tried {
-		k.Trials = p.trials[:]
+	k := Known{Local: fits[LocalLeg].seen, Prefill: fits[PrefillLeg].seen, Transfer: fits[TransferLeg].seen, Model: m}
+	if tries && p.tried {
+		k.Price, k.Trials = p.price, p.trials[:]
 	}
 	if m != nil {
 		k.Crossings = crossings(m, &fits)

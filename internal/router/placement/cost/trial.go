@@ -164,8 +164,9 @@ func (l *Learner) Renew(fleet *Fleet, now time.Duration) Change {
 			l.part = append(l.part, f.Decode[i].Slot)
 		}
 	}
-	if usual := fleet.usual(); usual != l.pricing.usual {
-		l.pricing = pricing{price: usual, usual: usual}
+	p := &l.pricing
+	if p.usual = fleet.usual(); !p.tried {
+		p.price = p.usual
 	}
 	m := l.draft(now)
 	if m == nil {

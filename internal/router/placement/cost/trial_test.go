@@ -238,6 +238,16 @@ func TestRenew(t *testing.T) {
 	if l.Renew(f, now+5*every); l.Model().Stall != 1 {
 		t.Errorf("for another objective a stall costs %v", l.Model().Stall)
 	}
+	if k := l.Known(); k.Trials != nil || k.Price != 0 {
+		t.Errorf("for another objective prices are tried: %+v", k)
+	}
+	// Ranks that leave change what is usual, not what was found.
+	price := other.Known().Price
+	f.Prefill = f.Prefill[:1]
+	other.fresh, other.history.all = true, nil
+	if other.Renew(f, now+9*every); other.pricing.usual != 0.1 || other.Known().Price != price {
+		t.Errorf("with one prefill rank the price is %v instead of %v, and usual is %v", other.Known().Price, price, other.pricing.usual)
+	}
 }
 
 // TestTrialSeesTheLoad: with few requests every price is good, with too many none, and the
