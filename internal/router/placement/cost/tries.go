@@ -1,6 +1,7 @@
 package cost
 
 import (
+	"cmp"
 	"math"
 	"slices"
 	"time"
@@ -184,8 +185,10 @@ func (t *tries) begin() {
 			held = float64(load.Held) / float64(load.Answers)
 		}
 		for range load.Answers {
-			d.start(coming{tokens: t.rest(), held: held, answer: -1})
+			d.running = append(d.running, running{until: t.rest(), held: held, answer: -1})
+			d.held += held
 		}
+		slices.SortStableFunc(d.running, func(a, b running) int { return cmp.Compare(a.until, b.until) })
 		// Which prompt each of these waits for is not known: their first tokens come one
 		// after the other until all is computed.
 		for k := range load.Waiting {
@@ -334,7 +337,7 @@ func (t *tries) advance(d *answering, until float64) {
 	for d.now < until {
 		for len(d.coming) > 0 && d.coming[0].at <= d.now {
 			c := d.coming[0]
-			d.coming = slices.Delete(d.coming, 0, 1)
+			d.coming = d.coming[1:]
 			if c.answer >= 0 {
 				t.answers[c.answer].begun = d.made
 			}
@@ -361,7 +364,7 @@ func (t *tries) advance(d *answering, until float64) {
 		}
 		d.held += (r.until - d.made) * float64(len(d.running))
 		d.made, d.now = r.until, end
-		d.running = slices.Delete(d.running, 0, 1)
+		d.running = d.running[1:]
 		own := r.until
 		if r.answer >= 0 {
 			a := &t.answers[r.answer]
