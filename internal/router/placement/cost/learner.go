@@ -30,8 +30,9 @@ const (
 	EnoughMoved    = 6
 )
 
-// every is how often a new revision may be published.
-const every = time.Second
+// every is how often a new revision may be published. A ticker's ticks come by slack too
+// soon: without it every few of them would be one for nothing.
+const every, slack = time.Second, 20 * time.Millisecond
 
 // start is what is assumed before anything was seen: little more than that time
 // grows with work. It weighs next to nothing.
@@ -132,17 +133,18 @@ func (l *Learner) Took(leg Leg, w *Work, took, now time.Duration) Change {
 	if l.solved && now < l.renewed {
 		return change
 	}
-	if m := l.draft(now); m != nil && l.put(m) == Learned {
+	if m := l.draft(now, every); m != nil && l.put(m) == Learned {
 		return Learned
 	}
 	return change
 }
 
 // draft is the next revision but for its number and the price of a stall; nil where there is
-// nothing new, or too little is known. The caller holds mu.
-func (l *Learner) draft(now time.Duration) *Model {
+// nothing new, too little is known, or the last one was less than wait ago. The caller holds
+// mu.
+func (l *Learner) draft(now, wait time.Duration) *Model {
 	f := &l.fits
-	if !l.fresh || l.solved && now-l.published < every ||
+	if !l.fresh || l.solved && now-l.published < wait ||
 		f[LocalLeg].count+f[PrefillLeg].count < EnoughComputed || f[TransferLeg].count < EnoughMoved {
 		return nil
 	}
@@ -212,7 +214,8 @@ type Known struct {
 	// Crossings are where it changes the path, by load; none without a model.
 	Crossings []Crossing
 	// Price is the multiple of what the objective says that a stall costs, Trials what the
-	// newest trial found of each; none before there was one, and with other objectives.
+	// newest trial found of each; none without a model or a trial, and with other
+	// objectives.
 	Price  float64
 	Trials []Trial
 }
@@ -224,7 +227,7 @@ func (l *Learner) Known() Known {
 	tries := l.objective.For == ForGoodput
 	l.mu.Unlock()
 	k := Known{Local: fits[LocalLeg].seen, Prefill: fits[PrefillLeg].seen, Transfer: fits[TransferLeg].seen, Model: m}
-	if tries && p.tried {
+	if m != nil && tries && p.tried {
 		k.Price, k.Trials = p.price, p.trials[:]
 	}
 	if m != nil {

@@ -150,7 +150,7 @@ func (l *Learner) Chose(q *Request, remote bool, now time.Duration) {
 // Renew publishes a revision of what was learned since the last one, with the price of a
 // stall that is best for the latest requests if they came again to the fleet as it is now.
 // It is meant to be called once a second, by one goroutine; while nobody calls it, revisions
-// come with outcomes and have the usual price.
+// come with outcomes and keep the price.
 func (l *Learner) Renew(fleet *Fleet, now time.Duration) Change {
 	if len(fleet.Decode) == 0 || len(fleet.Prefill) == 0 {
 		return NoChange
@@ -168,7 +168,7 @@ func (l *Learner) Renew(fleet *Fleet, now time.Duration) Change {
 	if p.usual = fleet.usual(); !p.tried {
 		p.price = p.usual
 	}
-	m := l.draft(now)
+	m := l.draft(now, every-slack)
 	if m == nil {
 		l.mu.Unlock()
 		return NoChange
