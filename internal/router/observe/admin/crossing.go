@@ -3,6 +3,7 @@ package admin
 import (
 	"fmt"
 	"strconv"
+	"strings"
 )
 
 // Crossing is from how many tokens on a prompt is cheaper on a prefill rank, if none of it
@@ -65,4 +66,27 @@ func Rule(threshold int, on string, auto bool, costs []ModelCosts) string {
 	default:
 		return fmt.Sprintf("auto, %d of %d models learned", known, len(costs))
 	}
+}
+
+// PriceTrial is what would become of the latest requests if a stall cost Price times what the
+// objective says: the share that keeps the limits, and the 95th percentile of the time to
+// first token.
+type PriceTrial struct {
+	Price  float64 `json:"price"`
+	Good   float64 `json:"good_share"`
+	TTFTMS float64 `json:"ttft_p95_ms"`
+}
+
+// TrialText is the price in force and what was found of each that was tried; empty before
+// there was a trial.
+func (c *ModelCosts) TrialText() string {
+	if len(c.Trials) == 0 {
+		return ""
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, "×%g is in force; expected good and TTFT p95 in ms:", c.StallPrice)
+	for _, t := range c.Trials {
+		fmt.Fprintf(&b, "  ×%g %.0f%% %.0f", t.Price, 100*t.Good, t.TTFTMS)
+	}
+	return b.String()
 }

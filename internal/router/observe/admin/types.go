@@ -40,29 +40,6 @@ type ModelCosts struct {
 	Trials     []PriceTrial `json:"trials,omitempty"`
 }
 
-// PriceTrial is what would become of the latest requests if a stall cost Price times what the
-// objective says: the share that keeps the limits, and the 95th percentile of the time to
-// first token.
-type PriceTrial struct {
-	Price  float64 `json:"price"`
-	Good   float64 `json:"good_share"`
-	TTFTMS float64 `json:"ttft_p95_ms"`
-}
-
-// TrialText is the price in force and what was found of each that was tried; empty before
-// there was a trial.
-func (c *ModelCosts) TrialText() string {
-	if len(c.Trials) == 0 {
-		return ""
-	}
-	var b strings.Builder
-	fmt.Fprintf(&b, "×%g is in force; expected good and TTFT p95 in ms:", c.StallPrice)
-	for _, t := range c.Trials {
-		fmt.Fprintf(&b, "  ×%g %.0f%% %.0f", t.Price, 100*t.Good, t.TTFTMS)
-	}
-	return b.String()
-}
-
 // Status is the router at one glance (GET /admin/v1/status).
 type Status struct {
 	Schema  string    `json:"schema"`

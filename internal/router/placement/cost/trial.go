@@ -67,8 +67,6 @@ func (f *Fleet) sample() *Fleet {
 	return part
 }
 
-func (d *DecodeLoad) cmp(slot uint32) int { return int(d.Slot) - int(slot) }
-
 // usual is the price to begin with. The more ranks answer for each prefill rank, the more
 // requests wait behind a prompt that is sent there.
 func (f *Fleet) usual() float64 {
@@ -179,8 +177,8 @@ func (l *Learner) Renew(fleet *Fleet, now time.Duration) Change {
 
 	if tries { // nobody waits for that
 		var found [len(prices)]Trial
-		for i, p := range prices {
-			found[i] = t.run(p)
+		for i, price := range prices {
+			found[i] = t.run(price)
 		}
 		l.mu.Lock()
 		l.pricing.choose(&found, &o)

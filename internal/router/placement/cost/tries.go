@@ -120,7 +120,7 @@ func (t *tries) arrive(history *ring[asked], now time.Duration) {
 				t.span = at
 				return
 			}
-			rank, in := slices.BinarySearchFunc(t.fleet.Decode, q.request.Local.Slot, func(d DecodeLoad, slot uint32) int { return d.cmp(slot) })
+			rank, in := slices.BinarySearchFunc(t.fleet.Decode, q.request.Local.Slot, func(d DecodeLoad, slot uint32) int { return cmp.Compare(d.Slot, slot) })
 			if !in { // it has left
 				rank = k % len(t.fleet.Decode)
 			}

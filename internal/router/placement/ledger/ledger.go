@@ -353,8 +353,8 @@ type Reservation struct {
 	blocks    int // blocks on the books
 }
 
-// FirstToken ends the prefill: its tokens leave the books. Calls after the
-// first do nothing.
+// FirstToken ends the prefill: its tokens leave the books, and the request counts as
+// answering. Calls after the first do nothing.
 func (v *Reservation) FirstToken() {
 	v.mu.Lock()
 	had := v.prefill
