@@ -18,8 +18,8 @@ func costsOf(known map[string]cost.Known) (list []admin.ModelCosts) {
 			c.Revision = k.Model.Revision
 		}
 		for _, x := range k.Trials {
-			c.StallPrice = k.Price
-			c.Trials = append(c.Trials, admin.PriceTrial{Price: x.Price, Good: x.Good, TTFTMS: x.TTFT})
+			c.StallPrice, c.TTFTLimit = k.Price, k.Limit
+			c.Trials = append(c.Trials, admin.WeightsTrial{Price: x.Price, Limit: x.Limit, Good: x.Good, TTFTMS: x.TTFT})
 		}
 		for _, x := range k.Crossings {
 			c.Crossings = append(c.Crossings, admin.Crossing{Running: x.Running, Low: reaches(x.Low), Tokens: reaches(x.Tokens), High: reaches(x.High)})

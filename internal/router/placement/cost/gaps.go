@@ -2,9 +2,11 @@ package cost
 
 import "time"
 
-// stretch is after how many tokens a running answer counts: it ends long after paths
-// were chosen that stall it. The law of the time between tokens takes longer ones: by what
-// a prompt does at the end of a short one, whose first token it is not yet, the law is off.
+// stretch is after how many tokens the time between the tokens of a running answer is
+// counted, before the answer has ended: it ends long after paths were chosen that stall it.
+// The law of that time is learned from longer stretches. A prompt that is being computed at
+// the end of a stretch has no first token yet and is counted in the next one, which is a
+// smaller error in a longer stretch.
 const stretch, lawStretch = 16, 100
 
 // lawMemory is how many stretches the law of the time between tokens remembers, lawEnough
@@ -68,10 +70,12 @@ type computing struct {
 func (l *Learner) stalled(w *Work, now time.Duration) {
 	ms := l.fits[LocalLeg].law.compute(w)
 	s := l.prompts[w.Slot]
-	if s.at != now || s.ms == 0 {
-		ms += l.step() // those whose first tokens come at once were computed in one
+	// Those whose first tokens come at once were computed in one step: another takes longer
+	// than that.
+	if step := l.step(); s.ms == 0 || float64(now-s.at)/float64(time.Millisecond) >= step {
+		ms += step
 	}
-	l.prompts[w.Slot] = computing{s.ms + ms, now}
+	l.prompts[w.Slot] = computing{s.ms + ms, max(s.at, now)}
 }
 
 // step is what a step takes in which prompts are computed, besides them. The caller holds

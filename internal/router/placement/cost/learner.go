@@ -66,16 +66,16 @@ type Learner struct {
 	published time.Duration
 	slow      []Slow // ranks that take longer than their peers; never written to
 	// prompts is by slot for how long ranks that answer have computed prompts.
-	prompts map[uint32]computing
-	gapFit  fit // the law of the time between tokens
-	history ring[asked]
-	lengths ring[int] // of answers that have ended
-	part    []uint32  // slots of the ranks that trials have; nil for all
-	pricing pricing
-	renewed time.Duration // until when Renew publishes
-	tries   tries         // Renew's own
-	fresh   bool          // there is something new to publish
-	solved  bool          // laws were made before
+	prompts  map[uint32]computing
+	gapFit   fit // the law of the time between tokens
+	history  ring[asked]
+	lengths  ring[int] // of answers that have ended
+	part     []uint32  // slots of the ranks that trials have; nil for all
+	weighing weighing
+	renewed  time.Duration // until when Renew publishes
+	tries    tries         // Renew's own
+	fresh    bool          // there is something new to publish
+	solved   bool          // laws were made before
 	// doubt is how many outcomes without a drift are wanted before there is a model
 	// again.
 	doubt int
@@ -164,8 +164,9 @@ func (l *Learner) put(m *Model) Change {
 	if l.doubt > 0 {
 		return NoChange // the laws are watched, and decide nothing
 	}
-	if l.objective.For == ForGoodput && l.pricing.price > 0 {
-		m.Stall *= l.pricing.price
+	if w := &l.weighing; l.objective.For == ForGoodput && w.Price > 0 {
+		m.Stall *= w.Price
+		m.Limit *= w.Limit
 	}
 	first := l.model.Load() == nil
 	m.Revision = l.revision.Add(1)
@@ -174,6 +175,15 @@ func (l *Learner) put(m *Model) Change {
 		return Learned
 	}
 	return NoChange
+}
+
+// aim changes what paths are chosen for. What was tried for another objective says nothing.
+func (l *Learner) aim(o Objective) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.objective != o {
+		l.objective, l.weighing, l.fresh = o, weighing{Weights: Weights{l.weighing.usual, 1}, usual: l.weighing.usual}, true
+	}
 }
 
 // slower is by how much a rank's measure must change for a revision of its own.
@@ -213,22 +223,21 @@ type Known struct {
 	Model *Model
 	// Crossings are where it changes the path, by load; none without a model.
 	Crossings []Crossing
-	// Price is the multiple of what the objective says that a stall costs, Trials what the
-	// newest trial found of each; none without a model or a trial, and with other
-	// objectives.
-	Price  float64
+	// Weights are those in force, Trials what the newest trial found of each; none without a
+	// model or a trial, and with other objectives.
+	Weights
 	Trials []Trial
 }
 
 // Known is how much is known.
 func (l *Learner) Known() Known {
 	l.mu.Lock()
-	fits, m, p := l.fits, l.model.Load(), l.pricing // nobody waits for what follows
+	fits, m, w := l.fits, l.model.Load(), l.weighing // nobody waits for what follows
 	tries := l.objective.For == ForGoodput
 	l.mu.Unlock()
 	k := Known{Local: fits[LocalLeg].seen, Prefill: fits[PrefillLeg].seen, Transfer: fits[TransferLeg].seen, Model: m}
-	if m != nil && tries && p.tried {
-		k.Price, k.Trials = p.price, p.trials[:]
+	if m != nil && tries && w.tried {
+		k.Weights, k.Trials = w.Weights, w.trials[:]
 	}
 	if m != nil {
 		k.Crossings = crossings(m, &fits)
@@ -242,6 +251,10 @@ const maxModels = 64
 // Learners are those of a router, by the model that requests ask for. They are safe
 // for concurrent use.
 type Learners struct {
+	// Fleet is the fleet that serves a model, for what is expected of it before anything
+	// was learned; nil for nothing. It is called with a lock held, once for each model.
+	Fleet func(model string) *Fleet
+
 	revision  atomic.Uint64
 	mu        sync.RWMutex // guards the fields below
 	objective Objective
@@ -267,6 +280,9 @@ func (l *Learners) Of(model string) *Learner {
 	if one = l.byModel[model]; one == nil && len(l.byModel) < maxModels {
 		one = newLearner(l.objective, &l.revision)
 		one.slow = l.slow
+		if l.Fleet != nil {
+			one.Expect(l.Fleet(model))
+		}
 		l.byModel[strings.Clone(model)] = one
 	}
 	return one
@@ -278,9 +294,7 @@ func (l *Learners) Aim(o Objective) {
 	defer l.mu.Unlock()
 	l.objective = o
 	for _, one := range l.byModel {
-		one.mu.Lock()
-		one.objective, one.fresh = o, true
-		one.mu.Unlock()
+		one.aim(o)
 	}
 }
 

@@ -1,13 +1,28 @@
 package cost
 
 import (
+	"cmp"
 	"math"
+	"math/bits"
 	"slices"
 	"time"
 )
 
-// prices are those of a stall that are tried, as multiples of what the objective says.
-var prices = [...]float64{3, 1, 0.3, 0.1, 0.03, 0.01}
+// Weights are multiples of what the objective says: of what a stall costs, its price, and of
+// the limit to the first token. With a shorter limit fewer prompts wait for each other.
+type Weights struct{ Price, Limit float64 }
+
+// prices and limits are tried, each price with each limit.
+var (
+	prices = [...]float64{3, 1, 0.3, 0.1, 0.03, 0.01}
+	limits = [...]float64{1, 0.1}
+)
+
+// choices is how many weights are tried.
+const choices = len(prices) * len(limits)
+
+// choice is the weights of an index.
+func choice(i int) Weights { return Weights{prices[i%len(prices)], limits[i/len(prices)]} }
 
 // What is kept for trials.
 const (
@@ -31,9 +46,11 @@ const (
 	// Of each price newer trials count more: goodNew and ttftNew are the newest one's
 	// share of the mean.
 	goodNew, ttftNew = 0.6, 0.3
-	// departs is what a factor of three counts that a price is off from the usual one,
-	// stays what a change of the price does.
-	departs, stays = 0.01, 0.04
+	// departs is what a factor of three counts that a price is off from the usual one, and
+	// departsLimit the same of a limit and the objective's. stays is what a change of the
+	// price counts, staysLimit one of the limit alone.
+	departs, departsLimit = 0.01, 0.002
+	stays, staysLimit     = 0.04, 0.005
 )
 
 // Fleet is what the ranks that serve a model have in work.
@@ -51,16 +68,19 @@ type DecodeLoad struct {
 	Load
 }
 
-// sample is a part of a fleet that is like the whole.
+// sample is a part of a fleet that is like the whole. A rank that joins or leaves changes
+// little of it.
 func (f *Fleet) sample() *Fleet {
 	each := min(len(f.Decode)/sampled, len(f.Prefill))
 	if each < 2 {
 		return f
 	}
-	part := &Fleet{}
-	for i := 0; i < len(f.Decode); i += each {
-		part.Decode = append(part.Decode, f.Decode[i])
-	}
+	part := &Fleet{Decode: slices.Clone(f.Decode)}
+	// By a number that is as good as drawn, always the same for a slot.
+	drawn := func(d *DecodeLoad) uint32 { return bits.Reverse32(d.Slot * 0x9e3779b1) }
+	slices.SortFunc(part.Decode, func(a, b DecodeLoad) int { return cmp.Compare(drawn(&a), drawn(&b)) })
+	part.Decode = part.Decode[:len(f.Decode)/each]
+	slices.SortFunc(part.Decode, func(a, b DecodeLoad) int { return cmp.Compare(a.Slot, b.Slot) })
 	for i := each / 2; i < len(f.Prefill); i += each {
 		part.Prefill = append(part.Prefill, f.Prefill[i])
 	}
@@ -82,45 +102,63 @@ func (f *Fleet) usual() float64 {
 	return best
 }
 
-// Trial is what was found of a price: the share of the requests that keep the limits, and
+// Trial is what was found of weights: the share of the requests that keep the limits, and
 // the 95th percentile of their time to first token in ms.
-type Trial struct{ Price, Good, TTFT float64 }
+type Trial struct {
+	Weights
+	Good, TTFT float64
+}
 
-// pricing is how the price of a stall is chosen.
-type pricing struct {
-	price, usual float64 // 0 before there was a fleet
-	trials       [len(prices)]Trial
-	// good and ttft are of each price the means of the logarithms; there are none before
+// weighing is how the weights are chosen.
+type weighing struct {
+	Weights         // in force; 0 before there was a fleet
+	usual   float64 // price
+	trials  [choices]Trial
+	// good and ttft are of each choice the means of the logarithms; there are none before
 	// the first trial.
-	good, ttft [len(prices)]float64
+	good, ttft [choices]float64
 	tried      bool
 }
 
-// choose takes the best price by a trial's results.
-func (p *pricing) choose(trials *[len(prices)]Trial, o *Objective) {
+// begin sets the usual price of a fleet, which is in force until something is tried.
+func (w *weighing) begin(f *Fleet) {
+	if w.usual = f.usual(); !w.tried {
+		w.Weights = Weights{w.usual, 1}
+	}
+}
+
+// choose takes the best weights by a trial's results.
+func (w *weighing) choose(trials *[choices]Trial, o *Objective) {
 	most := 0.0
 	for i := range trials {
+		if t := &trials[i]; !(t.Good >= 0 && t.TTFT >= 0 && t.TTFT < math.Inf(1)) {
+			return // by laws with which nothing can be said
+		}
 		most = max(most, trials[i].Good)
 	}
 	limit := float64(o.TTFT) / float64(time.Millisecond)
 	best, top := 0, math.Inf(-1)
 	for i := range trials {
-		r := &trials[i]
-		good, ttft := math.Log(max(r.Good, leastGood)), math.Log(max(min(r.TTFT, limit), shortest))
-		if !p.tried {
-			p.good[i], p.ttft[i] = good, ttft
+		t := &trials[i]
+		good, ttft := math.Log(max(t.Good, leastGood)), math.Log(max(min(t.TTFT, limit), shortest))
+		if !w.tried {
+			w.good[i], w.ttft[i] = good, ttft
 		}
-		p.good[i] += goodNew * (good - p.good[i])
-		p.ttft[i] += ttftNew * (ttft - p.ttft[i])
-		score := p.good[i] - hurry*min(1, most/half)*p.ttft[i] - departs*math.Abs(math.Log(r.Price/p.usual))/math.Log(3)
-		if r.Price != p.price {
+		w.good[i] += goodNew * (good - w.good[i])
+		w.ttft[i] += ttftNew * (ttft - w.ttft[i])
+		score := w.good[i] - hurry*min(1, most/half)*w.ttft[i] -
+			(departs*math.Abs(math.Log(t.Price/w.usual))+departsLimit*math.Abs(math.Log(t.Limit)))/math.Log(3)
+		switch {
+		case t.Price != w.Price:
 			score -= stays
+		case t.Limit != w.Limit:
+			score -= staysLimit
 		}
 		if score > top {
 			best, top = i, score
 		}
 	}
-	p.trials, p.tried, p.price = *trials, true, trials[best].Price
+	w.trials, w.tried, w.Weights = *trials, true, trials[best].Weights
 }
 
 // asked is a request on its way, as it was decided on.
@@ -135,19 +173,16 @@ func (l *Learner) Chose(q *Request, remote bool, now time.Duration) {
 	if q.Local.Context <= 0 {
 		return
 	}
+	one := asked{request: *q, at: now, remote: remote}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.part != nil {
-		if _, in := slices.BinarySearch(l.part, q.Local.Slot); !in {
-			return
-		}
+	if l.tried(&one) {
+		l.history.add(one)
 	}
-	l.history.add(asked{request: *q, at: now, remote: remote})
 }
 
-// Renew publishes a revision of what was learned since the last one, with the price of a
-// stall that is best for the latest requests if they came again to the fleet as it is now.
-// It is meant to be called once a second, by one goroutine; while nobody calls it, revisions
+// Renew publishes a revision of what was learned since the last one, with the weights that
+// are best for the latest requests if they came again to the fleet as it is now. It is meant to be called once a second, by one goroutine; while nobody calls it, revisions
 // come with outcomes and keep the price.
 func (l *Learner) Renew(fleet *Fleet, now time.Duration) Change {
 	if len(fleet.Decode) == 0 || len(fleet.Prefill) == 0 {
@@ -156,37 +191,71 @@ func (l *Learner) Renew(fleet *Fleet, now time.Duration) Change {
 	f := fleet.sample()
 	l.mu.Lock()
 	l.renewed = now + 2*every
-	l.part = nil
-	if f != fleet {
-		for i := range f.Decode {
-			l.part = append(l.part, f.Decode[i].Slot)
-		}
-	}
-	p := &l.pricing
-	if p.usual = fleet.usual(); !p.tried {
-		p.price = p.usual
-	}
+	l.triesOn(f, f != fleet)
+	l.weighing.begin(fleet)
 	m := l.draft(now, every-slack)
 	if m == nil {
 		l.mu.Unlock()
 		return NoChange
 	}
 	o, t := l.objective, &l.tries
-	tries := o.For == ForGoodput && t.prepare(l, m, f, now)
+	tries := o.For == ForGoodput && l.doubt == 0 && t.prepare(l, m, f, now)
 	l.mu.Unlock()
 
 	if tries { // nobody waits for that
-		var found [len(prices)]Trial
-		for i, price := range prices {
-			found[i] = t.run(price)
+		var found [choices]Trial
+		for i := range found {
+			found[i] = t.run(choice(i))
 		}
 		l.mu.Lock()
-		l.pricing.choose(&found, &o)
+		if l.objective == o {
+			l.weighing.choose(&found, &o)
+		}
 	} else {
 		l.mu.Lock()
 	}
 	defer l.mu.Unlock()
 	return l.put(m)
+}
+
+// Expect has the price of a stall begin with the usual one of a fleet. Without it that is so
+// from the first Renew on.
+func (l *Learner) Expect(fleet *Fleet) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(fleet.Decode) > 0 && len(fleet.Prefill) > 0 {
+		l.weighing.begin(fleet)
+	}
+}
+
+// triesOn sets on which ranks the latest requests arrive again: on some of the fleet's, or on
+// all. The caller holds mu.
+func (l *Learner) triesOn(f *Fleet, some bool) {
+	if !some {
+		l.part = nil
+		return
+	}
+	part := make([]uint32, len(f.Decode))
+	for i := range f.Decode {
+		part[i] = f.Decode[i].Slot
+	}
+	if slices.Equal(part, l.part) {
+		return
+	}
+	l.part = part
+	kept := ring[asked]{most: historyKept}
+	for i := range l.history.all {
+		if q := l.history.at(i); l.tried(q) {
+			kept.add(*q)
+		}
+	}
+	l.history = kept
+}
+
+// tried reports whether a request went to a rank that trials have. The caller holds mu.
+func (l *Learner) tried(q *asked) bool {
+	_, in := slices.BinarySearch(l.part, q.request.Local.Slot)
+	return in || l.part == nil
 }
 
 // ring keeps the newest of what is added, so many as most says.

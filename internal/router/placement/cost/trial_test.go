@@ -100,9 +100,54 @@ func TestAnswersTakeTheirTime(t *testing.T) {
 	if want := 0.5 * math.Erfc((mean/25-1)/blur/math.Sqrt2); math.Abs(w.good(a)-want) > 1e-9 {
 		t.Errorf("good is %v, want %v", w.good(a), want)
 	}
-	a.late = true
-	if w.good(a) != 0 {
-		t.Error("a late answer is good")
+	// Whether requests are late is known of all, how fast answers go on of those that are
+	// judged: here of one that is good half of the time.
+	w.ttft = []float64{10, 20, 30, 5000}
+	w.answers = []answered{
+		{judged: true, first: 100, last: 100 + 25*200, made: 200, length: 200}, {first: 200}, {judged: true, first: 4000}, {late: true},
+	}
+	if r := w.result(Weights{1, 1}); math.Abs(r.Good-0.5*0.75) > 1e-9 || r.TTFT != 5000 {
+		t.Errorf("the result is %+v", r)
+	}
+	// A rank that had answers and got on with none of them says nothing good.
+	w.decode[0] = answering{}
+	if w.good(&answered{first: 100, length: 100}) != 0 {
+		t.Error("an answer that never gets a token is good")
+	}
+}
+
+// TestTrialBegins: prompts that wait at the beginning are those of usual sizes, the first of
+// which is half done; an answer that ends gives back what it held and got.
+func TestTrialBegins(t *testing.T) {
+	law := &Law{termCompute: 100, termAttention: 10} // ms for 1,000 tokens, and the attention to what is before them
+	attention := func(n float64) float64 { return 10 * n * n / 2 / 100 }
+	for _, c := range []struct {
+		tokens         int
+		waiting, begun float64 // in thousands of tokens
+	}{{0, 0, 0}, {1000, 0, 1}, {3000, 0, 3}, {7000, 4, 3}} {
+		var s steps
+		got := s.begin(c.tokens, sizes{waiting: 2000, underway: 3000}, 5, law)
+		want := 0.0
+		if c.begun > 0 {
+			want = 5 + (100*c.begun+attention(c.begun))/2
+		}
+		if c.waiting > 0 {
+			want += 5 + 100*c.waiting + 2*attention(c.waiting/2)
+		}
+		if tokens, _ := s.waiting(0); math.Abs(got-want) > 1e-9 || tokens != c.tokens {
+			t.Errorf("%d tokens take %v ms, want %v; %d wait", c.tokens, got, want, tokens)
+		}
+	}
+	var s steps
+	if s.begin(1<<30, sizes{waiting: 1, underway: 1}, 1, law); len(s.prompts) > mostQueued+1 {
+		t.Errorf("%d prompts", len(s.prompts))
+	}
+	w := &tries{gaps: Law{termOne: 10 - 0.01}, decode: make([]answering, 1)}
+	d := &w.decode[0]
+	d.running = []running{{until: 50, held: 1000, answer: -1}, {until: 1e6, held: 500, answer: -1}}
+	d.held = 1500
+	if w.advance(d, 1000); math.Abs(d.held-600) > 1e-6 || d.answers() != 1 {
+		t.Errorf("%v tokens are held by %d answers, want 600 by one", d.held, d.answers())
 	}
 }
 
@@ -132,45 +177,51 @@ func TestUsualPrice(t *testing.T) {
 	}
 }
 
-// TestChoosesPrice: good requests count before a short wait, a change must be worth it, and
+// TestChoosesWeights: good requests count before a short wait, a change must be worth it, and
 // one trial that is off does not change the price.
-func TestChoosesPrice(t *testing.T) {
+func TestChoosesWeights(t *testing.T) {
 	o := &Objective{For: ForGoodput, TTFT: 2 * time.Second, ITL: 25 * time.Millisecond}
-	trial := func(at map[float64][2]float64) *[len(prices)]Trial {
-		var all [len(prices)]Trial
-		for i, p := range prices {
-			all[i] = Trial{Price: p, Good: 0.5, TTFT: 1000}
-			if x, ok := at[p]; ok {
+	type found map[Weights][2]float64
+	trial := func(at found) *[choices]Trial {
+		var all [choices]Trial
+		for i := range all {
+			all[i] = Trial{Weights: choice(i), Good: 0.5, TTFT: 1000}
+			if x, ok := at[choice(i)]; ok {
 				all[i].Good, all[i].TTFT = x[0], x[1]
 			}
 		}
 		return &all
 	}
+	usual := Weights{1, 1}
 	for _, c := range []struct {
 		name string
-		at   map[float64][2]float64
-		want float64
+		at   found
+		want Weights
 	}{
-		{"all alike", nil, 1},
-		{"more good requests", map[float64][2]float64{0.1: {0.8, 1000}}, 0.1},
-		{"more good requests, and a long wait", map[float64][2]float64{3: {0.8, 60_000}}, 3},
-		{"a shorter wait", map[float64][2]float64{0.1: {0.5, 200}}, 0.1},
-		{"a shorter wait for fewer good ones", map[float64][2]float64{0.1: {0.3, 500}}, 1},
-		{"hardly better", map[float64][2]float64{0.3: {0.505, 950}}, 1},
+		{"all alike", nil, usual},
+		{"more good requests", found{{0.1, 1}: {0.8, 1000}}, Weights{0.1, 1}},
+		{"more good requests, and a long wait", found{{3, 1}: {0.8, 60_000}}, Weights{3, 1}},
+		{"a shorter wait", found{{0.1, 1}: {0.5, 200}}, Weights{0.1, 1}},
+		{"a shorter wait for fewer good ones", found{{0.1, 1}: {0.3, 500}}, usual},
+		{"hardly better", found{{0.3, 1}: {0.505, 950}}, usual},
+		{"a little better with the other limit", found{{1, 0.1}: {0.505, 900}}, Weights{1, 0.1}},
+		{"hardly better with the other limit", found{{1, 0.1}: {0.5, 990}}, usual},
+		{"nothing that can be counted", found{{0.1, 1}: {math.NaN(), 10}}, usual},
+		{"a wait without end", found{{3, 1}: {1, math.Inf(1)}}, usual},
 	} {
-		p := pricing{price: 1, usual: 1}
-		p.choose(trial(c.at), o)
-		if p.price != c.want {
-			t.Errorf("%s: price %v, want %v", c.name, p.price, c.want)
+		w := weighing{Weights: usual, usual: 1}
+		w.choose(trial(c.at), o)
+		if w.Weights != c.want {
+			t.Errorf("%s: weights %v, want %v", c.name, w.Weights, c.want)
 		}
 	}
-	p := pricing{price: 1, usual: 1}
+	w := weighing{Weights: usual, usual: 1}
 	for range 5 {
-		p.choose(trial(map[float64][2]float64{1: {0.95, 300}}), o)
+		w.choose(trial(found{usual: {0.95, 300}}), o)
 	}
-	p.choose(trial(map[float64][2]float64{1: {0.6, 300}, 0.3: {0.6, 250}}), o)
-	if p.price != 1 {
-		t.Errorf("after one trial that is off the price is %v", p.price)
+	w.choose(trial(found{usual: {0.6, 300}, {0.3, 1}: {0.6, 250}}), o)
+	if w.Weights != usual {
+		t.Errorf("after one trial that is off the weights are %v", w.Weights)
 	}
 }
 
@@ -213,14 +264,14 @@ func TestRenew(t *testing.T) {
 	f, now := busy(l, 400, 50*time.Millisecond)
 	l.Renew(f, now+every)
 	m, k := l.Model(), l.Known()
-	if len(k.Trials) != len(prices) || k.Price == 0 {
+	if len(k.Trials) != choices || k.Price == 0 {
 		t.Fatalf("nothing was tried: %+v", k)
 	}
-	if want := l.objective.model(l.answers, l.gaps).Stall * k.Price; m.Stall != want {
-		t.Errorf("a stall costs %v, want %v", m.Stall, want)
+	if want := l.objective.model(l.answers, l.gaps); m.Stall != want.Stall*k.Price || m.Limit != want.Limit*k.Limit {
+		t.Errorf("a stall costs %v and the limit is %v: %+v times %v", m.Stall, m.Limit, want, k.Weights)
 	}
 	for i, r := range k.Trials {
-		if !(r.Good >= 0 && r.Good <= 1 && r.TTFT > 0) || r.Price != prices[i] {
+		if !(r.Good >= 0 && r.Good <= 1 && r.TTFT > 0) || r.Weights != choice(i) {
 			t.Errorf("%+v", r)
 		}
 	}
@@ -245,8 +296,8 @@ func TestRenew(t *testing.T) {
 	price := other.Known().Price
 	f.Prefill = f.Prefill[:1]
 	other.fresh, other.history.all = true, nil
-	if other.Renew(f, now+9*every); other.pricing.usual != 0.1 || other.Known().Price != price {
-		t.Errorf("with one prefill rank the price is %v instead of %v, and usual is %v", other.Known().Price, price, other.pricing.usual)
+	if other.Renew(f, now+9*every); other.weighing.usual != 0.1 || other.Known().Price != price {
+		t.Errorf("with one prefill rank the price is %v instead of %v, and usual is %v", other.Known().Price, price, other.weighing.usual)
 	}
 }
 

@@ -16,12 +16,15 @@ const (
 	// judged is the share of its time in which those arrive whose answers count: of later
 	// ones too little is seen.
 	judged = 0.6
+	// queued is the share of what waits for prefill ranks that is there at the beginning. With
+	// all of it no price is worth while that serves more requests once that is computed.
+	queued = 0.5
 	// blur is how far an answer's time between tokens may be off, as a share of the limit:
 	// the standard deviation.
 	blur = 0.08
 )
 
-// tries is a fleet in which the latest requests arrive again, once for each price: what a
+// tries is a fleet in which the latest requests arrive again, once for each choice: what a
 // rank has in work now it has, and what it does follows the laws. Times are in ms from now
 // on.
 type tries struct {
@@ -31,7 +34,7 @@ type tries struct {
 	during                  float64 // how fast answers go on while a prompt is computed
 	span, ttftMost, itlMost float64
 	fleet                   Fleet
-	locally, remotely       int // tokens of a prompt that is being computed
+	locally, remotely       sizes
 	arrivals                []arrival
 	lengths, sums           []float64 // of answers, and their running sum
 
@@ -69,26 +72,33 @@ func (t *tries) prepare(l *Learner, m *Model, f *Fleet, now time.Duration) bool 
 		sum += float64(n)
 		t.lengths, t.sums = append(t.lengths, float64(n)), append(t.sums, sum)
 	}
-	t.locally, t.remotely = l.underway()
+	t.locally, t.remotely = l.sizes()
 	t.span = ahead * l.answers * l.gaps
 	t.arrive(&l.history, now)
-	return len(t.arrivals) > 0
+	return len(t.arrivals) > 0 && t.arrivals[0].at <= judged*t.span
 }
 
-// underway is how many tokens a prompt has that is being computed: longer ones are met more
-// often. Half of it is done. The caller holds mu.
-func (l *Learner) underway() (locally, remotely int) {
-	var sum, square [2]float64
+// sizes is how many tokens prompts have to compute: a mean one that waits, and the one that
+// is being computed, since longer ones take longer.
+type sizes struct{ waiting, underway int }
+
+// sizes are those of the latest requests of either path. The caller holds mu.
+func (l *Learner) sizes() (locally, remotely sizes) {
+	var count, sum, square [2]float64
 	for i := range l.history.all {
 		q, path := &l.history.all[i], 0
 		n := float64(q.request.Local.Tokens)
 		if q.remote {
 			n, path = float64(q.request.Prefill.Tokens), 1
 		}
+		count[path]++
 		sum[path] += n
 		square[path] += n * n
 	}
-	return int(square[0] / max(sum[0], 1)), int(square[1] / max(sum[1], 1))
+	of := func(path int) sizes {
+		return sizes{int(sum[path] / max(count[path], 1)), int(square[path] / max(sum[path], 1))}
+	}
+	return of(0), of(1)
 }
 
 // arrive has the requests of the last span arrive in the next one. Where fewer are known they
@@ -129,17 +139,17 @@ func (t *tries) arrive(history *ring[asked], now time.Duration) {
 	}
 }
 
-// run tries a price.
-func (t *tries) run(price float64) Trial {
+// run tries weights.
+func (t *tries) run(w Weights) Trial {
 	m := &t.model
-	m.Stall = t.stall * price
+	m.Stall, m.Limit = t.stall*w.Price, t.ttftMost*w.Limit
 	t.begin()
 	for i := range t.arrivals {
 		a := &t.arrivals[i]
 		q, d := a.request, &t.decode[a.rank]
 		t.advance(d, a.at)
 		q.Local.Queued, _ = d.waiting(a.at)
-		q.Local.Running = len(d.running) + len(d.coming)
+		q.Local.Running = d.answers() + len(d.coming) - d.begun
 		q.Transfer.Queued, q.Transfer.Running = q.Local.Queued, q.Local.Running
 		p := t.idlest()
 		q.Prefill.Queued, q.Prefill.Running = p.waiting(a.at)
@@ -157,7 +167,7 @@ func (t *tries) run(price float64) Trial {
 	for i := range t.decode {
 		t.advance(&t.decode[i], t.span)
 	}
-	return t.result(price)
+	return t.result(w)
 }
 
 // begin gives every rank what it has in work now.
@@ -169,17 +179,12 @@ func (t *tries) begin() {
 	for i, tokens := range t.fleet.Prefill {
 		p := &t.prefill[i]
 		p.reset()
-		if tokens -= min(tokens, t.remotely) / 2; tokens > 0 {
-			last = max(last, p.add(0, m.Prefill[termOne], m.Prefill.compute(&Work{Tokens: tokens, Context: tokens}), tokens))
-		}
+		last = max(last, p.begin(int(queued*float64(tokens)), t.remotely, m.Prefill[termOne], &m.Prefill))
 	}
 	for i := range t.decode {
 		d, load := &t.decode[i], &t.fleet.Decode[i]
 		d.reset()
-		all := last
-		if tokens := load.Queued - min(load.Queued, t.locally)/2; tokens > 0 {
-			all = max(all, d.add(0, t.step, m.Local.compute(&Work{Tokens: tokens, Context: tokens}), tokens))
-		}
+		all := max(last, d.steps.begin(load.Queued, t.locally, t.step, &m.Local))
 		held := 0.0
 		if load.Answers > 0 {
 			held = float64(load.Held) / float64(load.Answers)
@@ -197,11 +202,11 @@ func (t *tries) begin() {
 	}
 }
 
-// length is how long the next answer gets: the same with every price.
+// length is how long the next answer gets: the same with every choice.
 func (t *tries) length() float64 {
 	t.drawn++
-	n := len(t.lengths)
-	return t.lengths[(t.drawn*97+t.drawn/n)%n]
+	_, share := math.Modf(float64(t.drawn) * math.Phi)
+	return t.lengths[int(share*float64(len(t.lengths)))]
 }
 
 // rest is how much is left of the next one that runs already: longer ones are met more
@@ -257,6 +262,22 @@ func (s *steps) add(at, one, own float64, tokens int) float64 {
 	return s.ends
 }
 
+// mostQueued bounds the prompts as which a trial begins with what waits on a rank.
+const mostQueued = 64
+
+// begin adds what waits at the beginning: so many tokens, of prompts of usual sizes, of which
+// the first is half done. It returns when all is computed.
+func (s *steps) begin(tokens int, n sizes, one float64, law *Law) float64 {
+	size, done, least := n.underway, 2, max(tokens/mostQueued, 1)
+	for tokens > 0 {
+		size = min(max(size, least), tokens)
+		s.add(0, one, law.compute(&Work{Tokens: size, Context: size})/float64(done), size)
+		tokens -= size
+		size, done = n.waiting, 1
+	}
+	return s.ends
+}
+
 // waiting are the prompts that are not computed at a time, and their tokens. Times do not
 // fall.
 func (s *steps) waiting(at float64) (tokens, prompts int) {
@@ -273,18 +294,22 @@ func (s *steps) waiting(at float64) (tokens, prompts int) {
 type answering struct {
 	steps
 	// now is until when it is known what it did, made how many tokens each of its answers
-	// has got since the beginning, or would have.
-	now, made float64
-	held      float64   // tokens of all answers
-	running   []running // by their ends
-	coming    []coming  // by their beginnings
+	// has got since the beginning, or would have, and busy for how long it had any.
+	now, made, busy float64
+	held            float64 // tokens of all answers
+	// running are by their ends, of which ended have, coming by their beginnings, of which
+	// begun have begun.
+	running      []running
+	coming       []coming
+	ended, begun int
 }
 
-// running is an answer that ends when made is so much, with so many tokens at its beginning.
+// running is an answer that began, or came into the trial, when made was from, with so many
+// tokens held, and ends when it is until.
 // answer is its index, or below 0.
 type running struct {
-	until, held float64
-	answer      int
+	from, until, held float64
+	answer            int
 }
 
 // coming is an answer of so many tokens whose first one comes at a time, after held ones.
@@ -308,72 +333,75 @@ func (d *answering) reset() {
 	d.steps.reset()
 }
 
+// answers is how many run.
+func (d *answering) answers() int { return len(d.running) - d.ended }
+
 // expect has an answer begin later.
 func (d *answering) expect(c coming) {
-	i, _ := slices.BinarySearchFunc(d.coming, c.at, func(o coming, at float64) int {
+	i, _ := slices.BinarySearchFunc(d.coming[d.begun:], c.at, func(o coming, at float64) int {
 		if o.at <= at {
 			return -1
 		}
 		return 1
 	})
-	d.coming = slices.Insert(d.coming, i, c)
+	d.coming = slices.Insert(d.coming, d.begun+i, c)
 }
 
 // start begins one.
 func (d *answering) start(c coming) {
 	until := d.made + c.tokens
-	i, _ := slices.BinarySearchFunc(d.running, until, func(o running, until float64) int {
+	i, _ := slices.BinarySearchFunc(d.running[d.ended:], until, func(o running, until float64) int {
 		if o.until <= until {
 			return -1
 		}
 		return 1
 	})
-	d.running = slices.Insert(d.running, i, running{until: until, held: c.held, answer: c.answer})
+	d.running = slices.Insert(d.running, d.ended+i, running{from: d.made, until: until, held: c.held, answer: c.answer})
 	d.held += c.held
 }
 
 // advance has a rank answer until a time.
 func (t *tries) advance(d *answering, until float64) {
 	for d.now < until {
-		for len(d.coming) > 0 && d.coming[0].at <= d.now {
-			c := d.coming[0]
-			d.coming = d.coming[1:]
+		for d.begun < len(d.coming) && d.coming[d.begun].at <= d.now {
+			c := d.coming[d.begun]
+			d.begun++
 			if c.answer >= 0 {
 				t.answers[c.answer].begun = d.made
 			}
 			d.start(c)
 		}
 		next, speed := until, 1.0
-		if len(d.coming) > 0 {
-			next = min(next, d.coming[0].at)
+		if d.begun < len(d.coming) {
+			next = min(next, d.coming[d.begun].at)
 		}
 		if d.since <= d.now && d.now < d.ends {
 			next, speed = min(next, d.ends), t.during
 		}
-		if len(d.running) == 0 || speed <= 0 {
+		answers := float64(d.answers())
+		if answers == 0 {
 			d.now = next
 			continue
 		}
-		gap := t.gap(d) / speed
-		r := d.running[0]
-		end := d.now + (r.until-d.made)*gap
+		r, gap, end := d.running[d.ended], t.gap(d)/speed, math.Inf(1)
+		if speed > 0 {
+			end = d.now + (r.until-d.made)*gap
+		}
 		if end > next {
-			made := (next - d.now) / gap
-			d.made, d.held, d.now = d.made+made, d.held+made*float64(len(d.running)), next
+			made := (next - d.now) / gap // none at speed 0
+			d.made, d.held, d.busy, d.now = d.made+made, d.held+made*answers, d.busy+next-d.now, next
 			continue
 		}
-		d.held += (r.until - d.made) * float64(len(d.running))
-		d.made, d.now = r.until, end
-		d.running = d.running[1:]
-		own := r.until
+		d.held += (r.until - d.made) * answers
+		d.made, d.busy, d.now = r.until, d.busy+end-d.now, end
+		d.ended++
 		if r.answer >= 0 {
 			a := &t.answers[r.answer]
 			a.last, a.made = end, d.made
-			own -= a.begun
 		}
-		d.held = max(d.held-r.held-own, 0)
+		d.held = max(d.held-r.held-(r.until-r.from), 0)
 	}
-	for _, r := range d.running {
+	for _, r := range d.running[d.ended:] {
 		if r.answer >= 0 {
 			t.answers[r.answer].made = d.made
 		}
@@ -383,7 +411,7 @@ func (t *tries) advance(d *answering, until float64) {
 // gap is the time between tokens on a rank that computes no prompt.
 func (t *tries) gap(d *answering) float64 {
 	const least = 0.01
-	v := gapValues(d.held, float64(len(d.running)), 0)
+	v := gapValues(d.held, float64(d.answers()), 0)
 	ms := least
 	for i := range v {
 		ms += t.gaps[i] * v[i]
@@ -391,33 +419,33 @@ func (t *tries) gap(d *answering) float64 {
 	return ms
 }
 
-// result is what became of all.
-func (t *tries) result(price float64) Trial {
-	r, n := Trial{Price: price}, 0.0
+// result is what became of all. Whether a first token comes too late is known of every
+// request, whether an answer keeps its limit of those alone that arrived in time.
+func (t *tries) result(w Weights) Trial {
+	late, seen, good := 0.0, 0.0, 0.0
 	for i := range t.answers {
-		if a := &t.answers[i]; a.judged {
-			n++
-			r.Good += t.good(a)
+		switch a := &t.answers[i]; {
+		case a.late:
+			late++
+		case a.judged && a.first < t.span:
+			seen++
+			good += t.good(a)
 		}
 	}
-	r.Good /= max(n, 1)
 	slices.Sort(t.ttft)
-	r.TTFT = t.ttft[min(len(t.ttft)*95/100, len(t.ttft)-1)]
-	return r
+	n := len(t.ttft)
+	return Trial{Weights: w, Good: good / max(seen, 1) * (1 - late/float64(n)), TTFT: t.ttft[min(n*95/100, n-1)]}
 }
 
-// good is how likely an answer keeps its limits. One that runs is taken to go on as fast as
-// its rank was on average.
+// good is how likely an answer that is not late keeps its limit. One that runs is taken to go
+// on as fast as its rank was on average while it had answers.
 func (t *tries) good(a *answered) float64 {
-	if a.late {
-		return 0
-	}
 	tokens, end := a.made-a.begun, a.last
 	if d := &t.decode[a.rank]; end == 0 {
-		if d.made <= 0 || t.span <= a.first {
-			return 1
+		if d.made <= 0 {
+			return 0
 		}
-		end, tokens = t.span+(a.length-tokens)*t.span/d.made, a.length
+		end, tokens = t.span+(a.length-tokens)*d.busy/d.made, a.length
 	}
 	if tokens < 1 {
 		return 1

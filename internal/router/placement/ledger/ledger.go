@@ -332,8 +332,8 @@ func (l *Ledger) Balanced() error {
 	var errs []error
 	l.each(func(a *account) {
 		if v := a.amounts(); !v.zero() {
-			errs = append(errs, fmt.Errorf("ledger: %s holds %d requests, %d prefill tokens, %d decode blocks",
-				a.rank.Label, v.Requests, v.PrefillTokens, v.DecodeBlocks))
+			errs = append(errs, fmt.Errorf("ledger: %s holds %d requests, %d of them answering, %d prefill tokens, %d decode blocks",
+				a.rank.Label, v.Requests, v.Answering, v.PrefillTokens, v.DecodeBlocks))
 		}
 	})
 	return errors.Join(errs...)

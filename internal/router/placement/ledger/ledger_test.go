@@ -71,7 +71,7 @@ func TestReleaseExactlyOnce(t *testing.T) {
 		t.Errorf("%d double releases, want 2", got)
 	}
 	err := l.Balanced()
-	if err == nil || !strings.Contains(err.Error(), "b/dp1 holds 1 requests, 9 prefill tokens") || strings.Contains(err.Error(), "a/dp0") {
+	if err == nil || !strings.Contains(err.Error(), "b/dp1 holds 1 requests, 0 of them answering, 9 prefill tokens") || strings.Contains(err.Error(), "a/dp0") {
 		t.Errorf("Balanced() = %v, want the leak on b/dp1 and nothing of a/dp0", err)
 	}
 	w.Release()

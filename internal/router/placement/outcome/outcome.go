@@ -45,31 +45,28 @@ type Teacher struct {
 
 // New makes a teacher and its learners.
 func New(o Options) *Teacher {
-	return &Teacher{Learners: cost.NewLearners(o.Objective), o: o, began: time.Now()}
+	t := &Teacher{Learners: cost.NewLearners(o.Objective), o: o, began: time.Now()}
+	t.Learners.Fleet = t.fleet
+	return t
 }
 
 // Run puts what was learned in force until ctx ends.
 func (t *Teacher) Run(ctx context.Context) error {
 	for range wait.Every(ctx, renewed) {
-		t.renew(time.Now())
+		for model, l := range t.All() {
+			if change := l.Renew(t.fleet(model), time.Since(t.began)); change != cost.NoChange {
+				t.o.Event(changeEvent(change, 0, &Leg{Model: model}))
+			}
+		}
 	}
 	return nil
 }
 
-func (t *Teacher) renew(now time.Time) {
-	s := t.o.Fleet()
-	for model, l := range t.All() {
-		if change := l.Renew(t.fleet(s.Model(model)), now.Sub(t.began)); change != cost.NoChange {
-			t.o.Event(changeEvent(change, 0, &Leg{Model: model}))
-		}
-	}
-}
-
-// fleet is what the ranks of workers have in work. A rank that may do both counts as one that
-// answers.
-func (t *Teacher) fleet(list []*workers.Worker) *cost.Fleet {
+// fleet is what the ranks that serve a model have in work. One that may do both counts as one
+// that answers.
+func (t *Teacher) fleet(model string) *cost.Fleet {
 	f := &cost.Fleet{}
-	for _, w := range list {
+	for _, w := range t.o.Fleet().Model(model) {
 		if ok, _ := w.State.Usable(); !ok {
 			continue
 		}

@@ -23,7 +23,7 @@ type class struct {
 
 func newClass() *class {
 	c := &class{}
-	c.Teacher = New(Options{Ledger: ledger.New(), BlockOf: func(*workers.Worker) int { return 64 }, Event: func(e eventlog.Event) {
+	c.Teacher = New(Options{Ledger: ledger.New(), Fleet: workers.NewRegistry(func(eventlog.Event) {}).Snapshot, BlockOf: func(*workers.Worker) int { return 64 }, Event: func(e eventlog.Event) {
 		c.kinds = append(c.kinds, e.Kind)
 		if e.Request != "its id" || e.Text == "" || (e.Severity == eventlog.Info) != (e.Kind == "costs_known") {
 			c.kinds = append(c.kinds, "which is wrong")
