@@ -139,7 +139,7 @@ func (l *Learner) Took(leg Leg, w *Work, took, now time.Duration) Change {
 	return change
 }
 
-// draft is the next revision but for its number and the price of a stall; nil where there is
+// draft is the next revision but for its number and the weights that are tried; nil where there is
 // nothing new, too little is known, or the last one was less than wait ago. The caller holds
 // mu.
 func (l *Learner) draft(now, wait time.Duration) *Model {
