@@ -353,3 +353,73 @@ func BenchmarkRenew(b *testing.B) {
 	}
 	b.ReportMetric(float64(len(l.tries.arrivals)), "arrivals")
 }
+
+// TestUsualPriceFromTheStart: the first revision, which comes with an outcome, has the usual
+// price of the fleet already; another objective begins with it again.
+func TestUsualPriceFromTheStart(t *testing.T) {
+	aim := Objective{For: ForGoodput, TTFT: 2 * time.Second, ITL: 25 * time.Millisecond}
+	all := NewLearners(aim)
+	all.Fleet = func(string) *Fleet { return &Fleet{Prefill: make([]int, 2), Decode: make([]DecodeLoad, 14)} }
+	l := all.Of("m")
+	busy(l, 40, 50*time.Millisecond)
+	if m, want := l.Model(), aim.model(l.answers, l.gaps).Stall; m == nil || math.Abs(m.Stall/want-0.1) > 0.1 {
+		t.Errorf("the first revision is %+v; the objective says %v for a stall", m, want)
+	}
+	f, now := busy(l, 400, 50*time.Millisecond)
+	if l.Renew(f, now+every); l.Known().Trials == nil {
+		t.Fatal("nothing was tried")
+	}
+	aim.TTFT /= 2
+	all.Aim(aim)
+	if k := l.Known(); k.Trials != nil || l.weighing.Weights != (Weights{l.weighing.usual, 1}) {
+		t.Errorf("tried for another objective: %+v", k)
+	}
+	all.Fleet = func(string) *Fleet { return &Fleet{} }
+	if one := all.Of("nobody serves it"); one.weighing.Price != 0 {
+		t.Errorf("the price without ranks is %v", one.weighing.Price)
+	}
+}
+
+// TestPartOfAFleet: a rank that joins changes at most one rank of the part that is tried, and
+// what the requests of the others asked is kept.
+func TestPartOfAFleet(t *testing.T) {
+	fleet := func(n int) *Fleet {
+		f := &Fleet{Prefill: make([]int, n/4), Decode: make([]DecodeLoad, n)}
+		for i := range f.Decode {
+			f.Decode[i].Slot = uint32(i)
+		}
+		return f
+	}
+	slots := func(f *Fleet) map[uint32]bool {
+		in := map[uint32]bool{}
+		for _, d := range f.Decode {
+			in[d.Slot] = true
+		}
+		return in
+	}
+	before, after := fleet(320).sample(), fleet(321).sample()
+	left := 0
+	for s := range slots(before) {
+		if !slots(after)[s] {
+			left++
+		}
+	}
+	if len(before.Decode) != 32 || len(after.Decode) != 32 || left > 1 {
+		t.Errorf("%d and %d ranks are tried, of which %d changed", len(before.Decode), len(after.Decode), left)
+	}
+	l := NewLearner(Objective{For: ForGoodput, TTFT: time.Second, ITL: time.Second})
+	for i := range 900 {
+		l.Chose(&Request{Local: Work{Tokens: 1, Context: 1, Slot: uint32(i % 320)}}, false, time.Duration(i))
+	}
+	l.triesOn(before, true)
+	kept := len(l.history.all)
+	for i := range l.history.all {
+		if q := l.history.at(i); !slots(before)[q.request.Local.Slot] || i > 0 && q.at <= l.history.at(i-1).at {
+			t.Fatalf("kept %+v", q)
+		}
+	}
+	l.Chose(&Request{Local: Work{Tokens: 1, Context: 1, Slot: before.Decode[0].Slot}}, false, 1000)
+	if kept < 80 || kept > 100 || len(l.history.all) != kept+1 {
+		t.Errorf("%d of 900 requests are kept, and then %d", kept, len(l.history.all))
+	}
+}
