@@ -22,7 +22,7 @@ func TestReleasedExchangeIsEmpty(t *testing.T) {
 	x := r.acquire(nil, nil)
 	x.id, x.model, x.asked, x.decision, x.status, x.committed = "id", "model", "asked", "d", 200, true
 	x.begun.Store(true)
-	outcome.New(outcome.Options{Ledger: ledger.New(), BlockOf: func(*workers.Worker) int { return 64 }}).
+	outcome.New(outcome.Options{Ledger: ledger.New(), Fleet: workers.NewRegistry(nil).Snapshot, BlockOf: func(*workers.Worker) int { return 64 }}).
 		Runs(&x.measured, true, "m", &workers.Worker{}, &workers.Rank{}, 1, x.start)
 	x.d.AcquireHashes()
 	x.d.IDs = append(x.d.IDs, 1)
