@@ -182,8 +182,9 @@ func (l *Learner) Chose(q *Request, remote bool, now time.Duration) {
 }
 
 // Renew publishes a revision of what was learned since the last one, with the weights that
-// are best for the latest requests if they came again to the fleet as it is now. It is meant to be called once a second, by one goroutine; while nobody calls it, revisions
-// come with outcomes and keep the price.
+// are best for the latest requests if they came again to the fleet as it is now. It is meant
+// to be called once a second, by one goroutine; while nobody calls it, revisions come with
+// outcomes and keep the weights.
 func (l *Learner) Renew(fleet *Fleet, now time.Duration) Change {
 	if len(fleet.Decode) == 0 || len(fleet.Prefill) == 0 {
 		return NoChange

@@ -109,6 +109,11 @@ func TestAnswersTakeTheirTime(t *testing.T) {
 	if r := w.result(Weights{1, 1}); math.Abs(r.Good-0.5*0.75) > 1e-9 || r.TTFT != 5000 {
 		t.Errorf("the result is %+v", r)
 	}
+	// Nothing is seen of answers that begin after the span.
+	w.answers = []answered{{judged: true, first: 4000}, {late: true}, {}, {}}
+	if r := w.result(Weights{1, 1}); r.Good != 0.75 {
+		t.Errorf("the result is %+v", r)
+	}
 	// A rank that had answers and got on with none of them says nothing good.
 	w.decode[0] = answering{}
 	if w.good(&answered{first: 100, length: 100}) != 0 {

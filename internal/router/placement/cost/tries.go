@@ -433,8 +433,11 @@ func (t *tries) result(w Weights) Trial {
 		}
 	}
 	slices.Sort(t.ttft)
-	n := len(t.ttft)
-	return Trial{Weights: w, Good: good / max(seen, 1) * (1 - late/float64(n)), TTFT: t.ttft[min(n*95/100, n-1)]}
+	n, share := len(t.ttft), 1.0 // short answers may all begin after the span: nothing speaks against them
+	if seen > 0 {
+		share = good / seen
+	}
+	return Trial{Weights: w, Good: share * (1 - late/float64(n)), TTFT: t.ttft[min(n*95/100, n-1)]}
 }
 
 // good is how likely an answer that is not late keeps its limit. One that runs is taken to go
