@@ -143,6 +143,8 @@ var rows = []*Row{
 		Help: "weight of prefill work that a rank has already in the kv cost"},
 	{Key: "routing.decode_load", Flag: "decode-load", At: func(c *Config) any { return &c.Routing.Weights.DecodeLoad }, Default: weights.DecodeLoad, Check: weight, WhatIf: true,
 		Help: "weight of a rank's active blocks in the kv cost"},
+	{Key: "routing.stall_weight", Flag: "stall-weight", At: func(c *Config) any { return &c.Routing.Weights.Stall }, Default: weights.Stall, Check: weight, WhatIf: true,
+		Help: "weight of a prompt's uncached blocks in the kv cost for each active request of an aggregated rank, since it waits for them"},
 	{Key: "routing.spread", Flag: "spread", At: func(c *Config) any { return &c.Routing.Weights.Spread }, Default: weights.Spread, Check: weight, WhatIf: true,
 		Help: "weight of a rank's recent share of uncached prompts in the kv cost"},
 	{Key: "routing.request_weight", Flag: "request-weight", At: func(c *Config) any { return &c.Routing.Weights.ActiveRequest }, Default: weights.ActiveRequest, Check: weight, WhatIf: true,

@@ -526,7 +526,7 @@ func candidateTable(ph *decision.Phase, w int, g *theme.Glyphs) []string {
 		rank = max(rank, widget.Width(ph.Candidates[i].Rank))
 	}
 	rank = min(rank, 28)
-	terms := decision.EachTerm()
+	terms := ph.ShownTerms()
 	width := func(i int) int { return min(7, len(terms[i].Title)+2) }
 	tiers := ph.Tiers()
 	need := rank + 39 + 7*len(tiers.Titles()) // the other columns, and a short state

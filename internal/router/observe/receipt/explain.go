@@ -91,7 +91,7 @@ func phase(b *strings.Builder, title string, p *decision.Phase) {
 	if len(p.Candidates) == 0 {
 		return
 	}
-	terms := decision.EachTerm()
+	terms := p.ShownTerms()
 	tiers := p.Tiers()
 	head := append([]string{"", "RANK", "OVERLAP"}, tiers.Titles()...)
 	for i := range terms {

@@ -1,6 +1,9 @@
 package decision
 
-import "fmt"
+import (
+	"fmt"
+	"slices"
+)
 
 // Terms are the parts of a kv cost, in blocks. A term stands here, with its row in
 // terms, and is computed in selector's rankKV.
@@ -17,6 +20,9 @@ type Terms struct {
 	Spread float64 `json:"spread_blocks"`
 	// Request is the weighted number of active requests.
 	Request float64 `json:"request_blocks"`
+	// Stall is what the prompt's uncached part costs the requests in progress on an
+	// aggregated rank, which wait while it is computed.
+	Stall float64 `json:"stall_blocks"`
 }
 
 // terms is how each of them is shown, in their order.
@@ -36,6 +42,9 @@ var terms = []Term{
 	}},
 	{Title: "SPREAD", At: func(t *Terms) *float64 { return &t.Spread }, Why: func(_, _ *Candidate) string { return "less new work of late" }},
 	{Title: "REQS", At: func(t *Terms) *float64 { return &t.Request }, Why: func(_, _ *Candidate) string { return "fewer requests" }},
+	{Title: "STALL", Rare: true, At: func(t *Terms) *float64 { return &t.Stall }, Why: func(_, _ *Candidate) string {
+		return "less to compute there while others wait for their next token"
+	}},
 }
 
 // Term is how one of the Terms is shown.
@@ -45,6 +54,8 @@ type Term struct {
 	At    func(*Terms) *float64
 	// Credit says that it is taken off the cost.
 	Credit bool
+	// Rare says that a table has no column for it where no candidate has it.
+	Rare bool
 	// Why says in words why it makes c cheaper than another rank; nil for a term
 	// that all ranks share.
 	Why func(c, than *Candidate) string
@@ -52,6 +63,13 @@ type Term struct {
 
 // EachTerm lists how the Terms are shown, in their order. It is for reading only.
 func EachTerm() []Term { return terms }
+
+// ShownTerms lists the terms that a table of the phase's candidates has columns for.
+func (p *Phase) ShownTerms() []Term {
+	return slices.DeleteFunc(slices.Clone(terms), func(t Term) bool {
+		return t.Rare && !slices.ContainsFunc(p.Candidates, func(c Candidate) bool { return *t.At(&c.Terms) != 0 })
+	})
+}
 
 // Cheaper is by how many blocks the term makes c cheaper than another rank.
 func (t *Term) Cheaper(c, than *Candidate) float64 {

@@ -348,11 +348,17 @@ func TestQuality(t *testing.T) {
 				continue
 			}
 			for _, v := range []struct {
-				name                string
-				queue, load, spread float64
-			}{{"kv queue=1", 1, w.DecodeLoad, w.Spread}, {"kv decode_load=1", w.Queue, 1, w.Spread}, {"kv spread=0", w.Queue, w.DecodeLoad, 0}, {"kv all of dynamo's", 1, 1, 0}} {
+				name string
+				set  func(w *selector.Weights)
+			}{
+				{"kv queue=1", func(w *selector.Weights) { w.Queue = 1 }},
+				{"kv decode_load=1", func(w *selector.Weights) { w.DecodeLoad = 1 }},
+				{"kv stall=0", func(w *selector.Weights) { w.Stall = 0 }},
+				{"kv spread=0", func(w *selector.Weights) { w.Spread = 0 }},
+				{"kv all of dynamo's", func(w *selector.Weights) { w.Queue, w.DecodeLoad, w.Stall, w.Spread = 1, 1, 0, 0 }},
+			} {
 				x := w
-				x.Queue, x.DecodeLoad, x.Spread = v.queue, v.load, v.spread
+				v.set(&x)
 				run(v.name, selector.KV, x)
 			}
 		}

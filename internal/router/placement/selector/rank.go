@@ -114,10 +114,14 @@ func rankKV(in *Input, out *Ranking, ours bool) {
 			t.Prefill = prompt
 			t.Queue = float64(w.Queue * queued)
 			t.Spread = w.Spread * float64(c.FreshTokens) / bs
+			compute := max(prompt-t.OverlapCredit, 0)
 			if in.Phase != Prefill {
 				t.Decode = float64(w.DecodeLoad * float64(c.DecodeBlocks))
 			}
-			c.Cost = float64(w.PrefillLoadScale*max(prompt-t.OverlapCredit, 0)) + t.Queue + t.Decode + t.Spread + t.Request
+			if in.Phase == Aggregated {
+				t.Stall = float64(w.Stall * float64(compute*float64(c.ActiveRequests)))
+			}
+			c.Cost = float64(w.PrefillLoadScale*compute) + t.Queue + t.Decode + t.Stall + t.Spread + t.Request
 			continue
 		}
 		// Dynamo's routers: prefill does not track blocks; decode, with

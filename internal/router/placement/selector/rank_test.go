@@ -168,7 +168,7 @@ func TestKVCost(t *testing.T) {
 		cost  float64
 		want  decision.Terms
 	}{
-		{Aggregated, 60 + 2.5 + 2 + 1 + 6, decision.Terms{Prefill: 100, OverlapCredit: 40, Queue: 2.5, Decode: 2, Spread: 1, Request: 6}},
+		{Aggregated, 60 + 2.5 + 2 + 11.25 + 1 + 6, decision.Terms{Prefill: 100, OverlapCredit: 40, Queue: 2.5, Decode: 2, Stall: 11.25, Spread: 1, Request: 6}},
 		{Decode, 60 + 2.5 + 2 + 1 + 6, decision.Terms{Prefill: 100, OverlapCredit: 40, Queue: 2.5, Decode: 2, Spread: 1, Request: 6}},
 		{Prefill, 60 + 2.5 + 1 + 6, decision.Terms{Prefill: 100, OverlapCredit: 40, Queue: 2.5, Spread: 1, Request: 6}},
 	} {
@@ -177,6 +177,34 @@ func TestKVCost(t *testing.T) {
 		got := &in.Candidates[0]
 		if d := gocmp.Diff(tt.want, got.Terms); d != "" || got.Cost != tt.cost {
 			t.Errorf("%s: cost %v, want %v; terms (-want +got)\n%s", tt.phase, got.Cost, tt.cost, d)
+		}
+	}
+}
+
+// TestStallSpeaksForUncachedPrompts: a cold prompt goes where fewer requests wait for it, one
+// whose prefix is cached stays with its prefix; neither where another rank computes it.
+func TestStallSpeaksForUncachedPrompts(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		phase  Phase
+		cached int
+		stall  float64
+		want   string
+	}{
+		{"cold", Aggregated, 0, 1. / 16, "quiet"},
+		{"cached", Aggregated, 98, 1. / 16, "busy"},
+		{"no weight", Aggregated, 0, 0, "busy"},
+		{"computed elsewhere", Decode, 0, 1. / 16, "busy"},
+		{"prefill", Prefill, 0, 1. / 16, "busy"},
+	} {
+		// Without the term the busy rank is the cheaper one: it was given less of late.
+		in := kvInput(
+			decision.Candidate{Rank: "busy", OverlapBlocks: tt.cached, ActiveRequests: 4},
+			decision.Candidate{Rank: "quiet", FreshTokens: 64 * 128},
+		)
+		in.Phase, in.Weights.Stall = tt.phase, tt.stall
+		if got, _ := rank(in); got[0] != tt.want {
+			t.Errorf("%s: %v, want %s first: %+v", tt.name, got, tt.want, in.Candidates)
 		}
 	}
 }

@@ -50,6 +50,9 @@ type Weights struct {
 	// DecodeLoad multiplies the rank's active decode blocks in policy kv;
 	// kv_dynamo counts them in full.
 	DecodeLoad float64 `json:"decode_load"`
+	// Stall multiplies the prompt's uncached blocks for every active request of an
+	// aggregated rank, in policy kv: each waits while they are computed.
+	Stall float64 `json:"stall"`
 	// Spread multiplies the blocks that were computed on the rank of late
 	// (decision.Candidate.FreshTokens), in policy kv.
 	Spread float64 `json:"spread"`
@@ -60,10 +63,10 @@ type Weights struct {
 }
 
 // DefaultWeights are the weights that the router starts with; see
-// docs/adr/0004-cost-function.md for how Queue, DecodeLoad and Spread were
-// chosen. OverlapCredit, PrefillLoadScale and the zeros are Dynamo's defaults.
+// docs/adr/0004-cost-function.md for how Queue, DecodeLoad, Stall and
+// Spread were chosen. OverlapCredit, PrefillLoadScale and the zeros are Dynamo's defaults.
 func DefaultWeights() Weights {
-	return Weights{OverlapCredit: 1, CreditCPU: 0.8, CreditDisk: 0.25, PrefillLoadScale: 1, Queue: 1.0 / 4, DecodeLoad: 1.0 / 64, Spread: 1.0 / 128}
+	return Weights{OverlapCredit: 1, CreditCPU: 0.8, CreditDisk: 0.25, PrefillLoadScale: 1, Queue: 1.0 / 4, DecodeLoad: 1.0 / 64, Stall: 1.0 / 16, Spread: 1.0 / 128}
 }
 
 // Held is how many blocks of the prompt a candidate holds: those on its device, and
