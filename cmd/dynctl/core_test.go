@@ -53,6 +53,7 @@ var steps = []step{
 		marks: []string{"internal/router/placement/selector.Rank", decidePkg + ".Plan{}"},
 		may: map[string]string{
 			decidePkg + "/plan.go":   "is Choose with its parts",
+			decidePkg + "/slow.go":   "is the part of Choose that passes over slow ranks",
 			decidePkg + "/memory.go": "empties it for another request",
 			decidePkg + ".Run.Judge": "measures a plan that was made",
 		},

@@ -58,7 +58,7 @@ func (c *compareFlags) add(cmd *cobra.Command) {
 	f.DurationVar(&c.ttft, "slo-ttft", 2*time.Second, "a good request has its first token within this")
 	f.DurationVar(&c.itl, "slo-itl", 25*time.Millisecond, "a good request has its tokens within this of each other, on average")
 	f.BoolVar(&c.explore, "explore", false, "simulate with routing.explore: 1 of 200 requests takes the dearer path with a threshold that is auto")
-	f.StringSliceVar(&c.faults, "fault", nil, "simulate with engines that change, as in 10m:prefill_slow=3 (prefill ranks three times slower), 10m:one_prefill_slow=3 (the last of them), 10m:network_slow=10, 10m:prefill_gone=0.5 (half of them)")
+	f.StringSliceVar(&c.faults, "fault", nil, "simulate with engines that change, as in 10m:prefill_slow=3 (prefill ranks three times slower), 10m:one_prefill_slow=3 (the last of them), 10m:one_decode_slow=3 (the last of those that answer), 10m:network_slow=10, 10m:prefill_gone=0.5 (half of them)")
 	f.DurationVar(&c.countFrom, "count-from", 0, "leave requests of a simulation out of its result that arrive sooner after the first")
 	f.Float64Var(&c.assume, "assume", 1, "let auto assume at the start of a simulation that everything takes so many times as long: 3 or 0.33 try start values that are wrong")
 	f.Float64Var(&c.slowFactor, "slow-factor", settings.Default().Health.SlowFactor, "simulate with health.slow_factor: ranks so many times slower than their peers cost more with a threshold that is auto; 0 judges nobody")

@@ -1,7 +1,6 @@
 package simulate
 
 import (
-	"errors"
 	"fmt"
 	"math"
 	"strconv"
@@ -22,6 +21,8 @@ const (
 	SlowPrefill FaultKind = "prefill_slow"
 	// SlowOne does that with the prefill engine named last.
 	SlowOne FaultKind = "one_prefill_slow"
+	// SlowDecode does that with the engine named last of those that answer.
+	SlowDecode FaultKind = "one_decode_slow"
 	// SlowNetwork does that with the transfers of KV between engines.
 	SlowNetwork FaultKind = "network_slow"
 	// PrefillGone ends a share of the prefill engines, those named last first, rounded.
@@ -48,7 +49,7 @@ func ParseFault(text string) (f Fault, err error) {
 	}
 	f.By, err = strconv.ParseFloat(by, 64)
 	switch f.Kind {
-	case SlowPrefill, SlowOne, SlowNetwork:
+	case SlowPrefill, SlowOne, SlowDecode, SlowNetwork:
 		if err != nil || !(f.By >= 1 && f.By <= 1e6) {
 			return Fault{}, fmt.Errorf("%q: want a factor of 1 to 1e6 after %s=", text, kind)
 		}
@@ -57,7 +58,7 @@ func ParseFault(text string) (f Fault, err error) {
 			return Fault{}, fmt.Errorf("%q: want a share from 0 to 1 after %s=", text, kind)
 		}
 	default:
-		return Fault{}, fmt.Errorf("%q: there are the faults %s, %s, %s and %s", text, SlowPrefill, SlowOne, SlowNetwork, PrefillGone)
+		return Fault{}, fmt.Errorf("%q: there are the faults %s, %s, %s, %s and %s", text, SlowPrefill, SlowOne, SlowDecode, SlowNetwork, PrefillGone)
 	}
 	return f, nil
 }
@@ -75,10 +76,10 @@ func (w wire) Transfer(tokens int) time.Duration {
 
 // expect has the faults happen at their times.
 func (r *run) expect() error {
-	if len(r.s.Faults) > 0 && !r.split {
-		return errors.New("a fault of prefill engines or of transfers needs prefill engines in the fleet")
-	}
 	for _, f := range r.s.Faults {
+		if f.Kind != SlowDecode && !r.split {
+			return fmt.Errorf("%s: a fault of prefill engines or of transfers needs prefill engines in the fleet", f.Kind)
+		}
 		r.world.At(f.At, func() { r.suffer(f) })
 	}
 	return nil
@@ -90,19 +91,19 @@ func (r *run) suffer(f Fault) {
 		r.wire = f.By
 		return
 	}
-	var prefill []*workers.Worker
+	var suffering []*workers.Worker
 	for _, w := range r.list {
-		if !w.Role.CanDecode() {
-			prefill = append(prefill, w)
+		if w.Role.CanDecode() == (f.Kind == SlowDecode) {
+			suffering = append(suffering, w)
 		}
 	}
-	if f.Kind == PrefillGone {
-		prefill = prefill[len(prefill)-int(math.Round(f.By*float64(len(prefill)))):]
+	switch n := len(suffering); f.Kind {
+	case PrefillGone:
+		suffering = suffering[n-int(math.Round(f.By*float64(n))):]
+	case SlowOne, SlowDecode:
+		suffering = suffering[n-1:]
 	}
-	if f.Kind == SlowOne {
-		prefill = prefill[len(prefill)-1:]
-	}
-	for _, w := range prefill {
+	for _, w := range suffering {
 		for _, rank := range w.Ranks {
 			k := r.ranks[rank.Slot]
 			switch core := k.eng.Core(); {

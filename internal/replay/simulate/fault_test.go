@@ -1,8 +1,11 @@
 package simulate
 
 import (
+	"cmp"
+	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 
@@ -14,7 +17,7 @@ import (
 
 func TestParseFault(t *testing.T) {
 	for text, want := range map[string]Fault{
-		"10m:prefill_slow=3": {10 * time.Minute, SlowPrefill, 3}, "1m:one_prefill_slow=3": {time.Minute, SlowOne, 3}, "0s:network_slow=1.5": {0, SlowNetwork, 1.5}, "90s:prefill_gone=0.5": {90 * time.Second, PrefillGone, .5},
+		"10m:prefill_slow=3": {10 * time.Minute, SlowPrefill, 3}, "1m:one_prefill_slow=3": {time.Minute, SlowOne, 3}, "1m:one_decode_slow=3": {time.Minute, SlowDecode, 3}, "0s:network_slow=1.5": {0, SlowNetwork, 1.5}, "90s:prefill_gone=0.5": {90 * time.Second, PrefillGone, .5},
 	} {
 		if got, err := ParseFault(text); err != nil || got != want {
 			t.Errorf("%q: %+v, %v", text, got, err)
@@ -97,47 +100,81 @@ func mixed(span time.Duration, perSecond int) []arrivals.Request {
 	return all
 }
 
+// driftLoad is a load under which engines change, and the limits of a good request.
+type driftLoad struct {
+	name      string
+	all       []arrivals.Request
+	ttft, itl time.Duration
+	// least is what share of the best threshold's good requests auto has at least.
+	least float64
+	// both says that both paths are taken before.
+	both bool
+}
+
+// driftLoads are those of TestReturnsAfterFault: the first always, the others with -v.
+func driftLoads(span time.Duration) []driftLoad {
+	load := func(rate int, ttft, itl time.Duration) driftLoad {
+		name := fmt.Sprintf("%d a second, %d and %d ms", rate, ttft, itl)
+		return driftLoad{name: name, all: mixed(span, rate), ttft: ttft * time.Millisecond, itl: itl * time.Millisecond, least: .9}
+	}
+	first := load(12, 120, 12)
+	first.least, first.both = .95, true
+	list := []driftLoad{first}
+	if !testing.Verbose() {
+		return list
+	}
+	list = append(list, load(16, 120, 12), load(20, 120, 12), load(12, 500, 12), load(12, 120, 9), load(12, 120, 16), load(16, 500, 25))
+	const rate = 30
+	all := sessions(int(span.Seconds())*rate/6, 6)
+	for i := range all {
+		all[i].At = time.Duration(i) * time.Second / rate
+	}
+	return append(list, driftLoad{"sessions, 100 and 10 ms", all, 100 * time.Millisecond, 10 * time.Millisecond, .9, false},
+		driftLoad{"sessions, 200 and 15 ms", all, 200 * time.Millisecond, 15 * time.Millisecond, .9, false})
+}
+
 // TestReturnsAfterFault: where engines change, a threshold that is auto serves about as many
 // requests well as the fixed one that is best then, in the five minutes from the fault on
-// and after them. It took both paths before, and explores at most its budget.
+// and after them. It explores at most its budget.
 func TestReturnsAfterFault(t *testing.T) {
 	if testing.Short() {
 		t.Skip("33 runs of some ten simulated minutes")
 	}
 	const begin, returned, end = 3 * time.Minute, 8 * time.Minute, 11 * time.Minute
-	const rate = 12
-	all := mixed(end, rate)
-	for _, f := range []Fault{{begin, SlowPrefill, 3}, {begin, SlowNetwork, 10}, {begin, PrefillGone, .5}} {
-		t.Run(string(f.Kind), func(t *testing.T) {
-			t.Parallel()
-			run := func(rule decide.Rule, from, to time.Duration) *Result {
-				r, err := Run(t.Context(), arrivals.FromSlice(all[:int(to.Seconds())*rate]), Setup{
-					Fleet: fleet(t, "2p2d:block=16,kv_blocks=4096"), Seed: 1, TTFT: 120 * time.Millisecond, ITL: 12 * time.Millisecond, Faults: []Fault{f}, CountFrom: from,
-					Settings: decide.Settings{Decode: selector.KV, Prefill: selector.KV, Weights: selector.DefaultWeights(), Rule: rule, Explore: true},
-				})
-				if err != nil {
-					t.Fatal(err)
+	for _, l := range driftLoads(end) {
+		for _, f := range []Fault{{begin, SlowPrefill, 3}, {begin, SlowNetwork, 10}, {begin, PrefillGone, .5}} {
+			t.Run(l.name+", "+string(f.Kind), func(t *testing.T) {
+				t.Parallel()
+				run := func(rule decide.Rule, from, to time.Duration) *Result {
+					n, _ := slices.BinarySearchFunc(l.all, to, func(q arrivals.Request, at time.Duration) int { return cmp.Compare(q.At, at) })
+					r, err := Run(t.Context(), arrivals.FromSlice(l.all[:n]), Setup{
+						Fleet: fleet(t, "2p2d:block=16,kv_blocks=4096"), Seed: 1, TTFT: l.ttft, ITL: l.itl, Faults: []Fault{f}, CountFrom: from,
+						Settings: decide.Settings{Decode: selector.KV, Prefill: selector.KV, Weights: selector.DefaultWeights(), Rule: rule, Explore: true},
+					})
+					if err != nil {
+						t.Fatal(err)
+					}
+					if r.Explored > r.Requests/100 {
+						t.Errorf("%d of %d explored", r.Explored, r.Requests)
+					}
+					return r
 				}
-				if r.Explored > r.Requests/100 {
-					t.Errorf("%d of %d explored", r.Explored, r.Requests)
+				auto := decide.Rule{Threshold: 512, Auto: true}
+				if r := run(auto, 0, begin); l.both && (r.Remote < r.Requests/5 || r.Remote > r.Requests*4/5) {
+					t.Errorf("before, %d of %d were remote: there is nothing to relearn", r.Remote, r.Requests)
 				}
-				return r
-			}
-			auto := decide.Rule{Threshold: 512, Auto: true}
-			if r := run(auto, 0, begin); r.Remote < r.Requests/5 || r.Remote > r.Requests*4/5 {
-				t.Errorf("before, %d of %d were remote: there is nothing to relearn", r.Remote, r.Requests)
-			}
-			for _, w := range [][2]time.Duration{{begin, returned}, {returned, end}} {
-				best := 0.0
-				for _, threshold := range []int{0, 512, 2048, 1 << 20} {
-					best = max(best, run(decide.Rule{Threshold: threshold, LoadCredit: decide.LoadCredit}, w[0], w[1]).Good)
+				for _, w := range [][2]time.Duration{{begin, returned}, {returned, end}} {
+					best := 0.0
+					for _, threshold := range []int{0, 512, 2048, 1 << 20} {
+						best = max(best, run(decide.Rule{Threshold: threshold, LoadCredit: decide.LoadCredit}, w[0], w[1]).Good)
+					}
+					r := run(auto, w[0], w[1])
+					t.Logf("from %v on %.3f are good, with the best threshold %.3f; %d of %d remote, %d explored", w[0], r.Good, best, r.Remote, r.Requests, r.Explored)
+					if r.Good < l.least*best {
+						t.Errorf("from %v on %.3f are good, with the best threshold %.3f", w[0], r.Good, best)
+					}
 				}
-				r := run(auto, w[0], w[1])
-				t.Logf("from %v on %.3f are good, with the best threshold %.3f; %d explored", w[0], r.Good, best, r.Explored)
-				if r.Good < .95*best {
-					t.Errorf("from %v on %.3f are good, with the best threshold %.3f", w[0], r.Good, best)
-				}
-			}
-		})
+			})
+		}
 	}
 }

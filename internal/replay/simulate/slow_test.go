@@ -56,3 +56,38 @@ func TestSlowRankCostsMore(t *testing.T) {
 		t.Errorf("all alike: TTFT %+v, without a judgement %+v", judged.TTFT, none.TTFT)
 	}
 }
+
+// TestSlowDecodeRankAnswersLess: of four engines that answer one becomes three times slower.
+// Requests go to the others, and are answered sooner; some go there still, so that the router
+// sees when it is well.
+func TestSlowDecodeRankAnswersLess(t *testing.T) {
+	const begin, noticed, end, rate = time.Minute, 90 * time.Second, 4 * time.Minute, 12
+	all := mixed(end, rate)
+	for i := range all {
+		all[i].OSL *= 3
+	}
+	with := func(factor float64, from time.Duration, faults ...Fault) *Result {
+		t.Helper()
+		res, err := Run(t.Context(), arrivals.FromSlice(all), Setup{
+			Fleet: fleet(t, "4p4d:block=16,kv_blocks=4096"), Seed: 1, TTFT: 2 * time.Second, ITL: 25 * time.Millisecond, Faults: faults, CountFrom: from,
+			Settings:   decide.Settings{Decode: selector.KV, Prefill: selector.KV, Weights: selector.DefaultWeights(), Rule: decide.Rule{Threshold: 512, Auto: true}},
+			SlowFactor: factor,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return res
+	}
+	fault := Fault{begin, SlowDecode, 3}
+	without, slow := with(0, noticed, fault), with(2, noticed, fault)
+	t.Logf("judged: %.3f good, E2E %+v; without a judgement: %.3f, %+v", slow.Good, slow.E2E, without.Good, without.E2E)
+	if slow.Good < without.Good+.1 || slow.E2E.P95 > .7*without.E2E.P95 {
+		t.Errorf("%.3f good, E2E %+v; without a judgement %.3f, %+v", slow.Good, slow.E2E, without.Good, without.E2E)
+	}
+	// A minute after it is well again it answers as many as the others do.
+	well, like := with(2, noticed+time.Minute, fault, Fault{noticed, SlowDecode, 1}), with(2, noticed+time.Minute)
+	t.Logf("well again: %.3f good, E2E %+v; never slow: %.3f, %+v", well.Good, well.E2E, like.Good, like.E2E)
+	if well.Good < like.Good-.02 || well.E2E.P95 > 1.1*like.E2E.P95 {
+		t.Errorf("well again: %.3f good, E2E %+v; never slow %.3f, %+v", well.Good, well.E2E, like.Good, like.E2E)
+	}
+}

@@ -8,6 +8,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/forward/disagg"
 	"github.com/dynctl/dynctl/internal/router/placement/cost"
 	"github.com/dynctl/dynctl/internal/router/placement/decision"
+	"github.com/dynctl/dynctl/internal/router/placement/selector"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
@@ -187,6 +188,65 @@ func TestParseThreshold(t *testing.T) {
 			t.Errorf("%s: %s, %v", text, p, err)
 		}
 	}
+}
+
+// TestSlowDecodeRank: a slow decode rank is passed over for one that is not, until that has as
+// many times its requests as it takes longer.
+func TestSlowDecodeRank(t *testing.T) {
+	two := func(own, others int) func(*Input) {
+		return func(in *Input) {
+			first := &in.Decode.Candidates[0]
+			second := *first
+			first.Slot, first.OverlapBlocks, first.ActiveRequests = 7, 10, own
+			second.Rank, second.Slot, second.ActiveRequests = "second/dp0", 8, others
+			in.Decode.Candidates = append(in.Decode.Candidates, second)
+			in.DecodePeers = append(in.DecodePeers, in.DecodePeers[0])
+		}
+	}
+	slow := func(ranks ...cost.Slow) func(*Input) { return func(in *Input) { in.Costs.Slow = ranks } }
+	times := cost.Slow{Slot: 7, Times: 3}
+	for _, c := range []struct {
+		name string
+		in   *Input
+		rank int
+	}{
+		{"none is slow", priced(two(0, 0)), 0},
+		{"both are idle", priced(two(0, 0), slow(times)), 1},
+		{"the other has room", priced(two(1, 5), slow(times)), 1},
+		{"the other has more than its share", priced(two(1, 6), slow(times)), 0},
+		{"the other is slow", priced(two(1, 5), slow(cost.Slow{Slot: 8, Times: 3})), 0},
+		{"both are", priced(two(1, 5), slow(times, cost.Slow{Slot: 8, Times: 2})), 0},
+		{"the other is kept out", priced(two(1, 5), slow(times), func(in *Input) { in.Decode.Candidates[1].KeptOut = "draining" }), 0},
+		{"not auto", priced(two(1, 5), slow(times), func(in *Input) { in.Rule.Auto = false }), 0},
+		{"costs are not known", priced(two(1, 5), func(in *Input) { in.Costs = nil }), 0},
+		{"a session stays", priced(two(1, 5), slow(times), func(in *Input) {
+			in.Decode.Policy, in.Decode.SessionKey = selector.Session, sessionOn(t, in.Decode, 0)
+		}), 0},
+	} {
+		var p Plan
+		Choose(c.in, &p)
+		if best, ok := p.Decode.Best(); !ok || p.Err != nil || p.DecodeIndex != c.rank || best != c.rank {
+			t.Errorf("%s: rank %d, the ranking has %d (%v); want %d", c.name, p.DecodeIndex, best, p.Err, c.rank)
+		}
+		if why := c.in.Decode.Candidates[0].Excluded; strings.Contains(why, lessRoom) != (c.rank == 1) {
+			t.Errorf("%s: the policy's favourite is excluded: %q", c.name, why)
+		}
+	}
+}
+
+// sessionOn is a session that the policy keeps on a rank.
+func sessionOn(t *testing.T, in selector.Input, rank int) uint64 {
+	t.Helper()
+	in.Policy = selector.Session
+	var out selector.Ranking
+	for in.SessionKey = 1; in.SessionKey < 1000; in.SessionKey++ {
+		selector.Rank(&in, &out)
+		if best, ok := out.Best(); ok && best == rank {
+			return in.SessionKey
+		}
+	}
+	t.Fatal("no session is on the rank")
+	return 0
 }
 
 // TestSlowPrefillRank: a slow prefill rank is passed over where another costs less, and only

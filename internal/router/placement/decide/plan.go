@@ -201,7 +201,7 @@ func Choose(in *Input, out *Plan) {
 		out.Err = fmt.Errorf("%w: %w", ErrNoDecode, out.Decode.Err())
 		return
 	}
-	if out.serve(in, d) {
+	if out.serve(in, out.passSlowDecode(in, &decode, d)) {
 		return
 	}
 	// Draws and turns are among those that can serve, so they are ranked again.
@@ -416,53 +416,7 @@ func (p *Plan) rankPrefill(in *Input, d int) {
 		p.stayInSlice(in, slice)
 	}
 	p.choosePrefill(in)
-	p.passSlow(in)
-}
-
-// Why a prefill rank is passed over where the one that the policy likes best is slow:
-// because it takes longer than its peers, or because the request would stay local for it.
-const (
-	slower     = "slower than its peers, and another costs less"
-	behindGate = "in place of a slower one, has more tokens in work than routing.prefill_gate"
-)
-
-// passSlow takes another prefill rank than a slow one where that costs less: the one that
-// the policy likes best among those that are not slow, and that the gate does not stop.
-func (p *Plan) passSlow(in *Input) {
-	m := in.Costs
-	if !in.Rule.Auto || m == nil || len(m.Slow) == 0 || !p.HasRemote {
-		return
-	}
-	takes := func() float64 {
-		w := p.prefillWork(in)
-		return m.Prefill.Time(&w)
-	}
-	slow := func(i int) bool { return m.Times(in.Prefill.Candidates[i].Slot) > 1 }
-	if !slow(p.PrefillIndex) {
-		return
-	}
-	own := takes()
-	// A gate stops nothing on its way to a decode rank that cannot prefill.
-	stops := !needsPrefill(in.DecodePeers[p.DecodeIndex].Worker)
-	for i := range p.prefillVeto {
-		switch {
-		case p.prefillVeto[i] != "":
-		case slow(i):
-			p.prefillVeto[i] = slower
-		case stops && in.gated(i):
-			p.prefillVeto[i] = behindGate
-		}
-	}
-	p.choosePrefill(in)
-	if p.HasRemote && takes() < own {
-		return
-	}
-	for i, why := range p.prefillVeto {
-		if why == slower || why == behindGate {
-			p.prefillVeto[i] = ""
-		}
-	}
-	p.choosePrefill(in)
+	p.passSlowPrefill(in)
 }
 
 // prefillWork is what the chosen prefill rank is asked for.
