@@ -231,6 +231,9 @@ func TestSlowDecodeRank(t *testing.T) {
 		if why := c.in.Decode.Candidates[0].Excluded; strings.Contains(why, lessRoom) != (c.rank == 1) {
 			t.Errorf("%s: the policy's favourite is excluded: %q", c.name, why)
 		}
+		if n := testing.AllocsPerRun(10, func() { Choose(c.in, &p) }); n != 0 {
+			t.Errorf("%s: %v allocations", c.name, n)
+		}
 	}
 }
 

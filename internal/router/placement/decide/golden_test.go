@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/dynctl/dynctl/internal/router/forward/disagg"
+	"github.com/dynctl/dynctl/internal/router/placement/cost"
 	"github.com/dynctl/dynctl/internal/router/placement/decision"
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
 	"github.com/dynctl/dynctl/internal/router/request/api"
@@ -33,10 +34,13 @@ const (
 // with GOAMD64=v3), so a sum that allows it fails here on one of them.
 func TestDecisionsOnEveryPlatform(t *testing.T) {
 	var got bytes.Buffer
-	rng := rand.New(rand.NewPCG(7, 2026))
+	rng, costs := rand.New(rand.NewPCG(7, 2026)), rand.New(rand.NewPCG(8, 2026))
 	var p Plan
 	for i := range goldenDecisions {
 		in := someInput(rng)
+		if i%4 == 3 {
+			withCosts(in, costs)
+		}
 		Choose(in, &p)
 		fmt.Fprintf(&got, "%d %s\n", i, line(in, &p))
 	}
@@ -106,7 +110,30 @@ func line(in *Input, p *Plan) string {
 	if p.Err != nil {
 		path = "error"
 	}
+	if p.CostRevision > 0 {
+		fmt.Fprintf(digest, " %x %x", p.Costs.Local, p.Costs.Remote)
+	}
 	return fmt.Sprintf("%s %s %d %d %s %s %08x", path, p.Reason, p.CachedTokens, p.PrefillCached, d, f, digest.Sum32())
+}
+
+// withCosts has the path of a request follow from costs, and ranks be slow, as rng has it.
+func withCosts(in *Input, rng *rand.Rand) {
+	in.Rule.Auto, in.Rule.Threshold = true, max(in.Rule.Threshold, 1)
+	stall := float64(rng.IntN(2)) / 13
+	in.Decode.Weights.Stall, in.Prefill.Weights.Stall = stall, stall
+	law := func() (l cost.Law) {
+		for i := range l {
+			l[i] = 20 * rng.Float64()
+		}
+		return l
+	}
+	m := &cost.Model{Revision: 1 + rng.Uint64N(9), Local: law(), Prefill: law(), Transfer: law(), Stall: rng.Float64(), Limit: 500 * rng.Float64(), Beyond: 0.05, Lost: 500 * rng.Float64()}
+	for slot := range uint32(12) {
+		if rng.IntN(3) == 0 {
+			m.Slow = append(m.Slow, cost.Slow{Slot: slot, Times: 1.5 + 3*rng.Float64()})
+		}
+	}
+	in.Costs = m
 }
 
 // someInput is a fleet and a request as rng has them. Few of its figures are
