@@ -42,7 +42,7 @@ const (
 	leastGood, shortest = 0.05, 20
 	// hurry is what the p95 TTFT counts beside the share of good requests. Where no price
 	// has half of the requests good it counts less.
-	hurry, half = 0.2, 0.5
+	hurry, half = 0.3, 0.5
 	// Of each price newer trials count more: goodNew and ttftNew are the newest one's
 	// share of the mean.
 	goodNew, ttftNew = 0.6, 0.3
@@ -127,7 +127,9 @@ func (w *weighing) begin(f *Fleet) {
 	}
 }
 
-// choose takes the best weights by a trial's results.
+// choose takes the best weights by a trial's results. The price changes to the next one at
+// most: of one that is far from what is now a trial knows least, and arrivals that end look
+// like ones that go on.
 func (w *weighing) choose(trials *[choices]Trial, o *Objective) {
 	most := 0.0
 	for i := range trials {
@@ -137,6 +139,7 @@ func (w *weighing) choose(trials *[choices]Trial, o *Objective) {
 		most = max(most, trials[i].Good)
 	}
 	limit := float64(o.TTFT) / float64(time.Millisecond)
+	now := slices.Index(prices[:], w.Price)
 	best, top := 0, math.Inf(-1)
 	for i := range trials {
 		t := &trials[i]
@@ -146,6 +149,9 @@ func (w *weighing) choose(trials *[choices]Trial, o *Objective) {
 		}
 		w.good[i] += goodNew * (good - w.good[i])
 		w.ttft[i] += ttftNew * (ttft - w.ttft[i])
+		if off := i%len(prices) - now; now >= 0 && (off < -1 || off > 1) {
+			continue
+		}
 		score := w.good[i] - hurry*min(1, most/half)*w.ttft[i] -
 			(departs*math.Abs(math.Log(t.Price/w.usual))+departsLimit*math.Abs(math.Log(t.Limit)))/math.Log(3)
 		switch {

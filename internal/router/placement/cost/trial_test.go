@@ -182,8 +182,8 @@ func TestUsualPrice(t *testing.T) {
 	}
 }
 
-// TestChoosesWeights: good requests count before a short wait, a change must be worth it, and
-// one trial that is off does not change the price.
+// TestChoosesWeights: good requests count before a short wait, a change must be worth it,
+// one trial that is off does not change the price, and it changes by one at a time.
 func TestChoosesWeights(t *testing.T) {
 	o := &Objective{For: ForGoodput, TTFT: 2 * time.Second, ITL: 25 * time.Millisecond}
 	type found map[Weights][2]float64
@@ -204,14 +204,16 @@ func TestChoosesWeights(t *testing.T) {
 		want Weights
 	}{
 		{"all alike", nil, usual},
-		{"more good requests", found{{0.1, 1}: {0.8, 1000}}, Weights{0.1, 1}},
+		{"more good requests", found{{0.3, 1}: {0.8, 1000}}, Weights{0.3, 1}},
+		{"more good requests with another price", found{{0.1, 1}: {0.8, 1000}}, usual},
+		{"with another limit, too", found{{0.3, 0.1}: {0.8, 1000}}, Weights{0.3, 0.1}},
 		{"more good requests, and a long wait", found{{3, 1}: {0.8, 60_000}}, Weights{3, 1}},
-		{"a shorter wait", found{{0.1, 1}: {0.5, 200}}, Weights{0.1, 1}},
-		{"a shorter wait for fewer good ones", found{{0.1, 1}: {0.3, 500}}, usual},
+		{"a shorter wait", found{{0.3, 1}: {0.5, 200}}, Weights{0.3, 1}},
+		{"a shorter wait for fewer good ones", found{{0.3, 1}: {0.3, 500}}, usual},
 		{"hardly better", found{{0.3, 1}: {0.505, 950}}, usual},
 		{"a little better with the other limit", found{{1, 0.1}: {0.505, 900}}, Weights{1, 0.1}},
 		{"hardly better with the other limit", found{{1, 0.1}: {0.5, 990}}, usual},
-		{"nothing that can be counted", found{{0.1, 1}: {math.NaN(), 10}}, usual},
+		{"nothing that can be counted", found{{0.3, 1}: {math.NaN(), 10}}, usual},
 		{"a wait without end", found{{3, 1}: {1, math.Inf(1)}}, usual},
 	} {
 		w := weighing{Weights: usual, usual: 1}
@@ -227,6 +229,14 @@ func TestChoosesWeights(t *testing.T) {
 	w.choose(trial(found{usual: {0.6, 300}, {0.3, 1}: {0.6, 250}}), o)
 	if w.Weights != usual {
 		t.Errorf("after one trial that is off the weights are %v", w.Weights)
+	}
+	// A price that is far away is reached one after the other.
+	w = weighing{Weights: usual, usual: 1}
+	for _, want := range []float64{0.3, 0.1, 0.03, 0.03} {
+		w.choose(trial(found{{0.3, 1}: {0.6, 1000}, {0.1, 1}: {0.7, 1000}, {0.03, 1}: {0.8, 1000}, {0.01, 1}: {0.8, 1000}}), o)
+		if w.Weights != (Weights{want, 1}) {
+			t.Errorf("weights %v, want a price of %v", w.Weights, want)
+		}
 	}
 }
 
