@@ -51,6 +51,8 @@ const (
 	// price counts, staysLimit one of the limit alone.
 	departs, departsLimit = 0.01, 0.002
 	stays, staysLimit     = 0.04, 0.005
+	// leap is by how much a price must be better that is not next to the one in force.
+	leap = 0.25
 )
 
 // Fleet is what the ranks that serve a model have in work.
@@ -128,8 +130,9 @@ func (w *weighing) begin(f *Fleet) {
 }
 
 // choose takes the best weights by a trial's results. The price changes to the next one at
-// most: of one that is far from what is now a trial knows least, and arrivals that end look
-// like ones that go on.
+// most, since a trial knows least of one that is far from what is now, and arrivals that end
+// look like ones that go on. Only where a price beyond is better by leap is it approached
+// over one that is worse.
 func (w *weighing) choose(trials *[choices]Trial, o *Objective) {
 	most := 0.0
 	for i := range trials {
@@ -140,7 +143,7 @@ func (w *weighing) choose(trials *[choices]Trial, o *Objective) {
 	}
 	limit := float64(o.TTFT) / float64(time.Millisecond)
 	now := slices.Index(prices[:], w.Price)
-	best, top := 0, math.Inf(-1)
+	best, top, beyond, topBeyond, toward := 0, math.Inf(-1), 0, math.Inf(-1), 0
 	for i := range trials {
 		t := &trials[i]
 		good, ttft := math.Log(max(t.Good, leastGood)), math.Log(max(min(t.TTFT, limit), shortest))
@@ -149,9 +152,6 @@ func (w *weighing) choose(trials *[choices]Trial, o *Objective) {
 		}
 		w.good[i] += goodNew * (good - w.good[i])
 		w.ttft[i] += ttftNew * (ttft - w.ttft[i])
-		if off := i%len(prices) - now; now >= 0 && (off < -1 || off > 1) {
-			continue
-		}
 		score := w.good[i] - hurry*min(1, most/half)*w.ttft[i] -
 			(departs*math.Abs(math.Log(t.Price/w.usual))+departsLimit*math.Abs(math.Log(t.Limit)))/math.Log(3)
 		switch {
@@ -160,9 +160,16 @@ func (w *weighing) choose(trials *[choices]Trial, o *Objective) {
 		case t.Limit != w.Limit:
 			score -= staysLimit
 		}
-		if score > top {
+		off := i%len(prices) - now
+		switch near := now < 0 || -1 <= off && off <= 1; {
+		case near && score > top:
 			best, top = i, score
+		case !near && score > topBeyond:
+			beyond, topBeyond, toward = i, score, off
 		}
+	}
+	if topBeyond > top+leap {
+		best = beyond - toward + cmp.Compare(toward, 0)
 	}
 	w.trials, w.tried, w.Weights = *trials, true, trials[best].Weights
 }

@@ -205,7 +205,8 @@ func TestChoosesWeights(t *testing.T) {
 	}{
 		{"all alike", nil, usual},
 		{"more good requests", found{{0.3, 1}: {0.8, 1000}}, Weights{0.3, 1}},
-		{"more good requests with another price", found{{0.1, 1}: {0.8, 1000}}, usual},
+		{"some more good requests with a price beyond", found{{0.1, 1}: {0.6, 1000}}, usual},
+		{"many more good requests with a price beyond", found{{0.1, 0.1}: {0.8, 1000}}, Weights{0.3, 0.1}},
 		{"with another limit, too", found{{0.3, 0.1}: {0.8, 1000}}, Weights{0.3, 0.1}},
 		{"more good requests, and a long wait", found{{3, 1}: {0.8, 60_000}}, Weights{3, 1}},
 		{"a shorter wait", found{{0.3, 1}: {0.5, 200}}, Weights{0.3, 1}},
