@@ -42,8 +42,11 @@ var terms = []Term{
 	}},
 	{Title: "SPREAD", At: func(t *Terms) *float64 { return &t.Spread }, Why: func(_, _ *Candidate) string { return "less new work of late" }},
 	{Title: "REQS", At: func(t *Terms) *float64 { return &t.Request }, Why: func(_, _ *Candidate) string { return "fewer requests" }},
-	{Title: "STALL", Rare: true, At: func(t *Terms) *float64 { return &t.Stall }, Why: func(_, _ *Candidate) string {
-		return "less to compute there while others wait for their next token"
+	{Title: "STALL", Rare: true, At: func(t *Terms) *float64 { return &t.Stall }, Why: func(c, than *Candidate) string {
+		if n := than.ActiveRequests - c.ActiveRequests; n > 0 {
+			return fmt.Sprintf("%d fewer requests wait there for the prompt", n)
+		}
+		return "requests wait there for less of the prompt"
 	}},
 }
 

@@ -3,6 +3,7 @@ package decision
 import (
 	"math"
 	"reflect"
+	"slices"
 	"testing"
 )
 
@@ -36,6 +37,36 @@ func TestCheaper(t *testing.T) {
 		if got, back := terms[i].Cheaper(a, b), terms[i].Cheaper(b, a); got != want || back != -want {
 			t.Errorf("%s: %v and %v, want %v", terms[i].Title, got, back, want)
 		}
+	}
+}
+
+// TestStallSaysWhoWaits: the reason is the requests where they are fewer, and else the prompt.
+func TestStallSaysWhoWaits(t *testing.T) {
+	stall := terms[slices.IndexFunc(terms, func(t Term) bool { return t.Title == "STALL" })]
+	for _, c := range []struct {
+		own, others int
+		want        string
+	}{
+		{1, 4, "3 fewer requests wait there for the prompt"},
+		{4, 4, "requests wait there for less of the prompt"},
+		{5, 4, "requests wait there for less of the prompt"},
+	} {
+		if got := stall.Why(&Candidate{ActiveRequests: c.own}, &Candidate{ActiveRequests: c.others}); got != c.want {
+			t.Errorf("%d and %d requests: %q, want %q", c.own, c.others, got, c.want)
+		}
+	}
+}
+
+// TestColumns: a table has a column for a rare term where a candidate has it.
+func TestColumns(t *testing.T) {
+	p := &Phase{Candidates: []Candidate{{}, {}}}
+	rare := func() bool { return slices.ContainsFunc(p.ShownTerms(), func(t Term) bool { return t.Rare }) }
+	if rare() || len(p.ShownTerms()) == 0 {
+		t.Errorf("without a stall there are the terms %v", p.ShownTerms())
+	}
+	p.Candidates[1].Terms.Stall = 1
+	if !rare() || len(p.ShownTerms()) != len(terms) {
+		t.Errorf("with a stall there are the terms %v", p.ShownTerms())
 	}
 }
 
