@@ -40,6 +40,8 @@ type Player struct {
 	dec   kvevent.Decoder
 	batch kvevent.Batch
 	ops   kvindex.Batch
+	// seen, if it is set, is called for the states of a rank within a batch.
+	seen func()
 	// Totals of records, for reports.
 	counts Counts
 }
@@ -221,7 +223,7 @@ func (p *Player) playBatch(r *playRank, rec *trace.Record) {
 		r.last = kvstream.Counters{}
 	}
 	before, had := r.stream.Last()
-	r.stream.Playback(b.Seq, b.Payload)
+	r.stream.Playback(b.Seq, b.Payload, p.seen)
 	r.stream.TakeFault()
 	if now, ok := r.stream.Last(); had && ok && now == before {
 		p.counts.Duplicates++

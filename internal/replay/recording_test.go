@@ -190,6 +190,9 @@ func (r *recording) file(skip ...int) []byte {
 			r.t.Fatal(err)
 		}
 	}
+	if p, err = trace.AppendRecord(p, &trace.Record{Kind: trace.KindEnd, Time: r.now, End: &trace.End{Records: uint64(len(r.recs))}}); err != nil {
+		r.t.Fatal(err)
+	}
 	return p
 }
 

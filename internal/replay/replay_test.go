@@ -372,7 +372,7 @@ func TestReportJSON(t *testing.T) {
 	}
 	if _, err := Play(t.Context(), open(t, append(newRecording(t).file(), "{bad\n"...)), Options{}); err == nil {
 		t.Error("a bad line is passed over")
-	} else if line := new(trace.LineError); !errors.As(err, &line) || line.Line != 10 {
+	} else if line := new(trace.LineError); !errors.As(err, &line) || line.Line != 11 {
 		t.Errorf("error %v", err)
 	}
 }

@@ -29,7 +29,8 @@ type VerifyReport struct {
 	// being applied, and come out the same with one of the states of that time.
 	Raced uint64 `json:"raced"`
 	// Unknown counts decisions of which some caches cannot be known, because
-	// the recording began after them; they take the recorded figures.
+	// the recording began after them or does not have its end; they take the
+	// recorded figures.
 	Unknown uint64 `json:"partly_unknown"`
 	// ByNames counts decisions of which some overlaps may have been found by the
 	// engine's names of the prompt's blocks, and the recording lacks what names are
@@ -115,6 +116,7 @@ type Verifier struct {
 	free   []*heldRecord
 	open   []*openDecision
 	newest time.Duration
+	ended  bool // the recording's last record was played
 	// earlier are the overlaps of first attempts, which later ones share.
 	earlier map[string]*trace.Decision
 	order   []string
@@ -135,13 +137,23 @@ type openDecision struct {
 	began   time.Duration
 	passed  bool // its own place in the trace was reached
 	started bool
-	seen    map[string]*seen
+	seen    map[place]*seen
+}
+
+// place is a candidate of a decision.
+type place struct {
+	phase int // 0 decode, 1 prefill
+	rank  string
 }
 
 // seen are the figures that a rank had while a decision may have been made.
 type seen struct {
-	overlap  []prefix
-	resident []int
+	// overlap are pairs of states of which the second one follows the first one, or is
+	// the same: a reader may find some blocks of a step. resident are the least and the
+	// most blocks of all.
+	overlap  [][2]prefix
+	resident [2]int
+	newest   prefix
 	// at are the figures at the decision's own place.
 	overlapAt  prefix
 	residentAt int
@@ -169,6 +181,15 @@ func (p prefix) String() string {
 	return s
 }
 
+// between reports whether it can be found while a rank goes from one of a pair to the
+// other.
+func (p prefix) between(pair [2]prefix) bool {
+	a, b := pair[0], pair[1]
+	in := func(n, x, y int) bool { return min(x, y) <= n && n <= max(x, y) }
+	return in(p.blocks, a.blocks, b.blocks) && in(int(p.CPU), int(a.CPU), int(b.CPU)) &&
+		in(int(p.Disk), int(a.Disk), int(b.Disk)) && in(int(p.Remote), int(a.Remote), int(b.Remote))
+}
+
 // more reports whether it is longer than another.
 func (p prefix) more(than prefix) bool {
 	return p.blocks > than.blocks || p.length() > than.length()
@@ -185,9 +206,10 @@ func NewVerifier(p *Player) *Verifier {
 func (v *Verifier) Play(rec *trace.Record) error {
 	h := v.take(rec)
 	v.newest = max(v.newest, rec.Time)
+	v.ended = v.ended || rec.Kind == trace.KindEnd
 	if rec.Kind == trace.KindDecision && rec.Decision != nil {
 		d := rec.Decision
-		o := &openDecision{rec: *rec, d: d, began: time.Duration(d.BeganUS) * time.Microsecond, seen: map[string]*seen{}}
+		o := &openDecision{rec: *rec, d: d, began: time.Duration(d.BeganUS) * time.Microsecond, seen: map[place]*seen{}}
 		h.dec = o
 		v.open = append(v.open, o)
 	}
@@ -226,7 +248,7 @@ func (v *Verifier) step() error {
 	v.judgeUntil(h.rec.Time)
 	if h.dec != nil {
 		v.start(h.dec)
-		v.look(h.dec, "")
+		v.look(h.dec, "", false)
 		h.dec.passed = true
 		return nil
 	}
@@ -246,14 +268,23 @@ func (v *Verifier) step() error {
 			v.start(o)
 		}
 	}
-	if err := v.p.Play(&h.rec); err != nil {
-		return err
-	}
-	for _, o := range v.open {
-		if o.started && (!o.passed || received <= o.rec.Time) {
-			v.look(o, h.rec.Rank)
+	may := func(o *openDecision) bool { return o.started && (!o.passed || received <= o.rec.Time) }
+	look := func() {
+		for _, o := range v.open {
+			if may(o) {
+				v.look(o, h.rec.Rank, h.rec.Kind == trace.KindBatch)
+			}
 		}
 	}
+	if slices.ContainsFunc(v.open, may) {
+		v.p.seen = look
+	}
+	err := v.p.Play(&h.rec)
+	v.p.seen = nil
+	if err != nil {
+		return err
+	}
+	look()
 	if len(v.free) < 1024 {
 		v.free = append(v.free, h)
 	}
@@ -267,13 +298,13 @@ func (v *Verifier) start(o *openDecision) {
 		return
 	}
 	o.started = true
-	v.look(o, "")
+	v.look(o, "", false)
 }
 
-// look adds the present figures of one rank, or of all.
-func (v *Verifier) look(o *openDecision, rank string) {
+// look adds the present figures of one rank, or of all; of a step of its batch if so said.
+func (v *Verifier) look(o *openDecision, rank string, step bool) {
 	asked := false
-	for _, phase := range []*selector.Input{&o.d.Input.Decode, &o.d.Input.Prefill} {
+	for n, phase := range []*selector.Input{&o.d.Input.Decode, &o.d.Input.Prefill} {
 		for i := range phase.Candidates {
 			c := &phase.Candidates[i]
 			if rank != "" && c.Rank != rank {
@@ -290,13 +321,16 @@ func (v *Verifier) look(o *openDecision, rank string) {
 				}
 				asked = true
 			}
-			s := o.seen[c.Rank]
-			if s == nil {
-				s = &seen{}
-				o.seen[c.Rank] = s
-			}
+			k := place{n, c.Rank}
+			s := o.seen[k]
+			overlap := v.overlap(o, r, phase)
 			stats, _ := v.p.index.RankStats(r.slot)
-			s.add(v.overlap(o, r, phase), int(stats.Blocks), !o.passed)
+			resident := int(stats.Blocks)
+			if s == nil {
+				s = &seen{newest: overlap, resident: [2]int{resident, resident}}
+				o.seen[k] = s
+			}
+			s.add(overlap, resident, step, !o.passed)
 			s.partial = s.partial || r.partial
 			// Of a rank whose batches are missing it is not known what names would find.
 			s.named = s.named || o.prompt.Text == nil && r.byNames() && r.gap == nil
@@ -304,13 +338,16 @@ func (v *Verifier) look(o *openDecision, rank string) {
 	}
 }
 
-func (s *seen) add(overlap prefix, resident int, here bool) {
-	if !slices.Contains(s.overlap, overlap) && len(s.overlap) < maxSeen {
-		s.overlap = append(s.overlap, overlap)
+func (s *seen) add(overlap prefix, resident int, step, here bool) {
+	pair := [2]prefix{overlap, overlap}
+	if step {
+		pair[0] = s.newest
 	}
-	if !slices.Contains(s.resident, resident) && len(s.resident) < maxSeen {
-		s.resident = append(s.resident, resident)
+	if !slices.Contains(s.overlap, pair) && len(s.overlap) < maxSeen {
+		s.overlap = append(s.overlap, pair)
 	}
+	s.resident = [2]int{min(s.resident[0], resident), max(s.resident[1], resident)}
+	s.newest = overlap
 	if here {
 		s.overlapAt, s.residentAt = overlap, resident
 	}
@@ -372,11 +409,13 @@ func (v *Verifier) judge(o *openDecision) {
 		v.remember(d)
 		first = nil
 	}
+	// A batch is recorded a little after it was applied: the last ones may be in the next part.
+	lost := !v.ended && v.newest-o.rec.Time <= horizon/2
 	var f findings
-	for _, in := range []*selector.Input{&v.m.in.Decode, &v.m.in.Prefill} {
+	for n, in := range []*selector.Input{&v.m.in.Decode, &v.m.in.Prefill} {
 		for i := range in.Candidates {
 			c := in.Candidates[i] // as recorded
-			s := o.seen[c.Rank]
+			s := o.seen[place{n, c.Rank}]
 			r := v.p.ranks[c.Rank]
 			if s == nil || r == nil || d.Approximate || r.size != d.BlockSize {
 				continue // a prediction, or blocks of another size: as recorded
@@ -385,18 +424,21 @@ func (v *Verifier) judge(o *openDecision) {
 			partial := s.partial || r.partial // its first batch may have come after the decision
 			switch {
 			case s.residentAt == c.ResidentBlocks:
-			case slices.Contains(s.resident, c.ResidentBlocks):
+			case s.resident[0] <= c.ResidentBlocks && c.ResidentBlocks <= s.resident[1]:
 				f.raced = true
 			case partial:
 				f.unknown = true
 				f.taken = append(f.taken, residents(&c, s)+before)
+			case lost:
+				f.unknown = true
+				f.taken = append(f.taken, residents(&c, s)+after)
 			default:
 				now.ResidentBlocks = s.residentAt
 				f.residents = append(f.residents, residents(&c, s))
 			}
 			switch {
 			case s.overlapAt == prefixOf(&c):
-			case slices.Contains(s.overlap, prefixOf(&c)), first != nil && sameOverlap(first, &c):
+			case slices.ContainsFunc(s.overlap, prefixOf(&c).between), first != nil && sameOverlap(first, &c):
 				f.raced = true
 			case partial && prefixOf(&c).more(s.overlapAt):
 				f.unknown = true
@@ -404,6 +446,9 @@ func (v *Verifier) judge(o *openDecision) {
 			case s.named && s.foundMore(&c) && c.OverlapBlocks*max(in.BlockSize, 1) <= len(d.Locals)*d.BlockSize:
 				f.named = true
 				f.taken = append(f.taken, overlaps(&c, s)+byNames)
+			case lost:
+				f.unknown = true
+				f.taken = append(f.taken, overlaps(&c, s)+after)
 			default:
 				now.OverlapBlocks, now.Tiers = s.overlapAt.blocks, s.overlapAt.Tiers
 				f.why = append(f.why, v.because(r, &c, s))
@@ -425,6 +470,7 @@ type findings struct {
 // Why a recorded figure is taken.
 const (
 	before  = "; the rank's cache from before the recording is not known"
+	after   = "; what it saw may be recorded after the end of this file"
 	byNames = "; more may be found by the engine's names of the prompt's blocks, which this recording does not have"
 )
 

@@ -173,6 +173,87 @@ func TestVerifyRace(t *testing.T) {
 	}
 }
 
+// TestVerifyWithinBatch: a decision may find a rank between two events of a batch, or with
+// a part of what one of them stores, since readers of the index wait for nobody. What the
+// next part of a recording may explain is unknown.
+func TestVerifyWithinBatch(t *testing.T) {
+	p := make([]uint32, 11*testBlock)
+	for i := range p {
+		p[i] = uint32(i)
+	}
+	stored := func(from, to int) kvevent.Event {
+		e := kvevent.Event{Kind: kvevent.Stored, Group: -1, Tokens: p[from*testBlock : to*testBlock], BlockSize: testBlock}
+		for k := from; k < to; k++ {
+			e.Hashes = append(e.Hashes, uint64(100+k))
+		}
+		if from > 0 {
+			e.Parent, e.HasParent = uint64(100+from-1), true
+		}
+		return e
+	}
+	removed := func(e kvevent.Event) kvevent.Event {
+		return kvevent.Event{Kind: kvevent.Removed, Group: -1, Hashes: e.Hashes}
+	}
+	more := []kvevent.Event{stored(4, 9), stored(9, 10)}
+	const complete, lacksEnd, lacksBatch, lacksBoth = 0, 1, 2, 3
+	for _, c := range []struct {
+		name            string
+		batch           []kvevent.Event // after four blocks were stored
+		overlap         int             // as recorded
+		file            int
+		differ, unknown uint64
+	}{
+		{"before", more, 4, complete, 0, 0},
+		{"between two events", more, 9, complete, 0, 0},
+		{"within an event", more, 7, complete, 0, 0},
+		{"after", more, 10, complete, 0, 0},
+		{"less than ever", more, 3, complete, 1, 0},
+		{"more than ever", more, 11, complete, 1, 0},
+		{"after a removal", []kvevent.Event{removed(stored(0, 4)), stored(0, 9)}, 0, complete, 0, 0},
+		{"in a removal", []kvevent.Event{removed(stored(2, 4)), stored(2, 9)}, 3, complete, 0, 0},
+		{"less than was left", []kvevent.Event{removed(stored(2, 4)), stored(2, 9)}, 1, complete, 1, 0},
+		{"explained without the end", more, 9, lacksEnd, 0, 0},
+		{"less than ever without the end", more, 3, lacksEnd, 0, 1},
+		{"in the next part", more, 9, lacksBoth, 0, 1},
+		{"missing", more, 9, lacksBatch, 1, 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := newRecording(t)
+			batch := func(seq uint64, events ...kvevent.Event) {
+				b := kvevent.Batch{TS: 1, Events: events}
+				r.add(trace.Record{Kind: trace.KindBatch, Rank: rankName(1), Batch: trace.Batch{Seq: seq, Payload: kvevent.AppendBatch(nil, &b, kvevent.Encoding{})}})
+			}
+			batch(0, stored(0, 4))
+			r.now += time.Second // out of everybody's sight
+			r.decide(p)
+			d := &r.recs[len(r.recs)-1]
+			at, seen := d.Time, &d.Decision.Input.Decode.Candidates[1]
+			if seen.OverlapBlocks != 4 {
+				t.Fatalf("%d blocks found", seen.OverlapBlocks)
+			}
+			seen.OverlapBlocks, seen.ResidentBlocks = c.overlap, c.overlap
+			plan(d.Decision)
+			batch(1, c.batch...)
+			last := len(r.recs) - 1
+			r.recs[last].Batch.Received = at - 30*time.Microsecond
+			if c.file&lacksBatch != 0 {
+				r.recs = r.recs[:last]
+			}
+			raw := r.file()
+			if c.file&lacksEnd != 0 {
+				raw = raw[:bytes.LastIndex(raw, []byte(`{"kind":"end"`))]
+			}
+			v := play(t, raw, Options{Verify: true}).Verify
+			if v.Decisions != 1 || v.InputsDiffer != c.differ || v.Unknown != c.unknown || c.unknown > 0 && v.OnTrust != 1 {
+				t.Errorf("%+v; %+v", v, v.FirstInput)
+			}
+			if c.unknown > 0 && !strings.Contains(v.FirstTaken.Because[0], "after the end of this file") {
+				t.Errorf("taken because %q", v.FirstTaken.Because)
+			}
+		})
+	}
+}
+
 // TestVerifyNamesOfThePrompt: what a router found by the engine's names of a prompt's own
 // blocks is not in a recording without tokens. Such overlaps are taken as recorded, for a
 // reason of their own, which explains nothing else that differs.

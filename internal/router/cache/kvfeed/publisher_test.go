@@ -232,7 +232,7 @@ func newFixture(t *testing.T, change func(*Options)) *fixture {
 			case o.Cleared:
 				f.again.Drop()
 			default:
-				f.again.Playback(o.Seq, o.Payload)
+				f.again.Playback(o.Seq, o.Payload, nil)
 			}
 		},
 		Events: func(e eventlog.Event) {

@@ -69,6 +69,21 @@ type Result struct {
 	Lost bool
 }
 
+// add adds what a later batch did.
+func (r *Result) add(next *Result) {
+	r.Stored += next.Stored
+	r.Duplicate += next.Duplicate
+	r.Removed += next.Removed
+	r.Renamed += next.Renamed
+	r.Unknown += next.Unknown
+	r.Orphaned += next.Orphaned
+	r.Refused += next.Refused
+	r.Copied += next.Copied
+	r.Kept += next.Kept
+	r.Cleared += next.Cleared
+	r.Lost = r.Lost || next.Lost
+}
+
 type opKind uint8
 
 const (

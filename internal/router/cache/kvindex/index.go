@@ -192,6 +192,22 @@ func (x *Index) Apply(r Rank, b *Batch) Result {
 	return x.apply(k, b, false)
 }
 
+// ApplySteps is Apply with a call of seen before the first step of the batch and after
+// each one: a reader beside Apply, which takes no lock, may find the rank in any of
+// these states, and within a step with some of its blocks.
+func (x *Index) ApplySteps(r Rank, b *Batch, seen func()) (res Result) {
+	one := Batch{names: b.names, locals: b.locals}
+	seen()
+	for i := range b.ops {
+		one.ops = b.ops[i : i+1]
+		step := x.Apply(r, &one)
+		res.Lost = res.Lost && b.ops[i].kind != opClear
+		res.add(&step)
+		seen()
+	}
+	return res
+}
+
 // refuse is the result of a batch for a rank that is not there.
 func refuse(b *Batch) (res Result) {
 	for i := range b.ops {

@@ -31,6 +31,8 @@ type Stream struct {
 	ops   kvindex.Batch
 	tiers *kvtier.Tiers // nil until an event reports one
 
+	seen func() // of Playback
+
 	base     uint64  // no block comes from a batch before this one
 	said     int32   // the rank that the latest batch claims, -1 for none
 	at       float64 // the publisher's time of the latest batch, Unix seconds
@@ -117,7 +119,12 @@ func (s *Stream) apply(seq uint64, b *kvevent.Batch) {
 	if s.tiers != nil || s.app.Counters.Tiered != tiered {
 		s.noteTiers(b)
 	}
-	r := s.index.Apply(s.rank, &s.ops)
+	var r kvindex.Result
+	if s.seen == nil {
+		r = s.index.Apply(s.rank, &s.ops)
+	} else {
+		r = s.index.ApplySteps(s.rank, &s.ops, s.seen)
+	}
 	if s.tiers != nil {
 		s.joinTiers(b)
 	}
@@ -212,8 +219,11 @@ func (s *Stream) Reset() {
 
 // Playback applies a batch that a feed has applied, in the same order and from the same
 // beginning. What was dropped for batches missing before it is played back by Reset and
-// Drop.
-func (s *Stream) Playback(seq uint64, payload []byte) {
+// Drop. If seen is given it is called for each state of the rank that a reader may have
+// found while the batch was being applied, before the last one.
+func (s *Stream) Playback(seq uint64, payload []byte, seen func()) {
+	s.seen = seen
+	defer func() { s.seen = nil }()
 	if v := s.Offer(seq, payload); v.Kind == Gap {
 		s.seq.Skip(seq)
 		s.base = seq
