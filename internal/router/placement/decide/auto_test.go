@@ -96,6 +96,35 @@ func TestAuto(t *testing.T) {
 	}
 }
 
+// TestWordsOfGates: what a gate turned is told by what decided before it.
+func TestWordsOfGates(t *testing.T) {
+	prefillGate := func(in *Input) { in.Rule.PrefillGate = 5000 }
+	decodeGate := func(in *Input) {
+		in.Rule.DecodeGate = .5
+		in.Decode.Candidates[0].HasLoad, in.Decode.Candidates[0].KVUsage = true, .9
+	}
+	fixed := func(in *Input) { in.Rule.Auto, in.Costs = false, nil }
+	for _, c := range []struct {
+		in   *Input
+		want string
+	}{
+		{priced(isl(1000), running(20), queued(0, 6000), prefillGate), "remote costs less, but "},
+		{priced(decodeGate), "local costs less, but "},
+		{priced(queued(0, 6000), prefillGate, decodeGate), "remote wanted, but "}, // for the decode gate
+		{priced(queued(0, 6000), prefillGate, fixed), "over the threshold, but "},
+		{priced(queued(0, 6000), prefillGate, fixed, func(in *Input) { in.Rule.Threshold = 0 }), "remote wanted, but "},
+		{priced(isl(1000), decodeGate, fixed), "below the threshold, but "},
+		{priced(decodeGate, fixed, func(in *Input) { in.Facts.ISL, in.Facts.Source = 0, disagg.FromNothing }), "local wanted, but "},
+		{priced(queued(0, 32769), gated), "over the threshold, but "},
+	} {
+		var p Plan
+		Choose(c.in, &p)
+		if got := p.Words(c.in); !strings.HasPrefix(got, c.want) {
+			t.Errorf("%s: %q, want %q", p.Reason, got, c.want)
+		}
+	}
+}
+
 // TestExplore: a request that was drawn takes the dearer path where its costs allow it, and
 // nowhere else.
 func TestExplore(t *testing.T) {
@@ -222,13 +251,28 @@ func TestSlowDecodeRank(t *testing.T) {
 		{"a session stays", priced(two(1, 5), slow(times), func(in *Input) {
 			in.Decode.Policy, in.Decode.SessionKey = selector.Session, sessionOn(t, in.Decode, 0)
 		}), 0},
+		{"policy session, without a session", priced(two(1, 5), slow(times), func(in *Input) {
+			in.Decode.Policy = selector.Session
+			for i := range in.Decode.Candidates {
+				in.Decode.Candidates[i].HasLoad = true
+			}
+		}), 1},
+		{"no prefill worker fits the second best", priced(two(1, 1), slow(times), func(in *Input) {
+			other := *in.DecodePeers[0].Worker
+			other.Revision, in.DecodePeers[0].Worker.Revision, in.PrefillPeers[0].Worker.Revision = "new", "old", "old"
+			last := in.Decode.Candidates[1]
+			last.Rank, last.Slot, last.DecodeBlocks = "third/dp0", 9, 640
+			in.Decode.Candidates = append(in.Decode.Candidates, last)
+			in.DecodePeers = append(in.DecodePeers, in.DecodePeers[1])
+			in.DecodePeers[1] = disagg.Peer{Worker: &other}
+		}), 2},
 	} {
 		var p Plan
 		Choose(c.in, &p)
 		if best, ok := p.Decode.Best(); !ok || p.Err != nil || p.DecodeIndex != c.rank || best != c.rank {
 			t.Errorf("%s: rank %d, the ranking has %d (%v); want %d", c.name, p.DecodeIndex, best, p.Err, c.rank)
 		}
-		if why := c.in.Decode.Candidates[0].Excluded; strings.Contains(why, lessRoom) != (c.rank == 1) {
+		if why := c.in.Decode.Candidates[0].Excluded; strings.Contains(why, lessRoom) != (c.rank != 0) {
 			t.Errorf("%s: the policy's favourite is excluded: %q", c.name, why)
 		}
 		if n := testing.AllocsPerRun(10, func() { Choose(c.in, &p) }); n != 0 {

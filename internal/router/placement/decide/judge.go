@@ -21,7 +21,7 @@ func (r *Run) Judge() (j Judgement, ok bool) {
 	if r.memory == nil || p.Err != nil {
 		return Judgement{}, false
 	}
-	in, chosen := r.In.Decode, p.DecodeIndex
+	in, chosen := r.In.DecodePhase(), p.DecodeIndex
 	if p.Path == Remote {
 		in, chosen = r.In.Prefill, p.PrefillIndex
 	}

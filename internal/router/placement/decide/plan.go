@@ -159,7 +159,7 @@ type Plan struct {
 	CostRevision uint64
 
 	// Why candidates of a phase are kept out of a ranking; see selector.Input.Veto.
-	decodeVeto, prefillVeto []string
+	decodeVeto, prefillVeto, slowVeto []string
 }
 
 // Errors of a plan.
@@ -209,28 +209,21 @@ func Choose(in *Input, out *Plan) {
 		decode.Veto = out.decodeVeto
 		selector.Rank(&decode, &out.Decode)
 		d, _ = out.Decode.Best()
-		out.serve(in, d)
+		out.serve(in, out.passSlowDecode(in, &decode, d))
 		return
 	}
-	out.fallBack(in, decode.Weights == in.Decode.Weights)
+	out.fallBack(in, decode.Phase == selector.Aggregated)
 }
 
-// decodePhase is the decode phase as it is ranked for what may be local. Without
-// prefill ranks a rank that decodes does the whole request.
-func (in *Input) decodePhase() selector.Input {
-	phase := in.Decode
-	if len(in.PrefillPeers) == 0 {
-		phase.Phase = selector.Aggregated
-	}
-	return phase
-}
-
-// DecodePhase is the decode phase as it is ranked at first. With a rule that sends
+// DecodePhase is the decode phase as it is ranked at first. Without a prefill rank that
+// could be chosen a rank that decodes does the whole request. With a rule that sends
 // every prompt to a prefill rank, cached blocks count as Rule.LoadCredit says.
 func (in *Input) DecodePhase() selector.Input {
-	phase := in.decodePhase()
+	phase := in.Decode
 	switch {
-	case !in.alwaysRemote() || !eligible(&in.Prefill):
+	case !eligible(&in.Prefill):
+		phase.Phase = selector.Aggregated
+	case !in.alwaysRemote():
 	case phase.Policy == selector.KVDynamo:
 		phase.Weights.OverlapCredit = 0
 	default:
@@ -498,16 +491,16 @@ func (p *Plan) keepOutUnserved(in *Input) (any bool) {
 const cannotAlone = "cannot prefill by itself"
 
 // fallBack makes the plan where no decode rank can do what the rule wants for it:
-// local on the best one that can prefill by itself, with cached blocks counted in
-// full, as they save computing there. The plan is that of the rank that was best,
-// and full says whether it was with them.
-func (p *Plan) fallBack(in *Input, full bool) {
+// local on the best one that can prefill by itself, ranked as one that does the whole
+// request. The plan is that of the rank that was best, and whole says whether it was
+// ranked so.
+func (p *Plan) fallBack(in *Input, whole bool) {
 	if p.Path == Remote && in.Rule.Fallback == FallbackError {
 		p.failed(noPrefill(&p.Prefill), fmt.Errorf("%w: %w", ErrNoPrefill, p.Prefill.Err()))
 		return
 	}
 	able := func(k disagg.Peer) bool { return !needsPrefill(k.Worker) }
-	if any := slices.ContainsFunc(in.DecodePeers, able); any && !(full && able(in.DecodePeers[p.DecodeIndex])) {
+	if any := slices.ContainsFunc(in.DecodePeers, able); any && !(whole && able(in.DecodePeers[p.DecodeIndex])) {
 		p.decodeVeto = slices.Grow(p.decodeVeto[:0], len(in.DecodePeers))[:len(in.DecodePeers)]
 		for i, k := range in.DecodePeers {
 			p.decodeVeto[i] = ""
@@ -515,8 +508,8 @@ func (p *Plan) fallBack(in *Input, full bool) {
 				p.decodeVeto[i] = cannotAlone
 			}
 		}
-		phase := in.decodePhase()
-		phase.Veto = p.decodeVeto
+		phase := in.Decode
+		phase.Phase, phase.Veto = selector.Aggregated, p.decodeVeto
 		selector.Rank(&phase, &p.Decode)
 		if d, ok := p.Decode.Best(); ok {
 			p.serve(in, d)

@@ -118,8 +118,8 @@ func TestCachedTokensKeepsTheLastToken(t *testing.T) {
 }
 
 // TestDecodePhase: a decode rank's cached blocks count in full where they save
-// computing, and little where they save a transfer; without prefill ranks it is
-// an aggregated fleet.
+// computing, and little where they save a transfer; without a prefill rank that
+// could be chosen it is an aggregated fleet.
 func TestDecodePhase(t *testing.T) {
 	credit := selector.DefaultWeights().OverlapCredit
 	for _, tt := range []struct {
@@ -135,8 +135,8 @@ func TestDecodePhase(t *testing.T) {
 		{"forced local", 0, func(in *Input) { in.Force = disagg.ForceLocal }, selector.Decode, credit},
 		{"forced remote", 0, func(in *Input) { in.Force = disagg.ForceRemote }, selector.Decode, credit * LoadCredit},
 		{"not in two legs", 0, func(in *Input) { in.Facts.N = 2 }, selector.Decode, credit},
-		{"no prefill rank is usable", 0, func(in *Input) { in.Prefill.Candidates[0].KeptOut = "draining" }, selector.Decode, credit},
-		{"every prefill rank is busy", 0, func(in *Input) { in.Prefill.Busy.PrefillTokens, in.Prefill.Candidates[0].PrefillTokens = 10, 11 }, selector.Decode, credit},
+		{"no prefill rank is usable", 0, func(in *Input) { in.Prefill.Candidates[0].KeptOut = "draining" }, selector.Aggregated, credit},
+		{"every prefill rank is busy", 0, func(in *Input) { in.Prefill.Busy.PrefillTokens, in.Prefill.Candidates[0].PrefillTokens = 10, 11 }, selector.Aggregated, credit},
 		{"no prefill ranks", 0, func(in *Input) { in.Prefill.Candidates, in.PrefillPeers = nil, nil }, selector.Aggregated, credit},
 	} {
 		in := pair(tt.threshold)

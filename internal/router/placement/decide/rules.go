@@ -6,8 +6,9 @@ import "github.com/dynctl/dynctl/internal/workers"
 // before, unless that is by a new term of the cost, which recordings name. A recorded
 // decision that comes out otherwise is then distinguished from one that a defect has
 // changed. Version 1 chose the decode rank without a look at who could prefill for it, version 2
-// without a look at which are slow.
-const Rules = 3
+// without a look at which are slow, version 3 ranked by cost as if prompts were prefilled elsewhere
+// wherever there was a prefill rank, though none could be chosen.
+const Rules = 4
 
 // Capacity is the KV capacity of a rank of w in blocks of unit tokens; 0 when it is
 // not known.

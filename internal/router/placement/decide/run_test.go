@@ -335,6 +335,15 @@ func TestJudge(t *testing.T) {
 		}
 	}
 	var r Run
+	// Without prefill ranks four answers wait for ten blocks, at 1/16 of a block each.
+	q := prompt(160)
+	q.Chances[0].Turn = 0
+	r.Begin(q)
+	r.Decide(usual(), list[:2], 16, fleet)
+	r.In.Decode.Candidates[0].ActiveRequests = 4
+	if got, ok := r.Judge(); !ok || got != (Judgement{RegretBlocks: 4.5, MostTokens: 32}) {
+		t.Errorf("without prefill ranks: %+v, %v", got, ok)
+	}
 	r.Begin(prompt(160))
 	r.Decide(usual(), list[2:], 16, fleet)
 	if _, ok := r.Judge(); ok {

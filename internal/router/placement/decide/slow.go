@@ -29,25 +29,27 @@ func (in *Input) judged() *cost.Model {
 // passSlowDecode takes another decode rank than a slow one, d, which the policy likes best:
 // the one that it likes best among those that are not slow, unless that has as many times
 // the requests as the slow one takes longer. So a slow rank gets its share of the requests,
-// and goes on to be measured. A session stays where it is.
+// and goes on to be measured. A session stays where it is. Ranks that the phase keeps out
+// stay out.
 func (p *Plan) passSlowDecode(in *Input, phase *selector.Input, d int) int {
 	m := in.judged()
-	if m == nil || phase.Policy == selector.Session {
+	if m == nil || phase.Policy == selector.Session && phase.SessionKey != 0 {
 		return d
 	}
 	times := func(i int) float64 { return m.Times(in.Decode.Candidates[i].Slot) }
 	if times(d) <= 1 {
 		return d
 	}
-	p.decodeVeto = slices.Grow(p.decodeVeto[:0], len(in.DecodePeers))[:len(in.DecodePeers)]
-	for i := range p.decodeVeto {
-		p.decodeVeto[i] = ""
-		if times(i) > 1 {
-			p.decodeVeto[i] = lessRoom
+	p.slowVeto = slices.Grow(p.slowVeto[:0], len(in.DecodePeers))[:len(in.DecodePeers)]
+	clear(p.slowVeto)
+	copy(p.slowVeto, phase.Veto)
+	for i := range p.slowVeto {
+		if p.slowVeto[i] == "" && times(i) > 1 {
+			p.slowVeto[i] = lessRoom
 		}
 	}
 	others := *phase
-	others.Veto = p.decodeVeto
+	others.Veto = p.slowVeto
 	selector.Rank(&others, &p.Decode)
 	with := func(i int) float64 { return float64(in.Decode.Candidates[i].ActiveRequests + 1) }
 	if other, ok := p.Decode.Best(); ok && with(other) <= times(d)*with(d) {

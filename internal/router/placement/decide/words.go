@@ -3,6 +3,7 @@ package decide
 import (
 	"fmt"
 
+	"github.com/dynctl/dynctl/internal/router/forward/disagg"
 	"github.com/dynctl/dynctl/internal/router/placement/decision"
 )
 
@@ -40,14 +41,14 @@ func (p *Plan) words(in *Input) string {
 	case decision.ReasonForcedLocal:
 		return "the request asked for local prefill"
 	case decision.ReasonDecodeBusy:
-		return fmt.Sprintf("below the threshold, but %s uses %.0f%% of its KV cache, gate %.0f%%",
+		return fmt.Sprintf("%s, but %s uses %.0f%% of its KV cache, gate %.0f%%", p.wanted(in, Local),
 			in.Decode.Candidates[p.DecodeIndex].Rank, 100*in.Decode.Candidates[p.DecodeIndex].KVUsage, 100*in.Rule.DecodeGate)
 	case decision.ReasonPrefillBusy:
 		if !in.gated(p.PrefillIndex) {
-			return fmt.Sprintf("over the threshold, but %s has %d prompt tokens in prefill, %s %d, and too little is known of the costs yet",
+			return fmt.Sprintf("%s, but %s has %d prompt tokens in prefill, %s %d, and too little is known of the costs yet", p.wanted(in, Remote),
 				in.Prefill.Candidates[p.PrefillIndex].Rank, p.Remote.Queued, in.Decode.Candidates[p.DecodeIndex].Rank, p.Local.Queued)
 		}
-		return fmt.Sprintf("over the threshold, but %s has %d prompt tokens in prefill, gate %d",
+		return fmt.Sprintf("%s, but %s has %d prompt tokens in prefill, gate %d", p.wanted(in, Remote),
 			in.Prefill.Candidates[p.PrefillIndex].Rank, p.Remote.Queued, in.Rule.PrefillGate)
 	case decision.ReasonLengthUnknown:
 		return "the prompt's length is not known"
@@ -87,4 +88,22 @@ func (p *Plan) words(in *Input) string {
 		return "the remote prefill's first token ended the answer, which leaves no KV to move; the decode rank prefills by itself"
 	}
 	return string(p.Reason)
+}
+
+// wanted says why a path would have been taken that a gate closed.
+func (p *Plan) wanted(in *Input, path Path) string {
+	counted := p.EffISL
+	if p.On == OnISL {
+		counted = in.Facts.ISL
+	}
+	switch remote := path == Remote; {
+	case p.CostRevision != 0 && (p.Costs.Remote < p.Costs.Local) == remote:
+		return string(path) + " costs less"
+	case p.CostRevision != 0 || in.Facts.Source == disagg.FromNothing || p.Threshold <= 0 || (counted >= p.Threshold) != remote:
+		return string(path) + " wanted"
+	case remote:
+		return "over the threshold"
+	default:
+		return "below the threshold"
+	}
 }
