@@ -15,7 +15,6 @@ import (
 	"github.com/dynctl/dynctl/internal/router/forward/sse"
 	"github.com/dynctl/dynctl/internal/router/forward/upstream"
 	"github.com/dynctl/dynctl/internal/router/observe/account"
-	"github.com/dynctl/dynctl/internal/router/observe/receipt"
 	"github.com/dynctl/dynctl/internal/router/placement/attempt"
 	"github.com/dynctl/dynctl/internal/router/placement/ledger"
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
@@ -83,18 +82,6 @@ func (x *exchange) decodeLeg(ctx context.Context, p disagg.Peer, held *ledger.Re
 		return x.fail(selector.Decode, p.Worker, attempt.Protocol, true, errors.New("the engine answered with something else than the rest of a stream"))
 	}
 	return x.whole(p, held, resp, t)
-}
-
-// hold keeps an engine's answer for the client. With concurrent legs both may
-// come at the same time; the first one counts.
-func (x *exchange) hold(a *upstream.Answer) {
-	x.book.Live.Update(func(*receipt.Receipt) { x.held = a })
-}
-
-// sendHeld sends the client the engine's own answer.
-func (x *exchange) sendHeld() {
-	x.status = x.held.Status
-	x.held.Send(x.w)
 }
 
 // commit sends the head of the answer.

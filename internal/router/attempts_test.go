@@ -3,10 +3,12 @@ package router_test
 import (
 	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -126,6 +128,83 @@ func TestFailuresOfARank(t *testing.T) {
 		if k := fleet.Workers[0].Ranks[0]; legs == 0 || k.Failures != c.failures*legs {
 			t.Errorf("%d, answered %s: %d failures of %d legs", c.status, a, k.Failures, legs)
 		}
+	}
+}
+
+// refuseWith has engines whose name has a prefix refuse generations with a status.
+func refuseWith(status int, prefix string) func(string, http.ResponseWriter, *http.Request, []byte) bool {
+	return func(engine string, w http.ResponseWriter, q *http.Request, _ []byte) bool {
+		if q.URL.Path != "/v1/completions" || !strings.HasPrefix(engine, prefix) {
+			return false
+		}
+		w.Header().Set("Content-Type", "application/json")
+		w.Header().Set("Retry-After", "7")
+		w.WriteHeader(status)
+		_, _ = io.WriteString(w, engineWords)
+		return true
+	}
+}
+
+const engineWords = `{"error":{"message":"the engine's own words"}}`
+
+// TestEnginesOwnAnswer: where no other attempt did better the client gets what the engine
+// said, also where nobody else could be asked; and what was not asked is no retry.
+func TestEnginesOwnAnswer(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct{ fleet, refuses string }{{"1a", "aggregated"}, {"1p1d", "decode"}, {"2a", "aggregated"}} {
+		for _, status := range []int{http.StatusTooManyRequests, http.StatusServiceUnavailable, http.StatusInternalServerError} {
+			t.Run(fmt.Sprint(c.fleet, " ", status), func(t *testing.T) {
+				t.Parallel()
+				r, p := tappedRig(t, c.fleet+":profile=instant")
+				p.set(refuseWith(status, c.refuses))
+				a := r.send(http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": ids(100, 1), "max_tokens": 2}))
+				got := r.receipt(a.header.Get("X-Dynctl-Decision"))
+				if a.status != status || string(a.body) != engineWords || a.header.Get("Retry-After") != "7" || got.Outcome.Status != status {
+					t.Errorf("%s, Retry-After %q; the receipt has %d, notes %q", a, a.header.Get("Retry-After"), got.Outcome.Status, got.Notes)
+				}
+				attempts := map[int]bool{}
+				for _, l := range got.Legs {
+					attempts[l.Attempt] = true
+				}
+				if n := r.status().Traffic.Retries; int(n) != len(attempts)-1 {
+					t.Errorf("%d attempts sent a leg, and %d retries are counted", len(attempts), n)
+				}
+			})
+		}
+	}
+}
+
+// TestLoneWorkerKeepsTheBudget: a worker that refuses everything and has nobody beside it
+// takes nothing of the budget for retries that others need.
+func TestLoneWorkerKeepsTheBudget(t *testing.T) {
+	t.Parallel()
+	r, p := tappedRig(t, "1a:profile=instant", func(c *settings.Config) { c.Retry.Budget = 0 })
+	p.set(refuseWith(http.StatusTooManyRequests, ""))
+	for i := range 20 { // 10 retries are granted in any case
+		a := r.send(http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": ids(100, i), "max_tokens": 2}))
+		if notes := r.receipt(a.header.Get("X-Dynctl-Decision")).Notes; strings.Contains(strings.Join(notes, ""), "budget") {
+			t.Fatalf("request %d: %q", i, notes)
+		}
+	}
+}
+
+// TestAnswerOutlivesAnEjection: an attempt that sent nothing, since its worker had been
+// ejected, does not take the place of an engine's answer.
+func TestAnswerOutlivesAnEjection(t *testing.T) {
+	t.Parallel()
+	p := &tap{}
+	var first atomic.Value
+	r := startWith(t, loopback.Options{Fleet: "2a:profile=instant", Specs: p.specs(t), Observer: router.Observer{Decision: func(_ time.Time, d *trace.Decision) {
+		if first.CompareAndSwap(nil, d.DecodeRank) || d.DecodeRank == "" || d.DecodeRank == first.Load() {
+			return
+		}
+		d.Input.DecodePeers[slices.IndexFunc(d.Input.Decode.Candidates, func(c decision.Candidate) bool { return c.Rank == d.DecodeRank })].Worker.State.SetEjection(&workers.Ejection{Since: time.Now(), Until: time.Now().Add(time.Hour), Reason: "by the test"})
+	}}})
+	p.set(refuseWith(http.StatusTooManyRequests, ""))
+	a := r.send(http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": ids(100, 1), "max_tokens": 2}))
+	c := r.receipt(a.header.Get("X-Dynctl-Decision"))
+	if a.status != http.StatusTooManyRequests || string(a.body) != engineWords || a.header.Get("Retry-After") != "7" || len(c.Legs) != 1 || len(c.Earlier) < 2 {
+		t.Errorf("%s after %d decisions and %d legs: %q", a, len(c.Earlier)+1, len(c.Legs), c.Notes)
 	}
 }
 

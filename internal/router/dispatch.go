@@ -51,7 +51,8 @@ func (x *exchange) excuse() {
 
 func (x *exchange) attempts() error {
 	d := &x.d
-	var last error
+	defer x.noRetry()
+	var last error // of the attempts that sent a leg, if there are any
 	for {
 		if d.Run.Attempt > 0 && !x.decided {
 			x.r.asker.Renew(d, x.r.registry.Snapshot(), &x.view)
@@ -74,8 +75,36 @@ func (x *exchange) attempts() error {
 		if err == nil || x.begun.Load() || x.ctx.Err() != nil || !x.again(err) {
 			return err
 		}
-		last = err
+		if f, ok := errors.AsType[*attempt.Error](err); last == nil || !ok || !f.Reason.Means().Unsent {
+			last = err
+		}
 	}
+}
+
+// retry is an attempt that follows a failed one.
+type retry struct {
+	phase  selector.Phase
+	reason attempt.Reason // "" where none follows, and where it counts as none
+	// budgeted says that it is taken out of the budget.
+	budgeted bool
+}
+
+// sends counts a retry: a leg of it goes out.
+func (x *exchange) sends() {
+	if p := &x.retry; p.reason != "" {
+		x.r.traffic.Retries.Add(1)
+		x.r.metrics.Retry(string(p.phase), string(p.reason))
+	}
+	x.retry = retry{}
+}
+
+// noRetry gives back what was taken of the budget where nobody was found who could be
+// asked: a lone worker that refuses would use up what the others need.
+func (x *exchange) noRetry() {
+	if x.retry.budgeted {
+		x.r.budget.Return(time.Now())
+	}
+	x.retry = retry{}
 }
 
 // again reports whether another attempt may follow one that has failed, and
@@ -88,8 +117,10 @@ func (x *exchange) again(err error) bool {
 	}
 	f.Admission = *x.admission(f.Phase)
 	next := run.Failed(f.Failure)
-	if next.Budgeted && !r.budget.Take(time.Now(), x.d.Settings.Retry.Budget) {
-		next = run.NoBudget()
+	if next.Budgeted && !x.retry.budgeted {
+		if x.retry.budgeted = r.budget.Take(time.Now(), x.d.Settings.Retry.Budget); !x.retry.budgeted {
+			next = run.NoBudget()
+		}
 	}
 	switch {
 	case next.Step == attempt.GiveUp:
@@ -98,14 +129,11 @@ func (x *exchange) again(err error) bool {
 		}
 		return false
 	case next.Step == attempt.FallBack:
-		x.held = nil
 		x.book.Note(fmt.Sprintf("fallback to local prefill: %v", f))
 	case next.Free && f.Reason != attempt.Stale: // nothing was sent
 	default:
-		r.traffic.Retries.Add(1)
-		r.metrics.Retry(string(f.Phase), string(f.Reason))
+		x.retry.phase, x.retry.reason = f.Phase, f.Reason
 		x.book.Note(fmt.Sprintf("attempt %d failed: %v", run.Attempt, err))
-		x.held = nil
 	}
 	return true
 }
@@ -140,6 +168,7 @@ func (x *exchange) carryOut() error {
 		}
 	}()
 	if p.Path == decide.Local {
+		x.sends()
 		r.asker.Sent(d, decode.Worker, decode.Rank, time.Now())
 		return x.decodeLeg(x.ctx, decode, held, x.edit(nil, decode, selector.Decode), nil)
 	}
@@ -180,6 +209,7 @@ func (x *exchange) remote(decode disagg.Peer, held *ledger.Reservation) error {
 		x.report(selector.Decode, health.Canceled)
 		return err
 	}
+	x.sends()
 	r.asker.Sent(d, prefill.Worker, prefill.Rank, time.Now())
 	r.asker.Sent(d, decode.Worker, decode.Rank, time.Now())
 	if transfer.Mode() == disagg.Concurrent {

@@ -71,9 +71,8 @@ type perRequest struct {
 	// cut says that the stream broke off after the client had got the beginning of an
 	// event.
 	cut bool
-	// held is the newest answer of an engine that is not 2xx, sent on when no
-	// attempt brings a better one.
-	held *upstream.Answer
+	// retry is the attempt that may follow a failed one, until a leg of it is sent.
+	retry retry
 	// aliveBy is by when the decode engine must have shown a sign of life: after that the
 	// prefill engine may free its KV.
 	aliveBy time.Time
@@ -360,14 +359,18 @@ func (x *exchange) findPrompt() {
 // finish records the outcome of the request, once, and then sends the client the
 // error if it has got nothing yet.
 func (x *exchange) finish(err error) (e *api.Error) {
+	var own *upstream.Answer // the engine's, which the client gets
 	if err != nil {
 		if e = api.FromError(err); x.ctx.Err() != nil {
 			e = api.Ended(err, x.req.Context().Err() != nil, x.r.requests.Err() != nil, x.committed)
 		}
 		if !x.committed {
 			x.status = e.Status
-			if x.held != nil && e.Status != api.StatusClientClosed {
-				x.status = x.held.Status
+			if e.Status != api.StatusClientClosed {
+				own = engineAnswer(err)
+			}
+			if own != nil {
+				x.status = own.Status
 			}
 		}
 	}
@@ -384,8 +387,8 @@ func (x *exchange) finish(err error) (e *api.Error) {
 		x.book.Headers(x.w.Header())
 	}
 	x.committed = true
-	if x.held != nil && e.Status != api.StatusClientClosed {
-		x.sendHeld()
+	if own != nil {
+		own.Send(x.w)
 	} else {
 		api.WriteError(x.w, x.req, e)
 	}

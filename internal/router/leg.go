@@ -157,11 +157,21 @@ func (x *exchange) legFailed(phase selector.Phase, w *workers.Worker, err error)
 	return x.fail(phase, w, reason, u.Sent, err)
 }
 
-// legRefused turns an answer that is not 2xx into a failure. It is kept for
+// legRefused turns an answer that is not 2xx into a failure, which keeps it for
 // the client in case no attempt brings a better one.
 func (x *exchange) legRefused(phase selector.Phase, w *workers.Worker, resp *upstream.Response, body []byte) error {
+	f := &upstream.Failure{Kind: upstream.Status, Addr: resp.Addr(), Op: "answer of", Status: resp.Status}
 	if phase == selector.Decode || resp.Status/100 == 4 {
-		x.hold(resp.Keep(body))
+		f.Answer = resp.Keep(body)
 	}
-	return x.fail(phase, w, attempt.OfStatus(phase, resp.Status), true, &upstream.Failure{Kind: upstream.Status, Addr: resp.Addr(), Op: "answer of", Status: resp.Status})
+	return x.fail(phase, w, attempt.OfStatus(phase, resp.Status), true, f)
+}
+
+// engineAnswer is the engine's own answer to a request that ended with an error; nil
+// where the client gets the router's.
+func engineAnswer(err error) *upstream.Answer {
+	if f, ok := errors.AsType[*upstream.Failure](err); ok {
+		return f.Answer
+	}
+	return nil
 }

@@ -56,6 +56,8 @@ type Failure struct {
 	Quick bool
 	// Status is the HTTP status of a failure of kind Status.
 	Status int
+	// Answer is the engine's answer, where the client may get it; nil otherwise.
+	Answer *Answer
 	// Err is the cause.
 	Err error
 }

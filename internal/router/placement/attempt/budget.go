@@ -54,3 +54,16 @@ func (b *Budget) Take(now time.Time, share float64) bool {
 	b.window[0].retries++
 	return true
 }
+
+// Return gives back a retry that was granted and not made.
+func (b *Budget) Return(now time.Time) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.rotate(now)
+	for i := range b.window {
+		if w := &b.window[i]; w.retries > 0 {
+			w.retries--
+			return
+		}
+	}
+}

@@ -73,6 +73,8 @@ type Meaning struct {
 	// cannot be fetched, or a rendezvous that nobody comes to, is reported as an
 	// internal error or not at all.
 	Mutual bool
+	// Unsent: no leg went out, so that what an engine answered before still counts.
+	Unsent bool
 	// Outcome is how the leg ended, for the health of its worker.
 	Outcome health.Outcome
 }
@@ -99,8 +101,8 @@ var meanings = map[Reason]Meaning{
 	Ended:         {Outcome: health.Success},
 
 	Moved:       {Outcome: health.Canceled},
-	Ejected:     {Outcome: health.Canceled},
-	NoConnector: {Outcome: health.Canceled},
+	Ejected:     {Unsent: true, Outcome: health.Canceled},
+	NoConnector: {Unsent: true, Outcome: health.Canceled},
 }
 
 // OfStatus is why the leg of a phase has failed that was answered with a status that is
