@@ -208,6 +208,61 @@ func TestAnswerOutlivesAnEjection(t *testing.T) {
 	}
 }
 
+// TestWorkerRefusesTheRoutersKey: a worker whose engine refuses the key that the router has
+// for it costs no client anything while there are others, and is ejected as any that
+// fails; alone it is named, and nobody is told that its own key is wrong. What an engine
+// makes of a client's own key is the client's.
+func TestWorkerRefusesTheRoutersKey(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct{ fleet, refuses string }{{"2a", "aggregated-0"}, {"2p2d", "decode-0"}, {"2p2d", "prefill-0"}} {
+		for _, status := range []int{http.StatusUnauthorized, http.StatusForbidden} {
+			t.Run(fmt.Sprint(c.fleet, " ", c.refuses, " ", status), func(t *testing.T) {
+				t.Parallel()
+				r, p := keyedRig(t, c.fleet, "key")
+				p.set(refuseWith(status, c.refuses))
+				for i := range 20 {
+					if a := r.send(http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": ids(100, i), "max_tokens": 2})); a.status != http.StatusOK {
+						t.Fatalf("request %d: %s", i, a)
+					}
+				}
+				if e := r.events("outlier_ejected"); len(e) != 1 || e[0].Worker != c.refuses {
+					t.Errorf("ejections %+v", e)
+				}
+				if e := r.events("worker_failing"); len(e) == 0 || e[0].Worker != c.refuses || !strings.Contains(e[0].Text, "refuses the router's key") {
+					t.Errorf("events %+v", e)
+				}
+			})
+		}
+	}
+	for _, c := range []struct {
+		key    string
+		status int
+		text   string
+	}{{"key", http.StatusBadGateway, "aggregated-0: it refuses the router's key"}, {"", http.StatusUnauthorized, engineWords}} {
+		r, p := keyedRig(t, "1a", c.key)
+		p.set(refuseWith(http.StatusUnauthorized, ""))
+		if a := r.send(http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": ids(100, 1), "max_tokens": 2})); a.status != c.status || !strings.Contains(string(a.body), c.text) {
+			t.Errorf("with the key %q: %s", c.key, a)
+		}
+	}
+}
+
+// keyedRig runs a fleet behind taps whose workers have a key.
+func keyedRig(t *testing.T, fleet, key string) (*rig, *tap) {
+	t.Helper()
+	p := &tap{}
+	specs := p.specs(t)
+	return startWith(t, loopback.Options{Fleet: fleet + ":profile=instant", Specs: func(in []workers.Spec) []workers.Spec {
+		in = specs(in)
+		for i := range in {
+			in[i].APIKey = key
+		}
+		return in
+	}}, func(c *settings.Config) {
+		c.Routing.Policy, c.Routing.Threshold.Tokens, c.Retry.Budget = "round_robin", 1, 1
+	}), p
+}
+
 // TestDryRunReadsTheRequest: a dry run takes the session and the adapter from the
 // body, as the request itself does.
 func TestDryRunReadsTheRequest(t *testing.T) {

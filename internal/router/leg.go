@@ -3,6 +3,7 @@ package router
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/dynctl/dynctl/internal/router/forward/disagg"
@@ -160,11 +161,15 @@ func (x *exchange) legFailed(phase selector.Phase, w *workers.Worker, err error)
 // legRefused turns an answer that is not 2xx into a failure, which keeps it for
 // the client in case no attempt brings a better one.
 func (x *exchange) legRefused(phase selector.Phase, w *workers.Worker, resp *upstream.Response, body []byte) error {
+	reason := attempt.OfStatus(phase, resp.Status, w.APIKey != "")
 	f := &upstream.Failure{Kind: upstream.Status, Addr: resp.Addr(), Op: "answer of", Status: resp.Status}
-	if phase == selector.Decode || resp.Status/100 == 4 {
+	switch {
+	case reason == attempt.Unauthorized: // the client would take it for its own key
+		return x.fail(phase, w, reason, true, fmt.Errorf("it refuses the router's key (api_key_file): %w", f))
+	case phase == selector.Decode || resp.Status/100 == 4:
 		f.Answer = resp.Keep(body)
 	}
-	return x.fail(phase, w, attempt.OfStatus(phase, resp.Status), true, f)
+	return x.fail(phase, w, reason, true, f)
 }
 
 // engineAnswer is the engine's own answer to a request that ended with an error; nil

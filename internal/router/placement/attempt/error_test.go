@@ -45,7 +45,8 @@ func TestErrorForClients(t *testing.T) {
 	}
 }
 
-// TestOfStatus: only what the request itself is to blame for is final.
+// TestOfStatus: only what the request itself is to blame for is final; a refused key is the
+// client's only where the client showed it.
 func TestOfStatus(t *testing.T) {
 	for _, c := range []struct {
 		phase  selector.Phase
@@ -55,9 +56,19 @@ func TestOfStatus(t *testing.T) {
 		{selector.Decode, 500, Status5xx}, {selector.Prefill, 503, Status5xx}, {selector.Decode, 429, Overloaded},
 		{selector.Decode, 400, Status4xx}, {selector.Prefill, 404, Status4xx}, {selector.Prefill, 302, Status3xx}, {selector.Decode, 302, Status4xx},
 	} {
-		if got := OfStatus(c.phase, c.status); got != c.want {
-			t.Errorf("%s %d: %s, want %s", c.phase, c.status, got, c.want)
+		for _, keyed := range []bool{false, true} {
+			if got := OfStatus(c.phase, c.status, keyed); got != c.want {
+				t.Errorf("%s %d, a key %v: %s, want %s", c.phase, c.status, keyed, got, c.want)
+			}
 		}
+	}
+	for _, status := range []int{401, 403} {
+		if ours, theirs := OfStatus(selector.Decode, status, true), OfStatus(selector.Decode, status, false); ours != Unauthorized || theirs != Status4xx {
+			t.Errorf("%d: %s for the router's key, %s for the client's", status, ours, theirs)
+		}
+	}
+	if m := Unauthorized.Means(); m.Final || m.Broke || !m.Outcome.Failure() {
+		t.Errorf("%+v", m)
 	}
 }
 

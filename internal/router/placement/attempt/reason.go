@@ -32,6 +32,9 @@ const (
 	Status5xx  Reason = "status_5xx"
 	Overloaded Reason = "overloaded" // 429
 	Status4xx  Reason = "status_4xx"
+	// Unauthorized: the engine refuses the key that the router has for it, which no
+	// client can mend.
+	Unauthorized Reason = "worker_unauthorized"
 	// Status3xx: a redirect is no prefill, and none of the client's business.
 	Status3xx Reason = "status_3xx"
 	// StreamError: the engine's stream begins with an error.
@@ -89,11 +92,12 @@ var meanings = map[Reason]Meaning{
 	Stale:    {Outcome: health.Canceled},
 	Invalid:  {Final: true, Outcome: health.Canceled},
 
-	Status5xx:   {Broke: true, Mutual: true, Outcome: health.ServerError},
-	Overloaded:  {Outcome: health.ClientError},
-	Status4xx:   {Final: true, Outcome: health.ClientError},
-	Status3xx:   {Outcome: health.ServerError},
-	StreamError: {Broke: true, Mutual: true, Outcome: health.ServerError},
+	Status5xx:    {Broke: true, Mutual: true, Outcome: health.ServerError},
+	Overloaded:   {Outcome: health.ClientError},
+	Status4xx:    {Final: true, Outcome: health.ClientError},
+	Unauthorized: {Outcome: health.ServerError},
+	Status3xx:    {Outcome: health.ServerError},
+	StreamError:  {Broke: true, Mutual: true, Outcome: health.ServerError},
 
 	MissingParams: {Outcome: health.Success},
 	BadParams:     {Outcome: health.Success},
@@ -106,9 +110,12 @@ var meanings = map[Reason]Meaning{
 }
 
 // OfStatus is why the leg of a phase has failed that was answered with a status that is
-// not 2xx.
-func OfStatus(phase selector.Phase, status int) Reason {
+// not 2xx. keyed says that it had the router's key for the worker in the place of what the
+// client showed.
+func OfStatus(phase selector.Phase, status int, keyed bool) Reason {
 	switch {
+	case keyed && (status == http.StatusUnauthorized || status == http.StatusForbidden):
+		return Unauthorized
 	case status >= 500:
 		return Status5xx
 	case status == http.StatusTooManyRequests:
