@@ -304,14 +304,14 @@ func (x *exchange) noModel() error {
 
 // follows sends what belongs to a stored response to the worker that has it.
 func (x *exchange) follows() error {
-	id := ""
+	id, param := "", ""
 	switch x.ep.Kind {
 	case api.ResponseObject:
 		id, _, _ = strings.Cut(strings.TrimPrefix(x.req.URL.Path, "/v1/responses/"), "/")
 	case api.Responses:
-		id = x.view.PreviousResponseID
+		id, param = x.view.PreviousResponseID, "previous_response_id"
 	}
-	return x.d.Follow(id, x.r.stored, x.key.Owner(), x.r.secure.Keys() == nil)
+	return x.d.Follow(id, param, x.r.stored, x.key.Owner(), x.r.secure.Keys() == nil)
 }
 
 // mayAsk refuses a model that the request's key is not for.

@@ -200,3 +200,38 @@ func TestEndpoints(t *testing.T) {
 		t.Errorf("a dry run after an unknown response: %v", err)
 	}
 }
+
+// TestStoredResponseOfAWorkerThatLeft: a response whose worker is down or drains may be
+// there again; of one whose worker has left the client is told that it is gone.
+func TestStoredResponseOfAWorkerThatLeft(t *testing.T) {
+	t.Parallel()
+	r := start(t, "2a:profile=instant")
+	first := r.post("/v1/responses", object{"model": "sim", "input": "a conversation", "max_output_tokens": 3, "store": true})
+	id := gjson.GetBytes(first.body, "id").String()
+	name, _, _ := strings.Cut(first.header.Get("X-Dynctl-Worker"), "/")
+	turn := encode(t, object{"model": "sim", "input": "and then", "max_output_tokens": 3, "previous_response_id": id})
+	both := func(status int, code, text string) {
+		t.Helper()
+		for _, a := range []*answer{r.send(http.MethodGet, "/v1/responses/"+id, nil), r.send(http.MethodPost, "/v1/responses", turn)} {
+			if e := a.refused(t, status, code); !strings.Contains(e.Error.Message, text) {
+				t.Errorf("%s", a)
+			}
+		}
+	}
+	if _, err := r.Admin.DrainWorker(t.Context(), name); err != nil {
+		t.Fatal(err)
+	}
+	both(http.StatusServiceUnavailable, "no_decode_worker", "draining")
+	if err := r.Admin.RemoveWorker(t.Context(), name); err != nil {
+		t.Fatal(err)
+	}
+	both(http.StatusNotFound, "invalid_request", "the worker that has it has left")
+	for _, c := range []struct {
+		a     *answer
+		param string
+	}{{r.send(http.MethodGet, "/v1/responses/"+id, nil), ""}, {r.send(http.MethodPost, "/v1/responses", turn), "previous_response_id"}} {
+		if p := gjson.GetBytes(c.a.body, "error.param").String(); p != c.param || c.a.header.Get("Retry-After") != "" {
+			t.Errorf("%s, Retry-After %q", c.a, c.a.header.Get("Retry-After"))
+		}
+	}
+}

@@ -59,13 +59,22 @@ func (d *Question) FindSession(name string, v *api.View) {
 }
 
 // Follow has the request go to the worker that keeps the response of an id for its tenant;
-// with an empty id it goes anywhere. mine says that the response cannot be another
-// tenant's.
-func (d *Question) Follow(id string, from *stored.Responses, tenant string, mine bool) error {
+// with an empty id it goes anywhere. param is the member of the body that has the id, if
+// it is there. mine says that the response cannot be another tenant's.
+func (d *Question) Follow(id, param string, from *stored.Responses, tenant string, mine bool) error {
 	if id == "" {
 		return nil
 	}
+	unknown := func(why string) error {
+		return &api.Error{
+			Status: http.StatusNotFound, Code: api.CodeInvalidRequest, Param: param,
+			Message: fmt.Sprintf("response %q is not known here: %s", api.Clip(id), why),
+		}
+	}
 	if r, ok := from.Get(id); ok && (d.Dry || r.Tenant == tenant) {
+		if _, ok := d.Fleet.Worker(r.Worker); !ok { // to wait for it would be in vain
+			return unknown("the worker that has it has left")
+		}
 		d.Run.Request.Pin.Decode = r.Worker
 		return nil
 	}
@@ -78,8 +87,5 @@ func (d *Question) Follow(id string, from *stored.Responses, tenant string, mine
 	if able <= 1 && (mine || d.Dry) {
 		return nil // whoever made it, it was there
 	}
-	return &api.Error{
-		Status: http.StatusNotFound, Code: api.CodeInvalidRequest, Param: "previous_response_id",
-		Message: fmt.Sprintf("response %q is not known here: it was made by another router, for another tenant, or too long ago", api.Clip(id)),
-	}
+	return unknown("it was made by another router, for another tenant, or too long ago")
 }

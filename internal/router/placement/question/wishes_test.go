@@ -101,11 +101,13 @@ func TestFindSession(t *testing.T) {
 	}
 }
 
-// TestFollow: a response is where its tenant had it made; one that is not known is looked
-// for where only one worker could have made it, unless another tenant may have.
+// TestFollow: a response is where its tenant had it made, unless that worker has left; one
+// that is not known is looked for where only one worker could have made it, unless another
+// tenant may have. The error names the member of the body that has the id, if one has.
 func TestFollow(t *testing.T) {
 	from := stored.New(8)
 	from.Put("known", "w1", "tenant")
+	from.Put("left", "w9", "tenant")
 	for _, c := range []struct {
 		id, tenant string
 		workers    int
@@ -117,16 +119,24 @@ func TestFollow(t *testing.T) {
 		{id: "known", tenant: "tenant", workers: 2, pin: "w1"},
 		{id: "known", tenant: "other", workers: 2, refused: true},
 		{id: "known", tenant: "other", workers: 2, dry: true, pin: "w1"},
+		{id: "left", tenant: "tenant", workers: 2, mine: true, refused: true},
+		{id: "left", tenant: "tenant", workers: 1, mine: true, refused: true},
+		{id: "left", workers: 2, dry: true, refused: true},
 		{id: "gone", workers: 2, mine: true, refused: true},
 		{id: "gone", workers: 1, mine: true},
 		{id: "gone", workers: 1, refused: true},
 		{id: "gone", workers: 1, dry: true},
 	} {
-		d := Question{Asked: Asked{Model: "m", Dry: c.dry}}
-		d.Look(served(t, c.workers).Snapshot())
-		err := d.Follow(c.id, from, c.tenant, c.mine)
-		if d.Run.Request.Pin.Decode != c.pin || (err != nil) != c.refused || c.refused && api.FromError(err).Status != http.StatusNotFound {
-			t.Errorf("%+v: %q, %v", c, d.Run.Request.Pin.Decode, err)
+		for _, param := range []string{"", "previous_response_id"} {
+			d := Question{Asked: Asked{Model: "m", Dry: c.dry}}
+			d.Look(served(t, c.workers).Snapshot())
+			err := d.Follow(c.id, param, from, c.tenant, c.mine)
+			if d.Run.Request.Pin.Decode != c.pin || (err != nil) != c.refused {
+				t.Errorf("%+v: %q, %v", c, d.Run.Request.Pin.Decode, err)
+			}
+			if e := api.FromError(err); c.refused && (e.Status != http.StatusNotFound || e.Param != param) {
+				t.Errorf("%+v: %+v", c, e)
+			}
 		}
 	}
 }
