@@ -256,16 +256,21 @@ func introduce(ctx context.Context, log *slog.Logger, r *router.Router, adminURL
 	if n.Total == 0 {
 		return // that there are none has been said
 	}
+	log.Info(fmt.Sprintf("%d of %s ready (%s; %s; models: %s); see them with dynctl top%s", n.Usable, cli.Plural(n.Total, "worker"), byRole(n.Prefill, n.Decode, n.Aggregated, n.Either), cli.Plural(n.Ranks, "rank"), cli.OrDash(strings.Join(r.Models(), ", ")), routerFlag(adminURL)))
+}
+
+// byRole is how many workers there are of each role.
+func byRole(prefill, decode, aggregated, either int) string {
 	var roles []string
 	for _, x := range []struct {
 		n    int
-		role string
-	}{{n.Prefill, "prefill"}, {n.Decode, "decode"}, {n.Aggregated, "aggregated"}} {
+		role workers.Role
+	}{{prefill, workers.Prefill}, {decode, workers.Decode}, {aggregated, workers.Aggregated}, {either, workers.Either}} {
 		if x.n > 0 {
 			roles = append(roles, fmt.Sprintf("%d %s", x.n, x.role))
 		}
 	}
-	log.Info(fmt.Sprintf("%d of %s ready (%s; %s; models: %s); see them with dynctl top%s", n.Usable, cli.Plural(n.Total, "worker"), strings.Join(roles, ", "), cli.Plural(n.Ranks, "rank"), cli.OrDash(strings.Join(r.Models(), ", ")), routerFlag(adminURL)))
+	return strings.Join(roles, ", ")
 }
 
 // greet gives a new user a command to paste, once it will work.

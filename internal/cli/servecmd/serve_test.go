@@ -220,6 +220,15 @@ func TestServeIntroducesItsFleetInOneLine(t *testing.T) {
 	}
 }
 
+// TestByRole: every role is counted, and one that nobody has is left out.
+func TestByRole(t *testing.T) {
+	for want, n := range map[string][4]int{"1 prefill, 2 decode, 3 aggregated, 4 either": {1, 2, 3, 4}, "2 either": {3: 2}} {
+		if got := byRole(n[0], n[1], n[2], n[3]); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}
+
 // TestServeDrainTimeout: a drain through the admin API ends when its own time is
 // up, not the configured one, and the status says until when.
 func TestServeDrainTimeout(t *testing.T) {
