@@ -3,6 +3,7 @@ package simulate
 import (
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -77,8 +78,11 @@ func (w wire) Transfer(tokens int) time.Duration {
 // expect has the faults happen at their times.
 func (r *run) expect() error {
 	for _, f := range r.s.Faults {
-		if f.Kind != SlowDecode && !r.split {
+		switch {
+		case f.Kind != SlowDecode && !r.split:
 			return fmt.Errorf("%s: a fault of prefill engines or of transfers needs prefill engines in the fleet", f.Kind)
+		case f.Kind == SlowDecode && !slices.ContainsFunc(r.list, func(w *workers.Worker) bool { return w.Role.CanDecode() }):
+			return fmt.Errorf("%s: a fault of an engine that answers needs one in the fleet", f.Kind)
 		}
 		r.world.At(f.At, func() { r.suffer(f) })
 	}

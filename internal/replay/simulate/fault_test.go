@@ -6,6 +6,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -70,6 +71,27 @@ func TestFaults(t *testing.T) {
 	}
 	if none.Degraded < none.Requests/2 {
 		t.Errorf("no prefill engine left: %d of %d go without", none.Degraded, none.Requests)
+	}
+}
+
+// TestFaultNeedsItsEngines: a fault of engines that the fleet does not have is refused before
+// anything runs.
+func TestFaultNeedsItsEngines(t *testing.T) {
+	for _, c := range []struct {
+		fleet string
+		kind  FaultKind
+		want  string // part of the error, empty for none
+	}{
+		{"2p", SlowDecode, "one_decode_slow: a fault of an engine that answers needs one"}, {"2a", SlowDecode, ""}, {"1p1d", SlowDecode, ""},
+		{"2a", SlowOne, "needs prefill engines"}, {"2d", PrefillGone, "needs prefill engines"}, {"1p1d", SlowOne, ""},
+	} {
+		_, err := Run(t.Context(), arrivals.FromSlice(sessions(2, 2)), Setup{
+			Fleet: fleet(t, c.fleet+":block=16"), Seed: 1, Faults: []Fault{{time.Second / 10, c.kind, 1}},
+			Settings: decide.Settings{Decode: selector.KV, Prefill: selector.KV, Weights: selector.DefaultWeights()},
+		})
+		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s of %s: %v, want %q", c.kind, c.fleet, err, c.want)
+		}
 	}
 }
 
