@@ -68,6 +68,7 @@ type Stage struct {
 	prefill  selector.Policy
 	decode   selector.Policy
 	thresh   int
+	auto     bool // the threshold is auto
 	on       string
 	receipts *receipt.Ring
 	running  map[string]receipt.Live // by the id that was recorded
@@ -118,7 +119,7 @@ func (s *Stage) rewind() error {
 	}
 	s.ended, s.err, s.played, s.now, s.pending, s.traffic = false, nil, 0, 0, nil, admin.Traffic{}
 	s.times, s.turned, s.outcomes = new(traffic.Traffic), 0, false
-	s.block, s.prefill, s.decode, s.thresh, s.on = o.BlockSize, "", "", 0, ""
+	s.block, s.prefill, s.decode, s.thresh, s.auto, s.on = o.BlockSize, "", "", 0, false, ""
 	// Of one epoch, so that a cursor means the same after going back.
 	s.receipts, s.running = receipt.NewRing(receipt.Options{Capacity: stageReceipts, Epoch: 1}), map[string]receipt.Live{}
 	s.events, s.ranks = eventlog.New(stageEvents, nil, nil), map[string]*stageRank{}
@@ -409,7 +410,8 @@ func (s *Stage) decision(rec *trace.Record, at time.Time) {
 	d := rec.Decision
 	r := s.m.Receipt(d, at)
 	in := d.Input
-	s.prefill, s.decode, s.thresh, s.on = d.Settings.Prefill, d.Settings.Decode, d.Settings.Rule.Threshold, string(d.Settings.Rule.On)
+	rule := &d.Settings.Rule
+	s.prefill, s.decode, s.thresh, s.auto, s.on = d.Settings.Prefill, d.Settings.Decode, rule.Threshold, rule.Auto, string(rule.On)
 	s.block = cmp.Or(in.Decode.BlockSize, s.block)
 	for _, p := range []*selector.Input{&in.Decode, &in.Prefill} {
 		peers, role := in.DecodePeers, "aggregated"

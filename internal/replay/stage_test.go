@@ -283,7 +283,7 @@ func TestStageOfRetries(t *testing.T) {
 	}
 }
 
-// TestStageShowsTheRoutersSettings: the block size and the policy of each phase
+// TestStageShowsTheRoutersSettings: the block size, the policy of each phase and the threshold
 // are those that the recording states, wherever it states them, and none is made up.
 func TestStageShowsTheRoutersSettings(t *testing.T) {
 	for _, c := range []struct {
@@ -291,10 +291,12 @@ func TestStageShowsTheRoutersSettings(t *testing.T) {
 		o               PlayerOptions
 		prefill, decode selector.Policy
 		policy          string
+		auto            bool
 	}{
-		{"one policy", PlayerOptions{}, selector.KV, selector.KV, "kv"},
-		{"one for each phase", PlayerOptions{}, selector.LeastLoaded, selector.KV, ""},
-		{"another block size for ranks that state none", PlayerOptions{BlockSize: 4 * testBlock}, selector.KV, selector.KV, "kv"},
+		{"one policy", PlayerOptions{}, selector.KV, selector.KV, "kv", false},
+		{"one for each phase", PlayerOptions{}, selector.LeastLoaded, selector.KV, "", false},
+		{"another block size for ranks that state none", PlayerOptions{BlockSize: 4 * testBlock}, selector.KV, selector.KV, "kv", false},
+		{"a threshold that is auto", PlayerOptions{}, selector.KV, selector.KV, "kv", true},
 	} {
 		rec := newRecording(t)
 		rec.decide(rec.prompt())
@@ -303,6 +305,7 @@ func TestStageShowsTheRoutersSettings(t *testing.T) {
 		s := *d.Settings
 		s.Prefill, s.Decode = c.prefill, c.decode
 		in := *d.Input
+		s.Rule.Auto, in.Rule.Auto = c.auto, c.auto
 		in.Prefill.Policy, in.Decode.Policy = c.prefill, c.decode
 		d.Settings, d.Input = &s, &in
 		last.Decision = &d
@@ -311,8 +314,8 @@ func TestStageShowsTheRoutersSettings(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if st := stage.Status(); st.Policy != "" || st.PrefillPolicy != "" || st.DecodePolicy != "" {
-			t.Errorf("%s: before any decision the policies are %q, %q and %q", c.name, st.Policy, st.PrefillPolicy, st.DecodePolicy)
+		if st := stage.Status(); st.Policy != "" || st.PrefillPolicy != "" || st.DecodePolicy != "" || st.ThresholdAuto {
+			t.Errorf("%s: before any decision the policies are %q, %q and %q, and the threshold is auto: %v", c.name, st.Policy, st.PrefillPolicy, st.DecodePolicy, st.ThresholdAuto)
 		}
 		for range 2 {
 			if err := stage.Control("step", len(rec.recs)); err != nil {
@@ -324,6 +327,9 @@ func TestStageShowsTheRoutersSettings(t *testing.T) {
 			}
 			if st.Policy != c.policy || st.PrefillPolicy != string(c.prefill) || st.DecodePolicy != string(c.decode) {
 				t.Errorf("%s: policies %q, %q and %q", c.name, st.Policy, st.PrefillPolicy, st.DecodePolicy)
+			}
+			if st.ThresholdAuto != c.auto || st.ThresholdTokens != s.Rule.Threshold {
+				t.Errorf("%s: the threshold is %v", c.name, st.Threshold())
 			}
 			if err := stage.Control("back", len(rec.recs)); err != nil {
 				t.Fatal(err)

@@ -67,7 +67,7 @@ func (s *Stage) Status() admin.Status {
 	defer s.mu.Unlock()
 	st := admin.Status{
 		Schema: admin.Schema, Version: s.r.Header().Version, Name: s.r.Name(), Now: s.at(), Started: s.start, State: "ready", Reasons: []string{},
-		PrefillPolicy: string(s.prefill), DecodePolicy: string(s.decode), ThresholdTokens: s.thresh, ThresholdOn: s.on, Tokenizer: "recorded",
+		PrefillPolicy: string(s.prefill), DecodePolicy: string(s.decode), ThresholdTokens: s.thresh, ThresholdAuto: s.auto, ThresholdOn: s.on, Tokenizer: "recorded",
 		BlockSizeTokens: s.block, Models: []string{}, Traffic: s.traffic, Index: s.totals(), Replay: s.place(),
 	}
 	if s.prefill == s.decode { // else the one that was set is in no record

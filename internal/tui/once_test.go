@@ -302,15 +302,17 @@ var learned = []admin.ModelCosts{
 // is unknown as unknown; the number that decides before never looks like a rule.
 func TestCrossingIsShown(t *testing.T) {
 	for name, want := range map[string]struct {
-		costs []admin.ModelCosts
-		lines []string
+		costs  []admin.ModelCosts
+		replay *admin.Replay
+		lines  []string
 	}{
-		"fixed": {nil, []string{"remote from eff_isl 2048\n"}},
-		"one":   {learned[:1], []string{"remote from auto 1800 (1200 to never)\n", "m: 300 (0 to 512) tokens with 8 answers"}},
-		"two":   {learned, []string{"remote from auto, 1 of 2 models learned", "m: 1800 (1200 to never) tokens with 0 answers", "new: unknown yet, 3 prompts computed locally, 0 remotely, 2 transfers"}},
-		"none":  {learned[1:], []string{"remote from eff_isl 2048, auto learns\n"}},
+		"fixed":     {nil, nil, []string{"remote from eff_isl 2048\n"}},
+		"one":       {learned[:1], nil, []string{"remote from auto 1800 (1200 to never)\n", "m: 300 (0 to 512) tokens with 8 answers"}},
+		"two":       {learned, nil, []string{"remote from auto, 1 of 2 models learned", "m: 1800 (1200 to never) tokens with 0 answers", "new: unknown yet, 3 prompts computed locally, 0 remotely, 2 transfers"}},
+		"none":      {learned[1:], nil, []string{"remote from eff_isl 2048, auto learns\n"}},
+		"recording": {[]admin.ModelCosts{}, &admin.Replay{}, []string{"remote from auto, eff_isl 2048 until costs are known\n"}},
 	} {
-		v := collect(t, newRouter(t, stage{prefill: 1, decode: 1, dp: 1, costs: want.costs}).URL)
+		v := collect(t, newRouter(t, stage{prefill: 1, decode: 1, dp: 1, costs: want.costs, replay: want.replay}).URL)
 		var b bytes.Buffer
 		if err := Write(&b, &v, TextOptions{}); err != nil {
 			t.Fatal(err)

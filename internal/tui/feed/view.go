@@ -482,6 +482,10 @@ func (r *Router) Rule() string {
 	if !r.ThresholdTokens.Known() || r.ThresholdOn == "" {
 		return ""
 	}
+	if r.ThresholdAuto && r.Replay != nil && len(r.Costs) == 0 {
+		// A recording does not say how much was known of the costs.
+		return fmt.Sprintf("auto, %s %d until costs are known", r.ThresholdOn, int(r.ThresholdTokens))
+	}
 	return admin.Rule(int(r.ThresholdTokens), r.ThresholdOn, r.ThresholdAuto, r.Costs)
 }
 
