@@ -124,6 +124,15 @@ func (c *compareFlags) rows(changes []replay.Change, from, to time.Duration, sta
 	if !(c.slowFactor == 0 || c.slowFactor >= 1.2 && c.slowFactor <= 1000) {
 		return nil, cli.WithCode(cli.ExitUsage, fmt.Errorf("--slow-factor %v: want 0, or a factor from 1.2 to 1000", c.slowFactor))
 	}
+	slo := []struct {
+		flag  string
+		limit time.Duration
+	}{{"--slo-ttft", c.ttft}, {"--slo-itl", c.itl}}
+	for _, l := range slo {
+		if l.limit < 0 {
+			return nil, cli.WithCode(cli.ExitUsage, fmt.Errorf("%s %s: want a time of more than 0, or 0 for no limit", l.flag, l.limit))
+		}
+	}
 	var faults []simulate.Fault
 	for _, text := range c.faults {
 		one, err := simulate.ParseFault(text)
@@ -142,6 +151,11 @@ func (c *compareFlags) rows(changes []replay.Change, from, to time.Duration, sta
 			threshold, err := decide.ParseThreshold(text)
 			if err != nil {
 				return nil, cli.WithCode(cli.ExitUsage, fmt.Errorf("--routing-threshold %w", err))
+			}
+			for _, l := range slo {
+				if threshold.Auto && l.limit == 0 {
+					return nil, cli.WithCode(cli.ExitUsage, fmt.Errorf("%s 0: --routing-threshold %s chooses paths by the limits, and needs one of more than 0", l.flag, text))
+				}
 			}
 			for _, p := range policies {
 				policy, err := selector.ParsePolicy(p)

@@ -297,6 +297,27 @@ func TestParseSLO(t *testing.T) {
 	}
 }
 
+// TestGoodputWithoutLimits: where no limit tells good requests, time is what counts, and no
+// weights are tried; all costs are numbers.
+func TestGoodputWithoutLimits(t *testing.T) {
+	whole := Objective{For: ForGoodput, TTFT: time.Second, ITL: 20 * time.Millisecond}
+	for _, o := range []Objective{
+		{For: ForGoodput}, {For: ForGoodput, TTFT: time.Second}, {For: ForGoodput, ITL: 20 * time.Millisecond}, {For: ForGoodput, TTFT: -time.Second, ITL: -1},
+	} {
+		aimed := NewLearner(whole)
+		aimed.aim(o)
+		for _, l := range []*Learner{NewLearner(o), aimed} {
+			f, now := busy(l, 400, 50*time.Millisecond)
+			l.Renew(f, now+every)
+			m := l.Model()
+			q := Request{Local: Work{Tokens: 1000, Context: 1000, Running: 5}, Prefill: Work{Tokens: 1000, Context: 1000}, Transfer: Work{Tokens: 1000}}
+			if c := m.Of(&q); m.Stall != 1 || m.Beyond != 1 || m.Limit != 0 || m.Lost != 0 || !(c.Local > 0 && c.Remote > 0) || l.Known().Trials != nil {
+				t.Errorf("%+v: costs %+v of %+v", o, c, m)
+			}
+		}
+	}
+}
+
 // TestGoodput: what costs with ForGoodput is requests that are lost.
 func TestGoodput(t *testing.T) {
 	o := Objective{For: ForGoodput, TTFT: 2 * time.Second, ITL: 25 * time.Millisecond}

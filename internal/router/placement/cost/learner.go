@@ -87,6 +87,7 @@ func NewLearner(o Objective) *Learner { return newLearner(o, new(atomic.Uint64))
 func newLearner(o Objective, revision *atomic.Uint64) *Learner {
 	// Answers end long after paths are chosen by costs: until then they are taken for
 	// such that feel a stall.
+	o = o.sound()
 	l := &Learner{objective: o, revision: revision, assumed: start, prompts: map[uint32]computing{}, history: ring[asked]{most: historyKept}, lengths: ring[int]{most: lengthsKept}, answers: typical, gaps: tight * float64(o.ITL) / float64(time.Millisecond)}
 	for i := range l.fits {
 		l.fits[i].law = start[i]
@@ -181,7 +182,7 @@ func (l *Learner) put(m *Model) Change {
 func (l *Learner) aim(o Objective) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.objective != o {
+	if o = o.sound(); l.objective != o {
 		l.objective, l.weighing, l.fresh = o, weighing{Weights: Weights{l.weighing.usual, 1}, usual: l.weighing.usual}, true
 	}
 }

@@ -30,8 +30,17 @@ func Aims() []string {
 type Objective struct {
 	For Aim
 	// TTFT and ITL are the limits of a good request: to its first token, and between
-	// its tokens on average. Both are more than 0 with ForGoodput.
+	// its tokens on average. Without both ForGoodput is as ForE2E.
 	TTFT, ITL time.Duration
+}
+
+// sound is the objective as it can be aimed at: without limits no request is told to be good,
+// and what is left is the time that all of them take.
+func (o Objective) sound() Objective {
+	if o.For == ForGoodput && (o.TTFT <= 0 || o.ITL <= 0) {
+		o.For = ForE2E
+	}
+	return o
 }
 
 // ParseSLO reads "ttft=2s,itl=25ms".
