@@ -134,7 +134,7 @@ func (l *Learner) Took(leg Leg, w *Work, took, now time.Duration) Change {
 	if l.solved && now < l.renewed {
 		return change
 	}
-	if m := l.draft(now, every); m != nil && l.put(m) == Learned {
+	if l.put(l.draft(now, every)) == Learned {
 		return Learned
 	}
 	return change
@@ -160,9 +160,9 @@ func (l *Learner) draft(now, wait time.Duration) *Model {
 	return m
 }
 
-// put puts a draft in force. The caller holds mu.
+// put puts a draft in force, if there is one. The caller holds mu.
 func (l *Learner) put(m *Model) Change {
-	if l.doubt > 0 {
+	if m == nil || l.doubt > 0 {
 		return NoChange // the laws are watched, and decide nothing
 	}
 	if w := &l.weighing; l.objective.For == ForGoodput && w.Price > 0 {

@@ -1,6 +1,7 @@
 package cost
 
 import (
+	"slices"
 	"testing"
 	"time"
 )
@@ -83,5 +84,55 @@ func TestSlowRankOfAllModels(t *testing.T) {
 		if m := l.Model(); m == nil || m.Times(1) != 2 {
 			t.Errorf("%s: %+v", name, m)
 		}
+	}
+}
+
+// TestSlowRankWithoutPrefillRanks: while no prefill rank is there, a revision still follows
+// where ranks become slow or well, or something else is aimed at, and at most once a second;
+// nothing is tried.
+func TestSlowRankWithoutPrefillRanks(t *testing.T) {
+	goodput := Objective{For: ForGoodput, TTFT: 2 * time.Second, ITL: 25 * time.Millisecond}
+	l := NewLearner(goodput)
+	slow := []Slow{{Slot: 2, Times: 3}}
+	l.Slow(slow)
+	f, now := busy(l, 400, 50*time.Millisecond)
+	now += every
+	l.Renew(f, now)
+	known := l.Known()
+	if m := known.Model; !slices.Equal(m.Slow, slow) || known.Trials == nil {
+		t.Fatalf("with prefill ranks %+v", known)
+	}
+	f.Prefill = nil
+	for _, step := range []struct {
+		do   func()
+		slow []Slow
+		news bool
+	}{
+		{func() { l.Slow(nil) }, nil, true},
+		{func() { l.Slow(slow) }, slow, true},
+		{func() { l.aim(Objective{For: ForTTFT}) }, slow, true},
+		{func() {}, slow, false},
+	} {
+		before := l.Model()
+		step.do()
+		l.Renew(f, now+every/2)
+		if l.Model() != before {
+			t.Error("two revisions within a second")
+		}
+		now += every
+		if c := l.Renew(f, now); c != NoChange {
+			t.Errorf("a change: %v", c)
+		}
+		if m := l.Model(); (m != before) != step.news || !slices.Equal(m.Slow, step.slow) {
+			t.Errorf("%+v follows %+v; the slow ones are %v", m, before, step.slow)
+		}
+	}
+	if m := l.Model(); m.Stall != 0 {
+		t.Errorf("another objective is not followed: %+v", m)
+	}
+	none := NewLearner(goodput)
+	none.Slow(slow)
+	if none.Renew(f, 0); none.Model() != nil {
+		t.Error("a revision of nothing")
 	}
 }

@@ -199,11 +199,14 @@ func (l *Learner) Chose(q *Request, remote bool, now time.Duration) {
 // to be called once a second, by one goroutine; while nobody calls it, revisions come with
 // outcomes and keep the weights.
 func (l *Learner) Renew(fleet *Fleet, now time.Duration) Change {
-	if len(fleet.Decode) == 0 || len(fleet.Prefill) == 0 {
-		return NoChange
-	}
 	f := fleet.sample()
 	l.mu.Lock()
+	if len(fleet.Decode) == 0 || len(fleet.Prefill) == 0 {
+		defer l.mu.Unlock()
+		// There is nothing to try while only one path can be had, but which ranks are slow
+		// counts there, too, and no outcomes may come that would publish it.
+		return l.put(l.draft(now, every-slack))
+	}
 	l.renewed = now + 2*every
 	l.triesOn(f, f != fleet)
 	l.weighing.begin(fleet)
