@@ -219,19 +219,20 @@ func (l *Learner) Renew(fleet *Fleet, now time.Duration) Change {
 	tries := o.For == ForGoodput && l.doubt == 0 && t.prepare(l, m, f, now)
 	l.mu.Unlock()
 
+	var found [choices]Trial
 	if tries { // nobody waits for that
-		var found [choices]Trial
 		for i := range found {
 			found[i] = t.run(choice(i))
 		}
-		l.mu.Lock()
-		if l.objective == o {
-			l.weighing.choose(&found, &o)
-		}
-	} else {
-		l.mu.Lock()
 	}
+	l.mu.Lock()
 	defer l.mu.Unlock()
+	switch {
+	case l.objective != o:
+		m = l.draft(now, 0) // the other one is for what was aimed at before
+	case tries:
+		l.weighing.choose(&found, &o)
+	}
 	return l.put(m)
 }
 

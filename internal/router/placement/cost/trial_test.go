@@ -4,6 +4,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"reflect"
+	"runtime"
 	"sync"
 	"testing"
 	"time"
@@ -356,6 +357,37 @@ func TestRenewBesideRequests(t *testing.T) {
 		l.Known()
 	}
 	requests.Wait()
+}
+
+// TestAimDuringATrial: what is aimed at while weights are tried is in force at their end.
+func TestAimDuringATrial(t *testing.T) {
+	aim := Objective{For: ForGoodput, TTFT: 2 * time.Second, ITL: 25 * time.Millisecond}
+	l := NewLearner(aim)
+	f, now := busy(l, 1000, 2*time.Millisecond)
+	for range 500 {
+		now += every
+		l.aim(aim)
+		before := l.Model()
+		var renewal sync.WaitGroup
+		renewal.Go(func() { l.Renew(f, now) })
+		for begun := false; !begun; { // the draft is made, and nobody has the lock: it is tried
+			runtime.Gosched()
+			l.mu.Lock()
+			begun = l.published == now
+			l.mu.Unlock()
+		}
+		l.aim(Objective{For: ForE2E})
+		during := l.Model() == before
+		renewal.Wait()
+		if !during {
+			continue // the trial had ended
+		}
+		if m := l.Model(); m == before || m.Stall != 1 || m.Limit != 0 {
+			t.Errorf("the revision after the trial is %+v", m)
+		}
+		return
+	}
+	t.Error("no trial was caught")
 }
 
 // BenchmarkRenew is a trial of all prices at the most requests that it looks at.
