@@ -172,9 +172,19 @@ type Change[K comparable] struct {
 type Verdict struct {
 	Slow bool
 	Finding
-	// Lost says that it ended because nothing is measured of the rank any more.
-	Lost bool
+	// End is why it is not slow any more.
+	End End
 }
+
+// End is why a rank is not called slow any more.
+type End int
+
+// The reasons.
+const (
+	Recovered End = iota // it is about as fast as its peers
+	Silent               // nothing is measured of it any more
+	Unjudged             // nobody is judged any more
+)
 
 // state is what is kept of one rank.
 type state struct {
@@ -452,9 +462,15 @@ func (s *state) judge(f Figure, medians []float64, group int, factor float64, no
 	if !is && !became(factor) {
 		wait = persistAlone
 	}
-	lost := is && (factor <= 0 || !s.silent[f].IsZero() && now.Sub(s.silent[f]) >= forgetAfter)
+	end := Recovered
 	switch {
-	case lost:
+	case is && factor <= 0:
+		end = Unjudged
+	case is && !s.silent[f].IsZero() && now.Sub(s.silent[f]) >= forgetAfter:
+		end = Silent
+	}
+	switch {
+	case end != Recovered:
 	case !known, is && over(mendedAt*factor), !is && !over(factor):
 		s.other[f] = time.Time{}
 		if known {
@@ -474,12 +490,12 @@ func (s *state) judge(f Figure, medians []float64, group int, factor float64, no
 		s.always[f] = wait == persistAlone
 	}
 	s.slow[f], s.since[f], s.other[f] = !is, now, time.Time{}
-	if lost {
+	if end != Recovered {
 		// What it will show is not to be held against a time that is long gone.
 		s.recent[f], s.past[f] = fading{}, fading{}
-		if factor > 0 {
-			s.lost[f] = now
-		}
 	}
-	return Verdict{!is, Finding{f, s.times[f], now, s.always[f]}, lost}, true
+	if end == Silent {
+		s.lost[f] = now
+	}
+	return Verdict{!is, Finding{f, s.times[f], now, s.always[f]}, end}, true
 }

@@ -162,7 +162,7 @@ func TestSlowRanks(t *testing.T) {
 					first := time.Duration(0)
 					for _, c := range calls {
 						switch {
-						case c.rank != victim || c.at <= slowAt || !c.Slow && !c.Lost:
+						case c.rank != victim || c.at <= slowAt || !c.Slow && c.End == pace.Recovered:
 							t.Errorf("seed %d, victim %d: %+v", f.seed, victim, c)
 						case first == 0 && c.Slow:
 							first = c.at - slowAt
@@ -212,7 +212,7 @@ func TestSlowFromTheStart(t *testing.T) {
 					for _, c := range calls {
 						mine := c.rank == victim || f.two && c.rank == (victim+1)%8
 						switch {
-						case !mine || want > 0 && (!c.Slow && !c.Lost || c.Slow && !c.Always):
+						case !mine || want > 0 && (!c.Slow && c.End == pace.Recovered || c.Slow && !c.Always):
 							t.Errorf("seed %d, victim %d: %+v", f.seed, victim, c)
 						case c.Slow && !c.Always: // it has become slower still
 						case first[c.rank] == 0 && c.Slow:
@@ -393,13 +393,13 @@ func TestRecovery(t *testing.T) {
 	if s := j.Speed("r0").Slow; s == nil || s.Times < 8 || s.Times > 10 {
 		t.Errorf("it is %+v", s)
 	}
-	if until(10, 2, false, 20); j.Speed("r0").Slow != nil {
-		t.Error("it stays slow")
+	if c := until(10, 2, false, 20); j.Speed("r0").Slow != nil || c.End != pace.Recovered {
+		t.Errorf("it stays slow: %+v", c)
 	}
 	until(90, 2, true, 10)
 	c = until(0, 2, false, 100)
 	was := c.Times
-	if !c.Lost {
+	if c.End != pace.Silent {
 		t.Errorf("silence: %+v", c)
 	}
 	// It is forgotten little by little, and at once where something is known again.
@@ -437,7 +437,7 @@ func TestRecovery(t *testing.T) {
 		step(10, 10, 2)
 	}
 	until(90, 2, true, 10)
-	if c := until(90, 0, false, 5); !c.Lost || j.Times("r0") != 1 {
+	if c := until(90, 0, false, 5); c.End != pace.Unjudged || j.Times("r0") != 1 {
 		t.Errorf("turned off: %+v, and it counts %v times", c, j.Times("r0"))
 	}
 }

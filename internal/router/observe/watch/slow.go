@@ -158,7 +158,9 @@ func slowEvent(c *pace.Change[*workers.Rank]) eventlog.Event {
 			Kind: "rank_slow", Severity: eventlog.Warn, Worker: k.WorkerName, Rank: k.Label, Fields: map[string]any{"figure": c.Figure.String(), "times": math.Round(10*c.Times) / 10},
 			Text: fmt.Sprintf("%s is slow: %s %s times the median of its peers, and it was faster before (health.slow_factor)", k.Label, c.Figure, times(c.Times)),
 		}
-	case c.Lost:
+	case c.End == pace.Unjudged:
+		return eventlog.Event{Kind: "rank_slow_ended", Worker: k.WorkerName, Rank: k.Label, Text: k.Label + " was slow; slow ranks are not looked for any more (health.slow_factor is 0)"}
+	case c.End == pace.Silent:
 		return eventlog.Event{Kind: "rank_slow_ended", Worker: k.WorkerName, Rank: k.Label, Text: k.Label + " was slow; nothing is measured of it any more"}
 	}
 	return eventlog.Event{

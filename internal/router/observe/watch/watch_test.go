@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/dynctl/dynctl/internal/eventlog"
+	"github.com/dynctl/dynctl/internal/router/observe/pace"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
@@ -60,6 +61,24 @@ func TestPanicsBecomeEventsOnceInAWhile(t *testing.T) {
 	}
 	if e, ok := f.Panicked("boom", now.Add(failureEvery)); !ok || e.Fields["more"] != 3 {
 		t.Errorf("after a while: %+v, %v", e, ok)
+	}
+}
+
+// TestWhyARankIsNotSlowAnyMore: the event names the reason, and what is not measured has no
+// figures.
+func TestWhyARankIsNotSlowAnyMore(t *testing.T) {
+	for end, want := range map[pace.End]string{
+		pace.Recovered: "w/dp0 is not slow any more: TTFT 1.2 times the median of its peers",
+		pace.Silent:    "w/dp0 was slow; nothing is measured of it any more",
+		pace.Unjudged:  "w/dp0 was slow; slow ranks are not looked for any more (health.slow_factor is 0)",
+	} {
+		e := slowEvent(&pace.Change[*workers.Rank]{
+			Key:     &workers.Rank{WorkerName: "w", Label: "w/dp0"},
+			Verdict: pace.Verdict{Finding: pace.Finding{Figure: pace.TTFT, Times: 1.2}, End: end},
+		})
+		if e.Kind != "rank_slow_ended" || e.Text != want || e.Rank != "w/dp0" {
+			t.Errorf("%d: %+v, want %q", end, e, want)
+		}
 	}
 }
 
