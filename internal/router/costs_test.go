@@ -2,13 +2,16 @@ package router
 
 import (
 	"context"
+	"net/http"
 	"testing"
 	"time"
 
+	"github.com/dynctl/dynctl/internal/router/observe/admin"
 	"github.com/dynctl/dynctl/internal/router/placement/cost"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
 	"github.com/dynctl/dynctl/internal/router/placement/outcome"
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
+	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/settings"
 )
 
@@ -42,5 +45,32 @@ func TestCostsAreDescribed(t *testing.T) {
 		if len(s) != 1 || (s[0].Revision > 0) != enough || (len(s[0].Crossings) > 0) != enough || s[0].TransferOutcomes == 0 {
 			t.Errorf("enough is known: %v; status %+v", enough, s)
 		}
+	}
+}
+
+// TestDryRunsTakeNoPlace: what a dry run asks for is not learned of.
+func TestDryRunsTakeNoPlace(t *testing.T) {
+	c := settings.Default()
+	c.Routing.Threshold = decide.Threshold{Tokens: 2048, Auto: true}
+	c.Decode, c.Prefill = []string{"http://127.0.0.1:1,engine=vllm,model=m,connector=nixl"}, []string{"http://127.0.0.1:2,engine=vllm,model=m,connector=nixl"}
+	r, err := New(t.Context(), Options{Config: c})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := r.Close(context.WithoutCancel(t.Context())); err != nil {
+			t.Error(err)
+		}
+	})
+	ep, err := api.Lookup(http.MethodPost, "/v1/completions")
+	if err != nil {
+		t.Fatal(err)
+	}
+	d, err := r.dryRun(t.Context(), ep, admin.RouteRequest{Body: []byte(`{"model":"m","prompt":"hello"}`)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if costs := r.state.Costs(); len(costs) != 0 {
+		t.Errorf("learned of %+v by %+v", costs, d)
 	}
 }

@@ -78,6 +78,9 @@ func (f *Facts) Costs() []admin.ModelCosts {
 	return costsOf(f.Learners.Known())
 }
 
+// CostsRefused is for state.Router.
+func (f *Facts) CostsRefused() uint64 { return f.Learners.Refused() }
+
 // Troubles is for state.Router.
 func (f *Facts) Troubles() []string {
 	out := f.Tokens.Troubles()

@@ -53,6 +53,8 @@ type Router interface {
 	// Costs are what is known of those of both paths, by model; none where the threshold
 	// is not auto.
 	Costs() []admin.ModelCosts
+	// CostsRefused is how often nothing was learned for want of room.
+	CostsRefused() uint64
 	// Troubles are further reasons not to be ready.
 	Troubles() []string
 	// TokenizerRests reports whether a worker is not asked for tokens, because it failed

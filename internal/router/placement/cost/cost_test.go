@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"reflect"
 	"runtime"
+	"slices"
 	"testing"
 	"time"
 
@@ -278,11 +279,62 @@ func TestRevisions(t *testing.T) {
 	if k := all.Known()["b"]; k.Model != b.Model() || k.Prefill < EnoughComputed-1 || k.Local != 0 {
 		t.Errorf("known of b: %+v", k)
 	}
-	for i := range maxModels + 1 {
+	for i := range MaxModels + 1 {
 		all.Of(string(rune('A' + i)))
 	}
 	if all.Of("one too many") != nil || all.Of("a") != a {
 		t.Error("the bound on models")
+	}
+}
+
+// TestModelsThatLeaveMakeRoom: a decision takes no place and waits for nobody, what finds no
+// room is counted, and there is room again when nobody has served a model, or sent a request
+// for it, for a while.
+func TestModelsThatLeaveMakeRoom(t *testing.T) {
+	all := NewLearners(Objective{For: ForE2E})
+	var full []string
+	all.Full = func(model string) { full = append(full, model) }
+	name := func(i int) string { return string(rune('A' + i)) }
+	if all.Model(name(0)) != nil || len(all.All()) != 0 {
+		t.Error("a decision takes a place")
+	}
+	w := Work{Tokens: 1000, Context: 1000}
+	for i := range MaxModels {
+		all.Of(name(i)).Took(LocalLeg, &w, time.Second, time.Second)
+	}
+	none := make(chan bool)
+	all.mu.RLock() // as other decisions do
+	go func() { none <- all.Of("new") == nil }()
+	select {
+	case ok := <-none:
+		if !ok || all.Refused() != 1 || !slices.Equal(full, []string{"new"}) {
+			t.Errorf("no room: %v, %d refused, told of %q", ok, all.Refused(), full)
+		}
+	case <-time.After(10 * time.Second):
+		t.Fatal("a model that there is no room for waits for the others")
+	}
+	all.mu.RUnlock()
+	const since = 10 * time.Second
+	served := func(model string) bool { return model == name(0) }
+	all.Forget(served, since, 0)
+	if len(all.All()) != MaxModels {
+		t.Errorf("%d are left, and all were of use", len(all.All()))
+	}
+	all.Of(name(1)).Took(PrefillLeg, &w, time.Second, since)
+	all.Of(name(2)).Ran(&Running{}, 1, since)
+	all.Of(name(3)).Chose(&Request{Local: w}, false, since)
+	all.Forget(func(string) bool { return false }, 2*since, since)
+	for i := range 5 {
+		if kept := all.byModel[name(i)] != nil; kept != (i < 4) {
+			t.Errorf("model %d is kept: %v", i, kept)
+		}
+	}
+	one := all.Of("new")
+	if one == nil || all.Refused() != 1 {
+		t.Fatal("no room for another")
+	}
+	if all.Forget(served, 3*since, 3*since); all.byModel["new"] != one || len(all.All()) != 2 {
+		t.Errorf("%d are left; one that has just begun must be among them", len(all.All()))
 	}
 }
 

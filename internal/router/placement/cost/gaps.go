@@ -93,6 +93,7 @@ func (l *Learner) Ran(a *Running, tokens int, now time.Duration) {
 	}
 	if first || tokens-a.counted.tokens >= stretch {
 		l.mu.Lock()
+		l.heard(now)
 		l.gap(a)
 		if first || tokens-a.begun.tokens >= lawStretch {
 			l.learnGap(a)

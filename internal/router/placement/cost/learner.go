@@ -76,6 +76,7 @@ type Learner struct {
 	tries    tries         // Renew's own
 	fresh    bool          // there is something new to publish
 	solved   bool          // laws were made before
+	used     time.Duration // when it was last heard of requests, or served; 0 for not yet
 	// doubt is how many outcomes without a drift are wanted before there is a model
 	// again.
 	doubt int
@@ -116,6 +117,7 @@ func (l *Learner) Model() *Model { return l.model.Load() }
 func (l *Learner) Took(leg Leg, w *Work, took, now time.Duration) Change {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.heard(now)
 	if leg == LocalLeg {
 		l.stalled(w, now)
 	}
@@ -139,6 +141,9 @@ func (l *Learner) Took(leg Leg, w *Work, took, now time.Duration) Change {
 	}
 	return change
 }
+
+// heard notes that something is learned of now. The caller holds mu.
+func (l *Learner) heard(now time.Duration) { l.used = max(l.used, now) }
 
 // draft is the next revision but for its number and the weights that are tried; nil where there is
 // nothing new, too little is known, or the last one was less than wait ago. The caller holds
@@ -246,17 +251,22 @@ func (l *Learner) Known() Known {
 	return k
 }
 
-// maxModels bounds how many names of models are learned of.
-const maxModels = 64
+// MaxModels bounds of how many names of models is learned at once.
+const MaxModels = 64
 
 // Learners are those of a router, by the model that requests ask for. They are safe
 // for concurrent use.
 type Learners struct {
 	// Fleet is the fleet that serves a model, for what is expected of it before anything
-	// was learned; nil for nothing. It is called with a lock held, once for each model.
+	// was learned; nil for nothing. It is called with a lock held, once for each model that
+	// gets a learner.
 	Fleet func(model string) *Fleet
+	// Full hears of a model that there is no room for, each time that something of it was to be
+	// learned; nil for nobody.
+	Full func(model string)
 
 	revision  atomic.Uint64
+	refused   atomic.Uint64
 	mu        sync.RWMutex // guards the fields below
 	objective Objective
 	slow      []Slow
@@ -268,17 +278,42 @@ func NewLearners(o Objective) *Learners {
 	return &Learners{objective: o, byModel: map[string]*Learner{}}
 }
 
-// Of is the learner of a model; nil when there are too many models already.
-func (l *Learners) Of(model string) *Learner {
+// Model is the revision in force for requests of a model; nil while too little is known. It
+// makes no learner.
+func (l *Learners) Model(model string) *Model {
 	l.mu.RLock()
 	one := l.byModel[model]
 	l.mu.RUnlock()
-	if one != nil {
-		return one
+	if one == nil {
+		return nil
 	}
+	return one.Model()
+}
+
+// Of is the learner of a model of which something is to be learned; nil, which is counted,
+// when there are too many models already.
+func (l *Learners) Of(model string) *Learner {
+	l.mu.RLock()
+	one, full := l.byModel[model], len(l.byModel) >= MaxModels
+	l.mu.RUnlock()
+	if one == nil && !full {
+		one = l.begin(model)
+	}
+	if one == nil {
+		l.refused.Add(1)
+		if l.Full != nil {
+			l.Full(model)
+		}
+	}
+	return one
+}
+
+// begin makes the learner of a model, if it has none and there is room.
+func (l *Learners) begin(model string) *Learner {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if one = l.byModel[model]; one == nil && len(l.byModel) < maxModels {
+	one := l.byModel[model]
+	if one == nil && len(l.byModel) < MaxModels {
 		one = newLearner(l.objective, &l.revision)
 		one.slow = l.slow
 		if l.Fleet != nil {
@@ -287,6 +322,33 @@ func (l *Learners) Of(model string) *Learner {
 		l.byModel[strings.Clone(model)] = one
 	}
 	return one
+}
+
+// Refused is how often something was not learned because there were too many models.
+func (l *Learners) Refused() uint64 { return l.refused.Load() }
+
+// Forget drops the models that nobody has served since a time, and of which nothing was heard
+// since. It is meant to be called now and then with who is served now.
+func (l *Learners) Forget(served func(model string) bool, now, since time.Duration) {
+	for name, one := range l.All() {
+		if one.keep(served(name), now, since) {
+			continue
+		}
+		l.mu.Lock()
+		delete(l.byModel, name)
+		l.mu.Unlock()
+	}
+}
+
+// keep reports whether a learner was of use since a time. One that has heard nothing yet was
+// made just now.
+func (l *Learner) keep(served bool, now, since time.Duration) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if served || l.used == 0 {
+		l.heard(now)
+	}
+	return l.used >= since
 }
 
 // Aim changes what paths are chosen for. Models follow with their next revisions.

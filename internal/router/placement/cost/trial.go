@@ -189,6 +189,7 @@ func (l *Learner) Chose(q *Request, remote bool, now time.Duration) {
 	one := asked{request: *q, at: now, remote: remote}
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.heard(now)
 	if l.tried(&one) {
 		l.history.add(one)
 	}

@@ -23,11 +23,16 @@ import (
 // renewed is how often what was learned is put in force.
 const renewed = time.Second
 
+// forgotten is how long a model that no worker serves is remembered, and fullEvery how often
+// it is an event at most that there is no room for another.
+const forgotten, fullEvery = 10 * time.Minute, 5 * time.Minute
+
 // Options are what a teacher needs.
 type Options struct {
 	// Objective is what paths are chosen for at first.
 	Objective cost.Objective
-	// Event hears when costs begin to decide, and when they do so no longer.
+	// Event hears when costs begin to decide, when they do so no longer, and of models that
+	// there is no room for.
 	Event func(eventlog.Event)
 	// Fleet is the fleet of now, Ledger what its ranks have in work, and BlockOf how many
 	// tokens a block has there.
@@ -41,18 +46,31 @@ type Teacher struct {
 	*cost.Learners
 	o     Options
 	began time.Time
+	full  atomic.Int64 // since began, when it was last told that there is no room; 0 for never
 }
 
 // New makes a teacher and its learners.
 func New(o Options) *Teacher {
 	t := &Teacher{Learners: cost.NewLearners(o.Objective), o: o, began: time.Now()}
-	t.Learners.Fleet = t.fleet
+	t.Learners.Fleet, t.Learners.Full = t.fleet, t.noRoom
 	return t
 }
 
-// Run puts what was learned in force until ctx ends.
+// noRoom reports that nothing is learned of a model.
+func (t *Teacher) noRoom(model string) {
+	now, last := max(1, int64(time.Since(t.began))), t.full.Load()
+	if last > 0 && now-last < int64(fullEvery) || !t.full.CompareAndSwap(last, now) {
+		return
+	}
+	t.o.Event(eventlog.Event{Kind: "costs_full", Severity: eventlog.Warn, Text: fmt.Sprintf(
+		"model %s: costs are learned of %d models, and there is no room for another; the threshold decides until no worker has served one of them for %.0f minutes", model, cost.MaxModels, forgotten.Minutes())})
+}
+
+// Run puts what was learned in force until ctx ends, and forgets models that have left.
 func (t *Teacher) Run(ctx context.Context) error {
 	for range wait.Every(ctx, renewed) {
+		fleet, now := t.o.Fleet(), time.Since(t.began)
+		t.Forget(func(model string) bool { return len(fleet.Model(model)) > 0 }, now, now-forgotten)
 		for model, l := range t.All() {
 			if change := l.Renew(t.fleet(model), time.Since(t.began)); change != cost.NoChange {
 				t.o.Event(changeEvent(change, 0, &Leg{Model: model}))

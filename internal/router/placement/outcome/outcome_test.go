@@ -1,8 +1,14 @@
 package outcome
 
 import (
+	"context"
+	"fmt"
+	"maps"
 	"slices"
+	"strings"
+	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/dynctl/dynctl/internal/eventlog"
@@ -123,4 +129,63 @@ func TestAnswers(t *testing.T) {
 	if m := c.Known()["m"].Model; m == nil || len(m.Slow) != 2 || m.Slow[0].Slot != 3 {
 		t.Errorf("model %+v", m)
 	}
+}
+
+// TestModelsThatLeft: models that no worker serves any more and of which nothing is heard are
+// forgotten after a while, those that are served or still answer are not; that there is no
+// room for another is an event once in a while.
+func TestModelsThatLeft(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		registry := workers.NewRegistry(func(eventlog.Event) {})
+		serve := func(models ...string) {
+			var specs []workers.Spec
+			for _, m := range models {
+				spec, err := workers.ParseSpec(workers.Decode, "http://"+m+",engine=vllm,connector=nixl,model="+m)
+				if err != nil {
+					t.Fatal(err)
+				}
+				specs = append(specs, spec)
+			}
+			if _, err := registry.Apply(workers.SourceFlag, specs); err != nil {
+				t.Fatal(err)
+			}
+		}
+		var events []eventlog.Event
+		c := New(Options{Ledger: ledger.New(), Fleet: registry.Snapshot, BlockOf: func(*workers.Worker) int { return 64 }, Event: func(e eventlog.Event) { events = append(events, e) }})
+		ctx, stop := context.WithCancel(t.Context())
+		var done sync.WaitGroup
+		done.Go(func() { _ = c.Run(ctx) })
+		defer done.Wait()
+		defer stop()
+		asked := func(model string) {
+			c.Chose(model, &decide.Plan{Asked: cost.Request{Local: cost.Work{Tokens: 10, Context: 10}}}, time.Now())
+		}
+		var adapters []string
+		for i := range cost.MaxModels - 1 {
+			adapters = append(adapters, fmt.Sprint("a", i))
+		}
+		serve(append(adapters, "base")...)
+		for _, m := range append(adapters, "base") {
+			asked(m)
+		}
+		time.Sleep(2 * forgotten) // all are served
+		if n := len(c.All()); n != cost.MaxModels {
+			t.Fatalf("%d models are learned of", n)
+		}
+		serve("base", "new")
+		for range 3 * int(forgotten/fullEvery) {
+			asked("new")
+			asked("a0") // its last requests
+			time.Sleep(fullEvery / 3)
+		}
+		if len(events) != int(forgotten/fullEvery) || events[0].Kind != "costs_full" || events[0].Severity != eventlog.Warn || !strings.HasPrefix(events[0].Text, "model new: costs are learned of 64 models") || c.Refused() != 6 {
+			t.Errorf("%d refused, and the events are %+v", c.Refused(), events)
+		}
+		time.Sleep(time.Second)
+		asked("new")
+		left := slices.Sorted(maps.Keys(c.Known()))
+		if !slices.Equal(left, []string{"a0", "base", "new"}) || c.Refused() != 6 {
+			t.Errorf("left are %q, and %d were refused", left, c.Refused())
+		}
+	})
 }

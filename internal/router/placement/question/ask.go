@@ -120,7 +120,7 @@ func (a *Asker) Choose(d *Question) decide.Effects {
 	a.take(d)
 	if d.Settings.Decisions.Rule.Auto {
 		q := &d.Run.Request
-		q.Costs, q.Waited = a.model(d.Model), q.Waited || d.Took.Queue > 0
+		q.Costs, q.Waited = a.from.Learners.Model(d.Model), q.Waited || d.Took.Queue > 0
 	}
 	effects := d.Run.Decide(&d.Settings.Decisions, d.List, unit, d)
 	d.Took.Plan += time.Since(start)
@@ -155,15 +155,6 @@ func (a *Asker) take(d *Question) {
 	}
 	c[0].Draw, c[1].Draw = a.rng.pair(!d.Dry)
 	d.taken = true
-}
-
-// model is the revision of the costs in force for the requests of a model; nil while too
-// little is known.
-func (a *Asker) model(name string) *cost.Model {
-	if l := a.from.Learners.Of(name); l != nil {
-		return l.Model()
-	}
-	return nil
 }
 
 // Sent notes for approximate routing that a prompt went to a rank.
