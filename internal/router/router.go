@@ -127,7 +127,8 @@ type Router struct {
 	fleet          *follower.Follower
 	state          *state.State
 	secure         *secure.Secure
-	kube           *kube.Source // nil unless pods are looked for
+	file           *discovery.File // nil unless there is a file of workers
+	kube           *kube.Source    // nil unless pods are looked for
 	drain          *drain.Drain
 }
 
@@ -230,6 +231,9 @@ func New(ctx context.Context, o Options) (*Router, error) {
 		return nil, err
 	}
 	r.follow(s)
+	if path := o.Config.WorkersFile; path != "" {
+		r.file = discovery.NewFile(r.registry, discovery.FileOptions{Path: path, Source: workers.SourceFile}, r.event)
+	}
 	if k := &o.Config.Kubernetes; k.On() {
 		if r.kube, err = kube.New(r.registry, kube.Options{
 			Selector: k.Selector, Prefill: k.PrefillSelector, Decode: k.DecodeSelector, Pool: k.Pool, Discovery: k.Discovery, Namespaces: k.Namespaces, Kubeconfig: k.Kubeconfig,
@@ -259,13 +263,11 @@ func New(ctx context.Context, o Options) (*Router, error) {
 // feeds, snapshots. It joins all of it before it returns.
 func (r *Router) Run(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
-	cfg := &r.settings.Load().Config
 	g.Go(func() error { return r.fleet.Run(ctx) })
 	g.Go(func() error { return r.monitor.Run(ctx) })
 	g.Go(func() error { return r.outliers.Run(ctx) })
-	if cfg.WorkersFile != "" {
-		f := discovery.NewFile(r.registry, discovery.FileOptions{Path: cfg.WorkersFile, Source: workers.SourceFile}, r.event)
-		g.Go(func() error { return f.Run(ctx) })
+	if r.file != nil {
+		g.Go(func() error { return r.file.Run(ctx) })
 	}
 	g.Go(func() error { return r.secure.Run(ctx) })
 	if r.kube != nil {
@@ -298,6 +300,14 @@ func (r *Router) Drain() *drain.Drain { return r.drain }
 
 // Fleet keeps the index and the feeds in step with the workers.
 func (r *Router) Fleet() *follower.Follower { return r.fleet }
+
+// RereadWorkers has the file of workers read again, with the key files that it names. An
+// event says how it went.
+func (r *Router) RereadWorkers() {
+	if r.file != nil {
+		_ = r.file.Reread()
+	}
+}
 
 // Settings are those in force, by which they are replaced.
 func (r *Router) Settings() *effective.InForce { return r.settings }

@@ -169,12 +169,12 @@ loop:
 	for {
 		select {
 		case <-hup:
-			n, err := cli.LoadConfig(l.Path, flags)
-			if err != nil {
+			if n, err := cli.LoadConfig(l.Path, flags); err != nil {
 				r.Settings().Refused(err)
-				continue
+			} else {
+				_ = r.Settings().Reload(n.Config, n.Origin) // an event says how it went
 			}
-			_ = r.Settings().Reload(n.Config, n.Origin) // an event says how it went
+			r.RereadWorkers()
 		case <-ctx.Done():
 			break loop
 		case <-r.Drain().Begun():

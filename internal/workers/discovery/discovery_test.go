@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -221,14 +222,34 @@ func list(workers ...string) string {
 	return s
 }
 
-// watch runs a File until the test ends. next waits for its next event of a kind.
+// watch runs a File of good content until the test ends. next waits for its next event of a
+// kind.
 func watch(t *testing.T, opts FileOptions) (reg *workers.Registry, next func(kind string) eventlog.Event) {
 	t.Helper()
+	reg, next, _ = run(t, opts, nil)
+	return reg, next
+}
+
+// run runs a File until the test ends, with a registry that prepare has seen. next waits for
+// its next event of a kind, problems counts those of bad files.
+func run(t *testing.T, opts FileOptions, prepare func(*workers.Registry) error) (reg *workers.Registry, next func(kind string) eventlog.Event, problems *atomic.Int64) {
+	t.Helper()
 	events := make(chan eventlog.Event, 1000)
-	sink := func(e eventlog.Event) { events <- e }
+	problems = new(atomic.Int64)
+	sink := func(e eventlog.Event) {
+		if e.Kind == "discovery_file_bad" {
+			problems.Add(1)
+		}
+		events <- e
+	}
 	reg = workers.NewRegistry(nil)
+	if prepare != nil {
+		if err := prepare(reg); err != nil {
+			t.Fatal(err)
+		}
+	}
 	f := NewFile(reg, opts, sink)
-	if err := f.load(true); err != nil {
+	if err := f.load(true); err != nil && prepare == nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
@@ -253,7 +274,7 @@ func watch(t *testing.T, opts FileOptions) (reg *workers.Registry, next func(kin
 				t.Fatalf("no event %s; workers: %s", kind, names(reg))
 			}
 		}
-	}
+	}, problems
 }
 
 func TestFileIsWatched(t *testing.T) {
@@ -346,6 +367,109 @@ func TestPollingSeesWhatTheSystemDoesNotReport(t *testing.T) {
 	next("discovery_file_loaded")
 	if got := names(reg); got != "a b" {
 		t.Fatalf("workers %s", got)
+	}
+}
+
+// TestRefusedFileIsTriedAgain: what keeps a file out may lie elsewhere. Once that is gone the
+// file is taken over, although nobody has touched it, and there was one event of the problem.
+func TestRefusedFileIsTriedAgain(t *testing.T) {
+	dir := t.TempDir()
+	path, key := filepath.Join(dir, "workers.yaml"), filepath.Join(dir, "secret", "key")
+	if err := os.Mkdir(filepath.Dir(key), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	flag, err := workers.ParseSpec("", "http://a:1,name=a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		name, content, want string
+		prepare, mend       func(*workers.Registry) error
+	}{
+		{
+			"a key file that comes later", "workers:\n- {url: 'http://k:1', name: k, api_key_file: '" + key + "'}\n", "k",
+			func(*workers.Registry) error { return nil },
+			func(*workers.Registry) error { return os.WriteFile(key, []byte("one\n"), 0o600) },
+		},
+		{
+			"a name that another source gives up", list("a", "b"), "a b",
+			func(r *workers.Registry) error {
+				_, err := r.Apply(workers.SourceFlag, []workers.Spec{flag})
+				return err
+			},
+			func(r *workers.Registry) error { _, err := r.Apply(workers.SourceFlag, nil); return err },
+		},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			write(t, path, c.content)
+			reg, next, problems := run(t, FileOptions{Path: path, Poll: time.Hour, Settle: time.Millisecond, Again: 5 * time.Millisecond}, c.prepare)
+			next("discovery_file_bad")
+			time.Sleep(50 * time.Millisecond) // several tries
+			if err := c.mend(reg); err != nil {
+				t.Fatal(err)
+			}
+			next("discovery_file_fixed")
+			if got := names(reg); got != c.want {
+				t.Errorf("workers %s, want %s", got, c.want)
+			}
+			if n := problems.Load(); n != 1 {
+				t.Errorf("%d events of one problem", n)
+			}
+		})
+	}
+}
+
+// TestKeysAreReadAgain: a key that was replaced is used, and one that cannot be read leaves
+// the workers as they are.
+func TestKeysAreReadAgain(t *testing.T) {
+	dir := t.TempDir()
+	path, key := filepath.Join(dir, "workers.yaml"), filepath.Join(t.TempDir(), "key")
+	write(t, key, "one\n")
+	write(t, path, "workers:\n- {url: 'http://k:1', name: k, api_key_file: '"+key+"'}\n")
+	reg, next, _ := run(t, FileOptions{Path: path, Poll: time.Hour, Settle: time.Millisecond, Again: 5 * time.Millisecond}, nil)
+	next("discovery_file_loaded")
+	replace(t, key, "two\n")
+	next("discovery_file_loaded")
+	if got := reg.Snapshot().Workers[0].APIKey; got != "two" {
+		t.Errorf("key %s", got)
+	}
+	before := reg.Snapshot()
+	if err := os.Remove(key); err != nil {
+		t.Fatal(err)
+	}
+	next("discovery_file_bad")
+	if reg.Snapshot() != before {
+		t.Error("a missing key changed the fleet")
+	}
+}
+
+// TestAgainWaitsForWholeFiles: content that was not seen before may be half of what somebody
+// writes. It is taken over once it is found a second time, or is reported as changed.
+func TestAgainWaitsForWholeFiles(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "workers.yaml")
+	reg := workers.NewRegistry(nil)
+	f := NewFile(reg, FileOptions{Path: path}, func(eventlog.Event) {})
+	if err := f.load(false); err == nil {
+		t.Fatal("a missing file is no error")
+	}
+	f.again()
+	write(t, path, list("a"))
+	if f.again(); names(reg) != "" {
+		t.Errorf("taken over at once: %s", names(reg))
+	}
+	write(t, path, list("a", "b"))
+	if f.again(); names(reg) != "" {
+		t.Errorf("taken over while it changes: %s", names(reg))
+	}
+	if f.again(); names(reg) != "a b" {
+		t.Errorf("workers %s", names(reg))
+	}
+	write(t, path, list("c"))
+	if f.again(); names(reg) != "a b" {
+		t.Errorf("a file in order was looked at again: %s", names(reg))
+	}
+	if err := f.Reread(); err != nil || names(reg) != "c" {
+		t.Errorf("workers %s, %v", names(reg), err)
 	}
 }
 

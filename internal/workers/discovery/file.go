@@ -1,5 +1,6 @@
 // Package discovery puts workers into the registry: those stated on the command
-// line once, those of a file again whenever the file changes.
+// line once, those of a file again whenever the file changes, and from time to time where
+// it was refused or names key files.
 //
 // The file is YAML or JSON with one key, workers, a list of entries with the
 // keys of the flags:
@@ -22,12 +23,14 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/dynctl/dynctl/internal/eventlog"
 	"github.com/dynctl/dynctl/internal/positive"
+	"github.com/dynctl/dynctl/internal/wait"
 	"github.com/dynctl/dynctl/internal/watchfile"
 	"github.com/dynctl/dynctl/internal/workers"
 )
@@ -44,7 +47,12 @@ type FileOptions struct {
 	// Settle is how long the file must have been left alone before it is read;
 	// [watchfile.Options] has the default.
 	Settle time.Duration
+	// Again is how often a file that was not taken over is tried again, and how often
+	// the key files that it names are read again; 10 s when zero.
+	Again time.Duration
 }
+
+const defaultAgain = 10 * time.Second
 
 // File is a watched file of workers.
 type File struct {
@@ -52,33 +60,65 @@ type File struct {
 	opts FileOptions
 	sink eventlog.Sink
 
-	mu   sync.Mutex // one load at a time; guards what follows
-	last [sha256.Size]byte
-	seen bool   // last is set
-	bad  string // the error of the last load; empty when it went well
+	mu    sync.Mutex // one load at a time; guards what follows
+	last  [sha256.Size]byte
+	seen  bool   // last is set
+	taken bool   // the content of last is taken over
+	keyed bool   // and names key files
+	bad   string // the error of the last load; empty when it went well
 }
 
-// NewFile prepares a watched file. Nothing is read before Load or Run.
+// NewFile prepares a watched file. Nothing is read before Reread or Run.
 func NewFile(reg *workers.Registry, opts FileOptions, sink eventlog.Sink) *File {
 	opts.Source = cmp.Or(opts.Source, "file")
 	opts.Poll = positive.Or(opts.Poll, watchfile.DefaultPoll)
+	opts.Again = positive.Or(opts.Again, defaultAgain)
 	opts.Path = filepath.Clean(opts.Path)
 	return &File{reg: reg, opts: opts, sink: sink}
 }
+
+// Reread takes the file over again, with the key files that it names, whether or not it
+// has changed. The error is an event, too.
+func (f *File) Reread() error { return f.load(true) }
 
 func (f *File) load(force bool) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	content, err := f.read()
-	if err == nil {
-		sum := sha256.Sum256(content)
-		if f.seen && sum == f.last && !force {
-			return nil
-		}
-		f.last, f.seen = sum, true
-	} else {
-		f.seen = false // an unreadable file is looked at again
+	if err == nil && f.remember(content) && f.taken && !force {
+		return nil
 	}
+	return f.take(content, err)
+}
+
+// again takes the file over once more where that can have another result although the
+// file is the same: what refused it (a key file that is not there yet, a name that another
+// source has) may be gone, and keys may be others. Content that is new here may be half of
+// what is being written, so that it is left until it is found a second time.
+func (f *File) again() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.taken && !f.keyed {
+		return
+	}
+	if content, err := f.read(); err == nil && f.remember(content) {
+		_ = f.take(content, nil) // the error has become an event
+	}
+}
+
+// remember notes the content of the file and reports whether it is that of the last time.
+func (f *File) remember(content []byte) bool {
+	sum := sha256.Sum256(content)
+	if f.seen && sum == f.last {
+		return true
+	}
+	f.last, f.seen, f.taken = sum, true, false
+	return false
+}
+
+// take takes the content over, unless the file could not be read.
+func (f *File) take(content []byte, err error) error {
+	f.seen = f.seen && err == nil // an unreadable file is looked at again
 	var specs []workers.Spec
 	if err == nil {
 		specs, err = Parse(f.opts.Path, content)
@@ -87,6 +127,8 @@ func (f *File) load(force bool) error {
 	if err == nil {
 		changes, err = f.reg.Apply(f.opts.Source, specs)
 	}
+	f.taken = err == nil
+	f.keyed = slices.ContainsFunc(specs, func(s workers.Spec) bool { return s.APIKeyFile != "" })
 	f.report(err, len(specs), len(changes))
 	if err != nil {
 		return fmt.Errorf("workers file: %w", err)
@@ -140,6 +182,13 @@ func (f *File) read() ([]byte, error) {
 // Run watches the file until ctx ends and takes every good change over. It
 // returns nil when ctx ends; problems of the file are events, not errors.
 func (f *File) Run(ctx context.Context) error {
+	var beside sync.WaitGroup
+	defer beside.Wait()
+	beside.Go(func() {
+		for range wait.Every(ctx, f.opts.Again) {
+			f.again()
+		}
+	})
 	o := watchfile.Options{Paths: []string{f.opts.Path}, Poll: f.opts.Poll, Settle: f.opts.Settle}
 	// The error of load has become an event there.
 	watchfile.Run(ctx, o, func() { _ = f.load(false) }, func(err error) {
