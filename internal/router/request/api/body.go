@@ -1,13 +1,10 @@
 package api
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"io"
 	"math/bits"
-	"mime"
-	"mime/multipart"
 	"net"
 	"net/http"
 	"strings"
@@ -229,42 +226,5 @@ func readError(err error) *Error {
 	return &Error{
 		Status: http.StatusBadRequest, Code: CodeInvalidRequest,
 		Message: "the request ended before its body was complete", Err: err,
-	}
-}
-
-// MultipartModel is the field "model" of a multipart/form-data body, "" when
-// there is none. The error is an [*Error].
-func MultipartModel(contentType string, body []byte) (string, error) {
-	media, params, err := mime.ParseMediaType(contentType)
-	if err != nil || media != "multipart/form-data" || params["boundary"] == "" {
-		return "", &Error{
-			Status: http.StatusUnsupportedMediaType, Code: CodeUnsupportedMedia,
-			Message: "this path takes multipart/form-data with a boundary", Err: err,
-		}
-	}
-	mr := multipart.NewReader(bytes.NewReader(body), params["boundary"])
-	for n := 0; ; n++ {
-		part, err := mr.NextRawPart()
-		switch {
-		case err == io.EOF: //nolint:errorlint // a body that is cut off is an error that wraps io.EOF
-			return "", nil
-		case err != nil:
-			return "", &Error{
-				Status: http.StatusBadRequest, Code: CodeInvalidRequest,
-				Message: "the multipart body is malformed: " + clip(err.Error(), 200), Err: err,
-			}
-		case n >= 256:
-			return "", BadRequest("", "the multipart body has more than 256 parts")
-		case part.FormName() != "model" || part.FileName() != "":
-			continue
-		}
-		value, err := io.ReadAll(io.LimitReader(part, maxNameBytes+1))
-		if err != nil {
-			return "", BadRequest("model", "the multipart body ends within the field \"model\"")
-		}
-		if len(value) > maxNameBytes {
-			return "", BadRequest("model", "\"model\" is longer than %d bytes", maxNameBytes)
-		}
-		return string(value), nil
 	}
 }

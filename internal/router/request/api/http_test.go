@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
-	"mime/multipart"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -303,35 +302,6 @@ func TestHeaders(t *testing.T) {
 	ConnectionTokens(http.Header{"Connection": {"close, x-a ,,", " X-B"}}, func(k string) { got = append(got, k) })
 	if diff := cmp.Diff([]string{"Close", "X-A", "X-B"}, got); diff != "" {
 		t.Error(diff)
-	}
-}
-
-func TestMultipartModel(t *testing.T) {
-	t.Parallel()
-	var body bytes.Buffer
-	mw := multipart.NewWriter(&body)
-	part, err := mw.CreateFormFile("file", "model")
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, _ = part.Write(make([]byte, 100_000))
-	_ = mw.WriteField("model", "whisper")
-	_ = mw.Close()
-	if got, err := MultipartModel(mw.FormDataContentType(), body.Bytes()); got != "whisper" || err != nil {
-		t.Errorf("%q, %v", got, err)
-	}
-	if _, err := MultipartModel("application/json", body.Bytes()); FromError(err).Status != 415 {
-		t.Errorf("another type: %v", err)
-	}
-	if _, err := MultipartModel(mw.FormDataContentType(), body.Bytes()[:1000]); FromError(err).Status != 400 {
-		t.Errorf("cut off: %v", err)
-	}
-	var long bytes.Buffer
-	mw = multipart.NewWriter(&long)
-	_ = mw.WriteField("model", strings.Repeat("m", 1000))
-	_ = mw.Close()
-	if _, err := MultipartModel(mw.FormDataContentType(), long.Bytes()); FromError(err).Status != 400 {
-		t.Errorf("long name: %v", err)
 	}
 }
 
