@@ -239,7 +239,7 @@ func TestAcceptanceIPv6(t *testing.T) {
 	target := start(t, "1a:profile=instant")
 	transport := &http.Transport{}
 	t.Cleanup(transport.CloseIdleConnections)
-	proxy := &http.Server{Handler: proxyTo(target.Sim.Engine(0).Worker().URL, transport), ReadHeaderTimeout: time.Second, ErrorLog: quietLog}
+	proxy := &http.Server{Handler: proxyTo(target.Sim.Engine(0).Worker().URL, transport), ReadHeaderTimeout: 10 * time.Second, ErrorLog: quietLog}
 	done := make(chan struct{})
 	go func() { defer close(done); _ = proxy.Serve(ln) }() // ends with Close
 	t.Cleanup(func() { proxy.Close(); <-done })

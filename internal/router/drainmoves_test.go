@@ -3,6 +3,7 @@ package router_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"io"
 	"net/http"
 	"strings"
@@ -47,6 +48,20 @@ func TestDrainMoves(t *testing.T) {
 		w, err := r.Admin.MoveStreams(t.Context(), name)
 		if err != nil || !w.Draining {
 			t.Fatalf("%v %+v", err, w)
+		}
+		if seed == nil {
+			r.eventually("the stream to move", func() error {
+				list, err := r.Admin.Workers(t.Context())
+				if err != nil {
+					return err
+				}
+				for _, w := range list.Workers {
+					if w.Name == name && w.Ranks[0].Moves.Away == 0 {
+						return errors.New("it is still there")
+					}
+				}
+				return nil
+			})
 		}
 		slow(0)
 		rest, err := io.ReadAll(resp.Body)

@@ -216,7 +216,7 @@ func TestRefusedRetryIsNoDecision(t *testing.T) {
 	h.inLine(1)
 	close(fail)
 	a := <-failing
-	if a == nil || a.status != http.StatusBadGateway {
+	if a == nil || a.status != http.StatusInternalServerError {
 		t.Errorf("the client gets %v", a)
 	}
 	for range 2 {

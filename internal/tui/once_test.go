@@ -113,7 +113,7 @@ func clients(t testing.TB, urls ...string) []*admin.Client {
 
 func collect(t *testing.T, urls ...string) feed.View {
 	t.Helper()
-	v, err := NewCollector(Options{Clients: clients(t, urls...), Rate: time.Second, Timeout: time.Second}).Collect(t.Context())
+	v, err := NewCollector(Options{Clients: clients(t, urls...), Rate: time.Second, Timeout: 20 * time.Second}).Collect(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}

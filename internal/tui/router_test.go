@@ -44,7 +44,7 @@ func TestBadRouters(t *testing.T) {
 	for name, h := range nonsense {
 		t.Run(name, func(t *testing.T) {
 			f := newRouter(t, stage{prefill: 1, decode: 2, dp: 1})
-			a := newApp(t.Context(), Options{Clients: clients(t, f.URL), Timeout: time.Second})
+			a := newApp(t.Context(), Options{Clients: clients(t, f.URL), Timeout: 20 * time.Second})
 			a.w, a.h = 120, 40
 			poll := func() { a.Update(a.poll(0)()) }
 			f.replace(h)
@@ -77,7 +77,7 @@ func TestBadRouters(t *testing.T) {
 func TestUnreachableRouter(t *testing.T) {
 	s := httptest.NewServer(http.NotFoundHandler())
 	s.Close()
-	a := newApp(t.Context(), Options{Clients: clients(t, s.URL), Timeout: time.Second})
+	a := newApp(t.Context(), Options{Clients: clients(t, s.URL), Timeout: 20 * time.Second})
 	a.w, a.h = 80, 24
 	a.Update(a.poll(0)())
 	mustContain(t, screen(a), "DOWN", "no router answers at")

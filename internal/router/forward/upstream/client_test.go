@@ -244,12 +244,7 @@ func TestBrokenAnswers(t *testing.T) {
 
 func TestConnectFailures(t *testing.T) {
 	t.Parallel()
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	refused := "http://" + ln.Addr().String()
-	_ = ln.Close()
+	const refused = "http://127.0.0.1:1"
 	never := func(ctx context.Context, _, _ string) (net.Conn, error) {
 		<-ctx.Done()
 		return nil, ctx.Err()
@@ -367,6 +362,7 @@ func TestConnectionsAreReusedAndChecked(t *testing.T) {
 	leg.Set = []HeaderField{{"X-Close", "1"}}
 	get(t, c, leg)
 	<-closeAfter
+	awaitUnread(t, c, leg)
 	leg.Set = nil
 	// The engine has closed it: the request must go out once, on a new one.
 	if _, got := get(t, c, leg); got != "ok" || s.count() != 2 {
