@@ -23,7 +23,8 @@ type FileOptions struct {
 	// never overwritten: the first free number is taken.
 	Path string
 	// MaxBytes and MaxAge begin a new part when one has as many bytes (before
-	// compression) or is as old; 0 is never.
+	// compression) or is as old; 0 is never. What a part repeats of those before it
+	// counts as half of MaxBytes at most.
 	MaxBytes int64
 	MaxAge   time.Duration
 	// Keep is how many parts are kept, the oldest go first; 0 keeps all.
@@ -199,10 +200,9 @@ func (r *File) rotate() error {
 	if err != nil {
 		return fmt.Errorf("recording: %w", err)
 	}
-	r.size = int64(len(p)) // not counted against the limit twice
-	if r.o.MaxBytes > 0 && r.size >= r.o.MaxBytes {
-		r.size = r.o.MaxBytes - 1
-	}
+	// Whatever the size of its opening, half of the limit is for what is new: else each
+	// line would become a part of its own.
+	r.size = min(int64(len(p)), r.o.MaxBytes/2)
 	if _, err := r.z.Write(p); err != nil {
 		return fmt.Errorf("recording: %w", err)
 	}

@@ -312,6 +312,47 @@ func TestRotation(t *testing.T) {
 	}
 }
 
+// TestLongOpening: parts are not made for each line where what they repeat is longer than
+// they may be.
+func TestLongOpening(t *testing.T) {
+	tap := NewTap(trace.Header{})
+	sub, err := tap.Subscribe(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const ranks, batches, most = 100, 60, 2000
+	for i := range ranks {
+		tap.Rank(fmt.Sprintf("w-%d/dp0", i), trace.RankInfo{Slot: uint32(i), BlockSize: 16})
+	}
+	for i := range batches {
+		tap.Batch("w-0/dp0", uint64(i), time.Now(), false, make([]byte, 60))
+	}
+	sub.Close()
+	f, err := NewFile(sub, FileOptions{Path: filepath.Join(t.TempDir(), "t.jsonl"), MaxBytes: most})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Run(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	// All lines are less than 200 bytes long.
+	if n := len(f.parts); n < 4 || n > (ranks+batches)*200/(most/2)+1 || n > ranks+batches/2 {
+		t.Errorf("%d parts", n)
+	}
+	got := 0
+	for _, p := range f.parts {
+		part, _ := read(t, p)
+		for _, rec := range part {
+			if rec.Kind == trace.KindBatch {
+				got++
+			}
+		}
+	}
+	if got != batches {
+		t.Errorf("%d batches, want %d", got, batches)
+	}
+}
+
 // TestStream: the admin API's stream is copied to files that are recordings of
 // their own.
 func TestStream(t *testing.T) {
