@@ -404,7 +404,6 @@ func TestRefusedFileIsTriedAgain(t *testing.T) {
 			write(t, path, c.content)
 			reg, next, problems := run(t, FileOptions{Path: path, Poll: time.Hour, Settle: time.Millisecond, Again: 5 * time.Millisecond}, c.prepare)
 			next("discovery_file_bad")
-			time.Sleep(50 * time.Millisecond) // several tries
 			if err := c.mend(reg); err != nil {
 				t.Fatal(err)
 			}

@@ -168,7 +168,7 @@ func TestModelsThatLeft(t *testing.T) {
 		for _, m := range append(adapters, "base") {
 			asked(m)
 		}
-		time.Sleep(2 * forgotten) // all are served
+		<-time.After(2 * forgotten) // all are served
 		if n := len(c.All()); n != cost.MaxModels {
 			t.Fatalf("%d models are learned of", n)
 		}
@@ -176,12 +176,12 @@ func TestModelsThatLeft(t *testing.T) {
 		for range 3 * int(forgotten/fullEvery) {
 			asked("new")
 			asked("a0") // its last requests
-			time.Sleep(fullEvery / 3)
+			<-time.After(fullEvery / 3)
 		}
 		if len(events) != int(forgotten/fullEvery) || events[0].Kind != "costs_full" || events[0].Severity != eventlog.Warn || !strings.HasPrefix(events[0].Text, "model new: costs are learned of 64 models") || c.Refused() != 6 {
 			t.Errorf("%d refused, and the events are %+v", c.Refused(), events)
 		}
-		time.Sleep(3 * renewed) // what happens at one moment has no order
+		<-time.After(3 * renewed) // what happens at one moment has no order
 		asked("new")
 		left := slices.Sorted(maps.Keys(c.Known()))
 		if !slices.Equal(left, []string{"a0", "base", "new"}) || c.Refused() != 6 {
