@@ -427,8 +427,9 @@ func readMetric(in io.Reader, series string) float64 {
 
 // tap stands between the router and engines and keeps what passes.
 type tap struct {
-	mu    sync.Mutex
-	calls []*tapped
+	mu         sync.Mutex
+	calls      []*tapped
+	transports []*http.Transport // to the engines
 	// answer, when set, may answer instead of the engine, by returning true.
 	answer func(engine string, w http.ResponseWriter, q *http.Request, body []byte) bool
 }
@@ -484,6 +485,16 @@ func (p *tap) legsOf(prefix string) (out []tapped) {
 	return out
 }
 
+// hangUp closes the tap's unused connections to engines: one that was restarted has
+// closed its side, which a transport may not have seen when the next call comes.
+func (p *tap) hangUp() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, t := range p.transports {
+		t.CloseIdleConnections()
+	}
+}
+
 func (p *tap) reset() {
 	p.mu.Lock()
 	p.calls = nil
@@ -509,6 +520,9 @@ func (p *tap) specs(t *testing.T) func([]workers.Spec) []workers.Spec {
 // before starts a tap in front of an engine.
 func (p *tap) before(t *testing.T, name string, to *url.URL) *url.URL {
 	transport := &http.Transport{DisableCompression: true, MaxIdleConnsPerHost: 16}
+	p.mu.Lock()
+	p.transports = append(p.transports, transport)
+	p.mu.Unlock()
 	proxy := proxyTo(to, transport)
 	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
 		body, err := io.ReadAll(q.Body)

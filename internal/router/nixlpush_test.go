@@ -17,7 +17,7 @@ func moved(t *testing.T, r, oracle *rig, prompt []int, header ...string) {
 	t.Helper()
 	a, got := r.complete(prompt, header...)
 	if want := direct(t, oracle.Sim.Engine(0).URL(), prompt); got != want || a.header.Get("X-Dynctl-Path") != "remote" {
-		t.Errorf("%q by %s, want %q by remote", got, a.header.Get("X-Dynctl-Path"), want)
+		t.Errorf("%q by %s, want %q by remote; %+v", got, a.header.Get("X-Dynctl-Path"), want, r.receipt(a.header.Get("X-Dynctl-Decision")))
 	}
 }
 
@@ -106,18 +106,28 @@ func TestPushingEngineRestarts(t *testing.T) {
 	if err := r.Sim.Named("prefill-0").Restart(); err != nil {
 		t.Fatal(err)
 	}
+	p.hangUp()
 	r.eventually("the prefill engine to be usable", func() error {
 		if w := r.worker("prefill-0"); !w.Usable {
 			return errors.New(w.Reason)
 		}
 		return nil
 	})
-	// The decode engine finds out before the prefill has answered.
+	// The decode engine finds out when the prefill has begun, and before it has answered.
 	var held atomic.Bool
+	begun := make(chan struct{})
 	p.set(func(engine string, _ http.ResponseWriter, q *http.Request, _ []byte) bool {
-		if engine != "prefill-0" || q.URL.Path != "/v1/completions" || held.Swap(true) {
+		if q.URL.Path != "/v1/completions" {
 			return false
 		}
+		if engine != "prefill-0" {
+			<-begun
+			return false
+		}
+		if held.Swap(true) {
+			return false
+		}
+		close(begun)
 		<-q.Context().Done()
 		panic(http.ErrAbortHandler)
 	})
