@@ -418,6 +418,33 @@ func TestRefusedFileIsTriedAgain(t *testing.T) {
 	}
 }
 
+// TestProblemIsToldOnce: a file that is tried again and again is one event for as long as the
+// same is wrong with it.
+func TestProblemIsToldOnce(t *testing.T) {
+	dir := t.TempDir()
+	path, key := filepath.Join(dir, "workers.yaml"), filepath.Join(dir, "key")
+	write(t, path, "workers:\n- {url: 'http://k:1', name: k, api_key_file: '"+key+"'}\n")
+	var kinds []string
+	reg := workers.NewRegistry(nil)
+	f := NewFile(reg, FileOptions{Path: path}, func(e eventlog.Event) { kinds = append(kinds, e.Kind) })
+	if err := f.load(false); err == nil {
+		t.Fatal("a key file that is not there is no error")
+	}
+	for range 5 {
+		f.again()
+	}
+	if len(kinds) != 1 || kinds[0] != "discovery_file_bad" {
+		t.Errorf("events %q of one problem", kinds)
+	}
+	write(t, key, "one\n")
+	for range 5 {
+		f.again()
+	}
+	if len(kinds) != 2 || kinds[1] != "discovery_file_fixed" || names(reg) != "k" {
+		t.Errorf("events %q, workers %q", kinds, names(reg))
+	}
+}
+
 // TestKeysAreReadAgain: a key that was replaced is used, and one that cannot be read leaves
 // the workers as they are.
 func TestKeysAreReadAgain(t *testing.T) {
