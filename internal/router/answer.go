@@ -20,6 +20,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/router/request/stored"
+	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/health"
 )
 
@@ -177,15 +178,25 @@ func (x *exchange) holdHead(p disagg.Peer, resp *upstream.Response, head *sse.He
 		}
 	}
 	if verdict == sse.Failed {
-		return x.fail(selector.Decode, p.Worker, attempt.StreamError, true, errors.New("the engine's stream began with an error: "+head.Scanner.Summary().Error))
+		return x.streamRefused(p.Worker, head.Scanner.Summary().Error)
 	}
 	return nil
+}
+
+// streamRefused is the failure of a stream that begins with an error event.
+func (x *exchange) streamRefused(w *workers.Worker, event string) error {
+	reason, err := attempt.OfEvent(event), errors.New("the engine's stream began with an error: "+event)
+	if reason == attempt.Overloaded {
+		err = &api.Error{Status: http.StatusServiceUnavailable, Code: api.CodeOverloaded, Message: err.Error(), Err: err}
+	}
+	return x.fail(selector.Decode, w, reason, true, err)
 }
 
 // sendHead sends on what was held.
 func (x *exchange) sendHead(p disagg.Peer, held *ledger.Reservation, record *account.Leg, resp *upstream.Response, t *disagg.Transfer, head *sse.Head) error {
 	x.begun.Store(true)
 	x.leaveMove()
+	x.served()
 	x.report(selector.Decode, health.Success)
 	first := time.Now()
 	token := head.Scanner.Tokens() > 0
@@ -296,6 +307,7 @@ func (x *exchange) whole(p disagg.Peer, held *ledger.Reservation, resp *upstream
 	// An answer to HEAD has the length of a body that does not come.
 	if x.req.Method == http.MethodHead || resp.ContentLength > maxWholeAnswer || resp.ContentLength < 0 && !strings.HasPrefix(resp.Header.Get("Content-Type"), "application/json") {
 		x.begun.Store(true)
+		x.served()
 		x.report(selector.Decode, health.Success)
 		held.FirstToken()
 		x.commit(resp)
@@ -306,6 +318,7 @@ func (x *exchange) whole(p disagg.Peer, held *ledger.Reservation, resp *upstream
 		return x.legFailed(selector.Decode, p.Worker, err)
 	}
 	x.begun.Store(true)
+	x.served()
 	x.report(selector.Decode, health.Success)
 	held.FirstToken()
 	if strings.HasPrefix(resp.Header.Get("Content-Type"), "application/json") {

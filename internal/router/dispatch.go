@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"time"
 
 	"github.com/dynctl/dynctl/internal/router/forward/disagg"
@@ -35,19 +36,38 @@ func (x *exchange) dispatch() error {
 // excuse takes back the failures counted against engines that broke on a request, where
 // it failed in the end and is as likely at fault itself.
 func (x *exchange) excuse() {
-	blamed := attempt.Blamed(&x.d.Run.History)
+	blamed := x.r.repeats.Failed(x.requestKey(), &x.d.Run.History, time.Now())
 	if len(blamed) == 0 {
 		return
 	}
-	for _, f := range blamed {
-		x.r.outliers.Excuse(f.Admission)
-		x.r.failures.Excuse(f.Name, string(f.Reason))
+	for i := range blamed {
+		x.r.outliers.Excuse(blamed[i].Admission)
+		x.r.failures.Excuse(blamed[i].Name, string(blamed[i].Reason))
 	}
 	text := attempt.Excuse(blamed)
 	x.book.Note(text)
 	x.r.metrics.Blamed()
 	x.book.Event(x.r.failures.Blamed(text, time.Now()))
 }
+
+// served says that an engine has answered the request, of whose body x still holds the
+// bytes.
+func (x *exchange) served() {
+	if x.body != nil && x.r.repeats.Watches(len(x.body.B)) {
+		x.r.repeats.Served(x.requestKey())
+	}
+}
+
+// requestKey identifies the request by its body.
+func (x *exchange) requestKey() (k attempt.RequestKey) {
+	if x.body != nil {
+		k.Size, k.Hash = len(x.body.B), maphash.Bytes(keySeed, x.body.B)
+	}
+	return k
+}
+
+// keySeed is that of the hashes of bodies, which leave no process.
+var keySeed = maphash.MakeSeed()
 
 func (x *exchange) attempts() error {
 	d := &x.d
@@ -204,22 +224,28 @@ func (x *exchange) remote(decode disagg.Peer, held *ledger.Reservation) error {
 	r, d := x.r, &x.d
 	_, claim := d.Run.Claims()
 	prefill := d.Run.In.PrefillPeers[d.Run.Plan.PrefillIndex]
-	transfer, err := x.transfer(prefill, decode)
-	if err != nil {
-		x.report(selector.Decode, health.Canceled)
-		return err
+	transfer := x.handedOver(prefill, decode)
+	if transfer == nil {
+		var err error
+		if transfer, err = x.transfer(prefill, decode); err != nil {
+			x.report(selector.Decode, health.Canceled)
+			return err
+		}
+		x.sends()
+		r.asker.Sent(d, prefill.Worker, prefill.Rank, time.Now())
+		r.asker.Sent(d, decode.Worker, decode.Rank, time.Now())
+		if transfer.Mode() == disagg.Concurrent {
+			return x.concurrent(transfer, prefill, claim, decode, held)
+		}
+		if err := x.prefillLeg(x.ctx, transfer, prefill, claim); err != nil {
+			x.report(selector.Decode, health.Canceled) // nothing was sent to it
+			return err
+		}
+		x.aliveBy = time.Now().Add(d.Settings.Timeouts.KVLease * 4 / 5)
+	} else {
+		x.sends()
+		r.asker.Sent(d, decode.Worker, decode.Rank, time.Now())
 	}
-	x.sends()
-	r.asker.Sent(d, prefill.Worker, prefill.Rank, time.Now())
-	r.asker.Sent(d, decode.Worker, decode.Rank, time.Now())
-	if transfer.Mode() == disagg.Concurrent {
-		return x.concurrent(transfer, prefill, claim, decode, held)
-	}
-	if err := x.prefillLeg(x.ctx, transfer, prefill, claim); err != nil {
-		x.report(selector.Decode, health.Canceled) // nothing was sent to it
-		return err
-	}
-	x.aliveBy = time.Now().Add(d.Settings.Timeouts.KVLease * 4 / 5)
 	edits, err := transfer.DecodeEdits()
 	if err != nil {
 		x.report(selector.Decode, health.Canceled)
@@ -229,8 +255,23 @@ func (x *exchange) remote(decode disagg.Peer, held *ledger.Reservation) error {
 	var f *attempt.Error
 	if errors.As(err, &f) {
 		f.Other = prefill.Worker.State // its KV may be what was missing
+		if f.Reason == attempt.Overloaded {
+			x.refused, x.refusedRank = transfer, prefill.Rank
+		}
 	}
 	return err
+}
+
+// handedOver is the transfer of the last attempt, of which the decode rank refused the
+// request for want of room, if its KV serves this plan; else nil.
+func (x *exchange) handedOver(prefill, decode disagg.Peer) *disagg.Transfer {
+	t, rank := x.refused, x.refusedRank
+	x.refused, x.refusedRank = nil, nil
+	if t == nil || rank != prefill.Rank || t.Kind() != x.d.Run.Plan.Connector || t.Leased() && time.Now().After(x.aliveBy) || !t.HandOver(decode) {
+		return nil
+	}
+	x.book.Note(fmt.Sprintf("%s has the KV that %s computed before: the rank that should have taken it had no room", decode.Rank.Label, prefill.Rank.Label))
+	return t
 }
 
 // both are the two legs of a plan, sent at once.

@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/dynctl/dynctl/internal/router/forward/disagg"
 	"github.com/dynctl/dynctl/internal/router/forward/resume"
 	"github.com/dynctl/dynctl/internal/router/forward/rewrite"
 	"github.com/dynctl/dynctl/internal/router/forward/upstream"
@@ -23,6 +24,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/request/access"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/router/request/models"
+	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/health"
 )
 
@@ -77,6 +79,10 @@ type perRequest struct {
 	// prefill engine may free its KV.
 	aliveBy time.Time
 	flow    flow
+	// refused is a transfer whose decode rank had no room for the request, and
+	// refusedRank the rank that has its KV: another decode rank may take it.
+	refused     *disagg.Transfer
+	refusedRank *workers.Rank
 	// reserved is the place that the decision was given on its decode rank, until the
 	// decode leg takes it over.
 	reserved *ledger.Reservation

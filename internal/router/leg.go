@@ -161,12 +161,12 @@ func (x *exchange) legFailed(phase selector.Phase, w *workers.Worker, err error)
 // legRefused turns an answer that is not 2xx into a failure, which keeps it for
 // the client in case no attempt brings a better one.
 func (x *exchange) legRefused(phase selector.Phase, w *workers.Worker, resp *upstream.Response, body []byte) error {
-	reason := attempt.OfStatus(phase, resp.Status, w.APIKey != "")
+	reason := attempt.OfStatus(phase, resp.Status, resp.Header.Get("Retry-After"), body, w.APIKey != "")
 	f := &upstream.Failure{Kind: upstream.Status, Addr: resp.Addr(), Op: "answer of", Status: resp.Status}
 	switch {
 	case reason == attempt.Unauthorized: // the client would take it for its own key
 		return x.fail(phase, w, reason, true, fmt.Errorf("it refuses the router's key (api_key_file): %w", f))
-	case phase == selector.Decode || resp.Status/100 == 4:
+	case phase == selector.Decode || resp.Status/100 == 4 || reason == attempt.Overloaded:
 		f.Answer = resp.Keep(body)
 	}
 	return x.fail(phase, w, reason, true, f)

@@ -110,19 +110,25 @@ func TestRequestThatBreaksEngines(t *testing.T) {
 
 	// The failing ones are not those that come next in turn only.
 	failing.Store("aggregated-0 aggregated-1")
-	for i := range 25 {
+	for i := 0; len(r.events("outlier_ejected")) < 2; i++ {
 		if a := r.send(http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": ids(100, i), "max_tokens": 2})); a.status != http.StatusOK {
 			t.Fatalf("request %d: %s", i, a)
 		}
+		if i == 100 {
+			t.Fatal("two failing engines beside two that are well are not ejected")
+		}
 	}
-	if n := len(r.events("outlier_ejected")); n != 2 {
-		t.Errorf("%d ejections, want those of both failing engines", n)
+	for _, e := range r.events("outlier_ejected") {
+		if !strings.Contains("aggregated-0 aggregated-1", e.Worker) {
+			t.Errorf("%s is ejected", e.Worker)
+		}
 	}
 }
 
 // TestWhatBreaksEngines: an engine breaks on a request when it answers with an
-// error, breaks off, or gives no answer in time; one that cannot be reached does
-// not, and the request goes on while it has attempts.
+// error, and may be lost to it when it breaks off or gives no answer in time: of those
+// there are two at most. One that cannot be reached does not break, and the request is
+// retried while it has attempts.
 func TestWhatBreaksEngines(t *testing.T) {
 	t.Parallel()
 	const engines, attempts = 5, 8
@@ -132,8 +138,8 @@ func TestWhatBreaksEngines(t *testing.T) {
 		legs   int
 	}{
 		{"error", fault.Set{ErrorRate: 1}, 3},
-		{"reset", fault.Set{DieRate: 1}, 3},
-		{"timeout", fault.Set{HangRate: 1}, 3},
+		{"reset", fault.Set{DieRate: 1}, 2},
+		{"timeout", fault.Set{HangRate: 1}, 2},
 		{"refused", fault.Set{Refuse: true}, attempts},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -150,7 +156,7 @@ func TestWhatBreaksEngines(t *testing.T) {
 			a := r.send(http.MethodPost, "/v1/completions", encode(t, object{"model": "sim", "prompt": ids(100, 1), "max_tokens": 2}))
 			got := r.receipt(a.header.Get("X-Dynctl-Decision"))
 			blamed := len(r.events("request_blamed")) == 1 && strings.Contains(strings.Join(got.Notes, "\n"), "counts against none of them")
-			if a.status < 500 || len(got.Legs) != c.legs || blamed != (c.legs == 3) {
+			if a.status < 500 || len(got.Legs) != c.legs || blamed != (c.name != "refused") {
 				t.Errorf("%s: %d legs, want %d; the request is blamed: %v, %q", a, len(got.Legs), c.legs, blamed, got.Notes)
 			}
 		})

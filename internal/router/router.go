@@ -108,6 +108,7 @@ type Router struct {
 	client         *upstream.Client
 	monitor        *health.Monitor
 	outliers       *health.Outliers
+	repeats        attempt.Repeats
 	requests       context.Context // ends when the router stops waiting for requests
 	cancelRequests context.CancelFunc
 	modelLists     models.Cache

@@ -107,6 +107,9 @@ func (l *leg) output(o engine.Output) {
 	}
 	l.cutAt--
 	if !l.heard && l.phase == selector.Decode {
+		if l.q.s.repeats.Watches(len(l.q.whole)) {
+			l.q.s.repeats.Served(l.q.key())
+		}
 		l.q.report(l.phase, health.Success)
 	}
 	l.heard = true

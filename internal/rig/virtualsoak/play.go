@@ -18,6 +18,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/cache/kvindex"
 	"github.com/dynctl/dynctl/internal/router/cache/kvstream"
 	"github.com/dynctl/dynctl/internal/router/forward/disagg"
+	"github.com/dynctl/dynctl/internal/router/placement/attempt"
 	"github.com/dynctl/dynctl/internal/router/placement/decide"
 	"github.com/dynctl/dynctl/internal/router/placement/ledger"
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
@@ -170,6 +171,7 @@ type stage struct {
 	registry *workers.Registry
 	limits   health.OutlierOptions
 	outliers *health.Outliers
+	repeats  *attempt.Repeats
 	due      time.Duration // when the outliers' next step is to be taken, if after now
 	index    *kvindex.Index
 	approx   *approx.Index
@@ -342,6 +344,7 @@ func (s *stage) openRouter() {
 	s.index = kvindex.New(kvindex.Options{MaxRanks: 32})
 	s.approx = approx.New(approx.Options{TTL: time.Second, MaxRanks: 32})
 	s.outliers = health.NewOutliers(s.registry, s.limits, s.healthEvent)
+	s.repeats = new(attempt.Repeats)
 }
 
 func (s *stage) openLedger() {

@@ -1,7 +1,9 @@
 package virtualsoak
 
 import (
+	"encoding/binary"
 	"fmt"
+	"hash/fnv"
 	"slices"
 	"time"
 
@@ -466,6 +468,15 @@ func (s *stage) after(h *attempt.History, a attempt.Settings, prefills []*worker
 	return next
 }
 
+// key identifies the request by what a body would have of it.
+func (q *request) key() attempt.RequestKey {
+	h := fnv.New64a()
+	for _, t := range append(slices.Clone(q.whole), uint32(q.most)) {
+		_, _ = h.Write(binary.LittleEndian.AppendUint32(nil, t)) // never fails
+	}
+	return attempt.RequestKey{Size: len(q.whole), Hash: h.Sum64()}
+}
+
 // blamed reports whether engines of one phase broke on the request three times,
 // and not always the same one.
 func (q *request) blamed() bool {
@@ -487,12 +498,12 @@ func (q *request) blamed() bool {
 func (q *request) follow(next attempt.Next, err error) {
 	switch next.Step {
 	case attempt.GiveUp:
-		for _, f := range attempt.Blamed(&q.run.History) {
+		for _, f := range q.s.repeats.Failed(q.key(), &q.run.History, q.s.now()) {
 			q.s.out.Excused++
 			q.s.outliers.Excuse(f.Admission)
 			q.s.step()
 		}
-		if next.Why == attempt.NoMoreTry && q.blamed() || next.Why == attempt.NoBudget && q.s.budget == 0 ||
+		if next.Why == attempt.NoMoreTry && q.blamed() || next.Why == attempt.NoMoreLost && len(q.run.History.Lost) == attempt.MaxLost || next.Why == attempt.NoBudget && q.s.budget == 0 ||
 			next.Why == attempt.NoAttempts && len(q.run.History.Failures) >= q.s.settings.Attempts {
 			q.s.out.Hopeless++
 			q.end(next.Why + ": " + err.Error())

@@ -328,7 +328,7 @@ func (q *request) goesOn(l *leg, why string) bool {
 		Worker: l.n.worker.State, Name: l.n.name, Phase: selector.Decode, Reason: attempt.Reset, Sent: true, Begun: true, Admission: q.leave[0],
 	})
 	if next.Step != attempt.Continue {
-		if may {
+		if may && len(q.run.History.Lost) < attempt.MaxLost {
 			s.violate("%s does not go on elsewhere: %s", q.id, next.Why)
 		}
 		s.out.cutFor("went on as often as it may")

@@ -20,6 +20,7 @@ type Outcome uint8
 
 // The outcomes. Only ConnectError, ServerError and Timeout count against a
 // worker: what a client did wrong, or that it left, says nothing of the worker.
+// Refused is backpressure: the worker is well and has no room for the request.
 const (
 	Success Outcome = iota
 	ConnectError
@@ -27,9 +28,10 @@ const (
 	Timeout
 	ClientError
 	Canceled
+	Refused
 )
 
-var outcomeNames = [...]string{"success", "connect error", "server error", "timeout", "client error", "canceled", "invalid"}
+var outcomeNames = [...]string{"success", "connect error", "server error", "timeout", "client error", "canceled", "refusal", "invalid"}
 
 // String is the outcome in words.
 func (o Outcome) String() string { return outcomeNames[min(int(o), len(outcomeNames)-1)] }
@@ -71,7 +73,9 @@ func (o *OutlierOptions) defaults() {
 	}
 }
 
-// Outliers ejects workers that answer probes but fail requests. An ejected
+// Outliers ejects workers that answer probes but fail requests, and differ in that
+// from their peers, the workers that do the same work for the same model: where all
+// fail alike, the requests are at fault (see [tallies]). An ejected
 // worker gets one trial request after its penalty: success brings it back,
 // failure doubles the penalty. The last usable worker for a role and model is
 // never ejected: a bad worker is better than none.
@@ -84,6 +88,7 @@ type Outliers struct {
 	mu      sync.Mutex
 	last    uint64 // number given out last: to an ejection, a trial or a generation
 	records map[*workers.State]*record
+	peers   map[peerKey]*tallies
 }
 
 // record is what is known of one worker's requests.
@@ -99,6 +104,11 @@ type record struct {
 	trial       uint64    // number of the latest trial
 	trialSince  time.Time // zero without a trial
 	noted       bool      // reported that it was not ejected
+	refused     int       // requests refused since the last one that it took
+	refusedFrom time.Time // when the first of these was refused
+	key         peerKey   // that own and before are counted with
+	own         tallies   // of its requests, ejections notwithstanding
+	before      tally     // of its peers, when its failures or refusals in a row began
 }
 
 // counts are those by which a worker is judged.
@@ -115,7 +125,7 @@ type window struct{ total, failed int }
 // penalties to end.
 func NewOutliers(reg *workers.Registry, opts OutlierOptions, sink eventlog.Sink) *Outliers {
 	opts.defaults()
-	return &Outliers{reg: reg, opts: opts, sink: sink, wake: make(chan struct{}, 1), records: map[*workers.State]*record{}}
+	return &Outliers{reg: reg, opts: opts, sink: sink, wake: make(chan struct{}, 1), records: map[*workers.State]*record{}, peers: map[peerKey]*tallies{}}
 }
 
 // Admission is the permission to send a request to a worker. It goes back with the
@@ -204,11 +214,17 @@ func (o *Outliers) Report(a Admission, out Outcome) Admission {
 		return a
 	}
 	o.count(r, out, now)
+	if out == Refused {
+		if reason := o.judgeRefusals(r, now); reason != "" {
+			o.eject(r, a.number, reason, now)
+		}
+		return a
+	}
 	if !out.Failure() {
 		return a
 	}
 	a.streak = r.streak
-	if reason := o.judge(&r.counts, out); reason != "" {
+	if reason := o.judge(&r.counts, out); reason != "" && (r.connects >= o.opts.Connects || o.differs(r, now)) {
 		o.eject(r, a.number, reason, now)
 	}
 	return a
@@ -249,12 +265,14 @@ func (o *Outliers) Excuse(a Admission) {
 	case e == nil:
 		if a.number == state.Generation() {
 			r.excuse(a.streak)
+			o.untally(r)
 		}
 	case a.number != r.causeOf:
 	case r.cause == (counts{}): // a trial's failure ejected it
 		r.ejections = max(0, r.ejections-1)
 		e.OfferTrial()
 	default:
+		o.untally(r)
 		r.cause.excuse(a.streak)
 		if o.judge(&r.cause, ServerError) == "" {
 			r.ejections--
@@ -301,10 +319,16 @@ func (o *Outliers) count(r *record, out Outcome, now time.Time) {
 		r.windows[0], r.windows[1] = window{}, r.windows[0]
 		r.windowStart = r.windowStart.Add(half)
 	}
+	o.tally(r, out, now)
 	switch {
 	case out == Success:
-		r.failures, r.connects, r.noted = 0, 0, false
+		r.failures, r.connects, r.noted, r.refused = 0, 0, false, 0
 		r.windows[0].total++
+	case out == Refused:
+		if r.refused == 0 {
+			r.refusedFrom = now
+		}
+		r.refused++
 	case out.Failure():
 		if r.failures == 0 {
 			r.streak = o.number()
@@ -341,7 +365,7 @@ func (o *Outliers) eject(r *record, of uint64, reason string, now time.Time) {
 	r.ejections++
 	penalty := o.penalty(r.ejections)
 	w.State.SetEjection(&workers.Ejection{Since: now, Until: now.Add(penalty), Reason: reason})
-	r.cause, r.causeOf, r.counts, r.trialSince = r.counts, of, counts{}, time.Time{}
+	r.cause, r.causeOf, r.counts, r.trialSince, r.refused = r.counts, of, counts{}, time.Time{}, 0
 	r.ejected = o.number()
 	o.sink.Emit(eventlog.Event{
 		At: now, Severity: eventlog.Error, Kind: "outlier_ejected", Worker: w.Name,
@@ -369,6 +393,12 @@ func (o *Outliers) judgeTrial(r *record, e *workers.Ejection, a Admission, out O
 	switch {
 	case out == Success:
 		o.reinstate(r, e, o.number(), now, "its trial request succeeded")
+	case out == Refused: // it is not known yet whether it is well
+		r.trialSince = time.Time{}
+		r.worker.State.SetEjection(&workers.Ejection{Since: e.Since, Until: now.Add(o.penalty(r.ejections)), Reason: e.Reason})
+		wait.Poke(o.wake)
+	case out.Failure() && out != ConnectError && o.peersFail(r, now):
+		o.reinstate(r, e, o.number(), now, "its trial request failed, and its peers fail as often")
 	case out.Failure():
 		o.eject(r, a.number, "the trial request ended with a "+out.String(), now)
 		if r.worker.State.Ejection() == e { // kept: the others went down meanwhile
@@ -384,7 +414,7 @@ func (o *Outliers) judgeTrial(r *record, e *workers.Ejection, a Admission, out O
 func (o *Outliers) reinstate(r *record, e *workers.Ejection, generation uint64, now time.Time, why string) {
 	r.worker.State.SetGeneration(generation) // before anybody is admitted to it
 	r.worker.State.SetEjection(nil)
-	r.returned, r.trialSince, r.failures, r.connects, r.noted = now, time.Time{}, 0, 0, false
+	r.returned, r.trialSince, r.failures, r.connects, r.noted, r.refused = now, time.Time{}, 0, 0, false, 0
 	o.sink.Emit(eventlog.Event{
 		At: now, Kind: "outlier_reinstated", Worker: r.worker.Name,
 		Text:   fmt.Sprintf("worker %s is back after %s: %s", r.worker.Name, now.Sub(e.Since).Round(time.Millisecond), why),
@@ -440,14 +470,15 @@ func (o *Outliers) Run(ctx context.Context) error {
 // workers that left the fleet. It returns when it must be called next, and must be
 // after an Admit, Report or Excuse, too.
 func (o *Outliers) Step() (next time.Time, ok bool) {
-	live := map[*workers.State]bool{}
+	live, groups := map[*workers.State]bool{}, map[peerKey]bool{}
 	for _, w := range o.reg.Snapshot().Workers {
-		live[w.State] = true
+		live[w.State], groups[keyOf(w)] = true, true
 	}
 	now := o.opts.Now()
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	maps.DeleteFunc(o.records, func(s *workers.State, _ *record) bool { return !live[s] })
+	maps.DeleteFunc(o.peers, func(k peerKey, _ *tallies) bool { return !groups[k] })
 	for _, r := range slices.SortedFunc(maps.Values(o.records), func(a, b *record) int { return strings.Compare(a.worker.Name, b.worker.Name) }) {
 		e := r.worker.State.Ejection()
 		if e == nil {

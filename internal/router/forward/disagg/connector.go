@@ -251,6 +251,20 @@ func (t *Transfer) DecodeEdits() ([]api.Edit, error) {
 	return nil, ErrUnchecked
 }
 
+// HandOver lets another decode rank have the KV, because the one that was given it has
+// refused the request for want of room and so not read the parameters. It reports false
+// where the KV is bound to the first rank, or the other one cannot fetch it.
+func (t *Transfer) HandOver(to Peer) bool {
+	if !kindOf(t.kind).pulled || t.facts.Host != "" && checkHost(t.facts.Host, workerURL(t.dispatch.Prefill), workerURL(to)) != nil {
+		return false
+	}
+	if !t.state.CompareAndSwap(stateTaken, stateReady) {
+		return false
+	}
+	t.dispatch.Decode = to
+	return true
+}
+
 // oneToken are the edits that make a prefill leg of any engine of vLLM's kind:
 // a short answer in one piece.
 func oneToken(f *Facts, more ...api.Edit) []api.Edit {

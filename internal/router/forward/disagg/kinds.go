@@ -12,7 +12,7 @@ import (
 // kinds has a row for each connector, in the order of workers.Connectors.
 var kinds = []kind{
 	{
-		name: workers.ConnectorNIXL, make: func(Options) Connector { return nixl{} }, leased: true,
+		name: workers.ConnectorNIXL, make: func(Options) Connector { return nixl{} }, leased: true, pulled: true,
 		carries: func(k api.Kind, w *workers.Worker) bool { return k == api.Generate || vllmCarries(k, w) },
 	},
 	{
@@ -26,7 +26,7 @@ var kinds = []kind{
 		carries: func(k api.Kind, w *workers.Worker) bool { return k == api.Generate || vllmCarries(k, w) },
 	},
 	{
-		name: workers.ConnectorNIXLOffload, leased: true,
+		name: workers.ConnectorNIXLOffload, leased: true, pulled: true,
 		make: func(o Options) Connector {
 			return multi{workers.ConnectorNIXLOffload, []Connector{nixl{}, offloadP2P{rand: o.Rand, among: true}}}
 		},
@@ -59,6 +59,9 @@ type kind struct {
 	// leased says that the prefill engine keeps the KV for a limited time only; see
 	// Transfer.Leased.
 	leased bool
+	// pulled says that the decode engine fetches the KV from the prefill engine, so that
+	// any rank that can pair with that may.
+	pulled bool
 	// counted says that engines count tokens that came over it among the cached
 	// tokens of usage.
 	counted bool

@@ -320,11 +320,15 @@ func (c *Client) Do(ctx context.Context, leg *Leg) (*Response, error) {
 	}
 	for fresh := false; ; fresh = true {
 		var cn *conn
+		var idle time.Duration
 		began := time.Now()
 		if !fresh {
 			cn = p.take(began, c.opt.IdleConn, c.opt.SendTimeout)
 		}
 		reused := cn != nil
+		if reused {
+			idle = began.Sub(cn.idleSince)
+		}
 		if !reused {
 			if cn, err = c.dial(ctx, p); err != nil {
 				f := &Failure{Kind: Connect, Addr: p.addr, Op: "connect", Err: err}
@@ -339,7 +343,7 @@ func (c *Client) Do(ctx context.Context, leg *Leg) (*Response, error) {
 		if f == nil {
 			return r, nil
 		}
-		f.Reused, f.Quick = reused, time.Since(began) < time.Second
+		f.Reused, f.Idle, f.After = reused, idle, time.Since(began)
 		if reused && f.Kind == Reset && !f.Started && (!f.Sent || resend) {
 			continue
 		}

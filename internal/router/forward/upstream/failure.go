@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"syscall"
+	"time"
 
 	"github.com/dynctl/dynctl/internal/router/request/api"
 )
@@ -52,8 +53,9 @@ type Failure struct {
 	// Reused says that the connection had served requests before: a reset may
 	// then only mean that the engine had closed it as idle.
 	Reused bool
-	// Quick says that it failed within a second of the request.
-	Quick bool
+	// Idle is how long the connection had been unused before the request, After how long
+	// after the beginning of the request it failed.
+	Idle, After time.Duration
 	// Status is the HTTP status of a failure of kind Status.
 	Status int
 	// Answer is the engine's answer, where the client may get it; nil otherwise.
@@ -62,10 +64,18 @@ type Failure struct {
 	Err error
 }
 
+// flight is how long after the request the end of a connection may still be under way
+// that the engine closed before the request.
+const flight = 100 * time.Millisecond
+
 // Stale reports whether the connection may have been closed as idle at the very
-// moment in which the request was sent: it was reused and broke at once, without
-// a byte of an answer.
-func (f *Failure) Stale() bool { return f.Reused && f.Kind == Reset && !f.Started && f.Quick }
+// moment in which the request was sent: it was reused and broke without a byte of an
+// answer, at once, or within a second if it had been idle for longer than it then lived.
+// An engine that dies of a request may look the same, so the request may be sent again
+// to the same engine only.
+func (f *Failure) Stale() bool {
+	return f.Reused && f.Kind == Reset && !f.Started && (f.After < flight || f.After < min(f.Idle, time.Second))
+}
 
 // Error says what failed where.
 func (f *Failure) Error() string {

@@ -10,7 +10,6 @@ package attempt
 
 import (
 	"slices"
-	"strings"
 
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
 	"github.com/dynctl/dynctl/internal/workers"
@@ -55,6 +54,9 @@ type Failure struct {
 // broke reports whether the engine broke while it worked on the request.
 func (f *Failure) broke() bool { return f.Sent && f.Reason.Means().Broke }
 
+// lost reports whether the engine may have died of the request, or hang.
+func (f *Failure) lost() bool { return f.Sent && f.Reason.Means().Lost }
+
 // suspect is the worker of the other leg when either of the two may be at fault.
 func (f *Failure) suspect() *workers.State {
 	if f.Reason.Means().Mutual {
@@ -90,10 +92,30 @@ type History struct {
 	Failures []Failure
 	// Bans are in force.
 	Bans []Ban
+	// Stay, if it names a worker, keeps the next attempt of a phase on that worker.
+	Stay Stay
+	// Lost are the engines that may have died of the request, or hang, each once. The
+	// list stays when the rest of a stream comes from another engine.
+	Lost []*workers.State
+}
+
+// Stay names the one worker that the next attempt of a phase may use.
+type Stay struct {
+	Worker *workers.State
+	Phase  selector.Phase
+	// Why is for people.
+	Why string
 }
 
 // Add puts a failure, which ended an attempt, into the history.
 func (h *History) Add(f Failure) {
+	last := len(h.Failures) - 1
+	// A connection that broke at once, of an engine that then takes no other one, was
+	// not closed as idle: the engine died.
+	died := f.Reason == Connect && last >= 0 && h.Failures[last].Reason == Stale && h.Failures[last].Worker == f.Worker
+	if (f.lost() || died) && !slices.Contains(h.Lost, f.Worker) {
+		h.Lost = append(h.Lost, f.Worker)
+	}
 	h.Failures = append(h.Failures, f)
 	if f.Reason != Ejected && f.Reason != Stale {
 		h.Attempts++
@@ -111,12 +133,22 @@ func (h *History) MayBeStale(p selector.Phase) bool {
 func (h *History) Reset() {
 	clear(h.Failures)
 	clear(h.Bans)
-	*h = History{Failures: h.Failures[:0], Bans: h.Bans[:0]}
+	clear(h.Lost)
+	*h = History{Failures: h.Failures[:0], Bans: h.Bans[:0], Lost: h.Lost[:0]}
 }
 
 // Banned says why a worker is kept out of a phase; ok is false when it is not.
 func (h *History) Banned(w *workers.State, p selector.Phase) (why string, ok bool) {
 	return banned(h.Bans, w, p)
+}
+
+// Elsewhere says why a phase stays on another worker than w; it is "" where w may be
+// chosen.
+func (h *History) Elsewhere(w *workers.State, p selector.Phase) string {
+	if h.Stay.Worker == nil || h.Stay.Worker == w || h.Stay.Phase != p {
+		return ""
+	}
+	return h.Stay.Why
 }
 
 func banned(bans []Ban, w *workers.State, p selector.Phase) (why string, ok bool) {
@@ -130,6 +162,10 @@ func banned(bans []Ban, w *workers.State, p selector.Phase) (why string, ok bool
 
 // Step is what follows.
 type Step uint8
+
+// MaxLost is how many engines one request may break: after that it is not tried again,
+// whatever the number of attempts, nor is its stream continued.
+const MaxLost = 2
 
 // The steps.
 const (
@@ -153,8 +189,9 @@ func (s Step) String() string { return stepNames[min(int(s), len(stepNames)-1)] 
 // Next is the answer.
 type Next struct {
 	Step Step
-	// Bans replace those of the history.
+	// Bans and Stay replace those of the history.
 	Bans []Ban
+	Stay Stay
 	// Free says that what failed was no attempt: no engine was asked.
 	Free bool
 	// Budgeted says that the step is taken out of the budget for retries; if that
@@ -170,36 +207,9 @@ const (
 	NoBudget   = "the budget for retries is used up"
 	NoAttempts = "the attempts are used up"
 	NoMoreTry  = "two engines had broken while they worked on the request, and so did the next one"
+	NoMoreLost = "two engines died or hung while they worked on the request: it may be the cause"
 	NoMoreMove = "the stream has gone on elsewhere as often as it may (continue.moves)"
 )
-
-// Blamed lists the failures of a request that has failed, in which engines broke
-// while they worked on it, if two engines of one phase did and so did the one
-// more try that followed: then the request is as likely at fault as they are, and
-// its failures count against none of them. Where it succeeds in the end, or that
-// try was never made, they do.
-func Blamed(h *History) (list []*Failure) {
-	if !broken(h.Failures, selector.Prefill) && !broken(h.Failures, selector.Decode) {
-		return nil
-	}
-	for i := range h.Failures {
-		if f := &h.Failures[i]; f.broke() {
-			list = append(list, f)
-		}
-	}
-	return list
-}
-
-// Excuse says in words why failures count against nobody.
-func Excuse(blamed []*Failure) string {
-	var names []string
-	for _, f := range blamed {
-		if !slices.Contains(names, f.Name) {
-			names = append(names, f.Name)
-		}
-	}
-	return strings.Join(names, ", ") + " broke while they worked on this request; it failed, and counts against none of them"
-}
 
 // broken reports whether two engines of a phase had broken on the request, and so
 // has the one more try that it had then. Those that have broken are kept out of
@@ -235,7 +245,9 @@ func AfterFailure(h *History, s Settings, prefills []*workers.State) Next {
 	case Ended:
 		return Next{Step: FallBack, Bans: h.Bans}
 	case Stale:
-		return Next{Step: Retry, Free: true, Bans: h.Bans}
+		// To the same worker: were it the request that ended the connection, another
+		// engine would be the next to break.
+		return Next{Step: Retry, Free: true, Bans: h.Bans, Stay: Stay{f.Worker, f.Phase, "the request is sent again to " + f.Name + ", which had closed an idle connection"}}
 	case Ejected:
 		// Once: who is ejected again and again would make a request go round.
 		again := slices.ContainsFunc(h.Failures[:len(h.Failures)-1], func(was Failure) bool { return was.Reason == Ejected && was.Worker == f.Worker })
@@ -256,6 +268,8 @@ func AfterFailure(h *History, s Settings, prefills []*workers.State) Next {
 		alone = !ok
 	}
 	switch {
+	case len(h.Lost) >= MaxLost:
+		return Next{Bans: bans, Why: NoMoreLost}
 	case over && !mayFallBack:
 		return Next{Bans: bans, Why: NoMoreTry}
 	case f.Reason == MissingParams && s.LocalWithoutParams:
@@ -272,7 +286,12 @@ func AfterFailure(h *History, s Settings, prefills []*workers.State) Next {
 		}
 		return Next{Bans: bans, Why: why}
 	}
-	return Next{Step: Retry, Bans: bans, Budgeted: true}
+	next := Next{Step: Retry, Bans: bans, Budgeted: true}
+	if f.Reason == Overloaded && f.Phase == selector.Decode && f.Other != nil {
+		// The KV of its prompt is computed, and the engine has not taken it.
+		next.Stay = Stay{f.Other, selector.Prefill, "another worker has the prompt's KV already"}
+	}
+	return next
 }
 
 // afterCut says what follows a stream's leg of which the client has a part. The leg
@@ -282,6 +301,8 @@ func afterCut(h *History, s Settings, f *Failure) Next {
 	switch {
 	case s.Continuations == 0:
 		return Next{Bans: h.Bans}
+	case len(h.Lost) >= MaxLost:
+		return Next{Bans: h.Bans, Why: NoMoreLost}
 	case h.Continued >= s.Continuations:
 		return Next{Bans: h.Bans, Why: NoMoreMove}
 	}
@@ -297,6 +318,9 @@ func AfterNoBudget(h *History) Next { return Next{Bans: h.Bans, Why: NoBudget} }
 
 // AfterNoChoice says what follows a decision that found nobody for a phase.
 func AfterNoChoice(h *History, p selector.Phase) Next {
+	if h.Stay.Worker != nil && h.Stay.Phase == p {
+		return Next{Step: Recall, Bans: h.Bans}
+	}
 	bans := recall(h.Bans, p)
 	ok := len(bans) < len(h.Bans)
 	if !ok {

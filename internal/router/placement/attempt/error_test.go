@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"strings"
 	"testing"
 
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
@@ -48,27 +49,55 @@ func TestErrorForClients(t *testing.T) {
 // TestOfStatus: only what the request itself is to blame for is final; a refused key is the
 // client's only where the client showed it.
 func TestOfStatus(t *testing.T) {
+	const (
+		sglang = `{"object":"error","message":"The request queue is full.","type":"SERVICE_UNAVAILABLE","param":null,"code":503}`
+		vllm   = `{"error":{"message":"EngineCore encountered an issue. See stack trace (above) for the root cause.","type":"InternalServerError","param":null,"code":500}}`
+	)
 	for _, c := range []struct {
-		phase  selector.Phase
-		status int
-		want   Reason
+		phase      selector.Phase
+		status     int
+		retryAfter string
+		body       string
+		want       Reason
 	}{
-		{selector.Decode, 500, Status5xx}, {selector.Prefill, 503, Status5xx}, {selector.Decode, 429, Overloaded},
-		{selector.Decode, 400, Status4xx}, {selector.Prefill, 404, Status4xx}, {selector.Prefill, 302, Status3xx}, {selector.Decode, 302, Status4xx},
+		{selector.Decode, 500, "", "", Status5xx},
+		{selector.Decode, 500, "", `{"error":"bad grammar"}`, Status5xx},
+		{selector.Decode, 500, "2", "", Status5xx},
+		{selector.Decode, 500, "", vllm, EngineDead},
+		{selector.Prefill, 500, "", vllm, EngineDead},
+		{selector.Decode, 500, "", strings.Repeat(" ", maxWords) + vllm, Status5xx},
+		{selector.Decode, 502, "2", "", Status5xx},
+		{selector.Prefill, 503, "", "", Status5xx},
+		{selector.Prefill, 503, "2", "", Overloaded},
+		{selector.Decode, 503, "Wed, 21 Oct 2026 07:28:00 GMT", "", Overloaded},
+		{selector.Decode, 503, "", sglang, Overloaded},
+		{selector.Decode, 503, "", "no healthy upstream", Status5xx},
+		{selector.Decode, 529, "", "", Overloaded},
+		{selector.Prefill, 529, "", "", Overloaded},
+		{selector.Decode, 429, "", "", Overloaded},
+		{selector.Decode, 400, "", sglang, Status4xx}, // a client's own words
+		{selector.Prefill, 404, "", "", Status4xx},
+		{selector.Prefill, 302, "", "", Status3xx},
+		{selector.Decode, 302, "", "", Status4xx},
 	} {
 		for _, keyed := range []bool{false, true} {
-			if got := OfStatus(c.phase, c.status, keyed); got != c.want {
-				t.Errorf("%s %d, a key %v: %s, want %s", c.phase, c.status, keyed, got, c.want)
+			if got := OfStatus(c.phase, c.status, c.retryAfter, []byte(c.body), keyed); got != c.want {
+				t.Errorf("%s %d, Retry-After %q, a key %v, %.80q: %s, want %s", c.phase, c.status, c.retryAfter, keyed, c.body, got, c.want)
 			}
 		}
 	}
 	for _, status := range []int{401, 403} {
-		if ours, theirs := OfStatus(selector.Decode, status, true), OfStatus(selector.Decode, status, false); ours != Unauthorized || theirs != Status4xx {
+		if ours, theirs := OfStatus(selector.Decode, status, "", nil, true), OfStatus(selector.Decode, status, "", nil, false); ours != Unauthorized || theirs != Status4xx {
 			t.Errorf("%d: %s for the router's key, %s for the client's", status, ours, theirs)
 		}
 	}
 	if m := Unauthorized.Means(); m.Final || m.Broke || !m.Outcome.Failure() {
 		t.Errorf("%+v", m)
+	}
+	for event, want := range map[string]Reason{sglang: Overloaded, vllm: EngineDead, `{"error":{"message":"out of memory"}}`: StreamError} {
+		if got := OfEvent(event); got != want {
+			t.Errorf("a stream that begins with %s: %s, want %s", event, got, want)
+		}
 	}
 }
 

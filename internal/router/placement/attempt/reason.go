@@ -1,6 +1,7 @@
 package attempt
 
 import (
+	"bytes"
 	"net/http"
 
 	"github.com/dynctl/dynctl/internal/router/placement/decision"
@@ -29,8 +30,12 @@ const (
 
 // Those of an answer that is none:
 const (
-	Status5xx  Reason = "status_5xx"
-	Overloaded Reason = "overloaded" // 429
+	Status5xx Reason = "status_5xx"
+	// Overloaded: the engine is well and has no room for the request now.
+	Overloaded Reason = "overloaded"
+	// EngineDead: what serves HTTP is still there, and says that the engine behind it
+	// has died.
+	EngineDead Reason = "engine_dead"
 	Status4xx  Reason = "status_4xx"
 	// Unauthorized: the engine refuses the key that the router has for it, which no
 	// client can mend.
@@ -72,6 +77,8 @@ type Meaning struct {
 	// Broke: if the leg was sent, the engine had taken the request on, and
 	// answered with an error of its own, broke off, or did not answer in time.
 	Broke bool
+	// Lost: if the leg was sent, the engine may have died of the request, or hang.
+	Lost bool
 	// Mutual: it may have failed so because of the other leg's worker. KV that
 	// cannot be fetched, or a rendezvous that nobody comes to, is reported as an
 	// internal error or not at all.
@@ -85,15 +92,16 @@ type Meaning struct {
 // meanings is the one place that says what a failure means.
 var meanings = map[Reason]Meaning{
 	Connect:  {Outcome: health.ConnectError},
-	Timeout:  {Broke: true, Mutual: true, Outcome: health.Timeout},
-	Reset:    {Broke: true, Outcome: health.ServerError},
+	Timeout:  {Broke: true, Lost: true, Mutual: true, Outcome: health.Timeout},
+	Reset:    {Broke: true, Lost: true, Outcome: health.ServerError},
 	Protocol: {Broke: true, Outcome: health.ServerError},
 	Canceled: {Final: true, Outcome: health.Canceled},
 	Stale:    {Outcome: health.Canceled},
 	Invalid:  {Final: true, Outcome: health.Canceled},
 
 	Status5xx:    {Broke: true, Mutual: true, Outcome: health.ServerError},
-	Overloaded:   {Outcome: health.ClientError},
+	Overloaded:   {Outcome: health.Refused},
+	EngineDead:   {Broke: true, Lost: true, Outcome: health.ServerError},
 	Status4xx:    {Final: true, Outcome: health.ClientError},
 	Unauthorized: {Outcome: health.ServerError},
 	Status3xx:    {Outcome: health.ServerError},
@@ -110,20 +118,59 @@ var meanings = map[Reason]Meaning{
 }
 
 // OfStatus is why the leg of a phase has failed that was answered with a status that is
-// not 2xx. keyed says that it had the router's key for the worker in the place of what the
-// client showed.
-func OfStatus(phase selector.Phase, status int, keyed bool) Reason {
+// not 2xx. retryAfter is the answer's header Retry-After, "" without one. keyed says that
+// the leg had the router's key for the worker in the place of what the client showed.
+func OfStatus(phase selector.Phase, status int, retryAfter string, body []byte, keyed bool) Reason {
 	switch {
 	case keyed && (status == http.StatusUnauthorized || status == http.StatusForbidden):
 		return Unauthorized
-	case status >= 500:
-		return Status5xx
-	case status == http.StatusTooManyRequests:
+	case status == http.StatusTooManyRequests, status == statusOverloaded:
 		return Overloaded
+	case status == http.StatusServiceUnavailable && retryAfter != "":
+		return Overloaded
+	case status >= 500:
+		return ofWords(body, Status5xx)
 	case phase == selector.Prefill && status < 400:
 		return Status3xx
 	}
 	return Status4xx // the request's own fault; nobody else will like it better
+}
+
+// OfEvent is why a leg has failed whose stream begins with an error event, of which data
+// is the data.
+func OfEvent(data string) Reason { return ofWords([]byte(data), StreamError) }
+
+// statusOverloaded is what Anthropic's API answers, and Dynamo (DYN_HTTP_OVERLOAD_STATUS_CODE),
+// where every worker is full.
+const statusOverloaded = 529
+
+// maxWords bounds how much of an error is searched for an engine's own words.
+const maxWords = 4 << 10
+
+// words are texts of errors by which engines say more than their status does.
+var words = []struct {
+	engine string
+	text   string
+	reason Reason
+}{
+	// --max-queued-requests; 503, and in streams an event after a 200.
+	{"SGLang", "The request queue is full", Overloaded},
+	{"SGLang", "The request is aborted by a higher priority request", Overloaded},
+	{"Anthropic's API", "overloaded_error", Overloaded},
+	{"TGI", "Model is overloaded", Overloaded},
+	// EngineDeadError: the engine's process has ended, and the server ends next.
+	{"vLLM", "EngineCore encountered an issue", EngineDead},
+}
+
+// ofWords is the reason that the words of an error stand for, or otherwise.
+func ofWords(body []byte, otherwise Reason) Reason {
+	body = body[:min(len(body), maxWords)]
+	for _, w := range words {
+		if bytes.Contains(body, []byte(w.text)) {
+			return w.reason
+		}
+	}
+	return otherwise
 }
 
 // Means is what a reason says. Of one that there is not it is that another worker

@@ -208,6 +208,7 @@ func explored(draw uint64) bool {
 func (r *Run) Ahead(to *Run) {
 	to.Begin(r.Request)
 	to.History.Failures, to.History.Bans = append(to.History.Failures, r.History.Failures...), append(to.History.Bans, r.History.Bans...)
+	to.History.Lost, to.History.Stay = append(to.History.Lost, r.History.Lost...), r.History.Stay
 	to.History.Attempts, to.History.Continued, to.History.Local = r.History.Attempts, r.History.Continued, r.History.Local
 	to.Attempt, to.After, to.settings, to.workers, to.gaveUp, to.asked = r.Attempt, r.After, r.settings, r.workers, r.gaveUp, r.asked
 }
@@ -279,7 +280,7 @@ func (r *Run) keptOut(w *workers.Worker, p selector.Phase, back bool) (why strin
 	if name := r.Request.Pin.worker(p); name != "" && name != w.Name {
 		return "another worker was asked for", false
 	}
-	return "", false
+	return r.History.Elsewhere(w.State, p), false
 }
 
 // Claims are what the plan takes of its decode and of its prefill rank.
@@ -339,7 +340,9 @@ func (r *Run) Busy() (phase selector.Phase, is bool) {
 // Apart reports whether the request's tries, or those of a stream that it goes on with,
 // keep workers from it that others may have: what it finds nothing of, another request
 // with the same wishes may find.
-func (r *Run) Apart() bool { return len(r.History.Failures) > 0 || len(r.History.Bans) > 0 }
+func (r *Run) Apart() bool {
+	return len(r.History.Failures) > 0 || len(r.History.Bans) > 0 || r.History.Stay.Worker != nil
+}
 
 // Again takes back the newest decision, since the request waits: the next one is made in
 // its place.
@@ -359,7 +362,7 @@ func (r *Run) NoChoice() attempt.Next {
 
 // follow makes the next decision one of what follows.
 func (r *Run) follow(next attempt.Next) attempt.Next {
-	r.History.Bans = next.Bans
+	r.History.Bans, r.History.Stay = next.Bans, next.Stay
 	if next.Step == attempt.Continue {
 		// All that follows is about the rest.
 		if r.gaveUp != "" {

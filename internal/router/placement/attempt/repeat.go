@@ -1,0 +1,130 @@
+package attempt
+
+import (
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+const (
+	// maxRepeats bounds the requests that are remembered; the oldest makes room.
+	maxRepeats = 1024
+	// maxRepeatFailures bounds what is remembered of one request.
+	maxRepeatFailures = 16
+	// repeatFor is how long after its last failure a request is remembered.
+	repeatFor = 10 * time.Minute
+)
+
+// Repeats finds requests that fail wherever they are sent: if two engines broke on the
+// same bytes, and none has answered them, the request is as likely at fault as the
+// engines, and its failures count against none of them. It remembers requests from one
+// to the next, because a client that sends the same prompt again and again soon has no
+// retries left, and each of its requests then meets one engine.
+//
+// The zero value is ready. It is safe for concurrent use.
+type Repeats struct {
+	any  atomic.Bool // whether list has entries
+	mu   sync.Mutex
+	list []repeat // the one that failed longest ago first
+}
+
+// RequestKey identifies a request by its bytes.
+type RequestKey struct {
+	// Size is the length of the body in bytes: requests of another size need no hash.
+	Size int
+	// Hash is that of the body, by a function of the caller's choice.
+	Hash uint64
+}
+
+type repeat struct {
+	key      RequestKey
+	at       time.Time // of the last failure
+	failures []Failure // not blamed on the request so far
+	blamed   bool
+}
+
+// Failed takes the failures of a request that has failed, and returns those that count
+// against no engine: none while one engine alone broke on the request.
+func (r *Repeats) Failed(key RequestKey, h *History, now time.Time) (blamed []Failure) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.forget(now)
+	i := r.find(key)
+	for _, f := range h.Failures {
+		if !f.broke() {
+			continue
+		}
+		if i < 0 {
+			if len(r.list) == maxRepeats {
+				r.list = slices.Delete(r.list, 0, 1)
+			}
+			r.list = append(r.list, repeat{key: key})
+			i = len(r.list) - 1
+		}
+		if e := &r.list[i]; len(e.failures) < maxRepeatFailures {
+			e.failures = append(e.failures, f)
+		} else {
+			e.failures[maxRepeatFailures-1] = f
+		}
+	}
+	if i < 0 {
+		return nil
+	}
+	e := r.list[i]
+	e.at = now
+	if e.blamed = e.blamed || slices.ContainsFunc(e.failures, func(f Failure) bool { return f.Worker != e.failures[0].Worker }); e.blamed {
+		blamed = slices.Clone(e.failures)
+		e.failures = e.failures[:0]
+	}
+	r.list = append(slices.Delete(r.list, i, i+1), e)
+	r.any.Store(true)
+	return blamed
+}
+
+// Watches reports whether a request with a body of this size is remembered: only then is
+// the hash for Served worth its time.
+func (r *Repeats) Watches(size int) bool {
+	if !r.any.Load() {
+		return false
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.ContainsFunc(r.list, func(e repeat) bool { return e.key.Size == size })
+}
+
+// Served forgets a request: an engine has answered it, so that engines that broke on it
+// did so for reasons of their own.
+func (r *Repeats) Served(key RequestKey) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if i := r.find(key); i >= 0 {
+		r.list = slices.Delete(r.list, i, i+1)
+		r.any.Store(len(r.list) > 0)
+	}
+}
+
+func (r *Repeats) find(key RequestKey) int {
+	return slices.IndexFunc(r.list, func(e repeat) bool { return e.key == key })
+}
+
+// forget drops requests that have not failed for long.
+func (r *Repeats) forget(now time.Time) {
+	n := 0
+	for n < len(r.list) && now.Sub(r.list[n].at) >= repeatFor {
+		n++
+	}
+	r.list = slices.Delete(r.list, 0, n)
+}
+
+// Excuse says in words why failures count against no engine.
+func Excuse(blamed []Failure) string {
+	var names []string
+	for i := range blamed {
+		if !slices.Contains(names, blamed[i].Name) {
+			names = append(names, blamed[i].Name)
+		}
+	}
+	return strings.Join(names, ", ") + " broke while working on this request; it failed wherever it was sent, and counts against none of them"
+}

@@ -1,0 +1,117 @@
+package attempt
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/dynctl/dynctl/internal/router/placement/selector"
+	"github.com/dynctl/dynctl/internal/workers"
+)
+
+// TestRepeats: a request that broke two engines counts against none, in one try or over
+// many, in both phases, until an engine answers it.
+func TestRepeats(t *testing.T) {
+	states := map[string]*workers.State{"a": {}, "b": {}, "c": {}}
+	broke := func(name string, p selector.Phase, r Reason) Failure {
+		return Failure{Worker: states[name], Name: name, Phase: p, Reason: r, Sent: true}
+	}
+	poison, fine := RequestKey{Size: 5, Hash: 1}, RequestKey{Size: 5, Hash: 2}
+	type step struct {
+		key      RequestKey
+		failures []Failure
+		served   bool
+		after    time.Duration
+		blamed   string // the workers, "[]" for none
+	}
+	for name, steps := range map[string][]step{
+		"two engines in one try": {
+			{key: poison, failures: []Failure{broke("a", decode, Status5xx), broke("b", decode, Status5xx)}, blamed: "[a b]"},
+		},
+		"two engines in two requests": {
+			{key: poison, failures: []Failure{broke("a", decode, Status5xx)}, blamed: "[]"},
+			{key: poison, failures: []Failure{broke("b", decode, Timeout)}, blamed: "[a b]"},
+			{key: poison, failures: []Failure{broke("a", decode, StreamError)}, blamed: "[a]"},
+			{key: poison, failures: []Failure{broke("c", decode, Status5xx)}, blamed: "[c]"},
+		},
+		"prefill and decode": {
+			{key: poison, failures: []Failure{broke("a", prefill, Status5xx), broke("b", decode, Reset)}, blamed: "[a b]"},
+		},
+		"one engine, often": {
+			{key: poison, failures: []Failure{broke("a", decode, Status5xx)}, blamed: "[]"},
+			{key: poison, failures: []Failure{broke("a", decode, Status5xx), broke("a", decode, Status5xx)}, blamed: "[]"},
+		},
+		"two requests": {
+			{key: poison, failures: []Failure{broke("a", decode, Status5xx)}, blamed: "[]"},
+			{key: fine, failures: []Failure{broke("b", decode, Status5xx)}, blamed: "[]"},
+		},
+		"an engine answers it": {
+			{key: poison, failures: []Failure{broke("a", decode, Status5xx)}, blamed: "[]"},
+			{key: poison, served: true},
+			{key: poison, failures: []Failure{broke("b", decode, Status5xx)}, blamed: "[]"},
+		},
+		"an engine answers another": {
+			{key: poison, failures: []Failure{broke("a", decode, Status5xx)}, blamed: "[]"},
+			{key: fine, served: true},
+			{key: poison, failures: []Failure{broke("b", decode, Status5xx)}, blamed: "[a b]"},
+		},
+		"long ago": {
+			{key: poison, failures: []Failure{broke("a", decode, Status5xx)}, blamed: "[]"},
+			{key: poison, after: repeatFor, failures: []Failure{broke("b", decode, Status5xx)}, blamed: "[]"},
+		},
+		"what is no fault of an engine": {
+			{key: poison, failures: []Failure{broke("a", decode, Overloaded), broke("b", decode, Status4xx), {Worker: states["c"], Name: "c", Reason: Connect}}, blamed: "[]"},
+			{key: poison, failures: []Failure{broke("a", decode, Status5xx), {Worker: states["c"], Name: "c", Reason: Reset}}, blamed: "[]"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var r Repeats
+			now := time.Unix(1_700_000_000, 0)
+			for i, s := range steps {
+				now = now.Add(s.after)
+				if s.served {
+					if !r.Watches(s.key.Size) {
+						t.Errorf("step %d: requests of %d bytes are not watched", i, s.key.Size)
+					}
+					r.Served(s.key)
+					continue
+				}
+				names := []string{}
+				for _, f := range r.Failed(s.key, &History{Failures: s.failures}, now) {
+					names = append(names, f.Name)
+				}
+				if got := fmt.Sprint(names); got != s.blamed {
+					t.Errorf("step %d: blamed %s, want %s", i, got, s.blamed)
+				}
+			}
+		})
+	}
+}
+
+// TestRepeatsIsBounded: the request that failed longest ago makes room, and of one request
+// not everything is kept.
+func TestRepeatsIsBounded(t *testing.T) {
+	a, b := &workers.State{}, &workers.State{}
+	var r Repeats
+	if r.Watches(0) {
+		t.Error("watches without a failure")
+	}
+	now := time.Unix(1_700_000_000, 0)
+	fail := func(n int, w *workers.State) int {
+		return len(r.Failed(RequestKey{Size: n}, &History{Failures: []Failure{{Worker: w, Reason: Reset, Sent: true}}}, now))
+	}
+	for n := range maxRepeats {
+		fail(n, a)
+	}
+	fail(0, a) // is not the oldest now
+	fail(maxRepeats, a)
+	if r.Watches(1) || !r.Watches(0) || len(r.list) != maxRepeats {
+		t.Errorf("%d requests are remembered, the first %v, the second %v", len(r.list), r.Watches(0), r.Watches(1))
+	}
+	for range 2 * maxRepeatFailures {
+		fail(0, a)
+	}
+	if n := fail(0, b); n != maxRepeatFailures {
+		t.Errorf("%d failures of one request, want %d", n, maxRepeatFailures)
+	}
+}
