@@ -37,8 +37,11 @@ const generated = 64
 // maxGenerated bounds how many requests are made.
 const maxGenerated = 1 << 20
 
-// maxHead bounds the common head of agents.
-const maxHead = 1 << 20
+// maxHead and maxSessions bound the common head of agents, and how many run at a time.
+const (
+	maxHead     = 1 << 20
+	maxSessions = 1 << 16
+)
 
 // Options are what Generate makes.
 type Options struct {
@@ -50,7 +53,7 @@ type Options struct {
 	// Head is the length in tokens of the head that all agents share; it is common in
 	// whole blocks of 64 tokens. 0 means they share nothing.
 	Head int
-	// Sessions is how many agents run at a time.
+	// Sessions is how many agents run at a time, at most 65,536.
 	Sessions int
 }
 
@@ -152,8 +155,8 @@ func (g *generator) agents() error {
 	if g.Head < 0 || g.Head > maxHead {
 		return fmt.Errorf("a head of %d tokens: want 0 to %d", g.Head, maxHead)
 	}
-	if g.Sessions < 1 || g.Sessions > maxGenerated {
-		return fmt.Errorf("%d sessions at a time: want 1 to %d", g.Sessions, maxGenerated)
+	if g.Sessions < 1 || g.Sessions > maxSessions {
+		return fmt.Errorf("%d sessions at a time: want 1 to %d", g.Sessions, maxSessions)
 	}
 	const least, most = 4 * time.Second, 12 * time.Second
 	var head text
@@ -166,7 +169,9 @@ func (g *generator) agents() error {
 			t := head.copy()
 			for range g.between(20, 40) {
 				g.add(&t, g.between(400, 1000))
-				g.ask(name, now, &t, 150)
+				if now < end {
+					g.ask(name, now, &t, 150)
+				}
 				now += least + time.Duration(g.rng.Int64N(int64(most-least)))
 			}
 		}

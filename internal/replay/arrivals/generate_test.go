@@ -50,7 +50,7 @@ func TestGenerate(t *testing.T) {
 		{Shape: "chats"},
 		{Shape: "chats", Requests: maxGenerated + 1},
 		{Shape: "agents", Requests: 10},
-		{Shape: "agents", Requests: 10, Sessions: maxGenerated + 1},
+		{Shape: "agents", Requests: 10, Sessions: maxSessions + 1},
 		{Shape: "agents", Requests: 10, Sessions: 1, Head: -1},
 		{Shape: "agents", Requests: 10, Sessions: 1, Head: maxHead + 1},
 	} {
