@@ -17,7 +17,10 @@ for file in "$@"; do
 	traces=conversation
 done
 for shape in ${SHAPES-agents chats documents bursts}; do
-	"$dynctl" replay generate $shape --requests "$requests" -w "$dir/$shape.jsonl"
+	more=
+	[ "$shape" != agents ] || more="--sessions 160" # as much to do as the other shapes have
+	# shellcheck disable=SC2086 # words, or none
+	"$dynctl" replay generate $shape $more --requests "$requests" -w "$dir/$shape.jsonl"
 	traces="$traces $shape"
 done
 echo '| trace | fleet | arrivals | best threshold | good | p95 TTFT | auto: good | p95 TTFT | holds |'

@@ -16,7 +16,10 @@ compare() {
 echo '| trace | fleet | fault | minutes | requests | best threshold | good | p95 TTFT | auto: good | p95 TTFT | explored | within 10 % |'
 echo '|---|---|---|---|---|---|---|---|---|---|---|---|'
 for shape in ${SHAPES:-agents}; do
-	"$dynctl" replay generate "$shape" --requests "${REQUESTS:-20000}" -w "$dir/$shape.jsonl"
+	more=
+	[ "$shape" != agents ] || more="--sessions 160"
+	# shellcheck disable=SC2086 # words, or none
+	"$dynctl" replay generate "$shape" $more --requests "${REQUESTS:-20000}" -w "$dir/$shape.jsonl"
 	for fleet in ${FLEETS:-4p12d}; do
 		for fault in prefill_slow=3 network_slow=10 prefill_gone=0.5; do
 			for span in "5m 10m" "10m 15m"; do

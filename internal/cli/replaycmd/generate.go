@@ -1,6 +1,7 @@
 package replaycmd
 
 import (
+	"fmt"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -13,21 +14,28 @@ import (
 
 func newGenerate() *cobra.Command {
 	var path string
-	var requests int
-	var seed uint64
+	var o arrivals.Options
 	cmd := &cobra.Command{
 		Use:   "generate SHAPE -w FILE",
 		Short: "Make a trace of requests of a certain shape",
 		Long: `Make a trace of requests to simulate where there is none of one's own: agents
-(loops of many steps that share long heads), chats (many turns with pauses),
-documents (long prompts that share nothing) or bursts (chats, and forty prompts
-at once every 20 s). The same arguments give the same trace.`,
+(sessions of 20 to 40 growing turns that share a head), chats (many turns with
+pauses), documents (long prompts that share nothing) or bursts (chats, and forty
+prompts at once every 20 s). The trace names the sessions of agents and chats, so
+that policy session finds them. The same arguments give the same trace.`,
 		Example: `  dynctl replay generate agents -w agents.jsonl.gz
+  dynctl replay generate agents --sessions 300 --head 8192 -w busy.jsonl.gz
   dynctl replay generate bursts --requests 10000 -w bursts.jsonl.gz`,
 		Args:      cobra.ExactArgs(1),
 		ValidArgs: arrivals.Shapes(),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			all, err := arrivals.Generate(args[0], requests, seed)
+			o.Shape = args[0]
+			for _, name := range []string{"head", "sessions"} {
+				if o.Shape != "agents" && cmd.Flags().Changed(name) {
+					return cli.WithCode(cli.ExitUsage, fmt.Errorf("--%s is for agents only: leave it out for %s", name, o.Shape))
+				}
+			}
+			all, err := arrivals.Generate(o)
 			if err != nil {
 				return cli.WithCode(cli.ExitUsage, err)
 			}
@@ -55,7 +63,9 @@ at once every 20 s). The same arguments give the same trace.`,
 		},
 	}
 	cmd.Flags().StringVarP(&path, "write", "w", "-", "`FILE` to write; .gz and .zst compress, - is stdout")
-	cmd.Flags().IntVar(&requests, "requests", 2000, "how many requests to make")
-	cmd.Flags().Uint64Var(&seed, "seed", 1, "seed of their lengths and times")
+	cmd.Flags().IntVar(&o.Requests, "requests", 2000, "how many requests to make")
+	cmd.Flags().Uint64Var(&o.Seed, "seed", 1, "seed of their lengths and times")
+	cmd.Flags().IntVar(&o.Head, "head", 2048, "`TOKENS` that all agents' prompts begin with, in whole blocks of 64")
+	cmd.Flags().IntVar(&o.Sessions, "sessions", 24, "how many agents run at a time")
 	return cmd
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/dynctl/dynctl/internal/router/observe/trace"
+	"github.com/dynctl/dynctl/internal/router/placement/selector"
 )
 
 // Shapes are the kinds of requests that Generate makes.
@@ -22,7 +23,7 @@ func Shapes() []string {
 
 var shapes = []struct {
 	name string
-	make func(*generator)
+	make func(*generator) error
 }{
 	{"agents", (*generator).agents},
 	{"chats", (*generator).chats},
@@ -36,41 +37,68 @@ const generated = 64
 // maxGenerated bounds how many requests are made.
 const maxGenerated = 1 << 20
 
-// Generate makes n requests of a shape, in the order of their arrival; the same
-// arguments give the same requests. All shapes have about as many new prompt tokens a
-// second, 20,000 to 30,000.
+// maxHead and maxSessions bound the common head of agents, and how many run at a time.
+const (
+	maxHead     = 1 << 20
+	maxSessions = 1 << 16
+)
+
+// Options are what Generate makes.
+type Options struct {
+	// Shape is one of Shapes.
+	Shape string
+	// Requests is how many to make, at most 1,048,576.
+	Requests int
+	Seed     uint64
+	// Head is the length in tokens of the head that all agents share; it is common in
+	// whole blocks of 64 tokens. 0 means they share nothing.
+	Head int
+	// Sessions is how many agents run at a time, at most 65,536.
+	Sessions int
+}
+
+// Generate makes requests of a shape, in the order of their arrival; the same
+// options give the same requests. The turns of an agent or a chat have the name of
+// their session. Head and Sessions are for agents; other shapes ignore them.
 //
-//   - agents: loops of 8 to 40 steps that share one of six long heads (6,000 to 16,000
-//     tokens) and grow by what tools return;
+//   - agents: sessions of 20 to 40 turns, 4 to 12 s apart. All share one head; each
+//     turn is 400 to 1,000 tokens longer than the one before, with an answer of 150.
+//     A session that ends makes room for the next;
 //   - chats: 4 to 25 turns with time to read between them, under one short head;
 //   - documents: long prompts that share nothing, with short answers;
 //   - bursts: a quiet stream of chats, and every 20 s some forty prompts within a
 //     second.
-func Generate(shape string, n int, seed uint64) ([]Request, error) {
-	if n < 1 || n > maxGenerated {
-		return nil, fmt.Errorf("%d requests: want 1 to %d", n, maxGenerated)
+//
+// Chats, documents and bursts have 20,000 to 30,000 new prompt tokens a second, as
+// have some 300 agents at a time.
+func Generate(o Options) ([]Request, error) {
+	if o.Requests < 1 || o.Requests > maxGenerated {
+		return nil, fmt.Errorf("%d requests: want 1 to %d", o.Requests, maxGenerated)
 	}
 	for _, s := range shapes {
-		if s.name != shape {
+		if s.name != o.Shape {
 			continue
 		}
-		g := &generator{rng: rand.New(rand.NewPCG(seed, 0xd1c7)), want: n}
-		s.make(g)
+		g := &generator{Options: o, rng: rand.New(rand.NewPCG(o.Seed, 0xd1c7))}
+		if err := s.make(g); err != nil {
+			return nil, err
+		}
 		slices.SortStableFunc(g.out, func(a, b Request) int { return cmp.Compare(a.At, b.At) })
-		g.out = g.out[:n]
+		g.out = g.out[:o.Requests]
 		for i := range g.out {
 			g.out[i].Number = i
 		}
 		return g.out, nil
 	}
-	return nil, fmt.Errorf("%q is not one of %v", shape, Shapes())
+	return nil, fmt.Errorf("%q is not one of %v", o.Shape, Shapes())
 }
 
 type generator struct {
-	rng  *rand.Rand
-	want int
-	out  []Request
-	next uint64 // the next block that nobody has
+	Options
+	rng   *rand.Rand
+	out   []Request
+	next  uint64 // the next block that nobody has
+	begun int    // so many sessions
 }
 
 // between is a number of a range, both ends included.
@@ -93,6 +121,9 @@ type text struct {
 	rest   int
 }
 
+// copy is a text that begins as t does.
+func (t *text) copy() text { return text{blocks: slices.Clone(t.blocks), rest: t.rest} }
+
 // add appends tokens that nobody else has.
 func (g *generator) add(t *text, tokens int) {
 	for t.rest += tokens; t.rest >= generated; t.rest -= generated {
@@ -101,9 +132,16 @@ func (g *generator) add(t *text, tokens int) {
 	}
 }
 
-// ask makes a request of a prompt.
-func (g *generator) ask(at time.Duration, t *text, answer int) {
-	q := Request{At: at}
+// session is the name of a new session.
+func (g *generator) session(kind string) string {
+	g.begun++
+	return fmt.Sprintf("%s-%d", kind, g.begun)
+}
+
+// ask makes a request of a prompt, in a session unless its name is empty.
+func (g *generator) ask(session string, at time.Duration, t *text, answer int) {
+	q := Request{At: at, SessionKey: selector.HashSession(session)}
+	q.Session = session
 	q.ISL, q.OSL, q.BlockSize, q.IDs = len(t.blocks)*generated+t.rest, answer, generated, trace.LocalIDs
 	q.Blocks = slices.Clone(t.blocks)
 	if t.rest > 0 {
@@ -113,28 +151,37 @@ func (g *generator) ask(at time.Duration, t *text, answer int) {
 	g.out = append(g.out, q)
 }
 
-func (g *generator) agents() {
-	heads := make([]text, 6)
-	for i := range heads {
-		g.add(&heads[i], 6000+2000*i)
+func (g *generator) agents() error {
+	if g.Head < 0 || g.Head > maxHead {
+		return fmt.Errorf("a head of %d tokens: want 0 to %d", g.Head, maxHead)
 	}
-	// One loop begins every 1.2 s and takes some 24 steps.
-	for at := time.Duration(0); len(g.out) < 2*g.want+200; at += g.wait(1200 * time.Millisecond) {
-		head := &heads[g.rng.IntN(len(heads))]
-		t := text{blocks: slices.Clone(head.blocks), rest: head.rest}
-		g.add(&t, g.around(600, .6))
-		now := at
-		for range g.between(8, 40) {
-			answer := g.around(120, .7)
-			g.ask(now, &t, answer)
-			g.add(&t, answer+g.around(500, 1.1))
-			now += g.wait(3*time.Second) + time.Duration(answer)*10*time.Millisecond
+	if g.Sessions < 1 || g.Sessions > maxSessions {
+		return fmt.Errorf("%d sessions at a time: want 1 to %d", g.Sessions, maxSessions)
+	}
+	const least, most = 4 * time.Second, 12 * time.Second
+	var head text
+	g.add(&head, g.Head)
+	// By the end every one of the sessions at a time has had its share of the requests.
+	end := most * time.Duration(g.Requests/g.Sessions+2)
+	for range g.Sessions {
+		for now := time.Duration(g.rng.Int64N(int64(most - least))); now < end; {
+			name := g.session("agent")
+			t := head.copy()
+			for range g.between(20, 40) {
+				g.add(&t, g.between(400, 1000))
+				if now < end {
+					g.ask(name, now, &t, 150)
+				}
+				now += least + time.Duration(g.rng.Int64N(int64(most-least)))
+			}
 		}
 	}
+	return nil
 }
 
-func (g *generator) chats() {
-	g.chat(250*time.Millisecond, func() bool { return len(g.out) < 3*g.want+500 })
+func (g *generator) chats() error {
+	g.chat(250*time.Millisecond, func() bool { return len(g.out) < 3*g.Requests+500 })
+	return nil
 }
 
 // chat begins conversations as long as they are wanted.
@@ -142,28 +189,29 @@ func (g *generator) chat(every time.Duration, more func() bool) {
 	var head text
 	g.add(&head, 600)
 	for at := time.Duration(0); more(); at += g.wait(every) {
-		t := text{blocks: slices.Clone(head.blocks), rest: head.rest}
+		t := head.copy()
 		g.add(&t, g.around(1200, .9))
-		now := at
+		name, now := g.session("chat"), at
 		for range g.between(4, 25) {
 			answer := g.around(250, .6)
-			g.ask(now, &t, answer)
+			g.ask(name, now, &t, answer)
 			g.add(&t, answer+g.around(700, 1))
 			now += g.wait(20*time.Second) + time.Duration(answer)*10*time.Millisecond
 		}
 	}
 }
 
-func (g *generator) documents() {
-	for at := time.Duration(0); len(g.out) < g.want; at += g.wait(800 * time.Millisecond) {
+func (g *generator) documents() error {
+	for at := time.Duration(0); len(g.out) < g.Requests; at += g.wait(800 * time.Millisecond) {
 		var t text
 		g.add(&t, g.around(16000, .7))
-		g.ask(at, &t, g.around(150, .6))
+		g.ask("", at, &t, g.around(150, .6))
 	}
+	return nil
 }
 
-func (g *generator) bursts() {
-	end := time.Duration(g.want) * 150 * time.Millisecond
+func (g *generator) bursts() error {
+	end := time.Duration(g.Requests) * 150 * time.Millisecond
 	last := time.Duration(0)
 	g.chat(2*time.Second, func() bool {
 		last += 2 * time.Second
@@ -171,11 +219,12 @@ func (g *generator) bursts() {
 	})
 	var head text
 	g.add(&head, 2000)
-	for at := 5 * time.Second; at < end || len(g.out) < g.want; at += 15*time.Second + g.wait(5*time.Second) {
+	for at := 5 * time.Second; at < end || len(g.out) < g.Requests; at += 15*time.Second + g.wait(5*time.Second) {
 		for range g.between(30, 50) {
-			t := text{blocks: slices.Clone(head.blocks), rest: head.rest}
+			t := head.copy()
 			g.add(&t, g.around(7000, .7))
-			g.ask(at+time.Duration(g.rng.IntN(int(time.Second))), &t, g.around(200, .6))
+			g.ask("", at+time.Duration(g.rng.IntN(int(time.Second))), &t, g.around(200, .6))
 		}
 	}
+	return nil
 }

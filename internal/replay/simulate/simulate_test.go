@@ -207,6 +207,46 @@ func TestSessions(t *testing.T) {
 	}
 }
 
+// TestDefaultServesAgents: with the weights of today policy kv serves agents better than
+// Dynamo's function, and than with the weight of decode load that once was the default. By
+// that one nearly all sessions went to the one rank that has their head, and auto learned
+// its costs there. Policy session finds the sessions of a generated trace.
+func TestDefaultServesAgents(t *testing.T) {
+	all, err := arrivals.Generate(arrivals.Options{Shape: "agents", Requests: 720, Seed: 1, Head: 2048, Sessions: 24})
+	if err != nil {
+		t.Fatal(err)
+	}
+	src, light := arrivals.FromSlice(all), selector.DefaultWeights()
+	light.DecodeLoad = 1. / 64
+	for _, c := range []struct {
+		fleet string
+		rule  decide.Rule
+	}{{"4a", decide.Rule{}}, {"2p4d", decide.Rule{Threshold: 1024}}, {"2p4d", decide.Rule{Threshold: 2048, Auto: true}}} {
+		c.rule.LoadCredit = decide.LoadCredit
+		run := func(p selector.Policy, w selector.Weights) *Result {
+			t.Helper()
+			r, err := Run(t.Context(), src, Setup{
+				Fleet:    fleet(t, c.fleet+":block=64,kv_blocks=2600,max_model_len=1048576,max_batched_tokens=8192"),
+				Settings: decide.Settings{Decode: p, Prefill: p, Weights: w, Rule: c.rule},
+				Seed:     1, Speedup: 3, TTFT: 2 * time.Second, ITL: 25 * time.Millisecond,
+			})
+			if err != nil || r.Completed != uint64(len(all)) {
+				t.Fatalf("%s: %+v, %v", p, r, err)
+			}
+			return r
+		}
+		kv, before := run(selector.KV, selector.DefaultWeights()), run(selector.KV, light)
+		dynamo, session := run(selector.KVDynamo, selector.DefaultWeights()), run(selector.Session, selector.DefaultWeights())
+		t.Logf("%s, threshold %s: good %.3f, with 1/64 %.3f, kv_dynamo %.3f, session %.3f", c.fleet, kv.Rule(), kv.Good, before.Good, dynamo.Good, session.Good)
+		if kv.Good < 1.15*before.Good || kv.Good < 1.05*dynamo.Good {
+			t.Errorf("%s, threshold %s: %.3f are good, with 1/64 %.3f, with kv_dynamo %.3f", c.fleet, kv.Rule(), kv.Good, before.Good, dynamo.Good)
+		}
+		if session.Missed > 0.01 {
+			t.Errorf("%s, threshold %s: session misses %.3f of the prompts", c.fleet, kv.Rule(), session.Missed)
+		}
+	}
+}
+
 // TestColdRanksGetWork: after a quiet time in which one rank of each kind had
 // all requests, and has the prefix that all of them share, the others get their
 // part of a steady load.

@@ -14,7 +14,7 @@ import (
 // tokens come nearly as soon as with the best fixed threshold, and more requests are good.
 // The engines say so, not the trials.
 func TestPriceFollowsTheLoad(t *testing.T) {
-	all, err := arrivals.Generate("chats", 2000, 1)
+	all, err := arrivals.Generate(arrivals.Options{Shape: "chats", Requests: 2000, Seed: 1})
 	if err != nil {
 		t.Fatal(err)
 	}

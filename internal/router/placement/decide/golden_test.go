@@ -154,7 +154,8 @@ func someInput(rng *rand.Rand) *Input {
 		},
 		Force: []disagg.Force{disagg.Auto, disagg.Auto, disagg.Auto, disagg.Auto, disagg.Auto, disagg.Auto, disagg.Auto, disagg.Auto, disagg.ForceLocal, disagg.ForceRemote}[rng.IntN(10)],
 	}
-	weights := selector.DefaultWeights()
+	// The weights are stated, so that another default changes no decision here.
+	weights := selector.Weights{OverlapCredit: 1, CreditCPU: 0.8, CreditDisk: 0.25, PrefillLoadScale: 1, Queue: 1.0 / 4, DecodeLoad: 1.0 / 64, Stall: 1.0 / 16, Spread: 1.0 / 128}
 	if rng.IntN(3) > 0 {
 		weights = selector.Weights{
 			OverlapCredit: one(1, 0.9, 2.0/3), CreditDecay: one(0, 0.3, 1.1), PrefillLoadScale: one(1, 0.7, 1.3), Queue: one(0, 0.1, 1.0/3),

@@ -297,9 +297,14 @@ func sharedCache(reqs []request, capacity int) float64 {
 	return float64(hits) / float64(total)
 }
 
-// TestQuality runs the hour of real conversations over 16 ranks and holds the
-// kv policy to its goals; with -v it prints the whole table of
-// docs/adr/0004-cost-function.md.
+// leastHits is the share of one shared cache's hits that policy kv must keep on the hour
+// of real conversations. It is a floor: the weights are chosen by good requests over many
+// workloads (docs/policies.md), and not by these hits.
+const leastHits = 0.93
+
+// TestQuality runs the hour of real conversations over 16 ranks: kv keeps leastHits, and
+// no worse a p99 TTFT than least_loaded. With -v it prints the tables of
+// docs/adr/0004-cost-function.md by the weights of now.
 func TestQuality(t *testing.T) {
 	if testing.Short() {
 		t.Skip("a whole trace, a dozen times")
@@ -337,12 +342,8 @@ func TestQuality(t *testing.T) {
 			if kv.p(.99) > least.p(.99) {
 				t.Errorf("cache %d, x%v: kv has p99 TTFT %.0f ms, least_loaded %.0f ms", capacity, speedup, kv.p(.99), least.p(.99))
 			}
-			goal := 0.95
-			if capacity == 0 {
-				goal = 0.98
-			}
-			if speedup == 1 && kv.hit < goal*bound {
-				t.Errorf("cache %d: kv hits %.2f%% of the shared cache's tokens, want %.0f%%", capacity, 100*kv.hit/bound, 100*goal)
+			if speedup == 1 && kv.hit < leastHits*bound {
+				t.Errorf("cache %d: kv hits %.2f%% of the shared cache's tokens, want %.0f%%", capacity, 100*kv.hit/bound, 100*leastHits)
 			}
 			if speedup != 1 || !testing.Verbose() {
 				continue
@@ -352,6 +353,7 @@ func TestQuality(t *testing.T) {
 				set  func(w *selector.Weights)
 			}{
 				{"kv queue=1", func(w *selector.Weights) { w.Queue = 1 }},
+				{"kv decode_load=1/64", func(w *selector.Weights) { w.DecodeLoad = 1. / 64 }},
 				{"kv decode_load=1", func(w *selector.Weights) { w.DecodeLoad = 1 }},
 				{"kv stall=0", func(w *selector.Weights) { w.Stall = 0 }},
 				{"kv spread=0", func(w *selector.Weights) { w.Spread = 0 }},
@@ -382,13 +384,9 @@ func TestQualityOfOtherFleets(t *testing.T) {
 		for _, n := range fleets {
 			bound := sharedCache(reqs, total/n*n)
 			o := fleet{ranks: n, capacity: total / n, speedup: 1, policy: selector.KV, weights: selector.DefaultWeights()}.run(reqs)
-			goal := 0.95
-			if total == 0 {
-				goal = 0.98
-			}
 			t.Logf("%d ranks of %d blocks: %.1f%% of the shared cache's hits, p99 TTFT %.0f ms, imbalance %.2f", n, total/n, 100*o.hit/bound, o.p(.99), o.imbalance)
-			if o.hit < goal*bound {
-				t.Errorf("%d ranks of %d blocks: %.2f%% of the shared cache's hits, want %.0f%%", n, total/n, 100*o.hit/bound, 100*goal)
+			if o.hit < leastHits*bound {
+				t.Errorf("%d ranks of %d blocks: %.2f%% of the shared cache's hits, want %.0f%%", n, total/n, 100*o.hit/bound, 100*leastHits)
 			}
 		}
 	}

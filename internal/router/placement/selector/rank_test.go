@@ -168,8 +168,8 @@ func TestKVCost(t *testing.T) {
 		cost  float64
 		want  decision.Terms
 	}{
-		{Aggregated, 60 + 2.5 + 2 + 11.25 + 1 + 6, decision.Terms{Prefill: 100, OverlapCredit: 40, Queue: 2.5, Decode: 2, Stall: 11.25, Spread: 1, Request: 6}},
-		{Decode, 60 + 2.5 + 2 + 1 + 6, decision.Terms{Prefill: 100, OverlapCredit: 40, Queue: 2.5, Decode: 2, Spread: 1, Request: 6}},
+		{Aggregated, 60 + 2.5 + 16 + 11.25 + 1 + 6, decision.Terms{Prefill: 100, OverlapCredit: 40, Queue: 2.5, Decode: 16, Stall: 11.25, Spread: 1, Request: 6}},
+		{Decode, 60 + 2.5 + 16 + 1 + 6, decision.Terms{Prefill: 100, OverlapCredit: 40, Queue: 2.5, Decode: 16, Spread: 1, Request: 6}},
 		{Prefill, 60 + 2.5 + 1 + 6, decision.Terms{Prefill: 100, OverlapCredit: 40, Queue: 2.5, Spread: 1, Request: 6}},
 	} {
 		in.Phase = tt.phase

@@ -63,10 +63,10 @@ type Weights struct {
 }
 
 // DefaultWeights are the weights that the router starts with; see
-// docs/adr/0004-cost-function.md for how Queue, DecodeLoad, Stall and
-// Spread were chosen. OverlapCredit, PrefillLoadScale and the zeros are Dynamo's defaults.
+// docs/adr/0004-cost-function.md for how Queue, Stall and Spread were chosen, and
+// docs/policies.md for DecodeLoad. OverlapCredit, PrefillLoadScale and the zeros are Dynamo's defaults.
 func DefaultWeights() Weights {
-	return Weights{OverlapCredit: 1, CreditCPU: 0.8, CreditDisk: 0.25, PrefillLoadScale: 1, Queue: 1.0 / 4, DecodeLoad: 1.0 / 64, Stall: 1.0 / 16, Spread: 1.0 / 128}
+	return Weights{OverlapCredit: 1, CreditCPU: 0.8, CreditDisk: 0.25, PrefillLoadScale: 1, Queue: 1.0 / 4, DecodeLoad: 1.0 / 8, Stall: 1.0 / 16, Spread: 1.0 / 128}
 }
 
 // Held is how many blocks of the prompt a candidate holds: those on its device, and
