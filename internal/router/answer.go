@@ -187,7 +187,7 @@ func (x *exchange) holdHead(p disagg.Peer, resp *upstream.Response, head *sse.He
 func (x *exchange) streamRefused(w *workers.Worker, event string) error {
 	reason, err := attempt.OfEvent(event), errors.New("the engine's stream began with an error: "+event)
 	if reason == attempt.Overloaded {
-		err = &api.Error{Status: http.StatusServiceUnavailable, Code: api.CodeOverloaded, Message: err.Error(), Err: err}
+		err = &api.Error{Status: http.StatusServiceUnavailable, Code: api.CodeOverloaded, Message: err.Error(), RetryAfter: time.Second, Err: err}
 	}
 	return x.fail(selector.Decode, w, reason, true, err)
 }

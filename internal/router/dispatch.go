@@ -165,6 +165,9 @@ func (x *exchange) carryOut() error {
 	p := &d.Run.Plan
 	decode := d.Run.In.DecodePeers[p.DecodeIndex]
 	x.path = string(p.Path)
+	// For the attempt right after it only, and so for the same prompt.
+	before := x.refused
+	x.refused = refused{}
 	if d.Run.History.Continued > 0 {
 		if err := x.enterMove(); err != nil {
 			return err
@@ -192,7 +195,7 @@ func (x *exchange) carryOut() error {
 		r.asker.Sent(d, decode.Worker, decode.Rank, time.Now())
 		return x.decodeLeg(x.ctx, decode, held, x.edit(nil, decode, selector.Decode), nil)
 	}
-	return x.remote(decode, held)
+	return x.remote(decode, held, before)
 }
 
 // transfer begins a plan's transfer of KV.
@@ -220,11 +223,11 @@ func (x *exchange) transfer(prefill, decode disagg.Peer) (t *disagg.Transfer, er
 }
 
 // remote carries out a plan with remote prefill.
-func (x *exchange) remote(decode disagg.Peer, held *ledger.Reservation) error {
+func (x *exchange) remote(decode disagg.Peer, held *ledger.Reservation, before refused) error {
 	r, d := x.r, &x.d
 	_, claim := d.Run.Claims()
 	prefill := d.Run.In.PrefillPeers[d.Run.Plan.PrefillIndex]
-	transfer := x.handedOver(prefill, decode)
+	transfer := x.handedOver(before, prefill, decode)
 	if transfer == nil {
 		var err error
 		if transfer, err = x.transfer(prefill, decode); err != nil {
@@ -256,18 +259,23 @@ func (x *exchange) remote(decode disagg.Peer, held *ledger.Reservation) error {
 	if errors.As(err, &f) {
 		f.Other = prefill.Worker.State // its KV may be what was missing
 		if f.Reason == attempt.Overloaded {
-			x.refused, x.refusedRank = transfer, prefill.Rank
+			x.refused = refused{transfer, prefill.Rank}
 		}
 	}
 	return err
 }
 
-// handedOver is the transfer of the last attempt, of which the decode rank refused the
-// request for want of room, if its KV serves this plan; else nil.
-func (x *exchange) handedOver(prefill, decode disagg.Peer) *disagg.Transfer {
-	t, rank := x.refused, x.refusedRank
-	x.refused, x.refusedRank = nil, nil
-	if t == nil || rank != prefill.Rank || t.Kind() != x.d.Run.Plan.Connector || t.Leased() && time.Now().After(x.aliveBy) || !t.HandOver(decode) {
+// refused is a transfer whose decode rank had no room for the request.
+type refused struct {
+	t    *disagg.Transfer
+	rank *workers.Rank // that has the KV
+}
+
+// handedOver is the transfer of the attempt before, which a decode rank refused, if its KV
+// serves this plan; else nil.
+func (x *exchange) handedOver(before refused, prefill, decode disagg.Peer) *disagg.Transfer {
+	t := before.t
+	if t == nil || before.rank != prefill.Rank || t.Kind() != x.d.Run.Plan.Connector || t.Leased() && time.Now().After(x.aliveBy) || !t.HandOver(decode) {
 		return nil
 	}
 	x.book.Note(fmt.Sprintf("%s has the KV that %s computed before: the rank that should have taken it had no room", decode.Rank.Label, prefill.Rank.Label))
@@ -311,9 +319,14 @@ func (x *exchange) concurrent(t *disagg.Transfer, prefill disagg.Peer, claim led
 	end := pair.Run(x.ctx, &both{x, t, prefill, decode, claim, held, x.edit(edits, decode, selector.Decode)})
 	var f *attempt.Error
 	if errors.As(end.Err, &f) {
-		f.Other = prefill.Worker.State
+		other := prefill.Worker
 		if end.Cancelled {
-			f.Other = decode.Worker.State
+			other = decode.Worker
+		}
+		f.Other = other.State
+		if f.MayHaveDied() && !x.r.monitor.Answers(x.ctx, other) && x.ctx.Err() == nil {
+			f.OtherLost = true
+			x.book.Note(other.Name + ", which had the request at the same time, gives no sign of life either")
 		}
 		if end.Waiting && f.Phase == selector.Decode && f.Reason == attempt.Timeout {
 			x.book.Failed(selector.Prefill, prefill.Worker, f.Reason, errors.New("no answer when the decode leg's time was up"))

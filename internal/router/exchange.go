@@ -12,7 +12,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/dynctl/dynctl/internal/router/forward/disagg"
 	"github.com/dynctl/dynctl/internal/router/forward/resume"
 	"github.com/dynctl/dynctl/internal/router/forward/rewrite"
 	"github.com/dynctl/dynctl/internal/router/forward/upstream"
@@ -24,7 +23,6 @@ import (
 	"github.com/dynctl/dynctl/internal/router/request/access"
 	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/router/request/models"
-	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/health"
 )
 
@@ -79,10 +77,9 @@ type perRequest struct {
 	// prefill engine may free its KV.
 	aliveBy time.Time
 	flow    flow
-	// refused is a transfer whose decode rank had no room for the request, and
-	// refusedRank the rank that has its KV: another decode rank may take it.
-	refused     *disagg.Transfer
-	refusedRank *workers.Rank
+	// refused is the newest attempt's transfer, if its decode rank had no room: another
+	// decode rank may take the KV.
+	refused refused
 	// reserved is the place that the decision was given on its decode rank, until the
 	// decode leg takes it over.
 	reserved *ledger.Reservation

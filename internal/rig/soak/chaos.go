@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/dynctl/dynctl/internal/loopback"
+	"github.com/dynctl/dynctl/internal/router/placement/attempt"
 	"github.com/dynctl/dynctl/internal/router/placement/selector"
 	"github.com/dynctl/dynctl/internal/settings"
 	"github.com/dynctl/dynctl/internal/workers"
@@ -26,6 +27,7 @@ const (
 	doReload        = "reload"
 	doBadReload     = "bad reload"
 	doRestartRouter = "restart router"
+	doDeadly        = "deadly request"
 )
 
 // shows says which events prove that something was seen. It needs one of them,
@@ -41,6 +43,7 @@ func shows(kind string) []string {
 		doReload:        {"config_reloaded"},
 		doBadReload:     {"config_refused"},
 		doRestartRouter: {"router_draining"},
+		doDeadly:        loopback.Shows[loopback.Kill],
 	}[kind]
 }
 
@@ -81,6 +84,7 @@ type chaos struct {
 	faults []*Fault
 	active map[string]*Fault // by worker
 	away   []*Fault          // restarts of the router
+	deaths map[string]int    // of deadly requests, by worker
 	errs   []error
 	wg     sync.WaitGroup
 }
@@ -226,6 +230,9 @@ func (c *chaos) run(ctx context.Context) {
 			c.swapSpare(ctx)
 		case k < 20:
 			c.reuseSlot(ctx, rng.IntN(2) == 0)
+		case k < 23:
+			c.wg.Wait() // whoever dies then dies of the request
+			c.failed(&Fault{From: time.Now(), Kind: doDeadly}, c.deadly(context.WithoutCancel(ctx), rng.IntN(1<<20)))
 		default:
 			c.strike(ctx, rng)
 		}
@@ -461,6 +468,71 @@ func (c *chaos) usable(ctx context.Context, e *sim.Engine) error {
 		}
 		return errors.New("it is not")
 	})
+}
+
+// killed is how often an engine died of a deadly request.
+func (c *chaos) killed(worker string) int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.deaths[worker]
+}
+
+// deadly sends a request that every engine dies of, and wants it to reach no third one.
+// Other requests wait meanwhile: two engines of a group may be all that it has.
+func (c *chaos) deadly(ctx context.Context, no int) error {
+	c.s.gate.Lock()
+	defer c.s.gate.Unlock()
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
+	defer cancel()
+	engines := c.s.rig.Sim.Engines()
+	was, sent := map[string]int{}, time.Now()
+	for _, e := range engines {
+		was[e.Name()] = e.Exits()
+	}
+	status, body, err := c.s.marked(ctx, []string{modelVLLM, modelSGLang}[no%2], deadlyText, no)
+	if err == nil && status < 500 {
+		err = fmt.Errorf("status %d: %s", status, body)
+	}
+	// The answer may be there before the last engine is gone.
+	var died []*sim.Engine
+	same := 0
+	errs := []error{err, loopback.Wait(ctx, "the engines that die", func() error {
+		before := len(died)
+		died = died[:0]
+		for _, e := range engines {
+			if e.Exits() > was[e.Name()] {
+				died = append(died, e)
+				if up, _ := e.Running(); up {
+					return fmt.Errorf("%s is still there", e.Name())
+				}
+			}
+		}
+		if same++; len(died) != before {
+			same = 0
+		}
+		if len(died) == 0 || same < 20 {
+			return fmt.Errorf("%d have died so far", len(died))
+		}
+		return nil
+	})}
+	if len(died) > attempt.MaxLost {
+		errs = append(errs, fmt.Errorf("%d engines died of one request", len(died)))
+	}
+	for _, e := range died {
+		c.mu.Lock()
+		if c.deaths == nil {
+			c.deaths = map[string]int{}
+		}
+		c.deaths[e.Name()] += e.Exits() - was[e.Name()]
+		c.mu.Unlock()
+		f := c.begin(doDeadly, e.Name(), fmt.Sprintf("%d engines died", len(died)))
+		c.mu.Lock()
+		f.From = sent
+		c.mu.Unlock()
+		errs = append(errs, e.Restart(), c.usable(ctx, e))
+		c.end(f)
+	}
+	return errors.Join(errs...)
 }
 
 // restartRouter stops the router in the midst of everything and restarts it

@@ -88,7 +88,7 @@ func (s *soak) check(ctx context.Context, when string) Check {
 	// was cancelled at once, a decode that waits for its prefill with that wait.
 	c.Held = s.left(ctx, wrong)
 	for _, e := range s.rig.Sim.Engines() {
-		if n := e.Exits(); n > 0 {
+		if n := e.Exits() - s.chaos.killed(e.Name()); n > 0 {
 			c.Exits += n
 			wrong("engine died", fmt.Errorf("%s ended by itself %d time(s), which no fault makes it do", e.Name(), n))
 		}

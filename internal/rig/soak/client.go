@@ -31,6 +31,7 @@ const (
 	leaving  = "hang up"
 	rudely   = "garbage"
 	brokenly = "broken request"
+	badly    = "poisonous request"
 )
 
 // patience is how long a client waits for anything at all. A request that needs
@@ -77,6 +78,9 @@ func (s *soak) request(ctx context.Context, rng *rand.Rand) {
 		way = dripping
 	case k < 31:
 		s.stuck(ctx, rng.Uint64())
+		return
+	case k < 33:
+		s.poisonous(ctx, rng.Uint64())
 		return
 	}
 	epoch, n := uint64(time.Since(s.began)/s.o.Epoch), rng.IntN(poolSize)
@@ -199,22 +203,55 @@ func (s *soak) failedBefore(ctx context.Context, t *try, restarted bool) {
 		s.counts.duringRestart.Add(1)
 		return
 	}
-	if s.threeBroke(ctx, t) {
-		s.counts.threeBroke.Add(1)
+	if s.tooManyBroke(ctx, t) {
+		s.counts.tooManyBroke.Add(1)
 		return
 	}
 	s.violation("failed request", t, fmt.Sprintf("status %d %s: %v %.400s", t.status, code, t.err, t.body))
 }
 
-// threeBroke reports whether a request was given up because three engines broke
-// on it, with something done to an engine of each attempt at the time: that is a rule,
+// poisonous sends a request that every engine answers with an error, the same one again
+// and again: the client gets that. That it takes no engine from the others shows in
+// theirs, which would fail.
+func (s *soak) poisonous(ctx context.Context, n uint64) {
+	s.counts.ways(badly)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
+	defer cancel()
+	from := time.Now()
+	status, _, err := s.marked(ctx, []string{modelVLLM, modelSGLang}[n%2], poisonText, int(n/2%4))
+	if !s.chaos.restarting(from, time.Now()) && (err != nil || status < 500) {
+		s.violation("poisonous request", nil, fmt.Sprintf("status %d, %v", status, err))
+	}
+}
+
+// marked sends a request with a text that breaks engines.
+func (s *soak) marked(ctx context.Context, model, text string, no int) (status int, body []byte, err error) {
+	q, err := http.NewRequestWithContext(ctx, http.MethodPost, s.rig.URL+"/v1/completions", strings.NewReader(
+		fmt.Sprintf(`{"model":%q,"max_tokens":4,"stream":%v,"user":%q,"prompt":%s}`, model, no%2 == 1, text, jsonNumbers(numbers(s.o.Seed, uint64(no), uint64(no), 0, 400)))))
+	if err != nil {
+		return 0, nil, err
+	}
+	q.Header.Set("Content-Type", "application/json")
+	resp, err := s.http.Do(q)
+	if err != nil {
+		return 0, nil, err
+	}
+	defer resp.Body.Close()
+	body, err = io.ReadAll(io.LimitReader(resp.Body, 4<<10))
+	return resp.StatusCode, body, err
+}
+
+// tooManyBroke reports whether a request was given up because two engines died or hung, or
+// three broke on it, with something done to an engine of each attempt at the time: that is a rule,
 // and so many faults can meet one request. Which of a pair's two engines was at fault
 // the legs do not always say: a decode that waits for its prefill's KV fails by time.
-func (s *soak) threeBroke(ctx context.Context, t *try) bool {
+func (s *soak) tooManyBroke(ctx context.Context, t *try) bool {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 	defer cancel()
 	raw, err := s.rig.Admin.Decision(ctx, t.decision)
-	if err != nil || !slices.ContainsFunc(gjson.GetBytes(raw, "notes").Array(), func(n gjson.Result) bool { return strings.Contains(n.String(), attempt.NoMoreTry) }) {
+	if err != nil || !slices.ContainsFunc(gjson.GetBytes(raw, "notes").Array(), func(n gjson.Result) bool {
+		return strings.Contains(n.String(), attempt.NoMoreTry) || strings.Contains(n.String(), attempt.NoMoreLost)
+	}) {
 		return false
 	}
 	explained := map[int64]bool{}

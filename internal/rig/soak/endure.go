@@ -80,14 +80,20 @@ func (o *Options) defaults() {
 // answers and close idle connections, which nobody may notice, and some
 // prefills end with their first token, which is no fault either.
 func fleetText(listener string) string {
-	const vllm = "speed=20,kv_blocks=6000,max_model_len=90000,steps=100,osl=24"
+	const vllm = "poison=" + poisonText + ",deadly=" + deadlyText + ",speed=20,kv_blocks=6000,max_model_len=90000,steps=100,osl=24"
 	dial := ",replay=off,dial=" + listener + strings.Repeat("|"+listener, 11) // by rank of the fleet
 	return "2p3d:tls=on,late_rate=.1,close_idle=700ms,end_rate=.1," + vllm +
-		"+2p2d:engine=sglang,model=sgl,late_rate=.1,close_idle=700ms,speed=20,kv_blocks=12000,max_model_len=90000,steps=100,osl=24,bootstrap_wait=" + bootstrapWait.String() +
+		"+2p2d:engine=sglang,model=sgl,poison=" + poisonText + ",deadly=" + deadlyText + ",late_rate=.1,close_idle=700ms,speed=20,kv_blocks=12000,max_model_len=90000,steps=100,osl=24,bootstrap_wait=" + bootstrapWait.String() +
 		"+1a:" + vllm +
 		"+1a:topic=kv@10.0.0.1@sim," + vllm + dial + "+1a:topic=kv@10.0.0.10@sim," + vllm + dial +
 		"+1a:events=off," + vllm
 }
+
+// The texts of requests that every engine answers with an error, and that it dies of.
+const (
+	poisonText = "a-poisonous-request"
+	deadlyText = "a-deadly-request"
+)
 
 // bootstrapWait is how long a leg of SGLang waits for the other one.
 const bootstrapWait = 20 * time.Second

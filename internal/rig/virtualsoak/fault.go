@@ -8,6 +8,7 @@ import (
 
 	"github.com/dynctl/dynctl/internal/router/cache/kvindex"
 	"github.com/dynctl/dynctl/internal/router/cache/kvstream"
+	"github.com/dynctl/dynctl/internal/router/placement/attempt"
 	"github.com/dynctl/dynctl/internal/workers"
 )
 
@@ -34,7 +35,7 @@ func (s *stage) strike() {
 	s.out.Faults++
 	for_ := s.between(20*time.Millisecond, 800*time.Millisecond)
 	n.hurt()
-	switch k := s.rng.IntN(10); k {
+	switch k := s.rng.IntN(11); k {
 	case 0, 1:
 		s.note("%s is killed for %v", n.name, for_)
 		n.kill("killed")
@@ -61,6 +62,9 @@ func (s *stage) strike() {
 			c.SetSlow(slow)
 			n.v.Touch()
 		}
+	case 10:
+		n.full = 0.3 + 0.7*s.rng.Float64()
+		s.note("%s refuses %.2f of its requests for want of room for %v", n.name, n.full, for_)
 	default:
 		n.drop, n.late, n.spoil = 0, 0, 0
 		rate := 0.1 + 0.8*s.rng.Float64()
@@ -73,6 +77,62 @@ func (s *stage) strike() {
 			n.endFaults()
 		}
 	})
+}
+
+// kind says what a request does to every engine that takes it.
+type kind uint8
+
+const (
+	harmless kind = iota
+	poison        // the engine answers with an error
+	deadly        // the engine dies
+)
+
+// draw says what a request is.
+func (s *stage) draw() kind {
+	switch {
+	case s.script != nil:
+		return harmless
+	case s.chance(0.03):
+		return poison
+	case s.chance(0.02):
+		return deadly
+	}
+	return harmless
+}
+
+// dies ends the engine of a leg whose request is deadly.
+func (l *leg) dies() {
+	s, q, n := l.q.s, l.q, l.n
+	if l.over || !n.up || n.inc != l.inc {
+		return
+	}
+	if !slices.Contains(q.killed, n) {
+		q.killed = append(q.killed, n)
+		s.out.Died++
+	}
+	s.out.Faults++
+	s.note("%s dies of %s", n.name, q.id)
+	if len(q.killed) > attempt.MaxLost {
+		s.violate("%d engines died of %s", len(q.killed), q.id)
+		return
+	}
+	n.hurt()
+	n.kill("killed by a request")
+	s.w.At(s.w.Now()+s.between(20*time.Millisecond, 400*time.Millisecond), n.boot)
+}
+
+// acquitted wants no engine to be left out for a request that breaks every engine, once two
+// of them have shown it.
+func (q *request) acquitted() {
+	for _, n := range q.s.nodes {
+		if len(n.poisoned) != 1 || !n.poisoned[q.key()] || n.faulted || !n.member || n.worker.State.Draining() || n.worker.State.Probed().Health != workers.Healthy {
+			continue
+		}
+		if ok, why := n.worker.State.Usable(); !ok {
+			q.s.violate("%s is left out for %s, which breaks every engine: %s", n.name, q.id, why)
+		}
+	}
 }
 
 // doom restarts an engine that has just answered a prefill: the decode engine

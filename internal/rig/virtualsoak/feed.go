@@ -9,6 +9,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/cache/kvevent"
 	"github.com/dynctl/dynctl/internal/router/cache/kvindex"
 	"github.com/dynctl/dynctl/internal/router/cache/kvstream"
+	"github.com/dynctl/dynctl/internal/router/placement/attempt"
 	"github.com/dynctl/dynctl/internal/workers"
 	"github.com/dynctl/dynctl/internal/workers/sim/cache"
 	"github.com/dynctl/dynctl/internal/workers/sim/engine"
@@ -35,6 +36,11 @@ type node struct {
 	since       time.Duration // nothing was done to it since
 	hang        bool
 	errors, die float64
+	full        float64 // share of requests that it refuses
+	// faulted says that it failed a request that does not break every engine; poisoned are
+	// the requests that do and which it failed.
+	faulted  bool
+	poisoned map[attempt.RequestKey]bool
 
 	// The publisher.
 	drop, late, spoil float64
@@ -130,7 +136,7 @@ func (n *node) hurt() { n.since = 1 << 62 }
 
 // endFaults ends all faults.
 func (n *node) endFaults() {
-	n.hang, n.errors, n.die, n.drop, n.late, n.spoil = false, 0, 0, 0, 0, 0
+	n.hang, n.errors, n.die, n.full, n.drop, n.late, n.spoil = false, 0, 0, 0, 0, 0, 0
 	n.worker.State.SetDraining(false)
 	if c := n.v.Core(); c != nil {
 		c.SetSlow(1)

@@ -34,6 +34,10 @@ type leg struct {
 	cutAt int  // tokens after which the answer is cut, -1 for never
 	// before is how many tokens of the answer came from other legs.
 	before int
+	// diesAt is after how many tokens its engine dies, -1 for never.
+	diesAt int
+	// pull names the transfer whose KV it fetches.
+	pull string
 	// struck says that it is cut for nobody's fault.
 	struck bool
 	on     func(o engine.Output)
@@ -42,11 +46,15 @@ type leg struct {
 // call sends a leg to its engine.
 func (q *request) call(l *leg, r engine.Request) {
 	s := q.s
-	l.q, l.cutAt, l.delay = q, -1, s.between(50*time.Microsecond, time.Millisecond)
+	l.q, l.cutAt, l.diesAt, l.delay = q, -1, -1, s.between(50*time.Microsecond, time.Millisecond)
 	q.current = append(q.current, l)
 	fail := func(reason attempt.Reason) {
 		if !l.over {
 			l.over = true
+			if reason == attempt.Overloaded && l.phase == selector.Decode && l.from != nil {
+				q.refused = q.transfer
+				delete(s.used, l.pull) // it was not read
+			}
 			q.failed(l.phase, l.n, l.from, reason)
 		}
 	}
@@ -66,6 +74,23 @@ func (q *request) call(l *leg, r engine.Request) {
 			return
 		case l.n.hang:
 			return
+		case s.chance(l.n.full):
+			s.w.At(s.w.Now()+l.delay, func() { fail(attempt.Overloaded) })
+			return
+		case q.kind == poison:
+			s.w.At(s.w.Now()+l.delay, func() { fail(attempt.Status5xx) })
+			return
+		case s.script == nil && s.chance(0.01): // an idle connection is closed as the request comes
+			reason := attempt.Reset
+			if q.run.History.MayBeStale(l.phase) {
+				reason = attempt.Stale
+			} else {
+				q.struck = append(q.struck, l.n)
+			}
+			s.w.At(s.w.Now()+l.delay, func() { fail(reason) })
+			return
+		case q.kind == deadly:
+			l.diesAt = s.rng.IntN(3)
 		case s.chance(l.n.errors):
 			s.w.At(s.w.Now()+l.delay, func() { fail(attempt.Status5xx) })
 			return
@@ -86,6 +111,10 @@ func (q *request) call(l *leg, r engine.Request) {
 		}
 		if err := l.n.v.Submit(r); err != nil {
 			s.w.At(s.w.Now()+l.delay, func() { fail(attempt.Status5xx) })
+			return
+		}
+		if l.diesAt == 0 {
+			s.w.At(s.w.Now()+s.between(0, time.Millisecond), l.dies)
 		}
 	})
 }
@@ -95,17 +124,26 @@ func (l *leg) output(o engine.Output) {
 	if l.over {
 		return
 	}
-	if o.Finish == engine.FinishError || o.Finish == engine.FinishAbort {
+	switch {
+	case (o.Finish == engine.FinishError || o.Finish == engine.FinishAbort) && l.n.inc != l.inc: // its process is gone
 		l.over = true
-		l.q.lost(l, fmt.Sprint(o.Err))
+		l.q.lost(l, attempt.Reset, fmt.Sprint(o.Err))
 		return
-	}
-	if o.HasToken && l.cutAt == 0 {
+	case o.Finish == engine.FinishError || o.Finish == engine.FinishAbort:
+		l.over = true
+		l.q.lost(l, attempt.Status5xx, fmt.Sprint(o.Err))
+		return
+	case o.HasToken && l.cutAt == 0:
 		l.abort()
-		l.q.lost(l, "the answer was cut")
+		l.q.lost(l, attempt.Reset, "the answer was cut")
 		return
 	}
 	l.cutAt--
+	if o.HasToken {
+		if l.diesAt--; l.diesAt == 0 {
+			l.q.s.w.At(l.q.s.w.Now(), l.dies)
+		}
+	}
 	if !l.heard && l.phase == selector.Decode {
 		if l.q.s.repeats.Watches(len(l.q.whole)) {
 			l.q.s.repeats.Served(l.q.key())
@@ -120,7 +158,7 @@ func (l *leg) output(o engine.Output) {
 }
 
 // lost is a leg that broke while the engine worked on it.
-func (q *request) lost(l *leg, why string) {
+func (q *request) lost(l *leg, reason attempt.Reason, why string) {
 	s := q.s
 	if l.phase == selector.Prefill || !l.heard || q.stream != nil && q.stream.silent() {
 		if l.phase == selector.Decode {
@@ -129,9 +167,10 @@ func (q *request) lost(l *leg, why string) {
 		if l.struck {
 			q.struck = append(q.struck, l.n)
 		}
-		q.failed(l.phase, l.n, l.from, attempt.Status5xx)
+		q.failed(l.phase, l.n, l.from, reason)
 		return
 	}
+	l.n.faulted = true
 	// The client has a part of the answer.
 	q.prefix()
 	if q.goesOn(l, why) || len(s.out.Violations) > 0 {
@@ -187,9 +226,11 @@ func (q *request) prefill(t *disagg.Transfer, p *node, claim ledger.Claim, d *no
 			s.violate("%s: the parameters of a transfer were given twice", q.id)
 			return
 		}
+		q.aliveBy = s.w.Now() + s.group.Lease*4/5
 		if s.doomed > 0 && p.up && p.well() {
 			s.doom(p)
 		}
+		q.transfer, q.holder = t, p
 		q.decode(d, p, edits, held)
 	}
 	q.call(l, engine.Request{Tokens: q.tokens, MaxTokens: 1, Pin: true})
@@ -220,6 +261,7 @@ func (q *request) decode(d, p *node, edits []api.Edit, held *hold) {
 				return
 			}
 			s.used[name] = q.id
+			l.pull = name
 		}
 	}
 	l.on = func(o engine.Output) {

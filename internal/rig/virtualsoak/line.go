@@ -141,7 +141,7 @@ func (s *stage) idle() {
 			continue
 		}
 		for _, q := range s.inOrder() {
-			if _, banned := q.run.History.Banned(n.worker.State, selector.Decode); q.waiter != nil && !banned {
+			if _, banned := q.run.History.Banned(n.worker.State, selector.Decode); q.waiter != nil && !banned && q.run.History.Elsewhere(n.worker.State, selector.Decode) == "" {
 				s.violate("%s waits although %s has %d requests of %d", q.id, n.name, s.ledger.Load(n.rank).Requests, s.settings.Busy.Requests)
 				return
 			}

@@ -88,6 +88,13 @@ const (
 	forgetNext
 	// keepOutside does not hear of blocks that leave the host's memory.
 	keepOutside
+	// forgetLost tries a request again however many engines have died of it.
+	forgetLost
+	// blameEngines counts it against engines that a request breaks each of them.
+	blameEngines
+	// resendElsewhere sends a request to another engine after its connection was closed as
+	// idle.
+	resendElsewhere
 	// firstGroupOnly does not hear of blocks that cache groups but the first lose.
 	firstGroupOnly
 )
@@ -119,7 +126,10 @@ type Outcome struct {
 	Outside int
 	// Waited are requests that waited for a rank that was under its limit.
 	Waited int
-	Checks int // of the index against the events
+	// Died are engines that died of a request, HandedOver prefills whose KV went to another
+	// decode rank because the first had no room.
+	Died, HandedOver int
+	Checks           int // of the index against the events
 	// Steps is the number of things that happened, Digest a digest of them all.
 	Steps  int
 	Digest uint64

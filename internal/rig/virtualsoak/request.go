@@ -57,6 +57,17 @@ type request struct {
 	// waits for.
 	places []uint32
 	wish   *admission.Wish
+	// kind is what it does to engines, killed are those that died of it.
+	kind   kind
+	killed []*node
+	// transfer is the newest one that was prefilled, holder the node that has its KV until
+	// aliveBy, and refused the transfer if its decode rank had no room.
+	transfer, refused *disagg.Transfer
+	holder            *node
+	aliveBy           time.Duration
+	// idle is the node whose connection was closed as idle in the last try, in idlePhase.
+	idle      *node
+	idlePhase selector.Phase
 	// struck are the engines that failed it before its client had a word, and are well.
 	struck []*node
 }
@@ -78,6 +89,7 @@ func (s *stage) request() {
 	if c := s.script; c != nil {
 		q.stream, q.limit = &stream{kind: c.kind, usage: c.kind != api.SGLangGenerate}, c.limit
 	}
+	q.kind = s.draw()
 	q.whole, q.most, q.want = q.tokens, q.limit, s.ref.Answer(q.tokens, q.limit, s.script != nil && s.script.on)
 	if q.stream != nil {
 		q.ask(s.rng)
@@ -146,6 +158,7 @@ func (q *request) decided() {
 		q.follow(next, plan.Err)
 		return
 	}
+	q.resent()
 	q.run.Compact()
 	if s.chance(0.3) { // others come between
 		s.w.At(s.w.Now()+s.between(0, 2*time.Millisecond), func() {
@@ -168,6 +181,8 @@ func (q *request) carryOut(late bool) {
 // send sends the legs of the plan.
 func (q *request) send(late bool) {
 	s, in, plan := q.s, &q.run.In, &q.run.Plan
+	before := q.refused
+	q.refused = nil
 	d := q.node(in.DecodePeers[plan.DecodeIndex])
 	if !q.admit(selector.Decode, d, late) {
 		q.failed(selector.Decode, d, nil, attempt.Ejected)
@@ -185,6 +200,9 @@ func (q *request) send(late bool) {
 		return
 	}
 	p := q.node(in.PrefillPeers[plan.PrefillIndex])
+	if q.handOver(before, p, d, in.DecodePeers[plan.DecodeIndex], held) {
+		return
+	}
 	s.note("%s: try %d, prefill on %s, decode on %s (%s)", q.id, q.tries, p.name, d.name, plan.Reason)
 	if !q.admit(selector.Prefill, p, late) {
 		q.failed(selector.Prefill, p, nil, attempt.Ejected)
@@ -202,6 +220,47 @@ func (q *request) send(late bool) {
 	s.sent(q, p)
 	s.sent(q, d)
 	q.prefill(t, p, prefill, d, held)
+}
+
+// resent wants a request whose connection was closed as idle to go to the same engine.
+func (q *request) resent() {
+	n, in, p := q.idle, &q.run.In, &q.run.Plan
+	q.idle = nil
+	if n == nil || q.s.line.limited || !n.member {
+		return
+	}
+	now := in.DecodePeers[p.DecodeIndex]
+	if q.idlePhase == selector.Prefill {
+		if p.Path == decide.Local {
+			return
+		}
+		now = in.PrefillPeers[p.PrefillIndex]
+	}
+	if ok, _ := n.worker.State.Usable(); ok && now.Worker.State != n.worker.State {
+		q.s.violate("%s goes to %s after %s had closed an idle connection", q.id, now.Worker.Name, n.name)
+	}
+}
+
+// handOver has another decode rank fetch the KV that the last one had no room for.
+func (q *request) handOver(t *disagg.Transfer, p, d *node, to disagg.Peer, held *hold) bool {
+	s := q.s
+	if t == nil || q.holder != p || s.w.Now() > q.aliveBy {
+		return false
+	}
+	if !t.HandOver(to) {
+		s.violate("%s: a transfer that was refused cannot be handed over", q.id)
+		return true
+	}
+	edits, err := t.DecodeEdits()
+	if err != nil {
+		s.violate("%s: %v", q.id, err)
+		return true
+	}
+	s.out.HandedOver++
+	s.note("%s: try %d, decode on %s of what %s has", q.id, q.tries, d.name, p.name)
+	s.sent(q, d)
+	q.decode(d, p, edits, held)
+	return true
 }
 
 // transferID is the request's id on the wire; it names no other request.
@@ -404,6 +463,17 @@ func (q *request) why() (list []string) {
 func (q *request) failed(phase selector.Phase, n, from *node, reason attempt.Reason) {
 	s := q.s
 	s.note("%s: %s leg on %s failed: %s", q.id, phase, n.name, reason)
+	switch {
+	case reason == attempt.Stale:
+		q.idle, q.idlePhase = n, phase
+	case q.kind == poison && reason == attempt.Status5xx:
+		if n.poisoned == nil {
+			n.poisoned = map[attempt.RequestKey]bool{}
+		}
+		n.poisoned[q.key()] = true
+	case reason.Means().Outcome.Failure():
+		n.faulted = true
+	}
 	q.stop()
 	q.report(phase, reason.Means().Outcome)
 	if phase == selector.Prefill {
@@ -419,7 +489,7 @@ func (q *request) failed(phase selector.Phase, n, from *node, reason attempt.Rea
 		f.Other = from.worker.State
 	}
 	if other := q.uninvolved(phase); other != nil && slices.ContainsFunc(q.run.History.Failures, func(was attempt.Failure) bool {
-		return was.Worker == f.Worker && was.Phase == f.Phase && was.Reason != attempt.Ejected && (was.Other == nil || !was.Reason.Means().Mutual)
+		return was.Worker == f.Worker && was.Phase == f.Phase && was.Reason != attempt.Ejected && was.Reason != attempt.Stale && (was.Other == nil || !was.Reason.Means().Mutual)
 	}) {
 		s.violate("%s was tried on %s again, which had failed it, and not on %s", q.id, n.name, other.name)
 		return
@@ -464,6 +534,12 @@ func (s *stage) after(h *attempt.History, a attempt.Settings, prefills []*worker
 		}
 	case s.plant == forgetFailed:
 		next.Bans = nil
+	case s.plant == resendElsewhere:
+		next.Stay = attempt.Stay{}
+	case s.plant == forgetLost && next.Why == attempt.NoMoreLost:
+		forgot := *h
+		forgot.Lost = nil
+		next = attempt.AfterFailure(&forgot, a, prefills)
 	}
 	return next
 }
@@ -498,10 +574,22 @@ func (q *request) blamed() bool {
 func (q *request) follow(next attempt.Next, err error) {
 	switch next.Step {
 	case attempt.GiveUp:
-		for _, f := range q.s.repeats.Failed(q.key(), &q.run.History, q.s.now()) {
+		blamed := q.s.repeats.Failed(q.key(), &q.run.History, q.s.now())
+		for _, f := range blamed {
+			if q.s.plant == blameEngines {
+				break
+			}
 			q.s.out.Excused++
 			q.s.outliers.Excuse(f.Admission)
 			q.s.step()
+		}
+		if q.kind != harmless {
+			if q.kind == poison && len(blamed) > 0 {
+				q.acquitted()
+			}
+			q.s.out.Hopeless++
+			q.end("it breaks every engine: " + err.Error())
+			return
 		}
 		if next.Why == attempt.NoMoreTry && q.blamed() || next.Why == attempt.NoMoreLost && len(q.run.History.Lost) == attempt.MaxLost || next.Why == attempt.NoBudget && q.s.budget == 0 ||
 			next.Why == attempt.NoAttempts && len(q.run.History.Failures) >= q.s.settings.Attempts {

@@ -336,6 +336,7 @@ func (q *request) goesOn(l *leg, why string) bool {
 	}
 	s.out.Continued++
 	s.note("%s: %s broke off (%s), goes on after %d tokens", q.id, l.n.name, why, sent)
+	l.n.faulted = true
 	q.stop()
 	q.release()
 	q.tokens, q.limit, q.got = slices.Clone(ids), q.most-sent, slices.Clone(q.got[:sent])

@@ -172,7 +172,7 @@ func (h *watch) probeLoop(ctx context.Context) {
 // probe asks once and draws the consequences.
 func (h *watch) probe(ctx context.Context) {
 	w, sent := h.worker.Load(), time.Now()
-	err := h.alive(ctx, w)
+	err := h.m.ask.alive(ctx, w)
 	if ctx.Err() != nil {
 		return
 	}
@@ -207,10 +207,10 @@ func (h *watch) probe(ctx context.Context) {
 }
 
 // alive asks GET /health; where an engine has none, /v1/models does.
-func (h *watch) alive(ctx context.Context, w *workers.Worker) error {
-	err := h.m.ask.get(ctx, w, "/health", nil)
+func (a *asker) alive(ctx context.Context, w *workers.Worker) error {
+	err := a.get(ctx, w, "/health", nil)
 	if e, ok := errors.AsType[*statusError](err); ok && (e.status == http.StatusNotFound || e.status == http.StatusMethodNotAllowed) {
-		return h.m.ask.get(ctx, w, "/v1/models", nil)
+		return a.get(ctx, w, "/v1/models", nil)
 	}
 	return err
 }
@@ -444,6 +444,12 @@ func (h *watch) observe(w *workers.Worker, p *page, loads []*workers.Load) {
 			Text: fmt.Sprintf("worker %s has restarted unnoticed by the probes: its counters started over", w.Name),
 		})
 	}
+}
+
+// Answers asks a worker for a sign of life, at once, and reports whether it came in the time
+// of a probe.
+func (m *Monitor) Answers(ctx context.Context, w *workers.Worker) bool {
+	return m.ask.alive(ctx, w) == nil
 }
 
 // Learn asks a worker what it is, at once, and updates the registry, as Run does

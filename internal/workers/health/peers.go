@@ -175,6 +175,8 @@ func (o *Outliers) differs(r *record, now time.Time) bool {
 		return false
 	}
 	key, half := keyOf(r.worker), o.half(now)
+	own := r.own.recent(half)
+	failed, n = int(own.failed), int(own.failed+own.served)
 	for s, other := range o.records {
 		if s == r.worker.State || keyOf(other.worker) != key {
 			continue

@@ -275,6 +275,8 @@ func (g *Group) options() map[string]func(value string) error {
 		"port":               into(&g.BasePort, strconv.Atoi),
 		"delay":              into((*time.Duration)(&f.Delay), time.ParseDuration),
 		"error_rate":         into(&f.ErrorRate, float),
+		"poison":             into(&f.Poison, word),
+		"deadly":             into(&f.Deadly, word),
 		"hang_rate":          into(&f.HangRate, float),
 		"die_rate":           into(&f.DieRate, float),
 		"close_idle":         into((*time.Duration)(&f.CloseIdle), time.ParseDuration),

@@ -159,6 +159,7 @@ func (p *process) frontConfig(seed uint64, rooms *rooms.Rooms) front.Config {
 		SetFaults: e.SetFaults,
 		Restart:   func() { e.command(true) },
 		Exit:      func() { e.command(false) },
+		Die:       p.exitSoon,
 	}
 	for i := range p.pubs {
 		cfg.Sources = append(cfg.Sources, front.Source{Endpoint: p.pubs[i].Endpoint(), Replay: p.pubs[i].Replay(), Topic: g.Topic, Steps: g.Steps})

@@ -49,13 +49,16 @@ type Failure struct {
 	Admission health.Admission
 	// Other is the worker of the other leg where that had a part in this one.
 	Other *workers.State
+	// OtherLost says that the other worker, which had the request at the same time, gives
+	// no sign of life either.
+	OtherLost bool
 }
 
 // broke reports whether the engine broke while it worked on the request.
 func (f *Failure) broke() bool { return f.Sent && f.Reason.Means().Broke }
 
-// lost reports whether the engine may have died of the request, or hang.
-func (f *Failure) lost() bool { return f.Sent && f.Reason.Means().Lost }
+// MayHaveDied reports whether the engine may have died of the request, or hang.
+func (f *Failure) MayHaveDied() bool { return f.Sent && f.Reason.Means().Lost }
 
 // suspect is the worker of the other leg when either of the two may be at fault.
 func (f *Failure) suspect() *workers.State {
@@ -113,12 +116,21 @@ func (h *History) Add(f Failure) {
 	// A connection that broke at once, of an engine that then takes no other one, was
 	// not closed as idle: the engine died.
 	died := f.Reason == Connect && last >= 0 && h.Failures[last].Reason == Stale && h.Failures[last].Worker == f.Worker
-	if (f.lost() || died) && !slices.Contains(h.Lost, f.Worker) {
-		h.Lost = append(h.Lost, f.Worker)
+	if f.MayHaveDied() || died {
+		h.lose(f.Worker)
+	}
+	if f.OtherLost {
+		h.lose(f.Other)
 	}
 	h.Failures = append(h.Failures, f)
 	if f.Reason != Ejected && f.Reason != Stale {
 		h.Attempts++
+	}
+}
+
+func (h *History) lose(w *workers.State) {
+	if !slices.Contains(h.Lost, w) {
+		h.Lost = append(h.Lost, w)
 	}
 }
 

@@ -93,6 +93,8 @@ func TestAfterFailure(t *testing.T) {
 			Next{Why: NoMoreLost, Bans: []Ban{out(d1, decode)}}},
 		{"two died, one in each phase: no fallback either", History{Attempts: 2, Lost: []*workers.State{d2}}, Failure{Worker: p1, Phase: prefill, Reason: Reset, Sent: true}, Settings{Attempts: 9, LocalPrefill: true}, both, false,
 			Next{Why: NoMoreLost, Bans: []Ban{out(p1, prefill)}}},
+		{"both engines of a pair died at once", History{Attempts: 1}, Failure{Worker: p1, Phase: prefill, Reason: Reset, Sent: true, Other: d1, OtherLost: true}, Settings{Attempts: 9}, both, false,
+			Next{Why: NoMoreLost, Bans: []Ban{out(p1, prefill)}}},
 		{"one engine died twice", History{Attempts: 2, Lost: []*workers.State{d1}}, Failure{Worker: d1, Phase: decode, Reason: Reset, Sent: true}, Settings{Attempts: 9}, both, false,
 			Next{Step: Retry, Budgeted: true, Bans: []Ban{out(d1, decode)}}},
 		{"two died, and an engine answers that its own is dead", History{Attempts: 2, Lost: []*workers.State{d2}}, Failure{Worker: d1, Phase: decode, Reason: EngineDead, Sent: true}, Settings{Attempts: 9}, both, false,

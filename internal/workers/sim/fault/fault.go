@@ -51,6 +51,11 @@ type Set struct {
 	// ErrorRate of the requests get ErrorStatus (500 if 0) at once.
 	ErrorRate   float64 `json:"error_rate,omitempty"`
 	ErrorStatus int     `json:"error_status,omitempty"`
+	// Poison and Deadly are texts, "" for none. A generation request whose body contains
+	// Poison gets ErrorStatus, from every engine with the same text; of one that contains
+	// Deadly the engine dies.
+	Poison string `json:"poison,omitempty"`
+	Deadly string `json:"deadly,omitempty"`
 	// HangRate of the requests are never answered.
 	HangRate float64 `json:"hang_rate,omitempty"`
 	// DieRate of the answers are cut off after DieAfter tokens: the

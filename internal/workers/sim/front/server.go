@@ -76,6 +76,8 @@ type Config struct {
 	// SetFaults, Restart and Exit are the simulator's own admin calls.
 	SetFaults     func(fault.Set) error
 	Restart, Exit func()
+	// Die lets the engine die of a request.
+	Die func(reason string)
 	// Seed makes request ids deterministic.
 	Seed uint64
 	// MaxBody is the largest request body in bytes; 0 means 256 MiB.
@@ -227,9 +229,38 @@ func (s *Server) faulty(w http.ResponseWriter, r *http.Request) bool {
 		<-r.Context().Done()
 		gone()
 	}
+	if set.Poison+set.Deadly != "" && r.Method == http.MethodPost && !strings.HasSuffix(r.URL.Path, "tokenize") && s.broken(w, r, set) {
+		return false
+	}
 	if s.cfg.Faults.Hit(set.ErrorRate) {
 		status := cmp.Or(set.ErrorStatus, http.StatusInternalServerError)
 		s.fail(w, status, "Internal server error", "InternalServerError", nil)
+		return false
+	}
+	return true
+}
+
+// broken answers a request that the engine breaks on, or dies of; false means that it is
+// none.
+func (s *Server) broken(w http.ResponseWriter, r *http.Request, set fault.Set) bool {
+	r.Body = received(r.Body)
+	b, _ := io.ReadAll(r.Body) // the handler gets the error, too
+	r.Body = received(struct {
+		io.Reader
+		io.Closer
+	}{io.MultiReader(bytes.NewReader(b), r.Body), r.Body})
+	switch has := func(text string) bool { return text != "" && bytes.Contains(b, []byte(text)) }; {
+	case has(set.Deadly):
+		s.cfg.Die("a deadly request")
+		if s.sglang() {
+			<-r.Context().Done() // the process is gone, without an answer
+			gone()
+		}
+		<-s.cfg.Dead.Done()
+		s.refuse(w, ErrDead)
+	case has(set.Poison):
+		s.fail(w, cmp.Or(set.ErrorStatus, http.StatusInternalServerError), "Internal server error", "InternalServerError", nil)
+	default:
 		return false
 	}
 	return true
