@@ -49,6 +49,7 @@ type perRequest struct {
 	salted bool
 	ep     *api.Endpoint
 	body   *api.Body
+	form   *api.Form // nil unless the body is one
 	// asked is the model in the client's words, model in the engines'.
 	asked, model string
 
@@ -164,6 +165,11 @@ func (x *exchange) serve() error {
 	if ep.Local {
 		return x.local()
 	}
+	if !x.d.Settings.Routing.AllowTransferFields {
+		if err := api.CheckQuery(x.req.URL.RawQuery); err != nil {
+			return x.refuse("request", err)
+		}
+	}
 	if err := r.gate.Arrive(); err != nil {
 		return x.refuseAtGate(err)
 	}
@@ -241,7 +247,9 @@ func (x *exchange) read() error {
 	case api.MultipartBody:
 		x.view.Body = body.B
 		x.view.Kind = x.ep.Kind
-		x.asked, err = api.MultipartModel(x.req.Header.Get("Content-Type"), body.B)
+		if x.form, err = api.ReadForm(x.req.Header, body.B, x.d.Settings.Routing.AllowTransferFields); err == nil {
+			x.asked = x.form.Model
+		}
 	default:
 		err = x.view.Parse(body.B, x.ep.Kind, api.Limits{})
 		x.asked = x.view.Model
