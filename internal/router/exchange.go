@@ -104,7 +104,7 @@ func (r *Router) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	switch req.URL.Path {
 	case "/health", "/healthz", "/readyz":
 		new(api.AnswerDeadline).Extend(w, limits.Write)
-		r.state.ServeProbe(w, req)
+		r.probe(w, req)
 		return
 	}
 	x := r.acquire(w, req)
@@ -155,6 +155,12 @@ func (x *exchange) serve() error {
 		return x.refuse("path", err)
 	}
 	x.ep = ep
+	if r.hop.Passed(x.req.Header) {
+		if e, ok := r.failures.Looped(x.req.RemoteAddr, x.start); ok {
+			r.event(e)
+		}
+		return x.refuse("loop", api.Looped())
+	}
 	x.d.Settings = r.settings.Load()
 	if keys := r.secure.Keys(); keys != nil {
 		var reason string
@@ -203,6 +209,7 @@ func (x *exchange) respond() error {
 	if err := x.dispatch(); err != nil || x.flow.resp == nil {
 		return err
 	}
+	defer x.r.legs.Give(1)
 	defer x.flow.held.Release()
 	return x.forward()
 }

@@ -119,7 +119,7 @@ func TestInvariant02ClientCannotSteerTheTransfer(t *testing.T) {
 					// The escaped twin would be a duplicate, which is refused as such.
 					body := strings.Replace(`{`+steering+`"model":"sim","max_tokens":3,`+prompt+`}`, `"kv_transfer_param\u0073":{"do_remote_prefill":true,"remote_host":"10.9.9.9"},`, "", 1)
 					a := r.send(http.MethodPost, path, []byte(body),
-						"X-Dynctl-Worker", "decode-9", "X-Dynctl-Path", "local", "X-data-parallel-rank", "7", "X-Dynctl-Prefill-Worker", "nobody", "Endpoint-Load-Metrics-Format", "TEXT")
+						"X-Dynctl-Worker", "decode-9", "X-Dynctl-Path", "local", "X-data-parallel-rank", "7", "X-Dynctl-Prefill-Worker", "nobody", "Endpoint-Load-Metrics-Format", "TEXT", "X-Dynctl-Hop", "evil")
 					if a.status != 200 {
 						t.Fatalf("%s", a)
 					}
@@ -132,8 +132,11 @@ func TestInvariant02ClientCannotSteerTheTransfer(t *testing.T) {
 						if !bytes.Contains(c.body, []byte(`"harmless":5`)) {
 							t.Errorf("%s lost what is nobody's business: %s", c.engine, c.body)
 						}
+						if hop := c.header["X-Dynctl-Hop"]; len(hop) != 1 || strings.Contains(hop[0], "evil") {
+							t.Errorf("%s got the hops %q", c.engine, hop)
+						}
 						for k := range c.header {
-							if strings.HasPrefix(k, "X-Dynctl-") || k == "X-Data-Parallel-Rank" || k == "Endpoint-Load-Metrics-Format" {
+							if strings.HasPrefix(k, "X-Dynctl-") && k != "X-Dynctl-Hop" || k == "X-Data-Parallel-Rank" || k == "Endpoint-Load-Metrics-Format" {
 								t.Errorf("%s got header %s: %q", c.engine, k, c.header[k])
 							}
 						}

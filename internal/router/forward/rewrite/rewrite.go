@@ -25,6 +25,8 @@ type Source struct {
 	Body []byte
 	// Asked is the model in the client's words, Model in the engines'.
 	Asked, Model string
+	// Hops are the routers that the request has passed, this one included.
+	Hops string
 	// Salted says that the view's salt is the router's.
 	Salted bool
 }
@@ -82,7 +84,7 @@ func (m *Scratch) Body(s *Source, p disagg.Peer, ids bool, more []api.Edit) [][]
 // until the next request of the phase.
 func (m *Scratch) Leg(s *Source, p disagg.Peer, path, id string, body [][]byte, headTimeout time.Duration) *upstream.Leg {
 	q := s.Request
-	m.set = appendForwarded(append(m.set[:0], upstream.HeaderField{Key: api.HeaderRequestID, Value: id}), q, s.Settings)
+	m.set = appendForwarded(append(m.set[:0], upstream.HeaderField{Key: api.HeaderRequestID, Value: id}, upstream.HeaderField{Key: api.HeaderHop, Value: s.Hops}), q, s.Settings)
 	if len(p.Worker.Ranks) > 1 {
 		m.set = append(m.set, upstream.HeaderField{Key: "X-Data-Parallel-Rank", Value: strconv.Itoa(p.Rank.DP)})
 	}

@@ -272,7 +272,8 @@ func AfterFailure(h *History, s Settings, prefills []*workers.State) Next {
 		}
 		return Next{Bans: bans, Why: why}
 	}
-	return Next{Step: Retry, Bans: bans, Budgeted: true}
+	// A router that refused a loop has done no work: asking another worker adds no load.
+	return Next{Step: Retry, Bans: bans, Budgeted: f.Reason != Loop}
 }
 
 // afterCut says what follows a stream's leg of which the client has a part. The leg

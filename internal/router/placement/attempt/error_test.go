@@ -53,7 +53,7 @@ func TestOfStatus(t *testing.T) {
 		status int
 		want   Reason
 	}{
-		{selector.Decode, 500, Status5xx}, {selector.Prefill, 503, Status5xx}, {selector.Decode, 429, Overloaded},
+		{selector.Decode, 500, Status5xx}, {selector.Prefill, 503, Status5xx}, {selector.Decode, 429, Overloaded}, {selector.Decode, 508, Loop}, {selector.Prefill, 508, Loop},
 		{selector.Decode, 400, Status4xx}, {selector.Prefill, 404, Status4xx}, {selector.Prefill, 302, Status3xx}, {selector.Decode, 302, Status4xx},
 	} {
 		for _, keyed := range []bool{false, true} {
