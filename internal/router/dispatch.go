@@ -174,6 +174,15 @@ func (x *exchange) carryOut() error {
 		}
 		defer x.leaveMove()
 	}
+	if !x.r.legs.Take(1) {
+		x.giveUpPlace()
+		return x.noLeg()
+	}
+	defer func() {
+		if x.flow.resp == nil { // else respond gives it back
+			r.legs.Give(1)
+		}
+	}()
 	if !x.admit(selector.Decode, decode.Worker) {
 		x.giveUpPlace()
 		return x.fail(selector.Decode, decode.Worker, attempt.Ejected, false, errEjected)

@@ -49,6 +49,7 @@ type perRequest struct {
 	salted bool
 	ep     *api.Endpoint
 	body   *api.Body
+	form   *api.Form // nil unless the body is one
 	// asked is the model in the client's words, model in the engines'.
 	asked, model string
 
@@ -106,7 +107,7 @@ func (r *Router) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	switch req.URL.Path {
 	case "/health", "/healthz", "/readyz":
 		new(api.AnswerDeadline).Extend(w, limits.Write)
-		r.state.ServeProbe(w, req)
+		r.probe(w, req)
 		return
 	}
 	x := r.acquire(w, req)
@@ -157,6 +158,12 @@ func (x *exchange) serve() error {
 		return x.refuse("path", err)
 	}
 	x.ep = ep
+	if r.hop.Passed(x.req.Header) {
+		if e, ok := r.failures.Looped(x.req.RemoteAddr, x.start); ok {
+			r.event(e)
+		}
+		return x.refuse("loop", api.Looped())
+	}
 	x.d.Settings = r.settings.Load()
 	if keys := r.secure.Keys(); keys != nil {
 		var reason string
@@ -166,6 +173,11 @@ func (x *exchange) serve() error {
 	}
 	if ep.Local {
 		return x.local()
+	}
+	if !x.d.Settings.Routing.AllowTransferFields {
+		if err := api.CheckQuery(x.req.URL.RawQuery); err != nil {
+			return x.refuse("request", err)
+		}
 	}
 	if err := r.gate.Arrive(); err != nil {
 		return x.refuseAtGate(err)
@@ -200,6 +212,7 @@ func (x *exchange) respond() error {
 	if err := x.dispatch(); err != nil || x.flow.resp == nil {
 		return err
 	}
+	defer x.r.legs.Give(1)
 	defer x.flow.held.Release()
 	return x.forward()
 }
@@ -244,7 +257,9 @@ func (x *exchange) read() error {
 	case api.MultipartBody:
 		x.view.Body = body.B
 		x.view.Kind = x.ep.Kind
-		x.asked, err = api.MultipartModel(x.req.Header.Get("Content-Type"), body.B)
+		if x.form, err = api.ReadForm(x.req.Header, body.B, x.d.Settings.Routing.AllowTransferFields); err == nil {
+			x.asked = x.form.Model
+		}
 	default:
 		err = x.view.Parse(body.B, x.ep.Kind, api.Limits{})
 		x.asked = x.view.Model

@@ -120,7 +120,7 @@ func TestInvariant02ClientCannotSteerTheTransfer(t *testing.T) {
 					// The escaped twin would be a duplicate, which is refused as such.
 					body := strings.Replace(`{`+steering+`"model":"sim","max_tokens":3,`+prompt+`}`, `"kv_transfer_param\u0073":{"do_remote_prefill":true,"remote_host":"10.9.9.9"},`, "", 1)
 					a := r.send(http.MethodPost, path, []byte(body),
-						"X-Dynctl-Worker", "decode-9", "X-Dynctl-Path", "local", "X-data-parallel-rank", "7", "X-Dynctl-Prefill-Worker", "nobody", "Endpoint-Load-Metrics-Format", "TEXT")
+						"X-Dynctl-Worker", "decode-9", "X-Dynctl-Path", "local", "X-data-parallel-rank", "7", "X-Dynctl-Prefill-Worker", "nobody", "Endpoint-Load-Metrics-Format", "TEXT", "X-Dynctl-Hop", "evil")
 					if a.status != 200 {
 						t.Fatalf("%s", a)
 					}
@@ -133,8 +133,11 @@ func TestInvariant02ClientCannotSteerTheTransfer(t *testing.T) {
 						if !bytes.Contains(c.body, []byte(`"harmless":5`)) {
 							t.Errorf("%s lost what is nobody's business: %s", c.engine, c.body)
 						}
+						if hop := c.header["X-Dynctl-Hop"]; len(hop) != 1 || strings.Contains(hop[0], "evil") {
+							t.Errorf("%s got the hops %q", c.engine, hop)
+						}
 						for k := range c.header {
-							if strings.HasPrefix(k, "X-Dynctl-") || k == "X-Data-Parallel-Rank" || k == "Endpoint-Load-Metrics-Format" {
+							if strings.HasPrefix(k, "X-Dynctl-") && k != "X-Dynctl-Hop" || k == "X-Data-Parallel-Rank" || k == "Endpoint-Load-Metrics-Format" {
 								t.Errorf("%s got header %s: %q", c.engine, k, c.header[k])
 							}
 						}
@@ -149,6 +152,59 @@ func TestInvariant02ClientCannotSteerTheTransfer(t *testing.T) {
 			a := r.send(http.MethodPost, "/v1/completions", []byte(`{`+steering+`"model":"sim","prompt":"x"}`))
 			a.refused(t, http.StatusBadRequest, "duplicate_key")
 		})
+	}
+}
+
+// TestInvariant02FormsAndQueriesCannotSteer: nor by a form, a query, or a body that an engine
+// would read in another way than the router does, unless the operator lets clients steer.
+func TestInvariant02FormsAndQueriesCannotSteer(t *testing.T) {
+	t.Parallel()
+	const multi = "multipart/form-data; boundary=b"
+	part := func(name, value string) string {
+		return "--b\r\nContent-Disposition: form-data; name=\"" + name + "\"\r\n\r\n" + value + "\r\n"
+	}
+	file := part("model", "sim") + part(`file"; filename="a.wav`, "RIFF\x00\xff\r\n--\r\nkv_transfer_params")
+	const evil, end = `{"kv_transfer_param\u0073":"x","mine":1}`, "--b--\r\n"
+	json := fmt.Sprintf(`{"model":"sim","prompt":%s,"max_tokens":1,"vllm_xargs":%s}`, encode(t, ids(8, 8)), evil)
+	for _, may := range []bool{false, true} {
+		r, p := tappedRig(t, "1a:profile=instant", func(c *settings.Config) { c.Routing.AllowTransferFields = may })
+		p.set(func(_ string, w http.ResponseWriter, q *http.Request, _ []byte) bool {
+			if strings.HasPrefix(q.URL.Path, "/v1/audio/") {
+				_, _ = io.WriteString(w, `{"text":"hello"}`)
+				return true
+			}
+			return false
+		})
+		for _, stream := range []string{"", part("stream", "true")} {
+			for _, path := range []string{"/v1/audio/transcriptions", "/v1/audio/translations"} {
+				for _, c := range []struct{ name, path, media, body, want string }{
+					{"ordinary", path, multi, file + stream + part("vllm_xargs", `{"mine": 1}`) + end, file + stream + part("vllm_xargs", `{"mine": 1}`) + end},
+					{"arguments", path, multi, file + stream + part("vllm_xargs", evil) + end, file + stream + part("vllm_xargs", `{"mine":1}`) + end},
+					{"a field", path, multi, file + stream + part("bootstrap_room[]", "1") + end, file + stream + end},
+					{"arguments twice", path, multi, file + part("vllm_xargs", "{}") + stream + part("vllm_xargs", evil) + end, ""},
+					{"a query", path + "?vllm_xargs[kv_transfer_param%73]=x", multi, file + stream + end, ""},
+					{"JSON that is called a form", "/v1/completions?a=b", multi, json, strings.Replace(json, evil, `{"mine":1}`, 1)},
+				} {
+					p.reset()
+					a := r.send(http.MethodPost, c.path, []byte(c.body), "Content-Type", c.media)
+					want, status, sent := c.want, 200, 1
+					switch {
+					case may:
+						want = c.body
+					case want == "":
+						status, sent = 400, 0
+					}
+					legs := p.callsOf(c.path)
+					if a.status != status || len(legs) != sent || sent == 1 && string(legs[0].body) != want {
+						t.Errorf("%s, allowed %v: %s, %d legs", c.name, may, a, len(legs))
+						continue
+					}
+					if sent == 1 && (legs[0].header.Get("Content-Type") == multi) != (c.path[4] == 'a') {
+						t.Errorf("%s goes on as %q", c.name, legs[0].header.Get("Content-Type"))
+					}
+				}
+			}
+		}
 	}
 }
 

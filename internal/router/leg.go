@@ -56,7 +56,7 @@ func (x *exchange) report(p selector.Phase, out health.Outcome) {
 
 // source is the request as engines get it but for what differs from leg to leg.
 func (x *exchange) source() rewrite.Source {
-	s := rewrite.Source{Request: x.req, Endpoint: x.ep, View: &x.view, Settings: x.d.Settings, Asked: x.asked, Model: x.model, Salted: x.salted}
+	s := rewrite.Source{Request: x.req, Endpoint: x.ep, View: &x.view, Form: x.form, Settings: x.d.Settings, Asked: x.asked, Model: x.model, Salted: x.salted, Hops: x.r.hop.After(x.req.Header)}
 	if x.body != nil {
 		s.Body = x.body.B
 	}
@@ -93,6 +93,11 @@ func (x *exchange) legTook(phase selector.Phase, sent, first time.Time) {
 // or an answer that the client shall get (4xx).
 func (x *exchange) prefillLeg(ctx context.Context, t *disagg.Transfer, p disagg.Peer, claim ledger.Claim) (err error) {
 	r, s := x.r, x.d.Settings
+	if !r.legs.Take(1) {
+		x.report(selector.Prefill, health.Canceled)
+		return x.noLeg()
+	}
+	defer r.legs.Give(1)
 	held := r.ledger.Reserve(p.Rank, claim)
 	defer held.Release()
 	leg := x.leg(selector.Prefill, p, x.edit(t.PrefillEdits(), p, selector.Prefill), s.Timeouts.Prefill, t.RequestID())

@@ -17,7 +17,7 @@ const maxModelAnswer = 8 << 20
 
 // local answers from what the router knows.
 func (x *exchange) local() error {
-	list, err := x.r.models(x.ctx)
+	list, err := x.r.models(x.ctx, x.r.hop.After(x.req.Header))
 	if err != nil {
 		return err
 	}
@@ -51,15 +51,15 @@ func (x *exchange) local() error {
 	return nil
 }
 
-// models are the merged model lists of the fleet.
-func (r *Router) models(ctx context.Context) (*models.List, error) {
+// models are the merged model lists of the fleet; hops are what questions to it carry.
+func (r *Router) models(ctx context.Context, hops string) (*models.List, error) {
 	fleet := r.registry.Snapshot()
 	return r.modelLists.Get(ctx, fleet.Revision, func() *models.List {
 		var aliases []models.Alias
 		for _, a := range r.settings.Load().Aliases {
 			aliases = append(aliases, models.Alias{Name: a.Name, Target: a.Model})
 		}
-		list, err := models.Ask(ctx, fleet, aliases, r.modelsOf)
+		list, err := models.Ask(ctx, fleet, aliases, func(ctx context.Context, w *workers.Worker) []byte { return r.modelsOf(ctx, w, hops) })
 		if err != nil {
 			r.log.Warn("a model list could not be read", "err", err)
 		}
@@ -68,8 +68,8 @@ func (r *Router) models(ctx context.Context) (*models.List, error) {
 }
 
 // modelsOf is a worker's answer to /v1/models; nil for none.
-func (r *Router) modelsOf(ctx context.Context, w *workers.Worker) []byte {
-	resp, err := r.client.Do(ctx, &upstream.Leg{Base: w.URL, Path: "/v1/models", Method: http.MethodGet, APIKey: w.APIKey})
+func (r *Router) modelsOf(ctx context.Context, w *workers.Worker, hops string) []byte {
+	resp, err := r.client.Do(ctx, &upstream.Leg{Base: w.URL, Path: "/v1/models", Method: http.MethodGet, APIKey: w.APIKey, Set: []upstream.HeaderField{{Key: api.HeaderHop, Value: hops}}})
 	if err != nil {
 		return nil // probes report why
 	}

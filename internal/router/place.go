@@ -2,9 +2,11 @@ package router
 
 import (
 	"fmt"
+	"net/http"
 	"time"
 
 	"github.com/dynctl/dynctl/internal/router/request/admission"
+	"github.com/dynctl/dynctl/internal/router/request/api"
 )
 
 // lookInterval is how often requests that wait for a rank look at the fleet while no request
@@ -70,6 +72,14 @@ func (x *exchange) place() error {
 		x.book.Undecided()
 	}
 	return x.refuseAtGate(err)
+}
+
+// noLeg refuses a request of which a leg would be one too many.
+func (x *exchange) noLeg() error {
+	return x.refuse("legs", &api.Error{
+		Status: http.StatusServiceUnavailable, Code: api.CodeOverloaded, RetryAfter: time.Second,
+		Message: "too many requests to workers are in progress (limits.legs); try again later",
+	})
 }
 
 // giveUpPlace gives back the place that no leg has taken over.

@@ -40,6 +40,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/placement/outcome"
 	"github.com/dynctl/dynctl/internal/router/placement/question"
 	"github.com/dynctl/dynctl/internal/router/request/admission"
+	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/router/request/models"
 	"github.com/dynctl/dynctl/internal/router/request/prompt"
 	"github.com/dynctl/dynctl/internal/router/request/stored"
@@ -92,6 +93,7 @@ type Router struct {
 	opts     Options
 	started  time.Time
 	settings *effective.InForce
+	hop      api.Hop
 
 	registry       *workers.Registry
 	index          *kvindex.Index
@@ -105,6 +107,7 @@ type Router struct {
 	gate           *admission.Gate
 	ranks          *admission.Line   // for a rank that is under its limits
 	bodies         *admission.Memory // of the requests' bodies
+	legs           *admission.Memory // requests to workers in progress
 	client         *upstream.Client
 	monitor        *health.Monitor
 	outliers       *health.Outliers
@@ -141,7 +144,7 @@ func New(ctx context.Context, o Options) (*Router, error) {
 	if err := o.Config.Validate(); err != nil {
 		return nil, err
 	}
-	r := &Router{log: o.Logger, opts: o, started: time.Now()}
+	r := &Router{log: o.Logger, opts: o, started: time.Now(), hop: api.NewHop()}
 	s, err := effective.New(o.Config, o.Origin, 1)
 	if err != nil {
 		return nil, err
@@ -168,6 +171,7 @@ func New(ctx context.Context, o Options) (*Router, error) {
 	r.ranks = admission.NewLine(0, 0, lookInterval)
 	r.ledger.OnEase(r.ranks.Wake)
 	r.bodies = admission.NewMemory(o.Config.Limits.BodyMemory, func(full bool) { r.event(watch.BodyMemory(full, r.bodies.Limit())) })
+	r.legs = admission.NewMemory(admission.LegLimit(o.Config.Limits.Legs), func(full bool) { r.event(watch.Legs(full, r.legs.Limit())) })
 	r.stored = stored.New(1 << 16)
 	r.index = kvindex.New(kvindex.Options{MaxBlocks: int64(o.Config.Index.MaxBlocks)})
 	r.predicted = approx.New(approx.Options{TTL: o.Config.Tokens.ApproxTTL})
@@ -208,7 +212,7 @@ func New(ctx context.Context, o Options) (*Router, error) {
 		return nil, err
 	}
 	if r.tokens, err = prompt.New(prompt.Options{
-		TLS:  r.secure.EngineTLS(),
+		TLS: r.secure.EngineTLS(), Header: r.hopHeader(),
 		Mode: o.Config.Tokens.Tokenizer, Path: o.Config.Tokens.Path, Registry: r.registry, Event: r.event, DialTimeout: o.Config.Timeouts.Dial,
 		CacheBytes: o.Config.Tokens.CacheBytes,
 	}); err != nil {
@@ -245,11 +249,11 @@ func New(ctx context.Context, o Options) (*Router, error) {
 	}
 	facts := &console.Facts{
 		InForce: r.settings, Fleet: r.fleet, Rests: &r.moves, Slow: r.slow, Causes: r.causes, Compute: r.compute, Learners: r.costs.Learners,
-		Tokens: r.tokens, Bodies: r.bodies, Secure: r.secure, Ending: r.drain, Pods: r.kube, Recording: o.Recording,
+		Tokens: r.tokens, Bodies: r.bodies, Legs: r.legs, Secure: r.secure, Ending: r.drain, Pods: r.kube, Recording: o.Recording,
 	}
 	r.state = &state.State{
 		Router: facts, Version: o.Version, Started: r.started, Registry: r.registry, Index: r.index, Predicted: r.predicted,
-		Feeds: r.feeds, Ledger: r.ledger, Gate: r.gate, Ranks: r.ranks, Bodies: r.bodies, Addresses: r.secure.Addresses(), Traffic: &r.traffic,
+		Feeds: r.feeds, Ledger: r.ledger, Gate: r.gate, Ranks: r.ranks, Bodies: r.bodies, Legs: r.legs, Addresses: r.secure.Addresses(), Traffic: &r.traffic,
 	}
 	r.metrics.Collect(r.state)
 	if len(o.Sim) > 0 {
@@ -291,6 +295,7 @@ func (r *Router) Run(ctx context.Context) error {
 func (r *Router) Close(ctx context.Context) error {
 	r.cancelRequests()
 	r.bodies.Close()
+	r.legs.Close()
 	r.client.Close()
 	r.tokens.Close()
 	return errors.Join(r.index.Close(), r.predicted.Close(), r.tracer.Close(ctx))
@@ -323,6 +328,7 @@ func (r *Router) prepare(old, now *effective.Settings, listed []workers.Spec) er
 	}
 	r.gate.SetLimits(admission.Limits{Inflight: now.Limits.Inflight, Queue: now.Limits.Queue, Timeout: now.Limits.QueueTimeout})
 	r.bodies.SetLimit(now.Limits.BodyMemory)
+	r.legs.SetLimit(admission.LegLimit(now.Limits.Legs))
 	return nil
 }
 

@@ -3,6 +3,8 @@ package router
 import (
 	"cmp"
 	"context"
+	"errors"
+	"fmt"
 	"log"
 	"net"
 	"net/http"
@@ -14,6 +16,7 @@ import (
 	"github.com/dynctl/dynctl/internal/router/forward/upstream"
 	"github.com/dynctl/dynctl/internal/router/observe/admin"
 	"github.com/dynctl/dynctl/internal/router/observe/console"
+	"github.com/dynctl/dynctl/internal/router/request/api"
 	"github.com/dynctl/dynctl/internal/router/secure"
 	"github.com/dynctl/dynctl/internal/settings"
 	"github.com/dynctl/dynctl/internal/workers"
@@ -24,7 +27,7 @@ import (
 func (r *Router) buildClients(c *settings.Config) error {
 	r.requests, r.cancelRequests = context.WithCancel(context.Background())
 	r.client = upstream.New(upstream.Options{DialTimeout: c.Timeouts.Dial, TLS: r.secure.EngineTLS()})
-	r.monitor = health.NewMonitor(r.registry, health.Options{Interval: c.Health.Interval, Timeout: c.Health.Timeout, Scrape: c.Health.Scrape, TLS: r.secure.EngineTLS()}, r.event)
+	r.monitor = health.NewMonitor(r.registry, health.Options{Interval: c.Health.Interval, Timeout: c.Health.Timeout, Scrape: c.Health.Scrape, TLS: r.secure.EngineTLS(), Header: r.hopHeader()}, r.event)
 	r.outliers = health.NewOutliers(r.registry, health.OutlierOptions{}, r.event)
 	feeds := kvfeed.Options{
 		BlockSize: cmp.Or(c.Tokens.BlockSize, effective.DefaultBlock), StaleAfter: c.Index.StaleAfter,
@@ -50,9 +53,21 @@ type AdminOptions = console.Options
 func (r *Router) AdminHandler(o AdminOptions) (http.Handler, error) {
 	c := &console.Router{
 		State: r.state, InForce: r.settings, Registry: r.registry, Index: r.index, Words: r.words, Kept: r.receipts, Log: r.events,
-		Secure: r.secure, Ending: r.drain, DryRun: r.dryRun, Metrics: r.metrics.Handler(), Probe: http.HandlerFunc(r.state.ServeProbe),
+		Secure: r.secure, Ending: r.drain, DryRun: r.dryRun, Metrics: r.metrics.Handler(), Probe: http.HandlerFunc(r.probe),
 	}
 	return c.Handler(o)
+}
+
+// hopHeader is what requests carry that follow from no client's.
+func (r *Router) hopHeader() http.Header { return http.Header{api.HeaderHop: {string(r.hop)}} }
+
+// probe answers probes. One of this router's own means that it is its own worker.
+func (r *Router) probe(w http.ResponseWriter, req *http.Request) {
+	if r.hop.Passed(req.Header) {
+		api.WriteError(w, req, api.Looped())
+		return
+	}
+	r.state.ServeProbe(w, req)
 }
 
 // Secure is the router's certificates and keys, and what its listeners make of them.
@@ -68,8 +83,13 @@ func (r *Router) Counts() admin.WorkerCounts { return r.state.Status(time.Now())
 // use.
 func (r *Router) Models() []string { return r.registry.Snapshot().Models() }
 
-// Balanced is nil when no request is on the ledger.
-func (r *Router) Balanced() error { return r.ledger.Balanced() }
+// Balanced is nil when no request is on the ledger, and no leg in progress.
+func (r *Router) Balanced() error {
+	if n := r.legs.Used(); n != 0 {
+		return errors.Join(fmt.Errorf("%d legs are in progress", n), r.ledger.Balanced())
+	}
+	return r.ledger.Balanced()
+}
 
 // routerKey is the key of a context under which the router that cancels it is
 // found.

@@ -237,6 +237,9 @@ type Limits struct {
 	ClientConnections int
 	// Inflight is the greatest number of requests in progress; 0 is no limit.
 	Inflight int
+	// Legs is the greatest number of requests to workers in progress; 0 is by the limit of
+	// open files.
+	Legs int
 	// Queue is how many requests may wait beyond Inflight, and as many for a rank with
 	// room; QueueTimeout how long.
 	Queue        int

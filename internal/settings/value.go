@@ -273,6 +273,14 @@ func between(least, most int64, unit string) func(any) error {
 func whole(v any) int64 { return reflect.ValueOf(v).Int() }
 
 // slowFactor is 0, or more than what measuring differs by.
+// legs is a number of legs: a request may have two.
+func legs(v any) error {
+	if n := whole(v); n < 0 || n == 1 {
+		return fmt.Errorf("%v is neither 0 (by the limit of open files) nor at least 2", v)
+	}
+	return nil
+}
+
 func slowFactor(v any) error {
 	if f := v.(float64); !(f == 0 || f >= 1.2 && f <= 1000) {
 		return fmt.Errorf("%v is neither 0 (off) nor between 1.2 and 1000", v)

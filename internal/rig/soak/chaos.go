@@ -510,7 +510,7 @@ func (c *chaos) deadly(ctx context.Context, no int) error {
 		if same++; len(died) != before {
 			same = 0
 		}
-		if len(died) == 0 || same < 20 {
+		if len(died) == 0 || same < 100 {
 			return fmt.Errorf("%d have died so far", len(died))
 		}
 		return nil

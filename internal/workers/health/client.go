@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"net/url"
@@ -23,12 +24,13 @@ const maxAnswer = 8 << 20
 type asker struct {
 	client  *http.Client
 	timeout time.Duration
-	bodies  sync.Pool // *bytes.Buffer
+	header  http.Header // of every request
+	bodies  sync.Pool   // *bytes.Buffer
 }
 
 // newAsker makes an asker; a nil transport stands for one of its own, which
 // takes no proxy from the environment: engines are neighbours.
-func newAsker(rt http.RoundTripper, conf func() *tls.Config, timeout time.Duration) *asker {
+func newAsker(rt http.RoundTripper, conf func() *tls.Config, timeout time.Duration, header http.Header) *asker {
 	if rt == nil {
 		dialer := &net.Dialer{Timeout: timeout, KeepAlive: 15 * time.Second}
 		rt = &http.Transport{
@@ -46,6 +48,7 @@ func newAsker(rt http.RoundTripper, conf func() *tls.Config, timeout time.Durati
 			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 		},
 		timeout: timeout,
+		header:  header,
 		bodies:  sync.Pool{New: func() any { return new(bytes.Buffer) }},
 	}
 }
@@ -62,6 +65,9 @@ func (e *statusError) Error() string {
 	text := fmt.Sprintf("%s answers %d", e.what, e.status)
 	if e.status == http.StatusUnauthorized || e.status == http.StatusForbidden {
 		text += " (state api_key_file if the engine wants a key)"
+	}
+	if e.status == http.StatusLoopDetected {
+		text += " (the worker is this router itself: no request is sent to it; take it out of the workers)"
 	}
 	return text
 }
@@ -88,6 +94,7 @@ func (a *asker) send(ctx context.Context, w *workers.Worker, method, path string
 	if err != nil {
 		return fmt.Errorf("%s: %w", what, err)
 	}
+	maps.Copy(req.Header, a.header)
 	if body != nil {
 		req.Header.Set("Content-Type", "application/json")
 	}

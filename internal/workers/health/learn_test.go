@@ -41,7 +41,7 @@ func engine(t *testing.T, pages map[string]string) *workers.Worker {
 
 func learnFrom(t *testing.T, w *workers.Worker) *answer {
 	t.Helper()
-	a := newAsker(nil, nil, 10*time.Second)
+	a := newAsker(nil, nil, 10*time.Second, nil)
 	defer a.close()
 	return a.learn(t.Context(), w)
 }
@@ -411,6 +411,10 @@ func TestAskerLimits(t *testing.T) {
 			w.WriteHeader(http.StatusServiceUnavailable)
 		case "/locked":
 			w.WriteHeader(http.StatusUnauthorized)
+		case "/loop":
+			if r.Header.Get("X-Hop") == "mine" {
+				w.WriteHeader(http.StatusLoopDetected)
+			}
 		case "/ok":
 		}
 	}))
@@ -421,7 +425,7 @@ func TestAskerLimits(t *testing.T) {
 		t.Fatal(err)
 	}
 	w := &workers.Worker{Name: "w", URL: u}
-	a := newAsker(nil, nil, time.Minute)
+	a := newAsker(nil, nil, time.Minute, http.Header{"X-Hop": {"mine"}})
 	defer a.close()
 	tests := []struct {
 		path, want string
@@ -432,6 +436,7 @@ func TestAskerLimits(t *testing.T) {
 		{"/hang", "no answer within 300ms", false},
 		{"/redirect", "answers 302", true},
 		{"/busy", "answers 503", false},
+		{"/loop", "answers 508 (the worker is this router itself", false},
 		{"/locked", "answers 401 (state api_key_file if the engine wants a key)", true},
 	}
 	for _, tt := range tests {
@@ -492,7 +497,7 @@ func TestEngineClosesTheConnectionAsItIsUsed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	a := newAsker(nil, nil, 10*time.Second)
+	a := newAsker(nil, nil, 10*time.Second, nil)
 	defer a.close()
 	for range 3 {
 		if err := a.send(t.Context(), &workers.Worker{Name: "w", URL: u}, http.MethodPost, "/tokenize", []byte("{}"), func([]byte) error { return nil }); err != nil {

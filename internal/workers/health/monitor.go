@@ -39,6 +39,8 @@ type Options struct {
 	// speaks to https workers by TLS.
 	Transport http.RoundTripper
 	TLS       func() *tls.Config
+	// Header is what every request to a worker carries.
+	Header http.Header
 }
 
 func (o *Options) defaults() {
@@ -68,7 +70,7 @@ func NewMonitor(reg *workers.Registry, opts Options, sink eventlog.Sink) *Monito
 	opts.defaults()
 	return &Monitor{
 		reg: reg, opts: opts, sink: sink,
-		ask:     newAsker(opts.Transport, opts.TLS, opts.Timeout),
+		ask:     newAsker(opts.Transport, opts.TLS, opts.Timeout, opts.Header),
 		probes:  make(chan struct{}, opts.Concurrency),
 		scrapes: make(chan struct{}, opts.Concurrency),
 	}

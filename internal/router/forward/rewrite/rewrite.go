@@ -19,11 +19,14 @@ type Source struct {
 	Request  *http.Request
 	Endpoint *api.Endpoint
 	View     *api.View
+	Form     *api.Form // nil unless the body is one
 	Settings *effective.Settings
 	// Body are the bytes of the body, nil for none.
 	Body []byte
 	// Asked is the model in the client's words, Model in the engines'.
 	Asked, Model string
+	// Hops are the routers that the request has passed, this one included.
+	Hops string
 	// Salted says that the view's salt is the router's.
 	Salted bool
 }
@@ -49,7 +52,11 @@ func (m *Scratch) Reset() {
 // Body is the body of a leg in pieces, with more edits than those that every leg gets;
 // ids asks the engine for token ids. It is valid until the next request of the phase.
 func (m *Scratch) Body(s *Source, p disagg.Peer, ids bool, more []api.Edit) [][]byte {
-	if s.Endpoint.Body != api.JSONBody {
+	switch {
+	case s.Form != nil:
+		m.body = s.Form.Segments(m.body[:0], s.Body)
+		return m.body
+	case s.Endpoint.Body != api.JSONBody:
 		return [][]byte{s.Body}
 	}
 	edits := m.edits[:0]
@@ -77,9 +84,14 @@ func (m *Scratch) Body(s *Source, p disagg.Peer, ids bool, more []api.Edit) [][]
 // until the next request of the phase.
 func (m *Scratch) Leg(s *Source, p disagg.Peer, path, id string, body [][]byte, headTimeout time.Duration) *upstream.Leg {
 	q := s.Request
-	m.set = appendForwarded(append(m.set[:0], upstream.HeaderField{Key: api.HeaderRequestID, Value: id}), q, s.Settings)
+	m.set = appendForwarded(append(m.set[:0], upstream.HeaderField{Key: api.HeaderRequestID, Value: id}, upstream.HeaderField{Key: api.HeaderHop, Value: s.Hops}), q, s.Settings)
 	if len(p.Worker.Ranks) > 1 {
 		m.set = append(m.set, upstream.HeaderField{Key: "X-Data-Parallel-Rank", Value: strconv.Itoa(p.Rank.DP)})
+	}
+	if s.Endpoint.Body == api.JSONBody && !api.PlainJSON(q.Header) {
+		// An engine that read the body as a form, or in another charset, would find other
+		// fields in it than the router did.
+		m.set = append(m.set, upstream.HeaderField{Key: "Content-Type", Value: api.MediaJSON})
 	}
 	m.leg = upstream.Leg{
 		Base: p.Worker.URL, Path: path, Method: q.Method, Header: q.Header, Set: m.set, APIKey: p.Worker.APIKey,

@@ -91,6 +91,17 @@ func TestBody(t *testing.T) {
 	if got := m.Body(s, vllm, true, []api.Edit{api.Set("a", api.RawOne)}); string(bytes.Join(got, nil)) != "--x\r\n" {
 		t.Errorf("%q", got)
 	}
+	const form = "--b\r\nContent-Disposition: form-data; name=bootstrap_room\r\n\r\n1\r\n--b--"
+	s = sourceOf(t, "/v1/audio/translations", form, nil)
+	var err error
+	if s.Form, err = api.ReadForm(http.Header{"Content-Type": {"multipart/form-data; boundary=b"}}, s.Body, false); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 { // of both phases, and again
+		if got := string(bytes.Join(m.Body(s, vllm, false, nil), nil)); got != "--b--" {
+			t.Errorf("%q", got)
+		}
+	}
 }
 
 // TestLeg: a leg goes to the engine's address with the request's id and its own key, and
@@ -109,6 +120,12 @@ func TestLeg(t *testing.T) {
 	}
 	if l = m.Leg(s, peerOf(workers.VLLM, 1), "/", "id-2", nil, 0); valueOf(l.Set, api.HeaderRequestID) != "id-2" || valueOf(l.Set, "X-Data-Parallel-Rank") != "" {
 		t.Errorf("%+v", l.Set)
+	}
+	for sent, want := range map[string]string{"application/json; charset=utf-8": "", "application/x-www-form-urlencoded": "application/json"} {
+		s.Request.Header["Content-Type"] = []string{sent}
+		if l = m.Leg(s, p, "/", "id-3", [][]byte{s.Body}, 0); valueOf(l.Set, "Content-Type") != want {
+			t.Errorf("JSON that a client calls %s goes on as %q", sent, valueOf(l.Set, "Content-Type"))
+		}
 	}
 	if m.Reset(); len(m.edits)+len(m.body)+len(m.set) != 0 || m.leg.Base != nil {
 		t.Errorf("%+v is left", m)

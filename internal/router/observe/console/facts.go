@@ -28,6 +28,7 @@ type Facts struct {
 	Learners *cost.Learners
 	Tokens   *prompt.Stage
 	Bodies   *admission.Memory
+	Legs     *admission.Memory
 	Secure   *secure.Secure
 	Ending   *drain.Drain
 	Pods     *kube.Source // nil unless they are looked for
@@ -89,6 +90,9 @@ func (f *Facts) Troubles() []string {
 	}
 	if f.Bodies.Full() {
 		out = append(out, "requests are refused because the memory for bodies and streams is used up (limits.body_memory)")
+	}
+	if f.Legs.Full() {
+		out = append(out, "requests are refused because too many requests to workers are in progress (limits.legs)")
 	}
 	out = append(out, f.Secure.Troubles()...)
 	if f.Pods != nil {

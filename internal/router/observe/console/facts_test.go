@@ -45,7 +45,7 @@ func TestFacts(t *testing.T) {
 	}
 	f := &Facts{
 		InForce: of(), Compute: watch.NewRecompute(watch.RecomputeOptions{}), Learners: cost.NewLearners(config.Routing.Aim()),
-		Tokens: tokens, Bodies: admission.NewMemory(10, func(bool) {}), Secure: proofs,
+		Tokens: tokens, Bodies: admission.NewMemory(10, func(bool) {}), Legs: admission.NewMemory(2, func(bool) {}), Secure: proofs,
 	}
 	f.Learners.Of("m")
 	if s := f.Settings(); s.Revision != 3 || s.Auto || s.Threshold != config.Routing.Threshold.Tokens || s.Policy != config.Routing.Policy {

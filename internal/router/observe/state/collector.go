@@ -39,6 +39,8 @@ var routerMetrics = []metric[*State]{
 	{desc("queued_requests", "Requests that wait for a place in progress, or for a rank."), gauge, func(s *State) float64 { return float64(s.queued()) }},
 	{desc("body_memory_bytes", "Memory that the bodies of requests take, and what is kept of streams that may be continued."), gauge, func(s *State) float64 { return float64(s.Bodies.Used()) }},
 	{desc("body_memory_limit_bytes", "Memory that those may take."), gauge, func(s *State) float64 { return float64(s.Bodies.Limit()) }},
+	{desc("legs_in_progress", "Requests to workers in progress: the legs of clients' requests."), gauge, func(s *State) float64 { return float64(s.Legs.Used()) }},
+	{desc("legs_limit", "Requests to workers that may be in progress."), gauge, func(s *State) float64 { return float64(s.Legs.Limit()) }},
 	{desc("approx_blocks", "(block, rank) pairs of approximate routing."), gauge, func(s *State) float64 { return float64(s.Predicted.Blocks()) }},
 	{desc("ledger_open_requests", "Reservations in the ledger."), gauge, func(s *State) float64 { return float64(s.Ledger.Total().Requests) }},
 	{desc("ledger_double_releases_total", "Reservations released twice: each is a defect of the router."), counter, func(s *State) float64 { return float64(s.Ledger.DoubleReleases()) }},

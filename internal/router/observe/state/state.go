@@ -93,6 +93,8 @@ type State struct {
 	// Ranks is where requests wait for a rank.
 	Ranks  *admission.Line
 	Bodies *admission.Memory
+	// Legs are the requests to workers in progress.
+	Legs *admission.Memory
 	// Addresses bounds the connections of clients.
 	Addresses *admission.Addresses
 	Traffic   *traffic.Traffic

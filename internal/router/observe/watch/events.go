@@ -32,6 +32,15 @@ func Record(ctx context.Context, r Recording, event func(eventlog.Event)) error 
 	return nil
 }
 
+// Legs is the event that requests begin to be refused because the limit of requests to
+// workers is reached, or that there are half as many again.
+func Legs(full bool, limit int64) eventlog.Event {
+	if full {
+		return eventlog.Event{Kind: "legs_full", Severity: eventlog.Warn, Text: fmt.Sprintf("requests are refused with 503: %d requests to workers are in progress (limits.legs, by default from the limit of open files); raise it, and the limit of open files with it, or add routers", limit)}
+	}
+	return eventlog.Event{Kind: "legs_freed", Text: fmt.Sprintf("less than half of the %d requests to workers that may be in progress (limits.legs) are", limit)}
+}
+
 // BodyMemory is the event that requests begin to be refused because the memory for bodies
 // is full, or that half of its limit is free again.
 func BodyMemory(full bool, limit int64) eventlog.Event {

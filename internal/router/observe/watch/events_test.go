@@ -42,6 +42,16 @@ func TestRecord(t *testing.T) {
 	}
 }
 
+// TestLegs: so is a limit of legs that is reached.
+func TestLegs(t *testing.T) {
+	if e := Legs(true, 99); e.Kind != "legs_full" || e.Severity != eventlog.Warn || !strings.Contains(e.Text, "99 requests to workers are in progress (limits.legs") {
+		t.Errorf("%+v", e)
+	}
+	if e := Legs(false, 99); e.Kind != "legs_freed" || e.Severity != "" || !strings.Contains(e.Text, "half of the 99 requests") {
+		t.Errorf("%+v", e)
+	}
+}
+
 // TestBodyMemory: what is full is a warning with the setting to change.
 func TestBodyMemory(t *testing.T) {
 	if e := BodyMemory(true, 99); e.Kind != "body_memory_full" || e.Severity != eventlog.Warn || !strings.Contains(e.Text, "all of 99 bytes (limits.body_memory)") {

@@ -95,6 +95,15 @@ func (f *Failures) Panicked(text string, now time.Time) (e eventlog.Event, ok bo
 	return f.event(failure{reason: "panic"}, now, eventlog.Event{Kind: "panic", Severity: eventlog.Error, Text: text, Fields: map[string]any{}})
 }
 
+// Looped is the event that a request came back to this router from an address; ok is false
+// when one did a moment ago.
+func (f *Failures) Looped(from string, now time.Time) (e eventlog.Event, ok bool) {
+	return f.event(failure{reason: "loop"}, now, eventlog.Event{
+		Kind: "request_looped", Severity: eventlog.Error, Fields: map[string]any{"from": from},
+		Text: fmt.Sprintf("a request that this router had sent to a worker came back from %s and was refused with 508: that worker is this router, or a router that has this one among its workers; take one out of the other's workers", from),
+	})
+}
+
 // Failed counts that a worker failed a leg of a request, and is its event; ok is false
 // when there was one like it a moment ago. The reason is one of a closed set.
 func (f *Failures) Failed(w *workers.Worker, phase, reason string, err error, now time.Time) (e eventlog.Event, ok bool) {

@@ -298,7 +298,8 @@ func AfterFailure(h *History, s Settings, prefills []*workers.State) Next {
 		}
 		return Next{Bans: bans, Why: why}
 	}
-	next := Next{Step: Retry, Bans: bans, Budgeted: true}
+	// A router that refused a loop has done no work: asking another worker adds no load.
+	next := Next{Step: Retry, Bans: bans, Budgeted: f.Reason != Loop}
 	if f.Reason == Overloaded && f.Phase == selector.Decode && f.Other != nil {
 		// The KV of its prompt is computed, and the engine has not taken it.
 		next.Stay = Stay{f.Other, selector.Prefill, "another worker has the prompt's KV already"}

@@ -37,6 +37,10 @@ func TestAfterFailure(t *testing.T) {
 	}{
 		{"another worker", History{Attempts: 1}, Failure{Worker: d1, Phase: decode, Reason: "connect"}, usual, both, false,
 			Next{Step: Retry, Budgeted: true, Bans: []Ban{out(d1, decode)}}},
+		{"a router that leads back: no budget is needed", History{Attempts: 1}, Failure{Worker: d1, Phase: decode, Reason: Loop, Sent: true}, usual, both, true,
+			Next{Step: Retry, Bans: []Ban{out(d1, decode)}}},
+		{"routers that lead back, and no attempt left", History{Attempts: 3}, Failure{Worker: d1, Phase: decode, Reason: Loop, Sent: true}, usual, both, true,
+			Next{Why: NoAttempts, Bans: []Ban{out(d1, decode)}}},
 		{"nobody would do better", History{Attempts: 1}, Failure{Worker: d1, Phase: decode, Reason: Status4xx}, usual, both, false,
 			Next{}},
 		{"ejected meanwhile", History{Attempts: 3}, Failure{Worker: d1, Phase: decode, Reason: Ejected}, usual, both, true,

@@ -79,6 +79,8 @@ func TestOfStatus(t *testing.T) {
 		{selector.Prefill, 404, "", "", Status4xx},
 		{selector.Prefill, 302, "", "", Status3xx},
 		{selector.Decode, 302, "", "", Status4xx},
+		{selector.Decode, 508, "", "", Loop},
+		{selector.Prefill, 508, "", "", Loop},
 	} {
 		for _, keyed := range []bool{false, true} {
 			if got := OfStatus(c.phase, c.status, c.retryAfter, []byte(c.body), keyed); got != c.want {

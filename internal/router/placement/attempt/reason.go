@@ -42,6 +42,8 @@ const (
 	Unauthorized Reason = "worker_unauthorized"
 	// Status3xx: a redirect is no prefill, and none of the client's business.
 	Status3xx Reason = "status_3xx"
+	// Loop: the worker is a router that leads back to this one. Its engines may be well.
+	Loop Reason = "loop"
 	// StreamError: the engine's stream begins with an error.
 	StreamError Reason = "stream_error"
 )
@@ -105,6 +107,7 @@ var meanings = map[Reason]Meaning{
 	Status4xx:    {Final: true, Outcome: health.ClientError},
 	Unauthorized: {Outcome: health.ServerError},
 	Status3xx:    {Outcome: health.ServerError},
+	Loop:         {Outcome: health.ClientError},
 	StreamError:  {Broke: true, Mutual: true, Outcome: health.ServerError},
 
 	MissingParams: {Outcome: health.Success},
@@ -124,6 +127,8 @@ func OfStatus(phase selector.Phase, status int, retryAfter string, body []byte, 
 	switch {
 	case keyed && (status == http.StatusUnauthorized || status == http.StatusForbidden):
 		return Unauthorized
+	case status == http.StatusLoopDetected:
+		return Loop
 	case status == http.StatusTooManyRequests, status == statusOverloaded:
 		return Overloaded
 	case status == http.StatusServiceUnavailable && retryAfter != "":

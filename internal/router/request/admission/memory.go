@@ -10,8 +10,9 @@ import (
 // refused requests cannot fill the event log.
 const fullFor = 5 * time.Second
 
-// Memory is a number of bytes that requests share. What does not fit is refused
-// at once: a request that waited for memory would hold memory meanwhile. It is safe for
+// Memory is an amount that requests share: bytes of bodies, or requests to workers at a
+// time. What does not fit is refused at once: a request that waited would hold some
+// meanwhile. It is safe for
 // concurrent use.
 type Memory struct {
 	limit, used atomic.Int64

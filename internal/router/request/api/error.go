@@ -39,6 +39,7 @@ const (
 	CodePrefillFailed    Code = "prefill_failed"
 	CodeTimeout          Code = "timeout"
 	CodeDraining         Code = "draining"
+	CodeLoop             Code = "loop_detected"
 	CodeClientClosed     Code = "client_closed"
 	CodeInternal         Code = "internal_error"
 )

@@ -1,9 +1,73 @@
 package api
 
 import (
+	"mime"
 	"net/http"
+	"net/url"
+	"slices"
 	"strings"
 )
+
+// extraArgs is the member of sampling parameters by which vLLM takes others, transfer
+// parameters among them.
+const extraArgs = "extra_args"
+
+// isArgs reports whether a field holds parameters of which some could steer.
+func isArgs(name string) bool {
+	return name == keyNames[keySamplingParams] || name == keyNames[keyXArgs] || name == extraArgs
+}
+
+// steering judges the name of a field of a form or a query, in which brackets or dots may
+// stand for members. steers reports whether it names what [isTransferField] does, args
+// whether its value is an object in JSON of which members could.
+func steering(name string) (steers, args bool) {
+	path := strings.FieldsFunc(name, func(c rune) bool { return c == '.' || c == '[' || c == ']' })
+	steers = slices.ContainsFunc(path, func(part string) bool { return isTransferField([]byte(part)) })
+	return steers, len(path) > 0 && isArgs(path[len(path)-1])
+}
+
+// CheckQuery refuses a query that names what a client must not steer. The error is an
+// [*Error].
+func CheckQuery(query string) error {
+	for field := range strings.FieldsFuncSeq(query, func(c rune) bool { return c == '&' || c == ';' }) {
+		raw, _, _ := strings.Cut(field, "=")
+		name, err := url.QueryUnescape(raw)
+		if err != nil {
+			return BadRequest("", "the query has a name with an escape that is none: %q; write a percent sign as %%25", Clip(raw))
+		}
+		if steers, args := steering(name); steers || args {
+			return BadRequest(name, "the query has %q, by which clients could steer transfers of KV; leave it out", Clip(name))
+		}
+	}
+	return nil
+}
+
+// stripArgs is the value of a field for which [isArgs] holds, as JSON text, without what a
+// client must not steer, in pieces.
+func stripArgs(name string, value []byte) (pieces [][]byte, changed bool, err error) {
+	s := scanner{b: value, maxDepth: Limits{}.withDefaults().Depth}
+	start := s.space(0)
+	if start == len(value) {
+		return nil, false, nil
+	}
+	end := s.value(start)
+	switch {
+	case end < 0:
+		return nil, false, BadRequest(name, "%q is not valid JSON: %s, found %s at its byte %d; send a JSON object", name, s.what, found(value, s.at), s.at)
+	case s.space(end) < len(value) || value[start] != '{' && value[start] != 'n':
+		return nil, false, BadRequest(name, "%q must be a JSON object and nothing else", name)
+	}
+	edits := stripIn(nil, value, "", Span{start, end}, 0)
+	if len(edits) == 0 {
+		return nil, false, nil
+	}
+	out := splicer{body: value}
+	out.keep(Span{0, start})
+	out.value(Span{start, end}, cut(edits))
+	out.keep(Span{end, len(value)})
+	out.flush()
+	return out.out, true, nil
+}
 
 // AppendStrip appends the edits that remove what a client must not steer; most
 // requests need none.
@@ -19,35 +83,58 @@ func (v *View) AppendStrip(dst []Edit) []Edit {
 		for _, id := range [...]keyID{keySamplingParams, keyXArgs} {
 			if k := v.seen[id]; k != 0 {
 				f := &v.Fields[k-1]
-				dst = v.stripIn(dst, v.keyName(f), f.Value, 0)
+				dst = stripIn(dst, v.Body, v.keyName(f)+".", f.Value, 0)
 			}
 		}
 	}
 	return dst
 }
 
-func (v *View) stripIn(dst []Edit, path string, at Span, depth int) []Edit {
-	switch v.Body[at.Start] {
+// stripIn appends the edits for the parameters at a place of a body. The keys of the edits
+// begin with prefix.
+func stripIn(dst []Edit, body []byte, prefix string, at Span, depth int) []Edit {
+	switch body[at.Start] {
 	case '{':
-		eachMember(v.Body, at, func(name []byte, value Span) bool {
+		eachMember(body, at, func(name []byte, value Span) bool {
 			switch {
 			case isTransferField(name):
-				dst = append(dst, Delete(path+"."+string(name)))
-			case depth == 0 && string(name) == "extra_args":
-				dst = v.stripIn(dst, path+".extra_args", value, depth+1)
+				dst = append(dst, Delete(prefix+string(name)))
+			case depth == 0 && string(name) == extraArgs:
+				dst = stripIn(dst, body, prefix+extraArgs+".", value, depth+1)
 			}
 			return true
 		})
 	case '[':
-		eachElement(v.Body, at, func(_ int, el Span) bool {
-			if v.Body[el.Start] == '{' {
-				dst = v.stripIn(dst, path, el, depth)
+		eachElement(body, at, func(_ int, el Span) bool {
+			if body[el.Start] == '{' {
+				dst = stripIn(dst, body, prefix, el, depth)
 			}
 			return true
 		})
 	}
 	return dst
 }
+
+// PlainJSON reports whether the headers of a request say that its body is JSON in UTF-8, as
+// the router reads it, or say nothing.
+func PlainJSON(h http.Header) bool {
+	types := h["Content-Type"]
+	switch {
+	case len(types) == 0:
+		return true
+	case len(types) > 1:
+		return false
+	case types[0] == MediaJSON:
+		return true
+	}
+	media, params, err := mime.ParseMediaType(types[0])
+	charset := params["charset"]
+	return err == nil && !strings.Contains(types[0], "*") && (media == MediaJSON || strings.HasSuffix(media, "+json")) &&
+		(charset == "" || strings.EqualFold(charset, utf8Name))
+}
+
+// MediaJSON is the media type of JSON.
+const MediaJSON = "application/json"
 
 // ForwardRequestHeader reports whether a client's request header goes on to an
 // engine. The key must be in canonical form, as in [http.Header]. Left out are

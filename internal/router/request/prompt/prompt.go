@@ -46,6 +46,8 @@ type Options struct {
 	// TLS is how https engines are spoken to, asked for by each connection; nil for the
 	// system's roots.
 	TLS func() *tls.Config
+	// Header is what every request to an engine carries.
+	Header http.Header
 }
 
 // Stage finds the token ids of prompts. Make it with New, run it with Run.

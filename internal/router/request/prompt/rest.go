@@ -206,6 +206,7 @@ func (t *Stage) put(req *http.Request, w *workers.Worker) (*http.Response, error
 	try.URL.Scheme, try.URL.Host = w.URL.Scheme, w.URL.Host
 	try.URL.Path = w.URL.Path + req.URL.Path
 	try.Host = ""
+	maps.Copy(try.Header, t.o.Header)
 	if w.APIKey != "" {
 		try.Header.Set("Authorization", "Bearer "+w.APIKey)
 	}
