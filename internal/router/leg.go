@@ -58,7 +58,7 @@ func (x *exchange) report(p selector.Phase, out health.Outcome) {
 func (x *exchange) source() rewrite.Source {
 	s := rewrite.Source{Request: x.req, Endpoint: x.ep, View: &x.view, Settings: x.d.Settings, Asked: x.asked, Model: x.model, Salted: x.salted}
 	if x.body != nil {
-		s.Body = x.body.B
+		s.Body, s.Form = x.body.B, x.form
 	}
 	return s
 }

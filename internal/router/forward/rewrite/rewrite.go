@@ -22,7 +22,11 @@ type Source struct {
 	Settings *effective.Settings
 	// Body are the bytes of the body, nil for none.
 	Body []byte
-	// Asked is the model in the client's words, Model in the engines'.
+	// Form is a multipart body in pieces, with the engines' name of the model; nil where
+	// Body has it.
+	Form [][]byte
+	// Asked is the model in the client's words, empty where it names none; Model is the
+	// engines' name of it.
 	Asked, Model string
 	// Salted says that the view's salt is the router's.
 	Salted bool
@@ -49,6 +53,9 @@ func (m *Scratch) Reset() {
 // Body is the body of a leg in pieces, with more edits than those that every leg gets;
 // ids asks the engine for token ids. It is valid until the next request of the phase.
 func (m *Scratch) Body(s *Source, p disagg.Peer, ids bool, more []api.Edit) [][]byte {
+	if s.Form != nil {
+		return s.Form
+	}
 	if s.Endpoint.Body != api.JSONBody {
 		return [][]byte{s.Body}
 	}
@@ -56,7 +63,8 @@ func (m *Scratch) Body(s *Source, p disagg.Peer, ids bool, more []api.Edit) [][]
 	if !s.Settings.Routing.AllowTransferFields {
 		edits = s.View.AppendStrip(edits)
 	}
-	if s.Model != s.Asked && s.Asked != "" {
+	// SGLang's own endpoint has no such member: what a client puts there is for the router.
+	if s.Model != s.Asked && (s.Asked != "" || s.Endpoint.Kind != api.SGLangGenerate) {
 		edits = append(edits, api.Set("model", api.RawString(s.Model)))
 	}
 	if s.Salted {
