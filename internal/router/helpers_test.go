@@ -144,11 +144,11 @@ func (r *rig) open(ctx context.Context, method, path string, body []byte, header
 	if err != nil {
 		return nil, err
 	}
-	if body != nil {
-		q.Header.Set("Content-Type", "application/json")
-	}
 	for i := 0; i+1 < len(header); i += 2 {
 		q.Header[http.CanonicalHeaderKey(header[i])] = append(q.Header[http.CanonicalHeaderKey(header[i])], header[i+1])
+	}
+	if body != nil && q.Header.Get("Content-Type") == "" {
+		q.Header.Set("Content-Type", "application/json")
 	}
 	return r.Client.Do(q)
 }

@@ -135,7 +135,7 @@ type Resolved struct {
 // Resolve finds the model for the name in a client's request, "" for a request that names
 // none. A served model comes first, then an alias with exactly this name, then the most
 // specific pattern that matches, then the default model. Without a name it is the default
-// model, or else the only one that is served; see [Snapshot.Only].
+// model, or else the only one that is served.
 func (s *Snapshot) Resolve(name string) Resolved {
 	if name == "" && s.names.Default == "" {
 		return Resolved{Model: s.only}
@@ -163,14 +163,10 @@ func (s *Snapshot) Resolve(name string) Resolved {
 	return r
 }
 
-// Only is the only model that the fleet serves; empty when it serves none, or several.
-// Adapters do not count: a request without a model means what they were made for. Several
-// names of one model count once. Workers that have not reported their models yet are left
-// out.
-func (s *Snapshot) Only() string { return s.only }
-
-// onlyModel finds the name for [Snapshot.Only]: the first one under which every worker
-// serves its base model.
+// onlyModel is the only model that the workers serve, by the first name under which all of
+// them serve it; empty when they serve none, or several. Adapters do not count: a request
+// without a model means what they were made for. Several names of one model count once.
+// Workers that have not reported their models yet are left out.
 func onlyModel(list []*Worker) string {
 	var names []string
 	for _, w := range list {

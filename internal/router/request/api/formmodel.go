@@ -20,7 +20,7 @@ func SetFormModel(contentType string, body []byte, asked, model string) ([][]byt
 	delimiter := []byte("--" + params["boundary"])
 	fields, ok := formModels(body, delimiter)
 	switch {
-	case ok && len(fields) == 1 && string(fields[0].Of(body)) == asked:
+	case ok && len(fields) == 1 && fields[0].Start >= 0 && string(fields[0].Of(body)) == asked:
 		at := fields[0]
 		return [][]byte{body[:at.Start], []byte(model), body[at.End:]}, nil
 	case ok && len(fields) == 0 && asked == "":
@@ -36,9 +36,13 @@ func formModels(body, delimiter []byte) (values []Span, ok bool) {
 	begin := -1 // of the part that the next delimiter ends
 	for at := 0; bytes.HasPrefix(body[at:], delimiter); {
 		end := at + len(delimiter)
-		after := bytes.TrimLeft(body[end:], " \t")
-		last := bytes.HasPrefix(body[end:], []byte("--"))
-		if last || bytes.HasPrefix(after, []byte("\r\n")) {
+		after, last := bytes.CutPrefix(body[end:], []byte("--"))
+		after = bytes.TrimLeft(after, " \t")
+		whole := bytes.HasPrefix(after, []byte("\r\n")) || last && len(after) == 0
+		if last && !whole {
+			return nil, false
+		}
+		if whole {
 			if v, is := formModel(body, begin, at-2); is {
 				values = append(values, v)
 			}
@@ -53,21 +57,24 @@ func formModels(body, delimiter []byte) (values []Span, ok bool) {
 	return nil, false
 }
 
-// formModel is the value of the part from begin to end if its name is "model".
+// formModel is the value of the part from begin to end if its name is "model"; before 0 for
+// one that ends with its headers, so that their last CRLF is the delimiter's.
 func formModel(body []byte, begin, end int) (value Span, ok bool) {
-	at := begin
-	for begin >= 0 && at < end {
-		line, _, _ := bytes.Cut(body[at:end], []byte("\n"))
-		at = min(end, at+len(line)+1)
+	for at := begin; begin >= 0 && at < end+2; {
+		line, _, _ := bytes.Cut(body[at:end+2], []byte("\n"))
+		at = min(end+2, at+len(line)+1)
 		if len(bytes.TrimSuffix(line, []byte("\r"))) > 0 {
 			continue
+		}
+		if value = (Span{at, end}); at > end {
+			value = Span{-1, -1}
 		}
 		h, err := textproto.NewReader(bufio.NewReader(bytes.NewReader(body[begin:at]))).ReadMIMEHeader()
 		if err != nil {
 			return Span{}, false
 		}
 		_, params, err := mime.ParseMediaType(h.Get("Content-Disposition"))
-		return Span{at, end}, err == nil && params["name"] == "model"
+		return value, err == nil && params["name"] == "model"
 	}
 	return Span{}, false
 }

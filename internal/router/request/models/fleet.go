@@ -87,8 +87,8 @@ func unreported(asked string, fleet *workers.Snapshot, starting bool) *api.Error
 // While the router is starting, a worker that has not reported its models yet may serve
 // the name, or a second model beside the only one.
 func Unresolved(asked string, of workers.Resolved, fleet *workers.Snapshot, starting bool, may func(model string) bool) *api.Error {
-	if chosen := (asked == "") != of.Default; !chosen {
-		return nil
+	if guessed := (asked == "") != of.Default; !guessed {
+		return nil // by its name, or by the default for requests without one
 	}
 	if e := unreported(asked, fleet, starting); e != nil || of.Model != "" {
 		return e
